@@ -1,0 +1,156 @@
+/* esa_session.h - sessions (one model run: which call runs dense, online, cached or recorded) and mask files.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * A session is told layer, step and guidance branch and decides what each self-attention call does:
+ *
+ *     esa_session_begin(s);                                   // a new video
+ *     for each step, for each branch:
+ *         esa_session_step(s, step, branch);
+ *         for each layer: esa_session_attention(s, layer, ESA_CALL_SELF, &q, &k, &v, &o, NULL);
+ *
+ * Dense by policy: warm-up steps (the first ceil(warmup_frac * steps - 1e-9)), layer 0 with dense_first_layer, listed dense
+ * layers, sequences under min_tokens, cross-attention, mode DENSE and mode RECORD. Anything else that would run dense is
+ * ESA_ERR_POLICY in a strict session, and counted as a fallback otherwise. */
+#ifndef ESA_SESSION_H
+#define ESA_SESSION_H
+
+#include "esa.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct esa_session esa_session;
+typedef struct esa_mask_file esa_mask_file;
+
+enum { ESA_SESSION_DENSE = 0, ESA_SESSION_ONLINE = 1, ESA_SESSION_CACHED = 2, ESA_SESSION_RECORD = 3 };
+enum { ESA_CALL_SELF = 0, ESA_CALL_CROSS = 1 };
+enum { ESA_STEP_MAP_EXACT = 0, ESA_STEP_MAP_NEAREST = 1 };  /* NEAREST: step i of T' uses the group of floor(i*T/T') */
+
+typedef struct esa_session_params {
+    uint32_t struct_size;
+    int32_t  mode;                  /* ESA_SESSION_* (ONLINE) */
+    int32_t  layers, steps;         /* required, >= 1 */
+    int32_t  branches;              /* guidance branches, >= 1 (1) */
+    int32_t  strict;                /* 1: dense instead of sparse is an error (1) */
+    int32_t  dense_first_layer;     /* (1) */
+    int32_t  refresh_every;         /* ONLINE: a mask is made at every n-th sparse step of its (layer, branch), reused between (1) */
+    double   warmup_frac;           /* 0 .. 1 (0.2) */
+    int64_t  min_tokens;            /* calls with fewer query tokens run dense (0) */
+    const int32_t *dense_layers;    /* further dense layers; copied */
+    int32_t  dense_layer_count;
+    int32_t  step_map;              /* CACHED: ESA_STEP_MAP_* (EXACT) */
+    const char *model;              /* NULL, or the model's name: recorded; a mask file that names another one is refused */
+    const char *config_hash;        /* NULL, or a hash of the model's configuration: likewise */
+    esa_mask_file *masks;           /* CACHED: where masks come from; borrowed, must outlive the session */
+    int32_t  record_groups;         /* RECORD: step groups G, 0 = steps; step i belongs to group floor(i*G/steps) */
+    int32_t  record_per_branch;     /* RECORD: 1 keeps branches apart (0: averaged) */
+    esa_select_params select;       /* ONLINE: all of it. CACHED: budget. RECORD: selector must be ENTROPY; samples, blocks, layout */
+    esa_attention_params attention; /* lse and kv_len are ignored here: they come with the call or stay NULL */
+    int64_t  reserved[4];
+} esa_session_params;
+
+ESA_API esa_session_params esa_session_params_default(void);
+/* ctx is kept and must outlive the session. On failure *session is NULL. */
+ESA_API esa_status esa_session_create(esa_ctx *ctx, esa_session **session, const esa_session_params *params);
+ESA_API void       esa_session_free(esa_session *session);
+/* Starts a new video: step counters, masks kept for reuse and per-cell statistics restart; recordings go on.
+ * In RECORD mode it also counts one more prompt. */
+ESA_API esa_status esa_session_begin(esa_session *session);
+ESA_API esa_status esa_session_step(esa_session *session, int32_t step, int32_t branch);
+/* One attention call of the model; kind ESA_CALL_*. lse may be NULL. On failure o is unchanged. */
+ESA_API esa_status esa_session_attention(esa_session *session, int32_t layer, int32_t kind, const esa_tensor *q,
+                                         const esa_tensor *k, const esa_tensor *v, const esa_tensor *o, const esa_tensor *lse);
+
+/* What ran. Times in seconds; mass is the share of attention mass the mask kept as estimated by the selector's own
+ * importance (NaN where the selector has none). */
+typedef struct esa_session_stats {
+    uint32_t struct_size;
+    int32_t  reserved0;
+    int64_t  calls, dense_calls, sparse_calls, fallback_calls, masks_made, masks_loaded;
+    double   density_asked, density;      /* means over sparse calls; NaN when there were none */
+    double   mass;
+    double   select_seconds, attention_seconds;
+    int64_t  device_bytes;                /* masks held on a device */
+    char     kernel[32];                  /* kernel set of the last call, e.g. "avx2" */
+    int64_t  reserved[4];
+} esa_session_stats;
+
+/* Totals of the current video (layer = step = -1), or one layer (step = -1), one step (layer = -1), or one cell. */
+ESA_API esa_status esa_session_get_stats(const esa_session *session, esa_session_stats *stats, int32_t layer, int32_t step);
+
+/* ---------------------------------------------------------------- recordings
+ * A recording file holds the raw integer sums (round(p * 2^24), so order, resume and merge cannot change a bit), the prompts
+ * counted and everything a mask file needs to know. Written to a temporary name and renamed. */
+ESA_API esa_status esa_session_save_recording(esa_session *session, const char *path);
+/* Adds the sums of a recording made with the same settings to this RECORD session (resume). */
+ESA_API esa_status esa_session_load_recording(esa_session *session, const char *path);
+
+/* ---------------------------------------------------------------- mask files (DESIGN: one safetensors file) */
+
+enum { ESA_IMPORTANCE_NONE = 0, ESA_IMPORTANCE_U8 = 1, ESA_IMPORTANCE_F16 = 2 };
+
+typedef struct esa_mask_file_info {
+    uint32_t struct_size;
+    int32_t  format_version;
+    int32_t  selector;                    /* ESA_SELECT_*, or -1: given by the caller */
+    int32_t  block_q, block_k;
+    int32_t  layers, steps, groups, branches; /* branches 1: averaged or single */
+    int32_t  importance;                  /* ESA_IMPORTANCE_* */
+    int32_t  prompts;                     /* prompts averaged */
+    int32_t  budget_count;                /* prebuilt budgets, at most 16 */
+    int32_t  budget_permille[16];
+    int32_t  dense_first_layer;           /* layers and warm-up groups that are not stored */
+    int32_t  reserved0;
+    double   warmup_frac;
+    int64_t  H, Nq, Nk, nq, nk;
+    int64_t  file_bytes;
+    esa_layout layout;
+    char     model[128];
+    char     config_hash[80];
+    int64_t  reserved[4];
+} esa_mask_file_info;
+
+/* Opens by mmap, checks every size before anything is used, recognises the format by content, never by name. A file that is a
+ * recording, or something else, is refused with a sentence that says what it is. Free with esa_mask_file_free. */
+ESA_API esa_status esa_mask_file_open(esa_ctx *ctx, esa_mask_file **file, const char *path);
+ESA_API void       esa_mask_file_free(esa_mask_file *file);
+ESA_API esa_status esa_mask_file_get_info(const esa_mask_file *file, esa_mask_file_info *info);
+/* Makes sure masks for budget are at hand: prebuilt, or derived now from the stored importance (the same bits). */
+ESA_API esa_status esa_mask_file_require(esa_mask_file *file, double budget);
+/* The mask of one cell, owned by the caller. step is mapped to its group; a cell that is not stored (dense layer, warm-up) is
+ * ESA_ERR_STATE. Calls esa_mask_file_require. */
+ESA_API esa_status esa_mask_file_get(esa_mask_file *file, esa_mask **mask, int32_t layer, int32_t step, int32_t branch, double budget);
+/* Decoded importance f32[H,nq,nk] of one cell into out. */
+ESA_API esa_status esa_mask_file_importance(esa_mask_file *file, float *out, int32_t layer, int32_t step, int32_t branch);
+
+typedef struct esa_mask_build {           /* not part of the pinned ABI table: used by tools */
+    uint32_t struct_size;
+    int32_t  importance;                  /* ESA_IMPORTANCE_* (U8) */
+    const double *budgets;
+    int32_t  budget_count;                /* 0 .. 16 */
+    int32_t  store_dense;                 /* 1: also layer 0 / warm-up groups (0) */
+    int32_t  dense_first_layer;           /* (1) */
+    int32_t  reserved0;
+    double   warmup_frac;                 /* (0.2) */
+    int64_t  reserved[4];
+} esa_mask_build;
+
+ESA_API esa_mask_build esa_mask_build_default(void);
+/* Sums one or more recordings (shards) of the same run and writes a mask file. */
+ESA_API esa_status esa_mask_file_build(esa_ctx *ctx, const char *output, const char *const *recordings, int32_t count,
+                                       const esa_mask_build *build);
+/* Rewrites a mask file with other budgets and/or another importance (U8 -> NONE; never to more than is stored). */
+ESA_API esa_status esa_mask_file_derive(esa_ctx *ctx, const char *output, esa_mask_file *file, const esa_mask_build *build);
+/* Saves one mask as a mask file of one layer and one step (as `esa masks select --out` does). */
+ESA_API esa_status esa_mask_file_save(esa_ctx *ctx, const char *output, const esa_mask *mask);
+/* FA4's exchange: one safetensors file with full_block_cnt I32 [L,G,H,nq] and full_block_idx I32 [L,G,H,nq,nk] for one budget. */
+ESA_API esa_status esa_mask_file_export_fa4(esa_ctx *ctx, const char *output, esa_mask_file *file, double budget);
+/* The other way; budget is written down as the realised density, in per mille. model may be NULL. */
+ESA_API esa_status esa_mask_file_import_fa4(esa_ctx *ctx, const char *output, const char *input, const esa_mask_info *info,
+                                            const char *model);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

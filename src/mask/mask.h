@@ -1,0 +1,58 @@
+/* mask.h - the mask object, layouts and orders, budgets. Knows no kernels.
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef ESA_MASK_MASK_H
+#define ESA_MASK_MASK_H
+
+#include "base/ctx.h"
+
+/* Per (batch, head, query block) an ascending list of key blocks. */
+struct esa_mask {
+    esa_allocator mem;              /* own copy: a mask may outlive its ctx */
+    int64_t B, H, Nq, Nk, nq, nk, cap;
+    int32_t block_q, block_k;
+    int32_t *count;                 /* [B][H][nq] */
+    uint16_t *index;                /* [B][H][nq][cap] */
+    int32_t filled;                 /* 0 until a selector or a conversion has written it */
+    int32_t runnable, selector, mode;
+    double  asked;                  /* NaN: unknown */
+    int64_t existing;               /* blocks that exist (within kv_len and causal), over all rows; B*H*nq*nk if unknown */
+    esa_layout layout;              /* resolved: no DEFAULT, no -1 */
+};
+
+/* An empty mask of the given geometry, cap = nk. In compat rf_v2 masks nq/nk may exceed ceil(N/block) by one: given explicitly.
+ * NULL when out of memory. */
+esa_mask *esa_mask_new(const esa_allocator *mem, int64_t B, int64_t H, int64_t Nq, int64_t Nk, int64_t nq, int64_t nk,
+                       int32_t block_q, int32_t block_k);
+/* Row accessors. */
+static inline int64_t esa_mask_row(const esa_mask *m, int64_t b, int64_t h, int64_t i)
+{ return ((m->B == 1 ? 0 : b) * m->H + h) * m->nq + i; }
+/* Overwrites all rows from bits [B][H][nq][ceil(nk/8)] (used where masks rest as bits); bits beyond nk are ignored. */
+void esa_mask_set_bits(esa_mask *mask, const uint8_t *bits);
+/* Writes row r from a byte flag per key block (non-zero = kept). */
+void esa_mask_set_row(esa_mask *mask, int64_t row, const uint8_t *keep);
+/* Sum of counts. */
+int64_t esa_mask_kept(const esa_mask *mask);
+
+/* Checks a layout against the lengths and fills every default: DEFAULT order, -1 protection, the k side from the q side.
+ * mode and selector decide the defaults (esa.h). Errors are sentences in ctx. */
+esa_status esa_layout_resolve(esa_ctx *ctx, esa_layout *out, const esa_layout *in, int64_t Nq, int64_t Nk,
+                              int32_t selector, int32_t mode, int32_t causal);
+/* 1 if the resolved order is the identity (raster, no compat text move), so nothing needs gathering. */
+int32_t esa_order_is_identity(const esa_layout *layout, int32_t side, int32_t mode);
+/* perm[N] of a resolved layout; side 0 q, 1 k. Cannot fail. */
+void esa_order_build(int32_t *perm, int64_t N, const esa_layout *layout, int32_t side, int32_t mode);
+/* Same geometry, order, grid and text: a mask made for a may be used where b is wanted. order_applied does not count. */
+int32_t esa_layout_same(const esa_layout *a, const esa_layout *b);
+
+/* Entropy budgets (spec: b_h = clamp(s E_h, b_min, 1), largest remainder): k[H] block counts of nk, sum exact.
+ * scratch: H doubles. */
+void esa_budget_entropy(int32_t *k, const double *entropy, int64_t H, int64_t nk, double budget, double *scratch);
+/* Spreads `total` blocks over rows: dense rows take nk each, the others share the rest as evenly as integers allow, each at
+ * least max(1, forced). quota[nq]; dense[nq] flags or NULL. */
+void esa_budget_rows(int32_t *quota, int64_t nq, int64_t nk, const uint8_t *dense, int64_t forced, int64_t total);
+
+/* Flags the k largest of value[n] (ties: lower index first) among those with allow[j] != 0 (NULL: all); NaN ranks last.
+ * keep[j] is set to 1 for the chosen ones and left alone otherwise. scratch: n uint64. */
+void esa_top_k(uint8_t *keep, const float *value, const uint8_t *allow, int64_t n, int64_t k, uint64_t *scratch);
+
+#endif

@@ -1,0 +1,38 @@
+/* select.h - selectors: q and k in, a filled mask out. One file per selector; select.c switches.
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef ESA_SELECT_SELECT_H
+#define ESA_SELECT_SELECT_H
+
+#include "base/pool.h"
+#include "cpu/cpu.h"
+#include "mask/mask.h"
+
+/* Everything a selector needs, checked and resolved by src/attn (plan.c). */
+typedef struct esa_select_args {
+    const esa_cpu_kernels *kern;    /* an f32 set */
+    esa_pool *pool;
+    esa_select_params params;       /* resolved: block sizes, scale, layout, budget in 0..1 */
+    int32_t dtype;
+    int64_t B, Hq, Hkv, Nq, Nk, D;
+    int64_t nq, nk;                 /* of the mask this selector makes (esa_select_blocks) */
+    const void *q, *k;              /* first element of b = 0, h = 0 */
+    int64_t q_stride[3], k_stride[3];   /* batch, head, token; elements */
+    const int32_t *perm_q, *perm_k; /* [Nq], [Nk]; NULL: identity */
+} esa_select_args;
+
+/* Number of blocks of the mask for these params: ceil(N/block), except compat rf_v2 with text, which pools image and text
+ * apart (spec/mindie 2.2). runnable 0: not the kernel's blocks. */
+void esa_select_blocks(const esa_select_params *params, int64_t Nq, int64_t Nk, int64_t *nq, int64_t *nk, int32_t *runnable);
+/* Scratch for esa_select_run with these args (pointers q, k need not be set). */
+int64_t esa_select_workspace(const esa_select_args *args);
+/* Fills mask (geometry must be nq, nk, Hq, B). Cannot fail: all is checked before. */
+void esa_select_run(const esa_select_args *args, esa_mask *mask, void *ws);
+
+/* Importance of the entropy selector alone: out f32[B,H,nq,nk], entropy f64[B,H] or NULL. Same scratch. */
+void esa_select_importance(const esa_select_args *args, float *out, double *entropy, void *ws);
+
+/* Which key blocks hold text / protected frame (forced columns) and which query blocks run dense, from the resolved layout in
+ * fixed mode. flags_q[nq], flags_k[nk]; kv_len of this batch entry. */
+void esa_select_forced(uint8_t *flags_q, uint8_t *flags_k, const esa_select_args *args, int64_t kv_len);
+
+#endif
