@@ -1,0 +1,121 @@
+/* pool.c - a pthread pool. Workers sleep on a condition variable between runs; inside a run items are handed out by an
+ * atomic counter, so a slow item never holds up the others.
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "base/pool.h"
+
+#include <pthread.h>
+
+typedef struct pool_worker {
+    struct esa_pool *pool;
+    pthread_t thread;
+    int32_t id;
+} pool_worker;
+
+struct esa_pool {
+    esa_allocator mem;
+    int32_t threads;        /* workers, the caller included */
+    int32_t started;        /* threads that exist: joined at free */
+    int64_t bytes;
+    pthread_mutex_t lock;
+    pthread_cond_t wake, done;
+    uint64_t generation;    /* counts runs; a worker that sees a new one joins it */
+    int32_t running;        /* workers still inside the current run */
+    int32_t quit;
+    esa_pool_fn fn;
+    void *arg;
+    int64_t items;
+    _Atomic int64_t next;
+    pool_worker worker[];   /* [threads - 1] */
+};
+
+static void pool_drain(esa_pool *pool, int32_t id)
+{
+    for (;;) {
+        const int64_t item = atomic_fetch_add_explicit(&pool->next, 1, memory_order_relaxed);
+        if (item >= pool->items) return;
+        pool->fn(pool->arg, item, id);
+    }
+}
+
+static void *pool_main(void *arg)
+{
+    pool_worker *w = arg;
+    esa_pool *pool = w->pool;
+    uint64_t seen = 0;
+    pthread_mutex_lock(&pool->lock);
+    for (;;) {
+        while (pool->generation == seen && !pool->quit) pthread_cond_wait(&pool->wake, &pool->lock);
+        if (pool->quit) break;
+        seen = pool->generation;
+        pthread_mutex_unlock(&pool->lock);
+        pool_drain(pool, w->id);
+        pthread_mutex_lock(&pool->lock);
+        if (--pool->running == 0) pthread_cond_signal(&pool->done);
+    }
+    pthread_mutex_unlock(&pool->lock);
+    return NULL;
+}
+
+esa_status esa_pool_create(esa_pool **out, int32_t threads, const esa_allocator *mem)
+{
+    *out = NULL;
+    const int64_t bytes = (int64_t)sizeof(esa_pool) + (threads - 1) * (int64_t)sizeof(pool_worker);
+    esa_pool *pool = esa_mem_zalloc(mem, bytes);
+    if (!pool) return ESA_ERR_MEMORY;
+    pool->mem = *mem;
+    pool->threads = threads;
+    pool->bytes = bytes;
+    pthread_mutex_init(&pool->lock, NULL);
+    pthread_cond_init(&pool->wake, NULL);
+    pthread_cond_init(&pool->done, NULL);
+    for (int32_t i = 0; i < threads - 1; i++) {
+        pool->worker[i].pool = pool;
+        pool->worker[i].id = i + 1;
+        if (pthread_create(&pool->worker[i].thread, NULL, pool_main, &pool->worker[i])) {
+            esa_pool_free(pool);
+            return ESA_ERR_MEMORY;
+        }
+        pool->started++;
+    }
+    *out = pool;
+    return ESA_OK;
+}
+
+void esa_pool_free(esa_pool *pool)
+{
+    if (!pool) return;
+    pthread_mutex_lock(&pool->lock);
+    pool->quit = 1;
+    pthread_cond_broadcast(&pool->wake);
+    pthread_mutex_unlock(&pool->lock);
+    for (int32_t i = 0; i < pool->started; i++) pthread_join(pool->worker[i].thread, NULL);
+    pthread_cond_destroy(&pool->wake);
+    pthread_cond_destroy(&pool->done);
+    pthread_mutex_destroy(&pool->lock);
+    const esa_allocator mem = pool->mem;
+    esa_mem_free(&mem, pool, pool->bytes);
+}
+
+int32_t esa_pool_threads(const esa_pool *pool) { return pool->threads; }
+
+void esa_pool_run(esa_pool *pool, esa_pool_fn fn, void *arg, int64_t items)
+{
+    if (items <= 0) return;
+    if (pool->threads == 1 || items == 1) {
+        for (int64_t i = 0; i < items; i++) fn(arg, i, 0);
+        return;
+    }
+    pthread_mutex_lock(&pool->lock);
+    pool->fn = fn;
+    pool->arg = arg;
+    pool->items = items;
+    atomic_store_explicit(&pool->next, 0, memory_order_relaxed);
+    pool->running = pool->threads - 1;
+    pool->generation++;
+    pthread_cond_broadcast(&pool->wake);
+    pthread_mutex_unlock(&pool->lock);
+    pool_drain(pool, 0);
+    pthread_mutex_lock(&pool->lock);
+    while (pool->running) pthread_cond_wait(&pool->done, &pool->lock);
+    pthread_mutex_unlock(&pool->lock);
+}

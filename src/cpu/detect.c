@@ -1,0 +1,50 @@
+/* detect.c - which ISA levels this CPU and this operating system allow.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * A CPUID bit alone is not enough: the operating system must also save the wide registers (XCR0), or the first wide
+ * instruction faults. */
+#include "cpu/cpu.h"
+
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+
+static uint64_t read_xcr0(void)
+{
+    uint32_t lo, hi;
+    __asm__ volatile("xgetbv" : "=a"(lo), "=d"(hi) : "c"(0));
+    return ((uint64_t)hi << 32) | lo;
+}
+
+uint32_t esa_cpu_detect(void)
+{
+    uint32_t a, b, c, d, levels = 1u << ESA_CPU_REF;
+    if (!__get_cpuid(1, &a, &b, &c, &d)) return levels;
+    const uint32_t fma = c >> 12 & 1, osxsave = c >> 27 & 1, avx = c >> 28 & 1, f16c = c >> 29 & 1;
+    if (!(fma && osxsave && avx && f16c)) return levels;
+    const uint64_t xcr0 = read_xcr0();
+    if ((xcr0 & 0x6) != 0x6) return levels;                 /* xmm, ymm */
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return levels;
+    if (!(b >> 5 & 1)) return levels;                       /* AVX2 */
+    levels |= 1u << ESA_CPU_AVX2;
+    const uint32_t f = b >> 16 & 1, dq = b >> 17 & 1, bw = b >> 30 & 1, vl = b >> 31 & 1;
+    if (!(f && dq && bw && vl) || (xcr0 & 0xe0) != 0xe0) return levels;   /* opmask, zmm low and high */
+    levels |= 1u << ESA_CPU_AVX512;
+    if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1)) levels |= 1u << ESA_CPU_AVX512BF16;
+    return levels;
+}
+#elif defined(__aarch64__)
+uint32_t esa_cpu_detect(void) { return 1u << ESA_CPU_REF | 1u << ESA_CPU_NEON; }   /* NEON is part of the base ISA */
+#else
+uint32_t esa_cpu_detect(void) { return 1u << ESA_CPU_REF; }
+#endif
+
+static const char *const level_name[] = { "best", "ref", "avx2", "avx512", "avx512bf16", "neon" };
+
+int32_t esa_cpu_level_from_name(const char *name)
+{
+    for (int32_t i = 0; i < (int32_t)(sizeof level_name / sizeof level_name[0]); i++)
+        if (!strcmp(name, level_name[i])) return i;
+    return -1;
+}

@@ -1,0 +1,36 @@
+/* table.c - picks the kernel table: the best level the machine has, lowered by $ESA_CPU or by the caller.
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "cpu/cpu.h"
+#include "cpu/tables.h"
+
+#include <stdlib.h>
+
+static const esa_cpu_kernels *table_of(int32_t level)
+{
+    switch (level) {
+    case ESA_CPU_REF: return &esa_kernels_ref;
+#if defined(__x86_64__)
+    case ESA_CPU_AVX2: return &esa_kernels_avx2;
+    case ESA_CPU_AVX512: return &esa_kernels_avx512;
+    case ESA_CPU_AVX512BF16: return &esa_kernels_avx512bf16;
+#elif defined(__aarch64__)
+    case ESA_CPU_NEON: return &esa_kernels_neon;
+#endif
+    default: return NULL;
+    }
+}
+
+const esa_cpu_kernels *esa_cpu_kernels_get(int32_t level)
+{
+    const uint32_t have = esa_cpu_detect();
+    if (level != ESA_CPU_BEST) return level > 0 && level < 32 && (have >> level & 1) ? table_of(level) : NULL;
+    const char *env = getenv("ESA_CPU");
+    if (env && *env) {
+        level = esa_cpu_level_from_name(env);
+        if (level < 0) return NULL;
+        if (level != ESA_CPU_BEST) return have >> level & 1 ? table_of(level) : NULL;
+    }
+    for (level = ESA_CPU_NEON; level > ESA_CPU_REF; level--)
+        if (have >> level & 1) break;
+    return table_of(level);
+}
