@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+# Installation: headers, both libraries, the command, a pkg-config file and a CMake package.
+include(CMakePackageConfigHelpers)
+
+file(GLOB ESA_HEADERS CONFIGURE_DEPENDS include/esa/*.h)
+install(FILES ${ESA_HEADERS} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/esa)
+install(TARGETS esa esa_static EXPORT esaTargets
+        LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+if(TARGET esa_cli)
+  install(TARGETS esa_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()
+
+configure_file(cmake/esa.pc.in ${CMAKE_CURRENT_BINARY_DIR}/esa.pc @ONLY)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/esa.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+set(ESA_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/esa)
+install(EXPORT esaTargets NAMESPACE esa:: DESTINATION ${ESA_PACKAGE_DIR})
+configure_package_config_file(cmake/esaConfig.cmake.in ${CMAKE_CURRENT_BINARY_DIR}/esaConfig.cmake
+                              INSTALL_DESTINATION ${ESA_PACKAGE_DIR})
+write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/esaConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/esaConfig.cmake ${CMAKE_CURRENT_BINARY_DIR}/esaConfigVersion.cmake
+        DESTINATION ${ESA_PACKAGE_DIR})
