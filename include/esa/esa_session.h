@@ -42,11 +42,12 @@ typedef struct esa_session_params {
     int32_t  step_map;              /* CACHED: ESA_STEP_MAP_* (EXACT) */
     const char *model;              /* NULL, or the model's name: recorded; a mask file that names another one is refused */
     const char *config_hash;        /* NULL, or a hash of the model's configuration: likewise */
-    esa_mask_file *masks;           /* CACHED: where masks come from; borrowed, must outlive the session */
+    esa_mask_file *masks;           /* CACHED: where masks come from; borrowed, must outlive the session and share its ctx */
     int32_t  record_groups;         /* RECORD: step groups G, 0 = steps; step i belongs to group floor(i*G/steps) */
     int32_t  record_per_branch;     /* RECORD: 1 keeps branches apart (0: averaged) */
-    esa_select_params select;       /* ONLINE: all of it. CACHED: budget. RECORD: selector must be ENTROPY; samples, blocks, layout */
-    esa_attention_params attention; /* lse and kv_len are ignored here: they come with the call or stay NULL */
+    esa_select_params select;       /* ONLINE: all of it. CACHED: budget; layout.order_applied; a grid, if given, must be the file's.
+                                       RECORD: selector must be ENTROPY; samples, blocks, layout. kv_len is ignored */
+    esa_attention_params attention; /* lse and kv_len are ignored here: they come with the call */
     int64_t  reserved[4];
 } esa_session_params;
 
@@ -58,6 +59,9 @@ ESA_API void       esa_session_free(esa_session *session);
  * In RECORD mode it also counts one more prompt. */
 ESA_API esa_status esa_session_begin(esa_session *session);
 ESA_API esa_status esa_session_step(esa_session *session, int32_t step, int32_t branch);
+/* Key lengths of the following ESA_CALL_SELF calls, int32[B] as in esa_attention_params.kv_len, or NULL = all keys. Borrowed: read at
+ * every call until replaced. A recording refuses them: its file would not know. Cleared by esa_session_begin. */
+ESA_API esa_status esa_session_set_kv_len(esa_session *session, const int32_t *kv_len);
 /* One attention call of the model; kind ESA_CALL_*. lse may be NULL. On failure o is unchanged. */
 ESA_API esa_status esa_session_attention(esa_session *session, int32_t layer, int32_t kind, const esa_tensor *q,
                                          const esa_tensor *k, const esa_tensor *v, const esa_tensor *o, const esa_tensor *lse);
@@ -83,7 +87,7 @@ ESA_API esa_status esa_session_get_stats(const esa_session *session, esa_session
  * A recording file holds the raw integer sums (round(p * 2^24), so order, resume and merge cannot change a bit), the prompts
  * counted and everything a mask file needs to know. Written to a temporary name and renamed. */
 ESA_API esa_status esa_session_save_recording(esa_session *session, const char *path);
-/* Adds the sums of a recording made with the same settings to this RECORD session (resume). */
+/* Adds the sums of a recording made with the same settings to this RECORD session (resume). On failure nothing is added. */
 ESA_API esa_status esa_session_load_recording(esa_session *session, const char *path);
 
 /* ---------------------------------------------------------------- mask files (DESIGN: one safetensors file) */
@@ -100,7 +104,9 @@ typedef struct esa_mask_file_info {
     int32_t  prompts;                     /* prompts averaged */
     int32_t  budget_count;                /* prebuilt budgets, at most 16 */
     int32_t  budget_permille[16];
-    int32_t  dense_first_layer;           /* layers and warm-up groups that are not stored */
+    int32_t  dense_first_layer;           /* the rule by which layers and warm-up groups were left out */
+    int32_t  mode, samples;               /* ESA_MODE_* and queries per block of the selector; 0 samples: unknown */
+    int32_t  stored_layers, stored_groups;/* how many of layers and groups are in the file */
     int32_t  reserved0;
     double   warmup_frac;
     int64_t  H, Nq, Nk, nq, nk;
@@ -112,15 +118,25 @@ typedef struct esa_mask_file_info {
 } esa_mask_file_info;
 
 /* Opens by mmap, checks every size before anything is used, recognises the format by content, never by name. A file that is a
- * recording, or something else, is refused with a sentence that says what it is. Free with esa_mask_file_free. */
+ * recording, or something else, is refused with a sentence that says what it is. Free with esa_mask_file_free. ctx is kept for
+ * error text and threads and must outlive the file. */
 ESA_API esa_status esa_mask_file_open(esa_ctx *ctx, esa_mask_file **file, const char *path);
+/* The same over bytes in memory, which must outlive the object. */
+ESA_API esa_status esa_mask_file_open_memory(esa_ctx *ctx, esa_mask_file **file, const void *bytes, int64_t size);
 ESA_API void       esa_mask_file_free(esa_mask_file *file);
 ESA_API esa_status esa_mask_file_get_info(const esa_mask_file *file, esa_mask_file_info *info);
-/* Makes sure masks for budget are at hand: prebuilt, or derived now from the stored importance (the same bits). */
+/* Makes sure masks for budget are at hand: prebuilt, or derived now from the stored importance (the same bits). Budgets of mask
+ * files are whole per mille; others are rounded to the nearest. */
 ESA_API esa_status esa_mask_file_require(esa_mask_file *file, double budget);
 /* The mask of one cell, owned by the caller. step is mapped to its group; a cell that is not stored (dense layer, warm-up) is
  * ESA_ERR_STATE. Calls esa_mask_file_require. */
 ESA_API esa_status esa_mask_file_get(esa_mask_file *file, esa_mask **mask, int32_t layer, int32_t step, int32_t branch, double budget);
+/* 1 if the cell of layer and step is stored, 0 if not (dense layer, warm-up, out of range). */
+ESA_API int32_t    esa_mask_file_stored(const esa_mask_file *file, int32_t layer, int32_t step);
+/* Per head of one cell, each array f64[H] or NULL: normalised entropy, kept share of the recorded importance, realised density.
+ * NaN where the file does not know. Calls esa_mask_file_require. */
+ESA_API esa_status esa_mask_file_heads(esa_mask_file *file, double *entropy, double *mass, double *density, int32_t layer,
+                                       int32_t step, int32_t branch, double budget);
 /* Decoded importance f32[H,nq,nk] of one cell into out. */
 ESA_API esa_status esa_mask_file_importance(esa_mask_file *file, float *out, int32_t layer, int32_t step, int32_t branch);
 
@@ -128,7 +144,7 @@ typedef struct esa_mask_build {           /* not part of the pinned ABI table: u
     uint32_t struct_size;
     int32_t  importance;                  /* ESA_IMPORTANCE_* (U8) */
     const double *budgets;
-    int32_t  budget_count;                /* 0 .. 16 */
+    int32_t  budget_count;                /* 0 .. 16; more than 0 if importance is NONE */
     int32_t  store_dense;                 /* 1: also layer 0 / warm-up groups (0) */
     int32_t  dense_first_layer;           /* (1) */
     int32_t  reserved0;
@@ -137,12 +153,16 @@ typedef struct esa_mask_build {           /* not part of the pinned ABI table: u
 } esa_mask_build;
 
 ESA_API esa_mask_build esa_mask_build_default(void);
-/* Sums one or more recordings (shards) of the same run and writes a mask file. */
+/* Sums one or more recordings (shards) into one recording; any order and any split give the same bits. */
+ESA_API esa_status esa_recording_merge(esa_ctx *ctx, const char *output, const char *const *recordings, int32_t count);
+/* Sums one or more recordings (shards) of the same run and writes a mask file. Works cell by cell: never the whole in memory. */
 ESA_API esa_status esa_mask_file_build(esa_ctx *ctx, const char *output, const char *const *recordings, int32_t count,
                                        const esa_mask_build *build);
-/* Rewrites a mask file with other budgets and/or another importance (U8 -> NONE; never to more than is stored). */
+/* Rewrites a mask file with other budgets and/or another importance (F16 -> U8 -> NONE; never to more than is stored). The stored
+ * layers and groups stay: store_dense, dense_first_layer and warmup_frac of build are not read. Without importance in file only
+ * its prebuilt budgets can be asked for. */
 ESA_API esa_status esa_mask_file_derive(esa_ctx *ctx, const char *output, esa_mask_file *file, const esa_mask_build *build);
-/* Saves one mask as a mask file of one layer and one step (as `esa masks select --out` does). */
+/* Saves one mask as a mask file of one layer and one step (as `esa masks select --out` does); B > 1 is kept as B branches. */
 ESA_API esa_status esa_mask_file_save(esa_ctx *ctx, const char *output, const esa_mask *mask);
 /* FA4's exchange: one safetensors file with full_block_cnt I32 [L,G,H,nq] and full_block_idx I32 [L,G,H,nq,nk] for one budget. */
 ESA_API esa_status esa_mask_file_export_fa4(esa_ctx *ctx, const char *output, esa_mask_file *file, double budget);
