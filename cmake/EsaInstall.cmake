@@ -10,6 +10,12 @@ if(TARGET esa_cli)
   install(TARGETS esa_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
 
+# The pkg-config file finds its prefix relative to itself, so the installed tree can be moved or staged.
+set(ESA_PC_PREFIX ${CMAKE_INSTALL_PREFIX})
+if(NOT IS_ABSOLUTE ${CMAKE_INSTALL_LIBDIR})
+  file(RELATIVE_PATH ESA_PC_UP /prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig /prefix)
+  set(ESA_PC_PREFIX "\${pcfiledir}/${ESA_PC_UP}")
+endif()
 configure_file(cmake/esa.pc.in ${CMAKE_CURRENT_BINARY_DIR}/esa.pc @ONLY)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/esa.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 

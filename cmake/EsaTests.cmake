@@ -61,7 +61,8 @@ foreach(source ${tests})
     target_link_libraries(${name} PRIVATE esa_test_common)
   endif()
   target_link_libraries(${name} PRIVATE esa_static esa_cmocka m)
-  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/tests)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/tests
+                        BUILD_RPATH "$ORIGIN/../lib")      # where `make bundle` puts cmocka
   add_test(NAME ${folder}.${name} COMMAND ${name})
   set_tests_properties(${folder}.${name} PROPERTIES LABELS unit TIMEOUT 1200)
 endforeach()

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+# A small front for CMake: `make help` lists the targets. Everything here can be done with cmake presets by hand.
+
+JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
+PREFIX ?= /usr/local
+BUILD   = build
+
+.PHONY: all demo test test-all bench bundle install clean help setup-build
+
+all: setup-build
+	@cmake --preset release -DCMAKE_INSTALL_PREFIX=$(PREFIX) >/dev/null
+	@cmake --build $(BUILD) -j $(JOBS) --target esa_cli esa_static
+
+setup-build:
+	@scripts/setup.sh build
+
+demo: all
+	@$(BUILD)/esa demo
+
+test:
+	@scripts/setup.sh test
+	@JOBS=$(JOBS) scripts/test.sh short
+
+test-all:
+	@scripts/setup.sh test
+	@JOBS=$(JOBS) scripts/test.sh all
+
+bench: all
+	@scripts/setup.sh bench
+	@scripts/bench.sh
+
+bundle:
+	@scripts/setup.sh test
+	@JOBS=$(JOBS) scripts/bundle.sh
+
+install: all
+	@cmake --install $(BUILD)
+
+clean:
+	rm -rf build build-* bundle
+
+help:
+	@echo 'make            build the library and the command (build/esa)'
+	@echo 'make demo       dense attention against every selector on synthetic video-like heads: a table'
+	@echo 'make test       all tests: release, sanitizers, NEON under qemu, short fuzzing, headers, symbols, command line'
+	@echo 'make test-all   the above plus thread sanitizer, clang, long fuzzing, fresh clone; writes docs/test-all.md'
+	@echo 'make bench      speed of dense and sparse attention beside sgemm; JSON in build/bench/'
+	@echo 'make bundle     binaries, tests and libraries for a machine without package installs: bundle/ and a .tar.gz'
+	@echo 'make install    headers, libraries, pkg-config, CMake package, command (PREFIX=/usr/local, DESTDIR=)'
+	@echo 'make clean      remove all build folders'
+	@echo 'Variables: JOBS=n, PREFIX=dir, ESA_FUZZ_SECONDS=n (make test: 30, make test-all: 1200)'

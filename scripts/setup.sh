@@ -1,0 +1,83 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Makes sure the packages for one job are there: setup.sh build | bench | test.
+# Installs what is missing with apt when it may (root or passwordless sudo); otherwise prints the one line to run and fails.
+# Fast and silent when nothing is missing.
+set -euo pipefail
+job=${1:-build}
+case "$job" in build|bench|test) ;; *) echo "setup.sh: unknown job '$job', expected build, bench or test" >&2; exit 2 ;; esac
+
+have() { command -v "$1" >/dev/null 2>&1; }
+
+# The default clang of this distribution (14 on Debian 12, 18 on Ubuntu 24.04), for the name of its runtime package.
+clang_major() {
+    local major=""
+    if have clang; then major=$(clang -dumpversion | cut -d. -f1)
+    elif have apt-cache; then major=$(apt-cache depends clang 2>/dev/null | sed -n 's/.*clang-\([0-9]\+\)$/\1/p' | head -n 1)
+    fi
+    if [ -z "$major" ]; then case "$(. /etc/os-release && echo "$ID $VERSION_ID")" in "ubuntu 24"*) major=18 ;; *) major=14 ;; esac; fi
+    echo "$major"
+}
+
+# Only gcc or clang with a working libc will do.
+compiler_works() {
+    have cc && have make && printf '#include <stdio.h>\nint main(void){return 0;}\n' | cc -x c -o /dev/null - 2>/dev/null
+}
+
+cmake_works() {
+    have cmake || return 1
+    local v; v=$(cmake --version | sed -n 's/^cmake version \([0-9]*\)\.\([0-9]*\).*/\1 \2/p')
+    set -- $v
+    [ "$1" -gt 3 ] || { [ "$1" -eq 3 ] && [ "$2" -ge 25 ]; }
+}
+
+# libFuzzer's archive sits in clang's resource folder; its name carries the architecture.
+fuzzer_works() { have clang && ls "$(clang --print-resource-dir)"/lib/linux/libclang_rt.fuzzer-*.a >/dev/null 2>&1; }
+
+blas_found() { ldconfig -p 2>/dev/null | grep -qE 'lib(openblas|cblas|mkl_rt)\.so'; }
+
+missing() {
+    compiler_works || echo build-essential
+    cmake_works || echo cmake
+    if [ "$job" = test ]; then
+        { have pkg-config && pkg-config --exists cmocka; } || echo pkg-config libcmocka-dev
+        have clang++ || echo clang
+        fuzzer_works || echo "libclang-rt-$(clang_major)-dev"
+        have g++ || echo g++
+        have aarch64-linux-gnu-gcc || echo gcc-aarch64-linux-gnu
+        [ -e /usr/aarch64-linux-gnu/lib/libc.so.6 ] || echo libc6-dev-arm64-cross
+        have qemu-aarch64 || echo qemu-user
+        have python3 || echo python3
+        have git || echo git
+    fi
+    if [ "$job" != build ]; then blas_found || echo libopenblas0; fi
+    return 0
+}
+
+packages=$(missing | tr '\n' ' ')
+[ -n "${packages// /}" ] || exit 0
+
+if ! have apt-get; then
+    echo "setup.sh: missing: $packages(names as on Debian); install them with your package manager and run again" >&2
+    exit 1
+fi
+if [ "$(id -u)" -eq 0 ]; then as=""
+elif have sudo && sudo -n true 2>/dev/null; then as="sudo -n"
+else
+    [ "${packages// /}" != libopenblas0 ] || { echo "note: no CBLAS found, sgemm will not be measured (sudo apt-get install libopenblas0)"; exit 0; }
+    echo "setup.sh: some packages are missing and this user may not install them; please run:" >&2
+    echo "sudo apt-get update && sudo apt-get install -y $packages" >&2
+    exit 1
+fi
+
+echo "setup: installing $packages"
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+run() { "$@" >"$log" 2>&1 || { cat "$log" >&2; echo "setup.sh: '$*' failed" >&2; exit 1; }; }
+export DEBIAN_FRONTEND=noninteractive
+run $as apt-get update
+# Package lists may have been empty before, so the names are asked for again.
+packages=$(missing | tr '\n' ' ')
+run $as apt-get install -y --no-install-recommends $packages
+left=$(missing | tr '\n' ' ')
+[ -z "${left// /}" ] || { echo "setup.sh: still missing after installation: $left(cmake must be 3.25 or newer)" >&2; exit 1; }

@@ -1,0 +1,124 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Runs the tests: test.sh short | all. Every stage runs even if an earlier one failed; the closing line counts single tests
+# ("N passed, N failed"), and the exit status is 0 only if none failed. "all" also writes docs/test-all.md.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+mode=${1:-short}
+case "$mode" in
+    short) fuzz_seconds=${ESA_FUZZ_SECONDS:-30} ;;
+    all) fuzz_seconds=${ESA_FUZZ_SECONDS:-1200} ;;
+    *) echo "test.sh: unknown mode '$mode', expected short or all" >&2; exit 2 ;;
+esac
+jobs=${JOBS:-2}
+passed=0
+failed=0
+summary=()
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+
+note() {    # note NAME PASSED FAILED SECONDS [remark]
+    passed=$((passed + $2))
+    failed=$((failed + $3))
+    summary+=("| $1 | $2 | $3 | $4 | ${5:-} |")
+    printf -- '---- %s: %d passed, %d failed (%d s) %s\n' "$1" "$2" "$3" "$4" "${5:-}"
+}
+
+build() {   # build PRESET [target...]: configures and builds; a build that fails is one failed test
+    local preset=$1; shift
+    cmake --preset "$preset" >"$scratch/log" 2>&1 &&
+        cmake --build --preset "$preset" -j "$jobs" ${1:+--target "$@"} >"$scratch/log" 2>&1 && return 0
+    grep -nE 'error|Error|undefined|warning' "$scratch/log" | head -n 20
+    tail -n 5 "$scratch/log"
+    return 1
+}
+
+stage() {   # stage NAME PRESET [ctest arguments]: builds the preset and runs its tests
+    local name=$1 preset=$2 start=$SECONDS; shift 2
+    printf '==== %s\n' "$name"
+    if ! build "$preset"; then note "$name" 0 1 $((SECONDS - start)) "did not build"; return; fi
+    ctest --preset "$preset" --no-tests=error "$@" 2>&1 | tee "$scratch/ctest" | grep -vE '^\s*Start +[0-9]+:'
+    local total bad
+    total=$(sed -n 's/.*tests failed out of \([0-9]*\).*/\1/p' "$scratch/ctest")
+    bad=$(sed -n 's/.*tests passed, \([0-9]*\) tests failed.*/\1/p' "$scratch/ctest")
+    if [ -z "$total" ]; then note "$name" 0 1 $((SECONDS - start)) "ctest ran no tests"; return; fi
+    note "$name" $((total - bad)) "$bad" $((SECONDS - start))
+}
+
+fuzz() {    # each target for fuzz_seconds, two at a time, from the committed seeds; a finding or a crash is a failure
+    local start=$SECONDS ok=0 bad=0 remark="" pids=() names=() target name
+    printf '==== fuzz, %d s per target\n' "$fuzz_seconds"
+    if ! build fuzz; then note fuzz 0 1 $((SECONDS - start)) "did not build"; return; fi
+    for target in build-fuzz/fuzz_*; do
+        { [ -f "$target" ] && [ -x "$target" ]; } || continue
+        name=$(basename "$target")
+        mkdir -p "$scratch/$name"
+        local seeds=()
+        [ -d "tests/fuzz/corpus/$name" ] && seeds=("tests/fuzz/corpus/$name")
+        "$target" -max_total_time="$fuzz_seconds" -timeout=20 -rss_limit_mb=2048 -print_final_stats=1 \
+            -artifact_prefix="$scratch/$name-" "$scratch/$name" ${seeds[@]+"${seeds[@]}"} >"$scratch/$name.log" 2>&1 &
+        pids+=($!)
+        names+=("$name")
+        if [ ${#pids[@]} -ge "$jobs" ]; then fuzz_wait; fi
+    done
+    fuzz_wait
+    [ $((ok + bad)) -gt 0 ] || { bad=1; remark="no fuzz targets"; }
+    note "fuzz" "$ok" "$bad" $((SECONDS - start)) "$remark"
+}
+
+fuzz_wait() {
+    local i runs
+    for i in "${!pids[@]}"; do
+        name=${names[$i]}
+        if wait "${pids[$i]}"; then
+            runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$scratch/$name.log")
+            ok=$((ok + 1))
+            remark="$remark$name: $runs executions; "
+        else
+            bad=$((bad + 1))
+            tail -n 40 "$scratch/$name.log"
+            for artifact in "$scratch/$name"-*; do
+                if [ -f "$artifact" ]; then echo "input (base64): $(base64 -w0 "$artifact")"; fi
+            done
+        fi
+    done
+    pids=()
+    names=()
+}
+
+fresh() {   # the two commands of the README in a clone with nothing built, demo and install
+    local start=$SECONDS
+    printf '==== fresh clone: make demo, make install\n'
+    if git clone -q . "$scratch/clone" && (cd "$scratch/clone" && make demo JOBS="$jobs" &&
+        make install JOBS="$jobs" PREFIX="$scratch/prefix" && "$scratch/prefix/bin/esa" doctor) >"$scratch/log" 2>&1; then
+        note "fresh clone" 1 0 $((SECONDS - start))
+    else
+        tail -n 20 "$scratch/log"
+        note "fresh clone" 0 1 $((SECONDS - start))
+    fi
+}
+
+stage "release" release
+stage "asan + ubsan" asan
+fuzz
+stage "NEON under qemu" neon
+if [ "$mode" = all ]; then
+    stage "tsan" tsan -L unit
+    stage "clang" clang
+    fresh
+    {
+        echo "# Last complete run of \`make test-all\`"
+        echo
+        echo "Commit $(git describe --always --dirty --abbrev=12 2>/dev/null || echo unknown), $(date -u +%Y-%m-%d)," \
+             "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $(nproc) cores."
+        echo
+        echo "| stage | passed | failed | seconds | remark |"
+        echo "|---|---|---|---|---|"
+        printf '%s\n' "${summary[@]}"
+        echo
+        echo "$passed passed, $failed failed"
+    } >"$scratch/test-all.md"
+    mv "$scratch/test-all.md" docs/test-all.md
+fi
+printf '%d passed, %d failed\n' "$passed" "$failed"
+[ "$failed" -eq 0 ]
