@@ -1,0 +1,143 @@
+/* outfile.c - see outfile.h.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * The temporary name is <target>.<8 hex digits>.tmp in the same folder, so that the rename stays on one file system and is atomic.
+ * A process killed while writing leaves that file behind, never a damaged target. */
+#include "io/outfile.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+#include "base/rng.h"
+
+void esa_outfile_discard(esa_outfile *out)
+{
+    if (out->fd < 0) return;
+    close(out->fd);
+    out->fd = -1;
+    unlink(out->temp);
+}
+
+static esa_status create_temp(esa_ctx *ctx, esa_outfile *out)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    esa_rng rng = {(uint64_t)now.tv_nsec ^ (uint64_t)now.tv_sec << 30 ^ (uint64_t)getpid() << 44 ^ (uint64_t)(uintptr_t)out};
+    for (int attempt = 0; attempt < 100; attempt++) {
+        snprintf(out->temp, (size_t)out->temp_bytes, "%s.%08x.tmp", out->path, (unsigned)(esa_rng_next(&rng) >> 32));
+        out->fd = open(out->temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        if (out->fd >= 0) return ESA_OK;
+        if (errno != EEXIST) break;
+    }
+    return esa_fail(ctx, ESA_ERR_IO, "%.200s cannot be written: %s", out->path, strerror(errno));
+}
+
+esa_status esa_outfile_open(esa_ctx *ctx, esa_outfile *out, const char *path)
+{
+    memset(out, 0, sizeof *out);
+    out->ctx = ctx;
+    out->fd = -1;
+    if (!path || !*path) return esa_fail(ctx, ESA_ERR_ARGUMENT, "no output file name was given");
+    struct stat st;
+    /* Renaming over a device node or a folder is never what the caller meant. */
+    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode))
+        return esa_fail(ctx, ESA_ERR_IO, "%.200s is %s, it cannot be replaced by a file", path, S_ISDIR(st.st_mode) ? "a folder" : "not a regular file");
+    const int64_t n = (int64_t)strlen(path);
+    out->path_bytes = n + 1;
+    out->path = esa_mem_alloc(&ctx->mem, out->path_bytes);
+    out->temp_bytes = n + 16;
+    out->temp = esa_mem_alloc(&ctx->mem, out->temp_bytes);
+    out->buffer = esa_mem_alloc(&ctx->mem, ESA_OUTFILE_BUFFER);
+    esa_status status;
+    if (!out->path || !out->temp || !out->buffer) {
+        status = esa_fail(ctx, ESA_ERR_MEMORY, "out of memory while creating %.200s", path);
+    } else {
+        memcpy(out->path, path, (size_t)n + 1);
+        status = create_temp(ctx, out);
+    }
+    if (status != ESA_OK) esa_outfile_close(out);
+    return status;
+}
+
+static esa_status put(esa_outfile *out, const uint8_t *data, int64_t bytes)
+{
+    while (bytes > 0) {
+        const ssize_t n = write(out->fd, data, (size_t)esa_min64(bytes, INT64_C(1) << 30));
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0)
+            return esa_fail(out->ctx, ESA_ERR_IO, "%.200s cannot be written: %s", out->path, n < 0 ? strerror(errno) : "no byte was accepted");
+        data += n;
+        bytes -= n;
+    }
+    return ESA_OK;
+}
+
+static esa_status flush(esa_outfile *out)
+{
+    const int64_t fill = out->fill;
+    out->fill = 0;
+    return put(out, out->buffer, fill);
+}
+
+esa_status esa_outfile_write(esa_outfile *out, const void *data, int64_t bytes)
+{
+    if (out->fd < 0) return esa_fail(out->ctx, ESA_ERR_STATE, "%.200s is no longer being written", out->path ? out->path : "the file");
+    const uint8_t *from = data;
+    out->written += bytes;
+    if (bytes > ESA_OUTFILE_BUFFER - out->fill) {
+        const esa_status status = flush(out);
+        if (status != ESA_OK) return status;
+        if (bytes >= ESA_OUTFILE_BUFFER) return put(out, from, bytes);
+    }
+    if (bytes > 0) memcpy(out->buffer + out->fill, from, (size_t)bytes);
+    out->fill += bytes;
+    return ESA_OK;
+}
+
+/* Makes the rename itself durable. File systems that cannot sync a folder say so; the data is safe either way. */
+static void sync_folder(const esa_outfile *out)
+{
+    char *slash = strrchr(out->temp, '/');
+    if (slash) slash[slash == out->temp ? 1 : 0] = 0;           /* temp is not needed any more */
+    const int fd = open(slash ? out->temp : ".", O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return;
+    (void)fsync(fd);
+    close(fd);
+}
+
+esa_status esa_outfile_commit(esa_outfile *out)
+{
+    if (out->fd < 0) return esa_fail(out->ctx, ESA_ERR_STATE, "%.200s is no longer being written", out->path ? out->path : "the file");
+    esa_status status = flush(out);
+    if (status == ESA_OK && fsync(out->fd) != 0)
+        status = esa_fail(out->ctx, ESA_ERR_IO, "%.200s cannot be written: %s", out->path, strerror(errno));
+    if (status != ESA_OK) { esa_outfile_discard(out); return status; }
+    const int closed = close(out->fd), why = errno;
+    out->fd = -1;
+    if (closed != 0) {
+        unlink(out->temp);
+        return esa_fail(out->ctx, ESA_ERR_IO, "%.200s cannot be written: %s", out->path, strerror(why));
+    }
+    if (rename(out->temp, out->path) != 0) {
+        status = esa_fail(out->ctx, ESA_ERR_IO, "%.200s cannot be put in place: %s", out->path, strerror(errno));
+        unlink(out->temp);
+        return status;
+    }
+    sync_folder(out);
+    return ESA_OK;
+}
+
+void esa_outfile_close(esa_outfile *out)
+{
+    esa_outfile_discard(out);
+    if (!out->ctx) return;
+    esa_mem_free(&out->ctx->mem, out->path, out->path_bytes);
+    esa_mem_free(&out->ctx->mem, out->temp, out->temp_bytes);
+    esa_mem_free(&out->ctx->mem, out->buffer, ESA_OUTFILE_BUFFER);
+    out->path = out->temp = NULL;
+    out->buffer = NULL;
+}

@@ -1,0 +1,129 @@
+/* safetensors_open.c - getting at the bytes of a tensor file (mmap, or the caller's memory) and looking things up.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * The map is private and read-only. A file that another process cuts short while it is mapped faults on access, as with every
+ * mmap reader: files are to be replaced (rename), as our writer does, not rewritten in place. */
+#include "io/safetensors.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "tensor data is used as it lies in the file, which is little-endian");
+
+/* An empty object that frees cleanly. label is copied. */
+static esa_status make(esa_ctx *ctx, esa_tensors **file, const char *label)
+{
+    esa_tensors *f = esa_mem_zalloc(&ctx->mem, (int64_t)sizeof *f);
+    if (!f) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory while opening %.200s", label);
+    f->ctx = ctx;
+    f->mem = ctx->mem;
+    /* Sentences have room for 512 bytes; a path longer than this would push out what they say. */
+    const size_t n = strlen(label), keep = n < 200 ? n : 200;
+    f->label_bytes = (int64_t)keep + 1;
+    f->label = esa_mem_alloc(&f->mem, f->label_bytes);
+    if (!f->label) {
+        f->label_bytes = 0;
+        esa_st_close(f);
+        return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory while opening %.200s", label);
+    }
+    memcpy(f->label, label + (n - keep), keep);
+    f->label[keep] = 0;
+    *file = f;
+    return ESA_OK;
+}
+
+static esa_status map(esa_ctx *ctx, esa_tensors *f, const char *path)
+{
+    /* O_NONBLOCK: a pipe must be refused below, not waited for. */
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) return esa_fail(ctx, ESA_ERR_IO, "%s cannot be opened: %s", f->label, strerror(errno));
+    struct stat st;
+    esa_status status = ESA_OK;
+    if (fstat(fd, &st) != 0) {
+        status = esa_fail(ctx, ESA_ERR_IO, "%s cannot be examined: %s", f->label, strerror(errno));
+    } else if (!S_ISREG(st.st_mode)) {
+        status = esa_fail(ctx, ESA_ERR_IO, "%s is %s, a file was expected", f->label, S_ISDIR(st.st_mode) ? "a folder" : "not a regular file");
+    } else if (st.st_size == 0) {
+        status = esa_fail(ctx, ESA_ERR_FORMAT, "%s is empty, a safetensors file was expected", f->label);
+    } else {
+        void *bytes = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (bytes == MAP_FAILED) {
+            status = esa_fail(ctx, ESA_ERR_IO, "%s cannot be mapped: %s", f->label, strerror(errno));
+        } else {
+            f->bytes = bytes;
+            f->size = st.st_size;
+            f->mapped = 1;
+        }
+    }
+    close(fd);
+    return status;
+}
+
+esa_status esa_st_open(esa_ctx *ctx, esa_tensors **file, const char *path)
+{
+    *file = NULL;
+    if (!path || !*path) return esa_fail(ctx, ESA_ERR_ARGUMENT, "no file name was given");
+    esa_tensors *f = NULL;
+    esa_status status = make(ctx, &f, path);
+    if (status != ESA_OK) return status;
+    status = map(ctx, f, path);
+    if (status == ESA_OK) status = esa_st_parse(f);
+    if (status != ESA_OK) { esa_st_close(f); return status; }
+    *file = f;
+    return ESA_OK;
+}
+
+esa_status esa_st_open_memory(esa_ctx *ctx, esa_tensors **file, const void *bytes, int64_t size)
+{
+    *file = NULL;
+    if (!bytes || size < 0) return esa_fail(ctx, ESA_ERR_ARGUMENT, "bytes is NULL or size is negative (%lld)", (long long)size);
+    esa_tensors *f = NULL;
+    esa_status status = make(ctx, &f, "the file in memory");
+    if (status != ESA_OK) return status;
+    f->bytes = bytes;
+    f->size = size;
+    status = esa_st_parse(f);
+    if (status != ESA_OK) { esa_st_close(f); return status; }
+    *file = f;
+    return ESA_OK;
+}
+
+void esa_st_close(esa_tensors *file)
+{
+    if (!file) return;
+    const esa_allocator mem = file->mem;
+    if (file->mapped) munmap((void *)(uintptr_t)file->bytes, (size_t)file->size);
+    esa_mem_free(&mem, file->by_name, file->count * (int64_t)sizeof *file->by_name);
+    esa_mem_free(&mem, file->entry, file->entry_cap * (int64_t)sizeof *file->entry);
+    esa_mem_free(&mem, file->pair, file->pair_cap * (int64_t)sizeof *file->pair);
+    esa_mem_free(&mem, file->strings, file->strings_bytes);
+    esa_mem_free(&mem, file->label, file->label_bytes);
+    esa_mem_free(&mem, file, (int64_t)sizeof *file);
+}
+
+const esa_st_entry *esa_st_find(const esa_tensors *file, const char *name)
+{
+    for (int64_t lo = 0, hi = file->count; lo < hi;) {
+        const int64_t mid = lo + (hi - lo) / 2;
+        const int c = strcmp(name, file->by_name[mid]->name);
+        if (c == 0) return file->by_name[mid];
+        if (c < 0) hi = mid; else lo = mid + 1;
+    }
+    return NULL;
+}
+
+const char *esa_st_metadata(const esa_tensors *file, const char *key)
+{
+    for (int64_t lo = 0, hi = file->pair_count; lo < hi;) {
+        const int64_t mid = lo + (hi - lo) / 2;
+        const int c = strcmp(key, file->pair[mid].key);
+        if (c == 0) return file->pair[mid].value;
+        if (c < 0) hi = mid; else lo = mid + 1;
+    }
+    return NULL;
+}
