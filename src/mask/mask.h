@@ -39,6 +39,10 @@ esa_status esa_layout_resolve(esa_ctx *ctx, esa_layout *out, const esa_layout *i
                               int32_t selector, int32_t mode, int32_t causal);
 /* 1 if the resolved order is the identity (raster, no compat text move), so nothing needs gathering. */
 int32_t esa_order_is_identity(const esa_layout *layout, int32_t side, int32_t mode);
+/* 1 if this side's frame 0 is protected (and so a segment of its own): a resolved layout, and t > 1 in fixed mode. */
+int32_t esa_layout_protects(const esa_layout *layout, int32_t side, int32_t mode);
+/* The generalised Hilbert curve through t x h x w cells: out[t*h*w] = base + raster index, in walking order. */
+void esa_hilbert(int32_t *out, int32_t base, int64_t t, int64_t h, int64_t w);
 /* perm[N] of a resolved layout; side 0 q, 1 k. Cannot fail. */
 void esa_order_build(int32_t *perm, int64_t N, const esa_layout *layout, int32_t side, int32_t mode);
 /* Same geometry, order, grid and text: a mask made for a may be used where b is wanted. order_applied does not count. */
@@ -50,9 +54,17 @@ void esa_budget_entropy(int32_t *k, const double *entropy, int64_t H, int64_t nk
 /* Spreads `total` blocks over rows: dense rows take nk each, the others share the rest as evenly as integers allow, each at
  * least max(1, forced). quota[nq]; dense[nq] flags or NULL. */
 void esa_budget_rows(int32_t *quota, int64_t nq, int64_t nk, const uint8_t *dense, int64_t forced, int64_t total);
+/* The same where rows differ (causal): row i sees visible[i] blocks and keeps at least least[i] of them (dense rows: all); the
+ * others get one common share of what they see. Sums to total as far as the bounds allow. All arrays [nq]. */
+void esa_budget_spread(int32_t *quota, const int32_t *visible, const int32_t *least, int64_t nq, int64_t total);
 
 /* Flags the k largest of value[n] (ties: lower index first) among those with allow[j] != 0 (NULL: all); NaN ranks last.
  * keep[j] is set to 1 for the chosen ones and left alone otherwise. scratch: n uint64. */
 void esa_top_k(uint8_t *keep, const float *value, const uint8_t *allow, int64_t n, int64_t k, uint64_t *scratch);
+/* A key that orders (value descending, index ascending) as one integer, larger = better, and the index back out of it. */
+uint64_t esa_rank_key(float value, int64_t index);
+int64_t esa_rank_index(uint64_t key);
+/* Sorts keys from large to small, in place. */
+void esa_sort_keys(uint64_t *key, int64_t n);
 
 #endif

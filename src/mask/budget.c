@@ -1,0 +1,194 @@
+/* budget.c - how many blocks each head and each row may keep.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Heads: b_h = clamp(s E_h, b_min, 1), one scale s for all, such that mean_h b_h = budget; then whole blocks by largest
+ * remainder, so that sum_h k_h = max(H, round(budget nk H)) exactly. Rows: the head's total, spread so that dense rows take all
+ * they see and the others the same share, each at least what is forced on it. Everything is deterministic; ties go to the lower
+ * head or row. */
+#include <math.h>
+#include "mask/mask.h"
+
+/* What is known about the scale while it is being found. */
+typedef struct heads {
+    const double *entropy;          /* [H] */
+    int64_t H;
+    double low;                     /* b_min */
+} heads;
+
+/* Entropies come from outside (files, callers): out of range is clamped, NaN counts as fully dispersed. */
+static double entropy_of(const heads *x, int64_t h)
+{
+    const double e = x->entropy[h];
+    return !(e <= 1.0) ? 1.0 : e < 0.0 ? 0.0 : e;
+}
+
+static double clamped(double b, double low) { return b < low ? low : b > 1.0 ? 1.0 : b; }
+
+static double sum_at(const heads *x, double s)
+{
+    double sum = 0.0;
+    for (int64_t h = 0; h < x->H; h++) sum += clamped(s * entropy_of(x, h), x->low);
+    return sum;
+}
+
+/* The scale at which the budgets sum to `want`, low*H <= want <= what the heads with E > 0 can take. Bisection finds which
+ * heads are clamped; for the free ones the scale is then one division, exact to rounding. */
+static double find_scale(const heads *x, double want, double e_min)
+{
+    double lo = 0.0, hi = 1.0 / e_min;
+    for (int32_t it = 0; it < 128 && lo < hi; it++) {
+        const double mid = lo + (hi - lo) / 2;
+        if (mid <= lo || mid >= hi) break;
+        if (sum_at(x, mid) < want) lo = mid;
+        else hi = mid;
+    }
+    double rest = want, free_sum = 0.0;
+    for (int64_t h = 0; h < x->H; h++) {
+        const double e = entropy_of(x, h), b = hi * e;
+        if (b <= x->low) rest -= x->low;
+        else if (b >= 1.0) rest -= 1.0;
+        else free_sum += e;
+    }
+    return free_sum > 0.0 && rest > 0.0 ? rest / free_sum : hi;
+}
+
+/* Sift down in a min-heap of n doubles. */
+static void sift(double *a, int64_t i, int64_t n)
+{
+    for (int64_t c = 2 * i + 1; c < n; i = c, c = 2 * i + 1) {
+        if (c + 1 < n && a[c + 1] < a[c]) c++;
+        if (a[i] <= a[c]) return;
+        const double t = a[i];  a[i] = a[c];  a[c] = t;
+    }
+}
+
+/* Descending order in place: heapsort, because the C library's qsort may allocate. */
+static void sort_down(double *a, int64_t n)
+{
+    for (int64_t i = n / 2; i-- > 0;) sift(a, i, n);
+    for (int64_t end = n - 1; end > 0; end--) {
+        const double t = a[0];  a[0] = a[end];  a[end] = t;
+        sift(a, 0, end);
+    }
+}
+
+typedef struct shares {
+    heads x;
+    double s, zero_share;           /* scale; share of heads with E = 0 where the others are full, else -1 */
+    double equal;                   /* >= 0: every head gets this */
+    int64_t nk;
+} shares;
+
+static double target_of(const shares *g, int64_t h)
+{
+    if (g->equal >= 0.0) return g->equal * (double)g->nk;
+    const double e = entropy_of(&g->x, h);
+    const double b = g->zero_share >= 0.0 ? (e > 0.0 ? 1.0 : g->zero_share) : clamped(g->s * e, g->x.low);
+    return b * (double)g->nk;
+}
+
+/* Whole part within 1..nk, and what is left over; a head that is full wants nothing more. */
+static int64_t whole_of(const shares *g, int64_t h, double *left)
+{
+    const double t = target_of(g, h);
+    int64_t w = (int64_t)floor(t);
+    *left = t - (double)w;
+    if (w < 1) { w = 1; *left = 0.0; }
+    if (w >= g->nk) { w = g->nk; *left = -1.0; }
+    return w;
+}
+
+void esa_budget_entropy(int32_t *k, const double *entropy, int64_t H, int64_t nk, double budget, double *scratch)
+{
+    if (!(budget > 0.0)) budget = 0.0;
+    if (budget > 1.0) budget = 1.0;
+    int64_t total = (int64_t)floor(budget * (double)nk * (double)H + 0.5);
+    total = esa_min64(esa_max64(total, H), H * nk);
+
+    shares g = { { entropy, H, budget < 1.0 / (double)nk ? budget : 1.0 / (double)nk }, 0.0, -1.0, -1.0, nk };
+    double e_min = 2.0, e_max = 0.0;
+    int64_t positive = 0;
+    for (int64_t h = 0; h < H; h++) {
+        const double e = entropy_of(&g.x, h);
+        if (e > e_max) e_max = e;
+        if (e > 0.0) { positive++;  if (e < e_min) e_min = e; }
+    }
+    const double want = budget * (double)H, zeros = (double)(H - positive);
+    if (positive == 0 || (positive == H && e_min == e_max) || g.x.low >= budget) g.equal = budget;
+    else if (want >= (double)positive + zeros * g.x.low && positive < H) g.zero_share = (want - (double)positive) / zeros;
+    else g.s = find_scale(&g.x, want, e_min);
+
+    int64_t sum = 0;
+    for (int64_t h = 0; h < H; h++) {
+        k[h] = (int32_t)whole_of(&g, h, &scratch[h]);
+        sum += k[h];
+    }
+    /* More missing than one each cannot be, except through rounding at the clamps; then whole turns are added first. */
+    while (sum < total) {
+        sort_down(scratch, H);
+        const int64_t missing = esa_min64(total - sum, H);
+        const double bar = scratch[missing - 1];        /* the missing-th largest remainder */
+        int64_t above = 0, given = 0;
+        for (int64_t h = 0; h < H; h++) above += scratch[h] > bar;
+        for (int64_t h = 0; h < H; h++) {
+            double left;
+            whole_of(&g, h, &left);
+            if (left < bar || k[h] >= nk) continue;
+            if (left == bar && given >= missing - above) continue;
+            given += left == bar;
+            k[h]++;
+            sum++;
+        }
+        for (int64_t h = 0; h < H; h++) scratch[h] = k[h] < nk ? 0.0 : -1.0;
+        if (sum < total) {                              /* second turn: lower heads first */
+            for (int64_t h = 0; h < H && sum < total; h++)
+                if (k[h] < nk) { k[h]++;  sum++; }
+        }
+    }
+    for (int64_t h = H; sum > total && h-- > 0;)        /* rounding only: take back from the last head that can give */
+        if (k[h] > 1) { k[h]--;  sum--; }
+}
+
+void esa_budget_rows(int32_t *quota, int64_t nq, int64_t nk, const uint8_t *dense, int64_t forced, int64_t total)
+{
+    const int64_t least = esa_min64(nk, esa_max64(1, forced));
+    int64_t others = 0;
+    for (int64_t i = 0; i < nq; i++) others += !(dense && dense[i]);
+    const int64_t rest = total - (nq - others) * nk;
+    int64_t base = others ? esa_max64(0, rest) / others : 0, extra = others ? esa_max64(0, rest) % others : 0;
+    if (base < least) { base = least;  extra = 0; }
+    if (base >= nk) { base = nk;  extra = 0; }
+    for (int64_t i = 0; i < nq; i++) {
+        if (dense && dense[i]) { quota[i] = (int32_t)nk; continue; }
+        quota[i] = (int32_t)(base + (extra > 0));
+        extra -= extra > 0;
+    }
+}
+
+static int64_t spread_sum(const int32_t *visible, const int32_t *least, int64_t nq, double f)
+{
+    int64_t sum = 0;
+    for (int64_t i = 0; i < nq; i++) sum += esa_max64(least[i], (int64_t)(f * visible[i]));
+    return sum;
+}
+
+void esa_budget_spread(int32_t *quota, const int32_t *visible, const int32_t *least, int64_t nq, int64_t total)
+{
+    double lo = 0.0, hi = 1.0;
+    if (spread_sum(visible, least, nq, hi) <= total) lo = hi;
+    for (int32_t it = 0; it < 64 && lo < hi; it++) {    /* the largest share f whose whole blocks fit into total */
+        const double mid = lo + (hi - lo) / 2;
+        if (mid <= lo || mid >= hi) break;
+        if (spread_sum(visible, least, nq, mid) <= total) lo = mid;
+        else hi = mid;
+    }
+    int64_t left = total - spread_sum(visible, least, nq, lo);
+    for (int64_t i = 0; i < nq; i++) quota[i] = (int32_t)esa_max64(least[i], (int64_t)(lo * visible[i]));
+    /* What rounding left over: one block each to the first rows; a row that already holds more than its share waits. */
+    for (int32_t turn = 0; turn < 2; turn++)
+        for (int64_t i = 0; i < nq && left > 0; i++) {
+            if (quota[i] >= visible[i] || (turn == 0 && least[i] > (int64_t)(lo * visible[i]))) continue;
+            quota[i]++;
+            left--;
+        }
+}

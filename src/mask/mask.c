@@ -1,0 +1,102 @@
+/* mask.c - the mask object: memory, rows, facts. Conversions to and from caller arrays are in convert.c.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * count int32[B][H][nq] and index uint16[B][H][nq][cap] are two allocations of the allocator copied into the mask, so a mask
+ * may outlive its ctx. cap = nk: a row can always hold every block, filling a mask never allocates. */
+#include <math.h>
+#include <string.h>
+#include "mask/mask.h"
+
+static int64_t count_bytes(const esa_mask *m)
+{
+    return esa_size_mul(esa_size_mul(esa_size_mul(m->B, m->H), m->nq), (int64_t)sizeof(int32_t));
+}
+
+static int64_t index_bytes(const esa_mask *m)
+{
+    return esa_size_mul(esa_size_mul(esa_size_mul(esa_size_mul(m->B, m->H), m->nq), m->cap), (int64_t)sizeof(uint16_t));
+}
+
+esa_mask *esa_mask_new(const esa_allocator *mem, int64_t B, int64_t H, int64_t Nq, int64_t Nk, int64_t nq, int64_t nk,
+                       int32_t block_q, int32_t block_k)
+{
+    esa_mask *m = esa_mem_zalloc(mem, (int64_t)sizeof *m);
+    if (!m) return NULL;
+    m->mem = *mem;
+    m->B = B;  m->H = H;  m->Nq = Nq;  m->Nk = Nk;  m->nq = nq;  m->nk = nk;  m->cap = nk;
+    m->block_q = block_q;  m->block_k = block_k;
+    m->runnable = 1;  m->selector = -1;  m->mode = ESA_MODE_FIXED;
+    m->asked = (double)NAN;
+    m->layout = esa_layout_default();
+    m->layout.order = ESA_ORDER_RASTER;
+    m->layout.protect_first_frame = 0;
+    m->existing = esa_size_mul(esa_size_mul(esa_size_mul(B, H), nq), nk);
+    m->count = esa_mem_zalloc(mem, count_bytes(m));
+    m->index = esa_mem_alloc(mem, index_bytes(m));
+    if (!m->count || !m->index) { esa_mask_free(m); return NULL; }
+    return m;
+}
+
+void esa_mask_free(esa_mask *mask)
+{
+    if (!mask) return;
+    const esa_allocator mem = mask->mem;
+    esa_mem_free(&mem, mask->count, count_bytes(mask));
+    esa_mem_free(&mem, mask->index, index_bytes(mask));
+    esa_mem_free(&mem, mask, (int64_t)sizeof *mask);
+}
+
+void esa_mask_set_row(esa_mask *mask, int64_t row, const uint8_t *keep)
+{
+    uint16_t *list = mask->index + row * mask->cap;     /* [cap] */
+    int32_t n = 0;
+    for (int64_t j = 0; j < mask->nk; j++)
+        if (keep[j]) list[n++] = (uint16_t)j;
+    mask->count[row] = n;
+}
+
+void esa_mask_set_bits(esa_mask *mask, const uint8_t *bits)
+{
+    const int64_t rows = mask->B * mask->H * mask->nq, pitch = esa_ceil_div(mask->nk, 8);
+    for (int64_t r = 0; r < rows; r++) {
+        const uint8_t *b = bits + r * pitch;            /* [ceil(nk/8)] */
+        uint16_t *list = mask->index + r * mask->cap;
+        int32_t n = 0;
+        for (int64_t byte = 0; byte < pitch; byte++) {
+            if (!b[byte]) continue;                     /* sparse masks are mostly empty bytes */
+            const int64_t end = esa_min64(mask->nk, 8 * byte + 8);
+            for (int64_t j = 8 * byte; j < end; j++)
+                if (b[byte] >> (j & 7) & 1) list[n++] = (uint16_t)j;
+        }
+        mask->count[r] = n;
+    }
+    mask->filled = 1;
+}
+
+int64_t esa_mask_kept(const esa_mask *mask)
+{
+    const int64_t rows = mask->B * mask->H * mask->nq;
+    int64_t kept = 0;
+    for (int64_t r = 0; r < rows; r++) kept += mask->count[r];
+    return kept;
+}
+
+esa_status esa_mask_get_info(const esa_mask *mask, esa_mask_info *info)
+{
+    if (!mask || !info) return ESA_ERR_ARGUMENT;
+    if (info->struct_size != sizeof *info) return ESA_ERR_VERSION;
+    esa_mask_info r;
+    memset(&r, 0, sizeof r);
+    r.struct_size = sizeof r;
+    r.block_q = mask->block_q;  r.block_k = mask->block_k;
+    r.device = ESA_DEVICE_CPU;
+    r.B = mask->B;  r.H = mask->H;  r.Nq = mask->Nq;  r.Nk = mask->Nk;  r.nq = mask->nq;  r.nk = mask->nk;
+    r.density_asked = mask->asked;
+    r.kept = mask->filled ? esa_mask_kept(mask) : 0;
+    /* Nothing exists (kv_len 0 everywhere): nothing was lost either. */
+    r.density = mask->existing > 0 ? (double)r.kept / (double)mask->existing : 1.0;
+    r.selector = mask->selector;  r.mode = mask->mode;  r.runnable = mask->runnable;
+    r.layout = mask->layout;
+    *info = r;
+    return ESA_OK;
+}
