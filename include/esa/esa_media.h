@@ -4,7 +4,8 @@
  * Reading is by mmap: data pointers stay valid until esa_tensors_free. The header is parsed by a strict parser: sizes,
  * overlaps, gaps, duplicate names, unknown dtypes and lying offsets are refused with a sentence before anything is used.
  * Writing goes to a temporary name beside the target and is renamed when finished; a failed or abandoned writer leaves
- * nothing behind. */
+ * nothing behind. Structs the library fills (esa_tensor_info here) carry struct_size in: set it to sizeof before the call, or the
+ * answer is ESA_ERR_VERSION. A file keeps its ctx, which must outlive it. */
 #ifndef ESA_MEDIA_H
 #define ESA_MEDIA_H
 

@@ -10,7 +10,10 @@
  *
  * Dense by policy: warm-up steps (the first ceil(warmup_frac * steps - 1e-9)), layer 0 with dense_first_layer, listed dense
  * layers, sequences under min_tokens, cross-attention, mode DENSE and mode RECORD. Anything else that would run dense is
- * ESA_ERR_POLICY in a strict session, and counted as a fallback otherwise. */
+ * ESA_ERR_POLICY in a strict session, and counted as a fallback otherwise.
+ *
+ * Structs the library fills (stats, infos) carry struct_size in: set it to sizeof before the call, or the answer is
+ * ESA_ERR_VERSION. */
 #ifndef ESA_SESSION_H
 #define ESA_SESSION_H
 

@@ -98,6 +98,25 @@ esa_status esa_outfile_write(esa_outfile *out, const void *data, int64_t bytes)
     return ESA_OK;
 }
 
+esa_status esa_outfile_put(esa_outfile *out, int64_t at, const void *data, int64_t bytes)
+{
+    if (out->fd < 0) return esa_fail(out->ctx, ESA_ERR_STATE, "%.200s is no longer being written", out->path ? out->path : "the file");
+    const esa_status status = flush(out);
+    if (status != ESA_OK) return status;
+    const uint8_t *from = data;
+    out->written += bytes;
+    while (bytes > 0) {
+        const ssize_t n = pwrite(out->fd, from, (size_t)esa_min64(bytes, INT64_C(1) << 30), (off_t)at);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0)
+            return esa_fail(out->ctx, ESA_ERR_IO, "%.200s cannot be written: %s", out->path, n < 0 ? strerror(errno) : "no byte was accepted");
+        from += n;
+        at += n;
+        bytes -= n;
+    }
+    return ESA_OK;
+}
+
 /* Makes the rename itself durable. File systems that cannot sync a folder say so; the data is safe either way. */
 static void sync_folder(const esa_outfile *out)
 {

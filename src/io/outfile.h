@@ -20,6 +20,8 @@ typedef struct esa_outfile {
 /* Creates the temporary file. On failure nothing is on disk and out frees cleanly. out needs no preparation. */
 esa_status esa_outfile_open(esa_ctx *ctx, esa_outfile *out, const char *path);
 esa_status esa_outfile_write(esa_outfile *out, const void *data, int64_t bytes);
+/* Bytes at a position; what write gathered goes out first. Not to be followed by write. */
+esa_status esa_outfile_put(esa_outfile *out, int64_t at, const void *data, int64_t bytes);
 /* Flushes, syncs, renames. On failure the temporary file is removed and the target is as before. */
 esa_status esa_outfile_commit(esa_outfile *out);
 /* Removes the temporary file if it still exists; writing is over. */

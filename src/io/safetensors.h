@@ -66,6 +66,9 @@ esa_status esa_st_writer_open(esa_ctx *ctx, esa_tensors_writer **writer, const c
 esa_status esa_st_writer_metadata(esa_tensors_writer *writer, const char *key, const char *value);
 esa_status esa_st_writer_declare(esa_tensors_writer *writer, const char *name, int32_t dtype, int32_t rank, const int64_t *dim);
 esa_status esa_st_writer_data(esa_tensors_writer *writer, const void *data, int64_t bytes);
+/* Instead of streaming: bytes of the tensor-th declared tensor at offset, in any order; every byte must be given exactly once (only
+ * their number is checked). For files whose tensors grow side by side. */
+esa_status esa_st_writer_put(esa_tensors_writer *writer, int64_t tensor, int64_t offset, const void *data, int64_t bytes);
 esa_status esa_st_writer_finish(esa_tensors_writer *writer);
 void       esa_st_writer_close(esa_tensors_writer *writer);
 esa_ctx   *esa_st_writer_ctx(const esa_tensors_writer *writer);

@@ -23,6 +23,8 @@ struct esa_tensors_writer {
     uint64_t *hash;                 /* of keys and names given so far: a cheap first look for duplicates */
     int64_t *hash_at;               /* where the escaped name begins: >= 0 in tensors, else ~offset in metadata */
     int64_t hash_count, hash_cap;
+    int64_t *end;                   /* [tensor_count] of each tensor within the data */
+    int64_t tensor_count, end_cap;
     int64_t total;                  /* bytes declared */
     int64_t header;                 /* bytes in front of the data, once written */
 };
@@ -96,6 +98,19 @@ static int reserve_hash(esa_tensors_writer *w)
     w->hash = hash;
     w->hash_at = at;
     w->hash_cap = cap;
+    return 1;
+}
+
+static int reserve_end(esa_tensors_writer *w)
+{
+    if (w->tensor_count < w->end_cap) return 1;
+    const int64_t cap = w->end_cap ? w->end_cap * 2 : 32;
+    int64_t *end = esa_mem_alloc(&w->mem, cap * 8);
+    if (!end) return 0;
+    if (w->tensor_count) memcpy(end, w->end, (size_t)w->tensor_count * 8);
+    esa_mem_free(&w->mem, w->end, w->end_cap * 8);
+    w->end = end;
+    w->end_cap = cap;
     return 1;
 }
 
@@ -175,7 +190,8 @@ esa_status esa_st_writer_declare(esa_tensors_writer *w, const char *name, int32_
     if (bytes < 0 || end < 0)
         return esa_fail(w->ctx, ESA_ERR_ARGUMENT, "%.200s: the shape of tensor '%s' is negative or too large", w->out.path, esa_quote(name).text);
     text *t = &w->tensors;
-    if (!reserve(w, t, 6 * (int64_t)strlen(name) + 64 + 21 * (rank + 2) + 32) || !reserve_hash(w)) return no_memory(w);
+    if (!reserve(w, t, 6 * (int64_t)strlen(name) + 64 + 21 * (rank + 2) + 32) || !reserve_hash(w) || !reserve_end(w))
+        return no_memory(w);
     const int64_t before = t->used;
     if (before) t->at[t->used++] = ',';
     const int64_t start = t->used;
@@ -190,6 +206,7 @@ esa_status esa_st_writer_declare(esa_tensors_writer *w, const char *name, int32_
     t->used += sprintf(t->at + t->used, ":{\"dtype\":\"%s\",\"shape\":[", esa_file_dtype_name(dtype));
     for (int32_t i = 0; i < rank; i++) t->used += sprintf(t->at + t->used, i ? ",%lld" : "%lld", (long long)dim[i]);
     t->used += sprintf(t->at + t->used, "],\"data_offsets\":[%lld,%lld]}", (long long)w->total, (long long)end);
+    w->end[w->tensor_count++] = end;
     w->total = end;
     return ESA_OK;
 }
@@ -246,6 +263,18 @@ esa_status esa_st_writer_data(esa_tensors_writer *w, const void *data, int64_t b
     return status == ESA_OK ? ESA_OK : give_up(w, status);
 }
 
+esa_status esa_st_writer_put(esa_tensors_writer *w, int64_t tensor, int64_t offset, const void *data, int64_t bytes)
+{
+    if (w->state == FAILED) return esa_fail(w->ctx, w->failure, "%.200s could not be written earlier and was given up", w->out.path);
+    if (w->state == FINISHED) return esa_fail(w->ctx, ESA_ERR_STATE, "%.200s is already finished", w->out.path);
+    const int64_t begin = tensor > 0 && tensor < w->tensor_count ? w->end[tensor - 1] : 0;
+    if (tensor < 0 || tensor >= w->tensor_count || offset < 0 || bytes < 0 || bytes > w->end[tensor] - begin - offset)
+        return esa_fail(w->ctx, ESA_ERR_INTERNAL, "%.200s: bytes outside of tensor %lld were to be written", w->out.path, (long long)tensor);
+    esa_status status = w->state == DECLARING ? write_header(w) : ESA_OK;
+    if (status == ESA_OK) status = esa_outfile_put(&w->out, w->header + begin + offset, data, bytes);
+    return status == ESA_OK ? ESA_OK : give_up(w, status);
+}
+
 esa_status esa_st_writer_finish(esa_tensors_writer *w)
 {
     if (w->state == FAILED) return esa_fail(w->ctx, w->failure, "%.200s could not be written earlier and was given up", w->out.path);
@@ -270,6 +299,7 @@ void esa_st_writer_close(esa_tensors_writer *w)
     esa_mem_free(&mem, w->tensors.at, w->tensors.cap);
     esa_mem_free(&mem, w->hash, w->hash_cap * 8);
     esa_mem_free(&mem, w->hash_at, w->hash_cap * 8);
+    esa_mem_free(&mem, w->end, w->end_cap * 8);
     esa_mem_free(&mem, w, (int64_t)sizeof *w);
 }
 

@@ -48,6 +48,7 @@ static void fill_info(const esa_tensors *file, const esa_st_entry *e, esa_tensor
 esa_status esa_tensors_at(const esa_tensors *file, int64_t i, esa_tensor_info *info)
 {
     if (!file || !info) return ESA_ERR_ARGUMENT;
+    if (info->struct_size != sizeof *info) return ESA_ERR_VERSION;
     const esa_status status = esa_ctx_enter(file->ctx);
     if (status != ESA_OK) return status;
     const int good = i >= 0 && i < file->count;
@@ -60,6 +61,7 @@ esa_status esa_tensors_at(const esa_tensors *file, int64_t i, esa_tensor_info *i
 esa_status esa_tensors_find(const esa_tensors *file, const char *name, esa_tensor_info *info)
 {
     if (!file || !name || !info) return ESA_ERR_ARGUMENT;
+    if (info->struct_size != sizeof *info) return ESA_ERR_VERSION;
     const esa_status status = esa_ctx_enter(file->ctx);
     if (status != ESA_OK) return status;
     const esa_st_entry *e = esa_st_find(file, name);
