@@ -19,9 +19,31 @@ struct esa_plan {
     int64_t workspace;              /* bytes */
 };
 
-/* View checks, one sentence each; name is "q", "k", ... */
+/* The views of one attention call; lse may be NULL. */
+typedef struct esa_qkvo {
+    const esa_tensor *q, *k, *v, *o, *lse;
+} esa_qkvo;
+
+/* Every user error is born in these (check.c): one sentence in ctx and a status. */
 esa_status esa_check_view(esa_ctx *ctx, const esa_tensor *t, const char *name);
-/* Checks and resolves select params for lengths Nq, Nk. */
+esa_status esa_check_qk(esa_ctx *ctx, const esa_tensor *q, const esa_tensor *k);
+esa_status esa_check_qkvo(esa_ctx *ctx, const esa_qkvo *t);
+esa_status esa_check_shapes(esa_ctx *ctx, const esa_shapes *shapes);
+esa_status esa_check_against_shapes(esa_ctx *ctx, const esa_tensor *t, const esa_shapes *shapes, const char *name, int64_t H, int64_t N);
+esa_status esa_check_kv_len(esa_ctx *ctx, const int32_t *kv_len, int64_t B, int64_t Nk);
+/* Checks and resolves params: block sizes, scale, layout. in NULL: the defaults. */
 esa_status esa_check_select(esa_ctx *ctx, esa_select_params *out, const esa_select_params *in, int64_t Nq, int64_t Nk, int64_t D);
+esa_status esa_check_attention(esa_ctx *ctx, esa_attention_params *out, const esa_attention_params *in, int64_t D);
+/* Does this mask fit an attention of this shape? */
+esa_status esa_check_mask(esa_ctx *ctx, const esa_mask *mask, int64_t B, int64_t Hq, int64_t Nq, int64_t Nk, int32_t causal);
+
+/* bind.c: views and params become args for the CPU leaf, pointers from tensors (t NULL: sizes only). */
+void esa_bind_attention(esa_attn_args *args, const esa_ctx *ctx, const esa_shapes *shapes, const esa_attention_params *params,
+                        const esa_mask *mask, const esa_qkvo *t);
+void esa_bind_select(esa_select_args *args, const esa_ctx *ctx, const esa_shapes *shapes, const esa_select_params *params,
+                     const esa_tensor *q, const esa_tensor *k);
+esa_shapes esa_shapes_of(const esa_tensor *q, const esa_tensor *k);
+/* Carves the two permutations of a layout (NULL where nothing moves) and, unless counting, fills them. */
+void esa_carve_orders(esa_carve *carve, int32_t **perm_q, int32_t **perm_k, const esa_layout *layout, int32_t mode, int64_t Nq, int64_t Nk);
 
 #endif

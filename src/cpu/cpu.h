@@ -42,7 +42,7 @@ typedef struct esa_cpu_kernels {
                float factor, int32_t accumulate);
 
     /* One online-softmax step on a tile of log2-scores. In: s (as qk wrote it), keys valid columns, per-row limits (visible
-     * columns, NULL: keys), per-column bias (log2, NULL: 0; -inf removes the column). Running state per row: m (reference
+     * columns, NULL: keys), per-column bias (log2, NULL: 0; -inf removes the column; readable up to keys rounded up to 16). Running state per row: m (reference
      * maximum, -inf at first), l[r][lanes]. Out: p = exp2(s - m) in place of s (f32 sets: p == s) or as packed bf16 rows of
      * pitch ld at p; columns keys .. roundup(keys, 2) are 0. alpha[r] = factor by which the old l and o count; l is already
      * rescaled. Returns 1 if any alpha differs from 1. m moves only when a score exceeds it by more than 8 (log2 units), so
@@ -59,7 +59,7 @@ typedef struct esa_cpu_kernels {
     void (*store)(void *dst, int32_t dtype, const float *src, float factor, int64_t D);
 
     /* Per row r and per group g of `group` columns (the last one shorter): top[r*ld_out + g] = max, sum[r*ld_out + g] =
-     * sum exp2(s - max); an all -inf group gives -inf and 0. group is a multiple of 16. */
+     * sum exp2(s - max); an all -inf group gives -inf and 0, a NaN in the group makes its sum NaN. group is a multiple of 16. */
     void (*stats)(float *top, float *sum, int64_t ld_out, const float *s, int64_t ld, int64_t rows, int64_t keys,
                   int64_t group);
 

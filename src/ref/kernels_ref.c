@@ -116,8 +116,9 @@ static void stats(float *top, float *sum, int64_t ld_out, const float *s, int64_
             const int64_t n = esa_min64(group, keys - base);
             const float *row = s + r * ld + base;
             float t = -INFINITY, e = 0.0f;
-            for (int64_t c = 0; c < n; c++) if (row[c] > t || row[c] != row[c]) t = row[c];
-            if (t != -INFINITY) for (int64_t c = 0; c < n; c++) e += exp2f(row[c] - t);
+            for (int64_t c = 0; c < n; c++) if (row[c] > t) t = row[c];
+            const float ref = t == -INFINITY ? 0.0f : t;
+            for (int64_t c = 0; c < n; c++) e += exp2f(row[c] - ref);          /* a NaN in the group makes the sum NaN */
             top[r * ld_out + g] = t;
             sum[r * ld_out + g] = e;
         }

@@ -1,0 +1,172 @@
+/* attention.c - the one-call tier: check, bind, scratch from the ctx, run.
+ * SPDX-License-Identifier: Apache-2.0 */
+#define ESA_EXPERIMENTAL
+#include "attn/attn.h"
+
+static esa_status attention_inside(esa_ctx *ctx, const esa_qkvo *t, const esa_mask *mask, const esa_attention_params *params)
+{
+    esa_status status;
+    esa_attention_params p;
+    if ((status = esa_check_qkvo(ctx, t))) return status;
+    const esa_shapes s = esa_shapes_of(t->q, t->k);
+    if ((status = esa_check_attention(ctx, &p, params, s.D))) return status;
+    if ((status = esa_check_kv_len(ctx, p.kv_len, s.B, s.Nk))) return status;
+    if (mask && (status = esa_check_mask(ctx, mask, s.B, s.Hq, s.Nq, s.Nk, p.causal))) return status;
+
+    esa_attn_args args;
+    esa_bind_attention(&args, ctx, &s, &p, mask, t);
+    /* The same carving twice: first counting, then placing. */
+    int32_t *perm_q = NULL, *perm_k = NULL;
+    esa_carve carve = { NULL, 0 };
+    if (mask) esa_carve_orders(&carve, &perm_q, &perm_k, &mask->layout, mask->mode, s.Nq, s.Nk);
+    esa_carve_take(&carve, esa_attn_cpu_workspace(&args));
+    void *ws;
+    if ((status = esa_ctx_scratch(ctx, &ws, carve.used))) return status;
+    carve = (esa_carve){ ws, 0 };
+    if (mask) esa_carve_orders(&carve, &perm_q, &perm_k, &mask->layout, mask->mode, s.Nq, s.Nk);
+    args.perm_q = perm_q;
+    args.perm_k = perm_k;
+    esa_attn_cpu(&args, carve.base + carve.used);
+    return ESA_OK;
+}
+
+esa_status esa_attention(esa_ctx *ctx, const esa_tensor *q, const esa_tensor *k, const esa_tensor *v, const esa_tensor *o,
+                         const esa_mask *mask, const esa_attention_params *params)
+{
+    esa_status status = esa_ctx_enter(ctx);
+    if (status) return status;
+    const int32_t known = params && params->struct_size == sizeof *params;      /* else refused inside */
+    const esa_qkvo t = { q, k, v, o, known ? params->lse : NULL };
+    status = attention_inside(ctx, &t, mask, params);
+    esa_ctx_leave(ctx);
+    return status;
+}
+
+/* Checks, binds and carves for a selector; *ws is the selector's own scratch behind the permutations. */
+static esa_status select_prepare(esa_ctx *ctx, esa_select_args *args, void **ws, const esa_tensor *q, const esa_tensor *k,
+                                 const esa_select_params *params)
+{
+    esa_status status;
+    esa_select_params p;
+    if ((status = esa_check_qk(ctx, q, k))) return status;
+    const esa_shapes s = esa_shapes_of(q, k);
+    if ((status = esa_check_select(ctx, &p, params, s.Nq, s.Nk, s.D))) return status;
+    if ((status = esa_check_kv_len(ctx, p.kv_len, s.B, s.Nk))) return status;
+    esa_bind_select(args, ctx, &s, &p, q, k);
+    int32_t *perm_q, *perm_k;
+    esa_carve carve = { NULL, 0 };
+    esa_carve_orders(&carve, &perm_q, &perm_k, &p.layout, p.mode, s.Nq, s.Nk);
+    esa_carve_take(&carve, esa_select_workspace(args));
+    void *block;
+    if ((status = esa_ctx_scratch(ctx, &block, carve.used))) return status;
+    carve = (esa_carve){ block, 0 };
+    esa_carve_orders(&carve, &perm_q, &perm_k, &p.layout, p.mode, s.Nq, s.Nk);
+    args->perm_q = perm_q;
+    args->perm_k = perm_k;
+    *ws = carve.base + carve.used;
+    return ESA_OK;
+}
+
+static esa_mask *mask_for(const esa_ctx *ctx, const esa_select_args *a)
+{
+    int64_t nq, nk;
+    int32_t runnable;
+    esa_select_blocks(&a->params, a->Nq, a->Nk, &nq, &nk, &runnable);
+    esa_mask *mask = esa_mask_new(&ctx->mem, a->B, a->Hq, a->Nq, a->Nk, nq, nk, a->params.block_q, a->params.block_k);
+    if (mask) mask->runnable = runnable;
+    return mask;
+}
+
+esa_status esa_select(esa_ctx *ctx, esa_mask **mask, const esa_tensor *q, const esa_tensor *k, const esa_select_params *params)
+{
+    if (mask) *mask = NULL;
+    esa_status status = esa_ctx_enter(ctx);
+    if (status) return status;
+    esa_select_args args;
+    void *ws;
+    if (!mask) status = esa_fail(ctx, ESA_ERR_ARGUMENT, "mask is NULL, a pointer that receives the mask is expected");
+    if (!status) status = select_prepare(ctx, &args, &ws, q, k, params);
+    if (!status) {
+        esa_mask *made = mask_for(ctx, &args);
+        if (!made) status = esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for a mask of %lld x %lld blocks and %lld heads", (long long)args.nq,
+                                     (long long)args.nk, (long long)(args.B * args.Hq));
+        else esa_select_run(&args, made, ws);
+        *mask = made;
+    }
+    esa_ctx_leave(ctx);
+    return status;
+}
+
+esa_status esa_importance(esa_ctx *ctx, float *out, double *entropy, const esa_tensor *q, const esa_tensor *k, const esa_select_params *params)
+{
+    esa_status status = esa_ctx_enter(ctx);
+    if (status) return status;
+    esa_select_args args;
+    void *ws;
+    esa_select_params p = params ? *params : esa_select_params_default(ESA_SELECT_ENTROPY);
+    p.selector = ESA_SELECT_ENTROPY;
+    if (!out) status = esa_fail(ctx, ESA_ERR_ARGUMENT, "out is NULL, an array f32[B,H,nq,nk] is expected");
+    if (!status) status = select_prepare(ctx, &args, &ws, q, k, &p);
+    if (!status) esa_select_importance(&args, out, entropy, ws);
+    esa_ctx_leave(ctx);
+    return status;
+}
+
+esa_status esa_mask_mass(esa_ctx *ctx, double *mass, const esa_mask *mask, const esa_tensor *q, const esa_tensor *k,
+                         const esa_attention_params *params, int32_t row_step)
+{
+    esa_status status = esa_ctx_enter(ctx);
+    if (status) return status;
+    esa_attention_params p;
+    if (!mass || !mask) status = esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is NULL", mass ? "mask" : "mass");
+    else if (row_step < 1) status = esa_fail(ctx, ESA_ERR_ARGUMENT, "row_step is %d, expected at least 1", (int)row_step);
+    if (!status) status = esa_check_qk(ctx, q, k);
+    if (!status) status = esa_check_attention(ctx, &p, params, q->dim[3]);
+    if (!status) status = esa_check_kv_len(ctx, p.kv_len, q->dim[0], k->dim[2]);
+    if (!status) status = esa_check_mask(ctx, mask, q->dim[0], q->dim[1], q->dim[2], k->dim[2], p.causal);
+    if (!status) {
+        const esa_shapes s = esa_shapes_of(q, k);
+        esa_select_params sel = esa_select_params_default(ESA_SELECT_FULL);
+        sel.block_q = mask->block_q;
+        sel.block_k = mask->block_k;
+        sel.layout = mask->layout;
+        sel.mode = mask->mode;
+        sel.scale = p.scale;
+        sel.causal = p.causal;
+        sel.kv_len = p.kv_len;
+        esa_select_args args;
+        esa_bind_select(&args, ctx, &s, &sel, q, k);
+        int32_t *perm_q, *perm_k;
+        esa_carve carve = { NULL, 0 };
+        esa_carve_orders(&carve, &perm_q, &perm_k, &sel.layout, sel.mode, s.Nq, s.Nk);
+        esa_carve_take(&carve, esa_select_mass_workspace(&args, mask));
+        void *block;
+        if (!(status = esa_ctx_scratch(ctx, &block, carve.used))) {
+            carve = (esa_carve){ block, 0 };
+            esa_carve_orders(&carve, &perm_q, &perm_k, &sel.layout, sel.mode, s.Nq, s.Nk);
+            args.perm_q = perm_q;
+            args.perm_k = perm_k;
+            esa_select_mass(&args, mask, mass, row_step, carve.base + carve.used);
+        }
+    }
+    esa_ctx_leave(ctx);
+    return status;
+}
+
+esa_status esa_entropy_budgets(esa_ctx *ctx, int32_t *count, const double *entropy, int64_t H, int64_t nk, double budget)
+{
+    esa_status status = esa_ctx_enter(ctx);
+    if (status) return status;
+    void *scratch = NULL;
+    if (!count || !entropy) status = esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is NULL", count ? "entropy" : "count");
+    else if (H < 1 || nk < 1 || nk > ESA_MAX_BLOCKS || !(budget >= 0.0 && budget <= 1.0))
+        status = esa_fail(ctx, ESA_ERR_ARGUMENT, "budgets need at least one head, 1 .. %d blocks and a budget in 0 .. 1; got %lld, %lld, %g", ESA_MAX_BLOCKS,
+                          (long long)H, (long long)nk, budget);
+    for (int64_t h = 0; !status && h < H; h++)
+        if (!(entropy[h] >= 0.0 && entropy[h] <= 1.0 + 1e-9))
+            status = esa_fail(ctx, ESA_ERR_ARGUMENT, "entropy[%lld] is %g, expected 0 .. 1 (normalised)", (long long)h, entropy[h]);
+    if (!status) status = esa_ctx_scratch(ctx, &scratch, esa_size_mul(H, 8));
+    if (!status) esa_budget_entropy(count, entropy, H, nk, budget, scratch);
+    esa_ctx_leave(ctx);
+    return status;
+}

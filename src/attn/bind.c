@@ -1,0 +1,124 @@
+/* bind.c - views, params and mask become plain argument structs; default params and view makers.
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "attn/attn.h"
+
+#include <string.h>
+
+esa_tensor esa_tensor_bnsd(void *data, int32_t dtype, int64_t B, int64_t H, int64_t N, int64_t D)
+{
+    return (esa_tensor){ sizeof(esa_tensor), dtype, ESA_DEVICE_CPU, 0, data, { B, H, N, D }, { H * N * D, N * D, D, 1 } };
+}
+
+esa_tensor esa_tensor_bsnd(void *data, int32_t dtype, int64_t B, int64_t H, int64_t N, int64_t D)
+{
+    return (esa_tensor){ sizeof(esa_tensor), dtype, ESA_DEVICE_CPU, 0, data, { B, H, N, D }, { N * H * D, D, H * D, 1 } };
+}
+
+esa_select_params esa_select_params_default(int32_t selector)
+{
+    esa_select_params p;
+    memset(&p, 0, sizeof p);
+    p.struct_size = sizeof p;
+    p.selector = selector;
+    p.samples = 4;
+    p.budget = 0.5;
+    p.cdf_threshold = 1.0;
+    p.keep_sink = p.keep_recent = 1;
+    p.layout = esa_layout_default();
+    return p;
+}
+
+esa_attention_params esa_attention_params_default(void)
+{
+    esa_attention_params p;
+    memset(&p, 0, sizeof p);
+    p.struct_size = sizeof p;
+    return p;
+}
+
+esa_shapes esa_shapes_default(void)
+{
+    esa_shapes s;
+    memset(&s, 0, sizeof s);
+    s.struct_size = sizeof s;
+    return s;
+}
+
+esa_shapes esa_shapes_of(const esa_tensor *q, const esa_tensor *k)
+{
+    esa_shapes s = esa_shapes_default();
+    s.dtype = q->dtype;
+    s.device = q->device;
+    s.device_index = q->device_index;
+    s.B = q->dim[0]; s.Hq = q->dim[1]; s.Nq = q->dim[2]; s.D = q->dim[3];
+    s.Hkv = k->dim[1]; s.Nk = k->dim[2];
+    return s;
+}
+
+static void copy_strides(int64_t *dst, const esa_tensor *t) { for (int32_t i = 0; i < 3; i++) dst[i] = t->stride[i]; }
+
+void esa_bind_attention(esa_attn_args *a, const esa_ctx *ctx, const esa_shapes *s, const esa_attention_params *p, const esa_mask *mask,
+                        const esa_qkvo *t)
+{
+    memset(a, 0, sizeof *a);
+    a->kern = s->dtype == ESA_DTYPE_BF16 && ctx->kern->bf16 ? ctx->kern->bf16 : ctx->kern;
+    a->pool = ctx->pool;
+    a->dtype = s->dtype;
+    a->B = s->B; a->Hq = s->Hq; a->Hkv = s->Hkv; a->Nq = s->Nq; a->Nk = s->Nk; a->D = s->D;
+    a->tail = mask ? p->tail : ESA_TAIL_NONE;           /* dense: nothing is skipped */
+    a->causal = p->causal;
+    a->scale = p->scale;
+    a->kv_len = p->kv_len;
+    a->block_q = mask ? mask->block_q : 128;
+    a->block_k = mask ? mask->block_k : 128;
+    a->nq = esa_ceil_div(s->Nq, a->block_q);
+    a->nk = esa_ceil_div(s->Nk, a->block_k);
+    if (mask) {
+        a->count = mask->count;
+        a->index = mask->index;
+        a->cap = mask->cap;
+        a->mask_batch = mask->B == 1 ? 0 : mask->H;
+    }
+    if (!t) return;
+    a->q = t->q->data; a->k = t->k->data; a->v = t->v->data; a->o = t->o->data;
+    copy_strides(a->q_stride, t->q);
+    copy_strides(a->k_stride, t->k);
+    copy_strides(a->v_stride, t->v);
+    copy_strides(a->o_stride, t->o);
+    if (t->lse) {
+        a->lse = t->lse->data;
+        copy_strides(a->lse_stride, t->lse);
+    }
+}
+
+void esa_bind_select(esa_select_args *a, const esa_ctx *ctx, const esa_shapes *s, const esa_select_params *p, const esa_tensor *q,
+                     const esa_tensor *k)
+{
+    int32_t runnable;
+    memset(a, 0, sizeof *a);
+    a->kern = ctx->kern;
+    a->pool = ctx->pool;
+    a->params = *p;
+    a->dtype = s->dtype;
+    a->B = s->B; a->Hq = s->Hq; a->Hkv = s->Hkv; a->Nq = s->Nq; a->Nk = s->Nk; a->D = s->D;
+    esa_select_blocks(p, s->Nq, s->Nk, &a->nq, &a->nk, &runnable);
+    if (!q) return;
+    a->q = q->data;
+    a->k = k->data;
+    copy_strides(a->q_stride, q);
+    copy_strides(a->k_stride, k);
+}
+
+void esa_carve_orders(esa_carve *carve, int32_t **perm_q, int32_t **perm_k, const esa_layout *layout, int32_t mode, int64_t Nq, int64_t Nk)
+{
+    *perm_q = *perm_k = NULL;
+    if (layout->order_applied) return;
+    if (!esa_order_is_identity(layout, 0, mode)) {
+        *perm_q = esa_carve_take(carve, Nq * 4);
+        if (carve->base) esa_order_build(*perm_q, Nq, layout, 0, mode);
+    }
+    if (!esa_order_is_identity(layout, 1, mode)) {
+        *perm_k = esa_carve_take(carve, Nk * 4);
+        if (carve->base) esa_order_build(*perm_k, Nk, layout, 1, mode);
+    }
+}

@@ -1,0 +1,13 @@
+/* exp2_poly.h - 2^f on [-1/2, 1/2] as 1 + f (C1 + f (C2 + ...)): minimax in relative error with the constant term held at 1,
+ * so that 2^0 is exactly 1. Error of the polynomial 9.2e-8, of its f32 evaluation about 2 ulp.
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef ESA_CPU_EXP2_POLY_H
+#define ESA_CPU_EXP2_POLY_H
+
+#define EXP2_C1 0x1.62e42ap-1f
+#define EXP2_C2 0x1.ebf9bcp-3f
+#define EXP2_C3 0x1.c6b752p-5f
+#define EXP2_C4 0x1.3cea88p-7f
+#define EXP2_C5 0x1.5bba14p-10f
+
+#endif
