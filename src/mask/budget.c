@@ -123,28 +123,24 @@ void esa_budget_entropy(int32_t *k, const double *entropy, int64_t H, int64_t nk
         k[h] = (int32_t)whole_of(&g, h, &scratch[h]);
         sum += k[h];
     }
-    /* More missing than one each cannot be, except through rounding at the clamps; then whole turns are added first. */
-    while (sum < total) {
+    if (sum < total) {
         sort_down(scratch, H);
         const int64_t missing = esa_min64(total - sum, H);
         const double bar = scratch[missing - 1];        /* the missing-th largest remainder */
-        int64_t above = 0, given = 0;
+        int64_t above = 0, at_bar = 0;
         for (int64_t h = 0; h < H; h++) above += scratch[h] > bar;
         for (int64_t h = 0; h < H; h++) {
             double left;
             whole_of(&g, h, &left);
-            if (left < bar || k[h] >= nk) continue;
-            if (left == bar && given >= missing - above) continue;
-            given += left == bar;
+            if (left < bar || k[h] >= nk || (left == bar && at_bar >= missing - above)) continue;
+            at_bar += left == bar;
             k[h]++;
             sum++;
         }
-        for (int64_t h = 0; h < H; h++) scratch[h] = k[h] < nk ? 0.0 : -1.0;
-        if (sum < total) {                              /* second turn: lower heads first */
-            for (int64_t h = 0; h < H && sum < total; h++)
-                if (k[h] < nk) { k[h]++;  sum++; }
-        }
     }
+    while (sum < total)                                 /* rounding at the clamps only: one more each, lower heads first */
+        for (int64_t h = 0; h < H && sum < total; h++)
+            if (k[h] < nk) { k[h]++;  sum++; }
     for (int64_t h = H; sum > total && h-- > 0;)        /* rounding only: take back from the last head that can give */
         if (k[h] > 1) { k[h]--;  sum--; }
 }

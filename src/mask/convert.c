@@ -51,9 +51,9 @@ static esa_status begin(esa_ctx *ctx, esa_mask **mask, const esa_mask_info *info
 }
 
 /* "b=0 h=1 i=2" of a row number, for error texts. */
-static const char *row_name(char buf[64], const esa_mask *m, int64_t row)
+static const char *row_name(char buf[80], const esa_mask *m, int64_t row)
 {
-    snprintf(buf, 64, "b=%lld h=%lld i=%lld", (long long)(row / m->nq / m->H), (long long)(row / m->nq % m->H),
+    snprintf(buf, 80, "b=%lld h=%lld i=%lld", (long long)(row / m->nq / m->H), (long long)(row / m->nq % m->H),
              (long long)(row % m->nq));
     return buf;
 }
@@ -63,7 +63,7 @@ static esa_status copy_lists(esa_ctx *ctx, esa_mask *m, const int32_t *count, co
                              const char *count_name, const char *index_name)
 {
     const int64_t rows = m->B * m->H * m->nq, most = esa_min64(cap, m->nk);
-    char buf[64];
+    char buf[80];
     for (int64_t r = 0; r < rows; r++) {
         if (count[r] < 0 || count[r] > most)
             return esa_fail(ctx, ESA_ERR_ARGUMENT, "%s at %s is %d, expected 0..%lld (nk %lld, room for %lld)", count_name,
@@ -109,7 +109,7 @@ static esa_status from_bits(esa_ctx *ctx, esa_mask **mask, const esa_mask_info *
     const uint8_t beyond = m->nk % 8 ? (uint8_t)(0xff << (m->nk % 8)) : 0;
     for (int64_t r = 0; r < rows; r++) {
         const uint8_t byte = bits[r * pitch + pitch - 1];
-        char buf[64];
+        char buf[80];
         if (!(byte & beyond)) continue;
         const esa_status bad = esa_fail(ctx, ESA_ERR_ARGUMENT, "bits at %s: last byte is 0x%02x, expected no bit at or above %lld",
                                         row_name(buf, m, r), (unsigned)byte, (long long)m->nk);

@@ -25,11 +25,21 @@ typedef struct esa_select_args {
 void esa_select_blocks(const esa_select_params *params, int64_t Nq, int64_t Nk, int64_t *nq, int64_t *nk, int32_t *runnable);
 /* Scratch for esa_select_run with these args (pointers q, k need not be set). */
 int64_t esa_select_workspace(const esa_select_args *args);
-/* Fills mask (geometry must be nq, nk, Hq, B). Cannot fail: all is checked before. */
+/* Fills mask (geometry must be nq, nk, Hq, B) and its facts: filled, runnable, selector, mode, asked, existing, layout.
+ * Cannot fail: all is checked before. */
 void esa_select_run(const esa_select_args *args, esa_mask *mask, void *ws);
 
-/* Importance of the entropy selector alone: out f32[B,H,nq,nk], entropy f64[B,H] or NULL. Same scratch. */
+/* Importance of the entropy selector alone: out f32[B,H,nq,nk], entropy f64[B,H] or NULL. Scratch: esa_select_workspace of
+ * the same args with params.selector = ENTROPY. */
 void esa_select_importance(const esa_select_args *args, float *out, double *entropy, void *ws);
+/* The second half of the entropy selector: mask from importance f32[B,H,nq,nk] (entropies, budgets, forced blocks, top-k), as
+ * if it had just been measured. q and k are not read. Same scratch. */
+void esa_select_from_importance(const esa_select_args *args, esa_mask *mask, const float *importance, void *ws);
+
+/* Share of the true attention mass that mask keeps (esa_mask_mass): mass f64[B,Hq], over every row_step-th query. Of params
+ * only scale, causal, kv_len and layout count; block sizes and rows come from mask. */
+int64_t esa_select_mass_workspace(const esa_select_args *args, const esa_mask *mask);
+void esa_select_mass(const esa_select_args *args, const esa_mask *mask, double *mass, int32_t row_step, void *ws);
 
 /* Which key blocks hold text / protected frame (forced columns) and which query blocks run dense, from the resolved layout in
  * fixed mode. flags_q[nq], flags_k[nk]; kv_len of this batch entry. */

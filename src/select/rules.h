@@ -1,0 +1,60 @@
+/* rules.h - what all selectors share: what a row may see, what is forced on it, how it picks. Private to src/select.
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef ESA_SELECT_RULES_H
+#define ESA_SELECT_RULES_H
+
+#include "base/half.h"
+#include "select/select.h"
+
+#define ESA_LOG2E 1.4426950408889634
+
+/* The rules of one batch entry; every head of it obeys the same ones. */
+typedef struct esa_rules {
+    int64_t kv_len;                 /* keys that exist */
+    int64_t existing;               /* key blocks that exist: ceil(kv_len / Bk) */
+    int64_t seen;                   /* sum of visible */
+    int32_t *visible;               /* [nq] key blocks 0 .. visible-1 hold a key some query of the block sees */
+    int32_t *diagonal;              /* [nq] blocks diagonal .. visible-1 cross the causal diagonal and are forced */
+    int32_t *least;                 /* [nq] forced blocks of the row, at least 1 where anything is visible */
+    uint8_t *dense;                 /* [nq] rows that keep all they see */
+    uint8_t *column;                /* [nk] columns every row keeps */
+} esa_rules;
+
+/* Scratch of one worker for picking a row. */
+typedef struct esa_picker {
+    uint8_t *keep, *allow;          /* [nk] */
+    uint64_t *key;                  /* [nk] */
+} esa_picker;
+
+void esa_rules_carve(esa_rules *rules, esa_carve *carve, const esa_select_args *args);
+/* Rules of batch entry b: visibility always; text, first frame and diagonal only in fixed mode. */
+void esa_rules_fill(esa_rules *rules, const esa_select_args *args, int64_t b);
+/* Forces one more column on every row that sees it (ada_bsa's sink and last block). */
+void esa_rules_force_column(esa_rules *rules, const esa_select_args *args, int64_t j);
+
+void esa_picker_carve(esa_picker *picker, esa_carve *carve, int64_t nk);
+/* picker->keep[nk] = the blocks of row i: forced ones, then the best by value[visible] up to quota, and always the best. */
+void esa_rules_pick(esa_picker *picker, const esa_rules *rules, const float *value, int64_t i, int64_t quota, int64_t nk);
+/* Sets keep to the forced blocks of row i and returns their number. */
+int64_t esa_rules_forced(uint8_t *keep, const esa_rules *rules, int64_t i, int64_t nk);
+
+/* kv_len of a batch entry, 0 .. Nk. */
+int64_t esa_args_kv_len(const esa_select_args *args, int64_t b);
+/* First element of q / k of a (query) head. */
+const void *esa_args_q(const esa_select_args *args, int64_t b, int64_t h);
+const void *esa_args_k(const esa_select_args *args, int64_t b, int64_t h);
+
+/* Writes into mask who made it and under which params; existing: blocks that exist over all rows. */
+void esa_select_sign(const esa_select_args *args, esa_mask *mask, int64_t existing);
+
+/* One file each; ws is what *_workspace asked for. */
+void esa_entropy_carve(const esa_select_args *args, esa_carve *carve);
+void esa_entropy_run(const esa_select_args *args, esa_mask *mask, void *ws);
+void esa_rf_v2_carve(const esa_select_args *args, esa_carve *carve);
+void esa_rf_v2_run(const esa_select_args *args, esa_mask *mask, void *ws);
+void esa_ada_bsa_carve(const esa_select_args *args, esa_carve *carve);
+void esa_ada_bsa_run(const esa_select_args *args, esa_mask *mask, void *ws);
+void esa_random_carve(const esa_select_args *args, esa_carve *carve);
+void esa_random_run(const esa_select_args *args, esa_mask *mask, void *ws);
+
+#endif
