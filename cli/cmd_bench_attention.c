@@ -1,0 +1,410 @@
+/* cmd_bench_attention.c - `esa bench attention`: dense and sparse attention beside sgemm, interleaved.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * One round runs sgemm (2048^3, the machine's CBLAS with as many threads) and then every row of the table once, so that all of
+ * them meet the same disturbances; best and median over the rounds are printed. FLOP of a row: 4 * pairs * D, pairs being the
+ * query-key pairs of the kept blocks over all heads (4 Nq Nk D H when dense). Rows of selector random are given their mask; for the
+ * others selection is timed by itself and not part of a row's time. Every row has a ctx of its own, so that its memory is its own. */
+#include "data.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { GEMM = 2048 };
+
+typedef struct bench_row {
+    int dtype, selector, tail;      /* ESA_*; dense rows: selector FULL */
+    double asked, density;
+    int dense;
+    int64_t pairs, peak_bytes;
+    esa_ctx *ctx;
+    esa_plan *plan;
+    esa_mask *mask;                 /* NULL: dense */
+    double *seconds, *select_seconds; /* [rounds] */
+} bench_row;
+
+typedef struct bench {
+    cli_shape shape;
+    cli_list densities, selectors, tails, dtypes;
+    esa_select_params select;       /* what is common to all rows: blocks, layout, seed, cdf_threshold */
+    int64_t threads, rounds, samples;   /* samples 0: the selector's own */
+    int causal;
+    esa_tensor q[3], k[3], v[3], o[3];  /* per dtype; data NULL where not asked for */
+    bench_row *rows;
+    int row_count;
+    cli_blas blas;
+    float *gemm;                    /* three GEMM x GEMM matrices */
+    double *gemm_seconds;           /* [rounds] */
+} bench;
+
+static int compare(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* Sorts times in place. */
+static void best_median(double *times, int64_t n, double *best, double *median)
+{
+    qsort(times, (size_t)n, sizeof *times, compare);
+    *best = times[0];
+    *median = n % 2 ? times[n / 2] : 0.5 * (times[n / 2 - 1] + times[n / 2]);
+}
+
+static double gemm_once(bench *b)
+{
+    float *x = b->gemm;
+    const size_t one = (size_t)GEMM * GEMM;
+    const double start = cli_seconds();
+    b->blas.sgemm(101, 111, 111, GEMM, GEMM, GEMM, 1.0f, x, GEMM, x + one, GEMM, 0.0f, x + 2 * one, GEMM); /* row major, no transpose */
+    return cli_seconds() - start;
+}
+
+/* One selection (unless the mask is given) and one attention call of a row; times may be NULL. */
+static esa_status row_once(bench *b, bench_row *r, double *select_seconds, double *seconds)
+{
+    const esa_tensor *q = &b->q[r->dtype], *k = &b->k[r->dtype], *v = &b->v[r->dtype], *o = &b->o[r->dtype];
+    esa_status status = ESA_OK;
+    const double start = cli_seconds();
+    if (!r->dense && r->selector != ESA_SELECT_RANDOM) status = esa_plan_select(r->plan, r->mask, q, k, NULL);
+    const double chosen = cli_seconds();
+    if (status == ESA_OK) status = esa_plan_attention(r->plan, r->mask, q, k, v, o, NULL, NULL);
+    *seconds = cli_seconds() - chosen;
+    *select_seconds = r->dense || r->selector == ESA_SELECT_RANDOM ? NAN : chosen - start;
+    return status;
+}
+
+static int row_open(bench *b, bench_row *r)
+{
+    const esa_tensor *q = &b->q[r->dtype], *k = &b->k[r->dtype];
+    esa_ctx_params params = esa_ctx_params_default();
+    esa_shapes shapes = esa_shapes_default();
+    esa_attention_params attention = esa_attention_params_default();
+    esa_select_params select = esa_select_params_default(r->selector);
+    double ignored[2];
+    params.threads = (int32_t)b->threads;
+    esa_status status = esa_ctx_create(&r->ctx, &params);
+    if (status != ESA_OK) return cli_fail_esa(NULL, status, "bench attention: creating a context");
+    shapes.dtype = r->dtype;
+    shapes.B = b->shape.B;
+    shapes.Hq = shapes.Hkv = b->shape.H;
+    shapes.Nq = shapes.Nk = b->shape.N;
+    shapes.D = b->shape.D;
+    attention.tail = r->dense ? ESA_TAIL_NONE : r->tail;
+    attention.causal = select.causal = b->causal;
+    select.budget = r->asked;
+    select.block_q = b->select.block_q;
+    select.block_k = b->select.block_k;
+    select.cdf_threshold = b->select.cdf_threshold;
+    select.seed = b->select.seed;
+    select.layout = b->select.layout;
+    if (b->samples) select.samples = (int32_t)b->samples;
+    if (!select.block_q && r->selector == ESA_SELECT_RANDOM) select.block_q = select.block_k = 128;
+    status = esa_plan_create(r->ctx, &r->plan, &shapes, r->dense ? NULL : &select, &attention);
+    if (status == ESA_OK && !r->dense) status = esa_mask_create(r->plan, &r->mask);
+    if (status == ESA_OK && !r->dense) status = esa_plan_select(r->plan, r->mask, q, k, NULL);
+    /* The first call grows the arena and touches its pages: it warms up and is not counted. */
+    if (status == ESA_OK) status = row_once(b, r, &ignored[0], &ignored[1]);
+    if (status != ESA_OK) return cli_fail_esa(r->ctx, status, "bench attention");
+    r->density = 1.0;
+    if (r->mask) {
+        esa_mask_info info;
+        info.struct_size = sizeof info;
+        status = esa_mask_get_info(r->mask, &info);
+        if (status != ESA_OK) return cli_fail_esa(r->ctx, status, "bench attention");
+        r->density = info.density;
+    }
+    int64_t held;
+    esa_ctx_memory(r->ctx, &held, &r->peak_bytes);
+    r->pairs = measure_pairs(r->mask, q, k, b->causal, NULL);
+    if (r->pairs < 0) return cli_fail("bench attention: out of memory");
+    return CLI_OK;
+}
+
+/* Rows: per dtype one dense row if density 1 is asked for, then densities x selectors x tails. */
+static int rows_new(bench *b)
+{
+    const int most = b->dtypes.count * b->densities.count * b->selectors.count * b->tails.count;
+    b->rows = calloc((size_t)most, sizeof *b->rows);
+    if (!b->rows) return cli_fail("bench attention: out of memory");
+    for (int t = 0; t < b->dtypes.count; t++)
+        for (int d = 0; d < b->densities.count; d++) {
+            const int dense = b->densities.real[d] >= 1.0;
+            for (int s = 0; s < (dense ? 1 : b->selectors.count); s++)
+                for (int tail = 0; tail < (dense ? 1 : b->tails.count); tail++) {
+                    bench_row *r = &b->rows[b->row_count++];
+                    r->dtype = (int)b->dtypes.whole[t];
+                    r->asked = b->densities.real[d];
+                    r->dense = dense;
+                    r->selector = dense ? ESA_SELECT_FULL : (int)b->selectors.whole[s];
+                    r->tail = dense ? ESA_TAIL_NONE : (int)b->tails.whole[tail];
+                    r->seconds = calloc((size_t)b->rounds, sizeof *r->seconds);
+                    r->select_seconds = calloc((size_t)b->rounds, sizeof *r->select_seconds);
+                    if (!r->seconds || !r->select_seconds) return cli_fail("bench attention: out of memory");
+                }
+        }
+    return CLI_OK;
+}
+
+static int data_new(bench *b)
+{
+    const cli_shape *s = &b->shape;
+    for (int t = 0; t < b->dtypes.count; t++) {
+        const int dtype = (int)b->dtypes.whole[t];
+        esa_tensor *all[] = { &b->q[dtype], &b->k[dtype], &b->v[dtype], &b->o[dtype] };
+        for (int i = 0; i < 4; i++) {
+            if (all[i]->data) continue;                         /* a dtype named twice */
+            *all[i] = data_tensor_new(dtype, s->B, s->H, s->N, s->D);
+            if (!all[i]->data) return CLI_FAILED;
+            data_tensor_random(all[i], b->select.seed + (uint64_t)i + 1, 1.0);  /* never zeros: pages must be real */
+        }
+    }
+    if (b->blas.handle) {
+        esa_tensor fill = data_tensor_new(ESA_DTYPE_F32, 1, 3, GEMM, GEMM);
+        if (!fill.data) return CLI_FAILED;
+        data_tensor_random(&fill, b->select.seed, 1.0);
+        b->gemm = fill.data;
+    }
+    b->gemm_seconds = calloc((size_t)b->rounds, sizeof *b->gemm_seconds);
+    return b->gemm_seconds ? CLI_OK : cli_fail("bench attention: out of memory");
+}
+
+/* Speed of a small dense call in FLOP/s: to announce how long this will take before it starts. */
+static double quick_flops(const bench *b)
+{
+    enum { N = 1024 };
+    const int64_t H = 4, D = b->shape.D;
+    esa_ctx *ctx;
+    esa_ctx_params params = esa_ctx_params_default();
+    params.threads = (int32_t)b->threads;
+    if (esa_ctx_create(&ctx, &params) != ESA_OK) return NAN;
+    esa_tensor t[4];
+    double best = NAN;
+    int ready = 1;
+    for (int i = 0; i < 4; i++) {
+        t[i] = data_tensor_new(ESA_DTYPE_F32, 1, H, N, D);
+        ready = ready && t[i].data;
+        if (t[i].data) data_tensor_random(&t[i], (uint64_t)i + 1, 1.0);
+    }
+    for (int i = 0; ready && i < 3; i++) {
+        const double start = cli_seconds();
+        if (esa_attention(ctx, &t[0], &t[1], &t[2], &t[3], NULL, NULL) != ESA_OK) break;
+        const double speed = 4.0 * N * N * (double)(D * H) / (cli_seconds() - start);
+        if (!(speed <= best)) best = speed;
+    }
+    for (int i = 0; i < 4; i++) data_tensor_free(&t[i]);
+    esa_ctx_free(ctx);
+    return best;
+}
+
+static void announce(const bench *b)
+{
+    double work = 0;
+    for (int i = 0; i < b->row_count; i++) work += b->rows[i].asked;
+    work *= 4.0 * (double)b->shape.B * (double)b->shape.H * (double)b->shape.N * (double)b->shape.N * (double)b->shape.D * (b->causal ? 0.5 : 1.0);
+    const double seconds = work * (double)(b->rounds + 2) / quick_flops(b);
+    if (seconds > 20)
+        fprintf(stderr, "about %.0f %s for %lld rounds (--rounds takes fewer)\n", seconds < 120 ? seconds : seconds / 60,
+                seconds < 120 ? "seconds" : "minutes", (long long)b->rounds);
+}
+
+static int run_rounds(bench *b)
+{
+    for (int i = 0; i < b->row_count; i++) {
+        const int failed = row_open(b, &b->rows[i]);
+        if (failed) return failed;
+        cli_progress("warm-up", i + 1, b->row_count);
+    }
+    if (b->gemm) gemm_once(b);
+    for (int64_t round = 0; round < b->rounds; round++) {
+        if (b->gemm) b->gemm_seconds[round] = gemm_once(b);
+        for (int i = 0; i < b->row_count; i++) {
+            bench_row *r = &b->rows[i];
+            const esa_status status = row_once(b, r, &r->select_seconds[round], &r->seconds[round]);
+            if (status != ESA_OK) return cli_fail_esa(r->ctx, status, "bench attention");
+        }
+        cli_progress("round", round + 1, b->rounds);
+    }
+    cli_progress_end();
+    return CLI_OK;
+}
+
+static void figure(cli_table *table, const char *format, double x)
+{
+    if (isfinite(x)) cli_cell(table, format, x);
+    else cli_cell(table, "-");
+}
+
+/* The table on stdout and the same as JSON. */
+static int report(bench *b, const char *json_path, const char *command)
+{
+    double gemm = NAN, gemm_median = NAN, dense[3] = { NAN, NAN, NAN };
+    if (b->gemm) {
+        best_median(b->gemm_seconds, b->rounds, &gemm, &gemm_median);
+        gemm = 2e-9 * GEMM * GEMM * (double)GEMM / gemm;
+        gemm_median = 2e-9 * GEMM * GEMM * (double)GEMM / gemm_median;
+    }
+    static const char *const head[] = { "dtype", "selector", "tail", "asked", "density", "best ms", "median ms", "GFLOP/s", "of sgemm",
+                                        "speedup", "x density", "select ms", "extra MB" };
+    const int columns = (int)(sizeof head / sizeof head[0]);
+    cli_table *table = cli_table_new(columns, 3);
+    cli_json *json = cli_json_new();
+    for (int i = 0; i < columns; i++) cli_cell(table, "%s", head[i]);
+    cli_machine_json(json, b->rows[0].ctx, b->blas.handle ? b->blas.name : NULL);
+    cli_json_text(json, "command", command);
+    cli_json_int(json, "rounds", b->rounds);
+    cli_json_real(json, "sgemm_gflops", gemm);
+    cli_json_real(json, "sgemm_gflops_median", gemm_median);
+    cli_json_open(json, "rows", '[');
+    for (int i = 0; i < b->row_count; i++)          /* dense first: later rows refer to it */
+        if (b->rows[i].dense) {
+            double best, median;
+            best_median(b->rows[i].seconds, b->rounds, &best, &median);
+            dense[b->rows[i].dtype] = best;
+        }
+    for (int i = 0; i < b->row_count; i++) {
+        bench_row *r = &b->rows[i];
+        char dtype[32], selector[32], tail[32];
+        double best, median, select = NAN, ignored;
+        best_median(r->seconds, b->rounds, &best, &median);
+        if (!r->dense && r->selector != ESA_SELECT_RANDOM) best_median(r->select_seconds, b->rounds, &select, &ignored);
+        const double gflops = 4e-9 * (double)r->pairs * (double)b->shape.D / best, speedup = dense[r->dtype] / best;
+        cli_name(dtype, CLI_DTYPES, r->dtype);
+        cli_name(tail, CLI_TAILS, r->tail);
+        if (r->dense) strcpy(selector, "dense");
+        else cli_name(selector, CLI_SELECTORS, r->selector);
+        cli_cell(table, "%s", dtype);
+        cli_cell(table, "%s", selector);
+        cli_cell(table, "%s", tail);
+        cli_cell(table, "%.3g", r->asked);
+        cli_cell(table, "%.4f", r->density);
+        cli_cell(table, "%.2f", 1e3 * best);
+        cli_cell(table, "%.2f", 1e3 * median);
+        cli_cell(table, "%.1f", gflops);
+        figure(table, "%.3f", gflops / gemm);
+        figure(table, "%.2f", speedup);
+        figure(table, "%.3f", speedup * r->density);
+        figure(table, "%.2f", 1e3 * select);
+        cli_cell(table, "%.1f", 1e-6 * (double)r->peak_bytes);
+        cli_json_open(json, NULL, '{');
+        cli_json_text(json, "shape", b->shape.name);
+        cli_json_text(json, "dtype", dtype);
+        cli_json_text(json, "selector", selector);
+        cli_json_text(json, "tail", tail);
+        cli_json_real(json, "density_asked", r->asked);
+        cli_json_real(json, "density", r->density);
+        cli_json_real(json, "seconds", best);
+        cli_json_real(json, "seconds_median", median);
+        cli_json_real(json, "gflops", gflops);
+        cli_json_real(json, "of_sgemm", gflops / gemm);
+        cli_json_real(json, "speedup_vs_dense", speedup);
+        cli_json_real(json, "select_seconds", select);
+        cli_json_int(json, "peak_extra_bytes", r->peak_bytes);
+        cli_json_close(json);
+    }
+    printf("shape %s = B %lld, H %lld, N %lld, D %lld%s; %lld rounds, best/best\n", b->shape.name, (long long)b->shape.B,
+           (long long)b->shape.H, (long long)b->shape.N, (long long)b->shape.D, b->causal ? ", causal" : "", (long long)b->rounds);
+    cli_machine_print(stdout, b->rows[0].ctx);
+    if (b->gemm) printf("sgemm 2048^3 with %s%s: best %.1f, median %.1f GFLOP/s\n\n", b->blas.name,
+                        b->blas.threads_set ? "" : " (its thread count could not be set)", gemm, gemm_median);
+    else printf("no CBLAS found: sgemm not measured\n\n");
+    cli_table_print(table, stdout);
+    return cli_json_save(json, json_path);
+}
+
+static void bench_free(bench *b)
+{
+    for (int i = 0; i < b->row_count; i++) {
+        bench_row *r = &b->rows[i];
+        esa_mask_free(r->mask);
+        esa_plan_free(r->plan);
+        esa_ctx_free(r->ctx);
+        free(r->seconds);
+        free(r->select_seconds);
+    }
+    free(b->rows);
+    for (int t = 0; t < 3; t++) {
+        data_tensor_free(&b->q[t]);
+        data_tensor_free(&b->k[t]);
+        data_tensor_free(&b->v[t]);
+        data_tensor_free(&b->o[t]);
+    }
+    free(b->gemm);
+    free(b->gemm_seconds);
+    cli_blas_close(&b->blas);
+}
+
+int cmd_bench_attention(int argc, char **argv)
+{
+    bench b = { .densities = { 4, { 1, 0.5, 0.2, 0.1 }, { 0 } }, .selectors = { 1, { 0 }, { ESA_SELECT_RANDOM } },
+                .tails = { 1, { 0 }, { 0 } }, .dtypes = { 1, { 0 }, { ESA_DTYPE_F32 } }, .rounds = 15 };
+    cli_list grid = { 0, { 0 }, { 0 } }, window = { 0, { 0 }, { 0 } };
+    const char *shape = "1,4,4096,128", *block = NULL, *json_path = NULL;
+    int64_t seed = 1, text_front = -1, text_back = -1;
+    int order = ESA_ORDER_DEFAULT, done;
+    double cdf = 1.0;
+    char names[512], command[1024] = "esa bench attention", shape_help[600];
+    cli_shape_list(names, sizeof names);
+    snprintf(shape_help, sizeof shape_help, "B,H,N,D (1,4,4096,128), or one of %s", names);
+    const cli_option options[] = {
+        { "--shape", CLI_TEXT, &shape, "NAME|B,H,N,D", 0, 0, 0, shape_help },
+        { "--density", CLI_REALS, &b.densities, "X,...", 0, 1, 0, "kept fractions; 1 is dense, the others' baseline (1,0.5,0.2,0.1)" },
+        { "--selector", CLI_CHOICES, &b.selectors, CLI_SELECTORS, 0, 0, 0, "any, with commas; random: the mask is given (random)" },
+        { "--tail", CLI_CHOICES, &b.tails, CLI_TAILS, 0, 0, 0, "any, with commas (none)" },
+        { "--dtype", CLI_CHOICES, &b.dtypes, CLI_DTYPES, 0, 0, 0, "any, with commas (f32)" },
+        { "--block", CLI_TEXT, &block, "QxK", 0, 0, 0, "block size (the selector's own; random 128x128)" },
+        { "--samples", CLI_INT, &b.samples, "N", 1, 256, 0, "entropy: queries scored per block (4)" },
+        { "--cdf", CLI_REAL, &cdf, "X", 0, 1, 0, "ada_bsa: CDF threshold (1: off)" },
+        { "--order", CLI_CHOICE, &order, CLI_ORDERS, 0, 0, 0, "token order (the selector's own)" },
+        { "--grid", CLI_INTS, &grid, "t,h,w", 1, 65535, 3, "video tokens (named shapes know theirs)" },
+        { "--window", CLI_INTS, &window, "t,h,w", 1, 4096, 3, "box of order tile3d" },
+        { "--text-front", CLI_INT, &text_front, "N", 0, 1e9, 0, "text tokens before the video" },
+        { "--text-back", CLI_INT, &text_back, "N", 0, 1e9, 0, "text tokens behind the video" },
+        { "--causal", CLI_FLAG, &b.causal, NULL, 0, 0, 0, "key j is visible to query i iff j <= i" },
+        { "--threads", CLI_INT, &b.threads, "N", 0, ESA_MAX_THREADS, 0, "0: one per core (0)" },
+        { "--rounds", CLI_INT, &b.rounds, "N", 1, 100000, 0, "interleaved rounds (15)" },
+        { "--seed", CLI_INT, &seed, "N", 0, 1e15, 0, "of data and random masks (1)" },
+        { "--json", CLI_TEXT, &json_path, "FILE", 0, 0, 0, "also write the table as JSON" },
+        { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
+    };
+    for (int i = 0; i < argc; i++) {                /* published numbers carry their command */
+        const size_t used = strlen(command);
+        snprintf(command + used, sizeof command - used, " %s", argv[i]);
+    }
+    int status = cli_options("esa bench attention", "[options]", "Times dense and block-sparse attention beside sgemm, interleaved.",
+                             options, argc, argv, NULL, &done);
+    if (status || done) return status;
+    status = cli_shape_parse(&b.shape, shape);
+    if (status) return status;
+    b.select = esa_select_params_default(ESA_SELECT_RANDOM);
+    b.select.block_q = b.select.block_k = 0;        /* each selector's own */
+    if (block) status = cli_block_parse(block, &b.select.block_q, &b.select.block_k);
+    if (status) return status;
+    b.select.seed = (uint64_t)seed;
+    b.select.cdf_threshold = cdf;
+    /* A grid brings text rules and orders with it; a random mask alone stays what it says, uniform rows. */
+    const int only_random = b.selectors.count == 1 && b.selectors.whole[0] == ESA_SELECT_RANDOM;
+    if (grid.count || order != ESA_ORDER_DEFAULT || !only_random) {
+        esa_layout *l = &b.select.layout;
+        l->order = order;
+        for (int i = 0; i < 3; i++) l->grid_q[i] = grid.count ? (int32_t)grid.whole[i] : b.shape.grid[i];
+        for (int i = 0; i < 3 && window.count; i++) l->window[i] = (int32_t)window.whole[i];
+        l->text_front_q = (int32_t)(text_front >= 0 ? text_front : grid.count ? 0 : b.shape.text_front);
+        l->text_back_q = (int32_t)(text_back >= 0 ? text_back : grid.count ? 0 : b.shape.text_back);
+    }
+    esa_ctx *probe;
+    esa_ctx_params params = esa_ctx_params_default();
+    params.threads = (int32_t)b.threads;
+    const esa_status made = esa_ctx_create(&probe, &params);
+    if (made != ESA_OK) return cli_fail_esa(NULL, made, "bench attention: creating a context");
+    cli_blas_open(&b.blas, esa_ctx_threads(probe)); /* sgemm gets as many threads as we take */
+    esa_ctx_free(probe);
+    status = data_new(&b);
+    if (!status) status = rows_new(&b);
+    if (!status) announce(&b);
+    if (!status) status = run_rounds(&b);
+    if (!status) status = report(&b, json_path, command);
+    bench_free(&b);
+    return status;
+}

@@ -1,0 +1,189 @@
+/* cmd_demo.c - `esa demo`: dense attention against every selector, with and without the pooled tail, on synthetic heads.
+ * SPDX-License-Identifier: Apache-2.0 */
+#define ESA_EXPERIMENTAL
+#include "data.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+typedef struct demo {
+    esa_ctx *ctx;
+    esa_tensor q, k, v, o, ref;
+    int32_t grid[3];
+    int64_t rounds;
+    uint64_t seed;
+    int order;                      /* ESA_ORDER_* */
+    double dense_seconds;
+} demo;
+
+typedef struct demo_row { double asked, density, mass, error, select_seconds, seconds; } demo_row;
+
+/* Best of rounds for one selector and tail; -1 after a sentence. */
+static int run_row(demo *d, demo_row *row, int selector, int tail)
+{
+    esa_select_params select = esa_select_params_default(selector);
+    esa_attention_params attention = esa_attention_params_default();
+    const int64_t H = d->q.dim[1];
+    esa_mask *mask = NULL;
+    esa_status status = ESA_OK;
+    select.budget = row->asked;
+    select.seed = d->seed;
+    select.layout.order = d->order;
+    for (int i = 0; i < 3; i++) select.layout.grid_q[i] = d->grid[i];
+    attention.tail = tail;
+    row->select_seconds = row->seconds = INFINITY;
+    for (int64_t r = 0; r < d->rounds; r++) {
+        esa_mask_free(mask);
+        const double start = cli_seconds();
+        status = esa_select(d->ctx, &mask, &d->q, &d->k, &select);
+        const double chosen = cli_seconds();
+        if (status == ESA_OK) status = esa_attention(d->ctx, &d->q, &d->k, &d->v, &d->o, mask, &attention);
+        const double end = cli_seconds();
+        if (status != ESA_OK) goto fail;
+        if (chosen - start < row->select_seconds) row->select_seconds = chosen - start;
+        if (end - start < row->seconds) row->seconds = end - start;
+    }
+    esa_mask_info info;
+    info.struct_size = sizeof info;
+    status = esa_mask_get_info(mask, &info);
+    row->density = info.density;
+    double *mass = calloc((size_t)H, sizeof *mass);
+    if (status == ESA_OK) status = mass ? esa_mask_mass(d->ctx, mass, mask, &d->q, &d->k, &attention, 7) : ESA_ERR_MEMORY;
+    row->mass = row->error = 0;
+    for (int64_t h = 0; status == ESA_OK && h < H; h++) {
+        row->mass += mass[h] / (double)H;
+        row->error += measure_error(&d->o, &d->ref, h) / (double)H;
+    }
+    free(mass);
+    if (status != ESA_OK) goto fail;
+    esa_mask_free(mask);
+    return 0;
+fail:
+    esa_mask_free(mask);
+    cli_fail_esa(d->ctx, status, "demo");
+    return -1;
+}
+
+static void print_cells(cli_table *table, const char *selector, const char *tail, const demo_row *row, double dense_seconds)
+{
+    cli_cell(table, "%s", selector);
+    cli_cell(table, "%s", tail);
+    cli_cell(table, "%.2f", row->asked);
+    cli_cell(table, "%.3f", row->density);
+    cli_cell(table, "%.1f %%", 100 * row->mass);
+    cli_cell(table, "%.2f %%", 100 * row->error);
+    cli_cell(table, "%.0f ms", 1e3 * row->seconds);
+    cli_cell(table, "%.2fx", dense_seconds / row->seconds);
+}
+
+static void json_row(cli_json *json, const char *selector, const char *tail, const demo_row *row, double dense_seconds)
+{
+    cli_json_open(json, NULL, '{');
+    cli_json_text(json, "selector", selector);
+    cli_json_text(json, "tail", tail);
+    cli_json_real(json, "density_asked", row->asked);
+    cli_json_real(json, "density", row->density);
+    cli_json_real(json, "kept_mass", row->mass);
+    cli_json_real(json, "output_error", row->error);
+    cli_json_real(json, "seconds", row->seconds);
+    cli_json_real(json, "select_seconds", row->select_seconds);
+    cli_json_real(json, "speedup_vs_dense", dense_seconds / row->seconds);
+    cli_json_close(json);
+}
+
+static int run_demo(demo *d, const cli_list *budgets, const char *json_path)
+{
+    static const int selectors[] = { ESA_SELECT_ENTROPY, ESA_SELECT_RF_V2, ESA_SELECT_ADA_BSA, ESA_SELECT_RANDOM };
+    static const int tails[] = { ESA_TAIL_NONE, ESA_TAIL_POOLED };
+    const int64_t total = 1 + (int64_t)budgets->count * 8;
+    int64_t done = 0;
+    demo_row dense = { 1, 1, 1, 0, 0, INFINITY };
+    cli_progress("demo", 0, total);
+    for (int64_t r = 0; r < d->rounds + 1; r++) {               /* the first call also grows the arena */
+        const double start = cli_seconds();
+        const esa_status status = esa_attention(d->ctx, &d->q, &d->k, &d->v, &d->ref, NULL, NULL);
+        const double seconds = cli_seconds() - start;
+        if (status != ESA_OK) return cli_fail_esa(d->ctx, status, "demo");
+        if (seconds < dense.seconds) dense.seconds = seconds;
+    }
+    cli_progress("demo", ++done, total);
+
+    static const char *const head[] = { "selector", "tail", "asked", "density", "kept mass", "output error", "time", "speedup" };
+    cli_table *table = cli_table_new(8, 2);
+    cli_json *json = cli_json_new();
+    for (int i = 0; i < 8; i++) cli_cell(table, "%s", head[i]);
+    cli_machine_json(json, d->ctx, NULL);
+    cli_json_open(json, "rows", '[');
+    print_cells(table, "dense", "-", &dense, dense.seconds);
+    json_row(json, "dense", "none", &dense, dense.seconds);
+    for (int b = 0; b < budgets->count; b++)
+        for (int s = 0; s < 4; s++)
+            for (int t = 0; t < 2; t++) {
+                char selector[32], tail[32];
+                demo_row row = { .asked = budgets->real[b] };
+                if (run_row(d, &row, selectors[s], tails[t]) != 0) {
+                    cli_table_print(table, stdout);
+                    cli_json_save(json, NULL);
+                    return CLI_FAILED;
+                }
+                cli_name(selector, CLI_SELECTORS, selectors[s]);
+                cli_name(tail, CLI_TAILS, tails[t]);
+                print_cells(table, selector, tail, &row, dense.seconds);
+                json_row(json, selector, tail, &row, dense.seconds);
+                cli_progress("demo", ++done, total);
+            }
+    cli_progress_end();
+    cli_table_print(table, stdout);
+    printf("\nkept mass: share of the true attention the mask keeps; output error: |o - dense| / |dense|; both means over heads.\n"
+           "time: selection and attention together, best of %lld; tail pooled: skipped blocks count by their mean key and value.\n",
+           (long long)d->rounds);
+    return cli_json_save(json, json_path);
+}
+
+int cmd_demo(int argc, char **argv)
+{
+    cli_list budgets = { 2, { 0.5, 0.2 }, { 0 } }, grid = { 3, { 0 }, { 21, 15, 26 } };
+    int64_t heads = 4, dim = 128, threads = 0, seed = 1, rounds = 3;
+    const char *json_path = NULL;
+    int order = -1, done;
+    const cli_option options[] = {
+        { "--budget", CLI_REALS, &budgets, "X,...", 0, 1, 0, "kept fractions of key blocks (0.5,0.2)" },
+        { "--grid", CLI_INTS, &grid, "t,h,w", 1, 4096, 3, "video tokens: frames, height, width (21,15,26)" },
+        { "--heads", CLI_INT, &heads, "N", 1, 256, 0, "heads: local, temporal, sink, diffuse in turn (4)" },
+        { "--dim", CLI_INT, &dim, "D", 16, ESA_MAX_HEAD_DIM, 0, "head dimension, even (128)" },
+        { "--order", CLI_CHOICE, &order, CLI_ORDERS, 0, 0, 0, "token order (each selector's own)" },
+        { "--rounds", CLI_INT, &rounds, "N", 1, 1000, 0, "timed repetitions, the best counts (3)" },
+        { "--threads", CLI_INT, &threads, "N", 0, ESA_MAX_THREADS, 0, "0: one per core (0)" },
+        { "--seed", CLI_INT, &seed, "N", 0, 1e15, 0, "of the synthetic heads (1)" },
+        { "--json", CLI_TEXT, &json_path, "FILE", 0, 0, 0, "also write the table as JSON" },
+        { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
+    };
+    int status = cli_options("esa demo", "[options]", "Dense attention against every selector on synthetic video-like heads.",
+                             options, argc, argv, NULL, &done);
+    if (status || done) return status;
+    if (dim % 2) { cli_fail("esa demo: --dim was given %lld, expected an even number", (long long)dim); return CLI_USAGE; }
+    const int64_t N = grid.whole[0] * grid.whole[1] * grid.whole[2];
+    demo d = { .grid = { (int32_t)grid.whole[0], (int32_t)grid.whole[1], (int32_t)grid.whole[2] }, .rounds = rounds,
+               .seed = (uint64_t)seed, .order = order };
+    esa_ctx_params params = esa_ctx_params_default();
+    params.threads = (int32_t)threads;
+    const esa_status made = esa_ctx_create(&d.ctx, &params);
+    if (made != ESA_OK) return cli_fail_esa(NULL, made, "demo: creating a context");
+    esa_tensor *tensors[] = { &d.q, &d.k, &d.v, &d.o, &d.ref };
+    for (int i = 0; i < 5 && status == CLI_OK; i++) {
+        *tensors[i] = data_tensor_new(ESA_DTYPE_F32, 1, heads, N, dim);
+        if (!tensors[i]->data) status = CLI_FAILED;
+    }
+    if (status == CLI_OK) {
+        printf("Synthetic video of %d x %d x %d = %lld tokens, %lld heads of %lld (local, temporal, sink, diffuse), f32\n", d.grid[0],
+               d.grid[1], d.grid[2], (long long)N, (long long)heads, (long long)dim);
+        cli_machine_print(stdout, d.ctx);
+        printf("\n");
+        fflush(stdout);
+        synth_fill(&d.q, &d.k, &d.v, d.grid, d.seed);
+        status = run_demo(&d, &budgets, json_path);
+    }
+    for (int i = 0; i < 5; i++) data_tensor_free(tensors[i]);
+    esa_ctx_free(d.ctx);
+    return status;
+}

@@ -1,0 +1,146 @@
+/* cmd_masks_info.c - `esa masks info`: what a mask file holds, and the figures of one of its cells.
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "cli.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <esa/esa_session.h>
+
+static const char importance_names[] = "none|u8|f16";
+
+static void describe(const esa_mask_file_info *i, const char *path, cli_json *json)
+{
+    char selector[32], order[32], importance[32], mode[32], budgets[160] = "";
+    size_t used = 0;
+    cli_name(importance, importance_names, i->importance);
+    cli_name(order, CLI_ORDERS, i->layout.order);
+    cli_name(mode, CLI_MODES, i->mode);
+    if (i->selector < 0) strcpy(selector, "given by the caller");
+    else cli_name(selector, CLI_SELECTORS, i->selector);
+    cli_json_text(json, "file", path);
+    cli_json_int(json, "bytes", i->file_bytes);
+    cli_json_int(json, "format_version", i->format_version);
+    cli_json_text(json, "model", i->model[0] ? i->model : NULL);
+    cli_json_text(json, "config_hash", i->config_hash[0] ? i->config_hash : NULL);
+    cli_json_text(json, "selector", i->selector < 0 ? NULL : selector);
+    cli_json_text(json, "mode", mode);
+    cli_json_int(json, "layers", i->layers);
+    cli_json_int(json, "steps", i->steps);
+    cli_json_int(json, "groups", i->groups);
+    cli_json_int(json, "branches", i->branches);
+    cli_json_int(json, "stored_layers", i->stored_layers);
+    cli_json_int(json, "stored_groups", i->stored_groups);
+    cli_json_int(json, "heads", i->H);
+    cli_json_int(json, "Nq", i->Nq);
+    cli_json_int(json, "Nk", i->Nk);
+    cli_json_int(json, "nq", i->nq);
+    cli_json_int(json, "nk", i->nk);
+    cli_json_int(json, "block_q", i->block_q);
+    cli_json_int(json, "block_k", i->block_k);
+    cli_json_text(json, "order", order);
+    cli_json_open(json, "grid", '[');
+    for (int a = 0; a < 3; a++) cli_json_int(json, NULL, i->layout.grid_q[a]);
+    cli_json_close(json);
+    cli_json_int(json, "text_front", i->layout.text_front_q);
+    cli_json_int(json, "text_back", i->layout.text_back_q);
+    cli_json_text(json, "importance", importance);
+    cli_json_int(json, "prompts", i->prompts);
+    cli_json_real(json, "warmup_frac", i->warmup_frac);
+    cli_json_bool(json, "dense_first_layer", i->dense_first_layer);
+    cli_json_open(json, "budgets", '[');
+    for (int b = 0; b < i->budget_count; b++) {
+        cli_json_real(json, NULL, i->budget_permille[b] / 1000.0);
+        if (used < sizeof budgets) used += (size_t)snprintf(budgets + used, sizeof budgets - used, "%s%g", b ? ", " : "", i->budget_permille[b] / 1000.0);
+    }
+    cli_json_close(json);
+    printf("file        %s, %.2f MB, format %d\n", path, 1e-6 * (double)i->file_bytes, (int)i->format_version);
+    printf("model       %s%s%s%s\n", i->model[0] ? i->model : "not named", i->config_hash[0] ? " (" : "", i->config_hash,
+           i->config_hash[0] ? ")" : "");
+    printf("selector    %s, mode %s, blocks %dx%d, %d prompts averaged\n", selector, mode, (int)i->block_q, (int)i->block_k, (int)i->prompts);
+    printf("run         %d layers, %d steps in %d groups, %d branches, %lld heads\n", (int)i->layers, (int)i->steps, (int)i->groups,
+           (int)i->branches, (long long)i->H);
+    printf("stored      %d layers, %d groups (warm-up %g of the steps, first layer %s)\n", (int)i->stored_layers, (int)i->stored_groups,
+           i->warmup_frac, i->dense_first_layer ? "dense" : "sparse");
+    printf("tokens      Nq %lld, Nk %lld: %lld x %lld blocks; order %s, grid %d x %d x %d, text %d in front, %d behind\n", (long long)i->Nq,
+           (long long)i->Nk, (long long)i->nq, (long long)i->nk, order, (int)i->layout.grid_q[0], (int)i->layout.grid_q[1],
+           (int)i->layout.grid_q[2], (int)i->layout.text_front_q, (int)i->layout.text_back_q);
+    printf("importance  %s\n", importance);
+    printf("budgets     %s\n", budgets[0] ? budgets : "none prebuilt");
+}
+
+/* Entropy, kept mass and density per head of one cell. */
+static int print_cell(esa_ctx *ctx, esa_mask_file *file, const esa_mask_file_info *info, int layer, int step, int branch, double budget,
+                      cli_json *json)
+{
+    double *figures = calloc((size_t)info->H * 3, sizeof *figures);
+    if (!figures) return cli_fail("masks info: out of memory");
+    double *entropy = figures, *mass = figures + info->H, *density = mass + info->H;
+    const esa_status status = esa_mask_file_heads(file, entropy, mass, density, layer, step, branch, budget);
+    if (status != ESA_OK) {
+        free(figures);
+        return cli_fail_esa(ctx, status, "masks info");
+    }
+    cli_table *table = cli_table_new(4, 0);
+    static const char *const head[] = { "head", "entropy", "kept mass", "density" };
+    for (int i = 0; i < 4; i++) cli_cell(table, "%s", head[i]);
+    cli_json_open(json, "heads_of_cell", '[');
+    for (int64_t h = 0; h < info->H; h++) {
+        cli_cell(table, "%lld", (long long)h);
+        for (int i = 0; i < 3; i++) {
+            const double x = figures[i * info->H + h];
+            if (isfinite(x)) cli_cell(table, "%.4f", x);
+            else cli_cell(table, "-");
+        }
+        cli_json_open(json, NULL, '{');
+        cli_json_real(json, "entropy", entropy[h]);
+        cli_json_real(json, "kept_mass", mass[h]);
+        cli_json_real(json, "density", density[h]);
+        cli_json_close(json);
+    }
+    cli_json_close(json);
+    printf("\nlayer %d, step %d, branch %d, budget %g\n", layer, step, branch, budget);
+    cli_table_print(table, stdout);
+    free(figures);
+    return CLI_OK;
+}
+
+int cmd_masks_info(int argc, char **argv)
+{
+    const char *json_path = NULL;
+    int64_t layer = -1, step = -1, branch = 0;
+    double budget = 0.5;
+    int words = 0, done;
+    const cli_option options[] = {
+        { "--layer", CLI_INT, &layer, "N", 0, 1e6, 0, "with --step: figures per head of this cell" },
+        { "--step", CLI_INT, &step, "N", 0, 1e6, 0, "" },
+        { "--branch", CLI_INT, &branch, "N", 0, 1e3, 0, "guidance branch of the cell (0)" },
+        { "--budget", CLI_REAL, &budget, "X", 0, 1, 0, "budget of the cell (the first prebuilt one, else 0.5)" },
+        { "--json", CLI_TEXT, &json_path, "FILE", 0, 0, 0, "also write it as JSON" },
+        { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
+    };
+    const int has_budget = cli_given(argc, argv, "--budget");
+    int status = cli_options("esa masks info", "FILE [options]", "Says what a mask file holds.", options, argc, argv, &words, &done);
+    if (status || done) return status;
+    if (words != 1) { cli_fail("esa masks info: %d files were given, expected 1", words); return CLI_USAGE; }
+    if ((layer < 0) != (step < 0)) { cli_fail("esa masks info: --layer and --step go together"); return CLI_USAGE; }
+    esa_ctx *ctx;
+    esa_mask_file *file = NULL;
+    esa_mask_file_info info;
+    info.struct_size = sizeof info;
+    esa_status s = esa_ctx_create(&ctx, NULL);
+    if (s != ESA_OK) return cli_fail_esa(NULL, s, "masks info: creating a context");
+    cli_json *json = cli_json_new();
+    s = esa_mask_file_open(ctx, &file, argv[0]);
+    if (s == ESA_OK) s = esa_mask_file_get_info(file, &info);
+    if (s != ESA_OK) status = cli_fail_esa(ctx, s, "masks info");
+    else {
+        describe(&info, argv[0], json);
+        if (!has_budget && info.budget_count > 0) budget = info.budget_permille[0] / 1000.0;
+        if (layer >= 0) status = print_cell(ctx, file, &info, (int)layer, (int)step, (int)branch, budget, json);
+    }
+    const int saved = cli_json_save(json, status ? NULL : json_path);
+    esa_mask_file_free(file);
+    esa_ctx_free(ctx);
+    return status ? status : saved;
+}
