@@ -73,3 +73,23 @@ foreach(source ${ESA_EXAMPLES})
   set_tests_properties(example.${name} PROPERTIES LABELS example TIMEOUT 300
                        WORKING_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/examples)
 endforeach()
+
+# ---- the tree: headers, symbols, installation; and the command as a stranger uses it. Native builds only.
+if(CMAKE_CROSSCOMPILING)
+  return()
+endif()
+if(NOT ESA_SANITIZE)
+  add_test(NAME tree.headers COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/headers/check_headers.sh ${CMAKE_CURRENT_SOURCE_DIR})
+  add_test(NAME tree.symbols COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/headers/check_symbols.sh ${CMAKE_CURRENT_SOURCE_DIR}
+           $<TARGET_FILE:esa> $<TARGET_FILE:esa_cli>)
+  add_test(NAME tree.install COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/install/check_install.sh ${CMAKE_CURRENT_SOURCE_DIR}
+           ${CMAKE_CURRENT_BINARY_DIR})
+  set_tests_properties(tree.headers tree.symbols tree.install PROPERTIES LABELS tree TIMEOUT 300)
+  if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/tests/quality/results.csv)
+    add_test(NAME quality.results COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/quality/check_quality.py $<TARGET_FILE:esa_cli>
+             ${CMAKE_CURRENT_SOURCE_DIR}/tests/quality/results.csv)
+    set_tests_properties(quality.results PROPERTIES LABELS quality TIMEOUT 600)
+  endif()
+endif()
+add_test(NAME cli.esa COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/cli/check_cli.py $<TARGET_FILE:esa_cli>)
+set_tests_properties(cli.esa PROPERTIES LABELS cli TIMEOUT 900)
