@@ -344,11 +344,11 @@ int cmd_bench_attention(int argc, char **argv)
     int64_t seed = 1, text_front = -1, text_back = -1;
     int order = ESA_ORDER_DEFAULT, done;
     double cdf = 1.0;
-    char names[512], command[1024] = "esa bench attention", shape_help[600];
+    char names[512], command[1024] = "esa bench attention", about[640];
     cli_shape_list(names, sizeof names);
-    snprintf(shape_help, sizeof shape_help, "B,H,N,D (1,4,4096,128), or one of %s", names);
+    snprintf(about, sizeof about, "Times dense and block-sparse attention beside sgemm, interleaved.\nShapes by name: %s.", names);
     const cli_option options[] = {
-        { "--shape", CLI_TEXT, &shape, "NAME|B,H,N,D", 0, 0, 0, shape_help },
+        { "--shape", CLI_TEXT, &shape, "NAME|B,H,N,D", 0, 0, 0, "a model's attention call, or any shape (1,4,4096,128)" },
         { "--density", CLI_REALS, &b.densities, "X,...", 0, 1, 0, "kept fractions; 1 is dense, the others' baseline (1,0.5,0.2,0.1)" },
         { "--selector", CLI_CHOICES, &b.selectors, CLI_SELECTORS, 0, 0, 0, "any, with commas; random: the mask is given (random)" },
         { "--tail", CLI_CHOICES, &b.tails, CLI_TAILS, 0, 0, 0, "any, with commas (none)" },
@@ -372,8 +372,7 @@ int cmd_bench_attention(int argc, char **argv)
         const size_t used = strlen(command);
         snprintf(command + used, sizeof command - used, " %s", argv[i]);
     }
-    int status = cli_options("esa bench attention", "[options]", "Times dense and block-sparse attention beside sgemm, interleaved.",
-                             options, argc, argv, NULL, &done);
+    int status = cli_options("esa bench attention", "[options]", about, options, argc, argv, NULL, &done);
     if (status || done) return status;
     status = cli_shape_parse(&b.shape, shape);
     if (status) return status;

@@ -106,7 +106,7 @@ int cmd_bench_quality(int argc, char **argv)
                              "Kept attention mass and output error on synthetic heads (local, temporal, sink, diffuse), as CSV.", options,
                              argc, argv, NULL, &done);
     if (status || done) return status;
-    if (dim % 2) { cli_fail("esa bench quality: --dim was given %lld, expected an even number", (long long)dim); return CLI_USAGE; }
+    if (dim % 2) { cli_fail("bench quality: --dim was given %lld, expected an even number", (long long)dim); return CLI_USAGE; }
     esa_ctx_params params = esa_ctx_params_default();
     params.threads = (int32_t)threads;
     const esa_status made = esa_ctx_create(&u.ctx, &params);

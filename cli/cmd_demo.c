@@ -161,7 +161,7 @@ int cmd_demo(int argc, char **argv)
     int status = cli_options("esa demo", "[options]", "Dense attention against every selector on synthetic video-like heads.",
                              options, argc, argv, NULL, &done);
     if (status || done) return status;
-    if (dim % 2) { cli_fail("esa demo: --dim was given %lld, expected an even number", (long long)dim); return CLI_USAGE; }
+    if (dim % 2) { cli_fail("demo: --dim was given %lld, expected an even number", (long long)dim); return CLI_USAGE; }
     const int64_t N = grid.whole[0] * grid.whole[1] * grid.whole[2];
     demo d = { .grid = { (int32_t)grid.whole[0], (int32_t)grid.whole[1], (int32_t)grid.whole[2] }, .rounds = rounds,
                .seed = (uint64_t)seed, .order = order };

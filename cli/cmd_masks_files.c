@@ -39,7 +39,7 @@ int cmd_masks_derive(int argc, char **argv)
                              "Rewrites a mask file with other budgets, derived from the stored importance, or with less importance.",
                              options, argc, argv, &words, &done);
     if (status || done) return status;
-    if ((status = need("esa masks derive", words, 1, "1 mask file", out)) != 0) return status;
+    if ((status = need("masks derive", words, 1, "1 mask file", out)) != 0) return status;
     esa_ctx *ctx;
     esa_mask_file *file = NULL;
     esa_mask_file_info info;
@@ -85,7 +85,7 @@ int cmd_masks_merge(int argc, char **argv)
                              "Sums recordings of one run (shards, prompts) and writes a mask file. Order and split change no bit.", options,
                              argc, argv, &words, &done);
     if (status || done) return status;
-    if ((status = need("esa masks merge", words, 0, "at least 1 recording", out)) != 0) return status;
+    if ((status = need("masks merge", words, 0, "at least 1 recording", out)) != 0) return status;
     esa_ctx *ctx;
     esa_mask_build build = esa_mask_build_default();
     esa_status s = esa_ctx_create(&ctx, NULL);
@@ -112,7 +112,7 @@ static int from_fa4(esa_ctx *ctx, const char *in, const char *out, const cli_lis
     info.struct_size = sizeof info;
     info.layout = esa_layout_default();
     if (!tokens->count || tokens->count > 2) {
-        cli_fail("esa masks convert: --tokens N or Nq,Nk is required with --from fa4");
+        cli_fail("masks convert: --tokens N or Nq,Nk is required with --from fa4");
         return CLI_USAGE;
     }
     const int bad = cli_block_parse(block, &info.block_q, &info.block_k);
@@ -151,8 +151,8 @@ int cmd_masks_convert(int argc, char **argv)
                              "Converts mask files to and from FA4's full_block_cnt and full_block_idx (safetensors).", options, argc, argv,
                              &words, &done);
     if (status || done) return status;
-    if ((status = need("esa masks convert", words, 1, "1 file", out)) != 0) return status;
-    if ((from < 0) == (to < 0)) { cli_fail("esa masks convert: give one of --to fa4 and --from fa4"); return CLI_USAGE; }
+    if ((status = need("masks convert", words, 1, "1 file", out)) != 0) return status;
+    if ((from < 0) == (to < 0)) { cli_fail("masks convert: give one of --to fa4 and --from fa4"); return CLI_USAGE; }
     esa_ctx *ctx;
     esa_status s = esa_ctx_create(&ctx, NULL);
     if (s != ESA_OK) return cli_fail_esa(NULL, s, "masks convert: creating a context");

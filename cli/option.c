@@ -105,9 +105,12 @@ static int number(const cli_option *o, const char *text, int length, double *val
     return end == copy + length && errno == 0 && isfinite(*value);
 }
 
+/* "esa masks select" -> "masks select": the sentence already starts with the program's name. */
+static const char *spoken(const char *path) { return strncmp(path, "esa ", 4) == 0 ? path + 4 : path; }
+
 static int bad_value(const char *path, const cli_option *o, const char *given, const char *expected)
 {
-    cli_fail("%s: %s was given '%s', expected %s", path, o->name, given, expected);
+    cli_fail("%s: %s was given '%s', expected %s", spoken(path), o->name, given, expected);
     return CLI_USAGE;
 }
 
@@ -215,7 +218,7 @@ int cli_options(const char *path, const char *usage, const char *about, const cl
         char *arg = argv[i];
         if (strncmp(arg, "--", 2) != 0) {
             if (!words) {
-                cli_fail("%s: unexpected word '%s'; '%s --help' lists the options", path, arg, path);
+                cli_fail("%s: unexpected word '%s'; '%s --help' lists the options", spoken(path), arg, path);
                 return CLI_USAGE;
             }
             argv[kept++] = arg;
@@ -231,8 +234,8 @@ int cli_options(const char *path, const char *usage, const char *about, const cl
             for (const cli_option *p = table; p->name && count < 40; p++) names[count++] = p->name;
             snprintf(word, sizeof word, "%.*s", n < 63 ? n : 63, arg);
             const char *near = cli_nearest(word, names, count);
-            if (near) cli_fail("%s: unknown option %s, did you mean %s?", path, word, near);
-            else cli_fail("%s: unknown option %s; '%s --help' lists them", path, word, path);
+            if (near) cli_fail("%s: unknown option %s, did you mean %s?", spoken(path), word, near);
+            else cli_fail("%s: unknown option %s; '%s --help' lists them", spoken(path), word, path);
             return CLI_USAGE;
         }
         if (o->type == CLI_FLAG) {
@@ -242,7 +245,7 @@ int cli_options(const char *path, const char *usage, const char *about, const cl
         }
         const char *value = arg[n] == '=' ? arg + n + 1 : i + 1 < argc ? argv[++i] : NULL;
         if (!value) {
-            cli_fail("%s: %s needs a value: %s", path, o->name, o->argument);
+            cli_fail("%s: %s needs a value: %s", spoken(path), o->name, o->argument);
             return CLI_USAGE;
         }
         const int bad = parse_value(path, o, value);
