@@ -152,28 +152,13 @@ static void score_item(void *arg, int64_t item, int32_t worker)
     }
 }
 
-/* Maximum of a row and its masses relative to it: mass[n]; returns their sum, 0 if the row sees nothing. */
-static double row_masses(double *mass, float *top, const float *tops, const float *sums, int64_t n)
-{
-    float high = -INFINITY;
-    double total = 0.0;
-    for (int64_t j = 0; j < n; j++) if (tops[j] > high) high = tops[j];
-    *top = high;
-    for (int64_t j = 0; j < n; j++) {
-        /* A block without visible keys has sum 0 and maximum -inf; a NaN anywhere must stay visible as NaN. */
-        mass[j] = sums[j] == 0.0f ? 0.0 : (double)sums[j] * (double)exp2f(tops[j] - high);
-        total += mass[j];
-    }
-    return total;
-}
-
 /* Between the passes of compat-round. item = (head, sample). */
 static void row_item(void *arg, int64_t item, int32_t worker)
 {
     const job *x = arg;
     const int64_t nk = x->args->nk, at = (item / x->rows) * x->w->rows + item % x->rows;
     double *mass = x->w->line + worker * 2 * nk;
-    x->w->row_sum[at] = (float)row_masses(mass, &x->w->row_top[at], x->w->top + at * nk, x->w->sum + at * nk, x->rules->existing);
+    x->w->row_sum[at] = (float)esa_row_masses(mass, &x->w->row_top[at], x->w->top + at * nk, x->w->sum + at * nk, x->rules->existing);
 }
 
 /* Step 3. item = (head, query block). */
@@ -197,7 +182,7 @@ static void average_item(void *arg, int64_t item, int32_t worker)
             for (int64_t j = 0; j < n; j++) mean[j] += (double)w->sum[at * nk + j];
             continue;
         }
-        const double total = row_masses(mass, &top, w->top + at * nk, w->sum + at * nk, n);
+        const double total = esa_row_masses(mass, &top, w->top + at * nk, w->sum + at * nk, n);
         for (int64_t j = 0; j < n; j++) mean[j] += mass[j] / total;
     }
     for (int64_t j = 0; j < n; j++) out[j] = seeing ? (float)(mean[j] / (double)seeing) : 0.0f;

@@ -6,6 +6,7 @@
  * first ones of the row.
  * Forced (fixed mode): every block that holds a text token or a token of a protected frame 0, as row and as column; under causal
  * every block the diagonal passes through, so that no query loses itself. Forced blocks count inside the row's quota. */
+#include <math.h>
 #include <string.h>
 #include "select/rules.h"
 
@@ -24,6 +25,48 @@ const void *esa_args_k(const esa_select_args *args, int64_t b, int64_t h)
 {
     const int64_t g = h / (args->Hq / args->Hkv);
     return (const char *)args->k + (b * args->k_stride[0] + g * args->k_stride[1]) * esa_dtype_size(args->dtype);
+}
+
+int64_t esa_args_window(const esa_select_args *args, int64_t bytes, int64_t limit, int64_t *kv_heads)
+{
+    const int64_t ratio = args->Hq / args->Hkv;
+    int64_t heads = esa_min64(args->Hq, esa_max64(1, limit / esa_max64(1, bytes)));
+    if (heads >= ratio) heads = heads / ratio * ratio;  /* whole groups of query heads share their keys */
+    *kv_heads = esa_min64(args->Hkv, (heads - 1) / ratio + 1 + (heads < ratio));
+    return heads;
+}
+
+void esa_block_stats(const esa_cpu_kernels *kern, float *top, float *sum, int64_t ld_out, const float *s, int64_t ld,
+                     int64_t rows, int64_t keys, int64_t group)
+{
+    if (group % 16 == 0) {
+        kern->stats(top, sum, ld_out, s, ld, rows, keys, group);
+        return;
+    }
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t first = 0, g = 0; first < keys; first += group, g++) {
+            const float *x = s + r * ld + first;
+            const int64_t n = esa_min64(group, keys - first);
+            float high = -INFINITY, e = 0.0f;
+            for (int64_t c = 0; c < n; c++) if (x[c] > high || x[c] != x[c]) high = x[c];
+            if (high != -INFINITY) for (int64_t c = 0; c < n; c++) e += exp2f(x[c] - high);
+            top[r * ld_out + g] = high;
+            sum[r * ld_out + g] = e;
+        }
+}
+
+double esa_row_masses(double *mass, float *top, const float *tops, const float *sums, int64_t n)
+{
+    float high = -INFINITY;
+    double total = 0.0;
+    for (int64_t j = 0; j < n; j++) if (tops[j] > high) high = tops[j];
+    *top = high;
+    for (int64_t j = 0; j < n; j++) {
+        /* A block without visible keys has sum 0 and maximum -inf; a NaN anywhere must stay visible as NaN. */
+        mass[j] = sums[j] == 0.0f ? 0.0 : (double)sums[j] * (double)exp2f(tops[j] - high);
+        total += mass[j];
+    }
+    return total;
 }
 
 /* Flags the blocks of size `block` that hold a token of first .. end-1. */
@@ -71,11 +114,49 @@ static void count_least(esa_rules *r, const esa_select_args *args)
     }
 }
 
+/* 1 for compat rf_v2, which pools image and text apart and forces its own rows and columns. */
+static int32_t pools_apart(const esa_select_params *p) { return p->selector == ESA_SELECT_RF_V2 && p->mode != ESA_MODE_FIXED; }
+
+int64_t esa_args_block(const esa_select_args *args, int32_t side, int64_t i, int64_t N, int64_t *end)
+{
+    const esa_layout *l = &args->params.layout;
+    const int64_t B = side ? args->params.block_k : args->params.block_q;
+    int64_t first = i * B, stop = N;
+    if (pools_apart(&args->params)) {
+        const int64_t image = side ? args->Nk - l->text_front_k - l->text_back_k : args->Nq - l->text_front_q - l->text_back_q;
+        const int64_t n = esa_ceil_div(image, B);
+        if (i < n) stop = esa_min64(stop, image);
+        else first = image + (i - n) * B;
+    }
+    *end = esa_min64(stop, first + B);
+    return first;
+}
+
+/* The original's forced rows and columns: the last text blocks, and the first frame rounded up to blocks. No causal. */
+static void fill_apart(esa_rules *r, const esa_select_args *args)
+{
+    const esa_layout *l = &args->params.layout;
+    const int64_t Bq = args->params.block_q, Bk = args->params.block_k, frame = (int64_t)l->grid_q[1] * l->grid_q[2];
+    const int64_t text = (int64_t)l->text_front_q + l->text_back_q, tq = esa_ceil_div(text, Bq), tk = esa_ceil_div(text, Bk);
+    const int64_t fq = l->protect_first_frame ? esa_ceil_div(frame, Bq) : 0, fk = l->protect_first_frame ? esa_ceil_div(frame, Bk) : 0;
+    int64_t end;
+    r->existing = 0;
+    while (r->existing < args->nk && esa_args_block(args, 1, r->existing, r->kv_len, &end) < r->kv_len) r->existing++;
+    for (int64_t j = 0; j < args->nk; j++) r->column[j] = j < fk || j >= args->nk - tk;
+    for (int64_t i = 0; i < args->nq; i++) {
+        r->dense[i] = i < fq || i >= args->nq - tq;
+        r->visible[i] = r->diagonal[i] = (int32_t)r->existing;
+    }
+    r->seen = args->nq * r->existing;
+    count_least(r, args);
+}
+
 void esa_rules_fill(esa_rules *r, const esa_select_args *args, int64_t b)
 {
     const int64_t Bq = args->params.block_q, Bk = args->params.block_k, offset = args->Nk - args->Nq;
     const int32_t fixed = args->params.mode == ESA_MODE_FIXED;
     r->kv_len = esa_args_kv_len(args, b);
+    if (pools_apart(&args->params)) { fill_apart(r, args); return; }
     r->existing = esa_ceil_div(r->kv_len, Bk);
     r->seen = 0;
     if (fixed) esa_select_forced(r->dense, r->column, args, r->kv_len);

@@ -27,7 +27,7 @@ typedef struct esa_picker {
 } esa_picker;
 
 void esa_rules_carve(esa_rules *rules, esa_carve *carve, const esa_select_args *args);
-/* Rules of batch entry b: visibility always; text, first frame and diagonal only in fixed mode. */
+/* Rules of batch entry b: visibility always; text, first frame and diagonal in fixed mode; compat rf_v2 has its own. */
 void esa_rules_fill(esa_rules *rules, const esa_select_args *args, int64_t b);
 /* Forces one more column on every row that sees it (ada_bsa's sink and last block). */
 void esa_rules_force_column(esa_rules *rules, const esa_select_args *args, int64_t j);
@@ -43,6 +43,16 @@ int64_t esa_args_kv_len(const esa_select_args *args, int64_t b);
 /* First element of q / k of a (query) head. */
 const void *esa_args_q(const esa_select_args *args, int64_t b, int64_t h);
 const void *esa_args_k(const esa_select_args *args, int64_t b, int64_t h);
+
+/* First token of block i of a side (0 q, 1 k) and, in *end, one past its last among the first N tokens (end <= first: empty). */
+int64_t esa_args_block(const esa_select_args *args, int32_t side, int64_t i, int64_t N, int64_t *end);
+/* How many heads to work on at once so that `bytes` per head stay within `limit`, and how many kv heads those can touch. */
+int64_t esa_args_window(const esa_select_args *args, int64_t bytes, int64_t limit, int64_t *kv_heads);
+/* kern->stats for any group size. */
+void esa_block_stats(const esa_cpu_kernels *kern, float *top, float *sum, int64_t ld_out, const float *s, int64_t ld,
+                     int64_t rows, int64_t keys, int64_t group);
+/* Maximum of a row and its masses relative to it, from per-block statistics: mass[n]; returns their sum, 0 if the row is empty. */
+double esa_row_masses(double *mass, float *top, const float *tops, const float *sums, int64_t n);
 
 /* Writes into mask who made it and under which params; existing: blocks that exist over all rows. */
 void esa_select_sign(const esa_select_args *args, esa_mask *mask, int64_t existing);

@@ -1,0 +1,90 @@
+/* select.c - the switch: which selector runs, how many blocks its mask has, how much scratch it needs.
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "select/rules.h"
+
+void esa_select_blocks(const esa_select_params *p, int64_t Nq, int64_t Nk, int64_t *nq, int64_t *nk, int32_t *runnable)
+{
+    *nq = esa_ceil_div(Nq, p->block_q);
+    *nk = esa_ceil_div(Nk, p->block_k);
+    *runnable = 1;
+    if (p->selector != ESA_SELECT_RF_V2 || p->mode == ESA_MODE_FIXED) return;
+    /* Image and text pooled apart: one block more than the kernel's where neither fills its last block. Equal counts run, as
+     * they do in the original, even if the borders are shifted. */
+    const int64_t text_q = (int64_t)p->layout.text_front_q + p->layout.text_back_q;
+    const int64_t text_k = (int64_t)p->layout.text_front_k + p->layout.text_back_k;
+    const int64_t pq = esa_ceil_div(Nq - text_q, p->block_q) + esa_ceil_div(text_q, p->block_q);
+    const int64_t pk = esa_ceil_div(Nk - text_k, p->block_k) + esa_ceil_div(text_k, p->block_k);
+    *runnable = pq == *nq && pk == *nk;
+    *nq = pq;
+    *nk = pk;
+}
+
+/* Everything visible, for FULL and for a budget that asks for it. ada_bsa may still drop blocks by its CDF rule. */
+static int32_t is_full(const esa_select_params *p)
+{
+    if (p->selector == ESA_SELECT_FULL) return 1;
+    if (p->mode != ESA_MODE_FIXED || p->budget < 1.0) return 0;
+    return p->selector != ESA_SELECT_ADA_BSA || p->cdf_threshold >= 1.0;
+}
+
+int64_t esa_select_workspace(const esa_select_args *args)
+{
+    esa_carve c = { NULL, 0 };
+    esa_rules rules;
+    esa_rules_carve(&rules, &c, args);          /* for counting what exists */
+    switch (args->params.selector) {
+    case ESA_SELECT_ENTROPY: esa_entropy_carve(args, &c); break;
+    case ESA_SELECT_RF_V2:   esa_rf_v2_carve(args, &c); break;
+    case ESA_SELECT_ADA_BSA: esa_ada_bsa_carve(args, &c); break;
+    case ESA_SELECT_RANDOM:  esa_random_carve(args, &c); break;
+    default: break;
+    }
+    return c.used;
+}
+
+static void full_run(const esa_select_args *args, esa_mask *mask, const esa_rules *rules, int64_t b)
+{
+    for (int64_t h = 0; h < args->Hq; h++)
+        for (int64_t i = 0; i < args->nq; i++) {
+            const int64_t row = (b * args->Hq + h) * args->nq + i;
+            for (int32_t j = 0; j < rules->visible[i]; j++) mask->index[row * mask->cap + j] = (uint16_t)j;
+            mask->count[row] = rules->visible[i];
+        }
+}
+
+void esa_select_sign(const esa_select_args *args, esa_mask *mask, int64_t existing)
+{
+    const esa_select_params *p = &args->params;
+    int64_t nq, nk;
+    esa_select_blocks(p, args->Nq, args->Nk, &nq, &nk, &mask->runnable);
+    mask->selector = p->selector;
+    mask->mode = p->mode;
+    mask->asked = p->selector == ESA_SELECT_FULL ? 1.0 : p->budget;
+    mask->existing = existing;
+    mask->layout = p->layout;
+    mask->filled = 1;
+}
+
+void esa_select_run(const esa_select_args *args, esa_mask *mask, void *ws)
+{
+    esa_carve c = { ws, 0 };
+    esa_rules rules;
+    int64_t existing = 0;
+    const int32_t full = is_full(&args->params);
+    esa_rules_carve(&rules, &c, args);
+    for (int64_t b = 0; b < args->B; b++) {
+        esa_rules_fill(&rules, args, b);
+        existing += args->Hq * rules.seen;
+        if (full) full_run(args, mask, &rules, b);
+    }
+    void *rest = (char *)ws + c.used;
+    if (!full) {
+        switch (args->params.selector) {
+        case ESA_SELECT_ENTROPY: esa_entropy_run(args, mask, rest); break;
+        case ESA_SELECT_RF_V2:   esa_rf_v2_run(args, mask, rest); break;
+        case ESA_SELECT_ADA_BSA: esa_ada_bsa_run(args, mask, rest); break;
+        default:                 esa_random_run(args, mask, rest); break;
+        }
+    }
+    esa_select_sign(args, mask, existing);
+}
