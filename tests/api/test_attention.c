@@ -1,0 +1,224 @@
+/* test_attention.c - esa_attention on every ISA level against the textbook in double.
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/attention_case.h"
+#include "common/naive.h"
+#include "cpu/cpu.h"
+
+static int32_t level_of[8];
+static int levels;
+
+static int find_levels(void **state)
+{
+    (void)state;
+    for (int32_t l = ESA_CPU_REF; l <= ESA_CPU_NEON; l++) if (esa_cpu_kernels_get(l)) level_of[levels++] = l;
+    printf("%d ISA levels, seed %llu\n", levels, (unsigned long long)test_seed());
+    return levels ? 0 : -1;
+}
+
+static void on_all_levels(const attention_case *c)
+{
+    for (int i = 0; i < levels; i++) check_attention(c, level_of[i], 2);
+}
+
+/* Awkward lengths, all dtypes, dense and sparse. */
+static void test_sizes(void **state)
+{
+    (void)state;
+    static const int64_t size[][2] = { { 1, 1 }, { 113, 203 }, { 799, 3 }, { 3, 799 }, { 127, 128 }, { 129, 257 }, { 255, 127 }, { 1, 300 } };
+    for (size_t i = 0; i < sizeof size / sizeof size[0]; i++)
+        for (int32_t dtype = 0; dtype < 3; dtype++)
+            for (int dense = 0; dense < 2; dense++) {
+                const attention_case c = { .B = 1, .Hq = 2, .Hkv = 2, .Nq = size[i][0], .Nk = size[i][1], .D = i % 2 ? 64 : 40, .dtype = dtype,
+                                           .density = dense ? -1.0 : 0.5 };
+                on_all_levels(&c);
+            }
+}
+
+static void test_long_odd(void **state)
+{
+    (void)state;
+    const attention_case c = { .B = 1, .Hq = 1, .Hkv = 1, .Nq = 1023, .Nk = 1025, .D = 64, .density = 0.4 };
+    on_all_levels(&c);
+}
+
+static void test_head_dims(void **state)
+{
+    (void)state;
+    static const int64_t D[] = { 1, 3, 8, 17, 33, 64, 72, 80, 96, 128, 160, 255, 256 };
+    for (size_t i = 0; i < sizeof D / sizeof D[0]; i++)
+        for (int32_t dtype = 0; dtype < 3; dtype++) {
+            const attention_case c = { .B = 1, .Hq = 1, .Hkv = 1, .Nq = 70, .Nk = 150, .D = D[i], .dtype = dtype, .density = 0.6 };
+            on_all_levels(&c);
+        }
+}
+
+static void test_blocks_and_densities(void **state)
+{
+    (void)state;
+    static const int32_t block[][2] = { { 16, 16 }, { 48, 80 }, { 64, 64 }, { 128, 64 }, { 256, 128 }, { 256, 256 }, { 112, 240 } };
+    static const double density[] = { 0.0, 0.1, 0.5, 1.0 };
+    for (size_t i = 0; i < sizeof block / sizeof block[0]; i++)
+        for (size_t j = 0; j < 4; j++)
+            for (int32_t tail = 0; tail < 3; tail++) {
+                const attention_case c = { .B = 1, .Hq = 2, .Hkv = 2, .Nq = 300, .Nk = 517, .D = 32, .block_q = block[i][0], .block_k = block[i][1],
+                                           .density = density[j], .tail = tail };
+                on_all_levels(&c);
+            }
+}
+
+static void test_layouts(void **state)
+{
+    (void)state;
+    static const int32_t kv_len[] = { 0, 77, 200 };
+    for (int32_t bsnd = 0; bsnd < 2; bsnd++)
+        for (int32_t dtype = 0; dtype < 3; dtype++)
+            for (int32_t misalign = 0; misalign < 2; misalign++) {
+                const attention_case c = { .B = 3, .Hq = 6, .Hkv = 2, .Nq = 130, .Nk = 200, .D = 24, .dtype = dtype, .block_q = 64, .block_k = 32,
+                                           .bsnd = bsnd, .misalign = misalign, .kv_len = misalign ? kv_len : NULL, .density = 0.5, .tail = bsnd };
+                on_all_levels(&c);
+            }
+}
+
+static void test_causal(void **state)
+{
+    (void)state;
+    static const int64_t size[][2] = { { 200, 200 }, { 65, 190 }, { 190, 65 }, { 1, 100 } };
+    for (size_t i = 0; i < 4; i++)
+        for (int dense = 0; dense < 2; dense++)
+            for (int32_t tail = 0; tail < 3; tail++) {
+                const attention_case c = { .B = 1, .Hq = 2, .Hkv = 1, .Nq = size[i][0], .Nk = size[i][1], .D = 64, .block_q = 64, .block_k = 32,
+                                           .density = dense ? -1.0 : 0.6, .causal = 1, .tail = dense ? 0 : tail };
+                on_all_levels(&c);
+            }
+}
+
+static void test_orders(void **state)
+{
+    (void)state;
+    for (int32_t order = ESA_ORDER_TILE; order <= ESA_ORDER_HILBERT; order++)
+        for (int32_t tail = 0; tail < 3; tail++) {
+            const attention_case c = { .B = 1, .Hq = 2, .Hkv = 2, .Nq = 5 * 9 * 11 + 7, .Nk = 5 * 9 * 11 + 7, .D = 40, .block_q = 64, .block_k = 64,
+                                       .density = 0.3, .tail = tail, .order = order, .grid = { 5, 9, 11 }, .text_front = 4, .text_back = 3 };
+            on_all_levels(&c);
+        }
+}
+
+/* If all keys inside each block are equal, the pooled tail is exact: a sparse result equals the dense one. */
+static void test_equal_keys(void **state)
+{
+    (void)state;
+    attention_case c = { .B = 1, .Hq = 2, .Hkv = 2, .Nq = 100, .Nk = 300, .D = 64, .block_q = 32, .block_k = 64, .density = 0.3, .tail = ESA_TAIL_POOLED,
+                         .equal_keys = 1 };
+    for (int i = 0; i < levels; i++) {
+        int64_t n;
+        float *sparse = attention_bits(&c, level_of[i], 1, &n);
+        c.density = -1.0;
+        float *dense = attention_bits(&c, level_of[i], 1, &n);
+        c.density = 0.3;
+        for (int64_t j = 0; j < n / 4; j++)     /* a mean of 64 equal f32 carries up to 64 roundings, in scores and in values */
+            assert_true(fabs((double)sparse[j] - (double)dense[j]) <= 512 * 0x1p-23 * fmax(1.0, fabs((double)dense[j])));
+        free(sparse);
+        free(dense);
+    }
+}
+
+/* A mask that keeps everything gives the dense result, whatever the tail: nothing is left to stand in for. */
+static void test_full_mask_is_dense(void **state)
+{
+    (void)state;
+    attention_case c = { .B = 1, .Hq = 2, .Hkv = 2, .Nq = 250, .Nk = 300, .D = 64, .block_q = 128, .block_k = 128, .density = -1.0 };
+    for (int i = 0; i < levels; i++) {
+        int64_t n;
+        c.density = -1.0;
+        c.tail = 0;
+        char *dense = attention_bits(&c, level_of[i], 1, &n);
+        c.density = 1.0;
+        for (c.tail = 0; c.tail < 3; c.tail++) {
+            char *full = attention_bits(&c, level_of[i], 1, &n);
+            assert_memory_equal(full, dense, (size_t)n);
+            free(full);
+        }
+        free(dense);
+    }
+}
+
+static void test_same_bits_for_any_threads(void **state)
+{
+    (void)state;
+    for (int32_t dtype = 0; dtype < 3; dtype++) {
+        const attention_case c = { .B = 2, .Hq = 3, .Hkv = 3, .Nq = 500, .Nk = 700, .D = 64, .dtype = dtype, .block_q = 64, .block_k = 64, .density = 0.4,
+                                   .tail = ESA_TAIL_POOLED };
+        for (int i = 0; i < levels; i++) {
+            int64_t n;
+            char *one = attention_bits(&c, level_of[i], 1, &n);
+            for (int32_t threads = 2; threads <= 5; threads += 3) {
+                char *many = attention_bits(&c, level_of[i], threads, &n);
+                assert_memory_equal(one, many, (size_t)n);
+                free(many);
+            }
+            free(one);
+        }
+    }
+}
+
+/* Scores of size 10^4 in base 2: exp must neither overflow nor lose the small ones. */
+static void test_huge_scores(void **state)
+{
+    (void)state;
+    const attention_case c = { .B = 1, .Hq = 1, .Hkv = 1, .Nq = 90, .Nk = 210, .D = 64, .density = 0.7, .range = 60.0 };
+    on_all_levels(&c);
+}
+
+/* NaN and infinities: documented in esa.h. */
+static void test_not_finite(void **state)
+{
+    (void)state;
+    enum { N = 70, D = 16 };
+    for (int i = 0; i < levels; i++) {
+        float q[N * D], k[N * D], v[N * D], o[N * D], lse[N];
+        esa_tensor tq = esa_tensor_bnsd(q, ESA_DTYPE_F32, 1, 1, N, D), tk = tq, tv = tq, to = tq, tl = esa_tensor_bnsd(lse, ESA_DTYPE_F32, 1, 1, N, 1);
+        tk.data = k; tv.data = v; to.data = o;
+        tensor_fill(&tq, 1, 1.0); tensor_fill(&tk, 2, 1.0); tensor_fill(&tv, 3, 1.0);
+        esa_ctx *ctx;
+        esa_ctx_params cp = esa_ctx_params_default();
+        cp.cpu_level = level_of[i];
+        assert_int_equal(esa_ctx_create(&ctx, &cp), ESA_OK);
+        esa_attention_params ap = esa_attention_params_default();
+        ap.lse = &tl;
+        q[3 * D + 5] = NAN;                             /* one query: only its row */
+        assert_int_equal(esa_attention(ctx, &tq, &tk, &tv, &to, NULL, &ap), ESA_OK);
+        for (int n = 0; n < N; n++)
+            for (int d = 0; d < D; d++) assert_true(isnan((double)o[n * D + d]) == (n == 3));
+        assert_true(isnan((double)lse[3]) && isfinite((double)lse[4]));
+        tensor_fill(&tq, 1, 1.0);
+        for (int n = 0; n < N; n++) q[n * D] = n % 2 ? 1.0f : -1.0f;
+        k[7 * D] = INFINITY;                            /* scores +inf for odd rows (NaN out), -inf for even ones (an absent key) */
+        assert_int_equal(esa_attention(ctx, &tq, &tk, &tv, &to, NULL, &ap), ESA_OK);
+        for (int n = 0; n < N; n++) assert_true(isnan((double)o[n * D]) == (n % 2));
+        for (int n = 0; n < N; n++) k[n * D] = INFINITY;
+        assert_int_equal(esa_attention(ctx, &tq, &tk, &tv, &to, NULL, &ap), ESA_OK);
+        for (int n = 0; n < N; n += 2) assert_true(o[n * D] == 0.0f && lse[n] == -INFINITY);    /* every key absent: an empty row */
+        esa_ctx_free(ctx);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sizes), cmocka_unit_test(test_long_odd), cmocka_unit_test(test_head_dims), cmocka_unit_test(test_blocks_and_densities),
+        cmocka_unit_test(test_layouts), cmocka_unit_test(test_causal), cmocka_unit_test(test_orders), cmocka_unit_test(test_equal_keys),
+        cmocka_unit_test(test_full_mask_is_dense), cmocka_unit_test(test_same_bits_for_any_threads), cmocka_unit_test(test_huge_scores),
+        cmocka_unit_test(test_not_finite),
+    };
+    return cmocka_run_group_tests(tests, find_levels, NULL);
+}

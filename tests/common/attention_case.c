@@ -1,0 +1,175 @@
+/* attention_case.c - see attention_case.h.
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "common/attention_case.h"
+#include "base/half.h"
+#include "base/rng.h"
+#include "common/naive.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct prepared {
+    guarded memory[5];                  /* q, k, v, o, lse */
+    esa_tensor t[5];
+    uint8_t *keep;                      /* [B][Hq][nq][nk] or NULL */
+    int32_t *perm_q, *perm_k;
+    esa_mask *mask;
+    esa_ctx *ctx;
+    naive_case naive;
+} prepared;
+
+static void prepare_view(prepared *p, int i, const attention_case *c, int32_t dtype, int64_t H, int64_t N, int64_t D)
+{
+    p->memory[i] = guard_alloc(c->B * H * N * D * esa_dtype_size(dtype), i == 4 ? 0 : c->misalign);
+    p->t[i] = c->bsnd ? esa_tensor_bsnd(p->memory[i].data, dtype, c->B, H, N, D) : esa_tensor_bnsd(p->memory[i].data, dtype, c->B, H, N, D);
+}
+
+static void make_keys_equal(const prepared *p, const attention_case *c)
+{
+    for (int i = 1; i <= 2; i++) {
+        const esa_tensor *t = &p->t[i];
+        const int64_t size = esa_dtype_size(c->dtype);
+        for (int64_t b = 0; b < c->B; b++)
+            for (int64_t h = 0; h < c->Hkv; h++)
+                for (int64_t n = 0; n < c->Nk; n++) {
+                    const int64_t from = n / c->block_k * c->block_k;
+                    char *base = (char *)t->data + (b * t->stride[0] + h * t->stride[1]) * size;
+                    memmove(base + n * t->stride[2] * size, base + from * t->stride[2] * size, (size_t)(c->D * size));
+                }
+    }
+}
+
+static void prepare(prepared *p, const attention_case *c, int32_t level, int32_t threads)
+{
+    memset(p, 0, sizeof *p);
+    prepare_view(p, 0, c, c->dtype, c->Hq, c->Nq, c->D);
+    prepare_view(p, 1, c, c->dtype, c->Hkv, c->Nk, c->D);
+    prepare_view(p, 2, c, c->dtype, c->Hkv, c->Nk, c->D);
+    prepare_view(p, 3, c, c->dtype, c->Hq, c->Nq, c->D);
+    prepare_view(p, 4, c, ESA_DTYPE_F32, c->Hq, c->Nq, 1);
+    for (int i = 0; i < 3; i++) tensor_fill(&p->t[i], test_seed() * 3 + (uint64_t)i, c->range > 0 ? c->range : 1.5);
+    if (c->equal_keys) make_keys_equal(p, c);
+
+    esa_ctx_params cp = esa_ctx_params_default();
+    cp.cpu_level = level;
+    cp.threads = threads;
+    assert_int_equal(esa_ctx_create(&p->ctx, &cp), ESA_OK);
+
+    esa_mask_info info;
+    memset(&info, 0, sizeof info);
+    info.struct_size = sizeof info;
+    info.block_q = c->block_q ? c->block_q : 128;
+    info.block_k = c->block_k ? c->block_k : 128;
+    info.B = c->B; info.H = c->Hq; info.Nq = c->Nq; info.Nk = c->Nk;
+    info.layout = esa_layout_default();
+    info.layout.order = c->order;
+    for (int i = 0; i < 3; i++) {
+        info.layout.grid_q[i] = info.layout.grid_k[i] = c->grid[i];
+        info.layout.window[i] = 4;
+    }
+    info.layout.text_front_q = info.layout.text_front_k = c->text_front;
+    info.layout.text_back_q = info.layout.text_back_k = c->text_back;
+    if (c->density >= 0.0) {
+        const int64_t nq = (c->Nq + info.block_q - 1) / info.block_q, nk = (c->Nk + info.block_k - 1) / info.block_k, w = (nk + 7) / 8;
+        p->keep = calloc(1, (size_t)(c->B * c->Hq * nq * nk));
+        uint8_t *bits = calloc(1, (size_t)(c->B * c->Hq * nq * w));
+        esa_rng r = { test_seed() + 77 };
+        for (int64_t row = 0; row < c->B * c->Hq * nq; row++)
+            for (int64_t j = 0; j < nk; j++)
+                if ((double)esa_rng_unit(&r) < c->density) {
+                    p->keep[row * nk + j] = 1;
+                    bits[row * w + j / 8] |= (uint8_t)(1u << (j % 8));
+                }
+        assert_int_equal(esa_mask_from_bits(p->ctx, &p->mask, &info, bits), ESA_OK);
+        free(bits);
+        if (c->order > ESA_ORDER_RASTER) {
+            p->perm_q = malloc(sizeof(int32_t) * (size_t)c->Nq);
+            p->perm_k = malloc(sizeof(int32_t) * (size_t)c->Nk);
+            assert_int_equal(esa_order(p->ctx, p->perm_q, c->Nq, &info.layout, 0, ESA_MODE_FIXED), ESA_OK);
+            assert_int_equal(esa_order(p->ctx, p->perm_k, c->Nk, &info.layout, 1, ESA_MODE_FIXED), ESA_OK);
+        }
+    }
+    p->naive = (naive_case){ c->B, c->Hq, c->Hkv, c->Nq, c->Nk, c->D, c->dtype, info.block_q, info.block_k, c->causal, c->tail,
+                            1.0 / sqrt((double)c->D), &p->t[0], &p->t[1], &p->t[2], c->kv_len, p->keep, p->perm_q, p->perm_k };
+}
+
+static void release(prepared *p)
+{
+    for (int i = 0; i < 5; i++) guard_free(&p->memory[i]);
+    free(p->keep);
+    free(p->perm_q);
+    free(p->perm_k);
+    esa_mask_free(p->mask);
+    esa_ctx_free(p->ctx);
+}
+
+static esa_status run(prepared *p, const attention_case *c)
+{
+    esa_attention_params ap = esa_attention_params_default();
+    ap.causal = c->causal;
+    ap.tail = c->tail;
+    ap.kv_len = c->kv_len;
+    ap.lse = &p->t[4];
+    return esa_attention(p->ctx, &p->t[0], &p->t[1], &p->t[2], &p->t[3], p->mask, &ap);
+}
+
+void check_attention(const attention_case *c, int32_t level, int32_t threads)
+{
+    prepared p;
+    prepare(&p, c, level, threads);
+    const esa_status status = run(&p, c);
+    if (status) printf("esa_attention: %s\n", esa_ctx_error(p.ctx));
+    assert_int_equal(status, ESA_OK);
+    for (int i = 0; i < 5; i++) assert_true(guard_check(&p.memory[i]));
+
+    const int64_t rows = c->B * c->Hq * c->Nq, n = rows * c->D;
+    double *ref = malloc((size_t)n * 8), *same = malloc((size_t)n * 8), *got = malloc((size_t)n * 8), *lse = malloc((size_t)rows * 8), *got_lse = malloc((size_t)rows * 8);
+    naive_attention(ref, lse, &p.naive);
+    naive_attention_same(same, &p.naive);
+    tensor_to_double(got, &p.t[3]);
+    tensor_to_double(got_lse, &p.t[4]);
+    const double unit = c->dtype == ESA_DTYPE_F32 ? 0x1p-23 : c->dtype == ESA_DTYPE_F16 ? 0x1p-10 : 0x1p-7;
+    /* Twice the naive same-precision error, plus two ulp of the largest output: where the naive one happens to be exact (one key,
+     * equal values) a correctly rounded result may still differ by an ulp. */
+    const double bound = 2.0 * max_error(same, ref, n) + 2.0 * unit * max_magnitude(ref, n), error = max_error(got, ref, n);
+    double lse_error = 0.0, lse_top = 1.0;
+    for (int64_t i = 0; i < rows; i++) {
+        if (lse[i] == -INFINITY || got_lse[i] == -INFINITY) {
+            assert_true(lse[i] == got_lse[i]);
+            for (int64_t d = 0; d < c->D; d++) assert_true(got[i * c->D + d] == 0.0);
+            continue;
+        }
+        lse_error = fmax(lse_error, fabs(lse[i] - got_lse[i]));
+        lse_top = fmax(lse_top, fabs(lse[i]));
+    }
+    /* The LSE is a f32 of size lse_top whose score carries D roundings; the bf16 set and its pooled means round to 2^-9. */
+    const double lse_bound = (double)(c->D + 16) * 0x1p-23 * lse_top + (c->dtype != ESA_DTYPE_F32 && c->tail ? 0x1p-7 : 0.0);
+    if (!(error <= bound) || !(lse_error <= lse_bound)) {
+        printf("B %lld Hq %lld Hkv %lld Nq %lld Nk %lld D %lld dtype %d blocks %dx%d density %g causal %d tail %d order %d bsnd %d level %d: "
+               "error %.3g bound %.3g, lse %.3g bound %.3g\n", (long long)c->B, (long long)c->Hq, (long long)c->Hkv, (long long)c->Nq, (long long)c->Nk,
+               (long long)c->D, c->dtype, p.naive.block_q, p.naive.block_k, c->density, c->causal, c->tail, c->order, c->bsnd, level, error, bound, lse_error, lse_bound);
+        fail();
+    }
+    free(ref); free(same); free(got); free(lse); free(got_lse);
+    release(&p);
+}
+
+void *attention_bits(const attention_case *c, int32_t level, int32_t threads, int64_t *bytes)
+{
+    prepared p;
+    prepare(&p, c, level, threads);
+    assert_int_equal(run(&p, c), ESA_OK);
+    *bytes = p.memory[3].bytes + p.memory[4].bytes;
+    char *copy = malloc((size_t)*bytes);
+    memcpy(copy, p.memory[3].data, (size_t)p.memory[3].bytes);
+    memcpy(copy + p.memory[3].bytes, p.memory[4].data, (size_t)p.memory[4].bytes);
+    release(&p);
+    return copy;
+}

@@ -1,0 +1,27 @@
+/* attention_case.h - one attention call with everything that can vary, run and compared with the naive one.
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef ESA_TESTS_ATTENTION_CASE_H
+#define ESA_TESTS_ATTENTION_CASE_H
+
+#include "esa/esa.h"
+
+typedef struct attention_case {
+    int64_t B, Hq, Hkv, Nq, Nk, D;
+    int32_t dtype, block_q, block_k, causal, tail, order;
+    int32_t bsnd;               /* 1: tokens before heads in memory */
+    int32_t misalign;           /* bytes added to every pointer */
+    double  density;            /* < 0: dense call without a mask; else each block is kept with this chance */
+    double  range;              /* inputs uniform in [-range, range]; 0 = 1.5 */
+    const int32_t *kv_len;
+    int32_t grid[3];            /* with order */
+    int32_t text_front, text_back;
+    int32_t equal_keys;         /* 1: all keys and values inside each block are equal */
+} attention_case;
+
+/* Runs the case on a ctx of the given level and threads and asserts: output and LSE within the bound (twice the error of a
+ * naive same-precision attention plus a floor from the data), guard bytes untouched. Prints the case on failure. */
+void check_attention(const attention_case *c, int32_t level, int32_t threads);
+/* Output bits of the case, for comparing runs; the caller frees. bytes receives their number. */
+void *attention_bits(const attention_case *c, int32_t level, int32_t threads, int64_t *bytes);
+
+#endif
