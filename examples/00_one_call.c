@@ -9,16 +9,17 @@
 
 enum { H = 2, T = 4, Y = 16, X = 16, N = T * Y * X, D = 64 };   /* a small video: 4 frames of 16 x 16 tokens */
 
-/* q and k of a token point in the direction of its place, so that attention is local; v is a smooth picture. */
+/* q and k of a token are its place (frame, row, column) written as angles, as rotary embeddings do: near places score high, so
+ * attention is local. v is a smooth picture. */
 static void fill(float *q, float *k, float *v)
 {
     for (int h = 0; h < H; h++)
         for (int n = 0; n < N; n++)
             for (int d = 0; d < D; d++) {
-                const int x = n % X, y = n / X % Y, i = (h * N + n) * D + d;
-                const double place = (d % 2 ? x : y), angle = 0.25 * place * (1 + d / 8) + d;
-                q[i] = k[i] = (float)(1.6 * cos(angle));
-                v[i] = (float)sin(0.3 * x + 0.2 * y + d);
+                const int place[3] = { n / (X * Y), n / X % Y, n % X }, i = (h * N + n) * D + d, pair = d / 2;
+                const double angle = place[pair % 3] * (pair % 3 == 0 ? 1.0 : 0.5) / (1 + pair / 8);
+                q[i] = k[i] = (float)(1.8 * (d % 2 ? sin(angle) : cos(angle)));
+                v[i] = (float)(1 + sin(0.3 * place[2] + 0.2 * place[1] + place[0] + d));
             }
 }
 

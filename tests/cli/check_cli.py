@@ -1,0 +1,432 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The esa command as a stranger uses it: check_cli.py ESA MAKE_RECORDING. Standard library only.
+
+Every failure must be one sentence on stderr, an exit status, and nothing left on disk."""
+import json
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ESA, MAKE_RECORDING = sys.argv[1:3]
+COMMANDS = [[], ["bench"], ["masks"]]
+LEAVES = [["demo"], ["doctor"], ["bench", "attention"], ["bench", "quality"], ["masks", "select"], ["masks", "info"],
+          ["masks", "derive"], ["masks", "merge"], ["masks", "convert"]]
+
+
+def esa(*args, cwd=None, env=None):
+    """Exit status, stdout, stderr."""
+    done = subprocess.run([ESA, *map(str, args)], cwd=cwd, env={**os.environ, **(env or {})}, capture_output=True, text=True)
+    return done.returncode, done.stdout, done.stderr
+
+
+def lcg(seed, count):
+    """The generator of the golden vectors: values in -2 .. 2 in steps of 1/64."""
+    values = []
+    for _ in range(count):
+        seed = (seed * 1664525 + 1013904223) % 2**32
+        values.append(((seed >> 24) - 128) / 64)
+    return values
+
+
+def write_tensors(path, tensors):
+    """A safetensors file: {name: (dtype, shape, bytes)}."""
+    header, data = {}, b""
+    for name, (dtype, shape, raw) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + data)
+
+
+def f32(seed, *shape):
+    count = 1
+    for n in shape:
+        count *= n
+    return ("F32", list(shape), struct.pack(f"<{count}f", *lcg(seed, count)))
+
+
+def load(path):
+    with open(path, encoding="utf-8") as file:
+        return json.load(file)
+
+
+def read(path, mode="rb"):
+    with open(path, mode) as file:
+        return file.read()
+
+
+def rows(text):
+    """The hex numbers of `b h i hex` lines, in order, and the number of lines."""
+    return " ".join(line.split()[3] for line in text.splitlines())
+
+
+class Base(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.dir = self.folder.name
+        self.addCleanup(self.folder.cleanup)
+
+    def path(self, name):
+        return os.path.join(self.dir, name)
+
+    def fails(self, *args, status=None, says=(), env=None):
+        """The call fails with one sentence that holds every word of says, prints nothing and leaves no file behind."""
+        before = sorted(os.listdir(self.dir))
+        code, out, err = esa(*args, cwd=self.dir, env=env)
+        self.assertNotEqual(code, 0, args)
+        self.assertIn(code, (1, 2), f"{args}: a crash, not an error: {code} {err}")
+        if status is not None:
+            self.assertEqual(code, status, (args, err))
+        self.assertEqual(out, "", args)
+        self.assertEqual(len(err.splitlines()), 1, f"{args}: {err}")
+        self.assertTrue(err.startswith("esa: "), err)
+        for word in says:
+            self.assertIn(word, err)
+        self.assertEqual(sorted(os.listdir(self.dir)), before, f"{args} left something on disk")
+        return err
+
+    def works(self, *args, env=None):
+        code, out, err = esa(*args, cwd=self.dir, env=env)
+        self.assertEqual(code, 0, f"{args}: {err}")
+        return out
+
+
+class Words(Base):
+    def test_no_words_lists_commands(self):
+        for command in COMMANDS:
+            code, out, err = esa(*command)
+            self.assertEqual((code, out), (2, ""), command)
+            self.assertIn("usage:", err)
+
+    def test_help_everywhere(self):
+        for command in COMMANDS + LEAVES:
+            for flag in ("--help", "-h"):
+                code, out, err = esa(*command, flag)
+                self.assertEqual((code, err), (0, ""), command)
+                self.assertIn("usage: " + " ".join(["esa", *command]), out)
+        for leaf in LEAVES:
+            self.assertIn("--", esa(*leaf, "--help")[1], leaf)
+
+    def test_help_wins_over_wrong_options(self):
+        self.assertIn("usage:", self.works("masks", "select", "--nonsense", "--help"))
+
+    def test_version(self):
+        self.assertRegex(self.works("--version"), r"^esa \d+\.\d+\.\d+ \(.+\)\n$")
+
+    def test_typing_errors(self):
+        self.fails("benhc", status=2, says=["benhc", "did you mean 'esa bench'"])
+        self.fails("masks", "selct", status=2, says=["did you mean 'esa masks select'"])
+        self.fails("masks", "select", "--budgte", "0.5", status=2, says=["--budgte, did you mean --budget?"])
+        self.fails("bench", "attention", "--selector", "entrpoy", status=2, says=["entrpoy", "did you mean entropy?"])
+        self.fails("bench", "attention", "--shape", "wan-1.3b-48p", status=2, says=["did you mean wan-1.3b-480p?"])
+        self.fails("somethingelse", status=2, says=["somethingelse", "--help"])
+        self.fails("masks", "select", "--thiswasneveranoption", status=2, says=["--help"])
+
+    def test_wrong_values(self):
+        for args in (["--density", "1.5"], ["--density", "0.5,,0.2"], ["--density", ""], ["--density", "x"], ["--density", "nan"],
+                     ["--rounds", "0"], ["--rounds", "1.5"], ["--rounds", "99999999999999999999"], ["--threads", "-1"],
+                     ["--threads", "257"], ["--shape", "1,2,3"], ["--shape", "1,2,3,x"], ["--shape", "0,1,1,1"], ["--shape", ""],
+                     ["--block", "128"], ["--block", "128x"], ["--grid", "1,2"], ["--grid", "1,2,3,4"], ["--dtype", "f64"],
+                     ["--tail", "f32"], ["--causal=1"], ["--json"], ["--density", ",".join(["0.5"] * 17)], ["word"]):
+            self.fails("bench", "attention", *args, status=2)
+
+    def test_library_refuses_with_a_sentence(self):
+        self.fails("bench", "attention", "--shape", "1,1,64,257", "--rounds", "1", status=1, says=["257"])
+        self.fails("bench", "attention", "--shape", "1,1,64,16", "--block", "100x100", "--density", "0.5", status=1, says=["100"])
+        self.fails("bench", "attention", "--shape", "1,1,64,16", "--grid", "2,5,5", "--order", "tile", "--density", "0.5", status=1)
+
+    def test_impossible_memory(self):
+        self.fails("bench", "attention", "--shape", "1073741824,1073741824,1,1", status=1, says=["memory"])
+
+
+class Golden(Base):
+    """Golden rows of the originals' selectors; bit j of a number is key block j."""
+
+    def pair(self, q_seed, k_seed, tokens):
+        write_tensors(self.path("q"), {"q": f32(q_seed, 1, 1, tokens, 16)})
+        write_tensors(self.path("k"), {"k": f32(k_seed, 1, 1, tokens, 16)})
+
+    def select(self, *args):
+        return rows(self.works("masks", "select", "--q", "q", "--k", "k", *args))
+
+    def test_ada_bsa(self):
+        self.pair(1, 2, 1536)
+        plain = ["--selector", "ada_bsa", "--cdf", "0.85", "--sparsity", "0"]
+        self.assertEqual(self.select(*plain, "--mode", "compat"), "ffd bff fdf bff f7f ffb fbf ff7 ffb fdf ffb f7f")
+        self.assertEqual(self.select(*plain, "--mode", "compat-round"), "ffd bff fdf bff f7f ffb fff ff7 ffb fff ffb f7f")
+
+    def test_ada_bsa_causal(self):
+        self.pair(1, 2, 1536)
+        for mode in ("compat", "compat-round"):
+            self.assertEqual(self.select("--selector", "ada_bsa", "--causal", "--cdf", "0.9", "--sparsity", "0", "--mode", mode),
+                             "1 3 7 f 1f 3f 7f ff 1ff 3ff 7ff f7f")
+        capped = ["--selector", "ada_bsa", "--causal", "--cdf", "1", "--sparsity", "0.4", "--mode"]
+        self.assertEqual(self.select(*capped, "compat"), "1 3 7 f 1f 3f 7f ff 1ff 3db 7cb b7b")
+        self.assertEqual(self.select(*capped, "compat-round"), "1 3 7 f 1f 3f 7f ff 1ff 3db 7db b7b")
+
+    def test_rf_v2(self):
+        self.pair(3, 4, 1200)
+        grid = ["--selector", "rf_v2", "--mode", "compat", "--grid", "3,20,20", "--sparsity", "0.6"]
+        self.assertEqual(self.select(*grid), "3ff 3ff 3ff 3ff 11f 1ef af 1cf 3cf 23f")
+        self.assertEqual(self.select(*grid, "--protect-first-frame", "0"), "2c4 309 c6 194 119 1e0 aa 1c2 3c0 238")
+        self.pair(5, 6, 1024)
+        grid = ["--selector", "rf_v2", "--mode", "compat", "--grid", "4,16,16", "--sparsity", "0.5"]
+        self.assertEqual(self.select(*grid), "ff ff 4f f cb 4f 9b 37")
+        self.assertEqual(self.select(*grid, "--protect-first-frame", "0"), "a6 f 4d f ca 4d 99 35")
+
+    def test_lines(self):
+        write_tensors(self.path("q"), {"q": f32(1, 2, 3, 600, 16)})
+        write_tensors(self.path("k"), {"k": f32(2, 2, 3, 300, 16)})
+        out = self.works("masks", "select", "--q", "q", "--k", "k", "--selector", "full", "--block", "128x128")
+        expected = [f"{b} {h} {i} 7" for b in range(2) for h in range(3) for i in range(5)]
+        self.assertEqual(out.splitlines(), expected)
+
+    def test_budget_is_one_minus_sparsity(self):
+        self.pair(1, 2, 1536)
+        self.assertEqual(self.select("--budget", "0.25"), self.select("--sparsity", "0.75"))
+        self.assertEqual(self.select("--budget", "0.25", "--threads", "1"), self.select("--budget=0.25", "--threads", "2"))
+        for number in self.select("--budget", "0.25", "--selector", "random").split():
+            self.assertEqual(bin(int(number, 16)).count("1"), 3)        # a quarter of 12 key blocks in every row
+
+
+class SelectFiles(Base):
+    def setUp(self):
+        super().setUp()
+        write_tensors(self.path("q"), {"q": f32(1, 1, 2, 400, 16), "other": f32(3, 1, 2, 400, 16)})
+        write_tensors(self.path("k"), {"k": f32(2, 1, 2, 400, 16), "other": f32(4, 1, 2, 400, 16)})
+
+    def test_arguments(self):
+        self.fails("masks", "select", status=2, says=["--q"])
+        self.fails("masks", "select", "--q", "q", status=2, says=["--k"])
+        self.fails("masks", "select", "--q", "q", "--k", "k", "--budget", "0.5", "--sparsity", "0.5", status=2, says=["--sparsity"])
+        self.fails("masks", "select", "--q", "q", "--k", "k", "--keep-sink", "2", status=2)
+
+    def test_missing_and_wrong_files(self):
+        self.fails("masks", "select", "--q", "nowhere", "--k", "k", status=1, says=["nowhere"])
+        self.fails("masks", "select", "--q", "q", "--k", "k", "--tensor", "absent", status=1, says=["absent"])
+        self.fails("masks", "select", "--q", ".", "--k", "k", status=1)
+        with open(self.path("junk"), "wb") as file:
+            file.write(os.urandom(200))
+        self.fails("masks", "select", "--q", "junk", "--k", "k", status=1)
+        whole = read(self.path("q"))
+        for size in (0, 1, 7, 8, 9, 100, len(whole) - 1):
+            with open(self.path("cut"), "wb") as file:
+                file.write(whole[:size])
+            self.fails("masks", "select", "--q", "cut", "--k", "k", status=1)
+        with open(self.path("cut"), "wb") as file:
+            file.write(whole + b"x")
+        self.fails("masks", "select", "--q", "cut", "--k", "k", status=1)
+        write_tensors(self.path("rank"), {"q": f32(1, 400, 16)})
+        self.fails("masks", "select", "--q", "rank", "--k", "k", status=1, says=["2 dimensions", "B,H,N,D"])
+        write_tensors(self.path("type"), {"q": ("I32", [1, 2, 4, 16], bytes(512))})
+        self.fails("masks", "select", "--q", "type", "--k", "k", status=1, says=["F32"])
+        write_tensors(self.path("two"), {"a": f32(1, 1, 1, 4, 16), "b": f32(1, 1, 1, 4, 16)})
+        self.fails("masks", "select", "--q", "two", "--k", "k", status=1, says=["--tensor"])
+
+    def test_shapes_that_do_not_fit(self):
+        write_tensors(self.path("dim"), {"k": f32(1, 1, 2, 400, 32)})
+        self.fails("masks", "select", "--q", "q", "--k", "dim", status=1, says=["16", "32"])
+        write_tensors(self.path("heads"), {"k": f32(1, 1, 3, 400, 16)})
+        self.fails("masks", "select", "--q", "q", "--k", "heads", status=1, says=["3"])
+        self.fails("masks", "select", "--q", "q", "--k", "k", "--grid", "3,10,10", status=1, says=["3x10x10", "400"])
+
+    def test_tensor_names(self):
+        by_side = self.works("masks", "select", "--q", "q", "--k", "k", "--budget", "0.3", "--block", "32x32")
+        other = self.works("masks", "select", "--q", "q", "--k", "k", "--budget", "0.3", "--block", "32x32", "--tensor", "other")
+        self.assertNotEqual(by_side, other)
+        self.assertEqual(len(by_side.splitlines()), 2 * 13)
+
+    def test_bf16_and_f16(self):
+        # Values of the generator are multiples of 1/64 up to 2: exact in both short types, so masks are the same.
+        values = lcg(1, 800 * 16)
+        f16 = struct.pack(f"<{len(values)}e", *values)
+        bf16 = b"".join(struct.pack("<f", x)[2:] for x in values)
+        args = ["--k", "k", "--budget", "0.3", "--block", "32x32"]
+        write_tensors(self.path("k"), {"k": f32(2, 1, 2, 400, 16)})
+        expected = self.works("masks", "select", "--q", "q", *args)
+        for name, raw in (("F16", f16), ("BF16", bf16)):
+            k = lcg(2, 800 * 16)
+            k_raw = struct.pack(f"<{len(k)}e", *k) if name == "F16" else b"".join(struct.pack("<f", x)[2:] for x in k)
+            write_tensors(self.path("qs"), {"q": (name, [1, 2, 400, 16], raw)})
+            write_tensors(self.path("ks"), {"k": (name, [1, 2, 400, 16], k_raw)})
+            self.assertEqual(self.works("masks", "select", "--q", "qs", "--k", "ks", *args[2:]), expected, name)
+
+    def test_out_then_info_and_fa4(self):
+        args = ["masks", "select", "--q", "q", "--k", "k", "--budget", "0.3", "--block", "32x32"]
+        printed = self.works(*args)
+        self.assertIn("density asked 0.3000", self.works(*args, "--out", "mask.pt"))    # the name's ending means nothing
+        out = self.works("masks", "info", "mask.pt", "--json", "info.json")
+        self.assertIn("32x32", out)
+        info = load(self.path("info.json"))
+        self.assertEqual((info["nq"], info["nk"], info["heads"], info["layers"], info["steps"]), (13, 13, 2, 1, 1))
+        self.assertEqual(info["bytes"], os.path.getsize(self.path("mask.pt")))
+        budget = info["budgets"][0]
+        self.assertIn("density", self.works("masks", "info", "mask.pt", "--layer", "0", "--step", "0"))
+        self.works("masks", "convert", "mask.pt", "--to", "fa4", "--budget", budget, "--out", "fa4")
+        count, index = self.read_fa4("fa4")
+        kept = [sum(1 << j for j in index[r * 13:r * 13 + count[r]]) for r in range(26)]
+        self.assertEqual(" ".join(f"{x:x}" for x in kept), rows(printed))
+        self.works("masks", "convert", "fa4", "--from", "fa4", "--tokens", "400", "--block", "32x32", "--out", "back")
+        self.works("masks", "info", "back", "--json", "back.json")
+        again = load(self.path("back.json"))
+        self.works("masks", "convert", "back", "--to", "fa4", "--budget", again["budgets"][0], "--out", "fa4b")
+        self.assertEqual(self.read_fa4("fa4b"), (count, index))
+        self.fails("masks", "convert", "fa4", "--from", "fa4", "--out", "x", status=2, says=["--tokens"])
+        self.fails("masks", "convert", "fa4", "--from", "fa4", "--tokens", "4000", "--block", "32x32", "--out", "x", status=1)
+        self.fails("masks", "convert", "fa4", "--out", "x", status=2, says=["--to", "--from"])
+        self.fails("masks", "info", "fa4", status=1)
+        self.fails("masks", "info", "mask.pt", "--layer", "7", "--step", "0", "--json", "never.json", status=1)
+
+    def read_fa4(self, name):
+        raw = read(self.path(name))
+        size = struct.unpack("<Q", raw[:8])[0]
+        header = json.loads(raw[8:8 + size])
+        result = []
+        for tensor in ("full_block_cnt", "full_block_idx"):
+            self.assertEqual(header[tensor]["dtype"], "I32")
+            a, b = header[tensor]["data_offsets"]
+            result.append(struct.unpack(f"<{(b - a) // 4}i", raw[8 + size + a:8 + size + b]))
+        return tuple(result)
+
+    def test_out_that_cannot_be_written(self):
+        self.fails("masks", "select", "--q", "q", "--k", "k", "--out", "no/such/folder/x", status=1, says=["no/such/folder/x"])
+
+
+class Recordings(Base):
+    def setUp(self):
+        super().setUp()
+        for name, seed, prompts in (("a", 1, 1), ("b", 2, 2)):
+            subprocess.run([MAKE_RECORDING, self.path(name), str(seed), str(prompts)], check=True)
+
+    def bytes_of(self, name):
+        return read(self.path(name))
+
+    def test_merge_in_any_order(self):
+        self.works("masks", "merge", "a", "b", "--out", "ab", "--budgets", "0.5,0.3")
+        self.works("masks", "merge", "b", "a", "--out", "ba", "--budgets", "0.5,0.3")
+        self.assertEqual(self.bytes_of("ab"), self.bytes_of("ba"))
+        self.works("masks", "merge", "a", "b", "--recording", "--out", "sum")
+        self.works("masks", "merge", "sum", "--out", "s", "--budgets", "0.5,0.3")
+        self.assertEqual(self.bytes_of("ab"), self.bytes_of("s"))
+        self.works("masks", "info", "ab", "--json", "i")
+        info = load(self.path("i"))
+        self.assertEqual((info["prompts"], info["model"], info["budgets"], info["importance"]), (3, "test-model", [0.5, 0.3], "u8"))
+        self.assertEqual((info["layers"], info["stored_layers"], info["steps"], info["stored_groups"]), (3, 2, 5, 4))
+
+    def test_derived_equals_prebuilt(self):
+        self.works("masks", "merge", "a", "b", "--out", "both", "--budgets", "0.5,0.3")
+        self.works("masks", "merge", "a", "b", "--out", "one", "--budgets", "0.5")
+        self.works("masks", "derive", "one", "--budgets", "0.5,0.3", "--out", "derived")
+        self.assertEqual(self.bytes_of("both"), self.bytes_of("derived"))
+        self.works("masks", "derive", "both", "--importance", "none", "--out", "bare")
+        self.assertLess(os.path.getsize(self.path("bare")), os.path.getsize(self.path("both")))
+        self.fails("masks", "derive", "bare", "--budgets", "0.2", "--out", "x", status=1)
+        self.fails("masks", "derive", "bare", "--importance", "u8", "--out", "x", status=1)
+
+    def test_refusals(self):
+        self.fails("masks", "merge", "--out", "x", status=2, says=["0 files"])
+        self.fails("masks", "merge", "a", status=2, says=["--out"])
+        self.fails("masks", "merge", "a", "nowhere", "--out", "x", status=1, says=["nowhere"])
+        self.fails("masks", "info", "a", status=1, says=["recording"])
+        self.fails("masks", "derive", "a", "--out", "x", status=1, says=["recording"])
+        self.works("masks", "merge", "a", "--out", "m")
+        self.fails("masks", "merge", "m", "--out", "x", status=1)
+        self.fails("masks", "derive", "m", "a", "--out", "x", status=2, says=["2 files"])
+        whole = self.bytes_of("m")
+        for size in (0, 8, 50, len(whole) // 2, len(whole) - 1):
+            with open(self.path("cut"), "wb") as file:
+                file.write(whole[:size])
+            self.fails("masks", "info", "cut", status=1)
+
+
+class Bench(Base):
+    FIELDS = {"shape", "dtype", "selector", "tail", "density_asked", "density", "seconds", "seconds_median", "gflops", "of_sgemm",
+              "speedup_vs_dense", "select_seconds", "peak_extra_bytes"}
+
+    def test_json(self):
+        out = self.works("bench", "attention", "--shape", "1,2,512,32", "--density", "1,0.5", "--rounds", "3", "--json", "b.json")
+        self.assertIn("speedup", out)
+        data = load(self.path("b.json"))
+        self.assertTrue({"machine", "commit", "sgemm_gflops", "rows"} <= set(data))
+        for key in ("cpu", "cores", "memory_bytes", "threads", "kernels"):
+            self.assertTrue(data["machine"][key], key)
+        self.assertEqual([set(row) for row in data["rows"]], [self.FIELDS] * 2)
+        dense, half = data["rows"]
+        self.assertEqual((dense["density"], dense["speedup_vs_dense"], dense["shape"], half["selector"]), (1, 1, "1,2,512,32", "random"))
+        self.assertEqual(half["density"], 0.5)
+        self.assertIsNone(half["select_seconds"])
+        self.assertGreater(half["peak_extra_bytes"], 0)
+        for row in data["rows"]:
+            self.assertLessEqual(row["seconds"], row["seconds_median"])
+            # The definition: 4 Nq keptkeys D H over the time.
+            self.assertAlmostEqual(row["gflops"] * row["seconds"], 4e-9 * 512 * 512 * row["density"] * 32 * 2, delta=1e-8)
+            if data["sgemm_gflops"]:
+                self.assertAlmostEqual(row["of_sgemm"], row["gflops"] / data["sgemm_gflops"], delta=1e-6)
+        self.assertEqual(os.listdir(self.dir), ["b.json"])
+
+    def test_selectors_types_tails(self):
+        self.works("bench", "attention", "--shape", "1,4,600,32", "--grid", "6,10,10", "--density", "1,0.5", "--selector",
+                   "entropy,rf_v2,ada_bsa", "--tail", "none,pooled,centroid", "--dtype", "f32,bf16,f16", "--rounds", "1", "--json", "b.json")
+        data = load(self.path("b.json"))
+        self.assertEqual(len(data["rows"]), 3 * (1 + 9))
+        for row in data["rows"]:
+            self.assertEqual(row["select_seconds"] is None, row["selector"] == "dense")
+            self.assertGreater(row["gflops"], 0)
+        self.works("bench", "attention", "--shape", "2,1,300,16", "--causal", "--density", "1,0.5", "--rounds", "1", "--threads", "1")
+
+    def test_json_that_cannot_be_written(self):
+        code, _, err = esa("bench", "attention", "--shape", "1,1,64,16", "--density", "1", "--rounds", "1", "--json", "no/folder/b", cwd=self.dir)
+        self.assertEqual(code, 1)
+        self.assertIn("no/folder/b", err.splitlines()[-1])
+        code, _, err = esa("doctor", "--json", "/dev/full")
+        self.assertEqual(code, 1)
+        self.assertIn("/dev/full", err)
+        self.assertEqual(os.listdir(self.dir), [])
+
+    def test_quality(self):
+        args = ["bench", "quality", "--grid", "2,16,16", "--dim", "32", "--density", "0.5", "--selector", "entropy,random", "--order", "raster,hilbert"]
+        out = self.works(*args)
+        lines = [line.split(",") for line in out.splitlines()]
+        self.assertEqual(lines[0], "head,selector,order,density_asked,density,tail,kept_mass,output_error".split(","))
+        self.assertEqual(len(lines), 1 + 2 * 2 * 3 * 4)
+        for line in lines[1:]:
+            self.assertTrue(0 < float(line[6]) <= 1 and 0 <= float(line[7]), line)
+        self.works(*args, "--out", "q.csv", "--threads", "1")
+        self.assertEqual(read(self.path("q.csv"), "r"), out)          # the same on any number of threads
+        self.fails(*args, "--dim", "33", status=2, says=["33"])
+
+    def test_demo(self):
+        out = self.works("demo", "--grid", "4,16,16", "--dim", "32", "--budget", "0.5", "--rounds", "1", "--json", "d.json")
+        self.assertIn("kept mass", out)
+        data = load(self.path("d.json"))
+        names = [(row["selector"], row["tail"]) for row in data["rows"]]
+        self.assertEqual(names[0], ("dense", "none"))
+        self.assertEqual(sorted(names[1:]), sorted((s, t) for s in ("entropy", "rf_v2", "ada_bsa", "random") for t in ("none", "pooled")))
+        by = {name: row for name, row in zip(names, data["rows"])}
+        # Any selector that looks at q and k must keep more than chance does.
+        for selector in ("entropy", "rf_v2", "ada_bsa"):
+            self.assertGreater(by[selector, "none"]["kept_mass"], by["random", "none"]["kept_mass"] + 0.05)
+
+
+class Doctor(Base):
+    def test_doctor(self):
+        out = self.works("doctor", "--json", "d.json")
+        data = load(self.path("d.json"))
+        for set_ in data["kernel_sets"]:
+            if set_["available"]:
+                self.assertTrue(set_["right"], set_)
+        self.assertTrue(data["kernel_sets"][0]["available"])
+        self.assertIn(data["machine"]["kernels"], out)
+
+    def test_lowered(self):
+        self.assertRegex(self.works("doctor", env={"ESA_CPU": "ref"}), r"kernels +ref \(ESA_CPU=ref\)")
+
+
+if __name__ == "__main__":
+    unittest.main(argv=["check_cli", "-v"])
