@@ -63,7 +63,7 @@ ESA_API void       esa_session_free(esa_session *session);
 ESA_API esa_status esa_session_begin(esa_session *session);
 ESA_API esa_status esa_session_step(esa_session *session, int32_t step, int32_t branch);
 /* Key lengths of the following ESA_CALL_SELF calls, int32[B] as in esa_attention_params.kv_len, or NULL = all keys. Borrowed: read at
- * every call until replaced. A recording refuses them: its file would not know. Cleared by esa_session_begin. */
+ * every call until replaced. Recorded importance is 0 beyond them. Cleared by esa_session_begin. */
 ESA_API esa_status esa_session_set_kv_len(esa_session *session, const int32_t *kv_len);
 /* One attention call of the model; kind ESA_CALL_*. lse may be NULL. On failure o is unchanged. */
 ESA_API esa_status esa_session_attention(esa_session *session, int32_t layer, int32_t kind, const esa_tensor *q,

@@ -224,7 +224,7 @@ esa_status esa_run_read(esa_ctx *ctx, esa_mask_file_info *f, const esa_tensors *
     f->groups = (int32_t)get_int(&r, "groups", 1, f->steps);
     f->branches = (int32_t)get_int(&r, "branches", 1, ESA_MAX_CELL_AXIS);
     f->prompts = (int32_t)get_int(&r, "prompts", 0, INT32_MAX);
-    f->samples = (int32_t)get_int(&r, "samples", 0, INT32_MAX);
+    f->samples = (int32_t)get_int(&r, "samples", 0, 256);
     f->dense_first_layer = (int32_t)get_int(&r, "dense_first_layer", 0, 1);
     f->H = get_int(&r, "heads", 1, INT32_MAX);
     f->Nq = get_int(&r, "tokens_q", 1, INT32_MAX);

@@ -1,0 +1,104 @@
+/* session_plans.c - the plans of a session: one per shape that came by, the least recently used one makes room.
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "session/session_call.h"
+
+#include <string.h>
+
+static void drop(esa_session *s, esa_session_plan *e)
+{
+    if (!e->plan) return;
+    /* A later plan may get the same address: nothing may point here any more. */
+    for (int64_t i = 0; i < (int64_t)s->params.layers * s->params.branches; i++)
+        if (s->rest[i].made_for == e->plan) s->rest[i].made_for = NULL;
+    esa_mask_free(e->mask);
+    esa_mem_free(&s->ctx->mem, e->importance, e->importance_bytes);
+    esa_plan_free(e->plan);
+    memset(e, 0, sizeof *e);
+}
+
+void esa_session_drop_plans(esa_session *s)
+{
+    for (int i = 0; s->rest && i < ESA_SESSION_PLANS; i++) drop(s, &s->plan[i]);
+}
+
+static int same_shapes(const esa_shapes *a, const esa_shapes *b)
+{
+    return a->dtype == b->dtype && a->device == b->device && a->device_index == b->device_index && a->B == b->B && a->Hq == b->Hq &&
+           a->Hkv == b->Hkv && a->Nq == b->Nq && a->Nk == b->Nk && a->D == b->D;
+}
+
+/* Select params a sparse plan is made with. */
+static esa_select_params plan_select(const esa_session *s)
+{
+    if (s->params.mode != ESA_SESSION_CACHED) return s->params.select;
+    /* Only blocks, order and grid matter: masks come from the file. RANDOM needs the least scratch. */
+    const esa_mask_file_info *f = &s->params.masks->info;
+    esa_select_params p = esa_select_params_default(ESA_SELECT_RANDOM);
+    p.mode = f->mode;
+    p.block_q = f->block_q;
+    p.block_k = f->block_k;
+    p.layout = f->layout;
+    p.layout.order_applied = s->params.select.layout.order_applied;
+    return p;
+}
+
+static esa_status no_memory(esa_session *s)
+{
+    return esa_fail(s->ctx, ESA_ERR_MEMORY, "out of memory for the masks of a session");
+}
+
+/* Mask and importance buffer of a sparse plan. */
+static esa_status furnish(esa_session *s, esa_session_plan *e)
+{
+    const esa_plan *p = e->plan;
+    const int32_t cached = s->params.mode == ESA_SESSION_CACHED;
+    const int32_t entropy = !cached && s->params.select.selector == ESA_SELECT_ENTROPY;
+    if (s->params.mode != ESA_SESSION_RECORD) {
+        e->mask = esa_mask_new(&s->ctx->mem, cached ? 1 : p->shapes.B, p->shapes.Hq, p->shapes.Nq, p->shapes.Nk, p->nq, p->nk,
+                               p->select.block_q, p->select.block_k);
+        if (!e->mask) return no_memory(s);
+        e->mask->runnable = p->runnable;
+        e->mask->layout = p->select.layout;
+        e->mask->mode = p->select.mode;
+    }
+    if (entropy) {
+        e->importance_bytes = esa_size_mul(esa_size_mul(esa_size_mul(p->shapes.B * p->shapes.Hq, p->nq), p->nk), 4);
+        e->importance = esa_mem_alloc(&s->ctx->mem, e->importance_bytes);
+        if (!e->importance) return no_memory(s);
+    }
+    return ESA_OK;
+}
+
+esa_status esa_session_get_plan(esa_session *s, esa_session_plan **entry, const esa_tensor *q, const esa_tensor *k, int32_t kind, int32_t sparse)
+{
+    const esa_shapes shapes = esa_shapes_of(q, k);
+    const int32_t *kv_len = kind == ESA_CALL_SELF ? s->kv_len : NULL;
+    esa_session_plan *oldest = &s->plan[0];
+    for (int i = 0; i < ESA_SESSION_PLANS; i++) {
+        esa_session_plan *e = &s->plan[i];
+        if (e->plan && e->kind == kind && e->sparse == sparse && e->kv_len == kv_len && same_shapes(&e->plan->shapes, &shapes)) {
+            e->used = ++s->tick;
+            *entry = e;
+            return ESA_OK;
+        }
+        if (e->used < oldest->used) oldest = e;         /* free places were used at tick 0 */
+    }
+    esa_attention_params attention = s->params.attention;
+    esa_select_params select = plan_select(s);
+    attention.kv_len = select.kv_len = kv_len;
+    if (kind == ESA_CALL_CROSS) attention.causal = 0;
+    if (!sparse) attention.tail = ESA_TAIL_NONE;
+    drop(s, oldest);
+    esa_status status = esa_plan_create(s->ctx, &oldest->plan, &shapes, sparse ? &select : NULL, &attention);
+    if (status != ESA_OK) return status;
+    oldest->kind = kind;
+    oldest->sparse = sparse;
+    oldest->kv_len = kv_len;
+    oldest->used = ++s->tick;
+    if (sparse && !oldest->plan->runnable)
+        status = esa_fail(s->ctx, ESA_ERR_UNSUPPORTED, "compat masks of this selector have blocks no kernel runs when there is text");
+    else if (sparse) status = furnish(s, oldest);
+    if (status != ESA_OK) { drop(s, oldest); return status; }
+    *entry = oldest;
+    return ESA_OK;
+}

@@ -1,0 +1,64 @@
+/* session_stats.c - what ran: sums over layers and steps.
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "session/session.h"
+
+#include <math.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+_Static_assert(offsetof(esa_session_stats, density_asked) == 56 && offsetof(esa_session_stats, kernel) == 104, "esa_session_stats offsets");
+
+double esa_session_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+esa_status esa_session_get_stats(const esa_session *s, esa_session_stats *stats, int32_t layer, int32_t step)
+{
+    if (!s || !stats) return ESA_ERR_ARGUMENT;
+    if (stats->struct_size != sizeof *stats) return ESA_ERR_VERSION;
+    const int32_t L = s->params.layers, T = s->params.steps;
+    if (layer < -1 || layer >= L || step < -1 || step >= T) return ESA_ERR_ARGUMENT;
+    esa_session_cell sum;
+    memset(&sum, 0, sizeof sum);
+    sum.when = -1;
+    for (int32_t l = layer < 0 ? 0 : layer; l < (layer < 0 ? L : layer + 1); l++)
+        for (int32_t t = step < 0 ? 0 : step; t < (step < 0 ? T : step + 1); t++) {
+            const esa_session_cell *c = &s->cell[(int64_t)l * T + t];
+            sum.calls += c->calls;
+            sum.dense += c->dense;
+            sum.sparse += c->sparse;
+            sum.fallback += c->fallback;
+            sum.made += c->made;
+            sum.loaded += c->loaded;
+            sum.with_mass += c->with_mass;
+            sum.asked += c->asked;
+            sum.density += c->density;
+            sum.mass += c->mass;
+            sum.select_seconds += c->select_seconds;
+            sum.attention_seconds += c->attention_seconds;
+            if (c->kernel && c->when >= sum.when) {
+                sum.when = c->when;
+                sum.kernel = c->kernel;
+            }
+        }
+    memset(stats, 0, sizeof *stats);
+    stats->struct_size = (uint32_t)sizeof *stats;
+    stats->calls = sum.calls;
+    stats->dense_calls = sum.dense;
+    stats->sparse_calls = sum.sparse;
+    stats->fallback_calls = sum.fallback;
+    stats->masks_made = sum.made;
+    stats->masks_loaded = sum.loaded;
+    stats->density_asked = sum.sparse ? sum.asked / (double)sum.sparse : (double)NAN;
+    stats->density = sum.sparse ? sum.density / (double)sum.sparse : (double)NAN;
+    stats->mass = sum.with_mass ? sum.mass / (double)sum.with_mass : (double)NAN;
+    stats->select_seconds = sum.select_seconds;
+    stats->attention_seconds = sum.attention_seconds;
+    if (sum.kernel) snprintf(stats->kernel, sizeof stats->kernel, "%s", sum.kernel);
+    return ESA_OK;
+}
