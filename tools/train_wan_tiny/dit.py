@@ -1,0 +1,298 @@
+"""Train the text-to-video transformer of wan-tiny by flow matching, together with its text encoder.
+
+    python dit.py --init stage --out stage --size 64 --minutes 1.5
+    python dit.py --init stage --out stage --minutes 4
+
+The clips of a stage are rendered and encoded once, then kept on the device. A first stage at half size learns
+words, colours and motions about eight times as fast per clip; the later ones learn the full size.
+
+The small UMT5 encoder is trained along, not frozen: its cost is lost beside the transformer's, and the
+transformer need not learn to undo a random mixture of the words.
+
+Prompts are treated exactly as WanPipeline does: rows past the prompt are zero, the transformer attends all
+512 rows without a mask, and "no prompt" is the empty string.
+"""
+import argparse
+import time
+from pathlib import Path
+
+import torch
+from diffusers import UniPCMultistepScheduler, WanTransformer3DModel
+from transformers import UMT5Config, UMT5EncoderModel
+
+import tokenizer as tokenizer_step
+from clips import make_clip, render
+from common import (DIT_CONFIG, EVAL_PROMPTS, HELD_OUT_SEED, TEXT_CONFIG, Average, Log, contact_sheet, decode, encode,
+                    learning_rate, load_transformer, load_vae, save_half)
+from optim import MuonAdam, split_parameters
+
+TEXT_ROWS = 512      # WanPipeline's default max_sequence_length
+CAPTION_TOKENS = 32  # no caption of the grammar is longer
+SHIFT = 3.0          # of the noise schedule, in training and in the exported scheduler
+
+
+def parse_arguments():
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("--init", required=True, help="folder with at least vae/ and tokenizer/; transformer/ and "
+                   "text_encoder/ are continued when there")
+    p.add_argument("--out", required=True, help="stage folder to write")
+    p.add_argument("--minutes", type=float, default=4, help="for everything, preparation included")
+    p.add_argument("--steps", type=int, default=10**9)
+    p.add_argument("--seed", type=int, default=11, help="clips and noise of this stage: give each stage its own")
+    p.add_argument("--clips", type=int, default=8000)
+    p.add_argument("--size", type=int, default=128)
+    p.add_argument("--frames", type=int, default=33)
+    p.add_argument("--batch", type=int, default=32)
+    p.add_argument("--lr", type=float, default=2e-3)
+    p.add_argument("--warmup", type=int, default=100)
+    p.add_argument("--decay-from", type=float, default=0.5, help="part of the time after which the rate falls")
+    p.add_argument("--end-lr", type=float, default=0.02, help="rate at the end, as a part of the peak")
+    p.add_argument("--average", type=float, default=0.995, help="decay of the weight average")
+    p.add_argument("--dropout", type=float, default=0.1, help="part of the captions left empty, for guidance")
+    p.add_argument("--save-every", type=float, default=100, help="seconds between checkpoints")
+    p.add_argument("--sheet-steps", type=int, default=8)
+    p.add_argument("--guidance", type=float, default=4.0)
+    p.add_argument("--prompts", type=int, default=len(EVAL_PROMPTS), help="how many to draw at the end")
+    p.add_argument("--fresh", action="store_true", help="begin anew even if the folder holds a transformer")
+    p.add_argument("--no-compile", action="store_true")
+    return p.parse_args()
+
+
+def initialise(net):
+    """Start as the identity: zero gates, zero output. Padding rows start with a low attention score.
+
+    The pipeline appends some 490 zero rows to a prompt of 20 tokens and masks none. Left to a random start the
+    cross-attention spreads over them and hardly sees the words. A zero row's key is the bias alone, so opposite
+    biases of query and key give exactly those rows a score of about -5, and every other row its usual one.
+    """
+    for module in net.modules():
+        if isinstance(module, torch.nn.Linear):
+            torch.nn.init.xavier_uniform_(module.weight)
+            torch.nn.init.zeros_(module.bias)
+    torch.nn.init.xavier_uniform_(net.patch_embedding.weight.data.view(net.patch_embedding.weight.shape[0], -1))
+    torch.nn.init.zeros_(net.patch_embedding.bias)
+    torch.nn.init.zeros_(net.condition_embedder.time_proj.weight)
+    torch.nn.init.zeros_(net.proj_out.weight)
+    torch.nn.init.zeros_(net.scale_shift_table)
+    for block in net.blocks:
+        torch.nn.init.zeros_(block.scale_shift_table)
+        torch.nn.init.zeros_(block.attn2.to_out[0].weight)
+        sign = torch.randint(0, 2, block.attn2.to_q.bias.shape, device=block.attn2.to_q.bias.device) * 2.0 - 1
+        block.attn2.to_q.bias.data.copy_(0.8 * sign)
+        block.attn2.to_k.bias.data.copy_(-0.05 * sign)
+    return net
+
+
+def load_or_make(folder, tokenizer, fresh, device, config=DIT_CONFIG):
+    folder = Path(folder)
+    if (folder / "transformer").is_dir() and not fresh:
+        text = UMT5EncoderModel.from_pretrained(folder / "text_encoder", dtype=torch.float32).to(device)
+        return load_transformer(folder, device), text, "continued"
+    vocabulary = -(-len(tokenizer) // 8) * 8
+    text = UMT5EncoderModel(UMT5Config(vocab_size=vocabulary, **TEXT_CONFIG)).to(device)
+    return initialise(WanTransformer3DModel(**config).to(device)), text, "new"
+
+
+def tokenize(tokenizer, captions, device):
+    batch = tokenizer(captions, padding="max_length", max_length=CAPTION_TOKENS, truncation=True, return_tensors="pt")
+    return batch.input_ids.to(device)
+
+
+def encode_text(text_encoder, ids):
+    """Hidden states of the tokens, then zero rows up to TEXT_ROWS: what WanPipeline hands the transformer."""
+    mask = (ids != 0).long()
+    hidden = text_encoder(ids, mask).last_hidden_state * mask.unsqueeze(-1)
+    return torch.nn.functional.pad(hidden, (0, 0, 0, TEXT_ROWS - ids.shape[1]))
+
+
+@torch.no_grad()
+def make_latents(vae, seed, count, size, frames, device):
+    """Normalised latents of clips 0..count-1 and their captions."""
+    mean = torch.tensor(vae.config.latents_mean, device=device).view(1, -1, 1, 1, 1)
+    std = torch.tensor(vae.config.latents_std, device=device).view(1, -1, 1, 1, 1)
+    captions, parts = [], []
+    for i in range(0, count, 32):
+        clips = [make_clip(seed, j) for j in range(i, min(i + 32, count))]
+        captions += [c.caption for c in clips]
+        video = render([c.row for c in clips], frames, size, device=device)
+        with torch.autocast(device.type, torch.bfloat16):
+            latents = encode(vae, video.contiguous(memory_format=torch.channels_last_3d))[0]
+        parts.append(((latents.float() - mean) / std).to(torch.bfloat16).contiguous())
+    return torch.cat(parts), captions
+
+
+def flow_loss(net, latents, text, noise, sigma):
+    """Squared error of the predicted velocity (noise - data) at x = (1 - sigma) data + sigma noise, per clip."""
+    s = sigma.view(-1, 1, 1, 1, 1)
+    mixed = (1 - s) * latents + s * noise
+    with torch.autocast(latents.device.type, torch.bfloat16):
+        velocity = net(mixed, sigma * 1000, text, return_dict=False)[0]
+    return ((velocity.float() - (noise - latents)) ** 2).flatten(1).mean(1)
+
+
+def shifted(u):
+    return SHIFT * u / (1 + (SHIFT - 1) * u)
+
+
+@torch.no_grad()
+def generate(net, text_encoder, tokenizer, prompts, shape, steps, guidance, seed, device):
+    """Latents for the prompts, by the exported scheduler; each prompt has its own noise."""
+    noise = [torch.randn(shape, generator=torch.Generator().manual_seed(seed + i)) for i in range(len(prompts))]
+    latents = torch.stack(noise).to(device)
+    text = encode_text(text_encoder, tokenize(tokenizer, prompts, device))
+    empty = encode_text(text_encoder, tokenize(tokenizer, [""] * len(prompts), device))
+    scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=SHIFT)
+    scheduler.set_timesteps(steps, device=device)
+    for t in scheduler.timesteps:
+        when = t.expand(len(prompts)).to(device)
+        with torch.autocast(device.type, torch.bfloat16):
+            yes = net(latents, when, text, return_dict=False)[0].float()
+            no = net(latents, when, empty, return_dict=False)[0].float()
+        latents = scheduler.step(no + guidance * (yes - no), t, latents, return_dict=False)[0]
+    return latents
+
+
+def quickest_attention(shape, log):
+    """PyTorch's fused attention kernels differ a good deal from card to card: time them and keep the best."""
+    backends = {"flash": torch.backends.cuda.enable_flash_sdp, "cudnn": torch.backends.cuda.enable_cudnn_sdp}
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    found = {}
+    for name in backends:
+        for other, switch in backends.items():
+            switch(other == name)
+        try:
+            # Layout (batch, tokens, heads, dim) as the model has it, seen as (batch, heads, tokens, dim).
+            q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+            for i in range(4):
+                if i == 1:
+                    torch.cuda.synchronize()
+                    start = time.time()
+                out = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)))
+                out.sum().backward()
+            torch.cuda.synchronize()
+            found[name] = (time.time() - start) / 3
+        except RuntimeError as error:
+            log(attention=name, failed=str(error)[:200])
+    best = min(found, key=found.get)
+    for name, switch in backends.items():
+        switch(name == best)
+    torch.backends.cuda.enable_mem_efficient_sdp(True)
+    log(attention=best, ms={k: round(v * 1e3, 2) for k, v in found.items()})
+
+
+class Trainer:
+    def __init__(self, args, device, log):
+        self.args, self.device = args, device
+        self.tokenizer = tokenizer_step.load(Path(args.init) / "tokenizer")
+        self.net, self.text, origin = load_or_make(args.init, self.tokenizer, args.fresh, device)
+        copies = (WanTransformer3DModel.from_config(self.net.config).to(device),
+                  UMT5EncoderModel(self.text.config).to(device))
+        self.average = Average(self.net, copies[0], args.average)
+        self.text_average = Average(self.text, copies[1], args.average)
+        self.vae = load_vae(args.init, device).requires_grad_(False).eval()
+        start = time.time()
+        self.latents, captions = make_latents(self.vae, args.seed, args.clips, args.size, args.frames, device)
+        self.held_out, held_captions = make_latents(self.vae, HELD_OUT_SEED, 64, args.size, args.frames, device)
+        self.ids = tokenize(self.tokenizer, captions, device)
+        self.held_ids = tokenize(self.tokenizer, held_captions, device)
+        self.empty = tokenize(self.tokenizer, [""], device)
+        matrices, others = split_parameters(self.net, self.text)
+        self.parameters = matrices + others
+        self.optimizer = MuonAdam(matrices, others)
+        log(event="start", transformer=origin, parameters=sum(p.numel() for p in self.net.parameters()),
+            text_parameters=sum(p.numel() for p in self.text.parameters()), latents=list(self.latents.shape),
+            std=self.latents.float().std().item(), encode_seconds=round(time.time() - start, 1), seed=args.seed)
+        if device.type == "cuda":
+            frames, height, width = self.latents.shape[2:]
+            quickest_attention((args.batch, frames * height * width // 4, self.net.config.num_attention_heads,
+                                self.net.config.attention_head_dim), log)
+        if not args.no_compile:
+            self.compile(log)
+
+    def compile(self, log):
+        """All blocks are alike: compiling one serves them all and takes seconds instead of minutes."""
+        start = time.time()
+        try:
+            self.net.compile_repeated_blocks(fullgraph=True, dynamic=False)
+            self.step(0.0)
+            log(event="compiled", compile_seconds=round(time.time() - start, 1))
+        except Exception as error:  # a compiler that fails must not cost the training run
+            torch.compiler.set_stance("force_eager")
+            log(event="not compiled", reason=str(error)[:300])
+
+    def step(self, lr):
+        a = self.args
+        pick = torch.randint(0, len(self.latents), (a.batch,), device=self.device)
+        drop = torch.rand(a.batch, 1, device=self.device) < a.dropout
+        text = encode_text(self.text, torch.where(drop, self.empty, self.ids[pick]))
+        latents = self.latents[pick].float()
+        # One noise level from each of `batch` equal parts: the loss varies less from step to step.
+        u = (torch.randperm(a.batch, device=self.device) + torch.rand(a.batch, device=self.device)) / a.batch
+        loss = flow_loss(self.net, latents, text, torch.randn_like(latents), shifted(u)).mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        self.optimizer.step(lr)
+        self.average.update()
+        self.text_average.update()
+        return loss.detach()
+
+    @torch.no_grad()
+    def held_out_loss(self):
+        """Of the averaged weights, always with the same noise and noise levels."""
+        generator, losses = torch.Generator().manual_seed(5), []
+        for i in range(0, len(self.held_out), 16):
+            latents = self.held_out[i:i + 16].float()
+            noise = torch.randn(latents.shape, generator=generator).to(self.device)
+            sigma = shifted((torch.arange(len(latents), device=self.device) + 0.5) / len(latents))
+            text = encode_text(self.text_average.copy, self.held_ids[i:i + 16])
+            losses.append(flow_loss(self.average.copy, latents, text, noise, sigma))
+        return torch.cat(losses).mean().item()
+
+    def save(self):
+        save_half(self.average.copy, Path(self.args.out) / "transformer")
+        save_half(self.text_average.copy, Path(self.args.out) / "text_encoder")
+
+    @torch.no_grad()
+    def draw(self, path):
+        a, prompts = self.args, EVAL_PROMPTS[:self.args.prompts]
+        latents = generate(self.average.copy, self.text_average.copy, self.tokenizer, prompts,
+                           self.latents.shape[1:], a.sheet_steps, a.guidance, 100, self.device)
+        mean = torch.tensor(self.vae.config.latents_mean, device=self.device).view(1, -1, 1, 1, 1)
+        std = torch.tensor(self.vae.config.latents_std, device=self.device).view(1, -1, 1, 1, 1)
+        with torch.autocast(self.device.type, torch.bfloat16):
+            video = [decode(self.vae, z)[0] for z in (latents * std + mean).split(1)]
+        contact_sheet(path, video, prompts)
+
+
+def main():
+    args = parse_arguments()
+    begin = time.time()
+    torch.manual_seed(args.seed)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cuda":
+        torch.backends.cudnn.benchmark = True
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    log = Log(Path(args.out) / "dit_log.jsonl")
+    trainer = Trainer(args, device, log)
+    start = saved = time.time()
+    budget = max(1.0, args.minutes * 60 - (start - begin))
+    every = 100 if device.type == "cuda" else 5
+    step, total = 0, torch.zeros((), device=device)
+    while step < args.steps and time.time() - start < budget:
+        lr = learning_rate(args.lr, step, (time.time() - start) / budget, args.warmup, args.decay_from, args.end_lr)
+        total += trainer.step(lr)
+        step += 1
+        if step % every == 0:
+            log(step=step, loss=total.item() / every, lr=lr)
+            total.zero_()
+            if time.time() - saved > args.save_every:
+                trainer.save()
+                saved = time.time()
+    trainer.save()
+    log(event="end", steps=step, clips_seen=step * args.batch, held_out_loss=trainer.held_out_loss())
+    trainer.draw(Path(args.out) / f"dit_{args.size}.png")
+
+
+if __name__ == "__main__":
+    main()

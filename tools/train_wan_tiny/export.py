@@ -1,0 +1,99 @@
+"""Put the trained parts together as one model folder that diffusers' WanPipeline loads.
+
+    python export.py --stage stage --out ../../models/wan-tiny
+
+Checks what a release must keep: every part there, each weight file at most 16 MB, all files together under
+25 MB, and the autoencoder's compression factors in agreement with its layers.
+"""
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+from diffusers import UniPCMultistepScheduler
+from diffusers import __version__ as diffusers_version
+
+from dit import SHIFT
+
+MAX_FILE, MAX_ALL = 16_000_000, 25_000_000
+PARTS = {"vae": "config.json", "transformer": "config.json", "text_encoder": "config.json",
+         "tokenizer": "tokenizer_config.json"}
+# What transformers notes about where a tokenizer was loaded from is no property of the tokenizer.
+LOCAL_KEYS = ("is_local", "local_files_only", "name_or_path")
+
+
+def copy_part(stages, name, out):
+    """The newest stage that has the part wins; stages are given oldest first."""
+    found = [Path(s) / name for s in stages if (Path(s) / name / PARTS[name]).is_file()]
+    if not found:
+        raise SystemExit(f"no stage holds {name}/")
+    target = out / name
+    target.mkdir(parents=True, exist_ok=True)
+    for old in target.glob("*.safetensors*"):
+        old.unlink()  # a change of sharding must not leave old shards behind
+    for path in sorted(found[-1].iterdir()):
+        shutil.copyfile(path, target / path.name)
+    return target
+
+
+def write_json(path, value):
+    path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def clean_config(path, drop):
+    config = json.loads(path.read_text())
+    for key in drop:
+        config.pop(key, None)
+    write_json(path, config)
+    return config
+
+
+def check(out):
+    vae = json.loads((out / "vae/config.json").read_text())
+    temporal = 2 ** sum(vae["temperal_downsample"])
+    spatial = 2 ** len(vae["temperal_downsample"])
+    if (vae["scale_factor_temporal"], vae["scale_factor_spatial"]) != (temporal, spatial):
+        raise SystemExit(f"vae: scale factors in config.json are not {temporal} and {spatial}")
+    total = 0
+    # The model's own files; a model card or pictures beside them are not counted against the release size.
+    files = [p for part in (*PARTS, "scheduler") for p in sorted((out / part).iterdir())] + [out / "model_index.json"]
+    for path in files:
+        size = path.stat().st_size
+        total += size
+        print(f"{size:>10}  {path.relative_to(out)}")
+        if size > MAX_FILE:
+            raise SystemExit(f"{path} is larger than {MAX_FILE} bytes")
+    print(f"{total:>10}  in all")
+    if total >= MAX_ALL:
+        raise SystemExit(f"all files together must stay under {MAX_ALL} bytes")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--stage", required=True, nargs="+", help="stage folders, oldest first")
+    parser.add_argument("--out", required=True)
+    args = parser.parse_args()
+    out = Path(args.out)
+    for name in PARTS:
+        copy_part(args.stage, name, out)
+    for name in ("vae", "transformer"):
+        clean_config(out / name / "config.json", ["_name_or_path"])
+    clean_config(out / "tokenizer/tokenizer_config.json", LOCAL_KEYS)
+    # As Wan2.1's own folders have it: UniPC with the flow schedule, shift 3.
+    scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=SHIFT,
+                                        num_train_timesteps=1000, solver_order=2, solver_type="bh2")
+    scheduler.save_pretrained(out / "scheduler")
+    write_json(out / "model_index.json", {
+        "_class_name": "WanPipeline",
+        "_diffusers_version": diffusers_version,
+        "scheduler": ["diffusers", "UniPCMultistepScheduler"],
+        "text_encoder": ["transformers", "UMT5EncoderModel"],
+        "tokenizer": ["transformers", "T5TokenizerFast"],
+        "transformer": ["diffusers", "WanTransformer3DModel"],
+        "vae": ["diffusers", "AutoencoderKLWan"],
+    })
+    check(out)
+
+
+if __name__ == "__main__":
+    main()
