@@ -171,7 +171,7 @@ void esa_rules_fill(esa_rules *r, const esa_select_args *args, int64_t b)
             own = esa_max64(0, i * Bq + offset);
         }
         r->visible[i] = (int32_t)(end > 0 ? esa_ceil_div(end, Bk) : 0);
-        r->diagonal[i] = args->params.causal && fixed ? (int32_t)esa_min64(own / Bk, r->visible[i]) : r->visible[i];
+        r->diagonal[i] = fixed && own < end ? (int32_t)(own / Bk) : r->visible[i];
         r->seen += r->visible[i];
     }
     count_least(r, args);
