@@ -28,7 +28,8 @@
  *
  * Numerics: inputs and outputs f32, f16 or bf16, accumulation in f32. A row with no visible key gives output 0 and
  * LSE -inf. A score of -inf counts as an absent key. NaN, or a score of +inf, in a row gives NaN in that row's output
- * and touches no other row. Rounding to f16 saturates to infinity as IEEE says. */
+ * and touches no other row; NaN or infinity in a value (v) reaches every row that computes its block, also rows that causality
+ * hides it from. Rounding to f16 goes to infinity above 65504 as IEEE says. */
 #ifndef ESA_ESA_H
 #define ESA_ESA_H
 
