@@ -103,7 +103,8 @@ int cmd_masks_merge(int argc, char **argv)
     return status;
 }
 
-/* What a mask file knows and the exchange does not: tokens, blocks, grid. */
+/* What a mask file knows and the exchange does not: tokens, blocks, grid. Files that esa wrote carry it; for others the library
+ * asks for it (tokens not given: no info). */
 static int from_fa4(esa_ctx *ctx, const char *in, const char *out, const cli_list *tokens, const char *block, const cli_list *grid,
                     int order, int64_t front, int64_t back, const char *model)
 {
@@ -111,19 +112,19 @@ static int from_fa4(esa_ctx *ctx, const char *in, const char *out, const cli_lis
     memset(&info, 0, sizeof info);
     info.struct_size = sizeof info;
     info.layout = esa_layout_default();
-    if (!tokens->count || tokens->count > 2) {
-        cli_fail("masks convert: --tokens N or Nq,Nk is required with --from fa4");
+    if (tokens->count > 2) {
+        cli_fail("masks convert: --tokens was given %d numbers, expected N or Nq,Nk", tokens->count);
         return CLI_USAGE;
     }
     const int bad = cli_block_parse(block, &info.block_q, &info.block_k);
     if (bad) return bad;
     info.Nq = tokens->whole[0];
-    info.Nk = tokens->whole[tokens->count - 1];
+    info.Nk = tokens->count == 2 ? tokens->whole[1] : tokens->whole[0];
     info.layout.order = order;
     for (int i = 0; i < 3 && grid->count; i++) info.layout.grid_q[i] = (int32_t)grid->whole[i];
     info.layout.text_front_q = (int32_t)front;
     info.layout.text_back_q = (int32_t)back;
-    return finish(ctx, esa_mask_file_import_fa4(ctx, out, in, &info, model), "masks convert", out);
+    return finish(ctx, esa_mask_file_import_fa4(ctx, out, in, tokens->count ? &info : NULL, model), "masks convert", out);
 }
 
 int cmd_masks_convert(int argc, char **argv)
@@ -137,7 +138,7 @@ int cmd_masks_convert(int argc, char **argv)
         { "--to", CLI_CHOICE, &to, "fa4", 0, 0, 0, "mask file -> full_block_cnt, full_block_idx" },
         { "--from", CLI_CHOICE, &from, "fa4", 0, 0, 0, "the other way" },
         { "--budget", CLI_REAL, &budget, "X", 0, 1, 0, "--to: which budget (0.5)" },
-        { "--tokens", CLI_INTS, &tokens, "N|Nq,Nk", 1, 1e9, 0, "--from: sequence lengths; required" },
+        { "--tokens", CLI_INTS, &tokens, "N|Nq,Nk", 1, 1e9, 0, "--from: sequence lengths, where the file does not say" },
         { "--block", CLI_TEXT, &block, "QxK", 0, 0, 0, "--from: block size (256x128)" },
         { "--grid", CLI_INTS, &grid, "t,h,w", 1, 65535, 3, "--from: video tokens" },
         { "--order", CLI_CHOICE, &order, CLI_ORDERS, 0, 0, 0, "--from: token order (raster)" },

@@ -69,40 +69,28 @@ static void describe(const esa_mask_file_info *i, const char *path, cli_json *js
     printf("budgets     %s\n", budgets[0] ? budgets : "none prebuilt");
 }
 
-/* Entropy, kept mass and density per head of one cell. */
-static int print_cell(esa_ctx *ctx, esa_mask_file *file, const esa_mask_file_info *info, int layer, int step, int branch, double budget,
-                      cli_json *json)
+/* Entropy, kept mass and density per head of one cell: figures[3][H]. */
+static void print_cell(const double *figures, int64_t H, cli_json *json)
 {
-    double *figures = calloc((size_t)info->H * 3, sizeof *figures);
-    if (!figures) return cli_fail("masks info: out of memory");
-    double *entropy = figures, *mass = figures + info->H, *density = mass + info->H;
-    const esa_status status = esa_mask_file_heads(file, entropy, mass, density, layer, step, branch, budget);
-    if (status != ESA_OK) {
-        free(figures);
-        return cli_fail_esa(ctx, status, "masks info");
-    }
     cli_table *table = cli_table_new(4, 0);
     static const char *const head[] = { "head", "entropy", "kept mass", "density" };
     for (int i = 0; i < 4; i++) cli_cell(table, "%s", head[i]);
     cli_json_open(json, "heads_of_cell", '[');
-    for (int64_t h = 0; h < info->H; h++) {
+    for (int64_t h = 0; h < H; h++) {
         cli_cell(table, "%lld", (long long)h);
         for (int i = 0; i < 3; i++) {
-            const double x = figures[i * info->H + h];
+            const double x = figures[i * H + h];
             if (isfinite(x)) cli_cell(table, "%.4f", x);
             else cli_cell(table, "-");
         }
         cli_json_open(json, NULL, '{');
-        cli_json_real(json, "entropy", entropy[h]);
-        cli_json_real(json, "kept_mass", mass[h]);
-        cli_json_real(json, "density", density[h]);
+        cli_json_real(json, "entropy", figures[h]);
+        cli_json_real(json, "kept_mass", figures[H + h]);
+        cli_json_real(json, "density", figures[2 * H + h]);
         cli_json_close(json);
     }
     cli_json_close(json);
-    printf("\nlayer %d, step %d, branch %d, budget %g\n", layer, step, branch, budget);
     cli_table_print(table, stdout);
-    free(figures);
-    return CLI_OK;
 }
 
 int cmd_masks_info(int argc, char **argv)
@@ -133,12 +121,21 @@ int cmd_masks_info(int argc, char **argv)
     cli_json *json = cli_json_new();
     s = esa_mask_file_open(ctx, &file, argv[0]);
     if (s == ESA_OK) s = esa_mask_file_get_info(file, &info);
-    if (s != ESA_OK) status = cli_fail_esa(ctx, s, "masks info");
-    else {
-        describe(&info, argv[0], json);
+    /* The cell is read before anything is printed: a call that fails says one sentence and nothing else. */
+    double *figures = NULL;
+    if (s == ESA_OK && layer >= 0) {
         if (!has_budget && info.budget_count > 0) budget = info.budget_permille[0] / 1000.0;
-        if (layer >= 0) status = print_cell(ctx, file, &info, (int)layer, (int)step, (int)branch, budget, json);
+        figures = calloc((size_t)info.H * 3, sizeof *figures);
+        s = figures ? esa_mask_file_heads(file, figures, figures + info.H, figures + 2 * info.H, (int32_t)layer, (int32_t)step, (int32_t)branch, budget)
+                    : ESA_ERR_MEMORY;
     }
+    if (s != ESA_OK) status = cli_fail_esa(ctx, s, "masks info");
+    else describe(&info, argv[0], json);
+    if (s == ESA_OK && figures) {
+        printf("\nlayer %lld, step %lld, branch %lld, budget %g\n", (long long)layer, (long long)step, (long long)branch, budget);
+        print_cell(figures, info.H, json);
+    }
+    free(figures);
     const int saved = cli_json_save(json, status ? NULL : json_path);
     esa_mask_file_free(file);
     esa_ctx_free(ctx);

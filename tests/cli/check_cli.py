@@ -272,16 +272,36 @@ class SelectFiles(Base):
         count, index = self.read_fa4("fa4")
         kept = [sum(1 << j for j in index[r * 13:r * 13 + count[r]]) for r in range(26)]
         self.assertEqual(" ".join(f"{x:x}" for x in kept), rows(printed))
-        self.works("masks", "convert", "fa4", "--from", "fa4", "--tokens", "400", "--block", "32x32", "--out", "back")
+        self.works("masks", "convert", "fa4", "--from", "fa4", "--out", "back")
         self.works("masks", "info", "back", "--json", "back.json")
         again = load(self.path("back.json"))
         self.works("masks", "convert", "back", "--to", "fa4", "--budget", again["budgets"][0], "--out", "fa4b")
         self.assertEqual(self.read_fa4("fa4b"), (count, index))
-        self.fails("masks", "convert", "fa4", "--from", "fa4", "--out", "x", status=2, says=["--tokens"])
-        self.fails("masks", "convert", "fa4", "--from", "fa4", "--tokens", "4000", "--block", "32x32", "--out", "x", status=1)
         self.fails("masks", "convert", "fa4", "--out", "x", status=2, says=["--to", "--from"])
         self.fails("masks", "info", "fa4", status=1)
         self.fails("masks", "info", "mask.pt", "--layer", "7", "--step", "0", "--json", "never.json", status=1)
+
+    def test_fa4_of_others(self):
+        """A file without our metadata: tokens and blocks must be told, and must fit."""
+        count, index = [2, 1], [0, 2, 0, 1, 0, 0]
+        self.write_fa4("fa4", count, index)
+        args = ["masks", "convert", "fa4", "--from", "fa4", "--out", "x"]
+        self.fails(*args, status=1, says=["block sizes"])
+        self.fails(*args, "--tokens", "4000", "--block", "256x128", status=1, says=["4000"])
+        self.fails(*args, "--tokens", "1,2,3", status=2, says=["3 numbers"])
+        self.works(*args, "--tokens", "300", "--block", "256x128", "--model", "m")
+        self.works("masks", "info", "x", "--json", "i")
+        info = load(self.path("i"))
+        self.assertEqual((info["model"], info["selector"], info["Nq"], info["nq"], info["nk"]), ("m", None, 300, 2, 3))
+        self.works("masks", "convert", "x", "--to", "fa4", "--budget", info["budgets"][0], "--out", "y")
+        self.assertEqual(self.read_fa4("y"), (tuple(count), tuple(index)))
+        for bad in ([0, 3, 0], [-1, 0, 0], [0, 0, 0]):                      # beyond nk, negative, twice
+            self.write_fa4("fa4", count, bad + [1, 0, 0])
+            self.fails("masks", "convert", "fa4", "--from", "fa4", "--tokens", "300", "--block", "256x128", "--out", "z", status=1)
+
+    def write_fa4(self, name, count, index):
+        write_tensors(self.path(name), {"full_block_cnt": ("I32", [1, 1, 1, 2], struct.pack("<2i", *count)),
+                                        "full_block_idx": ("I32", [1, 1, 1, 2, 3], struct.pack("<6i", *index))})
 
     def read_fa4(self, name):
         raw = read(self.path(name))
@@ -316,7 +336,7 @@ class Recordings(Base):
         self.assertEqual(self.bytes_of("ab"), self.bytes_of("s"))
         self.works("masks", "info", "ab", "--json", "i")
         info = load(self.path("i"))
-        self.assertEqual((info["prompts"], info["model"], info["budgets"], info["importance"]), (3, "test-model", [0.5, 0.3], "u8"))
+        self.assertEqual((info["prompts"], info["model"], info["budgets"], info["importance"]), (3, "test-model", [0.3, 0.5], "u8"))      # budgets rest in ascending order
         self.assertEqual((info["layers"], info["stored_layers"], info["steps"], info["stored_groups"]), (3, 2, 5, 4))
 
     def test_derived_equals_prebuilt(self):
