@@ -75,7 +75,7 @@ static void head_entropies(const job *x)
             const double e = x->w->row_entropy[h * a->nq + i];
             if (e >= 0.0) { sum += e;  n++; }
         }
-        x->w->entropy[h] = n ? sum / (double)n : 1.0;
+        x->w->entropy[h] = n && sum < (double)n ? sum / (double)n : 1.0;    /* rounded shares can pass 1 by a hair */
     }
 }
 
