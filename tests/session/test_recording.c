@@ -1,0 +1,317 @@
+/* test_recording.c - sums are integers: order, resume, shards and batches cannot change a bit.
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "session/mini_model.h"
+#include <signal.h>
+#include <sys/resource.h>
+#include "esa/esa_media.h"
+
+static esa_ctx *ctx;
+
+static void test_order_and_shards(void **state)
+{
+    (void)state;
+    scratch s = scratch_make(), t = s, u = s;
+    for (int variant = 0; variant < 3; variant++) {
+        mini m = mini_make(3, 5, 2, 1);
+        esa_session_params p = mini_params(&m, ESA_SESSION_RECORD);
+        p.record_groups = variant == 1 ? 2 : 0;
+        p.record_per_branch = variant == 2;
+        mini_record(ctx, &m, &p, 10, 3, scratch_path(&s, "one"));
+
+        /* Other order. */
+        esa_session *x;
+        ok(ctx, esa_session_create(ctx, &x, &p));
+        for (uint64_t prompt = 13; prompt-- > 10;) {
+            m.prompt = prompt;
+            ok(ctx, mini_run(&m, x, NULL));
+        }
+        ok(ctx, esa_session_save_recording(x, scratch_path(&t, "two")));
+        esa_session_free(x);
+        assert_true(scratch_same(scratch_path(&s, "one"), scratch_path(&t, "two")));
+
+        /* Resume: one prompt, a file, a new session, the others. */
+        mini_record(ctx, &m, &p, 11, 1, scratch_path(&t, "part"));
+        ok(ctx, esa_session_create(ctx, &x, &p));
+        ok(ctx, esa_session_load_recording(x, scratch_path(&t, "part")));
+        for (uint64_t prompt = 10; prompt < 13; prompt += 2) {
+            m.prompt = prompt;
+            ok(ctx, mini_run(&m, x, NULL));
+        }
+        ok(ctx, esa_session_save_recording(x, scratch_path(&t, "three")));
+        /* Loading after the first prompt works as well. */
+        esa_session_free(x);
+        assert_true(scratch_same(scratch_path(&s, "one"), scratch_path(&t, "three")));
+        ok(ctx, esa_session_create(ctx, &x, &p));
+        m.prompt = 10;
+        ok(ctx, mini_run(&m, x, NULL));
+        ok(ctx, esa_session_load_recording(x, scratch_path(&t, "part")));
+        m.prompt = 12;
+        ok(ctx, mini_run(&m, x, NULL));
+        ok(ctx, esa_session_save_recording(x, scratch_path(&t, "three")));
+        esa_session_free(x);
+        assert_true(scratch_same(scratch_path(&s, "one"), scratch_path(&t, "three")));
+
+        /* Shards, merged in both orders; and mask files built from shards or from the whole. */
+        mini_record(ctx, &m, &p, 10, 2, scratch_path(&t, "a"));
+        mini_record(ctx, &m, &p, 12, 1, scratch_path(&t, "b"));
+        char a[640], b[640];
+        strcpy(a, scratch_path(&t, "a"));
+        strcpy(b, scratch_path(&t, "b"));
+        const char *ab[] = {a, b}, *ba[] = {b, a}, *one[] = {scratch_path(&s, "one")};
+        ok(ctx, esa_recording_merge(ctx, scratch_path(&t, "ab"), ab, 2));
+        ok(ctx, esa_recording_merge(ctx, scratch_path(&u, "ba"), ba, 2));
+        assert_true(scratch_same(scratch_path(&s, "one"), scratch_path(&t, "ab")));
+        assert_true(scratch_same(scratch_path(&s, "one"), scratch_path(&u, "ba")));
+        esa_mask_build build = esa_mask_build_default();
+        const double budgets[] = {0.5, 0.3};
+        build.budgets = budgets;
+        build.budget_count = 2;
+        one[0] = scratch_path(&s, "one");
+        ok(ctx, esa_mask_file_build(ctx, scratch_path(&t, "m1"), one, 1, &build));
+        ok(ctx, esa_mask_file_build(ctx, scratch_path(&u, "m2"), ba, 2, &build));
+        assert_true(scratch_same(scratch_path(&t, "m1"), scratch_path(&u, "m2")));
+        mini_free(&m);
+    }
+    scratch_remove(&s);
+}
+
+/* A batch of two is two contributions. */
+static void test_batch(void **state)
+{
+    (void)state;
+    scratch s = scratch_make(), t = s;
+    mini two = mini_make(1, 1, 1, 2), one = mini_make(1, 1, 1, 1);
+    esa_session_params p = mini_params(&two, ESA_SESSION_RECORD);
+    esa_session *x;
+    ok(ctx, esa_session_create(ctx, &x, &p));
+    ok(ctx, esa_session_begin(x));
+    ok(ctx, esa_session_step(x, 0, 0));
+    mini_fill(&two, 0, 0, 0);
+    const mini_views v = mini_view(&two), w = mini_view(&one);
+    ok(ctx, esa_session_attention(x, 0, 0, &v.q, &v.k, &v.v, &v.o, NULL));
+    ok(ctx, esa_session_save_recording(x, scratch_path(&s, "batch")));
+    esa_session_free(x);
+    ok(ctx, esa_session_create(ctx, &x, &p));
+    ok(ctx, esa_session_begin(x));
+    ok(ctx, esa_session_step(x, 0, 0));
+    for (int b = 1; b >= 0; b--) {
+        const int64_t n = mini_size(&one);
+        memcpy(one.q, two.q + b * n, (size_t)n * 4);
+        memcpy(one.k, two.k + b * n, (size_t)n * 4);
+        memcpy(one.v, two.v + b * n, (size_t)n * 4);
+        ok(ctx, esa_session_attention(x, 0, 0, &w.q, &w.k, &w.v, &w.o, NULL));
+        /* Recording runs dense and does not disturb the output. */
+        assert_memory_equal(one.o, two.o + b * n, n * 4);
+    }
+    ok(ctx, esa_session_save_recording(x, scratch_path(&t, "singles")));
+    esa_session_free(x);
+    assert_true(scratch_same(scratch_path(&s, "batch"), scratch_path(&t, "singles")));
+    mini_free(&one);
+    mini_free(&two);
+    scratch_remove(&s);
+}
+
+static void test_limit(void **state)
+{
+    (void)state;
+    scratch s = scratch_make();
+    mini m = mini_make(1, 2, 1, 3);
+    m.H = 1;
+    esa_session_params p = mini_params(&m, ESA_SESSION_RECORD);
+    p.record_groups = 1;
+    esa_session *x;
+    ok(ctx, esa_session_create(ctx, &x, &p));
+    const mini_views v = mini_view(&m);
+    mini_fill(&m, 0, 0, 0);
+    ok(ctx, esa_session_begin(x));
+    ok(ctx, esa_session_step(x, 1, 0));
+    for (int i = 0; i < 85; i++) ok(ctx, esa_session_attention(x, 0, 0, &v.q, &v.k, &v.v, &v.o, NULL));
+    ok(ctx, esa_session_save_recording(x, scratch_path(&s, "full")));
+    assert_refused(ctx, esa_session_attention(x, 0, 0, &v.q, &v.k, &v.v, &v.o, NULL), ESA_ERR_STATE, "255 contributions", "at most 255", NULL);
+    assert_refused(ctx, esa_session_load_recording(x, scratch_path(&s, "full")), ESA_ERR_STATE, "255", NULL);
+    esa_session_free(x);
+    char full[640];
+    strcpy(full, scratch_path(&s, "full"));
+    const char *twice[] = {full, full};
+    assert_refused(ctx, esa_recording_merge(ctx, scratch_path(&s, "m"), twice, 2), ESA_ERR_STATE, "510", NULL);
+    /* A mask file takes them all: it sums in 64 bits. */
+    esa_mask_build b = esa_mask_build_default();
+    b.dense_first_layer = 0;
+    ok(ctx, esa_mask_file_build(ctx, scratch_path(&s, "m"), twice, 2, &b));
+    mini_free(&m);
+    scratch_remove(&s);
+}
+
+static void test_mismatch(void **state)
+{
+    (void)state;
+    scratch s = scratch_make(), t = s;
+    mini m = mini_make(2, 3, 2, 1);
+    const esa_session_params p = mini_params(&m, ESA_SESSION_RECORD);
+    mini_record(ctx, &m, &p, 1, 1, scratch_path(&s, "rec"));
+    const int32_t layer1 = 1;
+    for (int i = 0; i < 9; i++) {
+        mini n = mini_make(i == 0 ? 3 : 2, i == 1 ? 4 : 3, 2, 1);
+        esa_session_params q = mini_params(&n, ESA_SESSION_RECORD);
+        const char *word = "";
+        if (i == 0) word = "2 layers";
+        if (i == 1) word = "4 steps";
+        if (i == 2) { q.model = "other"; word = "'mini'"; }
+        if (i == 3) { q.config_hash = "abc"; word = "'00ff'"; }
+        if (i == 4) { q.record_groups = 1; word = "3 step groups"; }
+        if (i == 5) { q.record_per_branch = 1; word = "1 branches"; }
+        if (i == 6) { q.select.samples = 3; word = "4 samples"; }
+        if (i == 7) { q.select.block_k = 32; word = "32x16"; }
+        if (i == 8) { q.dense_layers = &layer1; q.dense_layer_count = 1; word = "dense"; }
+        esa_session *x;
+        ok(ctx, esa_session_create(ctx, &x, &q));
+        assert_refused(ctx, esa_session_load_recording(x, scratch_path(&s, "rec")), ESA_ERR_MISMATCH, word, "the session", NULL);
+        ok(ctx, mini_run(&n, x, NULL));
+        ok(ctx, esa_session_save_recording(x, scratch_path(&t, "other")));
+        char a[640], b[640];
+        strcpy(a, scratch_path(&s, "rec"));
+        strcpy(b, scratch_path(&t, "other"));
+        const char *ab[] = {a, b};
+        if (i != 8) assert_refused(ctx, esa_recording_merge(ctx, scratch_path(&s, "m"), ab, 2), ESA_ERR_MISMATCH, word, "rec", "other", NULL);
+        else assert_int_equal(esa_recording_merge(ctx, scratch_path(&s, "m"), ab, 2), ESA_ERR_MISMATCH);
+        assert_int_equal(scratch_count(&s), 2);
+        esa_session_free(x);
+        mini_free(&n);
+    }
+    /* Another token count after loading, or in the middle of a recording, names both sides. */
+    esa_session *x;
+    ok(ctx, esa_session_create(ctx, &x, &p));
+    ok(ctx, esa_session_load_recording(x, scratch_path(&s, "rec")));
+    esa_session_free(x);
+    esa_session_params q = p;
+    memset(q.select.layout.grid_q, 0, sizeof q.select.layout.grid_q);
+    ok(ctx, esa_session_create(ctx, &x, &q));
+    m.prompt = 1;
+    ok(ctx, mini_run(&m, x, NULL));
+    m.N -= 16;
+    assert_refused(ctx, mini_run(&m, x, NULL), ESA_ERR_MISMATCH, "N=240", "N=224", NULL);
+    m.N += 16;
+    assert_refused(ctx, esa_session_load_recording(x, scratch_path(&s, "rec")), ESA_ERR_MISMATCH, "3x8x10", NULL);
+    esa_session_free(x);
+
+    ok(ctx, esa_session_create(ctx, &x, &p));
+    assert_refused(ctx, esa_session_save_recording(x, scratch_path(&t, "none")), ESA_ERR_STATE, "nothing", NULL);
+    esa_session_free(x);
+    mini_free(&m);
+    scratch_remove(&s);
+}
+
+static void test_left_out(void **state)
+{
+    (void)state;
+    scratch s = scratch_make();
+    mini m = mini_make(3, 2, 1, 1);
+    esa_session_params p = mini_params(&m, ESA_SESSION_RECORD);
+    const int32_t dense[] = {2, 2, 0};
+    p.dense_layers = dense;
+    p.dense_layer_count = 3;
+    mini_record(ctx, &m, &p, 1, 1, scratch_path(&s, "rec"));
+    esa_tensors *f;
+    esa_tensor_info i = {.struct_size = sizeof i};
+    ok(ctx, esa_tensors_open(ctx, &f, scratch_path(&s, "rec")));
+    ok(ctx, esa_tensors_find(f, "sums", &i));
+    assert_int_equal(i.dim[0], 2);                          /* layer 1, two steps */
+    ok(ctx, esa_tensors_find(f, "dense_layers", &i));
+    assert_int_equal(i.dim[0], 2);
+    assert_int_equal(((const int32_t *)i.data)[0], 0);
+    assert_int_equal(((const int32_t *)i.data)[1], 2);
+    esa_tensors_free(f);
+    mini_free(&m);
+    scratch_remove(&s);
+}
+
+static void test_failures(void **state)
+{
+    (void)state;
+    scratch s = scratch_make(), t = s;
+    mini m = mini_make(2, 3, 1, 1);
+    const esa_session_params p = mini_params(&m, ESA_SESSION_RECORD);
+    mini_record(ctx, &m, &p, 1, 1, scratch_path(&s, "rec"));
+    mini_record(ctx, &m, &p, 2, 1, scratch_path(&s, "rec2"));
+    mini_record(ctx, &m, &p, 1, 2, scratch_path(&s, "both"));
+
+    counting c;
+    esa_ctx *small = counting_ctx(&c, 2);
+    const int64_t base = c.live;
+    char a[640], b[640];
+    strcpy(a, scratch_path(&s, "rec"));
+    strcpy(b, scratch_path(&s, "rec2"));
+    const char *ab[] = {a, b};
+    int64_t points[2] = {0, 0};
+    for (int what = 0; what < 2; what++)
+        for (;; points[what]++) {
+            esa_session *x;
+            ok(small, esa_session_create(small, &x, &p));
+            c.left = points[what];
+            esa_status status;
+            if (what == 0) {
+                status = esa_session_load_recording(x, a);
+                if (status == ESA_OK) status = esa_session_load_recording(x, b);
+                if (status == ESA_OK) status = esa_session_save_recording(x, scratch_path(&t, "out"));
+            } else status = esa_recording_merge(small, scratch_path(&t, "out"), ab, 2);
+            const int32_t done = c.left >= 0;
+            c.left = -1;
+            if (!done) {
+                assert_refused(small, status, ESA_ERR_MEMORY, "out of memory", NULL);
+                assert_int_equal(scratch_count(&s), 3);
+            }
+            esa_session_free(x);
+            esa_ctx_trim(small);
+            assert_int_equal(c.live, base);
+            if (!done) continue;
+            ok(small, status);
+            assert_true(scratch_same(scratch_path(&s, "both"), scratch_path(&t, "out")));
+            assert_int_equal(unlink(scratch_path(&t, "out")), 0);
+            break;
+        }
+    print_message("load+save: %lld, merge: %lld allocations failed once each\n", (long long)points[0], (long long)points[1]);
+    esa_ctx_free(small);
+
+    /* A full disk while saving: the old file stays. */
+    signal(SIGXFSZ, SIG_IGN);
+    struct rlimit old, limit;
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
+    limit = old;
+    limit.rlim_cur = 4000;
+    esa_session *x;
+    ok(ctx, esa_session_create(ctx, &x, &p));
+    ok(ctx, esa_session_load_recording(x, a));
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    const esa_status full = esa_session_save_recording(x, b), merged = esa_recording_merge(ctx, b, ab, 2);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
+    assert_int_equal(full, ESA_ERR_IO);
+    assert_refused(ctx, merged, ESA_ERR_IO, "rec2", NULL);
+    esa_session_free(x);
+    assert_int_equal(scratch_count(&s), 3);
+    ok(ctx, esa_recording_merge(ctx, scratch_path(&t, "out"), ab, 2));
+    assert_true(scratch_same(scratch_path(&s, "both"), scratch_path(&t, "out")));
+    assert_refused(ctx, esa_recording_merge(ctx, "x", NULL, 1), ESA_ERR_ARGUMENT, "no recordings", NULL);
+    assert_refused(ctx, esa_recording_merge(ctx, "x", ab, 0), ESA_ERR_ARGUMENT, "no recordings", NULL);
+    mini_free(&m);
+    scratch_remove(&s);
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    return esa_ctx_create(&ctx, NULL) != ESA_OK;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    esa_ctx_free(ctx);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_order_and_shards), cmocka_unit_test(test_batch), cmocka_unit_test(test_limit),
+                                       cmocka_unit_test(test_mismatch), cmocka_unit_test(test_left_out), cmocka_unit_test(test_failures)};
+    return cmocka_run_group_tests(tests, setup, teardown);
+}

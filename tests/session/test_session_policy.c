@@ -1,0 +1,405 @@
+/* test_session_policy.c - what a session runs dense, sparse or not at all, and that it computes what the plain calls compute.
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "session/mini_model.h"
+#include <math.h>
+#include "session/run_info.h"
+
+static esa_ctx *ctx;
+
+static esa_session_stats stats_of(const esa_session *s, int32_t layer, int32_t step)
+{
+    esa_session_stats t = {.struct_size = sizeof t};
+    assert_int_equal(esa_session_get_stats(s, &t, layer, step), ESA_OK);
+    return t;
+}
+
+static void test_warmup(void **state)
+{
+    (void)state;
+    const struct { double frac; int32_t steps, expected; } table[] = {
+        {0.2, 50, 10}, {0.2, 4, 1}, {0.2, 5, 1}, {0.2, 6, 2}, {0.2, 1, 1}, {0, 50, 0}, {1, 50, 50}, {0.1, 30, 3}, {0.3, 10, 3}, {0.7, 10, 7},
+        {1.0 / 3, 3, 1}, {2.0 / 3, 3, 2}, {0.21, 50, 11}, {0.2, 28, 6}, {1e-10, 50, 1}, {1e-12, 50, 0}};
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) assert_int_equal(esa_warmup_steps(table[i].frac, table[i].steps), table[i].expected);
+}
+
+static void test_policy_table(void **state)
+{
+    (void)state;
+    mini m = mini_make(4, 6, 2, 1);
+    const int32_t dense[] = {2, 2};
+    for (int variant = 0; variant < 6; variant++) {
+        esa_session_params p = mini_params(&m, variant == 5 ? ESA_SESSION_DENSE : ESA_SESSION_ONLINE);
+        int32_t first = 1, warm = 2;                        /* ceil(0.2 * 6) */
+        if (variant == 1) { p.dense_first_layer = 0; first = 0; }
+        if (variant == 2) { p.warmup_frac = 0; warm = 0; }
+        if (variant == 3) { p.dense_layers = dense; p.dense_layer_count = 2; }
+        if (variant == 4) { p.min_tokens = m.N + 1; }
+        esa_session *s;
+        ok(ctx, esa_session_create(ctx, &s, &p));
+        ok(ctx, mini_run(&m, s, NULL));
+        int64_t sparse = 0;
+        for (int32_t l = 0; l < 4; l++)
+            for (int32_t t = 0; t < 6; t++) {
+                const esa_session_stats c = stats_of(s, l, t);
+                const int is_dense = t < warm || (l == 0 && first) || (variant == 3 && l == 2) || variant >= 4;
+                assert_int_equal(c.calls, 2);
+                assert_int_equal(c.dense_calls, is_dense ? 2 : 0);
+                assert_int_equal(c.sparse_calls, is_dense ? 0 : 2);
+                assert_int_equal(c.masks_made, is_dense ? 0 : 2);
+                assert_int_equal(c.fallback_calls + c.masks_loaded, 0);
+                assert_true(is_dense ? isnan(c.density) && isnan(c.density_asked) && isnan(c.mass) : c.density > 0 && c.density < 1);
+                if (!is_dense) {
+                    assert_float_equal(c.density_asked, 0.4, 1e-12);
+                    assert_float_equal(c.density, 0.4, 0.02);
+                    assert_true(c.mass > c.density && c.mass <= 1);
+                }
+                assert_true(c.attention_seconds > 0 && c.kernel[0]);
+                sparse += c.sparse_calls;
+            }
+        const esa_session_stats all = stats_of(s, -1, -1);
+        assert_int_equal(all.calls, 48);
+        assert_int_equal(all.sparse_calls, sparse);
+        assert_int_equal(stats_of(s, 1, -1).calls, 12);
+        assert_int_equal(stats_of(s, -1, 3).calls, 8);
+        assert_int_equal(all.device_bytes, 0);
+        /* A new video starts new figures. */
+        ok(ctx, esa_session_begin(s));
+        assert_int_equal(stats_of(s, -1, -1).calls, 0);
+        assert_string_equal(stats_of(s, -1, -1).kernel, "");
+        esa_session_stats bad = {.struct_size = 3};
+        assert_int_equal(esa_session_get_stats(s, &bad, 0, 0), ESA_ERR_VERSION);
+        bad.struct_size = sizeof bad;
+        assert_int_equal(esa_session_get_stats(s, &bad, 4, 0), ESA_ERR_ARGUMENT);
+        assert_int_equal(esa_session_get_stats(s, &bad, 0, 6), ESA_ERR_ARGUMENT);
+        assert_int_equal(esa_session_get_stats(s, &bad, -2, 0), ESA_ERR_ARGUMENT);
+        esa_session_free(s);
+    }
+    mini_free(&m);
+}
+
+/* The same bits as esa_select and esa_attention. */
+static void test_same_as_plain(void **state)
+{
+    (void)state;
+    mini m = mini_make(3, 4, 1, 2);
+    float *expected = malloc((size_t)mini_size(&m) * 4);
+    const int32_t selectors[] = {ESA_SELECT_ENTROPY, ESA_SELECT_RF_V2, ESA_SELECT_ADA_BSA, ESA_SELECT_RANDOM};
+    for (int i = 0; i < 8; i++) {
+        esa_session_params p = mini_params(&m, ESA_SESSION_ONLINE);
+        p.select.selector = selectors[i % 4];
+        p.select.layout.order = i % 4 == 0 ? ESA_ORDER_HILBERT : ESA_ORDER_DEFAULT;
+        p.attention.tail = i / 4 ? ESA_TAIL_POOLED : ESA_TAIL_NONE;
+        esa_session *s;
+        ok(ctx, esa_session_create(ctx, &s, &p));
+        const mini_views t = mini_view(&m);
+        ok(ctx, esa_session_begin(s));
+        for (int32_t step = 0; step < 3; step++) {
+            ok(ctx, esa_session_step(s, step, 0));
+            for (int32_t layer = 0; layer < 2; layer++) {
+                mini_fill(&m, layer, step, 0);
+                esa_mask *mask = NULL;
+                if (step >= 1 && layer >= 1) ok(ctx, esa_select(ctx, &mask, &t.q, &t.k, &p.select));
+                ok(ctx, esa_attention(ctx, &t.q, &t.k, &t.v, &t.o, mask, &p.attention));
+                memcpy(expected, m.o, (size_t)mini_size(&m) * 4);
+                memset(m.o, 0, (size_t)mini_size(&m) * 4);
+                ok(ctx, esa_session_attention(s, layer, ESA_CALL_SELF, &t.q, &t.k, &t.v, &t.o, NULL));
+                assert_memory_equal(expected, m.o, mini_size(&m) * 4);
+                esa_mask_free(mask);
+            }
+        }
+        if (selectors[i % 4] != ESA_SELECT_ENTROPY) assert_true(isnan(stats_of(s, 1, 2).mass));
+        esa_session_free(s);
+    }
+    free(expected);
+    mini_free(&m);
+}
+
+static void test_refresh(void **state)
+{
+    (void)state;
+    mini m = mini_make(2, 9, 2, 1);
+    esa_session_params p = mini_params(&m, ESA_SESSION_ONLINE);
+    p.warmup_frac = 0.2;                                    /* steps 0, 1 */
+    p.refresh_every = 3;
+    p.dense_first_layer = 1;
+    esa_session *s;
+    ok(ctx, esa_session_create(ctx, &s, &p));
+    float *expected = malloc((size_t)mini_size(&m) * 4);
+    const mini_views t = mini_view(&m);
+    for (int video = 0; video < 2; video++) {
+        esa_mask *kept[2] = {NULL, NULL};
+        ok(ctx, esa_session_begin(s));
+        for (int32_t step = 0; step < 9; step++)
+            for (int32_t branch = 0; branch < 2; branch++) {
+                ok(ctx, esa_session_step(s, step, branch));
+                mini_fill(&m, 1, step, branch);
+                if (step >= 2 && (step - 2) % 3 == 0) {
+                    esa_mask_free(kept[branch]);
+                    ok(ctx, esa_select(ctx, &kept[branch], &t.q, &t.k, &p.select));
+                }
+                ok(ctx, esa_attention(ctx, &t.q, &t.k, &t.v, &t.o, kept[branch], &p.attention));
+                memcpy(expected, m.o, (size_t)mini_size(&m) * 4);
+                ok(ctx, esa_session_attention(s, 1, ESA_CALL_SELF, &t.q, &t.k, &t.v, &t.o, NULL));
+                assert_memory_equal(expected, m.o, mini_size(&m) * 4);
+                const esa_session_stats c = stats_of(s, 1, step);
+                assert_int_equal(c.masks_made, step >= 2 && (step - 2) % 3 == 0 ? branch + 1 : 0);
+                if (step >= 2) assert_true(c.density > 0.3 && c.mass > c.density);
+            }
+        assert_int_equal(stats_of(s, -1, -1).masks_made, 2 * 3);
+        assert_int_equal(stats_of(s, -1, -1).sparse_calls, 2 * 7);
+        esa_mask_free(kept[0]);
+        esa_mask_free(kept[1]);
+    }
+    /* Another shape in between does not reuse the mask. */
+    mini other = mini_make(2, 9, 2, 2);
+    const mini_views u = mini_view(&other);
+    ok(ctx, esa_session_begin(s));
+    ok(ctx, esa_session_step(s, 3, 0));
+    mini_fill(&m, 1, 3, 0);
+    ok(ctx, esa_session_attention(s, 1, ESA_CALL_SELF, &t.q, &t.k, &t.v, &t.o, NULL));
+    ok(ctx, esa_session_step(s, 4, 0));
+    mini_fill(&other, 1, 4, 0);
+    ok(ctx, esa_session_attention(s, 1, ESA_CALL_SELF, &u.q, &u.k, &u.v, &u.o, NULL));
+    assert_int_equal(stats_of(s, 1, 4).masks_made, 1);
+    esa_session_free(s);
+    mini_free(&other);
+    free(expected);
+    mini_free(&m);
+}
+
+/* More shapes than plans are kept: everything still works, and cross-attention is never causal or sparse. */
+static void test_many_shapes(void **state)
+{
+    (void)state;
+    mini m = mini_make(2, 3, 1, 1);
+    esa_session_params p = mini_params(&m, ESA_SESSION_ONLINE);
+    memset(p.select.layout.grid_q, 0, sizeof p.select.layout.grid_q);
+    p.warmup_frac = 0;
+    p.select.causal = p.attention.causal = 1;
+    esa_session *s;
+    ok(ctx, esa_session_create(ctx, &s, &p));
+    ok(ctx, esa_session_begin(s));
+    ok(ctx, esa_session_step(s, 1, 0));
+    mini_fill(&m, 0, 0, 0);
+    float *expected = malloc((size_t)mini_size(&m) * 4);
+    for (int round = 0; round < 3; round++)
+        for (int64_t n = 40; n < 240; n += 13) {
+            esa_tensor q = esa_tensor_bnsd(m.q, ESA_DTYPE_F32, 1, m.H, n, m.D), k = esa_tensor_bnsd(m.k, ESA_DTYPE_F32, 1, m.H, n + 5, m.D);
+            esa_tensor v = esa_tensor_bnsd(m.v, ESA_DTYPE_F32, 1, m.H, n + 5, m.D), o = esa_tensor_bnsd(m.o, ESA_DTYPE_F32, 1, m.H, n, m.D);
+            for (int32_t kind = 0; kind < 2; kind++) {
+                esa_mask *mask = NULL;
+                esa_attention_params a = p.attention;
+                if (kind == ESA_CALL_SELF) ok(ctx, esa_select(ctx, &mask, &q, &k, &p.select));
+                else a.causal = 0;
+                ok(ctx, esa_attention(ctx, &q, &k, &v, &o, mask, &a));
+                memcpy(expected, m.o, (size_t)(m.H * n * m.D) * 4);
+                ok(ctx, esa_session_attention(s, 1, kind, &q, &k, &v, &o, NULL));
+                assert_memory_equal(expected, m.o, m.H * n * m.D * 4);
+                esa_mask_free(mask);
+            }
+        }
+    assert_int_equal(stats_of(s, 1, 1).dense_calls, stats_of(s, 1, 1).sparse_calls);
+    free(expected);
+    esa_session_free(s);
+    mini_free(&m);
+}
+
+static void test_fallback(void **state)
+{
+    (void)state;
+    mini m = mini_make(2, 4, 1, 1);
+    const mini_views t = mini_view(&m);
+    esa_session_params p = mini_params(&m, ESA_SESSION_ONLINE);
+    p.select.layout.grid_q[2] = 11;                         /* not the model's */
+    esa_session *s;
+    ok(ctx, esa_session_create(ctx, &s, &p));
+    ok(ctx, esa_session_begin(s));
+    ok(ctx, esa_session_step(s, 2, 0));
+    mini_fill(&m, 1, 2, 0);
+    memset(m.o, 77, (size_t)mini_size(&m) * 4);
+    float *before = malloc((size_t)mini_size(&m) * 4);
+    memcpy(before, m.o, (size_t)mini_size(&m) * 4);
+    assert_refused(ctx, esa_session_attention(s, 1, ESA_CALL_SELF, &t.q, &t.k, &t.v, &t.o, NULL), ESA_ERR_POLICY, "layer 1, step 2 would have run dense",
+                   "3x8x11", "240", NULL);
+    assert_memory_equal(before, m.o, mini_size(&m) * 4);
+    assert_int_equal(stats_of(s, -1, -1).calls, 0);
+    /* Dense by policy is no fallback. */
+    ok(ctx, esa_session_attention(s, 0, ESA_CALL_SELF, &t.q, &t.k, &t.v, &t.o, NULL));
+    ok(ctx, esa_session_attention(s, 1, ESA_CALL_CROSS, &t.q, &t.k, &t.v, &t.o, NULL));
+    esa_session_free(s);
+
+    p.strict = 0;
+    ok(ctx, esa_session_create(ctx, &s, &p));
+    ok(ctx, esa_session_begin(s));
+    ok(ctx, esa_session_step(s, 2, 0));
+    ok(ctx, esa_attention(ctx, &t.q, &t.k, &t.v, &t.o, NULL, NULL));
+    memcpy(before, m.o, (size_t)mini_size(&m) * 4);
+    ok(ctx, esa_session_attention(s, 1, ESA_CALL_SELF, &t.q, &t.k, &t.v, &t.o, NULL));
+    assert_memory_equal(before, m.o, mini_size(&m) * 4);
+    assert_int_equal(stats_of(s, 1, 2).fallback_calls, 1);
+    assert_int_equal(stats_of(s, 1, 2).dense_calls, 1);
+    /* Wrong views are wrong in any mode. */
+    esa_tensor wrong = t.k;
+    wrong.dim[3] = 8;
+    assert_refused(ctx, esa_session_attention(s, 1, ESA_CALL_SELF, &t.q, &wrong, &t.v, &t.o, NULL), ESA_ERR_SHAPE, "k", NULL);
+    esa_session_free(s);
+    free(before);
+    mini_free(&m);
+}
+
+static void test_kv_len_and_lse(void **state)
+{
+    (void)state;
+    mini m = mini_make(2, 2, 1, 2);
+    const mini_views t = mini_view(&m);
+    esa_session_params p = mini_params(&m, ESA_SESSION_ONLINE);
+    p.warmup_frac = 0;
+    esa_session *s;
+    ok(ctx, esa_session_create(ctx, &s, &p));
+    ok(ctx, esa_session_begin(s));
+    ok(ctx, esa_session_step(s, 0, 0));
+    mini_fill(&m, 1, 0, 0);
+    int32_t len[2] = {200, 33};
+    float *expected = malloc((size_t)mini_size(&m) * 4), *sums = malloc((size_t)(2 * m.H * m.N) * 4), *sums2 = malloc((size_t)(2 * m.H * m.N) * 4);
+    esa_tensor lse = esa_tensor_bnsd(sums, ESA_DTYPE_F32, 2, m.H, m.N, 1), lse2 = esa_tensor_bnsd(sums2, ESA_DTYPE_F32, 2, m.H, m.N, 1);
+    for (int round = 0; round < 2; round++) {
+        esa_select_params sel = p.select;
+        esa_attention_params a = p.attention;
+        sel.kv_len = a.kv_len = len;
+        a.lse = &lse;
+        esa_mask *mask;
+        ok(ctx, esa_select(ctx, &mask, &t.q, &t.k, &sel));
+        ok(ctx, esa_attention(ctx, &t.q, &t.k, &t.v, &t.o, mask, &a));
+        memcpy(expected, m.o, (size_t)mini_size(&m) * 4);
+        ok(ctx, esa_session_set_kv_len(s, len));
+        ok(ctx, esa_session_attention(s, 1, ESA_CALL_SELF, &t.q, &t.k, &t.v, &t.o, &lse2));
+        assert_memory_equal(expected, m.o, mini_size(&m) * 4);
+        assert_memory_equal(sums, sums2, 2 * m.H * m.N * 4);
+        esa_mask_free(mask);
+        len[1] = 111;                                       /* read at every call */
+    }
+    len[0] = 100000;
+    assert_refused(ctx, esa_session_attention(s, 1, ESA_CALL_SELF, &t.q, &t.k, &t.v, &t.o, NULL), ESA_ERR_ARGUMENT, "kv_len", NULL);
+    free(expected);
+    free(sums);
+    free(sums2);
+    esa_session_free(s);
+    mini_free(&m);
+}
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    mini m = mini_make(2, 4, 2, 1);
+    const mini_views t = mini_view(&m);
+    esa_session *s = (void *)1;
+#define REFUSED(change, status, word) do { esa_session_params p = mini_params(&m, ESA_SESSION_ONLINE); change; \
+        assert_refused(ctx, esa_session_create(ctx, &s, &p), status, word, NULL); assert_null(s); } while (0)
+    REFUSED(p.struct_size = 4, ESA_ERR_VERSION, "struct_size");
+    REFUSED(p.select.struct_size = 4, ESA_ERR_VERSION, "struct_size");
+    REFUSED(p.mode = 9, ESA_ERR_ARGUMENT, "mode is 9");
+    REFUSED(p.layers = 0, ESA_ERR_ARGUMENT, "layers is 0");
+    REFUSED(p.steps = -3, ESA_ERR_ARGUMENT, "steps is -3");
+    REFUSED(p.branches = 0, ESA_ERR_ARGUMENT, "branches is 0");
+    REFUSED(p.refresh_every = 0, ESA_ERR_ARGUMENT, "refresh_every is 0");
+    REFUSED(p.warmup_frac = 1.5, ESA_ERR_ARGUMENT, "1.5");
+    REFUSED(p.warmup_frac = NAN, ESA_ERR_ARGUMENT, "warmup_frac");
+    REFUSED(p.min_tokens = -1, ESA_ERR_ARGUMENT, "min_tokens");
+    REFUSED(p.select.budget = 2, ESA_ERR_ARGUMENT, "budget is 2");
+    REFUSED(p.dense_layer_count = 1, ESA_ERR_ARGUMENT, "dense_layers is NULL");
+    const int32_t beyond = 2;
+    REFUSED((p.dense_layers = &beyond, p.dense_layer_count = 1), ESA_ERR_ARGUMENT, "dense layer 2");
+    REFUSED(p.select.causal = 1, ESA_ERR_ARGUMENT, "causal");
+    REFUSED(p.select.selector = ESA_SELECT_FULL, ESA_ERR_POLICY, "DENSE");
+    REFUSED((p.mode = ESA_SESSION_RECORD, p.select.selector = ESA_SELECT_RF_V2), ESA_ERR_UNSUPPORTED, "entropy");
+    REFUSED((p.mode = ESA_SESSION_RECORD, p.record_groups = 5), ESA_ERR_ARGUMENT, "record_groups is 5");
+    REFUSED(p.mode = ESA_SESSION_CACHED, ESA_ERR_ARGUMENT, "masks is NULL");
+    char name[300];
+    memset(name, 'x', sizeof name);
+    name[299] = 0;
+    REFUSED(p.model = name, ESA_ERR_ARGUMENT, "longer");
+#undef REFUSED
+    assert_refused(ctx, esa_session_create(ctx, &s, NULL), ESA_ERR_ARGUMENT, "params", NULL);
+    esa_session_params p = mini_params(&m, ESA_SESSION_ONLINE);
+    assert_int_equal(esa_session_create(NULL, &s, &p), ESA_ERR_ARGUMENT);
+    assert_refused(ctx, esa_session_create(ctx, NULL, &p), ESA_ERR_ARGUMENT, "session", NULL);
+    ok(ctx, esa_session_create(ctx, &s, &p));
+    mini_fill(&m, 0, 0, 0);
+    assert_refused(ctx, esa_session_attention(s, 0, 0, &t.q, &t.k, &t.v, &t.o, NULL), ESA_ERR_STATE, "esa_session_begin", NULL);
+    assert_refused(ctx, esa_session_step(s, 0, 0), ESA_ERR_STATE, "esa_session_begin", NULL);
+    ok(ctx, esa_session_begin(s));
+    assert_refused(ctx, esa_session_step(s, 4, 0), ESA_ERR_ARGUMENT, "step 4", NULL);
+    assert_refused(ctx, esa_session_step(s, 0, 2), ESA_ERR_ARGUMENT, "branch 2", NULL);
+    ok(ctx, esa_session_step(s, 3, 1));
+    assert_refused(ctx, esa_session_attention(s, 2, 0, &t.q, &t.k, &t.v, &t.o, NULL), ESA_ERR_ARGUMENT, "layer is 2", NULL);
+    assert_refused(ctx, esa_session_attention(s, 1, 7, &t.q, &t.k, &t.v, &t.o, NULL), ESA_ERR_ARGUMENT, "kind is 7", NULL);
+    assert_refused(ctx, esa_session_attention(s, 1, 0, NULL, &t.k, &t.v, &t.o, NULL), ESA_ERR_ARGUMENT, "q", NULL);
+    assert_refused(ctx, esa_session_attention(s, 1, 0, &t.q, &t.k, &t.v, &t.q, NULL), ESA_ERR_ARGUMENT, "overlaps", NULL);
+    assert_refused(ctx, esa_session_save_recording(s, "x"), ESA_ERR_STATE, "RECORD", NULL);
+    assert_refused(ctx, esa_session_load_recording(s, "x"), ESA_ERR_STATE, "RECORD", NULL);
+    assert_int_equal(esa_session_attention(NULL, 1, 0, &t.q, &t.k, &t.v, &t.o, NULL), ESA_ERR_ARGUMENT);
+    esa_session_free(s);
+    esa_session_free(NULL);
+    mini_free(&m);
+}
+
+static void test_memory_failure(void **state)
+{
+    (void)state;
+    mini m = mini_make(2, 3, 1, 1);
+    counting c;
+    esa_ctx *small = counting_ctx(&c, 2);
+    const int64_t base = c.live;
+    for (int variant = 0; variant < 4; variant++) {
+        esa_session_params p = mini_params(&m, variant == 3 ? ESA_SESSION_RECORD : ESA_SESSION_ONLINE);
+        p.refresh_every = variant == 1 ? 2 : 1;
+        if (variant == 2) p.select.selector = ESA_SELECT_RF_V2;
+        int64_t points = 0;
+        for (;; points++) {
+            esa_ctx_trim(small);
+            c.left = points;
+            esa_session *s = NULL;
+            esa_status status = esa_session_create(small, &s, &p);
+            const int32_t created = status == ESA_OK;
+            if (created) status = mini_run(&m, s, NULL);
+            const int32_t done = c.left >= 0;
+            c.left = -1;
+            if (status == ESA_ERR_MEMORY) {
+                assert_refused(small, status, ESA_ERR_MEMORY, "out of memory", NULL);
+                /* The session is still good. */
+                if (created) ok(small, mini_run(&m, s, NULL));
+            } else ok(small, status);
+            esa_session_free(s);
+            esa_ctx_trim(small);
+            assert_int_equal(c.live, base);
+            if (done) break;
+        }
+        assert_true(points > 6);
+        print_message("variant %d: every one of %lld allocations failed once\n", variant, (long long)points);
+    }
+    esa_ctx_free(small);
+    assert_int_equal(c.live, 0);
+    mini_free(&m);
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    return esa_ctx_create(&ctx, NULL) != ESA_OK;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    esa_ctx_free(ctx);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_warmup), cmocka_unit_test(test_policy_table), cmocka_unit_test(test_same_as_plain), cmocka_unit_test(test_refresh),
+        cmocka_unit_test(test_many_shapes), cmocka_unit_test(test_fallback), cmocka_unit_test(test_kv_len_and_lse), cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_memory_failure)};
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
