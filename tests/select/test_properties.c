@@ -7,15 +7,15 @@ static const int32_t selectors[] = { ESA_SELECT_FULL, ESA_SELECT_ENTROPY, ESA_SE
 static int32_t some_selector(esa_rng *r) { return world_pick(r, selectors, 5); }
 
 /* compat rf_v2 has needs of its own: a grid, Nq = Nk, no causal. */
-static void suit(world *w)
+static void suit(world *w, esa_ctx *ctx)
 {
     if (w->p.mode != ESA_MODE_FIXED && w->p.selector == ESA_SELECT_RF_V2) {
         w->p.causal = 0;
         if (w->p.layout.grid_q[0] == 0 || w->Nq != w->Nk) w->p.mode = ESA_MODE_FIXED;
-        if (w->p.layout.grid_q[0] && w->p.layout.order == ESA_ORDER_RASTER) w->p.layout.order = ESA_ORDER_TILE;
     }
     if (w->p.mode != ESA_MODE_FIXED && w->p.selector == ESA_SELECT_ADA_BSA && w->Nq != w->Nk) w->p.causal = 0;
     if (w->p.selector == ESA_SELECT_ADA_BSA) w->p.cdf_threshold = 0.8;
+    world_order(w, ctx);
 }
 
 static void same_bits_any_threads(void **state)
@@ -26,7 +26,7 @@ static void same_bits_any_threads(void **state)
     for (int round = 0; round < 60; round++) {
         world w;
         world_make(&w, &r, one, some_selector(&r), (int32_t)esa_rng_below(&r, 3));
-        suit(&w);
+        suit(&w, one);
         esa_mask *a = kit_select(one, &w.q.view, &w.k.view, &w.p), *b = kit_select(three, &w.q.view, &w.k.view, &w.p);
         const esa_mask_info f = kit_info(a);
         uint8_t *x = kit_bytes(a), *y = kit_bytes(b);
@@ -82,7 +82,7 @@ static void views_do_not_matter(void **state)
     for (int round = 0; round < 60; round++) {
         world w;
         world_make(&w, &r, ctx, some_selector(&r), (int32_t)esa_rng_below(&r, 3));
-        suit(&w);
+        suit(&w, ctx);
         esa_mask *m = kit_select(ctx, &w.q.view, &w.k.view, &w.p);
         const esa_mask_info f = kit_info(m);
         const size_t per_batch = (size_t)(f.H * f.nq * f.nk), all = per_batch * (size_t)f.B;
@@ -131,7 +131,7 @@ static void kv_len_is_truncation(void **state)
     for (int round = 0; round < 60; round++) {
         world w;
         world_make(&w, &r, ctx, some_selector(&r), esa_rng_below(&r, 2) ? ESA_MODE_FIXED : ESA_MODE_COMPAT);
-        suit(&w);
+        suit(&w, ctx);
         if (w.p.selector == ESA_SELECT_RF_V2) w.p.mode = ESA_MODE_FIXED;
         w.p.causal = 0;
         w.p.layout = esa_layout_default();              /* text and grids would have to shrink too */
@@ -359,7 +359,7 @@ static void odd_values(void **state)
         world w;
         const float odd[] = { NAN, INFINITY, -INFINITY, 3e38f };
         world_make(&w, &r, ctx, some_selector(&r), (int32_t)esa_rng_below(&r, 3));
-        suit(&w);
+        suit(&w, ctx);
         for (int c = 0; c < 3; c++) {
             const kit_tensor *t = c ? &w.k : &w.q;
             const int64_t n = t->view.dim[0] * t->view.dim[1] * t->view.dim[2] * t->view.dim[3];

@@ -66,6 +66,23 @@ static inline void world_map(world *w)
 
 static inline int32_t world_pick(esa_rng *r, const int32_t *from, int32_t n) { return from[esa_rng_below(r, (uint32_t)n)]; }
 
+/* Fills order_q and order_k from the params; to be called again when they were changed. */
+static inline void world_order(world *w, esa_ctx *ctx)
+{
+    const esa_layout *l = &w->p.layout;
+    if (l->order_applied) {                             /* the tensors stand in order: positions are rows */
+        for (int64_t i = 0; i < w->Nq; i++) w->order_q[i] = (int32_t)i;
+        for (int64_t i = 0; i < w->Nk; i++) w->order_k[i] = (int32_t)i;
+    } else {
+        assert_int_equal(esa_order(ctx, w->order_q, w->Nq, l, 0, w->p.mode), ESA_OK);
+        esa_layout side = *l;                           /* the key side alone, whatever the q side says */
+        memcpy(side.grid_q, l->grid_k, sizeof side.grid_q);
+        side.text_front_q = l->text_front_k;
+        side.text_back_q = l->text_back_k;
+        assert_int_equal(esa_order(ctx, w->order_k, w->Nk, &side, 0, w->p.mode), ESA_OK);
+    }
+}
+
 /* A problem for a selector; small, awkward, every feature sometimes. */
 static inline void world_make(world *w, esa_rng *r, esa_ctx *ctx, int32_t selector, int32_t mode)
 {
@@ -121,17 +138,7 @@ static inline void world_make(world *w, esa_rng *r, esa_ctx *ctx, int32_t select
     if (cut) w->p.kv_len = w->kv_len;
     w->order_q = malloc((size_t)w->Nq * 4);
     w->order_k = malloc((size_t)w->Nk * 4);
-    if (l->order_applied) {                             /* the tensors stand in order: positions are rows */
-        for (int64_t i = 0; i < w->Nq; i++) w->order_q[i] = (int32_t)i;
-        for (int64_t i = 0; i < w->Nk; i++) w->order_k[i] = (int32_t)i;
-    } else {
-        assert_int_equal(esa_order(ctx, w->order_q, w->Nq, l, 0, mode), ESA_OK);
-        esa_layout side = *l;                           /* the key side alone, whatever the q side says */
-        memcpy(side.grid_q, l->grid_k, sizeof side.grid_q);
-        side.text_front_q = l->text_front_k;
-        side.text_back_q = l->text_back_k;
-        assert_int_equal(esa_order(ctx, w->order_k, w->Nk, &side, 0, mode), ESA_OK);
-    }
+    world_order(w, ctx);
     world_map(w);
     snprintf(w->name, sizeof w->name, "selector %d mode %d B %d H %d/%d N %d/%d D %d block %dx%d budget %g causal %d order %d applied %d protect %d "
              "grid %d,%d,%d text %d,%d kv_len %d sink %d recent %d cdf %g", (int)selector, (int)mode, (int)w->B, (int)w->Hq, (int)w->Hkv, (int)w->Nq,
