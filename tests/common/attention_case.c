@@ -120,7 +120,10 @@ static esa_status run(prepared *p, const attention_case *c)
     return esa_attention(p->ctx, &p->t[0], &p->t[1], &p->t[2], &p->t[3], p->mask, &ap);
 }
 
-void check_attention(const attention_case *c, int32_t level, int32_t threads)
+/* What the textbook says of a case; the same for every level. */
+typedef struct expected { double *out, *lse, *same; int64_t rows, n; } expected;
+
+static void check_level(const attention_case *c, const expected *e, int32_t level, int32_t threads)
 {
     prepared p;
     prepare(&p, c, level, threads);
@@ -129,27 +132,24 @@ void check_attention(const attention_case *c, int32_t level, int32_t threads)
     assert_int_equal(status, ESA_OK);
     for (int i = 0; i < 5; i++) assert_true(guard_check(&p.memory[i]));
 
-    const int64_t rows = c->B * c->Hq * c->Nq, n = rows * c->D;
-    double *ref = malloc((size_t)n * 8), *same = malloc((size_t)n * 8), *got = malloc((size_t)n * 8), *lse = malloc((size_t)rows * 8), *got_lse = malloc((size_t)rows * 8);
-    naive_attention(ref, lse, &p.naive);
-    naive_attention_same(same, &p.naive);
+    double *got = malloc((size_t)e->n * 8), *got_lse = malloc((size_t)e->rows * 8);
     tensor_to_double(got, &p.t[3]);
     tensor_to_double(got_lse, &p.t[4]);
     const double unit = c->dtype == ESA_DTYPE_F32 ? 0x1p-23 : c->dtype == ESA_DTYPE_F16 ? 0x1p-10 : 0x1p-7;
     /* Twice the naive same-precision error, plus two ulp of the largest output: where the naive one happens to be exact (one key,
      * equal values) a correctly rounded result may still differ by an ulp. */
-    const double bound = 2.0 * max_error(same, ref, n) + 2.0 * unit * max_magnitude(ref, n), error = max_error(got, ref, n);
+    const double bound = 2.0 * max_error(e->same, e->out, e->n) + 2.0 * unit * max_magnitude(e->out, e->n), error = max_error(got, e->out, e->n);
     double lse_error = 0.0, lse_top = 1.0;
-    for (int64_t i = 0; i < rows; i++) {
-        if (lse[i] == -INFINITY || got_lse[i] == -INFINITY) {
-            assert_true(lse[i] == got_lse[i]);
+    for (int64_t i = 0; i < e->rows; i++) {
+        if (e->lse[i] == -INFINITY || got_lse[i] == -INFINITY) {
+            assert_true(e->lse[i] == got_lse[i]);
             for (int64_t d = 0; d < c->D; d++) assert_true(got[i * c->D + d] == 0.0);
             continue;
         }
-        lse_error = fmax(lse_error, fabs(lse[i] - got_lse[i]));
-        lse_top = fmax(lse_top, fabs(lse[i]));
+        lse_error = fmax(lse_error, fabs(e->lse[i] - got_lse[i]));
+        lse_top = fmax(lse_top, fabs(e->lse[i]));
     }
-    /* The LSE is a f32 of size lse_top whose score carries D roundings; the bf16 set and its pooled means round to 2^-9. */
+    /* The LSE is a f32 of size lse_top whose score carries D roundings; the bf16 set rounds pooled means to 2^-9. */
     const double lse_bound = (double)(c->D + 16) * 0x1p-23 * lse_top + (c->dtype != ESA_DTYPE_F32 && c->tail ? 0x1p-7 : 0.0);
     if (!(error <= bound) || !(lse_error <= lse_bound)) {
         printf("B %lld Hq %lld Hkv %lld Nq %lld Nk %lld D %lld dtype %d blocks %dx%d density %g causal %d tail %d order %d bsnd %d level %d: "
@@ -157,8 +157,28 @@ void check_attention(const attention_case *c, int32_t level, int32_t threads)
                (long long)c->D, c->dtype, p.naive.block_q, p.naive.block_k, c->density, c->causal, c->tail, c->order, c->bsnd, level, error, bound, lse_error, lse_bound);
         fail();
     }
-    free(ref); free(same); free(got); free(lse); free(got_lse);
+    free(got);
+    free(got_lse);
     release(&p);
+}
+
+void check_attention(const attention_case *c, const int32_t *level, int levels, int32_t threads)
+{
+    expected e;
+    e.rows = c->B * c->Hq * c->Nq;
+    e.n = e.rows * c->D;
+    e.out = malloc((size_t)e.n * 8);
+    e.same = malloc((size_t)e.n * 8);
+    e.lse = malloc((size_t)e.rows * 8);
+    prepared p;
+    prepare(&p, c, level[0], 1);
+    naive_attention(e.out, e.lse, &p.naive);
+    naive_attention_same(e.same, &p.naive);
+    release(&p);
+    for (int i = 0; i < levels; i++) check_level(c, &e, level[i], threads);
+    free(e.out);
+    free(e.same);
+    free(e.lse);
 }
 
 void *attention_bits(const attention_case *c, int32_t level, int32_t threads, int64_t *bytes)

@@ -18,9 +18,9 @@ typedef struct attention_case {
     int32_t equal_keys;         /* 1: all keys and values inside each block are equal */
 } attention_case;
 
-/* Runs the case on a ctx of the given level and threads and asserts: output and LSE within the bound (twice the error of a
- * naive same-precision attention plus a floor from the data), guard bytes untouched. Prints the case on failure. */
-void check_attention(const attention_case *c, int32_t level, int32_t threads);
+/* Runs the case on every given ISA level and asserts: output and LSE within the bound (twice the error of a naive same-precision
+ * attention plus a floor from the data), guard bytes untouched. Prints the case on failure. */
+void check_attention(const attention_case *c, const int32_t *level, int levels, int32_t threads);
 /* Output bits of the case, for comparing runs; the caller frees. bytes receives their number. */
 void *attention_bits(const attention_case *c, int32_t level, int32_t threads, int64_t *bytes);
 
