@@ -17,7 +17,7 @@ template <class T, int D, class P> struct consumer {
     uint32_t p[32];  // P of the block in flight, 16-bit A fragments
     uint32_t q[P::Q_REGS ? D / 4 : 1];
     float o[D / 2];
-    softmax_rows<P::RULE> soft;
+    softmax_rows<P::RULE, P::TEAMS == 1> soft;
 
     __device__ __forceinline__ consumer(const kernel_args &a, const smem_view<D, STAGES> &sm, int team, int warp, int lane)
         : a(a), sm(sm), turn(BAR_TURN + TEAM_CONSUMERS * team), wg(warp / 4), warp(warp % 4), lane(lane) {}

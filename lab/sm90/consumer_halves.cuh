@@ -18,7 +18,7 @@ template <class T, int D, class P> struct consumer_halves {
     float s[32];     // logits, then P, of the half in hand
     uint32_t p[16];  // P of the half in flight, 16-bit A fragments
     float o[D / 2];
-    softmax_rows<P::RULE> soft;
+    softmax_rows<P::RULE, P::TEAMS == 1> soft;
 
     __device__ __forceinline__ consumer_halves(const kernel_args &a, const smem_view<D, STAGES> &sm, int team, int warp, int lane)
         : a(a), sm(sm), turn(BAR_TURN + TEAM_CONSUMERS * team), wg(warp / 4), lane(lane) {}

@@ -16,7 +16,9 @@ enum max_rule {
     MAX_LAZY,   // let the maximum grow by 2^8 before following it: P may exceed 1, which fp32 sums and 16-bit P can hold
 };
 
-template <max_rule RULE> struct softmax_rows {
+// BRANCH: take the update of the maxima as a branch. The assembler moves the wait for PV up as far as it can, and a branch is what
+// it cannot pass: with one, the maximum and its shuffles are done under PV. It needs registers that the 112 of two teams lack.
+template <max_rule RULE, bool BRANCH> struct softmax_rows {
     float m[2];      // reference maximum, unscaled logits; equal within a quad
     float l[2];      // this thread's part of the row sums
     float alpha[2];  // what O must be multiplied by after the block in flight
@@ -55,7 +57,16 @@ template <max_rule RULE> struct softmax_rows {
         exponentials(s, scale_log2);
     }
 
-    // A later block: s becomes P; sets rescale and alpha. Only the multiplication of O is worth a branch.
+    __device__ __forceinline__ void follow(const float (&x)[2], float scale_log2) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            alpha[r] = exp2_approx((m[r] - x[r]) * scale_log2);
+            m[r] = x[r];
+            l[r] *= alpha[r];
+        }
+    }
+
+    // A later block: s becomes P; sets rescale and alpha.
     template <int N> __device__ __forceinline__ void next(float (&s)[N], float scale_log2) {
         float x[2];
         row_max(x, s);
@@ -64,14 +75,9 @@ template <max_rule RULE> struct softmax_rows {
         if constexpr (RULE == MAX_EXACT) rescale = __any_sync(~0u, x[0] > m[0] || x[1] > m[1]);
         if constexpr (RULE == MAX_LAZY) {
             rescale = __any_sync(~0u, fmaxf(x[0] - m[0], x[1] - m[1]) * scale_log2 > 8.0f);
-            if (!rescale) x[0] = m[0], x[1] = m[1];
+            if (!BRANCH && !rescale) x[0] = m[0], x[1] = m[1];
         }
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            alpha[r] = exp2_approx((m[r] - x[r]) * scale_log2);
-            m[r] = x[r];
-            l[r] *= alpha[r];
-        }
+        if (!BRANCH || rescale) follow(x, scale_log2);
         exponentials(s, scale_log2);
     }
 
@@ -105,10 +111,10 @@ DEV void store_rows(T *o, int64_t stride, float *lse, int row, int Nq, int lane,
         float sum = l[r];
         sum += __shfl_xor_sync(~0u, sum, 1);
         sum += __shfl_xor_sync(~0u, sum, 2);
-        const float inv = sum > 0.0f ? 1.0f / sum : 0.0f;
+        const float inv = sum == 0.0f ? 0.0f : 1.0f / sum;  // NaN stays NaN
         const int q = row + 8 * r;
         const bool inside = q < Nq;
-        if (lse && inside && t == 0) lse[q] = sum > 0.0f ? m[r] * scale + logf(sum) : -INFINITY;
+        if (lse && inside && t == 0) lse[q] = sum == 0.0f ? -INFINITY : m[r] * scale + logf(sum);
         T *const dst = o + q * stride;
 #pragma unroll
         for (int c = 0; c < D / 8; c += 4) {
