@@ -95,6 +95,7 @@ ESA_API esa_status esa_session_load_recording(esa_session *session, const char *
 
 /* ---------------------------------------------------------------- mask files (DESIGN: one safetensors file) */
 
+/* U8: a logarithm of 8 bits and two more in a tensor of their own (docs/mask-files.md). */
 enum { ESA_IMPORTANCE_NONE = 0, ESA_IMPORTANCE_U8 = 1, ESA_IMPORTANCE_F16 = 2 };
 
 typedef struct esa_mask_file_info {

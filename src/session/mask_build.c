@@ -55,6 +55,7 @@ typedef struct coder {
     int32_t count, f16;
     int64_t cell, contributions;
     uint8_t *code;                  /* [H][nq][nk], 1 or 2 bytes each */
+    uint8_t *fine;                  /* [H][nq][esa_fine_bytes(nk)] */
     float *rowmax;                  /* [H][nq] */
     uint64_t *sum;                  /* [threads][nk] */
 } coder;
@@ -70,7 +71,7 @@ static void code_head(void *arg, int64_t h, int32_t worker)
         if (c->f16) {
             for (int64_t j = 0; j < nk; j++) esa_store_f32(c->code, r * nk + j, ESA_DTYPE_F16, (float)((double)sum[j] / one));
         } else {
-            const uint64_t top = esa_code_from_sums(c->code + r * nk, sum, nk);
+            const uint64_t top = esa_code_from_sums(c->code + r * nk, c->fine + r * esa_fine_bytes(nk), sum, nk);
             c->rowmax[r] = (float)((double)top / one);
         }
     }
@@ -115,8 +116,8 @@ static esa_status build_cells(esa_ctx *ctx, esa_mask_output *out, coder *c, cons
                 c->contributions = esa_recordings_count(c->rec, c->count, c->cell);
                 esa_pool_run(ctx->pool, code_head, c, info->H);
                 if (c->f16) esa_cell_load_f16(&cell, c->code);
-                else esa_cell_load_u8(&cell, c->code);
-                status = esa_mask_output_importance(out, index, c->code, c->rowmax);
+                else esa_cell_load_u8(&cell, c->code, c->fine);
+                status = esa_mask_output_importance(out, index, c->code, c->fine, c->rowmax);
                 if (status == ESA_OK) status = esa_mask_output_select(out, index, &cell);
             }
     esa_cell_free(&cell);
@@ -133,14 +134,15 @@ static esa_status build(esa_ctx *ctx, const char *output, const esa_recording *r
     info->dense_first_layer = build->store_dense ? 0 : build->dense_first_layer != 0;
 
     coder c = {.rec = rec, .count = count, .f16 = info->importance == ESA_IMPORTANCE_F16};
-    const int64_t rows = info->H * info->nq, code_bytes = rows * info->nk * (c.f16 ? 2 : 1);
+    const int64_t rows = info->H * info->nq, code_bytes = rows * info->nk * (c.f16 ? 2 : 1), fine_bytes = rows * esa_fine_bytes(info->nk);
     const int64_t sum_bytes = 8 * info->nk * esa_pool_threads(ctx->pool), axis_bytes = 4 * ((int64_t)info->layers + info->groups + info->steps);
     c.code = esa_mem_alloc(&ctx->mem, code_bytes);
+    c.fine = esa_mem_alloc(&ctx->mem, fine_bytes);
     c.rowmax = esa_mem_alloc(&ctx->mem, 4 * rows);
     c.sum = esa_mem_alloc(&ctx->mem, sum_bytes);
     int32_t *axis = esa_mem_alloc(&ctx->mem, axis_bytes);
     esa_mask_output out = {0};
-    if (!c.code || !c.rowmax || !c.sum || !axis) {
+    if (!c.code || !c.fine || !c.rowmax || !c.sum || !axis) {
         status = esa_fail(ctx, ESA_ERR_MEMORY, "out of memory while building %.200s", output ? output : "a mask file");
     } else {
         int32_t *layer = axis, *group = axis + info->layers, *step_group = group + info->groups;
@@ -154,6 +156,7 @@ static esa_status build(esa_ctx *ctx, const char *output, const esa_recording *r
     esa_mask_output_free(&out);
     esa_mem_free(&ctx->mem, axis, axis_bytes);
     esa_mem_free(&ctx->mem, c.code, code_bytes);
+    esa_mem_free(&ctx->mem, c.fine, fine_bytes);
     esa_mem_free(&ctx->mem, c.rowmax, 4 * rows);
     esa_mem_free(&ctx->mem, c.sum, sum_bytes);
     return status;
@@ -176,23 +179,24 @@ esa_status esa_mask_file_build(esa_ctx *ctx, const char *output, const char *con
 /* ---------------------------------------------------------------- from a mask file */
 
 /* One cell of a file with importance: the importance stays or becomes u8, masks follow from what is stored then. */
-static esa_status derive_cell(const esa_mask_file *f, esa_mask_output *out, int64_t i, esa_cell *cell, uint8_t *code, float *rowmax, float *row)
+static esa_status derive_cell(const esa_mask_file *f, esa_mask_output *out, int64_t i, esa_cell *cell, uint8_t *code, uint8_t *fine, float *rowmax,
+                              float *row)
 {
-    const int64_t rows = f->info.H * f->info.nq, nk = f->info.nk;
+    const int64_t rows = f->info.H * f->info.nq, nk = f->info.nk, fines = esa_fine_bytes(nk);
     const int32_t recode = f->info.importance == ESA_IMPORTANCE_F16 && out->info.importance == ESA_IMPORTANCE_U8;
     esa_status status;
     if (recode) {
         for (int64_t r = 0; r < rows; r++) {
             for (int64_t j = 0; j < nk; j++) row[j] = esa_load_f32(f->importance, (i * rows + r) * nk + j, ESA_DTYPE_F16);
-            rowmax[r] = esa_code_from_f32(code + r * nk, row, nk);
+            rowmax[r] = esa_code_from_f32(code + r * nk, fine + r * fines, row, nk);
         }
-        esa_cell_load_u8(cell, code);
-        status = esa_mask_output_importance(out, i, code, rowmax);
+        esa_cell_load_u8(cell, code, fine);
+        status = esa_mask_output_importance(out, i, code, fine, rowmax);
     } else {
         const int64_t width = f->info.importance == ESA_IMPORTANCE_U8 ? 1 : 2;
         esa_mask_file_load(f, cell, i);
         if (f->rowmax) memcpy(rowmax, f->rowmax + 4 * i * rows, 4 * (size_t)rows);
-        status = esa_mask_output_importance(out, i, f->importance + i * rows * nk * width, rowmax);
+        status = esa_mask_output_importance(out, i, f->importance + i * rows * nk * width, f->fine ? f->fine + i * rows * fines : NULL, rowmax);
     }
     return status == ESA_OK ? esa_mask_output_select(out, i, cell) : status;
 }
@@ -201,12 +205,13 @@ static esa_status derive_cells(esa_mask_file *f, esa_mask_output *out)
 {
     const int64_t rows = f->info.H * f->info.nq, nk = f->info.nk;
     esa_cell cell = {0};
-    uint8_t *code = esa_mem_alloc(&f->mem, rows * nk);
+    uint8_t *code = esa_mem_alloc(&f->mem, rows * nk), *fine = esa_mem_alloc(&f->mem, rows * esa_fine_bytes(nk));
     float *rowmax = esa_mem_alloc(&f->mem, 4 * rows), *row = esa_mem_alloc(&f->mem, 4 * nk);
-    esa_status status = code && rowmax && row ? esa_cell_create(f->ctx, &cell, &f->info) : esa_fail(f->ctx, ESA_ERR_MEMORY, "out of memory while deriving masks");
-    for (int64_t i = 0; status == ESA_OK && i < f->cells; i++) status = derive_cell(f, out, i, &cell, code, rowmax, row);
+    esa_status status = code && fine && rowmax && row ? esa_cell_create(f->ctx, &cell, &f->info) : esa_fail(f->ctx, ESA_ERR_MEMORY, "out of memory while deriving masks");
+    for (int64_t i = 0; status == ESA_OK && i < f->cells; i++) status = derive_cell(f, out, i, &cell, code, fine, rowmax, row);
     esa_cell_free(&cell);
     esa_mem_free(&f->mem, code, rows * nk);
+    esa_mem_free(&f->mem, fine, rows * esa_fine_bytes(nk));
     esa_mem_free(&f->mem, rowmax, 4 * rows);
     esa_mem_free(&f->mem, row, 4 * nk);
     return status;

@@ -53,7 +53,7 @@ void esa_cell_free(esa_cell *cell)
     cell->mask = NULL;
 }
 
-typedef struct load_job { esa_cell *cell; const uint8_t *code, *half; float *entropy; float *mass; } load_job;
+typedef struct load_job { esa_cell *cell; const uint8_t *code, *fine, *half; float *entropy; float *mass; } load_job;
 
 /* Scales a row to sum 1, summed in double from left to right. */
 static void normalise(float *row, int64_t nk)
@@ -76,7 +76,7 @@ static void load_head(void *arg, int64_t h, int32_t worker)
     for (int64_t r = h * nq; r < (h + 1) * nq; r++) {
         float *row = job->cell->p + r * nk;
         if (job->code) {
-            esa_code_decode(row, job->code + r * nk, 1.0f, nk, &job->cell->table);
+            esa_code_decode(row, job->code + r * nk, job->fine + r * esa_fine_bytes(nk), 1.0f, nk, &job->cell->table);
         } else {
             for (int64_t j = 0; j < nk; j++) {
                 const float v = esa_load_f32(job->half, r * nk + j, ESA_DTYPE_F16);
@@ -87,9 +87,9 @@ static void load_head(void *arg, int64_t h, int32_t worker)
     }
 }
 
-void esa_cell_load_u8(esa_cell *cell, const uint8_t *code)
+void esa_cell_load_u8(esa_cell *cell, const uint8_t *code, const uint8_t *fine)
 {
-    load_job job = {.cell = cell, .code = code};
+    load_job job = {.cell = cell, .code = code, .fine = fine};
     esa_pool_run(cell->ctx->pool, load_head, &job, cell->info.H);
 }
 

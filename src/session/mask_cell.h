@@ -25,8 +25,8 @@ typedef struct esa_cell {
 /* Buffers for cells of this geometry. On failure cell is empty. */
 esa_status esa_cell_create(esa_ctx *ctx, esa_cell *cell, const esa_mask_file_info *info);
 void       esa_cell_free(esa_cell *cell);
-/* Reads code u8[H][nq][nk], or half f16[H][nq][nk] (any alignment), into p. */
-void       esa_cell_load_u8(esa_cell *cell, const uint8_t *code);
+/* Reads code u8[H][nq][nk] with fine u8[H][nq][esa_fine_bytes(nk)], or half f16[H][nq][nk] (any alignment), into p. */
+void       esa_cell_load_u8(esa_cell *cell, const uint8_t *code, const uint8_t *fine);
 void       esa_cell_load_f16(esa_cell *cell, const void *half);
 /* Per head: normalised entropy of what was loaded. entropy[H]. */
 void       esa_cell_entropy(esa_cell *cell, float *entropy);

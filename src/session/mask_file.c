@@ -30,7 +30,8 @@ int64_t esa_mask_file_cell(const esa_mask_file *f, int32_t layer, int32_t group,
 void esa_mask_file_load(const esa_mask_file *f, esa_cell *cell, int64_t index)
 {
     const int64_t blocks = f->info.H * f->info.nq * f->info.nk;
-    if (f->info.importance == ESA_IMPORTANCE_U8) esa_cell_load_u8(cell, f->importance + index * blocks);
+    if (f->info.importance == ESA_IMPORTANCE_U8)
+        esa_cell_load_u8(cell, f->importance + index * blocks, f->fine + index * f->info.H * f->info.nq * esa_fine_bytes(f->info.nk));
     else esa_cell_load_f16(cell, f->importance + index * blocks * 2);
 }
 
@@ -120,7 +121,7 @@ static esa_status locate(esa_mask_file *f, int64_t *cell, int32_t layer, int32_t
 
 static esa_status get(esa_mask_file *f, esa_mask **mask, int32_t layer, int32_t step, int32_t branch, double budget)
 {
-    int64_t cell;
+    int64_t cell = -1;
     const int32_t permille = esa_budget_permille(f->ctx, budget);
     if (permille < 0) return ESA_ERR_ARGUMENT;
     esa_status status = locate(f, &cell, layer, step, branch);
@@ -187,7 +188,7 @@ esa_status esa_mask_file_heads(esa_mask_file *file, double *entropy, double *mas
     if (!file) return ESA_ERR_ARGUMENT;
     esa_status status = esa_ctx_enter(file->ctx);
     if (status != ESA_OK) return status;
-    int64_t cell;
+    int64_t cell = -1;
     status = locate(file, &cell, layer, step, branch);
     if (status == ESA_OK) status = heads(file, entropy, mass, density, cell, budget);
     esa_ctx_leave(file->ctx);
@@ -210,7 +211,7 @@ static esa_status importance(esa_mask_file *f, float *out, int64_t cell)
     esa_code_table table;
     esa_code_table_init(&table);
     for (int64_t r = 0; r < rows; r++)
-        esa_code_decode(out + r * nk, f->importance + (cell * rows + r) * nk, float_at(f->rowmax, cell * rows + r), nk, &table);
+        esa_code_decode(out + r * nk, f->importance + (cell * rows + r) * nk, f->fine + (cell * rows + r) * esa_fine_bytes(nk), float_at(f->rowmax, cell * rows + r), nk, &table);
     return ESA_OK;
 }
 
@@ -219,7 +220,7 @@ esa_status esa_mask_file_importance(esa_mask_file *file, float *out, int32_t lay
     if (!file) return ESA_ERR_ARGUMENT;
     esa_status status = esa_ctx_enter(file->ctx);
     if (status != ESA_OK) return status;
-    int64_t cell;
+    int64_t cell = -1;
     status = out ? locate(file, &cell, layer, step, branch) : esa_fail(file->ctx, ESA_ERR_ARGUMENT, "out is NULL");
     if (status == ESA_OK) status = importance(file, out, cell);
     esa_ctx_leave(file->ctx);

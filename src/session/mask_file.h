@@ -29,6 +29,7 @@ struct esa_mask_file {
     int64_t index_bytes;
     int64_t cells, cell_bytes;      /* branches * Ls * Gs; H nq ceil(nk/8) */
     const uint8_t *importance;      /* NULL: none. u8 or f16 [cells][H][nq][nk] */
+    const uint8_t *fine;            /* u8 only: [cells][H][nq][esa_fine_bytes(nk)] */
     const uint8_t *rowmax;          /* u8 only: f32[cells][H][nq] at any alignment */
     const uint8_t *entropy;         /* f32[cells][H] at any alignment, or NULL */
     esa_budget_masks *budgets;      /* owned list */
@@ -51,7 +52,7 @@ typedef struct esa_mask_output {
     esa_tensors_writer *writer;
     esa_mask_file_info info;
     int64_t cells, cell_bytes;
-    int64_t tensor_importance, tensor_rowmax, tensor_entropy;   /* -1: not in this file */
+    int64_t tensor_importance, tensor_fine, tensor_rowmax, tensor_entropy;  /* -1: not in this file */
     int64_t tensor_bits[ESA_MAX_BUDGETS], tensor_mass[ESA_MAX_BUDGETS];
     uint8_t *bits;                  /* [cell_bytes] scratch */
     float *heads;                   /* [H] scratch */
@@ -68,8 +69,8 @@ typedef struct esa_mask_axes {
 esa_status esa_mask_output_begin(esa_ctx *ctx, esa_mask_output *out, const char *path, const esa_mask_file_info *info, const esa_mask_axes *axes);
 /* From importance loaded in cell: entropy, masks and mass of every budget. */
 esa_status esa_mask_output_select(esa_mask_output *out, int64_t index, esa_cell *cell);
-/* Importance as stored: u8 with rowmax[H][nq], or f16. */
-esa_status esa_mask_output_importance(esa_mask_output *out, int64_t index, const void *importance, const float *rowmax);
+/* Importance as stored: u8 with fine and rowmax[H][nq], or f16. */
+esa_status esa_mask_output_importance(esa_mask_output *out, int64_t index, const void *importance, const uint8_t *fine, const float *rowmax);
 /* Ready masks of budget number b; mass[H] if with_mass. */
 esa_status esa_mask_output_bits(esa_mask_output *out, int64_t index, int32_t b, const uint8_t *bits, const float *mass);
 esa_status esa_mask_output_finish(esa_mask_output *out);

@@ -103,7 +103,8 @@ static esa_status read_importance(esa_mask_file *f)
             return esa_fail(f->ctx, ESA_ERR_FORMAT, "%s: blocks of %dx%d, the selector makes multiples of 16 up to 256", f->tensors->label, info->block_q, info->block_k);
         const int32_t u8 = info->importance == ESA_IMPORTANCE_U8;
         f->importance = find(f, &(wanted){"importance", u8 ? ESA_FILE_U8 : ESA_FILE_F16, 0, 0, 3, {info->H, info->nq, info->nk}}, &status);
-        if (f->importance && u8) f->rowmax = find(f, &(wanted){"importance.rowmax", ESA_FILE_F32, 0, 0, 2, {info->H, info->nq}}, &status);
+        if (f->importance && u8) f->fine = find(f, &(wanted){"importance.fine", ESA_FILE_U8, 0, 0, 3, {info->H, info->nq, esa_fine_bytes(info->nk)}}, &status);
+        if (f->fine) f->rowmax = find(f, &(wanted){"importance.rowmax", ESA_FILE_F32, 0, 0, 2, {info->H, info->nq}}, &status);
         if (status != ESA_OK) return status;
     }
     f->entropy = find(f, &(wanted){"entropy", ESA_FILE_F32, 0, 1, 1, {info->H}}, &status);

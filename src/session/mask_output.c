@@ -29,14 +29,14 @@ static int64_t declare(declarer *d, const char *name, int32_t dtype, int32_t ran
 static void declare_all(declarer *d, esa_mask_output *out, const esa_mask_axes *axes)
 {
     const esa_mask_file_info *f = d->info;
-    const int64_t H = f->H, rows[2] = {H, f->nq}, blocks[3] = {H, f->nq, f->nk}, bytes[3] = {H, f->nq, esa_ceil_div(f->nk, 8)};
+    const int64_t H = f->H, rows[2] = {H, f->nq}, blocks[3] = {H, f->nq, f->nk}, fines[3] = {H, f->nq, esa_fine_bytes(f->nk)}, bytes[3] = {H, f->nq, esa_ceil_div(f->nk, 8)};
     const int64_t T = f->steps, Ls = f->stored_layers, Gs = f->stored_groups;
     /* Four-byte tensors first: with the data at a multiple of 64 they are aligned where they lie. */
     if (d->status == ESA_OK) d->status = esa_st_writer_declare(d->writer, "step_group", ESA_FILE_I32, 1, &T);
     if (d->status == ESA_OK) d->status = esa_st_writer_declare(d->writer, "stored_layers", ESA_FILE_I32, 1, &Ls);
     if (d->status == ESA_OK) d->status = esa_st_writer_declare(d->writer, "stored_groups", ESA_FILE_I32, 1, &Gs);
     d->count = 3;
-    out->tensor_importance = out->tensor_rowmax = out->tensor_entropy = -1;
+    out->tensor_importance = out->tensor_fine = out->tensor_rowmax = out->tensor_entropy = -1;
     char name[16];
     if (axes->with_entropy) out->tensor_entropy = declare(d, "entropy", ESA_FILE_F32, 1, &H);
     for (int32_t b = 0; b < f->budget_count; b++) {
@@ -46,6 +46,7 @@ static void declare_all(declarer *d, esa_mask_output *out, const esa_mask_axes *
     if (f->importance == ESA_IMPORTANCE_U8) out->tensor_rowmax = declare(d, "importance.rowmax", ESA_FILE_F32, 2, rows);
     if (f->importance != ESA_IMPORTANCE_NONE)
         out->tensor_importance = declare(d, "importance", f->importance == ESA_IMPORTANCE_U8 ? ESA_FILE_U8 : ESA_FILE_F16, 3, blocks);
+    if (f->importance == ESA_IMPORTANCE_U8) out->tensor_fine = declare(d, "importance.fine", ESA_FILE_U8, 3, fines);
     for (int32_t b = 0; b < f->budget_count; b++) {
         snprintf(name, sizeof name, "mask.%04d.bits", f->budget_permille[b]);
         out->tensor_bits[b] = declare(d, name, ESA_FILE_U8, 3, bytes);
@@ -98,11 +99,13 @@ esa_status esa_mask_output_select(esa_mask_output *out, int64_t index, esa_cell 
     return status;
 }
 
-esa_status esa_mask_output_importance(esa_mask_output *out, int64_t index, const void *importance, const float *rowmax)
+esa_status esa_mask_output_importance(esa_mask_output *out, int64_t index, const void *importance, const uint8_t *fine, const float *rowmax)
 {
     if (out->tensor_importance < 0) return ESA_OK;
     const int64_t rows = out->info.H * out->info.nq, bytes = rows * out->info.nk * (out->info.importance == ESA_IMPORTANCE_U8 ? 1 : 2);
     esa_status status = esa_st_writer_put(out->writer, out->tensor_importance, index * bytes, importance, bytes);
+    const int64_t fine_bytes = rows * esa_fine_bytes(out->info.nk);
+    if (status == ESA_OK && out->tensor_fine >= 0) status = esa_st_writer_put(out->writer, out->tensor_fine, index * fine_bytes, fine, fine_bytes);
     if (status == ESA_OK && out->tensor_rowmax >= 0) status = esa_st_writer_put(out->writer, out->tensor_rowmax, index * rows * 4, rowmax, rows * 4);
     return status;
 }

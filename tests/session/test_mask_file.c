@@ -198,7 +198,7 @@ static void test_importance_values(void **state)
             uint32_t v;
             memcpy(&v, (const uint8_t *)sums.data + 4 * i, 4);
             const double expected = v / 16777216.0;
-            assert_true(fabs(p_out[i] - expected) <= expected * (kind == ESA_IMPORTANCE_U8 ? 0.0294 : 0.0006) + 1e-7);
+            assert_true(fabs(p_out[i] - expected) <= expected * (kind == ESA_IMPORTANCE_U8 ? 0.0073 : 0.0006) + 1e-7);
         }
         esa_mask_file_free(f);
     }
