@@ -15,7 +15,7 @@
 #include <string.h>
 #include "select/ada.h"
 
-enum { G = 8, RUN_ROWS = 64, CHUNK_COLUMNS = 64, CAUSAL_TILE = 1024, WINDOW_BYTES = 48 << 20 };
+enum { G = 8, LONG_RUN = 192, SHORT_RUN = 96, ENOUGH_ITEMS = 32, CHUNK_COLUMNS = 64, CAUSAL_TILE = 1024, WINDOW_BYTES = 48 << 20 };
 
 typedef struct ada_worker {
     char *q;                        /* [8][q_bytes] */
@@ -72,15 +72,18 @@ static void carve(ada_work *w, esa_carve *c, const esa_select_args *a)
     w->rows = esa_ceil_div(a->Nq, G);
     w->columns = esa_ceil_div(a->Nk, G);
     w->rounded = a->params.mode == ESA_MODE_COMPAT_ROUND;
-    w->run = w->rounded ? 1 : esa_max64(1, RUN_ROWS / Rq);
+    w->k_bytes = esa_ceil_div(esa_k_pack_bytes(a->kern, w->columns, a->D), 64) * 64;
+    w->heads = esa_args_window(a, G * w->k_bytes, WINDOW_BYTES, &w->kv_heads);
+    /* Long runs read the packed keys less often; short ones leave work for every thread. Both are whole groups of 6 and of 12
+     * rows. The choice follows from the shape alone, never from the number of threads. */
+    const int64_t rows = w->heads * w->rows / LONG_RUN >= ENOUGH_ITEMS ? LONG_RUN : SHORT_RUN;
+    w->run = w->rounded ? 1 : esa_max64(1, rows / Rq);
     w->run_rows = w->run * Rq;
     const int64_t unit = lcm(nr, Rk);                   /* a chunk holds whole packed panels and whole blocks */
     w->chunk = esa_ceil_div(CHUNK_COLUMNS, unit) * unit;
     w->ld = w->chunk;
     w->all = esa_ceil_div(w->columns, w->chunk) * w->chunk;
     w->q_bytes = esa_ceil_div(esa_q_pack_bytes(a->kern, w->run_rows, a->D), 64) * 64;
-    w->k_bytes = esa_ceil_div(esa_k_pack_bytes(a->kern, w->columns, a->D), 64) * 64;
-    w->heads = esa_args_window(a, G * w->k_bytes, WINDOW_BYTES, &w->kv_heads);
     esa_rules_carve(&w->rules, c, a);
     w->k = esa_carve_take(c, w->kv_heads * G * w->k_bytes);
     /* Sized from the layout, because scratch is also measured without permutations at hand. */

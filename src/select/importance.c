@@ -132,6 +132,11 @@ static void score_item(void *arg, int64_t item, int32_t worker)
     for (int64_t g = 0; g < x->groups; g++) {
         const int64_t row = g * kern->mr, rows = esa_min64(kern->mr, x->rows - row);
         const int64_t at = (head * w->rows + row) * nk + j0;
+        if (limit_of(x, row + rows - 1) <= key0) {      /* samples ascend: none of this group sees the chunk */
+            for (int64_t r = 0; r < rows; r++)
+                for (int64_t j = 0; j < blocks; j++) { w->top[at + r * nk + j] = -INFINITY;  w->sum[at + r * nk + j] = 0.0f; }
+            continue;
+        }
         kern->qk(tile, w->ld, q_group(x, head, g), k, rows, keys, a->D, 1.0f, 0);
         for (int64_t r = 0; r < rows; r++) {
             float *s = tile + r * w->ld;
