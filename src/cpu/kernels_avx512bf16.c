@@ -22,9 +22,7 @@ INLINE __m512i pair_words(const char *row, int64_t d, int64_t D, int32_t dtype)
         return (__m512i)_mm512_cvtne2ps_pbh(v_load_as(row + (d + 16) * size, dtype), v_load_as(row + d * size, dtype));
     }
     uint16_t t[32];
-    for (int64_t i = 0; i < 32; i++)
-        t[i] = d + i >= D ? 0 : dtype == ESA_DTYPE_BF16 ? ((const uint16_t *)(const void *)row)[d + i]
-                                                        : esa_f32_to_bf16(esa_load_f32(row, d + i, dtype));
+    for (int64_t i = 0; i < 32; i++) t[i] = d + i >= D ? 0 : esa_f32_to_bf16(esa_load_f32(row, d + i, dtype));     /* exact for bf16 */
     return _mm512_loadu_si512(t);
 }
 

@@ -31,6 +31,6 @@ const esa_cpu_kernels *esa_cpu_kernels_get(int32_t level)
         if (level != ESA_CPU_BEST) return have >> level & 1 ? table_of(level) : NULL;
     }
     for (level = ESA_CPU_NEON; level > ESA_CPU_REF; level--)
-        if (have >> level & 1) break;
+        if ((have >> level & 1) && (level != ESA_CPU_AVX512BF16 || esa_cpu_bf16_pays())) break;
     return table_of(level);
 }
