@@ -68,7 +68,7 @@ template <class T, int D, class P> static int launch(const ladder_args *a, cudaS
     cudaError_t e = cudaFuncSetAttribute(attn_kernel<T, D, P>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (e != cudaSuccess) return e;
     if (a->count)
-        order_rows<<<a->B * a->H, 512, k.nq * 4, stream>>>(k.next, a->work + 1, a->count, k.nq);
+        order_rows<<<a->B * a->H, 512, (k.nq + 4) * 4, stream>>>(k.next, a->work + 1, a->count, k.nq);  // + 4: the unrolled loop reads ahead
     else if ((e = cudaMemsetAsync(k.next, 0, 4, stream)) != cudaSuccess)
         return e;
 

@@ -26,9 +26,13 @@ struct policy_v4 : policy_v3 {
 struct policy_v5 : policy_v4 {
     static constexpr bool Q_REGS = true;
 };
-// D = 64 only: four consumers that need no turns. 128 stays with v5, whose O alone takes half of 112 registers.
-struct policy_v6 : policy_v1 {
-    static constexpr max_rule RULE = MAX_EXACT;
+// Once Q is in registers, taking turns no longer pays: the same speed within noise, one mechanism less.
+struct policy_v6_128 : policy_v5 {
+    static constexpr bool PINGPONG = false;
+};
+// Four consumers cover for each other. Branches do not pay here, so the rule is eager again. 128 cannot follow: its O alone takes
+// more than half of the 112 registers.
+struct policy_v6_64 : policy_v1 {
     static constexpr bool HALVES = true;
     static constexpr int TEAMS = 2;
     template <int D> static constexpr int STAGES = 6;
@@ -36,6 +40,6 @@ struct policy_v6 : policy_v1 {
 struct policy_v7_128 : policy_v5 {
     static constexpr max_rule RULE = MAX_LAZY;
 };
-struct policy_v7_64 : policy_v6 {
+struct policy_v7_64 : policy_v6_64 {
     static constexpr max_rule RULE = MAX_LAZY;
 };
