@@ -38,13 +38,13 @@ void esa_importance_carve(esa_importance_work *w, esa_carve *carve, const esa_se
     const int64_t threads = esa_pool_threads(a->pool), mr = a->kern->mr, f = (int64_t)sizeof(float);
     w->per_block = samples_of(a, 0);
     w->samples = (a->nq - 1) * w->per_block + samples_of(a, a->nq - 1);
-    const int64_t head_bytes = 2 * f * w->samples * a->nk;
-    if (head_bytes <= STATS_BYTES) {
-        w->heads = esa_min64(a->Hq, esa_max64(1, STATS_BYTES / esa_max64(1, head_bytes)));
+    const int64_t head_bytes = 2 * f * w->samples * a->nk, limit = a->window > 0 ? a->window : STATS_BYTES;
+    if (head_bytes <= limit) {
+        w->heads = esa_min64(a->Hq, limit / head_bytes);
         w->blocks = a->nq;
     } else {
         w->heads = 1;
-        w->blocks = esa_max64(1, STATS_BYTES / (2 * f * w->per_block * a->nk));
+        w->blocks = esa_max64(1, limit / (2 * f * w->per_block * a->nk));
         w->blocks = esa_min64(w->blocks, a->nq);
     }
     w->rows = esa_min64(w->samples, w->blocks * w->per_block);

@@ -30,6 +30,7 @@ const void *esa_args_k(const esa_select_args *args, int64_t b, int64_t h)
 int64_t esa_args_window(const esa_select_args *args, int64_t bytes, int64_t limit, int64_t *kv_heads)
 {
     const int64_t ratio = args->Hq / args->Hkv;
+    if (args->window > 0) limit = args->window;
     int64_t heads = esa_min64(args->Hq, esa_max64(1, limit / esa_max64(1, bytes)));
     if (heads >= ratio) heads = heads / ratio * ratio;  /* whole groups of query heads share their keys */
     *kv_heads = esa_min64(args->Hkv, (heads - 1) / ratio + 1 + (heads < ratio));

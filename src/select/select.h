@@ -18,6 +18,7 @@ typedef struct esa_select_args {
     const void *q, *k;              /* first element of b = 0, h = 0 */
     int64_t q_stride[3], k_stride[3];   /* batch, head, token; elements */
     const int32_t *perm_q, *perm_k; /* [Nq], [Nk]; NULL: identity */
+    int64_t window;                 /* bytes of heads to work on at once; 0: each selector's own measure. Never changes a mask */
 } esa_select_args;
 
 /* Number of blocks of the mask for these params: ceil(N/block), except compat rf_v2 with text, which pools image and text

@@ -1,6 +1,7 @@
 /* test_properties.c - what must hold for every selector: threads, memory order, batch, kv_len, heads, orders, odd input.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "select/world.h"
+#include "attn/attn.h"
 
 static const int32_t selectors[] = { ESA_SELECT_FULL, ESA_SELECT_ENTROPY, ESA_SELECT_RF_V2, ESA_SELECT_ADA_BSA, ESA_SELECT_RANDOM };
 
@@ -148,6 +149,61 @@ static void kv_len_is_truncation(void **state)
             for (int64_t j = 0; j < w.nk; j++)
                 if (a[row * w.nk + j] != (j < nk ? b[row * nk + j] : 0)) fail_msg("kv_len %d is not a truncation: %s", (int)len, w.name);
         free(a);  free(b);
+        world_free(&w);
+    }
+    esa_ctx_free(ctx);
+}
+
+/* Mask bytes of a problem through the internal call, with a given window. */
+static uint8_t *select_in_window(esa_ctx *ctx, const world *w, int64_t window, float *importance)
+{
+    const esa_shapes shapes = esa_shapes_of(&w->q.view, &w->k.view);
+    esa_select_params p;
+    esa_select_args a;
+    assert_int_equal(esa_check_select(ctx, &p, &w->p, w->Nq, w->Nk, w->D), ESA_OK);
+    esa_bind_select(&a, ctx, &shapes, &p, &w->q.view, &w->k.view);
+    const int32_t gathered = !p.layout.order_applied && p.layout.order != ESA_ORDER_RASTER;
+    int32_t *order_q = malloc((size_t)w->Nq * 4), *order_k = malloc((size_t)w->Nk * 4);
+    esa_order_build(order_q, w->Nq, &p.layout, 0, p.mode);
+    esa_order_build(order_k, w->Nk, &p.layout, 1, p.mode);
+    a.perm_q = gathered ? order_q : NULL;
+    a.perm_k = gathered ? order_k : NULL;
+    a.window = window;
+    esa_mask *m = esa_mask_new(&ctx->mem, a.B, a.Hq, a.Nq, a.Nk, a.nq, a.nk, p.block_q, p.block_k);
+    void *ws = aligned_alloc(64, (size_t)(esa_select_workspace(&a) + 63) / 64 * 64);
+    assert_true(m && ws);
+    esa_select_run(&a, m, ws);
+    if (importance) esa_select_importance(&a, importance, NULL, ws);
+    uint8_t *bytes = kit_bytes(m);
+    free(ws);  free(order_q);  free(order_k);
+    esa_mask_free(m);
+    return bytes;
+}
+
+/* Long videos are worked on in windows of heads (and of query blocks); the smallest window gives the same bits. */
+static void windows_do_not_matter(void **state)
+{
+    esa_rng r = { kit_seed("windows_do_not_matter") };
+    esa_ctx *ctx = kit_ctx(2);
+    (void)state;
+    for (int round = 0; round < 60; round++) {
+        world w;
+        world_make(&w, &r, ctx, some_selector(&r), (int32_t)esa_rng_below(&r, 3));
+        suit(&w, ctx);
+        const int32_t entropy = w.p.selector == ESA_SELECT_ENTROPY;
+        const size_t n = (size_t)(w.B * w.Hq * w.nq * w.nk);
+        float *p = malloc(n * 4), *q = malloc(n * 4);
+        uint8_t *want = kit_select_bytes(ctx, &w.q.view, &w.k.view, &w.p);
+        esa_mask *m = kit_select(ctx, &w.q.view, &w.k.view, &w.p);
+        const esa_mask_info f = kit_info(m);
+        uint8_t *a = select_in_window(ctx, &w, 0, entropy ? p : NULL), *b = select_in_window(ctx, &w, 1, entropy ? q : NULL);
+        uint8_t *c = select_in_window(ctx, &w, 40000, NULL);
+        assert_memory_equal(want, a, (size_t)(f.B * f.H * f.nq * f.nk));
+        assert_memory_equal(want, b, (size_t)(f.B * f.H * f.nq * f.nk));
+        assert_memory_equal(want, c, (size_t)(f.B * f.H * f.nq * f.nk));
+        if (entropy) assert_memory_equal(p, q, n * 4);
+        esa_mask_free(m);
+        free(want);  free(a);  free(b);  free(c);  free(p);  free(q);
         world_free(&w);
     }
     esa_ctx_free(ctx);
@@ -375,7 +431,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(same_bits_any_threads), cmocka_unit_test(views_do_not_matter), cmocka_unit_test(kv_len_is_truncation),
-        cmocka_unit_test(exact_mean_budget), cmocka_unit_test(ada_flags), cmocka_unit_test(random_is_uniform),
+        cmocka_unit_test(windows_do_not_matter), cmocka_unit_test(exact_mean_budget), cmocka_unit_test(ada_flags), cmocka_unit_test(random_is_uniform),
         cmocka_unit_test(rf_compat_with_text), cmocka_unit_test(entropy_rounding), cmocka_unit_test(odd_values),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
