@@ -43,6 +43,7 @@ static int32_t step_of(double r)
     return 48 * octave + low + 2;
 }
 
+/* Writes block j; blocks come in ascending order, and the first of four clears their byte. */
 static void put(uint8_t *code, uint8_t *fine, int64_t j, double r)
 {
     uint32_t two = 3;
@@ -52,7 +53,7 @@ static void put(uint8_t *code, uint8_t *fine, int64_t j, double r)
         if (f < 4 * ESA_CODE_LAST) { code[j] = (uint8_t)(f / 4); two = (uint32_t)f % 4; }
         else two = f < 4 * ESA_CODE_LAST + 48 ? 0 : f < 4 * ESA_CODE_LAST + 96 ? 1 : 2;
     }
-    fine[j / 4] = (uint8_t)(fine[j / 4] | two << 2 * (j % 4));
+    fine[j / 4] = (uint8_t)((j % 4 ? fine[j / 4] : 0u) | two << 2 * (j % 4));
 }
 
 uint64_t esa_code_from_sums(uint8_t *code, uint8_t *fine, const uint64_t *sum, int64_t nk)
@@ -60,7 +61,6 @@ uint64_t esa_code_from_sums(uint8_t *code, uint8_t *fine, const uint64_t *sum, i
     uint64_t top = 0;
     for (int64_t j = 0; j < nk; j++)
         if (sum[j] > top) top = sum[j];
-    memset(fine, 0, (size_t)esa_fine_bytes(nk));
     for (int64_t j = 0; j < nk; j++) put(code, fine, j, sum[j] ? (double)sum[j] / (double)top : 0);
     return top;
 }
@@ -70,7 +70,6 @@ float esa_code_from_f32(uint8_t *code, uint8_t *fine, const float *p, int64_t nk
     float top = 0;
     for (int64_t j = 0; j < nk; j++)
         if (p[j] > top) top = p[j];
-    memset(fine, 0, (size_t)esa_fine_bytes(nk));
     for (int64_t j = 0; j < nk; j++) put(code, fine, j, p[j] > 0 && top <= 3.402823466e38f ? (double)p[j] / (double)top : 0);
     return top;
 }

@@ -42,13 +42,21 @@ static esa_status check(esa_ctx *ctx, esa_recording *rec)
     return ESA_OK;
 }
 
-esa_status esa_recording_open(esa_ctx *ctx, esa_recording *rec, const char *path)
+esa_status esa_recording_make(esa_ctx *ctx, esa_recording *rec, esa_tensors *tensors)
 {
     memset(rec, 0, sizeof *rec);
-    esa_status status = esa_st_open(ctx, &rec->tensors, path);
-    if (status == ESA_OK) status = check(ctx, rec);
+    rec->tensors = tensors;
+    const esa_status status = check(ctx, rec);
     if (status != ESA_OK) esa_recording_close(ctx, rec);
     return status;
+}
+
+esa_status esa_recording_open(esa_ctx *ctx, esa_recording *rec, const char *path)
+{
+    esa_tensors *tensors = NULL;
+    memset(rec, 0, sizeof *rec);
+    const esa_status status = esa_st_open(ctx, &tensors, path);
+    return status == ESA_OK ? esa_recording_make(ctx, rec, tensors) : status;
 }
 
 void esa_recording_close(esa_ctx *ctx, esa_recording *rec)

@@ -47,7 +47,9 @@ typedef struct esa_recording {
     int32_t dense_layers;
 } esa_recording;
 
+/* On failure rec is empty; make takes tensors over in any case. */
 esa_status esa_recording_open(esa_ctx *ctx, esa_recording *rec, const char *path);
+esa_status esa_recording_make(esa_ctx *ctx, esa_recording *rec, esa_tensors *tensors);
 void       esa_recording_close(esa_ctx *ctx, esa_recording *rec);
 /* Opens `count` recordings of one run into *out (an array to be given to esa_recordings_close), checks that they agree, and adds up
  * prompts into *info. */
