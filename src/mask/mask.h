@@ -48,7 +48,7 @@ void esa_order_build(int32_t *perm, int64_t N, const esa_layout *layout, int32_t
 /* Same geometry, order, grid and text: a mask made for a may be used where b is wanted. order_applied does not count. */
 int32_t esa_layout_same(const esa_layout *a, const esa_layout *b);
 
-/* Entropy budgets (spec: b_h = clamp(s E_h, b_min, 1), largest remainder): k[H] block counts of nk, sum exact.
+/* Entropy budgets (b_h = clamp(s E_h, b_min, 1), largest remainder): k[H] block counts of nk, sum exact.
  * scratch: H doubles. */
 void esa_budget_entropy(int32_t *k, const double *entropy, int64_t H, int64_t nk, double budget, double *scratch);
 /* Spreads `total` blocks over rows: dense rows take nk each, the others share the rest as evenly as integers allow, each at

@@ -10,7 +10,7 @@
  *
  * fixed: pairs that do not exist (ends of q and k) or are not visible (causal) are left out of x, which is then the mean of the
  * pairs that are left, weighted by how many they are. compat: missing q are zeros, the last klen % 8 keys are not scored, and
- * under causal a row sees all columns up to the end of its tile of 1024 queries (spec: the original has no finer mask). */
+ * under causal a row sees all columns up to the end of its tile of 1024 queries (there is no finer mask in the original). */
 #include <math.h>
 #include <string.h>
 #include "select/ada.h"

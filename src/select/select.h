@@ -22,7 +22,7 @@ typedef struct esa_select_args {
 } esa_select_args;
 
 /* Number of blocks of the mask for these params: ceil(N/block), except compat rf_v2 with text, which pools image and text
- * apart (spec/mindie 2.2). runnable 0: not the kernel's blocks. */
+ * apart. runnable 0: not the kernel's blocks. */
 void esa_select_blocks(const esa_select_params *params, int64_t Nq, int64_t Nk, int64_t *nq, int64_t *nk, int32_t *runnable);
 /* Scratch for esa_select_run with these args (pointers q, k need not be set). */
 int64_t esa_select_workspace(const esa_select_args *args);

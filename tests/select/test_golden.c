@@ -143,7 +143,7 @@ static void rf_keep_counts(void **state)
     esa_ctx_free(ctx);
 }
 
-/* Density of the protected mask lies between the two bounds of the spec; text and first frame are full rows and columns. */
+/* Density of the protected mask lies between what its forced blocks allow; text and first frame are full rows and columns. */
 static void rf_forced_density(void **state)
 {
     static const struct { int t, h, w, text; double s; } table[] = {
