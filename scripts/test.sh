@@ -48,7 +48,7 @@ stage() {   # stage NAME PRESET [ctest arguments]: builds the preset and runs it
 fuzz() {    # each target for fuzz_seconds, two at a time, from the committed seeds; a finding or a crash is a failure
     local start=$SECONDS ok=0 bad=0 remark="" pids=() names=() target name
     printf '==== fuzz, %d s per target\n' "$fuzz_seconds"
-    if ! build fuzz; then note fuzz 0 1 $((SECONDS - start)) "did not build"; return; fi
+    if ! build fuzz fuzzers; then note fuzz 0 1 $((SECONDS - start)) "did not build"; return; fi
     for target in build-fuzz/fuzz_*; do
         { [ -f "$target" ] && [ -x "$target" ]; } || continue
         name=$(basename "$target")
