@@ -44,6 +44,9 @@ int cli_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* The same for the sentence of a failed library call; what names the work ("masks select: reading q"). */
 int cli_fail_esa(const esa_ctx *ctx, esa_status status, const char *what);
 
+/* A context with the default settings and this many threads (0: one per core). CLI_FAILED after one sentence. (machine.c) */
+int cli_ctx_new(esa_ctx **ctx, int64_t threads);
+
 /* ---------------------------------------------------------------- options (option.c) */
 
 enum { CLI_FLAG, CLI_TEXT, CLI_INT, CLI_REAL, CLI_CHOICE, CLI_INTS, CLI_REALS, CLI_CHOICES };

@@ -78,14 +78,11 @@ static esa_status row_once(bench *b, bench_row *r, double *select_seconds, doubl
 static int row_open(bench *b, bench_row *r)
 {
     const esa_tensor *q = &b->q[r->dtype], *k = &b->k[r->dtype];
-    esa_ctx_params params = esa_ctx_params_default();
     esa_shapes shapes = esa_shapes_default();
     esa_attention_params attention = esa_attention_params_default();
     esa_select_params select = esa_select_params_default(r->selector);
     double ignored[2];
-    params.threads = (int32_t)b->threads;
-    esa_status status = esa_ctx_create(&r->ctx, &params);
-    if (status != ESA_OK) return cli_fail_esa(NULL, status, "bench attention: creating a context");
+    if (cli_ctx_new(&r->ctx, b->threads) != CLI_OK) return CLI_FAILED;
     shapes.dtype = r->dtype;
     shapes.B = b->shape.B;
     shapes.Hq = shapes.Hkv = b->shape.H;
@@ -101,7 +98,7 @@ static int row_open(bench *b, bench_row *r)
     select.layout = b->select.layout;
     if (b->samples) select.samples = (int32_t)b->samples;
     if (!select.block_q && r->selector == ESA_SELECT_RANDOM) select.block_q = select.block_k = 128;
-    status = esa_plan_create(r->ctx, &r->plan, &shapes, r->dense ? NULL : &select, &attention);
+    esa_status status = esa_plan_create(r->ctx, &r->plan, &shapes, r->dense ? NULL : &select, &attention);
     if (status == ESA_OK && !r->dense) status = esa_mask_create(r->plan, &r->mask);
     if (status == ESA_OK && !r->dense) status = esa_plan_select(r->plan, r->mask, q, k, NULL);
     /* The first call grows the arena and touches its pages: it warms up and is not counted. */
@@ -176,9 +173,7 @@ static double quick_flops(const bench *b)
     enum { N = 1024 };
     const int64_t H = 4, D = b->shape.D;
     esa_ctx *ctx;
-    esa_ctx_params params = esa_ctx_params_default();
-    params.threads = (int32_t)b->threads;
-    if (esa_ctx_create(&ctx, &params) != ESA_OK) return NAN;
+    if (cli_ctx_new(&ctx, b->threads) != CLI_OK) return NAN;
     esa_tensor t[4];
     double best = NAN;
     int ready = 1;
@@ -393,10 +388,7 @@ int cmd_bench_attention(int argc, char **argv)
         l->text_back_q = (int32_t)(text_back >= 0 ? text_back : grid.count ? 0 : b.shape.text_back);
     }
     esa_ctx *probe;
-    esa_ctx_params params = esa_ctx_params_default();
-    params.threads = (int32_t)b.threads;
-    const esa_status made = esa_ctx_create(&probe, &params);
-    if (made != ESA_OK) return cli_fail_esa(NULL, made, "bench attention: creating a context");
+    if ((status = cli_ctx_new(&probe, b.threads)) != 0) return status;
     cli_blas_open(&b.blas, esa_ctx_threads(probe)); /* sgemm gets as many threads as we take */
     esa_ctx_free(probe);
     status = data_new(&b);

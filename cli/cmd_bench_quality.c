@@ -107,10 +107,7 @@ int cmd_bench_quality(int argc, char **argv)
                              argc, argv, NULL, &done);
     if (status || done) return status;
     if (dim % 2) { cli_fail("bench quality: --dim was given %lld, expected an even number", (long long)dim); return CLI_USAGE; }
-    esa_ctx_params params = esa_ctx_params_default();
-    params.threads = (int32_t)threads;
-    const esa_status made = esa_ctx_create(&u.ctx, &params);
-    if (made != ESA_OK) return cli_fail_esa(NULL, made, "bench quality: creating a context");
+    if ((status = cli_ctx_new(&u.ctx, threads)) != 0) return status;
     for (int i = 0; i < 3; i++) u.grid[i] = (int32_t)grid.whole[i];
     u.seed = (uint64_t)seed;
     esa_tensor *tensors[] = { &u.q, &u.k, &u.v, &u.o, &u.ref };

@@ -165,10 +165,7 @@ int cmd_demo(int argc, char **argv)
     const int64_t N = grid.whole[0] * grid.whole[1] * grid.whole[2];
     demo d = { .grid = { (int32_t)grid.whole[0], (int32_t)grid.whole[1], (int32_t)grid.whole[2] }, .rounds = rounds,
                .seed = (uint64_t)seed, .order = order };
-    esa_ctx_params params = esa_ctx_params_default();
-    params.threads = (int32_t)threads;
-    const esa_status made = esa_ctx_create(&d.ctx, &params);
-    if (made != ESA_OK) return cli_fail_esa(NULL, made, "demo: creating a context");
+    if ((status = cli_ctx_new(&d.ctx, threads)) != 0) return status;
     esa_tensor *tensors[] = { &d.q, &d.k, &d.v, &d.o, &d.ref };
     for (int i = 0; i < 5 && status == CLI_OK; i++) {
         *tensors[i] = data_tensor_new(ESA_DTYPE_F32, 1, heads, N, dim);

@@ -84,10 +84,9 @@ int cmd_doctor(int argc, char **argv)
     if (esa_api_version() != ESA_API_VERSION)
         return cli_fail("this command was built for API version %d but found libesa with version %d", ESA_API_VERSION, (int)esa_api_version());
     esa_ctx *ctx;
+    if ((status = cli_ctx_new(&ctx, threads)) != 0) return status;
     esa_ctx_params params = esa_ctx_params_default();
     params.threads = (int32_t)threads;
-    const esa_status made = esa_ctx_create(&ctx, &params);
-    if (made != ESA_OK) return cli_fail_esa(NULL, made, "doctor: creating a context");
 
     cli_machine m;
     cli_blas blas;

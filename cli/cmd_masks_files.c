@@ -45,9 +45,8 @@ int cmd_masks_derive(int argc, char **argv)
     esa_mask_file_info info;
     esa_mask_build build = esa_mask_build_default();
     info.struct_size = sizeof info;
-    esa_status s = esa_ctx_create(&ctx, NULL);
-    if (s != ESA_OK) return cli_fail_esa(NULL, s, "masks derive: creating a context");
-    s = esa_mask_file_open(ctx, &file, argv[0]);
+    if ((status = cli_ctx_new(&ctx, 0)) != 0) return status;
+    esa_status s = esa_mask_file_open(ctx, &file, argv[0]);
     if (s == ESA_OK) s = esa_mask_file_get_info(file, &info);
     if (s == ESA_OK) {
         build.importance = importance >= 0 ? importance : info.importance;
@@ -88,16 +87,15 @@ int cmd_masks_merge(int argc, char **argv)
     if ((status = need("masks merge", words, 0, "at least 1 recording", out)) != 0) return status;
     esa_ctx *ctx;
     esa_mask_build build = esa_mask_build_default();
-    esa_status s = esa_ctx_create(&ctx, NULL);
-    if (s != ESA_OK) return cli_fail_esa(NULL, s, "masks merge: creating a context");
+    if ((status = cli_ctx_new(&ctx, 0)) != 0) return status;
     build.importance = importance;
     build.budgets = budgets.real;
     build.budget_count = budgets.count;
     build.store_dense = store_dense;
     build.dense_first_layer = (int32_t)first;
     build.warmup_frac = warmup;
-    s = recording ? esa_recording_merge(ctx, out, (const char *const *)argv, words)
-                  : esa_mask_file_build(ctx, out, (const char *const *)argv, words, &build);
+    const esa_status s = recording ? esa_recording_merge(ctx, out, (const char *const *)argv, words)
+                                   : esa_mask_file_build(ctx, out, (const char *const *)argv, words, &build);
     status = finish(ctx, s, "masks merge", out);
     esa_ctx_free(ctx);
     return status;
@@ -155,12 +153,11 @@ int cmd_masks_convert(int argc, char **argv)
     if ((status = need("masks convert", words, 1, "1 file", out)) != 0) return status;
     if ((from < 0) == (to < 0)) { cli_fail("masks convert: give one of --to fa4 and --from fa4"); return CLI_USAGE; }
     esa_ctx *ctx;
-    esa_status s = esa_ctx_create(&ctx, NULL);
-    if (s != ESA_OK) return cli_fail_esa(NULL, s, "masks convert: creating a context");
+    if ((status = cli_ctx_new(&ctx, 0)) != 0) return status;
     if (from >= 0) status = from_fa4(ctx, argv[0], out, &tokens, block, &grid, order, front, back, model);
     else {
         esa_mask_file *file = NULL;
-        s = esa_mask_file_open(ctx, &file, argv[0]);
+        esa_status s = esa_mask_file_open(ctx, &file, argv[0]);
         if (s == ESA_OK) s = esa_mask_file_export_fa4(ctx, out, file, budget);
         status = finish(ctx, s, "masks convert", out);
         esa_mask_file_free(file);

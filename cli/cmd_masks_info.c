@@ -116,10 +116,9 @@ int cmd_masks_info(int argc, char **argv)
     esa_mask_file *file = NULL;
     esa_mask_file_info info;
     info.struct_size = sizeof info;
-    esa_status s = esa_ctx_create(&ctx, NULL);
-    if (s != ESA_OK) return cli_fail_esa(NULL, s, "masks info: creating a context");
+    if ((status = cli_ctx_new(&ctx, 0)) != 0) return status;
     cli_json *json = cli_json_new();
-    s = esa_mask_file_open(ctx, &file, argv[0]);
+    esa_status s = esa_mask_file_open(ctx, &file, argv[0]);
     if (s == ESA_OK) s = esa_mask_file_get_info(file, &info);
     /* The cell is read before anything is printed: a call that fails says one sentence and nothing else. */
     double *figures = NULL;

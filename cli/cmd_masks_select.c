@@ -163,10 +163,7 @@ int cmd_masks_select(int argc, char **argv)
     }
 
     esa_ctx *ctx;
-    esa_ctx_params params = esa_ctx_params_default();
-    params.threads = (int32_t)threads;
-    const esa_status made = esa_ctx_create(&ctx, &params);
-    if (made != ESA_OK) return cli_fail_esa(NULL, made, "masks select: creating a context");
+    if ((status = cli_ctx_new(&ctx, threads)) != 0) return status;
     source q = { 0 }, k = { 0 };
     esa_mask *mask = NULL;
     status = source_open(ctx, &q, q_path, "q", tensor);

@@ -5,6 +5,7 @@
 #include "esa_commit.h"             /* written by the build: ESA_COMMIT */
 
 #include <sched.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/utsname.h>
 #include <time.h>
@@ -41,6 +42,18 @@ void cli_machine_get(cli_machine *m)
     snprintf(m->os, sizeof m->os, "%s%s%.32s %.24s", release, release[0] ? ", " : "", names.sysname, names.machine);
     m->cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : (int)sysconf(_SC_NPROCESSORS_ONLN);
     m->memory_bytes = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
+}
+
+int cli_ctx_new(esa_ctx **ctx, int64_t threads)
+{
+    esa_ctx_params params = esa_ctx_params_default();
+    params.threads = (int32_t)threads;
+    const esa_status status = esa_ctx_create(ctx, &params);
+    if (status == ESA_OK) return CLI_OK;
+    const char *asked = getenv("ESA_CPU");      /* there is no ctx yet that could hold a sentence */
+    if (status == ESA_ERR_UNSUPPORTED && asked)
+        return cli_fail("ESA_CPU is '%s', expected a kernel set of this machine (ref, avx2, avx512, avx512bf16, neon)", asked);
+    return cli_fail("creating a context failed: %s", esa_status_name(status));
 }
 
 const char *cli_commit(void) { return ESA_COMMIT; }

@@ -444,6 +444,10 @@ class Doctor(Base):
         self.assertTrue(data["kernel_sets"][0]["available"])
         self.assertIn(data["machine"]["kernels"], out)
 
+    def test_unknown_kernel_set(self):
+        for command in (["doctor"], ["demo"], ["bench", "attention"], ["masks", "info", "x"]):
+            self.fails(*command, status=1, says=["ESA_CPU", "nonsense", "avx2"], env={"ESA_CPU": "nonsense"})
+
     def test_lowered(self):
         self.assertRegex(self.works("doctor", env={"ESA_CPU": "ref"}), r"kernels +ref \(ESA_CPU=ref\)")
 
