@@ -17,9 +17,8 @@ enum { NQ = 128, NK = 256 };
 
 static double normal(esa_rng *r)
 {
-    double s = 0;
-    for (int i = 0; i < 12; i++) s += (double)esa_rng_unit(r);
-    return s - 6;
+    const uint64_t u = esa_rng_next(r);         /* four uniforms of 16 bits, scaled to variance 1 */
+    return ((double)((u & 65535) + (u >> 16 & 65535) + (u >> 32 & 65535) + (u >> 48)) / 65536 - 2) * 1.7320508;
 }
 
 static esa_mask_file_info describe(int32_t layers, int32_t steps, int64_t H)
@@ -149,19 +148,9 @@ static void test_size(void **state)
     scratch_remove(&s);
 }
 
-enum { COARSE = 100 };                          /* u8 without its two fine bits: what they are for */
-
-/* Kept blocks of masks from exact f32 importance that masks from the file keep too. */
-static double agreement(const char *rec, scratch *s, const esa_mask_file_info *info, const float *exact, double budget, int32_t importance, double *lost)
+/* Kept blocks of masks from exact f32 importance that masks from the file keep too; coarse: from u8 without its two fine bits. */
+static double agreement(esa_mask_file *f, const esa_mask_file_info *info, const float *exact, double budget, int32_t coarse, double *lost)
 {
-    const int32_t coarse = importance == COARSE;
-    if (coarse) importance = ESA_IMPORTANCE_U8;
-    esa_mask_build b = esa_mask_build_default();
-    b.importance = importance;
-    b.store_dense = 1;
-    ok(ctx, esa_mask_file_build(ctx, scratch_path(s, "m"), &rec, 1, &b));
-    esa_mask_file *f;
-    ok(ctx, esa_mask_file_open(ctx, &f, s->path));
     esa_cell cell, other;
     ok(ctx, esa_cell_create(ctx, &cell, info));
     ok(ctx, esa_cell_create(ctx, &other, info));
@@ -201,7 +190,6 @@ static double agreement(const char *rec, scratch *s, const esa_mask_file_info *i
     esa_cell_free(&other);
     free(middle);
     free(bits);
-    esa_mask_file_free(f);
     *lost = (mass_exact - mass_code) / mass_exact;
     return (double)both / (double)kept;
 }
@@ -210,22 +198,32 @@ static double agreement(const char *rec, scratch *s, const esa_mask_file_info *i
  * local along an axis by its strength there), drifting content, noise. gain multiplies the logits. */
 static void video_head(float *q, float *k, const int32_t g[3], int D, const double strength[4], double gain, esa_rng *r)
 {
-    const int P = D / 2, each = P / 3;
-    double wave[32][4];
-    for (int f = 0; f < P; f++)
-        for (int i = 0; i < 4; i++) wave[f][i] = (double)esa_rng_unit(r) * (i < 3 ? 0.6 : 6.28);
+    const int P = D / 2, each = P / 3, share[3] = {P - 2 * each, each, each};
     const double root = sqrt((double)D);
+    static double turn[32][64][2];                          /* cos and sin of pair f at a place of its axis */
+    double wave[32][4], base[32], content[32];
+    int axis_of[32];
+    for (int axis = 0, f = 0; axis < 3; axis++)
+        for (int i = 0; i < share[axis]; i++, f++) {
+            const double speed = pow(10000.0, -(double)i / share[axis]);
+            axis_of[f] = axis;
+            base[f] = speed >= 0.15 ? sqrt(strength[axis] * root / 3) : 0;
+            content[f] = speed < 0.02 ? sqrt(strength[3] * root / 4) : 0;
+            for (int place = 0; place < g[axis]; place++) {
+                turn[f][place][0] = cos(speed * place);
+                turn[f][place][1] = sin(speed * place);
+            }
+            for (int k4 = 0; k4 < 4; k4++) wave[f][k4] = (double)esa_rng_unit(r) * (k4 < 3 ? 0.6 : 6.28);
+        }
     int64_t n = 0;
     for (int t = 0; t < g[0]; t++)
         for (int y = 0; y < g[1]; y++)
             for (int x = 0; x < g[2]; x++, n++)
                 for (int f = 0; f < P; f++) {
-                    const int axis = f < P - 2 * each ? 0 : f < P - each ? 1 : 2, first = axis == 0 ? 0 : axis == 1 ? P - 2 * each : P - each;
-                    const int count = axis == 0 ? P - 2 * each : each;
-                    const double speed = pow(10000.0, -(double)(f - first) / count), place = axis == 0 ? t : axis == 1 ? y : x;
-                    const double base = speed >= 0.15 ? sqrt(strength[axis] * root / 3) : 0;
-                    const double content = speed < 0.02 ? sqrt(strength[3] * root / 4) * cos(wave[f][0] * t + wave[f][1] * y + wave[f][2] * x + wave[f][3]) : 0;
-                    const double c = cos(speed * place), s = sin(speed * place), re = base + content;
+                    const int place = axis_of[f] == 0 ? t : axis_of[f] == 1 ? y : x;
+                    const double c = turn[f][place][0], s = turn[f][place][1];
+                    double re = base[f];
+                    if (content[f] > 0) re += content[f] * cos(wave[f][0] * t + wave[f][1] * y + wave[f][2] * x + wave[f][3]);
                     q[n * D + 2 * f] = (float)(gain * (c * re + 0.3 * normal(r)));
                     q[n * D + 2 * f + 1] = (float)(gain * (s * re + 0.3 * normal(r)));
                     k[n * D + 2 * f] = (float)(c * re + 0.3 * normal(r));
@@ -253,21 +251,35 @@ static void measure(float *out, double gain, uint64_t seed)
     free(k);
 }
 
+static esa_mask_file *open_built(scratch *s, const char *rec, int32_t importance)
+{
+    esa_mask_build b = esa_mask_build_default();
+    b.importance = importance;
+    b.store_dense = 1;
+    ok(ctx, esa_mask_file_build(ctx, scratch_path(s, "m"), &rec, 1, &b));
+    esa_mask_file *f;
+    ok(ctx, esa_mask_file_open(ctx, &f, s->path));
+    return f;
+}
+
+/* Prints the agreement at four budgets; returns the mean of the first three. */
 static double report(const char *name, const char *rec, scratch *s, const esa_mask_file_info *info, const float *exact)
 {
     static const double budgets[] = {0.7, 0.5, 0.3, 0.1};
+    esa_mask_file *coded = open_built(s, rec, ESA_IMPORTANCE_U8), *half = open_built(s, rec, ESA_IMPORTANCE_F16);
     double sum = 0;
     print_message("%-28s", name);
     for (int b = 0; b < 4; b++) {
-        double lost, lost16;
-        const double a = agreement(rec, s, info, exact, budgets[b], ESA_IMPORTANCE_U8, &lost);
-        const double h = agreement(rec, s, info, exact, budgets[b], ESA_IMPORTANCE_F16, &lost16);
-        const double c = agreement(rec, s, info, exact, budgets[b], COARSE, &lost16);
+        double lost, ignored;
+        const double a = agreement(coded, info, exact, budgets[b], 0, &lost);
+        const double h = agreement(half, info, exact, budgets[b], 0, &ignored), c = agreement(coded, info, exact, budgets[b], 1, &ignored);
         print_message("  %.1f: %.2f%% (8 bits alone %.2f%%, f16 %.2f%%; mass lost %.0e)", budgets[b], 100 * a, 100 * c, 100 * h, lost);
         assert_true(lost < 1e-3);
         if (b < 3) sum += a / 3;
     }
     print_message("\n");
+    esa_mask_file_free(coded);
+    esa_mask_file_free(half);
     return sum;
 }
 
