@@ -83,7 +83,7 @@ def _background_words(rng, colour, kind):
         "plain": [f"a plain {colour} background", f"a {colour} background"],
         "striped": [f"a {colour} striped background", f"{colour} stripes"],
         "checkered": [f"a {colour} checkered background", f"a {colour} checkerboard"],
-        "dotted": [f"a {colour} dotted background", f"{colour} with white dots"],
+        "dotted": [f"a {colour} dotted background", f"{colour} with {'grey' if colour == 'white' else 'white'} dots"],
         "gradient": [f"a {colour} gradient background", f"a {colour} gradient"],
         "floor": [f"a {colour} floor"],
     }[kind]
@@ -138,6 +138,14 @@ def make_clip(seed, index):
 
     row = bg_row + objects[0] + (objects[1] if len(objects) > 1 else [0.0] * OBJECT_COLUMNS)
     return Clip(f"{text} {_background_words(rng, bg_colour, bg_kind)}", row)
+
+
+def swap_colours(caption):
+    """The caption with its first and last colour exchanged: wrong for the clip, though all words are the same."""
+    words = caption.split()
+    at = [i for i, w in enumerate(words) if w in COLOURS and words[i + 1:i + 2] != ["dots"]]
+    words[at[0]], words[at[-1]] = words[at[-1]], words[at[0]]
+    return " ".join(words)
 
 
 def _coverage(distance, size):

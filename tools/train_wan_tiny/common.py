@@ -106,6 +106,14 @@ def load_transformer(folder, device):
     return _load(WanTransformer3DModel, Path(folder) / "transformer", device)
 
 
+def same_shape(model):
+    """A new model with the same configuration. diffusers' from_config() replaces values that were defaults when the
+    model was built, even if they were registered anew since (the latent statistics!), so it gets the plain values."""
+    if hasattr(type(model), "from_config"):
+        return type(model).from_config({k: v for k, v in model.config.items() if not k.startswith("_")})
+    return type(model)(model.config)
+
+
 def save_half(model, folder):
     """Write config and weights in f16. Its rounding (2^-11 relative) is far below one optimiser step, so
     these files serve as restart points as well as for the release; f16 keeps three bits more than bf16
@@ -116,8 +124,8 @@ def save_half(model, folder):
     for name, value in state.items():
         if not torch.isfinite(value).all():
             raise SystemExit(f"{folder.name}: {name} does not fit f16")
-    copy = type(model).from_config(model.config) if hasattr(type(model), "from_config") else type(model)(model.config)
-    copy.half().load_state_dict(state)
+    copy = same_shape(model).half()
+    copy.load_state_dict(state)
     copy.save_pretrained(folder, max_shard_size="15MB")
 
 

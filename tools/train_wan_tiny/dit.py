@@ -21,14 +21,15 @@ from diffusers import UniPCMultistepScheduler, WanTransformer3DModel
 from transformers import UMT5Config, UMT5EncoderModel
 
 import tokenizer as tokenizer_step
-from clips import make_clip, render
+from clips import make_clip, render, swap_colours
 from common import (DIT_CONFIG, EVAL_PROMPTS, HELD_OUT_SEED, TEXT_CONFIG, Average, Log, contact_sheet, decode, encode,
-                    learning_rate, load_transformer, load_vae, save_half)
+                    learning_rate, load_transformer, load_vae, same_shape, save_half)
 from optim import MuonAdam, split_parameters
 
 TEXT_ROWS = 512      # WanPipeline's default max_sequence_length
 CAPTION_TOKENS = 32  # no caption of the grammar is longer
 SHIFT = 3.0          # of the noise schedule, in training and in the exported scheduler
+NEIGHBOURS = [(1, -1, 2), (1, -2, 3)]  # for each layer of the text encoder, the distance each head starts with
 
 
 def parse_arguments():
@@ -54,6 +55,8 @@ def parse_arguments():
     p.add_argument("--guidance", type=float, default=4.0)
     p.add_argument("--prompts", type=int, default=len(EVAL_PROMPTS), help="how many to draw at the end")
     p.add_argument("--fresh", action="store_true", help="begin anew even if the folder holds a transformer")
+    p.add_argument("--favour-neighbours", action="store_true",
+                   help="give a continued text encoder the word-order bias that a new one starts with")
     p.add_argument("--no-compile", action="store_true")
     return p.parse_args()
 
@@ -83,6 +86,20 @@ def initialise(net):
     return net
 
 
+def favour_neighbours(text_encoder, strength=4.0):
+    """Let each head of the text encoder start by looking at one neighbour (the next word, the one before, ...).
+
+    T5 knows word order only through a learned bias for each distance, which starts near zero. Trained from
+    there, a run of 2,600 steps still took a caption as a bag of words: exchanging the colours of object and
+    background changed nothing. A colour must know its noun, and that is nearly always a word or two away.
+    """
+    for block, distances in zip(text_encoder.encoder.block, NEIGHBOURS):
+        bias = block.layer[0].SelfAttention.relative_attention_bias.weight.data
+        half = bias.shape[0] // 2  # the first half of the buckets is for words before, the second for words after
+        for head, distance in enumerate(distances):
+            bias[half + distance if distance > 0 else -distance, head] += strength
+
+
 def load_or_make(folder, tokenizer, fresh, device, config=DIT_CONFIG):
     folder = Path(folder)
     if (folder / "transformer").is_dir() and not fresh:
@@ -90,6 +107,7 @@ def load_or_make(folder, tokenizer, fresh, device, config=DIT_CONFIG):
         return load_transformer(folder, device), text, "continued"
     vocabulary = -(-len(tokenizer) // 8) * 8
     text = UMT5EncoderModel(UMT5Config(vocab_size=vocabulary, **TEXT_CONFIG)).to(device)
+    favour_neighbours(text)
     return initialise(WanTransformer3DModel(**config).to(device)), text, "new"
 
 
@@ -185,16 +203,17 @@ class Trainer:
         self.args, self.device = args, device
         self.tokenizer = tokenizer_step.load(Path(args.init) / "tokenizer")
         self.net, self.text, origin = load_or_make(args.init, self.tokenizer, args.fresh, device)
-        copies = (WanTransformer3DModel.from_config(self.net.config).to(device),
-                  UMT5EncoderModel(self.text.config).to(device))
-        self.average = Average(self.net, copies[0], args.average)
-        self.text_average = Average(self.text, copies[1], args.average)
+        if args.favour_neighbours and origin == "continued":
+            favour_neighbours(self.text)
+        self.average = Average(self.net, same_shape(self.net).to(device), args.average)
+        self.text_average = Average(self.text, same_shape(self.text).to(device), args.average)
         self.vae = load_vae(args.init, device).requires_grad_(False).eval()
         start = time.time()
         self.latents, captions = make_latents(self.vae, args.seed, args.clips, args.size, args.frames, device)
         self.held_out, held_captions = make_latents(self.vae, HELD_OUT_SEED, 64, args.size, args.frames, device)
         self.ids = tokenize(self.tokenizer, captions, device)
         self.held_ids = tokenize(self.tokenizer, held_captions, device)
+        self.swapped_ids = tokenize(self.tokenizer, [swap_colours(c) for c in held_captions], device)
         self.empty = tokenize(self.tokenizer, [""], device)
         matrices, others = split_parameters(self.net, self.text)
         self.parameters = matrices + others
@@ -238,14 +257,15 @@ class Trainer:
         return loss.detach()
 
     @torch.no_grad()
-    def held_out_loss(self):
-        """Of the averaged weights, always with the same noise and noise levels."""
+    def held_out_loss(self, ids):
+        """Of the averaged weights, always with the same noise and noise levels. `ids` may be other captions than
+        the clips' own: what the loss gains by the right ones is what the model has understood of them."""
         generator, losses = torch.Generator().manual_seed(5), []
         for i in range(0, len(self.held_out), 16):
             latents = self.held_out[i:i + 16].float()
             noise = torch.randn(latents.shape, generator=generator).to(self.device)
             sigma = shifted((torch.arange(len(latents), device=self.device) + 0.5) / len(latents))
-            text = encode_text(self.text_average.copy, self.held_ids[i:i + 16])
+            text = encode_text(self.text_average.copy, ids[i:i + 16])
             losses.append(flow_loss(self.average.copy, latents, text, noise, sigma))
         return torch.cat(losses).mean().item()
 
@@ -290,7 +310,9 @@ def main():
                 trainer.save()
                 saved = time.time()
     trainer.save()
-    log(event="end", steps=step, clips_seen=step * args.batch, held_out_loss=trainer.held_out_loss())
+    log(event="end", steps=step, clips_seen=step * args.batch, held_out_loss=trainer.held_out_loss(trainer.held_ids),
+        colours_swapped=trainer.held_out_loss(trainer.swapped_ids),
+        no_caption=trainer.held_out_loss(trainer.empty.expand(len(trainer.held_ids), -1)))
     trainer.draw(Path(args.out) / f"dit_{args.size}.png")
 
 

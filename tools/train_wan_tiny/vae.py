@@ -8,7 +8,6 @@ held-out clips. `--decoder-only` improves the pictures while the latents stay wh
 transformer trained on them still fits.
 """
 import argparse
-import json
 import random
 import time
 from pathlib import Path
@@ -18,7 +17,7 @@ from diffusers import AutoencoderKLWan
 
 from clips import FRAMES, SIZE, make_clip, render
 from common import (HELD_OUT_SEED, VAE_CONFIG, Average, Log, contact_sheet, decode, enable_whole_clip, encode,
-                    learning_rate, load_vae, psnr, save_half)
+                    learning_rate, load_vae, psnr, same_shape, save_half)
 
 
 def parse_arguments():
@@ -26,7 +25,8 @@ def parse_arguments():
     p.add_argument("--out", required=True, help="stage folder to write")
     p.add_argument("--init", help="folder to start from (a stage or the exported model)")
     p.add_argument("--minutes", type=float, default=6)
-    p.add_argument("--steps", type=int, default=10**9, help="stop after so many steps even if time is left")
+    p.add_argument("--steps", type=int, default=10**9, help="stop after so many steps even if time is left; 0 only "
+                   "measures, and writes the latent statistics")
     p.add_argument("--seed", type=int, default=1, help="clips of this stage")
     p.add_argument("--lr", type=float, default=2e-3)
     p.add_argument("--batch", type=int, default=32)
@@ -61,7 +61,7 @@ class Trainer:
         if args.decoder_only:
             self.vae.encoder.requires_grad_(False)
             self.vae.quant_conv.requires_grad_(False)
-        copy = enable_whole_clip(AutoencoderKLWan.from_config(self.vae.config)).to(device)
+        copy = enable_whole_clip(same_shape(self.vae)).to(device)
         self.average = Average(self.vae, copy, decay=0.998)
         self.encoder, self.decoder = self.vae.encoder, self.vae.decoder
         self.layout = torch.contiguous_format
@@ -183,7 +183,7 @@ def main():
     trainer = Trainer(args, device)
     log(event="start", parameters=sum(p.numel() for p in trainer.vae.parameters()), seed=args.seed,
         init=args.init or "random", device=str(device))
-    if device.type == "cuda":
+    if device.type == "cuda" and args.steps:
         trainer.choose_speed(log)
     step, total, budget = 0, torch.zeros(2, device=device), args.minutes * 60
     every = 100 if device.type == "cuda" else 5
@@ -209,8 +209,8 @@ def main():
         rows += [video, output]
         titles += [f"original: {caption}", f"decoded: {psnr(output[None], video[None]).item():.1f} dB"]
     contact_sheet(Path(args.out) / "vae.png", rows, titles)
-    print(json.dumps(dict(latents_mean=list(trainer.average.copy.config.latents_mean),
-                          latents_std=list(trainer.average.copy.config.latents_std))))
+    config = trainer.average.copy.config
+    log(event="latent statistics", mean=list(config.latents_mean), std=list(config.latents_std))
 
 
 if __name__ == "__main__":
