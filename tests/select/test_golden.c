@@ -147,7 +147,8 @@ static void rf_keep_counts(void **state)
 static void rf_forced_density(void **state)
 {
     static const struct { int t, h, w, text; double s; } table[] = {
-        { 3, 40, 80, 0, 0.8 }, { 3, 40, 80, 256, 0.5 }, { 3, 30, 52, 0, 0.5 }, { 3, 30, 52, 256, 0.9 }, { 2, 21, 32, 100, 0.8 }, { 4, 16, 16, 0, 0.9 } };
+        { 3, 40, 80, 0, 0.8 }, { 3, 40, 80, 256, 0.5 }, { 3, 30, 52, 0, 0.5 }, { 3, 30, 52, 256, 0.9 }, { 2, 21, 32, 100, 0.8 }, { 4, 16, 16, 0, 0.9 },
+        { 21, 30, 52, 0, 0.8 }, { 21, 45, 80, 0, 0.8 }, { 21, 45, 80, 0, 0.64 } };
     esa_ctx *ctx = kit_ctx(2);
     (void)state;
     for (size_t c = 0; c < sizeof table / sizeof *table; c++) {
