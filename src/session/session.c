@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stddef.h>
 #include <string.h>
+#include "io/json.h"
 
 /* The layout a binding sees; a change here is a change of the ABI. */
 _Static_assert(offsetof(esa_session_params, warmup_frac) == 32 && offsetof(esa_session_params, min_tokens) == 40 &&
@@ -25,6 +26,17 @@ esa_session_params esa_session_params_default(void)
     p.select = esa_select_params_default(ESA_SELECT_ENTROPY);
     p.attention = esa_attention_params_default();
     return p;
+}
+
+/* NULL, or UTF-8 of at most room - 1 bytes: what a file can hold. Told now, not after hours of recording. */
+static int fits_file(const char *text, size_t room)
+{
+    if (!text) return 1;
+    const char *const end = text + strlen(text);
+    if ((size_t)(end - text) >= room) return 0;
+    for (int n; text < end; text += n)
+        if (!(n = esa_utf8_length(text, end))) return 0;
+    return 1;
 }
 
 static esa_status check_params(esa_ctx *ctx, const esa_session_params *p)
@@ -50,8 +62,8 @@ static esa_status check_params(esa_ctx *ctx, const esa_session_params *p)
     for (int32_t i = 0; i < p->dense_layer_count; i++)
         if (p->dense_layers[i] < 0 || p->dense_layers[i] >= p->layers)
             return esa_fail(ctx, ESA_ERR_ARGUMENT, "dense layer %d was listed, the model has layers 0 to %d", p->dense_layers[i], p->layers - 1);
-    if ((p->model && strlen(p->model) >= sizeof ((esa_mask_file_info *)0)->model) || (p->config_hash && strlen(p->config_hash) >= sizeof ((esa_mask_file_info *)0)->config_hash))
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "the model's name or configuration hash is longer than %d or %d bytes", 127, 79);
+    if (!fits_file(p->model, sizeof ((esa_session *)0)->model) || !fits_file(p->config_hash, sizeof ((esa_session *)0)->config_hash))
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "the model's name or configuration hash is longer than %d or %d bytes, or not UTF-8", 127, 79);
     if ((p->mode == ESA_SESSION_ONLINE || p->mode == ESA_SESSION_RECORD) && p->select.causal != p->attention.causal)
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "causal is %d for selection and %d for attention, they must agree", p->select.causal, p->attention.causal);
     if (p->mode == ESA_SESSION_RECORD && (p->select.selector != ESA_SELECT_ENTROPY || p->select.causal))

@@ -297,6 +297,53 @@ static void test_cached_equals_online(void **state)
     scratch_remove(&s);
 }
 
+/* Tokens that already stand in the file's order, and tokens the library gathers: the same numbers. */
+static void test_order_applied(void **state)
+{
+    (void)state;
+    scratch s = scratch_make(), t = s;
+    mini m = mini_make(2, 2, 1, 1);
+    esa_session_params p = mini_params(&m, ESA_SESSION_RECORD);
+    p.select.layout.order = ESA_ORDER_HILBERT;
+    record(&m, &p, scratch_path(&s, "rec"));
+    const char *rec[] = {scratch_path(&s, "rec")};
+    esa_mask_build b = build_of(ESA_IMPORTANCE_U8, 1);
+    ok(ctx, esa_mask_file_build(ctx, scratch_path(&t, "m"), rec, 1, &b));
+    esa_mask_file *f = open_file(scratch_path(&t, "m"));
+    int32_t perm[240];
+    ok(ctx, esa_order(ctx, perm, 240, &p.select.layout, 0, ESA_MODE_FIXED));
+    const mini_views v = mini_view(&m);
+    const int64_t n = mini_size(&m);
+    float *given = malloc((size_t)(3 * n) * 4), *expected = malloc((size_t)n * 4);
+    for (int applied = 0; applied < 2; applied++) {
+        p = mini_params(&m, ESA_SESSION_CACHED);
+        p.masks = f;
+        p.select.budget = 0.5;
+        p.select.layout.order_applied = applied;
+        esa_session *x;
+        ok(ctx, esa_session_create(ctx, &x, &p));
+        ok(ctx, esa_session_begin(x));
+        ok(ctx, esa_session_step(x, 1, 0));
+        mini_fill(&m, 1, 1, 0);
+        float *part[3] = {m.q, m.k, m.v};
+        for (int k = 0; applied && k < 3; k++) {
+            memcpy(given, part[k], (size_t)n * 4);
+            for (int64_t h = 0; h < m.H; h++)
+                for (int64_t i = 0; i < m.N; i++) memcpy(part[k] + (h * m.N + i) * m.D, given + (h * m.N + perm[i]) * m.D, (size_t)m.D * 4);
+        }
+        ok(ctx, esa_session_attention(x, 1, ESA_CALL_SELF, &v.q, &v.k, &v.v, &v.o, NULL));
+        if (!applied) memcpy(expected, m.o, (size_t)n * 4);
+        for (int64_t h = 0; applied && h < m.H; h++)
+            for (int64_t i = 0; i < m.N; i++) assert_memory_equal(expected + (h * m.N + perm[i]) * m.D, m.o + (h * m.N + i) * m.D, m.D * 4);
+        esa_session_free(x);
+    }
+    free(given);
+    free(expected);
+    esa_mask_file_free(f);
+    mini_free(&m);
+    scratch_remove(&s);
+}
+
 static void test_step_maps(void **state)
 {
     (void)state;
@@ -793,7 +840,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_derived_equals_prebuilt), cmocka_unit_test(test_importance_values), cmocka_unit_test(test_cached_run),
-        cmocka_unit_test(test_cached_equals_online), cmocka_unit_test(test_step_maps), cmocka_unit_test(test_mismatches),
+        cmocka_unit_test(test_cached_equals_online), cmocka_unit_test(test_order_applied), cmocka_unit_test(test_step_maps), cmocka_unit_test(test_mismatches),
         cmocka_unit_test(test_build_refusals), cmocka_unit_test(test_fa4), cmocka_unit_test(test_save), cmocka_unit_test(test_corruption),
         cmocka_unit_test(test_failures)};
     return cmocka_run_group_tests(tests, setup, teardown);

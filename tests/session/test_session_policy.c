@@ -318,6 +318,7 @@ static void test_refusals(void **state)
     memset(name, 'x', sizeof name);
     name[299] = 0;
     REFUSED(p.model = name, ESA_ERR_ARGUMENT, "longer");
+    REFUSED(p.model = "\xff", ESA_ERR_ARGUMENT, "UTF-8");
 #undef REFUSED
     assert_refused(ctx, esa_session_create(ctx, &s, NULL), ESA_ERR_ARGUMENT, "params", NULL);
     esa_session_params p = mini_params(&m, ESA_SESSION_ONLINE);
