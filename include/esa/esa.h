@@ -194,7 +194,8 @@ typedef struct esa_select_params {
     int32_t  branch;                /* seeds RANDOM together with seed; otherwise unused */
     uint64_t seed;                  /* RANDOM */
     const int32_t *kv_len;          /* int32[B] on the tensors' device, or NULL = Nk: keys beyond it do not exist.
-                                       Read at every call; the caller keeps it alive */
+                                       Read at every call; the caller keeps it alive. Under an order that is not yet
+                                       applied it may only cut text at the end */
     esa_layout layout;
     int64_t  reserved[4];
 } esa_select_params;

@@ -10,7 +10,7 @@ static esa_status attention_inside(esa_ctx *ctx, const esa_qkvo *t, const esa_ma
     if ((status = esa_check_qkvo(ctx, t))) return status;
     const esa_shapes s = esa_shapes_of(t->q, t->k);
     if ((status = esa_check_attention(ctx, &p, params, s.D))) return status;
-    if ((status = esa_check_kv_len(ctx, p.kv_len, s.B, s.Nk))) return status;
+    if ((status = esa_check_kv_len(ctx, p.kv_len, s.B, s.Nk, mask ? &mask->layout : NULL, mask ? mask->mode : 0))) return status;
     if (mask && (status = esa_check_mask(ctx, mask, s.B, s.Hq, s.Nq, s.Nk, p.causal))) return status;
 
     esa_attn_args args;
@@ -51,7 +51,7 @@ static esa_status select_prepare(esa_ctx *ctx, esa_select_args *args, void **ws,
     if ((status = esa_check_qk(ctx, q, k))) return status;
     const esa_shapes s = esa_shapes_of(q, k);
     if ((status = esa_check_select(ctx, &p, params, s.Nq, s.Nk, s.D))) return status;
-    if ((status = esa_check_kv_len(ctx, p.kv_len, s.B, s.Nk))) return status;
+    if ((status = esa_check_kv_len(ctx, p.kv_len, s.B, s.Nk, &p.layout, p.mode))) return status;
     esa_bind_select(args, ctx, &s, &p, q, k);
     int32_t *perm_q, *perm_k;
     esa_carve carve = { NULL, 0 };
@@ -122,7 +122,7 @@ esa_status esa_mask_mass(esa_ctx *ctx, double *mass, const esa_mask *mask, const
     else if (row_step < 1) status = esa_fail(ctx, ESA_ERR_ARGUMENT, "row_step is %d, expected at least 1", (int)row_step);
     if (!status) status = esa_check_qk(ctx, q, k);
     if (!status) status = esa_check_attention(ctx, &p, params, q->dim[3]);
-    if (!status) status = esa_check_kv_len(ctx, p.kv_len, q->dim[0], k->dim[2]);
+    if (!status) status = esa_check_kv_len(ctx, p.kv_len, q->dim[0], k->dim[2], &mask->layout, mask->mode);
     if (!status) status = esa_check_mask(ctx, mask, q->dim[0], q->dim[1], q->dim[2], k->dim[2], p.causal);
     if (!status) {
         const esa_shapes s = esa_shapes_of(q, k);

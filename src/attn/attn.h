@@ -30,7 +30,8 @@ esa_status esa_check_qk(esa_ctx *ctx, const esa_tensor *q, const esa_tensor *k);
 esa_status esa_check_qkvo(esa_ctx *ctx, const esa_qkvo *t);
 esa_status esa_check_shapes(esa_ctx *ctx, const esa_shapes *shapes);
 esa_status esa_check_against_shapes(esa_ctx *ctx, const esa_tensor *t, const esa_shapes *shapes, const char *name, int64_t H, int64_t N);
-esa_status esa_check_kv_len(esa_ctx *ctx, const int32_t *kv_len, int64_t B, int64_t Nk);
+/* layout NULL: no order is involved (dense). */
+esa_status esa_check_kv_len(esa_ctx *ctx, const int32_t *kv_len, int64_t B, int64_t Nk, const esa_layout *layout, int32_t mode);
 /* Checks and resolves params: block sizes, scale, layout. in NULL: the defaults. */
 esa_status esa_check_select(esa_ctx *ctx, esa_select_params *out, const esa_select_params *in, int64_t Nq, int64_t Nk, int64_t D);
 esa_status esa_check_attention(esa_ctx *ctx, esa_attention_params *out, const esa_attention_params *in, int64_t D);

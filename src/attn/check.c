@@ -157,11 +157,20 @@ esa_status esa_check_against_shapes(esa_ctx *ctx, const esa_tensor *t, const esa
     return ESA_OK;
 }
 
-esa_status esa_check_kv_len(esa_ctx *ctx, const int32_t *kv_len, int64_t B, int64_t Nk)
+esa_status esa_check_kv_len(esa_ctx *ctx, const int32_t *kv_len, int64_t B, int64_t Nk, const esa_layout *layout, int32_t mode)
 {
-    for (int64_t b = 0; kv_len && b < B; b++)
+    if (!kv_len) return ESA_OK;
+    /* Lengths are counted in the sequence as given; an order that moves tokens must not move any across the cut. */
+    int64_t least = 0;
+    if (layout && !layout->order_applied && !esa_order_is_identity(layout, 1, mode))
+        least = mode != ESA_MODE_FIXED && layout->text_front_k ? Nk : Nk - layout->text_back_k;
+    for (int64_t b = 0; b < B; b++) {
         if (kv_len[b] < 0 || kv_len[b] > Nk)
             return esa_fail(ctx, ESA_ERR_ARGUMENT, "kv_len[%lld] is %d, expected 0 .. %lld", LL(b), (int)kv_len[b], LL(Nk));
+        if (kv_len[b] < least)
+            return esa_fail(ctx, ESA_ERR_UNSUPPORTED, "kv_len[%lld] is %d and cuts into tokens that the order moves (it may cut text at the end, from %lld on): "
+                            "use raster order, or tensors that already stand in their order (order_applied)", LL(b), (int)kv_len[b], LL(least));
+    }
     return ESA_OK;
 }
 

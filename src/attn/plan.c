@@ -138,7 +138,7 @@ static esa_status select_inside(const esa_plan *plan, esa_mask *mask, const esa_
     if (!plan->has_select) return esa_fail(ctx, ESA_ERR_STATE, "this plan has no selector");
     if (!mask) return esa_fail(ctx, ESA_ERR_ARGUMENT, "mask is NULL");
     if ((status = esa_check_against_shapes(ctx, q, s, "q", s->Hq, s->Nq)) || (status = esa_check_against_shapes(ctx, k, s, "k", s->Hkv, s->Nk)) ||
-        (status = esa_check_kv_len(ctx, plan->select.kv_len, s->B, s->Nk))) return status;
+        (status = esa_check_kv_len(ctx, plan->select.kv_len, s->B, s->Nk, &plan->select.layout, plan->select.mode))) return status;
     if (mask->B != s->B || mask->H != s->Hq || mask->nq != plan->nq || mask->nk != plan->nk || mask->cap < plan->nk)
         return esa_fail(ctx, ESA_ERR_SHAPE, "the mask has %lld x %lld x %lld x %lld blocks, the plan makes %lld x %lld x %lld x %lld", (long long)mask->B,
                         (long long)mask->H, (long long)mask->nq, (long long)mask->nk, (long long)s->B, (long long)s->Hq, (long long)plan->nq, (long long)plan->nk);
@@ -167,7 +167,7 @@ static esa_status attention_inside(const esa_plan *plan, const esa_mask *mask, c
     esa_ctx *ctx = plan->ctx;
     const esa_shapes *s = &plan->shapes;
     if ((status = esa_check_against_shapes(ctx, t->q, s, "q", s->Hq, s->Nq)) || (status = esa_check_against_shapes(ctx, t->k, s, "k", s->Hkv, s->Nk)) ||
-        (status = esa_check_qkvo(ctx, t)) || (status = esa_check_kv_len(ctx, plan->attention.kv_len, s->B, s->Nk))) return status;
+        (status = esa_check_qkvo(ctx, t)) || (status = esa_check_kv_len(ctx, plan->attention.kv_len, s->B, s->Nk, mask ? &mask->layout : NULL, mask ? mask->mode : 0))) return status;
     if (mask && (status = esa_check_mask(ctx, mask, s->B, s->Hq, s->Nq, s->Nk, plan->attention.causal))) return status;
     if (mask && plan->has_select && (mask->block_q != plan->select.block_q || mask->block_k != plan->select.block_k ||
                                      mask->mode != plan->select.mode || !esa_layout_same(&mask->layout, &plan->select.layout)))

@@ -39,7 +39,7 @@ uint32_t esa_cpu_detect(void)
  * with 16 cores at 148 GFLOP/s where f32 ran at 233 (docs/speed.md). */
 int32_t esa_cpu_bf16_pays(void)
 {
-    uint32_t a, b, c, d;
+    uint32_t a = 0, b = 0, c = 0, d = 0;
     return __get_cpuid(0, &a, &b, &c, &d) && b == signature_AMD_ebx && d == signature_AMD_edx && c == signature_AMD_ecx;
 }
 #elif defined(__aarch64__)

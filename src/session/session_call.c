@@ -97,7 +97,7 @@ static esa_status measure(const call *c, const esa_session_plan *e, esa_mask *ma
     esa_status status = esa_ctx_enter(ctx);
     if (status != ESA_OK) return status;
     void *ws = NULL;
-    status = esa_check_kv_len(ctx, p->select.kv_len, p->shapes.B, p->shapes.Nk);
+    status = esa_check_kv_len(ctx, p->select.kv_len, p->shapes.B, p->shapes.Nk, &p->select.layout, p->select.mode);
     if (status == ESA_OK) status = esa_ctx_scratch(ctx, &ws, p->workspace);
     if (status == ESA_OK) {
         esa_select_args args;

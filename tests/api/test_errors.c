@@ -155,6 +155,16 @@ static void test_select_params(void **state)
     EXPECT_SELECT(p.layout.grid_q[0] = 2; p.layout.grid_q[1] = 3; p.layout.grid_q[2] = 4, ESA_ERR_SHAPE, "2x3x4");
     EXPECT_SELECT(p.layout.order = ESA_ORDER_HILBERT, ESA_ERR_ARGUMENT, "grid");
     EXPECT_SELECT(p.selector = ESA_SELECT_RF_V2; p.mode = ESA_MODE_COMPAT, ESA_ERR_ARGUMENT, "grid");
+    /* A length that cuts into tokens which the order moves; cutting only the text behind them is fine. */
+    const int32_t cut[1] = { 31 }, text_only[1] = { 33 };
+    EXPECT_SELECT(p.layout.order = ESA_ORDER_HILBERT; p.layout.grid_q[0] = 2; p.layout.grid_q[1] = 4; p.layout.grid_q[2] = 4; p.layout.text_back_q = 8;
+                  p.kv_len = cut, ESA_ERR_UNSUPPORTED, "kv_len[0] is 31");
+    esa_select_params fine = esa_select_params_default(ESA_SELECT_ENTROPY);
+    fine.layout.order = ESA_ORDER_HILBERT;
+    fine.layout.grid_q[0] = 2; fine.layout.grid_q[1] = fine.layout.grid_q[2] = 4; fine.layout.text_back_q = 8;
+    fine.kv_len = text_only;
+    assert_int_equal(esa_select(f.ctx, &mask, &f.q, &f.k, &fine), ESA_OK);
+    esa_mask_free(mask);
     expect(&f, esa_select(f.ctx, NULL, &f.q, &f.k, NULL), ESA_ERR_ARGUMENT, "mask is NULL");
     expect(&f, esa_importance(f.ctx, NULL, NULL, &f.q, &f.k, NULL), ESA_ERR_ARGUMENT, "out is NULL");
     double mass[H];

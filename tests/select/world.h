@@ -134,7 +134,11 @@ static inline void world_make(world *w, esa_rng *r, esa_ctx *ctx, int32_t select
     w->q = kit_random(r, dtype, w->B, w->Hq, w->Nq, w->D, (int32_t)esa_rng_below(r, 2), spread);
     w->k = kit_random(r, dtype, w->B, w->Hkv, w->Nk, w->D, (int32_t)esa_rng_below(r, 2), spread);
     const int32_t cut = esa_rng_below(r, 2) == 0;
-    for (int64_t b = 0; b < w->B; b++) w->kv_len[b] = cut ? (int32_t)esa_rng_below(r, (uint32_t)w->Nk + 1) : (int32_t)w->Nk;
+    /* A length may not cut into tokens that the order moves (the library refuses it). */
+    const int32_t moves = !l->order_applied && (l->order != ESA_ORDER_RASTER || (selector == ESA_SELECT_RF_V2 && mode != ESA_MODE_FIXED));
+    const int32_t least = !moves ? 0 : mode != ESA_MODE_FIXED && l->text_front_k ? (int32_t)w->Nk : (int32_t)w->Nk - l->text_back_k;
+    for (int64_t b = 0; b < w->B; b++)
+        w->kv_len[b] = cut ? least + (int32_t)esa_rng_below(r, (uint32_t)(w->Nk - least) + 1) : (int32_t)w->Nk;
     if (cut) w->p.kv_len = w->kv_len;
     w->order_q = malloc((size_t)w->Nq * 4);
     w->order_k = malloc((size_t)w->Nk * 4);
