@@ -6,8 +6,8 @@
 The clips of a stage are rendered and encoded once, then kept on the device. A first stage at half size learns
 words, colours and motions about eight times as fast per clip; the later ones learn the full size.
 
-The small UMT5 encoder is trained along, not frozen: its cost is lost beside the transformer's, and the
-transformer need not learn to undo a random mixture of the words.
+The small UMT5 encoder (see text.py) is trained along, not frozen: its cost is lost beside the transformer's, and
+its states then say what the transformer needs.
 
 Prompts are treated exactly as WanPipeline does: rows past the prompt are zero, the transformer attends all
 512 rows without a mask, and "no prompt" is the empty string.
@@ -18,24 +18,23 @@ from pathlib import Path
 
 import torch
 from diffusers import UniPCMultistepScheduler, WanTransformer3DModel
-from transformers import UMT5Config, UMT5EncoderModel
+from transformers import UMT5EncoderModel
 
 import tokenizer as tokenizer_step
 from clips import make_clip, render, swap_colours
-from common import (DIT_CONFIG, EVAL_PROMPTS, HELD_OUT_SEED, TEXT_CONFIG, Average, Log, contact_sheet, decode, encode,
+from common import (DIT_CONFIG, EVAL_PROMPTS, HELD_OUT_SEED, Average, Log, contact_sheet, decode, encode,
                     learning_rate, load_transformer, load_vae, same_shape, save_half)
 from optim import MuonAdam, split_parameters
+from text import tokenize
 
 TEXT_ROWS = 512      # WanPipeline's default max_sequence_length
-CAPTION_TOKENS = 32  # no caption of the grammar is longer
 SHIFT = 3.0          # of the noise schedule, in training and in the exported scheduler
-NEIGHBOURS = [(1, -1, 2), (1, -2, 3)]  # for each layer of the text encoder, the distance each head starts with
 
 
 def parse_arguments():
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    p.add_argument("--init", required=True, help="folder with at least vae/ and tokenizer/; transformer/ and "
-                   "text_encoder/ are continued when there")
+    p.add_argument("--init", required=True, help="folder with vae/, tokenizer/ and text_encoder/; a transformer/ in it "
+                   "is continued, else a new one begun")
     p.add_argument("--out", required=True, help="stage folder to write")
     p.add_argument("--minutes", type=float, default=4, help="for everything, preparation included")
     p.add_argument("--steps", type=int, default=10**9)
@@ -54,10 +53,8 @@ def parse_arguments():
     p.add_argument("--sheet-steps", type=int, default=8)
     p.add_argument("--guidance", type=float, default=4.0)
     p.add_argument("--prompts", type=int, default=len(EVAL_PROMPTS), help="how many to draw at the end")
-    p.add_argument("--fresh", action="store_true", help="begin anew even if the folder holds a transformer")
-    p.add_argument("--favour-neighbours", action="store_true",
-                   help="give a continued text encoder the word-order bias that a new one starts with")
     p.add_argument("--no-compile", action="store_true")
+    p.add_argument("--profile", action="store_true", help="write where the time of a step goes to profile.txt")
     return p.parse_args()
 
 
@@ -86,34 +83,13 @@ def initialise(net):
     return net
 
 
-def favour_neighbours(text_encoder, strength=4.0):
-    """Let each head of the text encoder start by looking at one neighbour (the next word, the one before, ...).
-
-    T5 knows word order only through a learned bias for each distance, which starts near zero. Trained from
-    there, a run of 2,600 steps still took a caption as a bag of words: exchanging the colours of object and
-    background changed nothing. A colour must know its noun, and that is nearly always a word or two away.
-    """
-    for block, distances in zip(text_encoder.encoder.block, NEIGHBOURS):
-        bias = block.layer[0].SelfAttention.relative_attention_bias.weight.data
-        half = bias.shape[0] // 2  # the first half of the buckets is for words before, the second for words after
-        for head, distance in enumerate(distances):
-            bias[half + distance if distance > 0 else -distance, head] += strength
-
-
-def load_or_make(folder, tokenizer, fresh, device, config=DIT_CONFIG):
+def load_models(folder, device, config=DIT_CONFIG):
+    """The text encoder, and the transformer: continued where the folder has one, else new."""
     folder = Path(folder)
-    if (folder / "transformer").is_dir() and not fresh:
-        text = UMT5EncoderModel.from_pretrained(folder / "text_encoder", dtype=torch.float32).to(device)
+    text = UMT5EncoderModel.from_pretrained(folder / "text_encoder", dtype=torch.float32).to(device)
+    if (folder / "transformer").is_dir():
         return load_transformer(folder, device), text, "continued"
-    vocabulary = -(-len(tokenizer) // 8) * 8
-    text = UMT5EncoderModel(UMT5Config(vocab_size=vocabulary, **TEXT_CONFIG)).to(device)
-    favour_neighbours(text)
     return initialise(WanTransformer3DModel(**config).to(device)), text, "new"
-
-
-def tokenize(tokenizer, captions, device):
-    batch = tokenizer(captions, padding="max_length", max_length=CAPTION_TOKENS, truncation=True, return_tensors="pt")
-    return batch.input_ids.to(device)
 
 
 def encode_text(text_encoder, ids):
@@ -202,9 +178,7 @@ class Trainer:
     def __init__(self, args, device, log):
         self.args, self.device = args, device
         self.tokenizer = tokenizer_step.load(Path(args.init) / "tokenizer")
-        self.net, self.text, origin = load_or_make(args.init, self.tokenizer, args.fresh, device)
-        if args.favour_neighbours and origin == "continued":
-            favour_neighbours(self.text)
+        self.net, self.text, origin = load_models(args.init, device)
         self.average = Average(self.net, same_shape(self.net).to(device), args.average)
         self.text_average = Average(self.text, same_shape(self.text).to(device), args.average)
         self.vae = load_vae(args.init, device).requires_grad_(False).eval()
@@ -285,6 +259,14 @@ class Trainer:
         contact_sheet(path, video, prompts)
 
 
+def profile(trainer, path, steps=5):
+    with torch.profiler.profile() as found:
+        for _ in range(steps):
+            trainer.step(0.0)
+    Path(path).write_text(found.key_averages().table(sort_by="self_device_time_total", row_limit=30,
+                                                     max_name_column_width=90))
+
+
 def main():
     args = parse_arguments()
     begin = time.time()
@@ -295,6 +277,8 @@ def main():
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     log = Log(Path(args.out) / "dit_log.jsonl")
     trainer = Trainer(args, device, log)
+    if args.profile:
+        profile(trainer, Path(args.out) / "profile.txt")
     start = saved = time.time()
     budget = max(1.0, args.minutes * 60 - (start - begin))
     every = 100 if device.type == "cuda" else 5

@@ -60,11 +60,11 @@ class MuonAdam:
             torch._foreach_add_(values, list(update.unbind(0)), alpha=-lr * scale)
 
 
-def split_parameters(transformer, text_encoder):
-    """Matrices of the blocks and of the text encoder's layers go to Muon; embeddings, norms, biases,
+def split_parameters(*models):
+    """Matrices of the transformer's blocks and of the text encoder's layers go to Muon; embeddings, norms, biases,
     modulation and the first and last projections to Adam."""
     matrices, others = [], []
-    for name, p in list(transformer.named_parameters()) + list(text_encoder.named_parameters()):
+    for name, p in [pair for model in models for pair in model.named_parameters()]:
         inside = name.startswith("blocks.") or ".block." in name
         is_matrix = inside and p.dim() == 2 and "relative_attention_bias" not in name
         (matrices if is_matrix else others).append(p)
