@@ -86,7 +86,7 @@ int cmd_bench_quality(int argc, char **argv)
 {
     quality u = { .selectors = { 4, { 0 }, { ESA_SELECT_ENTROPY, ESA_SELECT_RF_V2, ESA_SELECT_ADA_BSA, ESA_SELECT_RANDOM } },
                   .orders = { 4, { 0 }, { 0, 1, 2, 3 } }, .densities = { 4, { 0.5, 0.3, 0.2, 0.1 }, { 0 } }, .tails = { 3, { 0 }, { 0, 1, 2 } } };
-    cli_list grid = { 3, { 0 }, { 8, 24, 40 } };
+    cli_list grid = { 3, { 0 }, { 21, 16, 24 } };
     int64_t dim = 64, threads = 0, seed = 1;
     const char *out = NULL;
     int done;
@@ -96,7 +96,7 @@ int cmd_bench_quality(int argc, char **argv)
         { "--density", CLI_REALS, &u.densities, "X,...", 0, 1, 0, "kept fractions of key blocks (0.5,0.3,0.2,0.1)" },
         { "--tail", CLI_CHOICES, &u.tails, CLI_TAILS, 0, 0, 0, "any, with commas (all)" },
         { "--order", CLI_CHOICES, &u.orders, CLI_ORDERS, 0, 0, 0, "any, with commas (all)" },
-        { "--grid", CLI_INTS, &grid, "t,h,w", 1, 4096, 3, "video tokens (8,24,40)" },
+        { "--grid", CLI_INTS, &grid, "t,h,w", 1, 4096, 3, "video tokens (21,16,24)" },
         { "--dim", CLI_INT, &dim, "D", 16, ESA_MAX_HEAD_DIM, 0, "head dimension, even (64)" },
         { "--seed", CLI_INT, &seed, "N", 0, 1e15, 0, "of the synthetic heads (1)" },
         { "--threads", CLI_INT, &threads, "N", 0, ESA_MAX_THREADS, 0, "0: one per core (0)" },

@@ -98,6 +98,8 @@ fresh() {   # the two commands of the README in a clone with nothing built, demo
     fi
 }
 
+# The long run draws its random problems anew each time; failures print the seed.
+[ "$mode" = short ] || export ESA_TEST_SEED=${ESA_TEST_SEED:-$(date +%s)}
 stage "release" release
 stage "asan + ubsan" asan
 fuzz

@@ -109,7 +109,9 @@ typedef struct esa_ctx_params {
 enum { ESA_CPU_BEST = 0, ESA_CPU_REF = 1, ESA_CPU_AVX2 = 2, ESA_CPU_AVX512 = 3, ESA_CPU_AVX512BF16 = 4, ESA_CPU_NEON = 5 };
 
 ESA_API esa_ctx_params esa_ctx_params_default(void);
-/* On success *ctx is owned by the caller, to be given to esa_ctx_free. On failure *ctx is NULL. Threads sleep when idle. */
+/* On success *ctx is owned by the caller, to be given to esa_ctx_free. Threads sleep when idle. On failure *ctx is NULL and there is
+ * no ctx to hold a sentence: ESA_ERR_ARGUMENT (threads, allocator or cpu_level out of range), ESA_ERR_VERSION (struct_size),
+ * ESA_ERR_UNSUPPORTED (this machine lacks the asked cpu_level, or $ESA_CPU names an unknown or missing one), ESA_ERR_MEMORY. */
 ESA_API esa_status  esa_ctx_create(esa_ctx **ctx, const esa_ctx_params *params);
 ESA_API void        esa_ctx_free(esa_ctx *ctx);
 /* The sentence of the last failed call on ctx ("" if none). Owned by ctx, valid until its next call. */

@@ -170,7 +170,8 @@ ESA_API esa_status esa_mask_file_derive(esa_ctx *ctx, const char *output, esa_ma
 ESA_API esa_status esa_mask_file_save(esa_ctx *ctx, const char *output, const esa_mask *mask);
 /* FA4's exchange: one safetensors file with full_block_cnt I32 [L,G,H,nq] and full_block_idx I32 [L,G,H,nq,nk] for one budget. */
 ESA_API esa_status esa_mask_file_export_fa4(esa_ctx *ctx, const char *output, esa_mask_file *file, double budget);
-/* The other way; budget is written down as the realised density, in per mille. model may be NULL. */
+/* The other way; budget is written down as the realised density, in per mille. model may be NULL. info (Nq, Nk, block_q, block_k,
+ * layout) describes files from elsewhere; a file of ours describes itself: info may be NULL, and must agree if it is given. */
 ESA_API esa_status esa_mask_file_import_fa4(esa_ctx *ctx, const char *output, const char *input, const esa_mask_info *info,
                                             const char *model);
 

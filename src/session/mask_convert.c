@@ -284,6 +284,9 @@ static esa_status import_fa4(esa_ctx *ctx, const char *output, fa4 *x, const esa
         int32_t v = 0, n = 0;
         for (; asked && n < 4 && asked[n] >= '0' && asked[n] <= '9'; n++) v = v * 10 + (asked[n] - '0');
         if (n && !asked[n] && v <= 1000) { f.budget_count = 1; f.budget_permille[0] = v; }
+        if (status == ESA_OK && info && (info->Nq != f.Nq || info->Nk != f.Nk || info->block_q != f.block_q || info->block_k != f.block_k))
+            return esa_fail(ctx, ESA_ERR_MISMATCH, "%s says %lld x %lld tokens in blocks of %dx%d, the caller %lld x %lld in blocks of %dx%d", x->file->label,
+                            (long long)f.Nq, (long long)f.Nk, f.block_q, f.block_k, (long long)info->Nq, (long long)info->Nk, info->block_q, info->block_k);
     } else {
         status = import_describe(ctx, &f, x, dim, info);
     }

@@ -12,7 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <cmocka.h>
 #include "base/half.h"
 #include "base/rng.h"
@@ -27,11 +26,11 @@ static inline esa_ctx *kit_ctx(int32_t threads)
     return ctx;
 }
 
-/* The seed of a random test: $ESA_TEST_SEED, or the clock; printed, so that a failure can be repeated. */
+/* The seed of a random test: $ESA_TEST_SEED, or a fixed one, so that a run can be repeated (`make test-all` takes the clock). */
 static inline uint64_t kit_seed(const char *test)
 {
     const char *given = getenv("ESA_TEST_SEED");
-    const uint64_t seed = given ? strtoull(given, NULL, 0) : (uint64_t)time(NULL);
+    const uint64_t seed = given ? strtoull(given, NULL, 0) : 20261115u;
     printf("[   SEED   ] %s: ESA_TEST_SEED=%llu\n", test, (unsigned long long)seed);
     return seed;
 }

@@ -18,6 +18,9 @@ static void test_fa4(void **state)
         esa_mask_file *f = open_file(scratch_path(&t, "m"));
         ok(ctx, esa_mask_file_export_fa4(ctx, scratch_path(&t, "fa4"), f, 0.5));
         /* Round trip with our own metadata. */
+        /* A file of ours describes itself; a caller who says otherwise is told. */
+        esa_mask_info wrong = { .struct_size = sizeof wrong, .Nq = 4000, .Nk = 4000, .block_q = 16, .block_k = 16 };
+        assert_refused(ctx, esa_mask_file_import_fa4(ctx, scratch_path(&t, "no"), scratch_path(&s, "fa4"), &wrong, NULL), ESA_ERR_MISMATCH, "4000 x 4000", NULL);
         ok(ctx, esa_mask_file_import_fa4(ctx, scratch_path(&t, "back"), scratch_path(&s, "fa4"), NULL, NULL));
         esa_mask_file *g = open_file(scratch_path(&t, "back"));
         const esa_mask_file_info i = info_of(f), j = info_of(g);
