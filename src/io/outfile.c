@@ -1,18 +1,27 @@
 /* outfile.c - see outfile.h.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The temporary name is <target>.<8 hex digits>.tmp in the same folder, so that the rename stays on one file system and is atomic.
- * A process killed while writing leaves that file behind, never a damaged target. */
+ * The temporary name is <target>.<8 hex digits>.tmp in the same folder (esa-<8 hex digits>.tmp where that would be too long a name), so
+ * that the rename stays on one file system and is atomic. A process killed while writing leaves that file behind, never a damaged
+ * target. Links are followed first: what is replaced is the file they lead to. */
+#define _XOPEN_SOURCE 700       /* realpath */
 #include "io/outfile.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 #include "base/rng.h"
+
+#ifndef PATH_MAX
+#define PATH_MAX 4096
+#endif
+#define LONGEST_NAME 240            /* of a target whose temporary name still carries it: 13 more bytes must stay below 255 */
 
 void esa_outfile_discard(esa_outfile *out)
 {
@@ -27,13 +36,44 @@ static esa_status create_temp(esa_ctx *ctx, esa_outfile *out)
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     esa_rng rng = {(uint64_t)now.tv_nsec ^ (uint64_t)now.tv_sec << 30 ^ (uint64_t)getpid() << 44 ^ (uint64_t)(uintptr_t)out};
+    const char *slash = strrchr(out->path, '/');
+    const int folder = slash ? (int)(slash + 1 - out->path) : 0;
     for (int attempt = 0; attempt < 100; attempt++) {
-        snprintf(out->temp, (size_t)out->temp_bytes, "%s.%08x.tmp", out->path, (unsigned)(esa_rng_next(&rng) >> 32));
+        const unsigned mark = (unsigned)(esa_rng_next(&rng) >> 32);
+        if (strlen(out->path) - (size_t)folder <= LONGEST_NAME) snprintf(out->temp, (size_t)out->temp_bytes, "%s.%08x.tmp", out->path, mark);
+        else snprintf(out->temp, (size_t)out->temp_bytes, "%.*sesa-%08x.tmp", folder, out->path, mark);
         out->fd = open(out->temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
         if (out->fd >= 0) return ESA_OK;
         if (errno != EEXIST) break;
     }
     return esa_fail(ctx, ESA_ERR_IO, "%.200s cannot be written: %s", out->path, strerror(errno));
+}
+
+/* Where the links at path lead, into end; path itself if it is none. The last one may lead to a name that does not exist yet. Links
+ * of /proc (also /dev/stdout, /dev/fd/3) stand for open files, which a rename cannot reach. */
+static esa_status follow_links(esa_ctx *ctx, char end[PATH_MAX], const char *path)
+{
+    char folder[PATH_MAX], target[PATH_MAX];
+    struct stat st;
+    int why = ENAMETOOLONG;
+    if (strlen(path) < PATH_MAX) {
+        strcpy(end, path);
+        for (int hop = 0; hop < 40; hop++) {
+            if (lstat(end, &st) != 0 || !S_ISLNK(st.st_mode)) return ESA_OK;
+            const ssize_t n = readlink(end, target, sizeof target - 1);
+            if (n < 0) { why = errno; break; }
+            target[n] = 0;
+            char *slash = strrchr(end, '/');
+            if (slash) slash[1] = 0;
+            if (!realpath(slash ? end : ".", folder)) { why = errno; break; }
+            if (strncmp(folder, "/proc/", 6) == 0)
+                return esa_fail(ctx, ESA_ERR_IO, "%.200s stands for a file that is open elsewhere, it cannot be replaced: give the file's own name", path);
+            const int room = target[0] == '/' ? snprintf(end, PATH_MAX, "%s", target) : snprintf(end, PATH_MAX, "%s/%s", folder, target);
+            if (room >= PATH_MAX) { why = ENAMETOOLONG; break; }
+            why = ELOOP;
+        }
+    }
+    return esa_fail(ctx, ESA_ERR_IO, "%.200s cannot be written: %s", path, strerror(why));
 }
 
 esa_status esa_outfile_open(esa_ctx *ctx, esa_outfile *out, const char *path)
@@ -42,21 +82,23 @@ esa_status esa_outfile_open(esa_ctx *ctx, esa_outfile *out, const char *path)
     out->ctx = ctx;
     out->fd = -1;
     if (!path || !*path) return esa_fail(ctx, ESA_ERR_ARGUMENT, "no output file name was given");
+    char end[PATH_MAX];
+    esa_status status = follow_links(ctx, end, path);
+    if (status != ESA_OK) return status;
     struct stat st;
     /* Renaming over a device node or a folder is never what the caller meant. */
-    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode))
+    if (stat(end, &st) == 0 && !S_ISREG(st.st_mode))
         return esa_fail(ctx, ESA_ERR_IO, "%.200s is %s, it cannot be replaced by a file", path, S_ISDIR(st.st_mode) ? "a folder" : "not a regular file");
-    const int64_t n = (int64_t)strlen(path);
+    const int64_t n = (int64_t)strlen(end);
     out->path_bytes = n + 1;
     out->path = esa_mem_alloc(&ctx->mem, out->path_bytes);
-    out->temp_bytes = n + 16;
+    out->temp_bytes = n + 24;
     out->temp = esa_mem_alloc(&ctx->mem, out->temp_bytes);
     out->buffer = esa_mem_alloc(&ctx->mem, ESA_OUTFILE_BUFFER);
-    esa_status status;
     if (!out->path || !out->temp || !out->buffer) {
         status = esa_fail(ctx, ESA_ERR_MEMORY, "out of memory while creating %.200s", path);
     } else {
-        memcpy(out->path, path, (size_t)n + 1);
+        memcpy(out->path, end, (size_t)n + 1);
         status = create_temp(ctx, out);
     }
     if (status != ESA_OK) esa_outfile_close(out);

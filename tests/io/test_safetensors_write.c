@@ -278,6 +278,55 @@ static void test_long_names(void **state)
     scratch_remove(&s);
 }
 
+/* A link at the output's place stays a link: the file behind it is replaced, or made. */
+static void test_links(void **state)
+{
+    (void)state;
+    scratch s = scratch_make(), t = s;
+    struct stat st;
+    scratch_write(scratch_path(&s, "target"), "old", 3);
+    assert_int_equal(symlink("target", scratch_path(&s, "near")), 0);
+    assert_int_equal(symlink(scratch_path(&t, "near"), scratch_path(&s, "far")), 0);     /* a link to a link, absolute */
+    assert_int_equal(symlink("new", scratch_path(&s, "dangling")), 0);
+    assert_int_equal(symlink("loop", scratch_path(&s, "loop")), 0);
+    assert_int_equal(symlink("/dev/null", scratch_path(&s, "device")), 0);
+    assert_int_equal(symlink("/proc/self/fd/2", scratch_path(&s, "open")), 0);
+    for (int i = 0; i < 3; i++) {
+        const char *name = i == 0 ? "near" : i == 1 ? "far" : "dangling";
+        scratch_write(scratch_path(&s, "target"), "old", 3);
+        assert_int_equal(write_some(ctx, scratch_path(&s, name)), ESA_OK);
+        assert_int_equal(lstat(scratch_path(&s, name), &st), 0);
+        assert_true(S_ISLNK(st.st_mode));
+        assert_int_equal(lstat(scratch_path(&s, i == 2 ? "new" : "target"), &st), 0);
+        assert_true(S_ISREG(st.st_mode) && st.st_size > 4950);
+        assert_int_equal(scratch_count(&s), i == 2 ? 8 : 7);
+    }
+    esa_tensors_writer *w;
+    assert_refused(ctx, esa_tensors_writer_create(ctx, &w, scratch_path(&s, "loop")), ESA_ERR_IO, "loop", NULL);
+    assert_refused(ctx, esa_tensors_writer_create(ctx, &w, scratch_path(&s, "device")), ESA_ERR_IO, "not a regular file", NULL);
+    assert_refused(ctx, esa_tensors_writer_create(ctx, &w, scratch_path(&s, "open")), ESA_ERR_IO, "open elsewhere", NULL);
+    assert_refused(ctx, esa_tensors_writer_create(ctx, &w, "/proc/self/fd/2"), ESA_ERR_IO, "open elsewhere", NULL);
+    assert_int_equal(scratch_count(&s), 8);
+    scratch_remove(&s);
+}
+
+/* Every name the file system takes can be written, also where the temporary name has no room for it. */
+static void test_long_targets(void **state)
+{
+    (void)state;
+    scratch s = scratch_make();
+    char name[256];
+    memset(name, 'n', sizeof name);
+    for (int n = 238; n <= 255; n++) {
+        name[n] = 0;
+        const esa_status status = write_some(ctx, scratch_path(&s, name));
+        if (status != ESA_OK) fail_msg("%d bytes: %s", n, esa_ctx_error(ctx));
+        name[n] = 'n';
+    }
+    assert_int_equal(scratch_count(&s), 18);
+    scratch_remove(&s);
+}
+
 static int setup(void **state)
 {
     (void)state;
@@ -294,6 +343,7 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_round_trip), cmocka_unit_test(test_large), cmocka_unit_test(test_misuse),
-                                       cmocka_unit_test(test_disk_full), cmocka_unit_test(test_memory_failure), cmocka_unit_test(test_long_names)};
+                                       cmocka_unit_test(test_disk_full), cmocka_unit_test(test_memory_failure), cmocka_unit_test(test_long_names),
+                                       cmocka_unit_test(test_links), cmocka_unit_test(test_long_targets)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }
