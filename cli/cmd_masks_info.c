@@ -101,7 +101,7 @@ int cmd_masks_info(int argc, char **argv)
     int words = 0, done;
     const cli_option options[] = {
         { "--layer", CLI_INT, &layer, "N", 0, 1e6, 0, "with --step: figures per head of this cell" },
-        { "--step", CLI_INT, &step, "N", 0, 1e6, 0, "" },
+        { "--step", CLI_INT, &step, "N", 0, 1e6, 0, "denoising step of the cell; goes with --layer" },
         { "--branch", CLI_INT, &branch, "N", 0, 1e3, 0, "guidance branch of the cell (0)" },
         { "--budget", CLI_REAL, &budget, "X", 0, 1, 0, "budget of the cell (the first prebuilt one, else 0.5)" },
         { "--json", CLI_TEXT, &json_path, "FILE", 0, 0, 0, "also write it as JSON" },

@@ -2,7 +2,11 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "cli.h"
 
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
 #include <string.h>
+#include <unistd.h>
 
 static const char about[] = "esa - training-free sparse attention for video diffusion transformers";
 
@@ -29,7 +33,7 @@ int cmd_masks(int argc, char **argv)
     return cli_dispatch("esa masks", "Makes, inspects and converts block masks.", table, argc, argv);
 }
 
-int main(int argc, char **argv)
+static int run(int argc, char **argv)
 {
     static const cli_command table[] = {
         { "demo", cmd_demo, "dense attention against every selector on synthetic video-like heads" },
@@ -43,4 +47,18 @@ int main(int argc, char **argv)
         return CLI_OK;
     }
     return cli_dispatch("esa", about, table, argc - 1, argv + 1);
+}
+
+int main(int argc, char **argv)
+{
+    /* A closed standard stream stays one that fails: its number must not go to a file that is written later. */
+    for (int fd = 0; fd < 3; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd ? O_RDONLY : O_WRONLY) < 0) return CLI_FAILED;
+    signal(SIGXFSZ, SIG_IGN);                       /* a file size limit is then an error like a full disk */
+    const int status = run(argc, argv);
+    errno = 0;
+    if (fflush(stdout) == 0 && !ferror(stdout)) return status;
+    const char *why = errno ? strerror(errno) : "a write failed";
+    fprintf(stderr, "esa: cannot write to standard output: %s\n", why);
+    return status ? status : CLI_FAILED;
 }

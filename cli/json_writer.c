@@ -1,14 +1,21 @@
 /* json_writer.c - JSON collected in memory; files written to a temporary name and renamed, whole or not at all.
  * SPDX-License-Identifier: Apache-2.0 */
+#define _XOPEN_SOURCE 700       /* realpath */
 #include "cli.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#ifndef PATH_MAX
+#define PATH_MAX 4096
+#endif
 
 struct cli_json {
     char *text;
@@ -43,14 +50,28 @@ static void put(cli_json *j, const char *text, size_t n)
 
 static void puts_json(cli_json *j, const char *text) { put(j, text, strlen(text)); }
 
+/* Bytes of the UTF-8 character at p, or 0: none (a stray byte, an overlong form, a surrogate, beyond U+10FFFF). */
+static int utf8(const unsigned char *p)
+{
+    const int n = p[0] < 0x80 ? 1 : p[0] < 0xc2 ? 0 : p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : p[0] < 0xf5 ? 4 : 0;
+    for (int i = 1; i < n; i++)
+        if ((p[i] & 0xc0) != 0x80) return 0;                    /* the end of the text is no continuation either */
+    if ((p[0] == 0xe0 && p[1] < 0xa0) || (p[0] == 0xed && p[1] > 0x9f) || (p[0] == 0xf0 && p[1] < 0x90) || (p[0] == 0xf4 && p[1] > 0x8f)) return 0;
+    return n;
+}
+
+/* File names may be any bytes, JSON is UTF-8: what is none becomes U+FFFD. */
 static void quoted(cli_json *j, const char *text)
 {
     puts_json(j, "\"");
-    for (const unsigned char *p = (const unsigned char *)text; *p; p++) {
+    for (const unsigned char *p = (const unsigned char *)text; *p;) {
         char code[8];
+        const int n = utf8(p);
         if (*p == '"' || *p == '\\') { code[0] = '\\'; code[1] = (char)*p; put(j, code, 2); }
         else if (*p < 0x20) { snprintf(code, sizeof code, "\\u%04x", *p); puts_json(j, code); }
-        else put(j, (const char *)p, 1);
+        else if (n) put(j, (const char *)p, (size_t)n);
+        else puts_json(j, "\xef\xbf\xbd");
+        p += n ? n : 1;
     }
     puts_json(j, "\"");
 }
@@ -130,36 +151,92 @@ int cli_json_save(cli_json *j, const char *path)
     return status;
 }
 
-int cli_write_file(const char *path, const char *text, size_t bytes)
+/* ---------------------------------------------------------------- files */
+
+/* Where the links at path lead, into end (path itself if it is none). 1: through /proc, so path stands for a file that is open
+ * already; -1: errno says why not. */
+static int follow_links(char end[PATH_MAX], const char *path)
 {
+    char folder[PATH_MAX], target[PATH_MAX];
     struct stat about;
-    if (stat(path, &about) == 0 && !S_ISREG(about.st_mode)) {   /* a pipe or device is written, never replaced */
-        FILE *device = S_ISDIR(about.st_mode) ? NULL : fopen(path, "w");
-        if (S_ISDIR(about.st_mode)) errno = EISDIR;
-        if (device && fwrite(text, 1, bytes, device) == bytes && fclose(device) == 0) return CLI_OK;
-        return cli_fail("cannot write '%s': %s", path, strerror(errno));
+    errno = ENAMETOOLONG;
+    if (strlen(path) >= PATH_MAX) return -1;
+    strcpy(end, path);
+    for (int hop = 0; hop < 40; hop++) {
+        if (lstat(end, &about) != 0 || !S_ISLNK(about.st_mode)) return 0;
+        const ssize_t n = readlink(end, target, sizeof target - 1);
+        if (n < 0) return -1;
+        target[n] = 0;
+        char *slash = strrchr(end, '/');
+        if (slash) slash[1] = 0;
+        if (!realpath(slash ? end : ".", folder)) return -1;
+        if (strncmp(folder, "/proc/", 6) == 0) return 1;
+        errno = ENAMETOOLONG;
+        if ((target[0] == '/' ? snprintf(end, PATH_MAX, "%s", target) : snprintf(end, PATH_MAX, "%s/%s", folder, target)) >= PATH_MAX) return -1;
     }
-    char *name = malloc(strlen(path) + 16);
-    if (!name) return cli_fail("out of memory while writing '%s'", path);
-    sprintf(name, "%s.XXXXXX", path);
+    errno = ELOOP;
+    return -1;
+}
+
+/* Into a pipe, a device or an open file, which are written and never replaced. */
+static int write_through(const char *path, const char *text, size_t bytes)
+{
+    const int fd = open(path, O_WRONLY | O_APPEND | O_NOCTTY | O_CLOEXEC);
+    int error = fd < 0 ? errno : 0;
+    while (!error && bytes > 0) {
+        const ssize_t n = write(fd, text, bytes);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) error = errno;
+        else { text += n; bytes -= (size_t)n; }
+    }
+    if (fd >= 0 && close(fd) != 0 && !error) error = errno;
+    return error ? cli_fail("cannot write '%s': %s", path, strerror(error)) : CLI_OK;
+}
+
+/* A temporary file beside end, then a rename; 0 or an errno. name has room for end and 16 bytes more. */
+static int replace(const char *end, char *name, const char *text, size_t bytes)
+{
+    const char *slash = strrchr(end, '/');
+    const int folder = slash ? (int)(slash + 1 - end) : 0;
+    if (strlen(end + folder) <= 240) sprintf(name, "%s.XXXXXX", end);
+    else sprintf(name, "%.*sesa-XXXXXX", folder, end);
     const int fd = mkstemp(name);
     FILE *file = fd < 0 ? NULL : fdopen(fd, "w");
     if (!file) {
         const int error = errno;
         if (fd >= 0) { close(fd); unlink(name); }
-        free(name);
-        return cli_fail("cannot write '%s': %s", path, strerror(error));
+        return error;
     }
     const mode_t mask = umask(0);
     umask(mask);
     int ok = fchmod(fd, 0666 & ~mask) == 0;                     /* mkstemp gives 0600; users expect their umask */
-    ok = fwrite(text, 1, bytes, file) == bytes && ok;
-    ok = fflush(file) == 0 && ok;
-    ok = fsync(fd) == 0 && ok;
-    ok = fclose(file) == 0 && ok;
-    ok = ok && rename(name, path) == 0;
-    const int error = errno;
-    if (!ok) unlink(name);
+    ok = ok && fwrite(text, 1, bytes, file) == bytes;
+    ok = ok && fflush(file) == 0;
+    ok = ok && fsync(fd) == 0;
+    int error = ok ? 0 : errno;
+    if (fclose(file) != 0 && !error) error = errno;
+    if (!error && rename(name, end) != 0) error = errno;
+    if (error) unlink(name);
+    return error;
+}
+
+int cli_write_file(const char *path, const char *text, size_t bytes)
+{
+    struct stat about, out;
+    char end[PATH_MAX];
+    const int exists = stat(path, &about) == 0;
+    if (exists && S_ISDIR(about.st_mode)) return cli_fail("cannot write '%s': %s", path, strerror(EISDIR));
+    /* The file that standard output goes to (/dev/stdout, or its name): in turn with what was printed, never replaced under it. */
+    if (exists && fstat(STDOUT_FILENO, &out) == 0 && about.st_dev == out.st_dev && about.st_ino == out.st_ino) {
+        if (fwrite(text, 1, bytes, stdout) == bytes && fflush(stdout) == 0) return CLI_OK;
+        return cli_fail("cannot write '%s': %s", path, strerror(errno));
+    }
+    const int open_file = follow_links(end, path);
+    if (open_file < 0) return cli_fail("cannot write '%s': %s", path, strerror(errno));
+    if (open_file || (exists && !S_ISREG(about.st_mode))) return write_through(path, text, bytes);
+    char *name = malloc(strlen(end) + 16);
+    if (!name) return cli_fail("out of memory while writing '%s'", path);
+    const int error = replace(end, name, text, bytes);
     free(name);
-    return ok ? CLI_OK : cli_fail("cannot write '%s': %s", path, strerror(error));
+    return error ? cli_fail("cannot write '%s': %s", path, strerror(error)) : CLI_OK;
 }

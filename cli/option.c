@@ -140,7 +140,11 @@ static int parse_value(const char *path, const cli_option *o, const char *text)
 {
     double x = 0;
     switch (o->type) {
-    case CLI_TEXT: *(const char **)o->value = text; return 0;
+    case CLI_TEXT:
+        /* No command reads or writes a file through its standard streams: "-" is not one, and tables go to stdout already. */
+        if (strcmp(o->argument, "FILE") == 0 && strcmp(text, "-") == 0) return bad_value(path, o, text, "a file name (./- for a file of that name)");
+        *(const char **)o->value = text;
+        return 0;
     case CLI_CHOICE: {
         const int i = cli_choice(o->argument, text, (int)strlen(text));
         if (i < 0) return choice_error(path, o, text, text);

@@ -3,6 +3,7 @@
 # Collects what a machine without package installs needs: the command, libesa, the tests and examples, and the shared
 # libraries they load (cmocka, the CBLAS of this machine). Every binary finds its libraries relative to itself.
 set -euo pipefail
+PATH=$PATH:/usr/sbin:/sbin          # ldconfig: not in the PATH of a Debian user
 cd "$(dirname "$0")/.."
 cmake --preset release >/dev/null
 cmake --build build -j "${JOBS:-2}" >/dev/null
@@ -14,7 +15,9 @@ find build/examples -maxdepth 1 -type f -perm -u+x -name 'example_*' -exec cp {}
 cp README.md LICENSE bundle/
 
 # Shared libraries outside glibc: what ldd names, plus the CBLAS that the command opens at run time.
-blas=$(ldconfig -p | sed -n 's/.*libopenblas\.so\.0 .*=> //p' | head -n 1)
+libraries=$(ldconfig -p 2>/dev/null) || true
+blas=$(sed -n 's/.*libopenblas\.so\.0 .*=> //p' <<<"$libraries")
+blas=${blas%%$'\n'*}
 { find bundle/tests -type f -exec ldd {} \; ; [ -z "$blas" ] || ldd "$blas"; } 2>/dev/null |
     sed -n 's/.*=> \(\/[^ ]*\) .*/\1/p' | sort -u |
     grep -vE '/(libc|libm|libdl|libpthread|librt|ld-linux[^/]*|libesa)\.so' | while read -r library; do cp -L "$library" bundle/lib/; done

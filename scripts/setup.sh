@@ -4,6 +4,7 @@
 # Installs what is missing with apt when it may (root or passwordless sudo); otherwise prints the one line to run and fails.
 # Fast and silent when nothing is missing.
 set -euo pipefail
+PATH=$PATH:/usr/sbin:/sbin          # ldconfig: not in the PATH of a Debian user
 job=${1:-build}
 case "$job" in build|bench|test) ;; *) echo "setup.sh: unknown job '$job', expected build, bench or test" >&2; exit 2 ;; esac
 
@@ -34,7 +35,8 @@ cmake_works() {
 # libFuzzer's archive sits in clang's resource folder; its name carries the architecture.
 fuzzer_works() { have clang && ls "$(clang --print-resource-dir)"/lib/linux/libclang_rt.fuzzer-*.a >/dev/null 2>&1; }
 
-blas_found() { ldconfig -p 2>/dev/null | grep -qE 'lib(openblas|cblas|mkl_rt)\.so'; }
+# The whole list first: grep -q would close the pipe early, and pipefail would call that a failure.
+blas_found() { local libraries; libraries=$(ldconfig -p 2>/dev/null) || true; grep -qE 'lib(openblas|cblas|mkl_rt)\.so' <<<"$libraries"; }
 
 missing() {
     compiler_works || echo build-essential
@@ -50,34 +52,44 @@ missing() {
         have python3 || echo python3
         have git || echo git
     fi
-    if [ "$job" != build ]; then blas_found || echo libopenblas0; fi
     return 0
 }
 
+# A CBLAS is only measured against: without one everything else works.
+wish=""
+if [ "$job" != build ] && ! blas_found; then wish=libopenblas0; fi
+no_wish() { echo "note: no CBLAS found, sgemm will not be measured (on Debian: sudo apt-get install libopenblas0)"; }
+
 packages=$(missing | tr '\n' ' ')
-[ -n "${packages// /}" ] || exit 0
+[ -n "${packages// /}" ] || [ -n "$wish" ] || exit 0
 
 if ! have apt-get; then
+    [ -n "${packages// /}" ] || { no_wish; exit 0; }
     echo "setup.sh: missing: $packages(names as on Debian); install them with your package manager and run again" >&2
     exit 1
 fi
 if [ "$(id -u)" -eq 0 ]; then as=""
 elif have sudo && sudo -n true 2>/dev/null; then as="sudo -n"
 else
-    [ "${packages// /}" != libopenblas0 ] || { echo "note: no CBLAS found, sgemm will not be measured (sudo apt-get install libopenblas0)"; exit 0; }
+    [ -n "${packages// /}" ] || { no_wish; exit 0; }
     echo "setup.sh: some packages are missing and this user may not install them; please run:" >&2
-    echo "sudo apt-get update && sudo apt-get install -y $packages" >&2
+    echo "sudo apt-get update && sudo apt-get install -y $packages$wish" >&2
     exit 1
 fi
 
-echo "setup: installing $packages"
+echo "setup: installing $packages$wish"
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 run() { "$@" >"$log" 2>&1 || { cat "$log" >&2; echo "setup.sh: '$*' failed" >&2; exit 1; }; }
 export DEBIAN_FRONTEND=noninteractive
+if [ -z "${packages// /}" ]; then
+    { $as apt-get update && $as apt-get install -y --no-install-recommends $wish; } >"$log" 2>&1 || no_wish
+    exit 0
+fi
 run $as apt-get update
 # Package lists may have been empty before, so the names are asked for again.
 packages=$(missing | tr '\n' ' ')
 run $as apt-get install -y --no-install-recommends $packages
 left=$(missing | tr '\n' ' ')
 [ -z "${left// /}" ] || { echo "setup.sh: still missing after installation: $left(cmake must be 3.25 or newer)" >&2; exit 1; }
+if [ -n "$wish" ]; then $as apt-get install -y --no-install-recommends $wish >"$log" 2>&1 || no_wish; fi

@@ -145,6 +145,112 @@ class Words(Base):
         self.fails("bench", "attention", "--shape", "1073741824,1073741824,1,1", status=1, says=["memory"])
 
 
+class Outputs(Base):
+    """Where output goes: links stay links, open files and devices are written through, and a lost table is an error."""
+
+    def shell(self, command):
+        done = subprocess.run(["sh", "-c", command], cwd=self.dir, env={**os.environ, "ESA": ESA}, capture_output=True, text=True)
+        return done.returncode, done.stdout, done.stderr
+
+    def test_links_stay_links(self):
+        with open(self.path("target"), "w") as file:
+            file.write("old")
+        os.symlink("target", self.path("link"))
+        os.symlink("new", self.path("dangling"))
+        for name, target in (("link", "target"), ("dangling", "new")):
+            self.works("doctor", "--json", name)
+            self.assertTrue(os.path.islink(self.path(name)))
+            self.assertTrue(os.path.isfile(self.path(target)) and not os.path.islink(self.path(target)))
+            self.assertIn("machine", load(self.path(target)))
+        self.assertEqual(sorted(os.listdir(self.dir)), ["dangling", "link", "new", "target"])
+        os.symlink("loop", self.path("loop"))
+        code, _, err = esa("doctor", "--json", "loop", cwd=self.dir)
+        self.assertEqual(code, 1)
+        self.assertIn("loop", err)
+
+    def test_standard_output_is_never_replaced(self):
+        os.symlink("/proc/self/fd/1", self.path("stdout"))              # as /dev/stdout is, but ours to lose
+        code, _, err = self.shell('"$ESA" doctor --json stdout > file')
+        self.assertEqual((code, err), (0, ""))
+        self.assertTrue(os.path.islink(self.path("stdout")))
+        text = read(self.path("file"), "r")
+        self.assertIn("kernels ", text)                                  # the table, then the JSON
+        self.assertIn("machine", json.loads(text[text.index("{\n"):]))
+        code, out, err = self.shell('"$ESA" doctor --json stdout | cat')
+        self.assertIn("machine", json.loads(out[out.index("{\n"):]))
+        code, _, err = self.shell('"$ESA" doctor --json /proc/self/fd/3 3> third')
+        self.assertEqual((code, err), (0, ""))
+        self.assertIn("machine", load(self.path("third")))
+        code, _, err = self.shell('mkfifo fifo; cat fifo > copy & "$ESA" doctor --json fifo; wait')
+        self.assertIn("machine", load(self.path("copy")))
+        self.fails("doctor", "--json", "-", status=2, says=["--json", "./-"])
+
+    def test_names_as_long_as_they_get(self):
+        for size in (240, 241, 248, 249, 255):
+            self.works("doctor", "--json", "n" * size)
+            self.assertIn("machine", load(self.path("n" * size)))
+        self.assertEqual(len(os.listdir(self.dir)), 5)
+
+    def test_lost_output_is_an_error(self):
+        for command in ("--version", "--help", "doctor", "doctor --json d"):
+            for lost in ("> /dev/full", ">&-"):
+                code, _, err = self.shell(f'"$ESA" {command} {lost}')
+                self.assertEqual(code, 1, (command, lost))
+                self.assertEqual(len(err.splitlines()), 1, err)
+                self.assertIn("standard output", err)
+        self.assertIn("machine", load(self.path("d")))
+        code, _, err = self.shell('"$ESA" nonsense >&-')                 # nothing was to be printed
+        self.assertEqual((code, len(err.splitlines())), (2, 1))
+
+    def test_file_size_limit(self):
+        code, _, err = self.shell('ulimit -f 0; "$ESA" doctor --json d')
+        self.assertEqual(code, 1, err)
+        self.assertIn("'d'", err)
+        write_tensors(self.path("q"), {"q": f32(1, 1, 2, 400, 16)})
+        code, _, err = self.shell('ulimit -f 0; "$ESA" masks select --q q --k q --out m')
+        self.assertEqual(code, 1, err)
+        self.assertEqual(os.listdir(self.dir), ["q"])
+
+    def test_any_bytes_in_a_name(self):
+        write_tensors(self.path("q"), {"q": f32(1, 1, 2, 400, 16)})
+        name = b"a\xff\xc3\xa4\xe2\x82\xed\xa0\x80\xc0\xaf\xf5\x80z"
+        shown = "a\ufffd\u00e4" + "\ufffd" * 2 + "\ufffd" * 3 + "\ufffd" * 2 + "\ufffd" * 2 + "z"
+        subprocess.run([ESA, "masks", "select", "--q", "q", "--k", "q", "--out", name], cwd=self.dir, check=True, capture_output=True)
+        subprocess.run([ESA, "masks", "info", name, "--json", "i"], cwd=self.dir, check=True, capture_output=True)
+        self.assertEqual(load(self.path("i"))["file"], shown)
+
+    def test_every_option_is_explained(self):
+        for leaf in LEAVES:
+            lines = self.works(*leaf, "--help").splitlines()
+            for i, line in enumerate(lines):
+                if line.startswith("  --"):
+                    self.assertTrue(len(line) > 33 or (i + 1 < len(lines) and lines[i + 1].startswith(" " * 33)), (leaf, line))
+
+
+class Setup(Base):
+    """scripts/setup.sh with commands of our own in front of the real ones."""
+    SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "scripts", "setup.sh")
+
+    def setup(self, **commands):
+        for name, body in commands.items():
+            path = self.path(name.replace("_", "-"))
+            with open(path, "w") as file:
+                file.write("#!/bin/sh\n" + body + "\n")
+            os.chmod(path, 0o755)
+        done = subprocess.run(["bash", self.SCRIPT, "bench"], env={**os.environ, "PATH": self.dir + ":" + os.environ["PATH"]},
+                              capture_output=True, text=True)
+        return done.returncode, done.stdout + done.stderr
+
+    def test_long_list_of_libraries(self):
+        for _ in range(5):                                              # the pipe must not decide
+            self.assertEqual(self.setup(ldconfig="echo libopenblas.so.0; seq 200000", apt_get="exit 1"), (0, ""))
+
+    def test_cblas_is_optional(self):
+        code, said = self.setup(ldconfig="exit 1", apt_get="exit 1")
+        self.assertEqual(code, 0, said)
+        self.assertIn("no CBLAS", said)
+
+
 class Golden(Base):
     """Golden rows of the originals' selectors; bit j of a number is key block j."""
 
