@@ -29,7 +29,8 @@
  * Numerics: inputs and outputs f32, f16 or bf16, accumulation in f32. A row with no visible key gives output 0 and
  * LSE -inf. A score of -inf counts as an absent key. NaN, or a score of +inf, in a row gives NaN in that row's output
  * and touches no other row; NaN or infinity in a value (v) reaches every row that computes its block, also rows that causality
- * hides it from. Rounding to f16 goes to infinity above 65504 as IEEE says. */
+ * hides it from, and with a tail every row for which the block's mean stands in. A centroid tail is made from the mean query of a
+ * query block: NaN in one of its queries reaches all of them. Rounding to f16 goes to infinity above 65504 as IEEE says. */
 #ifndef ESA_ESA_H
 #define ESA_ESA_H
 
@@ -175,7 +176,8 @@ typedef struct esa_layout {
 
 ESA_API esa_layout esa_layout_default(void);
 /* Fills perm[N] with the order of one side (0: q, 1: k): position p of the ordered sequence holds token perm[p] of the
- * sequence as given. N must equal text + t*h*w (any N for raster without a grid). mode matters for tile: COMPAT keeps
+ * sequence as given. N must equal text + t*h*w (any N for raster without a grid). Here no selector is known: order DEFAULT counts as
+ * raster and protect_first_frame -1 as 0; for rf_v2, whose own defaults are tile and 1, set both. mode matters for tile: COMPAT keeps
  * frame 0 raster unless h and w are multiples of 8, and moves text from front to back. */
 ESA_API esa_status esa_order(esa_ctx *ctx, int32_t *perm, int64_t N, const esa_layout *layout, int32_t side, int32_t mode);
 
@@ -187,7 +189,7 @@ typedef struct esa_select_params {
     int32_t  mode;                  /* ESA_MODE_* */
     int32_t  block_q, block_k;      /* 0: the selector's default (entropy 256x128, others 128x128); else 16..256, multiples of 16.
                                        ada_bsa needs multiples of 8 groups: the same rule */
-    int32_t  samples;               /* entropy: queries scored per query block, >= 1 (4) */
+    int32_t  samples;               /* entropy: queries scored per query block, 1 .. 256 (4) */
     double   budget;                /* kept fraction of key blocks, 0 .. 1 (0.5); 1 - sparsity */
     double   cdf_threshold;         /* ada_bsa; >= 1 disables the CDF rule (1.0) */
     double   scale;                 /* 0: D^-0.5 */

@@ -103,9 +103,11 @@ esa_status esa_importance(esa_ctx *ctx, float *out, double *entropy, const esa_t
     if (status) return status;
     esa_select_args args;
     void *ws;
-    esa_select_params p = params ? *params : esa_select_params_default(ESA_SELECT_ENTROPY);
+    const int32_t known = !params || params->struct_size == sizeof *params;
+    esa_select_params p = params && known ? *params : esa_select_params_default(ESA_SELECT_ENTROPY);
     p.selector = ESA_SELECT_ENTROPY;
-    if (!out) status = esa_fail(ctx, ESA_ERR_ARGUMENT, "out is NULL, an array f32[B,H,nq,nk] is expected");
+    if (!known) status = esa_fail(ctx, ESA_ERR_VERSION, "esa_select_params has struct_size %u, this library expects %u", params->struct_size, (unsigned)sizeof p);
+    else if (!out) status = esa_fail(ctx, ESA_ERR_ARGUMENT, "out is NULL, an array f32[B,H,nq,nk] is expected");
     if (!status) status = select_prepare(ctx, &args, &ws, q, k, &p);
     if (!status) esa_select_importance(&args, out, entropy, ws);
     esa_ctx_leave(ctx);

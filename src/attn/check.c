@@ -15,6 +15,13 @@ static esa_status check_struct(esa_ctx *ctx, uint32_t given, size_t expected, co
                     "build against the headers of esa %s", name, given, (unsigned)expected, esa_version());
 }
 
+static esa_status check_reserved(esa_ctx *ctx, const int64_t *reserved, int32_t n, const char *name)
+{
+    for (int32_t i = 0; i < n; i++)
+        if (reserved[i]) return esa_fail(ctx, ESA_ERR_ARGUMENT, "%s has non-zero reserved fields: fill it with its default function first", name);
+    return ESA_OK;
+}
+
 /* 1 if every element of the view has its own address: each stride, from the smallest up, passes over all that lies inside it. */
 static int32_t view_is_injective(const esa_tensor *t)
 {
@@ -49,7 +56,7 @@ esa_status esa_check_view(esa_ctx *ctx, const esa_tensor *t, const char *name)
         if (t->dim[i] < 1)
             return esa_fail(ctx, ESA_ERR_SHAPE, "%s has shape [%lld,%lld,%lld,%lld], every dimension must be at least 1", name,
                             LL(t->dim[0]), LL(t->dim[1]), LL(t->dim[2]), LL(t->dim[3]));
-        const int64_t stride = t->stride[i] < 0 ? -t->stride[i] : t->stride[i];
+        const int64_t stride = t->stride[i] == INT64_MIN ? INT64_MAX : t->stride[i] < 0 ? -t->stride[i] : t->stride[i];
         if (esa_size_mul(t->dim[i], esa_max64(stride, 1)) < 0 || esa_size_mul(t->dim[i], esa_max64(stride, 1)) > (INT64_C(1) << 60))
             return esa_fail(ctx, ESA_ERR_SHAPE, "%s: dimension %d of size %lld with stride %lld leaves the address space", name, (int)i,
                             LL(t->dim[i]), LL(t->stride[i]));
@@ -85,31 +92,50 @@ esa_status esa_check_qk(esa_ctx *ctx, const esa_tensor *q, const esa_tensor *k)
     return status;
 }
 
-/* The byte range of a view, for overlap tests. */
-static void view_range(const esa_tensor *t, const char **lo, const char **hi)
+/* A view as bytes: lowest address, and dims of more than one element with positive strides, D as a run of bytes at the bottom. */
+typedef struct byte_view { const char *low; int64_t run, dim[3], stride[3]; int32_t dims; } byte_view;
+
+static byte_view bytes_of(const esa_tensor *t)
 {
-    int64_t a = 0, b = t->dim[3];
+    const int64_t size = esa_dtype_size(t->dtype);
+    byte_view v = { t->data, t->dim[3] * size, { 0 }, { 0 }, 0 };
     for (int32_t i = 0; i < 3; i++) {
-        const int64_t reach = (t->dim[i] - 1) * t->stride[i];
-        if (reach < 0) a += reach; else b += reach;
+        if (t->dim[i] < 2) continue;
+        const int64_t stride = t->stride[i] * size;
+        if (stride < 0) v.low += (t->dim[i] - 1) * stride;
+        v.dim[v.dims] = t->dim[i];
+        v.stride[v.dims++] = stride < 0 ? -stride : stride;
     }
-    *lo = (const char *)t->data + a * esa_dtype_size(t->dtype);
-    *hi = (const char *)t->data + b * esa_dtype_size(t->dtype);
+    return v;
 }
 
-/* Ranges may interleave without touching (o beside q, k, v in one buffer); views of the same strides that overlap in range and are
- * not whole rows apart do touch, and so do equal pointers. */
-static int32_t views_touch(const esa_tensor *a, const esa_tensor *b)
+/* Bytes from the lowest address to one past the highest, counting only strides below `below`. */
+static int64_t extent(const byte_view *v, int64_t below)
 {
-    const char *alo, *ahi, *blo, *bhi;
-    view_range(a, &alo, &ahi);
-    view_range(b, &blo, &bhi);
-    if (ahi <= blo || bhi <= alo) return 0;
-    if (a->data == b->data) return 1;
-    const int64_t apart = ((const char *)a->data - (const char *)b->data) / esa_dtype_size(a->dtype), row = a->stride[2];
-    if (row != b->stride[2] || row <= 0) return row == a->dim[3] || b->stride[2] == b->dim[3];
-    const int64_t phase = ((apart % row) + row) % row;
-    return phase < b->dim[3] || row - phase < a->dim[3];
+    int64_t bytes = v->run;
+    for (int32_t i = 0; i < v->dims; i++) if (v->stride[i] < below) bytes += (v->dim[i] - 1) * v->stride[i];
+    return bytes;
+}
+
+/* 1 if, looked at modulo a period, each view stays inside its own part of it: how q, k, v and o lie side by side in one buffer. */
+static int32_t apart_modulo(const byte_view *a, const byte_view *b, int64_t period)
+{
+    const byte_view *const view[2] = { a, b };
+    for (int32_t n = 0; n < 2; n++)
+        for (int32_t i = 0; i < view[n]->dims; i++)
+            if (view[n]->stride[i] >= period && view[n]->stride[i] % period) return 0;
+    const int64_t phase = (((b->low - a->low) % period) + period) % period;
+    return phase >= extent(a, period) && period - phase >= extent(b, period);
+}
+
+/* 0 only where the two views are proven to share no byte. */
+static int32_t views_touch(const esa_tensor *ta, const esa_tensor *tb)
+{
+    const byte_view a = bytes_of(ta), b = bytes_of(tb);
+    if (a.low + extent(&a, INT64_MAX) <= b.low || b.low + extent(&b, INT64_MAX) <= a.low) return 0;
+    for (int32_t i = 0; i < a.dims; i++) if (a.stride[i] > 0 && apart_modulo(&a, &b, a.stride[i])) return 0;
+    for (int32_t i = 0; i < b.dims; i++) if (b.stride[i] > 0 && apart_modulo(&a, &b, b.stride[i])) return 0;
+    return 1;
 }
 
 esa_status esa_check_qkvo(esa_ctx *ctx, const esa_qkvo *t)
@@ -125,13 +151,15 @@ esa_status esa_check_qkvo(esa_ctx *ctx, const esa_qkvo *t)
     if (views_touch(t->o, t->q) || views_touch(t->o, t->k) || views_touch(t->o, t->v))
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "o overlaps q, k or v: the output needs memory of its own");
     if (!t->lse) return ESA_OK;
-    if (t->lse->struct_size != sizeof *t->lse) return check_struct(ctx, t->lse->struct_size, sizeof *t->lse, "lse");
+    if ((status = esa_check_view(ctx, t->lse, "lse"))) return status;
     if (t->lse->dtype != ESA_DTYPE_F32) return esa_fail(ctx, ESA_ERR_DTYPE, "lse has dtype %d, it must be f32", (int)t->lse->dtype);
-    if (!t->lse->data || (uintptr_t)t->lse->data % 4) return esa_fail(ctx, ESA_ERR_ARGUMENT, "lse must point to f32 memory aligned to 4 bytes");
+    if ((uintptr_t)t->lse->data % 4) return esa_fail(ctx, ESA_ERR_ARGUMENT, "lse must point to f32 memory aligned to 4 bytes");
     if (t->lse->dim[0] != t->q->dim[0] || t->lse->dim[1] != t->q->dim[1] || t->lse->dim[2] != t->q->dim[2] || t->lse->dim[3] != 1)
         return esa_fail(ctx, ESA_ERR_SHAPE, "lse has shape [%lld,%lld,%lld,%lld], expected [%lld,%lld,%lld,1]", LL(t->lse->dim[0]), LL(t->lse->dim[1]),
                         LL(t->lse->dim[2]), LL(t->lse->dim[3]), LL(t->q->dim[0]), LL(t->q->dim[1]), LL(t->q->dim[2]));
     if (!view_is_injective(t->lse)) return esa_fail(ctx, ESA_ERR_SHAPE, "lse has strides that make two of its elements share an address");
+    if (views_touch(t->lse, t->o) || views_touch(t->lse, t->q) || views_touch(t->lse, t->k) || views_touch(t->lse, t->v))
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "lse overlaps q, k, v or o: it needs memory of its own");
     return ESA_OK;
 }
 
@@ -140,6 +168,14 @@ esa_status esa_check_shapes(esa_ctx *ctx, const esa_shapes *s)
     if (!s) return esa_fail(ctx, ESA_ERR_ARGUMENT, "shapes is NULL");
     esa_status status = check_struct(ctx, s->struct_size, sizeof *s, "esa_shapes");
     if (status) return status;
+    if ((status = check_reserved(ctx, s->reserved, 4, "esa_shapes"))) return status;
+    const int64_t dim[6] = { s->B, s->Hq, s->Hkv, s->Nq, s->Nk, s->D };
+    for (int32_t i = 0; i < 6; i++)
+        if (dim[i] < 1 || dim[i] > INT32_MAX)
+            return esa_fail(ctx, ESA_ERR_SHAPE, "shapes are B %lld, Hq %lld, Hkv %lld, Nq %lld, Nk %lld, D %lld: each must be 1 .. 2^31 - 1", LL(dim[0]), LL(dim[1]),
+                            LL(dim[2]), LL(dim[3]), LL(dim[4]), LL(dim[5]));
+    if (esa_size_mul(esa_size_mul(s->B, esa_max64(s->Hq, s->Hkv)), esa_size_mul(esa_max64(s->Nq, s->Nk), s->D)) < 0)
+        return esa_fail(ctx, ESA_ERR_SHAPE, "tensors of these shapes leave the address space");
     /* A view over nothing has the same rules; its pointer is never followed. */
     esa_tensor q = esa_tensor_bnsd(&status, s->dtype, s->B, s->Hq, s->Nq, s->D), k = esa_tensor_bnsd(&status, s->dtype, s->B, s->Hkv, s->Nk, s->D);
     q.device = k.device = s->device;
@@ -163,7 +199,7 @@ esa_status esa_check_kv_len(esa_ctx *ctx, const int32_t *kv_len, int64_t B, int6
     /* Lengths are counted in the sequence as given; an order that moves tokens must not move any across the cut. */
     int64_t least = 0;
     if (layout && !layout->order_applied && !esa_order_is_identity(layout, 1, mode))
-        least = mode != ESA_MODE_FIXED && layout->text_front_k ? Nk : Nk - layout->text_back_k;
+        least = mode != ESA_MODE_FIXED && layout->order == ESA_ORDER_TILE && layout->text_front_k ? Nk : Nk - layout->text_back_k;
     for (int64_t b = 0; b < B; b++) {
         if (kv_len[b] < 0 || kv_len[b] > Nk)
             return esa_fail(ctx, ESA_ERR_ARGUMENT, "kv_len[%lld] is %d, expected 0 .. %lld", LL(b), (int)kv_len[b], LL(Nk));
@@ -194,8 +230,10 @@ static esa_status check_flag(esa_ctx *ctx, int32_t flag, const char *name)
 esa_status esa_check_select(esa_ctx *ctx, esa_select_params *out, const esa_select_params *in, int64_t Nq, int64_t Nk, int64_t D)
 {
     esa_status status;
+    /* The size is read first: an older caller's struct may be shorter than ours. */
+    if (in && (status = check_struct(ctx, in->struct_size, sizeof *in, "esa_select_params"))) return status;
     *out = in ? *in : esa_select_params_default(ESA_SELECT_ENTROPY);
-    if ((status = check_struct(ctx, out->struct_size, sizeof *out, "esa_select_params"))) return status;
+    if ((status = check_reserved(ctx, out->reserved, 4, "esa_select_params"))) return status;
     if (out->selector < ESA_SELECT_FULL || out->selector > ESA_SELECT_RANDOM)
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "selector is %d, expected ESA_SELECT_FULL, ENTROPY, RF_V2, ADA_BSA or RANDOM", (int)out->selector);
     if (out->mode < ESA_MODE_FIXED || out->mode > ESA_MODE_COMPAT_ROUND)
@@ -225,8 +263,9 @@ esa_status esa_check_select(esa_ctx *ctx, esa_select_params *out, const esa_sele
 esa_status esa_check_attention(esa_ctx *ctx, esa_attention_params *out, const esa_attention_params *in, int64_t D)
 {
     esa_status status;
+    if (in && (status = check_struct(ctx, in->struct_size, sizeof *in, "esa_attention_params"))) return status;
     *out = in ? *in : esa_attention_params_default();
-    if ((status = check_struct(ctx, out->struct_size, sizeof *out, "esa_attention_params"))) return status;
+    if ((status = check_reserved(ctx, out->reserved, 4, "esa_attention_params"))) return status;
     if (out->tail < ESA_TAIL_NONE || out->tail > ESA_TAIL_CENTROID)
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "tail is %d, expected ESA_TAIL_NONE, POOLED or CENTROID", (int)out->tail);
     if ((status = check_flag(ctx, out->causal, "causal"))) return status;

@@ -49,8 +49,9 @@ esa_status esa_ctx_create(esa_ctx **out, const esa_ctx_params *params)
 {
     if (!out) return ESA_ERR_ARGUMENT;
     *out = NULL;
+    if (params && params->struct_size != sizeof *params) return ESA_ERR_VERSION;
     const esa_ctx_params p = params ? *params : esa_ctx_params_default();
-    if (p.struct_size != sizeof p) return ESA_ERR_VERSION;
+    for (int32_t i = 0; i < 4; i++) if (p.reserved[i]) return ESA_ERR_ARGUMENT;
     if (p.threads < 0 || p.threads > ESA_MAX_THREADS || !p.alloc != !p.dealloc) return ESA_ERR_ARGUMENT;
     if (p.cpu_level < ESA_CPU_BEST || p.cpu_level > ESA_CPU_NEON) return ESA_ERR_ARGUMENT;
     const esa_cpu_kernels *kern = esa_cpu_kernels_get(p.cpu_level);

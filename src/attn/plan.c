@@ -53,6 +53,8 @@ static esa_status create_inside(esa_ctx *ctx, esa_plan *plan, const esa_shapes *
         plan->attention.kv_len = plan->select.kv_len;
         esa_select_blocks(&plan->select, shapes->Nq, shapes->Nk, &plan->nq, &plan->nk, &plan->runnable);
         const esa_layout *l = &plan->select.layout;
+        if (plan->attention.causal && !l->order_applied && (!esa_order_is_identity(l, 0, plan->select.mode) || !esa_order_is_identity(l, 1, plan->select.mode)))
+            return esa_fail(ctx, ESA_ERR_UNSUPPORTED, "causal attention needs raster order, or tensors that already stand in their order (order_applied)");
         const int32_t moves_q = !l->order_applied && !esa_order_is_identity(l, 0, plan->select.mode);
         const int32_t moves_k = !l->order_applied && !esa_order_is_identity(l, 1, plan->select.mode);
         if (moves_q && !(plan->perm_q = esa_mem_alloc(&ctx->mem, shapes->Nq * 4))) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for an order");
@@ -60,7 +62,7 @@ static esa_status create_inside(esa_ctx *ctx, esa_plan *plan, const esa_shapes *
         if (moves_q) esa_order_build(plan->perm_q, shapes->Nq, l, 0, plan->select.mode);
         if (moves_k) esa_order_build(plan->perm_k, shapes->Nk, l, 1, plan->select.mode);
     }
-    plan->workspace = plan_bytes(plan);
+    plan->workspace = esa_ceil_div(plan_bytes(plan), ESA_WORKSPACE_ALIGN) * ESA_WORKSPACE_ALIGN;
     return ESA_OK;
 }
 
@@ -139,9 +141,11 @@ static esa_status select_inside(const esa_plan *plan, esa_mask *mask, const esa_
     if (!mask) return esa_fail(ctx, ESA_ERR_ARGUMENT, "mask is NULL");
     if ((status = esa_check_against_shapes(ctx, q, s, "q", s->Hq, s->Nq)) || (status = esa_check_against_shapes(ctx, k, s, "k", s->Hkv, s->Nk)) ||
         (status = esa_check_kv_len(ctx, plan->select.kv_len, s->B, s->Nk, &plan->select.layout, plan->select.mode))) return status;
-    if (mask->B != s->B || mask->H != s->Hq || mask->nq != plan->nq || mask->nk != plan->nk || mask->cap < plan->nk)
-        return esa_fail(ctx, ESA_ERR_SHAPE, "the mask has %lld x %lld x %lld x %lld blocks, the plan makes %lld x %lld x %lld x %lld", (long long)mask->B,
-                        (long long)mask->H, (long long)mask->nq, (long long)mask->nk, (long long)s->B, (long long)s->Hq, (long long)plan->nq, (long long)plan->nk);
+    if (mask->B != s->B || mask->H != s->Hq || mask->nq != plan->nq || mask->nk != plan->nk || mask->cap < plan->nk || mask->Nq != s->Nq ||
+        mask->Nk != s->Nk || mask->block_q != plan->select.block_q || mask->block_k != plan->select.block_k)
+        return esa_fail(ctx, ESA_ERR_SHAPE, "the mask has room for %lld x %lld heads, %lld x %lld tokens in blocks of %dx%d, the plan makes %lld x %lld, %lld x %lld, %dx%d",
+                        (long long)mask->B, (long long)mask->H, (long long)mask->Nq, (long long)mask->Nk, (int)mask->block_q, (int)mask->block_k, (long long)s->B,
+                        (long long)s->Hq, (long long)s->Nq, (long long)s->Nk, (int)plan->select.block_q, (int)plan->select.block_k);
     if ((status = plan_scratch(plan, &ws))) return status;
     esa_select_args args;
     esa_bind_select(&args, ctx, s, &plan->select, q, k);
@@ -166,8 +170,10 @@ static esa_status attention_inside(const esa_plan *plan, const esa_mask *mask, c
     esa_status status;
     esa_ctx *ctx = plan->ctx;
     const esa_shapes *s = &plan->shapes;
+    /* A plan with a selector has its own permutations; otherwise the mask says where tokens stand. */
+    const esa_layout *layout = plan->has_select ? &plan->select.layout : mask ? &mask->layout : NULL;
     if ((status = esa_check_against_shapes(ctx, t->q, s, "q", s->Hq, s->Nq)) || (status = esa_check_against_shapes(ctx, t->k, s, "k", s->Hkv, s->Nk)) ||
-        (status = esa_check_qkvo(ctx, t)) || (status = esa_check_kv_len(ctx, plan->attention.kv_len, s->B, s->Nk, mask ? &mask->layout : NULL, mask ? mask->mode : 0))) return status;
+        (status = esa_check_qkvo(ctx, t)) || (status = esa_check_kv_len(ctx, plan->attention.kv_len, s->B, s->Nk, mask ? layout : NULL, mask ? mask->mode : 0))) return status;
     if (mask && (status = esa_check_mask(ctx, mask, s->B, s->Hq, s->Nq, s->Nk, plan->attention.causal))) return status;
     if (mask && plan->has_select && (mask->block_q != plan->select.block_q || mask->block_k != plan->select.block_k ||
                                      mask->mode != plan->select.mode || !esa_layout_same(&mask->layout, &plan->select.layout)))

@@ -37,6 +37,8 @@ typedef struct attn_worker {                    /* one thread's scratch */
     int32_t *limit;                             /* [mr] causal */
     float *bias;                                /* [nk rounded up] tail */
     float *mean_q;                              /* [D] centroid */
+    float *clean;                               /* [TAIL_BLOCK][D] and */
+    void *clean_v;                              /* their V pack: see attend_tail */
 } attn_worker;
 
 typedef struct attn_item { int64_t head_work, work; int32_t head, row; } attn_item;
@@ -47,6 +49,7 @@ typedef struct attn_run {
     float factor;                               /* scale * log2(e) */
     char *k_pack, *v_pack;                      /* [window][nk] blocks */
     float *k_mean, *v_mean;                     /* [window][nk][D] */
+    uint8_t *odd;                               /* [window][nk] 1: the mean value is not finite */
     char *tail_k, *tail_v;                      /* [window][tail_blocks] */
     attn_worker *worker;
     attn_item *item;                            /* items of the window */
@@ -88,6 +91,7 @@ static void carve_run(attn_run *run, esa_carve *carve)
     if (a->tail) {
         run->k_mean = esa_carve_take(carve, z->window * a->nk * a->D * 4);
         run->v_mean = esa_carve_take(carve, z->window * a->nk * a->D * 4);
+        run->odd = esa_carve_take(carve, z->window * a->nk);
         run->tail_k = esa_carve_take(carve, z->window * z->tail_blocks * z->tail_k);
         run->tail_v = esa_carve_take(carve, z->window * z->tail_blocks * z->tail_v);
     }
@@ -104,6 +108,8 @@ static void carve_run(attn_run *run, esa_carve *carve)
         w.limit = esa_carve_take(carve, kern->mr * 4);
         w.bias = esa_carve_take(carve, z->tail_blocks * TAIL_BLOCK * 4);
         w.mean_q = esa_carve_take(carve, a->D * 4);
+        w.clean = esa_carve_take(carve, a->tail ? TAIL_BLOCK * a->D * 4 : 0);
+        w.clean_v = esa_carve_take(carve, a->tail ? z->tail_v : 0);
         if (carve->base) run->worker[t] = w;
     }
 }
@@ -152,6 +158,8 @@ static void pack_item(void *arg, int64_t item, int32_t worker)
     if (a->tail) {
         a->kern->mean(run->k_mean + item * a->D, k.data, a->dtype, a->k_stride[2], k.gather, n, a->D);
         a->kern->mean(run->v_mean + item * a->D, v.data, a->dtype, a->v_stride[2], v.gather, n, a->D);
+        run->odd[item] = 0;
+        for (int64_t d = 0; d < a->D; d++) run->odd[item] |= !isfinite(run->v_mean[item * a->D + d]);
     }
 }
 
@@ -212,6 +220,23 @@ static int32_t tail_bias(float *bias, const esa_attn_args *a, int64_t blocks, in
     return any;
 }
 
+/* Columns that do not stand in have probability 0, but 0 times NaN is NaN: where such a column's mean value is not finite, the
+ * values are packed anew with zeros in its place. */
+static const void *tail_values(const attn_run *run, attn_worker *w, int64_t slot, int64_t t, int64_t keys, const float *bias)
+{
+    const esa_attn_args *a = run->a;
+    const int64_t first = slot * a->nk + t * TAIL_BLOCK;
+    int32_t poisoned = 0;
+    for (int64_t c = 0; c < keys; c++) poisoned |= run->odd[first + c] && bias[c] == -INFINITY;
+    if (!poisoned) return run->tail_v + (slot * run->z.tail_blocks + t) * run->z.tail_v;
+    for (int64_t c = 0; c < keys; c++) {
+        if (bias[c] == -INFINITY) memset(w->clean + c * a->D, 0, (size_t)a->D * 4);
+        else memcpy(w->clean + c * a->D, run->v_mean + (first + c) * a->D, (size_t)a->D * 4);
+    }
+    a->kern->pack_v(w->clean_v, w->clean, ESA_DTYPE_F32, a->D, NULL, keys, TAIL_BLOCK, a->D);
+    return w->clean_v;
+}
+
 static void attend_tail(const attn_run *run, attn_worker *w, int64_t slot, int64_t blocks, int64_t rows)
 {
     const attn_sizes *z = &run->z;
@@ -221,8 +246,7 @@ static void attend_tail(const attn_run *run, attn_worker *w, int64_t slot, int64
         int32_t any = 0;
         for (int64_t c = 0; c < keys && !any; c++) any = bias[c] != -INFINITY;
         if (!any) continue;
-        const key_block kb = { run->tail_k + (slot * z->tail_blocks + t) * z->tail_k, run->tail_v + (slot * z->tail_blocks + t) * z->tail_v,
-                               keys, TAIL_BLOCK, bias };
+        const key_block kb = { run->tail_k + (slot * z->tail_blocks + t) * z->tail_k, tail_values(run, w, slot, t, keys, bias), keys, TAIL_BLOCK, bias };
         attend(run, w, &kb, rows, keys);
     }
 }

@@ -180,7 +180,7 @@ INLINE void prepare_row(float *row, int64_t visible, int64_t keys, const float *
     const vf none = v_set1(-INFINITY);
     for (int64_t c = 0; c < keys; c += VL) {
         vf x = v_load(row + c);
-        if (bias) x = v_add(x, v_load(bias + c));
+        if (bias) x = v_drop(v_add(x, v_load(bias + c)), v_load(bias + c));
         if (c + VL > visible) x = v_first(x, visible > c ? visible - c : 0, none);
         v_store(row + c, x);
     }

@@ -8,6 +8,7 @@
 #endif
 
 #include <immintrin.h>
+#include <math.h>
 #include "base/half.h"
 #include "cpu/exp2_poly.h"
 
@@ -34,6 +35,8 @@ static inline __m256i v_first_mask(int64_t n)
 }
 /* Lanes 0 .. n-1 of x, the rest fill; n <= VL. */
 static inline vf   v_first(vf x, int64_t n, vf fill) { return _mm256_blendv_ps(fill, x, _mm256_castsi256_ps(v_first_mask(n))); }
+/* x, with -inf where bias is -inf: adding it would let a NaN or +inf through. */
+static inline vf   v_drop(vf x, vf bias) { return _mm256_blendv_ps(x, v_set1(-INFINITY), _mm256_cmp_ps(bias, v_set1(-INFINITY), _CMP_EQ_OQ)); }
 static inline void v_store_first(float *p, vf x, int64_t n) { _mm256_maskstore_ps(p, v_first_mask(n), x); }
 
 static inline float v_reduce_max(vf x)

@@ -8,6 +8,7 @@
 #endif
 
 #include <immintrin.h>
+#include <math.h>
 #include "base/half.h"
 #include "cpu/exp2_poly.h"
 
@@ -29,6 +30,9 @@ static inline int  v_any_gt(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_G
 /* Lanes 0 .. n-1 of x, the rest fill; n <= VL. */
 static inline vf   v_first(vf x, int64_t n, vf fill)
 { return _mm512_mask_blend_ps((__mmask16)(n >= VL ? 0xffffu : (1u << (n < 0 ? 0 : n)) - 1u), fill, x); }
+/* x, with -inf where bias is -inf: adding it would let a NaN or +inf through. */
+static inline vf   v_drop(vf x, vf bias)
+{ return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(bias, v_set1(-INFINITY), _CMP_EQ_OQ), x, v_set1(-INFINITY)); }
 static inline void v_store_first(float *p, vf x, int64_t n) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1u), x); }
 
 static inline float v_reduce_max(vf x)

@@ -9,6 +9,7 @@
 
 #include <arm_neon.h>
 #include <string.h>
+#include <math.h>
 #include "base/half.h"
 #include "cpu/exp2_poly.h"
 
@@ -35,6 +36,8 @@ static inline uint32x4_t v_first_mask(int64_t n)
 }
 /* Lanes 0 .. n-1 of x, the rest fill; n <= VL. */
 static inline vf   v_first(vf x, int64_t n, vf fill) { return vbslq_f32(v_first_mask(n), x, fill); }
+/* x, with -inf where bias is -inf: adding it would let a NaN or +inf through. */
+static inline vf   v_drop(vf x, vf bias) { return vbslq_f32(vceqq_f32(bias, v_set1(-INFINITY)), v_set1(-INFINITY), x); }
 static inline void v_store_first(float *p, vf x, int64_t n)
 {
     float t[VL];

@@ -92,6 +92,8 @@ static esa_status order_checked(esa_ctx *ctx, int32_t *perm, int64_t N, const es
     if (mode < ESA_MODE_FIXED || mode > ESA_MODE_COMPAT_ROUND)
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "mode is %d, expected 0 .. %d", (int)mode, ESA_MODE_COMPAT_ROUND);
     if (N < 1 || N > INT32_MAX) return esa_fail(ctx, ESA_ERR_SHAPE, "N is %lld, expected 1 .. %d tokens", (long long)N, INT32_MAX);
+    if (layout->struct_size != sizeof *layout)
+        return esa_fail(ctx, ESA_ERR_VERSION, "esa_layout has struct_size %u, this library expects %u", layout->struct_size, (unsigned)sizeof *layout);
     /* The other side's length is not known here and does not matter: this side is put in both places. */
     esa_layout one = *layout, resolved;
     const int32_t k_blank = !one.grid_k[0] && !one.grid_k[1] && !one.grid_k[2] && !one.text_front_k && !one.text_back_k;

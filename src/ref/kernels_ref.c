@@ -70,7 +70,8 @@ static int32_t softmax(void *p, float *s, int64_t ld, int64_t rows, int64_t keys
         float *row = s + r * ld, top = -INFINITY, sum = 0.0f;
         const int64_t visible = limit ? limit[r] : keys;
         for (int64_t c = 0; c < keys; c++) {
-            row[c] = c < visible ? (bias ? row[c] + bias[c] : row[c]) : -INFINITY;
+            if (c >= visible || (bias && bias[c] == -INFINITY)) row[c] = -INFINITY;     /* also where the score is NaN */
+            else if (bias) row[c] += bias[c];
             if (row[c] > top) top = row[c];
         }
         alpha[r] = 1.0f;

@@ -182,12 +182,14 @@ static void average_item(void *arg, int64_t item, int32_t worker)
         const int64_t at = head * w->rows + r;
         float top;
         if (limit_of(x, r) == 0) continue;
-        seeing++;
         if (x->rounded) {
+            seeing++;
             for (int64_t j = 0; j < n; j++) mean[j] += (double)w->sum[at * nk + j];
             continue;
         }
         const double total = esa_row_masses(mass, &top, w->top + at * nk, w->sum + at * nk, n);
+        if (total == 0.0) continue;                     /* every score is -inf: no key is there */
+        seeing++;
         for (int64_t j = 0; j < n; j++) mean[j] += mass[j] / total;
     }
     for (int64_t j = 0; j < n; j++) out[j] = seeing ? (float)(mean[j] / (double)seeing) : 0.0f;

@@ -116,6 +116,7 @@ static void measure_item(void *arg, int64_t item, int32_t worker)
         float high;
         if (limit_of(x, p) == 0) continue;
         const double total = esa_row_masses(mass, &high, top + r * nk, sum + r * nk, nk);
+        if (total == 0.0) continue;                     /* every score is -inf: no key is there */
         double part = 0.0;
         for (int32_t c = 0; c < m->count[row]; c++) part += mass[m->index[row * m->cap + c]];
         kept += part / total;

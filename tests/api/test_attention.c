@@ -102,6 +102,18 @@ static void test_causal(void **state)
             }
 }
 
+static void test_causal_lengths_and_types(void **state)
+{
+    (void)state;
+    static const int32_t kv_len[] = { 150, 40 };
+    for (int32_t dtype = 0; dtype < 3; dtype++)
+        for (int32_t tail = 0; tail < 3; tail++) {
+            const attention_case c = { .B = 2, .Hq = 4, .Hkv = 2, .Nq = 100, .Nk = 150, .D = 24, .dtype = dtype, .block_q = 48, .block_k = 32, .density = 0.5,
+                                       .causal = 1, .tail = tail, .kv_len = kv_len, .bsnd = 1 };
+            on_all_levels(&c);
+        }
+}
+
 static void test_orders(void **state)
 {
     (void)state;
@@ -212,13 +224,73 @@ static void test_not_finite(void **state)
     }
 }
 
+/* NaN in one key and one value of the last block, causal, diagonal lists: the tail must not carry it to rows before. */
+static void test_not_finite_with_tail(void **state)
+{
+    (void)state;
+    enum { N = 256, D = 32, BLOCK = 64, BAD = 200 };
+    for (int i = 0; i < levels; i++)
+        for (int32_t tail = 0; tail < 3; tail++)
+            for (int in_v = 0; in_v < 2; in_v++) {
+                static float q[N * D], k[N * D], v[N * D], o[N * D];
+                esa_tensor tq = esa_tensor_bnsd(q, ESA_DTYPE_F32, 1, 1, N, D), tk = tq, tv = tq, to = tq;
+                tk.data = k; tv.data = v; to.data = o;
+                tensor_fill(&tq, 1, 1.0); tensor_fill(&tk, 2, 1.0); tensor_fill(&tv, 3, 1.0);
+                (in_v ? v : k)[BAD * D + 7] = NAN;
+                esa_ctx *ctx;
+                esa_ctx_params cp = esa_ctx_params_default();
+                cp.cpu_level = level_of[i];
+                assert_int_equal(esa_ctx_create(&ctx, &cp), ESA_OK);
+                esa_mask_info info = { .struct_size = sizeof info, .block_q = BLOCK, .block_k = BLOCK, .B = 1, .H = 1, .Nq = N, .Nk = N };
+                info.layout = esa_layout_default();
+                const int32_t count[4] = { 1, 1, 1, 1 }, index[4] = { 0, 1, 2, 3 };
+                esa_mask *mask;
+                assert_int_equal(esa_mask_from_lists(ctx, &mask, &info, count, index, 1), ESA_OK);
+                esa_attention_params ap = esa_attention_params_default();
+                ap.causal = 1;
+                ap.tail = tail;
+                assert_int_equal(esa_attention(ctx, &tq, &tk, &tv, &to, mask, &ap), ESA_OK);
+                for (int n = 0; n < 3 * BLOCK; n++)
+                    for (int d = 0; d < D; d++) assert_true(isfinite((double)o[n * D + d]));
+                assert_true(isnan((double)o[(N - 1) * D + 7]));
+                esa_mask_free(mask);
+                esa_ctx_free(ctx);
+            }
+}
+
+/* One mask entry for the whole batch gives what the same entry repeated gives. */
+static void test_mask_broadcast(void **state)
+{
+    (void)state;
+    enum { B = 3, H = 2, N = 100, D = 16, BLOCK = 32, NB = 4 };
+    static float q[B * H * N * D], k[B * H * N * D], v[B * H * N * D], one[B * H * N * D], each[B * H * N * D];
+    esa_tensor tq = esa_tensor_bnsd(q, ESA_DTYPE_F32, B, H, N, D), tk = tq, tv = tq, to = tq;
+    tk.data = k; tv.data = v;
+    tensor_fill(&tq, 1, 1.0); tensor_fill(&tk, 2, 1.0); tensor_fill(&tv, 3, 1.0);
+    uint8_t bits[B * H * NB];
+    for (int i = 0; i < B * H * NB; i++) bits[i] = (uint8_t)(1 + (i % (H * NB)) * 5 % 15);
+    esa_ctx *ctx;
+    assert_int_equal(esa_ctx_create(&ctx, NULL), ESA_OK);
+    for (int64_t batch = 1; batch <= B; batch += B - 1) {
+        esa_mask_info info = { .struct_size = sizeof info, .block_q = BLOCK, .block_k = BLOCK, .B = batch, .H = H, .Nq = N, .Nk = N };
+        info.layout = esa_layout_default();
+        esa_mask *mask;
+        assert_int_equal(esa_mask_from_bits(ctx, &mask, &info, bits), ESA_OK);
+        to.data = batch == 1 ? one : each;
+        assert_int_equal(esa_attention(ctx, &tq, &tk, &tv, &to, mask, NULL), ESA_OK);
+        esa_mask_free(mask);
+    }
+    assert_memory_equal(one, each, sizeof one);
+    esa_ctx_free(ctx);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sizes), cmocka_unit_test(test_long_odd), cmocka_unit_test(test_head_dims), cmocka_unit_test(test_blocks_and_densities),
-        cmocka_unit_test(test_layouts), cmocka_unit_test(test_causal), cmocka_unit_test(test_orders), cmocka_unit_test(test_equal_keys),
+        cmocka_unit_test(test_layouts), cmocka_unit_test(test_causal), cmocka_unit_test(test_causal_lengths_and_types), cmocka_unit_test(test_orders), cmocka_unit_test(test_equal_keys),
         cmocka_unit_test(test_full_mask_is_dense), cmocka_unit_test(test_same_bits_for_any_threads), cmocka_unit_test(test_huge_scores),
-        cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_not_finite), cmocka_unit_test(test_not_finite_with_tail), cmocka_unit_test(test_mask_broadcast),
     };
     return cmocka_run_group_tests(tests, find_levels, NULL);
 }

@@ -76,6 +76,95 @@ static void test_views(void **state)
     esa_ctx_free(f.ctx);
 }
 
+/* Views that share bytes in ways a range test alone does not see, and disjoint ones that it would refuse. */
+static void test_overlaps(void **state)
+{
+    (void)state;
+    static float big[2 * 4 * H * N * D];
+    fixture f = fresh();
+    esa_tensor t[4];
+    for (int i = 0; i < 4; i++) {                       /* [B][4][H][N][D]: whole batch entries apart */
+        t[i] = esa_tensor_bnsd(big + i * H * N * D, ESA_DTYPE_F32, 2, H, N, D);
+        t[i].stride[0] = 4 * H * N * D;
+    }
+    assert_int_equal(esa_attention(f.ctx, &t[0], &t[1], &t[2], &t[3], NULL, NULL), ESA_OK);
+    esa_tensor q = esa_tensor_bsnd(big, ESA_DTYPE_F32, 1, H, N, D), o = esa_tensor_bsnd(big + D, ESA_DTYPE_F32, 1, H, N, D);
+    assert_int_equal(esa_attention(f.ctx, &q, &f.k, &f.v, &o, NULL, NULL), ESA_ERR_ARGUMENT);      /* o's head 0 is q's head 1 */
+    q = o = esa_tensor_bnsd(big, ESA_DTYPE_F32, 1, H, N, D);
+    q.data = big + (N - 1) * D;                         /* the same rows, walked backwards */
+    q.stride[2] = -D;
+    o.data = big + D;
+    assert_int_equal(esa_attention(f.ctx, &q, &f.k, &f.v, &o, NULL, NULL), ESA_ERR_ARGUMENT);
+    o = view(o_data);
+    esa_attention_params p = esa_attention_params_default();
+    esa_tensor lse = esa_tensor_bnsd(o_data + 4, ESA_DTYPE_F32, 1, H, N, 1);
+    p.lse = &lse;
+    expect(&f, ATTEND(f, NULL, &p), ESA_ERR_ARGUMENT, "lse overlaps");
+    lse.device = ESA_DEVICE_CUDA;
+    expect(&f, ATTEND(f, NULL, &p), ESA_ERR_DEVICE, "lse");
+    esa_ctx_free(f.ctx);
+}
+
+/* A struct of an older, shorter version: its size is read before anything behind it (asan watches). */
+static void test_short_structs(void **state)
+{
+    (void)state;
+    fixture f = fresh();
+    uint32_t *shorter = malloc(8);
+    shorter[0] = 8;
+    shorter[1] = 0;
+    esa_mask *mask;
+    float out;
+    int32_t perm[N];
+    esa_ctx *ctx;
+    esa_plan *plan;
+    expect(&f, ATTEND(f, NULL, (esa_attention_params *)(void *)shorter), ESA_ERR_VERSION, "struct_size 8");
+    expect(&f, esa_select(f.ctx, &mask, &f.q, &f.k, (esa_select_params *)(void *)shorter), ESA_ERR_VERSION, "struct_size 8");
+    expect(&f, esa_importance(f.ctx, &out, NULL, &f.q, &f.k, (esa_select_params *)(void *)shorter), ESA_ERR_VERSION, "struct_size 8");
+    expect(&f, esa_order(f.ctx, perm, N, (esa_layout *)(void *)shorter, 0, 0), ESA_ERR_VERSION, "struct_size 8");
+    expect(&f, esa_plan_create(f.ctx, &plan, (esa_shapes *)(void *)shorter, NULL, NULL), ESA_ERR_VERSION, "struct_size 8");
+    assert_int_equal(esa_ctx_create(&ctx, (esa_ctx_params *)(void *)shorter), ESA_ERR_VERSION);
+    free(shorter);
+    esa_attention_params p = esa_attention_params_default();
+    p.reserved[2] = 1;
+    expect(&f, ATTEND(f, NULL, &p), ESA_ERR_ARGUMENT, "reserved");
+    esa_shapes s = esa_shapes_default();
+    s.B = 1; s.Hq = s.Hkv = s.Nq = s.Nk = INT64_C(1) << 40; s.D = 8;
+    expect(&f, esa_plan_create(f.ctx, &plan, &s, NULL, NULL), ESA_ERR_SHAPE, "2^31");
+    esa_ctx_free(f.ctx);
+}
+
+/* A mask made by one plan does not fit another plan of the same block counts; lengths and causality are checked where tokens stand. */
+static void test_plans_and_foreign_masks(void **state)
+{
+    (void)state;
+    fixture f = fresh();
+    esa_shapes s = esa_shapes_default();
+    s.B = 1; s.Hq = s.Hkv = H; s.Nq = s.Nk = N; s.D = D;
+    esa_select_params p = esa_select_params_default(ESA_SELECT_FULL);
+    p.block_q = p.block_k = 32;
+    esa_plan *a, *b;
+    esa_mask *mask;
+    assert_int_equal(esa_plan_create(f.ctx, &a, &s, &p, NULL), ESA_OK);
+    p.block_q = p.block_k = 48 - 16 * (N > 48);
+    s.Nq = s.Nk = N - 3;
+    assert_int_equal(esa_plan_create(f.ctx, &b, &s, &p, NULL), ESA_OK);
+    assert_int_equal(esa_mask_create(a, &mask), ESA_OK);
+    f.q.dim[2] = f.k.dim[2] = N - 3;
+    expect(&f, esa_plan_select(b, mask, &f.q, &f.k, NULL), ESA_ERR_SHAPE, "the plan makes");
+    esa_mask_free(mask);
+    esa_plan_free(a);
+    esa_plan_free(b);
+    s.Nq = s.Nk = N;
+    p = esa_select_params_default(ESA_SELECT_FULL);
+    p.layout.order = ESA_ORDER_HILBERT;
+    p.layout.grid_q[0] = 2; p.layout.grid_q[1] = 4; p.layout.grid_q[2] = 5;
+    esa_attention_params ap = esa_attention_params_default();
+    ap.causal = 1;
+    expect(&f, esa_plan_create(f.ctx, &a, &s, &p, &ap), ESA_ERR_UNSUPPORTED, "raster");
+    esa_ctx_free(f.ctx);
+}
+
 /* q, k, v, o side by side in one buffer: ranges interleave, nothing is shared, and it works. */
 static void test_interleaved_buffer_is_fine(void **state)
 {
@@ -281,7 +370,8 @@ static void test_one_call_at_a_time(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_views), cmocka_unit_test(test_interleaved_buffer_is_fine), cmocka_unit_test(test_attention_params),
+        cmocka_unit_test(test_views), cmocka_unit_test(test_interleaved_buffer_is_fine), cmocka_unit_test(test_overlaps),
+        cmocka_unit_test(test_short_structs), cmocka_unit_test(test_plans_and_foreign_masks), cmocka_unit_test(test_attention_params),
         cmocka_unit_test(test_select_params), cmocka_unit_test(test_masks_that_do_not_fit), cmocka_unit_test(test_context),
         cmocka_unit_test(test_one_call_at_a_time),
     };
