@@ -2,7 +2,9 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "common/attention_case.h"
 #include "base/half.h"
+#include "base/ctx.h"
 #include "base/rng.h"
+#include "common/bf16_emulated.h"
 #include "common/naive.h"
 
 #include <setjmp.h>
@@ -58,9 +60,10 @@ static void prepare(prepared *p, const attention_case *c, int32_t level, int32_t
     if (c->equal_keys) make_keys_equal(p, c);
 
     esa_ctx_params cp = esa_ctx_params_default();
-    cp.cpu_level = level;
+    cp.cpu_level = level == CPU_BF16_EMULATED ? ESA_CPU_AVX512 : level;
     cp.threads = threads;
     assert_int_equal(esa_ctx_create(&p->ctx, &cp), ESA_OK);
+    if (level == CPU_BF16_EMULATED) p->ctx->kern = bf16_emulated();
 
     esa_mask_info info;
     memset(&info, 0, sizeof info);

@@ -5,6 +5,8 @@
 
 #include "esa/esa.h"
 
+#define CPU_BF16_EMULATED 100       /* a level of the tests alone: bf16_emulated.h */
+
 typedef struct attention_case {
     int64_t B, Hq, Hkv, Nq, Nk, D;
     int32_t dtype, block_q, block_k, causal, tail, order;

@@ -15,6 +15,7 @@
 #include "base/half.h"
 #include "base/rng.h"
 #include "cpu/cpu.h"
+#include "common/bf16_emulated.h"
 #include "common/naive.h"
 
 static const esa_cpu_kernels *set[8];
@@ -29,6 +30,7 @@ static int find_sets(void **state)
         set[sets++] = k;
         if (k->bf16) set[sets++] = k->bf16;
     }
+    if (bf16_emulated()) set[sets++] = bf16_emulated()->bf16;
     printf("kernel sets:");
     for (int i = 0; i < sets; i++) printf(" %s/%d", set[i]->name, (int)set[i]->packed_bytes * 8);
     printf(", seed %llu\n", (unsigned long long)test_seed());
