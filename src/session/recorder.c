@@ -3,6 +3,7 @@
 #include "session/recording.h"
 
 #include <string.h>
+#include "mask/mask.h"
 #include "session/session.h"
 
 esa_status esa_recorder_create(esa_ctx *ctx, esa_recorder *rec, const esa_mask_file_info *info, const int32_t *dense_layer, int32_t dense_layers)
@@ -67,6 +68,25 @@ void esa_recorder_add(esa_recorder *rec, int64_t cell, const float *p)
     rec->count[cell]++;
 }
 
+void esa_recorder_forget(esa_recorder *rec)
+{
+    for (int64_t i = 0; i < rec->cells; i++) {
+        esa_mem_free(&rec->ctx->mem, rec->sum[i], 4 * rec->blocks);
+        rec->sum[i] = NULL;
+    }
+    rec->blocks = 0;
+    rec->info.H = rec->info.Nq = rec->info.Nk = rec->info.nq = rec->info.nk = 0;
+    memset(&rec->info.layout, 0, sizeof rec->info.layout);
+}
+
+/* 1 if no cell holds anything. */
+static int32_t is_empty(const esa_recorder *rec)
+{
+    for (int64_t i = 0; i < rec->cells; i++)
+        if (rec->count[i]) return 0;
+    return 1;
+}
+
 static esa_status save(esa_recorder *rec, esa_tensors_writer *w)
 {
     const esa_mask_file_info *f = &rec->info;
@@ -91,7 +111,7 @@ esa_status esa_session_save_recording(esa_session *s, const char *path)
     if (status != ESA_OK) return status;
     if (s->params.mode != ESA_SESSION_RECORD) {
         status = esa_fail(s->ctx, ESA_ERR_STATE, "this session does not record: its mode is not RECORD");
-    } else if (!s->recorder.info.H) {
+    } else if (is_empty(&s->recorder)) {
         status = esa_fail(s->ctx, ESA_ERR_STATE, "nothing has been recorded yet");
     } else {
         esa_tensors_writer *w = NULL;
@@ -103,18 +123,20 @@ esa_status esa_session_save_recording(esa_session *s, const char *path)
     return status;
 }
 
-/* Settings a session knows before its first call; geometry is compared once it is known. */
+/* Settings a session knows before its first call; shapes are compared once they are known. */
 static esa_status check_resume(const esa_session *s, const esa_recording *file)
 {
     esa_mask_file_info mine = s->recorder.info;
     if (!mine.H) {
-        /* No call yet: shape and layout come from the file, and the first call will be compared with them. */
+        /* No call yet: shapes come from the file, and the first call will be compared with them. The layout is the session's own. */
         mine.H = file->info.H;
         mine.Nq = file->info.Nq;
         mine.Nk = file->info.Nk;
         mine.nq = file->info.nq;
         mine.nk = file->info.nk;
-        mine.layout = file->info.layout;
+        if (esa_layout_resolve(s->ctx, &mine.layout, &s->params.select.layout, mine.Nq, mine.Nk, mine.selector, mine.mode, 0) != ESA_OK)
+            return esa_fail(s->ctx, ESA_ERR_MISMATCH, "%.160s was made for %s, the session has %s", file->tensors->label,
+                            esa_run_describe_layout(&file->info.layout).text, esa_run_describe_layout(&s->params.select.layout).text);
     }
     esa_status status = esa_run_same(s->ctx, &file->info, file->tensors->label, &mine, "the session");
     const int32_t n = s->recorder.dense_layers;
@@ -127,6 +149,11 @@ static esa_status load(esa_session *s, const esa_recording *file)
 {
     esa_recorder *rec = &s->recorder;
     esa_status status = check_resume(s, file);
+    if (status != ESA_OK) return status;
+    if ((int64_t)rec->info.prompts + file->info.prompts > INT32_MAX)
+        return esa_fail(s->ctx, ESA_ERR_FORMAT, "%s claims %d prompts, with the session's %d these are more than can be", file->tensors->label,
+                        file->info.prompts, rec->info.prompts);
+    status = esa_recording_check_sums(s->ctx, file);
     if (status != ESA_OK) return status;
     const int64_t blocks = rec->blocks;
     rec->blocks = file->blocks;

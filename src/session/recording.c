@@ -129,6 +129,21 @@ void esa_recordings_row(uint64_t *sum, const esa_recording *rec, int32_t count, 
     }
 }
 
+esa_status esa_recording_check_sums(esa_ctx *ctx, const esa_recording *rec)
+{
+    for (int64_t c = 0; c < rec->cells; c++) {
+        if (!rec->count[c]) continue;
+        const uint8_t *sums = rec->sums + 4 * rec->slot[c] * rec->blocks;
+        const uint32_t most = (uint32_t)rec->count[c] << 24;        /* at most 255 contributions of 2^24 */
+        for (int64_t i = 0; i < rec->blocks; i++) {
+            uint32_t v;
+            memcpy(&v, sums + 4 * i, 4);
+            if (v > most) return bad(ctx, rec->tensors, "a sum is larger than its contributions can make it");
+        }
+    }
+    return ESA_OK;
+}
+
 /* ---------------------------------------------------------------- merging into one recording */
 
 static esa_status merge_cells(esa_tensors_writer *w, const esa_recording *rec, int32_t count, uint64_t *wide, uint32_t *row)
@@ -162,6 +177,7 @@ static esa_status merge(esa_ctx *ctx, esa_tensors_writer *w, const esa_recording
         used += n > 0;
     }
     const int64_t dense = rec->dense_layers, shape[3] = {info->branches, info->layers, info->groups}, sums[4] = {used, info->H, info->nq, info->nk};
+    for (int32_t i = 0; status == ESA_OK && i < count; i++) status = esa_recording_check_sums(ctx, &rec[i]);
     if (status == ESA_OK) status = esa_run_write(w, info, "esa.recording");
     if (status == ESA_OK) status = esa_st_writer_declare(w, "dense_layers", ESA_FILE_I32, 1, &dense);
     if (status == ESA_OK) status = esa_st_writer_declare(w, "count", ESA_FILE_I32, 3, shape);

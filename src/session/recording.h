@@ -35,6 +35,9 @@ esa_status esa_recorder_reserve(esa_recorder *rec, int64_t cell, int32_t more);
 /* Adds p[H][nq][nk] to a reserved cell. */
 void       esa_recorder_add(esa_recorder *rec, int64_t cell, const float *p);
 
+/* Back to before the first call: no geometry, no memory for sums. Only while nothing has been added. */
+void       esa_recorder_forget(esa_recorder *rec);
+
 /* A recording file, mapped. */
 typedef struct esa_recording {
     esa_tensors *tensors;                   /* owned */
@@ -55,6 +58,8 @@ void       esa_recording_close(esa_ctx *ctx, esa_recording *rec);
  * prompts into *info. */
 esa_status esa_recordings_open(esa_ctx *ctx, esa_recording **out, esa_mask_file_info *info, const char *const *path, int32_t count);
 void       esa_recordings_close(esa_ctx *ctx, esa_recording *rec, int32_t count);
+/* Every sum within count * 2^24: reads the whole file. */
+esa_status esa_recording_check_sums(esa_ctx *ctx, const esa_recording *rec);
 /* 1 if the layer was left out on purpose. */
 int32_t    esa_recording_is_dense(const esa_recording *rec, int32_t layer);
 /* Contributions of a cell over several recordings, and one row of their sum: row r of H * nq into sum[nk]. */

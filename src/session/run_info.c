@@ -32,6 +32,20 @@ esa_run_text esa_run_describe(int64_t Nq, int64_t Nk, const int32_t grid_q[3], i
     return r;
 }
 
+esa_run_text esa_run_describe_layout(const esa_layout *y)
+{
+    esa_run_text r;
+    const size_t room = sizeof r.text;
+    int n = y->grid_q[0] ? snprintf(r.text, room, "grid %dx%dx%d", y->grid_q[0], y->grid_q[1], y->grid_q[2]) : snprintf(r.text, room, "no grid");
+    n += snprintf(r.text + n, room - (size_t)n, ", order %s", y->order < 0 ? "default" : order_names[y->order]);
+    if (y->order == ESA_ORDER_TILE3D) n += snprintf(r.text + n, room - (size_t)n, " %dx%dx%d", y->window[0], y->window[1], y->window[2]);
+    n += snprintf(r.text + n, room - (size_t)n, ", text %d + %d", y->text_front_q, y->text_back_q);
+    if (memcmp(y->grid_q, y->grid_k, sizeof y->grid_q) != 0 || y->text_front_q != y->text_front_k || y->text_back_q != y->text_back_k)
+        n += snprintf(r.text + n, room - (size_t)n, " (keys: grid %dx%dx%d, text %d + %d)", y->grid_k[0], y->grid_k[1], y->grid_k[2], y->text_front_k, y->text_back_k);
+    snprintf(r.text + n, room - (size_t)n, ", frame 0 %sprotected", y->protect_first_frame == 1 ? "" : "not ");
+    return r;
+}
+
 /* ---------------------------------------------------------------- writing */
 
 static esa_status put_ints(esa_tensors_writer *w, const char *key, const int32_t *value, int n)
@@ -251,6 +265,11 @@ esa_status esa_run_read(esa_ctx *ctx, esa_mask_file_info *f, const esa_tensors *
     return ESA_OK;
 }
 
+int32_t esa_run_layout_same(const esa_layout *a, const esa_layout *b)
+{
+    return esa_layout_same(a, b) && a->protect_first_frame == b->protect_first_frame;
+}
+
 esa_status esa_run_same(esa_ctx *ctx, const esa_mask_file_info *a, const char *name_a, const esa_mask_file_info *b, const char *name_b)
 {
     if (strcmp(a->model, b->model) != 0)
@@ -266,8 +285,11 @@ esa_status esa_run_same(esa_ctx *ctx, const esa_mask_file_info *a, const char *n
     if (a->groups != b->groups || a->branches != b->branches || a->block_q != b->block_q || a->block_k != b->block_k || a->samples != b->samples)
         return esa_fail(ctx, ESA_ERR_MISMATCH, "%.100s has %d step groups, %d branches, blocks of %dx%d and %d samples, %.100s has %d, %d, %dx%d and %d",
                         name_a, a->groups, a->branches, a->block_q, a->block_k, a->samples, name_b, b->groups, b->branches, b->block_q, b->block_k, b->samples);
-    if (a->selector != b->selector || a->mode != b->mode || !esa_layout_same(&a->layout, &b->layout))
-        return esa_fail(ctx, ESA_ERR_MISMATCH, "%.100s and %.100s differ in selector, mode, order (%s, %s) or text tokens", name_a, name_b,
-                        order_names[a->layout.order], order_names[b->layout.order]);
+    if (a->selector != b->selector || a->mode != b->mode)
+        return esa_fail(ctx, ESA_ERR_MISMATCH, "%.100s and %.100s differ in selector (%d, %d) or mode (%s, %s)", name_a, name_b, a->selector, b->selector,
+                        mode_names[a->mode], mode_names[b->mode]);
+    if (!esa_run_layout_same(&a->layout, &b->layout))
+        return esa_fail(ctx, ESA_ERR_MISMATCH, "%.100s was made for %s, %.100s for %s", name_a, esa_run_describe_layout(&a->layout).text, name_b,
+                        esa_run_describe_layout(&b->layout).text);
     return ESA_OK;
 }

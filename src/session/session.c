@@ -76,6 +76,40 @@ static esa_status check_params(esa_ctx *ctx, const esa_session_params *p)
     return ESA_OK;
 }
 
+/* What the session says of its layout against the file's; what it leaves open is the file's. */
+static esa_status check_mask_layout(esa_ctx *ctx, const esa_session_params *p)
+{
+    const esa_mask_file_info *f = &p->masks->info;
+    const esa_layout *z = &f->layout, plain = esa_layout_default();
+    esa_layout y = p->select.layout;
+    const char *name = p->masks->tensors->label;
+    const int32_t grid = y.grid_q[0] || y.grid_q[1] || y.grid_q[2], text = y.text_front_q || y.text_back_q;
+    const int32_t keys = y.grid_k[0] || y.grid_k[1] || y.grid_k[2] || y.text_front_k || y.text_back_k;
+    if (grid && memcmp(y.grid_q, z->grid_q, sizeof y.grid_q) != 0)
+        return esa_fail(ctx, ESA_ERR_MISMATCH, "%s was made for N=%lld (grid %dx%dx%d) and %d layers, the session has grid %dx%dx%d and %d layers", name,
+                        (long long)f->Nq, z->grid_q[0], z->grid_q[1], z->grid_q[2], f->layers, y.grid_q[0], y.grid_q[1], y.grid_q[2], p->layers);
+    if (!grid) memcpy(y.grid_q, z->grid_q, sizeof y.grid_q);
+    if (!grid && !text) {
+        y.text_front_q = z->text_front_q;
+        y.text_back_q = z->text_back_q;
+    }
+    if (!keys && (f->Nq != f->Nk || (!grid && !text))) {
+        memcpy(y.grid_k, z->grid_k, sizeof y.grid_k);
+        y.text_front_k = z->text_front_k;
+        y.text_back_k = z->text_back_k;
+    }
+    /* A window says something beside an order of its own, or where it is not the default one. */
+    if (y.order == ESA_ORDER_DEFAULT && memcmp(y.window, plain.window, sizeof y.window) == 0) memcpy(y.window, z->window, sizeof y.window);
+    if (y.order == ESA_ORDER_DEFAULT) y.order = z->order;
+    if (y.protect_first_frame < 0) y.protect_first_frame = z->protect_first_frame;
+    esa_layout full;
+    esa_status status = esa_layout_resolve(ctx, &full, &y, f->Nq, f->Nk, f->selector, f->mode, 0);
+    if (status == ESA_OK && esa_run_layout_same(&full, z)) return ESA_OK;
+    if (status == ESA_ERR_VERSION) return status;
+    return esa_fail(ctx, ESA_ERR_MISMATCH, "%.160s was made for %s, the session has %s", name, esa_run_describe_layout(z).text,
+                    esa_run_describe_layout(status == ESA_OK ? &full : &y).text);
+}
+
 /* Does the mask file belong to this model, shape and step count? */
 static esa_status check_masks(esa_ctx *ctx, const esa_session_params *p)
 {
@@ -95,13 +129,7 @@ static esa_status check_masks(esa_ctx *ctx, const esa_session_params *p)
         return esa_fail(ctx, ESA_ERR_MISMATCH, "%s was made for %d steps, the session has %d (step_map NEAREST maps them)", name, f->steps, p->steps);
     if (f->branches > 1 && f->branches != p->branches)
         return esa_fail(ctx, ESA_ERR_MISMATCH, "%s keeps %d branches apart, the session has %d", name, f->branches, p->branches);
-    const esa_layout *y = &p->select.layout, *z = &f->layout;
-    if ((y->grid_q[0] || y->grid_q[1] || y->grid_q[2]) && memcmp(y->grid_q, z->grid_q, sizeof y->grid_q) != 0)
-        return esa_fail(ctx, ESA_ERR_MISMATCH, "%s was made for N=%lld (grid %dx%dx%d) and %d layers, the session has grid %dx%dx%d and %d layers", name,
-                        (long long)f->Nq, z->grid_q[0], z->grid_q[1], z->grid_q[2], f->layers, y->grid_q[0], y->grid_q[1], y->grid_q[2], p->layers);
-    if (y->order_applied && y->order != ESA_ORDER_DEFAULT && y->order != z->order)
-        return esa_fail(ctx, ESA_ERR_MISMATCH, "%s was made for tokens in order %d, the session's stand in order %d", name, z->order, y->order);
-    return ESA_OK;
+    return check_mask_layout(ctx, p);
 }
 
 /* What a recording of this session will say of itself; geometry comes with the first call. */
@@ -170,7 +198,10 @@ static void release(esa_session *s)
 {
     const esa_allocator *mem = &s->ctx->mem;
     esa_session_drop_plans(s);
-    for (int64_t i = 0; s->rest && i < (int64_t)s->params.layers * s->params.branches; i++) esa_mem_free(mem, s->rest[i].bits, s->rest[i].bytes);
+    for (int64_t i = 0; s->rest && i < (int64_t)s->params.layers * s->params.branches; i++) {
+        esa_mem_free(mem, s->rest[i].bits, s->rest[i].bytes);
+        esa_mem_free(mem, s->rest[i].kv_len, s->rest[i].kv_bytes);
+    }
     esa_mem_free(mem, s->rest, (int64_t)sizeof *s->rest * s->params.layers * s->params.branches);
     esa_mem_free(mem, s->cell, (int64_t)sizeof *s->cell * s->params.layers * s->params.steps);
     esa_mem_free(mem, s->dense_layer, s->params.layers);
@@ -206,9 +237,14 @@ esa_status esa_session_begin(esa_session *s)
     if (!s) return ESA_ERR_ARGUMENT;
     const esa_status status = esa_ctx_enter(s->ctx);
     if (status != ESA_OK) return status;
+    if (s->params.mode == ESA_SESSION_RECORD && s->recorder.info.prompts == INT32_MAX) {
+        esa_fail(s->ctx, ESA_ERR_STATE, "the recording already counts %d prompts, no more can be counted", INT32_MAX);
+        esa_ctx_leave(s->ctx);
+        return ESA_ERR_STATE;
+    }
     memset(s->cell, 0, sizeof *s->cell * (size_t)s->params.layers * (size_t)s->params.steps);
     for (int64_t i = 0; i < (int64_t)s->params.layers * s->params.branches; i++) {
-        s->rest[i].made_for = NULL;
+        s->rest[i].made = 0;
         s->rest[i].sparse_steps = 0;
         s->rest[i].last_step = -1;
     }

@@ -29,7 +29,10 @@ typedef struct esa_session_plan {
 typedef struct esa_session_rest {
     uint8_t *bits;                      /* [B][H][nq][ceil(nk/8)], NULL: none */
     int64_t bytes;
-    const esa_plan *made_for;           /* a mask of another shape is not reused */
+    int32_t made;                       /* 1: bits hold a mask of this video */
+    esa_shapes shapes;                  /* it was made for; a mask of another shape is not reused */
+    int32_t *kv_len;                    /* [B] copy of the key lengths it was made for, NULL: all keys */
+    int64_t kv_bytes;
     int32_t sparse_steps;               /* sparse steps seen since begin */
     int32_t last_step;                  /* of them, -1: none */
     double density, mass;
@@ -66,6 +69,8 @@ struct esa_session {
 static inline esa_session_cell *esa_session_at(esa_session *s, int32_t layer) { return &s->cell[(int64_t)layer * s->params.steps + s->step]; }
 /* Seconds of a clock that never goes back. */
 double esa_session_now(void);
+/* 1 if calls of these shapes can share a plan. */
+int esa_session_same_shapes(const esa_shapes *a, const esa_shapes *b);
 /* Frees the plans. */
 void esa_session_drop_plans(esa_session *s);
 

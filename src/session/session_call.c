@@ -143,6 +143,36 @@ static esa_status make_mask(const call *c, const esa_session_plan *e, figures *f
     return ESA_OK;
 }
 
+/* Lengths are compared by what they say: the caller may write new ones into the same array, or the same ones into another. */
+static int32_t rests_for(const esa_session_rest *rest, const esa_plan *p)
+{
+    const int32_t *kv_len = p->select.kv_len;
+    if (!rest->made || !esa_session_same_shapes(&rest->shapes, &p->shapes) || !rest->kv_len != !kv_len) return 0;
+    return !kv_len || memcmp(rest->kv_len, kv_len, 4 * (size_t)p->shapes.B) == 0;
+}
+
+/* Memory for the mask of a plan and its lengths. */
+static esa_status make_rest(esa_session *s, esa_session_rest *rest, const esa_mask *m, const esa_plan *p)
+{
+    const int64_t bytes = m->B * m->H * m->nq * esa_ceil_div(m->nk, 8), kv_bytes = p->select.kv_len ? 4 * p->shapes.B : 0;
+    rest->made = 0;
+    if (rest->bytes != bytes) {
+        uint8_t *bits = esa_mem_alloc(&s->ctx->mem, bytes);
+        if (!bits) return guarded_fail(s, ESA_ERR_MEMORY, "out of memory for a mask that is kept between steps");
+        esa_mem_free(&s->ctx->mem, rest->bits, rest->bytes);
+        rest->bits = bits;
+        rest->bytes = bytes;
+    }
+    if (rest->kv_bytes != kv_bytes) {
+        int32_t *kv_len = kv_bytes ? esa_mem_alloc(&s->ctx->mem, kv_bytes) : NULL;
+        if (kv_bytes && !kv_len) return guarded_fail(s, ESA_ERR_MEMORY, "out of memory for a mask that is kept between steps");
+        esa_mem_free(&s->ctx->mem, rest->kv_len, rest->kv_bytes);
+        rest->kv_len = kv_len;
+        rest->kv_bytes = kv_bytes;
+    }
+    return ESA_OK;
+}
+
 /* With refresh_every > 1 a mask rests as bits between the steps that make it. */
 static esa_status refresh_mask(const call *c, const esa_session_plan *e, figures *f)
 {
@@ -152,7 +182,7 @@ static esa_status refresh_mask(const call *c, const esa_session_plan *e, figures
         rest->last_step = s->step;
         rest->sparse_steps++;
     }
-    if ((rest->sparse_steps - 1) % s->params.refresh_every != 0 && rest->made_for == e->plan) {
+    if ((rest->sparse_steps - 1) % s->params.refresh_every != 0 && rests_for(rest, e->plan)) {
         const double start = esa_session_now();
         esa_mask_set_bits(e->mask, rest->bits);
         f->select_seconds = esa_session_now() - start;
@@ -160,21 +190,28 @@ static esa_status refresh_mask(const call *c, const esa_session_plan *e, figures
         f->mass = rest->mass;
         return ESA_OK;
     }
-    const esa_status status = make_mask(c, e, f);
+    esa_status status = make_mask(c, e, f);
+    if (status == ESA_OK) status = make_rest(s, rest, e->mask, e->plan);
     if (status != ESA_OK) return status;
-    const int64_t bytes = e->mask->B * e->mask->H * e->mask->nq * esa_ceil_div(e->mask->nk, 8);
-    if (rest->bytes != bytes) {
-        uint8_t *bits = esa_mem_alloc(&s->ctx->mem, bytes);
-        if (!bits) return guarded_fail(s, ESA_ERR_MEMORY, "out of memory for a mask that is kept between steps");
-        esa_mem_free(&s->ctx->mem, rest->bits, rest->bytes);
-        rest->bits = bits;
-        rest->bytes = bytes;
-    }
     esa_mask_to_bits(e->mask, rest->bits);
-    rest->made_for = e->plan;
+    if (rest->kv_len) memcpy(rest->kv_len, e->plan->select.kv_len, (size_t)rest->kv_bytes);
+    rest->shapes = e->plan->shapes;
+    rest->made = 1;
     rest->density = f->density;
     rest->mass = f->mass;
     return ESA_OK;
+}
+
+/* Key lengths that cut into tokens the order moves cannot run sparse (ESA_ERR_UNSUPPORTED); dense attention takes any. */
+static esa_status check_lengths(const call *c, const esa_session_plan *e)
+{
+    esa_ctx *ctx = c->s->ctx;
+    const esa_plan *p = e->plan;
+    esa_status status = esa_ctx_enter(ctx);
+    if (status != ESA_OK) return status;
+    status = esa_check_kv_len(ctx, p->select.kv_len, p->shapes.B, p->shapes.Nk, &p->select.layout, p->select.mode);
+    esa_ctx_leave(ctx);
+    return status;
 }
 
 static esa_status run_online(const call *c)
@@ -182,6 +219,7 @@ static esa_status run_online(const call *c)
     esa_session *s = c->s;
     esa_session_plan *e = NULL;
     esa_status status = esa_session_get_plan(s, &e, c->q, c->k, c->kind, 1);
+    if (status == ESA_OK) status = check_lengths(c, e);
     if (status == ESA_ERR_UNSUPPORTED || status == ESA_ERR_SHAPE || status == ESA_ERR_MISMATCH) return run_fallback(c, ESA_ERR_POLICY);
     figures f = {.asked = s->params.select.budget};
     if (status == ESA_OK) status = s->params.refresh_every > 1 ? refresh_mask(c, e, &f) : make_mask(c, e, &f);
@@ -209,7 +247,7 @@ static esa_status fail_mismatch(const call *c)
     const esa_mask_file *file = s->params.masks;
     const esa_mask_file_info *f = &file->info;
     char text[512];
-    snprintf(text, sizeof text, "%.120s was made for %s, the call has %s", file->tensors->label,
+    snprintf(text, sizeof text, "%.120s was made for %.180s, the call has %.180s", file->tensors->label,
              esa_run_describe(f->Nq, f->Nk, f->layout.grid_q, f->H, f->layers, -1).text,
              esa_run_describe(c->q->dim[2], c->k->dim[2], s->params.select.layout.grid_q, c->q->dim[1], s->params.layers, -1).text);
     return guarded_fail(s, ESA_ERR_MISMATCH, text);
@@ -234,7 +272,8 @@ static esa_status run_cached(const call *c)
         return status == ESA_ERR_POLICY ? run_fallback(c, status) : status;
     }
     esa_session_plan *e = NULL;
-    const esa_status status = esa_session_get_plan(s, &e, c->q, c->k, c->kind, 1);
+    esa_status status = esa_session_get_plan(s, &e, c->q, c->k, c->kind, 1);
+    if (status == ESA_OK) status = check_lengths(c, e);
     if (status == ESA_ERR_UNSUPPORTED || status == ESA_ERR_SHAPE) return run_fallback(c, ESA_ERR_POLICY);
     if (status != ESA_OK) return status;
     figures f = {.asked = s->permille / 1000.0, .mass = (double)NAN, .loaded = 1};
@@ -272,9 +311,14 @@ static esa_status check_geometry(const call *c, const esa_session_plan *e)
         f->layout = p->select.layout;
         s->recorder.blocks = f->H * f->nq * f->nk;
     }
-    if (f->H == p->shapes.Hq && f->Nq == p->shapes.Nq && f->Nk == p->shapes.Nk && esa_layout_same(&f->layout, &p->select.layout)) return ESA_OK;
+    if (f->H == p->shapes.Hq && f->Nq == p->shapes.Nq && f->Nk == p->shapes.Nk && esa_run_layout_same(&f->layout, &p->select.layout)) return ESA_OK;
     char text[512];
-    snprintf(text, sizeof text, "the recording was made for %s, this call has %s", esa_run_describe(f->Nq, f->Nk, f->layout.grid_q, f->H, f->layers, -1).text,
+    if (f->H == p->shapes.Hq && f->Nq == p->shapes.Nq && f->Nk == p->shapes.Nk) {
+        snprintf(text, sizeof text, "the recording was made for %.220s, this call has %.220s", esa_run_describe_layout(&f->layout).text,
+                 esa_run_describe_layout(&p->select.layout).text);
+        return guarded_fail(s, ESA_ERR_MISMATCH, text);
+    }
+    snprintf(text, sizeof text, "the recording was made for %.220s, this call has %.220s", esa_run_describe(f->Nq, f->Nk, f->layout.grid_q, f->H, f->layers, -1).text,
              esa_run_describe(p->shapes.Nq, p->shapes.Nk, p->select.layout.grid_q, p->shapes.Hq, s->params.layers, -1).text);
     return guarded_fail(s, ESA_ERR_MISMATCH, text);
 }
@@ -285,21 +329,23 @@ static esa_status run_record(const call *c)
     esa_recorder *rec = &s->recorder;
     esa_session_plan *e = NULL;
     esa_status status = esa_session_get_plan(s, &e, c->q, c->k, c->kind, 1);
+    const int32_t first = !rec->info.H;
     if (status == ESA_OK) status = check_geometry(c, e);
     if (status != ESA_OK) return status;
     const int64_t B = e->plan->shapes.B, branch = rec->info.branches > 1 ? s->branch : 0;
     const int64_t cell = (branch * rec->info.layers + c->layer) * rec->info.groups + esa_step_group(s->step, rec->info.groups, rec->info.steps);
     status = esa_ctx_enter(s->ctx);
-    if (status != ESA_OK) return status;
-    status = esa_recorder_reserve(rec, cell, (int32_t)esa_min64(B, ESA_RECORD_MOST + 1));
-    esa_ctx_leave(s->ctx);
-    if (status != ESA_OK) return status;
+    if (status == ESA_OK) {
+        status = esa_recorder_reserve(rec, cell, (int32_t)esa_min64(B, ESA_RECORD_MOST + 1));
+        esa_ctx_leave(s->ctx);
+    }
     figures f = {0};
     const double start = esa_session_now();
-    status = measure(c, e, NULL);
+    if (status == ESA_OK) status = measure(c, e, NULL);
     f.select_seconds = esa_session_now() - start;
     if (status == ESA_OK) status = attend(c, e, NULL, ESA_ACTION_RECORD, &f);
     for (int64_t b = 0; status == ESA_OK && b < B; b++) esa_recorder_add(rec, cell, e->importance + b * rec->blocks);
+    if (status != ESA_OK && first) esa_recorder_forget(rec);    /* a call that failed has said nothing about the model */
     return status;
 }
 

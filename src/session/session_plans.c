@@ -7,9 +7,6 @@
 static void drop(esa_session *s, esa_session_plan *e)
 {
     if (!e->plan) return;
-    /* A later plan may get the same address: nothing may point here any more. */
-    for (int64_t i = 0; i < (int64_t)s->params.layers * s->params.branches; i++)
-        if (s->rest[i].made_for == e->plan) s->rest[i].made_for = NULL;
     esa_mask_free(e->mask);
     esa_mem_free(&s->ctx->mem, e->importance, e->importance_bytes);
     esa_plan_free(e->plan);
@@ -18,10 +15,10 @@ static void drop(esa_session *s, esa_session_plan *e)
 
 void esa_session_drop_plans(esa_session *s)
 {
-    for (int i = 0; s->rest && i < ESA_SESSION_PLANS; i++) drop(s, &s->plan[i]);
+    for (int i = 0; i < ESA_SESSION_PLANS; i++) drop(s, &s->plan[i]);
 }
 
-static int same_shapes(const esa_shapes *a, const esa_shapes *b)
+int esa_session_same_shapes(const esa_shapes *a, const esa_shapes *b)
 {
     return a->dtype == b->dtype && a->device == b->device && a->device_index == b->device_index && a->B == b->B && a->Hq == b->Hq &&
            a->Hkv == b->Hkv && a->Nq == b->Nq && a->Nk == b->Nk && a->D == b->D;
@@ -76,7 +73,7 @@ esa_status esa_session_get_plan(esa_session *s, esa_session_plan **entry, const 
     esa_session_plan *oldest = &s->plan[0];
     for (int i = 0; i < ESA_SESSION_PLANS; i++) {
         esa_session_plan *e = &s->plan[i];
-        if (e->plan && e->kind == kind && e->sparse == sparse && e->kv_len == kv_len && same_shapes(&e->plan->shapes, &shapes)) {
+        if (e->plan && e->kind == kind && e->sparse == sparse && e->kv_len == kv_len && esa_session_same_shapes(&e->plan->shapes, &shapes)) {
             e->used = ++s->tick;
             *entry = e;
             return ESA_OK;

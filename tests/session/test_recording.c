@@ -201,6 +201,136 @@ static void test_mismatch(void **state)
     scratch_remove(&s);
 }
 
+/* Sums of other layouts do not go together, also where the layouts move no token differently: neither by merging, nor by resuming
+ * before the first call, nor after it. */
+static void test_layouts(void **state)
+{
+    (void)state;
+    scratch s = scratch_make(), t = s;
+    mini n = mini_make(1, 1, 1, 2);                         /* memory for more tokens: 240 of the grid and 10 of text */
+    n.B = 1;
+    n.N = 250;
+    n.text = 10;
+    const esa_session_params p = mini_params(&n, ESA_SESSION_RECORD);
+    mini_record(ctx, &n, &p, 1, 1, scratch_path(&s, "rec"));
+    for (int i = 0; i < 4; i++) {
+        esa_session_params q = p;
+        const char *word = "frame 0 protected";
+        if (i == 0) q.select.layout.protect_first_frame = 1;
+        if (i == 1) { q.select.layout.text_front_q = 0; q.select.layout.text_back_q = 10; word = "text 0 + 10"; }
+        if (i == 2) { q.select.layout.order = ESA_ORDER_TILE; word = "order tile"; }
+        if (i == 3) { memset(q.select.layout.grid_q, 0, sizeof q.select.layout.grid_q); word = "3x8x10"; }
+        esa_session *x;
+        ok(ctx, esa_session_create(ctx, &x, &q));
+        for (int round = 0; round < 2; round++) {           /* before the first call, and after it */
+            assert_refused(ctx, esa_session_load_recording(x, scratch_path(&s, "rec")), ESA_ERR_MISMATCH, word, "the session", NULL);
+            if (!round) ok(ctx, mini_run(&n, x, NULL));
+        }
+        ok(ctx, esa_session_save_recording(x, scratch_path(&t, "other")));
+        esa_session_free(x);
+        char a[640], b[640];
+        strcpy(a, scratch_path(&s, "rec"));
+        strcpy(b, scratch_path(&t, "other"));
+        const char *ab[] = {a, b};
+        assert_refused(ctx, esa_recording_merge(ctx, scratch_path(&s, "m"), ab, 2), ESA_ERR_MISMATCH, word, "rec", "other", NULL);
+    }
+    /* A layout that no file of these tokens can have. */
+    esa_session_params q = p;
+    q.select.layout.text_front_q = 11;
+    esa_session *x;
+    ok(ctx, esa_session_create(ctx, &x, &q));
+    assert_refused(ctx, esa_session_load_recording(x, scratch_path(&s, "rec")), ESA_ERR_MISMATCH, "text 10 + 0", "text 11 + 0", NULL);
+    esa_session_free(x);
+    mini_free(&n);
+    scratch_remove(&s);
+}
+
+/* A call that fails leaves the recorder as it was: other shapes may follow, and there is nothing to save. */
+static void test_failed_first_call(void **state)
+{
+    (void)state;
+    scratch s = scratch_make();
+    mini m = mini_make(1, 2, 1, 1);
+    esa_session_params p = mini_params(&m, ESA_SESSION_RECORD);
+    memset(p.select.layout.grid_q, 0, sizeof p.select.layout.grid_q);
+    esa_session *x;
+    ok(ctx, esa_session_create(ctx, &x, &p));
+    ok(ctx, esa_session_begin(x));
+    ok(ctx, esa_session_step(x, 0, 0));
+    mini_fill(&m, 0, 0, 0);
+    const int32_t beyond = 100000;
+    const mini_views v = mini_view(&m);
+    ok(ctx, esa_session_set_kv_len(x, &beyond));
+    assert_refused(ctx, esa_session_attention(x, 0, 0, &v.q, &v.k, &v.v, &v.o, NULL), ESA_ERR_ARGUMENT, "kv_len", NULL);
+    assert_refused(ctx, esa_session_save_recording(x, scratch_path(&s, "none")), ESA_ERR_STATE, "nothing", NULL);
+    ok(ctx, esa_session_set_kv_len(x, NULL));
+    m.N -= 16;
+    const mini_views w = mini_view(&m);
+    ok(ctx, esa_session_attention(x, 0, 0, &w.q, &w.k, &w.v, &w.o, NULL));
+    ok(ctx, esa_session_save_recording(x, scratch_path(&s, "some")));
+    esa_session_free(x);
+    mini_free(&m);
+    scratch_remove(&s);
+}
+
+/* Numbers no session can have written are refused before anything is added. */
+static void test_hostile_numbers(void **state)
+{
+    (void)state;
+    scratch s = scratch_make(), t = s;
+    mini m = mini_make(1, 2, 1, 1);
+    const esa_session_params p = mini_params(&m, ESA_SESSION_RECORD);
+    mini_record(ctx, &m, &p, 1, 1, scratch_path(&s, "rec"));
+    size_t n;
+    uint8_t *bytes = scratch_read(scratch_path(&s, "rec"), &n);
+    /* A sum of 2^24 + 1 in a cell of one contribution: the sums end the file. */
+    const uint32_t more = (UINT32_C(1) << 24) + 1;
+    uint8_t kept[4];
+    memcpy(kept, bytes + n - 4, 4);
+    memcpy(bytes + n - 4, &more, 4);
+    scratch_write(scratch_path(&s, "sums"), bytes, n);
+    memcpy(bytes + n - 4, kept, 4);
+    /* 2147483647 prompts, in a longer header. */
+    char *text = (char *)bytes + 8;
+    uint64_t header;
+    memcpy(&header, bytes, 8);
+    const char *key = "\"prompts\":\"1\"", *claim = "\"prompts\":\"2147483647\"";
+    size_t at = 0;
+    while (at + strlen(key) < header && memcmp(text + at, key, strlen(key)) != 0) at++;
+    assert_true(at + strlen(key) < header);
+    uint8_t *long_file = malloc(n + 64);
+    uint64_t long_header = header + 64;                     /* 9 more, the rest spaces at the end */
+    memcpy(long_file, &long_header, 8);
+    memcpy(long_file + 8, text, at);
+    memcpy(long_file + 8 + at, claim, strlen(claim));
+    memcpy(long_file + 8 + at + strlen(claim), text + at + strlen(key), header - at - strlen(key));
+    memset(long_file + 8 + header + 9, ' ', 64 - 9);
+    memcpy(long_file + 8 + long_header, text + header, n - 8 - header);
+    scratch_write(scratch_path(&s, "prompts"), long_file, n + 64);
+    free(long_file);
+    free(bytes);
+
+    esa_session *x;
+    char a[640], b[640];
+    strcpy(a, scratch_path(&s, "rec"));
+    strcpy(b, scratch_path(&s, "sums"));
+    const char *ab[] = {a, b};
+    ok(ctx, esa_session_create(ctx, &x, &p));
+    assert_refused(ctx, esa_session_load_recording(x, b), ESA_ERR_FORMAT, "a sum", NULL);
+    assert_refused(ctx, esa_recording_merge(ctx, scratch_path(&t, "m"), ab, 2), ESA_ERR_FORMAT, "a sum", "sums", NULL);
+    ok(ctx, esa_session_load_recording(x, a));
+    assert_refused(ctx, esa_session_load_recording(x, scratch_path(&s, "prompts")), ESA_ERR_FORMAT, "2147483647 prompts", NULL);
+    ok(ctx, esa_session_save_recording(x, scratch_path(&t, "same")));
+    assert_true(scratch_same(a, scratch_path(&t, "same")));
+    esa_session_free(x);
+    ok(ctx, esa_session_create(ctx, &x, &p));
+    ok(ctx, esa_session_load_recording(x, scratch_path(&s, "prompts")));
+    assert_refused(ctx, esa_session_begin(x), ESA_ERR_STATE, "2147483647 prompts", NULL);
+    esa_session_free(x);
+    mini_free(&m);
+    scratch_remove(&s);
+}
+
 static void test_left_out(void **state)
 {
     (void)state;
@@ -312,6 +442,7 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_order_and_shards), cmocka_unit_test(test_batch), cmocka_unit_test(test_limit),
-                                       cmocka_unit_test(test_mismatch), cmocka_unit_test(test_left_out), cmocka_unit_test(test_failures)};
+                                       cmocka_unit_test(test_mismatch), cmocka_unit_test(test_left_out), cmocka_unit_test(test_failures),
+                                       cmocka_unit_test(test_layouts), cmocka_unit_test(test_failed_first_call), cmocka_unit_test(test_hostile_numbers)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -287,6 +287,136 @@ static void test_kv_len_and_lse(void **state)
     mini_free(&m);
 }
 
+/* Lengths that cut an ordered sequence cannot run sparse: an error in a strict session, else dense and counted. */
+static void test_kv_len_cuts_order(void **state)
+{
+    (void)state;
+    mini m = mini_make(2, 3, 1, 1);
+    const mini_views t = mini_view(&m);
+    scratch s = scratch_make(), u = s;
+    esa_session_params r = mini_params(&m, ESA_SESSION_RECORD);
+    r.select.layout.order = ESA_ORDER_HILBERT;
+    mini_record(ctx, &m, &r, 1, 1, scratch_path(&s, "rec"));
+    const char *one[] = {scratch_path(&s, "rec")};
+    ok(ctx, esa_mask_file_build(ctx, scratch_path(&u, "masks"), one, 1, NULL));
+    esa_mask_file *file;
+    ok(ctx, esa_mask_file_open(ctx, &file, scratch_path(&u, "masks")));
+    float *expected = malloc((size_t)mini_size(&m) * 4);
+    const int32_t len = 200;
+    for (int variant = 0; variant < 6; variant++) {         /* online, online with a resting mask, cached; strict or not */
+        esa_session_params p = mini_params(&m, variant % 3 == 2 ? ESA_SESSION_CACHED : ESA_SESSION_ONLINE);
+        p.select.layout.order = ESA_ORDER_HILBERT;
+        p.masks = variant % 3 == 2 ? file : NULL;
+        p.refresh_every = variant % 3 == 1 ? 9 : 1;
+        p.strict = variant < 3;
+        esa_session *x;
+        ok(ctx, esa_session_create(ctx, &x, &p));
+        ok(ctx, esa_session_begin(x));
+        ok(ctx, esa_session_step(x, 1, 0));
+        mini_fill(&m, 1, 1, 0);
+        ok(ctx, esa_session_attention(x, 1, 0, &t.q, &t.k, &t.v, &t.o, NULL));
+        ok(ctx, esa_session_step(x, 2, 0));
+        ok(ctx, esa_session_set_kv_len(x, &len));
+        if (p.strict) {
+            assert_refused(ctx, esa_session_attention(x, 1, 0, &t.q, &t.k, &t.v, &t.o, NULL), ESA_ERR_POLICY, "layer 1, step 2 would have run dense", "kv_len",
+                           NULL);
+        } else {
+            esa_attention_params a = p.attention;
+            a.kv_len = &len;
+            ok(ctx, esa_attention(ctx, &t.q, &t.k, &t.v, &t.o, NULL, &a));
+            memcpy(expected, m.o, (size_t)mini_size(&m) * 4);
+            ok(ctx, esa_session_attention(x, 1, 0, &t.q, &t.k, &t.v, &t.o, NULL));
+            assert_memory_equal(expected, m.o, mini_size(&m) * 4);
+            assert_int_equal(stats_of(x, 1, 2).fallback_calls, 1);
+        }
+        esa_session_free(x);
+    }
+    free(expected);
+    esa_mask_file_free(file);
+    scratch_remove(&s);
+    mini_free(&m);
+}
+
+/* A resting mask belongs to the lengths it was made with, whatever array they stand in. */
+static void test_refresh_and_kv_len(void **state)
+{
+    (void)state;
+    mini m = mini_make(2, 8, 1, 2);
+    const mini_views t = mini_view(&m);
+    esa_session_params p = mini_params(&m, ESA_SESSION_ONLINE);
+    p.warmup_frac = 0;
+    p.refresh_every = 8;
+    esa_session *s;
+    ok(ctx, esa_session_create(ctx, &s, &p));
+    ok(ctx, esa_session_begin(s));
+    int32_t a[2] = {200, 100}, b[2] = {200, 100};
+    mini_fill(&m, 1, 0, 0);
+    float *expected = malloc((size_t)mini_size(&m) * 4);
+    const int made[8] = {1, 0, 0, 1, 0, 1, 0, 1};
+    for (int32_t step = 0; step < 8; step++) {
+        const int32_t *len = step == 0 || step == 1 || step == 3 || step == 4 ? a : step == 2 ? b : step == 7 ? b : NULL;
+        if (step == 3) a[1] = 150;                          /* the same array says something else */
+        ok(ctx, esa_session_step(s, step, 0));
+        ok(ctx, esa_session_set_kv_len(s, len));
+        esa_select_params sel = p.select;
+        esa_attention_params at = p.attention;
+        sel.kv_len = at.kv_len = len;
+        esa_mask *mask;                                     /* q and k do not change: a mask is right if its lengths are */
+        ok(ctx, esa_select(ctx, &mask, &t.q, &t.k, &sel));
+        ok(ctx, esa_attention(ctx, &t.q, &t.k, &t.v, &t.o, mask, &at));
+        memcpy(expected, m.o, (size_t)mini_size(&m) * 4);
+        esa_mask_free(mask);
+        ok(ctx, esa_session_attention(s, 1, 0, &t.q, &t.k, &t.v, &t.o, NULL));
+        assert_memory_equal(expected, m.o, mini_size(&m) * 4);
+        assert_int_equal(stats_of(s, 1, step).masks_made, made[step]);
+    }
+    free(expected);
+    esa_session_free(s);
+    mini_free(&m);
+}
+
+/* A cached session says where its tokens stand, and the file must say the same: window, text, order, protection. */
+static void test_cached_layout(void **state)
+{
+    (void)state;
+    scratch s = scratch_make(), u = s;
+    mini m = mini_make(2, 3, 1, 2);                         /* memory for more tokens: 240 of the grid and 10 of text */
+    m.B = 1;
+    m.N = 250;
+    m.text = 10;
+    esa_session_params r = mini_params(&m, ESA_SESSION_RECORD);
+    r.select.layout.order = ESA_ORDER_TILE3D;
+    const int32_t window[3] = {1, 4, 5};
+    memcpy(r.select.layout.window, window, sizeof window);
+    mini_record(ctx, &m, &r, 1, 1, scratch_path(&s, "rec"));
+    const char *one[] = {scratch_path(&s, "rec")};
+    ok(ctx, esa_mask_file_build(ctx, scratch_path(&u, "masks"), one, 1, NULL));
+    esa_mask_file *file;
+    ok(ctx, esa_mask_file_open(ctx, &file, scratch_path(&u, "masks")));
+    for (int i = 0; i < 12; i++) {
+        esa_session_params p = mini_params(&m, ESA_SESSION_CACHED);
+        esa_layout *y = &p.select.layout;
+        p.masks = file;
+        y->order_applied = i % 2;
+        const char *word = NULL;
+        if (i == 1) *y = esa_layout_default();              /* says nothing: the file's */
+        if (i == 2 || i == 3) { y->order = ESA_ORDER_TILE3D; memcpy(y->window, window, sizeof window); }
+        if (i == 4 || i == 5) { y->order = ESA_ORDER_TILE3D; word = "tile3d 2x8x8"; }
+        if (i == 6 || i == 7) { y->text_front_q = 0; y->text_back_q = 10; word = "text 0 + 10"; }
+        if (i == 8 || i == 9) { y->order = ESA_ORDER_HILBERT; word = "order hilbert"; }
+        if (i == 10) { y->protect_first_frame = 1; word = "frame 0 protected"; }
+        if (i == 11) { memcpy(y->grid_k, y->grid_q, sizeof y->grid_k); y->text_back_k = 10; word = "keys: grid 3x8x10, text 0 + 10"; }
+        esa_session *x;
+        const esa_status status = esa_session_create(ctx, &x, &p);
+        if (!word) ok(ctx, status);
+        else assert_refused(ctx, status, ESA_ERR_MISMATCH, word, "tile3d 1x4x5, text 10 + 0", "the session", NULL);
+        esa_session_free(x);
+    }
+    esa_mask_file_free(file);
+    scratch_remove(&s);
+    mini_free(&m);
+}
+
 static void test_refusals(void **state)
 {
     (void)state;
@@ -401,6 +531,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_warmup), cmocka_unit_test(test_policy_table), cmocka_unit_test(test_same_as_plain), cmocka_unit_test(test_refresh),
         cmocka_unit_test(test_many_shapes), cmocka_unit_test(test_fallback), cmocka_unit_test(test_kv_len_and_lse), cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_memory_failure)};
+        cmocka_unit_test(test_memory_failure), cmocka_unit_test(test_kv_len_cuts_order), cmocka_unit_test(test_refresh_and_kv_len),
+        cmocka_unit_test(test_cached_layout)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }
