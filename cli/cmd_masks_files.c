@@ -104,7 +104,7 @@ int cmd_masks_merge(int argc, char **argv)
 /* What a mask file knows and the exchange does not: tokens, blocks, grid. Files that esa wrote carry it; for others the library
  * asks for it (tokens not given: no info). */
 static int from_fa4(esa_ctx *ctx, const char *in, const char *out, const cli_list *tokens, const char *block, const cli_list *grid,
-                    int order, int64_t front, int64_t back, const char *model)
+                    int order, const cli_list *window, int64_t front, int64_t back, const char *model)
 {
     esa_mask_info info;
     memset(&info, 0, sizeof info);
@@ -119,6 +119,7 @@ static int from_fa4(esa_ctx *ctx, const char *in, const char *out, const cli_lis
     info.Nq = tokens->whole[0];
     info.Nk = tokens->count == 2 ? tokens->whole[1] : tokens->whole[0];
     info.layout.order = order;
+    for (int i = 0; i < 3 && window->count; i++) info.layout.window[i] = (int32_t)window->whole[i];
     for (int i = 0; i < 3 && grid->count; i++) info.layout.grid_q[i] = (int32_t)grid->whole[i];
     info.layout.text_front_q = (int32_t)front;
     info.layout.text_back_q = (int32_t)back;
@@ -127,9 +128,9 @@ static int from_fa4(esa_ctx *ctx, const char *in, const char *out, const cli_lis
 
 int cmd_masks_convert(int argc, char **argv)
 {
-    cli_list tokens = { 0, { 0 }, { 0 } }, grid = { 0, { 0 }, { 0 } };
+    cli_list tokens = { 0, { 0 }, { 0 } }, grid = { 0, { 0 }, { 0 } }, window = { 0, { 0 }, { 0 } };
     const char *out = NULL, *block = "256x128", *model = NULL;
-    int from = -1, to = -1, order = ESA_ORDER_RASTER, words = 0, done;
+    int from = -1, to = -1, order = ESA_ORDER_DEFAULT, words = 0, done;
     int64_t front = 0, back = 0;
     double budget = 0.5;
     const cli_option options[] = {
@@ -140,21 +141,35 @@ int cmd_masks_convert(int argc, char **argv)
         { "--block", CLI_TEXT, &block, "QxK", 0, 0, 0, "--from: block size (256x128)" },
         { "--grid", CLI_INTS, &grid, "t,h,w", 1, 65535, 3, "--from: video tokens" },
         { "--order", CLI_CHOICE, &order, CLI_ORDERS, 0, 0, 0, "--from: token order (raster)" },
+        { "--window", CLI_INTS, &window, "t,h,w", 1, 4096, 3, "--from: box of order tile3d (2,8,8)" },
         { "--text-front", CLI_INT, &front, "N", 0, 1e9, 0, "--from: text tokens before the video (0)" },
         { "--text-back", CLI_INT, &back, "N", 0, 1e9, 0, "--from: text tokens behind the video (0)" },
         { "--model", CLI_TEXT, &model, "NAME", 0, 0, 0, "--from: model name to write down" },
         { "--out", CLI_TEXT, &out, "FILE", 0, 0, 0, "the new file; required" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
+    /* An option that would change nothing is a mistake of somebody's, and is said. The first six go with --tokens. */
+    static const char *const from_only[] = { "--block", "--grid", "--order", "--window", "--text-front", "--text-back", "--tokens", "--model" };
+    const char *idle_from = NULL, *idle_to = NULL;
+    const int has_tokens = cli_given(argc, argv, "--tokens"), has_budget = cli_given(argc, argv, "--budget");
+    for (int i = 0; i < 8; i++) {
+        if (!cli_given(argc, argv, from_only[i])) continue;
+        if (i < 6 && !has_tokens && !idle_from) idle_from = from_only[i];
+        if (!idle_to) idle_to = from_only[i];
+    }
     int status = cli_options("esa masks convert", "FILE --to fa4|--from fa4 --out FILE [options]",
                              "Converts mask files to and from FA4's full_block_cnt and full_block_idx (safetensors).", options, argc, argv,
                              &words, &done);
     if (status || done) return status;
     if ((status = need("masks convert", words, 1, "1 file", out)) != 0) return status;
     if ((from < 0) == (to < 0)) { cli_fail("masks convert: give one of --to fa4 and --from fa4"); return CLI_USAGE; }
+    if (to >= 0 && idle_to) { cli_fail("masks convert: %s goes with --from fa4, a mask file describes itself", idle_to); return CLI_USAGE; }
+    if (from >= 0 && has_budget) { cli_fail("masks convert: --budget goes with --to fa4, the exchange holds one budget"); return CLI_USAGE; }
+    if (from >= 0 && idle_from) { cli_fail("masks convert: %s goes with --tokens, which describes a file from elsewhere", idle_from); return CLI_USAGE; }
+    if (window.count && order != ESA_ORDER_TILE3D) { cli_fail("masks convert: --window goes with --order tile3d"); return CLI_USAGE; }
     esa_ctx *ctx;
     if ((status = cli_ctx_new(&ctx, 0)) != 0) return status;
-    if (from >= 0) status = from_fa4(ctx, argv[0], out, &tokens, block, &grid, order, front, back, model);
+    if (from >= 0) status = from_fa4(ctx, argv[0], out, &tokens, block, &grid, order, &window, front, back, model);
     else {
         esa_mask_file *file = NULL;
         esa_status s = esa_mask_file_open(ctx, &file, argv[0]);

@@ -25,6 +25,7 @@ static void describe(const esa_mask_file_info *i, const char *path, cli_json *js
     cli_json_text(json, "config_hash", i->config_hash[0] ? i->config_hash : NULL);
     cli_json_text(json, "selector", i->selector < 0 ? NULL : selector);
     cli_json_text(json, "mode", mode);
+    cli_json_bool(json, "causal", i->causal);
     cli_json_int(json, "layers", i->layers);
     cli_json_int(json, "steps", i->steps);
     cli_json_int(json, "groups", i->groups);
@@ -57,7 +58,7 @@ static void describe(const esa_mask_file_info *i, const char *path, cli_json *js
     printf("file        %s, %.2f MB, format %d\n", path, 1e-6 * (double)i->file_bytes, (int)i->format_version);
     printf("model       %s%s%s%s\n", i->model[0] ? i->model : "not named", i->config_hash[0] ? " (" : "", i->config_hash,
            i->config_hash[0] ? ")" : "");
-    printf("selector    %s, mode %s, blocks %dx%d, %d prompts averaged\n", selector, mode, (int)i->block_q, (int)i->block_k, (int)i->prompts);
+    printf("selector    %s, mode %s%s, blocks %dx%d, %d prompts averaged\n", selector, mode, i->causal ? ", causal" : "", (int)i->block_q, (int)i->block_k, (int)i->prompts);
     printf("run         %d layers, %d steps in %d groups, %d branches, %lld heads\n", (int)i->layers, (int)i->steps, (int)i->groups,
            (int)i->branches, (long long)i->H);
     printf("stored      %d layers, %d groups (warm-up %g of the steps, first layer %s)\n", (int)i->stored_layers, (int)i->stored_groups,

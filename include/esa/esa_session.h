@@ -48,9 +48,10 @@ typedef struct esa_session_params {
     esa_mask_file *masks;           /* CACHED: where masks come from; borrowed, must outlive the session and share its ctx */
     int32_t  record_groups;         /* RECORD: step groups G, 0 = steps; step i belongs to group floor(i*G/steps) */
     int32_t  record_per_branch;     /* RECORD: 1 keeps branches apart (0: averaged) */
-    esa_select_params select;       /* ONLINE: all of it. CACHED: budget; layout.order_applied; a grid, if given, must be the file's.
+    esa_select_params select;       /* ONLINE: all of it. CACHED: budget; layout.order_applied; what else the layout says
+                                       (grid, text, order, window, protection) must be what the file says.
                                        RECORD: selector must be ENTROPY; samples, blocks, layout. kv_len is ignored */
-    esa_attention_params attention; /* lse and kv_len are ignored here: they come with the call */
+    esa_attention_params attention; /* lse and kv_len are ignored here: they come with the call. CACHED: causal must be the file's */
     int64_t  reserved[4];
 } esa_session_params;
 
@@ -111,7 +112,7 @@ typedef struct esa_mask_file_info {
     int32_t  dense_first_layer;           /* the rule by which layers and warm-up groups were left out */
     int32_t  mode, samples;               /* ESA_MODE_* and queries per block of the selector; 0 samples: unknown */
     int32_t  stored_layers, stored_groups;/* how many of layers and groups are in the file */
-    int32_t  reserved0;
+    int32_t  causal;                      /* 1: the masks list no key block of the future */
     double   warmup_frac;
     int64_t  H, Nq, Nk, nq, nk;
     int64_t  file_bytes;
@@ -171,7 +172,7 @@ ESA_API esa_status esa_mask_file_save(esa_ctx *ctx, const char *output, const es
 /* FA4's exchange: one safetensors file with full_block_cnt I32 [L,G,H,nq] and full_block_idx I32 [L,G,H,nq,nk] for one budget. */
 ESA_API esa_status esa_mask_file_export_fa4(esa_ctx *ctx, const char *output, esa_mask_file *file, double budget);
 /* The other way; budget is written down as the realised density, in per mille. model may be NULL. info (Nq, Nk, block_q, block_k,
- * layout) describes files from elsewhere; a file of ours describes itself: info may be NULL, and must agree if it is given. */
+ * layout) describes files from elsewhere; a file of ours describes itself: info may be NULL, and it and model must agree if given. */
 ESA_API esa_status esa_mask_file_import_fa4(esa_ctx *ctx, const char *output, const char *input, const esa_mask_info *info,
                                             const char *model);
 

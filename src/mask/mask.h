@@ -14,6 +14,7 @@ struct esa_mask {
     uint16_t *index;                /* [B][H][nq][cap] */
     int32_t filled;                 /* 0 until a selector or a conversion has written it */
     int32_t runnable, selector, mode;
+    int32_t causal;                 /* 1: made by a causal selection, so it lists no key block of the future */
     double  asked;                  /* NaN: unknown */
     int64_t existing;               /* blocks that exist (within kv_len and causal), over all rows; B*H*nq*nk if unknown */
     esa_layout layout;              /* resolved: no DEFAULT, no -1 */

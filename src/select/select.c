@@ -59,6 +59,7 @@ void esa_select_sign(const esa_select_args *args, esa_mask *mask, int64_t existi
     esa_select_blocks(p, args->Nq, args->Nk, &nq, &nk, &mask->runnable);
     mask->selector = p->selector;
     mask->mode = p->mode;
+    mask->causal = p->causal;
     mask->asked = p->selector == ESA_SELECT_FULL ? 1.0 : p->budget;
     mask->existing = existing;
     mask->layout = p->layout;

@@ -225,6 +225,8 @@ static esa_status copy_cells(esa_mask_file *f, esa_mask_output *out)
         const esa_budget_masks *masks = NULL;
         status = esa_mask_file_budget(f, &masks, out->info.budget_permille[b]);
         for (int64_t i = 0; status == ESA_OK && i < f->cells; i++) {
+            status = esa_mask_file_check_bits(f, masks, i);
+            if (status != ESA_OK) break;
             if (masks->mass) memcpy(out->heads, masks->mass + 4 * i * f->info.H, 4 * (size_t)f->info.H);
             status = esa_mask_output_bits(out, i, b, masks->bits + i * f->cell_bytes, out->heads);
         }

@@ -22,6 +22,7 @@ static esa_status save_mask(esa_ctx *ctx, const char *output, const esa_mask *ma
     info.format_version = ESA_MASK_FORMAT_VERSION;
     info.selector = mask->selector;
     info.mode = mask->mode;
+    info.causal = mask->causal;
     info.block_q = mask->block_q;
     info.block_k = mask->block_k;
     info.layers = info.steps = info.groups = info.stored_layers = info.stored_groups = 1;
@@ -287,6 +288,9 @@ static esa_status import_fa4(esa_ctx *ctx, const char *output, fa4 *x, const esa
         if (status == ESA_OK && info && (info->Nq != f.Nq || info->Nk != f.Nk || info->block_q != f.block_q || info->block_k != f.block_k))
             return esa_fail(ctx, ESA_ERR_MISMATCH, "%s says %lld x %lld tokens in blocks of %dx%d, the caller %lld x %lld in blocks of %dx%d", x->file->label,
                             (long long)f.Nq, (long long)f.Nk, f.block_q, f.block_k, (long long)info->Nq, (long long)info->Nk, info->block_q, info->block_k);
+        if (status == ESA_OK && info && info->layout.struct_size) status = esa_run_check_layout(ctx, &f, x->file->label, &info->layout, "the caller");
+        if (status == ESA_OK && model && f.model[0] && strcmp(model, f.model) != 0)
+            return esa_fail(ctx, ESA_ERR_MISMATCH, "%s was made for model '%s', the caller says '%s'", x->file->label, esa_quote(f.model).text, esa_quote(model).text);
     } else {
         status = import_describe(ctx, &f, x, dim, info);
     }

@@ -119,6 +119,14 @@ static esa_status locate(esa_mask_file *f, int64_t *cell, int32_t layer, int32_t
     return ESA_OK;
 }
 
+esa_status esa_mask_file_check_bits(const esa_mask_file *f, const esa_budget_masks *masks, int64_t cell)
+{
+    if (esa_bits_clean(masks->bits + cell * f->cell_bytes, f->info.H * f->info.nq, f->info.nk)) return ESA_OK;
+    const int64_t layer = cell / f->info.stored_groups % f->info.stored_layers, group = cell % f->info.stored_groups;
+    return esa_fail(f->ctx, ESA_ERR_FORMAT, "%s: a mask of layer %d, step group %d has bits beyond its %lld key blocks", f->tensors->label,
+                    f->stored_layer[layer], f->stored_group[group], (long long)f->info.nk);
+}
+
 static esa_status get(esa_mask_file *f, esa_mask **mask, int32_t layer, int32_t step, int32_t branch, double budget)
 {
     int64_t cell = -1;
@@ -130,15 +138,15 @@ static esa_status get(esa_mask_file *f, esa_mask **mask, int32_t layer, int32_t 
     if (status != ESA_OK) return status;
     const esa_mask_file_info *info = &f->info;
     const uint8_t *bits = masks->bits + cell * f->cell_bytes;
-    if (!esa_bits_clean(bits, info->H * info->nq, info->nk))
-        return esa_fail(f->ctx, ESA_ERR_FORMAT, "%s: a mask of layer %d, step %d has bits beyond its %lld key blocks", f->tensors->label, layer,
-                        step, (long long)info->nk);
+    status = esa_mask_file_check_bits(f, masks, cell);
+    if (status != ESA_OK) return status;
     esa_mask *m = esa_mask_new(&f->mem, 1, info->H, info->Nq, info->Nk, info->nq, info->nk, info->block_q, info->block_k);
     if (!m) return esa_fail(f->ctx, ESA_ERR_MEMORY, "out of memory for a mask");
     esa_mask_set_bits(m, bits);
     m->filled = 1;
     m->selector = info->selector;
     m->mode = info->mode;
+    m->causal = info->causal;
     m->asked = permille / 1000.0;
     m->layout = info->layout;
     *mask = m;
@@ -172,7 +180,8 @@ static esa_status heads(esa_mask_file *f, double *entropy, double *mass, double 
     const int32_t permille = esa_budget_permille(f->ctx, budget);
     if (permille < 0) return ESA_ERR_ARGUMENT;
     const esa_budget_masks *masks = NULL;
-    const esa_status status = esa_mask_file_budget(f, &masks, permille);
+    esa_status status = esa_mask_file_budget(f, &masks, permille);
+    if (status == ESA_OK) status = esa_mask_file_check_bits(f, masks, cell);
     if (status != ESA_OK) return status;
     for (int64_t h = 0; h < H; h++) {
         if (mass) mass[h] = masks->mass ? (double)float_at(masks->mass, cell * H + h) : (double)NAN;

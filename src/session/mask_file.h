@@ -43,6 +43,8 @@ int32_t    esa_budget_permille(esa_ctx *ctx, double budget);
 esa_status esa_mask_file_budget(esa_mask_file *file, const esa_budget_masks **masks, int32_t permille);
 /* Cell of layer, step group and branch (a file of one branch serves all), or -1: not stored. */
 int64_t    esa_mask_file_cell(const esa_mask_file *file, int32_t layer, int32_t group, int32_t branch);
+/* ESA_ERR_FORMAT if a row of the cell's masks has bits beyond its key blocks. */
+esa_status esa_mask_file_check_bits(const esa_mask_file *file, const esa_budget_masks *masks, int64_t cell);
 /* Importance of a cell into cell->p. */
 void       esa_mask_file_load(const esa_mask_file *file, esa_cell *cell, int64_t index);
 

@@ -79,7 +79,7 @@ esa_status esa_run_write(esa_tensors_writer *w, const esa_mask_file_info *f, con
     const struct { const char *key; int64_t value; } ints[] = {
         {"format_version", f->format_version}, {"layers", f->layers}, {"steps", f->steps}, {"groups", f->groups},
         {"branches", f->branches}, {"prompts", f->prompts}, {"heads", f->H}, {"tokens_q", f->Nq}, {"tokens_k", f->Nk},
-        {"samples", f->samples}, {"protect_first_frame", y->protect_first_frame}, {"dense_first_layer", f->dense_first_layer}};
+        {"samples", f->samples}, {"causal", f->causal}, {"protect_first_frame", y->protect_first_frame}, {"dense_first_layer", f->dense_first_layer}};
     const int32_t block[2] = {f->block_q, f->block_k}, text_q[2] = {y->text_front_q, y->text_back_q}, text_k[2] = {y->text_front_k, y->text_back_k};
     const struct { const char *key; const int32_t *value; int n; } lists[] = {
         {"block", block, 2}, {"grid_q", y->grid_q, 3}, {"grid_k", y->grid_k, 3}, {"text_q", text_q, 2}, {"text_k", text_k, 2},
@@ -239,6 +239,7 @@ esa_status esa_run_read(esa_ctx *ctx, esa_mask_file_info *f, const esa_tensors *
     f->branches = (int32_t)get_int(&r, "branches", 1, ESA_MAX_CELL_AXIS);
     f->prompts = (int32_t)get_int(&r, "prompts", 0, INT32_MAX);
     f->samples = (int32_t)get_int(&r, "samples", 0, 256);
+    f->causal = esa_st_metadata(file, "causal") ? (int32_t)get_int(&r, "causal", 0, 1) : 0;     /* older files do not say */
     f->dense_first_layer = (int32_t)get_int(&r, "dense_first_layer", 0, 1);
     f->H = get_int(&r, "heads", 1, INT32_MAX);
     f->Nq = get_int(&r, "tokens_q", 1, INT32_MAX);
@@ -270,6 +271,34 @@ int32_t esa_run_layout_same(const esa_layout *a, const esa_layout *b)
     return esa_layout_same(a, b) && a->protect_first_frame == b->protect_first_frame;
 }
 
+esa_status esa_run_check_layout(esa_ctx *ctx, const esa_mask_file_info *f, const char *name, const esa_layout *given, const char *who)
+{
+    const esa_layout *z = &f->layout, plain = esa_layout_default();
+    esa_layout y = *given;
+    const int32_t grid = y.grid_q[0] || y.grid_q[1] || y.grid_q[2], text = y.text_front_q || y.text_back_q;
+    const int32_t keys = y.grid_k[0] || y.grid_k[1] || y.grid_k[2] || y.text_front_k || y.text_back_k;
+    if (!grid) memcpy(y.grid_q, z->grid_q, sizeof y.grid_q);
+    if (!grid && !text) {
+        y.text_front_q = z->text_front_q;
+        y.text_back_q = z->text_back_q;
+    }
+    if (!keys && (f->Nq != f->Nk || (!grid && !text))) {
+        memcpy(y.grid_k, z->grid_k, sizeof y.grid_k);
+        y.text_front_k = z->text_front_k;
+        y.text_back_k = z->text_back_k;
+    }
+    /* A window says something beside an order of its own, or where it is not the default one. */
+    if (y.order == ESA_ORDER_DEFAULT && memcmp(y.window, plain.window, sizeof y.window) == 0) memcpy(y.window, z->window, sizeof y.window);
+    if (y.order == ESA_ORDER_DEFAULT) y.order = z->order;
+    if (y.protect_first_frame < 0) y.protect_first_frame = z->protect_first_frame;
+    esa_layout full;
+    const esa_status status = esa_layout_resolve(ctx, &full, &y, f->Nq, f->Nk, f->selector, f->mode, 0);
+    if (status == ESA_OK && esa_run_layout_same(&full, z)) return ESA_OK;
+    if (status == ESA_ERR_VERSION) return status;
+    return esa_fail(ctx, ESA_ERR_MISMATCH, "%.160s was made for %s, %s has %s", name, esa_run_describe_layout(z).text, who,
+                    esa_run_describe_layout(status == ESA_OK ? &full : &y).text);
+}
+
 esa_status esa_run_same(esa_ctx *ctx, const esa_mask_file_info *a, const char *name_a, const esa_mask_file_info *b, const char *name_b)
 {
     if (strcmp(a->model, b->model) != 0)
@@ -288,6 +317,7 @@ esa_status esa_run_same(esa_ctx *ctx, const esa_mask_file_info *a, const char *n
     if (a->selector != b->selector || a->mode != b->mode)
         return esa_fail(ctx, ESA_ERR_MISMATCH, "%.100s and %.100s differ in selector (%d, %d) or mode (%s, %s)", name_a, name_b, a->selector, b->selector,
                         mode_names[a->mode], mode_names[b->mode]);
+    if (a->causal != b->causal) return esa_fail(ctx, ESA_ERR_MISMATCH, "%.100s is %scausal, %.100s is %scausal", name_a, a->causal ? "" : "not ", name_b, b->causal ? "" : "not ");
     if (!esa_run_layout_same(&a->layout, &b->layout))
         return esa_fail(ctx, ESA_ERR_MISMATCH, "%.100s was made for %s, %.100s for %s", name_a, esa_run_describe_layout(&a->layout).text, name_b,
                         esa_run_describe_layout(&b->layout).text);

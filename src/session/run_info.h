@@ -24,6 +24,9 @@ esa_status esa_run_same(esa_ctx *ctx, const esa_mask_file_info *a, const char *n
  * blocks in every order, also where it moves no token). */
 int32_t esa_run_layout_same(const esa_layout *a, const esa_layout *b);
 
+/* ESA_OK if what a caller says of the layout is what the file (f, name) says; what it leaves open is the file's. */
+esa_status esa_run_check_layout(esa_ctx *ctx, const esa_mask_file_info *f, const char *name, const esa_layout *given, const char *who);
+
 /* Warm-up steps: ceil(frac * steps - 1e-9), within 0 .. steps. */
 int32_t esa_warmup_steps(double frac, int32_t steps);
 /* Step group of step i: floor(i * groups / steps). */

@@ -72,42 +72,7 @@ static esa_status check_params(esa_ctx *ctx, const esa_session_params *p)
     if (p->mode == ESA_SESSION_ONLINE && p->select.selector == ESA_SELECT_FULL)
         return esa_fail(ctx, p->strict ? ESA_ERR_POLICY : ESA_ERR_ARGUMENT, "the selector FULL keeps every block: ask for mode DENSE instead");
     if (p->mode == ESA_SESSION_CACHED && !p->masks) return esa_fail(ctx, ESA_ERR_ARGUMENT, "mode CACHED needs a mask file, masks is NULL");
-    if (p->mode == ESA_SESSION_CACHED && p->attention.causal) return esa_fail(ctx, ESA_ERR_UNSUPPORTED, "mask files hold masks without causal");
     return ESA_OK;
-}
-
-/* What the session says of its layout against the file's; what it leaves open is the file's. */
-static esa_status check_mask_layout(esa_ctx *ctx, const esa_session_params *p)
-{
-    const esa_mask_file_info *f = &p->masks->info;
-    const esa_layout *z = &f->layout, plain = esa_layout_default();
-    esa_layout y = p->select.layout;
-    const char *name = p->masks->tensors->label;
-    const int32_t grid = y.grid_q[0] || y.grid_q[1] || y.grid_q[2], text = y.text_front_q || y.text_back_q;
-    const int32_t keys = y.grid_k[0] || y.grid_k[1] || y.grid_k[2] || y.text_front_k || y.text_back_k;
-    if (grid && memcmp(y.grid_q, z->grid_q, sizeof y.grid_q) != 0)
-        return esa_fail(ctx, ESA_ERR_MISMATCH, "%s was made for N=%lld (grid %dx%dx%d) and %d layers, the session has grid %dx%dx%d and %d layers", name,
-                        (long long)f->Nq, z->grid_q[0], z->grid_q[1], z->grid_q[2], f->layers, y.grid_q[0], y.grid_q[1], y.grid_q[2], p->layers);
-    if (!grid) memcpy(y.grid_q, z->grid_q, sizeof y.grid_q);
-    if (!grid && !text) {
-        y.text_front_q = z->text_front_q;
-        y.text_back_q = z->text_back_q;
-    }
-    if (!keys && (f->Nq != f->Nk || (!grid && !text))) {
-        memcpy(y.grid_k, z->grid_k, sizeof y.grid_k);
-        y.text_front_k = z->text_front_k;
-        y.text_back_k = z->text_back_k;
-    }
-    /* A window says something beside an order of its own, or where it is not the default one. */
-    if (y.order == ESA_ORDER_DEFAULT && memcmp(y.window, plain.window, sizeof y.window) == 0) memcpy(y.window, z->window, sizeof y.window);
-    if (y.order == ESA_ORDER_DEFAULT) y.order = z->order;
-    if (y.protect_first_frame < 0) y.protect_first_frame = z->protect_first_frame;
-    esa_layout full;
-    esa_status status = esa_layout_resolve(ctx, &full, &y, f->Nq, f->Nk, f->selector, f->mode, 0);
-    if (status == ESA_OK && esa_run_layout_same(&full, z)) return ESA_OK;
-    if (status == ESA_ERR_VERSION) return status;
-    return esa_fail(ctx, ESA_ERR_MISMATCH, "%.160s was made for %s, the session has %s", name, esa_run_describe_layout(z).text,
-                    esa_run_describe_layout(status == ESA_OK ? &full : &y).text);
 }
 
 /* Does the mask file belong to this model, shape and step count? */
@@ -129,7 +94,16 @@ static esa_status check_masks(esa_ctx *ctx, const esa_session_params *p)
         return esa_fail(ctx, ESA_ERR_MISMATCH, "%s was made for %d steps, the session has %d (step_map NEAREST maps them)", name, f->steps, p->steps);
     if (f->branches > 1 && f->branches != p->branches)
         return esa_fail(ctx, ESA_ERR_MISMATCH, "%s keeps %d branches apart, the session has %d", name, f->branches, p->branches);
-    return check_mask_layout(ctx, p);
+    if (f->causal != p->attention.causal)
+        return esa_fail(ctx, ESA_ERR_MISMATCH, "%s holds %s masks, the session's attention is %scausal", name, f->causal ? "causal" : "bidirectional",
+                        p->attention.causal ? "" : "not ");
+    const esa_layout *y = &p->select.layout, *z = &f->layout;
+    if (f->causal && z->order != ESA_ORDER_RASTER && !y->order_applied)
+        return esa_fail(ctx, ESA_ERR_UNSUPPORTED, "%s holds causal masks of ordered tokens: only tensors that already stand in that order can use them (order_applied)", name);
+    if ((y->grid_q[0] || y->grid_q[1] || y->grid_q[2]) && memcmp(y->grid_q, z->grid_q, sizeof y->grid_q) != 0)
+        return esa_fail(ctx, ESA_ERR_MISMATCH, "%s was made for N=%lld (grid %dx%dx%d) and %d layers, the session has grid %dx%dx%d and %d layers", name,
+                        (long long)f->Nq, z->grid_q[0], z->grid_q[1], z->grid_q[2], f->layers, y->grid_q[0], y->grid_q[1], y->grid_q[2], p->layers);
+    return esa_run_check_layout(ctx, f, name, y, "the session");
 }
 
 /* What a recording of this session will say of itself; geometry comes with the first call. */

@@ -253,6 +253,15 @@ static esa_status fail_mismatch(const call *c)
     return guarded_fail(s, ESA_ERR_MISMATCH, text);
 }
 
+static esa_status check_bits(esa_session *s, int64_t cell)
+{
+    esa_status status = esa_ctx_enter(s->ctx);
+    if (status != ESA_OK) return status;
+    status = esa_mask_file_check_bits(s->params.masks, s->masks, cell);
+    esa_ctx_leave(s->ctx);
+    return status;
+}
+
 static esa_status run_cached(const call *c)
 {
     esa_session *s = c->s;
@@ -274,6 +283,7 @@ static esa_status run_cached(const call *c)
     esa_session_plan *e = NULL;
     esa_status status = esa_session_get_plan(s, &e, c->q, c->k, c->kind, 1);
     if (status == ESA_OK) status = check_lengths(c, e);
+    if (status == ESA_OK) status = check_bits(s, cell);
     if (status == ESA_ERR_UNSUPPORTED || status == ESA_ERR_SHAPE) return run_fallback(c, ESA_ERR_POLICY);
     if (status != ESA_OK) return status;
     figures f = {.asked = s->permille / 1000.0, .mass = (double)NAN, .loaded = 1};

@@ -32,6 +32,7 @@ static esa_select_params plan_select(const esa_session *s)
     const esa_mask_file_info *f = &s->params.masks->info;
     esa_select_params p = esa_select_params_default(ESA_SELECT_RANDOM);
     p.mode = f->mode;
+    p.causal = f->causal;
     p.block_q = f->block_q;
     p.block_k = f->block_k;
     p.layout = f->layout;

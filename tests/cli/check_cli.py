@@ -251,6 +251,21 @@ class Setup(Base):
         self.assertIn("no CBLAS", said)
 
 
+class Install(Base):
+    ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
+
+    def test_absolute_folders(self):
+        subprocess.run(["cmake", "-S", self.ROOT, "-B", self.dir, "-DESA_TESTS=OFF", "-DCMAKE_INSTALL_PREFIX=/some/where",
+                        "-DCMAKE_INSTALL_LIBDIR=/far/lib", "-DCMAKE_INSTALL_INCLUDEDIR=/far/include"], check=True, capture_output=True)
+        text = read(self.path("esa.pc"), "r")
+        self.assertIn("\nlibdir=/far/lib\n", text)
+        self.assertIn("\nincludedir=/far/include\n", text)
+
+    def test_prefix_with_a_space(self):
+        out = subprocess.run(["make", "-n", "all", "PREFIX=/a place"], cwd=self.ROOT, check=True, capture_output=True, text=True).stdout
+        self.assertIn('-DCMAKE_INSTALL_PREFIX="/a place"', out)
+
+
 class Golden(Base):
     """Golden rows of the originals' selectors; bit j of a number is key block j."""
 
@@ -387,6 +402,33 @@ class SelectFiles(Base):
         self.fails("masks", "info", "fa4", status=1)
         self.fails("masks", "info", "mask.pt", "--layer", "7", "--step", "0", "--json", "never.json", status=1)
 
+    def test_causal_is_written_down(self):
+        args = ["masks", "select", "--q", "q", "--k", "k", "--budget", "0.3", "--block", "32x32", "--selector", "ada_bsa"]
+        for extra, causal in (([], False), (["--causal"], True)):
+            self.works(*args, *extra, "--out", "m")
+            self.assertEqual("causal" in self.works("masks", "info", "m", "--json", "i"), causal)
+            self.assertIs(load(self.path("i"))["causal"], causal)
+
+    def test_convert_ignores_nothing(self):
+        self.works("masks", "select", "--q", "q", "--k", "k", "--budget", "0.3", "--block", "32x32", "--out", "m", "--grid", "4,10,10")
+        self.works("masks", "convert", "m", "--to", "fa4", "--budget", "0.3", "--out", "fa4")
+        back = ["masks", "convert", "fa4", "--from", "fa4", "--out", "x"]
+        for extra in (["--block", "32x32"], ["--grid", "4,10,10"], ["--order", "raster"], ["--text-front", "0"], ["--text-back", "3"],
+                      ["--window", "1,2,3"]):
+            self.fails(*back, *extra, status=2, says=[extra[0], "--tokens"])
+        self.fails(*back, "--budget", "0.5", status=2, says=["--budget", "--to"])
+        self.fails("masks", "convert", "m", "--to", "fa4", "--out", "x", "--tokens", "400", status=2, says=["--tokens", "--from"])
+        own = ["--tokens", "400", "--block", "32x32"]
+        self.fails(*back, *own, "--window", "1,2,3", status=2, says=["--window", "tile3d"])
+        self.fails(*back, *own, "--grid", "4,5,20", status=1, says=["4x5x20", "4x10x10"])
+        self.fails(*back, *own, "--order", "tile3d", "--window", "1,2,3", status=1, says=["tile3d 1x2x3", "raster"])
+        self.works(*back, *own, "--grid", "4,10,10", "--order", "raster")
+        self.works(*back, *own)
+        self.write_fa4("theirs", [2, 1], [0, 2, 0, 1, 0, 0])
+        self.works("masks", "convert", "theirs", "--from", "fa4", "--tokens", "300", "--grid", "3,10,10", "--order", "tile3d", "--window", "1,5,5", "--out", "t")
+        self.works("masks", "info", "t", "--json", "i")
+        self.assertEqual(load(self.path("i"))["order"], "tile3d")
+
     def test_fa4_of_others(self):
         """A file without our metadata: tokens and blocks must be told, and must fit."""
         count, index = [2, 1], [0, 2, 0, 1, 0, 0]
@@ -505,6 +547,15 @@ class Bench(Base):
             self.assertEqual(row["select_seconds"] is None, row["selector"] == "dense")
             self.assertGreater(row["gflops"], 0)
         self.works("bench", "attention", "--shape", "2,1,300,16", "--causal", "--density", "1,0.5", "--rounds", "1", "--threads", "1")
+
+    def test_random_takes_layouts_too(self):
+        args = ["bench", "attention", "--shape", "1,1,600,16", "--density", "0.2", "--rounds", "1", "--block", "16x16", "--json", "b.json"]
+        self.works(*args)
+        plain = load(self.path("b.json"))["rows"][0]["density"]
+        self.works(*args, "--text-front", "160")                        # ten forced columns and rows
+        self.assertGreater(load(self.path("b.json"))["rows"][0]["density"], plain + 0.1)
+        self.fails(*args, "--window", "1,2,3", status=2, says=["--window", "tile3d"])
+        self.fails(*args, "--text-back", "601", status=1, says=["601"])
 
     def test_json_that_cannot_be_written(self):
         code, _, err = esa("bench", "attention", "--shape", "1,1,64,16", "--density", "1", "--rounds", "1", "--json", "no/folder/b", cwd=self.dir)

@@ -21,6 +21,20 @@ static void test_fa4(void **state)
         /* A file of ours describes itself; a caller who says otherwise is told. */
         esa_mask_info wrong = { .struct_size = sizeof wrong, .Nq = 4000, .Nk = 4000, .block_q = 16, .block_k = 16 };
         assert_refused(ctx, esa_mask_file_import_fa4(ctx, scratch_path(&t, "no"), scratch_path(&s, "fa4"), &wrong, NULL), ESA_ERR_MISMATCH, "4000 x 4000", NULL);
+        const esa_mask_file_info own = info_of(f);
+        for (int how = 0; how < 6; how++) {
+            esa_mask_info said = {.struct_size = sizeof said, .Nq = own.Nq, .Nk = own.Nk, .block_q = own.block_q, .block_k = own.block_k};
+            const char *word = NULL;
+            if (how) said.layout = esa_layout_default();    /* 0: not said, 1: nothing said */
+            if (how == 2) said.layout = own.layout;
+            if (how == 3) { memcpy(said.layout.grid_q, (const int32_t[]){3, 10, 8}, sizeof said.layout.grid_q); word = "grid 3x10x8"; }
+            if (how == 4) { said.layout.order = ESA_ORDER_TILE; word = "order tile"; }
+            if (how == 5) { said.layout.text_front_q = 5; word = "text 5 + 0"; }
+            const esa_status told = esa_mask_file_import_fa4(ctx, scratch_path(&t, "said"), scratch_path(&s, "fa4"), &said, how ? own.model : NULL);
+            if (word) assert_refused(ctx, told, ESA_ERR_MISMATCH, word, "grid 3x8x10", "the caller", NULL);
+            else ok(ctx, told);
+        }
+        assert_refused(ctx, esa_mask_file_import_fa4(ctx, scratch_path(&t, "no"), scratch_path(&s, "fa4"), NULL, "another"), ESA_ERR_MISMATCH, "'mini'", "'another'", NULL);
         ok(ctx, esa_mask_file_import_fa4(ctx, scratch_path(&t, "back"), scratch_path(&s, "fa4"), NULL, NULL));
         esa_mask_file *g = open_file(scratch_path(&t, "back"));
         const esa_mask_file_info i = info_of(f), j = info_of(g);

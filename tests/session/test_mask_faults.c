@@ -211,7 +211,7 @@ static void test_failures(void **state)
                 break;
             case 2: case 3: status = esa_mask_file_derive(small, out, f, &b); break;
             case 4: status = esa_mask_file_export_fa4(small, out, f, 0.6); break;
-            case 5: status = esa_mask_file_import_fa4(small, out, fa4, NULL, "m"); break;
+            case 5: status = esa_mask_file_import_fa4(small, out, fa4, NULL, "mini"); break;
             case 6: {
                 esa_session_params q = mini_params(&m, ESA_SESSION_CACHED);
                 q.masks = f;

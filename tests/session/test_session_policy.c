@@ -417,6 +417,81 @@ static void test_cached_layout(void **state)
     mini_free(&m);
 }
 
+/* A file of causal masks says so, and serves causal sessions only; others serve the others only. */
+static void test_cached_causal(void **state)
+{
+    (void)state;
+    scratch s = scratch_make(), u = s;
+    mini m = mini_make(1, 1, 1, 1);
+    const mini_views t = mini_view(&m);
+    mini_fill(&m, 0, 0, 0);
+    float *expected = malloc((size_t)mini_size(&m) * 4);
+    for (int causal = 0; causal < 2; causal++) {
+        esa_session_params p = mini_params(&m, ESA_SESSION_CACHED);
+        p.select.causal = causal;
+        p.dense_first_layer = 0;
+        p.warmup_frac = 0;
+        esa_mask *mask;
+        ok(ctx, esa_select(ctx, &mask, &t.q, &t.k, &p.select));
+        ok(ctx, esa_mask_file_save(ctx, scratch_path(&s, "mask"), mask));
+        esa_mask_file *file;
+        esa_mask_file_info info = {.struct_size = sizeof info};
+        ok(ctx, esa_mask_file_open(ctx, &file, scratch_path(&s, "mask")));
+        assert_int_equal(esa_mask_file_get_info(file, &info), ESA_OK);
+        assert_int_equal(info.causal, causal);
+        /* Kept by the exchange and by rewriting. */
+        ok(ctx, esa_mask_file_export_fa4(ctx, scratch_path(&u, "fa4"), file, 0.4));
+        ok(ctx, esa_mask_file_import_fa4(ctx, scratch_path(&u, "back"), scratch_path(&s, "fa4"), NULL, NULL));
+        esa_mask_file *back;
+        ok(ctx, esa_mask_file_open(ctx, &back, scratch_path(&u, "back")));
+        assert_int_equal(esa_mask_file_get_info(back, &info), ESA_OK);
+        assert_int_equal(info.causal, causal);
+        esa_mask_file_free(back);
+        esa_session *x;
+        p.masks = file;
+        p.attention.causal = !causal;
+        assert_refused(ctx, esa_session_create(ctx, &x, &p), ESA_ERR_MISMATCH, "causal", causal ? "not causal" : "bidirectional", NULL);
+        p.attention.causal = causal;
+        ok(ctx, esa_session_create(ctx, &x, &p));
+        ok(ctx, esa_session_begin(x));
+        ok(ctx, esa_session_step(x, 0, 0));
+        ok(ctx, esa_attention(ctx, &t.q, &t.k, &t.v, &t.o, mask, &p.attention));
+        memcpy(expected, m.o, (size_t)mini_size(&m) * 4);
+        ok(ctx, esa_session_attention(x, 0, 0, &t.q, &t.k, &t.v, &t.o, NULL));
+        assert_memory_equal(expected, m.o, mini_size(&m) * 4);
+        assert_int_equal(stats_of(x, 0, 0).sparse_calls, 1);
+        esa_session_free(x);
+        esa_mask_free(mask);
+
+        /* Bits beyond the 15 key blocks (the bits end the file) are refused by all that read them. */
+        esa_mask_file_free(file);
+        size_t n;
+        uint8_t *bytes = scratch_read(scratch_path(&s, "mask"), &n);
+        bytes[n - 1] |= 0x80;
+        scratch_write(scratch_path(&s, "mask"), bytes, n);
+        free(bytes);
+        ok(ctx, esa_mask_file_open(ctx, &file, scratch_path(&s, "mask")));
+        p.masks = file;
+        ok(ctx, esa_session_create(ctx, &x, &p));
+        ok(ctx, esa_session_begin(x));
+        ok(ctx, esa_session_step(x, 0, 0));
+        assert_refused(ctx, esa_session_attention(x, 0, 0, &t.q, &t.k, &t.v, &t.o, NULL), ESA_ERR_FORMAT, "bits beyond", NULL);
+        esa_session_free(x);
+        double density[3];
+        assert_refused(ctx, esa_mask_file_heads(file, NULL, NULL, density, 0, 0, 0, 0.4), ESA_ERR_FORMAT, "bits beyond", NULL);
+        esa_mask_build b = esa_mask_build_default();
+        const double budget = 0.4;
+        b.importance = ESA_IMPORTANCE_NONE;
+        b.budgets = &budget;
+        b.budget_count = 1;
+        assert_refused(ctx, esa_mask_file_derive(ctx, scratch_path(&u, "derived"), file, &b), ESA_ERR_FORMAT, "bits beyond", NULL);
+        esa_mask_file_free(file);
+    }
+    free(expected);
+    scratch_remove(&s);
+    mini_free(&m);
+}
+
 static void test_refusals(void **state)
 {
     (void)state;
@@ -532,6 +607,6 @@ int main(void)
         cmocka_unit_test(test_warmup), cmocka_unit_test(test_policy_table), cmocka_unit_test(test_same_as_plain), cmocka_unit_test(test_refresh),
         cmocka_unit_test(test_many_shapes), cmocka_unit_test(test_fallback), cmocka_unit_test(test_kv_len_and_lse), cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_memory_failure), cmocka_unit_test(test_kv_len_cuts_order), cmocka_unit_test(test_refresh_and_kv_len),
-        cmocka_unit_test(test_cached_layout)};
+        cmocka_unit_test(test_cached_layout), cmocka_unit_test(test_cached_causal)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }
