@@ -8,7 +8,7 @@ BUILD   = build
 .PHONY: all demo test test-all bench bundle install clean help setup-build
 
 all: setup-build
-	@cmake --preset release -DCMAKE_INSTALL_PREFIX=$(PREFIX) >/dev/null
+	@cmake --preset release -DCMAKE_INSTALL_PREFIX="$(PREFIX)" >/dev/null
 	@cmake --build $(BUILD) -j $(JOBS) --target esa_cli esa_static
 
 setup-build:

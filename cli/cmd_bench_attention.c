@@ -379,7 +379,8 @@ int cmd_bench_attention(int argc, char **argv)
     b.select.cdf_threshold = cdf;
     /* A grid brings text rules and orders with it; a random mask alone stays what it says, uniform rows. */
     const int only_random = b.selectors.count == 1 && b.selectors.whole[0] == ESA_SELECT_RANDOM;
-    if (grid.count || order != ESA_ORDER_DEFAULT || !only_random) {
+    if (window.count && order != ESA_ORDER_TILE3D) { cli_fail("bench attention: --window goes with --order tile3d"); return CLI_USAGE; }
+    if (grid.count || order != ESA_ORDER_DEFAULT || text_front >= 0 || text_back >= 0 || !only_random) {
         esa_layout *l = &b.select.layout;
         l->order = order;
         for (int i = 0; i < 3; i++) l->grid_q[i] = grid.count ? (int32_t)grid.whole[i] : b.shape.grid[i];

@@ -11,8 +11,16 @@ if(TARGET esa_cli)
 endif()
 
 # The pkg-config file finds its prefix relative to itself, so the installed tree can be moved or staged.
+# Folders that were given as absolute paths are written down as they are.
 set(ESA_PC_PREFIX ${CMAKE_INSTALL_PREFIX})
-if(NOT IS_ABSOLUTE ${CMAKE_INSTALL_LIBDIR})
+foreach(folder LIBDIR INCLUDEDIR)
+  if(IS_ABSOLUTE "${CMAKE_INSTALL_${folder}}")
+    set(ESA_PC_${folder} "${CMAKE_INSTALL_${folder}}")
+  else()
+    set(ESA_PC_${folder} "\${prefix}/${CMAKE_INSTALL_${folder}}")
+  endif()
+endforeach()
+if(NOT IS_ABSOLUTE "${CMAKE_INSTALL_LIBDIR}")
   file(RELATIVE_PATH ESA_PC_UP /prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig /prefix)
   set(ESA_PC_PREFIX "\${pcfiledir}/${ESA_PC_UP}")
 endif()
