@@ -119,7 +119,8 @@ typedef struct esa_mask_file_info {
     esa_layout layout;
     char     model[128];
     char     config_hash[80];
-    int64_t  reserved[4];
+    double   scale;                       /* of the scores as the selection was asked for; 0: D^-0.5, or unknown */
+    int64_t  reserved[3];
 } esa_mask_file_info;
 
 /* Opens by mmap, checks every size before anything is used, recognises the format by content, never by name. A file that is a

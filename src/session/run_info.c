@@ -73,6 +73,17 @@ static esa_status put_fraction(esa_tensors_writer *w, const char *key, double va
     return esa_st_writer_metadata(w, key, text);
 }
 
+/* "0", or the 16 hex digits of an IEEE 754 double: exact, and no locale's business. */
+static esa_status put_double(esa_tensors_writer *w, const char *key, double value)
+{
+    uint64_t bits;
+    char text[20];
+    memcpy(&bits, &value, 8);
+    if (value == 0) strcpy(text, "0");
+    else snprintf(text, sizeof text, "%016llx", (unsigned long long)bits);
+    return esa_st_writer_metadata(w, key, text);
+}
+
 esa_status esa_run_write(esa_tensors_writer *w, const esa_mask_file_info *f, const char *format)
 {
     const esa_layout *y = &f->layout;
@@ -94,6 +105,7 @@ esa_status esa_run_write(esa_tensors_writer *w, const esa_mask_file_info *f, con
     for (size_t i = 0; status == ESA_OK && i < sizeof ints / sizeof ints[0]; i++) status = put_int64(w, ints[i].key, ints[i].value);
     for (size_t i = 0; status == ESA_OK && i < sizeof lists / sizeof lists[0]; i++) status = put_ints(w, lists[i].key, lists[i].value, lists[i].n);
     if (status == ESA_OK) status = put_fraction(w, "warmup_frac", f->warmup_frac);
+    if (status == ESA_OK) status = put_double(w, "scale", f->scale);
     return status;
 }
 
@@ -174,6 +186,21 @@ static double get_fraction(reader *r, const char *key)
     return (double)(text[0] == '1' ? scale : units) / (double)scale;
 }
 
+static double get_double(reader *r, const char *key)
+{
+    const char *text = get_text(r, key);
+    if (!text || strcmp(text, "0") == 0) return 0;
+    uint64_t bits = 0;
+    double value;
+    int n = 0;
+    for (; n < 17 && ((text[n] >= '0' && text[n] <= '9') || (text[n] >= 'a' && text[n] <= 'f')); n++)
+        bits = bits << 4 | (uint64_t)(text[n] <= '9' ? text[n] - '0' : text[n] - 'a' + 10);
+    memcpy(&value, &bits, 8);
+    if (n == 16 && !text[n] && isfinite(value)) return value;
+    bad_value(r, key, text, "0 or the 16 hex digits of a finite double");
+    return 0;
+}
+
 static void get_string(reader *r, const char *key, char *out, size_t room)
 {
     const char *text = get_text(r, key);
@@ -249,6 +276,7 @@ esa_status esa_run_read(esa_ctx *ctx, esa_mask_file_info *f, const esa_tensors *
     f->block_q = (int32_t)block[0];
     f->block_k = (int32_t)block[1];
     f->warmup_frac = get_fraction(&r, "warmup_frac");
+    f->scale = esa_st_metadata(file, "scale") ? get_double(&r, "scale") : 0;
     get_string(&r, "model", f->model, sizeof f->model);
     get_string(&r, "config_hash", f->config_hash, sizeof f->config_hash);
     esa_layout layout;
@@ -317,6 +345,7 @@ esa_status esa_run_same(esa_ctx *ctx, const esa_mask_file_info *a, const char *n
     if (a->selector != b->selector || a->mode != b->mode)
         return esa_fail(ctx, ESA_ERR_MISMATCH, "%.100s and %.100s differ in selector (%d, %d) or mode (%s, %s)", name_a, name_b, a->selector, b->selector,
                         mode_names[a->mode], mode_names[b->mode]);
+    if (a->scale != b->scale) return esa_fail(ctx, ESA_ERR_MISMATCH, "%.100s was made with scale %g, %.100s with %g (0: D^-0.5)", name_a, a->scale, name_b, b->scale);
     if (a->causal != b->causal) return esa_fail(ctx, ESA_ERR_MISMATCH, "%.100s is %scausal, %.100s is %scausal", name_a, a->causal ? "" : "not ", name_b, b->causal ? "" : "not ");
     if (!esa_run_layout_same(&a->layout, &b->layout))
         return esa_fail(ctx, ESA_ERR_MISMATCH, "%.100s was made for %s, %.100s for %s", name_a, esa_run_describe_layout(&a->layout).text, name_b,

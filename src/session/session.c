@@ -117,6 +117,7 @@ static esa_status make_recorder(esa_session *s)
     f.selector = ESA_SELECT_ENTROPY;
     f.mode = p->select.mode;
     f.samples = p->select.samples;
+    f.scale = p->select.scale;
     f.block_q = p->select.block_q ? p->select.block_q : 256;
     f.block_k = p->select.block_k ? p->select.block_k : 128;
     f.layers = p->layers;

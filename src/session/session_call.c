@@ -253,6 +253,18 @@ static esa_status fail_mismatch(const call *c)
     return guarded_fail(s, ESA_ERR_MISMATCH, text);
 }
 
+/* Blocks of one head that a selection may keep. */
+static int64_t existing_blocks(const esa_mask_file_info *f)
+{
+    if (!f->causal) return f->nq * f->nk;
+    int64_t n = 0;
+    for (int64_t i = 0; i < f->nq; i++) {
+        const int64_t keys = esa_min64((i + 1) * f->block_q, f->Nq) + f->Nk - f->Nq;   /* seen by the last query of the block */
+        if (keys > 0) n += esa_ceil_div(keys, f->block_k);
+    }
+    return esa_max64(n, 1);
+}
+
 static esa_status check_bits(esa_session *s, int64_t cell)
 {
     esa_status status = esa_ctx_enter(s->ctx);
@@ -291,7 +303,7 @@ static esa_status run_cached(const call *c)
     esa_mask_set_bits(e->mask, s->masks->bits + cell * file->cell_bytes);
     e->mask->selector = info->selector;
     e->mask->asked = f.asked;
-    f.density = (double)esa_mask_kept(e->mask) / (double)(info->H * info->nq * info->nk);
+    f.density = (double)esa_mask_kept(e->mask) / (double)(info->H * existing_blocks(info));
     if (s->masks->mass) {
         f.mass = 0;
         for (int64_t h = 0; h < info->H; h++) {

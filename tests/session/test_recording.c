@@ -150,7 +150,7 @@ static void test_mismatch(void **state)
     const esa_session_params p = mini_params(&m, ESA_SESSION_RECORD);
     mini_record(ctx, &m, &p, 1, 1, scratch_path(&s, "rec"));
     const int32_t layer1 = 1;
-    for (int i = 0; i < 9; i++) {
+    for (int i = 0; i < 10; i++) {
         mini n = mini_make(i == 0 ? 3 : 2, i == 1 ? 4 : 3, 2, 1);
         esa_session_params q = mini_params(&n, ESA_SESSION_RECORD);
         const char *word = "";
@@ -162,6 +162,7 @@ static void test_mismatch(void **state)
         if (i == 5) { q.record_per_branch = 1; word = "1 branches"; }
         if (i == 6) { q.select.samples = 3; word = "4 samples"; }
         if (i == 7) { q.select.block_k = 32; word = "32x16"; }
+        if (i == 9) { q.select.scale = 0.1; word = "scale 0"; }
         if (i == 8) { q.dense_layers = &layer1; q.dense_layer_count = 1; word = "dense"; }
         esa_session *x;
         ok(ctx, esa_session_create(ctx, &x, &q));

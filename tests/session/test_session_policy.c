@@ -460,6 +460,9 @@ static void test_cached_causal(void **state)
         ok(ctx, esa_session_attention(x, 0, 0, &t.q, &t.k, &t.v, &t.o, NULL));
         assert_memory_equal(expected, m.o, mini_size(&m) * 4);
         assert_int_equal(stats_of(x, 0, 0).sparse_calls, 1);
+        esa_mask_info made = {.struct_size = sizeof made};
+        assert_int_equal(esa_mask_get_info(mask, &made), ESA_OK);
+        assert_float_equal(stats_of(x, 0, 0).density, made.density, 1e-12);
         esa_session_free(x);
         esa_mask_free(mask);
 
