@@ -1,9 +1,21 @@
-/* pool.c - a pthread pool. Workers sleep on a condition variable between runs; inside a run items are handed out by an
- * atomic counter, so a slow item never holds up the others.
+/* pool.c - a pthread pool. Inside a run items are handed out by an atomic counter, so a slow item never holds up the others.
+ * Between runs workers look for the next one for some microseconds (attention is several short runs in a row, and waking a
+ * sleeping thread costs as much as a small run), then sleep on a condition variable.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "base/pool.h"
 
 #include <pthread.h>
+
+#define SPINS 1000                  /* looks before sleeping: 20 to 50 microseconds */
+
+static inline void relax(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
 
 typedef struct pool_worker {
     struct esa_pool *pool;
@@ -18,8 +30,8 @@ struct esa_pool {
     int64_t bytes;
     pthread_mutex_t lock;
     pthread_cond_t wake, done;
-    uint64_t generation;    /* counts runs; a worker that sees a new one joins it */
-    int32_t running;        /* workers still inside the current run */
+    _Atomic uint64_t generation;    /* counts runs; a worker that sees a new one joins it */
+    _Atomic int32_t running;        /* workers still inside the current run */
     int32_t quit;
     esa_pool_fn fn;
     void *arg;
@@ -42,18 +54,21 @@ static void *pool_main(void *arg)
     pool_worker *w = arg;
     esa_pool *pool = w->pool;
     uint64_t seen = 0;
-    pthread_mutex_lock(&pool->lock);
     for (;;) {
-        while (pool->generation == seen && !pool->quit) pthread_cond_wait(&pool->wake, &pool->lock);
-        if (pool->quit) break;
-        seen = pool->generation;
-        pthread_mutex_unlock(&pool->lock);
-        pool_drain(pool, w->id);
+        for (int32_t i = 0; i < SPINS && atomic_load_explicit(&pool->generation, memory_order_acquire) == seen; i++) relax();
         pthread_mutex_lock(&pool->lock);
-        if (--pool->running == 0) pthread_cond_signal(&pool->done);
+        while (atomic_load(&pool->generation) == seen && !pool->quit) pthread_cond_wait(&pool->wake, &pool->lock);
+        const int32_t quit = pool->quit;
+        seen = atomic_load(&pool->generation);
+        pthread_mutex_unlock(&pool->lock);
+        if (quit) return NULL;
+        pool_drain(pool, w->id);
+        if (atomic_fetch_sub(&pool->running, 1) == 1) {         /* the last one out; the lock keeps the signal from being lost */
+            pthread_mutex_lock(&pool->lock);
+            pthread_cond_signal(&pool->done);
+            pthread_mutex_unlock(&pool->lock);
+        }
     }
-    pthread_mutex_unlock(&pool->lock);
-    return NULL;
 }
 
 esa_status esa_pool_create(esa_pool **out, int32_t threads, const esa_allocator *mem)
@@ -110,12 +125,13 @@ void esa_pool_run(esa_pool *pool, esa_pool_fn fn, void *arg, int64_t items)
     pool->arg = arg;
     pool->items = items;
     atomic_store_explicit(&pool->next, 0, memory_order_relaxed);
-    pool->running = pool->threads - 1;
-    pool->generation++;
+    atomic_store(&pool->running, pool->threads - 1);
+    atomic_fetch_add(&pool->generation, 1);
     pthread_cond_broadcast(&pool->wake);
     pthread_mutex_unlock(&pool->lock);
     pool_drain(pool, 0);
+    for (int32_t i = 0; i < SPINS && atomic_load_explicit(&pool->running, memory_order_acquire); i++) relax();
     pthread_mutex_lock(&pool->lock);
-    while (pool->running) pthread_cond_wait(&pool->done, &pool->lock);
+    while (atomic_load(&pool->running)) pthread_cond_wait(&pool->done, &pool->lock);
     pthread_mutex_unlock(&pool->lock);
 }
