@@ -145,22 +145,6 @@ void esa_budget_entropy(int32_t *k, const double *entropy, int64_t H, int64_t nk
         if (k[h] > 1) { k[h]--;  sum--; }
 }
 
-void esa_budget_rows(int32_t *quota, int64_t nq, int64_t nk, const uint8_t *dense, int64_t forced, int64_t total)
-{
-    const int64_t least = esa_min64(nk, esa_max64(1, forced));
-    int64_t others = 0;
-    for (int64_t i = 0; i < nq; i++) others += !(dense && dense[i]);
-    const int64_t rest = total - (nq - others) * nk;
-    int64_t base = others ? esa_max64(0, rest) / others : 0, extra = others ? esa_max64(0, rest) % others : 0;
-    if (base < least) { base = least;  extra = 0; }
-    if (base >= nk) { base = nk;  extra = 0; }
-    for (int64_t i = 0; i < nq; i++) {
-        if (dense && dense[i]) { quota[i] = (int32_t)nk; continue; }
-        quota[i] = (int32_t)(base + (extra > 0));
-        extra -= extra > 0;
-    }
-}
-
 static int64_t spread_sum(const int32_t *visible, const int32_t *least, int64_t nq, double f)
 {
     int64_t sum = 0;

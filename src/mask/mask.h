@@ -52,9 +52,6 @@ int32_t esa_layout_same(const esa_layout *a, const esa_layout *b);
 /* Entropy budgets (b_h = clamp(s E_h, b_min, 1), largest remainder): k[H] block counts of nk, sum exact.
  * scratch: H doubles. */
 void esa_budget_entropy(int32_t *k, const double *entropy, int64_t H, int64_t nk, double budget, double *scratch);
-/* Spreads `total` blocks over rows: dense rows take nk each, the others share the rest as evenly as integers allow, each at
- * least max(1, forced). quota[nq]; dense[nq] flags or NULL. */
-void esa_budget_rows(int32_t *quota, int64_t nq, int64_t nk, const uint8_t *dense, int64_t forced, int64_t total);
 /* The same where rows differ (causal): row i sees visible[i] blocks and keeps at least least[i] of them (dense rows: all); the
  * others get one common share of what they see. Sums to total as far as the bounds allow. All arrays [nq]. */
 void esa_budget_spread(int32_t *quota, const int32_t *visible, const int32_t *least, int64_t nq, int64_t total);

@@ -88,7 +88,7 @@ static void rows_spread(void **state)
             least[i] = (int32_t)(dense[i] ? nk : forced > 1 ? forced : 1);
             others += !dense[i];
         }
-        esa_budget_rows(a, nq, nk, dense, forced, total);
+        kit_rows(a, nq, nk, dense, forced, total);
         esa_budget_spread(b, visible, least, nq, total);
         for (int64_t i = 0; i < nq; i++) {
             assert_int_equal(a[i], b[i]);               /* the general rule agrees with the plain one */

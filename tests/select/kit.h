@@ -14,6 +14,7 @@
 #include <string.h>
 #include <cmocka.h>
 #include "base/half.h"
+#include "base/ctx.h"
 #include "base/rng.h"
 #include "esa/esa.h"
 
@@ -33,6 +34,24 @@ static inline uint64_t kit_seed(const char *test)
     const uint64_t seed = given ? strtoull(given, NULL, 0) : 20261115u;
     printf("[   SEED   ] %s: ESA_TEST_SEED=%llu\n", test, (unsigned long long)seed);
     return seed;
+}
+
+/* The plain rule where every row sees the same nk blocks: dense rows take nk each, the others share the rest of total as evenly as
+ * integers allow, each at least max(1, forced). What esa_budget_spread must give in that case. */
+static inline void kit_rows(int32_t *quota, int64_t nq, int64_t nk, const uint8_t *dense, int64_t forced, int64_t total)
+{
+    const int64_t least = esa_min64(nk, esa_max64(1, forced));
+    int64_t others = 0;
+    for (int64_t i = 0; i < nq; i++) others += !(dense && dense[i]);
+    const int64_t rest = total - (nq - others) * nk;
+    int64_t base = others ? esa_max64(0, rest) / others : 0, extra = others ? esa_max64(0, rest) % others : 0;
+    if (base < least) { base = least;  extra = 0; }
+    if (base >= nk) { base = nk;  extra = 0; }
+    for (int64_t i = 0; i < nq; i++) {
+        if (dense && dense[i]) { quota[i] = (int32_t)nk; continue; }
+        quota[i] = (int32_t)(base + (extra > 0));
+        extra -= extra > 0;
+    }
 }
 
 /* Approximately normal, from four uniforms. */

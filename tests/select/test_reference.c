@@ -56,7 +56,7 @@ static void check_counts(const world *w, const uint8_t *mask, const double *scor
     const int64_t want = total > least ? total : least;
     if (sum < want || sum > want + rows) fail_msg("head keeps %d blocks, expected %d: %s", (int)sum, (int)want, w->name);
     if (w->p.causal || visible == 0) return;
-    esa_budget_rows(quota, w->nq, visible, w->dense, columns, total);
+    kit_rows(quota, w->nq, visible, w->dense, columns, total);
     for (int64_t I = 0; I < w->nq; I++) {
         const row_view r = view_row(w, mask, scores + I * w->nk, b, h, I);
         if (r.kept == quota[I]) continue;
