@@ -3,23 +3,10 @@
 #ifndef ESA_SELECT_SELECT_H
 #define ESA_SELECT_SELECT_H
 
+#include "base/args.h"
 #include "base/pool.h"
 #include "cpu/cpu.h"
 #include "mask/mask.h"
-
-/* Everything a selector needs, checked and resolved by src/attn (plan.c). */
-typedef struct esa_select_args {
-    const esa_cpu_kernels *kern;    /* an f32 set */
-    esa_pool *pool;
-    esa_select_params params;       /* resolved: block sizes, scale, layout, budget in 0..1 */
-    int32_t dtype;
-    int64_t B, Hq, Hkv, Nq, Nk, D;
-    int64_t nq, nk;                 /* of the mask this selector makes (esa_select_blocks) */
-    const void *q, *k;              /* first element of b = 0, h = 0 */
-    int64_t q_stride[3], k_stride[3];   /* batch, head, token; elements */
-    const int32_t *perm_q, *perm_k; /* [Nq], [Nk]; NULL: identity */
-    int64_t window;                 /* bytes of heads to work on at once; 0: each selector's own measure. Never changes a mask */
-} esa_select_args;
 
 /* Number of blocks of the mask for these params: ceil(N/block), except compat rf_v2 with text, which pools image and text
  * apart. runnable 0: not the kernel's blocks. */

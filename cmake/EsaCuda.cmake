@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+# libesa_cuda, the plugin that libesa opens at run time. ESA_CUDA AUTO builds it where nvcc is found; without it everything else works.
+# Which architectures a file of src/cuda is built for follows from its name:
+#   sm90*.cu   sm_90a alone (wgmma, TMA)
+#   sm80*.cu   sm_80, and PTX from which the driver serves every newer GPU
+#   the rest   sm_80, sm_90 and PTX
+set(ESA_CUDA AUTO CACHE STRING "build the CUDA plugin: AUTO, ON or OFF")
+if(ESA_CUDA STREQUAL "OFF" OR CMAKE_CROSSCOMPILING OR ESA_SANITIZE)
+  return()
+endif()
+include(CheckLanguage)
+check_language(CUDA)
+if(NOT CMAKE_CUDA_COMPILER)
+  if(ESA_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "ESA_CUDA=ON, but no nvcc was found: put it on PATH or set CUDACXX")
+  endif()
+  message(STATUS "nvcc not found: libesa_cuda is not built")
+  return()
+endif()
+enable_language(CUDA)
+if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.4)
+  message(FATAL_ERROR "nvcc ${CMAKE_CUDA_COMPILER_VERSION} is too old, libesa_cuda needs 12.4 or newer (or configure with -DESA_CUDA=OFF)")
+endif()
+
+file(GLOB ESA_CUDA_SM90 CONFIGURE_DEPENDS src/cuda/sm90*.cu)
+file(GLOB ESA_CUDA_SM80 CONFIGURE_DEPENDS src/cuda/sm80*.cu)
+file(GLOB ESA_CUDA_ANY CONFIGURE_DEPENDS src/cuda/*.cu)
+list(REMOVE_ITEM ESA_CUDA_ANY ${ESA_CUDA_SM90} ${ESA_CUDA_SM80})
+set(ESA_CUDA_OBJECTS)
+function(esa_cuda_objects name architectures)
+  add_library(${name} OBJECT ${ARGN})
+  target_include_directories(${name} PRIVATE src include)
+  target_compile_features(${name} PRIVATE cuda_std_17)
+  target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra,-fvisibility=hidden>)
+  set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${architectures}" POSITION_INDEPENDENT_CODE ON CUDA_RUNTIME_LIBRARY Static)
+endfunction()
+esa_cuda_objects(esa_cuda_sm90 "90a-real" ${ESA_CUDA_SM90})
+esa_cuda_objects(esa_cuda_sm80 "80-real;80-virtual" ${ESA_CUDA_SM80})
+esa_cuda_objects(esa_cuda_any "80-real;90-real;80-virtual" ${ESA_CUDA_ANY})
+
+add_library(esa_cuda MODULE $<TARGET_OBJECTS:esa_cuda_sm90> $<TARGET_OBJECTS:esa_cuda_sm80> $<TARGET_OBJECTS:esa_cuda_any>)
+# One exported symbol; nothing of the C++ or CUDA runtime is looked up outside.
+target_link_options(esa_cuda PRIVATE -Wl,--version-script=${CMAKE_CURRENT_SOURCE_DIR}/cmake/esa_cuda.map -Wl,--no-undefined -static-libstdc++ -static-libgcc)
+set_target_properties(esa_cuda PROPERTIES LINKER_LANGUAGE CUDA CUDA_RUNTIME_LIBRARY Static CUDA_ARCHITECTURES OFF
+                      LINK_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cmake/esa_cuda.map)
