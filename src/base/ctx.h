@@ -1,10 +1,11 @@
-/* ctx.h - what an esa_ctx holds, error text, memory. Includes nothing but the public header.
+/* ctx.h - what an esa_ctx holds, error text, memory. Includes nothing but the public header and inline.h.
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_BASE_CTX_H
 #define ESA_BASE_CTX_H
 
 #include <stdatomic.h>
 #include <stddef.h>
+#include "base/inline.h"
 #include "esa/esa.h"
 
 struct esa_pool;
@@ -62,9 +63,5 @@ typedef struct esa_carve {
 } esa_carve;
 /* The next part, ESA_WORKSPACE_ALIGN aligned (NULL while counting). Saturates at INT64_MAX instead of overflowing. */
 void *esa_carve_take(esa_carve *carve, int64_t bytes);
-
-static inline int64_t esa_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-static inline int64_t esa_min64(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t esa_max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
 #endif

@@ -5,21 +5,22 @@
 
 #include <stdint.h>
 #include <string.h>
+#include "base/inline.h"
 #include "esa/esa.h"
 
-static inline float esa_f32_from_bits(uint32_t u) { float f; memcpy(&f, &u, 4); return f; }
-static inline uint32_t esa_bits_from_f32(float f) { uint32_t u; memcpy(&u, &f, 4); return u; }
+ESA_INLINE float esa_f32_from_bits(uint32_t u) { float f; memcpy(&f, &u, 4); return f; }
+ESA_INLINE uint32_t esa_bits_from_f32(float f) { uint32_t u; memcpy(&u, &f, 4); return u; }
 
-static inline float esa_bf16_to_f32(uint16_t h) { return esa_f32_from_bits((uint32_t)h << 16); }
+ESA_INLINE float esa_bf16_to_f32(uint16_t h) { return esa_f32_from_bits((uint32_t)h << 16); }
 
-static inline uint16_t esa_f32_to_bf16(float f)
+ESA_INLINE uint16_t esa_f32_to_bf16(float f)
 {
     uint32_t u = esa_bits_from_f32(f);
     if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((u >> 16) | 0x40u);   /* NaN: keep it quiet, never round to inf */
     return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
 }
 
-static inline float esa_f16_to_f32(uint16_t h)
+ESA_INLINE float esa_f16_to_f32(uint16_t h)
 {
     const uint32_t sign = (uint32_t)(h & 0x8000u) << 16, em = h & 0x7fffu;
     if (em >= 0x7c00u) return esa_f32_from_bits(sign | 0x7f800000u | ((em & 0x3ffu) << 13));
@@ -28,7 +29,7 @@ static inline float esa_f16_to_f32(uint16_t h)
     return esa_f32_from_bits(sign | esa_bits_from_f32(f));
 }
 
-static inline uint16_t esa_f32_to_f16(float f)
+ESA_INLINE uint16_t esa_f32_to_f16(float f)
 {
     const uint32_t u = esa_bits_from_f32(f), a = u & 0x7fffffffu;
     const uint16_t sign = (uint16_t)((u >> 16) & 0x8000u);
@@ -42,16 +43,16 @@ static inline uint16_t esa_f32_to_f16(float f)
     return (uint16_t)(sign | ((r - 0x38000000u) >> 13));
 }
 
-static inline int64_t esa_dtype_size(int32_t dtype) { return dtype == ESA_DTYPE_F32 ? 4 : 2; }
+ESA_INLINE int64_t esa_dtype_size(int32_t dtype) { return dtype == ESA_DTYPE_F32 ? 4 : 2; }
 
-static inline float esa_load_f32(const void *src, int64_t i, int32_t dtype)
+ESA_INLINE float esa_load_f32(const void *src, int64_t i, int32_t dtype)
 {
     if (dtype == ESA_DTYPE_F32) { float f; memcpy(&f, (const char *)src + 4 * i, 4); return f; }
     uint16_t h; memcpy(&h, (const char *)src + 2 * i, 2);
     return dtype == ESA_DTYPE_F16 ? esa_f16_to_f32(h) : esa_bf16_to_f32(h);
 }
 
-static inline void esa_store_f32(void *dst, int64_t i, int32_t dtype, float f)
+ESA_INLINE void esa_store_f32(void *dst, int64_t i, int32_t dtype, float f)
 {
     if (dtype == ESA_DTYPE_F32) { memcpy((char *)dst + 4 * i, &f, 4); return; }
     const uint16_t h = dtype == ESA_DTYPE_F16 ? esa_f32_to_f16(f) : esa_f32_to_bf16(f);
@@ -59,7 +60,7 @@ static inline void esa_store_f32(void *dst, int64_t i, int32_t dtype, float f)
 }
 
 /* f rounded to the precision of dtype (compat-round mode; f32 stays). */
-static inline float esa_round_to(float f, int32_t dtype)
+ESA_INLINE float esa_round_to(float f, int32_t dtype)
 {
     if (dtype == ESA_DTYPE_F16) return esa_f16_to_f32(esa_f32_to_f16(f));
     if (dtype == ESA_DTYPE_BF16) return esa_bf16_to_f32(esa_f32_to_bf16(f));

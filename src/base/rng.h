@@ -3,11 +3,11 @@
 #ifndef ESA_BASE_RNG_H
 #define ESA_BASE_RNG_H
 
-#include <stdint.h>
+#include "base/inline.h"
 
 typedef struct esa_rng { uint64_t state; } esa_rng;
 
-static inline uint64_t esa_rng_next(esa_rng *r)
+ESA_INLINE uint64_t esa_rng_next(esa_rng *r)
 {
     uint64_t z = (r->state += 0x9e3779b97f4a7c15u);
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -16,9 +16,26 @@ static inline uint64_t esa_rng_next(esa_rng *r)
 }
 
 /* Uniform in [0, n), n >= 1; the bias of the multiply-shift is below 2^-32 for n < 2^32. */
-static inline uint32_t esa_rng_below(esa_rng *r, uint32_t n) { return (uint32_t)(((esa_rng_next(r) >> 32) * n) >> 32); }
+ESA_INLINE uint32_t esa_rng_below(esa_rng *r, uint32_t n) { return (uint32_t)(((esa_rng_next(r) >> 32) * n) >> 32); }
 
 /* Uniform in [0, 1) with 24 bits. */
-static inline float esa_rng_unit(esa_rng *r) { return (float)(esa_rng_next(r) >> 40) * 0x1p-24f; }
+ESA_INLINE float esa_rng_unit(esa_rng *r) { return (float)(esa_rng_next(r) >> 40) * 0x1p-24f; }
+
+/* The generator of one row of a random mask. */
+ESA_INLINE esa_rng esa_rng_of_row(uint64_t seed, int32_t branch, int64_t row)
+{
+    esa_rng r = { seed };
+    r.state = esa_rng_next(&r) ^ (uint64_t)(uint32_t)branch;
+    r.state = esa_rng_next(&r) ^ (uint64_t)row;
+    r.state = esa_rng_next(&r);
+    return r;
+}
+
+/* The same generator after n more numbers: its state is a counter. */
+ESA_INLINE esa_rng esa_rng_ahead(esa_rng r, uint64_t n)
+{
+    r.state += 0x9e3779b97f4a7c15u * n;
+    return r;
+}
 
 #endif

@@ -14,7 +14,6 @@
 #include "base/args.h"
 #include "base/inline.h"
 
-
 /* A given length as it counts: 0 .. Nk. */
 ESA_INLINE int64_t esa_kv_len(int64_t len, int64_t Nk) { return len < 0 ? 0 : esa_min64(len, Nk); }
 
@@ -128,6 +127,37 @@ ESA_INLINE int64_t esa_row_wish(const esa_select_params *p, int64_t v)
 
 /* The total of ada_bsa, whose rows see `seen` blocks together. */
 ESA_INLINE int64_t esa_ada_total(const esa_select_params *p, int64_t seen) { return (int64_t)floor(esa_mul(p->budget, (double)seen) + 0.5); }
+
+/* ada_bsa scores groups of 8 tokens. Groups of keys that are scored: the original leaves out a short last one. */
+enum { ESA_ADA_GROUP = 8, ESA_ADA_CAUSAL_TILE = 1024 };
+ESA_INLINE int64_t esa_ada_columns(const esa_select_args *args, int64_t kv_len)
+{
+    return args->params.mode == ESA_MODE_FIXED ? esa_ceil_div(kv_len, ESA_ADA_GROUP) : kv_len / ESA_ADA_GROUP;
+}
+
+/* Columns (groups of keys) that row i (a group of queries) looks at. */
+ESA_INLINE int64_t esa_ada_limit(const esa_select_args *args, int64_t columns, int64_t i)
+{
+    enum { G = ESA_ADA_GROUP };
+    if (!args->params.causal) return columns;
+    const int64_t offset = args->Nk - args->Nq;
+    int64_t end = G * i + G - 1 + offset;               /* last key any query of the group sees */
+    if (args->params.mode != ESA_MODE_FIXED) {
+        const int64_t tile = G * i / ESA_ADA_CAUSAL_TILE * ESA_ADA_CAUSAL_TILE, rows = esa_min64(ESA_ADA_CAUSAL_TILE, args->Nq - tile);
+        end = tile + rows / G * G + offset - 1;
+    }
+    return end < 0 ? 0 : esa_min64(columns, end / G + 1);
+}
+
+/* Columns per online-softmax step of the original's device (compat-round). */
+ESA_INLINE int64_t esa_ada_tile(int64_t kv_len) { return kv_len < 16384 ? 512 : 1024; }
+
+/* The dtype compat-round rounds to; f32 in the other modes: nothing is rounded. */
+ESA_INLINE int32_t esa_rows_round(const esa_select_args *args)
+{
+    if (args->params.mode != ESA_MODE_COMPAT_ROUND) return ESA_DTYPE_F32;
+    return args->dtype == ESA_DTYPE_F32 ? ESA_DTYPE_F16 : args->dtype;
+}
 
 /* The spreading of a total over rows (esa_budget_spread): bisection steps, the whole blocks of a row at share f, and whether
  * the row takes one of those that rounding left over; a row that already holds more than its share waits for the second turn. */

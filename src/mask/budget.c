@@ -148,7 +148,7 @@ void esa_budget_entropy(int32_t *k, const double *entropy, int64_t H, int64_t nk
 static int64_t spread_sum(const int32_t *visible, const int32_t *least, int64_t nq, double f)
 {
     int64_t sum = 0;
-    for (int64_t i = 0; i < nq; i++) sum += esa_max64(least[i], (int64_t)(f * visible[i]));
+    for (int64_t i = 0; i < nq; i++) sum += esa_spread_share(visible[i], least[i], f);
     return sum;
 }
 
@@ -156,18 +156,18 @@ void esa_budget_spread(int32_t *quota, const int32_t *visible, const int32_t *le
 {
     double lo = 0.0, hi = 1.0;
     if (spread_sum(visible, least, nq, hi) <= total) lo = hi;
-    for (int32_t it = 0; it < 64 && lo < hi; it++) {    /* the largest share f whose whole blocks fit into total */
+    for (int32_t it = 0; it < ESA_SPREAD_STEPS && lo < hi; it++) {  /* the largest share f whose whole blocks fit into total */
         const double mid = lo + (hi - lo) / 2;
         if (mid <= lo || mid >= hi) break;
         if (spread_sum(visible, least, nq, mid) <= total) lo = mid;
         else hi = mid;
     }
     int64_t left = total - spread_sum(visible, least, nq, lo);
-    for (int64_t i = 0; i < nq; i++) quota[i] = (int32_t)esa_max64(least[i], (int64_t)(lo * visible[i]));
+    for (int64_t i = 0; i < nq; i++) quota[i] = (int32_t)esa_spread_share(visible[i], least[i], lo);
     /* What rounding left over: one block each to the first rows; a row that already holds more than its share waits. */
     for (int32_t turn = 0; turn < 2; turn++)
         for (int64_t i = 0; i < nq && left > 0; i++) {
-            if (quota[i] >= visible[i] || (turn == 0 && least[i] > (int64_t)(lo * visible[i]))) continue;
+            if (!esa_spread_takes(quota[i], visible[i], least[i], lo, turn)) continue;
             quota[i]++;
             left--;
         }

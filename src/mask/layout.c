@@ -108,12 +108,6 @@ esa_status esa_layout_resolve(esa_ctx *ctx, esa_layout *out, const esa_layout *i
     return ESA_OK;
 }
 
-int32_t esa_layout_protects(const esa_layout *layout, int32_t side, int32_t mode)
-{
-    const int32_t t = side ? layout->grid_k[0] : layout->grid_q[0];
-    return layout->protect_first_frame == 1 && (t > 1 || (t == 1 && mode != ESA_MODE_FIXED));
-}
-
 int32_t esa_layout_same(const esa_layout *a, const esa_layout *b)
 {
     if (a->order != b->order) return 0;

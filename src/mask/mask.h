@@ -4,6 +4,8 @@
 #define ESA_MASK_MASK_H
 
 #include "base/ctx.h"
+#include "base/rank.h"
+#include "base/rows.h"
 
 /* Per (batch, head, query block) an ascending list of key blocks. */
 struct esa_mask {
@@ -40,8 +42,6 @@ esa_status esa_layout_resolve(esa_ctx *ctx, esa_layout *out, const esa_layout *i
                               int32_t selector, int32_t mode, int32_t causal);
 /* 1 if the resolved order is the identity (raster, no compat text move), so nothing needs gathering. */
 int32_t esa_order_is_identity(const esa_layout *layout, int32_t side, int32_t mode);
-/* 1 if this side's frame 0 is protected (and so a segment of its own): a resolved layout, and t > 1 in fixed mode. */
-int32_t esa_layout_protects(const esa_layout *layout, int32_t side, int32_t mode);
 /* The generalised Hilbert curve through t x h x w cells: out[t*h*w] = base + raster index, in walking order. */
 void esa_hilbert(int32_t *out, int32_t base, int64_t t, int64_t h, int64_t w);
 /* perm[N] of a resolved layout; side 0 q, 1 k. Cannot fail. */
@@ -55,14 +55,5 @@ void esa_budget_entropy(int32_t *k, const double *entropy, int64_t H, int64_t nk
 /* The same where rows differ (causal): row i sees visible[i] blocks and keeps at least least[i] of them (dense rows: all); the
  * others get one common share of what they see. Sums to total as far as the bounds allow. All arrays [nq]. */
 void esa_budget_spread(int32_t *quota, const int32_t *visible, const int32_t *least, int64_t nq, int64_t total);
-
-/* Flags the k largest of value[n] (ties: lower index first) among those with allow[j] != 0 (NULL: all); NaN ranks last.
- * keep[j] is set to 1 for the chosen ones and left alone otherwise. scratch: n uint64. */
-void esa_top_k(uint8_t *keep, const float *value, const uint8_t *allow, int64_t n, int64_t k, uint64_t *scratch);
-/* A key that orders (value descending, index ascending) as one integer, larger = better, and the index back out of it. */
-uint64_t esa_rank_key(float value, int64_t index);
-int64_t esa_rank_index(uint64_t key);
-/* Sorts keys from large to small, in place. */
-void esa_sort_keys(uint64_t *key, int64_t n);
 
 #endif

@@ -15,7 +15,7 @@
 #include <string.h>
 #include "select/ada.h"
 
-enum { G = 8, LONG_RUN = 192, SHORT_RUN = 96, ENOUGH_ITEMS = 32, CHUNK_COLUMNS = 64, CAUSAL_TILE = 1024, WINDOW_BYTES = 48 << 20 };
+enum { G = ESA_ADA_GROUP, LONG_RUN = 192, SHORT_RUN = 96, ENOUGH_ITEMS = 32, CHUNK_COLUMNS = 64, WINDOW_BYTES = 48 << 20 };
 
 typedef struct ada_worker {
     char *q;                        /* [8][q_bytes] */
@@ -166,20 +166,6 @@ static void pack_run(const job *x, char *q, int64_t head, int64_t first, int64_t
     }
 }
 
-/* Columns row i looks at. */
-static int64_t limit_of(const job *x, int64_t i)
-{
-    const esa_select_args *a = x->args;
-    if (!a->params.causal) return x->columns;
-    const int64_t offset = a->Nk - a->Nq;
-    int64_t end = G * i + G - 1 + offset;               /* last key any query of the group sees */
-    if (!x->fixed) {
-        const int64_t tile = G * i / CAUSAL_TILE * CAUSAL_TILE, rows = esa_min64(CAUSAL_TILE, a->Nq - tile);
-        end = tile + rows / G * G + offset - 1;
-    }
-    return end < 0 ? 0 : esa_min64(x->columns, end / G + 1);
-}
-
 /* Sum of q[row].k[row] over D, rows as numbered in the ordered sequence. */
 static double dot(const job *x, const char *q, const char *k, int64_t qi, int64_t kj)
 {
@@ -241,7 +227,7 @@ static void run_stats(const job *x, const ada_worker *k, int64_t head, int64_t f
     const int64_t nk = a->nk, mr = a->kern->mr, Rk = a->params.block_k / G;
     int64_t end = 0;
     for (int64_t r = 0; r < n * nk; r++) { k->top[r] = -INFINITY;  k->sum[r] = 0.0f; }
-    for (int64_t r = 0; r < n; r++) end = esa_max64(end, limit_of(x, first + r));
+    for (int64_t r = 0; r < n; r++) end = esa_max64(end, esa_ada_limit(a, x->columns, first + r));
     for (int64_t c0 = 0; c0 < end; c0 += w->chunk) {
         const int64_t c1 = esa_min64(end, c0 + w->chunk);
         for (int64_t g = 0; g * mr < n; g++) {
@@ -249,7 +235,7 @@ static void run_stats(const job *x, const ada_worker *k, int64_t head, int64_t f
             logits(x, k->tile, w->ld, k, head, g, rows, c0, c1);
             for (int64_t r = 0; r < rows; r++) {
                 float *s = k->tile + r * w->ld;
-                const int64_t limit = limit_of(x, first + g * mr + r);
+                const int64_t limit = esa_ada_limit(a, x->columns, first + g * mr + r);
                 if (x->fixed) mend(x, s, head, first + g * mr + r, c0, esa_min64(c1, esa_max64(c0, limit)));
                 for (int64_t c = esa_max64(limit, c0); c < c1; c++) s[c - c0] = -INFINITY;
             }
@@ -282,10 +268,10 @@ static void block_scores_rounded(const job *x, const ada_worker *k, int64_t head
     const esa_select_args *a = x->args;
     const ada_work *w = x->w;
     const int64_t Rq = a->params.block_q / G, Rk = a->params.block_k / G, mr = a->kern->mr;
-    const int64_t rows = esa_min64(Rq, w->rows - I * Rq), tile = (x->w->rules.kv_len < 16384 ? 512 : 1024) / Rk * Rk;
+    const int64_t rows = esa_min64(Rq, w->rows - I * Rq), tile = esa_ada_tile(x->w->rules.kv_len) / Rk * Rk;
     const float factor = (float)(a->params.scale / G);
     int64_t end = 0;
-    for (int64_t r = 0; r < rows; r++) end = esa_max64(end, k->limit[r] = limit_of(x, I * Rq + r));
+    for (int64_t r = 0; r < rows; r++) end = esa_max64(end, k->limit[r] = esa_ada_limit(a, x->columns, I * Rq + r));
     /* A run is one block in this mode, so its first row starts a packed group. */
     for (int64_t g = 0; g * mr < rows; g++)
         for (int64_t c0 = 0; c0 < end; c0 += w->chunk)
@@ -335,14 +321,10 @@ void esa_ada_bsa_run(const esa_select_args *args, esa_mask *mask, void *ws)
     const int64_t ratio = args->Hq / args->Hkv;
     for (x.b = 0; x.b < args->B; x.b++) {
         esa_rules_fill(&w.rules, args, x.b);
-        x.columns = x.fixed ? esa_ceil_div(w.rules.kv_len, G) : w.rules.kv_len / G;
+        x.columns = esa_ada_columns(args, w.rules.kv_len);
         x.pack_runs = esa_ceil_div(x.columns, 16 * args->kern->nr);
-        if (x.fixed) {
-            if (args->params.keep_sink) esa_rules_force_column(&w.rules, args, 0);
-            if (args->params.keep_recent && !args->params.causal) esa_rules_force_column(&w.rules, args, w.rules.existing - 1);
-            esa_budget_spread(w.quota, w.rules.visible, w.rules.least, args->nq,
-                              (int64_t)floor(args->params.budget * (double)w.rules.seen + 0.5));
-        }
+        if (x.fixed)
+            esa_budget_spread(w.quota, w.rules.visible, w.rules.least, args->nq, esa_ada_total(&args->params, w.rules.seen));
         for (x.h0 = 0; x.h0 < args->Hq; x.h0 += w.heads) {
             x.heads = esa_min64(w.heads, args->Hq - x.h0);
             x.g0 = x.h0 / ratio;

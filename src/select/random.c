@@ -4,7 +4,6 @@
  * A row keeps max(1, round(budget * visible)) blocks. Every block gets a random value and the rows pick as in every other
  * selector, so forced blocks and budgets follow the same rules. Values depend on (seed, branch, b, h, i) only: the same mask on
  * any machine and with any number of threads. */
-#include <math.h>
 #include "base/rng.h"
 #include "select/rules.h"
 
@@ -48,10 +47,7 @@ static void pick_item(void *arg, int64_t item, int32_t worker)
     const esa_select_args *a = x->args;
     const int64_t h = item / a->nq, i = item % a->nq, row = (x->b * a->Hq + h) * a->nq + i;
     float *value = x->w->value + worker * a->nk;
-    esa_rng seed = { a->params.seed }, rng;
-    seed.state = esa_rng_next(&seed) ^ (uint64_t)(uint32_t)a->params.branch;
-    seed.state = esa_rng_next(&seed) ^ (uint64_t)row;
-    rng.state = esa_rng_next(&seed);
+    esa_rng rng = esa_rng_of_row(a->params.seed, a->params.branch, row);
     for (int32_t j = 0; j < x->w->rules.visible[i]; j++) value[j] = esa_rng_unit(&rng);
     esa_picker *p = &x->w->picker[worker];
     esa_rules_pick(p, &x->w->rules, value, i, x->w->quota[i], a->nk);
@@ -67,10 +63,7 @@ void esa_random_run(const esa_select_args *args, esa_mask *mask, void *ws)
         const job x = { args, &w, mask, b };
         int64_t total = 0;
         esa_rules_fill(&w.rules, args, b);
-        for (int64_t i = 0; i < args->nq; i++) {
-            const int32_t v = w.rules.visible[i];
-            if (v > 0) total += esa_max64(1, (int64_t)floor(args->params.budget * v + 0.5));
-        }
+        for (int64_t i = 0; i < args->nq; i++) total += esa_row_wish(&args->params, w.rules.visible[i]);
         esa_budget_spread(w.quota, w.rules.visible, w.rules.least, args->nq, total);
         esa_pool_run(args->pool, pick_item, (void *)&x, args->Hq * args->nq);
     }

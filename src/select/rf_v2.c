@@ -7,8 +7,8 @@
  * are forced inside the budget. softmax is monotone, so ranking the scores themselves is the same rule without rounding ties.
  * compat: image and text are pooled apart, softmax in fp32, everything at or above the keep-th value stays, forced rows and
  * columns come on top. compat-round: also rounds the means, the dot, the scaled dot and the softmax to the input dtype. */
-#include <math.h>
 #include <string.h>
+#include "base/compat_rows.h"
 #include "select/rules.h"
 
 enum { WINDOW_BYTES = 32 << 20 };
@@ -29,7 +29,7 @@ typedef struct job {
     const rf_work *w;
     esa_mask *mask;
     int64_t b, h0, heads, g0, kv_heads, groups;
-    int32_t compat, rounded, dtype; /* dtype: what compat-round rounds to */
+    int32_t compat, round;          /* round: the dtype compat-round rounds to, else f32 */
 } job;
 
 static void carve(rf_work *w, esa_carve *c, const esa_select_args *a)
@@ -81,7 +81,7 @@ static void mean_item(void *arg, int64_t item, int32_t worker)
     }
     if (perm) a->kern->mean(dst, src, a->dtype, stride, perm + first, end - first, a->D);
     else a->kern->mean(dst, src + first * stride * size, a->dtype, stride, NULL, end - first, a->D);
-    if (x->rounded) for (int64_t d = 0; d < a->D; d++) dst[d] = esa_round_to(dst[d], x->dtype);
+    if (x->round != ESA_DTYPE_F32) for (int64_t d = 0; d < a->D; d++) dst[d] = esa_round_to(dst[d], x->round);
 }
 
 static void pack_item(void *arg, int64_t item, int32_t worker)
@@ -91,32 +91,10 @@ static void pack_item(void *arg, int64_t item, int32_t worker)
     (void)worker;
     if (item < x->heads)
         a->kern->pack_q(x->w->q + item * x->w->q_bytes, x->w->q_mean + item * a->nq * a->D, ESA_DTYPE_F32, a->D, NULL, a->nq, a->D,
-                        x->rounded ? 1.0f : (float)a->params.scale);
+                        x->round != ESA_DTYPE_F32 ? 1.0f : (float)a->params.scale);
     else
         a->kern->pack_k(x->w->k + (item - x->heads) * x->w->k_bytes, x->w->k_mean + (item - x->heads) * a->nk * a->D,
                         ESA_DTYPE_F32, a->D, NULL, a->nk, a->D);
-}
-
-/* The original's row: s[n] becomes its softmax; everything not below the keep-th largest stays. */
-static void compat_pick(const job *x, esa_picker *p, float *s, int64_t n)
-{
-    double total = 0.0;
-    float top = -INFINITY, bar = INFINITY;
-    const int64_t keep = esa_min64(n, esa_max64(1, (int64_t)ceil((double)n * x->args->params.budget)));
-    for (int64_t j = 0; j < n; j++) {
-        if (x->rounded) s[j] = esa_round_to(esa_round_to(s[j], x->dtype) * (float)x->args->params.scale, x->dtype);
-        if (s[j] > top) top = s[j];
-    }
-    for (int64_t j = 0; j < n; j++) total += (double)(s[j] = expf(s[j] - top));
-    memset(p->keep, 0, (size_t)x->args->nk);
-    if (total != total) return;     /* NaN compares false everywhere: only forced blocks remain */
-    for (int64_t j = 0; j < n; j++) {
-        s[j] = (float)((double)s[j] / total);
-        if (x->rounded) s[j] = esa_round_to(s[j], x->dtype);
-    }
-    esa_top_k(p->keep, s, NULL, n, keep, p->key);
-    for (int64_t j = 0; j < n; j++) if (p->keep[j] && s[j] < bar) bar = s[j];
-    for (int64_t j = 0; j < n; j++) p->keep[j] = s[j] >= bar;
 }
 
 /* item = (head, group of mr query blocks). */
@@ -135,7 +113,7 @@ static void pick_item(void *arg, int64_t item, int32_t worker)
         const int64_t i = first + r;
         if (x->compat) {
             const int32_t v = w->rules.visible[i];
-            if (!w->rules.dense[i]) compat_pick(x, p, tile + r * w->ld, v);
+            if (!w->rules.dense[i]) esa_rf_pick_compat(p->keep, tile + r * w->ld, v, &a->params, x->round, p->key);
             for (int64_t j = 0; j < a->nk; j++) p->keep[j] = j < v && (w->rules.dense[i] || w->rules.column[j] || p->keep[j]);
         } else {
             esa_rules_pick(p, &w->rules, tile + r * w->ld, i, w->quota[i], a->nk);
@@ -150,17 +128,13 @@ void esa_rf_v2_run(const esa_select_args *args, esa_mask *mask, void *ws)
     rf_work w;
     carve(&w, &c, args);
     job x = { .args = args, .w = &w, .mask = mask, .groups = esa_ceil_div(args->nq, args->kern->mr),
-              .compat = args->params.mode != ESA_MODE_FIXED, .rounded = args->params.mode == ESA_MODE_COMPAT_ROUND,
-              .dtype = args->dtype == ESA_DTYPE_F32 ? ESA_DTYPE_F16 : args->dtype };
+              .compat = args->params.mode != ESA_MODE_FIXED, .round = esa_rows_round(args) };
     const int64_t ratio = args->Hq / args->Hkv;
     for (x.b = 0; x.b < args->B; x.b++) {
         esa_rules_fill(&w.rules, args, x.b);
         if (!x.compat) {
             int64_t total = 0;
-            for (int64_t i = 0; i < args->nq; i++) {
-                const int32_t v = w.rules.visible[i];   /* the product in double, as the original computes its count */
-                if (v > 0) total += esa_max64(1, (int64_t)ceil((double)v * args->params.budget));
-            }
+            for (int64_t i = 0; i < args->nq; i++) total += esa_row_wish(&args->params, w.rules.visible[i]);
             esa_budget_spread(w.quota, w.rules.visible, w.rules.least, args->nq, total);
         }
         for (x.h0 = 0; x.h0 < args->Hq; x.h0 += w.heads) {

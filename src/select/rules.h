@@ -29,8 +29,6 @@ typedef struct esa_picker {
 void esa_rules_carve(esa_rules *rules, esa_carve *carve, const esa_select_args *args);
 /* Rules of batch entry b: visibility always; text, first frame and diagonal in fixed mode; compat rf_v2 has its own. */
 void esa_rules_fill(esa_rules *rules, const esa_select_args *args, int64_t b);
-/* Forces one more column on every row that sees it (ada_bsa's sink and last block). */
-void esa_rules_force_column(esa_rules *rules, const esa_select_args *args, int64_t j);
 
 void esa_picker_carve(esa_picker *picker, esa_carve *carve, int64_t nk);
 /* picker->keep[nk] = the blocks of row i: forced ones, then the best by value[visible] up to quota, and always the best. */
@@ -44,8 +42,6 @@ int64_t esa_args_kv_len(const esa_select_args *args, int64_t b);
 const void *esa_args_q(const esa_select_args *args, int64_t b, int64_t h);
 const void *esa_args_k(const esa_select_args *args, int64_t b, int64_t h);
 
-/* First token of block i of a side (0 q, 1 k) and, in *end, one past its last among the first N tokens (end <= first: empty). */
-int64_t esa_args_block(const esa_select_args *args, int32_t side, int64_t i, int64_t N, int64_t *end);
 /* How many heads to work on at once so that `bytes` per head stay within `limit`, and how many kv heads those can touch. */
 int64_t esa_args_window(const esa_select_args *args, int64_t bytes, int64_t limit, int64_t *kv_heads);
 /* kern->stats for any group size. */

@@ -29,8 +29,4 @@ void esa_select_from_importance(const esa_select_args *args, esa_mask *mask, con
 int64_t esa_select_mass_workspace(const esa_select_args *args, const esa_mask *mask);
 void esa_select_mass(const esa_select_args *args, const esa_mask *mask, double *mass, int32_t row_step, void *ws);
 
-/* Which key blocks hold text / protected frame (forced columns) and which query blocks run dense, from the resolved layout in
- * fixed mode. flags_q[nq], flags_k[nk]; kv_len of this batch entry. */
-void esa_select_forced(uint8_t *flags_q, uint8_t *flags_k, const esa_select_args *args, int64_t kv_len);
-
 #endif
