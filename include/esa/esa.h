@@ -131,7 +131,7 @@ ESA_API int32_t     esa_api_version(void);      /* ESA_API_VERSION of the librar
 /* Sizes of all public structs in the order of ESA_ABI_*; a binding compares them at import. */
 enum { ESA_ABI_CTX_PARAMS = 0, ESA_ABI_TENSOR, ESA_ABI_LAYOUT, ESA_ABI_SELECT_PARAMS, ESA_ABI_ATTENTION_PARAMS,
        ESA_ABI_SHAPES, ESA_ABI_MASK_INFO, ESA_ABI_SESSION_PARAMS, ESA_ABI_SESSION_STATS, ESA_ABI_MASK_FILE_INFO,
-       ESA_ABI_TENSOR_INFO, ESA_ABI_COUNT };
+       ESA_ABI_TENSOR_INFO, ESA_ABI_DEVICE_INFO, ESA_ABI_COUNT };
 ESA_API const uint32_t *esa_abi(void);          /* ESA_ABI_COUNT entries, static storage */
 
 /* ---------------------------------------------------------------- views */
@@ -150,6 +150,40 @@ typedef struct esa_tensor {
 /* Contiguous views: memory order b,h,n,d (BNSD) or b,n,h,d (BSND). */
 ESA_API esa_tensor esa_tensor_bnsd(void *data, int32_t dtype, int64_t B, int64_t H, int64_t N, int64_t D);
 ESA_API esa_tensor esa_tensor_bsnd(void *data, int32_t dtype, int64_t B, int64_t H, int64_t N, int64_t D);
+
+/* ---------------------------------------------------------------- GPUs */
+
+/* CUDA work runs in the plugin libesa_cuda.so, which is opened at the first use of a GPU: from $ESA_CUDA_LIB if set, else from the folder
+ * libesa itself lies in, nowhere else. Where it is missing, does not fit, or finds no GPU, calls with CUDA views return
+ * ESA_ERR_DEVICE and a sentence; everything on the CPU goes on working. A ctx works on one GPU (esa_ctx_params.cuda_device) and one
+ * stream (cuda_stream); views must carry that ordinal. $ESA_CUDA=sm80 or sm90a lowers the choice of kernels. */
+typedef struct esa_device_info {
+    uint32_t struct_size;
+    int32_t  ordinal, major, minor; /* compute capability */
+    int32_t  multiprocessors;
+    int32_t  driver, runtime;       /* as CUDA counts: 13000 is 13.0 */
+    int32_t  reserved0;
+    int64_t  memory, free_memory;   /* bytes */
+    char     name[64];
+    char     kernels[16];           /* attention kernels it gets: "sm90a" or "sm80" */
+    char     plugin[16];            /* version of libesa_cuda */
+    int64_t  reserved[4];
+} esa_device_info;
+
+/* Number of GPUs (0 and ESA_ERR_DEVICE with the reason if there is no plugin, driver or GPU). */
+ESA_API esa_status esa_device_count(esa_ctx *ctx, int32_t *count);
+/* About the GPU of this ctx. */
+ESA_API esa_status esa_device_get_info(esa_ctx *ctx, esa_device_info *info);
+/* Memory on the GPU of this ctx, for callers that do not use CUDA themselves; any device pointer will do for views. The caller
+ * frees before the ctx. Copies are ordered with the ctx's stream; upload may return before the copy is done, but src may
+ * change by then; download and sync wait. bytes 0 is allowed. */
+ESA_API esa_status esa_device_alloc(esa_ctx *ctx, void **ptr, int64_t bytes);
+ESA_API void       esa_device_free(esa_ctx *ctx, void *ptr);
+ESA_API esa_status esa_device_upload(esa_ctx *ctx, void *dst, const void *src, int64_t bytes);
+ESA_API esa_status esa_device_download(esa_ctx *ctx, void *dst, const void *src, int64_t bytes);
+ESA_API esa_status esa_device_sync(esa_ctx *ctx);
+/* Bytes of GPU memory the ctx keeps between calls (esa_ctx_trim gives them back), and the most it ever kept. */
+ESA_API void       esa_device_memory(const esa_ctx *ctx, int64_t *held_bytes, int64_t *peak_bytes);
 
 /* ---------------------------------------------------------------- layout: how tokens lie in the sequence */
 
@@ -199,7 +233,9 @@ typedef struct esa_select_params {
     uint64_t seed;                  /* RANDOM */
     const int32_t *kv_len;          /* int32[B] on the tensors' device, or NULL = Nk: keys beyond it do not exist.
                                        Read at every call; the caller keeps it alive. Under an order that is not yet
-                                       applied it may only cut text at the end */
+                                       applied it may only cut text at the end. On the CPU its values are checked; on a GPU
+                                       nobody can look without waiting: values outside 0 .. Nk count as the nearer end, and cutting
+                                       into tokens that an order moves is the caller's mistake */
     esa_layout layout;
     int64_t  reserved[4];
 } esa_select_params;
@@ -255,6 +291,13 @@ ESA_API esa_status esa_mask_create(const esa_plan *plan, esa_mask **mask);
 ESA_API esa_status esa_plan_select(const esa_plan *plan, esa_mask *mask, const esa_tensor *q, const esa_tensor *k, void *ws);
 ESA_API esa_status esa_plan_attention(const esa_plan *plan, const esa_mask *mask, const esa_tensor *q, const esa_tensor *k,
                                       const esa_tensor *v, const esa_tensor *o, const esa_tensor *lse, void *ws);
+/* On a GPU: masks must lie there (esa_mask_create and esa_select put them there, esa_mask_to_device copies); a plan without a selector
+ * takes masks whose tokens need no gathering (raster, or order_applied); ws NULL may allocate at the first call, so
+ * pass a workspace, or call once before capturing a CUDA graph. */
+/* Name of the kernel set that esa_plan_attention with this mask and these views would run ("avx512", "sm90a", "sm80", "simt"); static
+ * storage, "" if the arguments do not fit. */
+ESA_API const char *esa_plan_kernel(const esa_plan *plan, const esa_mask *mask, const esa_tensor *q, const esa_tensor *k,
+                                    const esa_tensor *v, const esa_tensor *o);
 
 /* ---------------------------------------------------------------- masks */
 
@@ -274,7 +317,11 @@ typedef struct esa_mask_info {
 } esa_mask_info;
 
 ESA_API void       esa_mask_free(esa_mask *mask);
+/* For a mask on a GPU this waits for the work that fills it; so do the esa_mask_to_* conversions. */
 ESA_API esa_status esa_mask_get_info(const esa_mask *mask, esa_mask_info *info);
+/* A copy of a filled mask on the CPU or on the ctx's GPU (device ESA_DEVICE_*), with the order's permutations beside it. One-call
+ * esa_attention takes CPU masks for CUDA views too, at the price of this copy in every call. */
+ESA_API esa_status esa_mask_to_device(esa_ctx *ctx, esa_mask **copy, const esa_mask *mask, int32_t device);
 
 /* Masks given by the caller. info gives block_q, block_k, B, H, Nq, Nk and layout; the rest is ignored. The data is copied.
  *   lists   count int32[B,H,nq]; index int32[B,H,nq,cap], the first count entries ascending and < nk
@@ -301,7 +348,7 @@ ESA_API esa_status esa_mask_to_fa4(const esa_mask *mask, int32_t *full_block_cnt
 extern "C" {
 #endif
 
-/* Block importance of the entropy selector: out f32[B,H,nq,nk] (host), every row sums to 1 (0 beyond kv_len).
+/* Block importance of the entropy selector: out f32[B,H,nq,nk] (host, also for CUDA views), every row sums to 1 (0 beyond kv_len).
  * entropy, if not NULL, receives f64[B,H]: the normalised entropies. */
 ESA_API esa_status esa_importance(esa_ctx *ctx, float *out, double *entropy, const esa_tensor *q, const esa_tensor *k,
                                   const esa_select_params *params);

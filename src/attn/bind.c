@@ -61,8 +61,10 @@ void esa_bind_attention(esa_attn_args *a, const esa_ctx *ctx, const esa_shapes *
                         const esa_qkvo *t)
 {
     memset(a, 0, sizeof *a);
-    a->kern = s->dtype == ESA_DTYPE_BF16 && ctx->kern->bf16 ? ctx->kern->bf16 : ctx->kern;
-    a->pool = ctx->pool;
+    if (s->device == ESA_DEVICE_CPU) {
+        a->kern = s->dtype == ESA_DTYPE_BF16 && ctx->kern->bf16 ? ctx->kern->bf16 : ctx->kern;
+        a->pool = ctx->pool;
+    }
     a->dtype = s->dtype;
     a->B = s->B; a->Hq = s->Hq; a->Hkv = s->Hkv; a->Nq = s->Nq; a->Nk = s->Nk; a->D = s->D;
     a->tail = mask ? p->tail : ESA_TAIL_NONE;           /* dense: nothing is skipped */
@@ -96,8 +98,10 @@ void esa_bind_select(esa_select_args *a, const esa_ctx *ctx, const esa_shapes *s
 {
     int32_t runnable;
     memset(a, 0, sizeof *a);
-    a->kern = ctx->kern;
-    a->pool = ctx->pool;
+    if (s->device == ESA_DEVICE_CPU) {
+        a->kern = ctx->kern;
+        a->pool = ctx->pool;
+    }
     a->params = *p;
     a->dtype = s->dtype;
     a->B = s->B; a->Hq = s->Hq; a->Hkv = s->Hkv; a->Nq = s->Nq; a->Nk = s->Nk; a->D = s->D;

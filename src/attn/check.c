@@ -47,10 +47,17 @@ esa_status esa_check_view(esa_ctx *ctx, const esa_tensor *t, const char *name)
     if (status) return status;
     if (t->dtype < ESA_DTYPE_F32 || t->dtype > ESA_DTYPE_BF16)
         return esa_fail(ctx, ESA_ERR_DTYPE, "%s has dtype %d, expected ESA_DTYPE_F32, F16 or BF16", name, (int)t->dtype);
-    if (t->device == ESA_DEVICE_CUDA)
-        return esa_fail(ctx, ESA_ERR_DEVICE, "%s lies on a CUDA device, but this build of esa has no CUDA backend", name);
-    if (t->device != ESA_DEVICE_CPU)
+    if (t->device == ESA_DEVICE_CUDA) {
+        if ((status = esa_cuda_open(ctx))) {
+            char why[sizeof ctx->error];
+            memcpy(why, ctx->error, sizeof why);
+            return esa_fail(ctx, status, "%s lies on a CUDA device, but %.460s", name, why);
+        }
+        if (t->device_index != ctx->cuda_device)
+            return esa_fail(ctx, ESA_ERR_DEVICE, "%s lies on GPU %d, this ctx works on GPU %d (esa_ctx_params.cuda_device)", name, (int)t->device_index, (int)ctx->cuda_device);
+    } else if (t->device != ESA_DEVICE_CPU) {
         return esa_fail(ctx, ESA_ERR_DEVICE, "%s has device %d, expected ESA_DEVICE_CPU or ESA_DEVICE_CUDA", name, (int)t->device);
+    }
     if (!t->data) return esa_fail(ctx, ESA_ERR_ARGUMENT, "%s has no data (its pointer is NULL)", name);
     for (int32_t i = 0; i < 4; i++) {
         if (t->dim[i] < 1)
@@ -74,6 +81,7 @@ esa_status esa_check_view(esa_ctx *ctx, const esa_tensor *t, const char *name)
 static esa_status check_same(esa_ctx *ctx, const esa_tensor *a, const char *an, const esa_tensor *b, const char *bn, const int32_t *dims, int32_t n)
 {
     static const char *const word[] = { "batch", "heads", "tokens", "head dim" };
+    if (a->device != b->device) return esa_fail(ctx, ESA_ERR_DEVICE, "%s and %s lie on different devices, one on the CPU and one on a GPU", an, bn);
     if (a->dtype != b->dtype) return esa_fail(ctx, ESA_ERR_DTYPE, "%s and %s have different dtypes (%d and %d)", an, bn, (int)a->dtype, (int)b->dtype);
     for (int32_t i = 0; i < n; i++)
         if (a->dim[dims[i]] != b->dim[dims[i]])
@@ -152,6 +160,7 @@ esa_status esa_check_qkvo(esa_ctx *ctx, const esa_qkvo *t)
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "o overlaps q, k or v: the output needs memory of its own");
     if (!t->lse) return ESA_OK;
     if ((status = esa_check_view(ctx, t->lse, "lse"))) return status;
+    if (t->lse->device != t->q->device) return esa_fail(ctx, ESA_ERR_DEVICE, "q and lse lie on different devices, one on the CPU and one on a GPU");
     if (t->lse->dtype != ESA_DTYPE_F32) return esa_fail(ctx, ESA_ERR_DTYPE, "lse has dtype %d, it must be f32", (int)t->lse->dtype);
     if ((uintptr_t)t->lse->data % 4) return esa_fail(ctx, ESA_ERR_ARGUMENT, "lse must point to f32 memory aligned to 4 bytes");
     if (t->lse->dim[0] != t->q->dim[0] || t->lse->dim[1] != t->q->dim[1] || t->lse->dim[2] != t->q->dim[2] || t->lse->dim[3] != 1)
@@ -179,6 +188,7 @@ esa_status esa_check_shapes(esa_ctx *ctx, const esa_shapes *s)
     /* A view over nothing has the same rules; its pointer is never followed. */
     esa_tensor q = esa_tensor_bnsd(&status, s->dtype, s->B, s->Hq, s->Nq, s->D), k = esa_tensor_bnsd(&status, s->dtype, s->B, s->Hkv, s->Nk, s->D);
     q.device = k.device = s->device;
+    q.device_index = k.device_index = s->device_index;
     return esa_check_qk(ctx, &q, &k);
 }
 
@@ -186,6 +196,7 @@ esa_status esa_check_against_shapes(esa_ctx *ctx, const esa_tensor *t, const esa
 {
     const esa_status status = esa_check_view(ctx, t, name);
     if (status) return status;
+    if (t->device != s->device) return esa_fail(ctx, ESA_ERR_DEVICE, "%s lies on the %s, the plan was made for the %s", name, t->device ? "GPU" : "CPU", s->device ? "GPU" : "CPU");
     if (t->dtype != s->dtype) return esa_fail(ctx, ESA_ERR_DTYPE, "%s has dtype %d, the plan was made for %d", name, (int)t->dtype, (int)s->dtype);
     if (t->dim[0] != s->B || t->dim[1] != H || t->dim[2] != N || t->dim[3] != s->D)
         return esa_fail(ctx, ESA_ERR_SHAPE, "%s has shape [%lld,%lld,%lld,%lld], the plan was made for [%lld,%lld,%lld,%lld]", name, LL(t->dim[0]),
@@ -193,9 +204,9 @@ esa_status esa_check_against_shapes(esa_ctx *ctx, const esa_tensor *t, const esa
     return ESA_OK;
 }
 
-esa_status esa_check_kv_len(esa_ctx *ctx, const int32_t *kv_len, int64_t B, int64_t Nk, const esa_layout *layout, int32_t mode)
+esa_status esa_check_kv_len(esa_ctx *ctx, const int32_t *kv_len, int32_t device, int64_t B, int64_t Nk, const esa_layout *layout, int32_t mode)
 {
-    if (!kv_len) return ESA_OK;
+    if (!kv_len || device != ESA_DEVICE_CPU) return ESA_OK;
     /* Lengths are counted in the sequence as given; an order that moves tokens must not move any across the cut. */
     int64_t least = 0;
     if (layout && !layout->order_applied && !esa_order_is_identity(layout, 1, mode))
@@ -274,9 +285,12 @@ esa_status esa_check_attention(esa_ctx *ctx, esa_attention_params *out, const es
     return ESA_OK;
 }
 
-esa_status esa_check_mask(esa_ctx *ctx, const esa_mask *mask, int64_t B, int64_t Hq, int64_t Nq, int64_t Nk, int32_t causal)
+esa_status esa_check_mask(esa_ctx *ctx, const esa_mask *mask, const esa_shapes *s, int32_t causal)
 {
+    const int64_t B = s->B, Hq = s->Hq, Nq = s->Nq, Nk = s->Nk;
     esa_status status;
+    if (mask->device == ESA_DEVICE_CUDA && (s->device != ESA_DEVICE_CUDA || mask->heap.ordinal != ctx->cuda_device))
+        return esa_fail(ctx, ESA_ERR_DEVICE, "the mask lies on GPU %d and q does not: copy it with esa_mask_to_device", (int)mask->heap.ordinal);
     if (!mask->filled) return esa_fail(ctx, ESA_ERR_STATE, "the mask is empty: run esa_plan_select on it first");
     if (!mask->runnable)
         return esa_fail(ctx, ESA_ERR_UNSUPPORTED, "the mask has %lld x %lld blocks, the kernel cuts %lld x %lld (compat rf_v2 pools text apart from the "

@@ -1,6 +1,7 @@
 /* context.c - making and freeing a ctx, its small questions, version and ABI table.
  * SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE                     /* sched_getaffinity */
+#include "attn/device.h"
 #include "base/pool.h"
 #include "cpu/cpu.h"
 #include "esa/esa_media.h"
@@ -81,6 +82,7 @@ esa_status esa_ctx_create(esa_ctx **out, const esa_ctx_params *params)
 void esa_ctx_free(esa_ctx *ctx)
 {
     if (!ctx) return;
+    esa_cuda_close(ctx);
     esa_pool_free(ctx->pool);
     esa_mem_free(&ctx->mem, ctx->arena, ctx->arena_bytes);
     const esa_allocator mem = ctx->mem;
@@ -103,6 +105,7 @@ void esa_ctx_trim(esa_ctx *ctx)
     esa_mem_free(&ctx->mem, ctx->arena, ctx->arena_bytes);
     ctx->arena = NULL;
     ctx->arena_bytes = 0;
+    esa_cuda_trim(ctx);
     esa_ctx_leave(ctx);
 }
 
@@ -140,7 +143,7 @@ const uint32_t *esa_abi(void)
         [ESA_ABI_ATTENTION_PARAMS] = sizeof(esa_attention_params), [ESA_ABI_SHAPES] = sizeof(esa_shapes),
         [ESA_ABI_MASK_INFO] = sizeof(esa_mask_info), [ESA_ABI_SESSION_PARAMS] = sizeof(esa_session_params),
         [ESA_ABI_SESSION_STATS] = sizeof(esa_session_stats), [ESA_ABI_MASK_FILE_INFO] = sizeof(esa_mask_file_info),
-        [ESA_ABI_TENSOR_INFO] = sizeof(esa_tensor_info),
+        [ESA_ABI_TENSOR_INFO] = sizeof(esa_tensor_info), [ESA_ABI_DEVICE_INFO] = sizeof(esa_device_info),
     };
     return size;
 }

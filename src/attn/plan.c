@@ -21,6 +21,7 @@ static int64_t attention_bytes(const esa_plan *plan, int32_t block_q, int32_t bl
 
 static int64_t plan_bytes(const esa_plan *plan)
 {
+    if (plan->shapes.device == ESA_DEVICE_CUDA) return esa_cuda_plan_bytes(plan);
     int64_t bytes = attention_bytes(plan, 0, 0, 0);
     if (plan->has_select) {
         esa_select_args a;
@@ -105,6 +106,21 @@ esa_status esa_plan_workspace(const esa_plan *plan, int64_t *bytes)
     return ESA_OK;
 }
 
+esa_status esa_plan_mask(const esa_plan *plan, esa_mask **mask, int64_t B)
+{
+    const esa_shapes *s = &plan->shapes;
+    if (s->device == ESA_DEVICE_CUDA) {
+        esa_mask like = { .B = B, .H = s->Hq, .Nq = s->Nq, .Nk = s->Nk, .nq = plan->nq, .nk = plan->nk, .block_q = plan->select.block_q,
+                          .block_k = plan->select.block_k, .runnable = plan->runnable, .selector = -1, .mode = plan->select.mode, .layout = plan->select.layout };
+        *mask = esa_cuda_mask_like(plan->ctx, &like);
+        return *mask ? ESA_OK : ESA_ERR_MEMORY;
+    }
+    *mask = esa_mask_new(&plan->ctx->mem, B, s->Hq, s->Nq, s->Nk, plan->nq, plan->nk, plan->select.block_q, plan->select.block_k);
+    if (!*mask) return esa_fail(plan->ctx, ESA_ERR_MEMORY, "out of memory for a mask of %lld x %lld blocks", (long long)plan->nq, (long long)plan->nk);
+    (*mask)->runnable = plan->runnable;
+    return ESA_OK;
+}
+
 esa_status esa_mask_create(const esa_plan *plan, esa_mask **mask)
 {
     if (mask) *mask = NULL;
@@ -114,10 +130,7 @@ esa_status esa_mask_create(const esa_plan *plan, esa_mask **mask)
     if (!plan->has_select) {
         status = esa_fail(plan->ctx, ESA_ERR_STATE, "this plan has no selector: make masks with esa_mask_from_lists, _bits or _fa4");
     } else {
-        const esa_shapes *s = &plan->shapes;
-        *mask = esa_mask_new(&plan->ctx->mem, s->B, s->Hq, s->Nq, s->Nk, plan->nq, plan->nk, plan->select.block_q, plan->select.block_k);
-        if (!*mask) status = esa_fail(plan->ctx, ESA_ERR_MEMORY, "out of memory for a mask of %lld x %lld blocks", (long long)plan->nq, (long long)plan->nk);
-        else (*mask)->runnable = plan->runnable;
+        status = esa_plan_mask(plan, mask, plan->shapes.B);
     }
     esa_ctx_leave(plan->ctx);
     return status;
@@ -126,10 +139,18 @@ esa_status esa_mask_create(const esa_plan *plan, esa_mask **mask)
 /* The caller's workspace, or the ctx's own. */
 static esa_status plan_scratch(const esa_plan *plan, void **ws)
 {
+    if (!*ws && plan->shapes.device == ESA_DEVICE_CUDA) return esa_cuda_scratch(plan->ctx, ws, plan->workspace);
     if (!*ws) return esa_ctx_scratch(plan->ctx, ws, plan->workspace);
     if ((uintptr_t)*ws % ESA_WORKSPACE_ALIGN)
         return esa_fail(plan->ctx, ESA_ERR_ARGUMENT, "the workspace pointer must be a multiple of %d", ESA_WORKSPACE_ALIGN);
     return ESA_OK;
+}
+
+/* On a GPU the permutations come with the mask: they must be there where the plan moves tokens, and be the same. */
+static int32_t orders_fit(const esa_plan *plan, const esa_mask *mask)
+{
+    return !plan->perm_q == !mask->perm_q && !plan->perm_k == !mask->perm_k && mask->mode == plan->select.mode &&
+           esa_layout_same(&mask->layout, &plan->select.layout);
 }
 
 static esa_status select_inside(const esa_plan *plan, esa_mask *mask, const esa_tensor *q, const esa_tensor *k, void *ws)
@@ -140,15 +161,18 @@ static esa_status select_inside(const esa_plan *plan, esa_mask *mask, const esa_
     if (!plan->has_select) return esa_fail(ctx, ESA_ERR_STATE, "this plan has no selector");
     if (!mask) return esa_fail(ctx, ESA_ERR_ARGUMENT, "mask is NULL");
     if ((status = esa_check_against_shapes(ctx, q, s, "q", s->Hq, s->Nq)) || (status = esa_check_against_shapes(ctx, k, s, "k", s->Hkv, s->Nk)) ||
-        (status = esa_check_kv_len(ctx, plan->select.kv_len, s->B, s->Nk, &plan->select.layout, plan->select.mode))) return status;
+        (status = esa_check_kv_len(ctx, plan->select.kv_len, s->device, s->B, s->Nk, &plan->select.layout, plan->select.mode))) return status;
     if (mask->B != s->B || mask->H != s->Hq || mask->nq != plan->nq || mask->nk != plan->nk || mask->cap < plan->nk || mask->Nq != s->Nq ||
         mask->Nk != s->Nk || mask->block_q != plan->select.block_q || mask->block_k != plan->select.block_k)
         return esa_fail(ctx, ESA_ERR_SHAPE, "the mask has room for %lld x %lld heads, %lld x %lld tokens in blocks of %dx%d, the plan makes %lld x %lld, %lld x %lld, %dx%d",
                         (long long)mask->B, (long long)mask->H, (long long)mask->Nq, (long long)mask->Nk, (int)mask->block_q, (int)mask->block_k, (long long)s->B,
                         (long long)s->Hq, (long long)s->Nq, (long long)s->Nk, (int)plan->select.block_q, (int)plan->select.block_k);
+    if (mask->device != s->device || (mask->device == ESA_DEVICE_CUDA && (mask->heap.ordinal != ctx->cuda_device || !orders_fit(plan, mask))))
+        return esa_fail(ctx, ESA_ERR_MISMATCH, "the mask was made for another device or order than the plan: make it with esa_mask_create of this plan");
     if ((status = plan_scratch(plan, &ws))) return status;
     esa_select_args args;
     esa_bind_select(&args, ctx, s, &plan->select, q, k);
+    if (s->device == ESA_DEVICE_CUDA) return esa_cuda_select(ctx, &args, mask, ws);
     args.perm_q = plan->perm_q;
     args.perm_k = plan->perm_k;
     esa_select_run(&args, mask, ws);
@@ -173,15 +197,27 @@ static esa_status attention_inside(const esa_plan *plan, const esa_mask *mask, c
     /* A plan with a selector has its own permutations; otherwise the mask says where tokens stand. */
     const esa_layout *layout = plan->has_select ? &plan->select.layout : mask ? &mask->layout : NULL;
     if ((status = esa_check_against_shapes(ctx, t->q, s, "q", s->Hq, s->Nq)) || (status = esa_check_against_shapes(ctx, t->k, s, "k", s->Hkv, s->Nk)) ||
-        (status = esa_check_qkvo(ctx, t)) || (status = esa_check_kv_len(ctx, plan->attention.kv_len, s->B, s->Nk, mask ? layout : NULL, mask ? mask->mode : 0))) return status;
-    if (mask && (status = esa_check_mask(ctx, mask, s->B, s->Hq, s->Nq, s->Nk, plan->attention.causal))) return status;
+        (status = esa_check_qkvo(ctx, t)) || (status = esa_check_kv_len(ctx, plan->attention.kv_len, s->device, s->B, s->Nk, mask ? layout : NULL, mask ? mask->mode : 0))) return status;
+    if (mask && (status = esa_check_mask(ctx, mask, s, plan->attention.causal))) return status;
     if (mask && plan->has_select && (mask->block_q != plan->select.block_q || mask->block_k != plan->select.block_k ||
                                      mask->mode != plan->select.mode || !esa_layout_same(&mask->layout, &plan->select.layout)))
         return esa_fail(ctx, ESA_ERR_MISMATCH, "the mask has %d x %d blocks in order %d, the plan was made for %d x %d in order %d (grid and text must agree too)",
                         (int)mask->block_q, (int)mask->block_k, (int)mask->layout.order, (int)plan->select.block_q, (int)plan->select.block_k, (int)plan->select.layout.order);
+    if (mask && s->device == ESA_DEVICE_CUDA && mask->device != ESA_DEVICE_CUDA)
+        return esa_fail(ctx, ESA_ERR_DEVICE, "the mask lies on the CPU and the plan works on a GPU: copy it with esa_mask_to_device");
+    if (s->device == ESA_DEVICE_CUDA && mask && plan->has_select && !orders_fit(plan, mask))
+        return esa_fail(ctx, ESA_ERR_MISMATCH, "the mask was made for tokens that %s, the plan for tokens that %s (order_applied)",
+                        mask->perm_q || mask->perm_k ? "are to be ordered" : "stand in order", plan->perm_q || plan->perm_k ? "are to be ordered" : "stand in order");
+    if (s->device == ESA_DEVICE_CUDA && !plan->has_select && mask && (mask->perm_q || mask->perm_k))
+        return esa_fail(ctx, ESA_ERR_UNSUPPORTED, "this plan has no room to gather tokens into the mask's order: give it select params with that layout, or tensors that "
+                        "already stand in it (order_applied)");
     if ((status = plan_scratch(plan, &ws))) return status;
     esa_attn_args args;
     esa_bind_attention(&args, ctx, s, &plan->attention, mask, t);
+    if (s->device == ESA_DEVICE_CUDA) {
+        if (mask) { args.perm_q = mask->perm_q; args.perm_k = mask->perm_k; }
+        return esa_cuda_attention(ctx, &args, ws);
+    }
     esa_carve carve = { ws, 0 };
     int32_t *perm_q = plan->perm_q, *perm_k = plan->perm_k;
     if (!mask) perm_q = perm_k = NULL;                  /* dense attention does not care for order */
@@ -202,4 +238,19 @@ esa_status esa_plan_attention(const esa_plan *plan, const esa_mask *mask, const 
     status = attention_inside(plan, mask, &t, ws);
     esa_ctx_leave(plan->ctx);
     return status;
+}
+
+const char *esa_plan_kernel(const esa_plan *plan, const esa_mask *mask, const esa_tensor *q, const esa_tensor *k, const esa_tensor *v, const esa_tensor *o)
+{
+    if (!plan || !q || !k || !v || !o || esa_ctx_enter(plan->ctx)) return "";
+    const char *name = "";
+    const esa_qkvo t = { q, k, v, o, NULL };
+    if (!esa_check_qkvo(plan->ctx, &t) && q->device == plan->shapes.device) {
+        esa_attn_args args;
+        esa_bind_attention(&args, plan->ctx, &plan->shapes, &plan->attention, mask, &t);
+        if (mask) { args.perm_q = mask->perm_q; args.perm_k = mask->perm_k; }
+        name = args.kern ? args.kern->name : plan->ctx->cuda->table->attention_kernel(plan->ctx->cuda->dev, &args);
+    }
+    esa_ctx_leave(plan->ctx);
+    return name;
 }

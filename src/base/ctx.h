@@ -10,6 +10,7 @@
 
 struct esa_pool;
 struct esa_cpu_kernels;
+struct esa_cuda;
 
 /* Where memory comes from. Objects that may outlive their ctx (masks, files) keep a copy of this. */
 typedef struct esa_allocator {
@@ -18,12 +19,21 @@ typedef struct esa_allocator {
     void   *user;
 } esa_allocator;
 
+/* How objects that may outlive their ctx (masks) read and give back memory of a device. download waits for the work that
+ * fills src. */
+typedef struct esa_device_heap {
+    int32_t ordinal;
+    void (*release)(int32_t ordinal, void *ptr);
+    esa_status (*download)(int32_t ordinal, void *dst, const void *src, int64_t bytes, void *stream);
+} esa_device_heap;
+
 struct esa_ctx {
     esa_allocator mem;
     void (*log)(void *user, int32_t level, const char *text);
     void *log_user;
     void *cuda_stream;
     int32_t cuda_device;
+    struct esa_cuda *cuda;  /* the plugin and the GPU, once used (attn/device.c); NULL before */
     struct esa_pool *pool;
     const struct esa_cpu_kernels *kern;
     void   *arena;          /* scratch kept between calls */

@@ -59,13 +59,18 @@ typedef struct esa_cuda_table {
     esa_status (*info)(esa_cuda_device *dev, esa_cuda_info *info);
 
     /* Memory. release takes the ordinal, not the device object: masks may outlive the ctx that made them. upload: src may be
-     * pageable and may change once the call returns. download and sync wait for the stream. */
+     * pageable and may change once the call returns. download and sync wait for the stream; download with stream NULL for the whole device. */
     esa_status (*alloc)(esa_cuda_device *dev, void **ptr, int64_t bytes);
     void (*release)(int32_t ordinal, void *ptr);
     esa_status (*upload)(esa_cuda_device *dev, void *dst, const void *src, int64_t bytes, void *stream);
     esa_status (*download)(int32_t ordinal, void *dst, const void *src, int64_t bytes, void *stream);
     esa_status (*copy)(esa_cuda_device *dev, void *dst, const void *src, int64_t bytes, void *stream);  /* device to device */
     esa_status (*sync)(esa_cuda_device *dev, void *stream);
+    /* Marks on a stream, for timing. elapsed: seconds between two recorded marks; waits for the second. */
+    esa_status (*mark_create)(esa_cuda_device *dev, void **mark);
+    void (*mark_release)(int32_t ordinal, void *mark);
+    esa_status (*mark_record)(esa_cuda_device *dev, void *mark, void *stream);
+    esa_status (*mark_elapsed)(esa_cuda_device *dev, double *seconds, void *from, void *to);
 
     /* Attention. workspace: bytes for any views of these sizes (of args only sizes, dtype, tail, causal, blocks, scale, whether count,
      * kv_len, perm_q and perm_k are NULL count). kernel: the name of what would run ("sm90a", "sm80", "simt"), static storage. */

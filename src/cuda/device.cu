@@ -177,7 +177,9 @@ esa_status device_copy(esa_cuda_device *dev, void *dst, const void *src, int64_t
 
 esa_status device_download(int32_t ordinal, void *dst, const void *src, int64_t bytes, void *stream) {
     const current_device scope(ordinal);
-    cudaError_t result = cudaMemcpyAsync(dst, src, (size_t)bytes, cudaMemcpyDeviceToHost, (cudaStream_t)stream);
+    // Without a stream nobody knows which one fills src, so all of them are waited for.
+    cudaError_t result = stream ? cudaSuccess : cudaDeviceSynchronize();
+    if (result == cudaSuccess) result = cudaMemcpyAsync(dst, src, (size_t)bytes, cudaMemcpyDeviceToHost, (cudaStream_t)stream);
     if (result == cudaSuccess) result = cudaStreamSynchronize((cudaStream_t)stream);
     if (result == cudaSuccess) return ESA_OK;
     cudaGetLastError();
@@ -187,4 +189,32 @@ esa_status device_download(int32_t ordinal, void *dst, const void *src, int64_t 
 esa_status device_sync(esa_cuda_device *dev, void *stream) {
     const current_device scope(dev->ordinal);
     return device_check(dev, cudaStreamSynchronize((cudaStream_t)stream), "waiting for the GPU");
+}
+
+esa_status mark_create(esa_cuda_device *dev, void **mark) {
+    const current_device scope(dev->ordinal);
+    cudaEvent_t event = nullptr;
+    const esa_status status = device_check(dev, cudaEventCreate(&event), "creating a timing event");
+    *mark = event;
+    return status;
+}
+
+void mark_release(int32_t ordinal, void *mark) {
+    if (!mark) return;
+    const current_device scope(ordinal);
+    if (cudaEventDestroy((cudaEvent_t)mark) != cudaSuccess) cudaGetLastError();
+}
+
+esa_status mark_record(esa_cuda_device *dev, void *mark, void *stream) {
+    const current_device scope(dev->ordinal);
+    return device_check(dev, cudaEventRecord((cudaEvent_t)mark, (cudaStream_t)stream), "recording a timing event");
+}
+
+esa_status mark_elapsed(esa_cuda_device *dev, double *seconds, void *from, void *to) {
+    const current_device scope(dev->ordinal);
+    float milliseconds = 0.0f;
+    esa_status status = device_check(dev, cudaEventSynchronize((cudaEvent_t)to), "waiting for the GPU");
+    if (!status) status = device_check(dev, cudaEventElapsedTime(&milliseconds, (cudaEvent_t)from, (cudaEvent_t)to), "reading a timing event");
+    *seconds = 1e-3 * (double)milliseconds;
+    return status;
 }

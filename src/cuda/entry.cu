@@ -12,6 +12,7 @@ static const esa_cuda_table table = {
     sizeof(esa_cuda_table), ESA_CUDA_ABI, PLUGIN_VERSION,
     device_count, device_open, device_close, device_error, device_info,
     device_alloc, device_release, device_upload, device_download, device_copy, device_sync,
+    mark_create, mark_release, mark_record, mark_elapsed,
     attention_workspace, attention_run, attention_kernel,
     select_workspace, select_run, importance_run, from_importance_run,
     bits_to_lists, lists_to_bits,

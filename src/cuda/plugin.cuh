@@ -15,3 +15,7 @@ esa_status device_upload(esa_cuda_device *dev, void *dst, const void *src, int64
 esa_status device_copy(esa_cuda_device *dev, void *dst, const void *src, int64_t bytes, void *stream);
 esa_status device_download(int32_t ordinal, void *dst, const void *src, int64_t bytes, void *stream);
 esa_status device_sync(esa_cuda_device *dev, void *stream);
+esa_status mark_create(esa_cuda_device *dev, void **mark);
+void mark_release(int32_t ordinal, void *mark);
+esa_status mark_record(esa_cuda_device *dev, void *mark, void *stream);
+esa_status mark_elapsed(esa_cuda_device *dev, double *seconds, void *from, void *to);

@@ -165,10 +165,8 @@ esa_status esa_mask_from_bits(esa_ctx *ctx, esa_mask **mask, const esa_mask_info
     return status;
 }
 
-esa_status esa_mask_to_lists(const esa_mask *mask, int32_t *count, int32_t *index, int64_t cap)
+static esa_status write_lists(const esa_mask *mask, int32_t *count, int32_t *index, int64_t cap)
 {
-    if (!mask || !count || !index || cap < 0) return ESA_ERR_ARGUMENT;
-    if (!mask->filled) return ESA_ERR_STATE;
     const int64_t rows = mask->B * mask->H * mask->nq;
     for (int64_t r = 0; r < rows; r++)
         if (mask->count[r] > cap) return ESA_ERR_ARGUMENT;
@@ -181,6 +179,18 @@ esa_status esa_mask_to_lists(const esa_mask *mask, int32_t *count, int32_t *inde
     return ESA_OK;
 }
 
+esa_status esa_mask_to_lists(const esa_mask *mask, int32_t *count, int32_t *index, int64_t cap)
+{
+    if (!mask || !count || !index || cap < 0) return ESA_ERR_ARGUMENT;
+    if (!mask->filled) return ESA_ERR_STATE;
+    const esa_mask *host;
+    esa_status status = esa_mask_on_host(&host, mask);
+    if (status) return status;
+    status = write_lists(host, count, index, cap);
+    if (host != mask) esa_mask_free((esa_mask *)host);
+    return status;
+}
+
 esa_status esa_mask_to_fa4(const esa_mask *mask, int32_t *full_block_cnt, int32_t *full_block_idx)
 {
     return mask ? esa_mask_to_lists(mask, full_block_cnt, full_block_idx, mask->nk) : ESA_ERR_ARGUMENT;
@@ -190,12 +200,16 @@ esa_status esa_mask_to_bits(const esa_mask *mask, uint8_t *bits)
 {
     if (!mask || !bits) return ESA_ERR_ARGUMENT;
     if (!mask->filled) return ESA_ERR_STATE;
+    const esa_mask *host;
+    const esa_status status = esa_mask_on_host(&host, mask);
+    if (status) return status;
     const int64_t rows = mask->B * mask->H * mask->nq, pitch = esa_ceil_div(mask->nk, 8);
     memset(bits, 0, (size_t)(rows * pitch));
     for (int64_t r = 0; r < rows; r++)
-        for (int32_t c = 0; c < mask->count[r]; c++) {
-            const uint16_t j = mask->index[r * mask->cap + c];
+        for (int32_t c = 0; c < host->count[r]; c++) {
+            const uint16_t j = host->index[r * host->cap + c];
             bits[r * pitch + j / 8] |= (uint8_t)(1u << (j % 8));
         }
+    if (host != mask) esa_mask_free((esa_mask *)host);
     return ESA_OK;
 }

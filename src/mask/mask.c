@@ -41,9 +41,47 @@ void esa_mask_free(esa_mask *mask)
 {
     if (!mask) return;
     const esa_allocator mem = mask->mem;
-    esa_mem_free(&mem, mask->count, count_bytes(mask));
-    esa_mem_free(&mem, mask->index, index_bytes(mask));
+    if (mask->device == ESA_DEVICE_CUDA) {
+        void *const part[] = { mask->count, mask->index, mask->facts, mask->perm_q, mask->perm_k };
+        for (size_t i = 0; i < sizeof part / sizeof part[0]; i++)
+            if (part[i]) mask->heap.release(mask->heap.ordinal, part[i]);
+    } else {
+        esa_mem_free(&mem, mask->count, count_bytes(mask));
+        esa_mem_free(&mem, mask->index, index_bytes(mask));
+    }
     esa_mem_free(&mem, mask, (int64_t)sizeof *mask);
+}
+
+esa_mask *esa_mask_like(const esa_mask *src)
+{
+    esa_mask *m = esa_mask_new(&src->mem, src->B, src->H, src->Nq, src->Nk, src->nq, src->nk, src->block_q, src->block_k);
+    if (!m) return NULL;
+    m->filled = src->filled;
+    m->runnable = src->runnable;
+    m->selector = src->selector;
+    m->mode = src->mode;
+    m->causal = src->causal;
+    m->asked = src->asked;
+    m->existing = src->existing;
+    m->layout = src->layout;
+    return m;
+}
+
+esa_status esa_mask_on_host(const esa_mask **host, const esa_mask *mask)
+{
+    *host = mask;
+    if (mask->device == ESA_DEVICE_CPU) return ESA_OK;
+    esa_mask *copy = esa_mask_like(mask);
+    if (!copy) return ESA_ERR_MEMORY;
+    const esa_device_heap *dev = &mask->heap;
+    int64_t facts[2];
+    esa_status status = dev->download(dev->ordinal, copy->count, mask->count, count_bytes(copy), NULL);
+    if (!status) status = dev->download(dev->ordinal, copy->index, mask->index, index_bytes(copy), NULL);
+    if (!status) status = dev->download(dev->ordinal, facts, mask->facts, (int64_t)sizeof facts, NULL);
+    if (status) { esa_mask_free(copy); return status; }
+    copy->existing = facts[0];
+    *host = copy;
+    return ESA_OK;
 }
 
 void esa_mask_set_row(esa_mask *mask, int64_t row, const uint8_t *keep)
@@ -85,16 +123,26 @@ esa_status esa_mask_get_info(const esa_mask *mask, esa_mask_info *info)
 {
     if (!mask || !info) return ESA_ERR_ARGUMENT;
     if (info->struct_size != sizeof *info) return ESA_ERR_VERSION;
+    int64_t existing = mask->existing, kept = 0;
+    if (mask->device == ESA_DEVICE_CUDA && mask->filled) {
+        int64_t facts[2];
+        const esa_status status = mask->heap.download(mask->heap.ordinal, facts, mask->facts, (int64_t)sizeof facts, NULL);
+        if (status) return status;
+        existing = facts[0];
+        kept = facts[1];
+    } else if (mask->filled) {
+        kept = esa_mask_kept(mask);
+    }
     esa_mask_info r;
     memset(&r, 0, sizeof r);
     r.struct_size = sizeof r;
     r.block_q = mask->block_q;  r.block_k = mask->block_k;
-    r.device = ESA_DEVICE_CPU;
+    r.device = mask->device;
     r.B = mask->B;  r.H = mask->H;  r.Nq = mask->Nq;  r.Nk = mask->Nk;  r.nq = mask->nq;  r.nk = mask->nk;
     r.density_asked = mask->asked;
-    r.kept = mask->filled ? esa_mask_kept(mask) : 0;
+    r.kept = kept;
     /* Nothing exists (kv_len 0 everywhere): nothing was lost either. */
-    r.density = mask->existing > 0 ? (double)r.kept / (double)mask->existing : 1.0;
+    r.density = existing > 0 ? (double)kept / (double)existing : 1.0;
     r.selector = mask->selector;  r.mode = mask->mode;  r.runnable = mask->runnable;
     r.layout = mask->layout;
     *info = r;

@@ -14,6 +14,10 @@ struct esa_mask {
     int32_t block_q, block_k;
     int32_t *count;                 /* [B][H][nq] */
     uint16_t *index;                /* [B][H][nq][cap] */
+    int32_t device;                 /* ESA_DEVICE_*: where count, index, facts and the permutations lie */
+    esa_device_heap heap;         /* CUDA */
+    int64_t *facts;                 /* CUDA: [2] blocks that exist, blocks kept; NULL on the CPU, which has `existing` */
+    int32_t *perm_q, *perm_k;       /* CUDA: position -> token where the layout moves tokens, else NULL */
     int32_t filled;                 /* 0 until a selector or a conversion has written it */
     int32_t runnable, selector, mode;
     int32_t causal;                 /* 1: made by a causal selection, so it lists no key block of the future */
@@ -26,6 +30,10 @@ struct esa_mask {
  * NULL when out of memory. */
 esa_mask *esa_mask_new(const esa_allocator *mem, int64_t B, int64_t H, int64_t Nq, int64_t Nk, int64_t nq, int64_t nk,
                        int32_t block_q, int32_t block_k);
+/* An empty mask on the CPU with the geometry and facts of src, without counts; NULL when out of memory. */
+esa_mask *esa_mask_like(const esa_mask *src);
+/* *host = mask itself if it lies on the CPU, else a copy there, which the caller frees if it is not mask. */
+esa_status esa_mask_on_host(const esa_mask **host, const esa_mask *mask);
 /* Row accessors. */
 static inline int64_t esa_mask_row(const esa_mask *m, int64_t b, int64_t h, int64_t i)
 { return ((m->B == 1 ? 0 : b) * m->H + h) * m->nq + i; }
@@ -33,7 +41,7 @@ static inline int64_t esa_mask_row(const esa_mask *m, int64_t b, int64_t h, int6
 void esa_mask_set_bits(esa_mask *mask, const uint8_t *bits);
 /* Writes row r from a byte flag per key block (non-zero = kept). */
 void esa_mask_set_row(esa_mask *mask, int64_t row, const uint8_t *keep);
-/* Sum of counts. */
+/* Sum of counts, of a mask on the CPU. */
 int64_t esa_mask_kept(const esa_mask *mask);
 
 /* Checks a layout against the lengths and fills every default: DEFAULT order, -1 protection, the k side from the q side.

@@ -50,9 +50,6 @@ void esa_block_stats(const esa_cpu_kernels *kern, float *top, float *sum, int64_
 /* Maximum of a row and its masses relative to it, from per-block statistics: mass[n]; returns their sum, 0 if the row is empty. */
 double esa_row_masses(double *mass, float *top, const float *tops, const float *sums, int64_t n);
 
-/* Writes into mask who made it and under which params; existing: blocks that exist over all rows. */
-void esa_select_sign(const esa_select_args *args, esa_mask *mask, int64_t existing);
-
 /* One file each; ws is what *_workspace asked for. */
 void esa_entropy_carve(const esa_select_args *args, esa_carve *carve);
 void esa_entropy_run(const esa_select_args *args, esa_mask *mask, void *ws);

@@ -17,6 +17,9 @@ int64_t esa_select_workspace(const esa_select_args *args);
  * Cannot fail: all is checked before. */
 void esa_select_run(const esa_select_args *args, esa_mask *mask, void *ws);
 
+/* Writes into mask who made it and under which params; existing: blocks that exist over all rows. */
+void esa_select_sign(const esa_select_args *args, esa_mask *mask, int64_t existing);
+
 /* Importance of the entropy selector alone: out f32[B,H,nq,nk], entropy f64[B,H] or NULL. Scratch: esa_select_workspace of
  * the same args with params.selector = ENTROPY. */
 void esa_select_importance(const esa_select_args *args, float *out, double *entropy, void *ws);

@@ -27,6 +27,17 @@ int64_t esa_mask_file_cell(const esa_mask_file *f, int32_t layer, int32_t group,
     return (b * f->info.stored_layers + ls) * f->info.stored_groups + gs;
 }
 
+int64_t esa_mask_file_existing(const esa_mask_file_info *f)
+{
+    if (!f->causal) return f->H * f->nq * f->nk;
+    int64_t n = 0;
+    for (int64_t i = 0; i < f->nq; i++) {
+        const int64_t keys = esa_min64((i + 1) * f->block_q, f->Nq) + f->Nk - f->Nq;   /* seen by the last query of the block */
+        if (keys > 0) n += esa_ceil_div(keys, f->block_k);
+    }
+    return f->H * esa_max64(n, 1);
+}
+
 void esa_mask_file_load(const esa_mask_file *f, esa_cell *cell, int64_t index)
 {
     const int64_t blocks = f->info.H * f->info.nq * f->info.nk;

@@ -45,6 +45,8 @@ esa_status esa_mask_file_budget(esa_mask_file *file, const esa_budget_masks **ma
 int64_t    esa_mask_file_cell(const esa_mask_file *file, int32_t layer, int32_t group, int32_t branch);
 /* ESA_ERR_FORMAT if a row of the cell's masks has bits beyond its key blocks. */
 esa_status esa_mask_file_check_bits(const esa_mask_file *file, const esa_budget_masks *masks, int64_t cell);
+/* Blocks of all heads that a selection may keep. */
+int64_t    esa_mask_file_existing(const esa_mask_file_info *info);
 /* Importance of a cell into cell->p. */
 void       esa_mask_file_load(const esa_mask_file *file, esa_cell *cell, int64_t index);
 

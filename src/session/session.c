@@ -139,7 +139,7 @@ static esa_status make_recorder(esa_session *s)
 
 static esa_status create(esa_ctx *ctx, esa_session *s, const esa_session_params *p)
 {
-    s->ctx = ctx;
+    s->ctx = s->gpu.ctx = ctx;
     s->params = *p;
     s->step = s->branch = -1;
     if (p->model) strcpy(s->model, p->model);
@@ -169,14 +169,23 @@ static esa_status create(esa_ctx *ctx, esa_session *s, const esa_session_params 
     return ESA_OK;
 }
 
+void esa_session_drop_rest(esa_session *s, esa_session_rest *rest)
+{
+    if (rest->device == ESA_DEVICE_CUDA) esa_session_gpu_release(&s->gpu, rest->bits, rest->bytes);
+    else esa_mem_free(&s->ctx->mem, rest->bits, rest->bytes);
+    rest->bits = NULL;
+    rest->bytes = 0;
+}
+
 static void release(esa_session *s)
 {
     const esa_allocator *mem = &s->ctx->mem;
     esa_session_drop_plans(s);
     for (int64_t i = 0; s->rest && i < (int64_t)s->params.layers * s->params.branches; i++) {
-        esa_mem_free(mem, s->rest[i].bits, s->rest[i].bytes);
+        esa_session_drop_rest(s, &s->rest[i]);
         esa_mem_free(mem, s->rest[i].kv_len, s->rest[i].kv_bytes);
     }
+    esa_session_gpu_free(&s->gpu);
     esa_mem_free(mem, s->rest, (int64_t)sizeof *s->rest * s->params.layers * s->params.branches);
     esa_mem_free(mem, s->cell, (int64_t)sizeof *s->cell * s->params.layers * s->params.steps);
     esa_mem_free(mem, s->dense_layer, s->params.layers);
@@ -217,6 +226,7 @@ esa_status esa_session_begin(esa_session *s)
         esa_ctx_leave(s->ctx);
         return ESA_ERR_STATE;
     }
+    esa_session_gpu_forget(&s->gpu);
     memset(s->cell, 0, sizeof *s->cell * (size_t)s->params.layers * (size_t)s->params.steps);
     for (int64_t i = 0; i < (int64_t)s->params.layers * s->params.branches; i++) {
         s->rest[i].made = 0;

@@ -7,6 +7,7 @@
 #include "attn/attn.h"
 #include "session/mask_file.h"
 #include "session/recording.h"
+#include "session/session_gpu.h"
 
 #define ESA_SESSION_PLANS 8             /* shapes kept ready; the least recently used one makes room */
 
@@ -29,9 +30,11 @@ typedef struct esa_session_plan {
 typedef struct esa_session_rest {
     uint8_t *bits;                      /* [B][H][nq][ceil(nk/8)], NULL: none */
     int64_t bytes;
+    int32_t device;                     /* ESA_DEVICE_* on which bits lie */
     int32_t made;                       /* 1: bits hold a mask of this video */
     esa_shapes shapes;                  /* it was made for; a mask of another shape is not reused */
-    int32_t *kv_len;                    /* [B] copy of the key lengths it was made for, NULL: all keys */
+    int32_t *kv_len;                    /* [B] copy of the key lengths it was made for, NULL: all keys, or lengths on a GPU: */
+    const int32_t *kv_gpu;              /* those are told apart by their address, as nobody can read them without waiting */
     int64_t kv_bytes;
     int32_t sparse_steps;               /* sparse steps seen since begin */
     int32_t last_step;                  /* of them, -1: none */
@@ -39,7 +42,7 @@ typedef struct esa_session_rest {
 } esa_session_rest;
 
 /* Sums of one (layer, step), over branches and calls. */
-typedef struct esa_session_cell {
+typedef struct esa_session_cell {       /* on a GPU density and times follow later, see session_gpu.h */
     int64_t calls, dense, sparse, fallback, made, loaded, with_mass;
     double asked, density, mass;        /* sums over sparse calls (with_mass of them for mass) */
     double select_seconds, attention_seconds;
@@ -63,6 +66,7 @@ struct esa_session {
     esa_session_rest *rest;             /* [branches][L]; ONLINE with refresh_every > 1 */
     esa_session_cell *cell;             /* [L][T] */
     esa_recorder recorder;              /* RECORD */
+    esa_session_gpu gpu;                /* calls with CUDA views */
 };
 
 /* The figures of the current (layer, step). */
@@ -71,6 +75,8 @@ static inline esa_session_cell *esa_session_at(esa_session *s, int32_t layer) { 
 double esa_session_now(void);
 /* 1 if calls of these shapes can share a plan. */
 int esa_session_same_shapes(const esa_shapes *a, const esa_shapes *b);
+/* Frees the bits of a mask at rest. */
+void esa_session_drop_rest(esa_session *s, esa_session_rest *rest);
 /* Frees the plans. */
 void esa_session_drop_plans(esa_session *s);
 

@@ -32,6 +32,8 @@ static esa_status guarded_fail(esa_session *s, esa_status status, const char *wh
     return status;
 }
 
+static int32_t on_gpu(const call *c) { return c->q->device == ESA_DEVICE_CUDA; }
+
 static int32_t decide(const call *c)
 {
     const esa_session *s = c->s;
@@ -45,14 +47,15 @@ static int32_t decide(const call *c)
 static esa_status attend(const call *c, const esa_session_plan *e, const esa_mask *mask, int32_t action, const figures *f)
 {
     esa_session *s = c->s;
+    const char *kernel = esa_plan_kernel(e->plan, mask, c->q, c->k, c->v, c->o);
     const double start = esa_session_now();
-    const esa_status status = esa_plan_attention(e->plan, mask, c->q, c->k, c->v, c->o, c->lse, NULL);
+    esa_status status = esa_plan_attention(e->plan, mask, c->q, c->k, c->v, c->o, c->lse, NULL);
     if (status != ESA_OK) return status;
     esa_session_cell *cell = esa_session_at(s, c->layer);
-    cell->attention_seconds += esa_session_now() - start;
+    if (!on_gpu(c)) cell->attention_seconds += esa_session_now() - start;
+    else if ((status = esa_session_gpu_end(&s->gpu, cell, mask, mask != NULL)) != ESA_OK) return status;
     cell->calls++;
-    const esa_cpu_kernels *kern = s->ctx->kern;
-    cell->kernel = c->q->dtype == ESA_DTYPE_BF16 && kern->bf16 ? kern->bf16->name : kern->name;
+    cell->kernel = kernel;
     cell->when = (int64_t)s->tick;
     if (!mask) {
         cell->dense++;
@@ -62,7 +65,7 @@ static esa_status attend(const call *c, const esa_session_plan *e, const esa_mas
         cell->made += f->made;
         cell->loaded += f->loaded;
         cell->asked += f->asked;
-        cell->density += f->density;
+        if (!on_gpu(c)) cell->density += f->density;
         if (!isnan(f->mass)) { cell->mass += f->mass; cell->with_mass++; }
     }
     if (f) cell->select_seconds += f->select_seconds;
@@ -97,14 +100,15 @@ static esa_status measure(const call *c, const esa_session_plan *e, esa_mask *ma
     esa_status status = esa_ctx_enter(ctx);
     if (status != ESA_OK) return status;
     void *ws = NULL;
-    status = esa_check_kv_len(ctx, p->select.kv_len, p->shapes.B, p->shapes.Nk, &p->select.layout, p->select.mode);
-    if (status == ESA_OK) status = esa_ctx_scratch(ctx, &ws, p->workspace);
+    status = esa_check_kv_len(ctx, p->select.kv_len, p->shapes.device, p->shapes.B, p->shapes.Nk, &p->select.layout, p->select.mode);
+    if (status == ESA_OK && !on_gpu(c)) status = esa_ctx_scratch(ctx, &ws, p->workspace);
     if (status == ESA_OK) {
         esa_select_args args;
         esa_bind_select(&args, ctx, &p->shapes, &p->select, c->q, c->k);
         args.perm_q = p->perm_q;
         args.perm_k = p->perm_k;
-        esa_select_importance(&args, e->importance, NULL, ws);
+        if (on_gpu(c)) status = esa_cuda_importance(ctx, &args, e->importance, NULL);
+        else esa_select_importance(&args, e->importance, NULL, ws);
         if (mask) esa_select_from_importance(&args, mask, e->importance, ws);
     }
     esa_ctx_leave(ctx);
@@ -136,10 +140,12 @@ static esa_status make_mask(const call *c, const esa_session_plan *e, figures *f
     const double start = esa_session_now();
     const esa_status status = e->importance ? measure(c, e, e->mask) : esa_plan_select(e->plan, e->mask, c->q, c->k, NULL);
     if (status != ESA_OK) return status;
-    f->select_seconds = esa_session_now() - start;
     f->made = 1;
+    f->mass = (double)NAN;
+    if (on_gpu(c)) return esa_session_gpu_between(&c->s->gpu);
+    f->select_seconds = esa_session_now() - start;
     f->density = e->mask->existing > 0 ? (double)esa_mask_kept(e->mask) / (double)e->mask->existing : 1;
-    f->mass = e->importance ? kept_mass(e) : (double)NAN;
+    if (e->importance) f->mass = kept_mass(e);
     return ESA_OK;
 }
 
@@ -147,22 +153,32 @@ static esa_status make_mask(const call *c, const esa_session_plan *e, figures *f
 static int32_t rests_for(const esa_session_rest *rest, const esa_plan *p)
 {
     const int32_t *kv_len = p->select.kv_len;
-    if (!rest->made || !esa_session_same_shapes(&rest->shapes, &p->shapes) || !rest->kv_len != !kv_len) return 0;
+    if (!rest->made || !esa_session_same_shapes(&rest->shapes, &p->shapes)) return 0;
+    if (p->shapes.device == ESA_DEVICE_CUDA) return rest->kv_gpu == kv_len;
+    if (!rest->kv_len != !kv_len) return 0;
     return !kv_len || memcmp(rest->kv_len, kv_len, 4 * (size_t)p->shapes.B) == 0;
 }
 
 /* Memory for the mask of a plan and its lengths. */
 static esa_status make_rest(esa_session *s, esa_session_rest *rest, const esa_mask *m, const esa_plan *p)
 {
-    const int64_t bytes = m->B * m->H * m->nq * esa_ceil_div(m->nk, 8), kv_bytes = p->select.kv_len ? 4 * p->shapes.B : 0;
+    const int32_t gpu = m->device == ESA_DEVICE_CUDA;
+    const int64_t bytes = m->B * m->H * m->nq * esa_ceil_div(m->nk, 8), kv_bytes = p->select.kv_len && !gpu ? 4 * p->shapes.B : 0;
     rest->made = 0;
-    if (rest->bytes != bytes) {
-        uint8_t *bits = esa_mem_alloc(&s->ctx->mem, bytes);
-        if (!bits) return guarded_fail(s, ESA_ERR_MEMORY, "out of memory for a mask that is kept between steps");
-        esa_mem_free(&s->ctx->mem, rest->bits, rest->bytes);
+    if (rest->bytes != bytes || rest->device != m->device) {
+        uint8_t *bits = NULL;
+        if (gpu) {
+            const esa_status status = esa_session_gpu_alloc(&s->gpu, &bits, bytes);
+            if (status != ESA_OK) return status;
+        } else if (!(bits = esa_mem_alloc(&s->ctx->mem, bytes))) {
+            return guarded_fail(s, ESA_ERR_MEMORY, "out of memory for a mask that is kept between steps");
+        }
+        esa_session_drop_rest(s, rest);
         rest->bits = bits;
         rest->bytes = bytes;
+        rest->device = m->device;
     }
+    rest->kv_gpu = gpu ? p->select.kv_len : NULL;
     if (rest->kv_bytes != kv_bytes) {
         int32_t *kv_len = kv_bytes ? esa_mem_alloc(&s->ctx->mem, kv_bytes) : NULL;
         if (kv_bytes && !kv_len) return guarded_fail(s, ESA_ERR_MEMORY, "out of memory for a mask that is kept between steps");
@@ -184,16 +200,22 @@ static esa_status refresh_mask(const call *c, const esa_session_plan *e, figures
     }
     if ((rest->sparse_steps - 1) % s->params.refresh_every != 0 && rests_for(rest, e->plan)) {
         const double start = esa_session_now();
-        esa_mask_set_bits(e->mask, rest->bits);
-        f->select_seconds = esa_session_now() - start;
         f->density = rest->density;
         f->mass = rest->mass;
+        if (on_gpu(c)) {
+            const esa_status status = esa_session_gpu_expand(&s->gpu, e->mask, rest->bits);
+            return status == ESA_OK ? esa_session_gpu_between(&s->gpu) : status;
+        }
+        esa_mask_set_bits(e->mask, rest->bits);
+        f->select_seconds = esa_session_now() - start;
         return ESA_OK;
     }
     esa_status status = make_mask(c, e, f);
     if (status == ESA_OK) status = make_rest(s, rest, e->mask, e->plan);
     if (status != ESA_OK) return status;
-    esa_mask_to_bits(e->mask, rest->bits);
+    if (on_gpu(c)) status = esa_session_gpu_rest(&s->gpu, e->mask, rest->bits);
+    else esa_mask_to_bits(e->mask, rest->bits);
+    if (status != ESA_OK) return status;
     if (rest->kv_len) memcpy(rest->kv_len, e->plan->select.kv_len, (size_t)rest->kv_bytes);
     rest->shapes = e->plan->shapes;
     rest->made = 1;
@@ -209,7 +231,7 @@ static esa_status check_lengths(const call *c, const esa_session_plan *e)
     const esa_plan *p = e->plan;
     esa_status status = esa_ctx_enter(ctx);
     if (status != ESA_OK) return status;
-    status = esa_check_kv_len(ctx, p->select.kv_len, p->shapes.B, p->shapes.Nk, &p->select.layout, p->select.mode);
+    status = esa_check_kv_len(ctx, p->select.kv_len, p->shapes.device, p->shapes.B, p->shapes.Nk, &p->select.layout, p->select.mode);
     esa_ctx_leave(ctx);
     return status;
 }
@@ -253,18 +275,6 @@ static esa_status fail_mismatch(const call *c)
     return guarded_fail(s, ESA_ERR_MISMATCH, text);
 }
 
-/* Blocks of one head that a selection may keep. */
-static int64_t existing_blocks(const esa_mask_file_info *f)
-{
-    if (!f->causal) return f->nq * f->nk;
-    int64_t n = 0;
-    for (int64_t i = 0; i < f->nq; i++) {
-        const int64_t keys = esa_min64((i + 1) * f->block_q, f->Nq) + f->Nk - f->Nq;   /* seen by the last query of the block */
-        if (keys > 0) n += esa_ceil_div(keys, f->block_k);
-    }
-    return esa_max64(n, 1);
-}
-
 static esa_status check_bits(esa_session *s, int64_t cell)
 {
     esa_status status = esa_ctx_enter(s->ctx);
@@ -300,10 +310,18 @@ static esa_status run_cached(const call *c)
     if (status != ESA_OK) return status;
     figures f = {.asked = s->permille / 1000.0, .mass = (double)NAN, .loaded = 1};
     const double start = esa_session_now();
-    esa_mask_set_bits(e->mask, s->masks->bits + cell * file->cell_bytes);
     e->mask->selector = info->selector;
     e->mask->asked = f.asked;
-    f.density = (double)esa_mask_kept(e->mask) / (double)(info->H * existing_blocks(info));
+    if (on_gpu(c)) {
+        const uint8_t *bits;
+        status = esa_session_gpu_cell(&s->gpu, &bits, s->masks->bits, cell, file->cells, info->stored_groups, file->cell_bytes);
+        if (status == ESA_OK) status = esa_session_gpu_expand(&s->gpu, e->mask, bits);
+        if (status == ESA_OK) status = esa_session_gpu_between(&s->gpu);
+        if (status != ESA_OK) return status;
+    } else {
+        esa_mask_set_bits(e->mask, s->masks->bits + cell * file->cell_bytes);
+        f.density = (double)esa_mask_kept(e->mask) / (double)esa_mask_file_existing(info);
+    }
     if (s->masks->mass) {
         f.mass = 0;
         for (int64_t h = 0; h < info->H; h++) {
@@ -312,7 +330,7 @@ static esa_status run_cached(const call *c)
             f.mass += (double)m / (double)info->H;
         }
     }
-    f.select_seconds = esa_session_now() - start;
+    if (!on_gpu(c)) f.select_seconds = esa_session_now() - start;
     return attend(c, e, e->mask, ESA_ACTION_CACHED, &f);
 }
 
@@ -365,6 +383,7 @@ static esa_status run_record(const call *c)
     const double start = esa_session_now();
     if (status == ESA_OK) status = measure(c, e, NULL);
     f.select_seconds = esa_session_now() - start;
+    if (status == ESA_OK && on_gpu(c)) status = esa_session_gpu_between(&s->gpu);
     if (status == ESA_OK) status = attend(c, e, NULL, ESA_ACTION_RECORD, &f);
     for (int64_t b = 0; status == ESA_OK && b < B; b++) esa_recorder_add(rec, cell, e->importance + b * rec->blocks);
     if (status != ESA_OK && first) esa_recorder_forget(rec);    /* a call that failed has said nothing about the model */
@@ -392,7 +411,8 @@ esa_status esa_session_attention(esa_session *s, int32_t layer, int32_t kind, co
     const call c = {s, layer, kind, q, k, v, o, lse};
     const esa_status status = esa_ctx_enter(s->ctx);
     if (status != ESA_OK) return status;
-    const esa_status checked = check_call(&c);
+    esa_status checked = check_call(&c);
+    if (checked == ESA_OK && on_gpu(&c)) checked = esa_session_gpu_begin(&s->gpu);
     esa_ctx_leave(s->ctx);
     if (checked != ESA_OK) return checked;
     switch (decide(&c)) {

@@ -51,15 +51,20 @@ static esa_status furnish(esa_session *s, esa_session_plan *e)
     const esa_plan *p = e->plan;
     const int32_t cached = s->params.mode == ESA_SESSION_CACHED;
     const int32_t entropy = !cached && s->params.select.selector == ESA_SELECT_ENTROPY;
-    if (s->params.mode != ESA_SESSION_RECORD) {
-        e->mask = esa_mask_new(&s->ctx->mem, cached ? 1 : p->shapes.B, p->shapes.Hq, p->shapes.Nq, p->shapes.Nk, p->nq, p->nk,
-                               p->select.block_q, p->select.block_k);
-        if (!e->mask) return no_memory(s);
-        e->mask->runnable = p->runnable;
+    const int32_t gpu = p->shapes.device == ESA_DEVICE_CUDA, record = s->params.mode == ESA_SESSION_RECORD;
+    if (!record) {
+        const esa_status status = esa_plan_mask(p, &e->mask, cached ? 1 : p->shapes.B);
+        if (status != ESA_OK) return status;
         e->mask->layout = p->select.layout;
         e->mask->mode = p->select.mode;
     }
-    if (entropy) {
+    if (gpu && cached) {                        /* what exists in a file's masks does not change from call to call */
+        const esa_cuda *c = s->ctx->cuda;
+        const int64_t facts[2] = { esa_mask_file_existing(&s->params.masks->info), 0 };
+        const esa_status status = esa_cuda_status(s->ctx, c->table->upload(c->dev, e->mask->facts, facts, sizeof facts, s->ctx->cuda_stream));
+        if (status != ESA_OK) return status;
+    }
+    if (entropy && (record || !gpu)) {          /* on a GPU the importance of an online mask stays there */
         e->importance_bytes = esa_size_mul(esa_size_mul(esa_size_mul(p->shapes.B * p->shapes.Hq, p->nq), p->nk), 4);
         e->importance = esa_mem_alloc(&s->ctx->mem, e->importance_bytes);
         if (!e->importance) return no_memory(s);

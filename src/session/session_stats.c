@@ -23,6 +23,9 @@ esa_status esa_session_get_stats(const esa_session *s, esa_session_stats *stats,
     if (stats->struct_size != sizeof *stats) return ESA_ERR_VERSION;
     const int32_t L = s->params.layers, T = s->params.steps;
     if (layer < -1 || layer >= L || step < -1 || step >= T) return ESA_ERR_ARGUMENT;
+    /* Figures of calls on a GPU are booked once it has run them. */
+    const esa_status settled = esa_session_gpu_settle((esa_session_gpu *)&s->gpu);
+    if (settled != ESA_OK) return settled;
     esa_session_cell sum;
     memset(&sum, 0, sizeof sum);
     sum.when = -1;
@@ -59,6 +62,7 @@ esa_status esa_session_get_stats(const esa_session *s, esa_session_stats *stats,
     stats->mass = sum.with_mass ? sum.mass / (double)sum.with_mass : (double)NAN;
     stats->select_seconds = sum.select_seconds;
     stats->attention_seconds = sum.attention_seconds;
+    stats->device_bytes = s->gpu.bytes;
     if (sum.kernel) snprintf(stats->kernel, sizeof stats->kernel, "%s", sum.kernel);
     return ESA_OK;
 }
