@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Steps, each its own file, each a launch or none: gather rows into block order (with an order), rank the rows of every head (with a
-// mask, or causal), block means, the bits of the blocks they stand in for, first states (with a tail), then the kernel. attention.cuh
+// mask), block means, the bits of the blocks they stand in for, first states (with a tail), then the kernel. attention.cuh
 // has the contract between preparing and computing.
 #include "cuda/attention.cuh"
 #include "cuda/prepare.cuh"
@@ -12,10 +12,6 @@
 // The tail stands in for skipped blocks: a dense call skips none. The workspace is counted before it is known whether a mask will
 // come, so it has room for a tail whenever one is asked for.
 static bool has_tail(const esa_attn_args *a) { return a->tail != ESA_TAIL_NONE && a->count; }
-
-// Rows that differ in work are worth an order: those of a mask, and of a causal call. A dense call may have more than 65535 rows, which
-// the keys of row_order cannot name.
-static bool has_order(const esa_attn_args *a) { return (a->count || a->causal) && a->nq <= ESA_MAX_BLOCKS && a->nk <= ESA_MAX_BLOCKS; }
 
 static prepared carve_parts(carve *ws, const esa_attn_args *a) {
     prepared p;
@@ -66,7 +62,7 @@ static attention_job job_of(const esa_attn_args *args, const prepared *p) {
     if (!has_tail(args)) a->tail = ESA_TAIL_NONE;
     job.scatter = args->perm_q;
     job.next = p->next;
-    job.order = has_order(args) ? p->order : nullptr;
+    job.order = args->count ? p->order : nullptr;
     if (a->tail == ESA_TAIL_NONE) return job;
     job.k_mean = p->k_mean;
     job.v_mean = p->v_mean;
@@ -104,9 +100,8 @@ esa_status attention_run(esa_cuda_device *dev, const esa_attn_args *args, void *
     const current_device scope(dev->ordinal);
     const cudaStream_t stream = (cudaStream_t)stream_handle;
     carve ws(workspace);
-    prepared parts = carve_parts(&ws, args);
+    const prepared parts = carve_parts(&ws, args);
     const attention_job job = job_of(args, &parts);
-    if (!job.order) parts.order = nullptr;
     esa_status status = gather_rows(dev, args, &parts, stream);
     if (!status) status = row_order(dev, &job.a, &parts, stream);
     if (!status && job.a.tail != ESA_TAIL_NONE) status = tail_means(dev, &job.a, &parts, stream);

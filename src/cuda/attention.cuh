@@ -10,7 +10,7 @@ struct attention_job {
     esa_attn_args a;            // views in block order (gathered if there was an order): perm_q and perm_k are null here
     const int32_t *scatter;     // position -> token for o and lse; null: identity
     int32_t *next;              // tile counter, 0 when the kernel starts
-    const int32_t *order;       // [B][Hq][nq] query-block rows of each head, heaviest first; null: as they come
+    const int32_t *order;       // [B][Hq][nq] query-block rows of each head, heaviest first; null without a mask
 
     // Tail (a.tail): the mean key and value of every key block, rounded to a.dtype, contiguous, D' = mean_pitch elements per row
     // (D rounded up to 64 below 64, 128 below 128, 256 above; columns D .. D'-1 are 0, rows nk .. nk_pad-1 are 0).

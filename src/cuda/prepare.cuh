@@ -26,7 +26,7 @@ enum { ORDER_RUN = 4096 };
 // Each enqueues one launch. a: views in block order, except for gather_rows.
 // gather.cu
 esa_status gather_rows(esa_cuda_device *dev, const esa_attn_args *a, const prepared *p, cudaStream_t stream);
-// row_order.cu: also zeroes next, which is all it does where order is null. Two launches where a head has more than ORDER_RUN rows.
+// row_order.cu: also zeroes next, which is all it does without a mask. Two launches where a head has more than ORDER_RUN rows.
 esa_status row_order(esa_cuda_device *dev, const esa_attn_args *a, const prepared *p, cudaStream_t stream);
 // tail_means.cu: of k and v, and of q where q_mean is set.
 esa_status tail_means(esa_cuda_device *dev, const esa_attn_args *a, const prepared *p, cudaStream_t stream);

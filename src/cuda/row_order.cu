@@ -1,9 +1,10 @@
 // row_order.cu - the order in which the rows of a head are worked on: heaviest first, ties by row.
 // SPDX-License-Identifier: Apache-2.0
 //
-// A row's key is work << 16 | 65535 - row: all keys of a head differ, and a row's place is the number of larger keys. Up to ORDER_RUN rows
-// are ranked against each other in shared memory, spread over many thread blocks. Beyond that runs of ORDER_RUN rows are sorted that
-// way, and a second launch adds up each key's places in all runs, found by bisection.
+// Only masks need it: without one the kernels know which rows are heavy. A row's key is count << 16 | 65535 - row: all keys of a head
+// differ, and a row's place is the number of larger keys. Up to ORDER_RUN rows are ranked against each other in shared memory, spread over
+// many thread blocks. Beyond that runs of ORDER_RUN rows are sorted that way, and a second launch adds up each key's places in all
+// runs, found by bisection.
 #include "cuda/prepare.cuh"
 
 namespace {
@@ -11,25 +12,12 @@ namespace {
 enum { RANK_THREADS = 128, MERGE_THREADS = 256 };
 
 struct order_plan {
-    const int32_t *count;           // null: dense and causal
-    const int32_t *kv_len;
+    const int32_t *count;
     int32_t *next, *order;
     uint32_t *runs;
     int64_t mask_batch;
-    int32_t H, nq, block_q, block_k, Nk, shift;
+    int32_t H, nq;
 };
-
-// Work of row i in key blocks, as src/cpu/attn_cpu.c row_work counts it.
-__device__ uint32_t row_key(const order_plan &p, int64_t b, int h, int i) {
-    int work;
-    if (p.count) {
-        work = p.count[(b * p.mask_batch + h) * p.nq + i];
-    } else {
-        const int64_t seen = max((int64_t)0, (int64_t)(i + 1) * p.block_q + p.shift);
-        work = (int)ceil_div(min((int64_t)key_length(p.kv_len, b, p.Nk), seen), (int64_t)p.block_k);
-    }
-    return (uint32_t)work << 16 | (65535u - i);
-}
 
 __device__ int row_of(uint32_t key) { return 65535 - (int)(key & 65535u); }
 
@@ -37,11 +25,13 @@ __device__ int row_of(uint32_t key) { return 65535 - (int)(key & 65535u); }
 __global__ void __launch_bounds__(RANK_THREADS) rank_kernel(order_plan p) {
     __shared__ uint4 shared[ORDER_RUN / 4];
     uint32_t *keys = (uint32_t *)shared;
-    const int64_t bh = blockIdx.x, b = bh / p.H;
-    const int h = (int)(bh % p.H), tile = blockIdx.y * RANK_THREADS;
+    const int64_t bh = blockIdx.x;
+    const int32_t *count = p.count + (bh / p.H * p.mask_batch + bh % p.H) * p.nq;
+    const int tile = blockIdx.y * RANK_THREADS;
     const int from = tile / ORDER_RUN * ORDER_RUN, n = min((int)ORDER_RUN, p.nq - from), padded = ceil_div(n, 4) * 4;
     if (bh == 0 && blockIdx.y == 0 && threadIdx.x == 0) *p.next = 0;
-    for (int i = threadIdx.x; i < padded; i += RANK_THREADS) keys[i] = i < n ? row_key(p, b, h, from + i) : 0;     // 0 is below every key
+    for (int i = threadIdx.x; i < padded; i += RANK_THREADS)
+        keys[i] = i < n ? (uint32_t)count[from + i] << 16 | (65535u - from - i) : 0;      // padding: 0 is below every key
     __syncthreads();
 
     const int i = tile + threadIdx.x;
@@ -81,9 +71,8 @@ __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(order_plan p) {
 } // namespace
 
 esa_status row_order(esa_cuda_device *dev, const esa_attn_args *a, const prepared *p, cudaStream_t stream) {
-    if (!p->order) return device_check(dev, cudaMemsetAsync(p->next, 0, sizeof *p->next, stream), "clearing the tile counter");
-    const order_plan plan = { a->count, a->kv_len, p->next, p->order, p->runs, a->mask_batch, (int32_t)a->Hq, (int32_t)a->nq,
-                              a->block_q, a->block_k, (int32_t)a->Nk, (int32_t)(a->Nk - a->Nq) };
+    if (!a->count) return device_check(dev, cudaMemsetAsync(p->next, 0, sizeof *p->next, stream), "clearing the tile counter");
+    const order_plan plan = { a->count, p->next, p->order, p->runs, a->mask_batch, (int32_t)a->Hq, (int32_t)a->nq };
     const unsigned heads = (unsigned)(a->B * a->Hq);
     rank_kernel<<<dim3(heads, (unsigned)ceil_div(a->nq, (int64_t)RANK_THREADS)), RANK_THREADS, 0, stream>>>(plan);
     const esa_status status = launch_check(dev, "ordering rows");
