@@ -90,6 +90,10 @@ if(NOT ESA_SANITIZE)
   add_test(NAME tree.install COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/install/check_install.sh ${CMAKE_CURRENT_SOURCE_DIR}
            ${CMAKE_CURRENT_BINARY_DIR})
   set_tests_properties(tree.headers tree.symbols tree.install PROPERTIES LABELS tree TIMEOUT 300)
+  if(TARGET esa_cuda)
+    add_test(NAME tree.plugin COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/cuda/check_plugin.sh ${CMAKE_CURRENT_SOURCE_DIR} $<TARGET_FILE:esa_cuda>)
+    set_tests_properties(tree.plugin PROPERTIES LABELS tree TIMEOUT 300)
+  endif()
   if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/tests/quality/results.csv)
     add_test(NAME quality.results COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/quality/check_quality.py $<TARGET_FILE:esa_cli>
              ${CMAKE_CURRENT_SOURCE_DIR}/tests/quality/results.csv)
