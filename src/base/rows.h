@@ -27,6 +27,14 @@ ESA_INLINE int32_t esa_layout_protects(const esa_layout *layout, int32_t side, i
 /* 1 for compat rf_v2, which pools image and text apart and forces its own rows and columns. */
 ESA_INLINE int32_t esa_pools_apart(const esa_select_params *p) { return p->selector == ESA_SELECT_RF_V2 && p->mode != ESA_MODE_FIXED; }
 
+/* Everything visible is kept: FULL, and a budget that asks for it. ada_bsa may still drop blocks by its CDF rule. */
+ESA_INLINE int32_t esa_keeps_all(const esa_select_params *p)
+{
+    if (p->selector == ESA_SELECT_FULL) return 1;
+    if (p->mode != ESA_MODE_FIXED || p->budget < 1.0) return 0;
+    return p->selector != ESA_SELECT_ADA_BSA || p->cdf_threshold >= 1.0;
+}
+
 /* First token of block i of a side (0 q, 1 k) and, in *end, one past its last among the first N tokens (end <= first: empty). */
 ESA_INLINE int64_t esa_args_block(const esa_select_args *args, int32_t side, int64_t i, int64_t N, int64_t *end)
 {

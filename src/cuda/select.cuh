@@ -42,6 +42,45 @@ struct pick_job {
 esa_status pick_launch(esa_cuda_device *dev, const esa_select_args *a, const select_rules &rules, const pick_job &job,
                        const esa_cuda_mask *mask, cudaStream_t stream);
 
+// A run of rows of [B][Hq][nq] that is worked on at once, so that scratch stays within bounds: whole heads, or part of one head.
+struct row_window {
+    int64_t head0, heads;       // of B * Hq
+    int64_t first, blocks;      // query blocks of each; all nq of them if heads > 1
+    int64_t row0(int64_t nq) const { return head0 * nq + first; }
+    int64_t rows() const { return heads * blocks; }
+};
+// The first window where a row needs bytes_per_row and all of a window `limit` bytes; next moves on, false: no more. A window holds at
+// least `unit` rows of a head, and a multiple of it where a head is cut.
+static inline row_window window_first(const esa_select_args *a, int64_t bytes_per_row, int64_t limit, int64_t unit) {
+    const int64_t rows = limit / bytes_per_row, heads = rows / a->nq, all = a->B * a->Hq;
+    if (heads < 1) return { 0, 1, 0, esa_min64(a->nq, esa_max64(unit, rows / unit * unit)) };
+    return { 0, esa_min64(65535, ceil_div(all, ceil_div(all, heads))), 0, a->nq };  // windows of about the same size; 65535: a grid axis
+}
+static inline bool window_next(row_window &w, const row_window &whole, const esa_select_args *a) {
+    w.first += w.blocks;
+    if (w.first >= a->nq) {
+        w.first = 0;
+        w.head0 += w.heads;
+    }
+    w.heads = esa_min64(whole.heads, a->B * a->Hq - w.head0);
+    w.blocks = esa_min64(whole.blocks, a->nq - w.first);
+    return w.heads > 0;
+}
+
+// The originals' choice of blocks, one thread per row (compat.cu): for checking, not for speed.
+struct compat_scratch {
+    int64_t slots;              // rows in flight
+    uint8_t *keep;              // [slots][nk]
+    uint64_t *key;              // [slots][roundup(nk, 32)]
+};
+compat_scratch compat_carve(carve &c, const esa_select_args *a);
+// value[rows][nk]: scores of rf_v2; overwritten.
+esa_status rf_compat_launch(esa_cuda_device *dev, const esa_select_args *a, const select_rules &rules, float *value, int64_t row0,
+                            int64_t rows, const compat_scratch &scratch, const esa_cuda_mask *mask, cudaStream_t stream);
+// score[rows][nk]: masses of ada_bsa.
+esa_status ada_compat_launch(esa_cuda_device *dev, const esa_select_args *a, const select_rules &rules, const double *score, int64_t row0,
+                             int64_t rows, const compat_scratch &scratch, const esa_cuda_mask *mask, cudaStream_t stream);
+
 // The entropy selector (entropy.cu and its neighbours). entropy_carve takes scratch for both functions below, which get a carve
 // standing where that began (by value: both lay their parts out from the same place, so the second may use what the first left there).
 void entropy_carve(carve &c, const esa_cuda_device *dev, const esa_select_args *a);
@@ -89,9 +128,11 @@ static __device__ __forceinline__ uint32_t block_rank(bool flag, uint32_t *all, 
 static __device__ inline void spread_rows(int32_t *quota, const int32_t *visible, const int32_t *least, int64_t nq, int64_t total,
                                           uint32_t *shared) {
     double lo = 0.0, hi = 1.0;
+    const bool has = threadIdx.x < nq;          // a thread's first row stays in registers: mostly there is no other
+    const int32_t own_visible = has ? visible[threadIdx.x] : 0, own_least = has ? least[threadIdx.x] : 0;
     auto sum = [&](double f) {
-        uint32_t n = 0;
-        for (int64_t i = threadIdx.x; i < nq; i += blockDim.x) n += (uint32_t)esa_spread_share(visible[i], least[i], f);
+        uint32_t n = (uint32_t)esa_spread_share(own_visible, own_least, f);
+        for (int64_t i = threadIdx.x + blockDim.x; i < nq; i += blockDim.x) n += (uint32_t)esa_spread_share(visible[i], least[i], f);
         return (int64_t)block_sum(n, shared);
     };
     if (sum(hi) <= total) lo = hi;

@@ -19,14 +19,6 @@ void esa_select_blocks(const esa_select_params *p, int64_t Nq, int64_t Nk, int64
     *nk = pk;
 }
 
-/* Everything visible, for FULL and for a budget that asks for it. ada_bsa may still drop blocks by its CDF rule. */
-static int32_t is_full(const esa_select_params *p)
-{
-    if (p->selector == ESA_SELECT_FULL) return 1;
-    if (p->mode != ESA_MODE_FIXED || p->budget < 1.0) return 0;
-    return p->selector != ESA_SELECT_ADA_BSA || p->cdf_threshold >= 1.0;
-}
-
 int64_t esa_select_workspace(const esa_select_args *args)
 {
     esa_carve c = { NULL, 0 };
@@ -71,7 +63,7 @@ void esa_select_run(const esa_select_args *args, esa_mask *mask, void *ws)
     esa_carve c = { ws, 0 };
     esa_rules rules;
     int64_t existing = 0;
-    const int32_t full = is_full(&args->params);
+    const int32_t full = esa_keeps_all(&args->params);
     esa_rules_carve(&rules, &c, args);
     for (int64_t b = 0; b < args->B; b++) {
         esa_rules_fill(&rules, args, b);

@@ -1,0 +1,92 @@
+// means.cu - block means of up to three views in one launch.
+// SPDX-License-Identifier: Apache-2.0
+//
+// A thread block makes one mean: THREADS / (pieces per row) groups of threads each add every so many rows in f32, then one thread per
+// column adds the groups. The order of additions depends on D and the block length alone. Views are read once, in 16-byte pieces
+// with BATCH of them in flight per thread, which is what memory speed asks for. Tokens beyond the length are not read.
+#include "base/half.h"
+#include "cuda/means.cuh"
+
+namespace {
+
+enum { THREADS = 256, BATCH = 8 };
+
+template <class T> __device__ void put(const mean_part &part, int64_t i, float x) {
+    if (part.dst_dtype == ESA_DTYPE_F32) ((float *)part.dst)[i] = esa_round_to(x, part.round);
+    else round_to((T *)part.dst + i, x);
+}
+
+// Piece: what a thread loads at once, packed<T> or single<T>.
+template <class T, class Piece> __global__ void __launch_bounds__(THREADS, 4) means_kernel(const __grid_constant__ mean_plan plan) {
+    constexpr int VEC = Piece::N;
+    __shared__ float sums[THREADS * VEC];   // [groups][D]
+    int which = 0;
+    while (which + 1 < plan.parts && blockIdx.x >= plan.part[which + 1].first) ++which;
+    const mean_part &part = plan.part[which];
+    const int tiles = part.blocks + (part.padded > part.blocks);
+    const int64_t block = blockIdx.x - part.first, bh = block / tiles, b = bh / part.H;
+    const int j = (int)(block % tiles), D = plan.D, pitch = plan.pitch;
+    const int64_t dst = (bh * part.padded + j) * pitch;
+    if (j == part.blocks) {
+        for (int64_t i = threadIdx.x; i < (int64_t)(part.padded - j) * pitch; i += THREADS) put<T>(part, dst + i, 0.0f);
+        return;
+    }
+    int row0 = j * part.rows, end = key_length(part.length, b, part.N);
+    if (part.split) {
+        const int before = ceil_div(part.split, part.rows);
+        if (j < before) end = min(end, part.split);
+        else row0 = part.split + (j - before) * part.rows;
+    }
+    const int n = min(part.rows, end - row0);                   // n <= 0: nothing of the block exists
+    const T *src = (const T *)part.src + b * part.stride[0] + bh % part.H * part.stride[1];
+
+    const int columns = D / VEC, groups = THREADS / columns, group = threadIdx.x / columns, column = threadIdx.x % columns;
+    float sum[VEC] = {};
+    if (group < groups) {
+        for (int r = group; r < n; r += groups * BATCH) {
+            Piece loaded[BATCH];
+#pragma unroll
+            for (int i = 0; i < BATCH; ++i) {
+                const int at = row0 + r + i * groups;
+                if (r + i * groups < n) loaded[i] = *(const Piece *)(src + (part.perm ? part.perm[at] : at) * part.stride[2] + column * VEC);
+            }
+#pragma unroll
+            for (int i = 0; i < BATCH; ++i)
+                if (r + i * groups < n) {
+                    float x[VEC];
+                    loaded[i].unpack(x);
+#pragma unroll
+                    for (int c = 0; c < VEC; ++c) sum[c] += x[c];
+                }
+        }
+#pragma unroll
+        for (int c = 0; c < VEC; ++c) sums[group * D + column * VEC + c] = sum[c];
+    }
+    __syncthreads();
+    for (int d = threadIdx.x; d < pitch; d += THREADS) {
+        float total = 0.0f;
+        if (d < D)
+            for (int g = 0; g < groups; ++g) total += sums[g * D + d];
+        put<T>(part, dst + d, n > 0 ? total / (float)n : 0.0f);
+    }
+}
+
+template <class T> void launch(const mean_plan &plan, int64_t blocks, bool wide, cudaStream_t stream) {
+    if (wide) means_kernel<T, packed<T>><<<(unsigned)blocks, THREADS, 0, stream>>>(plan);
+    else means_kernel<T, single<T>><<<(unsigned)blocks, THREADS, 0, stream>>>(plan);
+}
+
+} // namespace
+
+esa_status means_launch(esa_cuda_device *dev, mean_plan plan, int32_t dtype, int64_t B, bool wide, cudaStream_t stream) {
+    int64_t blocks = 0;
+    for (int i = 0; i < plan.parts; i++) {
+        mean_part &part = plan.part[i];
+        part.first = blocks;
+        blocks += B * part.H * (part.blocks + (part.padded > part.blocks));
+    }
+    if (dtype == ESA_DTYPE_F32) launch<float>(plan, blocks, wide, stream);
+    else if (dtype == ESA_DTYPE_F16) launch<__half>(plan, blocks, wide, stream);
+    else launch<__nv_bfloat16>(plan, blocks, wide, stream);
+    return launch_check(dev, "averaging blocks");
+}

@@ -1,0 +1,27 @@
+// means.cuh - block means: sums of runs of rows of strided views, several views in one launch.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "cuda/prepare.cuh"
+
+struct mean_part {
+    const void *src;                // view [B][H][N][D]
+    void *dst;                      // [B][H][padded][pitch]; columns D .. pitch-1 and rows blocks .. padded-1 become 0
+    const int32_t *length;          // [B] tokens that exist, or null: N. A block beyond them has mean 0
+    const int32_t *perm;            // position -> token, or null
+    int64_t stride[3];              // batch, head, token; elements
+    int64_t first;                  // thread block where this part begins; set by means_launch
+    int32_t H, N, rows;             // rows: tokens per block
+    int32_t blocks, padded;
+    int32_t split;                  // 0, or tokens after which the blocks are cut anew (compat rf_v2: text apart from the image)
+    int32_t dst_dtype;              // what dst holds: f32, or the views' dtype
+    int32_t round;                  // a dtype whose precision an f32 dst is rounded to, or f32: not rounded
+};
+
+struct mean_plan {
+    mean_part part[3];
+    int32_t parts, D, pitch;
+};
+
+// wide: every row of every view can be read in 16-byte pieces (rows_in_16_bytes).
+esa_status means_launch(esa_cuda_device *dev, mean_plan plan, int32_t dtype, int64_t B, bool wide, cudaStream_t stream);
