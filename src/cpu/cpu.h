@@ -4,11 +4,13 @@
  * docs/kernels.md is the contract of each slot. Common to all: no allocation, no errors, pointers valid and checked by the
  * caller, dst never overlaps src. "rows" of a source are addressed as src + index*stride elements, index = gather[i] or i.
  *
- * Packed shapes (E = packed_bytes per element: 4 for f32 sets, 2 for the bf16 set):
- *   Q pack  [ceil(rows/mr)][D'][mr]          D' = D rounded up to even for the bf16 set, which interleaves pairs along D
- *   K pack  [ceil(rows/nr)][D'][nr]          (and along keys for V)
- *   V pack  [ceil(D/dr)][rows'][dr]          rows' = v_rows given by the caller (even), missing rows zero
- * Missing rows and columns are packed as zeros, so kernels always run full panels. */
+ * Two families. Attention: queries lie along the vectors (nr at a time), keys and values are broadcast from their rows, in place where
+ * they are f32 and in order. Selectors: keys lie along the vectors. Shapes (elements of packed_bytes: 4 for f32 sets, 2 for bf16):
+ *   panel_q [ceil(rows/nr)][D'][nr]    D' = D rounded up to even for the bf16 set, which interleaves pairs along D
+ *   rows_k  [rows][D']
+ *   rows_v  [rows][D]                  bf16 set: rows rounded up to even, [rows/2][D][2]
+ *   pack_q  [ceil(rows/mr)][D][mr], pack_k [ceil(rows/nr)][D][nr]
+ * Missing rows of panels are zeros. */
 #ifndef ESA_CPU_CPU_H
 #define ESA_CPU_CPU_H
 
@@ -16,47 +18,50 @@
 #include "base/pool.h"
 
 #define ESA_CPU_MAX_MR 16           /* largest mr of any table */
-#define ESA_CPU_MAX_LANES 16        /* largest lanes of any table */
+#define ESA_CPU_MAX_NR 32           /* largest nr of any table */
 
 typedef struct esa_cpu_kernels {
     const char *name;               /* "ref", "avx2", ... */
     int32_t level;                  /* ESA_CPU_* */
-    int32_t mr;                     /* rows of a score tile */
-    int32_t nr;                     /* keys per K panel */
-    int32_t dr;                     /* head-dim columns per V panel */
-    int32_t lanes;                  /* width of the row-sum vectors l[r][lanes] */
+    int32_t mr;                     /* rows of a tile: keys or head-dim columns in attention, queries in selectors */
+    int32_t nr;                     /* columns of a tile: queries in attention, keys in selectors */
     int32_t packed_bytes;           /* 4, or 2 for the bf16 set */
 
-    /* Packs rows x D (any dtype) for Q, K, V; see above. factor multiplies the values of pack_q (f32 sets), or is left to qk. */
+    /* Attention. Queries side by side, times factor (f32 sets; the bf16 set leaves it to kq). */
+    void (*panel_q)(void *dst, const void *src, int32_t dtype, int64_t stride, const int32_t *gather,
+                    int64_t rows, int64_t D, float factor);
+    /* Keys and values as kq and pv read them. f32 sets: plain copies, not needed where the rows are f32 already. */
+    void (*rows_k)(void *dst, const void *src, int32_t dtype, int64_t stride, const int32_t *gather, int64_t rows, int64_t D);
+    void (*rows_v)(void *dst, const void *src, int32_t dtype, int64_t stride, const int32_t *gather, int64_t rows, int64_t D);
+
+    /* s[key][nr] = factor-scaled dot over depth with one panel of queries; k: rows of k_stride elements. */
+    void (*kq)(float *s, const void *q, const void *k, int64_t k_stride, int64_t keys, int64_t depth, float factor);
+
+    /* One online-softmax step on log2-scores s[keys][nr]. limit: keys seen per query (NULL: all), bias per key (log2, NULL: 0; -inf
+     * removes the key). Running state per query: m[nr] (reference maximum, -inf at first), l[nr] (sum). Out: p = exp2(s - m) in place
+     * of s (f32 sets: p == s) or, bf16 set, at p as [keys/2][nr][2], a missing last key being 0. alpha[nr] = factor by which the old l
+     * and o count; l is already rescaled. Returns 1 if some alpha may differ from 1. m moves only when a score exceeds it by more
+     * than 8 (log2 units), so p may reach 2^8 and rescaling is rare. */
+    int32_t (*softmax)(void *p, float *s, int64_t keys, const float *limit, const float *bias, float *m, float *l, float *alpha);
+
+    /* o[D][nr] = o * alpha[nr] (alpha NULL: 1) + sum over keys of v p; accumulate 0: o is not read. v: rows of v_stride elements. */
+    void (*pv)(float *o, const void *p, const void *v, int64_t v_stride, int64_t keys, int64_t D, const float *alpha, int32_t accumulate);
+
+    /* Rows out of o[D][nr]: dst row scatter[r] or r (dtype, stride elements apart) = column r times factor[r], r < rows <= nr; factor is
+     * readable up to nr. */
+    void (*store)(void *dst, int32_t dtype, int64_t stride, const int32_t *scatter, const float *o, const float *factor, int64_t rows, int64_t D);
+
+    /* Selectors; NULL in the bf16 set, which serves attention only. Packs rows x D (any dtype); factor multiplies. */
     void (*pack_q)(void *dst, const void *src, int32_t dtype, int64_t stride, const int32_t *gather,
                    int64_t rows, int64_t D, float factor);
     void (*pack_k)(void *dst, const void *src, int32_t dtype, int64_t stride, const int32_t *gather,
                    int64_t rows, int64_t D);
-    void (*pack_v)(void *dst, const void *src, int32_t dtype, int64_t stride, const int32_t *gather,
-                   int64_t rows, int64_t v_rows, int64_t D);
 
-    /* s[r][c] (row pitch ld >= keys rounded up to nr; all panels written) = factor-scaled dot over depth, r < rows <= mr.
-     * q: one group of Q pack [depth][mr]; k: K pack of ceil(keys/nr) panels with panel pitch depth*nr.
+    /* s[r][c] (row pitch ld >= keys rounded up to nr; all panels written) = dot over depth, r < rows <= mr.
+     * q: one group of pack_q [depth][mr]; k: pack_k of ceil(keys/nr) panels with panel pitch depth*nr. factor: folded into q.
      * accumulate 1: adds to s instead (depth split into chunks). Rows rows..mr-1 of s are undefined but writable. */
     void (*qk)(float *s, int64_t ld, const void *q, const void *k, int64_t rows, int64_t keys, int64_t depth,
                float factor, int32_t accumulate);
-
-    /* One online-softmax step on a tile of log2-scores. In: s (as qk wrote it), keys valid columns, per-row limits (visible
-     * columns, NULL: keys), per-column bias (log2, NULL: 0; -inf removes the column; readable up to keys rounded up to 16). Running state per row: m (reference
-     * maximum, -inf at first), l[r][lanes]. Out: p = exp2(s - m) in place of s (f32 sets: p == s) or as packed bf16 rows of
-     * pitch ld at p; columns keys .. roundup(keys, 2) are 0. alpha[r] = factor by which the old l and o count; l is already
-     * rescaled. Returns 1 if any alpha differs from 1. m moves only when a score exceeds it by more than 8 (log2 units), so
-     * p may reach 2^8 and rescaling is rare. */
-    int32_t (*softmax)(void *p, float *s, int64_t ld, int64_t rows, int64_t keys, const int32_t *limit, const float *bias,
-                       float *m, float *l, float *alpha);
-
-    /* o[r][ld_o] (f32, D rounded up to dr columns) = o * alpha[r] (alpha NULL: 1) + p v over the first keys keys.
-     * v: V pack with v_rows rows per panel. */
-    void (*pv)(float *o, int64_t ld_o, const void *p, int64_t ld_p, const void *v, int64_t v_rows, int64_t rows,
-               int64_t keys, int64_t D, const float *alpha);
-
-    /* dst[d] (dtype) = src[d] * factor for one row of D values. */
-    void (*store)(void *dst, int32_t dtype, const float *src, float factor, int64_t D);
 
     /* Per row r and per group g of `group` columns (the last one shorter): top[r*ld_out + g] = max, sum[r*ld_out + g] =
      * sum exp2(s - max); an all -inf group gives -inf and 0, a NaN in the group makes its sum NaN. group is a multiple of 16. */
@@ -84,7 +89,9 @@ static inline int64_t esa_q_pack_bytes(const esa_cpu_kernels *kern, int64_t rows
 { return esa_ceil_div(rows, kern->mr) * kern->mr * esa_pad_depth(kern, D) * kern->packed_bytes; }
 static inline int64_t esa_k_pack_bytes(const esa_cpu_kernels *kern, int64_t rows, int64_t D)
 { return esa_ceil_div(rows, kern->nr) * kern->nr * esa_pad_depth(kern, D) * kern->packed_bytes; }
-static inline int64_t esa_v_pack_bytes(const esa_cpu_kernels *kern, int64_t v_rows, int64_t D)
-{ return esa_ceil_div(D, kern->dr) * kern->dr * v_rows * kern->packed_bytes; }
+static inline int64_t esa_rows_k_bytes(const esa_cpu_kernels *kern, int64_t rows, int64_t D)
+{ return rows * esa_pad_depth(kern, D) * kern->packed_bytes; }
+static inline int64_t esa_rows_v_bytes(const esa_cpu_kernels *kern, int64_t rows, int64_t D)
+{ return (rows + 1) / 2 * 2 * D * kern->packed_bytes; }
 
 #endif

@@ -1,16 +1,16 @@
 /* kernels.inc.h - the f32 kernel set in vector-neutral C; included once per ISA by kernels_<isa>.c, which has defined the
- * vector words (simd_<isa>.h) and the tile: MR rows x NV vectors of keys (or of head-dim columns).
+ * vector words (simd_<isa>.h) and the tile: MR broadcast rows x NV vectors.
  * SPDX-License-Identifier: Apache-2.0
  *
  * The tile is a BLAS-like outer product: MR x NV accumulators stay in registers, each step loads NV vectors of the right
- * operand and broadcasts MR values of the left one. Full tiles only; shorter row groups use the next smaller of three row
- * counts (ROWS_A < ROWS_B < MR), so that 128 rows waste nothing. */
+ * operand and broadcasts MR values of the left one. Attention lays queries along the vectors and broadcasts keys and values, which
+ * therefore need no packing: a row of K is walked along D, a row of V is a step. Selectors lay keys along the vectors. Fewer than MR
+ * rows use smaller tiles (ROWS_A < ROWS_B < MR), so that 128 rows waste nothing. */
 
 #include <math.h>
 #include "cpu/tables.h"
 
 #define NR (NV * VL)
-#define DR (NV * VL)
 #define INLINE static inline __attribute__((always_inline))
 #if defined(__clang__)
 #define UNROLL _Pragma("clang loop unroll(full)")
@@ -76,36 +76,39 @@ static void pack_k(void *dst, const void *src, int32_t dtype, int64_t stride, co
     BY_DTYPE(dtype, pack_panels(dst, src, DT, stride, gather, rows, D, 1.0f, NR))
 }
 
-INLINE void pack_v_as(float *dst, const void *src, const int32_t dtype, int64_t stride, const int32_t *gather, int64_t rows,
-                      int64_t v_rows, int64_t D)
+static void panel_q(void *dst, const void *src, int32_t dtype, int64_t stride, const int32_t *gather, int64_t rows, int64_t D,
+                    float factor)
 {
-    const int64_t size = esa_dtype_size(dtype), whole = D / DR * DR;
-    for (int64_t i = 0; i < rows; i++) {
+    BY_DTYPE(dtype, pack_panels(dst, src, DT, stride, gather, rows, D, factor, NR))
+}
+
+INLINE void copy_rows_as(float *dst, const void *src, const int32_t dtype, int64_t stride, const int32_t *gather, int64_t rows, int64_t D)
+{
+    const int64_t size = esa_dtype_size(dtype);
+    for (int64_t i = 0; i < rows; i++, dst += D) {
         const char *row = (const char *)src + (gather ? gather[i] : i) * stride * size;
-        float *out = dst + i * DR;
-        for (int64_t d = 0; d < whole; d += DR, out += v_rows * DR)
-            UNROLL
-            for (int j = 0; j < NV; j++) v_store(out + j * VL, v_load_as(row + (d + j * VL) * size, dtype));
-        for (int64_t d = whole; d < D; d++) out[d - whole] = esa_load_f32(row, d, dtype);
-        if (whole < D) for (int64_t c = D - whole; c < DR; c++) out[c] = 0.0f;
+        int64_t d = 0;
+        for (; d + VL <= D; d += VL) v_store(dst + d, v_load_as(row + d * size, dtype));
+        for (; d < D; d++) dst[d] = esa_load_f32(row, d, dtype);
     }
-    for (int64_t d = 0; d < D; d += DR)
-        for (int64_t i = rows; i < v_rows; i++)
-            for (int64_t c = 0; c < DR; c++) dst[(d / DR * v_rows + i) * DR + c] = 0.0f;
 }
 
-static void pack_v(void *dst, const void *src, int32_t dtype, int64_t stride, const int32_t *gather, int64_t rows,
-                   int64_t v_rows, int64_t D)
+static void copy_rows(void *dst, const void *src, int32_t dtype, int64_t stride, const int32_t *gather, int64_t rows, int64_t D)
 {
-    BY_DTYPE(dtype, pack_v_as(dst, src, DT, stride, gather, rows, v_rows, D))
+    BY_DTYPE(dtype, copy_rows_as(dst, src, DT, stride, gather, rows, D))
 }
 
-/* ---------------------------------------------------------------- the two products */
+/* ---------------------------------------------------------------- the products */
 
-/* c[R][NV] += sum_k a[k*a_step + r*a_row] (broadcast) * b[k*NR ..]. */
-INLINE void tile_product(vf c[][NV], const float *a, int64_t a_step, int64_t a_row, const float *b, int64_t depth, const int R)
+/* c[R][NV] += sum_k a[k*a_step + r*a_row] (broadcast) * b[k*NR ..]. fetch > 0: steps of a fetched ahead of use, for a whose steps lie
+ * in different cache lines (values in place): without it the second product loses a fifth. */
+INLINE void tile_product(vf c[][NV], const float *a, int64_t a_step, int64_t a_row, const float *b, int64_t depth, const int fetch, const int R)
 {
     for (int64_t k = 0; k < depth; k++, a += a_step, b += NR) {
+        if (fetch) {
+            __builtin_prefetch(a + fetch * a_step);
+            __builtin_prefetch(a + fetch * a_step + (R - 1) * a_row);
+        }
         vf x[NV];
         UNROLL
         for (int j = 0; j < NV; j++) x[j] = v_load(b + j * VL);
@@ -127,7 +130,7 @@ INLINE void qk_rows(float *s, int64_t ld, const float *q, const float *k, int64_
         for (int r = 0; r < R; r++)
             UNROLL
             for (int j = 0; j < NV; j++) c[r][j] = accumulate ? v_load(s + r * ld + base + j * VL) : v_zero();
-        tile_product(c, q, MR, 1, k, depth, R);
+        tile_product(c, q, MR, 1, k, depth, 0, R);
         UNROLL
         for (int r = 0; r < R; r++)
             UNROLL
@@ -144,91 +147,130 @@ static void qk(float *s, int64_t ld, const void *q, const void *k, int64_t rows,
     else qk_rows(s, ld, q, k, keys, depth, accumulate, ROWS_A);
 }
 
-INLINE void pv_rows(float *o, int64_t ld_o, const float *p, int64_t ld_p, const float *v, int64_t v_rows, int64_t keys,
-                    int64_t D, const float *alpha, const int R)
+/* s[R][NR] = rows of k (in place) times a panel of queries. */
+INLINE void kq_tile(float *s, const float *q, const float *k, int64_t k_stride, int64_t depth, const int R)
 {
-    for (int64_t base = 0; base < D; base += DR, v += v_rows * DR) {
-        vf c[MR][NV];
+    vf c[MR][NV];
+    UNROLL
+    for (int r = 0; r < R; r++)
         UNROLL
-        for (int r = 0; r < R; r++)
-            UNROLL
-            for (int j = 0; j < NV; j++) {
-                c[r][j] = v_load(o + r * ld_o + base + j * VL);
-                if (alpha) c[r][j] = v_mul(c[r][j], v_set1(alpha[r]));
-            }
-        tile_product(c, p, 1, ld_p, v, keys, R);
+        for (int j = 0; j < NV; j++) c[r][j] = v_zero();
+    tile_product(c, k, 1, k_stride, q, depth, 0, R);
+    UNROLL
+    for (int r = 0; r < R; r++)
         UNROLL
-        for (int r = 0; r < R; r++)
-            UNROLL
-            for (int j = 0; j < NV; j++) v_store(o + r * ld_o + base + j * VL, c[r][j]);
-    }
+        for (int j = 0; j < NV; j++) v_store(s + r * NR + j * VL, c[r][j]);
 }
 
-static void pv(float *o, int64_t ld_o, const void *p, int64_t ld_p, const void *v, int64_t v_rows, int64_t rows, int64_t keys,
-               int64_t D, const float *alpha)
+static void kq(float *s, const void *q, const void *keys_at, int64_t k_stride, int64_t keys, int64_t depth, float factor)
 {
-    if (rows > ROWS_B) pv_rows(o, ld_o, p, ld_p, v, v_rows, keys, D, alpha, MR);
-    else if (rows > ROWS_A) pv_rows(o, ld_o, p, ld_p, v, v_rows, keys, D, alpha, ROWS_B);
-    else pv_rows(o, ld_o, p, ld_p, v, v_rows, keys, D, alpha, ROWS_A);
+    const float *k = keys_at;
+    int64_t i = 0;
+    (void)factor;                               /* folded into q by panel_q */
+    for (; i + MR <= keys; i += MR) kq_tile(s + i * NR, q, k + i * k_stride, k_stride, depth, MR);
+    for (; i + ROWS_B <= keys; i += ROWS_B) kq_tile(s + i * NR, q, k + i * k_stride, k_stride, depth, ROWS_B);
+    for (; i + ROWS_A <= keys; i += ROWS_A) kq_tile(s + i * NR, q, k + i * k_stride, k_stride, depth, ROWS_A);
+    for (; i < keys; i++) kq_tile(s + i * NR, q, k + i * k_stride, k_stride, depth, 1);
+}
+
+/* o[R][NR] = R columns of v (in place) times p. */
+INLINE void pv_tile(float *o, const float *p, const float *v, int64_t v_stride, int64_t keys, const float *alpha, int32_t accumulate, const int R)
+{
+    vf c[MR][NV];
+    UNROLL
+    for (int r = 0; r < R; r++)
+        UNROLL
+        for (int j = 0; j < NV; j++) {
+            c[r][j] = accumulate ? v_load(o + r * NR + j * VL) : v_zero();
+            if (alpha) c[r][j] = v_mul(c[r][j], v_load(alpha + j * VL));
+        }
+    tile_product(c, v, v_stride, 1, p, keys, 4, R);
+    UNROLL
+    for (int r = 0; r < R; r++)
+        UNROLL
+        for (int j = 0; j < NV; j++) v_store(o + r * NR + j * VL, c[r][j]);
+}
+
+static void pv(float *o, const void *p, const void *values, int64_t v_stride, int64_t keys, int64_t D, const float *alpha, int32_t accumulate)
+{
+    const float *v = values;
+    int64_t d = 0;
+    for (; d + MR <= D; d += MR) pv_tile(o + d * NR, p, v + d, v_stride, keys, alpha, accumulate, MR);
+    for (; d + ROWS_B <= D; d += ROWS_B) pv_tile(o + d * NR, p, v + d, v_stride, keys, alpha, accumulate, ROWS_B);
+    for (; d + ROWS_A <= D; d += ROWS_A) pv_tile(o + d * NR, p, v + d, v_stride, keys, alpha, accumulate, ROWS_A);
+    for (; d < D; d++) pv_tile(o + d * NR, p, v + d, v_stride, keys, alpha, accumulate, 1);
 }
 
 /* ---------------------------------------------------------------- softmax */
 
-/* Applies bias and limits and puts -inf behind the last key up to a whole vector. */
-INLINE void prepare_row(float *row, int64_t visible, int64_t keys, const float *bias)
+/* Applies bias and limits. */
+INLINE void prepare_scores(float *s, int64_t keys, const float *limit, const float *bias)
 {
     const vf none = v_set1(-INFINITY);
-    for (int64_t c = 0; c < keys; c += VL) {
-        vf x = v_load(row + c);
-        if (bias) x = v_drop(v_add(x, v_load(bias + c)), v_load(bias + c));
-        if (c + VL > visible) x = v_first(x, visible > c ? visible - c : 0, none);
-        v_store(row + c, x);
+    for (int64_t i = 0; i < keys; i++) {
+        const vf number = v_set1((float)i), b = v_set1(bias ? bias[i] : 0.0f);
+        UNROLL
+        for (int j = 0; j < NV; j++) {
+            vf x = v_load(s + i * NR + j * VL);
+            if (bias) x = v_drop(v_add(x, b), b);
+            if (limit) x = v_if_gt(v_load(limit + j * VL), number, x, none);
+            v_store(s + i * NR + j * VL, x);
+        }
     }
 }
 
-static int32_t softmax(void *p, float *s, int64_t ld, int64_t rows, int64_t keys, const int32_t *limit, const float *bias,
-                       float *m, float *l, float *alpha)
+/* Replaces n <= 2 rows of scores by probabilities and adds them to sum[row]. */
+INLINE void exp2_rows(float *s, vf ref[NV], vf sum[2][NV], const int n)
 {
-    const int plain = !limit && !bias && keys % VL == 0;
+    UNROLL
+    for (int i = 0; i < n; i++)
+        UNROLL
+        for (int j = 0; j < NV; j++) {
+            const vf x = v_exp2(v_sub(v_load(s + i * NR + j * VL), ref[j]));
+            v_store(s + i * NR + j * VL, x);
+            sum[i][j] = v_add(sum[i][j], x);
+        }
+}
+
+static int32_t softmax(void *p, float *s, int64_t keys, const float *limit, const float *bias, float *m, float *l, float *alpha)
+{
+    const vf none = v_set1(-INFINITY), one = v_set1(1.0f);
+    vf top[2][NV], ref[NV], sum[2][NV];         /* two chains hide the latency of max and add */
     int32_t moved = 0;
+    int64_t i = 0;
     (void)p;                                    /* f32 sets work in place */
-    for (int64_t r = 0; r < rows; r++) {
-        float *row = s + r * ld;
-        if (!plain) prepare_row(row, limit ? limit[r] : keys, keys, bias);
-        vf top = v_load(row), top2 = top;       /* two chains hide the latency of max */
-        int64_t c = VL;
-        for (; c + VL < keys; c += 2 * VL) {
-            top = v_max(v_load(row + c), top);
-            top2 = v_max(v_load(row + c + VL), top2);
+    if (limit || bias) prepare_scores(s, keys, limit, bias);
+    UNROLL
+    for (int j = 0; j < NV; j++) top[0][j] = top[1][j] = none;
+    for (; i + 2 <= keys; i += 2)
+        UNROLL
+        for (int j = 0; j < NV; j++) {
+            top[0][j] = v_max(v_load(s + i * NR + j * VL), top[0][j]);
+            top[1][j] = v_max(v_load(s + (i + 1) * NR + j * VL), top[1][j]);
         }
-        for (; c < keys; c += VL) top = v_max(v_load(row + c), top);
-        top = v_max(top2, top);
-        alpha[r] = 1.0f;
-        vf sum = v_load(l + r * VL);
-        /* The reference maximum moves only when it must; the test costs one compare, the horizontal maximum is rare. */
-        if (v_any_gt(top, v_set1(m[r] + 8.0f))) {
-            const float now = v_reduce_max(top);
-            alpha[r] = exp2f(m[r] - now);       /* m = -inf: 0 */
-            m[r] = now;
-            moved |= alpha[r] != 1.0f;
-            sum = v_mul(sum, v_set1(alpha[r]));
+    if (i < keys)
+        UNROLL
+        for (int j = 0; j < NV; j++) top[0][j] = v_max(v_load(s + i * NR + j * VL), top[0][j]);
+    UNROLL
+    for (int j = 0; j < NV; j++) {
+        const vf high = v_max(top[1][j], top[0][j]), old = v_load(m + j * VL), edge = v_add(old, v_set1(8.0f));
+        vf now = old, scale = one;
+        /* The reference maximum moves only when it must. */
+        if (v_any_gt(high, edge)) {
+            now = v_if_gt(high, edge, high, old);
+            scale = v_if_gt(high, edge, v_exp2(v_sub(old, high)), one);     /* m = -inf: 0 */
+            v_store(m + j * VL, now);
+            moved = 1;
         }
-        const vf ref = v_set1(m[r] == -INFINITY ? 0.0f : m[r]);     /* -inf - -inf would be NaN */
-        vf sum2 = v_zero();
-        for (c = 0; c + VL < keys; c += 2 * VL) {
-            const vf a = v_exp2(v_sub(v_load(row + c), ref)), b = v_exp2(v_sub(v_load(row + c + VL), ref));
-            v_store(row + c, a);
-            v_store(row + c + VL, b);
-            sum = v_add(sum, a);
-            sum2 = v_add(sum2, b);
-        }
-        if (c < keys) {
-            const vf a = v_exp2(v_sub(v_load(row + c), ref));
-            v_store(row + c, a);
-            sum = v_add(sum, a);
-        }
-        v_store(l + r * VL, v_add(sum, sum2));
+        v_store(alpha + j * VL, scale);
+        sum[0][j] = v_mul(v_load(l + j * VL), scale);
+        sum[1][j] = v_zero();
+        ref[j] = v_if_gt(now, none, now, v_zero());                         /* -inf - -inf would be NaN */
     }
+    for (i = 0; i + 2 <= keys; i += 2) exp2_rows(s + i * NR, ref, sum, 2);
+    if (i < keys) exp2_rows(s + i * NR, ref, sum, 1);
+    UNROLL
+    for (int j = 0; j < NV; j++) v_store(l + j * VL, v_add(sum[0][j], sum[1][j]));
     return moved;
 }
 
@@ -251,19 +293,34 @@ static void stats(float *top, float *sum, int64_t ld_out, const float *s, int64_
         }
 }
 
-INLINE void store_as(void *dst, const int32_t dtype, const float *src, vf factor, int64_t D)
+/* Rows back from o [D][NR]: VL x VL transposes, the columns past D one by one. */
+INLINE void store_as(void *dst, const int32_t dtype, int64_t stride, const int32_t *scatter, const float *o, const float *factor,
+                     int64_t rows, int64_t D)
 {
     const int64_t size = esa_dtype_size(dtype);
-    float f[VL];
-    v_store(f, factor);
-    int64_t d = 0;
-    for (; d + VL <= D; d += VL) v_store_as((char *)dst + d * size, v_mul(v_load(src + d), factor), dtype);
-    for (; d < D; d++) esa_store_f32(dst, d, dtype, src[d] * f[0]);
+    for (int64_t base = 0; base < rows; base += VL) {
+        char *row[VL];
+        const int64_t n = rows - base < VL ? rows - base : VL;
+        const vf f = v_load(factor + base);
+        for (int64_t i = 0; i < n; i++) row[i] = (char *)dst + (scatter ? scatter[base + i] : base + i) * stride * size;
+        int64_t d = 0;
+        for (; d + VL <= D; d += VL) {
+            vf r[VL];
+            UNROLL
+            for (int i = 0; i < VL; i++) r[i] = v_mul(v_load(o + (d + i) * NR + base), f);
+            v_transpose(r);
+            UNROLL
+            for (int i = 0; i < VL; i++)
+                if (i < n) v_store_as(row[i] + d * size, r[i], dtype);
+        }
+        for (; d < D; d++)
+            for (int64_t i = 0; i < n; i++) esa_store_f32(row[i], d, dtype, o[d * NR + base + i] * factor[base + i]);
+    }
 }
 
-static void store(void *dst, int32_t dtype, const float *src, float factor, int64_t D)
+static void store(void *dst, int32_t dtype, int64_t stride, const int32_t *scatter, const float *o, const float *factor, int64_t rows, int64_t D)
 {
-    BY_DTYPE(dtype, store_as(dst, DT, src, v_set1(factor), D))
+    BY_DTYPE(dtype, store_as(dst, DT, stride, scatter, o, factor, rows, D))
 }
 
 INLINE void mean_as(float *dst, const void *src, const int32_t dtype, int64_t stride, const int32_t *gather, int64_t rows, int64_t D)
@@ -292,6 +349,6 @@ static void mean(float *dst, const void *src, int32_t dtype, int64_t stride, con
     BY_DTYPE(dtype, mean_as(dst, src, DT, stride, gather, rows, D))
 }
 
-#define KERNEL_SLOTS                                                                                              \
-    .mr = MR, .nr = NR, .dr = DR, .lanes = VL, .packed_bytes = 4, .pack_q = pack_q, .pack_k = pack_k, .pack_v = pack_v, \
-    .qk = qk, .softmax = softmax, .pv = pv, .store = store, .stats = stats, .mean = mean
+#define KERNEL_SLOTS                                                                                                   \
+    .mr = MR, .nr = NR, .packed_bytes = 4, .panel_q = panel_q, .rows_k = copy_rows, .rows_v = copy_rows, .kq = kq,     \
+    .softmax = softmax, .pv = pv, .store = store, .pack_q = pack_q, .pack_k = pack_k, .qk = qk, .stats = stats, .mean = mean

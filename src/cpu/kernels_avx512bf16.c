@@ -47,26 +47,35 @@ INLINE void pack_pairs(uint32_t *dst, const void *src, const int32_t dtype, int6
             }
 }
 
-static void pack_q_bf16(void *dst, const void *src, int32_t dtype, int64_t stride, const int32_t *gather, int64_t rows, int64_t D,
-                        float factor)
+static void panel_q_bf16(void *dst, const void *src, int32_t dtype, int64_t stride, const int32_t *gather, int64_t rows, int64_t D,
+                         float factor)
 {
-    (void)factor;                               /* left to qk: rounding scaled queries to bf16 would cost precision */
-    BY_DTYPE(dtype, pack_pairs(dst, src, DT, stride, gather, rows, D, MR))
-}
-
-static void pack_k_bf16(void *dst, const void *src, int32_t dtype, int64_t stride, const int32_t *gather, int64_t rows, int64_t D)
-{
+    (void)factor;                               /* left to kq: rounding scaled queries to bf16 would cost precision */
     BY_DTYPE(dtype, pack_pairs(dst, src, DT, stride, gather, rows, D, NR))
 }
 
-/* dst [ceil(D/DR)][v_rows/2][DR] words: rows 2i and 2i+1 interleaved. */
-static void pack_v_bf16(void *dst, const void *src, int32_t dtype, int64_t stride, const int32_t *gather, int64_t rows,
-                        int64_t v_rows, int64_t D)
+/* The first n of 32 values. */
+INLINE void store_words(uint16_t *dst, __m512i x, int64_t n)
+{
+    _mm512_mask_storeu_epi16(dst, n >= 32 ? 0xffffffffu : (1u << n) - 1u, x);
+}
+
+static void rows_k_bf16(void *dst, const void *src, int32_t dtype, int64_t stride, const int32_t *gather, int64_t rows, int64_t D)
+{
+    const int64_t size = esa_dtype_size(dtype), depth = (D + 1) / 2 * 2;
+    uint16_t *out = dst;
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t d = 0; d < depth; d += 32)
+            store_words(out + i * depth + d, pair_words((const char *)src + (gather ? gather[i] : i) * stride * size, d, D, dtype), depth - d);
+}
+
+/* dst [ceil(rows/2)][D][2]: rows 2i and 2i+1 interleaved. */
+static void rows_v_bf16(void *dst, const void *src, int32_t dtype, int64_t stride, const int32_t *gather, int64_t rows, int64_t D)
 {
     const int64_t size = esa_dtype_size(dtype);
     uint16_t *out = dst;
-    for (int64_t i = 0; i < v_rows; i += 2)
-        for (int64_t d = 0; d < D; d += DR) {
+    for (int64_t i = 0; i < rows; i += 2)
+        for (int64_t d = 0; d < D; d += 32) {
             __m512i pair[2];
             for (int64_t s = 0; s < 2; s++)
                 pair[s] = i + s < rows ? pair_words((const char *)src + (gather ? gather[i + s] : i + s) * stride * size, d, D, dtype)
@@ -74,9 +83,9 @@ static void pack_v_bf16(void *dst, const void *src, int32_t dtype, int64_t strid
             /* a0 b0 a1 b1 ...: unpack works inside 128-bit lanes, the permutes put the lanes in order. */
             const __m512i lo = _mm512_unpacklo_epi16(pair[0], pair[1]), hi = _mm512_unpackhi_epi16(pair[0], pair[1]);
             const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
-            uint16_t *at = out + (d / DR * v_rows + i) * DR;
-            _mm512_storeu_si512(at, _mm512_permutex2var_epi64(lo, first, hi));
-            _mm512_storeu_si512(at + 32, _mm512_permutex2var_epi64(lo, second, hi));
+            uint16_t *at = out + i * D + 2 * d;
+            store_words(at, _mm512_permutex2var_epi64(lo, first, hi), 2 * (D - d));
+            if (d + 16 < D) store_words(at + 32, _mm512_permutex2var_epi64(lo, second, hi), 2 * (D - d) - 32);
         }
 }
 
@@ -103,78 +112,74 @@ INLINE void tile_pairs(vf c[][NV], const uint16_t *a, int64_t a_step, int64_t a_
     }
 }
 
-INLINE void qk_pairs(float *s, int64_t ld, const uint16_t *q, const uint16_t *k, int64_t keys, int64_t depth, vf factor, int32_t accumulate,
-                     const int R)
+INLINE void kq_pairs(float *s, const uint16_t *q, const uint16_t *k, int64_t k_stride, int64_t depth, vf factor, const int R)
 {
-    for (int64_t base = 0; base < keys; base += NR, k += depth * NR) {
-        vf c[MR][NV];
+    vf c[MR][NV];
+    UNROLL
+    for (int r = 0; r < R; r++)
         UNROLL
-        for (int r = 0; r < R; r++)
-            UNROLL
-            for (int j = 0; j < NV; j++) c[r][j] = v_zero();
-        tile_pairs(c, q, 2 * MR, 2, k, depth / 2, R);
+        for (int j = 0; j < NV; j++) c[r][j] = v_zero();
+    tile_pairs(c, k, 2, k_stride, q, depth / 2, R);
+    UNROLL
+    for (int r = 0; r < R; r++)
         UNROLL
-        for (int r = 0; r < R; r++)
-            UNROLL
-            for (int j = 0; j < NV; j++) {
-                float *at = s + r * ld + base + j * VL;
-                v_store(at, accumulate ? v_fma(c[r][j], factor, v_load(at)) : v_mul(c[r][j], factor));
-            }
-    }
+        for (int j = 0; j < NV; j++) v_store(s + r * NR + j * VL, v_mul(c[r][j], factor));
 }
 
-static void qk_bf16(float *s, int64_t ld, const void *q, const void *k, int64_t rows, int64_t keys, int64_t depth, float factor,
-                    int32_t accumulate)
+static void kq_bf16(float *s, const void *q, const void *keys_at, int64_t k_stride, int64_t keys, int64_t depth, float factor)
 {
     const vf f = v_set1(factor);
-    if (rows > ROWS_B) qk_pairs(s, ld, q, k, keys, depth, f, accumulate, MR);
-    else if (rows > ROWS_A) qk_pairs(s, ld, q, k, keys, depth, f, accumulate, ROWS_B);
-    else qk_pairs(s, ld, q, k, keys, depth, f, accumulate, ROWS_A);
+    const uint16_t *k = keys_at;
+    int64_t i = 0;
+    for (; i + MR <= keys; i += MR) kq_pairs(s + i * NR, q, k + i * k_stride, k_stride, depth, f, MR);
+    for (; i + ROWS_B <= keys; i += ROWS_B) kq_pairs(s + i * NR, q, k + i * k_stride, k_stride, depth, f, ROWS_B);
+    for (; i + ROWS_A <= keys; i += ROWS_A) kq_pairs(s + i * NR, q, k + i * k_stride, k_stride, depth, f, ROWS_A);
+    for (; i < keys; i++) kq_pairs(s + i * NR, q, k + i * k_stride, k_stride, depth, f, 1);
 }
 
-static int32_t softmax_bf16(void *p, float *s, int64_t ld, int64_t rows, int64_t keys, const int32_t *limit, const float *bias,
-                            float *m, float *l, float *alpha)
+static int32_t softmax_bf16(void *p, float *s, int64_t keys, const float *limit, const float *bias, float *m, float *l, float *alpha)
 {
-    const int32_t moved = softmax(s, s, ld, rows, keys, limit, bias, m, l, alpha);
-    /* Columns behind keys are zero up to a whole vector: the pair that a last odd key forms is complete. */
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t c = 0; c < keys; c += VL)
-            _mm256_storeu_si256((__m256i *)((uint16_t *)p + r * ld + c), (__m256i)_mm512_cvtneps_pbh(v_load(s + r * ld + c)));
+    const int32_t moved = softmax(s, s, keys, limit, bias, m, l, alpha);
+    for (int64_t i = 0; i < keys; i += 2)
+        for (int j = 0; j < NV; j++) {
+            const vf even = v_load(s + i * NR + j * VL), odd = i + 1 < keys ? v_load(s + (i + 1) * NR + j * VL) : v_zero();
+            const __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(even)), high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(odd));
+            _mm512_storeu_si512((uint16_t *)p + i * NR + 2 * j * VL, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+        }
     return moved;
 }
 
-INLINE void pv_pairs(float *o, int64_t ld_o, const uint16_t *p, int64_t ld_p, const uint16_t *v, int64_t v_rows, int64_t keys, int64_t D,
-                     const float *alpha, const int R)
+INLINE void pv_pairs(float *o, const uint16_t *p, const uint16_t *v, int64_t v_stride, int64_t keys, const float *alpha, int32_t accumulate, const int R)
 {
-    for (int64_t base = 0; base < D; base += DR, v += v_rows * DR) {
-        vf c[MR][NV];
+    vf c[MR][NV];
+    UNROLL
+    for (int r = 0; r < R; r++)
         UNROLL
-        for (int r = 0; r < R; r++)
-            UNROLL
-            for (int j = 0; j < NV; j++) {
-                c[r][j] = v_load(o + r * ld_o + base + j * VL);
-                if (alpha) c[r][j] = v_mul(c[r][j], v_set1(alpha[r]));
-            }
-        tile_pairs(c, p, 2, ld_p, v, (keys + 1) / 2, R);
+        for (int j = 0; j < NV; j++) {
+            c[r][j] = accumulate ? v_load(o + r * NR + j * VL) : v_zero();
+            if (alpha) c[r][j] = v_mul(c[r][j], v_load(alpha + j * VL));
+        }
+    tile_pairs(c, v, 2 * v_stride, 2, p, (keys + 1) / 2, R);
+    UNROLL
+    for (int r = 0; r < R; r++)
         UNROLL
-        for (int r = 0; r < R; r++)
-            UNROLL
-            for (int j = 0; j < NV; j++) v_store(o + r * ld_o + base + j * VL, c[r][j]);
-    }
+        for (int j = 0; j < NV; j++) v_store(o + r * NR + j * VL, c[r][j]);
 }
 
-static void pv_bf16(float *o, int64_t ld_o, const void *p, int64_t ld_p, const void *v, int64_t v_rows, int64_t rows, int64_t keys,
-                    int64_t D, const float *alpha)
+static void pv_bf16(float *o, const void *p, const void *values, int64_t v_stride, int64_t keys, int64_t D, const float *alpha, int32_t accumulate)
 {
-    if (rows > ROWS_B) pv_pairs(o, ld_o, p, ld_p, v, v_rows, keys, D, alpha, MR);
-    else if (rows > ROWS_A) pv_pairs(o, ld_o, p, ld_p, v, v_rows, keys, D, alpha, ROWS_B);
-    else pv_pairs(o, ld_o, p, ld_p, v, v_rows, keys, D, alpha, ROWS_A);
+    const uint16_t *v = values;
+    int64_t d = 0;
+    for (; d + MR <= D; d += MR) pv_pairs(o + d * NR, p, v + 2 * d, v_stride, keys, alpha, accumulate, MR);
+    for (; d + ROWS_B <= D; d += ROWS_B) pv_pairs(o + d * NR, p, v + 2 * d, v_stride, keys, alpha, accumulate, ROWS_B);
+    for (; d + ROWS_A <= D; d += ROWS_A) pv_pairs(o + d * NR, p, v + 2 * d, v_stride, keys, alpha, accumulate, ROWS_A);
+    for (; d < D; d++) pv_pairs(o + d * NR, p, v + 2 * d, v_stride, keys, alpha, accumulate, 1);
 }
 
 static const esa_cpu_kernels bf16_set = {
-    .name = "avx512bf16", .level = ESA_CPU_AVX512BF16, .mr = MR, .nr = NR, .dr = DR, .lanes = VL, .packed_bytes = 2,
-    .pack_q = pack_q_bf16, .pack_k = pack_k_bf16, .pack_v = pack_v_bf16, .qk = qk_bf16, .softmax = softmax_bf16, .pv = pv_bf16,
-    .store = store, .stats = stats, .mean = mean, .bf16 = NULL,
+    .name = "avx512bf16", .level = ESA_CPU_AVX512BF16, .mr = MR, .nr = NR, .packed_bytes = 2,
+    .panel_q = panel_q_bf16, .rows_k = rows_k_bf16, .rows_v = rows_v_bf16, .kq = kq_bf16, .softmax = softmax_bf16, .pv = pv_bf16,
+    .store = store, .mean = mean,
 };
 
 const esa_cpu_kernels esa_kernels_avx512bf16 = { .name = "avx512bf16", .level = ESA_CPU_AVX512BF16, KERNEL_SLOTS, .bf16 = &bf16_set };

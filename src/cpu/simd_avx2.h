@@ -27,6 +27,8 @@ static inline vf   v_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 /* The larger; b where either is NaN. */
 static inline vf   v_max(vf a, vf b) { return _mm256_max_ps(a, b); }
 static inline int  v_any_gt(vf a, vf b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ)) != 0; }
+/* x where a > b, elsewhere y. */
+static inline vf   v_if_gt(vf a, vf b, vf x, vf y) { return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_GT_OQ)); }
 
 static inline __m256i v_first_mask(int64_t n)
 {

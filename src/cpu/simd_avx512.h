@@ -27,6 +27,8 @@ static inline vf   v_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 /* The larger; b where either is NaN. */
 static inline vf   v_max(vf a, vf b) { return _mm512_max_ps(a, b); }
 static inline int  v_any_gt(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) != 0; }
+/* x where a > b, elsewhere y. */
+static inline vf   v_if_gt(vf a, vf b, vf x, vf y) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), y, x); }
 /* Lanes 0 .. n-1 of x, the rest fill; n <= VL. */
 static inline vf   v_first(vf x, int64_t n, vf fill)
 { return _mm512_mask_blend_ps((__mmask16)(n >= VL ? 0xffffu : (1u << (n < 0 ? 0 : n)) - 1u), fill, x); }

@@ -28,6 +28,8 @@ static inline vf   v_fma(vf a, vf b, vf c) { return vfmaq_f32(c, a, b); }
 /* The larger; b where either is NaN. */
 static inline vf   v_max(vf a, vf b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
 static inline int  v_any_gt(vf a, vf b) { return vmaxvq_u32(vcgtq_f32(a, b)) != 0; }
+/* x where a > b, elsewhere y. */
+static inline vf   v_if_gt(vf a, vf b, vf x, vf y) { return vbslq_f32(vcgtq_f32(a, b), x, y); }
 
 static inline uint32x4_t v_first_mask(int64_t n)
 {

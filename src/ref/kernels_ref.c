@@ -7,7 +7,7 @@
 
 #include <math.h>
 
-enum { MR = 4, NR = 8, DR = 8 };
+enum { MR = 4, NR = 8 };
 
 static int64_t source_row(const int32_t *gather, int64_t i, int64_t stride)
 {
@@ -36,15 +36,17 @@ static void pack_k(void *dst, const void *src, int32_t dtype, int64_t stride, co
     pack_panels(dst, src, dtype, stride, gather, rows, D, NR, 1.0f);
 }
 
-static void pack_v(void *dst, const void *src, int32_t dtype, int64_t stride, const int32_t *gather, int64_t rows,
-                   int64_t v_rows, int64_t D)
+static void panel_q(void *dst, const void *src, int32_t dtype, int64_t stride, const int32_t *gather, int64_t rows, int64_t D,
+                    float factor)
+{
+    pack_panels(dst, src, dtype, stride, gather, rows, D, NR, factor);
+}
+
+static void copy_rows(void *dst, const void *src, int32_t dtype, int64_t stride, const int32_t *gather, int64_t rows, int64_t D)
 {
     float *out = dst;
-    for (int64_t base = 0; base < D; base += DR, out += v_rows * DR)
-        for (int64_t i = 0; i < v_rows; i++)
-            for (int64_t c = 0; c < DR; c++)
-                out[i * DR + c] = i < rows && base + c < D
-                    ? esa_load_f32(src, source_row(gather, i, stride) + base + c, dtype) : 0.0f;
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t d = 0; d < D; d++) out[i * D + d] = esa_load_f32(src, source_row(gather, i, stride) + d, dtype);
 }
 
 static void qk(float *s, int64_t ld, const void *q, const void *k, int64_t rows, int64_t keys, int64_t depth, float factor,
@@ -61,53 +63,62 @@ static void qk(float *s, int64_t ld, const void *q, const void *k, int64_t rows,
             }
 }
 
-static int32_t softmax(void *p, float *s, int64_t ld, int64_t rows, int64_t keys, const int32_t *limit, const float *bias,
-                       float *m, float *l, float *alpha)
+static void kq(float *s, const void *q, const void *k, int64_t k_stride, int64_t keys, int64_t depth, float factor)
+{
+    (void)factor;                               /* folded into q by panel_q */
+    const float *a = k, *b = q;
+    for (int64_t i = 0; i < keys; i++)
+        for (int64_t c = 0; c < NR; c++) {
+            float sum = 0.0f;
+            for (int64_t d = 0; d < depth; d++) sum += a[i * k_stride + d] * b[d * NR + c];
+            s[i * NR + c] = sum;
+        }
+}
+
+static int32_t softmax(void *p, float *s, int64_t keys, const float *limit, const float *bias, float *m, float *l, float *alpha)
 {
     float *out = p;
     int32_t moved = 0;
-    for (int64_t r = 0; r < rows; r++) {
-        float *row = s + r * ld, top = -INFINITY, sum = 0.0f;
-        const int64_t visible = limit ? limit[r] : keys;
-        for (int64_t c = 0; c < keys; c++) {
-            if (c >= visible || (bias && bias[c] == -INFINITY)) row[c] = -INFINITY;     /* also where the score is NaN */
-            else if (bias) row[c] += bias[c];
-            if (row[c] > top) top = row[c];
+    for (int64_t c = 0; c < NR; c++) {
+        float top = -INFINITY, sum = 0.0f;
+        for (int64_t i = 0; i < keys; i++) {
+            float *x = &s[i * NR + c];
+            if ((limit && (float)i >= limit[c]) || (bias && bias[i] == -INFINITY)) *x = -INFINITY;      /* also where the score is NaN */
+            else if (bias) *x += bias[i];
+            if (*x > top) top = *x;
         }
-        alpha[r] = 1.0f;
-        if (top > m[r] + 8.0f) {                /* also the first time, when m = -inf */
-            alpha[r] = exp2f(m[r] - top);       /* m = -inf: 0 */
-            m[r] = top;
-            l[r] *= alpha[r];
-            moved |= alpha[r] != 1.0f;
+        alpha[c] = 1.0f;
+        if (top > m[c] + 8.0f) {                /* also the first time, when m = -inf */
+            alpha[c] = exp2f(m[c] - top);       /* m = -inf: 0 */
+            m[c] = top;
+            l[c] *= alpha[c];
+            moved = 1;
         }
-        const float ref = m[r] == -INFINITY ? 0.0f : m[r];      /* -inf - -inf would be NaN; exp2(-inf - 0) is 0 */
-        for (int64_t c = 0; c < keys; c++) {
-            out[r * ld + c] = exp2f(row[c] - ref);
-            sum += out[r * ld + c];
+        const float ref = m[c] == -INFINITY ? 0.0f : m[c];      /* -inf - -inf would be NaN; exp2(-inf - 0) is 0 */
+        for (int64_t i = 0; i < keys; i++) {
+            out[i * NR + c] = exp2f(s[i * NR + c] - ref);
+            sum += out[i * NR + c];
         }
-        if (keys & 1) out[r * ld + keys] = 0.0f;
-        l[r] += sum;
+        l[c] += sum;
     }
     return moved;
 }
 
-static void pv(float *o, int64_t ld_o, const void *p, int64_t ld_p, const void *v, int64_t v_rows, int64_t rows, int64_t keys,
-               int64_t D, const float *alpha)
+static void pv(float *o, const void *p, const void *v, int64_t v_stride, int64_t keys, int64_t D, const float *alpha, int32_t accumulate)
 {
-    const float *a = p, *b = v;
-    for (int64_t base = 0; base < D; base += DR, b += v_rows * DR)
-        for (int64_t r = 0; r < rows; r++)
-            for (int64_t c = 0; c < DR; c++) {
-                float sum = o[r * ld_o + base + c] * (alpha ? alpha[r] : 1.0f);
-                for (int64_t i = 0; i < keys; i++) sum += a[r * ld_p + i] * b[i * DR + c];
-                o[r * ld_o + base + c] = sum;
-            }
+    const float *a = v, *b = p;
+    for (int64_t d = 0; d < D; d++)
+        for (int64_t c = 0; c < NR; c++) {
+            float sum = accumulate ? o[d * NR + c] * (alpha ? alpha[c] : 1.0f) : 0.0f;
+            for (int64_t i = 0; i < keys; i++) sum += a[i * v_stride + d] * b[i * NR + c];
+            o[d * NR + c] = sum;
+        }
 }
 
-static void store(void *dst, int32_t dtype, const float *src, float factor, int64_t D)
+static void store(void *dst, int32_t dtype, int64_t stride, const int32_t *scatter, const float *o, const float *factor, int64_t rows, int64_t D)
 {
-    for (int64_t d = 0; d < D; d++) esa_store_f32(dst, d, dtype, src[d] * factor);
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t d = 0; d < D; d++) esa_store_f32(dst, source_row(scatter, r, stride) + d, dtype, o[d * NR + r] * factor[r]);
 }
 
 static void stats(float *top, float *sum, int64_t ld_out, const float *s, int64_t ld, int64_t rows, int64_t keys, int64_t group)
@@ -135,7 +146,7 @@ static void mean(float *dst, const void *src, int32_t dtype, int64_t stride, con
 }
 
 const esa_cpu_kernels esa_kernels_ref = {
-    .name = "ref", .level = ESA_CPU_REF, .mr = MR, .nr = NR, .dr = DR, .lanes = 1, .packed_bytes = 4,
-    .pack_q = pack_q, .pack_k = pack_k, .pack_v = pack_v, .qk = qk, .softmax = softmax, .pv = pv,
-    .store = store, .stats = stats, .mean = mean, .bf16 = NULL,
+    .name = "ref", .level = ESA_CPU_REF, .mr = MR, .nr = NR, .packed_bytes = 4, .panel_q = panel_q, .rows_k = copy_rows, .rows_v = copy_rows,
+    .kq = kq, .softmax = softmax, .pv = pv, .store = store, .pack_q = pack_q, .pack_k = pack_k, .qk = qk, .stats = stats, .mean = mean,
+    .bf16 = NULL,
 };
