@@ -1,15 +1,15 @@
 // means.cu - block means of up to three views in one launch.
 // SPDX-License-Identifier: Apache-2.0
 //
-// A thread block makes one mean: THREADS / (pieces per row) groups of threads each add every so many rows in f32, then one thread per
-// column adds the groups. The order of additions depends on D and the block length alone. Views are read once, in 16-byte pieces
-// with BATCH of them in flight per thread, which is what memory speed asks for. Tokens beyond the length are not read.
+// A thread block makes one mean: up to GROUPS groups of threads, one thread per piece of a row, each add every so many rows in f32, then
+// one thread per column adds the groups. The order of additions depends on the views' shape alone. Views are read once, in 16-byte
+// pieces with BATCH of them in flight per thread, which is what memory speed asks for. Tokens beyond the length are not read.
 #include "base/half.h"
 #include "cuda/means.cuh"
 
 namespace {
 
-enum { THREADS = 256, BATCH = 8 };
+enum { THREADS = 256, GROUPS = 16, BATCH = 8 };     // THREADS: at most
 
 template <class T> __device__ void put(const mean_part &part, int64_t i, float x) {
     if (part.dst_dtype == ESA_DTYPE_F32) ((float *)part.dst)[i] = esa_round_to(x, part.round);
@@ -28,7 +28,7 @@ template <class T, class Piece> __global__ void __launch_bounds__(THREADS, 4) me
     const int j = (int)(block % tiles), D = plan.D, pitch = plan.pitch;
     const int64_t dst = (bh * part.padded + j) * pitch;
     if (j == part.blocks) {
-        for (int64_t i = threadIdx.x; i < (int64_t)(part.padded - j) * pitch; i += THREADS) put<T>(part, dst + i, 0.0f);
+        for (int64_t i = threadIdx.x; i < (int64_t)(part.padded - j) * pitch; i += blockDim.x) put<T>(part, dst + i, 0.0f);
         return;
     }
     int row0 = j * part.rows, end = key_length(part.length, b, part.N);
@@ -40,7 +40,7 @@ template <class T, class Piece> __global__ void __launch_bounds__(THREADS, 4) me
     const int n = min(part.rows, end - row0);                   // n <= 0: nothing of the block exists
     const T *src = (const T *)part.src + b * part.stride[0] + bh % part.H * part.stride[1];
 
-    const int columns = D / VEC, groups = THREADS / columns, group = threadIdx.x / columns, column = threadIdx.x % columns;
+    const int columns = D / VEC, groups = (int)blockDim.x / columns, group = threadIdx.x / columns, column = threadIdx.x % columns;
     float sum[VEC] = {};
     if (group < groups) {
         for (int r = group; r < n; r += groups * BATCH) {
@@ -63,7 +63,7 @@ template <class T, class Piece> __global__ void __launch_bounds__(THREADS, 4) me
         for (int c = 0; c < VEC; ++c) sums[group * D + column * VEC + c] = sum[c];
     }
     __syncthreads();
-    for (int d = threadIdx.x; d < pitch; d += THREADS) {
+    for (int d = threadIdx.x; d < pitch; d += blockDim.x) {
         float total = 0.0f;
         if (d < D)
             for (int g = 0; g < groups; ++g) total += sums[g * D + d];
@@ -72,8 +72,10 @@ template <class T, class Piece> __global__ void __launch_bounds__(THREADS, 4) me
 }
 
 template <class T> void launch(const mean_plan &plan, int64_t blocks, bool wide, cudaStream_t stream) {
-    if (wide) means_kernel<T, packed<T>><<<(unsigned)blocks, THREADS, 0, stream>>>(plan);
-    else means_kernel<T, single<T>><<<(unsigned)blocks, THREADS, 0, stream>>>(plan);
+    const int columns = plan.D / (wide ? packed<T>::N : 1), wanted = ceil_div(columns * GROUPS, 32) * 32;
+    const int threads = wanted < THREADS ? wanted : THREADS;
+    if (wide) means_kernel<T, packed<T>><<<(unsigned)blocks, threads, 0, stream>>>(plan);
+    else means_kernel<T, single<T>><<<(unsigned)blocks, threads, 0, stream>>>(plan);
 }
 
 } // namespace
