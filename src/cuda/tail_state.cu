@@ -1,4 +1,4 @@
-// tail_state.cu - which block means stand in for a row, and the first state of every query block under the centroid tail.
+// tail_state.cu - what the tail needs: block means, the bits that say which of them stand in for a row, first states under the centroid tail.
 // SPDX-License-Identifier: Apache-2.0
 //
 // stands_kernel follows tail_bias of src/cpu/attn_cpu.c: all blocks that exist and that every query of the row fully sees, less the listed ones.
@@ -8,7 +8,7 @@
 // A thread block takes ROWS query blocks of one head and walks all means of it. A warp owns four of the rows from logits to o, so the softmax
 // needs no other warp: a lane holds COLS columns of the logits, then PITCH / 32 columns of o. 4 x COLS products per shared-memory
 // read keep it near the f32 rate; at 591 x 591 means and 12 heads that is 2.1 GFLOP, a few percent of what the mask saves.
-#include "cuda/prepare.cuh"
+#include "cuda/means.cuh"
 
 #include <math.h>
 
@@ -243,6 +243,26 @@ template <int PITCH> esa_status launch_states(esa_cuda_device *dev, const tail_p
 }
 
 } // namespace
+
+esa_status tail_means(esa_cuda_device *dev, const esa_attn_args *a, const prepared *p, cudaStream_t stream) {
+    const int32_t D = (int32_t)a->D, nq = (int32_t)a->nq, nk = (int32_t)a->nk, nk_pad = (int32_t)p->nk_pad;
+    mean_plan plan = {};
+    const auto add = [&](const void *src, void *dst, const int32_t *length, const int64_t *stride, int64_t H, int64_t N, int32_t rows,
+                         int32_t blocks, int32_t padded, int32_t dtype) {
+        mean_part &part = plan.part[plan.parts++];
+        part.src = src, part.dst = dst, part.length = length;
+        for (int i = 0; i < 3; ++i) part.stride[i] = stride[i];
+        part.H = (int32_t)H, part.N = (int32_t)N, part.rows = rows, part.blocks = blocks, part.padded = padded;
+        part.dst_dtype = dtype, part.round = ESA_DTYPE_F32;
+        return rows_in_16_bytes(src, stride, a->B, H, N, D, element_bytes(a->dtype));
+    };
+    plan.D = D;
+    plan.pitch = (int32_t)p->mean_pitch;
+    bool wide = add(a->k, p->k_mean, a->kv_len, a->k_stride, a->Hkv, a->Nk, a->block_k, nk, nk_pad, a->dtype);
+    wide = add(a->v, p->v_mean, a->kv_len, a->v_stride, a->Hkv, a->Nk, a->block_k, nk, nk_pad, a->dtype) && wide;
+    if (a->tail == ESA_TAIL_CENTROID) wide = add(a->q, p->q_mean, nullptr, a->q_stride, a->Hq, a->Nq, a->block_q, nq, nq, ESA_DTYPE_F32) && wide;
+    return means_launch(dev, plan, a->dtype, a->B, wide, stream);
+}
 
 esa_status tail_stands(esa_cuda_device *dev, const esa_attn_args *a, const prepared *p, cudaStream_t stream) {
     const tail_plan t = plan_of(a, p);
