@@ -48,6 +48,7 @@ endif()
 enable_testing()
 file(GLOB common CONFIGURE_DEPENDS tests/common/*.c)
 file(GLOB tests CONFIGURE_DEPENDS tests/*/test_*.c)
+list(FILTER tests EXCLUDE REGEX "/tests/(nn|model|media|metric)/")     # of libesa_video: EsaVideoTests.cmake
 esa_isa_flags(common)
 if(common AND tests)
   add_library(esa_test_common STATIC ${common})

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+# Tests of the engine: every tests/{nn,model,media,metric}/test_*.c is one cmocka program linked with libesa_video's objects; it may include
+# headers of src/ and of tests/. Goldens lie in tests/golden; ESA_TEST_GOLDEN tells the programs where. Label: video.
+if(NOT ESA_VIDEO_FOUND OR NOT TARGET esa_test_common)
+  return()
+endif()
+file(GLOB video_tests CONFIGURE_DEPENDS tests/nn/test_*.c tests/model/test_*.c tests/media/test_*.c tests/metric/test_*.c)
+foreach(source ${video_tests})
+  get_filename_component(name ${source} NAME_WE)
+  get_filename_component(folder ${source} DIRECTORY)
+  get_filename_component(folder ${folder} NAME)
+  add_executable(${name} ${source})
+  esa_compile_settings(${name})
+  target_include_directories(${name} PRIVATE tests src)
+  target_link_libraries(${name} PRIVATE esa_video_static esa_test_common esa_cmocka m)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/tests)
+  add_test(NAME ${folder}.${name} COMMAND ${name})
+  set_tests_properties(${folder}.${name} PROPERTIES LABELS video TIMEOUT 1200 ENVIRONMENT
+                       "ESA_TEST_GOLDEN=${CMAKE_CURRENT_SOURCE_DIR}/tests/golden;ESA_TEST_MODELS=${CMAKE_CURRENT_SOURCE_DIR}/models")
+endforeach()
