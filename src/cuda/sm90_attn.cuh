@@ -11,7 +11,7 @@
 // Whatever is not simply 128 visible keys is said in a note that the producer leaves beside the stage.
 //
 // Two variants of each kernel: the plain one knows kv_len but neither causality nor tails, so only the first stage of a tile can
-// have a note and its main loop reads none; FULL asks at every stage.
+// have a note. FULL reads notes also at the second stage (causal) and after the list (means); the main loop reads none in either.
 //
 // Files: sm90_attn_produce.cuh (lists, tails, copies), sm90_attn_softmax.cuh (logits to probabilities), sm90_attn_team.cuh (what both
 // consumers share), sm90_attn_d128.cuh and sm90_attn_d64.cuh (main loops), sm90_attn_kernel.cuh (the kernel and its launch),
@@ -81,6 +81,7 @@ template <int D> struct block_shape {
 // What the producer tells the consumers about a tile.
 struct tile_info {
     int32_t n;                  // stages; 0: nothing to see, -1: no more tiles
+    int32_t listed;             // the first of them come from the list, the others are means
     int32_t bh, q0;             // batch * Hq + head, first query row
 };
 
@@ -101,7 +102,10 @@ enum : uint32_t {
     NOTE_VALUES = 2,            // and their values may be anything, also NaN: clear them, for 0 * NaN is NaN
     NOTE_DIAGONAL = 4,          // causality hides some keys from some rows
     NOTE_MEANS = 8,             // block means: the logit gets the logarithm of the block length
+    NOTE_SHORT = 16,            // no column of the upper half exists
 };
+// A tile of 128 rows meets the diagonal within 128 keys, which are in the two highest stages of what it sees.
+constexpr int DIAGONAL_STAGES = 2;
 struct stage_note {
     uint32_t bits[4];           // of the stage's 128 columns
     uint32_t flags;

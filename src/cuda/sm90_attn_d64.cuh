@@ -52,16 +52,16 @@ template <class T, bool FULL> struct consumer_d64 : team_member<64, FULL> {
         float bias = 0.0f;
         const uint32_t flags = sm.notes[k.stage].flags;
         if (flags) bias = this->heed(s, flags, k.stage, 0, ring);
-        soft.next(s, scale_log2, bias);
+        soft.template next<FULL>(s, scale_log2, bias);
         pack_rows<T>(p, s);
         soft.rescale_rows(o);
         return flags;
     }
     // QK of half HALF_NO of stage k, PV of the half before it (in v), softmax of the new half. A half without any key keeps the
-    // maximum and adds zeros. flags: of k's note; half 0 reads them, half 1 is given them.
-    template <int HALF_NO> __device__ __forceinline__ void next(ring_pos k, ring_pos v, uint32_t &flags, bool last, float scale_log2) {
+    // maximum and adds zeros. flags: of k's note, if NOTED; half 0 reads them, half 1 is given them.
+    template <int HALF_NO, bool NOTED> __device__ __forceinline__ void next(ring_pos k, ring_pos v, uint32_t &flags, bool last, float scale_log2) {
         if (HALF_NO == 0) mbar_wait(sm.full(k.stage), k.phase);
-        if (FULL && HALF_NO == 0) flags = sm.notes[k.stage].flags;
+        if (NOTED && HALF_NO == 0) flags = sm.notes[k.stage].flags;
         wgmma_pin(s), wgmma_pin(p), wgmma_pin(o);
         wgmma_fence();
         issue_qk(k.stage, HALF_NO);
@@ -71,10 +71,10 @@ template <class T, bool FULL> struct consumer_d64 : team_member<64, FULL> {
         wgmma_wait<1>();
         wgmma_pin(s);
         float bias = 0.0f;
-        if ((FULL || HALF_NO == 1) && flags) bias = this->heed(s, flags, k.stage, HALF_NO, ring);
+        if (NOTED && flags) bias = this->heed(s, flags, k.stage, HALF_NO, ring);
         if (HALF_NO == 1) release(sm.empty(k.stage));
         if (HALF_NO == 1 && last) release(sm.q_empty());
-        soft.next(s, scale_log2, bias);
+        soft.template next<FULL && NOTED>(s, scale_log2, bias);
         wgmma_wait<0>();
         wgmma_pin(p), wgmma_pin(o);
         if (HALF_NO == 0) release(sm.empty(v.stage));
@@ -86,24 +86,42 @@ template <class T, bool FULL> struct consumer_d64 : team_member<64, FULL> {
         ring_pos k = ring;
         ring.step();
         uint32_t flags = first(k, scale_log2);
-        for (int j = 1;; ++j) {
-            const ring_pos v = ring;    // values follow their keys
+        for (int j = 1;; ++j) {         // half 1 of stage j - 1, then half 0 of stage j
+            for (const int bare = this->first_bare(); j > bare && j < t.listed; ++j) {
+                const ring_pos v = ring;        // values follow their keys
+                ring.step();
+                next<1, false>(k, v, flags, false, scale_log2);
+                k = ring;
+                ring.step();
+                next<0, false>(k, v, flags, false, scale_log2);
+            }
+            const ring_pos v = ring;
             ring.step();
-            next<1>(k, v, flags, j == t.n, scale_log2);
-            flags = 0;
+            if (j == t.n && (flags & NOTE_SHORT)) {
+                release(sm.empty(k.stage));
+                release(sm.q_empty());
+                drain(v, 0);
+                return;
+            }
+            next<1, true>(k, v, flags, j == t.n, scale_log2);
             if (j == t.n) {
-                wgmma_pin(p), wgmma_pin(o);
-                wgmma_fence();
-                issue_pv(v.stage, 1);
-                wgmma_wait<0>();
-                wgmma_pin(p), wgmma_pin(o);
-                release(sm.empty(v.stage));
+                drain(v, 1);
                 return;
             }
             k = ring;
             ring.step();
-            next<0>(k, v, flags, false, scale_log2);
+            flags = 0;
+            next<0, FULL>(k, v, flags, false, scale_log2);
         }
+    }
+    __device__ __forceinline__ void drain(ring_pos v, int half) {
+        mbar_wait(sm.full(v.stage), v.phase);
+        wgmma_pin(p), wgmma_pin(o);
+        wgmma_fence();
+        issue_pv(v.stage, half);
+        wgmma_wait<0>();
+        wgmma_pin(p), wgmma_pin(o);
+        release(sm.empty(v.stage));
     }
 };
 

@@ -104,16 +104,17 @@ template <int D, bool FULL> struct producer {
         uint32_t flags = 0;
         if (s.means()) {
             const int keys = this->keys(), last = (keys - 1) >> a.Bk_log2, length = keys - (last << a.Bk_log2);
-            *(uint4 *)note.bits = stands()[s.block[0]];
+            const uint4 bits = stands()[s.block[0]];
+            *(uint4 *)note.bits = bits;
             note.last = length < a.Bk && last / STAGE_KEYS == s.block[0] ? last % STAGE_KEYS : -1;
             note.last_less = (a.Bk_log2 - __log2f((float)length)) * a.from_log2;
             // A mean that exists and does not stand in belongs to a listed block, whose values the row meets anyway, unless causality hides it.
-            flags = NOTE_MEANS | NOTE_COLUMNS | (a.causal ? NOTE_VALUES : 0);
+            flags = NOTE_MEANS | NOTE_COLUMNS | (a.causal ? NOTE_VALUES : 0) | (bits.z | bits.w ? 0 : NOTE_SHORT);
         } else {
             if (FIRST) {
                 const int keys = this->keys(), there = min(a.Bk, keys - s.block[1] * a.Bk) + (halves() && !(blocks & 1) ? a.Bk : 0);
                 if (there < STAGE_KEYS) {
-                    flags = NOTE_COLUMNS | (keys < a.Nk ? NOTE_VALUES : 0);     // past Nk the copy has written zeros
+                    flags = NOTE_COLUMNS | (keys < a.Nk ? NOTE_VALUES : 0) | (there <= 64 ? NOTE_SHORT : 0);    // past Nk the copy has written zeros
                     for (int w = 0; w < 4; ++w) note.bits[w] = first_columns(there, w);
                 }
             }
@@ -198,12 +199,12 @@ template <int D, bool FULL> struct producer {
         int n = listed();
         if (FULL && a.stands && q0 < a.Nq) n += count_means();
         if (n == 0) {
-            open_tile({ 0, bh, q0 });
+            open_tile({ 0, 0, bh, q0 });
             return;
         }
         stage_source now = take(0);
         load_keys<true>(now);
-        open_tile({ n, bh, q0 });
+        open_tile({ n, listed(), bh, q0 });
         for (int j = 1; j < n; ++j) {
             if (VALUES_FOLLOW) load_values(now);
             const stage_source next = take(j);

@@ -15,8 +15,7 @@ namespace sm90 {
 // BRANCH: skip the update of the maxima, and the rescaling of O, when no row of the warp grew: the same bits with fewer instructions. The
 // assembler moves the wait for PV up as far as it can, and a branch is what it cannot pass: with one, the maximum and its shuffles
 // are done under PV. It needs registers that the 112 of two teams lack.
-// BIAS: next is given something to add to every logit.
-template <bool BRANCH, bool BIAS> struct softmax_rows {
+template <bool BRANCH> struct softmax_rows {
     float m[2];                 // reference maximum, unscaled logits; equal within a quad, never below kernel_args.floor
     float l[2];                 // this thread's part of the row sums
     float alpha[2];             // what O must be multiplied by after the block in flight
@@ -49,9 +48,9 @@ template <bool BRANCH, bool BIAS> struct softmax_rows {
         }
     }
 
-    // s becomes P; sets rescale and alpha. -inf gives 0 (the maximum is finite), NaN and +inf give NaN in their own row: maxima skip
+    // s becomes P; sets rescale and alpha. BIAS: there may be something to add to every logit. -inf gives 0 (the maximum is finite), NaN and +inf give NaN in their own row: maxima skip
     // NaN, and inf - inf is NaN.
-    template <int N> __device__ __forceinline__ void next(float (&s)[N], float scale_log2, float bias) {
+    template <bool BIAS, int N> __device__ __forceinline__ void next(float (&s)[N], float scale_log2, float bias) {
         float x[2];
         row_max(x, s);
         if constexpr (BIAS) x[0] += bias, x[1] += bias;

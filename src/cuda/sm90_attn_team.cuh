@@ -64,25 +64,27 @@ template <int D, bool FULL> struct team_member {
     const int team, wg, warp, lane;     // wg: warpgroup of the team, warp: of the warpgroup
     ring_pos ring;
     float o[D / 2];
-    softmax_rows<D == 128, FULL> soft;
+    softmax_rows<D == 128> soft;
 
     __device__ __forceinline__ team_member(const kernel_args &a, const smem_view<D> &sm, int team, int warp, int lane)
         : a(a), sm(sm), team(team), wg(warp / 4), warp(warp % 4), lane(lane) {}
+
+    // Stages from here to the end of the list have no notes.
+    __device__ __forceinline__ int first_bare() const { return FULL && a.causal ? DIAGONAL_STAGES : 1; }
 
     __device__ __forceinline__ void release(uint32_t bar) const {
         if (lane == 0) mbar_arrive(bar);
     }
 
-    // The state before any key: nothing, or that of the row's centroid tail.
+    // The state before any key: nothing, or that of the row's centroid tail (0, -inf, 0 where nothing stands in).
     __device__ __forceinline__ void first_state(const tile_info &t) {
         soft.init(a.floor, 0.0f);
 #pragma unroll
         for (int i = 0; i < D / 2; ++i) o[i] = 0.0f;
         if (!FULL || !a.state_o || t.q0 >= a.Nq) return;
         const int64_t row = (int64_t)t.bh * a.nq + t.q0 / (TILE_Q * a.split);
-        const float m = a.state_m[row];
-        if (m == -INFINITY) return;
-        soft.init(m * a.from_log2, lane % 4 == 0 ? a.state_l[row] : 0.0f);
+        const float l = a.state_l[row];
+        soft.init(fmaxf(a.state_m[row] * a.from_log2, a.floor), lane % 4 == 0 ? l : 0.0f);
         const float2 *const from = (const float2 *)(a.state_o + row * D) + lane % 4;
 #pragma unroll
         for (int c = 0; c < D / 8; ++c) {
