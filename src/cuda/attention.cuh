@@ -13,14 +13,16 @@ struct attention_job {
     const int32_t *order;       // [B][Hq][nq] query-block rows of each head, heaviest first; null without a mask
 
     // Tail (a.tail): the mean key and value of every key block, rounded to a.dtype, contiguous, D' = mean_pitch elements per row
-    // (D rounded up to 64 below 64, 128 below 128, 256 above; columns D .. D'-1 are 0, rows nk .. nk_pad-1 are 0).
+    // (D rounded up to 64 below 64, 128 below 128, 256 above; columns D .. D'-1 are 0, rows nk .. nk_pad-1 and
+    // those of blocks beyond kv_len are 0).
     const void *k_mean, *v_mean;    // [B][Hkv][nk_pad][mean_pitch], nk_pad = ceil(nk/128)*128
     int64_t mean_pitch, nk_pad;
     // Which means stand in for row (b,h,i): bit j of word j/32; never a listed block, one beyond kv_len, or one that some query of the
     // block may not fully see. [B][Hq][nq][nk_pad/32]. The logit of block j is scale q.k_mean + ln(min(Bk, kv_len - j Bk)).
     const uint32_t *stands;
     // Centroid tail: first state of every row of query block (b,h,i), made from its mean query. o is the weighted sum (not
-    // divided by l); m is the reference maximum of the logits in log2 units (scale and log2(e) included), -inf where nothing stands in.
+    // divided by l); m is the reference maximum of the logits in log2 units (scale and log2(e) included), -inf where nothing stands in
+    // (o and l are then 0).
     const float *state_o;           // [B][Hq][nq][mean_pitch]
     const float *state_m, *state_l; // [B][Hq][nq]
 };

@@ -19,6 +19,8 @@ template <> constexpr bool is_bf16<bf16> = true;
 
 DEV uint32_t smem_addr(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
+DEV void smem_clear16(uint32_t addr) { asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(addr), "r"(0) : "memory"); }
+
 // ---- arithmetic ----
 
 DEV float exp2_approx(float x) {
@@ -129,6 +131,18 @@ template <class T, bool ACC> DEV void wgmma_ss_kmajor(float (&d)[32], uint64_t a
         asm volatile("{.reg .pred p; setp.ne.b32 p, %34, 0;\n"
                      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 " L32 ", %32, %33, p, 1, 1, 0, 0;}"
                      : R32(d) : "l"(a), "l"(b), "n"(ACC));
+}
+
+// S (64 x 128) the same way.
+template <class T, bool ACC> DEV void wgmma_ss_kmajor(float (&d)[64], uint64_t a, uint64_t b) {
+    if constexpr (is_bf16<T>)
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %66, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " L64 ", %64, %65, p, 1, 1, 0, 0;}"
+                     : R64(d) : "l"(a), "l"(b), "n"(ACC));
+    else
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %66, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 " L64 ", %64, %65, p, 1, 1, 0, 0;}"
+                     : R64(d) : "l"(a), "l"(b), "n"(ACC));
 }
 
 // S (64 x 128) = (ACC ? S : 0) + A (64 x 16, registers) * B (128 x 16, shared, K-major)^T

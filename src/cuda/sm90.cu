@@ -104,6 +104,6 @@ esa_status sm90_launch(esa_cuda_device *dev, const attention_job *job, cudaStrea
     l.blocks = dev->multiprocessors < l.args.tiles ? dev->multiprocessors : l.args.tiles;
     l.stream = stream;
     if (!make_maps(&l, dev, job))
-        return device_fail(dev, ESA_ERR_UNSUPPORTED, "the driver refused a tensor map for q, k or v; their strides must be positive multiples of 16 bytes");
+        return device_fail(dev, ESA_ERR_UNSUPPORTED, "the driver refused a tensor map for q, k or v, whose strides are positive multiples of 16 bytes");
     return device_check(dev, job->a.dtype == ESA_DTYPE_BF16 ? attn_run<bf16>(l) : attn_run<f16>(l), "the sm90a attention kernel");
 }

@@ -104,6 +104,8 @@ enum : uint32_t {
     NOTE_MEANS = 8,             // block means: the logit gets the logarithm of the block length
     NOTE_SHORT = 16,            // no column of the upper half exists
 };
+// Which notes can occur where.
+constexpr uint32_t NOTES_CUT = NOTE_COLUMNS | NOTE_VALUES, NOTES_MEANS = NOTES_CUT | NOTE_MEANS, NOTES_ALL = NOTES_MEANS | NOTE_DIAGONAL;
 // A tile of 128 rows meets the diagonal within 128 keys, which are in the two highest stages of what it sees.
 constexpr int DIAGONAL_STAGES = 2;
 struct stage_note {

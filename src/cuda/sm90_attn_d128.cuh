@@ -70,21 +70,21 @@ template <class T, bool FULL> struct consumer_d128 : team_member<128, FULL> {
         wgmma_pin(s);
         float bias = 0.0f;
         const uint32_t flags = sm.notes[k.stage].flags;
-        if (flags) bias = this->heed(s, flags, k.stage, 0, values_of(last));
+        if (flags) bias = this->template heed<base::NOTES_FIRST>(s, flags, k.stage, 0, values_of(last));
         release(sm.empty(k.stage));
         soft.template next<FULL>(s, scale_log2, bias);
         pack_rows<T>(p, s);
         soft.rescale_rows(o);
     }
-    // A later one: QK of this stage and PV of the one before, softmax of this stage under PV.
-    template <bool NOTED> __device__ __forceinline__ void next(bool last, float scale_log2) {
+    // A later one: QK of this stage and PV of the one before, softmax of this stage under PV. NOTES: those that can occur.
+    template <uint32_t NOTES> __device__ __forceinline__ void next(bool last, float scale_log2) {
         const ring_pos k = ring;
         ring.step();
         const ring_pos v = ring;
         ring.step();
         mbar_wait(sm.full(k.stage), k.phase);
         uint32_t flags = 0;
-        if constexpr (NOTED) flags = sm.notes[k.stage].flags;
+        if constexpr (NOTES != 0) flags = sm.notes[k.stage].flags;
         wgmma_pin(s), wgmma_pin(p), wgmma_pin(o);
         wgmma_fence();
         issue_qk(k.stage);
@@ -94,9 +94,9 @@ template <class T, bool FULL> struct consumer_d128 : team_member<128, FULL> {
         wgmma_wait<1>();
         wgmma_pin(s);
         float bias = 0.0f;
-        if (NOTED && flags) bias = this->heed(s, flags, k.stage, 0, values_of(last));
+        if (NOTES && flags) bias = this->template heed<NOTES>(s, flags, k.stage, 0, values_of(last));
         release(sm.empty(k.stage));
-        soft.template next<NOTED>(s, scale_log2, bias);
+        soft.template next<(NOTES & NOTE_MEANS) != 0>(s, scale_log2, bias);
         wgmma_wait<0>();
         wgmma_pin(p), wgmma_pin(o);
         release(sm.empty(v.stage));
@@ -117,14 +117,12 @@ template <class T, bool FULL> struct consumer_d128 : team_member<128, FULL> {
     __device__ __forceinline__ void keys(const tile_info &t, float scale_log2) {
         load_q();
         first(t.n == 1, scale_log2);
-        if constexpr (FULL) {
-            for (int j = 1; j < t.n; ++j) {
-                for (const int bare = this->first_bare(); j >= bare && j < t.listed; ++j) next<false>(false, scale_log2);
-                if (j < t.n) next<true>(j + 1 == t.n, scale_log2);
-            }
-        } else {
-            for (int j = 1; j < t.n; ++j) next<false>(false, scale_log2);
-        }
+        int j = 1;
+        if constexpr (FULL)
+            for (const int bare = min(this->first_bare(), t.listed); j < bare; ++j) next<NOTE_DIAGONAL>(j + 1 == t.n, scale_log2);
+        for (const int end = FULL ? t.listed : t.n; j < end; ++j) next<0>(j + 1 == t.n, scale_log2);
+        if constexpr (FULL)
+            for (; j < t.n; ++j) next<NOTES_MEANS>(j + 1 == t.n, scale_log2);
         drain();
     }
 };

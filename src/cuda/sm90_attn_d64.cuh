@@ -51,7 +51,7 @@ template <class T, bool FULL> struct consumer_d64 : team_member<64, FULL> {
         wgmma_pin(s);
         float bias = 0.0f;
         const uint32_t flags = sm.notes[k.stage].flags;
-        if (flags) bias = this->heed(s, flags, k.stage, 0, ring);
+        if (flags) bias = this->template heed<base::NOTES_FIRST>(s, flags, k.stage, 0, ring);
         soft.template next<FULL>(s, scale_log2, bias);
         pack_rows<T>(p, s);
         soft.rescale_rows(o);
@@ -71,7 +71,7 @@ template <class T, bool FULL> struct consumer_d64 : team_member<64, FULL> {
         wgmma_wait<1>();
         wgmma_pin(s);
         float bias = 0.0f;
-        if (NOTED && flags) bias = this->heed(s, flags, k.stage, HALF_NO, ring);
+        if (NOTED && flags) bias = this->template heed<base::NOTES_FIRST>(s, flags, k.stage, HALF_NO, ring);
         if (HALF_NO == 1) release(sm.empty(k.stage));
         if (HALF_NO == 1 && last) release(sm.q_empty());
         soft.template next<FULL && NOTED>(s, scale_log2, bias);
@@ -87,13 +87,15 @@ template <class T, bool FULL> struct consumer_d64 : team_member<64, FULL> {
         ring.step();
         uint32_t flags = first(k, scale_log2);
         for (int j = 1;; ++j) {         // half 1 of stage j - 1, then half 0 of stage j
-            for (const int bare = this->first_bare(); j > bare && j < t.listed; ++j) {
-                const ring_pos v = ring;        // values follow their keys
-                ring.step();
-                next<1, false>(k, v, flags, false, scale_log2);
-                k = ring;
-                ring.step();
-                next<0, false>(k, v, flags, false, scale_log2);
+            if (j > this->first_bare()) {
+                for (; j < t.listed; ++j) {
+                    const ring_pos v = ring;    // values follow their keys
+                    ring.step();
+                    next<1, false>(k, v, flags, false, scale_log2);
+                    k = ring;
+                    ring.step();
+                    next<0, false>(k, v, flags, false, scale_log2);
+                }
             }
             const ring_pos v = ring;
             ring.step();

@@ -48,8 +48,8 @@ template <bool BRANCH> struct softmax_rows {
         }
     }
 
-    // s becomes P; sets rescale and alpha. BIAS: there may be something to add to every logit. -inf gives 0 (the maximum is finite), NaN and +inf give NaN in their own row: maxima skip
-    // NaN, and inf - inf is NaN.
+    // s becomes P; sets rescale and alpha. -inf gives 0 (the maximum is finite), NaN and +inf give NaN in their own row: maxima skip
+    // NaN, and inf - inf is NaN. BIAS: there may be something to add to every logit.
     template <bool BIAS, int N> __device__ __forceinline__ void next(float (&s)[N], float scale_log2, float bias) {
         float x[2];
         row_max(x, s);

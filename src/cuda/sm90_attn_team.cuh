@@ -23,7 +23,8 @@ DEV void store_piece(void *dst, uint32_t (&u)[4], int t, bool inside) {
 
 // O / l and LSE of this thread's two rows. A sum of 0 (no visible key) stores 0 and LSE -inf.
 // Rows come from threadIdx once more rather than from registers that would live through the main loop.
-template <class T, int D> DEV void store_tile(const kernel_args &a, const tile_info &t, const float (&o)[D / 2], const float (&l)[2], const float (&m)[2]) {
+template <class T, int D>
+DEV void store_tile(const kernel_args &a, const tile_info &t, const float (&o)[D / 2], const float (&l)[2], const float (&m)[2]) {
     const int lane = threadIdx.x % 32, quad = lane % 4;
     const int row = t.q0 + 16 * (threadIdx.x / 32 % (4 * TEAM_CONSUMERS)) + lane / 4;
     const int64_t b = t.bh / a.Hq, h = t.bh % a.Hq;
@@ -69,6 +70,7 @@ template <int D, bool FULL> struct team_member {
     __device__ __forceinline__ team_member(const kernel_args &a, const smem_view<D> &sm, int team, int warp, int lane)
         : a(a), sm(sm), team(team), wg(warp / 4), warp(warp % 4), lane(lane) {}
 
+    static constexpr uint32_t NOTES_FIRST = FULL ? NOTES_ALL : NOTES_CUT;
     // Stages from here to the end of the list have no notes.
     __device__ __forceinline__ int first_bare() const { return FULL && a.causal ? DIAGONAL_STAGES : 1; }
 
@@ -101,24 +103,24 @@ template <int D, bool FULL> struct team_member {
             const uint32_t at = sm.stage(v.stage) + row * 128;
             for (int c = 0; c < D / 64; ++c)
                 for (int unit = 0; unit < 8; ++unit)    // a row's first unit differs from its neighbours': no bank conflicts
-                    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at + c * plan::CHUNK_BYTES + ((unit + row) % 8) * 16), "r"(0) : "memory");
+                    smem_clear16(at + c * plan::CHUNK_BYTES + (unit + row) % 8 * 16);
         }
         proxy_fence();
         named_sync(1 + TEAM_CONSUMERS * team + wg, 128);
     }
 
-    // What the note of key stage k asks, on s, which holds N / 32 halves of it from `half` on; v: where its values are or will be.
-    // Returns the bias of its logits.
-    template <int N> __device__ __forceinline__ float heed(float (&s)[N], uint32_t flags, uint32_t k, int half, ring_pos v) const {
+    // What the note of key stage k asks, of the NOTES that can occur, on s, which holds N / 32 halves of it from `half` on; v: where its
+    // values are or will be. Returns the bias of its logits.
+    template <uint32_t NOTES, int N> __device__ __forceinline__ float heed(float (&s)[N], uint32_t flags, uint32_t k, int half, ring_pos v) const {
         const stage_note &note = sm.notes[k];
         float bias = 0.0f;
-        if (FULL && (flags & NOTE_MEANS)) {
+        if (NOTES & flags & NOTE_MEANS) {
             bias = a.Bk_log2 * a.from_log2;
             if (note.last >= 0) shorten_last(s, note, half, lane);
         }
-        if (flags & NOTE_COLUMNS) hide_columns(s, note, half, lane);
-        if (FULL && (flags & NOTE_DIAGONAL)) hide_future(s, note, half, 64 * wg + 16 * warp + lane / 4, lane);
-        if (half == 0 && (flags & NOTE_VALUES)) clear_values(note.bits, v);
+        if (NOTES & flags & NOTE_COLUMNS) hide_columns(s, note, half, lane);
+        if (NOTES & flags & NOTE_DIAGONAL) hide_future(s, note, half, 64 * wg + 16 * warp + lane / 4, lane);
+        if (half == 0 && (NOTES & flags & NOTE_VALUES)) clear_values(note.bits, v);
         __syncwarp();           // lane 0 gives the note back for the whole warp
         return bias;
     }
