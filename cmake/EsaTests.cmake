@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Tests. Every tests/*/test_*.c is one cmocka program linked with the static library (it may include headers of src/) and
-# with tests/common/*.c. Labels: unit, example, tree (headers, symbols, installation), cli, quality.
+# with tests/common/*.c. Labels: unit, stand_in, example, tree (headers, symbols, installation), cli, quality.
+# The same programs are the tests of the CUDA backend: tests/common/on_gpu.h. Here they run that way on a stand-in for the GPU,
+# tests/cuda/stand_in.c; scripts/test-cuda.sh runs them on a real one.
 
 if(ESA_FUZZ)
   if(NOT CMAKE_C_COMPILER_ID MATCHES "Clang")
@@ -27,7 +29,7 @@ if(NOT ESA_TESTS)
   return()
 endif()
 
-# ---- cmocka: the real one, or for cross builds (where distributions have no package) a stand-in of the part we use
+# ---- cmocka: the real one, or where there is none (cross builds, GPU machines without package installs) a stand-in of the part we use
 add_library(esa_cmocka INTERFACE)
 if(CMAKE_CROSSCOMPILING)
   target_include_directories(esa_cmocka SYSTEM INTERFACE ${CMAKE_CURRENT_SOURCE_DIR}/tests/common/cmocka_lite)
@@ -38,18 +40,28 @@ else()
   if(PkgConfig_FOUND)
     pkg_check_modules(CMOCKA QUIET IMPORTED_TARGET cmocka)
   endif()
-  if(NOT TARGET PkgConfig::CMOCKA)
-    message(STATUS "cmocka not found: tests are off (scripts/setup.sh test installs what they need)")
-    return()
+  if(TARGET PkgConfig::CMOCKA)
+    target_link_libraries(esa_cmocka INTERFACE PkgConfig::CMOCKA)
+  else()
+    message(STATUS "cmocka not found: the tests are built with tests/common/cmocka_lite (scripts/setup.sh test installs the real one)")
+    target_include_directories(esa_cmocka SYSTEM INTERFACE ${CMAKE_CURRENT_SOURCE_DIR}/tests/common/cmocka_lite)
   endif()
-  target_link_libraries(esa_cmocka INTERFACE PkgConfig::CMOCKA)
 endif()
 
 enable_testing()
 file(GLOB common CONFIGURE_DEPENDS tests/common/*.c)
 file(GLOB tests CONFIGURE_DEPENDS tests/*/test_*.c)
 list(FILTER tests EXCLUDE REGEX "/tests/(nn|model|media|metric)/")     # of libesa_video: EsaVideoTests.cmake
+list(FILTER common EXCLUDE REGEX "/on_gpu\\.c$")
 esa_isa_flags(common)
+set(wrapped "")
+foreach(call attention select importance mask_mass plan_create plan_free plan_select plan_attention
+             session_begin session_set_kv_len session_attention session_free)
+  list(APPEND wrapped -Wl,--wrap=esa_${call})
+endforeach()
+add_library(esa_on_gpu OBJECT tests/common/on_gpu.c)
+esa_compile_settings(esa_on_gpu)
+target_include_directories(esa_on_gpu PRIVATE tests src include)
 if(common AND tests)
   add_library(esa_test_common STATIC ${common})
   esa_compile_settings(esa_test_common)
@@ -60,15 +72,19 @@ foreach(source ${tests})
   get_filename_component(name ${source} NAME_WE)
   get_filename_component(folder ${source} DIRECTORY)
   get_filename_component(folder ${folder} NAME)
-  add_executable(${name} ${source})
+  add_executable(${name} ${source} $<TARGET_OBJECTS:esa_on_gpu>)
   esa_compile_settings(${name})
   target_include_directories(${name} PRIVATE tests src)
+  target_link_options(${name} PRIVATE ${wrapped})
   if(TARGET esa_test_common)
     target_link_libraries(${name} PRIVATE esa_test_common)
   endif()
   target_link_libraries(${name} PRIVATE esa_static esa_cmocka m)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/tests
                         BUILD_RPATH "$ORIGIN/../lib")      # where `make bundle` puts cmocka
+  if(name MATCHES "^test_gpu_")
+    continue()                  # needs a GPU, or the stand-in
+  endif()
   add_test(NAME ${folder}.${name} COMMAND ${name})
   set_tests_properties(${folder}.${name} PROPERTIES LABELS unit TIMEOUT 1200)
 endforeach()
@@ -84,6 +100,21 @@ endforeach()
 if(CMAKE_CROSSCOMPILING)
   return()
 endif()
+# Plugins for tests: one whose GPU is the processor, one of another interface version.
+foreach(plugin stand_in other_abi)
+  add_library(esa_${plugin} MODULE tests/cuda/${plugin}.c)
+  esa_compile_settings(esa_${plugin})
+  target_include_directories(esa_${plugin} PRIVATE src include)
+  target_link_libraries(esa_${plugin} PRIVATE esa_static)
+  target_link_options(esa_${plugin} PRIVATE -Wl,--version-script=${CMAKE_CURRENT_SOURCE_DIR}/cmake/esa_cuda.map)
+  set_target_properties(esa_${plugin} PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/tests)
+endforeach()
+foreach(name test_attention test_plan test_threads test_properties test_reference test_golden test_mass test_mask test_session_policy test_mask_file
+             test_recording test_gpu_attention test_gpu_select test_gpu_calls)
+  add_test(NAME stand_in.${name} COMMAND ${name})
+  set_tests_properties(stand_in.${name} PROPERTIES LABELS stand_in TIMEOUT 1200 ENVIRONMENT
+                       "ESA_TEST_DEVICE=cuda;ESA_TEST_SMALL=1;ESA_CUDA_LIB=$<TARGET_FILE:esa_stand_in>")
+endforeach()
 if(NOT ESA_SANITIZE)
   add_test(NAME tree.headers COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/headers/check_headers.sh ${CMAKE_CURRENT_SOURCE_DIR})
   add_test(NAME tree.symbols COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/headers/check_symbols.sh ${CMAKE_CURRENT_SOURCE_DIR}
@@ -105,5 +136,5 @@ add_executable(make_recording tests/cli/make_recording.c)
 esa_compile_settings(make_recording)
 target_link_libraries(make_recording PRIVATE esa_static)
 add_test(NAME cli.esa COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/cli/check_cli.py $<TARGET_FILE:esa_cli>
-         $<TARGET_FILE:make_recording>)
+         $<TARGET_FILE:make_recording> $<TARGET_FILE:esa_stand_in>)
 set_tests_properties(cli.esa PROPERTIES LABELS cli TIMEOUT 900)

@@ -11,9 +11,8 @@
 #include <string.h>
 
 #include "common/attention_case.h"
-#include "common/bf16_emulated.h"
 #include "common/naive.h"
-#include "cpu/cpu.h"
+#include "common/on_gpu.h"
 
 static int32_t level_of[8];
 static int levels, native;         /* native: levels a ctx can be made for; the last one may be emulated */
@@ -21,10 +20,8 @@ static int levels, native;         /* native: levels a ctx can be made for; the 
 static int find_levels(void **state)
 {
     (void)state;
-    for (int32_t l = ESA_CPU_REF; l <= ESA_CPU_NEON; l++) if (esa_cpu_kernels_get(l)) level_of[levels++] = l;
-    native = levels;
-    if (bf16_emulated()) level_of[levels++] = CPU_BF16_EMULATED;
-    printf("%d ISA levels, seed %llu\n", levels, (unsigned long long)test_seed());
+    levels = find_test_levels(level_of, &native);
+    printf("%d levels, seed %llu\n", levels, (unsigned long long)test_seed());
     return levels ? 0 : -1;
 }
 
@@ -32,6 +29,8 @@ static void on_all_levels(const attention_case *c)
 {
     check_attention(c, level_of, levels, 2);
 }
+
+#define CASES(test) cmocka_unit_test_teardown(test, no_wrong_case)
 
 /* Awkward lengths, all dtypes, dense and sparse. */
 static void test_sizes(void **state)
@@ -88,6 +87,19 @@ static void test_layouts(void **state)
             for (int32_t misalign = 0; misalign < 2; misalign++) {
                 const attention_case c = { .B = 3, .Hq = 6, .Hkv = 2, .Nq = 130, .Nk = 200, .D = 16, .dtype = dtype, .block_q = 64, .block_k = 32,
                                            .bsnd = bsnd, .misalign = misalign, .kv_len = misalign ? kv_len : NULL, .density = 0.5, .tail = bsnd };
+                on_all_levels(&c);
+            }
+}
+
+/* Rows with room behind them, and q, k, v, o each in its own memory order. */
+static void test_strides(void **state)
+{
+    (void)state;
+    for (int32_t dtype = 0; dtype < 3; dtype++)
+        for (int32_t pad = 0; pad <= 24; pad += 8)
+            for (int32_t bsnd = 0; bsnd < 3; bsnd++) {
+                const attention_case c = { .B = 2, .Hq = 4, .Hkv = 2, .Nq = 130, .Nk = 150, .D = 64, .dtype = dtype, .block_q = 64, .block_k = 64,
+                                           .bsnd = bsnd, .pad = pad == 24 ? 3 : pad, .density = 0.6 };
                 on_all_levels(&c);
             }
 }
@@ -204,10 +216,7 @@ static void test_not_finite(void **state)
         esa_tensor tq = esa_tensor_bnsd(q, ESA_DTYPE_F32, 1, 1, N, D), tk = tq, tv = tq, to = tq, tl = esa_tensor_bnsd(lse, ESA_DTYPE_F32, 1, 1, N, 1);
         tk.data = k; tv.data = v; to.data = o;
         tensor_fill(&tq, 1, 1.0); tensor_fill(&tk, 2, 1.0); tensor_fill(&tv, 3, 1.0);
-        esa_ctx *ctx;
-        esa_ctx_params cp = esa_ctx_params_default();
-        cp.cpu_level = level_of[i];
-        assert_int_equal(esa_ctx_create(&ctx, &cp), ESA_OK);
+        esa_ctx *ctx = level_ctx(level_of[i], 0);
         esa_attention_params ap = esa_attention_params_default();
         ap.lse = &tl;
         q[3 * D + 5] = NAN;                             /* one query: only its row */
@@ -240,10 +249,7 @@ static void test_not_finite_with_tail(void **state)
                 tk.data = k; tv.data = v; to.data = o;
                 tensor_fill(&tq, 1, 1.0); tensor_fill(&tk, 2, 1.0); tensor_fill(&tv, 3, 1.0);
                 (in_v ? v : k)[BAD * D + 7] = NAN;
-                esa_ctx *ctx;
-                esa_ctx_params cp = esa_ctx_params_default();
-                cp.cpu_level = level_of[i];
-                assert_int_equal(esa_ctx_create(&ctx, &cp), ESA_OK);
+                esa_ctx *ctx = level_ctx(level_of[i], 0);
                 esa_mask_info info = { .struct_size = sizeof info, .block_q = BLOCK, .block_k = BLOCK, .B = 1, .H = 1, .Nq = N, .Nk = N };
                 info.layout = esa_layout_default();
                 const int32_t count[4] = { 1, 1, 1, 1 }, index[4] = { 0, 1, 2, 3 };
@@ -290,9 +296,9 @@ static void test_mask_broadcast(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sizes), cmocka_unit_test(test_long_odd), cmocka_unit_test(test_head_dims), cmocka_unit_test(test_blocks_and_densities),
-        cmocka_unit_test(test_layouts), cmocka_unit_test(test_causal), cmocka_unit_test(test_causal_lengths_and_types), cmocka_unit_test(test_orders), cmocka_unit_test(test_equal_keys),
-        cmocka_unit_test(test_full_mask_is_dense), cmocka_unit_test(test_same_bits_for_any_threads), cmocka_unit_test(test_huge_scores),
+        CASES(test_sizes), CASES(test_long_odd), CASES(test_head_dims), CASES(test_blocks_and_densities),
+        CASES(test_layouts), CASES(test_strides), CASES(test_causal), CASES(test_causal_lengths_and_types), CASES(test_orders), cmocka_unit_test(test_equal_keys),
+        cmocka_unit_test(test_full_mask_is_dense), cmocka_unit_test(test_same_bits_for_any_threads), CASES(test_huge_scores),
         cmocka_unit_test(test_not_finite), cmocka_unit_test(test_not_finite_with_tail), cmocka_unit_test(test_mask_broadcast),
     };
     return cmocka_run_group_tests(tests, find_levels, NULL);

@@ -12,6 +12,7 @@
 #define ESA_EXPERIMENTAL
 #include "esa/esa.h"
 #include "common/naive.h"
+#include "common/on_gpu.h"
 
 enum { B = 2, H = 3, N = 210, D = 32, T = 2, GH = 10, GW = 10 };     /* 2 x 10 x 10 video tokens and 10 of text */
 
@@ -119,9 +120,11 @@ static void test_plan_equals_one_call(void **state)
             assert_int_equal(esa_plan_workspace(bare, &bytes), ESA_OK);
             guarded ws2 = guard_alloc(bytes, 0);
             memset(d.o, 0xff, (size_t)(B * H * N * D) * 4);
-            assert_int_equal(esa_plan_attention(bare, mask, &d.tq, &d.tk, &d.tv, &d.to, NULL, ws2.data), ESA_OK);
+            const esa_status taken = esa_plan_attention(bare, mask, &d.tq, &d.tk, &d.tv, &d.to, NULL, ws2.data);
             assert_true(guard_check(&ws2));
-            assert_memory_equal(first, d.o, (size_t)(B * H * N * D) * 4);
+            if (on_gpu()) assert_int_equal(taken, ESA_ERR_UNSUPPORTED);     /* no room there to gather */
+            else assert_int_equal(taken, ESA_OK);
+            if (!taken) assert_memory_equal(first, d.o, (size_t)(B * H * N * D) * 4);
 
             guard_free(&ws);
             guard_free(&ws2);
@@ -169,7 +172,7 @@ static esa_status whole_story(counting *count, data *d)
         esa_mask_get_info(mask, &info);
         status = esa_mask_from_lists(ctx, &again, &info, count_list, index_list, nb);
     }
-    if (status) assert_non_null(strstr(esa_ctx_error(ctx), "memory"));
+    if (status && !on_gpu()) assert_non_null(strstr(esa_ctx_error(ctx), "memory"));    /* there reading a mask allocates, and has no ctx to say so */
     esa_mask_free(mask);
     esa_mask_free(planned);
     esa_mask_free(again);
@@ -210,10 +213,11 @@ static void test_memory_report(void **state)
     esa_ctx_memory(ctx, &held, &peak);
     assert_int_equal(held, 0);
     assert_int_equal(esa_attention(ctx, &d.tq, &d.tk, &d.tv, &d.to, NULL, NULL), ESA_OK);
-    esa_ctx_memory(ctx, &held, &peak);
+    void (*memory)(const esa_ctx *, int64_t *, int64_t *) = on_gpu() ? esa_device_memory : esa_ctx_memory;
+    memory(ctx, &held, &peak);
     assert_true(held > 0 && peak == held);
     esa_ctx_trim(ctx);
-    esa_ctx_memory(ctx, &held, &peak);
+    memory(ctx, &held, &peak);
     assert_true(held == 0 && peak > 0);
     assert_int_equal(esa_attention(ctx, &d.tq, &d.tk, &d.tv, &d.to, NULL, NULL), ESA_OK);
     esa_ctx_free(ctx);

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The esa command as a stranger uses it: check_cli.py ESA MAKE_RECORDING. Standard library only.
+"""The esa command as a stranger uses it: check_cli.py ESA MAKE_RECORDING STAND_IN (a plugin for a machine without a GPU). Standard library only.
 
 Every failure must be one sentence on stderr, an exit status, and nothing left on disk."""
 import json
@@ -11,7 +11,7 @@ import sys
 import tempfile
 import unittest
 
-ESA, MAKE_RECORDING = sys.argv[1:3]
+ESA, MAKE_RECORDING, STAND_IN = sys.argv[1:4]
 COMMANDS = [[], ["bench"], ["masks"]]
 LEAVES = [["demo"], ["doctor"], ["bench", "attention"], ["bench", "quality"], ["masks", "select"], ["masks", "info"],
           ["masks", "derive"], ["masks", "merge"], ["masks", "convert"]]
@@ -514,7 +514,7 @@ class Recordings(Base):
 
 
 class Bench(Base):
-    FIELDS = {"shape", "dtype", "selector", "tail", "density_asked", "density", "seconds", "seconds_median", "gflops", "of_sgemm",
+    FIELDS = {"shape", "dtype", "kernel", "selector", "tail", "density_asked", "density", "seconds", "seconds_median", "gflops", "of_sgemm",
               "speedup_vs_dense", "select_seconds", "peak_extra_bytes"}
 
     def test_json(self):
@@ -607,6 +607,36 @@ class Doctor(Base):
 
     def test_lowered(self):
         self.assertRegex(self.works("doctor", env={"ESA_CPU": "ref"}), r"kernels +ref \(ESA_CPU=ref\)")
+
+    def test_no_plugin(self):
+        no = {"ESA_CUDA_LIB": "/no/such/libesa_cuda.so"}
+        self.assertRegex(self.works("doctor", env=no), r"cuda +not in use: .*/no/such/libesa_cuda.so")
+        self.fails("bench", "attention", "--device", "cuda", status=1, says=["/no/such/libesa_cuda.so"], env=no)
+        self.fails("bench", "attention", "--device", "gpu", status=2, says=["--device", "cpu|cuda"])
+
+
+class Gpu(Base):
+    env = {"ESA_CUDA_LIB": STAND_IN}
+
+    def test_doctor(self):
+        out = self.works("doctor", "--json", "d.json", env=self.env)
+        self.assertRegex(out, r"gpu 0 +stand-in.*sm90a kernels")
+        self.assertEqual(out.count("right on GPU 0"), 2)
+        self.assertEqual(load(self.path("d.json"))["gpus"][0]["kernels"], "sm90a")
+        self.assertRegex(self.works("doctor", env={**self.env, "ESA_CUDA": "sm80"}), r"sm80 kernels \(ESA_CUDA=sm80\)")
+        self.assertIn("nonsense", esa("doctor", env={**self.env, "ESA_CUDA": "nonsense"})[2])
+
+    def test_bench(self):
+        out = self.works("bench", "attention", "--device", "cuda", "--shape", "1,2,300,32", "--dtype", "f32,bf16", "--density", "1,0.5", "--selector",
+                         "random,entropy", "--tail", "pooled", "--rounds", "2", "--json", "b.json", env=self.env)
+        self.assertIn("stand-in", out)
+        data = load(self.path("b.json"))
+        self.assertEqual(data["gpu"]["name"], "stand-in")
+        self.assertEqual(len(data["rows"]), 6)
+        for row in data["rows"]:
+            self.assertGreater(row["seconds"], 0)
+            self.assertEqual(row["kernel"], "stand-in")
+            self.assertEqual(row["select_seconds"] is not None, row["selector"] == "entropy")
 
 
 if __name__ == "__main__":

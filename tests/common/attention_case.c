@@ -1,11 +1,14 @@
 /* attention_case.c - see attention_case.h.
  * SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE                 /* setenv */
 #include "common/attention_case.h"
 #include "base/half.h"
 #include "base/ctx.h"
 #include "base/rng.h"
 #include "common/bf16_emulated.h"
 #include "common/naive.h"
+#include "common/on_gpu.h"
+#include "cpu/cpu.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -27,10 +30,48 @@ typedef struct prepared {
     naive_case naive;
 } prepared;
 
+int find_test_levels(int32_t *level, int *native)
+{
+    int n = 0;
+    if (on_gpu()) {
+        level[n++] = GPU_BEST;
+        if (!getenv("ESA_CUDA") && !on_stand_in()) level[n++] = GPU_SM80;
+        return *native = n;
+    }
+    for (int32_t l = ESA_CPU_REF; l <= ESA_CPU_NEON; l++) if (esa_cpu_kernels_get(l)) level[n++] = l;
+    *native = n;
+    if (bf16_emulated()) level[n++] = CPU_BF16_EMULATED;
+    return n;
+}
+
+esa_ctx *level_ctx(int32_t level, int32_t threads)
+{
+    esa_ctx *ctx = NULL;
+    esa_ctx_params cp = esa_ctx_params_default();
+    cp.threads = threads;
+    if (level < CPU_BF16_EMULATED) cp.cpu_level = level;
+    if (level == CPU_BF16_EMULATED) cp.cpu_level = ESA_CPU_AVX512;
+    assert_int_equal(esa_ctx_create(&ctx, &cp), ESA_OK);
+    if (level == CPU_BF16_EMULATED) ctx->kern = bf16_emulated();
+    if (level == GPU_SM80) {            /* read when the GPU is opened, which is at its first use: now */
+        int32_t count;
+        esa_device_info info = { .struct_size = sizeof info };
+        setenv("ESA_CUDA", "sm80", 1);
+        assert_int_equal(esa_device_count(ctx, &count), ESA_OK);
+        assert_int_equal(esa_device_get_info(ctx, &info), ESA_OK);
+        assert_string_equal(info.kernels, "sm80");
+        unsetenv("ESA_CUDA");
+    }
+    return ctx;
+}
+
 static void prepare_view(prepared *p, int i, const attention_case *c, int32_t dtype, int64_t H, int64_t N, int64_t D)
 {
-    p->memory[i] = guard_alloc(c->B * H * N * D * esa_dtype_size(dtype), i == 4 ? 0 : c->misalign);
-    p->t[i] = c->bsnd ? esa_tensor_bsnd(p->memory[i].data, dtype, c->B, H, N, D) : esa_tensor_bnsd(p->memory[i].data, dtype, c->B, H, N, D);
+    static const int64_t pads[] = { 1, 2, 3, 1, 0 };
+    const int64_t row = D + c->pad * pads[i], bsnd = c->bsnd == 2 ? i == 0 || i == 2 : c->bsnd;
+    p->memory[i] = guard_alloc(c->B * H * N * row * esa_dtype_size(dtype), i == 4 ? 0 : c->misalign);
+    p->t[i] = bsnd ? esa_tensor_bsnd(p->memory[i].data, dtype, c->B, H, N, row) : esa_tensor_bnsd(p->memory[i].data, dtype, c->B, H, N, row);
+    p->t[i].dim[3] = D;
 }
 
 static void make_keys_equal(const prepared *p, const attention_case *c)
@@ -58,12 +99,7 @@ static void prepare(prepared *p, const attention_case *c, int32_t level, int32_t
     prepare_view(p, 4, c, ESA_DTYPE_F32, c->Hq, c->Nq, 1);
     for (int i = 0; i < 3; i++) tensor_fill(&p->t[i], test_seed() * 3 + (uint64_t)i, c->range > 0 ? c->range : 1.5);
     if (c->equal_keys) make_keys_equal(p, c);
-
-    esa_ctx_params cp = esa_ctx_params_default();
-    cp.cpu_level = level == CPU_BF16_EMULATED ? ESA_CPU_AVX512 : level;
-    cp.threads = threads;
-    assert_int_equal(esa_ctx_create(&p->ctx, &cp), ESA_OK);
-    if (level == CPU_BF16_EMULATED) p->ctx->kern = bf16_emulated();
+    p->ctx = level_ctx(level, threads);
 
     esa_mask_info info;
     memset(&info, 0, sizeof info);
@@ -126,39 +162,90 @@ static esa_status run(prepared *p, const attention_case *c)
 /* What the textbook says of a case; the same for every level. */
 typedef struct expected { double *out, *lse, *same; int64_t rows, n; } expected;
 
+/* Where the first wrong element lies, and how many rows hold one: the shape of the damage says which part of a kernel is wrong. */
+static void first_mismatch(const double *got, const expected *e, const attention_case *c, double bound)
+{
+    int64_t rows = 0, first = -1, column = 0;
+    for (int64_t i = 0; i < e->rows; i++)
+        for (int64_t d = 0; d < c->D; d++)
+            if (!(fabs(got[i * c->D + d] - e->out[i * c->D + d]) <= bound)) {
+                if (first < 0) { first = i; column = d; }
+                rows++;
+                break;
+            }
+    if (first >= 0)
+        printf("    %lld of %lld rows wrong, the first: b %lld h %lld n %lld d %lld is %.6g, expected %.6g\n", (long long)rows, (long long)e->rows,
+               (long long)(first / c->Nq / c->Hq), (long long)(first / c->Nq % c->Hq), (long long)(first % c->Nq), (long long)column,
+               got[first * c->D + column], e->out[first * c->D + column]);
+}
+
+static int wrong_cases;             /* of the running test */
+
+int no_wrong_case(void **state)
+{
+    (void)state;
+    const int wrong = wrong_cases;
+    if (wrong) printf("%d wrong\n", wrong);
+    wrong_cases = 0;
+    return wrong ? -1 : 0;
+}
+
+static void describe(const attention_case *c, const prepared *p, int32_t level, const char *verdict)
+{
+    printf("%s B %lld Hq %lld Hkv %lld Nq %lld Nk %lld D %lld dtype %d blocks %dx%d density %g causal %d tail %d order %d bsnd %d pad %d misalign %d "
+           "kv_len %d level %d: ", verdict, (long long)c->B, (long long)c->Hq, (long long)c->Hkv, (long long)c->Nq, (long long)c->Nk, (long long)c->D, c->dtype,
+           p->naive.block_q, p->naive.block_k, c->density, c->causal, c->tail, c->order, c->bsnd, c->pad, c->misalign, c->kv_len ? (int)c->kv_len[0] : -1, level);
+}
+
+/* Largest difference of the LSE and the largest LSE; an empty row on one side only, or one with an output, counts as infinite. */
+static double lse_difference(const expected *e, const double *got, const double *got_lse, int64_t D, double *top)
+{
+    double worst = 0.0;
+    *top = 1.0;
+    for (int64_t i = 0; i < e->rows; i++) {
+        double difference = fabs(e->lse[i] - got_lse[i]);
+        if (e->lse[i] == -INFINITY || got_lse[i] == -INFINITY) {
+            difference = e->lse[i] == got_lse[i] ? 0.0 : INFINITY;
+            for (int64_t d = 0; d < D; d++) if (got[i * D + d] != 0.0) difference = INFINITY;
+        } else {
+            *top = fmax(*top, fabs(e->lse[i]));
+        }
+        if (!(difference <= worst)) worst = isnan(difference) ? INFINITY : difference;
+    }
+    return worst;
+}
+
 static void check_level(const attention_case *c, const expected *e, int32_t level, int32_t threads)
 {
     prepared p;
     prepare(&p, c, level, threads);
     const esa_status status = run(&p, c);
-    if (status) printf("esa_attention: %s\n", esa_ctx_error(p.ctx));
-    assert_int_equal(status, ESA_OK);
+    if (status) {
+        describe(c, &p, level, "WRONG");
+        printf("%s: %s\n", esa_status_name(status), esa_ctx_error(p.ctx));
+        wrong_cases++;
+        release(&p);
+        return;
+    }
     for (int i = 0; i < 5; i++) assert_true(guard_check(&p.memory[i]));
-
-    double *got = malloc((size_t)e->n * 8), *got_lse = malloc((size_t)e->rows * 8);
+    double *got = malloc((size_t)e->n * 8), *got_lse = malloc((size_t)e->rows * 8), lse_top;
     tensor_to_double(got, &p.t[3]);
     tensor_to_double(got_lse, &p.t[4]);
     const double unit = c->dtype == ESA_DTYPE_F32 ? 0x1p-23 : c->dtype == ESA_DTYPE_F16 ? 0x1p-10 : 0x1p-7;
     /* Twice the naive same-precision error, plus two ulp of the largest output: where the naive one happens to be exact (one key,
      * equal values) a correctly rounded result may still differ by an ulp. */
     const double bound = 2.0 * max_error(e->same, e->out, e->n) + 2.0 * unit * max_magnitude(e->out, e->n), error = max_error(got, e->out, e->n);
-    double lse_error = 0.0, lse_top = 1.0;
-    for (int64_t i = 0; i < e->rows; i++) {
-        if (e->lse[i] == -INFINITY || got_lse[i] == -INFINITY) {
-            assert_true(e->lse[i] == got_lse[i]);
-            for (int64_t d = 0; d < c->D; d++) assert_true(got[i * c->D + d] == 0.0);
-            continue;
-        }
-        lse_error = fmax(lse_error, fabs(e->lse[i] - got_lse[i]));
-        lse_top = fmax(lse_top, fabs(e->lse[i]));
-    }
+    const double lse_error = lse_difference(e, got, got_lse, c->D, &lse_top);
     /* The LSE is a f32 of size lse_top whose score carries D roundings; the bf16 set rounds pooled means to 2^-9. */
     const double lse_bound = (double)(c->D + 16) * 0x1p-23 * lse_top + (c->dtype != ESA_DTYPE_F32 && c->tail ? 0x1p-7 : 0.0);
-    if (!(error <= bound) || !(lse_error <= lse_bound)) {
-        printf("B %lld Hq %lld Hkv %lld Nq %lld Nk %lld D %lld dtype %d blocks %dx%d density %g causal %d tail %d order %d bsnd %d level %d: "
-               "error %.3g bound %.3g, lse %.3g bound %.3g\n", (long long)c->B, (long long)c->Hq, (long long)c->Hkv, (long long)c->Nq, (long long)c->Nk,
-               (long long)c->D, c->dtype, p.naive.block_q, p.naive.block_k, c->density, c->causal, c->tail, c->order, c->bsnd, level, error, bound, lse_error, lse_bound);
-        fail();
+    const int right = error <= bound && lse_error <= lse_bound;
+    if (!right || getenv("ESA_TEST_VERBOSE")) {
+        describe(c, &p, level, right ? "ok" : "WRONG");
+        printf("error %.3g bound %.3g, lse %.3g bound %.3g\n", error, bound, lse_error, lse_bound);
+    }
+    if (!right) {
+        first_mismatch(got, e, c, bound);
+        wrong_cases++;
     }
     free(got);
     free(got_lse);

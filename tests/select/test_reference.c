@@ -3,7 +3,7 @@
  *
  * The reference computes scores; the rows of the mask must then hold the forced blocks, the right number of blocks, and no block
  * while a better one was dropped (better by more than the tolerance: ties may fall either way). */
-#include "select/world.h"
+#include "select/scores.h"
 #include "mask/mask.h"
 
 enum { MAX_BLOCKS = 64 };
@@ -159,22 +159,6 @@ static void entropy_reference(void **state)
 
 /* ---------------------------------------------------------------- rf_v2 */
 
-static void naive_means(const world *w, double *score, int64_t b, int64_t h)
-{
-    for (int64_t I = 0; I < w->nq; I++)
-        for (int64_t J = 0; J < w->nk; J++) {
-            double dot = 0.0;
-            for (int64_t d = 0; d < w->D; d++) {
-                double mq = 0.0, mk = 0.0;
-                int64_t nq = 0, nk = 0;
-                for (int64_t i = I * w->p.block_q; i < (I + 1) * w->p.block_q && i < w->Nq; i++, nq++) mq += world_q(w, b, h, i, d);
-                for (int64_t j = J * w->p.block_k; j < (J + 1) * w->p.block_k && j < w->kv_len[b]; j++, nk++) mk += world_k(w, b, h, j, d);
-                if (nk) dot += mq / (double)nq * mk / (double)nk;
-            }
-            score[I * w->nk + J] = dot / sqrt((double)w->D);
-        }
-}
-
 static void rf_v2_reference(void **state)
 {
     esa_rng r = { kit_seed("rf_v2_reference") };
@@ -231,43 +215,6 @@ static void random_reference(void **state)
 }
 
 /* ---------------------------------------------------------------- ada_bsa */
-
-/* Group scores from the pairs that exist and are visible (fixed), or as the original computes them (compat, T = 1024). */
-static void naive_ada(const world *w, double *score, int64_t b, int64_t h)
-{
-    const int64_t gq = (w->Nq + 7) / 8, len = w->kv_len[b];
-    const int32_t fixed = w->p.mode == ESA_MODE_FIXED;
-    const int64_t gk = fixed ? (len + 7) / 8 : len / 8;
-    double *x = malloc((size_t)(gk + 1) * sizeof *x);
-    memset(score, 0, (size_t)(w->nq * w->nk) * sizeof *score);
-    for (int64_t i = 0; i < gq; i++) {
-        double top = -INFINITY, total = 0.0;
-        int64_t queries = 0;
-        for (int64_t u = 0; u < 8; u++) queries += 8 * i + u < w->Nq;
-        int64_t columns = gk;
-        if (!fixed && w->p.causal) {
-            const int64_t tile = 8 * i / 1024 * 1024, rows = w->Nq - tile < 1024 ? w->Nq - tile : 1024;
-            columns = (tile + rows / 8 * 8) / 8 < gk ? (tile + rows / 8 * 8) / 8 : gk;
-        }
-        for (int64_t j = 0; j < columns; j++) {
-            double sum = 0.0;
-            int64_t pairs = 0;
-            for (int64_t u = 0; u < 8; u++) {
-                const int64_t qi = 8 * i + 7 - u, kj = 8 * j + u;
-                if (qi >= w->Nq || kj >= len || (fixed && !world_sees(w, b, qi, kj))) continue;
-                sum += world_dot(w, b, h, qi, kj);
-                pairs++;
-            }
-            x[j] = fixed ? (pairs ? w->p.scale * sum / (double)pairs + log((double)pairs / 8.0) : -INFINITY) : w->p.scale * sum / 8.0;
-            if (x[j] > top) top = x[j];
-        }
-        if (top == -INFINITY) continue;
-        for (int64_t j = 0; j < columns; j++) total += exp(x[j] - top);
-        for (int64_t j = 0; j < columns; j++)
-            score[(8 * i / w->p.block_q) * w->nk + 8 * j / w->p.block_k] += exp(x[j] - top) / total * (fixed ? (double)queries / 8.0 : 1.0);
-    }
-    free(x);
-}
 
 static void ada_fixed_reference(void **state)
 {

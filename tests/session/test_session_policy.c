@@ -2,6 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "session/mini_model.h"
 #include <math.h>
+#include "common/on_gpu.h"
 #include "session/run_info.h"
 
 static esa_ctx *ctx;
@@ -51,7 +52,8 @@ static void test_policy_table(void **state)
                 if (!is_dense) {
                     assert_float_equal(c.density_asked, 0.4, 1e-12);
                     assert_float_equal(c.density, 0.4, 0.02);
-                    assert_true(c.mass > c.density && c.mass <= 1);
+                    if (on_gpu()) assert_true(isnan(c.mass));   /* nobody waits there for the importance */
+                    else assert_true(c.mass > c.density && c.mass <= 1);
                 }
                 assert_true(c.attention_seconds > 0 && c.kernel[0]);
                 sparse += c.sparse_calls;
@@ -143,7 +145,7 @@ static void test_refresh(void **state)
                 assert_memory_equal(expected, m.o, mini_size(&m) * 4);
                 const esa_session_stats c = stats_of(s, 1, step);
                 assert_int_equal(c.masks_made, step >= 2 && (step - 2) % 3 == 0 ? branch + 1 : 0);
-                if (step >= 2) assert_true(c.density > 0.3 && c.mass > c.density);
+                if (step >= 2) assert_true(c.density > 0.3 && (on_gpu() || c.mass > c.density));
             }
         assert_int_equal(stats_of(s, -1, -1).masks_made, 2 * 3);
         assert_int_equal(stats_of(s, -1, -1).sparse_calls, 2 * 7);
@@ -279,7 +281,8 @@ static void test_kv_len_and_lse(void **state)
         len[1] = 111;                                       /* read at every call */
     }
     len[0] = 100000;
-    assert_refused(ctx, esa_session_attention(s, 1, ESA_CALL_SELF, &t.q, &t.k, &t.v, &t.o, NULL), ESA_ERR_ARGUMENT, "kv_len", NULL);
+    if (!on_gpu())                                          /* where nobody looks at lengths on the way */
+        assert_refused(ctx, esa_session_attention(s, 1, ESA_CALL_SELF, &t.q, &t.k, &t.v, &t.o, NULL), ESA_ERR_ARGUMENT, "kv_len", NULL);
     free(expected);
     free(sums);
     free(sums2);
@@ -291,6 +294,7 @@ static void test_kv_len_and_lse(void **state)
 static void test_kv_len_cuts_order(void **state)
 {
     (void)state;
+    if (on_gpu()) skip();                                   /* lengths there are the caller's word */
     mini m = mini_make(2, 3, 1, 1);
     const mini_views t = mini_view(&m);
     scratch s = scratch_make(), u = s;
@@ -341,6 +345,7 @@ static void test_kv_len_cuts_order(void **state)
 static void test_refresh_and_kv_len(void **state)
 {
     (void)state;
+    if (on_gpu()) skip();                                   /* there lengths are told apart by their address */
     mini m = mini_make(2, 8, 1, 2);
     const mini_views t = mini_view(&m);
     esa_session_params p = mini_params(&m, ESA_SESSION_ONLINE);
@@ -558,6 +563,10 @@ static void test_memory_failure(void **state)
     mini m = mini_make(2, 3, 1, 1);
     counting c;
     esa_ctx *small = counting_ctx(&c, 2);
+    if (on_gpu()) {                                         /* opened at first use, and kept */
+        esa_device_info info = { .struct_size = sizeof info };
+        ok(small, esa_device_get_info(small, &info));
+    }
     const int64_t base = c.live;
     for (int variant = 0; variant < 4; variant++) {
         esa_session_params p = mini_params(&m, variant == 3 ? ESA_SESSION_RECORD : ESA_SESSION_ONLINE);

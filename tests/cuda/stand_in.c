@@ -1,0 +1,368 @@
+/* stand_in.c - a CUDA plugin whose GPU is this processor: the host side of the CUDA backend on machines that have none.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Built as a module of its own and found through $ESA_CUDA_LIB. Kernels are the CPU's. "Device" memory is mapped without any access
+ * right except while the plugin works, so a host that touches a device pointer dies on the spot, and gone when released. What only a
+ * real GPU can show (kernels, streams, graphs) is not here. */
+#define _GNU_SOURCE                     /* MAP_ANONYMOUS */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include "cpu/attn_cpu.h"
+#include "cuda/cuda.h"
+#include "select/select.h"
+
+struct esa_cuda_device {
+    int32_t sm80;                       /* 1: lowered by $ESA_CUDA */
+    esa_pool *pool;
+    char error[256];
+};
+
+/* ---------------------------------------------------------------- memory that only the plugin may touch */
+
+enum { MOST_BLOCKS = 4096, PAGE = 4096 };
+static const int64_t capacity = INT64_C(1) << 30;
+static struct { void *base; int64_t bytes; } block[MOST_BLOCKS];
+static int64_t in_use;
+static int blocks, inside;              /* inside: calls at work now */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void open_memory(int right) { for (int i = 0; i < blocks; i++) mprotect(block[i].base, (size_t)block[i].bytes, right); }
+
+static void enter(void)
+{
+    pthread_mutex_lock(&lock);
+    if (!inside++) open_memory(PROT_READ | PROT_WRITE);
+    pthread_mutex_unlock(&lock);
+}
+
+static void leave(void)
+{
+    pthread_mutex_lock(&lock);
+    if (!--inside) open_memory(PROT_NONE);
+    pthread_mutex_unlock(&lock);
+}
+
+static esa_status say(esa_cuda_device *dev, esa_status status, const char *text)
+{
+    snprintf(dev->error, sizeof dev->error, "%s", text);
+    return status;
+}
+
+static esa_status alloc(esa_cuda_device *dev, void **ptr, int64_t bytes)
+{
+    *ptr = NULL;
+    if (bytes < 0 || bytes > capacity - in_use) return say(dev, ESA_ERR_MEMORY, "GPU 0 has less memory free than is needed");
+    const int64_t size = bytes ? (bytes + PAGE - 1) / PAGE * PAGE : PAGE;
+    void *base = mmap(NULL, (size_t)size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (base == MAP_FAILED) return say(dev, ESA_ERR_MEMORY, "out of memory for the stand-in GPU");
+    memset(base, 0x7f, (size_t)size);   /* as a GPU's memory: anything but zeros */
+    pthread_mutex_lock(&lock);
+    const int full = blocks == MOST_BLOCKS;
+    if (!full) {
+        block[blocks].base = base;
+        block[blocks++].bytes = size;
+        in_use += size;
+        if (!inside) mprotect(base, (size_t)size, PROT_NONE);
+    }
+    pthread_mutex_unlock(&lock);
+    if (full) {
+        munmap(base, (size_t)size);
+        return say(dev, ESA_ERR_MEMORY, "the stand-in GPU holds too many blocks: something leaks");
+    }
+    *ptr = base;
+    return ESA_OK;
+}
+
+static void release(int32_t ordinal, void *ptr)
+{
+    (void)ordinal;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; ptr && i < blocks; i++)
+        if (block[i].base == ptr) {
+            munmap(ptr, (size_t)block[i].bytes);
+            in_use -= block[i].bytes;
+            block[i] = block[--blocks];
+            ptr = NULL;
+        }
+    pthread_mutex_unlock(&lock);
+    if (ptr) abort();                   /* freed twice, or never ours */
+}
+
+static esa_status move(void *dst, const void *src, int64_t bytes)
+{
+    enter();
+    memcpy(dst, src, (size_t)bytes);
+    leave();
+    return ESA_OK;
+}
+
+static esa_status upload(esa_cuda_device *dev, void *dst, const void *src, int64_t bytes, void *stream)
+{
+    (void)dev; (void)stream;
+    return move(dst, src, bytes);
+}
+
+static esa_status download(int32_t ordinal, void *dst, const void *src, int64_t bytes, void *stream)
+{
+    (void)ordinal; (void)stream;
+    return move(dst, src, bytes);
+}
+
+static esa_status sync_stream(esa_cuda_device *dev, void *stream)
+{
+    (void)dev; (void)stream;
+    return ESA_OK;
+}
+
+/* ---------------------------------------------------------------- the device */
+
+static esa_status devices(int32_t *count, char *error, int32_t error_bytes)
+{
+    (void)error; (void)error_bytes;
+    *count = 1;
+    return ESA_OK;
+}
+
+static esa_status open_device(esa_cuda_device **dev, int32_t ordinal, const char *level, char *error, int32_t error_bytes)
+{
+    *dev = NULL;
+    if (ordinal != 0) {
+        snprintf(error, (size_t)error_bytes, "there is no GPU %d: this machine has 1, numbered from 0", (int)ordinal);
+        return ESA_ERR_DEVICE;
+    }
+    const int known = !level || !*level || !strcmp(level, "sm90a") || !strcmp(level, "sm80");
+    if (!known) {
+        snprintf(error, (size_t)error_bytes, "ESA_CUDA is \"%.40s\", expected sm80 or sm90a", level);
+        return ESA_ERR_UNSUPPORTED;
+    }
+    esa_ctx *ctx = NULL;                /* lends its allocator: the pool keeps a copy of it */
+    esa_ctx_params params = esa_ctx_params_default();
+    params.threads = 1;
+    esa_cuda_device *d = calloc(1, sizeof *d);
+    if (!d || esa_ctx_create(&ctx, &params) || esa_pool_create(&d->pool, 1, &ctx->mem)) {
+        snprintf(error, (size_t)error_bytes, "out of memory for the stand-in GPU");
+        esa_ctx_free(ctx);
+        free(d);
+        return ESA_ERR_MEMORY;
+    }
+    esa_ctx_free(ctx);
+    d->sm80 = level && !strcmp(level, "sm80");
+    *dev = d;
+    return ESA_OK;
+}
+
+static void close_device(esa_cuda_device *dev)
+{
+    esa_pool_free(dev->pool);
+    free(dev);
+}
+
+static const char *last_error(const esa_cuda_device *dev) { return dev->error; }
+
+static esa_status info_of(esa_cuda_device *dev, esa_cuda_info *info)
+{
+    memset(info, 0, sizeof *info);
+    info->major = 9;
+    info->multiprocessors = 1;
+    info->memory = capacity;
+    info->free_memory = capacity - in_use;
+    snprintf(info->name, sizeof info->name, "stand-in");
+    snprintf(info->kernels, sizeof info->kernels, dev->sm80 ? "sm80" : "sm90a");
+    return ESA_OK;
+}
+
+/* ---------------------------------------------------------------- marks */
+
+typedef struct mark { struct timespec at; } mark;
+
+static esa_status mark_create(esa_cuda_device *dev, void **out)
+{
+    *out = calloc(1, sizeof(mark));
+    return *out ? ESA_OK : say(dev, ESA_ERR_MEMORY, "out of memory for a mark");
+}
+
+static void mark_release(int32_t ordinal, void *at)
+{
+    (void)ordinal;
+    free(at);
+}
+
+static esa_status mark_record(esa_cuda_device *dev, void *at, void *stream)
+{
+    (void)dev; (void)stream;
+    clock_gettime(CLOCK_MONOTONIC, &((mark *)at)->at);
+    return ESA_OK;
+}
+
+static esa_status mark_elapsed(esa_cuda_device *dev, double *seconds, void *from, void *to)
+{
+    (void)dev;
+    const struct timespec *a = &((mark *)from)->at, *b = &((mark *)to)->at;
+    *seconds = (double)(b->tv_sec - a->tv_sec) + 1e-9 * (double)(b->tv_nsec - a->tv_nsec) + 1e-9;
+    return ESA_OK;
+}
+
+/* ---------------------------------------------------------------- kernels: the CPU's, with the caller's workspace */
+
+static esa_attn_args attention_args(const esa_cuda_device *dev, const esa_attn_args *args)
+{
+    esa_attn_args a = *args;
+    const esa_cpu_kernels *kern = esa_cpu_kernels_get(ESA_CPU_BEST);
+    a.kern = a.dtype == ESA_DTYPE_BF16 && kern->bf16 ? kern->bf16 : kern;
+    a.pool = dev->pool;
+    return a;
+}
+
+static esa_select_args select_args(const esa_cuda_device *dev, const esa_select_args *args)
+{
+    esa_select_args a = *args;
+    a.kern = esa_cpu_kernels_get(ESA_CPU_BEST);
+    a.pool = dev->pool;
+    return a;
+}
+
+/* Lengths as a GPU reads them: outside 0 .. Nk counts as the nearer end. The caller frees; NULL for NULL. */
+static int32_t *lengths(const int32_t *kv_len, int64_t B, int64_t Nk)
+{
+    int32_t *clamped = kv_len ? malloc((size_t)B * 4) : NULL;
+    for (int64_t b = 0; clamped && b < B; b++) clamped[b] = kv_len[b] < 0 ? 0 : kv_len[b] > Nk ? (int32_t)Nk : kv_len[b];
+    return clamped;
+}
+
+static int64_t attention_workspace(const esa_cuda_device *dev, const esa_attn_args *args)
+{
+    const esa_attn_args a = attention_args(dev, args);
+    return esa_attn_cpu_workspace(&a);
+}
+
+static esa_status attention(esa_cuda_device *dev, const esa_attn_args *args, void *ws, void *stream)
+{
+    (void)stream;
+    esa_attn_args a = attention_args(dev, args);
+    enter();
+    int32_t *len = lengths(a.kv_len, a.B, a.Nk);
+    a.kv_len = len;
+    esa_attn_cpu(&a, ws);
+    free(len);
+    leave();
+    return ESA_OK;
+}
+
+static const char *attention_kernel(const esa_cuda_device *dev, const esa_attn_args *args)
+{
+    (void)dev; (void)args;
+    return "stand-in";
+}
+
+static int64_t select_workspace(const esa_cuda_device *dev, const esa_select_args *args)
+{
+    esa_select_args a = select_args(dev, args);
+    int64_t bytes = esa_select_workspace(&a);
+    a.params.selector = ESA_SELECT_ENTROPY;     /* importance and from_importance share it */
+    a.params.mode = args->params.selector == ESA_SELECT_ENTROPY ? args->params.mode : ESA_MODE_FIXED;
+    return esa_max64(bytes, args->params.selector == ESA_SELECT_ENTROPY ? esa_select_workspace(&a) : 0);
+}
+
+/* A CPU mask object over the device's arrays. */
+static esa_mask mask_over(const esa_select_args *a, const esa_cuda_mask *m)
+{
+    esa_mask mask;
+    memset(&mask, 0, sizeof mask);
+    mask.B = m->B; mask.H = m->H; mask.nq = m->nq; mask.nk = m->nk; mask.cap = m->cap;
+    mask.count = m->count;
+    mask.index = m->index;
+    if (a) { mask.Nq = a->Nq; mask.Nk = a->Nk; mask.block_q = a->params.block_q; mask.block_k = a->params.block_k; }
+    return mask;
+}
+
+/* importance NULL: the selector of args runs; else its second half. */
+static esa_status select_with(esa_cuda_device *dev, const esa_select_args *args, const esa_cuda_mask *m, const float *importance, void *ws)
+{
+    esa_select_args a = select_args(dev, args);
+    enter();
+    esa_mask mask = mask_over(&a, m);
+    int32_t *len = lengths(a.params.kv_len, a.B, a.Nk);
+    a.params.kv_len = len;
+    if (importance) esa_select_from_importance(&a, &mask, importance, ws);
+    else esa_select_run(&a, &mask, ws);
+    m->facts[0] = mask.existing;
+    m->facts[1] = esa_mask_kept(&mask);
+    free(len);
+    leave();
+    return ESA_OK;
+}
+
+static esa_status select_mask(esa_cuda_device *dev, const esa_select_args *args, const esa_cuda_mask *m, void *ws, void *stream)
+{
+    (void)stream;
+    return select_with(dev, args, m, NULL, ws);
+}
+
+static esa_status from_importance(esa_cuda_device *dev, const esa_select_args *args, const esa_cuda_mask *m, const float *importance, void *ws,
+                                  void *stream)
+{
+    (void)stream;
+    return select_with(dev, args, m, importance, ws);
+}
+
+static esa_status importance(esa_cuda_device *dev, const esa_select_args *args, float *out, double *entropy, void *ws, void *stream)
+{
+    (void)stream;
+    esa_select_args a = select_args(dev, args);
+    enter();
+    int32_t *len = lengths(a.params.kv_len, a.B, a.Nk);
+    a.params.kv_len = len;
+    esa_select_importance(&a, out, entropy, ws);
+    free(len);
+    leave();
+    return ESA_OK;
+}
+
+static esa_status bits_to_lists(esa_cuda_device *dev, const esa_cuda_mask *m, const uint8_t *bits, void *stream)
+{
+    (void)dev; (void)stream;
+    enter();
+    esa_mask mask = mask_over(NULL, m);
+    esa_mask_set_bits(&mask, bits);
+    m->facts[1] = esa_mask_kept(&mask);
+    leave();
+    return ESA_OK;
+}
+
+static esa_status lists_to_bits(esa_cuda_device *dev, const esa_cuda_mask *m, uint8_t *bits, void *stream)
+{
+    (void)dev; (void)stream;
+    const int64_t rows = m->B * m->H * m->nq, width = (m->nk + 7) / 8;
+    enter();
+    memset(bits, 0, (size_t)(rows * width));
+    for (int64_t r = 0; r < rows; r++)
+        for (int32_t c = 0; c < m->count[r]; c++) {
+            const int64_t j = m->index[r * m->cap + c];
+            bits[r * width + j / 8] |= (uint8_t)(1u << (j % 8));
+        }
+    leave();
+    return ESA_OK;
+}
+
+static const esa_cuda_table table = {
+    .struct_size = sizeof(esa_cuda_table), .abi = ESA_CUDA_ABI, .version = "stand-in",
+    .devices = devices, .open = open_device, .close = close_device, .error = last_error, .info = info_of,
+    .alloc = alloc, .release = release, .upload = upload, .download = download, .copy = upload, .sync = sync_stream,
+    .mark_create = mark_create, .mark_release = mark_release, .mark_record = mark_record, .mark_elapsed = mark_elapsed,
+    .attention_workspace = attention_workspace, .attention = attention, .attention_kernel = attention_kernel,
+    .select_workspace = select_workspace, .select = select_mask, .importance = importance, .from_importance = from_importance,
+    .bits_to_lists = bits_to_lists, .lists_to_bits = lists_to_bits,
+};
+
+__attribute__((visibility("default")))
+const esa_cuda_table *esa_cuda_entry(uint32_t abi, const esa_cuda_host *host, char *error, int32_t error_bytes)
+{
+    if (abi == ESA_CUDA_ABI && host->table_size == sizeof table) return &table;
+    snprintf(error, (size_t)error_bytes, "the stand-in was built with another interface");
+    return NULL;
+}

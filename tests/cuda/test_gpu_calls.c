@@ -1,0 +1,491 @@
+/* test_gpu_calls.c - the public calls around a GPU: memory, masks, plans, sessions, bad input.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Views here lie on the GPU from the start, as a caller with its own device memory has them. */
+#define _GNU_SOURCE                 /* setenv */
+#define ESA_EXPERIMENTAL
+#include "common/on_gpu.h"
+#include "select/kit.h"
+#include "session/mini_model.h"
+
+enum { B = 2, H = 4, N = 500, D = 64, SIZE = B * H * N * D };
+
+typedef struct fixture {
+    esa_ctx *ctx;
+    esa_tensor q, k, v, o;          /* bf16 on the GPU */
+    uint16_t *host[4];
+} fixture;
+
+static void must(const esa_ctx *ctx, esa_status status)
+{
+    if (status) fail_msg("%s: %s", esa_status_name(status), esa_ctx_error(ctx));
+}
+
+static void refused(const esa_ctx *ctx, esa_status got, esa_status want, const char *word)
+{
+    if (got != want) fail_msg("%s instead of %s: %s", esa_status_name(got), esa_status_name(want), esa_ctx_error(ctx));
+    if (!strstr(esa_ctx_error(ctx), word)) fail_msg("\"%s\" does not mention \"%s\"", esa_ctx_error(ctx), word);
+}
+
+static esa_tensor gpu_tensor(esa_ctx *ctx, const void *host, int32_t dtype, int64_t b, int64_t h, int64_t n, int64_t d)
+{
+    void *data = NULL;
+    const int64_t bytes = b * h * n * d * esa_dtype_size(dtype);
+    must(ctx, esa_device_alloc(ctx, &data, bytes));
+    must(ctx, esa_device_upload(ctx, data, host, bytes));
+    esa_tensor t = esa_tensor_bnsd(data, dtype, b, h, n, d);
+    t.device = ESA_DEVICE_CUDA;
+    return t;
+}
+
+static fixture fresh(void)
+{
+    fixture f;
+    esa_rng r = { kit_seed("fresh") };
+    assert_int_equal(esa_ctx_create(&f.ctx, NULL), ESA_OK);
+    esa_tensor *t[] = { &f.q, &f.k, &f.v, &f.o };
+    for (int i = 0; i < 4; i++) {
+        kit_tensor one = kit_random(&r, ESA_DTYPE_BF16, B, H, N, D, 0, 1.0f);
+        f.host[i] = one.data;
+        *t[i] = gpu_tensor(f.ctx, one.data, ESA_DTYPE_BF16, B, H, N, D);
+    }
+    return f;
+}
+
+static void finish(fixture *f)
+{
+    esa_tensor *t[] = { &f->q, &f->k, &f->v, &f->o };
+    for (int i = 0; i < 4; i++) {
+        esa_device_free(f->ctx, t[i]->data);
+        free(f->host[i]);
+    }
+    esa_ctx_free(f->ctx);
+}
+
+/* The output as bytes on the host; the caller frees. */
+static uint16_t *output(const fixture *f)
+{
+    uint16_t *bits = malloc(SIZE * 2);
+    assert_non_null(bits);
+    must(f->ctx, esa_device_download(f->ctx, bits, f->o.data, SIZE * 2));
+    return bits;
+}
+
+static esa_select_params params(int32_t selector)
+{
+    esa_select_params p = esa_select_params_default(selector);
+    p.block_q = p.block_k = 64;
+    p.budget = 0.4;
+    p.layout.grid_q[0] = 5; p.layout.grid_q[1] = p.layout.grid_q[2] = 9;
+    p.layout.text_back_q = N - 5 * 81;
+    p.layout.order = ESA_ORDER_HILBERT;
+    return p;
+}
+
+static esa_shapes shapes(void)
+{
+    esa_shapes s = esa_shapes_default();
+    s.dtype = ESA_DTYPE_BF16;
+    s.device = ESA_DEVICE_CUDA;
+    s.B = B; s.Hq = s.Hkv = H; s.Nq = s.Nk = N; s.D = D;
+    return s;
+}
+
+static void device_and_memory(void **state)
+{
+    (void)state;
+    esa_ctx *ctx;
+    assert_int_equal(esa_ctx_create(&ctx, NULL), ESA_OK);
+    int32_t count = 0;
+    esa_device_info info = { .struct_size = sizeof info };
+    must(ctx, esa_device_count(ctx, &count));
+    assert_true(count >= 1);
+    must(ctx, esa_device_get_info(ctx, &info));
+    printf("%d GPU(s), number %d: %s, compute %d.%d, %d multiprocessors, %.1f of %.1f GiB free, driver %d, runtime %d, kernels %s, plugin %s\n", (int)count,
+           (int)info.ordinal, info.name, (int)info.major, (int)info.minor, (int)info.multiprocessors, (double)info.free_memory / 0x1p30, (double)info.memory / 0x1p30,
+           (int)info.driver, (int)info.runtime, info.kernels, info.plugin);
+    assert_true(info.memory > 0 && info.free_memory > 0 && info.kernels[0] && info.plugin[0] && info.name[0]);
+
+    unsigned char in[1000], out[1000];
+    for (int i = 0; i < 1000; i++) in[i] = (unsigned char)(i * 7);
+    void *ptr, *nothing;
+    must(ctx, esa_device_alloc(ctx, &ptr, 1000));
+    must(ctx, esa_device_alloc(ctx, &nothing, 0));
+    must(ctx, esa_device_upload(ctx, ptr, in, 1000));
+    must(ctx, esa_device_upload(ctx, nothing, in, 0));
+    memset(in, 0, sizeof in);                               /* the source may change once upload has returned */
+    must(ctx, esa_device_download(ctx, out, ptr, 1000));
+    must(ctx, esa_device_sync(ctx));
+    for (int i = 0; i < 1000; i++) assert_int_equal(out[i], (unsigned char)(i * 7));
+    esa_device_free(ctx, ptr);
+    esa_device_free(ctx, nothing);
+
+    ptr = &ctx;                                             /* more than any GPU has: a status, and life goes on */
+    refused(ctx, esa_device_alloc(ctx, &ptr, INT64_C(1) << 50), ESA_ERR_MEMORY, "GPU");
+    assert_null(ptr);
+    must(ctx, esa_device_alloc(ctx, &ptr, 16));
+    esa_device_free(ctx, ptr);
+    esa_ctx_free(ctx);
+
+    esa_ctx_params cp = esa_ctx_params_default();
+    cp.cuda_device = count;
+    assert_int_equal(esa_ctx_create(&ctx, &cp), ESA_OK);
+    refused(ctx, esa_device_alloc(ctx, &ptr, 16), ESA_ERR_DEVICE, "no GPU");
+    esa_ctx_free(ctx);
+    const char *lowered = getenv("ESA_CUDA");
+    char *keep = lowered ? strdup(lowered) : NULL;
+    setenv("ESA_CUDA", "nonsense", 1);
+    assert_int_equal(esa_ctx_create(&ctx, NULL), ESA_OK);
+    refused(ctx, esa_device_get_info(ctx, &info), ESA_ERR_UNSUPPORTED, "nonsense");
+    if (keep) setenv("ESA_CUDA", keep, 1);
+    else unsetenv("ESA_CUDA");
+    must(ctx, esa_device_get_info(ctx, &info));             /* the same ctx, asked again */
+    free(keep);
+    esa_ctx_free(ctx);
+}
+
+/* One call, plan tier with the ctx's scratch, plan tier with the caller's: the same bits, each twice. */
+static void tiers_agree(void **state)
+{
+    (void)state;
+    fixture f = fresh();
+    for (int32_t selector = ESA_SELECT_FULL; selector <= ESA_SELECT_RANDOM; selector++)
+        for (int32_t tail = 0; tail < 3; tail++)
+            for (int32_t applied = 0; applied < 2; applied++) {
+                esa_select_params sp = params(selector);
+                sp.layout.order_applied = applied;
+                esa_attention_params ap = esa_attention_params_default();
+                ap.tail = tail;
+                esa_mask *mask, *planned;
+                must(f.ctx, esa_select(f.ctx, &mask, &f.q, &f.k, &sp));
+                assert_int_equal(kit_info(mask).device, ESA_DEVICE_CUDA);
+                must(f.ctx, esa_attention(f.ctx, &f.q, &f.k, &f.v, &f.o, mask, &ap));
+                uint16_t *first = output(&f);
+
+                const esa_shapes s = shapes();
+                esa_plan *plan;
+                int64_t bytes;
+                void *ws;
+                must(f.ctx, esa_plan_create(f.ctx, &plan, &s, &sp, &ap));
+                must(f.ctx, esa_plan_workspace(plan, &bytes));
+                must(f.ctx, esa_mask_create(plan, &planned));
+                must(f.ctx, esa_device_alloc(f.ctx, &ws, bytes + 256));
+                unsigned char guard[256], seen[256];
+                memset(guard, 0xa5, sizeof guard);
+                must(f.ctx, esa_device_upload(f.ctx, (char *)ws + bytes, guard, 256));
+                for (int run = 0; run < 3; run++) {
+                    void *scratch = run == 2 ? NULL : ws;
+                    must(f.ctx, esa_device_upload(f.ctx, f.o.data, f.host[3], SIZE * 2));
+                    must(f.ctx, esa_plan_select(plan, planned, &f.q, &f.k, scratch));
+                    must(f.ctx, esa_plan_attention(plan, planned, &f.q, &f.k, &f.v, &f.o, NULL, scratch));
+                    uint16_t *again = output(&f);
+                    if (memcmp(first, again, SIZE * 2)) fail_msg("selector %d tail %d applied %d run %d: other bits than one call", (int)selector, (int)tail, (int)applied, run);
+                    free(again);
+                }
+                must(f.ctx, esa_device_download(f.ctx, seen, (char *)ws + bytes, 256));
+                assert_memory_equal(seen, guard, 256);      /* exactly the announced bytes */
+                const char *kernel = esa_plan_kernel(plan, planned, &f.q, &f.k, &f.v, &f.o);
+                if (tail == 0 && applied == 0) printf("selector %d: kernel %s, workspace %.2f MB\n", (int)selector, kernel, (double)bytes / 1e6);
+                assert_true(kernel[0] != 0);
+                uint8_t *a = kit_bytes(mask), *b = kit_bytes(planned);
+                const esa_mask_info info = kit_info(mask), other = kit_info(planned);
+                assert_memory_equal(a, b, (size_t)(info.B * info.H * info.nq * info.nk));
+                assert_int_equal(info.kept, other.kept);
+                free(a);
+                free(b);
+                esa_device_free(f.ctx, ws);
+                free(first);
+                esa_mask_free(mask);
+                esa_mask_free(planned);
+                esa_plan_free(plan);
+            }
+    int64_t held, peak;
+    esa_device_memory(f.ctx, &held, &peak);
+    assert_true(held > 0 && peak >= held);
+    esa_ctx_trim(f.ctx);
+    esa_device_memory(f.ctx, &held, &peak);
+    assert_true(held == 0 && peak > 0);
+    finish(&f);
+}
+
+/* Copies of masks carry lists, layout and facts; a CPU mask in one call gives the bits of its copy on the GPU. */
+static void masks_travel(void **state)
+{
+    (void)state;
+    fixture f = fresh();
+    for (int32_t order = ESA_ORDER_RASTER; order <= ESA_ORDER_HILBERT; order += 3) {
+        esa_select_params p = params(ESA_SELECT_ENTROPY);
+        p.layout.order = order;
+        esa_mask *gpu, *cpu, *back;
+        must(f.ctx, esa_select(f.ctx, &gpu, &f.q, &f.k, &p));
+        must(f.ctx, esa_mask_to_device(f.ctx, &cpu, gpu, ESA_DEVICE_CPU));
+        must(f.ctx, esa_mask_to_device(f.ctx, &back, cpu, ESA_DEVICE_CUDA));
+        const esa_mask_info a = kit_info(gpu), b = kit_info(cpu), c = kit_info(back);
+        assert_int_equal(a.device, ESA_DEVICE_CUDA);
+        assert_int_equal(b.device, ESA_DEVICE_CPU);
+        assert_int_equal(c.device, ESA_DEVICE_CUDA);
+        assert_int_equal(a.kept, b.kept);
+        assert_int_equal(a.kept, c.kept);
+        assert_true(a.density == b.density && a.density == c.density && a.density_asked == c.density_asked);
+        assert_memory_equal(&a.layout, &c.layout, sizeof a.layout);
+        const size_t cells = (size_t)(a.B * a.H * a.nq * a.nk), width = (size_t)((a.nk + 7) / 8), rows = (size_t)(a.B * a.H * a.nq);
+        uint8_t *x = kit_bytes(gpu), *y = kit_bytes(cpu), *z = kit_bytes(back), *bits[2];
+        assert_memory_equal(x, y, cells);
+        assert_memory_equal(x, z, cells);
+        int32_t *count[2], *index[2];
+        for (int i = 0; i < 2; i++) {
+            const esa_mask *m = i ? gpu : cpu;
+            bits[i] = malloc(rows * width);
+            count[i] = malloc(rows * 4);
+            index[i] = malloc(rows * (size_t)a.nk * 4);
+            must(f.ctx, esa_mask_to_bits(m, bits[i]));
+            must(f.ctx, esa_mask_to_fa4(m, count[i], index[i]));
+        }
+        assert_memory_equal(bits[0], bits[1], rows * width);
+        assert_memory_equal(count[0], count[1], rows * 4);
+        assert_memory_equal(index[0], index[1], rows * (size_t)a.nk * 4);
+        const esa_mask *all[] = { gpu, cpu, back };
+        uint16_t *first = NULL;
+        for (int i = 0; i < 3; i++) {
+            must(f.ctx, esa_attention(f.ctx, &f.q, &f.k, &f.v, &f.o, all[i], NULL));
+            uint16_t *now = output(&f);
+            if (first) assert_memory_equal(first, now, SIZE * 2);
+            else first = now;
+            if (first != now) free(now);
+        }
+        /* A mask on the GPU outlives its ctx and serves another one. */
+        esa_ctx *other;
+        assert_int_equal(esa_ctx_create(&other, NULL), ESA_OK);
+        esa_mask *made;
+        must(other, esa_select(other, &made, &f.q, &f.k, &p));
+        esa_ctx_free(other);
+        must(f.ctx, esa_attention(f.ctx, &f.q, &f.k, &f.v, &f.o, made, NULL));
+        uint16_t *now = output(&f);
+        assert_memory_equal(first, now, SIZE * 2);
+        free(now);
+        free(first);
+        esa_mask_free(made);
+        for (int i = 0; i < 2; i++) { free(bits[i]); free(count[i]); free(index[i]); }
+        free(x);  free(y);  free(z);
+        esa_mask_free(gpu);  esa_mask_free(cpu);  esa_mask_free(back);
+    }
+    finish(&f);
+}
+
+static void bad_input(void **state)
+{
+    (void)state;
+    fixture f = fresh();
+    esa_mask *mask, *hilbert;
+    esa_tensor bad = f.k;
+    bad.device = ESA_DEVICE_CPU;
+    bad.data = f.host[1];
+    refused(f.ctx, esa_attention(f.ctx, &f.q, &bad, &f.v, &f.o, NULL, NULL), ESA_ERR_DEVICE, "different devices");
+    refused(f.ctx, esa_select(f.ctx, &mask, &f.q, &bad, NULL), ESA_ERR_DEVICE, "different devices");
+    bad = f.q;
+    bad.device_index = 3;
+    refused(f.ctx, esa_attention(f.ctx, &bad, &f.k, &f.v, &f.o, NULL, NULL), ESA_ERR_DEVICE, "GPU 3");
+    float lse_host[4];
+    esa_tensor lse = esa_tensor_bnsd(lse_host, ESA_DTYPE_F32, B, H, N, 1);
+    esa_attention_params ap = esa_attention_params_default();
+    ap.lse = &lse;
+    refused(f.ctx, esa_attention(f.ctx, &f.q, &f.k, &f.v, &f.o, NULL, &ap), ESA_ERR_DEVICE, "lse");
+    refused(f.ctx, esa_attention(f.ctx, &f.q, &f.k, &f.v, &f.q, NULL, NULL), ESA_ERR_ARGUMENT, "overlaps");
+
+    esa_shapes s = shapes();
+    esa_plan *bare, *plan;
+    s.D = 300;
+    refused(f.ctx, esa_plan_create(f.ctx, &plan, &s, NULL, NULL), ESA_ERR_UNSUPPORTED, "300");
+    s = shapes();
+    s.device_index = 5;
+    refused(f.ctx, esa_plan_create(f.ctx, &plan, &s, NULL, NULL), ESA_ERR_DEVICE, "5");
+    s = shapes();
+    must(f.ctx, esa_plan_create(f.ctx, &bare, &s, NULL, NULL));
+    esa_select_params p = params(ESA_SELECT_RANDOM);
+    must(f.ctx, esa_select(f.ctx, &hilbert, &f.q, &f.k, &p));
+    refused(f.ctx, esa_plan_attention(bare, hilbert, &f.q, &f.k, &f.v, &f.o, NULL, NULL), ESA_ERR_UNSUPPORTED, "gather");
+    p.layout.order = ESA_ORDER_RASTER;
+    must(f.ctx, esa_select(f.ctx, &mask, &f.q, &f.k, &p));
+    must(f.ctx, esa_plan_attention(bare, mask, &f.q, &f.k, &f.v, &f.o, NULL, NULL));
+    esa_mask *cpu;
+    must(f.ctx, esa_mask_to_device(f.ctx, &cpu, mask, ESA_DEVICE_CPU));
+    refused(f.ctx, esa_plan_attention(bare, cpu, &f.q, &f.k, &f.v, &f.o, NULL, NULL), ESA_ERR_DEVICE, "esa_mask_to_device");
+    esa_tensor host = esa_tensor_bnsd(f.host[0], ESA_DTYPE_BF16, B, H, N, D);
+    on_gpu_set(0);                                          /* CPU views into a GPU plan, and a GPU mask into a CPU call */
+    refused(f.ctx, esa_plan_attention(bare, mask, &host, &host, &host, &host, NULL, NULL), ESA_ERR_DEVICE, "");
+    esa_tensor hk = host, hv = host, ho = host;
+    hk.data = f.host[1]; hv.data = f.host[2]; ho.data = f.host[3];
+    refused(f.ctx, esa_attention(f.ctx, &host, &hk, &hv, &ho, mask, NULL), ESA_ERR_DEVICE, "");
+    on_gpu_set(-1);
+
+    must(f.ctx, esa_plan_create(f.ctx, &plan, &s, &p, NULL));
+    esa_mask *empty;
+    must(f.ctx, esa_mask_create(plan, &empty));
+    refused(f.ctx, esa_plan_attention(plan, empty, &f.q, &f.k, &f.v, &f.o, NULL, NULL), ESA_ERR_STATE, "empty");
+    void *ws;
+    int64_t bytes;
+    must(f.ctx, esa_plan_workspace(plan, &bytes));
+    must(f.ctx, esa_device_alloc(f.ctx, &ws, bytes + 64));
+    refused(f.ctx, esa_plan_select(plan, empty, &f.q, &f.k, (char *)ws + 8), ESA_ERR_ARGUMENT, "multiple of 64");
+    refused(f.ctx, esa_plan_select(plan, cpu, &f.q, &f.k, ws), ESA_ERR_MISMATCH, "esa_mask_create");
+    refused(f.ctx, esa_plan_attention(plan, hilbert, &f.q, &f.k, &f.v, &f.o, NULL, ws), ESA_ERR_MISMATCH, "order");
+    must(f.ctx, esa_plan_select(plan, empty, &f.q, &f.k, ws));
+    must(f.ctx, esa_plan_attention(plan, empty, &f.q, &f.k, &f.v, &f.o, NULL, ws));
+    must(f.ctx, esa_device_sync(f.ctx));
+    esa_device_free(f.ctx, ws);
+    esa_mask_free(empty);  esa_mask_free(cpu);  esa_mask_free(mask);  esa_mask_free(hilbert);
+    esa_plan_free(plan);  esa_plan_free(bare);
+    finish(&f);
+}
+
+/* Lengths on the GPU are read at every call; outside 0 .. Nk they count as the nearer end. */
+static void lengths_on_the_gpu(void **state)
+{
+    (void)state;
+    fixture f = fresh();
+    static const int32_t given[][B] = { { N + 9, -4 }, { N, 0 }, { 77, 400 } };
+    int32_t *len;
+    must(f.ctx, esa_device_alloc(f.ctx, (void **)&len, B * 4));
+    esa_select_params p = params(ESA_SELECT_ENTROPY);
+    p.layout = esa_layout_default();
+    esa_attention_params ap = esa_attention_params_default();
+    p.kv_len = ap.kv_len = len;
+    const esa_shapes s = shapes();
+    esa_plan *plan;
+    esa_mask *mask;
+    must(f.ctx, esa_device_upload(f.ctx, len, given[0], B * 4));
+    must(f.ctx, esa_plan_create(f.ctx, &plan, &s, &p, &ap));
+    must(f.ctx, esa_mask_create(plan, &mask));
+    uint16_t *out[3];
+    uint8_t *keep[3];
+    for (int i = 0; i < 3; i++) {
+        must(f.ctx, esa_device_upload(f.ctx, len, given[i], B * 4));
+        must(f.ctx, esa_plan_select(plan, mask, &f.q, &f.k, NULL));
+        must(f.ctx, esa_plan_attention(plan, mask, &f.q, &f.k, &f.v, &f.o, NULL, NULL));
+        out[i] = output(&f);
+        keep[i] = kit_bytes(mask);
+    }
+    const esa_mask_info info = kit_info(mask);
+    const size_t cells = (size_t)(info.B * info.H * info.nq * info.nk);
+    assert_memory_equal(out[0], out[1], SIZE * 2);
+    assert_memory_equal(keep[0], keep[1], cells);
+    assert_memory_not_equal(out[1], out[2], SIZE * 2);
+    for (size_t i = SIZE / 2; i < SIZE; i++) assert_int_equal(out[1][i] & 0x7fff, 0);      /* batch entry 1 sees no key */
+    for (int i = 0; i < 3; i++) { free(out[i]); free(keep[i]); }
+    esa_mask_free(mask);
+    esa_plan_free(plan);
+    esa_device_free(f.ctx, len);
+    finish(&f);
+}
+
+/* A recording made on the GPU and one made on the CPU from the same numbers: importances of the resulting files agree. */
+static void recordings_agree(void **state)
+{
+    (void)state;
+    scratch dir = scratch_make();
+    esa_ctx *ctx;
+    assert_int_equal(esa_ctx_create(&ctx, NULL), ESA_OK);
+    char file[2][700];
+    esa_mask_file *made[2];
+    for (int gpu = 0; gpu < 2; gpu++) {
+        char recording[700];
+        mini m = mini_make(2, 3, 1, 1);
+        const esa_session_params p = mini_params(&m, ESA_SESSION_RECORD);
+        snprintf(recording, sizeof recording, "%s/recording%d", dir.dir, gpu);
+        snprintf(file[gpu], sizeof file[gpu], "%s/masks%d", dir.dir, gpu);
+        on_gpu_set(gpu);
+        mini_record(ctx, &m, &p, 3, 2, recording);
+        on_gpu_set(-1);
+        const char *one[] = { recording };
+        static const double budgets[] = { 0.3 };
+        esa_mask_build build = esa_mask_build_default();
+        build.importance = ESA_IMPORTANCE_F16;
+        build.budgets = budgets;
+        build.budget_count = 1;
+        ok(ctx, esa_mask_file_build(ctx, file[gpu], one, 1, &build));
+        ok(ctx, esa_mask_file_open(ctx, &made[gpu], file[gpu]));
+        mini_free(&m);
+    }
+    esa_mask_file_info info = { .struct_size = sizeof info };
+    ok(ctx, esa_mask_file_get_info(made[0], &info));
+    const int64_t cells = info.H * info.nq * info.nk;
+    float *a = malloc((size_t)cells * 4), *b = malloc((size_t)cells * 4);
+    double worst = 0.0;
+    int64_t bits = 0, differ = 0;
+    for (int32_t layer = 0; layer < 2; layer++)
+        for (int32_t step = 0; step < 3; step++) {
+            if (!esa_mask_file_stored(made[0], layer, step)) continue;
+            ok(ctx, esa_mask_file_importance(made[0], a, layer, step, 0));
+            ok(ctx, esa_mask_file_importance(made[1], b, layer, step, 0));
+            for (int64_t i = 0; i < cells; i++) worst = fmax(worst, fabs((double)a[i] - (double)b[i]));
+            esa_mask *x, *y;
+            ok(ctx, esa_mask_file_get(made[0], &x, layer, step, 0, 0.3));
+            ok(ctx, esa_mask_file_get(made[1], &y, layer, step, 0, 0.3));
+            uint8_t *p = kit_bytes(x), *q = kit_bytes(y);
+            for (int64_t i = 0; i < cells; i++) differ += p[i] != q[i];
+            bits += cells;
+            free(p);  free(q);
+            esa_mask_free(x);  esa_mask_free(y);
+        }
+    printf("recorded importance differs by at most %.2g; %lld of %lld blocks of the masks differ\n", worst, (long long)differ, (long long)bits);
+    assert_true(worst < 1e-3 && bits > 0 && differ * 100 <= bits);      /* f16 importances: steps of 2^-11 below 1 */
+    free(a);
+    free(b);
+    esa_mask_file_free(made[0]);
+    esa_mask_file_free(made[1]);
+    esa_ctx_free(ctx);
+    scratch_remove(&dir);
+}
+
+/* Masks of a file go to the GPU once per layer and step group and are counted there. */
+static void cached_masks_rest_on_the_gpu(void **state)
+{
+    (void)state;
+    scratch dir = scratch_make();
+    char recording[700], file[700];
+    esa_ctx *ctx;
+    assert_int_equal(esa_ctx_create(&ctx, NULL), ESA_OK);
+    snprintf(recording, sizeof recording, "%s/recording", dir.dir);
+    snprintf(file, sizeof file, "%s/masks", dir.dir);
+    mini m = mini_make(3, 4, 1, 1);
+    const esa_session_params record = mini_params(&m, ESA_SESSION_RECORD);
+    mini_record(ctx, &m, &record, 3, 1, recording);
+    const char *one[] = { recording };
+    static const double budgets[] = { 0.4 };
+    esa_mask_build build = esa_mask_build_default();
+    build.budgets = budgets;
+    build.budget_count = 1;
+    ok(ctx, esa_mask_file_build(ctx, file, one, 1, &build));
+    esa_mask_file *masks;
+    ok(ctx, esa_mask_file_open(ctx, &masks, file));
+    esa_session_params p = mini_params(&m, ESA_SESSION_CACHED);
+    p.masks = masks;
+    uint64_t hash[3];
+    esa_session *s;
+    ok(ctx, esa_session_create(ctx, &s, &p));
+    int64_t bytes[2];
+    for (int video = 0; video < 2; video++) {
+        ok(ctx, mini_run(&m, s, &hash[video]));
+        esa_session_stats stats = { .struct_size = sizeof stats };
+        ok(ctx, esa_session_get_stats(s, &stats, -1, -1));
+        printf("video %d: %lld sparse calls, %lld masks loaded, %lld bytes of masks on the GPU, kernel %s, attention %.3g s\n", video, (long long)stats.sparse_calls,
+               (long long)stats.masks_loaded, (long long)stats.device_bytes, stats.kernel, stats.attention_seconds);
+        assert_true(stats.sparse_calls > 0 && stats.device_bytes > 0);
+        bytes[video] = stats.device_bytes;
+    }
+    esa_session_free(s);
+    assert_true(hash[0] == hash[1] && bytes[0] == bytes[1]);            /* the second video reuses what the first uploaded */
+    esa_mask_file_free(masks);
+    mini_free(&m);
+    esa_ctx_free(ctx);
+    scratch_remove(&dir);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(device_and_memory), cmocka_unit_test(tiers_agree), cmocka_unit_test(masks_travel), cmocka_unit_test(bad_input),
+        cmocka_unit_test(lengths_on_the_gpu), cmocka_unit_test(recordings_agree), cmocka_unit_test(cached_masks_rest_on_the_gpu),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,191 @@
+/* test_no_gpu.c - no plugin, a wrong one, no driver, no GPU: ESA_ERR_DEVICE and a sentence, and the CPU works on.
+ * SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE                 /* setenv, readlink */
+#define ESA_EXPERIMENTAL
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "common/naive.h"
+#include "esa/esa_session.h"
+
+enum { H = 2, N = 100, D = 16 };
+static float q[H * N * D], k[H * N * D], v[H * N * D], o[H * N * D], before[H * N * D];
+
+static esa_tensor view(float *data, int32_t device)
+{
+    esa_tensor t = esa_tensor_bnsd(data, ESA_DTYPE_F32, 1, H, N, D);
+    t.device = device;
+    return t;
+}
+
+/* A file beside this program, or one folder up. */
+static const char *beside(const char *name)
+{
+    static char path[4096];
+    const ssize_t n = readlink("/proc/self/exe", path, sizeof path - 64);
+    assert_true(n > 0);
+    path[n] = 0;
+    strcpy(strrchr(path, '/') + 1, name);
+    return path;
+}
+
+static void expect(esa_ctx *ctx, esa_status got, const char *word)
+{
+    if (got != ESA_ERR_DEVICE) fail_msg("%s instead of ESA_ERR_DEVICE: %s", esa_status_name(got), esa_ctx_error(ctx));
+    if (!strstr(esa_ctx_error(ctx), word)) fail_msg("\"%s\" does not mention \"%s\"", esa_ctx_error(ctx), word);
+}
+
+/* Every call that would need a GPU says why there is none; between them the CPU computes what it always did. */
+static void all_calls(const char *word)
+{
+    esa_ctx *ctx;
+    assert_int_equal(esa_ctx_create(&ctx, NULL), ESA_OK);
+    esa_tensor cpu[4] = { view(q, ESA_DEVICE_CPU), view(k, ESA_DEVICE_CPU), view(v, ESA_DEVICE_CPU), view(o, ESA_DEVICE_CPU) };
+    esa_tensor gpu[4] = { view(q, ESA_DEVICE_CUDA), view(k, ESA_DEVICE_CUDA), view(v, ESA_DEVICE_CUDA), view(o, ESA_DEVICE_CUDA) };
+    tensor_fill(&cpu[0], 1, 1.0);
+    tensor_fill(&cpu[1], 2, 1.0);
+    tensor_fill(&cpu[2], 3, 1.0);
+    assert_int_equal(esa_attention(ctx, &cpu[0], &cpu[1], &cpu[2], &cpu[3], NULL, NULL), ESA_OK);
+    memcpy(before, o, sizeof o);
+
+    int32_t count = 77;
+    expect(ctx, esa_device_count(ctx, &count), word);
+    assert_int_equal(count, 0);
+    esa_device_info info = { .struct_size = sizeof info };
+    expect(ctx, esa_device_get_info(ctx, &info), word);
+    void *ptr = &ctx;
+    expect(ctx, esa_device_alloc(ctx, &ptr, 100), word);
+    assert_null(ptr);
+    expect(ctx, esa_device_upload(ctx, q, k, 4), word);
+    expect(ctx, esa_device_download(ctx, q, k, 4), word);
+    expect(ctx, esa_device_sync(ctx), word);
+    expect(ctx, esa_attention(ctx, &gpu[0], &gpu[1], &gpu[2], &gpu[3], NULL, NULL), word);
+    esa_mask *mask, *copy;
+    expect(ctx, esa_select(ctx, &mask, &gpu[0], &gpu[1], NULL), word);
+    assert_null(mask);
+    esa_shapes s = esa_shapes_default();
+    esa_plan *plan;
+    s.device = ESA_DEVICE_CUDA;
+    s.B = 1; s.Hq = s.Hkv = H; s.Nq = s.Nk = N; s.D = D;
+    expect(ctx, esa_plan_create(ctx, &plan, &s, NULL, NULL), word);
+    assert_null(plan);
+    esa_session_params sp = esa_session_params_default();
+    esa_session *session;
+    sp.layers = sp.steps = 1;
+    sp.mode = ESA_SESSION_DENSE;
+    assert_int_equal(esa_session_create(ctx, &session, &sp), ESA_OK);
+    assert_int_equal(esa_session_begin(session), ESA_OK);
+    assert_int_equal(esa_session_step(session, 0, 0), ESA_OK);
+    expect(ctx, esa_session_attention(session, 0, ESA_CALL_SELF, &gpu[0], &gpu[1], &gpu[2], &gpu[3], NULL), word);
+    esa_session_free(session);
+
+    assert_int_equal(esa_select(ctx, &mask, &cpu[0], &cpu[1], NULL), ESA_OK);
+    expect(ctx, esa_mask_to_device(ctx, &copy, mask, ESA_DEVICE_CUDA), word);
+    assert_null(copy);
+    assert_int_equal(esa_mask_to_device(ctx, &copy, mask, ESA_DEVICE_CPU), ESA_OK);
+    esa_mask_free(copy);
+    esa_mask_free(mask);
+    int64_t held = -1, peak = -1;
+    esa_device_memory(ctx, &held, &peak);
+    assert_true(held == 0 && peak == 0);
+    esa_device_free(ctx, NULL);
+
+    assert_memory_equal(before, o, sizeof o);               /* nobody wrote */
+    assert_int_equal(esa_attention(ctx, &cpu[0], &cpu[1], &cpu[2], &cpu[3], NULL, NULL), ESA_OK);
+    assert_memory_equal(before, o, sizeof o);
+    assert_string_equal(esa_ctx_error(ctx), "");
+    esa_ctx_free(ctx);
+}
+
+static void missing_plugin(void **state)
+{
+    (void)state;
+    setenv("ESA_CUDA_LIB", "/no/such/folder/libesa_cuda.so", 1);
+    all_calls("/no/such/folder/libesa_cuda.so");
+    unsetenv("ESA_CUDA_LIB");
+    all_calls("libesa_cuda.so");                            /* none lies beside the test programs */
+}
+
+static void wrong_plugins(void **state)
+{
+    (void)state;
+    setenv("ESA_CUDA_LIB", "/proc/self/status", 1);         /* a file, but no library */
+    all_calls("/proc/self/status");
+    setenv("ESA_CUDA_LIB", "libm.so.6", 1);                 /* a library, but no plugin */
+    all_calls("esa_cuda_entry");
+    setenv("ESA_CUDA_LIB", beside("libesa_other_abi.so"), 1);
+    if (access(getenv("ESA_CUDA_LIB"), R_OK) == 0) all_calls("interface");
+    else printf("libesa_other_abi.so is not beside this program: not tried\n");
+    unsetenv("ESA_CUDA_LIB");
+}
+
+/* The real plugin, where it was built, on a machine whose GPUs (if any) are hidden. In a child: drivers read the variable once. */
+static void no_device(void **state)
+{
+    (void)state;
+    setenv("ESA_CUDA_LIB", beside("../libesa_cuda.so"), 1);
+    if (access(getenv("ESA_CUDA_LIB"), R_OK)) {
+        printf("libesa_cuda.so was not built: not tried\n");
+        unsetenv("ESA_CUDA_LIB");
+        return;
+    }
+    fflush(NULL);
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        esa_ctx *ctx;
+        int32_t count = 5;
+        setenv("CUDA_VISIBLE_DEVICES", "", 1);
+        if (esa_ctx_create(&ctx, NULL)) _exit(2);
+        const esa_status status = esa_device_count(ctx, &count);
+        fprintf(stderr, "%s: %s\n", esa_status_name(status), esa_ctx_error(ctx));
+        _exit(status == ESA_ERR_DEVICE && count == 0 && strlen(esa_ctx_error(ctx)) > 20 ? 0 : 3);
+    }
+    int how = 0;
+    assert_true(waitpid(child, &how, 0) == child);
+    assert_true(WIFEXITED(how));
+    assert_int_equal(WEXITSTATUS(how), 0);
+    unsetenv("ESA_CUDA_LIB");
+}
+
+/* Arguments of the device calls themselves. */
+static void arguments(void **state)
+{
+    (void)state;
+    esa_ctx *ctx;
+    assert_int_equal(esa_ctx_create(&ctx, NULL), ESA_OK);
+    void *ptr;
+    esa_device_info info = { .struct_size = 3 };
+    assert_int_equal(esa_device_count(ctx, NULL), ESA_ERR_ARGUMENT);
+    assert_int_equal(esa_device_count(NULL, NULL), ESA_ERR_ARGUMENT);
+    assert_int_equal(esa_device_get_info(ctx, NULL), ESA_ERR_ARGUMENT);
+    assert_int_equal(esa_device_get_info(ctx, &info), ESA_ERR_VERSION);
+    assert_non_null(strstr(esa_ctx_error(ctx), "struct_size 3"));
+    assert_int_equal(esa_device_alloc(ctx, NULL, 4), ESA_ERR_ARGUMENT);
+    assert_int_equal(esa_device_alloc(ctx, &ptr, -1), ESA_ERR_ARGUMENT);
+    assert_int_equal(esa_device_upload(ctx, NULL, q, 4), ESA_ERR_ARGUMENT);
+    assert_int_equal(esa_device_download(ctx, q, NULL, 4), ESA_ERR_ARGUMENT);
+    assert_int_equal(esa_device_upload(ctx, q, k, -4), ESA_ERR_ARGUMENT);
+    esa_mask *copy = (esa_mask *)&ctx;
+    assert_int_equal(esa_mask_to_device(ctx, &copy, NULL, ESA_DEVICE_CUDA), ESA_ERR_ARGUMENT);
+    assert_null(copy);
+    esa_device_memory(NULL, NULL, NULL);
+    esa_device_free(NULL, NULL);
+    esa_ctx_free(ctx);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(no_device), cmocka_unit_test(missing_plugin), cmocka_unit_test(wrong_plugins), cmocka_unit_test(arguments),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
