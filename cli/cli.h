@@ -46,6 +46,8 @@ int cli_fail_esa(const esa_ctx *ctx, esa_status status, const char *what);
 
 /* A context with the default settings and this many threads (0: one per core). CLI_FAILED after one sentence. (machine.c) */
 int cli_ctx_new(esa_ctx **ctx, int64_t threads);
+/* The same on a GPU, with what is known about it; what names the work. */
+int cli_ctx_gpu(esa_ctx **ctx, esa_device_info *gpu, int32_t ordinal, const char *what);
 
 /* ---------------------------------------------------------------- options (option.c) */
 
@@ -119,6 +121,9 @@ void cli_machine_json(cli_json *json, const esa_ctx *ctx, const char *blas);
 /* One line for people. */
 void cli_machine_print(FILE *out, const esa_ctx *ctx);
 const char *cli_commit(void);
+/* "gpu": {...} and one line for people: name, compute capability, memory, driver, kernels. */
+void cli_gpu_json(cli_json *json, const char *key, const esa_device_info *gpu);
+void cli_gpu_print(FILE *out, const esa_device_info *gpu);
 double cli_seconds(void);           /* monotonic clock */
 
 /* ---------------------------------------------------------------- the machine's CBLAS, opened at run time (blas.c) */
@@ -140,6 +145,7 @@ void cli_blas_close(cli_blas *blas);
 #define CLI_TAILS "none|pooled|centroid"                    /* ESA_TAIL_* */
 #define CLI_DTYPES "f32|f16|bf16"                           /* ESA_DTYPE_* */
 #define CLI_MODES "fixed|compat|compat-round"               /* ESA_MODE_* */
+#define CLI_DEVICES "cpu|cuda"                              /* ESA_DEVICE_* */
 
 /* The i-th name of "a|b|c", in static storage of the caller's buffer; "?" out of range. */
 const char *cli_name(char buffer[32], const char *names, int i);

@@ -4,7 +4,9 @@
  * One round runs sgemm (2048^3, the machine's CBLAS with as many threads) and then every row of the table once, so that all of
  * them meet the same disturbances; best and median over the rounds are printed. FLOP of a row: 4 * pairs * D, pairs being the
  * query-key pairs of the kept blocks over all heads (4 Nq Nk D H when dense). Rows of selector random are given their mask; for the
- * others selection is timed by itself and not part of a row's time. Every row has a ctx of its own, so that its memory is its own. */
+ * others selection is timed by itself and not part of a row's time. Every row has a ctx of its own, so that its memory is its own.
+ * On a GPU there is no sgemm beside it, and a time is that of as many calls as fill GPU_SECONDS, divided by their number: the clock is read
+ * only when the GPU has finished. */
 #include "data.h"
 
 #include <math.h>
@@ -12,6 +14,7 @@
 #include <string.h>
 
 enum { GEMM = 2048 };
+#define GPU_SECONDS 0.02
 
 typedef struct bench_row {
     int dtype, selector, tail;      /* ESA_*; dense rows: selector FULL */
@@ -22,6 +25,8 @@ typedef struct bench_row {
     esa_plan *plan;
     esa_mask *mask;                 /* NULL: dense */
     double *seconds, *select_seconds; /* [rounds] */
+    const char *kernel;
+    int64_t repeats, select_repeats;  /* calls per time on a GPU */
 } bench_row;
 
 typedef struct bench {
@@ -29,7 +34,9 @@ typedef struct bench {
     cli_list densities, selectors, tails, dtypes;
     esa_select_params select;       /* what is common to all rows: blocks, layout, seed, cdf_threshold */
     int64_t threads, rounds, samples;   /* samples 0: the selector's own */
-    int causal;
+    int causal, device;             /* ESA_DEVICE_* */
+    esa_ctx *gpu;                   /* owner of the tensors there; NULL on the CPU */
+    esa_device_info gpu_info;
     esa_tensor q[3], k[3], v[3], o[3];  /* per dtype; data NULL where not asked for */
     bench_row *rows;
     int row_count;
@@ -61,9 +68,42 @@ static double gemm_once(bench *b)
     return cli_seconds() - start;
 }
 
-/* One selection (unless the mask is given) and one attention call of a row; times may be NULL. */
+/* Seconds per call of `repeats` selections (attend 0) or attentions (attend 1) on the GPU. */
+static esa_status gpu_repeat(bench *b, bench_row *r, int attend, int64_t repeats, double *seconds)
+{
+    const esa_tensor *q = &b->q[r->dtype], *k = &b->k[r->dtype], *v = &b->v[r->dtype], *o = &b->o[r->dtype];
+    esa_status status = esa_device_sync(r->ctx);
+    const double start = cli_seconds();
+    for (int64_t i = 0; i < repeats && status == ESA_OK; i++)
+        status = attend ? esa_plan_attention(r->plan, r->mask, q, k, v, o, NULL, NULL) : esa_plan_select(r->plan, r->mask, q, k, NULL);
+    if (status == ESA_OK) status = esa_device_sync(r->ctx);
+    *seconds = (cli_seconds() - start) / (double)repeats;
+    return status;
+}
+
+/* The same once more, after finding out how many calls fill GPU_SECONDS when that is not known yet. */
+static esa_status gpu_time(bench *b, bench_row *r, int attend, int64_t *repeats, double *seconds)
+{
+    esa_status status = ESA_OK;
+    if (!*repeats) {
+        *repeats = 1;
+        status = gpu_repeat(b, r, attend, 1, seconds);      /* the first call grows the scratch */
+        if (status == ESA_OK) status = gpu_repeat(b, r, attend, 3, seconds);
+        const double fill = GPU_SECONDS / *seconds;
+        if (status == ESA_OK && fill > 1) *repeats = fill < 10000 ? (int64_t)fill + 1 : 10000;
+    }
+    return status == ESA_OK ? gpu_repeat(b, r, attend, *repeats, seconds) : status;
+}
+
+/* One selection (unless the mask is given) and one attention call of a row. */
 static esa_status row_once(bench *b, bench_row *r, double *select_seconds, double *seconds)
 {
+    if (b->device == ESA_DEVICE_CUDA) {
+        esa_status status = ESA_OK;
+        *select_seconds = NAN;
+        if (!r->dense && r->selector != ESA_SELECT_RANDOM) status = gpu_time(b, r, 0, &r->select_repeats, select_seconds);
+        return status == ESA_OK ? gpu_time(b, r, 1, &r->repeats, seconds) : status;
+    }
     const esa_tensor *q = &b->q[r->dtype], *k = &b->k[r->dtype], *v = &b->v[r->dtype], *o = &b->o[r->dtype];
     esa_status status = ESA_OK;
     const double start = cli_seconds();
@@ -84,6 +124,7 @@ static int row_open(bench *b, bench_row *r)
     double ignored[2];
     if (cli_ctx_new(&r->ctx, b->threads) != CLI_OK) return CLI_FAILED;
     shapes.dtype = r->dtype;
+    shapes.device = b->device;
     shapes.B = b->shape.B;
     shapes.Hq = shapes.Hkv = b->shape.H;
     shapes.Nq = shapes.Nk = b->shape.N;
@@ -105,6 +146,7 @@ static int row_open(bench *b, bench_row *r)
     if (status == ESA_OK) status = row_once(b, r, &ignored[0], &ignored[1]);
     if (status != ESA_OK) return cli_fail_esa(r->ctx, status, "bench attention");
     r->density = 1.0;
+    r->kernel = esa_plan_kernel(r->plan, r->mask, q, k, &b->v[r->dtype], &b->o[r->dtype]);
     if (r->mask) {
         esa_mask_info info;
         info.struct_size = sizeof info;
@@ -113,7 +155,8 @@ static int row_open(bench *b, bench_row *r)
         r->density = info.density;
     }
     int64_t held;
-    esa_ctx_memory(r->ctx, &held, &r->peak_bytes);
+    if (b->device == ESA_DEVICE_CUDA) esa_device_memory(r->ctx, &held, &r->peak_bytes);
+    else esa_ctx_memory(r->ctx, &held, &r->peak_bytes);
     r->pairs = measure_pairs(r->mask, q, k, b->causal, NULL);
     if (r->pairs < 0) return cli_fail("bench attention: out of memory");
     return CLI_OK;
@@ -155,6 +198,11 @@ static int data_new(bench *b)
             *all[i] = data_tensor_new(dtype, s->B, s->H, s->N, s->D);
             if (!all[i]->data) return CLI_FAILED;
             data_tensor_random(all[i], b->select.seed + (uint64_t)i + 1, 1.0);  /* never zeros: pages must be real */
+            if (b->device != ESA_DEVICE_CUDA) continue;
+            esa_tensor host = *all[i];
+            *all[i] = data_tensor_to_gpu(b->gpu, &host);
+            data_tensor_free(&host);
+            if (!all[i]->data) return CLI_FAILED;
         }
     }
     if (b->blas.handle) {
@@ -196,6 +244,7 @@ static double quick_flops(const bench *b)
 static void announce(const bench *b)
 {
     double work = 0;
+    if (b->device == ESA_DEVICE_CUDA) return;
     for (int i = 0; i < b->row_count; i++) work += b->rows[i].asked;
     work *= 4.0 * (double)b->shape.B * (double)b->shape.H * (double)b->shape.N * (double)b->shape.N * (double)b->shape.D * (b->causal ? 0.5 : 1.0);
     const double seconds = work * (double)(b->rounds + 2) / quick_flops(b);
@@ -247,6 +296,7 @@ static int report(bench *b, const char *json_path, const char *command)
     cli_json *json = cli_json_new();
     for (int i = 0; i < columns; i++) cli_cell(table, "%s", head[i]);
     cli_machine_json(json, b->rows[0].ctx, b->blas.handle ? b->blas.name : NULL);
+    if (b->gpu) cli_gpu_json(json, "gpu", &b->gpu_info);
     cli_json_text(json, "command", command);
     cli_json_int(json, "rounds", b->rounds);
     cli_json_real(json, "sgemm_gflops", gemm);
@@ -274,17 +324,18 @@ static int report(bench *b, const char *json_path, const char *command)
         cli_cell(table, "%s", tail);
         cli_cell(table, "%.3g", r->asked);
         cli_cell(table, "%.4f", r->density);
-        cli_cell(table, "%.2f", 1e3 * best);
-        cli_cell(table, "%.2f", 1e3 * median);
+        cli_cell(table, b->gpu ? "%.3f" : "%.2f", 1e3 * best);
+        cli_cell(table, b->gpu ? "%.3f" : "%.2f", 1e3 * median);
         cli_cell(table, "%.1f", gflops);
         figure(table, "%.3f", gflops / gemm);
         figure(table, "%.2f", speedup);
         figure(table, "%.3f", speedup * r->density);
-        figure(table, "%.2f", 1e3 * select);
+        figure(table, b->gpu ? "%.3f" : "%.2f", 1e3 * select);
         cli_cell(table, "%.1f", 1e-6 * (double)r->peak_bytes);
         cli_json_open(json, NULL, '{');
         cli_json_text(json, "shape", b->shape.name);
         cli_json_text(json, "dtype", dtype);
+        cli_json_text(json, "kernel", r->kernel);
         cli_json_text(json, "selector", selector);
         cli_json_text(json, "tail", tail);
         cli_json_real(json, "density_asked", r->asked);
@@ -300,8 +351,10 @@ static int report(bench *b, const char *json_path, const char *command)
     }
     printf("shape %s = B %lld, H %lld, N %lld, D %lld%s; %lld rounds, best/best\n", b->shape.name, (long long)b->shape.B,
            (long long)b->shape.H, (long long)b->shape.N, (long long)b->shape.D, b->causal ? ", causal" : "", (long long)b->rounds);
-    cli_machine_print(stdout, b->rows[0].ctx);
-    if (b->gemm) printf("sgemm 2048^3 with %s%s: best %.1f, median %.1f GFLOP/s\n\n", b->blas.name,
+    if (b->gpu) cli_gpu_print(stdout, &b->gpu_info);
+    else cli_machine_print(stdout, b->rows[0].ctx);
+    if (b->gpu) printf("kernel of the first row: %s; times from a clock read after the GPU has finished\n\n", b->rows[0].kernel);
+    else if (b->gemm) printf("sgemm 2048^3 with %s%s: best %.1f, median %.1f GFLOP/s\n\n", b->blas.name,
                         b->blas.threads_set ? "" : " (its thread count could not be set)", gemm, gemm_median);
     else printf("no CBLAS found: sgemm not measured\n\n");
     cli_table_print(table, stdout);
@@ -320,11 +373,13 @@ static void bench_free(bench *b)
     }
     free(b->rows);
     for (int t = 0; t < 3; t++) {
-        data_tensor_free(&b->q[t]);
-        data_tensor_free(&b->k[t]);
-        data_tensor_free(&b->v[t]);
-        data_tensor_free(&b->o[t]);
+        esa_tensor *all[] = { &b->q[t], &b->k[t], &b->v[t], &b->o[t] };
+        for (int i = 0; i < 4; i++) {
+            if (b->device == ESA_DEVICE_CUDA) data_tensor_free_gpu(b->gpu, all[i]);
+            else data_tensor_free(all[i]);
+        }
     }
+    esa_ctx_free(b->gpu);
     free(b->gemm);
     free(b->gemm_seconds);
     cli_blas_close(&b->blas);
@@ -341,9 +396,10 @@ int cmd_bench_attention(int argc, char **argv)
     double cdf = 1.0;
     char names[512], command[1024] = "esa bench attention", about[640];
     cli_shape_list(names, sizeof names);
-    snprintf(about, sizeof about, "Times dense and block-sparse attention beside sgemm, interleaved.\nShapes by name: %s.", names);
+    snprintf(about, sizeof about, "Times dense and block-sparse attention, on the CPU beside sgemm, interleaved.\nShapes by name: %s.", names);
     const cli_option options[] = {
         { "--shape", CLI_TEXT, &shape, "NAME|B,H,N,D", 0, 0, 0, "a model's attention call, or any shape (1,4,4096,128)" },
+        { "--device", CLI_CHOICE, &b.device, CLI_DEVICES, 0, 0, 0, "cuda: GPU 0, through libesa_cuda (cpu)" },
         { "--density", CLI_REALS, &b.densities, "X,...", 0, 1, 0, "kept fractions; 1 is dense, the others' baseline (1,0.5,0.2,0.1)" },
         { "--selector", CLI_CHOICES, &b.selectors, CLI_SELECTORS, 0, 0, 0, "any, with commas; random: the mask is given (random)" },
         { "--tail", CLI_CHOICES, &b.tails, CLI_TAILS, 0, 0, 0, "any, with commas (none)" },
@@ -388,11 +444,15 @@ int cmd_bench_attention(int argc, char **argv)
         l->text_front_q = (int32_t)(text_front >= 0 ? text_front : grid.count ? 0 : b.shape.text_front);
         l->text_back_q = (int32_t)(text_back >= 0 ? text_back : grid.count ? 0 : b.shape.text_back);
     }
-    esa_ctx *probe;
-    if ((status = cli_ctx_new(&probe, b.threads)) != 0) return status;
-    cli_blas_open(&b.blas, esa_ctx_threads(probe)); /* sgemm gets as many threads as we take */
-    esa_ctx_free(probe);
-    status = data_new(&b);
+    if (b.device == ESA_DEVICE_CUDA) {
+        status = cli_ctx_gpu(&b.gpu, &b.gpu_info, 0, "bench attention");
+    } else {
+        esa_ctx *probe;
+        if ((status = cli_ctx_new(&probe, b.threads)) != 0) return status;
+        cli_blas_open(&b.blas, esa_ctx_threads(probe)); /* sgemm gets as many threads as we take */
+        esa_ctx_free(probe);
+    }
+    if (!status) status = data_new(&b);
     if (!status) status = rows_new(&b);
     if (!status) announce(&b);
     if (!status) status = run_rounds(&b);

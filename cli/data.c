@@ -42,6 +42,26 @@ void data_tensor_free(esa_tensor *tensor)
     tensor->data = NULL;
 }
 
+esa_tensor data_tensor_to_gpu(esa_ctx *ctx, const esa_tensor *tensor)
+{
+    esa_tensor t = *tensor;
+    const int64_t bytes = data_tensor_count(tensor) * (tensor->dtype == ESA_DTYPE_F32 ? 4 : 2);
+    t.device = ESA_DEVICE_CUDA;
+    t.data = NULL;
+    esa_status status = esa_device_alloc(ctx, &t.data, bytes);
+    if (status == ESA_OK) status = esa_device_upload(ctx, t.data, tensor->data, bytes);
+    if (status == ESA_OK) return t;
+    cli_fail_esa(ctx, status, "copying a tensor to the GPU");
+    data_tensor_free_gpu(ctx, &t);
+    return t;
+}
+
+void data_tensor_free_gpu(esa_ctx *ctx, esa_tensor *tensor)
+{
+    if (ctx) esa_device_free(ctx, tensor->data);
+    tensor->data = NULL;
+}
+
 int64_t data_tensor_count(const esa_tensor *t) { return t->dim[0] * t->dim[1] * t->dim[2] * t->dim[3]; }
 
 static uint16_t to_bf16(float f)

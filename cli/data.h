@@ -17,6 +17,9 @@ double data_normal(data_rng *rng);                          /* mean 0, variance 
 /* A contiguous B,H,N,D view of 64-byte aligned memory; data is NULL when out of memory (one sentence was printed). */
 esa_tensor data_tensor_new(int32_t dtype, int64_t B, int64_t H, int64_t N, int64_t D);
 void data_tensor_free(esa_tensor *tensor);
+/* A copy of a contiguous tensor on ctx's GPU; data is NULL after one sentence. */
+esa_tensor data_tensor_to_gpu(esa_ctx *ctx, const esa_tensor *tensor);
+void data_tensor_free_gpu(esa_ctx *ctx, esa_tensor *tensor);
 int64_t data_tensor_count(const esa_tensor *tensor);
 /* Normal numbers times gain. */
 void data_tensor_random(esa_tensor *tensor, uint64_t seed, double gain);

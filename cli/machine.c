@@ -56,7 +56,50 @@ int cli_ctx_new(esa_ctx **ctx, int64_t threads)
     return cli_fail("creating a context failed: %s", esa_status_name(status));
 }
 
+int cli_ctx_gpu(esa_ctx **ctx, esa_device_info *gpu, int32_t ordinal, const char *what)
+{
+    esa_ctx_params params = esa_ctx_params_default();
+    params.threads = 1;
+    params.cuda_device = ordinal;
+    esa_status status = esa_ctx_create(ctx, &params);
+    if (status != ESA_OK) return cli_fail("creating a context failed: %s", esa_status_name(status));
+    memset(gpu, 0, sizeof *gpu);
+    gpu->struct_size = sizeof *gpu;
+    status = esa_device_get_info(*ctx, gpu);
+    if (status == ESA_OK) return CLI_OK;
+    cli_fail_esa(*ctx, status, what);
+    esa_ctx_free(*ctx);
+    *ctx = NULL;
+    return CLI_FAILED;
+}
+
 const char *cli_commit(void) { return ESA_COMMIT; }
+
+void cli_gpu_json(cli_json *json, const char *key, const esa_device_info *gpu)
+{
+    cli_json_open(json, key, '{');
+    cli_json_int(json, "ordinal", gpu->ordinal);
+    cli_json_text(json, "name", gpu->name);
+    cli_json_int(json, "compute_major", gpu->major);
+    cli_json_int(json, "compute_minor", gpu->minor);
+    cli_json_int(json, "multiprocessors", gpu->multiprocessors);
+    cli_json_int(json, "memory_bytes", gpu->memory);
+    cli_json_int(json, "free_bytes", gpu->free_memory);
+    cli_json_int(json, "driver", gpu->driver);
+    cli_json_int(json, "runtime", gpu->runtime);
+    cli_json_text(json, "kernels", gpu->kernels);
+    cli_json_text(json, "plugin", gpu->plugin);
+    cli_json_close(json);
+}
+
+void cli_gpu_print(FILE *out, const esa_device_info *gpu)
+{
+    const char *lowered = getenv("ESA_CUDA");
+    const int shown = lowered && *lowered;
+    fprintf(out, "%s, compute capability %d.%d, %d multiprocessors, %.1f of %.1f GiB free, driver for CUDA %d.%d; plugin %s, %s kernels%s%s%s\n", gpu->name,
+            (int)gpu->major, (int)gpu->minor, (int)gpu->multiprocessors, (double)gpu->free_memory / 1073741824.0, (double)gpu->memory / 1073741824.0,
+            (int)gpu->driver / 1000, (int)gpu->driver % 1000 / 10, gpu->plugin, gpu->kernels, shown ? " (ESA_CUDA=" : "", shown ? lowered : "", shown ? ")" : "");
+}
 
 void cli_machine_json(cli_json *json, const esa_ctx *ctx, const char *blas)
 {
