@@ -5,7 +5,7 @@ JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 PREFIX ?= /usr/local
 BUILD   = build
 
-.PHONY: all demo test test-all bench bundle install clean help setup-build
+.PHONY: all cuda demo test test-all test-cuda bench bundle install clean help setup-build
 
 all: setup-build
 	@cmake --preset release -DCMAKE_INSTALL_PREFIX="$(PREFIX)" >/dev/null
@@ -24,6 +24,14 @@ test:
 test-all:
 	@scripts/setup.sh test
 	@JOBS=$(JOBS) scripts/test.sh all
+
+# The plugin has a build folder of its own: it takes minutes, and everything else works without it.
+cuda: setup-build
+	@cmake --preset release -B build-cuda -DESA_CUDA=ON >/dev/null
+	@cmake --build build-cuda -j $(JOBS)
+
+test-cuda: cuda
+	@scripts/test-cuda.sh build-cuda
 
 bench: all
 	@scripts/setup.sh bench
@@ -44,6 +52,8 @@ help:
 	@echo 'make demo       dense attention against every selector on synthetic video-like heads: a table'
 	@echo 'make test       all tests: release, sanitizers, NEON under qemu, short fuzzing, headers, symbols, command line'
 	@echo 'make test-all   the above plus thread sanitizer, clang, long fuzzing, fresh clone; writes docs/test-all.md'
+	@echo 'make cuda       the library with its CUDA plugin, the command and all tests in build-cuda/ (needs nvcc 12.4 or newer)'
+	@echo 'make test-cuda  the tests on the GPU of this machine, compute-sanitizer included; then bench/gpu.py measures (needs torch)'
 	@echo 'make bench      speed of dense and sparse attention beside sgemm; JSON in build/bench/'
 	@echo 'make bundle     binaries, tests and libraries for a machine without package installs: bundle/ and a .tar.gz'
 	@echo 'make install    headers, libraries, pkg-config, CMake package, command (PREFIX=/usr/local, DESTDIR=)'

@@ -1,18 +1,23 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Collects what a machine without package installs needs: the command, libesa, the tests and examples, and the shared
-# libraries they load (cmocka, the CBLAS of this machine). Every binary finds its libraries relative to itself.
+# Collects what a machine without package installs needs: the command, libesa and (where nvcc is found) its CUDA plugin, the tests, examples and
+# GPU benchmark, and the shared libraries they load (cmocka, the CBLAS of this machine). Every binary finds its libraries relative to itself.
 set -euo pipefail
 PATH=$PATH:/usr/sbin:/sbin          # ldconfig: not in the PATH of a Debian user
 cd "$(dirname "$0")/.."
-cmake --preset release >/dev/null
-cmake --build build -j "${JOBS:-2}" >/dev/null
+build=build-cuda
+cmake --preset release -B $build -DESA_CUDA=AUTO >/dev/null
+cmake --build $build -j "${JOBS:-2}" >/dev/null
 rm -rf bundle
-mkdir -p bundle/tests bundle/examples bundle/lib
-cp -a build/esa build/libesa.so* bundle/
-find build/tests -maxdepth 1 -type f -perm -u+x -exec cp {} bundle/tests/ \;
-find build/examples -maxdepth 1 -type f -perm -u+x -name 'example_*' -exec cp {} bundle/examples/ \;
-cp README.md LICENSE bundle/
+mkdir -p bundle/tests/cuda bundle/examples bundle/lib bundle/bench
+cp -a $build/esa $build/libesa.so* bundle/
+if [ -f $build/libesa_cuda.so ]; then cp -a $build/libesa_cuda.so bundle/; else echo "note: no nvcc, the bundle has no CUDA plugin"; fi
+find $build/tests -maxdepth 1 -type f -perm -u+x -exec cp {} bundle/tests/ \;
+find $build/examples -maxdepth 1 -type f -perm -u+x -name 'example_*' -exec cp {} bundle/examples/ \;
+cp tests/cuda/check_torch.py bundle/tests/cuda/
+cp bench/*.py bundle/bench/
+cp scripts/test-cuda.sh README.md LICENSE bundle/
+bundle/esa --version | sed -n 's/.*(\(.*\)).*/\1/p' >bundle/COMMIT
 
 # Shared libraries outside glibc: what ldd names, plus the CBLAS that the command opens at run time.
 libraries=$(ldconfig -p 2>/dev/null) || true
@@ -22,17 +27,24 @@ blas=${blas%%$'\n'*}
     sed -n 's/.*=> \(\/[^ ]*\) .*/\1/p' | sort -u |
     grep -vE '/(libc|libm|libdl|libpthread|librt|ld-linux[^/]*|libesa)\.so' | while read -r library; do cp -L "$library" bundle/lib/; done
 [ -z "$blas" ] || cp -L "$blas" bundle/lib/
+if ldd bundle/tests/test_attention | grep -q cmocka && ! ls bundle/lib/libcmocka* >/dev/null 2>&1; then
+    echo "bundle.sh: cmocka did not get into the bundle" >&2
+    exit 1
+fi
 
 cat >bundle/run-tests.sh <<'INNER'
 #!/bin/sh
-# Runs every test program of the bundle and says which failed.
+# Runs every test program of the bundle on the CPU and says which failed; "run-tests.sh cuda" runs them on the GPU, with compute-sanitizer.
 here=$(cd "$(dirname "$0")" && pwd)
+if [ "${1:-}" = cuda ]; then exec "$here/test-cuda.sh" "$here"; fi
 export LD_LIBRARY_PATH="$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 passed=0; failed=0
 for t in "$here"/tests/test_* "$here"/examples/example_*; do
+    case "$t" in */test_gpu_*) continue ;; esac
     if out=$("$t" 2>&1); then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED $t"; echo "$out" | tail -n 20; fi
 done
 echo "$passed passed, $failed failed"
+[ ! -f "$here/libesa_cuda.so" ] || echo "the tests on a GPU: $0 cuda; its speed: python3 $here/bench/gpu.py"
 [ "$failed" -eq 0 ]
 INNER
 cat >bundle/run.sh <<'INNER'
