@@ -66,6 +66,12 @@ else()
 endif()
 
 esa_isa_flags(ESA_VIDEO_SOURCES)
+# Nobody catches floating-point traps; without this gcc leaves loops that clamp a value scalar. NaN and infinities are as ever.
+foreach(source ${ESA_VIDEO_SOURCES})
+  if(source MATCHES "/src/nn/leaf_")
+    set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS -fno-trapping-math)
+  endif()
+endforeach()
 add_library(esa_video_objects OBJECT ${ESA_VIDEO_SOURCES})
 esa_compile_settings(esa_video_objects)
 target_include_directories(esa_video_objects PUBLIC include PRIVATE src)

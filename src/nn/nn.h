@@ -108,6 +108,20 @@ void esa_nn_add(esa_nn *nn, float *y, const float *a, const float *b, int64_t co
 float esa_silu(float x);
 float esa_gelu_tanh(float x);
 
+/* ---------------------------------------------------------------- attention.c: text, decoder frames, cross-attention */
+
+/* What is added to scores (natural units, after scale); NULL parts are skipped. */
+typedef struct esa_nn_bias {
+    const float *key;               /* [Nk]: -INFINITY: the key does not exist; log(c): it stands for c equal keys */
+    const float *distance;          /* [heads][distance_ld]: by position, distance[h][k - q + center] for query q and key k */
+    int64_t distance_ld, center;
+} esa_nn_bias;
+
+/* o[Nq][heads*D] = softmax(scale q k^T + bias) v per head; q, k, v are [rows][heads*D] with their pitches. Any D. Scores exist for a tile of
+ * queries at a time, never Nq x Nk. A query without keys gives 0. For the self-attention of a transformer use a session. */
+esa_status esa_nn_attention(esa_nn *nn, float *o, int64_t ldo, const float *q, int64_t ldq, const float *k, int64_t ldk, const float *v,
+                            int64_t ldv, int64_t Nq, int64_t Nk, int64_t heads, int64_t D, float scale, const esa_nn_bias *bias);
+
 /* ---------------------------------------------------------------- rope.c */
 
 /* Rotation tables of video tokens: cos, sin f32 [tokens][D/2], pairs are adjacent channels (2i, 2i+1). Position p of the sequence holds

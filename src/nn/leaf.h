@@ -1,0 +1,39 @@
+/* leaf.h - the row loops of src/nn: plain C in leaf.inc.h, compiled once per instruction set, chosen by the ctx's kernel level.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * No allocation, no errors, no threads: ops split rows and call these. Sums run in LANES chains that are folded by a fixed tree, so every
+ * set adds in the same order. In place is allowed everywhere (y == x). */
+#ifndef ESA_NN_LEAF_H
+#define ESA_NN_LEAF_H
+
+#include <stdint.h>
+
+#define ESA_NN_LANES 16             /* chains of a sum */
+
+typedef struct esa_nn_leaf {
+    const char *name;
+    /* One row, see nn.h; every vector may be NULL. */
+    void (*layer_norm)(float *y, const float *x, int64_t n, float eps, const float *weight, const float *bias, const float *scale,
+                       const float *shift);
+    void (*rms_norm)(float *y, const float *x, int64_t n, float eps, const float *weight);
+    void (*silu)(float *y, const float *x, int64_t n);
+    void (*gelu_tanh)(float *y, const float *x, int64_t n);
+    void (*geglu)(float *y, const float *gate, const float *x, int64_t n);
+    void (*add)(float *y, const float *a, const float *b, int64_t n);
+    /* y += bias (NULL: 0); then act (ESA_ACT_*); times gate (NULL: 1); plus residual (NULL: 0). */
+    void (*finish)(float *y, const float *bias, int32_t act, const float *gate, const float *residual, int64_t n);
+    /* x[heads][D] by cos, sin [D/2]. */
+    void (*rope)(float *x, int64_t heads, int64_t D, const float *cos, const float *sin);
+    /* s[n] = softmax(s * scale + a + b), a and b [n] or NULL; all -inf: zeros. */
+    void (*softmax)(float *s, int64_t n, float scale, const float *a, const float *b);
+    void (*from_bf16)(float *y, const uint16_t *x, int64_t n);
+    void (*from_f16)(float *y, const uint16_t *x, int64_t n);
+    void (*to_bf16)(uint16_t *y, const float *x, int64_t n);
+} esa_nn_leaf;
+
+extern const esa_nn_leaf esa_nn_leaf_plain, esa_nn_leaf_avx2, esa_nn_leaf_avx512;
+
+/* The set for a kernel level of the ctx (ESA_CPU_*). */
+const esa_nn_leaf *esa_nn_leaf_get(int32_t level);
+
+#endif
