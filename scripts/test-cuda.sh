@@ -10,7 +10,6 @@ folder=$here                        # in a bundle this script lies at the top
 if [ "$(basename "$here")" = scripts ]; then here=${here%/scripts}; folder=$here/build-cuda; fi
 folder=$(cd "${1:-$folder}" 2>/dev/null && pwd) || { echo "test-cuda.sh: there is no folder ${1:-build-cuda}: run make test-cuda" >&2; exit 1; }
 export ESA_CUDA_LIB=$folder/libesa_cuda.so
-export LD_LIBRARY_PATH="$folder/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 export PYTHONDONTWRITEBYTECODE=1
 unset ESA_CUDA ESA_TEST_DEVICE
 out=$folder/test-cuda
@@ -22,7 +21,7 @@ rm -f "$out"/*.log "$out/result.md"
 doctor=$?
 gpu=$(sed -n 's/^gpu 0 *//p' "$out/doctor.log")
 if [ -z "$gpu" ]; then
-    echo "test-cuda.sh: no GPU here, nothing was tested: $(sed -n 's/^cuda  *//p; s/^esa: //p' "$out/doctor.log" | head -n 1)" >&2
+    echo "test-cuda.sh: no GPU here, nothing was tested: $(sed -n 's/^cuda  *not in use: //p; s/^esa: //p' "$out/doctor.log" | head -n 1)" >&2
     exit 1
 fi
 echo "$gpu"
