@@ -66,13 +66,12 @@ ESA_INLINE double esa_heads_sum(const esa_heads *x, double s)
 ESA_INLINE double esa_heads_search(const esa_heads *x)
 {
     double lo = 0.0, hi = x->most;
-    for (int32_t it = 0; it < 128 && lo < hi; it++) {
+    for (;;) {                      /* ends when lo and hi are neighbours: some 60 steps, and one more for each factor 2 that hi is too large */
         const double mid = lo + (hi - lo) / 2;
-        if (mid <= lo || mid >= hi) break;
+        if (mid <= lo || mid >= hi) return hi;
         if (esa_heads_sum(x, mid) < x->want) lo = mid;
         else hi = mid;
     }
-    return hi;
 }
 
 /* The search finds which heads are clamped; for the free ones the scale is then one division, exact to rounding. */

@@ -62,6 +62,11 @@ static void entropy_cases(void **state)
     assert_int_equal(k[0], 7);
     assert_int_equal(k[1], 10);
     assert_int_equal(k[2], 10);
+    /* a head that looks at almost nothing else than one block does not upset the search: s = 1.99 / 1.6 for the others */
+    const double spike[4] = { 0.8, 0.5, 0.3, 1e-60 };
+    esa_budget_entropy(k, spike, 4, 100, 0.5, scratch);
+    const int32_t want[4] = { 100, 62, 37, 1 };
+    for (int h = 0; h < 4; h++) assert_int_equal(k[h], want[h]);
     const double odd[3] = { NAN, -1.0, 7.0 };           /* from a broken file: clamped, never out of range */
     esa_budget_entropy(k, odd, 3, 10, 0.5, scratch);
     assert_int_equal(k[0] + k[1] + k[2], 15);
