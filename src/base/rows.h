@@ -167,15 +167,14 @@ ESA_INLINE int32_t esa_rows_round(const esa_select_args *args)
     return args->dtype == ESA_DTYPE_F32 ? ESA_DTYPE_F16 : args->dtype;
 }
 
-/* The spreading of a total over rows (esa_budget_spread): bisection steps, the whole blocks of a row at share f, and whether
- * the row takes one of those that rounding left over; a row that already holds more than its share waits for the second turn. */
+/* The spreading of a total over rows (esa_budget_spread): bisection steps; the whole blocks of a row at share f; what it gets with them;
+ * whether it takes one of those that rounding left over: a row that already holds more than its share waits for the second turn. */
 enum { ESA_SPREAD_STEPS = 64 };
-
-ESA_INLINE int64_t esa_spread_share(int32_t visible, int32_t least, double f) { return esa_max64(least, (int64_t)(f * visible)); }
-
-ESA_INLINE int32_t esa_spread_takes(int32_t quota, int32_t visible, int32_t least, double f, int32_t turn)
+ESA_INLINE int64_t esa_spread_whole(int32_t visible, double f) { return (int64_t)(f * visible); }
+ESA_INLINE int64_t esa_spread_quota(int32_t least, int64_t whole) { return esa_max64(least, whole); }
+ESA_INLINE int32_t esa_spread_takes(int32_t quota, int32_t visible, int32_t least, int64_t whole, int32_t turn)
 {
-    return quota < visible && !(turn == 0 && least > (int64_t)(f * visible));
+    return quota < visible && !(turn == 0 && least > whole);
 }
 
 #endif

@@ -21,8 +21,8 @@ struct ada_job {
 };
 
 // Whether tensor cores can make the product: 16-bit rows in whole 16-byte pieces, key blocks that are whole fragments.
-bool ada_mma_takes(const esa_select_args *a);
-esa_status ada_mma_launch(esa_cuda_device *dev, const ada_job &job, cudaStream_t stream);                       // ada_mma.cu
+bool ada_mma_takes(const esa_select_args *a);                                                                   // ada_mma.cu
+esa_status ada_mma_launch(esa_cuda_device *dev, const ada_job &job, cudaStream_t stream);
 // Everything else: f32 multiply-adds, sums go through memory. sums [heads][rows][columns of Nk].
 esa_status ada_plain_sums(esa_cuda_device *dev, const ada_job &job, float *sums, cudaStream_t stream);          // ada_plain.cu
 esa_status ada_plain_lse(esa_cuda_device *dev, const ada_job &job, const float *sums, cudaStream_t stream);
@@ -71,5 +71,67 @@ static __device__ __forceinline__ float ada_logit(const ada_job &x, const ada_he
     if (n <= 0) return -INFINITY;
     if (end < there) sum = ada_pairs(x, head, i, j, first, end);
     return sum * x.factor * (8.0f / (float)n) + log2f((float)n / 8.0f);
+}
+
+// ---- 64 columns of two rows per lane: eight fragments of four, (row, 2q) (row, 2q + 1) (row + 8, 2q) (row + 8, 2q + 1), q the lane's place
+// in its quad; as mma.sync and wgmma leave them. row: that of lane 0; a lane's rows are row + lane / 4 and 8 more.
+
+// Whether some pair of the 16 rows and 64 columns is missing or not seen.
+static __device__ __forceinline__ bool ada_edge(const ada_job &x, const ada_head &head, int row, int column) {
+    if (column + 64 > head.columns) return true;
+    if (!x.fixed) return x.a.params.causal && column + 64 > esa_ada_limit(&x.a, head.columns, row);
+    if (8 * (row + 16) > x.a.Nq || 8 * (column + 64) > head.len) return true;
+    return x.a.params.causal && 8 * (row - column - 63) + 7 + (int)(x.a.Nk - x.a.Nq) < 14;
+}
+
+// Sums to logits at an edge: rare, and kept out of line, because a copy per register would not fit the instruction cache.
+static __device__ __noinline__ void ada_mend(const ada_job &x, const ada_head &head, float *v, int row, int column) {
+    const int lane = threadIdx.x % 32;
+    for (int e = 0; e < 32; ++e) v[e] = ada_logit(x, head, v[e], row + e / 2 % 2 * 8 + lane / 4, column + e / 4 * 8 + lane % 4 * 2 + e % 2);
+}
+
+// lse of RK columns at a time, written to out ([rows][nk] from row x.row0 on). The fragments begin at v[AT].
+template <int RK, int AT, int N, class Exp2>
+static __device__ __forceinline__ void ada_reduce(const ada_job &x, const float (&v)[N], int row, int column, float *out, Exp2 power) {
+    constexpr int PARTS = RK / 8, BLOCKS = 8 / PARTS;       // fragments per key block, key blocks
+    const int quad = threadIdx.x % 4, J0 = column / RK;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int64_t i = row + 8 * half + threadIdx.x % 32 / 4 - x.row0;
+#pragma unroll
+        for (int block = 0; block < BLOCKS; ++block) {
+            float top = -INFINITY, sum = 0.0f;
+#pragma unroll
+            for (int e = 0; e < 2 * PARTS; ++e) top = fmaxf(top, v[AT + (block * PARTS + e / 2) * 4 + 2 * half + e % 2]);
+            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+            if (top == -INFINITY) top = 0.0f;               // nothing seen: the sum is 0 and its logarithm -inf; a NaN stays one
+#pragma unroll
+            for (int e = 0; e < 2 * PARTS; ++e) sum += power(v[AT + (block * PARTS + e / 2) * 4 + 2 * half + e % 2] - top);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+            if (quad == block % 4 && i < x.rows && J0 + block < x.a.nk) out[i * x.a.nk + J0 + block] = top + __log2f(sum);
+        }
+    }
+}
+
+// All of it for one piece of sums.
+template <int AT, int N, class Exp2>
+static __device__ __forceinline__ void ada_finish(const ada_job &x, const ada_head &head, float (&v)[N], int row, int column, float *out, Exp2 power) {
+    if (ada_edge(x, head, row, column)) {
+        float copy[32];
+#pragma unroll
+        for (int e = 0; e < 32; ++e) copy[e] = v[AT + e];
+        ada_mend(x, head, copy, row, column);
+#pragma unroll
+        for (int e = 0; e < 32; ++e) v[AT + e] = copy[e];
+    } else {
+#pragma unroll
+        for (int e = 0; e < 32; ++e) v[AT + e] *= x.factor;
+    }
+    const int Rk = x.a.params.block_k / 8;
+    if (Rk == 8) ada_reduce<8, AT>(x, v, row, column, out, power);
+    else if (Rk == 16) ada_reduce<16, AT>(x, v, row, column, out, power);
+    else ada_reduce<32, AT>(x, v, row, column, out, power);
 }
 #endif

@@ -13,37 +13,39 @@ namespace {
 
 enum { ROWS = 128, COLUMNS = 256, DEPTH = 64, THREADS = 256, STAGE_BYTES = (ROWS + COLUMNS) * DEPTH * 2, GROUP_TILES = 8, MOST_STAGES = 4 };
 
-// Everything a thread needs to bring its pieces of a step: piece c of rows r, r + 32, ...
-template <class T> struct bringer {
-    const ada_job &x;
-    const T *q, *k;
-    int row0, column0, len;     // first row and column of the tile
-    int pieces;                 // steps per token
+// Brings a thread's pieces of a step: piece c of rows r, r + 32, ... of one side. first: position of row r's token, others lie 256 further
+// each; those at or past n do not exist. GATHER: positions are not tokens.
+template <bool GATHER, int COUNT, class T>
+__device__ __forceinline__ void bring(uint32_t dst, const T *src, int64_t stride, const int32_t *perm, int first, int n, bool inside) {
+    const T *row = src + first * stride;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+        const bool valid = inside && first + 256 * i < n;
+        if constexpr (GATHER) row = src + (!valid ? 0 : perm ? perm[first + 256 * i] : first + 256 * i) * stride;
+        copy_16(dst + i * 32 * DEPTH * 2, row, valid);
+        if constexpr (!GATHER) row += 256 * stride;
+    }
+}
+
+// Where a thread block's operands come from.
+template <class T, bool GATHER> struct tile_source {
+    const T *q, *k;             // of the head
+    int64_t q_stride, k_stride;
+    const int32_t *perm_q, *perm_k;
+    int Nq, len, D;
+    int row, column;            // of this thread's first pieces
     uint32_t shared;
 
-    __device__ __forceinline__ void bring(int step, uint32_t stage) const {
-        const int u = step / pieces, d = step % pieces * DEPTH + threadIdx.x % 8 * 8, r0 = threadIdx.x / 8;
-        const uint32_t at = shared + stage * STAGE_BYTES + (threadIdx.x % 8 ^ r0 % 8) * 16;
-        const bool inside = d < x.a.D;
-#pragma unroll
-        for (int n = 0; n < ROWS / 32; ++n) {
-            const int r = r0 + 32 * n, position = 8 * (row0 + r) + 7 - u;
-            const bool valid = inside && position < x.a.Nq;
-            const int64_t token = !valid ? 0 : x.a.perm_q ? x.a.perm_q[position] : position;
-            copy_16(at + r * DEPTH * 2, valid ? q + token * x.a.q_stride[2] + d : q, valid);
-        }
-#pragma unroll
-        for (int n = 0; n < COLUMNS / 32; ++n) {
-            const int r = r0 + 32 * n, position = 8 * (column0 + r) + u;
-            const bool valid = inside && position < len;
-            const int64_t token = !valid ? 0 : x.a.perm_k ? x.a.perm_k[position] : position;
-            copy_16(at + (ROWS + r) * DEPTH * 2, valid ? k + token * x.a.k_stride[2] + d : k, valid);
-        }
+    __device__ __forceinline__ void bring_step(int u, int d0, int stage) const {
+        const int d = d0 + threadIdx.x % 8 * 8, r = threadIdx.x / 8;
+        const uint32_t dst = shared + stage * STAGE_BYTES + r * DEPTH * 2 + (threadIdx.x % 8 ^ r % 8) * 16;
+        bring<GATHER, ROWS / 32>(dst, q + d, q_stride, perm_q, 8 * row + 7 - u, Nq, d < D);
+        bring<GATHER, COLUMNS / 32>(dst + ROWS * DEPTH * 2, k + d, k_stride, perm_k, 8 * column + u, len, d < D);
     }
 };
 
 // One step: acc (64 x 64 of the warp) += rows x columns over 64 of depth.
-template <class T> __device__ __forceinline__ void multiply(float (&acc)[4][8][4], uint32_t rows, uint32_t columns) {
+template <class T> __device__ __forceinline__ void multiply(float (&acc)[4][32], uint32_t rows, uint32_t columns) {
     const int lane = threadIdx.x % 32;
     // ldmatrix: lanes 0-15 point at rows 0-15 of the first 8 of depth, lanes 16-31 at the same rows of the second 8; for columns the
     // halves of 16 are eight columns by two depths.
@@ -58,46 +60,11 @@ template <class T> __device__ __forceinline__ void multiply(float (&acc)[4][8][4
 #pragma unroll
         for (int m = 0; m < 4; ++m)
 #pragma unroll
-            for (int n = 0; n < 8; ++n) multiply_add<T>(acc[m][n], a[m], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
+            for (int n = 0; n < 8; ++n) multiply_add<T>(reinterpret_cast<float (&)[4]>(acc[m][4 * n]), a[m], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
     }
 }
 
-// lse of the warp's 64 x 64 sums; RK columns per key block. edge: some pairs of the tile are missing or not seen.
-template <int RK> __device__ __forceinline__ void reduce(const ada_job &x, const ada_head &head, float (&acc)[4][8][4], int row, int column, bool edge, float *out) {
-    constexpr int PARTS = RK / 8, BLOCKS = 8 / PARTS;       // fragments per key block, key blocks of the warp
-    const int quad = threadIdx.x % 4, line = threadIdx.x % 32 / 4, J0 = column / RK;
-#pragma unroll
-    for (int m = 0; m < 4; ++m)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int i = row + 16 * m + 8 * half + line;
-#pragma unroll
-            for (int block = 0; block < BLOCKS; ++block) {
-                float top = -INFINITY, sum = 0.0f;
-#pragma unroll
-                for (int part = 0; part < PARTS; ++part)
-#pragma unroll
-                    for (int c = 0; c < 2; ++c) {
-                        float &v = acc[m][block * PARTS + part][2 * half + c];
-                        v = edge ? ada_logit(x, head, v, i, column + 8 * (block * PARTS + part) + 2 * quad + c) : v * x.factor;
-                        top = fmaxf(top, v);
-                    }
-                top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-                top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-                if (top == -INFINITY) top = 0.0f;           // nothing seen: the sum is 0 and its logarithm -inf; a NaN stays one
-#pragma unroll
-                for (int part = 0; part < PARTS; ++part)
-#pragma unroll
-                    for (int c = 0; c < 2; ++c) sum += exp2_fast(acc[m][block * PARTS + part][2 * half + c] - top);
-                sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-                sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-                const float lse = top + __log2f(sum);
-                if (quad == block % 4 && i < x.row0 + x.rows && J0 + block < x.a.nk) out[(i - x.row0) * x.a.nk + J0 + block] = lse;
-            }
-        }
-}
-
-template <class T> __global__ void __launch_bounds__(THREADS, 1) ada_kernel(const __grid_constant__ ada_job x, int stages, int row_tiles, int column_tiles) {
+template <class T, bool GATHER> __global__ void __launch_bounds__(THREADS, 1) ada_kernel(const __grid_constant__ ada_job x, int stages, int row_tiles, int column_tiles) {
     extern __shared__ __align__(1024) char memory[];
     const int group = blockIdx.x / (GROUP_TILES * column_tiles), within = blockIdx.x % (GROUP_TILES * column_tiles);
     const int tall = min((int)GROUP_TILES, row_tiles - group * GROUP_TILES);
@@ -106,15 +73,20 @@ template <class T> __global__ void __launch_bounds__(THREADS, 1) ada_kernel(cons
     const int last = min(row0 + ROWS, (int)(x.row0 + x.rows)) - 1;      // limits grow with the row
     if (column0 >= esa_ada_limit(&x.a, head.columns, last)) return;
 
-    const int pieces = ceil_div((int)x.a.D, (int)DEPTH), steps = 8 * pieces;
+    const int steps = 8 * ceil_div((int)x.a.D, (int)DEPTH);
     const uint32_t shared = shared_address(memory);
-    const bringer<T> b = { x, (const T *)x.a.q + head.q_at, (const T *)x.a.k + head.k_at, row0, column0, head.len, pieces, shared };
-    for (int s = 0; s < stages - 1; ++s) {
-        if (s < steps) b.bring(s, s);
+    const tile_source<T, GATHER> source = { (const T *)x.a.q + head.q_at, (const T *)x.a.k + head.k_at, x.a.q_stride[2], x.a.k_stride[2], x.a.perm_q,
+                                            x.a.perm_k, (int)x.a.Nq, head.len, (int)x.a.D, row0 + (int)threadIdx.x / 8, column0 + (int)threadIdx.x / 8, shared };
+    int u = 0, d0 = 0;          // of the next step to bring
+    auto bring_next = [&](int stage) {
+        if (u < 8) source.bring_step(u, d0, stage);
         copy_commit();
-    }
+        d0 += DEPTH;
+        if (d0 >= x.a.D) d0 = 0, u++;
+    };
+    for (int s = 0; s < stages - 1; ++s) bring_next(s);
     const int warp = threadIdx.x / 32, warp_row = warp % 2 * 64, warp_column = warp / 2 * 64;
-    float acc[4][8][4] = {};
+    float acc[4][32] = {};
     int stage = 0, ahead = stages - 1;
     for (int step = 0; step < steps; ++step) {
         // All but the newest stages - 2 groups have landed: this step's among them.
@@ -122,23 +94,18 @@ template <class T> __global__ void __launch_bounds__(THREADS, 1) ada_kernel(cons
         else if (stages == 3) copy_wait<1>();
         else copy_wait<0>();
         __syncthreads();
-        if (step + stages - 1 < steps) b.bring(step + stages - 1, ahead);
-        copy_commit();
+        bring_next(ahead);
         multiply<T>(acc, shared + stage * STAGE_BYTES + warp_row * DEPTH * 2, shared + stage * STAGE_BYTES + (ROWS + warp_column) * DEPTH * 2);
         if (++stage == stages) stage = 0;
         if (++ahead == stages) ahead = 0;
     }
-    const int row = row0 + warp_row, column = column0 + warp_column, Rk = x.a.params.block_k / 8;
-    // Every pair of the tile exists and is seen: no row or column of it reaches an end or the diagonal.
-    const int offset = (int)(x.a.Nk - x.a.Nq);
-    bool edge = column + 64 > head.columns;
-    if (x.fixed) edge |= 8 * (row + 64) > x.a.Nq || 8 * (column + 64) > head.len || (x.a.params.causal && 8 * (row - column - 63) + 7 + offset < 14);
-    else edge |= x.a.params.causal && column + 64 > esa_ada_limit(&x.a, head.columns, row);
     float *out = x.lse + blockIdx.y * x.rows * x.a.nk;
-    if (Rk == 8) reduce<8>(x, head, acc, row, column, edge, out);
-    else if (Rk == 16) reduce<16>(x, head, acc, row, column, edge, out);
-    else reduce<32>(x, head, acc, row, column, edge, out);
+#pragma unroll
+    for (int m = 0; m < 4; ++m)
+        ada_finish<0>(x, head, acc[m], row0 + warp_row + 16 * m, column0 + warp_column, out, [](float v) { return exp2_fast(v); });
 }
+
+template <class T> auto kernel_of(const esa_select_args &a) { return a.perm_q || a.perm_k ? ada_kernel<T, true> : ada_kernel<T, false>; }
 
 } // namespace
 
@@ -151,7 +118,7 @@ bool ada_mma_takes(const esa_select_args *a) {
 esa_status ada_mma_launch(esa_cuda_device *dev, const ada_job &job, cudaStream_t stream) {
     const int stages = (int)esa_min64(MOST_STAGES, dev->shared_bytes / STAGE_BYTES), bytes = stages * STAGE_BYTES;
     const int row_tiles = (int)ceil_div<int64_t>(job.rows, ROWS), column_tiles = (int)ceil_div<int64_t>(ceil_div<int64_t>(job.a.Nk, 8), COLUMNS);
-    const auto kernel = job.a.dtype == ESA_DTYPE_F16 ? ada_kernel<__half> : ada_kernel<__nv_bfloat16>;
+    const auto kernel = job.a.dtype == ESA_DTYPE_F16 ? kernel_of<__half>(job.a) : kernel_of<__nv_bfloat16>(job.a);
     const esa_status status = device_check(dev, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "preparing ada_bsa");
     if (status) return status;
     kernel<<<dim3((unsigned)(row_tiles * column_tiles), (unsigned)job.heads), THREADS, bytes, stream>>>(job, stages, row_tiles, column_tiles);

@@ -127,31 +127,48 @@ static __device__ __forceinline__ uint32_t block_rank(bool flag, uint32_t *all, 
 // esa_budget_spread by one block of whole warps: the same quotas. Sums stay below 2^32 because nq, nk <= 65535. shared: 32 words.
 static __device__ inline void spread_rows(int32_t *quota, const int32_t *visible, const int32_t *least, int64_t nq, int64_t total,
                                           uint32_t *shared) {
-    double lo = 0.0, hi = 1.0;
     const bool has = threadIdx.x < nq;          // a thread's first row stays in registers: mostly there is no other
     const int32_t own_visible = has ? visible[threadIdx.x] : 0, own_least = has ? least[threadIdx.x] : 0;
-    auto sum = [&](double f) {
-        uint32_t n = (uint32_t)esa_spread_share(own_visible, own_least, f);
-        for (int64_t i = threadIdx.x + blockDim.x; i < nq; i += blockDim.x) n += (uint32_t)esa_spread_share(visible[i], least[i], f);
+    auto sum = [&](auto whole_of) {
+        uint32_t n = has ? (uint32_t)esa_spread_quota(own_least, whole_of(own_visible)) : 0;
+        for (int64_t i = threadIdx.x + blockDim.x; i < nq; i += blockDim.x) n += (uint32_t)esa_spread_quota(least[i], whole_of(visible[i]));
         return (int64_t)block_sum(n, shared);
     };
-    if (sum(hi) <= total) lo = hi;
+    auto hand_out = [&](auto whole_of) {
+        int64_t left = total - sum(whole_of);
+        for (int64_t i = threadIdx.x; i < nq; i += blockDim.x) quota[i] = (int32_t)esa_spread_quota(least[i], whole_of(visible[i]));
+        for (int turn = 0; turn < 2; turn++)
+            for (int64_t first = 0; first < nq && left > 0; first += blockDim.x) {
+                const int64_t i = first + threadIdx.x;
+                uint32_t all;
+                const bool takes = i < nq && esa_spread_takes(quota[i], visible[i], least[i], whole_of(visible[i]), turn);
+                const uint32_t rank = block_rank(takes, &all, shared);
+                if (takes && rank < left) quota[i]++;
+                left -= all;
+            }
+    };
+    const int32_t same = visible[0];
+    uint32_t others = has && own_visible != same;
+    for (int64_t i = threadIdx.x + blockDim.x; i < nq; i += blockDim.x) others += visible[i] != same;
+    if (block_sum(others, shared) == 0) {       // where all rows see as much, the share in whole blocks is one number, found in fewer steps
+        int64_t lo = 0, hi = same;
+        if (sum([&](int32_t) { return hi; }) <= total) lo = hi;
+        while (hi - lo > 1) {
+            const int64_t mid = (lo + hi) / 2;
+            if (sum([&](int32_t) { return mid; }) <= total) lo = mid;
+            else hi = mid;
+        }
+        hand_out([&](int32_t) { return lo; });
+        return;
+    }
+    double lo = 0.0, hi = 1.0;
+    if (sum([&](int32_t v) { return esa_spread_whole(v, hi); }) <= total) lo = hi;
     for (int it = 0; it < ESA_SPREAD_STEPS && lo < hi; it++) {
         const double mid = lo + (hi - lo) / 2;
         if (mid <= lo || mid >= hi) break;
-        if (sum(mid) <= total) lo = mid;
+        if (sum([&](int32_t v) { return esa_spread_whole(v, mid); }) <= total) lo = mid;
         else hi = mid;
     }
-    int64_t left = total - sum(lo);
-    for (int64_t i = threadIdx.x; i < nq; i += blockDim.x) quota[i] = (int32_t)esa_spread_share(visible[i], least[i], lo);
-    for (int turn = 0; turn < 2; turn++)
-        for (int64_t first = 0; first < nq && left > 0; first += blockDim.x) {
-            const int64_t i = first + threadIdx.x;
-            uint32_t all;
-            const bool takes = i < nq && esa_spread_takes(quota[i], visible[i], least[i], lo, turn);
-            const uint32_t rank = block_rank(takes, &all, shared);
-            if (takes && rank < left) quota[i]++;
-            left -= all;
-        }
+    hand_out([&](int32_t v) { return esa_spread_whole(v, lo); });
 }
 #endif

@@ -14,7 +14,7 @@ void esa_budget_entropy(int32_t *k, const double *entropy, int64_t H, int64_t nk
 static int64_t spread_sum(const int32_t *visible, const int32_t *least, int64_t nq, double f)
 {
     int64_t sum = 0;
-    for (int64_t i = 0; i < nq; i++) sum += esa_spread_share(visible[i], least[i], f);
+    for (int64_t i = 0; i < nq; i++) sum += esa_spread_quota(least[i], esa_spread_whole(visible[i], f));
     return sum;
 }
 
@@ -29,11 +29,11 @@ void esa_budget_spread(int32_t *quota, const int32_t *visible, const int32_t *le
         else hi = mid;
     }
     int64_t left = total - spread_sum(visible, least, nq, lo);
-    for (int64_t i = 0; i < nq; i++) quota[i] = (int32_t)esa_spread_share(visible[i], least[i], lo);
+    for (int64_t i = 0; i < nq; i++) quota[i] = (int32_t)esa_spread_quota(least[i], esa_spread_whole(visible[i], lo));
     /* What rounding left over: one block each to the first rows; a row that already holds more than its share waits. */
     for (int32_t turn = 0; turn < 2; turn++)
         for (int64_t i = 0; i < nq && left > 0; i++) {
-            if (!esa_spread_takes(quota[i], visible[i], least[i], lo, turn)) continue;
+            if (!esa_spread_takes(quota[i], visible[i], least[i], esa_spread_whole(visible[i], lo), turn)) continue;
             quota[i]++;
             left--;
         }
