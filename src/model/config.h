@@ -22,7 +22,6 @@ typedef struct esa_wan_config {
     int32_t text_dim, freq_dim;
     int32_t rope_max;               /* longest grid side */
     int32_t cross_norm;             /* cross_attn_norm: norm2 has weight and bias; 0: it is the identity */
-    int32_t qk_norm;                /* 1: rms_norm_across_heads; 0: none */
     double  eps;
     char    hash[80];               /* of the whole file, keys sorted: goes into mask files */
 } esa_wan_config;
@@ -52,7 +51,6 @@ typedef struct esa_sched_config {
     int32_t kind;                   /* ESA_SCHED_* */
     int32_t train_steps;            /* num_train_timesteps */
     int32_t order;                  /* UniPC: solver_order, 1 or 2 */
-    int32_t lower_order_final;
     double  shift;                  /* flow_shift, or shift */
 } esa_sched_config;
 

@@ -78,14 +78,15 @@ static void gelu_tanh(float *y, const float *x, int64_t n) { for (int64_t i = 0;
 static void geglu(float *y, const float *gate, const float *x, int64_t n) { for (int64_t i = 0; i < n; i++) y[i] = gelu_of(gate[i]) * x[i]; }
 static void add(float *y, const float *a, const float *b, int64_t n) { for (int64_t i = 0; i < n; i++) y[i] = a[i] + b[i]; }
 
-static void finish(float *y, const float *bias, int32_t act, const float *gate, const float *residual, int64_t n)
+static void finish(float *y, float *x, const float *bias, int32_t act, const float *gate, const float *residual, int64_t n)
 {
-    if (bias) add(y, y, bias, n);
-    if (act == ESA_ACT_SILU) silu(y, y, n);
-    if (act == ESA_ACT_GELU_TANH) gelu_tanh(y, y, n);
-    if (gate && residual) for (int64_t i = 0; i < n; i++) y[i] = residual[i] + y[i] * gate[i];
-    else if (gate) for (int64_t i = 0; i < n; i++) y[i] *= gate[i];
-    else if (residual) add(y, y, residual, n);
+    if (bias) add(x, x, bias, n);
+    if (act == ESA_ACT_SILU) silu(x, x, n);
+    if (act == ESA_ACT_GELU_TANH) gelu_tanh(x, x, n);
+    if (gate && residual) for (int64_t i = 0; i < n; i++) y[i] = residual[i] + x[i] * gate[i];
+    else if (gate) for (int64_t i = 0; i < n; i++) y[i] = x[i] * gate[i];
+    else if (residual) add(y, x, residual, n);
+    else if (y != x) memcpy(y, x, (size_t)n * 4);
 }
 
 static void rope(float *x, int64_t heads, int64_t D, const float *cos, const float *sin)

@@ -35,25 +35,27 @@ typedef struct gemm_job {
     const float *bias;                          /* [n] */
     const esa_epilogue *epilogue;
     int64_t first;                              /* column of y that column 0 of c is: gate and residual are those of y */
+    float *tile;                                /* [threads][tile_size]; NULL: products go straight to c */
+    int64_t tile_size;
 } gemm_job;
 
 static void gemm_tile(void *arg, int64_t item, int32_t worker)
 {
-    (void)worker;
     const gemm_job *j = arg;
     const int64_t r = item / j->across * j->rows, q = item % j->across * j->cols;
     const int64_t m = esa_min64(j->rows, j->m - r), n = esa_min64(j->cols, j->n - q);
-    float *c = j->c + r * j->ldc + q;
-    esa_nn_gemm_one(c, j->ldc, j->a + r * j->lda, j->lda, j->b + (j->trans_b ? q * j->ldb : q), j->ldb, m, n, j->k, j->trans_b, j->alpha,
+    float *c = j->c + r * j->ldc + q, *t = j->tile ? j->tile + worker * j->tile_size : c;
+    const int64_t ldt = j->tile ? j->cols : j->ldc;
+    esa_nn_gemm_one(t, ldt, j->a + r * j->lda, j->lda, j->b + (j->trans_b ? q * j->ldb : q), j->ldb, m, n, j->k, j->trans_b, j->alpha,
                     j->beta);
     const esa_epilogue *e = j->epilogue;
     if (!j->bias && !e) return;
     for (int64_t i = 0; i < m; i++)
-        j->leaf->finish(c + i * j->ldc, j->bias ? j->bias + q : NULL, e ? e->act : ESA_ACT_NONE, e && e->gate ? e->gate + j->first + q : NULL,
+        j->leaf->finish(c + i * j->ldc, t + i * ldt, j->bias ? j->bias + q : NULL, e ? e->act : ESA_ACT_NONE, e && e->gate ? e->gate + j->first + q : NULL,
                         e && e->residual ? e->residual + (r + i) * e->residual_ld + j->first + q : NULL, n);
 }
 
-static void run_tiles(esa_nn *nn, gemm_job *j)
+static void choose_tiles(gemm_job *j)
 {
     if (j->m < FEW_ROWS) {
         j->rows = ROWS;
@@ -63,6 +65,12 @@ static void run_tiles(esa_nn *nn, gemm_job *j)
         j->rows = esa_ceil_div(j->m, shares);
         j->cols = COLS;
     }
+    j->cols = esa_min64(j->cols, j->n);
+    j->rows = esa_min64(j->rows, j->m);
+}
+
+static void run_tiles(esa_nn *nn, gemm_job *j)
+{
     j->across = esa_ceil_div(j->n, j->cols);
     const double start = esa_nn_now();
     esa_nn_enter(nn);
@@ -76,6 +84,8 @@ void esa_nn_gemm(esa_nn *nn, float *c, int64_t ldc, const float *a, int64_t lda,
 {
     gemm_job j = {.c = c, .a = a, .b = b, .ldc = ldc, .lda = lda, .ldb = ldb, .m = m, .n = n, .k = k, .trans_b = trans_b, .alpha = alpha,
                   .beta = beta};
+    if (m < 1 || n < 1) return;
+    choose_tiles(&j);
     run_tiles(nn, &j);
 }
 
@@ -97,34 +107,36 @@ esa_status esa_nn_linear(esa_nn *nn, float *y, int64_t ldy, const float *x, int6
 {
     const int64_t out = w->dim[0], in = out > 0 ? esa_weight_count(w) / out : 0;
     const int32_t ready = w->dtype == ESA_DTYPE_F32 && ((uintptr_t)w->data & 3) == 0;
-    const int32_t has_bias = bias && bias->data;
+    const int32_t has_bias = bias && bias->data, aside = epilogue && epilogue->residual;
     const int64_t block = ready ? out : esa_max64(1, esa_min64(out, BLOCK_BYTES / 4 / esa_max64(1, in)));
+    if (rows < 1 || out < 1) return ESA_OK;
+    gemm_job j = {.a = x, .lda = ldx, .ldc = ldy, .ldb = in, .m = rows, .n = block, .k = in, .trans_b = 1, .alpha = 1,
+                  .leaf = esa_nn_leaf_get(nn->ctx->kern->level), .epilogue = epilogue};
+    choose_tiles(&j);
+    j.tile_size = j.rows * j.cols;
     void *scratch = NULL;
-    esa_carve carve = {0};
+    float *f = NULL, *b = NULL;
     for (int32_t pass = 0; pass < 2; pass++) {
-        float *f = ready ? NULL : esa_carve_take(&carve, block * in * 4), *b = has_bias ? esa_carve_take(&carve, out * 4) : NULL;
-        if (pass == 0) {
-            const esa_status status = esa_nn_scratch(nn, &scratch, carve.used);
-            if (status != ESA_OK) return status;
-            carve = (esa_carve){.base = scratch};
-            continue;
+        esa_carve carve = {.base = scratch};
+        f = ready ? NULL : esa_carve_take(&carve, block * in * 4);
+        b = has_bias ? esa_carve_take(&carve, out * 4) : NULL;
+        /* A residual may be y itself, so the product is made aside. */
+        j.tile = aside ? esa_carve_take(&carve, esa_pool_threads(nn->ctx->pool) * j.tile_size * 4) : NULL;
+        const esa_status status = pass == 0 ? esa_nn_scratch(nn, &scratch, carve.used) : ESA_OK;
+        if (status != ESA_OK) return status;
+    }
+    if (has_bias) esa_weight_to_f32(b, bias, 0, out);
+    for (int64_t q = 0; q < out; q += block) {
+        j.n = esa_min64(block, out - q);
+        if (!ready) {
+            widen_job wide = {f, w, q * in};
+            esa_nn_parallel(nn, widen, &wide, j.n * in, 1 << 16);
         }
-        if (has_bias) esa_weight_to_f32(b, bias, 0, out);
-        gemm_job j = {.a = x, .lda = ldx, .ldc = ldy, .ldb = in, .m = rows, .k = in, .trans_b = 1, .alpha = 1, .leaf = esa_nn_leaf_get(nn->ctx->kern->level),
-                      .epilogue = epilogue};
-        for (int64_t q = 0; q < out; q += block) {
-            const int64_t n = esa_min64(block, out - q);
-            if (!ready) {
-                widen_job wide = {f, w, q * in};
-                esa_nn_parallel(nn, widen, &wide, n * in, 1 << 16);
-            }
-            j.b = ready ? w->data : f;
-            j.c = y + q;
-            j.n = n;
-            j.bias = b ? b + q : NULL;
-            j.first = q;
-            run_tiles(nn, &j);
-        }
+        j.b = ready ? w->data : f;
+        j.c = y + q;
+        j.bias = b ? b + q : NULL;
+        j.first = q;
+        run_tiles(nn, &j);
     }
     return ESA_OK;
 }

@@ -28,7 +28,7 @@ typedef struct esa_weight {
 } esa_weight;
 
 /* Time spent, for the statistics of the engine. */
-enum { ESA_NN_GEMM = 0, ESA_NN_ATTENTION, ESA_NN_CONV, ESA_NN_OTHER, ESA_NN_KINDS };
+enum { ESA_NN_GEMM = 0, ESA_NN_SELF /* sessions */, ESA_NN_ATTENTION /* esa_nn_attention */, ESA_NN_CONV, ESA_NN_OTHER, ESA_NN_KINDS };
 
 typedef struct esa_nn {
     esa_ctx *ctx;                   /* pool, kernels, allocator, error text; must outlive this */
@@ -131,5 +131,37 @@ void esa_rope_table(float *cos, float *sin, const int32_t grid[3], const int32_t
 void esa_nn_rope(esa_nn *nn, float *x, int64_t ld, int64_t rows, int64_t heads, int64_t D, const float *cos, const float *sin);
 /* Timestep vector: out[dim] = [cos(t f_j) ..., sin(t f_j) ...], f_j = 10000^(-j/(dim/2)). */
 void esa_timestep_sinusoid(float *out, int64_t dim, double t);
+
+/* ---------------------------------------------------------------- conv.c: planes of pixels, channels last */
+
+/* A convolution of stride 1 with its weights laid out for the machine. rows: kernel rows over all frames; run: floats of one. */
+typedef struct esa_conv {
+    int32_t kt, kh, kw, cin, cout;
+    int32_t up2;                    /* 1: of the plane with every pixel doubled in both directions (nearest) */
+    int32_t lanes, blocks, rows;
+    int64_t run, bytes;
+    float  *packed, *bias;          /* bias lies inside packed */
+} esa_conv;
+
+/* From a weight [cout][cin][kt][kh][kw] or [cout][cin][kh][kw] with odd sizes and bias [cout] (NULL or data NULL: 0). up2 needs 3 x 3
+ * without kt: the doubling is folded into four kernels of 2 x 2 taps. The weight is not needed afterwards. Free with esa_nn_conv_free
+ * (zeroed structs are fine). */
+esa_status esa_nn_conv_pack(esa_nn *nn, esa_conv *conv, const esa_weight *w, const esa_weight *bias, int32_t up2);
+void       esa_nn_conv_free(esa_nn *nn, esa_conv *conv);
+/* y = conv(x) + bias (+ residual). x[kt]: one pointer per frame of the kernel, oldest first, NULL for a frame of zeros, each to pixel (0, 0)
+ * of a plane [height][width][cin] with x_row floats from row to row, around which kh/2 rows and kw/2 pixels can be read (zeros).
+ * y [height][width][cout] ([2 height][2 width][cout] with up2), y_row floats from row to row. residual: like y, or NULL; may be y. */
+esa_status esa_nn_conv(esa_nn *nn, const esa_conv *conv, float *y, int64_t y_row, const float *const *x, int64_t x_row, int64_t height,
+                       int64_t width, const float *residual, int64_t residual_row);
+/* y = x / max(|x|, 1e-12) * sqrt(channels) * gamma, pixel by pixel, then act (ESA_ACT_NONE or ESA_ACT_SILU); rows as above. */
+void esa_nn_pixel_norm(esa_nn *nn, float *y, int64_t y_row, const float *x, int64_t x_row, int64_t height, int64_t width, int64_t channels,
+                       const float *gamma, int32_t act);
+
+/* ---------------------------------------------------------------- attention_plain.c: text and VAE frames, dense */
+
+/* o = softmax(scale q k^T + bias) v per head, all [n][heads * D] with pitches. bias NULL, or [heads][nq + nk - 1]: what head h adds to
+ * query i and key j is bias[h][j - i + nq - 1]. Rows in blocks: extra memory is O(nk) per thread. */
+esa_status esa_nn_attention_plain(esa_nn *nn, float *o, int64_t ldo, const float *q, int64_t ldq, const float *k, int64_t ldk, const float *v,
+                                  int64_t ldv, int64_t nq, int64_t nk, int64_t heads, int64_t D, float scale, const float *bias);
 
 #endif
