@@ -153,15 +153,8 @@ void       esa_nn_conv_free(esa_nn *nn, esa_conv *conv);
  * y [height][width][cout] ([2 height][2 width][cout] with up2), y_row floats from row to row. residual: like y, or NULL; may be y. */
 esa_status esa_nn_conv(esa_nn *nn, const esa_conv *conv, float *y, int64_t y_row, const float *const *x, int64_t x_row, int64_t height,
                        int64_t width, const float *residual, int64_t residual_row);
-/* y = x / max(|x|, 1e-12) * sqrt(channels) * gamma, pixel by pixel, then act (ESA_ACT_NONE or ESA_ACT_SILU); rows as above. */
+/* pixel_norm.c: y = x / max(|x|, 1e-12) * sqrt(channels) * gamma, pixel by pixel, then act (ESA_ACT_NONE or ESA_ACT_SILU); rows as above. */
 void esa_nn_pixel_norm(esa_nn *nn, float *y, int64_t y_row, const float *x, int64_t x_row, int64_t height, int64_t width, int64_t channels,
                        const float *gamma, int32_t act);
-
-/* ---------------------------------------------------------------- attention_plain.c: text and VAE frames, dense */
-
-/* o = softmax(scale q k^T + bias) v per head, all [n][heads * D] with pitches. bias NULL, or [heads][nq + nk - 1]: what head h adds to
- * query i and key j is bias[h][j - i + nq - 1]. Rows in blocks: extra memory is O(nk) per thread. */
-esa_status esa_nn_attention_plain(esa_nn *nn, float *o, int64_t ldo, const float *q, int64_t ldq, const float *k, int64_t ldk, const float *v,
-                                  int64_t ldv, int64_t nq, int64_t nk, int64_t heads, int64_t D, float scale, const float *bias);
 
 #endif
