@@ -112,6 +112,11 @@ class Bench:
                 self.report.failed("speed", f"{shape} {name[0]} {name[1]}", why)
             if ("cudnn", 1.0) in times:
                 self.speed_table(shape, times, failed, density, kernel)
+            if ("flex", 0.2) in times and ("esa 128x128", 0.2) in times:    # the same blocks, so the same numbers
+                jobs[("esa 128x128", 0.2)]()
+                off = (jobs[("flex", 0.2)]().float() - o.float()).abs().max().item()
+                self.report.add("speed", f"{shape} largest difference from FlexAttention at 0.2", off, 0.05, higher=False)
+                print(f"  largest difference from FlexAttention at 0.2: {off:.1e}")
             del q, k, v, o, jobs
             torch.cuda.empty_cache()
 
