@@ -18,3 +18,11 @@ foreach(source ${video_tests})
   set_tests_properties(${folder}.${name} PROPERTIES LABELS video TIMEOUT 1200 ENVIRONMENT
                        "ESA_TEST_GOLDEN=${CMAKE_CURRENT_SOURCE_DIR}/tests/golden;ESA_TEST_MODELS=${CMAKE_CURRENT_SOURCE_DIR}/models")
 endforeach()
+
+# What the writers leave on disk, read back by other code.
+add_executable(make_media tests/media/make_media.c)
+esa_compile_settings(make_media)
+target_link_libraries(make_media PRIVATE esa_video_static)
+set_target_properties(make_media PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/tests)
+add_test(NAME media.files COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/media/check_media.py $<TARGET_FILE:make_media>)
+set_tests_properties(media.files PROPERTIES LABELS video TIMEOUT 300)

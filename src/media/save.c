@@ -1,0 +1,139 @@
+/* save.c - esa_frames_save: the ending of a path chooses the format; a folder of PNG appears whole or not at all.
+ * SPDX-License-Identifier: Apache-2.0 */
+#define _XOPEN_SOURCE 700
+#include "media/frames.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define LONGEST 4000                /* of a folder's path */
+
+esa_save_params esa_save_params_default(void) { return (esa_save_params){ .struct_size = sizeof(esa_save_params) }; }
+
+/* NNNNN.png, as we name them. */
+static int is_ours(const char *name)
+{
+    const size_t digits = strspn(name, "0123456789");
+    return digits >= 5 && strcmp(name + digits, ".png") == 0;
+}
+
+/* Entries of folder that are not ours; -1: it cannot be read. */
+static int64_t foreign(const char *folder)
+{
+    DIR *d = opendir(folder);
+    if (!d) return -1;
+    int64_t count = 0;
+    for (struct dirent *e; (e = readdir(d));) count += strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 && !is_ours(e->d_name);
+    closedir(d);
+    return count;
+}
+
+/* Removes our pictures and then the folder. */
+static void remove_folder(const char *folder)
+{
+    char path[LONGEST + 300];
+    DIR *d = opendir(folder);
+    if (d) {
+        for (struct dirent *e; (e = readdir(d));) {
+            if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
+            snprintf(path, sizeof path, "%s/%s", folder, e->d_name);
+            unlink(path);
+        }
+        closedir(d);
+    }
+    rmdir(folder);
+}
+
+/* The new folder takes the place of what stands there: nothing, or an older folder of pictures. */
+static esa_status put_in_place(esa_ctx *ctx, const char *temp, const char *folder)
+{
+    if (rename(temp, folder) == 0) return ESA_OK;       /* nothing, or an empty folder */
+    char old[LONGEST + 40];
+    snprintf(old, sizeof old, "%s.XXXXXX", folder);
+    if ((errno == ENOTEMPTY || errno == EEXIST) && mkdtemp(old)) {
+        if (rename(folder, old) == 0) {
+            if (rename(temp, folder) == 0) {
+                remove_folder(old);
+                return ESA_OK;
+            }
+            const int why = errno;
+            if (rename(old, folder) == 0) errno = why;
+        } else {
+            const int why = errno;
+            rmdir(old);
+            errno = why;
+        }
+    }
+    return esa_fail(ctx, ESA_ERR_IO, "%.200s cannot be put in place: %s", folder, strerror(errno));
+}
+
+static esa_status save_folder(esa_ctx *ctx, const esa_frames *frames, const char *path)
+{
+    char folder[LONGEST + 8], temp[LONGEST + 40], name[LONGEST + 80];
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/') n--;
+    if (n > LONGEST) return esa_fail(ctx, ESA_ERR_ARGUMENT, "a folder's name of %lld bytes is too long", (long long)n);
+    snprintf(folder, sizeof folder, "%.*s", (int)n, path);
+    struct stat about;
+    if (stat(folder, &about) == 0) {
+        if (!S_ISDIR(about.st_mode)) return esa_fail(ctx, ESA_ERR_IO, "%.200s is a file, it cannot become a folder of pictures", folder);
+        const int64_t others = foreign(folder);
+        if (others < 0) return esa_fail(ctx, ESA_ERR_IO, "%.200s cannot be read: %s", folder, strerror(errno));
+        if (others > 0)
+            return esa_fail(ctx, ESA_ERR_IO, "%.200s holds %lld entries that are not pictures of a video; give a new folder", folder, (long long)others);
+    }
+    snprintf(temp, sizeof temp, "%s.XXXXXX", folder);
+    if (!mkdtemp(temp)) return esa_fail(ctx, ESA_ERR_IO, "%.200s cannot be written: %s", folder, strerror(errno));
+    const mode_t mask = umask(0);
+    umask(mask);
+    chmod(temp, 0777 & ~mask);                          /* mkdtemp gives 0700; users expect their umask */
+    esa_status status = ESA_OK;
+    for (int64_t i = 0; i < frames->count && status == ESA_OK; i++) {
+        snprintf(name, sizeof name, "%s/%05lld.png", temp, (long long)i);
+        status = esa_png_save(ctx, frames, i, name);
+    }
+    if (status == ESA_OK) status = put_in_place(ctx, temp, folder);
+    if (status != ESA_OK) remove_folder(temp);
+    return status;
+}
+
+static int ends_with(const char *path, const char *ending)
+{
+    const size_t n = strlen(path), m = strlen(ending);
+    return n > m && strcasecmp(path + n - m, ending) == 0;
+}
+
+static esa_status save(esa_ctx *ctx, const esa_frames *frames, const char *path, const esa_save_params *params)
+{
+    const esa_save_params p = params ? *params : esa_save_params_default();
+    if (!frames || !path || !*path) return esa_fail(ctx, ESA_ERR_ARGUMENT, "frames or path is missing");
+    if (p.struct_size != sizeof p) return esa_fail(ctx, ESA_ERR_VERSION, "esa_save_params has %u bytes, expected %u", p.struct_size, (unsigned)sizeof p);
+    if (p.quality < 0 || p.quality > 100) return esa_fail(ctx, ESA_ERR_ARGUMENT, "quality was given %d, expected 0 .. 100", p.quality);
+    if (p.fps != 0 && !(p.fps >= 0.01 && p.fps <= 1000))
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "fps was given %g, expected 0 (the frames' own) or 0.01 .. 1000", p.fps);
+    const double fps = p.fps > 0 ? p.fps : frames->fps;
+    if (path[strlen(path) - 1] == '/') return save_folder(ctx, frames, path);
+    if (ends_with(path, ".mp4")) return esa_mp4_save(ctx, frames, path, fps, p.quality);
+    if (ends_with(path, ".y4m")) return esa_y4m_save(ctx, frames, path, fps);
+    if (ends_with(path, ".png")) {
+        if (frames->count == 1) return esa_png_save(ctx, frames, 0, path);
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "%.200s holds one picture, the video has %d frames: give a folder (a name that ends in /)", path,
+                        frames->count);
+    }
+    return esa_fail(ctx, ESA_ERR_ARGUMENT, "%.200s has no ending that names a format: expected .mp4, .y4m, .png, or a folder (a name that ends in /)", path);
+}
+
+esa_status esa_frames_save(esa_ctx *ctx, const esa_frames *frames, const char *path, const esa_save_params *params)
+{
+    esa_status status = esa_ctx_enter(ctx);
+    if (status != ESA_OK) return status;
+    status = save(ctx, frames, path, params);
+    esa_ctx_leave(ctx);
+    return status;
+}

@@ -1,0 +1,25 @@
+/* metric.h - how like two pictures are: PSNR and SSIM on 8-bit RGB.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * PSNR = 10 log10(255^2 / mean squared error) in dB; equal pictures give +inf.
+ *
+ * SSIM (Wang, Bovik, Sheikh, Simoncelli 2004): 11 x 11 Gaussian window of sigma 1.5, population statistics, C1 = (0.01 * 255)^2,
+ * C2 = (0.03 * 255)^2, mean over all windows that lie inside the picture and over the channels; the value scikit-image gives for
+ * structural_similarity(a, b, channel_axis=-1, data_range=255, gaussian_weights=True, sigma=1.5, use_sample_covariance=False). */
+#ifndef ESA_METRIC_METRIC_H
+#define ESA_METRIC_METRIC_H
+
+#include "base/ctx.h"
+
+#define ESA_SSIM_WINDOW 11
+
+/* Sum of squared differences of count bytes; exact below 2^63. */
+int64_t esa_squared_error(const uint8_t *a, const uint8_t *b, int64_t count);
+double  esa_psnr(int64_t squared_error, int64_t count);
+
+/* Elements of scratch that esa_ssim needs for a picture of that width. */
+int64_t esa_ssim_scratch(int64_t width);
+/* Pictures [height][width][3], both sides at least ESA_SSIM_WINDOW. */
+double  esa_ssim(const uint8_t *a, const uint8_t *b, int64_t height, int64_t width, double *scratch);
+
+#endif
