@@ -45,7 +45,7 @@ esa_status esa_config_index(esa_ctx *ctx, esa_model_index *index, const char *pa
     esa_json_file f;
     memset(index, 0, sizeof *index);
     if (esa_json_file_open(ctx, &f, path) == ESA_OK) {
-        snprintf(index->pipeline, sizeof index->pipeline, "%s", esa_quote(esa_json_text(&f, "_class_name", NULL)).text);
+        snprintf(index->pipeline, sizeof index->pipeline, "%.63s", esa_quote(esa_json_text(&f, "_class_name", NULL)).text);
         if (f.status == ESA_OK && strcmp(index->pipeline, "WanPipeline") != 0)
             esa_json_fail(&f, ESA_ERR_UNSUPPORTED, "_class_name is %s, the engine runs WanPipeline", index->pipeline);
         class_of(&f, "transformer", index->transformer, sizeof index->transformer);

@@ -1,0 +1,102 @@
+/* sched.c - sigmas, timesteps and the order of calls; the steps are in unipc.c and euler.c.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Sigmas are computed in double and stored as f32, as numpy and torch do it there, in the same order of operations. */
+#include "model/sched/sched_internal.h"
+
+#include <math.h>
+
+#define MAX_STEPS 100000
+
+/* numpy's linspace(a, b, n)[i]. */
+static double linspace(double a, double b, int64_t n, int64_t i)
+{
+    if (n == 1) return a;
+    return i == n - 1 ? b : (double)i * ((b - a) / (double)(n - 1)) + a;
+}
+
+static double shifted(double shift, double u) { return shift * u / (1 + (shift - 1) * u); }
+
+static void unipc_sigmas(esa_sched *s)
+{
+    const int32_t n = s->steps;
+    const double T = s->config.train_steps, shift = s->config.shift;
+    for (int32_t i = 0; i < n; i++) {
+        double u = s->config.kind == ESA_SCHED_UNIPC ? linspace(1, 1 / T, n + 1, i) : 1 - linspace(1, 1 / T, n + 1, n - i);
+        u = shifted(shift, u);
+        /* So that log(1 - sigma) exists. */
+        if (s->config.kind == ESA_SCHED_UNIPC && i == 0 && fabs(u - 1) < 1e-6) u -= 1e-6;
+        s->sigma[i] = (float)u;
+        s->timestep[i] = trunc(u * T);
+    }
+}
+
+static void euler_sigmas(esa_sched *s)
+{
+    const int32_t n = s->steps;
+    const float T = (float)s->config.train_steps, shift = (float)s->config.shift;
+    /* Largest and smallest sigma of training, shifted; the list between them is shifted again: so it is in diffusers. */
+    const float one = 1.0f / T, top = shift * 1.0f / (1 + (shift - 1) * 1.0f), bottom = shift * one / (1 + (shift - 1) * one);
+    for (int32_t i = 0; i < n; i++) {
+        const double t = linspace((double)top * s->config.train_steps, (double)bottom * s->config.train_steps, n, i);
+        s->sigma[i] = (float)shifted(s->config.shift, t / s->config.train_steps);
+        s->timestep[i] = (double)(s->sigma[i] * T);
+    }
+}
+
+esa_status esa_sched_create(esa_ctx *ctx, esa_sched **out, const esa_sched_config *config, int32_t steps, int64_t count)
+{
+    *out = NULL;
+    if (steps < 1 || steps > MAX_STEPS) return esa_fail(ctx, ESA_ERR_ARGUMENT, "steps is %d, expected 1 to %d", steps, MAX_STEPS);
+    if (!(config->shift > 0) || config->train_steps < 1 || config->kind < ESA_SCHED_UNIPC || config->kind > ESA_SCHED_EULER)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "shift is %g, expected more than 0", config->shift);
+    esa_sched *s = esa_mem_zalloc(&ctx->mem, (int64_t)sizeof *s);
+    if (!s) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the scheduler");
+    s->ctx = ctx;
+    s->config = *config;
+    s->steps = steps;
+    s->count = count;
+    const int64_t bytes = esa_size_mul(count, 4);
+    s->sigma = esa_mem_zalloc(&ctx->mem, (steps + 1) * (int64_t)sizeof *s->sigma);
+    s->timestep = esa_mem_zalloc(&ctx->mem, steps * (int64_t)sizeof *s->timestep);
+    int good = s->sigma && s->timestep;
+    if (good && config->kind != ESA_SCHED_EULER) {
+        s->m0 = esa_mem_alloc(&ctx->mem, bytes);
+        s->m1 = esa_mem_alloc(&ctx->mem, bytes);
+        s->last = esa_mem_alloc(&ctx->mem, bytes);
+        good = s->m0 && s->m1 && s->last;
+    }
+    if (!good) {
+        esa_sched_free(s);
+        return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the scheduler");
+    }
+    if (config->kind == ESA_SCHED_EULER) euler_sigmas(s);
+    else unipc_sigmas(s);
+    *out = s;
+    return ESA_OK;
+}
+
+void esa_sched_free(esa_sched *s)
+{
+    if (!s) return;
+    const esa_allocator mem = s->ctx->mem;
+    esa_mem_free(&mem, s->sigma, (s->steps + 1) * (int64_t)sizeof *s->sigma);
+    esa_mem_free(&mem, s->timestep, s->steps * (int64_t)sizeof *s->timestep);
+    esa_mem_free(&mem, s->m0, s->count * 4);
+    esa_mem_free(&mem, s->m1, s->count * 4);
+    esa_mem_free(&mem, s->last, s->count * 4);
+    esa_mem_free(&mem, s, (int64_t)sizeof *s);
+}
+
+double esa_sched_timestep(const esa_sched *s, int32_t i) { return i >= 0 && i < s->steps ? s->timestep[i] : 0; }
+double esa_sched_sigma(const esa_sched *s, int32_t i) { return i >= 0 && i <= s->steps ? (double)s->sigma[i] : 0; }
+
+esa_status esa_sched_step(esa_sched *s, int32_t i, float *x, const float *v)
+{
+    if (i != s->next || i >= s->steps)
+        return esa_fail(s->ctx, ESA_ERR_STATE, "scheduler: step %d was given, step %d of %d comes next", i, s->next, s->steps);
+    if (s->config.kind == ESA_SCHED_EULER) esa_sched_step_euler(s, i, x, v);
+    else esa_sched_step_unipc(s, i, x, v);
+    s->next++;
+    return ESA_OK;
+}
