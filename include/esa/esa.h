@@ -155,7 +155,8 @@ ESA_API esa_tensor esa_tensor_bsnd(void *data, int32_t dtype, int64_t B, int64_t
 
 /* CUDA work runs in the plugin libesa_cuda.so, which is opened at the first use of a GPU: from $ESA_CUDA_LIB if set, else from the folder
  * libesa itself lies in, nowhere else. Where it is missing, does not fit, or finds no GPU, calls with CUDA views return
- * ESA_ERR_DEVICE and a sentence; everything on the CPU goes on working. A ctx works on one GPU (esa_ctx_params.cuda_device) and one
+ * ESA_ERR_DEVICE and a sentence; everything on the CPU goes on working. Two things the CPU does are refused there (ESA_ERR_UNSUPPORTED): views that
+ * do not start at a multiple of their element size, and the entropy selector in COMPAT_ROUND. A ctx works on one GPU (esa_ctx_params.cuda_device) and one
  * stream (cuda_stream); views must carry that ordinal. $ESA_CUDA=sm80 or sm90a lowers the choice of kernels. */
 typedef struct esa_device_info {
     uint32_t struct_size;

@@ -59,6 +59,9 @@ esa_status esa_check_view(esa_ctx *ctx, const esa_tensor *t, const char *name)
         return esa_fail(ctx, ESA_ERR_DEVICE, "%s has device %d, expected ESA_DEVICE_CPU or ESA_DEVICE_CUDA", name, (int)t->device);
     }
     if (!t->data) return esa_fail(ctx, ESA_ERR_ARGUMENT, "%s has no data (its pointer is NULL)", name);
+    if (t->device == ESA_DEVICE_CUDA && (uintptr_t)t->data % (uintptr_t)esa_dtype_size(t->dtype))
+        return esa_fail(ctx, ESA_ERR_UNSUPPORTED, "%s starts at an address that is not a multiple of its %d-byte elements, which a GPU cannot read", name,
+                        (int)esa_dtype_size(t->dtype));
     for (int32_t i = 0; i < 4; i++) {
         if (t->dim[i] < 1)
             return esa_fail(ctx, ESA_ERR_SHAPE, "%s has shape [%lld,%lld,%lld,%lld], every dimension must be at least 1", name,
