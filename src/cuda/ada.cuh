@@ -18,11 +18,15 @@ struct ada_job {
     int64_t row0, rows;         // groups of queries
     float factor;               // scale/8 in log2 units (compat-round: natural)
     int32_t fixed;
+    int32_t beyond;             // 1: sums hold keys beyond kv_len as they are, 0: as zeros
 };
 
 // Whether tensor cores can make the product: 16-bit rows in whole 16-byte pieces, key blocks that are whole fragments.
 bool ada_mma_takes(const esa_select_args *a);                                                                   // ada_mma.cu
 esa_status ada_mma_launch(esa_cuda_device *dev, const ada_job &job, cudaStream_t stream);
+// The same on Hopper's own instructions, for what the above takes and that bulk copies can bring.               // sm90_ada.cu
+bool sm90_ada_takes(const esa_cuda_device *dev, const esa_select_args *a);
+esa_status sm90_ada_launch(esa_cuda_device *dev, ada_job job, cudaStream_t stream);
 // Everything else: f32 multiply-adds, sums go through memory. sums [heads][rows][columns of Nk].
 esa_status ada_plain_sums(esa_cuda_device *dev, const ada_job &job, float *sums, cudaStream_t stream);          // ada_plain.cu
 esa_status ada_plain_lse(esa_cuda_device *dev, const ada_job &job, const float *sums, cudaStream_t stream);
@@ -69,7 +73,7 @@ static __device__ __forceinline__ float ada_logit(const ada_job &x, const ada_he
     const int n = end - first;
     if (n == 8) return sum * x.factor;
     if (n <= 0) return -INFINITY;
-    if (end < there) sum = ada_pairs(x, head, i, j, first, end);
+    if (end < there || (x.beyond && there < 8)) sum = ada_pairs(x, head, i, j, first, end);
     return sum * x.factor * (8.0f / (float)n) + log2f((float)n / 8.0f);
 }
 

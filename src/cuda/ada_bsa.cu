@@ -53,8 +53,8 @@ esa_status ada_bsa_run(esa_cuda_device *dev, const esa_select_args *a, const sel
     row_window w = p.whole;
     while (!status) {
         const int64_t row0 = w.first * Rq, rows = esa_min64(groups, (w.first + w.blocks) * Rq) - row0;
-        const ada_job job = { *a, rules.kv_len, p.lse, w.head0, w.heads, row0, rows, (float)(a->params.scale / ESA_ADA_GROUP * log2e), fixed };
-        if (!plain) status = ada_mma_launch(dev, job, stream);
+        const ada_job job = { *a, rules.kv_len, p.lse, w.head0, w.heads, row0, rows, (float)(a->params.scale / ESA_ADA_GROUP * log2e), fixed, 0 };
+        if (!plain) status = sm90_ada_takes(dev, a) ? sm90_ada_launch(dev, job, stream) : ada_mma_launch(dev, job, stream);
         else {
             status = ada_plain_sums(dev, job, p.sums, stream);
             if (!status && !rounded) status = ada_plain_lse(dev, job, p.sums, stream);
