@@ -1,0 +1,222 @@
+/* wan_vae.c - the layers of the decoder: which tensors they are, and their weights laid out.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * One walk over the layers states what is wanted: esa_wan_vae_check compares it with the file, esa_wan_vae_open loads and packs it. */
+#include "model/vae/wan_vae.h"
+
+#include <stdio.h>
+#include <string.h>
+#include "model/vae/wan_vae_parts.h"
+
+/* One layer of the file and where it goes. */
+typedef struct vae_piece {
+    esa_weight weight, bias;
+    esa_conv *conv, *second;        /* second: takes the upper half of the output channels */
+    float **gamma;
+    int64_t channels;               /* of gamma */
+    int32_t up2;
+} vae_piece;
+
+typedef struct vae_walk {
+    esa_weights *w;
+    vae_piece *piece;               /* [cap] */
+    int64_t count, cap;
+} vae_walk;
+
+static void conv_piece(vae_walk *k, vae_piece piece, int32_t rank, const int64_t *dim, const char *name)
+{
+    vae_piece *p = &k->piece[k->count++];
+    *p = piece;
+    esa_weights_want(k->w, &p->weight, 0, rank, dim, "%s.weight", name);
+    esa_weights_want(k->w, &p->bias, 0, 1, dim, "%s.bias", name);
+}
+
+static void conv3d(vae_walk *k, esa_conv *conv, int64_t cout, int64_t cin, int64_t kt, int64_t ks, const char *name)
+{
+    conv_piece(k, (vae_piece){.conv = conv}, 5, (const int64_t[]){cout, cin, kt, ks, ks}, name);
+}
+
+static void norm(vae_walk *k, float **gamma, int64_t channels, int32_t rank, const char *name)
+{
+    vae_piece *p = &k->piece[k->count++];
+    *p = (vae_piece){.gamma = gamma, .channels = channels};
+    esa_weights_want(k->w, &p->weight, ESA_WANT_F32, rank, (const int64_t[]){channels, 1, 1, 1}, "%s.gamma", name);
+}
+
+static void res_block(vae_walk *k, esa_wan_vae *vae, esa_vae_res *r, int32_t cin, int32_t cout, const char *prefix)
+{
+    char name[128];
+    r->cin = cin;
+    r->cout = cout;
+    r->slot = vae->slots;
+    vae->slots += 2;
+    for (int32_t i = 0; i < 2; i++) {
+        snprintf(name, sizeof name, "%s.norm%d", prefix, (int)i + 1);
+        norm(k, &r->norm[i], i ? cout : cin, 4, name);
+        snprintf(name, sizeof name, "%s.conv%d", prefix, (int)i + 1);
+        conv3d(k, &r->conv[i], cout, i ? cout : cin, 3, 3, name);
+    }
+    snprintf(name, sizeof name, "%s.conv_shortcut", prefix);
+    if (cin != cout) conv3d(k, &r->shortcut, cout, cin, 1, 1, name);
+}
+
+/* The decoder in its own order: widths fall with the levels of the config read backwards. */
+static void walk_layers(vae_walk *k, esa_wan_vae *vae)
+{
+    const esa_wan_vae_config *c = &vae->config;
+    const int32_t deep = c->decoder_base_dim * c->dim_mult[c->levels - 1];
+    char name[96];
+    conv3d(k, &vae->post_quant, c->z_dim, c->z_dim, 1, 1, "post_quant_conv");
+    vae->in_slot = vae->slots++;
+    conv3d(k, &vae->conv_in, deep, c->z_dim, 3, 3, "decoder.conv_in");
+    res_block(k, vae, &vae->mid[0], deep, deep, "decoder.mid_block.resnets.0");
+    norm(k, &vae->attn_norm, deep, 3, "decoder.mid_block.attentions.0.norm");
+    conv_piece(k, (vae_piece){.conv = &vae->qkv}, 4, (const int64_t[]){3 * deep, deep, 1, 1}, "decoder.mid_block.attentions.0.to_qkv");
+    conv_piece(k, (vae_piece){.conv = &vae->proj}, 4, (const int64_t[]){deep, deep, 1, 1}, "decoder.mid_block.attentions.0.proj");
+    res_block(k, vae, &vae->mid[1], deep, deep, "decoder.mid_block.resnets.1");
+    int32_t width = deep;
+    for (int32_t i = 0; i < c->levels; i++) {
+        esa_vae_level *l = &vae->level[i];
+        l->res = vae->res_all + i * (c->res_blocks + 1);
+        l->res_count = c->res_blocks + 1;
+        l->cin = width;
+        l->cout = c->decoder_base_dim * c->dim_mult[c->levels - 1 - i];
+        l->widest = l->cin > l->cout ? l->cin : l->cout;
+        for (int32_t r = 0; r < l->res_count; r++) {
+            snprintf(name, sizeof name, "decoder.up_blocks.%d.resnets.%d", (int)i, (int)r);
+            res_block(k, vae, &l->res[r], r ? l->cout : l->cin, l->cout, name);
+        }
+        if (i == c->levels - 1) break;
+        width = l->cout / 2;
+        if (c->temporal[c->levels - 2 - i]) {
+            l->slot = vae->slots++;
+            snprintf(name, sizeof name, "decoder.up_blocks.%d.upsamplers.0.time_conv", (int)i);
+            conv_piece(k, (vae_piece){.conv = &l->time[0], .second = &l->time[1]}, 5, (const int64_t[]){2 * l->cout, l->cout, 3, 1, 1}, name);
+        }
+        snprintf(name, sizeof name, "decoder.up_blocks.%d.upsamplers.0.resample.1", (int)i);
+        conv_piece(k, (vae_piece){.conv = &l->up, .up2 = 1}, 4, (const int64_t[]){width, l->cout, 3, 3}, name);
+    }
+    norm(k, &vae->norm_out, vae->level[c->levels - 1].cout, 4, "decoder.norm_out");
+    vae->out_slot = vae->slots++;
+    conv3d(k, &vae->conv_out, c->out_channels, vae->level[c->levels - 1].cout, 3, 3, "decoder.conv_out");
+}
+
+/* The part of a tensor that belongs to output channels first .. first + count - 1. */
+static esa_weight part_of(const esa_weight *w, int64_t first, int64_t count)
+{
+    esa_weight out = *w;
+    if (!w->data) return out;
+    out.data = (const char *)w->data + first * (esa_weight_count(w) / w->dim[0]) * esa_dtype_size(w->dtype);
+    out.dim[0] = count;
+    return out;
+}
+
+static esa_status pack(esa_wan_vae *vae, vae_walk *k)
+{
+    esa_nn *nn = vae->env.nn;
+    esa_status status = ESA_OK;
+    for (int64_t i = 0; i < k->count; i++) vae->gamma_bytes += 4 * k->piece[i].channels;
+    status = esa_nn_alloc(nn, (void **)&vae->gammas, vae->gamma_bytes, "the norms of the VAE");
+    float *gamma = vae->gammas;
+    for (int64_t i = 0; i < k->count && status == ESA_OK; i++) {
+        vae_piece *p = &k->piece[i];
+        if (p->gamma) {
+            esa_weight_to_f32(gamma, &p->weight, 0, p->channels);
+            *p->gamma = gamma;
+            gamma += p->channels;
+            continue;
+        }
+        const int64_t n = p->second ? p->weight.dim[0] / 2 : p->weight.dim[0];
+        const esa_weight w = part_of(&p->weight, 0, n), b = part_of(&p->bias, 0, n);
+        status = esa_nn_conv_pack(nn, p->conv, &w, &b, p->up2);
+        if (status != ESA_OK || !p->second) continue;
+        const esa_weight w2 = part_of(&p->weight, n, n), b2 = part_of(&p->bias, n, n);
+        status = esa_nn_conv_pack(nn, p->second, &w2, &b2, p->up2);
+    }
+    return status;
+}
+
+static esa_status open_vae(const esa_part_env *env, esa_wan_vae **out, const esa_wan_vae_config *config, int32_t load)
+{
+    esa_ctx *ctx = env->nn->ctx;
+    char *folder = NULL;
+    int64_t folder_bytes = 0;
+    vae_walk walk = {.cap = 16 + (int64_t)(config->levels * (config->res_blocks + 1) + 2) * 5 + 2 * config->levels};
+    const int64_t held = env->nn->held - env->nn->scratch_bytes;
+    *out = NULL;
+    esa_wan_vae *vae = esa_mem_zalloc(&ctx->mem, sizeof *vae);
+    if (!vae) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the VAE");
+    vae->env = *env;
+    vae->config = *config;
+    vae->levels = config->levels;
+    vae->res_bytes = (int64_t)sizeof(esa_vae_res) * config->levels * (config->res_blocks + 1);
+    vae->res_all = esa_mem_zalloc(&ctx->mem, vae->res_bytes);
+    walk.piece = esa_mem_zalloc(&ctx->mem, walk.cap * (int64_t)sizeof(vae_piece));
+    esa_status status = vae->res_all && walk.piece ? ESA_OK : esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the VAE");
+    if (status == ESA_OK) status = esa_path_join(ctx, &folder, &folder_bytes, env->folder, "vae");
+    if (status == ESA_OK) status = esa_weights_open(ctx, &walk.w, folder, "diffusion_pytorch_model", "vae");
+    if (status == ESA_OK) {
+        walk_layers(&walk, vae);
+        esa_weights_ignore(walk.w, "encoder.");
+        esa_weights_ignore(walk.w, "quant_conv.");
+        status = esa_weights_check(walk.w, env->report, env->report_user);
+    }
+    /* Everything is laid out anew, so the file is only looked at: two copies would be one too many. */
+    if (status == ESA_OK && load) status = esa_weights_load(walk.w, ESA_HOLD_FILE);
+    if (status == ESA_OK && load) status = pack(vae, &walk);
+    if (status == ESA_OK) {
+        vae->parameters = esa_weights_parameters(walk.w);
+        vae->held = env->nn->held - env->nn->scratch_bytes - held;
+    }
+    esa_weights_free(walk.w);
+    esa_mem_free(&ctx->mem, folder, folder_bytes);
+    esa_mem_free(&ctx->mem, walk.piece, walk.cap * (int64_t)sizeof(vae_piece));
+    if (status == ESA_OK && load) *out = vae;
+    else esa_wan_vae_free(vae);
+    return status;
+}
+
+esa_status esa_wan_vae_check(const esa_part_env *env, const esa_wan_vae_config *config)
+{
+    esa_wan_vae *none;
+    return open_vae(env, &none, config, 0);
+}
+
+esa_status esa_wan_vae_open(const esa_part_env *env, esa_wan_vae **vae, const esa_wan_vae_config *config)
+{
+    return open_vae(env, vae, config, 1);
+}
+
+static void free_res(esa_nn *nn, esa_vae_res *r)
+{
+    esa_nn_conv_free(nn, &r->conv[0]);
+    esa_nn_conv_free(nn, &r->conv[1]);
+    esa_nn_conv_free(nn, &r->shortcut);
+}
+
+void esa_wan_vae_free(esa_wan_vae *vae)
+{
+    if (!vae) return;
+    esa_nn *nn = vae->env.nn;
+    esa_conv *single[] = {&vae->post_quant, &vae->conv_in, &vae->conv_out, &vae->qkv, &vae->proj};
+    for (size_t i = 0; i < sizeof single / sizeof single[0]; i++) esa_nn_conv_free(nn, single[i]);
+    free_res(nn, &vae->mid[0]);
+    free_res(nn, &vae->mid[1]);
+    for (int32_t i = 0; i < vae->levels; i++) {
+        esa_vae_level *l = &vae->level[i];
+        for (int32_t r = 0; r < l->res_count; r++) free_res(nn, &l->res[r]);
+        esa_nn_conv_free(nn, &l->time[0]);
+        esa_nn_conv_free(nn, &l->time[1]);
+        esa_nn_conv_free(nn, &l->up);
+    }
+    esa_nn_free(nn, vae->gammas, vae->gamma_bytes);
+    esa_mem_free(&nn->ctx->mem, vae->res_all, vae->res_bytes);
+    esa_mem_free(&nn->ctx->mem, vae, sizeof *vae);
+}
+
+void esa_wan_vae_memory(const esa_wan_vae *vae, int64_t *parameters, int64_t *held, int64_t *mapped)
+{
+    *parameters = vae->parameters;
+    *held = vae->held;
+    *mapped = 0;
+}

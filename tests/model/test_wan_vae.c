@@ -1,0 +1,239 @@
+/* test_wan_vae.c - the VAE decoder against diffusers' own; memory as announced; threads, tiles, cancelling.
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "model/golden.h"
+#include "model/vae/wan_vae.h"
+#include "model/vae_folder.h"
+
+/* f32 against f32 in another order of sums; the engine promises 1e-4 of the scale for single parts. The norms with made-up weights let
+ * rounding grow to some 1e-5 over the layers of the deepest case. */
+#define TOLERANCE 5e-5
+
+#define WAN_MEAN {-0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508, 0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497, 0.2503, -0.2921}
+#define WAN_STD  {2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743, 3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.9160}
+
+/* The tables of tools/golden/wan_vae.py. */
+static const esa_wan_vae_config tiny = {.base_dim = 3, .decoder_base_dim = 3, .z_dim = 16, .levels = 4, .res_blocks = 1, .dim_mult = {1, 1, 1, 1},
+    .temporal = {0, 1, 1}, .in_channels = 3, .out_channels = 3, .factor_t = 4, .factor_s = 8, .mean = WAN_MEAN, .std = WAN_STD};
+static const esa_wan_vae_config small = {.base_dim = 24, .decoder_base_dim = 24, .z_dim = 16, .levels = 3, .res_blocks = 1, .dim_mult = {1, 2, 4},
+    .temporal = {0, 1}, .in_channels = 3, .out_channels = 3, .factor_t = 2, .factor_s = 4, .mean = WAN_MEAN, .std = WAN_STD};
+static const esa_wan_vae_config odd = {.base_dim = 8, .decoder_base_dim = 10, .z_dim = 5, .levels = 3, .res_blocks = 2, .dim_mult = {1, 3, 2},
+    .temporal = {1, 0}, .in_channels = 3, .out_channels = 3, .factor_t = 2, .factor_s = 4, .mean = {0.5, -1.0, 0.0, 2.0, 0.25},
+    .std = {1.0, 2.0, 0.5, 1.5, 3.0}};
+
+typedef struct vae_case { const char *name; const esa_wan_vae_config *config; int32_t latent[3], tile; } vae_case;
+static const vae_case cases[] = {
+    {"tiny1", &tiny, {1, 4, 3}, 0}, {"tiny5", &tiny, {2, 4, 3}, 0}, {"tiny9", &tiny, {3, 4, 3}, 0}, {"tiny33", &tiny, {9, 4, 3}, 0},
+    {"small1", &small, {1, 6, 8}, 0}, {"small5", &small, {3, 6, 8}, 0}, {"small9", &small, {5, 6, 8}, 0}, {"small33", &small, {17, 6, 8}, 0},
+    {"odd7", &odd, {4, 5, 7}, 0}, {"tiled9", &tiny, {3, 20, 13}, 64}, {"tiled_wide", &small, {2, 5, 21}, 32},
+};
+
+/* An opened VAE of a made-up folder (or of a real one), and the clip it decodes. */
+typedef struct bench {
+    esa_ctx *ctx;
+    esa_nn nn;
+    wan_folder folder;
+    int32_t made, stop_at, ticks;
+    int64_t total;
+    esa_wan_vae_config config;
+    esa_part_env env;
+    esa_wan_vae *vae;
+    float *clip;
+    int64_t frame_floats, count, frames;
+} bench;
+
+static void ok(bench *b, esa_status status)
+{
+    if (status != ESA_OK) print_error("%s: %s\n", esa_status_name(status), esa_ctx_error(b->ctx));
+    assert_int_equal(status, ESA_OK);
+}
+
+static int32_t tick(void *user, int64_t done, int64_t total)
+{
+    bench *b = user;
+    assert_true(done >= 1 && done <= total);
+    b->total = total;
+    return ++b->ticks == b->stop_at;
+}
+
+static void bench_open(bench *b, const esa_wan_vae_config *made, const char *folder, int32_t threads)
+{
+    memset(b, 0, sizeof *b);
+    esa_ctx_params p = esa_ctx_params_default();
+    p.threads = threads;
+    assert_int_equal(esa_ctx_create(&b->ctx, &p), ESA_OK);
+    esa_nn_init(&b->nn, b->ctx);
+    if (made) b->folder = vae_folder_make(b->ctx, made);
+    b->made = made != NULL;
+    char path[640];
+    snprintf(path, sizeof path, "%s/vae/config.json", made ? b->folder.top.dir : folder);
+    ok(b, esa_config_wan_vae(b->ctx, &b->config, path));
+    b->env = (esa_part_env){.nn = &b->nn, .folder = made ? b->folder.top.dir : folder, .tick = tick, .tick_user = b};
+    ok(b, esa_wan_vae_open(&b->env, &b->vae, &b->config));
+}
+
+static void bench_close(bench *b)
+{
+    esa_wan_vae_free(b->vae);
+    assert_int_equal(b->nn.held, b->nn.scratch_bytes);
+    esa_nn_close(&b->nn);
+    esa_ctx_free(b->ctx);
+    if (b->made) wan_folder_remove(&b->folder);
+    free(b->clip);
+}
+
+static esa_status keep(void *user, int64_t frame, const float *rgb)
+{
+    bench *b = user;
+    assert_int_equal(frame, b->frames);
+    memcpy(b->clip + frame * b->frame_floats, rgb, (size_t)(4 * b->frame_floats));
+    b->frames++;
+    return ESA_OK;
+}
+
+static esa_status decode(bench *b, const char *name, const int32_t latent[3], int32_t tile)
+{
+    int32_t size[3];
+    esa_wan_vae_size(&b->config, latent, size);
+    b->frame_floats = (int64_t)size[1] * size[2] * 3;
+    b->count = size[0] * b->frame_floats;
+    b->frames = 0;
+    b->ticks = 0;
+    free(b->clip);
+    b->clip = malloc((size_t)(4 * b->count));
+    const int64_t n = (int64_t)b->config.z_dim * latent[0] * latent[1] * latent[2];
+    float *z = malloc((size_t)(4 * n));
+    char full[64];
+    snprintf(full, sizeof full, "%s.latents", name);
+    fill_tensor(z, n, full, 2.0f, 0);
+    const esa_status status = esa_wan_vae_decode(b->vae, z, latent, tile, keep, b);
+    free(z);
+    if (status == ESA_OK) assert_int_equal(b->frames, size[0]);
+    return status;
+}
+
+static void compare(bench *b, const esa_tensors *golden, const char *name)
+{
+    char scale[64];
+    int64_t n, one;
+    const int64_t every = atoll(esa_tensors_metadata(golden, "every"));
+    const float *want = golden_find(golden, name, &n);
+    snprintf(scale, sizeof scale, "%s.scale", name);
+    assert_int_equal(n, (b->count + every - 1) / every);
+    const double e = golden_error(b->clip, every, want, n, golden_find(golden, scale, &one)[0]);
+    print_message("%s: %.2e\n", name, e);
+    assert_true(e < TOLERANCE);
+}
+
+static void matches_diffusers(void **unused)
+{
+    (void)unused;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        bench b;
+        bench_open(&b, cases[i].config, NULL, 2);
+        esa_tensors *golden = golden_open(b.ctx, "wan_vae.safetensors");
+        ok(&b, decode(&b, cases[i].name, cases[i].latent, cases[i].tile));
+        assert_int_equal(b.ticks, b.total);
+        compare(&b, golden, cases[i].name);
+        esa_tensors_free(golden);
+        bench_close(&b);
+    }
+}
+
+/* Only the live golden has it: real weights may be trained anew. */
+static void matches_diffusers_with_real_weights(void **unused)
+{
+    (void)unused;
+    const char *models = getenv("ESA_TEST_MODELS");
+    char folder[512];
+    snprintf(folder, sizeof folder, "%s/wan-tiny", models ? models : "models");
+    bench b;
+    bench_open(&b, NULL, folder, 2);
+    esa_tensors *golden = golden_open(b.ctx, "wan_vae.safetensors");
+    ok(&b, decode(&b, "model", (const int32_t[]){5, 8, 8}, 0));
+    esa_tensor_info info = {.struct_size = sizeof info};
+    if (esa_tensors_find(golden, "model", &info) == ESA_OK) compare(&b, golden, "model");
+    int64_t parameters, held, mapped;
+    esa_wan_vae_memory(b.vae, &parameters, &held, &mapped);
+    assert_true(parameters > 1000000 && held >= 4 * parameters && held < 8 * parameters && mapped == 0);
+    esa_tensors_free(golden);
+    bench_close(&b);
+}
+
+/* What is announced is what is taken, but for the scratch of single operations. */
+static void memory_is_bounded(void **unused)
+{
+    (void)unused;
+    bench b;
+    bench_open(&b, &small, NULL, 2);
+    int64_t parameters, held, mapped;
+    esa_wan_vae_memory(b.vae, &parameters, &held, &mapped);
+    int64_t last = 0;
+    for (int32_t t = 1; t <= 6; t++)
+        for (int32_t tile = 0; tile <= 16; tile += 16) {
+            const int32_t latent[3] = {t, 6, 7};
+            b.nn.peak = 0;
+            ok(&b, decode(&b, "memory", latent, tile));
+            const int64_t said = esa_wan_vae_bytes(b.vae, latent, tile);
+            assert_int_equal(b.nn.held - b.nn.scratch_bytes, held);
+            assert_true(b.nn.peak <= held + said + b.nn.scratch_bytes);
+            assert_true(b.nn.peak >= held + said);
+            if (!tile && t > 4) assert_int_equal(said, last);       /* more frames take no more memory */
+            if (!tile) last = said;
+        }
+    bench_close(&b);
+}
+
+static void same_bits_for_any_threads(void **unused)
+{
+    (void)unused;
+    bench one, three;
+    bench_open(&one, &odd, NULL, 1);
+    bench_open(&three, &odd, NULL, 3);
+    ok(&one, decode(&one, "threads", (const int32_t[]){3, 5, 9}, 0));
+    ok(&three, decode(&three, "threads", (const int32_t[]){3, 5, 9}, 0));
+    assert_memory_equal(one.clip, three.clip, (size_t)(4 * one.count));
+    bench_close(&one);
+    bench_close(&three);
+}
+
+static void refuses_and_stops(void **unused)
+{
+    (void)unused;
+    bench b;
+    bench_open(&b, &tiny, NULL, 2);
+    assert_int_equal(decode(&b, "x", (const int32_t[]){2, 4, 4}, 40), ESA_ERR_ARGUMENT);
+    assert_string_equal(esa_ctx_error(b.ctx), "a VAE tile of 40 pixels: expected 0 or a multiple of 32");
+    const float z = 0;
+    assert_int_equal(esa_wan_vae_decode(b.vae, &z, (const int32_t[]){0, 4, 4}, 0, keep, &b), ESA_ERR_ARGUMENT);
+    const int64_t held = b.nn.held - b.nn.scratch_bytes;
+    b.stop_at = 2;
+    assert_int_equal(decode(&b, "x", (const int32_t[]){4, 4, 4}, 0), ESA_ERR_STATE);
+    assert_int_equal(b.ticks, 2);
+    assert_int_equal(b.nn.held - b.nn.scratch_bytes, held);         /* nothing leaks from a decode that was stopped */
+    bench_close(&b);
+}
+
+static void names_what_is_wrong(void **unused)
+{
+    (void)unused;
+    bench b;
+    bench_open(&b, &small, NULL, 1);
+    esa_wan_vae_config other = b.config;
+    other.res_blocks = 2;
+    assert_int_equal(esa_wan_vae_check(&b.env, &b.config), ESA_OK);
+    assert_int_equal(esa_wan_vae_check(&b.env, &other), ESA_ERR_MISMATCH);
+    assert_non_null(strstr(esa_ctx_error(b.ctx), "decoder.up_blocks.0.resnets.2"));
+    esa_wan_vae *none = b.vae;
+    assert_int_equal(esa_wan_vae_open(&b.env, &none, &other), ESA_ERR_MISMATCH);
+    assert_null(none);
+    bench_close(&b);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(matches_diffusers), cmocka_unit_test(matches_diffusers_with_real_weights), cmocka_unit_test(memory_is_bounded),
+        cmocka_unit_test(same_bits_for_any_threads), cmocka_unit_test(refuses_and_stops), cmocka_unit_test(names_what_is_wrong),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
