@@ -134,8 +134,9 @@ class Bench:
                 real, ms = density.get((version, d), 1.0), g.median(t)
                 ratio, speedup = base / ms * real, base / ms
                 bar = BARS.get(shape, (None,) * 4)[i] if version == "esa 128x128" else None
-                self.report.add("speed", f"{shape} {version} {d}", ratio, bar, ms=ms, ms_min=min(t), ms_max=max(t), density=real, speedup=speedup,
-                                tflops=4 * H * N * N * D * real / ms / 1e9, kernel=kernel.get((version, d)))
+                rate = 4 * H * N * N * D * real / ms / 1e9
+                self.report.add("speed", f"{shape} {version} {d}", ratio, bar, ms=ms, ms_min=min(t), ms_max=max(t), density=real, speedup=speedup, tflops=rate,
+                                of_matmul=rate / self.head["matmul_tflops"], kernel=kernel.get((version, d)))
                 line.append(f"{cell(ratio, bar)} {ms:.2f} ms")
                 if version == "esa 128x128" and ("flex", d) in times:
                     self.report.add("speed", f"{shape} {d} times as fast as FlexAttention", g.median(times[("flex", d)]) / ms, 1.0)

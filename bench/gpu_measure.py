@@ -166,11 +166,10 @@ def text_of(*command):
 
 def commit():
     root = pathlib.Path(__file__).resolve().parent.parent
-    said = text_of("git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12")
-    if said:
-        return said
-    file = root / "COMMIT"                  # written by make bundle
-    return file.read_text().strip() if file.exists() else "unknown"
+    file = root / "COMMIT"                  # written by make bundle; a bundle may lie inside a tree of another commit
+    if file.exists():
+        return file.read_text().strip()
+    return text_of("git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12") or "unknown"
 
 
 def machine(ctx):

@@ -12,7 +12,9 @@ rm -rf bundle
 mkdir -p bundle/tests/cuda bundle/examples bundle/lib bundle/bench
 cp -a $build/esa $build/libesa.so* bundle/
 if [ -f $build/libesa_cuda.so ]; then cp -a $build/libesa_cuda.so bundle/; else echo "note: no nvcc, the bundle has no CUDA plugin"; fi
-find $build/tests -maxdepth 1 -type f -perm -u+x -exec cp {} bundle/tests/ \;
+# The core library's tests: the engine's need FFmpeg and more, which belong to a machine with packages.
+for source in tests/{api,cuda,io,kern,mask,select,session}/test_*.c; do cp "$build/tests/$(basename "$source" .c)" bundle/tests/; done
+cp $build/tests/libesa_stand_in.so $build/tests/libesa_other_abi.so bundle/tests/
 find $build/examples -maxdepth 1 -type f -perm -u+x -name 'example_*' -exec cp {} bundle/examples/ \;
 cp tests/cuda/check_torch.py bundle/tests/cuda/
 cp bench/*.py bundle/bench/

@@ -242,7 +242,9 @@ static void test_workspace_is_bounded(void **state)
         assert_int_equal(esa_plan_create(ctx, &plan, &s, &sp, &ap), ESA_OK);
         assert_int_equal(esa_plan_workspace(plan, &bytes), ESA_OK);
         printf("selector %d: %.1f MB\n", (int)selector, (double)bytes / 1e6);
-        assert_true(bytes < 300 * 1000 * 1000);
+        /* A GPU gathers q, k and v where the order moves tokens. */
+        const int64_t gathered = on_gpu() ? 3 * s.B * s.Hq * s.Nq * s.D * 4 : 0;
+        assert_true(bytes < 300 * 1000 * 1000 + gathered);
         esa_plan_free(plan);
     }
     esa_ctx_free(ctx);

@@ -69,7 +69,8 @@ static void prepare_view(prepared *p, int i, const attention_case *c, int32_t dt
 {
     static const int64_t pads[] = { 1, 2, 3, 1, 0 };
     const int64_t row = D + c->pad * pads[i], bsnd = c->bsnd == 2 ? i == 0 || i == 2 : c->bsnd;
-    p->memory[i] = guard_alloc(c->B * H * N * row * esa_dtype_size(dtype), i == 4 ? 0 : c->misalign);
+    const int64_t size = esa_dtype_size(dtype);
+    p->memory[i] = guard_alloc(c->B * H * N * row * size, i == 4 ? 0 : on_gpu() && c->misalign ? size : c->misalign);   /* GPUs read whole elements only */
     p->t[i] = bsnd ? esa_tensor_bsnd(p->memory[i].data, dtype, c->B, H, N, row) : esa_tensor_bnsd(p->memory[i].data, dtype, c->B, H, N, row);
     p->t[i].dim[3] = D;
 }

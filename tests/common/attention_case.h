@@ -14,7 +14,7 @@ typedef struct attention_case {
     int32_t dtype, block_q, block_k, causal, tail, order;
     int32_t bsnd;               /* 1: tokens before heads in memory; 2: k and o the other way round than q and v */
     int32_t pad;                /* elements left free behind each row; twice as many in k, three times in v */
-    int32_t misalign;           /* bytes added to every pointer */
+    int32_t misalign;           /* bytes added to every pointer; on a GPU one element if not 0 */
     double  density;            /* < 0: dense call without a mask; else each block is kept with this chance */
     double  range;              /* inputs uniform in [-range, range]; 0 = 1.5 */
     const int32_t *kv_len;

@@ -101,7 +101,7 @@ class Checks:
         plan = esa.Plan(ctx, q, k)
         ws = torch.empty(max(64, plan.workspace), dtype=torch.uint8, device="cuda")
         kernel = plan.kernel(mask, q, k, v, o)
-        wanted = "sm80" if level or bq < 128 or torch.cuda.get_device_capability()[0] != 9 else "sm90a"
+        wanted = "sm80" if level or (mask and bq < 128) or torch.cuda.get_device_capability()[0] != 9 else "sm90a"
         assert kernel == wanted, f"kernel {kernel} instead of {wanted}"
         plan.attention(mask, q, k, v, o, ws, lse)()
         torch.cuda.synchronize()

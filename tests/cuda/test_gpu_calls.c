@@ -285,6 +285,13 @@ static void bad_input(void **state)
     bad = f.q;
     bad.device_index = 3;
     refused(f.ctx, esa_attention(f.ctx, &bad, &f.k, &f.v, &f.o, NULL, NULL), ESA_ERR_DEVICE, "GPU 3");
+    bad = f.v;
+    bad.data = (char *)bad.data + 1;                        /* half an element: a GPU that tried would be lost for the whole process */
+    refused(f.ctx, esa_attention(f.ctx, &f.q, &f.k, &bad, &f.o, NULL, NULL), ESA_ERR_UNSUPPORTED, "2-byte");
+    refused(f.ctx, esa_select(f.ctx, &mask, &bad, &f.k, NULL), ESA_ERR_UNSUPPORTED, "2-byte");
+    esa_select_params rounding = params(ESA_SELECT_ENTROPY);
+    rounding.mode = ESA_MODE_COMPAT_ROUND;
+    if (!on_stand_in()) refused(f.ctx, esa_select(f.ctx, &mask, &f.q, &f.k, &rounding), ESA_ERR_UNSUPPORTED, "compat-round");
     float lse_host[4];
     esa_tensor lse = esa_tensor_bnsd(lse_host, ESA_DTYPE_F32, B, H, N, 1);
     esa_attention_params ap = esa_attention_params_default();

@@ -200,10 +200,11 @@ static void report(const tally *t, const char *what)
            (long long)t->blocks, (long long)t->swapped, (long long)t->moved, (long long)t->wrong);
 }
 
-/* compat rf_v2 and compat ada_bsa have needs of their own. */
+/* compat rf_v2 and compat ada_bsa have needs of their own, and compat-round entropy is the CPU's alone. */
 static int32_t suits(const world *w)
 {
     if (w->p.mode == ESA_MODE_FIXED) return 1;
+    if (w->p.selector == ESA_SELECT_ENTROPY) return w->p.mode == ESA_MODE_COMPAT;
     if (w->p.selector == ESA_SELECT_RF_V2) return !w->p.causal && w->p.layout.grid_q[0] && w->Nq == w->Nk;
     return !(w->p.selector == ESA_SELECT_ADA_BSA && w->p.causal && w->Nq != w->Nk);
 }

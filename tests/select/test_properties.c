@@ -17,6 +17,7 @@ static void suit(world *w, esa_ctx *ctx)
     }
     if (w->p.mode != ESA_MODE_FIXED && w->p.selector == ESA_SELECT_ADA_BSA && w->Nq != w->Nk) w->p.causal = 0;
     if (w->p.selector == ESA_SELECT_ADA_BSA) w->p.cdf_threshold = 0.8;
+    if (on_gpu() && w->p.selector == ESA_SELECT_ENTROPY && w->p.mode == ESA_MODE_COMPAT_ROUND) w->p.mode = ESA_MODE_COMPAT;     /* the CPU's alone */
     world_order(w, ctx);
 }
 
@@ -368,6 +369,7 @@ static void rf_compat_with_text(void **state)
 /* compat-round importance: scores and probabilities rounded to fp16, block sums of those. */
 static void entropy_rounding(void **state)
 {
+    if (on_gpu()) skip();                               /* compat-round entropy is the CPU's alone */
     enum { N = 300, D = 16, BQ = 64, BK = 32, nq = 5, nk = 10 };
     esa_rng r = { kit_seed("entropy_rounding") };
     esa_ctx *ctx = kit_ctx(2);
