@@ -14,6 +14,8 @@
 #define SMALL_BYTES (INT64_C(1) << 30)      /* ESA_HOLD_AUTO: below this as f32, a part is held in f32 */
 #define PIECE (INT64_C(1) << 20)            /* elements converted before their pages go back: 4 MB of an f32 file per worker */
 
+#define BEHIND (INT64_C(1) << 19)           /* elements given back once more: the kernel maps some pages around the one that is read */
+
 /* The type a tensor is held in. */
 static int32_t held_dtype(const esa_wanted *e, int32_t hold, int32_t small)
 {
@@ -32,6 +34,15 @@ typedef struct convert_job {
     uintptr_t page;
 } convert_job;
 
+/* Whole pages of the elements first .. end of the file. Neighbours in use are read again when needed; failing costs memory only. */
+static void give_back(const convert_job *j, int64_t first, int64_t end)
+{
+    const int64_t size = esa_dtype_size(j->from.dtype);
+    const uintptr_t a = ((uintptr_t)j->from.data + (uintptr_t)(first * size) + j->page - 1) / j->page * j->page;
+    const uintptr_t b = ((uintptr_t)j->from.data + (uintptr_t)(end * size)) / j->page * j->page;
+    if (b > a) madvise((void *)a, b - a, MADV_DONTNEED);
+}
+
 static void convert_piece(void *arg, int64_t item, int32_t worker)
 {
     (void)worker;
@@ -47,12 +58,7 @@ static void convert_piece(void *arg, int64_t item, int32_t worker)
             esa_nn_leaf_plain.to_bf16((uint16_t *)j->to + first + i, part, m);
         }
     }
-    if (!j->mapped) return;
-    /* Whole pages of this piece only: the neighbours may be in use. Failing costs memory, not correctness. */
-    const int64_t size = esa_dtype_size(j->from.dtype);
-    const uintptr_t a = ((uintptr_t)j->from.data + (uintptr_t)(first * size) + j->page - 1) / j->page * j->page;
-    const uintptr_t b = ((uintptr_t)j->from.data + (uintptr_t)((first + n) * size)) / j->page * j->page;
-    if (b > a) madvise((void *)a, b - a, MADV_DONTNEED);
+    if (j->mapped) give_back(j, esa_max64(0, first - BEHIND), first + n);
 }
 
 static esa_status load_one(esa_weights *w, esa_wanted *e, int32_t dtype)
@@ -74,6 +80,7 @@ static esa_status load_one(esa_weights *w, esa_wanted *e, int32_t dtype)
     e->copy_bytes = bytes;
     convert_job job = {view, e->copy, dtype, count, file->mapped, (uintptr_t)sysconf(_SC_PAGESIZE)};
     esa_pool_run(w->ctx->pool, convert_piece, &job, esa_ceil_div(count, PIECE));
+    if (job.mapped) give_back(&job, 0, count);
     view.data = e->copy;
     view.dtype = dtype;
     *e->view = view;
