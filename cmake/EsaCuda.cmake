@@ -4,7 +4,7 @@
 #   sm90*.cu   sm_90a alone (wgmma, TMA)
 #   sm80*.cu   sm_80, and PTX from which the driver serves every newer GPU
 #   the rest   sm_80, sm_90 and PTX
-set(ESA_CUDA OFF CACHE STRING "build the CUDA plugin: AUTO, ON or OFF")
+set(ESA_CUDA AUTO CACHE STRING "build the CUDA plugin: AUTO, ON or OFF")
 if(ESA_CUDA STREQUAL "OFF" OR CMAKE_CROSSCOMPILING OR ESA_SANITIZE)
   return()
 endif()

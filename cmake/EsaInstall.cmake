@@ -6,6 +6,10 @@ file(GLOB ESA_HEADERS CONFIGURE_DEPENDS include/esa/*.h)
 install(FILES ${ESA_HEADERS} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/esa)
 install(TARGETS esa esa_static EXPORT esaTargets
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+# Beside libesa, which looks for it there.
+if(TARGET esa_cuda)
+  install(TARGETS esa_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endif()
 if(TARGET esa_cli)
   install(TARGETS esa_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()

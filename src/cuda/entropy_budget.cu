@@ -2,14 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // All in double. Sums over key blocks and over rows run along the lanes of one warp and down a fixed tree, so they are the same every time;
-// the sharing of the budget is base/budget.h, the CPU's own text, run by one thread.
+// the sharing of the budget is base/budget.h, the CPU's own text.
 #include "base/budget.h"
 #include "cuda/entropy_steps.cuh"
 
 namespace {
 
-constexpr int THREADS = 256, WARPS = THREADS / 32;
-constexpr int SHARED_HEADS = 512;       // up to here the one thread works in shared memory
+constexpr int THREADS = 256, WARPS = THREADS / 32, QUOTA_THREADS = 512;     // for quotas, a row or two each
+constexpr int SHARED_HEADS = 512;       // up to here the heads of a batch entry fit shared memory
 
 __device__ __forceinline__ double over_lanes(double x) {
     for (int step = 16; step; step /= 2) x += __shfl_xor_sync(~0u, x, step);
@@ -31,13 +31,25 @@ __global__ void __launch_bounds__(THREADS) row_entropy_kernel(double *entropy, c
     if (threadIdx.x % 32 == 0) entropy[row] = v > 1 ? e / log((double)v) : -1.0;
 }
 
-// One thread block per batch entry: the heads' entropies, then their blocks.
-__global__ void __launch_bounds__(THREADS) head_budget_kernel(double *entropy, int32_t *kept, double *spare, const double *row_entropy, const int32_t *existing,
-                                                               int Hq, int nq, double budget) {
-    __shared__ double shared_entropy[SHARED_HEADS], shared_spare[SHARED_HEADS];
-    __shared__ int32_t shared_kept[SHARED_HEADS];
-    const int b = blockIdx.x, n = existing[b], lane = threadIdx.x % 32;
-    entropy += (int64_t)b * Hq, kept += (int64_t)b * Hq, spare += (int64_t)b * Hq, row_entropy += (int64_t)b * Hq * nq;
+// The smallest scale at which the shares reach what is wanted, as esa_heads_search finds it (the sum never falls, so there is only
+// one): a warp looks at 32 places at once.
+__device__ double search(const esa_heads &x) {
+    const int lane = threadIdx.x % 32;
+    double lo = 0.0, hi = x.most;
+    for (;;) {
+        const double mid = lo + (hi - lo) / 2, at = lo + (hi - lo) * ((lane + 1) / 33.0);
+        if (mid <= lo || mid >= hi) return hi;
+        const bool reached = at >= hi || (at > lo && esa_heads_sum(&x, at) >= x.want);
+        const int first = __ffs(__ballot_sync(~0u, reached)) - 1;       // -1: none
+        const double below = __shfl_sync(~0u, at, first < 0 ? 31 : max(first - 1, 0)), above = __shfl_sync(~0u, at, max(first, 0));
+        if (first != 0) lo = fmax(lo, below);
+        if (first >= 0) hi = fmin(hi, above);
+    }
+}
+
+// Entropies of the heads of one batch entry: the mean over the rows that say something.
+__device__ void head_entropies(double *out, const double *row_entropy, int Hq, int nq) {
+    const int lane = threadIdx.x % 32;
     for (int h = threadIdx.x / 32; h < Hq; h += WARPS) {
         double sum = 0.0, rows = 0.0;
         for (int i = lane; i < nq; i += 32) {
@@ -45,25 +57,50 @@ __global__ void __launch_bounds__(THREADS) head_budget_kernel(double *entropy, i
             if (e >= 0.0) sum += e, rows += 1.0;
         }
         sum = over_lanes(sum), rows = over_lanes(rows);
-        const double mean = rows > 0.0 && sum < rows ? sum / rows : 1.0;    // rounded shares can pass 1 by a hair
-        if (lane == 0) {
-            entropy[h] = mean;
-            if (h < SHARED_HEADS) shared_entropy[h] = mean;
-        }
+        if (lane == 0) out[h] = rows > 0.0 && sum < rows ? sum / rows : 1.0;        // rounded shares can pass 1 by a hair
+    }
+}
+
+// One thread block per batch entry: the heads' entropies, then their blocks. The steps of esa_budget_heads, the heads side by side.
+__global__ void __launch_bounds__(THREADS) head_budget_kernel(double *entropy, int32_t *kept, double *spare, const double *row_entropy, const int32_t *existing,
+                                                               int Hq, int nq, double budget) {
+    __shared__ double shared_entropy[SHARED_HEADS], shared_left[SHARED_HEADS];
+    __shared__ unsigned long long held;
+    __shared__ esa_heads heads;
+    const int64_t b = blockIdx.x;
+    const bool few = Hq <= SHARED_HEADS;
+    double *const all = few ? shared_entropy : entropy + b * Hq, *const left = few ? shared_left : spare + b * Hq;
+    int32_t *const k = kept + b * Hq;
+    head_entropies(all, row_entropy + b * Hq * nq, Hq, nq);
+    __syncthreads();
+    if (few)
+        for (int h = threadIdx.x; h < Hq; h += THREADS) entropy[b * Hq + h] = all[h];
+    if (existing[b] == 0) return;
+    if (threadIdx.x < 32) {
+        esa_heads x = esa_heads_open(all, Hq, existing[b], budget);
+        if (x.most > 0.0) esa_heads_settle(&x, search(x));
+        if (threadIdx.x == 0) heads = x, held = 0;
     }
     __syncthreads();
-    if (threadIdx.x || n == 0) return;
-    if (Hq > SHARED_HEADS) {
-        esa_budget_heads(kept, entropy, Hq, n, budget, spare);
-        return;
+    for (int h = threadIdx.x; h < Hq; h += THREADS) {
+        k[h] = (int32_t)esa_head_whole(&heads, h, &left[h]);
+        atomicAdd(&held, (unsigned long long)k[h]);
     }
-    esa_budget_heads(shared_kept, shared_entropy, Hq, n, budget, shared_spare);
-    for (int h = 0; h < Hq; h++) kept[h] = shared_kept[h];
+    __syncthreads();
+    const int64_t missing = heads.total - (int64_t)held;
+    __syncthreads();
+    for (int h = threadIdx.x; h < Hq && missing > 0; h += THREADS)
+        if (esa_head_wins(left, Hq, h, missing)) {
+            k[h]++;
+            atomicAdd(&held, 1ull);
+        }
+    __syncthreads();
+    if (threadIdx.x == 0) esa_heads_even_out(&heads, k, (int64_t)held);
 }
 
 // One thread block per head: its blocks spread over its rows. Where rows see less (causal) the same share of what they see.
-__global__ void __launch_bounds__(THREADS) quota_kernel(int32_t *quota, const int32_t *kept, const int32_t *existing, const int64_t *seen, const int32_t *visible,
-                                                         const int32_t *least, int Hq, int nq) {
+__global__ void __launch_bounds__(QUOTA_THREADS) quota_kernel(int32_t *quota, const int32_t *kept, const int32_t *existing, const int64_t *seen,
+                                                               const int32_t *visible, const int32_t *least, int Hq, int nq) {
     __shared__ uint32_t shared[32];
     const int64_t head = blockIdx.x, b = head / Hq, n = existing[b];
     const int64_t total = n > 0 ? (2 * kept[head] * seen[b] + n) / (2 * n) : 0;
@@ -79,6 +116,6 @@ esa_status budget_launch(esa_cuda_device *dev, const esa_select_args *a, const s
     row_entropy_kernel<<<(unsigned)ceil_div<int64_t>(rows, WARPS), THREADS, 0, stream>>>(w.row_entropy, importance, rules.visible, rows, (int)a->Hq, (int)a->nq, (int)a->nk);
     head_budget_kernel<<<(unsigned)a->B, THREADS, 0, stream>>>(entropy, w.kept, w.spare, w.row_entropy, rules.existing, (int)a->Hq, (int)a->nq, a->params.budget);
     if (quota)
-        quota_kernel<<<(unsigned)(a->B * a->Hq), THREADS, 0, stream>>>(quota, w.kept, rules.existing, rules.seen, rules.visible, rules.least, (int)a->Hq, (int)a->nq);
+        quota_kernel<<<(unsigned)(a->B * a->Hq), QUOTA_THREADS, 0, stream>>>(quota, w.kept, rules.existing, rules.seen, rules.visible, rules.least, (int)a->Hq, (int)a->nq);
     return launch_check(dev, "launching the budget kernels");
 }

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // mass_j = sum_j exp2(top_j - maximum of the row), share_j = mass_j / all masses, importance = mean of the shares over the samples that see any
-// key. Masses, totals and means in double, as on the CPU; sums over key blocks run along the lanes of one warp, always in the same order.
+// key. Totals and means in double, as on the CPU; sums over key blocks run along the lanes of one warp, always in the same order.
 #include "cuda/entropy.cuh"
 #include "cuda/entropy_steps.cuh"
 
@@ -11,8 +11,8 @@ namespace {
 constexpr int THREADS = 128, WARPS = THREADS / 32, MOST_SAMPLES = 256;
 
 __device__ __forceinline__ double mass_of(score_stat s, float high) {
-    // A block without visible keys has sum 0 and maximum -inf; a NaN anywhere must stay visible as NaN.
-    return s.sum == 0.0f ? 0.0 : (double)s.sum * (double)exp2f(s.top - high);
+    // A block without visible keys has sum 0; a NaN anywhere must stay visible as NaN.
+    return s.sum == 0.0f ? 0.0 : (double)(s.sum * exp2f(s.top - high));
 }
 
 __device__ __forceinline__ score_stat read(const score_stat *at) {

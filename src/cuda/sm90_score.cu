@@ -1,10 +1,14 @@
-// sm90_score.cu - the score pass on Hopper: wgmma on keys that bulk copies bring, statistics under the next product.
+// sm90_score.cu - the score pass on Hopper: wgmma on keys that bulk copies bring, four warpgroups taking turns of their own accord.
 // SPDX-License-Identifier: Apache-2.0
 //
-// A thread block holds 256 sampled queries in registers (two consumer warpgroups, each two units of 64 rows) and streams keys, 128 a step,
-// through a ring that a producer warp fills. Per step and block: 2048 cycles of tensor cores and 2048 of the special function unit
-// at D = 128, so both must run all the time: while a warpgroup takes maximum and sum of one unit's scores, its other unit's product runs.
-// With 256 rows a key is read from L2 once per 2048 cycles and 256 bytes: 16 bytes a cycle, well under what L2 gives.
+// A thread block holds 256 sampled queries in shared memory, 64 for each of four consumer warpgroups, and streams keys, 128 a step, through
+// a ring that a producer warp fills. Per step and block: 2048 cycles of tensor cores and 2048 of the special function unit at
+// D = 128, so both must run all the time: while some warpgroups wait for products, others take exponentials. With 256 rows a key block
+// is read from L2 once per 2048 cycles: 16 bytes a cycle, well under what L2 gives.
+//
+// What may be short besides is issue slots, so the maximum of a key block is not looked for: any reference does as long as the sum
+// neither overflows nor vanishes beside the row's largest. A row takes the largest score of the first block of its part and
+// keeps it; where a sum overflows all the same, that block is done again with its own maximum.
 #include "cuda/entropy.cuh"
 #include "cuda/ptx.cuh"
 
@@ -12,16 +16,18 @@ namespace {
 
 constexpr int STEP = 128;           // keys
 constexpr int UNIT = 64;            // rows of one product
-constexpr int TILE = 4 * UNIT;      // rows of a thread block
-constexpr int CONSUMERS = 2;        // warpgroups
+constexpr int CONSUMERS = 4;        // warpgroups
+constexpr int TILE = CONSUMERS * UNIT;
 constexpr int THREADS = 128 * (CONSUMERS + 1);
-constexpr int PRODUCER_REGS = 40, CONSUMER_REGS = 232;      // 40 + 2 * 232 = 3 * 168, what the launch allocates
+constexpr int PRODUCER_REGS = 32, CONSUMER_REGS = 112;      // 32 + 4 * 112 = 5 * 96, what the launch allocates
 
 template <int D> struct plan {
-    static constexpr int STAGES = D == 128 ? 6 : 10;
+    static constexpr int STAGES = D == 128 ? 5 : 10;
     static constexpr int CHUNK = STEP * 128;                // [128 keys][64 elements], swizzled
     static constexpr int STAGE = CHUNK * (D / 64);
-    static constexpr int BARRIERS = STAGES * STAGE;         // full[STAGES], empty[STAGES]
+    static constexpr int QUERY_CHUNK = UNIT * 128;          // [64 rows][64 elements], swizzled
+    static constexpr int QUERIES = STAGES * STAGE;          // [CONSUMERS][D/64] chunks
+    static constexpr int BARRIERS = QUERIES + TILE * D * 2; // full[STAGES], empty[STAGES]
     static constexpr int BYTES = BARRIERS + 16 * STAGES + 1024;     // room to align the base to a swizzle atom
 };
 
@@ -45,158 +51,152 @@ template <int D> DEV void produce(const score_job &x, const CUtensorMap *keys, r
         }
 }
 
-// Starts s = q k^T for the 64 rows in q and the keys at `keys`.
-template <class T, int D> DEV void multiply(float (&s)[64], uint32_t (&q)[D / 4], uint32_t keys) {
+DEV void store_16(uint32_t dst, uint4 x) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(dst), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+}
+
+// s = q k^T for the 64 rows and 128 keys at two places of shared memory.
+template <class T, int D> DEV void multiply(float (&s)[64], uint32_t queries, uint32_t keys) {
     wgmma_pin(s);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
+        const uint64_t a = wgmma_desc(queries + k / 4 * plan<D>::QUERY_CHUNK + k % 4 * 32, 0, 1024);
         const uint64_t b = wgmma_desc(keys + k / 4 * plan<D>::CHUNK + k % 4 * 32, 0, 1024);
-        if (k == 0) wgmma_rs_kmajor<T, false>(s, q + 4 * k, b);
-        else wgmma_rs_kmajor<T, true>(s, q + 4 * k, b);
+        if (k == 0) wgmma_ss_kmajor<T, false>(s, a, b);
+        else wgmma_ss_kmajor<T, true>(s, a, b);
     }
     wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_pin(s);
 }
 
-// The rows of one unit that a thread shares with the three other lanes of its quad: g and g + 8. A thread keeps the statistics of
+// The two rows, g and g + 8 of a unit, that a thread shares with the three other lanes of its quad. A thread keeps the statistics of
 // one key block in four, so that a quad writes whole sectors.
-struct unit_rows {
+struct row_pair {
     int limit[2];           // keys the rows see; 0: nothing to write
+    float reference[2];     // log2 units; -inf: none found yet
     score_stat kept[2];
 
-    // Key block j is columns FROM .. FROM+BK-1 of s. HIDE: some keys, counted from column 0 at `key`, are not seen by every row. s itself
-    // is never changed: the other unit's product is in flight, and the assembler would wait for it before any change to an accumulator.
-    template <int BK, int FROM, bool HIDE> __device__ __forceinline__ void take(const float (&s)[64], float scale, int j, int key, int lane) {
+    DEV float over_quad(float x) {
+        x += __shfl_xor_sync(~0u, x, 1);
+        return x + __shfl_xor_sync(~0u, x, 2);
+    }
+
+    // Sums over key block columns FROM .. FROM+BK-1 of s. False, for all lanes alike: some row's is no number that can be used.
+    template <int BK, int FROM> __device__ __forceinline__ bool sums(float (&sum)[2], const float (&s)[64], float scale) const {
         constexpr int N = BK / 2, AT = FROM / 2;            // a thread's values of the block
-        int seen[2] = {limit[0] - key - 2 * (lane % 4), limit[1] - key - 2 * (lane % 4)};
-        auto score = [&](int i) { return HIDE && 8 * (i / 4) + i % 2 >= seen[i / 2 % 2] ? -INFINITY : s[i]; };
-        float high[4] = {score(AT), score(AT + 1), score(AT + 2), score(AT + 3)};
-#pragma unroll
-        for (int i = 4; i < N; i++) high[i % 4] = fmaxf(high[i % 4], score(AT + i));
-        float top[2] = {fmaxf(high[0], high[1]), fmaxf(high[2], high[3])};
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 1));
-            top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 2)) * scale;
-        }
-        // A row that sees nothing has top = -inf: 0 is subtracted instead and every exponential is 0.
-        const float base[2] = {top[0] == -INFINITY ? 0.0f : top[0], top[1] == -INFINITY ? 0.0f : top[1]};
-        if constexpr (HIDE) asm volatile("" : "+r"(seen[0]), "+r"(seen[1]));     // hidden scores are made twice rather than held in 64 registers
         float part[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-        for (int i = 0; i < N; i++) part[i % 4] += exp2_approx(fmaf(score(AT + i), scale, -base[i / 2 % 2]));
-        float sum[2] = {part[0] + part[1], part[2] + part[3]};
+        for (int i = 0; i < N; i++) part[i % 4] += exp2_approx(fmaf(s[AT + i], scale, -reference[i / 2 % 2]));
+        sum[0] = over_quad(part[0] + part[1]), sum[1] = over_quad(part[2] + part[3]);
+        return __all_sync(~0u, sum[0] < INFINITY && sum[1] < INFINITY);
+    }
+
+    // The same with the block's own maximum, which becomes the reference, and with keys hidden that a row does not see; key: that of column FROM.
+    template <int BK, int FROM> __device__ __forceinline__ void exact_sums(float (&sum)[2], const float (&s)[64], float scale, int key, int lane) {
+        constexpr int N = BK / 2, AT = FROM / 2;
+        int seen[2] = {limit[0] - key - 2 * (lane % 4), limit[1] - key - 2 * (lane % 4)};
+        auto score = [&](int i) { return 8 * (i / 4) + i % 2 < seen[i / 2 % 2] ? s[AT + i] : -INFINITY; };
+        float high[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+        for (int i = 0; i < N; i++) high[i / 2 % 2] = fmaxf(high[i / 2 % 2], score(i));
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
-            sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
-            if ((j & 3) == (lane & 3)) kept[r] = score_stat{top[r], sum[r]};
+            high[r] = fmaxf(high[r], __shfl_xor_sync(~0u, high[r], 1));
+            high[r] = fmaxf(high[r], __shfl_xor_sync(~0u, high[r], 2)) * scale;
+            reference[r] = high[r] == -INFINITY ? 0.0f : high[r];           // nothing here: exp2(-inf - 0) is 0
         }
+        asm volatile("" : "+r"(seen[0]), "+r"(seen[1]));    // hidden scores are made twice rather than held in 64 registers
+        float part[2] = {0.0f, 0.0f};
+#pragma unroll
+        for (int i = 0; i < N; i++) part[i / 2 % 2] += exp2_approx(fmaf(score(i), scale, -reference[i / 2 % 2]));
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            sum[r] = over_quad(part[r]);
+            // Keys are still to come, but none gave a reference: -inf, with which the next sum overflows and is made exactly.
+            if (high[r] == -INFINITY && limit[r] > key + BK) reference[r] = -INFINITY;
+        }
+    }
+
+    __device__ __forceinline__ void keep(const float (&sum)[2], int j, int lane) {
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            if ((j & 3) == (lane & 3)) kept[r] = score_stat{sum[r] == 0.0f ? -INFINITY : reference[r], sum[r]};
     }
 };
 
 template <class T, int D, int BK> struct consumer {
     const score_job &x;
     ring<D> r;
-    const int lane, row_in_tile;
-    uint32_t qa[D / 4], qb[D / 4];      // two units of queries, as fragments
-    unit_rows a, b;
-    int whole;                          // steps before this one need no hiding
-    int first, nk;                      // first key block of this part; blocks of the head
-    score_stat *line;                   // statistics of row g of unit a
+    const int warp, lane;
+    row_pair rows;
+    int whole;                          // steps before this one hide no key from any row of the warp
+    score_stat *line;                   // statistics of row g
 
-    __device__ __forceinline__ consumer(const score_job &job, ring<D> ring_, int warp, int lane_)
-        : x(job), r(ring_), lane(lane_), row_in_tile(2 * UNIT * (warp / 4) + 16 * (warp % 4) + lane_ / 4) {}
+    __device__ __forceinline__ consumer(const score_job &job, ring<D> ring_, int warp_, int lane_) : x(job), r(ring_), warp(warp_), lane(lane_) {}
 
-    __device__ __forceinline__ void load(uint32_t (&q)[D / 4], unit_rows &u, const score_walk &w, int row) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int at = row + 8 * i;
-            u.limit[i] = row_limit(x, at, w.len);
-            u.kept[i] = score_stat{0.0f, 0.0f};
-            const uint32_t *src = (const uint32_t *)((const uint16_t *)x.q + row_offset(x, w.b, w.g, min(at, x.rows - 1))) + lane % 4;
-#pragma unroll
-            for (int k = 0; k < D / 16; k++) {
-                q[4 * k + i] = src[8 * k] ^ x.flip;
-                q[4 * k + 2 + i] = src[8 * k + 4] ^ x.flip;
-            }
+    __device__ __forceinline__ uint32_t queries() const { return r.base + plan<D>::QUERIES + warp / 4 * (UNIT * D * 2); }
+
+    // The warpgroup's queries to shared memory: 16 bytes a thread at a time.
+    __device__ __forceinline__ void load_queries(const score_walk &w) {
+        const int first = w.tile * TILE + warp / 4 * UNIT, thread = warp % 4 * 32 + lane, chunk = thread % (D / 8);
+        named_sync(1 + warp / 4, 128);                      // the last part's queries have been read
+#pragma unroll 4
+        for (int row = thread / (D / 8); row < UNIT; row += 128 / (D / 8)) {
+            const uint4 v = *(const uint4 *)((const uint16_t *)x.q + row_offset(x, w.b, w.g, min(first + row, x.rows - 1)) + 8 * chunk);
+            const uint32_t dst = queries() + chunk / 8 * plan<D>::QUERY_CHUNK + row * 128 + (chunk % 8 ^ row % 8) * 16;
+            store_16(dst, make_uint4(v.x ^ x.flip, v.y ^ x.flip, v.z ^ x.flip, v.w ^ x.flip));
         }
+        proxy_fence();
+        named_sync(1 + warp / 4, 128);
     }
 
     __device__ __forceinline__ void open(const score_walk &w) {
-        const int row = w.tile * TILE + row_in_tile;
-        load(qa, a, w, row);
-        load(qb, b, w, row + UNIT);
+        const int row = w.tile * TILE + warp * 16 + lane / 4;
+        load_queries(w);
         unsigned shortest = ~0u;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            if (a.limit[i]) shortest = min(shortest, (unsigned)a.limit[i]);
-            if (b.limit[i]) shortest = min(shortest, (unsigned)b.limit[i]);
+            rows.limit[i] = row_limit(x, row + 8 * i, w.len);
+            rows.kept[i] = score_stat{0.0f, 0.0f};
+            if (rows.limit[i]) shortest = min(shortest, (unsigned)rows.limit[i]);
         }
         whole = (int)(__reduce_min_sync(~0u, shortest) / STEP);
-        first = w.step0 * (STEP / BK);
-        nk = x.nk;
         line = x.stats + (((int64_t)w.b * x.Hkv + w.g) * x.rows + row) * x.pitch + lane % 4;
-        wgmma_pin(qa);
-        wgmma_pin(qb);
     }
 
-    // Writes the run of four key blocks that ends with j.
-    __device__ __forceinline__ void flush(const unit_rows &u, score_stat *at, int j) {
+    template <int FROM> __device__ __forceinline__ void take(const float (&s)[64], int t, bool exact) {
+        float sum[2];
+        if (exact || !rows.template sums<BK, FROM>(sum, s, x.scale)) rows.template exact_sums<BK, FROM>(sum, s, x.scale, t * STEP + FROM, lane);
+        rows.keep(sum, (t * STEP + FROM) / BK, lane);
+    }
+
+    // Writes the run of four key blocks that ends with j; the part began with block `first`.
+    __device__ __forceinline__ void flush(int first, int j) {
         const int mine = (j & ~3) + lane % 4;
-        const bool has = mine >= first && mine <= j && mine < nk;
+        const bool has = mine >= first && mine <= j && mine < x.nk;
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            if (has && u.limit[i] > 0) *(float2 *)(at + (int64_t)8 * i * x.pitch + (j & ~3)) = make_float2(u.kept[i].top, u.kept[i].sum);
-    }
-
-    template <bool HIDE> __device__ __forceinline__ void take_step(unit_rows &u, const float (&s)[64], int t) {
-        u.template take<BK, 0, HIDE>(s, x.scale, t * (STEP / BK), t * STEP, lane);
-        if constexpr (BK < STEP) u.template take<BK, BK, HIDE>(s, x.scale, 2 * t + 1, t * STEP, lane);
-    }
-    __device__ __forceinline__ void take(unit_rows &u, const float (&s)[64], score_stat *at, int t, bool last) {
-        if (t < whole) take_step<false>(u, s, t);
-        else take_step<true>(u, s, t);
-        const int j = t * (STEP / BK) + (STEP / BK - 1);
-        if ((j & 3) == 3 || last) flush(u, at, j);
-    }
-
-    // One part. The last step starts a product that nobody reads, on keys that are still there: without it a product would be in flight on
-    // one way into a line of code and not on the other, and the assembler would wait for it on both.
-    __device__ __forceinline__ void part(int step, int end) {
-        float sa[64], sb[64];
-        mbar_wait(r.full(), r.phase);
-        multiply<T, D>(sa, qa, r.data());
-        bool last;
-        do {
-            last = step + 1 == end;
-            wgmma_wait<0>();
-            wgmma_pin(sa);
-            multiply<T, D>(sb, qb, r.data());
-            take(a, sa, line, step, last);
-            const uint32_t done = r.empty();
-            if (!last) {
-                r.step();
-                mbar_wait(r.full(), r.phase);
-            }
-            wgmma_wait<0>();
-            wgmma_pin(sb);
-            multiply<T, D>(sa, qa, r.data());
-            if (!last && lane == 0) mbar_arrive(done);
-            take(b, sb, line + (int64_t)UNIT * x.pitch, step, last);
-            step++;
-        } while (!last);
-        wgmma_wait<0>();
-        wgmma_pin(sa);
-        if (lane == 0) mbar_arrive(r.empty());
-        r.step();
+            if (has && rows.limit[i] > 0) *(float2 *)(line + (int64_t)8 * i * x.pitch + (j & ~3)) = make_float2(rows.kept[i].top, rows.kept[i].sum);
     }
 
     __device__ __forceinline__ void run() {
         score_walk w;
         while (w.next<TILE>(x, STEP)) {
             open(w);
-            part(w.step0, w.step1);
+            for (int t = w.step0; t < w.step1; t++) {
+                float s[64];
+                mbar_wait(r.full(), r.phase);
+                multiply<T, D>(s, queries(), r.data());
+                if (lane == 0) mbar_arrive(r.empty());
+                r.step();
+                const bool exact = t == w.step0 || t >= whole;
+                take<0>(s, t, exact);
+                if constexpr (BK < STEP) take<BK>(s, t, exact);
+                const int j = t * (STEP / BK) + (STEP / BK - 1);
+                if ((j & 3) == 3 || t + 1 == w.step1) flush(w.step0 * (STEP / BK), j);
+            }
         }
     }
 };
@@ -258,7 +258,7 @@ bool sm90_score_takes(const esa_cuda_device *dev, const esa_select_args *a) {
     if (dev->level < LEVEL_SM90A || a->dtype == ESA_DTYPE_F32 || (a->D != 64 && a->D != 128) || a->perm_k) return false;
     if (a->params.block_k != 64 && a->params.block_k != 128) return false;
     if ((uintptr_t)a->k % 16 || a->k_stride[2] <= 0 || a->k_stride[2] % 8 || !fits(a->k_stride[1], a->Hkv, 8) || !fits(a->k_stride[0], a->B, 8)) return false;
-    return (uintptr_t)a->q % 4 == 0 && a->q_stride[0] % 2 == 0 && a->q_stride[1] % 2 == 0 && a->q_stride[2] % 2 == 0;
+    return (uintptr_t)a->q % 16 == 0 && a->q_stride[0] % 8 == 0 && a->q_stride[1] % 8 == 0 && a->q_stride[2] % 8 == 0;
 }
 
 esa_status sm90_score_launch(esa_cuda_device *dev, score_job x, cudaStream_t stream) {
