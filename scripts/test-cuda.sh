@@ -81,7 +81,7 @@ collect() { # reads the logs of what was started; a program that died counts as 
 
 # ---- the test list, one process each
 for name in test_attention test_plan test_threads test_properties test_reference test_golden test_mass test_mask test_session_policy test_mask_file \
-            test_recording test_gpu_attention test_gpu_select test_gpu_calls; do
+            test_recording test_gpu_attention test_gpu_select test_gpu_calls test_gpu_session; do
     start "$name" ESA_TEST_DEVICE=cuda timeout "$limit" "$folder/tests/$name"
 done
 start test_no_gpu ESA_CUDA_LIB= timeout "$limit" "$folder/tests/test_no_gpu"
@@ -114,7 +114,7 @@ watch() {   # watch TOOL PROGRAM [VARIABLE=value...]
 if [ -z "$sanitizer" ] || [ -n "${ESA_TEST_NO_SANITIZER:-}" ]; then
     echo "---- compute-sanitizer: not run"
 else
-    for name in test_gpu_attention test_gpu_select test_gpu_calls test_plan test_golden; do watch memcheck "$name"; done
+    for name in test_gpu_attention test_gpu_select test_gpu_calls test_gpu_session test_plan test_golden; do watch memcheck "$name"; done
     watch racecheck test_gpu_attention ESA_CUDA=sm80
     watch racecheck test_gpu_select
     case $gpu in *"sm90a kernels"*) watch synccheck test_gpu_attention ESA_CUDA=sm90a ;; esac

@@ -121,7 +121,74 @@ class Checks:
             mask.free()
         return f"{kernel}, error {error:.1e}, torch's {base:.1e}, LSE off by {off:.1e}"
 
+    # ---- sizes beyond 32 bits and beyond one ranking run, by sampled rows ----
+
+    def check_large(self, H, n, D, block, budget, heads):
+        """A random mask made on the GPU, attention over it, and 64 rows of some heads against fp32."""
+        import numpy
+        need = 4.2 * H * n * D * 2
+        if torch.cuda.mem_get_info()[0] < need:
+            return f"not run: {need / 1e9:.0f} GB of GPU memory are not free"
+        q, k, v = (torch.empty(1, H, n, D, dtype=torch.bfloat16, device="cuda").normal_(generator=self.gen) for _ in range(3))
+        o = torch.full_like(q, math.nan)
+        p = self.lib.c.esa_select_params_default(esa.RANDOM)
+        p.budget, p.block_q, p.block_k = budget, block, 128
+        plan = esa.Plan(self.ctx[""], q, k, p)
+        mask, ws = plan.mask(), torch.empty(plan.workspace, dtype=torch.uint8, device="cuda")
+        plan.select(mask, q, k, ws)()
+        plan.attention(mask, q, k, v, o, ws)()
+        torch.cuda.synchronize()
+        bits, worst = mask.bits(), 0.0
+        for h in heads:
+            rows = torch.cat([torch.arange(4, device="cuda"), n - 1 - torch.arange(4, device="cuda"),
+                              torch.randint(0, n, (56,), device="cuda", generator=self.gen)])
+            listed = numpy.unpackbits(bits[0, h][(rows // block).cpu().numpy()], axis=-1, bitorder="little")[:, :-(-n // 128)]
+            allowed = torch.from_numpy(listed).cuda().bool().repeat_interleave(128, 1)[:, :n]
+            s = (q[0, h, rows].float() @ k[0, h].float().T) / math.sqrt(D)
+            ref = torch.softmax(s.masked_fill(~allowed, -math.inf), -1) @ v[0, h].float()
+            error = (o[0, h, rows].float() - ref).abs().max().item()
+            assert error < 0.02, f"head {h}: error {error:.2e}"
+            worst = max(worst, error)
+        assert not torch.isnan(o.sum(-1, dtype=torch.float32)).any(), "not every output was written"
+        kernel = plan.kernel(mask, q, k, v, o)
+        plan.free()
+        mask.free()
+        return f"{kernel}, {q.numel() / 2 ** 31:.2f} x 2^31 elements, {bits.shape[2]} rows a head, error {worst:.1e}"
+
     # ---- streams and memory ----
+
+    def check_two_streams(self):
+        """Two contexts on two streams at once, each with its own scratch: neither disturbs the other."""
+        jobs = []
+        for i in range(2):
+            stream = torch.cuda.Stream()
+            q, k, v = (self.randn(1, 6, 3000 + 100 * i, 128, torch.bfloat16) for _ in range(3))
+            o = torch.empty_like(q)
+            ctx = esa.Ctx(self.lib, stream.cuda_stream)
+            p = self.lib.c.esa_select_params_default(esa.ENTROPY)
+            p.budget = 0.3
+            plan = esa.Plan(ctx, q, k, p, tail=esa.POOLED)
+            mask, ws = plan.mask(), torch.empty(plan.workspace, dtype=torch.uint8, device="cuda")
+            jobs.append((ctx, plan, mask, o, plan.select(mask, q, k, ws), plan.attention(mask, q, k, v, o, ws)))
+        torch.cuda.synchronize()
+        want = []
+        for _, _, _, o, choose, attend in jobs:
+            choose()
+            attend()
+            torch.cuda.synchronize()
+            want.append(o.clone())
+            o.fill_(math.nan)
+        torch.cuda.synchronize()
+        for _ in range(30):
+            for job in jobs:
+                job[4]()
+                job[5]()
+        torch.cuda.synchronize()
+        for job, expected in zip(jobs, want):
+            assert torch.equal(job[3].view(torch.int16), expected.view(torch.int16)), "two streams at once give other bits than one after the other"
+            job[2].free()
+            job[1].free()
+            job[0].free()
 
     def check_stream_order(self):
         """Work queued before ours on the same stream is seen, work queued behind it waits; nobody synchronises in between."""
@@ -192,6 +259,10 @@ def cases(c):
             for layout, dtype, density, gain in (("bnsd", torch.bfloat16, None, 1), ("bsnd", torch.bfloat16, "ragged", 1), ("padded", torch.float16, 0.4, 1),
                                                  ("bsnd", torch.bfloat16, 0.2, 4)):
                 yield (f"error {level or 'best'} {shape} {layout} {dtype} density {density} gain {gain}", c.check_error, (level, shape, layout, dtype, density, gain))
+    yield "more than 4096 rows a head, 128x128", c.check_large, (1, 128 * 4200 + 5, 64, 128, 0.01, (0,))
+    yield "more than 4096 rows a head, 64x128", c.check_large, (2, 64 * 4200 + 5, 64, 64, 0.01, (0, 1))
+    yield "offsets beyond 2^31 elements", c.check_large, (230, 75600, 128, 128, 0.01, (0, 115, 229))
+    yield "two streams", c.check_two_streams, ()
     yield "stream order", c.check_stream_order, ()
     yield "no allocation in the plan tier", c.check_no_allocation, ()
     yield "no CUDA error left behind", c.check_no_error_left, ()

@@ -1,4 +1,4 @@
-/* test_gpu_calls.c - the public calls around a GPU: memory, masks, plans, sessions, bad input.
+/* test_gpu_calls.c - the public calls around a GPU: memory, masks, plans, bad input.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Views here lie on the GPU from the start, as a caller with its own device memory has them. */
@@ -6,7 +6,6 @@
 #define ESA_EXPERIMENTAL
 #include "common/on_gpu.h"
 #include "select/kit.h"
-#include "session/mini_model.h"
 
 enum { B = 2, H = 4, N = 500, D = 64, SIZE = B * H * N * D };
 
@@ -385,114 +384,11 @@ static void lengths_on_the_gpu(void **state)
     finish(&f);
 }
 
-/* A recording made on the GPU and one made on the CPU from the same numbers: importances of the resulting files agree. */
-static void recordings_agree(void **state)
-{
-    (void)state;
-    scratch dir = scratch_make();
-    esa_ctx *ctx;
-    assert_int_equal(esa_ctx_create(&ctx, NULL), ESA_OK);
-    char file[2][700];
-    esa_mask_file *made[2];
-    for (int gpu = 0; gpu < 2; gpu++) {
-        char recording[700];
-        mini m = mini_make(2, 3, 1, 1);
-        const esa_session_params p = mini_params(&m, ESA_SESSION_RECORD);
-        snprintf(recording, sizeof recording, "%s/recording%d", dir.dir, gpu);
-        snprintf(file[gpu], sizeof file[gpu], "%s/masks%d", dir.dir, gpu);
-        on_gpu_set(gpu);
-        mini_record(ctx, &m, &p, 3, 2, recording);
-        on_gpu_set(-1);
-        const char *one[] = { recording };
-        static const double budgets[] = { 0.3 };
-        esa_mask_build build = esa_mask_build_default();
-        build.importance = ESA_IMPORTANCE_F16;
-        build.budgets = budgets;
-        build.budget_count = 1;
-        ok(ctx, esa_mask_file_build(ctx, file[gpu], one, 1, &build));
-        ok(ctx, esa_mask_file_open(ctx, &made[gpu], file[gpu]));
-        mini_free(&m);
-    }
-    esa_mask_file_info info = { .struct_size = sizeof info };
-    ok(ctx, esa_mask_file_get_info(made[0], &info));
-    const int64_t cells = info.H * info.nq * info.nk;
-    float *a = malloc((size_t)cells * 4), *b = malloc((size_t)cells * 4);
-    double worst = 0.0;
-    int64_t bits = 0, differ = 0;
-    for (int32_t layer = 0; layer < 2; layer++)
-        for (int32_t step = 0; step < 3; step++) {
-            if (!esa_mask_file_stored(made[0], layer, step)) continue;
-            ok(ctx, esa_mask_file_importance(made[0], a, layer, step, 0));
-            ok(ctx, esa_mask_file_importance(made[1], b, layer, step, 0));
-            for (int64_t i = 0; i < cells; i++) worst = fmax(worst, fabs((double)a[i] - (double)b[i]));
-            esa_mask *x, *y;
-            ok(ctx, esa_mask_file_get(made[0], &x, layer, step, 0, 0.3));
-            ok(ctx, esa_mask_file_get(made[1], &y, layer, step, 0, 0.3));
-            uint8_t *p = kit_bytes(x), *q = kit_bytes(y);
-            for (int64_t i = 0; i < cells; i++) differ += p[i] != q[i];
-            bits += cells;
-            free(p);  free(q);
-            esa_mask_free(x);  esa_mask_free(y);
-        }
-    printf("recorded importance differs by at most %.2g; %lld of %lld blocks of the masks differ\n", worst, (long long)differ, (long long)bits);
-    assert_true(worst < 1e-3 && bits > 0 && differ * 100 <= bits);      /* f16 importances: steps of 2^-11 below 1 */
-    free(a);
-    free(b);
-    esa_mask_file_free(made[0]);
-    esa_mask_file_free(made[1]);
-    esa_ctx_free(ctx);
-    scratch_remove(&dir);
-}
-
-/* Masks of a file go to the GPU once per layer and step group and are counted there. */
-static void cached_masks_rest_on_the_gpu(void **state)
-{
-    (void)state;
-    scratch dir = scratch_make();
-    char recording[700], file[700];
-    esa_ctx *ctx;
-    assert_int_equal(esa_ctx_create(&ctx, NULL), ESA_OK);
-    snprintf(recording, sizeof recording, "%s/recording", dir.dir);
-    snprintf(file, sizeof file, "%s/masks", dir.dir);
-    mini m = mini_make(3, 4, 1, 1);
-    const esa_session_params record = mini_params(&m, ESA_SESSION_RECORD);
-    mini_record(ctx, &m, &record, 3, 1, recording);
-    const char *one[] = { recording };
-    static const double budgets[] = { 0.4 };
-    esa_mask_build build = esa_mask_build_default();
-    build.budgets = budgets;
-    build.budget_count = 1;
-    ok(ctx, esa_mask_file_build(ctx, file, one, 1, &build));
-    esa_mask_file *masks;
-    ok(ctx, esa_mask_file_open(ctx, &masks, file));
-    esa_session_params p = mini_params(&m, ESA_SESSION_CACHED);
-    p.masks = masks;
-    uint64_t hash[3];
-    esa_session *s;
-    ok(ctx, esa_session_create(ctx, &s, &p));
-    int64_t bytes[2];
-    for (int video = 0; video < 2; video++) {
-        ok(ctx, mini_run(&m, s, &hash[video]));
-        esa_session_stats stats = { .struct_size = sizeof stats };
-        ok(ctx, esa_session_get_stats(s, &stats, -1, -1));
-        printf("video %d: %lld sparse calls, %lld masks loaded, %lld bytes of masks on the GPU, kernel %s, attention %.3g s\n", video, (long long)stats.sparse_calls,
-               (long long)stats.masks_loaded, (long long)stats.device_bytes, stats.kernel, stats.attention_seconds);
-        assert_true(stats.sparse_calls > 0 && stats.device_bytes > 0);
-        bytes[video] = stats.device_bytes;
-    }
-    esa_session_free(s);
-    assert_true(hash[0] == hash[1] && bytes[0] == bytes[1]);            /* the second video reuses what the first uploaded */
-    esa_mask_file_free(masks);
-    mini_free(&m);
-    esa_ctx_free(ctx);
-    scratch_remove(&dir);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(device_and_memory), cmocka_unit_test(tiers_agree), cmocka_unit_test(masks_travel), cmocka_unit_test(bad_input),
-        cmocka_unit_test(lengths_on_the_gpu), cmocka_unit_test(recordings_agree), cmocka_unit_test(cached_masks_rest_on_the_gpu),
+        cmocka_unit_test(lengths_on_the_gpu),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
