@@ -26,3 +26,10 @@ target_link_libraries(make_media PRIVATE esa_video_static)
 set_target_properties(make_media PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/tests)
 add_test(NAME media.files COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/media/check_media.py $<TARGET_FILE:make_media>)
 set_tests_properties(media.files PROPERTIES LABELS video TIMEOUT 300)
+
+# The same tests with goldens made now, where torch and diffusers are installed ($ESA_PYTHON: an interpreter that has them).
+if(TARGET test_wan_sparse)
+  add_test(NAME live.diffusers COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/model/check_live.py ${CMAKE_CURRENT_SOURCE_DIR}
+           ${CMAKE_CURRENT_BINARY_DIR}/tests)
+  set_tests_properties(live.diffusers PROPERTIES LABELS live TIMEOUT 1800 SKIP_RETURN_CODE 77)
+endif()

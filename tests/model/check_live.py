@@ -1,0 +1,54 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The engine's parity tests with goldens made now by the diffusers that is installed, every element kept.
+
+    check_live.py SOURCE_DIR TEST_PROGRAMS_DIR
+
+Exit 77 (skipped) where torch or diffusers is missing. $ESA_PYTHON may name another interpreter that has them."""
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+SKIP = 77
+
+
+def main():
+    source, programs = sys.argv[1], sys.argv[2]
+    python = os.environ.get("ESA_PYTHON", sys.executable)
+    probe = "import torch, safetensors, diffusers; print(diffusers.__version__)"
+    found = subprocess.run([python, "-c", probe], capture_output=True, text=True)
+    if found.returncode != 0:
+        print("torch, safetensors or diffusers is not installed: skipped")
+        return SKIP
+    version = found.stdout.split()[-1]
+    newer = tuple(int(n) for n in version.split(".")[:2]) >= (0, 37)
+    golden = os.path.join(source, "tests", "golden")
+    tools = os.path.join(source, "tools", "golden")
+    with tempfile.TemporaryDirectory(prefix="esa-live-") as folder:
+        for name in os.listdir(golden):                 # what is not made anew stays as it is
+            shutil.copy(os.path.join(golden, name), folder)
+        at = lambda name: os.path.join(folder, name)
+        rule = "unipc" if newer else "unipc_036"
+        masks = at("masks.safetensors")
+        environment = dict(os.environ, ESA_TEST_GOLDEN=folder, ESA_TEST_MODELS=os.path.join(source, "models"))
+        subprocess.run([os.path.join(programs, "test_wan_sparse")], env=dict(environment, ESA_TEST_DUMP=masks), check=True, stdout=subprocess.DEVNULL)
+        makers = [
+            ["wan_sched.py", "--rule", rule, "--out", at(f"sched_{rule}.safetensors")],
+            ["wan_sched.py", "--rule", "euler", "--out", at("sched_euler.safetensors")],
+            ["wan_dit.py", "--every", "1", "--out", at("wan_dit.safetensors")],
+            ["wan_sparse.py", "--every", "1", "--masks", masks, "--out", at("wan_sparse.safetensors")],
+            ["wan_tiny_dit.py", "--model", os.path.join(source, "models", "wan-tiny"), "--out", at("wan_tiny_dit.safetensors")],
+        ]
+        for maker in makers:
+            subprocess.run([python, os.path.join(tools, maker[0])] + maker[1:], check=True)
+        print(f"diffusers {version}")
+        failed = 0
+        for program in ("test_sched", "test_wan_dit", "test_wan_sparse"):
+            failed += subprocess.run([os.path.join(programs, program)], env=environment).returncode != 0
+        return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
