@@ -10,8 +10,8 @@ cmake --preset release -B $build -DESA_CUDA=AUTO >/dev/null
 cmake --build $build -j "${JOBS:-2}" >/dev/null
 rm -rf bundle
 mkdir -p bundle/tests/cuda bundle/examples bundle/lib bundle/bench
-cp -a $build/esa $build/libesa.so* bundle/
-if [ -f $build/libesa_cuda.so ]; then cp -a $build/libesa_cuda.so bundle/; else echo "note: no nvcc, the bundle has no CUDA plugin"; fi
+cp -a $build/esa $build/libesa*.so* bundle/
+[ -f bundle/libesa_cuda.so ] || echo "note: no nvcc, the bundle has no CUDA plugin"
 # The core library's tests: the engine's need FFmpeg and more, which belong to a machine with packages.
 for source in tests/{api,cuda,io,kern,mask,select,session}/test_*.c; do cp "$build/tests/$(basename "$source" .c)" bundle/tests/; done
 cp $build/tests/libesa_stand_in.so $build/tests/libesa_other_abi.so bundle/tests/
@@ -25,9 +25,9 @@ bundle/esa --version | sed -n 's/.*(\(.*\)).*/\1/p' >bundle/COMMIT
 libraries=$(ldconfig -p 2>/dev/null) || true
 blas=$(sed -n 's/.*libopenblas\.so\.0 .*=> //p' <<<"$libraries")
 blas=${blas%%$'\n'*}
-{ find bundle/tests -type f -exec ldd {} \; ; [ -z "$blas" ] || ldd "$blas"; } 2>/dev/null |
+{ find bundle/tests bundle/esa -type f -exec ldd {} \; ; [ -z "$blas" ] || ldd "$blas"; } 2>/dev/null |
     sed -n 's/.*=> \(\/[^ ]*\) .*/\1/p' | sort -u |
-    grep -vE '/(libc|libm|libdl|libpthread|librt|ld-linux[^/]*|libesa)\.so' | while read -r library; do cp -L "$library" bundle/lib/; done
+    grep -vE '/(libc|libm|libdl|libpthread|librt|ld-linux[^/]*|libesa[^/]*)\.so' | while read -r library; do cp -L "$library" bundle/lib/; done
 [ -z "$blas" ] || cp -L "$blas" bundle/lib/
 if ldd bundle/tests/test_attention | grep -q cmocka && ! ls bundle/lib/libcmocka* >/dev/null 2>&1; then
     echo "bundle.sh: cmocka did not get into the bundle" >&2

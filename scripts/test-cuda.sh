@@ -11,13 +11,15 @@ if [ "$(basename "$here")" = scripts ]; then here=${here%/scripts}; folder=$here
 folder=$(cd "${1:-$folder}" 2>/dev/null && pwd) || { echo "test-cuda.sh: there is no folder ${1:-build-cuda}: run make test-cuda" >&2; exit 1; }
 export ESA_CUDA_LIB=$folder/libesa_cuda.so
 export PYTHONDONTWRITEBYTECODE=1
+# The command may need libraries that a bundle carries; python3 has its own and must not see those.
+esa=(env "LD_LIBRARY_PATH=$folder/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" "$folder/esa")
 unset ESA_CUDA ESA_TEST_DEVICE
 out=$folder/test-cuda
 mkdir -p "$out"
 rm -f "$out"/*.log "$out/result.md"
 
 [ -f "$ESA_CUDA_LIB" ] || { echo "test-cuda.sh: $ESA_CUDA_LIB was not built: nothing was tested" >&2; exit 1; }
-"$folder/esa" doctor >"$out/doctor.log" 2>&1
+"${esa[@]}" doctor >"$out/doctor.log" 2>&1
 doctor=$?
 gpu=$(sed -n 's/^gpu 0 *//p' "$out/doctor.log")
 if [ -z "$gpu" ]; then
@@ -53,17 +55,19 @@ start() {   # start NAME [VARIABLE=value...] command...: in the background, at m
 }
 
 collect() { # reads the logs of what was started; a program that died counts as one failed test more
-    local name status seconds good bad all remark
+    local name status seconds good bad all unclean remark
     wait "${pids[@]}" 2>/dev/null       # some may have been waited for already
     for name in "${names[@]}"; do
         status=$(sed -n 's/^status \([0-9]*\) .*/\1/p' "$out/$name.log" | tail -n 1)
         seconds=$(sed -n 's/^status .* seconds //p' "$out/$name.log" | tail -n 1)
-        # cmocka, its stand-in (which counts all tests and the failed ones), check_torch.py
+        # cmocka (which names tests that failed while cleaning up apart), its stand-in (which counts all tests and the failed ones), check_torch.py
         good=$(sed -n 's/^\[  PASSED  \] \([0-9]*\) test(s)\..*/\1/p; s/^\([0-9]*\) passed, .*/\1/p' "$out/$name.log" | tail -n 1)
-        bad=$(sed -n 's/^\[  FAILED  \] \([0-9]*\) test(s).*/\1/p; s/^[0-9]* passed, \([0-9]*\) failed$/\1/p; s/^\[==========\] .* run, \([0-9]*\) failed\.$/\1/p' "$out/$name.log" |
-              tail -n 1)
+        bad=$(sed -n -e 's/^\[  FAILED  \] \([0-9]*\) test(s).*/\1/p' -e 's/^[0-9]* passed, \([0-9]*\) failed$/\1/p' \
+                     -e 's/^\[==========\] .* run, \([0-9]*\) failed\.$/\1/p' "$out/$name.log" | tail -n 1)
         all=$(sed -n 's/^\[==========\] .*: \([0-9]*\) test(s) run, [0-9]* failed\.$/\1/p' "$out/$name.log" | tail -n 1)
         [ -z "$all" ] || good=$((all - ${bad:-0}))
+        unclean=$(sed -n 's/^\[  ERROR   \] \([a-z_0-9]*\)$/\1/p' "$out/$name.log" | sort -u | wc -l)
+        bad=$((${bad:-0} + unclean))
         remark="${seconds:-?} s"
         case ${status:-none} in
             0) ;;
@@ -90,7 +94,7 @@ note "esa doctor" $((doctor == 0)) $((doctor != 0))
 [ "$doctor" -eq 0 ] || cat "$out/doctor.log"
 
 # ---- the command, and what only torch can show
-start bench_attention timeout "$limit" "$folder/esa" bench attention --device cuda --shape 1,4,4096,128 --dtype bf16,f16,f32 --selector random,entropy,rf_v2,ada_bsa \
+start bench_attention timeout "$limit" "${esa[@]}" bench attention --device cuda --shape 1,4,4096,128 --dtype bf16,f16,f32 --selector random,entropy,rf_v2,ada_bsa \
     --grid 16,16,16 --tail none,pooled --density 1,0.2 --rounds 3 --json "$out/bench_attention.json"
 wait "${pids[@]}" 2>/dev/null
 if [ "$(sed -n 's/^status \([0-9]*\) .*/\1/p' "$out/bench_attention.log")" = 0 ]; then note "esa bench attention" 1 0
@@ -124,7 +128,7 @@ fi
 {
     echo "# Last run of \`make test-cuda\`"
     echo
-    echo "Commit $("$folder/esa" --version 2>/dev/null), $(date -u +%Y-%m-%d), $gpu."
+    echo "Commit $("${esa[@]}" --version 2>/dev/null), $(date -u +%Y-%m-%d), $gpu."
     echo
     echo "| stage | passed | failed | remark |"
     echo "|---|---|---|---|"

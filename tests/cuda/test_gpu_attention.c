@@ -125,11 +125,11 @@ static void others(void **state)
                                        .tail = (int32_t)(i % 3) };
             check(&c);
         }
-    for (int32_t tail = 0; tail < 3; tail++) {
-        both_dims((attention_case){ .B = 1, .Hq = 2, .Hkv = 1, .Nq = 150, .Nk = 280, .dtype = ESA_DTYPE_F32, .block_q = 128, .block_k = 128, .density = 0.6, .tail = tail });
-        both_dims((attention_case){ .B = 1, .Hq = 2, .Hkv = 1, .Nq = 150, .Nk = 280, .dtype = ESA_DTYPE_BF16, .block_q = 48, .block_k = 80, .density = 0.6, .tail = tail });
-        both_dims((attention_case){ .B = 1, .Hq = 2, .Hkv = 1, .Nq = 150, .Nk = 280, .dtype = ESA_DTYPE_BF16, .block_q = 16, .block_k = 256, .density = 0.6, .tail = tail });
-    }
+    static const struct { int32_t dtype, block_q, block_k; } odd[] = { { ESA_DTYPE_F32, 128, 128 }, { ESA_DTYPE_BF16, 48, 80 }, { ESA_DTYPE_BF16, 16, 256 } };
+    for (int32_t tail = 0; tail < 3; tail++)
+        for (int i = 0; i < 3; i++)
+            both_dims((attention_case){ .B = 1, .Hq = 2, .Hkv = 1, .Nq = 150, .Nk = 280, .dtype = odd[i].dtype, .block_q = odd[i].block_q,
+                                        .block_k = odd[i].block_k, .density = 0.6, .tail = tail });
 }
 
 /* The same bits in every run, whatever ran between. */

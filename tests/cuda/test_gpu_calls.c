@@ -178,7 +178,8 @@ static void tiers_agree(void **state)
                     must(f.ctx, esa_plan_select(plan, planned, &f.q, &f.k, scratch));
                     must(f.ctx, esa_plan_attention(plan, planned, &f.q, &f.k, &f.v, &f.o, NULL, scratch));
                     uint16_t *again = output(&f);
-                    if (memcmp(first, again, SIZE * 2)) fail_msg("selector %d tail %d applied %d run %d: other bits than one call", (int)selector, (int)tail, (int)applied, run);
+                    if (memcmp(first, again, SIZE * 2))
+                        fail_msg("selector %d tail %d applied %d run %d: other bits than one call", (int)selector, (int)tail, (int)applied, run);
                     free(again);
                 }
                 must(f.ctx, esa_device_download(f.ctx, seen, (char *)ws + bytes, 256));
