@@ -30,6 +30,7 @@ int cmd_bench_attention(int argc, char **argv);
 int cmd_bench_quality(int argc, char **argv);
 int cmd_demo(int argc, char **argv);
 int cmd_doctor(int argc, char **argv);
+int cmd_generate(int argc, char **argv);
 int cmd_masks(int argc, char **argv);
 int cmd_masks_select(int argc, char **argv);
 int cmd_masks_info(int argc, char **argv);

@@ -36,6 +36,7 @@ int cmd_masks(int argc, char **argv)
 static int run(int argc, char **argv)
 {
     static const cli_command table[] = {
+        { "generate", cmd_generate, "make a video from a prompt, with dense or sparse attention" },
         { "demo", cmd_demo, "dense attention against every selector on synthetic video-like heads" },
         { "bench", cmd_bench, "measure speed (attention) and quality (quality)" },
         { "masks", cmd_masks, "run selectors; inspect, derive, merge and convert mask files" },

@@ -1,0 +1,71 @@
+/* generate_watch.c - what the user sees and does while a video is made: a progress line, and an end on demand.
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "generate.h"
+
+#include <math.h>
+#include <signal.h>
+#include <string.h>
+#include <unistd.h>
+
+static volatile sig_atomic_t interrupted;
+
+static void on_signal(int number)
+{
+    (void)number;
+    interrupted = 1;
+}
+
+void generate_catch_signals(void)
+{
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = on_signal;
+    sigemptyset(&action.sa_mask);
+    action.sa_flags = SA_RESTART;
+    interrupted = 0;
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGHUP, &action, NULL);
+}
+
+int generate_interrupted(void) { return interrupted; }
+
+/* "1:05" or "2:03:04". */
+static void clock_text(char out[24], double seconds)
+{
+    const long s = seconds < 1e8 ? (long)ceil(seconds) : 99999999;
+    if (s < 3600) snprintf(out, 24, "%ld:%02ld", s / 60, s % 60);
+    else snprintf(out, 24, "%ld:%02ld:%02ld", s / 3600, s / 60 % 60, s % 60);
+}
+
+int32_t generate_progress(void *user, const esa_progress *p)
+{
+    generate_watch *w = user;
+    if (interrupted) return 1;
+    const int news = p->stage != w->stage || p->done != w->done, terminal = isatty(2);
+    if (!news) return 0;
+    w->stage = p->stage;
+    w->done = p->done;
+    if (p->stage == ESA_STAGE_TEXT || p->total < 1) return 0;
+    char line[240], left[24];
+    int used = 0;
+    if (p->stage == ESA_STAGE_DENOISE) {
+        used = snprintf(line, sizeof line, "step %d/%d", p->done, p->total);
+        if (p->done) {
+            clock_text(left, p->unit_seconds * (p->total - p->done));
+            used += snprintf(line + used, sizeof line - (size_t)used, ", %.2f s/step, %s left", p->unit_seconds, left);
+        }
+        if (!isnan(p->density)) snprintf(line + used, sizeof line - (size_t)used, ", density %.3f", p->density);
+    } else
+        snprintf(line, sizeof line, "decoding %d/%d", p->done, p->total);
+    if (terminal) {
+        char bar[25];
+        const int filled = 24 * p->done / p->total;
+        for (int i = 0; i < 24; i++) bar[i] = i < filled ? '#' : '.';
+        bar[24] = 0;
+        fprintf(stderr, "\r\033[K%s [%s] %s", w->label, bar, line);
+        fflush(stderr);
+    } else if (p->done == p->total || (p->stage == ESA_STAGE_DENOISE && p->done))
+        fprintf(stderr, "%s: %s\n", w->label, line);
+    return 0;
+}

@@ -1,0 +1,58 @@
+/* video.c - libesa_video, opened when a command needs it.
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "video.h"
+
+#include <dlfcn.h>
+#include <string.h>
+
+#ifndef ESA_VIDEO_LIBRARY           /* set by the build where it builds the engine: libesa_video.so.N */
+#define ESA_VIDEO_LIBRARY ""
+#endif
+#ifndef ESA_VIDEO_MISSING           /* set by the build where it could not */
+#define ESA_VIDEO_MISSING "it was switched off (ESA_VIDEO=OFF)"
+#endif
+
+int cli_video_mp4(void)
+{
+#ifdef ESA_VIDEO_FFMPEG
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+static int symbol(void *function, void *handle, const char *name)
+{
+    void *address = dlsym(handle, name);
+    memcpy(function, &address, sizeof address);
+    return address != NULL;
+}
+
+int cli_video_open(cli_video *v, const char *what)
+{
+    memset(v, 0, sizeof *v);
+    if (!ESA_VIDEO_LIBRARY[0])
+        return cli_fail("%s: this esa was built without the video engine: %s", what, ESA_VIDEO_MISSING);
+    v->handle = dlopen(ESA_VIDEO_LIBRARY, RTLD_NOW | RTLD_LOCAL);      /* found as the command finds libesa: beside it, or in ../lib */
+    if (!v->handle) return cli_fail("%s: the video engine cannot be opened: %s", what, dlerror());
+    const int whole = symbol(&v->abi, v->handle, "esa_video_abi") && symbol(&v->model_params, v->handle, "esa_model_params_default") &&
+        symbol(&v->model_check, v->handle, "esa_model_check") && symbol(&v->model_open, v->handle, "esa_model_open") &&
+        symbol(&v->model_free, v->handle, "esa_model_free") && symbol(&v->model_info, v->handle, "esa_model_get_info") &&
+        symbol(&v->generate_params, v->handle, "esa_generate_params_default") && symbol(&v->generate, v->handle, "esa_generate") &&
+        symbol(&v->frames_free, v->handle, "esa_frames_free") && symbol(&v->frames_beside, v->handle, "esa_frames_beside") &&
+        symbol(&v->save_params, v->handle, "esa_save_params_default") && symbol(&v->frames_save, v->handle, "esa_frames_save") &&
+        symbol(&v->compare, v->handle, "esa_frames_compare");
+    static const uint32_t sizes[ESA_VIDEO_ABI_COUNT] = {
+        sizeof(esa_model_params), sizeof(esa_model_info), sizeof(esa_progress), sizeof(esa_generate_params), sizeof(esa_generate_stats),
+        sizeof(esa_frames_info), sizeof(esa_save_params), sizeof(esa_metrics),
+    };
+    if (whole && memcmp(v->abi(), sizes, sizeof sizes) == 0) return CLI_OK;
+    cli_video_close(v);
+    return cli_fail("%s: %s is of another build than this command", what, ESA_VIDEO_LIBRARY);
+}
+
+void cli_video_close(cli_video *v)
+{
+    if (v->handle) dlclose(v->handle);
+    memset(v, 0, sizeof *v);
+}

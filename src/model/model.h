@@ -1,0 +1,63 @@
+/* model.h - an opened model folder: configurations, parts, and what the call that runs is doing. Behind the calls of esa_video.h:
+ * model.c opens and describes, embeds.c gets the text, pipeline.c makes videos.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Everything below the calls of esa_video.h works on an inner ctx (see part.h); esa_model_outward copies the sentence of a failure. */
+#ifndef ESA_MODEL_MODEL_H
+#define ESA_MODEL_MODEL_H
+
+#include "esa/esa_video.h"
+#include "model/config.h"
+#include "model/dit/wan_dit.h"
+#include "model/part.h"
+#include "model/text_part.h"
+#include "model/vae/wan_vae.h"
+
+struct esa_model {
+    esa_ctx *outer;                 /* the caller's; its guard is held while a call runs */
+    esa_ctx *ctx;                   /* the inner one, owned */
+    esa_nn nn;
+    esa_part_env env;
+    char *folder;                   /* owned */
+    int64_t folder_bytes;
+    int32_t parts;                  /* ESA_PART_* that may be used */
+    int32_t reserved0;
+    esa_model_index index;
+    esa_wan_config wan;
+    esa_wan_vae_config vae_config;
+    esa_umt5_config text_config;
+    esa_sched_config sched;
+    esa_wan_dit *dit;
+    esa_wan_vae *vae;
+    esa_text_part *text;             /* NULL until first needed */
+    esa_model_info info;            /* defaults and sizes; parameters and memory are filled in when asked for */
+    /* the call that runs, for ticks of the parts */
+    const esa_generate_params *call;
+    esa_session *session;
+    double began, stage_began;
+    int32_t stage, done, total;
+    int32_t cancelled;
+    double density;                 /* of the sparse calls so far */
+};
+
+/* The sentence of a failure goes from the inner ctx to the caller's; returns status. */
+esa_status esa_model_outward(esa_model *model, esa_status status);
+
+/* Opens the text encoder if it is not open yet. */
+esa_status esa_model_need_text(esa_model *model);
+
+/* Reports where the call stands; ESA_ERR_STATE and a sentence when the caller wants it to end. */
+esa_status esa_model_progress(esa_model *model, int32_t stage, int32_t done, int32_t total);
+
+/* Embeddings of the prompts: branch 0 the prompt, 1 the negative one. */
+typedef struct esa_embeds {
+    float *data[2];                 /* [rows][text_dim], from the inner ctx; [1] NULL without guidance */
+    int64_t rows[2];
+    int64_t bytes[2];
+} esa_embeds;
+
+/* From params->prompt_embeds or by the text encoder; writes params->save_embeds. Free with esa_embeds_free, also after a failure. */
+esa_status esa_embeds_get(esa_model *model, esa_embeds *embeds, const esa_generate_params *params, int32_t branches);
+void       esa_embeds_free(esa_model *model, esa_embeds *embeds);
+
+#endif

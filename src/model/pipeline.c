@@ -1,0 +1,337 @@
+/* pipeline.c - esa_generate: text, noise, denoising loop with guidance, decoder, frames.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * As diffusers' WanPipeline, in f32: per step v = v_negative + guidance (v_prompt - v_negative), then the scheduler. The prompt is
+ * branch 0 of the session, the negative prompt branch 1. */
+#include "model/model.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+#include "media/frames.h"
+#include "model/random.h"
+#include "model/sched/sched.h"
+#include "model/tensor_file.h"
+
+#define MAX_STEPS 10000
+
+esa_generate_params esa_generate_params_default(void)
+{
+    esa_generate_params p = { .struct_size = sizeof p, .decode = 1, .guidance = NAN };
+    p.session = esa_session_params_default();
+    p.session.mode = ESA_SESSION_DENSE;
+    return p;
+}
+
+/* What a run works on; everything is freed by finish(). */
+typedef struct run {
+    esa_generate_params p;          /* sizes filled in */
+    int32_t latent[3];              /* t, h, w */
+    int32_t branches;
+    int64_t count;                  /* elements of the latents */
+    float *x, *v[2];                /* [C][T][H][W]: sample, velocities of the branches */
+    int64_t bytes;                  /* of each */
+    esa_embeds embeds;
+    esa_mask_file *masks;
+    esa_sched *sched;
+    esa_frames *frames;
+    esa_generate_stats stats;
+} run;
+
+/* ---------------------------------------------------------------- progress */
+
+esa_status esa_model_progress(esa_model *m, int32_t stage, int32_t done, int32_t total)
+{
+    const double now = esa_nn_now();
+    if (stage != m->stage) {
+        m->stage = stage;
+        m->stage_began = now;
+    }
+    m->done = done;
+    m->total = total;
+    if (!m->call || !m->call->progress) return ESA_OK;
+    const esa_progress p = { .struct_size = sizeof p, .stage = stage, .done = done, .total = total, .seconds = now - m->began,
+                             .unit_seconds = done ? (now - m->stage_began) / done : 0, .density = m->density };
+    if (!m->cancelled) m->cancelled = m->call->progress(m->call->progress_user, &p) != 0;
+    return m->cancelled ? esa_fail(m->ctx, ESA_ERR_STATE, "cancelled") : ESA_OK;
+}
+
+/* ---------------------------------------------------------------- settings */
+
+static esa_status check_sizes(esa_model *m, run *r)
+{
+    esa_generate_params *p = &r->p;
+    const esa_model_info *i = &m->info;
+    if (p->frames == 0) p->frames = i->frames;
+    if (p->height == 0) p->height = i->height;
+    if (p->width == 0) p->width = i->width;
+    if (p->steps == 0) p->steps = i->steps;
+    if (isnan(p->guidance)) p->guidance = i->guidance;
+    if (p->frames < 1 || p->frames > ESA_FRAMES_MAX_COUNT)
+        return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "%d frames were asked for, expected 1 .. %d", p->frames, ESA_FRAMES_MAX_COUNT);
+    if (p->steps < 1 || p->steps > MAX_STEPS) return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "%d steps were asked for, expected 1 .. %d", p->steps, MAX_STEPS);
+    if (!isfinite(p->guidance) || fabs(p->guidance) > 1000) return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "guidance is %g, expected a number up to 1000", p->guidance);
+    const int32_t side[2] = { p->height, p->width };
+    for (int s = 0; s < 2; s++) {
+        const int32_t unit = i->factor[1 + s] * i->patch[1 + s];
+        if (side[s] < unit || side[s] % unit || side[s] > ESA_FRAMES_MAX_SIDE)
+            return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "%s was given %d, this model takes multiples of %d from %d to %d", s ? "width" : "height", side[s],
+                            unit, unit, ESA_FRAMES_MAX_SIDE / unit * unit);
+        r->latent[1 + s] = side[s] / i->factor[1 + s];
+    }
+    r->latent[0] = (p->frames - 1) / i->factor[0] + 1;
+    p->frames = (r->latent[0] - 1) * i->factor[0] + 1;
+    r->branches = p->guidance > 1 ? 2 : 1;
+    r->count = (int64_t)i->latent_channels * r->latent[0] * r->latent[1] * r->latent[2];
+    return ESA_OK;
+}
+
+static esa_status check_params(esa_model *m, run *r, const esa_generate_params *params)
+{
+    if (params->struct_size != sizeof *params)
+        return esa_fail(m->ctx, ESA_ERR_VERSION, "esa_generate_params has %u bytes, expected %u", params->struct_size, (unsigned)sizeof *params);
+    r->p = *params;
+    const esa_generate_params *p = &r->p;
+    if (!m->dit) return esa_fail(m->ctx, ESA_ERR_STATE, "this model was opened without its transformer");
+    if (p->decode && !m->vae) return esa_fail(m->ctx, ESA_ERR_STATE, "this model was opened without its VAE; it can make latents only");
+    if (!p->prompt && !p->prompt_embeds) return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "neither a prompt nor embeddings were given");
+    if (p->prompt && p->prompt_embeds) return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "a prompt and embeddings are two ways to say one thing; give one");
+    if (p->max_text_tokens < 0 || p->max_text_tokens > 65536)
+        return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "max_text_tokens is %d, expected 0 (512) .. 65536", p->max_text_tokens);
+    if (p->scheduler < ESA_SCHEDULER_MODEL || p->scheduler > ESA_SCHEDULER_EULER)
+        return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "scheduler is %d, expected 0 .. %d", p->scheduler, ESA_SCHEDULER_EULER);
+    if (!(p->flow_shift >= 0 && p->flow_shift <= 1000)) return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "flow_shift is %g, expected 0 .. 1000", p->flow_shift);
+    if (p->session.mode == ESA_SESSION_CACHED && !p->masks) return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "cached masks need a mask file");
+    if (p->session.mode == ESA_SESSION_RECORD && !p->record) return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "recording needs a file to record into");
+    return check_sizes(m, r);
+}
+
+/* ---------------------------------------------------------------- getting ready */
+
+static esa_status make_session(esa_model *m, run *r)
+{
+    esa_session_params s = r->p.session;
+    esa_status status = ESA_OK;
+    int32_t selector = s.select.selector, mode = s.select.mode;
+    if (s.mode == ESA_SESSION_CACHED) {
+        /* Tokens must stand in the order the masks were made for. */
+        esa_mask_file_info info = { .struct_size = sizeof info };
+        status = esa_mask_file_open(m->ctx, &r->masks, r->p.masks);
+        if (status == ESA_OK) status = esa_mask_file_get_info(r->masks, &info);
+        if (status != ESA_OK) return status;
+        if (s.select.layout.order == ESA_ORDER_DEFAULT) s.select.layout = info.layout;
+        selector = info.selector;
+        mode = info.mode;
+        s.masks = r->masks;
+    }
+    status = esa_wan_dit_begin(m->dit, r->latent, &s.select.layout, selector, mode, r->branches);
+    if (status != ESA_OK) return status;
+    s.layers = m->wan.layers;
+    s.steps = r->p.steps;
+    s.branches = r->branches;
+    s.model = m->info.name;
+    s.config_hash = m->info.config_hash;
+    status = esa_session_create(m->ctx, &m->session, &s);
+    if (status == ESA_OK && s.mode == ESA_SESSION_RECORD && access(r->p.record, F_OK) == 0)
+        status = esa_session_load_recording(m->session, r->p.record);
+    return status == ESA_OK ? esa_session_begin(m->session) : status;
+}
+
+static esa_status make_sched(esa_model *m, run *r)
+{
+    static const int32_t kinds[] = { 0, ESA_SCHED_UNIPC, ESA_SCHED_UNIPC_036, ESA_SCHED_EULER };
+    esa_sched_config c = m->sched;
+    if (r->p.scheduler != ESA_SCHEDULER_MODEL) c.kind = kinds[r->p.scheduler];
+    if (r->p.flow_shift > 0) c.shift = r->p.flow_shift;
+    return esa_sched_create(m->ctx, &r->sched, &c, r->p.steps, r->count);
+}
+
+static esa_status make_latents(esa_model *m, run *r)
+{
+    void *x = NULL, *v[2] = { NULL, NULL };
+    r->bytes = r->count * 4;
+    esa_status status = esa_nn_alloc(&m->nn, &x, r->bytes, "the latents");
+    for (int32_t i = 0; i < r->branches && status == ESA_OK; i++) status = esa_nn_alloc(&m->nn, &v[i], r->bytes, "the velocities");
+    r->x = x;
+    r->v[0] = v[0];
+    r->v[1] = v[1];
+    if (status != ESA_OK) return status;
+    if (!r->p.latents) {
+        esa_torch_rng rng;
+        esa_torch_seed(&rng, r->p.seed);
+        esa_torch_randn(&rng, r->x, r->count);
+        return ESA_OK;
+    }
+    const int64_t expected[4] = { m->info.latent_channels, r->latent[0], r->latent[1], r->latent[2] };
+    esa_loaded t;
+    status = esa_loaded_read(m->ctx, &t, r->p.latents, "latents", 4, expected);
+    if (status != ESA_OK) return status;
+    memcpy(r->x, t.data, (size_t)r->bytes);
+    esa_loaded_free(m->ctx, &t);
+    return ESA_OK;
+}
+
+/* ---------------------------------------------------------------- denoising */
+
+typedef struct guide_job { float *v; const float *negative; float scale; } guide_job;
+
+static void guide(void *arg, int64_t first, int64_t count, int32_t worker)
+{
+    const guide_job *j = arg;
+    (void)worker;
+    for (int64_t i = first; i < first + count; i++) j->v[i] = j->negative[i] + j->scale * (j->v[i] - j->negative[i]);
+}
+
+static void note_density(esa_model *m)
+{
+    esa_session_stats stats = { .struct_size = sizeof stats };
+    if (esa_session_get_stats(m->session, &stats, -1, -1) == ESA_OK) m->density = stats.density;
+}
+
+static esa_status denoise(esa_model *m, run *r)
+{
+    esa_status status = esa_model_progress(m, ESA_STAGE_DENOISE, 0, r->p.steps);
+    for (int32_t b = 0; b < r->branches && status == ESA_OK; b++) status = esa_wan_dit_text(m->dit, b, r->embeds.data[b], r->embeds.rows[b]);
+    for (int32_t i = 0; i < r->p.steps && status == ESA_OK; i++) {
+        for (int32_t b = 0; b < r->branches && status == ESA_OK; b++) {
+            status = esa_session_step(m->session, i, b);
+            if (status == ESA_OK) status = esa_wan_dit_forward(m->dit, m->session, b, r->v[b], r->x, esa_sched_timestep(r->sched, i));
+        }
+        if (status != ESA_OK) break;
+        if (r->branches == 2) {
+            guide_job job = { r->v[0], r->v[1], (float)r->p.guidance };
+            esa_nn_parallel(&m->nn, guide, &job, r->count, 16384);
+        }
+        status = esa_sched_step(r->sched, i, r->x, r->v[0]);
+        note_density(m);
+        if (status == ESA_OK) status = esa_model_progress(m, ESA_STAGE_DENOISE, i + 1, r->p.steps);
+    }
+    return status;
+}
+
+/* ---------------------------------------------------------------- decoding */
+
+/* As diffusers: x/2 + 0.5, clamped to 0 .. 1, times 255, to the nearest (even at half). A latent that went wrong shows as black. */
+static esa_status take_frame(void *user, int64_t frame, const float *rgb)
+{
+    run *r = user;
+    const int64_t size = (int64_t)r->frames->height * r->frames->width * 3;
+    uint8_t *out = r->frames->rgb + frame * size;
+    for (int64_t i = 0; i < size; i++) {
+        const float x = rgb[i] * 0.5f + 0.5f;
+        out[i] = (uint8_t)lrintf((x > 0 ? (x < 1 ? x : 1.0f) : 0.0f) * 255.0f);
+    }
+    return ESA_OK;
+}
+
+static esa_status decode(esa_model *m, run *r)
+{
+    esa_status status = esa_frames_new(m->ctx, &r->frames, r->p.frames, r->p.height, r->p.width, m->info.fps);
+    if (status == ESA_OK) status = esa_model_progress(m, ESA_STAGE_DECODE, 0, r->latent[0]);
+    return status == ESA_OK ? esa_wan_vae_decode(m->vae, r->x, r->latent, r->p.vae_tile, take_frame, r) : status;
+}
+
+/* ---------------------------------------------------------------- the call */
+
+static esa_status keep_results(esa_model *m, run *r)
+{
+    esa_status status = ESA_OK;
+    if (r->p.save_latents) {
+        const esa_to_save save = { "latents", r->x, { m->info.latent_channels, r->latent[0], r->latent[1], r->latent[2] } };
+        status = esa_loaded_write(m->ctx, r->p.save_latents, &save, 1, 4);
+    }
+    if (status == ESA_OK && r->p.session.mode == ESA_SESSION_RECORD) status = esa_session_save_recording(m->session, r->p.record);
+    return status;
+}
+
+static esa_status run_stages(esa_model *m, run *r)
+{
+    esa_generate_stats *s = &r->stats;
+    esa_status status = make_sched(m, r);
+    if (status == ESA_OK) status = make_session(m, r);
+    if (status == ESA_OK) status = make_latents(m, r);
+    if (status != ESA_OK) return status;
+    const double t0 = esa_nn_now();
+    status = esa_embeds_get(m, &r->embeds, &r->p, r->branches);
+    if (status != ESA_OK) return status;
+    const double t1 = esa_nn_now(), gemm = m->nn.seconds[ESA_NN_GEMM];
+    status = denoise(m, r);
+    if (status != ESA_OK) return status;
+    const double t2 = esa_nn_now();
+    s->text_seconds = t1 - t0;
+    s->denoise_seconds = t2 - t1;
+    s->gemm_seconds = m->nn.seconds[ESA_NN_GEMM] - gemm;
+    s->session.struct_size = sizeof s->session;
+    status = esa_session_get_stats(m->session, &s->session, -1, -1);
+    s->attention_seconds = s->session.select_seconds + s->session.attention_seconds;
+    s->tokens = r->latent[0] / m->info.patch[0] * (r->latent[1] / m->info.patch[1]) * (r->latent[2] / m->info.patch[2]);
+    if (status == ESA_OK && r->p.decode) status = decode(m, r);
+    s->decode_seconds = esa_nn_now() - t2;
+    return status == ESA_OK ? keep_results(m, r) : status;
+}
+
+static void finish(esa_model *m, run *r)
+{
+    esa_nn_free(&m->nn, r->x, r->x ? r->bytes : 0);
+    for (int i = 0; i < 2; i++) esa_nn_free(&m->nn, r->v[i], r->v[i] ? r->bytes : 0);
+    esa_embeds_free(m, &r->embeds);
+    esa_session_free(m->session);
+    m->session = NULL;
+    esa_mask_file_free(r->masks);
+    esa_sched_free(r->sched);
+    m->call = NULL;
+}
+
+static esa_status generate(esa_model *m, esa_frames **frames, const esa_generate_params *params, esa_generate_stats *stats)
+{
+    run r;
+    memset(&r, 0, sizeof r);
+    m->ctx->error[0] = 0;
+    m->cancelled = 0;
+    m->density = NAN;
+    m->began = m->stage_began = esa_nn_now();
+    m->stage = ESA_STAGE_TEXT;
+    m->done = m->total = 0;
+    m->nn.peak = m->nn.held;
+    const esa_generate_params fallback = esa_generate_params_default();
+    esa_status status = check_params(m, &r, params ? params : &fallback);
+    if (status == ESA_OK && stats && stats->struct_size != sizeof *stats)
+        status = esa_fail(m->ctx, ESA_ERR_VERSION, "esa_generate_stats has %u bytes, expected %u", stats->struct_size, (unsigned)sizeof *stats);
+    if (status == ESA_OK) {
+        m->call = &r.p;
+        esa_nn_enter(&m->nn);
+        status = run_stages(m, &r);
+        esa_nn_leave(&m->nn);
+    }
+    if (status == ESA_OK && stats) {
+        esa_model_info info = { .struct_size = sizeof info };
+        int64_t held = 0, peak = 0;
+        esa_model_get_info(m, &info);
+        esa_ctx_memory(m->ctx, &held, &peak);
+        *stats = r.stats;
+        stats->struct_size = sizeof *stats;
+        stats->frames = r.p.frames;
+        stats->height = r.p.height;
+        stats->width = r.p.width;
+        stats->steps = r.p.steps;
+        stats->seconds = esa_nn_now() - m->began;
+        stats->peak_bytes = m->nn.peak + peak + info.held_bytes + (r.frames ? r.frames->bytes : 0);
+    }
+    finish(m, &r);
+    if (status == ESA_OK) *frames = r.frames;
+    else esa_frames_free(r.frames);
+    return status;
+}
+
+esa_status esa_generate(esa_model *model, esa_frames **frames, const esa_generate_params *params, esa_generate_stats *stats)
+{
+    if (frames) *frames = NULL;
+    if (!model) return ESA_ERR_ARGUMENT;
+    esa_status status = esa_ctx_enter(model->outer);
+    if (status != ESA_OK) return status;
+    if (!frames) status = esa_fail(model->outer, ESA_ERR_ARGUMENT, "frames is NULL");
+    else status = esa_model_outward(model, generate(model, frames, params, stats));
+    esa_ctx_leave(model->outer);
+    return status;
+}

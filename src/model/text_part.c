@@ -1,0 +1,87 @@
+/* text_part.c - see text_part.h.
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "model/text_part.h"
+
+#include <string.h>
+#include "model/text/prompt.h"
+#include "model/text/tokenizer.h"
+#include "model/text/umt5.h"
+
+struct esa_text_part {
+    esa_ctx *ctx;
+    esa_tokenizer *tokenizer;
+    esa_umt5 *encoder;
+    int32_t d_model;
+};
+
+static esa_status open_tokenizer(const esa_part_env *env, esa_tokenizer **tokenizer, const esa_umt5_config *config)
+{
+    esa_ctx *ctx = env->nn->ctx;
+    char *folder;
+    int64_t bytes;
+    *tokenizer = NULL;
+    esa_status status = esa_path_join(ctx, &folder, &bytes, env->folder, "tokenizer");
+    if (status != ESA_OK) return status;
+    status = esa_tokenizer_open(ctx, tokenizer, folder, config->vocab);
+    esa_mem_free(&ctx->mem, folder, bytes);
+    return status;
+}
+
+esa_status esa_text_part_check(const esa_part_env *env, const esa_umt5_config *config)
+{
+    esa_tokenizer *tokenizer;
+    const esa_status status = esa_umt5_check(env, config);
+    if (status != ESA_OK) return status;
+    const esa_status read = open_tokenizer(env, &tokenizer, config);
+    esa_tokenizer_free(tokenizer);
+    return read;
+}
+
+esa_status esa_text_part_open(const esa_part_env *env, esa_text_part **part, const esa_umt5_config *config)
+{
+    esa_ctx *ctx = env->nn->ctx;
+    *part = NULL;
+    esa_text_part *p = esa_mem_zalloc(&ctx->mem, sizeof *p);
+    if (!p) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the text encoder");
+    p->ctx = ctx;
+    p->d_model = config->d_model;
+    esa_status status = open_tokenizer(env, &p->tokenizer, config);
+    if (status == ESA_OK) status = esa_umt5_open(env, &p->encoder, config);
+    if (status == ESA_OK) *part = p;
+    else esa_text_part_free(p);
+    return status;
+}
+
+void esa_text_part_free(esa_text_part *part)
+{
+    if (!part) return;
+    const esa_allocator mem = part->ctx->mem;
+    esa_umt5_free(part->encoder);
+    esa_tokenizer_free(part->tokenizer);
+    esa_mem_free(&mem, part, sizeof *part);
+}
+
+void esa_text_part_memory(const esa_text_part *part, int64_t *parameters, int64_t *held, int64_t *mapped)
+{
+    esa_umt5_memory(part->encoder, parameters, held, mapped);
+}
+
+esa_status esa_text_part_encode(esa_text_part *part, float *out, const char *prompt, int32_t rows)
+{
+    esa_ctx *ctx = part->ctx;
+    char *clean;
+    int64_t clean_bytes;
+    int32_t count = 0, total = 0;
+    esa_status status = esa_prompt_clean(ctx, &clean, &clean_bytes, prompt);
+    if (status != ESA_OK) return status;
+    const int64_t id_bytes = (int64_t)rows * (int64_t)sizeof(int32_t);
+    int32_t *ids = esa_mem_alloc(&ctx->mem, id_bytes);
+    if (!ids) status = esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the tokens of the prompt");
+    if (status == ESA_OK) status = esa_tokenizer_encode(part->tokenizer, clean, ids, rows, &count, &total);
+    if (status == ESA_OK && total > count) esa_log(ctx, ESA_LOG_WARNING, "the prompt has %d tokens, the last %d are cut off", total, total - count);
+    if (status == ESA_OK) status = esa_umt5_encode(part->encoder, out, ids, count);
+    if (status == ESA_OK) memset(out + (int64_t)count * part->d_model, 0, (size_t)(rows - count) * (size_t)part->d_model * sizeof *out);
+    esa_mem_free(&ctx->mem, ids, id_bytes);
+    esa_mem_free(&ctx->mem, clean, clean_bytes);
+    return status;
+}
