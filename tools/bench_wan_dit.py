@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same forward in diffusers, for a comparison on one machine in one run (see tests/model/bench_wan_dit.c).
+
+    python tools/bench_wan_dit.py --model models/wan-tiny --latent 17 32 32 --threads 2 --program build/tests/bench_wan_dit
+
+Runs of the two alternate, so that a busy machine hurts both; the fastest of each counts."""
+import argparse
+import json
+import subprocess
+import time
+
+import torch
+
+import diffusers
+from diffusers import WanTransformer3DModel
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--latent", type=int, nargs=3, default=(17, 32, 32))
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--program", required=True)
+    parser.add_argument("--select", nargs="*", default=["entropy:0.5:tail", "entropy:0.3:tail"])
+    parser.add_argument("--block", default="64")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    model = WanTransformer3DModel.from_pretrained(args.model, subfolder="transformer", torch_dtype=torch.float32).eval()
+    x = torch.randn(1, model.config.in_channels, *args.latent)
+    text = torch.zeros(1, 512, model.config.text_dim)
+    text[:, :20] = torch.randn(1, 20, model.config.text_dim)
+    names = ["dense"] + args.select
+    best = {}
+    for _ in range(args.rounds):
+        for i in range(3):
+            with torch.no_grad():
+                start = time.perf_counter()
+                model(x, torch.tensor([900]), text, return_dict=False)
+                seconds = time.perf_counter() - start
+            if i:
+                best["diffusers"] = min(best.get("diffusers", seconds), seconds)
+        for name in names:
+            command = [args.program, args.model] + [str(n) for n in args.latent] + ["--threads", str(args.threads), "--repeat", "2", "--select", name]
+            command += ["--block", args.block] if name != "dense" else []
+            result = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            if name not in best or result["seconds"] < best[name]["seconds"]:
+                best[name] = result
+    print(f"torch {torch.__version__}, diffusers {diffusers.__version__}, {args.threads} threads: {best['diffusers']:.3f} s per forward")
+    for name in names:
+        r = best[name]
+        print(f"esa {name:18s} {r['seconds']:.3f} s = self-attention {r['self_attention']:.3f} + gemm {r['gemm']:.3f} + cross {r['cross_attention']:.3f} "
+              f"+ rest {r['rest']:.3f}; density {r['density']:.3f}, {best['diffusers'] / r['seconds']:.2f} x diffusers")
+
+
+if __name__ == "__main__":
+    main()
