@@ -36,6 +36,9 @@ esa_status esa_json_file_parse(esa_ctx *ctx, esa_json_file *file, const char *te
     set_label(file, label);
     json_error_t error;
     json_t *root = json_loadb(text, (size_t)bytes, JSON_REJECT_DUPLICATES, &error);
+    /* Tokenizers write "no limit" as an integer of 31 digits: such a file is read with reals for all numbers. */
+    if (!root && json_error_code(&error) == json_error_numeric_overflow)
+        root = json_loadb(text, (size_t)bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_INT_AS_REAL, &error);
     if (!root) {
         esa_json_fail(file, ESA_ERR_FORMAT, "not JSON, line %d: %s", error.line, esa_quote(error.text).text);
     } else if (!json_is_object(root)) {

@@ -1,0 +1,282 @@
+/* test_umt5.c - the text encoder against transformers' own; how weights are held does not matter; bad ids and files.
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "model/golden.h"
+#include "model/text/umt5.h"
+#include "model/text_part.h"
+#include "model/wan_folder.h"
+
+/* f32 against f32 in another order of sums: 1e-6 of the scale is seen, the engine promises 1e-4. */
+#define TOLERANCE 2e-5
+
+typedef struct umt5_case { const char *name; esa_umt5_config config; int64_t tokens; } umt5_case;
+/* The table of tools/golden/umt5.py. */
+static const umt5_case cases[] = {
+    {"mini",  {.vocab = 99, .d_model = 32, .d_kv = 8, .ff = 37, .layers = 3, .heads = 4, .buckets = 32, .max_distance = 128}, 7},
+    {"small", {.vocab = 264, .d_model = 192, .d_kv = 64, .ff = 384, .layers = 2, .heads = 3, .buckets = 32, .max_distance = 128}, 33},
+    {"long",  {.vocab = 120, .d_model = 48, .d_kv = 12, .ff = 64, .layers = 2, .heads = 5, .buckets = 20, .max_distance = 90}, 300},
+    {"one",   {.vocab = 99, .d_model = 32, .d_kv = 8, .ff = 37, .layers = 1, .heads = 4, .buckets = 32, .max_distance = 128}, 1},
+};
+
+static wan_shapes umt5_shapes(const esa_umt5_config *c)
+{
+    wan_shapes s = {0};
+    char name[128];
+    const int64_t d = c->d_model, inner = (int64_t)c->heads * c->d_kv;
+    shapes_add(&s, 2, c->vocab, d, 0, 0, 0, "shared.weight");
+    for (int32_t i = 0; i < c->layers; i++) {
+        static const char *const part[] = {"q", "k", "v", "o"};
+        for (int32_t p = 0; p < 4; p++) {
+            snprintf(name, sizeof name, "encoder.block.%d.layer.0.SelfAttention.%s.weight", i, part[p]);
+            shapes_add(&s, 2, p < 3 ? inner : d, p < 3 ? d : inner, 0, 0, 0, name);
+        }
+        snprintf(name, sizeof name, "encoder.block.%d.layer.0.SelfAttention.relative_attention_bias.weight", i);
+        shapes_add(&s, 2, c->buckets, c->heads, 0, 0, 0, name);
+        for (int32_t p = 0; p < 2; p++) {
+            snprintf(name, sizeof name, "encoder.block.%d.layer.%d.layer_norm.weight", i, p);
+            shapes_add(&s, 1, d, 0, 0, 0, 0, name);
+            snprintf(name, sizeof name, "encoder.block.%d.layer.1.DenseReluDense.wi_%d.weight", i, p);
+            shapes_add(&s, 2, c->ff, d, 0, 0, 0, name);
+        }
+        snprintf(name, sizeof name, "encoder.block.%d.layer.1.DenseReluDense.wo.weight", i);
+        shapes_add(&s, 2, d, c->ff, 0, 0, 0, name);
+    }
+    shapes_add(&s, 1, d, 0, 0, 0, 0, "encoder.final_layer_norm.weight");
+    return s;
+}
+
+/* A folder with the made-up weights of a case as f32 or bf16; queries a quarter as large, as the golden's. */
+static wan_folder make_folder(esa_ctx *ctx, const esa_umt5_config *c, int32_t dtype)
+{
+    wan_folder f = {.top = scratch_make()};
+    snprintf(f.part.dir, sizeof f.part.dir, "%.200s/text_encoder", f.top.dir);
+    assert_int_equal(mkdir(f.part.dir, 0755), 0);
+    FILE *config = fopen(scratch_path(&f.part, "config.json"), "w");
+    assert_non_null(config);
+    fprintf(config, "{\"model_type\": \"umt5\", \"vocab_size\": %d, \"d_model\": %d, \"d_kv\": %d, \"num_heads\": %d, \"num_layers\": %d, \"d_ff\": %d,\n"
+                    "\"relative_attention_num_buckets\": %d, \"relative_attention_max_distance\": %d, \"feed_forward_proj\": \"gated-gelu\",\n"
+                    "\"layer_norm_epsilon\": 1e-06}\n", c->vocab, c->d_model, c->d_kv, c->heads, c->layers, c->ff, c->buckets, c->max_distance);
+    fclose(config);
+    wan_shapes s = umt5_shapes(c);
+    esa_tensors_writer *w = NULL;
+    assert_int_equal(esa_tensors_writer_create(ctx, &w, scratch_path(&f.part, "model.safetensors")), ESA_OK);
+    for (int64_t i = 0; i < s.count; i++) assert_int_equal(esa_tensors_writer_declare(w, s.list[i].name, dtype, s.list[i].rank, s.list[i].dim), ESA_OK);
+    for (int64_t i = 0; i < s.count; i++) {
+        const int64_t n = shape_count(&s.list[i]);
+        float *data = malloc((size_t)n * 4);
+        fill_weight(data, s.list[i].name, s.list[i].rank, s.list[i].dim);
+        for (int64_t k = 0; k < n && strstr(s.list[i].name, ".SelfAttention.q."); k++) data[k] *= 0.25f;
+        uint16_t *half = (uint16_t *)data;
+        if (dtype == ESA_FILE_BF16) for (int64_t k = 0; k < n; k++) half[k] = esa_f32_to_bf16(data[k]);
+        assert_int_equal(esa_tensors_writer_data(w, data, n * (dtype == ESA_FILE_BF16 ? 2 : 4)), ESA_OK);
+        free(data);
+    }
+    assert_int_equal(esa_tensors_writer_finish(w), ESA_OK);
+    esa_tensors_writer_free(w);
+    free(s.list);
+    return f;
+}
+
+typedef struct bench {
+    esa_ctx *ctx;
+    esa_nn nn;
+    esa_umt5_config config;
+    esa_part_env env;
+    esa_umt5 *encoder;
+} bench;
+
+static void ok(bench *b, esa_status status)
+{
+    if (status != ESA_OK) print_error("%s: %s\n", esa_status_name(status), esa_ctx_error(b->ctx));
+    assert_int_equal(status, ESA_OK);
+}
+
+static void bench_open(bench *b, esa_ctx *ctx, const char *folder, int32_t hold)
+{
+    *b = (bench){.ctx = ctx};
+    esa_nn_init(&b->nn, ctx);
+    b->env = (esa_part_env){.nn = &b->nn, .folder = folder, .hold = hold};
+    char path[640];
+    snprintf(path, sizeof path, "%s/text_encoder/config.json", folder);
+    ok(b, esa_config_umt5(ctx, &b->config, path));
+    ok(b, esa_umt5_open(&b->env, &b->encoder, &b->config));
+}
+
+static void bench_close(bench *b)
+{
+    esa_umt5_free(b->encoder);
+    assert_int_equal(b->nn.held, b->nn.scratch_bytes);
+    esa_nn_close(&b->nn);
+}
+
+static esa_ctx *make_ctx(int32_t threads)
+{
+    esa_ctx *ctx = NULL;
+    esa_ctx_params p = esa_ctx_params_default();
+    p.threads = threads;
+    assert_int_equal(esa_ctx_create(&ctx, &p), ESA_OK);
+    return ctx;
+}
+
+static float *encode(bench *b, const char *name, int64_t n)
+{
+    int32_t *ids = malloc((size_t)n * 4);
+    float *out = malloc((size_t)(n * b->config.d_model) * 4);
+    char full[64];
+    snprintf(full, sizeof full, "%s.ids", name);
+    for (int64_t i = 0; i < n; i++) ids[i] = (int32_t)(((double)fill_unit(fill_name(full), i) + 1) / 2 * b->config.vocab);
+    ok(b, esa_umt5_encode(b->encoder, out, ids, n));
+    free(ids);
+    return out;
+}
+
+static void compare(bench *b, const esa_tensors *golden, const char *name, const float *got, int64_t n)
+{
+    char scale[64];
+    int64_t count, one;
+    const int64_t every = atoll(esa_tensors_metadata(golden, "every"));
+    const float *want = golden_find(golden, name, &count);
+    snprintf(scale, sizeof scale, "%s.scale", name);
+    assert_int_equal(count, (n * b->config.d_model + every - 1) / every);
+    const double e = golden_error(got, every, want, count, golden_find(golden, scale, &one)[0]);
+    print_message("%s: %.2e\n", name, e);
+    assert_true(e < TOLERANCE);
+}
+
+static void matches_transformers(void **unused)
+{
+    (void)unused;
+    esa_ctx *ctx = make_ctx(2);
+    esa_tensors *golden = golden_open(ctx, "umt5.safetensors");
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        wan_folder f = make_folder(ctx, &cases[i].config, ESA_FILE_F32);
+        bench b;
+        bench_open(&b, ctx, f.top.dir, ESA_HOLD_F32);
+        float *out = encode(&b, cases[i].name, cases[i].tokens);
+        compare(&b, golden, cases[i].name, out, cases[i].tokens);
+        free(out);
+        bench_close(&b);
+        wan_folder_remove(&f);
+    }
+    esa_tensors_free(golden);
+    esa_ctx_free(ctx);
+}
+
+static void model_folder(char *folder, size_t size)
+{
+    const char *models = getenv("ESA_TEST_MODELS");
+    snprintf(folder, size, "%s/wan-tiny", models ? models : "models");
+}
+
+/* Only the live golden has it: real weights may be trained anew. */
+static void matches_transformers_with_real_weights(void **unused)
+{
+    (void)unused;
+    char folder[512];
+    model_folder(folder, sizeof folder);
+    esa_ctx *ctx = make_ctx(2);
+    bench b;
+    bench_open(&b, ctx, folder, ESA_HOLD_AUTO);
+    esa_tensors *golden = golden_open(ctx, "umt5.safetensors");
+    float *out = encode(&b, "model", 40);
+    esa_tensor_info info = {.struct_size = sizeof info};
+    if (esa_tensors_find(golden, "model", &info) == ESA_OK) compare(&b, golden, "model", out, 40);
+    free(out);
+    esa_tensors_free(golden);
+    bench_close(&b);
+    esa_ctx_free(ctx);
+}
+
+/* bf16 weights mapped, converted once, or kept: one arithmetic. Threads do not matter either. */
+static void held_in_any_way(void **unused)
+{
+    (void)unused;
+    static const int32_t holds[] = {ESA_HOLD_F32, ESA_HOLD_FILE, ESA_HOLD_BF16, ESA_HOLD_AUTO};
+    float *first = NULL;
+    const umt5_case *c = &cases[1];
+    for (int32_t i = 0; i < 4; i++) {
+        esa_ctx *ctx = make_ctx(1 + i % 3);
+        wan_folder f = make_folder(ctx, &c->config, ESA_FILE_BF16);
+        bench b;
+        bench_open(&b, ctx, f.top.dir, holds[i]);
+        int64_t parameters, held, mapped;
+        esa_umt5_memory(b.encoder, &parameters, &held, &mapped);
+        const int32_t copied = holds[i] == ESA_HOLD_F32 || holds[i] == ESA_HOLD_AUTO;    /* the others find bf16 in the file already */
+        assert_true(copied ? held >= 4 * parameters : mapped >= 2 * parameters && held < parameters);
+        float *out = encode(&b, c->name, c->tokens);
+        if (!first) first = out;
+        else { assert_memory_equal(first, out, (size_t)(c->tokens * c->config.d_model) * 4); free(out); }
+        bench_close(&b);
+        wan_folder_remove(&f);
+        esa_ctx_free(ctx);
+    }
+    free(first);
+}
+
+static void refuses(void **unused)
+{
+    (void)unused;
+    esa_ctx *ctx = make_ctx(1);
+    wan_folder f = make_folder(ctx, &cases[0].config, ESA_FILE_F32);
+    bench b;
+    bench_open(&b, ctx, f.top.dir, ESA_HOLD_AUTO);
+    float out[64];
+    assert_refused(ctx, esa_umt5_encode(b.encoder, out, (const int32_t[]){5, 99}, 2), ESA_ERR_ARGUMENT, "99", "98", NULL);
+    assert_refused(ctx, esa_umt5_encode(b.encoder, out, NULL, 0), ESA_ERR_ARGUMENT, "no tokens", NULL);
+    esa_umt5_config other = b.config;
+    other.layers = 4;
+    esa_umt5 *none = b.encoder;
+    assert_refused(ctx, esa_umt5_open(&b.env, &none, &other), ESA_ERR_MISMATCH, "encoder.block.3", NULL);
+    assert_null(none);
+    bench_close(&b);
+    wan_folder_remove(&f);
+    esa_ctx_free(ctx);
+}
+
+/* Prompt in, rows out: zeros behind the tokens, the end stays when the prompt is too long. */
+static void whole_part(void **unused)
+{
+    (void)unused;
+    char folder[512];
+    model_folder(folder, sizeof folder);
+    esa_ctx *ctx = make_ctx(2);
+    bench b;
+    bench_open(&b, ctx, folder, ESA_HOLD_AUTO);
+    esa_text_part *part = NULL;
+    const esa_status built = esa_text_part_check(&b.env, &b.config);
+    if (built == ESA_ERR_UNSUPPORTED) skip();       /* without libsentencepiece */
+    ok(&b, built);
+    ok(&b, esa_text_part_open(&b.env, &part, &b.config));
+    const int64_t d = b.config.d_model;
+    float *a = malloc((size_t)(64 * d) * 4), *c = malloc((size_t)(64 * d) * 4);
+    ok(&b, esa_text_part_encode(part, a, "a red ball", 64));
+    ok(&b, esa_text_part_encode(part, c, " a&nbsp;RED\tball\n", 64));
+    assert_memory_equal(a, c, (size_t)(64 * d) * 4);
+    int64_t last = 64 * d;
+    while (last && a[last - 1] == 0) last--;
+    assert_true(last > 3 * d && last <= 8 * d);
+    ok(&b, esa_text_part_encode(part, c, "", 64));                  /* eos alone */
+    last = 64 * d;
+    while (last && c[last - 1] == 0) last--;
+    assert_true(last > 0 && last <= d);
+    ok(&b, esa_text_part_encode(part, c, "a red ball rolls to the right over a blue floor", 4));
+    assert_refused(ctx, esa_text_part_encode(part, c, "a \xff ball", 4), ESA_ERR_ARGUMENT, "not valid UTF-8", "0xff", "position 2", NULL);
+    char *much = malloc(10001);
+    memset(much, 'a', 10000);
+    much[10000] = 0;
+    assert_refused(ctx, esa_text_part_encode(part, c, much, 4), ESA_ERR_ARGUMENT, "10000 characters", "8192", NULL);
+    free(much);
+    free(a);
+    free(c);
+    esa_text_part_free(part);
+    bench_close(&b);
+    esa_ctx_free(ctx);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(matches_transformers), cmocka_unit_test(matches_transformers_with_real_weights), cmocka_unit_test(held_in_any_way),
+        cmocka_unit_test(refuses), cmocka_unit_test(whole_part),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
