@@ -4,7 +4,7 @@
 
     check_live.py SOURCE_DIR TEST_PROGRAMS_DIR
 
-Exit 77 (skipped) where torch or diffusers is missing. $ESA_PYTHON may name another interpreter that has them."""
+Exit 77 (skipped) where one of its packages is missing. $ESA_PYTHON may name another interpreter that has them."""
 import os
 import shutil
 import subprocess
@@ -17,10 +17,10 @@ SKIP = 77
 def main():
     source, programs = sys.argv[1], sys.argv[2]
     python = os.environ.get("ESA_PYTHON", sys.executable)
-    probe = "import torch, safetensors, diffusers; print(diffusers.__version__)"
+    probe = "import torch, safetensors, diffusers, transformers, sentencepiece; print(diffusers.__version__)"
     found = subprocess.run([python, "-c", probe], capture_output=True, text=True)
     if found.returncode != 0:
-        print("torch, safetensors or diffusers is not installed: skipped")
+        print("torch, safetensors, diffusers, transformers or sentencepiece is not installed: skipped")
         return SKIP
     version = found.stdout.split()[-1]
     newer = tuple(int(n) for n in version.split(".")[:2]) >= (0, 37)
@@ -28,10 +28,12 @@ def main():
     tools = os.path.join(source, "tools", "golden")
     with tempfile.TemporaryDirectory(prefix="esa-live-") as folder:
         for name in os.listdir(golden):                 # what is not made anew stays as it is
-            shutil.copy(os.path.join(golden, name), folder)
+            path = os.path.join(golden, name)
+            shutil.copytree(path, os.path.join(folder, name)) if os.path.isdir(path) else shutil.copy(path, folder)
         at = lambda name: os.path.join(folder, name)
         rule = "unipc" if newer else "unipc_036"
         masks = at("masks.safetensors")
+        model = os.path.join(source, "models", "wan-tiny")
         environment = dict(os.environ, ESA_TEST_GOLDEN=folder, ESA_TEST_MODELS=os.path.join(source, "models"))
         subprocess.run([os.path.join(programs, "test_wan_sparse")], env=dict(environment, ESA_TEST_DUMP=masks), check=True, stdout=subprocess.DEVNULL)
         makers = [
@@ -39,13 +41,16 @@ def main():
             ["wan_sched.py", "--rule", "euler", "--out", at("sched_euler.safetensors")],
             ["wan_dit.py", "--every", "1", "--out", at("wan_dit.safetensors")],
             ["wan_sparse.py", "--every", "1", "--masks", masks, "--out", at("wan_sparse.safetensors")],
-            ["wan_tiny_dit.py", "--model", os.path.join(source, "models", "wan-tiny"), "--out", at("wan_tiny_dit.safetensors")],
+            ["wan_tiny_dit.py", "--model", model, "--out", at("wan_tiny_dit.safetensors")],
+            ["wan_vae.py", "--every", "1", "--model", model, "--out", at("wan_vae.safetensors")],
+            ["umt5.py", "--every", "1", "--model", model, "--out", at("umt5.safetensors")],
+            ["tokens.py", "--keep", "--model", model, "--out", folder],
         ]
         for maker in makers:
             subprocess.run([python, os.path.join(tools, maker[0])] + maker[1:], check=True)
         print(f"diffusers {version}")
         failed = 0
-        for program in ("test_sched", "test_wan_dit", "test_wan_sparse"):
+        for program in ("test_sched", "test_wan_dit", "test_wan_sparse", "test_wan_vae", "test_umt5", "test_tokenizer"):
             failed += subprocess.run([os.path.join(programs, program)], env=environment).returncode != 0
         return failed
 

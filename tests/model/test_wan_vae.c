@@ -4,9 +4,12 @@
 #include "model/vae/wan_vae.h"
 #include "model/vae_folder.h"
 
-/* f32 against f32 in another order of sums; the engine promises 1e-4 of the scale for single parts. The norms with made-up weights let
- * rounding grow to some 1e-5 over the layers of the deepest case. */
-#define TOLERANCE 5e-5
+/* Against f64, relative to the scale. The engine promises 1e-4 for single parts; 4e-6 is seen with channels enough. diffusers' own tiny
+ * configuration normalises over one and over three channels, where a pixel near zero magnifies rounding: torch's f32 is 1.1e-4 off in the worst
+ * of 76,000 elements, ours 2.7e-5 with fma and 1.5e-4 without. There the mean says more: 5e-7 is seen. */
+#define TOLERANCE 2e-5
+#define TOLERANCE_TINY 5e-4
+#define TOLERANCE_MEAN 2e-6
 
 #define WAN_MEAN {-0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508, 0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497, 0.2503, -0.2921}
 #define WAN_STD  {2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743, 3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.9160}
@@ -119,9 +122,12 @@ static void compare(bench *b, const esa_tensors *golden, const char *name)
     const float *want = golden_find(golden, name, &n);
     snprintf(scale, sizeof scale, "%s.scale", name);
     assert_int_equal(n, (b->count + every - 1) / every);
-    const double e = golden_error(b->clip, every, want, n, golden_find(golden, scale, &one)[0]);
-    print_message("%s: %.2e\n", name, e);
-    assert_true(e < TOLERANCE);
+    const double limit = golden_find(golden, scale, &one)[0], e = golden_error(b->clip, every, want, n, limit);
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++) sum += fabs((double)b->clip[i * every] - (double)want[i]);
+    print_message("%s: %.2e, mean %.1e\n", name, e, sum / (double)n / limit);
+    assert_true(e < (b->config.base_dim == 3 ? TOLERANCE_TINY : TOLERANCE));
+    assert_true(sum / (double)n / limit < TOLERANCE_MEAN);
 }
 
 static void matches_diffusers(void **unused)
