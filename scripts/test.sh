@@ -15,7 +15,7 @@ passed=0
 failed=0
 summary=()
 scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
+trap 'kill ${fuzz_pids[@]+"${fuzz_pids[@]}"} 2>/dev/null; rm -rf "$scratch"' EXIT
 
 note() {    # note NAME PASSED FAILED SECONDS [remark]
     passed=$((passed + $2))
@@ -45,32 +45,35 @@ stage() {   # stage NAME PRESET [ctest arguments]: builds the preset and runs it
     note "$name" $((total - bad)) "$bad" $((SECONDS - start))
 }
 
-fuzz() {    # each target for fuzz_seconds, two at a time, from the committed seeds; a finding or a crash is a failure
-    local start=$SECONDS ok=0 bad=0 remark="" pids=() names=() target name
-    printf '==== fuzz, %d s per target\n' "$fuzz_seconds"
-    if ! build fuzz fuzzers; then note fuzz 0 1 $((SECONDS - start)) "did not build"; return; fi
+# Fuzzing is a matter of minutes, not of work: the targets run beside the other stages, from the committed seeds. A finding or a crash is a failure.
+fuzz_pids=()
+fuzz_names=()
+fuzz_begin=0
+fuzz_start() {
+    local target name seeds
+    fuzz_begin=$SECONDS
+    printf '==== fuzz, %d s per target, in the background\n' "$fuzz_seconds"
+    if ! build fuzz fuzzers; then note fuzz 0 1 $((SECONDS - fuzz_begin)) "did not build"; return; fi
     for target in build-fuzz/fuzz_*; do
         { [ -f "$target" ] && [ -x "$target" ]; } || continue
         name=$(basename "$target")
         mkdir -p "$scratch/$name"
-        local seeds=()
+        seeds=()
         [ -d "tests/fuzz/corpus/$name" ] && seeds=("tests/fuzz/corpus/$name")
-        "$target" -max_total_time="$fuzz_seconds" -timeout=20 -rss_limit_mb=2048 -print_final_stats=1 \
+        nice "$target" -max_total_time="$fuzz_seconds" -timeout=60 -rss_limit_mb=2048 -print_final_stats=1 \
             -artifact_prefix="$scratch/$name-" "$scratch/$name" ${seeds[@]+"${seeds[@]}"} >"$scratch/$name.log" 2>&1 &
-        pids+=($!)
-        names+=("$name")
-        if [ ${#pids[@]} -ge "$jobs" ]; then fuzz_wait; fi
+        fuzz_pids+=($!)
+        fuzz_names+=("$name")
     done
-    fuzz_wait
-    [ $((ok + bad)) -gt 0 ] || { bad=1; remark="no fuzz targets"; }
-    note "fuzz" "$ok" "$bad" $((SECONDS - start)) "$remark"
+    [ ${#fuzz_pids[@]} -gt 0 ] || note fuzz 0 1 0 "no fuzz targets"
 }
 
-fuzz_wait() {
-    local i runs
-    for i in "${!pids[@]}"; do
-        name=${names[$i]}
-        if wait "${pids[$i]}"; then
+fuzz_collect() {
+    local i name runs ok=0 bad=0 remark=""
+    [ ${#fuzz_pids[@]} -gt 0 ] || return
+    for i in "${!fuzz_pids[@]}"; do
+        name=${fuzz_names[$i]}
+        if wait "${fuzz_pids[$i]}"; then
             runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$scratch/$name.log")
             ok=$((ok + 1))
             remark="$remark$name: $runs executions; "
@@ -82,8 +85,7 @@ fuzz_wait() {
             done
         fi
     done
-    pids=()
-    names=()
+    note "fuzz, $fuzz_seconds s each" "$ok" "$bad" $((SECONDS - fuzz_begin)) "$remark"
 }
 
 fresh() {   # the two commands of the README in a clone with nothing built, demo and install
@@ -100,9 +102,9 @@ fresh() {   # the two commands of the README in a clone with nothing built, demo
 
 # The long run draws its random problems anew each time; failures print the seed.
 [ "$mode" = short ] || export ESA_TEST_SEED=${ESA_TEST_SEED:-$(date +%s)}
+fuzz_start
 stage "release" release
 stage "asan + ubsan" asan
-fuzz
 # Emulation is some thirty times slower than the machine, so the short run takes what depends on the processor; sessions and
 # mask files, which do not, follow in the complete run.
 if [ "$mode" = all ]; then stage "NEON under qemu" neon
@@ -112,6 +114,9 @@ if [ "$mode" = all ]; then
     stage "tsan" tsan -L unit
     stage "clang" clang
     fresh
+fi
+fuzz_collect
+if [ "$mode" = all ]; then
     {
         echo "# Last complete run of \`make test-all\`"
         echo
