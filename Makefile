@@ -14,8 +14,13 @@ all: setup-build
 setup-build:
 	@scripts/setup.sh build
 
-demo: all
-	@$(BUILD)/esa demo
+# A prompt becomes two videos with the embedded model, dense and sparse, side by side. `build/esa demo` is the table of attention alone.
+demo:
+	@scripts/setup.sh video
+	@$(MAKE) --no-print-directory all
+	@mkdir -p demo
+	@$(BUILD)/esa generate --method entropy --budget 0.5 --tail pooled --compare dense --dense-out demo/dense.mp4 --out demo/sparse.mp4 \
+	    --beside-out demo/side-by-side.mp4 --json demo/demo.json
 
 test:
 	@scripts/setup.sh test
@@ -45,11 +50,11 @@ install: all
 	@cmake --install $(BUILD)
 
 clean:
-	rm -rf build build-* bundle
+	rm -rf build build-* bundle demo
 
 help:
 	@echo 'make            build the library and the command (build/esa)'
-	@echo 'make demo       dense attention against every selector on synthetic video-like heads: a table'
+	@echo 'make demo       a prompt becomes a video, dense and sparse, with the embedded model: demo/*.mp4 and a table'
 	@echo 'make test       all tests: release, sanitizers, NEON under qemu, short fuzzing, headers, symbols, command line'
 	@echo 'make test-all   the above plus thread sanitizer, clang, long fuzzing, fresh clone; writes docs/test-all.md'
 	@echo 'make cuda       the library with its CUDA plugin, the command and all tests in build-cuda/ (needs nvcc 12.4 or newer)'

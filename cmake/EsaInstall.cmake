@@ -13,6 +13,11 @@ endif()
 if(TARGET esa_cli)
   install(TARGETS esa_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
+# The engine, and the model that `esa generate` uses when it is given none.
+if(ESA_VIDEO_FOUND)
+  install(TARGETS esa_video LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  install(DIRECTORY models/wan-tiny DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/esa/models)
+endif()
 
 # The pkg-config file finds its prefix relative to itself, so the installed tree can be moved or staged.
 # Folders that were given as absolute paths are written down as they are.

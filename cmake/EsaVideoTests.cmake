@@ -40,3 +40,10 @@ if(TARGET test_wan_sparse)
            ${CMAKE_CURRENT_BINARY_DIR}/tests)
   set_tests_properties(live.diffusers PROPERTIES LABELS live TIMEOUT 1800 SKIP_RETURN_CODE 77)
 endif()
+
+# The command that makes videos, as a stranger uses it.
+if(TARGET esa_cli)
+  add_test(NAME cli.generate COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/cli/check_generate.py $<TARGET_FILE:esa_cli>
+           ${CMAKE_CURRENT_SOURCE_DIR}/models)
+  set_tests_properties(cli.generate PROPERTIES LABELS video TIMEOUT 1200)
+endif()

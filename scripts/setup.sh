@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Makes sure the packages for one job are there: setup.sh build | bench | test.
+# Makes sure the packages for one job are there: setup.sh build | video | bench | test. video: what the engine (libesa_video) stands on.
 # Installs what is missing with apt when it may (root or passwordless sudo); otherwise prints the one line to run and fails.
 # Fast and silent when nothing is missing.
 set -euo pipefail
 PATH=$PATH:/usr/sbin:/sbin          # ldconfig: not in the PATH of a Debian user
 job=${1:-build}
-case "$job" in build|bench|test) ;; *) echo "setup.sh: unknown job '$job', expected build, bench or test" >&2; exit 2 ;; esac
+case "$job" in build|video|bench|test) ;; *) echo "setup.sh: unknown job '$job', expected build, video, bench or test" >&2; exit 2 ;; esac
 
 have() { command -v "$1" >/dev/null 2>&1; }
 
@@ -38,14 +38,23 @@ fuzzer_works() { have clang && ls "$(clang --print-resource-dir)"/lib/linux/libc
 # The whole list first: grep -q would close the pipe early, and pipefail would call that a failure.
 blas_found() { local libraries; libraries=$(ldconfig -p 2>/dev/null) || true; grep -qE 'lib(openblas|cblas|mkl_rt)\.so' <<<"$libraries"; }
 
+library() { have pkg-config && pkg-config --exists "$@"; }
+
 missing() {
     compiler_works || echo build-essential
     cmake_works || echo cmake
+    if [ "$job" = video ] || [ "$job" = test ]; then
+        have pkg-config || echo pkg-config
+        have g++ || echo g++
+        library openblas || library cblas || echo libopenblas-dev
+        library jansson || echo libjansson-dev
+        library sentencepiece || echo libsentencepiece-dev
+        library libavformat libavcodec libavutil libswscale || echo libavformat-dev libavcodec-dev libavutil-dev libswscale-dev
+    fi
     if [ "$job" = test ]; then
-        { have pkg-config && pkg-config --exists cmocka; } || echo pkg-config libcmocka-dev
+        library cmocka || echo libcmocka-dev
         have clang++ || echo clang
         fuzzer_works || echo "libclang-rt-$(clang_major)-dev"
-        have g++ || echo g++
         have aarch64-linux-gnu-gcc || echo gcc-aarch64-linux-gnu
         [ -e /usr/aarch64-linux-gnu/lib/libc.so.6 ] || echo libc6-dev-arm64-cross
         have qemu-aarch64 || echo qemu-user
@@ -57,7 +66,7 @@ missing() {
 
 # A CBLAS is only measured against: without one everything else works.
 wish=""
-if [ "$job" != build ] && ! blas_found; then wish=libopenblas0; fi
+if { [ "$job" = bench ] || [ "$job" = test ]; } && ! blas_found; then wish=libopenblas0; fi
 no_wish() { echo "note: no CBLAS found, sgemm will not be measured (on Debian: sudo apt-get install libopenblas0)"; }
 
 packages=$(missing | tr '\n' ' ')

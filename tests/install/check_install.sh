@@ -29,3 +29,6 @@ cmake --build "$work/build" >/dev/null
 
 [ "$(readelf -d "$libdir/libesa.so" | sed -n 's/.*SONAME.*\[\(.*\)\]/\1/p')" = "libesa.so.$(sed -n 's/#define ESA_API_VERSION //p' "$source/include/esa/version.h")" ]
 "$prefix/bin/esa" --version             # finds its library without LD_LIBRARY_PATH
+if [ -e "$libdir/libesa_video.so" ]; then      # and the engine, and the model that comes with it
+    env -u ESA_MODELS "$prefix/bin/esa" generate --check
+fi

@@ -1,0 +1,304 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`esa generate` as a stranger uses it: check_generate.py ESA MODELS (the folder with wan-tiny in it). Standard library only.
+
+Every failure must be one sentence on stderr, an exit status, and nothing left on disk. Videos are tiny: 9 frames of 64 x 64, two steps."""
+import json
+import os
+import resource
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ESA, MODELS = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
+SMALL = ["--frames", 9, "--height", 64, "--width", 64, "--steps", 2]
+ENV = {**{k: v for k, v in os.environ.items() if not k.startswith("HF_")}, "ESA_MODELS": MODELS}
+
+
+def esa(*args, cwd=None, env=None, limit=None):
+    """Exit status, stdout, stderr. limit: largest file in bytes."""
+    def tighten():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    words = [a if isinstance(a, bytes) else str(a) for a in args]
+    done = subprocess.run([ESA, "generate", *words], cwd=cwd, env={**ENV, **(env or {})}, capture_output=True, text=True,
+                          preexec_fn=tighten if limit is not None else None)
+    return done.returncode, done.stdout, done.stderr
+
+
+def read(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+class Base(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.dir = self.folder.name
+        self.addCleanup(self.folder.cleanup)
+
+    def path(self, name):
+        return os.path.join(self.dir, name)
+
+    def files(self):
+        return sorted(os.path.relpath(os.path.join(top, name), self.dir) for top, folders, names in os.walk(self.dir) for name in names + folders)
+
+    def fails(self, *args, status=1, says=(), env=None, limit=None):
+        before = self.files()
+        code, out, err = esa(*args, cwd=self.dir, env=env, limit=limit)
+        lines = [line for line in err.splitlines() if line.startswith("esa: ")]
+        self.assertEqual((code, out, len(lines)), (status, "", 1), (args, err))
+        self.assertEqual(err.splitlines()[-1], lines[0], err)            # only progress may stand before it
+        for word in says:
+            self.assertIn(word, lines[0])
+        self.assertEqual(self.files(), before, f"{args} left something on disk")
+        return lines[0]
+
+    def works(self, *args, env=None):
+        code, out, err = esa(*args, cwd=self.dir, env=env)
+        self.assertEqual(code, 0, f"{args}: {err}")
+        return out
+
+
+class Words(Base):
+    def test_help(self):
+        code, out, err = esa("--help")
+        self.assertEqual((code, err), (0, ""))
+        self.assertIn("usage: esa generate", out)
+        lines = out.splitlines()
+        for i, line in enumerate(lines):                                 # every option is explained
+            if line.startswith("  --"):
+                self.assertTrue(len(line) > 33 or lines[i + 1].startswith(" " * 33), line)
+
+    def test_wrong_values(self):
+        for args in (["--frames", 0], ["--frames", "x"], ["--steps", 0], ["--budget", 1.5], ["--budget", "nan"], ["--method", "magic"], ["--height", -16],
+                     ["--seed", -1], ["--seed", 1.5], ["--threads", 1000], ["--num-prompts", 0], ["--num-prompts", 13], ["--compare", "sparse"],
+                     ["--block", "64"], ["--block", "x64"], ["--window", "1,2"], ["--quality", 101], ["--out"], ["--out", "-"], ["word"],
+                     ["--guidance", "inf"], ["--hold", "f64"]):
+            self.fails(*args, status=2)
+        self.fails("--promt", "x", status=2, says=["did you mean --prompt?"])
+        self.fails("--method", "entrpoy", status=2, says=["did you mean entropy?"])
+
+    def test_contradictions(self):
+        for args in (["--prompt", "a", "--prompts", "f"], ["--prompt", "a", "--num-prompts", 2], ["--prompt-embeds", "f", "--prompt", "a"],
+                     ["--out", "a.mp4", "--output-dir", "d"], ["--method", "cached"], ["--masks", "m"], ["--method", "dense", "--compare", "dense"],
+                     ["--dense-out", "d.y4m"], ["--beside-out", "d.y4m"], ["--window", "1,2,3"], ["--num-prompts", 2, "--out", "a.y4m"],
+                     ["--num-prompts", 2], ["--num-prompts", 2, "--output-dir", "d", "--save-embeds", "e"]):
+            self.fails(*args, status=2)
+
+
+class Models(Base):
+    def copy(self):
+        shutil.copytree(os.path.join(MODELS, "wan-tiny"), self.path("model"))
+        return self.path("model")
+
+    def test_check(self):
+        out = self.works("--check")
+        self.assertIn("every name and shape", out)
+        self.assertEqual(self.works("--check", "--model", os.path.join(MODELS, "wan-tiny")).splitlines()[:-1], out.splitlines()[:-1])
+        self.assertEqual(self.files(), [])
+
+    def test_names(self):
+        self.fails("--model", "wan-tyni", says=["did you mean wan-tiny?"])
+        self.fails("--model", "no/such/folder", says=["no/such/folder"])
+        self.fails("--model", "nothing-like-it", says=["nothing-like-it", "wan-tiny"])
+        self.fails("--model", ESA, says=["is a file"])
+        self.fails("--model", self.dir, says=["model_index.json"])
+        nowhere = {"HF_HUB_CACHE": self.dir, "ESA_MODELS": self.dir}
+        self.fails("--model", "wan-t2v-1.3b", env=nowhere, says=["wan-t2v-1.3b", "ESA_MODELS", "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"])
+        for name, family in (("cogvideox-5b", "CogVideoX"), ("hunyuan-video", "HunyuanVideo")):
+            self.fails("--model", name, says=[family, "esa.apply(pipe", "Python"])
+
+    def test_other_families(self):
+        os.mkdir(self.path("cog"))
+        with open(self.path("cog/model_index.json"), "w") as file:
+            json.dump({"_class_name": "CogVideoXPipeline", "transformer": ["diffusers", "CogVideoXTransformer3DModel"]}, file)
+        self.fails("--model", "cog", says=["CogVideoX", "esa.apply(pipe"])
+
+    def test_hub_cache(self):
+        repository = self.path("hub/models--Wan-AI--Wan2.1-T2V-1.3B-Diffusers")
+        os.makedirs(repository + "/refs")
+        os.makedirs(repository + "/snapshots")
+        with open(repository + "/refs/main", "w") as file:
+            file.write("0123abcd")
+        os.symlink(os.path.join(MODELS, "wan-tiny"), repository + "/snapshots/0123abcd")     # any model will do to be found
+        for env in ({"HF_HUB_CACHE": self.path("hub")}, {"HF_HOME": self.dir}):
+            self.assertIn("0123abcd", self.works("--check", "--model", "wan-t2v-1.3b", env=env))
+
+    def test_missing_and_broken_files(self):
+        for name in ("model_index.json", "transformer/config.json", "vae/config.json", "scheduler/scheduler_config.json", "text_encoder/config.json",
+                     "transformer/diffusion_pytorch_model.safetensors", "vae/diffusion_pytorch_model.safetensors", "text_encoder/model.safetensors",
+                     "tokenizer/spiece.model"):
+            model = self.copy()
+            path = os.path.join(model, name)
+            data = read(path)
+            os.unlink(path)
+            folder = os.path.basename(os.path.dirname(path)) if "/" in name else name
+            code, _, err = esa("--model", "model", "--check", cwd=self.dir)          # what is right is listed all the same
+            self.assertEqual((code, len(err.splitlines())), (1, 1), (name, err))
+            self.assertIn(folder, err)
+            with open(path, "wb") as file:
+                file.write(data[:len(data) // 2])                        # half downloaded
+            code, _, err = esa("--model", "model", "--out", "a.y4m", *SMALL, cwd=self.dir)
+            self.assertEqual((code, len(err.splitlines())), (1, 1), (name, err))
+            shutil.rmtree(model)
+        self.assertEqual(self.files(), [])
+
+    def test_absurd_config(self):
+        for name, key, value in (("transformer", "num_layers", 10**9), ("transformer", "num_attention_heads", -4), ("transformer", "ffn_dim", 1e30),
+                                 ("transformer", "patch_size", [0, 2, 2]), ("transformer", "in_channels", 48), ("vae", "z_dim", 0), ("vae", "base_dim", 2**40),
+                                 ("text_encoder", "d_model", 64), ("text_encoder", "vocab_size", 10**12)):
+            model = self.copy()
+            path = os.path.join(model, name, "config.json")
+            config = json.loads(read(path))
+            config[key] = value
+            with open(path, "w") as file:
+                json.dump(config, file)
+            self.fails("--model", "model", "--out", "a.y4m")
+            shutil.rmtree(model)
+
+
+class Refusals(Base):
+    def test_outputs(self):
+        os.mkdir(self.path("d.y4m"))
+        with open(self.path("file"), "w"):
+            pass
+        self.fails("--out", "a", says=["ending"])
+        self.fails("--out", "a.gif", says=["ending"])
+        self.fails("--out", "none/a.y4m", says=["none", "No such file"])
+        self.fails("--out", "file/a.y4m", says=["file"])
+        self.fails("--out", "file/", says=["file"])
+        self.fails("--out", "", says=["0 bytes"])
+        self.fails("--out", "n" * 5000 + ".y4m", says=["cannot be written"])
+        self.fails("--output-dir", "file", says=["file"])
+        self.fails("--output-dir", "none/d", says=["none/d"])
+        self.fails("--out", "a.y4m", "--compare", "dense", "--dense-out", "none/d.y4m", says=["none"])
+
+    def test_folder_of_others(self):
+        os.mkdir(self.path("mine"))
+        with open(self.path("mine/notes.txt"), "w"):
+            pass
+        self.fails(*SMALL, "--out", "mine/", says=["mine", "not pictures"])
+
+    def test_sizes(self):
+        self.fails("--height", 60, "--out", "a.y4m", says=["height", "60", "multiples of 8"])
+        self.fails("--width", 4, "--out", "a.y4m", says=["width", "4"])
+        self.fails("--height", 16384, "--width", 16384, "--frames", 9, "--out", "a.y4m")
+
+    def test_prompts(self):
+        with open(self.path("empty"), "w") as file:
+            file.write("\n# nothing\n\n")
+        with open(self.path("zeros"), "wb") as file:
+            file.write(b"a\0b\n")
+        self.fails("--prompts", "none", "--output-dir", "d", says=["none"])
+        self.fails("--prompts", "empty", "--output-dir", "d", says=["no prompt"])
+        self.fails("--prompts", "zeros", "--output-dir", "d", says=["zero"])
+        self.fails(*SMALL, "--prompt", b"a red \xff ball", "--out", "a.y4m", says=["UTF-8"])
+        self.fails(*SMALL, "--prompt", "ball " * 2000, "--out", "a.y4m", says=["10000"])
+
+    def test_embeddings(self):
+        with open(self.path("junk"), "w") as file:
+            file.write("no tensors")
+        self.fails(*SMALL, "--prompt-embeds", "none", "--out", "a.y4m", says=["none"])
+        self.fails(*SMALL, "--prompt-embeds", "junk", "--out", "a.y4m", says=["junk"])
+        header = json.dumps({"prompt_embeds": {"dtype": "F32", "shape": [1, 4, 8], "data_offsets": [0, 128]}}).encode()
+        with open(self.path("narrow"), "wb") as file:
+            file.write(struct.pack("<Q", len(header)) + header + bytes(128))
+        self.fails(*SMALL, "--prompt-embeds", "narrow", "--out", "a.y4m", says=["[1, 4, 8]", "[any, 192]"])
+        self.fails(*SMALL, "--latents", "junk", "--out", "a.y4m", says=["junk"])
+        self.fails(*SMALL, "--method", "cached", "--masks", "junk", "--out", "a.y4m", says=["junk"])
+
+    def test_full_disk(self):
+        for out in ("a.y4m", "a/", "a.mp4"):
+            code, _, err = esa(*SMALL, "--out", out, cwd=self.dir, limit=500)
+            if "no FFmpeg" in err:
+                continue
+            self.assertEqual(code, 1, err)
+            self.assertIn("cannot be written", err.splitlines()[-1])
+            self.assertEqual(self.files(), [])
+
+
+class Videos(Base):
+    def test_same_seed_same_video(self):
+        for name, more in (("a", []), ("b", []), ("one", ["--threads", 1]), ("three", ["--threads", 3]), ("other", ["--seed", 1])):
+            self.works(*SMALL, *more, "--out", name + ".y4m")
+        first = read(self.path("a.y4m"))
+        self.assertTrue(first.startswith(b"YUV4MPEG2 W64 H64 F16:1 "))
+        self.assertEqual(first.count(b"FRAME\n"), 9)
+        for name in ("b", "one", "three"):
+            self.assertEqual(read(self.path(name + ".y4m")), first, name)
+        self.assertNotEqual(read(self.path("other.y4m")), first)
+        self.assertEqual(self.files(), ["a.y4m", "b.y4m", "one.y4m", "other.y4m", "three.y4m"])
+
+    def test_methods(self):
+        self.works(*SMALL, "--method", "dense", "--out", "dense.y4m")
+        dense = read(self.path("dense.y4m"))
+        for method in ("entropy", "rf_v2", "ada_bsa"):
+            for tail in ("none", "pooled", "centroid"):
+                out = self.works(*SMALL, "--method", method, "--budget", 0.4, "--tail", tail, "--warmup", 0, "--out", "s.y4m")
+                self.assertIn("at density 0.", out)
+                self.assertNotEqual(read(self.path("s.y4m")), dense, (method, tail))
+        for order in ("tile", "tile3d", "hilbert"):                      # an order alone changes nothing but roundings
+            window = ["--window", "2,4,4"] if order == "tile3d" else []
+            report = self.path("r.json")
+            self.works(*SMALL, "--budget", 1, "--order", order, *window, "--compare", "dense", "--out", "s.y4m", "--json", report)
+            self.assertGreater(json.loads(read(report))["videos"][0]["psnr"] or 99, 50)
+
+    def test_frames_are_rounded_down(self):
+        self.works("--frames", 10, "--height", 32, "--width", 32, "--steps", 1, "--out", "p/")
+        self.assertEqual(self.files(), ["p"] + [f"p/{i:05d}.png" for i in range(9)])
+        self.assertTrue(read(self.path("p/00000.png")).startswith(b"\x89PNG"))
+        self.works("--frames", 1, "--height", 32, "--width", 32, "--steps", 1, "--guidance", 1, "--out", "p")      # an older folder, without its slash
+        self.assertEqual(self.files(), ["p", "p/00000.png"])
+
+    def test_compare(self):
+        out = self.works(*SMALL, "--compare", "dense", "--warmup", 0, "--dense-out", "d.y4m", "--beside-out", "both.y4m", "--out", "s.y4m", "--json", "r.json")
+        for word in ("speedup", "density", "PSNR", "SSIM", "d.y4m", "s.y4m"):
+            self.assertIn(word, out)
+        self.assertEqual(self.files(), ["both.y4m", "d.y4m", "r.json", "s.y4m"])
+        self.assertTrue(read(self.path("both.y4m")).startswith(b"YUV4MPEG2 W128 H64 "))
+        report = json.loads(read(self.path("r.json")))
+        self.assertEqual((report["model"], report["seed"]), ("wan-tiny", 0))
+        video = report["videos"][0]
+        self.assertLess(abs(video["density"] - 0.5), 0.15)
+        self.assertGreater(video["psnr"], 10)
+        self.assertLess(video["ssim"], 1)
+        self.works(*SMALL, "--method", "dense", "--out", "d2.y4m")
+        self.assertEqual(read(self.path("d2.y4m")), read(self.path("d.y4m")))
+
+    def test_names_beside_each_other(self):
+        self.works(*SMALL, "--compare", "dense", "--out", "v.y4m")
+        self.assertEqual(self.files(), ["v-dense.y4m", "v.y4m"])
+
+    def test_several_prompts(self):
+        with open(self.path("prompts"), "w") as file:
+            file.write("# two\n a red ball rolls to the right over a blue floor \r\n\na green ring grows over a white background\n")
+        self.works(*SMALL, "--prompts", "prompts", "--output-dir", "videos")
+        names = os.listdir(self.path("videos"))
+        self.assertEqual([os.path.splitext(name)[0] for name in sorted(names)], ["000", "001"])
+        self.assertNotEqual(*(read(self.path("videos/" + name)) for name in names))
+
+    def test_embeddings_and_latents(self):
+        self.works(*SMALL, "--save-embeds", "e", "--save-latents", "l", "--out", "a.y4m")
+        self.works(*SMALL, "--prompt-embeds", "e", "--out", "b.y4m")
+        self.assertEqual(read(self.path("a.y4m")), read(self.path("b.y4m")))
+        self.works(*SMALL, "--prompt-embeds", "e", "--latents", "l", "--out", "c.y4m")
+        self.assertNotEqual(read(self.path("a.y4m")), read(self.path("c.y4m")))
+
+    def test_interrupt(self):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            run = subprocess.Popen([ESA, "generate", "--frames", "9", "--height", "64", "--width", "64", "--steps", "2000", "--output-dir", "d"],
+                                   cwd=self.dir, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            self.assertIn("step 1/2000", run.stderr.readline())
+            run.send_signal(number)
+            out, err = run.communicate(timeout=60)
+            self.assertEqual((run.returncode, out), (130, ""))
+            self.assertIn("interrupted", err.splitlines()[-1])
+            self.assertEqual(self.files(), [])
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1] + sys.argv[3:])

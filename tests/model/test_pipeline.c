@@ -1,0 +1,378 @@
+/* test_pipeline.c - from a prompt to pixels with models/wan-tiny: parity with diffusers, and what happens when things go wrong.
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "io/scratch.h"
+
+#include <math.h>
+#include "esa/esa_media.h"
+#include "esa/esa_video.h"
+
+static const char *model_folder(void)
+{
+    static char path[600];
+    const char *models = getenv("ESA_TEST_MODELS");
+    snprintf(path, sizeof path, "%s/wan-tiny", models ? models : "models");
+    return path;
+}
+
+static esa_model *open_model(esa_ctx *ctx)
+{
+    esa_model *model;
+    if (esa_model_open(ctx, &model, model_folder(), NULL) != ESA_OK) fail_msg("%s", esa_ctx_error(ctx));
+    return model;
+}
+
+static esa_ctx *context(int32_t threads)
+{
+    esa_ctx_params p = esa_ctx_params_default();
+    esa_ctx *ctx;
+    p.threads = threads;
+    assert_int_equal(esa_ctx_create(&ctx, &p), ESA_OK);
+    return ctx;
+}
+
+/* The smallest video with more than one latent frame: 2 x 4 x 4 tokens. */
+static esa_generate_params tiny(void)
+{
+    esa_generate_params p = esa_generate_params_default();
+    p.prompt = "a red ball";
+    p.frames = 3;
+    p.height = p.width = 32;
+    p.steps = 2;
+    return p;
+}
+
+/* ---------------------------------------------------------------- parity */
+
+typedef struct golden_case { const char *name, *prompt, *negative; int32_t frames, height, width, steps; double guidance; uint64_t seed; } golden_case;
+static const golden_case cases[] = {                    /* as tools/golden/pipeline.py */
+    { "guided", "a red ball rolls to the right over a blue floor", NULL, 5, 64, 48, 4, 4.0, 0 },
+    { "negative", "A &lt;large&gt;  green ring grows", "blue", 1, 32, 64, 3, 2.5, 7 },
+    { "plain", "", NULL, 9, 32, 32, 1, 1.0, (UINT64_C(1) << 33) + 1 },
+};
+
+static const void *find(esa_tensors *file, const char *name, const char *part, int64_t bytes)
+{
+    char full[64];
+    esa_tensor_info info = { .struct_size = sizeof info };
+    snprintf(full, sizeof full, "%s.%s", name, part);
+    if (esa_tensors_find(file, full, &info) != ESA_OK) fail_msg("no tensor %s", full);
+    if (bytes) assert_int_equal(info.bytes, bytes);
+    return info.data;
+}
+
+/* Latents within 1e-4 of their scale: f32 in another order of summation, through 2 x 8 blocks per step. Pixels above 50 dB: the same, plus
+ * rounding to 8 bits, which alone costs 59 dB where a value lies at a half. */
+static void like_diffusers(void **state)
+{
+    (void)state;
+    scratch s = scratch_make();
+    char golden[640], latents[640];
+    const char *folder = getenv("ESA_TEST_GOLDEN");
+    snprintf(golden, sizeof golden, "%s/pipeline.safetensors", folder ? folder : "tests/golden");
+    snprintf(latents, sizeof latents, "%s", scratch_path(&s, "latents"));
+    esa_ctx *ctx = context(2);
+    esa_model *model = open_model(ctx);
+    esa_tensors *file, *ours;
+    if (esa_tensors_open(ctx, &file, golden) != ESA_OK) fail_msg("%s", esa_ctx_error(ctx));
+    for (size_t n = 0; n < sizeof cases / sizeof cases[0]; n++) {
+        const golden_case *c = &cases[n];
+        esa_generate_params p = esa_generate_params_default();
+        p.prompt = c->prompt;
+        p.negative_prompt = c->negative;
+        p.frames = c->frames;
+        p.height = c->height;
+        p.width = c->width;
+        p.steps = c->steps;
+        p.guidance = c->guidance;
+        p.seed = c->seed;
+        p.save_latents = latents;
+        esa_frames *frames, *want;
+        esa_generate_stats stats = { .struct_size = sizeof stats };
+        if (esa_generate(model, &frames, &p, &stats) != ESA_OK) fail_msg("%s: %s", c->name, esa_ctx_error(ctx));
+        assert_int_equal(esa_tensors_open(ctx, &ours, latents), ESA_OK);
+        esa_tensor_info got = { .struct_size = sizeof got };
+        assert_int_equal(esa_tensors_find(ours, "latents", &got), ESA_OK);
+        const char *a = find(file, c->name, "latents", got.bytes), *b = got.data;
+        double worst = 0, scale = 0;
+        for (int64_t i = 0; i < got.bytes; i += 4) {
+            float x, y;
+            memcpy(&x, a + i, 4);
+            memcpy(&y, b + i, 4);
+            worst = fmax(worst, fabs((double)x - (double)y));
+            scale = fmax(scale, fabs((double)x));
+        }
+        if (!(worst <= 1e-4 * scale)) fail_msg("%s: latents differ by %g at a scale of %g; were the weights changed? (tools/golden/pipeline.py)", c->name, worst, scale);
+        const int64_t size = (int64_t)c->frames * c->height * c->width * 3;
+        esa_metrics m = { .struct_size = sizeof m };
+        assert_int_equal(esa_frames_create(ctx, &want, find(file, c->name, "video", size), c->frames, c->height, c->width, 16), ESA_OK);
+        assert_int_equal(esa_frames_compare(ctx, &m, want, frames), ESA_OK);
+        if (!(m.psnr > 50)) fail_msg("%s: PSNR %.1f dB, expected more than 50", c->name, m.psnr);
+        assert_int_equal(stats.frames, c->frames);
+        assert_true(stats.steps == c->steps && stats.height == c->height && stats.width == c->width);
+        assert_int_equal(stats.session.calls, 8 * c->steps * (c->guidance > 1 ? 2 : 1));
+        assert_true(stats.seconds >= stats.denoise_seconds && stats.denoise_seconds > 0 && stats.attention_seconds > 0 && stats.gemm_seconds > 0);
+        assert_true(stats.peak_bytes > 1000000);
+        esa_frames_free(want);
+        esa_frames_free(frames);
+        esa_tensors_free(ours);
+    }
+    esa_tensors_free(file);
+    esa_model_free(model);
+    esa_ctx_free(ctx);
+    scratch_remove(&s);
+}
+
+/* ---------------------------------------------------------------- the model */
+
+static void count_lines(void *user, const char *line)
+{
+    assert_true(strlen(line) > 0);
+    ++*(int *)user;
+}
+
+static void described(void **state)
+{
+    (void)state;
+    int lines = 0;
+    esa_ctx *ctx = context(1);
+    esa_model_params mp = esa_model_params_default();
+    mp.report = count_lines;
+    mp.report_user = &lines;
+    assert_int_equal(esa_model_check(ctx, model_folder(), &mp), ESA_OK);
+    assert_int_equal(lines, 3);                         /* one per part */
+    esa_model *model = open_model(ctx);
+    esa_model_info info = { .struct_size = sizeof info };
+    assert_int_equal(esa_model_get_info(model, &info), ESA_OK);
+    assert_string_equal(info.name, "wan-tiny");
+    assert_true(info.frames == 33 && info.height == 128 && info.width == 128 && info.steps == 8 && info.guidance == 4.0 && info.fps == 16.0);
+    assert_true(info.factor[0] == 2 && info.factor[1] == 4 && info.factor[2] == 4 && info.patch[0] == 1 && info.patch[1] == 2 && info.patch[2] == 2);
+    assert_true(info.parameters[0] > 7000000 && info.parameters[1] > 1000000 && info.held_bytes > 1000000);
+    info.struct_size = 1;
+    assert_int_equal(esa_model_get_info(model, &info), ESA_ERR_VERSION);
+    esa_model_free(model);
+    esa_model_free(NULL);
+    assert_refused(ctx, esa_model_open(ctx, &model, "/nonexistent", NULL), ESA_ERR_IO, "/nonexistent/model_index.json", NULL);
+    assert_null(model);
+    assert_refused(ctx, esa_model_open(ctx, &model, "", NULL), ESA_ERR_ARGUMENT, "folder", NULL);
+    mp.parts = 0;
+    assert_refused(ctx, esa_model_open(ctx, &model, model_folder(), &mp), ESA_ERR_ARGUMENT, "parts", NULL);
+    esa_ctx_free(ctx);
+}
+
+/* ---------------------------------------------------------------- refusals */
+
+static void refusals(void **state)
+{
+    (void)state;
+    scratch s = scratch_make();
+    esa_ctx *ctx = context(1);
+    esa_model *model = open_model(ctx);
+    esa_frames *frames = NULL;
+    esa_generate_params p = tiny();
+    p.height = 36;
+    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_ARGUMENT, "height", "36", "multiples of 8", NULL);
+    assert_null(frames);
+    p = tiny();
+    p.frames = -1;
+    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_ARGUMENT, "-1 frames", NULL);
+    p = tiny();
+    p.steps = -2;
+    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_ARGUMENT, "-2 steps", NULL);
+    p = tiny();
+    p.prompt = NULL;
+    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_ARGUMENT, "prompt", NULL);
+    p = tiny();
+    p.prompt = "broken \xc3(";
+    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_ARGUMENT, "UTF-8", NULL);
+    p = tiny();
+    p.guidance = INFINITY;
+    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_ARGUMENT, "guidance", NULL);
+    p = tiny();
+    p.scheduler = 9;
+    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_ARGUMENT, "scheduler", NULL);
+    p = tiny();
+    p.session.mode = ESA_SESSION_CACHED;
+    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_ARGUMENT, "mask file", NULL);
+    p = tiny();
+    p.session.mode = ESA_SESSION_ONLINE;
+    p.session.select.budget = 7;
+    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_ARGUMENT, "7", NULL);
+    p = tiny();
+    p.struct_size = 8;
+    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_VERSION, "8 bytes", NULL);
+    p = tiny();
+    p.save_latents = "/nonexistent/latents";
+    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_IO, "/nonexistent/latents", NULL);
+    assert_null(frames);
+    p = tiny();                                         /* the model goes on working */
+    p.save_embeds = scratch_path(&s, "e");
+    assert_int_equal(esa_generate(model, &frames, &p, NULL), ESA_OK);
+    assert_non_null(frames);
+    esa_frames_free(frames);
+    p.decode = 0;
+    assert_int_equal(esa_generate(model, &frames, &p, NULL), ESA_OK);
+    assert_null(frames);
+    esa_model_free(model);
+    esa_ctx_free(ctx);
+    scratch_remove(&s);
+}
+
+/* ---------------------------------------------------------------- progress and cancelling */
+
+typedef struct watcher { int calls, stop_at, last_stage, text, steps, frames; double density; } watcher;
+
+static int32_t watch(void *user, const esa_progress *p)
+{
+    watcher *w = user;
+    assert_true(p->struct_size == sizeof *p && p->stage >= w->last_stage && p->done >= 0 && p->done <= p->total);
+    w->last_stage = p->stage;
+    if (p->stage == ESA_STAGE_TEXT) w->text = p->done;
+    if (p->stage == ESA_STAGE_DENOISE) w->steps = p->done;
+    if (p->stage == ESA_STAGE_DECODE) w->frames = p->done;
+    w->density = p->density;
+    return ++w->calls == w->stop_at;
+}
+
+static void progress_and_cancel(void **state)
+{
+    (void)state;
+    esa_ctx *ctx = context(1);
+    esa_model *model = open_model(ctx);
+    esa_frames *frames, *again;
+    watcher w = { 0 };
+    esa_generate_params p = tiny();
+    p.session.mode = ESA_SESSION_ONLINE;
+    p.session.warmup_frac = 0;
+    p.session.select.block_q = p.session.select.block_k = 16;
+    p.progress = watch;
+    p.progress_user = &w;
+    assert_int_equal(esa_generate(model, &frames, &p, NULL), ESA_OK);
+    assert_true(w.text == 2 && w.steps == 2 && w.frames == 2 && w.density > 0 && w.density <= 1);
+    const int calls = w.calls;
+    for (int stop = 1; stop <= calls; stop++) {         /* wherever it is stopped, nothing comes of it and nothing is lost */
+        esa_frames *none;
+        w = (watcher){ .stop_at = stop };
+        assert_refused(ctx, esa_generate(model, &none, &p, NULL), ESA_ERR_STATE, "cancelled", NULL);
+        assert_null(none);
+        assert_int_equal(w.calls, stop);
+    }
+    w = (watcher){ 0 };
+    assert_int_equal(esa_generate(model, &again, &p, NULL), ESA_OK);
+    esa_frames_info a = { .struct_size = sizeof a }, b = { .struct_size = sizeof b };
+    assert_int_equal(esa_frames_get_info(frames, &a), ESA_OK);
+    assert_int_equal(esa_frames_get_info(again, &b), ESA_OK);
+    assert_memory_equal(a.rgb, b.rgb, 3 * 32 * 32 * 3);
+    esa_frames_free(frames);
+    esa_frames_free(again);
+    esa_model_free(model);
+    esa_ctx_free(ctx);
+}
+
+/* ---------------------------------------------------------------- memory */
+
+/* Allocations fail one after the other, spread over the call: a status, a sentence, no leak, and the model goes on. */
+static void out_of_memory(void **state)
+{
+    (void)state;
+    counting c;
+    esa_ctx *ctx = counting_ctx(&c, 1);
+    esa_model *model = open_model(ctx);
+    esa_frames *frames;
+    esa_generate_params p = tiny();
+    p.session.mode = ESA_SESSION_ONLINE;
+    p.session.warmup_frac = 0;
+    assert_int_equal(esa_generate(model, &frames, &p, NULL), ESA_OK);       /* the text encoder is open now, scratch has grown */
+    esa_frames_free(frames);
+    int64_t before = c.total;
+    assert_int_equal(esa_generate(model, &frames, &p, NULL), ESA_OK);
+    esa_frames_free(frames);
+    const int64_t allocations = c.total - before, live = c.live;
+    assert_true(allocations > 10);
+    for (int64_t left = 0; left < allocations; left++) {
+        c.left = left;
+        const esa_status status = esa_generate(model, &frames, &p, NULL);
+        c.left = -1;
+        if (status == ESA_OK) {                         /* scratch that is only grown may be skipped */
+            esa_frames_free(frames);
+            continue;
+        }
+        if (status != ESA_ERR_MEMORY) fail_msg("allocation %d: %s: %s", (int)left, esa_status_name(status), esa_ctx_error(ctx));
+        assert_null(frames);
+        assert_true(strlen(esa_ctx_error(ctx)) > 0);
+    }
+    assert_int_equal(esa_generate(model, &frames, &p, NULL), ESA_OK);
+    esa_frames_free(frames);
+    assert_true(c.live <= live + 2);                    /* what a failed call gave up may have been taken anew in other pieces */
+    esa_model_free(model);
+    before = c.total;
+    assert_int_equal(esa_model_open(ctx, &model, model_folder(), NULL), ESA_OK);
+    const int64_t opening = c.total - before;
+    esa_model_free(model);
+    for (int64_t left = 0; left < opening; left += 1 + left / 8) {
+        c.left = left;
+        const esa_status status = esa_model_open(ctx, &model, model_folder(), NULL);
+        c.left = -1;
+        if (status == ESA_OK) esa_model_free(model);
+        else if (status != ESA_ERR_MEMORY) fail_msg("opening, allocation %d: %s: %s", (int)left, esa_status_name(status), esa_ctx_error(ctx));
+        else assert_null(model);
+    }
+    esa_ctx_free(ctx);
+    assert_int_equal(c.live, 0);
+}
+
+/* ---------------------------------------------------------------- recording and cached masks */
+
+static void record_then_cached(void **state)
+{
+    (void)state;
+    scratch s = scratch_make();
+    char recording[640], masks[640];
+    snprintf(recording, sizeof recording, "%s", scratch_path(&s, "recording"));
+    snprintf(masks, sizeof masks, "%s", scratch_path(&s, "masks"));
+    esa_ctx *ctx = context(2);
+    esa_model *model = open_model(ctx);
+    esa_frames *frames, *dense;
+    esa_generate_params p = tiny();
+    p.height = p.width = 64;
+    assert_int_equal(esa_generate(model, &dense, &p, NULL), ESA_OK);
+    p.session.mode = ESA_SESSION_RECORD;
+    p.session.select.block_q = p.session.select.block_k = 16;
+    p.record = recording;
+    for (int i = 0; i < 2; i++) {                       /* the second adds to the first; recording runs dense */
+        if (esa_generate(model, &frames, &p, NULL) != ESA_OK) fail_msg("%s", esa_ctx_error(ctx));
+        esa_metrics m = { .struct_size = sizeof m };
+        assert_int_equal(esa_frames_compare(ctx, &m, dense, frames), ESA_OK);
+        assert_true(isinf(m.psnr));
+        esa_frames_free(frames);
+    }
+    const char *list[] = { recording };
+    if (esa_mask_file_build(ctx, masks, list, 1, NULL) != ESA_OK) fail_msg("%s", esa_ctx_error(ctx));
+    p.record = NULL;
+    p.masks = masks;
+    p.session.mode = ESA_SESSION_CACHED;
+    p.session.select.budget = 0.5;
+    p.session.warmup_frac = 0.2;
+    esa_generate_stats stats = { .struct_size = sizeof stats };
+    if (esa_generate(model, &frames, &p, &stats) != ESA_OK) fail_msg("%s", esa_ctx_error(ctx));
+    assert_true(stats.session.masks_loaded > 0 && stats.session.sparse_calls > 0 && fabs(stats.session.density - 0.5) < 0.1);
+    esa_frames_free(frames);
+    p.width = 32;
+    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_MISMATCH, NULL);
+    esa_frames_free(dense);
+    esa_model_free(model);
+    esa_ctx_free(ctx);
+    scratch_remove(&s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(like_diffusers),
+        cmocka_unit_test(described),
+        cmocka_unit_test(refusals),
+        cmocka_unit_test(progress_and_cancel),
+        cmocka_unit_test(out_of_memory),
+        cmocka_unit_test(record_then_cached),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
