@@ -207,7 +207,7 @@ static void read_euler(esa_json_file *f, esa_sched_config *c)
     c->kind = ESA_SCHED_EULER;
     esa_json_only_bool(f, "invert_sigmas", 0);
     esa_json_only_bool(f, "stochastic_sampling", 0);
-    c->order = 1;
+    c->order = 2;                   /* for a caller who asks for UniPC instead */
     c->shift = esa_json_real(f, "shift", 1e-3, 1e3, 1.0);
 }
 

@@ -78,8 +78,21 @@ static void gelu_tanh(float *y, const float *x, int64_t n) { for (int64_t i = 0;
 static void geglu(float *y, const float *gate, const float *x, int64_t n) { for (int64_t i = 0; i < n; i++) y[i] = gelu_of(gate[i]) * x[i]; }
 static void add(float *y, const float *a, const float *b, int64_t n) { for (int64_t i = 0; i < n; i++) y[i] = a[i] + b[i]; }
 
+/* The ways models use it have a loop of their own; the others go step by step. */
 static void finish(float *y, float *x, const float *bias, int32_t act, const float *gate, const float *residual, int64_t n)
 {
+    if (bias && act == ESA_ACT_GELU_TANH && !gate && !residual) {
+        for (int64_t i = 0; i < n; i++) y[i] = gelu_of(x[i] + bias[i]);
+        return;
+    }
+    if (bias && act == ESA_ACT_NONE && gate && residual) {
+        for (int64_t i = 0; i < n; i++) y[i] = residual[i] + (x[i] + bias[i]) * gate[i];
+        return;
+    }
+    if (bias && act == ESA_ACT_NONE && residual) {
+        for (int64_t i = 0; i < n; i++) y[i] = residual[i] + (x[i] + bias[i]);
+        return;
+    }
     if (bias) add(x, x, bias, n);
     if (act == ESA_ACT_SILU) silu(x, x, n);
     if (act == ESA_ACT_GELU_TANH) gelu_tanh(x, x, n);
