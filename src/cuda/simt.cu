@@ -214,10 +214,11 @@ template <class T> __global__ __launch_bounds__(THREADS, 4) void simt_attention(
 
 template <class T> esa_status launch(esa_cuda_device *dev, const attention_job *job, cudaStream_t stream) {
     unsigned tiles = 0;
-    const int shared = shared_bytes_of((int)job->a.D);
+    const int shared = shared_bytes_of((int)job->a.D), most = shared_bytes_of(64 * MOST_COLUMNS);
     esa_status status = count_tiles<ROWS>(&tiles, dev, &job->a);
     if (status || tiles == 0) return status;
-    status = device_check(dev, cudaFuncSetAttribute(simt_attention<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), "preparing the simt kernel");
+    // The limit belongs to the kernel, not to this launch: a smaller one would reach the launch of another thread between its two calls.
+    status = device_check(dev, cudaFuncSetAttribute(simt_attention<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, most), "preparing the simt kernel");
     if (status) return status;
     simt_attention<T><<<tiles, THREADS, shared, stream>>>(*job, (float)(job->a.scale * 1.4426950408889634));
     return launch_check(dev, "launching the simt kernel");
