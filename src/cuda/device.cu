@@ -108,7 +108,9 @@ esa_status device_open(esa_cuda_device **out, int32_t ordinal, const char *level
     }
     dev->ordinal = ordinal;
     const current_device scope(ordinal);
-    status = read_properties(dev, error, error_bytes);
+    // Without this the calls below would find the caller's device in its place, and in good order.
+    if (scope.result != cudaSuccess) status = fail_text(error, error_bytes, scope.result, "opening the GPU");
+    if (!status) status = read_properties(dev, error, error_bytes);
     if (!status && dev->major >= 9) dev->encode_tiled = find_encode_tiled();
     if (!status) status = choose_level(dev, level, error, error_bytes);
     if (!status) {
@@ -164,10 +166,15 @@ void device_release(int32_t ordinal, void *ptr) {
     if (cudaFree(ptr) != cudaSuccess) cudaGetLastError();
 }
 
-// Pageable memory is staged before cudaMemcpyAsync returns, so src may change afterwards.
+// Pageable memory is staged before cudaMemcpyAsync returns. Pinned and managed memory is read by the copy itself, so that is waited for:
+// src may change afterwards.
 esa_status device_upload(esa_cuda_device *dev, void *dst, const void *src, int64_t bytes, void *stream) {
     const current_device scope(dev->ordinal);
-    return device_check(dev, cudaMemcpyAsync(dst, src, (size_t)bytes, cudaMemcpyHostToDevice, (cudaStream_t)stream), "copying to the GPU");
+    cudaPointerAttributes where = {};
+    esa_status status = device_check(dev, cudaPointerGetAttributes(&where, src), "looking at memory to copy from");
+    if (!status) status = device_check(dev, cudaMemcpyAsync(dst, src, (size_t)bytes, cudaMemcpyHostToDevice, (cudaStream_t)stream), "copying to the GPU");
+    if (status || where.type == cudaMemoryTypeUnregistered) return status;
+    return device_check(dev, cudaStreamSynchronize((cudaStream_t)stream), "copying to the GPU");
 }
 
 esa_status device_copy(esa_cuda_device *dev, void *dst, const void *src, int64_t bytes, void *stream) {

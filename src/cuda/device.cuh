@@ -31,15 +31,18 @@ esa_status device_check(esa_cuda_device *dev, cudaError_t result, const char *wh
 // After a launch: what the launch itself reports.
 static inline esa_status launch_check(esa_cuda_device *dev, const char *kernel) { return device_check(dev, cudaGetLastError(), kernel); }
 
-// Makes a device current for a scope and restores the caller's.
+// Makes a device current for a scope and restores the caller's. An error that the caller's own calls left behind is dropped first:
+// launch_check would take it for the launch's.
 struct current_device {
     int before = -1;
+    cudaError_t result = cudaSuccess;   // of making it current; after device_open nothing is left that could fail
     explicit current_device(int ordinal) {
+        cudaGetLastError();
         if (cudaGetDevice(&before) != cudaSuccess) before = -1;
-        if (before != ordinal) cudaSetDevice(ordinal);
-        else before = -1;
+        if (before == ordinal) before = -1;
+        else result = cudaSetDevice(ordinal);
     }
-    ~current_device() { if (before >= 0) cudaSetDevice(before); }
+    ~current_device() { if (before >= 0 && cudaSetDevice(before) != cudaSuccess) cudaGetLastError(); }
     current_device(const current_device &) = delete;
 };
 
