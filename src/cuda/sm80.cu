@@ -9,7 +9,7 @@
 // | <= 256 |  64  | 2    | 96 KB         | 2 / 1 / 1 |
 #include "cuda/sm80_kernel.cuh"
 
-constexpr int64_t MOST_TOKENS = 1 << 30;        // positions are 32-bit in the kernel
+constexpr int64_t MOST_TOKENS = (1 << 30) - 1024;       // positions are 32-bit in the kernel, and half of INT32_MAX stands for "all keys"
 
 bool sm80_takes(const esa_cuda_device *dev, const esa_attn_args *a) {
     if (a->dtype != ESA_DTYPE_BF16 && a->dtype != ESA_DTYPE_F16) return false;

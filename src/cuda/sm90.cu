@@ -91,7 +91,8 @@ bool sm90_takes(const esa_cuda_device *dev, const esa_attn_args *a) {
     if (a->count && ((a->block_q != 128 && a->block_q != 256) || (a->block_k != 64 && a->block_k != 128))) return false;
     if (!(a->scale > 1e-30 && a->scale < 1e30)) return false;          // scaled and unscaled logits are both at home in f32
     if (a->B < 1 || a->Nq < 1 || a->Nk < 1 || a->Nq > MOST_TOKENS || a->Nk > MOST_TOKENS) return false;
-    if (a->B * a->Hq > INT32_MAX / (query_blocks(a) * tiles_per_block(a)) - 1) return false;
+    // Teams ask for tiles until there are none: the counter passes their number by up to one for each team.
+    if (a->B * a->Hq > (INT32_MAX - 4 * dev->multiprocessors) / (query_blocks(a) * tiles_per_block(a))) return false;
     return fits_map({ a->q, a->q_stride, { a->B, a->Hq, a->Nq } }) && fits_map({ a->k, a->k_stride, { a->B, a->Hkv, a->Nk } }) &&
            fits_map({ a->v, a->v_stride, { a->B, a->Hkv, a->Nk } });
 }
