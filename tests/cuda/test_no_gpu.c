@@ -1,12 +1,13 @@
 /* test_no_gpu.c - no plugin, a wrong one, no driver, no GPU: ESA_ERR_DEVICE and a sentence, and the CPU works on.
  * SPDX-License-Identifier: Apache-2.0 */
-#define _GNU_SOURCE                 /* setenv, readlink */
+#define _GNU_SOURCE                 /* setenv, readlink, dladdr */
 #define ESA_EXPERIMENTAL
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -119,7 +120,11 @@ static void wrong_plugins(void **state)
     (void)state;
     setenv("ESA_CUDA_LIB", "/proc/self/status", 1);         /* a file, but no library */
     all_calls("/proc/self/status");
-    setenv("ESA_CUDA_LIB", "libm.so.6", 1);                 /* a library, but no plugin */
+    setenv("ESA_CUDA_LIB", "libm.so.6", 1);                 /* a bare name is a file of this folder: no search path is asked */
+    all_calls("libm.so.6");
+    Dl_info c_library;
+    assert_true(dladdr(dlsym(RTLD_DEFAULT, "printf"), &c_library) && c_library.dli_fname);
+    setenv("ESA_CUDA_LIB", c_library.dli_fname, 1);         /* a library, but no plugin */
     all_calls("esa_cuda_entry");
     setenv("ESA_CUDA_LIB", beside("libesa_other_abi.so"), 1);
     if (access(getenv("ESA_CUDA_LIB"), R_OK) == 0) all_calls("interface");
