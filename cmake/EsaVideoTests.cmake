@@ -1,7 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 # Tests of the engine: every tests/{nn,model,media,metric}/test_*.c is one cmocka program linked with libesa_video's objects; it may include
 # headers of src/ and of tests/. Goldens lie in tests/golden; ESA_TEST_GOLDEN tells the programs where. Label: video.
-if(NOT ESA_VIDEO_FOUND OR NOT TARGET esa_test_common)
+if(NOT ESA_VIDEO_FOUND)
+  return()
+endif()
+if(ESA_FUZZ)
+  add_executable(fuzz_model tests/model/fuzz_model.c)
+  esa_compile_settings(fuzz_model)
+  target_include_directories(fuzz_model PRIVATE tests src)
+  target_compile_options(fuzz_model PRIVATE -fsanitize=fuzzer)
+  target_link_options(fuzz_model PRIVATE -fsanitize=fuzzer)
+  target_link_libraries(fuzz_model PRIVATE esa_video_static)
+  add_dependencies(fuzzers fuzz_model)
+  target_compile_options(esa_video_objects PRIVATE -fsanitize=fuzzer-no-link)
+  target_link_options(esa_video PRIVATE -fsanitize=fuzzer-no-link)
+endif()
+if(NOT TARGET esa_test_common)
   return()
 endif()
 file(GLOB video_tests CONFIGURE_DEPENDS tests/nn/test_*.c tests/model/test_*.c tests/media/test_*.c tests/metric/test_*.c)

@@ -80,17 +80,40 @@ static esa_status open_index(esa_weights *w, const char *folder, const char *pat
     return f.status;
 }
 
-esa_status esa_weights_open(esa_ctx *ctx, esa_weights **out, const char *folder, const char *stem, const char *part)
+static esa_status make(esa_ctx *ctx, esa_weights **out, const char *part)
 {
     *out = NULL;
     esa_weights *w = esa_mem_zalloc(&ctx->mem, (int64_t)sizeof *w);
     if (!w) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the weights of the %s", part);
     w->ctx = ctx;
     snprintf(w->part, sizeof w->part, "%s", part);
+    *out = w;
+    return ESA_OK;
+}
+
+esa_status esa_weights_open_memory(esa_ctx *ctx, esa_weights **out, const void *bytes, int64_t size, const char *part)
+{
+    esa_status status = make(ctx, out, part);
+    if (status == ESA_OK) status = esa_st_open_memory(ctx, &(*out)->shard[0], bytes, size);
+    if (status == ESA_OK) {
+        (*out)->shard_count = 1;
+    } else {
+        esa_weights_free(*out);
+        *out = NULL;
+    }
+    return status;
+}
+
+esa_status esa_weights_open(esa_ctx *ctx, esa_weights **out, const char *folder, const char *stem, const char *part)
+{
+    esa_weights *w = NULL;
+    esa_status status = make(ctx, &w, part);
+    *out = NULL;
+    if (status != ESA_OK) return status;
     char name[160], *single = NULL, *index = NULL;
     int64_t single_bytes = 0, index_bytes = 0;
     snprintf(name, sizeof name, "%s.safetensors", stem);
-    esa_status status = esa_path_join(ctx, &single, &single_bytes, folder, name);
+    status = esa_path_join(ctx, &single, &single_bytes, folder, name);
     if (status == ESA_OK) {
         char index_name[192];
         snprintf(index_name, sizeof index_name, "%s.index.json", name);

@@ -28,6 +28,8 @@ enum {
 
 /* folder/STEM*; part is what sentences call it. ctx is kept and must outlive this. */
 esa_status esa_weights_open(esa_ctx *ctx, esa_weights **w, const char *folder, const char *stem, const char *part);
+/* One file in memory, which must outlive this (fuzzing). */
+esa_status esa_weights_open_memory(esa_ctx *ctx, esa_weights **w, const void *bytes, int64_t size, const char *part);
 void       esa_weights_free(esa_weights *w);
 
 /* Notes a tensor; view may be NULL (checked, never loaded). The first failure (memory, a name longer than 159 bytes) is kept and returned

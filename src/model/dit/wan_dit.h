@@ -20,6 +20,8 @@ typedef struct esa_wan_dit esa_wan_dit;
 esa_status esa_wan_dit_check(const esa_part_env *env, const esa_wan_config *config);
 /* env->nn is kept and must outlive dit. */
 esa_status esa_wan_dit_open(const esa_part_env *env, esa_wan_dit **dit, const esa_wan_config *config);
+/* From one weight file in memory, which must outlive dit (fuzzing); env->folder is not looked at. */
+esa_status esa_wan_dit_open_memory(const esa_part_env *env, esa_wan_dit **dit, const esa_wan_config *config, const void *bytes, int64_t size);
 void       esa_wan_dit_free(esa_wan_dit *dit);
 /* Memory of weights (copies, mapped) and number of parameters. */
 void       esa_wan_dit_memory(const esa_wan_dit *dit, int64_t *parameters, int64_t *held, int64_t *mapped);

@@ -55,8 +55,8 @@ static void want_all(esa_weights *w, esa_wan_dit *dit)
     }
 }
 
-/* Everything but the loading. */
-static esa_status make(const esa_part_env *env, esa_wan_dit **out, const esa_wan_config *config)
+/* Everything but the loading; file NULL: from the folder. */
+static esa_status make(const esa_part_env *env, esa_wan_dit **out, const esa_wan_config *config, const void *file, int64_t size)
 {
     esa_ctx *ctx = env->nn->ctx;
     *out = NULL;
@@ -72,8 +72,10 @@ static esa_status make(const esa_part_env *env, esa_wan_dit **out, const esa_wan
     esa_status status = ESA_OK;
     dit->block = esa_mem_zalloc(&ctx->mem, config->layers * (int64_t)sizeof *dit->block);
     if (!dit->block) status = esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the transformer");
-    if (status == ESA_OK) status = esa_path_join(ctx, &folder, &bytes, env->folder, "transformer");
-    if (status == ESA_OK) status = esa_weights_open(ctx, &dit->weights, folder, "diffusion_pytorch_model", "transformer");
+    if (status == ESA_OK && !file) status = esa_path_join(ctx, &folder, &bytes, env->folder, "transformer");
+    if (status == ESA_OK)
+        status = file ? esa_weights_open_memory(ctx, &dit->weights, file, size, "transformer")
+                      : esa_weights_open(ctx, &dit->weights, folder, "diffusion_pytorch_model", "transformer");
     if (folder) esa_mem_free(&ctx->mem, folder, bytes);
     if (status == ESA_OK) {
         want_all(dit->weights, dit);
@@ -87,20 +89,29 @@ static esa_status make(const esa_part_env *env, esa_wan_dit **out, const esa_wan
 esa_status esa_wan_dit_check(const esa_part_env *env, const esa_wan_config *config)
 {
     esa_wan_dit *dit = NULL;
-    const esa_status status = make(env, &dit, config);
+    const esa_status status = make(env, &dit, config, NULL, 0);
     esa_wan_dit_free(dit);
     return status;
 }
 
-esa_status esa_wan_dit_open(const esa_part_env *env, esa_wan_dit **dit, const esa_wan_config *config)
+static esa_status load(const esa_part_env *env, esa_wan_dit **dit, esa_status status)
 {
-    esa_status status = make(env, dit, config);
     if (status == ESA_OK) status = esa_weights_load((*dit)->weights, env->hold);
     if (status != ESA_OK) {
         esa_wan_dit_free(*dit);
         *dit = NULL;
     }
     return status;
+}
+
+esa_status esa_wan_dit_open(const esa_part_env *env, esa_wan_dit **dit, const esa_wan_config *config)
+{
+    return load(env, dit, make(env, dit, config, NULL, 0));
+}
+
+esa_status esa_wan_dit_open_memory(const esa_part_env *env, esa_wan_dit **dit, const esa_wan_config *config, const void *bytes, int64_t size)
+{
+    return load(env, dit, make(env, dit, config, bytes, size));
 }
 
 void esa_wan_dit_free(esa_wan_dit *dit)
