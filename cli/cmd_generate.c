@@ -58,7 +58,8 @@ int cmd_generate(int argc, char **argv)
         { "--steps", CLI_INT, &o.steps, "N", 1, 10000, 0, "of denoising (the model's own)" },
         { "--seed", CLI_INT, &o.seed, "N", 0, 9e15, 0, "of the noise, as in diffusers with a CPU generator (0)" },
         { "--guidance", CLI_REAL, &o.guidance, "X", 0, 1000, 0, "classifier-free guidance, 1 or less: none (the model's own)" },
-        { "--scheduler", CLI_CHOICE, &o.scheduler, "model|unipc|unipc-0.36|euler", 0, 0, 0, "unipc-0.36: the sigmas of diffusers up to 0.36 (model)" },
+        { "--scheduler", CLI_CHOICE, &o.scheduler, "model|unipc|unipc-0.36|euler", 0, 0, 0,
+          "unipc-0.36: the sigmas of diffusers up to 0.36 (model)" },
         { "--flow-shift", CLI_REAL, &o.shift, "X", 0, 1000, 0, "of the scheduler (the model's own)" },
         { "--vae-tile", CLI_INT, &o.vae_tile, "N", 0, 16384, 0, "decode in tiles of so many pixels (0: whole frames)" },
         { "--out", CLI_TEXT, &o.out, "FILE", 0, 0, 0, "x.mp4, x.y4m, or a folder of PNG: x/ (out.mp4)" },
@@ -78,7 +79,8 @@ int cmd_generate(int argc, char **argv)
         { "--json", CLI_TEXT, &o.json, "FILE", 0, 0, 0, "also write times, densities and metrics as JSON" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
-    int status = cli_options("esa generate", "[options]", "Makes a video from a prompt. Without options: the embedded model, its own settings, out.mp4.",
+    int status = cli_options("esa generate", "[options]",
+                             "Makes a video from a prompt. Without options: the embedded model, its own settings, out.mp4.",
                              options, argc, argv, NULL, &done);
     if (status || done) return status;
     o.compare = compare == 0;

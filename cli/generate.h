@@ -9,8 +9,8 @@ enum { METHOD_DENSE = 0, METHOD_ENTROPY, METHOD_RF_V2, METHOD_ADA_BSA, METHOD_CA
 #define METHODS "dense|entropy|rf_v2|ada_bsa|cached"
 
 typedef struct generate_options {
-    const char *model, *prompt, *prompts_file, *negative, *masks, *block, *out, *dense_out, *beside_out, *output_dir, *prompt_embeds, *save_embeds;
-    const char *latents, *save_latents, *json;
+    const char *model, *prompt, *prompts_file, *negative, *masks, *block, *out, *dense_out, *beside_out, *output_dir, *json;
+    const char *prompt_embeds, *save_embeds, *latents, *save_latents;
     int method, tail, order, scheduler, hold, compare, check, step_map;
     int64_t num_prompts, frames, height, width, steps, seed, threads, refresh, dense_first, vae_tile, quality, samples;
     double budget, guidance, shift, warmup, cdf, fps;

@@ -60,10 +60,13 @@ int generate_target(char *target, size_t size, const char *path)
     const int is_folder = target[strlen(target) - 1] == '/', mp4 = ends_with(target, ".mp4");
     if (exists && is_folder && !S_ISDIR(about.st_mode)) return cli_fail("%s: '%s' is a file, it cannot become a folder of pictures", what, path);
     if (!is_folder && !mp4 && !ends_with(target, ".y4m") && !ends_with(target, ".png"))
-        return cli_fail("%s: '%s' has no ending that names a format: expected .mp4, .y4m, or a folder of PNG (a name that ends in /)", what, path);
+        return cli_fail("%s: '%s' has no ending that names a format: expected .mp4, .y4m, or a folder of PNG (a name that ends in /)", what,
+                        path);
     if (mp4 && !cli_video_mp4())
-        return cli_fail("%s: '%s' cannot be written: this build has no FFmpeg (libavformat-dev, libavcodec-dev); .y4m and folders of PNG work", what, path);
-    if (exists && !S_ISDIR(about.st_mode) && !S_ISREG(about.st_mode)) return cli_fail("%s: '%s' is no regular file, it cannot be replaced", what, path);
+        return cli_fail("%s: '%s' cannot be written: this build has no FFmpeg (libavformat-dev, libavcodec-dev); .y4m and folders of PNG work",
+                        what, path);
+    if (exists && !S_ISDIR(about.st_mode) && !S_ISREG(about.st_mode))
+        return cli_fail("%s: '%s' is no regular file, it cannot be replaced", what, path);
     return folder_of(folder, sizeof folder, target);
 }
 
@@ -167,8 +170,14 @@ static void json_video(job *j, const char *method, const char *path, const esa_g
     cli_json_text(json, "kernel", s->session.kernel);
 }
 
-static void table_row(job *j, const char *method, const char *path, const esa_generate_stats *s, const esa_generate_stats *dense, const esa_metrics *m)
+static void table_row(job *j, const char *method, const char *path, const esa_generate_stats *s, const esa_generate_stats *dense,
+                      const esa_metrics *m)
 {
+    static const char *const head[] = { "video", "method", "time", "s/step", "speedup", "density", "PSNR", "SSIM" };
+    if (!j->table) {
+        j->table = cli_table_new(8, 2);
+        for (int i = 0; i < 8; i++) cli_cell(j->table, "%s", head[i]);
+    }
     cli_table *t = j->table;
     cli_cell(t, "%s", path);
     cli_cell(t, "%s", method);
@@ -250,8 +259,8 @@ static int one_prompt(job *j, const char *prompt, const char *path)
             printf("%s: %d frames of %d x %d, %d steps, seed %lld, %s", path, stats.frames, stats.width, stats.height, stats.steps,
                    (long long)o->seed, method);
             if (stats.session.sparse_calls) printf(" at density %.3f", stats.session.density);
-            printf("; %.1f s (text %.1f, denoising %.1f, decoding %.1f), peak %.0f MB\n", stats.seconds, stats.text_seconds, stats.denoise_seconds,
-                   stats.decode_seconds, 1e-6 * (double)stats.peak_bytes);
+            printf("; %.1f s (text %.1f, denoising %.1f, decoding %.1f), peak %.0f MB\n", stats.seconds, stats.text_seconds,
+                   stats.denoise_seconds, stats.decode_seconds, 1e-6 * (double)stats.peak_bytes);
             fflush(stdout);
         }
         cli_json_close(j->json);
@@ -296,7 +305,8 @@ static int open_failed(job *j, esa_status status)
 {
     const char *family = status == ESA_ERR_UNSUPPORTED ? cli_model_family(esa_ctx_error(j->ctx)) : NULL;
     if (family)
-        return cli_fail("%s: the engine does not run %s yet; diffusers with esa.apply(pipe, esa.EsaConfig(budget=0.5)) in Python does", what, family);
+        return cli_fail("%s: the engine does not run %s yet; diffusers with esa.apply(pipe, esa.EsaConfig(budget=0.5)) in Python does", what,
+                        family);
     return cli_fail_esa(j->ctx, status, what);
 }
 
@@ -317,16 +327,14 @@ static int with_model(job *j, const char *folder)
     j->info.struct_size = sizeof j->info;
     opened = j->video.model_info(j->model, &j->info);
     if (opened != ESA_OK) return cli_fail_esa(j->ctx, opened, what);
-    int status = cli_prompts_get(&prompts, o->prompt_embeds ? "" : o->prompt, o->prompts_file, o->num_prompts, strcmp(j->info.name, "wan-tiny") == 0, what);
+    const int tiny = strcmp(j->info.name, "wan-tiny") == 0;
+    int status = cli_prompts_get(&prompts, o->prompt_embeds ? "" : o->prompt, o->prompts_file, o->num_prompts, tiny, what);
     if (status) return status;
     if (prompts.count > 1 && !o->output_dir) {
         cli_fail("%s: %lld prompts need --output-dir DIR", what, (long long)prompts.count);
         status = CLI_USAGE;
     }
     j->json = cli_json_new();
-    j->table = o->compare ? cli_table_new(8, 2) : NULL;
-    static const char *const head[] = { "video", "method", "time", "s/step", "speedup", "density", "PSNR", "SSIM" };
-    for (int i = 0; i < 8 && j->table; i++) cli_cell(j->table, "%s", head[i]);
     cli_machine_json(j->json, j->ctx, NULL);
     cli_json_text(j->json, "model", j->info.name);
     cli_json_text(j->json, "config_hash", j->info.config_hash);
@@ -335,14 +343,10 @@ static int with_model(job *j, const char *folder)
     cli_json_real(j->json, "budget", o->budget);
     cli_json_open(j->json, "videos", '[');
     if (!status) status = all_prompts(j, &prompts);
-    if (!status && j->table) {
+    if (j->table) {                                     /* also after a failure: the videos in it are whole */
         cli_table_print(j->table, stdout);
-        j->table = NULL;
-        printf("\ntime: everything; speedup: of the denoising steps; density: kept key blocks where attention is sparse; PSNR, SSIM: against dense.\n");
-    }
-    if (j->table) {
-        FILE *nowhere = fopen("/dev/null", "w");
-        if (nowhere) { cli_table_print(j->table, nowhere); fclose(nowhere); }
+        printf("\ntime: everything; speedup: of the denoising steps; density: kept key blocks where attention is sparse;\n"
+               "PSNR, SSIM: against the dense video.\n");
     }
     const int saved = cli_json_save(j->json, status ? NULL : o->json);
     cli_prompts_free(&prompts);

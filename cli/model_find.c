@@ -76,8 +76,8 @@ static int find_named(char *folder, size_t size, const named *m, const char *wha
                         m->name, root ? ", which is " : "", root ? root : ", which is not set");
     }
     if (in_hub(folder, size, m->hub)) return CLI_OK;
-    return cli_fail("%s: the model %s was found neither under $ESA_MODELS (%s) nor in the hub's cache; `hf download %s` puts it there", what, m->name,
-                    root && *root ? root : "not set", m->hub);
+    return cli_fail("%s: the model %s was found neither under $ESA_MODELS (%s) nor in the hub's cache; `hf download %s` puts it there", what,
+                    m->name, root && *root ? root : "not set", m->hub);
 }
 
 int cli_model_find(char *folder, size_t size, const char *model, const char *what)
@@ -100,5 +100,6 @@ int cli_model_find(char *folder, size_t size, const char *model, const char *wha
     }
     const char *near = strchr(model, '/') ? NULL : cli_nearest(model, names, MODELS);
     if (near) return cli_fail("%s: there is no model '%s', did you mean %s?", what, model, near);
-    return cli_fail("%s: there is no model folder '%s', and the names are wan-tiny, wan-t2v-1.3b, wan-t2v-14b, cogvideox-5b and hunyuan-video", what, model);
+    return cli_fail("%s: there is no model folder '%s', and the names are wan-tiny, wan-t2v-1.3b, wan-t2v-14b, cogvideox-5b and hunyuan-video",
+                    what, model);
 }

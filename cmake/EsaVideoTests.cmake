@@ -61,3 +61,8 @@ if(TARGET esa_cli)
            ${CMAKE_CURRENT_SOURCE_DIR}/models)
   set_tests_properties(cli.generate PROPERTIES LABELS video TIMEOUT 1200)
 endif()
+if(NOT ESA_SANITIZE)
+  add_test(NAME tree.video_symbols COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/headers/check_video_symbols.sh ${CMAKE_CURRENT_SOURCE_DIR}
+           $<TARGET_FILE:esa_video>)
+  set_tests_properties(tree.video_symbols PROPERTIES LABELS tree TIMEOUT 120)
+endif()

@@ -18,7 +18,8 @@ esa_status esa_frames_new(esa_ctx *ctx, esa_frames **frames, int64_t count, int6
     uint8_t *rgb = f ? esa_mem_zalloc(&ctx->mem, bytes) : NULL;
     if (!rgb) {
         esa_mem_free(&ctx->mem, f, sizeof *f);
-        return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for %lld frames of %lld x %lld", (long long)count, (long long)width, (long long)height);
+        return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for %lld frames of %lld x %lld", (long long)count, (long long)width,
+                        (long long)height);
     }
     *f = (esa_frames){ .mem = ctx->mem, .count = (int32_t)count, .height = (int32_t)height, .width = (int32_t)width, .fps = fps,
                        .rgb = rgb, .bytes = bytes };

@@ -90,7 +90,8 @@ static esa_status encode(movie *m, const esa_frames *frames, AVRational rate, in
     static const char *const names[] = { "libx264", "libopenh264", "mpeg4" };
     for (int i = 0; i < 3 && !m->codec; i++) m->codec = open_encoder(names[i], frames, rate, quality);
     if (!m->codec)
-        return esa_fail(m->ctx, ESA_ERR_UNSUPPORTED, "%.200s cannot be written: this FFmpeg has neither an H.264 nor an MPEG-4 encoder that takes "
+        return esa_fail(m->ctx, ESA_ERR_UNSUPPORTED,
+                        "%.200s cannot be written: this FFmpeg has neither an H.264 nor an MPEG-4 encoder that takes "
                         "%d x %d pixels; .y4m works without", m->path, frames->width, frames->height);
     int error = avformat_alloc_output_context2(&m->format, NULL, "mp4", NULL);
     if (error < 0) return failed(m, "no MP4 writer", error);
@@ -114,7 +115,8 @@ static esa_status encode(movie *m, const esa_frames *frames, AVRational rate, in
             error = av_frame_make_writable(m->frame);
             if (error < 0) return failed(m, "encoding failed", error);
             const int64_t pitch[3] = { m->frame->linesize[0], m->frame->linesize[1], m->frame->linesize[2] };
-            esa_rgb_to_yuv420(m->frame->data, pitch, frames->rgb + (int64_t)i * frames->height * frames->width * 3, frames->height, frames->width);
+            esa_rgb_to_yuv420(m->frame->data, pitch, frames->rgb + (int64_t)i * frames->height * frames->width * 3, frames->height,
+                              frames->width);
             m->frame->pts = i;
         }
         error = avcodec_send_frame(m->codec, i < frames->count ? m->frame : NULL);

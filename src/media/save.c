@@ -86,7 +86,8 @@ static esa_status save_folder(esa_ctx *ctx, const esa_frames *frames, const char
         const int64_t others = foreign(folder);
         if (others < 0) return esa_fail(ctx, ESA_ERR_IO, "%.200s cannot be read: %s", folder, strerror(errno));
         if (others > 0)
-            return esa_fail(ctx, ESA_ERR_IO, "%.200s holds %lld entries that are not pictures of a video; give a new folder", folder, (long long)others);
+            return esa_fail(ctx, ESA_ERR_IO, "%.200s holds %lld entries that are not pictures of a video; give a new folder", folder,
+                            (long long)others);
     }
     snprintf(temp, sizeof temp, "%s.XXXXXX", folder);
     if (!mkdtemp(temp)) return esa_fail(ctx, ESA_ERR_IO, "%.200s cannot be written: %s", folder, strerror(errno));
@@ -113,7 +114,8 @@ static esa_status save(esa_ctx *ctx, const esa_frames *frames, const char *path,
 {
     const esa_save_params p = params ? *params : esa_save_params_default();
     if (!frames || !path || !*path) return esa_fail(ctx, ESA_ERR_ARGUMENT, "frames or path is missing");
-    if (p.struct_size != sizeof p) return esa_fail(ctx, ESA_ERR_VERSION, "esa_save_params has %u bytes, expected %u", p.struct_size, (unsigned)sizeof p);
+    if (p.struct_size != sizeof p)
+        return esa_fail(ctx, ESA_ERR_VERSION, "esa_save_params has %u bytes, expected %u", p.struct_size, (unsigned)sizeof p);
     if (p.quality < 0 || p.quality > 100) return esa_fail(ctx, ESA_ERR_ARGUMENT, "quality was given %d, expected 0 .. 100", p.quality);
     if (p.fps != 0 && !(p.fps >= 0.01 && p.fps <= 1000))
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "fps was given %g, expected 0 (the frames' own) or 0.01 .. 1000", p.fps);
@@ -126,7 +128,8 @@ static esa_status save(esa_ctx *ctx, const esa_frames *frames, const char *path,
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "%.200s holds one picture, the video has %d frames: give a folder (a name that ends in /)", path,
                         frames->count);
     }
-    return esa_fail(ctx, ESA_ERR_ARGUMENT, "%.200s has no ending that names a format: expected .mp4, .y4m, .png, or a folder (a name that ends in /)", path);
+    return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                    "%.200s has no ending that names a format: expected .mp4, .y4m, .png, or a folder (a name that ends in /)", path);
 }
 
 esa_status esa_frames_save(esa_ctx *ctx, const esa_frames *frames, const char *path, const esa_save_params *params)

@@ -14,7 +14,8 @@ static esa_status write_all(esa_outfile *out, const esa_frames *frames, uint8_t 
     int32_t numerator, denominator;
     char head[160];
     esa_fps_fraction(&numerator, &denominator, fps);
-    snprintf(head, sizeof head, "YUV4MPEG2 W%d H%d F%d:%d Ip A1:1 C444 XCOLORRANGE=LIMITED\n", frames->width, frames->height, numerator, denominator);
+    snprintf(head, sizeof head, "YUV4MPEG2 W%d H%d F%d:%d Ip A1:1 C444 XCOLORRANGE=LIMITED\n", frames->width, frames->height, numerator,
+             denominator);
     esa_status status = esa_outfile_write(out, head, (int64_t)strlen(head));
     for (int64_t i = 0; i < frames->count && status == ESA_OK; i++) {
         esa_rgb_to_yuv444(plane, pitch, frames->rgb + i * size * 3, frames->height, frames->width);

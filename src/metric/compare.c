@@ -29,8 +29,8 @@ static esa_status measure(esa_ctx *ctx, esa_metrics *out, const esa_frames *a, c
         return esa_fail(ctx, ESA_ERR_SHAPE, "%d frames of %d x %d cannot be compared with %d frames of %d x %d", b->count, b->width, b->height,
                         a->count, a->width, a->height);
     if (a->height < ESA_SSIM_WINDOW || a->width < ESA_SSIM_WINDOW)
-        return esa_fail(ctx, ESA_ERR_SHAPE, "frames of %d x %d are smaller than the window of SSIM, %d x %d", a->width, a->height, ESA_SSIM_WINDOW,
-                        ESA_SSIM_WINDOW);
+        return esa_fail(ctx, ESA_ERR_SHAPE, "frames of %d x %d are smaller than the window of SSIM, %d x %d", a->width, a->height,
+                        ESA_SSIM_WINDOW, ESA_SSIM_WINDOW);
     compare c = { .a = a, .b = b, .each = esa_ssim_scratch(a->width) };
     const int64_t threads = esa_pool_threads(ctx->pool), per_frame = (int64_t)(sizeof *c.ssim + sizeof *c.error);
     const int64_t bytes = a->count * per_frame + threads * c.each * (int64_t)sizeof *c.scratch;

@@ -40,7 +40,8 @@ const uint32_t *esa_video_abi(void)
 static esa_status inner_ctx(esa_ctx *outer, esa_ctx **inner)
 {
     static const struct { const char *name; int32_t level; } levels[] = {
-        { "ref", ESA_CPU_REF }, { "avx2", ESA_CPU_AVX2 }, { "avx512", ESA_CPU_AVX512 }, { "avx512bf16", ESA_CPU_AVX512BF16 }, { "neon", ESA_CPU_NEON },
+        { "ref", ESA_CPU_REF }, { "avx2", ESA_CPU_AVX2 }, { "avx512", ESA_CPU_AVX512 }, { "avx512bf16", ESA_CPU_AVX512BF16 },
+        { "neon", ESA_CPU_NEON },
     };
     esa_ctx_params p = esa_ctx_params_default();
     p.threads = esa_ctx_threads(outer);
@@ -124,7 +125,8 @@ static esa_status read_configs(esa_model *m)
     if (m->vae_config.out_channels != 3)
         return esa_fail(m->ctx, ESA_ERR_UNSUPPORTED, "the VAE gives %d channels, expected 3 (RGB)", m->vae_config.out_channels);
     if ((m->parts & ESA_PART_TEXT) && m->text_config.d_model != m->wan.text_dim)
-        return esa_fail(m->ctx, ESA_ERR_MISMATCH, "the text encoder gives %d features, the transformer takes %d", m->text_config.d_model, m->wan.text_dim);
+        return esa_fail(m->ctx, ESA_ERR_MISMATCH, "the text encoder gives %d features, the transformer takes %d", m->text_config.d_model,
+                        m->wan.text_dim);
     return ESA_OK;
 }
 
@@ -205,8 +207,10 @@ static esa_status begin(esa_ctx *outer, esa_model **model, const char *folder, c
     const esa_model_params p = params ? *params : esa_model_params_default();
     *model = NULL;
     if (!folder || !*folder) return esa_fail(outer, ESA_ERR_ARGUMENT, "no model folder was given");
-    if (p.struct_size != sizeof p) return esa_fail(outer, ESA_ERR_VERSION, "esa_model_params has %u bytes, expected %u", p.struct_size, (unsigned)sizeof p);
-    if (p.hold < ESA_HOLD_AUTO || p.hold > ESA_HOLD_BF16) return esa_fail(outer, ESA_ERR_ARGUMENT, "hold is %d, expected 0 .. %d", p.hold, ESA_HOLD_BF16);
+    if (p.struct_size != sizeof p)
+        return esa_fail(outer, ESA_ERR_VERSION, "esa_model_params has %u bytes, expected %u", p.struct_size, (unsigned)sizeof p);
+    if (p.hold < ESA_HOLD_AUTO || p.hold > ESA_HOLD_BF16)
+        return esa_fail(outer, ESA_ERR_ARGUMENT, "hold is %d, expected 0 .. %d", p.hold, ESA_HOLD_BF16);
     if (p.parts < 1 || p.parts > ESA_PART_ALL) return esa_fail(outer, ESA_ERR_ARGUMENT, "parts is %d, expected 1 .. %d", p.parts, ESA_PART_ALL);
     esa_model *m = esa_mem_zalloc(&outer->mem, sizeof *m);
     if (!m) return esa_fail(outer, ESA_ERR_MEMORY, "out of memory for a model");

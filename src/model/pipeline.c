@@ -70,14 +70,16 @@ static esa_status check_sizes(esa_model *m, run *r)
     if (isnan(p->guidance)) p->guidance = i->guidance;
     if (p->frames < 1 || p->frames > ESA_FRAMES_MAX_COUNT)
         return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "%d frames were asked for, expected 1 .. %d", p->frames, ESA_FRAMES_MAX_COUNT);
-    if (p->steps < 1 || p->steps > MAX_STEPS) return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "%d steps were asked for, expected 1 .. %d", p->steps, MAX_STEPS);
-    if (!isfinite(p->guidance) || fabs(p->guidance) > 1000) return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "guidance is %g, expected a number up to 1000", p->guidance);
+    if (p->steps < 1 || p->steps > MAX_STEPS)
+        return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "%d steps were asked for, expected 1 .. %d", p->steps, MAX_STEPS);
+    if (!isfinite(p->guidance) || fabs(p->guidance) > 1000)
+        return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "guidance is %g, expected a number up to 1000", p->guidance);
     const int32_t side[2] = { p->height, p->width };
     for (int s = 0; s < 2; s++) {
         const int32_t unit = i->factor[1 + s] * i->patch[1 + s];
         if (side[s] < unit || side[s] % unit || side[s] > ESA_FRAMES_MAX_SIDE)
-            return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "%s was given %d, this model takes multiples of %d from %d to %d", s ? "width" : "height", side[s],
-                            unit, unit, ESA_FRAMES_MAX_SIDE / unit * unit);
+            return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "%s was given %d, this model takes multiples of %d from %d to %d",
+                            s ? "width" : "height", side[s], unit, unit, ESA_FRAMES_MAX_SIDE / unit * unit);
         r->latent[1 + s] = side[s] / i->factor[1 + s];
     }
     r->latent[0] = (p->frames - 1) / i->factor[0] + 1;
@@ -96,12 +98,14 @@ static esa_status check_params(esa_model *m, run *r, const esa_generate_params *
     if (!m->dit) return esa_fail(m->ctx, ESA_ERR_STATE, "this model was opened without its transformer");
     if (p->decode && !m->vae) return esa_fail(m->ctx, ESA_ERR_STATE, "this model was opened without its VAE; it can make latents only");
     if (!p->prompt && !p->prompt_embeds) return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "neither a prompt nor embeddings were given");
-    if (p->prompt && p->prompt_embeds) return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "a prompt and embeddings are two ways to say one thing; give one");
+    if (p->prompt && p->prompt_embeds)
+        return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "a prompt and embeddings are two ways to say one thing; give one");
     if (p->max_text_tokens < 0 || p->max_text_tokens > 65536)
         return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "max_text_tokens is %d, expected 0 (512) .. 65536", p->max_text_tokens);
     if (p->scheduler < ESA_SCHEDULER_MODEL || p->scheduler > ESA_SCHEDULER_EULER)
         return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "scheduler is %d, expected 0 .. %d", p->scheduler, ESA_SCHEDULER_EULER);
-    if (!(p->flow_shift >= 0 && p->flow_shift <= 1000)) return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "flow_shift is %g, expected 0 .. 1000", p->flow_shift);
+    if (!(p->flow_shift >= 0 && p->flow_shift <= 1000))
+        return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "flow_shift is %g, expected 0 .. 1000", p->flow_shift);
     if (p->session.mode == ESA_SESSION_CACHED && !p->masks) return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "cached masks need a mask file");
     if (p->session.mode == ESA_SESSION_RECORD && !p->record) return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "recording needs a file to record into");
     return check_sizes(m, r);

@@ -43,7 +43,8 @@ static esa_status convert(esa_ctx *ctx, esa_loaded *out, const esa_tensor_info *
     const esa_weight w = { .data = info->data, .dtype = info->dtype, .rank = 1, .dim = { count } };
     esa_weight_to_f32(out->data, &w, 0, count);
     for (int64_t i = 0; i < count; i++)
-        if (!isfinite(out->data[i])) return esa_fail(ctx, ESA_ERR_FORMAT, "%.160s: tensor %.60s holds values that are not finite", path, info->name);
+        if (!isfinite(out->data[i]))
+            return esa_fail(ctx, ESA_ERR_FORMAT, "%.160s: tensor %.60s holds values that are not finite", path, info->name);
     return ESA_OK;
 }
 

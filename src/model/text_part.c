@@ -78,7 +78,8 @@ esa_status esa_text_part_encode(esa_text_part *part, float *out, const char *pro
     int32_t *ids = esa_mem_alloc(&ctx->mem, id_bytes);
     if (!ids) status = esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the tokens of the prompt");
     if (status == ESA_OK) status = esa_tokenizer_encode(part->tokenizer, clean, ids, rows, &count, &total);
-    if (status == ESA_OK && total > count) esa_log(ctx, ESA_LOG_WARNING, "the prompt has %d tokens, the last %d are cut off", total, total - count);
+    if (status == ESA_OK && total > count)
+        esa_log(ctx, ESA_LOG_WARNING, "the prompt has %d tokens, the last %d are cut off", total, total - count);
     if (status == ESA_OK) status = esa_umt5_encode(part->encoder, out, ids, count);
     if (status == ESA_OK) memset(out + (int64_t)count * part->d_model, 0, (size_t)(rows - count) * (size_t)part->d_model * sizeof *out);
     esa_mem_free(&ctx->mem, ids, id_bytes);

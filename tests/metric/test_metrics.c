@@ -60,7 +60,8 @@ static void like_scikit_image(void **state)
         for (int64_t i = 0; i < frames; i++) {
             const uint8_t *p = (const uint8_t *)a.data + i * size, *q = (const uint8_t *)b.data + i * size;
             const double got = esa_ssim(p, q, height, width, scratch);
-            if (!(fabs(got - real(&ssim, i)) < CLOSE)) fail_msg("%s, frame %d: SSIM %.12f, expected %.12f", names[n], (int)i, got, real(&ssim, i));
+            if (!(fabs(got - real(&ssim, i)) < CLOSE))
+                fail_msg("%s, frame %d: SSIM %.12f, expected %.12f", names[n], (int)i, got, real(&ssim, i));
             assert_true(fabs(esa_psnr(esa_squared_error(p, q, size), size) - real(&psnr, i)) < CLOSE);
             mean += got / (double)frames;
             least = fmin(least, got);

@@ -43,7 +43,12 @@ static esa_generate_params tiny(void)
 
 /* ---------------------------------------------------------------- parity */
 
-typedef struct golden_case { const char *name, *prompt, *negative; int32_t frames, height, width, steps; double guidance; uint64_t seed; } golden_case;
+typedef struct golden_case {
+    const char *name, *prompt, *negative;
+    int32_t frames, height, width, steps;
+    double guidance;
+    uint64_t seed;
+} golden_case;
 static const golden_case cases[] = {                    /* as tools/golden/pipeline.py */
     { "guided", "a red ball rolls to the right over a blue floor", NULL, 5, 64, 48, 4, 4.0, 0 },
     { "negative", "A &lt;large&gt;  green ring grows", "blue", 1, 32, 64, 3, 2.5, 7 },
@@ -101,7 +106,8 @@ static void like_diffusers(void **state)
             worst = fmax(worst, fabs((double)x - (double)y));
             scale = fmax(scale, fabs((double)x));
         }
-        if (!(worst <= 1e-4 * scale)) fail_msg("%s: latents differ by %g at a scale of %g; were the weights changed? (tools/golden/pipeline.py)", c->name, worst, scale);
+        if (!(worst <= 1e-4 * scale))
+            fail_msg("%s: latents differ by %g at a scale of %g; were the weights changed? (tools/golden/pipeline.py)", c->name, worst, scale);
         const int64_t size = (int64_t)c->frames * c->height * c->width * 3;
         esa_metrics m = { .struct_size = sizeof m };
         assert_int_equal(esa_frames_create(ctx, &want, find(file, c->name, "video", size), c->frames, c->height, c->width, 16), ESA_OK);
@@ -145,7 +151,8 @@ static void described(void **state)
     assert_int_equal(esa_model_get_info(model, &info), ESA_OK);
     assert_string_equal(info.name, "wan-tiny");
     assert_true(info.frames == 33 && info.height == 128 && info.width == 128 && info.steps == 8 && info.guidance == 4.0 && info.fps == 16.0);
-    assert_true(info.factor[0] == 2 && info.factor[1] == 4 && info.factor[2] == 4 && info.patch[0] == 1 && info.patch[1] == 2 && info.patch[2] == 2);
+    assert_true(info.factor[0] == 2 && info.factor[1] == 4 && info.factor[2] == 4);
+    assert_true(info.patch[0] == 1 && info.patch[1] == 2 && info.patch[2] == 2);
     assert_true(info.parameters[0] > 7000000 && info.parameters[1] > 1000000 && info.held_bytes > 1000000);
     info.struct_size = 1;
     assert_int_equal(esa_model_get_info(model, &info), ESA_ERR_VERSION);
