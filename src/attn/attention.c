@@ -96,9 +96,10 @@ static esa_status select_cuda(esa_ctx *ctx, esa_mask **mask, esa_select_args *a)
 {
     esa_mask like = { .B = a->B, .H = a->Hq, .Nq = a->Nq, .Nk = a->Nk, .nq = a->nq, .nk = a->nk, .block_q = a->params.block_q,
                       .block_k = a->params.block_k, .mode = a->params.mode, .layout = a->params.layout };
-    esa_mask *made = esa_cuda_mask_like(ctx, &like);
-    if (!made) return ESA_ERR_MEMORY;
-    const esa_status status = esa_cuda_select(ctx, a, made, NULL);
+    esa_mask *made;
+    esa_status status = esa_cuda_mask_like(ctx, &made, &like);
+    if (status) return status;
+    status = esa_cuda_select(ctx, a, made, NULL);
     if (status) esa_mask_free(made);
     else *mask = made;
     return status;

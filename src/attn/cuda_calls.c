@@ -44,8 +44,9 @@ esa_status esa_cuda_select(esa_ctx *ctx, const esa_select_args *args, esa_mask *
     a.perm_q = mask->perm_q;
     a.perm_k = mask->perm_k;
     esa_status status = ESA_OK;
-    if (!ws) status = esa_cuda_scratch(ctx, &ws, c->table->select_workspace(c->dev, &a));
-    if (!status) status = esa_cuda_status(ctx, c->table->select(c->dev, &a, &view, ws, ctx->cuda_stream));
+    if (!ws && (status = esa_cuda_scratch(ctx, &ws, c->table->select_workspace(c->dev, &a)))) return status;
+    mask->filled = 0;                                   /* a selection that fails half way leaves an empty mask, not an old one */
+    status = esa_cuda_status(ctx, c->table->select(c->dev, &a, &view, ws, ctx->cuda_stream));
     if (!status) esa_select_sign(&a, mask, 0);          /* what exists is in mask->facts */
     return status;
 }
@@ -84,12 +85,13 @@ esa_status esa_cuda_importance(esa_ctx *ctx, const esa_select_args *args, float 
 {
     /* A mask of one block carries the permutations of the layout for the time of the call. */
     esa_mask like = { .B = 1, .H = 1, .Nq = args->Nq, .Nk = args->Nk, .nq = 1, .nk = 1, .mode = args->params.mode, .layout = args->params.layout };
-    esa_mask *orders = esa_cuda_mask_like(ctx, &like);
-    if (!orders) return ESA_ERR_MEMORY;
+    esa_mask *orders;
+    esa_status status = esa_cuda_mask_like(ctx, &orders, &like);
+    if (status) return status;
     esa_select_args a = *args;
     a.perm_q = orders->perm_q;
     a.perm_k = orders->perm_k;
-    const esa_status status = importance_ordered(ctx, &a, out, entropy);
+    status = importance_ordered(ctx, &a, out, entropy);
     esa_mask_free(orders);
     return status;
 }

@@ -1,30 +1,60 @@
 /* device.c - finding and opening the CUDA plugin, GPU scratch, and the public calls about the GPU.
  * SPDX-License-Identifier: Apache-2.0 */
-#define _GNU_SOURCE                     /* dladdr */
+#define _GNU_SOURCE                     /* dladdr, dl_iterate_phdr */
 #include "attn/device.h"
 
 #include <dlfcn.h>
+#include <link.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 _Static_assert(offsetof(esa_device_info, memory) == 32 && offsetof(esa_device_info, name) == 48 && offsetof(esa_device_info, reserved) == 144,
                "esa_device_info offsets");
 
 #define PLUGIN_NAME "libesa_cuda.so"
 
-/* $ESA_CUDA_LIB, or the file beside the one this code was loaded from. 0 if the path does not fit. */
+static const char here = 0;             /* an object of this library: where it lies, the library lies */
+
+/* For the first object of the process, the executable: 1 into *inside if it holds `here`, that is, if libesa is linked into it. */
+static int look_at_executable(struct dl_phdr_info *object, size_t size, void *inside)
+{
+    (void)size;
+    for (int i = 0; i < object->dlpi_phnum; i++) {
+        const uintptr_t low = object->dlpi_addr + object->dlpi_phdr[i].p_vaddr;
+        if (object->dlpi_phdr[i].p_type == PT_LOAD && (uintptr_t)&here - low < object->dlpi_phdr[i].p_memsz) *(int32_t *)inside = 1;
+    }
+    return 1;                           /* the others are not looked at */
+}
+
+/* The file this code was loaded from. An executable is known to dladdr by the word it was called with, which is no path when it was found
+ * through $PATH: the kernel knows better. 0 if nobody knows. */
+static int32_t own_path(char *path, size_t bytes)
+{
+    int32_t executable = 0;
+    dl_iterate_phdr(look_at_executable, &executable);
+    if (executable) {
+        const ssize_t length = readlink("/proc/self/exe", path, bytes);
+        if (length < 1 || (size_t)length >= bytes) return 0;
+        path[length] = 0;
+        return 1;
+    }
+    Dl_info info;
+    return dladdr(&here, &info) && info.dli_fname && (size_t)snprintf(path, bytes, "%s", info.dli_fname) < bytes;
+}
+
+/* $ESA_CUDA_LIB, or the file beside the one this code was loaded from. With a slash in it always: dlopen looks for bare names in places
+ * that nobody named. 0 if the path does not fit. */
 static int32_t plugin_path(char *path, size_t bytes)
 {
     const char *given = getenv("ESA_CUDA_LIB");
-    if (given && *given) return (size_t)snprintf(path, bytes, "%s", given) < bytes;
-    static const char here = 0;                         /* any object of this library */
-    Dl_info info;
-    if (!dladdr(&here, &info) || !info.dli_fname) return 0;
-    const char *slash = strrchr(info.dli_fname, '/');
-    const int folder = slash ? (int)(slash - info.dli_fname + 1) : 2;
-    return (size_t)snprintf(path, bytes, "%.*s" PLUGIN_NAME, folder, slash ? info.dli_fname : "./") < bytes;
+    if (given && *given) return (size_t)snprintf(path, bytes, "%s%s", strchr(given, '/') ? "" : "./", given) < bytes;
+    if (!own_path(path, bytes)) return 0;
+    char *const slash = strrchr(path, '/'), *const name = slash ? slash + 1 : path;
+    const size_t room = bytes - (size_t)(name - path);
+    return (size_t)snprintf(name, room, "%s" PLUGIN_NAME, slash ? "" : "./") < room;
 }
 
 static esa_status load(esa_ctx *ctx, esa_cuda *cuda)
@@ -98,7 +128,7 @@ esa_status esa_cuda_status(esa_ctx *ctx, esa_status status)
 esa_status esa_cuda_scratch(esa_ctx *ctx, void **scratch, int64_t bytes)
 {
     esa_cuda *c = ctx->cuda;
-    if (bytes > c->arena_bytes) {
+    if (bytes < 0 || bytes > c->arena_bytes) {          /* negative: beyond 64 bits, which alloc refuses */
         esa_cuda_trim(ctx);
         const esa_status status = esa_cuda_status(ctx, c->table->alloc(c->dev, &c->arena, bytes));
         if (status) { c->arena = NULL; return status; }
@@ -131,14 +161,12 @@ static esa_status upload_order(esa_ctx *ctx, int32_t **perm, const esa_mask *m, 
     return esa_cuda_status(ctx, status);
 }
 
-esa_mask *esa_cuda_mask_like(esa_ctx *ctx, const esa_mask *like)
+esa_status esa_cuda_mask_like(esa_ctx *ctx, esa_mask **mask, const esa_mask *like)
 {
     const esa_cuda *c = ctx->cuda;
+    *mask = NULL;
     esa_mask *m = esa_mem_alloc(&ctx->mem, (int64_t)sizeof *m);
-    if (!m) {
-        esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for a mask");
-        return NULL;
-    }
+    if (!m) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for a mask");
     *m = *like;
     m->mem = ctx->mem;
     m->device = ESA_DEVICE_CUDA;
@@ -153,9 +181,17 @@ esa_mask *esa_cuda_mask_like(esa_ctx *ctx, const esa_mask *like)
     if (status) esa_cuda_status(ctx, status);
     if (!status) status = upload_order(ctx, &m->perm_q, m, 0);
     if (!status) status = upload_order(ctx, &m->perm_k, m, 1);
-    if (!status) return m;
-    esa_mask_free(m);
-    return NULL;
+    if (status) esa_mask_free(m);
+    else *mask = m;
+    return status;
+}
+
+/* *host = the mask in host memory, in memory of ctx unless it already lies there. */
+static esa_status read_mask(esa_ctx *ctx, const esa_mask **host, const esa_mask *mask)
+{
+    const esa_status status = esa_mask_on_host(host, mask, &ctx->mem);
+    if (status == ESA_ERR_MEMORY) return esa_fail(ctx, status, "out of memory for a mask");
+    return status ? esa_fail(ctx, status, "the mask could not be read from GPU %d", (int)mask->heap.ordinal) : ESA_OK;
 }
 
 esa_status esa_cuda_mask_copy(esa_ctx *ctx, esa_mask **copy, const esa_mask *mask)
@@ -164,9 +200,9 @@ esa_status esa_cuda_mask_copy(esa_ctx *ctx, esa_mask **copy, const esa_mask *mas
     if (status) return status;
     const esa_cuda *c = ctx->cuda;
     const esa_mask *host;
-    if ((status = esa_mask_on_host(&host, mask))) return esa_fail(ctx, status, "the mask could not be read from its GPU");
-    esa_mask *m = esa_cuda_mask_like(ctx, host);
-    if (m) {
+    if ((status = read_mask(ctx, &host, mask))) return status;
+    esa_mask *m;
+    if (!(status = esa_cuda_mask_like(ctx, &m, host))) {
         const int64_t rows = m->B * m->H * m->nq, facts[2] = { host->existing, esa_mask_kept(host) };
         status = c->table->upload(c->dev, m->count, host->count, rows * 4, ctx->cuda_stream);
         if (!status) status = c->table->upload(c->dev, m->index, host->index, rows * m->cap * 2, ctx->cuda_stream);
@@ -175,7 +211,6 @@ esa_status esa_cuda_mask_copy(esa_ctx *ctx, esa_mask **copy, const esa_mask *mas
         m->filled = 1;
     }
     if (host != mask) esa_mask_free((esa_mask *)host);
-    if (!m) return ESA_ERR_MEMORY;
     if (status) esa_mask_free(m);
     else *copy = m;
     return status;
@@ -184,10 +219,10 @@ esa_status esa_cuda_mask_copy(esa_ctx *ctx, esa_mask **copy, const esa_mask *mas
 static esa_status copy_to_cpu(esa_ctx *ctx, esa_mask **copy, const esa_mask *mask)
 {
     const esa_mask *host;
-    const esa_status status = esa_mask_on_host(&host, mask);
-    if (status) return esa_fail(ctx, status, "the mask could not be read from its GPU");
+    const esa_status status = read_mask(ctx, &host, mask);
+    if (status) return status;
     if (host != mask) { *copy = (esa_mask *)host; return ESA_OK; }
-    esa_mask *m = esa_mask_like(mask);
+    esa_mask *m = esa_mask_like(&ctx->mem, mask);
     if (!m) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for a mask");
     const int64_t rows = m->B * m->H * m->nq;
     memcpy(m->count, mask->count, (size_t)(rows * 4));

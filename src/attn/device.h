@@ -25,9 +25,9 @@ esa_status esa_cuda_status(esa_ctx *ctx, esa_status status);
 /* At least bytes of GPU scratch, kept in the ctx. */
 esa_status esa_cuda_scratch(esa_ctx *ctx, void **scratch, int64_t bytes);
 
-/* An empty mask on the GPU: geometry, facts and layout of like (which may lie anywhere), the permutations of its layout built and uploaded. NULL
- * and a sentence in ctx on failure. ctx->cuda must be open. */
-esa_mask *esa_cuda_mask_like(esa_ctx *ctx, const esa_mask *like);
+/* *mask = an empty mask on the GPU: geometry, facts and layout of like (which may lie anywhere), the permutations of its layout built and
+ * uploaded. NULL and a sentence in ctx on failure. ctx->cuda must be open. */
+esa_status esa_cuda_mask_like(esa_ctx *ctx, esa_mask **mask, const esa_mask *like);
 /* *copy = a filled mask, wherever it lies, on the GPU. */
 esa_status esa_cuda_mask_copy(esa_ctx *ctx, esa_mask **copy, const esa_mask *mask);
 /* The device arrays of a mask on the GPU. */

@@ -2,6 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "attn/attn.h"
 
+#include <math.h>
 #include <string.h>
 
 /* Workspace of attention for one block size; a plan without a selector takes masks of every block size. */
@@ -31,7 +32,7 @@ static int64_t plan_bytes(const esa_plan *plan)
     } else {
         for (int32_t bq = 16; bq <= 256; bq += 16)
             for (int32_t bk = 16; bk <= 256; bk += 16) bytes = esa_max64(bytes, attention_bytes(plan, bq, bk, 1));
-        bytes += 2 * ESA_WORKSPACE_ALIGN + 4 * (plan->shapes.Nq + plan->shapes.Nk);     /* permutations of any mask's order */
+        bytes = esa_size_add(bytes, 2 * ESA_WORKSPACE_ALIGN + 4 * (plan->shapes.Nq + plan->shapes.Nk));    /* permutations of any mask's order */
     }
     return bytes;
 }
@@ -63,7 +64,10 @@ static esa_status create_inside(esa_ctx *ctx, esa_plan *plan, const esa_shapes *
         if (moves_q) esa_order_build(plan->perm_q, shapes->Nq, l, 0, plan->select.mode);
         if (moves_k) esa_order_build(plan->perm_k, shapes->Nk, l, 1, plan->select.mode);
     }
-    plan->workspace = esa_ceil_div(plan_bytes(plan), ESA_WORKSPACE_ALIGN) * ESA_WORKSPACE_ALIGN;
+    const int64_t bytes = plan_bytes(plan);
+    if (bytes < 0 || bytes > INT64_MAX - ESA_WORKSPACE_ALIGN)
+        return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory: the workspace for these shapes would leave the address space");
+    plan->workspace = esa_ceil_div(bytes, ESA_WORKSPACE_ALIGN) * ESA_WORKSPACE_ALIGN;
     return ESA_OK;
 }
 
@@ -99,9 +103,20 @@ void esa_plan_free(esa_plan *plan)
     if (plan) plan_release(plan);
 }
 
+/* An output that was not given. */
+static esa_status refuse_null(const esa_plan *plan, const char *name)
+{
+    const esa_status status = esa_ctx_enter(plan->ctx);
+    if (status) return status;
+    esa_fail(plan->ctx, ESA_ERR_ARGUMENT, "%s is NULL", name);
+    esa_ctx_leave(plan->ctx);
+    return ESA_ERR_ARGUMENT;
+}
+
 esa_status esa_plan_workspace(const esa_plan *plan, int64_t *bytes)
 {
-    if (!plan || !bytes) return ESA_ERR_ARGUMENT;
+    if (!plan) return ESA_ERR_ARGUMENT;
+    if (!bytes) return refuse_null(plan, "bytes");
     *bytes = plan->workspace;
     return ESA_OK;
 }
@@ -111,9 +126,9 @@ esa_status esa_plan_mask(const esa_plan *plan, esa_mask **mask, int64_t B)
     const esa_shapes *s = &plan->shapes;
     if (s->device == ESA_DEVICE_CUDA) {
         esa_mask like = { .B = B, .H = s->Hq, .Nq = s->Nq, .Nk = s->Nk, .nq = plan->nq, .nk = plan->nk, .block_q = plan->select.block_q,
-                          .block_k = plan->select.block_k, .runnable = plan->runnable, .selector = -1, .mode = plan->select.mode, .layout = plan->select.layout };
-        *mask = esa_cuda_mask_like(plan->ctx, &like);
-        return *mask ? ESA_OK : ESA_ERR_MEMORY;
+                          .block_k = plan->select.block_k, .runnable = plan->runnable, .selector = -1, .mode = plan->select.mode, .asked = (double)NAN,
+                          .existing = esa_size_mul(esa_size_mul(B * s->Hq, plan->nq), plan->nk), .layout = plan->select.layout };
+        return esa_cuda_mask_like(plan->ctx, mask, &like);
     }
     *mask = esa_mask_new(&plan->ctx->mem, B, s->Hq, s->Nq, s->Nk, plan->nq, plan->nk, plan->select.block_q, plan->select.block_k);
     if (!*mask) return esa_fail(plan->ctx, ESA_ERR_MEMORY, "out of memory for a mask of %lld x %lld blocks", (long long)plan->nq, (long long)plan->nk);
@@ -124,7 +139,8 @@ esa_status esa_plan_mask(const esa_plan *plan, esa_mask **mask, int64_t B)
 esa_status esa_mask_create(const esa_plan *plan, esa_mask **mask)
 {
     if (mask) *mask = NULL;
-    if (!plan || !mask) return ESA_ERR_ARGUMENT;
+    if (!plan) return ESA_ERR_ARGUMENT;
+    if (!mask) return refuse_null(plan, "mask");
     esa_status status = esa_ctx_enter(plan->ctx);
     if (status) return status;
     if (!plan->has_select) {
@@ -189,7 +205,8 @@ esa_status esa_plan_select(const esa_plan *plan, esa_mask *mask, const esa_tenso
     return status;
 }
 
-static esa_status attention_inside(const esa_plan *plan, const esa_mask *mask, const esa_qkvo *t, void *ws)
+/* Do these views and this mask fit the plan? */
+static esa_status check_attention(const esa_plan *plan, const esa_mask *mask, const esa_qkvo *t)
 {
     esa_status status;
     esa_ctx *ctx = plan->ctx;
@@ -211,7 +228,16 @@ static esa_status attention_inside(const esa_plan *plan, const esa_mask *mask, c
     if (s->device == ESA_DEVICE_CUDA && !plan->has_select && mask && (mask->perm_q || mask->perm_k))
         return esa_fail(ctx, ESA_ERR_UNSUPPORTED, "this plan has no room to gather tokens into the mask's order: give it select params with that layout, or tensors that "
                         "already stand in it (order_applied)");
-    if ((status = plan_scratch(plan, &ws))) return status;
+    return ESA_OK;
+}
+
+static esa_status attention_inside(const esa_plan *plan, const esa_mask *mask, const esa_qkvo *t, void *ws)
+{
+    esa_ctx *ctx = plan->ctx;
+    const esa_shapes *s = &plan->shapes;
+    esa_status status = check_attention(plan, mask, t);
+    if (!status) status = plan_scratch(plan, &ws);
+    if (status) return status;
     esa_attn_args args;
     esa_bind_attention(&args, ctx, s, &plan->attention, mask, t);
     if (s->device == ESA_DEVICE_CUDA) {
@@ -242,10 +268,10 @@ esa_status esa_plan_attention(const esa_plan *plan, const esa_mask *mask, const 
 
 const char *esa_plan_kernel(const esa_plan *plan, const esa_mask *mask, const esa_tensor *q, const esa_tensor *k, const esa_tensor *v, const esa_tensor *o)
 {
-    if (!plan || !q || !k || !v || !o || esa_ctx_enter(plan->ctx)) return "";
+    if (!plan || esa_ctx_enter(plan->ctx)) return "";
     const char *name = "";
     const esa_qkvo t = { q, k, v, o, NULL };
-    if (!esa_check_qkvo(plan->ctx, &t) && q->device == plan->shapes.device) {
+    if (!check_attention(plan, mask, &t)) {
         esa_attn_args args;
         esa_bind_attention(&args, plan->ctx, &plan->shapes, &plan->attention, mask, &t);
         if (mask) { args.perm_q = mask->perm_q; args.perm_k = mask->perm_k; }

@@ -184,7 +184,7 @@ esa_status esa_mask_to_lists(const esa_mask *mask, int32_t *count, int32_t *inde
     if (!mask || !count || !index || cap < 0) return ESA_ERR_ARGUMENT;
     if (!mask->filled) return ESA_ERR_STATE;
     const esa_mask *host;
-    esa_status status = esa_mask_on_host(&host, mask);
+    esa_status status = esa_mask_on_host(&host, mask, &mask->mem);
     if (status) return status;
     status = write_lists(host, count, index, cap);
     if (host != mask) esa_mask_free((esa_mask *)host);
@@ -201,7 +201,7 @@ esa_status esa_mask_to_bits(const esa_mask *mask, uint8_t *bits)
     if (!mask || !bits) return ESA_ERR_ARGUMENT;
     if (!mask->filled) return ESA_ERR_STATE;
     const esa_mask *host;
-    const esa_status status = esa_mask_on_host(&host, mask);
+    const esa_status status = esa_mask_on_host(&host, mask, &mask->mem);
     if (status) return status;
     const int64_t rows = mask->B * mask->H * mask->nq, pitch = esa_ceil_div(mask->nk, 8);
     memset(bits, 0, (size_t)(rows * pitch));

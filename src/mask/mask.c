@@ -52,9 +52,9 @@ void esa_mask_free(esa_mask *mask)
     esa_mem_free(&mem, mask, (int64_t)sizeof *mask);
 }
 
-esa_mask *esa_mask_like(const esa_mask *src)
+esa_mask *esa_mask_like(const esa_allocator *mem, const esa_mask *src)
 {
-    esa_mask *m = esa_mask_new(&src->mem, src->B, src->H, src->Nq, src->Nk, src->nq, src->nk, src->block_q, src->block_k);
+    esa_mask *m = esa_mask_new(mem, src->B, src->H, src->Nq, src->Nk, src->nq, src->nk, src->block_q, src->block_k);
     if (!m) return NULL;
     m->filled = src->filled;
     m->runnable = src->runnable;
@@ -67,11 +67,11 @@ esa_mask *esa_mask_like(const esa_mask *src)
     return m;
 }
 
-esa_status esa_mask_on_host(const esa_mask **host, const esa_mask *mask)
+esa_status esa_mask_on_host(const esa_mask **host, const esa_mask *mask, const esa_allocator *mem)
 {
     *host = mask;
     if (mask->device == ESA_DEVICE_CPU) return ESA_OK;
-    esa_mask *copy = esa_mask_like(mask);
+    esa_mask *copy = esa_mask_like(mem, mask);
     if (!copy) return ESA_ERR_MEMORY;
     const esa_device_heap *dev = &mask->heap;
     int64_t facts[2];

@@ -31,9 +31,9 @@ struct esa_mask {
 esa_mask *esa_mask_new(const esa_allocator *mem, int64_t B, int64_t H, int64_t Nq, int64_t Nk, int64_t nq, int64_t nk,
                        int32_t block_q, int32_t block_k);
 /* An empty mask on the CPU with the geometry and facts of src, without counts; NULL when out of memory. */
-esa_mask *esa_mask_like(const esa_mask *src);
-/* *host = mask itself if it lies on the CPU, else a copy there, which the caller frees if it is not mask. */
-esa_status esa_mask_on_host(const esa_mask **host, const esa_mask *mask);
+esa_mask *esa_mask_like(const esa_allocator *mem, const esa_mask *src);
+/* *host = mask itself if it lies on the CPU, else a copy there (in memory of mem), which the caller frees if it is not mask. */
+esa_status esa_mask_on_host(const esa_mask **host, const esa_mask *mask, const esa_allocator *mem);
 /* Row accessors. */
 static inline int64_t esa_mask_row(const esa_mask *m, int64_t b, int64_t h, int64_t i)
 { return ((m->B == 1 ? 0 : b) * m->H + h) * m->nq + i; }

@@ -161,6 +161,78 @@ static void no_device(void **state)
     unsetenv("ESA_CUDA_LIB");
 }
 
+/* What this program does when it is called as "ask": 0 if it finds a GPU. */
+static int ask(void)
+{
+    esa_ctx *ctx;
+    int32_t count = 0;
+    if (esa_ctx_create(&ctx, NULL)) return 2;
+    const int lost = esa_device_count(ctx, &count) != ESA_OK || count != 1;
+    esa_ctx_free(ctx);
+    return lost;
+}
+
+/* Runs `program` as a shell runs what it found through $PATH: by a bare name, from some other folder. Its exit status. */
+static int run_from(const char *folder, const char *program, const char *plugin, const char *library_path)
+{
+    fflush(NULL);
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        if (plugin) setenv("ESA_CUDA_LIB", plugin, 1);
+        else unsetenv("ESA_CUDA_LIB");
+        if (library_path) setenv("LD_LIBRARY_PATH", library_path, 1);
+        if (chdir(folder)) _exit(8);
+        execl(program, "ask", (char *)NULL);
+        _exit(9);
+    }
+    int how = 0;
+    assert_true(waitpid(child, &how, 0) == child);
+    assert_true(WIFEXITED(how));
+    return WEXITSTATUS(how);
+}
+
+/* libesa is linked into this program: its plugin lies beside the program, wherever the program was called from and by whatever name. */
+static void beside_the_program(void **state)
+{
+    (void)state;
+    char self[4096], stand_in[4096], with[4200], without[4200], program[2][4300], plugin[4300];
+    strcpy(stand_in, beside("libesa_stand_in.so"));
+    strcpy(self, beside(""));
+    if (access(stand_in, R_OK)) {
+        printf("libesa_stand_in.so is not beside this program: not tried\n");
+        return;
+    }
+    snprintf(with, sizeof with, "%swith-XXXXXX", self);
+    snprintf(without, sizeof without, "%swithout-XXXXXX", self);
+    assert_non_null(mkdtemp(with));
+    assert_non_null(mkdtemp(without));
+    const ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    assert_true(n > 0);
+    self[n] = 0;
+    for (int i = 0; i < 2; i++) {
+        snprintf(program[i], sizeof program[i], "%s/program", i ? with : without);
+        assert_int_equal(link(self, program[i]), 0);
+    }
+    snprintf(plugin, sizeof plugin, "%s/libesa_cuda.so", with);
+    assert_int_equal(symlink(stand_in, plugin), 0);
+
+    const int found = run_from("/", program[1], NULL, NULL);
+    const int strayed = run_from(with, program[0], NULL, NULL);                     /* a plugin in the current folder is none of ours */
+    const int named = run_from(with, program[0], "libesa_cuda.so", NULL);           /* unless it was asked for */
+    const int relative = run_from(with, program[0], "../libesa_stand_in.so", NULL);
+    const int searched = run_from("/", program[0], "libesa_cuda.so", with);
+    unlink(plugin);
+    for (int i = 0; i < 2; i++) unlink(program[i]);
+    rmdir(with);
+    rmdir(without);
+    assert_int_equal(found, 0);
+    assert_int_equal(strayed, 1);
+    assert_int_equal(named, 0);
+    assert_int_equal(relative, 0);
+    assert_int_equal(searched, 1);
+}
+
 /* Arguments of the device calls themselves. */
 static void arguments(void **state)
 {
@@ -187,10 +259,12 @@ static void arguments(void **state)
     esa_ctx_free(ctx);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    if (argc == 1 && !strcmp(argv[0], "ask")) return ask();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(no_device), cmocka_unit_test(missing_plugin), cmocka_unit_test(wrong_plugins), cmocka_unit_test(arguments),
+        cmocka_unit_test(no_device), cmocka_unit_test(missing_plugin), cmocka_unit_test(wrong_plugins), cmocka_unit_test(beside_the_program),
+        cmocka_unit_test(arguments),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
