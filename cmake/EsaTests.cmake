@@ -110,7 +110,7 @@ foreach(plugin stand_in other_abi)
   set_target_properties(esa_${plugin} PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/tests)
 endforeach()
 foreach(name test_attention test_plan test_threads test_properties test_reference test_golden test_mass test_mask test_session_policy test_mask_file
-             test_recording test_gpu_attention test_gpu_select test_gpu_calls test_gpu_session)
+             test_recording test_gpu_attention test_gpu_select test_gpu_calls test_gpu_session test_gpu_faults)
   add_test(NAME stand_in.${name} COMMAND ${name})
   set_tests_properties(stand_in.${name} PROPERTIES LABELS stand_in TIMEOUT 1200 ENVIRONMENT
                        "ESA_TEST_DEVICE=cuda;ESA_TEST_SMALL=1;ESA_CUDA_LIB=$<TARGET_FILE:esa_stand_in>")

@@ -174,6 +174,7 @@ void esa_session_drop_rest(esa_session *s, esa_session_rest *rest)
     if (rest->device == ESA_DEVICE_CUDA) esa_session_gpu_release(&s->gpu, rest->bits, rest->bytes);
     else esa_mem_free(&s->ctx->mem, rest->bits, rest->bytes);
     rest->bits = NULL;
+    rest->facts = NULL;
     rest->bytes = 0;
 }
 

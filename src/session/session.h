@@ -29,7 +29,8 @@ typedef struct esa_session_plan {
 /* Mask kept between refreshes, per (branch, layer). */
 typedef struct esa_session_rest {
     uint8_t *bits;                      /* [B][H][nq][ceil(nk/8)], NULL: none */
-    int64_t bytes;
+    int64_t *facts;                     /* CUDA: [2] blocks that exist, blocks kept, behind the bits in the same memory */
+    int64_t bytes;                      /* of both */
     int32_t device;                     /* ESA_DEVICE_* on which bits lie */
     int32_t made;                       /* 1: bits hold a mask of this video */
     esa_shapes shapes;                  /* it was made for; a mask of another shape is not reused */

@@ -18,6 +18,7 @@ typedef struct call {
 /* Figures of a sparse call until it has succeeded. */
 typedef struct figures {
     double asked, density, mass, select_seconds;
+    const int64_t *facts;               /* on the GPU: [2] blocks that exist, blocks kept; there density comes from these */
     int32_t made, loaded;
 } figures;
 
@@ -47,15 +48,14 @@ static int32_t decide(const call *c)
 static esa_status attend(const call *c, const esa_session_plan *e, const esa_mask *mask, int32_t action, const figures *f)
 {
     esa_session *s = c->s;
-    const char *kernel = esa_plan_kernel(e->plan, mask, c->q, c->k, c->v, c->o);
     const double start = esa_session_now();
     esa_status status = esa_plan_attention(e->plan, mask, c->q, c->k, c->v, c->o, c->lse, NULL);
     if (status != ESA_OK) return status;
     esa_session_cell *cell = esa_session_at(s, c->layer);
     if (!on_gpu(c)) cell->attention_seconds += esa_session_now() - start;
-    else if ((status = esa_session_gpu_end(&s->gpu, cell, mask, mask != NULL)) != ESA_OK) return status;
+    else if ((status = esa_session_gpu_end(&s->gpu, cell, mask ? f->facts : NULL)) != ESA_OK) return status;
     cell->calls++;
-    cell->kernel = kernel;
+    cell->kernel = esa_plan_kernel(e->plan, mask, c->q, c->k, c->v, c->o);
     cell->when = (int64_t)s->tick;
     if (!mask) {
         cell->dense++;
@@ -142,6 +142,7 @@ static esa_status make_mask(const call *c, const esa_session_plan *e, figures *f
     if (status != ESA_OK) return status;
     f->made = 1;
     f->mass = (double)NAN;
+    f->facts = e->mask->facts;
     if (on_gpu(c)) return esa_session_gpu_between(&c->s->gpu);
     f->select_seconds = esa_session_now() - start;
     f->density = e->mask->existing > 0 ? (double)esa_mask_kept(e->mask) / (double)e->mask->existing : 1;
@@ -159,11 +160,12 @@ static int32_t rests_for(const esa_session_rest *rest, const esa_plan *p)
     return !kv_len || memcmp(rest->kv_len, kv_len, 4 * (size_t)p->shapes.B) == 0;
 }
 
-/* Memory for the mask of a plan and its lengths. */
+/* Memory for the mask of a plan and its lengths; on a GPU also for its facts, because the plan's own mask may be another one by then. */
 static esa_status make_rest(esa_session *s, esa_session_rest *rest, const esa_mask *m, const esa_plan *p)
 {
     const int32_t gpu = m->device == ESA_DEVICE_CUDA;
-    const int64_t bytes = m->B * m->H * m->nq * esa_ceil_div(m->nk, 8), kv_bytes = p->select.kv_len && !gpu ? 4 * p->shapes.B : 0;
+    const int64_t bits_bytes = m->B * m->H * m->nq * esa_ceil_div(m->nk, 8), facts_at = esa_ceil_div(bits_bytes, 16) * 16;
+    const int64_t bytes = gpu ? facts_at + 16 : bits_bytes, kv_bytes = p->select.kv_len && !gpu ? 4 * p->shapes.B : 0;
     rest->made = 0;
     if (rest->bytes != bytes || rest->device != m->device) {
         uint8_t *bits = NULL;
@@ -175,6 +177,7 @@ static esa_status make_rest(esa_session *s, esa_session_rest *rest, const esa_ma
         }
         esa_session_drop_rest(s, rest);
         rest->bits = bits;
+        rest->facts = gpu ? (int64_t *)(void *)(bits + facts_at) : NULL;
         rest->bytes = bytes;
         rest->device = m->device;
     }
@@ -202,6 +205,7 @@ static esa_status refresh_mask(const call *c, const esa_session_plan *e, figures
         const double start = esa_session_now();
         f->density = rest->density;
         f->mass = rest->mass;
+        f->facts = rest->facts;
         if (on_gpu(c)) {
             const esa_status status = esa_session_gpu_expand(&s->gpu, e->mask, rest->bits);
             return status == ESA_OK ? esa_session_gpu_between(&s->gpu) : status;
@@ -213,7 +217,7 @@ static esa_status refresh_mask(const call *c, const esa_session_plan *e, figures
     esa_status status = make_mask(c, e, f);
     if (status == ESA_OK) status = make_rest(s, rest, e->mask, e->plan);
     if (status != ESA_OK) return status;
-    if (on_gpu(c)) status = esa_session_gpu_rest(&s->gpu, e->mask, rest->bits);
+    if (on_gpu(c)) status = esa_session_gpu_rest(&s->gpu, e->mask, rest->bits, rest->facts);
     else esa_mask_to_bits(e->mask, rest->bits);
     if (status != ESA_OK) return status;
     if (rest->kv_len) memcpy(rest->kv_len, e->plan->select.kv_len, (size_t)rest->kv_bytes);
@@ -245,6 +249,7 @@ static esa_status run_online(const call *c)
     if (status == ESA_ERR_UNSUPPORTED || status == ESA_ERR_SHAPE || status == ESA_ERR_MISMATCH) return run_fallback(c, ESA_ERR_POLICY);
     figures f = {.asked = s->params.select.budget};
     if (status == ESA_OK) status = s->params.refresh_every > 1 ? refresh_mask(c, e, &f) : make_mask(c, e, &f);
+    if (status == ESA_ERR_UNSUPPORTED) return run_fallback(c, ESA_ERR_POLICY);      /* a selector that the GPU does not have */
     return status == ESA_OK ? attend(c, e, e->mask, ESA_ACTION_ONLINE, &f) : status;
 }
 
@@ -308,7 +313,7 @@ static esa_status run_cached(const call *c)
     if (status == ESA_OK) status = check_bits(s, cell);
     if (status == ESA_ERR_UNSUPPORTED || status == ESA_ERR_SHAPE) return run_fallback(c, ESA_ERR_POLICY);
     if (status != ESA_OK) return status;
-    figures f = {.asked = s->permille / 1000.0, .mass = (double)NAN, .loaded = 1};
+    figures f = {.asked = s->permille / 1000.0, .mass = (double)NAN, .facts = e->mask->facts, .loaded = 1};
     const double start = esa_session_now();
     e->mask->selector = info->selector;
     e->mask->asked = f.asked;

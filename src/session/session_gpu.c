@@ -72,11 +72,13 @@ esa_status esa_session_gpu_expand(esa_session_gpu *gpu, esa_mask *mask, const ui
     return status;
 }
 
-esa_status esa_session_gpu_rest(esa_session_gpu *gpu, const esa_mask *mask, uint8_t *bits)
+esa_status esa_session_gpu_rest(esa_session_gpu *gpu, const esa_mask *mask, uint8_t *bits, int64_t *facts)
 {
     const esa_cuda *c = gpu->ctx->cuda;
     const esa_cuda_mask view = esa_cuda_mask_view(mask);
-    return esa_cuda_status(gpu->ctx, c->table->lists_to_bits(c->dev, &view, bits, gpu->ctx->cuda_stream));
+    esa_status status = c->table->lists_to_bits(c->dev, &view, bits, gpu->ctx->cuda_stream);
+    if (!status) status = c->table->copy(c->dev, facts, mask->facts, 16, gpu->ctx->cuda_stream);
+    return esa_cuda_status(gpu->ctx, status);
 }
 
 /* ---------------------------------------------------------------- figures */
@@ -107,14 +109,13 @@ esa_status esa_session_gpu_begin(esa_session_gpu *gpu)
 
 esa_status esa_session_gpu_between(esa_session_gpu *gpu) { return record(gpu, 1); }
 
-esa_status esa_session_gpu_end(esa_session_gpu *gpu, esa_session_cell *cell, const esa_mask *mask, int32_t selected)
+esa_status esa_session_gpu_end(esa_session_gpu *gpu, esa_session_cell *cell, const int64_t *facts)
 {
     const esa_cuda *c = gpu->ctx->cuda;
     esa_status status = record(gpu, 2);
-    if (!status && mask)
-        status = esa_cuda_status(gpu->ctx, c->table->copy(c->dev, gpu->facts + 2 * gpu->used, mask->facts, 16, gpu->ctx->cuda_stream));
+    if (!status && facts) status = esa_cuda_status(gpu->ctx, c->table->copy(c->dev, gpu->facts + 2 * gpu->used, facts, 16, gpu->ctx->cuda_stream));
     if (status) return status;
-    gpu->pending[gpu->used++] = (esa_session_pending){ cell, mask != NULL, selected };
+    gpu->pending[gpu->used++] = (esa_session_pending){ cell, facts != NULL };
     return ESA_OK;
 }
 
@@ -124,11 +125,11 @@ static esa_status settle_one(esa_session_gpu *gpu, int32_t i, const int64_t *fac
     const esa_session_pending *p = &gpu->pending[i];
     double select = 0, attention = 0;
     esa_status status = c->table->mark_elapsed(c->dev, &attention, gpu->mark[i][1], gpu->mark[i][2]);
-    if (!status && p->selected) status = c->table->mark_elapsed(c->dev, &select, gpu->mark[i][0], gpu->mark[i][1]);
+    if (!status && p->sparse) status = c->table->mark_elapsed(c->dev, &select, gpu->mark[i][0], gpu->mark[i][1]);
     if (status) return esa_cuda_status(gpu->ctx, status);
     p->cell->attention_seconds += attention;
     p->cell->select_seconds += select;
-    if (p->facts) p->cell->density += facts[2 * i] > 0 ? (double)facts[2 * i + 1] / (double)facts[2 * i] : 1.0;
+    if (p->sparse) p->cell->density += facts[2 * i] > 0 ? (double)facts[2 * i + 1] / (double)facts[2 * i] : 1.0;
     return ESA_OK;
 }
 

@@ -14,8 +14,7 @@ struct esa_session_cell;
 
 typedef struct esa_session_pending {
     struct esa_session_cell *cell;
-    int32_t facts;                      /* 1: density comes from the mask's facts */
-    int32_t selected;                   /* 1: the time between the first two marks counts as selection */
+    int32_t sparse;                     /* 1: density comes from the facts, and the time between the first two marks is selection */
 } esa_session_pending;
 
 typedef struct esa_session_gpu {
@@ -35,18 +34,18 @@ void esa_session_gpu_free(esa_session_gpu *gpu);
  * entered; sentences are in ctx. */
 esa_status esa_session_gpu_cell(esa_session_gpu *gpu, const uint8_t **bits, const uint8_t *host, int64_t cell, int64_t cells, int64_t groups,
                                 int64_t cell_bytes);
-/* Bits into the mask's lists; the mask's lists into bits. */
+/* Bits into the mask's lists; the mask's lists into bits, its facts into facts[2] on the GPU. */
 esa_status esa_session_gpu_expand(esa_session_gpu *gpu, esa_mask *mask, const uint8_t *bits);
-esa_status esa_session_gpu_rest(esa_session_gpu *gpu, const esa_mask *mask, uint8_t *bits);
+esa_status esa_session_gpu_rest(esa_session_gpu *gpu, const esa_mask *mask, uint8_t *bits, int64_t *facts);
 /* Device memory for a mask at rest; counted in bytes. free accepts NULL. */
 esa_status esa_session_gpu_alloc(esa_session_gpu *gpu, uint8_t **bits, int64_t bytes);
 void esa_session_gpu_release(esa_session_gpu *gpu, uint8_t *bits, int64_t bytes);
 
-/* The figures of one call: begin before selection, between when selection is enqueued, end after attention (mask NULL: dense, or its
- * density is known). A call that fails in between just begins anew. */
+/* The figures of one call: begin before selection, between when selection is enqueued, end after attention (facts: of the mask, on the GPU;
+ * NULL: dense). A call that fails in between just begins anew. */
 esa_status esa_session_gpu_begin(esa_session_gpu *gpu);
 esa_status esa_session_gpu_between(esa_session_gpu *gpu);
-esa_status esa_session_gpu_end(esa_session_gpu *gpu, struct esa_session_cell *cell, const esa_mask *mask, int32_t selected);
+esa_status esa_session_gpu_end(esa_session_gpu *gpu, struct esa_session_cell *cell, const int64_t *facts);
 /* Books everything pending; waits for the GPU. */
 esa_status esa_session_gpu_settle(esa_session_gpu *gpu);
 /* Drops everything pending without booking it. */

@@ -19,13 +19,18 @@ double esa_session_now(void)
 
 esa_status esa_session_get_stats(const esa_session *s, esa_session_stats *stats, int32_t layer, int32_t step)
 {
-    if (!s || !stats) return ESA_ERR_ARGUMENT;
-    if (stats->struct_size != sizeof *stats) return ESA_ERR_VERSION;
+    if (!s) return ESA_ERR_ARGUMENT;
     const int32_t L = s->params.layers, T = s->params.steps;
-    if (layer < -1 || layer >= L || step < -1 || step >= T) return ESA_ERR_ARGUMENT;
-    /* Figures of calls on a GPU are booked once it has run them. */
-    const esa_status settled = esa_session_gpu_settle((esa_session_gpu *)&s->gpu);
-    if (settled != ESA_OK) return settled;
+    esa_status status = esa_ctx_enter(s->ctx);
+    if (status != ESA_OK) return status;
+    if (!stats) status = esa_fail(s->ctx, ESA_ERR_ARGUMENT, "stats is NULL");
+    else if (stats->struct_size != sizeof *stats)
+        status = esa_fail(s->ctx, ESA_ERR_VERSION, "esa_session_stats has struct_size %u, this library knows %u", (unsigned)stats->struct_size, (unsigned)sizeof *stats);
+    else if (layer < -1 || layer >= L || step < -1 || step >= T)
+        status = esa_fail(s->ctx, ESA_ERR_ARGUMENT, "statistics of layer %d, step %d were asked for, the session has %d layers and %d steps (-1: all of them)", layer, step, L, T);
+    else status = esa_session_gpu_settle((esa_session_gpu *)&s->gpu);   /* figures of calls on a GPU are booked once it has run them */
+    esa_ctx_leave(s->ctx);
+    if (status != ESA_OK) return status;
     esa_session_cell sum;
     memset(&sum, 0, sizeof sum);
     sum.when = -1;

@@ -3,8 +3,10 @@
  *
  * Built as a module of its own and found through $ESA_CUDA_LIB. Kernels are the CPU's. "Device" memory is mapped without any access
  * right except while the plugin works, so a host that touches a device pointer dies on the spot, and gone when released. What only a
- * real GPU can show (kernels, streams, graphs) is not here. */
-#define _GNU_SOURCE                     /* MAP_ANONYMOUS */
+ * real GPU can show (kernels, streams, graphs) is not here.
+ *
+ * $ESA_STAND_IN_FAIL=n lets the n-th call from now on that a real GPU may fail (0: the next) do so, once; then the variable is gone. */
+#define _GNU_SOURCE                     /* MAP_ANONYMOUS, setenv */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -53,10 +55,34 @@ static esa_status say(esa_cuda_device *dev, esa_status status, const char *text)
     return status;
 }
 
+/* 1: it is this call's turn to fail. */
+static int out_of_luck(void)
+{
+    const char *left = getenv("ESA_STAND_IN_FAIL");
+    if (!left) return 0;
+    char now[16];
+    snprintf(now, sizeof now, "%d", atoi(left) - 1);
+    return atoi(left) > 0 ? setenv("ESA_STAND_IN_FAIL", now, 1) : !unsetenv("ESA_STAND_IN_FAIL");
+}
+
+/* The failure of a call that needs no memory. */
+static esa_status luck(esa_cuda_device *dev)
+{
+    return out_of_luck() ? say(dev, ESA_ERR_DEVICE, "the stand-in GPU was told to fail") : ESA_OK;
+}
+
+static int64_t free_bytes(void)
+{
+    pthread_mutex_lock(&lock);
+    const int64_t bytes = capacity - in_use;
+    pthread_mutex_unlock(&lock);
+    return bytes;
+}
+
 static esa_status alloc(esa_cuda_device *dev, void **ptr, int64_t bytes)
 {
     *ptr = NULL;
-    if (bytes < 0 || bytes > capacity - in_use) return say(dev, ESA_ERR_MEMORY, "GPU 0 has less memory free than is needed");
+    if (bytes < 0 || bytes > free_bytes() || out_of_luck()) return say(dev, ESA_ERR_MEMORY, "GPU 0 has less memory free than is needed");
     const int64_t size = bytes ? (bytes + PAGE - 1) / PAGE * PAGE : PAGE;
     void *base = mmap(NULL, (size_t)size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (base == MAP_FAILED) return say(dev, ESA_ERR_MEMORY, "out of memory for the stand-in GPU");
@@ -103,20 +129,21 @@ static esa_status move(void *dst, const void *src, int64_t bytes)
 
 static esa_status upload(esa_cuda_device *dev, void *dst, const void *src, int64_t bytes, void *stream)
 {
-    (void)dev; (void)stream;
-    return move(dst, src, bytes);
+    (void)stream;
+    const esa_status status = luck(dev);
+    return status ? status : move(dst, src, bytes);
 }
 
 static esa_status download(int32_t ordinal, void *dst, const void *src, int64_t bytes, void *stream)
 {
     (void)ordinal; (void)stream;
-    return move(dst, src, bytes);
+    return out_of_luck() ? ESA_ERR_DEVICE : move(dst, src, bytes);
 }
 
 static esa_status sync_stream(esa_cuda_device *dev, void *stream)
 {
-    (void)dev; (void)stream;
-    return ESA_OK;
+    (void)stream;
+    return luck(dev);
 }
 
 /* ---------------------------------------------------------------- the device */
@@ -170,7 +197,7 @@ static esa_status info_of(esa_cuda_device *dev, esa_cuda_info *info)
     info->major = 9;
     info->multiprocessors = 1;
     info->memory = capacity;
-    info->free_memory = capacity - in_use;
+    info->free_memory = free_bytes();
     snprintf(info->name, sizeof info->name, "stand-in");
     snprintf(info->kernels, sizeof info->kernels, dev->sm80 ? "sm80" : "sm90a");
     return ESA_OK;
@@ -180,31 +207,44 @@ static esa_status info_of(esa_cuda_device *dev, esa_cuda_info *info)
 
 typedef struct mark { struct timespec at; } mark;
 
+/* Marks count as memory, so that a leak of them is seen. */
+static void count_mark(int64_t bytes)
+{
+    pthread_mutex_lock(&lock);
+    in_use += bytes;
+    pthread_mutex_unlock(&lock);
+}
+
 static esa_status mark_create(esa_cuda_device *dev, void **out)
 {
+    *out = NULL;
+    const esa_status status = luck(dev);
+    if (status) return status;
     *out = calloc(1, sizeof(mark));
-    return *out ? ESA_OK : say(dev, ESA_ERR_MEMORY, "out of memory for a mark");
+    if (!*out) return say(dev, ESA_ERR_MEMORY, "out of memory for a mark");
+    count_mark(sizeof(mark));
+    return ESA_OK;
 }
 
 static void mark_release(int32_t ordinal, void *at)
 {
     (void)ordinal;
+    count_mark(-(int64_t)sizeof(mark));
     free(at);
 }
 
 static esa_status mark_record(esa_cuda_device *dev, void *at, void *stream)
 {
-    (void)dev; (void)stream;
+    (void)stream;
     clock_gettime(CLOCK_MONOTONIC, &((mark *)at)->at);
-    return ESA_OK;
+    return luck(dev);
 }
 
 static esa_status mark_elapsed(esa_cuda_device *dev, double *seconds, void *from, void *to)
 {
-    (void)dev;
     const struct timespec *a = &((mark *)from)->at, *b = &((mark *)to)->at;
     *seconds = (double)(b->tv_sec - a->tv_sec) + 1e-9 * (double)(b->tv_nsec - a->tv_nsec) + 1e-9;
-    return ESA_OK;
+    return luck(dev);
 }
 
 /* ---------------------------------------------------------------- kernels: the CPU's, with the caller's workspace */
@@ -244,6 +284,8 @@ static esa_status attention(esa_cuda_device *dev, const esa_attn_args *args, voi
 {
     (void)stream;
     esa_attn_args a = attention_args(dev, args);
+    const esa_status status = luck(dev);
+    if (status) return status;
     enter();
     int32_t *len = lengths(a.kv_len, a.B, a.Nk);
     a.kv_len = len;
@@ -280,10 +322,20 @@ static esa_mask mask_over(const esa_select_args *a, const esa_cuda_mask *m)
     return mask;
 }
 
+/* What the real one does not have either. */
+static esa_status check_selector(esa_cuda_device *dev, const esa_select_args *a)
+{
+    if (a->params.selector == ESA_SELECT_ENTROPY && a->params.mode == ESA_MODE_COMPAT_ROUND && !esa_keeps_all(&a->params))
+        return say(dev, ESA_ERR_UNSUPPORTED, "the entropy selector in mode compat-round runs on the CPU only");
+    return luck(dev);
+}
+
 /* importance NULL: the selector of args runs; else its second half. */
 static esa_status select_with(esa_cuda_device *dev, const esa_select_args *args, const esa_cuda_mask *m, const float *importance, void *ws)
 {
     esa_select_args a = select_args(dev, args);
+    const esa_status status = check_selector(dev, &a);
+    if (status) return status;
     enter();
     esa_mask mask = mask_over(&a, m);
     int32_t *len = lengths(a.params.kv_len, a.B, a.Nk);
@@ -314,6 +366,8 @@ static esa_status importance(esa_cuda_device *dev, const esa_select_args *args, 
 {
     (void)stream;
     esa_select_args a = select_args(dev, args);
+    const esa_status status = check_selector(dev, &a);
+    if (status) return status;
     enter();
     int32_t *len = lengths(a.params.kv_len, a.B, a.Nk);
     a.params.kv_len = len;
@@ -325,7 +379,9 @@ static esa_status importance(esa_cuda_device *dev, const esa_select_args *args, 
 
 static esa_status bits_to_lists(esa_cuda_device *dev, const esa_cuda_mask *m, const uint8_t *bits, void *stream)
 {
-    (void)dev; (void)stream;
+    (void)stream;
+    const esa_status status = luck(dev);
+    if (status) return status;
     enter();
     esa_mask mask = mask_over(NULL, m);
     esa_mask_set_bits(&mask, bits);
@@ -336,8 +392,10 @@ static esa_status bits_to_lists(esa_cuda_device *dev, const esa_cuda_mask *m, co
 
 static esa_status lists_to_bits(esa_cuda_device *dev, const esa_cuda_mask *m, uint8_t *bits, void *stream)
 {
-    (void)dev; (void)stream;
+    (void)stream;
     const int64_t rows = m->B * m->H * m->nq, width = (m->nk + 7) / 8;
+    const esa_status status = luck(dev);
+    if (status) return status;
     enter();
     memset(bits, 0, (size_t)(rows * width));
     for (int64_t r = 0; r < rows; r++)

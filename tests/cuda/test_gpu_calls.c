@@ -4,8 +4,7 @@
  * Views here lie on the GPU from the start, as a caller with its own device memory has them. */
 #define _GNU_SOURCE                 /* setenv */
 #define ESA_EXPERIMENTAL
-#include "common/on_gpu.h"
-#include "select/kit.h"
+#include "cuda/gpu_kit.h"
 
 enum { B = 2, H = 4, N = 500, D = 64, SIZE = B * H * N * D };
 
@@ -14,28 +13,6 @@ typedef struct fixture {
     esa_tensor q, k, v, o;          /* bf16 on the GPU */
     uint16_t *host[4];
 } fixture;
-
-static void must(const esa_ctx *ctx, esa_status status)
-{
-    if (status) fail_msg("%s: %s", esa_status_name(status), esa_ctx_error(ctx));
-}
-
-static void refused(const esa_ctx *ctx, esa_status got, esa_status want, const char *word)
-{
-    if (got != want) fail_msg("%s instead of %s: %s", esa_status_name(got), esa_status_name(want), esa_ctx_error(ctx));
-    if (!strstr(esa_ctx_error(ctx), word)) fail_msg("\"%s\" does not mention \"%s\"", esa_ctx_error(ctx), word);
-}
-
-static esa_tensor gpu_tensor(esa_ctx *ctx, const void *host, int32_t dtype, int64_t b, int64_t h, int64_t n, int64_t d)
-{
-    void *data = NULL;
-    const int64_t bytes = b * h * n * d * esa_dtype_size(dtype);
-    must(ctx, esa_device_alloc(ctx, &data, bytes));
-    must(ctx, esa_device_upload(ctx, data, host, bytes));
-    esa_tensor t = esa_tensor_bnsd(data, dtype, b, h, n, d);
-    t.device = ESA_DEVICE_CUDA;
-    return t;
-}
 
 static fixture fresh(void)
 {
@@ -291,7 +268,7 @@ static void bad_input(void **state)
     refused(f.ctx, esa_select(f.ctx, &mask, &bad, &f.k, NULL), ESA_ERR_UNSUPPORTED, "2-byte");
     esa_select_params rounding = params(ESA_SELECT_ENTROPY);
     rounding.mode = ESA_MODE_COMPAT_ROUND;
-    if (!on_stand_in()) refused(f.ctx, esa_select(f.ctx, &mask, &f.q, &f.k, &rounding), ESA_ERR_UNSUPPORTED, "compat-round");
+    refused(f.ctx, esa_select(f.ctx, &mask, &f.q, &f.k, &rounding), ESA_ERR_UNSUPPORTED, "compat-round");
     float lse_host[4];
     esa_tensor lse = esa_tensor_bnsd(lse_host, ESA_DTYPE_F32, B, H, N, 1);
     esa_attention_params ap = esa_attention_params_default();
@@ -329,6 +306,14 @@ static void bad_input(void **state)
     esa_mask *empty;
     must(f.ctx, esa_mask_create(plan, &empty));
     refused(f.ctx, esa_plan_attention(plan, empty, &f.q, &f.k, &f.v, &f.o, NULL, NULL), ESA_ERR_STATE, "empty");
+    assert_string_equal(esa_plan_kernel(plan, empty, &f.q, &f.k, &f.v, &f.o), "");
+    assert_non_null(strstr(esa_ctx_error(f.ctx), "empty"));
+    assert_string_equal(esa_plan_kernel(plan, NULL, &f.q, &f.k, &f.v, NULL), "");
+    assert_string_equal(esa_plan_kernel(bare, cpu, &f.q, &f.k, &f.v, &f.o), "");
+    const esa_mask_info nothing = kit_info(empty);          /* what an empty mask says of itself, there as on the CPU */
+    assert_true(isnan(nothing.density_asked) && nothing.density == 0 && nothing.kept == 0 && nothing.selector == -1);
+    refused(f.ctx, esa_mask_create(plan, NULL), ESA_ERR_ARGUMENT, "mask is NULL");
+    refused(f.ctx, esa_plan_workspace(plan, NULL), ESA_ERR_ARGUMENT, "bytes is NULL");
     void *ws;
     int64_t bytes;
     must(f.ctx, esa_plan_workspace(plan, &bytes));

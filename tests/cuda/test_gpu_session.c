@@ -165,10 +165,181 @@ static void fast_kernels(void **state)
     esa_ctx_free(ctx);
 }
 
+static esa_session_stats stats_of(const esa_ctx *ctx, const esa_session *s)
+{
+    esa_session_stats stats = { .struct_size = sizeof stats };
+    ok(ctx, esa_session_get_stats(s, &stats, -1, -1));
+    return stats;
+}
+
+/* A mask at rest keeps its own figures: by the time it is used again its plan may have made room for others. */
+static void rests_outlive_plans(void **state)
+{
+    (void)state;
+    esa_ctx *ctx;
+    assert_int_equal(esa_ctx_create(&ctx, NULL), ESA_OK);
+    mini m = mini_make(1, 2, 1, 1);
+    const mini_views t = mini_view(&m);
+    esa_session_params p = mini_params(&m, ESA_SESSION_ONLINE);
+    p.warmup_frac = 0;
+    p.dense_first_layer = 0;
+    p.refresh_every = 2;
+    esa_session *s;
+    ok(ctx, esa_session_create(ctx, &s, &p));
+    ok(ctx, esa_session_begin(s));
+    mini_fill(&m, 0, 0, 0);
+    ok(ctx, esa_session_step(s, 0, 0));
+    ok(ctx, esa_session_attention(s, 0, ESA_CALL_SELF, &t.q, &t.k, &t.v, &t.o, NULL));
+    const double density = stats_of(ctx, s).density;
+    for (int64_t tokens = 20; tokens < 40; tokens++) {              /* more shapes than a session keeps plans for */
+        esa_tensor k = t.k, v = t.v;
+        k.dim[2] = v.dim[2] = tokens;
+        ok(ctx, esa_session_attention(s, 0, ESA_CALL_CROSS, &t.q, &k, &v, &t.o, NULL));
+    }
+    ok(ctx, esa_session_step(s, 1, 0));
+    ok(ctx, esa_session_attention(s, 0, ESA_CALL_SELF, &t.q, &t.k, &t.v, &t.o, NULL));
+    const esa_session_stats stats = stats_of(ctx, s);
+    assert_int_equal(stats.sparse_calls, 2);
+    assert_int_equal(stats.masks_made, 1);
+    assert_true(density > 0.3 && density < 0.5 && fabs(stats.density - density) < 1e-12);
+    esa_session_free(s);
+    mini_free(&m);
+    esa_ctx_free(ctx);
+}
+
+/* One session, one ctx, calls on both devices in turn: masks at rest serve the device they lie on, and nothing is lost in between. */
+static void devices_in_turn(void **state)
+{
+    enum { STEPS = 8 };
+    static const int gpu[STEPS] = { 1, 1, 0, 0, 1, 0, 1, 0 };
+    static const int32_t made[STEPS] = { 1, 0, 1, 0, 1, 1, 1, 1 };  /* every second step, and where the device changed */
+    (void)state;
+    esa_ctx *ctx;
+    assert_int_equal(esa_ctx_create(&ctx, NULL), ESA_OK);
+    mini m = mini_make(1, STEPS, 1, 2);
+    const mini_views t = mini_view(&m);
+    float *expected = malloc((size_t)mini_size(&m) * 4);
+    esa_session_params p = mini_params(&m, ESA_SESSION_ONLINE);
+    p.warmup_frac = 0;
+    p.dense_first_layer = 0;
+    p.refresh_every = 2;
+    esa_session *s;
+    ok(ctx, esa_session_create(ctx, &s, &p));
+    ok(ctx, esa_session_begin(s));
+    assert_true(stats_of(ctx, s).calls == 0 && isnan(stats_of(ctx, s).density));    /* statistics before anything ran */
+    esa_mask *mask = NULL;
+    int32_t masks = 0;
+    for (int32_t step = 0; step < STEPS; step++) {
+        on_gpu_set(gpu[step]);
+        mini_fill(&m, 0, step, 0);
+        if (made[step]) {
+            esa_mask_free(mask);
+            ok(ctx, esa_select(ctx, &mask, &t.q, &t.k, &p.select));
+        }
+        ok(ctx, esa_attention(ctx, &t.q, &t.k, &t.v, &t.o, mask, NULL));
+        memcpy(expected, m.o, (size_t)mini_size(&m) * 4);
+        ok(ctx, esa_session_step(s, step, 0));
+        ok(ctx, esa_session_attention(s, 0, ESA_CALL_SELF, &t.q, &t.k, &t.v, &t.o, NULL));
+        if (memcmp(expected, m.o, (size_t)mini_size(&m) * 4)) fail_msg("step %d: other bits than the plain calls", (int)step);
+        masks += made[step];
+        assert_int_equal(stats_of(ctx, s).masks_made, masks);
+        if (step % 3 == 2) esa_ctx_trim(ctx);                       /* scratch of both devices may go at any time */
+    }
+    on_gpu_set(-1);
+    const esa_session_stats stats = stats_of(ctx, s);
+    assert_int_equal(stats.calls, STEPS);
+    assert_true(stats.density > 0.3 && stats.density < 0.5 && stats.attention_seconds > 0);
+    ok(ctx, esa_session_begin(s));
+    assert_int_equal(stats_of(ctx, s).calls, 0);
+    esa_mask_free(mask);
+    esa_session_free(s);
+    free(expected);
+    mini_free(&m);
+    esa_ctx_free(ctx);
+}
+
+/* More calls than a session keeps figures waiting for. */
+static void many_calls(void **state)
+{
+    enum { LAYERS = 3, STEPS = 230 };
+    (void)state;
+    esa_ctx *ctx;
+    assert_int_equal(esa_ctx_create(&ctx, NULL), ESA_OK);
+    esa_session_params p = esa_session_params_default();
+    p.layers = LAYERS;
+    p.steps = STEPS;
+    p.warmup_frac = 0;
+    p.select = esa_select_params_default(ESA_SELECT_RANDOM);
+    p.select.block_q = p.select.block_k = 16;
+    p.select.budget = 0.25;
+    esa_rng r = { kit_seed("many_calls") };
+    kit_tensor t[4];
+    for (int i = 0; i < 4; i++) t[i] = kit_random(&r, ESA_DTYPE_F32, 1, 1, 64, 8, 0, 1.0f);
+    esa_session *s;
+    ok(ctx, esa_session_create(ctx, &s, &p));
+    for (int32_t video = 0; video < 2; video++) {
+        ok(ctx, esa_session_begin(s));                              /* the first video's figures are never asked for */
+        for (int32_t step = 0; step < STEPS; step++) {
+            ok(ctx, esa_session_step(s, step, 0));
+            for (int32_t layer = 0; layer < LAYERS; layer++)
+                ok(ctx, esa_session_attention(s, layer, ESA_CALL_SELF, &t[0].view, &t[1].view, &t[2].view, &t[3].view, NULL));
+        }
+    }
+    const esa_session_stats stats = stats_of(ctx, s);
+    assert_int_equal(stats.calls, LAYERS * STEPS);
+    assert_int_equal(stats.dense_calls, STEPS);
+    assert_int_equal(stats.masks_made, (LAYERS - 1) * STEPS);
+    assert_true(fabs(stats.density - 0.25) < 1e-12);
+    for (int32_t step = 0; step < STEPS; step++) {
+        esa_session_stats one = { .struct_size = sizeof one };
+        ok(ctx, esa_session_get_stats(s, &one, 1, step));
+        if (one.calls != 1 || fabs(one.density - 0.25) > 1e-12 || !(one.attention_seconds > 0 && one.select_seconds > 0)) fail_msg("step %d has no figures", (int)step);
+    }
+    esa_session_stats wrong = { .struct_size = 8 };
+    assert_refused(ctx, esa_session_get_stats(s, &wrong, -1, -1), ESA_ERR_VERSION, "struct_size 8", NULL);
+    wrong.struct_size = sizeof wrong;
+    assert_refused(ctx, esa_session_get_stats(s, &wrong, LAYERS, -1), ESA_ERR_ARGUMENT, "layer 3", "3 layers", NULL);
+    assert_refused(ctx, esa_session_get_stats(s, NULL, -1, -1), ESA_ERR_ARGUMENT, "NULL", NULL);
+    esa_session_free(s);
+    for (int i = 0; i < 4; i++) free(t[i].data);
+    esa_ctx_free(ctx);
+}
+
+/* A selector the GPU does not have: refused by a strict session, dense and counted in another one. */
+static void missing_selector(void **state)
+{
+    (void)state;
+    esa_ctx *ctx;
+    assert_int_equal(esa_ctx_create(&ctx, NULL), ESA_OK);
+    mini m = mini_make(2, 2, 1, 1);
+    for (int32_t strict = 0; strict < 2; strict++) {
+        esa_session_params p = mini_params(&m, ESA_SESSION_ONLINE);
+        p.warmup_frac = 0;
+        p.strict = strict;
+        p.refresh_every = 1 + strict;
+        p.select.mode = ESA_MODE_COMPAT_ROUND;
+        esa_session *s;
+        ok(ctx, esa_session_create(ctx, &s, &p));
+        const esa_status status = mini_run(&m, s, NULL);
+        if (strict) assert_refused(ctx, status, ESA_ERR_POLICY, "layer 1, step 0", "dense", "compat-round", NULL);
+        else {
+            ok(ctx, status);
+            const esa_session_stats stats = stats_of(ctx, s);
+            assert_int_equal(stats.fallback_calls, 2);
+            assert_int_equal(stats.dense_calls, 4);
+            assert_true(stats.sparse_calls == 0 && stats.masks_made == 0 && isnan(stats.density));
+        }
+        esa_session_free(s);
+    }
+    mini_free(&m);
+    esa_ctx_free(ctx);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(recordings_agree), cmocka_unit_test(cached_masks_rest_on_the_gpu), cmocka_unit_test(fast_kernels),
+        cmocka_unit_test(rests_outlive_plans), cmocka_unit_test(devices_in_turn), cmocka_unit_test(many_calls), cmocka_unit_test(missing_selector),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

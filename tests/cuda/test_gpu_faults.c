@@ -1,0 +1,213 @@
+/* test_gpu_faults.c - a GPU that fails: at every point once, a status, a sentence, nothing lost, and life goes on.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Only the stand-in can be told to fail (tests/cuda/stand_in.c: ESA_STAND_IN_FAIL). Views lie on the GPU from the start, so that every
+ * failure hits the library and not the test. */
+#define _GNU_SOURCE                 /* setenv */
+#define ESA_EXPERIMENTAL
+#include "cuda/gpu_kit.h"
+#include "session/mini_model.h"
+
+enum { B = 2, H = 3, N = 240, D = 16, LAYERS = 2, STEPS = 4 };
+
+typedef struct fixture { esa_ctx *ctx; esa_tensor q, k, v, o; } fixture;
+
+static fixture fresh(void)
+{
+    fixture f = { .ctx = kit_ctx(1) };
+    esa_rng r = { kit_seed("fresh") };
+    esa_tensor *t[] = { &f.q, &f.k, &f.v, &f.o };
+    for (int i = 0; i < 4; i++) {
+        kit_tensor one = kit_random(&r, ESA_DTYPE_F32, B, H, N, D, 0, 1.0f);
+        *t[i] = gpu_tensor(f.ctx, one.data, ESA_DTYPE_F32, B, H, N, D);
+        free(one.data);
+    }
+    return f;
+}
+
+static void finish(fixture *f)
+{
+    esa_tensor *t[] = { &f->q, &f->k, &f->v, &f->o };
+    for (int i = 0; i < 4; i++) esa_device_free(f->ctx, t[i]->data);
+    esa_ctx_free(f->ctx);
+}
+
+static void fail_after(int calls)
+{
+    char text[16];
+    snprintf(text, sizeof text, "%d", calls);
+    setenv("ESA_STAND_IN_FAIL", text, 1);
+}
+
+/* 1 if the failure that was asked for has not happened. */
+static int nothing_failed(void)
+{
+    const int left = getenv("ESA_STAND_IN_FAIL") != NULL;
+    unsetenv("ESA_STAND_IN_FAIL");
+    return left;
+}
+
+static esa_select_params selection(void)
+{
+    esa_select_params p = esa_select_params_default(ESA_SELECT_ENTROPY);
+    p.block_q = 32;
+    p.block_k = 16;
+    p.budget = 0.4;
+    p.layout.grid_q[0] = 3; p.layout.grid_q[1] = 8; p.layout.grid_q[2] = 10;
+    p.layout.order = ESA_ORDER_HILBERT;
+    return p;
+}
+
+/* Everything a caller does without a session. *silent: the failure came from a call that knows no ctx. */
+static esa_status plain_story(const fixture *f, int *silent)
+{
+    enum { NQ = 8, NK = 15, CELLS = B * H * NQ * NK };
+    const esa_select_params sp = selection();
+    esa_shapes s = esa_shapes_default();
+    s.device = ESA_DEVICE_CUDA;
+    s.B = B; s.Hq = s.Hkv = H; s.Nq = s.Nk = N; s.D = D;
+    esa_mask *mask = NULL, *cpu = NULL, *back = NULL, *planned = NULL;
+    esa_plan *plan = NULL;
+    float importance[CELLS], number = 7;
+    double entropy[B * H];
+    uint8_t bits[CELLS];
+    void *memory = NULL;
+    esa_mask_info info = { .struct_size = sizeof info };
+    *silent = 0;
+    esa_status status = esa_select(f->ctx, &mask, &f->q, &f->k, &sp);
+    if (!status) status = esa_attention(f->ctx, &f->q, &f->k, &f->v, &f->o, mask, NULL);
+    if (!status) status = esa_importance(f->ctx, importance, entropy, &f->q, &f->k, &sp);
+    if (!status) status = esa_mask_to_device(f->ctx, &cpu, mask, ESA_DEVICE_CPU);
+    if (!status) status = esa_attention(f->ctx, &f->q, &f->k, &f->v, &f->o, cpu, NULL);
+    if (!status) status = esa_mask_to_device(f->ctx, &back, cpu, ESA_DEVICE_CUDA);
+    if (!status) status = esa_plan_create(f->ctx, &plan, &s, &sp, NULL);
+    if (!status) status = esa_mask_create(plan, &planned);
+    if (!status) status = esa_plan_select(plan, planned, &f->q, &f->k, NULL);
+    if (!status) status = esa_plan_attention(plan, planned, &f->q, &f->k, &f->v, &f->o, NULL, NULL);
+    if (!status) status = esa_device_alloc(f->ctx, &memory, 4);
+    if (!status) status = esa_device_upload(f->ctx, memory, &number, 4);
+    if (!status) status = esa_device_download(f->ctx, &number, memory, 4);
+    if (!status) status = esa_device_sync(f->ctx);
+    if (!status) *silent = (status = esa_mask_get_info(planned, &info)) != ESA_OK;
+    if (!status) *silent = (status = esa_mask_to_bits(planned, bits)) != ESA_OK;
+    esa_mask_free(mask);  esa_mask_free(cpu);  esa_mask_free(back);  esa_mask_free(planned);
+    esa_plan_free(plan);
+    esa_device_free(f->ctx, memory);
+    return status;
+}
+
+static void plain_calls(void **state)
+{
+    (void)state;
+    if (!on_stand_in()) { printf("only the stand-in fails when told to: not tried\n"); return; }
+    fixture f = fresh();
+    const int64_t free_before = gpu_free_bytes();
+    int silent, points = 0, memory = 0, device = 0;
+    for (;; points++) {
+        fail_after(points);
+        const esa_status status = plain_story(&f, &silent);
+        const int done = nothing_failed();
+        if (done != !status) fail_msg("point %d: %s", points, esa_status_name(status));
+        memory += status == ESA_ERR_MEMORY;
+        device += status == ESA_ERR_DEVICE;
+        if (status && !silent && strlen(esa_ctx_error(f.ctx)) < 20) fail_msg("point %d: \"%s\" is no sentence", points, esa_ctx_error(f.ctx));
+        esa_ctx_trim(f.ctx);
+        if (gpu_free_bytes() != free_before) fail_msg("point %d: %lld bytes are lost", points, (long long)(free_before - gpu_free_bytes()));
+        if (done) break;
+    }
+    printf("every one of %d calls failed once: %d for memory, %d otherwise\n", points, memory, device);
+    assert_true(memory > 10 && device > 10 && memory + device == points);      /* no failure became another one on its way up */
+    must(f.ctx, plain_story(&f, &silent));
+    finish(&f);
+}
+
+/* One video, with statistics in the middle of it. */
+static esa_status video(const fixture *f, esa_session *s)
+{
+    esa_session_stats stats = { .struct_size = sizeof stats };
+    esa_status status = esa_session_begin(s);
+    for (int32_t step = 0; step < STEPS && !status; step++) {
+        status = esa_session_step(s, step, 0);
+        for (int32_t layer = 0; layer < LAYERS && !status; layer++) status = esa_session_attention(s, layer, ESA_CALL_SELF, &f->q, &f->k, &f->v, &f->o, NULL);
+        if (!status && step == 1) status = esa_session_get_stats(s, &stats, -1, -1);
+    }
+    return status ? status : esa_session_get_stats(s, &stats, -1, -1);
+}
+
+static void check_video(const fixture *f, esa_session *s, int32_t mode)
+{
+    esa_session_stats stats = { .struct_size = sizeof stats };
+    must(f->ctx, video(f, s));
+    must(f->ctx, esa_session_get_stats(s, &stats, -1, -1));
+    assert_int_equal(stats.calls, LAYERS * STEPS);
+    if (mode != ESA_SESSION_RECORD) assert_true(stats.sparse_calls > 0 && stats.density > 0.3 && stats.density < 0.5 && stats.device_bytes >= 0);
+    assert_true(stats.attention_seconds > 0 && stats.select_seconds > 0);
+}
+
+/* variant 0: online, 1: masks that rest, 2: from a file, 3: recording. */
+static void session_story(const fixture *f, int variant, esa_mask_file *masks)
+{
+    static const int32_t mode[] = { ESA_SESSION_ONLINE, ESA_SESSION_ONLINE, ESA_SESSION_CACHED, ESA_SESSION_RECORD };
+    esa_session_params p = esa_session_params_default();
+    p.mode = mode[variant];
+    p.layers = LAYERS;
+    p.steps = STEPS;
+    p.refresh_every = variant == 1 ? 2 : 1;
+    p.select = selection();
+    p.masks = variant == 2 ? masks : NULL;
+    esa_ctx_trim(f->ctx);
+    const int64_t free_before = gpu_free_bytes();
+    int points = 0;
+    for (;; points++) {
+        esa_session *s = NULL;
+        fail_after(points);
+        esa_status status = esa_session_create(f->ctx, &s, &p);
+        if (!status) status = video(f, s);
+        const int done = nothing_failed();
+        if (done != !status) fail_msg("variant %d, point %d: %s", variant, points, esa_status_name(status));
+        if (status && strlen(esa_ctx_error(f->ctx)) < 20) fail_msg("variant %d, point %d: \"%s\" is no sentence", variant, points, esa_ctx_error(f->ctx));
+        if (s) check_video(f, s, p.mode);                   /* the session is still good */
+        esa_session_free(s);
+        esa_ctx_trim(f->ctx);
+        if (gpu_free_bytes() != free_before) fail_msg("variant %d, point %d: %lld bytes are lost", variant, points, (long long)(free_before - gpu_free_bytes()));
+        if (done) break;
+    }
+    printf("variant %d: every one of %d calls failed once\n", variant, points);
+    assert_true(points > 20);
+}
+
+static void sessions(void **state)
+{
+    (void)state;
+    if (!on_stand_in()) { printf("only the stand-in fails when told to: not tried\n"); return; }
+    fixture f = fresh();
+    scratch dir = scratch_make(), other = dir;
+    esa_session_params p = esa_session_params_default();
+    esa_session *s;
+    p.mode = ESA_SESSION_RECORD;
+    p.layers = LAYERS;
+    p.steps = STEPS;
+    p.select = selection();
+    must(f.ctx, esa_session_create(f.ctx, &s, &p));
+    must(f.ctx, video(&f, s));
+    must(f.ctx, esa_session_save_recording(s, scratch_path(&dir, "recording")));
+    esa_session_free(s);
+    const char *one[] = { scratch_path(&dir, "recording") };
+    static const double budgets[] = { 0.4 };
+    esa_mask_build build = esa_mask_build_default();
+    build.budgets = budgets;
+    build.budget_count = 1;
+    esa_mask_file *masks;
+    must(f.ctx, esa_mask_file_build(f.ctx, scratch_path(&other, "masks"), one, 1, &build));
+    must(f.ctx, esa_mask_file_open(f.ctx, &masks, scratch_path(&other, "masks")));
+    for (int variant = 0; variant < 4; variant++) session_story(&f, variant, masks);
+    esa_mask_file_free(masks);
+    scratch_remove(&dir);
+    finish(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(plain_calls), cmocka_unit_test(sessions) };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
