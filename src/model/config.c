@@ -36,8 +36,10 @@ static void class_of(esa_json_file *f, const char *key, char *out, size_t size)
     out[0] = 0;
     const json_t *pair = f->root ? json_object_get(f->root, key) : NULL;
     const json_t *name = json_array_get(pair, 1);
-    if (json_array_size(pair) == 2 && json_is_string(name) && strlen(json_string_value(name)) < size) snprintf(out, size, "%s", json_string_value(name));
-    else esa_json_fail(f, ESA_ERR_FORMAT, "%s is missing or not a pair of library and class", key);
+    if (json_array_size(pair) == 2 && json_is_string(name) && strlen(json_string_value(name)) < size)
+        snprintf(out, size, "%s", json_string_value(name));
+    else
+        esa_json_fail(f, ESA_ERR_FORMAT, "%s is missing or not a pair of library and class", key);
 }
 
 esa_status esa_config_index(esa_ctx *ctx, esa_model_index *index, const char *path)
@@ -142,13 +144,15 @@ esa_status esa_config_wan_vae(esa_ctx *ctx, esa_wan_vae_config *c, const char *p
         esa_json_ints(&f, "temperal_downsample", c->temporal, c->levels - 1, c->levels - 1, 0, 1, c->levels == 4 ? temporal : NULL);
     const json_t *scales = json_object_get(f.root, "attn_scales");
     c->attn_scales = (int32_t)json_array_size(scales);
-    if (c->attn_scales) esa_json_fail(&f, ESA_ERR_UNSUPPORTED, "attn_scales has %d entries, the engine runs models without them", c->attn_scales);
+    if (c->attn_scales)
+        esa_json_fail(&f, ESA_ERR_UNSUPPORTED, "attn_scales has %d entries, the engine runs models without them", c->attn_scales);
     int32_t t = 1;
     for (int32_t i = 0; i + 1 < c->levels; i++) t *= c->temporal[i] ? 2 : 1;
     /* The keys are the pipeline's; without them it takes Wan's own 4 and 8. */
     c->factor_t = (int32_t)esa_json_int(&f, "scale_factor_temporal", 1, 1 << ESA_CONFIG_MAX_LEVELS, 4);
     c->factor_s = (int32_t)esa_json_int(&f, "scale_factor_spatial", 1, 1 << ESA_CONFIG_MAX_LEVELS, 8);
-    if (c->factor_t != t) esa_json_fail(&f, ESA_ERR_FORMAT, "scale_factor_temporal is %d, but temperal_downsample makes %d", c->factor_t, t);
+    if (c->factor_t != t)
+        esa_json_fail(&f, ESA_ERR_FORMAT, "scale_factor_temporal is %d, but temperal_downsample makes %d", c->factor_t, t);
     if (c->factor_s != 1 << (c->levels - 1))
         esa_json_fail(&f, ESA_ERR_FORMAT, "scale_factor_spatial is %d, but %d levels make %d", c->factor_s, c->levels, 1 << (c->levels - 1));
     read_constants(&f, "latents_mean", c->mean, c->z_dim, -1e6, 1e6);
@@ -165,7 +169,8 @@ esa_status esa_config_umt5(esa_ctx *ctx, esa_umt5_config *c, const char *path)
     if (esa_json_file_open(ctx, &f, path) != ESA_OK) return done(&f);
     esa_json_only_text(&f, "model_type", "umt5");
     const char *act = esa_json_text(&f, "feed_forward_proj", "gated-gelu");
-    if (strcmp(act, "gated-gelu") != 0) esa_json_fail(&f, ESA_ERR_UNSUPPORTED, "feed_forward_proj is %s, the engine runs gated-gelu", esa_quote(act).text);
+    if (strcmp(act, "gated-gelu") != 0)
+        esa_json_fail(&f, ESA_ERR_UNSUPPORTED, "feed_forward_proj is %s, the engine runs gated-gelu", esa_quote(act).text);
     c->vocab = (int32_t)esa_json_int(&f, "vocab_size", 1, 1 << 24, ESA_JSON_REQUIRED);
     c->d_model = (int32_t)esa_json_int(&f, "d_model", 1, MAX_WIDTH, ESA_JSON_REQUIRED);
     c->d_kv = (int32_t)esa_json_int(&f, "d_kv", 1, 1024, ESA_JSON_REQUIRED);
@@ -177,7 +182,8 @@ esa_status esa_config_umt5(esa_ctx *ctx, esa_umt5_config *c, const char *path)
     c->pad = (int32_t)esa_json_int(&f, "pad_token_id", 0, c->vocab - 1, 0);
     c->eos = (int32_t)esa_json_int(&f, "eos_token_id", 0, c->vocab - 1, 1);
     c->eps = esa_json_real(&f, "layer_norm_epsilon", 1e-12, 1e-1, 1e-6);
-    if ((int64_t)c->heads * c->d_kv > MAX_WIDTH) esa_json_fail(&f, ESA_ERR_FORMAT, "%d heads of %d are wider than %d", c->heads, c->d_kv, MAX_WIDTH);
+    if ((int64_t)c->heads * c->d_kv > MAX_WIDTH)
+        esa_json_fail(&f, ESA_ERR_FORMAT, "%d heads of %d are wider than %d", c->heads, c->d_kv, MAX_WIDTH);
     return done(&f);
 }
 
@@ -220,7 +226,8 @@ esa_status esa_config_sched(esa_ctx *ctx, esa_sched_config *c, const char *path)
     if (f.status == ESA_OK) {
         if (strcmp(name, "UniPCMultistepScheduler") == 0) read_unipc(&f, c);
         else if (strcmp(name, "FlowMatchEulerDiscreteScheduler") == 0) read_euler(&f, c);
-        else esa_json_fail(&f, ESA_ERR_UNSUPPORTED, "_class_name is %s, the engine runs UniPCMultistepScheduler and FlowMatchEulerDiscreteScheduler", esa_quote(name).text);
+        else esa_json_fail(&f, ESA_ERR_UNSUPPORTED, "_class_name is %s, the engine runs UniPCMultistepScheduler and "
+                           "FlowMatchEulerDiscreteScheduler", esa_quote(name).text);
     }
     c->train_steps = (int32_t)esa_json_int(&f, "num_train_timesteps", 1, 1000000, 1000);
     esa_json_only_bool(&f, "use_dynamic_shifting", 0);

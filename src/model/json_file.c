@@ -67,7 +67,8 @@ esa_status esa_json_file_open(esa_ctx *ctx, esa_json_file *file, const char *pat
     } else if (!S_ISREG(st.st_mode)) {
         esa_json_fail(file, ESA_ERR_IO, "is not a regular file");
     } else if (st.st_size > ESA_JSON_MAX_BYTES) {
-        esa_json_fail(file, ESA_ERR_FORMAT, "has %lld bytes, a configuration has at most %lld", (long long)st.st_size, (long long)ESA_JSON_MAX_BYTES);
+        esa_json_fail(file, ESA_ERR_FORMAT, "has %lld bytes, a configuration has at most %lld", (long long)st.st_size,
+                      (long long)ESA_JSON_MAX_BYTES);
     } else if (!(text = esa_mem_alloc(&ctx->mem, size = st.st_size))) {
         esa_json_fail(file, ESA_ERR_MEMORY, "out of memory");
     }
@@ -121,7 +122,8 @@ int64_t esa_json_int(esa_json_file *file, const char *key, int64_t lo, int64_t h
     }
     const int64_t n = json_is_integer(v) ? (int64_t)json_integer_value(v) : 0;
     if (json_is_integer(v) && n >= lo && n <= hi) return n;
-    esa_json_fail(file, ESA_ERR_FORMAT, "%s is %s, a whole number from %lld to %lld was expected", key, shown(v).text, (long long)lo, (long long)hi);
+    esa_json_fail(file, ESA_ERR_FORMAT, "%s is %s, a whole number from %lld to %lld was expected", key, shown(v).text, (long long)lo,
+                  (long long)hi);
     return lo;
 }
 
@@ -171,8 +173,9 @@ int32_t esa_json_ints(esa_json_file *file, const char *key, int32_t *out, int32_
     }
     if (good) return (int32_t)n;
     if (!v) esa_json_fail(file, ESA_ERR_FORMAT, "%s is missing, a list was expected", key);
-    else if (count < 0) esa_json_fail(file, ESA_ERR_FORMAT, "%s is %s, a list of 1 to %d numbers from %lld to %lld was expected", key, shown(v).text, max, (long long)lo, (long long)hi);
-    else esa_json_fail(file, ESA_ERR_FORMAT, "%s is %s, a list of %d numbers from %lld to %lld was expected", key, shown(v).text, count, (long long)lo, (long long)hi);
+    else
+        esa_json_fail(file, ESA_ERR_FORMAT, "%s is %s, a list of %s%d numbers from %lld to %lld was expected", key, shown(v).text,
+                      count < 0 ? "1 to " : "", count < 0 ? max : count, (long long)lo, (long long)hi);
     return count < 0 ? 1 : count;
 }
 

@@ -52,7 +52,8 @@ static esa_status open_index(esa_weights *w, const char *folder, const char *pat
         json_object_foreach(map, name, value) {
             file[i] = json_is_string(value) ? json_string_value(value) : "";
             if (!plain_name(file[i])) {
-                esa_json_fail(&f, ESA_ERR_FORMAT, "weight_map names '%s', a .safetensors file of the same folder was expected", esa_quote(file[i]).text);
+                esa_json_fail(&f, ESA_ERR_FORMAT, "weight_map names '%s', a .safetensors file of the same folder was expected",
+                              esa_quote(file[i]).text);
                 break;
             }
             i++;
@@ -202,7 +203,8 @@ static shape_text shape_of(int32_t rank, const int64_t *dim)
 {
     shape_text t;
     int at = snprintf(t.text, sizeof t.text, "[");
-    for (int32_t i = 0; i < rank && at < 60; i++) at += snprintf(t.text + at, sizeof t.text - (size_t)at, "%s%lld", i ? "," : "", (long long)dim[i]);
+    for (int32_t i = 0; i < rank && at < 60; i++)
+        at += snprintf(t.text + at, sizeof t.text - (size_t)at, "%s%lld", i ? "," : "", (long long)dim[i]);
     snprintf(t.text + at, sizeof t.text - (size_t)at, "]");
     return t;
 }
@@ -267,8 +269,8 @@ static esa_status sentence(const esa_weights *w, const findings *f)
     size_t at = 0;
     for (int32_t k = 0; k < KINDS; k++)
         if (f->count[k] && at < sizeof text)
-            at += (size_t)snprintf(text + at, sizeof text - at, "%s%lld %s (%s%s)", at ? "; " : "", (long long)f->count[k], says[k], f->first[k],
-                                   f->count[k] > 3 ? ", ..." : "");
+            at += (size_t)snprintf(text + at, sizeof text - at, "%s%lld %s (%s%s)", at ? "; " : "", (long long)f->count[k], says[k],
+                                   f->first[k], f->count[k] > 3 ? ", ..." : "");
     return esa_fail(w->ctx, ESA_ERR_MISMATCH, "%s: the weights are not those of the config: %s", w->part, text);
 }
 
@@ -291,7 +293,8 @@ esa_status esa_weights_check(esa_weights *w, void (*report)(void *user, const ch
             const esa_st_entry *entry = &w->shard[s]->entry[i];
             esa_wanted *e = find_wanted(w, entry->name);
             if (e && e->entry)
-                return esa_fail(w->ctx, ESA_ERR_FORMAT, "%s: %s is in %s and in %s", w->part, esa_quote(e->name).text, w->shard[e->shard]->label, w->shard[s]->label);
+                return esa_fail(w->ctx, ESA_ERR_FORMAT, "%s: %s is in %s and in %s", w->part, esa_quote(e->name).text,
+                                w->shard[e->shard]->label, w->shard[s]->label);
             if (e) compare_entry(&f, e, entry, s, w->part);
             else if (!ignored(w, entry->name)) found(&f, EXTRA, entry->name, "", w->part);
             tensors += e != NULL;

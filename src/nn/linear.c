@@ -10,7 +10,7 @@
 #include <string.h>
 #include "nn/leaf.h"
 
-#define ROWS 256                                /* of x in one tile, about: 128 cost 8 % more (weights are packed for every tile), 512 win 3 % */
+#define ROWS 256                                /* of x in one tile, about: 128 cost 8 % more (every tile packs weights), 512 win 3 % */
 #define COLS 1024                               /* of y in one tile, when there are many rows */
 #define SPLIT 16                                /* many rows are cut into a multiple of this: even shares for 2, 4, 8 and 16 threads */
 #define FEW_ROWS 1024                           /* below: columns are split too */
@@ -51,7 +51,8 @@ static void gemm_tile(void *arg, int64_t item, int32_t worker)
     const esa_epilogue *e = j->epilogue;
     if (!j->bias && !e) return;
     for (int64_t i = 0; i < m; i++)
-        j->leaf->finish(c + i * j->ldc, t + i * ldt, j->bias ? j->bias + q : NULL, e ? e->act : ESA_ACT_NONE, e && e->gate ? e->gate + j->first + q : NULL,
+        j->leaf->finish(c + i * j->ldc, t + i * ldt, j->bias ? j->bias + q : NULL, e ? e->act : ESA_ACT_NONE,
+                        e && e->gate ? e->gate + j->first + q : NULL,
                         e && e->residual ? e->residual + (r + i) * e->residual_ld + j->first + q : NULL, n);
 }
 

@@ -58,7 +58,8 @@ static esa_status check_size(esa_wan_dit *dit, const int32_t latent[3])
     for (int32_t i = 0; i < 3; i++) {
         const int32_t p = dit->config.patch[i];
         if (latent[i] < p || latent[i] % p)
-            return esa_fail(ctx, ESA_ERR_ARGUMENT, "the latents have %d %s, a multiple of the patch's %d was expected", latent[i], side[i], p);
+            return esa_fail(ctx, ESA_ERR_ARGUMENT, "the latents have %d %s, a multiple of the patch's %d was expected", latent[i],
+                            side[i], p);
         if (latent[i] / p > dit->config.rope_max)
             return esa_fail(ctx, ESA_ERR_ARGUMENT, "the latents have %d %s, this model has positions for %lld", latent[i], side[i],
                             (long long)dit->config.rope_max * p);

@@ -30,7 +30,8 @@ static void want_all(esa_weights *w, esa_wan_dit *dit)
     const esa_wan_config *c = &dit->config;
     const int64_t d = dit->d, volume = (int64_t)c->patch[0] * c->patch[1] * c->patch[2];
     char name[96];
-    esa_weights_want(w, &dit->patch.weight, 0, 5, (int64_t[]){d, c->in_channels, c->patch[0], c->patch[1], c->patch[2]}, "patch_embedding.weight");
+    const int64_t kernel[5] = {d, c->in_channels, c->patch[0], c->patch[1], c->patch[2]};
+    esa_weights_want(w, &dit->patch.weight, 0, 5, kernel, "patch_embedding.weight");
     esa_weights_want(w, &dit->patch.bias, 0, 1, &d, "patch_embedding.bias");
     want_linear(w, &dit->time1, ESA_WANT_F32, d, c->freq_dim, "condition_embedder.time_embedder.linear_1");
     want_linear(w, &dit->time2, ESA_WANT_F32, d, d, "condition_embedder.time_embedder.linear_2");

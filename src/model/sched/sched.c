@@ -56,7 +56,7 @@ esa_status esa_sched_create(esa_ctx *ctx, esa_sched **out, const esa_sched_confi
     s->config = *config;
     s->steps = steps;
     s->count = count;
-    const int64_t bytes = esa_size_mul(count, 4);
+    const int64_t bytes = s->bytes = esa_size_mul(count, 4);
     s->sigma = esa_mem_zalloc(&ctx->mem, (steps + 1) * (int64_t)sizeof *s->sigma);
     s->timestep = esa_mem_zalloc(&ctx->mem, steps * (int64_t)sizeof *s->timestep);
     int good = s->sigma && s->timestep;
@@ -82,9 +82,9 @@ void esa_sched_free(esa_sched *s)
     const esa_allocator mem = s->ctx->mem;
     esa_mem_free(&mem, s->sigma, (s->steps + 1) * (int64_t)sizeof *s->sigma);
     esa_mem_free(&mem, s->timestep, s->steps * (int64_t)sizeof *s->timestep);
-    esa_mem_free(&mem, s->m0, s->count * 4);
-    esa_mem_free(&mem, s->m1, s->count * 4);
-    esa_mem_free(&mem, s->last, s->count * 4);
+    esa_mem_free(&mem, s->m0, s->bytes);
+    esa_mem_free(&mem, s->m1, s->bytes);
+    esa_mem_free(&mem, s->last, s->bytes);
     esa_mem_free(&mem, s, (int64_t)sizeof *s);
 }
 

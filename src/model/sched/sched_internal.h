@@ -9,7 +9,7 @@ struct esa_sched {
     esa_ctx *ctx;
     esa_sched_config config;
     int32_t steps, next;            /* next: the step that must come now */
-    int64_t count;                  /* elements of a latent */
+    int64_t count, bytes;           /* elements of a latent, and their bytes */
     float  *sigma;                  /* [steps + 1], the last is 0 */
     double *timestep;               /* [steps] */
     /* UniPC */
