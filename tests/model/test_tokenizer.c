@@ -54,10 +54,10 @@ static void cleans_as_diffusers(void **unused)
 {
     (void)unused;
     esa_ctx *ctx = make_ctx();
-    json_t *root, *item;
+    json_t *root, *cases = load_cases(&root), *item;
     size_t i;
     int wrong = 0;
-    json_array_foreach(load_cases(&root), i, item) {
+    json_array_foreach(cases, i, item) {
         char *clean = NULL;
         int64_t bytes = 0;
         assert_int_equal(esa_prompt_clean(ctx, &clean, &bytes, json_string_value(json_object_get(item, "text"))), ESA_OK);

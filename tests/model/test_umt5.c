@@ -232,6 +232,68 @@ static void refuses(void **unused)
     esa_ctx_free(ctx);
 }
 
+/* UMT5-XXL as the hub ships it (bf16, 11 GB): names and shapes fit, and opening it maps the file instead of reading it. */
+static void hub_sized(void **unused)
+{
+    (void)unused;
+    esa_ctx *ctx = make_ctx(1);
+    wan_folder f = make_folder(ctx, &cases[0].config, ESA_FILE_F32);
+    bench b;
+    bench_open(&b, ctx, f.top.dir, ESA_HOLD_AUTO);
+    const esa_umt5_config xxl = {.vocab = 256384, .d_model = 4096, .d_kv = 64, .heads = 64, .layers = 24, .ff = 10240, .buckets = 32, .max_distance = 128,
+                                 .eps = 1e-6};
+    wan_shapes s = umt5_shapes(&xxl);
+    assert_int_equal(s.count, 242);
+    wan_write_holes(scratch_path(&f.part, "model.safetensors"), s.list, s.count, "BF16", 2);
+    ok(&b, esa_umt5_check(&b.env, &xxl));
+    esa_umt5 *encoder = NULL;
+    ok(&b, esa_umt5_open(&b.env, &encoder, &xxl));
+    int64_t parameters, held, mapped;
+    esa_umt5_memory(encoder, &parameters, &held, &mapped);
+    assert_true(parameters > INT64_C(5670000000) && parameters < INT64_C(5690000000));
+    assert_true(mapped >= 2 * parameters && held < (8 << 20));      /* norms and tables only */
+    esa_umt5_free(encoder);
+    free(s.list);
+    bench_close(&b);
+    wan_folder_remove(&f);
+    esa_ctx_free(ctx);
+}
+
+/* Every allocation fails once: a sentence, and nothing is lost. */
+static void out_of_memory(void **unused)
+{
+    (void)unused;
+    char folder[512];
+    model_folder(folder, sizeof folder);
+    counting counter;
+    esa_ctx *ctx = counting_ctx(&counter, 1);
+    bench b = {.ctx = ctx};
+    char path[640];
+    snprintf(path, sizeof path, "%s/text_encoder/config.json", folder);
+    ok(&b, esa_config_umt5(ctx, &b.config, path));
+    const int64_t live = counter.live;
+    float *out = malloc((size_t)(16 * b.config.d_model) * 4);
+    for (int64_t at = 0, done = 0; !done; at++) {
+        esa_nn_init(&b.nn, ctx);
+        b.env = (esa_part_env){.nn = &b.nn, .folder = folder};
+        esa_text_part *part = NULL;
+        counter.left = at;
+        esa_status status = esa_text_part_open(&b.env, &part, &b.config);
+        if (status == ESA_ERR_UNSUPPORTED) break;
+        if (status == ESA_OK) status = esa_text_part_encode(part, out, "a red ball", 16);
+        done = counter.left >= 0;
+        counter.left = -1;
+        if (done) ok(&b, status);
+        else assert_refused(ctx, status, ESA_ERR_MEMORY, "memory", NULL);
+        esa_text_part_free(part);
+        assert_int_equal(b.nn.held, b.nn.scratch_bytes);
+        esa_nn_close(&b.nn);
+        assert_int_equal(counter.live, live);
+    }
+    free(out);
+    esa_ctx_free(ctx);
+}
+
 /* Prompt in, rows out: zeros behind the tokens, the end stays when the prompt is too long. */
 static void whole_part(void **unused)
 {
@@ -276,7 +338,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(matches_transformers), cmocka_unit_test(matches_transformers_with_real_weights), cmocka_unit_test(held_in_any_way),
-        cmocka_unit_test(refuses), cmocka_unit_test(whole_part),
+        cmocka_unit_test(refuses), cmocka_unit_test(hub_sized), cmocka_unit_test(out_of_memory), cmocka_unit_test(whole_part),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -235,11 +235,71 @@ static void names_what_is_wrong(void **unused)
     bench_close(&b);
 }
 
+/* Wan2.1's own, as the hub ships it (f32, encoder too): names and shapes fit, and memory at 81 frames of 480 x 832 can be announced. */
+static void hub_sized(void **unused)
+{
+    (void)unused;
+    bench b;
+    bench_open(&b, &small, NULL, 1);
+    const esa_wan_vae_config wan = {.base_dim = 96, .decoder_base_dim = 96, .z_dim = 16, .levels = 4, .res_blocks = 2, .dim_mult = {1, 2, 4, 4},
+        .temporal = {0, 1, 1}, .in_channels = 3, .out_channels = 3, .factor_t = 4, .factor_s = 8, .mean = WAN_MEAN, .std = WAN_STD};
+    wan_shapes s = vae_decoder_shapes(&wan);
+    assert_int_equal(s.count, 108);
+    int64_t parameters = 0;
+    for (int64_t i = 0; i < s.count; i++) parameters += shape_count(&s.list[i]);
+    assert_true(parameters > 73200000 && parameters < 73400000);
+    shapes_conv(&s, 96, 3, 3, 3, 3, "encoder.conv_in");
+    shapes_conv(&s, 32, 32, 1, 1, 1, "quant_conv");
+    wan_write_holes(scratch_path(&b.folder.part, "diffusion_pytorch_model.safetensors"), s.list, s.count, "F32", 4);
+    ok(&b, esa_wan_vae_check(&b.env, &wan));
+    shapes_conv(&s, 96, 3, 3, 3, 3, "decoder.conv_more");
+    wan_write_holes(scratch_path(&b.folder.part, "diffusion_pytorch_model.safetensors"), s.list, s.count, "F32", 4);
+    assert_refused(b.ctx, esa_wan_vae_check(&b.env, &wan), ESA_ERR_MISMATCH, "decoder.conv_more", NULL);
+    free(s.list);
+    bench_close(&b);
+}
+
+/* Every allocation of opening and decoding fails once: a sentence, and nothing is lost. */
+static void out_of_memory(void **unused)
+{
+    (void)unused;
+    counting counter;
+    bench b;
+    memset(&b, 0, sizeof b);
+    b.ctx = counting_ctx(&counter, 1);
+    b.folder = vae_folder_make(b.ctx, &odd);
+    char path[640];
+    snprintf(path, sizeof path, "%s/vae/config.json", b.folder.top.dir);
+    ok(&b, esa_config_wan_vae(b.ctx, &b.config, path));
+    const int64_t live = counter.live;
+    int64_t at = 0;
+    for (int32_t done = 0; !done; at++) {
+        esa_nn_init(&b.nn, b.ctx);
+        b.env = (esa_part_env){.nn = &b.nn, .folder = b.folder.top.dir};
+        counter.left = at;
+        esa_status status = esa_wan_vae_open(&b.env, &b.vae, &b.config);
+        if (status == ESA_OK) status = decode(&b, "x", (const int32_t[]){2, 3, 5}, 16);
+        done = counter.left >= 0;
+        counter.left = -1;
+        if (done) ok(&b, status);
+        else assert_refused(b.ctx, status, ESA_ERR_MEMORY, "memory", NULL);
+        esa_wan_vae_free(b.vae);
+        assert_int_equal(b.nn.held, b.nn.scratch_bytes);
+        esa_nn_close(&b.nn);
+        assert_int_equal(counter.live, live);
+    }
+    print_message("%lld allocations\n", (long long)at);
+    esa_ctx_free(b.ctx);
+    wan_folder_remove(&b.folder);
+    free(b.clip);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(matches_diffusers), cmocka_unit_test(matches_diffusers_with_real_weights), cmocka_unit_test(memory_is_bounded),
-        cmocka_unit_test(same_bits_for_any_threads), cmocka_unit_test(refuses_and_stops), cmocka_unit_test(names_what_is_wrong),
+        cmocka_unit_test(same_bits_for_any_threads), cmocka_unit_test(refuses_and_stops), cmocka_unit_test(names_what_is_wrong), cmocka_unit_test(hub_sized),
+        cmocka_unit_test(out_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -64,14 +64,16 @@ static esa_status read_specials(esa_tokenizer *t, esa_json_file *f)
     esa_status status = ESA_OK;
     const char *key;
     json_t *value;
-    json_object_foreach(json_object_get(f->root, "added_tokens_decoder"), key, value) {
+    json_t *decoder = json_object_get(f->root, "added_tokens_decoder");
+    json_object_foreach(decoder, key, value) {
         const char *text = content(value);
         if (status == ESA_OK && text && json_is_true(json_object_get(value, "special"))) status = add_special(t, text, strtoll(key, NULL, 10));
     }
     for (size_t i = 0; i < 3 && status == ESA_OK; i++) status = add_token(t, json_object_get(f->root, names[i]));
     for (size_t i = 0; i < 2; i++) {
+        const json_t *list = json_object_get(f->root, lists[i]);
         size_t at;
-        json_array_foreach(json_object_get(f->root, lists[i]), at, value) if (status == ESA_OK) status = add_token(t, value);
+        json_array_foreach(list, at, value) if (status == ESA_OK) status = add_token(t, value);
     }
     return status;
 }
