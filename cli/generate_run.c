@@ -256,8 +256,8 @@ static int one_prompt(job *j, const char *prompt, const char *path)
             table_row(j, "dense", dense_path, &dense_stats, NULL, NULL);
             table_row(j, method, path, &stats, &dense_stats, &metrics);
         } else {
-            printf("%s: %d frames of %d x %d, %d steps, seed %lld, %s", path, stats.frames, stats.width, stats.height, stats.steps,
-                   (long long)o->seed, method);
+            printf("%s: %d frame%s of %d x %d, %d step%s, seed %lld, %s", path, stats.frames, stats.frames > 1 ? "s" : "", stats.width, stats.height,
+                   stats.steps, stats.steps > 1 ? "s" : "", (long long)o->seed, method);
             if (stats.session.sparse_calls) printf(" at density %.3f", stats.session.density);
             printf("; %.1f s (text %.1f, denoising %.1f, decoding %.1f), peak %.0f MB\n", stats.seconds, stats.text_seconds,
                    stats.denoise_seconds, stats.decode_seconds, 1e-6 * (double)stats.peak_bytes);
@@ -276,7 +276,10 @@ static int all_prompts(job *j, const cli_prompts *prompts)
 {
     const generate_options *o = j->o;
     char path[PATH_SIZE], target[PATH_SIZE + 32], other[PATH_SIZE];
+    const char *const files[] = { o->save_embeds, o->save_latents, o->json };
     int made_folder = 0, status = CLI_OK;
+    for (int i = 0; i < 3; i++)             /* one that is there may be a pipe or a terminal: its folder says nothing */
+        if (files[i] && access(files[i], F_OK) != 0 && (status = folder_of(other, sizeof other, files[i])) != 0) return status;
     if (!o->output_dir) {
         status = generate_target(target, sizeof target, o->out ? o->out : cli_video_mp4() ? "out.mp4" : "out.y4m");
         if (!status && o->dense_out) status = generate_target(other, sizeof other, o->dense_out);

@@ -50,6 +50,16 @@ static void remove_folder(const char *folder)
     rmdir(folder);
 }
 
+/* The sentence of a failed picture names the folder the user gave, not the temporary one. */
+static void name_folder(esa_ctx *ctx, const char *temp, const char *folder)
+{
+    char text[sizeof ctx->error];
+    const size_t n = strlen(temp);
+    if (strncmp(ctx->error, temp, n) != 0) return;
+    snprintf(text, sizeof text, "%.300s%.200s", folder, ctx->error + n);
+    memcpy(ctx->error, text, sizeof text);
+}
+
 /* The new folder takes the place of what stands there: nothing, or an older folder of pictures. */
 static esa_status put_in_place(esa_ctx *ctx, const char *temp, const char *folder)
 {
@@ -98,6 +108,7 @@ static esa_status save_folder(esa_ctx *ctx, const esa_frames *frames, const char
     for (int64_t i = 0; i < frames->count && status == ESA_OK; i++) {
         snprintf(name, sizeof name, "%s/%05lld.png", temp, (long long)i);
         status = esa_png_save(ctx, frames, i, name);
+        if (status != ESA_OK) name_folder(ctx, temp, folder);
     }
     if (status == ESA_OK) status = put_in_place(ctx, temp, folder);
     if (status != ESA_OK) remove_folder(temp);

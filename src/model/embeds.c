@@ -41,11 +41,15 @@ static esa_status from_prompt(esa_model *m, esa_embeds *e, const esa_generate_pa
 esa_status esa_embeds_get(esa_model *m, esa_embeds *e, const esa_generate_params *p, int32_t branches)
 {
     memset(e, 0, sizeof *e);
-    esa_status status = p->prompt_embeds ? from_file(m, e, p, branches) : from_prompt(m, e, p, branches);
-    if (status != ESA_OK || !p->save_embeds) return status;
+    return p->prompt_embeds ? from_file(m, e, p, branches) : from_prompt(m, e, p, branches);
+}
+
+esa_status esa_embeds_save(esa_model *m, const esa_embeds *e, const char *path)
+{
     esa_to_save save[2];
-    for (int32_t i = 0; i < branches; i++) save[i] = (esa_to_save){ names[i], e->data[i], { e->rows[i], m->wan.text_dim } };
-    return esa_loaded_write(m->ctx, p->save_embeds, save, branches, 2);
+    int32_t count = 0;
+    for (int i = 0; i < 2 && e->data[i]; i++) save[count++] = (esa_to_save){ names[i], e->data[i], { e->rows[i], m->wan.text_dim } };
+    return esa_loaded_write(m->ctx, path, save, count, 2);
 }
 
 void esa_embeds_free(esa_model *m, esa_embeds *e)

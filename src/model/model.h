@@ -56,8 +56,10 @@ typedef struct esa_embeds {
     int64_t bytes[2];
 } esa_embeds;
 
-/* From params->prompt_embeds or by the text encoder; writes params->save_embeds. Free with esa_embeds_free, also after a failure. */
+/* From params->prompt_embeds or by the text encoder. Free with esa_embeds_free, also after a failure. */
 esa_status esa_embeds_get(esa_model *model, esa_embeds *embeds, const esa_generate_params *params, int32_t branches);
+/* Writes a file that params->prompt_embeds can name. */
+esa_status esa_embeds_save(esa_model *model, const esa_embeds *embeds, const char *path);
 void       esa_embeds_free(esa_model *model, esa_embeds *embeds);
 
 #endif

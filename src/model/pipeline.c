@@ -238,10 +238,11 @@ static esa_status decode(esa_model *m, run *r)
 
 /* ---------------------------------------------------------------- the call */
 
+/* Files come last: a call that fails or is cancelled writes nothing. */
 static esa_status keep_results(esa_model *m, run *r)
 {
-    esa_status status = ESA_OK;
-    if (r->p.save_latents) {
+    esa_status status = r->p.save_embeds ? esa_embeds_save(m, &r->embeds, r->p.save_embeds) : ESA_OK;
+    if (status == ESA_OK && r->p.save_latents) {
         const esa_to_save save = { "latents", r->x, { m->info.latent_channels, r->latent[0], r->latent[1], r->latent[2] } };
         status = esa_loaded_write(m->ctx, r->p.save_latents, &save, 1, 4);
     }

@@ -176,6 +176,8 @@ class Refusals(Base):
         self.fails("--output-dir", "file", says=["file"])
         self.fails("--output-dir", "none/d", says=["none/d"])
         self.fails("--out", "a.y4m", "--compare", "dense", "--dense-out", "none/d.y4m", says=["none"])
+        for option in ("--save-embeds", "--save-latents", "--json"):
+            self.fails("--out", "a.y4m", option, "none/file", says=["none", "No such file"])
 
     def test_folder_of_others(self):
         os.mkdir(self.path("mine"))
@@ -217,7 +219,7 @@ class Refusals(Base):
             if "no FFmpeg" in err:
                 continue
             self.assertEqual(code, 1, err)
-            self.assertIn("cannot be written", err.splitlines()[-1])
+            self.assertRegex(err.splitlines()[-1], "generate: a(.y4m|.mp4|/00000.png) cannot be written")
             self.assertEqual(self.files(), [])
 
 
