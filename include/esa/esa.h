@@ -20,7 +20,8 @@
  *  - Views (esa_tensor) never own memory. The caller keeps q, k, v, o alive for the duration of the call (CPU) or
  *    until the stream has passed it (CUDA).
  *  - A ctx takes one call at a time (a second concurrent call returns ESA_ERR_STATE); different ctx are
- *    independent. A filled mask is immutable and may be shared between threads and contexts.
+ *    independent. A filled mask is immutable and may be shared between threads and contexts (on a GPU: once the stream that
+ *    fills it has come that far, which is for the caller to arrange where streams differ).
  *  - Same inputs, same backend, same ISA level: same bits, whatever the number of threads.
  *  - Public structs start with struct_size, hold fixed-width fields only, and are filled by their *_default()
  *    function; reserved fields must stay zero. A NULL params pointer means the defaults.
@@ -153,11 +154,12 @@ ESA_API esa_tensor esa_tensor_bsnd(void *data, int32_t dtype, int64_t B, int64_t
 
 /* ---------------------------------------------------------------- GPUs */
 
-/* CUDA work runs in the plugin libesa_cuda.so, which is opened at the first use of a GPU: from $ESA_CUDA_LIB if set, else from the folder
- * libesa itself lies in, nowhere else. Where it is missing, does not fit, or finds no GPU, calls with CUDA views return
- * ESA_ERR_DEVICE and a sentence; everything on the CPU goes on working. Two things the CPU does are refused there (ESA_ERR_UNSUPPORTED): views that
- * do not start at a multiple of their element size, and the entropy selector in COMPAT_ROUND. A ctx works on one GPU (esa_ctx_params.cuda_device) and one
- * stream (cuda_stream); views must carry that ordinal. $ESA_CUDA=sm80 or sm90a lowers the choice of kernels. */
+/* CUDA work runs in the plugin libesa_cuda.so, which is opened at the first use of a GPU: the file $ESA_CUDA_LIB if set, else the one
+ * in the folder libesa itself lies in (the program's, where libesa is linked into it), nowhere else. Where it is missing, does not fit,
+ * or finds no GPU, calls with CUDA views return ESA_ERR_DEVICE and a sentence; everything on the CPU goes on working. Two things the
+ * CPU does are refused there (ESA_ERR_UNSUPPORTED): views that do not start at a multiple of their element size, and the entropy
+ * selector in COMPAT_ROUND. A ctx works on one GPU (esa_ctx_params.cuda_device) and one stream (cuda_stream); views must carry that
+ * ordinal. $ESA_CUDA=sm80 or sm90a lowers the choice of kernels. */
 typedef struct esa_device_info {
     uint32_t struct_size;
     int32_t  ordinal, major, minor; /* compute capability */
@@ -264,7 +266,7 @@ ESA_API esa_attention_params esa_attention_params_default(void);
 
 /* o = softmax(scale q k^T over the kept blocks [+ tail]) v. mask NULL: dense. Hq must be a multiple of Hkv (query head h
  * reads kv head h / (Hq/Hkv)); a mask has Hq heads and B or 1 batch entries. o may not overlap q, k or v.
- * On failure o is unchanged. */
+ * On failure o is unchanged; a GPU that breaks down while it computes leaves it undefined, and a later call says so. */
 ESA_API esa_status esa_attention(esa_ctx *ctx, const esa_tensor *q, const esa_tensor *k, const esa_tensor *v,
                                  const esa_tensor *o, const esa_mask *mask, const esa_attention_params *params);
 
@@ -296,7 +298,7 @@ ESA_API esa_status esa_plan_attention(const esa_plan *plan, const esa_mask *mask
  * takes masks whose tokens need no gathering (raster, or order_applied); ws NULL may allocate at the first call, so
  * pass a workspace, or call once before capturing a CUDA graph. */
 /* Name of the kernel set that esa_plan_attention with this mask and these views would run ("avx512", "sm90a", "sm80", "simt"); static
- * storage, "" if the arguments do not fit. */
+ * storage, "" if the arguments do not fit (esa_ctx_error says why). */
 ESA_API const char *esa_plan_kernel(const esa_plan *plan, const esa_mask *mask, const esa_tensor *q, const esa_tensor *k,
                                     const esa_tensor *v, const esa_tensor *o);
 
@@ -354,7 +356,7 @@ extern "C" {
 ESA_API esa_status esa_importance(esa_ctx *ctx, float *out, double *entropy, const esa_tensor *q, const esa_tensor *k,
                                   const esa_select_params *params);
 /* Share of the true attention mass that mask keeps, mean over the sampled queries (row_step: every n-th query of the
- * ordered sequence; 1 = all), per head: mass f64[B,H]. O(N D) memory. causal, kv_len and scale as in params. */
+ * ordered sequence; 1 = all), per head: mass f64[B,H]. O(N D) memory. causal, kv_len and scale as in params. On the CPU only. */
 ESA_API esa_status esa_mask_mass(esa_ctx *ctx, double *mass, const esa_mask *mask, const esa_tensor *q, const esa_tensor *k,
                                  const esa_attention_params *params, int32_t row_step);
 /* Entropy budgets by themselves: block counts k_h for H heads from normalised entropies (spec: water-filling and largest

@@ -64,14 +64,15 @@ ESA_API void       esa_session_free(esa_session *session);
 ESA_API esa_status esa_session_begin(esa_session *session);
 ESA_API esa_status esa_session_step(esa_session *session, int32_t step, int32_t branch);
 /* Key lengths of the following ESA_CALL_SELF calls, int32[B] as in esa_attention_params.kv_len, or NULL = all keys. Borrowed: read at
- * every call until replaced. Recorded importance is 0 beyond them. Cleared by esa_session_begin. */
+ * every call until replaced. Recorded importance is 0 beyond them. Cleared by esa_session_begin. With refresh_every > 1 other lengths mean
+ * another mask; on a GPU, where nobody can read them without waiting, another array does. */
 ESA_API esa_status esa_session_set_kv_len(esa_session *session, const int32_t *kv_len);
 /* One attention call of the model; kind ESA_CALL_*. lse may be NULL. On failure o is unchanged. */
 ESA_API esa_status esa_session_attention(esa_session *session, int32_t layer, int32_t kind, const esa_tensor *q,
                                          const esa_tensor *k, const esa_tensor *v, const esa_tensor *o, const esa_tensor *lse);
 
 /* What ran. Times in seconds; mass is the share of attention mass the mask kept as estimated by the selector's own
- * importance (NaN where the selector has none). */
+ * importance (NaN where the selector has none, and for masks made on a GPU, where the importance stays). */
 typedef struct esa_session_stats {
     uint32_t struct_size;
     int32_t  reserved0;
@@ -84,7 +85,8 @@ typedef struct esa_session_stats {
     int64_t  reserved[4];
 } esa_session_stats;
 
-/* Totals of the current video (layer = step = -1), or one layer (step = -1), one step (layer = -1), or one cell. */
+/* Totals of the current video (layer = step = -1), or one layer (step = -1), one step (layer = -1), or one cell. Waits for a GPU that has
+ * calls of this session still to run. */
 ESA_API esa_status esa_session_get_stats(const esa_session *session, esa_session_stats *stats, int32_t layer, int32_t step);
 
 /* ---------------------------------------------------------------- recordings
