@@ -15,6 +15,7 @@ int cmd_bench(int argc, char **argv)
     static const cli_command table[] = {
         { "attention", cmd_bench_attention, "time dense and sparse attention beside sgemm" },
         { "quality", cmd_bench_quality, "kept mass and output error on synthetic video-like heads, as CSV" },
+        { "video", cmd_bench_video, "PSNR, SSIM and speed of whole videos against dense ones, as CSV; can be resumed" },
         { NULL, NULL, NULL },
     };
     return cli_dispatch("esa bench", "Measures speed and quality.", table, argc, argv);

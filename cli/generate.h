@@ -1,4 +1,4 @@
-/* generate.h - what the two files of `esa generate` share: the settings of a call.
+/* generate.h - what the files of `esa generate` share (`esa bench video` uses the progress).
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_CLI_GENERATE_H
 #define ESA_CLI_GENERATE_H
@@ -28,6 +28,7 @@ int generate_target(char *target, size_t size, const char *path);
 typedef struct generate_watch {
     const char *label;              /* of the video */
     int32_t stage, done;            /* last told */
+    int32_t quiet;                  /* 1: only a terminal hears of it */
 } generate_watch;
 int32_t generate_progress(void *user, const esa_progress *progress);
 /* SIGINT, SIGTERM and SIGHUP end the work between two layers and leave nothing behind. */

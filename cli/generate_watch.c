@@ -65,6 +65,8 @@ int32_t generate_progress(void *user, const esa_progress *p)
         bar[24] = 0;
         fprintf(stderr, "\r\033[K%s [%s] %s", w->label, bar, line);
         fflush(stderr);
+    } else if (w->quiet) {
+        return 0;
     } else if (p->done == p->total || (p->stage == ESA_STAGE_DENOISE && p->done))
         fprintf(stderr, "%s: %s\n", w->label, line);
     return 0;

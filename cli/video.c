@@ -39,6 +39,7 @@ int cli_video_open(cli_video *v, const char *what)
         symbol(&v->model_check, v->handle, "esa_model_check") && symbol(&v->model_open, v->handle, "esa_model_open") &&
         symbol(&v->model_free, v->handle, "esa_model_free") && symbol(&v->model_info, v->handle, "esa_model_get_info") &&
         symbol(&v->generate_params, v->handle, "esa_generate_params_default") && symbol(&v->generate, v->handle, "esa_generate") &&
+        symbol(&v->frames_create, v->handle, "esa_frames_create") && symbol(&v->frames_info, v->handle, "esa_frames_get_info") &&
         symbol(&v->frames_free, v->handle, "esa_frames_free") && symbol(&v->frames_beside, v->handle, "esa_frames_beside") &&
         symbol(&v->save_params, v->handle, "esa_save_params_default") && symbol(&v->frames_save, v->handle, "esa_frames_save") &&
         symbol(&v->compare, v->handle, "esa_frames_compare");

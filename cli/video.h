@@ -1,4 +1,4 @@
-/* video.h - what `esa generate` is made of: the engine opened at run time, models by name, prompts, progress.
+/* video.h - what `esa generate` and `esa bench video` are made of: the engine opened at run time, models by name, prompts, progress.
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_CLI_VIDEO_H
 #define ESA_CLI_VIDEO_H
@@ -20,7 +20,9 @@ typedef struct cli_video {
     esa_status          (*model_info)(const esa_model *, esa_model_info *);
     esa_generate_params (*generate_params)(void);
     esa_status          (*generate)(esa_model *, esa_frames **, const esa_generate_params *, esa_generate_stats *);
+    esa_status          (*frames_create)(esa_ctx *, esa_frames **, const uint8_t *, int32_t, int32_t, int32_t, double);
     void                (*frames_free)(esa_frames *);
+    esa_status          (*frames_info)(const esa_frames *, esa_frames_info *);
     esa_status          (*frames_beside)(esa_ctx *, esa_frames **, const esa_frames *, const esa_frames *);
     esa_save_params     (*save_params)(void);
     esa_status          (*frames_save)(esa_ctx *, const esa_frames *, const char *, const esa_save_params *);

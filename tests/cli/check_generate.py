@@ -302,5 +302,44 @@ class Videos(Base):
             self.assertEqual(self.files(), [])
 
 
+class Bench(Base):
+    """`esa bench video`: a CSV that grows clip by clip."""
+    ARGS = ["--frames", 9, "--height", 64, "--width", 64, "--steps", 2, "--warmup", 0, "--num-prompts", 1, "--seeds", "3", "--tail", "pooled"]
+
+    def bench(self, *args):
+        done = subprocess.run([ESA, "bench", "video", *map(str, args)], cwd=self.dir, env=ENV, capture_output=True, text=True)
+        return done.returncode, done.stdout, done.stderr
+
+    def test_resumes(self):
+        args = [*self.ARGS, "--method", "entropy,ada_bsa", "--budget", "0.5", "--csv", "q.csv", "--dense-dir", "dense"]
+        code, out, err = self.bench(*args)
+        self.assertEqual(code, 0, err)
+        self.assertIn("2 clips made, 0 were there", out)
+        lines = read(self.path("q.csv")).decode().splitlines()
+        self.assertEqual(len(lines), 4)                                  # header, dense, two methods
+        self.assertEqual([line.split(",")[4] for line in lines], ["method", "dense", "entropy", "ada_bsa"])
+        self.assertGreater(float(lines[2].split(",")[8]), 10)            # PSNR
+        before = read(self.path("q.csv"))
+        self.assertIn("0 clips made, 2 were there", self.bench(*args)[1])
+        self.assertEqual(read(self.path("q.csv")), before)
+        with open(self.path("q.csv"), "wb") as file:
+            file.write(before[:-20])                                     # cut off within the last line
+        self.assertIn("1 clips made, 1 were there", self.bench(*args)[1])
+        again = read(self.path("q.csv")).decode().splitlines()
+        self.assertEqual(again[:3], lines[:3])
+        self.assertEqual(again[3].split(",")[:12], lines[3].split(",")[:12])     # all but the times
+        self.assertEqual(self.files(), ["dense", "dense/wan-tiny-9x64x64x2-p0-s3.rgb", "q.csv"])
+
+    def test_refusals(self):
+        with open(self.path("other.csv"), "w") as file:
+            file.write("a,b,c\n")
+        for args, status in ((["--csv", "other.csv"], 1), ([], 2), (["--csv", "none/q.csv", *self.ARGS], 1), (["--csv", "q.csv", "--height", 60], 1),
+                             (["--csv", "q.csv", "--model", "nothing"], 1)):
+            code, out, err = self.bench(*args)
+            self.assertEqual((code, out), (status, ""), err)
+            self.assertEqual(len([line for line in err.splitlines() if line.startswith("esa: ")]), 1, err)
+        self.assertEqual(self.files(), ["other.csv"])
+
+
 if __name__ == "__main__":
     unittest.main(argv=sys.argv[:1] + sys.argv[3:])

@@ -1,0 +1,356 @@
+/* cmd_bench_video.c - `esa bench video`: what sparse attention does to whole videos, against the dense ones: PSNR, SSIM, seconds a step.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * One row of a CSV per clip (prompt, seed, method, budget, tail). The file is written anew, whole, after every clip; a run that finds it
+ * goes on where the last one ended. Dense clips are made once: kept in memory for their prompt and seed, and with --dense-dir on disk. */
+#include "generate.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+static const char what[] = "bench video";
+static const char header[] = "model,size,prompt,seed,method,budget,tail,density,psnr,ssim,psnr_min,ssim_min,seconds_per_step,attention_seconds\n";
+
+typedef struct bench {
+    cli_video video;
+    esa_ctx *ctx;
+    esa_model *model;
+    esa_model_info info;
+    cli_prompts prompts;
+    cli_list seeds, methods, budgets, tails;
+    esa_generate_params base;       /* sizes and session settings all clips share */
+    const char *csv_path, *dense_dir;
+    char *csv;                      /* text of the file, ends with a 0 */
+    size_t used, room;
+    char size[64];                  /* frames x height x width x steps */
+    int64_t clips_made;             /* sparse ones, in this run */
+} bench;
+
+/* ---------------------------------------------------------------- the CSV */
+
+static int csv_append(bench *b, const char *text)
+{
+    const size_t n = strlen(text);
+    if (b->used + n + 1 > b->room) {
+        char *grown = realloc(b->csv, 2 * (b->used + n) + 4096);
+        if (!grown) return cli_fail("%s: out of memory", what);
+        b->csv = grown;
+        b->room = 2 * (b->used + n) + 4096;
+    }
+    memcpy(b->csv + b->used, text, n + 1);
+    b->used += n;
+    return CLI_OK;
+}
+
+/* An older file is taken over: whole lines only, of the same columns. */
+static int csv_open(bench *b)
+{
+    char part[4096];
+    FILE *file = fopen(b->csv_path, "rb");
+    if (!file) return errno == ENOENT ? csv_append(b, header) : cli_fail("%s: cannot read '%s': %s", what, b->csv_path, strerror(errno));
+    int status = CLI_OK;
+    for (size_t n; !status && (n = fread(part, 1, sizeof part - 1, file)) > 0;) {
+        part[n] = 0;
+        status = strlen(part) == n ? csv_append(b, part) : cli_fail("%s: '%s' is no CSV", what, b->csv_path);
+    }
+    fclose(file);
+    if (status) return status;
+    if (b->used == 0) return csv_append(b, header);
+    if (strncmp(b->csv, header, sizeof header - 1) != 0) return cli_fail("%s: '%s' holds other columns; give another name", what, b->csv_path);
+    while (b->used && b->csv[b->used - 1] != '\n') b->csv[--b->used] = 0;
+    return CLI_OK;
+}
+
+typedef struct row { double density, psnr, ssim, psnr_min, ssim_min, step, attention; } row;
+
+/* The row that begins with key, 1 if there is one. Equal videos have an infinite PSNR, written as inf. */
+static int csv_find(const bench *b, const char *key, row *r)
+{
+    const size_t n = strlen(key);
+    for (const char *line = b->csv; line && *line; line = strchr(line, '\n'), line = line ? line + 1 : NULL) {
+        if (strncmp(line, key, n) != 0) continue;
+        double *const fields[] = { &r->density, &r->psnr, &r->ssim, &r->psnr_min, &r->ssim_min, &r->step, &r->attention };
+        const char *at = line + n;
+        for (int i = 0; i < 7; i++) {
+            char *end;
+            *fields[i] = strtod(at, &end);
+            if (end == at || *end != (i < 6 ? ',' : '\n')) return 0;
+            at = end + 1;
+        }
+        return 1;
+    }
+    return 0;
+}
+
+static void key_of(const bench *b, char key[256], int64_t prompt, int64_t seed, int method, double budget, int tail)
+{
+    char m[32], t[32];
+    snprintf(key, 256, "%s,%s,%lld,%lld,%s,%.2f,%s,", b->info.name, b->size, (long long)prompt, (long long)seed, cli_name(m, METHODS, method),
+             budget, cli_name(t, CLI_TAILS, tail));
+}
+
+static int csv_add(bench *b, const char *key, const row *r)
+{
+    char line[512];
+    snprintf(line, sizeof line, "%s%.4f,%.4f,%.6f,%.4f,%.6f,%.4f,%.4f\n", key, r->density, r->psnr, r->ssim, r->psnr_min, r->ssim_min, r->step,
+             r->attention);
+    const int status = csv_append(b, line);
+    return status ? status : cli_write_file(b->csv_path, b->csv, b->used);
+}
+
+/* ---------------------------------------------------------------- clips */
+
+static int make(bench *b, esa_frames **frames, row *r, const esa_generate_params *params, const char *label)
+{
+    esa_generate_params p = *params;
+    esa_generate_stats stats = { .struct_size = sizeof stats };
+    generate_watch watch = { .label = label, .stage = -1, .quiet = 1 };
+    p.progress = generate_progress;
+    p.progress_user = &watch;
+    const esa_status status = b->video.generate(b->model, frames, &p, &stats);
+    cli_progress_end();
+    if (status != ESA_OK && generate_interrupted()) {
+        cli_fail("%s: interrupted; '%s' is whole, the same command goes on from there", what, b->csv_path);
+        return 130;
+    }
+    if (status != ESA_OK) return cli_fail_esa(b->ctx, status, what);
+    r->density = stats.session.sparse_calls ? stats.session.density : 1;
+    r->step = stats.denoise_seconds / stats.steps;
+    r->attention = stats.attention_seconds / stats.steps;
+    return CLI_OK;
+}
+
+static void dense_path(const bench *b, char *path, size_t size, int64_t prompt, int64_t seed)
+{
+    snprintf(path, size, "%s/%s-%s-p%lld-s%lld.rgb", b->dense_dir, b->info.name, b->size, (long long)prompt, (long long)seed);
+}
+
+/* The dense clip from disk; 0 if it is not there or of another size. */
+static int dense_load(bench *b, esa_frames **frames, int64_t prompt, int64_t seed)
+{
+    char path[4200];
+    if (!b->dense_dir) return 0;
+    dense_path(b, path, sizeof path, prompt, seed);
+    const size_t bytes = (size_t)b->base.frames * (size_t)b->base.height * (size_t)b->base.width * 3;
+    uint8_t *rgb = malloc(bytes + 1);
+    FILE *file = rgb ? fopen(path, "rb") : NULL;
+    const int whole = file && fread(rgb, 1, bytes + 1, file) == bytes;
+    if (file) fclose(file);
+    const int made = whole && b->video.frames_create(b->ctx, frames, rgb, b->base.frames, b->base.height, b->base.width, b->info.fps) == ESA_OK;
+    free(rgb);
+    return made;
+}
+
+static int dense_clip(bench *b, esa_frames **frames, const esa_generate_params *params, int64_t prompt, int64_t seed)
+{
+    char key[256], path[4200];
+    row r = { .psnr = INFINITY, .ssim = 1, .psnr_min = INFINITY, .ssim_min = 1 }, old;
+    key_of(b, key, prompt, seed, METHOD_DENSE, 1.0, ESA_TAIL_NONE);
+    const int known = csv_find(b, key, &old);
+    if (known && dense_load(b, frames, prompt, seed)) return CLI_OK;
+    esa_generate_params p = *params;
+    p.session.mode = ESA_SESSION_DENSE;
+    int status = make(b, frames, &r, &p, "dense");
+    if (!status && b->dense_dir) {
+        esa_frames_info info = { .struct_size = sizeof info };
+        dense_path(b, path, sizeof path, prompt, seed);
+        if (b->video.frames_info(*frames, &info) == ESA_OK)
+            status = cli_write_file(path, (const char *)info.rgb, (size_t)info.frames * (size_t)info.height * (size_t)info.width * 3);
+    }
+    if (!status && !known) status = csv_add(b, key, &r);
+    return status;
+}
+
+/* All settings of one prompt and seed; the dense clip is made when the first row is missing. */
+static int one_source(bench *b, int64_t prompt, int64_t seed, int64_t *done, int64_t total)
+{
+    static const int selectors[] = { ESA_SELECT_FULL, ESA_SELECT_ENTROPY, ESA_SELECT_RF_V2, ESA_SELECT_ADA_BSA };
+    esa_frames *dense = NULL;
+    int status = CLI_OK;
+    esa_generate_params p = b->base;
+    p.prompt = b->prompts.line[prompt];
+    p.seed = (uint64_t)seed;
+    for (int m = 0; m < b->methods.count && !status; m++)
+        for (int d = 0; d < b->budgets.count && !status; d++)
+            for (int t = 0; t < b->tails.count && !status; t++) {
+                const int method = (int)b->methods.whole[m] + 1, tail = (int)b->tails.whole[t];
+                char key[256], label[96];
+                row r;
+                key_of(b, key, prompt, seed, method, b->budgets.real[d], tail);
+                ++*done;
+                if (csv_find(b, key, &r)) continue;
+                if (!dense) status = dense_clip(b, &dense, &p, prompt, seed);
+                if (status) break;
+                esa_generate_params q = p;
+                esa_select_params select = esa_select_params_default(selectors[method]);
+                select.block_q = p.session.select.block_q;
+                select.block_k = p.session.select.block_k;
+                select.budget = b->budgets.real[d];
+                q.session.mode = ESA_SESSION_ONLINE;
+                q.session.select = select;
+                q.session.attention.tail = tail;
+                esa_frames *frames = NULL;
+                esa_metrics metrics = { .struct_size = sizeof metrics };
+                snprintf(label, sizeof label, "clip %lld/%lld", (long long)*done, (long long)total);
+                status = make(b, &frames, &r, &q, label);
+                if (!status) {
+                    const esa_status compared = b->video.compare(b->ctx, &metrics, dense, frames);
+                    if (compared != ESA_OK) status = cli_fail_esa(b->ctx, compared, what);
+                }
+                r.psnr = metrics.psnr;
+                r.ssim = metrics.ssim;
+                r.psnr_min = metrics.psnr_min;
+                r.ssim_min = metrics.ssim_min;
+                if (!status) status = csv_add(b, key, &r);
+                b->clips_made += !status;
+                if (!status) fprintf(stderr, "%s: %s PSNR %.2f dB, SSIM %.4f, %.2f s/step\n", label, key, r.psnr, r.ssim, r.step);
+                b->video.frames_free(frames);
+            }
+    b->video.frames_free(dense);
+    return status;
+}
+
+/* ---------------------------------------------------------------- the table */
+
+static void print_means(const bench *b)
+{
+    static const char *const head[] = { "method", "tail", "budget", "clips", "density", "PSNR", "SSIM", "s/step", "speedup" };
+    cli_table *table = cli_table_new(9, 2);
+    for (int i = 0; i < 9; i++) cli_cell(table, "%s", head[i]);
+    for (int m = 0; m < b->methods.count; m++)
+        for (int t = 0; t < b->tails.count; t++)
+            for (int d = 0; d < b->budgets.count; d++) {
+                row sum = { 0 };
+                double dense = 0;
+                int clips = 0, equal = 0;
+                for (int64_t i = 0; i < b->prompts.count; i++)
+                    for (int s = 0; s < b->seeds.count; s++) {
+                        char key[256];
+                        row r, full;
+                        key_of(b, key, i, b->seeds.whole[s], METHOD_DENSE, 1.0, ESA_TAIL_NONE);
+                        const int known = csv_find(b, key, &full);
+                        key_of(b, key, i, b->seeds.whole[s], (int)b->methods.whole[m] + 1, b->budgets.real[d], (int)b->tails.whole[t]);
+                        if (!known || !csv_find(b, key, &r)) continue;
+                        clips++;
+                        equal += isinf(r.psnr);
+                        sum.density += r.density;
+                        sum.psnr += isinf(r.psnr) ? 0 : r.psnr;
+                        sum.ssim += r.ssim;
+                        sum.step += r.step;
+                        dense += full.step;
+                    }
+                if (!clips) continue;
+                char name[32];
+                cli_cell(table, "%s", cli_name(name, METHODS, (int)b->methods.whole[m] + 1));
+                cli_cell(table, "%s", cli_name(name, CLI_TAILS, (int)b->tails.whole[t]));
+                cli_cell(table, "%.2f", b->budgets.real[d]);
+                cli_cell(table, "%d", clips);
+                cli_cell(table, "%.3f", sum.density / clips);
+                if (clips > equal) cli_cell(table, "%.2f dB", sum.psnr / (clips - equal));
+                else cli_cell(table, "equal");
+                cli_cell(table, "%.4f", sum.ssim / clips);
+                cli_cell(table, "%.2f", sum.step / clips);
+                cli_cell(table, "%.2fx", dense / sum.step);
+            }
+    cli_table_print(table, stdout);
+}
+
+static int run_all(bench *b)
+{
+    int status = csv_open(b);
+    const int64_t each = (int64_t)b->methods.count * b->budgets.count * b->tails.count, total = each * b->prompts.count * b->seeds.count;
+    int64_t done = 0;
+    if (!status && b->dense_dir && mkdir(b->dense_dir, 0777) != 0 && errno != EEXIST)
+        status = cli_fail("%s: the folder '%s' cannot be made: %s", what, b->dense_dir, strerror(errno));
+    for (int64_t i = 0; i < b->prompts.count && !status; i++)
+        for (int s = 0; s < b->seeds.count && !status; s++) status = one_source(b, i, b->seeds.whole[s], &done, total);
+    if (!status) {
+        print_means(b);
+        printf("\n%s: %lld clips made, %lld were there; PSNR and SSIM against the dense clip of the same prompt and seed\n", b->csv_path,
+               (long long)b->clips_made, (long long)(total - b->clips_made));
+    }
+    return status;
+}
+
+static int with_engine(bench *b, const char *model, const char *prompts_file, int64_t number)
+{
+    char folder[4200];
+    int status = cli_model_find(folder, sizeof folder, model, what);
+    if (status) return status;
+    esa_status opened = b->video.model_open(b->ctx, &b->model, folder, NULL);
+    b->info.struct_size = sizeof b->info;
+    if (opened == ESA_OK) opened = b->video.model_info(b->model, &b->info);
+    if (opened != ESA_OK) return cli_fail_esa(b->ctx, opened, what);
+    if (b->base.frames == 0) b->base.frames = b->info.frames;
+    b->base.frames = (b->base.frames - 1) / b->info.factor[0] * b->info.factor[0] + 1;
+    if (b->base.height == 0) b->base.height = b->info.height;
+    if (b->base.width == 0) b->base.width = b->info.width;
+    if (b->base.steps == 0) b->base.steps = b->info.steps;
+    snprintf(b->size, sizeof b->size, "%dx%dx%dx%d", b->base.frames, b->base.height, b->base.width, b->base.steps);
+    status = cli_prompts_get(&b->prompts, NULL, prompts_file, number, strcmp(b->info.name, "wan-tiny") == 0, what);
+    if (!status) status = run_all(b);
+    cli_prompts_free(&b->prompts);
+    return status;
+}
+
+int cmd_bench_video(int argc, char **argv)
+{
+    bench b = { .seeds = { 2, { 0, 1 }, { 0, 1 } }, .methods = { 3, { 0 }, { 0, 1, 2 } }, .budgets = { 4, { 0.7, 0.5, 0.3, 0.2 }, { 0 } },
+                .tails = { 2, { 0 }, { 0, 1 } } };
+    const char *model = NULL, *prompts = NULL, *block = NULL;
+    int64_t number = 8, frames = 0, height = 0, width = 0, steps = 0, threads = 0, dense_first = 1;
+    double guidance = NAN, warmup = 0.2;
+    int done;
+    const cli_option options[] = {
+        { "--csv", CLI_TEXT, &b.csv_path, "FILE", 0, 0, 0, "one row per clip; what is in it is not made again; required" },
+        { "--dense-dir", CLI_TEXT, &b.dense_dir, "DIR", 0, 0, 0, "keep the dense clips there (of one state of the model's weights)" },
+        { "--model", CLI_TEXT, &model, "FOLDER|NAME", 0, 0, 0, "(wan-tiny)" },
+        { "--prompts", CLI_TEXT, &prompts, "FILE", 0, 0, 0, "one prompt per line" },
+        { "--num-prompts", CLI_INT, &number, "N", 1, CLI_PROMPTS, 0, "the first N built-in prompts (8)" },
+        { "--seeds", CLI_INTS, &b.seeds, "N,...", 0, 9e15, 0, "of the noise (0,1)" },
+        { "--method", CLI_CHOICES, &b.methods, "entropy|rf_v2|ada_bsa", 0, 0, 0, "any, with commas (all)" },
+        { "--budget", CLI_REALS, &b.budgets, "X,...", 0, 1, 0, "kept fractions of key blocks (0.7,0.5,0.3,0.2)" },
+        { "--tail", CLI_CHOICES, &b.tails, CLI_TAILS, 0, 0, 0, "any, with commas (none,pooled)" },
+        { "--block", CLI_TEXT, &block, "QxK", 0, 0, 0, "query x key tokens of a block (64x64)" },
+        { "--warmup", CLI_REAL, &warmup, "X", 0, 1, 0, "fraction of the steps that run dense first (0.2)" },
+        { "--dense-first-layer", CLI_INT, &dense_first, "0|1", 0, 1, 0, "layer 0 always runs dense (1)" },
+        { "--frames", CLI_INT, &frames, "N", 1, 100000, 0, "(the model's own)" },
+        { "--height", CLI_INT, &height, "N", 1, 16384, 0, "(the model's own)" },
+        { "--width", CLI_INT, &width, "N", 1, 16384, 0, "(the model's own)" },
+        { "--steps", CLI_INT, &steps, "N", 1, 10000, 0, "(the model's own)" },
+        { "--guidance", CLI_REAL, &guidance, "X", 0, 1000, 0, "(the model's own)" },
+        { "--threads", CLI_INT, &threads, "N", 0, ESA_MAX_THREADS, 0, "0: one per core (0)" },
+        { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
+    };
+    int status = cli_options("esa bench video", "--csv FILE [options]",
+                             "Makes videos with every method, budget and tail and measures them against the dense ones. Can be stopped and\n"
+                             "started again.", options, argc, argv, NULL, &done);
+    if (status || done) return status;
+    if (!b.csv_path) { cli_fail("%s: --csv FILE is required", what); return CLI_USAGE; }
+    int32_t block_q = 64, block_k = 64;
+    if (block && (status = cli_block_parse(block, &block_q, &block_k)) != 0) return status;
+    if ((status = cli_video_open(&b.video, what)) != 0) return status;
+    b.base = b.video.generate_params();
+    b.base.frames = (int32_t)frames;
+    b.base.height = (int32_t)height;
+    b.base.width = (int32_t)width;
+    b.base.steps = (int32_t)steps;
+    b.base.guidance = guidance;
+    b.base.session.warmup_frac = warmup;
+    b.base.session.dense_first_layer = (int32_t)dense_first;
+    b.base.session.select.block_q = block_q;
+    b.base.session.select.block_k = block_k;
+    status = cli_ctx_new(&b.ctx, threads);
+    if (!status) {
+        generate_catch_signals();
+        status = with_engine(&b, model, prompts, number);
+        b.video.model_free(b.model);
+        esa_ctx_free(b.ctx);
+    }
+    free(b.csv);
+    cli_video_close(&b.video);
+    return status;
+}
