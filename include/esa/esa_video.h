@@ -38,8 +38,9 @@ ESA_API const uint32_t *esa_video_abi(void);    /* ESA_VIDEO_ABI_COUNT entries, 
 /* ---------------------------------------------------------------- models */
 
 /* How weights are held. AUTO: f32 for parts below 1 GB, else FILE for 16-bit files and BF16 for f32 files. FILE: mapped, converted
- * while used. F32, BF16: converted once while reading; the file's pages are given back piece by piece, so that the two never stand side
- * by side (the few tensors that Wan keeps in f32 stay f32). */
+ * while used. F32, BF16: tensors of another type are converted once while reading (those of the same type are used where they lie); the
+ * file's pages are given back piece by piece, so that file and copy never stand side by side. The few tensors that Wan keeps in f32
+ * are held in f32 always. */
 enum { ESA_HOLD_AUTO = 0, ESA_HOLD_FILE = 1, ESA_HOLD_F32 = 2, ESA_HOLD_BF16 = 3 };
 /* Parts of a model, as bits. */
 enum { ESA_PART_TRANSFORMER = 1, ESA_PART_VAE = 2, ESA_PART_TEXT = 4, ESA_PART_ALL = 7 };
