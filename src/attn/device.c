@@ -4,7 +4,9 @@
 #include "attn/device.h"
 
 #include <dlfcn.h>
+#if defined(__linux__)
 #include <link.h>
+#endif
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,6 +20,7 @@ _Static_assert(offsetof(esa_device_info, memory) == 32 && offsetof(esa_device_in
 
 static const char here = 0;             /* an object of this library: where it lies, the library lies */
 
+#if defined(__linux__)
 /* For the first object of the process, the executable: 1 into *inside if it holds `here`, that is, if libesa is linked into it. */
 static int look_at_executable(struct dl_phdr_info *object, size_t size, void *inside)
 {
@@ -28,11 +31,13 @@ static int look_at_executable(struct dl_phdr_info *object, size_t size, void *in
     }
     return 1;                           /* the others are not looked at */
 }
+#endif
 
 /* The file this code was loaded from. An executable is known to dladdr by the word it was called with, which is no path when it was found
  * through $PATH: the kernel knows better. 0 if nobody knows. */
 static int32_t own_path(char *path, size_t bytes)
 {
+#if defined(__linux__)
     int32_t executable = 0;
     dl_iterate_phdr(look_at_executable, &executable);
     if (executable) {
@@ -41,6 +46,7 @@ static int32_t own_path(char *path, size_t bytes)
         path[length] = 0;
         return 1;
     }
+#endif
     Dl_info info;
     return dladdr(&here, &info) && info.dli_fname && (size_t)snprintf(path, bytes, "%s", info.dli_fname) < bytes;
 }

@@ -261,7 +261,7 @@ static void devices_in_turn(void **state)
 /* More calls than a session keeps figures waiting for. */
 static void many_calls(void **state)
 {
-    enum { LAYERS = 3, STEPS = 230 };
+    enum { LAYERS = 3, STEPS = 100 };
     (void)state;
     esa_ctx *ctx;
     assert_int_equal(esa_ctx_create(&ctx, NULL), ESA_OK);
