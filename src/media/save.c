@@ -1,6 +1,5 @@
 /* save.c - esa_frames_save: the ending of a path chooses the format; a folder of PNG appears whole or not at all.
  * SPDX-License-Identifier: Apache-2.0 */
-#define _XOPEN_SOURCE 700
 #include "media/frames.h"
 
 #include <dirent.h>
@@ -10,7 +9,9 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
+#include "base/rng.h"
 
 #define LONGEST 4000                /* of a folder's path */
 
@@ -50,6 +51,20 @@ static void remove_folder(const char *folder)
     rmdir(folder);
 }
 
+/* A new, empty folder beside `folder`, its name into temp; 0: errno says why not. */
+static int make_beside(char *temp, size_t size, const char *folder)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    esa_rng rng = { (uint64_t)now.tv_nsec ^ (uint64_t)now.tv_sec << 30 ^ (uint64_t)getpid() << 44 };
+    for (int attempt = 0; attempt < 100; attempt++) {
+        snprintf(temp, size, "%s.%08x.tmp", folder, (unsigned)(esa_rng_next(&rng) >> 32));
+        if (mkdir(temp, 0777) == 0) return 1;
+        if (errno != EEXIST) break;
+    }
+    return 0;
+}
+
 /* The sentence of a failed picture names the folder the user gave, not the temporary one. */
 static void name_folder(esa_ctx *ctx, const char *temp, const char *folder)
 {
@@ -65,8 +80,7 @@ static esa_status put_in_place(esa_ctx *ctx, const char *temp, const char *folde
 {
     if (rename(temp, folder) == 0) return ESA_OK;       /* nothing, or an empty folder */
     char old[LONGEST + 40];
-    snprintf(old, sizeof old, "%s.XXXXXX", folder);
-    if ((errno == ENOTEMPTY || errno == EEXIST) && mkdtemp(old)) {
+    if ((errno == ENOTEMPTY || errno == EEXIST) && make_beside(old, sizeof old, folder)) {
         if (rename(folder, old) == 0) {
             if (rename(temp, folder) == 0) {
                 remove_folder(old);
@@ -99,11 +113,7 @@ static esa_status save_folder(esa_ctx *ctx, const esa_frames *frames, const char
             return esa_fail(ctx, ESA_ERR_IO, "%.200s holds %lld entries that are not pictures of a video; give a new folder", folder,
                             (long long)others);
     }
-    snprintf(temp, sizeof temp, "%s.XXXXXX", folder);
-    if (!mkdtemp(temp)) return esa_fail(ctx, ESA_ERR_IO, "%.200s cannot be written: %s", folder, strerror(errno));
-    const mode_t mask = umask(0);
-    umask(mask);
-    chmod(temp, 0777 & ~mask);                          /* mkdtemp gives 0700; users expect their umask */
+    if (!make_beside(temp, sizeof temp, folder)) return esa_fail(ctx, ESA_ERR_IO, "%.200s cannot be written: %s", folder, strerror(errno));
     esa_status status = ESA_OK;
     for (int64_t i = 0; i < frames->count && status == ESA_OK; i++) {
         snprintf(name, sizeof name, "%s/%05lld.png", temp, (long long)i);
