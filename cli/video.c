@@ -52,8 +52,5 @@ int cli_video_open(cli_video *v, const char *what)
     return cli_fail("%s: %s is of another build than this command", what, ESA_VIDEO_LIBRARY);
 }
 
-void cli_video_close(cli_video *v)
-{
-    if (v->handle) dlclose(v->handle);
-    memset(v, 0, sizeof *v);
-}
+/* It stays mapped: a BLAS with threads of its own does not survive being unloaded, and the command ends soon anyway. */
+void cli_video_close(cli_video *v) { memset(v, 0, sizeof *v); }

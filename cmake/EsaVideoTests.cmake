@@ -57,8 +57,13 @@ endif()
 
 # The command that makes videos, as a stranger uses it.
 if(TARGET esa_cli)
+  set(generate_tests "")
+  if(ESA_SANITIZE)
+    set(generate_tests Words Models Refusals)
+  endif()
+  # Under sanitizers only what reads files and refuses: whole videos are slow there, and test_pipeline makes some.
   add_test(NAME cli.generate COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/cli/check_generate.py $<TARGET_FILE:esa_cli>
-           ${CMAKE_CURRENT_SOURCE_DIR}/models)
+           ${CMAKE_CURRENT_SOURCE_DIR}/models ${generate_tests})
   set_tests_properties(cli.generate PROPERTIES LABELS video TIMEOUT 1200)
 endif()
 if(NOT ESA_SANITIZE)
