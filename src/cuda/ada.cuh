@@ -7,8 +7,8 @@
 #pragma once
 
 #include "base/half.h"
-#include "cuda/prepare.cuh"
 #include "cuda/select.cuh"
+#include "cuda/views.cuh"
 
 struct ada_job {
     esa_select_args a;

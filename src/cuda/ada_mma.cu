@@ -74,7 +74,7 @@ template <class T, bool GATHER> __global__ void __launch_bounds__(THREADS, 1) ad
     if (column0 >= esa_ada_limit(&x.a, head.columns, last)) return;
 
     const int steps = 8 * ceil_div((int)x.a.D, (int)DEPTH);
-    const uint32_t shared = shared_address(memory);
+    const uint32_t shared = smem_addr(memory);
     const tile_source<T, GATHER> source = { (const T *)x.a.q + head.q_at, (const T *)x.a.k + head.k_at, x.a.q_stride[2], x.a.k_stride[2], x.a.perm_q,
                                             x.a.perm_k, (int)x.a.Nq, head.len, (int)x.a.D, row0 + (int)threadIdx.x / 8, column0 + (int)threadIdx.x / 8, shared };
     int u = 0, d0 = 0;          // of the next step to bring
@@ -102,7 +102,7 @@ template <class T, bool GATHER> __global__ void __launch_bounds__(THREADS, 1) ad
     float *out = x.lse + blockIdx.y * x.rows * x.a.nk;
 #pragma unroll
     for (int m = 0; m < 4; ++m)
-        ada_finish<0>(x, head, acc[m], row0 + warp_row + 16 * m, column0 + warp_column, out, [](float v) { return exp2_fast(v); });
+        ada_finish<0>(x, head, acc[m], row0 + warp_row + 16 * m, column0 + warp_column, out, [](float v) { return exp2_approx(v); });
 }
 
 template <class T> auto kernel_of(const esa_select_args &a) { return a.perm_q || a.perm_k ? ada_kernel<T, true> : ada_kernel<T, false>; }
@@ -112,7 +112,8 @@ template <class T> auto kernel_of(const esa_select_args &a) { return a.perm_q ||
 bool ada_mma_takes(const esa_select_args *a) {
     const int64_t Rk = a->params.block_k / ESA_ADA_GROUP;
     return a->dtype != ESA_DTYPE_F32 && a->params.mode != ESA_MODE_COMPAT_ROUND && (Rk == 8 || Rk == 16 || Rk == 32) &&
-           rows_in_16_bytes(a->q, a->q_stride, a->B, a->Hq, a->Nq, a->D, 2) && rows_in_16_bytes(a->k, a->k_stride, a->B, a->Hkv, a->Nk, a->D, 2);
+           rows_in_pieces({ a->q, a->q_stride, { a->B, a->Hq, a->Nq } }, a->D, 2, 16) &&
+           rows_in_pieces({ a->k, a->k_stride, { a->B, a->Hkv, a->Nk } }, a->D, 2, 16);
 }
 
 esa_status ada_mma_launch(esa_cuda_device *dev, const ada_job &job, cudaStream_t stream) {

@@ -63,7 +63,7 @@ esa_status gather_rows(esa_cuda_device *dev, const esa_attn_args *a, const prepa
     gather_plan plan = {};
     for (const gather_source &s : source) {
         if (!s.perm) continue;
-        wide = wide && rows_in_16_bytes(s.src, s.stride, a->B, s.H, s.N, a->D, element);
+        wide = wide && rows_in_pieces({ s.src, s.stride, { a->B, s.H, s.N } }, a->D, element, 16);
         const int64_t tiles = ceil_div(s.N, (int64_t)ROWS);
         plan.part[plan.parts++] = { (const char *)s.src, (char *)s.dst, s.perm, s.stride[0] * element, s.stride[1] * element,
                                     s.stride[2] * element, plan.blocks, (int32_t)s.N, (int32_t)s.H, (int32_t)tiles };

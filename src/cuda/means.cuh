@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "cuda/prepare.cuh"
+#include "cuda/views.cuh"
 
 struct mean_part {
     const void *src;                // view [B][H][N][D]
@@ -23,5 +23,5 @@ struct mean_plan {
     int32_t parts, D, pitch;
 };
 
-// wide: every row of every view can be read in 16-byte pieces (rows_in_16_bytes).
+// wide: every row of every view can be read in 16-byte pieces (rows_in_pieces).
 esa_status means_launch(esa_cuda_device *dev, mean_plan plan, int32_t dtype, int64_t B, bool wide, cudaStream_t stream);

@@ -2,10 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
-#include "cuda/device.cuh"
+#include "cuda/views.cuh"
 
 // The parts of the workspace of one call; null where the call has no use for them. Shapes as in attention_job.
 struct prepared {
@@ -32,45 +29,3 @@ esa_status row_order(esa_cuda_device *dev, const esa_attn_args *a, const prepare
 esa_status tail_means(esa_cuda_device *dev, const esa_attn_args *a, const prepared *p, cudaStream_t stream);
 esa_status tail_stands(esa_cuda_device *dev, const esa_attn_args *a, const prepared *p, cudaStream_t stream);
 esa_status tail_states(esa_cuda_device *dev, const esa_attn_args *a, const prepared *p, cudaStream_t stream);
-
-static inline int64_t element_bytes(int32_t dtype) { return dtype == ESA_DTYPE_F32 ? 4 : 2; }
-
-// Whether every row of a view [B][H][N][D] can be read in 16-byte pieces. Strides of axes of length 1 do not matter.
-static inline bool rows_in_16_bytes(const void *data, const int64_t *stride, int64_t B, int64_t H, int64_t N, int64_t D, int64_t element) {
-    const int64_t mixed = (B > 1 ? stride[0] : 0) | (H > 1 ? stride[1] : 0) | (N > 1 ? stride[2] : 0) | D;
-    return (uintptr_t)data % 16 == 0 && mixed * element % 16 == 0;
-}
-
-#ifdef __CUDACC__
-static __device__ __forceinline__ float to_float(float x) { return x; }
-static __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
-static __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
-// 16 bytes of a row, kept as words until they are used: the compiler would split 16-bit elements into a register each.
-template <class T> struct packed {
-    static constexpr int N = 16 / (int)sizeof(T);
-    uint4 words;
-    __device__ __forceinline__ void unpack(float (&x)[N]) const {
-        const uint32_t w[4] = { words.x, words.y, words.z, words.w };
-#pragma unroll
-        for (int i = 0; i < 4; ++i) unpack_word(x + i * N / 4, w[i], (T *)nullptr);
-    }
-    static __device__ __forceinline__ void unpack_word(float *x, uint32_t w, float *) { x[0] = __uint_as_float(w); }
-    static __device__ __forceinline__ void unpack_word(float *x, uint32_t w, __nv_bfloat16 *) {
-        x[0] = __uint_as_float(w << 16), x[1] = __uint_as_float(w & 0xffff0000u);
-    }
-    static __device__ __forceinline__ void unpack_word(float *x, uint32_t w, __half *) {
-        x[0] = __half2float(__ushort_as_half((unsigned short)w)), x[1] = __half2float(__ushort_as_half((unsigned short)(w >> 16)));
-    }
-};
-template <class T> struct single {
-    static constexpr int N = 1;
-    T element;
-    __device__ __forceinline__ void unpack(float (&x)[1]) const { x[0] = to_float(element); }
-};
-static __device__ __forceinline__ void round_to(float *dst, float x) { *dst = x; }
-static __device__ __forceinline__ void round_to(__half *dst, float x) { *dst = __float2half_rn(x); }
-static __device__ __forceinline__ void round_to(__nv_bfloat16 *dst, float x) { *dst = __float2bfloat16_rn(x); }
-
-// Keys of batch entry b that exist.
-static __device__ __forceinline__ int key_length(const int32_t *kv_len, int64_t b, int Nk) { return kv_len ? min(max(kv_len[b], 0), Nk) : Nk; }
-#endif

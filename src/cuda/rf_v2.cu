@@ -69,8 +69,8 @@ esa_status means(esa_cuda_device *dev, const esa_select_args *a, const select_ru
     plan.part[1] = { a->k, p.k_mean, rules.kv_len, a->perm_k, { a->k_stride[0], a->k_stride[1], a->k_stride[2] }, 0, (int32_t)a->Hkv, (int32_t)a->Nk,
                      a->params.block_k, (int32_t)a->nk, (int32_t)a->nk, apart ? (int32_t)(a->Nk - text_k) : 0, f32, round };
     const int64_t size = element_bytes(a->dtype);
-    return means_launch(dev, plan, a->dtype, a->B, rows_in_16_bytes(a->q, a->q_stride, a->B, a->Hq, a->Nq, a->D, size) &&
-                        rows_in_16_bytes(a->k, a->k_stride, a->B, a->Hkv, a->Nk, a->D, size), stream);
+    return means_launch(dev, plan, a->dtype, a->B, rows_in_pieces({ a->q, a->q_stride, { a->B, a->Hq, a->Nq } }, a->D, size, 16) &&
+                        rows_in_pieces({ a->k, a->k_stride, { a->B, a->Hkv, a->Nk } }, a->D, size, 16), stream);
 }
 
 } // namespace

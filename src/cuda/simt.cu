@@ -7,9 +7,6 @@
 // Scores are in log2 units, so that a negative scale needs no care.
 #include "cuda/walk.cuh"
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 namespace {
 
 constexpr int ROWS = 32, STEP = 32, THREADS = 128, MOST_COLUMNS = 4;    // 4 x 64 = 256
@@ -19,13 +16,6 @@ constexpr int64_t MOST_TOKENS = INT32_MAX - 1024;       // positions are 32-bit 
 // Floats per row of a tile: whole groups of 8, and 4 more so that rows a 16-byte read apart fall into different banks.
 __host__ __device__ constexpr int pitch_of(int D) { return (D + 7) / 8 * 8 + 4; }
 constexpr int shared_bytes_of(int D) { return ((ROWS + STEP) * pitch_of(D) + ROWS * P_PITCH) * (int)sizeof(float); }
-
-__device__ __forceinline__ float widen(float x) { return x; }
-__device__ __forceinline__ float widen(__half x) { return __half2float(x); }
-__device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
-__device__ __forceinline__ void narrow(float *dst, float x) { *dst = x; }
-__device__ __forceinline__ void narrow(__half *dst, float x) { *dst = __float2half_rn(x); }
-__device__ __forceinline__ void narrow(__nv_bfloat16 *dst, float x) { *dst = __float2bfloat16_rn(x); }
 
 // 32 rows to f32 in shared memory, times factor; rows whose bit is 0 and columns from D on are 0. A warp reads 8 rows at once: it waits for
 // memory once per 32 columns, not once per row.
@@ -38,7 +28,7 @@ template <class T> __device__ __forceinline__ void load_tile(float *dst, const T
     for (int d = threadIdx.x % 32; d < pitch; d += 32) {
         float x[SPAN];
 #pragma unroll
-        for (int r = 0; r < SPAN; ++r) x[r] = (valid >> r & 1) && d < D ? widen(src[r * stride + d]) : 0.0f;
+        for (int r = 0; r < SPAN; ++r) x[r] = (valid >> r & 1) && d < D ? to_float(src[r * stride + d]) : 0.0f;
 #pragma unroll
         for (int r = 0; r < SPAN; ++r) dst[r * pitch + d] = factor * x[r];
     }
@@ -157,7 +147,7 @@ struct thread_rows {        // state of the four rows of a thread
             for (int c = 0; c < MOST_COLUMNS; ++c)
 #pragma unroll
                 for (int e = 0; e < 4; ++e)
-                    if (64 * c + 4 * x + e < a.D) narrow(dst + 64 * c + 4 * x + e, o[r][c][e] * inverse);
+                    if (64 * c + 4 * x + e < a.D) round_to(dst + 64 * c + 4 * x + e, o[r][c][e] * inverse);
             if (a.lse && x == 0)
                 a.lse[p.b * a.lse_stride[0] + p.h * a.lse_stride[1] + token * a.lse_stride[2]] =
                     sum == 0.0f ? -INFINITY : fmaf(m[r], 0.6931471805599453f, logf(sum));

@@ -20,12 +20,6 @@ bool sm80_takes(const esa_cuda_device *dev, const esa_attn_args *a) {
     return dev->shared_bytes >= sm80_shared_bytes<256, 1, 2>();
 }
 
-// Rows that can be moved 16 bytes at a time: strides of dimensions that are stepped over, and the pointer, are multiples of 16 bytes.
-static bool in_vectors(const void *view, const int64_t *stride, int64_t B, int64_t H, int64_t N, int64_t D) {
-    if (D % 8 || (uintptr_t)view % 16) return false;
-    return (B == 1 || stride[0] % 8 == 0) && (H == 1 || stride[1] % 8 == 0) && (N == 1 || stride[2] % 8 == 0);
-}
-
 template <class T, int DP, int MT, int STAGES, bool HELD, int BLOCKS>
 static esa_status launch(esa_cuda_device *dev, const attention_job *job, cudaStream_t stream) {
     const esa_attn_args *a = &job->a;
@@ -40,10 +34,13 @@ static esa_status launch(esa_cuda_device *dev, const attention_job *job, cudaStr
     params.job = *job;
     params.scale_log2 = (float)(a->scale * 1.4426950408889634);
     params.unscale = 1.0f / params.scale_log2;
-    params.q_vectors = in_vectors(a->q, a->q_stride, a->B, a->Hq, a->Nq, a->D);
-    params.k_vectors = in_vectors(a->k, a->k_stride, a->B, a->Hkv, a->Nk, a->D);
-    params.v_vectors = in_vectors(a->v, a->v_stride, a->B, a->Hkv, a->Nk, a->D);
-    params.o_vectors = in_vectors(a->o, a->o_stride, a->B, a->Hq, a->Nq, a->D);
+    const auto in_vectors = [&](const void *data, const int64_t *stride, int64_t H, int64_t N) {
+        return rows_in_pieces({ data, stride, { a->B, H, N } }, a->D, 2, 16);
+    };
+    params.q_vectors = in_vectors(a->q, a->q_stride, a->Hq, a->Nq);
+    params.k_vectors = in_vectors(a->k, a->k_stride, a->Hkv, a->Nk);
+    params.v_vectors = in_vectors(a->v, a->v_stride, a->Hkv, a->Nk);
+    params.o_vectors = in_vectors(a->o, a->o_stride, a->Hq, a->Nq);
     kernel<<<tiles, SM80_THREADS, shared, stream>>>(params);
     return launch_check(dev, "launching the sm80 kernel");
 }

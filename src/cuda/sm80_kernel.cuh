@@ -19,7 +19,7 @@ template <int DP, int MT, int STAGES> constexpr int sm80_shared_bytes() { return
 
 // K or V of one step: 64 keys of a view, or 64 means.
 template <class T, int DP>
-SM80_DEV void load_step(uint32_t dst, int step, const T *head, int64_t stride, const void *mean, const attention_job &job,
+DEV void load_step(uint32_t dst, int step, const T *head, int64_t stride, const void *mean, const attention_job &job,
                         const tile_place &p, bool vectors) {
     using loader = row_loader<T, DP>;
     const int D = (int)job.a.D;
@@ -40,7 +40,7 @@ __global__ __launch_bounds__(SM80_THREADS, BLOCKS) void sm80_attention(const __g
     const esa_attn_args &a = job.a;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const float scale_log2 = params.scale_log2;
-    const uint32_t q_tile = shared_address(shared), ring = q_tile + 64 * MT * DP * 2;
+    const uint32_t q_tile = smem_addr(shared), ring = q_tile + 64 * MT * DP * 2;
     const tile_place p = place_of<64 * MT>(job, blockIdx.x);
     if (p.rows <= 0) return;
     const T *const k_head = (const T *)a.k + p.b * a.k_stride[0] + kv_head(a, p) * a.k_stride[1];

@@ -23,7 +23,7 @@ struct key_steps {
 };
 
 // 64 keys from `key` on, of which `keys` exist; the others become 0.
-template <class T, int DP> SM80_DEV void load_keys(const score_job &x, const T *head, uint32_t dst, int key, int keys, bool vectors) {
+template <class T, int DP> DEV void load_keys(const score_job &x, const T *head, uint32_t dst, int key, int keys, bool vectors) {
     using loader = row_loader<T, DP>;
     const int chunk = threadIdx.x % loader::CHUNKS, row = threadIdx.x / loader::CHUNKS;
     if (!x.perm_k) {
@@ -106,11 +106,11 @@ template <int DP, int MT> struct score_rows {
             if (!fresh) high = fmaxf(high, top[r]);
             // Nothing seen yet: 0 is subtracted, since -inf - -inf would be NaN and exp2(-inf - 0) is 0.
             const float base = (high == -INFINITY ? 0.0f : high) * scale;
-            float part = fresh ? 0.0f : sum[r] * exp2_fast(fmaf(top[r], scale, -base));
+            float part = fresh ? 0.0f : sum[r] * exp2_approx(fmaf(top[r], scale, -base));
 #pragma unroll
             for (int n = 0; n < 8; n++) {
-                part += exp2_fast(fmaf(s[r / 2][n][at], scale, -base));
-                part += exp2_fast(fmaf(s[r / 2][n][at + 1], scale, -base));
+                part += exp2_approx(fmaf(s[r / 2][n][at], scale, -base));
+                part += exp2_approx(fmaf(s[r / 2][n][at + 1], scale, -base));
             }
             top[r] = high;
             sum[r] = part;
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(SM80_THREADS, resident(DP)) score_kernel(const
     extern __shared__ __align__(128) unsigned char raw[];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int per_block = ceil_div(x.block_k, SM80_KEYS);
-    const uint32_t base = shared_address(raw), fragment = fragment_by_column<DP>(lane);
+    const uint32_t base = smem_addr(raw), fragment = fragment_by_column<DP>(lane);
     score_rows<DP, MT> rows;
     score_walk w;
     while (w.next<TILE>(x, x.block_k)) {
@@ -190,13 +190,10 @@ template <class T> esa_status launch_width(esa_cuda_device *dev, const score_job
     return x.D <= 128 ? launch<T, 128, 2>(dev, x, has, stream) : launch<T, 256, 1>(dev, x, has, stream);
 }
 
-bool aligned(const void *p, const int64_t (&stride)[3], int64_t D, int64_t elements) {
-    return (uintptr_t)p % (2 * elements) == 0 && stride[0] % elements == 0 && stride[1] % elements == 0 && stride[2] % elements == 0 && D % elements == 0;
-}
-
 } // namespace
 
 esa_status sm80_score_launch(esa_cuda_device *dev, score_job x, cudaStream_t stream) {
-    const alignments has = {aligned(x.q, x.q_stride, x.D, 2), aligned(x.k, x.k_stride, x.D, 8)};
+    const alignments has = {rows_in_pieces({x.q, x.q_stride, {x.B, (int64_t)x.Hkv * x.ratio, x.Nq}}, x.D, 2, 4),
+                            rows_in_pieces({x.k, x.k_stride, {x.B, x.Hkv, x.Nk}}, x.D, 2, 16)};
     return x.dtype == ESA_DTYPE_BF16 ? launch_width<__nv_bfloat16>(dev, x, has, stream) : launch_width<__half>(dev, x, has, stream);
 }

@@ -17,10 +17,10 @@ constexpr int SM80_KEYS = 64;       // keys of a step
 template <class T, int DP> struct row_loader {
     static constexpr int CHUNKS = DP / 8, PASS = SM80_THREADS / CHUNKS, PASSES = 64 / PASS;
 
-    SM80_DEV uint32_t place(int chunk, int row) { return row * DP * 2 + (chunk ^ row % 8) * 16; }
+    DEV uint32_t place(int chunk, int row) { return row * DP * 2 + (chunk ^ row % 8) * 16; }
 
     // Pointer and stride are multiples of 16 bytes, D of 8; all rows exist.
-    SM80_DEV void copy_all(uint32_t dst, const T *src, int64_t stride, int D) {
+    DEV void copy_all(uint32_t dst, const T *src, int64_t stride, int D) {
         const int chunk = threadIdx.x % CHUNKS, row = threadIdx.x / CHUNKS;
         src += row * stride + chunk * 8;
 #pragma unroll
@@ -31,7 +31,7 @@ template <class T, int DP> struct row_loader {
     }
 
     // The same where some rows do not exist: rare, so small rather than fast.
-    SM80_DEV void copy_some(uint32_t dst, const T *src, int64_t stride, uint64_t valid, int D) {
+    DEV void copy_some(uint32_t dst, const T *src, int64_t stride, uint64_t valid, int D) {
         const int chunk = threadIdx.x % CHUNKS, row = threadIdx.x / CHUNKS;
         src += row * stride + chunk * 8;
 #pragma unroll 1
@@ -42,7 +42,7 @@ template <class T, int DP> struct row_loader {
     }
 
     // Any pointer, stride and D: every element is read alone.
-    SM80_DEV void read(uint32_t dst, const T *src, int64_t stride, uint64_t valid, int D) {
+    DEV void read(uint32_t dst, const T *src, int64_t stride, uint64_t valid, int D) {
         const int chunk = threadIdx.x % CHUNKS, row = threadIdx.x / CHUNKS;
         src += row * stride + chunk * 8;
 #pragma unroll 1
@@ -57,15 +57,15 @@ template <class T, int DP> struct row_loader {
         }
     }
 
-    SM80_DEV void load(uint32_t dst, const T *src, int64_t stride, uint64_t valid, int D, bool vectors) {
+    DEV void load(uint32_t dst, const T *src, int64_t stride, uint64_t valid, int D, bool vectors) {
         if (vectors) copy_some(dst, src, stride, valid, D);
         else read(dst, src, stride, valid, D);
     }
 };
 
 // Where a lane reads fragments of a tile: rows in order (A and transposed B), or two groups of eight rows by halves of the columns (B).
-template <int DP> SM80_DEV uint32_t fragment_by_row(int lane) { return lane % 16 * DP * 2 + (lane / 16 ^ lane % 8) * 16; }
-template <int DP> SM80_DEV uint32_t fragment_by_column(int lane) {
+template <int DP> DEV uint32_t fragment_by_row(int lane) { return lane % 16 * DP * 2 + (lane / 16 ^ lane % 8) * 16; }
+template <int DP> DEV uint32_t fragment_by_column(int lane) {
     return (lane / 16 * 8 + lane % 8) * DP * 2 + (lane / 8 % 2 ^ lane % 8) * 16;
 }
 
@@ -98,7 +98,7 @@ template <int DP, int MT, bool HELD> struct warp_queries {
 
 // s (16 MT x 64) = Q K^T, keys at address k of this lane.
 template <class T, int DP, int MT, bool HELD>
-SM80_DEV void scores(float (&s)[MT][8][4], const warp_queries<DP, MT, HELD> &queries, uint32_t k_addr) {
+DEV void scores(float (&s)[MT][8][4], const warp_queries<DP, MT, HELD> &queries, uint32_t k_addr) {
 #pragma unroll
     for (int m = 0; m < MT; ++m)
 #pragma unroll
@@ -128,7 +128,7 @@ SM80_DEV void scores(float (&s)[MT][8][4], const warp_queries<DP, MT, HELD> &que
 }
 
 // Scores of columns that do not exist, or that a row does not see, become -inf. Row r of the warp sees the first seen + r columns.
-template <int MT> SM80_DEV void hide_columns(float (&s)[MT][8][4], uint64_t valid, int seen, int lane) {
+template <int MT> DEV void hide_columns(float (&s)[MT][8][4], uint64_t valid, int seen, int lane) {
     const int column = lane % 4 * 2;
     valid >>= column;
 #pragma unroll
@@ -143,7 +143,7 @@ template <int MT> SM80_DEV void hide_columns(float (&s)[MT][8][4], uint64_t vali
 }
 
 // Scores of means count for all keys of their blocks: ln(keys), in units of the unscaled score. Only the last block can be short.
-template <int MT> SM80_DEV void add_mean_bias(float (&s)[MT][8][4], float whole, float last, int last_column, int lane) {
+template <int MT> DEV void add_mean_bias(float (&s)[MT][8][4], float whole, float last, int last_column, int lane) {
 #pragma unroll
     for (int n = 0; n < 8; ++n)
 #pragma unroll
@@ -213,7 +213,7 @@ template <int DP, int MT> struct warp_rows {
 #pragma unroll
         for (int r = 0; r < MT * 2; ++r) {
             top[r] = fmaxf(top[r], m[r]);
-            alpha[r] = exp2_fast((m[r] - finite(top[r])) * scale_log2);
+            alpha[r] = exp2_approx((m[r] - finite(top[r])) * scale_log2);
             m[r] = top[r];
             l[r] *= alpha[r];
         }
@@ -226,7 +226,7 @@ template <int DP, int MT> struct warp_rows {
     }
 
     // Nothing seen yet: subtract 0, since -inf - -inf would be NaN and exp2(-inf - 0) is 0.
-    SM80_DEV float finite(float maximum) { return maximum == -INFINITY ? 0.0f : maximum; }
+    DEV float finite(float maximum) { return maximum == -INFINITY ? 0.0f : maximum; }
 
     // O += exp2(S - m) V, 16 keys at a time so that exponentials run under the products of the keys before.
     template <class T> __device__ __forceinline__ void attend(const float (&s)[MT][8][4], uint32_t v_addr, float scale_log2) {
@@ -261,10 +261,10 @@ template <int DP, int MT> struct warp_rows {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int r = m_ * 2 + i % 2;
-                const float x = exp2_fast(fmaf(s[m_][2 * k + i / 2][i % 2 * 2], scale_log2, shift[r]));
-                const float y = exp2_fast(fmaf(s[m_][2 * k + i / 2][i % 2 * 2 + 1], scale_log2, shift[r]));
+                const float x = exp2_approx(fmaf(s[m_][2 * k + i / 2][i % 2 * 2], scale_log2, shift[r]));
+                const float y = exp2_approx(fmaf(s[m_][2 * k + i / 2][i % 2 * 2 + 1], scale_log2, shift[r]));
                 l[r] += x + y;
-                p[m_][i] = round_pair<T>(x, y);
+                p[m_][i] = pack2<T>(x, y);
             }
     }
 
@@ -283,7 +283,7 @@ template <int DP, int MT> struct warp_rows {
 #pragma unroll
             for (int n = 0; n < DP / 8; ++n)
                 store_shared(tile + row * DP * 2 + (n ^ row % 8) * 16 + lane % 4 * 4,
-                             round_pair<T>(o[r / 2][n][r % 2 * 2] * inverse, o[r / 2][n][r % 2 * 2 + 1] * inverse));
+                             pack2<T>(o[r / 2][n][r % 2 * 2] * inverse, o[r / 2][n][r % 2 * 2 + 1] * inverse));
             if (a.lse && lane % 4 == 0 && first + row < p.rows) {
                 const int64_t token = job.scatter ? job.scatter[p.row + first + row] : p.row + first + row;
                 a.lse[p.b * a.lse_stride[0] + p.h * a.lse_stride[1] + token * a.lse_stride[2]] =

@@ -9,48 +9,20 @@ namespace {
 using namespace sm90;
 
 constexpr int64_t MOST_TOKENS = 1 << 30;            // row and key numbers are int32, with room for a tile beyond the end
-constexpr int64_t STRIDE_BYTES = (int64_t)1 << 40;  // a tensor map's strides are below this
 constexpr double LOG2_E = 1.4426950408889634;
-
-struct view { const void *data; const int64_t *stride; int64_t dim[3]; };   // B, H, N
-
-// An axis of length 1 is never stepped along: its stride may be anything.
-bool strides_in_16_bytes(const view &x) {
-    for (int i = 0; i < 3; ++i)
-        if (x.dim[i] > 1 && x.stride[i] % 8) return false;
-    return (uintptr_t)x.data % 16 == 0;
-}
-
-bool fits_map(const view &x) {
-    for (int i = 0; i < 3; ++i)
-        if (x.dim[i] > 1 && (x.stride[i] <= 0 || x.stride[i] >= STRIDE_BYTES / 2)) return false;
-    return strides_in_16_bytes(x);
-}
-
-// x [B][H][N][D] seen as (64, N, D/64, H, B), so that one copy of (64, rows, chunks) lands as [chunk][row][64], the layout wgmma
-// reads under the 128-byte swizzle. Rows past N read as zero.
-bool make_map(CUtensorMap *map, const esa_cuda_device *dev, const esa_attn_args *a, const view &x, int rows, int chunks) {
-    auto bytes = [&](int axis) { return x.dim[axis] > 1 ? (cuuint64_t)x.stride[axis] * 2 : (cuuint64_t)16; };
-    const cuuint64_t dims[5] = { 64, (cuuint64_t)x.dim[2], (cuuint64_t)a->D / 64, (cuuint64_t)x.dim[1], (cuuint64_t)x.dim[0] };
-    const cuuint64_t strides[4] = { bytes(2), 128, bytes(1), bytes(0) };
-    const cuuint32_t box[5] = { 64, (cuuint32_t)rows, (cuuint32_t)chunks, 1, 1 };
-    const cuuint32_t ones[5] = { 1, 1, 1, 1, 1 };
-    const CUtensorMapDataType type = a->dtype == ESA_DTYPE_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-    return dev->encode_tiled(map, type, 5, (void *)x.data, dims, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
 
 bool make_maps(attn_launch *l, const esa_cuda_device *dev, const attention_job *job) {
     const esa_attn_args *a = &job->a;
     const int chunks = (int)a->D / 64, key_chunks = l->args.Bk == STAGE_KEYS ? chunks : 1;
-    if (!make_map(&l->q, dev, a, { a->q, a->q_stride, { a->B, a->Hq, a->Nq } }, TILE_Q, chunks) ||
-        !make_map(&l->k, dev, a, { a->k, a->k_stride, { a->B, a->Hkv, a->Nk } }, l->args.Bk, key_chunks) ||
-        !make_map(&l->v, dev, a, { a->v, a->v_stride, { a->B, a->Hkv, a->Nk } }, l->args.Bk, key_chunks))
+    const auto make = [&](CUtensorMap *map, const view &x, int rows, int box_chunks) { return make_map(map, dev, a->dtype, x, a->D, rows, box_chunks); };
+    if (!make(&l->q, { a->q, a->q_stride, { a->B, a->Hq, a->Nq } }, TILE_Q, chunks) ||
+        !make(&l->k, { a->k, a->k_stride, { a->B, a->Hkv, a->Nk } }, l->args.Bk, key_chunks) ||
+        !make(&l->v, { a->v, a->v_stride, { a->B, a->Hkv, a->Nk } }, l->args.Bk, key_chunks))
         return false;
     if (!l->args.stands) return true;
     const int64_t stride[3] = { a->Hkv * job->nk_pad * job->mean_pitch, job->nk_pad * job->mean_pitch, job->mean_pitch };
-    return make_map(&l->k_mean, dev, a, { job->k_mean, stride, { a->B, a->Hkv, job->nk_pad } }, STAGE_KEYS, chunks) &&
-           make_map(&l->v_mean, dev, a, { job->v_mean, stride, { a->B, a->Hkv, job->nk_pad } }, STAGE_KEYS, chunks);
+    return make(&l->k_mean, { job->k_mean, stride, { a->B, a->Hkv, job->nk_pad } }, STAGE_KEYS, chunks) &&
+           make(&l->v_mean, { job->v_mean, stride, { a->B, a->Hkv, job->nk_pad } }, STAGE_KEYS, chunks);
 }
 
 // Without a mask there are no blocks: rows are cut as suits the kernel.
@@ -65,7 +37,7 @@ kernel_args kernel_args_of(const attention_job *job) {
     k.order = a->count ? job->order : nullptr;
     k.o = a->o, k.lse = a->lse;
     for (int i = 0; i < 3; ++i) k.o_stride[i] = a->o_stride[i], k.lse_stride[i] = a->lse_stride[i];
-    k.o_vectors = strides_in_16_bytes({ a->o, a->o_stride, { a->B, a->Hq, a->Nq } });
+    k.o_vectors = rows_in_pieces({ a->o, a->o_stride, { a->B, a->Hq, a->Nq } }, a->D, 2, 16);
     k.Hq = (int32_t)a->Hq, k.group = (int32_t)(a->Hq / a->Hkv);
     k.Nq = (int32_t)a->Nq, k.Nk = (int32_t)a->Nk;
     k.Bk = a->count ? a->block_k : STAGE_KEYS;

@@ -7,7 +7,7 @@
 // every group is a view of its own, with eight tokens between rows, so a short last group needs no care: rows beyond a view are zeros.
 // At D = 64 the reduction weighs as much as the product, and the smaller tiles of ada_mma.cu are faster (1.23 against 1.41 ms, 48 heads, 17776).
 #include "cuda/ada.cuh"
-#include "cuda/ptx.cuh"
+#include "cuda/sm90_ptx.cuh"
 
 namespace {
 
@@ -136,19 +136,17 @@ ada_kernel(const __grid_constant__ ada_job x, const __grid_constant__ ada_maps m
     }
 }
 
-// Token u of every group as (64, groups, D/64, H, B): one copy of (64, rows) lands swizzled as [row][64].
-bool token_map(CUtensorMap *map, const esa_cuda_device *dev, const esa_select_args &a, bool keys, int u, int rows) {
-    const int64_t *stride = keys ? a.k_stride : a.q_stride, N = keys ? a.Nk : a.Nq, H = keys ? a.Hkv : a.Hq;
-    const char *data = (const char *)(keys ? a.k : a.q) + u * stride[2] * 2;
-    const cuuint64_t dims[5] = {64, (cuuint64_t)ceil_div<int64_t>(N - u, 8), (cuuint64_t)(a.D / 64), (cuuint64_t)H, (cuuint64_t)a.B};
-    const cuuint64_t bytes[4] = {(cuuint64_t)stride[2] * 16, 128, H > 1 ? (cuuint64_t)stride[1] * 2 : 16, a.B > 1 ? (cuuint64_t)stride[0] * 2 : 16};
-    const cuuint32_t box[5] = {64, (cuuint32_t)rows, 1, 1, 1}, ones[5] = {1, 1, 1, 1, 1};
-    const CUtensorMapDataType type = a.dtype == ESA_DTYPE_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-    return dev->encode_tiled(map, type, 5, (void *)data, dims, bytes, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+// Token u of every group of a view of tokens, as a view of its own. stride: 3 words for it.
+view token_view(const esa_select_args &a, bool keys, int u, int64_t *stride) {
+    const int64_t *const of = keys ? a.k_stride : a.q_stride, N = keys ? a.Nk : a.Nq;
+    stride[0] = of[0], stride[1] = of[1], stride[2] = 8 * of[2];
+    return { (const char *)(keys ? a.k : a.q) + u * of[2] * 2, stride, { a.B, keys ? a.Hkv : a.Hq, ceil_div<int64_t>(N - u, 8) } };
 }
 
-bool fits(int64_t stride, int64_t n) { return n == 1 || (stride > 0 && stride % 8 == 0); }
+bool token_map(CUtensorMap *map, const esa_cuda_device *dev, const esa_select_args &a, bool keys, int u, int rows) {
+    int64_t stride[3];
+    return make_map(map, dev, a.dtype, token_view(a, keys, u, stride), a.D, rows, 1);
+}
 
 template <class T> esa_status launch(esa_cuda_device *dev, const ada_job &x, const ada_maps &maps, const ada_tiles &tiles, cudaStream_t stream) {
     const esa_status status = device_check(dev, cudaFuncSetAttribute(ada_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES), "preparing ada_bsa");
@@ -162,8 +160,9 @@ template <class T> esa_status launch(esa_cuda_device *dev, const ada_job &x, con
 bool sm90_ada_takes(const esa_cuda_device *dev, const esa_select_args *a) {
     if (dev->level < LEVEL_SM90A || dev->shared_bytes < BYTES || !ada_mma_takes(a) || a->perm_q || a->perm_k) return false;
     if (a->D < 128 || a->D % DEPTH) return false;
-    if (a->Nq < 8 || a->Nk < 8 || a->q_stride[2] <= 0 || a->k_stride[2] <= 0) return false;
-    return fits(a->q_stride[1], a->Hq) && fits(a->k_stride[1], a->Hkv) && fits(a->q_stride[0], a->B) && fits(a->k_stride[0], a->B);
+    if (a->Nq < 8 || a->Nk < 8) return false;
+    int64_t stride[3];
+    return fits_map(token_view(*a, false, 0, stride)) && fits_map(token_view(*a, true, 0, stride));
 }
 
 esa_status sm90_ada_launch(esa_cuda_device *dev, ada_job job, cudaStream_t stream) {

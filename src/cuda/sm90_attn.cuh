@@ -19,7 +19,8 @@
 #pragma once
 
 #include "cuda/attention.cuh"
-#include "cuda/ptx.cuh"
+#include "cuda/sm90_ptx.cuh"
+#include "cuda/views.cuh"
 
 namespace sm90 {
 

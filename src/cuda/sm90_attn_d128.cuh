@@ -27,7 +27,7 @@ template <class T, bool FULL> struct consumer_d128 : team_member<128, FULL> {
 #pragma unroll
         for (int i = 0; i < D / 16; ++i) {
             const uint32_t unit = (2 * (i % 4) + lane / 16) ^ (row % 8);    // 16-byte unit under the 128-byte swizzle
-            ldmatrix_x4(q + 4 * i, sm.q() + (i / 4) * plan::CHUNK_BYTES + row * 128 + unit * 16);
+            load_matrices(reinterpret_cast<uint32_t (&)[4]>(q[4 * i]), sm.q() + (i / 4) * plan::CHUNK_BYTES + row * 128 + unit * 16);
         }
         __syncwarp();           // lane 0 releases for the whole warp
         release(sm.q_empty());

@@ -103,7 +103,7 @@ template <int D, bool FULL> struct team_member {
             const uint32_t at = sm.stage(v.stage) + row * 128;
             for (int c = 0; c < D / 64; ++c)
                 for (int unit = 0; unit < 8; ++unit)    // a row's first unit differs from its neighbours': no bank conflicts
-                    smem_clear16(at + c * plan::CHUNK_BYTES + (unit + row) % 8 * 16);
+                    store_shared(at + c * plan::CHUNK_BYTES + (unit + row) % 8 * 16, make_uint4(0, 0, 0, 0));
         }
         proxy_fence();
         named_sync(1 + TEAM_CONSUMERS * team + wg, 128);

@@ -10,7 +10,8 @@
 // neither overflows nor vanishes beside the row's largest. A row takes the largest score of the first block of its part and
 // keeps it; where a sum overflows all the same, that block is done again with its own maximum.
 #include "cuda/entropy.cuh"
-#include "cuda/ptx.cuh"
+#include "cuda/sm90_ptx.cuh"
+#include "cuda/views.cuh"
 
 namespace {
 
@@ -49,10 +50,6 @@ template <int D> DEV void produce(const score_job &x, const CUtensorMap *keys, r
             tma_load(r.data(), keys, r.full(), t * STEP, 0, walk.g, walk.b, L2_EVICT_LAST);
             r.step();
         }
-}
-
-DEV void store_16(uint32_t dst, uint4 x) {
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(dst), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
 }
 
 // s = q k^T for the 64 rows and 128 keys at two places of shared memory.
@@ -146,7 +143,7 @@ template <class T, int D, int BK> struct consumer {
         for (int row = thread / (D / 8); row < UNIT; row += 128 / (D / 8)) {
             const uint4 v = *(const uint4 *)((const uint16_t *)x.q + row_offset(x, w.b, w.g, min(first + row, x.rows - 1)) + 8 * chunk);
             const uint32_t dst = queries() + chunk / 8 * plan<D>::QUERY_CHUNK + row * 128 + (chunk % 8 ^ row % 8) * 16;
-            store_16(dst, make_uint4(v.x ^ x.flip, v.y ^ x.flip, v.z ^ x.flip, v.w ^ x.flip));
+            store_shared(dst, make_uint4(v.x ^ x.flip, v.y ^ x.flip, v.z ^ x.flip, v.w ^ x.flip));
         }
         proxy_fence();
         named_sync(1 + warp / 4, 128);
@@ -225,17 +222,6 @@ __global__ void __launch_bounds__(THREADS, 1) score_kernel(const __grid_constant
     }
 }
 
-// The keys as (64, Nk, D/64, Hkv, B): one copy of (64, 128, D/64) lands as [chunk][key][64]. Keys past Nk read as zero.
-bool key_map(CUtensorMap *map, const esa_cuda_device *dev, const score_job &x) {
-    const cuuint64_t dims[5] = {64, (cuuint64_t)x.Nk, (cuuint64_t)(x.D / 64), (cuuint64_t)x.Hkv, (cuuint64_t)x.B};
-    const cuuint64_t bytes[4] = {(cuuint64_t)x.k_stride[2] * 2, 128, x.Hkv > 1 ? (cuuint64_t)x.k_stride[1] * 2 : 16,
-                                 x.B > 1 ? (cuuint64_t)x.k_stride[0] * 2 : 16};
-    const cuuint32_t box[5] = {64, STEP, (cuuint32_t)(x.D / 64), 1, 1}, ones[5] = {1, 1, 1, 1, 1};
-    const CUtensorMapDataType type = x.dtype == ESA_DTYPE_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-    return dev->encode_tiled(map, type, 5, (void *)x.k, dims, bytes, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
 template <class T, int D, int BK> esa_status launch(esa_cuda_device *dev, const score_job &x, const CUtensorMap &keys, cudaStream_t stream) {
     const esa_status status = device_check(dev, cudaFuncSetAttribute(score_kernel<T, D, BK>, cudaFuncAttributeMaxDynamicSharedMemorySize, plan<D>::BYTES),
                                            "preparing the score kernel");
@@ -250,20 +236,17 @@ template <class T> esa_status launch_shape(esa_cuda_device *dev, const score_job
     return x.block_k == 128 ? launch<T, 64, 128>(dev, x, keys, stream) : launch<T, 64, 64>(dev, x, keys, stream);
 }
 
-bool fits(int64_t stride, int64_t n, int64_t multiple) { return n == 1 || (stride > 0 && stride % multiple == 0); }
-
 } // namespace
 
 bool sm90_score_takes(const esa_cuda_device *dev, const esa_select_args *a) {
     if (dev->level < LEVEL_SM90A || a->dtype == ESA_DTYPE_F32 || (a->D != 64 && a->D != 128) || a->perm_k) return false;
     if (a->params.block_k != 64 && a->params.block_k != 128) return false;
-    if ((uintptr_t)a->k % 16 || a->k_stride[2] <= 0 || a->k_stride[2] % 8 || !fits(a->k_stride[1], a->Hkv, 8) || !fits(a->k_stride[0], a->B, 8)) return false;
-    return (uintptr_t)a->q % 16 == 0 && a->q_stride[0] % 8 == 0 && a->q_stride[1] % 8 == 0 && a->q_stride[2] % 8 == 0;
+    return fits_map({ a->k, a->k_stride, { a->B, a->Hkv, a->Nk } }) && rows_in_pieces({ a->q, a->q_stride, { a->B, a->Hq, a->Nq } }, a->D, 2, 16);
 }
 
 esa_status sm90_score_launch(esa_cuda_device *dev, score_job x, cudaStream_t stream) {
     CUtensorMap keys;
-    if (!key_map(&keys, dev, x)) return device_fail(dev, ESA_ERR_DEVICE, "the driver refused a tensor map of the keys");
+    if (!make_map(&keys, dev, x.dtype, { x.k, x.k_stride, { x.B, x.Hkv, x.Nk } }, x.D, STEP, x.D / 64)) return device_fail(dev, ESA_ERR_DEVICE, "the driver refused a tensor map of the keys");
     score_cut(x, TILE, ceil_div(x.Nk, STEP), dev->multiprocessors);
     return x.dtype == ESA_DTYPE_BF16 ? launch_shape<bf16>(dev, x, keys, stream) : launch_shape<f16>(dev, x, keys, stream);
 }

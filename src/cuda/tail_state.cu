@@ -9,6 +9,7 @@
 // needs no other warp: a lane holds COLS columns of the logits, then PITCH / 32 columns of o. 4 x COLS products per shared-memory
 // read keep it near the f32 rate; at 591 x 591 means and 12 heads that is 2.1 GFLOP, a few percent of what the mask saves.
 #include "cuda/means.cuh"
+#include "cuda/prepare.cuh"
 
 #include <math.h>
 
@@ -254,7 +255,7 @@ esa_status tail_means(esa_cuda_device *dev, const esa_attn_args *a, const prepar
         for (int i = 0; i < 3; ++i) part.stride[i] = stride[i];
         part.H = (int32_t)H, part.N = (int32_t)N, part.rows = rows, part.blocks = blocks, part.padded = padded;
         part.dst_dtype = dtype, part.round = ESA_DTYPE_F32;
-        return rows_in_16_bytes(src, stride, a->B, H, N, D, element_bytes(a->dtype));
+        return rows_in_pieces({ src, stride, { a->B, H, N } }, D, element_bytes(a->dtype), 16);
     };
     plan.D = D;
     plan.pitch = (int32_t)p->mean_pitch;

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "cuda/attention.cuh"
+#include "cuda/views.cuh"
 
 constexpr int WALK_END = INT32_MIN;
 
