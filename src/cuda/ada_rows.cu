@@ -5,7 +5,7 @@
 //
 // weight: fixed counts a short last group of queries by how many they are, compat as a whole one.
 #include "cuda/ada.cuh"
-#include "cuda/pick.cuh"
+#include "cuda/lanes.cuh"
 
 namespace {
 
@@ -28,9 +28,9 @@ __global__ void __launch_bounds__(THREADS) rows_kernel(const __grid_constant__ a
         float high = -INFINITY;
         double total = 0.0;
         for (int J = threadIdx.x % 32; J < end; J += 32) high = fmaxf(high, lse[r * x.a.nk + J]);
-        for (int step = 16; step; step /= 2) high = fmaxf(high, __shfl_xor_sync(ALL_LANES, high, step));
+        high = lanes_max<32>(high);
         for (int J = threadIdx.x % 32; J < end; J += 32) total += (double)mass(lse[r * x.a.nk + J], high);
-        total = warp_sum(total);
+        total = lanes_sum<32>(total);
         const double weight = x.fixed ? (double)esa_min64(8, x.a.Nq - 8 * i) / 8.0 : 1.0;
         if (threadIdx.x % 32 == 0) top[r] = high, share[r] = total == 0.0 ? 0.0 : weight / total, until[r] = end;
     }

@@ -5,16 +5,12 @@
 // the sharing of the budget is base/budget.h, the CPU's own text.
 #include "base/budget.h"
 #include "cuda/entropy_steps.cuh"
+#include "cuda/lanes.cuh"
 
 namespace {
 
 constexpr int THREADS = 256, WARPS = THREADS / 32, QUOTA_THREADS = 512;     // for quotas, a row or two each
 constexpr int SHARED_HEADS = 512;       // up to here the heads of a batch entry fit shared memory
-
-__device__ __forceinline__ double over_lanes(double x) {
-    for (int step = 16; step; step /= 2) x += __shfl_xor_sync(~0u, x, step);
-    return x;
-}
 
 // Normalised entropy of every row [B][Hq][nq], one warp each. A row that sees one block or none says nothing about its head: -1.
 __global__ void __launch_bounds__(THREADS) row_entropy_kernel(double *entropy, const float *importance, const int32_t *visible, int64_t rows, int Hq, int nq, int nk) {
@@ -27,7 +23,7 @@ __global__ void __launch_bounds__(THREADS) row_entropy_kernel(double *entropy, c
         const float share = p[j];
         if (share > 0.0f) e -= (double)share * log((double)share);
     }
-    e = over_lanes(e);
+    e = lanes_sum<32>(e);
     if (threadIdx.x % 32 == 0) entropy[row] = v > 1 ? e / log((double)v) : -1.0;
 }
 
@@ -56,7 +52,7 @@ __device__ void head_entropies(double *out, const double *row_entropy, int Hq, i
             const double e = row_entropy[(int64_t)h * nq + i];
             if (e >= 0.0) sum += e, rows += 1.0;
         }
-        sum = over_lanes(sum), rows = over_lanes(rows);
+        sum = lanes_sum<32>(sum), rows = lanes_sum<32>(rows);
         if (lane == 0) out[h] = rows > 0.0 && sum < rows ? sum / rows : 1.0;        // rounded shares can pass 1 by a hair
     }
 }

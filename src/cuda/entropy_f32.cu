@@ -4,21 +4,13 @@
 // A thread block takes 64 rows against 64 keys at a time; a key block is one or more such steps, and maximum and sum run along with them.
 #include "cuda/entropy.cuh"
 #include "cuda/f32_tile.cuh"
+#include "cuda/lanes.cuh"
 
 namespace {
 
 constexpr int KEYS = F32_TILE;
+constexpr int SHARERS = F32_TILE / F32_COLUMNS;     // threads that share rows of a tile
 constexpr int RESIDENT = 3;         // thread blocks per multiprocessor: as many as the registers allow
-
-// Over the 16 threads that share rows of a tile.
-template <bool MAXIMUM> __device__ __forceinline__ float over_keys(float x) {
-#pragma unroll
-    for (int step = 8; step; step /= 2) {
-        const float other = __shfl_xor_sync(~0u, x, step);
-        x = MAXIMUM ? fmaxf(x, other) : x + other;
-    }
-    return x;
-}
 
 // Four elements of a row (null: there is none) from d on, 0 past D; any alignment.
 __device__ __forceinline__ float4 four(const float *row, int d, int D, float factor) {
@@ -42,7 +34,7 @@ struct row_state {
                 s[r][c] = key + f32_column() + c < min(limit[r], end) ? s[r][c] * scale : -INFINITY;
                 high = fmaxf(high, s[r][c]);
             }
-            high = over_keys<true>(high);
+            high = lanes_max<SHARERS>(high);
             const float base = high == -INFINITY ? 0.0f : high;     // nothing seen yet: exp2(-inf - 0) is 0
             sum[r] *= exp2f(top[r] - base);
 #pragma unroll
@@ -87,7 +79,7 @@ __global__ void __launch_bounds__(F32_THREADS, RESIDENT) score_kernel(const __gr
             }
 #pragma unroll
             for (int r = 0; r < F32_ROWS; r++) {
-                const float all = over_keys<false>(rows.sum[r]);
+                const float all = lanes_sum<SHARERS>(rows.sum[r]);
                 if (threadIdx.x % 16 == 0 && rows.limit[r] > 0) *(float2 *)(line + (int64_t)r * x.pitch + j) = make_float2(rows.top[r], all);
             }
         }

@@ -5,6 +5,7 @@
 // key. Totals and means in double, as on the CPU; sums over key blocks run along the lanes of one warp, always in the same order.
 #include "cuda/entropy.cuh"
 #include "cuda/entropy_steps.cuh"
+#include "cuda/lanes.cuh"
 
 namespace {
 
@@ -37,11 +38,11 @@ __global__ void __launch_bounds__(THREADS) importance_kernel(const __grid_consta
         float most = -INFINITY;
 #pragma unroll 8
         for (int j = lane; j < end; j += 32) most = fmaxf(most, read(at + j).top);
-        for (int step = 16; step; step /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
+        most = lanes_max<32>(most);
         double total = 0.0;
 #pragma unroll 8
         for (int j = lane; j < end; j += 32) total += mass_of(read(at + j), most);
-        for (int step = 16; step; step /= 2) total += __shfl_xor_sync(~0u, total, step);
+        total = lanes_sum<32>(total);
         if (lane == 0) {
             high[s] = most;
             inverse[s] = 1.0 / total;

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "base/rank.h"
+#include "cuda/lanes.cuh"
 #include "cuda/select.cuh"
 
 enum { PICK_WARPS = 8, PICK_LONGEST = 2048 };       // rows per thread block; blocks a row may have to be held in registers
@@ -38,12 +39,6 @@ struct row_writer {
         n += __popc(ballot);
     }
 };
-
-static __device__ __forceinline__ double warp_sum(double x) {
-#pragma unroll
-    for (int step = 16; step; step /= 2) x += __shfl_xor_sync(ALL_LANES, x, step);
-    return x;
-}
 
 // The ranks of a row's candidates (blocks that are visible and not forced); 0 for all other blocks, and for candidates that are NaN.
 template <class Source, int PER> struct pick_row {
@@ -88,17 +83,11 @@ template <class Source, int PER> struct pick_row {
     }
 };
 
-static __device__ __forceinline__ uint64_t warp_max(uint64_t x) {
-#pragma unroll
-    for (int step = 16; step; step /= 2) x = max(x, (uint64_t)__shfl_xor_sync(ALL_LANES, (unsigned long long)x, step));
-    return x;
-}
-
 // The best of all visible blocks, forced or not.
 template <class Row> static __device__ int best_block(const Row &row) {
     uint64_t best = 0;
     for (int j = threadIdx.x % 32; j < row.visible; j += 32) best = max(best, esa_rank_key(row.source(row.at, j), j));
-    return (int)esa_rank_index(warp_max(best));
+    return (int)esa_rank_index(lanes_max<32>(best));
 }
 
 // How many candidates bring a row's mass to cdf of the whole (esa_ada_pick_fixed), best ones first. Values are not negative.
@@ -109,13 +98,13 @@ template <class Row> static __device__ int taken_by_mass(const Row &row, int can
         if (row.find_forced(j)) forced += x;
         else open += x;
     }
-    forced = warp_sum(forced), open = warp_sum(open);
+    forced = lanes_sum<32>(forced), open = lanes_sum<32>(open);
     const double target = cdf * (forced + open);
     // A value of at least 0 comes back out of its rank by its top bit.
     auto with = [&](uint32_t bar) {
         double sum = 0.0;
         row.each([&](int t) { if (row.bits(t) >= bar) sum += (double)__uint_as_float(row.bits(t) ^ 0x80000000u); });
-        return forced + warp_sum(sum);
+        return forced + lanes_sum<32>(sum);
     };
     if (forced >= target) return 0;
     if (!(forced + open >= target)) return candidates;          // NaN

@@ -5,11 +5,13 @@
 // query rows in steps of 32 keys; thread (y, x), y < 8, x < 16, owns rows 4y .. 4y + 3, of the scores columns x and x + 16, and of
 // the output columns 4x + 64c + {0, 1, 2, 3}. Shorter blocks are padded: their missing rows and keys count for nothing.
 // Scores are in log2 units, so that a negative scale needs no care.
+#include "cuda/lanes.cuh"
 #include "cuda/walk.cuh"
 
 namespace {
 
 constexpr int ROWS = 32, STEP = 32, THREADS = 128, MOST_COLUMNS = 4;    // 4 x 64 = 256
+constexpr int SHARERS = 16;                             // threads that share rows
 constexpr int P_PITCH = STEP + 4;
 constexpr int64_t MOST_TOKENS = INT32_MAX - 1024;       // positions are 32-bit in the kernel
 
@@ -52,16 +54,6 @@ template <class T> struct step_source {
     }
 };
 
-// Sums and maxima over the 16 threads that share rows.
-__device__ __forceinline__ float row_max(float x) {
-    for (int step = 8; step; step /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
-    return x;
-}
-__device__ __forceinline__ float row_sum(float x) {
-    for (int step = 8; step; step /= 2) x += __shfl_xor_sync(~0u, x, step);
-    return x;
-}
-
 __device__ __forceinline__ float dot4(float sum, float4 a, float4 b) {
     return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
 }
@@ -91,7 +83,7 @@ struct thread_rows {        // state of the four rows of a thread
     __device__ __forceinline__ void soften(float (&s)[4][2], float *p, int y, int x) {
 #pragma unroll
         for (int r = 0; r < 4; ++r) {
-            const float top = fmaxf(m[r], row_max(fmaxf(s[r][0], s[r][1])));
+            const float top = fmaxf(m[r], lanes_max<SHARERS>(fmaxf(s[r][0], s[r][1])));
             const float zero = top == -INFINITY ? 0.0f : top;           // nothing seen yet: -inf - -inf would be NaN
             const float alpha = top > m[r] ? exp2f(m[r] - zero) : 1.0f;
             m[r] = top;
@@ -137,7 +129,7 @@ struct thread_rows {        // state of the four rows of a thread
     template <class T> __device__ __forceinline__ void store(const attention_job &job, const tile_place &p, int y, int x) const {
         const esa_attn_args &a = job.a;
         for (int r = 0; r < 4; ++r) {
-            const float sum = row_sum(l[r]);
+            const float sum = lanes_sum<SHARERS>(l[r]);
             if (4 * y + r >= p.rows) continue;
             const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;      // an empty row is 0; NaN stays NaN
             const int row = p.row + 4 * y + r;

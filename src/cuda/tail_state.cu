@@ -8,6 +8,7 @@
 // A thread block takes ROWS query blocks of one head and walks all means of it. A warp owns four of the rows from logits to o, so the softmax
 // needs no other warp: a lane holds COLS columns of the logits, then PITCH / 32 columns of o. 4 x COLS products per shared-memory
 // read keep it near the f32 rate; at 591 x 591 means and 12 heads that is 2.1 GFLOP, a few percent of what the mask saves.
+#include "cuda/lanes.cuh"
 #include "cuda/means.cuh"
 #include "cuda/prepare.cuh"
 
@@ -87,18 +88,6 @@ template <int PITCH> __device__ bool load_means(float *dst, const void *mean, in
     return load_means<__nv_bfloat16, PITCH>(dst, (const __nv_bfloat16 *)mean + at);
 }
 
-__device__ float warp_max(float x) {
-#pragma unroll
-    for (int step = 16; step; step /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
-    return x;
-}
-
-__device__ float warp_sum(float x) {
-#pragma unroll
-    for (int step = 16; step; step /= 2) x += __shfl_xor_sync(~0u, x, step);
-    return x;
-}
-
 template <int PITCH> struct warp_state {        // the four rows of a warp, as one lane holds them
     using S = state_shape<PITCH>;
     float o[WARP_ROWS][S::OUT] = {};
@@ -129,7 +118,7 @@ template <int PITCH> struct warp_state {        // the four rows of a warp, as o
                 s[r][c] = bits[r][c] >> lane & 1 ? s[r][c] * factor + bias[c] : -INFINITY;
                 top = fmaxf(top, s[r][c]);
             }
-            top = fmaxf(m[r], warp_max(top));
+            top = fmaxf(m[r], lanes_max<32>(top));
             const float base = top == -INFINITY ? 0.0f : top, alpha = exp2f(m[r] - base);
             m[r] = top;
             l[r] *= alpha;
@@ -210,7 +199,7 @@ template <int PITCH> __global__ void __launch_bounds__(STATE_WARPS * 32) state_k
 #pragma unroll
     for (int r = 0; r < WARP_ROWS; ++r) {
         const int64_t i = row0 + warp * WARP_ROWS + r;
-        const float sum = warp_sum(state.l[r]);
+        const float sum = lanes_sum<32>(state.l[r]);
         if (i >= p.nq) continue;
         const int64_t row = bh * p.nq + i;
 #pragma unroll
