@@ -9,6 +9,8 @@
 #include "nn/conv_leaf.h"
 
 #define PATCH 128                   /* output pixels of an item: each slice of weights is used that often */
+#define PATCH_WIDE 512              /* where the weights of a block do not stay in the second-level cache: */
+#define WIDE_BYTES (INT64_C(512) << 10)
 #define SLICE 192                   /* rows of weights in a slice: 36 KB of 48 channels */
 
 /* Block b of the output channels: vectors are dealt out evenly. */
@@ -82,7 +84,7 @@ void esa_nn_conv_free(esa_nn *nn, esa_conv *c)
 typedef struct conv_job {
     const esa_conv *c;
     const esa_conv_leaf *leaf;
-    float *y, *acc;                             /* acc: PATCH pixels per worker */
+    float *y, *acc;                             /* acc: the pixels of a patch per worker */
     const float *const *x;
     const float *residual;
     int64_t y_row, x_row, residual_row, height, width;
@@ -150,10 +152,12 @@ esa_status esa_nn_conv(esa_nn *nn, const esa_conv *c, float *y, int64_t y_row, c
 {
     conv_job j = {.c = c, .leaf = esa_conv_leaf_get(nn->ctx->kern->level), .y = y, .x = x, .residual = residual, .y_row = y_row,
                   .x_row = x_row, .residual_row = residual_row, .height = height, .width = width, .phases = c->up2 ? 4 : 1};
-    j.patch_w = esa_min64(width, PATCH);
-    j.patch_h = esa_min64(height, PATCH / j.patch_w);
+    const int64_t block_width = (int64_t)ESA_CONV_VECTORS * c->lanes;
+    const int64_t patch = 4 * block_width * c->rows * c->run > WIDE_BYTES ? PATCH_WIDE : PATCH;
+    j.patch_w = esa_min64(width, patch);
+    j.patch_h = esa_min64(height, patch / j.patch_w);
     j.across = esa_ceil_div(width, j.patch_w);
-    j.acc_floats = (int64_t)PATCH * ESA_CONV_VECTORS * c->lanes;
+    j.acc_floats = patch * block_width;
     j.phase_floats = esa_ceil_div(c->cout, c->lanes) * c->lanes * c->rows * c->run;
     const esa_status status = esa_nn_scratch(nn, (void **)&j.acc, 4 * j.acc_floats * esa_pool_threads(nn->ctx->pool));
     if (status != ESA_OK) return status;

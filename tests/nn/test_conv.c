@@ -91,7 +91,7 @@ static float *run_case(const conv_case *t, int32_t threads, int32_t level, float
 static const conv_case cases[] = {
     {3, 3, 3, 24, 24, 5, 16, 0, 3, 1}, {3, 3, 3, 16, 96, 4, 9, 0, 1, 0}, {3, 3, 3, 24, 3, 7, 19, 0, 2, 0}, {3, 3, 3, 3, 5, 1, 1, 0, 3, 1},
     {3, 1, 1, 48, 96, 6, 5, 0, 3, 0},  {1, 1, 1, 16, 16, 3, 40, 0, 1, 0}, {1, 3, 3, 48, 24, 6, 7, 1, 1, 0}, {1, 3, 3, 3, 1, 1, 3, 1, 1, 0},
-    {1, 3, 3, 8, 64, 2, 150, 0, 1, 1}, {3, 3, 3, 80, 49, 3, 13, 0, 3, 0}, {3, 3, 3, 4, 8, 2, 2, 0, 0, 0},
+    {1, 3, 3, 8, 64, 2, 150, 0, 1, 1}, {3, 3, 3, 80, 49, 3, 13, 0, 3, 0}, {3, 3, 3, 4, 8, 2, 2, 0, 0, 0}, {3, 3, 3, 200, 50, 7, 90, 0, 3, 1},
 };
 
 static void matches_definition(void **unused)
@@ -103,7 +103,7 @@ static void matches_definition(void **unused)
             int64_t n;
             float *y = run_case(&cases[i], 2, level, &worst, &n);
             if (!y) continue;       /* not a level of this machine */
-            /* Relative to the largest value: chains of up to 2160 f32 sums round by 6e-8 each, partly up, partly down. */
+            /* Relative to the largest value: chains of up to 5400 f32 sums round by 6e-8 each, partly up, partly down. */
             if (worst > 3e-6f) fail_msg("case %zu, level %d: off by %g", i, (int)level, (double)worst);
             free(y);
         }
