@@ -103,8 +103,8 @@ static void matches_definition(void **unused)
             int64_t n;
             float *y = run_case(&cases[i], 2, level, &worst, &n);
             if (!y) continue;       /* not a level of this machine */
-            /* Relative to the largest value: chains of up to 5400 f32 sums round by 6e-8 each, partly up, partly down. */
-            if (worst > 3e-6f) fail_msg("case %zu, level %d: off by %g", i, (int)level, (double)worst);
+            /* Relative to the largest value: chains of up to 5400 f32 sums round by 6e-8 each, partly up, partly down: 4e-6 is seen. */
+            if (worst > 1e-5f) fail_msg("case %zu, level %d: off by %g", i, (int)level, (double)worst);
             free(y);
         }
 }
