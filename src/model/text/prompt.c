@@ -74,8 +74,8 @@ static int64_t reference(char *out, const char *s, int64_t *used)
         int64_t num = 0;
         const char *digit = at += 1 + hex;
         for (;; at++) {
-            const char c = *at;
-            const int32_t v = c >= '0' && c <= '9' ? c - '0' : hex && c >= 'a' && c <= 'f' ? c - 'a' + 10 : hex && c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+            const char c = *at, low = (char)(c | 0x20);
+            const int32_t v = c >= '0' && c <= '9' ? c - '0' : hex && low >= 'a' && low <= 'f' ? low - 'a' + 10 : -1;
             if (v < 0) break;
             num = esa_min64(num * (hex ? 16 : 10) + v, 0x110000);
         }

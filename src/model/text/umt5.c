@@ -32,7 +32,8 @@ static void want_all(esa_umt5 *e)
         struct { esa_weight *view; const int64_t *dim; const char *name; } attention[] = {
             {&l->q, in, "q"}, {&l->k, in, "k"}, {&l->v, in, "v"}, {&l->o, out, "o"}};
         for (int32_t k = 0; k < 4; k++)
-            esa_weights_want(w, attention[k].view, 0, 2, attention[k].dim, "encoder.block.%d.layer.0.SelfAttention.%s.weight", (int)i, attention[k].name);
+            esa_weights_want(w, attention[k].view, 0, 2, attention[k].dim, "encoder.block.%d.layer.0.SelfAttention.%s.weight", (int)i,
+                             attention[k].name);
         esa_weights_want(w, &l->bias, ESA_WANT_F32, 2, table, "encoder.block.%d.layer.0.SelfAttention.relative_attention_bias.weight", (int)i);
         esa_weights_want(w, &l->norm1, 0, 1, one, "encoder.block.%d.layer.0.layer_norm.weight", (int)i);
         esa_weights_want(w, &l->gate, 0, 2, up, "encoder.block.%d.layer.1.DenseReluDense.wi_0.weight", (int)i);

@@ -28,7 +28,8 @@ void       esa_wan_vae_memory(const esa_wan_vae *vae, int64_t *parameters, int64
 
 /* Pixels of `latent` (t, h, w) latents: 1 + (t - 1) * factor_t frames of h * factor_s by w * factor_s. */
 void esa_wan_vae_size(const esa_wan_vae_config *config, const int32_t latent[3], int32_t frames[3]);
-/* The memory that decoding needs besides the weights, exactly what esa_nn counts; INT64_MAX for sizes that overflow. tile as below. */
+/* The memory that decoding takes besides the weights and the scratch of single operations, to the byte; INT64_MAX when there is not even
+ * enough to count. tile as below. */
 int64_t esa_wan_vae_bytes(const esa_wan_vae *vae, const int32_t latent[3], int32_t tile);
 
 /* Receives frame after frame: rgb [height][width][out_channels] in [-1, 1], valid for the call. Not ESA_OK: decoding stops with it. */
