@@ -25,8 +25,7 @@ static int is_model(const char *folder)
     return snprintf(path, sizeof path, "%s/model_index.json", folder) < (int)sizeof path && stat(path, &about) == 0;
 }
 
-/* The folder the running command lies in. */
-static int own_folder(char *out, size_t size)
+int cli_own_folder(char *out, size_t size)
 {
     const ssize_t n = readlink("/proc/self/exe", out, size - 1);
     if (n <= 0) return 0;
@@ -69,7 +68,7 @@ static int find_named(char *folder, size_t size, const named *m, const char *wha
     if (!m->hub) {
         static const char *const places[] = { "../models", "../share/esa/models", "models" };    /* build folder, installation, bundle */
         char own[2048];
-        if (own_folder(own, sizeof own))
+        if (cli_own_folder(own, sizeof own))
             for (int i = 0; i < 3; i++)
                 if (snprintf(folder, size, "%s/%s/%s", own, places[i], m->name) < (int)size && is_model(folder)) return CLI_OK;
         return cli_fail("%s: the model %s was neither found beside this command (../models, ../share/esa/models) nor under $ESA_MODELS%s%s", what,

@@ -4,9 +4,13 @@
 
 #include <dlfcn.h>
 #include <string.h>
+#include <unistd.h>
 
 #ifndef ESA_VIDEO_LIBRARY           /* set by the build where it builds the engine: libesa_video.so.N */
 #define ESA_VIDEO_LIBRARY ""
+#endif
+#ifndef ESA_VIDEO_FOLDER            /* where an installation has it, seen from the command's folder, or absolute */
+#define ESA_VIDEO_FOLDER "../lib"
 #endif
 #ifndef ESA_VIDEO_MISSING           /* set by the build where it could not */
 #define ESA_VIDEO_MISSING "it was switched off (ESA_VIDEO=OFF)"
@@ -28,12 +32,27 @@ static int symbol(void *function, void *handle, const char *name)
     return address != NULL;
 }
 
+/* Beside the command as in a build folder, or where an installation puts it. The run path would do, but a sanitizer's dlopen does not
+ * know the command's. */
+static void *open_library(void)
+{
+    static const char *const places[] = { "", ESA_VIDEO_FOLDER };
+    char own[2048], path[4400];
+    const int known = cli_own_folder(own, sizeof own);
+    for (int i = 0; i < 2 && known; i++) {
+        if (places[i][0] == '/') snprintf(path, sizeof path, "%s/%s", places[i], ESA_VIDEO_LIBRARY);
+        else snprintf(path, sizeof path, "%s/%s/%s", own, places[i], ESA_VIDEO_LIBRARY);
+        if (access(path, F_OK) == 0) return dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    }
+    return dlopen(ESA_VIDEO_LIBRARY, RTLD_NOW | RTLD_LOCAL);
+}
+
 int cli_video_open(cli_video *v, const char *what)
 {
     memset(v, 0, sizeof *v);
     if (!ESA_VIDEO_LIBRARY[0])
         return cli_fail("%s: this esa was built without the video engine: %s", what, ESA_VIDEO_MISSING);
-    v->handle = dlopen(ESA_VIDEO_LIBRARY, RTLD_NOW | RTLD_LOCAL);      /* found as the command finds libesa: beside it, or in ../lib */
+    v->handle = open_library();
     if (!v->handle) return cli_fail("%s: the video engine cannot be opened: %s", what, dlerror());
     const int whole = symbol(&v->abi, v->handle, "esa_video_abi") && symbol(&v->model_params, v->handle, "esa_model_params_default") &&
         symbol(&v->model_check, v->handle, "esa_model_check") && symbol(&v->model_open, v->handle, "esa_model_open") &&

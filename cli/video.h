@@ -40,6 +40,8 @@ int  cli_video_mp4(void);
 /* The folder of a model: NULL is wan-tiny; a known name is looked up under $ESA_MODELS, beside the command (wan-tiny) and in the local hub
  * cache; anything else is a folder. CLI_FAILED after one sentence, also for families the engine does not run. */
 int cli_model_find(char *folder, size_t size, const char *model, const char *what);
+/* The folder the running command lies in; 0 if that cannot be found out. */
+int cli_own_folder(char *out, size_t size);
 /* Of the pipeline class in an error's text, the family and how to run it in Python; NULL if there is none. */
 const char *cli_model_family(const char *text);
 
