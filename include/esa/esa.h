@@ -295,8 +295,8 @@ ESA_API esa_status esa_plan_select(const esa_plan *plan, esa_mask *mask, const e
 ESA_API esa_status esa_plan_attention(const esa_plan *plan, const esa_mask *mask, const esa_tensor *q, const esa_tensor *k,
                                       const esa_tensor *v, const esa_tensor *o, const esa_tensor *lse, void *ws);
 /* On a GPU: masks must lie there (esa_mask_create and esa_select put them there, esa_mask_to_device copies); a plan without a selector
- * takes masks whose tokens need no gathering (raster, or order_applied); ws NULL may allocate at the first call, so
- * pass a workspace, or call once before capturing a CUDA graph. */
+ * takes masks whose tokens need no gathering (raster, or order_applied). Pass a workspace to calls captured into a CUDA graph: with ws
+ * NULL the first call may allocate, and a larger call or esa_ctx_trim later takes away the memory that the graph uses. */
 /* Name of the kernel set that esa_plan_attention with this mask and these views would run ("avx512", "sm90a", "sm80", "simt"); static
  * storage, "" if the arguments do not fit (esa_ctx_error says why). */
 ESA_API const char *esa_plan_kernel(const esa_plan *plan, const esa_mask *mask, const esa_tensor *q, const esa_tensor *k,
