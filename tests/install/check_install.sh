@@ -31,4 +31,7 @@ cmake --build "$work/build" >/dev/null
 "$prefix/bin/esa" --version             # finds its library without LD_LIBRARY_PATH
 if [ -e "$libdir/libesa_video.so" ]; then      # and the engine, and the model that comes with it
     env -u ESA_MODELS "$prefix/bin/esa" generate --check
+    cc -std=c11 -Wall -Werror "$source/tests/install/use_video.c" -o "$work/video_by_pc" $(pkg-config --cflags --libs esa_video)
+    LD_LIBRARY_PATH=$libdir "$work/video_by_pc" "$work/a.png"
+    [ -s "$work/a.png" ]
 fi
