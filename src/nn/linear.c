@@ -10,8 +10,8 @@
 #include <string.h>
 #include "nn/leaf.h"
 
-#define ROWS 256                                /* of x in one tile, about: 128 cost 8 % more (every tile packs weights), 512 win 3 % */
-#define COLS 1024                               /* of y in one tile, when there are many rows */
+#define ROWS 512                                /* of x in one tile, about, for long sequences: every tile packs the weights anew */
+#define COLS 2048                               /* of y in one tile, when there are many rows */
 #define SPLIT 16                                /* many rows are cut into a multiple of this: even shares for 2, 4, 8 and 16 threads */
 #define FEW_ROWS 1024                           /* below: columns are split too */
 #define FEW_COLS 128
