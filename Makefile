@@ -5,11 +5,16 @@ JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 PREFIX ?= /usr/local
 BUILD   = build
 
-.PHONY: all cuda demo test test-all test-cuda bench bundle install clean help setup-build
+.PHONY: all command cuda demo test test-all test-cuda bench bundle install clean help setup-build
 
 all: setup-build
 	@cmake --preset release -DCMAKE_INSTALL_PREFIX="$(PREFIX)" >/dev/null
-	@cmake --build $(BUILD) -j $(JOBS) --target esa_cli esa_static
+	@cmake --build $(BUILD) -j $(JOBS) --target esa_product
+
+# The command without the CUDA plugin, which takes minutes where nvcc is found.
+command: setup-build
+	@cmake --preset release -DCMAKE_INSTALL_PREFIX="$(PREFIX)" >/dev/null
+	@cmake --build $(BUILD) -j $(JOBS) --target esa_cli
 
 setup-build:
 	@scripts/setup.sh build
@@ -17,7 +22,7 @@ setup-build:
 # A prompt becomes two videos with the embedded model, dense and sparse, side by side. `build/esa demo` is the table of attention alone.
 demo:
 	@scripts/setup.sh video
-	@$(MAKE) --no-print-directory all
+	@$(MAKE) --no-print-directory command
 	@mkdir -p demo
 	@$(BUILD)/esa generate --method entropy --budget 0.5 --tail pooled --compare dense --dense-out demo/dense.mp4 --out demo/sparse.mp4 \
 	    --beside-out demo/side-by-side.mp4 --json demo/demo.json
@@ -38,7 +43,7 @@ cuda: setup-build
 test-cuda: cuda
 	@scripts/test-cuda.sh build-cuda
 
-bench: all
+bench: command
 	@scripts/setup.sh bench
 	@scripts/bench.sh
 
@@ -53,7 +58,7 @@ clean:
 	rm -rf build build-* bundle demo
 
 help:
-	@echo 'make            build the library and the command (build/esa)'
+	@echo 'make            build the libraries (with the CUDA plugin where nvcc is found) and the command (build/esa)'
 	@echo 'make demo       a prompt becomes a video, dense and sparse, with the embedded model: demo/*.mp4 and a table'
 	@echo 'make test       all tests: release, sanitizers, NEON under qemu, short fuzzing, headers, symbols, command line'
 	@echo 'make test-all   the above plus thread sanitizer, clang, long fuzzing, fresh clone; writes docs/test-all.md'

@@ -2,6 +2,14 @@
 # Installation: headers, both libraries, the command, a pkg-config file and a CMake package.
 include(CMakePackageConfigHelpers)
 
+# Everything that is installed, and nothing else: the tests need packages that a user may not have.
+add_custom_target(esa_product DEPENDS esa esa_static)
+foreach(part esa_cli esa_video esa_cuda)
+  if(TARGET ${part})
+    add_dependencies(esa_product ${part})
+  endif()
+endforeach()
+
 file(GLOB ESA_HEADERS CONFIGURE_DEPENDS include/esa/*.h)
 install(FILES ${ESA_HEADERS} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/esa)
 install(TARGETS esa esa_static EXPORT esaTargets
