@@ -55,10 +55,12 @@ int generate_target(char *target, size_t size, const char *path)
     char folder[PATH_SIZE];
     const size_t n = strlen(path);
     if (n == 0 || n + 2 > size) return cli_fail("%s: a name of %zu bytes cannot be written", what, n);
-    const int exists = stat(path, &about) == 0;
+    const int exists = stat(path, &about) == 0, why = errno;
     snprintf(target, size, "%s%s", path, exists && S_ISDIR(about.st_mode) && path[n - 1] != '/' ? "/" : "");
     const int is_folder = target[strlen(target) - 1] == '/', mp4 = ends_with(target, ".mp4");
-    if (exists && is_folder && !S_ISDIR(about.st_mode)) return cli_fail("%s: '%s' is a file, it cannot become a folder of pictures", what, path);
+    /* With a slash behind it a file is not found at all: ENOTDIR. */
+    const int file_as_folder = is_folder && (exists ? !S_ISDIR(about.st_mode) : why == ENOTDIR);
+    if (file_as_folder) return cli_fail("%s: '%s' is a file, it cannot become a folder of pictures", what, path);
     if (!is_folder && !mp4 && !ends_with(target, ".y4m") && !ends_with(target, ".png"))
         return cli_fail("%s: '%s' has no ending that names a format: expected .mp4, .y4m, or a folder of PNG (a name that ends in /)", what,
                         path);
