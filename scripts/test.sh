@@ -38,11 +38,12 @@ stage() {   # stage NAME PRESET [ctest arguments]: builds the preset and runs it
     printf '==== %s\n' "$name"
     if ! build "$preset"; then note "$name" 0 1 $((SECONDS - start)) "did not build"; return; fi
     ctest --preset "$preset" -j "$jobs" --no-tests=error "$@" 2>&1 | tee "$scratch/ctest" | grep -vE '^\s*Start +[0-9]+:'
-    local total bad
+    local total bad skipped
     total=$(sed -n 's/.*tests failed out of \([0-9]*\).*/\1/p' "$scratch/ctest")
     bad=$(sed -n 's/.*tests passed, \([0-9]*\) tests failed.*/\1/p' "$scratch/ctest")
     if [ -z "$total" ]; then note "$name" 0 1 $((SECONDS - start)) "ctest ran no tests"; return; fi
-    note "$name" $((total - bad)) "$bad" $((SECONDS - start))
+    skipped=$(grep -cF '***Skipped' "$scratch/ctest")         # neither passed nor failed
+    note "$name" $((total - bad - skipped)) "$bad" $((SECONDS - start)) "$([ "$skipped" -eq 0 ] || echo "$skipped skipped")"
 }
 
 # Fuzzing is a matter of minutes, not of work: the targets run beside the other stages, from the committed seeds. A finding or a crash is a failure.
