@@ -18,6 +18,7 @@
 
 #define WINDOW_BYTES (INT64_C(200) << 20)
 #define ITEMS_PER_THREAD 8                      /* a window ends with threads waiting for the last item: 1/8 of a share at most */
+#define STREAM_BYTES (INT64_C(2) << 20)         /* a core's second-level cache: larger outputs have left it before anybody reads them */
 #define LOG2_E 1.4426950408889634
 #define LN_2   0.6931471805599453
 #define TAIL_BLOCK 128                          /* pooled columns handled at a time */
@@ -293,9 +294,12 @@ static void finish_rows(const attn_run *run, attn_worker *w, const attn_pass *pa
         }
     /* Nothing visible: the sum is 0, o is 0, and 0 * 0 keeps it 0. NaN is not equal to 0 and goes through. */
     for (int64_t r = 0; r < run->z.rows_pad; r++) w->l[r] = w->l[r] == 0.0f ? 0.0f : 1.0f / w->l[r];
+    const int32_t large = a->B * a->Hq * a->Nq * a->D * esa_dtype_size(a->dtype) > STREAM_BYTES;
+    const esa_cpu_kernels *kern = a->kern;
     for (int64_t r = 0; r < pass->rows; r += nr) {
         const rows_ref o = rows_at(a->o, a->o_stride, a->perm_q, pass->b, pass->h, row0 + r, a->dtype);
-        a->kern->store((void *)o.data, a->dtype, a->o_stride[2], o.gather, w->o + r * a->D, w->l + r, esa_min64(nr, pass->rows - r), a->D);
+        (large && kern->stream ? kern->stream : kern->store)((void *)o.data, a->dtype, a->o_stride[2], o.gather, w->o + r * a->D, w->l + r,
+                                                             esa_min64(nr, pass->rows - r), a->D);
     }
 }
 

@@ -50,6 +50,8 @@ typedef struct esa_cpu_kernels {
     /* Rows out of o[D][nr]: dst row scatter[r] or r (dtype, stride elements apart) = column r times factor[r], r < rows <= nr; factor is
      * readable up to nr. */
     void (*store)(void *dst, int32_t dtype, int64_t stride, const int32_t *scatter, const float *o, const float *factor, int64_t rows, int64_t D);
+    /* The same bytes written past the cache, for outputs too large to stay there. NULL: this set has no such stores. */
+    void (*stream)(void *dst, int32_t dtype, int64_t stride, const int32_t *scatter, const float *o, const float *factor, int64_t rows, int64_t D);
 
     /* Selectors; NULL in the bf16 set, which serves attention only. Packs rows x D (any dtype); factor multiplies. */
     void (*pack_q)(void *dst, const void *src, int32_t dtype, int64_t stride, const int32_t *gather,

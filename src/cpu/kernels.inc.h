@@ -295,9 +295,10 @@ static void stats(float *top, float *sum, int64_t ld_out, const float *s, int64_
 
 /* Rows back from o [D][NR]: VL x VL transposes, the columns past D one by one. */
 INLINE void store_as(void *dst, const int32_t dtype, int64_t stride, const int32_t *scatter, const float *o, const float *factor,
-                     int64_t rows, int64_t D)
+                     int64_t rows, int64_t D, const int past_cache)
 {
     const int64_t size = esa_dtype_size(dtype);
+    (void)past_cache;                           /* sets without such stores */
     for (int64_t base = 0; base < rows; base += VL) {
         char *row[VL];
         const int64_t n = rows - base < VL ? rows - base : VL;
@@ -311,7 +312,12 @@ INLINE void store_as(void *dst, const int32_t dtype, int64_t stride, const int32
             v_transpose(r);
             UNROLL
             for (int i = 0; i < VL; i++)
-                if (i < n) v_store_as(row[i] + d * size, r[i], dtype);
+                if (i < n) {
+#ifdef V_STREAMS
+                    if (past_cache && (uintptr_t)row[i] % sizeof(vf) == 0) { v_stream(row[i] + d * size, r[i]); continue; }
+#endif
+                    v_store_as(row[i] + d * size, r[i], dtype);
+                }
         }
         for (; d < D; d++)
             for (int64_t i = 0; i < n; i++) esa_store_f32(row[i], d, dtype, o[d * NR + base + i] * factor[base + i]);
@@ -320,8 +326,20 @@ INLINE void store_as(void *dst, const int32_t dtype, int64_t stride, const int32
 
 static void store(void *dst, int32_t dtype, int64_t stride, const int32_t *scatter, const float *o, const float *factor, int64_t rows, int64_t D)
 {
-    BY_DTYPE(dtype, store_as(dst, DT, stride, scatter, o, factor, rows, D))
+    BY_DTYPE(dtype, store_as(dst, DT, stride, scatter, o, factor, rows, D, 0))
 }
+
+#ifdef V_STREAMS
+static void stream(void *dst, int32_t dtype, int64_t stride, const int32_t *scatter, const float *o, const float *factor, int64_t rows, int64_t D)
+{
+    if (dtype != ESA_DTYPE_F32) { store(dst, dtype, stride, scatter, o, factor, rows, D); return; }    /* half a line at a time: no gain */
+    store_as(dst, ESA_DTYPE_F32, stride, scatter, o, factor, rows, D, 1);
+    v_stream_end();                             /* others may read the rows once the run is over */
+}
+#define STREAM_SLOT stream
+#else
+#define STREAM_SLOT NULL
+#endif
 
 INLINE void mean_as(float *dst, const void *src, const int32_t dtype, int64_t stride, const int32_t *gather, int64_t rows, int64_t D)
 {
@@ -351,4 +369,4 @@ static void mean(float *dst, const void *src, int32_t dtype, int64_t stride, con
 
 #define KERNEL_SLOTS                                                                                                   \
     .mr = MR, .nr = NR, .packed_bytes = 4, .panel_q = panel_q, .rows_k = copy_rows, .rows_v = copy_rows, .kq = kq,     \
-    .softmax = softmax, .pv = pv, .store = store, .pack_q = pack_q, .pack_k = pack_k, .qk = qk, .stats = stats, .mean = mean
+    .softmax = softmax, .pv = pv, .store = store, .stream = STREAM_SLOT, .pack_q = pack_q, .pack_k = pack_k, .qk = qk, .stats = stats, .mean = mean

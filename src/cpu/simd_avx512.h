@@ -77,6 +77,11 @@ static inline vf v_load_as(const void *p, int32_t dtype)
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
 }
 
+/* A vector is a whole cache line: written past the cache, if p is aligned to it, a line is not read before it is overwritten. */
+#define V_STREAMS 1
+static inline void v_stream(void *p, vf x) { _mm512_stream_ps(p, x); }
+static inline void v_stream_end(void) { _mm_sfence(); }
+
 static inline void v_store_as(void *p, vf x, int32_t dtype)
 {
     if (dtype == ESA_DTYPE_F32) { _mm512_storeu_ps(p, x); return; }

@@ -277,11 +277,13 @@ static void test_small_slots(void **state)
     (void)state;
     for (int s = 0; s < sets; s++) {
         const esa_cpu_kernels *k = set[s];
-        /* store: the rounding of half.h, bit for bit; rows scattered, only those that exist */
+        /* store and stream: the rounding of half.h, bit for bit; rows scattered, only those that exist. stream is given aligned rows too, as only
+         * those go past the cache. */
         static const int64_t D_of[] = { 1, 15, 16, 33, 128, 255 };
         for (size_t a = 0; a < 6; a++)
             for (int32_t dtype = 0; dtype < 3; dtype++)
-                for (int64_t rows = 1; rows <= k->nr; rows += 5) {
+                for (int64_t rows = 1; rows <= k->nr; rows += 5)
+                for (int32_t past_cache = 0; past_cache < (k->stream ? 3 : 1); past_cache++) {
                     const int64_t D = D_of[a], size = esa_dtype_size(dtype);
                     float o[256 * ESA_CPU_MAX_NR], factor[ESA_CPU_MAX_NR];
                     int32_t scatter[ESA_CPU_MAX_NR];
@@ -289,8 +291,9 @@ static void test_small_slots(void **state)
                     for (int64_t d = 0; d < D * k->nr; d++) o[d] = esa_f32_from_bits((uint32_t)(esa_rng_next(&r) >> 32));
                     for (int64_t i = 0; i < k->nr; i++) { factor[i] = i % 2 ? 1.0f : 0.5f; scatter[i] = (int32_t)(rows - 1 - i); }
                     o[0] = 2 * 65519.9f;
-                    guarded g = guard_alloc(rows * D * size, 1);
-                    k->store(g.data, dtype, D, rows % 2 ? scatter : NULL, o, factor, rows, D);
+                    guarded g = guard_alloc(rows * D * size, past_cache != 2);
+                    if (past_cache == 2) assert_true((uintptr_t)g.data % 64 == 0);
+                    (past_cache ? k->stream : k->store)(g.data, dtype, D, rows % 2 ? scatter : NULL, o, factor, rows, D);
                     assert_true(guard_check(&g));
                     for (int64_t i = 0; i < rows; i++)
                         for (int64_t d = 0; d < D; d++) {
