@@ -26,6 +26,8 @@ foreach(source ${video_tests})
   add_executable(${name} ${source})
   esa_compile_settings(${name})
   target_include_directories(${name} PRIVATE tests src)
+  # What the engine was built with must work: tests may skip only what it was built without.
+  target_compile_definitions(${name} PRIVATE $<$<BOOL:${ESA_VIDEO_SENTENCEPIECE}>:ESA_HAVE_SENTENCEPIECE>)
   target_link_libraries(${name} PRIVATE esa_video_static esa_test_common esa_cmocka m)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/tests)
   add_test(NAME ${folder}.${name} COMMAND ${name})

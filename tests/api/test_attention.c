@@ -104,6 +104,17 @@ static void test_strides(void **state)
             }
 }
 
+/* More than 2 MB of output: rows are written past the cache where they are aligned, and as usual where they are not. */
+static void test_large_outputs(void **state)
+{
+    (void)state;
+    for (int32_t misalign = 0; misalign <= 4; misalign += 4)
+        for (int32_t dtype = 0; dtype < 3; dtype++) {
+            const attention_case c = { .B = 1, .Hq = 4, .Hkv = 4, .Nq = dtype ? 4111 : 2063, .Nk = 70, .D = 64, .dtype = dtype, .misalign = misalign, .density = 0.6 };
+            on_all_levels(&c);
+        }
+}
+
 static void test_causal(void **state)
 {
     (void)state;
@@ -297,7 +308,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         CASES(test_sizes), CASES(test_long_odd), CASES(test_head_dims), CASES(test_blocks_and_densities),
-        CASES(test_layouts), CASES(test_strides), CASES(test_causal), CASES(test_causal_lengths_and_types), CASES(test_orders), cmocka_unit_test(test_equal_keys),
+        CASES(test_layouts), CASES(test_strides), CASES(test_large_outputs), CASES(test_causal), CASES(test_causal_lengths_and_types), CASES(test_orders), cmocka_unit_test(test_equal_keys),
         cmocka_unit_test(test_full_mask_is_dense), cmocka_unit_test(test_same_bits_for_any_threads), CASES(test_huge_scores),
         cmocka_unit_test(test_not_finite), cmocka_unit_test(test_not_finite_with_tail), cmocka_unit_test(test_mask_broadcast),
     };

@@ -39,13 +39,16 @@ static void vocabulary_folder(char *folder, size_t size, const char *name)
 }
 
 /* NULL in a build without libsentencepiece. */
+/* NULL only in a build without sentencepiece. */
 static esa_tokenizer *open_vocabulary(esa_ctx *ctx, const char *name)
 {
     char folder[600];
     esa_tokenizer *t = NULL;
     vocabulary_folder(folder, sizeof folder, name);
     const esa_status status = esa_tokenizer_open(ctx, &t, folder, 0);
+#ifndef ESA_HAVE_SENTENCEPIECE
     if (status == ESA_ERR_UNSUPPORTED) return NULL;
+#endif
     if (status != ESA_OK) fail_msg("%s", esa_ctx_error(ctx));
     return t;
 }
