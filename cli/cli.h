@@ -107,6 +107,8 @@ void cli_json_int(cli_json *json, const char *key, int64_t value);
 void cli_json_bool(cli_json *json, const char *key, int value);
 /* Frees json. path NULL: only frees. Returns 0 or CLI_FAILED after one sentence; then nothing is left on disk. */
 int cli_json_save(cli_json *json, const char *path);
+/* Bytes of the UTF-8 character at p, or 0: none (a stray byte, an overlong form, a surrogate, beyond U+10FFFF, cut off by a zero). */
+int cli_utf8(const unsigned char *p);
 /* The same way of writing for any text file (CSV). */
 int cli_write_file(const char *path, const char *text, size_t bytes);
 

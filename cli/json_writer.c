@@ -50,8 +50,7 @@ static void put(cli_json *j, const char *text, size_t n)
 
 static void puts_json(cli_json *j, const char *text) { put(j, text, strlen(text)); }
 
-/* Bytes of the UTF-8 character at p, or 0: none (a stray byte, an overlong form, a surrogate, beyond U+10FFFF). */
-static int utf8(const unsigned char *p)
+int cli_utf8(const unsigned char *p)
 {
     const int n = p[0] < 0x80 ? 1 : p[0] < 0xc2 ? 0 : p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : p[0] < 0xf5 ? 4 : 0;
     for (int i = 1; i < n; i++)
@@ -66,7 +65,7 @@ static void quoted(cli_json *j, const char *text)
     puts_json(j, "\"");
     for (const unsigned char *p = (const unsigned char *)text; *p;) {
         char code[8];
-        const int n = utf8(p);
+        const int n = cli_utf8(p);
         if (*p == '"' || *p == '\\') { code[0] = '\\'; code[1] = (char)*p; put(j, code, 2); }
         else if (*p < 0x20) { snprintf(code, sizeof code, "\\u%04x", *p); puts_json(j, code); }
         else if (n) put(j, (const char *)p, (size_t)n);
