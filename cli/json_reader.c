@@ -285,7 +285,7 @@ const cli_value *cli_value_at(const cli_value *v, const char *path)
         const cli_value *entry = v->child;
         if (v->type == CLI_JSON_OBJECT)
             while (entry && !(strlen(entry->key) == n && memcmp(entry->key, path, n) == 0)) entry = entry->next;
-        else if (v->type == CLI_JSON_ARRAY)
+        else if (v->type == CLI_JSON_ARRAY && n > 0 && strspn(path, "0123456789") == n)
             for (long i = strtol(path, NULL, 10); entry && i > 0; i--) entry = entry->next;
         else entry = NULL;
         v = entry;

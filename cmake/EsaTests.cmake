@@ -89,6 +89,10 @@ foreach(source ${tests})
   set_tests_properties(${folder}.${name} PROPERTIES LABELS unit TIMEOUT 1200)
 endforeach()
 
+# Parts of the command that are tested on their own.
+target_include_directories(test_json_reader PRIVATE cli)
+target_sources(test_json_reader PRIVATE cli/json_reader.c cli/json_writer.c cli/option.c cli/table_print.c)
+
 foreach(source ${ESA_EXAMPLES})
   get_filename_component(name ${source} NAME_WE)
   add_test(NAME example.${name} COMMAND example_${name})
