@@ -3,7 +3,7 @@
  *
  * One row of a CSV per clip (prompt, seed, method, budget, tail). The file is written anew, whole, after every clip; a run that finds it
  * goes on where the last one ended. Dense clips are made once: kept in memory for their prompt and seed, and with --dense-dir on disk. */
-#include "generate.h"
+#include "clip.h"
 
 #include <errno.h>
 #include <math.h>
@@ -15,13 +15,10 @@ static const char what[] = "bench video";
 static const char header[] = "model,size,prompt,seed,method,budget,tail,density,psnr,ssim,psnr_min,ssim_min,seconds_per_step,attention_seconds\n";
 
 typedef struct bench {
-    cli_video video;
-    esa_ctx *ctx;
-    esa_model *model;
-    esa_model_info info;
+    clip_maker maker;
     cli_prompts prompts;
     cli_list seeds, methods, budgets, tails;
-    esa_generate_params base;       /* sizes and session settings all clips share */
+    clip_request base;              /* sizes and settings all clips share */
     const char *csv_path, *dense_dir;
     char *csv;                      /* text of the file, ends with a 0 */
     size_t used, room;
@@ -88,7 +85,7 @@ static int csv_find(const bench *b, const char *key, row *r)
 static void key_of(const bench *b, char key[256], int64_t prompt, int64_t seed, int method, double budget, int tail)
 {
     char m[32], t[32];
-    snprintf(key, 256, "%s,%s,%lld,%lld,%s,%.2f,%s,", b->info.name, b->size, (long long)prompt, (long long)seed, cli_name(m, METHODS, method),
+    snprintf(key, 256, "%s,%s,%lld,%lld,%s,%.2f,%s,", b->maker.info.name, b->size, (long long)prompt, (long long)seed, cli_name(m, METHODS, method),
              budget, cli_name(t, CLI_TAILS, tail));
 }
 
@@ -103,29 +100,22 @@ static int csv_add(bench *b, const char *key, const row *r)
 
 /* ---------------------------------------------------------------- clips */
 
-static int make(bench *b, esa_frames **frames, row *r, const esa_generate_params *params, const char *label)
+static int make(bench *b, esa_frames **frames, row *r, const clip_request *request, const char *label)
 {
-    esa_generate_params p = *params;
-    esa_generate_stats stats = { .struct_size = sizeof stats };
-    generate_watch watch = { .label = label, .stage = -1, .quiet = 1 };
-    p.progress = generate_progress;
-    p.progress_user = &watch;
-    const esa_status status = b->video.generate(b->model, frames, &p, &stats);
-    cli_progress_end();
-    if (status != ESA_OK && generate_interrupted()) {
-        cli_fail("%s: interrupted; '%s' is whole, the same command goes on from there", what, b->csv_path);
-        return 130;
-    }
-    if (status != ESA_OK) return cli_fail_esa(b->ctx, status, what);
-    r->density = stats.session.sparse_calls ? stats.session.density : 1;
-    r->step = stats.denoise_seconds / stats.steps;
-    r->attention = stats.attention_seconds / stats.steps;
+    clip_record record;
+    const int status = clip_make(&b->maker, frames, &record, request, label, 0, 1);
+    if (status == CLIP_INTERRUPTED) cli_fail("%s: interrupted; '%s' is whole, the same command goes on from there", what, b->csv_path);
+    if (status) return status;
+    r->density = clip_density(&record);
+    r->step = record.stats.denoise_seconds / record.steps;
+    r->attention = record.stats.attention_seconds / record.steps;
+    clip_record_free(&record);
     return CLI_OK;
 }
 
 static void dense_path(const bench *b, char *path, size_t size, int64_t prompt, int64_t seed)
 {
-    snprintf(path, size, "%s/%s-%s-p%lld-s%lld.rgb", b->dense_dir, b->info.name, b->size, (long long)prompt, (long long)seed);
+    snprintf(path, size, "%s/%s-%s-p%lld-s%lld.rgb", b->dense_dir, b->maker.info.name, b->size, (long long)prompt, (long long)seed);
 }
 
 /* The dense clip from disk; 0 if it is not there or of another size. */
@@ -139,25 +129,26 @@ static int dense_load(bench *b, esa_frames **frames, int64_t prompt, int64_t see
     FILE *file = rgb ? fopen(path, "rb") : NULL;
     const int whole = file && fread(rgb, 1, bytes + 1, file) == bytes;
     if (file) fclose(file);
-    const int made = whole && b->video.frames_create(b->ctx, frames, rgb, b->base.frames, b->base.height, b->base.width, b->info.fps) == ESA_OK;
+    const int made = whole && b->maker.video.frames_create(b->maker.ctx, frames, rgb, (int32_t)b->base.frames, (int32_t)b->base.height,
+                                                          (int32_t)b->base.width, b->maker.info.fps) == ESA_OK;
     free(rgb);
     return made;
 }
 
-static int dense_clip(bench *b, esa_frames **frames, const esa_generate_params *params, int64_t prompt, int64_t seed)
+static int dense_clip(bench *b, esa_frames **frames, const clip_request *request, int64_t prompt, int64_t seed)
 {
     char key[256], path[4200];
     row r = { .psnr = INFINITY, .ssim = 1, .psnr_min = INFINITY, .ssim_min = 1 }, old;
     key_of(b, key, prompt, seed, METHOD_DENSE, 1.0, ESA_TAIL_NONE);
     const int known = csv_find(b, key, &old);
     if (known && dense_load(b, frames, prompt, seed)) return CLI_OK;
-    esa_generate_params p = *params;
-    p.session.mode = ESA_SESSION_DENSE;
-    int status = make(b, frames, &r, &p, "dense");
+    clip_request d = *request;
+    d.method = METHOD_DENSE;
+    int status = make(b, frames, &r, &d, "dense");
     if (!status && b->dense_dir) {
         esa_frames_info info = { .struct_size = sizeof info };
         dense_path(b, path, sizeof path, prompt, seed);
-        if (b->video.frames_info(*frames, &info) == ESA_OK)
+        if (b->maker.video.frames_info(*frames, &info) == ESA_OK)
             status = cli_write_file(path, (const char *)info.rgb, (size_t)info.frames * (size_t)info.height * (size_t)info.width * 3);
     }
     if (!status && !known) status = csv_add(b, key, &r);
@@ -167,12 +158,11 @@ static int dense_clip(bench *b, esa_frames **frames, const esa_generate_params *
 /* All settings of one prompt and seed; the dense clip is made when the first row is missing. */
 static int one_source(bench *b, int64_t prompt, int64_t seed, int64_t *done, int64_t total)
 {
-    static const int selectors[] = { ESA_SELECT_FULL, ESA_SELECT_ENTROPY, ESA_SELECT_RF_V2, ESA_SELECT_ADA_BSA };
     esa_frames *dense = NULL;
     int status = CLI_OK;
-    esa_generate_params p = b->base;
+    clip_request p = b->base;
     p.prompt = b->prompts.line[prompt];
-    p.seed = (uint64_t)seed;
+    p.seed = seed;
     for (int m = 0; m < b->methods.count && !status; m++)
         for (int d = 0; d < b->budgets.count && !status; d++)
             for (int t = 0; t < b->tails.count && !status; t++) {
@@ -184,22 +174,15 @@ static int one_source(bench *b, int64_t prompt, int64_t seed, int64_t *done, int
                 if (csv_find(b, key, &r)) continue;
                 if (!dense) status = dense_clip(b, &dense, &p, prompt, seed);
                 if (status) break;
-                esa_generate_params q = p;
-                esa_select_params select = esa_select_params_default(selectors[method]);
-                select.block_q = p.session.select.block_q;
-                select.block_k = p.session.select.block_k;
-                select.budget = b->budgets.real[d];
-                q.session.mode = ESA_SESSION_ONLINE;
-                q.session.select = select;
-                q.session.attention.tail = tail;
+                clip_request q = p;
+                q.method = method;
+                q.budget = b->budgets.real[d];
+                q.tail = tail;
                 esa_frames *frames = NULL;
-                esa_metrics metrics = { .struct_size = sizeof metrics };
+                esa_metrics metrics = { 0 };
                 snprintf(label, sizeof label, "clip %lld/%lld", (long long)*done, (long long)total);
                 status = make(b, &frames, &r, &q, label);
-                if (!status) {
-                    const esa_status compared = b->video.compare(b->ctx, &metrics, dense, frames);
-                    if (compared != ESA_OK) status = cli_fail_esa(b->ctx, compared, what);
-                }
+                if (!status) status = clip_compare(&b->maker, &metrics, dense, frames);
                 r.psnr = metrics.psnr;
                 r.ssim = metrics.ssim;
                 r.psnr_min = metrics.psnr_min;
@@ -207,9 +190,9 @@ static int one_source(bench *b, int64_t prompt, int64_t seed, int64_t *done, int
                 if (!status) status = csv_add(b, key, &r);
                 b->clips_made += !status;
                 if (!status) fprintf(stderr, "%s: %s PSNR %.2f dB, SSIM %.4f, %.2f s/step\n", label, key, r.psnr, r.ssim, r.step);
-                b->video.frames_free(frames);
+                b->maker.video.frames_free(frames);
             }
-    b->video.frames_free(dense);
+    b->maker.video.frames_free(dense);
     return status;
 }
 
@@ -275,22 +258,12 @@ static int run_all(bench *b)
     return status;
 }
 
-static int with_engine(bench *b, const char *model, const char *prompts_file, int64_t number)
+static int with_model(bench *b, const char *prompts_file, int64_t number)
 {
-    char folder[4200];
-    int status = cli_model_find(folder, sizeof folder, model, what);
-    if (status) return status;
-    esa_status opened = b->video.model_open(b->ctx, &b->model, folder, NULL);
-    b->info.struct_size = sizeof b->info;
-    if (opened == ESA_OK) opened = b->video.model_info(b->model, &b->info);
-    if (opened != ESA_OK) return cli_fail_esa(b->ctx, opened, what);
-    if (b->base.frames == 0) b->base.frames = b->info.frames;
-    b->base.frames = (b->base.frames - 1) / b->info.factor[0] * b->info.factor[0] + 1;
-    if (b->base.height == 0) b->base.height = b->info.height;
-    if (b->base.width == 0) b->base.width = b->info.width;
-    if (b->base.steps == 0) b->base.steps = b->info.steps;
-    snprintf(b->size, sizeof b->size, "%dx%dx%dx%d", b->base.frames, b->base.height, b->base.width, b->base.steps);
-    status = cli_prompts_get(&b->prompts, NULL, prompts_file, number, strcmp(b->info.name, "wan-tiny") == 0, what);
+    clip_request_resolve(&b->base, &b->maker);
+    snprintf(b->size, sizeof b->size, "%lldx%lldx%lldx%lld", (long long)b->base.frames, (long long)b->base.height, (long long)b->base.width,
+             (long long)b->base.steps);
+    int status = cli_prompts_get(&b->prompts, NULL, prompts_file, number, clip_is_tiny(&b->maker), what);
     if (!status) status = run_all(b);
     cli_prompts_free(&b->prompts);
     return status;
@@ -299,12 +272,13 @@ static int with_engine(bench *b, const char *model, const char *prompts_file, in
 int cmd_bench_video(int argc, char **argv)
 {
     bench b = { .seeds = { 2, { 0, 1 }, { 0, 1 } }, .methods = { 3, { 0 }, { 0, 1, 2 } }, .budgets = { 4, { 0.7, 0.5, 0.3, 0.2 }, { 0 } },
-                .tails = { 2, { 0 }, { 0, 1 } } };
-    const char *model = NULL, *prompts = NULL, *block = NULL;
-    int64_t number = 8, frames = 0, height = 0, width = 0, steps = 0, threads = 0, dense_first = 1;
-    double guidance = NAN, warmup = 0.2;
+                .tails = { 2, { 0 }, { 0, 1 } }, .base = clip_request_default() };
+    const char *model = NULL, *prompts = NULL;
+    clip_opening opening = { .parts = ESA_PART_ALL };
+    int64_t number = 8;
     int done;
-    const cli_option options[] = {
+    cli_option table[CLIP_MAX_OPTIONS];
+    const cli_option own[] = {
         { "--csv", CLI_TEXT, &b.csv_path, "FILE", 0, 0, 0, "one row per clip; what is in it is not made again; required" },
         { "--dense-dir", CLI_TEXT, &b.dense_dir, "DIR", 0, 0, 0, "keep the dense clips there (of one state of the model's weights)" },
         { "--model", CLI_TEXT, &model, "FOLDER|NAME", 0, 0, 0, "(wan-tiny)" },
@@ -314,43 +288,20 @@ int cmd_bench_video(int argc, char **argv)
         { "--method", CLI_CHOICES, &b.methods, "entropy|rf_v2|ada_bsa", 0, 0, 0, "any, with commas (all)" },
         { "--budget", CLI_REALS, &b.budgets, "X,...", 0, 1, 0, "kept fractions of key blocks (0.7,0.5,0.3,0.2)" },
         { "--tail", CLI_CHOICES, &b.tails, CLI_TAILS, 0, 0, 0, "any, with commas (none,pooled)" },
-        { "--block", CLI_TEXT, &block, "QxK", 0, 0, 0, "query x key tokens of a block (64x64)" },
-        { "--warmup", CLI_REAL, &warmup, "X", 0, 1, 0, "fraction of the steps that run dense first (0.2)" },
-        { "--dense-first-layer", CLI_INT, &dense_first, "0|1", 0, 1, 0, "layer 0 always runs dense (1)" },
-        { "--frames", CLI_INT, &frames, "N", 1, 100000, 0, "(the model's own)" },
-        { "--height", CLI_INT, &height, "N", 1, 16384, 0, "(the model's own)" },
-        { "--width", CLI_INT, &width, "N", 1, 16384, 0, "(the model's own)" },
-        { "--steps", CLI_INT, &steps, "N", 1, 10000, 0, "(the model's own)" },
-        { "--guidance", CLI_REAL, &guidance, "X", 0, 1000, 0, "(the model's own)" },
-        { "--threads", CLI_INT, &threads, "N", 0, ESA_MAX_THREADS, 0, "0: one per core (0)" },
+        { "--threads", CLI_INT, &opening.threads, "N", 0, ESA_MAX_THREADS, 0, "0: one per core (0)" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
     int status = cli_options("esa bench video", "--csv FILE [options]",
                              "Makes videos with every method, budget and tail and measures them against the dense ones. Can be stopped and\n"
-                             "started again.", options, argc, argv, NULL, &done);
+                             "started again.",
+                             clip_options(table, own, CLIP_OPTIONS_SIZE | CLIP_OPTIONS_NOISE | CLIP_OPTIONS_DENSE | CLIP_OPTIONS_BLOCKS, &b.base), argc,
+                             argv, NULL, &done);
     if (status || done) return status;
     if (!b.csv_path) { cli_fail("%s: --csv FILE is required", what); return CLI_USAGE; }
-    int32_t block_q = 64, block_k = 64;
-    if (block && (status = cli_block_parse(block, &block_q, &block_k)) != 0) return status;
-    if ((status = cli_video_open(&b.video, what)) != 0) return status;
-    b.base = b.video.generate_params();
-    b.base.frames = (int32_t)frames;
-    b.base.height = (int32_t)height;
-    b.base.width = (int32_t)width;
-    b.base.steps = (int32_t)steps;
-    b.base.guidance = guidance;
-    b.base.session.warmup_frac = warmup;
-    b.base.session.dense_first_layer = (int32_t)dense_first;
-    b.base.session.select.block_q = block_q;
-    b.base.session.select.block_k = block_k;
-    status = cli_ctx_new(&b.ctx, threads);
-    if (!status) {
-        generate_catch_signals();
-        status = with_engine(&b, model, prompts, number);
-        b.video.model_free(b.model);
-        esa_ctx_free(b.ctx);
-    }
+    if ((status = clip_request_check(&b.base, what)) != 0) return status;
+    status = clip_open(&b.maker, model, &opening, what);
+    if (!status) status = with_model(&b, prompts, number);
+    clip_close(&b.maker);
     free(b.csv);
-    cli_video_close(&b.video);
     return status;
 }

@@ -14,10 +14,7 @@
 
 typedef struct job {
     const generate_options *o;
-    cli_video video;
-    esa_ctx *ctx;
-    esa_model *model;
-    esa_model_info info;
+    clip_maker maker;
     cli_json *json;
     cli_table *table;
     const char *ending;             /* of files in --output-dir */
@@ -83,98 +80,34 @@ static void dense_name(char *out, size_t size, const char *path)
     }
 }
 
-/* ---------------------------------------------------------------- settings */
-
-static int fill_params(const job *j, esa_generate_params *p, const char *prompt)
-{
-    const generate_options *o = j->o;
-    static const int selectors[] = { ESA_SELECT_FULL, ESA_SELECT_ENTROPY, ESA_SELECT_RF_V2, ESA_SELECT_ADA_BSA, ESA_SELECT_ENTROPY };
-    *p = j->video.generate_params();
-    p->frames = (int32_t)o->frames;
-    p->height = (int32_t)o->height;
-    p->width = (int32_t)o->width;
-    p->steps = (int32_t)o->steps;
-    p->scheduler = o->scheduler;
-    p->seed = (uint64_t)o->seed;
-    p->guidance = o->guidance;
-    p->flow_shift = o->shift;
-    p->prompt = o->prompt_embeds ? NULL : prompt;
-    p->negative_prompt = o->negative;
-    p->prompt_embeds = o->prompt_embeds;
-    p->save_embeds = o->save_embeds;
-    p->latents = o->latents;
-    p->save_latents = o->save_latents;
-    p->masks = o->masks;
-    p->vae_tile = (int32_t)o->vae_tile;
-    esa_session_params *s = &p->session;
-    s->mode = o->method == METHOD_DENSE ? ESA_SESSION_DENSE : o->method == METHOD_CACHED ? ESA_SESSION_CACHED : ESA_SESSION_ONLINE;
-    s->warmup_frac = o->warmup;
-    s->dense_first_layer = (int32_t)o->dense_first;
-    s->refresh_every = (int32_t)o->refresh;
-    s->step_map = o->step_map;
-    s->select = esa_select_params_default(selectors[o->method]);
-    s->select.budget = o->budget;
-    s->select.samples = (int32_t)o->samples;
-    s->select.cdf_threshold = o->cdf;
-    s->select.layout.order = o->order;
-    for (int i = 0; i < 3 && o->window.count; i++) s->select.layout.window[i] = (int32_t)o->window.whole[i];
-    s->attention.tail = o->tail;
-    /* Small blocks: the sequences a CPU can afford are short, and its kernels do not mind. */
-    s->select.block_q = s->select.block_k = 64;
-    return o->block ? cli_block_parse(o->block, &s->select.block_q, &s->select.block_k) : CLI_OK;
-}
-
 /* ---------------------------------------------------------------- one video */
 
-static int make(job *j, esa_frames **frames, esa_generate_stats *stats, const esa_generate_params *params, const char *label)
+static int make(job *j, esa_frames **frames, clip_record *record, const clip_request *request, const char *label, int64_t clips_left)
 {
-    esa_generate_params p = *params;
-    generate_watch watch = { .label = label, .stage = -1 };
-    memset(stats, 0, sizeof *stats);
-    stats->struct_size = sizeof *stats;
-    p.progress = generate_progress;
-    p.progress_user = &watch;
-    const esa_status status = j->video.generate(j->model, frames, &p, stats);
-    cli_progress_end();
-    if (status == ESA_OK) return CLI_OK;
-    if (!generate_interrupted()) return cli_fail_esa(j->ctx, status, what);
-    cli_fail("%s: interrupted, nothing was written", what);
-    return 130;
+    const int status = clip_make(&j->maker, frames, record, request, label, clips_left, 0);
+    if (status == CLIP_INTERRUPTED) cli_fail("%s: interrupted, nothing was written", what);
+    return status;
 }
 
 static int save(job *j, const esa_frames *frames, const char *path)
 {
-    esa_save_params p = j->video.save_params();
+    esa_save_params p = j->maker.video.save_params();
     p.quality = (int32_t)j->o->quality;
     p.fps = j->o->fps;
-    const esa_status status = j->video.frames_save(j->ctx, frames, path, &p);
-    return status == ESA_OK ? CLI_OK : cli_fail_esa(j->ctx, status, what);
+    const esa_status status = j->maker.video.frames_save(j->maker.ctx, frames, path, &p);
+    return status == ESA_OK ? CLI_OK : cli_fail_esa(j->maker.ctx, status, what);
 }
 
-static void json_video(job *j, const char *method, const char *path, const esa_generate_stats *s)
+static void json_video(job *j, const char *method, const char *path, const clip_record *record)
 {
-    cli_json *json = j->json;
-    cli_json_text(json, "method", method);
-    cli_json_text(json, "file", path);
-    cli_json_real(json, "seconds", s->seconds);
-    cli_json_real(json, "text_seconds", s->text_seconds);
-    cli_json_real(json, "denoise_seconds", s->denoise_seconds);
-    cli_json_real(json, "attention_seconds", s->attention_seconds);
-    cli_json_real(json, "select_seconds", s->session.select_seconds);
-    cli_json_real(json, "gemm_seconds", s->gemm_seconds);
-    cli_json_real(json, "decode_seconds", s->decode_seconds);
-    cli_json_int(json, "peak_bytes", s->peak_bytes);
-    cli_json_real(json, "density_asked", s->session.density_asked);
-    cli_json_real(json, "density", s->session.density);
-    cli_json_real(json, "kept_mass", s->session.mass);
-    cli_json_int(json, "calls", s->session.calls);
-    cli_json_int(json, "sparse_calls", s->session.sparse_calls);
-    cli_json_text(json, "kernel", s->session.kernel);
+    cli_json_text(j->json, "method", method);
+    cli_json_text(j->json, "file", path);
+    clip_record_json(j->json, record);
 }
 
-static void table_row(job *j, const char *method, const char *path, const esa_generate_stats *s, const esa_generate_stats *dense,
-                      const esa_metrics *m)
+static void table_row(job *j, const char *method, const char *path, const clip_record *record, const clip_record *dense, const esa_metrics *m)
 {
+    const esa_generate_stats *s = &record->stats;
     static const char *const head[] = { "video", "method", "time", "s/step", "speedup", "density", "PSNR", "SSIM" };
     if (!j->table) {
         j->table = cli_table_new(8, 2);
@@ -185,7 +118,7 @@ static void table_row(job *j, const char *method, const char *path, const esa_ge
     cli_cell(t, "%s", method);
     cli_cell(t, "%.1f s", s->seconds);
     cli_cell(t, "%.2f", s->steps ? s->denoise_seconds / s->steps : 0.0);
-    if (dense) cli_cell(t, "%.2fx", dense->denoise_seconds / s->denoise_seconds);
+    if (dense) cli_cell(t, "%.2fx", dense->stats.denoise_seconds / s->denoise_seconds);
     else cli_cell(t, "-");
     if (s->session.sparse_calls) cli_cell(t, "%.3f", s->session.density);
     else cli_cell(t, "1");
@@ -202,73 +135,80 @@ static void table_row(job *j, const char *method, const char *path, const esa_ge
 static int beside(job *j, const esa_frames *left, const esa_frames *right, const char *path)
 {
     esa_frames *both;
-    const esa_status status = j->video.frames_beside(j->ctx, &both, left, right);
-    if (status != ESA_OK) return cli_fail_esa(j->ctx, status, what);
+    const esa_status status = j->maker.video.frames_beside(j->maker.ctx, &both, left, right);
+    if (status != ESA_OK) return cli_fail_esa(j->maker.ctx, status, what);
     const int saved = save(j, both, path);
-    j->video.frames_free(both);
+    j->maker.video.frames_free(both);
     return saved;
 }
 
-/* One prompt: the video, and the dense one first where it is asked for. Files are written when everything is made. */
-static int one_prompt(job *j, const char *prompt, const char *path)
+static void report(job *j, const char *prompt, const char *path, const char *dense_path, const clip_record *record, const clip_record *dense,
+                   const esa_metrics *metrics)
 {
     const generate_options *o = j->o;
-    char dense_path[PATH_SIZE], method[32];
+    const esa_generate_stats *s = &record->stats;
+    char method[32];
+    cli_name(method, METHODS, o->clip.method);
+    cli_json_open(j->json, NULL, '{');
+    cli_json_text(j->json, "prompt", prompt);
+    cli_json_int(j->json, "frames", s->frames);
+    cli_json_int(j->json, "height", s->height);
+    cli_json_int(j->json, "width", s->width);
+    cli_json_int(j->json, "steps", s->steps);
+    cli_json_int(j->json, "tokens", s->tokens);
+    json_video(j, method, path, record);
+    if (o->compare) {
+        cli_json_real(j->json, "speedup", dense->stats.denoise_seconds / s->denoise_seconds);
+        cli_json_real(j->json, "psnr", metrics->psnr);
+        cli_json_real(j->json, "ssim", metrics->ssim);
+        cli_json_real(j->json, "psnr_min", metrics->psnr_min);
+        cli_json_real(j->json, "ssim_min", metrics->ssim_min);
+        cli_json_open(j->json, "dense", '{');
+        json_video(j, "dense", dense_path, dense);
+        cli_json_close(j->json);
+        table_row(j, "dense", dense_path, dense, NULL, NULL);
+        table_row(j, method, path, record, dense, metrics);
+    } else {
+        printf("%s: %d frame%s of %d x %d, %d step%s, seed %lld, %s", path, s->frames, s->frames > 1 ? "s" : "", s->width, s->height, s->steps,
+               s->steps > 1 ? "s" : "", (long long)o->clip.seed, method);
+        if (s->session.sparse_calls) printf(" at density %.3f", s->session.density);
+        printf("; %.1f s (text %.1f, denoising %.1f, decoding %.1f), peak %.0f MB\n", s->seconds, s->text_seconds, s->denoise_seconds,
+               s->decode_seconds, 1e-6 * (double)s->peak_bytes);
+        fflush(stdout);
+    }
+    cli_json_close(j->json);
+}
+
+/* One prompt: the video, and the dense one first where it is asked for. Files are written when everything is made. */
+static int one_prompt(job *j, const char *prompt, const char *path, int64_t clips_left)
+{
+    const generate_options *o = j->o;
+    char dense_path[PATH_SIZE] = "", method[32];
     esa_frames *frames = NULL, *dense = NULL;
-    esa_generate_stats stats, dense_stats;
-    esa_metrics metrics = { .struct_size = sizeof metrics };
-    esa_generate_params p;
-    int status = fill_params(j, &p, prompt);
-    if (status) return status;
-    cli_name(method, METHODS, o->method);
+    clip_record record = { 0 }, dense_record = { 0 };
+    esa_metrics metrics;
+    clip_request r = o->clip;
+    int status = CLI_OK;
+    r.prompt = prompt;
+    cli_name(method, METHODS, r.method);
     if (o->compare) {
         if (o->dense_out) snprintf(dense_path, sizeof dense_path, "%s", o->dense_out);
         else dense_name(dense_path, sizeof dense_path, path);
-        esa_generate_params d = p;
-        d.session.mode = ESA_SESSION_DENSE;
+        clip_request d = r;
+        d.method = METHOD_DENSE;
         d.save_embeds = d.save_latents = NULL;
-        status = make(j, &dense, &dense_stats, &d, "dense");
+        status = make(j, &dense, &dense_record, &d, "dense", 2 * clips_left + 1);
     }
-    if (!status) status = make(j, &frames, &stats, &p, method);
-    if (!status && o->compare) {
-        const esa_status compared = j->video.compare(j->ctx, &metrics, dense, frames);
-        if (compared != ESA_OK) status = cli_fail_esa(j->ctx, compared, what);
-    }
+    if (!status) status = make(j, &frames, &record, &r, method, o->compare ? 2 * clips_left : clips_left);
+    if (!status && o->compare) status = clip_compare(&j->maker, &metrics, dense, frames);
     if (!status && o->compare) status = save(j, dense, dense_path);
     if (!status) status = save(j, frames, path);
     if (!status && o->beside_out) status = beside(j, dense, frames, o->beside_out);
-    if (!status) {
-        cli_json_open(j->json, NULL, '{');
-        cli_json_text(j->json, "prompt", o->prompt_embeds ? NULL : prompt);
-        cli_json_int(j->json, "frames", stats.frames);
-        cli_json_int(j->json, "height", stats.height);
-        cli_json_int(j->json, "width", stats.width);
-        cli_json_int(j->json, "steps", stats.steps);
-        cli_json_int(j->json, "tokens", stats.tokens);
-        json_video(j, method, path, &stats);
-        if (o->compare) {
-            cli_json_real(j->json, "speedup", dense_stats.denoise_seconds / stats.denoise_seconds);
-            cli_json_real(j->json, "psnr", metrics.psnr);
-            cli_json_real(j->json, "ssim", metrics.ssim);
-            cli_json_real(j->json, "psnr_min", metrics.psnr_min);
-            cli_json_real(j->json, "ssim_min", metrics.ssim_min);
-            cli_json_open(j->json, "dense", '{');
-            json_video(j, "dense", dense_path, &dense_stats);
-            cli_json_close(j->json);
-            table_row(j, "dense", dense_path, &dense_stats, NULL, NULL);
-            table_row(j, method, path, &stats, &dense_stats, &metrics);
-        } else {
-            printf("%s: %d frame%s of %d x %d, %d step%s, seed %lld, %s", path, stats.frames, stats.frames > 1 ? "s" : "", stats.width, stats.height,
-                   stats.steps, stats.steps > 1 ? "s" : "", (long long)o->seed, method);
-            if (stats.session.sparse_calls) printf(" at density %.3f", stats.session.density);
-            printf("; %.1f s (text %.1f, denoising %.1f, decoding %.1f), peak %.0f MB\n", stats.seconds, stats.text_seconds,
-                   stats.denoise_seconds, stats.decode_seconds, 1e-6 * (double)stats.peak_bytes);
-            fflush(stdout);
-        }
-        cli_json_close(j->json);
-    }
-    j->video.frames_free(frames);
-    j->video.frames_free(dense);
+    if (!status) report(j, r.prompt_embeds ? NULL : prompt, path, dense_path, &record, &dense_record, &metrics);
+    j->maker.video.frames_free(frames);
+    j->maker.video.frames_free(dense);
+    clip_record_free(&record);
+    clip_record_free(&dense_record);
     return status;
 }
 
@@ -278,7 +218,7 @@ static int all_prompts(job *j, const cli_prompts *prompts)
 {
     const generate_options *o = j->o;
     char path[PATH_SIZE], target[PATH_SIZE + 32], other[PATH_SIZE];
-    const char *const files[] = { o->save_embeds, o->save_latents, o->json };
+    const char *const files[] = { o->clip.save_embeds, o->clip.save_latents, o->json };
     int made_folder = 0, status = CLI_OK;
     for (int i = 0; i < 3; i++)             /* one that is there may be a pipe or a terminal: its folder says nothing */
         if (files[i] && access(files[i], F_OK) != 0 && (status = folder_of(other, sizeof other, files[i])) != 0) return status;
@@ -286,7 +226,7 @@ static int all_prompts(job *j, const cli_prompts *prompts)
         status = generate_target(target, sizeof target, o->out ? o->out : cli_video_mp4() ? "out.mp4" : "out.y4m");
         if (!status && o->dense_out) status = generate_target(other, sizeof other, o->dense_out);
         if (!status && o->beside_out) status = generate_target(other, sizeof other, o->beside_out);
-        return status ? status : one_prompt(j, prompts->line[0], target);
+        return status ? status : one_prompt(j, prompts->line[0], target, 0);
     }
     if (mkdir(o->output_dir, 0777) == 0) made_folder = 1;
     else if (errno != EEXIST) return cli_fail("%s: the folder '%s' cannot be made: %s", what, o->output_dir, strerror(errno));
@@ -294,7 +234,7 @@ static int all_prompts(job *j, const cli_prompts *prompts)
         if (snprintf(path, sizeof path, "%s/%03lld%s", o->output_dir, (long long)i, j->ending) >= (int)sizeof path)
             status = cli_fail("%s: the name of the folder is too long", what);
         if (!status) status = generate_target(target, sizeof target, path);
-        if (!status) status = one_prompt(j, prompts->line[i], target);
+        if (!status) status = one_prompt(j, prompts->line[i], target, prompts->count - i - 1);
     }
     if (status && made_folder) rmdir(o->output_dir);       /* fails where finished videos stand in it: they are whole and stay */
     return status;
@@ -306,46 +246,24 @@ static void report_line(void *user, const char *line)
     printf("%s\n", line);
 }
 
-static int open_failed(job *j, esa_status status)
-{
-    const char *family = status == ESA_ERR_UNSUPPORTED ? cli_model_family(esa_ctx_error(j->ctx)) : NULL;
-    if (family)
-        return cli_fail("%s: the engine does not run %s yet; diffusers with esa.apply(pipe, esa.EsaConfig(budget=0.5)) in Python does", what,
-                        family);
-    return cli_fail_esa(j->ctx, status, what);
-}
-
-static int with_model(job *j, const char *folder)
+static int with_model(job *j)
 {
     const generate_options *o = j->o;
+    const esa_model_info *info = &j->maker.info;
     cli_prompts prompts;
-    esa_model_params mp = j->video.model_params();
-    mp.hold = o->hold;
-    if (o->prompt_embeds) mp.parts &= ~ESA_PART_TEXT;
-    if (o->check) mp.report = report_line;
-    esa_status opened = o->check ? j->video.model_check(j->ctx, folder, &mp) : j->video.model_open(j->ctx, &j->model, folder, &mp);
-    if (opened != ESA_OK) return open_failed(j, opened);
-    if (o->check) {
-        printf("%s: all files are there, every name and shape is as the configuration says\n", folder);
-        return CLI_OK;
-    }
-    j->info.struct_size = sizeof j->info;
-    opened = j->video.model_info(j->model, &j->info);
-    if (opened != ESA_OK) return cli_fail_esa(j->ctx, opened, what);
-    const int tiny = strcmp(j->info.name, "wan-tiny") == 0;
-    int status = cli_prompts_get(&prompts, o->prompt_embeds ? "" : o->prompt, o->prompts_file, o->num_prompts, tiny, what);
+    int status = cli_prompts_get(&prompts, o->clip.prompt_embeds ? "" : o->clip.prompt, o->prompts_file, o->num_prompts, clip_is_tiny(&j->maker), what);
     if (status) return status;
     if (prompts.count > 1 && !o->output_dir) {
         cli_fail("%s: %lld prompts need --output-dir DIR", what, (long long)prompts.count);
         status = CLI_USAGE;
     }
     j->json = cli_json_new();
-    cli_machine_json(j->json, j->ctx, NULL);
-    cli_json_text(j->json, "model", j->info.name);
-    cli_json_text(j->json, "config_hash", j->info.config_hash);
-    cli_json_int(j->json, "seed", o->seed);
-    cli_json_real(j->json, "guidance", isnan(o->guidance) ? j->info.guidance : o->guidance);
-    cli_json_real(j->json, "budget", o->budget);
+    cli_machine_json(j->json, j->maker.ctx, NULL);
+    cli_json_text(j->json, "model", info->name);
+    cli_json_text(j->json, "config_hash", info->config_hash);
+    cli_json_int(j->json, "seed", o->clip.seed);
+    cli_json_real(j->json, "guidance", isnan(o->clip.guidance) ? info->guidance : o->clip.guidance);
+    cli_json_real(j->json, "budget", o->clip.budget);
     cli_json_open(j->json, "videos", '[');
     if (!status) status = all_prompts(j, &prompts);
     if (j->table) {                                     /* also after a failure: the videos in it are whole */
@@ -360,20 +278,14 @@ static int with_model(job *j, const char *folder)
 
 int generate_run(const generate_options *o)
 {
-    char folder[PATH_SIZE];
     job j = { .o = o, .ending = cli_video_mp4() ? ".mp4" : ".y4m" };
-    int32_t bq, bk;
-    int status = o->block ? cli_block_parse(o->block, &bq, &bk) : CLI_OK;
-    if (!status) status = cli_video_open(&j.video, what);
-    if (!status) status = cli_model_find(folder, sizeof folder, o->model, what);
-    if (status) { cli_video_close(&j.video); return status; }
-    status = cli_ctx_new(&j.ctx, o->threads);
-    if (!status) {
-        generate_catch_signals();
-        status = with_model(&j, folder);
-        j.video.model_free(j.model);
-        esa_ctx_free(j.ctx);
-    }
-    cli_video_close(&j.video);
+    const clip_opening opening = { .threads = o->threads, .hold = o->hold, .check = o->check, .report = o->check ? report_line : NULL,
+                                   .parts = o->clip.prompt_embeds ? ESA_PART_ALL & ~ESA_PART_TEXT : ESA_PART_ALL };
+    int status = clip_request_check(&o->clip, what);
+    if (status) return status;
+    status = clip_open(&j.maker, o->model, &opening, what);
+    if (!status && o->check) printf("%s: all files are there, every name and shape is as the configuration says\n", j.maker.folder);
+    else if (!status) status = with_model(&j);
+    clip_close(&j.maker);
     return status;
 }

@@ -132,7 +132,10 @@ typedef struct esa_generate_params {
     int32_t (*progress)(void *user, const esa_progress *progress);  /* NULL, or called in the calling thread after every unit; a return
                                        other than 0 cancels: ESA_ERR_STATE, nothing is written */
     void    *progress_user;
-    int64_t  reserved[8];
+    void   (*denoised)(void *user, const esa_session *session);     /* NULL, or called once between the last step and the decoder: here
+                                       figures of single layers, steps and heads can be read from the session, nothing else done with it */
+    void    *denoised_user;
+    int64_t  reserved[6];
 } esa_generate_params;
 
 /* Session mode DENSE. */

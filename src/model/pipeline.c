@@ -269,6 +269,7 @@ static esa_status run_stages(esa_model *m, run *r)
     s->gemm_seconds = m->nn.seconds[ESA_NN_GEMM] - gemm;
     s->session.struct_size = sizeof s->session;
     status = esa_session_get_stats(m->session, &s->session, -1, -1);
+    if (r->p.denoised) r->p.denoised(r->p.denoised_user, m->session);
     s->attention_seconds = s->session.select_seconds + s->session.attention_seconds;
     s->tokens = r->latent[0] / m->info.patch[0] * (r->latent[1] / m->info.patch[1]) * (r->latent[2] / m->info.patch[2]);
     if (status == ESA_OK && r->p.decode) status = decode(m, r);

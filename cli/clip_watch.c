@@ -1,6 +1,6 @@
-/* generate_watch.c - what the user sees and does while a video is made: a progress line, and an end on demand.
+/* clip_watch.c - what the user sees and does while a clip is made: a progress line, and an end on demand.
  * SPDX-License-Identifier: Apache-2.0 */
-#include "generate.h"
+#include "clip.h"
 
 #include <math.h>
 #include <signal.h>
@@ -15,7 +15,7 @@ static void on_signal(int number)
     interrupted = 1;
 }
 
-void generate_catch_signals(void)
+void clip_catch_signals(void)
 {
     struct sigaction action;
     memset(&action, 0, sizeof action);
@@ -28,19 +28,18 @@ void generate_catch_signals(void)
     sigaction(SIGHUP, &action, NULL);
 }
 
-int generate_interrupted(void) { return interrupted; }
+int clip_interrupted(void) { return interrupted; }
 
-/* "1:05" or "2:03:04". */
-static void clock_text(char out[24], double seconds)
+void clip_clock(char out[24], double seconds)
 {
     const long s = seconds < 1e8 ? (long)ceil(seconds) : 99999999;
     if (s < 3600) snprintf(out, 24, "%ld:%02ld", s / 60, s % 60);
     else snprintf(out, 24, "%ld:%02ld:%02ld", s / 3600, s / 60 % 60, s % 60);
 }
 
-int32_t generate_progress(void *user, const esa_progress *p)
+int32_t clip_progress(void *user, const esa_progress *p)
 {
-    generate_watch *w = user;
+    clip_watch *w = user;
     if (interrupted) return 1;
     const int news = p->stage != w->stage || p->done != w->done, terminal = isatty(2);
     if (!news) return 0;
@@ -52,7 +51,7 @@ int32_t generate_progress(void *user, const esa_progress *p)
     if (p->stage == ESA_STAGE_DENOISE) {
         used = snprintf(line, sizeof line, "step %d/%d", p->done, p->total);
         if (p->done) {
-            clock_text(left, p->unit_seconds * (p->total - p->done));
+            clip_clock(left, p->unit_seconds * (double)(p->total - p->done + w->clips_left * p->total));
             used += snprintf(line + used, sizeof line - (size_t)used, ", %.2f s/step, %s left", p->unit_seconds, left);
         }
         if (!isnan(p->density)) snprintf(line + used, sizeof line - (size_t)used, ", density %.3f", p->density);
