@@ -105,6 +105,12 @@ void cli_json_text(cli_json *json, const char *key, const char *value); /* NULL 
 void cli_json_real(cli_json *json, const char *key, double value);      /* NaN and infinities: null */
 void cli_json_int(cli_json *json, const char *key, int64_t value);
 void cli_json_bool(cli_json *json, const char *key, int value);
+/* text as it is: JSON made elsewhere. */
+void cli_json_raw(cli_json *json, const char *key, const char *text, size_t bytes);
+/* From here on without line breaks. */
+void cli_json_compact(cli_json *json);
+/* Frees json and gives its text, to be freed; NULL: out of memory. */
+char *cli_json_take(cli_json *json, size_t *bytes);
 /* Frees json. path NULL: only frees. Returns 0 or CLI_FAILED after one sentence; then nothing is left on disk. */
 int cli_json_save(cli_json *json, const char *path);
 /* Bytes of the UTF-8 character at p, or 0: none (a stray byte, an overlong form, a surrogate, beyond U+10FFFF, cut off by a zero). */

@@ -21,6 +21,7 @@ struct cli_json {
     char *text;
     size_t used, room;
     int failed;                     /* out of memory: reported at save */
+    int compact;                    /* 1: no line breaks */
     int depth;
     char close[16];                 /* closing bracket per level */
     int entries[16];                /* entries written per level */
@@ -80,8 +81,9 @@ static void entry(cli_json *j, const char *key)
 {
     if (!j) return;
     if (j->depth > 0) {
-        puts_json(j, j->entries[j->depth - 1]++ ? ",\n" : "\n");
-        for (int i = 0; i < j->depth; i++) puts_json(j, "  ");
+        puts_json(j, j->entries[j->depth - 1]++ ? "," : "");
+        if (!j->compact) puts_json(j, "\n");
+        for (int i = 0; i < j->depth && !j->compact; i++) puts_json(j, "  ");
     }
     if (key) { quoted(j, key); puts_json(j, ": "); }
 }
@@ -99,7 +101,7 @@ void cli_json_close(cli_json *j)
 {
     if (!j || j->depth == 0) return;
     j->depth--;
-    if (j->entries[j->depth]) {
+    if (j->entries[j->depth] && !j->compact) {
         puts_json(j, "\n");
         for (int i = 0; i < j->depth; i++) puts_json(j, "  ");
     }
@@ -134,6 +136,27 @@ void cli_json_bool(cli_json *j, const char *key, int value)
 {
     entry(j, key);
     puts_json(j, value ? "true" : "false");
+}
+
+void cli_json_raw(cli_json *j, const char *key, const char *text, size_t bytes)
+{
+    entry(j, key);
+    put(j, text, bytes);
+}
+
+void cli_json_compact(cli_json *j)
+{
+    if (j) j->compact = 1;
+}
+
+char *cli_json_take(cli_json *j, size_t *bytes)
+{
+    while (j && j->depth) cli_json_close(j);
+    char *text = j && !j->failed ? j->text : NULL;
+    *bytes = text ? j->used : 0;
+    if (j && !text) free(j->text);
+    free(j);
+    return text;
 }
 
 int cli_json_save(cli_json *j, const char *path)
