@@ -105,7 +105,6 @@ esa_status attention_run(esa_cuda_device *dev, const esa_attn_args *args, void *
     esa_status status = gather_rows(dev, args, &parts, stream);
     if (!status) status = row_order(dev, &job.a, &parts, stream);
     if (!status && job.a.tail != ESA_TAIL_NONE) status = tail_means(dev, &job.a, &parts, stream);
-    if (!status && job.a.tail != ESA_TAIL_NONE) status = tail_stands(dev, &job.a, &parts, stream);
     if (!status && job.a.tail == ESA_TAIL_CENTROID) status = tail_states(dev, &job.a, &parts, stream);
     return status ? status : choose(dev, &job.a).launch(dev, &job, stream);
 }

@@ -9,7 +9,27 @@
 
 namespace {
 
-enum { THREADS = 256, GROUPS = 16, BATCH = 8 };     // THREADS: at most
+enum { THREADS = 256, GROUPS = 16, BATCH = 4 };     // THREADS: at most
+enum { STANDS_WARPS = 4 };                          // of a thread block that marks: what its shared memory holds at 65,536 blocks
+
+// The bits of one row, by a warp; follows tail_bias of src/cpu/attn_cpu.c: all blocks that exist and that every query of the row fully sees, less
+// the listed ones. bits: nk_pad / 32 words of shared memory.
+__device__ void mark_stands(const stands_part &p, int64_t row, uint32_t *bits) {
+    const int lane = threadIdx.x % 32, words = p.nk_pad / 32;
+    const int64_t bh = row / p.nq, b = bh / p.Hq, mask_row = (b * p.mask_batch + bh % p.Hq) * p.nq + row % p.nq;
+    const int length = key_length(p.kv_len, b, p.Nk);
+    const int64_t visible = p.causal ? row % p.nq * p.block_q + p.shift + 1 : (int64_t)p.Nk;    // keys the first query of the row sees
+    const int whole = length <= visible ? ceil_div(length, p.block_k) : (int)(max(visible, (int64_t)0) / p.block_k);
+    for (int w = lane; w < words; w += 32) {
+        const int n = whole - w * 32;
+        bits[w] = n >= 32 ? ~0u : n > 0 ? (1u << n) - 1 : 0u;
+    }
+    __syncwarp();
+    const uint16_t *list = p.index + mask_row * p.cap;
+    for (int c = lane; c < p.count[mask_row]; c += 32) atomicAnd(&bits[list[c] / 32], ~(1u << list[c] % 32));
+    __syncwarp();
+    for (int w = lane; w < words; w += 32) p.stands[row * words + w] = bits[w];
+}
 
 template <class T> __device__ void put(const mean_part &part, int64_t i, float x) {
     if (part.dst_dtype == ESA_DTYPE_F32) ((float *)part.dst)[i] = esa_round_to(x, part.round);
@@ -21,6 +41,13 @@ template <class T> __device__ void put(const mean_part &part, int64_t i, float x
 template <class T, class Piece, bool ORDERED> __global__ void __launch_bounds__(THREADS, 4) means_kernel(const __grid_constant__ mean_plan plan) {
     constexpr int VEC = Piece::N;
     __shared__ float sums[THREADS * VEC];   // [groups][D]
+    extern __shared__ uint32_t marks[];     // [STANDS_WARPS][nk_pad / 32]
+    if (blockIdx.x < plan.part[0].first) {
+        const int warp = threadIdx.x / 32, warps = min((int)blockDim.x / 32, (int)STANDS_WARPS);
+        const int64_t row = (int64_t)blockIdx.x * warps + warp;
+        if (warp < warps && row < plan.stands.rows) mark_stands(plan.stands, row, marks + warp * (plan.stands.nk_pad / 32));
+        return;
+    }
     int which = 0;
     while (which + 1 < plan.parts && blockIdx.x >= plan.part[which + 1].first) ++which;
     const mean_part &part = plan.part[which];
@@ -78,30 +105,32 @@ template <class T, class Piece, bool ORDERED> __global__ void __launch_bounds__(
     }
 }
 
-template <class T, class Piece> void launch_pieces(const mean_plan &plan, int64_t blocks, cudaStream_t stream) {
+template <class T, class Piece> void launch_pieces(mean_plan plan, int64_t B, cudaStream_t stream) {
     const int columns = plan.D / Piece::N, wanted = ceil_div(columns * GROUPS, 32) * 32, threads = wanted < THREADS ? wanted : THREADS;
+    const int warps = threads / 32 < STANDS_WARPS ? threads / 32 : STANDS_WARPS;
+    const size_t marks = (size_t)(warps * plan.stands.nk_pad / 8);
+    int64_t blocks = ceil_div(plan.stands.rows, (int64_t)warps);    // first, so that they end under the means
     bool ordered = false;
-    for (int i = 0; i < plan.parts; i++) ordered = ordered || plan.part[i].perm;
-    if (ordered) means_kernel<T, Piece, true><<<(unsigned)blocks, threads, 0, stream>>>(plan);
-    else means_kernel<T, Piece, false><<<(unsigned)blocks, threads, 0, stream>>>(plan);
-}
-
-template <class T> void launch(const mean_plan &plan, int64_t blocks, bool wide, cudaStream_t stream) {
-    if (wide) launch_pieces<T, packed<T>>(plan, blocks, stream);
-    else launch_pieces<T, single<T>>(plan, blocks, stream);
-}
-
-} // namespace
-
-esa_status means_launch(esa_cuda_device *dev, mean_plan plan, int32_t dtype, int64_t B, bool wide, cudaStream_t stream) {
-    int64_t blocks = 0;
     for (int i = 0; i < plan.parts; i++) {
         mean_part &part = plan.part[i];
         part.first = blocks;
         blocks += B * part.H * (part.blocks + (part.padded > part.blocks));
+        ordered = ordered || part.perm;
     }
-    if (dtype == ESA_DTYPE_F32) launch<float>(plan, blocks, wide, stream);
-    else if (dtype == ESA_DTYPE_F16) launch<__half>(plan, blocks, wide, stream);
-    else launch<__nv_bfloat16>(plan, blocks, wide, stream);
+    if (ordered) means_kernel<T, Piece, true><<<(unsigned)blocks, threads, marks, stream>>>(plan);
+    else means_kernel<T, Piece, false><<<(unsigned)blocks, threads, marks, stream>>>(plan);
+}
+
+template <class T> void launch(const mean_plan &plan, int64_t B, bool wide, cudaStream_t stream) {
+    if (wide) launch_pieces<T, packed<T>>(plan, B, stream);
+    else launch_pieces<T, single<T>>(plan, B, stream);
+}
+
+} // namespace
+
+esa_status means_launch(esa_cuda_device *dev, const mean_plan &plan, int32_t dtype, int64_t B, bool wide, cudaStream_t stream) {
+    if (dtype == ESA_DTYPE_F32) launch<float>(plan, B, wide, stream);
+    else if (dtype == ESA_DTYPE_F16) launch<__half>(plan, B, wide, stream);
+    else launch<__nv_bfloat16>(plan, B, wide, stream);
     return launch_check(dev, "averaging blocks");
 }

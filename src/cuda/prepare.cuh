@@ -25,7 +25,6 @@ enum { ORDER_RUN = 4096 };
 esa_status gather_rows(esa_cuda_device *dev, const esa_attn_args *a, const prepared *p, cudaStream_t stream);
 // row_order.cu: also zeroes next, which is all it does without a mask. Two launches where a head has more than ORDER_RUN rows.
 esa_status row_order(esa_cuda_device *dev, const esa_attn_args *a, const prepared *p, cudaStream_t stream);
-// tail_state.cu: means of k and v, and of q for the centroid tail; the bits; for the centroid tail the states, which need both.
+// tail_state.cu: means of k and v, and of q for the centroid tail, and the bits; for the centroid tail the states, which need both.
 esa_status tail_means(esa_cuda_device *dev, const esa_attn_args *a, const prepared *p, cudaStream_t stream);
-esa_status tail_stands(esa_cuda_device *dev, const esa_attn_args *a, const prepared *p, cudaStream_t stream);
 esa_status tail_states(esa_cuda_device *dev, const esa_attn_args *a, const prepared *p, cudaStream_t stream);

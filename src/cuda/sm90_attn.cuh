@@ -27,6 +27,7 @@ namespace sm90 {
 constexpr int TILE_Q = 128;         // query rows per tile: two wgmma M of 64
 constexpr int STAGE_KEYS = 128;     // keys or means per ring stage
 constexpr int TEAM_CONSUMERS = 2;   // warpgroups
+constexpr int SLIVER = 16;          // columns that are worth a softmax of their own
 
 struct kernel_args {
     const int32_t *count;       // [mask_B][Hq][nq] or null: dense
@@ -104,6 +105,7 @@ enum : uint32_t {
     NOTE_DIAGONAL = 4,          // causality hides some keys from some rows
     NOTE_MEANS = 8,             // block means: the logit gets the logarithm of the block length
     NOTE_SHORT = 16,            // no column of the upper half exists
+    NOTE_SLIVER = 32,           // nor any but the first SLIVER
 };
 // Which notes can occur where.
 constexpr uint32_t NOTES_CUT = NOTE_COLUMNS | NOTE_VALUES, NOTES_MEANS = NOTES_CUT | NOTE_MEANS, NOTES_ALL = NOTES_MEANS | NOTE_DIAGONAL;

@@ -74,7 +74,8 @@ template <class T, bool FULL> struct consumer_d64 : team_member<64, FULL> {
         if (NOTED && flags) bias = this->template heed<base::NOTES_FIRST>(s, flags, k.stage, HALF_NO, ring);
         if (HALF_NO == 1) release(sm.empty(k.stage));
         if (HALF_NO == 1 && last) release(sm.q_empty());
-        soft.template next<FULL && NOTED>(s, scale_log2, bias);
+        if (FULL && NOTED && HALF_NO == 0 && (flags & NOTE_SLIVER)) soft.next_sliver(s, scale_log2, bias);
+        else soft.template next<FULL && NOTED>(s, scale_log2, bias);
         wgmma_wait<0>();
         wgmma_pin(p), wgmma_pin(o);
         if (HALF_NO == 0) release(sm.empty(v.stage));

@@ -109,7 +109,8 @@ template <int D, bool FULL> struct producer {
             note.last = length < a.Bk && last / STAGE_KEYS == s.block[0] ? last % STAGE_KEYS : -1;
             note.last_less = (a.Bk_log2 - __log2f((float)length)) * a.from_log2;
             // A mean that exists and does not stand in belongs to a listed block, whose values the row meets anyway, unless causality hides it.
-            flags = NOTE_MEANS | NOTE_COLUMNS | (a.causal ? NOTE_VALUES : 0) | (bits.z | bits.w ? 0 : NOTE_SHORT);
+            flags = NOTE_MEANS | NOTE_COLUMNS | (a.causal ? NOTE_VALUES : 0);
+            if (!(bits.z | bits.w)) flags |= bits.x >> SLIVER | bits.y ? NOTE_SHORT : NOTE_SHORT | NOTE_SLIVER;
         } else {
             if (FIRST) {
                 const int keys = this->keys(), there = min(a.Bk, keys - s.block[1] * a.Bk) + (halves() && !(blocks & 1) ? a.Bk : 0);

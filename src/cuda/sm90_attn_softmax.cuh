@@ -66,6 +66,17 @@ template <bool BRANCH> struct softmax_rows {
         }
     }
 
+    // The same where only the first SLIVER columns exist: an eighth of a stage of means is often all that is left of them.
+    template <int N> __device__ __forceinline__ void next_sliver(float (&s)[N], float scale_log2, float bias) {
+        constexpr int FEW = SLIVER / 2;
+        float few[FEW];
+#pragma unroll
+        for (int i = 0; i < FEW; ++i) few[i] = s[i];
+        next<true>(few, scale_log2, bias);
+#pragma unroll
+        for (int i = 0; i < N; ++i) s[i] = i < FEW ? few[i] : 0.0f;
+    }
+
     template <int N> __device__ __forceinline__ void rescale_rows(float (&o)[N]) const {
         if (!rescale) return;
 #pragma unroll

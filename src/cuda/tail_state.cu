@@ -1,9 +1,7 @@
-// tail_state.cu - what the tail needs: block means, the bits that say which of them stand in for a row, first states under the centroid tail.
+// tail_state.cu - what the tail needs: what means.cu is to average and mark, and the first states under the centroid tail.
 // SPDX-License-Identifier: Apache-2.0
 //
-// stands_kernel follows tail_bias of src/cpu/attn_cpu.c: all blocks that exist and that every query of the row fully sees, less the listed ones.
-//
-// state_kernel is centroid_state of the same file: softmax of the mean query over the means that stand in, in f32,
+// state_kernel is centroid_state of src/cpu/attn_cpu.c: softmax of the mean query over the means that stand in, in f32,
 //   s_j = scale log2(e) qm.km_j + log2 n_j,   m = max s,   l = sum exp2(s_j - m),   o = sum exp2(s_j - m) vm_j.
 // A thread block takes ROWS query blocks of one head and walks all means of it. A warp owns four of the rows from logits to o, so the softmax
 // needs no other warp: a lane holds COLS columns of the logits, then PITCH / 32 columns of o. 4 x COLS products per shared-memory
@@ -16,43 +14,18 @@
 
 namespace {
 
-enum { STANDS_WARPS = 4, STATE_WARPS = 8, WARP_ROWS = 4, ROWS = STATE_WARPS * WARP_ROWS };
+enum { STATE_WARPS = 8, WARP_ROWS = 4, ROWS = STATE_WARPS * WARP_ROWS };
 
 struct tail_plan {
-    const int32_t *count, *kv_len;
-    const uint16_t *index;
-    uint32_t *stands;
-    int64_t mask_batch, cap, rows;              // rows: B * Hq * nq
-    int32_t Hq, group, nq, nk_pad, block_q, block_k, Nk, shift, causal;
-    // states
+    const int32_t *kv_len;
+    const uint32_t *stands;
+    int32_t Hq, group, nq, nk_pad, block_k, Nk;
     const void *k_mean, *v_mean;
     const float *q_mean;
     float *state_o, *state_m, *state_l;
     float factor;                               // scale * log2(e)
     int32_t dtype;
 };
-
-__global__ void __launch_bounds__(STANDS_WARPS * 32) stands_kernel(tail_plan p) {
-    extern __shared__ uint32_t shared[];        // [STANDS_WARPS][words]
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, words = p.nk_pad / 32;
-    const int64_t row = (int64_t)blockIdx.x * STANDS_WARPS + warp;
-    if (row >= p.rows) return;
-    const int64_t bh = row / p.nq, b = bh / p.Hq, mask_row = (b * p.mask_batch + bh % p.Hq) * p.nq + row % p.nq;
-    const int length = key_length(p.kv_len, b, p.Nk);
-    const int64_t visible = p.causal ? row % p.nq * p.block_q + p.shift + 1 : (int64_t)p.Nk;    // keys the first query of the row sees
-    const int whole = length <= visible ? ceil_div(length, p.block_k) : (int)(max(visible, (int64_t)0) / p.block_k);
-
-    uint32_t *bits = shared + warp * words;
-    for (int w = lane; w < words; w += 32) {
-        const int n = whole - w * 32;
-        bits[w] = n >= 32 ? ~0u : n > 0 ? (1u << n) - 1 : 0u;
-    }
-    __syncwarp();
-    const uint16_t *list = p.index + mask_row * p.cap;
-    for (int c = lane; c < p.count[mask_row]; c += 32) atomicAnd(&bits[list[c] / 32], ~(1u << list[c] % 32));
-    __syncwarp();
-    for (int w = lane; w < words; w += 32) p.stands[row * words + w] = bits[w];
-}
 
 template <int PITCH> struct state_shape {
     static constexpr int COLS = PITCH == 256 ? 1 : 2;   // columns of the logits per lane: 256 must fit 99 KB of shared memory
@@ -213,10 +186,9 @@ template <int PITCH> __global__ void __launch_bounds__(STATE_WARPS * 32) state_k
 
 tail_plan plan_of(const esa_attn_args *a, const prepared *p) {
     tail_plan t = {};
-    t.count = a->count, t.kv_len = a->kv_len, t.index = a->index, t.stands = p->stands;
-    t.mask_batch = a->mask_batch, t.cap = a->cap, t.rows = a->B * a->Hq * a->nq;
+    t.kv_len = a->kv_len, t.stands = p->stands;
     t.Hq = (int32_t)a->Hq, t.group = (int32_t)(a->Hq / a->Hkv), t.nq = (int32_t)a->nq, t.nk_pad = (int32_t)p->nk_pad;
-    t.block_q = a->block_q, t.block_k = a->block_k, t.Nk = (int32_t)a->Nk, t.shift = (int32_t)(a->Nk - a->Nq), t.causal = a->causal;
+    t.block_k = a->block_k, t.Nk = (int32_t)a->Nk;
     t.k_mean = p->k_mean, t.v_mean = p->v_mean, t.q_mean = p->q_mean;
     t.state_o = p->state_o, t.state_m = p->state_m, t.state_l = p->state_l;
     t.factor = (float)(a->scale * 1.4426950408889634);
@@ -251,14 +223,12 @@ esa_status tail_means(esa_cuda_device *dev, const esa_attn_args *a, const prepar
     bool wide = add(a->k, p->k_mean, a->kv_len, a->k_stride, a->Hkv, a->Nk, a->block_k, nk, nk_pad, a->dtype);
     wide = add(a->v, p->v_mean, a->kv_len, a->v_stride, a->Hkv, a->Nk, a->block_k, nk, nk_pad, a->dtype) && wide;
     if (a->tail == ESA_TAIL_CENTROID) wide = add(a->q, p->q_mean, nullptr, a->q_stride, a->Hq, a->Nq, a->block_q, nq, nq, ESA_DTYPE_F32) && wide;
+    stands_part &s = plan.stands;
+    s.count = a->count, s.kv_len = a->kv_len, s.index = a->index, s.stands = p->stands;
+    s.mask_batch = a->mask_batch, s.cap = a->cap, s.rows = a->B * a->Hq * a->nq;
+    s.Hq = (int32_t)a->Hq, s.nq = nq, s.nk_pad = nk_pad;
+    s.block_q = a->block_q, s.block_k = a->block_k, s.Nk = (int32_t)a->Nk, s.shift = (int32_t)(a->Nk - a->Nq), s.causal = a->causal;
     return means_launch(dev, plan, a->dtype, a->B, wide, stream);
-}
-
-esa_status tail_stands(esa_cuda_device *dev, const esa_attn_args *a, const prepared *p, cudaStream_t stream) {
-    const tail_plan t = plan_of(a, p);
-    const size_t bytes = (size_t)(STANDS_WARPS * p->nk_pad / 8);
-    stands_kernel<<<(unsigned)ceil_div(t.rows, (int64_t)STANDS_WARPS), STANDS_WARPS * 32, bytes, stream>>>(t);
-    return launch_check(dev, "marking the blocks of the tail");
 }
 
 esa_status tail_states(esa_cuda_device *dev, const esa_attn_args *a, const prepared *p, cudaStream_t stream) {

@@ -181,7 +181,10 @@ static int run_from(const char *folder, const char *program, const char *plugin,
     if (child == 0) {
         if (plugin) setenv("ESA_CUDA_LIB", plugin, 1);
         else unsetenv("ESA_CUDA_LIB");
-        if (library_path) setenv("LD_LIBRARY_PATH", library_path, 1);
+        /* In a bundle the libraries of the tests lie in ../lib of the program, where a link to it elsewhere does not find them. */
+        char libraries[8400];
+        snprintf(libraries, sizeof libraries, "%s%s%s", library_path ? library_path : "", library_path ? ":" : "", beside("../lib"));
+        setenv("LD_LIBRARY_PATH", libraries, 1);
         if (chdir(folder)) _exit(8);
         execl(program, "ask", (char *)NULL);
         _exit(9);
