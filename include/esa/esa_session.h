@@ -52,7 +52,10 @@ typedef struct esa_session_params {
                                        (grid, text, order, window, protection) must be what the file says.
                                        RECORD: selector must be ENTROPY; samples, blocks, layout. kv_len is ignored */
     esa_attention_params attention; /* lse and kv_len are ignored here: they come with the call. CACHED: causal must be the file's */
-    int64_t  reserved[4];
+    int32_t  first_head, total_heads; /* sequence parallelism: each call has heads first_head and following of total_heads (0, 0: all).
+                                       CACHED: that part of each mask is used. ONLINE entropy: the budget is shared among the call's heads.
+                                       RECORD: refused */
+    int64_t  reserved[3];
 } esa_session_params;
 
 ESA_API esa_session_params esa_session_params_default(void);

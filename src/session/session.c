@@ -72,6 +72,10 @@ static esa_status check_params(esa_ctx *ctx, const esa_session_params *p)
     if (p->mode == ESA_SESSION_ONLINE && p->select.selector == ESA_SELECT_FULL)
         return esa_fail(ctx, p->strict ? ESA_ERR_POLICY : ESA_ERR_ARGUMENT, "the selector FULL keeps every block: ask for mode DENSE instead");
     if (p->mode == ESA_SESSION_CACHED && !p->masks) return esa_fail(ctx, ESA_ERR_ARGUMENT, "mode CACHED needs a mask file, masks is NULL");
+    if (p->first_head < 0 || p->total_heads < 0 || (p->first_head && p->first_head >= p->total_heads))
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "first_head is %d of total_heads %d, expected 0 to total_heads - 1, or 0 and 0", p->first_head, p->total_heads);
+    if (p->total_heads && p->mode == ESA_SESSION_RECORD)
+        return esa_fail(ctx, ESA_ERR_UNSUPPORTED, "a recording holds all heads of a model, this session is told that its calls have some of %d", p->total_heads);
     return ESA_OK;
 }
 
@@ -97,6 +101,8 @@ static esa_status check_masks(esa_ctx *ctx, const esa_session_params *p)
     if (f->causal != p->attention.causal)
         return esa_fail(ctx, ESA_ERR_MISMATCH, "%s holds %s masks, the session's attention is %scausal", name, f->causal ? "causal" : "bidirectional",
                         p->attention.causal ? "" : "not ");
+    if (p->total_heads && p->total_heads != f->H)
+        return esa_fail(ctx, ESA_ERR_MISMATCH, "%s was made for %lld heads, the session has %d", name, (long long)f->H, p->total_heads);
     const esa_layout *y = &p->select.layout, *z = &f->layout;
     if (f->causal && z->order != ESA_ORDER_RASTER && !y->order_applied)
         return esa_fail(ctx, ESA_ERR_UNSUPPORTED, "%s holds causal masks of ordered tokens: only tensors that already stand in that order can use them (order_applied)", name);

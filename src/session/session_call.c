@@ -294,7 +294,8 @@ static esa_status run_cached(const call *c)
     esa_session *s = c->s;
     const esa_mask_file *file = s->params.masks;
     const esa_mask_file_info *info = &file->info;
-    if (c->q->dim[1] != info->H || c->q->dim[2] != info->Nq || c->k->dim[2] != info->Nk) {
+    const int64_t heads = c->q->dim[1], first = s->params.first_head;      /* the call's part of the file's heads */
+    if ((s->params.total_heads ? first + heads > info->H : heads != info->H) || c->q->dim[2] != info->Nq || c->k->dim[2] != info->Nk) {
         const esa_status status = fail_mismatch(c);
         return status == ESA_ERR_MISMATCH ? run_fallback(c, status) : status;
     }
@@ -314,25 +315,26 @@ static esa_status run_cached(const call *c)
     if (status == ESA_ERR_UNSUPPORTED || status == ESA_ERR_SHAPE) return run_fallback(c, ESA_ERR_POLICY);
     if (status != ESA_OK) return status;
     figures f = {.asked = s->permille / 1000.0, .mass = (double)NAN, .facts = e->mask->facts, .loaded = 1};
+    const int64_t skipped = first * info->nq * esa_ceil_div(info->nk, 8);
     const double start = esa_session_now();
     e->mask->selector = info->selector;
     e->mask->asked = f.asked;
     if (on_gpu(c)) {
         const uint8_t *bits;
         status = esa_session_gpu_cell(&s->gpu, &bits, s->masks->bits, cell, file->cells, info->stored_groups, file->cell_bytes);
-        if (status == ESA_OK) status = esa_session_gpu_expand(&s->gpu, e->mask, bits);
+        if (status == ESA_OK) status = esa_session_gpu_expand(&s->gpu, e->mask, bits + skipped);
         if (status == ESA_OK) status = esa_session_gpu_between(&s->gpu);
         if (status != ESA_OK) return status;
     } else {
-        esa_mask_set_bits(e->mask, s->masks->bits + cell * file->cell_bytes);
-        f.density = (double)esa_mask_kept(e->mask) / (double)esa_mask_file_existing(info);
+        esa_mask_set_bits(e->mask, s->masks->bits + cell * file->cell_bytes + skipped);
+        f.density = (double)esa_mask_kept(e->mask) / ((double)esa_mask_file_existing(info) * (double)heads / (double)info->H);
     }
     if (s->masks->mass) {
         f.mass = 0;
-        for (int64_t h = 0; h < info->H; h++) {
+        for (int64_t h = first; h < first + heads; h++) {
             float m;
             memcpy(&m, s->masks->mass + 4 * (cell * info->H + h), 4);
-            f.mass += (double)m / (double)info->H;
+            f.mass += (double)m / (double)heads;
         }
     }
     if (!on_gpu(c)) f.select_seconds = esa_session_now() - start;

@@ -60,7 +60,8 @@ static esa_status furnish(esa_session *s, esa_session_plan *e)
     }
     if (gpu && cached) {                        /* what exists in a file's masks does not change from call to call */
         const esa_cuda *c = s->ctx->cuda;
-        const int64_t facts[2] = { esa_mask_file_existing(&s->params.masks->info), 0 };
+        const esa_mask_file_info *f = &s->params.masks->info;
+        const int64_t facts[2] = { esa_mask_file_existing(f) / f->H * p->shapes.Hq, 0 };
         const esa_status status = esa_cuda_status(s->ctx, c->table->upload(c->dev, e->mask->facts, facts, sizeof facts, s->ctx->cuda_stream));
         if (status != ESA_OK) return status;
     }
