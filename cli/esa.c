@@ -41,6 +41,7 @@ static int run(int argc, char **argv)
         { "demo", cmd_demo, "dense attention against every selector on synthetic video-like heads" },
         { "bench", cmd_bench, "measure speed (attention) and quality (quality)" },
         { "masks", cmd_masks, "run selectors; inspect, derive, merge and convert mask files" },
+        { "report", cmd_report, "one HTML page from results: videos side by side, quality, speed, heads, masks" },
         { "doctor", cmd_doctor, "say which kernels, libraries and machine are in use, and check them" },
         { NULL, NULL, NULL },
     };
