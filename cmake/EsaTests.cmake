@@ -142,3 +142,6 @@ target_link_libraries(make_recording PRIVATE esa_static)
 add_test(NAME cli.esa COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/cli/check_cli.py $<TARGET_FILE:esa_cli>
          $<TARGET_FILE:make_recording> $<TARGET_FILE:esa_stand_in>)
 set_tests_properties(cli.esa PROPERTIES LABELS cli TIMEOUT 900)
+add_test(NAME cli.schemas COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/cli/check_schemas.py $<TARGET_FILE:esa_cli>
+         $<TARGET_FILE:make_recording> $<TARGET_FILE:esa_stand_in> ${CMAKE_CURRENT_SOURCE_DIR}/models $<$<BOOL:${ESA_VIDEO_FOUND}>:--video>)
+set_tests_properties(cli.schemas PROPERTIES LABELS cli TIMEOUT 300)
