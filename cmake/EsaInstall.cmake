@@ -55,3 +55,22 @@ configure_package_config_file(cmake/esaConfig.cmake.in ${CMAKE_CURRENT_BINARY_DI
 write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/esaConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/esaConfig.cmake ${CMAKE_CURRENT_BINARY_DIR}/esaConfigVersion.cmake
         DESTINATION ${ESA_PACKAGE_DIR})
+
+# The Python package (pyproject.toml) holds the shared libraries alone, side by side and without links, which a wheel cannot carry.
+add_custom_target(esa_python DEPENDS esa)
+foreach(part esa_video esa_cuda)
+  if(TARGET ${part})
+    add_dependencies(esa_python ${part})
+  endif()
+endforeach()
+if(SKBUILD)
+  foreach(part esa esa_video esa_cuda)
+    if(TARGET ${part})
+      get_target_property(version ${part} SOVERSION)
+      if(version)
+        set_target_properties(${part} PROPERTIES VERSION ${version})
+      endif()
+      install(TARGETS ${part} LIBRARY DESTINATION esa/lib NAMELINK_SKIP COMPONENT python)
+    endif()
+  endforeach()
+endif()
