@@ -85,6 +85,9 @@ typedef struct esa_model_info {     /* struct_size is set by the caller */
 } esa_model_info;
 
 ESA_API esa_status esa_model_get_info(const esa_model *model, esa_model_info *info);
+/* The config_hash of a diffusers folder by itself, text into hash[80]; also of models that the engine does not run. What diffusers records is
+ * then told by the same hash as what the engine records. */
+ESA_API esa_status esa_model_config_hash(esa_ctx *ctx, char *hash, const char *folder);
 
 /* ---------------------------------------------------------------- generation */
 

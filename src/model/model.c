@@ -2,6 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model/model.h"
 
+#include "model/json_file.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -257,6 +259,24 @@ static esa_status check(esa_model *m)
         snprintf(first, sizeof first, "%s", m->ctx->error);
     }
     if (status != ESA_OK) snprintf(m->ctx->error, sizeof m->ctx->error, "%s", first);
+    return status;
+}
+
+esa_status esa_model_config_hash(esa_ctx *ctx, char *hash, const char *folder)
+{
+    esa_status status = esa_ctx_enter(ctx);
+    if (status != ESA_OK) return status;
+    char path[4400];
+    esa_json_file file;
+    if (!hash || !folder) status = esa_fail(ctx, ESA_ERR_ARGUMENT, "hash or folder is NULL");
+    else if (snprintf(path, sizeof path, "%s/transformer/config.json", folder) >= (int)sizeof path)
+        status = esa_fail(ctx, ESA_ERR_ARGUMENT, "the name of the model's folder is too long");
+    else {
+        status = esa_json_file_open(ctx, &file, path);
+        if (status == ESA_OK) esa_json_hash(&file, hash);
+        esa_json_file_close(&file);
+    }
+    esa_ctx_leave(ctx);
     return status;
 }
 

@@ -154,6 +154,10 @@ static void described(void **state)
     assert_true(info.factor[0] == 2 && info.factor[1] == 4 && info.factor[2] == 4);
     assert_true(info.patch[0] == 1 && info.patch[1] == 2 && info.patch[2] == 2);
     assert_true(info.parameters[0] > 7000000 && info.parameters[1] > 1000000 && info.held_bytes > 1000000);
+    char hash[80];
+    assert_int_equal(esa_model_config_hash(ctx, hash, model_folder()), ESA_OK);
+    assert_string_equal(hash, info.config_hash);
+    assert_refused(ctx, esa_model_config_hash(ctx, hash, "/nonexistent"), ESA_ERR_IO, "/nonexistent/transformer/config.json", NULL);
     info.struct_size = 1;
     assert_int_equal(esa_model_get_info(model, &info), ESA_ERR_VERSION);
     esa_model_free(model);
