@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes into a transformer, and comes out again: processors, the root hook, and an ear at `cache_context`.
+
+A copy (copy.deepcopy) of a model that has them comes out without: two models must not share a run."""
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from .clock import Clock, Context
+from .families.base import Processor
+
+if TYPE_CHECKING:
+    from .run import Run
+
+
+class _NoHook:
+    def __call__(self, *arguments: Any) -> None:
+        return None
+
+
+class RootHook:
+    """Forward pre-hook of a transformer. Under torch.compile this is traced, so it only picks arguments and calls one operator."""
+
+    def __init__(self, run: Run, which: int) -> None:
+        transformer = run.transformers[which]
+        self.handle, self.which = run.handle, torch.tensor(which, dtype=torch.int64)
+        self.text_mask = run.family.text_mask
+        names = [name for name in inspect.signature(type(transformer).forward).parameters if name != "self"]
+        self.place = {name: i for i, name in enumerate(names)}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _NoHook:
+        return _NoHook()
+
+    def _argument(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if name in kwargs:
+            return kwargs[name]
+        i = self.place.get(name, len(args))
+        return args[i] if i < len(args) else None
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        hidden_states = self._argument("hidden_states", args, kwargs)
+        timestep = self._argument("timestep", args, kwargs)
+        text = self._argument("encoder_hidden_states", args, kwargs)
+        mask = self._argument(self.text_mask, args, kwargs) if self.text_mask is not None else None
+        if not isinstance(hidden_states, torch.Tensor):
+            return None                                 # the model itself says what is missing
+        if timestep is not None and not isinstance(timestep, torch.Tensor):
+            timestep = torch.tensor(timestep)
+        hidden_states = torch.ops.esa.session_enter(self.handle, self.which, hidden_states, timestep, mask,
+                                                    text.shape[1] if isinstance(text, torch.Tensor) else 0)
+        if "hidden_states" in kwargs:
+            return args, {**kwargs, "hidden_states": hidden_states}
+        i = self.place["hidden_states"]
+        return (*args[:i], hidden_states, *args[i + 1:]), kwargs
+
+
+class Ear:
+    """transformer.cache_context, listened to. An attribute of the one transformer, in front of the method of its class."""
+
+    def __init__(self, transformer: Any, clock: Clock) -> None:
+        self.transformer, self.clock, self.original = transformer, clock, transformer.cache_context
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self.original, memo)       # a bound method is copied bound to the copy
+
+    @contextlib.contextmanager
+    def __call__(self, name: str, **about: Any) -> Iterator[None]:
+        before = self.clock.context
+        self.clock.context = Context(name, about.get("step_index"), about.get("num_inference_steps"))
+        try:
+            with self.original(name, **about):
+                yield
+        finally:
+            self.clock.context = before
+
+
+def install(run: Run, which: int) -> None:
+    """Puts processors where they are missing: all of them at first, and those that diffusers has exchanged since."""
+    for layer, (name, module) in enumerate(run.family.modules(run.transformers[which])):
+        there: Any = module.processor
+        if isinstance(there, Processor):
+            if there.handle is not run.handle:
+                raise ValueError(f"{name} is in the hands of another esa.apply: remove that first")
+            continue
+        if type(there).__name__ not in run.family.replaces:
+            raise ValueError(f"{name} has the attention processor {type(there).__name__}, which esa cannot stand in for (it knows "
+                             f"{', '.join(run.family.replaces)})")
+        ours = run.family.processor(run.handle, layer, there)
+        ours._parallel_config = getattr(there, "_parallel_config", None)
+        module.set_processor(ours)      # type: ignore[operator]
+
+
+def uninstall(run: Run, transformer: nn.Module) -> None:
+    """The processors that were there before, also in the list that unfuse_qkv_projections would bring back."""
+    for _, module in run.family.modules(transformer):
+        there: Any = module.processor
+        if isinstance(there, Processor) and there.handle is run.handle:
+            module.set_processor(there.original)        # type: ignore[operator]
+    kept = getattr(transformer, "original_attn_processors", None)
+    if isinstance(kept, dict):
+        for name, processor in kept.items():
+            if isinstance(processor, Processor) and processor.handle is run.handle:
+                kept[name] = processor.original
