@@ -32,7 +32,7 @@ test:
 	@JOBS=$(JOBS) scripts/test.sh short
 
 test-all:
-	@scripts/setup.sh test
+	@scripts/setup.sh test-all
 	@JOBS=$(JOBS) scripts/test.sh all
 
 # The plugin has a build folder of its own: it takes minutes, and everything else works without it.

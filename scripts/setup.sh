@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Makes sure the packages for one job are there: setup.sh build | video | bench | test. video: what the engine (libesa_video) stands on.
+# Makes sure the packages for one job are there: setup.sh build | video | bench | test | test-all. video: what the engine (libesa_video) stands on;
+# test-all: also what only the long tests want.
 # Installs what is missing with apt when it may (root or passwordless sudo); otherwise prints the one line to run and fails.
 # Fast and silent when nothing is missing.
 set -euo pipefail
 PATH=$PATH:/usr/sbin:/sbin          # ldconfig: not in the PATH of a Debian user
 job=${1:-build}
-case "$job" in build|video|bench|test) ;; *) echo "setup.sh: unknown job '$job', expected build, video, bench or test" >&2; exit 2 ;; esac
+case "$job" in build|video|bench|test) long=no ;; test-all) job=test; long=yes ;; *) echo "setup.sh: unknown job '$job', expected build, video, bench, test or test-all" >&2; exit 2 ;; esac
 
 have() { command -v "$1" >/dev/null 2>&1; }
 
@@ -40,6 +41,11 @@ blas_found() { local libraries; libraries=$(ldconfig -p 2>/dev/null) || true; gr
 
 library() { have pkg-config && pkg-config --exists "$@"; }
 
+# `esa report` is opened in a browser. Ubuntu's chromium packages only fetch a snap, which test machines often cannot run: there the test is
+# skipped with a sentence unless some Chromium or Chrome is there.
+browser() { have chromium || have google-chrome || have google-chrome-stable || [ -z "$(browser_name)" ]; }
+browser_name() { case "$(. /etc/os-release && echo "$ID")" in ubuntu) ;; *) echo chromium ;; esac; }
+
 missing() {
     compiler_works || echo build-essential
     cmake_works || echo cmake
@@ -60,6 +66,9 @@ missing() {
         have qemu-aarch64 || echo qemu-user
         have python3 || echo python3
         have git || echo git
+    fi
+    if [ "$long" = yes ]; then
+        browser || echo "$(browser_name)"
     fi
     return 0
 }

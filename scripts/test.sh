@@ -104,8 +104,11 @@ fresh() {   # the two commands of the README in a clone with nothing built, demo
 # The long run draws its random problems anew each time; failures print the seed.
 [ "$mode" = short ] || export ESA_TEST_SEED=${ESA_TEST_SEED:-$(date +%s)}
 fuzz_start
-stage "release" release
-stage "asan + ubsan" asan
+# Tests labelled long (a browser, the tutorial, a cluster) belong to the complete run, once.
+if [ "$mode" = all ]; then stage "release" release
+else stage "release" release -LE '^long$'
+fi
+stage "asan + ubsan" asan -LE '^long$'
 # Emulation is some thirty times slower than the machine, so the short run takes what depends on the processor; sessions and
 # mask files, which do not, follow in the complete run.
 if [ "$mode" = all ]; then stage "NEON under qemu" neon
@@ -113,7 +116,7 @@ else stage "NEON under qemu, all but sessions" neon -E '^session'
 fi
 if [ "$mode" = all ]; then
     stage "tsan" tsan -L unit
-    stage "clang" clang
+    stage "clang" clang -LE '^long$'
     fresh
 fi
 fuzz_collect
