@@ -62,11 +62,7 @@ static int write_page(const request *q, esa_ctx *ctx, const report_run *runs, in
     cli_json_compact(json);
     report_runs_json(json, runs, count);
     cli_json_open(json, "masks", '[');
-    for (int i = 0; i < mask_count && !status; i++) {
-        cli_progress("reading masks", i, mask_count);
-        status = report_masks_json(json, ctx, masks[i], (q->mask_mb << 20) / mask_count);
-    }
-    cli_progress_end();
+    for (int i = 0; i < mask_count && !status; i++) status = report_masks_json(json, ctx, masks[i], (q->mask_mb << 20) / mask_count);
     cli_json_close(json);
     char *data = cli_json_take(json, &bytes);
     report_page page = { .title = q->title ? q->title : title, .runs = runs, .run_count = count, .mask_count = mask_count, .data = data, .data_bytes = bytes,

@@ -40,7 +40,7 @@ typedef struct report_clip_figures {/* of one clip in one variant; NaN: not know
 
 typedef struct report_variant {     /* one way of running: dense, or a method at a budget */
     char name[64];                  /* as in the files: "dense", "b0.5" */
-    char label[96];                 /* for people: "budget 0.5" */
+    char label[96];                 /* for people: "cached 0.5" */
     char family[96];                /* "cached masks, pooled tail": variants of one family differ in budget alone */
     int dense, identical;
     double budget, density, mass, seconds, step_seconds, sparse_seconds, speedup, sparse_speedup; /* sparse_: without the warm-up steps */

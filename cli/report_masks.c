@@ -78,29 +78,35 @@ static void figures(cli_json *json, const double *x, int64_t n)
     cli_json_close(json);
 }
 
-enum { ENTROPY = 0, MASS = 1, DENSITY = 2 };
+enum { ENTROPY = 0, MASS = 1, DENSITY = 2, FIGURES = 3 };
+
+/* Figures of every cell and head at one budget: x[FIGURES][branch][layer][group][head]. */
+static esa_status measure(double *x, int64_t plane, esa_mask_file *file, const esa_mask_file_info *i, const axes *a, double budget)
+{
+    const int64_t cells = plane / i->H;
+    esa_status s = ESA_OK;
+    for (int64_t c = 0; c < cells && s == ESA_OK; c++) {
+        const int64_t g = c % a->group_count, layer = c / a->group_count % a->layer_count, branch = c / a->group_count / a->layer_count;
+        double *at = x + c * i->H;
+        s = esa_mask_file_heads(file, at, at + MASS * plane, at + DENSITY * plane, a->layers[layer], a->last[a->groups[g]], (int32_t)branch, budget);
+    }
+    return s;
+}
 
 /* [branch][layer][group][head] of one figure. */
-static esa_status table(cli_json *json, const char *key, int which, esa_mask_file *file, const esa_mask_file_info *i, const axes *a, double budget)
+static void table(cli_json *json, const char *key, const double *x, const esa_mask_file_info *i, const axes *a)
 {
-    double *x = calloc((size_t)i->H * 3, sizeof *x);
-    esa_status s = x ? ESA_OK : ESA_ERR_MEMORY;
     cli_json_open(json, key, '[');
-    for (int32_t b = 0; b < i->branches && s == ESA_OK; b++) {
+    for (int32_t b = 0; b < i->branches; b++) {
         cli_json_open(json, NULL, '[');
-        for (int layer = 0; layer < a->layer_count && s == ESA_OK; layer++) {
+        for (int layer = 0; layer < a->layer_count; layer++) {
             cli_json_open(json, NULL, '[');
-            for (int g = 0; g < a->group_count && s == ESA_OK; g++) {
-                s = esa_mask_file_heads(file, x, x + i->H, x + 2 * i->H, a->layers[layer], a->last[a->groups[g]], b, budget);
-                if (s == ESA_OK) figures(json, x + which * i->H, i->H);
-            }
+            for (int g = 0; g < a->group_count; g++, x += i->H) figures(json, x, i->H);
             cli_json_close(json);
         }
         cli_json_close(json);
     }
     cli_json_close(json);
-    free(x);
-    return s;
 }
 
 static esa_status bits(cli_json *json, esa_mask_file *file, const esa_mask_file_info *i, const axes *a, double budget)
@@ -197,17 +203,23 @@ static int file_json(cli_json *json, esa_ctx *ctx, esa_mask_file *file, const es
     axes_show(a, i->H * i->nq * ((i->nk + 7) / 8) * i->branches * budgets, limit);
     cli_json_open(json, NULL, '{');
     describe(json, path, i, a);
-    esa_status s = i->importance == ESA_IMPORTANCE_NONE ? ESA_OK : table(json, "entropy", ENTROPY, file, i, a, budget[0]);
+    const int64_t plane = (int64_t)i->branches * a->layer_count * a->group_count * i->H;
+    double *x = calloc((size_t)plane, FIGURES * sizeof *x);
+    esa_status s = x ? ESA_OK : ESA_ERR_MEMORY;
     cli_json_open(json, "budgets", '[');
     for (int b = 0; b < budgets && s == ESA_OK; b++) {
+        s = measure(x, plane, file, i, a, budget[b]);
         cli_json_open(json, NULL, '{');
         cli_json_real(json, "budget", budget[b]);
-        s = table(json, "density", DENSITY, file, i, a, budget[b]);
-        if (s == ESA_OK) s = table(json, "mass", MASS, file, i, a, budget[b]);
+        table(json, "density", x + DENSITY * plane, i, a);
+        table(json, "mass", x + MASS * plane, i, a);
         if (s == ESA_OK) s = bits(json, file, i, a, budget[b]);
         cli_json_close(json);
     }
     cli_json_close(json);
+    /* The same at every budget; not known without importance. */
+    if (s == ESA_OK && isfinite(x[ENTROPY * plane])) table(json, "entropy", x + ENTROPY * plane, i, a);
+    free(x);
     cli_json_close(json);
     return s == ESA_OK ? CLI_OK : cli_fail_esa(ctx, s, REPORT_WHAT);
 }

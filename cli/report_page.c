@@ -112,7 +112,7 @@ static void tiles(report_text *t, const report_page *p)
             if (p->run_count > 1) { report_html(t, p->runs[r].tag); report_puts(t, " · "); }
             report_html(t, v->label);
             report_puts(t, "</div><div class=\"big\">");
-            if (isfinite(v->speedup)) { figure(t, v->speedup, 2, "×"); report_puts(t, "<small>faster</small>"); }
+            if (isfinite(v->speedup)) { figure(t, v->speedup, 2, "×"); report_puts(t, v->speedup >= 1 ? "<small>faster</small>" : "<small>of the dense speed</small>"); }
             else { figure(t, v->psnr, 1, ""); report_puts(t, "<small>dB</small>"); }
             report_puts(t, "</div><dl>");
             if (v->identical) report_puts(t, "<div><dt>equal to dense, bit for bit</dt></div>");
@@ -227,7 +227,7 @@ static void videos(report_text *t, report_page *p)
     if (all > 1) report_puts(t, "</select></label></div>");
     for (int r = 0; r < p->run_count; r++)
         for (int64_t c = 0; c < p->runs[r].clip_count && c < p->max_clips; c++) {
-            report_puts(t, "<div class=\"clip\"><p class=\"prompt\">“");
+            report_printf(t, "<div class=\"clip\"><p class=\"prompt%s\">“", all > 1 ? " listed" : "");
             report_html(t, p->runs[r].prompts[c] ? p->runs[r].prompts[c] : "prompt not known");
             report_puts(t, "”</p><div class=\"players\">");
             for (int v = 0; v < p->runs[r].variant_count; v++) player(t, p, r, v, c);

@@ -106,7 +106,7 @@ static report_variant *variant_of(report_run *r, const cli_value *v)
     n->mass = n->seconds = n->step_seconds = n->sparse_seconds = n->speedup = n->sparse_speedup = n->psnr = n->ssim = n->lpips = n->flicker = NAN;
     n->text_seconds = n->select_seconds = n->attention_seconds = n->denoise_seconds = n->decode_seconds = NAN;
     if (n->dense) snprintf(n->label, sizeof n->label, "dense");
-    else if (isfinite(n->budget)) snprintf(n->label, sizeof n->label, "budget %g", n->budget);
+    else if (isfinite(n->budget) && method) snprintf(n->label, sizeof n->label, "%.32s %g", method, n->budget);
     else snprintf(n->label, sizeof n->label, "%.90s", name);
     snprintf(n->family, sizeof n->family, "%.32s%s%s%.20s%s", method && strcmp(method, "cached") == 0 ? "cached masks" : method ? method : name,
              tail ? ", " : "", tail && strcmp(tail, "none") == 0 ? "without " : "", tail ? (strcmp(tail, "none") == 0 ? "a" : tail) : "", tail ? " tail" : "");

@@ -145,3 +145,5 @@ set_tests_properties(cli.esa PROPERTIES LABELS cli TIMEOUT 900)
 add_test(NAME cli.schemas COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/cli/check_schemas.py $<TARGET_FILE:esa_cli>
          $<TARGET_FILE:make_recording> $<TARGET_FILE:esa_stand_in> ${CMAKE_CURRENT_SOURCE_DIR}/models $<$<BOOL:${ESA_VIDEO_FOUND}>:--video>)
 set_tests_properties(cli.schemas PROPERTIES LABELS cli TIMEOUT 300)
+add_test(NAME cli.report COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/cli/check_report.py $<TARGET_FILE:esa_cli> $<TARGET_FILE:make_recording>)
+set_tests_properties(cli.report PROPERTIES LABELS cli TIMEOUT 300)

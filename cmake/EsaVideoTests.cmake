@@ -68,6 +68,12 @@ if(TARGET esa_cli)
            ${CMAKE_CURRENT_SOURCE_DIR}/models ${generate_tests})
   set_tests_properties(cli.generate PROPERTIES LABELS video TIMEOUT 1200)
 endif()
+# Long tests run in `make test-all` only: the page of `esa report` in a browser.
+if(TARGET esa_cli AND TARGET make_recording AND NOT ESA_SANITIZE)
+  add_test(NAME long.report COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/cli/check_report_browser.py $<TARGET_FILE:esa_cli>
+           $<TARGET_FILE:make_recording> ${CMAKE_CURRENT_SOURCE_DIR}/models)
+  set_tests_properties(long.report PROPERTIES LABELS long TIMEOUT 600 SKIP_RETURN_CODE 77)
+endif()
 if(NOT ESA_SANITIZE)
   add_test(NAME tree.video_symbols COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/headers/check_video_symbols.sh ${CMAKE_CURRENT_SOURCE_DIR}
            $<TARGET_FILE:esa_video>)

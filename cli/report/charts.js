@@ -158,7 +158,7 @@ esa.legend = function (entries) {
 (function () {
   var box = esa.byId("time-bars");
   if (!box) return;
-  var parts = [["text", "text encoder", "--s5"], ["select", "choosing blocks", "--s1"], ["attention", "self-attention", "--s0"], ["rest", "rest of denoising", "--dense"], ["decode", "decoder", "--s2"]];
+  var parts = [["text", "text encoder", "--p0"], ["select", "choosing blocks", "--p1"], ["attention", "self-attention", "--p2"], ["rest", "rest of denoising", "--p3"], ["decode", "decoder", "--p4"]];
   var with_parts = esa.variants.filter(function (v) { return v.parts && esa.known(v.parts.total); });
   if (!with_parts.length) { box.closest(".card").classList.add("hidden"); return; }
   var longest = Math.max.apply(null, with_parts.map(function (v) { return v.parts.total; }));

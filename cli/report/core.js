@@ -110,6 +110,14 @@ esa.fit = function (box, draw) {
   again();
 };
 
+/* ---- the files behind the page are written out when somebody looks */
+document.querySelectorAll("details[data-file]").forEach(function (box) {
+  box.addEventListener("toggle", function () {
+    var pre = box.querySelector("pre");
+    if (box.open && !pre.textContent) pre.textContent = JSON.stringify(esa.data.runs[box.getAttribute("data-run")].files[box.getAttribute("data-file")], null, 2);
+  });
+});
+
 /* ---- the bar at the top says where one is */
 (function () {
   var links = document.querySelectorAll(".bar nav a");

@@ -21,7 +21,7 @@ esa.heat = function (box, options) {
   function draw(width) {
     var rows = options.rows(), columns = Math.max.apply(null, rows.map(function (r) { return r.values ? r.values.length : 0; }));
     if (!(columns > 0)) { box.replaceChildren(esa.el("p", { class: "soft small" }, "Not known.")); return; }
-    var left = 34, top = 20, size = Math.max(5, Math.min(30, (width - left) / columns)), height = Math.max(9, Math.min(22, size));
+    var left = 34, top = 20, size = Math.max(5, Math.min(64, (width - left) / columns)), height = Math.max(9, Math.min(24, size));
     var ramp = esa.ramp(), chosen = options.chosen();
     var svg = esa.svg("svg", { viewBox: "0 0 " + width + " " + (top + rows.length * height + 2), role: "img", "aria-label": options.label });
     var every = Math.ceil(22 / size);

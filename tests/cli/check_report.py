@@ -1,0 +1,478 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`esa report` without a browser: check_report.py ESA MAKE_RECORDING. Standard library only.
+
+The page is made from a results folder with made-up numbers, parsed, and what is embedded in it compared with what it was made from."""
+import base64
+import html.parser
+import json
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+import zlib
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import report_fixture
+
+ESA, MAKE_RECORDING = map(os.path.abspath, sys.argv[1:3])
+EMPTY = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
+
+
+def esa(*args, cwd=None):
+    done = subprocess.run([ESA, *map(str, args)], cwd=cwd, capture_output=True, text=True)
+    return done.returncode, done.stdout, done.stderr
+
+
+def read(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def box(name, *content):
+    data = b"".join(content)
+    return struct.pack(">I4s", 8 + len(data), name) + data
+
+
+def mp4(codec=b"avc1", profile=100, frames=9, fps=16, width=64, height=48, filling=b""):
+    """The boxes of an MP4 file as a player reads them, without a picture in it."""
+    avcc = box(b"avcC", bytes([1, profile, 0, 30]))
+    stsd = box(b"stsd", bytes(4), struct.pack(">I", 1), box(codec, bytes(78), avcc))
+    stts = box(b"stts", bytes(4), struct.pack(">III", 1, frames, 1000))
+    mdhd = box(b"mdhd", bytes(12), struct.pack(">II", 1000 * fps, 1000 * frames), bytes(4))
+    hdlr = box(b"hdlr", bytes(8), b"vide", bytes(13))
+    tkhd = box(b"tkhd", bytes(76), struct.pack(">II", width << 16, height << 16))
+    sound = box(b"trak", box(b"mdia", box(b"hdlr", bytes(8), b"soun", bytes(13))))
+    trak = box(b"trak", tkhd, box(b"mdia", mdhd, hdlr, box(b"minf", box(b"stbl", stsd, stts))))
+    return box(b"ftyp", b"isom") + box(b"mdat", filling) + box(b"moov", sound, trak)
+
+
+def png(width, height, shade):
+    def chunk(name, data):
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+    rows = b"".join(b"\0" + bytes([shade]) * width for _ in range(height))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+class Parsed(html.parser.HTMLParser):
+    """Elements with their attributes and texts; every tag must be closed where it should be."""
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.open, self.elements, self.faults = [], [], []
+        self.feed(text)
+        self.close()
+        if self.open:
+            self.faults.append(f"not closed: {[e['tag'] for e in self.open]}")
+
+    def handle_starttag(self, tag, attributes):
+        element = {"tag": tag, "text": "", "inside": [e["tag"] for e in self.open], **{"@" + k: v for k, v in attributes}}
+        if len({k for k, _ in attributes}) != len(attributes):
+            self.faults.append(f"an attribute twice: {tag} {attributes}")
+        self.elements.append(element)
+        if tag not in EMPTY:
+            self.open.append(element)
+
+    def handle_startendtag(self, tag, attributes):      # <path .../> of a picture
+        self.handle_starttag(tag, attributes)
+        if tag not in EMPTY:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        if not self.open or self.open[-1]["tag"] != tag:
+            self.faults.append(f"</{tag}> closes {self.open[-1]['tag'] if self.open else 'nothing'} at {self.getpos()}")
+        else:
+            self.open.pop()
+
+    def handle_data(self, data):
+        for element in self.open:
+            element["text"] += data
+
+    def all(self, tag, **attributes):
+        return [e for e in self.elements if e["tag"] == tag and all(e.get("@" + k.rstrip("_").replace("_", "-")) == v for k, v in attributes.items())]
+
+
+class Base(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.dir = self.folder.name
+        self.addCleanup(self.folder.cleanup)
+
+    def path(self, name):
+        return os.path.join(self.dir, name)
+
+    def write(self, name, data):
+        os.makedirs(os.path.dirname(self.path(name)), exist_ok=True)
+        with open(self.path(name), "wb" if isinstance(data, bytes) else "w") as file:
+            file.write(data)
+        return self.path(name)
+
+    def files(self):
+        return sorted(os.path.join(top, name) for top, folders, names in os.walk(self.dir) for name in names + folders)
+
+    def fails(self, *args, status=1, says=()):
+        before = self.files()
+        code, out, err = esa("report", *args, cwd=self.dir)
+        self.assertEqual((code, out, len(err.splitlines())), (status, "", 1), (args, err))
+        self.assertTrue(err.startswith("esa: "), err)
+        for word in says:
+            self.assertIn(word, err)
+        self.assertEqual(self.files(), before, f"{args} left something on disk")
+
+    def page(self, *args, notes=0):
+        """Makes a page; its parsed form and its data. Whatever the page: well-formed, names once, no address outside."""
+        code, out, err = esa("report", *args, "--output", "page.html", cwd=self.dir)
+        self.assertEqual(code, 0, err)
+        self.assertEqual(len(err.splitlines()), notes, err)
+        text = read(self.path("page.html")).decode()
+        page = Parsed(text)
+        self.assertEqual(page.faults, [])
+        self.assertTrue(text.startswith("<!DOCTYPE html>"))
+        ids = [e["@id"] for e in page.elements if "@id" in e]
+        self.assertEqual(len(ids), len(set(ids)))
+        for e in page.elements:
+            for name in ("@src", "@href"):
+                if name in e:
+                    self.assertTrue(e[name].startswith(("data:", "#")), e[name][:80])
+        for e in page.all("a"):
+            self.assertIn(e["@href"][1:], ids)
+        self.assertNotIn("<!--esa:", text)
+        style = page.all("style")[0]["text"]
+        self.assertNotRegex(style, r"url\(|@import")
+        self.assertEqual(len(page.all("script")), 2)
+        self.assertEqual([e["tag"] for e in page.elements if e["tag"] in ("iframe", "object", "embed", "form")], [])
+        for e in page.all("label"):
+            self.assertTrue(e["text"].strip(), "a label says nothing")
+        return page, json.loads(page.all("script", id="esa-data")[0]["text"])
+
+    def masks(self, name="m.safetensors", *options):
+        subprocess.run([MAKE_RECORDING, self.path("rec"), "7", "2"], check=True)
+        code, _, err = esa("masks", "merge", "rec", "--out", name, *options, cwd=self.dir)
+        self.assertEqual(code, 0, err)
+        os.unlink(self.path("rec"))
+        return self.path(name)
+
+    def results(self, name="res", videos=None, **more):
+        if videos is None:
+            videos = [self.write(f"made/{i}.mp4", mp4(frames=9 + i, filling=bytes([i]) * (50 + i))) for i in range(4)]
+        return report_fixture.make(self.path(name), name, videos, **more)
+
+
+class Words(Base):
+    def test_help(self):
+        code, out, err = esa("report", "--help")
+        self.assertEqual((code, err), (0, ""))
+        for word in ("usage: esa report RESULTS...", "--output", "--masks", "--no-videos", "--max-prompts"):
+            self.assertIn(word, out)
+
+    def test_usage(self):
+        self.fails(status=2, says=["--output"])
+        self.fails("--output", "r.html", status=2, says=["no results folder"])
+        self.fails("res", status=2, says=["--output"])
+        self.fails("res", "--outptu", "r.html", status=2, says=["did you mean --output?"])
+        self.fails("res", "--output", "-", status=2)
+        self.fails("res", "--output", "r.html", "--max-prompts", "0", status=2)
+        self.fails("res", "--output", "r.html", "--mask-mb", "x", status=2)
+        code, _, err = esa("reprot")
+        self.assertEqual(code, 2)
+        self.assertIn("did you mean 'esa report'", err)
+
+    def test_refusals(self):
+        self.fails("none", "--output", "r.html", says=["no folder 'none'"])
+        self.write("file", "x")
+        self.fails("file", "--output", "r.html", says=["is a file", "--masks"])
+        os.mkdir(self.path("empty"))
+        self.fails("empty", "--output", "r.html", says=["no results folder", "esa experiment run"])
+        self.results()
+        self.fails("res", "--output", "none/r.html", says=["none/r.html", "No such file"])
+        self.fails("res", "--masks", "none", "--output", "r.html", says=["none"])
+        self.fails("res", "--masks", "file", "--output", "r.html", says=["file"])
+        self.fails("res", "empty", "--output", "r.html", says=["empty"])
+        for name, text, says in (("speed.json", "{\n\"format\": 1,\n}", "line 3"), ("quality.json", "[1, 2", "line 1"), ("config.json", "{\"format\": 2}", "format"),
+                                 ("speed.json", "", "line 1"), ("quality.json", b"{\"format\": 1, \"tag\": \"\xff\"}", "UTF-8"), ("speed.json", "[]", "format")):
+            self.results("broken")
+            self.write("broken/" + name, text)
+            self.fails("broken", "--output", "r.html", says=["broken/" + name, says])
+            shutil.rmtree(self.path("broken"))
+        self.results("early")
+        for name in ("speed.json", "quality.json"):
+            os.unlink(self.path("early/" + name))
+        self.fails("early", "--output", "r.html", says=["not come that far"])
+        self.results("bare")
+        for name in ("speed.json", "quality.json"):
+            self.write("bare/" + name, "{\"format\": 1}")
+        self.fails("bare", "--output", "r.html", says=["no variants"])
+
+    def test_an_older_page_stays(self):
+        self.write("r.html", "older")
+        self.fails("none", "--output", "r.html")
+        self.assertEqual(read(self.path("r.html")), b"older")
+
+
+class Pages(Base):
+    def test_files_are_in_the_page_as_they_are(self):
+        config, speed, quality = self.results()
+        _, data = self.page("res")
+        self.assertEqual(data["runs"][0]["files"], {"config.json": config, "speed.json": speed, "quality.json": quality})
+
+    def test_figures(self):
+        _, speed, quality = self.results(steps=7)
+        page, data = self.page("res")
+        run = data["runs"][0]
+        self.assertEqual([v["id"] for v in run["variants"]], ["dense", "b0.7", "b0.5", "b0.3"])
+        self.assertEqual(run["warmup"], 1)
+        for v, s in zip(run["variants"], speed["variants"]):
+            self.assertEqual(v["dense"], s["name"] == "dense")
+            for ours, theirs in (("seconds", s["clip_seconds"]["median"]), ("step_seconds", s["step_seconds"]["median"]),
+                                 ("sparse_seconds", s["step_seconds_sparse"]["median"]), ("speedup", s["speedup"] or 1), ("density", s["density"])):
+                self.assertAlmostEqual(v[ours], theirs, 6, ours)
+            record = s["videos"][0]["record"]
+            self.assertEqual(len(v["steps"]), 7)
+            for a, b in zip(v["steps"], record["step_seconds"]):
+                self.assertAlmostEqual(a, b, 6)
+            self.assertAlmostEqual(v["parts"]["total"], record["text_seconds"] + record["denoise_seconds"] + record["decode_seconds"], 6)
+            self.assertAlmostEqual(sum(v["parts"][k] for k in ("text", "select", "attention", "rest", "decode")), v["parts"]["total"], 6)
+            if v["dense"]:
+                self.assertNotIn("head_density", v)
+            else:
+                self.assertEqual(v["head_density"], record["head_density"])
+        for v, q in zip(run["variants"][1:], quality["variants"]):
+            for name in ("psnr", "ssim", "lpips", "flicker"):
+                self.assertAlmostEqual(v[name], q["mean"][name], 6)
+        rows = [" ".join(e["text"].split()) for e in page.all("tr")]
+        self.assertEqual(len(rows), 5)
+        for row, q in zip(rows[2:], quality["variants"]):
+            self.assertIn(f"{q['mean']['psnr']:.2f} dB", row)
+            self.assertIn(f"{q['mean']['lpips']:.4f}", row)
+
+    def test_step_times_are_medians(self):
+        _, speed, _ = self.results()
+        for video, seconds in zip(speed["variants"][1]["videos"], (9.0, 1.0, 3.0)):
+            video["record"] = {**video["record"], "step_seconds": [seconds] * 5}
+        self.write("res/speed.json", json.dumps(speed))
+        self.assertEqual(self.page("res")[1]["runs"][0]["variants"][1]["steps"], [3.0] * 5)
+
+    def test_videos(self):
+        self.results()
+        page, _ = self.page("res")
+        players, videos = page.all("figure", class_="player"), page.all("video")
+        self.assertEqual((len(players), len(videos)), (12, 12))
+        self.assertEqual(len([p for p in players if "@data-reference" in p]), 3)
+        names = [f"videos/{v}/{i:03d}.mp4" for i in range(3) for v in ("dense", "b0.7", "b0.5", "b0.3")]
+        for video, player, name in zip(videos, players, names):
+            data = read(self.path("res/" + name))
+            self.assertEqual(video["@src"], "data:video/mp4;base64," + base64.b64encode(data).decode(), name)
+            frames = data[data.index(b"stts") + 12:][:4]
+            self.assertEqual((player["@data-fps"], int(player["@data-frames"])), ("16", struct.unpack(">I", frames)[0]))
+            self.assertTrue(video["@aria-label"])
+            self.assertEqual((video["@width"], video["@height"]), ("64", "48"))
+
+    def test_words_of_others_are_words(self):
+        """Prompts, tags and titles may hold anything: they are shown, not run."""
+        self.results()
+        page, _ = self.page("res", "--title", "</title><script>alert(1)</script> & \"x\"")
+        self.assertEqual(page.all("h1")[0]["text"], "</title><script>alert(1)</script> & \"x\"")
+        self.assertEqual(page.all("title")[0]["text"], "</title><script>alert(1)</script> & \"x\"")
+        texts = [e["text"] for e in page.all("option")]
+        for prompt in report_fixture.PROMPTS:
+            self.assertIn(prompt, texts)
+        self.assertIn("Example CPU <9000> & friends", page.all("header")[0]["text"])
+
+    def test_same_inputs_same_bytes(self):
+        self.results()
+        masks = self.masks()
+        self.page("res", "--masks", masks)
+        first = read(self.path("page.html"))
+        self.page("res", "--masks", masks)
+        self.assertEqual(read(self.path("page.html")), first)
+
+    def test_several_runs(self):
+        self.results("one", budgets=(0.5,))
+        self.results("two", budgets=(0.3,), methods=("cached", "entropy"), lpips=False)
+        page, data = self.page("one", "two/")
+        self.assertEqual([r["tag"] for r in data["runs"]], ["one", "two"])
+        self.assertEqual(data["runs"][0]["setting"], data["runs"][1]["setting"])
+        self.assertEqual([v["label"] for v in data["runs"][1]["variants"]], ["dense", "cached 0.3", "entropy 0.3"])
+        self.assertEqual(len(page.all("video")), 3 * 2 + 3 * 3)
+        self.assertIsNone(data["runs"][1]["variants"][1]["lpips"])
+
+    def test_stages_that_are_missing(self):
+        self.results()
+        for name, gone in (("quality.json", "quality"), ("speed.json", "speed")):
+            text = read(self.path("res/" + name))
+            os.unlink(self.path("res/" + name))
+            page, data = self.page("res")
+            self.assertNotIn(gone, [e.get("@id") for e in page.all("section")])
+            self.assertIn(name, page.all("p", class_="note")[-1]["text"])
+            self.write("res/" + name, text)
+        os.unlink(self.path("res/config.json"))
+        page, data = self.page("res")
+        self.assertEqual(data["runs"][0]["tag"], "res")
+        self.assertEqual(data["runs"][0]["files"].keys(), {"speed.json", "quality.json"})
+
+    def test_videos_that_cannot_be_shown(self):
+        ok, old, cut = mp4(), mp4(b"mp4v"), mp4()[:-200]
+        wide = mp4(profile=244)                          # 4:4:4, which not every browser plays
+        self.results(videos=[self.write("v/%d.mp4" % i, data) for i, data in enumerate((ok, old, cut, wide))], prompts=["p"])
+        page, _ = self.page("res", notes=1)
+        self.assertEqual(len(page.all("video")), 1)
+        why = [e["text"] for e in page.all("p", class_="why")]
+        self.assertEqual(len(why), 3)
+        self.assertIn("coded as mp4v", why[0])
+        self.assertIn("no MP4", why[1])
+        self.assertEqual(len([e for e in page.all("figure") if "@data-frames" in e]), 1)
+        self.results("gone", videos=[])
+        page, _ = self.page("gone", notes=1)
+        self.assertEqual(len(page.all("video")), 0)
+        self.assertIn("No such file", page.all("p", class_="why")[0]["text"])
+
+    def test_mp4_files_of_liars(self):
+        """Lengths that point anywhere: never more than a sentence."""
+        good = mp4()
+        lies = [good[:at] + value + good[at + 4:] for at in range(0, len(good) - 4, 2)
+                for value in (b"\0\0\0\0", b"\0\0\0\1", b"\0\0\0\x07", b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff")]
+        lies += [good[:n] for n in range(0, len(good), 3)]
+        self.results(videos=[self.write(f"v/{i:05d}.mp4", data) for i, data in enumerate(lies)], prompts=[str(i) for i in range(len(lies))], budgets=(0.5,))
+        page, _ = self.page("res", notes=1)
+        shown, left_out = len(page.all("video")), len(page.all("p", class_="why"))
+        self.assertEqual(shown + left_out, 2 * len(lies))
+        self.assertGreater(left_out, len(lies) // 2)                    # some fields do not matter to us
+        for player in page.all("figure"):
+            self.assertGreater(float(player.get("@data-fps", 1)), 0)
+
+    def test_folders_of_pictures(self):
+        for i in range(4):
+            self.write(f"made/frames/{i:05d}.png", png(8, 6, 60 * i))
+        self.write("made/frames/notes.txt", "not a picture")
+        self.results(videos=[self.path("made/frames")], prompts=["p"])
+        page, _ = self.page("res")
+        pictures = page.all("img")
+        self.assertEqual(len(pictures), 4 * 4)
+        self.assertEqual([p["@src"] for p in pictures[:4]], ["data:image/png;base64," + base64.b64encode(png(8, 6, 60 * i)).decode() for i in range(4)])
+        self.assertEqual({p["@data-frames"] for p in page.all("figure")}, {"4"})
+        self.write("res/videos/b0.5/000/00002.png", b"no picture")
+        page, _ = self.page("res", notes=1)
+        self.assertIn("00002.png", page.all("p", class_="why")[0]["text"])
+
+    def test_fewer_videos(self):
+        self.results()
+        self.assertEqual(len(self.page("res", "--max-prompts", 2)[0].all("video")), 8)
+        page, _ = self.page("res", "--no-videos")
+        self.assertEqual(len(page.all("video")), 0)
+        self.assertNotIn("videos", [e.get("@id") for e in page.all("section")])
+
+    def test_equal_videos(self):
+        _, _, quality = self.results(budgets=(1.0,))
+        v = quality["variants"][0]
+        v["identical"], v["mean"]["psnr"] = 3, None
+        for video in v["videos"]:
+            video.update(identical=True, psnr=None, psnr_min=None)
+        self.write("res/quality.json", json.dumps(quality))
+        page, data = self.page("res")
+        self.assertTrue(data["runs"][0]["variants"][1]["identical"])
+        self.assertIn("equal", page.all("tr")[2]["text"])
+        self.assertIn("equal to dense", page.all("figcaption")[1]["text"])
+
+
+class Masks(Base):
+    def bits(self, path):
+        """The tensors of a mask file, read without esa."""
+        data = read(path)
+        size = struct.unpack("<Q", data[:8])[0]
+        header = json.loads(data[8:8 + size])
+        return {name: (t["shape"], data[8 + size + t["data_offsets"][0]:8 + size + t["data_offsets"][1]]) for name, t in header.items() if name != "__metadata__"}
+
+    def test_bits_and_figures(self):
+        path = self.masks("m.safetensors", "--budgets", "0.7,0.3")
+        page, data = self.page("--masks", path)
+        file, tensors = data["masks"][0], self.bits(path)
+        self.assertEqual(page.all("h1")[0]["text"], "Masks: m.safetensors")
+        self.assertEqual((file["layers"], file["groups"], file["layer_count"]), ([1, 2], [1, 2, 3, 4], 3))
+        self.assertEqual(file["group_steps"], [[i, i] for i in range(5)])
+        self.assertEqual((file["shown_layers"], file["shown_groups"]), (file["layers"], file["groups"]))
+        by_budget = {b["budget"]: b for b in file["budgets"]}
+        self.assertEqual(set(by_budget), {0.7, 0.3})
+        for budget, b in by_budget.items():
+            shape, raw = tensors[f"mask.{round(1000 * budget):04d}.bits"]
+            self.assertEqual(shape, [2, 4, file["heads"], file["nq"], (file["nk"] + 7) // 8])
+            self.assertEqual(base64.b64decode(b["bits"]), raw)
+            row = shape[3] * shape[4]
+            for i in range(2 * 4 * file["heads"]):
+                kept = sum(bin(x).count("1") for x in raw[i * row:(i + 1) * row])
+                density = b["density"][0][i // file["heads"] // 4][i // file["heads"] % 4][i % file["heads"]]
+                self.assertAlmostEqual(density, kept / (file["nq"] * file["nk"]), 3)
+        entropy = struct.unpack(f"<{2 * 4 * file['heads']}f", tensors["entropy"][1])
+        ours = [x for layer in file["entropy"][0] for group in layer for x in group]
+        for a, b in zip(ours, entropy):
+            self.assertAlmostEqual(a, b, 4)
+
+    def test_large_files_are_thinned_out(self):
+        """A file of 120 cells of 128 KB, of which 1 MB may go into the page."""
+        path = self.masks("m.safetensors", "--budgets", "0.5", "--importance", "none")
+        data = read(path)
+        size = struct.unpack("<Q", data[:8])[0]
+        meta = json.loads(data[8:8 + size])["__metadata__"]
+        L, T, H, nq, nk = 13, 12, 8, 128, 1024
+        meta.update(layers=str(L), steps=str(T), groups=str(T), heads=str(H), tokens_q=str(nq * 64), tokens_k=str(nk * 64), block="64,64", warmup_frac="0.2", importance="none")
+        header, raw = {"__metadata__": meta}, b""
+        row = b"\x01" * (nk // 8)
+        for name, dtype, shape, content in (("step_group", "I32", [T], struct.pack(f"<{T}i", *range(T))),
+                                            ("stored_layers", "I32", [L - 1], struct.pack(f"<{L - 1}i", *range(1, L))),
+                                            ("stored_groups", "I32", [T - 3], struct.pack(f"<{T - 3}i", *range(3, T))),
+                                            ("mask.0500.bits", "U8", [L - 1, T - 3, H, nq, nk // 8], row * ((L - 1) * (T - 3) * H * nq))):
+            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(raw), len(raw) + len(content)]}
+            raw += content
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 64 + 56)
+        self.write("large", struct.pack("<Q", len(text)) + text + raw)
+        page, data = self.page("--masks", "large", "--mask-mb", 1)
+        file = data["masks"][0]
+        self.assertLessEqual(len(base64.b64decode(file["budgets"][0]["bits"])), 1 << 20)
+        self.assertIn("--mask-mb", file["note"])
+        self.assertEqual((file["shown_layers"][0], file["shown_groups"][-1]), (1, 11))     # the ends stay
+        self.assertEqual(len(base64.b64decode(file["budgets"][0]["bits"])), len(file["shown_layers"]) * len(file["shown_groups"]) * H * nq * nk // 8)
+        self.assertEqual(len(file["budgets"][0]["density"][0]), L - 1)                     # figures of all
+        self.assertNotIn("entropy", file)
+
+    def test_budget_without_prebuilt(self):
+        source = self.masks("all.safetensors")
+        code, _, err = esa("masks", "derive", source, "--out", self.path("u8.safetensors"), "--budgets", "0.25", cwd=self.dir)
+        self.assertEqual(code, 0, err)
+        _, data = self.page("--masks", "u8.safetensors,all.safetensors")
+        self.assertEqual([[b["budget"] for b in m["budgets"]] for m in data["masks"]], [[0.25], [0.3, 0.5, 0.7]])
+
+    def test_masks_of_the_results(self):
+        self.results()
+        shutil.move(self.masks("masks.safetensors"), self.path("res/masks.safetensors"))
+        _, data = self.page("res")
+        self.assertEqual([m["name"] for m in data["masks"]], ["masks.safetensors"])
+        self.write("res/masks.safetensors", "broken")
+        self.fails("res", "--output", "r.html", says=["masks.safetensors"])
+
+
+class Scripts(Base):
+    def test_node_reads_them(self):
+        node = shutil.which("node") or shutil.which("nodejs")
+        if not node:
+            self.skipTest("node is not installed")
+        self.results()
+        page, _ = self.page("res", "--masks", self.masks())
+        path = self.write("page.js", page.all("script")[1]["text"])
+        done = subprocess.run([node, "--check", path], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_elements_the_scripts_ask_for(self):
+        """Every id the scripts look for is in the page with all its parts."""
+        self.results()
+        page, _ = self.page("res", "--masks", self.masks())
+        ids = {e.get("@id") for e in page.elements}
+        asked = set(re.findall(r'byId\("([a-z-]+)"\)', page.all("script")[1]["text"]))
+        self.assertGreater(len(asked), 15)
+        self.assertEqual(asked - ids, set())
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1] + sys.argv[3:])
