@@ -61,10 +61,15 @@ int cli_video_open(cli_video *v, const char *what)
         symbol(&v->frames_create, v->handle, "esa_frames_create") && symbol(&v->frames_info, v->handle, "esa_frames_get_info") &&
         symbol(&v->frames_free, v->handle, "esa_frames_free") && symbol(&v->frames_beside, v->handle, "esa_frames_beside") &&
         symbol(&v->save_params, v->handle, "esa_save_params_default") && symbol(&v->frames_save, v->handle, "esa_frames_save") &&
-        symbol(&v->compare, v->handle, "esa_frames_compare");
+        symbol(&v->compare, v->handle, "esa_frames_compare") && symbol(&v->measure, v->handle, "esa_frames_measure") &&
+        symbol(&v->load_params, v->handle, "esa_load_params_default") && symbol(&v->frames_load, v->handle, "esa_frames_load") &&
+        symbol(&v->frames_peek, v->handle, "esa_frames_peek") && symbol(&v->decode_params, v->handle, "esa_decode_params_default") &&
+        symbol(&v->decode, v->handle, "esa_decode") && symbol(&v->lpips_open, v->handle, "esa_lpips_open") &&
+        symbol(&v->lpips_free, v->handle, "esa_lpips_free") && symbol(&v->lpips_net, v->handle, "esa_lpips_net") &&
+        symbol(&v->lpips_least, v->handle, "esa_lpips_least");
     static const uint32_t sizes[ESA_VIDEO_ABI_COUNT] = {
         sizeof(esa_model_params), sizeof(esa_model_info), sizeof(esa_progress), sizeof(esa_generate_params), sizeof(esa_generate_stats),
-        sizeof(esa_frames_info), sizeof(esa_save_params), sizeof(esa_metrics),
+        sizeof(esa_frames_info), sizeof(esa_save_params), sizeof(esa_metrics), sizeof(esa_load_params), sizeof(esa_decode_params),
     };
     if (whole && memcmp(v->abi(), sizes, sizeof sizes) == 0) return CLI_OK;
     cli_video_close(v);

@@ -26,7 +26,18 @@ typedef struct cli_video {
     esa_status          (*frames_beside)(esa_ctx *, esa_frames **, const esa_frames *, const esa_frames *);
     esa_save_params     (*save_params)(void);
     esa_status          (*frames_save)(esa_ctx *, const esa_frames *, const char *, const esa_save_params *);
+    esa_load_params     (*load_params)(void);
+    esa_status          (*frames_load)(esa_ctx *, esa_frames **, const char *, const esa_load_params *);
+    esa_status          (*frames_peek)(esa_ctx *, esa_frames_info *, const char *, const esa_load_params *);
+    esa_decode_params   (*decode_params)(void);
+    esa_status          (*decode)(esa_model *, esa_frames **, const esa_decode_params *);
+    esa_status          (*lpips_open)(esa_ctx *, esa_lpips **, const char *);
+    void                (*lpips_free)(esa_lpips *);
+    const char         *(*lpips_net)(const esa_lpips *);
+    int32_t             (*lpips_least)(const esa_lpips *);
     esa_status          (*compare)(esa_ctx *, esa_metrics *, const esa_frames *, const esa_frames *);
+    esa_status          (*measure)(esa_ctx *, esa_metrics *, double *, const esa_frames *, const esa_frames *, esa_lpips *,
+                                   int32_t (*)(void *, int32_t, int32_t), void *);
 } cli_video;
 
 /* CLI_FAILED after one sentence where the engine was not built, is not there, or is of another build. what names the command. */

@@ -1,17 +1,9 @@
 /* safetensors_open.c - getting at the bytes of a tensor file (mmap, or the caller's memory) and looking things up.
- * SPDX-License-Identifier: Apache-2.0
- *
- * The map is private and read-only. A file that another process cuts short while it is mapped faults on access, as with every
- * mmap reader: files are to be replaced (rename), as our writer does, not rewritten in place. */
+ * SPDX-License-Identifier: Apache-2.0 */
 #include "io/safetensors.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
+#include "io/mapfile.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "tensor data is used as it lies in the file, which is little-endian");
 
@@ -39,29 +31,14 @@ static esa_status make(esa_ctx *ctx, esa_tensors **file, const char *label)
 
 static esa_status map(esa_ctx *ctx, esa_tensors *f, const char *path)
 {
-    /* O_NONBLOCK: a pipe must be refused below, not waited for. */
-    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) return esa_fail(ctx, ESA_ERR_IO, "%s cannot be opened: %s", f->label, strerror(errno));
-    struct stat st;
-    esa_status status = ESA_OK;
-    if (fstat(fd, &st) != 0) {
-        status = esa_fail(ctx, ESA_ERR_IO, "%s cannot be examined: %s", f->label, strerror(errno));
-    } else if (!S_ISREG(st.st_mode)) {
-        status = esa_fail(ctx, ESA_ERR_IO, "%s is %s, a file was expected", f->label, S_ISDIR(st.st_mode) ? "a folder" : "not a regular file");
-    } else if (st.st_size == 0) {
-        status = esa_fail(ctx, ESA_ERR_FORMAT, "%s is empty, a safetensors file was expected", f->label);
-    } else {
-        void *bytes = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-        if (bytes == MAP_FAILED) {
-            status = esa_fail(ctx, ESA_ERR_IO, "%s cannot be mapped: %s", f->label, strerror(errno));
-        } else {
-            f->bytes = bytes;
-            f->size = st.st_size;
-            f->mapped = 1;
-        }
-    }
-    close(fd);
-    return status;
+    esa_mapped m;
+    const esa_status status = esa_map_file(ctx, &m, path, f->label);
+    if (status != ESA_OK) return status;
+    if (!m.bytes) return esa_fail(ctx, ESA_ERR_FORMAT, "%s is empty, a safetensors file was expected", f->label);
+    f->bytes = m.bytes;
+    f->size = m.size;
+    f->mapped = 1;
+    return ESA_OK;
 }
 
 esa_status esa_st_open(esa_ctx *ctx, esa_tensors **file, const char *path)
@@ -97,7 +74,7 @@ void esa_st_close(esa_tensors *file)
 {
     if (!file) return;
     const esa_allocator mem = file->mem;
-    if (file->mapped) munmap((void *)(uintptr_t)file->bytes, (size_t)file->size);
+    if (file->mapped) esa_unmap_file(&(esa_mapped){ file->bytes, file->size });
     esa_mem_free(&mem, file->by_name, file->count * (int64_t)sizeof *file->by_name);
     esa_mem_free(&mem, file->entry, file->entry_cap * (int64_t)sizeof *file->entry);
     esa_mem_free(&mem, file->pair, file->pair_cap * (int64_t)sizeof *file->pair);

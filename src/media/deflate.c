@@ -56,7 +56,7 @@ static void put_match(bits *b, int length, int distance)
     if (extra) put(b, (uint32_t)(distance - 1) & ((1u << extra) - 1), extra);
 }
 
-static uint32_t adler(const uint8_t *in, int64_t bytes)
+uint32_t esa_adler(const uint8_t *in, int64_t bytes)
 {
     uint32_t a = 1, c = 0;
     for (int64_t i = 0; i < bytes;) {
@@ -98,7 +98,7 @@ int64_t esa_zlib_pack(uint8_t *out, const uint8_t *in, int64_t bytes, int64_t *t
     }
     put_symbol(&b, 256);
     if (b.count) put(&b, 0, 8 - b.count);
-    const uint32_t check = adler(in, bytes);
+    const uint32_t check = esa_adler(in, bytes);
     for (int i = 24; i >= 0; i -= 8) *b.out++ = (uint8_t)(check >> i);
     return b.out - out;
 }

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static uint32_t crc_of(const uint8_t *bytes, int64_t count)
+uint32_t esa_png_crc(const uint8_t *bytes, int64_t count)
 {
     uint32_t table[256], crc = 0xffffffffu;
     for (uint32_t n = 0; n < 256; n++) {
@@ -23,7 +23,7 @@ static void put32(uint8_t *at, uint32_t x)
     for (int i = 0; i < 4; i++) at[i] = (uint8_t)(x >> (24 - 8 * i));
 }
 
-static int paeth(int a, int b, int c)
+int esa_png_paeth(int a, int b, int c)
 {
     const int p = a + b - c, pa = abs(p - a), pb = abs(p - b), pc = abs(p - c);
     return pa <= pb && pa <= pc ? a : pb <= pc ? b : c;
@@ -36,7 +36,7 @@ static int64_t filter_row(uint8_t *out, const uint8_t *row, const uint8_t *up, i
     out[0] = (uint8_t)filter;
     for (int64_t i = 0; i < bytes; i++) {
         const int a = i >= 3 ? row[i - 3] : 0, b = up ? up[i] : 0, c = up && i >= 3 ? up[i - 3] : 0;
-        const int guess = filter == 0 ? 0 : filter == 1 ? a : filter == 2 ? b : filter == 3 ? (a + b) / 2 : paeth(a, b, c);
+        const int guess = filter == 0 ? 0 : filter == 1 ? a : filter == 2 ? b : filter == 3 ? (a + b) / 2 : esa_png_paeth(a, b, c);
         const uint8_t d = (uint8_t)(row[i] - guess);
         out[1 + i] = d;
         sum += d < 128 ? d : 256 - d;
@@ -49,7 +49,7 @@ static int64_t finish_chunk(uint8_t *data, const char type[4], int64_t count)
 {
     put32(data, (uint32_t)count);
     memcpy(data + 4, type, 4);
-    put32(data + 8 + count, crc_of(data + 4, count + 4));
+    put32(data + 8 + count, esa_png_crc(data + 4, count + 4));
     return count + 12;
 }
 

@@ -140,17 +140,23 @@ static esa_status save(esa_ctx *ctx, const esa_frames *frames, const char *path,
     if (p.quality < 0 || p.quality > 100) return esa_fail(ctx, ESA_ERR_ARGUMENT, "quality was given %d, expected 0 .. 100", p.quality);
     if (p.fps != 0 && !(p.fps >= 0.01 && p.fps <= 1000))
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "fps was given %g, expected 0 (the frames' own) or 0.01 .. 1000", p.fps);
+    if (p.codec < ESA_CODEC_AUTO || p.codec > ESA_CODEC_LOSSLESS)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "codec is %d, expected 0 .. %d", p.codec, ESA_CODEC_LOSSLESS);
+    if (p.pixels < ESA_PIXELS_U8 || p.pixels > ESA_PIXELS_F16)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "pixels is %d, expected 0 .. %d", p.pixels, ESA_PIXELS_F16);
     const double fps = p.fps > 0 ? p.fps : frames->fps;
     if (path[strlen(path) - 1] == '/') return save_folder(ctx, frames, path);
-    if (ends_with(path, ".mp4")) return esa_mp4_save(ctx, frames, path, fps, p.quality);
+    if (ends_with(path, ".mp4")) return esa_mp4_save(ctx, frames, path, fps, p.quality, p.codec);
     if (ends_with(path, ".y4m")) return esa_y4m_save(ctx, frames, path, fps);
+    if (ends_with(path, ".npy")) return esa_npy_save(ctx, frames, path, p.pixels);
+    if (ends_with(path, ".safetensors")) return esa_tensor_video_save(ctx, frames, path, fps, p.pixels);
     if (ends_with(path, ".png")) {
         if (frames->count == 1) return esa_png_save(ctx, frames, 0, path);
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "%.200s holds one picture, the video has %d frames: give a folder (a name that ends in /)", path,
                         frames->count);
     }
     return esa_fail(ctx, ESA_ERR_ARGUMENT,
-                    "%.200s has no ending that names a format: expected .mp4, .y4m, .png, or a folder (a name that ends in /)", path);
+                    "%.200s has no ending that names a format: expected .mp4, .y4m, .png, .safetensors, .npy, or a folder (a name that ends in /)", path);
 }
 
 esa_status esa_frames_save(esa_ctx *ctx, const esa_frames *frames, const char *path, const esa_save_params *params)

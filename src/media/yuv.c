@@ -1,4 +1,4 @@
-/* yuv.c - RGB to the planes video formats hold: limited-range BT.601 (luma 16 .. 235, chroma 16 .. 240), rounded to nearest.
+/* yuv.c - RGB to the planes video formats hold, and back: limited-range BT.601 (luma 16 .. 235, chroma 16 .. 240), rounded to nearest.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "media/frames.h"
 
@@ -48,4 +48,36 @@ void esa_fps_fraction(int32_t *numerator, int32_t *denominator, double fps)
         *denominator = parts[i];
         if (fabs(fps * parts[i] - n) <= slack[i]) return;
     }
+}
+
+/* Sixteen times the chroma at pixel (x, y), from the samples around it. */
+static int32_t blended(const uint8_t *plane, int64_t rows, int64_t columns, int64_t x, int64_t y, int across, int down)
+{
+    const int64_t cx = x / across, cy = y / down;
+    /* The sample a pixel lies on counts three quarters, its neighbour on the pixel's side one. */
+    const int64_t nx = across == 1 ? cx : esa_min64(esa_max64(cx + (x % 2 ? 1 : -1), 0), columns - 1);
+    const int64_t ny = down == 1 ? cy : esa_min64(esa_max64(cy + (y % 2 ? 1 : -1), 0), rows - 1);
+    const uint8_t *near = plane + cy * columns, *far = plane + ny * columns;
+    return 9 * near[cx] + 3 * near[nx] + 3 * far[cx] + far[nx];
+}
+
+static uint8_t clamped(double x) { return (uint8_t)lrint(x < 0 ? 0 : x > 255 ? 255 : x); }
+
+void esa_yuv_to_rgb(uint8_t *rgb, const uint8_t *luma, const uint8_t *cb, const uint8_t *cr, int64_t height, int64_t width, int across, int down,
+                    int full)
+{
+    const int64_t rows = esa_ceil_div(height, down), columns = esa_ceil_div(width, across);
+    const double gain = full ? 1.0 : 255.0 / 219, chroma = (full ? 1.0 : 255.0 / 224) / 16;
+    for (int64_t y = 0; y < height; y++)
+        for (int64_t x = 0; x < width; x++, rgb += 3) {
+            const double l = (luma[y * width + x] - (full ? 0 : 16)) * gain;
+            double u = 0, v = 0;
+            if (cb) {
+                u = (blended(cb, rows, columns, x, y, across, down) - 128 * 16) * chroma;
+                v = (blended(cr, rows, columns, x, y, across, down) - 128 * 16) * chroma;
+            }
+            rgb[0] = clamped(l + 1.402 * v);
+            rgb[1] = clamped(l - (0.114 * 1.772 * u + 0.299 * 1.402 * v) / 0.587);
+            rgb[2] = clamped(l + 1.772 * u);
+        }
 }

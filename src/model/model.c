@@ -33,7 +33,7 @@ const uint32_t *esa_video_abi(void)
 {
     static const uint32_t sizes[ESA_VIDEO_ABI_COUNT] = {
         sizeof(esa_model_params), sizeof(esa_model_info), sizeof(esa_progress), sizeof(esa_generate_params), sizeof(esa_generate_stats),
-        sizeof(esa_frames_info), sizeof(esa_save_params), sizeof(esa_metrics),
+        sizeof(esa_frames_info), sizeof(esa_save_params), sizeof(esa_metrics), sizeof(esa_load_params), sizeof(esa_decode_params),
     };
     return sizes;
 }

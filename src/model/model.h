@@ -1,5 +1,5 @@
 /* model.h - an opened model folder: configurations, parts, and what the call that runs is doing. Behind the calls of esa_video.h:
- * model.c opens and describes, embeds.c gets the text, pipeline.c makes videos.
+ * model.c opens and describes, embeds.c gets the text, pipeline.c makes latents and videos, decode.c turns latents into frames.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Everything below the calls of esa_video.h works on an inner ctx (see part.h); esa_model_outward copies the sentence of a failure. */
@@ -48,6 +48,9 @@ esa_status esa_model_need_text(esa_model *model);
 
 /* Reports where the call stands; ESA_ERR_STATE and a sentence when the caller wants it to end. */
 esa_status esa_model_progress(esa_model *model, int32_t stage, int32_t done, int32_t total);
+
+/* decode.c: latents [C][t][h][w] become frames (the caller's, also after a failure; NULL if there are none yet). */
+esa_status esa_model_decode(esa_model *model, esa_frames **frames, const float *latents, const int32_t latent[3], int32_t tile);
 
 /* Embeddings of the prompts: branch 0 the prompt, 1 the negative one. */
 typedef struct esa_embeds {

@@ -214,28 +214,6 @@ static esa_status denoise(esa_model *m, run *r)
     return status;
 }
 
-/* ---------------------------------------------------------------- decoding */
-
-/* As diffusers: x/2 + 0.5, clamped to 0 .. 1, times 255, to the nearest (even at half). A latent that went wrong shows as black. */
-static esa_status take_frame(void *user, int64_t frame, const float *rgb)
-{
-    run *r = user;
-    const int64_t size = (int64_t)r->frames->height * r->frames->width * 3;
-    uint8_t *out = r->frames->rgb + frame * size;
-    for (int64_t i = 0; i < size; i++) {
-        const float x = rgb[i] * 0.5f + 0.5f;
-        out[i] = (uint8_t)lrintf((x > 0 ? (x < 1 ? x : 1.0f) : 0.0f) * 255.0f);
-    }
-    return ESA_OK;
-}
-
-static esa_status decode(esa_model *m, run *r)
-{
-    esa_status status = esa_frames_new(m->ctx, &r->frames, r->p.frames, r->p.height, r->p.width, m->info.fps);
-    if (status == ESA_OK) status = esa_model_progress(m, ESA_STAGE_DECODE, 0, r->latent[0]);
-    return status == ESA_OK ? esa_wan_vae_decode(m->vae, r->x, r->latent, r->p.vae_tile, take_frame, r) : status;
-}
-
 /* ---------------------------------------------------------------- the call */
 
 /* Files come last: a call that fails or is cancelled writes nothing. */
@@ -272,7 +250,7 @@ static esa_status run_stages(esa_model *m, run *r)
     if (r->p.denoised) r->p.denoised(r->p.denoised_user, m->session);
     s->attention_seconds = s->session.select_seconds + s->session.attention_seconds;
     s->tokens = r->latent[0] / m->info.patch[0] * (r->latent[1] / m->info.patch[1]) * (r->latent[2] / m->info.patch[2]);
-    if (status == ESA_OK && r->p.decode) status = decode(m, r);
+    if (status == ESA_OK && r->p.decode) status = esa_model_decode(m, &r->frames, r->x, r->latent, r->p.vae_tile);
     s->decode_seconds = esa_nn_now() - t2;
     return status == ESA_OK ? keep_results(m, r) : status;
 }

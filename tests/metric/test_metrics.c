@@ -126,6 +126,57 @@ static void same_bits_with_any_threads(void **state)
     }
 }
 
+/* Frame by frame, and flicker against its definition, written down once more. */
+static void frame_by_frame(void **state)
+{
+    (void)state;
+    enum { COUNT = 5, H = 13, W = 15, SIZE = H * W * 3 };
+    static uint8_t a[COUNT * SIZE], b[sizeof a];
+    for (size_t i = 0; i < sizeof a; i++) {
+        a[i] = (uint8_t)(i * 2654435761u >> 13);
+        b[i] = (uint8_t)(i < 2 * SIZE ? a[i] : a[i] / 2 + i / SIZE * 9);        /* the first two frames are equal */
+    }
+    esa_ctx *ctx = context(2);
+    esa_frames *x, *y, *z;
+    esa_metrics m = { .struct_size = sizeof m }, one = { .struct_size = sizeof one };
+    double each[COUNT][ESA_METRIC_COUNT], total = 0, ssim = 0;
+    assert_int_equal(esa_frames_create(ctx, &x, a, COUNT, H, W, 16), ESA_OK);
+    assert_int_equal(esa_frames_create(ctx, &y, b, COUNT, H, W, 16), ESA_OK);
+    assert_int_equal(esa_frames_measure(ctx, &m, &each[0][0], x, y, NULL, NULL, NULL), ESA_OK);
+    for (int t = 0; t < COUNT; t++) {
+        double sum = 0, error = 0;
+        for (int i = t * SIZE; i < (t + 1) * SIZE; i++) {
+            error += ((double)a[i] - b[i]) * ((double)a[i] - b[i]) / SIZE;
+            const double d = t ? ((double)b[i] - b[i - SIZE]) - ((double)a[i] - a[i - SIZE]) : 0;
+            sum += d * d / SIZE;
+        }
+        total += sum;
+        ssim += each[t][ESA_METRIC_SSIM] / COUNT;
+        if (t) assert_true(fabs(each[t][ESA_METRIC_FLICKER] - sqrt(sum)) < CLOSE);
+        else assert_true(isnan(each[t][ESA_METRIC_FLICKER]));
+        if (t < 2) assert_true(isinf(each[t][ESA_METRIC_PSNR]) && each[t][ESA_METRIC_SSIM] == 1);
+        else assert_true(fabs(each[t][ESA_METRIC_PSNR] - 10 * log10(65025 / error)) < CLOSE);
+        assert_true(isnan(each[t][ESA_METRIC_LPIPS]));
+    }
+    assert_true(fabs(m.flicker - sqrt(total / (COUNT - 1))) < CLOSE && m.flicker > 10);
+    assert_true(fabs(m.ssim - ssim) < CLOSE && isnan(m.lpips) && isnan(m.lpips_max));
+    for (size_t i = 0; i < sizeof b; i++) b[i] = (uint8_t)(a[i] / 2 + 7);
+    for (size_t i = SIZE; i < sizeof a; i++) a[i] = a[i % SIZE], b[i] = b[i % SIZE];      /* an error that stands still does not flicker */
+    esa_frames_free(x);
+    esa_frames_free(y);
+    assert_int_equal(esa_frames_create(ctx, &x, a, COUNT, H, W, 16), ESA_OK);
+    assert_int_equal(esa_frames_create(ctx, &y, b, COUNT, H, W, 16), ESA_OK);
+    assert_int_equal(esa_frames_compare(ctx, &m, x, y), ESA_OK);
+    assert_true(m.flicker == 0 && m.psnr < 20);
+    assert_int_equal(esa_frames_create(ctx, &z, a, 1, H, W, 16), ESA_OK);
+    assert_int_equal(esa_frames_compare(ctx, &one, z, z), ESA_OK);
+    assert_true(isnan(one.flicker));
+    esa_frames_free(x);
+    esa_frames_free(y);
+    esa_frames_free(z);
+    esa_ctx_free(ctx);
+}
+
 static void refusals(void **state)
 {
     (void)state;
@@ -157,6 +208,7 @@ int main(void)
         cmocka_unit_test(like_scikit_image),
         cmocka_unit_test(equal_frames),
         cmocka_unit_test(same_bits_with_any_threads),
+        cmocka_unit_test(frame_by_frame),
         cmocka_unit_test(refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

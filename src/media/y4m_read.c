@@ -1,0 +1,118 @@
+/* y4m_read.c - YUV4MPEG2 with 8 bits: 4:2:0 (every siting is read as centred), 4:2:2, 4:4:4, with or without alpha, and grey.
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "media/frames.h"
+
+#include <string.h>
+
+#define LONGEST 4096                /* of a header line */
+
+typedef struct y4m {
+    const char *name;
+    int64_t width, height, line;    /* line: bytes of the header */
+    int across, down, planes, full;
+    double fps;
+} y4m;
+
+/* A whole number at *at, which moves behind it; -1: none. */
+static int64_t number(const uint8_t **at, const uint8_t *end)
+{
+    int64_t x = 0;
+    const uint8_t *p = *at;
+    for (; p < end && *p >= '0' && *p <= '9' && x < INT64_C(1) << 40; p++) x = 10 * x + (*p - '0');
+    const int64_t found = p > *at ? x : -1;
+    *at = p;
+    return found;
+}
+
+/* The chroma word; 0: one we do not read. */
+static int chroma(y4m *v, const char *word, size_t n)
+{
+    static const struct { const char *name; int across, down, planes; } known[] = {
+        { "420", 2, 2, 3 }, { "420jpeg", 2, 2, 3 }, { "420mpeg2", 2, 2, 3 }, { "420paldv", 2, 2, 3 }, { "422", 2, 1, 3 }, { "444", 1, 1, 3 },
+        { "444alpha", 1, 1, 4 }, { "mono", 1, 1, 1 },
+    };
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
+        if (strlen(known[i].name) == n && memcmp(known[i].name, word, n) == 0) {
+            v->across = known[i].across;
+            v->down = known[i].down;
+            v->planes = known[i].planes;
+            return 1;
+        }
+    return 0;
+}
+
+static esa_status read_header(esa_ctx *ctx, y4m *v, const uint8_t *bytes, int64_t size, double fps)
+{
+    const uint8_t *end = memchr(bytes, '\n', (size_t)esa_min64(size, LONGEST));
+    if (!end) return esa_fail(ctx, ESA_ERR_FORMAT, "%.200s is a damaged Y4M: its first line has no end", v->name);
+    v->line = end + 1 - bytes;
+    v->across = v->down = 2;
+    v->planes = 3;
+    v->fps = fps;
+    for (const uint8_t *p = bytes + 9; p < end;) {
+        const uint8_t *word = p + 1, *stop = memchr(word, ' ', (size_t)(end - word));
+        if (!stop) stop = end;
+        if (word == stop) { p = stop; continue; }
+        const uint8_t *at = word + 1;
+        if (*word == 'W') v->width = number(&at, stop);
+        else if (*word == 'H') v->height = number(&at, stop);
+        else if (*word == 'F') {
+            const int64_t a = number(&at, stop);
+            at++;
+            const int64_t b = at < stop ? number(&at, stop) : -1;
+            if (a > 0 && b > 0 && (double)a / (double)b >= 0.01 && (double)a / (double)b <= 1000) v->fps = (double)a / (double)b;
+        } else if (*word == 'C' && !chroma(v, (const char *)at, (size_t)(stop - at)))
+            return esa_fail(ctx, ESA_ERR_UNSUPPORTED, "%.200s has colours C%.*s, expected 8 bits of C420, C422, C444 or Cmono", v->name,
+                            (int)esa_min64(stop - at, 20), (const char *)at);
+        else if (stop - word == 16 && memcmp(word, "XCOLORRANGE=FULL", 16) == 0)
+            v->full = 1;
+        p = stop;
+    }
+    if (v->width < 1 || v->height < 1 || v->width > ESA_FRAMES_MAX_SIDE || v->height > ESA_FRAMES_MAX_SIDE)
+        return esa_fail(ctx, ESA_ERR_FORMAT, "%.200s has %lld x %lld pixels, expected sides of 1 .. %d", v->name, (long long)v->width,
+                        (long long)v->height, ESA_FRAMES_MAX_SIDE);
+    return ESA_OK;
+}
+
+/* Bytes of the FRAME line at `at` (it may carry parameters), or -1. */
+static int64_t frame_line(const uint8_t *bytes, int64_t size, int64_t at)
+{
+    if (size - at < 6 || memcmp(bytes + at, "FRAME", 5) != 0) return -1;
+    const uint8_t *end = memchr(bytes + at + 5, '\n', (size_t)esa_min64(size - at - 5, LONGEST));
+    return end && (bytes[at + 5] == '\n' || bytes[at + 5] == ' ') ? end + 1 - (bytes + at) : -1;
+}
+
+esa_status esa_y4m_read(esa_ctx *ctx, esa_frames **frames, esa_frames_info *info, const char *name, const uint8_t *bytes, int64_t size,
+                        double fps)
+{
+    y4m v = { .name = name };
+    if (frames) *frames = NULL;
+    esa_status status = read_header(ctx, &v, bytes, size, fps);
+    if (status != ESA_OK) return status;
+    const int64_t luma = v.width * v.height, chroma_size = esa_ceil_div(v.width, v.across) * esa_ceil_div(v.height, v.down);
+    const int64_t picture = luma + (v.planes >= 3 ? 2 * chroma_size : 0) + (v.planes == 4 ? luma : 0);
+    int64_t count = 0;
+    for (int64_t at = v.line; at < size; count++) {     /* counted first: the memory is there only for frames that are */
+        const int64_t line = frame_line(bytes, size, at);
+        if (line < 0 || size - at - line < picture)
+            return esa_fail(ctx, ESA_ERR_FORMAT, "%.200s is a damaged Y4M: frame %lld of %lld x %lld pixels is not whole", name, (long long)count,
+                            (long long)v.width, (long long)v.height);
+        at += line + picture;
+    }
+    if (!count) return esa_fail(ctx, ESA_ERR_FORMAT, "%.200s holds no frames", name);
+    if (count > ESA_FRAMES_MAX_COUNT)
+        return esa_fail(ctx, ESA_ERR_FORMAT, "%.200s holds %lld frames, expected at most %d", name, (long long)count, ESA_FRAMES_MAX_COUNT);
+    *info = (esa_frames_info){ .struct_size = sizeof *info, .frames = (int32_t)count, .height = (int32_t)v.height, .width = (int32_t)v.width,
+                               .fps = v.fps };
+    if (!frames) return ESA_OK;
+    status = esa_frames_new(ctx, frames, count, v.height, v.width, v.fps);
+    if (status != ESA_OK) return status;
+    int64_t at = v.line;
+    for (int64_t i = 0; i < count; i++) {
+        const uint8_t *plane = bytes + at + frame_line(bytes, size, at);
+        esa_yuv_to_rgb((*frames)->rgb + i * luma * 3, plane, v.planes >= 3 ? plane + luma : NULL, plane + luma + chroma_size, v.height, v.width,
+                       v.across, v.down, v.full);
+        at = plane + picture - bytes;
+    }
+    return ESA_OK;
+}
