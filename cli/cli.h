@@ -27,8 +27,10 @@ int cli_dispatch(const char *path, const char *about, const cli_command *table, 
 
 int cmd_bench(int argc, char **argv);
 int cmd_bench_attention(int argc, char **argv);
+int cmd_bench_model(int argc, char **argv);
 int cmd_bench_quality(int argc, char **argv);
 int cmd_bench_video(int argc, char **argv);
+int cmd_calibrate(int argc, char **argv);
 int cmd_demo(int argc, char **argv);
 int cmd_doctor(int argc, char **argv);
 int cmd_generate(int argc, char **argv);

@@ -231,7 +231,22 @@ static void on_denoised(void *user, const esa_session *session)
     for (int32_t l = 0; l < r->layers; l++) {
         if (esa_session_get_stats(session, &s, l, -1) != ESA_OK) return;
         r->layer_density[l] = s.density;
+        if (esa_session_get_heads(session, r->head_density + (int64_t)l * r->heads, r->heads, l, -1) != ESA_OK) return;
     }
+}
+
+/* The engine would say this too, but not by which option it can be had. */
+static int check_steps(const clip_maker *m, const clip_request *r)
+{
+    esa_mask_file *file = NULL;
+    esa_mask_file_info info = { .struct_size = sizeof info };
+    esa_status status = esa_mask_file_open(m->ctx, &file, r->masks);
+    if (status == ESA_OK) status = esa_mask_file_get_info(file, &info);
+    esa_mask_file_free(file);
+    if (status != ESA_OK) return cli_fail_esa(m->ctx, status, m->what);
+    if (info.steps == r->steps || r->step_map != ESA_STEP_MAP_EXACT) return CLI_OK;
+    return cli_fail("%s: '%s' was made for %d steps, this run has %lld: --step-map nearest takes for each step the masks of the step that is as far on its way",
+                    m->what, r->masks, (int)info.steps, (long long)r->steps);
 }
 
 int clip_make(clip_maker *m, esa_frames **frames, clip_record *record, const clip_request *request, const char *label, int64_t clips_left,
@@ -245,6 +260,7 @@ int clip_make(clip_maker *m, esa_frames **frames, clip_record *record, const cli
     if (frames) *frames = NULL;
     clip_request_resolve(&r, m);
     int status = fill_params(m, &p, &r, dense_layer);
+    if (!status && r.method == METHOD_CACHED) status = check_steps(m, &r);
     if (!status && record && record_new(record, (int32_t)r.steps, m->info.layers, m->info.heads)) status = cli_fail("%s: out of memory", m->what);
     if (status) return status;
     esa_generate_stats stats = { .struct_size = sizeof stats };

@@ -19,15 +19,17 @@ static int agree(const generate_options *o, int argc, char **argv)
     if (o->compare && o->clip.method == METHOD_DENSE) return usage("--compare dense needs another --method to compare");
     if (!o->compare && (o->dense_out || o->beside_out)) return usage("--dense-out and --beside-out need --compare dense");
     if (o->output_dir && (o->dense_out || o->beside_out)) return usage("--dense-out and --beside-out go with --out");
-    if ((o->prompts_file || o->num_prompts > 1) && o->out) return usage("several prompts need --output-dir DIR, not --out");
-    if ((o->prompts_file || o->num_prompts > 1) && (o->clip.save_embeds || o->clip.save_latents || o->clip.latents))
-        return usage("--save-embeds, --save-latents and --latents go with one prompt");
+    const int several = o->prompts_file || o->num_prompts > 1 || o->seeds.count > 1;
+    if (several && o->out) return usage("several prompts or seeds need --output-dir DIR, not --out");
+    if (o->seeds.count > 1 && !o->output_dir) return usage("several seeds need --output-dir DIR");
+    if (several && (o->clip.save_embeds || o->clip.save_latents || o->clip.latents))
+        return usage("--save-embeds, --save-latents and --latents go with one prompt and one seed");
     return 0;
 }
 
 int cmd_generate(int argc, char **argv)
 {
-    generate_options o = { .clip = clip_request_default(), .num_prompts = 1 };
+    generate_options o = { .clip = clip_request_default(), .num_prompts = 1, .seeds = { 1, { 0 }, { 0 } } };
     int compare = -1, done;
     cli_option table[CLIP_MAX_OPTIONS];
     const cli_option own[] = {
@@ -37,9 +39,9 @@ int cmd_generate(int argc, char **argv)
         { "--num-prompts", CLI_INT, &o.num_prompts, "N", 1, CLI_PROMPTS, 0, "the first N built-in prompts (1)" },
         { "--method", CLI_CHOICE, &o.clip.method, METHODS, 0, 0, 0, "how self-attention runs (entropy)" },
         { "--budget", CLI_REAL, &o.clip.budget, "X", 0, 1, 0, "kept fraction of key blocks (0.5)" },
-        { "--seed", CLI_INT, &o.clip.seed, "N", 0, 9e15, 0, "of the noise, as in diffusers with a CPU generator (0)" },
+        { "--seed", CLI_INTS, &o.seeds, "N,...", 0, 9e15, 0, "of the noise, as in diffusers with a CPU generator; several: a video each (0)" },
         { "--out", CLI_TEXT, &o.out, "FILE", 0, 0, 0, "x.mp4, x.y4m, or a folder of PNG: x/ (out.mp4)" },
-        { "--output-dir", CLI_TEXT, &o.output_dir, "DIR", 0, 0, 0, "videos as 000.mp4, 001.mp4, ..." },
+        { "--output-dir", CLI_TEXT, &o.output_dir, "DIR", 0, 0, 0, "one video per prompt and seed: 000.mp4, or 000-s1.mp4; made with its parents" },
         { "--compare", CLI_CHOICE, &compare, "dense", 0, 0, 0, "also make the dense video; speedup, PSNR and SSIM" },
         { "--dense-out", CLI_TEXT, &o.dense_out, "FILE", 0, 0, 0, "the dense video (beside --out, with -dense in its name)" },
         { "--beside-out", CLI_TEXT, &o.beside_out, "FILE", 0, 0, 0, "dense left, the other right" },

@@ -68,7 +68,7 @@ int cmd_masks_merge(int argc, char **argv)
     cli_list budgets = { 3, { 0.7, 0.5, 0.3 }, { 0 } };
     const char *out = NULL;
     int importance = ESA_IMPORTANCE_U8, recording = 0, store_dense = 0, words = 0, done;
-    int64_t first = 1;
+    int64_t first = 1, steps = 0;
     double warmup = 0.2;
     const cli_option options[] = {
         { "--budgets", CLI_REALS, &budgets, "X,...", 0, 1, 0, "budgets to prebuild (0.7,0.5,0.3)" },
@@ -76,6 +76,7 @@ int cmd_masks_merge(int argc, char **argv)
         { "--dense-first-layer", CLI_INT, &first, "0|1", 0, 1, 0, "layer 0 runs dense and is not stored (1)" },
         { "--warmup-frac", CLI_REAL, &warmup, "X", 0, 1, 0, "share of the steps that runs dense and is not stored (0.2)" },
         { "--store-dense", CLI_FLAG, &store_dense, NULL, 0, 0, 0, "store these layers and steps all the same" },
+        { "--steps", CLI_INT, &steps, "N", 1, 65535, 0, "denoising steps the file will serve (those recorded)" },
         { "--recording", CLI_FLAG, &recording, NULL, 0, 0, 0, "write one summed recording instead of a mask file" },
         { "--out", CLI_TEXT, &out, "FILE", 0, 0, 0, "the mask file; required" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
@@ -94,6 +95,7 @@ int cmd_masks_merge(int argc, char **argv)
     build.store_dense = store_dense;
     build.dense_first_layer = (int32_t)first;
     build.warmup_frac = warmup;
+    build.steps = (int32_t)steps;
     const esa_status s = recording ? esa_recording_merge(ctx, out, (const char *const *)argv, words)
                                    : esa_mask_file_build(ctx, out, (const char *const *)argv, words, &build);
     status = finish(ctx, s, "masks merge", out);

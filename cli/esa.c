@@ -14,6 +14,7 @@ int cmd_bench(int argc, char **argv)
 {
     static const cli_command table[] = {
         { "attention", cmd_bench_attention, "time dense and sparse attention beside sgemm" },
+        { "model", cmd_bench_model, "time whole clips, step by step and end to end: dense, online, cached" },
         { "quality", cmd_bench_quality, "kept mass and output error on synthetic video-like heads, as CSV" },
         { "video", cmd_bench_video, "PSNR, SSIM and speed of whole videos against dense ones, as CSV; can be resumed" },
         { NULL, NULL, NULL },
@@ -38,6 +39,7 @@ static int run(int argc, char **argv)
 {
     static const cli_command table[] = {
         { "generate", cmd_generate, "make a video from a prompt, with dense or sparse attention" },
+        { "calibrate", cmd_calibrate, "record which key blocks matter over a few prompts, and write masks for each budget" },
         { "demo", cmd_demo, "dense attention against every selector on synthetic video-like heads" },
         { "bench", cmd_bench, "measure speed (attention) and quality (quality)" },
         { "masks", cmd_masks, "run selectors; inspect, derive, merge and convert mask files" },

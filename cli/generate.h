@@ -11,6 +11,7 @@ typedef struct generate_options {
     int hold, compare, check;
     int64_t num_prompts, threads, quality;
     double fps;
+    cli_list seeds;                 /* one video each */
 } generate_options;
 
 /* Runs it all; CLI_OK, CLI_FAILED or CLI_USAGE after one sentence, 130 when interrupted. */

@@ -1,6 +1,7 @@
 /* generate_run.c - the work of `esa generate`: model, prompts, videos, comparison, files.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "generate.h"
+#include "folders.h"
 
 #include <errno.h>
 #include <math.h>
@@ -33,12 +34,7 @@ static int ends_with(const char *path, const char *ending)
 /* The folder a path lies in must be there and writable: better said now than after the work. */
 static int folder_of(char *folder, size_t size, const char *path)
 {
-    snprintf(folder, size, "%s", path);
-    size_t n = strlen(folder);
-    while (n > 1 && folder[n - 1] == '/') folder[--n] = 0;
-    char *slash = strrchr(folder, '/');
-    if (!slash) snprintf(folder, size, ".");
-    else slash[slash == folder] = 0;
+    cli_folder_of(folder, size, path);
     struct stat about;
     if (stat(folder, &about) != 0) return cli_fail("%s: '%s' cannot be written: %s: %s", what, path, folder, strerror(errno));
     if (!S_ISDIR(about.st_mode)) return cli_fail("%s: '%s' cannot be written: %s is no folder", what, path, folder);
@@ -142,8 +138,8 @@ static int beside(job *j, const esa_frames *left, const esa_frames *right, const
     return saved;
 }
 
-static void report(job *j, const char *prompt, const char *path, const char *dense_path, const clip_record *record, const clip_record *dense,
-                   const esa_metrics *metrics)
+static void report(job *j, const char *prompt, int64_t seed, const char *path, const char *dense_path, const clip_record *record,
+                   const clip_record *dense, const esa_metrics *metrics)
 {
     const generate_options *o = j->o;
     const esa_generate_stats *s = &record->stats;
@@ -151,6 +147,7 @@ static void report(job *j, const char *prompt, const char *path, const char *den
     cli_name(method, METHODS, o->clip.method);
     cli_json_open(j->json, NULL, '{');
     cli_json_text(j->json, "prompt", prompt);
+    cli_json_int(j->json, "seed", seed);
     cli_json_int(j->json, "frames", s->frames);
     cli_json_int(j->json, "height", s->height);
     cli_json_int(j->json, "width", s->width);
@@ -170,7 +167,7 @@ static void report(job *j, const char *prompt, const char *path, const char *den
         table_row(j, method, path, record, dense, metrics);
     } else {
         printf("%s: %d frame%s of %d x %d, %d step%s, seed %lld, %s", path, s->frames, s->frames > 1 ? "s" : "", s->width, s->height, s->steps,
-               s->steps > 1 ? "s" : "", (long long)o->clip.seed, method);
+               s->steps > 1 ? "s" : "", (long long)seed, method);
         if (s->session.sparse_calls) printf(" at density %.3f", s->session.density);
         printf("; %.1f s (text %.1f, denoising %.1f, decoding %.1f), peak %.0f MB\n", s->seconds, s->text_seconds, s->denoise_seconds,
                s->decode_seconds, 1e-6 * (double)s->peak_bytes);
@@ -180,7 +177,7 @@ static void report(job *j, const char *prompt, const char *path, const char *den
 }
 
 /* One prompt: the video, and the dense one first where it is asked for. Files are written when everything is made. */
-static int one_prompt(job *j, const char *prompt, const char *path, int64_t clips_left)
+static int one_prompt(job *j, const char *prompt, int64_t seed, const char *path, int64_t clips_left)
 {
     const generate_options *o = j->o;
     char dense_path[PATH_SIZE] = "", method[32];
@@ -190,6 +187,7 @@ static int one_prompt(job *j, const char *prompt, const char *path, int64_t clip
     clip_request r = o->clip;
     int status = CLI_OK;
     r.prompt = prompt;
+    r.seed = seed;
     cli_name(method, METHODS, r.method);
     if (o->compare) {
         if (o->dense_out) snprintf(dense_path, sizeof dense_path, "%s", o->dense_out);
@@ -204,7 +202,7 @@ static int one_prompt(job *j, const char *prompt, const char *path, int64_t clip
     if (!status && o->compare) status = save(j, dense, dense_path);
     if (!status) status = save(j, frames, path);
     if (!status && o->beside_out) status = beside(j, dense, frames, o->beside_out);
-    if (!status) report(j, r.prompt_embeds ? NULL : prompt, path, dense_path, &record, &dense_record, &metrics);
+    if (!status) report(j, r.prompt_embeds ? NULL : prompt, seed, path, dense_path, &record, &dense_record, &metrics);
     j->maker.video.frames_free(frames);
     j->maker.video.frames_free(dense);
     clip_record_free(&record);
@@ -219,24 +217,27 @@ static int all_prompts(job *j, const cli_prompts *prompts)
     const generate_options *o = j->o;
     char path[PATH_SIZE], target[PATH_SIZE + 32], other[PATH_SIZE];
     const char *const files[] = { o->clip.save_embeds, o->clip.save_latents, o->json };
-    int made_folder = 0, status = CLI_OK;
+    size_t kept;
+    int status = CLI_OK;
     for (int i = 0; i < 3; i++)             /* one that is there may be a pipe or a terminal: its folder says nothing */
         if (files[i] && access(files[i], F_OK) != 0 && (status = folder_of(other, sizeof other, files[i])) != 0) return status;
     if (!o->output_dir) {
         status = generate_target(target, sizeof target, o->out ? o->out : cli_video_mp4() ? "out.mp4" : "out.y4m");
         if (!status && o->dense_out) status = generate_target(other, sizeof other, o->dense_out);
         if (!status && o->beside_out) status = generate_target(other, sizeof other, o->beside_out);
-        return status ? status : one_prompt(j, prompts->line[0], target, 0);
+        return status ? status : one_prompt(j, prompts->line[0], o->seeds.whole[0], target, 0);
     }
-    if (mkdir(o->output_dir, 0777) == 0) made_folder = 1;
-    else if (errno != EEXIST) return cli_fail("%s: the folder '%s' cannot be made: %s", what, o->output_dir, strerror(errno));
-    for (int64_t i = 0; i < prompts->count && !status; i++) {
-        if (snprintf(path, sizeof path, "%s/%03lld%s", o->output_dir, (long long)i, j->ending) >= (int)sizeof path)
-            status = cli_fail("%s: the name of the folder is too long", what);
+    if ((status = cli_make_folders(o->output_dir, &kept, what)) != 0) return status;
+    const int64_t total = prompts->count * o->seeds.count;
+    for (int64_t i = 0; i < total && !status; i++) {
+        const long long prompt = i / o->seeds.count, seed = o->seeds.whole[i % o->seeds.count];
+        const int room = o->seeds.count > 1 ? snprintf(path, sizeof path, "%s/%03lld-s%lld%s", o->output_dir, prompt, seed, j->ending)
+                                            : snprintf(path, sizeof path, "%s/%03lld%s", o->output_dir, prompt, j->ending);
+        if (room >= (int)sizeof path) status = cli_fail("%s: the name of the folder is too long", what);
         if (!status) status = generate_target(target, sizeof target, path);
-        if (!status) status = one_prompt(j, prompts->line[i], target, prompts->count - i - 1);
+        if (!status) status = one_prompt(j, prompts->line[prompt], seed, target, total - i - 1);
     }
-    if (status && made_folder) rmdir(o->output_dir);       /* fails where finished videos stand in it: they are whole and stay */
+    if (status) cli_unmake_folders(o->output_dir, kept);   /* stops where finished videos stand: they are whole and stay */
     return status;
 }
 
@@ -261,7 +262,7 @@ static int with_model(job *j)
     cli_machine_json(j->json, j->maker.ctx, NULL);
     cli_json_text(j->json, "model", info->name);
     cli_json_text(j->json, "config_hash", info->config_hash);
-    cli_json_int(j->json, "seed", o->clip.seed);
+    cli_json_int(j->json, "seed", o->seeds.whole[0]);
     cli_json_real(j->json, "guidance", isnan(o->clip.guidance) ? info->guidance : o->clip.guidance);
     cli_json_real(j->json, "budget", o->clip.budget);
     cli_json_open(j->json, "videos", '[');

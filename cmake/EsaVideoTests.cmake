@@ -67,6 +67,13 @@ if(TARGET esa_cli)
   add_test(NAME cli.generate COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/cli/check_generate.py $<TARGET_FILE:esa_cli>
            ${CMAKE_CURRENT_SOURCE_DIR}/models ${generate_tests})
   set_tests_properties(cli.generate PROPERTIES LABELS video TIMEOUT 1200)
+  set(calibrate_tests "")
+  if(ESA_SANITIZE)
+    set(calibrate_tests Words Refusals)
+  endif()
+  add_test(NAME cli.calibrate COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/cli/check_calibrate.py $<TARGET_FILE:esa_cli>
+           ${CMAKE_CURRENT_SOURCE_DIR}/models ${calibrate_tests})
+  set_tests_properties(cli.calibrate PROPERTIES LABELS video TIMEOUT 1200)
 endif()
 # Long tests run in `make test-all` only: the page of `esa report` in a browser.
 if(TARGET esa_cli AND TARGET make_recording AND NOT ESA_SANITIZE)

@@ -91,6 +91,9 @@ typedef struct esa_session_stats {
 /* Totals of the current video (layer = step = -1), or one layer (step = -1), one step (layer = -1), or one cell. Waits for a GPU that has
  * calls of this session still to run. */
 ESA_API esa_status esa_session_get_stats(const esa_session *session, esa_session_stats *stats, int32_t layer, int32_t step);
+/* Realised density per query head, mean over the same calls, into density f64[heads]: -1 as above. NaN where no call ran sparse, and for calls
+ * on a GPU, which does not tell heads apart. ESA_ERR_ARGUMENT if the model has another number of heads. */
+ESA_API esa_status esa_session_get_heads(const esa_session *session, double *density, int64_t heads, int32_t layer, int32_t step);
 
 /* ---------------------------------------------------------------- recordings
  * A recording file holds the raw integer sums (round(p * 2^24), so order, resume and merge cannot change a bit), the prompts
@@ -158,7 +161,8 @@ typedef struct esa_mask_build {           /* not part of the pinned ABI table: u
     int32_t  budget_count;                /* 0 .. 16; more than 0 if importance is NONE */
     int32_t  store_dense;                 /* 1: also layer 0 / warm-up groups (0) */
     int32_t  dense_first_layer;           /* (1) */
-    int32_t  reserved0;
+    int32_t  steps;                       /* steps the file will serve; 0: those recorded (0). Step i of them uses what was recorded in
+                                             step floor(i * recorded / steps). Not read by esa_mask_file_derive */
     double   warmup_frac;                 /* (0.2) */
     int64_t  reserved[4];
 } esa_mask_build;

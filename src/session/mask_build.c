@@ -77,9 +77,16 @@ static void code_head(void *arg, int64_t h, int32_t worker)
     }
 }
 
-/* Which layers and groups are stored; fills layer[L] and group[G] and the counts in info. */
-static esa_status choose(esa_ctx *ctx, esa_mask_file_info *info, int32_t *layer, int32_t *group, const esa_recording *rec, int32_t count,
-                         const esa_mask_build *build)
+/* The group of each step that the file will serve: noise levels are met again at the same share of the way, whatever the number of steps. */
+static void map_steps(int32_t *step_group, int32_t steps, const esa_mask_file_info *recorded)
+{
+    for (int32_t i = 0; i < steps; i++)
+        step_group[i] = esa_step_group((int32_t)((int64_t)i * recorded->steps / steps), recorded->groups, recorded->steps);
+}
+
+/* Which layers and groups are stored; fills layer[L] and group[G] and the counts in info, whose steps are those of step_group. */
+static esa_status choose(esa_ctx *ctx, esa_mask_file_info *info, int32_t *layer, int32_t *group, const int32_t *step_group, const esa_recording *rec,
+                         int32_t count, const esa_mask_build *build)
 {
     const int32_t warmup = build->store_dense ? 0 : esa_warmup_steps(build->warmup_frac, info->steps);
     info->stored_layers = info->stored_groups = 0;
@@ -87,9 +94,8 @@ static esa_status choose(esa_ctx *ctx, esa_mask_file_info *info, int32_t *layer,
         if (!(l == 0 && build->dense_first_layer && !build->store_dense) && !esa_recording_is_dense(rec, l)) layer[info->stored_layers++] = l;
     /* A group is stored if any of its steps is not warm-up. Groups are runs of steps, so its last step decides. */
     for (int32_t i = 0; i < info->steps; i++) {
-        const int32_t g = esa_step_group(i, info->groups, info->steps);
-        const int32_t last = i + 1 == info->steps || esa_step_group(i + 1, info->groups, info->steps) != g;
-        if (last && i >= warmup) group[info->stored_groups++] = g;
+        const int32_t last = i + 1 == info->steps || step_group[i + 1] != step_group[i];
+        if (last && i >= warmup) group[info->stored_groups++] = step_group[i];
     }
     if (!info->stored_layers || !info->stored_groups)
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "nothing would be stored: of %d layers and %d steps all are dense (warm-up %g, first layer dense %d)",
@@ -130,6 +136,10 @@ static esa_status build(esa_ctx *ctx, const char *output, const esa_recording *r
     if (status != ESA_OK) return status;
     if (!(build->warmup_frac >= 0 && build->warmup_frac <= 1))
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "warmup_frac is %g, expected 0 to 1", build->warmup_frac);
+    if (build->steps && (build->steps < info->groups || build->steps > ESA_MAX_CELL_AXIS))
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "a file for %d steps was asked for, expected %d (the recorded groups) to %d", build->steps, info->groups, ESA_MAX_CELL_AXIS);
+    const esa_mask_file_info recorded = *info;
+    if (build->steps) info->steps = build->steps;
     info->warmup_frac = build->store_dense ? 0 : build->warmup_frac;
     info->dense_first_layer = build->store_dense ? 0 : build->dense_first_layer != 0;
 
@@ -146,8 +156,8 @@ static esa_status build(esa_ctx *ctx, const char *output, const esa_recording *r
         status = esa_fail(ctx, ESA_ERR_MEMORY, "out of memory while building %.200s", output ? output : "a mask file");
     } else {
         int32_t *layer = axis, *group = axis + info->layers, *step_group = group + info->groups;
-        for (int32_t i = 0; i < info->steps; i++) step_group[i] = esa_step_group(i, info->groups, info->steps);
-        status = choose(ctx, info, layer, group, rec, count, build);
+        map_steps(step_group, info->steps, &recorded);
+        status = choose(ctx, info, layer, group, step_group, rec, count, build);
         const esa_mask_axes axes = {step_group, layer, group, 1, 1};
         if (status == ESA_OK) status = esa_mask_output_begin(ctx, &out, output, info, &axes);
         if (status == ESA_OK) status = build_cells(ctx, &out, &c, layer, group);

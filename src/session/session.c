@@ -195,6 +195,7 @@ static void release(esa_session *s)
     esa_session_gpu_free(&s->gpu);
     esa_mem_free(mem, s->rest, (int64_t)sizeof *s->rest * s->params.layers * s->params.branches);
     esa_mem_free(mem, s->cell, (int64_t)sizeof *s->cell * s->params.layers * s->params.steps);
+    esa_mem_free(mem, s->head, s->head ? (int64_t)sizeof *s->head * s->params.layers * s->params.steps * s->heads : 0);
     esa_mem_free(mem, s->dense_layer, s->params.layers);
     esa_recorder_free(&s->recorder);
     esa_mem_free(mem, s, (int64_t)sizeof *s);
@@ -235,6 +236,7 @@ esa_status esa_session_begin(esa_session *s)
     }
     esa_session_gpu_forget(&s->gpu);
     memset(s->cell, 0, sizeof *s->cell * (size_t)s->params.layers * (size_t)s->params.steps);
+    if (s->head) memset(s->head, 0, sizeof *s->head * (size_t)s->params.layers * (size_t)s->params.steps * (size_t)s->heads);
     for (int64_t i = 0; i < (int64_t)s->params.layers * s->params.branches; i++) {
         s->rest[i].made = 0;
         s->rest[i].sparse_steps = 0;

@@ -40,12 +40,13 @@ typedef struct esa_session_rest {
     int32_t sparse_steps;               /* sparse steps seen since begin */
     int32_t last_step;                  /* of them, -1: none */
     double density, mass;
+    int64_t existing;                   /* blocks that density counts against */
 } esa_session_rest;
 
 /* Sums of one (layer, step), over branches and calls. */
 typedef struct esa_session_cell {       /* on a GPU density and times follow later, see session_gpu.h */
-    int64_t calls, dense, sparse, fallback, made, loaded, with_mass;
-    double asked, density, mass;        /* sums over sparse calls (with_mass of them for mass) */
+    int64_t calls, dense, sparse, fallback, made, loaded, with_mass, by_head;
+    double asked, density, mass;        /* sums over sparse calls (with_mass of them for mass; by_head of them are in esa_session.head) */
     double select_seconds, attention_seconds;
     const char *kernel;                 /* of the last call, static storage; NULL: none */
     int64_t when;                       /* order of that call */
@@ -66,6 +67,8 @@ struct esa_session {
     uint64_t tick;
     esa_session_rest *rest;             /* [branches][L]; ONLINE with refresh_every > 1 */
     esa_session_cell *cell;             /* [L][T] */
+    double *head;                       /* [L][T][heads] densities of sparse calls on the CPU, summed; NULL: none yet */
+    int64_t heads;                      /* of the first such call */
     esa_recorder recorder;              /* RECORD */
     esa_session_gpu gpu;                /* calls with CUDA views */
 };

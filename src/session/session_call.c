@@ -18,6 +18,7 @@ typedef struct call {
 /* Figures of a sparse call until it has succeeded. */
 typedef struct figures {
     double asked, density, mass, select_seconds;
+    int64_t existing;                   /* on the CPU: blocks that density counts against */
     const int64_t *facts;               /* on the GPU: [2] blocks that exist, blocks kept; there density comes from these */
     int32_t made, loaded;
 } figures;
@@ -44,12 +45,36 @@ static int32_t decide(const call *c)
     return s->params.mode == ESA_SESSION_ONLINE ? ESA_ACTION_ONLINE : ESA_ACTION_CACHED;
 }
 
+/* Room for figures per head, made at the first sparse call: only then is their number known. */
+static esa_status reserve_heads(esa_session *s, int64_t heads)
+{
+    if (s->head) return ESA_OK;         /* calls with another number of heads are not booked by head */
+    s->head = esa_mem_zalloc(&s->ctx->mem, esa_size_mul(esa_size_mul((int64_t)sizeof *s->head * s->params.layers, s->params.steps), heads));
+    s->heads = s->head ? heads : 0;
+    return s->head ? ESA_OK : guarded_fail(s, ESA_ERR_MEMORY, "out of memory for the densities of single heads");
+}
+
+static void book_heads(esa_session *s, int32_t layer, const esa_mask *m, int64_t existing)
+{
+    if (m->H != s->heads || existing < 1) return;
+    double *head = s->head + ((int64_t)layer * s->params.steps + s->step) * s->heads;
+    const int32_t *count = m->count;
+    for (int64_t b = 0; b < m->B; b++)
+        for (int64_t h = 0; h < m->H; h++) {
+            int64_t kept = 0;
+            for (int64_t i = 0; i < m->nq; i++) kept += *count++;
+            head[h] += (double)(kept * m->H) / (double)existing;        /* blocks that exist are shared by all heads alike */
+        }
+    esa_session_at(s, layer)->by_head++;
+}
+
 /* Runs the kernel and books the call. */
 static esa_status attend(const call *c, const esa_session_plan *e, const esa_mask *mask, int32_t action, const figures *f)
 {
     esa_session *s = c->s;
+    esa_status status = mask && !on_gpu(c) ? reserve_heads(s, mask->H) : ESA_OK;
     const double start = esa_session_now();
-    esa_status status = esa_plan_attention(e->plan, mask, c->q, c->k, c->v, c->o, c->lse, NULL);
+    if (status == ESA_OK) status = esa_plan_attention(e->plan, mask, c->q, c->k, c->v, c->o, c->lse, NULL);
     if (status != ESA_OK) return status;
     esa_session_cell *cell = esa_session_at(s, c->layer);
     if (!on_gpu(c)) cell->attention_seconds += esa_session_now() - start;
@@ -65,7 +90,10 @@ static esa_status attend(const call *c, const esa_session_plan *e, const esa_mas
         cell->made += f->made;
         cell->loaded += f->loaded;
         cell->asked += f->asked;
-        if (!on_gpu(c)) cell->density += f->density;
+        if (!on_gpu(c)) {
+            cell->density += f->density;
+            book_heads(s, c->layer, mask, f->existing);
+        }
         if (!isnan(f->mass)) { cell->mass += f->mass; cell->with_mass++; }
     }
     if (f) cell->select_seconds += f->select_seconds;
@@ -145,7 +173,8 @@ static esa_status make_mask(const call *c, const esa_session_plan *e, figures *f
     f->facts = e->mask->facts;
     if (on_gpu(c)) return esa_session_gpu_between(&c->s->gpu);
     f->select_seconds = esa_session_now() - start;
-    f->density = e->mask->existing > 0 ? (double)esa_mask_kept(e->mask) / (double)e->mask->existing : 1;
+    f->existing = e->mask->existing;
+    f->density = f->existing > 0 ? (double)esa_mask_kept(e->mask) / (double)f->existing : 1;
     if (e->importance) f->mass = kept_mass(e);
     return ESA_OK;
 }
@@ -204,6 +233,7 @@ static esa_status refresh_mask(const call *c, const esa_session_plan *e, figures
     if ((rest->sparse_steps - 1) % s->params.refresh_every != 0 && rests_for(rest, e->plan)) {
         const double start = esa_session_now();
         f->density = rest->density;
+        f->existing = rest->existing;
         f->mass = rest->mass;
         f->facts = rest->facts;
         if (on_gpu(c)) {
@@ -224,6 +254,7 @@ static esa_status refresh_mask(const call *c, const esa_session_plan *e, figures
     rest->shapes = e->plan->shapes;
     rest->made = 1;
     rest->density = f->density;
+    rest->existing = f->existing;
     rest->mass = f->mass;
     return ESA_OK;
 }
@@ -327,7 +358,8 @@ static esa_status run_cached(const call *c)
         if (status != ESA_OK) return status;
     } else {
         esa_mask_set_bits(e->mask, s->masks->bits + cell * file->cell_bytes + skipped);
-        f.density = (double)esa_mask_kept(e->mask) / ((double)esa_mask_file_existing(info) * (double)heads / (double)info->H);
+        f.existing = esa_mask_file_existing(info) / info->H * heads;
+        f.density = (double)esa_mask_kept(e->mask) / (double)f.existing;
     }
     if (s->masks->mass) {
         f.mass = 0;

@@ -86,7 +86,8 @@ class Words(Base):
         for args in (["--prompt", "a", "--prompts", "f"], ["--prompt", "a", "--num-prompts", 2], ["--prompt-embeds", "f", "--prompt", "a"],
                      ["--out", "a.mp4", "--output-dir", "d"], ["--method", "cached"], ["--masks", "m"], ["--method", "dense", "--compare", "dense"],
                      ["--dense-out", "d.y4m"], ["--beside-out", "d.y4m"], ["--window", "1,2,3"], ["--num-prompts", 2, "--out", "a.y4m"],
-                     ["--num-prompts", 2], ["--num-prompts", 2, "--output-dir", "d", "--save-embeds", "e"]):
+                     ["--num-prompts", 2], ["--num-prompts", 2, "--output-dir", "d", "--save-embeds", "e"], ["--seed", "1,2"],
+                     ["--seed", "1,2", "--out", "a.y4m"], ["--seed", "1,2", "--output-dir", "d", "--save-latents", "l"]):
             self.fails(*args, status=2)
 
 
@@ -174,7 +175,8 @@ class Refusals(Base):
         self.fails("--out", "", says=["0 bytes"])
         self.fails("--out", "n" * 5000 + ".y4m", says=["cannot be written"])
         self.fails("--output-dir", "file", says=["file"])
-        self.fails("--output-dir", "none/d", says=["none/d"])
+        self.fails("--output-dir", "file/d", says=["file/d", "Not a directory"])
+        self.fails("--output-dir", "none/d", "--height", 60, says=["height"])          # folders made on the way are taken back
         self.fails("--out", "a.y4m", "--compare", "dense", "--dense-out", "none/d.y4m", says=["none"])
         for option in ("--save-embeds", "--save-latents", "--json"):
             self.fails("--out", "a.y4m", option, "none/file", says=["none", "No such file"])
@@ -282,6 +284,16 @@ class Videos(Base):
         names = os.listdir(self.path("videos"))
         self.assertEqual([os.path.splitext(name)[0] for name in sorted(names)], ["000", "001"])
         self.assertNotEqual(*(read(self.path("videos/" + name)) for name in names))
+
+    def test_several_seeds(self):
+        """One file per prompt and seed, the same as made one by one; parents of the folder are made."""
+        self.works(*SMALL, "--num-prompts", 2, "--seed", "3,1", "--output-dir", "a/b/videos", "--json", "r.json")
+        names = sorted(os.listdir(self.path("a/b/videos")))
+        self.assertEqual([os.path.splitext(name)[0] for name in names], ["000-s1", "000-s3", "001-s1", "001-s3"])
+        self.assertEqual(len({read(self.path("a/b/videos/" + name)) for name in names}), 4)
+        self.assertEqual([video["seed"] for video in json.loads(read(self.path("r.json")))["videos"]], [3, 1, 3, 1])
+        self.works(*SMALL, "--seed", 1, "--output-dir", "one")
+        self.assertEqual(read(self.path("one/000" + os.path.splitext(names[0])[1])), read(self.path("a/b/videos/" + names[0])))
 
     def test_embeddings_and_latents(self):
         self.works(*SMALL, "--save-embeds", "e", "--save-latents", "l", "--out", "a.y4m")

@@ -76,6 +76,70 @@ static void test_order_and_shards(void **state)
     scratch_remove(&s);
 }
 
+/* A recording of 4 steps in a file for 10: step i has the masks of recorded step floor(i * 4 / 10), and a session of 10 steps runs from it. */
+static void test_other_steps(void **state)
+{
+    (void)state;
+    scratch s = scratch_make(), t = s, u = s;
+    mini m = mini_make(2, 4, 1, 1), ten = mini_make(2, 10, 1, 1);
+    esa_session_params p = mini_params(&m, ESA_SESSION_RECORD);
+    mini_record(ctx, &m, &p, 20, 1, scratch_path(&s, "rec"));
+    const char *rec[] = {scratch_path(&s, "rec")};
+    const double budgets[] = {0.5};
+    esa_mask_build build = esa_mask_build_default();
+    build.budgets = budgets;
+    build.budget_count = 1;
+    build.store_dense = 1;
+    ok(ctx, esa_mask_file_build(ctx, scratch_path(&t, "four"), rec, 1, &build));
+    for (int32_t steps = 4; steps <= 13; steps += 3) {
+        build.steps = steps;
+        ok(ctx, esa_mask_file_build(ctx, scratch_path(&u, "more"), rec, 1, &build));
+        esa_mask_file *four, *more;
+        ok(ctx, esa_mask_file_open(ctx, &four, scratch_path(&t, "four")));
+        ok(ctx, esa_mask_file_open(ctx, &more, scratch_path(&u, "more")));
+        esa_mask_file_info info = {.struct_size = sizeof info};
+        ok(ctx, esa_mask_file_get_info(more, &info));
+        assert_int_equal(info.steps, steps);
+        assert_int_equal(info.groups, 4);
+        for (int32_t i = 0; i < steps; i++) {
+            double a[3], b[3];
+            ok(ctx, esa_mask_file_heads(four, NULL, a, NULL, 1, i * 4 / steps, 0, 0.5));
+            ok(ctx, esa_mask_file_heads(more, NULL, b, NULL, 1, i, 0, 0.5));
+            assert_memory_equal(a, b, sizeof a);
+        }
+        esa_mask_file_free(four);
+        esa_mask_file_free(more);
+    }
+    /* Warm-up is counted in steps of the file: of 10 the first 2, which are all that uses recorded step 0 but step 2 does as well. */
+    build = esa_mask_build_default();
+    build.budgets = budgets;
+    build.budget_count = 1;
+    build.steps = 10;
+    ok(ctx, esa_mask_file_build(ctx, scratch_path(&u, "more"), rec, 1, &build));
+    esa_mask_file *more;
+    ok(ctx, esa_mask_file_open(ctx, &more, scratch_path(&u, "more")));
+    for (int32_t i = 0; i < 10; i++) assert_int_equal(esa_mask_file_stored(more, 1, i), 1);
+    esa_session_params c = mini_params(&ten, ESA_SESSION_CACHED);
+    c.masks = more;
+    c.select.budget = 0.5;
+    esa_session *x;
+    ok(ctx, esa_session_create(ctx, &x, &c));
+    ok(ctx, mini_run(&ten, x, NULL));
+    esa_session_stats stats = {.struct_size = sizeof stats};
+    ok(ctx, esa_session_get_stats(x, &stats, -1, -1));
+    assert_int_equal(stats.masks_loaded, 8);
+    esa_session_free(x);
+    esa_mask_file_free(more);
+    const int32_t wrong[] = {3, -1, 65536};
+    for (int i = 0; i < 3; i++) {
+        build.steps = wrong[i];
+        assert_refused(ctx, esa_mask_file_build(ctx, scratch_path(&u, "x"), rec, 1, &build), ESA_ERR_ARGUMENT, "steps", "4", NULL);
+    }
+    mini_free(&m);
+    mini_free(&ten);
+    scratch_remove(&s);
+}
+
 /* A batch of two is two contributions. */
 static void test_batch(void **state)
 {
@@ -444,7 +508,7 @@ static int teardown(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_order_and_shards), cmocka_unit_test(test_batch), cmocka_unit_test(test_limit),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_order_and_shards), cmocka_unit_test(test_other_steps), cmocka_unit_test(test_batch), cmocka_unit_test(test_limit),
                                        cmocka_unit_test(test_mismatch), cmocka_unit_test(test_left_out), cmocka_unit_test(test_failures),
                                        cmocka_unit_test(test_layouts), cmocka_unit_test(test_failed_first_call), cmocka_unit_test(test_hostile_numbers)};
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -79,6 +79,33 @@ static void test_policy_table(void **state)
     mini_free(&m);
 }
 
+/* Densities of single heads are those of the mask the plain call makes; on a GPU nobody counts them. */
+static void check_heads(const esa_session *s, const esa_mask *mask, const mini *m, int32_t layer, int32_t step)
+{
+    double density[3] = {0, 0, 0}, mean = 0;
+    assert_int_equal(esa_session_get_heads(s, density, 2, layer, step), mask && !on_gpu() ? ESA_ERR_ARGUMENT : ESA_OK);
+    ok(ctx, esa_session_get_heads(s, density, m->H, layer, step));
+    if (!mask || on_gpu()) {
+        for (int64_t h = 0; h < m->H; h++) assert_true(isnan(density[h]));
+        return;
+    }
+    esa_mask_info info = {.struct_size = sizeof info};
+    ok(ctx, esa_mask_get_info(mask, &info));
+    const int64_t rows = info.B * info.H * info.nq;
+    int32_t *count = malloc((size_t)rows * 4), *index = malloc((size_t)(rows * info.nk) * 4);
+    ok(ctx, esa_mask_to_lists(mask, count, index, info.nk));
+    for (int64_t h = 0; h < m->H; h++) {
+        int64_t kept = 0;
+        for (int64_t r = 0; r < rows; r++)
+            if (r / info.nq % info.H == h) kept += count[r];
+        assert_float_equal(density[h], (double)kept / (double)(info.B * info.nq * info.nk), 1e-12);     /* sums of a few doubles */
+        mean += density[h] / (double)m->H;
+    }
+    assert_float_equal(mean, stats_of(s, layer, step).density, 1e-12);
+    free(count);
+    free(index);
+}
+
 /* The same bits as esa_select and esa_attention. */
 static void test_same_as_plain(void **state)
 {
@@ -106,9 +133,13 @@ static void test_same_as_plain(void **state)
                 memset(m.o, 0, (size_t)mini_size(&m) * 4);
                 ok(ctx, esa_session_attention(s, layer, ESA_CALL_SELF, &t.q, &t.k, &t.v, &t.o, NULL));
                 assert_memory_equal(expected, m.o, mini_size(&m) * 4);
+                if (layer == 1) check_heads(s, mask, &m, layer, step);
                 esa_mask_free(mask);
             }
         }
+        double heads[3];
+        assert_int_equal(esa_session_get_heads(s, heads, 3, 3, 0), ESA_ERR_ARGUMENT);
+        assert_int_equal(esa_session_get_heads(s, NULL, 3, 0, 0), ESA_ERR_ARGUMENT);
         if (selectors[i % 4] != ESA_SELECT_ENTROPY) assert_true(isnan(stats_of(s, 1, 2).mass));
         esa_session_free(s);
     }

@@ -1,0 +1,324 @@
+/* cmd_bench_model.c - `esa bench model`: seconds of whole clips, step by step and end to end, dense, online and cached.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * One row per mode and budget. Rounds go through all rows before the next one begins, so that a machine that slows down slows down all of
+ * them. A median over rounds stands in the table, the spread beside it; every single step of every round is in the JSON. */
+#include "clip.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char what[] = "bench model";
+enum { MODE_ONLINE, MODE_CACHED, MODE_DENSE };
+
+typedef struct row {
+    int mode;                       /* MODE_* */
+    double budget;
+    clip_record *record;            /* [rounds] */
+} row;
+
+typedef struct bench {
+    clip_maker maker;
+    clip_request base;
+    cli_list modes, budgets;
+    int64_t rounds, threads;
+    int method;                     /* of online: index into ONLINE_METHODS */
+    int skip_dense, no_decode;
+    const char *model, *json;
+    row *row;
+    int rows;
+} bench;
+
+#define ONLINE_METHODS "entropy|rf_v2|ada_bsa"
+
+/* ---------------------------------------------------------------- figures over rounds */
+
+typedef struct figure { double median, low, high; } figure;     /* low and high: the extremes of the rounds */
+
+static int by_value(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median_of(double *value, int64_t count)
+{
+    qsort(value, (size_t)count, sizeof *value, by_value);
+    return count % 2 ? value[count / 2] : 0.5 * (value[count / 2 - 1] + value[count / 2]);
+}
+
+/* What is measured of one clip. */
+enum { STEP_SPARSE, STEP_ALL, DENOISE, END_TO_END, SELECT_STEP, ATTENTION_STEP, FIGURES };
+static const char *const figure_names[FIGURES] = { "step_seconds", "step_seconds_with_warmup", "denoise_seconds", "end_to_end_seconds",
+                                                   "select_seconds_per_step", "attention_seconds_per_step" };
+
+static double measure(const clip_record *r, int which)
+{
+    const int32_t first = r->warmup, count = r->steps - first;
+    double sum = 0;
+    double *step;
+    switch (which) {
+    case STEP_SPARSE:               /* the median step behind the warm-up: one that was disturbed does not count */
+        step = malloc((size_t)count * sizeof *step);
+        if (!step) return (double)NAN;
+        memcpy(step, r->step_seconds + first, (size_t)count * sizeof *step);
+        sum = median_of(step, count);
+        free(step);
+        return sum;
+    case STEP_ALL: return clip_step_mean(r, 1);
+    case DENOISE: return r->stats.denoise_seconds;
+    case END_TO_END: return r->stats.seconds;
+    default:
+        for (int32_t i = first; i < r->steps; i++) sum += which == SELECT_STEP ? r->step_select[i] : r->step_attention[i];
+        return sum / count;
+    }
+}
+
+static figure over_rounds(const bench *b, const row *r, int which)
+{
+    double value[1000];
+    for (int64_t i = 0; i < b->rounds; i++) value[i] = measure(&r->record[i], which);
+    const double median = median_of(value, b->rounds);
+    return (figure){ median, value[0], value[b->rounds - 1] };
+}
+
+/* ---------------------------------------------------------------- runs */
+
+static void request_of(const bench *b, clip_request *r, const row *w)
+{
+    *r = b->base;
+    r->budget = w->budget;
+    r->method = w->mode == MODE_DENSE ? METHOD_DENSE : w->mode == MODE_CACHED ? METHOD_CACHED : METHOD_ENTROPY + b->method;
+    if (w->mode != MODE_CACHED) r->masks = NULL;
+    r->latents_only = b->no_decode;
+}
+
+static void name_of(const bench *b, char out[48], const row *w)
+{
+    char method[32];
+    if (w->mode == MODE_DENSE) snprintf(out, 48, "dense");
+    else snprintf(out, 48, "%s %s", w->mode == MODE_CACHED ? "cached" : "online", w->mode == MODE_CACHED ? "" : cli_name(method, ONLINE_METHODS, b->method));
+}
+
+/* One dense step that nobody counts: weights are read, memory grows, the text encoder is loaded. */
+static int warm_caches(bench *b)
+{
+    esa_frames *frames = NULL;
+    clip_request r = b->base;
+    r.method = METHOD_DENSE;
+    r.masks = NULL;
+    r.steps = 1;
+    r.latents_only = b->no_decode;
+    const int status = clip_make(&b->maker, &frames, NULL, &r, "before the first round", 0, 1);
+    b->maker.video.frames_free(frames);
+    return status;
+}
+
+static int run_rounds(bench *b)
+{
+    const int64_t total = b->rounds * b->rows;
+    int status = warm_caches(b);
+    for (int64_t i = 0; i < total && !status; i++) {
+        row *w = &b->row[i % b->rows];
+        char label[96], name[48];
+        esa_frames *frames = NULL;
+        clip_request r;
+        request_of(b, &r, w);
+        name_of(b, name, w);
+        snprintf(label, sizeof label, "round %lld/%lld, %s %g", (long long)(i / b->rows) + 1, (long long)b->rounds, name, w->budget);
+        status = clip_make(&b->maker, &frames, &w->record[i / b->rows], &r, label, total - i - 1, 1);
+        b->maker.video.frames_free(frames);
+    }
+    if (status == CLIP_INTERRUPTED) cli_fail("%s: interrupted, nothing was written", what);
+    return status;
+}
+
+/* ---------------------------------------------------------------- results */
+
+static void cell_seconds(cli_table *t, const figure *f)
+{
+    const double half = 50 * (f->high - f->low) / f->median;
+    cli_cell(t, "%.3f", f->median);
+    cli_cell(t, "%.0f %%", half);
+}
+
+static void cell_speedup(cli_table *t, const figure *dense, const figure *f)
+{
+    if (dense) cli_cell(t, "%.2fx", dense->median / f->median);
+    else cli_cell(t, "-");
+}
+
+static void print_table(const bench *b, figure (*figures)[FIGURES])
+{
+    static const char *const head[] = { "mode", "budget", "density", "s/step", "+-", "speedup", "select", "attention", "with warm-up", "+-", "speedup",
+                                        "end to end", "+-", "speedup" };
+    const figure *dense = b->row[0].mode == MODE_DENSE ? figures[0] : NULL;
+    cli_table *t = cli_table_new(14, 1);
+    for (int i = 0; i < 14; i++) cli_cell(t, "%s", head[i]);
+    for (int i = 0; i < b->rows; i++) {
+        char name[48];
+        name_of(b, name, &b->row[i]);
+        cli_cell(t, "%s", name);
+        if (b->row[i].mode == MODE_DENSE) cli_cell(t, "-");
+        else cli_cell(t, "%g", b->row[i].budget);
+        cli_cell(t, "%.3f", clip_density(&b->row[i].record[0]));
+        cell_seconds(t, &figures[i][STEP_SPARSE]);
+        cell_speedup(t, dense ? &dense[STEP_SPARSE] : NULL, &figures[i][STEP_SPARSE]);
+        cli_cell(t, "%.2f ms", 1e3 * figures[i][SELECT_STEP].median);
+        cli_cell(t, "%.1f ms", 1e3 * figures[i][ATTENTION_STEP].median);
+        cell_seconds(t, &figures[i][STEP_ALL]);
+        cell_speedup(t, dense ? &dense[STEP_ALL] : NULL, &figures[i][STEP_ALL]);
+        cell_seconds(t, &figures[i][END_TO_END]);
+        cell_speedup(t, dense ? &dense[END_TO_END] : NULL, &figures[i][END_TO_END]);
+    }
+    cli_table_print(t, stdout);
+    printf("\ns/step: median step behind the dense warm-up steps, select and attention: their means in it; with warm-up: mean of all %d steps;\n"
+           "end to end: text, steps%s; all medians of %lld round%s, +-: half of what lies between the fastest and the slowest round.\n",
+           (int)b->row[0].record[0].steps, b->no_decode ? "" : " and decoding", (long long)b->rounds, b->rounds == 1 ? "" : "s");
+}
+
+static void json_figure(cli_json *json, const char *name, const figure *f)
+{
+    cli_json_open(json, name, '{');
+    cli_json_real(json, "median", f->median);
+    cli_json_real(json, "min", f->low);
+    cli_json_real(json, "max", f->high);
+    cli_json_close(json);
+}
+
+static int save_json(const bench *b, figure (*figures)[FIGURES])
+{
+    char name[32];
+    const esa_generate_stats *s = &b->row[0].record[0].stats;
+    const figure *dense = b->row[0].mode == MODE_DENSE ? figures[0] : NULL;
+    cli_json *json = cli_json_new();
+    cli_machine_json(json, b->maker.ctx, NULL);
+    cli_json_text(json, "model", b->maker.info.name);
+    cli_json_text(json, "config_hash", b->maker.info.config_hash);
+    cli_json_int(json, "frames", s->frames);
+    cli_json_int(json, "height", s->height);
+    cli_json_int(json, "width", s->width);
+    cli_json_int(json, "steps", s->steps);
+    cli_json_int(json, "tokens", s->tokens);
+    cli_json_int(json, "rounds", b->rounds);
+    cli_json_real(json, "guidance", b->base.guidance);
+    cli_json_text(json, "tail", cli_name(name, CLI_TAILS, b->base.tail));
+    cli_json_text(json, "masks", b->base.masks);
+    cli_json_bool(json, "decoded", !b->no_decode);
+    cli_json_open(json, "rows", '[');
+    for (int i = 0; i < b->rows; i++) {
+        const row *w = &b->row[i];
+        cli_json_open(json, NULL, '{');
+        cli_json_text(json, "mode", cli_name(name, "online|cached|dense", w->mode));
+        cli_json_text(json, "method", w->mode == MODE_ONLINE ? cli_name(name, ONLINE_METHODS, b->method) : w->mode == MODE_CACHED ? "cached" : "dense");
+        cli_json_real(json, "budget", w->mode == MODE_DENSE ? 1 : w->budget);
+        cli_json_real(json, "density", clip_density(&w->record[0]));
+        cli_json_int(json, "warmup_steps", w->record[0].warmup);
+        for (int f = 0; f < FIGURES; f++) json_figure(json, figure_names[f], &figures[i][f]);
+        cli_json_real(json, "speedup", dense ? dense[STEP_SPARSE].median / figures[i][STEP_SPARSE].median : (double)NAN);
+        cli_json_real(json, "speedup_with_warmup", dense ? dense[STEP_ALL].median / figures[i][STEP_ALL].median : (double)NAN);
+        cli_json_real(json, "speedup_end_to_end", dense ? dense[END_TO_END].median / figures[i][END_TO_END].median : (double)NAN);
+        cli_json_int(json, "peak_bytes", w->record[0].stats.peak_bytes);
+        cli_json_open(json, "round", '[');
+        for (int64_t k = 0; k < b->rounds; k++) {
+            cli_json_open(json, NULL, '{');
+            clip_record_json(json, &w->record[k]);
+            cli_json_close(json);
+        }
+        cli_json_close(json);
+        cli_json_close(json);
+    }
+    return cli_json_save(json, b->json);
+}
+
+/* ---------------------------------------------------------------- the command */
+
+/* Dense first, then what was asked for, budget by budget. */
+static int make_rows(bench *b)
+{
+    b->row = calloc(1 + (size_t)b->modes.count * (size_t)b->budgets.count, sizeof *b->row);
+    if (!b->row) return cli_fail("%s: out of memory", what);
+    if (!b->skip_dense) b->row[b->rows++] = (row){ .mode = MODE_DENSE, .budget = 1 };
+    for (int m = 0; m < b->modes.count; m++)
+        for (int d = 0; d < b->budgets.count && b->modes.whole[m] != MODE_DENSE; d++)
+            b->row[b->rows++] = (row){ .mode = (int)b->modes.whole[m], .budget = b->budgets.real[d] };
+    for (int i = 0; i < b->rows; i++)
+        if (!(b->row[i].record = calloc((size_t)b->rounds, sizeof(clip_record)))) return cli_fail("%s: out of memory", what);
+    return CLI_OK;
+}
+
+static int run_bench(bench *b)
+{
+    cli_prompts prompts;
+    clip_request_resolve(&b->base, &b->maker);
+    int status = cli_prompts_get(&prompts, b->base.prompt, NULL, 1, clip_is_tiny(&b->maker), what);
+    if (status) return status;
+    b->base.prompt = prompts.line[0];
+    status = make_rows(b);
+    if (!status) status = run_rounds(b);
+    if (!status) {
+        figure(*figures)[FIGURES] = calloc((size_t)b->rows, sizeof *figures);
+        for (int i = 0; figures && i < b->rows; i++)
+            for (int f = 0; f < FIGURES; f++) figures[i][f] = over_rounds(b, &b->row[i], f);
+        if (figures) print_table(b, figures);
+        status = figures ? b->json ? save_json(b, figures) : CLI_OK : cli_fail("%s: out of memory", what);
+        free(figures);
+    }
+    for (int i = 0; i < b->rows; i++) {
+        for (int64_t k = 0; b->row[i].record && k < b->rounds; k++) clip_record_free(&b->row[i].record[k]);
+        free(b->row[i].record);
+    }
+    free(b->row);
+    cli_prompts_free(&prompts);
+    return status;
+}
+
+static int usage(const char *sentence)
+{
+    cli_fail("%s: %s", what, sentence);
+    return CLI_USAGE;
+}
+
+int cmd_bench_model(int argc, char **argv)
+{
+    bench b = { .base = clip_request_default(), .budgets = { 3, { 0.7, 0.5, 0.3 }, { 0 } }, .rounds = 3 };
+    cli_option table[CLIP_MAX_OPTIONS];
+    int done, cached = 0;
+    const cli_option own[] = {
+        { "--model", CLI_TEXT, &b.model, "FOLDER|NAME", 0, 0, 0, "a diffusers folder, or wan-tiny, wan-t2v-1.3b, wan-t2v-14b (wan-tiny)" },
+        { "--mode", CLI_CHOICES, &b.modes, "online|cached|dense", 0, 0, 0, "any, with commas (online, and cached if there are --masks)" },
+        { "--budgets", CLI_REALS, &b.budgets, "X,...", 0, 1, 0, "kept fractions of key blocks (0.7,0.5,0.3)" },
+        { "--method", CLI_CHOICE, &b.method, ONLINE_METHODS, 0, 0, 0, "how online chooses blocks (entropy)" },
+        { "--masks", CLI_TEXT, &b.base.masks, "FILE", 0, 0, 0, "of mode cached; another number of steps is mapped to --steps" },
+        { "--rounds", CLI_INT, &b.rounds, "N", 1, 1000, 0, "repetitions (3)" },
+        { "--skip-dense", CLI_FLAG, &b.skip_dense, NULL, 0, 0, 0, "no dense clip to compare with" },
+        { "--no-decode", CLI_FLAG, &b.no_decode, NULL, 0, 0, 0, "leave out the decoder" },
+        { "--prompt", CLI_TEXT, &b.base.prompt, "TEXT", 0, 0, 0, "what to show (the first built-in one)" },
+        { "--seed", CLI_INT, &b.base.seed, "N", 0, 9e15, 0, "of the noise (0)" },
+        { "--threads", CLI_INT, &b.threads, "N", 0, ESA_MAX_THREADS, 0, "0: one per core (0)" },
+        { "--json", CLI_TEXT, &b.json, "FILE", 0, 0, 0, "also write every step of every round as JSON" },
+        { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
+    };
+    int status = cli_options("esa bench model", "[options]",
+                             "Times whole clips: a step behind the dense warm-up steps, all steps, and end to end; dense, online and cached.",
+                             clip_options(table, own, CLIP_OPTIONS_SIZE | CLIP_OPTIONS_NOISE | CLIP_OPTIONS_DENSE | CLIP_OPTIONS_BLOCKS | CLIP_OPTIONS_SPARSE,
+                                          &b.base), argc, argv, NULL, &done);
+    if (status || done) return status;
+    if (!b.modes.count) b.modes = (cli_list){ b.base.masks ? 2 : 1, { 0 }, { MODE_ONLINE, MODE_CACHED } };
+    int others = 0;
+    for (int i = 0; i < b.modes.count; i++) {
+        cached |= b.modes.whole[i] == MODE_CACHED;
+        others += b.modes.whole[i] != MODE_DENSE;
+    }
+    if (cached && !b.base.masks) return usage("--mode cached needs --masks FILE (made by `esa calibrate`)");
+    if (!cached && b.base.masks) return usage("--masks is read by --mode cached only");
+    if (b.skip_dense && !others) return usage("--skip-dense leaves nothing of --mode dense");
+    if ((status = clip_request_check(&b.base, what)) != 0) return status;
+    b.base.step_map = ESA_STEP_MAP_NEAREST;
+    const clip_opening opening = { .threads = b.threads, .parts = b.no_decode ? ESA_PART_TRANSFORMER | ESA_PART_TEXT : ESA_PART_ALL };
+    status = clip_open(&b.maker, b.model, &opening, what);
+    if (!status) status = run_bench(&b);
+    clip_close(&b.maker);
+    return status;
+}

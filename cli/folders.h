@@ -1,0 +1,18 @@
+/* folders.h - folders for results, made with their parents and taken back when nothing came of it.
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef ESA_CLI_FOLDERS_H
+#define ESA_CLI_FOLDERS_H
+
+#include <stddef.h>
+
+/* Makes folder and the folders above it where they are missing. *kept (may be NULL) is set to the length of the part of folder that was there
+ * before. CLI_FAILED after one sentence; what names the command. What was made before a failure is removed. */
+int  cli_make_folders(const char *folder, size_t *kept, const char *what);
+/* The same for the folder that path lies in. */
+int  cli_make_folder_of(const char *path, size_t *kept, const char *what);
+/* Takes back what was made: empty folders on the way from folder up to the first `kept` bytes. */
+void cli_unmake_folders(const char *folder, size_t kept);
+/* The folder path lies in, into out; "." where it names none. */
+void cli_folder_of(char *out, size_t size, const char *path);
+
+#endif

@@ -1,0 +1,346 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`esa calibrate`, cached masks in `esa generate`, and `esa bench model`, as a stranger uses them: check_calibrate.py ESA MODELS (the folder with
+wan-tiny in it). Standard library only. ESA_TEST_SEED chooses the moments of the kills; the one in use is printed.
+
+Clips are tiny (9 frames of 32 x 32, two steps, blocks of 16 tokens): masks are made of bits, and bits either are the same or are not."""
+import glob
+import json
+import os
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+import schemas
+
+ESA, MODELS = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
+SIZE = ["--frames", 9, "--height", 32, "--width", 32]
+SMALL = [*SIZE, "--steps", 2, "--block", "16x16"]
+ENV = {**{k: v for k, v in os.environ.items() if not k.startswith("HF_")}, "ESA_MODELS": MODELS}
+SEED = int(os.environ.get("ESA_TEST_SEED", time.time_ns() % 10**9))
+
+
+def start(*args, cwd, **more):
+    return subprocess.Popen([ESA, *map(str, args)], cwd=cwd, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
+
+
+def esa(*args, cwd):
+    run = start(*args, cwd=cwd)
+    out, err = run.communicate()
+    return run.returncode, out, err
+
+
+def read(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+class Base(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.dir = self.folder.name
+        self.addCleanup(self.folder.cleanup)
+
+    def path(self, name):
+        return os.path.join(self.dir, name)
+
+    def read(self, name):
+        return read(self.path(name))
+
+    def files(self):
+        return sorted(os.path.relpath(os.path.join(top, name), self.dir) for top, folders, names in os.walk(self.dir) for name in names + folders)
+
+    def works(self, *args):
+        code, out, err = esa(*args, cwd=self.dir)
+        self.assertEqual(code, 0, f"{args}: {err}")
+        return out
+
+    def fails(self, *args, status=1, says=()):
+        before = self.files()
+        code, out, err = esa(*args, cwd=self.dir)
+        lines = [line for line in err.splitlines() if line.startswith("esa: ")]
+        self.assertEqual((code, out, len(lines)), (status, "", 1), (args, err))
+        for word in says:
+            self.assertIn(word, lines[0])
+        self.assertEqual(self.files(), before, f"{args} left something on disk")
+        return lines[0]
+
+    def calibrate(self, output, *more, prompts=2):
+        return self.works("calibrate", *SMALL, "--num-prompts", prompts, "--output", output, *more)
+
+    def info(self, name):
+        self.works("masks", "info", name, "--json", "info.json")
+        found = json.loads(self.read("info.json"))
+        os.unlink(self.path("info.json"))
+        return found
+
+    def begin(self, output, *more, prompts=3):
+        """A run that was killed with -9 while it worked on its second prompt."""
+        run = start("calibrate", *SMALL, "--num-prompts", prompts, "--output", output, *more, cwd=self.dir)
+        for line in run.stderr:
+            if line.startswith("prompt 2/"):
+                break
+        run.send_signal(signal.SIGKILL)
+        run.communicate()
+
+
+class Words(Base):
+    def test_help(self):
+        for command in (["calibrate"], ["bench", "model"]):
+            code, out, err = esa(*command, "--help", cwd=self.dir)
+            self.assertEqual((code, err), (0, ""))
+            lines = out.splitlines()
+            for i, line in enumerate(lines):                             # every option is explained
+                if line.startswith("  --"):
+                    self.assertTrue(len(line) > 33 or lines[i + 1].startswith(" " * 33), line)
+
+    def test_wrong_words(self):
+        self.fails("calibrate", status=2, says=["--output FILE is required"])
+        self.fails("calibrate", "--output", "", status=2, says=["--output"])
+        self.fails("calibrate", "--outptu", "x", status=2, says=["did you mean --output?"])
+        for args in (["--budgets", "1.5"], ["--budgets", "x"], ["--steps", 0], ["--num-prompts", 0], ["--num-prompts", 99], ["--block", "64"],
+                     ["--importance", "f32"], ["--prompts", "p", "--num-prompts", 2], ["--shard", "1"], ["--shard", "2/2"], ["--shard", "-1/2"],
+                     ["--shard", "a/b"], ["--shard", "0/0"], ["--shard", "0/2", "--keep-recording"], ["--window", "1,2,3"], ["word"],
+                     ["--budgets", "0.5,0.3,0.5"], ["--budgets", "0.5,0.5001"]):
+            self.fails("calibrate", "--output", "x", *args, status=2)
+        for args in (["--mode", "cached"], ["--masks", "m", "--mode", "online"], ["--mode", "fast"], ["--mode", "dense", "--skip-dense"], ["--rounds", 0],
+                     ["--budgets", 2]):
+            self.fails("bench", "model", *args, status=2)
+
+
+class Refusals(Base):
+    def test_inputs(self):
+        os.mkdir(self.path("folder"))
+        with open(self.path("file"), "w"):
+            pass
+        small = ["calibrate", *SMALL, "--num-prompts", 1, "--output"]
+        self.fails(*small, "folder", says=["folder", "no regular file"])
+        self.fails(*small, "file/x", says=["file", "Not a directory"])
+        self.fails(*small, "n" * 5000, says=["5000 bytes"])
+        self.fails(*small, "new/folders/x", "--model", "wan-tyni", says=["did you mean wan-tiny?"])
+        self.fails(*small, "new/folders/x", "--height", 60, says=["height", "60"])          # the folders made on the way are gone again
+        self.fails(*small, "x", "--prompts", "none", status=2)
+        self.fails("calibrate", *SMALL, "--prompts", "none", "--output", "x", says=["none"])
+        self.fails(*small, "x", "--shard", "1/2", says=["shard 1 of 2", "no prompt"])
+        self.fails(*small, "x", "--step-groups", 3, says=["--step-groups 3", "2 steps"])
+        self.fails(*small, "x", "--record-steps", 3, says=["--record-steps 3", "2 steps"])
+        self.fails(*small, "x", "--dense-layers", 99, says=["99"])
+        self.fails(*small, "x", "--warmup", 1, says=["nothing would be stored"])
+
+    def test_disk_is_checked_first(self):
+        """Half a million prompts fill thousands of recordings of some gigabytes; no disk here holds that."""
+        with open(self.path("prompts"), "w") as file:
+            file.write("a\n" * 500000)
+        code, out, err = esa("calibrate", "--frames", 9, "--height", 384, "--width", 384, "--steps", 10, "--block", "16x16", "--prompts", "prompts", "--output",
+                             "m/x", cwd=self.dir)
+        self.assertEqual((code, out), (1, ""), err)
+        last = err.splitlines()[-1]
+        self.assertRegex(last, r"needed in '.*' and .*B are free|of memory and this machine has")
+        self.assertIn("on disk while it works", err)
+        self.assertEqual(self.files(), ["prompts"])
+
+
+class Calibrate(Base):
+    def test_file(self):
+        out = self.calibrate("masks/deep/x.safetensors", "--json", "c.json", "--threads", 1)
+        self.assertEqual(self.files(), ["c.json", "masks", "masks/deep", "masks/deep/x.safetensors"])
+        self.assertIn("kept mass", out)
+        schemas.check(self.path("c.json"), "calibrate")
+        info = self.info("masks/deep/x.safetensors")
+        self.assertEqual((info["model"], info["prompts"], info["steps"], info["groups"], info["budgets"]), ("wan-tiny", 2, 2, 2, [0.3, 0.5, 0.7]))
+        self.assertEqual((info["stored_layers"], info["layers"], info["Nq"], info["nq"]), (7, 8, 80, 5))
+        self.calibrate("again", "--threads", 2)                          # the name says nothing, threads change nothing
+        self.assertEqual(self.read("again"), self.read("masks/deep/x.safetensors"))
+        self.calibrate("again", "--seed", 1)                             # replaced, and other noise is another file
+        self.assertNotEqual(self.read("again"), self.read("masks/deep/x.safetensors"))
+
+    def test_steps_and_samples(self):
+        self.calibrate("g", "--step-groups", 1, prompts=1)
+        self.assertEqual(self.info("g")["groups"], 1)
+        self.calibrate("b", "--per-branch", "--store-dense", "--samples", 2, "--importance", "none", "--budgets", 0.5, prompts=1)
+        info = self.info("b")
+        self.assertEqual((info["branches"], info["stored_layers"], info["stored_groups"], info["importance"]), (2, 8, 2, "none"))
+        self.works("calibrate", *SIZE, "--block", "16x16", "--steps", 7, "--record-steps", 2, "--num-prompts", 1, "--output", "r", "--json", "r.json")
+        info, report = self.info("r"), json.loads(self.read("r.json"))
+        self.assertEqual((info["steps"], info["groups"], report["steps"], report["recorded_steps"]), (7, 2, 7, 2))
+        schemas.check(self.path("r.json"), "calibrate")
+        self.works("generate", *SIZE, "--steps", 7, "--method", "cached", "--masks", "r", "--out", "r.y4m")
+
+    def test_derived_budget_is_the_prebuilt_one(self):
+        """Bit for bit: the file, and the video."""
+        self.calibrate("few", "--budgets", 0.6)
+        self.calibrate("all", "--budgets", "0.6,0.35,0.8")
+        self.works("masks", "derive", "few", "--budgets", "0.35,0.6,0.8", "--out", "derived")
+        self.assertEqual(self.read("derived"), self.read("all"))
+        for name in ("few", "all"):
+            self.works("generate", *SIZE, "--steps", 2, "--method", "cached", "--masks", name, "--budget", 0.35, "--out", name + ".y4m")
+        self.assertEqual(self.read("few.y4m"), self.read("all.y4m"))
+
+
+class Resume(Base):
+    def test_killed_at_any_moment(self):
+        """kill -9 at random moments, again and again, until a run comes through: the same bits as an uninterrupted one."""
+        rng = random.Random(SEED)
+        print(f"check_calibrate: ESA_TEST_SEED={SEED}", flush=True)
+        began = time.monotonic()
+        self.calibrate("whole", prompts=3)
+        seconds = time.monotonic() - began
+        for trial in range(3):
+            kills = 0
+            while True:
+                run = start("calibrate", *SMALL, "--num-prompts", 3, "--output", f"m/{trial}", cwd=self.dir)
+                try:
+                    out, err = run.communicate(timeout=rng.uniform(0, 1.1 * seconds) if kills < 6 else None)
+                except subprocess.TimeoutExpired:
+                    run.send_signal(signal.SIGKILL)
+                    run.communicate()
+                    kills += 1
+                    continue
+                break
+            self.assertEqual(run.returncode, 0, err)
+            print(f"check_calibrate: trial {trial}: killed {kills} times", flush=True)
+            self.assertEqual(self.read(f"m/{trial}"), self.read("whole"), f"trial {trial}, seed {SEED}")
+        self.assertEqual(self.files(), ["m", "m/0", "m/1", "m/2", "whole"])                # also nothing of the killed ones
+
+    def test_other_settings_are_refused(self):
+        self.begin("x")
+        self.assertIn("x.part/recording.0", self.files())
+        schemas.check(self.path("x.part/settings.json"), "calibration-settings")
+        small = ["calibrate", *SIZE, "--block", "16x16", "--output", "x"]
+        self.fails(*small, "--steps", 3, "--num-prompts", 3, says=["x.part", '"recorded_steps": 2 there', '"recorded_steps": 3 here', "--restart"])
+        self.fails(*small, "--steps", 2, "--num-prompts", 2, says=["x.part", "--restart"])
+        out = self.works(*small, "--steps", 2, "--num-prompts", 2, "--restart")
+        self.assertIn("2 prompts", out)
+        self.assertEqual(self.files(), ["x"])
+
+    def test_goes_on(self):
+        self.begin("x")
+        code, _, err = esa("calibrate", *SMALL, "--num-prompts", 3, "--output", "x", "--budgets", 0.4, cwd=self.dir)      # budgets may change: they come last
+        self.assertEqual(code, 0, err)
+        self.assertIn("1 already recorded", err)
+        self.assertNotIn("prompt 1/3", err)
+        self.calibrate("whole", "--budgets", 0.4, prompts=3)
+        self.assertEqual(self.read("x"), self.read("whole"))
+
+    def test_one_run_at_a_time(self):
+        run = start("calibrate", *SMALL, "--num-prompts", 2, "--output", "x", cwd=self.dir)
+        for line in run.stderr:
+            if line.startswith("prompt 1/"):
+                break
+        run.send_signal(signal.SIGSTOP)
+        self.fails("calibrate", *SMALL, "--num-prompts", 2, "--output", "x", says=["another run is at work", "x.part"])
+        run.send_signal(signal.SIGCONT)
+        run.communicate()
+        self.assertEqual((run.returncode, self.files()), (0, ["x"]))
+
+    def test_interrupt(self):
+        run = start("calibrate", *SMALL, "--num-prompts", 3, "--output", "x", cwd=self.dir)
+        for line in run.stderr:
+            if line.startswith("prompt 2/"):
+                break
+        run.send_signal(signal.SIGTERM)
+        out, err = run.communicate()
+        if run.returncode != 0:                                          # it may have been over by then
+            self.assertEqual((run.returncode, out), (130, ""))
+            self.assertRegex(err.splitlines()[-1], "interrupted; [12] of 3 prompts are recorded in 'x.part'")
+
+    def test_shards(self):
+        """Shards, merged by the line that the command prints, are one run; so are the same shards in another order."""
+        self.calibrate("one", "--budgets", "0.6,0.4", "--warmup", 0.3, prompts=3)
+        for shard in (1, 0):
+            out = self.works("calibrate", *SMALL, "--num-prompts", 3, "--budgets", "0.6,0.4", "--warmup", 0.3, "--output", "m/all", "--shard", f"{shard}/2", "--json", "s.json")
+            schemas.check(self.path("s.json"), "calibrate")
+            schemas.check(self.path(f"m/all.shard-{shard}-of-2.json"), "calibration-settings")
+            if shard == 1:
+                self.assertRegex(out, "m/all.shard-1-of-2.recording: complete, 1 prompt")
+        before = self.read("m/all.shard-0-of-2.recording")
+        out = self.works("calibrate", *SMALL, "--num-prompts", 3, "--budgets", "0.6,0.4", "--warmup", 0.3, "--output", "m/all", "--shard", "0/2")
+        self.assertIn("complete already", out)
+        self.assertEqual(self.read("m/all.shard-0-of-2.recording"), before)
+        line = out.splitlines()[1].strip()
+        self.assertTrue(line.startswith("esa masks merge "), out)
+        subprocess.run(["bash", "-c", shlex.quote(ESA) + line[3:]], cwd=self.dir, env=ENV, check=True, stdout=subprocess.DEVNULL)
+        self.assertEqual(self.read("m/all"), self.read("one"))
+        parts = sorted(glob.glob(self.path("m/*.recording")), reverse=True)
+        self.works("masks", "merge", *parts, "--budgets", "0.4,0.6", "--warmup-frac", 0.3, "--out", "other")
+        self.assertEqual(self.read("other"), self.read("one"))
+        self.fails("calibrate", *SMALL, "--num-prompts", 5, "--output", "m/all", "--shard", "0/2", says=["other settings"])
+
+    def test_many_prompts(self):
+        """A recording's sums take 255 contributions: more prompts go into further ones."""
+        lines = [f"a red ball number {i}\n" for i in range(65)]
+        with open(self.path("prompts"), "w") as file:
+            file.writelines(lines)
+        size = [*SIZE, "--frames", 1, "--steps", 4, "--step-groups", 2, "--block", "16x16", "--budgets", 0.5]
+        self.works("calibrate", *size, "--prompts", "prompts", "--output", "all")        # 2 steps x 2 branches: 63 prompts a recording
+        self.assertEqual(self.info("all")["prompts"], 65)
+        for i in range(2):
+            self.works("calibrate", *size, "--prompts", "prompts", "--output", "s", "--shard", f"{i}/2")
+        self.works("masks", "merge", *glob.glob(self.path("s.shard-*.recording")), "--budgets", 0.5, "--out", "joined")
+        self.assertEqual(self.read("all"), self.read("joined"))
+
+
+class Cached(Base):
+    def test_generate(self):
+        self.calibrate("m")
+        small = ["generate", *SIZE, "--method", "cached", "--masks", "m", "--out", "a.y4m"]
+        self.works(*small, "--steps", 2, "--json", "r.json")
+        video = json.loads(self.read("r.json"))["videos"][0]
+        self.assertEqual((video["method"], video["warmup_steps"]), ("cached", 1))
+        self.assertAlmostEqual(video["density"], 0.5, delta=0.03)        # whole blocks: 5 x 5 of them
+        self.assertIsNone(video["layer_density"][0])
+        self.assertAlmostEqual(sum(video["head_density"][3]) / 4, video["layer_density"][3], places=6)
+        self.fails(*small, "--steps", 3, says=["2 steps", "3", "--step-map nearest"])
+        self.works(*small, "--steps", 3, "--step-map", "nearest")
+        self.fails("generate", "--frames", 9, "--height", 32, "--width", 64, "--steps", 2, "--method", "cached", "--masks", "m", "--out", "b.y4m",
+                   says=["grid 5x4x4", "grid 5x4x8"])
+        self.fails("generate", *SIZE, "--steps", 2, "--method", "cached", "--masks", "none", "--out", "b.y4m", says=["none"])
+        self.works(*small, "--steps", 2)
+        first = self.read("a.y4m")
+        self.works(*small, "--steps", 2, "--budget", 1, "--tail", "none")
+        self.works("generate", *SIZE, "--steps", 2, "--method", "dense", "--out", "d.y4m")
+        self.assertNotEqual(first, self.read("d.y4m"))
+        self.assertEqual(self.read("a.y4m"), self.read("d.y4m"))         # all blocks kept in their order: dense, to the bit
+
+    def test_recordings_are_no_masks(self):
+        self.calibrate("m", "--keep-recording", prompts=1)
+        self.assertEqual(self.files(), ["m", "m.recording"])
+        self.fails("generate", *SIZE, "--steps", 2, "--method", "cached", "--masks", "m.recording", "--out", "a.y4m", says=["recording"])
+        self.works("masks", "merge", "m.recording", "--out", "merged")
+        self.assertEqual(self.read("merged"), self.read("m"))
+
+
+class Bench(Base):
+    def test_model(self):
+        self.calibrate("m", prompts=1)
+        out = self.works("bench", "model", *SMALL, "--steps", 4, "--masks", "m", "--budgets", "0.6,0.4", "--rounds", 2, "--json", "b.json")      # masks of 2 steps are mapped
+        for word in ("dense", "online entropy", "cached", "end to end", "with warm-up", "speedup"):
+            self.assertIn(word, out)
+        report = json.loads(self.read("b.json"))
+        schemas.check(self.path("b.json"), "bench-model")
+        rows = report["rows"]
+        self.assertEqual([(row["mode"], row["budget"]) for row in rows], [("dense", 1), ("online", 0.6), ("online", 0.4), ("cached", 0.6), ("cached", 0.4)])
+        for row in rows:
+            self.assertEqual(len(row["round"]), 2)
+            self.assertEqual(row["warmup_steps"], 0 if row["mode"] == "dense" else 1)
+            for each in row["round"]:
+                self.assertEqual(len(each["step_seconds"]), 4)
+                self.assertLessEqual(sum(each["step_seconds"]), each["denoise_seconds"] * 1.001 + 1e-3)     # one clock read apart
+            for name in ("step_seconds", "denoise_seconds", "end_to_end_seconds"):
+                self.assertTrue(0 < row[name]["min"] <= row[name]["median"] <= row[name]["max"], (row["mode"], name))
+            if row["mode"] != "dense":
+                self.assertAlmostEqual(row["density"], row["budget"], delta=0.03)
+        self.fails("bench", "model", *SMALL, "--masks", "none", says=["none"])
+        self.works("bench", "model", *SMALL, "--mode", "online", "--method", "rf_v2", "--budgets", 0.5, "--rounds", 1, "--skip-dense", "--no-decode", "--json", "s.json")
+        report = json.loads(self.read("s.json"))
+        schemas.check(self.path("s.json"), "bench-model")
+        self.assertEqual((len(report["rows"]), report["rows"][0]["speedup"], report["decoded"]), (1, None, False))
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1] + sys.argv[3:])
