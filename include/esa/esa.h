@@ -127,6 +127,9 @@ ESA_API const char *esa_ctx_cpu(const esa_ctx *ctx);
 ESA_API void        esa_ctx_memory(const esa_ctx *ctx, int64_t *held_bytes, int64_t *peak_bytes);
 /* Gives the arena back to the allocator. */
 ESA_API void        esa_ctx_trim(esa_ctx *ctx);
+/* The stream of the CUDA calls that follow, sessions and plans of this ctx included. Scratch memory and masks are shared with the calls
+ * before, so a change waits for the stream until now (which must still exist); the same stream again costs nothing. */
+ESA_API esa_status  esa_ctx_set_stream(esa_ctx *ctx, void *cuda_stream);
 ESA_API const char *esa_version(void);          /* "0.1.0" */
 ESA_API int32_t     esa_api_version(void);      /* ESA_API_VERSION of the library in use */
 /* Sizes of all public structs in the order of ESA_ABI_*; a binding compares them at import. */

@@ -347,6 +347,17 @@ esa_status esa_device_sync(esa_ctx *ctx)
     return status;
 }
 
+esa_status esa_ctx_set_stream(esa_ctx *ctx, void *cuda_stream)
+{
+    esa_status status = esa_ctx_enter(ctx);
+    if (status) return status;
+    if (cuda_stream != ctx->cuda_stream && ctx->cuda && ctx->cuda->dev)
+        status = esa_cuda_status(ctx, ctx->cuda->table->sync(ctx->cuda->dev, ctx->cuda_stream));
+    if (!status) ctx->cuda_stream = cuda_stream;
+    esa_ctx_leave(ctx);
+    return status;
+}
+
 void esa_device_memory(const esa_ctx *ctx, int64_t *held_bytes, int64_t *peak_bytes)
 {
     const esa_cuda *c = ctx ? ctx->cuda : NULL;

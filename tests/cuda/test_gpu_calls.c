@@ -185,6 +185,31 @@ static void tiers_agree(void **state)
     finish(&f);
 }
 
+/* A ctx that changes its stream: the same bits, and the mask made on one is good on the other. */
+static void another_stream(void **state)
+{
+    (void)state;
+    fixture f = fresh();
+    void *const streams[] = { (void *)1, (void *)2, NULL };     /* CUDA's names for the legacy and the per-thread default stream */
+    const esa_select_params sp = params(ESA_SELECT_RF_V2);
+    esa_mask *mask;
+    must(f.ctx, esa_select(f.ctx, &mask, &f.q, &f.k, &sp));
+    must(f.ctx, esa_attention(f.ctx, &f.q, &f.k, &f.v, &f.o, mask, NULL));
+    uint16_t *first = output(&f);
+    for (int i = 0; i < 3; i++)
+        for (int twice = 0; twice < 2; twice++) {
+            must(f.ctx, esa_ctx_set_stream(f.ctx, streams[i]));
+            must(f.ctx, esa_device_upload(f.ctx, f.o.data, f.host[3], SIZE * 2));
+            must(f.ctx, esa_attention(f.ctx, &f.q, &f.k, &f.v, &f.o, mask, NULL));
+            uint16_t *again = output(&f);
+            assert_memory_equal(first, again, SIZE * 2);
+            free(again);
+        }
+    free(first);
+    esa_mask_free(mask);
+    finish(&f);
+}
+
 /* Copies of masks carry lists, layout and facts; a CPU mask in one call gives the bits of its copy on the GPU. */
 static void masks_travel(void **state)
 {
@@ -373,7 +398,7 @@ static void lengths_on_the_gpu(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(device_and_memory), cmocka_unit_test(tiers_agree), cmocka_unit_test(masks_travel), cmocka_unit_test(bad_input),
+        cmocka_unit_test(device_and_memory), cmocka_unit_test(tiers_agree), cmocka_unit_test(another_stream), cmocka_unit_test(masks_travel), cmocka_unit_test(bad_input),
         cmocka_unit_test(lengths_on_the_gpu),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

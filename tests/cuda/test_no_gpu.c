@@ -254,6 +254,9 @@ static void arguments(void **state)
     assert_int_equal(esa_device_upload(ctx, NULL, q, 4), ESA_ERR_ARGUMENT);
     assert_int_equal(esa_device_download(ctx, q, NULL, 4), ESA_ERR_ARGUMENT);
     assert_int_equal(esa_device_upload(ctx, q, k, -4), ESA_ERR_ARGUMENT);
+    assert_int_equal(esa_ctx_set_stream(NULL, NULL), ESA_ERR_ARGUMENT);
+    assert_int_equal(esa_ctx_set_stream(ctx, &ctx), ESA_OK);     /* no GPU in use: remembered, not looked at */
+    assert_int_equal(esa_ctx_set_stream(ctx, NULL), ESA_OK);
     esa_mask *copy = (esa_mask *)&ctx;
     assert_int_equal(esa_mask_to_device(ctx, &copy, NULL, ESA_DEVICE_CUDA), ESA_ERR_ARGUMENT);
     assert_null(copy);
