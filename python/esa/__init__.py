@@ -14,9 +14,11 @@ from typing import Any
 
 from ._lib import EsaError, EsaFileError, EsaMemoryError, EsaValueError, get_num_threads, load, set_num_threads
 from .config import EsaConfig
+from .functional import attention, select
 from .layout import Layout
 from .mask import Mask, MaskFile, build_mask_file
 from .session import Session, Stats
+from .sparse import sparse_attention
 
 __version__ = load().version()
 
@@ -25,7 +27,7 @@ __version__ = load().version()
 _LATER = {"apply": "apply_model"}
 
 __all__ = ["EsaConfig", "EsaError", "EsaFileError", "EsaMemoryError", "EsaValueError", "Layout", "Mask", "MaskFile", "Session", "Stats",
-           "__version__", "build_mask_file", "get_num_threads", "set_num_threads", *_LATER]
+           "__version__", "attention", "build_mask_file", "get_num_threads", "select", "set_num_threads", "sparse_attention", *_LATER]
 
 
 def __getattr__(name: str) -> Any:

@@ -224,6 +224,12 @@ def _default_threads() -> int:
     return _threads or (min(256, torch.get_num_threads()) if torch is not None else 0)
 
 
+def usable(process: int, getpid: Callable[[], int] = os.getpid, finalizing: Callable[[], bool] = sys.is_finalizing) -> bool:
+    """False in a forked child, and while the interpreter goes down: then nothing of the library's is freed. Defaults are bound because
+    globals may be gone by then."""
+    return getpid() == process and not finalizing()
+
+
 class Context:
     """One esa_ctx: threads, scratch memory, and for GPU work one device and one stream. Takes one call at a time: `run` holds its lock."""
 
@@ -231,7 +237,8 @@ class Context:
         self.lib = load()
         self.ptr = C.c_void_p()
         self.lock = threading.RLock()
-        self.process = os.getpid()
+        self.plans: OrderedDict[bytes, Any] = OrderedDict()      # plan.py keeps its plans here; they are freed before the context
+        self.process, self.stream = os.getpid(), stream
         params = self.lib.c.esa_ctx_params_default()
         params.threads = _default_threads() if threads is None else threads
         params.cuda_stream, params.cuda_device = stream or None, device_index
@@ -249,8 +256,16 @@ class Context:
             if status:
                 raise self.lib.error(status, self.lib.c.esa_ctx_error(self.ptr).decode(errors="replace"))
 
-    def __del__(self) -> None:
-        if getattr(self, "ptr", None) and self.process == os.getpid():
+    def set_stream(self, stream: int) -> None:
+        """GPU work that follows goes to this stream (a cudaStream_t as an integer); a change waits for the one before."""
+        if stream != self.stream:
+            self.run(self.lib.c.esa_ctx_set_stream, self.ptr, C.c_void_p(stream or None))
+            self.stream = stream
+
+    def __del__(self, usable: Callable[[int], bool] = usable) -> None:
+        if getattr(self, "ptr", None) and usable(self.process):
+            for plan in self.plans.values():
+                plan.free()
             self.lib.c.esa_ctx_free(self.ptr)
             self.ptr = C.c_void_p()
 

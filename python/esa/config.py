@@ -30,7 +30,7 @@ class EsaConfig:
     samples
         entropy only: queries scored per query block.
     order, window
-        "raster", "tile", "tile3d" (with window t, h, w), "hilbert", or None: what suits the selector.
+        "raster", "tile", "tile3d" (boxes of window t, h, w; 2, 8, 8), "hilbert", or None: what suits the selector.
     protect_first_frame
         Keep frame 0's rows and columns whole; None: as the selector's original does.
     tail
@@ -109,8 +109,8 @@ class EsaConfig:
             put(self, "window", tuple(int(w) for w in self.window))
         if self.window is not None and (len(self.window) != 3 or min(self.window) < 1):
             raise ValueError(f"window must be three numbers t, h, w of at least 1, not {self.window!r}")
-        if (self.order == "tile3d") != (self.window is not None):
-            raise ValueError("order 'tile3d' needs window=(t, h, w), and no other order takes one")
+        if self.window is not None and self.order != "tile3d":
+            raise ValueError(f"window belongs to order 'tile3d', not to {self.order!r}")
         for name, least in (("samples", 1), ("refresh_every", 1), ("min_tokens", 0)):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < least:
                 raise ValueError(f"{name} must be an integer of at least {least}, not {getattr(self, name)!r}")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes as C
 import os
+from collections.abc import Callable
 from typing import Any
 
 from . import _types as T
-from ._lib import Context, load, shared_context
+from ._lib import Context, load, shared_context, usable
 from .layout import Layout, order
 
 
@@ -30,8 +31,8 @@ class Mask:
         self._context, self._ptr = context, ptr
         self._info: T.MaskInfo | None = None
 
-    def __del__(self) -> None:
-        if getattr(self, "_ptr", None) and self._context.process == os.getpid():
+    def __del__(self, usable: Callable[[int], bool] = usable) -> None:
+        if getattr(self, "_ptr", None) and usable(self._context.process):
             self._context.lib.c.esa_mask_free(self._ptr)
             self._ptr = C.c_void_p()
 
@@ -185,8 +186,8 @@ class MaskFile:
         self.info = T.MaskFileInfo(struct_size=C.sizeof(T.MaskFileInfo))
         self.context.run(lib.esa_mask_file_get_info, self.ptr, C.byref(self.info))
 
-    def __del__(self) -> None:
-        if getattr(self, "ptr", None) and self.context.process == os.getpid():
+    def __del__(self, usable: Callable[[int], bool] = usable) -> None:
+        if getattr(self, "ptr", None) and usable(self.context.process):
             self.context.lib.c.esa_mask_file_free(self.ptr)
             self.ptr = C.c_void_p()
 

@@ -6,11 +6,12 @@ import ctypes as C
 import dataclasses
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from . import _types as T
 from . import tensor as X
-from ._lib import Context, EsaError, shared_context
+from ._lib import Context, EsaError, shared_context, usable
 from .config import EsaConfig
 from .layout import Layout
 from .mask import MaskFile
@@ -95,7 +96,6 @@ class Session:
         self.mode = _mode(config, record)
         self._ptr = C.c_void_p()
         self._context = _context(device)
-        self._stream = 0
         self._kv_len: Any = None
         self.masks = MaskFile(config.masks, self._context) if self.mode == "cached" else None       # type: ignore[arg-type]
         c = self._context.lib.c
@@ -115,13 +115,14 @@ class Session:
 
     def close(self) -> None:
         """Frees the session; calls after it are errors. Also done when the object goes away."""
-        if getattr(self, "_ptr", None) and self._context.process == os.getpid():
+        if getattr(self, "_ptr", None) and usable(self._context.process):
             with self._context.lock:
                 self._context.lib.c.esa_session_free(self._ptr)
         self._ptr = C.c_void_p()
 
-    def __del__(self) -> None:
-        self.close()
+    def __del__(self, usable: Callable[[int], bool] = usable) -> None:
+        if getattr(self, "_ptr", None) and usable(self._context.process):
+            self.close()
 
     def __enter__(self) -> Session:
         return self
@@ -162,16 +163,13 @@ class Session:
         views = [X.view(x, input_layout, name) for x, name in ((q, "q"), (k, "k"), (v, "v"), (o, "out"))]
         device = X.device_of(q)
         if device.kind == "cuda":
-            self._use_stream(device.stream)
+            self._context.set_stream(device.stream)
         if kind == "self" and not (kv_len is None and self._kv_len is None):
             self._kv_len = X.lengths(kv_len, q, views[0].dim[0])
             self._run("esa_session_set_kv_len", None if self._kv_len is None else X.address(self._kv_len))
         last = None if lse is None else C.byref(X.lse_view(lse))
         self._run("esa_session_attention", layer, T.number(T.CALL_KINDS, kind, "kind"), *map(C.byref, views), last)
         return o
-
-    def _use_stream(self, stream: int) -> None:
-        self._stream = stream
 
     def stats(self, layer: int = -1, step: int = -1) -> Stats:
         """Of the current video; of one layer, of one step, or of one cell of both. Waits for a GPU that has calls of this session to run."""

@@ -154,11 +154,14 @@ def lengths(kv_len: Any, like: Any, batch: int) -> Any:
 
 
 def check_same(q: Any, k: Any, v: Any) -> None:
-    """q, k and v of one library, one dtype and one device."""
+    """q, k and v of one library, one dtype, one device, one batch and one head dimension."""
     for name, x in (("k", k), ("v", v)):
         if is_torch(x) != is_torch(q):
             raise ValueError(f"q and {name} must both be torch tensors or both numpy arrays")
         if x.dtype != q.dtype:
             raise ValueError(f"q has dtype {dtype_name(q)} and {name} {dtype_name(x)}: they must agree")
+        for i, word in ((0, "batch"), (3, "head dim")):     # the same places in both layouts
+            if x.ndim == q.ndim == 4 and x.shape[i] != q.shape[i]:
+                raise ValueError(f"q and {name} differ in {word}: {q.shape[i]} and {x.shape[i]}")
         if is_torch(q) and x.device != q.device:
             raise ValueError(f"q is on {q.device} and {name} on {x.device}: they must be on one device")
