@@ -68,6 +68,7 @@ missing() {
         have git || echo git
     fi
     if [ "$long" = yes ]; then
+        { have slurmctld && have slurmd && have sbatch && have munged; } || echo slurm-wlm munge
         browser || echo "$(browser_name)"
     fi
     return 0
