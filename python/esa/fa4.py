@@ -15,6 +15,7 @@ import torch
 
 from ._lib import EsaError
 from .config import EsaConfig
+from .functional import select
 from .layout import Layout
 from .mask import Mask, MaskFile
 from .session import Stats
@@ -79,7 +80,6 @@ class Fa4Session:
             return None
         if self._masks is not None:
             return self._masks.mask(layer, step, budget=c.density, branch=self._at[1] if self._masks.info.branches > 1 else 0)
-        from .select import select
         return select(query, key, c, layout=self.layout, input_layout="BSND")
 
     def attention(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, input_layout: str = "BSND",

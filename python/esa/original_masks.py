@@ -126,7 +126,7 @@ class OriginalMasks:
 
     def _import_lists(self, output: str, lists: dict[str, torch.Tensor], tokens: int, layout: Layout) -> None:
         exchange = output + ".fa4"
-        with _Writer(exchange) as writer:
+        with TensorWriter(exchange) as writer:
             for name, x in (("full_block_cnt", lists["cnt"]), ("full_block_idx", lists["idx"])):
                 writer.declare(name, _FILE_I32, tuple(x.shape))
             for x in (lists["cnt"], lists["idx"]):
@@ -150,7 +150,7 @@ class OriginalMasks:
                  "block": f"{Q_BLOCK},{K_BLOCK}", "causal": 0, "samples": 4, "scale": 0, "order": "raster", "window": "0,0,0",
                  "protect_first_frame": 0, "grid_q": grid, "grid_k": grid, "text_q": text, "text_k": text, "prompts": 1, "warmup_frac": "0.2",
                  "dense_first_layer": 1, "importance": "none"}
-        with _Writer(path) as writer:
+        with TensorWriter(path) as writer:
             for key, value in about.items():
                 writer.metadata(key, str(value))
             writer.declare("dense_layers", _FILE_I32, (0,))
@@ -161,7 +161,7 @@ class OriginalMasks:
                 writer.write((layer.double().clamp(0, 1) * 2**24).round().to(torch.int32))      # below 2^31: the same bytes as unsigned
 
 
-class _Writer:
+class TensorWriter:
     """The library's writer of tensor files: everything declared first, then the data in that order; nothing is left behind on failure."""
 
     def __init__(self, path: str) -> None:
@@ -181,7 +181,7 @@ class _Writer:
         x = x.contiguous()
         self._context.run(self._c.esa_tensors_writer_data, self._ptr, x.data_ptr(), x.numel() * x.element_size())
 
-    def __enter__(self) -> _Writer:
+    def __enter__(self) -> TensorWriter:
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:

@@ -15,8 +15,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import esa
+from esa.functional import select
 from esa.layout import Layout, order
-from esa.session import select_params
 
 BLOCK = 32
 
@@ -97,20 +97,8 @@ MAKERS = {"wan": wan, "cogvideox": cogvideox, "hunyuan": hunyuan}
 
 def make_mask(q, k, config, layout, kv_len=None):
     """The selector's mask for q and k [B, H, N, D], by the library's one-call interface (sessions have nothing to do with it)."""
-    import ctypes
-
-    from esa import tensor as X
-    from esa._lib import shared_context
-    from esa.mask import Mask
-    context, pointer = shared_context(), ctypes.c_void_p()
     layout = dataclasses.replace(layout, order=config.order, window=config.window, protect_first_frame=config.protect_first_frame)
-    params = select_params(config, layout)
-    if kv_len is not None:
-        params.kv_len = kv_len.data_ptr()
-    q, k = q.contiguous(), k.contiguous()
-    context.run(context.lib.c.esa_select, context.ptr, ctypes.byref(pointer), ctypes.byref(X.view(q)), ctypes.byref(X.view(k)),
-                ctypes.byref(params))
-    return Mask(context, pointer)
+    return select(q.contiguous(), k.contiguous(), config, layout=layout, kv_len=kv_len)
 
 
 def masked_attention(q, k, v, mask, tail="none", kv_len=None):
