@@ -42,6 +42,8 @@ static int run(int argc, char **argv)
         { "calibrate", cmd_calibrate, "record which key blocks matter over a few prompts, and write masks for each budget" },
         { "demo", cmd_demo, "dense attention against every selector on synthetic video-like heads" },
         { "bench", cmd_bench, "measure speed (attention) and quality (quality)" },
+        { "evaluate", cmd_evaluate, "hold videos against their references: PSNR, SSIM, LPIPS, flicker" },
+        { "export", cmd_export, "turn tensors, frames and latents into MP4, and MP4 into frames and tensors" },
         { "masks", cmd_masks, "run selectors; inspect, derive, merge and convert mask files" },
         { "report", cmd_report, "one HTML page from results: videos side by side, quality, speed, heads, masks" },
         { "doctor", cmd_doctor, "say which kernels, libraries and machine are in use, and check them" },

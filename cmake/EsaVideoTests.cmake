@@ -81,6 +81,17 @@ if(TARGET esa_cli AND TARGET make_recording AND NOT ESA_SANITIZE)
            $<TARGET_FILE:make_recording> ${CMAKE_CURRENT_SOURCE_DIR}/models)
   set_tests_properties(long.report PROPERTIES LABELS long TIMEOUT 600 SKIP_RETURN_CODE 77)
 endif()
+# Videos in and out, and held against one another. Decoding latents needs a whole model: not under sanitizers, test_pipeline decodes there.
+if(TARGET esa_cli)
+  set(export_tests "")
+  if(ESA_SANITIZE)
+    set(export_tests Pictures Raw Export)
+  endif()
+  add_test(NAME cli.export COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/cli/check_export.py $<TARGET_FILE:esa_cli>
+           ${CMAKE_CURRENT_SOURCE_DIR}/models ${export_tests})
+  add_test(NAME cli.evaluate COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/cli/check_evaluate.py $<TARGET_FILE:esa_cli>)
+  set_tests_properties(cli.export cli.evaluate PROPERTIES LABELS video TIMEOUT 600)
+endif()
 if(NOT ESA_SANITIZE)
   add_test(NAME tree.video_symbols COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/headers/check_video_symbols.sh ${CMAKE_CURRENT_SOURCE_DIR}
            $<TARGET_FILE:esa_video>)

@@ -36,9 +36,9 @@ static esa_status wrong_shape(esa_ctx *ctx, const char *name, int32_t rank, cons
     char shape[160];
     shape_text(shape, sizeof shape, rank, dim);
     const int64_t *last = dim + (rank >= 4 ? rank - 4 : 0);
-    const char *hint = rank >= 4 && last[1] == 3 ? "; channels stand second: permute(0, 2, 3, 1)"
-                     : rank >= 4 && last[0] == 3 ? "; channels stand first: permute(1, 2, 3, 0)"
-                     : rank == 5 && dim[0] > 1 ? "; save one video per file" : "";
+    const char *hint = rank == 5 && dim[0] > 1 ? "; save one video per file"
+                     : rank >= 4 && last[1] == 3 ? "; channels stand second: permute(0, 2, 3, 1)"
+                     : rank >= 4 && last[0] == 3 ? "; channels stand first: permute(1, 2, 3, 0)" : "";
     return esa_fail(ctx, ESA_ERR_FORMAT, "%.200s holds a tensor of %s, a video is [frames, height, width, 3]%s", name, shape, hint);
 }
 
