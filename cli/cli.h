@@ -33,6 +33,7 @@ int cmd_bench_video(int argc, char **argv);
 int cmd_calibrate(int argc, char **argv);
 int cmd_demo(int argc, char **argv);
 int cmd_doctor(int argc, char **argv);
+int cmd_experiment(int argc, char **argv);
 int cmd_evaluate(int argc, char **argv);
 int cmd_export(int argc, char **argv);
 int cmd_generate(int argc, char **argv);

@@ -46,6 +46,7 @@ static int run(int argc, char **argv)
         { "export", cmd_export, "turn tensors, frames and latents into MP4, and MP4 into frames and tensors" },
         { "masks", cmd_masks, "run selectors; inspect, derive, merge and convert mask files" },
         { "report", cmd_report, "one HTML page from results: videos side by side, quality, speed, heads, masks" },
+        { "experiment", cmd_experiment, "calibrate, time and compare; on a Slurm cluster too; gather results" },
         { "doctor", cmd_doctor, "say which kernels, libraries and machine are in use, and check them" },
         { NULL, NULL, NULL },
     };

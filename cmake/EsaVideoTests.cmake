@@ -91,6 +91,24 @@ if(TARGET esa_cli)
            ${CMAKE_CURRENT_SOURCE_DIR}/models ${export_tests})
   add_test(NAME cli.evaluate COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/cli/check_evaluate.py $<TARGET_FILE:esa_cli>)
   set_tests_properties(cli.export cli.evaluate PROPERTIES LABELS video TIMEOUT 600)
+  # The metrics against scikit-image and lpips themselves, where they are installed ($ESA_PYTHON as above).
+  add_test(NAME live.metrics COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/metric/check_live_metrics.py ${CMAKE_CURRENT_SOURCE_DIR}
+           $<TARGET_FILE:esa_cli>)
+  set_tests_properties(live.metrics PROPERTIES LABELS live TIMEOUT 900 SKIP_RETURN_CODE 77)
+endif()
+# Whole experiments. Under sanitizers only what reads options and writes scripts.
+if(TARGET esa_cli)
+  set(experiment_tests "")
+  if(ESA_SANITIZE)
+    set(experiment_tests Words Submit)
+  endif()
+  add_test(NAME cli.experiment COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/cli/check_experiment.py $<TARGET_FILE:esa_cli>
+           ${CMAKE_CURRENT_SOURCE_DIR}/models ${experiment_tests})
+  set_tests_properties(cli.experiment PROPERTIES LABELS video TIMEOUT 600)
+  # On a Slurm that the test starts; skipped, with a line that says why, only where that cannot be.
+  add_test(NAME long.slurm COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/slurm/check_slurm.py $<TARGET_FILE:esa_cli>
+           ${CMAKE_CURRENT_SOURCE_DIR}/models)
+  set_tests_properties(long.slurm PROPERTIES LABELS long TIMEOUT 1800 SKIP_RETURN_CODE 77)
 endif()
 if(NOT ESA_SANITIZE)
   add_test(NAME tree.video_symbols COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/headers/check_video_symbols.sh ${CMAKE_CURRENT_SOURCE_DIR}
