@@ -66,7 +66,7 @@ static int write_page(const request *q, esa_ctx *ctx, const report_run *runs, in
     cli_json_close(json);
     char *data = cli_json_take(json, &bytes);
     report_page page = { .title = q->title ? q->title : title, .runs = runs, .run_count = count, .mask_count = mask_count, .data = data, .data_bytes = bytes,
-                         .videos = !q->no_videos, .max_clips = q->max_clips };
+                         .videos = !q->no_videos, .max_clips = q->max_clips, .media = { .ctx = ctx } };
     if (!status && data) report_page_write(&text, &page);
     if (!status && (!data || text.failed)) status = cli_fail(REPORT_WHAT ": out of memory");
     if (!status && (int64_t)text.used > MAX_PAGE)
@@ -76,11 +76,14 @@ static int write_page(const request *q, esa_ctx *ctx, const report_run *runs, in
     if (!status) {
         printf("%s: %.1f MB, %d run%s, %lld video%s, %d mask file%s\n", q->output, 1e-6 * (double)text.used, count, count == 1 ? "" : "s",
                (long long)page.media.embedded, page.media.embedded == 1 ? "" : "s", mask_count, mask_count == 1 ? "" : "s");
+        if (page.media.as_pictures)
+            fprintf(stderr, "note: %lld video%s picture by picture: this FFmpeg has no H.264 encoder (libx264), and browsers play no MPEG-4 of the older kind\n",
+                    (long long)page.media.as_pictures, page.media.as_pictures == 1 ? " is shown" : "s are shown");
         if (page.media.left_out)
             fprintf(stderr, "note: %lld video%s left out, a sentence stands there instead: %s\n", (long long)page.media.left_out,
                     page.media.left_out == 1 ? " is" : "s are", page.media.reason ? page.media.reason : "");
     }
-    free(page.media.reason);
+    report_media_close(&page.media);
     report_text_free(&text);
     free(data);
     return status;

@@ -1,4 +1,5 @@
-/* report_media.c - one video inside the page: an MP4 that browsers play as it is, or a pile of pictures.
+/* report_media.c - one video inside the page: an MP4 that browsers play as it is; what they do not play made into one, or into a pile of
+ * pictures where there is no H.264 encoder.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "report.h"
 
@@ -8,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #define PICTURES_FPS 16.0           /* folders of pictures carry no rate: Wan's own */
 #define MAX_PICTURES 1000
@@ -126,6 +128,68 @@ static void embed_mp4(report_text *t, report_media *media, double *fps, int64_t 
     media->bytes += (int64_t)size;
 }
 
+/* ---------------------------------------------------------------- what browsers do not play */
+
+static void remove_scratch(const char *folder, const char *mp4, const char *pictures)
+{
+    char **names;
+    const int count = list_pictures(&names, pictures);
+    for (int i = 0; i < count; i++) unlink(names[i]);
+    if (count > 0) free_names(names, count);
+    unlink(mp4);
+    rmdir(pictures);
+    rmdir(folder);
+}
+
+/* Decoded frames go through a scratch folder: as H.264 if FFmpeg can, else as pictures. */
+static void embed_frames(report_text *t, report_media *media, double *fps, int64_t *frames, const esa_frames *clip, const char *path, const char *label)
+{
+    const char *room = getenv("TMPDIR");
+    char folder[1024], mp4_path[1060], pictures[1060];
+    snprintf(folder, sizeof folder, "%.900s/esa-report-XXXXXX", room && room[0] ? room : "/tmp");
+    if (!mkdtemp(folder)) { leave_out(t, media, "'%s' cannot be converted: %s: %s.", path, folder, strerror(errno)); return; }
+    snprintf(mp4_path, sizeof mp4_path, "%s/clip.mp4", folder);
+    snprintf(pictures, sizeof pictures, "%s/pictures/", folder);
+    esa_frames_info info = { .struct_size = sizeof info };
+    esa_save_params save = media->video.save_params();
+    save.codec = ESA_CODEC_H264;
+    save.quality = 90;
+    size_t size;
+    report_mp4 mp4;
+    const int encoded = media->video.frames_save(media->ctx, clip, mp4_path, &save) == ESA_OK;
+    char *data = encoded ? cli_read_file(mp4_path, &size) : NULL;
+    if (data && report_mp4_probe(&mp4, (const unsigned char *)data, size) == 0 && mp4.plays) {
+        embed_mp4(t, media, fps, frames, &mp4, data, size, label);
+        media->converted++;
+    } else if (media->video.frames_info(clip, &info) == ESA_OK && media->video.frames_save(media->ctx, clip, pictures, NULL) == ESA_OK) {
+        pictures[strlen(pictures) - 1] = 0;
+        embed_pictures(t, media, fps, frames, pictures, info.fps > 0 ? info.fps : PICTURES_FPS, label);
+        media->as_pictures++;
+    } else leave_out(t, media, "'%s' cannot be converted: %s.", path, esa_ctx_error(media->ctx));
+    free(data);
+    remove_scratch(folder, mp4_path, pictures);
+}
+
+/* Anything the engine reads; why says what is wrong with it as it is. */
+static void embed_other(report_text *t, report_media *media, double *fps, int64_t *frames, const char *path, const char *why, const char *label)
+{
+    esa_frames *clip = NULL;
+    if (!media->video.handle && !(cli_video_built() && cli_video_open(&media->video, REPORT_WHAT) == CLI_OK)) {
+        leave_out(t, media, "'%s' %s, and this esa was built without the engine that could convert it.", path, why);
+        return;
+    }
+    if (media->video.frames_load(media->ctx, &clip, path, NULL) != ESA_OK) leave_out(t, media, "'%s' %s: %s.", path, why, esa_ctx_error(media->ctx));
+    else embed_frames(t, media, fps, frames, clip, path, label);
+    media->video.frames_free(clip);
+}
+
+void report_media_close(report_media *media)
+{
+    if (media->video.handle) cli_video_close(&media->video);
+    free(media->reason);
+    media->reason = NULL;
+}
+
 void report_media_embed(report_text *t, report_media *media, double *fps, int64_t *frames, const char *path, const char *label)
 {
     struct stat about;
@@ -137,8 +201,11 @@ void report_media_embed(report_text *t, report_media *media, double *fps, int64_
     if (S_ISDIR(about.st_mode)) { embed_pictures(t, media, fps, frames, path, PICTURES_FPS, label); return; }
     char *data = cli_read_file(path, &size);
     if (!data) { leave_out(t, media, "'%s' cannot be read: %s.", path, strerror(errno)); return; }
-    if (report_mp4_probe(&mp4, (const unsigned char *)data, size) != 0) leave_out(t, media, "'%s' is no MP4 video.", path);
-    else if (!mp4.plays) leave_out(t, media, "'%s' is coded as %s, which browsers do not play.", path, mp4.codec);
-    else embed_mp4(t, media, fps, frames, &mp4, data, size, label);
+    const int is_mp4 = report_mp4_probe(&mp4, (const unsigned char *)data, size) == 0;
+    if (is_mp4 && mp4.plays) embed_mp4(t, media, fps, frames, &mp4, data, size, label);
     free(data);
+    if (is_mp4 && mp4.plays) return;
+    char why[80] = "is no MP4 video";
+    if (is_mp4) snprintf(why, sizeof why, "is coded as %s, which browsers do not play", mp4.codec);
+    embed_other(t, media, fps, frames, path, why, label);
 }

@@ -233,6 +233,9 @@ static void videos(report_text *t, report_page *p)
             for (int v = 0; v < p->runs[r].variant_count; v++) player(t, p, r, v, c);
             report_puts(t, "</div></div>");
         }
+    if (p->media.as_pictures)
+        report_puts(t, "<p class=\"note\">Some videos are shown picture by picture: where the page was made, FFmpeg has no H.264 encoder, and browsers play "
+                       "no older MPEG-4.</p>");
 }
 
 /* ---------------------------------------------------------------- the rest */

@@ -16,6 +16,8 @@
 #define ESA_VIDEO_MISSING "it was switched off (ESA_VIDEO=OFF)"
 #endif
 
+int cli_video_built(void) { return ESA_VIDEO_LIBRARY[0] != 0; }
+
 int cli_video_mp4(void)
 {
 #ifdef ESA_VIDEO_FFMPEG

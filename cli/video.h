@@ -43,6 +43,8 @@ typedef struct cli_video {
 /* CLI_FAILED after one sentence where the engine was not built, is not there, or is of another build. what names the command. */
 int  cli_video_open(cli_video *video, const char *what);
 void cli_video_close(cli_video *video);
+/* 1 if this command was built with an engine to open. */
+int  cli_video_built(void);
 /* 1 if MP4 can be written. */
 int  cli_video_mp4(void);
 

@@ -88,7 +88,7 @@ esa.viewer = (function () {
     if (thumbs.children.length !== f.heads || thumbs.getAttribute("data-file") !== String(state.file)) {
       thumbs.setAttribute("data-file", String(state.file));
       thumbs.replaceChildren.apply(thumbs, Array.from({ length: f.heads }, function (_, h) {
-        return esa.el("button", { "aria-label": "head " + h, click: function () { go({ head: h }); } }, [esa.el("canvas"), esa.el("span", {}, String(h))]);
+        return esa.el("button", { "aria-label": "head " + h, click: function () { go({ head: h }); } }, [esa.el("canvas", { "aria-hidden": "true" }), esa.el("span", {}, String(h))]);
       }));
     }
     Array.from(thumbs.children).forEach(function (button, h) {

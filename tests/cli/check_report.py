@@ -357,6 +357,25 @@ class Pages(Base):
         page, _ = self.page("res", notes=1)
         self.assertIn("00002.png", page.all("p", class_="why")[0]["text"])
 
+    def test_other_formats_are_converted(self):
+        """Y4M: H.264 where FFmpeg has an encoder, else pictures; without the engine a sentence."""
+        picture = b"FRAME\n" + bytes(range(256)) * 12
+        self.results(videos=[self.write("made/v.y4m", b"YUV4MPEG2 W32 H32 F8:1 Ip A1:1 C444\n" + picture * 5)], prompts=["p"])
+        code, _, err = esa("report", "res", "--output", "page.html", cwd=self.dir)
+        self.assertEqual(code, 0, err)
+        page, _ = self.page("res", notes=len(err.splitlines()))
+        engine = "built without the video engine" not in esa("generate", "--check")[2]
+        if not engine:
+            self.assertIn("built without the engine", page.all("p", class_="why")[0]["text"])
+            return
+        self.assertEqual({(p["@data-fps"], p["@data-frames"]) for p in page.all("figure")}, {("8", "5")})
+        if page.all("video"):
+            self.assertEqual((len(page.all("video")), err), (4, ""))
+        else:
+            self.assertEqual(len(page.all("img")), 20)
+            self.assertIn("no H.264 encoder", err)
+        self.assertEqual([name for name in os.listdir(tempfile.gettempdir()) if name.startswith("esa-report-")], [], "scratch left behind")
+
     def test_fewer_videos(self):
         self.results()
         self.assertEqual(len(self.page("res", "--max-prompts", 2)[0].all("video")), 8)

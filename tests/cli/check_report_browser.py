@@ -24,15 +24,18 @@ FRAME = 1 / FPS
 VIEWS = {"light": dict(width=1280), "dark": dict(width=1280, dark=True), "phone": dict(width=390, height=844, phone=True)}
 TIMES = "Array.from(document.querySelectorAll('.clip:not(.hidden) video')).map(v => v.currentTime)"
 SETTLED = "Array.from(document.querySelectorAll('.clip:not(.hidden) video')).every(v => v.readyState >= 2 && !v.seeking)"
+# The pixels of a canvas, read from a copy: reading the page's own would make the browser warn.
+COPY = "const copy = c => { const o = new OffscreenCanvas(c.width, c.height), x = o.getContext('2d', {willReadFrequently: true}); x.drawImage(c, 0, 0); return x; };"
 # A number that changes with the picture.
-PICTURE = "(() => { const c = document.getElementById('mask-canvas'), d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data; let h = 0;" \
+PICTURE = "(() => { " + COPY + " const c = document.getElementById('mask-canvas'), d = copy(c).getImageData(0, 0, c.width, c.height).data; let h = 0;" \
           " for (let i = 0; i < d.length; i += 4) h = (h * 31 + d[i] + d[i + 1]) % 4294967291; return h; })()"
-KEPT = "(() => { const c = document.getElementById('mask-canvas'), x = c.getContext('2d'), s = getComputedStyle(document.documentElement)," \
-       " k = s.getPropertyValue('--kept').trim(); const [r, g, b] = k.match(/[0-9a-f]{2}/gi).map(h => parseInt(h, 16)), f = esa.viewer.file();" \
-       " let n = 0; for (let i = 0; i < f.nq; i++) for (let j = 0; j < f.nk; j++) {" \
-       " const y = Math.min(f.tokens_q - 1, (i + 0.5) * f.block_q) / f.tokens_q * c.height, z = Math.min(f.tokens_k - 1, (j + 0.5) * f.block_k) / f.tokens_k * c.width;" \
-       " const p = x.getImageData(Math.floor(z), Math.floor(y), 1, 1).data; n += p[0] === r && p[1] === g && p[2] === b; } return n / (f.nq * f.nk); })()"
-
+# Share of the blocks whose middle has the colour of kept ones.
+KEPT = "(() => { " + COPY + " const c = document.getElementById('mask-canvas'), x = copy(c), f = esa.viewer.file(), style = getComputedStyle(document.documentElement);" \
+       " const [r, g, b] = style.getPropertyValue('--kept').trim().match(/[0-9a-f]{2}/gi).map(h => parseInt(h, 16)); let n = 0;" \
+       " const middle = (i, block, tokens) => (i * block + Math.min(tokens, (i + 1) * block)) / 2 / tokens;" \
+       " for (let i = 0; i < f.nq; i++) for (let j = 0; j < f.nk; j++) {" \
+       " const p = x.getImageData(Math.floor(middle(j, f.block_k, f.tokens_k) * c.width), Math.floor(middle(i, f.block_q, f.tokens_q) * c.height), 1, 1).data;" \
+       " n += p[0] === r && p[1] === g && p[2] === b; } return n / (f.nq * f.nk); })()"
 
 def make_page(folder):
     """Two videos of the tiny model, in turn, and a pile of pictures as the last variant of the last prompt."""
@@ -48,6 +51,18 @@ def make_page(folder):
     return "file://" + folder + "/page.html"
 
 
+def in_every_view(test):
+    """Runs a test in each view, on a page of its own, which must have nothing to complain about in the end."""
+    def every(self):
+        for name, view in VIEWS.items():
+            with self.subTest(view=name):
+                page = self.browser.open(self.url, **view)
+                page.wait(SETTLED)
+                test(self, name, page)
+                self.assertEqual(page.errors, [])
+    return every
+
+
 class Report(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -56,14 +71,6 @@ class Report(unittest.TestCase):
         cls.url = make_page(cls.folder.name)
         cls.browser = browser.Browser()
         cls.addClassCleanup(cls.browser.__exit__)
-
-    def each(self):
-        for name, view in VIEWS.items():
-            page = self.browser.open(self.url, **view)
-            page.wait(SETTLED)
-            with self.subTest(view=name):
-                yield name, page
-                self.assertEqual(page.errors, [])
 
     def together(self, page, frame=None):
         """All players stand at the same frame (that one)."""
@@ -76,113 +83,113 @@ class Report(unittest.TestCase):
                 self.assertEqual(int(t * FPS), frame, times)
             self.assertEqual(page.run("Number(document.getElementById('seek').value)"), frame)
 
-    def test_everything_is_drawn_and_fits(self):
-        for name, page in self.each():
-            self.assertEqual(page.run("document.documentElement.getAttribute('data-theme')"), "dark" if name == "dark" else "light")
-            self.assertEqual(page.run("document.querySelectorAll('#quality-charts svg').length"), 6)
-            self.assertEqual(page.run("document.querySelectorAll('#quality-charts circle').length"), 18)
-            self.assertEqual(page.run("document.querySelectorAll('#step-charts path').length"), 4)
-            self.assertEqual(page.run("document.querySelectorAll('#time-bars .row').length"), 4)
-            self.assertEqual(page.run("document.querySelectorAll('#density-heat rect.cell').length"), 4)
-            self.assertEqual(page.run("document.querySelectorAll('#entropy-heat rect.cell').length"), 4)
-            wide = page.run("[document.documentElement.scrollWidth, window.innerWidth]")
-            self.assertEqual(wide[0], wide[1], "the page is wider than the screen")
-            unnamed = page.run("Array.from(document.querySelectorAll('button, select, input, canvas, svg[role]')).filter(e => e.offsetParent !== null || e.tagName === 'svg')"
-                               ".filter(e => !e.getAttribute('aria-label') && !e.textContent.trim() && !(e.labels && e.labels.length) && !e.closest('[aria-hidden]')).map(e => e.outerHTML.slice(0, 90))")
-            self.assertEqual(unnamed, [])
+    @in_every_view
+    def test_everything_is_drawn_and_fits(self, name, page):
+        self.assertEqual(page.run("document.documentElement.getAttribute('data-theme')"), "dark" if name == "dark" else "light")
+        self.assertEqual(page.run("document.querySelectorAll('#quality-charts svg').length"), 6)
+        self.assertEqual(page.run("document.querySelectorAll('#quality-charts circle').length"), 18)
+        self.assertEqual(page.run("document.querySelectorAll('#step-charts path').length"), 4)
+        self.assertEqual(page.run("document.querySelectorAll('#time-bars .row').length"), 4)
+        self.assertEqual(page.run("document.querySelectorAll('#density-heat rect.cell').length"), 4)
+        self.assertEqual(page.run("document.querySelectorAll('#entropy-heat rect.cell').length"), 4)
+        wide = page.run("[document.documentElement.scrollWidth, window.innerWidth]")
+        self.assertEqual(wide[0], wide[1], "the page is wider than the screen")
+        unnamed = page.run("Array.from(document.querySelectorAll('button, select, input, canvas, svg[role]')).filter(e => e.offsetParent !== null || e.tagName === 'svg')"
+                           ".filter(e => !e.getAttribute('aria-label') && !e.textContent.trim() && !(e.labels && e.labels.length) && !e.closest('[aria-hidden]')).map(e => e.outerHTML.slice(0, 90))")
+        self.assertEqual(unnamed, [])
 
-    def test_players_move_together(self):
-        for name, page in self.each():
-            self.together(page, 0)
-            page.run("(() => { const s = document.getElementById('seek'); s.value = 5; s.dispatchEvent(new Event('input')); })()")
-            self.together(page, 5)
-            page.click("#next")
-            self.together(page, 6)
-            page.click("#back")
-            page.click("#back")
-            self.together(page, 4)
-            page.run("document.activeElement.blur()")
-            page.key("ArrowRight", 39)
-            self.together(page, 5)
-            page.key(",", 188)
-            self.together(page, 4)
-            page.click("#first")
-            self.together(page, 0)
-            page.click("#play")
-            page.wait("Number(document.getElementById('seek').value) >= 3")
-            page.click("#play")
-            self.assertFalse(page.run("esa.players.state.playing"))
-            self.together(page, page.run("Number(document.getElementById('seek').value)"))
-            self.assertTrue(page.run("Array.from(document.querySelectorAll('video')).every(v => v.paused)"))
+    @in_every_view
+    def test_players_move_together(self, name, page):
+        self.together(page, 0)
+        page.run("(() => { const s = document.getElementById('seek'); s.value = 5; s.dispatchEvent(new Event('input')); })()")
+        self.together(page, 5)
+        page.click("#next")
+        self.together(page, 6)
+        page.click("#back")
+        page.click("#back")
+        self.together(page, 4)
+        page.run("document.activeElement.blur()")
+        page.key("ArrowRight", 39)
+        self.together(page, 5)
+        page.key(",", 188)
+        self.together(page, 4)
+        page.click("#first")
+        self.together(page, 0)
+        page.click("#play")
+        page.wait("Number(document.getElementById('seek').value) >= 3")
+        page.click("#play")
+        self.assertFalse(page.run("esa.players.state.playing"))
+        self.together(page, page.run("Number(document.getElementById('seek').value)"))
+        self.assertTrue(page.run("Array.from(document.querySelectorAll('video')).every(v => v.paused)"))
 
-    def test_playing_goes_round(self):
-        for name, page in self.each():
-            page.run("document.activeElement.blur()")
-            page.run(f"esa.players.seek({FRAMES - 2})")
-            page.wait(SETTLED)
-            page.key(" ", 32)
-            page.wait(f"esa.players.state.playing && esa.players.state.frame < {FRAMES - 3}")
-            page.key(" ", 32)
-            self.together(page)
+    @in_every_view
+    def test_playing_goes_round(self, name, page):
+        page.run("document.activeElement.blur()")
+        page.run(f"esa.players.seek({FRAMES - 2})")
+        page.wait(SETTLED)
+        page.key(" ", 32)
+        page.wait(f"esa.players.state.playing && esa.players.state.frame < {FRAMES - 3}")
+        page.key(" ", 32)
+        self.together(page)
 
-    def test_prompts_and_pictures(self):
+    @in_every_view
+    def test_prompts_and_pictures(self, name, page):
         """The third prompt has a pile of pictures among its videos: it moves with them."""
-        for name, page in self.each():
-            page.run("(() => { const m = document.getElementById('clip'); m.value = 2; m.dispatchEvent(new Event('change')); })()")
-            self.assertEqual(page.run("document.querySelectorAll('.clip:not(.hidden)').length"), 1)
-            for frame in (3, 8, 0):
-                page.run(f"esa.players.seek({frame})")
-                self.together(page, frame)
-                shown = page.run("Array.from(document.querySelectorAll('.clip:not(.hidden) .frames img')).map((p, i) => getComputedStyle(p).display !== 'none' ? i : -1).filter(i => i >= 0)")
-                self.assertEqual(shown, [frame])
+        page.run("(() => { const m = document.getElementById('clip'); m.value = 2; m.dispatchEvent(new Event('change')); })()")
+        self.assertEqual(page.run("document.querySelectorAll('.clip:not(.hidden)').length"), 1)
+        for frame in (3, 8, 0):
+            page.run(f"esa.players.seek({frame})")
+            self.together(page, frame)
+            shown = page.run("Array.from(document.querySelectorAll('.clip:not(.hidden) .frames img')).map((p, i) => getComputedStyle(p).display !== 'none' ? i : -1).filter(i => i >= 0)")
+            self.assertEqual(shown, [frame])
 
-    def test_difference(self):
-        for name, page in self.each():
-            page.click("#difference")
-            page.wait(SETTLED)
-            page.wait("document.querySelectorAll('.clip:not(.hidden) .stage canvas').length === 3")
-            sums = page.run("Array.from(document.querySelectorAll('.clip:not(.hidden) .stage canvas')).map(c => { const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;"
-                            " let s = 0; for (let i = 0; i < d.length; i += 4) s += d[i] + d[i + 1] + d[i + 2]; return s; })")
-            self.assertGreater(sums[0], 0)              # another video than dense
-            self.assertEqual(sums[1], 0)                # the dense video itself
-            page.click("#difference")
-            self.assertEqual(page.run("document.querySelectorAll('.stage canvas').length"), 0)
+    @in_every_view
+    def test_difference(self, name, page):
+        page.click("#difference")
+        page.wait(SETTLED)
+        page.wait("document.querySelectorAll('.clip:not(.hidden) .stage canvas').length === 3")
+        sums = page.run("(() => { " + COPY + " return Array.from(document.querySelectorAll('.clip:not(.hidden) .stage canvas')).map(c => { const d = copy(c).getImageData(0, 0, c.width, c.height).data;"
+                        " let s = 0; for (let i = 0; i < d.length; i += 4) s += d[i] + d[i + 1] + d[i + 2]; return s; }); })()")
+        self.assertGreater(sums[0], 0)              # another video than dense
+        self.assertEqual(sums[1], 0)                # the dense video itself
+        page.click("#difference")
+        self.assertEqual(page.run("document.querySelectorAll('.stage canvas').length"), 0)
 
-    def test_masks_change(self):
-        for name, page in self.each():
-            seen = {}
-            for what, selector in (("first", None), ("head", "#mask-canvas"), ("layer", "#mask-layer + button"), ("step", "#mask-group + button"), ("thumb", "#mask-thumbs button:not([aria-pressed=true])")):
-                if selector:
-                    page.click(selector)
-                seen[what] = page.run(PICTURE)
-                density = page.run("esa.viewer.file().budgets[esa.viewer.state.budget].density[0]")
-                s = page.run("esa.viewer.state")
-                self.assertAlmostEqual(page.run(KEPT), density[s["layer"]][s["group"]][s["head"]], 3)        # what is drawn is what the file says
-            self.assertEqual(len(set(seen.values())), len(seen), seen)
-            before = page.run(PICTURE)
-            page.run("(() => { const m = document.getElementById('mask-budget'); m.value = 2; m.dispatchEvent(new Event('change')); })()")
-            self.assertNotEqual(page.run(PICTURE), before)
-            page.run("document.getElementById('mask-canvas').focus()")
-            label = page.run("document.getElementById('mask-canvas').getAttribute('aria-label')")
-            page.key("PageDown", 34)
-            self.assertNotEqual(page.run("document.getElementById('mask-canvas').getAttribute('aria-label')"), label)
+    @in_every_view
+    def test_masks_change(self, name, page):
+        seen = {}
+        for what, selector in (("first", None), ("head", "#mask-canvas"), ("layer", "#mask-layer + button"), ("step", "#mask-group + button"), ("thumb", "#mask-thumbs button:not([aria-pressed=true])")):
+            if selector:
+                page.click(selector)
+            seen[what] = page.run(PICTURE)
+            density = page.run("esa.viewer.file().budgets[esa.viewer.state.budget].density[0]")
+            s = page.run("esa.viewer.state")
+            self.assertAlmostEqual(page.run(KEPT), density[s["layer"]][s["group"]][s["head"]], 3)        # what is drawn is what the file says
+        self.assertEqual(len(set(seen.values())), len(seen), seen)
+        before = page.run(PICTURE)
+        page.run("(() => { const m = document.getElementById('mask-budget'); m.value = 2; m.dispatchEvent(new Event('change')); })()")
+        self.assertNotEqual(page.run(PICTURE), before)
+        page.run("document.getElementById('mask-canvas').focus()")
+        label = page.run("document.getElementById('mask-canvas').getAttribute('aria-label')")
+        page.key("PageDown", 34)
+        self.assertNotEqual(page.run("document.getElementById('mask-canvas').getAttribute('aria-label')"), label)
 
-    def test_heat_map_leads_to_the_mask(self):
-        for name, page in self.each():
-            page.click("#density-heat rect.cell:not(.chosen)")
-            state = page.run("esa.viewer.state")
-            self.assertEqual(page.run("[document.querySelector('#density-heat rect.chosen').getAttribute('data-row'), document.querySelector('#density-heat rect.chosen').getAttribute('data-column')]"),
-                             [str(page.run("esa.viewer.file().shown_layers[esa.viewer.state.layer]")), str(state["head"])])
+    @in_every_view
+    def test_heat_map_leads_to_the_mask(self, name, page):
+        page.click("#density-heat rect.cell:not(.chosen)")
+        state = page.run("esa.viewer.state")
+        self.assertEqual(page.run("[document.querySelector('#density-heat rect.chosen').getAttribute('data-row'), document.querySelector('#density-heat rect.chosen').getAttribute('data-column')]"),
+                         [str(page.run("esa.viewer.file().shown_layers[esa.viewer.state.layer]")), str(state["head"])])
 
-    def test_theme_switch(self):
-        for name, page in self.each():
-            for choice in ("dark", "light"):
-                page.click(f"[data-theme-choice={choice}]")
-                self.assertEqual(page.run("document.documentElement.getAttribute('data-theme')"), choice)
-                dark = page.run("getComputedStyle(document.body).backgroundColor.match(/[0-9]+/g).map(Number)[0] < 60")
-                self.assertEqual(dark, choice == "dark")
-            page.click("[data-theme-choice=auto]")
-            self.assertEqual(page.run("document.documentElement.getAttribute('data-theme')"), "dark" if name == "dark" else "light")
+    @in_every_view
+    def test_theme_switch(self, name, page):
+        for choice in ("dark", "light"):
+            page.click(f"[data-theme-choice={choice}]")
+            self.assertEqual(page.run("document.documentElement.getAttribute('data-theme')"), choice)
+            dark = page.run("getComputedStyle(document.body).backgroundColor.match(/[0-9]+/g).map(Number)[0] < 60")
+            self.assertEqual(dark, choice == "dark")
+        page.click("[data-theme-choice=auto]")
+        self.assertEqual(page.run("document.documentElement.getAttribute('data-theme')"), "dark" if name == "dark" else "light")
 
     def test_details_and_paper(self):
         page = self.browser.open(self.url, **VIEWS["light"])
