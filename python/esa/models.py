@@ -36,7 +36,7 @@ MODELS: dict[str, Model] = {m.name: m for m in (
     Model("wan-t2v-14b", "Wan-AI/Wan2.1-T2V-14B-Diffusers", "WanPipeline", 81, 480, 832, 50, 5.0, 16),
     Model("cogvideox-5b", "THUDM/CogVideoX-5b", "CogVideoXPipeline", 49, 480, 720, 50, 6.0, 8),
     Model("hunyuan-video", "hunyuanvideo-community/HunyuanVideo", "HunyuanVideoPipeline", 129, 544, 960, 50, 6.0, 15),
-    Model("wan-tiny", None, "WanPipeline", 33, 128, 128, 8, 4.0, 16))}
+    Model("wan-tiny", None, "WanPipeline", 33, 128, 128, 8, 2.5, 16))}
 
 _NAME = "_esa_model_name"
 

@@ -48,7 +48,7 @@ static void wan_tiny(void **state)
     assert_int_equal(esa_config_umt5(ctx, &u, model_path("text_encoder/config.json")), ESA_OK);
     assert_true(u.d_model == 192 && u.heads == 3 && u.layers == 2 && u.eos == 1);
     assert_int_equal(esa_config_sched(ctx, &s, model_path("scheduler/scheduler_config.json")), ESA_OK);
-    assert_true(s.kind == ESA_SCHED_UNIPC && s.order == 2 && s.shift == 3.0 && s.train_steps == 1000);
+    assert_true(s.kind == ESA_SCHED_UNIPC && s.order == 2 && s.shift == 8.0 && s.train_steps == 1000);
 }
 
 #define WAN(more) "{\"num_attention_heads\": 2, \"attention_head_dim\": 12, \"num_layers\": 2, \"ffn_dim\": 32, \"in_channels\": 4, \"text_dim\": 16" more "}"

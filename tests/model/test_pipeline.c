@@ -150,7 +150,7 @@ static void described(void **state)
     esa_model_info info = { .struct_size = sizeof info };
     assert_int_equal(esa_model_get_info(model, &info), ESA_OK);
     assert_string_equal(info.name, "wan-tiny");
-    assert_true(info.frames == 33 && info.height == 128 && info.width == 128 && info.steps == 8 && info.guidance == 4.0 && info.fps == 16.0);
+    assert_true(info.frames == 33 && info.height == 128 && info.width == 128 && info.steps == 8 && info.guidance == 2.5 && info.fps == 16.0);
     assert_true(info.factor[0] == 2 && info.factor[1] == 4 && info.factor[2] == 4);
     assert_true(info.patch[0] == 1 && info.patch[1] == 2 && info.patch[2] == 2);
     assert_true(info.parameters[0] > 7000000 && info.parameters[1] > 1000000 && info.held_bytes > 1000000);

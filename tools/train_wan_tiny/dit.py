@@ -28,7 +28,7 @@ from optim import MuonAdam, split_parameters
 from text import tokenize
 
 TEXT_ROWS = 512      # WanPipeline's default max_sequence_length
-SHIFT = 3.0          # of the noise schedule, in training and in the exported scheduler
+SHIFT = 3.0          # of the noise levels all held-out losses are measured at
 
 
 def parse_arguments():
@@ -49,9 +49,11 @@ def parse_arguments():
     p.add_argument("--end-lr", type=float, default=0.02, help="rate at the end, as a part of the peak")
     p.add_argument("--average", type=float, default=0.995, help="decay of the weight average")
     p.add_argument("--dropout", type=float, default=0.1, help="part of the captions left empty, for guidance")
+    p.add_argument("--shift", type=float, default=SHIFT, help="of the noise levels trained: more is noisier")
     p.add_argument("--save-every", type=float, default=100, help="seconds between checkpoints")
     p.add_argument("--sheet-steps", type=int, default=8)
-    p.add_argument("--guidance", type=float, default=4.0)
+    p.add_argument("--sheet-shifts", type=float, nargs="+", help="draw a sheet with each of these (default: --shift)")
+    p.add_argument("--guidance", type=float, nargs="+", default=[2.5], help="and with each of these")
     p.add_argument("--prompts", type=int, default=len(EVAL_PROMPTS), help="how many to draw at the end")
     p.add_argument("--no-compile", action="store_true")
     p.add_argument("--profile", action="store_true", help="write where the time of a step goes to profile.txt")
@@ -146,18 +148,18 @@ def flow_loss(net, latents, text, noise, sigma):
     return ((velocity.float() - (noise - latents)) ** 2).flatten(1).mean(1)
 
 
-def shifted(u):
-    return SHIFT * u / (1 + (SHIFT - 1) * u)
+def shifted(u, shift=SHIFT):
+    return shift * u / (1 + (shift - 1) * u)
 
 
 @torch.no_grad()
-def generate(net, text_encoder, tokenizer, prompts, shape, steps, guidance, seed, device):
+def generate(net, text_encoder, tokenizer, prompts, shape, steps, shift, guidance, seed, device):
     """Latents for the prompts, by the exported scheduler; each prompt has its own noise."""
     noise = [torch.randn(shape, generator=torch.Generator().manual_seed(seed + i)) for i in range(len(prompts))]
     latents = torch.stack(noise).to(device)
     text = encode_text(text_encoder, tokenize(tokenizer, prompts, device))
     empty = encode_text(text_encoder, tokenize(tokenizer, [""] * len(prompts), device))
-    scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=SHIFT)
+    scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=shift)
     scheduler.set_timesteps(steps, device=device)
     for t in scheduler.timesteps:
         when = t.expand(len(prompts)).to(device)
@@ -220,7 +222,8 @@ class Trainer:
         self.optimizer = MuonAdam(matrices, others)
         log(event="start", transformer=origin, parameters=sum(p.numel() for p in self.net.parameters()),
             text_parameters=sum(p.numel() for p in self.text.parameters()), latents=list(self.latents.shape),
-            std=self.latents.float().std().item(), encode_seconds=round(time.time() - start, 1), seed=args.seed)
+            std=self.latents.float().std().item(), encode_seconds=round(time.time() - start, 1), seed=args.seed,
+            held_out_at_shift=[args.shift, round(self.held_out_loss(self.held_ids, args.shift), 5)])
         if device.type == "cuda":
             frames, height, width = self.latents.shape[2:]
             quickest_attention((args.batch, frames * height * width // 4, self.net.config.num_attention_heads,
@@ -247,7 +250,7 @@ class Trainer:
         latents = self.latents[pick].float()
         # One noise level from each of `batch` equal parts: the loss varies less from step to step.
         u = (torch.randperm(a.batch, device=self.device) + torch.rand(a.batch, device=self.device)) / a.batch
-        loss = flow_loss(self.net, latents, text, torch.randn_like(latents), shifted(u)).mean()
+        loss = flow_loss(self.net, latents, text, torch.randn_like(latents), shifted(u, a.shift)).mean()
         self.optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
@@ -257,14 +260,14 @@ class Trainer:
         return loss.detach()
 
     @torch.no_grad()
-    def held_out_loss(self, ids):
+    def held_out_loss(self, ids, shift=SHIFT):
         """Of the averaged weights, always with the same noise and noise levels. `ids` may be other captions than
         the clips' own: what the loss gains by the right ones is what the model has understood of them."""
         generator, losses = torch.Generator().manual_seed(5), []
         for i in range(0, len(self.held_out), 16):
             latents = self.held_out[i:i + 16].float()
             noise = torch.randn(latents.shape, generator=generator).to(self.device)
-            sigma = shifted((torch.arange(len(latents), device=self.device) + 0.5) / len(latents))
+            sigma = shifted((torch.arange(len(latents), device=self.device) + 0.5) / len(latents), shift)
             text = encode_text(self.text_average.copy, ids[i:i + 16])
             losses.append(flow_loss(self.average.copy, latents, text, noise, sigma))
         return torch.cat(losses).mean().item()
@@ -274,10 +277,10 @@ class Trainer:
         save_half(self.text_average.copy, Path(self.args.out) / "text_encoder")
 
     @torch.no_grad()
-    def draw(self, path):
+    def draw(self, path, shift, guidance):
         a, prompts = self.args, EVAL_PROMPTS[:self.args.prompts]
         latents = generate(self.average.copy, self.text_average.copy, self.tokenizer, prompts,
-                           self.latents.shape[1:], a.sheet_steps, a.guidance, 100, self.device)
+                           self.latents.shape[1:], a.sheet_steps, shift, guidance, 100, self.device)
         mean = torch.tensor(self.vae.config.latents_mean, device=self.device).view(1, -1, 1, 1, 1)
         std = torch.tensor(self.vae.config.latents_std, device=self.device).view(1, -1, 1, 1, 1)
         with torch.autocast(self.device.type, torch.bfloat16):
@@ -321,9 +324,12 @@ def main():
                 saved = time.time()
     trainer.save()
     log(event="end", steps=step, clips_seen=step * args.batch, held_out_loss=trainer.held_out_loss(trainer.held_ids),
+        held_out_at_shift=[args.shift, round(trainer.held_out_loss(trainer.held_ids, args.shift), 5)],
         colours_swapped=trainer.held_out_loss(trainer.swapped_ids),
         no_caption=trainer.held_out_loss(trainer.empty.expand(len(trainer.held_ids), -1)))
-    trainer.draw(Path(args.out) / f"dit_{args.size}.png")
+    for shift in args.sheet_shifts or [args.shift]:
+        for guidance in args.guidance:
+            trainer.draw(Path(args.out) / "sheets" / f"dit_{args.size}_shift{shift:g}_guidance{guidance:g}.png", shift, guidance)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ def parse_arguments():
     p.add_argument("--out", required=True, help="contact sheet (PNG)")
     p.add_argument("--prompt", action="append", help="repeat for several; default: the twelve evaluation prompts")
     p.add_argument("--steps", type=int, default=8)
-    p.add_argument("--guidance", type=float, default=4.0)
+    p.add_argument("--guidance", type=float, default=2.5)
     p.add_argument("--seed", type=int, default=100)
     p.add_argument("--size", type=int, default=SIZE)
     p.add_argument("--frames", type=int, default=FRAMES)
