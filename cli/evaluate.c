@@ -235,9 +235,11 @@ int evaluate_run(evaluate_result *result, const evaluate_options *options, const
         status = find_pairs(&j);
         if (!status) status = check_pairs(&j);
         if (!status) status = find_lpips(&j);
+        char label[64];
+        snprintf(label, sizeof label, "%s: videos", what);
         for (; !status && j.done < result->count; j.done++) {
-            if (!options->quiet && result->count > 1) cli_progress(what, j.done, result->count);
             status = clip_interrupted() ? CLIP_INTERRUPTED : measure_one(&j, &result->video[j.done]);
+            if (!status && !options->quiet && !j.lpips && result->count > 1) cli_progress(label, j.done + 1, result->count);
         }
         cli_progress_end();
         if (!status) average(result);
