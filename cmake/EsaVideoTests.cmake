@@ -29,7 +29,8 @@ foreach(source ${video_tests})
   esa_compile_settings(${name})
   target_include_directories(${name} PRIVATE tests src)
   # What the engine was built with must work: tests may skip only what it was built without.
-  target_compile_definitions(${name} PRIVATE $<$<BOOL:${ESA_VIDEO_SENTENCEPIECE}>:ESA_HAVE_SENTENCEPIECE>)
+  target_compile_definitions(${name} PRIVATE $<$<BOOL:${ESA_VIDEO_SENTENCEPIECE}>:ESA_HAVE_SENTENCEPIECE>
+                             $<$<BOOL:${ESA_VIDEO_FFMPEG}>:ESA_HAVE_FFMPEG>)
   target_link_libraries(${name} PRIVATE esa_video_static esa_test_common esa_cmocka m)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/tests)
   add_test(NAME ${folder}.${name} COMMAND ${name})

@@ -39,10 +39,10 @@ static esa_status load_file(esa_ctx *ctx, esa_frames **frames, esa_frames_info *
     esa_status status = esa_map_file(ctx, &m, path, path);
     if (status != ESA_OK) return status;
     if (!m.bytes) return esa_fail(ctx, ESA_ERR_FORMAT, "%.200s is empty", path);
-    const int ours = m.size >= 6 && memcmp(m.bytes, "PK\x03\x04", 4) == 0 ? -1 : 1;
     ctx->error[0] = 0;
-    status = ours < 0 ? esa_fail(ctx, ESA_ERR_FORMAT, "%.200s is a ZIP archive (.pt and .npz are): save the video with safetensors or numpy.save", path)
-                      : esa_video_read(ctx, frames, info, path, m.bytes, m.size, fps);
+    if (m.size >= 4 && memcmp(m.bytes, "PK\x03\x04", 4) == 0)
+        status = esa_fail(ctx, ESA_ERR_FORMAT, "%.200s is a ZIP archive (.pt and .npz are): save the video with safetensors or numpy.save", path);
+    else status = esa_video_read(ctx, frames, info, path, m.bytes, m.size, fps);
     esa_unmap_file(&m);
     return status == ESA_ERR_UNSUPPORTED && !ctx->error[0] ? esa_mp4_read(ctx, frames, info, path, fps) : status;
 }
