@@ -15,7 +15,7 @@ static const char *const tiny_prompts[CLI_PROMPTS] = {
     "a white square moves to the left over a green striped background",
     "a small orange triangle moves up over a black background",
     "a large green ring grows over a white checkered background",
-    "a blue cross bounces up and down over a yellow floor",
+    "a large blue cross moves to the right over a yellow floor",
     "a purple ball moves in a circle over an orange gradient background",
     "a large black square shrinks over a red dotted background",
     "a small white ball rolls to the left behind a large red triangle over a blue background",
