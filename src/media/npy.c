@@ -99,7 +99,7 @@ esa_status esa_npy_save(esa_ctx *ctx, const esa_frames *frames, const char *path
 {
     static const char *const words[] = { "|u1", "<f4", "<f2" };
     const int64_t count = (int64_t)frames->height * frames->width * 3, room = 4 * count;
-    char head[129], text[119];                          /* 128 bytes in all: the data is aligned as NumPy's own */
+    char head[129], text[118];                          /* 128 bytes in all: the data is aligned as NumPy's own */
     snprintf(text, sizeof text, "{'descr': '%s', 'fortran_order': False, 'shape': (%d, %d, %d, 3), }", words[pixels], frames->count,
              frames->height, frames->width);
     memcpy(head, "\x93NUMPY\x01\x00\x76\x00", 10);

@@ -9,7 +9,7 @@
 #include "media/frames.h"
 
 /* x265 keeps a copy of its settings when it is closed; the leak checker is told that this is not ours. */
-const char *__lsan_default_suppressions(void);
+__attribute__((visibility("default"))) const char *__lsan_default_suppressions(void);
 const char *__lsan_default_suppressions(void) { return "leak:libx265\n"; }
 
 enum { COUNT = 3, H = 14, W = 18, SIZE = H * W * 3 };
