@@ -20,7 +20,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-
 # ---------------------------------------------------------------- processes
 
 def rank() -> int:
@@ -119,8 +118,8 @@ def enable_ulysses(pipe: Any) -> None:
         if heads % size():
             raise ValueError(f"{heads} heads cannot be shared evenly by {size()} processes")
         if getattr(part, "_cp_plan", None) is None:
-            raise ValueError(f"diffusers cannot spread {type(part).__name__} over several GPUs (it has no plan for context parallelism): use one GPU, or "
-                             "start several runs")
+            raise ValueError(f"diffusers cannot spread {type(part).__name__} over several GPUs (it has no plan for context parallelism): use one "
+                             "GPU, or start several runs")
         with _counting_the_cpu(part.device.type):
             part.enable_parallelism(config=ContextParallelConfig(ulysses_degree=size()))
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Autoregressive Wan: a video made chunk by chunk, each new chunk attending the cached keys and values of the past and itself.
 
-The queries are the chunk, the keys the cache plus the chunk, so the mask is a rectangle: its rows are cut from the chunk's grid of tokens, its columns
-from that of everything the chunk sees. Works with diffusers' WanTransformer3DModel, whose weights a causal distillation leaves as they are. ::
+The queries are the chunk, the keys the cache plus the chunk, so the mask is a rectangle: its rows are cut from the chunk's grid of tokens, its
+columns from that of everything the chunk sees. Works with diffusers' WanTransformer3DModel, whose layout of weights causal distillations keep. ::
 
     with autoregressive_mode(transformer, EsaConfig(budget=0.5), steps=4) as state:
         for latents in chunks:                          # noise of each chunk, [B, C, frames, h, w]
@@ -121,7 +121,8 @@ class AutoregressiveState:
             raise ValueError(f"branch {branch} was announced, there are 0 (with the prompt) and 1 (without)")
         self._step, self._branch = step, branch
 
-    def commit(self, hidden_states: torch.Tensor, timestep: torch.Tensor, encoder_hidden_states: torch.Tensor, *, branch: int = 0, **more: Any) -> None:
+    def commit(self, hidden_states: torch.Tensor, timestep: torch.Tensor, encoder_hidden_states: torch.Tensor, *, branch: int = 0,
+               **more: Any) -> None:
         """Runs the finished chunk once more, dense, and puts its keys and values into the cache of a branch. The timestep is that of clean latents
         (0), as the model was trained to see its past."""
         if branch == 0 and self._session is not None and self._begun == self.chunk:

@@ -5,11 +5,11 @@
 import sys
 import types
 
-import minis
 import torch
-from esa import parallel
 
 import esa
+import minis
+from esa import parallel
 
 STEPS = 2
 HEADS = 4

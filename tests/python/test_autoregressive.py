@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Autoregressive Wan: chunks over a growing cache against plain attention under the rectangular mask."""
-import minis
 import pytest
 import torch
 import torch.nn.functional as F
+
+import minis
 from esa import EsaConfig, Layout
 from esa.functional import select
 from esa.sparse_attention_processor import AutoregressiveState, SparseAttentionProcessor, autoregressive_mode
@@ -122,12 +123,12 @@ def test_window_and_sink(mini):
 
 
 def test_model_is_restored(mini):
-    before = {name: p for name, p in mini.model.attn_processors.items()}
+    before = dict(mini.model.attn_processors)
     want = mini()
     with pytest.raises(RuntimeError, match="stop"), autoregressive_mode(mini.model, steps=4):
         assert any(isinstance(p, SparseAttentionProcessor) for p in mini.model.attn_processors.values())
         raise RuntimeError("stop")
-    assert {name: p for name, p in mini.model.attn_processors.items()} == before
+    assert dict(mini.model.attn_processors) == before
     torch.testing.assert_close(mini(), want, rtol=0, atol=0)
 
 

@@ -5,14 +5,14 @@ import pathlib
 import subprocess
 import sys
 
-import minis
-import parallel_worker
 import pytest
 import torch
-from esa import mask, parallel
-from esa.run import Recording
 
 import esa
+import minis
+import parallel_worker
+from esa import mask, parallel
+from esa.run import Recording
 
 HERE = pathlib.Path(__file__).parent
 
@@ -29,8 +29,9 @@ def results(tmp_path_factory):
     masks = str(folder / "masks.pt")
     mask.build_mask_file(masks, [folder / "recording"], budgets=(0.4,), warmup_frac=0.0)
     environment = dict(os.environ, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(parallel._free_port()), OMP_NUM_THREADS="1")
-    ranks = [subprocess.Popen([sys.executable, HERE / "parallel_worker.py", masks, folder / "out"], env=dict(environment, RANK=str(i), LOCAL_RANK=str(i)),
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for i in range(2)]
+    ranks = [subprocess.Popen([sys.executable, HERE / "parallel_worker.py", masks, folder / "out"],
+                              env=dict(environment, RANK=str(i), LOCAL_RANK=str(i)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+             for i in range(2)]
     alone = {"masks": masks}
     for name, config in parallel_worker.configs(masks).items():
         outputs, stats = parallel_worker.run(mini, config)
