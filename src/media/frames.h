@@ -28,10 +28,14 @@ esa_status esa_frames_new(esa_ctx *ctx, esa_frames **frames, int64_t count, int6
  * (width and height even). Planes have pitches of their own. */
 void esa_rgb_to_yuv444(uint8_t *const plane[3], const int64_t pitch[3], const uint8_t *rgb, int64_t height, int64_t width);
 void esa_rgb_to_yuv420(uint8_t *const plane[3], const int64_t pitch[3], const uint8_t *rgb, int64_t height, int64_t width);
-/* One frame back: tight planes, chroma ceil(width / across) x ceil(height / down) with across, down 1 or 2, its samples in the middle of the
- * pixels they stand for and blended between; cb NULL: grey. full 1: full range. */
-void esa_yuv_to_rgb(uint8_t *rgb, const uint8_t *luma, const uint8_t *cb, const uint8_t *cr, int64_t height, int64_t width, int across, int down,
-                    int full);
+/* One frame back, from tight planes; chroma is blended between its samples. cb NULL: grey. */
+typedef struct esa_yuv_layout {
+    int64_t height, width;
+    int across, down;               /* pixels per chroma sample, 1 or 2; planes of ceil(width / across) x ceil(height / down) */
+    int left;                       /* 1: samples stand on the left one of their pixels (MPEG-2), 0: in the middle (JPEG); in the middle from row to row */
+    int full;                       /* 1: full range */
+} esa_yuv_layout;
+void esa_yuv_to_rgb(uint8_t *rgb, const uint8_t *luma, const uint8_t *cb, const uint8_t *cr, const esa_yuv_layout *layout);
 /* fps as a fraction with a denominator of at most 1001. */
 void esa_fps_fraction(int32_t *numerator, int32_t *denominator, double fps);
 

@@ -101,10 +101,12 @@ esa_status esa_tensor_video_read(esa_ctx *ctx, esa_frames **frames, esa_frames_i
     esa_tensors *file;
     if (frames) *frames = NULL;
     esa_status status = esa_st_open_memory(ctx, &file, bytes, size);
-    if (status != ESA_OK) {
+    if (status != ESA_OK) {                             /* its sentence is about "the file in memory": ours has a name */
+        static const char label[] = "the file in memory";
+        const size_t n = strncmp(ctx->error, label, sizeof label - 1) == 0 ? sizeof label - 1 : 0;
         char why[300];
-        snprintf(why, sizeof why, "%.299s", ctx->error);
-        return esa_fail(ctx, status, "%.190s: %s", name, why);
+        snprintf(why, sizeof why, "%s%.290s", n ? "" : ": ", ctx->error + n);
+        return esa_fail(ctx, status, "%.190s%s", name, why);
     }
     const esa_st_entry *e = esa_st_find(file, "frames");
     if (!e && file->count == 1) e = &file->entry[0];

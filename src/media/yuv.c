@@ -50,34 +50,41 @@ void esa_fps_fraction(int32_t *numerator, int32_t *denominator, double fps)
     }
 }
 
-/* Sixteen times the chroma at pixel (x, y), from the samples around it. */
-static int32_t blended(const uint8_t *plane, int64_t rows, int64_t columns, int64_t x, int64_t y, int across, int down)
+/* Where pixel p lies between chroma samples: *near is its own, *far the neighbour, returns how many quarters the near one counts. A sample
+ * stands in the middle of its two pixels, or (first) on the first of them. */
+static int32_t between(int64_t *near, int64_t *far, int64_t p, int64_t samples, int every, int first)
 {
-    const int64_t cx = x / across, cy = y / down;
-    /* The sample a pixel lies on counts three quarters, its neighbour on the pixel's side one. */
-    const int64_t nx = across == 1 ? cx : esa_min64(esa_max64(cx + (x % 2 ? 1 : -1), 0), columns - 1);
-    const int64_t ny = down == 1 ? cy : esa_min64(esa_max64(cy + (y % 2 ? 1 : -1), 0), rows - 1);
+    *near = *far = p / every;
+    if (every == 1 || (first && p % 2 == 0)) return 4;
+    *far = esa_min64(esa_max64(*near + (p % 2 ? 1 : -1), 0), samples - 1);
+    return first ? 2 : 3;
+}
+
+/* Sixteen times the chroma at pixel (x, y), from the samples around it. */
+static int32_t blended(const uint8_t *plane, int64_t x, int64_t y, const esa_yuv_layout *l)
+{
+    const int64_t rows = esa_ceil_div(l->height, l->down), columns = esa_ceil_div(l->width, l->across);
+    int64_t cx, nx, cy, ny;
+    const int32_t u = between(&cx, &nx, x, columns, l->across, l->left), v = between(&cy, &ny, y, rows, l->down, 0);
     const uint8_t *near = plane + cy * columns, *far = plane + ny * columns;
-    return 9 * near[cx] + 3 * near[nx] + 3 * far[cx] + far[nx];
+    return v * (u * near[cx] + (4 - u) * near[nx]) + (4 - v) * (u * far[cx] + (4 - u) * far[nx]);
 }
 
 static uint8_t clamped(double x) { return (uint8_t)lrint(x < 0 ? 0 : x > 255 ? 255 : x); }
 
-void esa_yuv_to_rgb(uint8_t *rgb, const uint8_t *luma, const uint8_t *cb, const uint8_t *cr, int64_t height, int64_t width, int across, int down,
-                    int full)
+void esa_yuv_to_rgb(uint8_t *rgb, const uint8_t *luma, const uint8_t *cb, const uint8_t *cr, const esa_yuv_layout *l)
 {
-    const int64_t rows = esa_ceil_div(height, down), columns = esa_ceil_div(width, across);
-    const double gain = full ? 1.0 : 255.0 / 219, chroma = (full ? 1.0 : 255.0 / 224) / 16;
-    for (int64_t y = 0; y < height; y++)
-        for (int64_t x = 0; x < width; x++, rgb += 3) {
-            const double l = (luma[y * width + x] - (full ? 0 : 16)) * gain;
+    const double gain = l->full ? 1.0 : 255.0 / 219, chroma = (l->full ? 1.0 : 255.0 / 224) / 16;
+    for (int64_t y = 0; y < l->height; y++)
+        for (int64_t x = 0; x < l->width; x++, rgb += 3) {
+            const double light = (luma[y * l->width + x] - (l->full ? 0 : 16)) * gain;
             double u = 0, v = 0;
             if (cb) {
-                u = (blended(cb, rows, columns, x, y, across, down) - 128 * 16) * chroma;
-                v = (blended(cr, rows, columns, x, y, across, down) - 128 * 16) * chroma;
+                u = (blended(cb, x, y, l) - 128 * 16) * chroma;
+                v = (blended(cr, x, y, l) - 128 * 16) * chroma;
             }
-            rgb[0] = clamped(l + 1.402 * v);
-            rgb[1] = clamped(l - (0.114 * 1.772 * u + 0.299 * 1.402 * v) / 0.587);
-            rgb[2] = clamped(l + 1.772 * u);
+            rgb[0] = clamped(light + 1.402 * v);
+            rgb[1] = clamped(light - (0.114 * 1.772 * u + 0.299 * 1.402 * v) / 0.587);
+            rgb[2] = clamped(light + 1.772 * u);
         }
 }

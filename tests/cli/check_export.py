@@ -124,7 +124,7 @@ class Pictures(Base):
 class Raw(Base):
     def test_y4m(self):
         """Against the definition in floating point: the nearest level, but for the last digits."""
-        height, width = 6, 10
+        height, width = 7, 11
 
         def rgb(y, u, v, full):
             luma = y if full else (y - 16) * 255 / 219
@@ -132,17 +132,17 @@ class Raw(Base):
             out = (luma + 1.402 * r, luma - 0.344136 * b - 0.714136 * r, luma + 1.772 * b)
             return [min(max(x, 0), 255) for x in out]
 
-        def chroma(plane, x, y, across, down, columns, rows):
-            def at(p, n, k):
-                if k == 1:
-                    return [(p, 1.0)]
-                c = p // 2
-                other = min(max(c + (1 if p % 2 else -1), 0), n - 1)
-                return [(c, 0.75), (other, 0.25)]
-            return sum(plane[j * columns + i] * a * b for i, a in at(x, columns, across) for j, b in at(y, rows, down))
+        def chroma(plane, x, y, across, down, columns, rows, left):
+            def at(p, n, k, place):
+                """Samples around pixel p and their weights; sample i stands at pixel i * k + place."""
+                where = (p - place) / k
+                low = math.floor(where)
+                return [(min(max(low, 0), n - 1), 1 - (where - low)), (min(max(low + 1, 0), n - 1), where - low)]
+            return sum(plane[j * columns + i] * a * b for i, a in at(x, columns, across, 0 if left or across == 1 else 0.5)
+                       for j, b in at(y, rows, down, 0.5 if down == 2 else 0))
 
-        for name, across, down, planes in (("420jpeg", 2, 2, 3), ("420", 2, 2, 3), ("422", 2, 1, 3), ("444", 1, 1, 3), ("444alpha", 1, 1, 4),
-                                           ("mono", 1, 1, 1)):
+        for name, across, down, planes, left in (("420jpeg", 2, 2, 3, 0), ("420mpeg2", 2, 2, 3, 1), ("422", 2, 1, 3, 1), ("444", 1, 1, 3, 0),
+                                                 ("444alpha", 1, 1, 4, 0), ("mono", 1, 1, 1, 0)):
             for full in (False, True):
                 rows, columns = -(-height // down), -(-width // across)
                 luma, extra = vf.noise(height * width, 1), [vf.noise(rows * columns, s) for s in (2, 3)]
@@ -155,7 +155,7 @@ class Raw(Base):
                 self.assertEqual(got[:len(got) // 2], got[len(got) // 2:])
                 for y in range(height):
                     for x in range(width):
-                        u, v = (chroma(p, x, y, across, down, columns, rows) if planes >= 3 else 128 for p in extra)
+                        u, v = (chroma(p, x, y, across, down, columns, rows, left) if planes >= 3 else 128 for p in extra)
                         for have, want in zip(got[(y * width + x) * 3:], rgb(luma[y * width + x], u, v, full)):
                             self.assertLess(abs(have - want), 0.51, (name, full, x, y))
         for data, word in ((b"YUV4MPEG2 W4 H4 C420p10\nFRAME\n" + bytes(48), "C420p10"), (b"YUV4MPEG2 W4 H4 C444\nFRAME\n" + bytes(47), "not whole"),
