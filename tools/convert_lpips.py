@@ -29,10 +29,10 @@ def fail(sentence):
 def load_state(torch, path):
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, ValueError, EOFError) as error:
-        fail(f"{path} cannot be read: {error}")
-    except Exception as error:                                          # pickle's own errors are of many kinds
-        fail(f"{path} is no checkpoint: {error}")
+    except OSError as error:
+        fail(f"{path} cannot be read: {error.strerror or error}")
+    except Exception as error:                                          # pickle's errors are of many kinds and have many lines
+        fail(f"{path} is no checkpoint of torch: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
 
 
 def backbone(torch, net, path):
