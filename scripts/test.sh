@@ -38,7 +38,11 @@ stage() {   # stage NAME PRESET [ctest arguments]: builds the preset and runs it
     printf '==== %s\n' "$name"
     if ! build "$preset"; then note "$name" 0 1 $((SECONDS - start)) "did not build"; return; fi
     ctest --preset "$preset" -j "$jobs" --no-tests=error "$@" 2>&1 | tee "$scratch/ctest" | grep -vE '^\s*Start +[0-9]+:'
-    local total bad skipped
+    count_ctest "$name" "$start"
+}
+
+count_ctest() {   # count_ctest NAME START: books what ctest wrote to $scratch/ctest
+    local name=$1 start=$2 total bad skipped
     total=$(sed -n 's/.*tests failed out of \([0-9]*\).*/\1/p' "$scratch/ctest")
     bad=$(sed -n 's/.*tests passed, \([0-9]*\) tests failed.*/\1/p' "$scratch/ctest")
     if [ -z "$total" ]; then note "$name" 0 1 $((SECONDS - start)) "ctest ran no tests"; return; fi
@@ -89,6 +93,24 @@ fuzz_collect() {
     note "fuzz, $fuzz_seconds s each" "$ok" "$bad" $((SECONDS - fuzz_begin)) "$remark"
 }
 
+# python_tests NAME REQUIREMENTS [pytest arguments]: the package's tests, and the engine held against diffusers live, in an environment of
+# those versions.
+python_tests() {
+    local name=$1 requirements=$2 start=$SECONDS python; shift 2
+    printf '==== %s\n' "$name"
+    if ! python=$(scripts/python-env.sh "$requirements"); then note "$name" 0 1 $((SECONDS - start)) "no environment"; return; fi
+    if ! build release; then note "$name" 0 1 $((SECONDS - start)) "did not build"; return; fi
+    rm -f "$scratch/pytest.xml"
+    ESA_LIB=$PWD/build/libesa.so OMP_NUM_THREADS=1 "$python" -m pytest -q --junitxml="$scratch/pytest.xml" "$@" 2>&1 | tail -n 60
+    # shellcheck disable=SC2046
+    note "$name" $("$python" scripts/count_junit.py "$scratch/pytest.xml" $((SECONDS - start)))
+    start=$SECONDS
+    ESA_PYTHON=$python ctest --preset release -L live --no-tests=error >"$scratch/ctest" 2>&1
+    grep -q '100% tests passed' "$scratch/ctest" || tail -n 40 "$scratch/ctest"
+    count_ctest "$name, live parity" "$start"
+    if grep -q 'live\.diffusers .*Skipped' "$scratch/ctest"; then note "$name, live parity" 0 1 0 "skipped although its packages are there"; fi
+}
+
 fresh() {   # the two commands of the README in a clone with nothing built, demo and install
     local start=$SECONDS
     printf '==== fresh clone: make demo, make install\n'
@@ -105,10 +127,17 @@ fresh() {   # the two commands of the README in a clone with nothing built, demo
 [ "$mode" = short ] || export ESA_TEST_SEED=${ESA_TEST_SEED:-$(date +%s)}
 fuzz_start
 # Tests labelled long (a browser, the tutorial, a cluster) belong to the complete run, once.
-if [ "$mode" = all ]; then stage "release" release
-else stage "release" release -LE '^long$'
+# Live parity with diffusers needs torch: the Python stage runs it, in the environment it makes.
+if [ "$mode" = all ]; then stage "release" release -LE '^live$'
+else stage "release" release -LE '^(long|live)$'
 fi
-stage "asan + ubsan" asan -LE '^long$'
+stage "asan + ubsan" asan -LE '^(long|live)$'
+if [ "$mode" = all ]; then
+    python_tests "python" tests/python/requirements.txt --slow
+    python_tests "python, diffusers 0.36" tests/python/requirements-036.txt
+else
+    python_tests "python" tests/python/requirements.txt
+fi
 # Emulation is some thirty times slower than the machine, so the short run takes what depends on the processor; sessions and
 # mask files, which do not, follow in the complete run.
 if [ "$mode" = all ]; then stage "NEON under qemu" neon
@@ -116,7 +145,7 @@ else stage "NEON under qemu, all but sessions" neon -E '^session'
 fi
 if [ "$mode" = all ]; then
     stage "tsan" tsan -L unit
-    stage "clang" clang -LE '^long$'
+    stage "clang" clang -LE '^(long|live)$'
     fresh
 fi
 fuzz_collect

@@ -15,7 +15,7 @@ from ._lib import Context, load, shared_context
 from .config import EsaConfig
 from .layout import Layout
 from .mask import Mask
-from .plan import attend, select_and_attend
+from .plan import attend
 from .session import _complete, select_params
 
 
@@ -90,10 +90,6 @@ def attention(q: Any, k: Any, v: Any, mask: Mask | None = None, *, tail: str = "
     shape = X.shape_of(q, input_layout)
     lse = X.empty_float32(q, shape[:3]) if return_lse else None
     last = None if lse is None else X.lse_view(lse)
-    params = attention_params(tail, scale, causal, X.lengths(kv_len, q, shape[0]))
-    context = context_of(q)
-    if mask is not None:
-        attend(context, views, mask, params, lse=last)
-    else:
-        select_and_attend(context, views, None, params, lse=last)
+    lengths = X.lengths(kv_len, q, shape[0])        # alive until the call is over
+    attend(context_of(q), views, mask, attention_params(tail, scale, causal, lengths), lse=last)
     return (o, lse) if return_lse else o

@@ -269,18 +269,15 @@ def sparse_attention(q: Any, k: Any, v: Any, attn_mask: Any = None, scale: float
         raise ValueError(f"inner_precise must be 0, 1 or 4, not {inner_precise!r}")
     if X.is_torch(q):
         from . import torch_op
-        settings, with_mask = torch_op.settings_of, torch_op.run_with_mask
         if X.is_torch(k) and X.is_torch(v):
             q, k, v = torch_op.autocast(q, k, v)
-    else:
-        settings, with_mask = settings_of, run_with_mask
     check_tensors(q, k, v, head_num, input_layout)
-    chosen = settings(sparse_type, sparsity, cdf_threshold, keep_sink, keep_recent, block_size, is_causal, scale, txt_len, latent_shape_q,
-                      latent_shape_k, words["order"], words["window"], words["tail"], words["protect_first_frame"], words["mode"])
+    chosen = settings_of(sparse_type, sparsity, cdf_threshold, keep_sink, keep_recent, block_size, is_causal, scale, txt_len, latent_shape_q,
+                         latent_shape_k, words["order"], words["window"], words["tail"], words["protect_first_frame"], words["mode"])
     check_shapes(chosen, q, k, input_layout)
     refuse_gradients(q, k, v)
     if words["cached_mask"] is not None or words["return_mask"]:
-        return with_mask(q, k, v, chosen, input_layout, words["cached_mask"], bool(words["return_mask"]))
+        return run_with_mask(q, k, v, chosen, input_layout, words["cached_mask"], bool(words["return_mask"]))
     if X.is_torch(q):
         return torch_op.attention(q, k, v, chosen.numbers(), input_layout)
     return run(q, k, v, tuple(chosen.numbers()), input_layout)

@@ -68,11 +68,6 @@ _library = torch.library.Library("esa", "FRAGMENT")
 for _device in ("cpu", "cuda"):
     cast_under_autocast(_library, "attention", _device, torch.ops.esa.attention.default)
 
-# At trace time the words of a call become constants; they do not depend on the tensors.
-settings_of = torch.compiler.assume_constant_result(sparse.settings_of)
-# Masks are objects outside the graph.
-run_with_mask = torch.compiler.disable(sparse.run_with_mask)
-
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, settings: list[float], input_layout: str) -> torch.Tensor:
     return torch.ops.esa.attention(q, k, v, settings, input_layout)         # type: ignore[no-any-return]

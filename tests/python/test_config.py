@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""EsaConfig: presets, what it says, what it refuses; Layout."""
+import dataclasses
+
+import pytest
+
+from esa import EsaConfig, Layout
+from esa.layout import order
+
+
+def test_presets_are_mindie_sds():
+    assert EsaConfig.image() == EsaConfig(selector="rf_v2", sparsity=0.6)
+    assert EsaConfig.video() == EsaConfig(selector="rf_v2", sparsity=0.8)
+    assert EsaConfig.video(tail="none", budget=0.3) == EsaConfig(selector="rf_v2", budget=0.3, tail="none")
+    assert EsaConfig(selector="rf_v3").selector == "rf_v2"
+
+
+def test_defaults():
+    c = EsaConfig()
+    assert (c.selector, c.density, c.tail, c.warmup_frac, c.dense_first_layer, c.refresh_every, c.strict) == ("entropy", 0.5, "pooled", 0.2, True, 1, True)
+    assert c.blocks == (0, 0) and EsaConfig(block=64).blocks == (64, 64) and EsaConfig(block=(256, 128)).blocks == (256, 128)
+    assert repr(c) == "EsaConfig()" and eval(repr(EsaConfig.video(masks="m"))) == EsaConfig.video(masks="m")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        c.budget = 0.3
+    assert hash(c) == hash(EsaConfig())
+
+
+@pytest.mark.parametrize(("words", "sentence"), [
+    ({"selector": "magic"}, "selector must be one of 'entropy', 'rf_v2', 'ada_bsa', 'random', 'full', 'dense', not 'magic'"),
+    ({"budget": 0.5, "sparsity": 0.5}, "budget (0.5) and sparsity (0.5) say the same thing"), ({"budget": -0.1}, "budget must lie between 0 and 1"),
+    ({"sparsity": "0.5"}, "sparsity must lie between 0 and 1"), ({"budget": True}, "budget must lie between 0 and 1"),
+    ({"warmup_frac": 2}, "warmup_frac must lie between 0 and 1"), ({"block": 100}, "block must be one or two multiples of 16"),
+    ({"block": (128, 128, 128)}, "block must be one or two"), ({"order": "spiral"}, "order must be one of"), ({"window": (1, 2, 3)}, "window belongs to"),
+    ({"order": "tile3d", "window": (1, 2)}, "window must be three"), ({"tail": "long"}, "tail must be"), ({"mode": "strange"}, "mode must be"),
+    ({"kernel": "fa5"}, "kernel must be one of 'auto', 'fa4'"), ({"refresh_every": 0}, "refresh_every must be an integer of at least 1"),
+    ({"samples": 0}, "samples must be"), ({"min_tokens": -1}, "min_tokens must be"), ({"step_map": "maybe"}, "step_map must be"),
+    ({"cdf_threshold": float("nan")}, "cdf_threshold must be a number")])
+def test_refused(words, sentence):
+    with pytest.raises(ValueError) as caught:
+        EsaConfig(**words)
+    assert sentence in str(caught.value)
+
+
+def test_layouts():
+    assert Layout(grid=(2, 3, 4), text_front=5).tokens == 29 and Layout().tokens == 0
+    for name in ("raster", "tile", "tile3d", "hilbert"):
+        perm = order(Layout(grid=(3, 9, 10), text_front=4, text_back=6, order=name), 280)
+        assert sorted(perm) == list(range(280)) and list(perm[:4]) == [0, 1, 2, 3] and list(perm[-6:]) == list(range(274, 280))
+    with pytest.raises(ValueError, match="grid must be three numbers"):
+        Layout(grid=(2, 3)).struct()
+    with pytest.raises(ValueError, match="text_front must be an integer"):
+        Layout(text_front=-1).struct()
+    with pytest.raises(ValueError, match="does not make Nq = 7 tokens"):
+        order(Layout(grid=(2, 2, 2), order="raster"), 7)

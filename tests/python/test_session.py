@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions from Python: policy and numbers are the library's (tests/session); here that every setting and every answer gets across."""
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+import esa
+from esa import EsaConfig, Layout, Session
+
+GRID = (4, 8, 8)
+N = 256
+
+
+def qkv(seed, batch=1, heads=2):
+    g = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(batch, heads, N, 32, generator=g) for _ in range(3))
+
+
+def video(session, seed=0, steps=4, layers=3, branches=1, **words):
+    """Runs all calls of one video; returns the outputs by (step, branch, layer)."""
+    session.begin()
+    out = {}
+    for step in range(steps):
+        for branch in range(branches):
+            session.step(step, branch)
+            for layer in range(layers):
+                out[step, branch, layer] = session.attention(layer, *qkv(seed + 100 * step + 10 * branch + layer), **words)
+    return out
+
+
+@pytest.mark.parametrize("selector", ["entropy", "rf_v2", "ada_bsa"])
+@pytest.mark.parametrize("tail", ["none", "pooled"])
+def test_online(selector, tail, seed):
+    config = EsaConfig(selector=selector, budget=0.5, block=32, tail=tail, warmup_frac=0.5)
+    layout = Layout(grid=GRID)
+    session = Session(config, layers=3, steps=4, branches=2, layout=layout)
+    out = video(session, seed, branches=2)
+    for (step, branch, layer), o in out.items():
+        q, k, v = qkv(seed + 100 * step + 10 * branch + layer)
+        mask = None if step < 2 or layer == 0 else esa.select(q, k, config, layout=layout)
+        assert torch.equal(o, esa.attention(q, k, v, mask, tail=tail))
+    total = session.stats()
+    assert (total.calls, total.dense_calls, total.sparse_calls, total.fallback_calls, total.masks_made) == (24, 16, 8, 0, 8)
+    assert total.density_asked == 0.5 and abs(total.density - 0.5) < 0.2 and total.kernel and total.attention_seconds > 0
+    assert session.stats(layer=0).sparse_calls == 0 and session.stats(step=3).sparse_calls == 4 and session.stats(1, 3).sparse_calls == 2
+    assert math.isnan(session.stats(0, 0).density)
+    session.begin()
+    assert session.stats().calls == 0
+
+
+def test_layouts_and_arrays(seed):
+    config = EsaConfig(selector="rf_v2", sparsity=0.5, block=32, warmup_frac=0, dense_first_layer=False)
+    session = Session(config, layers=1, steps=1, layout=Layout(grid=GRID))
+    session.begin()
+    session.step(0)
+    q, k, v = qkv(seed, batch=2)
+    o = session.attention(0, q, k, v)
+    turned = session.attention(0, *(x.transpose(1, 2) for x in (q, k, v)), input_layout="BSND")
+    assert torch.equal(o, turned.transpose(1, 2))
+    assert np.array_equal(o.numpy(), session.attention(0, *(x.numpy() for x in (q, k, v))))
+    out, lse = torch.empty(2, N, 2, 32), torch.empty(2, 2, N)
+    assert session.attention(0, *(x.transpose(1, 2) for x in (q, k, v)), input_layout="BSND", out=out, lse=lse) is out
+    assert torch.equal(out, turned) and bool(torch.isfinite(lse).all())
+    cross = session.attention(0, q, k[:, :, :77], v[:, :, :77], kind="cross")
+    assert (cross - sdpa(q, k[:, :, :77], v[:, :, :77])).abs().max() < 1e-5         # float32 sums in another order
+    with pytest.raises(ValueError, match="kind must be one of 'self', 'cross', not 'both'"):
+        session.attention(0, q, k, v, kind="both")
+
+
+def test_key_lengths(seed):
+    """Text at the end of the joint sequence, of different length in each batch entry."""
+    config = EsaConfig(budget=1.0, warmup_frac=0, dense_first_layer=False, tail="none")
+    session = Session(config, layers=1, steps=1, layout=Layout(grid=(3, 8, 8), text_back=64))
+    session.begin()
+    session.step(0)
+    q, k, v = qkv(seed, batch=2)
+    lengths = torch.tensor([256, 200], dtype=torch.int32)
+    for _ in range(2):
+        o = session.attention(0, q, k, v, kv_len=lengths)
+        for b in range(2):
+            n = int(lengths[b])
+            assert (o[b] - sdpa(q[b], k[b, :, :n], v[b, :, :n])).abs().max() < 1e-5
+        lengths[1] = 220                                # read at every call
+    assert (session.attention(0, q, k, v) - sdpa(q, k, v)).abs().max() < 1e-5
+
+
+def test_record_and_cached(tmp_path, seed):
+    config = EsaConfig(block=(64, 32), warmup_frac=0.25)
+    words = {"layers": 3, "steps": 4, "layout": Layout(grid=GRID), "model": "test-model", "config_hash": "abc"}
+    whole = Session(config, record=True, **words)
+    for prompt in range(2):
+        dense = video(whole, seed + 1000 * prompt)
+        q, k, v = qkv(seed + 1000 * prompt)
+        assert torch.equal(dense[0, 0, 0], esa.attention(q, k, v))
+    whole.save_recording(tmp_path / "whole.rec")
+    first = Session(config, record=True, **words)       # the same in two sittings
+    video(first, seed)
+    first.save_recording(tmp_path / "half.rec")
+    second = Session(config, record=True, **words)
+    second.load_recording(tmp_path / "half.rec")
+    video(second, seed + 1000)
+    second.save_recording(tmp_path / "both.rec")
+    for name in ("whole", "both"):
+        esa.build_mask_file(tmp_path / f"{name}.pt", [tmp_path / f"{name}.rec"], budgets=(0.5, 0.25), warmup_frac=0.25)
+    assert (tmp_path / "whole.pt").read_bytes() == (tmp_path / "both.pt").read_bytes()
+    file = esa.MaskFile(tmp_path / "both.pt")
+    assert file.budgets == [0.5, 0.25] or file.budgets == [0.25, 0.5]
+    assert file.model == "test-model" and file.info.prompts == 2 and (file.info.layers, file.info.steps, file.info.H) == (3, 4, 2)
+    assert not file.stored(0, 3) and not file.stored(1, 0) and file.stored(2, 3)
+    assert np.allclose(file.importance(1, 2).sum(-1), 1, atol=1e-2)      # the code of the stored importance has steps of 1/48 octave
+
+    session = Session(EsaConfig(budget=0.25, masks=tmp_path / "both.pt", tail="none", warmup_frac=0.25), **words)
+    assert session.mode == "cached"
+    out = video(session, seed + 5000)
+    q, k, v = qkv(seed + 5000 + 300 + 2)
+    assert torch.equal(out[3, 0, 2], esa.attention(q, k, v, file.mask(2, 3, budget=0.25)))
+    total = session.stats()
+    assert total.masks_made == 0 and total.masks_loaded == total.sparse_calls == 6
+    with pytest.raises(ValueError, match="other-model"):
+        Session(EsaConfig(masks=tmp_path / "both.pt"), **{**words, "model": "other-model"})
+    with pytest.raises(ValueError, match="steps"):
+        Session(EsaConfig(masks=tmp_path / "both.pt"), **{**words, "steps": 7})
+    Session(EsaConfig(masks=tmp_path / "both.pt", step_map="nearest"), **{**words, "steps": 8})
+
+
+def test_strict_sessions_do_not_fall_back(tmp_path, seed):
+    config = EsaConfig(warmup_frac=0, dense_first_layer=False)
+    short = tuple(x[:, :, :100] for x in qkv(seed))
+    strict = Session(config, layers=1, steps=1, layout=Layout(grid=GRID))
+    strict.begin()
+    strict.step(0)
+    with pytest.raises(esa.EsaError, match="layer 0, step 0 would have run dense"):
+        strict.attention(0, *short)
+    loose = Session(config.replace(strict=False), layers=1, steps=1, layout=Layout(grid=GRID))
+    loose.begin()
+    loose.step(0)
+    assert torch.equal(loose.attention(0, *short), esa.attention(*short))
+    assert loose.stats().fallback_calls == 1
+
+
+def test_misuse():
+    with pytest.raises(ValueError, match="layers"):
+        Session(EsaConfig(), layers=0, steps=1)
+    with pytest.raises(ValueError, match="device must be 'cpu', 'cuda' or 'cuda:N', not 'npu:0'"):
+        Session(EsaConfig(), layers=1, steps=1, device="npu:0")
+    session = Session(EsaConfig(), layers=2, steps=1)
+    with pytest.raises(esa.EsaError, match="before esa_session_begin"):
+        session.step(0)
+    session.begin()
+    with pytest.raises(ValueError, match="step 5, branch 0 was announced, the session has 1 steps"):
+        session.step(5)
+    session.step(0)
+    with pytest.raises(ValueError, match="layer"):
+        session.attention(7, *qkv(0))
+    with session as same:
+        assert same is session
+    with pytest.raises(esa.EsaError, match="the session was closed"):
+        session.begin()
+
+
+def test_two_sessions_do_not_mix(seed):
+    configs = [EsaConfig(budget=b, block=32, warmup_frac=0, dense_first_layer=False) for b in (0.25, 0.75)]
+    sessions = [Session(c, layers=1, steps=2) for c in configs]
+    for s in sessions:
+        s.begin()
+    for step in range(2):
+        for s in sessions:
+            s.step(step)
+            s.attention(0, *qkv(seed))
+    assert [s.stats().density for s in sessions] == [0.25, 0.75]
