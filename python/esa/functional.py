@@ -29,14 +29,14 @@ def refuse_gradients(*tensors: Any) -> None:
 def context_of(array: Any) -> Context:
     """The shared context of the device an array lies on, and of torch's current stream there."""
     device = X.device_of(array)
-    return shared_context(device.index, device.stream)
+    return shared_context(device.ordinal, device.stream)
 
 
 def attention_params(tail: str, scale: float | None, causal: bool, kv_len: Any = None) -> T.AttentionParams:
     p = load().c.esa_attention_params_default()
     p.tail, p.causal, p.scale = T.number(T.TAILS, tail, "tail"), int(causal), check_scale(scale)
     p.kv_len = None if kv_len is None else X.address(kv_len)
-    return p    # type: ignore[no-any-return]
+    return p
 
 
 def check_scale(scale: float | None) -> float:

@@ -71,7 +71,7 @@ class Layout:
                 if not isinstance(value, int) or value < 0:
                     raise ValueError(f"{field} must be an integer of at least 0, not {value!r}")
                 setattr(out, name + side, value)
-        return out  # type: ignore[no-any-return]
+        return out
 
 
 def order(layout: Layout | T.Layout, tokens: int, *, side: str = "q", mode: str = "fixed", context: Context | None = None) -> Any:
@@ -85,7 +85,7 @@ def order(layout: Layout | T.Layout, tokens: int, *, side: str = "q", mode: str 
     import numpy
     context = context or shared_context()
     struct = layout.struct() if isinstance(layout, Layout) else layout
-    perm = numpy.empty(tokens, numpy.int32)
+    perm: Any = numpy.empty(tokens, numpy.int32)
     if side not in ("q", "k"):
         raise ValueError(f"side must be 'q' or 'k', not {side!r}")
     context.run(context.lib.c.esa_order, context.ptr, perm.ctypes.data, tokens, C.byref(struct), int(side == "k"),

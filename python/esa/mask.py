@@ -89,7 +89,7 @@ class Mask:
         """uint8 [B, H, nq, ceil(nk/8)]; bit j is byte j/8, bit j%8."""
         import numpy
         b, h, nq, nk = self.shape
-        out = numpy.zeros((b, h, nq, (nk + 7) // 8), numpy.uint8)
+        out: Any = numpy.zeros((b, h, nq, (nk + 7) // 8), numpy.uint8)
         self._context.run(self._context.lib.c.esa_mask_to_bits, self._ptr, out.ctypes.data)
         return out
 
@@ -101,7 +101,8 @@ class Mask:
     def fa4(self) -> tuple[Any, Any]:
         """FlashAttention-4's exchange: full_block_cnt int32 [B, H, nq] and full_block_idx int32 [B, H, nq, nk]."""
         import numpy
-        count, index = numpy.zeros(self.shape[:3], numpy.int32), numpy.zeros(self.shape, numpy.int32)
+        count: Any = numpy.zeros(self.shape[:3], numpy.int32)
+        index: Any = numpy.zeros(self.shape, numpy.int32)
         self._context.run(self._context.lib.c.esa_mask_to_fa4, self._ptr, count.ctypes.data, index.ctypes.data)
         return count, index
 

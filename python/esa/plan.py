@@ -38,7 +38,7 @@ def shapes_of(library: Library, q: T.Tensor, k: T.Tensor) -> T.Shapes:
     s = library.c.esa_shapes_default()
     s.dtype, s.device, s.device_index = q.dtype, q.device, q.device_index
     (s.B, s.Hq, s.Nq, s.D), s.Hkv, s.Nk = q.dim, k.dim[1], k.dim[2]
-    return s    # type: ignore[no-any-return]
+    return s
 
 
 def plan_for(context: Context, q: T.Tensor, k: T.Tensor, select: T.SelectParams | None, attention: T.AttentionParams) -> Plan:
@@ -51,7 +51,7 @@ def plan_for(context: Context, q: T.Tensor, k: T.Tensor, select: T.SelectParams 
         while len(context.plans) > MAX_PLANS:
             context.plans.popitem(last=False)[1].free()
     context.plans.move_to_end(key)
-    return plan     # type: ignore[no-any-return]
+    return plan
 
 
 def select_and_attend(context: Context, views: Sequence[T.Tensor], select: T.SelectParams | None, attention: T.AttentionParams, *,

@@ -238,4 +238,4 @@ def select_params(config: EsaConfig, layout: Layout, *, scale: float | None = No
     p.samples, p.budget, p.cdf_threshold, p.scale = config.samples, config.density, config.cdf_threshold, scale or 0.0
     p.keep_sink, p.keep_recent, p.causal = int(config.keep_sink), int(config.keep_recent), int(causal)
     p.layout = layout.struct()
-    return p    # type: ignore[no-any-return]
+    return p

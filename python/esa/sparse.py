@@ -4,7 +4,6 @@ or is a ValueError with a sentence."""
 from __future__ import annotations
 
 import functools
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -17,7 +17,7 @@ LAYOUTS = {"BNSD": (0, 1, 2, 3), "BSND": (0, 2, 1, 3)}
 class Device(NamedTuple):
     """Where an array lies: kind "cpu" or "cuda", the ordinal, and for CUDA the handle of torch's current stream there."""
     kind: str
-    index: int
+    ordinal: int
     stream: int
 
 
@@ -110,7 +110,7 @@ def view(array: Any, layout: str = "BNSD", name: str = "tensor") -> T.Tensor:
     strides = _strides(array)
     assert strides is not None
     device = device_of(array)
-    out = T.Tensor(C.sizeof(T.Tensor), T.DTYPES[dtype_name(array)], T.CUDA if device.kind == "cuda" else T.CPU, max(device.index, 0),
+    out = T.Tensor(C.sizeof(T.Tensor), T.DTYPES[dtype_name(array)], T.CUDA if device.kind == "cuda" else T.CPU, max(device.ordinal, 0),
                    address(array))
     out.dim[:] = shape_of(array, layout)
     out.stride[:] = (strides[a[0]], strides[a[1]], strides[a[2]], 1)

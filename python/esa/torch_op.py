@@ -26,7 +26,7 @@ _TAGS: dict[str, Any] = {"tags": (torch.Tag.cudagraph_unsafe,)} if _KNOWS else {
 
 @functools.partial(torch.library.custom_op, "esa::attention", mutates_args=(), schema=SCHEMA, **_TAGS)
 def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, settings: list[float], input_layout: str) -> torch.Tensor:
-    return sparse.run(query, key, value, tuple(settings), input_layout)     # type: ignore[no-any-return]
+    return sparse.run(query, key, value, tuple(settings), input_layout)
 
 
 @_attention.register_fake
@@ -70,4 +70,4 @@ for _device in ("cpu", "cuda"):
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, settings: list[float], input_layout: str) -> torch.Tensor:
-    return torch.ops.esa.attention(q, k, v, settings, input_layout)         # type: ignore[no-any-return]
+    return torch.ops.esa.attention(q, k, v, settings, input_layout)
