@@ -250,10 +250,9 @@ int cmd_export(int argc, char **argv)
     if (j.out && words > 1) return usage("--out names one video; several need --output-dir DIR");
     if (j.out && form_given) return usage("the ending of --out says the form; --to goes without it");
     if (j.out && !j.out[0]) return usage("--out names no file");
-    if (j.out && j.out[strlen(j.out) - 1] != '/' && video_format(j.out) == VIDEO_OTHER) {
-        struct stat about;
-        if (stat(j.out, &about) != 0 || !S_ISDIR(about.st_mode))
-            return usage("the ending of --out names no form: expected .mp4, .y4m, .safetensors, .npy, .png, or a folder of PNG (a name that ends in /)");
-    }
+    struct stat about;
+    const int is_folder = j.out && (j.out[strlen(j.out) - 1] == '/' || (stat(j.out, &about) == 0 && S_ISDIR(about.st_mode)));
+    if (j.out && !is_folder && video_format(j.out) > VIDEO_MP4)         /* the others are only read */
+        return usage("the ending of --out names no form that is written: .mp4, .y4m, .safetensors, .npy, .png, or a folder of PNG (a name that ends in /)");
     return run(&j, words, argv);
 }

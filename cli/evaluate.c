@@ -121,22 +121,40 @@ static int check_pairs(job *j)
 
 /* ---------------------------------------------------------------- LPIPS */
 
+/* The program that makes the weights: in the source tree, or where an installation puts it. */
+static void converter(char *out, size_t size)
+{
+    static const char *const places[] = { "../tools", "../share/esa/tools" };
+    char own[2048], path[2100];
+    int found = 0;
+    for (int i = 0; i < 2 && !found && cli_own_folder(own, sizeof own); i++) {
+        snprintf(path, sizeof path, "%s/%s/convert_lpips.py", own, places[i]);
+        char *plain = realpath(path, NULL);
+        found = plain && strlen(plain) < size;
+        if (found) snprintf(out, size, "%s", plain);
+        free(plain);
+    }
+    if (!found) snprintf(out, size, "tools/convert_lpips.py");
+}
+
 static int find_lpips(job *j)
 {
     const evaluate_options *o = j->o;
     evaluate_result *r = j->r;
     const char *root = getenv("ESA_MODELS");
-    char name[32];
+    char name[32], program[1000];
     cli_name(name, EVALUATE_NETS, o->net == EVALUATE_ANY ? EVALUATE_ALEX : o->net);
     if (o->lpips_weights) snprintf(r->lpips_file, sizeof r->lpips_file, "%s", o->lpips_weights);
     else if (root && *root) snprintf(r->lpips_file, sizeof r->lpips_file, "%s/lpips-%s.safetensors", root, name);
     if (!o->lpips_weights && (!r->lpips_file[0] || access(r->lpips_file, F_OK) != 0)) {
+        converter(program, sizeof program);
         snprintf(r->note, sizeof r->note,
                  "LPIPS was not measured: %s%s. Make the weights once with\n"
                  "    pip install torch torchvision lpips safetensors\n"
-                 "    python3 tools/convert_lpips.py --net %s --output lpips-%s.safetensors\n"
+                 "    python3 %s --net %s --output lpips-%s.safetensors\n"
                  "and put the file into the folder $ESA_MODELS names, or give it with --lpips-weights FILE.",
-                 r->lpips_file[0] ? "there is no " : "$ESA_MODELS is not set and --lpips-weights was not given", r->lpips_file, name, name);
+                 r->lpips_file[0] ? "there is no " : "$ESA_MODELS is not set and --lpips-weights was not given", r->lpips_file, program, name,
+                 name);
         r->lpips_file[0] = 0;
         return CLI_OK;
     }

@@ -250,7 +250,9 @@ class Export(Base):
         self.fails("a.npy", "b.npy", "--out", "c.y4m", status=2, says=["--output-dir"])
         self.fails("a.npy", "--out", "c.y4m", "--output-dir", "d", status=2, says=["give one"])
         self.fails("a.npy", "--out", "c.y4m", "--to", "y4m", status=2, says=["--to"])
-        self.fails("a.npy", "--out", "c.gif", status=2, says=["ending"])
+        for name in ("c.gif", "c.webm", "c", "--"):
+            self.fails("a.npy", f"--out={name}", status=2, says=["ending", ".mp4"])
+        self.fails("a.npy", "--out=", status=2, says=["--out"])
         self.fails("a.npy", "--codec", "vp8", status=2, says=["vp8", "h264"])
         self.fails("a.npy", "--quality", "101", status=2, says=["101"])
         self.fails("a.npy", "--qualty", "10", status=2, says=["--quality"])
