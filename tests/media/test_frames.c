@@ -98,7 +98,7 @@ static void out_of_memory(void **state)
 /* A file size limit behaves as a full disk does: the write fails in the middle. */
 static void full_disk(void **state)
 {
-    static const char *const names[] = { "a.y4m", "a.png", "a.mp4", "out/" };
+    static const char *const names[] = { "a.y4m", "a.png", "a.mp4", "out/", "a.npy", "a.safetensors" };
     (void)state;
     scratch s = scratch_make();
     esa_ctx *ctx;
@@ -114,7 +114,7 @@ static void full_disk(void **state)
     tight.rlim_cur = 500;
     signal(SIGXFSZ, SIG_IGN);
     scratch_write(scratch_path(&s, "a.y4m"), "older", 5);
-    for (int n = 0; n < 4; n++) {
+    for (int n = 0; n < 6; n++) {
         assert_int_equal(setrlimit(RLIMIT_FSIZE, &tight), 0);
         const esa_status status = esa_frames_save(ctx, f, scratch_path(&s, names[n]), NULL);
         assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
