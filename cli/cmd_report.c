@@ -109,10 +109,10 @@ static int make_report(const request *q, char **folders, int count)
 
 int cmd_report(int argc, char **argv)
 {
-    request q = { .max_clips = 100000, .mask_mb = 16 };
+    request q = { .output = "report.html", .max_clips = 100000, .mask_mb = 16 };
     int words = 0, done;
     const cli_option options[] = {
-        { "--output", CLI_TEXT, &q.output, "FILE", 0, 0, 0, "the page; required" },
+        { "--output", CLI_TEXT, &q.output, "FILE", 0, 0, 0, "the page (report.html)" },
         { "--masks", CLI_TEXT, &q.masks, "FILE,...", 0, 0, 0, "mask files to show (those of the results)" },
         { "--title", CLI_TEXT, &q.title, "TEXT", 0, 0, 0, "heading of the page (the tags of the results)" },
         { "--max-prompts", CLI_INT, &q.max_clips, "N", 1, 100000, 0, "put in the videos of the first N prompts of each folder (all)" },
@@ -120,12 +120,11 @@ int cmd_report(int argc, char **argv)
         { "--mask-mb", CLI_INT, &q.mask_mb, "N", 1, 500, 0, "megabytes of mask pictures; large files are thinned out to fit (16)" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
-    int status = cli_options("esa report", "RESULTS... --output report.html [options]",
+    int status = cli_options("esa report", "RESULTS... [--output report.html] [options]",
                              "Makes one HTML page from results folders (esa experiment run) and mask files: videos side by side, quality against density\n"
                              "and speed, time per step, density and entropy per head, mask pictures. The page needs nothing else, not even a network.",
                              options, argc, argv, &words, &done);
     if (status || done) return status;
-    if (!q.output) { cli_fail(REPORT_WHAT ": --output FILE is required"); return CLI_USAGE; }
     if (words == 0 && !q.masks) { cli_fail(REPORT_WHAT ": no results folder was given, and no --masks; 'esa report --help' says more"); return CLI_USAGE; }
     return make_report(&q, argv, words);
 }

@@ -159,7 +159,7 @@ static void table(report_text *t, const report_page *p)
             figure(t, v->dense ? NAN : v->ssim, 4, "");
             if (lpips) { report_puts(t, "</td><td>"); figure(t, v->dense ? NAN : v->lpips, 4, ""); }
             report_puts(t, "</td><td>");
-            figure(t, v->dense ? NAN : v->flicker, 4, "");
+            figure(t, v->dense ? NAN : v->flicker, 2, "");
             report_puts(t, "</td></tr>");
         }
     report_puts(t, "</tbody></table></div>");

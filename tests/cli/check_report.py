@@ -169,9 +169,8 @@ class Words(Base):
             self.assertIn(word, out)
 
     def test_usage(self):
-        self.fails(status=2, says=["--output"])
+        self.fails(status=2, says=["no results folder", "--help"])
         self.fails("--output", "r.html", status=2, says=["no results folder"])
-        self.fails("res", status=2, says=["--output"])
         self.fails("res", "--outptu", "r.html", status=2, says=["did you mean --output?"])
         self.fails("res", "--output", "-", status=2)
         self.fails("res", "--output", "r.html", "--max-prompts", "0", status=2)
@@ -205,6 +204,12 @@ class Words(Base):
         for name in ("speed.json", "quality.json"):
             self.write("bare/" + name, "{\"format\": 1}")
         self.fails("bare", "--output", "r.html", says=["no variants"])
+
+    def test_default_name(self):
+        self.results()
+        code, out, err = esa("report", "res", cwd=self.dir)
+        self.assertEqual((code, err), (0, ""))
+        self.assertTrue(out.startswith("report.html: ") and os.path.exists(self.path("report.html")), out)
 
     def test_an_older_page_stays(self):
         self.write("r.html", "older")
