@@ -62,7 +62,8 @@ class Checkpoint:
 
     def __init__(self, output: str, key: dict[str, Any]) -> None:
         self.note, self.key = output + ".resume.json", key
-        self.output, self.done, self.recording = output, 0, None
+        self.output, self.done = output, 0
+        self.recording: str | None = None
 
     def load(self) -> None:
         if not os.path.exists(self.note):

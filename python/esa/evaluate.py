@@ -5,7 +5,7 @@
 
 Two videos, or two folders whose videos are paired by name without ending (000.safetensors with 000.mp4). A missing partner, another number of
 frames or another size is an error that names both. Everything is measured by libesa_video, as `esa evaluate` does. LPIPS needs its weights
-(--lpips, $ESA_LPIPS)."""
+(--lpips-weights)."""
 from __future__ import annotations
 
 import argparse
@@ -28,7 +28,8 @@ def parser() -> program.Parser:
     p.add_argument("--reference", required=True, metavar="DIR|FILE", help="the videos to compare with, e.g. dense ones")
     p.add_argument("--generated", required=True, metavar="DIR|FILE", help="the videos in question")
     p.add_argument("--output", metavar="FILE", help="JSON file; may lie among the videos")
-    p.add_argument("--lpips", metavar="FILE", help="weights of LPIPS, made once by tools/convert_lpips.py ($ESA_LPIPS)")
+    p.add_argument("--lpips-weights", dest="lpips", metavar="FILE",
+                   help="made once by tools/convert_lpips.py ($ESA_MODELS/lpips-alex.safetensors)")
     return p
 
 

@@ -44,7 +44,7 @@ def parser() -> program.Parser:
     p.add_argument("--skip-calibrate", action="store_true", help="the mask file must be there already")
     p.add_argument("--masks", metavar="FILE", help="use this mask file instead of making one")
     p.add_argument("--results", default="results", metavar="DIR", help="where experiments are kept (results)")
-    p.add_argument("--lpips", metavar="FILE", help="weights of LPIPS ($ESA_LPIPS)")
+    p.add_argument("--lpips-weights", dest="lpips", metavar="FILE", help="for LPIPS, as python -m esa.evaluate takes them")
     p.add_argument("--keep-frames", action="store_true", help="keep the frames as they were before compression (work/)")
     program.add_sparse(p)
     clips.add_tail(p)
@@ -73,10 +73,10 @@ class Experiment:
         self.config = {"format": _FORMAT, "tag": args.tag, "command": command, "machine": clips.machine(), "commit": clips.commit(), "settings": {
             "model": self.name, "config_hash": self.hash or "", "frames": s["num_frames"], "height": s["height"], "width": s["width"],
             "steps": s["num_inference_steps"], "seed": s["seed"], "guidance": s["guidance_scale"], "negative_prompt": s["negative_prompt"],
-            "scheduler": "model", "flow_shift": 0.0, "budgets": list(args.budgets), "tail": args.tail, "order": "default", "window": [],
+            "scheduler": "model", "flow_shift": 0.0, "methods": ["cached"], "budgets": list(args.budgets), "tail": args.tail, "order": "default",
+            "window": [], "cdf": 1.0, "refresh": 1, "step_map": "exact", "lpips_net": None, "lpips_weights": args.lpips,
             "block": f"{block[0]}x{block[1]}", "samples": 4, "warmup": args.warmup_frac, "dense_first_layer": args.dense_first_layer,
-            "dense_layers": [], "masks": args.masks, "calibration_prompts": self.calibration, "evaluation_prompts": self.evaluation,
-            "lpips": self.lpips.net if self.lpips else None}}
+            "dense_layers": [], "masks": args.masks, "calibration_prompts": self.calibration, "evaluation_prompts": self.evaluation}}
 
     def path(self, *parts: str) -> str:
         return os.path.join(self.folder, *parts)

@@ -25,9 +25,9 @@ from torch import nn
 
 from ._lib import EsaError
 from .config import EsaConfig
-from .families import WAN, detect
+from .families import detect
 from .families.base import merge_heads, refuse_mask, split_heads
-from .families.wan import _rotate
+from .families.wan import WAN, _rotate
 from .layout import Layout
 from .session import Session, Stats
 
@@ -90,7 +90,7 @@ class SparseAttentionProcessor:
         if rotary_emb is not None:
             query, key = _rotate(query, *rotary_emb), _rotate(key, *rotary_emb)
         out = self.state.attention(self.layer, query, key, value)
-        return attn.to_out[1](attn.to_out[0](merge_heads(out, query)))      # type: ignore[no-any-return]
+        return attn.to_out[1](attn.to_out[0](merge_heads(out, query)))
 
 
 class AutoregressiveState:
@@ -202,7 +202,7 @@ class AutoregressiveState:
         out = self._session.attention(layer, query, keys, values, input_layout="BSND", kind="cross" if self._writing else "self")
         if self._writing:
             cache.put(layer, keys, values)
-        return out      # type: ignore[no-any-return]
+        return out
 
 
 @contextlib.contextmanager
