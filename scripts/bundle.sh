@@ -18,6 +18,10 @@ cp $build/tests/libesa_stand_in.so $build/tests/libesa_other_abi.so bundle/tests
 find $build/examples -maxdepth 1 -type f -perm -u+x -name 'example_*' -exec cp {} bundle/examples/ \;
 cp tests/cuda/check_torch.py bundle/tests/cuda/
 cp bench/*.py bundle/bench/
+# The Python package, read from where it stands; it finds the library beside its folder.
+mkdir -p bundle/python
+cp -r python/esa bundle/python/
+find bundle/python -name __pycache__ -prune -exec rm -rf {} +
 cp scripts/test-cuda.sh README.md LICENSE bundle/
 bundle/esa --version | sed -n 's/.*(\(.*\)).*/\1/p' >bundle/COMMIT
 
