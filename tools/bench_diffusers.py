@@ -386,7 +386,7 @@ def run_shape(name, shape, args, deadline):
         folder.cleanup()
     if result["skipped"]:
         print(f"  not measured for lack of time: {', '.join(result['skipped'])}")
-    del model, inputs
+    model = inputs = None               # a model of 28 GB goes before the next one comes
     gc.collect()
     if gpu:
         torch.cuda.empty_cache()
@@ -402,7 +402,8 @@ def print_row(row):
 
 def table(results):
     """The table of docs/speed.md."""
-    lines = ["| shape | attention share | method | density | s per step | speedup | all layers sparse | 50 steps, warm-up 0.2 |", "|---|---|---|---|---|---|---|---|"]
+    lines = ["| shape | attention share | method | density | s per step | speedup | all layers sparse | 50 steps, warm-up 0.2 |",
+             "|---|---|---|---|---|---|---|---|"]
     for r in results:
         share = f"{100 * r['dense_attention_s'] / r['dense_s']:.0f} %"
         lines.append(f"| {r['shape']} | {share} | dense ({r['sdpa']} SDPA) | 1 | {r['dense_s']:.3f} | 1 | | |")
