@@ -24,7 +24,7 @@ __version__ = load().version()
 
 # name: module. Imported when first asked for, because these modules need torch or diffusers. A module may not have the name of a function
 # here: importing it would put the module in the function's place.
-_LATER = {"apply": "apply_model"}
+_LATER = {"apply": "apply_model", "register_backend": "backend"}
 
 __all__ = ["EsaConfig", "EsaError", "EsaFileError", "EsaMemoryError", "EsaValueError", "Layout", "Mask", "MaskFile", "Session", "Stats",
            "__version__", "attention", "build_mask_file", "get_num_threads", "select", "set_num_threads", "sparse_attention", *_LATER]

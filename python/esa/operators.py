@@ -10,11 +10,14 @@ session_enter hands its input on (a copy: operators may not return what they wer
 attention it prepares. Forward only: a gradient is refused with a sentence."""
 from __future__ import annotations
 
+import functools
 import itertools
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
+
+from .torch_op import _TAGS, refuse_backward
 
 if TYPE_CHECKING:
     from .run import Run
@@ -38,8 +41,8 @@ def _find(handle: torch.Tensor) -> Run:
 
 
 # Schemas are written out: torch 2.4 cannot read them from postponed annotations.
-@torch.library.custom_op("esa::session_attention", mutates_args=(),
-                         schema="(Tensor handle, Tensor layer, Tensor query, Tensor key, Tensor value) -> Tensor")
+@functools.partial(torch.library.custom_op, "esa::session_attention", mutates_args=(), **_TAGS,
+                   schema="(Tensor handle, Tensor layer, Tensor query, Tensor key, Tensor value) -> Tensor")
 def _session_attention(handle: torch.Tensor, layer: torch.Tensor, query: torch.Tensor, key: torch.Tensor,
                        value: torch.Tensor) -> torch.Tensor:
     return _find(handle).attention(int(layer), query, key, value)
@@ -50,8 +53,8 @@ def _(handle: torch.Tensor, layer: torch.Tensor, query: torch.Tensor, key: torch
     return query.new_empty(query.shape)
 
 
-@torch.library.custom_op("esa::session_enter", mutates_args=(),
-                         schema="(Tensor handle, Tensor which, Tensor hidden_states, Tensor? timestep, Tensor? text_mask, int text_length) -> Tensor")
+@functools.partial(torch.library.custom_op, "esa::session_enter", mutates_args=(), **_TAGS,
+                   schema="(Tensor handle, Tensor which, Tensor hidden_states, Tensor? timestep, Tensor? text_mask, int text_length) -> Tensor")
 def _session_enter(handle: torch.Tensor, which: torch.Tensor, hidden_states: torch.Tensor, timestep: torch.Tensor | None,
                    text_mask: torch.Tensor | None, text_length: int) -> torch.Tensor:
     _find(handle).enter(int(which), tuple(hidden_states.shape), timestep, text_mask, text_length)
@@ -64,10 +67,6 @@ def _(handle: torch.Tensor, which: torch.Tensor, hidden_states: torch.Tensor, ti
     return torch.empty_like(hidden_states)
 
 
-def _refuse(ctx: Any, *gradients: Any) -> Any:
-    raise RuntimeError("esa computes attention forward only: gradients are not available (remove esa to train, or use torch.no_grad())")
-
-
 # Inputs may require gradients (a model used without no_grad); only asking for them is an error.
-_session_attention.register_autograd(_refuse)
+_session_attention.register_autograd(refuse_backward)
 _session_enter.register_autograd(lambda ctx, gradient: (None, None, gradient, None, None, None))

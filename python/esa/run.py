@@ -189,7 +189,7 @@ class Run:
         if self.session is None:
             nan = math.nan
             return Stats(0, 0, 0, 0, 0, 0, self.config.density, nan, nan, 0.0, 0.0, 0, "")
-        return self.session.stats(layer, step)      # type: ignore[no-any-return]
+        return self.session.stats(layer, step)
 
     @property
     def steps(self) -> int | None:

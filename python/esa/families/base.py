@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..torch_op import autocast
+
 
 @dataclasses.dataclass(frozen=True)
 class Geometry:
@@ -57,9 +59,7 @@ class Processor:
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Attention of (B, N, H, D) tensors, the result laid out alike and contiguous."""
-        if torch.is_autocast_enabled(query.device.type):        # as torch's own attention does; norms leave q and k in float32
-            dtype = torch.get_autocast_dtype(query.device.type)
-            query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+        query, key, value = autocast(query, key, value)         # norms leave q and k in float32 there
         if self._parallel_config is not None:
             return parallel_attention(self, query, key, value)
         return torch.ops.esa.session_attention(self.handle, self.layer, query, key, value)
