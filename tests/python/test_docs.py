@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The examples in docs/python.md and in the package's docstrings, run."""
+import doctest
+import importlib
+import pathlib
+import pkgutil
+import re
+
+import pytest
+
+import esa
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MODULES = [m.name for m in pkgutil.walk_packages(esa.__path__, "esa.")]
+
+
+def test_the_guide_runs_from_top_to_bottom(capsys):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), re.DOTALL)
+    assert len(blocks) >= 8
+    names = {}
+    for block in blocks:
+        exec(compile(block, "docs/python.md", "exec"), names)
+    printed = capsys.readouterr().out
+    assert "<esa.Mask 1x8x16x16 of 128x128 blocks, rf_v2, density" in printed
+    assert "q has 8 heads and k has 3: query heads must be a multiple of key heads" in printed
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstrings(name):
+    results = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
+    assert results.failed == 0
+
+
+def test_docstrings_have_examples():
+    """The finder finds them: a count that would not go down unnoticed."""
+    finder = doctest.DocTestFinder()
+    examples = {name: sum(len(t.examples) for t in finder.find(importlib.import_module(name))) for name in MODULES}
+    for name in ("config", "layout", "mask", "session", "functional", "sparse"):
+        assert examples[f"esa.{name}"] > 0, name
