@@ -15,24 +15,26 @@ int calibrate_measure(calibrate_size *z, const calibrate_options *o, const esa_m
 {
     const clip_request *r = &o->clip;
     const int64_t branches = r->guidance > 1 ? 2 : 1, groups = r->record_groups ? r->record_groups : r->steps;
-    const int64_t latent[3] = { (r->frames - 1) / info->factor[0] + 1, r->height / info->factor[1], r->width / info->factor[2] };
-    int32_t block_q = 64, block_k = 64;
-    const int bad = r->block ? cli_block_parse(r->block, &block_q, &block_k) : CLI_OK;
+    int32_t block_q, block_k;
+    const int bad = cli_block_parse(clip_block(r, info), &block_q, &block_k);
     if (bad) return bad;
     memset(z, 0, sizeof *z);
-    z->tokens = latent[0] / info->patch[0] * (latent[1] / info->patch[1]) * (latent[2] / info->patch[2]);
+    z->tokens = clip_tokens(r, info);
     z->nq = up(z->tokens, block_q);
     z->nk = up(z->tokens, block_k);
     const int64_t apart = r->per_branch ? branches : 1, cells = apart * info->layers * groups, rows = info->heads * z->nq;
     const int64_t row_bytes = (o->importance == ESA_IMPORTANCE_U8 ? z->nk + up(z->nk, 4) + 4 : o->importance == ESA_IMPORTANCE_F16 ? 2 * z->nk : 0) +
                               o->budgets.count * up(z->nk, 8);
     z->recording_bytes = cells * (rows * z->nk * 4 + 4) + 4096;
-    z->masks_bytes = cells * (rows * row_bytes + info->heads * 4 * (1 + o->budgets.count)) + 8192;
+    /* Layers and steps that run dense are recorded, but not stored; without their rounding to groups. */
+    const double sparse = o->store_dense ? 1 : (1 - (double)(r->dense_first != 0) / info->layers) * (1 - r->warmup);
+    const int64_t stored = (int64_t)ceil(sparse * (double)cells);
+    z->masks_bytes = stored * (rows * row_bytes + info->heads * 4 * (1 + o->budgets.count)) + 8192;
     const int64_t each = up(r->steps, groups) * (r->per_branch ? 1 : branches);
     z->prompts_per_recording = MOST_CONTRIBUTIONS / each;
     if (z->prompts_per_recording < 1)
-        return cli_fail("calibrate: %lld steps in %lld groups are %lld contributions of a prompt to each group, a recording takes %d: give more --step-groups",
-                        (long long)r->steps, (long long)groups, (long long)each, MOST_CONTRIBUTIONS);
+        return cli_fail("calibrate: %lld steps in %lld groups are %lld contributions of a prompt to each group, a recording takes %d: "
+                        "give more --step-groups", (long long)r->steps, (long long)groups, (long long)each, MOST_CONTRIBUTIONS);
     z->recordings = up(prompts, z->prompts_per_recording);
     /* A recording is written anew beside the old one; at the end the mask file stands beside all recordings. */
     const int64_t beside = z->masks_bytes > z->recording_bytes && !o->shard_count ? z->masks_bytes : z->recording_bytes;
@@ -56,8 +58,9 @@ int calibrate_announce(const calibrate_size *z, const calibrate_options *o, cons
     char need[32], room[32], rest[32], sums[32];
     struct statvfs disk;
     cli_machine machine;
-    fprintf(stderr, "calibrate: %s, %lld x %lld, %lld frames: %lld tokens in %lld x %lld blocks, %d layers of %d heads\n", info->name, (long long)r->width,
-            (long long)r->height, (long long)r->frames, (long long)z->tokens, (long long)z->nq, (long long)z->nk, (int)info->layers, (int)info->heads);
+    fprintf(stderr, "calibrate: %s, %lld x %lld, %lld frames: %lld tokens in %lld x %lld blocks, %d layers of %d heads\n", info->name,
+            (long long)r->width, (long long)r->height, (long long)r->frames, (long long)z->tokens, (long long)z->nq, (long long)z->nk,
+            (int)info->layers, (int)info->heads);
     fprintf(stderr, "calibrate: %lld prompt%s of %lld dense steps%s", (long long)prompts, prompts == 1 ? "" : "s", (long long)r->steps,
             r->guidance > 1 ? " with guidance" : "");
     if (done) fprintf(stderr, ", %lld already recorded", (long long)done);
@@ -70,7 +73,7 @@ int calibrate_announce(const calibrate_size *z, const calibrate_options *o, cons
     if (statvfs(folder, &disk) != 0) return cli_fail("calibrate: the room in '%s' cannot be found out: %s", folder, strerror(errno));
     const double there = (double)disk.f_bavail * (double)disk.f_frsize + (double)present;
     if ((double)z->work_bytes > there)
-        return cli_fail("calibrate: %s are needed in '%s' and %s are free; fewer --step-groups or larger --block need less", amount(need, z->work_bytes), folder,
-                        amount(room, there < 9e18 ? (int64_t)there : INT64_MAX));
+        return cli_fail("calibrate: %s are needed in '%s' and %s are free; fewer --step-groups or larger --block need less",
+                        amount(need, z->work_bytes), folder, amount(room, there < 9e18 ? (int64_t)there : INT64_MAX));
     return CLI_OK;
 }

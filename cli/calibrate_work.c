@@ -15,6 +15,7 @@
 #include "folders.h"
 
 static const char what[] = "calibrate";
+#define LONGEST_SETTINGS (1 << 26)  /* a file of prompts may have 2^24 bytes; quoted they are more */
 
 void calibrate_recording(char path[CALIBRATE_PATH + 32], const calibrate_work *w, int64_t i)
 {
@@ -47,7 +48,8 @@ static char *read_text(const char *path)
     FILE *file = fopen(path, "rb");
     struct stat about;
     char *text = NULL;
-    if (file && fstat(fileno(file), &about) == 0 && S_ISREG(about.st_mode) && about.st_size < (1 << 24) && (text = malloc((size_t)about.st_size + 1)) != NULL)
+    if (file && fstat(fileno(file), &about) == 0 && S_ISREG(about.st_mode) && about.st_size < LONGEST_SETTINGS) text = malloc((size_t)about.st_size + 1);
+    if (text)
         text[fread(text, 1, (size_t)about.st_size, file)] = 0;
     if (file) fclose(file);
     return text;
@@ -84,8 +86,8 @@ static int same_settings(const char *path, const char *settings, const char *beg
     first_difference(theirs, ours, old, settings);
     free(old);
     if (same) return CLI_OK;
-    return cli_fail("%s: '%s' was begun with other settings: %s there, %s here; finish it, give another --output, or --restart to begin anew", what, begun,
-                    theirs, ours);
+    return cli_fail("%s: '%s' was begun with other settings: %s there, %s here; finish it, give another --output, or --restart to begin anew", what,
+                    begun, theirs, ours);
 }
 
 /* ---------------------------------------------------------------- what is there */
@@ -133,7 +135,8 @@ static int count_prompts(calibrate_work *w, const calibrate_size *size)
         const int64_t prompts = prompts_of(ctx, path);
         if (prompts < 0) status = CLI_FAILED;
         else if (w->done != i * size->prompts_per_recording || prompts > size->prompts_per_recording)
-            status = cli_fail("%s: '%s' counts %lld prompts, which this command cannot have recorded: --restart begins anew", what, path, (long long)prompts);
+            status = cli_fail("%s: '%s' counts %lld prompts, which this command cannot have recorded: --restart begins anew", what, path,
+                              (long long)prompts);
         w->done += prompts;
         w->bytes += about.st_size;
     }
@@ -148,7 +151,8 @@ static int take_lock(calibrate_work *w)
 {
     struct stat held, named;
     for (int attempt = 0; attempt < 100; attempt++) {
-        if (mkdir(w->folder, 0777) != 0 && errno != EEXIST) return cli_fail("%s: the folder '%s' cannot be made: %s", what, w->folder, strerror(errno));
+        if (mkdir(w->folder, 0777) != 0 && errno != EEXIST)
+            return cli_fail("%s: the folder '%s' cannot be made: %s", what, w->folder, strerror(errno));
         w->lock = open(w->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         if (w->lock < 0 && errno == ENOENT) continue;
         if (w->lock < 0) return cli_fail("%s: the folder '%s' cannot be opened: %s", what, w->folder, strerror(errno));
@@ -159,7 +163,8 @@ static int take_lock(calibrate_work *w)
             return busy ? cli_fail("%s: another run is at work in '%s'", what, w->folder)
                         : cli_fail("%s: the folder '%s' cannot be locked: %s", what, w->folder, strerror(errno));
         }
-        if (fstat(w->lock, &held) == 0 && stat(w->folder, &named) == 0 && held.st_ino == named.st_ino && held.st_dev == named.st_dev) return CLI_OK;
+        const int found = fstat(w->lock, &held) == 0 && stat(w->folder, &named) == 0;
+        if (found && held.st_ino == named.st_ino && held.st_dev == named.st_dev) return CLI_OK;
         close(w->lock);
         w->lock = -1;
     }
@@ -176,7 +181,8 @@ int calibrate_work_open(calibrate_work *w, const calibrate_options *o, const cha
     w->complete = 0;
     if (snprintf(w->folder, sizeof w->folder, "%s.part", w->target) >= (int)sizeof w->folder - 32)
         return cli_fail("%s: a name of %zu bytes cannot be written", what, strlen(w->target));
-    if (stat(w->target, &about) == 0 && !S_ISREG(about.st_mode)) return cli_fail("%s: '%s' is no regular file, it cannot be replaced", what, w->target);
+    if (stat(w->target, &about) == 0 && !S_ISREG(about.st_mode))
+        return cli_fail("%s: '%s' is no regular file, it cannot be replaced", what, w->target);
     int status = cli_make_folder_of(w->target, &w->kept, what);
     if (!status) status = take_lock(w);
     if (status) return status;

@@ -81,10 +81,25 @@ void clip_request_resolve(clip_request *r, const clip_maker *m)
     if (isnan(r->guidance)) r->guidance = m->info.guidance;
 }
 
+int64_t clip_tokens(const clip_request *r, const esa_model_info *info)
+{
+    const int64_t latent[3] = { (r->frames - 1) / info->factor[0] + 1, r->height / info->factor[1], r->width / info->factor[2] };
+    return latent[0] / info->patch[0] * (latent[1] / info->patch[1]) * (latent[2] / info->patch[2]);
+}
+
+const char *clip_block(const clip_request *r, const esa_model_info *info)
+{
+    if (r->block) return r->block;
+    if (clip_tokens(r, info) <= CLIP_SHORT) return "64x64";
+    return r->method == METHOD_RF_V2 || r->method == METHOD_ADA_BSA ? "128x128" : "256x128";
+}
+
 static int fill_params(const clip_maker *m, esa_generate_params *p, const clip_request *r, int32_t dense_layer[CLI_MAX_LIST])
 {
-    static const int selectors[] = { ESA_SELECT_FULL, ESA_SELECT_ENTROPY, ESA_SELECT_RF_V2, ESA_SELECT_ADA_BSA, ESA_SELECT_ENTROPY, ESA_SELECT_ENTROPY };
-    static const int modes[] = { ESA_SESSION_DENSE, ESA_SESSION_ONLINE, ESA_SESSION_ONLINE, ESA_SESSION_ONLINE, ESA_SESSION_CACHED, ESA_SESSION_RECORD };
+    static const struct { int mode, selector; } methods[] = {          /* METHOD_* */
+        { ESA_SESSION_DENSE, ESA_SELECT_FULL },     { ESA_SESSION_ONLINE, ESA_SELECT_ENTROPY }, { ESA_SESSION_ONLINE, ESA_SELECT_RF_V2 },
+        { ESA_SESSION_ONLINE, ESA_SELECT_ADA_BSA }, { ESA_SESSION_CACHED, ESA_SELECT_ENTROPY }, { ESA_SESSION_RECORD, ESA_SELECT_ENTROPY },
+    };
     *p = m->video.generate_params();
     p->frames = (int32_t)r->frames;
     p->height = (int32_t)r->height;
@@ -105,7 +120,7 @@ static int fill_params(const clip_maker *m, esa_generate_params *p, const clip_r
     p->vae_tile = (int32_t)r->vae_tile;
     p->decode = !r->latents_only;
     esa_session_params *s = &p->session;
-    s->mode = modes[r->method];
+    s->mode = methods[r->method].mode;
     s->warmup_frac = r->warmup;
     s->dense_first_layer = (int32_t)r->dense_first;
     for (int i = 0; i < r->dense_layers.count; i++) dense_layer[i] = (int32_t)r->dense_layers.whole[i];
@@ -115,16 +130,14 @@ static int fill_params(const clip_maker *m, esa_generate_params *p, const clip_r
     s->step_map = r->step_map;
     s->record_groups = (int32_t)r->record_groups;
     s->record_per_branch = r->per_branch;
-    s->select = esa_select_params_default(selectors[r->method]);
+    s->select = esa_select_params_default(methods[r->method].selector);
     s->select.budget = r->budget;
     s->select.samples = (int32_t)r->samples;
     s->select.cdf_threshold = r->cdf;
     s->select.layout.order = r->order;
     for (int i = 0; i < 3 && r->window.count; i++) s->select.layout.window[i] = (int32_t)r->window.whole[i];
     s->attention.tail = r->method == METHOD_DENSE || r->method == METHOD_RECORD ? ESA_TAIL_NONE : r->tail;
-    /* Small blocks: the sequences a CPU can afford are short, and its kernels do not mind. */
-    s->select.block_q = s->select.block_k = 64;
-    return r->block ? cli_block_parse(r->block, &s->select.block_q, &s->select.block_k) : CLI_OK;
+    return cli_block_parse(clip_block(r, &m->info), &s->select.block_q, &s->select.block_k);
 }
 
 /* ---------------------------------------------------------------- records */
@@ -245,8 +258,8 @@ static int check_steps(const clip_maker *m, const clip_request *r)
     esa_mask_file_free(file);
     if (status != ESA_OK) return cli_fail_esa(m->ctx, status, m->what);
     if (info.steps == r->steps || r->step_map != ESA_STEP_MAP_EXACT) return CLI_OK;
-    return cli_fail("%s: '%s' was made for %d steps, this run has %lld: --step-map nearest takes for each step the masks of the step that is as far on its way",
-                    m->what, r->masks, (int)info.steps, (long long)r->steps);
+    return cli_fail("%s: '%s' was made for %d steps, this run has %lld: --step-map nearest takes for each step the masks of the step "
+                    "that is as far on its way", m->what, r->masks, (int)info.steps, (long long)r->steps);
 }
 
 int clip_make(clip_maker *m, esa_frames **frames, clip_record *record, const clip_request *request, const char *label, int64_t clips_left,

@@ -53,15 +53,21 @@ typedef struct clip_request {
     int method, tail, order, scheduler, step_map;
     int per_branch;                 /* RECORD: guidance branches apart */
     int latents_only;               /* 1: nothing is decoded, no frames come back */
-    const char *block;              /* "QxK"; NULL: 64x64 */
+    const char *block;              /* "QxK"; NULL: see clip_block */
 } clip_request;
 
-/* Entropy at 0.5, pooled tail, blocks of 64 x 64, warm-up 0.2, first layer dense, seed 0. */
+/* Entropy at 0.5, pooled tail, warm-up 0.2, first layer dense, seed 0. */
 clip_request clip_request_default(void);
 /* CLI_OK, or CLI_USAGE after one sentence: what can be said against a request before a model is there. */
 int clip_request_check(const clip_request *request, const char *what);
 /* Fills in the model's own sizes, steps and guidance, and rounds frames down as the engine does. */
 void clip_request_resolve(clip_request *request, const clip_maker *maker);
+
+/* Tokens of self-attention of a resolved request, and its blocks: up to CLIP_SHORT tokens small ones, which keep a few blocks per row also in
+ * short sequences and which CPU kernels do not mind; beyond, those each selector was described with. */
+#define CLIP_SHORT 16384
+int64_t clip_tokens(const clip_request *request, const esa_model_info *info);
+const char *clip_block(const clip_request *request, const esa_model_info *info);
 
 /* Settings most commands share, as rows of an option table (clip_options.c): copies the caller's rows, then the chosen groups of rows, then
  * the end, into table and returns it. */

@@ -38,7 +38,8 @@ const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_opt
     const cli_option blocks[] = {
         { "--order", CLI_CHOICE, &r->order, CLI_ORDERS, 0, 0, 0, "token order (tile for rf_v2, else raster)" },
         { "--window", CLI_INTS, &r->window, "t,h,w", 1, 4096, 3, "box of order tile3d" },
-        { "--block", CLI_TEXT, &r->block, "QxK", 0, 0, 0, "query x key tokens of a block (64x64)" },
+        { "--block", CLI_TEXT, &r->block, "QxK", 0, 0, 0,
+          "query x key tokens of a block (64x64; beyond 16384 tokens 256x128, rf_v2 and ada_bsa 128x128)" },
         { "--samples", CLI_INT, &r->samples, "N", 1, 256, 0, "entropy: queries scored per block (4)" },
         end,
     };

@@ -98,7 +98,8 @@ static void name_of(const bench *b, char out[48], const row *w)
 {
     char method[32];
     if (w->mode == MODE_DENSE) snprintf(out, 48, "dense");
-    else snprintf(out, 48, "%s %s", w->mode == MODE_CACHED ? "cached" : "online", w->mode == MODE_CACHED ? "" : cli_name(method, ONLINE_METHODS, b->method));
+    else if (w->mode == MODE_CACHED) snprintf(out, 48, "cached");
+    else snprintf(out, 48, "online %s", cli_name(method, ONLINE_METHODS, b->method));
 }
 
 /* One dense step that nobody counts: weights are read, memory grows, the text encoder is loaded. */
@@ -211,7 +212,7 @@ static int save_json(const bench *b, figure (*figures)[FIGURES])
         const row *w = &b->row[i];
         cli_json_open(json, NULL, '{');
         cli_json_text(json, "mode", cli_name(name, "online|cached|dense", w->mode));
-        cli_json_text(json, "method", w->mode == MODE_ONLINE ? cli_name(name, ONLINE_METHODS, b->method) : w->mode == MODE_CACHED ? "cached" : "dense");
+        cli_json_text(json, "method", w->mode == MODE_DENSE ? "dense" : w->mode == MODE_CACHED ? "cached" : cli_name(name, ONLINE_METHODS, b->method));
         cli_json_real(json, "budget", w->mode == MODE_DENSE ? 1 : w->budget);
         cli_json_real(json, "density", clip_density(&w->record[0]));
         cli_json_int(json, "warmup_steps", w->record[0].warmup);
@@ -302,8 +303,7 @@ int cmd_bench_model(int argc, char **argv)
     };
     int status = cli_options("esa bench model", "[options]",
                              "Times whole clips: a step behind the dense warm-up steps, all steps, and end to end; dense, online and cached.",
-                             clip_options(table, own, CLIP_OPTIONS_SIZE | CLIP_OPTIONS_NOISE | CLIP_OPTIONS_DENSE | CLIP_OPTIONS_BLOCKS | CLIP_OPTIONS_SPARSE,
-                                          &b.base), argc, argv, NULL, &done);
+                             clip_options(table, own, CLIP_OPTIONS_ALL & ~CLIP_OPTIONS_CACHED, &b.base), argc, argv, NULL, &done);
     if (status || done) return status;
     if (!b.modes.count) b.modes = (cli_list){ b.base.masks ? 2 : 1, { 0 }, { MODE_ONLINE, MODE_CACHED } };
     int others = 0;

@@ -82,11 +82,21 @@ static int csv_find(const bench *b, const char *key, row *r)
     return 0;
 }
 
+/* The method as it stands in the CSV; of cached masks with the name of their file, because there may be several. */
+static void method_name(const bench *b, char out[96], int method)
+{
+    char name[32];
+    const char *slash = b->base.masks ? strrchr(b->base.masks, '/') : NULL, *file = slash ? slash + 1 : b->base.masks;
+    if (method != METHOD_CACHED) snprintf(out, 96, "%s", cli_name(name, METHODS, method));
+    else snprintf(out, 96, "cached:%.*s", (int)strcspn(file, ".,\n") < 64 ? (int)strcspn(file, ".,\n") : 64, file);
+}
+
 static void key_of(const bench *b, char key[256], int64_t prompt, int64_t seed, int method, double budget, int tail)
 {
-    char m[32], t[32];
-    snprintf(key, 256, "%s,%s,%lld,%lld,%s,%.2f,%s,", b->maker.info.name, b->size, (long long)prompt, (long long)seed, cli_name(m, METHODS, method),
-             budget, cli_name(t, CLI_TAILS, tail));
+    char m[96], t[32];
+    method_name(b, m, method);
+    snprintf(key, 256, "%.60s,%.40s,%lld,%lld,%s,%.2f,%s,", b->maker.info.name, b->size, (long long)prompt, (long long)seed, m, budget,
+             cli_name(t, CLI_TAILS, tail));
 }
 
 static int csv_add(bench *b, const char *key, const row *r)
@@ -178,6 +188,7 @@ static int one_source(bench *b, int64_t prompt, int64_t seed, int64_t *done, int
                 q.method = method;
                 q.budget = b->budgets.real[d];
                 q.tail = tail;
+                if (method != METHOD_CACHED) q.masks = NULL;
                 esa_frames *frames = NULL;
                 esa_metrics metrics = { 0 };
                 snprintf(label, sizeof label, "clip %lld/%lld", (long long)*done, (long long)total);
@@ -226,8 +237,9 @@ static void print_means(const bench *b)
                         dense += full.step;
                     }
                 if (!clips) continue;
-                char name[32];
-                cli_cell(table, "%s", cli_name(name, METHODS, (int)b->methods.whole[m] + 1));
+                char name[32], method[96];
+                method_name(b, method, (int)b->methods.whole[m] + 1);
+                cli_cell(table, "%s", method);
                 cli_cell(table, "%s", cli_name(name, CLI_TAILS, (int)b->tails.whole[t]));
                 cli_cell(table, "%.2f", b->budgets.real[d]);
                 cli_cell(table, "%d", clips);
@@ -285,7 +297,7 @@ int cmd_bench_video(int argc, char **argv)
         { "--prompts", CLI_TEXT, &prompts, "FILE", 0, 0, 0, "one prompt per line" },
         { "--num-prompts", CLI_INT, &number, "N", 1, CLI_PROMPTS, 0, "the first N built-in prompts (8)" },
         { "--seeds", CLI_INTS, &b.seeds, "N,...", 0, 9e15, 0, "of the noise (0,1)" },
-        { "--method", CLI_CHOICES, &b.methods, "entropy|rf_v2|ada_bsa", 0, 0, 0, "any, with commas (all)" },
+        { "--method", CLI_CHOICES, &b.methods, "entropy|rf_v2|ada_bsa|cached", 0, 0, 0, "any, with commas (entropy,rf_v2,ada_bsa)" },
         { "--budget", CLI_REALS, &b.budgets, "X,...", 0, 1, 0, "kept fractions of key blocks (0.7,0.5,0.3,0.2)" },
         { "--tail", CLI_CHOICES, &b.tails, CLI_TAILS, 0, 0, 0, "any, with commas (none,pooled)" },
         { "--threads", CLI_INT, &opening.threads, "N", 0, ESA_MAX_THREADS, 0, "0: one per core (0)" },
@@ -294,10 +306,16 @@ int cmd_bench_video(int argc, char **argv)
     int status = cli_options("esa bench video", "--csv FILE [options]",
                              "Makes videos with every method, budget and tail and measures them against the dense ones. Can be stopped and\n"
                              "started again.",
-                             clip_options(table, own, CLIP_OPTIONS_SIZE | CLIP_OPTIONS_NOISE | CLIP_OPTIONS_DENSE | CLIP_OPTIONS_BLOCKS, &b.base), argc,
-                             argv, NULL, &done);
+                             clip_options(table, own, CLIP_OPTIONS_SIZE | CLIP_OPTIONS_NOISE | CLIP_OPTIONS_DENSE | CLIP_OPTIONS_BLOCKS |
+                                                      CLIP_OPTIONS_CACHED, &b.base), argc, argv, NULL, &done);
     if (status || done) return status;
     if (!b.csv_path) { cli_fail("%s: --csv FILE is required", what); return CLI_USAGE; }
+    int cached = 0;
+    for (int i = 0; i < b.methods.count; i++) cached |= b.methods.whole[i] + 1 == METHOD_CACHED;
+    if (cached != (b.base.masks != NULL)) {
+        cli_fail(cached ? "%s: --method cached needs --masks FILE (made by `esa calibrate`)" : "%s: --masks is read by --method cached only", what);
+        return CLI_USAGE;
+    }
     if ((status = clip_request_check(&b.base, what)) != 0) return status;
     status = clip_open(&b.maker, model, &opening, what);
     if (!status) status = with_model(&b, prompts, number);

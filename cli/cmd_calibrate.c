@@ -57,7 +57,7 @@ static int make_settings(job *j)
     cli_json_open(json, "window", '[');
     for (int i = 0; i < r->window.count; i++) cli_json_int(json, NULL, r->window.whole[i]);
     cli_json_close(json);
-    cli_json_text(json, "block", r->block ? r->block : "64x64");
+    cli_json_text(json, "block", clip_block(r, &j->maker.info));
     cli_json_int(json, "samples", r->samples);
     cli_json_open(json, "dense_layers", '[');
     for (int i = 0; i < r->dense_layers.count; i++) cli_json_int(json, NULL, r->dense_layers.whole[i]);
@@ -257,8 +257,8 @@ static int describe_shard(job *j)
 {
     const calibrate_options *o = j->o;
     char name[32];
-    printf("%s: %s, %lld prompts; when all %d shards are there:\n  esa masks merge '%s'.shard-*-of-%d*.recording --out '%s' --budgets ", j->work.target,
-           j->work.complete ? "complete already" : "complete", (long long)j->count, o->shard_count, o->output, o->shard_count, o->output);
+    printf("%s: %s, %lld prompts; when all %d shards are there:\n  esa masks merge '%s'.shard-*-of-%d*.recording --out '%s' --budgets ",
+           j->work.target, j->work.complete ? "complete already" : "complete", (long long)j->count, o->shard_count, o->output, o->shard_count, o->output);
     for (int i = 0; i < o->budgets.count; i++) printf("%s%g", i ? "," : "", o->budgets.real[i]);
     printf(" --importance %s --warmup-frac %g --dense-first-layer %lld%s", cli_name(name, "none|u8|f16", o->importance), o->clip.warmup,
            (long long)o->clip.dense_first, o->store_dense ? " --store-dense" : "");
@@ -282,10 +282,12 @@ static int with_model(job *j)
         const int64_t served = o->clip.steps;
         o->clip.steps = o->record_steps;
         o->record_steps = served;
-        if (o->clip.steps > served) return cli_fail("%s: --record-steps %lld are more than the %lld steps of --steps", what, (long long)o->clip.steps, (long long)served);
+        if (o->clip.steps > served)
+            return cli_fail("%s: --record-steps %lld are more than the %lld steps of --steps", what, (long long)o->clip.steps, (long long)served);
     }
     if (o->clip.record_groups > o->clip.steps)
-        return cli_fail("%s: --step-groups %lld are more than the %lld steps that are recorded", what, (long long)o->clip.record_groups, (long long)o->clip.steps);
+        return cli_fail("%s: --step-groups %lld are more than the %lld steps that are recorded", what, (long long)o->clip.record_groups,
+                        (long long)o->clip.steps);
     const int64_t served = o->record_steps ? o->record_steps : o->clip.steps;
     if (!o->store_dense && ceil(o->clip.warmup * (double)served - 1e-9) >= (double)served)
         return cli_fail("%s: with --warmup %g all %lld steps run dense, nothing would be stored", what, o->clip.warmup, (long long)served);
@@ -358,8 +360,8 @@ int cmd_calibrate(int argc, char **argv)
     int status = cli_options("esa calibrate", "--output FILE [options]",
                              "Runs a few prompts dense, records which key blocks matter in every layer and step, and writes masks for each budget.\n"
                              "The same command goes on where an interrupted one was.",
-                             clip_options(table, own, CLIP_OPTIONS_SIZE | CLIP_OPTIONS_NOISE | CLIP_OPTIONS_DENSE | CLIP_OPTIONS_BLOCKS, &o.clip), argc, argv,
-                             NULL, &done);
+                             clip_options(table, own, CLIP_OPTIONS_SIZE | CLIP_OPTIONS_NOISE | CLIP_OPTIONS_DENSE | CLIP_OPTIONS_BLOCKS, &o.clip), argc,
+                             argv, NULL, &done);
     if (status || done) return status;
     if (!o.output || !o.output[0]) return usage("--output FILE is required");
     if (texts > 1) return usage("--prompts and --num-prompts are two ways to say one thing; give one");
@@ -367,14 +369,16 @@ int cmd_calibrate(int argc, char **argv)
     if (o.shard && (status = read_shard(&o)) != 0) return status;
     for (int i = 0; i < o.budgets.count; i++)               /* mask files know budgets in per mille */
         for (int k = 0; k < i; k++)
-            if (lround(1000 * o.budgets.real[i]) == lround(1000 * o.budgets.real[k])) return usage("--budgets names a budget twice (in per mille)");
+            if (lround(1000 * o.budgets.real[i]) == lround(1000 * o.budgets.real[k]))
+                return usage("--budgets names a budget twice (in per mille)");
     if ((status = clip_request_check(&o.clip, what)) != 0) return status;
     job j = { .o = &o, .work = { .lock = -1, .kept = (size_t)-1 } };
     o.clip.method = METHOD_RECORD;
     o.clip.latents_only = 1;
-    if (o.shard_count) status = snprintf(j.work.target, sizeof j.work.target, "%s.shard-%d-of-%d.recording", o.output, o.shard_index, o.shard_count) >= (int)sizeof j.work.target;
-    else status = snprintf(j.work.target, sizeof j.work.target, "%s", o.output) >= (int)sizeof j.work.target;
-    if (status) return cli_fail("%s: a name of %zu bytes cannot be written", what, strlen(o.output));
+    const size_t room = sizeof j.work.target;
+    const int length = o.shard_count ? snprintf(j.work.target, room, "%s.shard-%d-of-%d.recording", o.output, o.shard_index, o.shard_count)
+                                     : snprintf(j.work.target, room, "%s", o.output);
+    if (length >= (int)room) return cli_fail("%s: a name of %zu bytes cannot be written", what, strlen(o.output));
     const clip_opening opening = { .threads = o.threads, .hold = o.hold, .parts = ESA_PART_TRANSFORMER | ESA_PART_TEXT };
     status = clip_open(&j.maker, o.model, &opening, what);
     if (!status) status = with_model(&j);

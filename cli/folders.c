@@ -37,7 +37,8 @@ int cli_make_folders(const char *folder, size_t *kept, const char *what)
     struct stat about;
     size_t there = 0;
     int made = 0;
-    if (snprintf(path, sizeof path, "%s", folder) >= (int)sizeof path) return cli_fail("%s: a folder's name of %zu bytes is too long", what, strlen(folder));
+    if (snprintf(path, sizeof path, "%s", folder) >= (int)sizeof path)
+        return cli_fail("%s: a folder's name of %zu bytes is too long", what, strlen(folder));
     for (size_t n = 1; n <= strlen(folder); n++) {
         if (folder[n] != '/' && folder[n] != 0) continue;
         path[n] = 0;

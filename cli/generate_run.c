@@ -19,6 +19,7 @@ typedef struct job {
     cli_json *json;
     cli_table *table;
     const char *ending;             /* of files in --output-dir */
+    int64_t made;                   /* prompts whose videos are written */
 } job;
 
 static const char what[] = "generate";
@@ -81,7 +82,8 @@ static void dense_name(char *out, size_t size, const char *path)
 static int make(job *j, esa_frames **frames, clip_record *record, const clip_request *request, const char *label, int64_t clips_left)
 {
     const int status = clip_make(&j->maker, frames, record, request, label, clips_left, 0);
-    if (status == CLIP_INTERRUPTED) cli_fail("%s: interrupted, nothing was written", what);
+    if (status == CLIP_INTERRUPTED && j->made) cli_fail("%s: interrupted; the %lld before this one are whole", what, (long long)j->made);
+    else if (status == CLIP_INTERRUPTED) cli_fail("%s: interrupted, nothing was written", what);
     return status;
 }
 
@@ -202,6 +204,7 @@ static int one_prompt(job *j, const char *prompt, int64_t seed, const char *path
     if (!status && o->compare) status = save(j, dense, dense_path);
     if (!status) status = save(j, frames, path);
     if (!status && o->beside_out) status = beside(j, dense, frames, o->beside_out);
+    j->made += !status;
     if (!status) report(j, r.prompt_embeds ? NULL : prompt, seed, path, dense_path, &record, &dense_record, &metrics);
     j->maker.video.frames_free(frames);
     j->maker.video.frames_free(dense);
