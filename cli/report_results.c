@@ -261,13 +261,17 @@ static int64_t count_clips(const report_run *r)
     return count;
 }
 
+/* The mask file a run names lies in its folder, or where it was given: seen from the folder the experiment was started in, most often this one. */
 static void find_masks(report_run *r)
 {
     const char *named[3] = { cli_value_text(r->value[REPORT_SPEED], "calibration.file"), cli_value_text(r->value[REPORT_CONFIG], "settings.masks"), "masks.safetensors" };
     for (int i = 0; i < 3 && !r->masks; i++) {
         char *path = named[i] ? joined(r->folder, named[i]) : NULL;
         if (exists(path)) r->masks = path;
-        else free(path);
+        else {
+            free(path);
+            if (named[i] && i < 2 && exists(named[i])) r->masks = copy(named[i]);
+        }
     }
 }
 

@@ -473,6 +473,12 @@ class Masks(Base):
         shutil.move(self.masks("masks.safetensors"), self.path("res/masks.safetensors"))
         _, data = self.page("res")
         self.assertEqual([m["name"] for m in data["masks"]], ["masks.safetensors"])
+        _, speed, _ = self.results("given")                              # --masks of the experiment, seen from where it was started
+        speed["calibration"]["file"] = "m/elsewhere.safetensors"
+        self.write("given/speed.json", json.dumps(speed))
+        os.mkdir(self.path("m"))
+        self.masks("m/elsewhere.safetensors")
+        self.assertEqual([m["name"] for m in self.page("given", "given", "res")[1]["masks"]], ["elsewhere.safetensors", "masks.safetensors"])
         self.write("res/masks.safetensors", "broken")
         self.fails("res", "--output", "r.html", says=["masks.safetensors"])
 
