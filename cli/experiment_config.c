@@ -115,7 +115,7 @@ static void json_settings(cli_json *json, const experiment *e)
     cli_json_text(json, "tail", cli_name(name, CLI_TAILS, c->tail));
     cli_json_text(json, "order", c->order < 0 ? "default" : cli_name(name, CLI_ORDERS, c->order));
     json_list(json, "window", &c->window, 1);
-    cli_json_text(json, "block", c->block ? c->block : "64x64");
+    cli_json_text(json, "block", c->block);
     cli_json_int(json, "samples", c->samples);
     cli_json_real(json, "cdf", c->cdf);
     cli_json_int(json, "refresh", c->refresh);
