@@ -160,14 +160,6 @@ static void json_sizes(cli_json *json, const experiment *e)
 
 /* ---------------------------------------------------------------- speed */
 
-/* Of self-attention: latents in patches. */
-static int64_t tokens_of(const experiment *e)
-{
-    const esa_model_info *m = &e->maker.info;
-    const int64_t t = ((e->clip.frames - 1) / m->factor[0] + 1) / m->patch[0];
-    return t * (e->clip.height / m->factor[1] / m->patch[1]) * (e->clip.width / m->factor[2] / m->patch[2]);
-}
-
 static void speed_variant(cli_json *json, const experiment *e, const clips *c, int v, int64_t warmup, double *x)
 {
     static const char *const spreads[][2] = { { "clip_seconds", "record.seconds" }, { "select_seconds", "record.select_seconds" },
@@ -229,7 +221,7 @@ int experiment_speed(const experiment *e, const char *what)
         cli_machine_json(json, e->maker.ctx, NULL);
         cli_json_text(json, "model", e->maker.info.name);
         json_sizes(json, e);
-        cli_json_int(json, "tokens", tokens_of(e));
+        cli_json_int(json, "tokens", clip_tokens(&e->clip, &e->maker.info));
         json_calibration(json, e, what);
         cli_json_open(json, "variants", '[');
         for (int v = 0; v < e->variants; v++) speed_variant(json, e, &c, v, warmup, x);
