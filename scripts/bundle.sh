@@ -16,7 +16,7 @@ cp -a $build/esa $build/libesa*.so* bundle/
 for source in tests/{api,cuda,io,kern,mask,select,session}/test_*.c; do cp "$build/tests/$(basename "$source" .c)" bundle/tests/; done
 cp $build/tests/libesa_stand_in.so $build/tests/libesa_other_abi.so bundle/tests/
 find $build/examples -maxdepth 1 -type f -perm -u+x -name 'example_*' -exec cp {} bundle/examples/ \;
-cp tests/cuda/check_torch.py bundle/tests/cuda/
+cp tests/cuda/check_torch.py tests/cuda/check_python.py bundle/tests/cuda/
 cp bench/*.py bundle/bench/
 # The Python package, read from where it stands; it finds the library beside its folder.
 mkdir -p bundle/python

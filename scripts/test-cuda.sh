@@ -103,6 +103,7 @@ names=()
 pids=()
 if python3 -c 'import torch' 2>/dev/null; then
     start check_torch timeout "$limit" python3 "$here/tests/cuda/check_torch.py" "$folder/libesa.so"
+    start check_python timeout "$limit" python3 "$here/tests/cuda/check_python.py" "$folder/libesa.so"
     collect
 else
     echo "---- check_torch: not run, python3 has no torch"

@@ -1,0 +1,179 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The Python package on a GPU: check_python.py [path of libesa.so [cpu]]. Results beside torch's own attention under the same mask, torch's
+current stream, no waiting and no allocation in the steady state, torch.compile, autocast. Prints a line per check and "N passed, N failed".
+With "cpu" those checks that need no GPU run on tensors of the CPU, to see that the script itself is in order."""
+import os
+import pathlib
+import sys
+import time
+import traceback
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "python"))
+sys.dont_write_bytecode = True
+if len(sys.argv) > 1:
+    os.environ["ESA_LIB"] = sys.argv[1]
+
+import torch
+import torch.nn.functional as F
+
+import esa
+
+DEVICE = sys.argv[2] if len(sys.argv) > 2 else "cuda"
+GRID = (5, 14, 18)
+TEXT = 20
+N = 5 * 14 * 18 + TEXT
+WORDS = {"sparsity": 0.6, "cdf_threshold": 0.9, "txt_len": TEXT, "latent_shape_q": GRID}
+TYPES = ("rf_v2", "ada_bsa", "entropy")
+# Seconds that the stream is kept busy with while the host enqueues behind it; enqueuing takes milliseconds.
+BUSY = 1.0
+
+
+def qkv(dtype=torch.bfloat16, seed=0, heads=4):
+    g = torch.Generator(DEVICE).manual_seed(seed)
+    return tuple(torch.randn(2, heads, N, 64, device=DEVICE, generator=g).to(dtype) for _ in range(3))
+
+
+def near(out, q, k, v, mask, what):
+    """Against float64 over the same values: 2 x what torch's own attention in the same dtype is off, plus one rounding of an output."""
+    tokens = torch.from_numpy(mask.tokens()).to(DEVICE)
+    exact = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), attn_mask=tokens)
+    torchs = (F.scaled_dot_product_attention(q, k, v, attn_mask=tokens).double() - exact).abs().max()
+    ours = (out.double() - exact).abs().max()
+    assert ours <= 2 * torchs + torch.finfo(q.dtype).eps * exact.abs().max(), f"{what}: off by {ours:.2e}, torch by {torchs:.2e}"
+
+
+def check_results():
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        q, k, v = qkv(dtype)
+        for sparse_type in TYPES:
+            out, mask = esa.sparse_attention(q, k, v, sparse_type=sparse_type, return_mask=True, **WORDS)
+            assert 0 < mask.density < 1 and out.device == q.device
+            near(out, q, k, v, mask, f"{sparse_type} {dtype}")
+            assert torch.equal(out, esa.sparse_attention(q, k, v, sparse_type=sparse_type, **WORDS))
+            assert torch.equal(out, esa.sparse_attention(q, k, v, sparse_type=sparse_type, cached_mask=mask, **WORDS))
+            turned = esa.sparse_attention(*(x.transpose(1, 2) for x in (q, k, v)), input_layout="BSND", sparse_type=sparse_type, **WORDS)
+            assert torch.equal(out, turned.transpose(1, 2))
+
+
+def session(**words):
+    return esa.Session(esa.EsaConfig(warmup_frac=0, dense_first_layer=False, tail="none", **words), layers=2, steps=3, device=DEVICE,
+                       layout=esa.Layout(grid=GRID, text_front=TEXT))
+
+
+def check_sessions():
+    for selector in TYPES:
+        s = session(selector=selector, sparsity=0.6)
+        s.begin()
+        for step in range(3):
+            s.step(step)
+            for layer in range(2):
+                q, k, v = qkv(seed=10 * step + layer)
+                out = s.attention(layer, q, k, v)
+                mask = esa.select(q, k, s.config, layout=s.layout)
+                assert torch.equal(out, esa.attention(q, k, v, mask)), selector
+        stats = s.stats()
+        assert stats.sparse_calls == 6 and stats.dense_calls == 0 and 0 < stats.density < 1, stats
+        assert DEVICE == "cpu" or stats.kernel.startswith(("sm", "simt")), stats.kernel
+
+
+def check_compile():
+    def call(q, k, v):
+        return esa.sparse_attention(q * 2, k, v, sparse_type="rf_v2", **WORDS) + 1
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for seed in range(3):
+            q, k, v = qkv(seed=seed)
+            assert torch.equal(compiled(q, k, v), call(q, k, v))
+
+
+def check_autocast():
+    q, k, v = qkv(torch.float32)
+    want = esa.sparse_attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), sparse_type="rf_v2", **WORDS)
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        assert torch.equal(want, esa.sparse_attention(q, k, v.bfloat16(), sparse_type="rf_v2", **WORDS))
+
+
+def check_streams():
+    """Work goes to torch's current stream: what a stream computes first is what the call behind it sees."""
+    q, k, v = qkv()
+    want = esa.sparse_attention(q, k, v, sparse_type="rf_v2", **WORDS)
+    s = session(selector="rf_v2", sparsity=0.6)
+    s.begin()
+    s.step(0)
+    expected = s.attention(0, q, k, v)
+    torch.cuda.synchronize()
+    for _ in range(3):
+        stream = torch.cuda.Stream()
+        late = torch.zeros_like(q)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(int(2e8))
+            late.copy_(q)
+            one = esa.sparse_attention(late, k, v, sparse_type="rf_v2", **WORDS)
+            two = s.attention(0, late, k, v)
+        torch.cuda.synchronize()
+        assert torch.equal(one, want) and torch.equal(two, expected)
+
+
+def check_no_waiting():
+    """With the stream kept busy, calls return long before it is free."""
+    q, k, v = qkv()
+    s = session(selector="entropy", sparsity=0.6)
+    s.begin()
+    s.step(0)
+    calls = [lambda t=t: esa.sparse_attention(q, k, v, sparse_type=t, **WORDS) for t in (None, *TYPES)] + [lambda: s.attention(0, q, k, v)]
+    for call in calls:
+        call()                                  # the first of a shape allocates
+    torch.cuda.synchronize()
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    torch.cuda._sleep(int(1e8))
+    end.record()
+    end.synchronize()
+    cycles = int(1e8 * BUSY * 1000 / start.elapsed_time(end))
+    for i, call in enumerate(calls):
+        torch.cuda._sleep(cycles)
+        begin = time.perf_counter()
+        call()
+        took = time.perf_counter() - begin
+        torch.cuda.synchronize()
+        assert took < BUSY / 4, f"call {i} took {took:.3f} s behind a stream that was busy for {BUSY} s"
+
+
+def check_no_allocation():
+    q, k, v = qkv()
+    for t in TYPES:
+        esa.sparse_attention(q, k, v, sparse_type=t, **WORDS)
+    torch.cuda.synchronize()
+    before = torch.cuda.mem_get_info()[0]
+    for _ in range(20):
+        for t in TYPES:
+            esa.sparse_attention(q, k, v, sparse_type=t, **WORDS)
+    torch.cuda.synchronize()
+    assert torch.cuda.mem_get_info()[0] == before
+
+
+def main():
+    print(f"esa {esa.__version__}, torch {torch.__version__}, {torch.cuda.get_device_name() if DEVICE == 'cuda' else 'CPU'}")
+    checks = [check_results, check_sessions, check_compile, check_autocast]
+    if DEVICE == "cuda":
+        checks += [check_streams, check_no_waiting, check_no_allocation]
+    passed = failed = 0
+    for check in checks:
+        begin = time.perf_counter()
+        try:
+            with torch.no_grad():
+                check()
+            passed += 1
+            print(f"ok      {check.__name__} ({time.perf_counter() - begin:.1f} s)", flush=True)
+        except Exception:
+            failed += 1
+            print(f"FAILED  {check.__name__}\n{traceback.format_exc()}", flush=True)
+    print(f"{passed} passed, {failed} failed")
+    return failed != 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
