@@ -343,6 +343,17 @@ class Bench(Base):
         schemas.check(self.path("s.json"), "bench-model")
         self.assertEqual((len(report["rows"]), report["rows"][0]["speedup"], report["decoded"]), (1, None, False))
 
+    def test_video(self):
+        """`esa bench video` with cached masks: a row per clip that names the mask file."""
+        self.calibrate("masks.safetensors", prompts=1)
+        small = ["bench", "video", *SMALL, "--num-prompts", 1, "--seeds", 1, "--budget", 0.5, "--tail", "none", "--csv", "q.csv"]
+        self.fails(*small, "--method", "cached", status=2, says=["--masks"])
+        self.fails(*small, "--method", "entropy", "--masks", "masks.safetensors", status=2, says=["--masks"])
+        self.works(*small, "--method", "entropy,cached", "--masks", "masks.safetensors")
+        rows = [line.split(",") for line in self.read("q.csv").decode().splitlines()]
+        self.assertEqual([row[4] for row in rows], ["method", "dense", "entropy", "cached:masks"])
+        self.assertGreater(float(rows[3][8]), 5)                         # PSNR
+
 
 if __name__ == "__main__":
     unittest.main(argv=sys.argv[:1] + sys.argv[3:])
