@@ -1,5 +1,6 @@
 /* cmd_experiment.c - `esa experiment`: its commands, and the options that `run` and `submit` share.
  * SPDX-License-Identifier: Apache-2.0 */
+#define _POSIX_C_SOURCE 200809L     /* open_memstream */
 #include "experiment.h"
 
 #include <math.h>
@@ -75,33 +76,36 @@ static int agree(experiment *e, const char *path, int numbered)
     return CLI_OK;
 }
 
-size_t experiment_shell_word(char *out, const char *word)
+void experiment_put_word(FILE *out, const char *word)
 {
     static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./,:=+-@%";
-    if (*word && strspn(word, plain) == strlen(word)) return (size_t)sprintf(out, "%s", word);
-    char *start = out;
-    *out++ = '\'';
-    for (const char *c = word; *c; c++) {
-        if (*c == '\'') out += sprintf(out, "'\\''");
-        else *out++ = *c;
+    if (*word && strspn(word, plain) == strlen(word)) {
+        fputs(word, out);
+        return;
     }
-    *out++ = '\'';
-    *out = 0;
-    return (size_t)(out - start);
+    fputc('\'', out);
+    for (const char *c = word; *c; c++) {
+        if (*c == '\'') fputs("'\\''", out);
+        else fputc(*c, out);
+    }
+    fputc('\'', out);
 }
 
+/* The words as they could be typed again; NULL: out of memory. */
 static char *spoken_command(const char *path, int argc, char **argv)
 {
-    size_t bytes = strlen(path) + 1;
-    for (int i = 0; i < argc; i++) bytes += 4 * strlen(argv[i]) + 3;
-    char *text = malloc(bytes), *out = text;
-    if (!text) return NULL;
-    out += sprintf(out, "%s", path);
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *memory = open_memstream(&text, &bytes);
+    if (!memory) return NULL;
+    fputs(path, memory);
     for (int i = 0; i < argc; i++) {
-        *out++ = ' ';
-        out += experiment_shell_word(out, argv[i]);
+        fputc(' ', memory);
+        experiment_put_word(memory, argv[i]);
     }
-    return text;
+    if (fclose(memory) == 0) return text;
+    free(text);
+    return NULL;
 }
 
 int experiment_parse(experiment *e, const char *path, const char *about, const cli_option *more, int argc, char **argv, int *done)
@@ -122,7 +126,8 @@ int experiment_parse(experiment *e, const char *path, const char *about, const c
         { "--method", CLI_CHOICES, &e->methods, EXPERIMENT_METHODS, 0, 0, 0, "any, with commas; only cached is calibrated (cached)" },
         { "--prompts", CLI_TEXT, &e->prompts_file, "FILE", 0, 0, 0, "calibration prompts, one per line" },
         { "--num-prompts", CLI_INT, &e->num_prompts, "N", 1, CLI_PROMPTS, 0, "calibrate with the first N built-in prompts (5)" },
-        { "--eval-prompts", CLI_TEXT, &e->eval_prompts, "N|FILE", 0, 0, 0, "prompts of the videos: the built-in ones behind those of the calibration, or a file (3)" },
+        { "--eval-prompts", CLI_TEXT, &e->eval_prompts, "N|FILE", 0, 0, 0,
+          "prompts of the videos: the built-in ones behind those of the calibration, or a file (3)" },
         { "--seed", CLI_INT, &e->clip.seed, "N", 0, 9e15, 0, "of the noise (0)" },
         { "--skip-calibrate", CLI_FLAG, &e->skip_calibrate, NULL, 0, 0, 0, "the mask file must be there already" },
         { "--only-calibrate", CLI_FLAG, &e->only_calibrate, NULL, 0, 0, 0, "make the mask file and stop" },
@@ -140,10 +145,12 @@ int experiment_parse(experiment *e, const char *path, const char *about, const c
     memset(&mine[used], 0, sizeof mine[used]);
     const int numbered = cli_given(argc, argv, "--num-prompts");
     const char *name = strncmp(path, "esa ", 4) == 0 ? path + 4 : path;
-    if (cli_given(argc, argv, "--budget") && cli_given(argc, argv, "--budgets")) return usage(name, "--budget and --budgets are one option; give one");
+    if (cli_given(argc, argv, "--budget") && cli_given(argc, argv, "--budgets"))
+        return usage(name, "--budget and --budgets are one option; give one");
     e->command = spoken_command(path, argc, argv);
     if (!e->command) return cli_fail("%s: out of memory", name);
-    const int status = cli_options(path, "--tag NAME [options]", about, clip_options(table, mine, CLIP_OPTIONS_ALL, &e->clip), argc, argv, NULL, done);
+    clip_options(table, mine, CLIP_OPTIONS_ALL, &e->clip);
+    const int status = cli_options(path, "--tag NAME [options]", about, table, argc, argv, NULL, done);
     return status || *done ? status : agree(e, name, numbered);
 }
 

@@ -16,8 +16,8 @@ static const char what[] = "experiment collect";
 #define TEXT_COLUMNS 4
 #define COLUMNS 15
 enum { PSNR = 7, LPIPS = 9 };       /* among the numbers */
-static const char *const heads[COLUMNS] = { "tag", "model", "size", "variant", "steps", "clips", "budget", "density", "s/step", "speedup", "sparse speedup", "PSNR",
-                                            "SSIM", "LPIPS", "flicker" };
+static const char *const heads[COLUMNS] = { "tag", "model", "size", "variant", "steps", "clips", "budget", "density", "s/step", "speedup",
+                                            "sparse speedup", "PSNR", "SSIM", "LPIPS", "flicker" };
 static const char *const names[COLUMNS] = { "tag", "model", "size", "variant", "steps", "clips", "budget", "density", "seconds_per_step", "speedup",
                                             "speedup_without_warmup", "psnr", "ssim", "lpips", "flicker" };
 
@@ -51,13 +51,14 @@ static int add_row(rows *out, const cli_value *speed, const cli_value *quality, 
     const cli_value *q = variant_of(quality, name ? name : "");
     snprintf(r.text[0], sizeof r.text[0], "%s", tag ? tag : "?");
     snprintf(r.text[1], sizeof r.text[1], "%s", model ? model : "?");
-    snprintf(r.text[2], sizeof r.text[2], "%gx%gx%g", cli_value_number(speed, "frames"), cli_value_number(speed, "height"), cli_value_number(speed, "width"));
+    snprintf(r.text[2], sizeof r.text[2], "%gx%gx%g", cli_value_number(speed, "frames"), cli_value_number(speed, "height"),
+             cli_value_number(speed, "width"));
     snprintf(r.text[3], sizeof r.text[3], "%s", name ? name : "?");
     const double clips = cli_value_number(v, "clips");
     const double numbers[] = { cli_value_number(speed, "steps"), clips, cli_value_number(v, "budget"), cli_value_number(v, "density"),
-                               cli_value_number(v, "step_seconds.median"), cli_value_number(v, "speedup"), cli_value_number(v, "speedup_without_warmup"),
-                               cli_value_number(q, "mean.psnr"), cli_value_number(q, "mean.ssim"), cli_value_number(q, "mean.lpips"),
-                               cli_value_number(q, "mean.flicker") };
+                               cli_value_number(v, "step_seconds.median"), cli_value_number(v, "speedup"),
+                               cli_value_number(v, "speedup_without_warmup"), cli_value_number(q, "mean.psnr"), cli_value_number(q, "mean.ssim"),
+                               cli_value_number(q, "mean.lpips"), cli_value_number(q, "mean.flicker") };
     memcpy(r.number, numbers, sizeof numbers);
     r.equal = q && cli_value_number(q, "identical") == clips;
     out->row[out->count++] = r;
@@ -241,8 +242,9 @@ int cmd_experiment_collect(int argc, char **argv)
         { "--markdown", CLI_TEXT, &markdown, "FILE", 0, 0, 0, "also write it as Markdown" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
-    int status = cli_options("esa experiment collect", "[options]", "Gathers the results of all experiments into one table. Experiments that are not complete are\n"
-                             "named and, as far as they are, shown.", options, argc, argv, NULL, &done);
+    int status = cli_options("esa experiment collect", "[options]",
+                             "Gathers the results of all experiments into one table. Experiments that are not complete are named and, as far as\n"
+                             "they are, shown.", options, argc, argv, NULL, &done);
     if (status || done) return status;
     char **folder = NULL;
     int64_t count = 0;

@@ -29,80 +29,63 @@ typedef struct job {
 
 /* ---------------------------------------------------------------- the scripts */
 
-static void put_word(FILE *out, const char *word)
+/* " --name value", quoted as need be. */
+static void put_option(FILE *out, const char *name, const char *value)
 {
-    char *text = malloc(4 * strlen(word) + 3);
-    if (!text) return;
-    experiment_shell_word(text, word);
-    fprintf(out, " %s", text);
-    free(text);
+    fprintf(out, " %s ", name);
+    experiment_put_word(out, value);
 }
 
-static void put_options(FILE *out, const char *name, const char *value)
+static void put_budgets(FILE *out, const job *j, char between)
 {
-    fprintf(out, "#SBATCH --%s=%s\n", name, value);
+    for (int i = 0; i < j->e->budgets.count; i++) {
+        char number[32];
+        experiment_number(number, j->e->budgets.real[i]);
+        if (i) fputc(between, out);
+        fputs(number, out);
+    }
 }
 
 /* Where logs go is said on sbatch's command line: #SBATCH lines know no quotes, and folders may have any name. */
 static void put_head(FILE *out, const job *j, const char *suffix, int array)
 {
-    char text[64], name[300];
-    fputs("#!/bin/bash\n", out);
-    snprintf(name, sizeof name, "esa-%s%s", j->e->tag, suffix);
-    put_options(out, "job-name", name);
-    if (j->gpus) {
-        snprintf(text, sizeof text, "gpu:%lld", (long long)j->gpus);
-        put_options(out, "gres", text);
-    }
-    put_options(out, "cpus-per-task", "8");
-    put_options(out, "mem", "64G");
-    put_options(out, "time", "6:00:00");
-    if (array) {
-        snprintf(text, sizeof text, "0-%d", j->e->budgets.count - 1);
-        put_options(out, "array", text);
-    }
+    fprintf(out, "#!/bin/bash\n#SBATCH --job-name=esa-%s%s\n", j->e->tag, suffix);
+    if (j->gpus) fprintf(out, "#SBATCH --gres=gpu:%lld\n", (long long)j->gpus);
+    fputs("#SBATCH --cpus-per-task=8\n#SBATCH --mem=64G\n#SBATCH --time=6:00:00\n", out);
+    if (array) fprintf(out, "#SBATCH --array=0-%d\n", j->e->budgets.count - 1);
     fputs("#SBATCH --requeue\n#SBATCH --open-mode=append\n\n", out);
 }
 
 static void put_run(FILE *out, const job *j)
 {
-    char *text = malloc(4 * strlen(j->esa) + 3);
-    if (text) experiment_shell_word(text, j->esa);
-    fprintf(out, "exec %s experiment run", text ? text : j->esa);
-    free(text);
-    for (int i = 0; i < j->count; i++) put_word(out, j->words[i]);
-    fputs(" --results", out);
-    put_word(out, j->e->results);
-    if (!j->e->masks[0]) return;
-    fputs(" --masks", out);
-    put_word(out, j->e->masks);
+    fputs("exec ", out);
+    experiment_put_word(out, j->esa);
+    fputs(" experiment run", out);
+    for (int i = 0; i < j->count; i++) {
+        fputc(' ', out);
+        experiment_put_word(out, j->words[i]);
+    }
+    put_option(out, "--results", j->e->results);
+    if (j->e->masks[0]) put_option(out, "--masks", j->e->masks);
 }
 
 static void put_calibrate(FILE *out, const job *j)
 {
     put_head(out, j, "-calibrate", 0);
     put_run(out, j);
-    fputs(" --only-calibrate --budgets ", out);
-    for (int i = 0; i < j->e->budgets.count; i++) {
-        char number[32];
-        experiment_number(number, j->e->budgets.real[i]);
-        fprintf(out, "%s%s", i ? "," : "", number);
-    }
-    fprintf(out, " --tag %s\n", j->e->tag);
+    fprintf(out, " --only-calibrate --tag %s --budgets ", j->e->tag);
+    put_budgets(out, j, ',');
+    fputc('\n', out);
 }
 
 static void put_array(FILE *out, const job *j)
 {
     put_head(out, j, "", 1);
     fputs("budgets=(", out);
-    for (int i = 0; i < j->e->budgets.count; i++) {
-        char number[32];
-        experiment_number(number, j->e->budgets.real[i]);
-        fprintf(out, "%s%s", i ? " " : "", number);
-    }
+    put_budgets(out, j, ' ');
     fputs(")\nbudget=${budgets[$SLURM_ARRAY_TASK_ID]}\n", out);
     put_run(out, j);
-    fprintf(out, "%s --budget \"$budget\" --tag %s-b\"$budget\"\n", j->e->masks[0] ? " --skip-calibrate" : "", j->e->tag);
+    fprintf(out, "%s --tag %s-b\"$budget\" --budget \"$budget\"\n", j->e->masks[0] ? " --skip-calibrate" : "", j->e->tag);
 }
 
 static char *script(const job *j, void (*put)(FILE *, const job *), size_t *bytes)
@@ -160,7 +143,8 @@ static int sbatch(const job *j, char id[64], const char *script_path, const char
     if (!WIFEXITED(exited) || WEXITSTATUS(exited) != 0) return cli_fail("%s: sbatch refused '%s'", what, script_path);
     /* "123" or "123;cluster" */
     answer[strcspn(answer, ";\n")] = 0;
-    if (!answer[0] || strspn(answer, "0123456789") != strlen(answer)) return cli_fail("%s: sbatch answered '%s', which is no job number", what, answer);
+    if (!answer[0] || strspn(answer, "0123456789") != strlen(answer))
+        return cli_fail("%s: sbatch answered '%s', which is no job number", what, answer);
     snprintf(id, 64, "%.60s", answer);
     return CLI_OK;
 }
@@ -214,7 +198,8 @@ static int is_option(const char *word, const char *name, int takes, int *skip)
 static void keep_words(job *j, int argc, char **argv)
 {
     static const struct { const char *name; int takes; } own[] = {
-        { "--budget", 1 }, { "--budgets", 1 }, { "--tag", 1 }, { "--masks", 1 }, { "--results", 1 }, { "--skip-calibrate", 0 }, { "--gpus", 1 }, { "--dry-run", 0 },
+        { "--budget", 1 }, { "--budgets", 1 }, { "--tag", 1 }, { "--masks", 1 }, { "--results", 1 }, { "--skip-calibrate", 0 }, { "--gpus", 1 },
+        { "--dry-run", 0 },
     };
     for (int i = 0; i < argc;) {
         int skip = 0;
@@ -230,8 +215,8 @@ static int check_early(const experiment *e)
     char folder[4200];
     const int status = cli_model_find(folder, sizeof folder, e->model, what);
     if (status) return status;
-    const char *files[] = { e->prompts_file, strspn(e->eval_prompts, "0123456789") == strlen(e->eval_prompts) ? NULL : e->eval_prompts, e->lpips_weights,
-                            e->skip_calibrate ? e->masks : NULL };
+    const int numbered = strspn(e->eval_prompts, "0123456789") == strlen(e->eval_prompts);
+    const char *files[] = { e->prompts_file, numbered ? NULL : e->eval_prompts, e->lpips_weights, e->skip_calibrate ? e->masks : NULL };
     for (int i = 0; i < 4; i++)
         if (files[i] && access(files[i], R_OK) != 0) return cli_fail("%s: cannot read '%s': %s", what, files[i], strerror(errno));
     return CLI_OK;
@@ -259,9 +244,9 @@ int cmd_experiment_submit(int argc, char **argv)
     }
     memcpy(copy, argv, (size_t)own * sizeof *copy);     /* parsing moves words about */
     int status = experiment_parse(&e, "esa experiment submit",
-                                  "Writes and submits a Slurm job array, one task per budget, behind one job that calibrates. Options of `esa experiment\n"
-                                  "run`; what follows -- goes to sbatch as it is: esa experiment submit --tag x --budgets 0.7,0.5 -- --partition=a100 --time=2:00:00",
-                                  more, own, copy, &done);
+                                  "Writes and submits a Slurm job array, one task per budget, behind one job that calibrates. Options of\n"
+                                  "`esa experiment run`; what follows -- goes to sbatch as it is:\n"
+                                  "esa experiment submit --tag x --budgets 0.7,0.5 -- --partition=a100 --time=2:00:00", more, own, copy, &done);
     if (!status && !done && e.only_calibrate) {
         cli_fail("%s: --only-calibrate is what its first job does; `esa experiment run` takes it", what);
         status = CLI_USAGE;

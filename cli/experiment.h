@@ -51,8 +51,8 @@ int  experiment_parse(experiment *e, const char *path, const char *about, const 
 void experiment_free(experiment *e);
 /* "0.5" as in names: b0.5. */
 void experiment_number(char out[32], double budget);
-/* word as a shell must be given it; out has room for 4 bytes a character and 3 more. Returns the length. */
-size_t experiment_shell_word(char *out, const char *word);
+/* word as a shell must be given it. */
+void experiment_put_word(FILE *out, const char *word);
 
 /* ---------------------------------------------------------------- settings (experiment_config.c) */
 

@@ -16,8 +16,8 @@
 static int built_in(cli_prompts *out, int64_t first, int64_t count, int tiny, const char *what)
 {
     if (first + count > CLI_PROMPTS)
-        return cli_fail("%s: %lld prompts for calibration and %lld for the videos are more than the %d built-in ones; give files (--prompts, --eval-prompts)",
-                        what, (long long)first, (long long)count, CLI_PROMPTS);
+        return cli_fail("%s: %lld prompts for calibration and %lld for the videos are more than the %d built-in ones; give files (--prompts, "
+                        "--eval-prompts)", what, (long long)first, (long long)count, CLI_PROMPTS);
     const int status = cli_prompts_get(out, NULL, NULL, first + count, tiny, what);
     if (status) return status;
     for (int64_t i = 0; i < first; i++) free(out->line[i]);
@@ -40,7 +40,8 @@ static int get_prompts(experiment *e, const char *what)
     if (*end || end == e->eval_prompts) {
         status = cli_prompts_get(&e->evaluation, NULL, e->eval_prompts, 0, tiny, what);
         if (!status && e->evaluation.count > MOST_VIDEOS)
-            status = cli_fail("%s: '%s' holds %lld prompts, an experiment takes up to %d", what, e->eval_prompts, (long long)e->evaluation.count, MOST_VIDEOS);
+            status = cli_fail("%s: '%s' holds %lld prompts, an experiment takes up to %d", what, e->eval_prompts, (long long)e->evaluation.count,
+                              MOST_VIDEOS);
         return status;
     }
     if (count < 1) {
@@ -170,7 +171,8 @@ static int compare(const experiment *e, const cli_value *old, const cli_value *n
         if (e->skip_calibrate && strcmp(v->key, "calibration_prompts") == 0) continue;
         show(before, then);
         show(asked, v);
-        return cli_fail("%s: '%s' was begun with %s %s, now %s is asked for; give another --tag, or remove the folder", what, e->folder, v->key, before, asked);
+        return cli_fail("%s: '%s' was begun with %s %s, now %s is asked for; give another --tag, or remove the folder", what, e->folder, v->key,
+                        before, asked);
     }
     return CLI_OK;
 }

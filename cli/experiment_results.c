@@ -280,7 +280,8 @@ static int measure(cli_json *json, const experiment *e, const clips *c, const ch
         evaluate_result r;
         experiment_path(e, dense, "work/frames/dense");
         experiment_path(e, sparse, "work/frames/%s", e->variant[v].name);
-        const evaluate_options o = { .reference = dense, .generated = sparse, .lpips_weights = e->lpips_weights, .net = e->net, .threads = e->threads };
+        const evaluate_options o = { .reference = dense, .generated = sparse, .lpips_weights = e->lpips_weights, .net = e->net,
+                                     .threads = e->threads };
         fprintf(stderr, "quality: %s\n", e->variant[v].name);
         status = evaluate_run(&r, &o, what);
         if (!status && r.count != c->count)

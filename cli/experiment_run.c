@@ -138,7 +138,8 @@ static int calibrate(const experiment *e)
         return CLI_OK;
     }
     if (e->skip_calibrate)
-        return cli_fail("%s: --skip-calibrate, but there is no mask file '%s' (--masks names another one; without --skip-calibrate it is made)", what, e->masks);
+        return cli_fail("%s: --skip-calibrate, but there is no mask file '%s' (--masks names another one; without --skip-calibrate it is made)", what,
+                        e->masks);
     snprintf(part, sizeof part, "%s.part", e->masks);
     const int resumed = exists(part);
     words w = { .count = 0 };
@@ -198,7 +199,8 @@ static int one_clip(experiment *e, const experiment_variant *v, int64_t index, i
         cli_json_close(json);
         status = cli_json_save(json, record_path);
     }
-    if (!status) fprintf(stderr, "%s: %.1f s, %.3f s/step, density %.3f\n", label, record.stats.seconds, clip_step_mean(&record, 1), clip_density(&record));
+    if (!status)
+        fprintf(stderr, "%s: %.1f s, %.3f s/step, density %.3f\n", label, record.stats.seconds, clip_step_mean(&record, 1), clip_density(&record));
     e->maker.video.frames_free(frames);
     clip_record_free(&record);
     return status;
@@ -293,7 +295,8 @@ int cmd_experiment_run(int argc, char **argv)
     int done = 0, lock = -1, made = 0;
     int status = experiment_parse(&e, "esa experiment run",
                                   "Calibrates, then makes every video dense and at each budget: how fast, and how near the dense one. Results go to\n"
-                                  "results/<tag>/. What is there already is not made again: a run that was stopped goes on where it was.", NULL, argc, argv, &done);
+                                  "results/<tag>/. What is there already is not made again: a run that was stopped goes on where it was.",
+                                  NULL, argc, argv, &done);
     if (status || done) {
         experiment_free(&e);
         return status;
