@@ -95,7 +95,7 @@ class MaskFileInfo(C.Structure):
 
 class MaskBuild(C.Structure):
     _fields_ = [("struct_size", C.c_uint32), ("importance", C.c_int32), ("budgets", C.POINTER(C.c_double)), ("budget_count", C.c_int32),
-                ("store_dense", C.c_int32), ("dense_first_layer", C.c_int32), ("reserved0", C.c_int32), ("warmup_frac", C.c_double),
+                ("store_dense", C.c_int32), ("dense_first_layer", C.c_int32), ("steps", C.c_int32), ("warmup_frac", C.c_double),
                 ("reserved", _Reserved)]
 
 

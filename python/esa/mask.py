@@ -224,13 +224,15 @@ class MaskFile:
 
 
 def build_mask_file(output: str | os.PathLike[str], recordings: list[str | os.PathLike[str]], *, budgets: tuple[float, ...] = (),
-                    importance: str = "u8", store_dense: bool = False, dense_first_layer: bool = True, warmup_frac: float = 0.2) -> None:
-    """Sums recordings of the same run (`Session.save_recording`) and writes a mask file."""
+                    importance: str = "u8", store_dense: bool = False, dense_first_layer: bool = True, warmup_frac: float = 0.2,
+                    steps: int = 0) -> None:
+    """Sums recordings of the same run (`Session.save_recording`) and writes a mask file. steps: those it will serve, 0: those recorded."""
     lib = load()
     context = shared_context()
     build = lib.c.esa_mask_build_default()
     values = (C.c_double * max(1, len(budgets)))(*budgets)
     build.importance, build.budgets, build.budget_count = T.number(T.IMPORTANCES, importance, "importance"), values, len(budgets)
     build.store_dense, build.dense_first_layer, build.warmup_frac = int(store_dense), int(dense_first_layer), warmup_frac
+    build.steps = steps
     paths = (C.c_char_p * len(recordings))(*(os.fsencode(p) for p in recordings))
     context.run(lib.c.esa_mask_file_build, context.ptr, os.fsencode(output), paths, len(recordings), C.byref(build))

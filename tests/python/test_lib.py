@@ -42,6 +42,26 @@ def test_every_struct_has_the_librarys_size():
     assert len(re.findall(r"ESA_ABI_", names)) - 1 == len(_types.ABI)
 
 
+def test_every_field_lies_where_the_compiler_puts_it(tmp_path):
+    """A C program that includes the headers prints the offset and the size of every field this package names."""
+    structs = [s for s in vars(_types).values() if isinstance(s, type) and issubclass(s, C.Structure) and s is not C.Structure]
+    assert len(structs) >= len(_types.ABI) + 4
+    lines = []
+    for s in structs:
+        name = "esa" + re.sub("[A-Z]", lambda m: "_" + m.group(0).lower(), s.__name__)
+        lines += [f'    printf("{s.__name__}.{f} %zu %zu\\n", offsetof({name}, {f}), sizeof((({name} *)0)->{f}));' for f, *_ in s._fields_]
+        lines.append(f'    printf("{s.__name__} %zu\\n", sizeof({name}));')
+    source = "#include <stddef.h>\n#include <stdio.h>\n#include <esa/esa_media.h>\n#include <esa/esa_video.h>\nint main(void)\n{\n" + "\n".join(lines) + "\n}\n"
+    (tmp_path / "fields.c").write_text(source)
+    subprocess.run(["cc", "-I", ROOT / "include", "-o", tmp_path / "fields", tmp_path / "fields.c"], check=True)
+    printed = subprocess.run([tmp_path / "fields"], capture_output=True, text=True, check=True).stdout.split("\n")
+    ours = []
+    for s in structs:
+        ours += [f"{s.__name__}.{f} {getattr(s, f).offset} {getattr(s, f).size}" for f, *_ in s._fields_]
+        ours.append(f"{s.__name__} {C.sizeof(s)}")
+    assert printed[:-1] == ours
+
+
 def test_enums_are_the_headers():
     """Every word of the package's tables has the number that the headers give it."""
     text = "".join((ROOT / "include" / "esa" / name).read_text() for name in ("esa.h", "esa_session.h"))

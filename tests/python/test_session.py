@@ -106,6 +106,8 @@ def test_record_and_cached(tmp_path, seed):
     for name in ("whole", "both"):
         esa.build_mask_file(tmp_path / f"{name}.pt", [tmp_path / f"{name}.rec"], budgets=(0.5, 0.25), warmup_frac=0.25)
     assert (tmp_path / "whole.pt").read_bytes() == (tmp_path / "both.pt").read_bytes()
+    esa.build_mask_file(tmp_path / "longer.pt", [tmp_path / "whole.rec"], budgets=(0.5,), warmup_frac=0.25, steps=8)
+    assert esa.MaskFile(tmp_path / "longer.pt").info.steps == 8
     file = esa.MaskFile(tmp_path / "both.pt")
     assert file.budgets == [0.5, 0.25] or file.budgets == [0.25, 0.5]
     assert file.model == "test-model" and file.info.prompts == 2 and (file.info.layers, file.info.steps, file.info.H) == (3, 4, 2)
