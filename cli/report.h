@@ -46,7 +46,7 @@ typedef struct report_variant {     /* one way of running: dense, or a method at
     int dense, identical;
     double budget, density, mass, seconds, step_seconds, sparse_seconds, speedup, sparse_speedup; /* sparse_: without the warm-up steps */
     double psnr, ssim, lpips, flicker;
-    double text_seconds, select_seconds, attention_seconds, denoise_seconds, decode_seconds;    /* of a clip; attention holds selection */
+    double text_seconds, select_seconds, attention_seconds, denoise_seconds, decode_seconds;    /* of the median clip; attention holds selection */
     double *steps;                  /* [step_count] seconds of every denoising step */
     int64_t step_count;
     double *head_density;           /* [layers][heads] as run, or NULL */

@@ -143,6 +143,25 @@ static int ascending(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+/* The video whose time is the median: what is said about parts of a clip's time is said about this one, so that they add up. */
+static const cli_value *median_video(const cli_value *videos)
+{
+    double *seconds = videos && videos->count ? malloc((size_t)videos->count * sizeof *seconds) : NULL;
+    const cli_value *best = videos ? videos->child : NULL;
+    int64_t used = 0;
+    for (const cli_value *v = videos ? videos->child : NULL; v && seconds; v = v->next) {
+        const double x = cli_value_number(v, "record.seconds");
+        if (isfinite(x)) seconds[used++] = x;
+    }
+    if (used) {
+        qsort(seconds, (size_t)used, sizeof *seconds, ascending);
+        for (const cli_value *v = videos->child; v; v = v->next)
+            if (cli_value_number(v, "record.seconds") == seconds[(used - 1) / 2]) { best = v; break; }
+    }
+    free(seconds);
+    return best;
+}
+
 /* Median over the videos of every step: one slow step of one clip is noise of the machine. */
 static int step_medians(report_variant *n, const cli_value *videos)
 {
@@ -196,17 +215,18 @@ static int read_speed(report_run *r)
         report_variant *n = variant_of(r, v);
         const cli_value *videos = cli_value_at(v, "videos");
         if (!n || !step_medians(n, videos) || !head_densities(n, videos)) return 0;
+        const cli_value *median = median_video(videos);
         if (!n->dense) n->density = cli_value_number(v, "density");
         n->seconds = cli_value_number(v, "clip_seconds.median");
         n->step_seconds = cli_value_number(v, "step_seconds.median");
         n->sparse_seconds = cli_value_number(v, "step_seconds_sparse.median");
         n->speedup = n->dense ? 1 : cli_value_number(v, "speedup");
         n->sparse_speedup = n->dense ? 1 : cli_value_number(v, "speedup_without_warmup");
-        n->text_seconds = mean_of(videos, "record.text_seconds");
-        n->denoise_seconds = mean_of(videos, "record.denoise_seconds");
-        n->attention_seconds = mean_of(videos, "record.attention_seconds");
-        n->select_seconds = mean_of(videos, "record.select_seconds");
-        n->decode_seconds = mean_of(videos, "record.decode_seconds");
+        n->text_seconds = cli_value_number(median, "record.text_seconds");
+        n->denoise_seconds = cli_value_number(median, "record.denoise_seconds");
+        n->attention_seconds = cli_value_number(median, "record.attention_seconds");
+        n->select_seconds = cli_value_number(median, "record.select_seconds");
+        n->decode_seconds = cli_value_number(median, "record.decode_seconds");
         const int64_t warmup = whole(cli_value_number(videos, "0.record.warmup_steps"));
         if (!n->dense && warmup > r->warmup) r->warmup = warmup;
         for (const cli_value *video = videos ? videos->child : NULL; video; video = video->next) clip_of(r, n, video);

@@ -114,6 +114,12 @@ esa.legend = function (entries) {
   });
   merged.forEach(function (f, i) { f.tone = "var(--s" + i % 8 + ")"; });
   var metrics = [["psnr", "PSNR, dB", 2], ["ssim", "SSIM", 4], ["lpips", "LPIPS (lower is better)", 4]];
+  var measured = merged.some(function (f) { return f.members.some(function (v) { return esa.known(v.lpips); }); });
+  if (!measured) {
+    metrics.pop();
+    box.classList.add("two");
+    box.after(esa.el("p", { class: "hint" }, "LPIPS was not measured: it needs weights, and esa evaluate --help says how to get them."));
+  }
   var axes = [["density", "density (kept share of key blocks)", 2], ["speedup", "speedup over dense", 2]], drawn = 0;
   axes.forEach(function (axis) {
     metrics.forEach(function (metric) {
@@ -130,7 +136,7 @@ esa.legend = function (entries) {
       if (series.length) {
         drawn++;
         esa.chart(panel, { label: metric[1] + " against " + axis[1], x: { name: axis[1] }, y: {}, series: series });
-      } else panel.append(esa.el("p", { class: "soft small" }, metric[0] === "lpips" ? "Not measured: LPIPS needs its weights (esa evaluate --help says how to get them)." : "Not measured in these results."));
+      } else panel.append(esa.el("p", { class: "soft small" }, "Not measured in these results."));
     });
   });
   if (drawn && merged.length > 1) box.after(esa.legend(merged));

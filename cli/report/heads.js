@@ -16,13 +16,24 @@ esa.mean = function (list) {
   return good.length ? good.reduce(function (a, b) { return a + b; }, 0) / good.length : null;
 };
 
-/* rows: [{ label, values: [..] or null }]; pick(row, column) is called for clicks; chosen() says which cell is marked. */
+/* The round tenths around all values, so that small differences have colours too. */
+esa.tenths = function (rows) {
+  var all = [].concat.apply([], rows.map(function (r) { return r.values || []; })).filter(esa.known);
+  if (!all.length) return [0, 1];
+  var lo = Math.floor(Math.min.apply(null, all) * 10 + 1e-6) / 10, hi = Math.ceil(Math.max.apply(null, all) * 10 - 1e-6) / 10;
+  return hi > lo ? [lo, hi] : [Math.max(0, lo - 0.1), lo + 0.1];
+};
+
+/* rows: [{ label, values: [..] or null }]; pick(row, column) is called for clicks; chosen() says which cell is marked; the first and last
+ * child of scale say what the ends of the colours mean (ends: words behind the numbers). */
 esa.heat = function (box, options) {
   function draw(width) {
     var rows = options.rows(), columns = Math.max.apply(null, rows.map(function (r) { return r.values ? r.values.length : 0; }));
     if (!(columns > 0)) { box.replaceChildren(esa.el("p", { class: "soft small" }, "Not known.")); return; }
-    var left = 34, top = 20, size = Math.max(5, Math.min(64, (width - left) / columns)), height = Math.max(9, Math.min(24, size));
-    var ramp = esa.ramp(), chosen = options.chosen();
+    var left = 34, top = 20, size = Math.max(5, Math.min(110, (width - left) / columns)), height = Math.max(9, Math.min(24, size));
+    var ramp = esa.ramp(), chosen = options.chosen(), range = esa.tenths(rows);
+    options.scale.firstElementChild.textContent = range[0].toFixed(1) + options.ends[0];
+    options.scale.lastElementChild.textContent = range[1].toFixed(1) + options.ends[1];
     var svg = esa.svg("svg", { viewBox: "0 0 " + width + " " + (top + rows.length * height + 2), role: "img", "aria-label": options.label });
     var every = Math.ceil(22 / size);
     for (var c = 0; c < columns; c += every) svg.append(esa.svg("text", { x: left + (c + 0.5) * size, y: top - 6, "text-anchor": "middle" }, String(c)));
@@ -32,7 +43,7 @@ esa.heat = function (box, options) {
       for (var h = 0; h < columns; h++) {
         var value = row.values ? row.values[h] : null, known = esa.known(value);
         svg.append(esa.svg("rect", { class: known ? "cell" + (chosen && chosen[0] === row.label && chosen[1] === h ? " chosen" : "") : "none", x: left + h * size + 0.75, y: top + r * height + 0.75,
-          width: size - 1.5, height: height - 1.5, rx: 1.5, style: known ? "fill:" + ramp((value - options.range[0]) / (options.range[1] - options.range[0])) : null, "data-row": r, "data-column": h }));
+          width: size - 1.5, height: height - 1.5, rx: 1.5, style: known ? "fill:" + ramp((value - range[0]) / (range[1] - range[0])) : null, "data-row": r, "data-column": h }));
       }
     });
     function cell(event) {
@@ -68,7 +79,8 @@ esa.heat = function (box, options) {
   esa.variants.forEach(function (v) { if (v.head_density && v.head_density.length) sources.push({ name: "as run: " + v.name, run: v }); });
   if (!sources.length) return;
   sources.forEach(function (s, i) { menu.append(esa.el("option", { value: i }, s.name)); });
-  var now = sources[0], group = -1;
+  var now = sources.find(function (s) { return s.m === 0 && esa.viewer && s.budget === esa.viewer.state.budget; }) || sources[0], group = -1;
+  menu.value = String(sources.indexOf(now));
   function rows(table, layers, all) {
     var list = [];
     for (var layer = 0; layer < all; layer++) {
@@ -110,8 +122,8 @@ esa.heat = function (box, options) {
   }
   fill_steps();
   var again = [
-    esa.heat(esa.byId("density-heat"), { label: "Density per layer (rows) and head (columns)", name: "density", range: [0, 1], rows: density, chosen: chosen, pick: pick }),
-    esa.heat(esa.byId("entropy-heat"), { label: "Entropy per layer (rows) and head (columns)", name: "entropy", range: [0, 1], rows: entropy, chosen: chosen, pick: pick })
+    esa.heat(esa.byId("density-heat"), { label: "Density per layer (rows) and head (columns)", name: "density", scale: esa.byId("density-scale"), ends: ["", ""], rows: density, chosen: chosen, pick: pick }),
+    esa.heat(esa.byId("entropy-heat"), { label: "Entropy per layer (rows) and head (columns)", name: "entropy", scale: esa.byId("entropy-scale"), ends: [" focused", " everywhere"], rows: entropy, chosen: chosen, pick: pick })
   ];
   function redraw() { again.forEach(function (draw) { draw(); }); }
   menu.addEventListener("change", function () { now = sources[Number(menu.value)]; fill_steps(); redraw(); });

@@ -17,6 +17,8 @@ esa.viewer = (function () {
   esa.data.masks.forEach(function (file) {
     file.budgets.forEach(function (b) { b.row_bytes = Math.ceil(file.nk / 8); b.bytes = null; });
   });
+  /* Of the budgets the one in the middle is shown first. */
+  state.budget = Math.floor((esa.data.masks[0].budgets.length - 1) / 2);
   function file() { return esa.data.masks[state.file]; }
   function budget() { return file().budgets[state.budget]; }
   /* Where the bits of the head's mask begin; the picture axes are those of which bits are in the page. */

@@ -219,10 +219,11 @@ class Report(unittest.TestCase):
         """Masks alone, and results without quality, speed or videos."""
         folder = self.folder.name
         os.makedirs(folder + "/part", exist_ok=True)
+        report_fixture.make(folder + "/poor", "poor", [], lpips=False, budgets=(0.5,), prompts=["one"])        # no videos, no LPIPS
         for name in ("speed.json", "quality.json"):
             with open(f"{folder}/res/{name}", encoding="utf-8") as file, open(f"{folder}/part/{name}", "w", encoding="utf-8") as out:
                 out.write(file.read())
-            for args in ([folder + "/part"], [folder + "/part", folder + "/res", "--no-videos"], ["--masks", folder + "/m.safetensors"]):
+            for args in ([folder + "/part"], [folder + "/poor"], [folder + "/part", folder + "/res", "--no-videos"], ["--masks", folder + "/m.safetensors"]):
                 subprocess.run([ESA, "report", *args, "--output", folder + "/part.html"], check=True, capture_output=True)
                 page = self.browser.open("file://" + folder + "/part.html", width=1280)
                 self.assertEqual(page.errors, [], args)
