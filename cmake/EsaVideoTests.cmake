@@ -78,11 +78,13 @@ if(TARGET esa_cli)
            ${CMAKE_CURRENT_SOURCE_DIR}/models ${calibrate_tests})
   set_tests_properties(cli.calibrate PROPERTIES LABELS video TIMEOUT 1200)
 endif()
-# Long tests run in `make test-all` only: the page of `esa report` in a browser.
+# Long tests run in `make test-all` only: the page of `esa report` in a browser; the tutorial, command by command, from its `make` on.
 if(TARGET esa_cli AND TARGET make_recording AND NOT ESA_SANITIZE)
   add_test(NAME long.report COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/cli/check_report_browser.py $<TARGET_FILE:esa_cli>
            $<TARGET_FILE:make_recording> ${CMAKE_CURRENT_SOURCE_DIR}/models)
   set_tests_properties(long.report PROPERTIES LABELS long TIMEOUT 600 SKIP_RETURN_CODE 77)
+  add_test(NAME long.tutorial COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/cli/check_tutorial.py ${CMAKE_CURRENT_SOURCE_DIR})
+  set_tests_properties(long.tutorial PROPERTIES LABELS long TIMEOUT 1800 RUN_SERIAL ON)
 endif()
 # Videos in and out, and held against one another. Decoding latents needs a whole model: not under sanitizers, test_pipeline decodes there.
 if(TARGET esa_cli)
