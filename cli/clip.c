@@ -248,8 +248,8 @@ static void on_denoised(void *user, const esa_session *session)
     }
 }
 
-/* The engine would say this too, but not by which option it can be had. */
-static int check_steps(const clip_maker *m, const clip_request *r)
+/* The engine would say this too, but later, and not by which option it can be had. */
+int clip_check_masks(const clip_maker *m, const clip_request *r)
 {
     esa_mask_file *file = NULL;
     esa_mask_file_info info = { .struct_size = sizeof info };
@@ -273,7 +273,7 @@ int clip_make(clip_maker *m, esa_frames **frames, clip_record *record, const cli
     if (frames) *frames = NULL;
     clip_request_resolve(&r, m);
     int status = fill_params(m, &p, &r, dense_layer);
-    if (!status && r.method == METHOD_CACHED) status = check_steps(m, &r);
+    if (!status && r.method == METHOD_CACHED) status = clip_check_masks(m, &r);
     if (!status && record && record_new(record, (int32_t)r.steps, m->info.layers, m->info.heads)) status = cli_fail("%s: out of memory", m->what);
     if (status) return status;
     esa_generate_stats stats = { .struct_size = sizeof stats };

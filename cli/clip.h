@@ -116,6 +116,8 @@ typedef struct clip_watch {
  * CLIP_INTERRUPTED without one: the caller knows what is left on disk. After a failure *frames is NULL and the record empty. */
 int clip_make(clip_maker *maker, esa_frames **frames, clip_record *record, const clip_request *request, const char *label, int64_t clips_left,
               int quiet);
+/* Whether the mask file of a resolved request can be read and has its number of steps; clip_make asks too. */
+int clip_check_masks(const clip_maker *maker, const clip_request *request);
 /* PSNR and SSIM of frames against reference. */
 int clip_compare(clip_maker *maker, esa_metrics *metrics, const esa_frames *reference, const esa_frames *frames);
 

@@ -253,7 +253,9 @@ static int run_bench(bench *b)
 {
     cli_prompts prompts;
     clip_request_resolve(&b->base, &b->maker);
-    int status = cli_prompts_get(&prompts, b->base.prompt, NULL, 1, clip_is_tiny(&b->maker), what);
+    int status = b->base.masks ? clip_check_masks(&b->maker, &b->base) : CLI_OK;        /* before the dense clips are made */
+    if (status) return status;
+    status = cli_prompts_get(&prompts, b->base.prompt, NULL, 1, clip_is_tiny(&b->maker), what);
     if (status) return status;
     b->base.prompt = prompts.line[0];
     status = make_rows(b);
