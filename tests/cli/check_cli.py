@@ -14,7 +14,7 @@ import unittest
 ESA, MAKE_RECORDING, STAND_IN = sys.argv[1:4]
 COMMANDS = [[], ["bench"], ["masks"]]
 LEAVES = [["demo"], ["doctor"], ["bench", "attention"], ["bench", "quality"], ["masks", "select"], ["masks", "info"],
-          ["masks", "derive"], ["masks", "merge"], ["masks", "convert"]]
+          ["masks", "derive"], ["masks", "merge"], ["masks", "convert"], ["report"]]
 
 
 def esa(*args, cwd=None, env=None):
