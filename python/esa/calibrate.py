@@ -68,8 +68,7 @@ class Checkpoint:
     def load(self) -> None:
         if not os.path.exists(self.note):
             return
-        with open(self.note, encoding="utf-8") as file:
-            note = json.load(file)
+        note = program.read_json(self.note)
         if note.get("settings") != json.loads(json.dumps(self.key)):
             raise Stop(f"'{self.note}' belongs to a run with other settings: finish that one, or remove the file to begin anew")
         if os.path.exists(note["recording"]):

@@ -142,7 +142,7 @@ def _run(pipe: Any, prompt: str, name: str, settings: dict[str, Any], decode: bo
         return generate_video(pipe, prompt, name, **settings, **more)
     given = {key: value for key, value in settings.items() if key != "seed" and value is not None}
     noise = torch.Generator("cpu").manual_seed(settings["seed"])
-    return pipe(prompt=prompt, generator=noise, output_type="latent", **given, **more).frames       # type: ignore[no-any-return]
+    return pipe(prompt=prompt, generator=noise, output_type="latent", **given, **more).frames
 
 
 def _add_stats(record: dict[str, Any], handle: Any, steps: int) -> None:

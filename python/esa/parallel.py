@@ -15,15 +15,16 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.distributed as dist
+if TYPE_CHECKING:
+    import torch            # imported where it is used: evaluating and exporting work without
 
 # ---------------------------------------------------------------- processes
 
 def rank() -> int:
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else int(os.environ.get("RANK", 0)) if size() > 1 else 0
+    """Number of this process among them."""
+    return int(os.environ.get("RANK", 0)) if size() > 1 else 0
 
 
 def size() -> int:
@@ -38,6 +39,7 @@ def _free_port() -> int:
 
 
 def _check(number: int, device: str | None) -> None:
+    import torch
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if (device is None or not device.startswith("cpu")) and gpus < number:
         raise ValueError(f"--gpus {number} was asked for, this machine has {gpus} (--device cpu runs the processes on the CPU)")
@@ -87,6 +89,8 @@ def device(asked: str | None) -> str | None:
 
 def join(where: str | torch.device) -> None:
     """Makes this process a member of the run. May be called again."""
+    import torch
+    import torch.distributed as dist
     if dist.is_initialized():
         return
     where = torch.device(where)
@@ -97,13 +101,19 @@ def join(where: str | torch.device) -> None:
 
 def finish() -> None:
     """Leaves the run, if this process is in one."""
-    if "torch" in sys.modules and dist.is_available() and dist.is_initialized():
-        dist.destroy_process_group()
+    if _joined():
+        sys.modules["torch"].distributed.destroy_process_group()
 
 
 def barrier() -> None:
-    if dist.is_available() and dist.is_initialized():
-        dist.barrier()
+    """Waits for the others, in a run that has others."""
+    if _joined():
+        sys.modules["torch"].distributed.barrier()
+
+
+def _joined() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 # ---------------------------------------------------------------- Ulysses
@@ -112,7 +122,7 @@ def enable_ulysses(pipe: Any) -> None:
     """Spreads the tokens of a pipeline's transformers over all processes of this run, through diffusers' context parallelism."""
     from diffusers import ContextParallelConfig
     parts = [part for part in (getattr(pipe, name, None) for name in ("transformer", "transformer_2")) if part is not None]
-    join(parts[0].device if parts[0].device.type != "meta" else "cuda")
+    join(getattr(pipe, "_execution_device", None) or parts[0].device)       # offloaded parts wait on the CPU
     for part in parts:
         heads = part.config.num_attention_heads
         if heads % size():
@@ -127,6 +137,7 @@ def enable_ulysses(pipe: Any) -> None:
 @contextlib.contextmanager
 def _counting_the_cpu(kind: str) -> Iterator[None]:
     """diffusers takes the rank modulo the number of accelerators, which is none on a CPU: there one is counted."""
+    import torch
     if kind != "cpu" or torch.cuda.is_available():
         yield
         return
@@ -165,6 +176,7 @@ def _exchange(x: torch.Tensor, group: Any) -> torch.Tensor:
 
 def ulysses_attention(processor: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """esa's attention of (B, tokens of this rank, H, D) tensors: every rank computes some heads over all tokens."""
+    import torch
     cp = _ulysses(processor._parallel_config)
     ranks, group = cp.ulysses_degree, cp._ulysses_mesh.get_group()
     batch, tokens, heads, dim = query.shape

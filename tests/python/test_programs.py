@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The programs from calibration to the whole experiment, on wan-tiny and on mini CogVideoX and HunyuanVideo pipelines; what strangers do wrong;
+resuming and sharing; and that the native engine makes the same video."""
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy
+import pytest
+
+import pipelines
+from esa import benchmark, benchmark_cached, calibrate, evaluate, export_mp4, generate, program, prompts, run_experiment
+from esa._lib import load
+from esa.mask import MaskFile
+from esa.media import Frames, pairs
+from esa.metrics import compare, psnr
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PROGRAMS = {m.__name__.rpartition(".")[2]: m for m in (benchmark, benchmark_cached, calibrate, evaluate, export_mp4, generate, run_experiment)}
+TINY = str(ROOT / "models" / "wan-tiny")
+SIZES = {"wan-tiny": ["--frames", "5", "--height", "64", "--width", "64", "--block", "64x64"],
+         "cogvideox-5b": ["--frames", "5", "--height", "64", "--width", "96", "--block", "64x32"],
+         "hunyuan-video": ["--frames", "5", "--height", "64", "--width", "96", "--block", "64x32"]}
+
+
+def run(name, *arguments):
+    """A program in this process; its exit status."""
+    return program.run(name, PROGRAMS[name].main, [str(a) for a in arguments])
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    pipelines.make_cogvideox(str(root / "cogvideox-5b"))
+    pipelines.make_hunyuan(str(root / "hunyuan-video"))
+    (root / "wan-tiny").symlink_to(TINY)
+    before = os.environ.get("ESA_MODELS")
+    os.environ["ESA_MODELS"] = str(root)
+    yield root
+    os.environ.pop("ESA_MODELS") if before is None else os.environ.update(ESA_MODELS=before)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# ---------------------------------------------------------------- all of them, in the order they are used
+
+@pytest.mark.parametrize("model", list(SIZES))
+def test_from_calibration_to_experiment(model, models, here, capsys):
+    common = ["--model", model, *SIZES[model]]
+    assert run("calibrate", *common, "--steps", 2, "--num-prompts", 2, "--budgets", "0.5", "--warmup-frac", 0, "--output", "masks/m.pt") == 0
+    file = MaskFile("masks/m.pt")
+    assert file.info.prompts == 2 and file.info.steps == 2 and file.model == model and file.info.config_hash.startswith(b"fnv1a64:")
+    assert run("generate", *common, "--steps", 2, "--method", "dense", "--output-dir", "r/dense") == 0
+    assert run("generate", *common, "--steps", 2, "--method", "cached", "--masks", "masks/m.pt", "--warmup-frac", 0, "--output-dir", "r/cached",
+               "--json", "r/cached.json") == 0
+    made = json.loads(pathlib.Path("r/cached.json").read_text())["videos"][0]
+    assert made["sparse_calls"] > 0 and 0 < made["density"] < 1 and made["select_seconds"] < made["attention_seconds"]
+    assert run("evaluate", "--reference", "r/dense", "--generated", "r/cached", "--output", "r/cached/metrics.json") == 0
+    metrics = json.loads(pathlib.Path("r/cached/metrics.json").read_text())
+    assert metrics["mean"]["psnr"] is not None and metrics["mean"]["psnr"] > 8 and len(metrics["videos"][0]["each"]) >= 5
+    assert run("export_mp4", "r/dense") == 0
+    assert Frames.read("r/dense/000.mp4").shape == Frames.read("r/dense/000.safetensors").shape
+    assert run("evaluate", "--reference", "r/dense", "--generated", "r/cached") == 0           # the MP4 beside a tensor does not disturb
+    assert run("benchmark", *common, "--steps", 2, "--budgets", "0.6,0.3", "--json", "b.json") == 0
+    assert run("benchmark_cached", *common, "--steps", 3, "--masks", "masks/m.pt", "--budgets", "0.5", "--warmup-frac", 0, "--json", "c.json") == 0
+    online, cached = (json.loads(pathlib.Path(name).read_text()) for name in ("b.json", "c.json"))
+    assert [v["budget"] for v in online["variants"]] == [1.0, 0.6, 0.3] and all(v["speedup"] > 0 for v in online["variants"][1:])
+    assert len(cached["variants"][1]["records"][0]["step_seconds"]) == 3 and cached["variants"][1]["density"] < 1
+    assert run("run_experiment", *common, "--steps", 2, "--tag", "t", "--num-prompts", 1, "--eval-prompts", 1, "--warmup-frac", 0.5) == 0
+    said = capsys.readouterr().out
+    assert "masks/m.pt: masks for budgets 0.5 from 2 prompts" in said and "results/t/speed.json" in said
+    check_schema("results/t")
+    assert run("run_experiment", *common, "--steps", 2, "--tag", "t", "--num-prompts", 1, "--eval-prompts", 1, "--warmup-frac", 0.5) == 0
+    assert "finished already" in capsys.readouterr().out
+    assert run("run_experiment", *common, "--steps", 3, "--tag", "t", "--num-prompts", 1, "--eval-prompts", 1, "--warmup-frac", 0.5) == 1
+    assert "says steps is 2, now 3 is asked for" in capsys.readouterr().err
+
+
+def check_schema(folder):
+    """The files are those of the native command: held against its schemas, and read by it."""
+    sys.path.insert(0, str(ROOT / "tests" / "cli"))
+    try:
+        import schemas
+    finally:
+        sys.path.pop(0)
+    for name in ("config", "speed", "quality"):
+        schemas.check(os.path.join(folder, f"{name}.json"), f"experiment-{name}")
+    speed = json.loads(pathlib.Path(folder, "speed.json").read_text())
+    assert [v["name"] for v in speed["variants"]] == ["dense", "b0.5"]
+    for variant in speed["variants"]:
+        for video in variant["videos"]:
+            assert Frames.read(os.path.join(folder, video["file"])).shape[3] == 3
+    done = subprocess.run([native(), "experiment", "collect", "--results", "results"], capture_output=True, text=True)
+    assert done.returncode == 0 and "b0.5" in done.stdout, done.stdout + done.stderr
+
+
+def native():
+    """The esa command of the same build as the library."""
+    for name in (load().path.parent / "esa", load().path.parent.parent / "bin" / "esa"):
+        if name.exists():
+            return str(name)
+    found = shutil.which("esa")
+    assert found, f"there is no esa command beside {load().path}"
+    return found
+
+
+# ---------------------------------------------------------------- the native engine and diffusers
+
+def test_engine_and_diffusers_make_the_same_video(models, here):
+    """The same seed, masks and model: two implementations in float32. 50 dB asks for errors below one grey level."""
+    size = ["--frames", "9", "--height", "64", "--width", "64", "--steps", "3", "--guidance", "3"]
+    recorded = ["--block", "64x64", "--num-prompts", "1", "--budgets", "0.5", "--output"]
+    assert run("calibrate", "--model", "wan-tiny", *size, *recorded, "m.safetensors") == 0
+    prompt = prompts.TINY[1]
+    common = ["--prompt", prompt, "--seed", "7", *size]
+    for method in (["--method", "cached", "--masks", "m.safetensors", "--budget", "0.5", "--tail", "pooled"], ["--method", "dense"]):
+        assert run("generate", "--model", "wan-tiny", *common, *method, "--out", "python.safetensors") == 0
+        command = [native(), "generate", "--model", TINY, *common, *method, "--out", "engine/"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        same = psnr("engine", "python.safetensors")
+        print(f"{method[1]}: {same:.1f} dB between engine and diffusers")
+        assert same > 50
+    # Masks recorded by the engine serve diffusers too.
+    done = subprocess.run([native(), "calibrate", "--model", TINY, *size, *recorded, "e.safetensors"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert run("generate", "--model", "wan-tiny", *common, "--method", "cached", "--masks", "e.safetensors", "--out", "x.safetensors") == 0
+    ours, theirs = MaskFile("m.safetensors"), MaskFile("e.safetensors")
+    assert ours.info.config_hash == theirs.info.config_hash and ours.model == theirs.model
+    alike = [(ours.mask(layer, 2, budget=0.5).blocks() == theirs.mask(layer, 2, budget=0.5).blocks()).mean() for layer in range(1, 8)]
+    assert min(alike) > 0.97            # importances differ by rounding; blocks near the threshold may change places
+
+
+# ---------------------------------------------------------------- resuming and sharing
+
+def calibration(output, *more):
+    return ["--model", "wan-tiny", *SIZES["wan-tiny"], "--steps", 2, "--num-prompts", 3, "--budgets", "0.5", "--output", output, *more]
+
+
+def test_calibration_resumes_and_shards_merge(models, here, monkeypatch, capsys):
+    assert run("calibrate", *calibration("whole.pt")) == 0
+    # Killed after the first prompt was written, and again in the middle of writing the note of the second.
+    real, saved = calibrate.Checkpoint.save, []
+
+    def save(self, handle, done):
+        saved.append(done)
+        if len(saved) == 2:
+            handle.save_recording(f"{self.output}.{done}.recording")
+            raise KeyboardInterrupt
+        real(self, handle, done)
+    monkeypatch.setattr(calibrate.Checkpoint, "save", save)
+    assert run("calibrate", *calibration("resumed.pt")) == 130
+    assert not os.path.exists("resumed.pt")
+    monkeypatch.setattr(calibrate.Checkpoint, "save", real)
+    assert run("calibrate", *calibration("resumed.pt", "--seed", 1)) == 1
+    assert "other settings" in capsys.readouterr().err
+    assert run("calibrate", *calibration("resumed.pt")) == 0
+    assert "1 of 3 prompts are recorded already" in capsys.readouterr().out
+    whole = pathlib.Path("whole.pt").read_bytes()
+    assert pathlib.Path("resumed.pt").read_bytes() == whole
+    for i in range(2):
+        assert run("calibrate", *calibration(f"shard{i}", "--shard", f"{i}/2")) == 0
+    done = subprocess.run([native(), "masks", "merge", "shard0", "shard1", "--budgets", "0.5", "--out", "merged.pt"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert pathlib.Path("merged.pt").read_bytes() == whole
+    assert sorted(os.listdir(".")) == ["merged.pt", "resumed.pt", "shard0", "shard1", "whole.pt"]
+
+
+@pytest.mark.slow
+def test_several_processes(models, here):
+    """--gpus 2 on the CPU, as a user starts it: calibration by prompts gives the same bytes, generation by heads the same video."""
+    environment = dict(os.environ, PYTHONPATH=str(ROOT / "python"))
+
+    def python(*arguments):
+        done = subprocess.run([sys.executable, "-m", *map(str, arguments)], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    python("esa.calibrate", *calibration("one.pt"))
+    python("esa.calibrate", *calibration("two.pt", "--gpus", 2, "--device", "cpu"))
+    assert pathlib.Path("one.pt").read_bytes() == pathlib.Path("two.pt").read_bytes()
+    assert sorted(os.listdir(".")) == ["one.pt", "two.pt"]
+    common = ["--model", "wan-tiny", *SIZES["wan-tiny"][:6], "--steps", 2, "--method", "cached", "--masks", "one.pt", "--budget", "0.5"]
+    python("esa.generate", *common, "--out", "one.safetensors")
+    python("esa.generate", *common, "--gpus", 2, "--device", "cpu", "--out", "two.safetensors")
+    assert psnr("one.safetensors", "two.safetensors") > 60          # rounding, below one grey level
+
+
+# ---------------------------------------------------------------- what strangers do
+
+@pytest.mark.parametrize("name, arguments, status, words", [
+    ("calibrate", [], 2, "--output"),
+    ("calibrate", ["--output", "x", "--budgets", "1.5"], 2, "1.5 is not between 0 and 1"),
+    ("calibrate", ["--output", "x", "--budgets", "0.5,0.5"], 2, "names a budget twice"),
+    ("calibrate", ["--output", "x", "--shard", "3/2"], 2, "--shard 3/2"),
+    ("calibrate", ["--output", "x", "--num-prompt", "3"], 2, "unrecognized arguments: --num-prompt"),
+    ("calibrate", ["--output", "x", "--model", "wan-t2v-1,3b"], 1, "there is no folder 'wan-t2v-1,3b', and it is not one of the models"),
+    ("calibrate", ["--output", "x", "--model", "wan-t2v-14b"], 1, "hf download"),
+    ("calibrate", ["--output", "x", "--prompts", "missing.txt"], 1, "missing.txt"),
+    ("calibrate", ["--output", "x", "--gpus", "0"], 2, "0 is not between 1 and 64"),
+    ("generate", ["--method", "dense"], 2, "--output-dir"),
+    ("generate", ["--method", "cached", "--output-dir", "x"], 2, "--masks"),
+    ("generate", ["--method", "cached", "--masks", "no.pt", "--output-dir", "x"], 1, "'no.pt' does not exist"),
+    ("generate", ["--method", "fast", "--output-dir", "x"], 2, "invalid choice"),
+    ("generate", ["--prompt", "a", "--num-prompts", "2", "--output-dir", "x"], 2, "three ways to say one thing"),
+    ("generate", ["--num-prompts", "2", "--out", "x.mp4"], 2, "need --output-dir"),
+    ("generate", ["--block", "100x100", "--output-dir", "x"], 2, "multiples of 16"),
+    ("benchmark", ["--budgets", "half"], 2, "'half' is not a number"),
+    ("benchmark_cached", ["--masks", "no.pt"], 1, "python -m esa.calibrate makes one"),
+    ("evaluate", ["--reference", "a"], 2, "--generated"),
+    ("evaluate", ["--reference", "a", "--generated", "b"], 1, "'a' does not exist"),
+    ("export_mp4", [], 2, "DIR|FILE"),
+    ("export_mp4", ["nothing"], 1, "'nothing' does not exist"),
+    ("run_experiment", ["--model", "wan-tiny"], 2, "--tag"),
+    ("run_experiment", ["--tag", "../x"], 2, "letters, digits"),
+    ("run_experiment", ["--tag", "x", "--masks", "no.pt"], 1, "'no.pt' does not exist"),
+])
+def test_one_sentence(name, arguments, status, words, models, here, capsys, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(here / "hub"))
+    try:
+        got = run(name, *arguments)
+    except SystemExit as end:
+        got = end.code
+    said = capsys.readouterr()
+    assert got == status and words in said.err, (got, said.err)
+    assert "Traceback" not in said.err and len(said.err.strip().splitlines()) == 1
+    assert not list(here.glob("**/*.tmp")) and not (here / "x").is_file()
+
+
+@pytest.mark.parametrize("name", list(PROGRAMS))
+def test_help(name, capsys):
+    with pytest.raises(SystemExit) as end:
+        run(name, "--help")
+    said = capsys.readouterr().out
+    assert end.value.code == 0 and said.startswith(f"usage: python -m esa.{name}")
+    if name not in ("evaluate", "export_mp4"):
+        assert all(option in said for option in ("--model", "--cpu-offload", "--gpus"))
+
+
+def test_a_wrong_mask_file_is_refused(models, here, capsys):
+    common = ["--model", "wan-tiny", *SIZES["wan-tiny"], "--steps", 2]
+    assert run("calibrate", *common, "--num-prompts", 1, "--budgets", "0.5", "--output", "m.pt") == 0
+    assert run("generate", *common, "--method", "cached", "--masks", "m.pt", "--height", 96, "--output-dir", "r") == 1
+    assert "was made for" in capsys.readouterr().err
+    assert run("generate", *common, "--method", "cached", "--masks", "m.pt", "--steps", 5, "--output-dir", "r") == 1
+    assert "2 steps" in capsys.readouterr().err
+    assert run("generate", *common, "--method", "cached", "--masks", "m.pt", "--steps", 5, "--step-map", "nearest", "--output-dir", "r") == 0
+    pathlib.Path("junk.pt").write_bytes(b"not a mask file")
+    assert run("generate", *common, "--method", "cached", "--masks", "junk.pt", "--output-dir", "r") == 1
+    assert "junk.pt" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- videos and metrics
+
+def test_videos_round_trip_and_compare(here):
+    rng = numpy.random.default_rng(3)
+    video = rng.integers(0, 256, (3, 24, 32, 3), dtype=numpy.uint8)
+    other = numpy.clip(video.astype(int) + rng.integers(-3, 4, video.shape), 0, 255).astype(numpy.uint8)
+    frames = Frames.of(video, fps=12)
+    for name in ("a.safetensors", "a.npy", "frames/"):
+        frames.save(name)
+        assert (Frames.read(name.rstrip("/")).array() == video).all()
+    assert Frames.read("a.safetensors").fps == 12
+    both = compare(video, other)
+    expected = 10 * numpy.log10(255 ** 2 / numpy.mean((video.astype(float) - other) ** 2))
+    assert abs(both.psnr - expected) < 1e-6 and len(both.each) == 3 and both.lpips != both.lpips and both.flicker > 0
+    with pytest.raises(ValueError, match="uint8"):
+        Frames.of(video.astype(float))
+
+
+def test_pairs(here):
+    video = numpy.zeros((2, 16, 16, 3), numpy.uint8)
+    for name in ("a/000.safetensors", "a/001.npy", "b/000.safetensors", "b/000.mp4", "b/001.npy", "b/metrics.json"):
+        path = pathlib.Path(name)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("{}") if path.suffix == ".json" else Frames.of(video).save(path)
+    assert [(s, os.path.basename(g)) for s, _, g in pairs("a", "b")] == [("000", "000.safetensors"), ("001", "001.npy")]
+    os.remove("b/001.npy")
+    with pytest.raises(RuntimeError, match=r"001\.npy' has no partner: 'b'"):
+        pairs("a", "b")
+    assert run("evaluate", "--reference", "a", "--generated", "b") == 1
+
+
+def test_prompts_are_those_of_the_command():
+    source = (ROOT / "cli" / "prompts.c").read_text()
+    for name, ours in (("tiny_prompts", prompts.TINY), ("large_prompts", prompts.LARGE)):
+        block = source[source.index(f"{name}[CLI_PROMPTS] = {{"):]
+        assert tuple(re.findall(r'"((?:[^"\\]|\\.)*)"', block[:block.index("};")])) == ours
