@@ -16,7 +16,7 @@ from .config import EsaConfig
 from .layout import Layout
 from .mask import Mask
 from .plan import attend
-from .session import _complete, select_params
+from .session import complete_layout, select_params
 
 
 def refuse_gradients(*tensors: Any) -> None:
@@ -62,7 +62,7 @@ def select(q: Any, k: Any, config: EsaConfig | None = None, *, layout: Layout | 
     q, k = X.dense(q), X.dense(k)
     views = [X.view(x, input_layout, name) for x, name in ((q, "q"), (k, "k"))]
     config = config or EsaConfig()
-    params = select_params(config, _complete(layout or Layout(), config), scale=check_scale(scale), causal=causal)
+    params = select_params(config, complete_layout(layout or Layout(), config), scale=check_scale(scale), causal=causal)
     lengths = X.lengths(kv_len, q, views[0].dim[0])
     params.kv_len = None if lengths is None else X.address(lengths)
     context, ptr = context_of(q), C.c_void_p()

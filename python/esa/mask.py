@@ -157,15 +157,17 @@ class Mask:
                              f"tokens, they are {count.shape} and {index.shape}")
         return cls._given("esa_mask_from_fa4", (count, index), count.shape[0], count.shape[1], Nq, Nk, (bq, bk), layout)
 
-    def to(self, device_index: int, stream: int = 0) -> Mask:
-        """A copy on a GPU (device_index >= 0) or on the CPU (-1)."""
-        context = shared_context(device_index if device_index >= 0 else self._context_device(), stream)
+    def to(self, device: Any) -> Mask:
+        """A copy on the CPU ("cpu") or on a GPU ("cuda:1", a torch.device, or an ordinal)."""
+        kind, _, index = str(device).partition(":")
+        cpu = kind == "cpu"
+        if not cpu and not (kind.isdigit() or (kind == "cuda" and (index.isdigit() or not index))):
+            raise ValueError(f"device must be 'cpu', 'cuda', 'cuda:N' or an ordinal, not {device!r}")
+        # To the CPU it travels with the context that made it, which knows the GPU.
+        context = self._context if cpu else shared_context(int(kind if kind.isdigit() else index or 0))
         ptr = C.c_void_p()
-        context.run(context.lib.c.esa_mask_to_device, context.ptr, C.byref(ptr), self._ptr, T.CUDA if device_index >= 0 else T.CPU)
+        context.run(context.lib.c.esa_mask_to_device, context.ptr, C.byref(ptr), self._ptr, T.CPU if cpu else T.CUDA)
         return Mask(context, ptr)
-
-    def _context_device(self) -> int:
-        return -1 if self.info.device == T.CPU else 0
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """As a mask file of one layer and one step; a batch is kept as branches."""

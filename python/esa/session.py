@@ -92,7 +92,7 @@ class Session:
                  record_per_branch: bool = False, device: Any = None, scale: float | None = None, causal: bool = False,
                  heads: tuple[int, int] = (0, 0)) -> None:
         self.config, self.layers, self.steps, self.branches = config, layers, steps, branches
-        self.layout = _complete(layout or Layout(), config)
+        self.layout = complete_layout(layout or Layout(), config)
         self.mode = _mode(config, record)
         self._ptr = C.c_void_p()
         self._context = _context(device)
@@ -202,7 +202,7 @@ def _mode(config: EsaConfig, record: bool) -> str:
     return "dense" if config.selector == "dense" else "online"
 
 
-def _complete(layout: Layout, config: EsaConfig) -> Layout:
+def complete_layout(layout: Layout, config: EsaConfig) -> Layout:
     """The user's order, window and protection where the layout leaves them open."""
     changes: dict[str, Any] = {}
     if layout.order is None:

@@ -3,6 +3,7 @@
 or is a ValueError with a sentence."""
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -191,7 +192,7 @@ def _given_mask(blocks: Any, views: Sequence[T.Tensor], settings: Settings) -> M
     layout = _layout(settings)
     rf = settings.selector == T.SELECTORS["rf_v2"]
     if layout.order is None and rf and layout.grid is not None:
-        layout = Layout(**{**layout.__dict__, "order": "tile", "protect_first_frame": layout.protect_first_frame is not False})
+        layout = dataclasses.replace(layout, order="tile", protect_first_frame=layout.protect_first_frame is not False)
     return Mask.from_blocks(blocks, views[0].dim[2], views[1].dim[2], block=(settings.block_q or 256, settings.block_k), layout=layout)
 
 

@@ -173,3 +173,23 @@ def test_two_sessions_do_not_mix(seed):
             s.step(step)
             s.attention(0, *qkv(seed))
     assert [s.stats().density for s in sessions] == [0.25, 0.75]
+
+
+def test_masks_travel_and_are_saved(tmp_path, seed):
+    q, k, v = qkv(seed)
+    mask = esa.select(q, k, EsaConfig(block=32, budget=0.5), layout=Layout(grid=GRID, order="hilbert"))
+    copy = mask.to("cpu")
+    assert np.array_equal(copy.bits(), mask.bits()) and torch.equal(esa.attention(q, k, v, copy), esa.attention(q, k, v, mask))
+    count, index = mask.fa4()
+    back = esa.Mask.from_fa4(count, index, N, N, block=32, layout=Layout(grid=GRID, order="hilbert"))
+    assert np.array_equal(back.blocks(), mask.blocks()) and back.selector == "given"
+    assert torch.equal(esa.attention(q, k, v, back), esa.attention(q, k, v, mask))
+    mask.save(tmp_path / "one.safetensors")
+    assert np.array_equal(esa.MaskFile(tmp_path / "one.safetensors").mask(0, 0, budget=0.5).bits(), mask.bits())
+    with pytest.raises(ValueError, match="device must be 'cpu', 'cuda', 'cuda:N' or an ordinal, not 'npu'"):
+        mask.to("npu")
+    if not torch.cuda.is_available():
+        with pytest.raises(esa.EsaError, match=r"plugin|GPU|CUDA"):
+            mask.to("cuda:0")
+    with pytest.raises(ValueError, match="full_block_cnt must be"):
+        esa.Mask.from_fa4(count[:, :, :1], index, N, N, block=32)
