@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from . import reorder
 from .clock import Clock
 from .config import EsaConfig
 from .families import Family, detect, supported
@@ -91,6 +92,8 @@ class Handle:
                 setattr(transformer, _MARK, self)
                 install(run, which)
                 self._hooks.append(transformer.register_forward_pre_hook(RootHook(run, which), with_kwargs=True))
+                if run.reorders:
+                    self._hooks += reorder.install(run, transformer)
                 if hasattr(transformer, "cache_context"):
                     ear = Ear(transformer, run.clock)
                     self._ears.append(ear)

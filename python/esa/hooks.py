@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .run import Run
 
 
-class _NoHook:
+class NoHook:
     def __call__(self, *arguments: Any) -> None:
         return None
 
@@ -32,11 +32,12 @@ class RootHook:
         transformer = run.transformers[which]
         self.handle, self.which = run.handle, torch.tensor(which, dtype=torch.int64)
         self.text_mask = run.family.text_mask
+        self.reorders = run.reorders
         names = [name for name in inspect.signature(type(transformer).forward).parameters if name != "self"]
         self.place = {name: i for i, name in enumerate(names)}
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _NoHook:
-        return _NoHook()
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoHook:
+        return NoHook()
 
     def _argument(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name in kwargs:
@@ -55,10 +56,20 @@ class RootHook:
             timestep = torch.tensor(timestep)
         hidden_states = torch.ops.esa.session_enter(self.handle, self.which, hidden_states, timestep, mask,
                                                     text.shape[1] if isinstance(text, torch.Tensor) else 0)
-        if "hidden_states" in kwargs:
-            return args, {**kwargs, "hidden_states": hidden_states}
-        i = self.place["hidden_states"]
-        return (*args[:i], hidden_states, *args[i + 1:]), kwargs
+        changed = {"hidden_states": hidden_states}
+        if self.reorders:               # what comes per token from outside goes the way of the tokens
+            if isinstance(timestep, torch.Tensor) and timestep.ndim == 2:
+                changed["timestep"] = torch.ops.esa.session_order(self.handle, timestep, 1, False)
+            rope = self._argument("image_rotary_emb", args, kwargs)
+            if rope is not None:
+                changed["image_rotary_emb"] = tuple(torch.ops.esa.session_order(self.handle, x, 0, False) for x in rope)
+        positional = list(args)
+        for name, value in changed.items():
+            if name not in kwargs and self.place[name] < len(positional):
+                positional[self.place[name]] = value
+            else:
+                kwargs = {**kwargs, name: value}
+        return tuple(positional), kwargs
 
 
 class Ear:

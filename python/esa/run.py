@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from . import operators
+from . import operators, reorder
 from ._lib import EsaError
 from .clock import Clock, Moment
 from .config import EsaConfig
@@ -60,6 +60,19 @@ class Run:
         self._branch = 0
         self._masks: OriginalMasks | MaskFile | None = None
         self._check()
+        self.reorders = reorder.wanted(self, self._layout(Geometry((1, 1, 1))))
+        self._permutations: dict[tuple[Geometry, torch.device], reorder.Permutation] = {}
+        self._permutation: reorder.Permutation | None = None
+
+    def _layout(self, geometry: Geometry) -> Layout:
+        layout = Layout(grid=geometry.grid, text_front=geometry.text_front, text_back=geometry.text_back)
+        return layout_of(self._masks, layout) if isinstance(self._masks, MaskFile) and self.config.order is None else layout
+
+    def order(self, x: torch.Tensor, dim: int, back: bool) -> torch.Tensor:
+        """Tokens of one dimension in the order of the run, or back."""
+        if self._permutation is None:
+            raise EsaError("esa's order was asked for outside of a forward of the transformer: call the transformer itself, not its parts")
+        return self._permutation(x, dim, back)
 
     def _check(self) -> None:
         """What can be refused before the model runs."""
@@ -81,13 +94,18 @@ class Run:
 
     # ---- one forward of a transformer
 
-    def enter(self, which: int, shape: tuple[int, ...], timestep: torch.Tensor | None, text_mask: torch.Tensor | None,
+    def enter(self, which: int, shape: tuple[int, ...], device: torch.device, timestep: torch.Tensor | None, text_mask: torch.Tensor | None,
               text_length: int) -> None:
         """Before each forward: transformer number `which` is about to run on latents of `shape`."""
         install(self, which)                # processors may have been exchanged since (fuse_qkv_projections does)
         transformer: Any = self.transformers[which]
         self.geometry = self.family.geometry(transformer.config, shape, text_length)
         self.moment = moment = self.clock.tick(timestep)
+        if self.reorders:
+            key = (self.geometry, device)
+            if key not in self._permutations:
+                self._permutations[key] = reorder.Permutation(reorder.resolve(self, self._layout(self.geometry)), self.geometry, device)
+            self._permutation = self._permutations[key]
         self._branch = self._branch_of(moment, which)
         if text_mask is None:
             self._lengths.pop(self._branch, None)
@@ -153,13 +171,13 @@ class Run:
 
     def _make(self, key: _Key) -> Any:
         config, geometry = self.config, key.geometry
-        layout = Layout(grid=geometry.grid, text_front=geometry.text_front, text_back=geometry.text_back)
+        layout = self._layout(geometry)
         if isinstance(self._masks, OriginalMasks):
             path, budget = self._masks.convert(geometry.tokens, layout, config.density)
             config = config.replace(masks=path, budget=budget)
             layout = layout_of(MaskFile(path), layout)
-        elif isinstance(self._masks, MaskFile) and config.order is None:
-            layout = layout_of(self._masks, layout)
+        if self.reorders:
+            layout = dataclasses.replace(reorder.resolve(self, layout), order_applied=True)
         if config.kernel == "fa4":
             from .fa4 import Fa4Session
             return Fa4Session(config, layers=self.layers, steps=key.steps, layout=layout)
@@ -199,7 +217,8 @@ class Run:
     def close(self) -> None:
         """Lets go of what belongs to the model; statistics stay readable."""
         self._lengths.clear()
-        self.moment = None
+        self._permutations.clear()
+        self.moment = self._permutation = None
 
 
 def layout_of(masks: MaskFile, layout: Layout) -> Layout:

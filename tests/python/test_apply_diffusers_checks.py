@@ -173,7 +173,8 @@ def test_caches_can_be_switched(tiny, name):
                 "TaylorSeerCacheConfig": {"cache_interval": 2, "disable_cache_before_step": 1},
                 "MagCacheConfig": {"num_inference_steps": 3, "mag_ratios": torch.ones(3)},
                 "PyramidAttentionBroadcastConfig": {"spatial_attention_block_skip_range": 2, "spatial_attention_timestep_skip_range": (1, 900),
-                                                    "spatial_attention_block_identifiers": ("blocks.*attn",), "current_timestep_callback": lambda: now["t"]}}[name]
+                                                    "spatial_attention_block_identifiers": ("blocks.*attn",),
+                                                    "current_timestep_callback": lambda: now["t"]}}[name]
     with esa.apply(model, NEUTRAL):
         want = run(model, inputs)
         model.enable_cache(config(**settings))

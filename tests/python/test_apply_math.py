@@ -113,3 +113,38 @@ def test_autocast(family):
         with esa.apply(mini.model, sparse(budget=1.0)):
             got = mini()
     assert difference(got.float(), want.float()) <= 8 * 4 * torch.finfo(torch.bfloat16).eps
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_orders_are_applied_once_around_the_stack(family):
+    """Attention is told that its tokens stand in order already; between embedding and last projection they do."""
+    mini = minis.MAKERS[family]()
+    seen = []
+    with esa.apply(mini.model, sparse(selector="rf_v2", tail="pooled")) as handle:
+        run = handle._run
+        assert run.reorders
+        attend = run.attention
+
+        def listening(layer, query, key, value):
+            seen.append(run.session.layout.order_applied if run.session is not None else None)
+            return attend(layer, query, key, value)
+        run.attention = listening
+        mini()
+        assert run.session.layout.order_applied and run.session.layout.order == "tile"
+    with esa.apply(mini.model, sparse()) as handle:
+        assert not handle._run.reorders and not mini.model.proj_out._forward_hooks
+    assert len(seen) == mini.layers and not mini.model.proj_out._forward_hooks
+
+
+def test_orders_with_a_timestep_per_token():
+    """Wan 2.2's TI2V model gives every token a timestep of its own: they must move with the tokens."""
+    mini = minis.wan()
+    times = torch.arange(360, dtype=torch.float32)[None] * 2
+    for config in (sparse(budget=1.0, order="hilbert"), sparse(order="tile3d", window=(1, 5, 4), tail="pooled")):
+        if config.density == 1.0:
+            want = mini(timestep=times)
+        else:
+            with minis.reference(mini, config):
+                want = mini(timestep=times)
+        with esa.apply(mini.model, config):
+            assert difference(mini(timestep=times), want) <= MASKED
