@@ -86,10 +86,10 @@ class Words(Base):
             self.fails(command, status=2, says=["--tag"])
             for tag in ("", "a/b", "../x", ".hidden", "-x", "a b", "ä", "x" * 300):
                 self.fails(command, "--tag", tag, status=2, says=["--tag"])
-            for args in (["--budget", "1.5"], ["--budget", "x"], ["--budget", "0.5,0.5"], ["--budget", "0.5", "--budgets", "0.3"], ["--method", "dense"],
-                         ["--method", "cached,cached"], ["--num-prompts", "0"], ["--num-prompts", "1", "--prompts", "f"], ["--skip-calibrate", "--only-calibrate"],
-                         ["--method", "entropy", "--skip-calibrate"], ["--method", "rf_v2", "--masks", "m"], ["--steps", "0"], ["--block", "64"], ["--window", "1,2,3"],
-                         ["--bugdet", "0.5"], ["word"]):
+            for args in (["--budget", "1.5"], ["--budget", "x"], ["--budget", "0.5,0.5"], ["--budget", "0.5", "--budgets", "0.3"],
+                         ["--method", "dense"], ["--method", "cached,cached"], ["--num-prompts", "0"], ["--num-prompts", "1", "--prompts", "f"],
+                         ["--skip-calibrate", "--only-calibrate"], ["--method", "entropy", "--skip-calibrate"], ["--method", "rf_v2", "--masks", "m"],
+                         ["--steps", "0"], ["--block", "64"], ["--window", "1,2,3"], ["--bugdet", "0.5"], ["word"]):
                 self.fails(command, "--tag", "x", *args, status=2)
         self.fails("run", "--tag", "x", "--bugdet", "0.5", status=2, says=["did you mean --budget"])
         self.fails("collect", "word", status=2)
@@ -181,8 +181,9 @@ class Run(Base):
     def test_other_settings(self):
         """A sentence that names what differs, then and now."""
         self.copy()
-        for args, says in ((["--steps", 3], ["steps", "2", "3"]), (["--budgets", "0.5"], ["budgets", "[0.5, 0.3]", "[0.5]"]), (["--tail", "none"], ["tail", "'pooled'", "'none'"]),
-                           (["--seed", 9], ["seed", "0", "9"]), (["--eval-prompts", 1], ["evaluation_prompts"]), (["--negative-prompt", "blur"], ["negative_prompt", "nothing", "'blur'"])):
+        for args, says in ((["--steps", 3], ["steps", "2", "3"]), (["--budgets", "0.5"], ["budgets", "[0.5, 0.3]", "[0.5]"]),
+                           (["--tail", "none"], ["tail", "'pooled'", "'none'"]), (["--seed", 9], ["seed", "0", "9"]),
+                           (["--eval-prompts", 1], ["evaluation_prompts"]), (["--negative-prompt", "blur"], ["negative_prompt", "nothing", "'blur'"])):
             line = self.fails("run", "--tag", "x", *SMALL, *BUDGETS, *args, says=says)
             self.assertIn("another --tag", line)
 
@@ -341,8 +342,10 @@ class Submit(Base):
         self.assertIn("#SBATCH --array=0-1\n", second)
         self.assertNotIn("--array", first)
         # What the shell makes of the scripts: the words as they were typed.
-        for text, task, tag, budget, mode in ((first, "", "x", "0.7,0.5", "--only-calibrate"), (second.split("\n", 1)[1], "1", "x-b0.5", "0.5", "--skip-calibrate")):
-            shown = subprocess.run(["bash"], input=text.replace(f"exec {ESA}", "printf '%s\\n'"), text=True, capture_output=True, env={**ENV, "SLURM_ARRAY_TASK_ID": task}, check=True)
+        for text, task, tag, budget, mode in ((first, "", "x", "0.7,0.5", "--only-calibrate"),
+                                              (second.split("\n", 1)[1], "1", "x-b0.5", "0.5", "--skip-calibrate")):
+            shown = subprocess.run(["bash"], input=text.replace(f"exec {ESA}", "printf '%s\\n'"), text=True, capture_output=True,
+                                   env={**ENV, "SLURM_ARRAY_TASK_ID": task}, check=True)
             words = shown.stdout.splitlines()
             self.assertEqual(words[:2], ["experiment", "run"])
             self.assertIn(mode, words)
@@ -354,11 +357,12 @@ class Submit(Base):
         self.assertNotIn("gres", self.works("submit", "--dry-run", "--tag", "x", "--gpus", "0"))
 
     def test_calls(self):
-        out = self.works("submit", "--tag", "x", "--budgets", "0.7,0.5", *SMALL, "--results", "r e s", "--", "--partition=a b", "--qos=high", env=self.sbatch(self.GOOD))
+        out = self.works("submit", "--tag", "x", "--budgets", "0.7,0.5", *SMALL, "--results", "r e s", "--", "--partition=a b", "--qos=high",
+                         env=self.sbatch(self.GOOD))
         calls = [read(self.path(f"call.{i}")).decode().splitlines() for i in (0, 1)]
         self.assertEqual(calls[0], ["--parsable", "--output=r e s/x/logs/%x-%j.log", "--partition=a b", "--qos=high", "r e s/x/calibrate.sbatch"])
-        self.assertEqual(calls[1], ["--parsable", "--output=r e s/x/logs/%x-%A_%a.log", "--dependency=afterok:41", "--kill-on-invalid-dep=yes", "--partition=a b", "--qos=high",
-                                    "r e s/x/array.sbatch"])
+        self.assertEqual(calls[1], ["--parsable", "--output=r e s/x/logs/%x-%A_%a.log", "--dependency=afterok:41", "--kill-on-invalid-dep=yes",
+                                    "--partition=a b", "--qos=high", "r e s/x/array.sbatch"])
         self.assertIn("job 41", out)
         self.assertIn("job 42", out)
         dry = self.works("submit", "--dry-run", "--tag", "x", "--budgets", "0.7,0.5", *SMALL, "--results", "r e s")

@@ -183,16 +183,17 @@ class Slurm(unittest.TestCase):
         """experiments/job.sbatch with settings from the environment, as arguments, and in the words of the original's manual."""
         rest = [*SMALL[4:], "--masks", f"{self.plain}/results/x/masks.safetensors", "--skip-calibrate"]
         script = ["sbatch", "--parsable"]
-        setting = {"MODEL": "wan-tiny", "HEIGHT": "64", "FRAMES": "5"}
-        ids = [call(*script, "experiments/job.sbatch", *rest, cwd=self.tree, env={**setting, "WIDTH": "64", "BUDGET": "0.7", "TAG": "from-environment"}).stdout,
-               call(*script, "--job-name=esa-args", "experiments/job.sbatch", "MODEL=wan-tiny", "HEIGHT=64", "WIDTH=64", "BUDGET=0.5", "TAG=from-arguments",
-                    "FRAMES=5", *rest, cwd=self.tree).stdout,
-               call(*script, "--job-name=esa-b0.3", "experiments/job.sbatch", "--export=ALL,BUDGET=0.3", *rest, cwd=self.tree, env={**setting, "WIDTH": "64"}).stdout]
+        setting = {"MODEL": "wan-tiny", "HEIGHT": "64", "WIDTH": "64", "FRAMES": "5"}
+        ids = [call(*script, "experiments/job.sbatch", *rest, cwd=self.tree, env={**setting, "BUDGET": "0.7", "TAG": "from-environment"}).stdout,
+               call(*script, "--job-name=esa-args", "experiments/job.sbatch", "MODEL=wan-tiny", "HEIGHT=64", "WIDTH=64", "BUDGET=0.5",
+                    "TAG=from-arguments", "FRAMES=5", *rest, cwd=self.tree).stdout,
+               call(*script, "--job-name=esa-b0.3", "experiments/job.sbatch", "--export=ALL,BUDGET=0.3", *rest, cwd=self.tree, env=setting).stdout]
         for job in map(str.strip, ids):
             self.assertEqual(wait_for_end(job), ["COMPLETED"], read_logs(self.tree))
             job = jobs(job)[0]
             self.assertEqual((job["NumCPUs"], job["MinMemoryNode"], job["TimeLimit"], job["TresPerNode"]), ("8", "64G", "06:00:00", "gres:gpu:1"))
-        self.same_results(os.path.join(self.tree, "results"), {"from-environment": "x-b0.7", "from-arguments": "x-b0.5", "wan-tiny-64p-b0.3": "x-b0.3"})
+        tags = {"from-environment": "x-b0.7", "from-arguments": "x-b0.5", "wan-tiny-64p-b0.3": "x-b0.3"}
+        self.same_results(os.path.join(self.tree, "results"), tags)
         logs = os.listdir(os.path.join(self.tree, "experiments", "logs"))
         for name, job in zip(("esa-experiment", "esa-args", "esa-b0.3"), map(str.strip, ids)):
             self.assertIn(f"{name}-{job}.log", logs)
