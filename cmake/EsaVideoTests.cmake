@@ -109,7 +109,7 @@ if(TARGET esa_cli)
   endif()
   add_test(NAME cli.experiment COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/cli/check_experiment.py $<TARGET_FILE:esa_cli>
            ${CMAKE_CURRENT_SOURCE_DIR}/models ${experiment_tests})
-  set_tests_properties(cli.experiment PROPERTIES LABELS video TIMEOUT 600)
+  set_tests_properties(cli.experiment PROPERTIES LABELS video TIMEOUT 1200)
   # On a Slurm that the test starts; skipped, with a line that says why, only where that cannot be.
   add_test(NAME long.slurm COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/slurm/check_slurm.py $<TARGET_FILE:esa_cli>
            ${CMAKE_CURRENT_SOURCE_DIR}/models)

@@ -275,11 +275,11 @@ class Run(Base):
     def test_killed_anywhere(self):
         """kill -9 at moments of chance until it is done: every moment leaves whole files, and the end is the same bytes."""
         final, rng, kills = tree(self.result), random.Random(SEED), 0
-        for attempt in range(60):
+        for attempt in range(13):
             process = self.start()
             try:
-                # The whole takes a few seconds; later attempts get more time, so that it ends.
-                process.wait(timeout=rng.uniform(0.02, 0.6) + 0.1 * attempt)
+                # The whole takes a few seconds. The last attempt is let end, however slow the machine.
+                process.wait(timeout=rng.uniform(0.02, 0.6) + 0.1 * attempt if attempt < 12 else None)
                 self.assertEqual(process.returncode, 0, process.stderr.read())
             except subprocess.TimeoutExpired:
                 process.send_signal(signal.SIGKILL)
@@ -290,7 +290,6 @@ class Run(Base):
                 process.stderr.close()
             if process.returncode == 0:
                 break
-        self.assertEqual(process.returncode, 0, f"did not end; seed {SEED}")
         self.assertGreater(kills, 3, f"killed {kills} times only; seed {SEED}")
         again = tree(self.path("results/x"))
         self.assertEqual(sorted(again), sorted(final), f"seed {SEED}")
