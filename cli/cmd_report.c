@@ -98,6 +98,7 @@ static int make_report(const request *q, char **folders, int count)
     int status = runs ? CLI_OK : cli_fail(REPORT_WHAT ": out of memory");
     for (; read < count && !status; read++) status = report_run_read(&runs[read], folders[read]);
     if (!status) status = mask_files(masks, &mask_count, q, runs, count);
+    if (!status && count == 0 && mask_count == 0) { cli_fail(REPORT_WHAT ": --masks names no file"); status = CLI_USAGE; }
     if (!status) status = cli_ctx_new(&ctx, 1);
     if (!status) status = write_page(q, ctx, runs, count, masks, mask_count);
     for (int i = 0; i < mask_count; i++) free(masks[i]);

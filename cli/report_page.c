@@ -115,7 +115,7 @@ static void tiles(report_text *t, const report_page *p)
             if (isfinite(v->speedup)) { figure(t, v->speedup, 2, "×"); report_puts(t, v->speedup >= 1 ? "<small>faster</small>" : "<small>of the dense speed</small>"); }
             else { figure(t, v->psnr, 1, ""); report_puts(t, "<small>dB</small>"); }
             report_puts(t, "</div><dl>");
-            if (v->identical) report_puts(t, "<div><dt>equal to dense, bit for bit</dt></div>");
+            if (v->identical) report_puts(t, "<div><dt>PSNR</dt><dd>equal, bit for bit</dd></div>");
             else if (isfinite(v->psnr)) { report_puts(t, "<div><dt>PSNR</dt><dd>"); figure(t, v->psnr, 1, " dB"); report_puts(t, "</dd></div>"); }
             if (isfinite(v->ssim)) { report_puts(t, "<div><dt>SSIM</dt><dd>"); figure(t, v->ssim, 3, ""); report_puts(t, "</dd></div>"); }
             report_puts(t, "</dl></div>");

@@ -175,6 +175,8 @@ class Words(Base):
         self.fails("res", "--output", "-", status=2)
         self.fails("res", "--output", "r.html", "--max-prompts", "0", status=2)
         self.fails("res", "--output", "r.html", "--mask-mb", "x", status=2)
+        self.fails("--masks", "", "--output", "r.html", status=2, says=["--masks names no file"])
+        self.fails("--masks", ",", "--output", "r.html", status=2, says=["--masks names no file"])
         code, _, err = esa("reprot")
         self.assertEqual(code, 2)
         self.assertIn("did you mean 'esa report'", err)
