@@ -53,3 +53,17 @@ def test_install(tmp_path):
 def test_editable(tmp_path):
     _, package, library, _ = install(tmp_path / "env", "-e", ".")
     assert package == ROOT / "python" / "esa" and library.is_relative_to(tmp_path)
+
+
+def test_the_source_distribution_holds_what_it_needs(tmp_path):
+    """Sources and build files, and nothing of build folders, environments or models."""
+    import sys
+    import tarfile
+    code = f"from scikit_build_core.build import build_sdist; print(build_sdist({str(tmp_path)!r}))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    with tarfile.open(next(tmp_path.glob("esa-*.tar.gz"))) as archive:
+        names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
+    assert {"CMakeLists.txt", "pyproject.toml", "LICENSE", "README.md", "include/esa/esa.h", "cmake/EsaInstall.cmake", "src/attn/device.c",
+            "src/cuda/cuda.h", "python/esa/sparse.py"} <= names
+    assert not [n for n in names if n.split("/")[0] in ("build", "build-python", ".venv", "models", "tests", "docs", "lab", "tools")]
