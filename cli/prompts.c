@@ -48,9 +48,13 @@ void cli_prompts_free(cli_prompts *p)
 
 static int add(cli_prompts *p, const char *text, size_t length)
 {
-    char **more = realloc(p->line, (size_t)(p->count + 1) * sizeof *more), *copy = malloc(length + 1);
-    if (more) p->line = more;
-    if (!more || !copy) { free(copy); return 0; }
+    if ((p->count & (p->count - 1)) == 0) {             /* full: room doubles, for a file may have a million lines */
+        char **more = realloc(p->line, (size_t)(p->count ? 2 * p->count : 1) * sizeof *more);
+        if (!more) return 0;
+        p->line = more;
+    }
+    char *copy = malloc(length + 1);
+    if (!copy) return 0;
     memcpy(copy, text, length);
     copy[length] = 0;
     p->line[p->count++] = copy;
