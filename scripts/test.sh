@@ -15,7 +15,7 @@ passed=0
 failed=0
 summary=()
 scratch=$(mktemp -d)
-trap 'kill ${fuzz_pids[@]+"${fuzz_pids[@]}"} 2>/dev/null; rm -rf "$scratch"' EXIT
+trap 'kill ${fuzz_pids[@]+"${fuzz_pids[@]}"} ${python_pid:-} 2>/dev/null; rm -rf "$scratch"' EXIT
 
 note() {    # note NAME PASSED FAILED SECONDS [remark]
     passed=$((passed + $2))
@@ -93,19 +93,30 @@ fuzz_collect() {
     note "fuzz, $fuzz_seconds s each" "$ok" "$bad" $((SECONDS - fuzz_begin)) "$remark"
 }
 
-# python_tests NAME REQUIREMENTS [pytest arguments]: the package's tests, and the engine held against diffusers live, in an environment of
-# those versions.
+# Fetching and unpacking torch is mostly waiting: the environment is made beside the first stages.
+python_pid=
+python_start() {
+    scripts/python-env.sh "$1" >"$scratch/python-env" 2>&1 &
+    python_pid=$!
+}
+
+# python_tests NAME REQUIREMENTS [pytest arguments]: the package's tests, and beside them the engine held against diffusers live, in an environment
+# of those versions; both use one core.
 python_tests() {
     local name=$1 requirements=$2 start=$SECONDS python; shift 2
     printf '==== %s\n' "$name"
+    if [ -n "$python_pid" ] && ! wait "$python_pid"; then cat "$scratch/python-env"; fi
+    python_pid=
     if ! python=$(scripts/python-env.sh "$requirements"); then note "$name" 0 1 $((SECONDS - start)) "no environment"; return; fi
     if ! build release; then note "$name" 0 1 $((SECONDS - start)) "did not build"; return; fi
+    ESA_PYTHON=$python ctest --preset release -L live --no-tests=error >"$scratch/live" 2>&1 &
+    local live=$!
     rm -f "$scratch/pytest.xml"
     ESA_LIB=$PWD/build/libesa.so OMP_NUM_THREADS=1 "$python" -m pytest -q --junitxml="$scratch/pytest.xml" "$@" 2>&1 | tail -n 60
     # shellcheck disable=SC2046
     note "$name" $("$python" scripts/count_junit.py "$scratch/pytest.xml" $((SECONDS - start)))
-    start=$SECONDS
-    ESA_PYTHON=$python ctest --preset release -L live --no-tests=error >"$scratch/ctest" 2>&1
+    wait "$live"
+    cp "$scratch/live" "$scratch/ctest"
     grep -q '100% tests passed' "$scratch/ctest" || tail -n 40 "$scratch/ctest"
     count_ctest "$name, live parity" "$start"
     if grep -q 'live\.diffusers .*Skipped' "$scratch/ctest"; then note "$name, live parity" 0 1 0 "skipped although its packages are there"; fi
@@ -126,6 +137,7 @@ fresh() {   # the two commands of the README in a clone with nothing built, demo
 # The long run draws its random problems anew each time; failures print the seed.
 [ "$mode" = short ] || export ESA_TEST_SEED=${ESA_TEST_SEED:-$(date +%s)}
 fuzz_start
+python_start tests/python/requirements.txt
 # Tests labelled long (a browser, the tutorial, a cluster) belong to the complete run, once.
 # Live parity with diffusers needs torch: the Python stage runs it, in the environment it makes.
 if [ "$mode" = all ]; then stage "release" release -LE '^live$'

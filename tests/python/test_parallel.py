@@ -28,7 +28,8 @@ def results(tmp_path_factory):
         handle.save_recording(str(folder / "recording"))
     masks = str(folder / "masks.pt")
     mask.build_mask_file(masks, [folder / "recording"], budgets=(0.4,), warmup_frac=0.0)
-    environment = dict(os.environ, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(parallel._free_port()), OMP_NUM_THREADS="1")
+    environment = dict(os.environ, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(parallel._free_port()), OMP_NUM_THREADS="1",
+                       PYTHONPATH=os.pathsep.join(filter(None, (str(HERE.parents[1] / "python"), os.environ.get("PYTHONPATH")))))
     ranks = [subprocess.Popen([sys.executable, HERE / "parallel_worker.py", masks, folder / "out"],
                               env=dict(environment, RANK=str(i), LOCAL_RANK=str(i)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
              for i in range(2)]
