@@ -82,6 +82,8 @@ typedef struct cli_option {
  * the front of argv and counted in *words (NULL: none are allowed). Returns 0 or CLI_USAGE after one sentence. */
 int cli_options(const char *path, const char *usage, const char *about, const cli_option *table, int argc, char **argv,
                 int *words, int *done);
+/* The i and n of --shard i/n, i from 0; CLI_USAGE and one sentence otherwise. */
+int cli_shard(const char *text, int *index, int *count, const char *what);
 /* 1 if the option was given (looks for it in argv as cli_options left it: call before parsing). */
 int cli_given(int argc, char **argv, const char *name);
 /* Number of name in "a|b|c", or -1. */

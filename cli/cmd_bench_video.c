@@ -2,7 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * One row of a CSV per clip (prompt, seed, method, budget, tail). The file is written anew, whole, after every clip; a run that finds it
- * goes on where the last one ended. Dense clips are made once: kept in memory for their prompt and seed, and with --dense-dir on disk. */
+ * goes on where the last one ended. Dense clips are made once: kept in memory for their prompt and seed, and with --dense-dir on disk.
+ * With --shard i/n several processes share the work, each with a file of its own; the files' rows put together are those of one run. */
 #include "clip.h"
 
 #include <errno.h>
@@ -23,6 +24,7 @@ typedef struct bench {
     char *csv;                      /* text of the file, ends with a 0 */
     size_t used, room;
     char size[64];                  /* frames x height x width x steps */
+    int shard, shards;              /* of --shard; 0, 1: all of it */
     int64_t clips_made;             /* sparse ones, in this run */
 } bench;
 
@@ -256,12 +258,16 @@ static void print_means(const bench *b)
 static int run_all(bench *b)
 {
     int status = csv_open(b);
-    const int64_t each = (int64_t)b->methods.count * b->budgets.count * b->tails.count, total = each * b->prompts.count * b->seeds.count;
+    const int64_t each = (int64_t)b->methods.count * b->budgets.count * b->tails.count, sources = b->prompts.count * b->seeds.count;
+    const int64_t total = each * ((sources - b->shard + b->shards - 1) / b->shards);
     int64_t done = 0;
+    if (!status && total == 0)
+        status = cli_fail("%s: shard %d of %d has nothing to do, there are %lld pairs of prompt and seed", what, b->shard, b->shards, (long long)sources);
     if (!status && b->dense_dir && mkdir(b->dense_dir, 0777) != 0 && errno != EEXIST)
         status = cli_fail("%s: the folder '%s' cannot be made: %s", what, b->dense_dir, strerror(errno));
     for (int64_t i = 0; i < b->prompts.count && !status; i++)
-        for (int s = 0; s < b->seeds.count && !status; s++) status = one_source(b, i, b->seeds.whole[s], &done, total);
+        for (int s = 0; s < b->seeds.count && !status; s++)
+            if ((i * b->seeds.count + s) % b->shards == b->shard) status = one_source(b, i, b->seeds.whole[s], &done, total);
     if (!status) {
         print_means(b);
         printf("\n%s: %lld clips made, %lld were there; PSNR and SSIM against the dense clip of the same prompt and seed\n", b->csv_path,
@@ -284,8 +290,8 @@ static int with_model(bench *b, const char *prompts_file, int64_t number)
 int cmd_bench_video(int argc, char **argv)
 {
     bench b = { .seeds = { 2, { 0, 1 }, { 0, 1 } }, .methods = { 3, { 0 }, { 0, 1, 2 } }, .budgets = { 4, { 0.7, 0.5, 0.3, 0.2 }, { 0 } },
-                .tails = { 2, { 0 }, { 0, 1 } }, .base = clip_request_default() };
-    const char *model = NULL, *prompts = NULL;
+                .tails = { 2, { 0 }, { 0, 1 } }, .shards = 1, .base = clip_request_default() };
+    const char *model = NULL, *prompts = NULL, *shard = NULL;
     clip_opening opening = { .parts = ESA_PART_ALL };
     int64_t number = 8;
     int done;
@@ -300,6 +306,7 @@ int cmd_bench_video(int argc, char **argv)
         { "--method", CLI_CHOICES, &b.methods, "entropy|rf_v2|ada_bsa|cached", 0, 0, 0, "any, with commas (entropy,rf_v2,ada_bsa)" },
         { "--budget", CLI_REALS, &b.budgets, "X,...", 0, 1, 0, "kept fractions of key blocks (0.7,0.5,0.3,0.2)" },
         { "--tail", CLI_CHOICES, &b.tails, CLI_TAILS, 0, 0, 0, "any, with commas (none,pooled)" },
+        { "--shard", CLI_TEXT, &shard, "i/n", 0, 0, 0, "only the i-th part of the pairs of prompt and seed (from 0)" },
         { "--threads", CLI_INT, &opening.threads, "N", 0, ESA_MAX_THREADS, 0, "0: one per core (0)" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
@@ -310,6 +317,7 @@ int cmd_bench_video(int argc, char **argv)
                                                       CLIP_OPTIONS_CACHED, &b.base), argc, argv, NULL, &done);
     if (status || done) return status;
     if (!b.csv_path) { cli_fail("%s: --csv FILE is required", what); return CLI_USAGE; }
+    if (shard && (status = cli_shard(shard, &b.shard, &b.shards, what)) != 0) return status;
     int cached = 0;
     for (int i = 0; i < b.methods.count; i++) cached |= b.methods.whole[i] + 1 == METHOD_CACHED;
     if (cached != (b.base.masks != NULL)) {

@@ -310,20 +310,6 @@ static int with_model(job *j)
     return status;
 }
 
-/* "i/n", i from 0 */
-static int read_shard(calibrate_options *o)
-{
-    char *end = NULL;
-    const long index = strtol(o->shard, &end, 10), count = *end == '/' ? strtol(end + 1, &end, 10) : 0;
-    if (*end == 0 && end != o->shard && count >= 1 && count <= 10000 && index >= 0 && index < count) {
-        o->shard_index = (int)index;
-        o->shard_count = (int)count;
-        return CLI_OK;
-    }
-    cli_fail("%s: --shard was given '%s', expected i/n with i from 0 to n - 1", what, o->shard);
-    return CLI_USAGE;
-}
-
 static int usage(const char *sentence)
 {
     cli_fail("%s: %s", what, sentence);
@@ -366,7 +352,7 @@ int cmd_calibrate(int argc, char **argv)
     if (!o.output || !o.output[0]) return usage("--output FILE is required");
     if (texts > 1) return usage("--prompts and --num-prompts are two ways to say one thing; give one");
     if (o.shard && o.keep_recording) return usage("a shard is a recording already: --keep-recording goes without --shard");
-    if (o.shard && (status = read_shard(&o)) != 0) return status;
+    if (o.shard && (status = cli_shard(o.shard, &o.shard_index, &o.shard_count, what)) != 0) return status;
     for (int i = 0; i < o.budgets.count; i++)               /* mask files know budgets in per mille */
         for (int k = 0; k < i; k++)
             if (lround(1000 * o.budgets.real[i]) == lround(1000 * o.budgets.real[k]))

@@ -258,3 +258,16 @@ int cli_options(const char *path, const char *usage, const char *about, const cl
     if (words) *words = kept;
     return 0;
 }
+
+int cli_shard(const char *text, int *index, int *count, const char *what)
+{
+    char *end = NULL;
+    const long i = strtol(text, &end, 10), n = *end == '/' ? strtol(end + 1, &end, 10) : 0;
+    if (*end == 0 && end != text && n >= 1 && n <= 10000 && i >= 0 && i < n) {
+        *index = (int)i;
+        *count = (int)n;
+        return CLI_OK;
+    }
+    cli_fail("%s: --shard was given '%s', expected i/n with i from 0 to n - 1", what, text);
+    return CLI_USAGE;
+}

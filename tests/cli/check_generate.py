@@ -342,11 +342,27 @@ class Bench(Base):
         self.assertEqual(again[3].split(",")[:12], lines[3].split(",")[:12])     # all but the times
         self.assertEqual(self.files(), ["dense", "dense/wan-tiny-9x64x64x2-p0-s3.rgb", "q.csv"])
 
+    def test_shards(self):
+        """Two shards' rows put together are the rows of one run, and the whole command finds nothing left to do."""
+        args = [*self.ARGS, "--seeds", "3,4", "--method", "entropy", "--budget", "0.5", "--steps", 1]
+        rows = []
+        for shard in range(2):
+            code, out, err = self.bench(*args, "--shard", f"{shard}/2", "--csv", f"{shard}.csv")
+            self.assertEqual(code, 0, err)
+            self.assertIn("1 clips made, 0 were there", out)
+            header, *more = read(self.path(f"{shard}.csv")).decode().splitlines()
+            self.assertEqual([line.split(",")[3] for line in more], [str(3 + shard)] * 2)
+            rows += more
+        with open(self.path("all.csv"), "w") as file:
+            file.write("\n".join([header, *rows]) + "\n")
+        self.assertIn("0 clips made, 2 were there", self.bench(*args, "--csv", "all.csv")[1])
+        self.assertIn("shard 2 of 3 has nothing to do", self.bench(*args, "--shard", "2/3", "--csv", "n.csv")[2])
+
     def test_refusals(self):
         with open(self.path("other.csv"), "w") as file:
             file.write("a,b,c\n")
         for args, status in ((["--csv", "other.csv"], 1), ([], 2), (["--csv", "none/q.csv", *self.ARGS], 1), (["--csv", "q.csv", "--height", 60], 1),
-                             (["--csv", "q.csv", "--model", "nothing"], 1)):
+                             (["--csv", "q.csv", "--model", "nothing"], 1), (["--csv", "q.csv", "--shard", "2/2"], 2)):
             code, out, err = self.bench(*args)
             self.assertEqual((code, out), (status, ""), err)
             self.assertEqual(len([line for line in err.splitlines() if line.startswith("esa: ")]), 1, err)
