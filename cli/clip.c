@@ -33,7 +33,15 @@ int clip_open(clip_maker *m, const char *model, const clip_opening *opening, con
     p.hold = o->hold;
     p.parts = o->parts;
     p.report = o->report;
+    clip_watch watch = { .label = "loading the model", .stage = -1, .done = -1 };
+    p.progress = clip_progress;
+    p.progress_user = &watch;
     esa_status opened = o->check ? m->video.model_check(m->ctx, folder, &p) : m->video.model_open(m->ctx, &m->model, folder, &p);
+    cli_progress_end();
+    if (opened != ESA_OK && clip_interrupted()) {
+        cli_fail("%s: interrupted while the model was loaded", what);
+        return CLIP_INTERRUPTED;
+    }
     if (opened != ESA_OK) return open_failed(m, opened);
     snprintf(m->folder, sizeof m->folder, "%s", folder);
     if (o->check) return CLI_OK;

@@ -46,6 +46,11 @@ int32_t clip_progress(void *user, const esa_progress *p)
     w->stage = p->stage;
     w->done = p->done;
     if (p->stage == ESA_STAGE_TEXT || p->total < 1) return 0;
+    if (p->stage == ESA_STAGE_LOAD) {
+        if (terminal && p->seconds > 1) fprintf(stderr, "\r\033[K%s: %.1f of %.1f GB", w->label, 1e-3 * p->done, 1e-3 * p->total);
+        fflush(stderr);
+        return 0;
+    }
     char line[240], left[24];
     int used = 0;
     if (p->stage == ESA_STAGE_DENOISE) {

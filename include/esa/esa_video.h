@@ -46,6 +46,8 @@ enum { ESA_HOLD_AUTO = 0, ESA_HOLD_FILE = 1, ESA_HOLD_F32 = 2, ESA_HOLD_BF16 = 3
 /* Parts of a model, as bits. */
 enum { ESA_PART_TRANSFORMER = 1, ESA_PART_VAE = 2, ESA_PART_TEXT = 4, ESA_PART_ALL = 7 };
 
+struct esa_progress;                /* below */
+
 typedef struct esa_model_params {
     uint32_t struct_size;
     int32_t  hold;                  /* ESA_HOLD_* (AUTO) */
@@ -54,7 +56,10 @@ typedef struct esa_model_params {
     void   (*report)(void *user, const char *line); /* NULL, or called once per tensor that is missing, unexpected or of another
                                        shape, and once per part with its totals. The sentence in the ctx names the first ones only */
     void    *report_user;
-    int64_t  reserved[4];
+    int32_t (*progress)(void *user, const struct esa_progress *progress);   /* NULL, or called while weights are read: stage LOAD of each part,
+                                       megabytes done of total; a return other than 0 cancels: ESA_ERR_STATE */
+    void    *progress_user;
+    int64_t  reserved[2];
 } esa_model_params;
 
 ESA_API esa_model_params esa_model_params_default(void);
@@ -92,13 +97,13 @@ ESA_API esa_status esa_model_config_hash(esa_ctx *ctx, char *hash, const char *f
 
 /* ---------------------------------------------------------------- generation */
 
-enum { ESA_STAGE_TEXT = 0, ESA_STAGE_DENOISE = 1, ESA_STAGE_DECODE = 2 };
+enum { ESA_STAGE_TEXT = 0, ESA_STAGE_DENOISE = 1, ESA_STAGE_DECODE = 2, ESA_STAGE_LOAD = 3 };
 
 typedef struct esa_progress {
     uint32_t struct_size;
     int32_t  stage;                 /* ESA_STAGE_* */
-    int32_t  done, total;           /* denoise: steps; decode: latent frames; text: prompts */
-    double   seconds;               /* since esa_generate began */
+    int32_t  done, total;           /* denoise: steps; decode: latent frames; text: prompts; load: megabytes */
+    double   seconds;               /* since the call began */
     double   unit_seconds;          /* mean seconds of one unit of this stage so far; 0: none done yet */
     double   density;               /* realised density of the sparse calls so far; NaN: none yet */
     int64_t  reserved[4];

@@ -142,6 +142,9 @@ esa_status esa_config_wan_vae(esa_ctx *ctx, esa_wan_vae_config *c, const char *p
     c->levels = esa_json_ints(&f, "dim_mult", c->dim_mult, given ? -1 : 4, given ? ESA_CONFIG_MAX_LEVELS : 4, 1, 64, given ? NULL : mult);
     if (c->levels > 1)
         esa_json_ints(&f, "temperal_downsample", c->temporal, c->levels - 1, c->levels - 1, 0, 1, c->levels == 4 ? temporal : NULL);
+    for (int32_t i = 1; i < c->levels; i++)
+        if ((int64_t)c->decoder_base_dim * c->dim_mult[i] < 2)
+            esa_json_fail(&f, ESA_ERR_FORMAT, "level %d of the decoder has 1 channel, which cannot be halved for the next", i);
     const json_t *scales = json_object_get(f.root, "attn_scales");
     c->attn_scales = (int32_t)json_array_size(scales);
     if (c->attn_scales)
@@ -184,6 +187,10 @@ esa_status esa_config_umt5(esa_ctx *ctx, esa_umt5_config *c, const char *path)
     c->eps = esa_json_real(&f, "layer_norm_epsilon", 1e-12, 1e-1, 1e-6);
     if ((int64_t)c->heads * c->d_kv > MAX_WIDTH)
         esa_json_fail(&f, ESA_ERR_FORMAT, "%d heads of %d are wider than %d", c->heads, c->d_kv, MAX_WIDTH);
+    /* A quarter of the buckets are single distances; those beyond are spread by log(distance / quarter) / log(max_distance / quarter). */
+    if (c->max_distance <= esa_max64(1, c->buckets / 4))
+        esa_json_fail(&f, ESA_ERR_FORMAT, "relative_attention_max_distance is %d, with %d buckets more than %d was expected", c->max_distance,
+                      c->buckets, (int)esa_max64(1, c->buckets / 4));
     return done(&f);
 }
 

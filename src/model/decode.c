@@ -8,17 +8,22 @@
 
 esa_decode_params esa_decode_params_default(void) { return (esa_decode_params){ .struct_size = sizeof(esa_decode_params) }; }
 
-/* As diffusers: x/2 + 0.5, clamped to 0 .. 1, times 255, to the nearest (even at half). A latent that went wrong shows as black. */
+typedef struct taker { esa_ctx *ctx; esa_frames *frames; } taker;
+
+/* As diffusers: x/2 + 0.5, clamped to 0 .. 1, times 255, to the nearest (even at half). A frame that went wrong is not shown as black. */
 static esa_status take_frame(void *user, int64_t frame, const float *rgb)
 {
-    esa_frames *frames = user;
-    const int64_t size = (int64_t)frames->height * frames->width * 3;
-    uint8_t *out = frames->rgb + frame * size;
+    const taker *t = user;
+    const int64_t size = (int64_t)t->frames->height * t->frames->width * 3;
+    uint8_t *out = t->frames->rgb + frame * size;
+    int32_t wrong = 0;
     for (int64_t i = 0; i < size; i++) {
         const float x = rgb[i] * 0.5f + 0.5f;
+        wrong |= isnan(x);
         out[i] = (uint8_t)lrintf((x > 0 ? (x < 1 ? x : 1.0f) : 0.0f) * 255.0f);
     }
-    return ESA_OK;
+    return wrong ? esa_fail(t->ctx, ESA_ERR_FORMAT, "the VAE gave pixels of frame %lld that are no numbers: its weights are broken",
+                            (long long)frame) : ESA_OK;
 }
 
 esa_status esa_model_decode(esa_model *m, esa_frames **frames, const float *latents, const int32_t latent[3], int32_t tile)
@@ -27,7 +32,8 @@ esa_status esa_model_decode(esa_model *m, esa_frames **frames, const float *late
     esa_wan_vae_size(&m->vae_config, latent, size);
     esa_status status = esa_frames_new(m->ctx, frames, size[0], size[1], size[2], m->info.fps);
     if (status == ESA_OK) status = esa_model_progress(m, ESA_STAGE_DECODE, 0, latent[0]);
-    return status == ESA_OK ? esa_wan_vae_decode(m->vae, latents, latent, tile, take_frame, *frames) : status;
+    taker t = { m->ctx, *frames };
+    return status == ESA_OK ? esa_wan_vae_decode(m->vae, latents, latent, tile, take_frame, &t) : status;
 }
 
 /* Sides beyond what frames can have are refused before sizes are computed from them. */

@@ -71,6 +71,7 @@ static int32_t tick(void *user, int64_t done, int64_t total)
 {
     esa_model *m = user;
     if (m->stage == ESA_STAGE_DECODE) return esa_model_progress(m, m->stage, (int32_t)done, (int32_t)total) != ESA_OK;
+    if (m->stage == ESA_STAGE_LOAD) return esa_model_progress(m, m->stage, (int32_t)(done / 1000000), (int32_t)(total / 1000000)) != ESA_OK;
     return esa_model_progress(m, m->stage, m->done, m->total) != ESA_OK;    /* layers of a step: only to ask */
 }
 
@@ -292,13 +293,23 @@ esa_status esa_model_check(esa_ctx *ctx, const char *folder, const esa_model_par
     return status;
 }
 
-static esa_status load(esa_model *m)
+static esa_status load(esa_model *m, const esa_model_params *params)
 {
+    esa_generate_params call = esa_generate_params_default();       /* where progress is looked for */
+    if (params) {
+        call.progress = params->progress;
+        call.progress_user = params->progress_user;
+    }
+    m->call = &call;
+    m->stage = ESA_STAGE_LOAD;
+    m->density = NAN;
+    m->began = m->stage_began = esa_nn_now();
     esa_status status = check(m);
     /* Opening checks again what it loads; nothing is left to be said line by line. */
     m->env.report = NULL;
     if (status == ESA_OK && (m->parts & ESA_PART_TRANSFORMER)) status = esa_wan_dit_open(&m->env, &m->dit, &m->wan);
     if (status == ESA_OK && (m->parts & ESA_PART_VAE)) status = esa_wan_vae_open(&m->env, &m->vae, &m->vae_config);
+    m->call = NULL;
     return status;
 }
 
@@ -312,7 +323,7 @@ esa_status esa_model_open(esa_ctx *ctx, esa_model **model, const char *folder, c
     else status = begin(ctx, &m, folder, params);
     if (status == ESA_OK) {
         esa_nn_enter(&m->nn);
-        status = esa_model_outward(m, load(m));
+        status = esa_model_outward(m, load(m, params));
         esa_nn_leave(&m->nn);
     }
     if (status == ESA_OK) *model = m;

@@ -193,6 +193,15 @@ static void note_density(esa_model *m)
     if (esa_session_get_stats(m->session, &stats, -1, -1) == ESA_OK) m->density = stats.density;
 }
 
+/* Weights that hold rubbish would otherwise end in a black video, hours later. */
+static esa_status check_finite(const esa_model *m, const run *r, int32_t step)
+{
+    int32_t wrong = 0;
+    for (int64_t i = 0; i < r->count; i++) wrong |= !isfinite(r->x[i]);
+    return wrong ? esa_fail(m->ctx, ESA_ERR_FORMAT, "step %d of %d gave numbers that are not finite: weights, embeddings or settings are not those of "
+                            "this model", step + 1, r->p.steps) : ESA_OK;
+}
+
 static esa_status denoise(esa_model *m, run *r)
 {
     esa_status status = esa_model_progress(m, ESA_STAGE_DENOISE, 0, r->p.steps);
@@ -208,7 +217,8 @@ static esa_status denoise(esa_model *m, run *r)
             esa_nn_parallel(&m->nn, guide, &job, r->count, 16384);
         }
         status = esa_sched_step(r->sched, i, r->x, r->v[0]);
-        note_density(m);
+        if (status == ESA_OK) status = check_finite(m, r, i);
+        if (status == ESA_OK) note_density(m);          /* clears the sentence of a failure */
         if (status == ESA_OK) status = esa_model_progress(m, ESA_STAGE_DENOISE, i + 1, r->p.steps);
     }
     return status;

@@ -41,7 +41,9 @@ void esa_weights_ignore(esa_weights *w, const char *prefix);
 
 /* Compares everything. ESA_ERR_MISMATCH and a sentence with the numbers and the first names; each one goes to report (may be NULL). */
 esa_status esa_weights_check(esa_weights *w, void (*report)(void *user, const char *line), void *user);
-/* Fills the views; hold is an ESA_HOLD_*. Needs a check that passed. */
+/* Who is asked between tensors while they are loaded (bytes done of all), and may end it by a return other than 0: part.h's tick. NULL: nobody. */
+void       esa_weights_watch(esa_weights *w, int32_t (*tick)(void *user, int64_t done, int64_t total), void *user);
+/* Fills the views; hold is an ESA_HOLD_*. Needs a check that passed. ESA_ERR_STATE "cancelled" where tick said so. */
 esa_status esa_weights_load(esa_weights *w, int32_t hold);
 
 int64_t esa_weights_parameters(const esa_weights *w);       /* elements of the tensors asked for */

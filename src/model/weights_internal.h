@@ -25,6 +25,8 @@ struct esa_weights {
     char part[64];
     esa_status status;              /* of the wishes */
     int32_t checked;
+    int32_t (*tick)(void *user, int64_t done, int64_t total);      /* NULL, or asked between tensors */
+    void *tick_user;
     esa_tensors *shard[ESA_WEIGHTS_MAX_SHARDS];     /* NULL after loading, where nothing points into it any more */
     int32_t shard_count;
     int32_t ignore_count;

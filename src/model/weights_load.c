@@ -87,6 +87,14 @@ static esa_status load_one(esa_weights *w, esa_wanted *e, int32_t dtype)
     return ESA_OK;
 }
 
+void esa_weights_watch(esa_weights *w, int32_t (*tick)(void *user, int64_t done, int64_t total), void *user)
+{
+    w->tick = tick;
+    w->tick_user = user;
+}
+
+static int64_t wanted_bytes(const esa_wanted *e) { return e->entry && e->view ? e->entry->end - e->entry->begin : 0; }
+
 esa_status esa_weights_load(esa_weights *w, int32_t hold)
 {
     if (!w->checked) return esa_fail(w->ctx, ESA_ERR_STATE, "%s: weights are loaded after a check that passed", w->part);
@@ -94,12 +102,16 @@ esa_status esa_weights_load(esa_weights *w, int32_t hold)
         return esa_fail(w->ctx, ESA_ERR_ARGUMENT, "hold is %d, expected ESA_HOLD_AUTO, FILE, F32 or BF16", hold);
     const int32_t small = esa_weights_parameters(w) < SMALL_BYTES / 4;
     int32_t used[ESA_WEIGHTS_MAX_SHARDS] = {0};
+    int64_t done = 0, total = 0;
+    for (int64_t i = 0; i < w->count; i++) total += wanted_bytes(&w->want[i]);
     for (int64_t i = 0; i < w->count; i++) {
         esa_wanted *e = &w->want[i];
         if (!e->entry || !e->view) continue;
         const esa_status status = load_one(w, e, held_dtype(e, hold, small));
         if (status != ESA_OK) return status;
         used[e->shard] |= e->mapped;
+        done += wanted_bytes(e);
+        if (w->tick && w->tick(w->tick_user, done, total)) return esa_fail(w->ctx, ESA_ERR_STATE, "cancelled");
     }
     for (int32_t s = 0; s < w->shard_count; s++)
         if (!used[s]) {

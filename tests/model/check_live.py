@@ -46,11 +46,15 @@ def main():
             ["umt5.py", "--every", "1", "--model", model, "--out", at("umt5.safetensors")],
             ["tokens.py", "--keep", "--model", model, "--out", folder],
         ]
+        programs_run = ["test_sched", "test_wan_dit", "test_wan_sparse", "test_wan_vae", "test_umt5", "test_tokenizer"]
+        if newer:                                       # from prompt to pixels; older versions have other sigmas
+            makers.append(["pipeline.py", model, at("pipeline.safetensors")])
+            programs_run.append("test_pipeline")
         for maker in makers:
             subprocess.run([python, os.path.join(tools, maker[0])] + maker[1:], check=True)
         print(f"diffusers {version}")
         failed = 0
-        for program in ("test_sched", "test_wan_dit", "test_wan_sparse", "test_wan_vae", "test_umt5", "test_tokenizer"):
+        for program in programs_run:
             failed += subprocess.run([os.path.join(programs, program)], env=environment).returncode != 0
         return failed
 

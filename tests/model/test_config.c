@@ -109,6 +109,7 @@ static void vae(void **state)
         {VAE(", \"dim_mult\": [1, 2], \"temperal_downsample\": [true], \"scale_factor_temporal\": 2"), "2 levels make 2", ESA_ERR_FORMAT},
         {VAE(", \"attn_scales\": [1.0]"), "attn_scales has 1 entries", ESA_ERR_UNSUPPORTED},
         {VAE(", \"is_residual\": true"), "is_residual is true", ESA_ERR_UNSUPPORTED},
+        {VAE(", \"decoder_base_dim\": 1, \"dim_mult\": [1, 1, 2, 2]"), "level 1 of the decoder has 1 channel", ESA_ERR_FORMAT},
         {"{\"z_dim\": 3, \"latents_mean\": [0, 1], \"latents_std\": [1, 2]}", "latents_mean has 2 numbers, z_dim is 3", ESA_ERR_FORMAT},
         {"{\"z_dim\": 1, \"latents_mean\": [0], \"latents_std\": [0]}", "entry 0 of latents_std", ESA_ERR_FORMAT},
     };
@@ -140,6 +141,12 @@ static void scheduler_and_text(void **state)
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) expect(esa_config_sched(ctx, &s, file(bad[i].text)), bad[i].status, bad[i].words);
     expect(esa_config_umt5(ctx, &u, file("{\"model_type\": \"t5\"}")), ESA_ERR_UNSUPPORTED, "model_type is \"t5\"");
     expect(esa_config_umt5(ctx, &u, file("{\"vocab_size\": 0}")), ESA_ERR_FORMAT, "vocab_size is 0");
+#define UMT5(more) "{\"vocab_size\": 99, \"d_model\": 8, \"d_kv\": 2, \"num_heads\": 2, \"num_layers\": 1, \"d_ff\": 4" more "}"
+    assert_int_equal(esa_config_umt5(ctx, &u, file(UMT5(", \"relative_attention_num_buckets\": 32, \"relative_attention_max_distance\": 9"))), ESA_OK);
+    /* distances beyond would fall into buckets below 0 */
+    expect(esa_config_umt5(ctx, &u, file(UMT5(", \"relative_attention_max_distance\": 1"))), ESA_ERR_FORMAT,
+           "max_distance is 1, with 32 buckets more than 8");
+    expect(esa_config_umt5(ctx, &u, file(UMT5(", \"relative_attention_max_distance\": 8"))), ESA_ERR_FORMAT, "max_distance is 8");
     expect(esa_config_index(ctx, &index, file("{\"_class_name\": \"FluxPipeline\"}")), ESA_ERR_UNSUPPORTED, "the engine runs WanPipeline");
     expect(esa_config_index(ctx, &index, file("{\"_class_name\": \"WanPipeline\", \"transformer\": [1]}")), ESA_ERR_FORMAT, "transformer is missing");
 }

@@ -257,6 +257,15 @@ static void progress_and_cancel(void **state)
     p.session.select.block_q = p.session.select.block_k = 16;
     p.progress = watch;
     p.progress_user = &w;
+    for (int stop = 1; stop < 4; stop++) {              /* while the text encoder is loaded, which happens when it is first needed */
+        w = (watcher){ .stop_at = 7 * stop };
+        assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_STATE, "cancelled", NULL);
+        assert_true(w.last_stage == ESA_STAGE_TEXT && w.text == 0);
+    }
+    w = (watcher){ 0 };
+    assert_int_equal(esa_generate(model, &frames, &p, NULL), ESA_OK);       /* now it is there */
+    esa_frames_free(frames);
+    w = (watcher){ 0 };
     assert_int_equal(esa_generate(model, &frames, &p, NULL), ESA_OK);
     assert_true(w.text == 2 && w.steps == 2 && w.frames == 2 && w.density > 0 && w.density <= 1);
     const int calls = w.calls;
@@ -277,6 +286,88 @@ static void progress_and_cancel(void **state)
     esa_frames_free(again);
     esa_model_free(model);
     esa_ctx_free(ctx);
+}
+
+/* Loading can be stopped at every tensor too. */
+static int32_t stop_loading(void *user, const esa_progress *p)
+{
+    watcher *w = user;
+    assert_true(p->struct_size == sizeof *p && p->stage == ESA_STAGE_LOAD && p->done >= w->frames && p->done <= p->total);
+    w->frames = p->done;
+    return ++w->calls == w->stop_at;
+}
+
+static void cancel_loading(void **state)
+{
+    (void)state;
+    counting c;
+    esa_ctx *ctx = counting_ctx(&c, 1);
+    watcher w = { 0 };
+    esa_model *model;
+    esa_model_params mp = esa_model_params_default();
+    mp.progress = stop_loading;
+    mp.progress_user = &w;
+    const int64_t live = c.live;
+    assert_int_equal(esa_model_open(ctx, &model, model_folder(), &mp), ESA_OK);
+    esa_model_free(model);
+    const int calls = w.calls;
+    assert_true(calls > 100 && w.frames == 14);         /* megabytes of the transformer */
+    for (int stop = 1; stop <= calls; stop += calls / 3) {
+        w = (watcher){ .stop_at = stop };
+        assert_refused(ctx, esa_model_open(ctx, &model, model_folder(), &mp), ESA_ERR_STATE, "cancelled", NULL);
+        assert_null(model);
+        assert_int_equal(w.calls, stop);
+        esa_ctx_trim(ctx);
+        assert_int_equal(c.live, live);
+    }
+    esa_ctx_free(ctx);
+}
+
+/* ---------------------------------------------------------------- numbers that are none */
+
+/* A copy of a file of the model; 64 bytes of it, nan_from_end bytes before its end, become NaN in f16. 0: none. */
+static void copy_file(const char *to, const char *name, size_t nan_from_end)
+{
+    char path[900];
+    size_t n;
+    snprintf(path, sizeof path, "%s/%s", model_folder(), name);
+    uint8_t *bytes = scratch_read(path, &n);
+    if (nan_from_end) memset(bytes + n - nan_from_end, 0xff, 64);
+    scratch_write(to, bytes, n);
+    free(bytes);
+}
+
+/* Broken weights: a sentence that says where, instead of a black video. */
+static void not_finite(void **state)
+{
+    (void)state;
+    static const char *const parts[] = { "transformer", "vae", "text_encoder", "tokenizer", "scheduler" };
+    static const char *const files[] = { "model_index.json", "transformer/config.json", "vae/config.json", "text_encoder/config.json",
+                                         "scheduler/scheduler_config.json", "tokenizer/tokenizer_config.json", "tokenizer/spiece.model",
+                                         "text_encoder/model.safetensors", "transformer/diffusion_pytorch_model.safetensors",
+                                         "vae/diffusion_pytorch_model.safetensors" };
+    static const size_t place[2] = { 4096, 2500 };      /* in proj_out.weight of the transformer, in post_quant_conv.weight of the VAE */
+    for (int broken = 0; broken < 2; broken++) {
+        scratch s = scratch_make();
+        for (int i = 0; i < 5; i++) assert_int_equal(mkdir(scratch_path(&s, parts[i]), 0755), 0);
+        for (int i = 0; i < 10; i++) copy_file(scratch_path(&s, files[i]), files[i], i == 8 + broken ? place[broken] : 0);
+        esa_ctx *ctx = context(1);
+        esa_model *model;
+        esa_frames *frames;
+        esa_generate_params p = tiny();
+        p.save_latents = scratch_path(&s, "latents");
+        if (esa_model_open(ctx, &model, s.dir, NULL) != ESA_OK) fail_msg("%s", esa_ctx_error(ctx));
+        const esa_status status = esa_generate(model, &frames, &p, NULL);
+        if (broken == 0) assert_refused(ctx, status, ESA_ERR_FORMAT, "step 1 of 2", "not finite", NULL);
+        else assert_refused(ctx, status, ESA_ERR_FORMAT, "VAE", "frame 0", NULL);
+        assert_null(frames);
+        assert_int_not_equal(access(p.save_latents, F_OK), 0);
+        esa_model_free(model);
+        esa_ctx_free(ctx);
+        for (int i = 0; i < 10; i++) unlink(scratch_path(&s, files[i]));
+        for (int i = 0; i < 5; i++) rmdir(scratch_path(&s, parts[i]));
+        scratch_remove(&s);
+    }
 }
 
 /* ---------------------------------------------------------------- memory */
@@ -382,6 +473,8 @@ int main(void)
         cmocka_unit_test(described),
         cmocka_unit_test(refusals),
         cmocka_unit_test(progress_and_cancel),
+        cmocka_unit_test(cancel_loading),
+        cmocka_unit_test(not_finite),
         cmocka_unit_test(out_of_memory),
         cmocka_unit_test(record_then_cached),
     };

@@ -8,7 +8,8 @@
  * configuration normalises over one and over three channels, where a pixel near zero magnifies rounding: torch's f32 is 1.1e-4 off in the worst
  * of 76,000 elements, ours 2.7e-5 with fma and 1.5e-4 without. There the mean says more: 5e-7 is seen. */
 #define TOLERANCE 2e-5
-#define TOLERANCE_TINY 5e-4
+#define TOLERANCE_TINY 1e-4
+#define TOLERANCE_TINY_REF 5e-4         /* kernels without fma */
 #define TOLERANCE_MEAN 2e-6
 
 #define WAN_MEAN {-0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508, 0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497, 0.2503, -0.2921}
@@ -126,7 +127,8 @@ static void compare(bench *b, const esa_tensors *golden, const char *name)
     double sum = 0;
     for (int64_t i = 0; i < n; i++) sum += fabs((double)b->clip[i * every] - (double)want[i]);
     print_message("%s: %.2e, mean %.1e\n", name, e, sum / (double)n / limit);
-    assert_true(e < (b->config.base_dim == 3 ? TOLERANCE_TINY : TOLERANCE));
+    const double tiny_limit = strcmp(esa_ctx_cpu(b->ctx), "ref") == 0 ? TOLERANCE_TINY_REF : TOLERANCE_TINY;
+    assert_true(e < (b->config.base_dim == 3 ? tiny_limit : TOLERANCE));
     assert_true(sum / (double)n / limit < TOLERANCE_MEAN);
 }
 

@@ -97,7 +97,10 @@ esa_status esa_wan_dit_check(const esa_part_env *env, const esa_wan_config *conf
 
 static esa_status load(const esa_part_env *env, esa_wan_dit **dit, esa_status status)
 {
-    if (status == ESA_OK) status = esa_weights_load((*dit)->weights, env->hold);
+    if (status == ESA_OK) {
+        esa_weights_watch((*dit)->weights, env->tick, env->tick_user);
+        status = esa_weights_load((*dit)->weights, env->hold);
+    }
     if (status != ESA_OK) {
         esa_wan_dit_free(*dit);
         *dit = NULL;

@@ -66,6 +66,7 @@ static esa_status open_encoder(const esa_part_env *env, esa_umt5 **out, const es
     }
     if (status == ESA_OK && load) {
         const int32_t large = esa_weights_parameters(e->weights) >= LARGE / 4;
+        esa_weights_watch(e->weights, env->tick, env->tick_user);
         status = esa_weights_load(e->weights, env->hold == ESA_HOLD_AUTO && large ? ESA_HOLD_FILE : env->hold);
     }
     esa_mem_free(&ctx->mem, folder, folder_bytes);
@@ -194,7 +195,11 @@ esa_status esa_umt5_encode(esa_umt5 *e, float *out, const int32_t *ids, int64_t 
     for (int64_t i = 0; i < 2 * n - 1; i++) r.bucket[i] = esa_umt5_bucket(&e->config, i - (n - 1));
     for (int64_t i = 0; i < n; i++) esa_weight_to_f32(r.x + i * d, &e->shared, ids[i] * d, d);
     esa_nn_enter(nn);
-    for (int32_t i = 0; i < e->config.layers && status == ESA_OK; i++) status = run_layer(e, &r, &e->layer[i]);
+    for (int32_t i = 0; i < e->config.layers && status == ESA_OK; i++) {
+        status = run_layer(e, &r, &e->layer[i]);
+        if (status == ESA_OK && e->env.tick && e->env.tick(e->env.tick_user, i + 1, e->config.layers))
+            status = esa_fail(nn->ctx, ESA_ERR_STATE, "cancelled");
+    }
     esa_nn_leave(nn);
     if (status == ESA_OK) {
         t5_norm(e, &r, r.h, &e->norm);
