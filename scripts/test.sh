@@ -11,25 +11,22 @@ case "$mode" in
     *) echo "test.sh: unknown mode '$mode', expected short or all" >&2; exit 2 ;;
 esac
 jobs=${JOBS:-2}
-passed=0
-failed=0
-summary=()
 scratch=$(mktemp -d)
-trap 'kill ${fuzz_pids[@]+"${fuzz_pids[@]}"} ${python_pid:-} 2>/dev/null; rm -rf "$scratch"' EXIT
+: >"$scratch/notes"
+python_group=       # the process group of the Python stages, which run beside the others
+trap 'kill ${fuzz_pids[@]+"${fuzz_pids[@]}"} ${python_group:+-- "-$python_group"} 2>/dev/null; rm -rf "$scratch"' EXIT
 
-note() {    # note NAME PASSED FAILED SECONDS [remark]
-    passed=$((passed + $2))
-    failed=$((failed + $3))
-    summary+=("| $1 | $2 | $3 | $4 | ${5:-} |")
+note() {    # note NAME PASSED FAILED SECONDS [remark]: into a file, because stages run in processes of their own
+    printf '%s|%d|%d|%d|%s\n' "$1" "$2" "$3" "$4" "${5:-}" >>"$scratch/notes"
     printf -- '---- %s: %d passed, %d failed (%d s) %s\n' "$1" "$2" "$3" "$4" "${5:-}"
 }
 
 build() {   # build PRESET [target...]: configures and builds; a build that fails is one failed test
-    local preset=$1; shift
-    cmake --preset "$preset" >"$scratch/log" 2>&1 &&
-        cmake --build --preset "$preset" -j "$jobs" ${1:+--target "$@"} >"$scratch/log" 2>&1 && return 0
-    grep -nE 'error|Error|undefined|warning' "$scratch/log" | head -n 20
-    tail -n 5 "$scratch/log"
+    local preset=$1 log=$scratch/build-$1; shift
+    cmake --preset "$preset" >"$log" 2>&1 &&
+        cmake --build --preset "$preset" -j "$jobs" ${1:+--target "$@"} >"$log" 2>&1 && return 0
+    grep -nE 'error|Error|undefined|warning' "$log" | head -n 20
+    tail -n 5 "$log"
     return 1
 }
 
@@ -38,15 +35,15 @@ stage() {   # stage NAME PRESET [ctest arguments]: builds the preset and runs it
     printf '==== %s\n' "$name"
     if ! build "$preset"; then note "$name" 0 1 $((SECONDS - start)) "did not build"; return; fi
     ctest --preset "$preset" -j "$jobs" --no-tests=error "$@" 2>&1 | tee "$scratch/ctest" | grep -vE '^\s*Start +[0-9]+:'
-    count_ctest "$name" "$start"
+    count_ctest "$name" "$start" "$scratch/ctest"
 }
 
-count_ctest() {   # count_ctest NAME START: books what ctest wrote to $scratch/ctest
-    local name=$1 start=$2 total bad skipped
-    total=$(sed -n 's/.*tests failed out of \([0-9]*\).*/\1/p' "$scratch/ctest")
-    bad=$(sed -n 's/.*tests passed, \([0-9]*\) tests failed.*/\1/p' "$scratch/ctest")
+count_ctest() {   # count_ctest NAME START FILE: books what ctest wrote to FILE
+    local name=$1 start=$2 file=$3 total bad skipped
+    total=$(sed -n 's/.*tests failed out of \([0-9]*\).*/\1/p' "$file")
+    bad=$(sed -n 's/.*tests passed, \([0-9]*\) tests failed.*/\1/p' "$file")
     if [ -z "$total" ]; then note "$name" 0 1 $((SECONDS - start)) "ctest ran no tests"; return; fi
-    skipped=$(grep -cF '***Skipped' "$scratch/ctest")         # neither passed nor failed
+    skipped=$(grep -cF '***Skipped' "$file")         # neither passed nor failed
     note "$name" $((total - bad - skipped)) "$bad" $((SECONDS - start)) "$([ "$skipped" -eq 0 ] || echo "$skipped skipped")"
 }
 
@@ -93,37 +90,47 @@ fuzz_collect() {
     note "fuzz, $fuzz_seconds s each" "$ok" "$bad" $((SECONDS - fuzz_begin)) "$remark"
 }
 
-# Fetching and unpacking torch is mostly waiting: the environment is made beside the first stages.
-python_pid=
-python_start() {
-    scripts/python-env.sh "$1" >"$scratch/python-env" 2>&1 &
-    python_pid=$!
-}
-
-# python_tests NAME REQUIREMENTS [pytest arguments]: the package's tests, and beside them the engine held against diffusers live, in an environment
-# of those versions; both use one core.
+# python_tests NAME REQUIREMENTS [pytest arguments]: the package's tests, then the engine held against diffusers live, in an environment of
+# those versions.
 python_tests() {
     local name=$1 requirements=$2 start=$SECONDS python; shift 2
-    printf '==== %s\n' "$name"
-    if [ -n "$python_pid" ] && ! wait "$python_pid"; then cat "$scratch/python-env"; fi
-    python_pid=
     if ! python=$(scripts/python-env.sh "$requirements"); then note "$name" 0 1 $((SECONDS - start)) "no environment"; return; fi
+    until [ -e "$scratch/release-done" ]; do sleep 1; done
+    printf '==== %s\n' "$name"
+    start=$SECONDS
     if ! build release; then note "$name" 0 1 $((SECONDS - start)) "did not build"; return; fi
-    ESA_PYTHON=$python ctest --preset release -L live --no-tests=error >"$scratch/live" 2>&1 &
-    local live=$!
-    # The live tests end long before pytest does, and leave a core idle. Whether this builds is for the stage of that name to say.
-    (cmake --preset neon && cmake --build --preset neon -j 1) >/dev/null 2>&1 &
-    local neon=$!
-    rm -f "$scratch/pytest.xml"
     ESA_LIB=$PWD/build/libesa.so OMP_NUM_THREADS=1 "$python" -m pytest -q --junitxml="$scratch/pytest.xml" "$@" 2>&1 | tail -n 60
     # shellcheck disable=SC2046
     note "$name" $("$python" scripts/count_junit.py "$scratch/pytest.xml" $((SECONDS - start)))
-    wait "$live"
-    wait "$neon"
-    cp "$scratch/live" "$scratch/ctest"
-    grep -q '100% tests passed' "$scratch/ctest" || tail -n 40 "$scratch/ctest"
-    count_ctest "$name, live parity" "$start"
-    if grep -q 'live\.diffusers .*Skipped' "$scratch/ctest"; then note "$name, live parity" 0 1 0 "skipped although its packages are there"; fi
+    rm -f "$scratch/pytest.xml"
+    start=$SECONDS
+    ESA_PYTHON=$python ctest --preset release -L live --no-tests=error >"$scratch/live" 2>&1
+    grep -q '100% tests passed' "$scratch/live" || tail -n 40 "$scratch/live"
+    count_ctest "$name, live parity" "$start" "$scratch/live"
+    if grep -q 'live\.diffusers .*Skipped' "$scratch/live"; then note "$name, live parity" 0 1 0 "skipped although its packages are there"; fi
+}
+
+# Fetching and unpacking torch is mostly waiting, and pytest keeps one core busy: the Python stages run beside the others, from the release stage
+# on, whose library they use. A process group of their own, so that all of it ends if this script does; what they print follows at the end.
+python_start() {
+    set -m
+    {
+        if [ "$mode" = all ]; then
+            python_tests "python" tests/python/requirements.txt --slow
+            python_tests "python, diffusers 0.36" tests/python/requirements-036.txt
+        else
+            python_tests "python" tests/python/requirements.txt
+        fi
+    } >"$scratch/python" 2>&1 </dev/null &
+    python_group=$!
+    set +m
+}
+
+python_collect() {
+    wait "$python_group"
+    python_group=
+    cat "$scratch/python"
+    grep -q '^python|' "$scratch/notes" || note python 0 1 0 "ended without a count"
 }
 
 fresh() {   # the two commands of the README in a clone with nothing built, demo and install
@@ -141,19 +148,14 @@ fresh() {   # the two commands of the README in a clone with nothing built, demo
 # The long run draws its random problems anew each time; failures print the seed.
 [ "$mode" = short ] || export ESA_TEST_SEED=${ESA_TEST_SEED:-$(date +%s)}
 fuzz_start
-python_start tests/python/requirements.txt
+python_start
 # Tests labelled long (a browser, the tutorial, a cluster) belong to the complete run, once.
 # Live parity with diffusers needs torch: the Python stage runs it, in the environment it makes.
 if [ "$mode" = all ]; then stage "release" release -LE '^live$'
 else stage "release" release -LE '^(long|live)$'
 fi
+touch "$scratch/release-done"
 stage "asan + ubsan" asan -LE '^(long|live)$'
-if [ "$mode" = all ]; then
-    python_tests "python" tests/python/requirements.txt --slow
-    python_tests "python, diffusers 0.36" tests/python/requirements-036.txt
-else
-    python_tests "python" tests/python/requirements.txt
-fi
 # Emulation is some thirty times slower than the machine, so the short run takes what depends on the processor; sessions and
 # mask files, which do not, follow in the complete run.
 if [ "$mode" = all ]; then stage "NEON under qemu" neon
@@ -164,7 +166,10 @@ if [ "$mode" = all ]; then
     stage "clang" clang -LE '^(long|live)$'
     fresh
 fi
+python_collect
 fuzz_collect
+passed=$(awk -F'|' '{ n += $2 } END { print n + 0 }' "$scratch/notes")
+failed=$(awk -F'|' '{ n += $3 } END { print n + 0 }' "$scratch/notes")
 if [ "$mode" = all ]; then
     {
         echo "# Last complete run of \`make test-all\`"
@@ -174,7 +179,7 @@ if [ "$mode" = all ]; then
         echo
         echo "| stage | passed | failed | seconds | remark |"
         echo "|---|---|---|---|---|"
-        printf '%s\n' "${summary[@]}"
+        sed 's/|/ | /g; s/^/| /; s/$/ |/' "$scratch/notes"
         echo
         echo "$passed passed, $failed failed"
     } >"$scratch/test-all.md"
