@@ -2,6 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "generate.h"
 
+#include <string.h>
+
 static int usage(const char *sentence)
 {
     cli_fail("generate: %s", sentence);
@@ -19,6 +21,9 @@ static int agree(const generate_options *o, int argc, char **argv)
     if (o->compare && o->clip.method == METHOD_DENSE) return usage("--compare dense needs another --method to compare");
     if (!o->compare && (o->dense_out || o->beside_out)) return usage("--dense-out and --beside-out need --compare dense");
     if (o->output_dir && (o->dense_out || o->beside_out)) return usage("--dense-out and --beside-out go with --out");
+    if ((o->out && o->dense_out && strcmp(o->out, o->dense_out) == 0) || (o->beside_out && o->out && strcmp(o->out, o->beside_out) == 0) ||
+        (o->beside_out && o->dense_out && strcmp(o->dense_out, o->beside_out) == 0))
+        return usage("--out, --dense-out and --beside-out are three videos; give them three names");
     const int several = o->prompts_file || o->num_prompts > 1 || o->seeds.count > 1;
     if (several && o->out) return usage("several prompts or seeds need --output-dir DIR, not --out");
     if (o->seeds.count > 1 && !o->output_dir) return usage("several seeds need --output-dir DIR");
@@ -40,7 +45,7 @@ int cmd_generate(int argc, char **argv)
         { "--method", CLI_CHOICE, &o.clip.method, METHODS, 0, 0, 0, "how self-attention runs (entropy)" },
         { "--budget", CLI_REAL, &o.clip.budget, "X", 0, 1, 0, "kept fraction of key blocks (0.5)" },
         { "--seed", CLI_INTS, &o.seeds, "N,...", 0, 9e15, 0, "of the noise, as in diffusers with a CPU generator; several: a video each (0)" },
-        { "--out", CLI_TEXT, &o.out, "FILE", 0, 0, 0, "x.mp4, x.y4m, or a folder of PNG: x/ (out.mp4)" },
+        { "--out", CLI_TEXT, &o.out, "FILE", 0, 0, 0, "x.mp4, x.y4m, a tensor (x.npy, x.safetensors), or a folder of PNG: x/ (out.mp4)" },
         { "--output-dir", CLI_TEXT, &o.output_dir, "DIR", 0, 0, 0, "one video per prompt and seed: 000.mp4, or 000-s1.mp4; made with its parents" },
         { "--compare", CLI_CHOICE, &compare, "dense", 0, 0, 0, "also make the dense video; speedup, PSNR and SSIM" },
         { "--dense-out", CLI_TEXT, &o.dense_out, "FILE", 0, 0, 0, "the dense video (beside --out, with -dense in its name)" },

@@ -1,9 +1,14 @@
 /* cmd_report.c - `esa report`: results folders and mask files become one HTML page that needs nothing else.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "report.h"
+#include "clip.h"
+#include "folders.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #define MAX_MASKS 16
 #define MAX_PAGE (1000LL << 20)     /* bytes: beyond it browsers give up */
@@ -50,11 +55,26 @@ static void default_title(char *out, size_t size, const report_run *runs, int co
     else snprintf(out, size, "%s and %d more: sparse against dense", runs[0].tag, count - 1);
 }
 
+/* The folder the page will lie in; *room is "" where it goes into a pipe or a device. CLI_FAILED after one sentence if it cannot be written there,
+ * which is better said before the work than after it. */
+static int page_folder(char *room, size_t size, const char *output)
+{
+    struct stat about;
+    *room = 0;
+    const int exists = stat(output, &about) == 0;
+    if (exists && S_ISDIR(about.st_mode)) return cli_fail("cannot write '%s': %s", output, strerror(EISDIR));
+    if (exists && !S_ISREG(about.st_mode)) return CLI_OK;
+    cli_folder_of(room, size, output);
+    if (access(room, W_OK | X_OK) == 0 || exists) return CLI_OK;
+    return cli_fail("cannot write '%s': %s: %s", output, room, strerror(errno));
+}
+
 /* runs and mask files are read: the page is made and written. */
 static int write_page(const request *q, esa_ctx *ctx, const report_run *runs, int count, char *const *masks, int mask_count)
 {
-    char title[256];
-    int status = CLI_OK;
+    char title[256], room[4200];
+    int status = page_folder(room, sizeof room, q->output);
+    if (status) return status;
     size_t bytes = 0;
     report_text text = { 0 };
     default_title(title, sizeof title, runs, count, masks);
@@ -66,8 +86,12 @@ static int write_page(const request *q, esa_ctx *ctx, const report_run *runs, in
     cli_json_close(json);
     char *data = cli_json_take(json, &bytes);
     report_page page = { .title = q->title ? q->title : title, .runs = runs, .run_count = count, .mask_count = mask_count, .data = data, .data_bytes = bytes,
-                         .videos = !q->no_videos, .max_clips = q->max_clips, .media = { .ctx = ctx } };
+                         .videos = !q->no_videos, .max_clips = q->max_clips, .media = { .ctx = ctx, .room = room[0] ? room : NULL } };
     if (!status && data) report_page_write(&text, &page);
+    if (!status && clip_interrupted()) {
+        cli_fail(REPORT_WHAT ": interrupted, nothing was written");
+        status = CLIP_INTERRUPTED;
+    }
     if (!status && (!data || text.failed)) status = cli_fail(REPORT_WHAT ": out of memory");
     if (!status && (int64_t)text.used > MAX_PAGE)
         status = cli_fail(REPORT_WHAT ": the page would have %lld MB, more than browsers open; --max-prompts N puts in the videos of fewer prompts",
@@ -127,5 +151,6 @@ int cmd_report(int argc, char **argv)
                              options, argc, argv, &words, &done);
     if (status || done) return status;
     if (words == 0 && !q.masks) { cli_fail(REPORT_WHAT ": no results folder was given, and no --masks; 'esa report --help' says more"); return CLI_USAGE; }
+    clip_catch_signals();           /* what is under way ends between two videos and takes its scratch folder with it */
     return make_report(&q, argv, words);
 }

@@ -17,8 +17,4 @@ typedef struct generate_options {
 /* Runs it all; CLI_OK, CLI_FAILED or CLI_USAGE after one sentence, 130 when interrupted. */
 int generate_run(const generate_options *options);
 
-/* A path that can be written, checked before the work begins: an ending that names a format, a folder that exists and may be written.
- * Appends '/' where path is a folder. CLI_FAILED after one sentence. */
-int generate_target(char *target, size_t size, const char *path);
-
 #endif

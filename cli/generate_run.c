@@ -43,8 +43,12 @@ static int folder_of(char *folder, size_t size, const char *path)
     return CLI_OK;
 }
 
-int generate_target(char *target, size_t size, const char *path)
+/* A path that can be written, checked before the work begins: an ending that names a format for so many frames, a folder that exists and may be
+ * written. Appends '/' where path is a folder. CLI_FAILED after one sentence. */
+static int target_of(char *target, size_t size, const char *path, int64_t frames)
 {
+    static const char *const files[] = { ".mp4", ".y4m", ".png", ".npy", ".safetensors" };
+    int known = 0;
     struct stat about;
     char folder[PATH_SIZE];
     const size_t n = strlen(path);
@@ -55,12 +59,16 @@ int generate_target(char *target, size_t size, const char *path)
     /* With a slash behind it a file is not found at all: ENOTDIR. */
     const int file_as_folder = is_folder && (exists ? !S_ISDIR(about.st_mode) : why == ENOTDIR);
     if (file_as_folder) return cli_fail("%s: '%s' is a file, it cannot become a folder of pictures", what, path);
-    if (!is_folder && !mp4 && !ends_with(target, ".y4m") && !ends_with(target, ".png"))
-        return cli_fail("%s: '%s' has no ending that names a format: expected .mp4, .y4m, or a folder of PNG (a name that ends in /)", what,
-                        path);
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) known |= ends_with(target, files[i]);
+    if (!is_folder && !known)
+        return cli_fail("%s: '%s' has no ending that names a format: expected .mp4, .y4m, .npy, .safetensors, .png (one frame), or a folder of PNG (a "
+                        "name that ends in /)", what, path);
+    if (ends_with(target, ".png") && frames > 1)
+        return cli_fail("%s: '%s' holds one picture, the video has %lld frames: give a folder (a name that ends in /) or --frames 1", what, path,
+                        (long long)frames);
     if (mp4 && !cli_video_mp4())
-        return cli_fail("%s: '%s' cannot be written: this build has no FFmpeg (libavformat-dev, libavcodec-dev); .y4m and folders of PNG work",
-                        what, path);
+        return cli_fail("%s: '%s' cannot be written: this build has no FFmpeg (libavformat-dev, libavcodec-dev); .y4m, .npy, .safetensors and folders "
+                        "of PNG work", what, path);
     if (exists && !S_ISDIR(about.st_mode) && !S_ISREG(about.st_mode))
         return cli_fail("%s: '%s' is no regular file, it cannot be replaced", what, path);
     return folder_of(folder, sizeof folder, target);
@@ -222,12 +230,14 @@ static int all_prompts(job *j, const cli_prompts *prompts)
     const char *const files[] = { o->clip.save_embeds, o->clip.save_latents, o->json };
     size_t kept;
     int status = CLI_OK;
+    clip_request r = o->clip;
+    clip_request_resolve(&r, &j->maker);
     for (int i = 0; i < 3; i++)             /* one that is there may be a pipe or a terminal: its folder says nothing */
         if (files[i] && access(files[i], F_OK) != 0 && (status = folder_of(other, sizeof other, files[i])) != 0) return status;
     if (!o->output_dir) {
-        status = generate_target(target, sizeof target, o->out ? o->out : cli_video_mp4() ? "out.mp4" : "out.y4m");
-        if (!status && o->dense_out) status = generate_target(other, sizeof other, o->dense_out);
-        if (!status && o->beside_out) status = generate_target(other, sizeof other, o->beside_out);
+        status = target_of(target, sizeof target, o->out ? o->out : cli_video_mp4() ? "out.mp4" : "out.y4m", r.frames);
+        if (!status && o->dense_out) status = target_of(other, sizeof other, o->dense_out, r.frames);
+        if (!status && o->beside_out) status = target_of(other, sizeof other, o->beside_out, r.frames);
         return status ? status : one_prompt(j, prompts->line[0], o->seeds.whole[0], target, 0);
     }
     if ((status = cli_make_folders(o->output_dir, &kept, what)) != 0) return status;
@@ -237,7 +247,7 @@ static int all_prompts(job *j, const cli_prompts *prompts)
         const int room = o->seeds.count > 1 ? snprintf(path, sizeof path, "%s/%03lld-s%lld%s", o->output_dir, prompt, seed, j->ending)
                                             : snprintf(path, sizeof path, "%s/%03lld%s", o->output_dir, prompt, j->ending);
         if (room >= (int)sizeof path) status = cli_fail("%s: the name of the folder is too long", what);
-        if (!status) status = generate_target(target, sizeof target, path);
+        if (!status) status = target_of(target, sizeof target, path, r.frames);
         if (!status) status = one_prompt(j, prompts->line[prompt], seed, target, total - i - 1);
     }
     if (status) cli_unmake_folders(o->output_dir, kept);   /* stops where finished videos stand: they are whole and stay */

@@ -89,6 +89,7 @@ int report_mp4_probe(report_mp4 *mp4, const unsigned char *bytes, size_t size);
 /* What is asked of all videos of a page. */
 typedef struct report_media {
     esa_ctx *ctx;                   /* of the caller */
+    const char *room;               /* folder in which a video may be converted: the page's own; NULL: there is none */
     cli_video video;                /* the engine, opened when the first video needs converting */
     int64_t embedded, bytes;        /* videos in the page, and their size before base64 */
     int64_t converted, as_pictures; /* of them made into H.264; made into pictures, because there is no encoder */
@@ -96,7 +97,7 @@ typedef struct report_media {
     char *reason;                   /* of the last one that was left out, or NULL; owned */
 } report_media;
 /* Writes the element that shows path (<video> or a pile of <img>) and sets fps and frames. Where that cannot be done it writes a sentence
- * in its place, sets *frames to 0 and counts it. label describes it for readers of screens. */
+ * in its place, sets *frames to 0 and counts it. label describes it for readers of screens. After a signal (clip_interrupted) it does nothing. */
 void report_media_embed(report_text *t, report_media *media, double *fps, int64_t *frames, const char *path, const char *label);
 
 void report_media_close(report_media *media);

@@ -2,6 +2,7 @@
  * pictures where there is no H.264 encoder.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "report.h"
+#include "clip.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -141,13 +142,17 @@ static void remove_scratch(const char *folder, const char *mp4, const char *pict
     rmdir(folder);
 }
 
-/* Decoded frames go through a scratch folder: as H.264 if FFmpeg can, else as pictures. */
+/* Decoded frames go through a scratch folder beside the page, because nothing is written where the user did not point to: as H.264 if FFmpeg can,
+ * else as pictures. */
 static void embed_frames(report_text *t, report_media *media, double *fps, int64_t *frames, const esa_frames *clip, const char *path, const char *label)
 {
-    const char *room = getenv("TMPDIR");
-    char folder[1024], mp4_path[1060], pictures[1060];
-    snprintf(folder, sizeof folder, "%.900s/esa-report-XXXXXX", room && room[0] ? room : "/tmp");
-    if (!mkdtemp(folder)) { leave_out(t, media, "'%s' cannot be converted: %s: %s.", path, folder, strerror(errno)); return; }
+    char folder[4300], mp4_path[4320], pictures[4320];
+    if (!media->room) {
+        leave_out(t, media, "'%s' must be converted, for which the page needs a folder to lie in; give --output a file.", path);
+        return;
+    }
+    snprintf(folder, sizeof folder, "%.4200s/esa-report-XXXXXX", media->room);
+    if (!mkdtemp(folder)) { leave_out(t, media, "'%s' cannot be converted: %s: %s.", path, media->room, strerror(errno)); return; }
     snprintf(mp4_path, sizeof mp4_path, "%s/clip.mp4", folder);
     snprintf(pictures, sizeof pictures, "%s/pictures/", folder);
     esa_frames_info info = { .struct_size = sizeof info };
@@ -197,6 +202,7 @@ void report_media_embed(report_text *t, report_media *media, double *fps, int64_
     size_t size;
     *fps = 0;
     *frames = 0;
+    if (clip_interrupted()) return;
     if (stat(path, &about) != 0) { leave_out(t, media, "'%s' cannot be read: %s.", path, strerror(errno)); return; }
     if (S_ISDIR(about.st_mode)) { embed_pictures(t, media, fps, frames, path, PICTURES_FPS, label); return; }
     char *data = cli_read_file(path, &size);

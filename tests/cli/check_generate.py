@@ -87,7 +87,9 @@ class Words(Base):
                      ["--out", "a.mp4", "--output-dir", "d"], ["--method", "cached"], ["--masks", "m"], ["--method", "dense", "--compare", "dense"],
                      ["--dense-out", "d.y4m"], ["--beside-out", "d.y4m"], ["--window", "1,2,3"], ["--num-prompts", 2, "--out", "a.y4m"],
                      ["--num-prompts", 2], ["--num-prompts", 2, "--output-dir", "d", "--save-embeds", "e"], ["--seed", "1,2"],
-                     ["--seed", "1,2", "--out", "a.y4m"], ["--seed", "1,2", "--output-dir", "d", "--save-latents", "l"]):
+                     ["--seed", "1,2", "--out", "a.y4m"], ["--seed", "1,2", "--output-dir", "d", "--save-latents", "l"],
+                     ["--compare", "dense", "--out", "a.y4m", "--dense-out", "a.y4m"], ["--compare", "dense", "--out", "a.npy", "--beside-out", "a.npy"],
+                     ["--compare", "dense", "--dense-out", "d.npy", "--beside-out", "d.npy"]):
             self.fails(*args, status=2)
 
 
@@ -168,7 +170,8 @@ class Refusals(Base):
         with open(self.path("file"), "w"):
             pass
         self.fails("--out", "a", says=["ending"])
-        self.fails("--out", "a.gif", says=["ending"])
+        self.fails("--out", "a.gif", says=["ending", ".npy", ".safetensors"])
+        self.fails("--out", "a.png", says=["one picture", "frames", "--frames 1"])        # said before the work, not after it
         self.fails("--out", "none/a.y4m", says=["none", "No such file"])
         self.fails("--out", "file/a.y4m", says=["file"])
         self.fails("--out", "file/", says=["file"])
@@ -250,6 +253,28 @@ class Videos(Base):
             report = self.path("r.json")
             self.works(*SMALL, "--budget", 1, "--order", order, *window, "--compare", "dense", "--out", "s.y4m", "--json", report)
             self.assertGreater(json.loads(read(report))["videos"][0]["psnr"] or 99, 50)
+
+    def test_tensors(self):
+        """The pixels of the pictures, in both forms; the rate stands in the one that has room for it. A single frame may be a picture."""
+        self.works(*SMALL, "--out", "a.npy")
+        self.works(*SMALL, "--fps", 12, "--compare", "dense", "--dense-out", "d.npy", "--out", "a.safetensors")
+        self.works(*SMALL, "--out", "p/")
+        data = read(self.path("a.npy"))
+        self.assertTrue(data.startswith(b"\x93NUMPY"))
+        self.assertIn(b"(9, 64, 64, 3)", data[:128])
+        pixels = data[-9 * 64 * 64 * 3:]
+        tensor = read(self.path("a.safetensors"))
+        size = struct.unpack("<Q", tensor[:8])[0]
+        header = json.loads(tensor[8:8 + size])
+        self.assertEqual((header["frames"]["dtype"], header["frames"]["shape"]), ("U8", [9, 64, 64, 3]))
+        self.assertEqual(float(header["__metadata__"]["fps"]), 12)
+        self.assertEqual(tensor[8 + size:], pixels)
+        self.assertNotEqual(read(self.path("d.npy"))[-len(pixels):], pixels)
+        self.works("--frames", 1, "--height", 32, "--width", 32, "--steps", 1, "--out", "one.png")
+        self.assertTrue(read(self.path("one.png")).startswith(b"\x89PNG"))
+        done = subprocess.run([ESA, "evaluate", "--reference", "a.npy", "--generated", "p", "--output", "m.json"], cwd=self.dir, capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(json.loads(read(self.path("m.json")))["videos"][0]["ssim"], 1)
 
     def test_frames_are_rounded_down(self):
         self.works("--frames", 10, "--height", 32, "--width", 32, "--steps", 1, "--out", "p/")

@@ -7,12 +7,16 @@ import base64
 import html.parser
 import json
 import os
+import random
 import re
+import resource
 import shutil
+import signal
 import struct
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 import zlib
 
@@ -20,6 +24,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import report_fixture
 
 ESA, MAKE_RECORDING = map(os.path.abspath, sys.argv[1:3])
+SEED = int(os.environ.get("ESA_TEST_SEED", "1"))
 EMPTY = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
 
 
@@ -383,7 +388,79 @@ class Pages(Base):
         else:
             self.assertEqual(len(page.all("img")), 20)
             self.assertIn("no H.264 encoder", err)
-        self.assertEqual([name for name in os.listdir(tempfile.gettempdir()) if name.startswith("esa-report-")], [], "scratch left behind")
+
+    def videos_to_convert(self, frames=5):
+        picture = b"FRAME\n" + bytes(range(256)) * 12
+        self.results(videos=[self.write("made/v.y4m", b"YUV4MPEG2 W32 H32 F8:1 Ip A1:1 C444\n" + picture * frames)], prompts=["p"])
+        shutil.rmtree(self.path("made"))
+
+    def test_scratch_lies_beside_the_page(self):
+        """Converting writes nothing where the user did not point to: not in $TMPDIR, not in the folder it runs in; and leaves nothing behind."""
+        self.videos_to_convert()
+        os.makedirs(self.path("out"))
+        os.makedirs(self.path("elsewhere"))
+        env = {**os.environ, "TMPDIR": self.path("none")}                # would fail if it were asked
+        if os.geteuid() != 0:                                            # root writes anywhere
+            os.chmod(self.path("elsewhere"), 0o555)
+        before = self.files()
+        done = subprocess.run([ESA, "report", self.path("res"), "--output", self.path("out/page.html")], cwd=self.path("elsewhere"), env=env,
+                              capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(self.files(), sorted([*before, self.path("out/page.html")]))
+        page = Parsed(read(self.path("out/page.html")).decode())
+        if "built without the engine" in done.stderr:
+            return
+        self.assertEqual({p["@data-frames"] for p in page.all("figure")}, {"5"})
+        traced = shutil.which("strace")
+        if traced:                                                       # every file it opens for writing lies in the page's folder
+            subprocess.run([traced, "-f", "-e", "trace=openat,mkdir,mkdirat,rename", "-o", self.path("trace"), ESA, "report", self.path("res"), "--output",
+                            self.path("out/page.html")], env=env, check=True, capture_output=True)
+            for line in read(self.path("trace")).decode(errors="replace").splitlines():
+                if "= -1" not in line and re.search(r"O_WRONLY|O_RDWR|mkdir|rename", line) and "/dev/" not in line:
+                    self.assertIn(self.path("out/"), line)
+        into_pipe = subprocess.run([ESA, "report", self.path("res"), "--output", "/dev/stdout"], cwd=self.dir, env=env, capture_output=True, text=True)
+        self.assertEqual(into_pipe.returncode, 0, into_pipe.stderr)     # no folder to convert in: a sentence in the video's place
+        self.assertIn("give --output a file", into_pipe.stdout)
+
+    def test_interrupted(self):
+        """A signal at moments of chance: the page as it was or the new one, one sentence, and no scratch."""
+        self.videos_to_convert(frames=100)
+        self.write("page.html", "older")
+        before, rng, stopped = self.files(), random.Random(SEED), 0
+        for attempt in range(12):
+            run = subprocess.Popen([ESA, "report", "res", "--output", "page.html"], cwd=self.dir, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            wanted = time.monotonic() + rng.uniform(0, 0.2)
+            while time.monotonic() < wanted and not any(name.startswith("esa-report-") for name in os.listdir(self.dir)):
+                time.sleep(0.001)
+            time.sleep(0.02)                                             # the handler stands before anything is written
+            run.send_signal(signal.SIGINT if attempt % 2 else signal.SIGTERM)
+            out, err = run.communicate()
+            self.assertEqual(self.files(), before, f"attempt {attempt}, seed {SEED}: {err}")
+            if run.returncode == 130:
+                self.assertEqual((out, err), ("", "esa: report: interrupted, nothing was written\n"))
+                stopped += 1
+            elif run.returncode == 0:
+                self.assertTrue(read(self.path("page.html")).startswith(b"<!DOCTYPE html>"))
+                self.write("page.html", "older")
+            else:
+                self.assertIn(run.returncode, (-signal.SIGINT, -signal.SIGTERM), err)        # before it caught signals
+            if run.returncode != 0:
+                self.assertEqual(read(self.path("page.html")), b"older")
+        self.assertGreater(stopped, 0, f"seed {SEED}")
+
+    def test_scratch_goes_after_errors(self):
+        """A disk that is full while a video is converted or the page is written."""
+        self.videos_to_convert()
+        before = self.files()
+        for limit in (100, 3000, 100000):
+            def tighten(limit=limit):
+                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+            done = subprocess.run([ESA, "report", "res", "--output", "page.html"], cwd=self.dir, capture_output=True, text=True, preexec_fn=tighten)
+            if done.returncode == 0:
+                os.unlink(self.path("page.html"))
+            else:
+                self.assertEqual((done.returncode, done.stdout), (1, ""), done.stderr)
+            self.assertEqual(self.files(), before, (limit, done.stderr))
 
     def test_fewer_videos(self):
         self.results()
