@@ -82,6 +82,9 @@ static esa_status check_sizes(esa_model *m, run *r)
                             s ? "width" : "height", side[s], unit, unit, ESA_FRAMES_MAX_SIDE / unit * unit);
         r->latent[1 + s] = side[s] / i->factor[1 + s];
     }
+    const int32_t tile_unit = 4 * i->factor[1];         /* as the decoder wants it, which comes last */
+    if (p->decode && (p->vae_tile < 0 || p->vae_tile % tile_unit))
+        return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "a VAE tile of %d pixels: expected 0 or a multiple of %d", p->vae_tile, tile_unit);
     r->latent[0] = (p->frames - 1) / i->factor[0] + 1;
     p->frames = (r->latent[0] - 1) * i->factor[0] + 1;
     r->branches = p->guidance > 1 ? 2 : 1;
@@ -113,6 +116,21 @@ static esa_status check_params(esa_model *m, run *r, const esa_generate_params *
 
 /* ---------------------------------------------------------------- getting ready */
 
+/* What can be said against the settings of the selection is said before the first step, not at the first sparse call behind the warm-up. */
+static esa_status check_selection(esa_model *m, const run *r, const esa_session_params *s)
+{
+    const esa_model_info *i = &m->info;
+    esa_shapes shapes = esa_shapes_default();
+    shapes.B = 1;
+    shapes.Hq = shapes.Hkv = i->heads;
+    shapes.Nq = shapes.Nk = (int64_t)(r->latent[0] / i->patch[0]) * (r->latent[1] / i->patch[1]) * (r->latent[2] / i->patch[2]);
+    shapes.D = i->head_dim;
+    esa_plan *plan = NULL;
+    const esa_status status = esa_plan_create(m->ctx, &plan, &shapes, &s->select, &s->attention);
+    esa_plan_free(plan);
+    return status;
+}
+
 static esa_status make_session(esa_model *m, run *r)
 {
     esa_session_params s = r->p.session;
@@ -130,6 +148,8 @@ static esa_status make_session(esa_model *m, run *r)
         s.masks = r->masks;
     }
     status = esa_wan_dit_begin(m->dit, r->latent, &s.select.layout, selector, mode, r->branches);
+    if (status != ESA_OK) return status;
+    if (s.mode == ESA_SESSION_ONLINE || s.mode == ESA_SESSION_RECORD) status = check_selection(m, r, &s);
     if (status != ESA_OK) return status;
     s.layers = m->wan.layers;
     s.steps = r->p.steps;

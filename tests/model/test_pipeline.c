@@ -172,6 +172,20 @@ static void described(void **state)
 
 /* ---------------------------------------------------------------- refusals */
 
+typedef struct watcher { int calls, stop_at, last_stage, text, steps, frames; double density; } watcher;
+
+static int32_t watch(void *user, const esa_progress *p)
+{
+    watcher *w = user;
+    assert_true(p->struct_size == sizeof *p && p->stage >= w->last_stage && p->done >= 0 && p->done <= p->total);
+    w->last_stage = p->stage;
+    if (p->stage == ESA_STAGE_TEXT) w->text = p->done;
+    if (p->stage == ESA_STAGE_DENOISE) w->steps = p->done;
+    if (p->stage == ESA_STAGE_DECODE) w->frames = p->done;
+    w->density = p->density;
+    return ++w->calls == w->stop_at;
+}
+
 static void refusals(void **state)
 {
     (void)state;
@@ -208,6 +222,19 @@ static void refusals(void **state)
     p.session.mode = ESA_SESSION_ONLINE;
     p.session.select.budget = 7;
     assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_ARGUMENT, "7", NULL);
+    watcher w = { 0 };                                  /* before anything is computed, also where warm-up comes first */
+    p = tiny();
+    p.session.mode = ESA_SESSION_ONLINE;
+    p.session.select.block_q = 1;
+    p.progress = watch;
+    p.progress_user = &w;
+    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_UNSUPPORTED, "block_q is 1", NULL);
+    p = tiny();
+    p.vae_tile = 15;
+    p.progress = watch;
+    p.progress_user = &w;
+    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_ARGUMENT, "tile of 15", "multiple of 16", NULL);
+    assert_int_equal(w.calls, 0);
     p = tiny();
     p.struct_size = 8;
     assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_VERSION, "8 bytes", NULL);
@@ -229,20 +256,6 @@ static void refusals(void **state)
 }
 
 /* ---------------------------------------------------------------- progress and cancelling */
-
-typedef struct watcher { int calls, stop_at, last_stage, text, steps, frames; double density; } watcher;
-
-static int32_t watch(void *user, const esa_progress *p)
-{
-    watcher *w = user;
-    assert_true(p->struct_size == sizeof *p && p->stage >= w->last_stage && p->done >= 0 && p->done <= p->total);
-    w->last_stage = p->stage;
-    if (p->stage == ESA_STAGE_TEXT) w->text = p->done;
-    if (p->stage == ESA_STAGE_DENOISE) w->steps = p->done;
-    if (p->stage == ESA_STAGE_DECODE) w->frames = p->done;
-    w->density = p->density;
-    return ++w->calls == w->stop_at;
-}
 
 static void progress_and_cancel(void **state)
 {
