@@ -314,6 +314,21 @@ def measure_esa(model, inputs, shape, config, clock, rounds):
                 "fallback_calls": total.fallback_calls, "kernel": total.kernel}
 
 
+def whole_run(model, inputs, tokens, sdpa, config, clock):
+    """Seconds of STEPS forwards dense and with esa, warm-up steps and all: does the sum of measured steps tell the truth?"""
+    with sdpa_backends(clock.gpu)[sdpa](), Attention(tokens, clock.gpu, False):
+        dense = clock(lambda: [model(**inputs) for _ in range(STEPS)])
+    with esa.apply(model, config, steps=STEPS) as handle:
+        def video():
+            for step in range(STEPS):
+                handle.pin(step)
+                model(**inputs)
+        sparse = clock(video)
+        stats = handle.stats()
+    return {"dense_s": dense, "esa_s": sparse, "speedup": dense / sparse, "density": stats.density, "sparse_calls": stats.sparse_calls,
+            "dense_calls": stats.dense_calls}
+
+
 def offloaded(model, inputs, shape, block, clock):
     """Blocks wait in main memory and come to the GPU one after the other (diffusers' group offloading)."""
     from diffusers.hooks import apply_group_offloading
@@ -380,6 +395,10 @@ def run_shape(name, shape, args, deadline):
             with sdpa_backends(gpu)[sdpa](), Attention(tokens_of(shape), gpu, False):
                 result["dense_again_s"] = clock(lambda: model(**inputs))
             print(f"  dense again: {result['dense_again_s']:.3f} s")
+        if name == args.whole:
+            config = esa.EsaConfig(block=block, warmup_frac=WARMUP, tail=args.tail, budget=0.2)
+            result["whole_run"] = whole = whole_run(model, inputs, tokens_of(shape), sdpa, config, clock)
+            print(f"  {STEPS} steps for real: dense {whole['dense_s']:.1f} s, entropy online 0.2 {whole['esa_s']:.1f} s, {whole['speedup']:.2f}x", flush=True)
         if args.offload and name == "wan-14b-480p" and gpu:
             result["offload"] = offloaded(model, inputs, shape, block, clock)
             print(f"  blocks offloaded to the CPU: {', '.join(f'{k} {v:.2f} s' for k, v in result['offload'].items())}")
@@ -414,7 +433,13 @@ def table(results):
 
 
 def commit():
+    """Of the library that runs: a bundle says so itself, else that of this tree."""
     here = os.path.dirname(os.path.abspath(__file__))
+    for folder in (os.path.dirname(os.environ.get("ESA_LIB", "")), os.path.dirname(os.path.dirname(os.environ.get("ESA_LIB", "")))):
+        path = os.path.join(folder, "COMMIT")
+        if folder and os.path.exists(path):
+            with open(path, encoding="utf-8") as file:
+                return file.read().strip()
     try:
         return subprocess.run(["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
@@ -435,6 +460,7 @@ def main(arguments=None):
     parser.add_argument("--limit", type=float, default=480, help="seconds in all; what does not fit is named and left out (480)")
     parser.add_argument("--shape-limit", type=float, default=150, help="seconds per shape (150)")
     parser.add_argument("--offload", action="store_true", help="also run wan-14b-480p with its blocks in main memory")
+    parser.add_argument("--whole", metavar="SHAPE", help=f"also run {STEPS} steps of this shape for real, dense and entropy online 0.2")
     parser.add_argument("--json", metavar="FILE", help="everything measured, for machines")
     args = parser.parse_args(arguments)
     args.methods = args.methods.split(",") if args.methods else None
