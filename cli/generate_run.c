@@ -19,6 +19,7 @@ typedef struct job {
     cli_json *json;
     cli_table *table;
     const char *ending;             /* of files in --output-dir */
+    const char *dense_out, *beside_out;     /* as they are written; NULL: -dense in the video's name, none */
     int64_t made;                   /* prompts whose videos are written */
 } job;
 
@@ -43,9 +44,17 @@ static int folder_of(char *folder, size_t size, const char *path)
     return CLI_OK;
 }
 
+static esa_save_params save_params(const job *j)
+{
+    esa_save_params p = j->maker.video.save_params();
+    p.quality = (int32_t)j->o->quality;
+    p.fps = j->o->fps;
+    return p;
+}
+
 /* A path that can be written, checked before the work begins: an ending that names a format for so many frames, a folder that exists and may be
  * written. Appends '/' where path is a folder. CLI_FAILED after one sentence. */
-static int target_of(char *target, size_t size, const char *path, int64_t frames)
+static int target_of(const job *j, char *target, size_t size, const char *path, int64_t frames)
 {
     static const char *const files[] = { ".mp4", ".y4m", ".png", ".npy", ".safetensors" };
     int known = 0;
@@ -71,7 +80,11 @@ static int target_of(char *target, size_t size, const char *path, int64_t frames
                         "of PNG work", what, path);
     if (exists && !S_ISDIR(about.st_mode) && !S_ISREG(about.st_mode))
         return cli_fail("%s: '%s' is no regular file, it cannot be replaced", what, path);
-    return folder_of(folder, sizeof folder, target);
+    const int status = folder_of(folder, sizeof folder, target);
+    if (status) return status;
+    const esa_save_params p = save_params(j);
+    const esa_status checked = j->maker.video.frames_save_check(j->maker.ctx, target, frames, &p);
+    return checked == ESA_OK ? CLI_OK : cli_fail_esa(j->maker.ctx, checked, what);
 }
 
 /* a.mp4 -> a-dense.mp4, frames/ -> frames-dense/ */
@@ -97,9 +110,7 @@ static int make(job *j, esa_frames **frames, clip_record *record, const clip_req
 
 static int save(job *j, const esa_frames *frames, const char *path)
 {
-    esa_save_params p = j->maker.video.save_params();
-    p.quality = (int32_t)j->o->quality;
-    p.fps = j->o->fps;
+    const esa_save_params p = save_params(j);
     const esa_status status = j->maker.video.frames_save(j->maker.ctx, frames, path, &p);
     return status == ESA_OK ? CLI_OK : cli_fail_esa(j->maker.ctx, status, what);
 }
@@ -200,7 +211,7 @@ static int one_prompt(job *j, const char *prompt, int64_t seed, const char *path
     r.seed = seed;
     cli_name(method, METHODS, r.method);
     if (o->compare) {
-        if (o->dense_out) snprintf(dense_path, sizeof dense_path, "%s", o->dense_out);
+        if (j->dense_out) snprintf(dense_path, sizeof dense_path, "%s", j->dense_out);
         else dense_name(dense_path, sizeof dense_path, path);
         clip_request d = r;
         d.method = METHOD_DENSE;
@@ -211,7 +222,7 @@ static int one_prompt(job *j, const char *prompt, int64_t seed, const char *path
     if (!status && o->compare) status = clip_compare(&j->maker, &metrics, dense, frames);
     if (!status && o->compare) status = save(j, dense, dense_path);
     if (!status) status = save(j, frames, path);
-    if (!status && o->beside_out) status = beside(j, dense, frames, o->beside_out);
+    if (!status && j->beside_out) status = beside(j, dense, frames, j->beside_out);
     j->made += !status;
     if (!status) report(j, r.prompt_embeds ? NULL : prompt, seed, path, dense_path, &record, &dense_record, &metrics);
     j->maker.video.frames_free(frames);
@@ -226,18 +237,29 @@ static int one_prompt(job *j, const char *prompt, int64_t seed, const char *path
 static int all_prompts(job *j, const cli_prompts *prompts)
 {
     const generate_options *o = j->o;
-    char path[PATH_SIZE], target[PATH_SIZE + 32], other[PATH_SIZE];
+    char path[PATH_SIZE], target[PATH_SIZE + 32], dense[PATH_SIZE], other[PATH_SIZE];
+    struct stat about;
     const char *const files[] = { o->clip.save_embeds, o->clip.save_latents, o->json };
     size_t kept;
     int status = CLI_OK;
     clip_request r = o->clip;
     clip_request_resolve(&r, &j->maker);
-    for (int i = 0; i < 3; i++)             /* one that is there may be a pipe or a terminal: its folder says nothing */
+    for (int i = 0; i < 3; i++) {           /* one that is there may be a pipe or a terminal: its folder says nothing */
         if (files[i] && access(files[i], F_OK) != 0 && (status = folder_of(other, sizeof other, files[i])) != 0) return status;
+        if (files[i] && stat(files[i], &about) == 0 && S_ISDIR(about.st_mode)) return cli_fail("%s: '%s' cannot be written: it is a folder", what, files[i]);
+    }
     if (!o->output_dir) {
-        status = target_of(target, sizeof target, o->out ? o->out : cli_video_mp4() ? "out.mp4" : "out.y4m", r.frames);
-        if (!status && o->dense_out) status = target_of(other, sizeof other, o->dense_out, r.frames);
-        if (!status && o->beside_out) status = target_of(other, sizeof other, o->beside_out, r.frames);
+        status = target_of(j, target, sizeof target, o->out ? o->out : cli_video_mp4() ? "out.mp4" : "out.y4m", r.frames);
+        if (!status && o->compare) {
+            if (o->dense_out) snprintf(path, sizeof path, "%s", o->dense_out);
+            else dense_name(path, sizeof path, target);
+            status = target_of(j, dense, sizeof dense, path, r.frames);
+            j->dense_out = dense;
+        }
+        if (!status && o->beside_out) {
+            status = target_of(j, other, sizeof other, o->beside_out, r.frames);
+            j->beside_out = other;
+        }
         return status ? status : one_prompt(j, prompts->line[0], o->seeds.whole[0], target, 0);
     }
     if ((status = cli_make_folders(o->output_dir, &kept, what)) != 0) return status;
@@ -247,7 +269,7 @@ static int all_prompts(job *j, const cli_prompts *prompts)
         const int room = o->seeds.count > 1 ? snprintf(path, sizeof path, "%s/%03lld-s%lld%s", o->output_dir, prompt, seed, j->ending)
                                             : snprintf(path, sizeof path, "%s/%03lld%s", o->output_dir, prompt, j->ending);
         if (room >= (int)sizeof path) status = cli_fail("%s: the name of the folder is too long", what);
-        if (!status) status = target_of(target, sizeof target, path, r.frames);
+        if (!status) status = target_of(j, target, sizeof target, path, r.frames);
         if (!status) status = one_prompt(j, prompts->line[prompt], seed, target, total - i - 1);
     }
     if (status) cli_unmake_folders(o->output_dir, kept);   /* stops where finished videos stand: they are whole and stay */

@@ -63,6 +63,7 @@ int cli_video_open(cli_video *v, const char *what)
         symbol(&v->frames_create, v->handle, "esa_frames_create") && symbol(&v->frames_info, v->handle, "esa_frames_get_info") &&
         symbol(&v->frames_free, v->handle, "esa_frames_free") && symbol(&v->frames_beside, v->handle, "esa_frames_beside") &&
         symbol(&v->save_params, v->handle, "esa_save_params_default") && symbol(&v->frames_save, v->handle, "esa_frames_save") &&
+        symbol(&v->frames_save_check, v->handle, "esa_frames_save_check") &&
         symbol(&v->compare, v->handle, "esa_frames_compare") && symbol(&v->measure, v->handle, "esa_frames_measure") &&
         symbol(&v->load_params, v->handle, "esa_load_params_default") && symbol(&v->frames_load, v->handle, "esa_frames_load") &&
         symbol(&v->frames_peek, v->handle, "esa_frames_peek") && symbol(&v->decode_params, v->handle, "esa_decode_params_default") &&

@@ -26,6 +26,7 @@ typedef struct cli_video {
     esa_status          (*frames_beside)(esa_ctx *, esa_frames **, const esa_frames *, const esa_frames *);
     esa_save_params     (*save_params)(void);
     esa_status          (*frames_save)(esa_ctx *, const esa_frames *, const char *, const esa_save_params *);
+    esa_status          (*frames_save_check)(esa_ctx *, const char *, int64_t, const esa_save_params *);
     esa_load_params     (*load_params)(void);
     esa_status          (*frames_load)(esa_ctx *, esa_frames **, const char *, const esa_load_params *);
     esa_status          (*frames_peek)(esa_ctx *, esa_frames_info *, const char *, const esa_load_params *);
@@ -53,6 +54,9 @@ int  cli_video_mp4(void);
 /* The folder of a model: NULL is wan-tiny; a known name is looked up under $ESA_MODELS, beside the command (wan-tiny) and in the local hub
  * cache; anything else is a folder. CLI_FAILED after one sentence, also for families the engine does not run. */
 int cli_model_find(char *folder, size_t size, const char *model, const char *what);
+/* "fnv1a64:..." of the weights of some parts (ESA_PART_*) of a model folder, to tell whether they are still the same; a second for tens of
+ * gigabytes, because large files are only sampled (model_weights.c). CLI_FAILED after one sentence. */
+int cli_model_weights(char out[32], const char *folder, int parts, const char *what);
 /* The folder the running command lies in; 0 if that cannot be found out. */
 int cli_own_folder(char *out, size_t size);
 /* Of the pipeline class in an error's text, the family and how to run it in Python; NULL if there is none. */

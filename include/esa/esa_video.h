@@ -215,6 +215,9 @@ ESA_API esa_save_params esa_save_params_default(void);
  * .safetensors it is called `frames` and fps stands in the metadata), or a path that ends in '/': a folder of 00000.png .. . Written to a
  * temporary name and renamed; on failure nothing is left. */
 ESA_API esa_status esa_frames_save(esa_ctx *ctx, const esa_frames *frames, const char *path, const esa_save_params *params);
+/* What can be said against saving so many frames there before they are made: params, the ending, a folder that holds other things. Whether there is
+ * room and permission only saving tells. */
+ESA_API esa_status esa_frames_save_check(esa_ctx *ctx, const char *path, int64_t frames, const esa_save_params *params);
 
 typedef struct esa_load_params {
     uint32_t struct_size;

@@ -97,24 +97,30 @@ static esa_status put_in_place(esa_ctx *ctx, const char *temp, const char *folde
     return esa_fail(ctx, ESA_ERR_IO, "%.200s cannot be put in place: %s", folder, strerror(errno));
 }
 
-static esa_status save_folder(esa_ctx *ctx, const esa_frames *frames, const char *path)
+/* The folder's name without slashes at its end; refused where another folder or a file of that name stands. */
+static esa_status check_folder(esa_ctx *ctx, char folder[LONGEST + 8], const char *path)
 {
-    char folder[LONGEST + 8], temp[LONGEST + 40], name[LONGEST + 80];
     size_t n = strlen(path);
     while (n > 1 && path[n - 1] == '/') n--;
     if (n > LONGEST) return esa_fail(ctx, ESA_ERR_ARGUMENT, "a folder's name of %lld bytes is too long", (long long)n);
-    snprintf(folder, sizeof folder, "%.*s", (int)n, path);
+    snprintf(folder, LONGEST + 8, "%.*s", (int)n, path);
     struct stat about;
-    if (stat(folder, &about) == 0) {
-        if (!S_ISDIR(about.st_mode)) return esa_fail(ctx, ESA_ERR_IO, "%.200s is a file, it cannot become a folder of pictures", folder);
-        const int64_t others = foreign(folder);
-        if (others < 0) return esa_fail(ctx, ESA_ERR_IO, "%.200s cannot be read: %s", folder, strerror(errno));
-        if (others > 0)
-            return esa_fail(ctx, ESA_ERR_IO, "%.200s holds %lld entries that are not pictures of a video; give a new folder", folder,
-                            (long long)others);
-    }
+    if (stat(folder, &about) != 0) return ESA_OK;
+    if (!S_ISDIR(about.st_mode)) return esa_fail(ctx, ESA_ERR_IO, "%.200s is a file, it cannot become a folder of pictures", folder);
+    const int64_t others = foreign(folder);
+    if (others < 0) return esa_fail(ctx, ESA_ERR_IO, "%.200s cannot be read: %s", folder, strerror(errno));
+    if (others > 0)
+        return esa_fail(ctx, ESA_ERR_IO, "%.200s holds %lld entries that are not pictures of a video; give a new folder", folder,
+                        (long long)others);
+    return ESA_OK;
+}
+
+static esa_status save_folder(esa_ctx *ctx, const esa_frames *frames, const char *path)
+{
+    char folder[LONGEST + 8], temp[LONGEST + 40], name[LONGEST + 80];
+    esa_status status = check_folder(ctx, folder, path);
+    if (status != ESA_OK) return status;
     if (!make_beside(temp, sizeof temp, folder)) return esa_fail(ctx, ESA_ERR_IO, "%.200s cannot be written: %s", folder, strerror(errno));
-    esa_status status = ESA_OK;
     for (int64_t i = 0; i < frames->count && status == ESA_OK; i++) {
         snprintf(name, sizeof name, "%s/%05lld.png", temp, (long long)i);
         status = esa_png_save(ctx, frames, i, name);
@@ -131,32 +137,53 @@ static int ends_with(const char *path, const char *ending)
     return n > m && strcasecmp(path + n - m, ending) == 0;
 }
 
+static esa_status check(esa_ctx *ctx, const char *path, int64_t frames, const esa_save_params *p)
+{
+    if (!path || !*path) return esa_fail(ctx, ESA_ERR_ARGUMENT, "frames or path is missing");
+    if (p->struct_size != sizeof *p)
+        return esa_fail(ctx, ESA_ERR_VERSION, "esa_save_params has %u bytes, expected %u", p->struct_size, (unsigned)sizeof *p);
+    if (p->quality < 0 || p->quality > 100) return esa_fail(ctx, ESA_ERR_ARGUMENT, "quality was given %d, expected 0 .. 100", p->quality);
+    if (p->fps != 0 && !(p->fps >= 0.01 && p->fps <= 1000))
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "fps was given %g, expected 0 (the frames' own) or 0.01 .. 1000", p->fps);
+    if (p->codec < ESA_CODEC_AUTO || p->codec > ESA_CODEC_LOSSLESS)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "codec is %d, expected 0 .. %d", p->codec, ESA_CODEC_LOSSLESS);
+    if (p->pixels < ESA_PIXELS_U8 || p->pixels > ESA_PIXELS_F16)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "pixels is %d, expected 0 .. %d", p->pixels, ESA_PIXELS_F16);
+    char folder[LONGEST + 8];
+    if (path[strlen(path) - 1] == '/') return check_folder(ctx, folder, path);
+    if (ends_with(path, ".mp4") || ends_with(path, ".y4m") || ends_with(path, ".npy") || ends_with(path, ".safetensors")) return ESA_OK;
+    if (!ends_with(path, ".png"))
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "%.200s has no ending that names a format: expected .mp4, .y4m, .png, .safetensors, .npy, or a folder (a name that ends in /)", path);
+    if (frames > 1)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "%.200s holds one picture, the video has %lld frames: give a folder (a name that ends in /)", path,
+                        (long long)frames);
+    return ESA_OK;
+}
+
 static esa_status save(esa_ctx *ctx, const esa_frames *frames, const char *path, const esa_save_params *params)
 {
     const esa_save_params p = params ? *params : esa_save_params_default();
-    if (!frames || !path || !*path) return esa_fail(ctx, ESA_ERR_ARGUMENT, "frames or path is missing");
-    if (p.struct_size != sizeof p)
-        return esa_fail(ctx, ESA_ERR_VERSION, "esa_save_params has %u bytes, expected %u", p.struct_size, (unsigned)sizeof p);
-    if (p.quality < 0 || p.quality > 100) return esa_fail(ctx, ESA_ERR_ARGUMENT, "quality was given %d, expected 0 .. 100", p.quality);
-    if (p.fps != 0 && !(p.fps >= 0.01 && p.fps <= 1000))
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "fps was given %g, expected 0 (the frames' own) or 0.01 .. 1000", p.fps);
-    if (p.codec < ESA_CODEC_AUTO || p.codec > ESA_CODEC_LOSSLESS)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "codec is %d, expected 0 .. %d", p.codec, ESA_CODEC_LOSSLESS);
-    if (p.pixels < ESA_PIXELS_U8 || p.pixels > ESA_PIXELS_F16)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "pixels is %d, expected 0 .. %d", p.pixels, ESA_PIXELS_F16);
+    if (!frames) return esa_fail(ctx, ESA_ERR_ARGUMENT, "frames or path is missing");
+    const esa_status status = check(ctx, path, frames->count, &p);
+    if (status != ESA_OK) return status;
     const double fps = p.fps > 0 ? p.fps : frames->fps;
     if (path[strlen(path) - 1] == '/') return save_folder(ctx, frames, path);
     if (ends_with(path, ".mp4")) return esa_mp4_save(ctx, frames, path, fps, p.quality, p.codec);
     if (ends_with(path, ".y4m")) return esa_y4m_save(ctx, frames, path, fps);
     if (ends_with(path, ".npy")) return esa_npy_save(ctx, frames, path, p.pixels);
     if (ends_with(path, ".safetensors")) return esa_tensor_video_save(ctx, frames, path, fps, p.pixels);
-    if (ends_with(path, ".png")) {
-        if (frames->count == 1) return esa_png_save(ctx, frames, 0, path);
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "%.200s holds one picture, the video has %d frames: give a folder (a name that ends in /)", path,
-                        frames->count);
-    }
-    return esa_fail(ctx, ESA_ERR_ARGUMENT,
-                    "%.200s has no ending that names a format: expected .mp4, .y4m, .png, .safetensors, .npy, or a folder (a name that ends in /)", path);
+    return esa_png_save(ctx, frames, 0, path);
+}
+
+esa_status esa_frames_save_check(esa_ctx *ctx, const char *path, int64_t frames, const esa_save_params *params)
+{
+    esa_status status = esa_ctx_enter(ctx);
+    if (status != ESA_OK) return status;
+    const esa_save_params p = params ? *params : esa_save_params_default();
+    status = check(ctx, path, frames, &p);
+    esa_ctx_leave(ctx);
+    return status;
 }
 
 esa_status esa_frames_save(esa_ctx *ctx, const esa_frames *frames, const char *path, const esa_save_params *params)

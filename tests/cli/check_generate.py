@@ -190,6 +190,33 @@ class Refusals(Base):
             pass
         self.fails(*SMALL, "--out", "mine/", says=["mine", "not pictures"])
 
+    def at_once(self, *args, **more):
+        """Refused before anything was computed: nothing stands in front of the sentence."""
+        before = self.files()
+        code, out, err = esa(*args, cwd=self.dir)
+        self.assertEqual((code, out, len(err.splitlines())), (1, "", 1), (args, err))
+        for word in more["says"]:
+            self.assertIn(word, err)
+        self.assertEqual(self.files(), before)
+
+    def test_before_the_work(self):
+        os.mkdir(self.path("mine"))
+        os.mkdir(self.path("s-dense.y4m"))
+        with open(self.path("mine/notes.txt"), "w"):
+            pass
+        with open(self.path("s-dense.y4m/notes.txt"), "w"):
+            pass
+        self.at_once(*SMALL, "--out", "mine/", says=["mine", "not pictures"])
+        self.at_once(*SMALL, "--out", ".", says=["not pictures"])
+        self.at_once(*SMALL, "--compare", "dense", "--out", "a.y4m", "--dense-out", "mine", says=["mine", "not pictures"])
+        self.at_once(*SMALL, "--compare", "dense", "--out", "a.y4m", "--beside-out", "mine", says=["mine", "not pictures"])
+        self.at_once(*SMALL, "--compare", "dense", "--out", "s.y4m", says=["s-dense.y4m", "not pictures"])
+        self.at_once(*SMALL, "--out", "a.y4m", "--fps", 0.001, says=["fps", "0.001"])
+        self.at_once(*SMALL, "--out", "a.y4m", "--vae-tile", 15, says=["15", "multiple of 16"])
+        self.at_once(*SMALL, "--out", "a.y4m", "--block", "1x64", says=["block_q is 1"])
+        for option in ("--save-embeds", "--save-latents", "--json"):
+            self.at_once(*SMALL, "--out", "a.y4m", option, "mine", says=["mine", "folder"])
+
     def test_sizes(self):
         self.fails("--height", 60, "--out", "a.y4m", says=["height", "60", "multiples of 8"])
         self.fails("--width", 4, "--out", "a.y4m", says=["width", "4"])
@@ -301,6 +328,9 @@ class Videos(Base):
     def test_names_beside_each_other(self):
         self.works(*SMALL, "--compare", "dense", "--out", "v.y4m")
         self.assertEqual(self.files(), ["v-dense.y4m", "v.y4m"])
+        os.mkdir(self.path("p"))                                         # a folder that is there needs no slash
+        self.works(*SMALL, "--compare", "dense", "--out", "v.y4m", "--dense-out", "p")
+        self.assertEqual(len(os.listdir(self.path("p"))), 9)
 
     def test_several_prompts(self):
         with open(self.path("prompts"), "w") as file:
