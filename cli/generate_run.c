@@ -103,7 +103,8 @@ static void dense_name(char *out, size_t size, const char *path)
 static int make(job *j, esa_frames **frames, clip_record *record, const clip_request *request, const char *label, int64_t clips_left)
 {
     const int status = clip_make(&j->maker, frames, record, request, label, clips_left, 0);
-    if (status == CLIP_INTERRUPTED && j->made) cli_fail("%s: interrupted; the %lld before this one are whole", what, (long long)j->made);
+    if (status == CLIP_INTERRUPTED && j->made) cli_fail("%s: interrupted; %lld before this one %s whole", what, (long long)j->made,
+                                                                  j->made == 1 ? "is" : "are");
     else if (status == CLIP_INTERRUPTED) cli_fail("%s: interrupted, nothing was written", what);
     return status;
 }

@@ -320,8 +320,9 @@ static esa_status generate(esa_model *m, esa_frames **frames, const esa_generate
     }
     if (status == ESA_OK && stats) {
         esa_model_info info = { .struct_size = sizeof info };
-        int64_t held = 0, peak = 0;
+        int64_t held = 0, peak = 0, vae[3] = { 0, 0, 0 };
         esa_model_get_info(m, &info);
+        if (m->vae) esa_wan_vae_memory(m->vae, &vae[0], &vae[1], &vae[2]);     /* its weights stand in nn's memory: once is enough */
         esa_ctx_memory(m->ctx, &held, &peak);
         *stats = r.stats;
         stats->struct_size = sizeof *stats;
@@ -330,7 +331,7 @@ static esa_status generate(esa_model *m, esa_frames **frames, const esa_generate
         stats->width = r.p.width;
         stats->steps = r.p.steps;
         stats->seconds = esa_nn_now() - m->began;
-        stats->peak_bytes = m->nn.peak + peak + info.held_bytes + (r.frames ? r.frames->bytes : 0);
+        stats->peak_bytes = m->nn.peak + peak + info.held_bytes - vae[1] + (r.frames ? r.frames->bytes : 0);
     }
     finish(m, &r);
     if (status == ESA_OK) *frames = r.frames;

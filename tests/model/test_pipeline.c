@@ -244,7 +244,13 @@ static void refusals(void **state)
     assert_null(frames);
     p = tiny();                                         /* the model goes on working */
     p.save_embeds = scratch_path(&s, "e");
-    assert_int_equal(esa_generate(model, &frames, &p, NULL), ESA_OK);
+    esa_generate_stats stats = { .struct_size = sizeof stats };
+    assert_int_equal(esa_generate(model, &frames, &p, &stats), ESA_OK);
+    esa_model_info info = { .struct_size = sizeof info };
+    assert_int_equal(esa_model_get_info(model, &info), ESA_OK);
+    print_message("weights %.1f MB, peak %.1f MB\n", 1e-6 * (double)info.held_bytes, 1e-6 * (double)stats.peak_bytes);
+    assert_true(stats.peak_bytes > info.held_bytes);    /* each weight once: of a video this small little else is left */
+    assert_true(stats.peak_bytes < info.held_bytes + 9000000);
     assert_non_null(frames);
     esa_frames_free(frames);
     p.decode = 0;
