@@ -54,6 +54,10 @@ file(GLOB tests CONFIGURE_DEPENDS tests/*/test_*.c)
 list(FILTER tests EXCLUDE REGEX "/tests/(nn|model|media|metric)/")     # of libesa_video: EsaVideoTests.cmake
 list(FILTER common EXCLUDE REGEX "/on_gpu\\.c$")
 esa_isa_flags(common)
+if(ESA_SANITIZE)
+  # The textbook that results are held against is not what the sanitizers watch, and would take most of their time.
+  set_property(SOURCE ${CMAKE_CURRENT_SOURCE_DIR}/tests/common/naive.c APPEND PROPERTY COMPILE_OPTIONS -fno-sanitize=all -O3)
+endif()
 set(wrapped "")
 foreach(call attention select importance mask_mass plan_create plan_free plan_select plan_attention
              session_begin session_set_kv_len session_attention session_free)

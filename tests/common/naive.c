@@ -13,39 +13,44 @@ static double element(const esa_tensor *t, int64_t b, int64_t h, int64_t n, int6
     return (double)esa_load_f32(t->data, b * t->stride[0] + h * t->stride[1] + n * t->stride[2] + d, t->dtype);
 }
 
-/* The inputs in double, in their order, with the block means: made once per case. */
+/* One tensor of a case in its order: [B*H][N + blocks][D], the rows of a head and behind them the means of its blocks. */
+typedef struct naive_rows {
+    double *exact;
+    float *same;                    /* the same numbers in f32, for runs in the precision of the call; else NULL */
+    int64_t head, D;                /* head: elements per head */
+} naive_rows;
+
+/* All that rows of a case are made of, laid out once per case: emulators and sanitizers make every element dear. */
 typedef struct naive_data {
-    double *q, *k, *v;              /* [B*H][N][D] */
-    double *mean_q, *mean_k, *mean_v;   /* [B*H][blocks][D]; same-precision runs round k and v means to the dtype */
-    double *score, *value;          /* one row's columns: [Nk + nk], [Nk + nk][D] */
+    naive_rows q, k, v;
+    double *score;                  /* one row's columns: [Nk + nk] */
+    int64_t *column;                /* which row of k and v each is: [Nk + nk] */
     int64_t nq, nk;
 } naive_data;
 
-static double *ordered(const esa_tensor *t, const int32_t *perm)
+/* kv_len: lengths per batch entry, or NULL; round: means are rounded to the tensor's type. */
+static naive_rows rows_open(const esa_tensor *t, const int32_t *perm, int64_t block, const int32_t *kv_len, int32_t same, int32_t round)
 {
-    double *x = malloc(sizeof(double) * (size_t)(t->dim[0] * t->dim[1] * t->dim[2] * t->dim[3]));
-    for (int64_t b = 0, o = 0; b < t->dim[0]; b++)
-        for (int64_t h = 0; h < t->dim[1]; h++)
-            for (int64_t n = 0; n < t->dim[2]; n++)
-                for (int64_t d = 0; d < t->dim[3]; d++) x[o++] = element(t, b, h, perm ? perm[n] : n, d);
-    return x;
-}
-
-static double *block_means(const double *x, int64_t B, int64_t H, int64_t N, int64_t D, int64_t block, const int32_t *kv_len, int32_t round, int32_t dtype)
-{
-    const int64_t blocks = (N + block - 1) / block;
-    double *mean = calloc((size_t)(B * H * blocks * D), sizeof(double));
-    for (int64_t bh = 0; bh < B * H; bh++)
-        for (int64_t j = 0; j < blocks; j++) {
+    const int64_t B = t->dim[0], H = t->dim[1], N = t->dim[2], D = t->dim[3], blocks = (N + block - 1) / block;
+    const int64_t total = B * H * (N + blocks) * D;
+    naive_rows x = { calloc((size_t)total, sizeof(double)), same ? malloc(sizeof(float) * (size_t)total) : NULL, (N + blocks) * D, D };
+    for (int64_t bh = 0; bh < B * H; bh++) {
+        double *row = x.exact + bh * x.head, *mean = row + N * D;
+        for (int64_t n = 0; n < N; n++)
+            for (int64_t d = 0; d < D; d++) row[n * D + d] = element(t, bh / H, bh % H, perm ? perm[n] : n, d);
+        for (int64_t j = 0; j < blocks; j++, mean += D) {
             const int64_t length = kv_len ? kv_len[bh / H] : N, from = j * block, to = length < from + block ? length : from + block;
-            for (int64_t d = 0; d < D && to > from; d++) {
-                double sum = 0.0;
-                for (int64_t n = from; n < to; n++) sum += x[(bh * N + n) * D + d];
-                sum /= (double)(to - from);
-                mean[(bh * blocks + j) * D + d] = round ? (double)esa_round_to((float)sum, dtype) : sum;
+            if (to <= from) break;
+            for (int64_t n = from; n < to; n++)
+                for (int64_t d = 0; d < D; d++) mean[d] += row[n * D + d];
+            for (int64_t d = 0; d < D; d++) {
+                mean[d] /= (double)(to - from);
+                if (round) mean[d] = (double)esa_round_to((float)mean[d], t->dtype);
             }
         }
-    return mean;
+    }
+    if (same) for (int64_t i = 0; i < total; i++) x.same[i] = (float)x.exact[i];
+    return x;
 }
 
 static naive_data naive_open(const naive_case *c, int32_t same)
@@ -53,39 +58,41 @@ static naive_data naive_open(const naive_case *c, int32_t same)
     naive_data x;
     x.nq = (c->Nq + c->block_q - 1) / c->block_q;
     x.nk = (c->Nk + c->block_k - 1) / c->block_k;
-    x.q = ordered(c->q, c->perm_q);
-    x.k = ordered(c->k, c->perm_k);
-    x.v = ordered(c->v, c->perm_k);
-    x.mean_q = block_means(x.q, c->B, c->Hq, c->Nq, c->D, c->block_q, NULL, 0, c->dtype);
-    x.mean_k = block_means(x.k, c->B, c->Hkv, c->Nk, c->D, c->block_k, c->kv_len, same, c->dtype);
-    x.mean_v = block_means(x.v, c->B, c->Hkv, c->Nk, c->D, c->block_k, c->kv_len, same, c->dtype);
+    x.q = rows_open(c->q, c->perm_q, c->block_q, NULL, same, 0);
+    x.k = rows_open(c->k, c->perm_k, c->block_k, c->kv_len, same, same);
+    x.v = rows_open(c->v, c->perm_k, c->block_k, c->kv_len, same, same);
     x.score = malloc(sizeof(double) * (size_t)(c->Nk + x.nk));
-    x.value = malloc(sizeof(double) * (size_t)((c->Nk + x.nk) * c->D));
+    x.column = malloc(sizeof(int64_t) * (size_t)(c->Nk + x.nk));
     return x;
 }
 
 static void naive_close(naive_data *x)
 {
-    free(x->q); free(x->k); free(x->v); free(x->mean_q); free(x->mean_k); free(x->mean_v); free(x->score); free(x->value);
+    naive_rows *all[] = { &x->q, &x->k, &x->v };
+    for (int i = 0; i < 3; i++) { free(all[i]->exact); free(all[i]->same); }
+    free(x->score);
+    free(x->column);
 }
 
-static double dot_of(const double *a, const double *b, int64_t D, int32_t same)
+/* Row i of q's head times row j of k's head, in double or in f32. */
+static double dot_of(const naive_data *x, int64_t hq, int64_t i, int64_t hk, int64_t j)
 {
-    double dot = 0.0;
-    float dot32 = 0.0f;
-    for (int64_t d = 0; d < D; d++) {
-        dot += a[d] * b[d];
-        dot32 += (float)a[d] * (float)b[d];
+    const int64_t D = x->q.D, a = hq * x->q.head + i * D, b = hk * x->k.head + j * D;
+    if (x->q.same) {
+        float dot = 0.0f;
+        for (int64_t d = 0; d < D; d++) dot += x->q.same[a + d] * x->k.same[b + d];
+        return (double)dot;
     }
-    return same ? (double)dot32 : dot;
+    double dot = 0.0;
+    for (int64_t d = 0; d < D; d++) dot += x->q.exact[a + d] * x->k.exact[b + d];
+    return dot;
 }
 
-/* Fills score and value with the columns of query position i: real keys, then pooled ones; returns their number. */
-static int64_t row_columns(naive_data *x, const naive_case *c, int64_t b, int64_t h, int64_t i, int32_t same)
+/* Fills score and column with the columns of query position i: real keys, then pooled ones; returns their number. */
+static int64_t row_columns(naive_data *x, const naive_case *c, int64_t b, int64_t h, int64_t i, int64_t hk)
 {
-    const int64_t hk = b * c->Hkv + h / (c->Hq / c->Hkv), hq = b * c->Hq + h, kv = c->kv_len ? c->kv_len[b] : c->Nk, I = i / c->block_q;
+    const int64_t hq = b * c->Hq + h, kv = c->kv_len ? c->kv_len[b] : c->Nk, I = i / c->block_q;
     const uint8_t *keep = c->keep ? c->keep + (hq * x->nq + I) * x->nk : NULL;
-    const double *q = x->q + (hq * c->Nq + i) * c->D;
     int64_t n = 0;
     for (int64_t j = 0; j < x->nk; j++) {
         const int64_t from = j * c->block_k, to = kv < from + c->block_k ? kv : from + c->block_k;
@@ -93,13 +100,13 @@ static int64_t row_columns(naive_data *x, const naive_case *c, int64_t b, int64_
         if (!keep || keep[j]) {
             for (int64_t t = from; t < to; t++) {
                 if (c->causal && t > i + c->Nk - c->Nq) continue;
-                x->score[n] = dot_of(q, x->k + (hk * c->Nk + t) * c->D, c->D, same) * c->scale;
-                memcpy(x->value + n++ * c->D, x->v + (hk * c->Nk + t) * c->D, sizeof(double) * (size_t)c->D);
+                x->score[n] = dot_of(x, hq, i, hk, t) * c->scale;
+                x->column[n++] = t;
             }
         } else if (c->tail && !(c->causal && to - 1 > I * c->block_q + c->Nk - c->Nq)) {
-            const double *from_q = c->tail == ESA_TAIL_CENTROID ? x->mean_q + (hq * x->nq + I) * c->D : q;
-            x->score[n] = dot_of(from_q, x->mean_k + (hk * x->nk + j) * c->D, c->D, same) * c->scale + log((double)(to - from));
-            memcpy(x->value + n++ * c->D, x->mean_v + (hk * x->nk + j) * c->D, sizeof(double) * (size_t)c->D);
+            const int64_t from_q = c->tail == ESA_TAIL_CENTROID ? c->Nq + I : i;
+            x->score[n] = dot_of(x, hq, from_q, hk, c->Nk + j) * c->scale + log((double)(to - from));
+            x->column[n++] = c->Nk + j;
         }
     }
     return n;
@@ -111,16 +118,17 @@ void naive_attention(double *out, double *lse, const naive_case *c)
     for (int64_t b = 0; b < c->B; b++)
         for (int64_t h = 0; h < c->Hq; h++)
             for (int64_t i = 0; i < c->Nq; i++) {
-                const int64_t n = row_columns(&x, c, b, h, i, 0), row = (b * c->Hq + h) * c->Nq + (c->perm_q ? c->perm_q[i] : i);
-                double top = -INFINITY, sum = 0.0;
+                const int64_t hk = b * c->Hkv + h / (c->Hq / c->Hkv), n = row_columns(&x, c, b, h, i, hk);
+                const int64_t row = (b * c->Hq + h) * c->Nq + (c->perm_q ? c->perm_q[i] : i);
+                double top = -INFINITY, sum = 0.0, *o = out + row * c->D;
                 for (int64_t j = 0; j < n; j++) if (x.score[j] > top) top = x.score[j];
-                for (int64_t d = 0; d < c->D; d++) out[row * c->D + d] = 0.0;
+                for (int64_t d = 0; d < c->D; d++) o[d] = 0.0;
                 for (int64_t j = 0; j < n; j++) {
-                    const double p = x.score[j] == -INFINITY ? 0.0 : exp(x.score[j] - top);
+                    const double p = x.score[j] == -INFINITY ? 0.0 : exp(x.score[j] - top), *v = x.v.exact + hk * x.v.head + x.column[j] * c->D;
                     sum += p;
-                    for (int64_t d = 0; d < c->D; d++) out[row * c->D + d] += p * x.value[j * c->D + d];
+                    for (int64_t d = 0; d < c->D; d++) o[d] += p * v[d];
                 }
-                if (sum > 0.0) for (int64_t d = 0; d < c->D; d++) out[row * c->D + d] /= sum;
+                if (sum > 0.0) for (int64_t d = 0; d < c->D; d++) o[d] /= sum;
                 if (lse) lse[row] = sum > 0.0 ? top + log(sum) : -INFINITY;
             }
     naive_close(&x);
@@ -129,20 +137,27 @@ void naive_attention(double *out, double *lse, const naive_case *c)
 void naive_attention_same(double *out, const naive_case *c)
 {
     naive_data x = naive_open(c, 1);
+    float *o = malloc(sizeof(float) * (size_t)c->D);
     for (int64_t b = 0; b < c->B; b++)
         for (int64_t h = 0; h < c->Hq; h++)
             for (int64_t i = 0; i < c->Nq; i++) {
-                const int64_t n = row_columns(&x, c, b, h, i, 1), row = (b * c->Hq + h) * c->Nq + (c->perm_q ? c->perm_q[i] : i);
+                const int64_t hk = b * c->Hkv + h / (c->Hq / c->Hkv), n = row_columns(&x, c, b, h, i, hk);
+                const int64_t row = (b * c->Hq + h) * c->Nq + (c->perm_q ? c->perm_q[i] : i);
                 float top = -INFINITY, sum = 0.0f;
                 for (int64_t j = 0; j < n; j++) if ((float)x.score[j] > top) top = (float)x.score[j];
-                for (int64_t j = 0; j < n; j++) sum += expf((float)x.score[j] - top);
-                for (int64_t j = 0; j < n; j++) x.score[j] = (double)esa_round_to(expf((float)x.score[j] - top) / sum, c->dtype);
-                for (int64_t d = 0; d < c->D; d++) {
-                    float o = 0.0f;
-                    for (int64_t j = 0; j < n; j++) o += (float)x.score[j] * (float)x.value[j * c->D + d];
-                    out[row * c->D + d] = (double)esa_round_to(o, c->dtype);
+                for (int64_t j = 0; j < n; j++) {
+                    const float e = expf((float)x.score[j] - top);
+                    x.score[j] = (double)e;
+                    sum += e;
                 }
+                for (int64_t d = 0; d < c->D; d++) o[d] = 0.0f;
+                for (int64_t j = 0; j < n; j++) {
+                    const float p = esa_round_to((float)x.score[j] / sum, c->dtype), *v = x.v.same + hk * x.v.head + x.column[j] * c->D;
+                    for (int64_t d = 0; d < c->D; d++) o[d] += p * v[d];
+                }
+                for (int64_t d = 0; d < c->D; d++) out[row * c->D + d] = (double)esa_round_to(o[d], c->dtype);
             }
+    free(o);
     naive_close(&x);
 }
 

@@ -8,7 +8,8 @@
 #include "cuda/gpu_kit.h"
 #include "session/mini_model.h"
 
-enum { B = 2, H = 3, N = 240, D = 16, LAYERS = 2, STEPS = 4 };
+/* Small: every point that can fail is a whole story of its own. */
+enum { B = 1, H = 2, N = 240, D = 16, LAYERS = 2, STEPS = 4 };
 
 typedef struct fixture { esa_ctx *ctx; esa_tensor q, k, v, o; } fixture;
 

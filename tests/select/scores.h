@@ -35,13 +35,24 @@ static inline void naive_means(const world *w, double *score, int64_t b, int64_t
     free(mk);
 }
 
+/* Rows of one head in order, in double: [N][D]. The caller frees. */
+static inline double *naive_head(const world *w, int32_t keys, int64_t b, int64_t h)
+{
+    const int64_t N = keys ? w->Nk : w->Nq;
+    double *x = malloc((size_t)(N * w->D) * sizeof *x);
+    assert_non_null(x);
+    for (int64_t n = 0; n < N; n++)
+        for (int64_t d = 0; d < w->D; d++) x[n * w->D + d] = keys ? world_k(w, b, h, n, d) : world_q(w, b, h, n, d);
+    return x;
+}
+
 /* ada_bsa: group scores from the pairs that exist and are visible (fixed), or as the original computes them (compat, T = 1024). */
 static inline void naive_ada(const world *w, double *score, int64_t b, int64_t h)
 {
     const int64_t gq = (w->Nq + 7) / 8, len = w->kv_len[b];
     const int32_t fixed = w->p.mode == ESA_MODE_FIXED;
     const int64_t gk = fixed ? (len + 7) / 8 : len / 8;
-    double *x = malloc((size_t)(gk + 1) * sizeof *x);
+    double *x = malloc((size_t)(gk + 1) * sizeof *x), *q = naive_head(w, 0, b, h), *k = naive_head(w, 1, b, h);
     memset(score, 0, (size_t)(w->nq * w->nk) * sizeof *score);
     for (int64_t i = 0; i < gq; i++) {
         double top = -INFINITY, total = 0.0;
@@ -58,7 +69,9 @@ static inline void naive_ada(const world *w, double *score, int64_t b, int64_t h
             for (int64_t u = 0; u < 8; u++) {
                 const int64_t qi = 8 * i + 7 - u, kj = 8 * j + u;
                 if (qi >= w->Nq || kj >= len || (fixed && !world_sees(w, b, qi, kj))) continue;
-                sum += world_dot(w, b, h, qi, kj);
+                double dot = 0.0;
+                for (int64_t d = 0; d < w->D; d++) dot += q[qi * w->D + d] * k[kj * w->D + d];
+                sum += dot;
                 pairs++;
             }
             x[j] = fixed ? (pairs ? w->p.scale * sum / (double)pairs + log((double)pairs / 8.0) : -INFINITY) : w->p.scale * sum / 8.0;
@@ -70,6 +83,8 @@ static inline void naive_ada(const world *w, double *score, int64_t b, int64_t h
             score[(8 * i / w->p.block_q) * w->nk + 8 * j / w->p.block_k] += exp(x[j] - top) / total * (fixed ? (double)queries / 8.0 : 1.0);
     }
     free(x);
+    free(q);
+    free(k);
 }
 
 #endif
