@@ -162,6 +162,24 @@ static esa_status make_session(esa_model *m, run *r)
     return status == ESA_OK ? esa_session_begin(m->session) : status;
 }
 
+/* The decoder's memory is asked for once and given back untouched: what a machine cannot give it says at once, not after the last step. */
+static esa_status check_memory(esa_model *m, const run *r)
+{
+    if (!r->p.decode) return ESA_OK;
+    const int64_t bytes = esa_wan_vae_bytes(m->vae, r->latent, r->p.vae_tile);
+    void *probe = bytes < INT64_MAX ? esa_mem_alloc(&m->ctx->mem, bytes) : NULL;
+    if (probe) {
+        esa_mem_free(&m->ctx->mem, probe, bytes);
+        return ESA_OK;
+    }
+    const int32_t tile = 64 * m->info.factor[1] / 2;
+    const double least = (double)esa_wan_vae_bytes(m->vae, r->latent, tile);
+    if (r->p.vae_tile == 0 && least < 0.5 * (double)bytes)
+        return esa_fail(m->ctx, ESA_ERR_MEMORY, "out of memory: decoding %d x %d pixels takes %.1f GB, in VAE tiles of %d pixels %.1f GB", r->p.width,
+                        r->p.height, 1e-9 * (double)bytes, tile, 1e-9 * least);
+    return esa_fail(m->ctx, ESA_ERR_MEMORY, "out of memory: decoding %d x %d pixels takes %.1f GB", r->p.width, r->p.height, 1e-9 * (double)bytes);
+}
+
 static esa_status make_sched(esa_model *m, run *r)
 {
     static const int32_t kinds[] = { 0, ESA_SCHED_UNIPC, ESA_SCHED_UNIPC_036, ESA_SCHED_EULER };
@@ -261,7 +279,8 @@ static esa_status keep_results(esa_model *m, run *r)
 static esa_status run_stages(esa_model *m, run *r)
 {
     esa_generate_stats *s = &r->stats;
-    esa_status status = make_sched(m, r);
+    esa_status status = check_memory(m, r);
+    if (status == ESA_OK) status = make_sched(m, r);
     if (status == ESA_OK) status = make_session(m, r);
     if (status == ESA_OK) status = make_latents(m, r);
     if (status != ESA_OK) return status;

@@ -261,6 +261,39 @@ static void refusals(void **state)
     scratch_remove(&s);
 }
 
+static void *limited_alloc(void *user, uint64_t bytes) { return bytes > *(uint64_t *)user ? NULL : aligned_alloc(64, (size_t)bytes); }
+
+static void limited_free(void *user, void *ptr, uint64_t bytes)
+{
+    (void)user; (void)bytes;
+    free(ptr);
+}
+
+/* A decoder that does not fit is told of before the first step, with what would fit. */
+static void decoder_too_large(void **state)
+{
+    (void)state;
+    uint64_t limit = 200000000;
+    esa_ctx *ctx;
+    esa_frames *frames;
+    esa_ctx_params cp = esa_ctx_params_default();
+    cp.threads = 1;
+    cp.alloc = limited_alloc;
+    cp.dealloc = limited_free;
+    cp.alloc_user = &limit;
+    assert_int_equal(esa_ctx_create(&ctx, &cp), ESA_OK);
+    esa_model *model = open_model(ctx);
+    watcher w = { 0 };
+    esa_generate_params p = tiny();
+    p.height = p.width = 512;
+    p.progress = watch;
+    p.progress_user = &w;
+    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_MEMORY, "512 x 512", "VAE tiles of 128 pixels", NULL);
+    assert_int_equal(w.calls, 0);
+    esa_model_free(model);
+    esa_ctx_free(ctx);
+}
+
 /* ---------------------------------------------------------------- progress and cancelling */
 
 static void progress_and_cancel(void **state)
@@ -491,6 +524,7 @@ int main(void)
         cmocka_unit_test(like_diffusers),
         cmocka_unit_test(described),
         cmocka_unit_test(refusals),
+        cmocka_unit_test(decoder_too_large),
         cmocka_unit_test(progress_and_cancel),
         cmocka_unit_test(cancel_loading),
         cmocka_unit_test(not_finite),
