@@ -5,14 +5,14 @@
 Every failure must be one sentence on stderr, an exit status, and nothing left on disk. Videos are tiny: 9 frames of 64 x 64, two steps."""
 import json
 import os
-import resource
 import shutil
 import signal
 import struct
 import subprocess
 import sys
-import tempfile
 import unittest
+
+import kit
 
 ESA, MODELS = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
 SMALL = ["--frames", 9, "--height", 64, "--width", 64, "--steps", 2]
@@ -20,47 +20,12 @@ ENV = {**{k: v for k, v in os.environ.items() if not k.startswith("HF_")}, "ESA_
 
 
 def esa(*args, cwd=None, env=None, limit=None):
-    """Exit status, stdout, stderr. limit: largest file in bytes."""
-    def tighten():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-    words = [a if isinstance(a, bytes) else str(a) for a in args]
-    done = subprocess.run([ESA, "generate", *words], cwd=cwd, env={**ENV, **(env or {})}, capture_output=True, text=True,
-                          preexec_fn=tighten if limit is not None else None)
-    return done.returncode, done.stdout, done.stderr
+    return kit.run(ESA, "generate", *args, cwd=cwd, env={**ENV, **(env or {})}, limit=limit)
 
 
-def read(path):
-    with open(path, "rb") as file:
-        return file.read()
-
-
-class Base(unittest.TestCase):
-    def setUp(self):
-        self.folder = tempfile.TemporaryDirectory()
-        self.dir = self.folder.name
-        self.addCleanup(self.folder.cleanup)
-
-    def path(self, name):
-        return os.path.join(self.dir, name)
-
-    def files(self):
-        return sorted(os.path.relpath(os.path.join(top, name), self.dir) for top, folders, names in os.walk(self.dir) for name in names + folders)
-
-    def fails(self, *args, status=1, says=(), env=None, limit=None):
-        before = self.files()
-        code, out, err = esa(*args, cwd=self.dir, env=env, limit=limit)
-        lines = [line for line in err.splitlines() if line.startswith("esa: ")]
-        self.assertEqual((code, out, len(lines)), (status, "", 1), (args, err))
-        self.assertEqual(err.splitlines()[-1], lines[0], err)            # only progress may stand before it
-        for word in says:
-            self.assertIn(word, lines[0])
-        self.assertEqual(self.files(), before, f"{args} left something on disk")
-        return lines[0]
-
-    def works(self, *args, env=None):
-        code, out, err = esa(*args, cwd=self.dir, env=env)
-        self.assertEqual(code, 0, f"{args}: {err}")
-        return out
+class Base(kit.Folder):
+    call = staticmethod(esa)
+    progress = True
 
 
 class Words(Base):
@@ -104,6 +69,11 @@ class Models(Base):
         self.assertEqual(self.works("--check", "--model", os.path.join(MODELS, "wan-tiny")).splitlines()[:-1], out.splitlines()[:-1])
         self.assertEqual(self.files(), [])
 
+    def test_room_in_the_repository(self):
+        """25 MB of model and 5 MB of goldens, all files together."""
+        for folder, most in ((os.path.join(MODELS, "wan-tiny"), 25e6), (os.path.join(os.path.dirname(MODELS), "tests", "golden"), 5e6)):
+            self.assertLess(sum(os.path.getsize(os.path.join(top, name)) for top, _, names in os.walk(folder) for name in names), most)
+
     def test_names(self):
         self.fails("--model", "wan-tyni", says=["did you mean wan-tiny?"])
         self.fails("--model", "no/such/folder", says=["no/such/folder"])
@@ -137,7 +107,7 @@ class Models(Base):
                      "tokenizer/spiece.model"):
             model = self.copy()
             path = os.path.join(model, name)
-            data = read(path)
+            data = kit.read(path)
             os.unlink(path)
             folder = os.path.basename(os.path.dirname(path)) if "/" in name else name
             code, _, err = esa("--model", "model", "--check", cwd=self.dir)          # what is right is listed all the same
@@ -156,7 +126,7 @@ class Models(Base):
                                  ("text_encoder", "d_model", 64), ("text_encoder", "vocab_size", 10**12)):
             model = self.copy()
             path = os.path.join(model, name, "config.json")
-            config = json.loads(read(path))
+            config = json.loads(kit.read(path))
             config[key] = value
             with open(path, "w") as file:
                 json.dump(config, file)
@@ -259,54 +229,54 @@ class Videos(Base):
     def test_same_seed_same_video(self):
         for name, more in (("a", []), ("b", []), ("one", ["--threads", 1]), ("three", ["--threads", 3]), ("other", ["--seed", 1])):
             self.works(*SMALL, *more, "--out", name + ".y4m")
-        first = read(self.path("a.y4m"))
+        first = self.read("a.y4m")
         self.assertTrue(first.startswith(b"YUV4MPEG2 W64 H64 F16:1 "))
         self.assertEqual(first.count(b"FRAME\n"), 9)
         for name in ("b", "one", "three"):
-            self.assertEqual(read(self.path(name + ".y4m")), first, name)
-        self.assertNotEqual(read(self.path("other.y4m")), first)
+            self.assertEqual(self.read(name + ".y4m"), first, name)
+        self.assertNotEqual(self.read("other.y4m"), first)
         self.assertEqual(self.files(), ["a.y4m", "b.y4m", "one.y4m", "other.y4m", "three.y4m"])
 
     def test_methods(self):
         self.works(*SMALL, "--method", "dense", "--out", "dense.y4m")
-        dense = read(self.path("dense.y4m"))
+        dense = self.read("dense.y4m")
         for method in ("entropy", "rf_v2", "ada_bsa"):
             for tail in ("none", "pooled", "centroid"):
                 out = self.works(*SMALL, "--method", method, "--budget", 0.4, "--tail", tail, "--warmup", 0, "--out", "s.y4m")
                 self.assertIn("at density 0.", out)
-                self.assertNotEqual(read(self.path("s.y4m")), dense, (method, tail))
+                self.assertNotEqual(self.read("s.y4m"), dense, (method, tail))
         for order in ("tile", "tile3d", "hilbert"):                      # an order alone changes nothing but roundings
             window = ["--window", "2,4,4"] if order == "tile3d" else []
             report = self.path("r.json")
             self.works(*SMALL, "--budget", 1, "--order", order, *window, "--compare", "dense", "--out", "s.y4m", "--json", report)
-            self.assertGreater(json.loads(read(report))["videos"][0]["psnr"] or 99, 50)
+            self.assertGreater(json.loads(kit.read(report))["videos"][0]["psnr"] or 99, 50)
 
     def test_tensors(self):
         """The pixels of the pictures, in both forms; the rate stands in the one that has room for it. A single frame may be a picture."""
         self.works(*SMALL, "--out", "a.npy")
         self.works(*SMALL, "--fps", 12, "--compare", "dense", "--dense-out", "d.npy", "--out", "a.safetensors")
         self.works(*SMALL, "--out", "p/")
-        data = read(self.path("a.npy"))
+        data = self.read("a.npy")
         self.assertTrue(data.startswith(b"\x93NUMPY"))
         self.assertIn(b"(9, 64, 64, 3)", data[:128])
         pixels = data[-9 * 64 * 64 * 3:]
-        tensor = read(self.path("a.safetensors"))
+        tensor = self.read("a.safetensors")
         size = struct.unpack("<Q", tensor[:8])[0]
         header = json.loads(tensor[8:8 + size])
         self.assertEqual((header["frames"]["dtype"], header["frames"]["shape"]), ("U8", [9, 64, 64, 3]))
         self.assertEqual(float(header["__metadata__"]["fps"]), 12)
         self.assertEqual(tensor[8 + size:], pixels)
-        self.assertNotEqual(read(self.path("d.npy"))[-len(pixels):], pixels)
+        self.assertNotEqual(self.read("d.npy")[-len(pixels):], pixels)
         self.works("--frames", 1, "--height", 32, "--width", 32, "--steps", 1, "--out", "one.png")
-        self.assertTrue(read(self.path("one.png")).startswith(b"\x89PNG"))
+        self.assertTrue(self.read("one.png").startswith(b"\x89PNG"))
         done = subprocess.run([ESA, "evaluate", "--reference", "a.npy", "--generated", "p", "--output", "m.json"], cwd=self.dir, capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertEqual(json.loads(read(self.path("m.json")))["videos"][0]["ssim"], 1)
+        self.assertEqual(json.loads(self.read("m.json"))["videos"][0]["ssim"], 1)
 
     def test_frames_are_rounded_down(self):
         self.works("--frames", 10, "--height", 32, "--width", 32, "--steps", 1, "--out", "p/")
         self.assertEqual(self.files(), ["p"] + [f"p/{i:05d}.png" for i in range(9)])
-        self.assertTrue(read(self.path("p/00000.png")).startswith(b"\x89PNG"))
+        self.assertTrue(self.read("p/00000.png").startswith(b"\x89PNG"))
         self.works("--frames", 1, "--height", 32, "--width", 32, "--steps", 1, "--guidance", 1, "--out", "p")      # an older folder, without its slash
         self.assertEqual(self.files(), ["p", "p/00000.png"])
 
@@ -315,15 +285,15 @@ class Videos(Base):
         for word in ("speedup", "density", "PSNR", "SSIM", "d.y4m", "s.y4m"):
             self.assertIn(word, out)
         self.assertEqual(self.files(), ["both.y4m", "d.y4m", "r.json", "s.y4m"])
-        self.assertTrue(read(self.path("both.y4m")).startswith(b"YUV4MPEG2 W128 H64 "))
-        report = json.loads(read(self.path("r.json")))
+        self.assertTrue(self.read("both.y4m").startswith(b"YUV4MPEG2 W128 H64 "))
+        report = json.loads(self.read("r.json"))
         self.assertEqual((report["model"], report["seed"]), ("wan-tiny", 0))
         video = report["videos"][0]
         self.assertLess(abs(video["density"] - 0.5), 0.15)
         self.assertGreater(video["psnr"], 10)
         self.assertLess(video["ssim"], 1)
         self.works(*SMALL, "--method", "dense", "--out", "d2.y4m")
-        self.assertEqual(read(self.path("d2.y4m")), read(self.path("d.y4m")))
+        self.assertEqual(self.read("d2.y4m"), self.read("d.y4m"))
 
     def test_names_beside_each_other(self):
         self.works(*SMALL, "--compare", "dense", "--out", "v.y4m")
@@ -338,24 +308,24 @@ class Videos(Base):
         self.works(*SMALL, "--prompts", "prompts", "--output-dir", "videos")
         names = os.listdir(self.path("videos"))
         self.assertEqual([os.path.splitext(name)[0] for name in sorted(names)], ["000", "001"])
-        self.assertNotEqual(*(read(self.path("videos/" + name)) for name in names))
+        self.assertNotEqual(*(self.read("videos/" + name) for name in names))
 
     def test_several_seeds(self):
         """One file per prompt and seed, the same as made one by one; parents of the folder are made."""
         self.works(*SMALL, "--num-prompts", 2, "--seed", "3,1", "--output-dir", "a/b/videos", "--json", "r.json")
         names = sorted(os.listdir(self.path("a/b/videos")))
         self.assertEqual([os.path.splitext(name)[0] for name in names], ["000-s1", "000-s3", "001-s1", "001-s3"])
-        self.assertEqual(len({read(self.path("a/b/videos/" + name)) for name in names}), 4)
-        self.assertEqual([video["seed"] for video in json.loads(read(self.path("r.json")))["videos"]], [3, 1, 3, 1])
+        self.assertEqual(len({self.read("a/b/videos/" + name) for name in names}), 4)
+        self.assertEqual([video["seed"] for video in json.loads(self.read("r.json"))["videos"]], [3, 1, 3, 1])
         self.works(*SMALL, "--seed", 1, "--output-dir", "one")
-        self.assertEqual(read(self.path("one/000" + os.path.splitext(names[0])[1])), read(self.path("a/b/videos/" + names[0])))
+        self.assertEqual(kit.read(self.path("one/000" + os.path.splitext(names[0])[1])), self.read("a/b/videos/" + names[0]))
 
     def test_embeddings_and_latents(self):
         self.works(*SMALL, "--save-embeds", "e", "--save-latents", "l", "--out", "a.y4m")
         self.works(*SMALL, "--prompt-embeds", "e", "--out", "b.y4m")
-        self.assertEqual(read(self.path("a.y4m")), read(self.path("b.y4m")))
+        self.assertEqual(self.read("a.y4m"), self.read("b.y4m"))
         self.works(*SMALL, "--prompt-embeds", "e", "--latents", "l", "--out", "c.y4m")
-        self.assertNotEqual(read(self.path("a.y4m")), read(self.path("c.y4m")))
+        self.assertNotEqual(self.read("a.y4m"), self.read("c.y4m"))
 
     def test_interrupt(self):
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -382,17 +352,17 @@ class Bench(Base):
         code, out, err = self.bench(*args)
         self.assertEqual(code, 0, err)
         self.assertIn("2 clips made, 0 were there", out)
-        lines = read(self.path("q.csv")).decode().splitlines()
+        lines = self.read("q.csv").decode().splitlines()
         self.assertEqual(len(lines), 4)                                  # header, dense, two methods
         self.assertEqual([line.split(",")[4] for line in lines], ["method", "dense", "entropy", "ada_bsa"])
         self.assertGreater(float(lines[2].split(",")[8]), 10)            # PSNR
-        before = read(self.path("q.csv"))
+        before = self.read("q.csv")
         self.assertIn("0 clips made, 2 were there", self.bench(*args)[1])
-        self.assertEqual(read(self.path("q.csv")), before)
+        self.assertEqual(self.read("q.csv"), before)
         with open(self.path("q.csv"), "wb") as file:
             file.write(before[:-20])                                     # cut off within the last line
         self.assertIn("1 clips made, 1 were there", self.bench(*args)[1])
-        again = read(self.path("q.csv")).decode().splitlines()
+        again = self.read("q.csv").decode().splitlines()
         self.assertEqual(again[:3], lines[:3])
         self.assertEqual(again[3].split(",")[:12], lines[3].split(",")[:12])     # all but the times
         self.assertEqual(self.files(), ["dense", "dense/wan-tiny-9x64x64x2-p0-s3.rgb", "q.csv"])
@@ -405,7 +375,7 @@ class Bench(Base):
             code, out, err = self.bench(*args, "--shard", f"{shard}/2", "--csv", f"{shard}.csv")
             self.assertEqual(code, 0, err)
             self.assertIn("1 clips made, 0 were there", out)
-            header, *more = read(self.path(f"{shard}.csv")).decode().splitlines()
+            header, *more = self.read(f"{shard}.csv").decode().splitlines()
             self.assertEqual([line.split(",")[3] for line in more], [str(3 + shard)] * 2)
             rows += more
         with open(self.path("all.csv"), "w") as file:
