@@ -19,7 +19,6 @@ typedef struct esa_nn_leaf {
     void (*silu)(float *y, const float *x, int64_t n);
     void (*gelu_tanh)(float *y, const float *x, int64_t n);
     void (*geglu)(float *y, const float *gate, const float *x, int64_t n);
-    void (*add)(float *y, const float *a, const float *b, int64_t n);
     /* y = residual (NULL: 0) + gate (NULL: 1) * act(x + bias (NULL: 0)); act is an ESA_ACT_*. x is used up; y may be x or residual. */
     void (*finish)(float *y, float *x, const float *bias, int32_t act, const float *gate, const float *residual, int64_t n);
     /* x[heads][D] by cos, sin [D/2]. */

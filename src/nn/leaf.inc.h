@@ -147,4 +147,4 @@ static void from_f16(float *y, const uint16_t *x, int64_t n)
 
 static void to_bf16(uint16_t *y, const float *x, int64_t n) { for (int64_t i = 0; i < n; i++) y[i] = esa_f32_to_bf16(x[i]); }
 
-#define ESA_NN_LEAF_TABLE(set) { set, layer_norm, rms_norm, silu, gelu_tanh, geglu, add, finish, rope, softmax, from_bf16, from_f16, to_bf16 }
+#define ESA_NN_LEAF_TABLE(set) { set, layer_norm, rms_norm, silu, gelu_tanh, geglu, finish, rope, softmax, from_bf16, from_f16, to_bf16 }

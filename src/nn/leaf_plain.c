@@ -5,7 +5,6 @@
 const esa_nn_leaf esa_nn_leaf_plain = ESA_NN_LEAF_TABLE("plain");
 
 float esa_silu(float x) { return silu_of(x); }
-float esa_gelu_tanh(float x) { return gelu_of(x); }
 
 const esa_nn_leaf *esa_nn_leaf_get(int32_t level)
 {

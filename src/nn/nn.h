@@ -99,14 +99,10 @@ void esa_nn_rms_norm(esa_nn *nn, float *y, int64_t ldy, const float *x, int64_t 
 
 /* ---------------------------------------------------------------- activation.c; in place allowed */
 
-void esa_nn_silu(esa_nn *nn, float *y, const float *x, int64_t count);
-void esa_nn_gelu_tanh(esa_nn *nn, float *y, const float *x, int64_t count);
 /* y = gelu_tanh(gate) * x: the gated feed-forward of T5. */
 void esa_nn_geglu(esa_nn *nn, float *y, const float *gate, const float *x, int64_t count);
-void esa_nn_add(esa_nn *nn, float *y, const float *a, const float *b, int64_t count);
-/* One element, as the above compute it. */
+/* One element, as linear layers and norms compute it. */
 float esa_silu(float x);
-float esa_gelu_tanh(float x);
 
 /* ---------------------------------------------------------------- attention.c: text, decoder frames, cross-attention */
 
