@@ -121,7 +121,7 @@ int clip_check_masks(const clip_maker *maker, const clip_request *request);
 /* PSNR and SSIM of frames against reference. */
 int clip_compare(clip_maker *maker, esa_metrics *metrics, const esa_frames *reference, const esa_frames *frames);
 
-/* SIGINT, SIGTERM and SIGHUP end the work between two layers and leave nothing behind. */
+/* SIGINT, SIGTERM and SIGHUP end the work between two layers and leave nothing behind; the second one ends the process. */
 void clip_catch_signals(void);
 int  clip_interrupted(void);
 /* Progress of esa_generate: user is a clip_watch. */

@@ -7,12 +7,16 @@
 #include <string.h>
 #include <unistd.h>
 
-static volatile sig_atomic_t interrupted;
+static volatile sig_atomic_t interrupted, at_terminal;
 
+/* A layer of a large model takes minutes: who asks twice does not want to wait for it. Files under their own names are whole at any moment. */
 static void on_signal(int number)
 {
+    static const char hint[] = "\ninterrupted: ends after this layer; once more: at once\n";
     (void)number;
+    if (interrupted) _exit(CLIP_INTERRUPTED);
     interrupted = 1;
+    if (at_terminal && write(2, hint, sizeof hint - 1) < 0) at_terminal = 0;
 }
 
 void clip_catch_signals(void)
@@ -23,6 +27,7 @@ void clip_catch_signals(void)
     sigemptyset(&action.sa_mask);
     action.sa_flags = SA_RESTART;
     interrupted = 0;
+    at_terminal = isatty(2);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGHUP, &action, NULL);

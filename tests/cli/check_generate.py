@@ -10,6 +10,7 @@ import signal
 import struct
 import subprocess
 import sys
+import time
 import unittest
 
 import kit
@@ -337,6 +338,20 @@ class Videos(Base):
             self.assertEqual((run.returncode, out), (130, ""))
             self.assertIn("interrupted", err.splitlines()[-1])
             self.assertEqual(self.files(), [])
+
+    def test_interrupt_twice(self):
+        """A layer of 16,384 tokens takes seconds; the second signal does not wait for it, and nothing stands under the video's name."""
+        run = subprocess.Popen([ESA, "generate", "--frames", "1", "--height", "1024", "--width", "1024", "--steps", "9", "--method", "dense", "--out", "a.y4m"],
+                               cwd=self.dir, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        time.sleep(1)
+        run.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+        begun = time.monotonic()
+        run.send_signal(signal.SIGINT)
+        run.communicate(timeout=60)
+        self.assertIn(run.returncode, (130, -signal.SIGINT))             # the latter where a slow machine had not begun to listen
+        self.assertLess(time.monotonic() - begun, 5)
+        self.assertEqual(self.files(), [])
 
 
 class Bench(Base):
