@@ -343,6 +343,7 @@ class Videos(Base):
         """A layer of 16,384 tokens takes seconds; the second signal does not wait for it, and nothing stands under the video's name."""
         run = subprocess.Popen([ESA, "generate", "--frames", "1", "--height", "1024", "--width", "1024", "--steps", "9", "--method", "dense", "--out", "a.y4m"],
                                cwd=self.dir, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(run.kill)
         time.sleep(1)
         run.send_signal(signal.SIGINT)
         time.sleep(0.2)
