@@ -17,6 +17,8 @@ esa_status esa_mp4_save(esa_ctx *ctx, const esa_frames *frames, const char *path
 
 #else
 
+#include "media/ffmpeg.h"
+
 #include <libavcodec/avcodec.h>
 #include <libavformat/avformat.h>
 #include <libavutil/opt.h>
@@ -34,9 +36,7 @@ typedef struct movie {
 
 static esa_status failed(const movie *m, const char *what, int error)
 {
-    char why[AV_ERROR_MAX_STRING_SIZE] = "";
-    av_strerror(error, why, sizeof why);
-    return esa_fail(m->ctx, error == AVERROR(ENOMEM) ? ESA_ERR_MEMORY : ESA_ERR_IO, "%.200s cannot be written: %s: %s", m->path, what, why);
+    return esa_ffmpeg_fail(m->ctx, ESA_ERR_IO, m->path, "written", what, error);
 }
 
 /* An opened encoder of that name, or NULL. Its messages are pushed below any level: the library does not print. */

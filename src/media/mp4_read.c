@@ -17,6 +17,8 @@ esa_status esa_mp4_read(esa_ctx *ctx, esa_frames **frames, esa_frames_info *info
 
 #else
 
+#include "media/ffmpeg.h"
+
 #include <libavcodec/avcodec.h>
 #include <libavformat/avformat.h>
 #include <libavutil/opt.h>
@@ -39,9 +41,7 @@ typedef struct movie {
 
 static esa_status failed(const movie *m, const char *what, int error)
 {
-    char why[AV_ERROR_MAX_STRING_SIZE] = "";
-    av_strerror(error, why, sizeof why);
-    return esa_fail(m->ctx, error == AVERROR(ENOMEM) ? ESA_ERR_MEMORY : ESA_ERR_FORMAT, "%.200s cannot be read: %s: %s", m->path, what, why);
+    return esa_ffmpeg_fail(m->ctx, ESA_ERR_FORMAT, m->path, "read", what, error);
 }
 
 /* Twice the room; frames so far are kept. */
