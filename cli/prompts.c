@@ -8,35 +8,8 @@
 
 #define LONGEST_FILE (1 << 24)
 
-/* What wan-tiny has learned to draw. */
-static const char *const tiny_prompts[CLI_PROMPTS] = {
-    "a red ball rolls to the right over a blue floor",
-    "a large yellow star spins in place over a purple background",
-    "a white square moves to the left over a green striped background",
-    "a small orange triangle moves up over a black background",
-    "a large green ring grows over a white checkered background",
-    "a large blue cross moves to the right over a yellow floor",
-    "a purple ball moves in a circle over an orange gradient background",
-    "a large black square shrinks over a red dotted background",
-    "a small white ball rolls to the left behind a large red triangle over a blue background",
-    "a red star falls down and a small blue ring spins over a white background",
-    "a yellow triangle swings from side to side over a black striped background",
-    "a green cross moves to the right in front of a large orange ball over a purple floor",
-};
-static const char *const large_prompts[CLI_PROMPTS] = {
-    "A fishing boat leaves a small harbour at dawn, gulls circling above its wake, camera rising slowly",
-    "A street musician plays the cello under an arcade while passers-by blur past in the rain",
-    "Close-up of a hummingbird hovering at a red flower, wings a blur, morning light behind it",
-    "An old steam train crosses a stone viaduct in autumn, smoke drifting over coloured trees",
-    "A potter shapes a bowl on a turning wheel, wet clay glistening between her hands",
-    "Waves break against black cliffs at sunset, spray lit from behind, slow motion",
-    "A child runs through a field of tall grass with a paper kite, seen from a low angle",
-    "A night market with lanterns and steaming food stalls, the camera walking through the crowd",
-    "A snow leopard crosses a ridge in falling snow and looks into the camera",
-    "Time lapse of clouds rolling over a desert canyon, shadows sliding across red rock",
-    "A glass of water falls from a table and shatters on a wooden floor, slow motion",
-    "A small robot waters plants on a balcony above a busy city, cartoon style",
-};
+/* python/esa/prompts_*.txt, put into the command by the build, each with a zero behind: the package and the command have the same prompts. */
+extern const unsigned char esa_asset_prompts_tiny_txt[], esa_asset_prompts_large_txt[];
 
 void cli_prompts_free(cli_prompts *p)
 {
@@ -61,6 +34,21 @@ static int add(cli_prompts *p, const char *text, size_t length)
     return 1;
 }
 
+/* The first `most` lines that are neither empty nor a remark, without the blanks around them; 0: out of memory. */
+static int add_lines(cli_prompts *p, const char *text, size_t bytes, int64_t most)
+{
+    for (size_t at = 0; at < bytes && p->count < most;) {
+        size_t end = at;
+        while (end < bytes && text[end] != '\n') end++;
+        size_t from = at, to = end;
+        while (from < to && strchr(" \t\r", text[from])) from++;
+        while (to > from && strchr(" \t\r", text[to - 1])) to--;
+        if (to > from && text[from] != '#' && !add(p, text + from, to - from)) return 0;
+        at = end + 1;
+    }
+    return 1;
+}
+
 static int from_file(cli_prompts *p, const char *path, const char *what)
 {
     FILE *file = fopen(path, "rb");
@@ -74,15 +62,7 @@ static int from_file(cli_prompts *p, const char *path, const char *what)
     else if (failed) status = cli_fail("%s: cannot read '%s': %s", what, path, strerror(why));
     else if (more) status = cli_fail("%s: '%s' is longer than %d MB, that is no file of prompts", what, path, LONGEST_FILE >> 20);
     else if (memchr(text, 0, bytes)) status = cli_fail("%s: '%s' holds zero bytes, that is no file of prompts", what, path);
-    for (size_t at = 0; status == CLI_OK && at < bytes;) {
-        size_t end = at;
-        while (end < bytes && text[end] != '\n') end++;
-        size_t from = at, to = end;
-        while (from < to && strchr(" \t\r", text[from])) from++;
-        while (to > from && strchr(" \t\r", text[to - 1])) to--;
-        if (to > from && text[from] != '#' && !add(p, text + from, to - from)) status = cli_fail("%s: out of memory for '%s'", what, path);
-        at = end + 1;
-    }
+    if (status == CLI_OK && !add_lines(p, text, bytes, INT64_MAX)) status = cli_fail("%s: out of memory for '%s'", what, path);
     free(text);
     if (status == CLI_OK && p->count == 0) status = cli_fail("%s: '%s' holds no prompt", what, path);
     return status;
@@ -94,11 +74,10 @@ int cli_prompts_get(cli_prompts *p, const char *text, const char *file, int64_t 
     int status = CLI_OK;
     if (file) status = from_file(p, file, what);
     else if (text) status = add(p, text, strlen(text)) ? CLI_OK : cli_fail("%s: out of memory", what);
-    else
-        for (int64_t i = 0; i < (number > 0 ? number : 1) && i < CLI_PROMPTS && status == CLI_OK; i++) {
-            const char *line = (tiny ? tiny_prompts : large_prompts)[i];
-            if (!add(p, line, strlen(line))) status = cli_fail("%s: out of memory", what);
-        }
+    else {
+        const char *lines = (const char *)(tiny ? esa_asset_prompts_tiny_txt : esa_asset_prompts_large_txt);
+        if (!add_lines(p, lines, strlen(lines), number > 0 ? number : 1)) status = cli_fail("%s: out of memory", what);
+    }
     if (status != CLI_OK) cli_prompts_free(p);
     return status;
 }

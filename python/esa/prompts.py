@@ -1,36 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The built-in prompts, those of the `esa` command (cli/prompts.c; a test holds the two lists together)."""
+"""The built-in prompts: two text files beside this one, which the build also puts into the `esa` command."""
 from __future__ import annotations
 
-# What wan-tiny has learned to draw.
-TINY = (
-    "a red ball rolls to the right over a blue floor",
-    "a large yellow star spins in place over a purple background",
-    "a white square moves to the left over a green striped background",
-    "a small orange triangle moves up over a black background",
-    "a large green ring grows over a white checkered background",
-    "a large blue cross moves to the right over a yellow floor",
-    "a purple ball moves in a circle over an orange gradient background",
-    "a large black square shrinks over a red dotted background",
-    "a small white ball rolls to the left behind a large red triangle over a blue background",
-    "a red star falls down and a small blue ring spins over a white background",
-    "a yellow triangle swings from side to side over a black striped background",
-    "a green cross moves to the right in front of a large orange ball over a purple floor",
-)
-LARGE = (
-    "A fishing boat leaves a small harbour at dawn, gulls circling above its wake, camera rising slowly",
-    "A street musician plays the cello under an arcade while passers-by blur past in the rain",
-    "Close-up of a hummingbird hovering at a red flower, wings a blur, morning light behind it",
-    "An old steam train crosses a stone viaduct in autumn, smoke drifting over coloured trees",
-    "A potter shapes a bowl on a turning wheel, wet clay glistening between her hands",
-    "Waves break against black cliffs at sunset, spray lit from behind, slow motion",
-    "A child runs through a field of tall grass with a paper kite, seen from a low angle",
-    "A night market with lanterns and steaming food stalls, the camera walking through the crowd",
-    "A snow leopard crosses a ridge in falling snow and looks into the camera",
-    "Time lapse of clouds rolling over a desert canyon, shadows sliding across red rock",
-    "A glass of water falls from a table and shatters on a wooden floor, slow motion",
-    "A small robot waters plants on a balcony above a busy city, cartoon style",
-)
+import pathlib
+
+
+def _lines(name: str) -> tuple[str, ...]:
+    text = (pathlib.Path(__file__).parent / name).read_text(encoding="utf-8")
+    return tuple(line for line in text.splitlines() if line and not line.startswith("#"))
+
+
+TINY = _lines("prompts_tiny.txt")
+LARGE = _lines("prompts_large.txt")
 BUILT_IN = len(LARGE)
 
 

@@ -13,8 +13,9 @@ PROBE = """
 import pathlib, sys
 import numpy as np
 import esa
-from esa import _lib
+from esa import _lib, prompts
 assert "torch" not in sys.modules
+assert prompts.built_in(2, tiny=True)[1]
 q, k, v = np.random.default_rng(0).standard_normal((3, 1, 4, 1024, 64), dtype=np.float32)
 out = esa.sparse_attention(q, k, v, head_num=4, sparse_type="rf_v2", sparsity=0.8, latent_shape_q=[4, 16, 16], latent_shape_k=[4, 16, 16])
 assert np.isfinite(out).all()
