@@ -92,6 +92,7 @@ foreach(source ${tests})
   add_test(NAME ${folder}.${name} COMMAND ${name})
   set_tests_properties(${folder}.${name} PROPERTIES LABELS unit TIMEOUT 1200)
 endforeach()
+set_tests_properties(api.test_attention PROPERTIES COST 100)    # under emulation longer than all others together
 
 # Parts of the command that are tested on their own.
 target_include_directories(test_json_reader PRIVATE cli)
@@ -145,7 +146,7 @@ esa_compile_settings(make_recording)
 target_link_libraries(make_recording PRIVATE esa_static)
 add_test(NAME cli.esa COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/cli/check_cli.py $<TARGET_FILE:esa_cli>
          $<TARGET_FILE:make_recording> $<TARGET_FILE:esa_stand_in>)
-set_tests_properties(cli.esa PROPERTIES LABELS cli TIMEOUT 900)
+set_tests_properties(cli.esa PROPERTIES LABELS cli TIMEOUT 900 COST 40)
 add_test(NAME cli.schemas COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/cli/check_schemas.py $<TARGET_FILE:esa_cli>
          $<TARGET_FILE:make_recording> $<TARGET_FILE:esa_stand_in> ${CMAKE_CURRENT_SOURCE_DIR}/models $<$<BOOL:${ESA_VIDEO_FOUND}>:--video>)
 set_tests_properties(cli.schemas PROPERTIES LABELS cli TIMEOUT 300)

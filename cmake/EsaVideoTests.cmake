@@ -60,24 +60,27 @@ if(TARGET test_wan_sparse)
   set_tests_properties(live.diffusers PROPERTIES LABELS live TIMEOUT 1800 SKIP_RETURN_CODE 77)
 endif()
 
-# The command that makes videos, as a stranger uses it.
+# check_NAME.py ESA MODELS [CLASS ...]: the command as a stranger uses it. Classes of tests behind the limit are those that run under sanitizers. The cost lets the
+# longest start first where no earlier run tells ctest.
+function(esa_cli_test name timeout cost)
+  set(classes "")
+  if(ESA_SANITIZE)
+    set(classes ${ARGN})
+  endif()
+  add_test(NAME cli.${name} COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/cli/check_${name}.py $<TARGET_FILE:esa_cli>
+           ${CMAKE_CURRENT_SOURCE_DIR}/models ${classes})
+  set_tests_properties(cli.${name} PROPERTIES LABELS video TIMEOUT ${timeout} COST ${cost})
+endfunction()
 if(TARGET esa_cli)
-  set(generate_tests "")
-  if(ESA_SANITIZE)
-    set(generate_tests Words Models Refusals)
-  endif()
   # Under sanitizers only what reads files and refuses: whole videos are slow there, and test_pipeline makes some.
-  add_test(NAME cli.generate COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/cli/check_generate.py $<TARGET_FILE:esa_cli>
-           ${CMAKE_CURRENT_SOURCE_DIR}/models ${generate_tests})
-  set_tests_properties(cli.generate PROPERTIES LABELS video TIMEOUT 1200)
-  set(calibrate_tests "")
-  if(ESA_SANITIZE)
-    set(calibrate_tests Words Refusals)
-  endif()
-  add_test(NAME cli.calibrate COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/cli/check_calibrate.py $<TARGET_FILE:esa_cli>
-           ${CMAKE_CURRENT_SOURCE_DIR}/models ${calibrate_tests})
-  set_tests_properties(cli.calibrate PROPERTIES LABELS video TIMEOUT 1200)
+  esa_cli_test(generate 1200 60 Words Models Refusals)
+  esa_cli_test(calibrate 1200 60 Words Refusals)
+  # Whole experiments. Under sanitizers only what reads options and writes scripts.
+  esa_cli_test(experiment 1200 50 Words Submit)
+  # Videos in and out. Decoding latents needs a whole model: not under sanitizers, test_pipeline decodes there.
+  esa_cli_test(export 600 20 Pictures Raw Export)
 endif()
+set_tests_properties(model.test_pipeline PROPERTIES COST 30)
 # Long tests run in `make test-all` only: the page of `esa report` in a browser; the tutorial, command by command, from its `make` on.
 if(TARGET esa_cli AND TARGET make_recording AND NOT ESA_SANITIZE)
   add_test(NAME long.report COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/cli/check_report_browser.py $<TARGET_FILE:esa_cli>
@@ -86,30 +89,16 @@ if(TARGET esa_cli AND TARGET make_recording AND NOT ESA_SANITIZE)
   add_test(NAME long.tutorial COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/cli/check_tutorial.py ${CMAKE_CURRENT_SOURCE_DIR})
   set_tests_properties(long.tutorial PROPERTIES LABELS long TIMEOUT 1800 RUN_SERIAL ON)
 endif()
-# Videos in and out, and held against one another. Decoding latents needs a whole model: not under sanitizers, test_pipeline decodes there.
+# Videos held against one another.
 if(TARGET esa_cli)
-  set(export_tests "")
-  if(ESA_SANITIZE)
-    set(export_tests Pictures Raw Export)
-  endif()
-  add_test(NAME cli.export COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/cli/check_export.py $<TARGET_FILE:esa_cli>
-           ${CMAKE_CURRENT_SOURCE_DIR}/models ${export_tests})
   add_test(NAME cli.evaluate COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/cli/check_evaluate.py $<TARGET_FILE:esa_cli>)
-  set_tests_properties(cli.export cli.evaluate PROPERTIES LABELS video TIMEOUT 600)
+  set_tests_properties(cli.evaluate PROPERTIES LABELS video TIMEOUT 600)
   # The metrics against scikit-image and lpips themselves, where they are installed ($ESA_PYTHON as above).
   add_test(NAME live.metrics COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/metric/check_live_metrics.py ${CMAKE_CURRENT_SOURCE_DIR}
            $<TARGET_FILE:esa_cli>)
   set_tests_properties(live.metrics PROPERTIES LABELS live TIMEOUT 900 SKIP_RETURN_CODE 77)
 endif()
-# Whole experiments. Under sanitizers only what reads options and writes scripts.
 if(TARGET esa_cli)
-  set(experiment_tests "")
-  if(ESA_SANITIZE)
-    set(experiment_tests Words Submit)
-  endif()
-  add_test(NAME cli.experiment COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/cli/check_experiment.py $<TARGET_FILE:esa_cli>
-           ${CMAKE_CURRENT_SOURCE_DIR}/models ${experiment_tests})
-  set_tests_properties(cli.experiment PROPERTIES LABELS video TIMEOUT 1200)
   # On a Slurm that the test starts; skipped, with a line that says why, only where that cannot be.
   add_test(NAME long.slurm COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/slurm/check_slurm.py $<TARGET_FILE:esa_cli>
            ${CMAKE_CURRENT_SOURCE_DIR}/models)
