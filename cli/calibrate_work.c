@@ -86,6 +86,9 @@ static int same_settings(const char *path, const char *settings, const char *beg
     first_difference(theirs, ours, old, settings);
     free(old);
     if (same) return CLI_OK;
+    if (strncmp(theirs, "\"weights_hash\"", 14) == 0)
+        return cli_fail("%s: '%s' was begun with other weights than those that are in the model's folder now; give another --output, or --restart to begin anew",
+                        what, begun);
     return cli_fail("%s: '%s' was begun with other settings: %s there, %s here; finish it, give another --output, or --restart to begin anew", what,
                     begun, theirs, ours);
 }

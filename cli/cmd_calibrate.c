@@ -37,11 +37,15 @@ static int make_settings(job *j)
     const clip_request *r = &o->clip;
     char name[32];
     size_t bytes;
+    char weights[32];
+    const int status = cli_model_weights(weights, j->maker.folder, ESA_PART_TRANSFORMER | ESA_PART_TEXT, what);
+    if (status) return status;
     cli_json *json = cli_json_new();
     cli_json_text(json, "format", "esa.calibration");
     cli_json_int(json, "version", 1);
     cli_json_text(json, "model", j->maker.info.name);
     cli_json_text(json, "config_hash", j->maker.info.config_hash);
+    cli_json_text(json, "weights_hash", weights);
     cli_json_text(json, "folder", j->maker.folder);
     cli_json_int(json, "frames", r->frames);
     cli_json_int(json, "height", r->height);

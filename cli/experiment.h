@@ -3,7 +3,7 @@
  *
  * An experiment is a folder, results/<tag>/:
  *
- *     config.json             the settings, written with the first clip; a later run must ask for the same
+ *     config.json             the settings, written when the masks or the first clip are there; a later run must ask for the same
  *     masks.safetensors       calibration (unless --masks names another file)
  *     videos/<variant>/000.mp4 ..     variant dense, then b0.5 ...
  *     speed.json, quality.json        at the end (docs/schemas/experiment-*.schema.json)
@@ -40,6 +40,7 @@ typedef struct experiment {
     cli_prompts calibration, evaluation;
     experiment_variant variant[1 + 4 * CLI_MAX_LIST];
     int variants;                   /* the first is dense */
+    char weights_hash[32];          /* of the model's files as they are now */
     clip_maker maker;               /* its info stays when it is closed */
 } experiment;
 

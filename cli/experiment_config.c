@@ -70,7 +70,8 @@ int experiment_resolve(experiment *e, const char *what)
     add_variant(e, METHOD_DENSE, 1);
     for (int m = 0; m < e->methods.count; m++)
         for (int b = 0; b < e->budgets.count; b++) add_variant(e, methods[e->methods.whole[m]], e->budgets.real[b]);
-    return get_prompts(e, what);
+    const int status = get_prompts(e, what);
+    return status ? status : cli_model_weights(e->weights_hash, e->maker.folder, ESA_PART_ALL, what);
 }
 
 /* ---------------------------------------------------------------- config.json */
@@ -100,6 +101,7 @@ static void json_settings(cli_json *json, const experiment *e)
     cli_json_open(json, "settings", '{');
     cli_json_text(json, "model", info->name);
     cli_json_text(json, "config_hash", info->config_hash);
+    cli_json_text(json, "weights_hash", e->weights_hash);
     cli_json_int(json, "frames", c->frames);
     cli_json_int(json, "height", c->height);
     cli_json_int(json, "width", c->width);
@@ -169,6 +171,11 @@ static int compare(const experiment *e, const cli_value *old, const cli_value *n
         if (equal(then, v)) continue;
         /* Whoever says that the masks are there need not say how they were made. */
         if (e->skip_calibrate && strcmp(v->key, "calibration_prompts") == 0) continue;
+        if (strcmp(v->key, "weights_hash") == 0) {
+            if (!then) continue;    /* begun by an esa that did not look */
+            return cli_fail("%s: '%s' was begun with other weights than those that are in '%s' now; give another --tag, or remove the folder", what,
+                            e->folder, e->maker.folder);
+        }
         show(before, then);
         show(asked, v);
         return cli_fail("%s: '%s' was begun with %s %s, now %s is asked for; give another --tag, or remove the folder", what, e->folder, v->key,

@@ -182,7 +182,7 @@ static int one_clip(experiment *e, const experiment_variant *v, int64_t index, i
     if (status == CLIP_INTERRUPTED) cli_fail("%s: interrupted; the clips before this one are kept, the same command goes on from there", what);
     if (status) return status;
     unlink(record_path);            /* of an older clip whose frames are gone: the new one is not whole before its record is */
-    status = experiment_config(e, what, 1);     /* not before something was made: settings that cannot work must not hold the tag */
+    status = experiment_config(e, what, 1);     /* not before anything was made: settings that cannot work must not hold the tag */
     if (!status) status = cli_make_folder_of(frames_path, NULL, what);
     if (!status) status = cli_make_folder_of(record_path, NULL, what);
     if (!status) status = save(e, frames, part);
@@ -279,6 +279,8 @@ static int stages(experiment *e, int *made)
     if (!status) status = calibrate(e);
     if (status || e->only_calibrate) return status;
     status = open_model(e, 0);
+    /* Masks of its own belong to these settings already: a run that is stopped before its first clip must not go on with others. */
+    if (!status && e->masks[0] && !e->clip.masks) status = experiment_config(e, what, 1);
     if (!status) status = all_clips(e);
     if (!status) status = experiment_speed(e, what);
     clip_close(&e->maker);

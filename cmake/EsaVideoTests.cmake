@@ -81,6 +81,12 @@ if(TARGET esa_cli)
   esa_cli_test(export 600 20 Pictures Raw Export)
 endif()
 set_tests_properties(model.test_pipeline PROPERTIES COST 30)
+# Every writer killed at moments of chance.
+if(TARGET esa_cli AND TARGET make_recording AND NOT ESA_SANITIZE)
+  add_test(NAME cli.killed COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/cli/check_killed.py $<TARGET_FILE:esa_cli>
+           ${CMAKE_CURRENT_SOURCE_DIR}/models $<TARGET_FILE:make_recording>)
+  set_tests_properties(cli.killed PROPERTIES LABELS video TIMEOUT 1200 COST 40)
+endif()
 # Long tests run in `make test-all` only: the page of `esa report` in a browser; the tutorial, command by command, from its `make` on.
 if(TARGET esa_cli AND TARGET make_recording AND NOT ESA_SANITIZE)
   add_test(NAME long.report COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/cli/check_report_browser.py $<TARGET_FILE:esa_cli>

@@ -1,9 +1,11 @@
 /* save.c - esa_frames_save: the ending of a path chooses the format; a folder of PNG appears whole or not at all.
  * SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE                 /* renameat2 */
 #include "media/frames.h"
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -75,10 +77,18 @@ static void name_folder(esa_ctx *ctx, const char *temp, const char *folder)
     memcpy(ctx->error, text, sizeof text);
 }
 
-/* The new folder takes the place of what stands there: nothing, or an older folder of pictures. */
+/* The new folder takes the place of what stands there: nothing, or an older folder of pictures. Both change places in one step where the system
+ * can; else the older one steps aside first, and a process killed between two renames leaves it under a temporary name. */
 static esa_status put_in_place(esa_ctx *ctx, const char *temp, const char *folder)
 {
     if (rename(temp, folder) == 0) return ESA_OK;       /* nothing, or an empty folder */
+#ifdef RENAME_EXCHANGE
+    if ((errno == ENOTEMPTY || errno == EEXIST) && renameat2(AT_FDCWD, temp, AT_FDCWD, folder, RENAME_EXCHANGE) == 0) {
+        remove_folder(temp);
+        return ESA_OK;
+    }
+    if (rename(temp, folder) == 0) return ESA_OK;       /* it went away meanwhile; else errno is that of a plain rename again */
+#endif
     char old[LONGEST + 40];
     if ((errno == ENOTEMPTY || errno == EEXIST) && make_beside(old, sizeof old, folder)) {
         if (rename(folder, old) == 0) {

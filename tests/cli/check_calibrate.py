@@ -9,6 +9,7 @@ import json
 import os
 import random
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -217,6 +218,26 @@ class Resume(Base):
         out = self.works(*small, "--steps", 2, "--num-prompts", 2, "--restart")
         self.assertIn("2 prompts", out)
         self.assertEqual(self.files(), ["x"])
+
+    def test_other_weights_are_refused(self):
+        """The transformer and the text encoder are recorded with; the decoder has no part in it."""
+        shutil.copytree(os.path.join(MODELS, "wan-tiny"), self.path("model"))
+        small = ["calibrate", "--model", "model", *SMALL, "--num-prompts", 2, "--output", "x"]
+        run = start(*small, cwd=self.dir)
+        while not os.path.exists(self.path("x.part/recording.0")) and run.poll() is None:
+            time.sleep(0.002)
+        run.send_signal(signal.SIGKILL)
+        run.communicate()
+        self.assertTrue(os.path.exists(self.path("x.part/recording.0")), "it was not stopped in time")
+        for name in ("vae/diffusion_pytorch_model.safetensors", "transformer/diffusion_pytorch_model.safetensors"):
+            with open(self.path("model/" + name), "r+b") as file:
+                file.seek(-1, os.SEEK_END)
+                byte = file.read(1)[0]
+                file.seek(-1, os.SEEK_END)
+                file.write(bytes([byte ^ 1]))
+            if name.startswith("transformer"):
+                self.fails(*small, says=["x.part", "other weights", "--restart"])
+        self.works(*small, "--restart")
 
     def test_goes_on(self):
         self.begin("x")

@@ -187,6 +187,58 @@ class Run(Base):
             line = self.fails("run", "--tag", "x", *SMALL, *BUDGETS, *args, says=says)
             self.assertIn("another --tag", line)
 
+    def model(self):
+        shutil.copytree(os.path.join(MODELS, "wan-tiny"), self.path("model"))
+        return self.path("model")
+
+    def change_weights(self, part="transformer/diffusion_pytorch_model.safetensors"):
+        """One bit of one number, the size and the times as they were."""
+        path = self.path("model", part)
+        about = os.stat(path)
+        with open(path, "r+b") as file:
+            file.seek(about.st_size // 2)
+            byte = file.read(1)[0]
+            file.seek(about.st_size // 2)
+            file.write(bytes([byte ^ 1]))
+        os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+
+    def test_other_weights(self):
+        """Clips of two states of a model must not meet in one experiment; a copy of the same weights with other times is the same model."""
+        args = ["run", "--tag", "x", *SMALL, *BUDGETS, "--model", self.model()]
+        self.works(*args)
+        for top, _, names in os.walk(self.path("model")):
+            for name in names:
+                os.utime(os.path.join(top, name))
+        self.works(*args)
+        for part in ("transformer/diffusion_pytorch_model.safetensors", "vae/diffusion_pytorch_model.safetensors", "text_encoder/model.safetensors"):
+            self.change_weights(part)
+            line = self.fails(*args, says=["other weights", "model", "results/x", "another --tag"])
+            self.assertNotIn("fnv", line)
+            self.change_weights(part)                                    # and back
+        self.works(*args)
+        config = json.loads(read(self.path("results/x/config.json")))
+        del config["settings"]["weights_hash"]                           # of an esa that did not look at weights
+        with open(self.path("results/x/config.json"), "w", encoding="utf-8") as file:
+            json.dump(config, file)
+        self.works(*args)
+
+    def test_stopped_before_its_first_clip(self):
+        """The masks are there, no clip is: they belong to the settings they were made with."""
+        process = self.start()
+        while not os.path.exists(self.path("results/x/config.json")):
+            self.assertIsNone(process.poll(), "it ended")
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        self.assertTrue(os.path.exists(self.path("results/x/masks.safetensors")))
+        self.assertEqual(json.loads(read(self.path("results/x/config.json")))["settings"], json.loads(read(os.path.join(self.result, "config.json")))["settings"])
+        with open(self.path("prompt"), "w", encoding="utf-8") as file:
+            file.write("another prompt\n")
+        small = SMALL[:SMALL.index("--num-prompts")]
+        self.fails("run", "--tag", "x", *small, "--eval-prompts", 2, *BUDGETS, "--prompts", "prompt", says=["calibration_prompts"])
+        self.works("run", "--tag", "x", *SMALL, *BUDGETS)
+        self.assertEqual(read(self.path("results/x/quality.json")), read(os.path.join(self.result, "quality.json")))
+
     def test_damaged_config(self):
         self.copy()
         for text in ("", "{", "[]", '{"format": 2}'):

@@ -41,7 +41,7 @@ def make(folder, tag, videos, budgets=(0.7, 0.5, 0.3), methods=("cached",), prom
     """Writes folder. videos: files or folders of pictures to copy, in turn (empty: none are there, as after a cleaning up)."""
     warmup, frames, height, width = 1, *size
     os.makedirs(folder)
-    settings = {"model": "wan-tiny", "config_hash": "0" * 16, "frames": frames, "height": height, "width": width, "steps": steps, "methods": list(methods),
+    settings = {"model": "wan-tiny", "config_hash": "0" * 16, "weights_hash": "fnv1a64:" + "0" * 16, "frames": frames, "height": height, "width": width, "steps": steps, "methods": list(methods),
                 "budgets": list(budgets), "tail": "pooled", "block": "64x64", "warmup": 0.2, "evaluation_prompts": list(prompts)}
     schema = schemas.schema("experiment-config")["properties"]["settings"]
     settings = {**{name: least(schema["properties"][name]) for name in schema["required"]}, **settings}
