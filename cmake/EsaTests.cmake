@@ -118,7 +118,7 @@ foreach(plugin stand_in other_abi)
   target_link_options(esa_${plugin} PRIVATE -Wl,--version-script=${CMAKE_CURRENT_SOURCE_DIR}/cmake/esa_cuda.map)
   set_target_properties(esa_${plugin} PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/tests)
 endforeach()
-foreach(name test_attention test_plan test_threads test_properties test_reference test_golden test_mass test_mask test_session_policy test_session_heads test_mask_file
+foreach(name test_attention test_plan test_threads test_properties test_reference test_golden test_mass test_mask test_session_policy test_session_cached test_session_heads test_mask_file
              test_recording test_gpu_attention test_gpu_select test_gpu_calls test_gpu_session test_gpu_faults)
   add_test(NAME stand_in.${name} COMMAND ${name})
   set_tests_properties(stand_in.${name} PROPERTIES LABELS stand_in TIMEOUT 1200 ENVIRONMENT

@@ -84,7 +84,7 @@ collect() { # reads the logs of what was started; a program that died counts as 
 }
 
 # ---- the test list, one process each
-for name in test_attention test_plan test_threads test_properties test_reference test_golden test_mass test_mask test_session_policy test_mask_file \
+for name in test_attention test_plan test_threads test_properties test_reference test_golden test_mass test_mask test_session_policy test_session_cached test_mask_file \
             test_recording test_gpu_attention test_gpu_select test_gpu_calls test_gpu_session test_gpu_faults; do
     start "$name" ESA_TEST_DEVICE=cuda timeout "$limit" "$folder/tests/$name"
 done

@@ -1,6 +1,7 @@
 /* test_safetensors_read.c - the strict reader: what is right is read, everything else is refused with a sentence.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "io/scratch.h"
+#include "common/one_ctx.h"
 #include "esa/esa_media.h"
 
 /* A file in memory from header text and a number of data bytes; the caller frees. */
@@ -15,8 +16,6 @@ static uint8_t *make(const char *header, size_t data, size_t *size)
     for (size_t i = 0; i < data; i++) bytes[8 + n + i] = (uint8_t)(i * 7 + 1);
     return bytes;
 }
-
-static esa_ctx *ctx;
 
 static esa_status open_text(esa_tensors **file, const char *header, size_t data)
 {
@@ -302,19 +301,6 @@ static void test_memory_failure(void **state)
     free(bytes);
     esa_ctx_free(small);
     assert_int_equal(c.live, 0);
-}
-
-static int setup(void **state)
-{
-    (void)state;
-    return esa_ctx_create(&ctx, NULL) != ESA_OK;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    esa_ctx_free(ctx);
-    return 0;
 }
 
 int main(void)

@@ -1,13 +1,12 @@
 /* test_safetensors_write.c - the writer: round trips of every dtype, and files that appear whole or not at all.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "io/scratch.h"
+#include "common/one_ctx.h"
 #include <errno.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include "base/rng.h"
 #include "esa/esa_media.h"
-
-static esa_ctx *ctx;
 
 static const int64_t sizes[] = {4, 2, 2, 8, 8, 4, 2, 1, 1, 1, 2, 4, 8, 1, 1};
 
@@ -325,19 +324,6 @@ static void test_long_targets(void **state)
     }
     assert_int_equal(scratch_count(&s), 18);
     scratch_remove(&s);
-}
-
-static int setup(void **state)
-{
-    (void)state;
-    return esa_ctx_create(&ctx, NULL) != ESA_OK;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    esa_ctx_free(ctx);
-    return 0;
 }
 
 int main(void)

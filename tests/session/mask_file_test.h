@@ -5,9 +5,9 @@
 
 #include "session/mini_model.h"
 #include <math.h>
+#include "common/one_ctx.h"
 #include "esa/esa_media.h"
 
-static esa_ctx *ctx;
 static const double budgets[] = {0.5, 0.25, 0.7};
 
 static inline esa_mask_build build_of(int32_t importance, int32_t count)
@@ -50,19 +50,6 @@ static inline uint8_t *bits_of(esa_mask_file *f, int32_t layer, int32_t step, in
 static inline void record(mini *m, esa_session_params *p, const char *path)
 {
     mini_record(ctx, m, p, 5, 2, path);
-}
-
-static inline int setup(void **state)
-{
-    (void)state;
-    return esa_ctx_create(&ctx, NULL) != ESA_OK;
-}
-
-static inline int teardown(void **state)
-{
-    (void)state;
-    esa_ctx_free(ctx);
-    return 0;
 }
 
 #endif

@@ -7,11 +7,10 @@
 #define ESA_EXPERIMENTAL
 #include "session/mini_model.h"
 #include <math.h>
+#include "common/one_ctx.h"
 #include "select/select.h"
 #include "session/mask_file.h"
 #include "session/recording.h"
-
-static esa_ctx *ctx;
 
 enum { NQ = 128, NK = 256 };
 
@@ -312,19 +311,6 @@ static void test_agreement(void **state)
     free(exact);
     free(given);
     scratch_remove(&s);
-}
-
-static int setup(void **state)
-{
-    (void)state;
-    return esa_ctx_create(&ctx, NULL) != ESA_OK;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    esa_ctx_free(ctx);
-    return 0;
 }
 
 int main(void)

@@ -4,9 +4,8 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include "common/on_gpu.h"
+#include "common/one_ctx.h"
 #include "esa/esa_media.h"
-
-static esa_ctx *ctx;
 
 static void test_order_and_shards(void **state)
 {
@@ -491,19 +490,6 @@ static void test_failures(void **state)
     assert_refused(ctx, esa_recording_merge(ctx, "x", ab, 0), ESA_ERR_ARGUMENT, "no recordings", NULL);
     mini_free(&m);
     scratch_remove(&s);
-}
-
-static int setup(void **state)
-{
-    (void)state;
-    return esa_ctx_create(&ctx, NULL) != ESA_OK;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    esa_ctx_free(ctx);
-    return 0;
 }
 
 int main(void)
