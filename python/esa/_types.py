@@ -6,6 +6,9 @@ import and not a crash later. Names of enum values are the lower-case words the 
 from __future__ import annotations
 
 import ctypes as C
+import numbers
+from collections.abc import Iterable
+from typing import Any
 
 # ---- constants of esa.h
 F32, F16, BF16 = range(3)
@@ -152,3 +155,16 @@ def number(table: dict[str, int], name: str, what: str) -> int:
     if not isinstance(name, str) or name not in table:
         raise ValueError(f"{what} must be one of {', '.join(map(repr, table))}, not {name!r}")
     return table[name]
+
+
+def whole(value: Any) -> bool:
+    """True for an integer, numpy's included; True and False are none."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def wholes(value: Any, sentence: str) -> tuple[int, ...]:
+    """Several integers as a tuple, or a ValueError that says the sentence and what was given."""
+    items = (None,) if isinstance(value, (str, bytes)) or not isinstance(value, Iterable) else tuple(value)
+    if not all(whole(v) for v in items):
+        raise ValueError(f"{sentence}, not {value!r}")
+    return tuple(int(v) for v in items)

@@ -6,11 +6,13 @@ wrapper that listens. Nothing is patched in classes or in the library, so two pi
 pre-hook is torch's own and not a replaced `forward`, because accelerate's offloading exchanges `forward` between two videos."""
 from __future__ import annotations
 
+import os
 from types import TracebackType
 from typing import Any
 
 from torch import nn
 
+from . import _types as T
 from . import reorder
 from .clock import Clock
 from .config import EsaConfig
@@ -42,11 +44,15 @@ def apply(target: Any, config: EsaConfig | None = None, *, steps: int | None = N
             video = pipe("A cat walking on grass").frames
         print(handle.report())
     """
-    config = config if config is not None else EsaConfig()
-    if not isinstance(config, EsaConfig):
-        raise TypeError(f"config must be an EsaConfig, not {type(config).__name__}")
-    if steps is not None and (not isinstance(steps, int) or steps < 1):
+    config = EsaConfig.check(config)
+    if steps is not None and (not T.whole(steps) or steps < 1):
         raise ValueError(f"steps must be an integer of at least 1, not {steps!r}")
+    if record is not None and not isinstance(record, (bool, Recording)):
+        raise TypeError(f"record must be True, False or an esa.run.Recording, not {type(record).__name__}")
+    if resume is not None and not record:
+        raise ValueError("resume goes on with a recording: it needs record=True")
+    if resume is not None and not os.path.isfile(resume):
+        raise FileNotFoundError(f"there is no recording {os.fspath(resume)!r} to resume")
     pipe, transformers, family = _look(target)
     for transformer in transformers:
         if getattr(transformer, _MARK, None) is not None:
@@ -63,6 +69,10 @@ def _look(target: Any) -> tuple[Any, list[nn.Module], Family]:
     else:
         pipe = target
         parts = [part for part in (getattr(target, name, None) for name in ("transformer", "transformer_2")) if isinstance(part, nn.Module)]
+        if not parts and getattr(target, "transformer", "none") is None:
+            raise TypeError(f"this {type(target).__name__} was loaded without its transformer: there is nothing to apply esa to")
+        if isinstance(target, (str, os.PathLike)):
+            raise TypeError(f"esa.apply takes a pipeline or a transformer, not a name: esa.models.load_pipeline({os.fspath(target)!r}) loads one")
     parts = [_unwrap(part) for part in parts]
     families = [detect(part) for part in parts]
     if not parts or None in families or len({f.name for f in families if f is not None}) != 1:
@@ -124,6 +134,8 @@ class Handle:
         """A copy of a model is a model without esa: it has no handle."""
 
     def __enter__(self) -> Handle:
+        if not self._applied:
+            raise ValueError("this handle was removed, the model inside would run dense: call esa.apply again")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -141,6 +153,9 @@ class Handle:
 
     def pin(self, step: int, branch: int = 0) -> None:
         """The next forwards are this step and guidance branch: for loops that are not a pipeline's."""
+        for name, value in (("step", step), ("branch", branch)):
+            if not T.whole(value) or value < 0:
+                raise ValueError(f"{name} must be an integer of at least 0, not {value!r}")
         self._run.clock.pin(step, branch)
 
     # ---- what ran

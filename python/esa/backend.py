@@ -65,7 +65,9 @@ def register_backend(config: EsaConfig | None = None, name: str = "esa") -> str:
 
     Of config what a single call can obey counts: selector, budget, block, samples (4), tail, cdf_threshold, keep_sink, keep_recent, mode,
     min_tokens. masks, order and refresh_every are an error, warm-up and dense layers do not exist here. Returns the name."""
-    config = config if config is not None else EsaConfig()
+    config = EsaConfig.check(config)
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"name must be a word for set_attention_backend, not {name!r}")
     if config.masks is not None or config.order not in (None, "raster") or config.refresh_every != 1 or config.kernel != "auto":
         raise ValueError("an attention backend knows no layers, steps or grid: masks, order, refresh_every and kernel belong to esa.apply")
     numbers = _numbers(config)

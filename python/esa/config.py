@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 import os
 from typing import Any
 
@@ -85,35 +86,59 @@ class EsaConfig:
 
     def __post_init__(self) -> None:
         put = object.__setattr__
-        put(self, "selector", _ALIASES.get(self.selector, self.selector))
+        if isinstance(self.selector, str):
+            put(self, "selector", _ALIASES.get(self.selector, self.selector))
         for name, choices in (("selector", SELECTORS), ("tail", tuple(T.TAILS)), ("mode", tuple(T.MODES)), ("kernel", KERNELS),
                               ("step_map", tuple(T.STEP_MAPS))):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, not {getattr(self, name)!r}")
-        if self.order is not None and self.order not in T.ORDERS:
+        if self.order is not None and self.order not in tuple(T.ORDERS):
             raise ValueError(f"order must be one of {', '.join(map(repr, T.ORDERS))} or None, not {self.order!r}")
         for name in ("budget", "sparsity", "warmup_frac"):
             value = getattr(self, name)
-            if value is not None and not (isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1):
+            if value is None and name != "warmup_frac":
+                continue
+            if not (isinstance(value, numbers.Real) and not isinstance(value, bool) and 0 <= float(value) <= 1):
                 raise ValueError(f"{name} must lie between 0 and 1, not {value!r}")
+            if not isinstance(value, (int, float)):
+                put(self, name, float(value))           # numpy's float32 is no Python float
+        for name in ("keep_sink", "keep_recent", "dense_first_layer", "strict", "protect_first_frame"):
+            value = getattr(self, name)
+            if not isinstance(value, bool) and not (value is None and name == "protect_first_frame"):
+                raise ValueError(f"{name} must be True or False, not {value!r}")
+        if self.masks is not None and not isinstance(self.masks, (str, os.PathLike)):
+            raise ValueError(f"masks must be the path of a mask file, not {self.masks!r}")
         if self.budget is not None and self.sparsity is not None:
             raise ValueError(f"budget ({self.budget}) and sparsity ({self.sparsity}) say the same thing: give one of them")
-        if not isinstance(self.cdf_threshold, (int, float)) or self.cdf_threshold != self.cdf_threshold:
+        if not isinstance(self.cdf_threshold, numbers.Real) or isinstance(self.cdf_threshold, bool) or self.cdf_threshold != self.cdf_threshold:
             raise ValueError(f"cdf_threshold must be a number, not {self.cdf_threshold!r}")
-        put(self, "dense_layers", tuple(int(i) for i in self.dense_layers))
+        put(self, "dense_layers", T.wholes(self.dense_layers, "dense_layers must be a list of layer numbers"))
         if self.block is not None:
-            put(self, "block", (self.block, self.block) if isinstance(self.block, int) else tuple(int(b) for b in self.block))
+            sentence = "block must be one or two multiples of 16 between 16 and 256"
+            put(self, "block", T.wholes((self.block, self.block) if T.whole(self.block) else self.block, sentence))
             if len(self.blocks) != 2 or any(b < 16 or b > 256 or b % 16 for b in self.blocks):
-                raise ValueError(f"block must be one or two multiples of 16 between 16 and 256, not {self.block!r}")
+                raise ValueError(f"{sentence}, not {self.block!r}")
         if self.window is not None:
-            put(self, "window", tuple(int(w) for w in self.window))
-        if self.window is not None and (len(self.window) != 3 or min(self.window) < 1):
-            raise ValueError(f"window must be three numbers t, h, w of at least 1, not {self.window!r}")
+            sentence = "window must be three numbers t, h, w of at least 1"
+            put(self, "window", T.wholes(self.window, sentence))
+            if len(self.window) != 3 or min(self.window) < 1:
+                raise ValueError(f"{sentence}, not {self.window!r}")
         if self.window is not None and self.order != "tile3d":
             raise ValueError(f"window belongs to order 'tile3d', not to {self.order!r}")
         for name, least in (("samples", 1), ("refresh_every", 1), ("min_tokens", 0)):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < least:
+            if not T.whole(getattr(self, name)) or getattr(self, name) < least:
                 raise ValueError(f"{name} must be an integer of at least {least}, not {getattr(self, name)!r}")
+
+    @staticmethod
+    def check(config: Any) -> EsaConfig:
+        """What was given as a config: None is the defaults, and anything but an EsaConfig a TypeError."""
+        if config is None:
+            return EsaConfig()
+        if config is EsaConfig:
+            raise TypeError("config must be an EsaConfig, not the class itself: write EsaConfig()")
+        if not isinstance(config, EsaConfig):
+            raise TypeError(f"config must be an EsaConfig, not {type(config).__name__}")
+        return config
 
     @property
     def density(self) -> float:

@@ -61,7 +61,7 @@ def select(q: Any, k: Any, config: EsaConfig | None = None, *, layout: Layout | 
     X.check_same(q, k, k)
     q, k = X.dense(q), X.dense(k)
     views = [X.view(x, input_layout, name) for x, name in ((q, "q"), (k, "k"))]
-    config = config or EsaConfig()
+    config = EsaConfig.check(config)
     params = select_params(config, complete_layout(layout or Layout(), config), scale=check_scale(scale), causal=causal)
     lengths = X.lengths(kv_len, q, views[0].dim[0])
     params.kv_len = None if lengths is None else X.address(lengths)

@@ -229,6 +229,10 @@ def build_mask_file(output: str | os.PathLike[str], recordings: list[str | os.Pa
                     importance: str = "u8", store_dense: bool = False, dense_first_layer: bool = True, warmup_frac: float = 0.2,
                     steps: int = 0) -> None:
     """Sums recordings of the same run (`Session.save_recording`) and writes a mask file. steps: those it will serve, 0: those recorded."""
+    if isinstance(recordings, (str, bytes, os.PathLike)) or not len(recordings):
+        raise ValueError(f"recordings must be a list of files, at least one, not {recordings!r}")
+    if not isinstance(budgets, (tuple, list)):
+        raise ValueError(f"budgets must be a list of numbers, not {budgets!r}")
     lib = load()
     context = shared_context()
     build = lib.c.esa_mask_build_default()

@@ -87,6 +87,20 @@ def find_model(name: str | os.PathLike[str], *, download: bool = False) -> str:
                             f"`hf download {hub}` or load_pipeline(..., download=True) puts it there")
 
 
+def _check_device(device: str | torch.device | None) -> None:
+    """A device that is not there is a ValueError now, and not whatever torch says after the weights were read."""
+    if device is None:
+        return
+    try:
+        where = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"device must be 'cpu', 'cuda' or 'cuda:N', not {device!r}") from None
+    if where.type == "cuda":
+        number = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (where.index or 0) >= number:
+            raise ValueError(f"device {str(where)!r} was asked for, torch sees {number or 'no'} GPU{'' if number == 1 else 's'} here")
+
+
 def load_pipeline(name: str | os.PathLike[str], *, torch_dtype: torch.dtype | None = None, device: str | torch.device | None = None,
                   cpu_offload: bool = False, download: bool = False, **more: Any) -> Any:
     """A diffusers pipeline by name or folder, ready to run.
@@ -102,6 +116,9 @@ def load_pipeline(name: str | os.PathLike[str], *, torch_dtype: torch.dtype | No
     more
         For diffusers' from_pretrained."""
     from diffusers import DiffusionPipeline
+    if torch_dtype is not None and not isinstance(torch_dtype, (torch.dtype, dict)):
+        raise TypeError(f"torch_dtype must be a torch.dtype such as torch.bfloat16, not {torch_dtype!r}")
+    _check_device(device)
     folder = find_model(name, download=download)
     gpu = torch.cuda.is_available() and (device is None or str(device).startswith("cuda"))
     dtype = torch_dtype if torch_dtype is not None else torch.bfloat16 if gpu else torch.float32

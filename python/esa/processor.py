@@ -32,6 +32,8 @@ def sparse_processor_mode(pipe: Any, mean_budget: float = 0.5, warmup_frac: floa
         Other fields of `EsaConfig`; here nothing stands in for skipped blocks unless asked (tail="pooled").
 
     A second video inside the block starts from step 0 again. Leaving the block, also by an exception, restores the pipeline."""
+    if "budget" in settings:
+        raise TypeError("sparse_processor_mode() calls the budget mean_budget")
     settings = {"selector": "entropy", "tail": "none", **settings}
     if settings["selector"] == "entropy" and settings.get("block") is None:
         settings["block"] = (Q_BLOCK, K_BLOCK)

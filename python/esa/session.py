@@ -91,6 +91,10 @@ class Session:
                  model: str | None = None, config_hash: str | None = None, record: bool = False, record_groups: int = 0,
                  record_per_branch: bool = False, device: Any = None, scale: float | None = None, causal: bool = False,
                  heads: tuple[int, int] = (0, 0)) -> None:
+        config = EsaConfig.check(config)
+        for name, value in (("layers", layers), ("steps", steps), ("branches", branches)):
+            if not T.whole(value) or value < 1:
+                raise ValueError(f"{name} must be an integer of at least 1, not {value!r}")
         self.config, self.layers, self.steps, self.branches = config, layers, steps, branches
         self.layout = complete_layout(layout or Layout(), config)
         self.mode = _mode(config, record)
@@ -191,6 +195,8 @@ class Session:
 
 
 def _text(value: str | None) -> bytes | None:
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"model and config_hash must be text, not {type(value).__name__}")
     return None if value is None else value.encode()
 
 

@@ -136,7 +136,7 @@ def check_tensors(q: Any, k: Any, v: Any, head_num: int, input_layout: str) -> N
     heads = X.shape_of(q, input_layout)[1]
     # 1 is the default of the original, where it fails unless set: it stands for "as many as q has".
     if head_num not in (1, heads):
-        raise ValueError(f"head_num is {head_num}, but q has {heads} heads in layout {input_layout}")
+        raise ValueError(f"head_num is {head_num!r}, but q has {heads} heads in layout {input_layout}")
 
 
 def check_shapes(settings: Settings, q: Any, k: Any, input_layout: str) -> None:

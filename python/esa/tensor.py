@@ -155,6 +155,9 @@ def lengths(kv_len: Any, like: Any, batch: int) -> Any:
 
 def check_same(q: Any, k: Any, v: Any) -> None:
     """q, k and v of one library, one dtype, one device, one batch and one head dimension."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not (is_torch(x) or is_numpy(x)):
+            raise ValueError(f"{name} must be a torch tensor or a numpy array, not {type(x).__name__}")
     for name, x in (("k", k), ("v", v)):
         if is_torch(x) != is_torch(q):
             raise ValueError(f"q and {name} must both be torch tensors or both numpy arrays")

@@ -84,6 +84,26 @@ def test_unknown_families_list_the_known():
         esa.apply(object())
     with pytest.raises(TypeError, match="does not know Linear"):
         esa.apply(torch.nn.Linear(2, 2))
+    with pytest.raises(TypeError, match=r"not a name: esa\.models\.load_pipeline\('wan-t2v-1\.3b'\)"):
+        esa.apply("wan-t2v-1.3b")
+
+    class Pipeline:
+        transformer = None
+    with pytest.raises(TypeError, match="this Pipeline was loaded without its transformer"):
+        esa.apply(Pipeline())
+
+
+def test_a_removed_handle_is_not_entered():
+    """It would look as if the model ran sparse."""
+    mini = minis.wan()
+    with esa.apply(mini.model, SPARSE) as handle:
+        pass
+    with pytest.raises(ValueError, match="this handle was removed.*call esa.apply again"), handle:
+        pass
+    with esa.apply(mini.model, SPARSE) as handle:
+        for step, branch in ((-1, 0), (1.0, 0), (0, "cond")):
+            with pytest.raises(ValueError, match="must be an integer of at least 0"):
+                handle.pin(step, branch)
 
 
 def test_bad_settings():
@@ -91,11 +111,20 @@ def test_bad_settings():
     for config, error, text in ((SPARSE.replace(dense_layers=(7,)), ValueError, "layer 7, the model has layers 0 to 1"),
                                 (SPARSE.replace(selector="full"), ValueError, "selector='dense'"),
                                 (SPARSE.replace(masks="/nowhere/masks"), esa.EsaFileError, "/nowhere/masks"),
-                                ("entropy", TypeError, "must be an EsaConfig, not str")):
+                                ("entropy", TypeError, "must be an EsaConfig, not str"), (0.5, TypeError, "must be an EsaConfig, not float"),
+                                (esa.EsaConfig, TypeError, "not the class itself")):
         with pytest.raises(error, match=text):
             esa.apply(mini.model, config)
     with pytest.raises(ValueError, match="steps must be an integer"):
         esa.apply(mini.model, SPARSE, steps=0)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'budget'"):
+        esa.apply(mini.model, budget=0.5)
+    with pytest.raises(TypeError, match="record must be True, False or an esa.run.Recording, not str"):
+        esa.apply(mini.model, SPARSE, record="calibration.safetensors")
+    with pytest.raises(ValueError, match="resume goes on with a recording: it needs record=True"):
+        esa.apply(mini.model, SPARSE, resume="before")
+    with pytest.raises(FileNotFoundError, match="there is no recording '/nowhere/before' to resume"):
+        esa.apply(mini.model, SPARSE, record=True, resume="/nowhere/before")
     with pytest.raises(ValueError, match="cannot be recorded apart"):
         esa.apply(minis.cogvideox().model, SPARSE, record=Recording(per_branch=True))
     with esa.apply(mini.model, SPARSE) as handle, pytest.raises(ValueError, match="nothing is recorded"):

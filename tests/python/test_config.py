@@ -2,9 +2,10 @@
 """EsaConfig: presets, what it says, what it refuses; Layout."""
 import dataclasses
 
+import numpy
 import pytest
 
-from esa import EsaConfig, Layout
+from esa import EsaConfig, Layout, Session, select
 from esa.layout import order
 
 
@@ -34,11 +35,38 @@ def test_defaults():
     ({"order": "tile3d", "window": (1, 2)}, "window must be three"), ({"tail": "long"}, "tail must be"), ({"mode": "strange"}, "mode must be"),
     ({"kernel": "fa5"}, "kernel must be one of 'auto', 'fa4'"), ({"refresh_every": 0}, "refresh_every must be an integer of at least 1"),
     ({"samples": 0}, "samples must be"), ({"min_tokens": -1}, "min_tokens must be"), ({"step_map": "maybe"}, "step_map must be"),
-    ({"cdf_threshold": float("nan")}, "cdf_threshold must be a number")])
+    ({"cdf_threshold": float("nan")}, "cdf_threshold must be a number"),
+    # Wrong types: the sentence names the setting, whatever Python would have said further down.
+    ({"selector": ["entropy"]}, "selector must be one of"), ({"order": ["tile"]}, "order must be one of"), ({"warmup_frac": None}, "warmup_frac must lie"),
+    ({"dense_layers": 3}, "dense_layers must be a list of layer numbers, not 3"), ({"dense_layers": "12"}, "dense_layers must be a list"),
+    ({"dense_layers": (1.5,)}, "dense_layers must be a list"), ({"block": "128"}, "between 16 and 256, not '128'"), ({"block": 128.0}, "block must be one"),
+    ({"block": True}, "block must be one"), ({"order": "tile3d", "window": 5}, "window must be three numbers"), ({"samples": True}, "samples must be"),
+    ({"dense_first_layer": "False"}, "dense_first_layer must be True or False, not 'False'"), ({"strict": None}, "strict must be True or False"),
+    ({"protect_first_frame": 2}, "protect_first_frame must be True or False"), ({"masks": 5}, "masks must be the path of a mask file, not 5")])
 def test_refused(words, sentence):
     with pytest.raises(ValueError) as caught:
         EsaConfig(**words)
     assert sentence in str(caught.value)
+
+
+def test_numbers_of_numpy_are_numbers():
+    c = EsaConfig(budget=numpy.float32(0.5), samples=numpy.int64(2), dense_layers=numpy.arange(2), block=numpy.int32(64))
+    assert c == EsaConfig(budget=0.5, samples=2, dense_layers=(0, 1), block=64) and type(c.budget) is float
+
+
+def test_typos_are_named():
+    for make in (EsaConfig, EsaConfig.video, EsaConfig().replace):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'budgt'"):
+            make(budgt=0.3)
+
+
+def test_configs_that_are_none():
+    x = numpy.zeros((1, 1, 64, 16), numpy.float32)
+    for use in (lambda c: select(x, x, c), lambda c: Session(c, layers=1, steps=1)):
+        with pytest.raises(TypeError, match="config must be an EsaConfig, not str"):
+            use("entropy")
+        with pytest.raises(TypeError, match="not the class itself"):
+            use(EsaConfig)
 
 
 def test_layouts():
@@ -48,6 +76,9 @@ def test_layouts():
         assert sorted(perm) == list(range(280)) and list(perm[:4]) == [0, 1, 2, 3] and list(perm[-6:]) == list(range(274, 280))
     with pytest.raises(ValueError, match="grid must be three numbers"):
         Layout(grid=(2, 3)).struct()
+    for grid in (5, "2x3", (2.5, 3, 4)):
+        with pytest.raises(ValueError, match="grid must be three numbers t, h, w of at least 1, not "):
+            Layout(grid=grid).struct()
     with pytest.raises(ValueError, match="text_front must be an integer"):
         Layout(text_front=-1).struct()
     with pytest.raises(ValueError, match="does not make Nq = 7 tokens"):

@@ -58,6 +58,15 @@ def test_sparse_processor_mode(wan_pipe):
         assert state.config.blocks == (Q_BLOCK, K_BLOCK)
 
 
+def test_settings_that_are_wrong(wan_pipe):
+    for settings, sentence in (({"budget": 0.3}, "calls the budget mean_budget"), ({"mean_budgt": 0.3}, "unexpected keyword argument 'mean_budgt'")):
+        with pytest.raises(TypeError, match=sentence), sparse_processor_mode(wan_pipe, **settings):
+            pass
+    with pytest.raises(ValueError, match="budget must lie between 0 and 1, not 50"), sparse_processor_mode(wan_pipe, 50):
+        pass
+    assert not hasattr(wan_pipe.transformer, "_esa_handle")
+
+
 def test_step_callback_counts_nothing_twice(wan_pipe):
     with sparse_processor_mode(wan_pipe, 0.5, block=16) as state:
         without = latents(wan_pipe)
@@ -313,6 +322,18 @@ def test_names_are_looked_up_locally(tmp_path, monkeypatch, wan_folder):
     with pytest.raises(FileNotFoundError, match="without a model_index.json"):
         models.find_model(tmp_path)
     assert models.find_model("wan-tiny").endswith("wan-tiny")
+
+
+def test_devices_and_dtypes_are_checked_before_weights_are_read(monkeypatch):
+    monkeypatch.setattr(models, "find_model", lambda *a, **k: pytest.fail("the model was looked for"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for device in ("gpu", "cuda:x", 1.5):
+        with pytest.raises(ValueError, match="device must be 'cpu', 'cuda' or 'cuda:N', not "):
+            models.load_pipeline("wan-tiny", device=device)
+    with pytest.raises(ValueError, match="device 'cuda' was asked for, torch sees no GPUs here"):
+        models.load_pipeline("wan-tiny", device="cuda")
+    with pytest.raises(TypeError, match="torch_dtype must be a torch.dtype such as torch.bfloat16, not 'bfloat16'"):
+        models.load_pipeline("wan-tiny", torch_dtype="bfloat16")
 
 
 @pytest.mark.parametrize("name,frames,height,width", [("wan-t2v-1.3b", 81, 480, 832), ("wan-t2v-14b", 81, 480, 832), ("cogvideox-5b", 49, 480, 720),

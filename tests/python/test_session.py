@@ -146,6 +146,10 @@ def test_strict_sessions_do_not_fall_back(tmp_path, seed):
 def test_misuse():
     with pytest.raises(ValueError, match="layers"):
         Session(EsaConfig(), layers=0, steps=1)
+    with pytest.raises(ValueError, match="steps must be an integer of at least 1, not '50'"):
+        Session(EsaConfig(), layers=1, steps="50")
+    with pytest.raises(TypeError, match="model and config_hash must be text, not int"):
+        Session(EsaConfig(), layers=1, steps=1, model=14)
     with pytest.raises(ValueError, match="device must be 'cpu', 'cuda' or 'cuda:N', not 'npu:0'"):
         Session(EsaConfig(), layers=1, steps=1, device="npu:0")
     session = Session(EsaConfig(), layers=2, steps=1)
@@ -161,6 +165,22 @@ def test_misuse():
         assert same is session
     with pytest.raises(esa.EsaError, match="the session was closed"):
         session.begin()
+
+
+def test_what_is_no_array_or_mask(seed):
+    q, k, v = qkv(seed)
+    for tensors, name in ((([1.0], k, v), "q"), ((q, None, v), "k"), ((q, k, "v"), "v")):
+        with pytest.raises(ValueError, match=f"{name} must be a torch tensor or a numpy array, not "):
+            esa.attention(*tensors)
+    blocks = np.ones((1, 2, 8, 8), bool)
+    with pytest.raises(TypeError, match="mask must be an esa.Mask or None, not ndarray .esa.Mask.from_blocks makes one"):
+        esa.attention(q, k, v, blocks)
+    with pytest.raises(ValueError, match="recordings must be a list of files, at least one, not 'a.recording'"):
+        esa.build_mask_file("masks", "a.recording")
+    with pytest.raises(ValueError, match="recordings must be a list of files, at least one"):
+        esa.build_mask_file("masks", [])
+    with pytest.raises(ValueError, match="budgets must be a list of numbers, not 0.5"):
+        esa.build_mask_file("masks", ["a.recording"], budgets=0.5)
 
 
 def test_two_sessions_do_not_mix(seed):

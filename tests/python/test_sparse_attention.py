@@ -229,7 +229,7 @@ REFUSED = [
     ({"sparsity": 1.5}, "sparsity must lie between 0 and 1, not 1.5"),
     ({"sparsity": -0.1}, "sparsity must lie between 0 and 1"),
     ({"sparsity": "0.5"}, "sparsity must lie between 0 and 1"),
-    ({"head_num": 24}, "head_num is 24, but q has 2 heads in layout BNSD"),
+    ({"head_num": 24}, "head_num is 24, but q has 2 heads in layout BNSD"), ({"head_num": "2"}, "head_num is '2', but q has 2 heads"),
     ({"inner_precise": 2}, "inner_precise must be 0, 1 or 4, not 2"),
     ({"scale": 0}, "scale must be a positive number"),
     ({"scale": float("nan")}, "scale must be a positive number"),
