@@ -10,9 +10,9 @@ import signal
 import struct
 import subprocess
 import sys
-import tempfile
 import unittest
 
+import kit
 import schemas
 import video_files as vf
 
@@ -24,8 +24,7 @@ CONVS = ((64, 3, 11), (192, 64, 5), (384, 192, 3), (256, 384, 3), (256, 256, 3))
 
 
 def esa(*args, cwd=None, env=None):
-    done = subprocess.run([ESA, "evaluate", *map(str, args)], cwd=cwd, capture_output=True, text=True, env={**ENV, **(env or {})})
-    return done.returncode, done.stdout, done.stderr
+    return kit.run(ESA, "evaluate", *args, cwd=cwd, env={**ENV, **(env or {})})
 
 
 def other(video, by):
@@ -47,37 +46,17 @@ def weights(net="alex"):
     return vf.safetensors(tensors, {"format": "esa-lpips-1", "net": net})
 
 
-class Evaluate(unittest.TestCase):
+class Evaluate(kit.Folder):
+    call = staticmethod(esa)
+    begins = "esa: evaluate: "
+    progress = True
+
     def setUp(self):
-        self.folder = tempfile.TemporaryDirectory()
-        self.dir = self.folder.name
-        self.addCleanup(self.folder.cleanup)
+        super().setUp()
         self.video = vf.moving(*SHAPE[:3])
 
-    def path(self, name):
-        return os.path.join(self.dir, name)
-
     def put(self, name, data, shape=SHAPE):
-        os.makedirs(os.path.dirname(self.path(name)), exist_ok=True)
-        vf.write(self.path(name), vf.npy(data, shape) if name.endswith(".npy") else data)
-
-    def files(self):
-        return sorted(os.path.relpath(os.path.join(top, name), self.dir) for top, folders, names in os.walk(self.dir) for name in names + folders)
-
-    def fails(self, *args, says=(), status=1, env=None):
-        before = self.files()
-        code, out, err = esa(*args, cwd=self.dir, env=env)
-        lines = err.splitlines()
-        self.assertEqual((code, out), (status, ""), (args, out, err))
-        self.assertTrue(lines[-1].startswith("esa: evaluate: ") and sum(line.startswith("esa: ") for line in lines) == 1, err)
-        for word in says:
-            self.assertIn(word, lines[-1])
-        self.assertEqual(self.files(), before, f"{args} left something on disk")
-
-    def works(self, *args, env=None):
-        code, out, err = esa(*args, cwd=self.dir, env=env)
-        self.assertEqual(code, 0, f"{args}: {err}")
-        return out
+        return super().put(name, vf.npy(data, shape) if name.endswith(".npy") else data)
 
     def compare(self, *args, env=None):
         """The JSON of a run, which has its schema, and what was printed."""

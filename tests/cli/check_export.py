@@ -6,56 +6,22 @@ Every failure must be one sentence on stderr, an exit status, and nothing left o
 import math
 import os
 import struct
-import subprocess
 import sys
-import tempfile
 import unittest
 import zlib
 
+import kit
 import schemas
 import video_files as vf
 
 ESA, MODELS = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
 
 
-def esa(*args, cwd=None, env=None):
-    done = subprocess.run([ESA, *map(str, args)], cwd=cwd, capture_output=True, text=True, env={**os.environ, **(env or {})})
-    return done.returncode, done.stdout, done.stderr
+class Base(kit.Folder):
+    begins = "esa: export: "
 
-
-class Base(unittest.TestCase):
-    command = "export"
-
-    def setUp(self):
-        self.folder = tempfile.TemporaryDirectory()
-        self.dir = self.folder.name
-        self.addCleanup(self.folder.cleanup)
-
-    def path(self, name):
-        return os.path.join(self.dir, name)
-
-    def put(self, name, data):
-        os.makedirs(os.path.dirname(self.path(name)), exist_ok=True)
-        vf.write(self.path(name), data)
-        return name
-
-    def files(self):
-        return sorted(os.path.relpath(os.path.join(top, name), self.dir) for top, folders, names in os.walk(self.dir) for name in names + folders)
-
-    def fails(self, *args, says=(), status=1, env=None):
-        before = self.files()
-        code, out, err = esa(self.command, *args, cwd=self.dir, env=env)
-        lines = err.splitlines()
-        self.assertEqual((code, out, len(lines)), (status, "", 1), (args, out, err))
-        self.assertTrue(lines[0].startswith(f"esa: {self.command}: "), err)
-        for word in says:
-            self.assertIn(word, lines[0])
-        self.assertEqual(self.files(), before, f"{args} left something on disk")
-
-    def works(self, *args, env=None):
-        code, out, err = esa(self.command, *args, cwd=self.dir, env=env)
-        self.assertEqual(code, 0, f"{args}: {err}")
-        return out
+    def call(self, *args, cwd=None, env=None, command="export"):
+        return kit.run(ESA, command, *args, cwd=cwd, env={**os.environ, **(env or {})})
 
 
 class Pictures(Base):
@@ -202,7 +168,7 @@ class Export(Base):
         frames, height, width = 7, 32, 48
         video = vf.moving(frames, height, width)
         self.put("a.npy", vf.npy(video, (frames, height, width, 3)))
-        code, _, err = esa("export", "a.npy", "--out", "a.mp4", "--codec", "lossless", "--fps", 12, cwd=self.dir)
+        code, _, err = self.call("a.npy", "--out", "a.mp4", "--codec", "lossless", "--fps", 12, cwd=self.dir)
         if code and "no FFmpeg" in err:
             self.skipTest("built without FFmpeg")
         self.assertEqual(code, 0, err)
@@ -261,11 +227,11 @@ class Export(Base):
         self.fails("empty", says=["empty", "no videos"])
         self.fails("a.npy", "--out", "new/folder/x.gif.mp4", "--codec", "hevc", "--quality", "0", status=2, says=["quality"])
         self.put("odd.npy", vf.npy(bytes(27), (1, 3, 3, 3)))
-        code, out, err = esa("export", "odd.npy", "--out", "new/x.mp4", cwd=self.dir)
+        code, out, err = self.call("odd.npy", "--out", "new/x.mp4", cwd=self.dir)
         self.assertEqual((code, out), (1, ""))
         self.assertIn("x.mp4", err)
         self.assertFalse(os.path.exists(self.path("new")))                # the folder is taken back
-        code, out, err = esa("export", "--help")
+        code, out, err = self.call("--help")
         self.assertEqual((code, err), (0, ""))
         self.assertIn("usage: esa export", out)
 
@@ -274,8 +240,8 @@ class Latents(Base):
     """What `esa generate` decodes is what `esa export --vae` makes of its latents."""
 
     def test_like_generate(self):
-        code, _, err = esa("generate", "--frames", 5, "--height", 32, "--width", 48, "--steps", 1, "--method", "dense", "--out", "made/",
-                           "--save-latents", "x.safetensors", cwd=self.dir, env={"ESA_MODELS": MODELS})
+        code, _, err = self.call("--frames", 5, "--height", 32, "--width", 48, "--steps", 1, "--method", "dense", "--out", "made/",
+                           "--save-latents", "x.safetensors", command="generate", cwd=self.dir, env={"ESA_MODELS": MODELS})
         self.assertEqual(code, 0, err)
         for vae in (os.path.join(MODELS, "wan-tiny"), os.path.join(MODELS, "wan-tiny", "vae")):
             self.assertIn("5 frames of 48 x 32", self.works("x.safetensors", "--vae", vae, "--out", "back/"))
@@ -284,7 +250,7 @@ class Latents(Base):
         self.fails("x.safetensors", "--out", "y.y4m", status=2, says=["latents", "--vae"])
         self.fails("x.safetensors", "--vae", "nowhere", "--out", "y.y4m", says=["nowhere"])
         self.put("bad.safetensors", vf.safetensors({"latents": ("F32", (3, 1, 2, 2), bytes(48))}))
-        code, out, err = esa("export", "bad.safetensors", "--vae", os.path.join(MODELS, "wan-tiny"), "--out", "y.y4m", cwd=self.dir)
+        code, out, err = self.call("bad.safetensors", "--vae", os.path.join(MODELS, "wan-tiny"), "--out", "y.y4m", cwd=self.dir)
         self.assertEqual((code, out, len(err.splitlines())), (1, "", 1))
         self.assertIn("[3, 1, 2, 2]", err)
 

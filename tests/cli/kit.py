@@ -5,6 +5,7 @@ only. A file's class derives from Folder and says with `call` how its command is
     class Base(kit.Folder):
         call = staticmethod(esa)        # esa(*words, cwd=..., ...) -> status, stdout, stderr
 """
+import json
 import os
 import resource
 import subprocess
@@ -26,9 +27,15 @@ def read(path, mode="rb"):
         return file.read()
 
 
+def load(path):
+    """A JSON file."""
+    return json.loads(read(path))
+
+
 class Folder(unittest.TestCase):
     """Tests in an empty folder, self.dir, which goes afterwards."""
     begins = "esa: "                    # what every sentence of failure begins with
+    status = 1                          # what a failure exits with where the test does not say; None: 1 or 2, but no crash
     progress = False                    # whether lines of progress may stand before it
 
     def setUp(self):
@@ -59,11 +66,12 @@ class Folder(unittest.TestCase):
         self.assertEqual(code, 0, f"{args}: {err}")
         return out
 
-    def fails(self, *args, status=1, says=(), **how):
-        """The call fails with one sentence that holds every word of says, prints nothing and leaves no file behind. status None: any but a crash."""
+    def fails(self, *args, status=0, says=(), **how):
+        """The call fails with one sentence that holds every word of says, prints nothing and leaves no file behind. status 0: self.status."""
         before = self.files()
         code, out, err = self.call(*args, cwd=self.dir, **how)
-        self.assertIn(code, (1, 2) if status is None else (status,), (args, out, err))
+        wanted = status or self.status
+        self.assertIn(code, (wanted,) if wanted else (1, 2), (args, out, err))
         self.assertEqual(out, "", args)
         lines = err.splitlines()
         self.assertEqual(sum(line.startswith("esa: ") for line in lines), 1, (args, err))
