@@ -6,9 +6,11 @@ import random
 import struct
 import subprocess
 import sys
-import tempfile
 import unittest
 import zlib
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
+import kit  # noqa: E402
 
 MAKE = sys.argv[1]
 
@@ -75,15 +77,7 @@ def boxes(data):
     return found
 
 
-class Media(unittest.TestCase):
-    def setUp(self):
-        self.folder = tempfile.TemporaryDirectory()
-        self.dir = self.folder.name
-        self.addCleanup(self.folder.cleanup)
-
-    def path(self, name):
-        return os.path.join(self.dir, name)
-
+class Media(kit.Folder):
     def make(self, pictures, height, width, fps, name):
         with open(self.path("raw"), "wb") as file:
             file.write(b"".join(pictures))
