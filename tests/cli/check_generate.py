@@ -218,7 +218,7 @@ class Refusals(Base):
 
     def test_full_disk(self):
         for out in ("a.y4m", "a/", "a.mp4"):
-            code, _, err = esa(*SMALL, "--out", out, cwd=self.dir, limit=500)
+            code, _, err = esa("--frames", 5, "--height", 32, "--width", 32, "--steps", 1, "--out", out, cwd=self.dir, limit=200)
             if "no FFmpeg" in err:
                 continue
             self.assertEqual(code, 1, err)
