@@ -41,7 +41,7 @@ static int run(int argc, char **argv)
         { "generate", cmd_generate, "make a video from a prompt, with dense or sparse attention" },
         { "calibrate", cmd_calibrate, "record which key blocks matter over a few prompts, and write masks for each budget" },
         { "demo", cmd_demo, "dense attention against every selector on synthetic video-like heads" },
-        { "bench", cmd_bench, "measure speed (attention) and quality (quality)" },
+        { "bench", cmd_bench, "measure speed (attention, model) and quality (quality, video)" },
         { "evaluate", cmd_evaluate, "hold videos against their references: PSNR, SSIM, LPIPS, flicker" },
         { "export", cmd_export, "turn tensors, frames and latents into MP4, and MP4 into frames and tensors" },
         { "masks", cmd_masks, "run selectors; inspect, derive, merge and convert mask files" },
