@@ -8,6 +8,7 @@
  * On a GPU there is no sgemm beside it, and a time is that of as many calls as fill GPU_SECONDS, divided by their number: the clock is read
  * only when the GPU has finished. */
 #include "data.h"
+#include "folders.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -425,7 +426,8 @@ int cmd_bench_attention(int argc, char **argv)
     }
     int status = cli_options("esa bench attention", "[options]", about, options, argc, argv, NULL, &done);
     if (status || done) return status;
-    status = cli_shape_parse(&b.shape, shape);
+    status = cli_file_ready(json_path, "bench attention");
+    if (!status) status = cli_shape_parse(&b.shape, shape);
     if (status) return status;
     b.select = esa_select_params_default(ESA_SELECT_RANDOM);
     b.select.block_q = b.select.block_k = 0;        /* each selector's own */

@@ -4,6 +4,7 @@
  * One row per mode and budget. Rounds go through all rows before the next one begins, so that a machine that slows down slows down all of
  * them. A median over rounds stands in the table, the spread beside it; every single step of every round is in the JSON. */
 #include "clip.h"
+#include "folders.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -316,7 +317,7 @@ int cmd_bench_model(int argc, char **argv)
     if (cached && !b.base.masks) return usage("--mode cached needs --masks FILE (made by `esa calibrate`)");
     if (!cached && b.base.masks) return usage("--masks is read by --mode cached only");
     if (b.skip_dense && !others) return usage("--skip-dense leaves nothing of --mode dense");
-    if ((status = clip_request_check(&b.base, what)) != 0) return status;
+    if ((status = clip_request_check(&b.base, what)) != 0 || (status = cli_file_ready(b.json, what)) != 0) return status;
     b.base.step_map = ESA_STEP_MAP_NEAREST;
     const clip_opening opening = { .threads = b.threads, .parts = b.no_decode ? ESA_PART_TRANSFORMER | ESA_PART_TEXT : ESA_PART_ALL };
     status = clip_open(&b.maker, b.model, &opening, what);

@@ -5,6 +5,7 @@
  * goes on where the last one ended. Dense clips are made once: kept in memory for their prompt and seed, and with --dense-dir on disk.
  * With --shard i/n several processes share the work, each with a file of its own; the files' rows put together are those of one run. */
 #include "clip.h"
+#include "folders.h"
 
 #include <errno.h>
 #include <math.h>
@@ -324,7 +325,7 @@ int cmd_bench_video(int argc, char **argv)
         cli_fail(cached ? "%s: --method cached needs --masks FILE (made by `esa calibrate`)" : "%s: --masks is read by --method cached only", what);
         return CLI_USAGE;
     }
-    if ((status = clip_request_check(&b.base, what)) != 0) return status;
+    if ((status = clip_request_check(&b.base, what)) != 0 || (status = cli_file_ready(b.csv_path, what)) != 0) return status;
     status = clip_open(&b.maker, model, &opening, what);
     if (!status) status = with_model(&b, prompts, number);
     clip_close(&b.maker);

@@ -4,6 +4,7 @@
  * Recordings are integer sums (docs/mask-files.md), so it does not matter in which order, in how many runs and on how many machines the
  * prompts are recorded: the mask file is the same, bit for bit. docs/calibrate.md is the manual. */
 #include "calibrate.h"
+#include "folders.h"
 
 #include <errno.h>
 #include <math.h>
@@ -303,6 +304,7 @@ static int with_model(job *j)
     status = calibrate_measure(&j->size, o, &j->maker.info, j->count);
     if (!status) status = make_settings(j);
     if (!status) status = calibrate_work_open(&j->work, o, j->settings, &j->size);
+    if (!status) status = cli_file_ready(o->json, what);    /* it may lie beside the masks, in a folder that was just made */
     if (!status && !j->work.complete) {
         snprintf(folder, sizeof folder, "%s", j->work.folder);
         status = calibrate_announce(&j->size, o, &j->maker.info, j->count, j->work.done, folder, j->work.bytes);

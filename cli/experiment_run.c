@@ -265,11 +265,22 @@ static int is_complete(const experiment *e)
     return exists(speed) && exists(quality);
 }
 
+/* Weights that cannot be read would be found out when all clips are made. */
+static int check_lpips(const experiment *e)
+{
+    esa_lpips *lpips = NULL;
+    if (!e->lpips_weights) return CLI_OK;
+    const esa_status status = e->maker.video.lpips_open(e->maker.ctx, &lpips, e->lpips_weights);
+    e->maker.video.lpips_free(lpips);
+    return status == ESA_OK ? CLI_OK : cli_fail_esa(e->maker.ctx, status, what);
+}
+
 static int stages(experiment *e, int *made)
 {
     int status = open_model(e, 1);
     if (!status) status = experiment_resolve(e, what);
     if (!status && !e->only_calibrate) status = experiment_config(e, what, 0);
+    if (!status && !e->only_calibrate) status = check_lpips(e);
     if (!status && !e->only_calibrate && is_complete(e)) {
         clip_close(&e->maker);
         return CLI_OK;

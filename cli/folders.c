@@ -62,3 +62,23 @@ int cli_make_folder_of(const char *path, size_t *kept, const char *what)
     cli_folder_of(folder, sizeof folder, path);
     return cli_make_folders(folder, kept, what);
 }
+
+int cli_folder_ready(const char *path, const char *what)
+{
+    char folder[PATH_SIZE];
+    struct stat about;
+    cli_folder_of(folder, sizeof folder, path);
+    if (stat(folder, &about) != 0) return cli_fail("%s: '%s' cannot be written: %s: %s", what, path, folder, strerror(errno));
+    if (!S_ISDIR(about.st_mode)) return cli_fail("%s: '%s' cannot be written: %s is no folder", what, path, folder);
+    if (access(folder, W_OK | X_OK) != 0) return cli_fail("%s: '%s' cannot be written: %s: %s", what, path, folder, strerror(errno));
+    return CLI_OK;
+}
+
+int cli_file_ready(const char *path, const char *what)
+{
+    struct stat about;
+    if (!path) return CLI_OK;
+    if (!*path) return cli_fail("%s: an empty name cannot be written", what);
+    if (stat(path, &about) != 0) return cli_folder_ready(path, what);
+    return S_ISDIR(about.st_mode) ? cli_fail("%s: '%s' cannot be written: it is a folder", what, path) : CLI_OK;
+}

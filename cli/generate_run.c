@@ -9,7 +9,6 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #define PATH_SIZE 4200
 
@@ -33,17 +32,6 @@ static int ends_with(const char *path, const char *ending)
     return n > m && strcasecmp(path + n - m, ending) == 0;
 }
 
-/* The folder a path lies in must be there and writable: better said now than after the work. */
-static int folder_of(char *folder, size_t size, const char *path)
-{
-    cli_folder_of(folder, size, path);
-    struct stat about;
-    if (stat(folder, &about) != 0) return cli_fail("%s: '%s' cannot be written: %s: %s", what, path, folder, strerror(errno));
-    if (!S_ISDIR(about.st_mode)) return cli_fail("%s: '%s' cannot be written: %s is no folder", what, path, folder);
-    if (access(folder, W_OK | X_OK) != 0) return cli_fail("%s: '%s' cannot be written: %s: %s", what, path, folder, strerror(errno));
-    return CLI_OK;
-}
-
 static esa_save_params save_params(const job *j)
 {
     esa_save_params p = j->maker.video.save_params();
@@ -59,7 +47,6 @@ static int target_of(const job *j, char *target, size_t size, const char *path, 
     static const char *const files[] = { ".mp4", ".y4m", ".png", ".npy", ".safetensors" };
     int known = 0;
     struct stat about;
-    char folder[PATH_SIZE];
     const size_t n = strlen(path);
     if (n == 0 || n + 2 > size) return cli_fail("%s: a name of %zu bytes cannot be written", what, n);
     const int exists = stat(path, &about) == 0, why = errno;
@@ -80,7 +67,7 @@ static int target_of(const job *j, char *target, size_t size, const char *path, 
                         "of PNG work", what, path);
     if (exists && !S_ISDIR(about.st_mode) && !S_ISREG(about.st_mode))
         return cli_fail("%s: '%s' is no regular file, it cannot be replaced", what, path);
-    const int status = folder_of(folder, sizeof folder, target);
+    const int status = cli_folder_ready(target, what);
     if (status) return status;
     const esa_save_params p = save_params(j);
     const esa_status checked = j->maker.video.frames_save_check(j->maker.ctx, target, frames, &p);
@@ -239,18 +226,15 @@ static int all_prompts(job *j, const cli_prompts *prompts)
 {
     const generate_options *o = j->o;
     char path[PATH_SIZE], target[PATH_SIZE + 32], dense[PATH_SIZE], other[PATH_SIZE];
-    struct stat about;
     const char *const files[] = { o->clip.save_embeds, o->clip.save_latents, o->json };
-    size_t kept;
-    int status = CLI_OK;
+    size_t kept = 0;
+    int status = o->output_dir ? cli_make_folders(o->output_dir, &kept, what) : CLI_OK;     /* the other files may lie in it */
+    if (status) return status;
     clip_request r = o->clip;
     clip_request_resolve(&r, &j->maker);
-    for (int i = 0; i < 3; i++) {           /* one that is there may be a pipe or a terminal: its folder says nothing */
-        if (files[i] && access(files[i], F_OK) != 0 && (status = folder_of(other, sizeof other, files[i])) != 0) return status;
-        if (files[i] && stat(files[i], &about) == 0 && S_ISDIR(about.st_mode)) return cli_fail("%s: '%s' cannot be written: it is a folder", what, files[i]);
-    }
+    for (int i = 0; i < 3 && !status; i++) status = cli_file_ready(files[i], what);
     if (!o->output_dir) {
-        status = target_of(j, target, sizeof target, o->out ? o->out : cli_video_mp4() ? "out.mp4" : "out.y4m", r.frames);
+        if (!status) status = target_of(j, target, sizeof target, o->out ? o->out : cli_video_mp4() ? "out.mp4" : "out.y4m", r.frames);
         if (!status && o->compare) {
             if (o->dense_out) snprintf(path, sizeof path, "%s", o->dense_out);
             else dense_name(path, sizeof path, target);
@@ -263,7 +247,6 @@ static int all_prompts(job *j, const cli_prompts *prompts)
         }
         return status ? status : one_prompt(j, prompts->line[0], o->seeds.whole[0], target, 0);
     }
-    if ((status = cli_make_folders(o->output_dir, &kept, what)) != 0) return status;
     const int64_t total = prompts->count * o->seeds.count;
     for (int64_t i = 0; i < total && !status; i++) {
         const long long prompt = i / o->seeds.count, seed = o->seeds.whole[i % o->seeds.count];

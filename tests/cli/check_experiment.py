@@ -94,6 +94,12 @@ class Words(Base):
         self.fails("run", "--tag", "x", "--bugdet", "0.5", status=2, says=["did you mean --budget"])
         self.fails("collect", "word", status=2)
 
+    def test_weights_of_lpips_are_read_first(self):
+        with open(self.path("junk"), "w", encoding="utf-8") as file:
+            file.write("no weights")
+        for name in ("none", "junk"):
+            self.fails("run", "--tag", "x", *SMALL, "--lpips-weights", name, says=[name])
+
     def test_wrong_things(self):
         self.fails("run", "--tag", "x", "--model", "wan-tyni", says=["did you mean wan-tiny?"])
         self.fails("run", "--tag", "x", "--skip-calibrate", *SMALL, says=["--skip-calibrate", "results/x/masks.safetensors"])

@@ -306,7 +306,8 @@ class Videos(Base):
     def test_several_prompts(self):
         with open(self.path("prompts"), "w") as file:
             file.write("# two\n a red ball rolls to the right over a blue floor \r\n\na green ring grows over a white background\n")
-        self.works(*SMALL, "--prompts", "prompts", "--output-dir", "videos")
+        self.works(*SMALL, "--prompts", "prompts", "--output-dir", "videos", "--json", "videos/r.json")       # a folder that is made on the way
+        os.unlink(self.path("videos/r.json"))
         names = os.listdir(self.path("videos"))
         self.assertEqual([os.path.splitext(name)[0] for name in sorted(names)], ["000", "001"])
         self.assertNotEqual(*(self.read("videos/" + name) for name in names))
@@ -408,6 +409,16 @@ class Bench(Base):
             self.assertEqual((code, out), (status, ""), err)
             self.assertEqual(len([line for line in err.splitlines() if line.startswith("esa: ")]), 1, err)
         self.assertEqual(self.files(), ["other.csv"])
+
+    def test_files_that_cannot_be_written_are_told_first(self):
+        """Hours of work must not end in a folder that is not there."""
+        os.mkdir(self.path("d"))
+        for command in (["bench", "model"], ["bench", "attention"], ["calibrate", "--output", "m"]):
+            for name in ("none/x.json", "d"):
+                done = subprocess.run([ESA, *command, "--json", name], cwd=self.dir, env=ENV, capture_output=True, text=True, timeout=60)
+                self.assertEqual((done.returncode, done.stdout, len(done.stderr.splitlines())), (1, "", 1), (command, done.stderr))
+                self.assertIn(f"'{name}' cannot be written", done.stderr)
+        self.assertEqual(self.files(), ["d"])
 
 
 if __name__ == "__main__":
