@@ -5,6 +5,7 @@
 Every failure must be one sentence on stderr, an exit status, and nothing left on disk. Videos are tiny: 9 frames of 64 x 64, two steps."""
 import json
 import os
+import random
 import shutil
 import signal
 import struct
@@ -133,6 +134,39 @@ class Models(Base):
                 json.dump(config, file)
             self.fails("--model", "model", "--out", "a.y4m")
             shutil.rmtree(model)
+
+
+    def test_changed_files(self):
+        """Any value in any configuration, any bytes of any file: a video or one sentence, never a crash, nothing half written."""
+        seed = int(os.environ.get("ESA_TEST_SEED", "1"))
+        rng = random.Random(seed)
+        values = [0, 1, 2, -1, 3, 7, 64, 65536, 2**31, 2**63 - 1, 1e308, 1e-300, 0.5, None, True, "x", [], {}, [1], [0, 0, 0], [1, 1, 1, 1]]
+        model = self.copy()
+        names = sorted(os.path.join(top, name) for top, _, files in os.walk(model) for name in files if name not in ("README.md", "prompts.png"))
+        configs = [name for name in names if name.endswith("config.json") or name.endswith("index.json")]
+        for run in range(30):
+            path = rng.choice(configs if run % 3 else names)
+            data = kit.read(path)
+            if run % 3:
+                changed = json.loads(data)
+                for key in rng.sample(sorted(changed), min(len(changed), rng.choice((1, 1, 2, 3)))):
+                    changed[key] = rng.choice(values)
+                changed = json.dumps(changed).encode()
+            else:
+                changed = bytearray(data)
+                for _ in range(rng.choice((1, 2, 8))):
+                    changed[rng.randrange(min(len(changed), rng.choice((64, 4096, len(changed)))))] = rng.randrange(256)
+            with open(path, "wb") as file:
+                file.write(changed)
+            code, _, err = esa("--model", "model", "--frames", 3, "--height", 16, "--width", 16, "--steps", 1, "--threads", 1, "--out", "a.y4m", cwd=self.dir)
+            about = (f"seed {seed}, run {run}", os.path.relpath(path, model), code, err)
+            self.assertIn(code, (0, 1), about)
+            self.assertEqual([line.startswith("esa: ") for line in err.splitlines()[-1:]], [code == 1], about)
+            self.assertEqual(sorted(os.listdir(self.dir)), ["model"] if code else ["a.y4m", "model"], about)
+            if not code:
+                os.unlink(self.path("a.y4m"))
+            with open(path, "wb") as file:
+                file.write(data)
 
 
 class Refusals(Base):
