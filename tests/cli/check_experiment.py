@@ -16,6 +16,7 @@ import tempfile
 import time
 import unittest
 
+import kit
 import schemas
 
 ESA, MODELS = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
@@ -26,49 +27,17 @@ SEED = int(os.environ.get("ESA_TEST_SEED", "1"))
 
 
 def esa(*args, cwd=None, env=None):
-    """Exit status, stdout, stderr."""
-    done = subprocess.run([ESA, "experiment", *map(str, args)], cwd=cwd, env={**ENV, **(env or {})}, capture_output=True, text=True)
-    return done.returncode, done.stdout, done.stderr
-
-
-def read(path):
-    with open(path, "rb") as file:
-        return file.read()
+    return kit.run(ESA, "experiment", *args, cwd=cwd, env={**ENV, **(env or {})})
 
 
 def tree(folder):
     """Every file of a folder with its bytes."""
-    return {os.path.relpath(os.path.join(top, name), folder): read(os.path.join(top, name)) for top, _, names in os.walk(folder) for name in names}
+    return {os.path.relpath(os.path.join(top, name), folder): kit.read(os.path.join(top, name)) for top, _, names in os.walk(folder) for name in names}
 
 
-class Base(unittest.TestCase):
-    def setUp(self):
-        self.folder = tempfile.TemporaryDirectory()
-        self.dir = self.folder.name
-        self.addCleanup(self.folder.cleanup)
-
-    def path(self, *names):
-        return os.path.join(self.dir, *names)
-
-    def files(self):
-        return sorted(os.path.relpath(os.path.join(top, name), self.dir) for top, folders, names in os.walk(self.dir) for name in names + folders)
-
-    def fails(self, *args, status=1, says=(), env=None):
-        """One sentence with every word of says, nothing on stdout, nothing new on disk."""
-        before = self.files()
-        code, out, err = esa(*args, cwd=self.dir, env=env)
-        lines = [line for line in err.splitlines() if line.startswith("esa: ")]
-        self.assertEqual((code, out, len(lines)), (status, "", 1), (args, out, err))
-        self.assertEqual(err.splitlines()[-1], lines[0], err)
-        for word in says:
-            self.assertIn(word, lines[0])
-        self.assertEqual(self.files(), before, f"{args} left something on disk")
-        return lines[0]
-
-    def works(self, *args, env=None):
-        code, out, err = esa(*args, cwd=self.dir, env=env)
-        self.assertEqual(code, 0, f"{args}: {err}")
-        return out
+class Base(kit.Folder):
+    call = staticmethod(esa)
+    progress = True
 
 
 class Words(Base):
@@ -222,7 +191,7 @@ class Run(Base):
             self.assertNotIn("fnv", line)
             self.change_weights(part)                                    # and back
         self.works(*args)
-        config = json.loads(read(self.path("results/x/config.json")))
+        config = json.loads(self.read("results/x/config.json"))
         del config["settings"]["weights_hash"]                           # of an esa that did not look at weights
         with open(self.path("results/x/config.json"), "w", encoding="utf-8") as file:
             json.dump(config, file)
@@ -237,13 +206,13 @@ class Run(Base):
         process.send_signal(signal.SIGKILL)
         process.communicate()
         self.assertTrue(os.path.exists(self.path("results/x/masks.safetensors")))
-        self.assertEqual(json.loads(read(self.path("results/x/config.json")))["settings"], json.loads(read(os.path.join(self.result, "config.json")))["settings"])
+        self.assertEqual(json.loads(self.read("results/x/config.json"))["settings"], json.loads(kit.read(os.path.join(self.result, "config.json")))["settings"])
         with open(self.path("prompt"), "w", encoding="utf-8") as file:
             file.write("another prompt\n")
         small = SMALL[:SMALL.index("--num-prompts")]
         self.fails("run", "--tag", "x", *small, "--eval-prompts", 2, *BUDGETS, "--prompts", "prompt", says=["calibration_prompts"])
         self.works("run", "--tag", "x", *SMALL, *BUDGETS)
-        self.assertEqual(read(self.path("results/x/quality.json")), read(os.path.join(self.result, "quality.json")))
+        self.assertEqual(self.read("results/x/quality.json"), kit.read(os.path.join(self.result, "quality.json")))
 
     def test_damaged_config(self):
         self.copy()
@@ -267,7 +236,7 @@ class Run(Base):
         """Makes the mask file, leaves nothing else, and takes nothing away from an experiment that is under way."""
         self.works("run", "--tag", "x", *SMALL, *BUDGETS, "--only-calibrate")
         self.assertEqual(self.files(), ["results", "results/x", "results/x/masks.safetensors"])
-        self.assertEqual(read(self.path("results/x/masks.safetensors")), read(os.path.join(self.result, "masks.safetensors")))
+        self.assertEqual(self.read("results/x/masks.safetensors"), kit.read(os.path.join(self.result, "masks.safetensors")))
         self.works("run", "--tag", "y", *SMALL, *BUDGETS, "--only-calibrate", "--masks", "elsewhere/m")
         self.assertEqual(self.files(), ["elsewhere", "elsewhere/m", "results", "results/x", "results/x/masks.safetensors"])
         os.makedirs(self.path("results/x/work/clips"))
@@ -295,15 +264,15 @@ class Run(Base):
         with open(self.path("t.csv"), encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
         self.assertEqual([row["variant"] for row in rows], ["dense", "b0.5", "b0.3"])
-        quality = json.loads(read(self.path("results/x/quality.json")))
-        speed = json.loads(read(self.path("results/x/speed.json")))
+        quality = json.loads(self.read("results/x/quality.json"))
+        speed = json.loads(self.read("results/x/speed.json"))
         for row, variant in zip(rows[1:], quality["variants"]):
             self.assertAlmostEqual(float(row["psnr"]), variant["mean"]["psnr"], delta=1e-6)
             self.assertAlmostEqual(float(row["ssim"]), variant["mean"]["ssim"], delta=1e-8)
         for row, variant in zip(rows, speed["variants"]):
             self.assertAlmostEqual(float(row["seconds_per_step"]), variant["step_seconds"]["median"], delta=1e-8)
         self.assertEqual((rows[0]["psnr"], rows[0]["speedup"]), ("", "1"))
-        markdown = read(self.path("t.md")).decode().splitlines()
+        markdown = self.read("t.md").decode().splitlines()
         self.assertEqual(len(markdown), 5)
         self.assertEqual(len({line.count("|") for line in markdown}), 1)
         self.assertIn("dB", markdown[3])
@@ -370,7 +339,7 @@ class Run(Base):
             self.assertEqual(len([line for line in err.splitlines() if line.startswith("esa: ")]), 1, err)
             self.assertIn("the same command", err.splitlines()[-1])
         self.works("run", "--tag", "x", *SMALL, *BUDGETS)
-        self.assertEqual(read(self.path("results/x/quality.json")), read(os.path.join(self.result, "quality.json")))
+        self.assertEqual(self.read("results/x/quality.json"), kit.read(os.path.join(self.result, "quality.json")))
 
 
 class Submit(Base):
@@ -416,7 +385,7 @@ class Submit(Base):
     def test_calls(self):
         out = self.works("submit", "--tag", "x", "--budgets", "0.7,0.5", *SMALL, "--results", "r e s", "--", "--partition=a b", "--qos=high",
                          env=self.sbatch(self.GOOD))
-        calls = [read(self.path(f"call.{i}")).decode().splitlines() for i in (0, 1)]
+        calls = [self.read(f"call.{i}").decode().splitlines() for i in (0, 1)]
         self.assertEqual(calls[0], ["--parsable", "--output=r e s/x/logs/%x-%j.log", "--partition=a b", "--qos=high", "r e s/x/calibrate.sbatch"])
         self.assertEqual(calls[1], ["--parsable", "--output=r e s/x/logs/%x-%A_%a.log", "--dependency=afterok:41", "--kill-on-invalid-dep=yes",
                                     "--partition=a b", "--qos=high", "r e s/x/array.sbatch"])
@@ -424,14 +393,14 @@ class Submit(Base):
         self.assertIn("job 42", out)
         dry = self.works("submit", "--dry-run", "--tag", "x", "--budgets", "0.7,0.5", *SMALL, "--results", "r e s")
         for name in ("calibrate", "array"):
-            self.assertIn(read(self.path(f"r e s/x/{name}.sbatch")).decode(), dry)
+            self.assertIn(self.read(f"r e s/x/{name}.sbatch").decode(), dry)
 
     def test_masks_are_there(self):
         with open(self.path("m"), "w", encoding="utf-8"):
             pass
         self.works("submit", "--tag", "x", "--masks", "m", "--skip-calibrate", env=self.sbatch(self.GOOD))
         self.assertEqual([name for name in self.files() if name.startswith("call")], ["call.0"])
-        self.assertNotIn("dependency", read(self.path("call.0")).decode())
+        self.assertNotIn("dependency", self.read("call.0").decode())
 
     def test_refusals(self):
         code, out, err = esa("submit", "--tag", "x", cwd=self.dir, env={"PATH": "/nonexistent"})
@@ -446,7 +415,7 @@ class Submit(Base):
         self.assertIn("no job number", err)
         # The array is refused: its calibration must not run for nothing.
         code, _, err = esa("submit", "--tag", "x", cwd=self.dir, env=self.sbatch('case "$*" in *array*) exit 1 ;; esac; echo 7'))
-        self.assertEqual((code, read(self.path("cancelled"))), (1, b"7\n"))
+        self.assertEqual((code, self.read("cancelled")), (1, b"7\n"))
         self.fails("submit", "--tag", "y", "--model", "wan-tyni", says=["did you mean wan-tiny?"])
         self.fails("submit", "--tag", "y", "--skip-calibrate", says=["masks.safetensors"])
         self.fails("submit", "--tag", "y", "--eval-prompts", "none.txt", says=["none.txt"])
