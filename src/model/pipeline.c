@@ -279,9 +279,9 @@ static esa_status keep_results(esa_model *m, run *r)
 static esa_status run_stages(esa_model *m, run *r)
 {
     esa_generate_stats *s = &r->stats;
-    esa_status status = check_memory(m, r);
-    if (status == ESA_OK) status = make_sched(m, r);
+    esa_status status = make_sched(m, r);
     if (status == ESA_OK) status = make_session(m, r);
+    if (status == ESA_OK) status = check_memory(m, r);  /* beside the transformer's activations, which are there by now */
     if (status == ESA_OK) status = make_latents(m, r);
     if (status != ESA_OK) return status;
     const double t0 = esa_nn_now();
