@@ -13,10 +13,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
 
+import kit
 import schemas
 
 ESA, MODELS = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
@@ -31,45 +31,12 @@ def start(*args, cwd, **more):
 
 
 def esa(*args, cwd):
-    run = start(*args, cwd=cwd)
-    out, err = run.communicate()
-    return run.returncode, out, err
+    return kit.run(ESA, *args, cwd=cwd, env=ENV)
 
 
-def read(path):
-    with open(path, "rb") as file:
-        return file.read()
-
-
-class Base(unittest.TestCase):
-    def setUp(self):
-        self.folder = tempfile.TemporaryDirectory()
-        self.dir = self.folder.name
-        self.addCleanup(self.folder.cleanup)
-
-    def path(self, name):
-        return os.path.join(self.dir, name)
-
-    def read(self, name):
-        return read(self.path(name))
-
-    def files(self):
-        return sorted(os.path.relpath(os.path.join(top, name), self.dir) for top, folders, names in os.walk(self.dir) for name in names + folders)
-
-    def works(self, *args):
-        code, out, err = esa(*args, cwd=self.dir)
-        self.assertEqual(code, 0, f"{args}: {err}")
-        return out
-
-    def fails(self, *args, status=1, says=()):
-        before = self.files()
-        code, out, err = esa(*args, cwd=self.dir)
-        lines = [line for line in err.splitlines() if line.startswith("esa: ")]
-        self.assertEqual((code, out, len(lines)), (status, "", 1), (args, err))
-        for word in says:
-            self.assertIn(word, lines[0])
-        self.assertEqual(self.files(), before, f"{args} left something on disk")
-        return lines[0]
+class Base(kit.Folder):
+    call = staticmethod(esa)
+    progress = True
 
     def calibrate(self, output, *more, prompts=2):
         return self.works("calibrate", *SMALL, "--num-prompts", prompts, "--output", output, *more)

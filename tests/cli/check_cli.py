@@ -4,12 +4,15 @@
 
 Every failure must be one sentence on stderr, an exit status, and nothing left on disk."""
 import json
+import math
 import os
 import struct
 import subprocess
 import sys
-import tempfile
 import unittest
+
+import kit
+import video_files
 
 ESA, MAKE_RECORDING, STAND_IN = sys.argv[1:4]
 COMMANDS = [[], ["bench"], ["masks"]]
@@ -18,9 +21,7 @@ LEAVES = [["demo"], ["doctor"], ["bench", "attention"], ["bench", "quality"], ["
 
 
 def esa(*args, cwd=None, env=None):
-    """Exit status, stdout, stderr."""
-    done = subprocess.run([ESA, *map(str, args)], cwd=cwd, env={**os.environ, **(env or {})}, capture_output=True, text=True)
-    return done.returncode, done.stdout, done.stderr
+    return kit.run(ESA, *args, cwd=cwd, env={**os.environ, **(env or {})})
 
 
 def lcg(seed, count):
@@ -34,31 +35,12 @@ def lcg(seed, count):
 
 def write_tensors(path, tensors):
     """A safetensors file: {name: (dtype, shape, bytes)}."""
-    header, data = {}, b""
-    for name, (dtype, shape, raw) in tensors.items():
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
-        data += raw
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text + data)
+    video_files.write(path, video_files.safetensors(tensors))
 
 
 def f32(seed, *shape):
-    count = 1
-    for n in shape:
-        count *= n
+    count = math.prod(shape)
     return ("F32", list(shape), struct.pack(f"<{count}f", *lcg(seed, count)))
-
-
-def load(path):
-    with open(path, encoding="utf-8") as file:
-        return json.load(file)
-
-
-def read(path, mode="rb"):
-    with open(path, mode) as file:
-        return file.read()
 
 
 def rows(text):
@@ -66,35 +48,9 @@ def rows(text):
     return " ".join(line.split()[3] for line in text.splitlines())
 
 
-class Base(unittest.TestCase):
-    def setUp(self):
-        self.folder = tempfile.TemporaryDirectory()
-        self.dir = self.folder.name
-        self.addCleanup(self.folder.cleanup)
-
-    def path(self, name):
-        return os.path.join(self.dir, name)
-
-    def fails(self, *args, status=None, says=(), env=None):
-        """The call fails with one sentence that holds every word of says, prints nothing and leaves no file behind."""
-        before = sorted(os.listdir(self.dir))
-        code, out, err = esa(*args, cwd=self.dir, env=env)
-        self.assertNotEqual(code, 0, args)
-        self.assertIn(code, (1, 2), f"{args}: a crash, not an error: {code} {err}")
-        if status is not None:
-            self.assertEqual(code, status, (args, err))
-        self.assertEqual(out, "", args)
-        self.assertEqual(len(err.splitlines()), 1, f"{args}: {err}")
-        self.assertTrue(err.startswith("esa: "), err)
-        for word in says:
-            self.assertIn(word, err)
-        self.assertEqual(sorted(os.listdir(self.dir)), before, f"{args} left something on disk")
-        return err
-
-    def works(self, *args, env=None):
-        code, out, err = esa(*args, cwd=self.dir, env=env)
-        self.assertEqual(code, 0, f"{args}: {err}")
-        return out
+class Base(kit.Folder):
+    call = staticmethod(esa)
+    status = None
 
 
 class Words(Base):
@@ -161,7 +117,7 @@ class Outputs(Base):
             self.works("doctor", "--json", name)
             self.assertTrue(os.path.islink(self.path(name)))
             self.assertTrue(os.path.isfile(self.path(target)) and not os.path.islink(self.path(target)))
-            self.assertIn("machine", load(self.path(target)))
+            self.assertIn("machine", kit.load(self.path(target)))
         self.assertEqual(sorted(os.listdir(self.dir)), ["dangling", "link", "new", "target"])
         os.symlink("loop", self.path("loop"))
         code, _, err = esa("doctor", "--json", "loop", cwd=self.dir)
@@ -173,22 +129,22 @@ class Outputs(Base):
         code, _, err = self.shell('"$ESA" doctor --json stdout > file')
         self.assertEqual((code, err), (0, ""))
         self.assertTrue(os.path.islink(self.path("stdout")))
-        text = read(self.path("file"), "r")
+        text = kit.read(self.path("file"), "r")
         self.assertIn("kernels ", text)                                  # the table, then the JSON
         self.assertIn("machine", json.loads(text[text.index("{\n"):]))
         code, out, err = self.shell('"$ESA" doctor --json stdout | cat')
         self.assertIn("machine", json.loads(out[out.index("{\n"):]))
         code, _, err = self.shell('"$ESA" doctor --json /proc/self/fd/3 3> third')
         self.assertEqual((code, err), (0, ""))
-        self.assertIn("machine", load(self.path("third")))
+        self.assertIn("machine", kit.load(self.path("third")))
         code, _, err = self.shell('mkfifo fifo; cat fifo > copy & "$ESA" doctor --json fifo; wait')
-        self.assertIn("machine", load(self.path("copy")))
+        self.assertIn("machine", kit.load(self.path("copy")))
         self.fails("doctor", "--json", "-", status=2, says=["--json", "./-"])
 
     def test_names_as_long_as_they_get(self):
         for size in (240, 241, 248, 249, 255):
             self.works("doctor", "--json", "n" * size)
-            self.assertIn("machine", load(self.path("n" * size)))
+            self.assertIn("machine", kit.load(self.path("n" * size)))
         self.assertEqual(len(os.listdir(self.dir)), 5)
 
     def test_lost_output_is_an_error(self):
@@ -198,7 +154,7 @@ class Outputs(Base):
                 self.assertEqual(code, 1, (command, lost))
                 self.assertEqual(len(err.splitlines()), 1, err)
                 self.assertIn("standard output", err)
-        self.assertIn("machine", load(self.path("d")))
+        self.assertIn("machine", kit.load(self.path("d")))
         code, _, err = self.shell('"$ESA" nonsense >&-')                 # nothing was to be printed
         self.assertEqual((code, len(err.splitlines())), (2, 1))
 
@@ -217,7 +173,7 @@ class Outputs(Base):
         shown = "a\ufffd\u00e4" + "\ufffd" * 2 + "\ufffd" * 3 + "\ufffd" * 2 + "\ufffd" * 2 + "z"
         subprocess.run([ESA, "masks", "select", "--q", "q", "--k", "q", "--out", name], cwd=self.dir, check=True, capture_output=True)
         subprocess.run([ESA, "masks", "info", name, "--json", "i"], cwd=self.dir, check=True, capture_output=True)
-        self.assertEqual(load(self.path("i"))["file"], shown)
+        self.assertEqual(kit.load(self.path("i"))["file"], shown)
 
     def test_every_option_is_explained(self):
         for leaf in LEAVES:
@@ -257,7 +213,7 @@ class Install(Base):
     def test_absolute_folders(self):
         subprocess.run(["cmake", "-S", self.ROOT, "-B", self.dir, "-DESA_TESTS=OFF", "-DCMAKE_INSTALL_PREFIX=/some/where",
                         "-DCMAKE_INSTALL_LIBDIR=/far/lib", "-DCMAKE_INSTALL_INCLUDEDIR=/far/include"], check=True, capture_output=True)
-        text = read(self.path("esa.pc"), "r")
+        text = kit.read(self.path("esa.pc"), "r")
         self.assertIn("\nlibdir=/far/lib\n", text)
         self.assertIn("\nincludedir=/far/include\n", text)
 
@@ -335,7 +291,7 @@ class SelectFiles(Base):
         with open(self.path("junk"), "wb") as file:
             file.write(os.urandom(200))
         self.fails("masks", "select", "--q", "junk", "--k", "k", status=1)
-        whole = read(self.path("q"))
+        whole = self.read("q")
         for size in (0, 1, 7, 8, 9, 100, len(whole) - 1):
             with open(self.path("cut"), "wb") as file:
                 file.write(whole[:size])
@@ -384,7 +340,7 @@ class SelectFiles(Base):
         self.assertIn("density asked 0.3000", self.works(*args, "--out", "mask.pt"))    # the name's ending means nothing
         out = self.works("masks", "info", "mask.pt", "--json", "info.json")
         self.assertIn("32x32", out)
-        info = load(self.path("info.json"))
+        info = kit.load(self.path("info.json"))
         self.assertEqual((info["nq"], info["nk"], info["heads"], info["layers"], info["steps"]), (13, 13, 2, 1, 1))
         self.assertEqual(info["bytes"], os.path.getsize(self.path("mask.pt")))
         budget = info["budgets"][0]
@@ -395,7 +351,7 @@ class SelectFiles(Base):
         self.assertEqual(" ".join(f"{x:x}" for x in kept), rows(printed))
         self.works("masks", "convert", "fa4", "--from", "fa4", "--out", "back")
         self.works("masks", "info", "back", "--json", "back.json")
-        again = load(self.path("back.json"))
+        again = kit.load(self.path("back.json"))
         self.works("masks", "convert", "back", "--to", "fa4", "--budget", again["budgets"][0], "--out", "fa4b")
         self.assertEqual(self.read_fa4("fa4b"), (count, index))
         self.fails("masks", "convert", "fa4", "--out", "x", status=2, says=["--to", "--from"])
@@ -407,7 +363,7 @@ class SelectFiles(Base):
         for extra, causal in (([], False), (["--causal"], True)):
             self.works(*args, *extra, "--out", "m")
             self.assertEqual("causal" in self.works("masks", "info", "m", "--json", "i"), causal)
-            self.assertIs(load(self.path("i"))["causal"], causal)
+            self.assertIs(kit.load(self.path("i"))["causal"], causal)
 
     def test_convert_ignores_nothing(self):
         self.works("masks", "select", "--q", "q", "--k", "k", "--budget", "0.3", "--block", "32x32", "--out", "m", "--grid", "4,10,10")
@@ -427,7 +383,7 @@ class SelectFiles(Base):
         self.write_fa4("theirs", [2, 1], [0, 2, 0, 1, 0, 0])
         self.works("masks", "convert", "theirs", "--from", "fa4", "--tokens", "300", "--grid", "3,10,10", "--order", "tile3d", "--window", "1,5,5", "--out", "t")
         self.works("masks", "info", "t", "--json", "i")
-        self.assertEqual(load(self.path("i"))["order"], "tile3d")
+        self.assertEqual(kit.load(self.path("i"))["order"], "tile3d")
 
     def test_fa4_of_others(self):
         """A file without our metadata: tokens and blocks must be told, and must fit."""
@@ -439,7 +395,7 @@ class SelectFiles(Base):
         self.fails(*args, "--tokens", "1,2,3", status=2, says=["3 numbers"])
         self.works(*args, "--tokens", "300", "--block", "256x128", "--model", "m")
         self.works("masks", "info", "x", "--json", "i")
-        info = load(self.path("i"))
+        info = kit.load(self.path("i"))
         self.assertEqual((info["model"], info["selector"], info["Nq"], info["nq"], info["nk"]), ("m", None, 300, 2, 3))
         self.works("masks", "convert", "x", "--to", "fa4", "--budget", info["budgets"][0], "--out", "y")
         self.assertEqual(self.read_fa4("y"), (tuple(count), tuple(index)))
@@ -452,7 +408,7 @@ class SelectFiles(Base):
                                         "full_block_idx": ("I32", [1, 1, 1, 2, 3], struct.pack("<6i", *index))})
 
     def read_fa4(self, name):
-        raw = read(self.path(name))
+        raw = self.read(name)
         size = struct.unpack("<Q", raw[:8])[0]
         header = json.loads(raw[8:8 + size])
         result = []
@@ -473,7 +429,7 @@ class Recordings(Base):
             subprocess.run([MAKE_RECORDING, self.path(name), str(seed), str(prompts)], check=True)
 
     def bytes_of(self, name):
-        return read(self.path(name))
+        return self.read(name)
 
     def test_merge_in_any_order(self):
         self.works("masks", "merge", "a", "b", "--out", "ab", "--budgets", "0.5,0.3")
@@ -483,7 +439,7 @@ class Recordings(Base):
         self.works("masks", "merge", "sum", "--out", "s", "--budgets", "0.5,0.3")
         self.assertEqual(self.bytes_of("ab"), self.bytes_of("s"))
         self.works("masks", "info", "ab", "--json", "i")
-        info = load(self.path("i"))
+        info = kit.load(self.path("i"))
         self.assertEqual((info["prompts"], info["model"], info["budgets"], info["importance"]), (3, "test-model", [0.3, 0.5], "u8"))      # budgets rest in ascending order
         self.assertEqual((info["layers"], info["stored_layers"], info["steps"], info["stored_groups"]), (3, 2, 5, 4))
 
@@ -520,7 +476,7 @@ class Bench(Base):
     def test_json(self):
         out = self.works("bench", "attention", "--shape", "1,2,512,32", "--density", "1,0.5", "--rounds", "3", "--json", "b.json")
         self.assertIn("speedup", out)
-        data = load(self.path("b.json"))
+        data = kit.load(self.path("b.json"))
         self.assertTrue({"machine", "commit", "sgemm_gflops", "rows"} <= set(data))
         for key in ("cpu", "cores", "memory_bytes", "threads", "kernels"):
             self.assertTrue(data["machine"][key], key)
@@ -541,7 +497,7 @@ class Bench(Base):
     def test_selectors_types_tails(self):
         self.works("bench", "attention", "--shape", "1,4,600,32", "--grid", "6,10,10", "--density", "1,0.5", "--selector",
                    "entropy,rf_v2,ada_bsa", "--tail", "none,pooled,centroid", "--dtype", "f32,bf16,f16", "--rounds", "1", "--json", "b.json")
-        data = load(self.path("b.json"))
+        data = kit.load(self.path("b.json"))
         self.assertEqual(len(data["rows"]), 3 * (1 + 9))
         for row in data["rows"]:
             self.assertEqual(row["select_seconds"] is None, row["selector"] == "dense")
@@ -551,9 +507,9 @@ class Bench(Base):
     def test_random_takes_layouts_too(self):
         args = ["bench", "attention", "--shape", "1,1,600,16", "--density", "0.2", "--rounds", "1", "--block", "16x16", "--json", "b.json"]
         self.works(*args)
-        plain = load(self.path("b.json"))["rows"][0]["density"]
+        plain = kit.load(self.path("b.json"))["rows"][0]["density"]
         self.works(*args, "--text-front", "160")                        # ten forced columns and rows
-        self.assertGreater(load(self.path("b.json"))["rows"][0]["density"], plain + 0.1)
+        self.assertGreater(kit.load(self.path("b.json"))["rows"][0]["density"], plain + 0.1)
         self.fails(*args, "--window", "1,2,3", status=2, says=["--window", "tile3d"])
         self.fails(*args, "--text-back", "601", status=1, says=["601"])
 
@@ -575,13 +531,13 @@ class Bench(Base):
         for line in lines[1:]:
             self.assertTrue(0 < float(line[6]) <= 1 and 0 <= float(line[7]), line)
         self.works(*args, "--out", "q.csv", "--threads", "1")
-        self.assertEqual(read(self.path("q.csv"), "r"), out)          # the same on any number of threads
+        self.assertEqual(kit.read(self.path("q.csv"), "r"), out)          # the same on any number of threads
         self.fails(*args, "--dim", "33", status=2, says=["33"])
 
     def test_demo(self):
         out = self.works("demo", "--grid", "4,16,16", "--dim", "32", "--budget", "0.5", "--rounds", "1", "--json", "d.json")
         self.assertIn("kept mass", out)
-        data = load(self.path("d.json"))
+        data = kit.load(self.path("d.json"))
         names = [(row["selector"], row["tail"]) for row in data["rows"]]
         self.assertEqual(names[0], ("dense", "none"))
         self.assertEqual(sorted(names[1:]), sorted((s, t) for s in ("entropy", "rf_v2", "ada_bsa", "random") for t in ("none", "pooled")))
@@ -594,7 +550,7 @@ class Bench(Base):
 class Doctor(Base):
     def test_doctor(self):
         out = self.works("doctor", "--json", "d.json")
-        data = load(self.path("d.json"))
+        data = kit.load(self.path("d.json"))
         for set_ in data["kernel_sets"]:
             if set_["available"]:
                 self.assertTrue(set_["right"], set_)
@@ -622,7 +578,7 @@ class Gpu(Base):
         out = self.works("doctor", "--json", "d.json", env=self.env)
         self.assertRegex(out, r"gpu 0 +stand-in.*sm90a kernels")
         self.assertEqual(out.count("right on GPU 0"), 2)
-        self.assertEqual(load(self.path("d.json"))["gpus"][0]["kernels"], "sm90a")
+        self.assertEqual(kit.load(self.path("d.json"))["gpus"][0]["kernels"], "sm90a")
         self.assertRegex(self.works("doctor", env={**self.env, "ESA_CUDA": "sm80"}), r"sm80 kernels \(ESA_CUDA=sm80\)")
         self.assertIn("nonsense", esa("doctor", env={**self.env, "ESA_CUDA": "nonsense"})[2])
 
@@ -630,7 +586,7 @@ class Gpu(Base):
         out = self.works("bench", "attention", "--device", "cuda", "--shape", "1,2,300,32", "--dtype", "f32,bf16", "--density", "1,0.5", "--selector",
                          "random,entropy", "--tail", "pooled", "--rounds", "2", "--json", "b.json", env=self.env)
         self.assertIn("stand-in", out)
-        data = load(self.path("b.json"))
+        data = kit.load(self.path("b.json"))
         self.assertEqual(data["gpu"]["name"], "stand-in")
         self.assertEqual(len(data["rows"]), 6)
         for row in data["rows"]:

@@ -15,12 +15,12 @@ import signal
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
 import zlib
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import kit
 import report_fixture
 
 ESA, MAKE_RECORDING = map(os.path.abspath, sys.argv[1:3])
@@ -29,13 +29,7 @@ EMPTY = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "me
 
 
 def esa(*args, cwd=None):
-    done = subprocess.run([ESA, *map(str, args)], cwd=cwd, capture_output=True, text=True)
-    return done.returncode, done.stdout, done.stderr
-
-
-def read(path):
-    with open(path, "rb") as file:
-        return file.read()
+    return kit.run(ESA, *args, cwd=cwd)
 
 
 def box(name, *content):
@@ -100,39 +94,16 @@ class Parsed(html.parser.HTMLParser):
         return [e for e in self.elements if e["tag"] == tag and all(e.get("@" + k.rstrip("_").replace("_", "-")) == v for k, v in attributes.items())]
 
 
-class Base(unittest.TestCase):
-    def setUp(self):
-        self.folder = tempfile.TemporaryDirectory()
-        self.dir = self.folder.name
-        self.addCleanup(self.folder.cleanup)
-
-    def path(self, name):
-        return os.path.join(self.dir, name)
-
-    def write(self, name, data):
-        os.makedirs(os.path.dirname(self.path(name)), exist_ok=True)
-        with open(self.path(name), "wb" if isinstance(data, bytes) else "w") as file:
-            file.write(data)
-        return self.path(name)
-
-    def files(self):
-        return sorted(os.path.join(top, name) for top, folders, names in os.walk(self.dir) for name in names + folders)
-
-    def fails(self, *args, status=1, says=()):
-        before = self.files()
-        code, out, err = esa("report", *args, cwd=self.dir)
-        self.assertEqual((code, out, len(err.splitlines())), (status, "", 1), (args, err))
-        self.assertTrue(err.startswith("esa: "), err)
-        for word in says:
-            self.assertIn(word, err)
-        self.assertEqual(self.files(), before, f"{args} left something on disk")
+class Base(kit.Folder):
+    def call(self, *args, cwd):
+        return esa("report", *args, cwd=cwd)
 
     def page(self, *args, notes=0):
         """Makes a page; its parsed form and its data. Whatever the page: well-formed, names once, no address outside."""
         code, out, err = esa("report", *args, "--output", "page.html", cwd=self.dir)
         self.assertEqual(code, 0, err)
         self.assertEqual(len(err.splitlines()), notes, err)
-        text = read(self.path("page.html")).decode()
+        text = self.read("page.html").decode()
         page = Parsed(text)
         self.assertEqual(page.faults, [])
         self.assertTrue(text.startswith("<!DOCTYPE html>"))
@@ -162,7 +133,7 @@ class Base(unittest.TestCase):
 
     def results(self, name="res", videos=None, **more):
         if videos is None:
-            videos = [self.write(f"made/{i}.mp4", mp4(frames=9 + i, filling=bytes([i]) * (50 + i))) for i in range(4)]
+            videos = [self.put(f"made/{i}.mp4", mp4(frames=9 + i, filling=bytes([i]) * (50 + i))) for i in range(4)]
         return report_fixture.make(self.path(name), name, videos, **more)
 
 
@@ -188,7 +159,7 @@ class Words(Base):
 
     def test_refusals(self):
         self.fails("none", "--output", "r.html", says=["no folder 'none'"])
-        self.write("file", "x")
+        self.put("file", "x")
         self.fails("file", "--output", "r.html", says=["is a file", "--masks"])
         os.mkdir(self.path("empty"))
         self.fails("empty", "--output", "r.html", says=["no results folder", "esa experiment run"])
@@ -200,7 +171,7 @@ class Words(Base):
         for name, text, says in (("speed.json", "{\n\"format\": 1,\n}", "line 3"), ("quality.json", "[1, 2", "line 1"), ("config.json", "{\"format\": 2}", "format"),
                                  ("speed.json", "", "line 1"), ("quality.json", b"{\"format\": 1, \"tag\": \"\xff\"}", "UTF-8"), ("speed.json", "[]", "format")):
             self.results("broken")
-            self.write("broken/" + name, text)
+            self.put("broken/" + name, text)
             self.fails("broken", "--output", "r.html", says=["broken/" + name, says])
             shutil.rmtree(self.path("broken"))
         self.results("early")
@@ -209,7 +180,7 @@ class Words(Base):
         self.fails("early", "--output", "r.html", says=["not come that far"])
         self.results("bare")
         for name in ("speed.json", "quality.json"):
-            self.write("bare/" + name, "{\"format\": 1}")
+            self.put("bare/" + name, "{\"format\": 1}")
         self.fails("bare", "--output", "r.html", says=["no variants"])
 
     def test_default_name(self):
@@ -219,9 +190,9 @@ class Words(Base):
         self.assertTrue(out.startswith("report.html: ") and os.path.exists(self.path("report.html")), out)
 
     def test_an_older_page_stays(self):
-        self.write("r.html", "older")
+        self.put("r.html", "older")
         self.fails("none", "--output", "r.html")
-        self.assertEqual(read(self.path("r.html")), b"older")
+        self.assertEqual(self.read("r.html"), b"older")
 
 
 class Pages(Base):
@@ -264,7 +235,7 @@ class Pages(Base):
         _, speed, _ = self.results()
         for video, seconds in zip(speed["variants"][1]["videos"], (9.0, 1.0, 3.0)):
             video["record"] = {**video["record"], "step_seconds": [seconds] * 5, "seconds": 5 * seconds, "denoise_seconds": 5 * seconds, "decode_seconds": 0, "text_seconds": 0}
-        self.write("res/speed.json", json.dumps(speed))
+        self.put("res/speed.json", json.dumps(speed))
         variant = self.page("res")[1]["runs"][0]["variants"][1]
         self.assertEqual(variant["steps"], [3.0] * 5)
         self.assertEqual(variant["parts"]["total"], 15)                  # of one clip, the one in the middle
@@ -277,7 +248,7 @@ class Pages(Base):
         self.assertEqual(len([p for p in players if "@data-reference" in p]), 3)
         names = [f"videos/{v}/{i:03d}.mp4" for i in range(3) for v in ("dense", "b0.7", "b0.5", "b0.3")]
         for video, player, name in zip(videos, players, names):
-            data = read(self.path("res/" + name))
+            data = self.read("res/" + name)
             self.assertEqual(video["@src"], "data:video/mp4;base64," + base64.b64encode(data).decode(), name)
             frames = data[data.index(b"stts") + 12:][:4]
             self.assertEqual((player["@data-fps"], int(player["@data-frames"])), ("16", struct.unpack(">I", frames)[0]))
@@ -299,9 +270,9 @@ class Pages(Base):
         self.results()
         masks = self.masks()
         self.page("res", "--masks", masks)
-        first = read(self.path("page.html"))
+        first = self.read("page.html")
         self.page("res", "--masks", masks)
-        self.assertEqual(read(self.path("page.html")), first)
+        self.assertEqual(self.read("page.html"), first)
 
     def test_several_runs(self):
         self.results("one", budgets=(0.5,))
@@ -316,12 +287,12 @@ class Pages(Base):
     def test_stages_that_are_missing(self):
         self.results()
         for name, gone in (("quality.json", "quality"), ("speed.json", "speed")):
-            text = read(self.path("res/" + name))
+            text = self.read("res/" + name)
             os.unlink(self.path("res/" + name))
             page, data = self.page("res")
             self.assertNotIn(gone, [e.get("@id") for e in page.all("section")])
             self.assertIn(name, page.all("p", class_="note")[-1]["text"])
-            self.write("res/" + name, text)
+            self.put("res/" + name, text)
         os.unlink(self.path("res/config.json"))
         page, data = self.page("res")
         self.assertEqual(data["runs"][0]["tag"], "res")
@@ -330,7 +301,7 @@ class Pages(Base):
     def test_videos_that_cannot_be_shown(self):
         ok, old, cut = mp4(), mp4(b"mp4v"), mp4()[:-200]
         wide = mp4(profile=244)                          # 4:4:4, which not every browser plays
-        self.results(videos=[self.write("v/%d.mp4" % i, data) for i, data in enumerate((ok, old, cut, wide))], prompts=["p"])
+        self.results(videos=[self.put("v/%d.mp4" % i, data) for i, data in enumerate((ok, old, cut, wide))], prompts=["p"])
         page, _ = self.page("res", notes=1)
         self.assertEqual(len(page.all("video")), 1)
         why = [e["text"] for e in page.all("p", class_="why")]
@@ -349,7 +320,7 @@ class Pages(Base):
         lies = [good[:at] + value + good[at + 4:] for at in range(0, len(good) - 4, 2)
                 for value in (b"\0\0\0\0", b"\0\0\0\1", b"\0\0\0\x07", b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff")]
         lies += [good[:n] for n in range(0, len(good), 3)]
-        self.results(videos=[self.write(f"v/{i:05d}.mp4", data) for i, data in enumerate(lies)], prompts=[str(i) for i in range(len(lies))], budgets=(0.5,))
+        self.results(videos=[self.put(f"v/{i:05d}.mp4", data) for i, data in enumerate(lies)], prompts=[str(i) for i in range(len(lies))], budgets=(0.5,))
         page, _ = self.page("res", notes=1)
         shown, left_out = len(page.all("video")), len(page.all("p", class_="why"))
         self.assertEqual(shown + left_out, 2 * len(lies))
@@ -359,22 +330,22 @@ class Pages(Base):
 
     def test_folders_of_pictures(self):
         for i in range(4):
-            self.write(f"made/frames/{i:05d}.png", png(8, 6, 60 * i))
-        self.write("made/frames/notes.txt", "not a picture")
+            self.put(f"made/frames/{i:05d}.png", png(8, 6, 60 * i))
+        self.put("made/frames/notes.txt", "not a picture")
         self.results(videos=[self.path("made/frames")], prompts=["p"])
         page, _ = self.page("res")
         pictures = page.all("img")
         self.assertEqual(len(pictures), 4 * 4)
         self.assertEqual([p["@src"] for p in pictures[:4]], ["data:image/png;base64," + base64.b64encode(png(8, 6, 60 * i)).decode() for i in range(4)])
         self.assertEqual({p["@data-frames"] for p in page.all("figure")}, {"4"})
-        self.write("res/videos/b0.5/000/00002.png", b"no picture")
+        self.put("res/videos/b0.5/000/00002.png", b"no picture")
         page, _ = self.page("res", notes=1)
         self.assertIn("00002.png", page.all("p", class_="why")[0]["text"])
 
     def test_other_formats_are_converted(self):
         """Y4M: H.264 where FFmpeg has an encoder, else pictures; without the engine a sentence."""
         picture = b"FRAME\n" + bytes(range(256)) * 12
-        self.results(videos=[self.write("made/v.y4m", b"YUV4MPEG2 W32 H32 F8:1 Ip A1:1 C444\n" + picture * 5)], prompts=["p"])
+        self.results(videos=[self.put("made/v.y4m", b"YUV4MPEG2 W32 H32 F8:1 Ip A1:1 C444\n" + picture * 5)], prompts=["p"])
         code, _, err = esa("report", "res", "--output", "page.html", cwd=self.dir)
         self.assertEqual(code, 0, err)
         page, _ = self.page("res", notes=len(err.splitlines()))
@@ -391,7 +362,7 @@ class Pages(Base):
 
     def videos_to_convert(self, frames=5):
         picture = b"FRAME\n" + bytes(range(256)) * 12
-        self.results(videos=[self.write("made/v.y4m", b"YUV4MPEG2 W32 H32 F8:1 Ip A1:1 C444\n" + picture * frames)], prompts=["p"])
+        self.results(videos=[self.put("made/v.y4m", b"YUV4MPEG2 W32 H32 F8:1 Ip A1:1 C444\n" + picture * frames)], prompts=["p"])
         shutil.rmtree(self.path("made"))
 
     def test_scratch_lies_beside_the_page(self):
@@ -406,8 +377,8 @@ class Pages(Base):
         done = subprocess.run([ESA, "report", self.path("res"), "--output", self.path("out/page.html")], cwd=self.path("elsewhere"), env=env,
                               capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertEqual(self.files(), sorted([*before, self.path("out/page.html")]))
-        page = Parsed(read(self.path("out/page.html")).decode())
+        self.assertEqual(self.files(), sorted([*before, "out/page.html"]))
+        page = Parsed(self.read("out/page.html").decode())
         if "built without the engine" in done.stderr:
             return
         self.assertEqual({p["@data-frames"] for p in page.all("figure")}, {"5"})
@@ -415,7 +386,7 @@ class Pages(Base):
         if traced:                                                       # every file it opens for writing lies in the page's folder
             subprocess.run([traced, "-f", "-e", "trace=openat,mkdir,mkdirat,rename", "-o", self.path("trace"), ESA, "report", self.path("res"), "--output",
                             self.path("out/page.html")], env=env, check=True, capture_output=True)
-            for line in read(self.path("trace")).decode(errors="replace").splitlines():
+            for line in self.read("trace").decode(errors="replace").splitlines():
                 if "= -1" not in line and re.search(r"O_WRONLY|O_RDWR|mkdir|rename", line) and "/dev/" not in line:
                     self.assertIn(self.path("out/"), line)
         into_pipe = subprocess.run([ESA, "report", self.path("res"), "--output", "/dev/stdout"], cwd=self.dir, env=env, capture_output=True, text=True)
@@ -425,7 +396,7 @@ class Pages(Base):
     def test_interrupted(self):
         """A signal at moments of chance: the page as it was or the new one, one sentence, and no scratch."""
         self.videos_to_convert(frames=100)
-        self.write("page.html", "older")
+        self.put("page.html", "older")
         before, rng, stopped = self.files(), random.Random(SEED), 0
         for attempt in range(12):
             run = subprocess.Popen([ESA, "report", "res", "--output", "page.html"], cwd=self.dir, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -440,12 +411,12 @@ class Pages(Base):
                 self.assertEqual((out, err), ("", "esa: report: interrupted, nothing was written\n"))
                 stopped += 1
             elif run.returncode == 0:
-                self.assertTrue(read(self.path("page.html")).startswith(b"<!DOCTYPE html>"))
-                self.write("page.html", "older")
+                self.assertTrue(self.read("page.html").startswith(b"<!DOCTYPE html>"))
+                self.put("page.html", "older")
             else:
                 self.assertIn(run.returncode, (-signal.SIGINT, -signal.SIGTERM), err)        # before it caught signals
             if run.returncode != 0:
-                self.assertEqual(read(self.path("page.html")), b"older")
+                self.assertEqual(self.read("page.html"), b"older")
         self.assertGreater(stopped, 0, f"seed {SEED}")
 
     def test_scratch_goes_after_errors(self):
@@ -475,7 +446,7 @@ class Pages(Base):
         v["identical"], v["mean"]["psnr"] = 3, None
         for video in v["videos"]:
             video.update(identical=True, psnr=None, psnr_min=None)
-        self.write("res/quality.json", json.dumps(quality))
+        self.put("res/quality.json", json.dumps(quality))
         page, data = self.page("res")
         self.assertTrue(data["runs"][0]["variants"][1]["identical"])
         self.assertIn("equal", page.all("tr")[2]["text"])
@@ -485,7 +456,7 @@ class Pages(Base):
 class Masks(Base):
     def bits(self, path):
         """The tensors of a mask file, read without esa."""
-        data = read(path)
+        data = kit.read(path)
         size = struct.unpack("<Q", data[:8])[0]
         header = json.loads(data[8:8 + size])
         return {name: (t["shape"], data[8 + size + t["data_offsets"][0]:8 + size + t["data_offsets"][1]]) for name, t in header.items() if name != "__metadata__"}
@@ -517,7 +488,7 @@ class Masks(Base):
     def test_large_files_are_thinned_out(self):
         """A file of 120 cells of 128 KB, of which 1 MB may go into the page."""
         path = self.masks("m.safetensors", "--budgets", "0.5", "--importance", "none")
-        data = read(path)
+        data = kit.read(path)
         size = struct.unpack("<Q", data[:8])[0]
         meta = json.loads(data[8:8 + size])["__metadata__"]
         L, T, H, nq, nk = 13, 12, 8, 128, 1024
@@ -532,7 +503,7 @@ class Masks(Base):
             raw += content
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 64 + 56)
-        self.write("large", struct.pack("<Q", len(text)) + text + raw)
+        self.put("large", struct.pack("<Q", len(text)) + text + raw)
         page, data = self.page("--masks", "large", "--mask-mb", 1)
         file = data["masks"][0]
         self.assertLessEqual(len(base64.b64decode(file["budgets"][0]["bits"])), 1 << 20)
@@ -556,11 +527,11 @@ class Masks(Base):
         self.assertEqual([m["name"] for m in data["masks"]], ["masks.safetensors"])
         _, speed, _ = self.results("given")                              # --masks of the experiment, seen from where it was started
         speed["calibration"]["file"] = "m/elsewhere.safetensors"
-        self.write("given/speed.json", json.dumps(speed))
+        self.put("given/speed.json", json.dumps(speed))
         os.mkdir(self.path("m"))
         self.masks("m/elsewhere.safetensors")
         self.assertEqual([m["name"] for m in self.page("given", "given", "res")[1]["masks"]], ["elsewhere.safetensors", "masks.safetensors"])
-        self.write("res/masks.safetensors", "broken")
+        self.put("res/masks.safetensors", "broken")
         self.fails("res", "--output", "r.html", says=["masks.safetensors"])
 
 
@@ -571,7 +542,7 @@ class Scripts(Base):
             self.skipTest("node is not installed")
         self.results()
         page, _ = self.page("res", "--masks", self.masks())
-        path = self.write("page.js", page.all("script")[1]["text"])
+        path = self.put("page.js", page.all("script")[1]["text"])
         done = subprocess.run([node, "--check", path], capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stderr)
 
