@@ -118,7 +118,7 @@ static int range_error(const char *path, const cli_option *o, const char *given)
 {
     char text[96];
     const int whole = o->type == CLI_INT || o->type == CLI_INTS;
-    if (o->lo < o->hi && o->hi < 1e15) snprintf(text, sizeof text, "a %s in %g .. %g", whole ? "whole number" : "number", o->lo, o->hi);
+    if (o->lo < o->hi && o->hi < 1e16) snprintf(text, sizeof text, "a %s in %g .. %g", whole ? "whole number" : "number", o->lo, o->hi);
     else if (o->lo < o->hi) snprintf(text, sizeof text, "a %s of at least %g", whole ? "whole number" : "number", o->lo);
     else snprintf(text, sizeof text, "a %s", whole ? "whole number" : "number");
     return bad_value(path, o, given, text);

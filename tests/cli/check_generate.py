@@ -46,6 +46,7 @@ class Words(Base):
                      ["--block", "64"], ["--block", "x64"], ["--window", "1,2"], ["--quality", 101], ["--out"], ["--out", "-"], ["word"],
                      ["--guidance", "inf"], ["--hold", "f64"]):
             self.fails(*args, status=2)
+        self.fails("--seed", 10**16, status=2, says=["0 .. 9e+15"])
         self.fails("--promt", "x", status=2, says=["did you mean --prompt?"])
         self.fails("--method", "entrpoy", status=2, says=["did you mean entropy?"])
 
