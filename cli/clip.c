@@ -69,6 +69,12 @@ clip_request clip_request_default(void)
                            .samples = 4, .budget = 0.5, .guidance = NAN, .warmup = 0.2, .cdf = 1.0 };
 }
 
+int clip_order(const clip_request *r)
+{
+    if (r->order != ESA_ORDER_DEFAULT || r->method == METHOD_RF_V2 || r->method == METHOD_CACHED) return r->order;
+    return ESA_ORDER_HILBERT;
+}
+
 int clip_request_check(const clip_request *r, const char *what)
 {
     int32_t q, k;
@@ -142,7 +148,7 @@ static int fill_params(const clip_maker *m, esa_generate_params *p, const clip_r
     s->select.budget = r->budget;
     s->select.samples = (int32_t)r->samples;
     s->select.cdf_threshold = r->cdf;
-    s->select.layout.order = r->order;
+    s->select.layout.order = clip_order(r);
     for (int i = 0; i < 3 && r->window.count; i++) s->select.layout.window[i] = (int32_t)r->window.whole[i];
     s->attention.tail = r->method == METHOD_DENSE || r->method == METHOD_RECORD ? ESA_TAIL_NONE : r->tail;
     return cli_block_parse(clip_block(r, &m->info), &s->select.block_q, &s->select.block_k);

@@ -60,6 +60,10 @@ typedef struct clip_request {
 clip_request clip_request_default(void);
 /* CLI_OK, or CLI_USAGE after one sentence: what can be said against a request before a model is there. */
 int clip_request_check(const clip_request *request, const char *what);
+/* The order that a request means: what --order says, else hilbert, whose blocks are compact, so that their means can stand in for them
+ * (docs/quality.md), and which costs nothing here because tokens are reordered once around the stack. rf_v2 has an order of its own and
+ * cached masks bring theirs: ESA_ORDER_DEFAULT. */
+int clip_order(const clip_request *request);
 /* Fills in the model's own sizes, steps and guidance, and rounds frames down as the engine does. */
 void clip_request_resolve(clip_request *request, const clip_maker *maker);
 

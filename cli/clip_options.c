@@ -36,7 +36,7 @@ const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_opt
         end,
     };
     const cli_option blocks[] = {
-        { "--order", CLI_CHOICE, &r->order, CLI_ORDERS, 0, 0, 0, "token order (tile for rf_v2, else raster)" },
+        { "--order", CLI_CHOICE, &r->order, CLI_ORDERS, 0, 0, 0, "token order (hilbert; rf_v2: tile)" },
         { "--window", CLI_INTS, &r->window, "t,h,w", 1, 4096, 3, "box of order tile3d" },
         { "--block", CLI_TEXT, &r->block, "QxK", 0, 0, 0,
           "query x key tokens of a block (64x64; beyond 16384 tokens 256x128, rf_v2 and ada_bsa 128x128)" },

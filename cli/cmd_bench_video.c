@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 
 static const char what[] = "bench video";
-static const char header[] = "model,size,prompt,seed,method,budget,tail,density,psnr,ssim,psnr_min,ssim_min,seconds_per_step,attention_seconds\n";
+static const char header[] = "model,size,prompt,seed,method,budget,tail,order,density,psnr,ssim,psnr_min,ssim_min,seconds_per_step,attention_seconds\n";
 
 typedef struct bench {
     clip_maker maker;
@@ -94,12 +94,22 @@ static void method_name(const bench *b, char out[96], int method)
     else snprintf(out, 96, "cached:%.*s", (int)strcspn(file, ".,\n") < 64 ? (int)strcspn(file, ".,\n") : 64, file);
 }
 
+/* The order of a method's tokens as it stands in the CSV; cached masks bring their own. */
+static const char *order_name(const bench *b, char out[32], int method)
+{
+    clip_request r = b->base;
+    r.method = method;
+    if (method == METHOD_DENSE) return "any";
+    if (r.order == ESA_ORDER_DEFAULT && method == METHOD_RF_V2) r.order = ESA_ORDER_TILE;
+    return clip_order(&r) == ESA_ORDER_DEFAULT ? "masks" : cli_name(out, CLI_ORDERS, clip_order(&r));
+}
+
 static void key_of(const bench *b, char key[256], int64_t prompt, int64_t seed, int method, double budget, int tail)
 {
-    char m[96], t[32];
+    char m[96], t[32], o[32];
     method_name(b, m, method);
-    snprintf(key, 256, "%.60s,%.40s,%lld,%lld,%s,%.2f,%s,", b->maker.info.name, b->size, (long long)prompt, (long long)seed, m, budget,
-             cli_name(t, CLI_TAILS, tail));
+    snprintf(key, 256, "%.60s,%.40s,%lld,%lld,%s,%.2f,%s,%s,", b->maker.info.name, b->size, (long long)prompt, (long long)seed, m, budget,
+             cli_name(t, CLI_TAILS, tail), order_name(b, o, method));
 }
 
 static int csv_add(bench *b, const char *key, const row *r)
@@ -214,9 +224,9 @@ static int one_source(bench *b, int64_t prompt, int64_t seed, int64_t *done, int
 
 static void print_means(const bench *b)
 {
-    static const char *const head[] = { "method", "tail", "budget", "clips", "density", "PSNR", "SSIM", "s/step", "speedup" };
-    cli_table *table = cli_table_new(9, 2);
-    for (int i = 0; i < 9; i++) cli_cell(table, "%s", head[i]);
+    static const char *const head[] = { "method", "order", "tail", "budget", "clips", "density", "PSNR", "SSIM", "s/step", "speedup" };
+    cli_table *table = cli_table_new(10, 3);
+    for (int i = 0; i < 10; i++) cli_cell(table, "%s", head[i]);
     for (int m = 0; m < b->methods.count; m++)
         for (int t = 0; t < b->tails.count; t++)
             for (int d = 0; d < b->budgets.count; d++) {
@@ -243,6 +253,7 @@ static void print_means(const bench *b)
                 char name[32], method[96];
                 method_name(b, method, (int)b->methods.whole[m] + 1);
                 cli_cell(table, "%s", method);
+                cli_cell(table, "%s", order_name(b, name, (int)b->methods.whole[m] + 1));
                 cli_cell(table, "%s", cli_name(name, CLI_TAILS, (int)b->tails.whole[t]));
                 cli_cell(table, "%.2f", b->budgets.real[d]);
                 cli_cell(table, "%d", clips);

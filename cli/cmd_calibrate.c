@@ -58,7 +58,7 @@ static int make_settings(job *j)
     cli_json_text(json, "negative_prompt", r->negative);
     cli_json_int(json, "scheduler", r->scheduler);
     cli_json_real(json, "flow_shift", r->shift);
-    cli_json_text(json, "order", r->order == ESA_ORDER_DEFAULT ? "raster" : cli_name(name, CLI_ORDERS, r->order));
+    cli_json_text(json, "order", cli_name(name, CLI_ORDERS, clip_order(r)));
     cli_json_open(json, "window", '[');
     for (int i = 0; i < r->window.count; i++) cli_json_int(json, NULL, r->window.whole[i]);
     cli_json_close(json);

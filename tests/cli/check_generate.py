@@ -407,7 +407,8 @@ class Bench(Base):
         lines = self.read("q.csv").decode().splitlines()
         self.assertEqual(len(lines), 4)                                  # header, dense, two methods
         self.assertEqual([line.split(",")[4] for line in lines], ["method", "dense", "entropy", "ada_bsa"])
-        self.assertGreater(float(lines[2].split(",")[8]), 10)            # PSNR
+        self.assertEqual([line.split(",")[7] for line in lines], ["order", "any", "hilbert", "hilbert"])
+        self.assertGreater(float(lines[2].split(",")[9]), 10)            # PSNR
         before = self.read("q.csv")
         self.assertIn("0 clips made, 2 were there", self.bench(*args)[1])
         self.assertEqual(self.read("q.csv"), before)
@@ -416,7 +417,12 @@ class Bench(Base):
         self.assertIn("1 clips made, 1 were there", self.bench(*args)[1])
         again = self.read("q.csv").decode().splitlines()
         self.assertEqual(again[:3], lines[:3])
-        self.assertEqual(again[3].split(",")[:12], lines[3].split(",")[:12])     # all but the times
+        self.assertEqual(again[3].split(",")[:13], lines[3].split(",")[:13])     # all but the times
+        # Another order is another row; rf_v2 has its own.
+        self.assertIn("2 clips made, 0 were there", self.bench(*args, "--order", "raster")[1])
+        self.assertIn("1 clips made, 0 were there", self.bench(*args, "--method", "rf_v2")[1])
+        last = [line.split(",")[4:8] for line in kit.read(self.path("q.csv")).decode().splitlines()[4:]]
+        self.assertEqual([(line[0], line[3]) for line in last], [("entropy", "raster"), ("ada_bsa", "raster"), ("rf_v2", "tile")])
         self.assertEqual(self.files(), ["dense", "dense/wan-tiny-9x64x64x2-p0-s3.rgb", "q.csv"])
 
     def test_shards(self):
