@@ -58,6 +58,7 @@ class Experiment:
     def __init__(self, args: argparse.Namespace, pipe: Any, command: str) -> None:
         from . import clips
         from .metrics import find_lpips
+        from .models import find_model
         self.args, self.pipe = args, pipe
         self.folder = os.path.join(args.results, args.tag)
         self.masks = args.masks or self.path("masks.safetensors")
@@ -71,8 +72,9 @@ class Experiment:
         s = self.settings
         block = args.block or (256, 128)
         self.config = {"format": _FORMAT, "tag": args.tag, "command": command, "machine": clips.machine(), "commit": clips.commit(), "settings": {
-            "model": self.name, "config_hash": self.hash or "", "frames": s["num_frames"], "height": s["height"], "width": s["width"],
-            "steps": s["num_inference_steps"], "seed": s["seed"], "guidance": s["guidance_scale"], "negative_prompt": s["negative_prompt"],
+            "model": self.name, "config_hash": self.hash or "", "weights_hash": program.weights_hash(find_model(args.model)),
+            "frames": s["num_frames"], "height": s["height"], "width": s["width"], "steps": s["num_inference_steps"],
+            "seed": s["seed"], "guidance": s["guidance_scale"], "negative_prompt": s["negative_prompt"],
             "scheduler": "model", "flow_shift": 0.0, "methods": ["cached"], "budgets": list(args.budgets), "tail": args.tail, "order": "default",
             "window": [], "cdf": 1.0, "refresh": 1, "step_map": "exact", "lpips_net": None, "lpips_weights": args.lpips,
             "block": f"{block[0]}x{block[1]}", "samples": 4, "warmup": args.warmup_frac, "dense_first_layer": args.dense_first_layer,
@@ -103,6 +105,10 @@ class Experiment:
         for key in here:
             if key == "calibration_prompts" and self.args.skip_calibrate:
                 continue                        # masks that are there already: what they came from does not matter any more
+            if key == "weights_hash" and there.get(key) != here[key]:
+                if key not in there:
+                    continue                    # begun by an esa that did not look
+                raise Stop(f"'{self.folder}' was begun with other weights than those the model has now: give another --tag, or remove the folder")
             if there.get(key) != here[key]:
                 raise Stop(f"'{path}' says {key} is {there.get(key)!r}, now {here[key]!r} is asked for: another setting needs another --tag")
 

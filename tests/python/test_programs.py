@@ -8,6 +8,8 @@ import re
 import shutil
 import subprocess
 import sys
+import time
+import types
 
 import numpy
 import pytest
@@ -110,6 +112,40 @@ def native():
     found = shutil.which("esa")
     assert found, f"there is no esa command beside {load().path}"
     return found
+
+
+def test_weights_are_told_as_the_native_command_does(models, here):
+    """Its experiment writes the settings first; then it may go."""
+    words = "--tag x --frames 5 --height 64 --width 64 --steps 4 --num-prompts 1 --eval-prompts 1 --threads 1"
+    process = subprocess.Popen([native(), "experiment", "run", "--model", TINY, *words.split()], stdout=subprocess.DEVNULL)
+    try:
+        while not os.path.exists("results/x/config.json"):
+            assert process.poll() is None, "it ended without settings"
+            time.sleep(0.01)
+    finally:
+        process.terminate()
+        process.wait()
+    settings = json.loads(pathlib.Path("results/x/config.json").read_text())["settings"]
+    assert settings["weights_hash"] == program.weights_hash(TINY) and settings["config_hash"] == program.config_hash(TINY)
+
+
+def test_an_experiment_does_not_go_on_with_other_weights(here):
+    e = run_experiment.Experiment.__new__(run_experiment.Experiment)
+    e.args, e.folder = types.SimpleNamespace(skip_calibrate=False), "results/x"
+    os.makedirs("model/vae")
+    pathlib.Path("model/vae/a.safetensors").write_bytes(bytes(5000))
+
+    def begin():
+        e.config = {"settings": {"steps": 2, "weights_hash": program.weights_hash("model")}}
+        e.begin()
+    begin()
+    begin()
+    pathlib.Path("model/vae/a.safetensors").write_bytes(bytes(4999) + b"1")
+    os.utime("model/vae/a.safetensors", (1, 1))             # clocks of file systems tick slowly, and nobody else writes twice within a tick
+    with pytest.raises(program.Stop, match="'results/x' was begun with other weights"):
+        begin()
+    pathlib.Path("results/x/config.json").write_text('{"settings": {"steps": 2}}')      # of an esa that did not look at weights
+    begin()
 
 
 # ---------------------------------------------------------------- the native engine and diffusers
