@@ -4,6 +4,7 @@
 
 #include <dlfcn.h>
 #include <string.h>
+#include <strings.h>
 
 /* dlsym returns an object pointer; POSIX promises that copying its bits into a function pointer works. */
 static void symbol(void *function, void *handle, const char *name)
@@ -27,6 +28,9 @@ void cli_blas_open(cli_blas *blas, int threads)
         snprintf(blas->name, sizeof blas->name, "%s", names[i]);
     }
     if (!blas->handle) return;
+    const char *(*core)(void) = NULL;
+    symbol(&core, blas->handle, "openblas_get_corename");
+    if (core) snprintf(blas->core, sizeof blas->core, "%s", core());
     for (size_t i = 0; i < 2 && !blas->threads_set; i++) {
         void (*set)(int) = NULL;
         symbol(&set, blas->handle, setters[i]);
@@ -43,4 +47,16 @@ void cli_blas_close(cli_blas *blas)
 {
     if (blas->handle) dlclose(blas->handle);
     memset(blas, 0, sizeof *blas);
+}
+
+/* An OpenBLAS that is older than the processor takes kernels that run on anything: Debian 12's takes Prescott's (SSE3) on a Xeon of 2023. */
+const char *cli_blas_better_core(const cli_blas *blas, const char *cpu)
+{
+    static const char *const old[] = { "Katmai", "Coppermine", "Northwood", "Prescott", "Banias", "Atom", "Core2", "Penryn", "Dunnington", "Nehalem",
+                                       "Athlon", "Opteron", "Opteron_SSE3", "Barcelona", "Nano", "Generic" };
+    for (size_t i = 0; i < sizeof old / sizeof old[0]; i++) {
+        if (strcasecmp(blas->core, old[i]) != 0) continue;
+        return strncmp(cpu, "avx512", 6) == 0 ? "SkylakeX" : strcmp(cpu, "avx2") == 0 ? "Haswell" : NULL;
+    }
+    return NULL;
 }

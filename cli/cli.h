@@ -149,12 +149,15 @@ double cli_seconds(void);           /* monotonic clock */
 typedef struct cli_blas {
     void *handle;                   /* NULL: none found */
     char name[64];
+    char core[32];                  /* whose kernels OpenBLAS chose for this processor; empty: it does not say */
     void (*sgemm)(int order, int ta, int tb, int m, int n, int k, float alpha, const float *a, int lda, const float *b, int ldb,
                   float beta, float *c, int ldc);
     int threads_set;                /* 1: the thread count could be set */
 } cli_blas;
 void cli_blas_open(cli_blas *blas, int threads);
 void cli_blas_close(cli_blas *blas);
+/* The core whose kernels OpenBLAS should have chosen for a processor that runs the kernel set `cpu` (of esa_ctx_cpu); NULL: its choice is fine. */
+const char *cli_blas_better_core(const cli_blas *blas, const char *cpu);
 
 /* ---------------------------------------------------------------- names and shapes (names.c) */
 

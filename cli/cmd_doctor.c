@@ -183,6 +183,14 @@ static int gpus_report(cli_json *json, esa_ctx *ctx)
     return status;
 }
 
+static void blas_report(const cli_blas *blas, const char *cpu)
+{
+    const char *better = cli_blas_better_core(blas, cpu);
+    if (!blas->handle) printf("cblas     none found; benchmarks compare with it\n");
+    else printf("cblas     %s%s%s%s\n", blas->name, blas->core[0] ? ", kernels for " : "", blas->core, better ? ": slow on this processor" : "");
+    if (better) printf("hint      it does not know this processor; OPENBLAS_CORETYPE=%s in the environment makes its products several times faster\n", better);
+}
+
 int cmd_doctor(int argc, char **argv)
 {
     int64_t threads = 0;
@@ -215,7 +223,7 @@ int cmd_doctor(int argc, char **argv)
     printf("system    %s\n", m.os);
     printf("threads   %d\n", (int)esa_ctx_threads(ctx));
     printf("kernels   %s%s%s%s\n", esa_ctx_cpu(ctx), lowered ? " (ESA_CPU=" : "", lowered ? lowered : "", lowered ? ")" : "");
-    printf("cblas     %s\n", blas.handle ? blas.name : "none found; only benchmarks use it");
+    blas_report(&blas, esa_ctx_cpu(ctx));
     const int gpus = gpus_report(json, ctx);
 
     /* 1e-5: f32 sums of 333 products of order one stay below 1e-6 in every kernel set, a wrong index gives errors near 0.1. */
