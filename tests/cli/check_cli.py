@@ -4,7 +4,6 @@
 
 Every failure must be one sentence on stderr, an exit status, and nothing left on disk."""
 import json
-import math
 import os
 import re
 import struct
@@ -14,6 +13,7 @@ import unittest
 
 import kit
 import video_files
+from video_files import f32, lcg
 
 ESA, MAKE_RECORDING, STAND_IN = sys.argv[1:4]
 COMMANDS = [[], ["bench"], ["masks"]]
@@ -25,23 +25,9 @@ def esa(*args, cwd=None, env=None):
     return kit.run(ESA, *args, cwd=cwd, env={**os.environ, **(env or {})})
 
 
-def lcg(seed, count):
-    """The generator of the golden vectors: values in -2 .. 2 in steps of 1/64."""
-    values = []
-    for _ in range(count):
-        seed = (seed * 1664525 + 1013904223) % 2**32
-        values.append(((seed >> 24) - 128) / 64)
-    return values
-
-
 def write_tensors(path, tensors):
     """A safetensors file: {name: (dtype, shape, bytes)}."""
     video_files.write(path, video_files.safetensors(tensors))
-
-
-def f32(seed, *shape):
-    count = math.prod(shape)
-    return ("F32", list(shape), struct.pack(f"<{count}f", *lcg(seed, count)))
 
 
 def rows(text):

@@ -2,6 +2,7 @@
 """Videos as other programs write them, for the tests of `esa evaluate` and `esa export`: PNG of every kind, Y4M, NPY, safetensors. Standard library
 only."""
 import json
+import math
 import random
 import struct
 import zlib
@@ -86,3 +87,18 @@ def moving(frames, height, width, seed=0):
             for x in range(width):
                 out += bytes([(4 * x + 3 * t + seed) % 200, (3 * y + seed) % 180, (2 * (x + y) + 5 * t) % 220])
     return bytes(out)
+
+
+def lcg(seed, count):
+    """The generator of the golden vectors: values in -2 .. 2 in steps of 1/64."""
+    values = []
+    for _ in range(count):
+        seed = (seed * 1664525 + 1013904223) % 2**32
+        values.append(((seed >> 24) - 128) / 64)
+    return values
+
+
+def f32(seed, *shape):
+    """A tensor of those values, as safetensors() takes it."""
+    count = math.prod(shape)
+    return ("F32", list(shape), struct.pack(f"<{count}f", *lcg(seed, count)))
