@@ -27,7 +27,9 @@ stop() {
     done
     # What serves running steps outlives slurmd on purpose; its sockets lie in our folder.
     for pid in /proc/[0-9]*; do
-        [ "$(readlink "$pid/cwd" 2>/dev/null)" = "$folder/spool" ] && kill -9 "${pid#/proc/}" 2>/dev/null
+        case "$(readlink "$pid/exe" 2>/dev/null) $(readlink "$pid/cwd" 2>/dev/null)" in
+            *" $folder/spool" | *"/slurmstepd $folder") kill -9 "${pid#/proc/}" 2>/dev/null ;;
+        esac
     done
     return 0
 }
@@ -75,6 +77,7 @@ start() {
 	AccountingStorageType=accounting_storage/none
 	SelectType=select/cons_tres
 	SelectTypeParameters=CR_CPU_Memory
+	DefMemPerCPU=2048
 	SchedulerParameters=sched_interval=2,sched_min_interval=100000,batch_sched_delay=0
 	SlurmdParameters=config_overrides
 	MpiDefault=none
