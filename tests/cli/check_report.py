@@ -383,9 +383,11 @@ class Pages(Base):
             return
         self.assertEqual({p["@data-frames"] for p in page.all("figure")}, {"5"})
         traced = shutil.which("strace")
+        if traced and subprocess.run([traced, "-o", os.devnull, "true"], capture_output=True).returncode:
+            traced = None                                                # some containers forbid ptrace
         if traced:                                                       # every file it opens for writing lies in the page's folder
             subprocess.run([traced, "-f", "-e", "trace=openat,mkdir,mkdirat,rename", "-o", self.path("trace"), ESA, "report", self.path("res"), "--output",
-                            self.path("out/page.html")], env=env, check=True, capture_output=True)
+                            self.path("out/page.html")], env={**env, "ASAN_OPTIONS": "detect_leaks=0"}, check=True, capture_output=True)   # leaks cannot be sought under ptrace
             for line in self.read("trace").decode(errors="replace").splitlines():
                 if "= -1" not in line and re.search(r"O_WRONLY|O_RDWR|mkdir|rename", line) and "/dev/" not in line:
                     self.assertIn(self.path("out/"), line)
