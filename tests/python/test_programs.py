@@ -168,10 +168,19 @@ def test_engine_and_diffusers_make_the_same_video(models, here):
         same = psnr("engine", "python.safetensors")
         print(f"{method[1]}: {same:.1f} dB between engine and diffusers")
         assert same > 50
-    # Masks recorded by the engine serve diffusers too.
-    done = subprocess.run([native(), "calibrate", "--model", TINY, *size, *rule, *recorded, "e.safetensors"], capture_output=True, text=True)
+    # Masks recorded by the engine serve diffusers too; recorded in the order of this package they are the same masks.
+    record = [native(), "calibrate", "--model", TINY, *size, *rule, *recorded]
+    done = subprocess.run([*record, "e.safetensors", "--order", "raster"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert run("generate", "--model", "wan-tiny", *common, "--method", "cached", "--masks", "e.safetensors", "--out", "x.safetensors") == 0
+    assert subprocess.run([*record, "h.safetensors"], capture_output=True).returncode == 0
+    hilbert = [*common, "--method", "cached", "--masks", "h.safetensors", "--tail", "pooled"]
+    assert run("generate", "--model", "wan-tiny", *hilbert, "--out", "hv.safetensors") == 0
+    assert MaskFile("h.safetensors").info.layout.order == 3            # Hilbert
+    assert subprocess.run([native(), "generate", "--model", TINY, *hilbert, *rule, "--out", "h-engine/"], capture_output=True).returncode == 0
+    same = psnr("h-engine", "hv.safetensors")
+    print(f"cached in Hilbert order: {same:.1f} dB between engine and diffusers")
+    assert same > 50
     ours, theirs = MaskFile("m.safetensors"), MaskFile("e.safetensors")
     assert ours.info.config_hash == theirs.info.config_hash and ours.model == theirs.model
     alike = [(ours.mask(layer, 2, budget=0.5).blocks() == theirs.mask(layer, 2, budget=0.5).blocks()).mean() for layer in range(1, 8)]
