@@ -329,6 +329,29 @@ def whole_run(model, inputs, tokens, sdpa, config, clock):
             "dense_calls": stats.dense_calls}
 
 
+def compiled(model, inputs, shape, sdpa, config, clock, rounds):
+    """Both sides with compiled blocks (diffusers' compile_repeated_blocks, one graph): dense, then esa applied on top. Another step compiles nothing."""
+    if shape.family == "hunyuan":
+        return {"left_out": "its mask is taken off call by call, which a graph does not show"}
+    if not getattr(model, "_repeated_blocks", None):
+        return {"left_out": "diffusers names no blocks of it to compile"}
+    model.compile_repeated_blocks(fullgraph=True)
+
+    def forward():
+        model(**inputs)
+    with sdpa_backends(clock.gpu)[sdpa]():
+        first = clock(forward)
+        dense = median([clock(forward) for _ in range(rounds)])
+    with esa.apply(model, config, steps=STEPS) as handle:
+        handle.pin(STEPS - 1)
+        forward()
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            sparse = median([clock(forward) for _ in range(rounds)])
+            handle.pin(STEPS // 2)
+            forward()
+    return {"first_s": first, "dense_s": dense, "esa_s": sparse, "speedup": dense / sparse}
+
+
 def offloaded(model, inputs, shape, block, clock):
     """Blocks wait in main memory and come to the GPU one after the other (diffusers' group offloading)."""
     from diffusers.hooks import apply_group_offloading
@@ -399,6 +422,13 @@ def run_shape(name, shape, args, deadline):
             config = esa.EsaConfig(block=block, warmup_frac=WARMUP, tail=args.tail, budget=0.2)
             result["whole_run"] = whole = whole_run(model, inputs, tokens_of(shape), sdpa, config, clock)
             print(f"  {STEPS} steps for real: dense {whole['dense_s']:.1f} s, entropy online 0.2 {whole['esa_s']:.1f} s, {whole['speedup']:.2f}x", flush=True)
+        if args.compile:
+            config = esa.EsaConfig(block=block, warmup_frac=WARMUP, tail=args.tail, budget=0.2)
+            result["compiled"] = both = compiled(model, inputs, shape, sdpa, config, clock, rounds_for(dense))
+            if "speedup" in both:
+                print(f"  blocks compiled: dense {both['dense_s']:.3f} s, entropy online 0.2 {both['esa_s']:.3f} s, {both['speedup']:.2f}x", flush=True)
+            else:
+                print(f"  blocks compiled: left out, {both['left_out']}")
         if args.offload and name == "wan-14b-480p" and gpu:
             result["offload"] = offloaded(model, inputs, shape, block, clock)
             print(f"  blocks offloaded to the CPU: {', '.join(f'{k} {v:.2f} s' for k, v in result['offload'].items())}")
@@ -461,6 +491,7 @@ def main(arguments=None):
     parser.add_argument("--shape-limit", type=float, default=150, help="seconds per shape (150)")
     parser.add_argument("--offload", action="store_true", help="also run wan-14b-480p with its blocks in main memory")
     parser.add_argument("--whole", metavar="SHAPE", help=f"also run {STEPS} steps of this shape for real, dense and entropy online 0.2")
+    parser.add_argument("--compile", action="store_true", help="also with compiled blocks on both sides, entropy online 0.2")
     parser.add_argument("--json", metavar="FILE", help="everything measured, for machines")
     args = parser.parse_args(arguments)
     args.methods = args.methods.split(",") if args.methods else None
