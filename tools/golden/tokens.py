@@ -10,6 +10,7 @@ import io
 import json
 import random
 import tempfile
+import types
 from pathlib import Path
 
 import sentencepiece
@@ -112,6 +113,7 @@ def main():
     if not args.keep:
         train(out / "world")
     pipeline_wan.is_ftfy_available = lambda: False      # cleaning without it: see src/model/text/prompt.h
+    pipeline_wan.ftfy = types.SimpleNamespace(fix_text=lambda text: text)       # diffusers 0.36 does not ask
     tokenizers = {"wan-tiny": T5TokenizerFast.from_pretrained(Path(args.model) / "tokenizer"), "world": T5TokenizerFast.from_pretrained(out / "world")}
     cases, seen = [], set()
     for text in SENTENCES + ODD + list(variations()):
