@@ -120,7 +120,10 @@ def _joined() -> bool:
 
 def enable_ulysses(pipe: Any) -> None:
     """Spreads the tokens of a pipeline's transformers over all processes of this run, through diffusers' context parallelism."""
+    import torch
     from diffusers import ContextParallelConfig
+    if not hasattr(torch, "accelerator"):
+        raise RuntimeError(f"diffusers spreads models over processes with torch 2.6 or newer only; this is torch {torch.__version__}")
     parts = [part for part in (getattr(pipe, name, None) for name in ("transformer", "transformer_2")) if part is not None]
     join(getattr(pipe, "_execution_device", None) or parts[0].device)       # offloaded parts wait on the CPU
     for part in parts:

@@ -152,7 +152,9 @@ def test_gradients_are_refused(seed):
     with pytest.raises(RuntimeError, match="forward only: gradients are not available"):
         out.sum().backward()
     torch._dynamo.reset()
-    with pytest.raises(Exception, match="forward only, but an input requires gradients"):
+    # torch 2.5 says where the refusal came from and keeps its words to itself.
+    old = tuple(int(n) for n in torch.__version__.split(".")[:2]) < (2, 6)
+    with pytest.raises(Exception, match="refuse_gradients" if old else "forward only, but an input requires gradients"):
         torch.compile(sparse_attention, fullgraph=True, backend="aot_eager")(q, k, v, **WORDS)
     with torch.inference_mode():
         sparse_attention(q, k, v, **WORDS)
