@@ -238,6 +238,7 @@ class Context:
         self.ptr = C.c_void_p()
         self.lock = threading.RLock()
         self.plans: OrderedDict[bytes, Any] = OrderedDict()      # plan.py keeps its plans here; they are freed before the context
+        self.owned: dict[int, tuple[C.c_void_p, Callable[[C.c_void_p], None]]] = {}     # what else must go before it: own()
         self.process, self.stream = os.getpid(), stream
         params = self.lib.c.esa_ctx_params_default()
         params.threads = _default_threads() if threads is None else threads
@@ -256,6 +257,19 @@ class Context:
             if status:
                 raise self.lib.error(status, self.lib.c.esa_ctx_error(self.ptr).decode(errors="replace"))
 
+    def own(self, ptr: C.c_void_p, free: Callable[[C.c_void_p], None]) -> None:
+        """Something was made with this context and must be freed before it. Objects that hold each other die together, and Python then calls
+        their __del__ in any order: whichever comes first, `release` or the end of the context, frees it, and the other finds NULL."""
+        self.owned[id(ptr)] = ptr, free
+
+    def release(self, ptr: C.c_void_p) -> None:
+        """Frees what `own` was told of; again is harmless."""
+        _, free = self.owned.pop(id(ptr), (None, None))
+        if free is not None and ptr:
+            with self.lock:
+                free(ptr)
+            ptr.value = None
+
     def set_stream(self, stream: int) -> None:
         """GPU work that follows goes to this stream (a cudaStream_t as an integer); a change waits for the one before."""
         if stream != self.stream:
@@ -264,6 +278,8 @@ class Context:
 
     def __del__(self, usable: Callable[[int], bool] = usable) -> None:
         if getattr(self, "ptr", None) and usable(self.process):
+            for ptr, _ in reversed(list(self.owned.values())):      # the newest first: sessions use mask files
+                self.release(ptr)
             for plan in self.plans.values():
                 plan.free()
             self.lib.c.esa_ctx_free(self.ptr)

@@ -30,11 +30,11 @@ class Mask:
         """Takes the pointer over."""
         self._context, self._ptr = context, ptr
         self._info: T.MaskInfo | None = None
+        context.own(ptr, context.lib.c.esa_mask_free)
 
     def __del__(self, usable: Callable[[int], bool] = usable) -> None:
         if getattr(self, "_ptr", None) and usable(self._context.process):
-            self._context.lib.c.esa_mask_free(self._ptr)
-            self._ptr = C.c_void_p()
+            self._context.release(self._ptr)
 
     @property
     def ptr(self) -> C.c_void_p:
@@ -186,13 +186,13 @@ class MaskFile:
         self.ptr = C.c_void_p()
         lib = self.context.lib.c
         self.context.run(lib.esa_mask_file_open, self.context.ptr, C.byref(self.ptr), os.fsencode(path))
+        self.context.own(self.ptr, lib.esa_mask_file_free)
         self.info = T.MaskFileInfo(struct_size=C.sizeof(T.MaskFileInfo))
         self.context.run(lib.esa_mask_file_get_info, self.ptr, C.byref(self.info))
 
     def __del__(self, usable: Callable[[int], bool] = usable) -> None:
         if getattr(self, "ptr", None) and usable(self.context.process):
-            self.context.lib.c.esa_mask_file_free(self.ptr)
-            self.ptr = C.c_void_p()
+            self.context.release(self.ptr)
 
     @property
     def budgets(self) -> list[float]:

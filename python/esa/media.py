@@ -9,10 +9,11 @@ import ctypes as C
 import dataclasses
 import math
 import os
+from collections.abc import Callable
 from typing import Any
 
 from . import _types as T
-from ._lib import Context, EsaError, load, shared_context
+from ._lib import Context, EsaError, load, shared_context, usable
 
 # In the order in which a folder's files count where one video is there in several formats: what keeps every pixel first.
 ENDINGS = (".safetensors", ".npy", ".y4m", ".mp4", ".mkv", ".webm", ".avi", ".mov")
@@ -26,11 +27,11 @@ class Frames:
     def __init__(self, context: Context, ptr: C.c_void_p) -> None:
         """Takes the pointer over."""
         self._context, self._ptr = context, ptr
+        context.own(ptr, load().video.esa_frames_free)
 
-    def __del__(self) -> None:
-        if getattr(self, "_ptr", None) and self._context.process == os.getpid():
-            load().video.esa_frames_free(self._ptr)
-            self._ptr = C.c_void_p()
+    def __del__(self, usable: Callable[[int], bool] = usable) -> None:
+        if getattr(self, "_ptr", None) and usable(self._context.process):
+            self._context.release(self._ptr)
 
     @property
     def ptr(self) -> C.c_void_p:
@@ -110,11 +111,11 @@ class Lpips:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._context, self.ptr = shared_context(), C.c_void_p()
         self._context.run(load().video.esa_lpips_open, self._context.ptr, C.byref(self.ptr), os.fsencode(path))
+        self._context.own(self.ptr, load().video.esa_lpips_free)
 
-    def __del__(self) -> None:
-        if getattr(self, "ptr", None) and self._context.process == os.getpid():
-            load().video.esa_lpips_free(self.ptr)
-            self.ptr = C.c_void_p()
+    def __del__(self, usable: Callable[[int], bool] = usable) -> None:
+        if getattr(self, "ptr", None) and usable(self._context.process):
+            self._context.release(self.ptr)
 
     @property
     def net(self) -> str:

@@ -116,12 +116,12 @@ class Session:
         p.select = select_params(config, self.layout, scale=scale, causal=causal, recording=record)
         p.attention.tail, p.attention.causal, p.attention.scale = T.TAILS[config.tail], int(causal), scale or 0.0
         self._context.run(c.esa_session_create, self._context.ptr, C.byref(self._ptr), C.byref(p))
+        self._context.own(self._ptr, c.esa_session_free)
 
     def close(self) -> None:
         """Frees the session; calls after it are errors. Also done when the object goes away."""
         if getattr(self, "_ptr", None) and usable(self._context.process):
-            with self._context.lock:
-                self._context.lib.c.esa_session_free(self._ptr)
+            self._context.release(self._ptr)
         self._ptr = C.c_void_p()
 
     def __del__(self, usable: Callable[[int], bool] = usable) -> None:

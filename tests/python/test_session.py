@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sessions from Python: policy and numbers are the library's (tests/session); here that every setting and every answer gets across."""
+import gc
 import math
 
 import numpy as np
@@ -9,6 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import esa
 from esa import EsaConfig, Layout, Session
+from esa._lib import Context
 
 GRID = (4, 8, 8)
 N = 256
@@ -141,6 +143,33 @@ def test_strict_sessions_do_not_fall_back(tmp_path, seed):
     loose.step(0)
     assert torch.equal(loose.attention(0, *short), esa.attention(*short))
     assert loose.stats().fallback_calls == 1
+
+
+def test_ends_in_any_order(tmp_path, seed, monkeypatch):
+    """Python finalizes objects that hold each other in any order, so the context may go before what was made with it."""
+    monkeypatch.setattr("esa.session._context", lambda device: Context())       # as on a GPU, where each session has its own
+    config = EsaConfig(block=64, tail="none", warmup_frac=0, dense_first_layer=False)
+    words = {"layers": 1, "steps": 1, "layout": Layout(grid=GRID)}
+    record = Session(config, record=True, **words)
+    video(record, seed, steps=1, layers=1)
+    record.save_recording(tmp_path / "r")
+    esa.build_mask_file(tmp_path / "m", [tmp_path / "r"], budgets=(0.5,), dense_first_layer=False, warmup_frac=0)
+    session = Session(config.replace(masks=tmp_path / "m"), **words)
+    context, mask = session._context, session.masks.mask(0, 0, budget=0.5)
+    assert len(context.owned) == 3                      # mask file, session, mask
+    context.__del__()
+    assert not context.owned and not context.ptr and not session._ptr and not session.masks.ptr and not mask.ptr
+    for thing in (mask, session.masks, session, context):
+        thing.__del__()                                 # and again when they really go
+    with pytest.raises(esa.EsaError, match="closed"):
+        session.begin()
+    record.close()
+    record.close()
+    assert not record._context.owned
+    cycle = Session(config, **words)
+    cycle.me = cycle                                    # as hooks on a model make them
+    del cycle, record, session, mask, context
+    gc.collect()
 
 
 def test_misuse():
