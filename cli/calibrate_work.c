@@ -95,10 +95,15 @@ static int same_settings(const char *path, const char *settings, const char *beg
 
 /* ---------------------------------------------------------------- what is there */
 
-/* Every file in the folder but settings and recordings, or all of them. */
+/* Every file in the folder but settings and recordings, or all of them: then the first recording first, because it says "begun", and a run that is
+ * killed here must not leave it without its settings. */
 static void sweep(const calibrate_work *w, int all)
 {
     char path[CALIBRATE_PATH + 300];
+    if (all) {
+        calibrate_recording(path, w, 0);
+        unlink(path);
+    }
     DIR *folder = opendir(w->folder);
     for (struct dirent *e; folder && (e = readdir(folder)) != NULL;) {
         const char *dot = strrchr(e->d_name, '.');
