@@ -267,8 +267,11 @@ def test_weights_are_saved_as_ever(family, tmp_path):
         assert list(mini.model.state_dict()) == keys
         mini.model.save_pretrained(tmp_path)
     again = type(mini.model).from_pretrained(tmp_path)
+    for name, weight in mini.model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], weight), name
+    # Reloaded weights start at other addresses, and torch's products depend on alignment in their last bits.
     with torch.no_grad():
-        assert torch.equal(again(**mini.inputs, return_dict=False)[0], mini())
+        assert difference(again(**mini.inputs, return_dict=False)[0], mini()) <= EXACT
 
 
 def test_gradients_are_refused():
