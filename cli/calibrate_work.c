@@ -1,6 +1,7 @@
-/* calibrate_work.c - the folder a calibration works in: made, locked, compared with what was begun there, counted, removed.
+/* calibrate_work.c - the folder a calibration works in: made, locked, compared with what was begun
+ * there, counted, removed.
  * SPDX-License-Identifier: Apache-2.0 */
-#define _DEFAULT_SOURCE             /* flock */
+#define _DEFAULT_SOURCE /* flock */
 #include "calibrate.h"
 
 #include <dirent.h>
@@ -11,11 +12,13 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <esa/esa_media.h>
+#include <esa/esa_tensors.h>
 #include "folders.h"
 
 static const char what[] = "calibrate";
-#define LONGEST_SETTINGS (1 << 26)  /* a file of prompts may have 2^24 bytes; quoted they are more */
+#define LONGEST_SETTINGS                                                                           \
+    (1 << 26) /* a file of prompts may have 2^24 bytes; quoted they are more                       \
+               */
 
 void calibrate_recording(char path[CALIBRATE_PATH + 32], const calibrate_work *w, int64_t i)
 {
@@ -25,12 +28,16 @@ void calibrate_recording(char path[CALIBRATE_PATH + 32], const calibrate_work *w
 void calibrate_shard_file(char path[CALIBRATE_PATH + 64], const calibrate_work *w, int64_t i)
 {
     const int stem = (int)strlen(w->target) - (int)strlen(".recording");
-    if (i < 0) snprintf(path, CALIBRATE_PATH + 64, "%.*s.json", stem, w->target);
-    else if (i == 0) snprintf(path, CALIBRATE_PATH + 64, "%s", w->target);
-    else snprintf(path, CALIBRATE_PATH + 64, "%.*s.%lld.recording", stem, w->target, (long long)i);
+    if (i < 0)
+        snprintf(path, CALIBRATE_PATH + 64, "%.*s.json", stem, w->target);
+    else if (i == 0)
+        snprintf(path, CALIBRATE_PATH + 64, "%s", w->target);
+    else
+        snprintf(path, CALIBRATE_PATH + 64, "%.*s.%lld.recording", stem, w->target, (long long)i);
 }
 
-/* A finished shard is forgotten: its recordings, the first one first because it says "finished", then its settings. */
+/* A finished shard is forgotten: its recordings, the first one first because it says "finished",
+ * then its settings. */
 static void remove_shard(const calibrate_work *w)
 {
     char path[CALIBRATE_PATH + 64];
@@ -48,9 +55,10 @@ static char *read_text(const char *path)
     FILE *file = fopen(path, "rb");
     struct stat about;
     char *text = NULL;
-    if (file && fstat(fileno(file), &about) == 0 && S_ISREG(about.st_mode) && about.st_size < LONGEST_SETTINGS) text = malloc((size_t)about.st_size + 1);
-    if (text)
-        text[fread(text, 1, (size_t)about.st_size, file)] = 0;
+    if (file && fstat(fileno(file), &about) == 0 && S_ISREG(about.st_mode) &&
+        about.st_size < LONGEST_SETTINGS)
+        text = malloc((size_t)about.st_size + 1);
+    if (text) text[fread(text, 1, (size_t)about.st_size, file)] = 0;
     if (file) fclose(file);
     return text;
 }
@@ -68,7 +76,10 @@ static void first_difference(char theirs[120], char ours[120], const char *a, co
 {
     const char *line_a = a, *line_b = b;
     while (*a && *a == *b) {
-        if (*a == '\n') { line_a = a + 1; line_b = b + 1; }
+        if (*a == '\n') {
+            line_a = a + 1;
+            line_b = b + 1;
+        }
         a++;
         b++;
     }
@@ -81,22 +92,28 @@ static int same_settings(const char *path, const char *settings, const char *beg
 {
     char theirs[120], ours[120];
     char *old = read_text(path);
-    if (!old) return cli_fail("%s: '%s' cannot be read: give another --output, or --restart to begin anew", what, path);
+    if (!old)
+        return cli_fail(
+            "%s: '%s' cannot be read: give another --output, or --restart to begin anew", what,
+            path);
     const int same = strcmp(old, settings) == 0;
     first_difference(theirs, ours, old, settings);
     free(old);
     if (same) return CLI_OK;
     if (strncmp(theirs, "\"weights_hash\"", 14) == 0)
-        return cli_fail("%s: '%s' was begun with other weights than those that are in the model's folder now; give another --output, or --restart to begin anew",
+        return cli_fail("%s: '%s' was begun with other weights than those that are in the model's "
+                        "folder now; give another --output, or --restart to begin anew",
                         what, begun);
-    return cli_fail("%s: '%s' was begun with other settings: %s there, %s here; finish it, give another --output, or --restart to begin anew", what,
-                    begun, theirs, ours);
+    return cli_fail("%s: '%s' was begun with other settings: %s there, %s here; finish it, give "
+                    "another --output, or --restart to begin anew",
+                    what, begun, theirs, ours);
 }
 
 /* ---------------------------------------------------------------- what is there */
 
-/* Every file in the folder but settings and recordings, or all of them: then the first recording first, because it says "begun", and a run that is
- * killed here must not leave it without its settings. */
+/* Every file in the folder but settings and recordings, or all of them: then the first recording
+ * first, because it says "begun", and a run that is killed here must not leave it without its
+ * settings. */
 static void sweep(const calibrate_work *w, int all)
 {
     char path[CALIBRATE_PATH + 300];
@@ -108,7 +125,8 @@ static void sweep(const calibrate_work *w, int all)
     for (struct dirent *e; folder && (e = readdir(folder)) != NULL;) {
         const char *dot = strrchr(e->d_name, '.');
         const int ours = strcmp(e->d_name, "settings.json") == 0 ||
-                         (strncmp(e->d_name, "recording.", 10) == 0 && dot == e->d_name + 9 && strspn(dot + 1, "0123456789") == strlen(dot + 1));
+                         (strncmp(e->d_name, "recording.", 10) == 0 && dot == e->d_name + 9 &&
+                          strspn(dot + 1, "0123456789") == strlen(dot + 1));
         if (e->d_name[0] == '.' || (ours && !all)) continue;
         snprintf(path, sizeof path, "%s/%s", w->folder, e->d_name);
         unlink(path);
@@ -123,8 +141,10 @@ static int64_t prompts_of(esa_ctx *ctx, const char *path)
     const esa_status status = esa_tensors_open(ctx, &file, path);
     const char *text = status == ESA_OK ? esa_tensors_metadata(file, "prompts") : NULL;
     const int64_t prompts = text ? strtoll(text, NULL, 10) : -1;
-    if (status != ESA_OK) cli_fail_esa(ctx, status, what);
-    else if (prompts < 1) cli_fail("%s: '%s' is no recording: --restart begins anew", what, path);
+    if (status != ESA_OK)
+        cli_fail_esa(ctx, status, what);
+    else if (prompts < 1)
+        cli_fail("%s: '%s' is no recording: --restart begins anew", what, path);
     esa_tensors_free(file);
     return prompts < 1 ? -1 : prompts;
 }
@@ -141,10 +161,13 @@ static int count_prompts(calibrate_work *w, const calibrate_size *size)
         calibrate_recording(path, w, i);
         if (stat(path, &about) != 0) break;
         const int64_t prompts = prompts_of(ctx, path);
-        if (prompts < 0) status = CLI_FAILED;
-        else if (w->done != i * size->prompts_per_recording || prompts > size->prompts_per_recording)
-            status = cli_fail("%s: '%s' counts %lld prompts, which this command cannot have recorded: --restart begins anew", what, path,
-                              (long long)prompts);
+        if (prompts < 0)
+            status = CLI_FAILED;
+        else if (w->done != i * size->prompts_per_recording ||
+                 prompts > size->prompts_per_recording)
+            status = cli_fail("%s: '%s' counts %lld prompts, which this command cannot have "
+                              "recorded: --restart begins anew",
+                              what, path, (long long)prompts);
         w->done += prompts;
         w->bytes += about.st_size;
     }
@@ -154,22 +177,27 @@ static int count_prompts(calibrate_work *w, const calibrate_size *size)
 
 /* ---------------------------------------------------------------- open and close */
 
-/* Two runs may make and remove the folder at the same time: what is locked must be what has the name. */
+/* Two runs may make and remove the folder at the same time: what is locked must be what has the
+ * name. */
 static int take_lock(calibrate_work *w)
 {
     struct stat held, named;
     for (int attempt = 0; attempt < 100; attempt++) {
         if (mkdir(w->folder, 0777) != 0 && errno != EEXIST)
-            return cli_fail("%s: the folder '%s' cannot be made: %s", what, w->folder, strerror(errno));
+            return cli_fail("%s: the folder '%s' cannot be made: %s", what, w->folder,
+                            strerror(errno));
         w->lock = open(w->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         if (w->lock < 0 && errno == ENOENT) continue;
-        if (w->lock < 0) return cli_fail("%s: the folder '%s' cannot be opened: %s", what, w->folder, strerror(errno));
+        if (w->lock < 0)
+            return cli_fail("%s: the folder '%s' cannot be opened: %s", what, w->folder,
+                            strerror(errno));
         if (flock(w->lock, LOCK_EX | LOCK_NB) != 0) {
             const int busy = errno == EWOULDBLOCK;
             close(w->lock);
             w->lock = -1;
             return busy ? cli_fail("%s: another run is at work in '%s'", what, w->folder)
-                        : cli_fail("%s: the folder '%s' cannot be locked: %s", what, w->folder, strerror(errno));
+                        : cli_fail("%s: the folder '%s' cannot be locked: %s", what, w->folder,
+                                   strerror(errno));
         }
         const int found = fstat(w->lock, &held) == 0 && stat(w->folder, &named) == 0;
         if (found && held.st_ino == named.st_ino && held.st_dev == named.st_dev) return CLI_OK;
@@ -179,7 +207,8 @@ static int take_lock(calibrate_work *w)
     return cli_fail("%s: the folder '%s' comes and goes: is another run at work?", what, w->folder);
 }
 
-int calibrate_work_open(calibrate_work *w, const calibrate_options *o, const char *settings, const calibrate_size *size)
+int calibrate_work_open(calibrate_work *w, const calibrate_options *o, const char *settings,
+                        const calibrate_size *size)
 {
     char path[CALIBRATE_PATH + 64];
     struct stat about;
@@ -204,8 +233,10 @@ int calibrate_work_open(calibrate_work *w, const calibrate_options *o, const cha
     calibrate_recording(path, w, 0);
     const int begun = !o->restart && stat(path, &about) == 0;
     sweep(w, !begun);
-    snprintf(path, sizeof path, "%s/settings.json", w->folder);     /* written before the first recording is */
-    status = begun ? same_settings(path, settings, w->folder) : cli_write_file(path, settings, strlen(settings));
+    snprintf(path, sizeof path, "%s/settings.json",
+             w->folder); /* written before the first recording is */
+    status = begun ? same_settings(path, settings, w->folder)
+                   : cli_write_file(path, settings, strlen(settings));
     return status ? status : count_prompts(w, size);
 }
 
@@ -226,5 +257,5 @@ void calibrate_work_close(calibrate_work *w)
         w->lock = -1;
     }
     cli_folder_of(path, sizeof path, w->target);
-    cli_unmake_folders(path, w->kept);                              /* stops at the first that holds anything */
+    cli_unmake_folders(path, w->kept); /* stops at the first that holds anything */
 }

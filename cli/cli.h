@@ -1,8 +1,9 @@
 /* cli.h - what the commands of esa share: options, errors, tables, JSON, progress, machine, BLAS.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The command line uses the public headers only. A command returns its exit status: 0, CLI_FAILED after one sentence on stderr,
- * or CLI_USAGE when the arguments were wrong. Nothing here keeps state between calls. */
+ * The command line uses the public headers only. A command returns its exit status: 0, CLI_FAILED
+ * after one sentence on stderr, or CLI_USAGE when the arguments were wrong. Nothing here keeps
+ * state between calls. */
 #ifndef ESA_CLI_CLI_H
 #define ESA_CLI_CLI_H
 
@@ -16,14 +17,15 @@ enum { CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2 };
 
 typedef int (*cli_run)(int argc, char **argv);
 typedef struct cli_command {
-    const char *name;               /* NULL ends a table */
-    cli_run run;                    /* argv[0] is the first word after the command's name */
-    const char *help;               /* one line */
+    const char *name; /* NULL ends a table */
+    cli_run run;      /* argv[0] is the first word after the command's name */
+    const char *help; /* one line */
 } cli_command;
 
-/* Picks argv[0] from the table, suggests a neighbour for typos, prints the list for --help and for no words at all.
- * path is what the user has typed so far, e.g. "esa masks". */
-int cli_dispatch(const char *path, const char *about, const cli_command *table, int argc, char **argv);
+/* Picks argv[0] from the table, suggests a neighbour for typos, prints the list for --help and for
+ * no words at all. path is what the user has typed so far, e.g. "esa masks". */
+int cli_dispatch(const char *path, const char *about, const cli_command *table, int argc,
+                 char **argv);
 
 int cmd_bench(int argc, char **argv);
 int cmd_bench_attention(int argc, char **argv);
@@ -49,10 +51,12 @@ int cmd_masks_convert(int argc, char **argv);
 
 /* Prints "esa: sentence" on stderr; returns CLI_FAILED. */
 int cli_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
-/* The same for the sentence of a failed library call; what names the work ("masks select: reading q"). */
+/* The same for the sentence of a failed library call; what names the work ("masks select: reading
+ * q"). */
 int cli_fail_esa(const esa_ctx *ctx, esa_status status, const char *what);
 
-/* A context with the default settings and this many threads (0: one per core). CLI_FAILED after one sentence. (machine.c) */
+/* A context with the default settings and this many threads (0: one per core). CLI_FAILED after one
+ * sentence. (machine.c) */
 int cli_ctx_new(esa_ctx **ctx, int64_t threads);
 /* The same on a GPU, with what is known about it; what names the work. */
 int cli_ctx_gpu(esa_ctx **ctx, esa_device_info *gpu, int32_t ordinal, const char *what);
@@ -62,26 +66,30 @@ int cli_ctx_gpu(esa_ctx **ctx, esa_device_info *gpu, int32_t ordinal, const char
 enum { CLI_FLAG, CLI_TEXT, CLI_INT, CLI_REAL, CLI_CHOICE, CLI_INTS, CLI_REALS, CLI_CHOICES };
 #define CLI_MAX_LIST 16
 
-typedef struct cli_list {           /* value of CLI_INTS, CLI_REALS, CLI_CHOICES */
+typedef struct cli_list { /* value of CLI_INTS, CLI_REALS, CLI_CHOICES */
     int count;
     double real[CLI_MAX_LIST];
     int64_t whole[CLI_MAX_LIST];
 } cli_list;
 
 typedef struct cli_option {
-    const char *name;               /* "--budget"; NULL ends a table */
-    int type;                       /* CLI_* */
-    void *value;                    /* FLAG int*, TEXT const char**, INT int64_t*, REAL double*, CHOICE int*, lists cli_list* */
-    const char *argument;           /* shown in the help; CHOICE(S): the names, "a|b|c", in the order of their numbers */
-    double lo, hi;                  /* INT(S), REAL(S): inclusive range, checked when lo < hi; INTS: hi also bounds nothing else */
-    int length;                     /* lists: required length, 0 = 1 .. CLI_MAX_LIST */
+    const char *name; /* "--budget"; NULL ends a table */
+    int type;         /* CLI_* */
+    /* FLAG int*, TEXT const char**, INT int64_t*, REAL double*, CHOICE int*, lists cli_list* */
+    void *value;
+    /* shown in the help; CHOICE(S): the names, "a|b|c", in the order of their numbers */
+    const char *argument;
+    /* INT(S), REAL(S): inclusive range, checked when lo < hi; INTS: hi also bounds nothing else */
+    double lo, hi;
+    int length; /* lists: required length, 0 = 1 .. CLI_MAX_LIST */
     const char *help;
 } cli_option;
 
-/* Parses "--name value" and "--name=value" and the words between them. On --help prints usage and sets *done. Words are moved to
- * the front of argv and counted in *words (NULL: none are allowed). Returns 0 or CLI_USAGE after one sentence. */
-int cli_options(const char *path, const char *usage, const char *about, const cli_option *table, int argc, char **argv,
-                int *words, int *done);
+/* Parses "--name value" and "--name=value" and the words between them. On --help prints usage and
+ * sets *done. Words are moved to the front of argv and counted in *words (NULL: none are allowed).
+ * Returns 0 or CLI_USAGE after one sentence. */
+int cli_options(const char *path, const char *usage, const char *about, const cli_option *table,
+                int argc, char **argv, int *words, int *done);
 /* The i and n of --shard i/n, i from 0; CLI_USAGE and one sentence otherwise. */
 int cli_shard(const char *text, int *index, int *count, const char *what);
 /* 1 if the option was given (looks for it in argv as cli_options left it: call before parsing). */
@@ -93,24 +101,27 @@ const char *cli_nearest(const char *word, const char *const *names, int count);
 
 /* ---------------------------------------------------------------- output */
 
-/* Tables on stdout: cells are copied, printed aligned at the end; the first columns (left) are flush left. (table_print.c) */
+/* Tables on stdout: cells are copied, printed aligned at the end; the first columns (left) are
+ * flush left. (table_print.c) */
 typedef struct cli_table cli_table;
 cli_table *cli_table_new(int columns, int left);
 /* One cell; after the last column a new row starts. */
 void cli_cell(cli_table *table, const char *format, ...) __attribute__((format(printf, 2, 3)));
-void cli_table_print(cli_table *table, FILE *out);  /* prints and frees */
+void cli_table_print(cli_table *table, FILE *out); /* prints and frees */
 
-/* A progress line on stderr: redrawn in place on a terminal, a plain line now and then otherwise. */
+/* A progress line on stderr: redrawn in place on a terminal, a plain line now and then
+ * otherwise. */
 void cli_progress(const char *what, int64_t done, int64_t total);
 void cli_progress_end(void);
 
-/* JSON (json_writer.c): text is collected in memory, then written to a temporary name beside path and renamed. */
+/* JSON (json_writer.c): text is collected in memory, then written to a temporary name beside path
+ * and renamed. */
 typedef struct cli_json cli_json;
 cli_json *cli_json_new(void);
-void cli_json_open(cli_json *json, const char *key, char bracket);      /* '{' or '[' */
+void cli_json_open(cli_json *json, const char *key, char bracket); /* '{' or '[' */
 void cli_json_close(cli_json *json);
 void cli_json_text(cli_json *json, const char *key, const char *value); /* NULL value: null */
-void cli_json_real(cli_json *json, const char *key, double value);      /* NaN and infinities: null */
+void cli_json_real(cli_json *json, const char *key, double value); /* NaN and infinities: null */
 void cli_json_int(cli_json *json, const char *key, int64_t value);
 void cli_json_bool(cli_json *json, const char *key, int value);
 /* text as it is: JSON made elsewhere. */
@@ -119,9 +130,11 @@ void cli_json_raw(cli_json *json, const char *key, const char *text, size_t byte
 void cli_json_compact(cli_json *json);
 /* Frees json and gives its text, to be freed; NULL: out of memory. */
 char *cli_json_take(cli_json *json, size_t *bytes);
-/* Frees json. path NULL: only frees. Returns 0 or CLI_FAILED after one sentence; then nothing is left on disk. */
+/* Frees json. path NULL: only frees. Returns 0 or CLI_FAILED after one sentence; then nothing is
+ * left on disk. */
 int cli_json_save(cli_json *json, const char *path);
-/* Bytes of the UTF-8 character at p, or 0: none (a stray byte, an overlong form, a surrogate, beyond U+10FFFF, cut off by a zero). */
+/* Bytes of the UTF-8 character at p, or 0: none (a stray byte, an overlong form, a surrogate,
+ * beyond U+10FFFF, cut off by a zero). */
 int cli_utf8(const unsigned char *p);
 /* The same way of writing for any text file (CSV). */
 int cli_write_file(const char *path, const char *text, size_t bytes);
@@ -130,11 +143,12 @@ int cli_write_file(const char *path, const char *text, size_t bytes);
 
 typedef struct cli_machine {
     char cpu[128], os[160];
-    int cores;                      /* this process may use */
+    int cores; /* this process may use */
     int64_t memory_bytes;
 } cli_machine;
 void cli_machine_get(cli_machine *machine);
-/* "machine": {...} and "commit": ..., as in every JSON we write; ctx gives threads and kernels; blas may be NULL. */
+/* "machine": {...} and "commit": ..., as in every JSON we write; ctx gives threads and kernels;
+ * blas may be NULL. */
 void cli_machine_json(cli_json *json, const esa_ctx *ctx, const char *blas);
 /* One line for people. */
 void cli_machine_print(FILE *out, const esa_ctx *ctx);
@@ -142,31 +156,33 @@ const char *cli_commit(void);
 /* "gpu": {...} and one line for people: name, compute capability, memory, driver, kernels. */
 void cli_gpu_json(cli_json *json, const char *key, const esa_device_info *gpu);
 void cli_gpu_print(FILE *out, const esa_device_info *gpu);
-double cli_seconds(void);           /* monotonic clock */
+double cli_seconds(void); /* monotonic clock */
 
-/* ---------------------------------------------------------------- the machine's CBLAS, opened at run time (blas.c) */
+/* ---------------------------------------------------------------- the machine's CBLAS, opened at
+ * run time (blas.c) */
 
 typedef struct cli_blas {
-    void *handle;                   /* NULL: none found */
+    void *handle; /* NULL: none found */
     char name[64];
-    char core[32];                  /* whose kernels OpenBLAS chose for this processor; empty: it does not say */
-    void (*sgemm)(int order, int ta, int tb, int m, int n, int k, float alpha, const float *a, int lda, const float *b, int ldb,
-                  float beta, float *c, int ldc);
-    int threads_set;                /* 1: the thread count could be set */
+    char core[32]; /* whose kernels OpenBLAS chose for this processor; empty: it does not say */
+    void (*sgemm)(int order, int ta, int tb, int m, int n, int k, float alpha, const float *a,
+                  int lda, const float *b, int ldb, float beta, float *c, int ldc);
+    int threads_set; /* 1: the thread count could be set */
 } cli_blas;
 void cli_blas_open(cli_blas *blas, int threads);
 void cli_blas_close(cli_blas *blas);
-/* The core whose kernels OpenBLAS should have chosen for a processor that runs the kernel set `cpu` (of esa_ctx_cpu); NULL: its choice is fine. */
+/* The core whose kernels OpenBLAS should have chosen for a processor that runs the kernel set `cpu`
+ * (of esa_ctx_cpu); NULL: its choice is fine. */
 const char *cli_blas_better_core(const cli_blas *blas, const char *cpu);
 
 /* ---------------------------------------------------------------- names and shapes (names.c) */
 
-#define CLI_SELECTORS "full|entropy|rf_v2|ada_bsa|random"   /* in the order of ESA_SELECT_* */
-#define CLI_ORDERS "raster|tile|tile3d|hilbert"             /* ESA_ORDER_* */
-#define CLI_TAILS "none|pooled|centroid"                    /* ESA_TAIL_* */
-#define CLI_DTYPES "f32|f16|bf16"                           /* ESA_DTYPE_* */
-#define CLI_MODES "fixed|compat|compat-round"               /* ESA_MODE_* */
-#define CLI_DEVICES "cpu|cuda"                              /* ESA_DEVICE_* */
+#define CLI_SELECTORS "full|entropy|rf_v2|ada_bsa|random" /* in the order of ESA_SELECT_* */
+#define CLI_ORDERS    "raster|tile|tile3d|hilbert"        /* ESA_ORDER_* */
+#define CLI_TAILS     "none|pooled|centroid"              /* ESA_TAIL_* */
+#define CLI_DTYPES    "f32|f16|bf16"                      /* ESA_DTYPE_* */
+#define CLI_MODES     "fixed|compat|compat-round"         /* ESA_MODE_* */
+#define CLI_DEVICES   "cpu|cuda"                          /* ESA_DEVICE_* */
 
 /* The i-th name of "a|b|c", in static storage of the caller's buffer; "?" out of range. */
 const char *cli_name(char buffer[32], const char *names, int i);

@@ -10,10 +10,12 @@
 
 static int open_failed(const clip_maker *m, esa_status status)
 {
-    const char *family = status == ESA_ERR_UNSUPPORTED ? cli_model_family(esa_ctx_error(m->ctx)) : NULL;
+    const char *family = status == ESA_ERR_UNSUPPORTED ? cli_model_family(esa_ctx_error(m->ctx))
+                                                       : NULL;
     if (family)
-        return cli_fail("%s: the engine does not run %s yet; diffusers with esa.apply(pipe, esa.EsaConfig(budget=0.5)) in Python does", m->what,
-                        family);
+        return cli_fail("%s: the engine does not run %s yet; diffusers with esa.apply(pipe, "
+                        "esa.EsaConfig(budget=0.5)) in Python does",
+                        m->what, family);
     return cli_fail_esa(m->ctx, status, m->what);
 }
 
@@ -36,7 +38,8 @@ int clip_open(clip_maker *m, const char *model, const clip_opening *opening, con
     clip_watch watch = { .label = "loading the model", .stage = -1, .done = -1 };
     p.progress = clip_progress;
     p.progress_user = &watch;
-    esa_status opened = o->check ? m->video.model_check(m->ctx, folder, &p) : m->video.model_open(m->ctx, &m->model, folder, &p);
+    esa_status opened = o->check ? m->video.model_check(m->ctx, folder, &p)
+                                 : m->video.model_open(m->ctx, &m->model, folder, &p);
     cli_progress_end();
     if (opened != ESA_OK && clip_interrupted()) {
         cli_fail("%s: interrupted while the model was loaded", what);
@@ -65,13 +68,22 @@ int clip_is_tiny(const clip_maker *m) { return strcmp(m->info.name, "wan-tiny") 
 
 clip_request clip_request_default(void)
 {
-    return (clip_request){ .method = METHOD_ENTROPY, .tail = ESA_TAIL_POOLED, .order = ESA_ORDER_DEFAULT, .refresh = 1, .dense_first = 1,
-                           .samples = 4, .budget = 0.5, .guidance = NAN, .warmup = 0.2, .cdf = 1.0 };
+    return (clip_request){ .method = METHOD_ENTROPY,
+                           .tail = ESA_TAIL_POOLED,
+                           .order = ESA_ORDER_DEFAULT,
+                           .refresh = 1,
+                           .dense_first = 1,
+                           .samples = 4,
+                           .budget = 0.5,
+                           .guidance = NAN,
+                           .warmup = 0.2,
+                           .cdf = 1.0 };
 }
 
 int clip_order(const clip_request *r)
 {
-    if (r->order != ESA_ORDER_DEFAULT || r->method == METHOD_RF_V2 || r->method == METHOD_CACHED) return r->order;
+    if (r->order != ESA_ORDER_DEFAULT || r->method == METHOD_RF_V2 || r->method == METHOD_CACHED)
+        return r->order;
     return ESA_ORDER_HILBERT;
 }
 
@@ -97,7 +109,8 @@ void clip_request_resolve(clip_request *r, const clip_maker *m)
 
 int64_t clip_tokens(const clip_request *r, const esa_model_info *info)
 {
-    const int64_t latent[3] = { (r->frames - 1) / info->factor[0] + 1, r->height / info->factor[1], r->width / info->factor[2] };
+    const int64_t latent[3] = { (r->frames - 1) / info->factor[0] + 1, r->height / info->factor[1],
+                                r->width / info->factor[2] };
     return latent[0] / info->patch[0] * (latent[1] / info->patch[1]) * (latent[2] / info->patch[2]);
 }
 
@@ -108,11 +121,16 @@ const char *clip_block(const clip_request *r, const esa_model_info *info)
     return r->method == METHOD_RF_V2 || r->method == METHOD_ADA_BSA ? "128x128" : "256x128";
 }
 
-static int fill_params(const clip_maker *m, esa_generate_params *p, const clip_request *r, int32_t dense_layer[CLI_MAX_LIST])
+static int fill_params(const clip_maker *m, esa_generate_params *p, const clip_request *r,
+                       int32_t dense_layer[CLI_MAX_LIST])
 {
-    static const struct { int mode, selector; } methods[] = {          /* METHOD_* */
-        { ESA_SESSION_DENSE, ESA_SELECT_FULL },     { ESA_SESSION_ONLINE, ESA_SELECT_ENTROPY }, { ESA_SESSION_ONLINE, ESA_SELECT_RF_V2 },
-        { ESA_SESSION_ONLINE, ESA_SELECT_ADA_BSA }, { ESA_SESSION_CACHED, ESA_SELECT_ENTROPY }, { ESA_SESSION_RECORD, ESA_SELECT_ENTROPY },
+    static const struct {
+        int mode, selector;
+    } methods[] = {
+        /* METHOD_* */
+        { ESA_SESSION_DENSE, ESA_SELECT_FULL },     { ESA_SESSION_ONLINE, ESA_SELECT_ENTROPY },
+        { ESA_SESSION_ONLINE, ESA_SELECT_RF_V2 },   { ESA_SESSION_ONLINE, ESA_SELECT_ADA_BSA },
+        { ESA_SESSION_CACHED, ESA_SELECT_ENTROPY }, { ESA_SESSION_RECORD, ESA_SELECT_ENTROPY },
     };
     *p = m->video.generate_params();
     p->frames = (int32_t)r->frames;
@@ -137,7 +155,8 @@ static int fill_params(const clip_maker *m, esa_generate_params *p, const clip_r
     s->mode = methods[r->method].mode;
     s->warmup_frac = r->warmup;
     s->dense_first_layer = (int32_t)r->dense_first;
-    for (int i = 0; i < r->dense_layers.count; i++) dense_layer[i] = (int32_t)r->dense_layers.whole[i];
+    for (int i = 0; i < r->dense_layers.count; i++)
+        dense_layer[i] = (int32_t)r->dense_layers.whole[i];
     s->dense_layers = dense_layer;
     s->dense_layer_count = r->dense_layers.count;
     s->refresh_every = (int32_t)r->refresh;
@@ -149,8 +168,10 @@ static int fill_params(const clip_maker *m, esa_generate_params *p, const clip_r
     s->select.samples = (int32_t)r->samples;
     s->select.cdf_threshold = r->cdf;
     s->select.layout.order = clip_order(r);
-    for (int i = 0; i < 3 && r->window.count; i++) s->select.layout.window[i] = (int32_t)r->window.whole[i];
-    s->attention.tail = r->method == METHOD_DENSE || r->method == METHOD_RECORD ? ESA_TAIL_NONE : r->tail;
+    for (int i = 0; i < 3 && r->window.count; i++)
+        s->select.layout.window[i] = (int32_t)r->window.whole[i];
+    s->attention.tail = r->method == METHOD_DENSE || r->method == METHOD_RECORD ? ESA_TAIL_NONE
+                                                                                : r->tail;
     return cli_block_parse(clip_block(r, &m->info), &s->select.block_q, &s->select.block_k);
 }
 
@@ -188,7 +209,10 @@ double clip_step_mean(const clip_record *r, int with_warmup)
     return first < r->steps ? sum / (r->steps - first) : (double)NAN;
 }
 
-double clip_density(const clip_record *r) { return r->stats.session.sparse_calls ? r->stats.session.density : 1; }
+double clip_density(const clip_record *r)
+{
+    return r->stats.session.sparse_calls ? r->stats.session.density : 1;
+}
 
 static void json_reals(cli_json *json, const char *key, const double *value, int64_t count)
 {
@@ -220,7 +244,8 @@ void clip_record_json(cli_json *json, const clip_record *r)
     json_reals(json, "step_attention_seconds", r->step_attention, r->steps);
     json_reals(json, "layer_density", r->layer_density, r->layers);
     cli_json_open(json, "head_density", '[');
-    for (int32_t l = 0; l < r->layers; l++) json_reals(json, NULL, r->head_density + (int64_t)l * r->heads, r->heads);
+    for (int32_t l = 0; l < r->layers; l++)
+        json_reals(json, NULL, r->head_density + (int64_t)l * r->heads, r->heads);
     cli_json_close(json);
 }
 
@@ -229,8 +254,8 @@ void clip_record_json(cli_json *json, const clip_record *r)
 /* What listens to one call of esa_generate. */
 typedef struct listener {
     clip_watch watch;
-    clip_record *record;            /* NULL: nobody wants one */
-    double last;                    /* time of the last step's end */
+    clip_record *record; /* NULL: nobody wants one */
+    double last;         /* time of the last step's end */
 } listener;
 
 static int32_t on_progress(void *user, const esa_progress *p)
@@ -238,7 +263,8 @@ static int32_t on_progress(void *user, const esa_progress *p)
     listener *l = user;
     if (p->stage == ESA_STAGE_DENOISE && l->record) {
         const double now = cli_seconds();
-        if (p->done != l->watch.done && p->done > 0 && p->done <= l->record->steps) l->record->step_seconds[p->done - 1] = now - l->last;
+        if (p->done != l->watch.done && p->done > 0 && p->done <= l->record->steps)
+            l->record->step_seconds[p->done - 1] = now - l->last;
         if (p->done != l->watch.done || l->watch.stage != p->stage) l->last = now;
     }
     return clip_progress(&l->watch, p);
@@ -258,7 +284,9 @@ static void on_denoised(void *user, const esa_session *session)
     for (int32_t l = 0; l < r->layers; l++) {
         if (esa_session_get_stats(session, &s, l, -1) != ESA_OK) return;
         r->layer_density[l] = s.density;
-        if (esa_session_get_heads(session, r->head_density + (int64_t)l * r->heads, r->heads, l, -1) != ESA_OK) return;
+        if (esa_session_get_heads(session, r->head_density + (int64_t)l * r->heads, r->heads, l,
+                                  -1) != ESA_OK)
+            return;
     }
 }
 
@@ -272,23 +300,31 @@ int clip_check_masks(const clip_maker *m, const clip_request *r)
     esa_mask_file_free(file);
     if (status != ESA_OK) return cli_fail_esa(m->ctx, status, m->what);
     if (info.steps == r->steps || r->step_map != ESA_STEP_MAP_EXACT) return CLI_OK;
-    return cli_fail("%s: '%s' was made for %d steps, this run has %lld: --step-map nearest takes for each step the masks of the step "
-                    "that is as far on its way", m->what, r->masks, (int)info.steps, (long long)r->steps);
+    return cli_fail("%s: '%s' was made for %d steps, this run has %lld: --step-map nearest takes "
+                    "for each step the masks of the step "
+                    "that is as far on its way",
+                    m->what, r->masks, (int)info.steps, (long long)r->steps);
 }
 
-int clip_make(clip_maker *m, esa_frames **frames, clip_record *record, const clip_request *request, const char *label, int64_t clips_left,
-              int quiet)
+int clip_make(clip_maker *m, esa_frames **frames, clip_record *record, const clip_request *request,
+              const char *label, int64_t clips_left, int quiet)
 {
     esa_generate_params p;
     esa_frames *none = NULL;
     clip_request r = *request;
     int32_t dense_layer[CLI_MAX_LIST];
-    listener l = { .watch = { .label = label, .clips_left = clips_left, .quiet = quiet, .stage = -1, .done = -1 }, .record = record };
+    listener l = { .watch = { .label = label,
+                              .clips_left = clips_left,
+                              .quiet = quiet,
+                              .stage = -1,
+                              .done = -1 },
+                   .record = record };
     if (frames) *frames = NULL;
     clip_request_resolve(&r, m);
     int status = fill_params(m, &p, &r, dense_layer);
     if (!status && r.method == METHOD_CACHED) status = clip_check_masks(m, &r);
-    if (!status && record && record_new(record, (int32_t)r.steps, m->info.layers, m->info.heads)) status = cli_fail("%s: out of memory", m->what);
+    if (!status && record && record_new(record, (int32_t)r.steps, m->info.layers, m->info.heads))
+        status = cli_fail("%s: out of memory", m->what);
     if (status) return status;
     esa_generate_stats stats = { .struct_size = sizeof stats };
     p.progress = on_progress;
@@ -302,14 +338,16 @@ int clip_make(clip_maker *m, esa_frames **frames, clip_record *record, const cli
     m->video.frames_free(none);
     if (made == ESA_OK) {
         if (record) record->stats = stats;
-        if (record && stats.session.sparse_calls == 0) record->warmup = 0;      /* nothing ran sparse: there is no warm-up to leave out */
+        /* nothing ran sparse: there is no warm-up to leave out */
+        if (record && stats.session.sparse_calls == 0) record->warmup = 0;
         return CLI_OK;
     }
     if (record) clip_record_free(record);
     return clip_interrupted() ? CLIP_INTERRUPTED : cli_fail_esa(m->ctx, made, m->what);
 }
 
-int clip_compare(clip_maker *m, esa_metrics *metrics, const esa_frames *reference, const esa_frames *frames)
+int clip_compare(clip_maker *m, esa_metrics *metrics, const esa_frames *reference,
+                 const esa_frames *frames)
 {
     memset(metrics, 0, sizeof *metrics);
     metrics->struct_size = sizeof *metrics;

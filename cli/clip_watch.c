@@ -1,4 +1,5 @@
-/* clip_watch.c - what the user sees and does while a clip is made: a progress line, and an end on demand.
+/* clip_watch.c - what the user sees and does while a clip is made: a progress line, and an end on
+ * demand.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "clip.h"
 
@@ -9,7 +10,8 @@
 
 static volatile sig_atomic_t interrupted, at_terminal;
 
-/* A layer of a large model takes minutes: who asks twice does not want to wait for it. Files under their own names are whole at any moment. */
+/* A layer of a large model takes minutes: who asks twice does not want to wait for it. Files under
+ * their own names are whole at any moment. */
 static void on_signal(int number)
 {
     static const char hint[] = "\ninterrupted: ends after this layer; once more: at once\n";
@@ -38,8 +40,10 @@ int clip_interrupted(void) { return interrupted; }
 void clip_clock(char out[24], double seconds)
 {
     const long s = seconds < 1e8 ? (long)ceil(seconds) : 99999999;
-    if (s < 3600) snprintf(out, 24, "%ld:%02ld", s / 60, s % 60);
-    else snprintf(out, 24, "%ld:%02ld:%02ld", s / 3600, s / 60 % 60, s % 60);
+    if (s < 3600)
+        snprintf(out, 24, "%ld:%02ld", s / 60, s % 60);
+    else
+        snprintf(out, 24, "%ld:%02ld:%02ld", s / 3600, s / 60 % 60, s % 60);
 }
 
 int32_t clip_progress(void *user, const esa_progress *p)
@@ -52,7 +56,9 @@ int32_t clip_progress(void *user, const esa_progress *p)
     w->done = p->done;
     if (p->stage == ESA_STAGE_TEXT || p->total < 1) return 0;
     if (p->stage == ESA_STAGE_LOAD) {
-        if (terminal && p->seconds > 1) fprintf(stderr, "\r\033[K%s: %.1f of %.1f GB", w->label, 1e-3 * p->done, 1e-3 * p->total);
+        if (terminal && p->seconds > 1)
+            fprintf(stderr, "\r\033[K%s: %.1f of %.1f GB", w->label, 1e-3 * p->done,
+                    1e-3 * p->total);
         fflush(stderr);
         return 0;
     }
@@ -61,10 +67,13 @@ int32_t clip_progress(void *user, const esa_progress *p)
     if (p->stage == ESA_STAGE_DENOISE) {
         used = snprintf(line, sizeof line, "step %d/%d", p->done, p->total);
         if (p->done) {
-            clip_clock(left, p->unit_seconds * (double)(p->total - p->done + w->clips_left * p->total));
-            used += snprintf(line + used, sizeof line - (size_t)used, ", %.2f s/step, %s left", p->unit_seconds, left);
+            clip_clock(left,
+                       p->unit_seconds * (double)(p->total - p->done + w->clips_left * p->total));
+            used += snprintf(line + used, sizeof line - (size_t)used, ", %.2f s/step, %s left",
+                             p->unit_seconds, left);
         }
-        if (!isnan(p->density)) snprintf(line + used, sizeof line - (size_t)used, ", density %.3f", p->density);
+        if (!isnan(p->density))
+            snprintf(line + used, sizeof line - (size_t)used, ", density %.3f", p->density);
     } else
         snprintf(line, sizeof line, "decoding %d/%d", p->done, p->total);
     if (terminal) {

@@ -1,12 +1,15 @@
-/* cmd_bench_attention.c - `esa bench attention`: dense and sparse attention beside sgemm, interleaved.
+/* cmd_bench_attention.c - `esa bench attention`: dense and sparse attention beside sgemm,
+ * interleaved.
  * SPDX-License-Identifier: Apache-2.0
  *
- * One round runs sgemm (2048^3, the machine's CBLAS with as many threads) and then every row of the table once, so that all of
- * them meet the same disturbances; best and median over the rounds are printed. FLOP of a row: 4 * pairs * D, pairs being the
- * query-key pairs of the kept blocks over all heads (4 Nq Nk D H when dense). Rows of selector random are given their mask; for the
- * others selection is timed by itself and not part of a row's time. Every row has a ctx of its own, so that its memory is its own.
- * On a GPU there is no sgemm beside it, and a time is that of as many calls as fill GPU_SECONDS, divided by their number: the clock is read
- * only when the GPU has finished. */
+ * One round runs sgemm (2048^3, the machine's CBLAS with as many threads) and then every row of the
+ * table once, so that all of them meet the same disturbances; best and median over the rounds are
+ * printed. FLOP of a row: 4 * pairs * D, pairs being the query-key pairs of the kept blocks over
+ * all heads (4 Nq Nk D H when dense). Rows of selector random are given their mask; for the others
+ * selection is timed by itself and not part of a row's time. Every row has a ctx of its own, so
+ * that its memory is its own. On a GPU there is no sgemm beside it, and a time is that of as many
+ * calls as fill GPU_SECONDS, divided by their number: the clock is read only when the GPU has
+ * finished. */
 #include "data.h"
 #include "folders.h"
 
@@ -18,32 +21,32 @@ enum { GEMM = 2048 };
 #define GPU_SECONDS 0.02
 
 typedef struct bench_row {
-    int dtype, selector, tail;      /* ESA_*; dense rows: selector FULL */
+    int dtype, selector, tail; /* ESA_*; dense rows: selector FULL */
     double asked, density;
     int dense;
     int64_t pairs, peak_bytes;
     esa_ctx *ctx;
     esa_plan *plan;
-    esa_mask *mask;                 /* NULL: dense */
+    esa_mask *mask;                   /* NULL: dense */
     double *seconds, *select_seconds; /* [rounds] */
     const char *kernel;
-    int64_t repeats, select_repeats;  /* calls per time on a GPU */
+    int64_t repeats, select_repeats; /* calls per time on a GPU */
 } bench_row;
 
 typedef struct bench {
     cli_shape shape;
     cli_list densities, selectors, tails, dtypes;
-    esa_select_params select;       /* what is common to all rows: blocks, layout, seed, cdf_threshold */
-    int64_t threads, rounds, samples;   /* samples 0: the selector's own */
-    int causal, device;             /* ESA_DEVICE_* */
-    esa_ctx *gpu;                   /* owner of the tensors there; NULL on the CPU */
+    esa_select_params select; /* what is common to all rows: blocks, layout, seed, cdf_threshold */
+    int64_t threads, rounds, samples; /* samples 0: the selector's own */
+    int causal, device;               /* ESA_DEVICE_* */
+    esa_ctx *gpu;                     /* owner of the tensors there; NULL on the CPU */
     esa_device_info gpu_info;
-    esa_tensor q[3], k[3], v[3], o[3];  /* per dtype; data NULL where not asked for */
+    esa_tensor q[3], k[3], v[3], o[3]; /* per dtype; data NULL where not asked for */
     bench_row *rows;
     int row_count;
     cli_blas blas;
-    float *gemm;                    /* three GEMM x GEMM matrices */
-    double *gemm_seconds;           /* [rounds] */
+    float *gemm;          /* three GEMM x GEMM matrices */
+    double *gemm_seconds; /* [rounds] */
 } bench;
 
 static int compare(const void *a, const void *b)
@@ -65,30 +68,35 @@ static double gemm_once(bench *b)
     float *x = b->gemm;
     const size_t one = (size_t)GEMM * GEMM;
     const double start = cli_seconds();
-    b->blas.sgemm(101, 111, 111, GEMM, GEMM, GEMM, 1.0f, x, GEMM, x + one, GEMM, 0.0f, x + 2 * one, GEMM); /* row major, no transpose */
+    /* row major, no transpose */
+    b->blas.sgemm(101, 111, 111, GEMM, GEMM, GEMM, 1.0f, x, GEMM, x + one, GEMM, 0.0f, x + 2 * one,
+                  GEMM);
     return cli_seconds() - start;
 }
 
 /* Seconds per call of `repeats` selections (attend 0) or attentions (attend 1) on the GPU. */
 static esa_status gpu_repeat(bench *b, bench_row *r, int attend, int64_t repeats, double *seconds)
 {
-    const esa_tensor *q = &b->q[r->dtype], *k = &b->k[r->dtype], *v = &b->v[r->dtype], *o = &b->o[r->dtype];
+    const esa_tensor *q = &b->q[r->dtype], *k = &b->k[r->dtype], *v = &b->v[r->dtype],
+                     *o = &b->o[r->dtype];
     esa_status status = esa_device_sync(r->ctx);
     const double start = cli_seconds();
     for (int64_t i = 0; i < repeats && status == ESA_OK; i++)
-        status = attend ? esa_plan_attention(r->plan, r->mask, q, k, v, o, NULL, NULL) : esa_plan_select(r->plan, r->mask, q, k, NULL);
+        status = attend ? esa_plan_attention(r->plan, r->mask, q, k, v, o, NULL, NULL)
+                        : esa_plan_select(r->plan, r->mask, q, k, NULL);
     if (status == ESA_OK) status = esa_device_sync(r->ctx);
     *seconds = (cli_seconds() - start) / (double)repeats;
     return status;
 }
 
-/* The same once more, after finding out how many calls fill GPU_SECONDS when that is not known yet. */
+/* The same once more, after finding out how many calls fill GPU_SECONDS when that is not known
+ * yet. */
 static esa_status gpu_time(bench *b, bench_row *r, int attend, int64_t *repeats, double *seconds)
 {
     esa_status status = ESA_OK;
     if (!*repeats) {
         *repeats = 1;
-        status = gpu_repeat(b, r, attend, 1, seconds);      /* the first call grows the scratch */
+        status = gpu_repeat(b, r, attend, 1, seconds); /* the first call grows the scratch */
         if (status == ESA_OK) status = gpu_repeat(b, r, attend, 3, seconds);
         const double fill = GPU_SECONDS / *seconds;
         if (status == ESA_OK && fill > 1) *repeats = fill < 10000 ? (int64_t)fill + 1 : 10000;
@@ -102,13 +110,16 @@ static esa_status row_once(bench *b, bench_row *r, double *select_seconds, doubl
     if (b->device == ESA_DEVICE_CUDA) {
         esa_status status = ESA_OK;
         *select_seconds = NAN;
-        if (!r->dense && r->selector != ESA_SELECT_RANDOM) status = gpu_time(b, r, 0, &r->select_repeats, select_seconds);
+        if (!r->dense && r->selector != ESA_SELECT_RANDOM)
+            status = gpu_time(b, r, 0, &r->select_repeats, select_seconds);
         return status == ESA_OK ? gpu_time(b, r, 1, &r->repeats, seconds) : status;
     }
-    const esa_tensor *q = &b->q[r->dtype], *k = &b->k[r->dtype], *v = &b->v[r->dtype], *o = &b->o[r->dtype];
+    const esa_tensor *q = &b->q[r->dtype], *k = &b->k[r->dtype], *v = &b->v[r->dtype],
+                     *o = &b->o[r->dtype];
     esa_status status = ESA_OK;
     const double start = cli_seconds();
-    if (!r->dense && r->selector != ESA_SELECT_RANDOM) status = esa_plan_select(r->plan, r->mask, q, k, NULL);
+    if (!r->dense && r->selector != ESA_SELECT_RANDOM)
+        status = esa_plan_select(r->plan, r->mask, q, k, NULL);
     const double chosen = cli_seconds();
     if (status == ESA_OK) status = esa_plan_attention(r->plan, r->mask, q, k, v, o, NULL, NULL);
     *seconds = cli_seconds() - chosen;
@@ -140,7 +151,8 @@ static int row_open(bench *b, bench_row *r)
     select.layout = b->select.layout;
     if (b->samples) select.samples = (int32_t)b->samples;
     if (!select.block_q && r->selector == ESA_SELECT_RANDOM) select.block_q = select.block_k = 128;
-    esa_status status = esa_plan_create(r->ctx, &r->plan, &shapes, r->dense ? NULL : &select, &attention);
+    esa_status status = esa_plan_create(r->ctx, &r->plan, &shapes, r->dense ? NULL : &select,
+                                        &attention);
     if (status == ESA_OK && !r->dense) status = esa_mask_create(r->plan, &r->mask);
     if (status == ESA_OK && !r->dense) status = esa_plan_select(r->plan, r->mask, q, k, NULL);
     /* The first call grows the arena and touches its pages: it warms up and is not counted. */
@@ -156,8 +168,10 @@ static int row_open(bench *b, bench_row *r)
         r->density = info.density;
     }
     int64_t held;
-    if (b->device == ESA_DEVICE_CUDA) esa_device_memory(r->ctx, &held, &r->peak_bytes);
-    else esa_ctx_memory(r->ctx, &held, &r->peak_bytes);
+    if (b->device == ESA_DEVICE_CUDA)
+        esa_device_memory(r->ctx, &held, &r->peak_bytes);
+    else
+        esa_ctx_memory(r->ctx, &held, &r->peak_bytes);
     r->pairs = measure_pairs(r->mask, q, k, b->causal, NULL);
     if (r->pairs < 0) return cli_fail("bench attention: out of memory");
     return CLI_OK;
@@ -182,7 +196,8 @@ static int rows_new(bench *b)
                     r->tail = dense ? ESA_TAIL_NONE : (int)b->tails.whole[tail];
                     r->seconds = calloc((size_t)b->rounds, sizeof *r->seconds);
                     r->select_seconds = calloc((size_t)b->rounds, sizeof *r->select_seconds);
-                    if (!r->seconds || !r->select_seconds) return cli_fail("bench attention: out of memory");
+                    if (!r->seconds || !r->select_seconds)
+                        return cli_fail("bench attention: out of memory");
                 }
         }
     return CLI_OK;
@@ -195,10 +210,11 @@ static int data_new(bench *b)
         const int dtype = (int)b->dtypes.whole[t];
         esa_tensor *all[] = { &b->q[dtype], &b->k[dtype], &b->v[dtype], &b->o[dtype] };
         for (int i = 0; i < 4; i++) {
-            if (all[i]->data) continue;                         /* a dtype named twice */
+            if (all[i]->data) continue; /* a dtype named twice */
             *all[i] = data_tensor_new(dtype, s->B, s->H, s->N, s->D);
             if (!all[i]->data) return CLI_FAILED;
-            data_tensor_random(all[i], b->select.seed + (uint64_t)i + 1, 1.0);  /* never zeros: pages must be real */
+            /* never zeros: pages must be real */
+            data_tensor_random(all[i], b->select.seed + (uint64_t)i + 1, 1.0);
             if (b->device != ESA_DEVICE_CUDA) continue;
             esa_tensor host = *all[i];
             *all[i] = data_tensor_to_gpu(b->gpu, &host);
@@ -247,11 +263,13 @@ static void announce(const bench *b)
     double work = 0;
     if (b->device == ESA_DEVICE_CUDA) return;
     for (int i = 0; i < b->row_count; i++) work += b->rows[i].asked;
-    work *= 4.0 * (double)b->shape.B * (double)b->shape.H * (double)b->shape.N * (double)b->shape.N * (double)b->shape.D * (b->causal ? 0.5 : 1.0);
+    work *= 4.0 * (double)b->shape.B * (double)b->shape.H * (double)b->shape.N *
+            (double)b->shape.N * (double)b->shape.D * (b->causal ? 0.5 : 1.0);
     const double seconds = work * (double)(b->rounds + 2) / quick_flops(b);
     if (seconds > 20)
-        fprintf(stderr, "about %.0f %s for %lld rounds (--rounds takes fewer)\n", seconds < 120 ? seconds : seconds / 60,
-                seconds < 120 ? "seconds" : "minutes", (long long)b->rounds);
+        fprintf(stderr, "about %.0f %s for %lld rounds (--rounds takes fewer)\n",
+                seconds < 120 ? seconds : seconds / 60, seconds < 120 ? "seconds" : "minutes",
+                (long long)b->rounds);
 }
 
 static int run_rounds(bench *b)
@@ -277,8 +295,10 @@ static int run_rounds(bench *b)
 
 static void figure(cli_table *table, const char *format, double x)
 {
-    if (isfinite(x)) cli_cell(table, format, x);
-    else cli_cell(table, "-");
+    if (isfinite(x))
+        cli_cell(table, format, x);
+    else
+        cli_cell(table, "-");
 }
 
 /* The table on stdout and the same as JSON. */
@@ -290,8 +310,9 @@ static int report(bench *b, const char *json_path, const char *command)
         gemm = 2e-9 * GEMM * GEMM * (double)GEMM / gemm;
         gemm_median = 2e-9 * GEMM * GEMM * (double)GEMM / gemm_median;
     }
-    static const char *const head[] = { "dtype", "selector", "tail", "asked", "density", "best ms", "median ms", "GFLOP/s", "of sgemm",
-                                        "speedup", "x density", "select ms", "extra MB" };
+    static const char *const head[] = { "dtype",     "selector",  "tail",    "asked",    "density",
+                                        "best ms",   "median ms", "GFLOP/s", "of sgemm", "speedup",
+                                        "x density", "select ms", "extra MB" };
     const int columns = (int)(sizeof head / sizeof head[0]);
     cli_table *table = cli_table_new(columns, 3);
     cli_json *json = cli_json_new();
@@ -303,7 +324,7 @@ static int report(bench *b, const char *json_path, const char *command)
     cli_json_real(json, "sgemm_gflops", gemm);
     cli_json_real(json, "sgemm_gflops_median", gemm_median);
     cli_json_open(json, "rows", '[');
-    for (int i = 0; i < b->row_count; i++)          /* dense first: later rows refer to it */
+    for (int i = 0; i < b->row_count; i++) /* dense first: later rows refer to it */
         if (b->rows[i].dense) {
             double best, median;
             best_median(b->rows[i].seconds, b->rounds, &best, &median);
@@ -314,12 +335,16 @@ static int report(bench *b, const char *json_path, const char *command)
         char dtype[32], selector[32], tail[32];
         double best, median, select = NAN, ignored;
         best_median(r->seconds, b->rounds, &best, &median);
-        if (!r->dense && r->selector != ESA_SELECT_RANDOM) best_median(r->select_seconds, b->rounds, &select, &ignored);
-        const double gflops = 4e-9 * (double)r->pairs * (double)b->shape.D / best, speedup = dense[r->dtype] / best;
+        if (!r->dense && r->selector != ESA_SELECT_RANDOM)
+            best_median(r->select_seconds, b->rounds, &select, &ignored);
+        const double gflops = 4e-9 * (double)r->pairs * (double)b->shape.D / best,
+                     speedup = dense[r->dtype] / best;
         cli_name(dtype, CLI_DTYPES, r->dtype);
         cli_name(tail, CLI_TAILS, r->tail);
-        if (r->dense) strcpy(selector, "dense");
-        else cli_name(selector, CLI_SELECTORS, r->selector);
+        if (r->dense)
+            strcpy(selector, "dense");
+        else
+            cli_name(selector, CLI_SELECTORS, r->selector);
         cli_cell(table, "%s", dtype);
         cli_cell(table, "%s", selector);
         cli_cell(table, "%s", tail);
@@ -350,14 +375,23 @@ static int report(bench *b, const char *json_path, const char *command)
         cli_json_int(json, "peak_extra_bytes", r->peak_bytes);
         cli_json_close(json);
     }
-    printf("shape %s = B %lld, H %lld, N %lld, D %lld%s; %lld rounds, best/best\n", b->shape.name, (long long)b->shape.B,
-           (long long)b->shape.H, (long long)b->shape.N, (long long)b->shape.D, b->causal ? ", causal" : "", (long long)b->rounds);
-    if (b->gpu) cli_gpu_print(stdout, &b->gpu_info);
-    else cli_machine_print(stdout, b->rows[0].ctx);
-    if (b->gpu) printf("kernel of the first row: %s; times from a clock read after the GPU has finished\n\n", b->rows[0].kernel);
-    else if (b->gemm) printf("sgemm 2048^3 with %s%s: best %.1f, median %.1f GFLOP/s\n\n", b->blas.name,
-                        b->blas.threads_set ? "" : " (its thread count could not be set)", gemm, gemm_median);
-    else printf("no CBLAS found: sgemm not measured\n\n");
+    printf("shape %s = B %lld, H %lld, N %lld, D %lld%s; %lld rounds, best/best\n", b->shape.name,
+           (long long)b->shape.B, (long long)b->shape.H, (long long)b->shape.N,
+           (long long)b->shape.D, b->causal ? ", causal" : "", (long long)b->rounds);
+    if (b->gpu)
+        cli_gpu_print(stdout, &b->gpu_info);
+    else
+        cli_machine_print(stdout, b->rows[0].ctx);
+    if (b->gpu)
+        printf(
+            "kernel of the first row: %s; times from a clock read after the GPU has finished\n\n",
+            b->rows[0].kernel);
+    else if (b->gemm)
+        printf("sgemm 2048^3 with %s%s: best %.1f, median %.1f GFLOP/s\n\n", b->blas.name,
+               b->blas.threads_set ? "" : " (its thread count could not be set)", gemm,
+               gemm_median);
+    else
+        printf("no CBLAS found: sgemm not measured\n\n");
     cli_table_print(table, stdout);
     return cli_json_save(json, json_path);
 }
@@ -376,8 +410,10 @@ static void bench_free(bench *b)
     for (int t = 0; t < 3; t++) {
         esa_tensor *all[] = { &b->q[t], &b->k[t], &b->v[t], &b->o[t] };
         for (int i = 0; i < 4; i++) {
-            if (b->device == ESA_DEVICE_CUDA) data_tensor_free_gpu(b->gpu, all[i]);
-            else data_tensor_free(all[i]);
+            if (b->device == ESA_DEVICE_CUDA)
+                data_tensor_free_gpu(b->gpu, all[i]);
+            else
+                data_tensor_free(all[i]);
         }
     }
     esa_ctx_free(b->gpu);
@@ -388,8 +424,11 @@ static void bench_free(bench *b)
 
 int cmd_bench_attention(int argc, char **argv)
 {
-    bench b = { .densities = { 4, { 1, 0.5, 0.2, 0.1 }, { 0 } }, .selectors = { 1, { 0 }, { ESA_SELECT_RANDOM } },
-                .tails = { 1, { 0 }, { 0 } }, .dtypes = { 1, { 0 }, { ESA_DTYPE_F32 } }, .rounds = 15 };
+    bench b = { .densities = { 4, { 1, 0.5, 0.2, 0.1 }, { 0 } },
+                .selectors = { 1, { 0 }, { ESA_SELECT_RANDOM } },
+                .tails = { 1, { 0 }, { 0 } },
+                .dtypes = { 1, { 0 }, { ESA_DTYPE_F32 } },
+                .rounds = 15 };
     cli_list grid = { 0, { 0 }, { 0 } }, window = { 0, { 0 }, { 0 } };
     const char *shape = "1,4,4096,128", *block = NULL, *json_path = NULL;
     int64_t seed = 1, text_front = -1, text_back = -1;
@@ -397,53 +436,73 @@ int cmd_bench_attention(int argc, char **argv)
     double cdf = 1.0;
     char names[512], command[1024] = "esa bench attention", about[640];
     cli_shape_list(names, sizeof names);
-    snprintf(about, sizeof about, "Times dense and block-sparse attention, on the CPU beside sgemm, interleaved.\nShapes by name: %s.", names);
+    snprintf(about, sizeof about,
+             "Times dense and block-sparse attention, on the CPU beside sgemm, "
+             "interleaved.\nShapes by name: %s.",
+             names);
     const cli_option options[] = {
-        { "--shape", CLI_TEXT, &shape, "NAME|B,H,N,D", 0, 0, 0, "a model's attention call, or any shape (1,4,4096,128)" },
-        { "--device", CLI_CHOICE, &b.device, CLI_DEVICES, 0, 0, 0, "cuda: GPU 0, through libesa_cuda (cpu)" },
-        { "--density", CLI_REALS, &b.densities, "X,...", 0, 1, 0, "kept fractions; 1 is dense, the others' baseline (1,0.5,0.2,0.1)" },
-        { "--selector", CLI_CHOICES, &b.selectors, CLI_SELECTORS, 0, 0, 0, "any, with commas; random: the mask is given (random)" },
+        { "--shape", CLI_TEXT, &shape, "NAME|B,H,N,D", 0, 0, 0,
+          "a model's attention call, or any shape (1,4,4096,128)" },
+        { "--device", CLI_CHOICE, &b.device, CLI_DEVICES, 0, 0, 0,
+          "cuda: GPU 0, through libesa_cuda (cpu)" },
+        { "--density", CLI_REALS, &b.densities, "X,...", 0, 1, 0,
+          "kept fractions; 1 is dense, the others' baseline (1,0.5,0.2,0.1)" },
+        { "--selector", CLI_CHOICES, &b.selectors, CLI_SELECTORS, 0, 0, 0,
+          "any, with commas; random: the mask is given (random)" },
         { "--tail", CLI_CHOICES, &b.tails, CLI_TAILS, 0, 0, 0, "any, with commas (none)" },
         { "--dtype", CLI_CHOICES, &b.dtypes, CLI_DTYPES, 0, 0, 0, "any, with commas (f32)" },
-        { "--block", CLI_TEXT, &block, "QxK", 0, 0, 0, "block size (the selector's own; random 128x128)" },
-        { "--samples", CLI_INT, &b.samples, "N", 1, 256, 0, "entropy: queries scored per block (4)" },
+        { "--block", CLI_TEXT, &block, "QxK", 0, 0, 0,
+          "block size (the selector's own; random 128x128)" },
+        { "--samples", CLI_INT, &b.samples, "N", 1, 256, 0,
+          "entropy: queries scored per block (4)" },
         { "--cdf", CLI_REAL, &cdf, "X", 0, 1, 0, "ada_bsa: CDF threshold (1: off)" },
         { "--order", CLI_CHOICE, &order, CLI_ORDERS, 0, 0, 0, "token order (the selector's own)" },
-        { "--grid", CLI_INTS, &grid, "t,h,w", 1, 65535, 3, "video tokens (named shapes know theirs)" },
+        { "--grid", CLI_INTS, &grid, "t,h,w", 1, 65535, 3,
+          "video tokens (named shapes know theirs)" },
         { "--window", CLI_INTS, &window, "t,h,w", 1, 4096, 3, "box of order tile3d" },
         { "--text-front", CLI_INT, &text_front, "N", 0, 1e9, 0, "text tokens before the video" },
         { "--text-back", CLI_INT, &text_back, "N", 0, 1e9, 0, "text tokens behind the video" },
-        { "--causal", CLI_FLAG, &b.causal, NULL, 0, 0, 0, "key j is visible to query i iff j <= i" },
+        { "--causal", CLI_FLAG, &b.causal, NULL, 0, 0, 0,
+          "key j is visible to query i iff j <= i" },
         { "--threads", CLI_INT, &b.threads, "N", 0, ESA_MAX_THREADS, 0, "0: one per core (0)" },
         { "--rounds", CLI_INT, &b.rounds, "N", 1, 100000, 0, "interleaved rounds (15)" },
         { "--seed", CLI_INT, &seed, "N", 0, 1e15, 0, "of data and random masks (1)" },
         { "--json", CLI_TEXT, &json_path, "FILE", 0, 0, 0, "also write the table as JSON" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
-    for (int i = 0; i < argc; i++) {                /* published numbers carry their command */
+    for (int i = 0; i < argc; i++) { /* published numbers carry their command */
         const size_t used = strlen(command);
         snprintf(command + used, sizeof command - used, " %s", argv[i]);
     }
-    int status = cli_options("esa bench attention", "[options]", about, options, argc, argv, NULL, &done);
+    int status = cli_options("esa bench attention", "[options]", about, options, argc, argv, NULL,
+                             &done);
     if (status || done) return status;
     status = cli_file_ready(json_path, "bench attention");
     if (!status) status = cli_shape_parse(&b.shape, shape);
     if (status) return status;
     b.select = esa_select_params_default(ESA_SELECT_RANDOM);
-    b.select.block_q = b.select.block_k = 0;        /* each selector's own */
+    b.select.block_q = b.select.block_k = 0; /* each selector's own */
     if (block) status = cli_block_parse(block, &b.select.block_q, &b.select.block_k);
     if (status) return status;
     b.select.seed = (uint64_t)seed;
     b.select.cdf_threshold = cdf;
-    /* A grid brings text rules and orders with it; a random mask alone stays what it says, uniform rows. */
+    /* A grid brings text rules and orders with it; a random mask alone stays what it says, uniform
+     * rows. */
     const int only_random = b.selectors.count == 1 && b.selectors.whole[0] == ESA_SELECT_RANDOM;
-    if (window.count && order != ESA_ORDER_TILE3D) { cli_fail("bench attention: --window goes with --order tile3d"); return CLI_USAGE; }
-    if (grid.count || order != ESA_ORDER_DEFAULT || text_front >= 0 || text_back >= 0 || !only_random) {
+    if (window.count && order != ESA_ORDER_TILE3D) {
+        cli_fail("bench attention: --window goes with --order tile3d");
+        return CLI_USAGE;
+    }
+    if (grid.count || order != ESA_ORDER_DEFAULT || text_front >= 0 || text_back >= 0 ||
+        !only_random) {
         esa_layout *l = &b.select.layout;
         l->order = order;
-        for (int i = 0; i < 3; i++) l->grid_q[i] = grid.count ? (int32_t)grid.whole[i] : b.shape.grid[i];
+        for (int i = 0; i < 3; i++)
+            l->grid_q[i] = grid.count ? (int32_t)grid.whole[i] : b.shape.grid[i];
         for (int i = 0; i < 3 && window.count; i++) l->window[i] = (int32_t)window.whole[i];
-        l->text_front_q = (int32_t)(text_front >= 0 ? text_front : grid.count ? 0 : b.shape.text_front);
+        l->text_front_q = (int32_t)(text_front >= 0 ? text_front
+                                    : grid.count    ? 0
+                                                    : b.shape.text_front);
         l->text_back_q = (int32_t)(text_back >= 0 ? text_back : grid.count ? 0 : b.shape.text_back);
     }
     if (b.device == ESA_DEVICE_CUDA) {

@@ -1,8 +1,10 @@
-/* cmd_bench_model.c - `esa bench model`: seconds of whole clips, step by step and end to end, dense, online and cached.
+/* cmd_bench_model.c - `esa bench model`: seconds of whole clips, step by step and end to end,
+ * dense, online and cached.
  * SPDX-License-Identifier: Apache-2.0
  *
- * One row per mode and budget. Rounds go through all rows before the next one begins, so that a machine that slows down slows down all of
- * them. A median over rounds stands in the table, the spread beside it; every single step of every round is in the JSON. */
+ * One row per mode and budget. Rounds go through all rows before the next one begins, so that a
+ * machine that slows down slows down all of them. A median over rounds stands in the table, the
+ * spread beside it; every single step of every round is in the JSON. */
 #include "clip.h"
 #include "folders.h"
 
@@ -14,9 +16,9 @@ static const char what[] = "bench model";
 enum { MODE_ONLINE, MODE_CACHED, MODE_DENSE };
 
 typedef struct row {
-    int mode;                       /* MODE_* */
+    int mode; /* MODE_* */
     double budget;
-    clip_record *record;            /* [rounds] */
+    clip_record *record; /* [rounds] */
 } row;
 
 typedef struct bench {
@@ -24,7 +26,7 @@ typedef struct bench {
     clip_request base;
     cli_list modes, budgets;
     int64_t rounds, threads;
-    int method;                     /* of online: index into ONLINE_METHODS */
+    int method; /* of online: index into ONLINE_METHODS */
     int skip_dense, no_decode;
     const char *model, *json;
     row *row;
@@ -35,7 +37,10 @@ typedef struct bench {
 
 /* ---------------------------------------------------------------- figures over rounds */
 
-typedef struct figure { double median, low, high; } figure;     /* low and high: the extremes of the rounds */
+/* low and high: the extremes of the rounds */
+typedef struct figure {
+    double median, low, high;
+} figure;
 
 static int by_value(const void *a, const void *b)
 {
@@ -51,8 +56,10 @@ static double median_of(double *value, int64_t count)
 
 /* What is measured of one clip. */
 enum { STEP_SPARSE, STEP_ALL, DENOISE, END_TO_END, SELECT_STEP, ATTENTION_STEP, FIGURES };
-static const char *const figure_names[FIGURES] = { "step_seconds", "step_seconds_with_warmup", "denoise_seconds", "end_to_end_seconds",
-                                                   "select_seconds_per_step", "attention_seconds_per_step" };
+static const char *const figure_names[FIGURES] = {
+    "step_seconds",       "step_seconds_with_warmup", "denoise_seconds",
+    "end_to_end_seconds", "select_seconds_per_step",  "attention_seconds_per_step"
+};
 
 static double measure(const clip_record *r, int which)
 {
@@ -60,7 +67,8 @@ static double measure(const clip_record *r, int which)
     double sum = 0;
     double *step;
     switch (which) {
-    case STEP_SPARSE:               /* the median step behind the warm-up: one that was disturbed does not count */
+    /* the median step behind the warm-up: one that was disturbed does not count */
+    case STEP_SPARSE:
         step = malloc((size_t)count * sizeof *step);
         if (!step) return (double)NAN;
         memcpy(step, r->step_seconds + first, (size_t)count * sizeof *step);
@@ -71,7 +79,8 @@ static double measure(const clip_record *r, int which)
     case DENOISE: return r->stats.denoise_seconds;
     case END_TO_END: return r->stats.seconds;
     default:
-        for (int32_t i = first; i < r->steps; i++) sum += which == SELECT_STEP ? r->step_select[i] : r->step_attention[i];
+        for (int32_t i = first; i < r->steps; i++)
+            sum += which == SELECT_STEP ? r->step_select[i] : r->step_attention[i];
         return sum / count;
     }
 }
@@ -90,7 +99,9 @@ static void request_of(const bench *b, clip_request *r, const row *w)
 {
     *r = b->base;
     r->budget = w->budget;
-    r->method = w->mode == MODE_DENSE ? METHOD_DENSE : w->mode == MODE_CACHED ? METHOD_CACHED : METHOD_ENTROPY + b->method;
+    r->method = w->mode == MODE_DENSE    ? METHOD_DENSE
+                : w->mode == MODE_CACHED ? METHOD_CACHED
+                                         : METHOD_ENTROPY + b->method;
     if (w->mode != MODE_CACHED) r->masks = NULL;
     r->latents_only = b->no_decode;
 }
@@ -98,9 +109,12 @@ static void request_of(const bench *b, clip_request *r, const row *w)
 static void name_of(const bench *b, char out[48], const row *w)
 {
     char method[32];
-    if (w->mode == MODE_DENSE) snprintf(out, 48, "dense");
-    else if (w->mode == MODE_CACHED) snprintf(out, 48, "cached");
-    else snprintf(out, 48, "online %s", cli_name(method, ONLINE_METHODS, b->method));
+    if (w->mode == MODE_DENSE)
+        snprintf(out, 48, "dense");
+    else if (w->mode == MODE_CACHED)
+        snprintf(out, 48, "cached");
+    else
+        snprintf(out, 48, "online %s", cli_name(method, ONLINE_METHODS, b->method));
 }
 
 /* One dense step that nobody counts: weights are read, memory grows, the text encoder is loaded. */
@@ -128,8 +142,10 @@ static int run_rounds(bench *b)
         clip_request r;
         request_of(b, &r, w);
         name_of(b, name, w);
-        snprintf(label, sizeof label, "round %lld/%lld, %s %g", (long long)(i / b->rows) + 1, (long long)b->rounds, name, w->budget);
-        status = clip_make(&b->maker, &frames, &w->record[i / b->rows], &r, label, total - i - 1, 1);
+        snprintf(label, sizeof label, "round %lld/%lld, %s %g", (long long)(i / b->rows) + 1,
+                 (long long)b->rounds, name, w->budget);
+        status = clip_make(&b->maker, &frames, &w->record[i / b->rows], &r, label, total - i - 1,
+                           1);
         b->maker.video.frames_free(frames);
     }
     if (status == CLIP_INTERRUPTED) cli_fail("%s: interrupted, nothing was written", what);
@@ -147,14 +163,17 @@ static void cell_seconds(cli_table *t, const figure *f)
 
 static void cell_speedup(cli_table *t, const figure *dense, const figure *f)
 {
-    if (dense) cli_cell(t, "%.2fx", dense->median / f->median);
-    else cli_cell(t, "-");
+    if (dense)
+        cli_cell(t, "%.2fx", dense->median / f->median);
+    else
+        cli_cell(t, "-");
 }
 
 static void print_table(const bench *b, figure (*figures)[FIGURES])
 {
-    static const char *const head[] = { "mode", "budget", "density", "s/step", "+-", "speedup", "select", "attention", "with warm-up", "+-", "speedup",
-                                        "end to end", "+-", "speedup" };
+    static const char *const head[] = { "mode",    "budget",     "density",   "s/step",       "+-",
+                                        "speedup", "select",     "attention", "with warm-up", "+-",
+                                        "speedup", "end to end", "+-",        "speedup" };
     const figure *dense = b->row[0].mode == MODE_DENSE ? figures[0] : NULL;
     cli_table *t = cli_table_new(14, 1);
     for (int i = 0; i < 14; i++) cli_cell(t, "%s", head[i]);
@@ -162,8 +181,10 @@ static void print_table(const bench *b, figure (*figures)[FIGURES])
         char name[48];
         name_of(b, name, &b->row[i]);
         cli_cell(t, "%s", name);
-        if (b->row[i].mode == MODE_DENSE) cli_cell(t, "-");
-        else cli_cell(t, "%g", b->row[i].budget);
+        if (b->row[i].mode == MODE_DENSE)
+            cli_cell(t, "-");
+        else
+            cli_cell(t, "%g", b->row[i].budget);
         cli_cell(t, "%.3f", clip_density(&b->row[i].record[0]));
         cell_seconds(t, &figures[i][STEP_SPARSE]);
         cell_speedup(t, dense ? &dense[STEP_SPARSE] : NULL, &figures[i][STEP_SPARSE]);
@@ -175,9 +196,12 @@ static void print_table(const bench *b, figure (*figures)[FIGURES])
         cell_speedup(t, dense ? &dense[END_TO_END] : NULL, &figures[i][END_TO_END]);
     }
     cli_table_print(t, stdout);
-    printf("\ns/step: median step behind the dense warm-up steps, select and attention: their means in it; with warm-up: mean of all %d steps;\n"
-           "end to end: text, steps%s; all medians of %lld round%s, +-: half of what lies between the fastest and the slowest round.\n",
-           (int)b->row[0].record[0].steps, b->no_decode ? "" : " and decoding", (long long)b->rounds, b->rounds == 1 ? "" : "s");
+    printf("\ns/step: median step behind the dense warm-up steps, select and attention: their "
+           "means in it; with warm-up: mean of all %d steps;\n"
+           "end to end: text, steps%s; all medians of %lld round%s, +-: half of what lies between "
+           "the fastest and the slowest round.\n",
+           (int)b->row[0].record[0].steps, b->no_decode ? "" : " and decoding",
+           (long long)b->rounds, b->rounds == 1 ? "" : "s");
 }
 
 static void json_figure(cli_json *json, const char *name, const figure *f)
@@ -213,14 +237,22 @@ static int save_json(const bench *b, figure (*figures)[FIGURES])
         const row *w = &b->row[i];
         cli_json_open(json, NULL, '{');
         cli_json_text(json, "mode", cli_name(name, "online|cached|dense", w->mode));
-        cli_json_text(json, "method", w->mode == MODE_DENSE ? "dense" : w->mode == MODE_CACHED ? "cached" : cli_name(name, ONLINE_METHODS, b->method));
+        cli_json_text(json, "method",
+                      w->mode == MODE_DENSE    ? "dense"
+                      : w->mode == MODE_CACHED ? "cached"
+                                               : cli_name(name, ONLINE_METHODS, b->method));
         cli_json_real(json, "budget", w->mode == MODE_DENSE ? 1 : w->budget);
         cli_json_real(json, "density", clip_density(&w->record[0]));
         cli_json_int(json, "warmup_steps", w->record[0].warmup);
         for (int f = 0; f < FIGURES; f++) json_figure(json, figure_names[f], &figures[i][f]);
-        cli_json_real(json, "speedup", dense ? dense[STEP_SPARSE].median / figures[i][STEP_SPARSE].median : (double)NAN);
-        cli_json_real(json, "speedup_with_warmup", dense ? dense[STEP_ALL].median / figures[i][STEP_ALL].median : (double)NAN);
-        cli_json_real(json, "speedup_end_to_end", dense ? dense[END_TO_END].median / figures[i][END_TO_END].median : (double)NAN);
+        cli_json_real(json, "speedup",
+                      dense ? dense[STEP_SPARSE].median / figures[i][STEP_SPARSE].median
+                            : (double)NAN);
+        cli_json_real(json, "speedup_with_warmup",
+                      dense ? dense[STEP_ALL].median / figures[i][STEP_ALL].median : (double)NAN);
+        cli_json_real(json, "speedup_end_to_end",
+                      dense ? dense[END_TO_END].median / figures[i][END_TO_END].median
+                            : (double)NAN);
         cli_json_int(json, "peak_bytes", w->record[0].stats.peak_bytes);
         cli_json_open(json, "round", '[');
         for (int64_t k = 0; k < b->rounds; k++) {
@@ -244,9 +276,11 @@ static int make_rows(bench *b)
     if (!b->skip_dense) b->row[b->rows++] = (row){ .mode = MODE_DENSE, .budget = 1 };
     for (int m = 0; m < b->modes.count; m++)
         for (int d = 0; d < b->budgets.count && b->modes.whole[m] != MODE_DENSE; d++)
-            b->row[b->rows++] = (row){ .mode = (int)b->modes.whole[m], .budget = b->budgets.real[d] };
+            b->row[b->rows++] = (row){ .mode = (int)b->modes.whole[m],
+                                       .budget = b->budgets.real[d] };
     for (int i = 0; i < b->rows; i++)
-        if (!(b->row[i].record = calloc((size_t)b->rounds, sizeof(clip_record)))) return cli_fail("%s: out of memory", what);
+        if (!(b->row[i].record = calloc((size_t)b->rounds, sizeof(clip_record))))
+            return cli_fail("%s: out of memory", what);
     return CLI_OK;
 }
 
@@ -254,7 +288,8 @@ static int run_bench(bench *b)
 {
     cli_prompts prompts;
     clip_request_resolve(&b->base, &b->maker);
-    int status = b->base.masks ? clip_check_masks(&b->maker, &b->base) : CLI_OK;        /* before the dense clips are made */
+    /* before the dense clips are made */
+    int status = b->base.masks ? clip_check_masks(&b->maker, &b->base) : CLI_OK;
     if (status) return status;
     status = cli_prompts_get(&prompts, b->base.prompt, NULL, 1, clip_is_tiny(&b->maker), what);
     if (status) return status;
@@ -266,11 +301,13 @@ static int run_bench(bench *b)
         for (int i = 0; figures && i < b->rows; i++)
             for (int f = 0; f < FIGURES; f++) figures[i][f] = over_rounds(b, &b->row[i], f);
         if (figures) print_table(b, figures);
-        status = figures ? b->json ? save_json(b, figures) : CLI_OK : cli_fail("%s: out of memory", what);
+        status = figures ? b->json ? save_json(b, figures) : CLI_OK
+                         : cli_fail("%s: out of memory", what);
         free(figures);
     }
     for (int i = 0; i < b->rows; i++) {
-        for (int64_t k = 0; b->row[i].record && k < b->rounds; k++) clip_record_free(&b->row[i].record[k]);
+        for (int64_t k = 0; b->row[i].record && k < b->rounds; k++)
+            clip_record_free(&b->row[i].record[k]);
         free(b->row[i].record);
     }
     free(b->row);
@@ -286,40 +323,58 @@ static int usage(const char *sentence)
 
 int cmd_bench_model(int argc, char **argv)
 {
-    bench b = { .base = clip_request_default(), .budgets = { 3, { 0.7, 0.5, 0.3 }, { 0 } }, .rounds = 3 };
+    bench b = { .base = clip_request_default(),
+                .budgets = { 3, { 0.7, 0.5, 0.3 }, { 0 } },
+                .rounds = 3 };
     cli_option table[CLIP_MAX_OPTIONS];
     int done, cached = 0;
     const cli_option own[] = {
-        { "--model", CLI_TEXT, &b.model, "FOLDER|NAME", 0, 0, 0, "a diffusers folder, or wan-tiny, wan-t2v-1.3b, wan-t2v-14b (wan-tiny)" },
-        { "--mode", CLI_CHOICES, &b.modes, "online|cached|dense", 0, 0, 0, "any, with commas (online, and cached if there are --masks)" },
-        { "--budgets", CLI_REALS, &b.budgets, "X,...", 0, 1, 0, "kept fractions of key blocks (0.7,0.5,0.3)" },
-        { "--method", CLI_CHOICE, &b.method, ONLINE_METHODS, 0, 0, 0, "how online chooses blocks (entropy)" },
-        { "--masks", CLI_TEXT, &b.base.masks, "FILE", 0, 0, 0, "of mode cached; another number of steps is mapped to --steps" },
+        { "--model", CLI_TEXT, &b.model, "FOLDER|NAME", 0, 0, 0,
+          "a diffusers folder, or wan-tiny, wan-t2v-1.3b, wan-t2v-14b (wan-tiny)" },
+        { "--mode", CLI_CHOICES, &b.modes, "online|cached|dense", 0, 0, 0,
+          "any, with commas (online, and cached if there are --masks)" },
+        { "--budgets", CLI_REALS, &b.budgets, "X,...", 0, 1, 0,
+          "kept fractions of key blocks (0.7,0.5,0.3)" },
+        { "--method", CLI_CHOICE, &b.method, ONLINE_METHODS, 0, 0, 0,
+          "how online chooses blocks (entropy)" },
+        { "--masks", CLI_TEXT, &b.base.masks, "FILE", 0, 0, 0,
+          "of mode cached; another number of steps is mapped to --steps" },
         { "--rounds", CLI_INT, &b.rounds, "N", 1, 1000, 0, "repetitions (3)" },
         { "--skip-dense", CLI_FLAG, &b.skip_dense, NULL, 0, 0, 0, "no dense clip to compare with" },
         { "--no-decode", CLI_FLAG, &b.no_decode, NULL, 0, 0, 0, "leave out the decoder" },
-        { "--prompt", CLI_TEXT, &b.base.prompt, "TEXT", 0, 0, 0, "what to show (the first built-in one)" },
+        { "--prompt", CLI_TEXT, &b.base.prompt, "TEXT", 0, 0, 0,
+          "what to show (the first built-in one)" },
         { "--seed", CLI_INT, &b.base.seed, "N", 0, 9e15, 0, "of the noise (0)" },
         { "--threads", CLI_INT, &b.threads, "N", 0, ESA_MAX_THREADS, 0, "0: one per core (0)" },
-        { "--json", CLI_TEXT, &b.json, "FILE", 0, 0, 0, "also write every step of every round as JSON" },
+        { "--json", CLI_TEXT, &b.json, "FILE", 0, 0, 0,
+          "also write every step of every round as JSON" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
-    int status = cli_options("esa bench model", "[options]",
-                             "Times whole clips: a step behind the dense warm-up steps, all steps, and end to end; dense, online and cached.",
-                             clip_options(table, own, CLIP_OPTIONS_ALL & ~CLIP_OPTIONS_CACHED, &b.base), argc, argv, NULL, &done);
+    int status = cli_options(
+        "esa bench model", "[options]",
+        "Times whole clips: a step behind the dense warm-up steps, all steps, and end to end; "
+        "dense, online and cached.",
+        clip_options(table, own, CLIP_OPTIONS_ALL & ~CLIP_OPTIONS_CACHED, &b.base), argc, argv,
+        NULL, &done);
     if (status || done) return status;
-    if (!b.modes.count) b.modes = (cli_list){ b.base.masks ? 2 : 1, { 0 }, { MODE_ONLINE, MODE_CACHED } };
+    if (!b.modes.count)
+        b.modes = (cli_list){ b.base.masks ? 2 : 1, { 0 }, { MODE_ONLINE, MODE_CACHED } };
     int others = 0;
     for (int i = 0; i < b.modes.count; i++) {
         cached |= b.modes.whole[i] == MODE_CACHED;
         others += b.modes.whole[i] != MODE_DENSE;
     }
-    if (cached && !b.base.masks) return usage("--mode cached needs --masks FILE (made by `esa calibrate`)");
+    if (cached && !b.base.masks)
+        return usage("--mode cached needs --masks FILE (made by `esa calibrate`)");
     if (!cached && b.base.masks) return usage("--masks is read by --mode cached only");
     if (b.skip_dense && !others) return usage("--skip-dense leaves nothing of --mode dense");
-    if ((status = clip_request_check(&b.base, what)) != 0 || (status = cli_file_ready(b.json, what)) != 0) return status;
+    if ((status = clip_request_check(&b.base, what)) != 0 ||
+        (status = cli_file_ready(b.json, what)) != 0)
+        return status;
     b.base.step_map = ESA_STEP_MAP_NEAREST;
-    const clip_opening opening = { .threads = b.threads, .parts = b.no_decode ? ESA_PART_TRANSFORMER | ESA_PART_TEXT : ESA_PART_ALL };
+    const clip_opening opening = { .threads = b.threads,
+                                   .parts = b.no_decode ? ESA_PART_TRANSFORMER | ESA_PART_TEXT
+                                                        : ESA_PART_ALL };
     status = clip_open(&b.maker, b.model, &opening, what);
     if (!status) status = run_bench(&b);
     clip_close(&b.maker);

@@ -1,8 +1,10 @@
-/* cmd_bench_quality.c - `esa bench quality`: kept mass and output error per head kind, selector, order, density and tail.
+/* cmd_bench_quality.c - `esa bench quality`: kept mass and output error per head kind, selector,
+ * order, density and tail.
  * SPDX-License-Identifier: Apache-2.0
  *
- * All four kinds run as heads of one call, so that selectors which share a budget over heads (entropy) can do so. The numbers
- * depend on the seed and on the rounding of the kernel set only; nothing is timed. */
+ * All four kinds run as heads of one call, so that selectors which share a budget over heads
+ * (entropy) can do so. The numbers depend on the seed and on the rounding of the kernel set only;
+ * nothing is timed. */
 #define ESA_EXPERIMENTAL
 #include "data.h"
 
@@ -10,13 +12,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct text { char *bytes; size_t used, room; int failed; } text;
+typedef struct text {
+    char *bytes;
+    size_t used, room;
+    int failed;
+} text;
 
 __attribute__((format(printf, 2, 3))) static void add(text *t, const char *format, ...)
 {
     if (t->room - t->used < 512) {
         char *grown = realloc(t->bytes, 2 * t->room + 4096);
-        if (!grown) { t->failed = 1; return; }
+        if (!grown) {
+            t->failed = 1;
+            return;
+        }
         t->bytes = grown;
         t->room = 2 * t->room + 4096;
     }
@@ -48,16 +57,20 @@ static int run_mask(quality *u, text *csv, int selector, int order, double densi
     select.layout.order = order;
     memcpy(select.layout.grid_q, u->grid, sizeof u->grid);
     esa_status status = esa_select(u->ctx, &mask, &u->q, &u->k, &select);
-    /* Every 5th query of the ordered sequence: prime to block sizes and tile widths, so all places of a block are met. */
+    /* Every 5th query of the ordered sequence: prime to block sizes and tile widths, so all places
+     * of a block are met. */
     if (status == ESA_OK) status = esa_mask_mass(u->ctx, mass, mask, &u->q, &u->k, &attention, 5);
-    if (status == ESA_OK && measure_pairs(mask, &u->q, &u->k, 0, pairs) < 0) status = ESA_ERR_MEMORY;
+    if (status == ESA_OK && measure_pairs(mask, &u->q, &u->k, 0, pairs) < 0)
+        status = ESA_ERR_MEMORY;
     for (int t = 0; status == ESA_OK && t < u->tails.count; t++) {
         attention.tail = (int32_t)u->tails.whole[t];
         status = esa_attention(u->ctx, &u->q, &u->k, &u->v, &u->o, mask, &attention);
         for (int h = 0; status == ESA_OK && h < SYNTH_KINDS; h++)
-            add(csv, "%s,%s,%s,%.2f,%.4f,%s,%.4f,%.4f\n", cli_name(names[0], SYNTH_NAMES, h), cli_name(names[1], CLI_SELECTORS, selector),
-                cli_name(names[2], CLI_ORDERS, order), density, (double)pairs[h] / ((double)u->q.dim[2] * (double)u->k.dim[2]),
-                cli_name(names[3], CLI_TAILS, attention.tail), mass[h], measure_error(&u->o, &u->ref, h));
+            add(csv, "%s,%s,%s,%.2f,%.4f,%s,%.4f,%.4f\n", cli_name(names[0], SYNTH_NAMES, h),
+                cli_name(names[1], CLI_SELECTORS, selector), cli_name(names[2], CLI_ORDERS, order),
+                density, (double)pairs[h] / ((double)u->q.dim[2] * (double)u->k.dim[2]),
+                cli_name(names[3], CLI_TAILS, attention.tail), mass[h],
+                measure_error(&u->o, &u->ref, h));
     }
     esa_mask_free(mask);
     return status == ESA_OK ? CLI_OK : cli_fail_esa(u->ctx, status, "bench quality");
@@ -74,7 +87,8 @@ static int run_all(quality *u, text *csv)
     for (int s = 0; s < u->selectors.count; s++)
         for (int o = 0; o < u->orders.count; o++)
             for (int d = 0; d < u->densities.count; d++) {
-                const int failed = run_mask(u, csv, (int)u->selectors.whole[s], (int)u->orders.whole[o], u->densities.real[d]);
+                const int failed = run_mask(u, csv, (int)u->selectors.whole[s],
+                                            (int)u->orders.whole[o], u->densities.real[d]);
                 if (failed) return failed;
                 cli_progress("quality", ++done, total);
             }
@@ -84,16 +98,23 @@ static int run_all(quality *u, text *csv)
 
 int cmd_bench_quality(int argc, char **argv)
 {
-    quality u = { .selectors = { 4, { 0 }, { ESA_SELECT_ENTROPY, ESA_SELECT_RF_V2, ESA_SELECT_ADA_BSA, ESA_SELECT_RANDOM } },
-                  .orders = { 4, { 0 }, { 0, 1, 2, 3 } }, .densities = { 4, { 0.5, 0.3, 0.2, 0.1 }, { 0 } }, .tails = { 3, { 0 }, { 0, 1, 2 } } };
+    quality u = { .selectors = { 4,
+                                 { 0 },
+                                 { ESA_SELECT_ENTROPY, ESA_SELECT_RF_V2, ESA_SELECT_ADA_BSA,
+                                   ESA_SELECT_RANDOM } },
+                  .orders = { 4, { 0 }, { 0, 1, 2, 3 } },
+                  .densities = { 4, { 0.5, 0.3, 0.2, 0.1 }, { 0 } },
+                  .tails = { 3, { 0 }, { 0, 1, 2 } } };
     cli_list grid = { 3, { 0 }, { 21, 16, 24 } };
     int64_t dim = 64, threads = 0, seed = 1;
     const char *out = NULL;
     int done;
     const cli_option options[] = {
         { "--out", CLI_TEXT, &out, "FILE", 0, 0, 0, "write the CSV here (standard output)" },
-        { "--selector", CLI_CHOICES, &u.selectors, CLI_SELECTORS, 0, 0, 0, "any, with commas (entropy,rf_v2,ada_bsa,random)" },
-        { "--density", CLI_REALS, &u.densities, "X,...", 0, 1, 0, "kept fractions of key blocks (0.5,0.3,0.2,0.1)" },
+        { "--selector", CLI_CHOICES, &u.selectors, CLI_SELECTORS, 0, 0, 0,
+          "any, with commas (entropy,rf_v2,ada_bsa,random)" },
+        { "--density", CLI_REALS, &u.densities, "X,...", 0, 1, 0,
+          "kept fractions of key blocks (0.5,0.3,0.2,0.1)" },
         { "--tail", CLI_CHOICES, &u.tails, CLI_TAILS, 0, 0, 0, "any, with commas (all)" },
         { "--order", CLI_CHOICES, &u.orders, CLI_ORDERS, 0, 0, 0, "any, with commas (all)" },
         { "--grid", CLI_INTS, &grid, "t,h,w", 1, 4096, 3, "video tokens (21,16,24)" },
@@ -103,21 +124,30 @@ int cmd_bench_quality(int argc, char **argv)
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
     int status = cli_options("esa bench quality", "[--out FILE] [options]",
-                             "Kept attention mass and output error on synthetic heads (local, temporal, sink, diffuse), as CSV.", options,
-                             argc, argv, NULL, &done);
+                             "Kept attention mass and output error on synthetic heads (local, "
+                             "temporal, sink, diffuse), as CSV.",
+                             options, argc, argv, NULL, &done);
     if (status || done) return status;
-    if (dim % 2) { cli_fail("bench quality: --dim was given %lld, expected an even number", (long long)dim); return CLI_USAGE; }
+    if (dim % 2) {
+        cli_fail("bench quality: --dim was given %lld, expected an even number", (long long)dim);
+        return CLI_USAGE;
+    }
     if ((status = cli_ctx_new(&u.ctx, threads)) != 0) return status;
     for (int i = 0; i < 3; i++) u.grid[i] = (int32_t)grid.whole[i];
     u.seed = (uint64_t)seed;
     esa_tensor *tensors[] = { &u.q, &u.k, &u.v, &u.o, &u.ref };
     for (int i = 0; i < 5 && status == CLI_OK; i++) {
-        *tensors[i] = data_tensor_new(ESA_DTYPE_F32, 1, SYNTH_KINDS, grid.whole[0] * grid.whole[1] * grid.whole[2], dim);
+        *tensors[i] = data_tensor_new(ESA_DTYPE_F32, 1, SYNTH_KINDS,
+                                      grid.whole[0] * grid.whole[1] * grid.whole[2], dim);
         if (!tensors[i]->data) status = CLI_FAILED;
     }
     text csv = { 0 };
     if (status == CLI_OK) status = run_all(&u, &csv);
-    if (status == CLI_OK) status = out ? cli_write_file(out, csv.bytes, csv.used) : fwrite(csv.bytes, 1, csv.used, stdout) == csv.used ? CLI_OK : cli_fail("cannot write to standard output");
+    if (status == CLI_OK)
+        status = out ? cli_write_file(out, csv.bytes, csv.used)
+                 : fwrite(csv.bytes, 1, csv.used, stdout) == csv.used
+                     ? CLI_OK
+                     : cli_fail("cannot write to standard output");
     free(csv.bytes);
     for (int i = 0; i < 5; i++) data_tensor_free(tensors[i]);
     esa_ctx_free(u.ctx);

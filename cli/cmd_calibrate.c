@@ -1,8 +1,10 @@
-/* cmd_calibrate.c - `esa calibrate`: dense runs over a few prompts, importance recorded at every layer and step, masks for each budget.
+/* cmd_calibrate.c - `esa calibrate`: dense runs over a few prompts, importance recorded at every
+ * layer and step, masks for each budget.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Recordings are integer sums (docs/mask-files.md), so it does not matter in which order, in how many runs and on how many machines the
- * prompts are recorded: the mask file is the same, bit for bit. docs/calibrate.md is the manual. */
+ * Recordings are integer sums (docs/mask-files.md), so it does not matter in which order, in how
+ * many runs and on how many machines the prompts are recorded: the mask file is the same, bit for
+ * bit. docs/calibrate.md is the manual. */
 #include "calibrate.h"
 #include "folders.h"
 
@@ -20,14 +22,17 @@ typedef struct job {
     clip_maker maker;
     calibrate_size size;
     calibrate_work work;
-    cli_prompts prompts;            /* all of them; a shard takes every shard_count-th */
-    int64_t count;                  /* of this run */
+    cli_prompts prompts; /* all of them; a shard takes every shard_count-th */
+    int64_t count;       /* of this run */
     char *settings;
     double seconds, select_seconds; /* of the prompts recorded now */
     int64_t recorded;               /* prompts recorded now */
 } job;
 
-static int64_t prompt_of(const job *j, int64_t i) { return j->o->shard_count ? j->o->shard_index + i * j->o->shard_count : i; }
+static int64_t prompt_of(const job *j, int64_t i)
+{
+    return j->o->shard_count ? j->o->shard_index + i * j->o->shard_count : i;
+}
 
 /* ---------------------------------------------------------------- settings */
 
@@ -39,7 +44,8 @@ static int make_settings(job *j)
     char name[32];
     size_t bytes;
     char weights[32];
-    const int status = cli_model_weights(weights, j->maker.folder, ESA_PART_TRANSFORMER | ESA_PART_TEXT, what);
+    const int status = cli_model_weights(weights, j->maker.folder,
+                                         ESA_PART_TRANSFORMER | ESA_PART_TEXT, what);
     if (status) return status;
     cli_json *json = cli_json_new();
     cli_json_text(json, "format", "esa.calibration");
@@ -65,13 +71,15 @@ static int make_settings(job *j)
     cli_json_text(json, "block", clip_block(r, &j->maker.info));
     cli_json_int(json, "samples", r->samples);
     cli_json_open(json, "dense_layers", '[');
-    for (int i = 0; i < r->dense_layers.count; i++) cli_json_int(json, NULL, r->dense_layers.whole[i]);
+    for (int i = 0; i < r->dense_layers.count; i++)
+        cli_json_int(json, NULL, r->dense_layers.whole[i]);
     cli_json_close(json);
     cli_json_int(json, "seed", o->seed);
     cli_json_int(json, "shard", o->shard_index);
     cli_json_int(json, "shards", o->shard_count);
     cli_json_open(json, "prompts", '[');
-    for (int64_t i = 0; i < j->count; i++) cli_json_text(json, NULL, j->prompts.line[prompt_of(j, i)]);
+    for (int64_t i = 0; i < j->count; i++)
+        cli_json_text(json, NULL, j->prompts.line[prompt_of(j, i)]);
     cli_json_close(json);
     j->settings = cli_json_take(json, &bytes);
     return j->settings ? CLI_OK : cli_fail("%s: out of memory", what);
@@ -92,8 +100,9 @@ static int record_prompts(job *j)
         r.record = path;
         const int status = clip_make(&j->maker, NULL, &record, &r, label, j->count - i - 1, 0);
         if (status == CLIP_INTERRUPTED)
-            cli_fail("%s: interrupted; %lld of %lld prompts are recorded in '%s', the same command goes on from there", what, (long long)i,
-                     (long long)j->count, j->work.folder);
+            cli_fail("%s: interrupted; %lld of %lld prompts are recorded in '%s', the same command "
+                     "goes on from there",
+                     what, (long long)i, (long long)j->count, j->work.folder);
         if (status) return status;
         j->recorded++;
         j->seconds += record.stats.seconds;
@@ -119,7 +128,9 @@ static void build_settings(esa_mask_build *b, const calibrate_options *o)
 
 static int move(const char *from, const char *to)
 {
-    return rename(from, to) == 0 ? CLI_OK : cli_fail("%s: '%s' cannot be written: %s", what, to, strerror(errno));
+    return rename(from, to) == 0
+               ? CLI_OK
+               : cli_fail("%s: '%s' cannot be written: %s", what, to, strerror(errno));
 }
 
 /* The settings go first, the recording that says "finished" last. */
@@ -136,11 +147,12 @@ static int finish_shard(job *j)
     return status;
 }
 
-/* Made in the work folder, so that a run killed meanwhile leaves nothing elsewhere, then moved. What is behind a link is replaced where it
- * is. */
+/* Made in the work folder, so that a run killed meanwhile leaves nothing elsewhere, then moved.
+ * What is behind a link is replaced where it is. */
 static int finish_masks(job *j)
 {
-    char path[CALIBRATE_PATH + 32], (*name)[CALIBRATE_PATH + 32] = calloc((size_t)j->size.recordings, sizeof *name);
+    char path[CALIBRATE_PATH + 32],
+        (*name)[CALIBRATE_PATH + 32] = calloc((size_t)j->size.recordings, sizeof *name);
     const char **names = calloc((size_t)j->size.recordings, sizeof *names);
     struct stat about;
     esa_mask_build build;
@@ -153,13 +165,15 @@ static int finish_masks(job *j)
     snprintf(path, sizeof path, "%s/masks", j->work.folder);
     build_settings(&build, j->o);
     if (!status) {
-        const esa_status built = esa_mask_file_build(j->maker.ctx, linked ? j->work.target : path, names, (int32_t)j->size.recordings, &build);
+        const esa_status built = esa_mask_file_build(j->maker.ctx, linked ? j->work.target : path,
+                                                     names, (int32_t)j->size.recordings, &build);
         if (built != ESA_OK) status = cli_fail_esa(j->maker.ctx, built, what);
     }
     if (!status && !linked) status = move(path, j->work.target);
     if (!status && j->o->keep_recording) {
         snprintf(path, sizeof path, "%s.recording", j->work.target);
-        const esa_status merged = esa_recording_merge(j->maker.ctx, path, names, (int32_t)j->size.recordings);
+        const esa_status merged = esa_recording_merge(j->maker.ctx, path, names,
+                                                      (int32_t)j->size.recordings);
         if (merged != ESA_OK) status = cli_fail_esa(j->maker.ctx, merged, what);
     }
     free(name);
@@ -168,7 +182,8 @@ static int finish_masks(job *j)
 }
 
 /* Means over all cells and heads of one budget. */
-static esa_status budget_means(esa_mask_file *file, const esa_mask_file_info *info, double budget, double *mass, double *density, double *entropy)
+static esa_status budget_means(esa_mask_file *file, const esa_mask_file_info *info, double budget,
+                               double *mass, double *density, double *entropy)
 {
     double *heads = calloc((size_t)info->H * 3, sizeof *heads);
     int64_t cells = 0;
@@ -178,7 +193,8 @@ static esa_status budget_means(esa_mask_file *file, const esa_mask_file_info *in
         for (int32_t l = 0; l < info->layers; l++)
             for (int32_t t = 0; t < info->steps && status == ESA_OK; t++) {
                 if (!esa_mask_file_stored(file, l, t)) continue;
-                status = esa_mask_file_heads(file, heads, heads + info->H, heads + 2 * info->H, l, t, b, budget);
+                status = esa_mask_file_heads(file, heads, heads + info->H, heads + 2 * info->H, l,
+                                             t, b, budget);
                 for (int64_t h = 0; h < info->H; h++) {
                     *entropy += heads[h] / (double)info->H;
                     *mass += heads[info->H + h] / (double)info->H;
@@ -203,7 +219,10 @@ static void json_result(job *j, const esa_mask_file_info *info, cli_json *json)
     cli_json_int(json, "frames", r->frames);
     cli_json_int(json, "height", r->height);
     cli_json_int(json, "width", r->width);
-    cli_json_int(json, "steps", info ? info->steps : j->o->record_steps ? j->o->record_steps : r->steps);
+    cli_json_int(json, "steps",
+                 info                 ? info->steps
+                 : j->o->record_steps ? j->o->record_steps
+                                      : r->steps);
     cli_json_int(json, "recorded_steps", r->steps);
     cli_json_int(json, "step_groups", r->record_groups ? r->record_groups : r->steps);
     cli_json_int(json, "samples", r->samples);
@@ -211,9 +230,11 @@ static void json_result(job *j, const esa_mask_file_info *info, cli_json *json)
     cli_json_int(json, "prompts", j->count);
     cli_json_int(json, "prompts_recorded_now", j->recorded);
     cli_json_real(json, "seconds", j->seconds);
-    cli_json_real(json, "seconds_per_prompt", j->recorded ? j->seconds / (double)j->recorded : (double)NAN);
+    cli_json_real(json, "seconds_per_prompt",
+                  j->recorded ? j->seconds / (double)j->recorded : (double)NAN);
     cli_json_real(json, "record_seconds", j->select_seconds);
-    cli_json_int(json, "bytes", info ? info->file_bytes : j->size.recordings * j->size.recording_bytes);
+    cli_json_int(json, "bytes",
+                 info ? info->file_bytes : j->size.recordings * j->size.recording_bytes);
 }
 
 static int describe_masks(job *j)
@@ -252,8 +273,10 @@ static int describe_masks(job *j)
         return cli_fail_esa(ctx, status, what);
     }
     cli_table_print(table, stdout);
-    printf("\n%s: %.2f MB, %lld prompts, %d steps in %d groups, %d of %d layers; mean entropy of a head %.3f\n", j->work.target,
-           1e-6 * (double)info.file_bytes, (long long)j->count, (int)info.steps, (int)info.groups, (int)info.stored_layers, (int)info.layers, entropy);
+    printf("\n%s: %.2f MB, %lld prompts, %d steps in %d groups, %d of %d layers; mean entropy of a "
+           "head %.3f\n",
+           j->work.target, 1e-6 * (double)info.file_bytes, (long long)j->count, (int)info.steps,
+           (int)info.groups, (int)info.stored_layers, (int)info.layers, entropy);
     return cli_json_save(json, j->o->json);
 }
 
@@ -262,10 +285,13 @@ static int describe_shard(job *j)
 {
     const calibrate_options *o = j->o;
     char name[32];
-    printf("%s: %s, %lld prompts; when all %d shards are there:\n  esa masks merge '%s'.shard-*-of-%d*.recording --out '%s' --budgets ",
-           j->work.target, j->work.complete ? "complete already" : "complete", (long long)j->count, o->shard_count, o->output, o->shard_count, o->output);
+    printf("%s: %s, %lld prompts; when all %d shards are there:\n  esa masks merge "
+           "'%s'.shard-*-of-%d*.recording --out '%s' --budgets ",
+           j->work.target, j->work.complete ? "complete already" : "complete", (long long)j->count,
+           o->shard_count, o->output, o->shard_count, o->output);
     for (int i = 0; i < o->budgets.count; i++) printf("%s%g", i ? "," : "", o->budgets.real[i]);
-    printf(" --importance %s --warmup-frac %g --dense-first-layer %lld%s", cli_name(name, "none|u8|f16", o->importance), o->clip.warmup,
+    printf(" --importance %s --warmup-frac %g --dense-first-layer %lld%s",
+           cli_name(name, "none|u8|f16", o->importance), o->clip.warmup,
            (long long)o->clip.dense_first, o->store_dense ? " --store-dense" : "");
     if (o->record_steps) printf(" --steps %lld", (long long)o->record_steps);
     printf("\n");
@@ -283,31 +309,39 @@ static int with_model(job *j)
     char folder[CALIBRATE_PATH];
     clip_request_resolve(&o->clip, &j->maker);
     if (o->record_steps && o->record_steps == o->clip.steps) o->record_steps = 0;
-    if (o->record_steps) {                                  /* the runs have fewer steps than the file will serve */
+    if (o->record_steps) { /* the runs have fewer steps than the file will serve */
         const int64_t served = o->clip.steps;
         o->clip.steps = o->record_steps;
         o->record_steps = served;
         if (o->clip.steps > served)
-            return cli_fail("%s: --record-steps %lld are more than the %lld steps of --steps", what, (long long)o->clip.steps, (long long)served);
+            return cli_fail("%s: --record-steps %lld are more than the %lld steps of --steps", what,
+                            (long long)o->clip.steps, (long long)served);
     }
     if (o->clip.record_groups > o->clip.steps)
-        return cli_fail("%s: --step-groups %lld are more than the %lld steps that are recorded", what, (long long)o->clip.record_groups,
-                        (long long)o->clip.steps);
+        return cli_fail("%s: --step-groups %lld are more than the %lld steps that are recorded",
+                        what, (long long)o->clip.record_groups, (long long)o->clip.steps);
     const int64_t served = o->record_steps ? o->record_steps : o->clip.steps;
     if (!o->store_dense && ceil(o->clip.warmup * (double)served - 1e-9) >= (double)served)
-        return cli_fail("%s: with --warmup %g all %lld steps run dense, nothing would be stored", what, o->clip.warmup, (long long)served);
-    int status = cli_prompts_get(&j->prompts, NULL, o->prompts_file, o->num_prompts, clip_is_tiny(&j->maker), what);
+        return cli_fail("%s: with --warmup %g all %lld steps run dense, nothing would be stored",
+                        what, o->clip.warmup, (long long)served);
+    int status = cli_prompts_get(&j->prompts, NULL, o->prompts_file, o->num_prompts,
+                                 clip_is_tiny(&j->maker), what);
     if (status) return status;
-    j->count = o->shard_count ? (j->prompts.count - o->shard_index + o->shard_count - 1) / o->shard_count : j->prompts.count;
+    j->count = o->shard_count
+                   ? (j->prompts.count - o->shard_index + o->shard_count - 1) / o->shard_count
+                   : j->prompts.count;
     if (j->count < 1)
-        return cli_fail("%s: shard %d of %d has no prompt, there are %lld", what, o->shard_index, o->shard_count, (long long)j->prompts.count);
+        return cli_fail("%s: shard %d of %d has no prompt, there are %lld", what, o->shard_index,
+                        o->shard_count, (long long)j->prompts.count);
     status = calibrate_measure(&j->size, o, &j->maker.info, j->count);
     if (!status) status = make_settings(j);
     if (!status) status = calibrate_work_open(&j->work, o, j->settings, &j->size);
-    if (!status) status = cli_file_ready(o->json, what);    /* it may lie beside the masks, in a folder that was just made */
+    /* it may lie beside the masks, in a folder that was just made */
+    if (!status) status = cli_file_ready(o->json, what);
     if (!status && !j->work.complete) {
         snprintf(folder, sizeof folder, "%s", j->work.folder);
-        status = calibrate_announce(&j->size, o, &j->maker.info, j->count, j->work.done, folder, j->work.bytes);
+        status = calibrate_announce(&j->size, o, &j->maker.info, j->count, j->work.done, folder,
+                                    j->work.bytes);
         if (!status) status = record_prompts(j);
         if (!status) status = o->shard_count ? finish_shard(j) : finish_masks(j);
         if (!status) calibrate_work_remove(&j->work);
@@ -324,42 +358,67 @@ static int usage(const char *sentence)
 
 int cmd_calibrate(int argc, char **argv)
 {
-    calibrate_options o = { .clip = clip_request_default(), .num_prompts = 5, .importance = ESA_IMPORTANCE_U8,
+    calibrate_options o = { .clip = clip_request_default(),
+                            .num_prompts = 5,
+                            .importance = ESA_IMPORTANCE_U8,
                             .budgets = { 3, { 0.7, 0.5, 0.3 }, { 0 } } };
     cli_option table[CLIP_MAX_OPTIONS];
     int done;
     const cli_option own[] = {
-        { "--model", CLI_TEXT, &o.model, "FOLDER|NAME", 0, 0, 0, "a diffusers folder, or wan-tiny, wan-t2v-1.3b, wan-t2v-14b (wan-tiny)" },
-        { "--output", CLI_TEXT, &o.output, "FILE", 0, 0, 0, "the mask file; folders on the way are made; required" },
+        { "--model", CLI_TEXT, &o.model, "FOLDER|NAME", 0, 0, 0,
+          "a diffusers folder, or wan-tiny, wan-t2v-1.3b, wan-t2v-14b (wan-tiny)" },
+        { "--output", CLI_TEXT, &o.output, "FILE", 0, 0, 0,
+          "the mask file; folders on the way are made; required" },
         { "--prompts", CLI_TEXT, &o.prompts_file, "FILE", 0, 0, 0, "one prompt per line" },
-        { "--num-prompts", CLI_INT, &o.num_prompts, "N", 1, CLI_PROMPTS, 0, "the first N built-in prompts (5)" },
-        { "--seed", CLI_INT, &o.seed, "N", 0, 9e15, 0, "of the noise: prompt i begins with seed N + i (0)" },
-        { "--budgets", CLI_REALS, &o.budgets, "X,...", 0, 1, 0, "kept fractions of key blocks to prebuild (0.7,0.5,0.3)" },
-        { "--importance", CLI_CHOICE, &o.importance, "none|u8|f16", 0, 0, 0, "how it is stored; other budgets are derived from it (u8)" },
-        { "--record-steps", CLI_INT, &o.record_steps, "N", 1, 10000, 0, "run fewer steps than --steps; the file serves --steps" },
-        { "--step-groups", CLI_INT, &o.clip.record_groups, "N", 1, 10000, 0, "average the steps within N groups: smaller file" },
-        { "--per-branch", CLI_FLAG, &o.clip.per_branch, NULL, 0, 0, 0, "prompt and negative prompt apart (averaged)" },
-        { "--store-dense", CLI_FLAG, &o.store_dense, NULL, 0, 0, 0, "also store what runs dense: first layer and warm-up" },
-        { "--shard", CLI_TEXT, &o.shard, "i/n", 0, 0, 0, "record the i-th part of the prompts (from 0); `esa masks merge` joins them" },
-        { "--keep-recording", CLI_FLAG, &o.keep_recording, NULL, 0, 0, 0, "also write FILE.recording, the raw sums" },
-        { "--restart", CLI_FLAG, &o.restart, NULL, 0, 0, 0, "throw away what an interrupted run has recorded" },
-        { "--hold", CLI_CHOICE, &o.hold, "auto|file|f32|bf16", 0, 0, 0, "how weights are held in memory (auto)" },
+        { "--num-prompts", CLI_INT, &o.num_prompts, "N", 1, CLI_PROMPTS, 0,
+          "the first N built-in prompts (5)" },
+        { "--seed", CLI_INT, &o.seed, "N", 0, 9e15, 0,
+          "of the noise: prompt i begins with seed N + i (0)" },
+        { "--budgets", CLI_REALS, &o.budgets, "X,...", 0, 1, 0,
+          "kept fractions of key blocks to prebuild (0.7,0.5,0.3)" },
+        { "--importance", CLI_CHOICE, &o.importance, "none|u8|f16", 0, 0, 0,
+          "how it is stored; other budgets are derived from it (u8)" },
+        { "--record-steps", CLI_INT, &o.record_steps, "N", 1, 10000, 0,
+          "run fewer steps than --steps; the file serves --steps" },
+        { "--step-groups", CLI_INT, &o.clip.record_groups, "N", 1, 10000, 0,
+          "average the steps within N groups: smaller file" },
+        { "--per-branch", CLI_FLAG, &o.clip.per_branch, NULL, 0, 0, 0,
+          "prompt and negative prompt apart (averaged)" },
+        { "--store-dense", CLI_FLAG, &o.store_dense, NULL, 0, 0, 0,
+          "also store what runs dense: first layer and warm-up" },
+        { "--shard", CLI_TEXT, &o.shard, "i/n", 0, 0, 0,
+          "record the i-th part of the prompts (from 0); `esa masks merge` joins them" },
+        { "--keep-recording", CLI_FLAG, &o.keep_recording, NULL, 0, 0, 0,
+          "also write FILE.recording, the raw sums" },
+        { "--restart", CLI_FLAG, &o.restart, NULL, 0, 0, 0,
+          "throw away what an interrupted run has recorded" },
+        { "--hold", CLI_CHOICE, &o.hold, "auto|file|f32|bf16", 0, 0, 0,
+          "how weights are held in memory (auto)" },
         { "--threads", CLI_INT, &o.threads, "N", 0, ESA_MAX_THREADS, 0, "0: one per core (0)" },
-        { "--json", CLI_TEXT, &o.json, "FILE", 0, 0, 0, "also write sizes, times and budgets as JSON" },
+        { "--json", CLI_TEXT, &o.json, "FILE", 0, 0, 0,
+          "also write sizes, times and budgets as JSON" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
-    const int texts = (cli_given(argc, argv, "--prompts") != 0) + (cli_given(argc, argv, "--num-prompts") != 0);
+    const int texts = (cli_given(argc, argv, "--prompts") != 0) +
+                      (cli_given(argc, argv, "--num-prompts") != 0);
     int status = cli_options("esa calibrate", "--output FILE [options]",
-                             "Runs a few prompts dense, records which key blocks matter in every layer and step, and writes masks for each budget.\n"
+                             "Runs a few prompts dense, records which key blocks matter in every "
+                             "layer and step, and writes masks for each budget.\n"
                              "The same command goes on where an interrupted one was.",
-                             clip_options(table, own, CLIP_OPTIONS_SIZE | CLIP_OPTIONS_NOISE | CLIP_OPTIONS_DENSE | CLIP_OPTIONS_BLOCKS, &o.clip), argc,
-                             argv, NULL, &done);
+                             clip_options(table, own,
+                                          CLIP_OPTIONS_SIZE | CLIP_OPTIONS_NOISE |
+                                              CLIP_OPTIONS_DENSE | CLIP_OPTIONS_BLOCKS,
+                                          &o.clip),
+                             argc, argv, NULL, &done);
     if (status || done) return status;
     if (!o.output || !o.output[0]) return usage("--output FILE is required");
-    if (texts > 1) return usage("--prompts and --num-prompts are two ways to say one thing; give one");
-    if (o.shard && o.keep_recording) return usage("a shard is a recording already: --keep-recording goes without --shard");
-    if (o.shard && (status = cli_shard(o.shard, &o.shard_index, &o.shard_count, what)) != 0) return status;
-    for (int i = 0; i < o.budgets.count; i++)               /* mask files know budgets in per mille */
+    if (texts > 1)
+        return usage("--prompts and --num-prompts are two ways to say one thing; give one");
+    if (o.shard && o.keep_recording)
+        return usage("a shard is a recording already: --keep-recording goes without --shard");
+    if (o.shard && (status = cli_shard(o.shard, &o.shard_index, &o.shard_count, what)) != 0)
+        return status;
+    for (int i = 0; i < o.budgets.count; i++) /* mask files know budgets in per mille */
         for (int k = 0; k < i; k++)
             if (lround(1000 * o.budgets.real[i]) == lround(1000 * o.budgets.real[k]))
                 return usage("--budgets names a budget twice (in per mille)");
@@ -368,10 +427,14 @@ int cmd_calibrate(int argc, char **argv)
     o.clip.method = METHOD_RECORD;
     o.clip.latents_only = 1;
     const size_t room = sizeof j.work.target;
-    const int length = o.shard_count ? snprintf(j.work.target, room, "%s.shard-%d-of-%d.recording", o.output, o.shard_index, o.shard_count)
+    const int length = o.shard_count ? snprintf(j.work.target, room, "%s.shard-%d-of-%d.recording",
+                                                o.output, o.shard_index, o.shard_count)
                                      : snprintf(j.work.target, room, "%s", o.output);
-    if (length >= (int)room) return cli_fail("%s: a name of %zu bytes cannot be written", what, strlen(o.output));
-    const clip_opening opening = { .threads = o.threads, .hold = o.hold, .parts = ESA_PART_TRANSFORMER | ESA_PART_TEXT };
+    if (length >= (int)room)
+        return cli_fail("%s: a name of %zu bytes cannot be written", what, strlen(o.output));
+    const clip_opening opening = { .threads = o.threads,
+                                   .hold = o.hold,
+                                   .parts = ESA_PART_TRANSFORMER | ESA_PART_TEXT };
     status = clip_open(&j.maker, o.model, &opening, what);
     if (!status) status = with_model(&j);
     calibrate_work_close(&j.work);

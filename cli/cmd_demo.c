@@ -1,4 +1,5 @@
-/* cmd_demo.c - `esa demo`: dense attention against every selector, with and without the pooled tail, on synthetic heads.
+/* cmd_demo.c - `esa demo`: dense attention against every selector, with and without the pooled
+ * tail, on synthetic heads.
  * SPDX-License-Identifier: Apache-2.0 */
 #define ESA_EXPERIMENTAL
 #include "data.h"
@@ -12,11 +13,13 @@ typedef struct demo {
     int32_t grid[3];
     int64_t rounds;
     uint64_t seed;
-    int order;                      /* ESA_ORDER_* */
+    int order; /* ESA_ORDER_* */
     double dense_seconds;
 } demo;
 
-typedef struct demo_row { double asked, density, mass, error, select_seconds, seconds; } demo_row;
+typedef struct demo_row {
+    double asked, density, mass, error, select_seconds, seconds;
+} demo_row;
 
 /* Best of rounds for one selector and tail; -1 after a sentence. */
 static int run_row(demo *d, demo_row *row, int selector, int tail)
@@ -37,7 +40,8 @@ static int run_row(demo *d, demo_row *row, int selector, int tail)
         const double start = cli_seconds();
         status = esa_select(d->ctx, &mask, &d->q, &d->k, &select);
         const double chosen = cli_seconds();
-        if (status == ESA_OK) status = esa_attention(d->ctx, &d->q, &d->k, &d->v, &d->o, mask, &attention);
+        if (status == ESA_OK)
+            status = esa_attention(d->ctx, &d->q, &d->k, &d->v, &d->o, mask, &attention);
         const double end = cli_seconds();
         if (status != ESA_OK) goto fail;
         if (chosen - start < row->select_seconds) row->select_seconds = chosen - start;
@@ -48,7 +52,9 @@ static int run_row(demo *d, demo_row *row, int selector, int tail)
     status = esa_mask_get_info(mask, &info);
     row->density = info.density;
     double *mass = calloc((size_t)H, sizeof *mass);
-    if (status == ESA_OK) status = mass ? esa_mask_mass(d->ctx, mass, mask, &d->q, &d->k, &attention, 7) : ESA_ERR_MEMORY;
+    if (status == ESA_OK)
+        status = mass ? esa_mask_mass(d->ctx, mass, mask, &d->q, &d->k, &attention, 7)
+                      : ESA_ERR_MEMORY;
     row->mass = row->error = 0;
     for (int64_t h = 0; status == ESA_OK && h < H; h++) {
         row->mass += mass[h] / (double)H;
@@ -64,7 +70,8 @@ fail:
     return -1;
 }
 
-static void print_cells(cli_table *table, const char *selector, const char *tail, const demo_row *row, double dense_seconds)
+static void print_cells(cli_table *table, const char *selector, const char *tail,
+                        const demo_row *row, double dense_seconds)
 {
     cli_cell(table, "%s", selector);
     cli_cell(table, "%s", tail);
@@ -76,7 +83,8 @@ static void print_cells(cli_table *table, const char *selector, const char *tail
     cli_cell(table, "%.2fx", dense_seconds / row->seconds);
 }
 
-static void json_row(cli_json *json, const char *selector, const char *tail, const demo_row *row, double dense_seconds)
+static void json_row(cli_json *json, const char *selector, const char *tail, const demo_row *row,
+                     double dense_seconds)
 {
     cli_json_open(json, NULL, '{');
     cli_json_text(json, "selector", selector);
@@ -93,13 +101,14 @@ static void json_row(cli_json *json, const char *selector, const char *tail, con
 
 static int run_demo(demo *d, const cli_list *budgets, const char *json_path)
 {
-    static const int selectors[] = { ESA_SELECT_ENTROPY, ESA_SELECT_RF_V2, ESA_SELECT_ADA_BSA, ESA_SELECT_RANDOM };
+    static const int selectors[] = { ESA_SELECT_ENTROPY, ESA_SELECT_RF_V2, ESA_SELECT_ADA_BSA,
+                                     ESA_SELECT_RANDOM };
     static const int tails[] = { ESA_TAIL_NONE, ESA_TAIL_POOLED };
     const int64_t total = 1 + (int64_t)budgets->count * 8;
     int64_t done = 0;
     demo_row dense = { 1, 1, 1, 0, 0, INFINITY };
     cli_progress("demo", 0, total);
-    for (int64_t r = 0; r < d->rounds + 1; r++) {               /* the first call also grows the arena */
+    for (int64_t r = 0; r < d->rounds + 1; r++) { /* the first call also grows the arena */
         const double start = cli_seconds();
         const esa_status status = esa_attention(d->ctx, &d->q, &d->k, &d->v, &d->ref, NULL, NULL);
         const double seconds = cli_seconds() - start;
@@ -108,7 +117,8 @@ static int run_demo(demo *d, const cli_list *budgets, const char *json_path)
     }
     cli_progress("demo", ++done, total);
 
-    static const char *const head[] = { "selector", "tail", "asked", "density", "kept mass", "output error", "time", "speedup" };
+    static const char *const head[] = { "selector",  "tail",         "asked", "density",
+                                        "kept mass", "output error", "time",  "speedup" };
     cli_table *table = cli_table_new(8, 2);
     cli_json *json = cli_json_new();
     for (int i = 0; i < 8; i++) cli_cell(table, "%s", head[i]);
@@ -134,8 +144,10 @@ static int run_demo(demo *d, const cli_list *budgets, const char *json_path)
             }
     cli_progress_end();
     cli_table_print(table, stdout);
-    printf("\nkept mass: share of the true attention the mask keeps; output error: |o - dense| / |dense|; both means over heads.\n"
-           "time: selection and attention together, best of %lld; tail pooled: skipped blocks count by their mean key and value.\n",
+    printf("\nkept mass: share of the true attention the mask keeps; output error: |o - dense| / "
+           "|dense|; both means over heads.\n"
+           "time: selection and attention together, best of %lld; tail pooled: skipped blocks "
+           "count by their mean key and value.\n",
            (long long)d->rounds);
     return cli_json_save(json, json_path);
 }
@@ -147,9 +159,12 @@ int cmd_demo(int argc, char **argv)
     const char *json_path = NULL;
     int order = -1, done;
     const cli_option options[] = {
-        { "--budget", CLI_REALS, &budgets, "X,...", 0, 1, 0, "kept fractions of key blocks (0.5,0.2)" },
-        { "--grid", CLI_INTS, &grid, "t,h,w", 1, 4096, 3, "video tokens: frames, height, width (21,15,26)" },
-        { "--heads", CLI_INT, &heads, "N", 1, 256, 0, "heads: local, temporal, sink, diffuse in turn (4)" },
+        { "--budget", CLI_REALS, &budgets, "X,...", 0, 1, 0,
+          "kept fractions of key blocks (0.5,0.2)" },
+        { "--grid", CLI_INTS, &grid, "t,h,w", 1, 4096, 3,
+          "video tokens: frames, height, width (21,15,26)" },
+        { "--heads", CLI_INT, &heads, "N", 1, 256, 0,
+          "heads: local, temporal, sink, diffuse in turn (4)" },
         { "--dim", CLI_INT, &dim, "D", 16, ESA_MAX_HEAD_DIM, 0, "head dimension, even (128)" },
         { "--order", CLI_CHOICE, &order, CLI_ORDERS, 0, 0, 0, "token order (each selector's own)" },
         { "--rounds", CLI_INT, &rounds, "N", 1, 1000, 0, "timed repetitions, the best counts (3)" },
@@ -158,13 +173,20 @@ int cmd_demo(int argc, char **argv)
         { "--json", CLI_TEXT, &json_path, "FILE", 0, 0, 0, "also write the table as JSON" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
-    int status = cli_options("esa demo", "[options]", "Dense attention against every selector on synthetic video-like heads.",
-                             options, argc, argv, NULL, &done);
+    int status = cli_options(
+        "esa demo", "[options]",
+        "Dense attention against every selector on synthetic video-like heads.", options, argc,
+        argv, NULL, &done);
     if (status || done) return status;
-    if (dim % 2) { cli_fail("demo: --dim was given %lld, expected an even number", (long long)dim); return CLI_USAGE; }
+    if (dim % 2) {
+        cli_fail("demo: --dim was given %lld, expected an even number", (long long)dim);
+        return CLI_USAGE;
+    }
     const int64_t N = grid.whole[0] * grid.whole[1] * grid.whole[2];
-    demo d = { .grid = { (int32_t)grid.whole[0], (int32_t)grid.whole[1], (int32_t)grid.whole[2] }, .rounds = rounds,
-               .seed = (uint64_t)seed, .order = order };
+    demo d = { .grid = { (int32_t)grid.whole[0], (int32_t)grid.whole[1], (int32_t)grid.whole[2] },
+               .rounds = rounds,
+               .seed = (uint64_t)seed,
+               .order = order };
     if ((status = cli_ctx_new(&d.ctx, threads)) != 0) return status;
     esa_tensor *tensors[] = { &d.q, &d.k, &d.v, &d.o, &d.ref };
     for (int i = 0; i < 5 && status == CLI_OK; i++) {
@@ -172,8 +194,9 @@ int cmd_demo(int argc, char **argv)
         if (!tensors[i]->data) status = CLI_FAILED;
     }
     if (status == CLI_OK) {
-        printf("Synthetic video of %d x %d x %d = %lld tokens, %lld heads of %lld (local, temporal, sink, diffuse), f32\n", d.grid[0],
-               d.grid[1], d.grid[2], (long long)N, (long long)heads, (long long)dim);
+        printf("Synthetic video of %d x %d x %d = %lld tokens, %lld heads of %lld (local, "
+               "temporal, sink, diffuse), f32\n",
+               d.grid[0], d.grid[1], d.grid[2], (long long)N, (long long)heads, (long long)dim);
         cli_machine_print(stdout, d.ctx);
         printf("\n");
         fflush(stdout);

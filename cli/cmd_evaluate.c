@@ -9,7 +9,8 @@ static const char what[] = "evaluate";
 static int save(const evaluate_result *r, const evaluate_options *o, const char *output, int frames)
 {
     esa_ctx *ctx;
-    const int status = cli_ctx_new(&ctx, o->threads);   /* the machine is described as the measurement saw it */
+    /* the machine is described as the measurement saw it */
+    const int status = cli_ctx_new(&ctx, o->threads);
     if (status) return status;
     cli_json *json = cli_json_new();
     cli_machine_json(json, ctx, NULL);
@@ -27,26 +28,33 @@ int cmd_evaluate(int argc, char **argv)
     int no_frames = 0, done;
     const cli_option options[] = {
         { "--reference", CLI_TEXT, &o.reference, "PATH", 0, 0, 0, "a video or a folder of videos" },
-        { "--generated", CLI_TEXT, &o.generated, "PATH", 0, 0, 0, "what is held against it; folders are paired by file stem" },
-        { "--output", CLI_TEXT, &output, "FILE", 0, 0, 0, "also write everything as JSON; its folder is made" },
-        { "--lpips-weights", CLI_TEXT, &o.lpips_weights, "FILE", 0, 0, 0, "made by tools/convert_lpips.py ($ESA_MODELS/lpips-NET.safetensors)" },
+        { "--generated", CLI_TEXT, &o.generated, "PATH", 0, 0, 0,
+          "what is held against it; folders are paired by file stem" },
+        { "--output", CLI_TEXT, &output, "FILE", 0, 0, 0,
+          "also write everything as JSON; its folder is made" },
+        { "--lpips-weights", CLI_TEXT, &o.lpips_weights, "FILE", 0, 0, 0,
+          "made by tools/convert_lpips.py ($ESA_MODELS/lpips-NET.safetensors)" },
         { "--net", CLI_CHOICE, &o.net, EVALUATE_NETS, 0, 0, 0, "backbone of LPIPS (alex)" },
-        { "--no-frames", CLI_FLAG, &no_frames, NULL, 0, 0, 0, "JSON without the values of single frames" },
+        { "--no-frames", CLI_FLAG, &no_frames, NULL, 0, 0, 0,
+          "JSON without the values of single frames" },
         { "--threads", CLI_INT, &o.threads, "N", 0, ESA_MAX_THREADS, 0, "0: one per core (0)" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
     int status = cli_options("esa evaluate", "--reference PATH --generated PATH [options]",
-                             "Holds videos against their references: PSNR, SSIM, LPIPS and flicker per frame, per video and on average.\n"
-                             "Videos: MP4 and what else FFmpeg reads, Y4M, folders of PNG, tensors [frames, height, width, 3] in safetensors or NPY.",
+                             "Holds videos against their references: PSNR, SSIM, LPIPS and flicker "
+                             "per frame, per video and on average.\n"
+                             "Videos: MP4 and what else FFmpeg reads, Y4M, folders of PNG, tensors "
+                             "[frames, height, width, 3] in safetensors or NPY.",
                              options, argc, argv, NULL, &done);
     if (status || done) return status;
     if (!o.reference || !o.generated) {
-        cli_fail("%s: %s is missing; 'esa evaluate --help' lists the options", what, o.reference ? "--generated PATH" : "--reference PATH");
+        cli_fail("%s: %s is missing; 'esa evaluate --help' lists the options", what,
+                 o.reference ? "--generated PATH" : "--reference PATH");
         return CLI_USAGE;
     }
     char folder[4200] = "";
     size_t kept = 0;
-    if (output) {                                       /* better said now than after the work */
+    if (output) { /* better said now than after the work */
         cli_folder_of(folder, sizeof folder, output);
         status = cli_make_folder_of(output, &kept, what);
         if (status) return status;

@@ -1,6 +1,6 @@
 /* cmd_experiment.c - `esa experiment`: its commands, and the options that `run` and `submit` share.
  * SPDX-License-Identifier: Apache-2.0 */
-#define _POSIX_C_SOURCE 200809L     /* open_memstream */
+#define _POSIX_C_SOURCE 200809L /* open_memstream */
 #include "experiment.h"
 
 #include <math.h>
@@ -10,12 +10,16 @@
 int cmd_experiment(int argc, char **argv)
 {
     static const cli_command table[] = {
-        { "run", cmd_experiment_run, "calibrate, then time and compare videos at each budget: results/<tag>/" },
+        { "run", cmd_experiment_run,
+          "calibrate, then time and compare videos at each budget: results/<tag>/" },
         { "submit", cmd_experiment_submit, "the same as a Slurm job array, one task per budget" },
         { "collect", cmd_experiment_collect, "gather results/*/ into one table (CSV, Markdown)" },
         { NULL, NULL, NULL },
     };
-    return cli_dispatch("esa experiment", "Whole experiments: calibration, speed and quality, on this machine or a cluster.", table, argc, argv);
+    return cli_dispatch(
+        "esa experiment",
+        "Whole experiments: calibration, speed and quality, on this machine or a cluster.", table,
+        argc, argv);
 }
 
 void experiment_number(char out[32], double budget) { snprintf(out, 32, "%.4g", budget); }
@@ -26,7 +30,8 @@ static int usage(const char *path, const char *sentence)
     return CLI_USAGE;
 }
 
-/* A tag is a folder's name and part of job names: letters, digits and . _ + - only, and no option or hidden folder. */
+/* A tag is a folder's name and part of job names: letters, digits and . _ + - only, and no option
+ * or hidden folder. */
 static int tag_is_good(const char *tag)
 {
     static const char first[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_";
@@ -40,7 +45,8 @@ static int no_pair(const cli_list *list, const char *path, const char *option)
 {
     for (int i = 0; i < list->count; i++)
         for (int j = 0; j < i; j++)
-            if (fabs(list->real[i] - list->real[j]) < 0.0005) {     /* mask files count in thousandths */
+            if (fabs(list->real[i] - list->real[j]) <
+                0.0005) { /* mask files count in thousandths */
                 cli_fail("%s: %s names %g twice", path, option, list->real[i]);
                 return CLI_USAGE;
             }
@@ -56,37 +62,49 @@ static int agree(experiment *e, const char *path, int numbered)
     }
     if (!e->tag) return usage(path, "--tag NAME is required: the results go to results/NAME");
     if (!tag_is_good(e->tag)) {
-        cli_fail("%s: --tag was given '%s', expected letters, digits and . _ + -, a letter or digit first", path, e->tag);
+        cli_fail("%s: --tag was given '%s', expected letters, digits and . _ + -, a letter or "
+                 "digit first",
+                 path, e->tag);
         return CLI_USAGE;
     }
-    if (e->prompts_file && numbered) return usage(path, "--prompts and --num-prompts are two ways to say one thing; give one");
-    if (e->skip_calibrate && e->only_calibrate) return usage(path, "--skip-calibrate and --only-calibrate contradict one another");
+    if (e->prompts_file && numbered)
+        return usage(path, "--prompts and --num-prompts are two ways to say one thing; give one");
+    if (e->skip_calibrate && e->only_calibrate)
+        return usage(path, "--skip-calibrate and --only-calibrate contradict one another");
     if (!cached && (e->skip_calibrate || e->only_calibrate || e->clip.masks))
-        return usage(path, "--masks, --skip-calibrate and --only-calibrate go with --method cached");
+        return usage(path,
+                     "--masks, --skip-calibrate and --only-calibrate go with --method cached");
     int status = no_pair(&e->budgets, path, "--budget");
     for (int i = 0; i < e->methods.count; i++)
         for (int j = 0; j < i; j++)
-            if (e->methods.whole[i] == e->methods.whole[j]) return usage(path, "--method names one method twice");
+            if (e->methods.whole[i] == e->methods.whole[j])
+                return usage(path, "--method names one method twice");
     if (!status) status = clip_request_check(&e->clip, path);
     if (status) return status;
     snprintf(e->folder, sizeof e->folder, "%s/%s", e->results, e->tag);
-    if (cached && e->clip.masks) snprintf(e->masks, sizeof e->masks, "%s", e->clip.masks);
-    else if (cached) snprintf(e->masks, sizeof e->masks, "%.4300s/masks.safetensors", e->folder);
-    if (strlen(e->folder) > 4000 || strlen(e->masks) > 4000) return usage(path, "the name of a folder is too long");
+    if (cached && e->clip.masks)
+        snprintf(e->masks, sizeof e->masks, "%s", e->clip.masks);
+    else if (cached)
+        snprintf(e->masks, sizeof e->masks, "%.4300s/masks.safetensors", e->folder);
+    if (strlen(e->folder) > 4000 || strlen(e->masks) > 4000)
+        return usage(path, "the name of a folder is too long");
     return CLI_OK;
 }
 
 void experiment_put_word(FILE *out, const char *word)
 {
-    static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./,:=+-@%";
+    static const char plain[] =
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./,:=+-@%";
     if (*word && strspn(word, plain) == strlen(word)) {
         fputs(word, out);
         return;
     }
     fputc('\'', out);
     for (const char *c = word; *c; c++) {
-        if (*c == '\'') fputs("'\\''", out);
-        else fputc(*c, out);
+        if (*c == '\'')
+            fputs("'\\''", out);
+        else
+            fputc(*c, out);
     }
     fputc('\'', out);
 }
@@ -108,7 +126,8 @@ static char *spoken_command(const char *path, int argc, char **argv)
     return NULL;
 }
 
-int experiment_parse(experiment *e, const char *path, const char *about, const cli_option *more, int argc, char **argv, int *done)
+int experiment_parse(experiment *e, const char *path, const char *about, const cli_option *more,
+                     int argc, char **argv, int *done)
 {
     memset(e, 0, sizeof *e);
     e->clip = clip_request_default();
@@ -119,22 +138,35 @@ int experiment_parse(experiment *e, const char *path, const char *about, const c
     e->eval_prompts = "3";
     e->net = EVALUATE_ANY;
     const cli_option own[] = {
-        { "--tag", CLI_TEXT, &e->tag, "NAME", 0, 0, 0, "name of the experiment and of its folder; required" },
-        { "--model", CLI_TEXT, &e->model, "FOLDER|NAME", 0, 0, 0, "a diffusers folder, or wan-tiny, wan-t2v-1.3b, wan-t2v-14b (wan-tiny)" },
-        { "--budget", CLI_REALS, &e->budgets, "X,...", 0, 1, 0, "kept fractions of key blocks (0.5)" },
+        { "--tag", CLI_TEXT, &e->tag, "NAME", 0, 0, 0,
+          "name of the experiment and of its folder; required" },
+        { "--model", CLI_TEXT, &e->model, "FOLDER|NAME", 0, 0, 0,
+          "a diffusers folder, or wan-tiny, wan-t2v-1.3b, wan-t2v-14b (wan-tiny)" },
+        { "--budget", CLI_REALS, &e->budgets, "X,...", 0, 1, 0,
+          "kept fractions of key blocks (0.5)" },
         { "--budgets", CLI_REALS, &e->budgets, "X,...", 0, 1, 0, "the same" },
-        { "--method", CLI_CHOICES, &e->methods, EXPERIMENT_METHODS, 0, 0, 0, "any, with commas; only cached is calibrated (cached)" },
-        { "--prompts", CLI_TEXT, &e->prompts_file, "FILE", 0, 0, 0, "calibration prompts, one per line" },
-        { "--num-prompts", CLI_INT, &e->num_prompts, "N", 1, CLI_PROMPTS, 0, "calibrate with the first N built-in prompts (5)" },
+        { "--method", CLI_CHOICES, &e->methods, EXPERIMENT_METHODS, 0, 0, 0,
+          "any, with commas; only cached is calibrated (cached)" },
+        { "--prompts", CLI_TEXT, &e->prompts_file, "FILE", 0, 0, 0,
+          "calibration prompts, one per line" },
+        { "--num-prompts", CLI_INT, &e->num_prompts, "N", 1, CLI_PROMPTS, 0,
+          "calibrate with the first N built-in prompts (5)" },
         { "--eval-prompts", CLI_TEXT, &e->eval_prompts, "N|FILE", 0, 0, 0,
-          "prompts of the videos: the built-in ones behind those of the calibration, or a file (3)" },
+          "prompts of the videos: the built-in ones behind those of the calibration, or a file "
+          "(3)" },
         { "--seed", CLI_INT, &e->clip.seed, "N", 0, 9e15, 0, "of the noise (0)" },
-        { "--skip-calibrate", CLI_FLAG, &e->skip_calibrate, NULL, 0, 0, 0, "the mask file must be there already" },
-        { "--only-calibrate", CLI_FLAG, &e->only_calibrate, NULL, 0, 0, 0, "make the mask file and stop" },
-        { "--results", CLI_TEXT, &e->results, "DIR", 0, 0, 0, "where experiments are kept (results)" },
-        { "--lpips-weights", CLI_TEXT, &e->lpips_weights, "FILE", 0, 0, 0, "for LPIPS, as `esa evaluate` takes them" },
-        { "--lpips-net", CLI_CHOICE, &e->net, EVALUATE_NETS, 0, 0, 0, "backbone of LPIPS (that of the weights, else alex)" },
-        { "--keep-frames", CLI_FLAG, &e->keep_frames, NULL, 0, 0, 0, "keep the frames as they were before compression: frames/" },
+        { "--skip-calibrate", CLI_FLAG, &e->skip_calibrate, NULL, 0, 0, 0,
+          "the mask file must be there already" },
+        { "--only-calibrate", CLI_FLAG, &e->only_calibrate, NULL, 0, 0, 0,
+          "make the mask file and stop" },
+        { "--results", CLI_TEXT, &e->results, "DIR", 0, 0, 0,
+          "where experiments are kept (results)" },
+        { "--lpips-weights", CLI_TEXT, &e->lpips_weights, "FILE", 0, 0, 0,
+          "for LPIPS, as `esa evaluate` takes them" },
+        { "--lpips-net", CLI_CHOICE, &e->net, EVALUATE_NETS, 0, 0, 0,
+          "backbone of LPIPS (that of the weights, else alex)" },
+        { "--keep-frames", CLI_FLAG, &e->keep_frames, NULL, 0, 0, 0,
+          "keep the frames as they were before compression: frames/" },
         { "--threads", CLI_INT, &e->threads, "N", 0, ESA_MAX_THREADS, 0, "0: one per core (0)" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
@@ -150,7 +182,8 @@ int experiment_parse(experiment *e, const char *path, const char *about, const c
     e->command = spoken_command(path, argc, argv);
     if (!e->command) return cli_fail("%s: out of memory", name);
     clip_options(table, mine, CLIP_OPTIONS_ALL, &e->clip);
-    const int status = cli_options(path, "--tag NAME [options]", about, table, argc, argv, NULL, done);
+    const int status = cli_options(path, "--tag NAME [options]", about, table, argc, argv, NULL,
+                                   done);
     return status || *done ? status : agree(e, name, numbered);
 }
 

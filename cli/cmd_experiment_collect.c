@@ -1,6 +1,7 @@
-/* cmd_experiment_collect.c - `esa experiment collect`: the results of many experiments in one table.
+/* cmd_experiment_collect.c - `esa experiment collect`: the results of many experiments in one
+ * table.
  * SPDX-License-Identifier: Apache-2.0 */
-#define _POSIX_C_SOURCE 200809L     /* open_memstream */
+#define _POSIX_C_SOURCE 200809L /* open_memstream */
 #include "experiment.h"
 #include "json_reader.h"
 
@@ -14,20 +15,38 @@
 static const char what[] = "experiment collect";
 
 #define TEXT_COLUMNS 4
-#define COLUMNS 15
-enum { PSNR = 7, LPIPS = 9 };       /* among the numbers */
-static const char *const heads[COLUMNS] = { "tag", "model", "size", "variant", "steps", "clips", "budget", "density", "s/step", "speedup",
-                                            "sparse speedup", "PSNR", "SSIM", "LPIPS", "flicker" };
-static const char *const names[COLUMNS] = { "tag", "model", "size", "variant", "steps", "clips", "budget", "density", "seconds_per_step", "speedup",
-                                            "speedup_without_warmup", "psnr", "ssim", "lpips", "flicker" };
+#define COLUMNS      15
+enum { PSNR = 7, LPIPS = 9 }; /* among the numbers */
+static const char *const heads[COLUMNS] = { "tag",    "model",   "size",           "variant",
+                                            "steps",  "clips",   "budget",         "density",
+                                            "s/step", "speedup", "sparse speedup", "PSNR",
+                                            "SSIM",   "LPIPS",   "flicker" };
+static const char *const names[COLUMNS] = { "tag",
+                                            "model",
+                                            "size",
+                                            "variant",
+                                            "steps",
+                                            "clips",
+                                            "budget",
+                                            "density",
+                                            "seconds_per_step",
+                                            "speedup",
+                                            "speedup_without_warmup",
+                                            "psnr",
+                                            "ssim",
+                                            "lpips",
+                                            "flicker" };
 
 typedef struct row {
     char text[TEXT_COLUMNS][256];
     double number[COLUMNS - TEXT_COLUMNS];
-    int equal;                      /* every video equals its dense one: PSNR is infinite */
+    int equal; /* every video equals its dense one: PSNR is infinite */
 } row;
 
-typedef struct rows { row *row; int64_t count; } rows;
+typedef struct rows {
+    row *row;
+    int64_t count;
+} rows;
 
 /* ---------------------------------------------------------------- reading */
 
@@ -47,18 +66,26 @@ static int add_row(rows *out, const cli_value *speed, const cli_value *quality, 
     if (!grown) return cli_fail("%s: out of memory", what);
     out->row = grown;
     memset(&r, 0, sizeof r);
-    const char *name = cli_value_text(v, "name"), *tag = cli_value_text(speed, "tag"), *model = cli_value_text(speed, "model");
+    const char *name = cli_value_text(v, "name"), *tag = cli_value_text(speed, "tag"),
+               *model = cli_value_text(speed, "model");
     const cli_value *q = variant_of(quality, name ? name : "");
     snprintf(r.text[0], sizeof r.text[0], "%s", tag ? tag : "?");
     snprintf(r.text[1], sizeof r.text[1], "%s", model ? model : "?");
-    snprintf(r.text[2], sizeof r.text[2], "%gx%gx%g", cli_value_number(speed, "frames"), cli_value_number(speed, "height"),
-             cli_value_number(speed, "width"));
+    snprintf(r.text[2], sizeof r.text[2], "%gx%gx%g", cli_value_number(speed, "frames"),
+             cli_value_number(speed, "height"), cli_value_number(speed, "width"));
     snprintf(r.text[3], sizeof r.text[3], "%s", name ? name : "?");
     const double clips = cli_value_number(v, "clips");
-    const double numbers[] = { cli_value_number(speed, "steps"), clips, cli_value_number(v, "budget"), cli_value_number(v, "density"),
-                               cli_value_number(v, "step_seconds.median"), cli_value_number(v, "speedup"),
-                               cli_value_number(v, "speedup_without_warmup"), cli_value_number(q, "mean.psnr"), cli_value_number(q, "mean.ssim"),
-                               cli_value_number(q, "mean.lpips"), cli_value_number(q, "mean.flicker") };
+    const double numbers[] = { cli_value_number(speed, "steps"),
+                               clips,
+                               cli_value_number(v, "budget"),
+                               cli_value_number(v, "density"),
+                               cli_value_number(v, "step_seconds.median"),
+                               cli_value_number(v, "speedup"),
+                               cli_value_number(v, "speedup_without_warmup"),
+                               cli_value_number(q, "mean.psnr"),
+                               cli_value_number(q, "mean.ssim"),
+                               cli_value_number(q, "mean.lpips"),
+                               cli_value_number(q, "mean.flicker") };
     memcpy(r.number, numbers, sizeof numbers);
     r.equal = q && cli_value_number(q, "identical") == clips;
     out->row[out->count++] = r;
@@ -79,21 +106,26 @@ static int load(cli_value **value, const char *folder, const char *name, const c
     return cli_fail("%s: '%s' is not of the format this esa reads", command, path);
 }
 
-/* The rows of one folder; *complete: it holds both results. Folders without an experiment give none. */
+/* The rows of one folder; *complete: it holds both results. Folders without an experiment give
+ * none. */
 static int read_folder(rows *out, const char *folder, const char *command, int *complete)
 {
     cli_value *speed = NULL, *quality = NULL;
     int status = load(&speed, folder, "speed.json", command);
     if (!status) status = load(&quality, folder, "quality.json", command);
     const cli_value *all = cli_value_at(speed, "variants");
-    for (const cli_value *v = all ? all->child : NULL; v && !status; v = v->next) status = add_row(out, speed, quality, v);
+    for (const cli_value *v = all ? all->child : NULL; v && !status; v = v->next)
+        status = add_row(out, speed, quality, v);
     *complete = speed && quality;
     cli_value_free(speed);
     cli_value_free(quality);
     return status;
 }
 
-static int ascending(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+static int ascending(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
 
 /* The folders in results, by name. */
 static int list_folders(char ***names_out, int64_t *count, const char *results)
@@ -104,11 +136,17 @@ static int list_folders(char ***names_out, int64_t *count, const char *results)
     for (struct dirent *d; !status && (d = readdir(list)) != NULL;) {
         char path[EXPERIMENT_PATH], **grown;
         struct stat about;
-        if (d->d_name[0] == '.' || snprintf(path, sizeof path, "%s/%s", results, d->d_name) >= (int)sizeof path) continue;
+        if (d->d_name[0] == '.' ||
+            snprintf(path, sizeof path, "%s/%s", results, d->d_name) >= (int)sizeof path)
+            continue;
         if (stat(path, &about) != 0 || !S_ISDIR(about.st_mode)) continue;
         char *copy = malloc(strlen(path) + 1);
         grown = copy ? realloc(*names_out, (size_t)(*count + 1) * sizeof *grown) : NULL;
-        if (!grown) { free(copy); status = cli_fail("%s: out of memory", what); break; }
+        if (!grown) {
+            free(copy);
+            status = cli_fail("%s: out of memory", what);
+            break;
+        }
         *names_out = grown;
         grown[(*count)++] = strcpy(copy, path);
     }
@@ -122,18 +160,28 @@ static int list_folders(char ***names_out, int64_t *count, const char *results)
 /* A cell as people read it. */
 static void show(char out[256], const row *r, int column)
 {
-    static const struct { int digits; const char *unit; } forms[COLUMNS - TEXT_COLUMNS] = {
-        { 0, "" }, { 0, "" }, { -1, "" }, { 3, "" }, { 3, "" }, { 2, "x" }, { 2, "x" }, { 2, " dB" }, { 4, "" }, { 4, "" }, { 2, "" },
+    static const struct {
+        int digits;
+        const char *unit;
+    } forms[COLUMNS - TEXT_COLUMNS] = {
+        { 0, "" },  { 0, "" },    { -1, "" }, { 3, "" }, { 3, "" }, { 2, "x" },
+        { 2, "x" }, { 2, " dB" }, { 4, "" },  { 4, "" }, { 2, "" },
     };
     const int n = column - TEXT_COLUMNS;
-    if (n < 0) snprintf(out, 256, "%s", r->text[column]);
-    else if (n == PSNR && r->equal) snprintf(out, 256, "equal");
-    else if (!isfinite(r->number[n])) snprintf(out, 256, "-");
-    else if (forms[n].digits < 0) snprintf(out, 256, "%.4g", r->number[n]);
-    else snprintf(out, 256, "%.*f%s", forms[n].digits, r->number[n], forms[n].unit);
+    if (n < 0)
+        snprintf(out, 256, "%s", r->text[column]);
+    else if (n == PSNR && r->equal)
+        snprintf(out, 256, "equal");
+    else if (!isfinite(r->number[n]))
+        snprintf(out, 256, "-");
+    else if (forms[n].digits < 0)
+        snprintf(out, 256, "%.4g", r->number[n]);
+    else
+        snprintf(out, 256, "%.*f%s", forms[n].digits, r->number[n], forms[n].unit);
 }
 
-/* LPIPS needs weights that not everybody has: without a single value its column would only be in the way. */
+/* LPIPS needs weights that not everybody has: without a single value its column would only be in
+ * the way. */
 static int is_shown(const rows *all, int column)
 {
     if (column != TEXT_COLUMNS + LPIPS) return 1;
@@ -193,7 +241,8 @@ static void write_csv(FILE *out, const rows *all)
         for (int c = 0; c < COLUMNS; c++) {
             const int n = c - TEXT_COLUMNS;
             if (c) fputc(',', out);
-            if (n < 0 && !strpbrk(r->text[c], ",\"\n\r")) fputs(r->text[c], out);
+            if (n < 0 && !strpbrk(r->text[c], ",\"\n\r"))
+                fputs(r->text[c], out);
             else if (n < 0) {
                 fputc('"', out);
                 for (const char *at = r->text[c]; *at; at++) {
@@ -201,8 +250,10 @@ static void write_csv(FILE *out, const rows *all)
                     fputc(*at, out);
                 }
                 fputc('"', out);
-            } else if (n == PSNR && r->equal) fputs("inf", out);
-            else if (isfinite(r->number[n])) fprintf(out, "%.9g", r->number[n]);
+            } else if (n == PSNR && r->equal)
+                fputs("inf", out);
+            else if (isfinite(r->number[n]))
+                fprintf(out, "%.9g", r->number[n]);
         }
         fputc('\n', out);
     }
@@ -215,7 +266,8 @@ static int save(const char *path, const rows *all, void (*write)(FILE *, const r
     FILE *memory = open_memstream(&text, &bytes);
     if (memory) write(memory, all);
     const int failed = !memory || fclose(memory) != 0;
-    const int status = failed ? cli_fail("%s: out of memory", what) : cli_write_file(path, text, bytes);
+    const int status = failed ? cli_fail("%s: out of memory", what)
+                              : cli_write_file(path, text, bytes);
     free(text);
     return status;
 }
@@ -243,8 +295,10 @@ int cmd_experiment_collect(int argc, char **argv)
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
     int status = cli_options("esa experiment collect", "[options]",
-                             "Gathers the results of all experiments into one table. Experiments that are not complete are named and, as far as\n"
-                             "they are, shown.", options, argc, argv, NULL, &done);
+                             "Gathers the results of all experiments into one table. Experiments "
+                             "that are not complete are named and, as far as\n"
+                             "they are, shown.",
+                             options, argc, argv, NULL, &done);
     if (status || done) return status;
     char **folder = NULL;
     int64_t count = 0;
@@ -263,7 +317,8 @@ int cmd_experiment_collect(int argc, char **argv)
     for (int64_t i = 0; i < count; i++) free(folder[i]);
     free(folder);
     if (!status && all.count == 0)
-        status = cli_fail("%s: '%s' holds no results%s", what, results, incomplete ? " yet" : " (esa experiment run makes them)");
+        status = cli_fail("%s: '%s' holds no results%s", what, results,
+                          incomplete ? " yet" : " (esa experiment run makes them)");
     if (!status && csv) status = save(csv, &all, write_csv);
     if (!status && markdown) status = save(markdown, &all, write_markdown);
     if (!status) print_table(&all);

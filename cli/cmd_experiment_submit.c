@@ -1,10 +1,12 @@
-/* cmd_experiment_submit.c - `esa experiment submit`: an experiment as a Slurm job array, one task per budget.
+/* cmd_experiment_submit.c - `esa experiment submit`: an experiment as a Slurm job array, one task
+ * per budget.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Two scripts: a job that calibrates once, and an array that waits for it, so that no GPU idles while another calibrates. Each task is
- * `esa experiment run` with a tag of its own (TAG-b0.5), makes its dense videos on the GPU its sparse ones run on, and goes on where it was
- * when Slurm requeues it. */
-#define _POSIX_C_SOURCE 200809L     /* open_memstream */
+ * Two scripts: a job that calibrates once, and an array that waits for it, so that no GPU idles
+ * while another calibrates. Each task is `esa experiment run` with a tag of its own (TAG-b0.5),
+ * makes its dense videos on the GPU its sparse ones run on, and goes on where it was when Slurm
+ * requeues it. */
+#define _POSIX_C_SOURCE 200809L /* open_memstream */
 #include "experiment.h"
 #include "folders.h"
 
@@ -19,9 +21,9 @@ static const char what[] = "experiment submit";
 
 typedef struct job {
     experiment *e;
-    char **words;                   /* what was typed for `run`, without what each script says itself */
+    char **words; /* what was typed for `run`, without what each script says itself */
     int count;
-    char **options;                 /* of sbatch, behind -- */
+    char **options; /* of sbatch, behind -- */
     int option_count;
     int64_t gpus;
     char esa[4096];
@@ -46,7 +48,8 @@ static void put_budgets(FILE *out, const job *j, char between)
     }
 }
 
-/* Where logs go is said on sbatch's command line: #SBATCH lines know no quotes, and folders may have any name. */
+/* Where logs go is said on sbatch's command line: #SBATCH lines know no quotes, and folders may
+ * have any name. */
 static void put_head(FILE *out, const job *j, const char *suffix, int array)
 {
     fprintf(out, "#!/bin/bash\n#SBATCH --job-name=esa-%s%s\n", j->e->tag, suffix);
@@ -85,7 +88,8 @@ static void put_array(FILE *out, const job *j)
     put_budgets(out, j, ' ');
     fputs(")\nbudget=${budgets[$SLURM_ARRAY_TASK_ID]}\n", out);
     put_run(out, j);
-    fprintf(out, "%s --tag %s-b\"$budget\" --budget \"$budget\"\n", j->e->masks[0] ? " --skip-calibrate" : "", j->e->tag);
+    fprintf(out, "%s --tag %s-b\"$budget\" --budget \"$budget\"\n",
+            j->e->masks[0] ? " --skip-calibrate" : "", j->e->tag);
 }
 
 static char *script(const job *j, void (*put)(FILE *, const job *), size_t *bytes)
@@ -102,7 +106,8 @@ static char *script(const job *j, void (*put)(FILE *, const job *), size_t *byte
 /* ---------------------------------------------------------------- sbatch */
 
 /* Runs sbatch and reads the job's number from its answer. What it says on stderr the user sees. */
-static int sbatch(const job *j, char id[64], const char *script_path, const char *suffix, const char *dependency)
+static int sbatch(const job *j, char id[64], const char *script_path, const char *suffix,
+                  const char *dependency)
 {
     char *arg[64 + 8], answer[256] = "", log[EXPERIMENT_PATH], after[128];
     int n = 0, pipes[2], exited = 0;
@@ -113,7 +118,7 @@ static int sbatch(const job *j, char id[64], const char *script_path, const char
     if (dependency) {
         snprintf(after, sizeof after, "--dependency=afterok:%s", dependency);
         arg[n++] = after;
-        arg[n++] = "--kill-on-invalid-dep=yes";     /* a calibration that failed ends the array too */
+        arg[n++] = "--kill-on-invalid-dep=yes"; /* a calibration that failed ends the array too */
     }
     for (int i = 0; i < j->option_count; i++) arg[n++] = j->options[i];
     arg[n++] = (char *)script_path;
@@ -131,7 +136,8 @@ static int sbatch(const job *j, char id[64], const char *script_path, const char
     }
     close(pipes[1]);
     size_t used = 0;
-    for (ssize_t got; used < sizeof answer - 1 && (got = read(pipes[0], answer + used, sizeof answer - 1 - used)) != 0;) {
+    for (ssize_t got; used < sizeof answer - 1 &&
+                      (got = read(pipes[0], answer + used, sizeof answer - 1 - used)) != 0;) {
         if (got < 0 && errno == EINTR) continue;
         if (got < 0) break;
         used += (size_t)got;
@@ -139,8 +145,11 @@ static int sbatch(const job *j, char id[64], const char *script_path, const char
     close(pipes[0]);
     while (waitpid(child, &exited, 0) < 0 && errno == EINTR) continue;
     if (WIFEXITED(exited) && WEXITSTATUS(exited) == 127)
-        return cli_fail("%s: sbatch was not found; is this a machine with Slurm? (--dry-run prints the scripts)", what);
-    if (!WIFEXITED(exited) || WEXITSTATUS(exited) != 0) return cli_fail("%s: sbatch refused '%s'", what, script_path);
+        return cli_fail("%s: sbatch was not found; is this a machine with Slurm? (--dry-run prints "
+                        "the scripts)",
+                        what);
+    if (!WIFEXITED(exited) || WEXITSTATUS(exited) != 0)
+        return cli_fail("%s: sbatch refused '%s'", what, script_path);
     /* "123" or "123;cluster" */
     answer[strcspn(answer, ";\n")] = 0;
     if (!answer[0] || strspn(answer, "0123456789") != strlen(answer))
@@ -160,7 +169,8 @@ static void cancel(const char *id)
     if (child > 0) waitpid(child, NULL, 0);
 }
 
-static int submit(const job *j, const char *calibration, size_t calibration_bytes, const char *array, size_t array_bytes)
+static int submit(const job *j, const char *calibration, size_t calibration_bytes,
+                  const char *array, size_t array_bytes)
 {
     char path[EXPERIMENT_PATH], first[64] = "", second[64] = "";
     experiment_path(j->e, path, "logs");
@@ -178,8 +188,10 @@ static int submit(const job *j, const char *calibration, size_t calibration_byte
         if (status && first[0]) cancel(first);
     }
     if (!status)
-        printf("job %s: %d task%s%s, results in %s/%s-b*; logs in %s/logs; `esa experiment collect` gathers them\n", second, j->e->budgets.count,
-               j->e->budgets.count > 1 ? "s" : "", first[0] ? " behind it" : "", j->e->results, j->e->tag, j->e->folder);
+        printf("job %s: %d task%s%s, results in %s/%s-b*; logs in %s/logs; `esa experiment "
+               "collect` gathers them\n",
+               second, j->e->budgets.count, j->e->budgets.count > 1 ? "s" : "",
+               first[0] ? " behind it" : "", j->e->results, j->e->tag, j->e->folder);
     return status;
 }
 
@@ -197,13 +209,17 @@ static int is_option(const char *word, const char *name, int takes, int *skip)
 /* What every script passes on: the words as typed, without those it says itself. */
 static void keep_words(job *j, int argc, char **argv)
 {
-    static const struct { const char *name; int takes; } own[] = {
-        { "--budget", 1 }, { "--budgets", 1 }, { "--tag", 1 }, { "--masks", 1 }, { "--results", 1 }, { "--skip-calibrate", 0 }, { "--gpus", 1 },
-        { "--dry-run", 0 },
+    static const struct {
+        const char *name;
+        int takes;
+    } own[] = {
+        { "--budget", 1 },  { "--budgets", 1 },        { "--tag", 1 },  { "--masks", 1 },
+        { "--results", 1 }, { "--skip-calibrate", 0 }, { "--gpus", 1 }, { "--dry-run", 0 },
     };
     for (int i = 0; i < argc;) {
         int skip = 0;
-        for (size_t k = 0; k < sizeof own / sizeof own[0] && !skip; k++) is_option(argv[i], own[k].name, own[k].takes, &skip);
+        for (size_t k = 0; k < sizeof own / sizeof own[0] && !skip; k++)
+            is_option(argv[i], own[k].name, own[k].takes, &skip);
         if (!skip) j->words[j->count++] = argv[i];
         i += skip ? skip : 1;
     }
@@ -216,9 +232,11 @@ static int check_early(const experiment *e)
     const int status = cli_model_find(folder, sizeof folder, e->model, what);
     if (status) return status;
     const int numbered = strspn(e->eval_prompts, "0123456789") == strlen(e->eval_prompts);
-    const char *files[] = { e->prompts_file, numbered ? NULL : e->eval_prompts, e->lpips_weights, e->skip_calibrate ? e->masks : NULL };
+    const char *files[] = { e->prompts_file, numbered ? NULL : e->eval_prompts, e->lpips_weights,
+                            e->skip_calibrate ? e->masks : NULL };
     for (int i = 0; i < 4; i++)
-        if (files[i] && access(files[i], R_OK) != 0) return cli_fail("%s: cannot read '%s': %s", what, files[i], strerror(errno));
+        if (files[i] && access(files[i], R_OK) != 0)
+            return cli_fail("%s: cannot read '%s': %s", what, files[i], strerror(errno));
     return CLI_OK;
 }
 
@@ -242,13 +260,17 @@ int cmd_experiment_submit(int argc, char **argv)
         free(j.words);
         return cli_fail("%s: out of memory", what);
     }
-    memcpy(copy, argv, (size_t)own * sizeof *copy);     /* parsing moves words about */
-    int status = experiment_parse(&e, "esa experiment submit",
-                                  "Writes and submits a Slurm job array, one task per budget, behind one job that calibrates. Options of\n"
-                                  "`esa experiment run`; what follows -- goes to sbatch as it is:\n"
-                                  "esa experiment submit --tag x --budgets 0.7,0.5 -- --partition=a100 --time=2:00:00", more, own, copy, &done);
+    memcpy(copy, argv, (size_t)own * sizeof *copy); /* parsing moves words about */
+    int status = experiment_parse(
+        &e, "esa experiment submit",
+        "Writes and submits a Slurm job array, one task per budget, behind one job that "
+        "calibrates. Options of\n"
+        "`esa experiment run`; what follows -- goes to sbatch as it is:\n"
+        "esa experiment submit --tag x --budgets 0.7,0.5 -- --partition=a100 --time=2:00:00",
+        more, own, copy, &done);
     if (!status && !done && e.only_calibrate) {
-        cli_fail("%s: --only-calibrate is what its first job does; `esa experiment run` takes it", what);
+        cli_fail("%s: --only-calibrate is what its first job does; `esa experiment run` takes it",
+                 what);
         status = CLI_USAGE;
     }
     if (!status && !done && j.option_count > 64) {
@@ -258,17 +280,23 @@ int cmd_experiment_submit(int argc, char **argv)
     if (!status && !done) status = check_early(&e);
     if (!status && !done) {
         const ssize_t n = readlink("/proc/self/exe", j.esa, sizeof j.esa - 1);
-        if (n > 0) j.esa[n] = 0;
-        else snprintf(j.esa, sizeof j.esa, "esa");
+        if (n > 0)
+            j.esa[n] = 0;
+        else
+            snprintf(j.esa, sizeof j.esa, "esa");
         keep_words(&j, own, argv);
         size_t calibration_bytes = 0, array_bytes = 0;
         const int calibrates = e.masks[0] && !e.skip_calibrate;
-        char *calibration = calibrates ? script(&j, put_calibrate, &calibration_bytes) : NULL, *array = script(&j, put_array, &array_bytes);
-        if (!array || (calibrates && !calibration)) status = CLI_FAILED;
-        else if (!dry) status = submit(&j, calibration, calibration_bytes, array, array_bytes);
+        char *calibration = calibrates ? script(&j, put_calibrate, &calibration_bytes) : NULL,
+             *array = script(&j, put_array, &array_bytes);
+        if (!array || (calibrates && !calibration))
+            status = CLI_FAILED;
+        else if (!dry)
+            status = submit(&j, calibration, calibration_bytes, array, array_bytes);
         else {
             if (calibration) printf("# %s/calibrate.sbatch\n%s\n", e.folder, calibration);
-            printf("# %s/array.sbatch%s\n%s", e.folder, calibration ? ", once that has ended well" : "", array);
+            printf("# %s/array.sbatch%s\n%s", e.folder,
+                   calibration ? ", once that has ended well" : "", array);
         }
         free(calibration);
         free(array);

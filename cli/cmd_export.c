@@ -1,4 +1,5 @@
-/* cmd_export.c - `esa export`: videos from one form into another. Tensors, frames and latents become MP4; MP4 becomes frames or tensors.
+/* cmd_export.c - `esa export`: videos from one form into another. Tensors, frames and latents
+ * become MP4; MP4 becomes frames or tensors.
  * SPDX-License-Identifier: Apache-2.0 */
 #define _XOPEN_SOURCE 700
 #include <stdlib.h>
@@ -10,9 +11,9 @@
 #include "video_list.h"
 
 #define PATH_SIZE 4200
-#define CODECS "auto|h264|hevc|av1|mpeg4|lossless"      /* ESA_CODEC_* */
-#define PIXELS "u8|f32|f16"                             /* ESA_PIXELS_* */
-#define FORMATS "mp4|y4m|png|safetensors|npy"
+#define CODECS    "auto|h264|hevc|av1|mpeg4|lossless" /* ESA_CODEC_* */
+#define PIXELS    "u8|f32|f16"                        /* ESA_PIXELS_* */
+#define FORMATS   "mp4|y4m|png|safetensors|npy"
 
 static const char what[] = "export";
 
@@ -23,7 +24,7 @@ typedef struct job {
     double fps;
     cli_video video;
     esa_ctx *ctx;
-    esa_model *model;               /* its VAE; NULL until latents come by */
+    esa_model *model; /* its VAE; NULL until latents come by */
     cli_json *json;
     int64_t written;
 } job;
@@ -43,17 +44,22 @@ static int target_of(const job *j, char *target, size_t size, const video_entry 
     int n;
     struct stat about;
     if (j->out) {
-        const int is_folder = stat(j->out, &about) == 0 && S_ISDIR(about.st_mode) && j->out[strlen(j->out) - 1] != '/';
+        const int is_folder = stat(j->out, &about) == 0 && S_ISDIR(about.st_mode) &&
+                              j->out[strlen(j->out) - 1] != '/';
         n = snprintf(target, size, "%s%s", j->out, is_folder ? "/" : "");
     } else {
-        if (j->output_dir) snprintf(folder, sizeof folder, "%s", j->output_dir);
-        else cli_folder_of(folder, sizeof folder, e->path);
+        if (j->output_dir)
+            snprintf(folder, sizeof folder, "%s", j->output_dir);
+        else
+            cli_folder_of(folder, sizeof folder, e->path);
         cli_name(format, FORMATS, j->to);
         const int png = strcmp(format, "png") == 0;
         const int here = strcmp(folder, ".") == 0;
-        n = snprintf(target, size, "%s%s%s%s%s", here ? "" : folder, here ? "" : "/", e->stem, png ? "/" : ".", png ? "" : format);
+        n = snprintf(target, size, "%s%s%s%s%s", here ? "" : folder, here ? "" : "/", e->stem,
+                     png ? "/" : ".", png ? "" : format);
     }
-    return n > 0 && n < (int)size ? CLI_OK : cli_fail("%s: a name of %d bytes is too long", what, n);
+    return n > 0 && n < (int)size ? CLI_OK
+                                  : cli_fail("%s: a name of %d bytes is too long", what, n);
 }
 
 /* ---------------------------------------------------------------- latents */
@@ -77,7 +83,8 @@ static int decode(job *j, esa_frames **frames, const video_entry *e)
 {
     char folder[PATH_SIZE];
     if (!j->vae) {
-        cli_fail("%s: '%s' holds latents; --vae FOLDER names the model that decodes them", what, e->path);
+        cli_fail("%s: '%s' holds latents; --vae FOLDER names the model that decodes them", what,
+                 e->path);
         return CLI_USAGE;
     }
     if (!j->model) {
@@ -129,7 +136,8 @@ static void report(job *j, const video_entry *e, const char *target, const esa_f
     j->video.frames_info(frames, &info);
     const double fps = j->fps > 0 ? j->fps : info.fps;
     const int is_file = stat(target, &about) == 0 && S_ISREG(about.st_mode);
-    printf("%s -> %s: %d frames of %d x %d at %.4g a second", e->path, target, info.frames, info.width, info.height, fps);
+    printf("%s -> %s: %d frames of %d x %d at %.4g a second", e->path, target, info.frames,
+           info.width, info.height, fps);
     if (is_file) printf(", %.1f KB", (double)about.st_size / 1000);
     printf("\n");
     cli_json_open(j->json, NULL, '{');
@@ -140,8 +148,10 @@ static void report(job *j, const video_entry *e, const char *target, const esa_f
     cli_json_int(j->json, "height", info.height);
     cli_json_int(j->json, "width", info.width);
     cli_json_real(j->json, "fps", fps);
-    if (is_file) cli_json_int(j->json, "bytes", about.st_size);
-    else cli_json_text(j->json, "bytes", NULL);
+    if (is_file)
+        cli_json_int(j->json, "bytes", about.st_size);
+    else
+        cli_json_text(j->json, "bytes", NULL);
     cli_json_close(j->json);
     j->written++;
 }
@@ -158,14 +168,17 @@ static int export_one(job *j, const video_entry *e, int in_folder)
             printf("%s is in that form already\n", e->path);
             return CLI_OK;
         }
-        return cli_fail("%s: '%s' would be written over itself; give --out, --output-dir or another --to", what, e->path);
+        return cli_fail(
+            "%s: '%s' would be written over itself; give --out, --output-dir or another --to", what,
+            e->path);
     }
     if (clip_interrupted()) return CLIP_INTERRUPTED;
     status = cli_make_folder_of(target, &kept, what);
     if (status) return status;
     status = load(j, &frames, e);
     if (!status) status = save(j, frames, target);
-    if (!status) report(j, e, target, frames);
+    if (!status)
+        report(j, e, target, frames);
     else {
         char folder[PATH_SIZE];
         cli_folder_of(folder, sizeof folder, target);
@@ -184,13 +197,16 @@ static int export_path(job *j, const char *path)
     const int is_folder = stat(path, &about) == 0 && S_ISDIR(about.st_mode);
     int status = video_list_get(&list, &j->video, j->ctx, path, !is_folder || j->vae, what);
     int64_t videos = 0;
-    for (int64_t i = 0; i < list.count; i++) videos += !i || strcmp(list.entry[i].stem, list.entry[i - 1].stem) != 0;
+    for (int64_t i = 0; i < list.count; i++)
+        videos += !i || strcmp(list.entry[i].stem, list.entry[i - 1].stem) != 0;
     if (!status && j->out && videos > 1) {
-        cli_fail("%s: '%s' holds %lld videos, --out names one; give --output-dir DIR", what, path, (long long)videos);
+        cli_fail("%s: '%s' holds %lld videos, --out names one; give --output-dir DIR", what, path,
+                 (long long)videos);
         status = CLI_USAGE;
     }
     for (int64_t i = 0; i < list.count && !status; i++) {
-        if (i && strcmp(list.entry[i].stem, list.entry[i - 1].stem) == 0) continue;     /* the same in a lossier form */
+        /* the same in a lossier form */
+        if (i && strcmp(list.entry[i].stem, list.entry[i - 1].stem) == 0) continue;
         status = export_one(j, &list.entry[i], list.folder);
     }
     video_list_free(&list);
@@ -201,13 +217,18 @@ static int run(job *j, int words, char **argv)
 {
     int status = cli_video_open(&j->video, what);
     if (!status) status = cli_ctx_new(&j->ctx, j->threads);
-    if (status) { cli_video_close(&j->video); return status; }
+    if (status) {
+        cli_video_close(&j->video);
+        return status;
+    }
     clip_catch_signals();
     j->json = cli_json_new();
     cli_machine_json(j->json, j->ctx, NULL);
     cli_json_open(j->json, "files", '[');
     for (int i = 0; i < words && !status; i++) status = export_path(j, argv[i]);
-    if (status == CLIP_INTERRUPTED) cli_fail("%s: interrupted; %lld files are whole, the next was not written", what, (long long)j->written);
+    if (status == CLIP_INTERRUPTED)
+        cli_fail("%s: interrupted; %lld files are whole, the next was not written", what,
+                 (long long)j->written);
     const int saved = cli_json_save(j->json, status ? NULL : j->json_path);
     j->video.model_free(j->model);
     esa_ctx_free(j->ctx);
@@ -227,32 +248,45 @@ int cmd_export(int argc, char **argv)
     int words = 0, done;
     const int form_given = cli_given(argc, argv, "--to");
     const cli_option options[] = {
-        { "--out", CLI_TEXT, &j.out, "PATH", 0, 0, 0, "x.mp4, x.y4m, x.safetensors, x.npy, x.png (one frame), or a folder of PNG: x/" },
-        { "--output-dir", CLI_TEXT, &j.output_dir, "DIR", 0, 0, 0, "each video under its own stem (beside the original)" },
+        { "--out", CLI_TEXT, &j.out, "PATH", 0, 0, 0,
+          "x.mp4, x.y4m, x.safetensors, x.npy, x.png (one frame), or a folder of PNG: x/" },
+        { "--output-dir", CLI_TEXT, &j.output_dir, "DIR", 0, 0, 0,
+          "each video under its own stem (beside the original)" },
         { "--to", CLI_CHOICE, &j.to, FORMATS, 0, 0, 0, "without --out: the form (mp4)" },
-        { "--fps", CLI_REAL, &j.fps, "X", 0.01, 1000, 0, "frames a second (the video's own; 16 where it has none)" },
+        { "--fps", CLI_REAL, &j.fps, "X", 0.01, 1000, 0,
+          "frames a second (the video's own; 16 where it has none)" },
         { "--quality", CLI_INT, &j.quality, "N", 1, 100, 0, "of MP4 (75)" },
-        { "--codec", CLI_CHOICE, &j.codec, CODECS, 0, 0, 0, "of MP4; lossless: H.264 of RGB (auto: h264, else mpeg4)" },
-        { "--dtype", CLI_CHOICE, &j.pixels, PIXELS, 0, 0, 0, "of tensors: bytes, or numbers in [0, 1] (u8)" },
-        { "--vae", CLI_TEXT, &j.vae, "FOLDER|NAME", 0, 0, 0, "the model that decodes latents (files of generate --save-latents)" },
-        { "--vae-tile", CLI_INT, &j.tile, "N", 0, 16384, 0, "decode in tiles of so many pixels (0: whole frames)" },
+        { "--codec", CLI_CHOICE, &j.codec, CODECS, 0, 0, 0,
+          "of MP4; lossless: H.264 of RGB (auto: h264, else mpeg4)" },
+        { "--dtype", CLI_CHOICE, &j.pixels, PIXELS, 0, 0, 0,
+          "of tensors: bytes, or numbers in [0, 1] (u8)" },
+        { "--vae", CLI_TEXT, &j.vae, "FOLDER|NAME", 0, 0, 0,
+          "the model that decodes latents (files of generate --save-latents)" },
+        { "--vae-tile", CLI_INT, &j.tile, "N", 0, 16384, 0,
+          "decode in tiles of so many pixels (0: whole frames)" },
         { "--threads", CLI_INT, &j.threads, "N", 0, ESA_MAX_THREADS, 0, "0: one per core (0)" },
         { "--json", CLI_TEXT, &j.json_path, "FILE", 0, 0, 0, "also write what was made as JSON" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
-    int status = cli_options("esa export", "VIDEO|FOLDER ... [--out PATH | --output-dir DIR] [options]",
-                             "Turns videos from one form into another: tensors [frames, height, width, 3], folders of PNG, Y4M and latents into MP4,\n"
-                             "and MP4 into frames or tensors. A folder stands for the videos in it.",
-                             options, argc, argv, &words, &done);
+    int status = cli_options(
+        "esa export", "VIDEO|FOLDER ... [--out PATH | --output-dir DIR] [options]",
+        "Turns videos from one form into another: tensors [frames, height, width, 3], folders of "
+        "PNG, Y4M and latents into MP4,\n"
+        "and MP4 into frames or tensors. A folder stands for the videos in it.",
+        options, argc, argv, &words, &done);
     if (status || done) return status;
     if (words == 0) return usage("no video was given; 'esa export --help' lists the options");
-    if (j.out && j.output_dir) return usage("--out names one video, --output-dir a folder for several; give one");
+    if (j.out && j.output_dir)
+        return usage("--out names one video, --output-dir a folder for several; give one");
     if (j.out && words > 1) return usage("--out names one video; several need --output-dir DIR");
-    if (j.out && form_given) return usage("the ending of --out says the form; --to goes without it");
+    if (j.out && form_given)
+        return usage("the ending of --out says the form; --to goes without it");
     if (j.out && !j.out[0]) return usage("--out names no file");
     struct stat about;
-    const int is_folder = j.out && (j.out[strlen(j.out) - 1] == '/' || (stat(j.out, &about) == 0 && S_ISDIR(about.st_mode)));
-    if (j.out && !is_folder && video_format(j.out) > VIDEO_MP4)         /* the others are only read */
-        return usage("the ending of --out names no form that is written: .mp4, .y4m, .safetensors, .npy, .png, or a folder of PNG (a name that ends in /)");
+    const int is_folder = j.out && (j.out[strlen(j.out) - 1] == '/' ||
+                                    (stat(j.out, &about) == 0 && S_ISDIR(about.st_mode)));
+    if (j.out && !is_folder && video_format(j.out) > VIDEO_MP4) /* the others are only read */
+        return usage("the ending of --out names no form that is written: .mp4, .y4m, .safetensors, "
+                     ".npy, .png, or a folder of PNG (a name that ends in /)");
     return run(&j, words, argv);
 }

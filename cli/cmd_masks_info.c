@@ -16,8 +16,10 @@ static void describe(const esa_mask_file_info *i, const char *path, cli_json *js
     cli_name(importance, importance_names, i->importance);
     cli_name(order, CLI_ORDERS, i->layout.order);
     cli_name(mode, CLI_MODES, i->mode);
-    if (i->selector < 0) strcpy(selector, "given by the caller");
-    else cli_name(selector, CLI_SELECTORS, i->selector);
+    if (i->selector < 0)
+        strcpy(selector, "given by the caller");
+    else
+        cli_name(selector, CLI_SELECTORS, i->selector);
     cli_json_text(json, "file", path);
     cli_json_int(json, "bytes", i->file_bytes);
     cli_json_int(json, "format_version", i->format_version);
@@ -52,20 +54,27 @@ static void describe(const esa_mask_file_info *i, const char *path, cli_json *js
     cli_json_open(json, "budgets", '[');
     for (int b = 0; b < i->budget_count; b++) {
         cli_json_real(json, NULL, i->budget_permille[b] / 1000.0);
-        if (used < sizeof budgets) used += (size_t)snprintf(budgets + used, sizeof budgets - used, "%s%g", b ? ", " : "", i->budget_permille[b] / 1000.0);
+        if (used < sizeof budgets)
+            used += (size_t)snprintf(budgets + used, sizeof budgets - used, "%s%g", b ? ", " : "",
+                                     i->budget_permille[b] / 1000.0);
     }
     cli_json_close(json);
-    printf("file        %s, %.2f MB, format %d\n", path, 1e-6 * (double)i->file_bytes, (int)i->format_version);
-    printf("model       %s%s%s%s\n", i->model[0] ? i->model : "not named", i->config_hash[0] ? " (" : "", i->config_hash,
-           i->config_hash[0] ? ")" : "");
-    printf("selector    %s, mode %s%s, blocks %dx%d, %d prompts averaged\n", selector, mode, i->causal ? ", causal" : "", (int)i->block_q, (int)i->block_k, (int)i->prompts);
-    printf("run         %d layers, %d steps in %d groups, %d branches, %lld heads\n", (int)i->layers, (int)i->steps, (int)i->groups,
-           (int)i->branches, (long long)i->H);
-    printf("stored      %d layers, %d groups (warm-up %g of the steps, first layer %s)\n", (int)i->stored_layers, (int)i->stored_groups,
-           i->warmup_frac, i->dense_first_layer ? "dense" : "sparse");
-    printf("tokens      Nq %lld, Nk %lld: %lld x %lld blocks; order %s, grid %d x %d x %d, text %d in front, %d behind\n", (long long)i->Nq,
-           (long long)i->Nk, (long long)i->nq, (long long)i->nk, order, (int)i->layout.grid_q[0], (int)i->layout.grid_q[1],
-           (int)i->layout.grid_q[2], (int)i->layout.text_front_q, (int)i->layout.text_back_q);
+    printf("file        %s, %.2f MB, format %d\n", path, 1e-6 * (double)i->file_bytes,
+           (int)i->format_version);
+    printf("model       %s%s%s%s\n", i->model[0] ? i->model : "not named",
+           i->config_hash[0] ? " (" : "", i->config_hash, i->config_hash[0] ? ")" : "");
+    printf("selector    %s, mode %s%s, blocks %dx%d, %d prompts averaged\n", selector, mode,
+           i->causal ? ", causal" : "", (int)i->block_q, (int)i->block_k, (int)i->prompts);
+    printf("run         %d layers, %d steps in %d groups, %d branches, %lld heads\n",
+           (int)i->layers, (int)i->steps, (int)i->groups, (int)i->branches, (long long)i->H);
+    printf("stored      %d layers, %d groups (warm-up %g of the steps, first layer %s)\n",
+           (int)i->stored_layers, (int)i->stored_groups, i->warmup_frac,
+           i->dense_first_layer ? "dense" : "sparse");
+    printf("tokens      Nq %lld, Nk %lld: %lld x %lld blocks; order %s, grid %d x %d x %d, text %d "
+           "in front, %d behind\n",
+           (long long)i->Nq, (long long)i->Nk, (long long)i->nq, (long long)i->nk, order,
+           (int)i->layout.grid_q[0], (int)i->layout.grid_q[1], (int)i->layout.grid_q[2],
+           (int)i->layout.text_front_q, (int)i->layout.text_back_q);
     printf("importance  %s\n", importance);
     printf("budgets     %s\n", budgets[0] ? budgets : "none prebuilt");
 }
@@ -81,8 +90,10 @@ static void print_cell(const double *figures, int64_t H, cli_json *json)
         cli_cell(table, "%lld", (long long)h);
         for (int i = 0; i < 3; i++) {
             const double x = figures[i * H + h];
-            if (isfinite(x)) cli_cell(table, "%.4f", x);
-            else cli_cell(table, "-");
+            if (isfinite(x))
+                cli_cell(table, "%.4f", x);
+            else
+                cli_cell(table, "-");
         }
         cli_json_open(json, NULL, '{');
         cli_json_real(json, "entropy", figures[h]);
@@ -101,18 +112,28 @@ int cmd_masks_info(int argc, char **argv)
     double budget = 0.5;
     int words = 0, done;
     const cli_option options[] = {
-        { "--layer", CLI_INT, &layer, "N", 0, 1e6, 0, "with --step: figures per head of this cell" },
-        { "--step", CLI_INT, &step, "N", 0, 1e6, 0, "denoising step of the cell; goes with --layer" },
+        { "--layer", CLI_INT, &layer, "N", 0, 1e6, 0,
+          "with --step: figures per head of this cell" },
+        { "--step", CLI_INT, &step, "N", 0, 1e6, 0,
+          "denoising step of the cell; goes with --layer" },
         { "--branch", CLI_INT, &branch, "N", 0, 1e3, 0, "guidance branch of the cell (0)" },
-        { "--budget", CLI_REAL, &budget, "X", 0, 1, 0, "budget of the cell (the first prebuilt one, else 0.5)" },
+        { "--budget", CLI_REAL, &budget, "X", 0, 1, 0,
+          "budget of the cell (the first prebuilt one, else 0.5)" },
         { "--json", CLI_TEXT, &json_path, "FILE", 0, 0, 0, "also write it as JSON" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
     const int has_budget = cli_given(argc, argv, "--budget");
-    int status = cli_options("esa masks info", "FILE [options]", "Says what a mask file holds.", options, argc, argv, &words, &done);
+    int status = cli_options("esa masks info", "FILE [options]", "Says what a mask file holds.",
+                             options, argc, argv, &words, &done);
     if (status || done) return status;
-    if (words != 1) { cli_fail("masks info: %d files were given, expected 1", words); return CLI_USAGE; }
-    if ((layer < 0) != (step < 0)) { cli_fail("masks info: --layer and --step go together"); return CLI_USAGE; }
+    if (words != 1) {
+        cli_fail("masks info: %d files were given, expected 1", words);
+        return CLI_USAGE;
+    }
+    if ((layer < 0) != (step < 0)) {
+        cli_fail("masks info: --layer and --step go together");
+        return CLI_USAGE;
+    }
     esa_ctx *ctx;
     esa_mask_file *file = NULL;
     esa_mask_file_info info;
@@ -121,18 +142,23 @@ int cmd_masks_info(int argc, char **argv)
     cli_json *json = cli_json_new();
     esa_status s = esa_mask_file_open(ctx, &file, argv[0]);
     if (s == ESA_OK) s = esa_mask_file_get_info(file, &info);
-    /* The cell is read before anything is printed: a call that fails says one sentence and nothing else. */
+    /* The cell is read before anything is printed: a call that fails says one sentence and nothing
+     * else. */
     double *figures = NULL;
     if (s == ESA_OK && layer >= 0) {
         if (!has_budget && info.budget_count > 0) budget = info.budget_permille[0] / 1000.0;
         figures = calloc((size_t)info.H * 3, sizeof *figures);
-        s = figures ? esa_mask_file_heads(file, figures, figures + info.H, figures + 2 * info.H, (int32_t)layer, (int32_t)step, (int32_t)branch, budget)
+        s = figures ? esa_mask_file_heads(file, figures, figures + info.H, figures + 2 * info.H,
+                                          (int32_t)layer, (int32_t)step, (int32_t)branch, budget)
                     : ESA_ERR_MEMORY;
     }
-    if (s != ESA_OK) status = cli_fail_esa(ctx, s, "masks info");
-    else describe(&info, argv[0], json);
+    if (s != ESA_OK)
+        status = cli_fail_esa(ctx, s, "masks info");
+    else
+        describe(&info, argv[0], json);
     if (s == ESA_OK && figures) {
-        printf("\nlayer %lld, step %lld, branch %lld, budget %g\n", (long long)layer, (long long)step, (long long)branch, budget);
+        printf("\nlayer %lld, step %lld, branch %lld, budget %g\n", (long long)layer,
+               (long long)step, (long long)branch, budget);
         print_cell(figures, info.H, json);
     }
     free(figures);

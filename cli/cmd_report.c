@@ -1,4 +1,5 @@
-/* cmd_report.c - `esa report`: results folders and mask files become one HTML page that needs nothing else.
+/* cmd_report.c - `esa report`: results folders and mask files become one HTML page that needs
+ * nothing else.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "report.h"
 #include "clip.h"
@@ -11,7 +12,7 @@
 #include <unistd.h>
 
 #define MAX_MASKS 16
-#define MAX_PAGE (1000LL << 20)     /* bytes: beyond it browsers give up */
+#define MAX_PAGE  (1000LL << 20) /* bytes: beyond it browsers give up */
 
 typedef struct request {
     const char *output, *title, *masks;
@@ -20,13 +21,17 @@ typedef struct request {
 } request;
 
 /* Mask files: those of --masks (with commas), else those the results name; each once. */
-static int mask_files(char *names[MAX_MASKS], int *count, const request *q, const report_run *runs, int run_count)
+static int mask_files(char *names[MAX_MASKS], int *count, const request *q, const report_run *runs,
+                      int run_count)
 {
     *count = 0;
     for (const char *p = q->masks; p && *p;) {
         const size_t n = strcspn(p, ",");
         if (n > 0) {
-            if (*count == MAX_MASKS) { cli_fail(REPORT_WHAT ": at most %d mask files", MAX_MASKS); return CLI_USAGE; }
+            if (*count == MAX_MASKS) {
+                cli_fail(REPORT_WHAT ": at most %d mask files", MAX_MASKS);
+                return CLI_USAGE;
+            }
             char *name = malloc(n + 1);
             if (!name) return cli_fail(REPORT_WHAT ": out of memory");
             memcpy(name, p, n);
@@ -46,23 +51,28 @@ static int mask_files(char *names[MAX_MASKS], int *count, const request *q, cons
     return CLI_OK;
 }
 
-static void default_title(char *out, size_t size, const report_run *runs, int count, char *const *masks)
+static void default_title(char *out, size_t size, const report_run *runs, int count,
+                          char *const *masks)
 {
     if (count == 0) {
         const char *slash = strrchr(masks[0], '/');
         snprintf(out, size, "Masks: %s", slash ? slash + 1 : masks[0]);
-    } else if (count == 1) snprintf(out, size, "%s: sparse against dense", runs[0].tag);
-    else snprintf(out, size, "%s and %d more: sparse against dense", runs[0].tag, count - 1);
+    } else if (count == 1)
+        snprintf(out, size, "%s: sparse against dense", runs[0].tag);
+    else
+        snprintf(out, size, "%s and %d more: sparse against dense", runs[0].tag, count - 1);
 }
 
-/* The folder the page will lie in; *room is "" where it goes into a pipe or a device. CLI_FAILED after one sentence if it cannot be written there,
- * which is better said before the work than after it. */
+/* The folder the page will lie in; *room is "" where it goes into a pipe or a device. CLI_FAILED
+ * after one sentence if it cannot be written there, which is better said before the work than after
+ * it. */
 static int page_folder(char *room, size_t size, const char *output)
 {
     struct stat about;
     *room = 0;
     const int exists = stat(output, &about) == 0;
-    if (exists && S_ISDIR(about.st_mode)) return cli_fail("cannot write '%s': %s", output, strerror(EISDIR));
+    if (exists && S_ISDIR(about.st_mode))
+        return cli_fail("cannot write '%s': %s", output, strerror(EISDIR));
     if (exists && !S_ISREG(about.st_mode)) return CLI_OK;
     cli_folder_of(room, size, output);
     if (access(room, W_OK | X_OK) == 0 || exists) return CLI_OK;
@@ -70,7 +80,8 @@ static int page_folder(char *room, size_t size, const char *output)
 }
 
 /* runs and mask files are read: the page is made and written. */
-static int write_page(const request *q, esa_ctx *ctx, const report_run *runs, int count, char *const *masks, int mask_count)
+static int write_page(const request *q, esa_ctx *ctx, const report_run *runs, int count,
+                      char *const *masks, int mask_count)
 {
     char title[256], room[4200];
     int status = page_folder(room, sizeof room, q->output);
@@ -82,11 +93,19 @@ static int write_page(const request *q, esa_ctx *ctx, const report_run *runs, in
     cli_json_compact(json);
     report_runs_json(json, runs, count);
     cli_json_open(json, "masks", '[');
-    for (int i = 0; i < mask_count && !status; i++) status = report_masks_json(json, ctx, masks[i], (q->mask_mb << 20) / mask_count);
+    for (int i = 0; i < mask_count && !status; i++)
+        status = report_masks_json(json, ctx, masks[i], (q->mask_mb << 20) / mask_count);
     cli_json_close(json);
     char *data = cli_json_take(json, &bytes);
-    report_page page = { .title = q->title ? q->title : title, .runs = runs, .run_count = count, .mask_count = mask_count, .data = data, .data_bytes = bytes,
-                         .videos = !q->no_videos, .max_clips = q->max_clips, .media = { .ctx = ctx, .room = room[0] ? room : NULL } };
+    report_page page = { .title = q->title ? q->title : title,
+                         .runs = runs,
+                         .run_count = count,
+                         .mask_count = mask_count,
+                         .data = data,
+                         .data_bytes = bytes,
+                         .videos = !q->no_videos,
+                         .max_clips = q->max_clips,
+                         .media = { .ctx = ctx, .room = room[0] ? room : NULL } };
     if (!status && data) report_page_write(&text, &page);
     if (!status && clip_interrupted()) {
         cli_fail(REPORT_WHAT ": interrupted, nothing was written");
@@ -94,18 +113,25 @@ static int write_page(const request *q, esa_ctx *ctx, const report_run *runs, in
     }
     if (!status && (!data || text.failed)) status = cli_fail(REPORT_WHAT ": out of memory");
     if (!status && (int64_t)text.used > MAX_PAGE)
-        status = cli_fail(REPORT_WHAT ": the page would have %lld MB, more than browsers open; --max-prompts N puts in the videos of fewer prompts",
+        status = cli_fail(REPORT_WHAT ": the page would have %lld MB, more than browsers open; "
+                                      "--max-prompts N puts in the videos of fewer prompts",
                           (long long)(text.used >> 20));
     if (!status) status = cli_write_file(q->output, text.text, text.used);
     if (!status) {
-        printf("%s: %.1f MB, %d run%s, %lld video%s, %d mask file%s\n", q->output, 1e-6 * (double)text.used, count, count == 1 ? "" : "s",
-               (long long)page.media.embedded, page.media.embedded == 1 ? "" : "s", mask_count, mask_count == 1 ? "" : "s");
+        printf("%s: %.1f MB, %d run%s, %lld video%s, %d mask file%s\n", q->output,
+               1e-6 * (double)text.used, count, count == 1 ? "" : "s",
+               (long long)page.media.embedded, page.media.embedded == 1 ? "" : "s", mask_count,
+               mask_count == 1 ? "" : "s");
         if (page.media.as_pictures)
-            fprintf(stderr, "note: %lld video%s picture by picture: this FFmpeg has no H.264 encoder (libx264), and browsers play no MPEG-4 of the older kind\n",
-                    (long long)page.media.as_pictures, page.media.as_pictures == 1 ? " is shown" : "s are shown");
+            fprintf(stderr,
+                    "note: %lld video%s picture by picture: this FFmpeg has no H.264 encoder "
+                    "(libx264), and browsers play no MPEG-4 of the older kind\n",
+                    (long long)page.media.as_pictures,
+                    page.media.as_pictures == 1 ? " is shown" : "s are shown");
         if (page.media.left_out)
-            fprintf(stderr, "note: %lld video%s left out, a sentence stands there instead: %s\n", (long long)page.media.left_out,
-                    page.media.left_out == 1 ? " is" : "s are", page.media.reason ? page.media.reason : "");
+            fprintf(stderr, "note: %lld video%s left out, a sentence stands there instead: %s\n",
+                    (long long)page.media.left_out, page.media.left_out == 1 ? " is" : "s are",
+                    page.media.reason ? page.media.reason : "");
     }
     report_media_close(&page.media);
     report_text_free(&text);
@@ -122,7 +148,10 @@ static int make_report(const request *q, char **folders, int count)
     int status = runs ? CLI_OK : cli_fail(REPORT_WHAT ": out of memory");
     for (; read < count && !status; read++) status = report_run_read(&runs[read], folders[read]);
     if (!status) status = mask_files(masks, &mask_count, q, runs, count);
-    if (!status && count == 0 && mask_count == 0) { cli_fail(REPORT_WHAT ": --masks names no file"); status = CLI_USAGE; }
+    if (!status && count == 0 && mask_count == 0) {
+        cli_fail(REPORT_WHAT ": --masks names no file");
+        status = CLI_USAGE;
+    }
     if (!status) status = cli_ctx_new(&ctx, 1);
     if (!status) status = write_page(q, ctx, runs, count, masks, mask_count);
     for (int i = 0; i < mask_count; i++) free(masks[i]);
@@ -138,19 +167,31 @@ int cmd_report(int argc, char **argv)
     int words = 0, done;
     const cli_option options[] = {
         { "--output", CLI_TEXT, &q.output, "FILE", 0, 0, 0, "the page (report.html)" },
-        { "--masks", CLI_TEXT, &q.masks, "FILE,...", 0, 0, 0, "mask files to show (those of the results)" },
-        { "--title", CLI_TEXT, &q.title, "TEXT", 0, 0, 0, "heading of the page (the tags of the results)" },
-        { "--max-prompts", CLI_INT, &q.max_clips, "N", 1, 100000, 0, "put in the videos of the first N prompts of each folder (all)" },
-        { "--no-videos", CLI_FLAG, &q.no_videos, NULL, 0, 0, 0, "leave the videos out: a small page" },
-        { "--mask-mb", CLI_INT, &q.mask_mb, "N", 1, 500, 0, "megabytes of mask pictures; large files are thinned out to fit (16)" },
+        { "--masks", CLI_TEXT, &q.masks, "FILE,...", 0, 0, 0,
+          "mask files to show (those of the results)" },
+        { "--title", CLI_TEXT, &q.title, "TEXT", 0, 0, 0,
+          "heading of the page (the tags of the results)" },
+        { "--max-prompts", CLI_INT, &q.max_clips, "N", 1, 100000, 0,
+          "put in the videos of the first N prompts of each folder (all)" },
+        { "--no-videos", CLI_FLAG, &q.no_videos, NULL, 0, 0, 0,
+          "leave the videos out: a small page" },
+        { "--mask-mb", CLI_INT, &q.mask_mb, "N", 1, 500, 0,
+          "megabytes of mask pictures; large files are thinned out to fit (16)" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
     int status = cli_options("esa report", "RESULTS... [--output report.html] [options]",
-                             "Makes one HTML page from results folders (esa experiment run) and mask files: videos side by side, quality against density\n"
-                             "and speed, time per step, density and entropy per head, mask pictures. The page needs nothing else, not even a network.",
+                             "Makes one HTML page from results folders (esa experiment run) and "
+                             "mask files: videos side by side, quality against density\n"
+                             "and speed, time per step, density and entropy per head, mask "
+                             "pictures. The page needs nothing else, not even a network.",
                              options, argc, argv, &words, &done);
     if (status || done) return status;
-    if (words == 0 && !q.masks) { cli_fail(REPORT_WHAT ": no results folder was given, and no --masks; 'esa report --help' says more"); return CLI_USAGE; }
-    clip_catch_signals();           /* what is under way ends between two videos and takes its scratch folder with it */
+    if (words == 0 && !q.masks) {
+        cli_fail(REPORT_WHAT
+                 ": no results folder was given, and no --masks; 'esa report --help' says more");
+        return CLI_USAGE;
+    }
+    /* what is under way ends between two videos and takes its scratch folder with it */
+    clip_catch_signals();
     return make_report(&q, argv, words);
 }

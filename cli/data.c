@@ -17,7 +17,8 @@ double data_unit(data_rng *rng) { return (double)(data_next(rng) >> 11) * 0x1p-5
 
 double data_normal(data_rng *rng)
 {
-    /* Eight bytes of one draw: mean 8 * 127.5, variance 8 * (256^2 - 1) / 12; the reciprocal deviation is the factor. */
+    /* Eight bytes of one draw: mean 8 * 127.5, variance 8 * (256^2 - 1) / 12; the reciprocal
+     * deviation is the factor. */
     uint64_t z = data_next(rng);
     int sum = 0;
     for (int i = 0; i < 8; i++, z >>= 8) sum += (int)(z & 255);
@@ -26,11 +27,12 @@ double data_normal(data_rng *rng)
 
 esa_tensor data_tensor_new(int32_t dtype, int64_t B, int64_t H, int64_t N, int64_t D)
 {
-    const double bytes = (double)B * (double)H * (double)N * (double)D * (dtype == ESA_DTYPE_F32 ? 4.0 : 2.0);
+    const double bytes = (double)B * (double)H * (double)N * (double)D *
+                         (dtype == ESA_DTYPE_F32 ? 4.0 : 2.0);
     void *data = NULL;
     if (bytes > 0x1p50 || posix_memalign(&data, 64, ((size_t)bytes + 63) / 64 * 64) != 0) {
-        cli_fail("out of memory: a tensor of %lld,%lld,%lld,%lld needs %.1f GiB", (long long)B, (long long)H, (long long)N, (long long)D,
-                 bytes / 1073741824.0);
+        cli_fail("out of memory: a tensor of %lld,%lld,%lld,%lld needs %.1f GiB", (long long)B,
+                 (long long)H, (long long)N, (long long)D, bytes / 1073741824.0);
         data = NULL;
     }
     return esa_tensor_bnsd(data, dtype, B, H, N, D);
@@ -62,7 +64,10 @@ void data_tensor_free_gpu(esa_ctx *ctx, esa_tensor *tensor)
     tensor->data = NULL;
 }
 
-int64_t data_tensor_count(const esa_tensor *t) { return t->dim[0] * t->dim[1] * t->dim[2] * t->dim[3]; }
+int64_t data_tensor_count(const esa_tensor *t)
+{
+    return t->dim[0] * t->dim[1] * t->dim[2] * t->dim[3];
+}
 
 static uint16_t to_bf16(float f)
 {
@@ -77,7 +82,8 @@ static uint16_t to_f16(float f)
     uint32_t u, bits;
     memcpy(&u, &f, 4);
     const uint32_t sign = (u >> 16) & 0x8000u, a = u & 0x7fffffffu;
-    if (a < 0x38800000u) {                  /* below 2^-14: adding 0.5 leaves the subnormal in the last mantissa bits */
+    /* below 2^-14: adding 0.5 leaves the subnormal in the last mantissa bits */
+    if (a < 0x38800000u) {
         float m;
         memcpy(&m, &a, 4);
         m += 0.5f;
@@ -89,8 +95,10 @@ static uint16_t to_f16(float f)
 
 static void store(esa_tensor *t, int64_t i, float f)
 {
-    if (t->dtype == ESA_DTYPE_F32) ((float *)t->data)[i] = f;
-    else ((uint16_t *)t->data)[i] = t->dtype == ESA_DTYPE_F16 ? to_f16(f) : to_bf16(f);
+    if (t->dtype == ESA_DTYPE_F32)
+        ((float *)t->data)[i] = f;
+    else
+        ((uint16_t *)t->data)[i] = t->dtype == ESA_DTYPE_F16 ? to_f16(f) : to_bf16(f);
 }
 
 void data_tensor_random(esa_tensor *t, uint64_t seed, double gain)

@@ -12,7 +12,8 @@ static void json_frames(cli_json *json, const char *key, const evaluate_video *v
         return;
     }
     cli_json_open(json, key, '[');
-    for (int32_t i = 0; i < v->frames; i++) cli_json_real(json, NULL, v->each[i * ESA_METRIC_COUNT + metric]);
+    for (int32_t i = 0; i < v->frames; i++)
+        cli_json_real(json, NULL, v->each[i * ESA_METRIC_COUNT + metric]);
     cli_json_close(json);
 }
 
@@ -69,14 +70,18 @@ void evaluate_json(cli_json *json, const evaluate_result *r, int frames)
 /* Not a number: "-"; infinite: "equal". */
 static void cell(cli_table *t, double value, int digits)
 {
-    if (isnan(value)) cli_cell(t, "-");
-    else if (isinf(value)) cli_cell(t, "equal");
-    else cli_cell(t, "%.*f", digits, value);
+    if (isnan(value))
+        cli_cell(t, "-");
+    else if (isinf(value))
+        cli_cell(t, "equal");
+    else
+        cli_cell(t, "%.*f", digits, value);
 }
 
 void evaluate_print(FILE *out, const evaluate_result *r)
 {
-    static const char *const head[] = { "video", "frames", "size", "PSNR dB", "worst", "SSIM", "worst", "LPIPS", "worst", "flicker" };
+    static const char *const head[] = { "video", "frames", "size",  "PSNR dB", "worst",
+                                        "SSIM",  "worst",  "LPIPS", "worst",   "flicker" };
     cli_table *t = cli_table_new(10, 1);
     for (int i = 0; i < 10; i++) cli_cell(t, "%s", head[i]);
     for (int64_t i = 0; i < r->count; i++) {
@@ -104,6 +109,9 @@ void evaluate_print(FILE *out, const evaluate_result *r)
     cell(t, r->mean[ESA_METRIC_FLICKER], 3);
     cli_table_print(t, out);
     if (r->equal && r->equal < r->count)
-        fprintf(out, "\n%lld of %lld videos equal their reference; the mean of PSNR is over the others.\n", (long long)r->equal, (long long)r->count);
+        fprintf(
+            out,
+            "\n%lld of %lld videos equal their reference; the mean of PSNR is over the others.\n",
+            (long long)r->equal, (long long)r->count);
     if (r->note[0]) fprintf(out, "\n%s\n", r->note);
 }

@@ -1,4 +1,5 @@
-/* experiment_config.c - what an experiment is: prompts, sizes, variants; config.json, and whether a later run asks for the same.
+/* experiment_config.c - what an experiment is: prompts, sizes, variants; config.json, and whether a
+ * later run asks for the same.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "experiment.h"
 #include "json_reader.h"
@@ -8,7 +9,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#define MOST_VIDEOS 1000             /* their names, 000 to 999, sort as their numbers do */
+#define MOST_VIDEOS 1000 /* their names, 000 to 999, sort as their numbers do */
 
 /* ---------------------------------------------------------------- prompts and variants */
 
@@ -16,8 +17,10 @@
 static int built_in(cli_prompts *out, int64_t first, int64_t count, int tiny, const char *what)
 {
     if (first + count > CLI_PROMPTS)
-        return cli_fail("%s: %lld prompts for calibration and %lld for the videos are more than the %d built-in ones; give files (--prompts, "
-                        "--eval-prompts)", what, (long long)first, (long long)count, CLI_PROMPTS);
+        return cli_fail("%s: %lld prompts for calibration and %lld for the videos are more than "
+                        "the %d built-in ones; give files (--prompts, "
+                        "--eval-prompts)",
+                        what, (long long)first, (long long)count, CLI_PROMPTS);
     const int status = cli_prompts_get(out, NULL, NULL, first + count, tiny, what);
     if (status) return status;
     for (int64_t i = 0; i < first; i++) free(out->line[i]);
@@ -35,13 +38,14 @@ static int get_prompts(experiment *e, const char *what)
     /* Videos show prompts the masks have not seen, also where the masks came from elsewhere. */
     const int64_t seen = e->masks[0] && !e->prompts_file ? e->num_prompts : 0;
     if (e->masks[0] && !e->skip_calibrate)
-        status = cli_prompts_get(&e->calibration, NULL, e->prompts_file, e->num_prompts, tiny, what);
+        status = cli_prompts_get(&e->calibration, NULL, e->prompts_file, e->num_prompts, tiny,
+                                 what);
     if (status) return status;
     if (*end || end == e->eval_prompts) {
         status = cli_prompts_get(&e->evaluation, NULL, e->eval_prompts, 0, tiny, what);
         if (!status && e->evaluation.count > MOST_VIDEOS)
-            status = cli_fail("%s: '%s' holds %lld prompts, an experiment takes up to %d", what, e->eval_prompts, (long long)e->evaluation.count,
-                              MOST_VIDEOS);
+            status = cli_fail("%s: '%s' holds %lld prompts, an experiment takes up to %d", what,
+                              e->eval_prompts, (long long)e->evaluation.count, MOST_VIDEOS);
         return status;
     }
     if (count < 1) {
@@ -58,9 +62,12 @@ static void add_variant(experiment *e, int method, double budget)
     v->method = method;
     v->budget = budget;
     experiment_number(number, budget);
-    if (method == METHOD_DENSE) snprintf(v->name, sizeof v->name, "dense");
-    else if (method == METHOD_CACHED) snprintf(v->name, sizeof v->name, "b%s", number);
-    else snprintf(v->name, sizeof v->name, "%s-b%s", cli_name(name, METHODS, method), number);
+    if (method == METHOD_DENSE)
+        snprintf(v->name, sizeof v->name, "dense");
+    else if (method == METHOD_CACHED)
+        snprintf(v->name, sizeof v->name, "b%s", number);
+    else
+        snprintf(v->name, sizeof v->name, "%s-b%s", cli_name(name, METHODS, method), number);
 }
 
 int experiment_resolve(experiment *e, const char *what)
@@ -69,9 +76,11 @@ int experiment_resolve(experiment *e, const char *what)
     clip_request_resolve(&e->clip, &e->maker);
     add_variant(e, METHOD_DENSE, 1);
     for (int m = 0; m < e->methods.count; m++)
-        for (int b = 0; b < e->budgets.count; b++) add_variant(e, methods[e->methods.whole[m]], e->budgets.real[b]);
+        for (int b = 0; b < e->budgets.count; b++)
+            add_variant(e, methods[e->methods.whole[m]], e->budgets.real[b]);
     const int status = get_prompts(e, what);
-    return status ? status : cli_model_weights(e->weights_hash, e->maker.folder, ESA_PART_ALL, what);
+    return status ? status
+                  : cli_model_weights(e->weights_hash, e->maker.folder, ESA_PART_ALL, what);
 }
 
 /* ---------------------------------------------------------------- config.json */
@@ -87,8 +96,10 @@ static void json_list(cli_json *json, const char *key, const cli_list *list, int
 {
     cli_json_open(json, key, '[');
     for (int i = 0; i < list->count; i++) {
-        if (whole) cli_json_int(json, NULL, list->whole[i]);
-        else cli_json_real(json, NULL, list->real[i]);
+        if (whole)
+            cli_json_int(json, NULL, list->whole[i]);
+        else
+            cli_json_real(json, NULL, list->real[i]);
     }
     cli_json_close(json);
 }
@@ -112,7 +123,8 @@ static void json_settings(cli_json *json, const experiment *e)
     cli_json_text(json, "scheduler", cli_name(name, "model|unipc|unipc-0.36|euler", c->scheduler));
     cli_json_real(json, "flow_shift", c->shift);
     cli_json_open(json, "methods", '[');
-    for (int i = 0; i < e->methods.count; i++) cli_json_text(json, NULL, cli_name(name, EXPERIMENT_METHODS, (int)e->methods.whole[i]));
+    for (int i = 0; i < e->methods.count; i++)
+        cli_json_text(json, NULL, cli_name(name, EXPERIMENT_METHODS, (int)e->methods.whole[i]));
     cli_json_close(json);
     json_list(json, "budgets", &e->budgets, 0);
     cli_json_text(json, "tail", cli_name(name, CLI_TAILS, c->tail));
@@ -138,10 +150,14 @@ static void json_settings(cli_json *json, const experiment *e)
 
 static void show(char out[80], const cli_value *v)
 {
-    if (!v) snprintf(out, 80, "nothing");
-    else if (v->type == CLI_JSON_NUMBER) snprintf(out, 80, "%g", v->number);
-    else if (v->type == CLI_JSON_BOOL) snprintf(out, 80, "%s", v->number != 0 ? "true" : "false");
-    else if (v->type == CLI_JSON_TEXT) snprintf(out, 80, "'%.70s'", v->text);
+    if (!v)
+        snprintf(out, 80, "nothing");
+    else if (v->type == CLI_JSON_NUMBER)
+        snprintf(out, 80, "%g", v->number);
+    else if (v->type == CLI_JSON_BOOL)
+        snprintf(out, 80, "%s", v->number != 0 ? "true" : "false");
+    else if (v->type == CLI_JSON_TEXT)
+        snprintf(out, 80, "'%.70s'", v->text);
     else if (v->type == CLI_JSON_ARRAY) {
         char entry[80];
         size_t used = (size_t)snprintf(out, 80, "[");
@@ -150,12 +166,14 @@ static void show(char out[80], const cli_value *v)
             used += (size_t)snprintf(out + used, 80 - used, "%.16s%s", entry, e->next ? ", " : "");
         }
         if (used < 78) snprintf(out + used, 80 - used, "]");
-    } else snprintf(out, 80, "nothing");
+    } else
+        snprintf(out, 80, "nothing");
 }
 
 static int equal(const cli_value *a, const cli_value *b)
 {
-    if (!a || !b || a->type != b->type || a->count != b->count || a->number != b->number) return a == b;
+    if (!a || !b || a->type != b->type || a->count != b->count || a->number != b->number)
+        return a == b;
     if (a->type == CLI_JSON_TEXT && strcmp(a->text, b->text) != 0) return 0;
     for (a = a->child, b = b->child; a; a = a->next, b = b->next)
         if (!equal(a, b)) return 0;
@@ -163,7 +181,8 @@ static int equal(const cli_value *a, const cli_value *b)
 }
 
 /* Settings of a run before against those of this one. */
-static int compare(const experiment *e, const cli_value *old, const cli_value *now, const char *what)
+static int compare(const experiment *e, const cli_value *old, const cli_value *now,
+                   const char *what)
 {
     for (const cli_value *v = now->child; v; v = v->next) {
         char before[80], asked[80];
@@ -172,14 +191,16 @@ static int compare(const experiment *e, const cli_value *old, const cli_value *n
         /* Whoever says that the masks are there need not say how they were made. */
         if (e->skip_calibrate && strcmp(v->key, "calibration_prompts") == 0) continue;
         if (strcmp(v->key, "weights_hash") == 0) {
-            if (!then) continue;    /* begun by an esa that did not look */
-            return cli_fail("%s: '%s' was begun with other weights than those that are in '%s' now; give another --tag, or remove the folder", what,
-                            e->folder, e->maker.folder);
+            if (!then) continue; /* begun by an esa that did not look */
+            return cli_fail("%s: '%s' was begun with other weights than those that are in '%s' "
+                            "now; give another --tag, or remove the folder",
+                            what, e->folder, e->maker.folder);
         }
         show(before, then);
         show(asked, v);
-        return cli_fail("%s: '%s' was begun with %s %s, now %s is asked for; give another --tag, or remove the folder", what, e->folder, v->key,
-                        before, asked);
+        return cli_fail("%s: '%s' was begun with %s %s, now %s is asked for; give another --tag, "
+                        "or remove the folder",
+                        what, e->folder, v->key, before, asked);
     }
     return CLI_OK;
 }
@@ -191,7 +212,7 @@ int experiment_config(const experiment *e, const char *what, int write)
     size_t bytes = 0;
     experiment_path(e, path, "config.json");
     const int begun = stat(path, &about) == 0;
-    if (begun == write) return CLI_OK;      /* compared before the first clip; nothing to compare */
+    if (begun == write) return CLI_OK; /* compared before the first clip; nothing to compare */
     cli_json *json = cli_json_new();
     cli_json_int(json, "format", EXPERIMENT_FORMAT);
     cli_json_text(json, "tag", e->tag);
@@ -200,12 +221,16 @@ int experiment_config(const experiment *e, const char *what, int write)
     json_settings(json, e);
     if (!begun) return experiment_save(e, json, "config.json", what);
     char *text = cli_json_take(json, &bytes);
-    cli_value *now = text ? cli_value_parse(text, bytes, error) : NULL, *old = now ? cli_value_load(path, NULL, what) : NULL;
+    cli_value *now = text ? cli_value_parse(text, bytes, error) : NULL,
+              *old = now ? cli_value_load(path, NULL, what) : NULL;
     int status = CLI_FAILED;
-    if (!now) cli_fail("%s: out of memory", what);
+    if (!now)
+        cli_fail("%s: out of memory", what);
     else if (old && cli_value_number(old, "format") != EXPERIMENT_FORMAT)
-        cli_fail("%s: '%s' is of another format than this esa writes; give another --tag", what, path);
-    else if (old) status = compare(e, cli_value_at(old, "settings"), cli_value_at(now, "settings"), what);
+        cli_fail("%s: '%s' is of another format than this esa writes; give another --tag", what,
+                 path);
+    else if (old)
+        status = compare(e, cli_value_at(old, "settings"), cli_value_at(now, "settings"), what);
     cli_value_free(old);
     cli_value_free(now);
     free(text);

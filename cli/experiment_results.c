@@ -1,4 +1,5 @@
-/* experiment_results.c - what an experiment found: speed.json from the records of its clips, quality.json from their frames.
+/* experiment_results.c - what an experiment found: speed.json from the records of its clips,
+ * quality.json from their frames.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "experiment.h"
 #include "folders.h"
@@ -16,7 +17,8 @@ void experiment_path(const experiment *e, char path[EXPERIMENT_PATH], const char
     va_list args;
     const int used = snprintf(path, EXPERIMENT_PATH, "%s/", e->folder);
     va_start(args, format);
-    vsnprintf(path + used, (size_t)(EXPERIMENT_PATH - used), format, args);     /* agree() bounds the folder's name; names below are short */
+    /* agree() bounds the folder's name; names below are short */
+    vsnprintf(path + used, (size_t)(EXPERIMENT_PATH - used), format, args);
     va_end(args);
 }
 
@@ -27,7 +29,9 @@ int experiment_move(const experiment *e, const char *from, const char *to, const
     experiment_path(e, target, "%s", to);
     const int status = cli_make_folder_of(target, NULL, what);
     if (status) return status;
-    return rename(source, target) == 0 ? CLI_OK : cli_fail("%s: cannot write '%s': %s", what, target, strerror(errno));
+    return rename(source, target) == 0
+               ? CLI_OK
+               : cli_fail("%s: cannot write '%s': %s", what, target, strerror(errno));
 }
 
 int experiment_save(const experiment *e, cli_json *json, const char *name, const char *what)
@@ -41,8 +45,8 @@ int experiment_save(const experiment *e, cli_json *json, const char *name, const
 /* ---------------------------------------------------------------- records */
 
 typedef struct clips {
-    int64_t count;                  /* per variant: the evaluation prompts */
-    char **text;                    /* [variants][count]: the record as it stands in work/clips */
+    int64_t count; /* per variant: the evaluation prompts */
+    char **text;   /* [variants][count]: the record as it stands in work/clips */
     cli_value **value;
 } clips;
 
@@ -59,7 +63,8 @@ static void clips_free(clips *c, const experiment *e)
 static int clips_load(clips *c, const experiment *e, const char *what)
 {
     const size_t all = (size_t)(e->variants * e->evaluation.count);
-    *c = (clips){ e->evaluation.count, calloc(all, sizeof *c->text), calloc(all, sizeof *c->value) };
+    *c = (clips){ e->evaluation.count, calloc(all, sizeof *c->text),
+                  calloc(all, sizeof *c->value) };
     if (!c->text || !c->value) return cli_fail("%s: out of memory", what);
     for (int v = 0; v < e->variants; v++)
         for (int64_t i = 0; i < c->count; i++) {
@@ -71,7 +76,10 @@ static int clips_load(clips *c, const experiment *e, const char *what)
     return CLI_OK;
 }
 
-static const cli_value *clip(const clips *c, int v, int64_t i) { return c->value[v * c->count + i]; }
+static const cli_value *clip(const clips *c, int v, int64_t i)
+{
+    return c->value[v * c->count + i];
+}
 
 /* Mean of the steps from the first one on; NaN: there are none. */
 static double step_mean(const cli_value *record, int64_t first)
@@ -80,7 +88,10 @@ static double step_mean(const cli_value *record, int64_t first)
     double sum = 0;
     int64_t n = 0, at = 0;
     for (const cli_value *s = steps ? steps->child : NULL; s; s = s->next)
-        if (at++ >= first && s->type == CLI_JSON_NUMBER) { sum += s->number; n++; }
+        if (at++ >= first && s->type == CLI_JSON_NUMBER) {
+            sum += s->number;
+            n++;
+        }
     return n ? sum / (double)n : (double)NAN;
 }
 
@@ -137,7 +148,10 @@ static double mean_of(const clips *c, int v, const char *key, double otherwise)
     int64_t n = 0;
     for (int64_t i = 0; i < c->count; i++) {
         const double x = cli_value_number(clip(c, v, i), key);
-        if (isfinite(x)) { sum += x; n++; }
+        if (isfinite(x)) {
+            sum += x;
+            n++;
+        }
     }
     return n ? sum / (double)n : otherwise;
 }
@@ -160,16 +174,19 @@ static void json_sizes(cli_json *json, const experiment *e)
 
 /* ---------------------------------------------------------------- speed */
 
-static void speed_variant(cli_json *json, const experiment *e, const clips *c, int v, int64_t warmup, double *x)
+static void speed_variant(cli_json *json, const experiment *e, const clips *c, int v,
+                          int64_t warmup, double *x)
 {
-    static const char *const spreads[][2] = { { "clip_seconds", "record.seconds" }, { "select_seconds", "record.select_seconds" },
+    static const char *const spreads[][2] = { { "clip_seconds", "record.seconds" },
+                                              { "select_seconds", "record.select_seconds" },
                                               { "attention_seconds", "record.attention_seconds" } };
     cli_json_open(json, NULL, '{');
     json_variant(json, &e->variant[v]);
     cli_json_int(json, "clips", c->count);
     cli_json_real(json, "density", mean_of(c, v, "record.density", 1));
     for (int k = 0; k < 3; k++) {
-        for (int64_t i = 0; i < c->count; i++) x[i] = cli_value_number(clip(c, v, i), spreads[k][1]);
+        for (int64_t i = 0; i < c->count; i++)
+            x[i] = cli_value_number(clip(c, v, i), spreads[k][1]);
         json_spread(json, spreads[k][0], x, c->count);
     }
     for (int64_t i = 0; i < c->count; i++) x[i] = step_mean(clip(c, v, i), 0);
@@ -177,9 +194,11 @@ static void speed_variant(cli_json *json, const experiment *e, const clips *c, i
     for (int64_t i = 0; i < c->count; i++) x[i] = step_mean(clip(c, v, i), warmup);
     json_spread(json, "step_seconds_sparse", x, c->count);
     /* Prompt against prompt: each pair ran one after the other. */
-    for (int64_t i = 0; i < c->count; i++) x[i] = step_mean(clip(c, 0, i), 0) / step_mean(clip(c, v, i), 0);
+    for (int64_t i = 0; i < c->count; i++)
+        x[i] = step_mean(clip(c, 0, i), 0) / step_mean(clip(c, v, i), 0);
     cli_json_real(json, "speedup", median(x, c->count));
-    for (int64_t i = 0; i < c->count; i++) x[i] = step_mean(clip(c, 0, i), warmup) / step_mean(clip(c, v, i), warmup);
+    for (int64_t i = 0; i < c->count; i++)
+        x[i] = step_mean(clip(c, 0, i), warmup) / step_mean(clip(c, v, i), warmup);
     cli_json_real(json, "speedup_without_warmup", median(x, c->count));
     cli_json_open(json, "videos", '[');
     for (int64_t i = 0; i < c->count; i++) {
@@ -197,8 +216,12 @@ static void json_calibration(cli_json *json, const experiment *e, const char *wh
     char path[EXPERIMENT_PATH];
     struct stat about;
     cli_json_open(json, "calibration", '{');
-    cli_json_text(json, "file", !e->masks[0] ? NULL : e->clip.masks ? e->masks : "masks.safetensors");
-    cli_json_int(json, "bytes", e->masks[0] && stat(e->masks, &about) == 0 ? (int64_t)about.st_size : 0);
+    cli_json_text(json, "file",
+                  !e->masks[0]    ? NULL
+                  : e->clip.masks ? e->masks
+                                  : "masks.safetensors");
+    cli_json_int(json, "bytes",
+                 e->masks[0] && stat(e->masks, &about) == 0 ? (int64_t)about.st_size : 0);
     cli_json_int(json, "prompts", e->calibration.count);
     experiment_path(e, path, "work/calibration.json");
     cli_value *note = stat(path, &about) == 0 ? cli_value_load(path, NULL, what) : NULL;
@@ -237,13 +260,14 @@ int experiment_speed(const experiment *e, const char *what)
 
 static void json_metrics(cli_json *json, double psnr, double ssim, double lpips, double flicker)
 {
-    cli_json_real(json, "psnr", psnr);      /* of equal videos: infinite, null */
+    cli_json_real(json, "psnr", psnr); /* of equal videos: infinite, null */
     cli_json_real(json, "ssim", ssim);
     cli_json_real(json, "lpips", lpips);
     cli_json_real(json, "flicker", flicker);
 }
 
-static void quality_variant(cli_json *json, const experiment *e, const clips *c, int v, const evaluate_result *r)
+static void quality_variant(cli_json *json, const experiment *e, const clips *c, int v,
+                            const evaluate_result *r)
 {
     cli_json_open(json, NULL, '{');
     json_variant(json, &e->variant[v]);
@@ -251,7 +275,8 @@ static void quality_variant(cli_json *json, const experiment *e, const clips *c,
     cli_json_real(json, "kept_mass", mean_of(c, v, "record.kept_mass", NAN));
     cli_json_int(json, "identical", r->equal);
     cli_json_open(json, "mean", '{');
-    json_metrics(json, r->mean[ESA_METRIC_PSNR], r->mean[ESA_METRIC_SSIM], r->mean[ESA_METRIC_LPIPS], r->mean[ESA_METRIC_FLICKER]);
+    json_metrics(json, r->mean[ESA_METRIC_PSNR], r->mean[ESA_METRIC_SSIM],
+                 r->mean[ESA_METRIC_LPIPS], r->mean[ESA_METRIC_FLICKER]);
     cli_json_close(json);
     cli_json_open(json, "videos", '[');
     for (int64_t i = 0; i < r->count; i++) {
@@ -271,7 +296,8 @@ static void quality_variant(cli_json *json, const experiment *e, const clips *c,
     cli_json_close(json);
 }
 
-static int measure(cli_json *json, const experiment *e, const clips *c, const char *what, char net[8], char note[2400])
+static int measure(cli_json *json, const experiment *e, const clips *c, const char *what,
+                   char net[8], char note[2400])
 {
     int status = CLI_OK;
     cli_json_open(json, "variants", '[');
@@ -280,12 +306,16 @@ static int measure(cli_json *json, const experiment *e, const clips *c, const ch
         evaluate_result r;
         experiment_path(e, dense, "work/frames/dense");
         experiment_path(e, sparse, "work/frames/%s", e->variant[v].name);
-        const evaluate_options o = { .reference = dense, .generated = sparse, .lpips_weights = e->lpips_weights, .net = e->net,
+        const evaluate_options o = { .reference = dense,
+                                     .generated = sparse,
+                                     .lpips_weights = e->lpips_weights,
+                                     .net = e->net,
                                      .threads = e->threads };
         fprintf(stderr, "quality: %s\n", e->variant[v].name);
         status = evaluate_run(&r, &o, what);
         if (!status && r.count != c->count)
-            status = cli_fail("%s: '%s' holds %lld videos, expected %lld", what, sparse, (long long)r.count, (long long)c->count);
+            status = cli_fail("%s: '%s' holds %lld videos, expected %lld", what, sparse,
+                              (long long)r.count, (long long)c->count);
         if (!status) {
             quality_variant(json, e, c, v, &r);
             snprintf(net, 8, "%s", r.net);
@@ -311,8 +341,10 @@ int experiment_quality(const experiment *e, const char *what)
         json_sizes(json, e);
         status = measure(json, e, &c, what, net, note);
         cli_json_text(json, "lpips", net[0] ? net : NULL);
-        if (status) cli_json_save(json, NULL);
-        else status = experiment_save(e, json, "quality.json", what);
+        if (status)
+            cli_json_save(json, NULL);
+        else
+            status = experiment_save(e, json, "quality.json", what);
         if (!status && note[0]) fprintf(stderr, "%s\n", note);
     }
     clips_free(&c, e);

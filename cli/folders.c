@@ -16,8 +16,10 @@ void cli_folder_of(char *out, size_t size, const char *path)
     size_t n = strlen(out);
     while (n > 1 && out[n - 1] == '/') out[--n] = 0;
     char *slash = strrchr(out, '/');
-    if (!slash) snprintf(out, size, ".");
-    else slash[slash == out] = 0;
+    if (!slash)
+        snprintf(out, size, ".");
+    else
+        slash[slash == out] = 0;
 }
 
 void cli_unmake_folders(const char *folder, size_t kept)
@@ -43,13 +45,15 @@ int cli_make_folders(const char *folder, size_t *kept, const char *what)
         if (folder[n] != '/' && folder[n] != 0) continue;
         path[n] = 0;
         const int exists = stat(path, &about) == 0;
-        if (exists && S_ISDIR(about.st_mode)) { if (!made) there = n; }
-        else if (exists || (mkdir(path, 0777) != 0 && errno != EEXIST)) {
+        if (exists && S_ISDIR(about.st_mode)) {
+            if (!made) there = n;
+        } else if (exists || (mkdir(path, 0777) != 0 && errno != EEXIST)) {
             const int why = exists ? ENOTDIR : errno;
             cli_unmake_folders(folder, there);
-            return cli_fail("%s: the folder '%s' cannot be made: %s: %s", what, folder, path, strerror(why));
-        }
-        else made = 1;
+            return cli_fail("%s: the folder '%s' cannot be made: %s: %s", what, folder, path,
+                            strerror(why));
+        } else
+            made = 1;
         path[n] = folder[n];
     }
     if (kept) *kept = there;
@@ -68,9 +72,12 @@ int cli_folder_ready(const char *path, const char *what)
     char folder[PATH_SIZE];
     struct stat about;
     cli_folder_of(folder, sizeof folder, path);
-    if (stat(folder, &about) != 0) return cli_fail("%s: '%s' cannot be written: %s: %s", what, path, folder, strerror(errno));
-    if (!S_ISDIR(about.st_mode)) return cli_fail("%s: '%s' cannot be written: %s is no folder", what, path, folder);
-    if (access(folder, W_OK | X_OK) != 0) return cli_fail("%s: '%s' cannot be written: %s: %s", what, path, folder, strerror(errno));
+    if (stat(folder, &about) != 0)
+        return cli_fail("%s: '%s' cannot be written: %s: %s", what, path, folder, strerror(errno));
+    if (!S_ISDIR(about.st_mode))
+        return cli_fail("%s: '%s' cannot be written: %s is no folder", what, path, folder);
+    if (access(folder, W_OK | X_OK) != 0)
+        return cli_fail("%s: '%s' cannot be written: %s: %s", what, path, folder, strerror(errno));
     return CLI_OK;
 }
 
@@ -80,5 +87,7 @@ int cli_file_ready(const char *path, const char *what)
     if (!path) return CLI_OK;
     if (!*path) return cli_fail("%s: an empty name cannot be written", what);
     if (stat(path, &about) != 0) return cli_folder_ready(path, what);
-    return S_ISDIR(about.st_mode) ? cli_fail("%s: '%s' cannot be written: it is a folder", what, path) : CLI_OK;
+    return S_ISDIR(about.st_mode)
+               ? cli_fail("%s: '%s' cannot be written: it is a folder", what, path)
+               : CLI_OK;
 }

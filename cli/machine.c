@@ -1,8 +1,8 @@
 /* machine.c - what this machine is, which commit this is, and what time it is.
  * SPDX-License-Identifier: Apache-2.0 */
-#define _GNU_SOURCE                 /* sched_getaffinity */
+#define _GNU_SOURCE /* sched_getaffinity */
 #include "cli.h"
-#include "esa_commit.h"             /* written by the build: ESA_COMMIT */
+#include "esa_commit.h" /* written by the build: ESA_COMMIT */
 
 #include <sched.h>
 #include <stdlib.h>
@@ -37,10 +37,14 @@ void cli_machine_get(cli_machine *m)
     memset(m, 0, sizeof *m);
     field(m->cpu, sizeof m->cpu, "/proc/cpuinfo", "model name", ':');
     if (uname(&names) != 0) memset(&names, 0, sizeof names);
-    if (!m->cpu[0]) snprintf(m->cpu, sizeof m->cpu, "%s", names.machine);   /* ARM kernels do not name the model */
+    if (!m->cpu[0])
+        snprintf(m->cpu, sizeof m->cpu, "%s",
+                 names.machine); /* ARM kernels do not name the model */
     field(release, sizeof release, "/etc/os-release", "PRETTY_NAME", '=');
-    snprintf(m->os, sizeof m->os, "%s%s%.32s %.24s", release, release[0] ? ", " : "", names.sysname, names.machine);
-    m->cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : (int)sysconf(_SC_NPROCESSORS_ONLN);
+    snprintf(m->os, sizeof m->os, "%s%s%.32s %.24s", release, release[0] ? ", " : "", names.sysname,
+             names.machine);
+    m->cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set)
+                                                           : (int)sysconf(_SC_NPROCESSORS_ONLN);
     m->memory_bytes = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
 }
 
@@ -50,9 +54,11 @@ int cli_ctx_new(esa_ctx **ctx, int64_t threads)
     params.threads = (int32_t)threads;
     const esa_status status = esa_ctx_create(ctx, &params);
     if (status == ESA_OK) return CLI_OK;
-    const char *asked = getenv("ESA_CPU");      /* there is no ctx yet that could hold a sentence */
+    const char *asked = getenv("ESA_CPU"); /* there is no ctx yet that could hold a sentence */
     if (status == ESA_ERR_UNSUPPORTED && asked)
-        return cli_fail("ESA_CPU is '%s', expected a kernel set of this machine (ref, avx2, avx512, avx512bf16, neon)", asked);
+        return cli_fail("ESA_CPU is '%s', expected a kernel set of this machine (ref, avx2, "
+                        "avx512, avx512bf16, neon)",
+                        asked);
     return cli_fail("creating a context failed: %s", esa_status_name(status));
 }
 
@@ -96,9 +102,13 @@ void cli_gpu_print(FILE *out, const esa_device_info *gpu)
 {
     const char *lowered = getenv("ESA_CUDA");
     const int shown = lowered && *lowered;
-    fprintf(out, "%s, compute capability %d.%d, %d multiprocessors, %.1f of %.1f GiB free, driver for CUDA %d.%d; plugin %s, %s kernels%s%s%s\n", gpu->name,
-            (int)gpu->major, (int)gpu->minor, (int)gpu->multiprocessors, (double)gpu->free_memory / 1073741824.0, (double)gpu->memory / 1073741824.0,
-            (int)gpu->driver / 1000, (int)gpu->driver % 1000 / 10, gpu->plugin, gpu->kernels, shown ? " (ESA_CUDA=" : "", shown ? lowered : "", shown ? ")" : "");
+    fprintf(out,
+            "%s, compute capability %d.%d, %d multiprocessors, %.1f of %.1f GiB free, driver for "
+            "CUDA %d.%d; plugin %s, %s kernels%s%s%s\n",
+            gpu->name, (int)gpu->major, (int)gpu->minor, (int)gpu->multiprocessors,
+            (double)gpu->free_memory / 1073741824.0, (double)gpu->memory / 1073741824.0,
+            (int)gpu->driver / 1000, (int)gpu->driver % 1000 / 10, gpu->plugin, gpu->kernels,
+            shown ? " (ESA_CUDA=" : "", shown ? lowered : "", shown ? ")" : "");
 }
 
 void cli_machine_json(cli_json *json, const esa_ctx *ctx, const char *blas)
@@ -125,7 +135,8 @@ void cli_machine_print(FILE *out, const esa_ctx *ctx)
     cli_machine m;
     cli_machine_get(&m);
     fprintf(out, "%s, %d cores, %.1f GiB; esa %s (%s), %d threads, %s kernels\n", m.cpu, m.cores,
-            (double)m.memory_bytes / 1073741824.0, esa_version(), cli_commit(), (int)esa_ctx_threads(ctx), esa_ctx_cpu(ctx));
+            (double)m.memory_bytes / 1073741824.0, esa_version(), cli_commit(),
+            (int)esa_ctx_threads(ctx), esa_ctx_cpu(ctx));
 }
 
 double cli_seconds(void)

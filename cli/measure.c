@@ -8,7 +8,8 @@
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* Visible pairs of queries q0 .. q1-1 and keys k0 .. k1-1; shift = Nk - Nq. */
-static int64_t block_pairs(int64_t q0, int64_t q1, int64_t k0, int64_t k1, int causal, int64_t shift)
+static int64_t block_pairs(int64_t q0, int64_t q1, int64_t k0, int64_t k1, int causal,
+                           int64_t shift)
 {
     if (!causal || k1 - 1 <= q0 + shift) return (q1 - q0) * (k1 - k0);
     int64_t pairs = 0;
@@ -19,7 +20,8 @@ static int64_t block_pairs(int64_t q0, int64_t q1, int64_t k0, int64_t k1, int c
     return pairs;
 }
 
-int64_t measure_pairs(const esa_mask *mask, const esa_tensor *q, const esa_tensor *k, int causal, int64_t *head)
+int64_t measure_pairs(const esa_mask *mask, const esa_tensor *q, const esa_tensor *k, int causal,
+                      int64_t *head)
 {
     const int64_t B = q->dim[0], H = q->dim[1], Nq = q->dim[2], Nk = k->dim[2];
     if (!mask) {
@@ -31,7 +33,8 @@ int64_t measure_pairs(const esa_mask *mask, const esa_tensor *q, const esa_tenso
     info.struct_size = sizeof info;
     if (esa_mask_get_info(mask, &info) != ESA_OK) return -1;
     const int64_t rows = info.B * info.H * info.nq;
-    int32_t *count = malloc((size_t)rows * sizeof *count), *index = malloc((size_t)(rows * info.nk) * sizeof *index);
+    int32_t *count = malloc((size_t)rows * sizeof *count),
+            *index = malloc((size_t)(rows * info.nk) * sizeof *index);
     int64_t total = -1;
     if (count && index && esa_mask_to_lists(mask, count, index, info.nk) == ESA_OK) {
         total = 0;
@@ -46,7 +49,7 @@ int64_t measure_pairs(const esa_mask *mask, const esa_tensor *q, const esa_tenso
             total += pairs;
             if (head && r / info.nq < H) head[r / info.nq] += pairs;
         }
-        if (info.B < B) total *= B;         /* one batch entry serves all */
+        if (info.B < B) total *= B; /* one batch entry serves all */
     }
     free(count);
     free(index);

@@ -1,12 +1,14 @@
 /* model_weights.c - which weights a model folder holds, told from a small part of their bytes.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Work that is taken up again must not mix two states of a model. Times would not do: a copy on another machine has new ones and the same
- * weights, and `cp -p` keeps them over other weights. Reading all of 30 GB would cost more than the question is worth. So: the name, the size, and
- * of every file up to SMALL all bytes, of larger ones PIECE bytes out of every STRIDE (more sparsely above STRIDES pieces). Training, merging an
- * adapter or converting changes nearly every byte of the tensors it touches, and those are larger than a stride; a few changed numbers in a large file
+ * Work that is taken up again must not mix two states of a model. Times would not do: a copy on
+ * another machine has new ones and the same weights, and `cp -p` keeps them over other weights.
+ * Reading all of 30 GB would cost more than the question is worth. So: the name, the size, and of
+ * every file up to SMALL all bytes, of larger ones PIECE bytes out of every STRIDE (more sparsely
+ * above STRIDES pieces). Training, merging an adapter or converting changes nearly every byte of
+ * the tensors it touches, and those are larger than a stride; a few changed numbers in a large file
  * may go unseen. */
-#define _XOPEN_SOURCE 700           /* pread */
+#define _XOPEN_SOURCE 700 /* pread */
 #include "video.h"
 
 #include <dirent.h>
@@ -22,7 +24,7 @@
 #define STRIDE  (1 << 20)
 #define STRIDES 4096
 
-static uint64_t mix(uint64_t hash, const void *data, size_t bytes)      /* FNV-1a */
+static uint64_t mix(uint64_t hash, const void *data, size_t bytes) /* FNV-1a */
 {
     const unsigned char *p = data;
     for (size_t i = 0; i < bytes; i++) hash = (hash ^ p[i]) * UINT64_C(0x100000001b3);
@@ -43,14 +45,19 @@ static int mix_file(uint64_t *hash, const char *path)
     *hash = mix(*hash, &size, sizeof size);
     for (int64_t at = 0; at < size && !error; at += stride) {
         const ssize_t n = pread(fd, piece, PIECE, (off_t)at);
-        if (n < 0) error = errno;
-        else *hash = mix(*hash, piece, (size_t)n);
+        if (n < 0)
+            error = errno;
+        else
+            *hash = mix(*hash, piece, (size_t)n);
     }
     close(fd);
     return error;
 }
 
-static int by_name(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
 
 static int is_weights(const char *name)
 {
@@ -67,16 +74,20 @@ static int mix_folder(uint64_t *hash, const char *folder)
     if (!list) return errno == ENOENT ? 0 : errno;
     for (struct dirent *d; !error && (d = readdir(list)) != NULL;) {
         if (!is_weights(d->d_name)) continue;
-        char **grown = realloc(names, (size_t)(count + 1) * sizeof *names), *copy = grown ? malloc(strlen(d->d_name) + 1) : NULL;
+        char **grown = realloc(names, (size_t)(count + 1) * sizeof *names),
+             *copy = grown ? malloc(strlen(d->d_name) + 1) : NULL;
         if (grown) names = grown;
-        if (copy) names[count++] = strcpy(copy, d->d_name);
-        else error = ENOMEM;
+        if (copy)
+            names[count++] = strcpy(copy, d->d_name);
+        else
+            error = ENOMEM;
     }
     closedir(list);
     if (count) qsort(names, (size_t)count, sizeof *names, by_name);
     for (int i = 0; i < count; i++) {
         *hash = mix(*hash, names[i], strlen(names[i]) + 1);
-        if (!error && snprintf(path, sizeof path, "%s/%s", folder, names[i]) >= (int)sizeof path) error = ENAMETOOLONG;
+        if (!error && snprintf(path, sizeof path, "%s/%s", folder, names[i]) >= (int)sizeof path)
+            error = ENAMETOOLONG;
         if (!error) error = mix_file(hash, path);
         free(names[i]);
     }
@@ -86,8 +97,14 @@ static int mix_folder(uint64_t *hash, const char *folder)
 
 int cli_model_weights(char out[32], const char *folder, int parts, const char *what)
 {
-    static const struct { int part; const char *name; } rooms[] = {
-        { ESA_PART_TEXT, "text_encoder" }, { ESA_PART_TEXT, "tokenizer" }, { ESA_PART_TRANSFORMER, "transformer" }, { ESA_PART_VAE, "vae" },
+    static const struct {
+        int part;
+        const char *name;
+    } rooms[] = {
+        { ESA_PART_TEXT, "text_encoder" },
+        { ESA_PART_TEXT, "tokenizer" },
+        { ESA_PART_TRANSFORMER, "transformer" },
+        { ESA_PART_VAE, "vae" },
     };
     uint64_t hash = UINT64_C(0xcbf29ce484222325);
     char path[4300];
@@ -96,7 +113,9 @@ int cli_model_weights(char out[32], const char *folder, int parts, const char *w
         snprintf(path, sizeof path, "%.4200s/%s", folder, rooms[i].name);
         hash = mix(hash, rooms[i].name, strlen(rooms[i].name) + 1);
         const int error = mix_folder(&hash, path);
-        if (error) return cli_fail("%s: the weights in '%s' cannot be read: %s", what, path, strerror(error));
+        if (error)
+            return cli_fail("%s: the weights in '%s' cannot be read: %s", what, path,
+                            strerror(error));
     }
     snprintf(out, 32, "fnv1a64:%016llx", (unsigned long long)hash);
     return CLI_OK;

@@ -1,4 +1,5 @@
-/* option.c - command tables, options with typo suggestions, and the one sentence that goes with every failure.
+/* option.c - command tables, options with typo suggestions, and the one sentence that goes with
+ * every failure.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "cli.h"
 
@@ -27,7 +28,8 @@ int cli_fail_esa(const esa_ctx *ctx, esa_status status, const char *what)
     return cli_fail("%s: %s", what, text[0] ? text : esa_status_name(status));
 }
 
-/* Edit distance with swaps of neighbours, cut off above 2: enough for typing errors, too small for wild guesses. */
+/* Edit distance with swaps of neighbours, cut off above 2: enough for typing errors, too small for
+ * wild guesses. */
 static int distance(const char *a, const char *b)
 {
     const int n = (int)strlen(a), m = (int)strlen(b);
@@ -41,7 +43,9 @@ static int distance(const char *a, const char *b)
             int best = last[j - 1] + (a[i - 1] != b[j - 1]);
             if (last[j] + 1 < best) best = last[j] + 1;
             if (now[j - 1] + 1 < best) best = now[j - 1] + 1;
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && before[j - 2] + 1 < best) best = before[j - 2] + 1;
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] &&
+                before[j - 2] + 1 < best)
+                best = before[j - 2] + 1;
             now[j] = best;
         }
     }
@@ -54,17 +58,22 @@ const char *cli_nearest(const char *word, const char *const *names, int count)
     int least = 3;
     for (int i = 0; i < count; i++) {
         const int d = distance(word, names[i]);
-        if (d < least) { least = d; best = names[i]; }
+        if (d < least) {
+            least = d;
+            best = names[i];
+        }
     }
     return best;
 }
 
-int cli_dispatch(const char *path, const char *about, const cli_command *table, int argc, char **argv)
+int cli_dispatch(const char *path, const char *about, const cli_command *table, int argc,
+                 char **argv)
 {
     const char *names[32];
     int count = 0;
     for (const cli_command *c = table; c->name && count < 32; c++) names[count++] = c->name;
-    const int help = argc > 0 && (strcmp(argv[0], "--help") == 0 || strcmp(argv[0], "-h") == 0 || strcmp(argv[0], "help") == 0);
+    const int help = argc > 0 && (strcmp(argv[0], "--help") == 0 || strcmp(argv[0], "-h") == 0 ||
+                                  strcmp(argv[0], "help") == 0);
     if (argc == 0 || help) {
         FILE *out = help ? stdout : stderr;
         fprintf(out, "%s\n\nusage: %s <command> [options]\n\n", about, path);
@@ -75,8 +84,10 @@ int cli_dispatch(const char *path, const char *about, const cli_command *table, 
     for (int i = 0; i < count; i++)
         if (strcmp(argv[0], names[i]) == 0) return table[i].run(argc - 1, argv + 1);
     const char *near = cli_nearest(argv[0], names, count);
-    if (near) cli_fail("unknown command '%s', did you mean '%s %s'?", argv[0], path, near);
-    else cli_fail("unknown command '%s'; '%s --help' lists them", argv[0], path);
+    if (near)
+        cli_fail("unknown command '%s', did you mean '%s %s'?", argv[0], path, near);
+    else
+        cli_fail("unknown command '%s'; '%s --help' lists them", argv[0], path);
     return CLI_USAGE;
 }
 
@@ -106,7 +117,10 @@ static int number(const cli_option *o, const char *text, int length, double *val
 }
 
 /* "esa masks select" -> "masks select": the sentence already starts with the program's name. */
-static const char *spoken(const char *path) { return strncmp(path, "esa ", 4) == 0 ? path + 4 : path; }
+static const char *spoken(const char *path)
+{
+    return strncmp(path, "esa ", 4) == 0 ? path + 4 : path;
+}
 
 static int bad_value(const char *path, const cli_option *o, const char *given, const char *expected)
 {
@@ -118,9 +132,14 @@ static int range_error(const char *path, const cli_option *o, const char *given)
 {
     char text[96];
     const int whole = o->type == CLI_INT || o->type == CLI_INTS;
-    if (o->lo < o->hi && o->hi < 1e16) snprintf(text, sizeof text, "a %s in %g .. %g", whole ? "whole number" : "number", o->lo, o->hi);
-    else if (o->lo < o->hi) snprintf(text, sizeof text, "a %s of at least %g", whole ? "whole number" : "number", o->lo);
-    else snprintf(text, sizeof text, "a %s", whole ? "whole number" : "number");
+    if (o->lo < o->hi && o->hi < 1e16)
+        snprintf(text, sizeof text, "a %s in %g .. %g", whole ? "whole number" : "number", o->lo,
+                 o->hi);
+    else if (o->lo < o->hi)
+        snprintf(text, sizeof text, "a %s of at least %g", whole ? "whole number" : "number",
+                 o->lo);
+    else
+        snprintf(text, sizeof text, "a %s", whole ? "whole number" : "number");
     return bad_value(path, o, given, text);
 }
 
@@ -132,7 +151,8 @@ static int choice_error(const char *path, const cli_option *o, const char *given
     snprintf(names, sizeof names, "%s", o->argument);
     for (char *p = strtok(names, "|"); p && count < 16; p = strtok(NULL, "|")) list[count++] = p;
     const char *near = cli_nearest(word, list, count);
-    snprintf(text, sizeof text, "one of %s%s%s%s", o->argument, near ? ", did you mean " : "", near ? near : "", near ? "?" : "");
+    snprintf(text, sizeof text, "one of %s%s%s%s", o->argument, near ? ", did you mean " : "",
+             near ? near : "", near ? "?" : "");
     return bad_value(path, o, given, text);
 }
 
@@ -141,8 +161,10 @@ static int parse_value(const char *path, const cli_option *o, const char *text)
     double x = 0;
     switch (o->type) {
     case CLI_TEXT:
-        /* No command reads or writes a file through its standard streams: "-" is not one, and tables go to stdout already. */
-        if (strcmp(o->argument, "FILE") == 0 && strcmp(text, "-") == 0) return bad_value(path, o, text, "a file name (./- for a file of that name)");
+        /* No command reads or writes a file through its standard streams: "-" is not one, and
+         * tables go to stdout already. */
+        if (strcmp(o->argument, "FILE") == 0 && strcmp(text, "-") == 0)
+            return bad_value(path, o, text, "a file name (./- for a file of that name)");
         *(const char **)o->value = text;
         return 0;
     case CLI_CHOICE: {
@@ -153,9 +175,13 @@ static int parse_value(const char *path, const cli_option *o, const char *text)
     }
     case CLI_INT:
     case CLI_REAL:
-        if (!number(o, text, (int)strlen(text), &x) || (o->lo < o->hi && !(x >= o->lo && x <= o->hi))) return range_error(path, o, text);
-        if (o->type == CLI_INT) *(int64_t *)o->value = (int64_t)x;
-        else *(double *)o->value = x;
+        if (!number(o, text, (int)strlen(text), &x) ||
+            (o->lo < o->hi && !(x >= o->lo && x <= o->hi)))
+            return range_error(path, o, text);
+        if (o->type == CLI_INT)
+            *(int64_t *)o->value = (int64_t)x;
+        else
+            *(double *)o->value = x;
         return 0;
     default: break;
     }
@@ -188,14 +214,18 @@ static int parse_value(const char *path, const cli_option *o, const char *text)
     return 0;
 }
 
-static void print_help(const char *path, const char *usage, const char *about, const cli_option *table)
+static void print_help(const char *path, const char *usage, const char *about,
+                       const cli_option *table)
 {
     printf("%s\n\nusage: %s %s\n\n", about, path, usage);
     for (const cli_option *o = table; o->name; o++) {
         char left[160];
-        snprintf(left, sizeof left, "%s%s%s", o->name, o->type == CLI_FLAG ? "" : " ", o->type == CLI_FLAG ? "" : o->argument);
-        if (strlen(left) > 30) printf("  %s\n  %-30s %s\n", left, "", o->help);
-        else printf("  %-30s %s\n", left, o->help);
+        snprintf(left, sizeof left, "%s%s%s", o->name, o->type == CLI_FLAG ? "" : " ",
+                 o->type == CLI_FLAG ? "" : o->argument);
+        if (strlen(left) > 30)
+            printf("  %s\n  %-30s %s\n", left, "", o->help);
+        else
+            printf("  %-30s %s\n", left, o->help);
     }
 }
 
@@ -207,8 +237,8 @@ int cli_given(int argc, char **argv, const char *name)
     return 0;
 }
 
-int cli_options(const char *path, const char *usage, const char *about, const cli_option *table, int argc, char **argv,
-                int *words, int *done)
+int cli_options(const char *path, const char *usage, const char *about, const cli_option *table,
+                int argc, char **argv, int *words, int *done)
 {
     int kept = 0;
     *done = 0;
@@ -222,7 +252,8 @@ int cli_options(const char *path, const char *usage, const char *about, const cl
         char *arg = argv[i];
         if (strncmp(arg, "--", 2) != 0) {
             if (!words) {
-                cli_fail("%s: unexpected word '%s'; '%s --help' lists the options", spoken(path), arg, path);
+                cli_fail("%s: unexpected word '%s'; '%s --help' lists the options", spoken(path),
+                         arg, path);
                 return CLI_USAGE;
             }
             argv[kept++] = arg;
@@ -230,7 +261,8 @@ int cli_options(const char *path, const char *usage, const char *about, const cl
         }
         const int n = (int)strcspn(arg, "=");
         const cli_option *o = table;
-        while (o->name && !((int)strlen(o->name) == n && strncmp(o->name, arg, (size_t)n) == 0)) o++;
+        while (o->name && !((int)strlen(o->name) == n && strncmp(o->name, arg, (size_t)n) == 0))
+            o++;
         if (!o->name) {
             const char *names[40];
             char word[64];
@@ -238,8 +270,10 @@ int cli_options(const char *path, const char *usage, const char *about, const cl
             for (const cli_option *p = table; p->name && count < 40; p++) names[count++] = p->name;
             snprintf(word, sizeof word, "%.*s", n < 63 ? n : 63, arg);
             const char *near = cli_nearest(word, names, count);
-            if (near) cli_fail("%s: unknown option %s, did you mean %s?", spoken(path), word, near);
-            else cli_fail("%s: unknown option %s; '%s --help' lists them", spoken(path), word, path);
+            if (near)
+                cli_fail("%s: unknown option %s, did you mean %s?", spoken(path), word, near);
+            else
+                cli_fail("%s: unknown option %s; '%s --help' lists them", spoken(path), word, path);
             return CLI_USAGE;
         }
         if (o->type == CLI_FLAG) {

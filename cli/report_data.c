@@ -1,4 +1,5 @@
-/* report_data.c - what was measured, as JSON for the page's scripts: runs, variants, clips, and the files as they are.
+/* report_data.c - what was measured, as JSON for the page's scripts: runs, variants, clips, and the
+ * files as they are.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "report.h"
 
@@ -17,7 +18,8 @@ static void parts(cli_json *json, const report_variant *v)
 {
     if (!isfinite(v->denoise_seconds) || !isfinite(v->attention_seconds)) return;
     const double select = isfinite(v->select_seconds) ? v->select_seconds : 0;
-    const double text = isfinite(v->text_seconds) ? v->text_seconds : 0, decode = isfinite(v->decode_seconds) ? v->decode_seconds : 0;
+    const double text = isfinite(v->text_seconds) ? v->text_seconds : 0,
+                 decode = isfinite(v->decode_seconds) ? v->decode_seconds : 0;
     cli_json_open(json, "parts", '{');
     cli_json_real(json, "text", text);
     cli_json_real(json, "select", select);
@@ -52,7 +54,8 @@ static void variant(cli_json *json, const report_variant *v)
     reals(json, "steps", v->steps, v->step_count);
     if (v->head_density) {
         cli_json_open(json, "head_density", '[');
-        for (int64_t l = 0; l < v->layers; l++) reals(json, NULL, v->head_density + l * v->heads, v->heads);
+        for (int64_t l = 0; l < v->layers; l++)
+            reals(json, NULL, v->head_density + l * v->heads, v->heads);
         cli_json_close(json);
     }
     cli_json_close(json);

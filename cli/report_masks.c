@@ -1,4 +1,5 @@
-/* report_masks.c - a mask file as the page wants it: densities, entropies and kept mass of every cell and head, and the bits.
+/* report_masks.c - a mask file as the page wants it: densities, entropies and kept mass of every
+ * cell and head, and the bits.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "report.h"
 
@@ -7,9 +8,11 @@
 #include <string.h>
 #include <esa/esa_session.h>
 
-typedef struct axes {               /* of one file: which layers and step groups are stored, and which of them go into the page as pictures */
-    int32_t *layers, *groups;       /* [layer_count], [group_count] */
-    int32_t *first, *last;          /* [groups of the file]: steps of a group */
+/* of one file: which layers and step groups are stored, and which of them go into the page as
+ * pictures */
+typedef struct axes {
+    int32_t *layers, *groups; /* [layer_count], [group_count] */
+    int32_t *first, *last;    /* [groups of the file]: steps of a group */
     int layer_count, group_count;
     int32_t *shown_layers, *shown_groups;
     int shown_layer_count, shown_group_count;
@@ -26,7 +29,10 @@ static void axes_free(axes *a)
 }
 
 /* The group of a step as the format defines it: docs/mask-files.md. */
-static int32_t group_of(const esa_mask_file_info *i, int32_t step) { return (int32_t)((int64_t)step * i->groups / i->steps); }
+static int32_t group_of(const esa_mask_file_info *i, int32_t step)
+{
+    return (int32_t)((int64_t)step * i->groups / i->steps);
+}
 
 static int axes_find(axes *a, const esa_mask_file *file, const esa_mask_file_info *i)
 {
@@ -36,12 +42,14 @@ static int axes_find(axes *a, const esa_mask_file *file, const esa_mask_file_inf
     a->shown_groups = calloc((size_t)i->groups, sizeof *a->shown_groups);
     a->first = calloc((size_t)i->groups, sizeof *a->first);
     a->last = calloc((size_t)i->groups, sizeof *a->last);
-    if (!a->layers || !a->groups || !a->first || !a->last || !a->shown_layers || !a->shown_groups) return cli_fail(REPORT_WHAT ": out of memory");
+    if (!a->layers || !a->groups || !a->first || !a->last || !a->shown_layers || !a->shown_groups)
+        return cli_fail(REPORT_WHAT ": out of memory");
     for (int32_t s = i->steps - 1; s >= 0; s--) a->first[group_of(i, s)] = s;
     for (int32_t s = 0; s < i->steps; s++) a->last[group_of(i, s)] = s;
     for (int32_t layer = 0; layer < i->layers; layer++) {
         int stored = 0;
-        for (int32_t g = 0; g < i->groups && !stored; g++) stored = esa_mask_file_stored(file, layer, a->last[g]);
+        for (int32_t g = 0; g < i->groups && !stored; g++)
+            stored = esa_mask_file_stored(file, layer, a->last[g]);
         if (stored) a->layers[a->layer_count++] = layer;
     }
     for (int32_t g = 0; g < i->groups && a->layer_count; g++)
@@ -54,7 +62,8 @@ static int thin(int32_t *out, const int32_t *all, int total, int count)
 {
     if (count > total) count = total;
     if (count < 1) count = 1;
-    for (int k = 0; k < count; k++) out[k] = all[count == 1 ? total / 2 : (int)((int64_t)k * (total - 1) / (count - 1))];
+    for (int k = 0; k < count; k++)
+        out[k] = all[count == 1 ? total / 2 : (int)((int64_t)k * (total - 1) / (count - 1))];
     return count;
 }
 
@@ -74,27 +83,32 @@ static void axes_show(axes *a, int64_t cell_bytes, int64_t limit)
 static void figures(cli_json *json, const double *x, int64_t n)
 {
     cli_json_open(json, NULL, '[');
-    for (int64_t h = 0; h < n; h++) cli_json_real(json, NULL, isfinite(x[h]) ? round(x[h] * 1e4) / 1e4 : NAN);
+    for (int64_t h = 0; h < n; h++)
+        cli_json_real(json, NULL, isfinite(x[h]) ? round(x[h] * 1e4) / 1e4 : NAN);
     cli_json_close(json);
 }
 
 enum { ENTROPY = 0, MASS = 1, DENSITY = 2, FIGURES = 3 };
 
 /* Figures of every cell and head at one budget: x[FIGURES][branch][layer][group][head]. */
-static esa_status measure(double *x, int64_t plane, esa_mask_file *file, const esa_mask_file_info *i, const axes *a, double budget)
+static esa_status measure(double *x, int64_t plane, esa_mask_file *file,
+                          const esa_mask_file_info *i, const axes *a, double budget)
 {
     const int64_t cells = plane / i->H;
     esa_status s = ESA_OK;
     for (int64_t c = 0; c < cells && s == ESA_OK; c++) {
-        const int64_t g = c % a->group_count, layer = c / a->group_count % a->layer_count, branch = c / a->group_count / a->layer_count;
+        const int64_t g = c % a->group_count, layer = c / a->group_count % a->layer_count,
+                      branch = c / a->group_count / a->layer_count;
         double *at = x + c * i->H;
-        s = esa_mask_file_heads(file, at, at + MASS * plane, at + DENSITY * plane, a->layers[layer], a->last[a->groups[g]], (int32_t)branch, budget);
+        s = esa_mask_file_heads(file, at, at + MASS * plane, at + DENSITY * plane, a->layers[layer],
+                                a->last[a->groups[g]], (int32_t)branch, budget);
     }
     return s;
 }
 
 /* [branch][layer][group][head] of one figure. */
-static void table(cli_json *json, const char *key, const double *x, const esa_mask_file_info *i, const axes *a)
+static void table(cli_json *json, const char *key, const double *x, const esa_mask_file_info *i,
+                  const axes *a)
 {
     cli_json_open(json, key, '[');
     for (int32_t b = 0; b < i->branches; b++) {
@@ -109,10 +123,12 @@ static void table(cli_json *json, const char *key, const double *x, const esa_ma
     cli_json_close(json);
 }
 
-static esa_status bits(cli_json *json, esa_mask_file *file, const esa_mask_file_info *i, const axes *a, double budget)
+static esa_status bits(cli_json *json, esa_mask_file *file, const esa_mask_file_info *i,
+                       const axes *a, double budget)
 {
     const size_t bytes = (size_t)(i->H * i->nq * ((i->nk + 7) / 8));
-    const size_t all = bytes * (size_t)i->branches * (size_t)a->shown_layer_count * (size_t)a->shown_group_count;
+    const size_t all = bytes * (size_t)i->branches * (size_t)a->shown_layer_count *
+                       (size_t)a->shown_group_count;
     uint8_t *cells = malloc(all ? all : 1);
     report_text text = { 0 };
     esa_status s = cells ? ESA_OK : ESA_ERR_MEMORY;
@@ -121,7 +137,8 @@ static esa_status bits(cli_json *json, esa_mask_file *file, const esa_mask_file_
         for (int layer = 0; layer < a->shown_layer_count && s == ESA_OK; layer++)
             for (int g = 0; g < a->shown_group_count && s == ESA_OK; g++, at += bytes) {
                 esa_mask *mask = NULL;
-                s = esa_mask_file_get(file, &mask, a->shown_layers[layer], a->last[a->shown_groups[g]], b, budget);
+                s = esa_mask_file_get(file, &mask, a->shown_layers[layer],
+                                      a->last[a->shown_groups[g]], b, budget);
                 if (s == ESA_OK) s = esa_mask_to_bits(mask, cells + at);
                 esa_mask_free(mask);
             }
@@ -129,8 +146,10 @@ static esa_status bits(cli_json *json, esa_mask_file *file, const esa_mask_file_
         report_puts(&text, "\"");
         report_base64(&text, cells, all);
         report_puts(&text, "\"");
-        if (text.failed) s = ESA_ERR_MEMORY;
-        else cli_json_raw(json, "bits", text.text, text.used);
+        if (text.failed)
+            s = ESA_ERR_MEMORY;
+        else
+            cli_json_raw(json, "bits", text.text, text.used);
     }
     report_text_free(&text);
     free(cells);
@@ -150,12 +169,17 @@ static void describe(cli_json *json, const char *path, const esa_mask_file_info 
     char order[32], text[400];
     cli_name(order, CLI_ORDERS, i->layout.order);
     cli_json_text(json, "name", slash ? slash + 1 : path);
-    snprintf(text, sizeof text, "%s: %lld query × %lld key blocks of %d × %d tokens, order %s, %d prompt%s averaged, %.1f MB.",
-             i->model[0] ? i->model : "no model named", (long long)i->nq, (long long)i->nk, (int)i->block_q, (int)i->block_k, order,
-             (int)i->prompts, i->prompts == 1 ? "" : "s", 1e-6 * (double)i->file_bytes);
+    snprintf(text, sizeof text,
+             "%s: %lld query × %lld key blocks of %d × %d tokens, order %s, %d prompt%s averaged, "
+             "%.1f MB.",
+             i->model[0] ? i->model : "no model named", (long long)i->nq, (long long)i->nk,
+             (int)i->block_q, (int)i->block_k, order, (int)i->prompts, i->prompts == 1 ? "" : "s",
+             1e-6 * (double)i->file_bytes);
     cli_json_text(json, "about", text);
     if (a->shown_layer_count < a->layer_count || a->shown_group_count < a->group_count) {
-        snprintf(text, sizeof text, "The file is large: pictures of %d of %d layers and %d of %d step groups are in this page (--mask-mb raises that).",
+        snprintf(text, sizeof text,
+                 "The file is large: pictures of %d of %d layers and %d of %d step groups are in "
+                 "this page (--mask-mb raises that).",
                  a->shown_layer_count, a->layer_count, a->shown_group_count, a->group_count);
         cli_json_text(json, "note", text);
     }
@@ -172,7 +196,9 @@ static void describe(cli_json *json, const char *path, const esa_mask_file_info 
     cli_json_int(json, "text_front", i->layout.text_front_q);
     /* Raster and tile keep the tokens of a frame together; the other orders mix frames. */
     cli_json_bool(json, "frames_lie_together",
-                  i->layout.grid_q[0] > 1 && (i->layout.order == ESA_ORDER_RASTER || i->layout.order == ESA_ORDER_TILE) && i->Nq == i->Nk);
+                  i->layout.grid_q[0] > 1 &&
+                      (i->layout.order == ESA_ORDER_RASTER || i->layout.order == ESA_ORDER_TILE) &&
+                      i->Nq == i->Nk);
     integers(json, "layers", a->layers, a->layer_count);
     integers(json, "groups", a->groups, a->group_count);
     integers(json, "shown_layers", a->shown_layers, a->shown_layer_count);
@@ -193,13 +219,16 @@ static int budgets_of(double *budget, const esa_mask_file_info *i)
     return i->budget_count ? i->budget_count : 1;
 }
 
-static int file_json(cli_json *json, esa_ctx *ctx, esa_mask_file *file, const esa_mask_file_info *i, axes *a, const char *path, int64_t limit)
+static int file_json(cli_json *json, esa_ctx *ctx, esa_mask_file *file, const esa_mask_file_info *i,
+                     axes *a, const char *path, int64_t limit)
 {
     double budget[16];
     const int budgets = budgets_of(budget, i);
     int status = axes_find(a, file, i);
     if (status) return status;
-    if (a->layer_count == 0 || a->group_count == 0) return cli_fail(REPORT_WHAT ": '%s' holds no masks: every layer and step in it runs dense", path);
+    if (a->layer_count == 0 || a->group_count == 0)
+        return cli_fail(REPORT_WHAT ": '%s' holds no masks: every layer and step in it runs dense",
+                        path);
     axes_show(a, i->H * i->nq * ((i->nk + 7) / 8) * i->branches * budgets, limit);
     cli_json_open(json, NULL, '{');
     describe(json, path, i, a);
@@ -218,7 +247,8 @@ static int file_json(cli_json *json, esa_ctx *ctx, esa_mask_file *file, const es
     }
     cli_json_close(json);
     /* The same at every budget; not known without importance. */
-    if (s == ESA_OK && isfinite(x[ENTROPY * plane])) table(json, "entropy", x + ENTROPY * plane, i, a);
+    if (s == ESA_OK && isfinite(x[ENTROPY * plane]))
+        table(json, "entropy", x + ENTROPY * plane, i, a);
     free(x);
     cli_json_close(json);
     return s == ESA_OK ? CLI_OK : cli_fail_esa(ctx, s, REPORT_WHAT);
@@ -231,7 +261,8 @@ int report_masks_json(cli_json *json, esa_ctx *ctx, const char *path, int64_t li
     axes a = { 0 };
     esa_status s = esa_mask_file_open(ctx, &file, path);
     if (s == ESA_OK) s = esa_mask_file_get_info(file, &info);
-    const int status = s == ESA_OK ? file_json(json, ctx, file, &info, &a, path, limit) : cli_fail_esa(ctx, s, REPORT_WHAT);
+    const int status = s == ESA_OK ? file_json(json, ctx, file, &info, &a, path, limit)
+                                   : cli_fail_esa(ctx, s, REPORT_WHAT);
     axes_free(&a);
     esa_mask_file_free(file);
     return status;

@@ -1,15 +1,22 @@
-/* report_mp4.c - looks into an MP4 file: codec, size, frames, rate. Reads boxes only, decodes nothing, trusts no length.
+/* report_mp4.c - looks into an MP4 file: codec, size, frames, rate. Reads boxes only, decodes
+ * nothing, trusts no length.
  * SPDX-License-Identifier: Apache-2.0
  *
- * A box is a 32-bit length, four letters and its content; length 1: a 64-bit length follows; length 0: up to the end. What is wanted lies at
- * moov / trak / { tkhd, mdia / { mdhd, hdlr, minf / stbl / { stsd, stts } } } (ISO 14496-12). */
+ * A box is a 32-bit length, four letters and its content; length 1: a 64-bit length follows; length
+ * 0: up to the end. What is wanted lies at moov / trak / { tkhd, mdia / { mdhd, hdlr, minf / stbl /
+ * { stsd, stts } } } (ISO 14496-12). */
 #include "report.h"
 
 #include <string.h>
 
-typedef struct span { const unsigned char *at, *end; } span;
+typedef struct span {
+    const unsigned char *at, *end;
+} span;
 
-static uint32_t be32(const unsigned char *p) { return (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3]; }
+static uint32_t be32(const unsigned char *p)
+{
+    return (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3];
+}
 static uint64_t be64(const unsigned char *p) { return (uint64_t)be32(p) << 32 | be32(p + 4); }
 static size_t left(span s) { return (size_t)(s.end - s.at); }
 
@@ -24,7 +31,8 @@ static int next_box(span *s, char name[5], span *content)
         if (left(*s) < 16) return 0;
         size = be64(s->at + 8);
         head = 16;
-    } else if (size == 0) size = left(*s);
+    } else if (size == 0)
+        size = left(*s);
     if (size < head || size > left(*s)) return 0;
     content->at = s->at + head;
     content->end = s->at + size;
@@ -46,7 +54,7 @@ static int avc_profile(span entry)
 {
     span avcc;
     if (left(entry) < 78) return 0;
-    entry.at += 78;                 /* the fields of a visual sample entry */
+    entry.at += 78; /* the fields of a visual sample entry */
     return find(entry, "avcC", &avcc) && left(avcc) > 1 ? avcc.at[1] : 0;
 }
 
@@ -60,14 +68,17 @@ static int sample_entry(report_mp4 *m, span stbl)
         if (m->codec[i] < 0x20 || m->codec[i] > 0x7e) m->codec[i] = '?';
     const int profile = avc_profile(entry);
     /* Baseline, main, extended, high; 4:2:2, 4:4:4 and 10 bits are not for everyone. */
-    m->plays = (strcmp(m->codec, "avc1") == 0 || strcmp(m->codec, "avc3") == 0) && (profile == 66 || profile == 77 || profile == 88 || profile == 100);
+    m->plays = (strcmp(m->codec, "avc1") == 0 || strcmp(m->codec, "avc3") == 0) &&
+               (profile == 66 || profile == 77 || profile == 88 || profile == 100);
     return 1;
 }
 
 static int timing(report_mp4 *m, span mdia, span stbl)
 {
     span mdhd, stts;
-    if (!find(mdia, "mdhd", &mdhd) || !find(stbl, "stts", &stts) || left(mdhd) < 20 || left(stts) < 8) return 0;
+    if (!find(mdia, "mdhd", &mdhd) || !find(stbl, "stts", &stts) || left(mdhd) < 20 ||
+        left(stts) < 8)
+        return 0;
     const int wide = mdhd.at[0] == 1;
     if (wide && left(mdhd) < 32) return 0;
     const double scale = be32(mdhd.at + (wide ? 20 : 12));
@@ -91,8 +102,11 @@ int report_mp4_probe(report_mp4 *m, const unsigned char *bytes, size_t size)
     if (!find(all, "moov", &moov)) return -1;
     while (next_box(&moov, name, &trak)) {
         span tkhd, mdia, hdlr, minf, stbl;
-        if (strcmp(name, "trak") != 0 || !find(trak, "mdia", &mdia) || !find(mdia, "hdlr", &hdlr)) continue;
-        if (left(hdlr) < 12 || memcmp(hdlr.at + 8, "vide", 4) != 0 || !find(mdia, "minf", &minf) || !find(minf, "stbl", &stbl)) continue;
+        if (strcmp(name, "trak") != 0 || !find(trak, "mdia", &mdia) || !find(mdia, "hdlr", &hdlr))
+            continue;
+        if (left(hdlr) < 12 || memcmp(hdlr.at + 8, "vide", 4) != 0 || !find(mdia, "minf", &minf) ||
+            !find(minf, "stbl", &stbl))
+            continue;
         if (find(trak, "tkhd", &tkhd) && left(tkhd) >= 84) {
             m->width = (int32_t)(be32(tkhd.end - 8) >> 16);
             m->height = (int32_t)(be32(tkhd.end - 4) >> 16);

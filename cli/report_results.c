@@ -1,7 +1,9 @@
-/* report_results.c - a results folder as `esa experiment` leaves it (docs/schemas/experiment-*.schema.json) becomes a report_run.
+/* report_results.c - a results folder as `esa experiment` leaves it
+ * (docs/schemas/experiment-*.schema.json) becomes a report_run.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Everything is asked for by name and may be missing: an experiment that was stopped after its speed stage still makes a page. */
+ * Everything is asked for by name and may be missing: an experiment that was stopped after its
+ * speed stage still makes a page. */
 #include "report.h"
 
 #include <math.h>
@@ -16,7 +18,9 @@ static char *joined(const char *folder, const char *name)
     const size_t n = strlen(folder);
     const int whole = name[0] == '/';
     char *path = malloc(n + strlen(name) + 2);
-    if (path) sprintf(path, "%s%s%s", whole ? "" : folder, whole || (n && folder[n - 1] == '/') ? "" : "/", name);
+    if (path)
+        sprintf(path, "%s%s%s", whole ? "" : folder,
+                whole || (n && folder[n - 1] == '/') ? "" : "/", name);
     return path;
 }
 
@@ -44,17 +48,27 @@ static int load_files(report_run *r)
             r->value[i] = cli_value_load(path, &r->text[i], REPORT_WHAT);
             const double format = cli_value_number(r->value[i], "format");
             int status = r->value[i] ? CLI_OK : CLI_FAILED;
-            if (!status && !(format == 1)) status = cli_fail(REPORT_WHAT ": '%s' is not of the format this esa reads: \"format\" is not 1", path);
-            if (status) { free(path); return status; }
+            if (!status && !(format == 1))
+                status = cli_fail(REPORT_WHAT
+                                  ": '%s' is not of the format this esa reads: \"format\" is not 1",
+                                  path);
+            if (status) {
+                free(path);
+                return status;
+            }
             found += i != REPORT_CONFIG;
         }
         free(path);
     }
     if (found) return CLI_OK;
     if (r->value[REPORT_CONFIG])
-        return cli_fail(REPORT_WHAT ": '%s' has no speed.json and no quality.json yet: its experiment has not come that far (run its command again, it goes on)",
+        return cli_fail(REPORT_WHAT
+                        ": '%s' has no speed.json and no quality.json yet: its experiment has not "
+                        "come that far (run its command again, it goes on)",
                         r->folder);
-    return cli_fail(REPORT_WHAT ": '%s' is no results folder: no config.json, speed.json or quality.json in it (esa experiment run makes one)", r->folder);
+    return cli_fail(REPORT_WHAT ": '%s' is no results folder: no config.json, speed.json or "
+                                "quality.json in it (esa experiment run makes one)",
+                    r->folder);
 }
 
 /* From the first of the three files that knows. */
@@ -90,7 +104,8 @@ static report_variant *variant_of(report_run *r, const cli_value *v)
     if (!name) name = "?";
     for (int i = 0; i < r->variant_count; i++)
         if (strcmp(r->variants[i].name, name) == 0) return &r->variants[i];
-    report_variant *grown = realloc(r->variants, (size_t)(r->variant_count + 1) * sizeof *grown), *n;
+    report_variant *grown = realloc(r->variants, (size_t)(r->variant_count + 1) * sizeof *grown),
+                   *n;
     if (!grown) return NULL;
     r->variants = grown;
     n = &grown[r->variant_count];
@@ -98,19 +113,30 @@ static report_variant *variant_of(report_run *r, const cli_value *v)
     n->clips = calloc((size_t)(r->clip_count ? r->clip_count : 1), sizeof *n->clips);
     if (!n->clips) return NULL;
     r->variant_count++;
-    const char *method = cli_value_text(v, "method"), *tail = cli_value_text(r->value[REPORT_CONFIG], "settings.tail");
+    const char *method = cli_value_text(v, "method"),
+               *tail = cli_value_text(r->value[REPORT_CONFIG], "settings.tail");
     snprintf(n->name, sizeof n->name, "%s", name);
     n->dense = strcmp(method ? method : name, "dense") == 0;
     n->budget = cli_value_number(v, "budget");
     n->density = n->dense ? 1 : NAN;
-    n->mass = n->seconds = n->step_seconds = n->sparse_seconds = n->speedup = n->sparse_speedup = n->psnr = n->ssim = n->lpips = n->flicker = NAN;
-    n->text_seconds = n->select_seconds = n->attention_seconds = n->denoise_seconds = n->decode_seconds = NAN;
-    if (n->dense) snprintf(n->label, sizeof n->label, "dense");
-    else if (isfinite(n->budget) && method) snprintf(n->label, sizeof n->label, "%.32s %g", method, n->budget);
-    else snprintf(n->label, sizeof n->label, "%.90s", name);
-    snprintf(n->family, sizeof n->family, "%.32s%s%s%.20s%s", method && strcmp(method, "cached") == 0 ? "cached masks" : method ? method : name,
-             tail ? ", " : "", tail && strcmp(tail, "none") == 0 ? "without " : "", tail ? (strcmp(tail, "none") == 0 ? "a" : tail) : "", tail ? " tail" : "");
-    for (int64_t c = 0; c < r->clip_count; c++) n->clips[c].psnr = n->clips[c].ssim = n->clips[c].lpips = n->clips[c].flicker = NAN;
+    n->mass = n->seconds = n->step_seconds = n->sparse_seconds = n->speedup = n->sparse_speedup =
+        n->psnr = n->ssim = n->lpips = n->flicker = NAN;
+    n->text_seconds = n->select_seconds = n->attention_seconds = n->denoise_seconds =
+        n->decode_seconds = NAN;
+    if (n->dense)
+        snprintf(n->label, sizeof n->label, "dense");
+    else if (isfinite(n->budget) && method)
+        snprintf(n->label, sizeof n->label, "%.32s %g", method, n->budget);
+    else
+        snprintf(n->label, sizeof n->label, "%.90s", name);
+    snprintf(n->family, sizeof n->family, "%.32s%s%s%.20s%s",
+             method && strcmp(method, "cached") == 0 ? "cached masks"
+             : method                                ? method
+                                                     : name,
+             tail ? ", " : "", tail && strcmp(tail, "none") == 0 ? "without " : "",
+             tail ? (strcmp(tail, "none") == 0 ? "a" : tail) : "", tail ? " tail" : "");
+    for (int64_t c = 0; c < r->clip_count; c++)
+        n->clips[c].psnr = n->clips[c].ssim = n->clips[c].lpips = n->clips[c].flicker = NAN;
     return n;
 }
 
@@ -132,7 +158,10 @@ static double mean_of(const cli_value *videos, const char *path)
     int64_t count = 0;
     for (const cli_value *v = videos ? videos->child : NULL; v; v = v->next) {
         const double x = cli_value_number(v, path);
-        if (isfinite(x)) { sum += x; count++; }
+        if (isfinite(x)) {
+            sum += x;
+            count++;
+        }
     }
     return count ? sum / (double)count : NAN;
 }
@@ -143,10 +172,12 @@ static int ascending(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The video whose time is the median: what is said about parts of a clip's time is said about this one, so that they add up. */
+/* The video whose time is the median: what is said about parts of a clip's time is said about this
+ * one, so that they add up. */
 static const cli_value *median_video(const cli_value *videos)
 {
-    double *seconds = videos && videos->count ? malloc((size_t)videos->count * sizeof *seconds) : NULL;
+    double *seconds = videos && videos->count ? malloc((size_t)videos->count * sizeof *seconds)
+                                              : NULL;
     const cli_value *best = videos ? videos->child : NULL;
     int64_t used = 0;
     for (const cli_value *v = videos ? videos->child : NULL; v && seconds; v = v->next) {
@@ -156,7 +187,10 @@ static const cli_value *median_video(const cli_value *videos)
     if (used) {
         qsort(seconds, (size_t)used, sizeof *seconds, ascending);
         for (const cli_value *v = videos->child; v; v = v->next)
-            if (cli_value_number(v, "record.seconds") == seconds[(used - 1) / 2]) { best = v; break; }
+            if (cli_value_number(v, "record.seconds") == seconds[(used - 1) / 2]) {
+                best = v;
+                break;
+            }
     }
     free(seconds);
     return best;
@@ -169,7 +203,10 @@ static int step_medians(report_variant *n, const cli_value *videos)
     if (!first || first->type != CLI_JSON_ARRAY || first->count == 0) return 1;
     double *column = malloc((size_t)videos->count * sizeof *column);
     n->steps = calloc((size_t)first->count, sizeof *n->steps);
-    if (!column || !n->steps) { free(column); return 0; }
+    if (!column || !n->steps) {
+        free(column);
+        return 0;
+    }
     n->step_count = first->count;
     for (int64_t s = 0; s < n->step_count; s++) {
         int64_t used = 0;
@@ -189,7 +226,8 @@ static int step_medians(report_variant *n, const cli_value *videos)
 /* [layers][heads], mean over the videos. */
 static int head_densities(report_variant *n, const cli_value *videos)
 {
-    const cli_value *table = cli_value_at(videos, "0.record.head_density"), *row = table ? table->child : NULL;
+    const cli_value *table = cli_value_at(videos, "0.record.head_density"),
+                    *row = table ? table->child : NULL;
     int known = 0;
     if (n->dense || !row || row->type != CLI_JSON_ARRAY || row->count == 0) return 1;
     n->layers = table->count;
@@ -199,12 +237,16 @@ static int head_densities(report_variant *n, const cli_value *videos)
     for (int64_t l = 0; l < n->layers; l++)
         for (int64_t h = 0; h < n->heads; h++) {
             char path[96];
-            snprintf(path, sizeof path, "record.head_density.%lld.%lld", (long long)l, (long long)h);
+            snprintf(path, sizeof path, "record.head_density.%lld.%lld", (long long)l,
+                     (long long)h);
             const double x = mean_of(videos, path);
             n->head_density[l * n->heads + h] = x;
             known |= isfinite(x);
         }
-    if (!known) { free(n->head_density); n->head_density = NULL; }
+    if (!known) {
+        free(n->head_density);
+        n->head_density = NULL;
+    }
     return 1;
 }
 
@@ -229,7 +271,8 @@ static int read_speed(report_run *r)
         n->decode_seconds = cli_value_number(median, "record.decode_seconds");
         const int64_t warmup = whole(cli_value_number(videos, "0.record.warmup_steps"));
         if (!n->dense && warmup > r->warmup) r->warmup = warmup;
-        for (const cli_value *video = videos ? videos->child : NULL; video; video = video->next) clip_of(r, n, video);
+        for (const cli_value *video = videos ? videos->child : NULL; video; video = video->next)
+            clip_of(r, n, video);
     }
     return 1;
 }
@@ -247,7 +290,8 @@ static int read_quality(report_run *r)
         n->ssim = cli_value_number(v, "mean.ssim");
         n->lpips = cli_value_number(v, "mean.lpips");
         n->flicker = cli_value_number(v, "mean.flicker");
-        n->identical = videos && videos->count > 0 && cli_value_number(v, "identical") == (double)videos->count;
+        n->identical = videos && videos->count > 0 &&
+                       cli_value_number(v, "identical") == (double)videos->count;
         for (const cli_value *video = videos ? videos->child : NULL; video; video = video->next) {
             report_clip_figures *clip = clip_of(r, n, video);
             if (!clip) continue;
@@ -256,7 +300,8 @@ static int read_quality(report_run *r)
             clip->lpips = cli_value_number(video, "lpips");
             clip->flicker = cli_value_number(video, "flicker");
             const cli_value *identical = cli_value_at(video, "identical");
-            clip->identical = identical && identical->type == CLI_JSON_BOOL && identical->number == 1;
+            clip->identical = identical && identical->type == CLI_JSON_BOOL &&
+                              identical->number == 1;
         }
     }
     return 1;
@@ -272,22 +317,28 @@ static int64_t count_clips(const report_run *r)
         const cli_value *all = cli_value_at(r->value[f], "variants");
         for (const cli_value *v = all ? all->child : NULL; v; v = v->next) {
             const cli_value *videos = cli_value_at(v, "videos");
-            for (const cli_value *video = videos ? videos->child : NULL; video; video = video->next) {
+            for (const cli_value *video = videos ? videos->child : NULL; video;
+                 video = video->next) {
                 const double index = cli_value_number(video, "index");
-                if (index >= 0 && index < 100000 && (int64_t)index >= count) count = (int64_t)index + 1;
+                if (index >= 0 && index < 100000 && (int64_t)index >= count)
+                    count = (int64_t)index + 1;
             }
         }
     }
     return count;
 }
 
-/* The mask file a run names lies in its folder, or where it was given: seen from the folder the experiment was started in, most often this one. */
+/* The mask file a run names lies in its folder, or where it was given: seen from the folder the
+ * experiment was started in, most often this one. */
 static void find_masks(report_run *r)
 {
-    const char *named[3] = { cli_value_text(r->value[REPORT_SPEED], "calibration.file"), cli_value_text(r->value[REPORT_CONFIG], "settings.masks"), "masks.safetensors" };
+    const char *named[3] = { cli_value_text(r->value[REPORT_SPEED], "calibration.file"),
+                             cli_value_text(r->value[REPORT_CONFIG], "settings.masks"),
+                             "masks.safetensors" };
     for (int i = 0; i < 3 && !r->masks; i++) {
         char *path = named[i] ? joined(r->folder, named[i]) : NULL;
-        if (exists(path)) r->masks = path;
+        if (exists(path))
+            r->masks = path;
         else {
             free(path);
             if (named[i] && i < 2 && exists(named[i])) r->masks = copy(named[i]);
@@ -312,23 +363,30 @@ int report_run_read(report_run *r, const char *folder)
     if (!r->folder) return cli_fail(REPORT_WHAT ": out of memory");
     struct stat about;
     if (stat(folder, &about) != 0) return cli_fail(REPORT_WHAT ": there is no folder '%s'", folder);
-    if (!S_ISDIR(about.st_mode)) return cli_fail(REPORT_WHAT ": '%s' is a file, expected a results folder (mask files go with --masks)", folder);
+    if (!S_ISDIR(about.st_mode))
+        return cli_fail(REPORT_WHAT
+                        ": '%s' is a file, expected a results folder (mask files go with --masks)",
+                        folder);
     for (size_t n = strlen(r->folder); n > 1 && r->folder[n - 1] == '/'; n--) r->folder[n - 1] = 0;
     int status = load_files(r);
     if (status) return status;
-    const char *slash = strrchr(r->folder, '/'), *tag = text_of(r, "tag"), *model = text_of(r, "model"), *cpu = text_of(r, "machine.cpu");
+    const char *slash = strrchr(r->folder, '/'), *tag = text_of(r, "tag"),
+               *model = text_of(r, "model"), *cpu = text_of(r, "machine.cpu");
     r->tag = copy(tag ? tag : slash ? slash + 1 : r->folder);
     r->model = copy(model ? model : "model not named");
     r->frames = whole(number_of(r, "frames"));
     r->height = whole(number_of(r, "height"));
     r->width = whole(number_of(r, "width"));
     r->step_count = whole(number_of(r, "steps"));
-    snprintf(r->setting, sizeof r->setting, "%.80s %lldx%lldx%lld %lld %.80s", r->model ? r->model : "", (long long)r->frames, (long long)r->height,
+    snprintf(r->setting, sizeof r->setting, "%.80s %lldx%lldx%lld %lld %.80s",
+             r->model ? r->model : "", (long long)r->frames, (long long)r->height,
              (long long)r->width, (long long)r->step_count, cpu ? cpu : "");
     r->clip_count = count_clips(r);
     r->prompts = calloc((size_t)(r->clip_count ? r->clip_count : 1), sizeof *r->prompts);
-    if (!r->tag || !r->model || !r->prompts || !read_speed(r) || !read_quality(r)) return cli_fail(REPORT_WHAT ": out of memory");
-    if (r->variant_count == 0) return cli_fail(REPORT_WHAT ": the results in '%s' name no variants", folder);
+    if (!r->tag || !r->model || !r->prompts || !read_speed(r) || !read_quality(r))
+        return cli_fail(REPORT_WHAT ": out of memory");
+    if (r->variant_count == 0)
+        return cli_fail(REPORT_WHAT ": the results in '%s' name no variants", folder);
     dense_first(r);
     find_masks(r);
     return CLI_OK;

@@ -13,7 +13,10 @@ static int reserve(report_text *t, size_t n)
     if (t->used + n + 1 <= t->room) return 1;
     const size_t room = t->room + t->room / 2 + n + 4096;
     char *grown = realloc(t->text, room);
-    if (!grown) { t->failed = 1; return 0; }
+    if (!grown) {
+        t->failed = 1;
+        return 0;
+    }
     t->text = grown;
     t->room = room;
     return 1;
@@ -53,8 +56,10 @@ void report_html(report_text *t, const char *text)
         case '>': report_puts(t, "&gt;"); break;
         case '"': report_puts(t, "&quot;"); break;
         default:
-            if (n) report_put(t, (const char *)p, (size_t)n);
-            else report_puts(t, "\xef\xbf\xbd");
+            if (n)
+                report_put(t, (const char *)p, (size_t)n);
+            else
+                report_puts(t, "\xef\xbf\xbd");
         }
         p += n ? n : 1;
     }

@@ -12,7 +12,7 @@
 struct cli_table {
     int columns, left;
     int64_t cells, room;
-    char (*text)[CELL];             /* [cells] */
+    char (*text)[CELL]; /* [cells] */
 };
 
 cli_table *cli_table_new(int columns, int left)
@@ -29,8 +29,8 @@ void cli_cell(cli_table *t, const char *format, ...)
     if (!t) return;
     if (t->cells == t->room) {
         const int64_t room = t->room ? 2 * t->room : 64;
-        char (*text)[CELL] = realloc(t->text, (size_t)room * CELL);
-        if (!text) return;          /* a table without its last cells is the least of the worries then */
+        char(*text)[CELL] = realloc(t->text, (size_t)room * CELL);
+        if (!text) return; /* a table without its last cells is the least of the worries then */
         t->text = text;
         t->room = room;
     }
@@ -50,8 +50,10 @@ void cli_table_print(cli_table *t, FILE *out)
     }
     for (int64_t i = 0; i < t->cells; i++) {
         const int c = (int)(i % t->columns), last = c + 1 == t->columns || i + 1 == t->cells;
-        if (c < t->left) fprintf(out, "%-*s", last ? 0 : width[c], t->text[i]);
-        else fprintf(out, "%*s", width[c], t->text[i]);
+        if (c < t->left)
+            fprintf(out, "%-*s", last ? 0 : width[c], t->text[i]);
+        else
+            fprintf(out, "%*s", width[c], t->text[i]);
         fputs(last ? "\n" : "  ", out);
     }
     free(t->text);
@@ -68,7 +70,8 @@ void cli_progress(const char *what, int64_t done, int64_t total)
         fprintf(stderr, "\r\033[K%s [%s] %lld/%lld", what, bar, (long long)done, (long long)total);
         fflush(stderr);
     } else if (total > 0 && (done == total || 4 * done / total != 4 * (done - 1) / total)) {
-        fprintf(stderr, "%s %lld/%lld\n", what, (long long)done, (long long)total);   /* every quarter: logs stay short */
+        fprintf(stderr, "%s %lld/%lld\n", what, (long long)done,
+                (long long)total); /* every quarter: logs stay short */
     }
 }
 

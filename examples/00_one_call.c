@@ -1,4 +1,5 @@
-/* 00_one_call.c - choose the key blocks that matter, compute only those, and see how far the result is from dense attention.
+/* 00_one_call.c - choose the key blocks that matter, compute only those, and see how far the result
+ * is from dense attention.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Next: 01_plan.c decides once per shape and then allocates nothing. */
@@ -7,16 +8,18 @@
 #include <stdlib.h>
 #include <esa/esa.h>
 
-enum { H = 2, T = 4, Y = 16, X = 16, N = T * Y * X, D = 64 };   /* a small video: 4 frames of 16 x 16 tokens */
+/* a small video: 4 frames of 16 x 16 tokens */
+enum { H = 2, T = 4, Y = 16, X = 16, N = T * Y * X, D = 64 };
 
-/* q and k of a token are its place (frame, row, column) written as angles, as rotary embeddings do: near places score high, so
- * attention is local. v is a smooth picture. */
+/* q and k of a token are its place (frame, row, column) written as angles, as rotary embeddings do:
+ * near places score high, so attention is local. v is a smooth picture. */
 static void fill(float *q, float *k, float *v)
 {
     for (int h = 0; h < H; h++)
         for (int n = 0; n < N; n++)
             for (int d = 0; d < D; d++) {
-                const int place[3] = { n / (X * Y), n / X % Y, n % X }, i = (h * N + n) * D + d, pair = d / 2;
+                const int place[3] = { n / (X * Y), n / X % Y, n % X }, i = (h * N + n) * D + d,
+                          pair = d / 2;
                 const double angle = place[pair % 3] * (pair % 3 == 0 ? 1.0 : 0.5) / (1 + pair / 8);
                 q[i] = k[i] = (float)(1.8 * (d % 2 ? sin(angle) : cos(angle)));
                 v[i] = (float)(1 + sin(0.3 * place[2] + 0.2 * place[1] + place[0] + d));
@@ -26,21 +29,25 @@ static void fill(float *q, float *k, float *v)
 int main(void)
 {
     const size_t count = (size_t)H * N * D;
-    float *q = malloc(count * sizeof *q), *k = malloc(count * sizeof *k), *v = malloc(count * sizeof *v);
+    float *q = malloc(count * sizeof *q), *k = malloc(count * sizeof *k),
+          *v = malloc(count * sizeof *v);
     float *o = malloc(count * sizeof *o), *dense = malloc(count * sizeof *dense);
     if (!q || !k || !v || !o || !dense) return 1;
     fill(q, k, v);
 
     /* Views never own: the arrays stay ours. Memory order is batch, head, token, channel. */
-    esa_tensor tq = esa_tensor_bnsd(q, ESA_DTYPE_F32, 1, H, N, D), tk = esa_tensor_bnsd(k, ESA_DTYPE_F32, 1, H, N, D);
-    esa_tensor tv = esa_tensor_bnsd(v, ESA_DTYPE_F32, 1, H, N, D), to = esa_tensor_bnsd(o, ESA_DTYPE_F32, 1, H, N, D);
+    esa_tensor tq = esa_tensor_bnsd(q, ESA_DTYPE_F32, 1, H, N, D),
+               tk = esa_tensor_bnsd(k, ESA_DTYPE_F32, 1, H, N, D);
+    esa_tensor tv = esa_tensor_bnsd(v, ESA_DTYPE_F32, 1, H, N, D),
+               to = esa_tensor_bnsd(o, ESA_DTYPE_F32, 1, H, N, D);
     esa_tensor td = esa_tensor_bnsd(dense, ESA_DTYPE_F32, 1, H, N, D);
 
     esa_ctx *ctx;
     esa_mask *mask = NULL;
     if (esa_ctx_create(&ctx, NULL) != ESA_OK) return 1;
 
-    /* Keep half of the key blocks; what is skipped still counts by its mean key and value (the pooled tail). */
+    /* Keep half of the key blocks; what is skipped still counts by its mean key and value (the
+     * pooled tail). */
     esa_select_params select = esa_select_params_default(ESA_SELECT_ENTROPY);
     select.budget = 0.5;
     esa_attention_params attention = esa_attention_params_default();
@@ -62,10 +69,15 @@ int main(void)
         bottom += (double)dense[i] * dense[i];
     }
     const double error = sqrt(top / bottom);
-    printf("kernels %s; density asked %.2f, realised %.3f; error against dense %.2f %%\n", esa_ctx_cpu(ctx), info.density_asked, info.density,
-           100 * error);
+    printf("kernels %s; density asked %.2f, realised %.3f; error against dense %.2f %%\n",
+           esa_ctx_cpu(ctx), info.density_asked, info.density, 100 * error);
     esa_mask_free(mask);
     esa_ctx_free(ctx);
-    free(q); free(k); free(v); free(o); free(dense);
-    return error < 0.1 && info.density <= 0.5 ? 0 : 1;      /* local attention: half the blocks hold nearly all of it */
+    free(q);
+    free(k);
+    free(v);
+    free(o);
+    free(dense);
+    /* local attention: half the blocks hold nearly all of it */
+    return error < 0.1 && info.density <= 0.5 ? 0 : 1;
 }

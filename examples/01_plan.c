@@ -1,4 +1,5 @@
-/* 01_plan.c - the plan tier: decide once per shape, then run many times in memory of our own, with the log-sum-exp of each row.
+/* 01_plan.c - the plan tier: decide once per shape, then run many times in memory of our own, with
+ * the log-sum-exp of each row.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Before: 00_one_call.c. Next: 02_masks.c makes and saves masks. */
@@ -7,7 +8,8 @@
 #include <stdlib.h>
 #include <esa/esa.h>
 
-enum { B = 1, HQ = 4, HKV = 2, N = 700, D = 64, STEPS = 3 };    /* grouped heads: two query heads share one key head */
+/* grouped heads: two query heads share one key head */
+enum { B = 1, HQ = 4, HKV = 2, N = 700, D = 64, STEPS = 3 };
 
 static void fill(float *x, int count, unsigned seed)
 {
@@ -19,10 +21,13 @@ static void fill(float *x, int count, unsigned seed)
 
 int main(void)
 {
-    static float q[B * HQ * N * D], k[B * HKV * N * D], v[B * HKV * N * D], o[B * HQ * N * D], lse[B * HQ * N];
+    static float q[B * HQ * N * D], k[B * HKV * N * D], v[B * HKV * N * D], o[B * HQ * N * D],
+        lse[B * HQ * N];
     /* Tokens before heads in memory (BSND), as many models lay it out: only the strides differ. */
-    esa_tensor tq = esa_tensor_bsnd(q, ESA_DTYPE_F32, B, HQ, N, D), tk = esa_tensor_bsnd(k, ESA_DTYPE_F32, B, HKV, N, D);
-    esa_tensor tv = esa_tensor_bsnd(v, ESA_DTYPE_F32, B, HKV, N, D), to = esa_tensor_bsnd(o, ESA_DTYPE_F32, B, HQ, N, D);
+    esa_tensor tq = esa_tensor_bsnd(q, ESA_DTYPE_F32, B, HQ, N, D),
+               tk = esa_tensor_bsnd(k, ESA_DTYPE_F32, B, HKV, N, D);
+    esa_tensor tv = esa_tensor_bsnd(v, ESA_DTYPE_F32, B, HKV, N, D),
+               to = esa_tensor_bsnd(o, ESA_DTYPE_F32, B, HQ, N, D);
     esa_tensor tl = esa_tensor_bnsd(lse, ESA_DTYPE_F32, B, HQ, N, 1);
 
     esa_ctx *ctx;
@@ -32,7 +37,11 @@ int main(void)
 
     esa_shapes shapes = esa_shapes_default();
     shapes.dtype = ESA_DTYPE_F32;
-    shapes.B = B; shapes.Hq = HQ; shapes.Hkv = HKV; shapes.Nq = shapes.Nk = N; shapes.D = D;
+    shapes.B = B;
+    shapes.Hq = HQ;
+    shapes.Hkv = HKV;
+    shapes.Nq = shapes.Nk = N;
+    shapes.D = D;
     esa_select_params select = esa_select_params_default(ESA_SELECT_ADA_BSA);
     select.budget = 0.4;
     esa_attention_params attention = esa_attention_params_default();
@@ -45,18 +54,24 @@ int main(void)
     if (status == ESA_OK) status = esa_plan_workspace(plan, &bytes);
     if (status == ESA_OK) status = esa_mask_create(plan, &mask);
     /* One workspace for all calls; below this line the library allocates nothing. */
-    void *ws = status == ESA_OK ? aligned_alloc(ESA_WORKSPACE_ALIGN, (size_t)((bytes + ESA_WORKSPACE_ALIGN - 1) / ESA_WORKSPACE_ALIGN * ESA_WORKSPACE_ALIGN)) : NULL;
+    void *ws = status == ESA_OK ? aligned_alloc(ESA_WORKSPACE_ALIGN,
+                                                (size_t)((bytes + ESA_WORKSPACE_ALIGN - 1) /
+                                                         ESA_WORKSPACE_ALIGN * ESA_WORKSPACE_ALIGN))
+                                : NULL;
     for (unsigned step = 0; status == ESA_OK && ws && step < STEPS; step++) {
         fill(q, B * HQ * N * D, 1 + step);
         fill(k, B * HKV * N * D, 100 + step);
         fill(v, B * HKV * N * D, 200 + step);
         status = esa_plan_select(plan, mask, &tq, &tk, ws);
         if (status == ESA_OK) status = esa_plan_attention(plan, mask, &tq, &tk, &tv, &to, &tl, ws);
-        if (status == ESA_OK) printf("step %u: o[0] = %.4f, lse[0] = %.4f\n", step, (double)o[0], (double)lse[0]);
+        if (status == ESA_OK)
+            printf("step %u: o[0] = %.4f, lse[0] = %.4f\n", step, (double)o[0], (double)lse[0]);
     }
     const int good = status == ESA_OK && ws && isfinite(o[0]) && isfinite(lse[0]);
-    if (status != ESA_OK) fprintf(stderr, "%s: %s\n", esa_status_name(status), esa_ctx_error(ctx));
-    else printf("workspace %lld bytes\n", (long long)bytes);
+    if (status != ESA_OK)
+        fprintf(stderr, "%s: %s\n", esa_status_name(status), esa_ctx_error(ctx));
+    else
+        printf("workspace %lld bytes\n", (long long)bytes);
     free(ws);
     esa_mask_free(mask);
     esa_plan_free(plan);

@@ -1,4 +1,5 @@
-/* 02_masks.c - masks by hand: a band given as lists, its bits and FA4 form, saved to a file and read back.
+/* 02_masks.c - masks by hand: a band given as lists, its bits and FA4 form, saved to a file and
+ * read back.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Before: 01_plan.c. Next: 03_session.c lets a session decide call by call. */
@@ -56,7 +57,8 @@ int main(void)
     if (status != ESA_OK) return fail(ctx, status);
     esa_mask_to_bits(loaded, again);
     const int same = memcmp(bits, again, sizeof bits) == 0 && fa4_count[0] == 2;
-    printf("density %.3f; read back from %s: %s\n", info.density, path, same ? "the same bits" : "DIFFERENT");
+    printf("density %.3f; read back from %s: %s\n", info.density, path,
+           same ? "the same bits" : "DIFFERENT");
     esa_mask_free(loaded);
     esa_mask_file_free(file);
     esa_mask_free(mask);

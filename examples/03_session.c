@@ -1,8 +1,9 @@
-/* 03_session.c - a model run: record importance, build a mask file, then run again from the file, and look at the statistics.
+/* 03_session.c - a model run: record importance, build a mask file, then run again from the file,
+ * and look at the statistics.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Before: 02_masks.c. The "model" here is a loop that makes q, k, v per layer and step; a real one calls the session at the place
- * where it computed attention. */
+ * Before: 02_masks.c. The "model" here is a loop that makes q, k, v per layer and step; a real one
+ * calls the session at the place where it computed attention. */
 #include <stdio.h>
 #include <esa/esa_session.h>
 
@@ -15,7 +16,8 @@ static void layer_input(int layer, int step)
     unsigned s = (unsigned)(1 + layer * 100 + step);
     for (int i = 0; i < H * N * D; i++) {
         s = s * 1664525u + 1013904223u;
-        const float noise = (float)((int)(s >> 24) - 128) / 128.0f, place = (float)((i / D) % N / 64 % 8 == i % 8 ? 2 : 0);
+        const float noise = (float)((int)(s >> 24) - 128) / 128.0f,
+                    place = (float)((i / D) % N / 64 % 8 == i % 8 ? 2 : 0);
         q[i] = place + noise;
         k[i] = place - noise;
         v[i] = noise;
@@ -25,8 +27,10 @@ static void layer_input(int layer, int step)
 /* One video through the session. */
 static esa_status run(esa_session *session)
 {
-    esa_tensor tq = esa_tensor_bnsd(q, ESA_DTYPE_F32, 1, H, N, D), tk = esa_tensor_bnsd(k, ESA_DTYPE_F32, 1, H, N, D);
-    esa_tensor tv = esa_tensor_bnsd(v, ESA_DTYPE_F32, 1, H, N, D), to = esa_tensor_bnsd(o, ESA_DTYPE_F32, 1, H, N, D);
+    esa_tensor tq = esa_tensor_bnsd(q, ESA_DTYPE_F32, 1, H, N, D),
+               tk = esa_tensor_bnsd(k, ESA_DTYPE_F32, 1, H, N, D);
+    esa_tensor tv = esa_tensor_bnsd(v, ESA_DTYPE_F32, 1, H, N, D),
+               to = esa_tensor_bnsd(o, ESA_DTYPE_F32, 1, H, N, D);
     esa_status status = esa_session_begin(session);
     for (int step = 0; status == ESA_OK && step < STEPS; step++) {
         status = esa_session_step(session, step, 0);
@@ -61,14 +65,16 @@ int main(void)
     esa_session_free(session);
     session = NULL;
 
-    /* 2. Masks for two budgets in one file. Several recordings (prompts, machines) would be summed here. */
+    /* 2. Masks for two budgets in one file. Several recordings (prompts, machines) would be summed
+     * here. */
     esa_mask_build build = esa_mask_build_default();
     build.budgets = budgets;
     build.budget_count = 2;
     if (status == ESA_OK) status = esa_mask_file_build(ctx, masks, &recording, 1, &build);
     if (status == ESA_OK) status = esa_mask_file_open(ctx, &file, masks);
 
-    /* 3. Run from the file: nothing is selected any more. Layer 0 and the first fifth of the steps stay dense. */
+    /* 3. Run from the file: nothing is selected any more. Layer 0 and the first fifth of the steps
+     * stay dense. */
     params.mode = ESA_SESSION_CACHED;
     params.masks = file;
     params.select.budget = 0.25;
@@ -76,12 +82,15 @@ int main(void)
     if (status == ESA_OK) status = esa_session_create(ctx, &session, &params);
     if (status == ESA_OK) status = run(session);
     if (status == ESA_OK) status = esa_session_get_stats(session, &stats, -1, -1);
-    if (status != ESA_OK) fprintf(stderr, "%s: %s\n", esa_status_name(status), esa_ctx_error(ctx));
+    if (status != ESA_OK)
+        fprintf(stderr, "%s: %s\n", esa_status_name(status), esa_ctx_error(ctx));
     else
-        printf("%lld calls: %lld dense by policy, %lld sparse at density %.3f (asked %.2f), %lld fallbacks\n", (long long)stats.calls,
-               (long long)stats.dense_calls, (long long)stats.sparse_calls, stats.density, stats.density_asked, (long long)stats.fallback_calls);
-    const int good = status == ESA_OK && stats.calls == LAYERS * STEPS && stats.sparse_calls == (LAYERS - 1) * (STEPS - 1) &&
-                     stats.fallback_calls == 0;
+        printf("%lld calls: %lld dense by policy, %lld sparse at density %.3f (asked %.2f), %lld "
+               "fallbacks\n",
+               (long long)stats.calls, (long long)stats.dense_calls, (long long)stats.sparse_calls,
+               stats.density, stats.density_asked, (long long)stats.fallback_calls);
+    const int good = status == ESA_OK && stats.calls == LAYERS * STEPS &&
+                     stats.sparse_calls == (LAYERS - 1) * (STEPS - 1) && stats.fallback_calls == 0;
     esa_session_free(session);
     esa_mask_file_free(file);
     esa_ctx_free(ctx);

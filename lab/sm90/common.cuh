@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Thin wrappers over the sm_90a instructions the ladder uses: mbarriers, tensor copies, wgmma, named barriers.
-// One wrapper per instruction; anything with a policy in it lives in parts.cuh.
+// Thin wrappers over the sm_90a instructions the ladder uses: mbarriers, tensor copies, wgmma,
+// named barriers. One wrapper per instruction; anything with a policy in it lives in parts.cuh.
 #pragma once
 
 #include <cuda.h>
@@ -14,40 +14,54 @@
 using bf16 = __nv_bfloat16;
 using f16 = __half;
 
-template <class A, class B> struct same { static constexpr bool value = false; };
-template <class A> struct same<A, A> { static constexpr bool value = true; };
+template <class A, class B> struct same {
+    static constexpr bool value = false;
+};
+template <class A> struct same<A, A> {
+    static constexpr bool value = true;
+};
 
 DEV uint32_t smem_addr(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
 // ---- mbarriers (addresses are shared-space offsets) ----
 
-DEV void mbar_init(uint32_t bar, uint32_t arrivals) {
+DEV void mbar_init(uint32_t bar, uint32_t arrivals)
+{
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
 }
 DEV void mbar_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-DEV void mbar_arrive(uint32_t bar) {
+DEV void mbar_arrive(uint32_t bar)
+{
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
-DEV void mbar_arrive_tx(uint32_t bar, uint32_t bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+DEV void mbar_arrive_tx(uint32_t bar, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
+                 : "memory");
 }
-// Returns once the phase of the given parity is complete; on a fresh barrier parity 1 passes at once.
-DEV void mbar_wait(uint32_t bar, uint32_t parity) {
-    asm volatile(
-        "{\n"
-        ".reg .pred P;\n"
-        "WAIT:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 P, [%0], %1;\n"
-        "@P bra DONE;\n"
-        "bra WAIT;\n"
-        "DONE:\n"
-        "}\n" ::"r"(bar), "r"(parity) : "memory");
+// Returns once the phase of the given parity is complete; on a fresh barrier parity 1 passes at
+// once.
+DEV void mbar_wait(uint32_t bar, uint32_t parity)
+{
+    asm volatile("{\n"
+                 ".reg .pred P;\n"
+                 "WAIT:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 P, [%0], %1;\n"
+                 "@P bra DONE;\n"
+                 "bra WAIT;\n"
+                 "DONE:\n"
+                 "}\n" ::"r"(bar),
+                 "r"(parity)
+                 : "memory");
 }
 
 // Four 8x8 16-bit matrices; lane i gives the address of row i % 8 of matrix i / 8.
-DEV void ldmatrix_x4(uint32_t *r, uint32_t addr) {
+DEV void ldmatrix_x4(uint32_t *r, uint32_t addr)
+{
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(addr) : "memory");
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(addr)
+                 : "memory");
 }
 
 // ---- tensor copies ----
@@ -56,34 +70,51 @@ DEV void ldmatrix_x4(uint32_t *r, uint32_t addr) {
 constexpr uint64_t L2_EVICT_FIRST = 0x12F0000000000000ull;
 constexpr uint64_t L2_EVICT_LAST = 0x14F0000000000000ull;
 
-DEV void tma_prefetch_map(const CUtensorMap *map) {
+DEV void tma_prefetch_map(const CUtensorMap *map)
+{
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 // One box of a (64, N, D/64, H, B) map: global -> shared, completing on bar.
-DEV void tma_load(uint32_t dst, const CUtensorMap *map, uint32_t bar, int n, int chunk, int h, int b, uint64_t policy) {
+DEV void tma_load(uint32_t dst, const CUtensorMap *map, uint32_t bar, int n, int chunk, int h,
+                  int b, uint64_t policy)
+{
     asm volatile(
         "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
-        " [%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(dst), "l"(map), "r"(bar), "r"(0), "r"(n), "r"(chunk), "r"(h), "r"(b),
-        "l"(policy)
+        " [%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(dst),
+        "l"(map), "r"(bar), "r"(0), "r"(n), "r"(chunk), "r"(h), "r"(b), "l"(policy)
         : "memory");
 }
 
 // ---- warpgroups ----
 
-template <int R> DEV void regs_raise() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(R)); }
-template <int R> DEV void regs_lower() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(R)); }
+template <int R> DEV void regs_raise()
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(R));
+}
+template <int R> DEV void regs_lower()
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(R));
+}
 
-DEV void named_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
-DEV void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+DEV void named_sync(int id, int threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+DEV void named_arrive(int id, int threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 
-DEV float exp2_approx(float x) {
+DEV float exp2_approx(float x)
+{
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
 // Two floats rounded to T, the first in the low half: the order of an A fragment.
-template <class T> DEV uint32_t pack2(float lo, float hi) {
+template <class T> DEV uint32_t pack2(float lo, float hi)
+{
     uint32_t r;
     if constexpr (same<T, bf16>::value)
         asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
@@ -96,95 +127,131 @@ template <class T> DEV uint32_t pack2(float lo, float hi) {
 
 DEV void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEV void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int N> DEV void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
+template <int N> DEV void wgmma_wait()
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
 
-// The compiler thinks a wgmma's registers are final when it is issued. These make it believe they change here, so that
-// no use moves above the wait and no definition moves below the issue.
-template <int N> DEV void wgmma_pin(float (&r)[N]) {
+// The compiler thinks a wgmma's registers are final when it is issued. These make it believe they
+// change here, so that no use moves above the wait and no definition moves below the issue.
+template <int N> DEV void wgmma_pin(float (&r)[N])
+{
 #pragma unroll
     for (int i = 0; i < N; ++i) asm volatile("" : "+f"(r[i])::"memory");
 }
-template <int N> DEV void wgmma_pin(uint32_t (&r)[N]) {
+template <int N> DEV void wgmma_pin(uint32_t (&r)[N])
+{
 #pragma unroll
     for (int i = 0; i < N; ++i) asm volatile("" : "+r"(r[i])::"memory");
 }
 
 // Shared-memory matrix descriptor, 128-byte swizzle; addresses and strides in bytes.
 // K-major operand: stride = bytes between groups of 8 rows, lead unused.
-// MN-major operand: stride = bytes between groups of 8 k, lead = bytes between 64-element chunks of MN.
-DEV uint64_t wgmma_desc(uint32_t addr, uint32_t lead, uint32_t stride) {
-    return (uint64_t)((addr & 0x3FFFF) >> 4) | (uint64_t)(lead >> 4) << 16 | (uint64_t)(stride >> 4) << 32 | (uint64_t)1 << 62;
+// MN-major operand: stride = bytes between groups of 8 k, lead = bytes between 64-element chunks of
+// MN.
+DEV uint64_t wgmma_desc(uint32_t addr, uint32_t lead, uint32_t stride)
+{
+    return (uint64_t)((addr & 0x3FFFF) >> 4) | (uint64_t)(lead >> 4) << 16 |
+           (uint64_t)(stride >> 4) << 32 | (uint64_t)1 << 62;
 }
 
-#define R4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define R4(d, i)  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define R16(d, i) R4(d, i), R4(d, i + 4), R4(d, i + 8), R4(d, i + 12)
-#define R32(d) R16(d, 0), R16(d, 16)
-#define R64(d) R16(d, 0), R16(d, 16), R16(d, 32), R16(d, 48)
-#define L32                                                                                                                    \
-    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}"
-#define L64                                                                                                                    \
-    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"  \
-    "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,"  \
+#define R32(d)    R16(d, 0), R16(d, 16)
+#define R64(d)    R16(d, 0), R16(d, 16), R16(d, 32), R16(d, 48)
+#define L32                                                                                        \
+    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%" \
+    "25,%26,%27,%28,%29,%30,%31}"
+#define L64                                                                                        \
+    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%" \
+    "25,%26,%27,%28,%29,%30,%31,"                                                                  \
+    "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54," \
+    "%55,%56,%57,%58,%59,%60,%61,"                                                                 \
     "%62,%63}"
 
 // S (64 x 128) = (acc ? S : 0) + A (64 x 16, shared, K-major) * B (128 x 16, shared, K-major)^T
-template <class T, bool ACC> DEV void wgmma_ss(float (&d)[64], uint64_t a, uint64_t b) {
+template <class T, bool ACC> DEV void wgmma_ss(float (&d)[64], uint64_t a, uint64_t b)
+{
     if constexpr (same<T, bf16>::value)
         asm volatile("{.reg .pred p; setp.ne.b32 p, %66, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " L64 ", %64, %65, p, 1, 1, 0, 0;}"
-                     : R64(d) : "l"(a), "l"(b), "n"(ACC));
+                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " L64
+                     ", %64, %65, p, 1, 1, 0, 0;}"
+                     : R64(d)
+                     : "l"(a), "l"(b), "n"(ACC));
     else
         asm volatile("{.reg .pred p; setp.ne.b32 p, %66, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 " L64 ", %64, %65, p, 1, 1, 0, 0;}"
-                     : R64(d) : "l"(a), "l"(b), "n"(ACC));
+                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 " L64
+                     ", %64, %65, p, 1, 1, 0, 0;}"
+                     : R64(d)
+                     : "l"(a), "l"(b), "n"(ACC));
 }
 
 // S (64 x 64) the same way.
-template <class T, bool ACC> DEV void wgmma_ss(float (&d)[32], uint64_t a, uint64_t b) {
+template <class T, bool ACC> DEV void wgmma_ss(float (&d)[32], uint64_t a, uint64_t b)
+{
     if constexpr (same<T, bf16>::value)
         asm volatile("{.reg .pred p; setp.ne.b32 p, %34, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " L32 ", %32, %33, p, 1, 1, 0, 0;}"
-                     : R32(d) : "l"(a), "l"(b), "n"(ACC));
+                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " L32
+                     ", %32, %33, p, 1, 1, 0, 0;}"
+                     : R32(d)
+                     : "l"(a), "l"(b), "n"(ACC));
     else
         asm volatile("{.reg .pred p; setp.ne.b32 p, %34, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 " L32 ", %32, %33, p, 1, 1, 0, 0;}"
-                     : R32(d) : "l"(a), "l"(b), "n"(ACC));
+                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 " L32
+                     ", %32, %33, p, 1, 1, 0, 0;}"
+                     : R32(d)
+                     : "l"(a), "l"(b), "n"(ACC));
 }
 
 // S (64 x 128) with A (64 x 16) in registers.
-template <class T, bool ACC> DEV void wgmma_rs_kmajor(float (&d)[64], const uint32_t *a, uint64_t b) {
+template <class T, bool ACC> DEV void wgmma_rs_kmajor(float (&d)[64], const uint32_t *a, uint64_t b)
+{
     if constexpr (same<T, bf16>::value)
         asm volatile("{.reg .pred p; setp.ne.b32 p, %69, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " L64 ", {%64,%65,%66,%67}, %68, p, 1, 1, 0;}"
-                     : R64(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ACC));
+                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " L64
+                     ", {%64,%65,%66,%67}, %68, p, 1, 1, 0;}"
+                     : R64(d)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ACC));
     else
         asm volatile("{.reg .pred p; setp.ne.b32 p, %69, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 " L64 ", {%64,%65,%66,%67}, %68, p, 1, 1, 0;}"
-                     : R64(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ACC));
+                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 " L64
+                     ", {%64,%65,%66,%67}, %68, p, 1, 1, 0;}"
+                     : R64(d)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ACC));
 }
 
 // O (64 x 128) += A (64 x 16, registers) * B (16 x 128, shared, MN-major)
-template <class T> DEV void wgmma_rs(float (&d)[64], const uint32_t *a, uint64_t b) {
+template <class T> DEV void wgmma_rs(float (&d)[64], const uint32_t *a, uint64_t b)
+{
     if constexpr (same<T, bf16>::value)
         asm volatile("{.reg .pred p; setp.ne.b32 p, 1, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " L64 ", {%64,%65,%66,%67}, %68, p, 1, 1, 1;}"
-                     : R64(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " L64
+                     ", {%64,%65,%66,%67}, %68, p, 1, 1, 1;}"
+                     : R64(d)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
     else
         asm volatile("{.reg .pred p; setp.ne.b32 p, 1, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 " L64 ", {%64,%65,%66,%67}, %68, p, 1, 1, 1;}"
-                     : R64(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 " L64
+                     ", {%64,%65,%66,%67}, %68, p, 1, 1, 1;}"
+                     : R64(d)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
 // O (64 x 64) += A (64 x 16, registers) * B (16 x 64, shared, MN-major)
-template <class T> DEV void wgmma_rs(float (&d)[32], const uint32_t *a, uint64_t b) {
+template <class T> DEV void wgmma_rs(float (&d)[32], const uint32_t *a, uint64_t b)
+{
     if constexpr (same<T, bf16>::value)
         asm volatile("{.reg .pred p; setp.ne.b32 p, 1, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " L32 ", {%32,%33,%34,%35}, %36, p, 1, 1, 1;}"
-                     : R32(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " L32
+                     ", {%32,%33,%34,%35}, %36, p, 1, 1, 1;}"
+                     : R32(d)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
     else
         asm volatile("{.reg .pred p; setp.ne.b32 p, 1, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 " L32 ", {%32,%33,%34,%35}, %36, p, 1, 1, 1;}"
-                     : R32(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 " L32
+                     ", {%32,%33,%34,%35}, %36, p, 1, 1, 1;}"
+                     : R32(d)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
 #undef R4

@@ -11,32 +11,41 @@ template <class T, int D, class P> struct consumer {
     using plan = smem_plan<D, STAGES>;
     const kernel_args &a;
     const smem_view<D, STAGES> &sm;
-    const int turn, wg, warp, lane;  // first turn barrier of the team; warpgroup of the team, warp of the warpgroup
+    // first turn barrier of the team; warpgroup of the team, warp of the warpgroup
+    const int turn, wg, warp, lane;
     ring_pos ring;
-    float s[64];     // logits, then P, of the block in hand
-    uint32_t p[32];  // P of the block in flight, 16-bit A fragments
+    float s[64];    // logits, then P, of the block in hand
+    uint32_t p[32]; // P of the block in flight, 16-bit A fragments
     uint32_t q[P::Q_REGS ? D / 4 : 1];
     float o[D / 2];
     softmax_rows<P::RULE, P::TEAMS == 1> soft;
 
-    __device__ __forceinline__ consumer(const kernel_args &a, const smem_view<D, STAGES> &sm, int team, int warp, int lane)
-        : a(a), sm(sm), turn(BAR_TURN + TEAM_CONSUMERS * team), wg(warp / 4), warp(warp % 4), lane(lane) {}
+    __device__ __forceinline__ consumer(const kernel_args &a, const smem_view<D, STAGES> &sm,
+                                        int team, int warp, int lane)
+        : a(a), sm(sm), turn(BAR_TURN + TEAM_CONSUMERS * team), wg(warp / 4), warp(warp % 4),
+          lane(lane)
+    {
+    }
 
-    __device__ __forceinline__ void release(uint32_t bar) const {
+    __device__ __forceinline__ void release(uint32_t bar) const
+    {
         if (lane == 0) mbar_arrive(bar);
     }
-    __device__ __forceinline__ void load_q() {
+    __device__ __forceinline__ void load_q()
+    {
         const int row = 64 * wg + 16 * warp + lane % 16;
 #pragma unroll
         for (int i = 0; i < D / 16; ++i) {
-            const uint32_t unit = (2 * (i % 4) + lane / 16) ^ (row % 8);  // 16-byte unit under the 128-byte swizzle
+            // 16-byte unit under the 128-byte swizzle
+            const uint32_t unit = (2 * (i % 4) + lane / 16) ^ (row % 8);
             ldmatrix_x4(q + 4 * i, sm.q() + (i / 4) * plan::CHUNK_BYTES + row * 128 + unit * 16);
         }
-        __syncwarp();  // lane 0 releases for the whole warp
+        __syncwarp(); // lane 0 releases for the whole warp
         release(sm.q_empty());
     }
     // S = Q K^T, asynchronous.
-    __device__ __forceinline__ void issue_qk(uint32_t stage) {
+    __device__ __forceinline__ void issue_qk(uint32_t stage)
+    {
         const uint64_t k_desc = wgmma_desc(sm.stage(stage), 16, 1024);
         const uint64_t q_desc = wgmma_desc(sm.q() + wg * 64 * 128, 16, 1024);
 #pragma unroll
@@ -57,15 +66,18 @@ template <class T, int D, class P> struct consumer {
         wgmma_commit();
     }
     // O += P V, asynchronous.
-    __device__ __forceinline__ void issue_pv(uint32_t stage) {
+    __device__ __forceinline__ void issue_pv(uint32_t stage)
+    {
         const uint64_t v_desc = wgmma_desc(sm.stage(stage), plan::CHUNK_BYTES, 1024);
 #pragma unroll
-        for (int i = 0; i < TILE_K / 16; ++i) wgmma_rs<T>(o, p + 4 * i, v_desc + i * (16 * 128 >> 4));
+        for (int i = 0; i < TILE_K / 16; ++i)
+            wgmma_rs<T>(o, p + 4 * i, v_desc + i * (16 * 128 >> 4));
         wgmma_commit();
     }
 
     // K of one block with nothing else in flight; leaves s = logits.
-    __device__ __forceinline__ void logits(ring_pos k, bool last) {
+    __device__ __forceinline__ void logits(ring_pos k, bool last)
+    {
         mbar_wait(sm.full(k.stage), k.phase);
         wgmma_pin(s);
         wgmma_fence();
@@ -75,7 +87,8 @@ template <class T, int D, class P> struct consumer {
         release(sm.empty(k.stage));
         if (!P::Q_REGS && last) release(sm.q_empty());
     }
-    __device__ __forceinline__ void drain_pv() {
+    __device__ __forceinline__ void drain_pv()
+    {
         mbar_wait(sm.full(ring.stage), ring.phase);
         wgmma_pin(p), wgmma_pin(o);
         wgmma_fence();
@@ -86,8 +99,10 @@ template <class T, int D, class P> struct consumer {
         ring.step<STAGES>();
     }
 
-    // One step of the pipelined loop: QK of this block and PV of the one before, softmax of this block under PV.
-    __device__ __forceinline__ void step_overlapped(bool last, float scale_log2) {
+    // One step of the pipelined loop: QK of this block and PV of the one before, softmax of this
+    // block under PV.
+    __device__ __forceinline__ void step_overlapped(bool last, float scale_log2)
+    {
         const ring_pos k = ring;
         ring.step<STAGES>();
         const ring_pos v = ring;
@@ -113,8 +128,10 @@ template <class T, int D, class P> struct consumer {
         soft.rescale_rows(o);
     }
     // The same work with nothing in flight during the softmax.
-    __device__ __forceinline__ void step_serial(bool last, float scale_log2) {
-        const ring_pos k = ring;  // the ring's order is the same: K of this block comes before V of the one before
+    __device__ __forceinline__ void step_serial(bool last, float scale_log2)
+    {
+        // the ring's order is the same: K of this block comes before V of the one before
+        const ring_pos k = ring;
         ring.step<STAGES>();
         drain_pv();
         logits(k, last);
@@ -123,7 +140,8 @@ template <class T, int D, class P> struct consumer {
         soft.rescale_rows(o);
     }
 
-    __device__ __forceinline__ void blocks(const tile_info &t, float scale_log2) {
+    __device__ __forceinline__ void blocks(const tile_info &t, float scale_log2)
+    {
         const ring_pos k = ring;
         ring.step<STAGES>();
         logits(k, t.n == 1);
@@ -139,10 +157,12 @@ template <class T, int D, class P> struct consumer {
         drain_pv();
     }
 
-    __device__ __forceinline__ void run() {
+    __device__ __forceinline__ void run()
+    {
         const float scale_log2 = a.scale * 1.44269504f;
         uint32_t q_phase = 0;
-        if (P::PINGPONG && wg == 0) named_arrive(turn, 128 * TEAM_CONSUMERS);  // the first turn is consumer 0's
+        // the first turn is consumer 0's
+        if (P::PINGPONG && wg == 0) named_arrive(turn, 128 * TEAM_CONSUMERS);
         for (;;) {
             mbar_wait(sm.q_full(), q_phase);
             q_phase ^= 1;

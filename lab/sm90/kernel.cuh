@@ -9,22 +9,24 @@
 #include "consumer.cuh"
 #include "consumer_halves.cuh"
 
-// A team is two consumer warpgroups and a producer warp with a tile and a ring of their own. The producers of a block's teams
-// share one warpgroup, whose registers go to the consumers. setmaxnreg moves registers inside what the launch allocated;
-// asking for more than that hangs.
+// A team is two consumer warpgroups and a producer warp with a tile and a ring of their own. The
+// producers of a block's teams share one warpgroup, whose registers go to the consumers. setmaxnreg
+// moves registers inside what the launch allocated; asking for more than that hangs.
 template <class P> struct block_shape {
     static constexpr int CONSUMERS = P::TEAMS * TEAM_CONSUMERS;
     static constexpr int THREADS = 128 * (CONSUMERS + 1);
     static constexpr int LAUNCH_REGS = 65536 / THREADS / 8 * 8;
     static constexpr int PRODUCER_REGS = P::TEAMS == 1 ? 40 : 32;
     static constexpr int CONSUMER_REGS = P::TEAMS == 1 ? 232 : 112;
-    static_assert(PRODUCER_REGS + CONSUMERS * CONSUMER_REGS <= LAUNCH_REGS * (CONSUMERS + 1), "more registers than the launch allocates");
+    static_assert(PRODUCER_REGS + CONSUMERS * CONSUMER_REGS <= LAUNCH_REGS * (CONSUMERS + 1),
+                  "more registers than the launch allocates");
 };
 
 template <class T, int D, class P>
 __global__ void __launch_bounds__(block_shape<P>::THREADS, 1)
-    attn_kernel(const __grid_constant__ kernel_args a, const __grid_constant__ CUtensorMap qm, const __grid_constant__ CUtensorMap km,
-                const __grid_constant__ CUtensorMap vm) {
+    attn_kernel(const __grid_constant__ kernel_args a, const __grid_constant__ CUtensorMap qm,
+                const __grid_constant__ CUtensorMap km, const __grid_constant__ CUtensorMap vm)
+{
     constexpr int STAGES = P::template STAGES<D>;
     using shape = block_shape<P>;
     extern __shared__ unsigned char raw[];
@@ -39,7 +41,9 @@ __global__ void __launch_bounds__(block_shape<P>::THREADS, 1)
 
     if (producer) {
         regs_lower<shape::PRODUCER_REGS>();
-        if (team < P::TEAMS) produce<D, STAGES, P::HALVES>(a, &qm, &km, &vm, sm, blockIdx.x + gridDim.x * team, gridDim.x * P::TEAMS, lane);
+        if (team < P::TEAMS)
+            produce<D, STAGES, P::HALVES>(a, &qm, &km, &vm, sm, blockIdx.x + gridDim.x * team,
+                                          gridDim.x * P::TEAMS, lane);
     } else {
         regs_raise<shape::CONSUMER_REGS>();
         if constexpr (P::HALVES)

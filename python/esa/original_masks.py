@@ -23,7 +23,7 @@ from .mask import MaskFile, build_mask_file
 
 Q_BLOCK, K_BLOCK = 256, 128         # the original's only sizes
 
-_FILE_I32, _FILE_U32 = 5, 11        # ESA_FILE_* of esa_media.h
+_FILE_I32, _FILE_U32 = 5, 11        # ESA_FILE_* of esa_tensors.h
 
 
 def is_original(path: str | os.PathLike[str]) -> bool:

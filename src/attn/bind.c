@@ -6,12 +6,14 @@
 
 esa_tensor esa_tensor_bnsd(void *data, int32_t dtype, int64_t B, int64_t H, int64_t N, int64_t D)
 {
-    return (esa_tensor){ sizeof(esa_tensor), dtype, ESA_DEVICE_CPU, 0, data, { B, H, N, D }, { H * N * D, N * D, D, 1 } };
+    return (esa_tensor){ sizeof(esa_tensor),        dtype, ESA_DEVICE_CPU, 0, data, { B, H, N, D },
+                         { H * N * D, N * D, D, 1 } };
 }
 
 esa_tensor esa_tensor_bsnd(void *data, int32_t dtype, int64_t B, int64_t H, int64_t N, int64_t D)
 {
-    return (esa_tensor){ sizeof(esa_tensor), dtype, ESA_DEVICE_CPU, 0, data, { B, H, N, D }, { N * H * D, D, H * D, 1 } };
+    return (esa_tensor){ sizeof(esa_tensor),        dtype, ESA_DEVICE_CPU, 0, data, { B, H, N, D },
+                         { N * H * D, D, H * D, 1 } };
 }
 
 esa_select_params esa_select_params_default(int32_t selector)
@@ -50,15 +52,22 @@ esa_shapes esa_shapes_of(const esa_tensor *q, const esa_tensor *k)
     s.dtype = q->dtype;
     s.device = q->device;
     s.device_index = q->device_index;
-    s.B = q->dim[0]; s.Hq = q->dim[1]; s.Nq = q->dim[2]; s.D = q->dim[3];
-    s.Hkv = k->dim[1]; s.Nk = k->dim[2];
+    s.B = q->dim[0];
+    s.Hq = q->dim[1];
+    s.Nq = q->dim[2];
+    s.D = q->dim[3];
+    s.Hkv = k->dim[1];
+    s.Nk = k->dim[2];
     return s;
 }
 
-static void copy_strides(int64_t *dst, const esa_tensor *t) { for (int32_t i = 0; i < 3; i++) dst[i] = t->stride[i]; }
+static void copy_strides(int64_t *dst, const esa_tensor *t)
+{
+    for (int32_t i = 0; i < 3; i++) dst[i] = t->stride[i];
+}
 
-void esa_bind_attention(esa_attn_args *a, const esa_ctx *ctx, const esa_shapes *s, const esa_attention_params *p, const esa_mask *mask,
-                        const esa_qkvo *t)
+void esa_bind_attention(esa_attn_args *a, const esa_ctx *ctx, const esa_shapes *s,
+                        const esa_attention_params *p, const esa_mask *mask, const esa_qkvo *t)
 {
     memset(a, 0, sizeof *a);
     if (s->device == ESA_DEVICE_CPU) {
@@ -66,8 +75,13 @@ void esa_bind_attention(esa_attn_args *a, const esa_ctx *ctx, const esa_shapes *
         a->pool = ctx->pool;
     }
     a->dtype = s->dtype;
-    a->B = s->B; a->Hq = s->Hq; a->Hkv = s->Hkv; a->Nq = s->Nq; a->Nk = s->Nk; a->D = s->D;
-    a->tail = mask ? p->tail : ESA_TAIL_NONE;           /* dense: nothing is skipped */
+    a->B = s->B;
+    a->Hq = s->Hq;
+    a->Hkv = s->Hkv;
+    a->Nq = s->Nq;
+    a->Nk = s->Nk;
+    a->D = s->D;
+    a->tail = mask ? p->tail : ESA_TAIL_NONE; /* dense: nothing is skipped */
     a->causal = p->causal;
     a->scale = p->scale;
     a->kv_len = p->kv_len;
@@ -82,7 +96,10 @@ void esa_bind_attention(esa_attn_args *a, const esa_ctx *ctx, const esa_shapes *
         a->mask_batch = mask->B == 1 ? 0 : mask->H;
     }
     if (!t) return;
-    a->q = t->q->data; a->k = t->k->data; a->v = t->v->data; a->o = t->o->data;
+    a->q = t->q->data;
+    a->k = t->k->data;
+    a->v = t->v->data;
+    a->o = t->o->data;
     copy_strides(a->q_stride, t->q);
     copy_strides(a->k_stride, t->k);
     copy_strides(a->v_stride, t->v);
@@ -93,8 +110,8 @@ void esa_bind_attention(esa_attn_args *a, const esa_ctx *ctx, const esa_shapes *
     }
 }
 
-void esa_bind_select(esa_select_args *a, const esa_ctx *ctx, const esa_shapes *s, const esa_select_params *p, const esa_tensor *q,
-                     const esa_tensor *k)
+void esa_bind_select(esa_select_args *a, const esa_ctx *ctx, const esa_shapes *s,
+                     const esa_select_params *p, const esa_tensor *q, const esa_tensor *k)
 {
     int32_t runnable;
     memset(a, 0, sizeof *a);
@@ -104,7 +121,12 @@ void esa_bind_select(esa_select_args *a, const esa_ctx *ctx, const esa_shapes *s
     }
     a->params = *p;
     a->dtype = s->dtype;
-    a->B = s->B; a->Hq = s->Hq; a->Hkv = s->Hkv; a->Nq = s->Nq; a->Nk = s->Nk; a->D = s->D;
+    a->B = s->B;
+    a->Hq = s->Hq;
+    a->Hkv = s->Hkv;
+    a->Nq = s->Nq;
+    a->Nk = s->Nk;
+    a->D = s->D;
     esa_select_blocks(p, s->Nq, s->Nk, &a->nq, &a->nk, &runnable);
     if (!q) return;
     a->q = q->data;
@@ -113,7 +135,8 @@ void esa_bind_select(esa_select_args *a, const esa_ctx *ctx, const esa_shapes *s
     copy_strides(a->k_stride, k);
 }
 
-void esa_carve_orders(esa_carve *carve, int32_t **perm_q, int32_t **perm_k, const esa_layout *layout, int32_t mode, int64_t Nq, int64_t Nk)
+void esa_carve_orders(esa_carve *carve, int32_t **perm_q, int32_t **perm_k,
+                      const esa_layout *layout, int32_t mode, int64_t Nq, int64_t Nk)
 {
     *perm_q = *perm_k = NULL;
     if (layout->order_applied) return;

@@ -1,4 +1,5 @@
-/* check.c - the only place where errors of the caller are born: every sentence says what was given and what was expected.
+/* check.c - the only place where errors of the caller are born: every sentence says what was given
+ * and what was expected.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "attn/attn.h"
 #include "base/half.h"
@@ -11,29 +12,41 @@
 static esa_status check_struct(esa_ctx *ctx, uint32_t given, size_t expected, const char *name)
 {
     if (given == expected) return ESA_OK;
-    return esa_fail(ctx, ESA_ERR_VERSION, "%s has struct_size %u, this library expects %u: fill it with its default function and "
-                    "build against the headers of esa %s", name, given, (unsigned)expected, esa_version());
+    return esa_fail(
+        ctx, ESA_ERR_VERSION,
+        "%s has struct_size %u, this library expects %u: fill it with its default function and "
+        "build against the headers of esa %s",
+        name, given, (unsigned)expected, esa_version());
 }
 
 static esa_status check_reserved(esa_ctx *ctx, const int64_t *reserved, int32_t n, const char *name)
 {
     for (int32_t i = 0; i < n; i++)
-        if (reserved[i]) return esa_fail(ctx, ESA_ERR_ARGUMENT, "%s has non-zero reserved fields: fill it with its default function first", name);
+        if (reserved[i])
+            return esa_fail(
+                ctx, ESA_ERR_ARGUMENT,
+                "%s has non-zero reserved fields: fill it with its default function first", name);
     return ESA_OK;
 }
 
-/* 1 if every element of the view has its own address: each stride, from the smallest up, passes over all that lies inside it. */
+/* 1 if every element of the view has its own address: each stride, from the smallest up, passes
+ * over all that lies inside it. */
 static int32_t view_is_injective(const esa_tensor *t)
 {
     int64_t dim[3], stride[3], inner = t->dim[3];
     int32_t n = 0;
     for (int32_t i = 0; i < 3; i++)
-        if (t->dim[i] > 1) { dim[n] = t->dim[i]; stride[n++] = t->stride[i] < 0 ? -t->stride[i] : t->stride[i]; }
+        if (t->dim[i] > 1) {
+            dim[n] = t->dim[i];
+            stride[n++] = t->stride[i] < 0 ? -t->stride[i] : t->stride[i];
+        }
     for (int32_t i = 0; i < n; i++) {
         int32_t least = i;
-        for (int32_t j = i + 1; j < n; j++) if (stride[j] < stride[least]) least = j;
+        for (int32_t j = i + 1; j < n; j++)
+            if (stride[j] < stride[least]) least = j;
         const int64_t s = stride[least], d = dim[least];
-        stride[least] = stride[i]; dim[least] = dim[i];
+        stride[least] = stride[i];
+        dim[least] = dim[i];
         if (s < inner) return 0;
         inner = s * (d - 1) + inner;
     }
@@ -46,7 +59,8 @@ esa_status esa_check_view(esa_ctx *ctx, const esa_tensor *t, const char *name)
     esa_status status = check_struct(ctx, t->struct_size, sizeof *t, name);
     if (status) return status;
     if (t->dtype < ESA_DTYPE_F32 || t->dtype > ESA_DTYPE_BF16)
-        return esa_fail(ctx, ESA_ERR_DTYPE, "%s has dtype %d, expected ESA_DTYPE_F32, F16 or BF16", name, (int)t->dtype);
+        return esa_fail(ctx, ESA_ERR_DTYPE, "%s has dtype %d, expected ESA_DTYPE_F32, F16 or BF16",
+                        name, (int)t->dtype);
     if (t->device == ESA_DEVICE_CUDA) {
         if ((status = esa_cuda_open(ctx))) {
             char why[sizeof ctx->error];
@@ -54,41 +68,69 @@ esa_status esa_check_view(esa_ctx *ctx, const esa_tensor *t, const char *name)
             return esa_fail(ctx, status, "%s lies on a CUDA device, but %.460s", name, why);
         }
         if (t->device_index != ctx->cuda_device)
-            return esa_fail(ctx, ESA_ERR_DEVICE, "%s lies on GPU %d, this ctx works on GPU %d (esa_ctx_params.cuda_device)", name, (int)t->device_index, (int)ctx->cuda_device);
+            return esa_fail(
+                ctx, ESA_ERR_DEVICE,
+                "%s lies on GPU %d, this ctx works on GPU %d (esa_ctx_params.cuda_device)", name,
+                (int)t->device_index, (int)ctx->cuda_device);
     } else if (t->device != ESA_DEVICE_CPU) {
-        return esa_fail(ctx, ESA_ERR_DEVICE, "%s has device %d, expected ESA_DEVICE_CPU or ESA_DEVICE_CUDA", name, (int)t->device);
+        return esa_fail(ctx, ESA_ERR_DEVICE,
+                        "%s has device %d, expected ESA_DEVICE_CPU or ESA_DEVICE_CUDA", name,
+                        (int)t->device);
     }
-    if (!t->data) return esa_fail(ctx, ESA_ERR_ARGUMENT, "%s has no data (its pointer is NULL)", name);
+    if (!t->data)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "%s has no data (its pointer is NULL)", name);
     if (t->device == ESA_DEVICE_CUDA && (uintptr_t)t->data % (uintptr_t)esa_dtype_size(t->dtype))
-        return esa_fail(ctx, ESA_ERR_UNSUPPORTED, "%s starts at an address that is not a multiple of its %d-byte elements, which a GPU cannot read", name,
-                        (int)esa_dtype_size(t->dtype));
+        return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
+                        "%s starts at an address that is not a multiple of its %d-byte elements, "
+                        "which a GPU cannot read",
+                        name, (int)esa_dtype_size(t->dtype));
     for (int32_t i = 0; i < 4; i++) {
         if (t->dim[i] < 1)
-            return esa_fail(ctx, ESA_ERR_SHAPE, "%s has shape [%lld,%lld,%lld,%lld], every dimension must be at least 1", name,
-                            LL(t->dim[0]), LL(t->dim[1]), LL(t->dim[2]), LL(t->dim[3]));
-        const int64_t stride = t->stride[i] == INT64_MIN ? INT64_MAX : t->stride[i] < 0 ? -t->stride[i] : t->stride[i];
-        if (esa_size_mul(t->dim[i], esa_max64(stride, 1)) < 0 || esa_size_mul(t->dim[i], esa_max64(stride, 1)) > (INT64_C(1) << 60))
-            return esa_fail(ctx, ESA_ERR_SHAPE, "%s: dimension %d of size %lld with stride %lld leaves the address space", name, (int)i,
-                            LL(t->dim[i]), LL(t->stride[i]));
+            return esa_fail(
+                ctx, ESA_ERR_SHAPE,
+                "%s has shape [%lld,%lld,%lld,%lld], every dimension must be at least 1", name,
+                LL(t->dim[0]), LL(t->dim[1]), LL(t->dim[2]), LL(t->dim[3]));
+        const int64_t stride = t->stride[i] == INT64_MIN ? INT64_MAX
+                               : t->stride[i] < 0        ? -t->stride[i]
+                                                         : t->stride[i];
+        if (esa_size_mul(t->dim[i], esa_max64(stride, 1)) < 0 ||
+            esa_size_mul(t->dim[i], esa_max64(stride, 1)) > (INT64_C(1) << 60))
+            return esa_fail(
+                ctx, ESA_ERR_SHAPE,
+                "%s: dimension %d of size %lld with stride %lld leaves the address space", name,
+                (int)i, LL(t->dim[i]), LL(t->stride[i]));
     }
     if (t->stride[3] != 1)
-        return esa_fail(ctx, ESA_ERR_SHAPE, "%s has a head-dim stride of %lld, it must be 1", name, LL(t->stride[3]));
+        return esa_fail(ctx, ESA_ERR_SHAPE, "%s has a head-dim stride of %lld, it must be 1", name,
+                        LL(t->stride[3]));
     if (t->dim[3] > ESA_MAX_HEAD_DIM)
-        return esa_fail(ctx, ESA_ERR_UNSUPPORTED, "%s has head dim %lld, the largest supported is %d", name, LL(t->dim[3]), ESA_MAX_HEAD_DIM);
-    if (t->dim[2] > INT32_MAX || t->dim[0] > INT32_MAX || t->dim[1] > INT32_MAX || esa_size_mul(t->dim[0], t->dim[1]) > INT32_MAX)
-        return esa_fail(ctx, ESA_ERR_SHAPE, "%s has shape [%lld,%lld,%lld,%lld]: tokens and batch x heads must stay below 2^31", name,
-                        LL(t->dim[0]), LL(t->dim[1]), LL(t->dim[2]), LL(t->dim[3]));
+        return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
+                        "%s has head dim %lld, the largest supported is %d", name, LL(t->dim[3]),
+                        ESA_MAX_HEAD_DIM);
+    if (t->dim[2] > INT32_MAX || t->dim[0] > INT32_MAX || t->dim[1] > INT32_MAX ||
+        esa_size_mul(t->dim[0], t->dim[1]) > INT32_MAX)
+        return esa_fail(
+            ctx, ESA_ERR_SHAPE,
+            "%s has shape [%lld,%lld,%lld,%lld]: tokens and batch x heads must stay below 2^31",
+            name, LL(t->dim[0]), LL(t->dim[1]), LL(t->dim[2]), LL(t->dim[3]));
     return ESA_OK;
 }
 
-static esa_status check_same(esa_ctx *ctx, const esa_tensor *a, const char *an, const esa_tensor *b, const char *bn, const int32_t *dims, int32_t n)
+static esa_status check_same(esa_ctx *ctx, const esa_tensor *a, const char *an, const esa_tensor *b,
+                             const char *bn, const int32_t *dims, int32_t n)
 {
     static const char *const word[] = { "batch", "heads", "tokens", "head dim" };
-    if (a->device != b->device) return esa_fail(ctx, ESA_ERR_DEVICE, "%s and %s lie on different devices, one on the CPU and one on a GPU", an, bn);
-    if (a->dtype != b->dtype) return esa_fail(ctx, ESA_ERR_DTYPE, "%s and %s have different dtypes (%d and %d)", an, bn, (int)a->dtype, (int)b->dtype);
+    if (a->device != b->device)
+        return esa_fail(ctx, ESA_ERR_DEVICE,
+                        "%s and %s lie on different devices, one on the CPU and one on a GPU", an,
+                        bn);
+    if (a->dtype != b->dtype)
+        return esa_fail(ctx, ESA_ERR_DTYPE, "%s and %s have different dtypes (%d and %d)", an, bn,
+                        (int)a->dtype, (int)b->dtype);
     for (int32_t i = 0; i < n; i++)
         if (a->dim[dims[i]] != b->dim[dims[i]])
-            return esa_fail(ctx, ESA_ERR_SHAPE, "%s and %s differ in %s: %lld and %lld", an, bn, word[dims[i]], LL(a->dim[dims[i]]), LL(b->dim[dims[i]]));
+            return esa_fail(ctx, ESA_ERR_SHAPE, "%s and %s differ in %s: %lld and %lld", an, bn,
+                            word[dims[i]], LL(a->dim[dims[i]]), LL(b->dim[dims[i]]));
     return ESA_OK;
 }
 
@@ -99,12 +141,20 @@ esa_status esa_check_qk(esa_ctx *ctx, const esa_tensor *q, const esa_tensor *k)
     if (!status) status = esa_check_view(ctx, k, "k");
     if (!status) status = check_same(ctx, q, "q", k, "k", batch_and_dim, 2);
     if (!status && q->dim[1] % k->dim[1])
-        status = esa_fail(ctx, ESA_ERR_SHAPE, "q has %lld heads and k has %lld: query heads must be a multiple of key heads", LL(q->dim[1]), LL(k->dim[1]));
+        status = esa_fail(
+            ctx, ESA_ERR_SHAPE,
+            "q has %lld heads and k has %lld: query heads must be a multiple of key heads",
+            LL(q->dim[1]), LL(k->dim[1]));
     return status;
 }
 
-/* A view as bytes: lowest address, and dims of more than one element with positive strides, D as a run of bytes at the bottom. */
-typedef struct byte_view { const char *low; int64_t run, dim[3], stride[3]; int32_t dims; } byte_view;
+/* A view as bytes: lowest address, and dims of more than one element with positive strides, D as a
+ * run of bytes at the bottom. */
+typedef struct byte_view {
+    const char *low;
+    int64_t run, dim[3], stride[3];
+    int32_t dims;
+} byte_view;
 
 static byte_view bytes_of(const esa_tensor *t)
 {
@@ -124,11 +174,13 @@ static byte_view bytes_of(const esa_tensor *t)
 static int64_t extent(const byte_view *v, int64_t below)
 {
     int64_t bytes = v->run;
-    for (int32_t i = 0; i < v->dims; i++) if (v->stride[i] < below) bytes += (v->dim[i] - 1) * v->stride[i];
+    for (int32_t i = 0; i < v->dims; i++)
+        if (v->stride[i] < below) bytes += (v->dim[i] - 1) * v->stride[i];
     return bytes;
 }
 
-/* 1 if, looked at modulo a period, each view stays inside its own part of it: how q, k, v and o lie side by side in one buffer. */
+/* 1 if, looked at modulo a period, each view stays inside its own part of it: how q, k, v and o lie
+ * side by side in one buffer. */
 static int32_t apart_modulo(const byte_view *a, const byte_view *b, int64_t period)
 {
     const byte_view *const view[2] = { a, b };
@@ -144,8 +196,10 @@ static int32_t views_touch(const esa_tensor *ta, const esa_tensor *tb)
 {
     const byte_view a = bytes_of(ta), b = bytes_of(tb);
     if (a.low + extent(&a, INT64_MAX) <= b.low || b.low + extent(&b, INT64_MAX) <= a.low) return 0;
-    for (int32_t i = 0; i < a.dims; i++) if (a.stride[i] > 0 && apart_modulo(&a, &b, a.stride[i])) return 0;
-    for (int32_t i = 0; i < b.dims; i++) if (b.stride[i] > 0 && apart_modulo(&a, &b, b.stride[i])) return 0;
+    for (int32_t i = 0; i < a.dims; i++)
+        if (a.stride[i] > 0 && apart_modulo(&a, &b, a.stride[i])) return 0;
+    for (int32_t i = 0; i < b.dims; i++)
+        if (b.stride[i] > 0 && apart_modulo(&a, &b, b.stride[i])) return 0;
     return 1;
 }
 
@@ -158,20 +212,34 @@ esa_status esa_check_qkvo(esa_ctx *ctx, const esa_qkvo *t)
     if (!status) status = check_same(ctx, t->k, "k", t->v, "v", all, 4);
     if (!status) status = check_same(ctx, t->q, "q", t->o, "o", all, 4);
     if (status) return status;
-    if (!view_is_injective(t->o)) return esa_fail(ctx, ESA_ERR_SHAPE, "o has strides that make two of its elements share an address");
+    if (!view_is_injective(t->o))
+        return esa_fail(ctx, ESA_ERR_SHAPE,
+                        "o has strides that make two of its elements share an address");
     if (views_touch(t->o, t->q) || views_touch(t->o, t->k) || views_touch(t->o, t->v))
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "o overlaps q, k or v: the output needs memory of its own");
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "o overlaps q, k or v: the output needs memory of its own");
     if (!t->lse) return ESA_OK;
     if ((status = esa_check_view(ctx, t->lse, "lse"))) return status;
-    if (t->lse->device != t->q->device) return esa_fail(ctx, ESA_ERR_DEVICE, "q and lse lie on different devices, one on the CPU and one on a GPU");
-    if (t->lse->dtype != ESA_DTYPE_F32) return esa_fail(ctx, ESA_ERR_DTYPE, "lse has dtype %d, it must be f32", (int)t->lse->dtype);
-    if ((uintptr_t)t->lse->data % 4) return esa_fail(ctx, ESA_ERR_ARGUMENT, "lse must point to f32 memory aligned to 4 bytes");
-    if (t->lse->dim[0] != t->q->dim[0] || t->lse->dim[1] != t->q->dim[1] || t->lse->dim[2] != t->q->dim[2] || t->lse->dim[3] != 1)
-        return esa_fail(ctx, ESA_ERR_SHAPE, "lse has shape [%lld,%lld,%lld,%lld], expected [%lld,%lld,%lld,1]", LL(t->lse->dim[0]), LL(t->lse->dim[1]),
-                        LL(t->lse->dim[2]), LL(t->lse->dim[3]), LL(t->q->dim[0]), LL(t->q->dim[1]), LL(t->q->dim[2]));
-    if (!view_is_injective(t->lse)) return esa_fail(ctx, ESA_ERR_SHAPE, "lse has strides that make two of its elements share an address");
-    if (views_touch(t->lse, t->o) || views_touch(t->lse, t->q) || views_touch(t->lse, t->k) || views_touch(t->lse, t->v))
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "lse overlaps q, k, v or o: it needs memory of its own");
+    if (t->lse->device != t->q->device)
+        return esa_fail(ctx, ESA_ERR_DEVICE,
+                        "q and lse lie on different devices, one on the CPU and one on a GPU");
+    if (t->lse->dtype != ESA_DTYPE_F32)
+        return esa_fail(ctx, ESA_ERR_DTYPE, "lse has dtype %d, it must be f32", (int)t->lse->dtype);
+    if ((uintptr_t)t->lse->data % 4)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "lse must point to f32 memory aligned to 4 bytes");
+    if (t->lse->dim[0] != t->q->dim[0] || t->lse->dim[1] != t->q->dim[1] ||
+        t->lse->dim[2] != t->q->dim[2] || t->lse->dim[3] != 1)
+        return esa_fail(ctx, ESA_ERR_SHAPE,
+                        "lse has shape [%lld,%lld,%lld,%lld], expected [%lld,%lld,%lld,1]",
+                        LL(t->lse->dim[0]), LL(t->lse->dim[1]), LL(t->lse->dim[2]),
+                        LL(t->lse->dim[3]), LL(t->q->dim[0]), LL(t->q->dim[1]), LL(t->q->dim[2]));
+    if (!view_is_injective(t->lse))
+        return esa_fail(ctx, ESA_ERR_SHAPE,
+                        "lse has strides that make two of its elements share an address");
+    if (views_touch(t->lse, t->o) || views_touch(t->lse, t->q) || views_touch(t->lse, t->k) ||
+        views_touch(t->lse, t->v))
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "lse overlaps q, k, v or o: it needs memory of its own");
     return ESA_OK;
 }
 
@@ -184,42 +252,63 @@ esa_status esa_check_shapes(esa_ctx *ctx, const esa_shapes *s)
     const int64_t dim[6] = { s->B, s->Hq, s->Hkv, s->Nq, s->Nk, s->D };
     for (int32_t i = 0; i < 6; i++)
         if (dim[i] < 1 || dim[i] > INT32_MAX)
-            return esa_fail(ctx, ESA_ERR_SHAPE, "shapes are B %lld, Hq %lld, Hkv %lld, Nq %lld, Nk %lld, D %lld: each must be 1 .. 2^31 - 1", LL(dim[0]), LL(dim[1]),
-                            LL(dim[2]), LL(dim[3]), LL(dim[4]), LL(dim[5]));
-    if (esa_size_mul(esa_size_mul(s->B, esa_max64(s->Hq, s->Hkv)), esa_size_mul(esa_max64(s->Nq, s->Nk), s->D)) < 0)
+            return esa_fail(ctx, ESA_ERR_SHAPE,
+                            "shapes are B %lld, Hq %lld, Hkv %lld, Nq %lld, Nk %lld, D %lld: each "
+                            "must be 1 .. 2^31 - 1",
+                            LL(dim[0]), LL(dim[1]), LL(dim[2]), LL(dim[3]), LL(dim[4]), LL(dim[5]));
+    if (esa_size_mul(esa_size_mul(s->B, esa_max64(s->Hq, s->Hkv)),
+                     esa_size_mul(esa_max64(s->Nq, s->Nk), s->D)) < 0)
         return esa_fail(ctx, ESA_ERR_SHAPE, "tensors of these shapes leave the address space");
     /* A view over nothing has the same rules; its pointer is never followed. */
-    esa_tensor q = esa_tensor_bnsd(&status, s->dtype, s->B, s->Hq, s->Nq, s->D), k = esa_tensor_bnsd(&status, s->dtype, s->B, s->Hkv, s->Nk, s->D);
+    esa_tensor q = esa_tensor_bnsd(&status, s->dtype, s->B, s->Hq, s->Nq, s->D),
+               k = esa_tensor_bnsd(&status, s->dtype, s->B, s->Hkv, s->Nk, s->D);
     q.device = k.device = s->device;
     q.device_index = k.device_index = s->device_index;
     return esa_check_qk(ctx, &q, &k);
 }
 
-esa_status esa_check_against_shapes(esa_ctx *ctx, const esa_tensor *t, const esa_shapes *s, const char *name, int64_t H, int64_t N)
+esa_status esa_check_against_shapes(esa_ctx *ctx, const esa_tensor *t, const esa_shapes *s,
+                                    const char *name, int64_t H, int64_t N)
 {
     const esa_status status = esa_check_view(ctx, t, name);
     if (status) return status;
-    if (t->device != s->device) return esa_fail(ctx, ESA_ERR_DEVICE, "%s lies on the %s, the plan was made for the %s", name, t->device ? "GPU" : "CPU", s->device ? "GPU" : "CPU");
-    if (t->dtype != s->dtype) return esa_fail(ctx, ESA_ERR_DTYPE, "%s has dtype %d, the plan was made for %d", name, (int)t->dtype, (int)s->dtype);
+    if (t->device != s->device)
+        return esa_fail(ctx, ESA_ERR_DEVICE, "%s lies on the %s, the plan was made for the %s",
+                        name, t->device ? "GPU" : "CPU", s->device ? "GPU" : "CPU");
+    if (t->dtype != s->dtype)
+        return esa_fail(ctx, ESA_ERR_DTYPE, "%s has dtype %d, the plan was made for %d", name,
+                        (int)t->dtype, (int)s->dtype);
     if (t->dim[0] != s->B || t->dim[1] != H || t->dim[2] != N || t->dim[3] != s->D)
-        return esa_fail(ctx, ESA_ERR_SHAPE, "%s has shape [%lld,%lld,%lld,%lld], the plan was made for [%lld,%lld,%lld,%lld]", name, LL(t->dim[0]),
-                        LL(t->dim[1]), LL(t->dim[2]), LL(t->dim[3]), LL(s->B), LL(H), LL(N), LL(s->D));
+        return esa_fail(
+            ctx, ESA_ERR_SHAPE,
+            "%s has shape [%lld,%lld,%lld,%lld], the plan was made for [%lld,%lld,%lld,%lld]", name,
+            LL(t->dim[0]), LL(t->dim[1]), LL(t->dim[2]), LL(t->dim[3]), LL(s->B), LL(H), LL(N),
+            LL(s->D));
     return ESA_OK;
 }
 
-esa_status esa_check_kv_len(esa_ctx *ctx, const int32_t *kv_len, int32_t device, int64_t B, int64_t Nk, const esa_layout *layout, int32_t mode)
+esa_status esa_check_kv_len(esa_ctx *ctx, const int32_t *kv_len, int32_t device, int64_t B,
+                            int64_t Nk, const esa_layout *layout, int32_t mode)
 {
     if (!kv_len || device != ESA_DEVICE_CPU) return ESA_OK;
-    /* Lengths are counted in the sequence as given; an order that moves tokens must not move any across the cut. */
+    /* Lengths are counted in the sequence as given; an order that moves tokens must not move any
+     * across the cut. */
     int64_t least = 0;
     if (layout && !layout->order_applied && !esa_order_is_identity(layout, 1, mode))
-        least = mode != ESA_MODE_FIXED && layout->order == ESA_ORDER_TILE && layout->text_front_k ? Nk : Nk - layout->text_back_k;
+        least = mode != ESA_MODE_FIXED && layout->order == ESA_ORDER_TILE && layout->text_front_k
+                    ? Nk
+                    : Nk - layout->text_back_k;
     for (int64_t b = 0; b < B; b++) {
         if (kv_len[b] < 0 || kv_len[b] > Nk)
-            return esa_fail(ctx, ESA_ERR_ARGUMENT, "kv_len[%lld] is %d, expected 0 .. %lld", LL(b), (int)kv_len[b], LL(Nk));
+            return esa_fail(ctx, ESA_ERR_ARGUMENT, "kv_len[%lld] is %d, expected 0 .. %lld", LL(b),
+                            (int)kv_len[b], LL(Nk));
         if (kv_len[b] < least)
-            return esa_fail(ctx, ESA_ERR_UNSUPPORTED, "kv_len[%lld] is %d and cuts into tokens that the order moves (it may cut text at the end, from %lld on): "
-                            "use raster order, or tensors that already stand in their order (order_applied)", LL(b), (int)kv_len[b], LL(least));
+            return esa_fail(
+                ctx, ESA_ERR_UNSUPPORTED,
+                "kv_len[%lld] is %d and cuts into tokens that the order moves (it may cut text at "
+                "the end, from %lld on): "
+                "use raster order, or tensors that already stand in their order (order_applied)",
+                LL(b), (int)kv_len[b], LL(least));
     }
     return ESA_OK;
 }
@@ -227,63 +316,104 @@ esa_status esa_check_kv_len(esa_ctx *ctx, const int32_t *kv_len, int32_t device,
 static esa_status check_block(esa_ctx *ctx, int32_t block, const char *name)
 {
     if (block >= 16 && block <= 256 && block % 16 == 0) return ESA_OK;
-    return esa_fail(ctx, ESA_ERR_UNSUPPORTED, "%s is %d, expected a multiple of 16 from 16 to 256", name, (int)block);
+    return esa_fail(ctx, ESA_ERR_UNSUPPORTED, "%s is %d, expected a multiple of 16 from 16 to 256",
+                    name, (int)block);
 }
 
 static esa_status check_blocks_fit(esa_ctx *ctx, int64_t N, int32_t block, const char *name)
 {
     if (esa_ceil_div(N, block) <= ESA_MAX_BLOCKS) return ESA_OK;
-    return esa_fail(ctx, ESA_ERR_UNSUPPORTED, "%lld tokens in blocks of %d (%s) are more than %d blocks: take larger blocks", LL(N), (int)block, name, ESA_MAX_BLOCKS);
+    return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
+                    "%lld tokens in blocks of %d (%s) are more than %d blocks: take larger blocks",
+                    LL(N), (int)block, name, ESA_MAX_BLOCKS);
 }
 
 static esa_status check_flag(esa_ctx *ctx, int32_t flag, const char *name)
 {
-    return flag == 0 || flag == 1 ? ESA_OK : esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is %d, expected 0 or 1", name, (int)flag);
+    return flag == 0 || flag == 1
+               ? ESA_OK
+               : esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is %d, expected 0 or 1", name, (int)flag);
 }
 
-esa_status esa_check_select(esa_ctx *ctx, esa_select_params *out, const esa_select_params *in, int64_t Nq, int64_t Nk, int64_t D)
+esa_status esa_check_select(esa_ctx *ctx, esa_select_params *out, const esa_select_params *in,
+                            int64_t Nq, int64_t Nk, int64_t D)
 {
     esa_status status;
     /* The size is read first: an older caller's struct may be shorter than ours. */
-    if (in && (status = check_struct(ctx, in->struct_size, sizeof *in, "esa_select_params"))) return status;
+    if (in && (status = check_struct(ctx, in->struct_size, sizeof *in, "esa_select_params")))
+        return status;
     *out = in ? *in : esa_select_params_default(ESA_SELECT_ENTROPY);
     if ((status = check_reserved(ctx, out->reserved, 4, "esa_select_params"))) return status;
     if (out->selector < ESA_SELECT_FULL || out->selector > ESA_SELECT_RANDOM)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "selector is %d, expected ESA_SELECT_FULL, ENTROPY, RF_V2, ADA_BSA or RANDOM", (int)out->selector);
+        return esa_fail(
+            ctx, ESA_ERR_ARGUMENT,
+            "selector is %d, expected ESA_SELECT_FULL, ENTROPY, RF_V2, ADA_BSA or RANDOM",
+            (int)out->selector);
     if (out->mode < ESA_MODE_FIXED || out->mode > ESA_MODE_COMPAT_ROUND)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "mode is %d, expected ESA_MODE_FIXED, COMPAT or COMPAT_ROUND", (int)out->mode);
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "mode is %d, expected ESA_MODE_FIXED, COMPAT or COMPAT_ROUND",
+                        (int)out->mode);
     if (!out->block_q) out->block_q = out->selector == ESA_SELECT_ENTROPY ? 256 : 128;
     if (!out->block_k) out->block_k = 128;
-    if ((status = check_block(ctx, out->block_q, "block_q")) || (status = check_block(ctx, out->block_k, "block_k"))) return status;
-    if ((status = check_blocks_fit(ctx, Nq, out->block_q, "block_q")) || (status = check_blocks_fit(ctx, Nk, out->block_k, "block_k"))) return status;
-    if (out->samples < 1 || out->samples > 256) return esa_fail(ctx, ESA_ERR_ARGUMENT, "samples is %d, expected 1 .. 256", (int)out->samples);
-    if (!(out->budget >= 0.0 && out->budget <= 1.0)) return esa_fail(ctx, ESA_ERR_ARGUMENT, "budget is %g, expected 0 .. 1", out->budget);
+    if ((status = check_block(ctx, out->block_q, "block_q")) ||
+        (status = check_block(ctx, out->block_k, "block_k")))
+        return status;
+    if ((status = check_blocks_fit(ctx, Nq, out->block_q, "block_q")) ||
+        (status = check_blocks_fit(ctx, Nk, out->block_k, "block_k")))
+        return status;
+    if (out->samples < 1 || out->samples > 256)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "samples is %d, expected 1 .. 256",
+                        (int)out->samples);
+    if (!(out->budget >= 0.0 && out->budget <= 1.0))
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "budget is %g, expected 0 .. 1", out->budget);
     if (isnan(out->cdf_threshold)) return esa_fail(ctx, ESA_ERR_ARGUMENT, "cdf_threshold is NaN");
-    if (!isfinite(out->scale)) return esa_fail(ctx, ESA_ERR_ARGUMENT, "scale is %g, expected a finite number (0 means D^-0.5)", out->scale);
+    if (!isfinite(out->scale))
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "scale is %g, expected a finite number (0 means D^-0.5)", out->scale);
     if (out->scale == 0.0) out->scale = 1.0 / sqrt((double)D);
-    if ((status = check_flag(ctx, out->keep_sink, "keep_sink")) || (status = check_flag(ctx, out->keep_recent, "keep_recent")) ||
-        (status = check_flag(ctx, out->causal, "causal"))) return status;
+    if ((status = check_flag(ctx, out->keep_sink, "keep_sink")) ||
+        (status = check_flag(ctx, out->keep_recent, "keep_recent")) ||
+        (status = check_flag(ctx, out->causal, "causal")))
+        return status;
     if (out->selector == ESA_SELECT_RF_V2 && out->mode != ESA_MODE_FIXED) {
         const int32_t *g = out->layout.grid_q;
-        if (Nq != Nk) return esa_fail(ctx, ESA_ERR_UNSUPPORTED, "rf_v2 in compat mode needs as many queries as keys, got %lld and %lld", LL(Nq), LL(Nk));
-        if (g[0] < 1 || g[1] < 1 || g[2] < 1) return esa_fail(ctx, ESA_ERR_ARGUMENT, "rf_v2 in compat mode needs a grid t,h,w, got none");
-        if (out->causal) return esa_fail(ctx, ESA_ERR_UNSUPPORTED, "rf_v2 in compat mode is bidirectional: causal is only honoured in fixed mode");
+        if (Nq != Nk)
+            return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
+                            "rf_v2 in compat mode needs as many queries as keys, got %lld and %lld",
+                            LL(Nq), LL(Nk));
+        if (g[0] < 1 || g[1] < 1 || g[2] < 1)
+            return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                            "rf_v2 in compat mode needs a grid t,h,w, got none");
+        if (out->causal)
+            return esa_fail(
+                ctx, ESA_ERR_UNSUPPORTED,
+                "rf_v2 in compat mode is bidirectional: causal is only honoured in fixed mode");
     }
-    if (out->selector == ESA_SELECT_ADA_BSA && out->mode != ESA_MODE_FIXED && out->causal && Nq != Nk)
-        return esa_fail(ctx, ESA_ERR_UNSUPPORTED, "causal ada_bsa in compat mode needs as many queries as keys, got %lld and %lld", LL(Nq), LL(Nk));
-    return esa_layout_resolve(ctx, &out->layout, &out->layout, Nq, Nk, out->selector, out->mode, out->causal);
+    if (out->selector == ESA_SELECT_ADA_BSA && out->mode != ESA_MODE_FIXED && out->causal &&
+        Nq != Nk)
+        return esa_fail(
+            ctx, ESA_ERR_UNSUPPORTED,
+            "causal ada_bsa in compat mode needs as many queries as keys, got %lld and %lld",
+            LL(Nq), LL(Nk));
+    return esa_layout_resolve(ctx, &out->layout, &out->layout, Nq, Nk, out->selector, out->mode,
+                              out->causal);
 }
 
-esa_status esa_check_attention(esa_ctx *ctx, esa_attention_params *out, const esa_attention_params *in, int64_t D)
+esa_status esa_check_attention(esa_ctx *ctx, esa_attention_params *out,
+                               const esa_attention_params *in, int64_t D)
 {
     esa_status status;
-    if (in && (status = check_struct(ctx, in->struct_size, sizeof *in, "esa_attention_params"))) return status;
+    if (in && (status = check_struct(ctx, in->struct_size, sizeof *in, "esa_attention_params")))
+        return status;
     *out = in ? *in : esa_attention_params_default();
     if ((status = check_reserved(ctx, out->reserved, 4, "esa_attention_params"))) return status;
     if (out->tail < ESA_TAIL_NONE || out->tail > ESA_TAIL_CENTROID)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "tail is %d, expected ESA_TAIL_NONE, POOLED or CENTROID", (int)out->tail);
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "tail is %d, expected ESA_TAIL_NONE, POOLED or CENTROID", (int)out->tail);
     if ((status = check_flag(ctx, out->causal, "causal"))) return status;
-    if (!isfinite(out->scale)) return esa_fail(ctx, ESA_ERR_ARGUMENT, "scale is %g, expected a finite number (0 means D^-0.5)", out->scale);
+    if (!isfinite(out->scale))
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "scale is %g, expected a finite number (0 means D^-0.5)", out->scale);
     if (out->scale == 0.0) out->scale = 1.0 / sqrt((double)D);
     return ESA_OK;
 }
@@ -292,17 +422,34 @@ esa_status esa_check_mask(esa_ctx *ctx, const esa_mask *mask, const esa_shapes *
 {
     const int64_t B = s->B, Hq = s->Hq, Nq = s->Nq, Nk = s->Nk;
     esa_status status;
-    if (mask->device == ESA_DEVICE_CUDA && (s->device != ESA_DEVICE_CUDA || mask->heap.ordinal != ctx->cuda_device))
-        return esa_fail(ctx, ESA_ERR_DEVICE, "the mask lies on GPU %d and q does not: copy it with esa_mask_to_device", (int)mask->heap.ordinal);
-    if (!mask->filled) return esa_fail(ctx, ESA_ERR_STATE, "the mask is empty: run esa_plan_select on it first");
+    if (mask->device == ESA_DEVICE_CUDA &&
+        (s->device != ESA_DEVICE_CUDA || mask->heap.ordinal != ctx->cuda_device))
+        return esa_fail(ctx, ESA_ERR_DEVICE,
+                        "the mask lies on GPU %d and q does not: copy it with esa_mask_to_device",
+                        (int)mask->heap.ordinal);
+    if (!mask->filled)
+        return esa_fail(ctx, ESA_ERR_STATE, "the mask is empty: run esa_plan_select on it first");
     if (!mask->runnable)
-        return esa_fail(ctx, ESA_ERR_UNSUPPORTED, "the mask has %lld x %lld blocks, the kernel cuts %lld x %lld (compat rf_v2 pools text apart from the "
-                        "image): it can be printed, not run; use fixed mode", LL(mask->nq), LL(mask->nk), LL(esa_ceil_div(Nq, mask->block_q)), LL(esa_ceil_div(Nk, mask->block_k)));
+        return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
+                        "the mask has %lld x %lld blocks, the kernel cuts %lld x %lld (compat "
+                        "rf_v2 pools text apart from the "
+                        "image): it can be printed, not run; use fixed mode",
+                        LL(mask->nq), LL(mask->nk), LL(esa_ceil_div(Nq, mask->block_q)),
+                        LL(esa_ceil_div(Nk, mask->block_k)));
     if ((mask->B != B && mask->B != 1) || mask->H != Hq || mask->Nq != Nq || mask->Nk != Nk)
-        return esa_fail(ctx, ESA_ERR_SHAPE, "the mask was made for batch %lld, %lld heads, %lld queries, %lld keys; the call has %lld, %lld, %lld, %lld",
-                        LL(mask->B), LL(mask->H), LL(mask->Nq), LL(mask->Nk), LL(B), LL(Hq), LL(Nq), LL(Nk));
-    if ((status = check_block(ctx, mask->block_q, "the mask's block_q")) || (status = check_block(ctx, mask->block_k, "the mask's block_k"))) return status;
-    if (causal && !mask->layout.order_applied && (!esa_order_is_identity(&mask->layout, 0, mask->mode) || !esa_order_is_identity(&mask->layout, 1, mask->mode)))
-        return esa_fail(ctx, ESA_ERR_UNSUPPORTED, "causal attention needs raster order, or tensors that already stand in the mask's order (order_applied)");
+        return esa_fail(ctx, ESA_ERR_SHAPE,
+                        "the mask was made for batch %lld, %lld heads, %lld queries, %lld keys; "
+                        "the call has %lld, %lld, %lld, %lld",
+                        LL(mask->B), LL(mask->H), LL(mask->Nq), LL(mask->Nk), LL(B), LL(Hq), LL(Nq),
+                        LL(Nk));
+    if ((status = check_block(ctx, mask->block_q, "the mask's block_q")) ||
+        (status = check_block(ctx, mask->block_k, "the mask's block_k")))
+        return status;
+    if (causal && !mask->layout.order_applied &&
+        (!esa_order_is_identity(&mask->layout, 0, mask->mode) ||
+         !esa_order_is_identity(&mask->layout, 1, mask->mode)))
+        return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
+                        "causal attention needs raster order, or tensors that already stand in the "
+                        "mask's order (order_applied)");
     return ESA_OK;
 }

@@ -1,6 +1,6 @@
 /* device.c - finding and opening the CUDA plugin, GPU scratch, and the public calls about the GPU.
  * SPDX-License-Identifier: Apache-2.0 */
-#define _GNU_SOURCE                     /* dladdr, dl_iterate_phdr */
+#define _GNU_SOURCE /* dladdr, dl_iterate_phdr */
 #include "attn/device.h"
 
 #include <dlfcn.h>
@@ -13,28 +13,33 @@
 #include <string.h>
 #include <unistd.h>
 
-_Static_assert(offsetof(esa_device_info, memory) == 32 && offsetof(esa_device_info, name) == 48 && offsetof(esa_device_info, reserved) == 144,
+_Static_assert(offsetof(esa_device_info, memory) == 32 && offsetof(esa_device_info, name) == 48 &&
+                   offsetof(esa_device_info, reserved) == 144,
                "esa_device_info offsets");
 
 #define PLUGIN_NAME "libesa_cuda.so"
 
-static const char here = 0;             /* an object of this library: where it lies, the library lies */
+static const char here = 0; /* an object of this library: where it lies, the library lies */
 
 #if defined(__linux__)
-/* For the first object of the process, the executable: 1 into *inside if it holds `here`, that is, if libesa is linked into it. */
+/* For the first object of the process, the executable: 1 into *inside if it holds `here`, that is,
+ * if libesa is linked into it. */
 static int look_at_executable(struct dl_phdr_info *object, size_t size, void *inside)
 {
     (void)size;
     for (int i = 0; i < object->dlpi_phnum; i++) {
         const uintptr_t low = object->dlpi_addr + object->dlpi_phdr[i].p_vaddr;
-        if (object->dlpi_phdr[i].p_type == PT_LOAD && (uintptr_t)&here - low < object->dlpi_phdr[i].p_memsz) *(int32_t *)inside = 1;
+        if (object->dlpi_phdr[i].p_type == PT_LOAD &&
+            (uintptr_t)&here - low < object->dlpi_phdr[i].p_memsz)
+            *(int32_t *)inside = 1;
     }
-    return 1;                           /* the others are not looked at */
+    return 1; /* the others are not looked at */
 }
 #endif
 
-/* The file this code was loaded from. An executable is known to dladdr by the word it was called with, which is no path when it was found
- * through $PATH: the kernel knows better. 0 if nobody knows. */
+/* The file this code was loaded from. An executable is known to dladdr by the word it was called
+ * with, which is no path when it was found through $PATH: the kernel knows better. 0 if nobody
+ * knows. */
 static int32_t own_path(char *path, size_t bytes)
 {
 #if defined(__linux__)
@@ -48,15 +53,17 @@ static int32_t own_path(char *path, size_t bytes)
     }
 #endif
     Dl_info info;
-    return dladdr(&here, &info) && info.dli_fname && (size_t)snprintf(path, bytes, "%s", info.dli_fname) < bytes;
+    return dladdr(&here, &info) && info.dli_fname &&
+           (size_t)snprintf(path, bytes, "%s", info.dli_fname) < bytes;
 }
 
-/* $ESA_CUDA_LIB, or the file beside the one this code was loaded from. With a slash in it always: dlopen looks for bare names in places
- * that nobody named. 0 if the path does not fit. */
+/* $ESA_CUDA_LIB, or the file beside the one this code was loaded from. With a slash in it always:
+ * dlopen looks for bare names in places that nobody named. 0 if the path does not fit. */
 static int32_t plugin_path(char *path, size_t bytes)
 {
     const char *given = getenv("ESA_CUDA_LIB");
-    if (given && *given) return (size_t)snprintf(path, bytes, "%s%s", strchr(given, '/') ? "" : "./", given) < bytes;
+    if (given && *given)
+        return (size_t)snprintf(path, bytes, "%s%s", strchr(given, '/') ? "" : "./", given) < bytes;
     if (!own_path(path, bytes)) return 0;
     char *const slash = strrchr(path, '/'), *const name = slash ? slash + 1 : path;
     const size_t room = bytes - (size_t)(name - path);
@@ -66,17 +73,28 @@ static int32_t plugin_path(char *path, size_t bytes)
 static esa_status load(esa_ctx *ctx, esa_cuda *cuda)
 {
     char path[4096], error[256] = "";
-    if (!plugin_path(path, sizeof path)) return esa_fail(ctx, ESA_ERR_DEVICE, "the path of " PLUGIN_NAME " could not be determined: set ESA_CUDA_LIB");
+    if (!plugin_path(path, sizeof path))
+        return esa_fail(ctx, ESA_ERR_DEVICE,
+                        "the path of " PLUGIN_NAME " could not be determined: set ESA_CUDA_LIB");
     /* NODELETE: masks keep pointers into the plugin and may be freed after the ctx. */
     cuda->handle = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-    if (!cuda->handle) return esa_fail(ctx, ESA_ERR_DEVICE, "the CUDA plugin could not be opened (%.300s)", dlerror());
+    if (!cuda->handle)
+        return esa_fail(ctx, ESA_ERR_DEVICE, "the CUDA plugin could not be opened (%.300s)",
+                        dlerror());
     esa_cuda_entry_fn *entry;
     *(void **)&entry = dlsym(cuda->handle, ESA_CUDA_ENTRY_NAME);
-    if (!entry) return esa_fail(ctx, ESA_ERR_DEVICE, "%.300s is not an esa plugin: it has no " ESA_CUDA_ENTRY_NAME, path);
-    const esa_cuda_host host = { sizeof host, sizeof(esa_attn_args), sizeof(esa_select_args), sizeof(esa_cuda_mask), sizeof(esa_cuda_info),
-                                 sizeof(esa_cuda_table), esa_version() };
+    if (!entry)
+        return esa_fail(ctx, ESA_ERR_DEVICE,
+                        "%.300s is not an esa plugin: it has no " ESA_CUDA_ENTRY_NAME, path);
+    const esa_cuda_host host = {
+        sizeof host,           sizeof(esa_attn_args), sizeof(esa_select_args),
+        sizeof(esa_cuda_mask), sizeof(esa_cuda_info), sizeof(esa_cuda_table),
+        esa_version()
+    };
     cuda->table = entry(ESA_CUDA_ABI, &host, error, (int32_t)sizeof error);
-    if (!cuda->table) return esa_fail(ctx, ESA_ERR_DEVICE, "%.200s does not fit this library: %.240s", path, error);
+    if (!cuda->table)
+        return esa_fail(ctx, ESA_ERR_DEVICE, "%.200s does not fit this library: %.240s", path,
+                        error);
     return ESA_OK;
 }
 
@@ -93,6 +111,8 @@ static esa_status plugin(esa_ctx *ctx)
     if (ctx->cuda) return ESA_OK;
     ctx->cuda = esa_mem_zalloc(&ctx->mem, sizeof *ctx->cuda);
     if (!ctx->cuda) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the CUDA plugin");
+    ctx->cuda_close = esa_cuda_close;
+    ctx->cuda_trim = esa_cuda_trim;
     const esa_status status = load(ctx, ctx->cuda);
     if (status) unload(ctx);
     return status;
@@ -104,9 +124,11 @@ esa_status esa_cuda_open(esa_ctx *ctx)
     esa_status status = plugin(ctx);
     if (status) return status;
     char error[256] = "";
-    status = ctx->cuda->table->open(&ctx->cuda->dev, ctx->cuda_device, getenv("ESA_CUDA"), error, (int32_t)sizeof error);
+    status = ctx->cuda->table->open(&ctx->cuda->dev, ctx->cuda_device, getenv("ESA_CUDA"), error,
+                                    (int32_t)sizeof error);
     if (status) return esa_fail(ctx, status, "%s", error);
-    esa_log(ctx, ESA_LOG_INFO, "esa %s: CUDA plugin %s, GPU %d", esa_version(), ctx->cuda->table->version, (int)ctx->cuda_device);
+    esa_log(ctx, ESA_LOG_INFO, "esa %s: CUDA plugin %s, GPU %d", esa_version(),
+            ctx->cuda->table->version, (int)ctx->cuda_device);
     return ESA_OK;
 }
 
@@ -134,10 +156,13 @@ esa_status esa_cuda_status(esa_ctx *ctx, esa_status status)
 esa_status esa_cuda_scratch(esa_ctx *ctx, void **scratch, int64_t bytes)
 {
     esa_cuda *c = ctx->cuda;
-    if (bytes < 0 || bytes > c->arena_bytes) {          /* negative: beyond 64 bits, which alloc refuses */
+    if (bytes < 0 || bytes > c->arena_bytes) { /* negative: beyond 64 bits, which alloc refuses */
         esa_cuda_trim(ctx);
         const esa_status status = esa_cuda_status(ctx, c->table->alloc(c->dev, &c->arena, bytes));
-        if (status) { c->arena = NULL; return status; }
+        if (status) {
+            c->arena = NULL;
+            return status;
+        }
         c->arena_bytes = bytes;
         c->arena_peak = esa_max64(c->arena_peak, bytes);
     }
@@ -179,16 +204,23 @@ esa_status esa_cuda_mask_like(esa_ctx *ctx, esa_mask **mask, const esa_mask *lik
     m->heap = (esa_device_heap){ ctx->cuda_device, c->table->release, c->table->download };
     m->cap = m->nk;
     m->filled = 0;
-    m->count = NULL; m->index = NULL; m->facts = NULL; m->perm_q = m->perm_k = NULL;
+    m->count = NULL;
+    m->index = NULL;
+    m->facts = NULL;
+    m->perm_q = m->perm_k = NULL;
     const int64_t rows = esa_size_mul(esa_size_mul(m->B, m->H), m->nq);
     esa_status status = c->table->alloc(c->dev, (void **)&m->count, esa_size_mul(rows, 4));
-    if (!status) status = c->table->alloc(c->dev, (void **)&m->index, esa_size_mul(esa_size_mul(rows, m->cap), 2));
+    if (!status)
+        status = c->table->alloc(c->dev, (void **)&m->index,
+                                 esa_size_mul(esa_size_mul(rows, m->cap), 2));
     if (!status) status = c->table->alloc(c->dev, (void **)&m->facts, 16);
     if (status) esa_cuda_status(ctx, status);
     if (!status) status = upload_order(ctx, &m->perm_q, m, 0);
     if (!status) status = upload_order(ctx, &m->perm_k, m, 1);
-    if (status) esa_mask_free(m);
-    else *mask = m;
+    if (status)
+        esa_mask_free(m);
+    else
+        *mask = m;
     return status;
 }
 
@@ -197,7 +229,9 @@ static esa_status read_mask(esa_ctx *ctx, const esa_mask **host, const esa_mask 
 {
     const esa_status status = esa_mask_on_host(host, mask, &ctx->mem);
     if (status == ESA_ERR_MEMORY) return esa_fail(ctx, status, "out of memory for a mask");
-    return status ? esa_fail(ctx, status, "the mask could not be read from GPU %d", (int)mask->heap.ordinal) : ESA_OK;
+    return status ? esa_fail(ctx, status, "the mask could not be read from GPU %d",
+                             (int)mask->heap.ordinal)
+                  : ESA_OK;
 }
 
 esa_status esa_cuda_mask_copy(esa_ctx *ctx, esa_mask **copy, const esa_mask *mask)
@@ -209,16 +243,22 @@ esa_status esa_cuda_mask_copy(esa_ctx *ctx, esa_mask **copy, const esa_mask *mas
     if ((status = read_mask(ctx, &host, mask))) return status;
     esa_mask *m;
     if (!(status = esa_cuda_mask_like(ctx, &m, host))) {
-        const int64_t rows = m->B * m->H * m->nq, facts[2] = { host->existing, esa_mask_kept(host) };
+        const int64_t rows = m->B * m->H * m->nq,
+                      facts[2] = { host->existing, esa_mask_kept(host) };
         status = c->table->upload(c->dev, m->count, host->count, rows * 4, ctx->cuda_stream);
-        if (!status) status = c->table->upload(c->dev, m->index, host->index, rows * m->cap * 2, ctx->cuda_stream);
-        if (!status) status = c->table->upload(c->dev, m->facts, facts, sizeof facts, ctx->cuda_stream);
+        if (!status)
+            status = c->table->upload(c->dev, m->index, host->index, rows * m->cap * 2,
+                                      ctx->cuda_stream);
+        if (!status)
+            status = c->table->upload(c->dev, m->facts, facts, sizeof facts, ctx->cuda_stream);
         esa_cuda_status(ctx, status);
         m->filled = 1;
     }
     if (host != mask) esa_mask_free((esa_mask *)host);
-    if (status) esa_mask_free(m);
-    else *copy = m;
+    if (status)
+        esa_mask_free(m);
+    else
+        *copy = m;
     return status;
 }
 
@@ -227,12 +267,16 @@ static esa_status copy_to_cpu(esa_ctx *ctx, esa_mask **copy, const esa_mask *mas
     const esa_mask *host;
     const esa_status status = read_mask(ctx, &host, mask);
     if (status) return status;
-    if (host != mask) { *copy = (esa_mask *)host; return ESA_OK; }
+    if (host != mask) {
+        *copy = (esa_mask *)host;
+        return ESA_OK;
+    }
     esa_mask *m = esa_mask_like(&ctx->mem, mask);
     if (!m) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for a mask");
     const int64_t rows = m->B * m->H * m->nq;
     memcpy(m->count, mask->count, (size_t)(rows * 4));
-    for (int64_t r = 0; r < rows; r++) memcpy(m->index + r * m->cap, mask->index + r * mask->cap, (size_t)mask->count[r] * 2);
+    for (int64_t r = 0; r < rows; r++)
+        memcpy(m->index + r * m->cap, mask->index + r * mask->cap, (size_t)mask->count[r] * 2);
     *copy = m;
     return ESA_OK;
 }
@@ -242,11 +286,17 @@ esa_status esa_mask_to_device(esa_ctx *ctx, esa_mask **copy, const esa_mask *mas
     if (copy) *copy = NULL;
     esa_status status = esa_ctx_enter(ctx);
     if (status) return status;
-    if (!copy || !mask) status = esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is NULL", copy ? "mask" : "copy");
-    else if (!mask->filled) status = esa_fail(ctx, ESA_ERR_STATE, "the mask is empty: there is nothing to copy");
-    else if (device == ESA_DEVICE_CPU) status = copy_to_cpu(ctx, copy, mask);
-    else if (device == ESA_DEVICE_CUDA) status = esa_cuda_mask_copy(ctx, copy, mask);
-    else status = esa_fail(ctx, ESA_ERR_DEVICE, "device is %d, expected ESA_DEVICE_CPU or ESA_DEVICE_CUDA", (int)device);
+    if (!copy || !mask)
+        status = esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is NULL", copy ? "mask" : "copy");
+    else if (!mask->filled)
+        status = esa_fail(ctx, ESA_ERR_STATE, "the mask is empty: there is nothing to copy");
+    else if (device == ESA_DEVICE_CPU)
+        status = copy_to_cpu(ctx, copy, mask);
+    else if (device == ESA_DEVICE_CUDA)
+        status = esa_cuda_mask_copy(ctx, copy, mask);
+    else
+        status = esa_fail(ctx, ESA_ERR_DEVICE,
+                          "device is %d, expected ESA_DEVICE_CPU or ESA_DEVICE_CUDA", (int)device);
     esa_ctx_leave(ctx);
     return status;
 }
@@ -260,7 +310,8 @@ esa_status esa_device_count(esa_ctx *ctx, int32_t *count)
     if (status) return status;
     char error[256] = "";
     if (!count) status = esa_fail(ctx, ESA_ERR_ARGUMENT, "count is NULL");
-    if (!status && !(status = plugin(ctx)) && (status = ctx->cuda->table->devices(count, error, (int32_t)sizeof error)))
+    if (!status && !(status = plugin(ctx)) &&
+        (status = ctx->cuda->table->devices(count, error, (int32_t)sizeof error)))
         esa_fail(ctx, status, "%s", error);
     esa_ctx_leave(ctx);
     return status;
@@ -271,10 +322,14 @@ esa_status esa_device_get_info(esa_ctx *ctx, esa_device_info *info)
     esa_status status = esa_ctx_enter(ctx);
     if (status) return status;
     esa_cuda_info got;
-    if (!info) status = esa_fail(ctx, ESA_ERR_ARGUMENT, "info is NULL");
+    if (!info)
+        status = esa_fail(ctx, ESA_ERR_ARGUMENT, "info is NULL");
     else if (info->struct_size != sizeof *info)
-        status = esa_fail(ctx, ESA_ERR_VERSION, "esa_device_info has struct_size %u, this library expects %u", info->struct_size, (unsigned)sizeof *info);
-    if (!status && !(status = esa_cuda_open(ctx)) && !(status = esa_cuda_status(ctx, ctx->cuda->table->info(ctx->cuda->dev, &got)))) {
+        status = esa_fail(ctx, ESA_ERR_VERSION,
+                          "esa_device_info has struct_size %u, this library expects %u",
+                          info->struct_size, (unsigned)sizeof *info);
+    if (!status && !(status = esa_cuda_open(ctx)) &&
+        !(status = esa_cuda_status(ctx, ctx->cuda->table->info(ctx->cuda->dev, &got)))) {
         memset(info, 0, sizeof *info);
         info->struct_size = (uint32_t)sizeof *info;
         info->ordinal = got.ordinal;
@@ -298,8 +353,12 @@ esa_status esa_device_alloc(esa_ctx *ctx, void **ptr, int64_t bytes)
     if (ptr) *ptr = NULL;
     esa_status status = esa_ctx_enter(ctx);
     if (status) return status;
-    if (!ptr || bytes < 0) status = esa_fail(ctx, ESA_ERR_ARGUMENT, "esa_device_alloc needs a pointer to fill and 0 or more bytes, got %lld", (long long)bytes);
-    if (!status && !(status = esa_cuda_open(ctx))) status = esa_cuda_status(ctx, ctx->cuda->table->alloc(ctx->cuda->dev, ptr, bytes));
+    if (!ptr || bytes < 0)
+        status = esa_fail(ctx, ESA_ERR_ARGUMENT,
+                          "esa_device_alloc needs a pointer to fill and 0 or more bytes, got %lld",
+                          (long long)bytes);
+    if (!status && !(status = esa_cuda_open(ctx)))
+        status = esa_cuda_status(ctx, ctx->cuda->table->alloc(ctx->cuda->dev, ptr, bytes));
     esa_ctx_leave(ctx);
     return status;
 }
@@ -313,7 +372,9 @@ void esa_device_free(esa_ctx *ctx, void *ptr)
 static esa_status check_copy(esa_ctx *ctx, const void *dst, const void *src, int64_t bytes)
 {
     if (bytes < 0 || (bytes && (!dst || !src)))
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "a copy needs two pointers and 0 or more bytes, got %lld", (long long)bytes);
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "a copy needs two pointers and 0 or more bytes, got %lld",
+                        (long long)bytes);
     return esa_cuda_open(ctx);
 }
 
@@ -322,7 +383,8 @@ esa_status esa_device_upload(esa_ctx *ctx, void *dst, const void *src, int64_t b
     esa_status status = esa_ctx_enter(ctx);
     if (status) return status;
     if (!(status = check_copy(ctx, dst, src, bytes)) && bytes)
-        status = esa_cuda_status(ctx, ctx->cuda->table->upload(ctx->cuda->dev, dst, src, bytes, ctx->cuda_stream));
+        status = esa_cuda_status(
+            ctx, ctx->cuda->table->upload(ctx->cuda->dev, dst, src, bytes, ctx->cuda_stream));
     esa_ctx_leave(ctx);
     return status;
 }
@@ -333,7 +395,8 @@ esa_status esa_device_download(esa_ctx *ctx, void *dst, const void *src, int64_t
     if (status) return status;
     if (!(status = check_copy(ctx, dst, src, bytes)) && bytes &&
         (status = ctx->cuda->table->download(ctx->cuda_device, dst, src, bytes, ctx->cuda_stream)))
-        esa_fail(ctx, status, "copying %lld bytes from GPU %d failed", (long long)bytes, (int)ctx->cuda_device);
+        esa_fail(ctx, status, "copying %lld bytes from GPU %d failed", (long long)bytes,
+                 (int)ctx->cuda_device);
     esa_ctx_leave(ctx);
     return status;
 }
@@ -342,7 +405,8 @@ esa_status esa_device_sync(esa_ctx *ctx)
 {
     esa_status status = esa_ctx_enter(ctx);
     if (status) return status;
-    if (!(status = esa_cuda_open(ctx))) status = esa_cuda_status(ctx, ctx->cuda->table->sync(ctx->cuda->dev, ctx->cuda_stream));
+    if (!(status = esa_cuda_open(ctx)))
+        status = esa_cuda_status(ctx, ctx->cuda->table->sync(ctx->cuda->dev, ctx->cuda_stream));
     esa_ctx_leave(ctx);
     return status;
 }

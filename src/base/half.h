@@ -1,4 +1,5 @@
-/* half.h - bf16 and f16 to and from f32 in plain C (round to nearest even, NaN kept quiet, subnormals exact).
+/* half.h - bf16 and f16 to and from f32 in plain C (round to nearest even, NaN kept quiet,
+ * subnormals exact).
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_BASE_HALF_H
 #define ESA_BASE_HALF_H
@@ -8,15 +9,26 @@
 #include "base/inline.h"
 #include "esa/esa.h"
 
-ESA_INLINE float esa_f32_from_bits(uint32_t u) { float f; memcpy(&f, &u, 4); return f; }
-ESA_INLINE uint32_t esa_bits_from_f32(float f) { uint32_t u; memcpy(&u, &f, 4); return u; }
+ESA_INLINE float esa_f32_from_bits(uint32_t u)
+{
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
+ESA_INLINE uint32_t esa_bits_from_f32(float f)
+{
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    return u;
+}
 
 ESA_INLINE float esa_bf16_to_f32(uint16_t h) { return esa_f32_from_bits((uint32_t)h << 16); }
 
 ESA_INLINE uint16_t esa_f32_to_bf16(float f)
 {
     uint32_t u = esa_bits_from_f32(f);
-    if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((u >> 16) | 0x40u);   /* NaN: keep it quiet, never round to inf */
+    /* NaN: keep it quiet, never round to inf */
+    if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((u >> 16) | 0x40u);
     return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
 }
 
@@ -25,7 +37,7 @@ ESA_INLINE float esa_f16_to_f32(uint16_t h)
     const uint32_t sign = (uint32_t)(h & 0x8000u) << 16, em = h & 0x7fffu;
     if (em >= 0x7c00u) return esa_f32_from_bits(sign | 0x7f800000u | ((em & 0x3ffu) << 13));
     if (em >= 0x0400u) return esa_f32_from_bits(sign | ((em << 13) + 0x38000000u));
-    const float f = (float)em * 5.9604644775390625e-8f;                          /* subnormal: em * 2^-24, exact */
+    const float f = (float)em * 5.9604644775390625e-8f; /* subnormal: em * 2^-24, exact */
     return esa_f32_from_bits(sign | esa_bits_from_f32(f));
 }
 
@@ -34,9 +46,9 @@ ESA_INLINE uint16_t esa_f32_to_f16(float f)
     const uint32_t u = esa_bits_from_f32(f), a = u & 0x7fffffffu;
     const uint16_t sign = (uint16_t)((u >> 16) & 0x8000u);
     if (a > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
-    if (a >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u);                     /* >= 65520 rounds to infinity */
-    if (a < 0x38800000u) {                                                       /* below 2^-14: subnormal result */
-        const float m = esa_f32_from_bits(a) + 0.5f;                             /* 0.5 puts 2^-24 at the last mantissa bit */
+    if (a >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* >= 65520 rounds to infinity */
+    if (a < 0x38800000u) {                                   /* below 2^-14: subnormal result */
+        const float m = esa_f32_from_bits(a) + 0.5f; /* 0.5 puts 2^-24 at the last mantissa bit */
         return (uint16_t)(sign | (esa_bits_from_f32(m) - 0x3f000000u));
     }
     const uint32_t r = a + 0xfffu + ((a >> 13) & 1u);
@@ -47,14 +59,22 @@ ESA_INLINE int64_t esa_dtype_size(int32_t dtype) { return dtype == ESA_DTYPE_F32
 
 ESA_INLINE float esa_load_f32(const void *src, int64_t i, int32_t dtype)
 {
-    if (dtype == ESA_DTYPE_F32) { float f; memcpy(&f, (const char *)src + 4 * i, 4); return f; }
-    uint16_t h; memcpy(&h, (const char *)src + 2 * i, 2);
+    if (dtype == ESA_DTYPE_F32) {
+        float f;
+        memcpy(&f, (const char *)src + 4 * i, 4);
+        return f;
+    }
+    uint16_t h;
+    memcpy(&h, (const char *)src + 2 * i, 2);
     return dtype == ESA_DTYPE_F16 ? esa_f16_to_f32(h) : esa_bf16_to_f32(h);
 }
 
 ESA_INLINE void esa_store_f32(void *dst, int64_t i, int32_t dtype, float f)
 {
-    if (dtype == ESA_DTYPE_F32) { memcpy((char *)dst + 4 * i, &f, 4); return; }
+    if (dtype == ESA_DTYPE_F32) {
+        memcpy((char *)dst + 4 * i, &f, 4);
+        return;
+    }
     const uint16_t h = dtype == ESA_DTYPE_F16 ? esa_f32_to_f16(f) : esa_f32_to_bf16(f);
     memcpy((char *)dst + 2 * i, &h, 2);
 }

@@ -1,12 +1,14 @@
-/* pool.c - a pthread pool. Inside a run items are handed out by an atomic counter, so a slow item never holds up the others.
- * Between runs workers look for the next one for some microseconds (attention is several short runs in a row, and waking a
- * sleeping thread costs as much as a small run), then sleep on a condition variable.
+/* pool.c - a pthread pool. Inside a run items are handed out by an atomic counter, so a slow item
+ * never holds up the others. Between runs workers look for the next one for some microseconds
+ * (attention is several short runs in a row, and waking a sleeping thread costs as much as a small
+ * run), then sleep on a condition variable.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "base/pool.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 
-#define SPINS 1000                  /* looks before sleeping: 20 to 50 microseconds */
+#define SPINS 1000 /* looks before sleeping: 20 to 50 microseconds */
 
 static inline void relax(void)
 {
@@ -25,19 +27,19 @@ typedef struct pool_worker {
 
 struct esa_pool {
     esa_allocator mem;
-    int32_t threads;        /* workers, the caller included */
-    int32_t started;        /* threads that exist: joined at free */
+    int32_t threads; /* workers, the caller included */
+    int32_t started; /* threads that exist: joined at free */
     int64_t bytes;
     pthread_mutex_t lock;
     pthread_cond_t wake, done;
-    _Atomic uint64_t generation;    /* counts runs; a worker that sees a new one joins it */
-    _Atomic int32_t running;        /* workers still inside the current run */
+    _Atomic uint64_t generation; /* counts runs; a worker that sees a new one joins it */
+    _Atomic int32_t running;     /* workers still inside the current run */
     int32_t quit;
     esa_pool_fn fn;
     void *arg;
     int64_t items;
     _Atomic int64_t next;
-    pool_worker worker[];   /* [threads - 1] */
+    pool_worker worker[]; /* [threads - 1] */
 };
 
 static void pool_drain(esa_pool *pool, int32_t id)
@@ -55,15 +57,20 @@ static void *pool_main(void *arg)
     esa_pool *pool = w->pool;
     uint64_t seen = 0;
     for (;;) {
-        for (int32_t i = 0; i < SPINS && atomic_load_explicit(&pool->generation, memory_order_acquire) == seen; i++) relax();
+        for (int32_t i = 0;
+             i < SPINS && atomic_load_explicit(&pool->generation, memory_order_acquire) == seen;
+             i++)
+            relax();
         pthread_mutex_lock(&pool->lock);
-        while (atomic_load(&pool->generation) == seen && !pool->quit) pthread_cond_wait(&pool->wake, &pool->lock);
+        while (atomic_load(&pool->generation) == seen && !pool->quit)
+            pthread_cond_wait(&pool->wake, &pool->lock);
         const int32_t quit = pool->quit;
         seen = atomic_load(&pool->generation);
         pthread_mutex_unlock(&pool->lock);
         if (quit) return NULL;
         pool_drain(pool, w->id);
-        if (atomic_fetch_sub(&pool->running, 1) == 1) {         /* the last one out; the lock keeps the signal from being lost */
+        /* the last one out; the lock keeps the signal from being lost */
+        if (atomic_fetch_sub(&pool->running, 1) == 1) {
             pthread_mutex_lock(&pool->lock);
             pthread_cond_signal(&pool->done);
             pthread_mutex_unlock(&pool->lock);
@@ -130,7 +137,9 @@ void esa_pool_run(esa_pool *pool, esa_pool_fn fn, void *arg, int64_t items)
     pthread_cond_broadcast(&pool->wake);
     pthread_mutex_unlock(&pool->lock);
     pool_drain(pool, 0);
-    for (int32_t i = 0; i < SPINS && atomic_load_explicit(&pool->running, memory_order_acquire); i++) relax();
+    for (int32_t i = 0; i < SPINS && atomic_load_explicit(&pool->running, memory_order_acquire);
+         i++)
+        relax();
     pthread_mutex_lock(&pool->lock);
     while (atomic_load(&pool->running)) pthread_cond_wait(&pool->done, &pool->lock);
     pthread_mutex_unlock(&pool->lock);

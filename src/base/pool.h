@@ -3,18 +3,20 @@
 #ifndef ESA_BASE_POOL_H
 #define ESA_BASE_POOL_H
 
-#include "base/ctx.h"
+#include "base/memory.h"
 
 typedef struct esa_pool esa_pool;
 
-/* item: 0 .. items-1, each run exactly once; worker: 0 .. threads-1, the same thread for the whole run (index of scratch). */
+/* item: 0 .. items-1, each run exactly once; worker: 0 .. threads-1, the same thread for the whole
+ * run (index of scratch). */
 typedef void (*esa_pool_fn)(void *arg, int64_t item, int32_t worker);
 
 /* threads >= 1; the calling thread is worker 0, so threads - 1 are started. */
 esa_status esa_pool_create(esa_pool **pool, int32_t threads, const esa_allocator *mem);
-void       esa_pool_free(esa_pool *pool);
-int32_t    esa_pool_threads(const esa_pool *pool);
-/* Runs fn over all items in ascending hand-out order and returns when all are done. Not reentrant. */
-void       esa_pool_run(esa_pool *pool, esa_pool_fn fn, void *arg, int64_t items);
+void esa_pool_free(esa_pool *pool);
+int32_t esa_pool_threads(const esa_pool *pool);
+/* Runs fn over all items in ascending hand-out order and returns when all are done. Not
+ * reentrant. */
+void esa_pool_run(esa_pool *pool, esa_pool_fn fn, void *arg, int64_t items);
 
 #endif

@@ -1,11 +1,14 @@
-/* rng.h - a small counter-free generator (splitmix64) for random masks and synthetic data; the same numbers everywhere.
+/* rng.h - a small counter-free generator (splitmix64) for random masks and synthetic data; the same
+ * numbers everywhere.
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_BASE_RNG_H
 #define ESA_BASE_RNG_H
 
 #include "base/inline.h"
 
-typedef struct esa_rng { uint64_t state; } esa_rng;
+typedef struct esa_rng {
+    uint64_t state;
+} esa_rng;
 
 ESA_INLINE uint64_t esa_rng_next(esa_rng *r)
 {
@@ -16,7 +19,10 @@ ESA_INLINE uint64_t esa_rng_next(esa_rng *r)
 }
 
 /* Uniform in [0, n), n >= 1; the bias of the multiply-shift is below 2^-32 for n < 2^32. */
-ESA_INLINE uint32_t esa_rng_below(esa_rng *r, uint32_t n) { return (uint32_t)(((esa_rng_next(r) >> 32) * n) >> 32); }
+ESA_INLINE uint32_t esa_rng_below(esa_rng *r, uint32_t n)
+{
+    return (uint32_t)(((esa_rng_next(r) >> 32) * n) >> 32);
+}
 
 /* Uniform in [0, 1) with 24 bits. */
 ESA_INLINE float esa_rng_unit(esa_rng *r) { return (float)(esa_rng_next(r) >> 40) * 0x1p-24f; }

@@ -1,15 +1,18 @@
 /* attn_cpu.c - flash attention over block lists on the CPU.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Keys and values that are f32, in order and without gaps are read where they lie. Others (short types, token orders) are copied first, kv heads in
- * windows: as few as keep all threads busy (the copies of one head after the other then reuse the same memory, which stays in cache),
- * and never more than fit WINDOW_BYTES. Per window: (1) all threads copy key blocks (and take their means, if there is a tail),
- * (2) all threads take (query head, query block) items, heads with most work first and the heaviest rows first inside a head, so that
- * one head's keys and values stay in cache and no thread ends on a long item.
+ * Keys and values that are f32, in order and without gaps are read where they lie. Others (short
+ * types, token orders) are copied first, kv heads in windows: as few as keep all threads busy (the
+ * copies of one head after the other then reuse the same memory, which stays in cache), and never
+ * more than fit WINDOW_BYTES. Per window: (1) all threads copy key blocks (and take their means, if
+ * there is a tail), (2) all threads take (query head, query block) items, heads with most work
+ * first and the heaviest rows first inside a head, so that one head's keys and values stay in cache
+ * and no thread ends on a long item.
  *
- * One item = one query block, computed by one worker in list order: the same bits whatever the thread count. For each listed key block,
- * for each panel of nr queries:  S = K Q^T (log2 units),  P = exp2(S - m),  O = O alpha + V^T P;  queries are columns of all three.
- * The tail enters as extra blocks of pooled keys with a bias log2(n_j) per key, -inf for those that the list holds. */
+ * One item = one query block, computed by one worker in list order: the same bits whatever the
+ * thread count. For each listed key block, for each panel of nr queries:  S = K Q^T (log2 units),
+ * P = exp2(S - m),  O = O alpha + V^T P;  queries are columns of all three. The tail enters as
+ * extra blocks of pooled keys with a bias log2(n_j) per key, -inf for those that the list holds. */
 #include "cpu/attn_cpu.h"
 #include "base/half.h"
 
@@ -17,46 +20,53 @@
 #include <string.h>
 
 #define WINDOW_BYTES (INT64_C(200) << 20)
-#define ITEMS_PER_THREAD 8                      /* a window ends with threads waiting for the last item: 1/8 of a share at most */
-#define STREAM_BYTES (INT64_C(2) << 20)         /* a core's second-level cache: larger outputs have left it before anybody reads them */
-#define LOG2_E 1.4426950408889634
-#define LN_2   0.6931471805599453
-#define TAIL_BLOCK 128                          /* pooled columns handled at a time */
+#define ITEMS_PER_THREAD                                                                           \
+    8 /* a window ends with threads waiting for the last item: 1/8 of a share at most */
+#define STREAM_BYTES                                                                               \
+    (INT64_C(2) << 20) /* a core's second-level cache: larger outputs have left it before anybody  \
+                          reads them */
+#define LOG2_E     1.4426950408889634
+#define LN_2       0.6931471805599453
+#define TAIL_BLOCK 128 /* pooled columns handled at a time */
 
 typedef struct attn_sizes {
-    int64_t window;                             /* kv heads copied at a time */
-    int64_t k_block, v_block;                   /* bytes of the copy of a K and V block */
-    int64_t tail_blocks, tail_k, tail_v;        /* virtual blocks, bytes of one copied pooled K and V block */
-    int64_t depth, rows_pad;                    /* D of queries and keys; rows of a block up to nr */
+    int64_t window;           /* kv heads copied at a time */
+    int64_t k_block, v_block; /* bytes of the copy of a K and V block */
+    /* virtual blocks, bytes of one copied pooled K and V block */
+    int64_t tail_blocks, tail_k, tail_v;
+    int64_t depth, rows_pad; /* D of queries and keys; rows of a block up to nr */
 } attn_sizes;
 
-typedef struct attn_worker {                    /* one thread's scratch */
-    void *q;                                    /* query panels of one block [rows_pad/nr][depth][nr] */
-    float *o;                                   /* [rows_pad/nr][D][nr] */
-    float *s;                                   /* [keys][nr] */
-    float *m, *l, *alpha;                       /* [rows_pad], [rows_pad], [nr] */
-    void *p;                                    /* bf16 set: [keys/2][nr][2]; f32 sets: = s */
-    float *limit;                               /* [nr] causal */
-    float *bias;                                /* [nk rounded up] tail */
-    float *mean_q;                              /* [D] centroid */
-    float *clean;                               /* [TAIL_BLOCK][D] and */
-    void *clean_v;                              /* their copy for pv: see tail_values */
+typedef struct attn_worker { /* one thread's scratch */
+    void *q;                 /* query panels of one block [rows_pad/nr][depth][nr] */
+    float *o;                /* [rows_pad/nr][D][nr] */
+    float *s;                /* [keys][nr] */
+    float *m, *l, *alpha;    /* [rows_pad], [rows_pad], [nr] */
+    void *p;                 /* bf16 set: [keys/2][nr][2]; f32 sets: = s */
+    float *limit;            /* [nr] causal */
+    float *bias;             /* [nk rounded up] tail */
+    float *mean_q;           /* [D] centroid */
+    float *clean;            /* [TAIL_BLOCK][D] and */
+    void *clean_v;           /* their copy for pv: see tail_values */
 } attn_worker;
 
-typedef struct attn_item { int64_t head_work, work; int32_t head, row; } attn_item;
+typedef struct attn_item {
+    int64_t head_work, work;
+    int32_t head, row;
+} attn_item;
 
 typedef struct attn_run {
     const esa_attn_args *a;
     attn_sizes z;
-    float factor;                               /* scale * log2(e) */
-    int32_t in_place;                           /* k and v are read where they lie */
-    char *k_copy, *v_copy;                      /* [window][nk] blocks */
-    float *k_mean, *v_mean;                     /* [window][nk][D] */
-    uint8_t *odd;                               /* [window][nk] 1: the mean value is not finite */
-    char *tail_k, *tail_v;                      /* [window][tail_blocks] */
+    float factor;           /* scale * log2(e) */
+    int32_t in_place;       /* k and v are read where they lie */
+    char *k_copy, *v_copy;  /* [window][nk] blocks */
+    float *k_mean, *v_mean; /* [window][nk][D] */
+    uint8_t *odd;           /* [window][nk] 1: the mean value is not finite */
+    char *tail_k, *tail_v;  /* [window][tail_blocks] */
     attn_worker *worker;
-    attn_item *item;                            /* items of the window */
-    int64_t first, heads;                       /* kv heads (b*Hkv + h) of the window */
+    attn_item *item;      /* items of the window */
+    int64_t first, heads; /* kv heads (b*Hkv + h) of the window */
 } attn_run;
 
 static attn_sizes sizes_of(const esa_attn_args *a)
@@ -72,8 +82,10 @@ static attn_sizes sizes_of(const esa_attn_args *a)
     z.tail_v = esa_rows_v_bytes(kern, TAIL_BLOCK, a->D);
     int64_t per_head = a->nk * (z.k_block + z.v_block);
     if (a->tail) per_head += a->nk * 2 * a->D * 4 + z.tail_blocks * (z.tail_k + z.tail_v);
-    const int64_t items_per_head = a->nq * (a->Hq / a->Hkv), fit = esa_max64(1, WINDOW_BYTES / esa_max64(1, per_head));
-    const int64_t wanted = esa_ceil_div((int64_t)ITEMS_PER_THREAD * esa_pool_threads(a->pool), items_per_head);
+    const int64_t items_per_head = a->nq * (a->Hq / a->Hkv),
+                  fit = esa_max64(1, WINDOW_BYTES / esa_max64(1, per_head));
+    const int64_t wanted = esa_ceil_div((int64_t)ITEMS_PER_THREAD * esa_pool_threads(a->pool),
+                                        items_per_head);
     z.window = esa_min64(a->B * a->Hkv, esa_min64(fit, wanted));
     return z;
 }
@@ -127,12 +139,19 @@ static int64_t kv_len_of(const esa_attn_args *a, int64_t b)
     return a->kv_len ? esa_min64(esa_max64(a->kv_len[b], 0), a->Nk) : a->Nk;
 }
 
-static const void *at(const void *base, int64_t offset, int32_t dtype) { return (const char *)base + offset * esa_dtype_size(dtype); }
+static const void *at(const void *base, int64_t offset, int32_t dtype)
+{
+    return (const char *)base + offset * esa_dtype_size(dtype);
+}
 
 /* Where the rows of a block start: with an order the gather list is advanced, else the pointer. */
-typedef struct rows_ref { const void *data; const int32_t *gather; } rows_ref;
+typedef struct rows_ref {
+    const void *data;
+    const int32_t *gather;
+} rows_ref;
 
-static rows_ref rows_at(const void *base, const int64_t *stride, const int32_t *perm, int64_t b, int64_t h, int64_t n, int32_t dtype)
+static rows_ref rows_at(const void *base, const int64_t *stride, const int32_t *perm, int64_t b,
+                        int64_t h, int64_t n, int32_t dtype)
 {
     rows_ref r;
     r.gather = perm ? perm + n : NULL;
@@ -148,20 +167,26 @@ static void copy_item(void *arg, int64_t item, int32_t worker)
     const attn_run *run = arg;
     const esa_attn_args *a = run->a;
     const attn_sizes *z = &run->z;
-    const int64_t slot = item / a->nk, j = item % a->nk, head = run->first + slot, b = head / a->Hkv, h = head % a->Hkv;
+    const int64_t slot = item / a->nk, j = item % a->nk, head = run->first + slot,
+                  b = head / a->Hkv, h = head % a->Hkv;
     const int64_t n = esa_min64(a->block_k, kv_len_of(a, b) - j * a->block_k);
     if (n <= 0) return;
     const rows_ref k = rows_at(a->k, a->k_stride, a->perm_k, b, h, j * a->block_k, a->dtype);
     const rows_ref v = rows_at(a->v, a->v_stride, a->perm_k, b, h, j * a->block_k, a->dtype);
     if (!run->in_place) {
-        a->kern->rows_k(run->k_copy + item * z->k_block, k.data, a->dtype, a->k_stride[2], k.gather, n, a->D);
-        a->kern->rows_v(run->v_copy + item * z->v_block, v.data, a->dtype, a->v_stride[2], v.gather, n, a->D);
+        a->kern->rows_k(run->k_copy + item * z->k_block, k.data, a->dtype, a->k_stride[2], k.gather,
+                        n, a->D);
+        a->kern->rows_v(run->v_copy + item * z->v_block, v.data, a->dtype, a->v_stride[2], v.gather,
+                        n, a->D);
     }
     if (a->tail) {
-        a->kern->mean(run->k_mean + item * a->D, k.data, a->dtype, a->k_stride[2], k.gather, n, a->D);
-        a->kern->mean(run->v_mean + item * a->D, v.data, a->dtype, a->v_stride[2], v.gather, n, a->D);
+        a->kern->mean(run->k_mean + item * a->D, k.data, a->dtype, a->k_stride[2], k.gather, n,
+                      a->D);
+        a->kern->mean(run->v_mean + item * a->D, v.data, a->dtype, a->v_stride[2], v.gather, n,
+                      a->D);
         run->odd[item] = 0;
-        for (int64_t d = 0; d < a->D; d++) run->odd[item] |= !isfinite(run->v_mean[item * a->D + d]);
+        for (int64_t d = 0; d < a->D; d++)
+            run->odd[item] |= !isfinite(run->v_mean[item * a->D + d]);
     }
 }
 
@@ -171,27 +196,38 @@ static void copy_tail_item(void *arg, int64_t item, int32_t worker)
     const attn_run *run = arg;
     const esa_attn_args *a = run->a;
     const attn_sizes *z = &run->z;
-    const int64_t slot = item / z->tail_blocks, t = item % z->tail_blocks, b = (run->first + slot) / a->Hkv;
-    const int64_t blocks = esa_ceil_div(kv_len_of(a, b), a->block_k), n = esa_min64(TAIL_BLOCK, blocks - t * TAIL_BLOCK);
+    const int64_t slot = item / z->tail_blocks, t = item % z->tail_blocks,
+                  b = (run->first + slot) / a->Hkv;
+    const int64_t blocks = esa_ceil_div(kv_len_of(a, b), a->block_k),
+                  n = esa_min64(TAIL_BLOCK, blocks - t * TAIL_BLOCK);
     if (n <= 0) return;
     const int64_t from = slot * a->nk + t * TAIL_BLOCK;
-    a->kern->rows_k(run->tail_k + item * z->tail_k, run->k_mean + from * a->D, ESA_DTYPE_F32, a->D, NULL, n, a->D);
-    a->kern->rows_v(run->tail_v + item * z->tail_v, run->v_mean + from * a->D, ESA_DTYPE_F32, a->D, NULL, n, a->D);
+    a->kern->rows_k(run->tail_k + item * z->tail_k, run->k_mean + from * a->D, ESA_DTYPE_F32, a->D,
+                    NULL, n, a->D);
+    a->kern->rows_v(run->tail_v + item * z->tail_v, run->v_mean + from * a->D, ESA_DTYPE_F32, a->D,
+                    NULL, n, a->D);
 }
 
 /* ---------------------------------------------------------------- phase 2: one query block */
 
 /* A block of keys ready for the products: rows of K and V, their strides. */
-typedef struct key_block { const void *k, *v; int64_t k_stride, v_stride, keys; const float *bias; } key_block;
+typedef struct key_block {
+    const void *k, *v;
+    int64_t k_stride, v_stride, keys;
+    const float *bias;
+} key_block;
 
 /* One query block on its way through its list. */
 typedef struct attn_pass {
-    int64_t b, h, slot, row0, rows;             /* query head, slot of its kv head in the window, first row, rows */
-    int32_t fresh;                              /* no block was attended yet: w->o holds nothing */
+    /* query head, slot of its kv head in the window, first row, rows */
+    int64_t b, h, slot, row0, rows;
+    int32_t fresh; /* no block was attended yet: w->o holds nothing */
 } attn_pass;
 
-/* Runs one key block against the rows of the query block. Row r sees the first `seen + r` keys (causal: may be negative). */
-static void attend(const attn_run *run, attn_worker *w, attn_pass *pass, const key_block *kb, int64_t seen)
+/* Runs one key block against the rows of the query block. Row r sees the first `seen + r` keys
+ * (causal: may be negative). */
+static void attend(const attn_run *run, attn_worker *w, attn_pass *pass, const key_block *kb,
+                   int64_t seen)
 {
     const esa_attn_args *a = run->a;
     const esa_cpu_kernels *kern = a->kern;
@@ -199,20 +235,25 @@ static void attend(const attn_run *run, attn_worker *w, attn_pass *pass, const k
     for (int64_t r = 0; r < pass->rows; r += kern->nr) {
         const float *limit = NULL;
         if (seen + r < kb->keys) {
-            for (int64_t i = 0; i < kern->nr; i++) w->limit[i] = (float)esa_min64(esa_max64(seen + r + i, 0), kb->keys);
+            for (int64_t i = 0; i < kern->nr; i++)
+                w->limit[i] = (float)esa_min64(esa_max64(seen + r + i, 0), kb->keys);
             limit = w->limit;
         }
-        kern->kq(w->s, (char *)w->q + r * z->depth * kern->packed_bytes, kb->k, kb->k_stride, kb->keys, z->depth, run->factor);
-        const int32_t moved = kern->softmax(w->p, w->s, kb->keys, limit, kb->bias, w->m + r, w->l + r, w->alpha);
-        kern->pv(w->o + r * a->D, w->p, kb->v, kb->v_stride, kb->keys, a->D, moved && !pass->fresh ? w->alpha : NULL, !pass->fresh);
+        kern->kq(w->s, (char *)w->q + r * z->depth * kern->packed_bytes, kb->k, kb->k_stride,
+                 kb->keys, z->depth, run->factor);
+        const int32_t moved = kern->softmax(w->p, w->s, kb->keys, limit, kb->bias, w->m + r,
+                                            w->l + r, w->alpha);
+        kern->pv(w->o + r * a->D, w->p, kb->v, kb->v_stride, kb->keys, a->D,
+                 moved && !pass->fresh ? w->alpha : NULL, !pass->fresh);
     }
     pass->fresh = 0;
 }
 
-/* Fills bias[nk]: log2 of the block length where the tail stands in, -inf where the list computes the block, or where some row of
- * the query block may not see all of it. Returns 0 if nothing is left to stand in for. */
-static int32_t tail_bias(float *bias, const esa_attn_args *a, int64_t blocks, int64_t kv_len, int64_t visible, const uint16_t *list,
-                         int64_t count)
+/* Fills bias[nk]: log2 of the block length where the tail stands in, -inf where the list computes
+ * the block, or where some row of the query block may not see all of it. Returns 0 if nothing is
+ * left to stand in for. */
+static int32_t tail_bias(float *bias, const esa_attn_args *a, int64_t blocks, int64_t kv_len,
+                         int64_t visible, const uint16_t *list, int64_t count)
 {
     int32_t any = 0;
     int64_t c = 0;
@@ -224,13 +265,15 @@ static int32_t tail_bias(float *bias, const esa_attn_args *a, int64_t blocks, in
         bias[j] = stands ? log2f((float)n) : -INFINITY;
         any |= stands;
     }
-    for (int64_t j = blocks; j < esa_ceil_div(blocks, TAIL_BLOCK) * TAIL_BLOCK; j++) bias[j] = -INFINITY;
+    for (int64_t j = blocks; j < esa_ceil_div(blocks, TAIL_BLOCK) * TAIL_BLOCK; j++)
+        bias[j] = -INFINITY;
     return any;
 }
 
-/* Columns that do not stand in have probability 0, but 0 times NaN is NaN: where such a column's mean value is not finite, the
- * values are copied anew with zeros in its place. */
-static const void *tail_values(const attn_run *run, attn_worker *w, int64_t slot, int64_t t, int64_t keys, const float *bias)
+/* Columns that do not stand in have probability 0, but 0 times NaN is NaN: where such a column's
+ * mean value is not finite, the values are copied anew with zeros in its place. */
+static const void *tail_values(const attn_run *run, attn_worker *w, int64_t slot, int64_t t,
+                               int64_t keys, const float *bias)
 {
     const esa_attn_args *a = run->a;
     const int64_t first = slot * a->nk + t * TAIL_BLOCK;
@@ -238,8 +281,10 @@ static const void *tail_values(const attn_run *run, attn_worker *w, int64_t slot
     for (int64_t c = 0; c < keys; c++) poisoned |= run->odd[first + c] && bias[c] == -INFINITY;
     if (!poisoned) return run->tail_v + (slot * run->z.tail_blocks + t) * run->z.tail_v;
     for (int64_t c = 0; c < keys; c++) {
-        if (bias[c] == -INFINITY) memset(w->clean + c * a->D, 0, (size_t)a->D * 4);
-        else memcpy(w->clean + c * a->D, run->v_mean + (first + c) * a->D, (size_t)a->D * 4);
+        if (bias[c] == -INFINITY)
+            memset(w->clean + c * a->D, 0, (size_t)a->D * 4);
+        else
+            memcpy(w->clean + c * a->D, run->v_mean + (first + c) * a->D, (size_t)a->D * 4);
     }
     a->kern->rows_v(w->clean_v, w->clean, ESA_DTYPE_F32, a->D, NULL, keys, a->D);
     return w->clean_v;
@@ -255,14 +300,20 @@ static void attend_tail(const attn_run *run, attn_worker *w, attn_pass *pass, in
         int32_t any = 0;
         for (int64_t c = 0; c < keys && !any; c++) any = bias[c] != -INFINITY;
         if (!any) continue;
-        const key_block kb = { run->tail_k + (slot * z->tail_blocks + t) * z->tail_k, tail_values(run, w, slot, t, keys, bias), z->depth, D,
-                               keys, bias };
+        const key_block kb = { run->tail_k + (slot * z->tail_blocks + t) * z->tail_k,
+                               tail_values(run, w, slot, t, keys, bias),
+                               z->depth,
+                               D,
+                               keys,
+                               bias };
         attend(run, w, pass, &kb, keys);
     }
 }
 
-/* The centroid tail: evaluated once with the mean query, then given to every row as its first state. */
-static void centroid_state(const attn_run *run, attn_worker *w, attn_pass *pass, rows_ref q, int64_t blocks)
+/* The centroid tail: evaluated once with the mean query, then given to every row as its first
+ * state. */
+static void centroid_state(const attn_run *run, attn_worker *w, attn_pass *pass, rows_ref q,
+                           int64_t blocks)
 {
     const esa_attn_args *a = run->a;
     const int64_t nr = a->kern->nr;
@@ -289,17 +340,23 @@ static void finish_rows(const attn_run *run, attn_worker *w, const attn_pass *pa
     if (a->lse)
         for (int64_t r = 0; r < pass->rows; r++) {
             const int64_t n = a->perm_q ? a->perm_q[row0 + r] : row0 + r;
-            const float lse = w->l[r] == 0.0f ? -INFINITY : (float)(LN_2 * ((double)w->m[r] + log2((double)w->l[r])));
-            a->lse[pass->b * a->lse_stride[0] + pass->h * a->lse_stride[1] + n * a->lse_stride[2]] = lse;
+            const float lse = w->l[r] == 0.0f
+                                  ? -INFINITY
+                                  : (float)(LN_2 * ((double)w->m[r] + log2((double)w->l[r])));
+            a->lse[pass->b * a->lse_stride[0] + pass->h * a->lse_stride[1] + n * a->lse_stride[2]] =
+                lse;
         }
-    /* Nothing visible: the sum is 0, o is 0, and 0 * 0 keeps it 0. NaN is not equal to 0 and goes through. */
+    /* Nothing visible: the sum is 0, o is 0, and 0 * 0 keeps it 0. NaN is not equal to 0 and goes
+     * through. */
     for (int64_t r = 0; r < run->z.rows_pad; r++) w->l[r] = w->l[r] == 0.0f ? 0.0f : 1.0f / w->l[r];
     const int32_t large = a->B * a->Hq * a->Nq * a->D * esa_dtype_size(a->dtype) > STREAM_BYTES;
     const esa_cpu_kernels *kern = a->kern;
     for (int64_t r = 0; r < pass->rows; r += nr) {
-        const rows_ref o = rows_at(a->o, a->o_stride, a->perm_q, pass->b, pass->h, row0 + r, a->dtype);
-        (large && kern->stream ? kern->stream : kern->store)((void *)o.data, a->dtype, a->o_stride[2], o.gather, w->o + r * a->D, w->l + r,
-                                                             esa_min64(nr, pass->rows - r), a->D);
+        const rows_ref o = rows_at(a->o, a->o_stride, a->perm_q, pass->b, pass->h, row0 + r,
+                                   a->dtype);
+        (large && kern->stream ? kern->stream : kern->store)(
+            (void *)o.data, a->dtype, a->o_stride[2], o.gather, w->o + r * a->D, w->l + r,
+            esa_min64(nr, pass->rows - r), a->D);
     }
 }
 
@@ -307,10 +364,18 @@ static key_block key_block_of(const attn_run *run, int64_t slot, int64_t j, int6
 {
     const esa_attn_args *a = run->a;
     const attn_sizes *z = &run->z;
-    const int64_t head = run->first + slot, b = head / a->Hkv, h = head % a->Hkv, n = j * a->block_k, at = slot * a->nk + j;
-    if (!run->in_place) return (key_block){ run->k_copy + at * z->k_block, run->v_copy + at * z->v_block, z->depth, a->D, keys, NULL };
-    return (key_block){ rows_at(a->k, a->k_stride, NULL, b, h, n, a->dtype).data, rows_at(a->v, a->v_stride, NULL, b, h, n, a->dtype).data,
-                        a->k_stride[2], a->v_stride[2], keys, NULL };
+    const int64_t head = run->first + slot, b = head / a->Hkv, h = head % a->Hkv,
+                  n = j * a->block_k, at = slot * a->nk + j;
+    if (!run->in_place)
+        return (key_block){
+            run->k_copy + at * z->k_block, run->v_copy + at * z->v_block, z->depth, a->D, keys, NULL
+        };
+    return (key_block){ rows_at(a->k, a->k_stride, NULL, b, h, n, a->dtype).data,
+                        rows_at(a->v, a->v_stride, NULL, b, h, n, a->dtype).data,
+                        a->k_stride[2],
+                        a->v_stride[2],
+                        keys,
+                        NULL };
 }
 
 static void attn_item_run(void *arg, int64_t number, int32_t worker)
@@ -320,9 +385,12 @@ static void attn_item_run(void *arg, int64_t number, int32_t worker)
     const attn_sizes *z = &run->z;
     attn_worker *w = &run->worker[worker];
     const attn_item *it = &run->item[number];
-    const int64_t b = it->head / a->Hq, h = it->head % a->Hq, i = it->row, slot = b * a->Hkv + h / (a->Hq / a->Hkv) - run->first;
-    const int64_t row0 = i * a->block_q, rows = esa_min64(a->block_q, a->Nq - row0), kv_len = kv_len_of(a, b);
-    const int64_t shift = a->Nk - a->Nq;        /* causal: key j is visible to query i iff j <= i + shift */
+    const int64_t b = it->head / a->Hq, h = it->head % a->Hq, i = it->row,
+                  slot = b * a->Hkv + h / (a->Hq / a->Hkv) - run->first;
+    const int64_t row0 = i * a->block_q, rows = esa_min64(a->block_q, a->Nq - row0),
+                  kv_len = kv_len_of(a, b);
+    /* causal: key j is visible to query i iff j <= i + shift */
+    const int64_t shift = a->Nk - a->Nq;
     const int64_t blocks = esa_ceil_div(kv_len, a->block_k);
     const int64_t mask_row = (b * a->mask_batch + h) * a->nq + i;
     const uint16_t *list = a->count ? a->index + mask_row * a->cap : NULL;
@@ -336,7 +404,8 @@ static void attn_item_run(void *arg, int64_t number, int32_t worker)
 
     const rows_ref q = rows_at(a->q, a->q_stride, a->perm_q, b, h, row0, a->dtype);
     const int32_t tail = a->tail && a->count &&
-        tail_bias(w->bias, a, blocks, kv_len, a->causal ? row0 + shift + 1 : a->Nk, list, listed);
+                         tail_bias(w->bias, a, blocks, kv_len, a->causal ? row0 + shift + 1 : a->Nk,
+                                   list, listed);
     if (tail && a->tail == ESA_TAIL_CENTROID) centroid_state(run, w, &pass, q, blocks);
     a->kern->panel_q(w->q, q.data, a->dtype, a->q_stride[2], q.gather, rows, a->D, run->factor);
     if (tail && a->tail == ESA_TAIL_POOLED) attend_tail(run, w, &pass, blocks);
@@ -345,8 +414,10 @@ static void attn_item_run(void *arg, int64_t number, int32_t worker)
         const int64_t j = list ? list[c] : c;
         const int64_t keys = esa_min64(a->block_k, kv_len - j * a->block_k);
         if (keys <= 0) break;
-        const int64_t seen = a->causal ? row0 + shift + 1 - j * a->block_k : keys;     /* columns the first row sees */
-        if (seen + rows - 1 <= 0) break;                        /* not even the last row sees this block, nor any later one */
+        /* columns the first row sees */
+        const int64_t seen = a->causal ? row0 + shift + 1 - j * a->block_k : keys;
+        /* not even the last row sees this block, nor any later one */
+        if (seen + rows - 1 <= 0) break;
         const key_block kb = key_block_of(run, slot, j, keys);
         attend(run, w, &pass, &kb, seen);
     }
@@ -368,8 +439,12 @@ static void sort_items(attn_item *item, int64_t n)
 {
     for (int64_t end = n, start = n / 2; end > 1;) {
         attn_item x;
-        if (start > 0) x = item[--start];
-        else { x = item[--end]; item[end] = item[0]; }
+        if (start > 0)
+            x = item[--start];
+        else {
+            x = item[--end];
+            item[end] = item[0];
+        }
         int64_t hole = start;
         for (int64_t child; (child = 2 * hole + 1) < end; hole = child) {
             if (child + 1 < end && item_before(&item[child], &item[child + 1])) child++;
@@ -396,20 +471,24 @@ static int64_t list_items(attn_run *run)
     int64_t n = 0;
     for (int64_t slot = 0; slot < run->heads; slot++)
         for (int64_t g = 0; g < group; g++) {
-            const int64_t b = (run->first + slot) / a->Hkv, h = (run->first + slot) % a->Hkv * group + g;
+            const int64_t b = (run->first + slot) / a->Hkv,
+                          h = (run->first + slot) % a->Hkv * group + g;
             int64_t total = 0;
             for (int64_t i = 0; i < a->nq; i++) total += row_work(a, b, h, i);
             for (int64_t i = 0; i < a->nq; i++)
-                run->item[n++] = (attn_item){ total, row_work(a, b, h, i), (int32_t)(b * a->Hq + h), (int32_t)i };
+                run->item[n++] = (attn_item){ total, row_work(a, b, h, i), (int32_t)(b * a->Hq + h),
+                                              (int32_t)i };
         }
     sort_items(run->item, n);
     return n;
 }
 
-/* Rows that lie farther apart than their length are copied: they would meet in the same few cache sets (5 to 8 % slower). */
+/* Rows that lie farther apart than their length are copied: they would meet in the same few cache
+ * sets (5 to 8 % slower). */
 static int32_t reads_in_place(const esa_attn_args *a)
 {
-    const int32_t floats = a->kern->packed_bytes == 4 && a->dtype == ESA_DTYPE_F32 && ((uintptr_t)a->k | (uintptr_t)a->v) % sizeof(float) == 0;
+    const int32_t floats = a->kern->packed_bytes == 4 && a->dtype == ESA_DTYPE_F32 &&
+                           ((uintptr_t)a->k | (uintptr_t)a->v) % sizeof(float) == 0;
     return floats && !a->perm_k && a->k_stride[2] == a->D && a->v_stride[2] == a->D;
 }
 
@@ -419,11 +498,14 @@ void esa_attn_cpu(const esa_attn_args *args, void *ws)
     esa_carve carve = { ws, 0 };
     carve_run(&run, &carve);
     run.in_place = reads_in_place(args);
-    const int64_t all = args->B * args->Hkv, window = run.in_place && !args->tail ? all : run.z.window;
+    const int64_t all = args->B * args->Hkv,
+                  window = run.in_place && !args->tail ? all : run.z.window;
     for (run.first = 0; run.first < all; run.first += run.heads) {
         run.heads = esa_min64(window, all - run.first);
-        if (!run.in_place || args->tail) esa_pool_run(args->pool, copy_item, &run, run.heads * args->nk);
-        if (args->tail) esa_pool_run(args->pool, copy_tail_item, &run, run.heads * run.z.tail_blocks);
+        if (!run.in_place || args->tail)
+            esa_pool_run(args->pool, copy_item, &run, run.heads * args->nk);
+        if (args->tail)
+            esa_pool_run(args->pool, copy_tail_item, &run, run.heads * run.z.tail_blocks);
         esa_pool_run(args->pool, attn_item_run, &run, list_items(&run));
     }
 }

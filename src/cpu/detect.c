@@ -1,8 +1,8 @@
 /* detect.c - which ISA levels this CPU and this operating system allow.
  * SPDX-License-Identifier: Apache-2.0
  *
- * A CPUID bit alone is not enough: the operating system must also save the wide registers (XCR0), or the first wide
- * instruction faults. */
+ * A CPUID bit alone is not enough: the operating system must also save the wide registers (XCR0),
+ * or the first wide instruction faults. */
 #include "cpu/cpu.h"
 
 #include <string.h>
@@ -24,27 +24,32 @@ uint32_t esa_cpu_detect(void)
     const uint32_t fma = c >> 12 & 1, osxsave = c >> 27 & 1, avx = c >> 28 & 1, f16c = c >> 29 & 1;
     if (!(fma && osxsave && avx && f16c)) return levels;
     const uint64_t xcr0 = read_xcr0();
-    if ((xcr0 & 0x6) != 0x6) return levels;                 /* xmm, ymm */
+    if ((xcr0 & 0x6) != 0x6) return levels; /* xmm, ymm */
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return levels;
-    if (!(b >> 5 & 1)) return levels;                       /* AVX2 */
+    if (!(b >> 5 & 1)) return levels; /* AVX2 */
     levels |= 1u << ESA_CPU_AVX2;
     const uint32_t f = b >> 16 & 1, dq = b >> 17 & 1, bw = b >> 30 & 1, vl = b >> 31 & 1;
-    if (!(f && dq && bw && vl) || (xcr0 & 0xe0) != 0xe0) return levels;   /* opmask, zmm low and high */
+    /* opmask, zmm low and high */
+    if (!(f && dq && bw && vl) || (xcr0 & 0xe0) != 0xe0) return levels;
     levels |= 1u << ESA_CPU_AVX512;
-    if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1)) levels |= 1u << ESA_CPU_AVX512BF16;
+    if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1))
+        levels |= 1u << ESA_CPU_AVX512BF16;
     return levels;
 }
 
-/* AMD's cores issue VDPBF16PS at the rate of an f32 FMA, twice the work. Intel's issue it at well under half: measured on a Xeon
- * with 16 cores at 148 GFLOP/s where f32 ran at 233 (docs/speed.md). */
+/* AMD's cores issue VDPBF16PS at the rate of an f32 FMA, twice the work. Intel's issue it at well
+ * under half: measured on a Xeon with 16 cores at 148 GFLOP/s where f32 ran at 233
+ * (docs/speed.md). */
 int32_t esa_cpu_bf16_pays(void)
 {
     uint32_t a = 0, b = 0, c = 0, d = 0;
-    return __get_cpuid(0, &a, &b, &c, &d) && b == signature_AMD_ebx && d == signature_AMD_edx && c == signature_AMD_ecx;
+    return __get_cpuid(0, &a, &b, &c, &d) && b == signature_AMD_ebx && d == signature_AMD_edx &&
+           c == signature_AMD_ecx;
 }
 #elif defined(__aarch64__)
 int32_t esa_cpu_bf16_pays(void) { return 0; }
-uint32_t esa_cpu_detect(void) { return 1u << ESA_CPU_REF | 1u << ESA_CPU_NEON; }   /* NEON is part of the base ISA */
+/* NEON is part of the base ISA */
+uint32_t esa_cpu_detect(void) { return 1u << ESA_CPU_REF | 1u << ESA_CPU_NEON; }
 #else
 int32_t esa_cpu_bf16_pays(void) { return 0; }
 uint32_t esa_cpu_detect(void) { return 1u << ESA_CPU_REF; }

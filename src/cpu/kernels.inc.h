@@ -1,16 +1,17 @@
-/* kernels.inc.h - the f32 kernel set in vector-neutral C; included once per ISA by kernels_<isa>.c, which has defined the
- * vector words (simd_<isa>.h) and the tile: MR broadcast rows x NV vectors.
+/* kernels.inc.h - the f32 kernel set in vector-neutral C; included once per ISA by kernels_<isa>.c,
+ * which has defined the vector words (simd_<isa>.h) and the tile: MR broadcast rows x NV vectors.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The tile is a BLAS-like outer product: MR x NV accumulators stay in registers, each step loads NV vectors of the right
- * operand and broadcasts MR values of the left one. Attention lays queries along the vectors and broadcasts keys and values, which
- * therefore need no packing: a row of K is walked along D, a row of V is a step. Selectors lay keys along the vectors. Fewer than MR
- * rows use smaller tiles (ROWS_A < ROWS_B < MR), so that 128 rows waste nothing. */
+ * The tile is a BLAS-like outer product: MR x NV accumulators stay in registers, each step loads NV
+ * vectors of the right operand and broadcasts MR values of the left one. Attention lays queries
+ * along the vectors and broadcasts keys and values, which therefore need no packing: a row of K is
+ * walked along D, a row of V is a step. Selectors lay keys along the vectors. Fewer than MR rows
+ * use smaller tiles (ROWS_A < ROWS_B < MR), so that 128 rows waste nothing. */
 
 #include <math.h>
 #include "cpu/tables.h"
 
-#define NR (NV * VL)
+#define NR     (NV * VL)
 #define INLINE static inline __attribute__((always_inline))
 #if defined(__clang__)
 #define UNROLL _Pragma("clang loop unroll(full)")
@@ -21,7 +22,8 @@
 /* ---------------------------------------------------------------- packing */
 
 /* dst [D][W] from up to W rows (n real ones): VL x VL transposes, the columns past D one by one. */
-INLINE void pack_panel(float *dst, const char *const *row, int64_t n, int64_t D, int32_t dtype, vf factor, const int W)
+INLINE void pack_panel(float *dst, const char *const *row, int64_t n, int64_t D, int32_t dtype,
+                       vf factor, const int W)
 {
     const int64_t size = esa_dtype_size(dtype);
     int64_t d = 0;
@@ -30,59 +32,77 @@ INLINE void pack_panel(float *dst, const char *const *row, int64_t n, int64_t D,
             vf r[VL];
             UNROLL
             for (int i = 0; i < VL; i++)
-                r[i] = base + i < n ? v_mul(v_load_as(row[base + i] + d * size, dtype), factor) : v_zero();
+                r[i] = base + i < n ? v_mul(v_load_as(row[base + i] + d * size, dtype), factor)
+                                    : v_zero();
             v_transpose(r);
             UNROLL
             for (int i = 0; i < VL; i++) {
-                if (base + VL <= W) v_store(dst + (d + i) * W + base, r[i]);
-                else v_store_first(dst + (d + i) * W + base, r[i], W - base);
+                if (base + VL <= W)
+                    v_store(dst + (d + i) * W + base, r[i]);
+                else
+                    v_store_first(dst + (d + i) * W + base, r[i], W - base);
             }
         }
     float f[VL];
     v_store(f, factor);
     for (; d < D; d++)
-        for (int w = 0; w < W; w++) dst[d * W + w] = w < n ? esa_load_f32(row[w], d, dtype) * f[0] : 0.0f;
+        for (int w = 0; w < W; w++)
+            dst[d * W + w] = w < n ? esa_load_f32(row[w], d, dtype) * f[0] : 0.0f;
 }
 
-INLINE void pack_panels(float *dst, const void *src, const int32_t dtype, int64_t stride, const int32_t *gather, int64_t rows,
-                        int64_t D, float factor, const int W)
+INLINE void pack_panels(float *dst, const void *src, const int32_t dtype, int64_t stride,
+                        const int32_t *gather, int64_t rows, int64_t D, float factor, const int W)
 {
     const int64_t size = esa_dtype_size(dtype);
     for (int64_t base = 0; base < rows; base += W, dst += D * W) {
-        const char *row[NR];                    /* NR >= W: MR < NR in every set */
+        const char *row[NR]; /* NR >= W: MR < NR in every set */
         const int64_t n = rows - base < W ? rows - base : W;
-        for (int64_t i = 0; i < n; i++) row[i] = (const char *)src + (gather ? gather[base + i] : base + i) * stride * size;
+        for (int64_t i = 0; i < n; i++)
+            row[i] = (const char *)src + (gather ? gather[base + i] : base + i) * stride * size;
         for (int64_t i = n; i < W; i++) row[i] = NULL;
         pack_panel(dst, row, n, D, dtype, v_set1(factor), W);
     }
 }
 
 /* One specialised body per dtype, so that the conversion is chosen outside the loops. */
-#define BY_DTYPE(dtype, call)                                            \
-    switch (dtype) {                                                     \
-    case ESA_DTYPE_F32: { const int32_t DT = ESA_DTYPE_F32; call; break; }   \
-    case ESA_DTYPE_F16: { const int32_t DT = ESA_DTYPE_F16; call; break; }   \
-    default: { const int32_t DT = ESA_DTYPE_BF16; call; break; }             \
+#define BY_DTYPE(dtype, call)                                                                      \
+    switch (dtype) {                                                                               \
+    case ESA_DTYPE_F32: {                                                                          \
+        const int32_t DT = ESA_DTYPE_F32;                                                          \
+        call;                                                                                      \
+        break;                                                                                     \
+    }                                                                                              \
+    case ESA_DTYPE_F16: {                                                                          \
+        const int32_t DT = ESA_DTYPE_F16;                                                          \
+        call;                                                                                      \
+        break;                                                                                     \
+    }                                                                                              \
+    default: {                                                                                     \
+        const int32_t DT = ESA_DTYPE_BF16;                                                         \
+        call;                                                                                      \
+        break;                                                                                     \
+    }                                                                                              \
     }
 
-static void pack_q(void *dst, const void *src, int32_t dtype, int64_t stride, const int32_t *gather, int64_t rows, int64_t D,
-                   float factor)
+static void pack_q(void *dst, const void *src, int32_t dtype, int64_t stride, const int32_t *gather,
+                   int64_t rows, int64_t D, float factor)
 {
     BY_DTYPE(dtype, pack_panels(dst, src, DT, stride, gather, rows, D, factor, MR))
 }
 
-static void pack_k(void *dst, const void *src, int32_t dtype, int64_t stride, const int32_t *gather, int64_t rows, int64_t D)
+static void pack_k(void *dst, const void *src, int32_t dtype, int64_t stride, const int32_t *gather,
+                   int64_t rows, int64_t D)
 {
     BY_DTYPE(dtype, pack_panels(dst, src, DT, stride, gather, rows, D, 1.0f, NR))
 }
 
-static void panel_q(void *dst, const void *src, int32_t dtype, int64_t stride, const int32_t *gather, int64_t rows, int64_t D,
-                    float factor)
-{
+static void panel_q(void *dst, const void *src, int32_t dtype, int64_t stride,
+                    const int32_t *gather, int64_t rows, int64_t D, float factor){
     BY_DTYPE(dtype, pack_panels(dst, src, DT, stride, gather, rows, D, factor, NR))
 }
 
-INLINE void copy_rows_as(float *dst, const void *src, const int32_t dtype, int64_t stride, const int32_t *gather, int64_t rows, int64_t D)
+INLINE void copy_rows_as(float *dst, const void *src, const int32_t dtype, int64_t stride,
+                         const int32_t *gather, int64_t rows, int64_t D)
 {
     const int64_t size = esa_dtype_size(dtype);
     for (int64_t i = 0; i < rows; i++, dst += D) {
@@ -93,16 +113,18 @@ INLINE void copy_rows_as(float *dst, const void *src, const int32_t dtype, int64
     }
 }
 
-static void copy_rows(void *dst, const void *src, int32_t dtype, int64_t stride, const int32_t *gather, int64_t rows, int64_t D)
-{
+static void copy_rows(void *dst, const void *src, int32_t dtype, int64_t stride,
+                      const int32_t *gather, int64_t rows, int64_t D){
     BY_DTYPE(dtype, copy_rows_as(dst, src, DT, stride, gather, rows, D))
 }
 
 /* ---------------------------------------------------------------- the products */
 
-/* c[R][NV] += sum_k a[k*a_step + r*a_row] (broadcast) * b[k*NR ..]. fetch > 0: steps of a fetched ahead of use, for a whose steps lie
- * in different cache lines (values in place): without it the second product loses a fifth. */
-INLINE void tile_product(vf c[][NV], const float *a, int64_t a_step, int64_t a_row, const float *b, int64_t depth, const int fetch, const int R)
+/* c[R][NV] += sum_k a[k*a_step + r*a_row] (broadcast) * b[k*NR ..]. fetch > 0: steps of a fetched
+ * ahead of use, for a whose steps lie in different cache lines (values in place): without it the
+ * second product loses a fifth. */
+INLINE void tile_product(vf c[][NV], const float *a, int64_t a_step, int64_t a_row, const float *b,
+                         int64_t depth, const int fetch, const int R)
 {
     for (int64_t k = 0; k < depth; k++, a += a_step, b += NR) {
         if (fetch) {
@@ -121,83 +143,90 @@ INLINE void tile_product(vf c[][NV], const float *a, int64_t a_step, int64_t a_r
     }
 }
 
-INLINE void qk_rows(float *s, int64_t ld, const float *q, const float *k, int64_t keys, int64_t depth, int32_t accumulate,
-                    const int R)
+INLINE void qk_rows(float *s, int64_t ld, const float *q, const float *k, int64_t keys,
+                    int64_t depth, int32_t accumulate, const int R)
 {
     for (int64_t base = 0; base < keys; base += NR, k += depth * NR) {
         vf c[MR][NV];
         UNROLL
-        for (int r = 0; r < R; r++)
-            UNROLL
-            for (int j = 0; j < NV; j++) c[r][j] = accumulate ? v_load(s + r * ld + base + j * VL) : v_zero();
+        for (int r = 0; r < R; r++) UNROLL
+        for (int j = 0; j < NV; j++)
+            c[r][j] = accumulate ? v_load(s + r * ld + base + j * VL) : v_zero();
         tile_product(c, q, MR, 1, k, depth, 0, R);
         UNROLL
-        for (int r = 0; r < R; r++)
-            UNROLL
-            for (int j = 0; j < NV; j++) v_store(s + r * ld + base + j * VL, c[r][j]);
+        for (int r = 0; r < R; r++) UNROLL
+        for (int j = 0; j < NV; j++) v_store(s + r * ld + base + j * VL, c[r][j]);
     }
 }
 
-static void qk(float *s, int64_t ld, const void *q, const void *k, int64_t rows, int64_t keys, int64_t depth, float factor,
-               int32_t accumulate)
+static void qk(float *s, int64_t ld, const void *q, const void *k, int64_t rows, int64_t keys,
+               int64_t depth, float factor, int32_t accumulate)
 {
-    (void)factor;                               /* folded into q by pack_q */
-    if (rows > ROWS_B) qk_rows(s, ld, q, k, keys, depth, accumulate, MR);
-    else if (rows > ROWS_A) qk_rows(s, ld, q, k, keys, depth, accumulate, ROWS_B);
-    else qk_rows(s, ld, q, k, keys, depth, accumulate, ROWS_A);
+    (void)factor; /* folded into q by pack_q */
+    if (rows > ROWS_B)
+        qk_rows(s, ld, q, k, keys, depth, accumulate, MR);
+    else if (rows > ROWS_A)
+        qk_rows(s, ld, q, k, keys, depth, accumulate, ROWS_B);
+    else
+        qk_rows(s, ld, q, k, keys, depth, accumulate, ROWS_A);
 }
 
 /* s[R][NR] = rows of k (in place) times a panel of queries. */
-INLINE void kq_tile(float *s, const float *q, const float *k, int64_t k_stride, int64_t depth, const int R)
+INLINE void kq_tile(float *s, const float *q, const float *k, int64_t k_stride, int64_t depth,
+                    const int R)
 {
     vf c[MR][NV];
     UNROLL
-    for (int r = 0; r < R; r++)
-        UNROLL
-        for (int j = 0; j < NV; j++) c[r][j] = v_zero();
+    for (int r = 0; r < R; r++) UNROLL
+    for (int j = 0; j < NV; j++) c[r][j] = v_zero();
     tile_product(c, k, 1, k_stride, q, depth, 0, R);
     UNROLL
-    for (int r = 0; r < R; r++)
-        UNROLL
-        for (int j = 0; j < NV; j++) v_store(s + r * NR + j * VL, c[r][j]);
+    for (int r = 0; r < R; r++) UNROLL
+    for (int j = 0; j < NV; j++) v_store(s + r * NR + j * VL, c[r][j]);
 }
 
-static void kq(float *s, const void *q, const void *keys_at, int64_t k_stride, int64_t keys, int64_t depth, float factor)
+static void kq(float *s, const void *q, const void *keys_at, int64_t k_stride, int64_t keys,
+               int64_t depth, float factor)
 {
     const float *k = keys_at;
     int64_t i = 0;
-    (void)factor;                               /* folded into q by panel_q */
+    (void)factor; /* folded into q by panel_q */
     for (; i + MR <= keys; i += MR) kq_tile(s + i * NR, q, k + i * k_stride, k_stride, depth, MR);
-    for (; i + ROWS_B <= keys; i += ROWS_B) kq_tile(s + i * NR, q, k + i * k_stride, k_stride, depth, ROWS_B);
-    for (; i + ROWS_A <= keys; i += ROWS_A) kq_tile(s + i * NR, q, k + i * k_stride, k_stride, depth, ROWS_A);
+    for (; i + ROWS_B <= keys; i += ROWS_B)
+        kq_tile(s + i * NR, q, k + i * k_stride, k_stride, depth, ROWS_B);
+    for (; i + ROWS_A <= keys; i += ROWS_A)
+        kq_tile(s + i * NR, q, k + i * k_stride, k_stride, depth, ROWS_A);
     for (; i < keys; i++) kq_tile(s + i * NR, q, k + i * k_stride, k_stride, depth, 1);
 }
 
 /* o[R][NR] = R columns of v (in place) times p. */
-INLINE void pv_tile(float *o, const float *p, const float *v, int64_t v_stride, int64_t keys, const float *alpha, int32_t accumulate, const int R)
+INLINE void pv_tile(float *o, const float *p, const float *v, int64_t v_stride, int64_t keys,
+                    const float *alpha, int32_t accumulate, const int R)
 {
     vf c[MR][NV];
     UNROLL
-    for (int r = 0; r < R; r++)
-        UNROLL
-        for (int j = 0; j < NV; j++) {
-            c[r][j] = accumulate ? v_load(o + r * NR + j * VL) : v_zero();
-            if (alpha) c[r][j] = v_mul(c[r][j], v_load(alpha + j * VL));
-        }
+    for (int r = 0; r < R; r++) UNROLL
+    for (int j = 0; j < NV; j++) {
+        c[r][j] = accumulate ? v_load(o + r * NR + j * VL) : v_zero();
+        if (alpha) c[r][j] = v_mul(c[r][j], v_load(alpha + j * VL));
+    }
     tile_product(c, v, v_stride, 1, p, keys, 4, R);
     UNROLL
-    for (int r = 0; r < R; r++)
-        UNROLL
-        for (int j = 0; j < NV; j++) v_store(o + r * NR + j * VL, c[r][j]);
+    for (int r = 0; r < R; r++) UNROLL
+    for (int j = 0; j < NV; j++) v_store(o + r * NR + j * VL, c[r][j]);
 }
 
-static void pv(float *o, const void *p, const void *values, int64_t v_stride, int64_t keys, int64_t D, const float *alpha, int32_t accumulate)
+static void pv(float *o, const void *p, const void *values, int64_t v_stride, int64_t keys,
+               int64_t D, const float *alpha, int32_t accumulate)
 {
     const float *v = values;
     int64_t d = 0;
-    for (; d + MR <= D; d += MR) pv_tile(o + d * NR, p, v + d, v_stride, keys, alpha, accumulate, MR);
-    for (; d + ROWS_B <= D; d += ROWS_B) pv_tile(o + d * NR, p, v + d, v_stride, keys, alpha, accumulate, ROWS_B);
-    for (; d + ROWS_A <= D; d += ROWS_A) pv_tile(o + d * NR, p, v + d, v_stride, keys, alpha, accumulate, ROWS_A);
+    for (; d + MR <= D; d += MR)
+        pv_tile(o + d * NR, p, v + d, v_stride, keys, alpha, accumulate, MR);
+    for (; d + ROWS_B <= D; d += ROWS_B)
+        pv_tile(o + d * NR, p, v + d, v_stride, keys, alpha, accumulate, ROWS_B);
+    for (; d + ROWS_A <= D; d += ROWS_A)
+        pv_tile(o + d * NR, p, v + d, v_stride, keys, alpha, accumulate, ROWS_A);
     for (; d < D; d++) pv_tile(o + d * NR, p, v + d, v_stride, keys, alpha, accumulate, 1);
 }
 
@@ -223,49 +252,48 @@ INLINE void prepare_scores(float *s, int64_t keys, const float *limit, const flo
 INLINE void exp2_rows(float *s, vf ref[NV], vf sum[2][NV], const int n)
 {
     UNROLL
-    for (int i = 0; i < n; i++)
-        UNROLL
-        for (int j = 0; j < NV; j++) {
-            const vf x = v_exp2(v_sub(v_load(s + i * NR + j * VL), ref[j]));
-            v_store(s + i * NR + j * VL, x);
-            sum[i][j] = v_add(sum[i][j], x);
-        }
+    for (int i = 0; i < n; i++) UNROLL
+    for (int j = 0; j < NV; j++) {
+        const vf x = v_exp2(v_sub(v_load(s + i * NR + j * VL), ref[j]));
+        v_store(s + i * NR + j * VL, x);
+        sum[i][j] = v_add(sum[i][j], x);
+    }
 }
 
-static int32_t softmax(void *p, float *s, int64_t keys, const float *limit, const float *bias, float *m, float *l, float *alpha)
+static int32_t softmax(void *p, float *s, int64_t keys, const float *limit, const float *bias,
+                       float *m, float *l, float *alpha)
 {
     const vf none = v_set1(-INFINITY), one = v_set1(1.0f);
-    vf top[2][NV], ref[NV], sum[2][NV];         /* two chains hide the latency of max and add */
+    vf top[2][NV], ref[NV], sum[2][NV]; /* two chains hide the latency of max and add */
     int32_t moved = 0;
     int64_t i = 0;
-    (void)p;                                    /* f32 sets work in place */
+    (void)p; /* f32 sets work in place */
     if (limit || bias) prepare_scores(s, keys, limit, bias);
     UNROLL
     for (int j = 0; j < NV; j++) top[0][j] = top[1][j] = none;
-    for (; i + 2 <= keys; i += 2)
-        UNROLL
-        for (int j = 0; j < NV; j++) {
-            top[0][j] = v_max(v_load(s + i * NR + j * VL), top[0][j]);
-            top[1][j] = v_max(v_load(s + (i + 1) * NR + j * VL), top[1][j]);
-        }
-    if (i < keys)
-        UNROLL
-        for (int j = 0; j < NV; j++) top[0][j] = v_max(v_load(s + i * NR + j * VL), top[0][j]);
+    for (; i + 2 <= keys; i += 2) UNROLL
+    for (int j = 0; j < NV; j++) {
+        top[0][j] = v_max(v_load(s + i * NR + j * VL), top[0][j]);
+        top[1][j] = v_max(v_load(s + (i + 1) * NR + j * VL), top[1][j]);
+    }
+    if (i < keys) UNROLL
+    for (int j = 0; j < NV; j++) top[0][j] = v_max(v_load(s + i * NR + j * VL), top[0][j]);
     UNROLL
     for (int j = 0; j < NV; j++) {
-        const vf high = v_max(top[1][j], top[0][j]), old = v_load(m + j * VL), edge = v_add(old, v_set1(8.0f));
+        const vf high = v_max(top[1][j], top[0][j]), old = v_load(m + j * VL),
+                 edge = v_add(old, v_set1(8.0f));
         vf now = old, scale = one;
         /* The reference maximum moves only when it must. */
         if (v_any_gt(high, edge)) {
             now = v_if_gt(high, edge, high, old);
-            scale = v_if_gt(high, edge, v_exp2(v_sub(old, high)), one);     /* m = -inf: 0 */
+            scale = v_if_gt(high, edge, v_exp2(v_sub(old, high)), one); /* m = -inf: 0 */
             v_store(m + j * VL, now);
             moved = 1;
         }
         v_store(alpha + j * VL, scale);
         sum[0][j] = v_mul(v_load(l + j * VL), scale);
         sum[1][j] = v_zero();
-        ref[j] = v_if_gt(now, none, now, v_zero());                         /* -inf - -inf would be NaN */
+        ref[j] = v_if_gt(now, none, now, v_zero()); /* -inf - -inf would be NaN */
     }
     for (i = 0; i + 2 <= keys; i += 2) exp2_rows(s + i * NR, ref, sum, 2);
     if (i < keys) exp2_rows(s + i * NR, ref, sum, 1);
@@ -276,7 +304,8 @@ static int32_t softmax(void *p, float *s, int64_t keys, const float *limit, cons
 
 /* ---------------------------------------------------------------- the small ones */
 
-static void stats(float *top, float *sum, int64_t ld_out, const float *s, int64_t ld, int64_t rows, int64_t keys, int64_t group)
+static void stats(float *top, float *sum, int64_t ld_out, const float *s, int64_t ld, int64_t rows,
+                  int64_t keys, int64_t group)
 {
     const vf none = v_set1(-INFINITY);
     for (int64_t r = 0; r < rows; r++)
@@ -287,23 +316,26 @@ static void stats(float *top, float *sum, int64_t ld_out, const float *s, int64_
             for (int64_t c = 0; c < n; c += VL) t = v_max(v_first(v_load(row + c), n - c, none), t);
             const float high = v_reduce_max(t);
             const vf ref = v_set1(high == -INFINITY ? 0.0f : high);
-            for (int64_t c = 0; c < n; c += VL) e = v_add(e, v_exp2(v_sub(v_first(v_load(row + c), n - c, none), ref)));
+            for (int64_t c = 0; c < n; c += VL)
+                e = v_add(e, v_exp2(v_sub(v_first(v_load(row + c), n - c, none), ref)));
             top[r * ld_out + g] = high;
             sum[r * ld_out + g] = v_reduce_add(e);
         }
 }
 
 /* Rows back from o [D][NR]: VL x VL transposes, the columns past D one by one. */
-INLINE void store_as(void *dst, const int32_t dtype, int64_t stride, const int32_t *scatter, const float *o, const float *factor,
-                     int64_t rows, int64_t D, const int past_cache)
+INLINE void store_as(void *dst, const int32_t dtype, int64_t stride, const int32_t *scatter,
+                     const float *o, const float *factor, int64_t rows, int64_t D,
+                     const int past_cache)
 {
     const int64_t size = esa_dtype_size(dtype);
-    (void)past_cache;                           /* sets without such stores */
+    (void)past_cache; /* sets without such stores */
     for (int64_t base = 0; base < rows; base += VL) {
         char *row[VL];
         const int64_t n = rows - base < VL ? rows - base : VL;
         const vf f = v_load(factor + base);
-        for (int64_t i = 0; i < n; i++) row[i] = (char *)dst + (scatter ? scatter[base + i] : base + i) * stride * size;
+        for (int64_t i = 0; i < n; i++)
+            row[i] = (char *)dst + (scatter ? scatter[base + i] : base + i) * stride * size;
         int64_t d = 0;
         for (; d + VL <= D; d += VL) {
             vf r[VL];
@@ -314,59 +346,74 @@ INLINE void store_as(void *dst, const int32_t dtype, int64_t stride, const int32
             for (int i = 0; i < VL; i++)
                 if (i < n) {
 #ifdef V_STREAMS
-                    if (past_cache && (uintptr_t)row[i] % sizeof(vf) == 0) { v_stream(row[i] + d * size, r[i]); continue; }
+                    if (past_cache && (uintptr_t)row[i] % sizeof(vf) == 0) {
+                        v_stream(row[i] + d * size, r[i]);
+                        continue;
+                    }
 #endif
                     v_store_as(row[i] + d * size, r[i], dtype);
                 }
         }
         for (; d < D; d++)
-            for (int64_t i = 0; i < n; i++) esa_store_f32(row[i], d, dtype, o[d * NR + base + i] * factor[base + i]);
+            for (int64_t i = 0; i < n; i++)
+                esa_store_f32(row[i], d, dtype, o[d * NR + base + i] * factor[base + i]);
     }
 }
 
-static void store(void *dst, int32_t dtype, int64_t stride, const int32_t *scatter, const float *o, const float *factor, int64_t rows, int64_t D)
+static void store(void *dst, int32_t dtype, int64_t stride, const int32_t *scatter, const float *o,
+                  const float *factor, int64_t rows, int64_t D)
 {
     BY_DTYPE(dtype, store_as(dst, DT, stride, scatter, o, factor, rows, D, 0))
 }
 
 #ifdef V_STREAMS
-static void stream(void *dst, int32_t dtype, int64_t stride, const int32_t *scatter, const float *o, const float *factor, int64_t rows, int64_t D)
+static void stream(void *dst, int32_t dtype, int64_t stride, const int32_t *scatter, const float *o,
+                   const float *factor, int64_t rows, int64_t D)
 {
-    if (dtype != ESA_DTYPE_F32) { store(dst, dtype, stride, scatter, o, factor, rows, D); return; }    /* half a line at a time: no gain */
+    /* half a line at a time: no gain */
+    if (dtype != ESA_DTYPE_F32) {
+        store(dst, dtype, stride, scatter, o, factor, rows, D);
+        return;
+    }
     store_as(dst, ESA_DTYPE_F32, stride, scatter, o, factor, rows, D, 1);
-    v_stream_end();                             /* others may read the rows once the run is over */
+    v_stream_end(); /* others may read the rows once the run is over */
 }
 #define STREAM_SLOT stream
 #else
 #define STREAM_SLOT NULL
 #endif
 
-INLINE void mean_as(float *dst, const void *src, const int32_t dtype, int64_t stride, const int32_t *gather, int64_t rows, int64_t D)
+INLINE void mean_as(float *dst, const void *src, const int32_t dtype, int64_t stride,
+                    const int32_t *gather, int64_t rows, int64_t D)
 {
     const int64_t size = esa_dtype_size(dtype);
     int64_t d = 0;
-    for (; d + 4 * VL <= D; d += 4 * VL) {      /* four columns of vectors: every row is read in whole cache lines */
+    /* four columns of vectors: every row is read in whole cache lines */
+    for (; d + 4 * VL <= D; d += 4 * VL) {
         vf sum[4] = { v_zero(), v_zero(), v_zero(), v_zero() };
         for (int64_t i = 0; i < rows; i++) {
             const char *row = (const char *)src + ((gather ? gather[i] : i) * stride + d) * size;
             UNROLL
-            for (int j = 0; j < 4; j++) sum[j] = v_add(sum[j], v_load_as(row + j * VL * size, dtype));
+            for (int j = 0; j < 4; j++)
+                sum[j] = v_add(sum[j], v_load_as(row + j * VL * size, dtype));
         }
         UNROLL
         for (int j = 0; j < 4; j++) v_store(dst + d + j * VL, v_div(sum[j], v_set1((float)rows)));
     }
     for (; d < D; d++) {
         float sum = 0.0f;
-        for (int64_t i = 0; i < rows; i++) sum += esa_load_f32(src, (gather ? gather[i] : i) * stride + d, dtype);
+        for (int64_t i = 0; i < rows; i++)
+            sum += esa_load_f32(src, (gather ? gather[i] : i) * stride + d, dtype);
         dst[d] = sum / (float)rows;
     }
 }
 
-static void mean(float *dst, const void *src, int32_t dtype, int64_t stride, const int32_t *gather, int64_t rows, int64_t D)
-{
-    BY_DTYPE(dtype, mean_as(dst, src, DT, stride, gather, rows, D))
-}
+static void mean(float *dst, const void *src, int32_t dtype, int64_t stride, const int32_t *gather,
+                 int64_t rows,
+                 int64_t D){ BY_DTYPE(dtype, mean_as(dst, src, DT, stride, gather, rows, D)) }
 
-#define KERNEL_SLOTS                                                                                                   \
-    .mr = MR, .nr = NR, .packed_bytes = 4, .panel_q = panel_q, .rows_k = copy_rows, .rows_v = copy_rows, .kq = kq,     \
-    .softmax = softmax, .pv = pv, .store = store, .stream = STREAM_SLOT, .pack_q = pack_q, .pack_k = pack_k, .qk = qk, .stats = stats, .mean = mean
+#define KERNEL_SLOTS                                                                               \
+    .mr = MR, .nr = NR, .packed_bytes = 4, .panel_q = panel_q, .rows_k = copy_rows,                \
+    .rows_v = copy_rows, .kq = kq, .softmax = softmax, .pv = pv, .store = store,                   \
+    .stream = STREAM_SLOT, .pack_q = pack_q, .pack_k = pack_k, .qk = qk, .stats = stats,           \
+    .mean = mean

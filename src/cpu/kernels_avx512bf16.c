@@ -1,9 +1,11 @@
-/* kernels_avx512bf16.c - the AVX-512 sets where VDPBF16PS exists: the f32 set once more, and a bf16 set for bf16 tensors.
+/* kernels_avx512bf16.c - the AVX-512 sets where VDPBF16PS exists: the f32 set once more, and a bf16
+ * set for bf16 tensors.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The bf16 set packs pairs: a 32-bit word holds two neighbours along the sum (along D for Q K^T, along keys for P V), so that one
- * instruction adds both products of a pair to an f32 accumulator. q, k, v go in exactly; p is rounded to bf16, as every
- * same-precision attention does; the scale is applied to the f32 scores, never to the bf16 queries. */
+ * The bf16 set packs pairs: a 32-bit word holds two neighbours along the sum (along D for Q K^T,
+ * along keys for P V), so that one instruction adds both products of a pair to an f32 accumulator.
+ * q, k, v go in exactly; p is rounded to bf16, as every same-precision attention does; the scale is
+ * applied to the f32 scores, never to the bf16 queries. */
 #include "cpu/simd_avx512.h"
 
 #if !defined(__AVX512BF16__)
@@ -13,22 +15,26 @@
 enum { MR = 12, NV = 2, ROWS_A = 4, ROWS_B = 8 };
 #include "cpu/kernels.inc.h"
 
-/* 16 words (32 values) of a row starting at value d, as bf16 pairs; values at or past D are zero. */
+/* 16 words (32 values) of a row starting at value d, as bf16 pairs; values at or past D are
+ * zero. */
 INLINE __m512i pair_words(const char *row, int64_t d, int64_t D, int32_t dtype)
 {
     if (d + 32 <= D) {
         if (dtype == ESA_DTYPE_BF16) return _mm512_loadu_si512(row + 2 * d);
         const int64_t size = esa_dtype_size(dtype);
-        return (__m512i)_mm512_cvtne2ps_pbh(v_load_as(row + (d + 16) * size, dtype), v_load_as(row + d * size, dtype));
+        return (__m512i)_mm512_cvtne2ps_pbh(v_load_as(row + (d + 16) * size, dtype),
+                                            v_load_as(row + d * size, dtype));
     }
     uint16_t t[32];
-    for (int64_t i = 0; i < 32; i++) t[i] = d + i >= D ? 0 : esa_f32_to_bf16(esa_load_f32(row, d + i, dtype));     /* exact for bf16 */
+    /* exact for bf16 */
+    for (int64_t i = 0; i < 32; i++)
+        t[i] = d + i >= D ? 0 : esa_f32_to_bf16(esa_load_f32(row, d + i, dtype));
     return _mm512_loadu_si512(t);
 }
 
 /* dst [D'/2][W] words. */
-INLINE void pack_pairs(uint32_t *dst, const void *src, const int32_t dtype, int64_t stride, const int32_t *gather, int64_t rows,
-                       int64_t D, const int W)
+INLINE void pack_pairs(uint32_t *dst, const void *src, const int32_t dtype, int64_t stride,
+                       const int32_t *gather, int64_t rows, int64_t D, const int W)
 {
     const int64_t size = esa_dtype_size(dtype), words = (D + 1) / 2;
     for (int64_t first = 0; first < rows; first += W, dst += words * W)
@@ -38,19 +44,22 @@ INLINE void pack_pairs(uint32_t *dst, const void *src, const int32_t dtype, int6
                 for (int i = 0; i < 16; i++) {
                     const int64_t n = first + base + i;
                     r[i] = base + i < W && n < rows
-                        ? _mm512_castsi512_ps(pair_words((const char *)src + (gather ? gather[n] : n) * stride * size, 2 * w0, D, dtype))
-                        : v_zero();
+                               ? _mm512_castsi512_ps(pair_words(
+                                     (const char *)src + (gather ? gather[n] : n) * stride * size,
+                                     2 * w0, D, dtype))
+                               : v_zero();
                 }
                 v_transpose(r);
                 for (int i = 0; i < 16 && w0 + i < words; i++)
-                    v_store_first((float *)dst + (w0 + i) * W + base, r[i], W - base < 16 ? W - base : 16);
+                    v_store_first((float *)dst + (w0 + i) * W + base, r[i],
+                                  W - base < 16 ? W - base : 16);
             }
 }
 
-static void panel_q_bf16(void *dst, const void *src, int32_t dtype, int64_t stride, const int32_t *gather, int64_t rows, int64_t D,
-                         float factor)
+static void panel_q_bf16(void *dst, const void *src, int32_t dtype, int64_t stride,
+                         const int32_t *gather, int64_t rows, int64_t D, float factor)
 {
-    (void)factor;                               /* left to kq: rounding scaled queries to bf16 would cost precision */
+    (void)factor; /* left to kq: rounding scaled queries to bf16 would cost precision */
     BY_DTYPE(dtype, pack_pairs(dst, src, DT, stride, gather, rows, D, NR))
 }
 
@@ -60,17 +69,22 @@ INLINE void store_words(uint16_t *dst, __m512i x, int64_t n)
     _mm512_mask_storeu_epi16(dst, n >= 32 ? 0xffffffffu : (1u << n) - 1u, x);
 }
 
-static void rows_k_bf16(void *dst, const void *src, int32_t dtype, int64_t stride, const int32_t *gather, int64_t rows, int64_t D)
+static void rows_k_bf16(void *dst, const void *src, int32_t dtype, int64_t stride,
+                        const int32_t *gather, int64_t rows, int64_t D)
 {
     const int64_t size = esa_dtype_size(dtype), depth = (D + 1) / 2 * 2;
     uint16_t *out = dst;
     for (int64_t i = 0; i < rows; i++)
         for (int64_t d = 0; d < depth; d += 32)
-            store_words(out + i * depth + d, pair_words((const char *)src + (gather ? gather[i] : i) * stride * size, d, D, dtype), depth - d);
+            store_words(out + i * depth + d,
+                        pair_words((const char *)src + (gather ? gather[i] : i) * stride * size, d,
+                                   D, dtype),
+                        depth - d);
 }
 
 /* dst [ceil(rows/2)][D][2]: rows 2i and 2i+1 interleaved. */
-static void rows_v_bf16(void *dst, const void *src, int32_t dtype, int64_t stride, const int32_t *gather, int64_t rows, int64_t D)
+static void rows_v_bf16(void *dst, const void *src, int32_t dtype, int64_t stride,
+                        const int32_t *gather, int64_t rows, int64_t D)
 {
     const int64_t size = esa_dtype_size(dtype);
     uint16_t *out = dst;
@@ -78,14 +92,21 @@ static void rows_v_bf16(void *dst, const void *src, int32_t dtype, int64_t strid
         for (int64_t d = 0; d < D; d += 32) {
             __m512i pair[2];
             for (int64_t s = 0; s < 2; s++)
-                pair[s] = i + s < rows ? pair_words((const char *)src + (gather ? gather[i + s] : i + s) * stride * size, d, D, dtype)
-                                       : _mm512_setzero_si512();
-            /* a0 b0 a1 b1 ...: unpack works inside 128-bit lanes, the permutes put the lanes in order. */
-            const __m512i lo = _mm512_unpacklo_epi16(pair[0], pair[1]), hi = _mm512_unpackhi_epi16(pair[0], pair[1]);
-            const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+                pair[s] = i + s < rows
+                              ? pair_words((const char *)src +
+                                               (gather ? gather[i + s] : i + s) * stride * size,
+                                           d, D, dtype)
+                              : _mm512_setzero_si512();
+            /* a0 b0 a1 b1 ...: unpack works inside 128-bit lanes, the permutes put the lanes in
+             * order. */
+            const __m512i lo = _mm512_unpacklo_epi16(pair[0], pair[1]),
+                          hi = _mm512_unpackhi_epi16(pair[0], pair[1]);
+            const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11),
+                          second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
             uint16_t *at = out + i * D + 2 * d;
             store_words(at, _mm512_permutex2var_epi64(lo, first, hi), 2 * (D - d));
-            if (d + 16 < D) store_words(at + 32, _mm512_permutex2var_epi64(lo, second, hi), 2 * (D - d) - 32);
+            if (d + 16 < D)
+                store_words(at + 32, _mm512_permutex2var_epi64(lo, second, hi), 2 * (D - d) - 32);
         }
 }
 
@@ -96,8 +117,10 @@ INLINE __m512bh broadcast_pair(const void *p)
     return (__m512bh)_mm512_set1_epi32((int)w);
 }
 
-/* c += over word steps; a: pairs at a + step*a_step + r*a_row (in 16-bit units), b: [step][NR] words. */
-INLINE void tile_pairs(vf c[][NV], const uint16_t *a, int64_t a_step, int64_t a_row, const uint16_t *b, int64_t steps, const int R)
+/* c += over word steps; a: pairs at a + step*a_step + r*a_row (in 16-bit units), b: [step][NR]
+ * words. */
+INLINE void tile_pairs(vf c[][NV], const uint16_t *a, int64_t a_step, int64_t a_row,
+                       const uint16_t *b, int64_t steps, const int R)
 {
     for (int64_t t = 0; t < steps; t++, a += a_step, b += 2 * NR) {
         __m512bh x[NV];
@@ -112,74 +135,96 @@ INLINE void tile_pairs(vf c[][NV], const uint16_t *a, int64_t a_step, int64_t a_
     }
 }
 
-INLINE void kq_pairs(float *s, const uint16_t *q, const uint16_t *k, int64_t k_stride, int64_t depth, vf factor, const int R)
+INLINE void kq_pairs(float *s, const uint16_t *q, const uint16_t *k, int64_t k_stride,
+                     int64_t depth, vf factor, const int R)
 {
     vf c[MR][NV];
     UNROLL
-    for (int r = 0; r < R; r++)
-        UNROLL
-        for (int j = 0; j < NV; j++) c[r][j] = v_zero();
+    for (int r = 0; r < R; r++) UNROLL
+    for (int j = 0; j < NV; j++) c[r][j] = v_zero();
     tile_pairs(c, k, 2, k_stride, q, depth / 2, R);
     UNROLL
-    for (int r = 0; r < R; r++)
-        UNROLL
-        for (int j = 0; j < NV; j++) v_store(s + r * NR + j * VL, v_mul(c[r][j], factor));
+    for (int r = 0; r < R; r++) UNROLL
+    for (int j = 0; j < NV; j++) v_store(s + r * NR + j * VL, v_mul(c[r][j], factor));
 }
 
-static void kq_bf16(float *s, const void *q, const void *keys_at, int64_t k_stride, int64_t keys, int64_t depth, float factor)
+static void kq_bf16(float *s, const void *q, const void *keys_at, int64_t k_stride, int64_t keys,
+                    int64_t depth, float factor)
 {
     const vf f = v_set1(factor);
     const uint16_t *k = keys_at;
     int64_t i = 0;
-    for (; i + MR <= keys; i += MR) kq_pairs(s + i * NR, q, k + i * k_stride, k_stride, depth, f, MR);
-    for (; i + ROWS_B <= keys; i += ROWS_B) kq_pairs(s + i * NR, q, k + i * k_stride, k_stride, depth, f, ROWS_B);
-    for (; i + ROWS_A <= keys; i += ROWS_A) kq_pairs(s + i * NR, q, k + i * k_stride, k_stride, depth, f, ROWS_A);
+    for (; i + MR <= keys; i += MR)
+        kq_pairs(s + i * NR, q, k + i * k_stride, k_stride, depth, f, MR);
+    for (; i + ROWS_B <= keys; i += ROWS_B)
+        kq_pairs(s + i * NR, q, k + i * k_stride, k_stride, depth, f, ROWS_B);
+    for (; i + ROWS_A <= keys; i += ROWS_A)
+        kq_pairs(s + i * NR, q, k + i * k_stride, k_stride, depth, f, ROWS_A);
     for (; i < keys; i++) kq_pairs(s + i * NR, q, k + i * k_stride, k_stride, depth, f, 1);
 }
 
-static int32_t softmax_bf16(void *p, float *s, int64_t keys, const float *limit, const float *bias, float *m, float *l, float *alpha)
+static int32_t softmax_bf16(void *p, float *s, int64_t keys, const float *limit, const float *bias,
+                            float *m, float *l, float *alpha)
 {
     const int32_t moved = softmax(s, s, keys, limit, bias, m, l, alpha);
     for (int64_t i = 0; i < keys; i += 2)
         for (int j = 0; j < NV; j++) {
-            const vf even = v_load(s + i * NR + j * VL), odd = i + 1 < keys ? v_load(s + (i + 1) * NR + j * VL) : v_zero();
-            const __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(even)), high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(odd));
-            _mm512_storeu_si512((uint16_t *)p + i * NR + 2 * j * VL, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+            const vf even = v_load(s + i * NR + j * VL),
+                     odd = i + 1 < keys ? v_load(s + (i + 1) * NR + j * VL) : v_zero();
+            const __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(even)),
+                          high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(odd));
+            _mm512_storeu_si512((uint16_t *)p + i * NR + 2 * j * VL,
+                                _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
         }
     return moved;
 }
 
-INLINE void pv_pairs(float *o, const uint16_t *p, const uint16_t *v, int64_t v_stride, int64_t keys, const float *alpha, int32_t accumulate, const int R)
+INLINE void pv_pairs(float *o, const uint16_t *p, const uint16_t *v, int64_t v_stride, int64_t keys,
+                     const float *alpha, int32_t accumulate, const int R)
 {
     vf c[MR][NV];
     UNROLL
-    for (int r = 0; r < R; r++)
-        UNROLL
-        for (int j = 0; j < NV; j++) {
-            c[r][j] = accumulate ? v_load(o + r * NR + j * VL) : v_zero();
-            if (alpha) c[r][j] = v_mul(c[r][j], v_load(alpha + j * VL));
-        }
+    for (int r = 0; r < R; r++) UNROLL
+    for (int j = 0; j < NV; j++) {
+        c[r][j] = accumulate ? v_load(o + r * NR + j * VL) : v_zero();
+        if (alpha) c[r][j] = v_mul(c[r][j], v_load(alpha + j * VL));
+    }
     tile_pairs(c, v, 2 * v_stride, 2, p, (keys + 1) / 2, R);
     UNROLL
-    for (int r = 0; r < R; r++)
-        UNROLL
-        for (int j = 0; j < NV; j++) v_store(o + r * NR + j * VL, c[r][j]);
+    for (int r = 0; r < R; r++) UNROLL
+    for (int j = 0; j < NV; j++) v_store(o + r * NR + j * VL, c[r][j]);
 }
 
-static void pv_bf16(float *o, const void *p, const void *values, int64_t v_stride, int64_t keys, int64_t D, const float *alpha, int32_t accumulate)
+static void pv_bf16(float *o, const void *p, const void *values, int64_t v_stride, int64_t keys,
+                    int64_t D, const float *alpha, int32_t accumulate)
 {
     const uint16_t *v = values;
     int64_t d = 0;
-    for (; d + MR <= D; d += MR) pv_pairs(o + d * NR, p, v + 2 * d, v_stride, keys, alpha, accumulate, MR);
-    for (; d + ROWS_B <= D; d += ROWS_B) pv_pairs(o + d * NR, p, v + 2 * d, v_stride, keys, alpha, accumulate, ROWS_B);
-    for (; d + ROWS_A <= D; d += ROWS_A) pv_pairs(o + d * NR, p, v + 2 * d, v_stride, keys, alpha, accumulate, ROWS_A);
+    for (; d + MR <= D; d += MR)
+        pv_pairs(o + d * NR, p, v + 2 * d, v_stride, keys, alpha, accumulate, MR);
+    for (; d + ROWS_B <= D; d += ROWS_B)
+        pv_pairs(o + d * NR, p, v + 2 * d, v_stride, keys, alpha, accumulate, ROWS_B);
+    for (; d + ROWS_A <= D; d += ROWS_A)
+        pv_pairs(o + d * NR, p, v + 2 * d, v_stride, keys, alpha, accumulate, ROWS_A);
     for (; d < D; d++) pv_pairs(o + d * NR, p, v + 2 * d, v_stride, keys, alpha, accumulate, 1);
 }
 
 static const esa_cpu_kernels bf16_set = {
-    .name = "avx512bf16", .level = ESA_CPU_AVX512BF16, .mr = MR, .nr = NR, .packed_bytes = 2,
-    .panel_q = panel_q_bf16, .rows_k = rows_k_bf16, .rows_v = rows_v_bf16, .kq = kq_bf16, .softmax = softmax_bf16, .pv = pv_bf16,
-    .store = store, .mean = mean,
+    .name = "avx512bf16",
+    .level = ESA_CPU_AVX512BF16,
+    .mr = MR,
+    .nr = NR,
+    .packed_bytes = 2,
+    .panel_q = panel_q_bf16,
+    .rows_k = rows_k_bf16,
+    .rows_v = rows_v_bf16,
+    .kq = kq_bf16,
+    .softmax = softmax_bf16,
+    .pv = pv_bf16,
+    .store = store,
+    .mean = mean,
 };
 
-const esa_cpu_kernels esa_kernels_avx512bf16 = { .name = "avx512bf16", .level = ESA_CPU_AVX512BF16, KERNEL_SLOTS, .bf16 = &bf16_set };
+const esa_cpu_kernels esa_kernels_avx512bf16 = {
+    .name = "avx512bf16", .level = ESA_CPU_AVX512BF16, KERNEL_SLOTS, .bf16 = &bf16_set
+};

@@ -16,20 +16,20 @@
 #define VL 4
 typedef float32x4_t vf;
 
-static inline vf   v_zero(void) { return vdupq_n_f32(0.0f); }
-static inline vf   v_set1(float x) { return vdupq_n_f32(x); }
-static inline vf   v_load(const float *p) { return vld1q_f32(p); }
+static inline vf v_zero(void) { return vdupq_n_f32(0.0f); }
+static inline vf v_set1(float x) { return vdupq_n_f32(x); }
+static inline vf v_load(const float *p) { return vld1q_f32(p); }
 static inline void v_store(float *p, vf x) { vst1q_f32(p, x); }
-static inline vf   v_add(vf a, vf b) { return vaddq_f32(a, b); }
-static inline vf   v_sub(vf a, vf b) { return vsubq_f32(a, b); }
-static inline vf   v_mul(vf a, vf b) { return vmulq_f32(a, b); }
-static inline vf   v_div(vf a, vf b) { return vdivq_f32(a, b); }
-static inline vf   v_fma(vf a, vf b, vf c) { return vfmaq_f32(c, a, b); }
+static inline vf v_add(vf a, vf b) { return vaddq_f32(a, b); }
+static inline vf v_sub(vf a, vf b) { return vsubq_f32(a, b); }
+static inline vf v_mul(vf a, vf b) { return vmulq_f32(a, b); }
+static inline vf v_div(vf a, vf b) { return vdivq_f32(a, b); }
+static inline vf v_fma(vf a, vf b, vf c) { return vfmaq_f32(c, a, b); }
 /* The larger; b where either is NaN. */
-static inline vf   v_max(vf a, vf b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
-static inline int  v_any_gt(vf a, vf b) { return vmaxvq_u32(vcgtq_f32(a, b)) != 0; }
+static inline vf v_max(vf a, vf b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
+static inline int v_any_gt(vf a, vf b) { return vmaxvq_u32(vcgtq_f32(a, b)) != 0; }
 /* x where a > b, elsewhere y. */
-static inline vf   v_if_gt(vf a, vf b, vf x, vf y) { return vbslq_f32(vcgtq_f32(a, b), x, y); }
+static inline vf v_if_gt(vf a, vf b, vf x, vf y) { return vbslq_f32(vcgtq_f32(a, b), x, y); }
 
 static inline uint32x4_t v_first_mask(int64_t n)
 {
@@ -37,9 +37,12 @@ static inline uint32x4_t v_first_mask(int64_t n)
     return vcgtq_s32(vdupq_n_s32((int32_t)(n > VL ? VL : n)), vld1q_s32(lane));
 }
 /* Lanes 0 .. n-1 of x, the rest fill; n <= VL. */
-static inline vf   v_first(vf x, int64_t n, vf fill) { return vbslq_f32(v_first_mask(n), x, fill); }
+static inline vf v_first(vf x, int64_t n, vf fill) { return vbslq_f32(v_first_mask(n), x, fill); }
 /* x, with -inf where bias is -inf: adding it would let a NaN or +inf through. */
-static inline vf   v_drop(vf x, vf bias) { return vbslq_f32(vceqq_f32(bias, v_set1(-INFINITY)), v_set1(-INFINITY), x); }
+static inline vf v_drop(vf x, vf bias)
+{
+    return vbslq_f32(vceqq_f32(bias, v_set1(-INFINITY)), v_set1(-INFINITY), x);
+}
 static inline void v_store_first(float *p, vf x, int64_t n)
 {
     float t[VL];
@@ -54,8 +57,8 @@ static inline float v_reduce_add(vf x)
     return vget_lane_f32(vpadd_f32(a, a), 0);
 }
 
-/* 2^x for x <= 127. x is clamped to -127, where the factor 2^round(x) is built as 0: so -inf gives exactly 0. NaN stays,
- * because the polynomial is NaN and a product keeps it. */
+/* 2^x for x <= 127. x is clamped to -127, where the factor 2^round(x) is built as 0: so -inf gives
+ * exactly 0. NaN stays, because the polynomial is NaN and a product keeps it. */
 static inline vf v_exp2(vf x)
 {
     x = v_max(v_set1(-127.0f), x);
@@ -73,7 +76,11 @@ static inline vf v_exp2(vf x)
 /* VL values of a dtype at p as f32. */
 static inline vf v_load_as(const void *p, int32_t dtype)
 {
-    if (dtype == ESA_DTYPE_F32) { float t[VL]; memcpy(t, p, sizeof t); return vld1q_f32(t); }
+    if (dtype == ESA_DTYPE_F32) {
+        float t[VL];
+        memcpy(t, p, sizeof t);
+        return vld1q_f32(t);
+    }
     uint16_t t[VL];
     memcpy(t, p, sizeof t);
     const uint16x4_t h = vld1_u16(t);
@@ -83,7 +90,12 @@ static inline vf v_load_as(const void *p, int32_t dtype)
 
 static inline void v_store_as(void *p, vf x, int32_t dtype)
 {
-    if (dtype == ESA_DTYPE_F32) { float t[VL]; vst1q_f32(t, x); memcpy(p, t, sizeof t); return; }
+    if (dtype == ESA_DTYPE_F32) {
+        float t[VL];
+        vst1q_f32(t, x);
+        memcpy(p, t, sizeof t);
+        return;
+    }
     uint16_t t[VL];
     if (dtype == ESA_DTYPE_F16) {
         vst1_u16(t, vreinterpret_u16_f16(vcvt_f16_f32(x)));

@@ -1,4 +1,5 @@
-/* table.c - picks the kernel table: the best level the machine has, lowered by $ESA_CPU or by the caller.
+/* table.c - picks the kernel table: the best level the machine has, lowered by $ESA_CPU or by the
+ * caller.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "cpu/cpu.h"
 #include "cpu/tables.h"
@@ -23,7 +24,8 @@ static const esa_cpu_kernels *table_of(int32_t level)
 const esa_cpu_kernels *esa_cpu_kernels_get(int32_t level)
 {
     const uint32_t have = esa_cpu_detect();
-    if (level != ESA_CPU_BEST) return level > 0 && level < 32 && (have >> level & 1) ? table_of(level) : NULL;
+    if (level != ESA_CPU_BEST)
+        return level > 0 && level < 32 && (have >> level & 1) ? table_of(level) : NULL;
     const char *env = getenv("ESA_CPU");
     if (env && *env) {
         level = esa_cpu_level_from_name(env);

@@ -5,11 +5,12 @@
 
 #include "cpu/cpu.h"
 
-extern const esa_cpu_kernels esa_kernels_ref;           /* src/ref/kernels_ref.c: plain C, the definition of right */
+/* src/cpu/kernels_ref.c: plain C, the definition of right */
+extern const esa_cpu_kernels esa_kernels_ref;
 #if defined(__x86_64__)
-extern const esa_cpu_kernels esa_kernels_avx2;          /* AVX2 + FMA + F16C */
-extern const esa_cpu_kernels esa_kernels_avx512;        /* AVX-512 F, DQ, BW, VL */
-extern const esa_cpu_kernels esa_kernels_avx512bf16;    /* the same, with a bf16 set on VDPBF16PS */
+extern const esa_cpu_kernels esa_kernels_avx2;       /* AVX2 + FMA + F16C */
+extern const esa_cpu_kernels esa_kernels_avx512;     /* AVX-512 F, DQ, BW, VL */
+extern const esa_cpu_kernels esa_kernels_avx512bf16; /* the same, with a bf16 set on VDPBF16PS */
 #elif defined(__aarch64__)
 extern const esa_cpu_kernels esa_kernels_neon;
 #endif

@@ -10,21 +10,23 @@ int esa_utf8_length(const char *s, const char *end)
     const ptrdiff_t left = end - s;
     if (left < 1) return 0;
     if (u[0] < 0x80) return 1;
-    if (u[0] < 0xc2) return 0;                                  /* a continuation byte, or an overlong form of ASCII */
+    if (u[0] < 0xc2) return 0; /* a continuation byte, or an overlong form of ASCII */
     const int n = u[0] < 0xe0 ? 2 : u[0] < 0xf0 ? 3 : u[0] < 0xf5 ? 4 : 0;
     if (n == 0 || left < n) return 0;
     for (int i = 1; i < n; i++)
         if ((u[i] & 0xc0) != 0x80) return 0;
-    if (u[0] == 0xe0 && u[1] < 0xa0) return 0;                  /* overlong */
-    if (u[0] == 0xed && u[1] > 0x9f) return 0;                  /* surrogates */
-    if (u[0] == 0xf0 && u[1] < 0x90) return 0;                  /* overlong */
-    if (u[0] == 0xf4 && u[1] > 0x8f) return 0;                  /* beyond U+10FFFF */
+    if (u[0] == 0xe0 && u[1] < 0xa0) return 0; /* overlong */
+    if (u[0] == 0xed && u[1] > 0x9f) return 0; /* surrogates */
+    if (u[0] == 0xf0 && u[1] < 0x90) return 0; /* overlong */
+    if (u[0] == 0xf4 && u[1] > 0x8f) return 0; /* beyond U+10FFFF */
     return n;
 }
 
 int esa_json_peek(esa_json *json)
 {
-    while (json->at < json->end && (*json->at == ' ' || *json->at == '\t' || *json->at == '\n' || *json->at == '\r')) json->at++;
+    while (json->at < json->end &&
+           (*json->at == ' ' || *json->at == '\t' || *json->at == '\n' || *json->at == '\r'))
+        json->at++;
     return json->at < json->end ? (unsigned char)*json->at : -1;
 }
 
@@ -42,7 +44,7 @@ int esa_json_take(esa_json *json, char c)
         case '[': return fail(json, "an array was expected");
         case ':': return fail(json, "a ':' was expected");
         case ']': return fail(json, "a ']' was expected");
-        default:  return fail(json, "other punctuation was expected");
+        default: return fail(json, "other punctuation was expected");
         }
     }
     json->at++;
@@ -52,9 +54,17 @@ int esa_json_take(esa_json *json, char c)
 int esa_json_next(esa_json *json, char close)
 {
     const int c = esa_json_peek(json);
-    if (c == ',') { json->at++; return 1; }
-    if (c == (unsigned char)close) { json->at++; return 0; }
-    fail(json, c < 0 ? "the text ends too early" : close == '}' ? "a ',' or '}' was expected" : "a ',' or ']' was expected");
+    if (c == ',') {
+        json->at++;
+        return 1;
+    }
+    if (c == (unsigned char)close) {
+        json->at++;
+        return 0;
+    }
+    fail(json, c < 0          ? "the text ends too early"
+               : close == '}' ? "a ',' or '}' was expected"
+                              : "a ',' or ']' was expected");
     return -1;
 }
 
@@ -65,7 +75,10 @@ static int32_t hex4(const char *s, const char *end)
     int32_t v = 0;
     for (int i = 0; i < 4; i++) {
         const char c = s[i];
-        const int d = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+        const int d = c >= '0' && c <= '9'   ? c - '0'
+                      : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                      : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                             : -1;
         if (d < 0) return -1;
         v = v * 16 + d;
     }
@@ -74,11 +87,19 @@ static int32_t hex4(const char *s, const char *end)
 
 static char *put_utf8(char *out, int32_t c)
 {
-    if (c < 0x80) { *out++ = (char)c; return out; }
-    if (c < 0x800) { *out++ = (char)(0xc0 | (c >> 6)); }
-    else {
-        if (c < 0x10000) *out++ = (char)(0xe0 | (c >> 12));
-        else { *out++ = (char)(0xf0 | (c >> 18)); *out++ = (char)(0x80 | ((c >> 12) & 0x3f)); }
+    if (c < 0x80) {
+        *out++ = (char)c;
+        return out;
+    }
+    if (c < 0x800) {
+        *out++ = (char)(0xc0 | (c >> 6));
+    } else {
+        if (c < 0x10000)
+            *out++ = (char)(0xe0 | (c >> 12));
+        else {
+            *out++ = (char)(0xf0 | (c >> 18));
+            *out++ = (char)(0x80 | ((c >> 12) & 0x3f));
+        }
         *out++ = (char)(0x80 | ((c >> 6) & 0x3f));
     }
     *out++ = (char)(0x80 | (c & 0x3f));
@@ -88,26 +109,45 @@ static char *put_utf8(char *out, int32_t c)
 /* An escape with json->at behind the backslash. Returns the new end of the output, or NULL. */
 static char *unescape(esa_json *json, char *out)
 {
-    if (json->at >= json->end) { fail(json, "a string does not end"); return NULL; }
+    if (json->at >= json->end) {
+        fail(json, "a string does not end");
+        return NULL;
+    }
     const char c = *json->at++;
     switch (c) {
-    case '"': case '\\': case '/': *out++ = c; return out;
+    case '"':
+    case '\\':
+    case '/': *out++ = c; return out;
     case 'b': *out++ = '\b'; return out;
     case 'f': *out++ = '\f'; return out;
     case 'n': *out++ = '\n'; return out;
     case 'r': *out++ = '\r'; return out;
     case 't': *out++ = '\t'; return out;
     case 'u': break;
-    default:  fail(json, "a string holds an unknown escape"); return NULL;
+    default: fail(json, "a string holds an unknown escape"); return NULL;
     }
     int32_t u = hex4(json->at, json->end);
-    if (u < 0) { fail(json, "a \\u escape lacks its four hex digits"); return NULL; }
+    if (u < 0) {
+        fail(json, "a \\u escape lacks its four hex digits");
+        return NULL;
+    }
     json->at += 4;
-    if (u == 0) { fail(json, "a string holds a NUL character"); return NULL; }
-    if (u >= 0xdc00 && u <= 0xdfff) { fail(json, "a \\u escape is half of a surrogate pair"); return NULL; }
+    if (u == 0) {
+        fail(json, "a string holds a NUL character");
+        return NULL;
+    }
+    if (u >= 0xdc00 && u <= 0xdfff) {
+        fail(json, "a \\u escape is half of a surrogate pair");
+        return NULL;
+    }
     if (u >= 0xd800 && u <= 0xdbff) {
-        const int32_t low = json->end - json->at >= 6 && json->at[0] == '\\' && json->at[1] == 'u' ? hex4(json->at + 2, json->end) : -1;
-        if (low < 0xdc00 || low > 0xdfff) { fail(json, "a \\u escape is half of a surrogate pair"); return NULL; }
+        const int32_t low = json->end - json->at >= 6 && json->at[0] == '\\' && json->at[1] == 'u'
+                                ? hex4(json->at + 2, json->end)
+                                : -1;
+        if (low < 0xdc00 || low > 0xdfff) {
+            fail(json, "a \\u escape is half of a surrogate pair");
+            return NULL;
+        }
         json->at += 6;
         u = 0x10000 + ((u - 0xd800) << 10) + (low - 0xdc00);
     }
@@ -116,14 +156,23 @@ static char *unescape(esa_json *json, char *out)
 
 const char *esa_json_string(esa_json *json)
 {
-    if (esa_json_peek(json) != '"') { fail(json, "a string was expected"); return NULL; }
+    if (esa_json_peek(json) != '"') {
+        fail(json, "a string was expected");
+        return NULL;
+    }
     json->at++;
     char *const text = json->strings, *out = text;
     for (;;) {
-        if (json->at >= json->end) { fail(json, "a string does not end"); return NULL; }
+        if (json->at >= json->end) {
+            fail(json, "a string does not end");
+            return NULL;
+        }
         const unsigned char c = (unsigned char)*json->at;
         if (c == '"') break;
-        if (c < 0x20) { fail(json, "a string holds a control character"); return NULL; }
+        if (c < 0x20) {
+            fail(json, "a string holds a control character");
+            return NULL;
+        }
         if (c == '\\') {
             json->at++;
             out = unescape(json, out);
@@ -131,7 +180,10 @@ const char *esa_json_string(esa_json *json)
             continue;
         }
         const int n = esa_utf8_length(json->at, json->end);
-        if (n == 0) { fail(json, "a string is not UTF-8"); return NULL; }
+        if (n == 0) {
+            fail(json, "a string is not UTF-8");
+            return NULL;
+        }
         for (int i = 0; i < n; i++) *out++ = *json->at++;
     }
     json->at++;

@@ -1,8 +1,9 @@
 /* mapfile.c - see mapfile.h.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The map is private and read-only. A file that another process cuts short while it is mapped faults on access, as with every
- * mmap reader: files are to be replaced (rename), as our writers do, not rewritten in place. */
+ * The map is private and read-only. A file that another process cuts short while it is mapped
+ * faults on access, as with every mmap reader: files are to be replaced (rename), as our writers
+ * do, not rewritten in place. */
 #include "io/mapfile.h"
 
 #include <errno.h>
@@ -17,17 +18,22 @@ esa_status esa_map_file(esa_ctx *ctx, esa_mapped *m, const char *path, const cha
     *m = (esa_mapped){ NULL, 0 };
     /* O_NONBLOCK: a pipe must be refused below, not waited for. */
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) return esa_fail(ctx, ESA_ERR_IO, "%.200s cannot be opened: %s", label, strerror(errno));
+    if (fd < 0)
+        return esa_fail(ctx, ESA_ERR_IO, "%.200s cannot be opened: %s", label, strerror(errno));
     struct stat st;
     esa_status status = ESA_OK;
     if (fstat(fd, &st) != 0) {
         status = esa_fail(ctx, ESA_ERR_IO, "%.200s cannot be examined: %s", label, strerror(errno));
     } else if (!S_ISREG(st.st_mode)) {
-        status = esa_fail(ctx, ESA_ERR_IO, "%.200s is %s, a file was expected", label, S_ISDIR(st.st_mode) ? "a folder" : "not a regular file");
+        status = esa_fail(ctx, ESA_ERR_IO, "%.200s is %s, a file was expected", label,
+                          S_ISDIR(st.st_mode) ? "a folder" : "not a regular file");
     } else if (st.st_size > 0) {
         void *bytes = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-        if (bytes == MAP_FAILED) status = esa_fail(ctx, ESA_ERR_IO, "%.200s cannot be mapped: %s", label, strerror(errno));
-        else *m = (esa_mapped){ bytes, st.st_size };
+        if (bytes == MAP_FAILED)
+            status = esa_fail(ctx, ESA_ERR_IO, "%.200s cannot be mapped: %s", label,
+                              strerror(errno));
+        else
+            *m = (esa_mapped){ bytes, st.st_size };
     }
     close(fd);
     return status;

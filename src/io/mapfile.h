@@ -3,15 +3,16 @@
 #ifndef ESA_IO_MAPFILE_H
 #define ESA_IO_MAPFILE_H
 
-#include "base/ctx.h"
+#include "ctx/ctx.h"
 
 typedef struct esa_mapped {
-    const uint8_t *bytes;           /* NULL for an empty file */
+    const uint8_t *bytes; /* NULL for an empty file */
     int64_t size;
 } esa_mapped;
 
-/* label is what sentences call the file. ESA_ERR_IO for what cannot be opened, is no regular file or cannot be mapped; m is then empty. */
+/* label is what sentences call the file. ESA_ERR_IO for what cannot be opened, is no regular file
+ * or cannot be mapped; m is then empty. */
 esa_status esa_map_file(esa_ctx *ctx, esa_mapped *m, const char *path, const char *label);
-void       esa_unmap_file(esa_mapped *m);
+void esa_unmap_file(esa_mapped *m);
 
 #endif

@@ -1,10 +1,11 @@
 /* outfile.c - see outfile.h.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The temporary name is <target>.<8 hex digits>.tmp in the same folder (esa-<8 hex digits>.tmp where that would be too long a name), so
- * that the rename stays on one file system and is atomic. A process killed while writing leaves that file behind, never a damaged
- * target. Links are followed first: what is replaced is the file they lead to. */
-#define _XOPEN_SOURCE 700       /* realpath */
+ * The temporary name is <target>.<8 hex digits>.tmp in the same folder (esa-<8 hex digits>.tmp
+ * where that would be too long a name), so that the rename stays on one file system and is atomic.
+ * A process killed while writing leaves that file behind, never a damaged target. Links are
+ * followed first: what is replaced is the file they lead to. */
+#define _XOPEN_SOURCE 700 /* realpath */
 #include "io/outfile.h"
 
 #include <errno.h>
@@ -21,7 +22,8 @@
 #ifndef PATH_MAX
 #define PATH_MAX 4096
 #endif
-#define LONGEST_NAME 240            /* of a target whose temporary name still carries it: 13 more bytes must stay below 255 */
+#define LONGEST_NAME                                                                               \
+    240 /* of a target whose temporary name still carries it: 13 more bytes must stay below 255 */
 
 void esa_outfile_discard(esa_outfile *out)
 {
@@ -35,13 +37,17 @@ static esa_status create_temp(esa_ctx *ctx, esa_outfile *out)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
-    esa_rng rng = {(uint64_t)now.tv_nsec ^ (uint64_t)now.tv_sec << 30 ^ (uint64_t)getpid() << 44 ^ (uint64_t)(uintptr_t)out};
+    esa_rng rng = { (uint64_t)now.tv_nsec ^ (uint64_t)now.tv_sec << 30 ^ (uint64_t)getpid() << 44 ^
+                    (uint64_t)(uintptr_t)out };
     const char *slash = strrchr(out->path, '/');
     const int folder = slash ? (int)(slash + 1 - out->path) : 0;
     for (int attempt = 0; attempt < 100; attempt++) {
         const unsigned mark = (unsigned)(esa_rng_next(&rng) >> 32);
-        if (strlen(out->path) - (size_t)folder <= LONGEST_NAME) snprintf(out->temp, (size_t)out->temp_bytes, "%s.%08x.tmp", out->path, mark);
-        else snprintf(out->temp, (size_t)out->temp_bytes, "%.*sesa-%08x.tmp", folder, out->path, mark);
+        if (strlen(out->path) - (size_t)folder <= LONGEST_NAME)
+            snprintf(out->temp, (size_t)out->temp_bytes, "%s.%08x.tmp", out->path, mark);
+        else
+            snprintf(out->temp, (size_t)out->temp_bytes, "%.*sesa-%08x.tmp", folder, out->path,
+                     mark);
         out->fd = open(out->temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
         if (out->fd >= 0) return ESA_OK;
         if (errno != EEXIST) break;
@@ -49,8 +55,9 @@ static esa_status create_temp(esa_ctx *ctx, esa_outfile *out)
     return esa_fail(ctx, ESA_ERR_IO, "%.200s cannot be written: %s", out->path, strerror(errno));
 }
 
-/* Where the links at path lead, into end; path itself if it is none. The last one may lead to a name that does not exist yet. Links
- * of /proc (also /dev/stdout, /dev/fd/3) stand for open files, which a rename cannot reach. */
+/* Where the links at path lead, into end; path itself if it is none. The last one may lead to a
+ * name that does not exist yet. Links of /proc (also /dev/stdout, /dev/fd/3) stand for open files,
+ * which a rename cannot reach. */
 static esa_status follow_links(esa_ctx *ctx, char end[PATH_MAX], const char *path)
 {
     char folder[PATH_MAX], target[PATH_MAX];
@@ -61,15 +68,28 @@ static esa_status follow_links(esa_ctx *ctx, char end[PATH_MAX], const char *pat
         for (int hop = 0; hop < 40; hop++) {
             if (lstat(end, &st) != 0 || !S_ISLNK(st.st_mode)) return ESA_OK;
             const ssize_t n = readlink(end, target, sizeof target - 1);
-            if (n < 0) { why = errno; break; }
+            if (n < 0) {
+                why = errno;
+                break;
+            }
             target[n] = 0;
             char *slash = strrchr(end, '/');
             if (slash) slash[1] = 0;
-            if (!realpath(slash ? end : ".", folder)) { why = errno; break; }
+            if (!realpath(slash ? end : ".", folder)) {
+                why = errno;
+                break;
+            }
             if (strncmp(folder, "/proc/", 6) == 0)
-                return esa_fail(ctx, ESA_ERR_IO, "%.200s stands for a file that is open elsewhere, it cannot be replaced: give the file's own name", path);
-            const int room = target[0] == '/' ? snprintf(end, PATH_MAX, "%s", target) : snprintf(end, PATH_MAX, "%s/%s", folder, target);
-            if (room >= PATH_MAX) { why = ENAMETOOLONG; break; }
+                return esa_fail(ctx, ESA_ERR_IO,
+                                "%.200s stands for a file that is open elsewhere, it cannot be "
+                                "replaced: give the file's own name",
+                                path);
+            const int room = target[0] == '/' ? snprintf(end, PATH_MAX, "%s", target)
+                                              : snprintf(end, PATH_MAX, "%s/%s", folder, target);
+            if (room >= PATH_MAX) {
+                why = ENAMETOOLONG;
+                break;
+            }
             why = ELOOP;
         }
     }
@@ -88,7 +108,8 @@ esa_status esa_outfile_open(esa_ctx *ctx, esa_outfile *out, const char *path)
     struct stat st;
     /* Renaming over a device node or a folder is never what the caller meant. */
     if (stat(end, &st) == 0 && !S_ISREG(st.st_mode))
-        return esa_fail(ctx, ESA_ERR_IO, "%.200s is %s, it cannot be replaced by a file", path, S_ISDIR(st.st_mode) ? "a folder" : "not a regular file");
+        return esa_fail(ctx, ESA_ERR_IO, "%.200s is %s, it cannot be replaced by a file", path,
+                        S_ISDIR(st.st_mode) ? "a folder" : "not a regular file");
     const int64_t n = (int64_t)strlen(end);
     out->path_bytes = n + 1;
     out->path = esa_mem_alloc(&ctx->mem, out->path_bytes);
@@ -111,7 +132,8 @@ static esa_status put(esa_outfile *out, const uint8_t *data, int64_t bytes)
         const ssize_t n = write(out->fd, data, (size_t)esa_min64(bytes, INT64_C(1) << 30));
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0)
-            return esa_fail(out->ctx, ESA_ERR_IO, "%.200s cannot be written: %s", out->path, n < 0 ? strerror(errno) : "no byte was accepted");
+            return esa_fail(out->ctx, ESA_ERR_IO, "%.200s cannot be written: %s", out->path,
+                            n < 0 ? strerror(errno) : "no byte was accepted");
         data += n;
         bytes -= n;
     }
@@ -127,7 +149,9 @@ static esa_status flush(esa_outfile *out)
 
 esa_status esa_outfile_write(esa_outfile *out, const void *data, int64_t bytes)
 {
-    if (out->fd < 0) return esa_fail(out->ctx, ESA_ERR_STATE, "%.200s is no longer being written", out->path ? out->path : "the file");
+    if (out->fd < 0)
+        return esa_fail(out->ctx, ESA_ERR_STATE, "%.200s is no longer being written",
+                        out->path ? out->path : "the file");
     const uint8_t *from = data;
     out->written += bytes;
     if (bytes > ESA_OUTFILE_BUFFER - out->fill) {
@@ -142,16 +166,20 @@ esa_status esa_outfile_write(esa_outfile *out, const void *data, int64_t bytes)
 
 esa_status esa_outfile_put(esa_outfile *out, int64_t at, const void *data, int64_t bytes)
 {
-    if (out->fd < 0) return esa_fail(out->ctx, ESA_ERR_STATE, "%.200s is no longer being written", out->path ? out->path : "the file");
+    if (out->fd < 0)
+        return esa_fail(out->ctx, ESA_ERR_STATE, "%.200s is no longer being written",
+                        out->path ? out->path : "the file");
     const esa_status status = flush(out);
     if (status != ESA_OK) return status;
     const uint8_t *from = data;
     out->written += bytes;
     while (bytes > 0) {
-        const ssize_t n = pwrite(out->fd, from, (size_t)esa_min64(bytes, INT64_C(1) << 30), (off_t)at);
+        const ssize_t n = pwrite(out->fd, from, (size_t)esa_min64(bytes, INT64_C(1) << 30),
+                                 (off_t)at);
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0)
-            return esa_fail(out->ctx, ESA_ERR_IO, "%.200s cannot be written: %s", out->path, n < 0 ? strerror(errno) : "no byte was accepted");
+            return esa_fail(out->ctx, ESA_ERR_IO, "%.200s cannot be written: %s", out->path,
+                            n < 0 ? strerror(errno) : "no byte was accepted");
         from += n;
         at += n;
         bytes -= n;
@@ -159,11 +187,12 @@ esa_status esa_outfile_put(esa_outfile *out, int64_t at, const void *data, int64
     return ESA_OK;
 }
 
-/* Makes the rename itself durable. File systems that cannot sync a folder say so; the data is safe either way. */
+/* Makes the rename itself durable. File systems that cannot sync a folder say so; the data is safe
+ * either way. */
 static void sync_folder(const esa_outfile *out)
 {
     char *slash = strrchr(out->temp, '/');
-    if (slash) slash[slash == out->temp ? 1 : 0] = 0;           /* temp is not needed any more */
+    if (slash) slash[slash == out->temp ? 1 : 0] = 0; /* temp is not needed any more */
     const int fd = open(slash ? out->temp : ".", O_RDONLY | O_CLOEXEC);
     if (fd < 0) return;
     (void)fsync(fd);
@@ -172,19 +201,27 @@ static void sync_folder(const esa_outfile *out)
 
 esa_status esa_outfile_commit(esa_outfile *out)
 {
-    if (out->fd < 0) return esa_fail(out->ctx, ESA_ERR_STATE, "%.200s is no longer being written", out->path ? out->path : "the file");
+    if (out->fd < 0)
+        return esa_fail(out->ctx, ESA_ERR_STATE, "%.200s is no longer being written",
+                        out->path ? out->path : "the file");
     esa_status status = flush(out);
     if (status == ESA_OK && fsync(out->fd) != 0)
-        status = esa_fail(out->ctx, ESA_ERR_IO, "%.200s cannot be written: %s", out->path, strerror(errno));
-    if (status != ESA_OK) { esa_outfile_discard(out); return status; }
+        status = esa_fail(out->ctx, ESA_ERR_IO, "%.200s cannot be written: %s", out->path,
+                          strerror(errno));
+    if (status != ESA_OK) {
+        esa_outfile_discard(out);
+        return status;
+    }
     const int closed = close(out->fd), why = errno;
     out->fd = -1;
     if (closed != 0) {
         unlink(out->temp);
-        return esa_fail(out->ctx, ESA_ERR_IO, "%.200s cannot be written: %s", out->path, strerror(why));
+        return esa_fail(out->ctx, ESA_ERR_IO, "%.200s cannot be written: %s", out->path,
+                        strerror(why));
     }
     if (rename(out->temp, out->path) != 0) {
-        status = esa_fail(out->ctx, ESA_ERR_IO, "%.200s cannot be put in place: %s", out->path, strerror(errno));
+        status = esa_fail(out->ctx, ESA_ERR_IO, "%.200s cannot be put in place: %s", out->path,
+                          strerror(errno));
         unlink(out->temp);
         return status;
     }

@@ -1,11 +1,13 @@
-/* safetensors_open.c - getting at the bytes of a tensor file (mmap, or the caller's memory) and looking things up.
+/* safetensors_open.c - getting at the bytes of a tensor file (mmap, or the caller's memory) and
+ * looking things up.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "io/safetensors.h"
 
 #include <string.h>
 #include "io/mapfile.h"
 
-_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "tensor data is used as it lies in the file, which is little-endian");
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+               "tensor data is used as it lies in the file, which is little-endian");
 
 /* An empty object that frees cleanly. label is copied. */
 static esa_status make(esa_ctx *ctx, esa_tensors **file, const char *label)
@@ -34,7 +36,9 @@ static esa_status map(esa_ctx *ctx, esa_tensors *f, const char *path)
     esa_mapped m;
     const esa_status status = esa_map_file(ctx, &m, path, f->label);
     if (status != ESA_OK) return status;
-    if (!m.bytes) return esa_fail(ctx, ESA_ERR_FORMAT, "%s is empty, a safetensors file was expected", f->label);
+    if (!m.bytes)
+        return esa_fail(ctx, ESA_ERR_FORMAT, "%s is empty, a safetensors file was expected",
+                        f->label);
     f->bytes = m.bytes;
     f->size = m.size;
     f->mapped = 1;
@@ -50,7 +54,10 @@ esa_status esa_st_open(esa_ctx *ctx, esa_tensors **file, const char *path)
     if (status != ESA_OK) return status;
     status = map(ctx, f, path);
     if (status == ESA_OK) status = esa_st_parse(f);
-    if (status != ESA_OK) { esa_st_close(f); return status; }
+    if (status != ESA_OK) {
+        esa_st_close(f);
+        return status;
+    }
     *file = f;
     return ESA_OK;
 }
@@ -58,14 +65,19 @@ esa_status esa_st_open(esa_ctx *ctx, esa_tensors **file, const char *path)
 esa_status esa_st_open_memory(esa_ctx *ctx, esa_tensors **file, const void *bytes, int64_t size)
 {
     *file = NULL;
-    if (!bytes || size < 0) return esa_fail(ctx, ESA_ERR_ARGUMENT, "bytes is NULL or size is negative (%lld)", (long long)size);
+    if (!bytes || size < 0)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "bytes is NULL or size is negative (%lld)",
+                        (long long)size);
     esa_tensors *f = NULL;
     esa_status status = make(ctx, &f, "the file in memory");
     if (status != ESA_OK) return status;
     f->bytes = bytes;
     f->size = size;
     status = esa_st_parse(f);
-    if (status != ESA_OK) { esa_st_close(f); return status; }
+    if (status != ESA_OK) {
+        esa_st_close(f);
+        return status;
+    }
     *file = f;
     return ESA_OK;
 }
@@ -89,7 +101,10 @@ const esa_st_entry *esa_st_find(const esa_tensors *file, const char *name)
         const int64_t mid = lo + (hi - lo) / 2;
         const int c = strcmp(name, file->by_name[mid]->name);
         if (c == 0) return file->by_name[mid];
-        if (c < 0) hi = mid; else lo = mid + 1;
+        if (c < 0)
+            hi = mid;
+        else
+            lo = mid + 1;
     }
     return NULL;
 }
@@ -100,7 +115,10 @@ const char *esa_st_metadata(const esa_tensors *file, const char *key)
         const int64_t mid = lo + (hi - lo) / 2;
         const int c = strcmp(key, file->pair[mid].key);
         if (c == 0) return file->pair[mid].value;
-        if (c < 0) hi = mid; else lo = mid + 1;
+        if (c < 0)
+            hi = mid;
+        else
+            lo = mid + 1;
     }
     return NULL;
 }

@@ -1,5 +1,5 @@
-/* safetensors_write.c - the writer: everything is declared first, so the header is final before the first data byte and the data can
- * be streamed through a small buffer, however large the file.
+/* safetensors_write.c - the writer: everything is declared first, so the header is final before the
+ * first data byte and the data can be streamed through a small buffer, however large the file.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "io/safetensors.h"
 
@@ -10,23 +10,26 @@
 
 enum { DECLARING = 0, WRITING = 1, FINISHED = 2, FAILED = 3 };
 
-typedef struct text { char *at; int64_t used, cap; } text;
+typedef struct text {
+    char *at;
+    int64_t used, cap;
+} text;
 
 struct esa_tensors_writer {
     esa_ctx *ctx;
     esa_allocator mem;
     esa_outfile out;
     int32_t state;
-    esa_status failure;             /* FAILED: why */
-    text metadata;                  /* "key":"value",... already escaped */
-    text tensors;                   /* "name":{...},... likewise */
-    uint64_t *hash;                 /* of keys and names given so far: a cheap first look for duplicates */
-    int64_t *hash_at;               /* where the escaped name begins: >= 0 in tensors, else ~offset in metadata */
+    esa_status failure; /* FAILED: why */
+    text metadata;      /* "key":"value",... already escaped */
+    text tensors;       /* "name":{...},... likewise */
+    uint64_t *hash;     /* of keys and names given so far: a cheap first look for duplicates */
+    int64_t *hash_at; /* where the escaped name begins: >= 0 in tensors, else ~offset in metadata */
     int64_t hash_count, hash_cap;
-    int64_t *end;                   /* [tensor_count] of each tensor within the data */
+    int64_t *end; /* [tensor_count] of each tensor within the data */
     int64_t tensor_count, end_cap;
-    int64_t total;                  /* bytes declared */
-    int64_t header;                 /* bytes in front of the data, once written */
+    int64_t total;  /* bytes declared */
+    int64_t header; /* bytes in front of the data, once written */
 };
 
 static esa_status no_memory(esa_tensors_writer *w)
@@ -53,9 +56,13 @@ static void put_string(text *t, const char *s)
     t->at[t->used++] = '"';
     for (; *s; s++) {
         const unsigned char c = (unsigned char)*s;
-        if (c == '"' || c == '\\') { t->at[t->used++] = '\\'; t->at[t->used++] = (char)c; }
-        else if (c < 0x20) t->used += snprintf(t->at + t->used, 7, "\\u%04x", c);
-        else t->at[t->used++] = (char)c;
+        if (c == '"' || c == '\\') {
+            t->at[t->used++] = '\\';
+            t->at[t->used++] = (char)c;
+        } else if (c < 0x20)
+            t->used += snprintf(t->at + t->used, 7, "\\u%04x", c);
+        else
+            t->at[t->used++] = (char)c;
     }
     t->at[t->used++] = '"';
 }
@@ -115,14 +122,16 @@ static int reserve_end(esa_tensors_writer *w)
 }
 
 /* Was the string that stands escaped at the end of t (from offset start) given before? */
-static int is_duplicate(const esa_tensors_writer *w, const text *t, int64_t start, uint64_t hash, int metadata)
+static int is_duplicate(const esa_tensors_writer *w, const text *t, int64_t start, uint64_t hash,
+                        int metadata)
 {
     const int64_t length = t->used - start;
     for (int64_t i = 0; i < w->hash_count; i++) {
         if (w->hash[i] != hash || (w->hash_at[i] < 0) != metadata) continue;
         const int64_t at = metadata ? ~w->hash_at[i] : w->hash_at[i];
         /* The closing quote is compared too, so a prefix is no match. */
-        if (start - at >= length && memcmp(t->at + at, t->at + start, (size_t)length) == 0) return 1;
+        if (start - at >= length && memcmp(t->at + at, t->at + start, (size_t)length) == 0)
+            return 1;
     }
     return 0;
 }
@@ -131,22 +140,33 @@ esa_status esa_st_writer_open(esa_ctx *ctx, esa_tensors_writer **writer, const c
 {
     *writer = NULL;
     esa_tensors_writer *w = esa_mem_zalloc(&ctx->mem, (int64_t)sizeof *w);
-    if (!w) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory while creating %.200s", path ? path : "a file");
+    if (!w)
+        return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory while creating %.200s",
+                        path ? path : "a file");
     w->ctx = ctx;
     w->mem = ctx->mem;
     const esa_status status = esa_outfile_open(ctx, &w->out, path);
-    if (status != ESA_OK) { esa_mem_free(&ctx->mem, w, (int64_t)sizeof *w); return status; }
+    if (status != ESA_OK) {
+        esa_mem_free(&ctx->mem, w, (int64_t)sizeof *w);
+        return status;
+    }
     *writer = w;
     return ESA_OK;
 }
 
 static esa_status check_name(esa_tensors_writer *w, const char *what, const char *name)
 {
-    if (w->state == FAILED) return esa_fail(w->ctx, w->failure, "%.200s could not be written earlier and was given up", w->out.path);
+    if (w->state == FAILED)
+        return esa_fail(w->ctx, w->failure, "%.200s could not be written earlier and was given up",
+                        w->out.path);
     if (w->state != DECLARING)
-        return esa_fail(w->ctx, ESA_ERR_STATE, "%.200s: everything must be declared before the first data", w->out.path);
-    if (!name || !*name) return esa_fail(w->ctx, ESA_ERR_ARGUMENT, "%.200s: a %s has no name", w->out.path, what);
-    if (!is_utf8(name)) return esa_fail(w->ctx, ESA_ERR_ARGUMENT, "%.200s: the %s name '%s' is not UTF-8", w->out.path, what, esa_quote(name).text);
+        return esa_fail(w->ctx, ESA_ERR_STATE,
+                        "%.200s: everything must be declared before the first data", w->out.path);
+    if (!name || !*name)
+        return esa_fail(w->ctx, ESA_ERR_ARGUMENT, "%.200s: a %s has no name", w->out.path, what);
+    if (!is_utf8(name))
+        return esa_fail(w->ctx, ESA_ERR_ARGUMENT, "%.200s: the %s name '%s' is not UTF-8",
+                        w->out.path, what, esa_quote(name).text);
     return ESA_OK;
 }
 
@@ -155,7 +175,8 @@ esa_status esa_st_writer_metadata(esa_tensors_writer *w, const char *key, const 
     esa_status status = check_name(w, "metadata", key);
     if (status != ESA_OK) return status;
     if (!value || !is_utf8(value))
-        return esa_fail(w->ctx, ESA_ERR_ARGUMENT, "%.200s: the value of metadata '%s' is %s", w->out.path, esa_quote(key).text, value ? "not UTF-8" : "NULL");
+        return esa_fail(w->ctx, ESA_ERR_ARGUMENT, "%.200s: the value of metadata '%s' is %s",
+                        w->out.path, esa_quote(key).text, value ? "not UTF-8" : "NULL");
     text *t = &w->metadata;
     const int64_t need = 6 * (int64_t)(strlen(key) + strlen(value)) + 8;
     if (!reserve(w, t, need) || !reserve_hash(w)) return no_memory(w);
@@ -166,7 +187,8 @@ esa_status esa_st_writer_metadata(esa_tensors_writer *w, const char *key, const 
     const uint64_t hash = hash_of(key, 1);
     if (is_duplicate(w, t, start, hash, 1)) {
         t->used = before;
-        return esa_fail(w->ctx, ESA_ERR_ARGUMENT, "%.200s: metadata '%s' was already given", w->out.path, esa_quote(key).text);
+        return esa_fail(w->ctx, ESA_ERR_ARGUMENT, "%.200s: metadata '%s' was already given",
+                        w->out.path, esa_quote(key).text);
     }
     w->hash[w->hash_count] = hash;
     w->hash_at[w->hash_count++] = ~start;
@@ -175,22 +197,29 @@ esa_status esa_st_writer_metadata(esa_tensors_writer *w, const char *key, const 
     return ESA_OK;
 }
 
-esa_status esa_st_writer_declare(esa_tensors_writer *w, const char *name, int32_t dtype, int32_t rank, const int64_t *dim)
+esa_status esa_st_writer_declare(esa_tensors_writer *w, const char *name, int32_t dtype,
+                                 int32_t rank, const int64_t *dim)
 {
     esa_status status = check_name(w, "tensor", name);
     if (status != ESA_OK) return status;
     if (strcmp(name, "__metadata__") == 0)
-        return esa_fail(w->ctx, ESA_ERR_ARGUMENT, "%.200s: a tensor cannot be named __metadata__", w->out.path);
+        return esa_fail(w->ctx, ESA_ERR_ARGUMENT, "%.200s: a tensor cannot be named __metadata__",
+                        w->out.path);
     if (!esa_file_dtype_name(dtype))
-        return esa_fail(w->ctx, ESA_ERR_ARGUMENT, "%.200s: tensor '%s' has the unknown dtype %d", w->out.path, esa_quote(name).text, dtype);
+        return esa_fail(w->ctx, ESA_ERR_ARGUMENT, "%.200s: tensor '%s' has the unknown dtype %d",
+                        w->out.path, esa_quote(name).text, dtype);
     if (rank < 0 || rank > ESA_FILE_MAX_RANK || (rank && !dim))
-        return esa_fail(w->ctx, ESA_ERR_ARGUMENT, "%.200s: tensor '%s' has rank %d, 0 to %d dimensions are allowed", w->out.path,
-                        esa_quote(name).text, rank, ESA_FILE_MAX_RANK);
+        return esa_fail(w->ctx, ESA_ERR_ARGUMENT,
+                        "%.200s: tensor '%s' has rank %d, 0 to %d dimensions are allowed",
+                        w->out.path, esa_quote(name).text, rank, ESA_FILE_MAX_RANK);
     const int64_t bytes = esa_file_bytes(dtype, rank, dim), end = esa_size_add(w->total, bytes);
     if (bytes < 0 || end < 0)
-        return esa_fail(w->ctx, ESA_ERR_ARGUMENT, "%.200s: the shape of tensor '%s' is negative or too large", w->out.path, esa_quote(name).text);
+        return esa_fail(w->ctx, ESA_ERR_ARGUMENT,
+                        "%.200s: the shape of tensor '%s' is negative or too large", w->out.path,
+                        esa_quote(name).text);
     text *t = &w->tensors;
-    if (!reserve(w, t, 6 * (int64_t)strlen(name) + 64 + 21 * (rank + 2) + 32) || !reserve_hash(w) || !reserve_end(w))
+    if (!reserve(w, t, 6 * (int64_t)strlen(name) + 64 + 21 * (rank + 2) + 32) || !reserve_hash(w) ||
+        !reserve_end(w))
         return no_memory(w);
     const int64_t before = t->used;
     if (before) t->at[t->used++] = ',';
@@ -199,13 +228,17 @@ esa_status esa_st_writer_declare(esa_tensors_writer *w, const char *name, int32_
     const uint64_t hash = hash_of(name, 0);
     if (is_duplicate(w, t, start, hash, 0)) {
         t->used = before;
-        return esa_fail(w->ctx, ESA_ERR_ARGUMENT, "%.200s: tensor '%s' was already declared", w->out.path, esa_quote(name).text);
+        return esa_fail(w->ctx, ESA_ERR_ARGUMENT, "%.200s: tensor '%s' was already declared",
+                        w->out.path, esa_quote(name).text);
     }
     w->hash[w->hash_count] = hash;
     w->hash_at[w->hash_count++] = start;
-    t->used += sprintf(t->at + t->used, ":{\"dtype\":\"%s\",\"shape\":[", esa_file_dtype_name(dtype));
-    for (int32_t i = 0; i < rank; i++) t->used += sprintf(t->at + t->used, i ? ",%lld" : "%lld", (long long)dim[i]);
-    t->used += sprintf(t->at + t->used, "],\"data_offsets\":[%lld,%lld]}", (long long)w->total, (long long)end);
+    t->used += sprintf(t->at + t->used, ":{\"dtype\":\"%s\",\"shape\":[",
+                       esa_file_dtype_name(dtype));
+    for (int32_t i = 0; i < rank; i++)
+        t->used += sprintf(t->at + t->used, i ? ",%lld" : "%lld", (long long)dim[i]);
+    t->used += sprintf(t->at + t->used, "],\"data_offsets\":[%lld,%lld]}", (long long)w->total,
+                       (long long)end);
     w->end[w->tensor_count++] = end;
     w->total = end;
     return ESA_OK;
@@ -213,20 +246,27 @@ esa_status esa_st_writer_declare(esa_tensors_writer *w, const char *name, int32_
 
 static esa_status write_header(esa_tensors_writer *w)
 {
-    static const char open_metadata[] = "{\"__metadata__\":{", spaces[ESA_ST_ALIGN + 1] = "                                                                ";
+    static const char open_metadata[] = "{\"__metadata__\":{",
+                      spaces[ESA_ST_ALIGN + 1] =
+                          "                                                                ";
     const int has_metadata = w->metadata.used > 0;
     int64_t length = w->tensors.used + 2;
-    if (has_metadata) length += w->metadata.used + (int64_t)sizeof open_metadata - 2 + (w->tensors.used ? 2 : 1);
-    /* Spaces after the object bring the data to a multiple of 64, so that a mapped tensor may be used where it lies. */
+    if (has_metadata)
+        length += w->metadata.used + (int64_t)sizeof open_metadata - 2 + (w->tensors.used ? 2 : 1);
+    /* Spaces after the object bring the data to a multiple of 64, so that a mapped tensor may be
+     * used where it lies. */
     const int64_t pad = (ESA_ST_ALIGN - (8 + length) % ESA_ST_ALIGN) % ESA_ST_ALIGN;
     const int64_t total = length + pad;
     if (total > ESA_ST_MAX_HEADER)
-        return esa_fail(w->ctx, ESA_ERR_ARGUMENT, "%.200s: the header would have %lld bytes, at most %lld are allowed", w->out.path,
-                        (long long)total, (long long)ESA_ST_MAX_HEADER);
+        return esa_fail(w->ctx, ESA_ERR_ARGUMENT,
+                        "%.200s: the header would have %lld bytes, at most %lld are allowed",
+                        w->out.path, (long long)total, (long long)ESA_ST_MAX_HEADER);
     uint8_t prefix[8];
     for (int i = 0; i < 8; i++) prefix[i] = (uint8_t)((uint64_t)total >> (8 * i));
     esa_status status = esa_outfile_write(&w->out, prefix, 8);
-    if (status == ESA_OK) status = esa_outfile_write(&w->out, has_metadata ? open_metadata : "{", has_metadata ? (int64_t)sizeof open_metadata - 1 : 1);
+    if (status == ESA_OK)
+        status = esa_outfile_write(&w->out, has_metadata ? open_metadata : "{",
+                                   has_metadata ? (int64_t)sizeof open_metadata - 1 : 1);
     if (status == ESA_OK && has_metadata) {
         status = esa_outfile_write(&w->out, w->metadata.at, w->metadata.used);
         if (status == ESA_OK) status = esa_outfile_write(&w->out, "},", w->tensors.used ? 2 : 1);
@@ -239,7 +279,8 @@ static esa_status write_header(esa_tensors_writer *w)
     return status;
 }
 
-/* After a failed write the file cannot become right any more: give it up at once, so that a full disk gets its space back. */
+/* After a failed write the file cannot become right any more: give it up at once, so that a full
+ * disk gets its space back. */
 static esa_status give_up(esa_tensors_writer *w, esa_status status)
 {
     w->state = FAILED;
@@ -250,40 +291,58 @@ static esa_status give_up(esa_tensors_writer *w, esa_status status)
 
 esa_status esa_st_writer_data(esa_tensors_writer *w, const void *data, int64_t bytes)
 {
-    if (w->state == FAILED) return esa_fail(w->ctx, w->failure, "%.200s could not be written earlier and was given up", w->out.path);
-    if (w->state == FINISHED) return esa_fail(w->ctx, ESA_ERR_STATE, "%.200s is already finished", w->out.path);
+    if (w->state == FAILED)
+        return esa_fail(w->ctx, w->failure, "%.200s could not be written earlier and was given up",
+                        w->out.path);
+    if (w->state == FINISHED)
+        return esa_fail(w->ctx, ESA_ERR_STATE, "%.200s is already finished", w->out.path);
     if (bytes < 0 || (bytes && !data))
-        return esa_fail(w->ctx, ESA_ERR_ARGUMENT, "%.200s: data is NULL or its size is negative (%lld)", w->out.path, (long long)bytes);
+        return esa_fail(w->ctx, ESA_ERR_ARGUMENT,
+                        "%.200s: data is NULL or its size is negative (%lld)", w->out.path,
+                        (long long)bytes);
     const int64_t done = w->state == WRITING ? w->out.written - w->header : 0;
     if (bytes > w->total - done)
-        return esa_fail(w->ctx, ESA_ERR_ARGUMENT, "%.200s: %lld bytes of data were declared, %lld would be written", w->out.path,
-                        (long long)w->total, (long long)(done + bytes));
+        return esa_fail(w->ctx, ESA_ERR_ARGUMENT,
+                        "%.200s: %lld bytes of data were declared, %lld would be written",
+                        w->out.path, (long long)w->total, (long long)(done + bytes));
     esa_status status = w->state == DECLARING ? write_header(w) : ESA_OK;
     if (status == ESA_OK) status = esa_outfile_write(&w->out, data, bytes);
     return status == ESA_OK ? ESA_OK : give_up(w, status);
 }
 
-esa_status esa_st_writer_put(esa_tensors_writer *w, int64_t tensor, int64_t offset, const void *data, int64_t bytes)
+esa_status esa_st_writer_put(esa_tensors_writer *w, int64_t tensor, int64_t offset,
+                             const void *data, int64_t bytes)
 {
-    if (w->state == FAILED) return esa_fail(w->ctx, w->failure, "%.200s could not be written earlier and was given up", w->out.path);
-    if (w->state == FINISHED) return esa_fail(w->ctx, ESA_ERR_STATE, "%.200s is already finished", w->out.path);
+    if (w->state == FAILED)
+        return esa_fail(w->ctx, w->failure, "%.200s could not be written earlier and was given up",
+                        w->out.path);
+    if (w->state == FINISHED)
+        return esa_fail(w->ctx, ESA_ERR_STATE, "%.200s is already finished", w->out.path);
     const int64_t begin = tensor > 0 && tensor < w->tensor_count ? w->end[tensor - 1] : 0;
-    if (tensor < 0 || tensor >= w->tensor_count || offset < 0 || bytes < 0 || bytes > w->end[tensor] - begin - offset)
-        return esa_fail(w->ctx, ESA_ERR_INTERNAL, "%.200s: bytes outside of tensor %lld were to be written", w->out.path, (long long)tensor);
+    if (tensor < 0 || tensor >= w->tensor_count || offset < 0 || bytes < 0 ||
+        bytes > w->end[tensor] - begin - offset)
+        return esa_fail(w->ctx, ESA_ERR_INTERNAL,
+                        "%.200s: bytes outside of tensor %lld were to be written", w->out.path,
+                        (long long)tensor);
     esa_status status = w->state == DECLARING ? write_header(w) : ESA_OK;
-    if (status == ESA_OK) status = esa_outfile_put(&w->out, w->header + begin + offset, data, bytes);
+    if (status == ESA_OK)
+        status = esa_outfile_put(&w->out, w->header + begin + offset, data, bytes);
     return status == ESA_OK ? ESA_OK : give_up(w, status);
 }
 
 esa_status esa_st_writer_finish(esa_tensors_writer *w)
 {
-    if (w->state == FAILED) return esa_fail(w->ctx, w->failure, "%.200s could not be written earlier and was given up", w->out.path);
-    if (w->state == FINISHED) return esa_fail(w->ctx, ESA_ERR_STATE, "%.200s is already finished", w->out.path);
+    if (w->state == FAILED)
+        return esa_fail(w->ctx, w->failure, "%.200s could not be written earlier and was given up",
+                        w->out.path);
+    if (w->state == FINISHED)
+        return esa_fail(w->ctx, ESA_ERR_STATE, "%.200s is already finished", w->out.path);
     esa_status status = w->state == DECLARING ? write_header(w) : ESA_OK;
     const int64_t done = w->out.written - w->header;
     if (status == ESA_OK && done != w->total)
-        status = esa_fail(w->ctx, ESA_ERR_STATE, "%.200s: %lld bytes of data were declared, only %lld were written", w->out.path,
-                          (long long)w->total, (long long)done);
+        status = esa_fail(w->ctx, ESA_ERR_STATE,
+                          "%.200s: %lld bytes of data were declared, only %lld were written",
+                          w->out.path, (long long)w->total, (long long)done);
     if (status == ESA_OK) status = esa_outfile_commit(&w->out);
     if (status != ESA_OK) return give_up(w, status);
     w->state = FINISHED;

@@ -1,4 +1,5 @@
-/* tensors_api.c - the public face of tensor files: argument checks and the ctx guard around safetensors.h.
+/* tensors_api.c - the public face of tensor files: argument checks and the ctx guard around
+ * safetensors.h.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "io/safetensors.h"
 
@@ -6,8 +7,10 @@
 #include <string.h>
 
 /* The layout a binding sees; a change here is a change of the ABI. */
-_Static_assert(sizeof(esa_tensor_info) == 16 + 8 * ESA_FILE_MAX_RANK + 8 + 2 * sizeof(void *) + 16, "esa_tensor_info has no padding");
-_Static_assert(offsetof(esa_tensor_info, dim) == 16 && offsetof(esa_tensor_info, bytes) == 80, "esa_tensor_info offsets");
+_Static_assert(sizeof(esa_tensor_info) == 16 + 8 * ESA_FILE_MAX_RANK + 8 + 2 * sizeof(void *) + 16,
+               "esa_tensor_info has no padding");
+_Static_assert(offsetof(esa_tensor_info, dim) == 16 && offsetof(esa_tensor_info, bytes) == 80,
+               "esa_tensor_info offsets");
 
 esa_status esa_tensors_open(esa_ctx *ctx, esa_tensors **file, const char *path)
 {
@@ -19,12 +22,14 @@ esa_status esa_tensors_open(esa_ctx *ctx, esa_tensors **file, const char *path)
     return status;
 }
 
-esa_status esa_tensors_open_memory(esa_ctx *ctx, esa_tensors **file, const void *bytes, int64_t size)
+esa_status esa_tensors_open_memory(esa_ctx *ctx, esa_tensors **file, const void *bytes,
+                                   int64_t size)
 {
     if (file) *file = NULL;
     esa_status status = esa_ctx_enter(ctx);
     if (status != ESA_OK) return status;
-    status = file ? esa_st_open_memory(ctx, file, bytes, size) : esa_fail(ctx, ESA_ERR_ARGUMENT, "file is NULL");
+    status = file ? esa_st_open_memory(ctx, file, bytes, size)
+                  : esa_fail(ctx, ESA_ERR_ARGUMENT, "file is NULL");
     esa_ctx_leave(ctx);
     return status;
 }
@@ -52,8 +57,12 @@ esa_status esa_tensors_at(const esa_tensors *file, int64_t i, esa_tensor_info *i
     const esa_status status = esa_ctx_enter(file->ctx);
     if (status != ESA_OK) return status;
     const int good = i >= 0 && i < file->count;
-    if (good) fill_info(file, &file->entry[i], info);
-    else esa_fail(file->ctx, ESA_ERR_ARGUMENT, "%s: tensor number %lld was asked for, the file has %lld", file->label, (long long)i, (long long)file->count);
+    if (good)
+        fill_info(file, &file->entry[i], info);
+    else
+        esa_fail(file->ctx, ESA_ERR_ARGUMENT,
+                 "%s: tensor number %lld was asked for, the file has %lld", file->label,
+                 (long long)i, (long long)file->count);
     esa_ctx_leave(file->ctx);
     return good ? ESA_OK : ESA_ERR_ARGUMENT;
 }
@@ -65,17 +74,24 @@ esa_status esa_tensors_find(const esa_tensors *file, const char *name, esa_tenso
     const esa_status status = esa_ctx_enter(file->ctx);
     if (status != ESA_OK) return status;
     const esa_st_entry *e = esa_st_find(file, name);
-    if (e) fill_info(file, e, info);
-    else esa_fail(file->ctx, ESA_ERR_ARGUMENT, "%s: there is no tensor '%s'", file->label, esa_quote(name).text);
+    if (e)
+        fill_info(file, e, info);
+    else
+        esa_fail(file->ctx, ESA_ERR_ARGUMENT, "%s: there is no tensor '%s'", file->label,
+                 esa_quote(name).text);
     esa_ctx_leave(file->ctx);
     return e ? ESA_OK : ESA_ERR_ARGUMENT;
 }
 
-const char *esa_tensors_metadata(const esa_tensors *file, const char *key) { return file && key ? esa_st_metadata(file, key) : NULL; }
+const char *esa_tensors_metadata(const esa_tensors *file, const char *key)
+{
+    return file && key ? esa_st_metadata(file, key) : NULL;
+}
 
 int64_t esa_tensors_metadata_count(const esa_tensors *file) { return file ? file->pair_count : 0; }
 
-esa_status esa_tensors_metadata_at(const esa_tensors *file, int64_t i, const char **key, const char **value)
+esa_status esa_tensors_metadata_at(const esa_tensors *file, int64_t i, const char **key,
+                                   const char **value)
 {
     if (!file || !key || !value || i < 0 || i >= file->pair_count) return ESA_ERR_ARGUMENT;
     *key = file->pair[i].key;
@@ -88,12 +104,14 @@ esa_status esa_tensors_writer_create(esa_ctx *ctx, esa_tensors_writer **writer, 
     if (writer) *writer = NULL;
     esa_status status = esa_ctx_enter(ctx);
     if (status != ESA_OK) return status;
-    status = writer ? esa_st_writer_open(ctx, writer, path) : esa_fail(ctx, ESA_ERR_ARGUMENT, "writer is NULL");
+    status = writer ? esa_st_writer_open(ctx, writer, path)
+                    : esa_fail(ctx, ESA_ERR_ARGUMENT, "writer is NULL");
     esa_ctx_leave(ctx);
     return status;
 }
 
-esa_status esa_tensors_writer_metadata(esa_tensors_writer *writer, const char *key, const char *value)
+esa_status esa_tensors_writer_metadata(esa_tensors_writer *writer, const char *key,
+                                       const char *value)
 {
     if (!writer) return ESA_ERR_ARGUMENT;
     esa_ctx *ctx = esa_st_writer_ctx(writer);
@@ -104,7 +122,8 @@ esa_status esa_tensors_writer_metadata(esa_tensors_writer *writer, const char *k
     return status;
 }
 
-esa_status esa_tensors_writer_declare(esa_tensors_writer *writer, const char *name, int32_t dtype, int32_t rank, const int64_t *dim)
+esa_status esa_tensors_writer_declare(esa_tensors_writer *writer, const char *name, int32_t dtype,
+                                      int32_t rank, const int64_t *dim)
 {
     if (!writer) return ESA_ERR_ARGUMENT;
     esa_ctx *ctx = esa_st_writer_ctx(writer);

@@ -1,12 +1,14 @@
 /* budget.c - how many blocks each head and each row may keep.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Heads: base/budget.h. Rows: the head's total, spread so that dense rows take all they see and the others the same share, each at
- * least what is forced on it. Everything is deterministic; ties go to the lower row. */
-#include "base/budget.h"
+ * Heads: rules/budget.h. Rows: the head's total, spread so that dense rows take all they see and
+ * the others the same share, each at least what is forced on it. Everything is deterministic; ties
+ * go to the lower row. */
+#include "rules/budget.h"
 #include "mask/mask.h"
 
-void esa_budget_entropy(int32_t *k, const double *entropy, int64_t H, int64_t nk, double budget, double *scratch)
+void esa_budget_entropy(int32_t *k, const double *entropy, int64_t H, int64_t nk, double budget,
+                        double *scratch)
 {
     esa_budget_heads(k, entropy, H, nk, budget, scratch);
 }
@@ -14,26 +16,35 @@ void esa_budget_entropy(int32_t *k, const double *entropy, int64_t H, int64_t nk
 static int64_t spread_sum(const int32_t *visible, const int32_t *least, int64_t nq, double f)
 {
     int64_t sum = 0;
-    for (int64_t i = 0; i < nq; i++) sum += esa_spread_quota(least[i], esa_spread_whole(visible[i], f));
+    for (int64_t i = 0; i < nq; i++)
+        sum += esa_spread_quota(least[i], esa_spread_whole(visible[i], f));
     return sum;
 }
 
-void esa_budget_spread(int32_t *quota, const int32_t *visible, const int32_t *least, int64_t nq, int64_t total)
+void esa_budget_spread(int32_t *quota, const int32_t *visible, const int32_t *least, int64_t nq,
+                       int64_t total)
 {
     double lo = 0.0, hi = 1.0;
     if (spread_sum(visible, least, nq, hi) <= total) lo = hi;
-    for (int32_t it = 0; it < ESA_SPREAD_STEPS && lo < hi; it++) {  /* the largest share f whose whole blocks fit into total */
+    /* the largest share f whose whole blocks fit into total */
+    for (int32_t it = 0; it < ESA_SPREAD_STEPS && lo < hi; it++) {
         const double mid = lo + (hi - lo) / 2;
         if (mid <= lo || mid >= hi) break;
-        if (spread_sum(visible, least, nq, mid) <= total) lo = mid;
-        else hi = mid;
+        if (spread_sum(visible, least, nq, mid) <= total)
+            lo = mid;
+        else
+            hi = mid;
     }
     int64_t left = total - spread_sum(visible, least, nq, lo);
-    for (int64_t i = 0; i < nq; i++) quota[i] = (int32_t)esa_spread_quota(least[i], esa_spread_whole(visible[i], lo));
-    /* What rounding left over: one block each to the first rows; a row that already holds more than its share waits. */
+    for (int64_t i = 0; i < nq; i++)
+        quota[i] = (int32_t)esa_spread_quota(least[i], esa_spread_whole(visible[i], lo));
+    /* What rounding left over: one block each to the first rows; a row that already holds more than
+     * its share waits. */
     for (int32_t turn = 0; turn < 2; turn++)
         for (int64_t i = 0; i < nq && left > 0; i++) {
-            if (!esa_spread_takes(quota[i], visible[i], least[i], esa_spread_whole(visible[i], lo), turn)) continue;
+            if (!esa_spread_takes(quota[i], visible[i], least[i], esa_spread_whole(visible[i], lo),
+                                  turn))
+                continue;
             quota[i]++;
             left--;
         }

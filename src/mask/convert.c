@@ -1,13 +1,16 @@
-/* convert.c - masks to and from the caller's arrays: lists, bits, FA4's full_block_cnt / full_block_idx.
+/* convert.c - masks to and from the caller's arrays: lists, bits, FA4's full_block_cnt /
+ * full_block_idx.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Everything that comes from outside is read once and judged while it is copied; the first fault ends the call with one
- * sentence that names the row, what was found there and what was expected, and the half-built mask is freed. */
+ * Everything that comes from outside is read once and judged while it is copied; the first fault
+ * ends the call with one sentence that names the row, what was found there and what was expected,
+ * and the half-built mask is freed. */
 #include <stdio.h>
 #include <string.h>
 #include "mask/mask.h"
 
-#define MAX_BLOCK_SIZE (1 << 20)    /* tokens; far above any kernel, low enough that no product overflows */
+#define MAX_BLOCK_SIZE                                                                             \
+    (1 << 20) /* tokens; far above any kernel, low enough that no product overflows */
 
 /* A layout that was never filled counts as "no layout". */
 static int32_t layout_is_blank(const esa_layout *layout)
@@ -23,28 +26,37 @@ static esa_status begin(esa_ctx *ctx, esa_mask **mask, const esa_mask_info *info
 {
     if (!info) return esa_fail(ctx, ESA_ERR_ARGUMENT, "info is NULL, expected a mask description");
     if (info->struct_size != sizeof *info)
-        return esa_fail(ctx, ESA_ERR_VERSION, "esa_mask_info has struct_size %u, this library knows %u",
+        return esa_fail(ctx, ESA_ERR_VERSION,
+                        "esa_mask_info has struct_size %u, this library knows %u",
                         (unsigned)info->struct_size, (unsigned)sizeof *info);
     if (info->B < 1 || info->H < 1 || info->Nq < 1 || info->Nk < 1)
-        return esa_fail(ctx, ESA_ERR_SHAPE, "mask of B=%lld H=%lld Nq=%lld Nk=%lld: each must be at least 1",
-                        (long long)info->B, (long long)info->H, (long long)info->Nq, (long long)info->Nk);
-    if (info->block_q < 1 || info->block_k < 1 || info->block_q > MAX_BLOCK_SIZE || info->block_k > MAX_BLOCK_SIZE)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "mask of %dx%d blocks: each side must be 1..%d tokens",
-                        (int)info->block_q, (int)info->block_k, MAX_BLOCK_SIZE);
+        return esa_fail(
+            ctx, ESA_ERR_SHAPE, "mask of B=%lld H=%lld Nq=%lld Nk=%lld: each must be at least 1",
+            (long long)info->B, (long long)info->H, (long long)info->Nq, (long long)info->Nk);
+    if (info->block_q < 1 || info->block_k < 1 || info->block_q > MAX_BLOCK_SIZE ||
+        info->block_k > MAX_BLOCK_SIZE)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "mask of %dx%d blocks: each side must be 1..%d tokens", (int)info->block_q,
+                        (int)info->block_k, MAX_BLOCK_SIZE);
     if (info->Nq > INT32_MAX || info->Nk > INT32_MAX)
         return esa_fail(ctx, ESA_ERR_SHAPE, "mask of Nq=%lld Nk=%lld: sequences end at %d tokens",
                         (long long)info->Nq, (long long)info->Nk, INT32_MAX);
-    const int64_t nq = esa_ceil_div(info->Nq, info->block_q), nk = esa_ceil_div(info->Nk, info->block_k);
+    const int64_t nq = esa_ceil_div(info->Nq, info->block_q),
+                  nk = esa_ceil_div(info->Nk, info->block_k);
     if (nq > ESA_MAX_BLOCKS || nk > ESA_MAX_BLOCKS)
-        return esa_fail(ctx, ESA_ERR_SHAPE, "mask of %lld x %lld blocks: at most %d a side; use larger blocks",
+        return esa_fail(ctx, ESA_ERR_SHAPE,
+                        "mask of %lld x %lld blocks: at most %d a side; use larger blocks",
                         (long long)nq, (long long)nk, ESA_MAX_BLOCKS);
     esa_layout layout = info->layout, resolved;
     if (layout_is_blank(&layout)) layout = esa_layout_default();
-    const esa_status status = esa_layout_resolve(ctx, &resolved, &layout, info->Nq, info->Nk, -1, ESA_MODE_FIXED, 0);
+    const esa_status status = esa_layout_resolve(ctx, &resolved, &layout, info->Nq, info->Nk, -1,
+                                                 ESA_MODE_FIXED, 0);
     if (status) return status;
-    *mask = esa_mask_new(&ctx->mem, info->B, info->H, info->Nq, info->Nk, nq, nk, info->block_q, info->block_k);
+    *mask = esa_mask_new(&ctx->mem, info->B, info->H, info->Nq, info->Nk, nq, nk, info->block_q,
+                         info->block_k);
     if (!*mask)
-        return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for a mask of %lld x %lld x %lld x %lld blocks",
+        return esa_fail(ctx, ESA_ERR_MEMORY,
+                        "out of memory for a mask of %lld x %lld x %lld x %lld blocks",
                         (long long)info->B, (long long)info->H, (long long)nq, (long long)nk);
     (*mask)->layout = resolved;
     return ESA_OK;
@@ -53,31 +65,36 @@ static esa_status begin(esa_ctx *ctx, esa_mask **mask, const esa_mask_info *info
 /* "b=0 h=1 i=2" of a row number, for error texts. */
 static const char *row_name(char buf[80], const esa_mask *m, int64_t row)
 {
-    snprintf(buf, 80, "b=%lld h=%lld i=%lld", (long long)(row / m->nq / m->H), (long long)(row / m->nq % m->H),
-             (long long)(row % m->nq));
+    snprintf(buf, 80, "b=%lld h=%lld i=%lld", (long long)(row / m->nq / m->H),
+             (long long)(row / m->nq % m->H), (long long)(row % m->nq));
     return buf;
 }
 
 /* count[rows], index[rows][cap]; names are those of the caller's arrays. */
-static esa_status copy_lists(esa_ctx *ctx, esa_mask *m, const int32_t *count, const int32_t *index, int64_t cap,
-                             const char *count_name, const char *index_name)
+static esa_status copy_lists(esa_ctx *ctx, esa_mask *m, const int32_t *count, const int32_t *index,
+                             int64_t cap, const char *count_name, const char *index_name)
 {
     const int64_t rows = m->B * m->H * m->nq, most = esa_min64(cap, m->nk);
     char buf[80];
     for (int64_t r = 0; r < rows; r++) {
         if (count[r] < 0 || count[r] > most)
-            return esa_fail(ctx, ESA_ERR_ARGUMENT, "%s at %s is %d, expected 0..%lld (nk %lld, room for %lld)", count_name,
-                            row_name(buf, m, r), (int)count[r], (long long)most, (long long)m->nk, (long long)cap);
-        const int32_t *src = index + r * cap;           /* [cap] */
-        uint16_t *dst = m->index + r * m->cap;          /* [nk] */
+            return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                            "%s at %s is %d, expected 0..%lld (nk %lld, room for %lld)", count_name,
+                            row_name(buf, m, r), (int)count[r], (long long)most, (long long)m->nk,
+                            (long long)cap);
+        const int32_t *src = index + r * cap;  /* [cap] */
+        uint16_t *dst = m->index + r * m->cap; /* [nk] */
         int64_t last = -1;
         for (int32_t c = 0; c < count[r]; c++) {
             if (src[c] < 0 || src[c] >= m->nk)
-                return esa_fail(ctx, ESA_ERR_ARGUMENT, "%s at %s, entry %d is %d, expected a key block 0..%lld", index_name,
-                                row_name(buf, m, r), (int)c, (int)src[c], (long long)(m->nk - 1));
+                return esa_fail(
+                    ctx, ESA_ERR_ARGUMENT, "%s at %s, entry %d is %d, expected a key block 0..%lld",
+                    index_name, row_name(buf, m, r), (int)c, (int)src[c], (long long)(m->nk - 1));
             if (src[c] <= last)
-                return esa_fail(ctx, ESA_ERR_ARGUMENT, "%s at %s, entry %d is %d after %lld: entries must ascend", index_name,
-                                row_name(buf, m, r), (int)c, (int)src[c], (long long)last);
+                return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                                "%s at %s, entry %d is %d after %lld: entries must ascend",
+                                index_name, row_name(buf, m, r), (int)c, (int)src[c],
+                                (long long)last);
             last = src[c];
             dst[c] = (uint16_t)src[c];
         }
@@ -87,20 +104,25 @@ static esa_status copy_lists(esa_ctx *ctx, esa_mask *m, const int32_t *count, co
     return ESA_OK;
 }
 
-static esa_status from_lists(esa_ctx *ctx, esa_mask **mask, const esa_mask_info *info, const int32_t *count,
-                             const int32_t *index, int64_t cap, const char *count_name, const char *index_name)
+static esa_status from_lists(esa_ctx *ctx, esa_mask **mask, const esa_mask_info *info,
+                             const int32_t *count, const int32_t *index, int64_t cap,
+                             const char *count_name, const char *index_name)
 {
     esa_mask *m = NULL;
     esa_status status = begin(ctx, &m, info);
     if (status) return status;
-    if (cap < 0) cap = m->nk;                           /* fa4: the pitch is nk itself */
+    if (cap < 0) cap = m->nk; /* fa4: the pitch is nk itself */
     status = copy_lists(ctx, m, count, index, cap, count_name, index_name);
-    if (status) { esa_mask_free(m); return status; }
+    if (status) {
+        esa_mask_free(m);
+        return status;
+    }
     *mask = m;
     return ESA_OK;
 }
 
-static esa_status from_bits(esa_ctx *ctx, esa_mask **mask, const esa_mask_info *info, const uint8_t *bits)
+static esa_status from_bits(esa_ctx *ctx, esa_mask **mask, const esa_mask_info *info,
+                            const uint8_t *bits)
 {
     esa_mask *m = NULL;
     const esa_status status = begin(ctx, &m, info);
@@ -111,8 +133,10 @@ static esa_status from_bits(esa_ctx *ctx, esa_mask **mask, const esa_mask_info *
         const uint8_t byte = bits[r * pitch + pitch - 1];
         char buf[80];
         if (!(byte & beyond)) continue;
-        const esa_status bad = esa_fail(ctx, ESA_ERR_ARGUMENT, "bits at %s: last byte is 0x%02x, expected no bit at or above %lld",
-                                        row_name(buf, m, r), (unsigned)byte, (long long)m->nk);
+        const esa_status bad = esa_fail(
+            ctx, ESA_ERR_ARGUMENT,
+            "bits at %s: last byte is 0x%02x, expected no bit at or above %lld",
+            row_name(buf, m, r), (unsigned)byte, (long long)m->nk);
         esa_mask_free(m);
         return bad;
     }
@@ -121,46 +145,57 @@ static esa_status from_bits(esa_ctx *ctx, esa_mask **mask, const esa_mask_info *
     return ESA_OK;
 }
 
-esa_status esa_mask_from_lists(esa_ctx *ctx, esa_mask **mask, const esa_mask_info *info, const int32_t *count,
-                               const int32_t *index, int64_t cap)
+esa_status esa_mask_from_lists(esa_ctx *ctx, esa_mask **mask, const esa_mask_info *info,
+                               const int32_t *count, const int32_t *index, int64_t cap)
 {
     if (mask) *mask = NULL;
     if (!ctx) return ESA_ERR_ARGUMENT;
     esa_status status = esa_ctx_enter(ctx);
     if (status) return status;
     if (!mask || !count || !index)
-        status = esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is NULL", !mask ? "mask" : !count ? "count" : "index");
+        status = esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is NULL",
+                          !mask    ? "mask"
+                          : !count ? "count"
+                                   : "index");
     else if (cap < 0)
-        status = esa_fail(ctx, ESA_ERR_ARGUMENT, "cap is %lld, expected the pitch of index, 0 or more", (long long)cap);
+        status = esa_fail(ctx, ESA_ERR_ARGUMENT,
+                          "cap is %lld, expected the pitch of index, 0 or more", (long long)cap);
     else
         status = from_lists(ctx, mask, info, count, index, cap, "count", "index");
     esa_ctx_leave(ctx);
     return status;
 }
 
-esa_status esa_mask_from_fa4(esa_ctx *ctx, esa_mask **mask, const esa_mask_info *info, const int32_t *full_block_cnt,
-                             const int32_t *full_block_idx)
+esa_status esa_mask_from_fa4(esa_ctx *ctx, esa_mask **mask, const esa_mask_info *info,
+                             const int32_t *full_block_cnt, const int32_t *full_block_idx)
 {
     if (mask) *mask = NULL;
     if (!ctx) return ESA_ERR_ARGUMENT;
     esa_status status = esa_ctx_enter(ctx);
     if (status) return status;
     if (!mask || !full_block_cnt || !full_block_idx)
-        status = esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is NULL", !mask ? "mask" : !full_block_cnt ? "full_block_cnt" : "full_block_idx");
+        status = esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is NULL",
+                          !mask             ? "mask"
+                          : !full_block_cnt ? "full_block_cnt"
+                                            : "full_block_idx");
     else
-        status = from_lists(ctx, mask, info, full_block_cnt, full_block_idx, -1, "full_block_cnt", "full_block_idx");
+        status = from_lists(ctx, mask, info, full_block_cnt, full_block_idx, -1, "full_block_cnt",
+                            "full_block_idx");
     esa_ctx_leave(ctx);
     return status;
 }
 
-esa_status esa_mask_from_bits(esa_ctx *ctx, esa_mask **mask, const esa_mask_info *info, const uint8_t *bits)
+esa_status esa_mask_from_bits(esa_ctx *ctx, esa_mask **mask, const esa_mask_info *info,
+                              const uint8_t *bits)
 {
     if (mask) *mask = NULL;
     if (!ctx) return ESA_ERR_ARGUMENT;
     esa_status status = esa_ctx_enter(ctx);
     if (status) return status;
-    if (!mask || !bits) status = esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is NULL", !mask ? "mask" : "bits");
-    else status = from_bits(ctx, mask, info, bits);
+    if (!mask || !bits)
+        status = esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is NULL", !mask ? "mask" : "bits");
+    else
+        status = from_bits(ctx, mask, info, bits);
     esa_ctx_leave(ctx);
     return status;
 }
@@ -193,7 +228,8 @@ esa_status esa_mask_to_lists(const esa_mask *mask, int32_t *count, int32_t *inde
 
 esa_status esa_mask_to_fa4(const esa_mask *mask, int32_t *full_block_cnt, int32_t *full_block_idx)
 {
-    return mask ? esa_mask_to_lists(mask, full_block_cnt, full_block_idx, mask->nk) : ESA_ERR_ARGUMENT;
+    return mask ? esa_mask_to_lists(mask, full_block_cnt, full_block_idx, mask->nk)
+                : ESA_ERR_ARGUMENT;
 }
 
 esa_status esa_mask_to_bits(const esa_mask *mask, uint8_t *bits)

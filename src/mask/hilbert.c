@@ -1,22 +1,25 @@
 /* hilbert.c - a generalised Hilbert curve through a box of any size.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Idea (J. Cerveny's "Gilbert" curve; the code is our own): a piece is a box walked from one corner to the corner at the other
- * end of its first axis. A long piece is cut across that axis into two pieces in a row. Otherwise one or both of the other axes
- * are halved, and the walk goes out, along and back, like the classic curve: three pieces for a flat box, five for a solid
- * one. Halves are kept even where possible, because an even side lets the walk end next to where the following piece begins;
- * an odd box can force a diagonal step, never a jump across the box.
+ * Idea (J. Cerveny's "Gilbert" curve; the code is our own): a piece is a box walked from one corner
+ * to the corner at the other end of its first axis. A long piece is cut across that axis into two
+ * pieces in a row. Otherwise one or both of the other axes are halved, and the walk goes out, along
+ * and back, like the classic curve: three pieces for a flat box, five for a solid one. Halves are
+ * kept even where possible, because an even side lets the walk end next to where the following
+ * piece begins; an odd box can force a diagonal step, never a jump across the box.
  *
  * Recursion: a cut always shrinks the longest sides, so the depth is below 3 log2(size). */
 #include "mask/mask.h"
 
 typedef struct axis {
-    int64_t n;                      /* number of cells */
-    int64_t dir;                    /* +1 or -1 */
-    int32_t of;                     /* which coordinate it moves: 0 t, 1 h, 2 w */
+    int64_t n;   /* number of cells */
+    int64_t dir; /* +1 or -1 */
+    int32_t of;  /* which coordinate it moves: 0 t, 1 h, 2 w */
 } axis;
 
-typedef struct point { int64_t c[3]; } point;
+typedef struct point {
+    int64_t c[3];
+} point;
 
 typedef struct walk {
     int32_t *out;
@@ -30,8 +33,17 @@ static point moved(point p, axis a, int64_t cells)
     return p;
 }
 
-static axis part(axis a, int64_t n) { a.n = n; return a; }
-static axis back(axis a, int64_t n) { a.n = n; a.dir = -a.dir; return a; }
+static axis part(axis a, int64_t n)
+{
+    a.n = n;
+    return a;
+}
+static axis back(axis a, int64_t n)
+{
+    a.n = n;
+    a.dir = -a.dir;
+    return a;
+}
 
 /* Half of n, made even when the side is long enough to bear it. */
 static int64_t even_half(int64_t n)
@@ -50,9 +62,11 @@ static void piece(walk *k, point p, axis a, axis b, axis c)
         }
         return;
     }
-    if (a.n == 1) {                 /* a plate across the walk: its longer side becomes the way */
-        if (b.n >= c.n) piece(k, p, b, c, a);
-        else piece(k, p, c, b, a);
+    if (a.n == 1) { /* a plate across the walk: its longer side becomes the way */
+        if (b.n >= c.n)
+            piece(k, p, b, c, a);
+        else
+            piece(k, p, c, b, a);
         return;
     }
     const int64_t a1 = even_half(a.n), a2 = a.n - a1;
@@ -61,7 +75,8 @@ static void piece(walk *k, point p, axis a, axis b, axis c)
         piece(k, moved(p, a, a1), part(a, a2), b, c);
         return;
     }
-    /* Much flatter one way than the other: leave the thin axis whole and do the flat figure in the other two. */
+    /* Much flatter one way than the other: leave the thin axis whole and do the flat figure in the
+     * other two. */
     if (3 * b.n > 4 * c.n || c.n == 1) {
         const int64_t b1 = even_half(b.n), b2 = b.n - b1;
         piece(k, p, part(b, b1), c, part(a, a1));
@@ -80,7 +95,8 @@ static void piece(walk *k, point p, axis a, axis b, axis c)
     piece(k, p, part(b, b1), part(c, c1), part(a, a1));
     piece(k, moved(p, b, b1), c, part(a, a1), part(b, b2));
     piece(k, moved(moved(p, b, b1 - 1), c, c.n - 1), a, back(b, b1), back(c, c2));
-    piece(k, moved(moved(moved(p, a, a.n - 1), b, b1), c, c.n - 1), back(c, c.n), back(a, a2), part(b, b2));
+    piece(k, moved(moved(moved(p, a, a.n - 1), b, b1), c, c.n - 1), back(c, c.n), back(a, a2),
+          part(b, b2));
     piece(k, moved(moved(p, a, a.n - 1), b, b1 - 1), back(b, b1), part(c, c1), back(a, a2));
 }
 
@@ -90,7 +106,10 @@ void esa_hilbert(int32_t *out, int32_t base, int64_t t, int64_t h, int64_t w)
     const axis T = { t, 1, 0 }, H = { h, 1, 1 }, W = { w, 1, 2 };
     const point origin = { { 0, 0, 0 } };
     /* The longest side is the way from begin to end; ties prefer width, as raster does. */
-    if (w >= h && w >= t) piece(&k, origin, W, H, T);
-    else if (h >= t) piece(&k, origin, H, W, T);
-    else piece(&k, origin, T, W, H);
+    if (w >= h && w >= t)
+        piece(&k, origin, W, H, T);
+    else if (h >= t)
+        piece(&k, origin, H, W, T);
+    else
+        piece(&k, origin, T, W, H);
 }

@@ -1,4 +1,5 @@
-/* layout.c - how tokens lie in the sequence: defaults, checks, comparison. The orders themselves are in order.c.
+/* layout.c - how tokens lie in the sequence: defaults, checks, comparison. The orders themselves
+ * are in order.c.
  * SPDX-License-Identifier: Apache-2.0 */
 #include <string.h>
 #include "mask/mask.h"
@@ -10,7 +11,10 @@ esa_layout esa_layout_default(void)
     layout.struct_size = sizeof layout;
     layout.order = ESA_ORDER_DEFAULT;
     layout.protect_first_frame = -1;
-    layout.window[0] = 2;  layout.window[1] = 8;  layout.window[2] = 8;     /* 128 tokens: one box fills one key block */
+    /* 128 tokens: one box fills one key block */
+    layout.window[0] = 2;
+    layout.window[1] = 8;
+    layout.window[2] = 8;
     return layout;
 }
 
@@ -23,56 +27,72 @@ static const char *order_name(int32_t order)
 static int32_t has_grid(const int32_t grid[3]) { return grid[0] > 0; }
 
 /* One side's grid and text against its length N. */
-static esa_status check_side(esa_ctx *ctx, const char *side, const int32_t grid[3], int32_t front, int32_t back, int64_t N)
+static esa_status check_side(esa_ctx *ctx, const char *side, const int32_t grid[3], int32_t front,
+                             int32_t back, int64_t N)
 {
     const int32_t zeros = (grid[0] == 0) + (grid[1] == 0) + (grid[2] == 0);
     if (grid[0] < 0 || grid[1] < 0 || grid[2] < 0 || (zeros != 0 && zeros != 3))
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "grid_%s is %d,%d,%d, expected t,h,w of at least 1 each, or three zeros", side,
-                        (int)grid[0], (int)grid[1], (int)grid[2]);
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "grid_%s is %d,%d,%d, expected t,h,w of at least 1 each, or three zeros",
+                        side, (int)grid[0], (int)grid[1], (int)grid[2]);
     if (front < 0 || back < 0)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "text on the %s side is %d front, %d back, expected 0 or more", side, (int)front, (int)back);
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "text on the %s side is %d front, %d back, expected 0 or more", side,
+                        (int)front, (int)back);
     const int64_t text = (int64_t)front + back;
     if (zeros == 3) {
         if (text > N)
-            return esa_fail(ctx, ESA_ERR_SHAPE, "text on the %s side is %d front + %d back, but N%s is %lld", side, (int)front,
-                            (int)back, side, (long long)N);
+            return esa_fail(ctx, ESA_ERR_SHAPE,
+                            "text on the %s side is %d front + %d back, but N%s is %lld", side,
+                            (int)front, (int)back, side, (long long)N);
         return ESA_OK;
     }
     const int64_t video = esa_size_mul(esa_size_mul(grid[0], grid[1]), grid[2]);
     if (video < 0 || video > INT32_MAX || video + text != N)
-        return esa_fail(ctx, ESA_ERR_SHAPE, "grid_%s %dx%dx%d with text %d front, %d back does not make N%s = %lld tokens", side,
-                        (int)grid[0], (int)grid[1], (int)grid[2], (int)front, (int)back, side, (long long)N);
+        return esa_fail(
+            ctx, ESA_ERR_SHAPE,
+            "grid_%s %dx%dx%d with text %d front, %d back does not make N%s = %lld tokens", side,
+            (int)grid[0], (int)grid[1], (int)grid[2], (int)front, (int)back, side, (long long)N);
     return ESA_OK;
 }
 
 static esa_status check_fields(esa_ctx *ctx, const esa_layout *in)
 {
     if (in->struct_size != sizeof *in)
-        return esa_fail(ctx, ESA_ERR_VERSION, "esa_layout has struct_size %u, this library knows %u", (unsigned)in->struct_size,
-                        (unsigned)sizeof *in);
+        return esa_fail(ctx, ESA_ERR_VERSION,
+                        "esa_layout has struct_size %u, this library knows %u",
+                        (unsigned)in->struct_size, (unsigned)sizeof *in);
     if (in->order < ESA_ORDER_DEFAULT || in->order > ESA_ORDER_HILBERT)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "order is %d, expected -1 (default) .. %d", (int)in->order, ESA_ORDER_HILBERT);
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "order is %d, expected -1 (default) .. %d",
+                        (int)in->order, ESA_ORDER_HILBERT);
     if (in->order_applied < 0 || in->order_applied > 1)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "order_applied is %d, expected 0 or 1", (int)in->order_applied);
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "order_applied is %d, expected 0 or 1",
+                        (int)in->order_applied);
     if (in->protect_first_frame < -1 || in->protect_first_frame > 1)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "protect_first_frame is %d, expected -1, 0 or 1", (int)in->protect_first_frame);
-    if (in->order == ESA_ORDER_TILE3D && (in->window[0] < 1 || in->window[1] < 1 || in->window[2] < 1))
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "window is %d,%d,%d, expected t,h,w of at least 1 each", (int)in->window[0],
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "protect_first_frame is %d, expected -1, 0 or 1",
+                        (int)in->protect_first_frame);
+    if (in->order == ESA_ORDER_TILE3D &&
+        (in->window[0] < 1 || in->window[1] < 1 || in->window[2] < 1))
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "window is %d,%d,%d, expected t,h,w of at least 1 each", (int)in->window[0],
                         (int)in->window[1], (int)in->window[2]);
     for (int32_t i = 0; i < 8; i++)
         if (in->reserved[i])
-            return esa_fail(ctx, ESA_ERR_ARGUMENT, "esa_layout.reserved[%d] is %d, expected 0", (int)i, (int)in->reserved[i]);
+            return esa_fail(ctx, ESA_ERR_ARGUMENT, "esa_layout.reserved[%d] is %d, expected 0",
+                            (int)i, (int)in->reserved[i]);
     return ESA_OK;
 }
 
-esa_status esa_layout_resolve(esa_ctx *ctx, esa_layout *out, const esa_layout *in, int64_t Nq, int64_t Nk, int32_t selector,
-                              int32_t mode, int32_t causal)
+esa_status esa_layout_resolve(esa_ctx *ctx, esa_layout *out, const esa_layout *in, int64_t Nq,
+                              int64_t Nk, int32_t selector, int32_t mode, int32_t causal)
 {
     esa_status status = check_fields(ctx, in);
     if (status) return status;
     esa_layout r = *in;
-    const int32_t k_blank = !r.grid_k[0] && !r.grid_k[1] && !r.grid_k[2] && !r.text_front_k && !r.text_back_k;
-    /* The compat rf_v2 rule never looks at the key side's shape (its latent_shape_k is decoration). */
+    const int32_t k_blank = !r.grid_k[0] && !r.grid_k[1] && !r.grid_k[2] && !r.text_front_k &&
+                            !r.text_back_k;
+    /* The compat rf_v2 rule never looks at the key side's shape (its latent_shape_k is
+     * decoration). */
     const int32_t compat_rf = selector == ESA_SELECT_RF_V2 && mode != ESA_MODE_FIXED;
     if ((k_blank && Nk == Nq) || (compat_rf && Nk == Nq)) {
         memcpy(r.grid_k, r.grid_q, sizeof r.grid_k);
@@ -86,23 +106,32 @@ esa_status esa_layout_resolve(esa_ctx *ctx, esa_layout *out, const esa_layout *i
     const int32_t grid_q = has_grid(r.grid_q), grid_k = has_grid(r.grid_k);
     if (compat_rf) {
         if (!grid_q || Nq != Nk)
-            return esa_fail(ctx, ESA_ERR_SHAPE, "rf_v2 in compat mode needs grid_q and Nq = Nk; grid_q is %d,%d,%d, Nq %lld, Nk %lld",
-                            (int)r.grid_q[0], (int)r.grid_q[1], (int)r.grid_q[2], (long long)Nq, (long long)Nk);
+            return esa_fail(ctx, ESA_ERR_SHAPE,
+                            "rf_v2 in compat mode needs grid_q and Nq = Nk; grid_q is %d,%d,%d, Nq "
+                            "%lld, Nk %lld",
+                            (int)r.grid_q[0], (int)r.grid_q[1], (int)r.grid_q[2], (long long)Nq,
+                            (long long)Nk);
         r.order = ESA_ORDER_TILE;
     }
     if (r.order == ESA_ORDER_DEFAULT) {
-        const int32_t tiled = selector == ESA_SELECT_RF_V2 && grid_q && grid_k && (!causal || r.order_applied);
+        const int32_t tiled = selector == ESA_SELECT_RF_V2 && grid_q && grid_k &&
+                              (!causal || r.order_applied);
         r.order = tiled ? ESA_ORDER_TILE : ESA_ORDER_RASTER;
     }
     if (r.order != ESA_ORDER_RASTER && !(grid_q && grid_k))
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "order %s needs a grid of the %s side", order_name(r.order), grid_q ? "k" : "q");
-    /* Reordered keys have no past and future left to tell apart; compat rf_v2 ignores causal altogether. */
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "order %s needs a grid of the %s side",
+                        order_name(r.order), grid_q ? "k" : "q");
+    /* Reordered keys have no past and future left to tell apart; compat rf_v2 ignores causal
+     * altogether. */
     if (causal && r.order != ESA_ORDER_RASTER && !r.order_applied && !compat_rf)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "causal attention needs order raster or order_applied = 1, given order %s", order_name(r.order));
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "causal attention needs order raster or order_applied = 1, given order %s",
+                        order_name(r.order));
 
     if (r.protect_first_frame < 0) r.protect_first_frame = selector == ESA_SELECT_RF_V2;
     if (!grid_q && !grid_k) r.protect_first_frame = 0;
-    /* A still image has no first frame worth protecting: everything would be dense (compat does exactly that). */
+    /* A still image has no first frame worth protecting: everything would be dense (compat does
+     * exactly that). */
     if (mode == ESA_MODE_FIXED && r.grid_q[0] <= 1 && r.grid_k[0] <= 1) r.protect_first_frame = 0;
     *out = r;
     return ESA_OK;
@@ -111,11 +140,14 @@ esa_status esa_layout_resolve(esa_ctx *ctx, esa_layout *out, const esa_layout *i
 int32_t esa_layout_same(const esa_layout *a, const esa_layout *b)
 {
     if (a->order != b->order) return 0;
-    if (memcmp(a->grid_q, b->grid_q, sizeof a->grid_q) || memcmp(a->grid_k, b->grid_k, sizeof a->grid_k)) return 0;
+    if (memcmp(a->grid_q, b->grid_q, sizeof a->grid_q) ||
+        memcmp(a->grid_k, b->grid_k, sizeof a->grid_k))
+        return 0;
     if (a->text_front_q != b->text_front_q || a->text_back_q != b->text_back_q) return 0;
     if (a->text_front_k != b->text_front_k || a->text_back_k != b->text_back_k) return 0;
     if (a->order == ESA_ORDER_TILE3D && memcmp(a->window, b->window, sizeof a->window)) return 0;
-    /* Protection cuts a segment of its own out of these two orders; raster and tile stand as they are either way. */
+    /* Protection cuts a segment of its own out of these two orders; raster and tile stand as they
+     * are either way. */
     const int32_t cut = a->order == ESA_ORDER_TILE3D || a->order == ESA_ORDER_HILBERT;
     return !cut || a->protect_first_frame == b->protect_first_frame;
 }

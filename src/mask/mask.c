@@ -1,8 +1,10 @@
-/* mask.c - the mask object: memory, rows, facts. Conversions to and from caller arrays are in convert.c.
+/* mask.c - the mask object: memory, rows, facts. Conversions to and from caller arrays are in
+ * convert.c.
  * SPDX-License-Identifier: Apache-2.0
  *
- * count int32[B][H][nq] and index uint16[B][H][nq][cap] are two allocations of the allocator copied into the mask, so a mask
- * may outlive its ctx. cap = nk: a row can always hold every block, filling a mask never allocates. */
+ * count int32[B][H][nq] and index uint16[B][H][nq][cap] are two allocations of the allocator copied
+ * into the mask, so a mask may outlive its ctx. cap = nk: a row can always hold every block,
+ * filling a mask never allocates. */
 #include <math.h>
 #include <string.h>
 #include "mask/mask.h"
@@ -14,18 +16,28 @@ static int64_t count_bytes(const esa_mask *m)
 
 static int64_t index_bytes(const esa_mask *m)
 {
-    return esa_size_mul(esa_size_mul(esa_size_mul(esa_size_mul(m->B, m->H), m->nq), m->cap), (int64_t)sizeof(uint16_t));
+    return esa_size_mul(esa_size_mul(esa_size_mul(esa_size_mul(m->B, m->H), m->nq), m->cap),
+                        (int64_t)sizeof(uint16_t));
 }
 
-esa_mask *esa_mask_new(const esa_allocator *mem, int64_t B, int64_t H, int64_t Nq, int64_t Nk, int64_t nq, int64_t nk,
-                       int32_t block_q, int32_t block_k)
+esa_mask *esa_mask_new(const esa_allocator *mem, int64_t B, int64_t H, int64_t Nq, int64_t Nk,
+                       int64_t nq, int64_t nk, int32_t block_q, int32_t block_k)
 {
     esa_mask *m = esa_mem_zalloc(mem, (int64_t)sizeof *m);
     if (!m) return NULL;
     m->mem = *mem;
-    m->B = B;  m->H = H;  m->Nq = Nq;  m->Nk = Nk;  m->nq = nq;  m->nk = nk;  m->cap = nk;
-    m->block_q = block_q;  m->block_k = block_k;
-    m->runnable = 1;  m->selector = -1;  m->mode = ESA_MODE_FIXED;
+    m->B = B;
+    m->H = H;
+    m->Nq = Nq;
+    m->Nk = Nk;
+    m->nq = nq;
+    m->nk = nk;
+    m->cap = nk;
+    m->block_q = block_q;
+    m->block_k = block_k;
+    m->runnable = 1;
+    m->selector = -1;
+    m->mode = ESA_MODE_FIXED;
     m->asked = (double)NAN;
     m->layout = esa_layout_default();
     m->layout.order = ESA_ORDER_RASTER;
@@ -33,7 +45,10 @@ esa_mask *esa_mask_new(const esa_allocator *mem, int64_t B, int64_t H, int64_t N
     m->existing = esa_size_mul(esa_size_mul(esa_size_mul(B, H), nq), nk);
     m->count = esa_mem_zalloc(mem, count_bytes(m));
     m->index = esa_mem_alloc(mem, index_bytes(m));
-    if (!m->count || !m->index) { esa_mask_free(m); return NULL; }
+    if (!m->count || !m->index) {
+        esa_mask_free(m);
+        return NULL;
+    }
     return m;
 }
 
@@ -54,7 +69,8 @@ void esa_mask_free(esa_mask *mask)
 
 esa_mask *esa_mask_like(const esa_allocator *mem, const esa_mask *src)
 {
-    esa_mask *m = esa_mask_new(mem, src->B, src->H, src->Nq, src->Nk, src->nq, src->nk, src->block_q, src->block_k);
+    esa_mask *m = esa_mask_new(mem, src->B, src->H, src->Nq, src->Nk, src->nq, src->nk,
+                               src->block_q, src->block_k);
     if (!m) return NULL;
     m->filled = src->filled;
     m->runnable = src->runnable;
@@ -75,10 +91,16 @@ esa_status esa_mask_on_host(const esa_mask **host, const esa_mask *mask, const e
     if (!copy) return ESA_ERR_MEMORY;
     const esa_device_heap *dev = &mask->heap;
     int64_t facts[2];
-    esa_status status = dev->download(dev->ordinal, copy->count, mask->count, count_bytes(copy), NULL);
-    if (!status) status = dev->download(dev->ordinal, copy->index, mask->index, index_bytes(copy), NULL);
-    if (!status) status = dev->download(dev->ordinal, facts, mask->facts, (int64_t)sizeof facts, NULL);
-    if (status) { esa_mask_free(copy); return status; }
+    esa_status status = dev->download(dev->ordinal, copy->count, mask->count, count_bytes(copy),
+                                      NULL);
+    if (!status)
+        status = dev->download(dev->ordinal, copy->index, mask->index, index_bytes(copy), NULL);
+    if (!status)
+        status = dev->download(dev->ordinal, facts, mask->facts, (int64_t)sizeof facts, NULL);
+    if (status) {
+        esa_mask_free(copy);
+        return status;
+    }
     copy->existing = facts[0];
     *host = copy;
     return ESA_OK;
@@ -86,7 +108,7 @@ esa_status esa_mask_on_host(const esa_mask **host, const esa_mask *mask, const e
 
 void esa_mask_set_row(esa_mask *mask, int64_t row, const uint8_t *keep)
 {
-    uint16_t *list = mask->index + row * mask->cap;     /* [cap] */
+    uint16_t *list = mask->index + row * mask->cap; /* [cap] */
     int32_t n = 0;
     for (int64_t j = 0; j < mask->nk; j++)
         if (keep[j]) list[n++] = (uint16_t)j;
@@ -97,11 +119,11 @@ void esa_mask_set_bits(esa_mask *mask, const uint8_t *bits)
 {
     const int64_t rows = mask->B * mask->H * mask->nq, pitch = esa_ceil_div(mask->nk, 8);
     for (int64_t r = 0; r < rows; r++) {
-        const uint8_t *b = bits + r * pitch;            /* [ceil(nk/8)] */
+        const uint8_t *b = bits + r * pitch; /* [ceil(nk/8)] */
         uint16_t *list = mask->index + r * mask->cap;
         int32_t n = 0;
         for (int64_t byte = 0; byte < pitch; byte++) {
-            if (!b[byte]) continue;                     /* sparse masks are mostly empty bytes */
+            if (!b[byte]) continue; /* sparse masks are mostly empty bytes */
             const int64_t end = esa_min64(mask->nk, 8 * byte + 8);
             for (int64_t j = 8 * byte; j < end; j++)
                 if (b[byte] >> (j & 7) & 1) list[n++] = (uint16_t)j;
@@ -126,7 +148,8 @@ esa_status esa_mask_get_info(const esa_mask *mask, esa_mask_info *info)
     int64_t existing = mask->existing, kept = 0;
     if (mask->device == ESA_DEVICE_CUDA && mask->filled) {
         int64_t facts[2];
-        const esa_status status = mask->heap.download(mask->heap.ordinal, facts, mask->facts, (int64_t)sizeof facts, NULL);
+        const esa_status status = mask->heap.download(mask->heap.ordinal, facts, mask->facts,
+                                                      (int64_t)sizeof facts, NULL);
         if (status) return status;
         existing = facts[0];
         kept = facts[1];
@@ -136,14 +159,22 @@ esa_status esa_mask_get_info(const esa_mask *mask, esa_mask_info *info)
     esa_mask_info r;
     memset(&r, 0, sizeof r);
     r.struct_size = sizeof r;
-    r.block_q = mask->block_q;  r.block_k = mask->block_k;
+    r.block_q = mask->block_q;
+    r.block_k = mask->block_k;
     r.device = mask->device;
-    r.B = mask->B;  r.H = mask->H;  r.Nq = mask->Nq;  r.Nk = mask->Nk;  r.nq = mask->nq;  r.nk = mask->nk;
+    r.B = mask->B;
+    r.H = mask->H;
+    r.Nq = mask->Nq;
+    r.Nk = mask->Nk;
+    r.nq = mask->nq;
+    r.nk = mask->nk;
     r.density_asked = mask->asked;
     r.kept = kept;
     /* Nothing exists (kv_len 0 everywhere): nothing was lost either. */
     r.density = existing > 0 ? (double)kept / (double)existing : 1.0;
-    r.selector = mask->selector;  r.mode = mask->mode;  r.runnable = mask->runnable;
+    r.selector = mask->selector;
+    r.mode = mask->mode;
+    r.runnable = mask->runnable;
     r.layout = mask->layout;
     *info = r;
     return ESA_OK;

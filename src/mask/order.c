@@ -1,17 +1,18 @@
 /* order.c - orders: permutations of the video tokens that make blocks homogeneous.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The sequence is [text front][video t*h*w][text back]; perm[p] = the token that stands at position p. Orders work inside the
- * segments [text front][frame 0 if protected][other frames][text back] and never across them, so forced blocks (text, frame 0)
- * can be found from positions alone. One exception: tile in compat mode moves the front text behind the video, because the
- * original does. */
+ * The sequence is [text front][video t*h*w][text back]; perm[p] = the token that stands at position
+ * p. Orders work inside the segments [text front][frame 0 if protected][other frames][text back]
+ * and never across them, so forced blocks (text, frame 0) can be found from positions alone. One
+ * exception: tile in compat mode moves the front text behind the video, because the original
+ * does. */
 #include "mask/mask.h"
 
 /* Positions of one side, as perm is filled front to back. */
 typedef struct writer {
     int32_t *perm;
-    int64_t at;                     /* next position */
-    int32_t base;                   /* token number of video token 0 */
+    int64_t at;   /* next position */
+    int32_t base; /* token number of video token 0 */
 } writer;
 
 static void put_run(writer *w, int64_t first, int64_t n)
@@ -19,8 +20,8 @@ static void put_run(writer *w, int64_t first, int64_t n)
     for (int64_t i = 0; i < n; i++) w->perm[w->at++] = (int32_t)(first + i);
 }
 
-/* One h x wd frame whose tokens start at `first`: 8x8 tiles of the largest multiple-of-8 part, then the leftover bottom rows
- * over the full width, then the leftover right columns. */
+/* One h x wd frame whose tokens start at `first`: 8x8 tiles of the largest multiple-of-8 part, then
+ * the leftover bottom rows over the full width, then the leftover right columns. */
 static void put_tiled_frame(writer *w, int64_t first, int64_t h, int64_t wd)
 {
     const int64_t hm = h / 8 * 8, wm = wd / 8 * 8;
@@ -31,15 +32,19 @@ static void put_tiled_frame(writer *w, int64_t first, int64_t h, int64_t wd)
     for (int64_t y = 0; y < hm; y++) put_run(w, first + y * wd + wm, wd - wm);
 }
 
-/* Boxes of window[t,h,w] over frames f0..f1-1, clipped at the edges; boxes in raster order, raster inside. */
-static void put_boxes(writer *w, int64_t f0, int64_t f1, int64_t h, int64_t wd, const int32_t window[3])
+/* Boxes of window[t,h,w] over frames f0..f1-1, clipped at the edges; boxes in raster order, raster
+ * inside. */
+static void put_boxes(writer *w, int64_t f0, int64_t f1, int64_t h, int64_t wd,
+                      const int32_t window[3])
 {
     for (int64_t f = f0; f < f1; f += window[0])
         for (int64_t y = 0; y < h; y += window[1])
             for (int64_t x = 0; x < wd; x += window[2]) {
-                const int64_t fe = esa_min64(f1, f + window[0]), ye = esa_min64(h, y + window[1]), xe = esa_min64(wd, x + window[2]);
+                const int64_t fe = esa_min64(f1, f + window[0]), ye = esa_min64(h, y + window[1]),
+                              xe = esa_min64(wd, x + window[2]);
                 for (int64_t a = f; a < fe; a++)
-                    for (int64_t b = y; b < ye; b++) put_run(w, w->base + (a * h + b) * wd + x, xe - x);
+                    for (int64_t b = y; b < ye; b++)
+                        put_run(w, w->base + (a * h + b) * wd + x, xe - x);
             }
 }
 
@@ -51,17 +56,23 @@ static void put_video(writer *w, const esa_layout *layout, int32_t side, int32_t
     if (layout->order == ESA_ORDER_TILE) {
         const int32_t raster0 = mode != ESA_MODE_FIXED && (h % 8 != 0 || wd % 8 != 0);
         for (int64_t f = 0; f < t; f++) {
-            if (f == 0 && raster0) put_run(w, w->base, frame);
-            else put_tiled_frame(w, w->base + f * frame, h, wd);
+            if (f == 0 && raster0)
+                put_run(w, w->base, frame);
+            else
+                put_tiled_frame(w, w->base + f * frame, h, wd);
         }
     } else if (layout->order == ESA_ORDER_TILE3D) {
         const int32_t flat[3] = { 1, layout->window[1], layout->window[2] };
         if (protect) put_boxes(w, 0, 1, h, wd, flat);
         put_boxes(w, protect, t, h, wd, layout->window);
     } else if (layout->order == ESA_ORDER_HILBERT) {
-        if (protect) { esa_hilbert(w->perm + w->at, w->base, 1, h, wd);  w->at += frame; }
+        if (protect) {
+            esa_hilbert(w->perm + w->at, w->base, 1, h, wd);
+            w->at += frame;
+        }
         const int64_t rest = t - protect;
-        if (rest > 0) esa_hilbert(w->perm + w->at, (int32_t)(w->base + protect * frame), rest, h, wd);
+        if (rest > 0)
+            esa_hilbert(w->perm + w->at, (int32_t)(w->base + protect * frame), rest, h, wd);
         w->at += rest * frame;
     } else {
         put_run(w, w->base, t * frame);
@@ -70,14 +81,17 @@ static void put_video(writer *w, const esa_layout *layout, int32_t side, int32_t
 
 int32_t esa_order_is_identity(const esa_layout *layout, int32_t side, int32_t mode)
 {
-    (void)mode;                     /* raster is the identity in every mode, and nothing else is assumed to be */
+    (void)mode; /* raster is the identity in every mode, and nothing else is assumed to be */
     return layout->order == ESA_ORDER_RASTER || (side ? layout->grid_k[0] : layout->grid_q[0]) == 0;
 }
 
 void esa_order_build(int32_t *perm, int64_t N, const esa_layout *layout, int32_t side, int32_t mode)
 {
     writer w = { perm, 0, side ? layout->text_front_k : layout->text_front_q };
-    if (esa_order_is_identity(layout, side, mode)) { put_run(&w, 0, N); return; }
+    if (esa_order_is_identity(layout, side, mode)) {
+        put_run(&w, 0, N);
+        return;
+    }
     const int32_t text_last = layout->order == ESA_ORDER_TILE && mode != ESA_MODE_FIXED;
     if (!text_last) put_run(&w, 0, w.base);
     put_video(&w, layout, side, mode);
@@ -85,18 +99,28 @@ void esa_order_build(int32_t *perm, int64_t N, const esa_layout *layout, int32_t
     put_run(&w, w.at, N - w.at);
 }
 
-static esa_status order_checked(esa_ctx *ctx, int32_t *perm, int64_t N, const esa_layout *layout, int32_t side, int32_t mode)
+static esa_status order_checked(esa_ctx *ctx, int32_t *perm, int64_t N, const esa_layout *layout,
+                                int32_t side, int32_t mode)
 {
-    if (!perm || !layout) return esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is NULL", perm ? "layout" : "perm");
-    if (side != 0 && side != 1) return esa_fail(ctx, ESA_ERR_ARGUMENT, "side is %d, expected 0 (q) or 1 (k)", (int)side);
+    if (!perm || !layout)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is NULL", perm ? "layout" : "perm");
+    if (side != 0 && side != 1)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "side is %d, expected 0 (q) or 1 (k)", (int)side);
     if (mode < ESA_MODE_FIXED || mode > ESA_MODE_COMPAT_ROUND)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "mode is %d, expected 0 .. %d", (int)mode, ESA_MODE_COMPAT_ROUND);
-    if (N < 1 || N > INT32_MAX) return esa_fail(ctx, ESA_ERR_SHAPE, "N is %lld, expected 1 .. %d tokens", (long long)N, INT32_MAX);
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "mode is %d, expected 0 .. %d", (int)mode,
+                        ESA_MODE_COMPAT_ROUND);
+    if (N < 1 || N > INT32_MAX)
+        return esa_fail(ctx, ESA_ERR_SHAPE, "N is %lld, expected 1 .. %d tokens", (long long)N,
+                        INT32_MAX);
     if (layout->struct_size != sizeof *layout)
-        return esa_fail(ctx, ESA_ERR_VERSION, "esa_layout has struct_size %u, this library expects %u", layout->struct_size, (unsigned)sizeof *layout);
-    /* The other side's length is not known here and does not matter: this side is put in both places. */
+        return esa_fail(ctx, ESA_ERR_VERSION,
+                        "esa_layout has struct_size %u, this library expects %u",
+                        layout->struct_size, (unsigned)sizeof *layout);
+    /* The other side's length is not known here and does not matter: this side is put in both
+     * places. */
     esa_layout one = *layout, resolved;
-    const int32_t k_blank = !one.grid_k[0] && !one.grid_k[1] && !one.grid_k[2] && !one.text_front_k && !one.text_back_k;
+    const int32_t k_blank = !one.grid_k[0] && !one.grid_k[1] && !one.grid_k[2] &&
+                            !one.text_front_k && !one.text_back_k;
     if (side == 1 && !k_blank) {
         for (int32_t i = 0; i < 3; i++) one.grid_q[i] = one.grid_k[i];
         one.text_front_q = one.text_front_k;
@@ -110,7 +134,8 @@ static esa_status order_checked(esa_ctx *ctx, int32_t *perm, int64_t N, const es
     return ESA_OK;
 }
 
-esa_status esa_order(esa_ctx *ctx, int32_t *perm, int64_t N, const esa_layout *layout, int32_t side, int32_t mode)
+esa_status esa_order(esa_ctx *ctx, int32_t *perm, int64_t N, const esa_layout *layout, int32_t side,
+                     int32_t mode)
 {
     if (!ctx) return ESA_ERR_ARGUMENT;
     esa_status status = esa_ctx_enter(ctx);

@@ -1,30 +1,36 @@
-/* inflate.c - unpacks zlib streams (RFC 1950, 1951): every block kind, strict about codes, lengths, distances and the check sum.
+/* inflate.c - unpacks zlib streams (RFC 1950, 1951): every block kind, strict about codes, lengths,
+ * distances and the check sum.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Canonical Huffman codes are walked bit by bit with a count per length: no tables to build but two small arrays, a few tens of MB a
- * second, which is plenty beside the filters of PNG. */
+ * Canonical Huffman codes are walked bit by bit with a count per length: no tables to build but two
+ * small arrays, a few tens of MB a second, which is plenty beside the filters of PNG. */
 #include "media/frames.h"
 
 #include <string.h>
 
-#define MAX_BITS 15
-#define MAX_LITERALS 288
+#define MAX_BITS      15
+#define MAX_LITERALS  288
 #define MAX_DISTANCES 32
 
 typedef struct source {
     const uint8_t *in;
     int64_t size, at;
-    uint32_t hold;                  /* bits not yet used, least significant first */
+    uint32_t hold; /* bits not yet used, least significant first */
     int count;
-    int ended;                      /* 1: more bits were asked for than there are */
+    int ended; /* 1: more bits were asked for than there are */
 } source;
 
-typedef struct code { uint16_t count[MAX_BITS + 1], symbol[MAX_LITERALS]; } code;
+typedef struct code {
+    uint16_t count[MAX_BITS + 1], symbol[MAX_LITERALS];
+} code;
 
-static uint32_t take(source *s, int bits)               /* bits <= 16 */
+static uint32_t take(source *s, int bits) /* bits <= 16 */
 {
     while (s->count < bits) {
-        if (s->at >= s->size) { s->ended = 1; return 0; }
+        if (s->at >= s->size) {
+            s->ended = 1;
+            return 0;
+        }
         s->hold |= (uint32_t)s->in[s->at++] << s->count;
         s->count += 8;
     }
@@ -34,7 +40,8 @@ static uint32_t take(source *s, int bits)               /* bits <= 16 */
     return value;
 }
 
-/* Canonical codes of these lengths; 0: they are over-subscribed, or incomplete with more than one code. */
+/* Canonical codes of these lengths; 0: they are over-subscribed, or incomplete with more than one
+ * code. */
 static int make_code(code *c, const uint8_t *length, int n)
 {
     uint16_t next[MAX_BITS + 1];
@@ -47,7 +54,8 @@ static int make_code(code *c, const uint8_t *length, int n)
     }
     if (left > 0 && used > 1) return 0;
     next[1] = 0;
-    for (int bits = 1; bits < MAX_BITS; bits++) next[bits + 1] = (uint16_t)(next[bits] + c->count[bits]);
+    for (int bits = 1; bits < MAX_BITS; bits++)
+        next[bits + 1] = (uint16_t)(next[bits] + c->count[bits]);
     for (int i = 0; i < n; i++)
         if (length[i]) c->symbol[next[length[i]]++] = (uint16_t)i;
     return 1;
@@ -70,11 +78,14 @@ static int symbol_of(source *s, const code *c)
 }
 
 /* Symbols until the end of the block; 0: they make no sense or do not fit. */
-static int coded(source *s, uint8_t *out, int64_t room, int64_t *used, const code *literals, const code *distances)
+static int coded(source *s, uint8_t *out, int64_t room, int64_t *used, const code *literals,
+                 const code *distances)
 {
-    static const uint16_t base[29] = { 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 15, 17, 19, 23, 27, 31, 35, 43, 51, 59, 67, 83, 99, 115, 131, 163, 195, 227,
-                                       258 };
-    static const uint8_t extra[29] = { 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 0 };
+    static const uint16_t base[29] = { 3,  4,  5,  6,   7,   8,   9,   10,  11, 13,
+                                       15, 17, 19, 23,  27,  31,  35,  43,  51, 59,
+                                       67, 83, 99, 115, 131, 163, 195, 227, 258 };
+    static const uint8_t extra[29] = { 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2,
+                                       2, 3, 3, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 0 };
     for (;;) {
         const int symbol = symbol_of(s, literals);
         if (symbol < 0 || symbol > 285) return 0;
@@ -88,15 +99,18 @@ static int coded(source *s, uint8_t *out, int64_t room, int64_t *used, const cod
         const int d = symbol_of(s, distances);
         if (d < 0 || d > 29) return 0;
         const int more = d < 4 ? 0 : d / 2 - 1;
-        const int64_t distance = d < 4 ? d + 1 : ((int64_t)(2 + d % 2) << more) + (int64_t)take(s, more) + 1;
+        const int64_t distance = d < 4
+                                     ? d + 1
+                                     : ((int64_t)(2 + d % 2) << more) + (int64_t)take(s, more) + 1;
         if (s->ended || distance > *used || length > room - *used) return 0;
-        for (int64_t i = 0; i < length; i++, (*used)++) out[*used] = out[*used - distance];      /* they may overlap */
+        /* they may overlap */
+        for (int64_t i = 0; i < length; i++, (*used)++) out[*used] = out[*used - distance];
     }
 }
 
 static int stored(source *s, uint8_t *out, int64_t room, int64_t *used)
 {
-    s->hold = 0;                    /* at most seven bits: the rest of a byte */
+    s->hold = 0; /* at most seven bits: the rest of a byte */
     s->count = 0;
     if (s->size - s->at < 4) return 0;
     const uint8_t *head = s->in + s->at;
@@ -123,7 +137,8 @@ static int fixed(source *s, uint8_t *out, int64_t room, int64_t *used)
 
 static int dynamic(source *s, uint8_t *out, int64_t room, int64_t *used)
 {
-    static const uint8_t order[19] = { 16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15 };
+    static const uint8_t order[19] = { 16, 17, 18, 0, 8,  7, 9,  6, 10, 5,
+                                       11, 4,  12, 3, 13, 2, 14, 1, 15 };
     uint8_t length[MAX_LITERALS + MAX_DISTANCES] = { 0 };
     code lengths, literals, distances;
     const int n = (int)take(s, 5) + 257, m = (int)take(s, 5) + 1, k = (int)take(s, 4) + 4;
@@ -134,13 +149,20 @@ static int dynamic(source *s, uint8_t *out, int64_t room, int64_t *used)
     for (int i = 0; i < n + m;) {
         const int symbol = symbol_of(s, &lengths);
         if (symbol < 0 || symbol > 18 || (symbol == 16 && i == 0)) return 0;
-        if (symbol < 16) { length[i++] = (uint8_t)symbol; continue; }
+        if (symbol < 16) {
+            length[i++] = (uint8_t)symbol;
+            continue;
+        }
         const uint8_t value = symbol == 16 ? length[i - 1] : 0;
-        int times = symbol == 16 ? 3 + (int)take(s, 2) : symbol == 17 ? 3 + (int)take(s, 3) : 11 + (int)take(s, 7);
+        int times = symbol == 16   ? 3 + (int)take(s, 2)
+                    : symbol == 17 ? 3 + (int)take(s, 3)
+                                   : 11 + (int)take(s, 7);
         if (s->ended || i + times > n + m) return 0;
         while (times--) length[i++] = value;
     }
-    if (length[256] == 0 || !make_code(&literals, length, n) || !make_code(&distances, length + n, m)) return 0;
+    if (length[256] == 0 || !make_code(&literals, length, n) ||
+        !make_code(&distances, length + n, m))
+        return 0;
     return coded(s, out, room, used, &literals, &distances);
 }
 
@@ -149,15 +171,19 @@ int64_t esa_zlib_unpack(uint8_t *out, int64_t room, const uint8_t *in, int64_t b
     source s = { .in = in, .size = bytes, .at = 2 };
     int64_t used = 0;
     /* Deflate with a window of at most 32 KiB, no preset dictionary, a header that checks. */
-    if (bytes < 6 || (in[0] & 15) != 8 || in[0] >> 4 > 7 || (in[1] & 32) || (in[0] << 8 | in[1]) % 31) return -1;
+    if (bytes < 6 || (in[0] & 15) != 8 || in[0] >> 4 > 7 || (in[1] & 32) ||
+        (in[0] << 8 | in[1]) % 31)
+        return -1;
     for (int last = 0; !last;) {
         last = (int)take(&s, 1);
         const uint32_t kind = take(&s, 2);
         if (s.ended || kind == 3) return -1;
         if (!(kind == 0 ? stored : kind == 1 ? fixed : dynamic)(&s, out, room, &used)) return -1;
     }
-    const uint8_t *check = in + s.at;                   /* whole bytes only were taken ahead: fewer than eight bits are left over */
+    /* whole bytes only were taken ahead: fewer than eight bits are left over */
+    const uint8_t *check = in + s.at;
     if (bytes - s.at < 4) return -1;
-    const uint32_t sum = (uint32_t)check[0] << 24 | (uint32_t)check[1] << 16 | (uint32_t)check[2] << 8 | check[3];
+    const uint32_t sum = (uint32_t)check[0] << 24 | (uint32_t)check[1] << 16 |
+                         (uint32_t)check[2] << 8 | check[3];
     return sum == esa_adler(out, used) ? used : -1;
 }

@@ -1,4 +1,5 @@
-/* npy.c - NumPy's files: a line of Python that names dtype, order and shape, then the elements. The layout is that of tensor_video.c.
+/* npy.c - NumPy's files: a line of Python that names dtype, order and shape, then the elements. The
+ * layout is that of tensor_video.c.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "io/outfile.h"
 #include "io/safetensors.h"
@@ -9,14 +10,19 @@
 
 #define MAX_RANK 8
 
-typedef struct npy { const char *name; const char *at, *end; } npy;
+typedef struct npy {
+    const char *name;
+    const char *at, *end;
+} npy;
 
 static esa_status broken(esa_ctx *ctx, const npy *n)
 {
-    return esa_fail(ctx, ESA_ERR_FORMAT, "%.200s is a damaged NPY: its header makes no sense", n->name);
+    return esa_fail(ctx, ESA_ERR_FORMAT, "%.200s is a damaged NPY: its header makes no sense",
+                    n->name);
 }
 
-/* The value of 'key' in the header's dictionary: at moves behind "'key':" and spaces. 0: no such key. */
+/* The value of 'key' in the header's dictionary: at moves behind "'key':" and spaces. 0: no such
+ * key. */
 static int find(npy *n, const char *key)
 {
     const size_t k = strlen(key);
@@ -36,8 +42,12 @@ static int find(npy *n, const char *key)
 /* '<f4' or "(2, 3)" at n->at. */
 static int32_t dtype_at(const npy *n)
 {
-    static const struct { const char *word; int32_t dtype; } known[] = {
-        { "'|u1'", ESA_FILE_U8 }, { "'<u1'", ESA_FILE_U8 }, { "'<f2'", ESA_FILE_F16 }, { "'<f4'", ESA_FILE_F32 }, { "'<f8'", ESA_FILE_F64 },
+    static const struct {
+        const char *word;
+        int32_t dtype;
+    } known[] = {
+        { "'|u1'", ESA_FILE_U8 },  { "'<u1'", ESA_FILE_U8 },  { "'<f2'", ESA_FILE_F16 },
+        { "'<f4'", ESA_FILE_F32 }, { "'<f8'", ESA_FILE_F64 },
     };
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
         if (n->end - n->at >= 5 && memcmp(n->at, known[i].word, 5) == 0) return known[i].dtype;
@@ -55,22 +65,26 @@ static int32_t shape_at(const npy *n, int64_t dim[MAX_RANK])
         if (*p == ')') return rank;
         int64_t x = 0;
         const char *from = p;
-        for (; p < n->end && *p >= '0' && *p <= '9' && x < INT64_C(1) << 50; p++) x = 10 * x + (*p - '0');
+        for (; p < n->end && *p >= '0' && *p <= '9' && x < INT64_C(1) << 50; p++)
+            x = 10 * x + (*p - '0');
         if (p == from || rank == MAX_RANK) return -1;
         dim[rank++] = x;
     }
 }
 
-esa_status esa_npy_read(esa_ctx *ctx, esa_frames **frames, esa_frames_info *info, const char *name, const uint8_t *bytes, int64_t size,
-                        double fps)
+esa_status esa_npy_read(esa_ctx *ctx, esa_frames **frames, esa_frames_info *info, const char *name,
+                        const uint8_t *bytes, int64_t size, double fps)
 {
     npy n = { .name = name };
     int64_t dim[MAX_RANK] = { 0 };
     if (frames) *frames = NULL;
-    /* Six bytes of magic, the version, the header's length in two bytes or, from version 2, in four. */
+    /* Six bytes of magic, the version, the header's length in two bytes or, from version 2, in
+     * four. */
     const int64_t head = size >= 12 && bytes[6] >= 2 ? 12 : 10;
     if (size < head || bytes[6] < 1 || bytes[6] > 3) return broken(ctx, &n);
-    const int64_t length = head == 10 ? bytes[8] | bytes[9] << 8 : bytes[8] | bytes[9] << 8 | bytes[10] << 16 | (int64_t)bytes[11] << 24;
+    const int64_t length = head == 10 ? bytes[8] | bytes[9] << 8
+                                      : bytes[8] | bytes[9] << 8 | bytes[10] << 16 |
+                                            (int64_t)bytes[11] << 24;
     if (length > size - head) return broken(ctx, &n);
     const char *text = (const char *)bytes + head;
     n.end = text + length;
@@ -78,20 +92,25 @@ esa_status esa_npy_read(esa_ctx *ctx, esa_frames **frames, esa_frames_info *info
     if (!find(&n, "descr")) return broken(ctx, &n);
     const int32_t dtype = dtype_at(&n);
     if (dtype < 0)
-        return esa_fail(ctx, ESA_ERR_DTYPE, "%.200s holds elements of %.*s, a video is '|u1' (0 .. 255) or '<f2', '<f4', '<f8' in [0, 1]", name,
-                        (int)esa_min64(n.end - n.at, 5), n.at);
+        return esa_fail(ctx, ESA_ERR_DTYPE,
+                        "%.200s holds elements of %.*s, a video is '|u1' (0 .. 255) or '<f2', "
+                        "'<f4', '<f8' in [0, 1]",
+                        name, (int)esa_min64(n.end - n.at, 5), n.at);
     n.at = text;
     if (!find(&n, "fortran_order")) return broken(ctx, &n);
     if (*n.at != 'F')
-        return esa_fail(ctx, ESA_ERR_UNSUPPORTED, "%.200s is in Fortran order, which is not read; save numpy.ascontiguousarray(x)", name);
+        return esa_fail(
+            ctx, ESA_ERR_UNSUPPORTED,
+            "%.200s is in Fortran order, which is not read; save numpy.ascontiguousarray(x)", name);
     n.at = text;
     if (!find(&n, "shape")) return broken(ctx, &n);
     const int32_t rank = shape_at(&n, dim);
     if (rank < 0) return broken(ctx, &n);
     const int64_t there = size - head - length, needed = esa_file_bytes(dtype, rank, dim);
     if (needed < 0 || needed != there)
-        return esa_fail(ctx, ESA_ERR_FORMAT, "%.200s holds %lld bytes of elements, its shape asks for %lld", name, (long long)there,
-                        (long long)needed);
+        return esa_fail(ctx, ESA_ERR_FORMAT,
+                        "%.200s holds %lld bytes of elements, its shape asks for %lld", name,
+                        (long long)there, (long long)needed);
     return esa_layout_read(ctx, frames, info, name, dtype, rank, dim, bytes + head + length, fps);
 }
 
@@ -99,9 +118,10 @@ esa_status esa_npy_save(esa_ctx *ctx, const esa_frames *frames, const char *path
 {
     static const char *const words[] = { "|u1", "<f4", "<f2" };
     const int64_t count = (int64_t)frames->height * frames->width * 3, room = 4 * count;
-    char head[129], text[118];                          /* 128 bytes in all: the data is aligned as NumPy's own */
-    snprintf(text, sizeof text, "{'descr': '%s', 'fortran_order': False, 'shape': (%d, %d, %d, 3), }", words[pixels], frames->count,
-             frames->height, frames->width);
+    char head[129], text[118]; /* 128 bytes in all: the data is aligned as NumPy's own */
+    snprintf(text, sizeof text,
+             "{'descr': '%s', 'fortran_order': False, 'shape': (%d, %d, %d, 3), }", words[pixels],
+             frames->count, frames->height, frames->width);
     memcpy(head, "\x93NUMPY\x01\x00\x76\x00", 10);
     snprintf(head + 10, sizeof head - 10, "%-117s\n", text);
     uint8_t *row = esa_mem_alloc(&ctx->mem, room);
@@ -110,7 +130,8 @@ esa_status esa_npy_save(esa_ctx *ctx, const esa_frames *frames, const char *path
     esa_status status = esa_outfile_open(ctx, &out, path);
     if (status == ESA_OK) status = esa_outfile_write(&out, head, 128);
     for (int64_t i = 0; i < frames->count && status == ESA_OK; i++)
-        status = esa_outfile_write(&out, row, esa_layout_write(row, frames->rgb + i * count, count, pixels));
+        status = esa_outfile_write(&out, row,
+                                   esa_layout_write(row, frames->rgb + i * count, count, pixels));
     if (status == ESA_OK) status = esa_outfile_commit(&out);
     esa_outfile_close(&out);
     esa_mem_free(&ctx->mem, row, room);

@@ -1,4 +1,5 @@
-/* png.c - one frame as a PNG: 8-bit RGB, the filter of each row chosen by the smallest sum of differences.
+/* png.c - one frame as a PNG: 8-bit RGB, the filter of each row chosen by the smallest sum of
+ * differences.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "io/outfile.h"
 #include "media/frames.h"
@@ -29,14 +30,20 @@ int esa_png_paeth(int a, int b, int c)
     return pa <= pb && pa <= pc ? a : pb <= pc ? b : c;
 }
 
-/* out[1 + bytes]: the filter's number and the row as differences; the sum of their sizes. up NULL: first row. */
-static int64_t filter_row(uint8_t *out, const uint8_t *row, const uint8_t *up, int64_t bytes, int filter)
+/* out[1 + bytes]: the filter's number and the row as differences; the sum of their sizes. up NULL:
+ * first row. */
+static int64_t filter_row(uint8_t *out, const uint8_t *row, const uint8_t *up, int64_t bytes,
+                          int filter)
 {
     int64_t sum = 0;
     out[0] = (uint8_t)filter;
     for (int64_t i = 0; i < bytes; i++) {
         const int a = i >= 3 ? row[i - 3] : 0, b = up ? up[i] : 0, c = up && i >= 3 ? up[i - 3] : 0;
-        const int guess = filter == 0 ? 0 : filter == 1 ? a : filter == 2 ? b : filter == 3 ? (a + b) / 2 : esa_png_paeth(a, b, c);
+        const int guess = filter == 0   ? 0
+                          : filter == 1 ? a
+                          : filter == 2 ? b
+                          : filter == 3 ? (a + b) / 2
+                                        : esa_png_paeth(a, b, c);
         const uint8_t d = (uint8_t)(row[i] - guess);
         out[1 + i] = d;
         sum += d < 128 ? d : 256 - d;
@@ -53,8 +60,10 @@ static int64_t finish_chunk(uint8_t *data, const char type[4], int64_t count)
     return count + 12;
 }
 
-/* The whole file into out; its size. rows: scratch for the filtered picture, trial: for one filtered row. */
-static int64_t encode(uint8_t *out, uint8_t *rows, uint8_t *trial, int64_t *table, const uint8_t *rgb, int64_t height, int64_t width)
+/* The whole file into out; its size. rows: scratch for the filtered picture, trial: for one
+ * filtered row. */
+static int64_t encode(uint8_t *out, uint8_t *rows, uint8_t *trial, int64_t *table,
+                      const uint8_t *rgb, int64_t height, int64_t width)
 {
     static const uint8_t magic[8] = { 0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n' };
     const int64_t line = width * 3;
@@ -72,7 +81,7 @@ static int64_t encode(uint8_t *out, uint8_t *rows, uint8_t *trial, int64_t *tabl
     uint8_t *at = out;
     memcpy(at, magic, 8);
     at += 8;
-    const uint8_t settings[5] = { 8, 2, 0, 0, 0 };      /* 8 bits, RGB, not interlaced */
+    const uint8_t settings[5] = { 8, 2, 0, 0, 0 }; /* 8 bits, RGB, not interlaced */
     put32(at + 8, (uint32_t)width);
     put32(at + 12, (uint32_t)height);
     memcpy(at + 16, settings, 5);
@@ -84,18 +93,23 @@ static int64_t encode(uint8_t *out, uint8_t *rows, uint8_t *trial, int64_t *tabl
 
 esa_status esa_png_save(esa_ctx *ctx, const esa_frames *frames, int64_t frame, const char *path)
 {
-    const int64_t line = (int64_t)frames->width * 3, plain = (line + 1) * frames->height, bound = esa_zlib_bound(plain) + 64;
+    const int64_t line = (int64_t)frames->width * 3, plain = (line + 1) * frames->height,
+                  bound = esa_zlib_bound(plain) + 64;
     esa_carve carve = { NULL, 0 };
-    for (int pass = 0;; pass++) {                       /* measured, then placed */
-        uint8_t *out = esa_carve_take(&carve, bound), *rows = esa_carve_take(&carve, plain), *trial = esa_carve_take(&carve, line + 1);
+    for (int pass = 0;; pass++) { /* measured, then placed */
+        uint8_t *out = esa_carve_take(&carve, bound), *rows = esa_carve_take(&carve, plain),
+                *trial = esa_carve_take(&carve, line + 1);
         int64_t *table = esa_carve_take(&carve, ESA_ZLIB_TABLE * (int64_t)sizeof *table);
         if (pass == 0) {
             const int64_t bytes = carve.used;
             carve = (esa_carve){ esa_mem_alloc(&ctx->mem, bytes), 0 };
-            if (!carve.base) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory while writing %.200s", path);
+            if (!carve.base)
+                return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory while writing %.200s", path);
             continue;
         }
-        const int64_t size = encode(out, rows, trial, table, frames->rgb + frame * line * frames->height, frames->height, frames->width);
+        const int64_t size = encode(out, rows, trial, table,
+                                    frames->rgb + frame * line * frames->height, frames->height,
+                                    frames->width);
         esa_outfile file;
         esa_status status = esa_outfile_open(ctx, &file, path);
         if (status == ESA_OK) status = esa_outfile_write(&file, out, size);

@@ -1,6 +1,7 @@
-/* save.c - esa_frames_save: the ending of a path chooses the format; a folder of PNG appears whole or not at all.
+/* save.c - esa_frames_save: the ending of a path chooses the format; a folder of PNG appears whole
+ * or not at all.
  * SPDX-License-Identifier: Apache-2.0 */
-#define _GNU_SOURCE                 /* renameat2 */
+#define _GNU_SOURCE /* renameat2 */
 #include "media/frames.h"
 
 #include <dirent.h>
@@ -15,9 +16,12 @@
 #include <unistd.h>
 #include "base/rng.h"
 
-#define LONGEST 4000                /* of a folder's path */
+#define LONGEST 4000 /* of a folder's path */
 
-esa_save_params esa_save_params_default(void) { return (esa_save_params){ .struct_size = sizeof(esa_save_params) }; }
+esa_save_params esa_save_params_default(void)
+{
+    return (esa_save_params){ .struct_size = sizeof(esa_save_params) };
+}
 
 /* NNNNN.png, as we name them. */
 static int is_ours(const char *name)
@@ -32,7 +36,8 @@ static int64_t foreign(const char *folder)
     DIR *d = opendir(folder);
     if (!d) return -1;
     int64_t count = 0;
-    for (struct dirent *e; (e = readdir(d));) count += strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 && !is_ours(e->d_name);
+    for (struct dirent *e; (e = readdir(d));)
+        count += strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 && !is_ours(e->d_name);
     closedir(d);
     return count;
 }
@@ -77,17 +82,20 @@ static void name_folder(esa_ctx *ctx, const char *temp, const char *folder)
     memcpy(ctx->error, text, sizeof text);
 }
 
-/* The new folder takes the place of what stands there: nothing, or an older folder of pictures. Both change places in one step where the system
- * can; else the older one steps aside first, and a process killed between two renames leaves it under a temporary name. */
+/* The new folder takes the place of what stands there: nothing, or an older folder of pictures.
+ * Both change places in one step where the system can; else the older one steps aside first, and a
+ * process killed between two renames leaves it under a temporary name. */
 static esa_status put_in_place(esa_ctx *ctx, const char *temp, const char *folder)
 {
-    if (rename(temp, folder) == 0) return ESA_OK;       /* nothing, or an empty folder */
+    if (rename(temp, folder) == 0) return ESA_OK; /* nothing, or an empty folder */
 #ifdef RENAME_EXCHANGE
-    if ((errno == ENOTEMPTY || errno == EEXIST) && renameat2(AT_FDCWD, temp, AT_FDCWD, folder, RENAME_EXCHANGE) == 0) {
+    if ((errno == ENOTEMPTY || errno == EEXIST) &&
+        renameat2(AT_FDCWD, temp, AT_FDCWD, folder, RENAME_EXCHANGE) == 0) {
         remove_folder(temp);
         return ESA_OK;
     }
-    if (rename(temp, folder) == 0) return ESA_OK;       /* it went away meanwhile; else errno is that of a plain rename again */
+    /* it went away meanwhile; else errno is that of a plain rename again */
+    if (rename(temp, folder) == 0) return ESA_OK;
 #endif
     char old[LONGEST + 40];
     if ((errno == ENOTEMPTY || errno == EEXIST) && make_beside(old, sizeof old, folder)) {
@@ -107,21 +115,29 @@ static esa_status put_in_place(esa_ctx *ctx, const char *temp, const char *folde
     return esa_fail(ctx, ESA_ERR_IO, "%.200s cannot be put in place: %s", folder, strerror(errno));
 }
 
-/* The folder's name without slashes at its end; refused where another folder or a file of that name stands. */
+/* The folder's name without slashes at its end; refused where another folder or a file of that name
+ * stands. */
 static esa_status check_folder(esa_ctx *ctx, char folder[LONGEST + 8], const char *path)
 {
     size_t n = strlen(path);
     while (n > 1 && path[n - 1] == '/') n--;
-    if (n > LONGEST) return esa_fail(ctx, ESA_ERR_ARGUMENT, "a folder's name of %lld bytes is too long", (long long)n);
+    if (n > LONGEST)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "a folder's name of %lld bytes is too long",
+                        (long long)n);
     snprintf(folder, LONGEST + 8, "%.*s", (int)n, path);
     struct stat about;
     if (stat(folder, &about) != 0) return ESA_OK;
-    if (!S_ISDIR(about.st_mode)) return esa_fail(ctx, ESA_ERR_IO, "%.200s is a file, it cannot become a folder of pictures", folder);
+    if (!S_ISDIR(about.st_mode))
+        return esa_fail(ctx, ESA_ERR_IO, "%.200s is a file, it cannot become a folder of pictures",
+                        folder);
     const int64_t others = foreign(folder);
-    if (others < 0) return esa_fail(ctx, ESA_ERR_IO, "%.200s cannot be read: %s", folder, strerror(errno));
+    if (others < 0)
+        return esa_fail(ctx, ESA_ERR_IO, "%.200s cannot be read: %s", folder, strerror(errno));
     if (others > 0)
-        return esa_fail(ctx, ESA_ERR_IO, "%.200s holds %lld entries that are not pictures of a video; give a new folder", folder,
-                        (long long)others);
+        return esa_fail(
+            ctx, ESA_ERR_IO,
+            "%.200s holds %lld entries that are not pictures of a video; give a new folder", folder,
+            (long long)others);
     return ESA_OK;
 }
 
@@ -130,7 +146,8 @@ static esa_status save_folder(esa_ctx *ctx, const esa_frames *frames, const char
     char folder[LONGEST + 8], temp[LONGEST + 40], name[LONGEST + 80];
     esa_status status = check_folder(ctx, folder, path);
     if (status != ESA_OK) return status;
-    if (!make_beside(temp, sizeof temp, folder)) return esa_fail(ctx, ESA_ERR_IO, "%.200s cannot be written: %s", folder, strerror(errno));
+    if (!make_beside(temp, sizeof temp, folder))
+        return esa_fail(ctx, ESA_ERR_IO, "%.200s cannot be written: %s", folder, strerror(errno));
     for (int64_t i = 0; i < frames->count && status == ESA_OK; i++) {
         snprintf(name, sizeof name, "%s/%05lld.png", temp, (long long)i);
         status = esa_png_save(ctx, frames, i, name);
@@ -151,27 +168,40 @@ static esa_status check(esa_ctx *ctx, const char *path, int64_t frames, const es
 {
     if (!path || !*path) return esa_fail(ctx, ESA_ERR_ARGUMENT, "frames or path is missing");
     if (p->struct_size != sizeof *p)
-        return esa_fail(ctx, ESA_ERR_VERSION, "esa_save_params has %u bytes, expected %u", p->struct_size, (unsigned)sizeof *p);
-    if (p->quality < 0 || p->quality > 100) return esa_fail(ctx, ESA_ERR_ARGUMENT, "quality was given %d, expected 0 .. 100", p->quality);
+        return esa_fail(ctx, ESA_ERR_VERSION, "esa_save_params has %u bytes, expected %u",
+                        p->struct_size, (unsigned)sizeof *p);
+    if (p->quality < 0 || p->quality > 100)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "quality was given %d, expected 0 .. 100",
+                        p->quality);
     if (p->fps != 0 && !(p->fps >= 0.01 && p->fps <= 1000))
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "fps was given %g, expected 0 (the frames' own) or 0.01 .. 1000", p->fps);
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "fps was given %g, expected 0 (the frames' own) or 0.01 .. 1000", p->fps);
     if (p->codec < ESA_CODEC_AUTO || p->codec > ESA_CODEC_LOSSLESS)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "codec is %d, expected 0 .. %d", p->codec, ESA_CODEC_LOSSLESS);
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "codec is %d, expected 0 .. %d", p->codec,
+                        ESA_CODEC_LOSSLESS);
     if (p->pixels < ESA_PIXELS_U8 || p->pixels > ESA_PIXELS_F16)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "pixels is %d, expected 0 .. %d", p->pixels, ESA_PIXELS_F16);
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "pixels is %d, expected 0 .. %d", p->pixels,
+                        ESA_PIXELS_F16);
     char folder[LONGEST + 8];
     if (path[strlen(path) - 1] == '/') return check_folder(ctx, folder, path);
-    if (ends_with(path, ".mp4") || ends_with(path, ".y4m") || ends_with(path, ".npy") || ends_with(path, ".safetensors")) return ESA_OK;
+    if (ends_with(path, ".mp4") || ends_with(path, ".y4m") || ends_with(path, ".npy") ||
+        ends_with(path, ".safetensors"))
+        return ESA_OK;
     if (!ends_with(path, ".png"))
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
-                        "%.200s has no ending that names a format: expected .mp4, .y4m, .png, .safetensors, .npy, or a folder (a name that ends in /)", path);
+                        "%.200s has no ending that names a format: expected .mp4, .y4m, .png, "
+                        ".safetensors, .npy, or a folder (a name that ends in /)",
+                        path);
     if (frames > 1)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "%.200s holds one picture, the video has %lld frames: give a folder (a name that ends in /)", path,
-                        (long long)frames);
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "%.200s holds one picture, the video has %lld frames: give a folder (a "
+                        "name that ends in /)",
+                        path, (long long)frames);
     return ESA_OK;
 }
 
-static esa_status save(esa_ctx *ctx, const esa_frames *frames, const char *path, const esa_save_params *params)
+static esa_status save(esa_ctx *ctx, const esa_frames *frames, const char *path,
+                       const esa_save_params *params)
 {
     const esa_save_params p = params ? *params : esa_save_params_default();
     if (!frames) return esa_fail(ctx, ESA_ERR_ARGUMENT, "frames or path is missing");
@@ -182,11 +212,13 @@ static esa_status save(esa_ctx *ctx, const esa_frames *frames, const char *path,
     if (ends_with(path, ".mp4")) return esa_mp4_save(ctx, frames, path, fps, p.quality, p.codec);
     if (ends_with(path, ".y4m")) return esa_y4m_save(ctx, frames, path, fps);
     if (ends_with(path, ".npy")) return esa_npy_save(ctx, frames, path, p.pixels);
-    if (ends_with(path, ".safetensors")) return esa_tensor_video_save(ctx, frames, path, fps, p.pixels);
+    if (ends_with(path, ".safetensors"))
+        return esa_tensor_video_save(ctx, frames, path, fps, p.pixels);
     return esa_png_save(ctx, frames, 0, path);
 }
 
-esa_status esa_frames_save_check(esa_ctx *ctx, const char *path, int64_t frames, const esa_save_params *params)
+esa_status esa_frames_save_check(esa_ctx *ctx, const char *path, int64_t frames,
+                                 const esa_save_params *params)
 {
     esa_status status = esa_ctx_enter(ctx);
     if (status != ESA_OK) return status;
@@ -196,7 +228,8 @@ esa_status esa_frames_save_check(esa_ctx *ctx, const char *path, int64_t frames,
     return status;
 }
 
-esa_status esa_frames_save(esa_ctx *ctx, const esa_frames *frames, const char *path, const esa_save_params *params)
+esa_status esa_frames_save(esa_ctx *ctx, const esa_frames *frames, const char *path,
+                           const esa_save_params *params)
 {
     esa_status status = esa_ctx_enter(ctx);
     if (status != ESA_OK) return status;

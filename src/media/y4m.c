@@ -1,4 +1,5 @@
-/* y4m.c - YUV4MPEG2: a line of text, then FRAME lines and planes. Every video tool reads it; nothing is compressed.
+/* y4m.c - YUV4MPEG2: a line of text, then FRAME lines and planes. Every video tool reads it;
+ * nothing is compressed.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "io/outfile.h"
 #include "media/frames.h"
@@ -14,8 +15,8 @@ static esa_status write_all(esa_outfile *out, const esa_frames *frames, uint8_t 
     int32_t numerator, denominator;
     char head[160];
     esa_fps_fraction(&numerator, &denominator, fps);
-    snprintf(head, sizeof head, "YUV4MPEG2 W%d H%d F%d:%d Ip A1:1 C444 XCOLORRANGE=LIMITED\n", frames->width, frames->height, numerator,
-             denominator);
+    snprintf(head, sizeof head, "YUV4MPEG2 W%d H%d F%d:%d Ip A1:1 C444 XCOLORRANGE=LIMITED\n",
+             frames->width, frames->height, numerator, denominator);
     esa_status status = esa_outfile_write(out, head, (int64_t)strlen(head));
     for (int64_t i = 0; i < frames->count && status == ESA_OK; i++) {
         esa_rgb_to_yuv444(plane, pitch, frames->rgb + i * size * 3, frames->height, frames->width);
@@ -32,7 +33,8 @@ esa_status esa_y4m_save(esa_ctx *ctx, const esa_frames *frames, const char *path
     esa_status status = esa_outfile_open(ctx, &out, path);
     if (status != ESA_OK) return status;
     uint8_t *planes = esa_mem_alloc(&ctx->mem, bytes);
-    status = planes ? write_all(&out, frames, planes, fps) : esa_fail(ctx, ESA_ERR_MEMORY, "out of memory while writing %.200s", path);
+    status = planes ? write_all(&out, frames, planes, fps)
+                    : esa_fail(ctx, ESA_ERR_MEMORY, "out of memory while writing %.200s", path);
     esa_mem_free(&ctx->mem, planes, bytes);
     esa_outfile_close(&out);
     return status;

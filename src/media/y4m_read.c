@@ -1,15 +1,16 @@
-/* y4m_read.c - YUV4MPEG2 with 8 bits: 4:2:0 (chroma where JPEG or where MPEG-2 has it), 4:2:2, 4:4:4, with or without alpha, and grey.
+/* y4m_read.c - YUV4MPEG2 with 8 bits: 4:2:0 (chroma where JPEG or where MPEG-2 has it), 4:2:2,
+ * 4:4:4, with or without alpha, and grey.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "media/frames.h"
 
 #include <string.h>
 
-#define LONGEST 4096                /* of a header line */
+#define LONGEST 4096 /* of a header line */
 
 typedef struct y4m {
     const char *name;
     esa_yuv_layout l;
-    int64_t line;                   /* bytes of the header */
+    int64_t line; /* bytes of the header */
     int planes;
     double fps;
 } y4m;
@@ -28,9 +29,13 @@ static int64_t number(const uint8_t **at, const uint8_t *end)
 /* The chroma word; 0: one we do not read. */
 static int chroma(y4m *v, const char *word, size_t n)
 {
-    static const struct { const char *name; int across, down, left, planes; } known[] = {
-        { "420", 2, 2, 0, 3 }, { "420jpeg", 2, 2, 0, 3 }, { "420mpeg2", 2, 2, 1, 3 }, { "420paldv", 2, 2, 1, 3 }, { "422", 2, 1, 1, 3 },
-        { "444", 1, 1, 0, 3 }, { "444alpha", 1, 1, 0, 4 }, { "mono", 1, 1, 0, 1 },
+    static const struct {
+        const char *name;
+        int across, down, left, planes;
+    } known[] = {
+        { "420", 2, 2, 0, 3 },      { "420jpeg", 2, 2, 0, 3 }, { "420mpeg2", 2, 2, 1, 3 },
+        { "420paldv", 2, 2, 1, 3 }, { "422", 2, 1, 1, 3 },     { "444", 1, 1, 0, 3 },
+        { "444alpha", 1, 1, 0, 4 }, { "mono", 1, 1, 0, 1 },
     };
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
         if (strlen(known[i].name) == n && memcmp(known[i].name, word, n) == 0) {
@@ -46,7 +51,9 @@ static int chroma(y4m *v, const char *word, size_t n)
 static esa_status read_header(esa_ctx *ctx, y4m *v, const uint8_t *bytes, int64_t size, double fps)
 {
     const uint8_t *end = memchr(bytes, '\n', (size_t)esa_min64(size, LONGEST));
-    if (!end) return esa_fail(ctx, ESA_ERR_FORMAT, "%.200s is a damaged Y4M: its first line has no end", v->name);
+    if (!end)
+        return esa_fail(ctx, ESA_ERR_FORMAT, "%.200s is a damaged Y4M: its first line has no end",
+                        v->name);
     v->line = end + 1 - bytes;
     v->l.across = v->l.down = 2;
     v->planes = 3;
@@ -54,25 +61,35 @@ static esa_status read_header(esa_ctx *ctx, y4m *v, const uint8_t *bytes, int64_
     for (const uint8_t *p = bytes + 9; p < end;) {
         const uint8_t *word = p + 1, *stop = memchr(word, ' ', (size_t)(end - word));
         if (!stop) stop = end;
-        if (word == stop) { p = stop; continue; }
+        if (word == stop) {
+            p = stop;
+            continue;
+        }
         const uint8_t *at = word + 1;
-        if (*word == 'W') v->l.width = number(&at, stop);
-        else if (*word == 'H') v->l.height = number(&at, stop);
+        if (*word == 'W')
+            v->l.width = number(&at, stop);
+        else if (*word == 'H')
+            v->l.height = number(&at, stop);
         else if (*word == 'F') {
             const int64_t a = number(&at, stop);
             at++;
             const int64_t b = at < stop ? number(&at, stop) : -1;
-            if (a > 0 && b > 0 && (double)a / (double)b >= 0.01 && (double)a / (double)b <= 1000) v->fps = (double)a / (double)b;
+            if (a > 0 && b > 0 && (double)a / (double)b >= 0.01 && (double)a / (double)b <= 1000)
+                v->fps = (double)a / (double)b;
         } else if (*word == 'C' && !chroma(v, (const char *)at, (size_t)(stop - at)))
-            return esa_fail(ctx, ESA_ERR_UNSUPPORTED, "%.200s has colours C%.*s, expected 8 bits of C420, C422, C444 or Cmono", v->name,
-                            (int)esa_min64(stop - at, 20), (const char *)at);
+            return esa_fail(
+                ctx, ESA_ERR_UNSUPPORTED,
+                "%.200s has colours C%.*s, expected 8 bits of C420, C422, C444 or Cmono", v->name,
+                (int)esa_min64(stop - at, 20), (const char *)at);
         else if (stop - word == 16 && memcmp(word, "XCOLORRANGE=FULL", 16) == 0)
             v->l.full = 1;
         p = stop;
     }
-    if (v->l.width < 1 || v->l.height < 1 || v->l.width > ESA_FRAMES_MAX_SIDE || v->l.height > ESA_FRAMES_MAX_SIDE)
-        return esa_fail(ctx, ESA_ERR_FORMAT, "%.200s has %lld x %lld pixels, expected sides of 1 .. %d", v->name, (long long)v->l.width,
-                        (long long)v->l.height, ESA_FRAMES_MAX_SIDE);
+    if (v->l.width < 1 || v->l.height < 1 || v->l.width > ESA_FRAMES_MAX_SIDE ||
+        v->l.height > ESA_FRAMES_MAX_SIDE)
+        return esa_fail(ctx, ESA_ERR_FORMAT,
+                        "%.200s has %lld x %lld pixels, expected sides of 1 .. %d", v->name,
+                        (long long)v->l.width, (long long)v->l.height, ESA_FRAMES_MAX_SIDE);
     return ESA_OK;
 }
 
@@ -84,27 +101,36 @@ static int64_t frame_line(const uint8_t *bytes, int64_t size, int64_t at)
     return end && (bytes[at + 5] == '\n' || bytes[at + 5] == ' ') ? end + 1 - (bytes + at) : -1;
 }
 
-esa_status esa_y4m_read(esa_ctx *ctx, esa_frames **frames, esa_frames_info *info, const char *name, const uint8_t *bytes, int64_t size,
-                        double fps)
+esa_status esa_y4m_read(esa_ctx *ctx, esa_frames **frames, esa_frames_info *info, const char *name,
+                        const uint8_t *bytes, int64_t size, double fps)
 {
     y4m v = { .name = name };
     if (frames) *frames = NULL;
     esa_status status = read_header(ctx, &v, bytes, size, fps);
     if (status != ESA_OK) return status;
-    const int64_t luma = v.l.width * v.l.height, chroma_size = esa_ceil_div(v.l.width, v.l.across) * esa_ceil_div(v.l.height, v.l.down);
-    const int64_t picture = luma + (v.planes >= 3 ? 2 * chroma_size : 0) + (v.planes == 4 ? luma : 0);
+    const int64_t luma = v.l.width * v.l.height, chroma_size = esa_ceil_div(v.l.width, v.l.across) *
+                                                               esa_ceil_div(v.l.height, v.l.down);
+    const int64_t picture = luma + (v.planes >= 3 ? 2 * chroma_size : 0) +
+                            (v.planes == 4 ? luma : 0);
     int64_t count = 0;
-    for (int64_t at = v.line; at < size; count++) {     /* counted first: the memory is there only for frames that are */
+    /* counted first: the memory is there only for frames that are */
+    for (int64_t at = v.line; at < size; count++) {
         const int64_t line = frame_line(bytes, size, at);
         if (line < 0 || size - at - line < picture)
-            return esa_fail(ctx, ESA_ERR_FORMAT, "%.200s is a damaged Y4M: frame %lld of %lld x %lld pixels is not whole", name, (long long)count,
-                            (long long)v.l.width, (long long)v.l.height);
+            return esa_fail(
+                ctx, ESA_ERR_FORMAT,
+                "%.200s is a damaged Y4M: frame %lld of %lld x %lld pixels is not whole", name,
+                (long long)count, (long long)v.l.width, (long long)v.l.height);
         at += line + picture;
     }
     if (!count) return esa_fail(ctx, ESA_ERR_FORMAT, "%.200s holds no frames", name);
     if (count > ESA_FRAMES_MAX_COUNT)
-        return esa_fail(ctx, ESA_ERR_FORMAT, "%.200s holds %lld frames, expected at most %d", name, (long long)count, ESA_FRAMES_MAX_COUNT);
-    *info = (esa_frames_info){ .struct_size = sizeof *info, .frames = (int32_t)count, .height = (int32_t)v.l.height, .width = (int32_t)v.l.width,
+        return esa_fail(ctx, ESA_ERR_FORMAT, "%.200s holds %lld frames, expected at most %d", name,
+                        (long long)count, ESA_FRAMES_MAX_COUNT);
+    *info = (esa_frames_info){ .struct_size = sizeof *info,
+                               .frames = (int32_t)count,
+                               .height = (int32_t)v.l.height,
+                               .width = (int32_t)v.l.width,
                                .fps = v.fps };
     if (!frames) return ESA_OK;
     status = esa_frames_new(ctx, frames, count, v.l.height, v.l.width, v.fps);
@@ -112,7 +138,8 @@ esa_status esa_y4m_read(esa_ctx *ctx, esa_frames **frames, esa_frames_info *info
     int64_t at = v.line;
     for (int64_t i = 0; i < count; i++) {
         const uint8_t *plane = bytes + at + frame_line(bytes, size, at);
-        esa_yuv_to_rgb((*frames)->rgb + i * luma * 3, plane, v.planes >= 3 ? plane + luma : NULL, plane + luma + chroma_size, &v.l);
+        esa_yuv_to_rgb((*frames)->rgb + i * luma * 3, plane, v.planes >= 3 ? plane + luma : NULL,
+                       plane + luma + chroma_size, &v.l);
         at = plane + picture - bytes;
     }
     return ESA_OK;

@@ -1,5 +1,6 @@
-/* compare.c - esa_frames_compare and esa_frames_measure: metrics over a video. PSNR, SSIM and flicker spread frames over the ctx's threads;
- * LPIPS takes a frame at a time, whose layers are spread.
+/* compare.c - esa_frames_compare and esa_frames_measure: metrics over a video. PSNR, SSIM and
+ * flicker spread frames over the ctx's threads; LPIPS takes a frame at a time, whose layers are
+ * spread.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "base/pool.h"
 #include "media/frames.h"
@@ -10,9 +11,9 @@
 
 typedef struct compare {
     const esa_frames *a, *b;
-    double *ssim, *lpips;           /* [count] */
-    int64_t *error, *change;        /* [count] */
-    double *scratch;                /* [threads][each] */
+    double *ssim, *lpips;    /* [count] */
+    int64_t *error, *change; /* [count] */
+    double *scratch;         /* [threads][each] */
     int64_t each;
 } compare;
 
@@ -26,31 +27,40 @@ static void one_frame(void *arg, int64_t i, int32_t worker)
     c->ssim[i] = esa_ssim(a, b, c->a->height, c->a->width, c->scratch + worker * c->each);
 }
 
-static esa_status check(esa_ctx *ctx, const esa_frames *a, const esa_frames *b, const esa_lpips *lpips)
+static esa_status check(esa_ctx *ctx, const esa_frames *a, const esa_frames *b,
+                        const esa_lpips *lpips)
 {
     if (a->count != b->count || a->height != b->height || a->width != b->width)
-        return esa_fail(ctx, ESA_ERR_SHAPE, "%d frames of %d x %d cannot be compared with %d frames of %d x %d", b->count, b->width, b->height,
-                        a->count, a->width, a->height);
+        return esa_fail(ctx, ESA_ERR_SHAPE,
+                        "%d frames of %d x %d cannot be compared with %d frames of %d x %d",
+                        b->count, b->width, b->height, a->count, a->width, a->height);
     if (a->height < ESA_SSIM_WINDOW || a->width < ESA_SSIM_WINDOW)
-        return esa_fail(ctx, ESA_ERR_SHAPE, "frames of %d x %d are smaller than the window of SSIM, %d x %d", a->width, a->height,
-                        ESA_SSIM_WINDOW, ESA_SSIM_WINDOW);
+        return esa_fail(ctx, ESA_ERR_SHAPE,
+                        "frames of %d x %d are smaller than the window of SSIM, %d x %d", a->width,
+                        a->height, ESA_SSIM_WINDOW, ESA_SSIM_WINDOW);
     const int32_t least = esa_lpips_least(lpips);
     if (a->height < least || a->width < least)
-        return esa_fail(ctx, ESA_ERR_SHAPE, "frames of %d x %d are too small for LPIPS with %s, which needs %d x %d", a->width, a->height,
-                        esa_lpips_net(lpips), least, least);
-    if (lpips && lpips->ctx != ctx) return esa_fail(ctx, ESA_ERR_ARGUMENT, "lpips was opened with another ctx");
+        return esa_fail(ctx, ESA_ERR_SHAPE,
+                        "frames of %d x %d are too small for LPIPS with %s, which needs %d x %d",
+                        a->width, a->height, esa_lpips_net(lpips), least, least);
+    if (lpips && lpips->ctx != ctx)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "lpips was opened with another ctx");
     return ESA_OK;
 }
 
-static esa_status perceive(esa_ctx *ctx, compare *c, esa_lpips *lpips, int32_t (*progress)(void *, int32_t, int32_t), void *user)
+static esa_status perceive(esa_ctx *ctx, compare *c, esa_lpips *lpips,
+                           int32_t (*progress)(void *, int32_t, int32_t), void *user)
 {
     const int64_t size = (int64_t)c->a->height * c->a->width * 3;
     for (int32_t i = 0; i < c->a->count; i++) {
         c->lpips[i] = NAN;
         if (!lpips) continue;
-        const esa_status status = esa_lpips_distance(lpips, &c->lpips[i], c->a->rgb + i * size, c->b->rgb + i * size, c->a->height, c->a->width);
+        const esa_status status = esa_lpips_distance(lpips, &c->lpips[i], c->a->rgb + i * size,
+                                                     c->b->rgb + i * size, c->a->height,
+                                                     c->a->width);
         if (status != ESA_OK) return status;
-        if (progress && progress(user, i + 1, c->a->count)) return esa_fail(ctx, ESA_ERR_STATE, "cancelled");
+        if (progress && progress(user, i + 1, c->a->count))
+            return esa_fail(ctx, ESA_ERR_STATE, "cancelled");
     }
     return ESA_OK;
 }
@@ -73,15 +83,22 @@ static void summarise(esa_metrics *out, double *each, const compare *c, const es
         each[i * ESA_METRIC_COUNT + ESA_METRIC_PSNR] = esa_psnr(c->error[i], size);
         each[i * ESA_METRIC_COUNT + ESA_METRIC_SSIM] = c->ssim[i];
         each[i * ESA_METRIC_COUNT + ESA_METRIC_LPIPS] = c->lpips[i];
-        each[i * ESA_METRIC_COUNT + ESA_METRIC_FLICKER] = i ? esa_root_mean(c->change[i], size) : NAN;
+        each[i * ESA_METRIC_COUNT + ESA_METRIC_FLICKER] = i ? esa_root_mean(c->change[i], size)
+                                                            : NAN;
     }
-    *out = (esa_metrics){ .struct_size = sizeof *out, .frames = (int32_t)count, .psnr = esa_psnr(error, count * size),
-                          .ssim = ssim / (double)count, .psnr_min = esa_psnr(worst, size), .ssim_min = least,
-                          .lpips = lpips_sum / (double)count, .lpips_max = lpips ? lpips_max : NAN,
+    *out = (esa_metrics){ .struct_size = sizeof *out,
+                          .frames = (int32_t)count,
+                          .psnr = esa_psnr(error, count * size),
+                          .ssim = ssim / (double)count,
+                          .psnr_min = esa_psnr(worst, size),
+                          .ssim_min = least,
+                          .lpips = lpips_sum / (double)count,
+                          .lpips_max = lpips ? lpips_max : NAN,
                           .flicker = count > 1 ? esa_root_mean(change, (count - 1) * size) : NAN };
 }
 
-static esa_status measure(esa_ctx *ctx, esa_metrics *out, double *each, const esa_frames *a, const esa_frames *b, esa_lpips *lpips,
+static esa_status measure(esa_ctx *ctx, esa_metrics *out, double *each, const esa_frames *a,
+                          const esa_frames *b, esa_lpips *lpips,
                           int32_t (*progress)(void *, int32_t, int32_t), void *user)
 {
     esa_status status = check(ctx, a, b, lpips);
@@ -90,7 +107,8 @@ static esa_status measure(esa_ctx *ctx, esa_metrics *out, double *each, const es
     const int64_t threads = esa_pool_threads(ctx->pool), count = a->count;
     const int64_t bytes = (4 * count + threads * c.each) * (int64_t)sizeof(double);
     double *block = esa_mem_alloc(&ctx->mem, bytes);
-    if (!block) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory while comparing %d frames", a->count);
+    if (!block)
+        return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory while comparing %d frames", a->count);
     c.scratch = block;
     c.ssim = block + threads * c.each;
     c.lpips = c.ssim + count;
@@ -103,20 +121,27 @@ static esa_status measure(esa_ctx *ctx, esa_metrics *out, double *each, const es
     return status;
 }
 
-esa_status esa_frames_measure(esa_ctx *ctx, esa_metrics *metrics, double *each, const esa_frames *reference, const esa_frames *frames,
-                              esa_lpips *lpips, int32_t (*progress)(void *user, int32_t done, int32_t total), void *user)
+esa_status esa_frames_measure(esa_ctx *ctx, esa_metrics *metrics, double *each,
+                              const esa_frames *reference, const esa_frames *frames,
+                              esa_lpips *lpips,
+                              int32_t (*progress)(void *user, int32_t done, int32_t total),
+                              void *user)
 {
     esa_status status = esa_ctx_enter(ctx);
     if (status != ESA_OK) return status;
-    if (!metrics || !reference || !frames) status = esa_fail(ctx, ESA_ERR_ARGUMENT, "metrics, reference or frames is NULL");
+    if (!metrics || !reference || !frames)
+        status = esa_fail(ctx, ESA_ERR_ARGUMENT, "metrics, reference or frames is NULL");
     else if (metrics->struct_size != sizeof *metrics)
-        status = esa_fail(ctx, ESA_ERR_VERSION, "esa_metrics has %u bytes, expected %u", metrics->struct_size, (unsigned)sizeof *metrics);
-    else status = measure(ctx, metrics, each, reference, frames, lpips, progress, user);
+        status = esa_fail(ctx, ESA_ERR_VERSION, "esa_metrics has %u bytes, expected %u",
+                          metrics->struct_size, (unsigned)sizeof *metrics);
+    else
+        status = measure(ctx, metrics, each, reference, frames, lpips, progress, user);
     esa_ctx_leave(ctx);
     return status;
 }
 
-esa_status esa_frames_compare(esa_ctx *ctx, esa_metrics *metrics, const esa_frames *reference, const esa_frames *frames)
+esa_status esa_frames_compare(esa_ctx *ctx, esa_metrics *metrics, const esa_frames *reference,
+                              const esa_frames *frames)
 {
     return esa_frames_measure(ctx, metrics, NULL, reference, frames, NULL, NULL, NULL);
 }

@@ -1,20 +1,27 @@
-/* lpips.c - both pictures run through the network side by side; at each tap their feature maps are compared and forgotten.
+/* lpips.c - both pictures run through the network side by side; at each tap their feature maps are
+ * compared and forgotten.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Planes are channels-last with a border of zeros, so that a convolution writes straight into what the next one reads. Two planes per
- * picture are in use: input and output. */
+ * Planes are channels-last with a border of zeros, so that a convolution writes straight into what
+ * the next one reads. Two planes per picture are in use: input and output. */
 #include "metric/lpips.h"
 
 #include <math.h>
 #include <string.h>
 
-#define PIECE 1                     /* rows of a plane that one worker takes */
+#define PIECE 1 /* rows of a plane that one worker takes */
 
 /* A plane of [height][width][channels] with `border` zeros around, in memory of its own. */
-typedef struct plane { float *base; int64_t height, width, channels, border; } plane;
+typedef struct plane {
+    float *base;
+    int64_t height, width, channels, border;
+} plane;
 
 static int64_t row_of(const plane *p) { return (p->width + 2 * p->border) * p->channels; }
-static float *pixel_of(const plane *p, int64_t y, int64_t x) { return p->base + (y + p->border) * row_of(p) + (x + p->border) * p->channels; }
+static float *pixel_of(const plane *p, int64_t y, int64_t x)
+{
+    return p->base + (y + p->border) * row_of(p) + (x + p->border) * p->channels;
+}
 static int64_t floats_of(const plane *p) { return (p->height + 2 * p->border) * row_of(p); }
 
 static void clear_border(const plane *p)
@@ -33,7 +40,12 @@ static void clear_border(const plane *p)
 
 /* ---------------------------------------------------------------- pictures into planes */
 
-typedef struct input { const plane *to; const uint8_t *rgb; int64_t height, width; int32_t cells; } input;
+typedef struct input {
+    const plane *to;
+    const uint8_t *rgb;
+    int64_t height, width;
+    int32_t cells;
+} input;
 
 /* lpips' scaling layer on x / 127.5 - 1, in its order of f32 roundings. */
 static float scaled(uint8_t value, int channel)
@@ -42,7 +54,8 @@ static float scaled(uint8_t value, int channel)
     return ((float)value / 127.5f - 1.0f - shift[channel]) / scale[channel];
 }
 
-/* Rows of pixels; or of cells of 4 x 4 pixels whose first one begins two pixels outside of the picture: the border of the convolution. */
+/* Rows of pixels; or of cells of 4 x 4 pixels whose first one begins two pixels outside of the
+ * picture: the border of the convolution. */
 static void put_rows(void *arg, int64_t first, int64_t count, int32_t worker)
 {
     const input *in = arg;
@@ -51,7 +64,8 @@ static void put_rows(void *arg, int64_t first, int64_t count, int32_t worker)
         float *to = pixel_of(in->to, y, 0);
         for (int64_t x = 0; x < in->to->width; x++)
             for (int64_t i = 0; i < in->to->channels; i++) {
-                const int64_t r = in->cells ? 4 * y - 2 + i / 12 : y, q = in->cells ? 4 * x - 2 + i / 3 % 4 : x;
+                const int64_t r = in->cells ? 4 * y - 2 + i / 12 : y,
+                              q = in->cells ? 4 * x - 2 + i / 3 % 4 : x;
                 const int inside = r >= 0 && r < in->height && q >= 0 && q < in->width;
                 *to++ = inside ? scaled(in->rgb[(r * in->width + q) * 3 + i % 3], (int)(i % 3)) : 0;
             }
@@ -70,7 +84,10 @@ static void relu_rows(void *arg, int64_t first, int64_t count, int32_t worker)
     }
 }
 
-typedef struct pooling { const plane *to, *from; int64_t window; } pooling;
+typedef struct pooling {
+    const plane *to, *from;
+    int64_t window;
+} pooling;
 
 static void pool_rows(void *arg, int64_t first, int64_t count, int32_t worker)
 {
@@ -90,7 +107,11 @@ static void pool_rows(void *arg, int64_t first, int64_t count, int32_t worker)
 
 /* ---------------------------------------------------------------- distances */
 
-typedef struct distance { const plane *a, *b; const float *lin; double *row; } distance;
+typedef struct distance {
+    const plane *a, *b;
+    const float *lin;
+    double *row;
+} distance;
 
 static float unit(const float *f, int64_t channels)
 {
@@ -123,14 +144,19 @@ static double tap(esa_lpips *l, const plane *a, const plane *b, const float *lin
     distance d = { a, b, lin, row };
     double sum = 0;
     esa_nn_parallel(&l->nn, distance_rows, &d, a->height, PIECE);
-    for (int64_t y = 0; y < a->height; y++) sum += row[y];      /* in order: the same bits whatever the number of threads */
+    /* in order: the same bits whatever the number of threads */
+    for (int64_t y = 0; y < a->height; y++) sum += row[y];
     return sum / (double)(a->height * a->width);
 }
 
 /* ---------------------------------------------------------------- the network */
 
-/* Sizes of every plane: the input of convolution i (pooled where it pools) and its output, whose border is what its reader needs. */
-typedef struct sizes { plane in[ESA_LPIPS_CONVS], out[ESA_LPIPS_CONVS]; int64_t most; } sizes;
+/* Sizes of every plane: the input of convolution i (pooled where it pools) and its output, whose
+ * border is what its reader needs. */
+typedef struct sizes {
+    plane in[ESA_LPIPS_CONVS], out[ESA_LPIPS_CONVS];
+    int64_t most;
+} sizes;
 
 static void measure(sizes *s, const esa_lpips_net_kind *kind, int64_t height, int64_t width)
 {
@@ -138,7 +164,8 @@ static void measure(sizes *s, const esa_lpips_net_kind *kind, int64_t height, in
     for (int32_t i = 0; i < kind->convs; i++) {
         const esa_lpips_layer *layer = &kind->layer[i];
         plane in = { NULL, height, width, layer->in, layer->kernel / 2 }, out;
-        if (i == 0 && kind->stride4) {                  /* cells; the outer ring of them is border only for the convolution over cells */
+        /* cells; the outer ring of them is border only for the convolution over cells */
+        if (i == 0 && kind->stride4) {
             height = (height + 4 - 11) / 4 + 1;
             width = (width + 4 - 11) / 4 + 1;
             in = (plane){ NULL, height + 2, width + 2, 48, 0 };
@@ -149,7 +176,8 @@ static void measure(sizes *s, const esa_lpips_net_kind *kind, int64_t height, in
         }
         /* What is pooled next is read without a border. */
         const int last = i + 1 == kind->convs;
-        out = (plane){ NULL, height, width, layer->out, last || kind->layer[i + 1].pool ? 0 : kind->layer[i + 1].kernel / 2 };
+        out = (plane){ NULL, height, width, layer->out,
+                       last || kind->layer[i + 1].pool ? 0 : kind->layer[i + 1].kernel / 2 };
         s->in[i] = in;
         s->out[i] = out;
         s->most = esa_max64(s->most, esa_max64(floats_of(&in), floats_of(&out)));
@@ -160,7 +188,8 @@ static esa_status forward_one(esa_lpips *l, const plane *out, const plane *in, i
 {
     const int cells = i == 0 && l->kind->stride4;
     const float *x[1] = { cells ? pixel_of(in, 1, 1) : pixel_of(in, 0, 0) };
-    const esa_status status = esa_nn_conv(&l->nn, &l->conv[i], pixel_of(out, 0, 0), row_of(out), x, row_of(in), out->height, out->width, NULL, 0);
+    const esa_status status = esa_nn_conv(&l->nn, &l->conv[i], pixel_of(out, 0, 0), row_of(out), x,
+                                          row_of(in), out->height, out->width, NULL, 0);
     if (status != ESA_OK) return status;
     plane p = *out;
     esa_nn_parallel(&l->nn, relu_rows, &p, p.height, PIECE);
@@ -168,7 +197,8 @@ static esa_status forward_one(esa_lpips *l, const plane *out, const plane *in, i
     return ESA_OK;
 }
 
-esa_status esa_lpips_distance(esa_lpips *l, double *result, const uint8_t *a, const uint8_t *b, int64_t height, int64_t width)
+esa_status esa_lpips_distance(esa_lpips *l, double *result, const uint8_t *a, const uint8_t *b,
+                              int64_t height, int64_t width)
 {
     sizes s;
     measure(&s, l->kind, height, width);
@@ -176,14 +206,15 @@ esa_status esa_lpips_distance(esa_lpips *l, double *result, const uint8_t *a, co
     if (bytes > l->plane_bytes) {
         esa_nn_free(&l->nn, l->plane, l->plane_bytes);
         l->plane_bytes = 0;
-        const esa_status status = esa_nn_alloc(&l->nn, (void **)&l->plane, bytes, "the feature maps of LPIPS");
+        const esa_status status = esa_nn_alloc(&l->nn, (void **)&l->plane, bytes,
+                                               "the feature maps of LPIPS");
         if (status != ESA_OK) return status;
         l->plane_bytes = bytes;
     }
     double *row = (double *)(void *)l->plane;
     float *const base = (float *)(void *)(row + height);
     const uint8_t *const rgb[2] = { a, b };
-    int32_t now = 0, taps = 0;                          /* which of a picture's two planes holds what was computed last */
+    int32_t now = 0, taps = 0; /* which of a picture's two planes holds what was computed last */
     double sum = 0;
     for (int32_t i = 0; i < l->kind->convs; i++) {
         plane in = s.in[i], out[2] = { s.out[i], s.out[i] };
@@ -204,7 +235,8 @@ esa_status esa_lpips_distance(esa_lpips *l, double *result, const uint8_t *a, co
                 pooling job = { &in, &from, l->kind->layer[i].pool };
                 esa_nn_parallel(&l->nn, pool_rows, &job, in.height, PIECE);
                 clear_border(&in);
-            } else in.base = half[now];
+            } else
+                in.base = half[now];
             out[side].base = half[!at];
             const esa_status status = forward_one(l, &out[side], &in, i);
             if (status != ESA_OK) return status;

@@ -1,12 +1,14 @@
 /* lpips.h - LPIPS 0.1: distances of feature maps of AlexNet or VGG16, weighted per channel.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Pictures in [-1, 1] are shifted and scaled per channel; behind five of the convolutions (with their ReLU) feature vectors f of every pixel are
- * divided by |f| + 1e-10; the distance of a layer is the mean over pixels of sum_c w_c (f_c - g_c)^2; LPIPS is the sum over layers. f32, sums
- * over pixels in f64.
+ * Pictures in [-1, 1] are shifted and scaled per channel; behind five of the convolutions (with
+ * their ReLU) feature vectors f of every pixel are divided by |f| + 1e-10; the distance of a layer
+ * is the mean over pixels of sum_c w_c (f_c - g_c)^2; LPIPS is the sum over layers. f32, sums over
+ * pixels in f64.
  *
- * The file (tools/convert_lpips.py): metadata format = esa-lpips-1, net = alex | vgg; conv.I.weight [out, in, k, k], conv.I.bias [out] in the
- * order of the network, lin.J.weight [C] of the five layers. */
+ * The file (tools/convert_lpips.py): metadata format = esa-lpips-1, net = alex | vgg; conv.I.weight
+ * [out, in, k, k], conv.I.bias [out] in the order of the network, lin.J.weight [C] of the five
+ * layers. */
 #ifndef ESA_METRIC_LPIPS_H
 #define ESA_METRIC_LPIPS_H
 
@@ -14,14 +16,17 @@
 #include "nn/nn.h"
 
 #define ESA_LPIPS_CONVS 13
-#define ESA_LPIPS_TAPS 5
+#define ESA_LPIPS_TAPS  5
 
-typedef struct esa_lpips_layer { int16_t in, out, kernel, pool, tap; } esa_lpips_layer;     /* pool: window in front of it, stride 2; 0: none */
+/* pool: window in front of it, stride 2; 0: none */
+typedef struct esa_lpips_layer {
+    int16_t in, out, kernel, pool, tap;
+} esa_lpips_layer;
 
 typedef struct esa_lpips_net_kind {
     const char *name;
-    int32_t convs, least;           /* least: shortest side of a picture */
-    int32_t stride4;                /* 1: the first convolution has 11 x 11 taps, stride 4 and a border of 2 */
+    int32_t convs, least; /* least: shortest side of a picture */
+    int32_t stride4; /* 1: the first convolution has 11 x 11 taps, stride 4 and a border of 2 */
     esa_lpips_layer layer[ESA_LPIPS_CONVS];
 } esa_lpips_net_kind;
 
@@ -30,14 +35,16 @@ struct esa_lpips {
     esa_nn nn;
     const esa_lpips_net_kind *kind;
     esa_conv conv[ESA_LPIPS_CONVS];
-    float *lin[ESA_LPIPS_TAPS];     /* inside block */
+    float *lin[ESA_LPIPS_TAPS]; /* inside block */
     void *block;
     int64_t block_bytes;
-    float *plane;                   /* activations, kept between pictures */
+    float *plane; /* activations, kept between pictures */
     int64_t plane_bytes;
 };
 
-/* lpips.c: the distance of two pictures [height][width][3], sides of at least kind->least. Not in parallel. ctx's guard is the caller's. */
-esa_status esa_lpips_distance(esa_lpips *lpips, double *distance, const uint8_t *a, const uint8_t *b, int64_t height, int64_t width);
+/* lpips.c: the distance of two pictures [height][width][3], sides of at least kind->least. Not in
+ * parallel. ctx's guard is the caller's. */
+esa_status esa_lpips_distance(esa_lpips *lpips, double *distance, const uint8_t *a,
+                              const uint8_t *b, int64_t height, int64_t width);
 
 #endif

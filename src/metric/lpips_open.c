@@ -7,29 +7,58 @@
 #include "io/safetensors.h"
 
 static const esa_lpips_net_kind kinds[] = {
-    { "alex", 5, 31, 1, { { 3, 64, 11, 0, 1 }, { 64, 192, 5, 3, 1 }, { 192, 384, 3, 3, 1 }, { 384, 256, 3, 0, 1 }, { 256, 256, 3, 0, 1 } } },
-    { "vgg", 13, 16, 0, { { 3, 64, 3, 0, 0 }, { 64, 64, 3, 0, 1 }, { 64, 128, 3, 2, 0 }, { 128, 128, 3, 0, 1 }, { 128, 256, 3, 2, 0 },
-      { 256, 256, 3, 0, 0 }, { 256, 256, 3, 0, 1 }, { 256, 512, 3, 2, 0 }, { 512, 512, 3, 0, 0 }, { 512, 512, 3, 0, 1 }, { 512, 512, 3, 2, 0 },
-      { 512, 512, 3, 0, 0 }, { 512, 512, 3, 0, 1 } } },
+    { "alex",
+      5,
+      31,
+      1,
+      { { 3, 64, 11, 0, 1 },
+        { 64, 192, 5, 3, 1 },
+        { 192, 384, 3, 3, 1 },
+        { 384, 256, 3, 0, 1 },
+        { 256, 256, 3, 0, 1 } } },
+    { "vgg",
+      13,
+      16,
+      0,
+      { { 3, 64, 3, 0, 0 },
+        { 64, 64, 3, 0, 1 },
+        { 64, 128, 3, 2, 0 },
+        { 128, 128, 3, 0, 1 },
+        { 128, 256, 3, 2, 0 },
+        { 256, 256, 3, 0, 0 },
+        { 256, 256, 3, 0, 1 },
+        { 256, 512, 3, 2, 0 },
+        { 512, 512, 3, 0, 0 },
+        { 512, 512, 3, 0, 1 },
+        { 512, 512, 3, 2, 0 },
+        { 512, 512, 3, 0, 0 },
+        { 512, 512, 3, 0, 1 } } },
 };
 
-static esa_status find(const esa_tensors *file, esa_weight *w, int32_t rank, const int64_t *dim, const char *what, int32_t i, const char *part)
+static esa_status find(const esa_tensors *file, esa_weight *w, int32_t rank, const int64_t *dim,
+                       const char *what, int32_t i, const char *part)
 {
     char name[48];
     snprintf(name, sizeof name, "%s.%d.%s", what, i, part);
     const esa_st_entry *e = esa_st_find(file, name);
-    if (!e) return esa_fail(file->ctx, ESA_ERR_MISMATCH, "%s holds no tensor %s", file->label, name);
+    if (!e)
+        return esa_fail(file->ctx, ESA_ERR_MISMATCH, "%s holds no tensor %s", file->label, name);
     int same = e->rank == rank;
     for (int32_t d = 0; d < rank && same; d++) same = e->dim[d] == dim[d];
-    if (!same || (e->dtype != ESA_FILE_F32 && e->dtype != ESA_FILE_F16 && e->dtype != ESA_FILE_BF16))
-        return esa_fail(file->ctx, ESA_ERR_MISMATCH, "%s: tensor %s has another shape or type than LPIPS needs (%lld elements of F32, F16 or BF16)",
-                        file->label, name, (long long)(rank == 1 ? dim[0] : dim[0] * dim[1] * dim[2] * dim[3]));
+    if (!same ||
+        (e->dtype != ESA_FILE_F32 && e->dtype != ESA_FILE_F16 && e->dtype != ESA_FILE_BF16))
+        return esa_fail(file->ctx, ESA_ERR_MISMATCH,
+                        "%s: tensor %s has another shape or type than LPIPS needs (%lld elements "
+                        "of F32, F16 or BF16)",
+                        file->label, name,
+                        (long long)(rank == 1 ? dim[0] : dim[0] * dim[1] * dim[2] * dim[3]));
     *w = (esa_weight){ .data = esa_st_data(file, e), .dtype = e->dtype, .rank = rank };
     memcpy(w->dim, dim, (size_t)rank * sizeof *dim);
     return ESA_OK;
 }
 
-/* 11 x 11 taps of stride 4 over pixels are 3 x 3 taps of stride 1 over cells of 4 x 4 pixels: [out][48][3][3], channel (dy 4 + dx) 3 + c. */
+/* 11 x 11 taps of stride 4 over pixels are 3 x 3 taps of stride 1 over cells of 4 x 4 pixels:
+ * [out][48][3][3], channel (dy 4 + dx) 3 + c. */
 static void fold_stride(float *to, const esa_weight *w)
 {
     float taps[3 * 11 * 11];
@@ -51,7 +80,9 @@ static esa_status pack(esa_lpips *l, int32_t i, const esa_weight *w, const esa_w
     esa_status status = esa_nn_alloc(&l->nn, &folded, bytes, "the weights of LPIPS");
     if (status != ESA_OK) return status;
     fold_stride(folded, w);
-    const esa_weight cells = { .data = folded, .dtype = ESA_DTYPE_F32, .rank = 4, .dim = { w->dim[0], 48, 3, 3 } };
+    const esa_weight cells = {
+        .data = folded, .dtype = ESA_DTYPE_F32, .rank = 4, .dim = { w->dim[0], 48, 3, 3 }
+    };
     status = esa_nn_conv_pack(&l->nn, &l->conv[i], &cells, bias, 0);
     esa_nn_free(&l->nn, folded, bytes);
     return status;
@@ -61,12 +92,17 @@ static esa_status load(esa_lpips *l, const esa_tensors *file)
 {
     const char *format = esa_st_metadata(file, "format"), *net = esa_st_metadata(file, "net");
     if (!format || strcmp(format, "esa-lpips-1") != 0)
-        return esa_fail(l->ctx, ESA_ERR_FORMAT, "%s holds no LPIPS weights (made by tools/convert_lpips.py)", file->label);
+        return esa_fail(l->ctx, ESA_ERR_FORMAT,
+                        "%s holds no LPIPS weights (made by tools/convert_lpips.py)", file->label);
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
         if (net && strcmp(net, kinds[i].name) == 0) l->kind = &kinds[i];
-    if (!l->kind) return esa_fail(l->ctx, ESA_ERR_FORMAT, "%s: the network '%.20s' is not known, expected alex or vgg", file->label, net ? net : "");
+    if (!l->kind)
+        return esa_fail(l->ctx, ESA_ERR_FORMAT,
+                        "%s: the network '%.20s' is not known, expected alex or vgg", file->label,
+                        net ? net : "");
     int32_t taps = 0;
-    for (int32_t i = 0; i < l->kind->convs; i++) l->block_bytes += l->kind->layer[i].tap * l->kind->layer[i].out * 4;
+    for (int32_t i = 0; i < l->kind->convs; i++)
+        l->block_bytes += l->kind->layer[i].tap * l->kind->layer[i].out * 4;
     esa_status status = esa_nn_alloc(&l->nn, &l->block, l->block_bytes, "the weights of LPIPS");
     float *at = l->block;
     for (int32_t i = 0; i < l->kind->convs && status == ESA_OK; i++) {
@@ -92,13 +128,16 @@ static esa_status open_file(esa_ctx *ctx, esa_lpips **lpips, const char *path)
     esa_status status = esa_st_open(ctx, &file, path);
     if (status != ESA_OK) return status;
     esa_lpips *l = esa_mem_zalloc(&ctx->mem, sizeof *l);
-    if (!l) status = esa_fail(ctx, ESA_ERR_MEMORY, "out of memory while opening %.200s", path);
+    if (!l)
+        status = esa_fail(ctx, ESA_ERR_MEMORY, "out of memory while opening %.200s", path);
     else {
         l->ctx = ctx;
         esa_nn_init(&l->nn, ctx);
         status = load(l, file);
-        if (status == ESA_OK) *lpips = l;
-        else esa_lpips_free(l);
+        if (status == ESA_OK)
+            *lpips = l;
+        else
+            esa_lpips_free(l);
     }
     esa_st_close(file);
     return status;
@@ -109,8 +148,10 @@ esa_status esa_lpips_open(esa_ctx *ctx, esa_lpips **lpips, const char *path)
     if (lpips) *lpips = NULL;
     esa_status status = esa_ctx_enter(ctx);
     if (status != ESA_OK) return status;
-    if (!lpips) status = esa_fail(ctx, ESA_ERR_ARGUMENT, "lpips is NULL");
-    else status = open_file(ctx, lpips, path);
+    if (!lpips)
+        status = esa_fail(ctx, ESA_ERR_ARGUMENT, "lpips is NULL");
+    else
+        status = open_file(ctx, lpips, path);
     esa_ctx_leave(ctx);
     return status;
 }

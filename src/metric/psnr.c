@@ -8,7 +8,8 @@ int64_t esa_squared_error(const uint8_t *a, const uint8_t *b, int64_t count)
 {
     int64_t total = 0;
     for (int64_t i = 0; i < count;) {
-        const int64_t end = esa_min64(i + 32768, count);        /* 32768 * 255^2 < 2^32: the inner sum may be narrow */
+        /* 32768 * 255^2 < 2^32: the inner sum may be narrow */
+        const int64_t end = esa_min64(i + 32768, count);
         uint32_t sum = 0;
         for (; i < end; i++) {
             const int32_t d = (int32_t)a[i] - (int32_t)b[i];

@@ -1,14 +1,15 @@
-/* ssim.c - see metric.h. Row by row: the five blurred quantities of a window row are kept for 11 picture rows, blurred across first, then
- * down, in f64.
+/* ssim.c - see metric.h. Row by row: the five blurred quantities of a window row are kept for 11
+ * picture rows, blurred across first, then down, in f64.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "metric/metric.h"
 
 #include <math.h>
 
-#define W ESA_SSIM_WINDOW
+#define W     ESA_SSIM_WINDOW
 #define SIGMA 1.5
 
-/* A ring of W rows, five quantities each (a, b, aa, bb, ab), of one channel blurred across; then one row blurred down too. */
+/* A ring of W rows, five quantities each (a, b, aa, bb, ab), of one channel blurred across; then
+ * one row blurred down too. */
 int64_t esa_ssim_scratch(int64_t width) { return (W + 1) * 5 * width; }
 
 static void gaussian(double g[W])
@@ -23,7 +24,8 @@ static void gaussian(double g[W])
 }
 
 /* One picture row of a channel: out[5][across]. */
-static void blur_across(double *out, const double *g, const uint8_t *a, const uint8_t *b, int64_t across)
+static void blur_across(double *out, const double *g, const uint8_t *a, const uint8_t *b,
+                        int64_t across)
 {
     for (int64_t x = 0; x < across; x++) {
         double s[5] = { 0, 0, 0, 0, 0 };
@@ -39,7 +41,8 @@ static void blur_across(double *out, const double *g, const uint8_t *a, const ui
     }
 }
 
-static double channel(const uint8_t *a, const uint8_t *b, int64_t height, int64_t width, const double *g, double *scratch)
+static double channel(const uint8_t *a, const uint8_t *b, int64_t height, int64_t width,
+                      const double *g, double *scratch)
 {
     const double c1 = (0.01 * 255) * (0.01 * 255), c2 = (0.03 * 255) * (0.03 * 255);
     const int64_t across = width - W + 1, down = height - W + 1, row = 5 * across;
@@ -55,8 +58,10 @@ static double channel(const uint8_t *a, const uint8_t *b, int64_t height, int64_
         double line = 0;
         for (int64_t x = 0; x < across; x++) {
             const double ma = sum[x], mb = sum[across + x];
-            const double va = sum[2 * across + x] - ma * ma, vb = sum[3 * across + x] - mb * mb, vab = sum[4 * across + x] - ma * mb;
-            line += (2 * ma * mb + c1) * (2 * vab + c2) / ((ma * ma + mb * mb + c1) * (va + vb + c2));
+            const double va = sum[2 * across + x] - ma * ma, vb = sum[3 * across + x] - mb * mb,
+                         vab = sum[4 * across + x] - ma * mb;
+            line += (2 * ma * mb + c1) * (2 * vab + c2) /
+                    ((ma * ma + mb * mb + c1) * (va + vb + c2));
         }
         total += line;
     }

@@ -1,4 +1,5 @@
-/* decode.c - latents to frames: the last stage of esa_generate, and esa_decode, which is that stage alone.
+/* decode.c - latents to frames: the last stage of esa_generate, and esa_decode, which is that stage
+ * alone.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model/model.h"
 
@@ -6,11 +7,18 @@
 #include "media/frames.h"
 #include "model/tensor_file.h"
 
-esa_decode_params esa_decode_params_default(void) { return (esa_decode_params){ .struct_size = sizeof(esa_decode_params) }; }
+esa_decode_params esa_decode_params_default(void)
+{
+    return (esa_decode_params){ .struct_size = sizeof(esa_decode_params) };
+}
 
-typedef struct taker { esa_ctx *ctx; esa_frames *frames; } taker;
+typedef struct taker {
+    esa_ctx *ctx;
+    esa_frames *frames;
+} taker;
 
-/* As diffusers: x/2 + 0.5, clamped to 0 .. 1, times 255, to the nearest (even at half). A frame that went wrong is not shown as black. */
+/* As diffusers: x/2 + 0.5, clamped to 0 .. 1, times 255, to the nearest (even at half). A frame
+ * that went wrong is not shown as black. */
 static esa_status take_frame(void *user, int64_t frame, const float *rgb)
 {
     const taker *t = user;
@@ -22,28 +30,36 @@ static esa_status take_frame(void *user, int64_t frame, const float *rgb)
         wrong |= isnan(x);
         out[i] = (uint8_t)lrintf((x > 0 ? (x < 1 ? x : 1.0f) : 0.0f) * 255.0f);
     }
-    return wrong ? esa_fail(t->ctx, ESA_ERR_FORMAT, "the VAE gave pixels of frame %lld that are no numbers: its weights are broken",
-                            (long long)frame) : ESA_OK;
+    return wrong ? esa_fail(t->ctx, ESA_ERR_FORMAT,
+                            "the VAE gave pixels of frame %lld that are no numbers: its weights "
+                            "are broken",
+                            (long long)frame)
+                 : ESA_OK;
 }
 
-esa_status esa_model_decode(esa_model *m, esa_frames **frames, const float *latents, const int32_t latent[3], int32_t tile)
+esa_status esa_model_decode(esa_model *m, esa_frames **frames, const float *latents,
+                            const int32_t latent[3], int32_t tile)
 {
     int32_t size[3];
     esa_wan_vae_size(&m->vae_config, latent, size);
     esa_status status = esa_frames_new(m->ctx, frames, size[0], size[1], size[2], m->info.fps);
     if (status == ESA_OK) status = esa_model_progress(m, ESA_STAGE_DECODE, 0, latent[0]);
     taker t = { m->ctx, *frames };
-    return status == ESA_OK ? esa_wan_vae_decode(m->vae, latents, latent, tile, take_frame, &t) : status;
+    return status == ESA_OK ? esa_wan_vae_decode(m->vae, latents, latent, tile, take_frame, &t)
+                            : status;
 }
 
 /* Sides beyond what frames can have are refused before sizes are computed from them. */
 static esa_status check_sides(esa_model *m, const char *path, const int64_t *dim)
 {
-    static const int64_t most[3] = { ESA_FRAMES_MAX_COUNT, ESA_FRAMES_MAX_SIDE, ESA_FRAMES_MAX_SIDE };
+    static const int64_t most[3] = { ESA_FRAMES_MAX_COUNT, ESA_FRAMES_MAX_SIDE,
+                                     ESA_FRAMES_MAX_SIDE };
     for (int i = 0; i < 3; i++)
         if (dim[1 + i] > most[i])
-            return esa_fail(m->ctx, ESA_ERR_MISMATCH, "%.200s: latents of %lld x %lld x %lld give more pixels than a video can have", path,
-                            (long long)dim[1], (long long)dim[2], (long long)dim[3]);
+            return esa_fail(
+                m->ctx, ESA_ERR_MISMATCH,
+                "%.200s: latents of %lld x %lld x %lld give more pixels than a video can have",
+                path, (long long)dim[1], (long long)dim[2], (long long)dim[3]);
     return ESA_OK;
 }
 
@@ -57,7 +73,7 @@ static esa_status decode_file(esa_model *m, esa_frames **frames, const esa_decod
     esa_status status = esa_loaded_read(m->ctx, &t, params->latents, "latents", 4, expected);
     if (status != ESA_OK) return status;
     status = check_sides(m, params->latents, t.dim);
-    esa_generate_params call = esa_generate_params_default();       /* where progress is looked for */
+    esa_generate_params call = esa_generate_params_default(); /* where progress is looked for */
     call.progress = params->progress;
     call.progress_user = params->progress_user;
     m->call = &call;
@@ -66,7 +82,10 @@ static esa_status decode_file(esa_model *m, esa_frames **frames, const esa_decod
     m->began = m->stage_began = esa_nn_now();
     if (status == ESA_OK) {
         esa_nn_enter(&m->nn);
-        status = esa_model_decode(m, frames, t.data, (const int32_t[3]){ (int32_t)t.dim[1], (int32_t)t.dim[2], (int32_t)t.dim[3] }, params->vae_tile);
+        status = esa_model_decode(
+            m, frames, t.data,
+            (const int32_t[3]){ (int32_t)t.dim[1], (int32_t)t.dim[2], (int32_t)t.dim[3] },
+            params->vae_tile);
         esa_nn_leave(&m->nn);
     }
     m->call = NULL;
@@ -83,11 +102,14 @@ esa_status esa_decode(esa_model *model, esa_frames **frames, const esa_decode_pa
     if (!model) return ESA_ERR_ARGUMENT;
     esa_status status = esa_ctx_enter(model->outer);
     if (status != ESA_OK) return status;
-    if (!frames || !params) status = esa_fail(model->outer, ESA_ERR_ARGUMENT, "frames or params is NULL");
+    if (!frames || !params)
+        status = esa_fail(model->outer, ESA_ERR_ARGUMENT, "frames or params is NULL");
     else if (params->struct_size != sizeof *params)
-        status = esa_fail(model->outer, ESA_ERR_VERSION, "esa_decode_params has %u bytes, expected %u", params->struct_size,
+        status = esa_fail(model->outer, ESA_ERR_VERSION,
+                          "esa_decode_params has %u bytes, expected %u", params->struct_size,
                           (unsigned)sizeof *params);
-    else status = esa_model_outward(model, decode_file(model, frames, params));
+    else
+        status = esa_model_outward(model, decode_file(model, frames, params));
     esa_ctx_leave(model->outer);
     return status;
 }

@@ -1,4 +1,5 @@
-/* embeds.c - the text of a run: embeddings from a file, or from the text encoder; branch 0 is the prompt, 1 the negative one.
+/* embeds.c - the text of a run: embeddings from a file, or from the text encoder; branch 0 is the
+ * prompt, 1 the negative one.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model/model.h"
 
@@ -7,12 +8,14 @@
 
 static const char *const names[2] = { "prompt_embeds", "negative_prompt_embeds" };
 
-static esa_status from_file(esa_model *m, esa_embeds *e, const esa_generate_params *p, int32_t branches)
+static esa_status from_file(esa_model *m, esa_embeds *e, const esa_generate_params *p,
+                            int32_t branches)
 {
     const int64_t expected[2] = { -1, m->wan.text_dim };
     for (int32_t i = 0; i < branches; i++) {
         esa_loaded t;
-        const esa_status status = esa_loaded_read(m->ctx, &t, p->prompt_embeds, names[i], 2, expected);
+        const esa_status status = esa_loaded_read(m->ctx, &t, p->prompt_embeds, names[i], 2,
+                                                  expected);
         if (status != ESA_OK) return status;
         e->data[i] = t.data;
         e->bytes[i] = t.bytes;
@@ -22,7 +25,8 @@ static esa_status from_file(esa_model *m, esa_embeds *e, const esa_generate_para
 }
 
 /* As diffusers' pipeline: rows of the tokens, then rows of zeros up to max_text_tokens. */
-static esa_status from_prompt(esa_model *m, esa_embeds *e, const esa_generate_params *p, int32_t branches)
+static esa_status from_prompt(esa_model *m, esa_embeds *e, const esa_generate_params *p,
+                              int32_t branches)
 {
     const int32_t rows = p->max_text_tokens > 0 ? p->max_text_tokens : m->info.text_tokens;
     esa_status status = esa_model_need_text(m);
@@ -31,14 +35,17 @@ static esa_status from_prompt(esa_model *m, esa_embeds *e, const esa_generate_pa
         e->rows[i] = rows;
         e->bytes[i] = esa_size_mul(rows, (int64_t)m->wan.text_dim * 4);
         e->data[i] = esa_mem_zalloc(&m->ctx->mem, e->bytes[i]);
-        if (!e->data[i]) return esa_fail(m->ctx, ESA_ERR_MEMORY, "out of memory for the embeddings of the prompt");
+        if (!e->data[i])
+            return esa_fail(m->ctx, ESA_ERR_MEMORY,
+                            "out of memory for the embeddings of the prompt");
         status = esa_text_part_encode(m->text, e->data[i], prompt, rows);
         if (status == ESA_OK) status = esa_model_progress(m, ESA_STAGE_TEXT, i + 1, branches);
     }
     return status;
 }
 
-esa_status esa_embeds_get(esa_model *m, esa_embeds *e, const esa_generate_params *p, int32_t branches)
+esa_status esa_embeds_get(esa_model *m, esa_embeds *e, const esa_generate_params *p,
+                          int32_t branches)
 {
     memset(e, 0, sizeof *e);
     return p->prompt_embeds ? from_file(m, e, p, branches) : from_prompt(m, e, p, branches);
@@ -48,7 +55,8 @@ esa_status esa_embeds_save(esa_model *m, const esa_embeds *e, const char *path)
 {
     esa_to_save save[2];
     int32_t count = 0;
-    for (int i = 0; i < 2 && e->data[i]; i++) save[count++] = (esa_to_save){ names[i], e->data[i], { e->rows[i], m->wan.text_dim } };
+    for (int i = 0; i < 2 && e->data[i]; i++)
+        save[count++] = (esa_to_save){ names[i], e->data[i], { e->rows[i], m->wan.text_dim } };
     return esa_loaded_write(m->ctx, path, save, count, 2);
 }
 

@@ -14,26 +14,30 @@ typedef struct known {
     const char *name;
     int32_t layers, heads, head_dim, text_dim;
     int32_t frames, height, width, steps;
-    double  guidance;
+    double guidance;
 } known;
 
 static const known models[] = {
-    { "wan-tiny",      8,  4,  64,  192, 33, 128, 128,  8, 2.5 },
+    { "wan-tiny", 8, 4, 64, 192, 33, 128, 128, 8, 2.5 },
     { "wan-t2v-1.3b", 30, 12, 128, 4096, 81, 480, 832, 50, 5.0 },
-    { "wan-t2v-14b",  40, 40, 128, 4096, 81, 480, 832, 50, 5.0 },
+    { "wan-t2v-14b", 40, 40, 128, 4096, 81, 480, 832, 50, 5.0 },
 };
-#define FPS 16.0                    /* of every Wan */
+#define FPS 16.0 /* of every Wan */
 
 esa_model_params esa_model_params_default(void)
 {
-    return (esa_model_params){ .struct_size = sizeof(esa_model_params), .hold = ESA_HOLD_AUTO, .parts = ESA_PART_ALL };
+    return (esa_model_params){ .struct_size = sizeof(esa_model_params),
+                               .hold = ESA_HOLD_AUTO,
+                               .parts = ESA_PART_ALL };
 }
 
 const uint32_t *esa_video_abi(void)
 {
     static const uint32_t sizes[ESA_VIDEO_ABI_COUNT] = {
-        sizeof(esa_model_params), sizeof(esa_model_info), sizeof(esa_progress), sizeof(esa_generate_params), sizeof(esa_generate_stats),
-        sizeof(esa_frames_info), sizeof(esa_save_params), sizeof(esa_metrics), sizeof(esa_load_params), sizeof(esa_decode_params),
+        sizeof(esa_model_params),    sizeof(esa_model_info),     sizeof(esa_progress),
+        sizeof(esa_generate_params), sizeof(esa_generate_stats), sizeof(esa_frames_info),
+        sizeof(esa_save_params),     sizeof(esa_metrics),        sizeof(esa_load_params),
+        sizeof(esa_decode_params),
     };
     return sizes;
 }
@@ -41,8 +45,12 @@ const uint32_t *esa_video_abi(void)
 /* A ctx like outer: its threads, allocator, logger and kernels. */
 static esa_status inner_ctx(esa_ctx *outer, esa_ctx **inner)
 {
-    static const struct { const char *name; int32_t level; } levels[] = {
-        { "ref", ESA_CPU_REF }, { "avx2", ESA_CPU_AVX2 }, { "avx512", ESA_CPU_AVX512 }, { "avx512bf16", ESA_CPU_AVX512BF16 },
+    static const struct {
+        const char *name;
+        int32_t level;
+    } levels[] = {
+        { "ref", ESA_CPU_REF },       { "avx2", ESA_CPU_AVX2 },
+        { "avx512", ESA_CPU_AVX512 }, { "avx512bf16", ESA_CPU_AVX512BF16 },
         { "neon", ESA_CPU_NEON },
     };
     esa_ctx_params p = esa_ctx_params_default();
@@ -57,7 +65,10 @@ static esa_status inner_ctx(esa_ctx *outer, esa_ctx **inner)
     for (size_t i = 0; i < sizeof levels / sizeof levels[0]; i++)
         if (strcmp(levels[i].name, esa_ctx_cpu(outer)) == 0) p.cpu_level = levels[i].level;
     const esa_status status = esa_ctx_create(inner, &p);
-    return status == ESA_OK ? ESA_OK : esa_fail(outer, status, "the engine's threads could not be started: %s", esa_status_name(status));
+    return status == ESA_OK
+               ? ESA_OK
+               : esa_fail(outer, status, "the engine's threads could not be started: %s",
+                          esa_status_name(status));
 }
 
 /* It was logged when it was made, so it is only copied. */
@@ -70,9 +81,13 @@ esa_status esa_model_outward(esa_model *m, esa_status status)
 static int32_t tick(void *user, int64_t done, int64_t total)
 {
     esa_model *m = user;
-    if (m->stage == ESA_STAGE_DECODE) return esa_model_progress(m, m->stage, (int32_t)done, (int32_t)total) != ESA_OK;
-    if (m->stage == ESA_STAGE_LOAD) return esa_model_progress(m, m->stage, (int32_t)(done / 1000000), (int32_t)(total / 1000000)) != ESA_OK;
-    return esa_model_progress(m, m->stage, m->done, m->total) != ESA_OK;    /* layers of a step: only to ask */
+    if (m->stage == ESA_STAGE_DECODE)
+        return esa_model_progress(m, m->stage, (int32_t)done, (int32_t)total) != ESA_OK;
+    if (m->stage == ESA_STAGE_LOAD)
+        return esa_model_progress(m, m->stage, (int32_t)(done / 1000000),
+                                  (int32_t)(total / 1000000)) != ESA_OK;
+    /* layers of a step: only to ask */
+    return esa_model_progress(m, m->stage, m->done, m->total) != ESA_OK;
 }
 
 /* ---------------------------------------------------------------- configurations */
@@ -92,10 +107,12 @@ static int file_exists(esa_model *m, const char *name)
     return there;
 }
 
-/* One config file by its reader: which = 0 index, 1 transformer, 2 VAE, 3 text encoder, 4 scheduler. */
+/* One config file by its reader: which = 0 index, 1 transformer, 2 VAE, 3 text encoder, 4
+ * scheduler. */
 static esa_status read_one(esa_model *m, int which)
 {
-    static const char *const names[] = { "model_index.json", "transformer/config.json", "vae/config.json", "text_encoder/config.json",
+    static const char *const names[] = { "model_index.json", "transformer/config.json",
+                                         "vae/config.json", "text_encoder/config.json",
                                          "scheduler/scheduler_config.json" };
     char *path;
     int64_t bytes;
@@ -117,19 +134,27 @@ static esa_status read_configs(esa_model *m)
     esa_status status = read_one(m, 0);
     if (status == ESA_OK) status = read_one(m, 1);
     if (status == ESA_OK) status = read_one(m, 4);
-    /* Sizes of a video come from the VAE's config, also where the VAE itself is not used; without one they are Wan's. */
-    if (status == ESA_OK && ((m->parts & ESA_PART_VAE) || file_exists(m, "vae/config.json"))) status = read_one(m, 2);
-    else m->vae_config = (esa_wan_vae_config){ .z_dim = m->wan.in_channels, .out_channels = 3, .factor_t = 4, .factor_s = 8 };
+    /* Sizes of a video come from the VAE's config, also where the VAE itself is not used; without
+     * one they are Wan's. */
+    if (status == ESA_OK && ((m->parts & ESA_PART_VAE) || file_exists(m, "vae/config.json")))
+        status = read_one(m, 2);
+    else
+        m->vae_config = (esa_wan_vae_config){
+            .z_dim = m->wan.in_channels, .out_channels = 3, .factor_t = 4, .factor_s = 8
+        };
     if (status == ESA_OK && (m->parts & ESA_PART_TEXT)) status = read_one(m, 3);
     if (status != ESA_OK) return status;
     if (m->wan.in_channels != m->vae_config.z_dim || m->wan.out_channels != m->vae_config.z_dim)
-        return esa_fail(m->ctx, ESA_ERR_MISMATCH, "the transformer takes %d and gives %d latent channels, the VAE has %d", m->wan.in_channels,
-                        m->wan.out_channels, m->vae_config.z_dim);
+        return esa_fail(m->ctx, ESA_ERR_MISMATCH,
+                        "the transformer takes %d and gives %d latent channels, the VAE has %d",
+                        m->wan.in_channels, m->wan.out_channels, m->vae_config.z_dim);
     if (m->vae_config.out_channels != 3)
-        return esa_fail(m->ctx, ESA_ERR_UNSUPPORTED, "the VAE gives %d channels, expected 3 (RGB)", m->vae_config.out_channels);
+        return esa_fail(m->ctx, ESA_ERR_UNSUPPORTED, "the VAE gives %d channels, expected 3 (RGB)",
+                        m->vae_config.out_channels);
     if ((m->parts & ESA_PART_TEXT) && m->text_config.d_model != m->wan.text_dim)
-        return esa_fail(m->ctx, ESA_ERR_MISMATCH, "the text encoder gives %d features, the transformer takes %d", m->text_config.d_model,
-                        m->wan.text_dim);
+        return esa_fail(m->ctx, ESA_ERR_MISMATCH,
+                        "the text encoder gives %d features, the transformer takes %d",
+                        m->text_config.d_model, m->wan.text_dim);
     return ESA_OK;
 }
 
@@ -141,26 +166,40 @@ static void last_name(char *out, size_t size, const char *folder)
     while (n > 1 && folder[n - 1] == '/') n--;
     size_t from = n;
     while (from > 0 && folder[from - 1] != '/') from--;
-    snprintf(out, size, "%.*s", (int)esa_min64((int64_t)(n - from), (int64_t)size - 1), folder + from);
+    snprintf(out, size, "%.*s", (int)esa_min64((int64_t)(n - from), (int64_t)size - 1),
+             folder + from);
 }
 
 /* Nearest sizes to Wan's own that this model's factors allow. */
-static int32_t down_to(int64_t size, int64_t unit) { return (int32_t)(size < unit ? unit : size / unit * unit); }
+static int32_t down_to(int64_t size, int64_t unit)
+{
+    return (int32_t)(size < unit ? unit : size / unit * unit);
+}
 
 static void describe(esa_model *m)
 {
     const esa_wan_config *c = &m->wan;
     const esa_wan_vae_config *v = &m->vae_config;
     esa_model_info *i = &m->info;
-    *i = (esa_model_info){ .struct_size = sizeof *i, .layers = c->layers, .heads = c->heads, .head_dim = c->head_dim, .ffn = c->ffn,
-                           .latent_channels = c->in_channels, .patch = { c->patch[0], c->patch[1], c->patch[2] },
-                           .factor = { v->factor_t, v->factor_s, v->factor_s }, .text_dim = c->text_dim, .text_tokens = 512, .fps = FPS };
+    *i = (esa_model_info){ .struct_size = sizeof *i,
+                           .layers = c->layers,
+                           .heads = c->heads,
+                           .head_dim = c->head_dim,
+                           .ffn = c->ffn,
+                           .latent_channels = c->in_channels,
+                           .patch = { c->patch[0], c->patch[1], c->patch[2] },
+                           .factor = { v->factor_t, v->factor_s, v->factor_s },
+                           .text_dim = c->text_dim,
+                           .text_tokens = 512,
+                           .fps = FPS };
     snprintf(i->config_hash, sizeof i->config_hash, "%s", c->hash);
     last_name(i->name, sizeof i->name, m->folder);
     known like = models[1];
     for (size_t k = 0; k < sizeof models / sizeof models[0]; k++) {
         const known *n = &models[k];
-        if (n->layers != c->layers || n->heads != c->heads || n->head_dim != c->head_dim || n->text_dim != c->text_dim) continue;
+        if (n->layers != c->layers || n->heads != c->heads || n->head_dim != c->head_dim ||
+            n->text_dim != c->text_dim)
+            continue;
         like = *n;
         snprintf(i->name, sizeof i->name, "%s", n->name);
     }
@@ -205,16 +244,21 @@ void esa_model_free(esa_model *model)
 }
 
 /* Everything but weights. On failure *model is NULL and the sentence stands in outer. */
-static esa_status begin(esa_ctx *outer, esa_model **model, const char *folder, const esa_model_params *params)
+static esa_status begin(esa_ctx *outer, esa_model **model, const char *folder,
+                        const esa_model_params *params)
 {
     const esa_model_params p = params ? *params : esa_model_params_default();
     *model = NULL;
     if (!folder || !*folder) return esa_fail(outer, ESA_ERR_ARGUMENT, "no model folder was given");
     if (p.struct_size != sizeof p)
-        return esa_fail(outer, ESA_ERR_VERSION, "esa_model_params has %u bytes, expected %u", p.struct_size, (unsigned)sizeof p);
+        return esa_fail(outer, ESA_ERR_VERSION, "esa_model_params has %u bytes, expected %u",
+                        p.struct_size, (unsigned)sizeof p);
     if (p.hold < ESA_HOLD_AUTO || p.hold > ESA_HOLD_BF16)
-        return esa_fail(outer, ESA_ERR_ARGUMENT, "hold is %d, expected 0 .. %d", p.hold, ESA_HOLD_BF16);
-    if (p.parts < 1 || p.parts > ESA_PART_ALL) return esa_fail(outer, ESA_ERR_ARGUMENT, "parts is %d, expected 1 .. %d", p.parts, ESA_PART_ALL);
+        return esa_fail(outer, ESA_ERR_ARGUMENT, "hold is %d, expected 0 .. %d", p.hold,
+                        ESA_HOLD_BF16);
+    if (p.parts < 1 || p.parts > ESA_PART_ALL)
+        return esa_fail(outer, ESA_ERR_ARGUMENT, "parts is %d, expected 1 .. %d", p.parts,
+                        ESA_PART_ALL);
     esa_model *m = esa_mem_zalloc(&outer->mem, sizeof *m);
     if (!m) return esa_fail(outer, ESA_ERR_MEMORY, "out of memory for a model");
     m->outer = outer;
@@ -227,7 +271,12 @@ static esa_status begin(esa_ctx *outer, esa_model **model, const char *folder, c
     esa_nn_init(&m->nn, m->ctx);
     m->folder_bytes = (int64_t)strlen(folder) + 1;
     m->folder = esa_mem_alloc(&m->ctx->mem, m->folder_bytes);
-    m->env = (esa_part_env){ .nn = &m->nn, .hold = p.hold, .report = p.report, .report_user = p.report_user, .tick = tick, .tick_user = m };
+    m->env = (esa_part_env){ .nn = &m->nn,
+                             .hold = p.hold,
+                             .report = p.report,
+                             .report_user = p.report_user,
+                             .tick = tick,
+                             .tick_user = m };
     if (m->folder) {
         memcpy(m->folder, folder, (size_t)m->folder_bytes);
         m->env.folder = m->folder;
@@ -254,7 +303,8 @@ static esa_status check(esa_model *m)
     for (int part = 0; part < 2; part++) {
         if (!(m->parts & (part ? ESA_PART_TEXT : ESA_PART_VAE))) continue;
         if (status != ESA_OK && !m->env.report) break;
-        each = part ? esa_text_part_check(&m->env, &m->text_config) : esa_wan_vae_check(&m->env, &m->vae_config);
+        each = part ? esa_text_part_check(&m->env, &m->text_config)
+                    : esa_wan_vae_check(&m->env, &m->vae_config);
         if (status != ESA_OK) continue;
         status = each;
         snprintf(first, sizeof first, "%s", m->ctx->error);
@@ -269,7 +319,8 @@ esa_status esa_model_config_hash(esa_ctx *ctx, char *hash, const char *folder)
     if (status != ESA_OK) return status;
     char path[4400];
     esa_json_file file;
-    if (!hash || !folder) status = esa_fail(ctx, ESA_ERR_ARGUMENT, "hash or folder is NULL");
+    if (!hash || !folder)
+        status = esa_fail(ctx, ESA_ERR_ARGUMENT, "hash or folder is NULL");
     else if (snprintf(path, sizeof path, "%s/transformer/config.json", folder) >= (int)sizeof path)
         status = esa_fail(ctx, ESA_ERR_ARGUMENT, "the name of the model's folder is too long");
     else {
@@ -295,7 +346,7 @@ esa_status esa_model_check(esa_ctx *ctx, const char *folder, const esa_model_par
 
 static esa_status load(esa_model *m, const esa_model_params *params)
 {
-    esa_generate_params call = esa_generate_params_default();       /* where progress is looked for */
+    esa_generate_params call = esa_generate_params_default(); /* where progress is looked for */
     if (params) {
         call.progress = params->progress;
         call.progress_user = params->progress_user;
@@ -307,27 +358,34 @@ static esa_status load(esa_model *m, const esa_model_params *params)
     esa_status status = check(m);
     /* Opening checks again what it loads; nothing is left to be said line by line. */
     m->env.report = NULL;
-    if (status == ESA_OK && (m->parts & ESA_PART_TRANSFORMER)) status = esa_wan_dit_open(&m->env, &m->dit, &m->wan);
-    if (status == ESA_OK && (m->parts & ESA_PART_VAE)) status = esa_wan_vae_open(&m->env, &m->vae, &m->vae_config);
+    if (status == ESA_OK && (m->parts & ESA_PART_TRANSFORMER))
+        status = esa_wan_dit_open(&m->env, &m->dit, &m->wan);
+    if (status == ESA_OK && (m->parts & ESA_PART_VAE))
+        status = esa_wan_vae_open(&m->env, &m->vae, &m->vae_config);
     m->call = NULL;
     return status;
 }
 
-esa_status esa_model_open(esa_ctx *ctx, esa_model **model, const char *folder, const esa_model_params *params)
+esa_status esa_model_open(esa_ctx *ctx, esa_model **model, const char *folder,
+                          const esa_model_params *params)
 {
     if (model) *model = NULL;
     esa_status status = esa_ctx_enter(ctx);
     if (status != ESA_OK) return status;
     esa_model *m = NULL;
-    if (!model) status = esa_fail(ctx, ESA_ERR_ARGUMENT, "model is NULL");
-    else status = begin(ctx, &m, folder, params);
+    if (!model)
+        status = esa_fail(ctx, ESA_ERR_ARGUMENT, "model is NULL");
+    else
+        status = begin(ctx, &m, folder, params);
     if (status == ESA_OK) {
         esa_nn_enter(&m->nn);
         status = esa_model_outward(m, load(m, params));
         esa_nn_leave(&m->nn);
     }
-    if (status == ESA_OK) *model = m;
-    else esa_model_free(m);
+    if (status == ESA_OK)
+        *model = m;
+    else
+        esa_model_free(m);
     esa_ctx_leave(ctx);
     return status;
 }
@@ -336,6 +394,8 @@ esa_status esa_model_need_text(esa_model *model)
 {
     if (model->text) return ESA_OK;
     if (!(model->parts & ESA_PART_TEXT))
-        return esa_fail(model->ctx, ESA_ERR_STATE, "this model was opened without its text encoder; give embeddings instead of a prompt");
+        return esa_fail(
+            model->ctx, ESA_ERR_STATE,
+            "this model was opened without its text encoder; give embeddings instead of a prompt");
     return esa_text_part_open(&model->env, &model->text, &model->text_config);
 }

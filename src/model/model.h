@@ -1,8 +1,10 @@
-/* model.h - an opened model folder: configurations, parts, and what the call that runs is doing. Behind the calls of esa_video.h:
- * model.c opens and describes, embeds.c gets the text, pipeline.c makes latents and videos, decode.c turns latents into frames.
+/* model.h - an opened model folder: configurations, parts, and what the call that runs is doing.
+ * Behind the calls of esa_video.h: model.c opens and describes, embeds.c gets the text, pipeline.c
+ * makes latents and videos, decode.c turns latents into frames.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Everything below the calls of esa_video.h works on an inner ctx (see part.h); esa_model_outward copies the sentence of a failure. */
+ * Everything below the calls of esa_video.h works on an inner ctx (see part.h); esa_model_outward
+ * copies the sentence of a failure. */
 #ifndef ESA_MODEL_MODEL_H
 #define ESA_MODEL_MODEL_H
 
@@ -14,13 +16,13 @@
 #include "model/vae/wan_vae.h"
 
 struct esa_model {
-    esa_ctx *outer;                 /* the caller's; its guard is held while a call runs */
-    esa_ctx *ctx;                   /* the inner one, owned */
+    esa_ctx *outer; /* the caller's; its guard is held while a call runs */
+    esa_ctx *ctx;   /* the inner one, owned */
     esa_nn nn;
     esa_part_env env;
-    char *folder;                   /* owned */
+    char *folder; /* owned */
     int64_t folder_bytes;
-    int32_t parts;                  /* ESA_PART_* that may be used */
+    int32_t parts; /* ESA_PART_* that may be used */
     int32_t reserved0;
     esa_model_index index;
     esa_wan_config wan;
@@ -29,15 +31,16 @@ struct esa_model {
     esa_sched_config sched;
     esa_wan_dit *dit;
     esa_wan_vae *vae;
-    esa_text_part *text;             /* NULL until first needed */
-    esa_model_info info;            /* defaults and sizes; parameters and memory are filled in when asked for */
+    esa_text_part *text; /* NULL until first needed */
+    /* defaults and sizes; parameters and memory are filled in when asked for */
+    esa_model_info info;
     /* the call that runs, for ticks of the parts */
     const esa_generate_params *call;
     esa_session *session;
     double began, stage_began;
     int32_t stage, done, total;
     int32_t cancelled;
-    double density;                 /* of the sparse calls so far */
+    double density; /* of the sparse calls so far */
 };
 
 /* The sentence of a failure goes from the inner ctx to the caller's; returns status. */
@@ -49,20 +52,24 @@ esa_status esa_model_need_text(esa_model *model);
 /* Reports where the call stands; ESA_ERR_STATE and a sentence when the caller wants it to end. */
 esa_status esa_model_progress(esa_model *model, int32_t stage, int32_t done, int32_t total);
 
-/* decode.c: latents [C][t][h][w] become frames (the caller's, also after a failure; NULL if there are none yet). */
-esa_status esa_model_decode(esa_model *model, esa_frames **frames, const float *latents, const int32_t latent[3], int32_t tile);
+/* decode.c: latents [C][t][h][w] become frames (the caller's, also after a failure; NULL if there
+ * are none yet). */
+esa_status esa_model_decode(esa_model *model, esa_frames **frames, const float *latents,
+                            const int32_t latent[3], int32_t tile);
 
 /* Embeddings of the prompts: branch 0 the prompt, 1 the negative one. */
 typedef struct esa_embeds {
-    float *data[2];                 /* [rows][text_dim], from the inner ctx; [1] NULL without guidance */
+    float *data[2]; /* [rows][text_dim], from the inner ctx; [1] NULL without guidance */
     int64_t rows[2];
     int64_t bytes[2];
 } esa_embeds;
 
-/* From params->prompt_embeds or by the text encoder. Free with esa_embeds_free, also after a failure. */
-esa_status esa_embeds_get(esa_model *model, esa_embeds *embeds, const esa_generate_params *params, int32_t branches);
+/* From params->prompt_embeds or by the text encoder. Free with esa_embeds_free, also after a
+ * failure. */
+esa_status esa_embeds_get(esa_model *model, esa_embeds *embeds, const esa_generate_params *params,
+                          int32_t branches);
 /* Writes a file that params->prompt_embeds can name. */
 esa_status esa_embeds_save(esa_model *model, const esa_embeds *embeds, const char *path);
-void       esa_embeds_free(esa_model *model, esa_embeds *embeds);
+void esa_embeds_free(esa_model *model, esa_embeds *embeds);
 
 #endif

@@ -1,8 +1,8 @@
 /* pipeline.c - esa_generate: text, noise, denoising loop with guidance, decoder, frames.
  * SPDX-License-Identifier: Apache-2.0
  *
- * As diffusers' WanPipeline, in f32: per step v = v_negative + guidance (v_prompt - v_negative), then the scheduler. The prompt is
- * branch 0 of the session, the negative prompt branch 1. */
+ * As diffusers' WanPipeline, in f32: per step v = v_negative + guidance (v_prompt - v_negative),
+ * then the scheduler. The prompt is branch 0 of the session, the negative prompt branch 1. */
 #include "model/model.h"
 
 #include <math.h>
@@ -26,12 +26,12 @@ esa_generate_params esa_generate_params_default(void)
 
 /* What a run works on; everything is freed by finish(). */
 typedef struct run {
-    esa_generate_params p;          /* sizes filled in */
-    int32_t latent[3];              /* t, h, w */
+    esa_generate_params p; /* sizes filled in */
+    int32_t latent[3];     /* t, h, w */
     int32_t branches;
-    int64_t count;                  /* elements of the latents */
-    float *x, *v[2];                /* [C][T][H][W]: sample, velocities of the branches */
-    int64_t bytes;                  /* of each */
+    int64_t count;   /* elements of the latents */
+    float *x, *v[2]; /* [C][T][H][W]: sample, velocities of the branches */
+    int64_t bytes;   /* of each */
     esa_embeds embeds;
     esa_mask_file *masks;
     esa_sched *sched;
@@ -51,8 +51,13 @@ esa_status esa_model_progress(esa_model *m, int32_t stage, int32_t done, int32_t
     m->done = done;
     m->total = total;
     if (!m->call || !m->call->progress) return ESA_OK;
-    const esa_progress p = { .struct_size = sizeof p, .stage = stage, .done = done, .total = total, .seconds = now - m->began,
-                             .unit_seconds = done ? (now - m->stage_began) / done : 0, .density = m->density };
+    const esa_progress p = { .struct_size = sizeof p,
+                             .stage = stage,
+                             .done = done,
+                             .total = total,
+                             .seconds = now - m->began,
+                             .unit_seconds = done ? (now - m->stage_began) / done : 0,
+                             .density = m->density };
     if (!m->cancelled) m->cancelled = m->call->progress(m->call->progress_user, &p) != 0;
     return m->cancelled ? esa_fail(m->ctx, ESA_ERR_STATE, "cancelled") : ESA_OK;
 }
@@ -69,22 +74,29 @@ static esa_status check_sizes(esa_model *m, run *r)
     if (p->steps == 0) p->steps = i->steps;
     if (isnan(p->guidance)) p->guidance = i->guidance;
     if (p->frames < 1 || p->frames > ESA_FRAMES_MAX_COUNT)
-        return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "%d frames were asked for, expected 1 .. %d", p->frames, ESA_FRAMES_MAX_COUNT);
+        return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "%d frames were asked for, expected 1 .. %d",
+                        p->frames, ESA_FRAMES_MAX_COUNT);
     if (p->steps < 1 || p->steps > MAX_STEPS)
-        return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "%d steps were asked for, expected 1 .. %d", p->steps, MAX_STEPS);
+        return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "%d steps were asked for, expected 1 .. %d",
+                        p->steps, MAX_STEPS);
     if (!isfinite(p->guidance) || fabs(p->guidance) > 1000)
-        return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "guidance is %g, expected a number up to 1000", p->guidance);
+        return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "guidance is %g, expected a number up to 1000",
+                        p->guidance);
     const int32_t side[2] = { p->height, p->width };
     for (int s = 0; s < 2; s++) {
         const int32_t unit = i->factor[1 + s] * i->patch[1 + s];
         if (side[s] < unit || side[s] % unit || side[s] > ESA_FRAMES_MAX_SIDE)
-            return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "%s was given %d, this model takes multiples of %d from %d to %d",
-                            s ? "width" : "height", side[s], unit, unit, ESA_FRAMES_MAX_SIDE / unit * unit);
+            return esa_fail(m->ctx, ESA_ERR_ARGUMENT,
+                            "%s was given %d, this model takes multiples of %d from %d to %d",
+                            s ? "width" : "height", side[s], unit, unit,
+                            ESA_FRAMES_MAX_SIDE / unit * unit);
         r->latent[1 + s] = side[s] / i->factor[1 + s];
     }
-    const int32_t tile_unit = 4 * i->factor[1];         /* as the decoder wants it, which comes last */
+    const int32_t tile_unit = 4 * i->factor[1]; /* as the decoder wants it, which comes last */
     if (p->decode && (p->vae_tile < 0 || p->vae_tile % tile_unit))
-        return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "a VAE tile of %d pixels: expected 0 or a multiple of %d", p->vae_tile, tile_unit);
+        return esa_fail(m->ctx, ESA_ERR_ARGUMENT,
+                        "a VAE tile of %d pixels: expected 0 or a multiple of %d", p->vae_tile,
+                        tile_unit);
     r->latent[0] = (p->frames - 1) / i->factor[0] + 1;
     p->frames = (r->latent[0] - 1) * i->factor[0] + 1;
     r->branches = p->guidance > 1 ? 2 : 1;
@@ -95,35 +107,48 @@ static esa_status check_sizes(esa_model *m, run *r)
 static esa_status check_params(esa_model *m, run *r, const esa_generate_params *params)
 {
     if (params->struct_size != sizeof *params)
-        return esa_fail(m->ctx, ESA_ERR_VERSION, "esa_generate_params has %u bytes, expected %u", params->struct_size, (unsigned)sizeof *params);
+        return esa_fail(m->ctx, ESA_ERR_VERSION, "esa_generate_params has %u bytes, expected %u",
+                        params->struct_size, (unsigned)sizeof *params);
     r->p = *params;
     const esa_generate_params *p = &r->p;
-    if (!m->dit) return esa_fail(m->ctx, ESA_ERR_STATE, "this model was opened without its transformer");
-    if (p->decode && !m->vae) return esa_fail(m->ctx, ESA_ERR_STATE, "this model was opened without its VAE; it can make latents only");
-    if (!p->prompt && !p->prompt_embeds) return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "neither a prompt nor embeddings were given");
+    if (!m->dit)
+        return esa_fail(m->ctx, ESA_ERR_STATE, "this model was opened without its transformer");
+    if (p->decode && !m->vae)
+        return esa_fail(m->ctx, ESA_ERR_STATE,
+                        "this model was opened without its VAE; it can make latents only");
+    if (!p->prompt && !p->prompt_embeds)
+        return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "neither a prompt nor embeddings were given");
     if (p->prompt && p->prompt_embeds)
-        return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "a prompt and embeddings are two ways to say one thing; give one");
+        return esa_fail(m->ctx, ESA_ERR_ARGUMENT,
+                        "a prompt and embeddings are two ways to say one thing; give one");
     if (p->max_text_tokens < 0 || p->max_text_tokens > 65536)
-        return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "max_text_tokens is %d, expected 0 (512) .. 65536", p->max_text_tokens);
+        return esa_fail(m->ctx, ESA_ERR_ARGUMENT,
+                        "max_text_tokens is %d, expected 0 (512) .. 65536", p->max_text_tokens);
     if (p->scheduler < ESA_SCHEDULER_MODEL || p->scheduler > ESA_SCHEDULER_EULER)
-        return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "scheduler is %d, expected 0 .. %d", p->scheduler, ESA_SCHEDULER_EULER);
+        return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "scheduler is %d, expected 0 .. %d", p->scheduler,
+                        ESA_SCHEDULER_EULER);
     if (!(p->flow_shift >= 0 && p->flow_shift <= 1000))
-        return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "flow_shift is %g, expected 0 .. 1000", p->flow_shift);
-    if (p->session.mode == ESA_SESSION_CACHED && !p->masks) return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "cached masks need a mask file");
-    if (p->session.mode == ESA_SESSION_RECORD && !p->record) return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "recording needs a file to record into");
+        return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "flow_shift is %g, expected 0 .. 1000",
+                        p->flow_shift);
+    if (p->session.mode == ESA_SESSION_CACHED && !p->masks)
+        return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "cached masks need a mask file");
+    if (p->session.mode == ESA_SESSION_RECORD && !p->record)
+        return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "recording needs a file to record into");
     return check_sizes(m, r);
 }
 
 /* ---------------------------------------------------------------- getting ready */
 
-/* What can be said against the settings of the selection is said before the first step, not at the first sparse call behind the warm-up. */
+/* What can be said against the settings of the selection is said before the first step, not at the
+ * first sparse call behind the warm-up. */
 static esa_status check_selection(esa_model *m, const run *r, const esa_session_params *s)
 {
     const esa_model_info *i = &m->info;
     esa_shapes shapes = esa_shapes_default();
     shapes.B = 1;
     shapes.Hq = shapes.Hkv = i->heads;
-    shapes.Nq = shapes.Nk = (int64_t)(r->latent[0] / i->patch[0]) * (r->latent[1] / i->patch[1]) * (r->latent[2] / i->patch[2]);
+    shapes.Nq = shapes.Nk = (int64_t)(r->latent[0] / i->patch[0]) * (r->latent[1] / i->patch[1]) *
+                            (r->latent[2] / i->patch[2]);
     shapes.D = i->head_dim;
     esa_plan *plan = NULL;
     const esa_status status = esa_plan_create(m->ctx, &plan, &shapes, &s->select, &s->attention);
@@ -149,7 +174,8 @@ static esa_status make_session(esa_model *m, run *r)
     }
     status = esa_wan_dit_begin(m->dit, r->latent, &s.select.layout, selector, mode, r->branches);
     if (status != ESA_OK) return status;
-    if (s.mode == ESA_SESSION_ONLINE || s.mode == ESA_SESSION_RECORD) status = check_selection(m, r, &s);
+    if (s.mode == ESA_SESSION_ONLINE || s.mode == ESA_SESSION_RECORD)
+        status = check_selection(m, r, &s);
     if (status != ESA_OK) return status;
     s.layers = m->wan.layers;
     s.steps = r->p.steps;
@@ -162,7 +188,8 @@ static esa_status make_session(esa_model *m, run *r)
     return status == ESA_OK ? esa_session_begin(m->session) : status;
 }
 
-/* The decoder's memory is asked for once and given back untouched: what a machine cannot give it says at once, not after the last step. */
+/* The decoder's memory is asked for once and given back untouched: what a machine cannot give it
+ * says at once, not after the last step. */
 static esa_status check_memory(esa_model *m, const run *r)
 {
     if (!r->p.decode) return ESA_OK;
@@ -175,9 +202,12 @@ static esa_status check_memory(esa_model *m, const run *r)
     const int32_t tile = 64 * m->info.factor[1] / 2;
     const double least = (double)esa_wan_vae_bytes(m->vae, r->latent, tile);
     if (r->p.vae_tile == 0 && least < 0.5 * (double)bytes)
-        return esa_fail(m->ctx, ESA_ERR_MEMORY, "out of memory: decoding %d x %d pixels takes %.1f GB, in VAE tiles of %d pixels %.1f GB", r->p.width,
-                        r->p.height, 1e-9 * (double)bytes, tile, 1e-9 * least);
-    return esa_fail(m->ctx, ESA_ERR_MEMORY, "out of memory: decoding %d x %d pixels takes %.1f GB", r->p.width, r->p.height, 1e-9 * (double)bytes);
+        return esa_fail(m->ctx, ESA_ERR_MEMORY,
+                        "out of memory: decoding %d x %d pixels takes %.1f GB, in VAE tiles of %d "
+                        "pixels %.1f GB",
+                        r->p.width, r->p.height, 1e-9 * (double)bytes, tile, 1e-9 * least);
+    return esa_fail(m->ctx, ESA_ERR_MEMORY, "out of memory: decoding %d x %d pixels takes %.1f GB",
+                    r->p.width, r->p.height, 1e-9 * (double)bytes);
 }
 
 static esa_status make_sched(esa_model *m, run *r)
@@ -194,7 +224,8 @@ static esa_status make_latents(esa_model *m, run *r)
     void *x = NULL, *v[2] = { NULL, NULL };
     r->bytes = r->count * 4;
     esa_status status = esa_nn_alloc(&m->nn, &x, r->bytes, "the latents");
-    for (int32_t i = 0; i < r->branches && status == ESA_OK; i++) status = esa_nn_alloc(&m->nn, &v[i], r->bytes, "the velocities");
+    for (int32_t i = 0; i < r->branches && status == ESA_OK; i++)
+        status = esa_nn_alloc(&m->nn, &v[i], r->bytes, "the velocities");
     r->x = x;
     r->v[0] = v[0];
     r->v[1] = v[1];
@@ -205,7 +236,8 @@ static esa_status make_latents(esa_model *m, run *r)
         esa_torch_randn(&rng, r->x, r->count);
         return ESA_OK;
     }
-    const int64_t expected[4] = { m->info.latent_channels, r->latent[0], r->latent[1], r->latent[2] };
+    const int64_t expected[4] = { m->info.latent_channels, r->latent[0], r->latent[1],
+                                  r->latent[2] };
     esa_loaded t;
     status = esa_loaded_read(m->ctx, &t, r->p.latents, "latents", 4, expected);
     if (status != ESA_OK) return status;
@@ -216,13 +248,18 @@ static esa_status make_latents(esa_model *m, run *r)
 
 /* ---------------------------------------------------------------- denoising */
 
-typedef struct guide_job { float *v; const float *negative; float scale; } guide_job;
+typedef struct guide_job {
+    float *v;
+    const float *negative;
+    float scale;
+} guide_job;
 
 static void guide(void *arg, int64_t first, int64_t count, int32_t worker)
 {
     const guide_job *j = arg;
     (void)worker;
-    for (int64_t i = first; i < first + count; i++) j->v[i] = j->negative[i] + j->scale * (j->v[i] - j->negative[i]);
+    for (int64_t i = first; i < first + count; i++)
+        j->v[i] = j->negative[i] + j->scale * (j->v[i] - j->negative[i]);
 }
 
 static void note_density(esa_model *m)
@@ -236,18 +273,25 @@ static esa_status check_finite(const esa_model *m, const run *r, int32_t step)
 {
     int32_t wrong = 0;
     for (int64_t i = 0; i < r->count; i++) wrong |= !isfinite(r->x[i]);
-    return wrong ? esa_fail(m->ctx, ESA_ERR_FORMAT, "step %d of %d gave numbers that are not finite: weights, embeddings or settings are not those of "
-                            "this model", step + 1, r->p.steps) : ESA_OK;
+    return wrong ? esa_fail(m->ctx, ESA_ERR_FORMAT,
+                            "step %d of %d gave numbers that are not finite: weights, embeddings "
+                            "or settings are not those of "
+                            "this model",
+                            step + 1, r->p.steps)
+                 : ESA_OK;
 }
 
 static esa_status denoise(esa_model *m, run *r)
 {
     esa_status status = esa_model_progress(m, ESA_STAGE_DENOISE, 0, r->p.steps);
-    for (int32_t b = 0; b < r->branches && status == ESA_OK; b++) status = esa_wan_dit_text(m->dit, b, r->embeds.data[b], r->embeds.rows[b]);
+    for (int32_t b = 0; b < r->branches && status == ESA_OK; b++)
+        status = esa_wan_dit_text(m->dit, b, r->embeds.data[b], r->embeds.rows[b]);
     for (int32_t i = 0; i < r->p.steps && status == ESA_OK; i++) {
         for (int32_t b = 0; b < r->branches && status == ESA_OK; b++) {
             status = esa_session_step(m->session, i, b);
-            if (status == ESA_OK) status = esa_wan_dit_forward(m->dit, m->session, b, r->v[b], r->x, esa_sched_timestep(r->sched, i));
+            if (status == ESA_OK)
+                status = esa_wan_dit_forward(m->dit, m->session, b, r->v[b], r->x,
+                                             esa_sched_timestep(r->sched, i));
         }
         if (status != ESA_OK) break;
         if (r->branches == 2) {
@@ -256,7 +300,7 @@ static esa_status denoise(esa_model *m, run *r)
         }
         status = esa_sched_step(r->sched, i, r->x, r->v[0]);
         if (status == ESA_OK) status = check_finite(m, r, i);
-        if (status == ESA_OK) note_density(m);          /* clears the sentence of a failure */
+        if (status == ESA_OK) note_density(m); /* clears the sentence of a failure */
         if (status == ESA_OK) status = esa_model_progress(m, ESA_STAGE_DENOISE, i + 1, r->p.steps);
     }
     return status;
@@ -267,12 +311,16 @@ static esa_status denoise(esa_model *m, run *r)
 /* Files come last: a call that fails or is cancelled writes nothing. */
 static esa_status keep_results(esa_model *m, run *r)
 {
-    esa_status status = r->p.save_embeds ? esa_embeds_save(m, &r->embeds, r->p.save_embeds) : ESA_OK;
+    esa_status status = r->p.save_embeds ? esa_embeds_save(m, &r->embeds, r->p.save_embeds)
+                                         : ESA_OK;
     if (status == ESA_OK && r->p.save_latents) {
-        const esa_to_save save = { "latents", r->x, { m->info.latent_channels, r->latent[0], r->latent[1], r->latent[2] } };
+        const esa_to_save save = {
+            "latents", r->x, { m->info.latent_channels, r->latent[0], r->latent[1], r->latent[2] }
+        };
         status = esa_loaded_write(m->ctx, r->p.save_latents, &save, 1, 4);
     }
-    if (status == ESA_OK && r->p.session.mode == ESA_SESSION_RECORD) status = esa_session_save_recording(m->session, r->p.record);
+    if (status == ESA_OK && r->p.session.mode == ESA_SESSION_RECORD)
+        status = esa_session_save_recording(m->session, r->p.record);
     return status;
 }
 
@@ -281,7 +329,8 @@ static esa_status run_stages(esa_model *m, run *r)
     esa_generate_stats *s = &r->stats;
     esa_status status = make_sched(m, r);
     if (status == ESA_OK) status = make_session(m, r);
-    if (status == ESA_OK) status = check_memory(m, r);  /* beside the transformer's activations, which are there by now */
+    /* beside the transformer's activations, which are there by now */
+    if (status == ESA_OK) status = check_memory(m, r);
     if (status == ESA_OK) status = make_latents(m, r);
     if (status != ESA_OK) return status;
     const double t0 = esa_nn_now();
@@ -298,8 +347,10 @@ static esa_status run_stages(esa_model *m, run *r)
     status = esa_session_get_stats(m->session, &s->session, -1, -1);
     if (r->p.denoised) r->p.denoised(r->p.denoised_user, m->session);
     s->attention_seconds = s->session.select_seconds + s->session.attention_seconds;
-    s->tokens = r->latent[0] / m->info.patch[0] * (r->latent[1] / m->info.patch[1]) * (r->latent[2] / m->info.patch[2]);
-    if (status == ESA_OK && r->p.decode) status = esa_model_decode(m, &r->frames, r->x, r->latent, r->p.vae_tile);
+    s->tokens = r->latent[0] / m->info.patch[0] * (r->latent[1] / m->info.patch[1]) *
+                (r->latent[2] / m->info.patch[2]);
+    if (status == ESA_OK && r->p.decode)
+        status = esa_model_decode(m, &r->frames, r->x, r->latent, r->p.vae_tile);
     s->decode_seconds = esa_nn_now() - t2;
     return status == ESA_OK ? keep_results(m, r) : status;
 }
@@ -316,7 +367,8 @@ static void finish(esa_model *m, run *r)
     m->call = NULL;
 }
 
-static esa_status generate(esa_model *m, esa_frames **frames, const esa_generate_params *params, esa_generate_stats *stats)
+static esa_status generate(esa_model *m, esa_frames **frames, const esa_generate_params *params,
+                           esa_generate_stats *stats)
 {
     run r;
     memset(&r, 0, sizeof r);
@@ -330,7 +382,8 @@ static esa_status generate(esa_model *m, esa_frames **frames, const esa_generate
     const esa_generate_params fallback = esa_generate_params_default();
     esa_status status = check_params(m, &r, params ? params : &fallback);
     if (status == ESA_OK && stats && stats->struct_size != sizeof *stats)
-        status = esa_fail(m->ctx, ESA_ERR_VERSION, "esa_generate_stats has %u bytes, expected %u", stats->struct_size, (unsigned)sizeof *stats);
+        status = esa_fail(m->ctx, ESA_ERR_VERSION, "esa_generate_stats has %u bytes, expected %u",
+                          stats->struct_size, (unsigned)sizeof *stats);
     if (status == ESA_OK) {
         m->call = &r.p;
         esa_nn_enter(&m->nn);
@@ -341,7 +394,8 @@ static esa_status generate(esa_model *m, esa_frames **frames, const esa_generate
         esa_model_info info = { .struct_size = sizeof info };
         int64_t held = 0, peak = 0, vae[3] = { 0, 0, 0 };
         esa_model_get_info(m, &info);
-        if (m->vae) esa_wan_vae_memory(m->vae, &vae[0], &vae[1], &vae[2]);     /* its weights stand in nn's memory: once is enough */
+        /* its weights stand in nn's memory: once is enough */
+        if (m->vae) esa_wan_vae_memory(m->vae, &vae[0], &vae[1], &vae[2]);
         esa_ctx_memory(m->ctx, &held, &peak);
         *stats = r.stats;
         stats->struct_size = sizeof *stats;
@@ -350,22 +404,28 @@ static esa_status generate(esa_model *m, esa_frames **frames, const esa_generate
         stats->width = r.p.width;
         stats->steps = r.p.steps;
         stats->seconds = esa_nn_now() - m->began;
-        stats->peak_bytes = m->nn.peak + peak + info.held_bytes - vae[1] + (r.frames ? r.frames->bytes : 0);
+        stats->peak_bytes = m->nn.peak + peak + info.held_bytes - vae[1] +
+                            (r.frames ? r.frames->bytes : 0);
     }
     finish(m, &r);
-    if (status == ESA_OK) *frames = r.frames;
-    else esa_frames_free(r.frames);
+    if (status == ESA_OK)
+        *frames = r.frames;
+    else
+        esa_frames_free(r.frames);
     return status;
 }
 
-esa_status esa_generate(esa_model *model, esa_frames **frames, const esa_generate_params *params, esa_generate_stats *stats)
+esa_status esa_generate(esa_model *model, esa_frames **frames, const esa_generate_params *params,
+                        esa_generate_stats *stats)
 {
     if (frames) *frames = NULL;
     if (!model) return ESA_ERR_ARGUMENT;
     esa_status status = esa_ctx_enter(model->outer);
     if (status != ESA_OK) return status;
-    if (!frames) status = esa_fail(model->outer, ESA_ERR_ARGUMENT, "frames is NULL");
-    else status = esa_model_outward(model, generate(model, frames, params, stats));
+    if (!frames)
+        status = esa_fail(model->outer, ESA_ERR_ARGUMENT, "frames is NULL");
+    else
+        status = esa_model_outward(model, generate(model, frames, params, stats));
     esa_ctx_leave(model->outer);
     return status;
 }

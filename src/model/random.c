@@ -1,9 +1,10 @@
 /* random.c - see random.h.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The f32 polynomials are those of Moshier's Cephes library (logf, sinf, cosf) in the form vector code uses: both of sine and cosine
- * are evaluated and picked from by octant. Every fmaf below stands where torch's binaries have a fused multiply-add; the build does not
- * contract anything else (-ffp-contract=off). */
+ * The f32 polynomials are those of Moshier's Cephes library (logf, sinf, cosf) in the form vector
+ * code uses: both of sine and cosine are evaluated and picked from by octant. Every fmaf below
+ * stands where torch's binaries have a fused multiply-add; the build does not contract anything
+ * else (-ffp-contract=off). */
 #include "model/random.h"
 
 #include <math.h>
@@ -15,7 +16,8 @@ void esa_torch_seed(esa_torch_rng *rng, uint64_t seed)
 {
     memset(rng, 0, sizeof *rng);
     rng->state[0] = (uint32_t)seed;
-    for (uint32_t i = 1; i < 624; i++) rng->state[i] = 1812433253u * (rng->state[i - 1] ^ rng->state[i - 1] >> 30) + i;
+    for (uint32_t i = 1; i < 624; i++)
+        rng->state[i] = 1812433253u * (rng->state[i - 1] ^ rng->state[i - 1] >> 30) + i;
     rng->next = 624;
 }
 
@@ -39,7 +41,10 @@ uint32_t esa_torch_next(esa_torch_rng *rng)
     return y ^ y >> 18;
 }
 
-static float unit_f32(esa_torch_rng *rng) { return (float)(esa_torch_next(rng) & 0xffffffu) * 0x1p-24f; }
+static float unit_f32(esa_torch_rng *rng)
+{
+    return (float)(esa_torch_next(rng) & 0xffffffu) * 0x1p-24f;
+}
 
 static double unit_f64(esa_torch_rng *rng)
 {
@@ -50,13 +55,17 @@ static double unit_f64(esa_torch_rng *rng)
 /* ln x for 2^-24 <= x <= 1. */
 static float log_f32(float x)
 {
-    static const float p[9] = { 7.0376836292e-2f, -1.1514610310e-1f, 1.1676998740e-1f, -1.2420140846e-1f, 1.4249322787e-1f,
-                                -1.6668057665e-1f, 2.0000714765e-1f, -2.4999993993e-1f, 3.3333331174e-1f };
+    static const float p[9] = { 7.0376836292e-2f,  -1.1514610310e-1f, 1.1676998740e-1f,
+                                -1.2420140846e-1f, 1.4249322787e-1f,  -1.6668057665e-1f,
+                                2.0000714765e-1f,  -2.4999993993e-1f, 3.3333331174e-1f };
     int exponent;
-    x = frexpf(x, &exponent);                           /* 0.5 <= x < 1 */
+    x = frexpf(x, &exponent); /* 0.5 <= x < 1 */
     float e = (float)exponent;
-    if (x < 0.707106781186547524f) { e -= 1.0f; x = x - 1.0f + x; }
-    else x -= 1.0f;
+    if (x < 0.707106781186547524f) {
+        e -= 1.0f;
+        x = x - 1.0f + x;
+    } else
+        x -= 1.0f;
     const float z = x * x;
     float y = p[0];
     for (int i = 1; i < 9; i++) y = fmaf(y, x, p[i]);
@@ -70,7 +79,7 @@ static void sincos_f32(float *sine, float *cosine, float x)
 {
     const int octant = ((int)(x * 1.27323954473516f) + 1) & ~1;
     const float y = (float)octant;
-    x = fmaf(y, -0.78515625f, x);                       /* pi/4 in three parts */
+    x = fmaf(y, -0.78515625f, x); /* pi/4 in three parts */
     x = fmaf(y, -2.4187564849853515625e-4f, x);
     x = fmaf(y, -3.77489497744594108e-8f, x);
     const float z = x * x;
@@ -84,7 +93,7 @@ static void sincos_f32(float *sine, float *cosine, float x)
     *sine = swap ? c : s;
     *cosine = swap ? s : c;
     if (octant & 4) *sine = -*sine;
-    if ((octant - 2) & 4) return;                       /* octants 0 and 6: cosine as it is */
+    if ((octant - 2) & 4) return; /* octants 0 and 6: cosine as it is */
     *cosine = -*cosine;
 }
 
@@ -94,7 +103,7 @@ static void box_muller_16(float *x)
         const float radius = sqrtf(-2.0f * log_f32(1.0f - x[i]));
         float sine, cosine;
         sincos_f32(&sine, &cosine, (float)TWO_PI * x[i + 8]);
-        x[i] = radius * cosine + 0.0f;                  /* times std plus mean: -0 becomes 0 */
+        x[i] = radius * cosine + 0.0f; /* times std plus mean: -0 becomes 0 */
         x[i + 8] = radius * sine + 0.0f;
     }
 }

@@ -14,7 +14,8 @@ struct esa_text_part {
     int32_t d_model;
 };
 
-static esa_status open_tokenizer(const esa_part_env *env, esa_tokenizer **tokenizer, const esa_umt5_config *config)
+static esa_status open_tokenizer(const esa_part_env *env, esa_tokenizer **tokenizer,
+                                 const esa_umt5_config *config)
 {
     esa_ctx *ctx = env->nn->ctx;
     char *folder;
@@ -37,7 +38,8 @@ esa_status esa_text_part_check(const esa_part_env *env, const esa_umt5_config *c
     return read;
 }
 
-esa_status esa_text_part_open(const esa_part_env *env, esa_text_part **part, const esa_umt5_config *config)
+esa_status esa_text_part_open(const esa_part_env *env, esa_text_part **part,
+                              const esa_umt5_config *config)
 {
     esa_ctx *ctx = env->nn->ctx;
     *part = NULL;
@@ -47,8 +49,10 @@ esa_status esa_text_part_open(const esa_part_env *env, esa_text_part **part, con
     p->d_model = config->d_model;
     esa_status status = open_tokenizer(env, &p->tokenizer, config);
     if (status == ESA_OK) status = esa_umt5_open(env, &p->encoder, config);
-    if (status == ESA_OK) *part = p;
-    else esa_text_part_free(p);
+    if (status == ESA_OK)
+        *part = p;
+    else
+        esa_text_part_free(p);
     return status;
 }
 
@@ -61,7 +65,8 @@ void esa_text_part_free(esa_text_part *part)
     esa_mem_free(&mem, part, sizeof *part);
 }
 
-void esa_text_part_memory(const esa_text_part *part, int64_t *parameters, int64_t *held, int64_t *mapped)
+void esa_text_part_memory(const esa_text_part *part, int64_t *parameters, int64_t *held,
+                          int64_t *mapped)
 {
     esa_umt5_memory(part->encoder, parameters, held, mapped);
 }
@@ -77,11 +82,15 @@ esa_status esa_text_part_encode(esa_text_part *part, float *out, const char *pro
     const int64_t id_bytes = (int64_t)rows * (int64_t)sizeof(int32_t);
     int32_t *ids = esa_mem_alloc(&ctx->mem, id_bytes);
     if (!ids) status = esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the tokens of the prompt");
-    if (status == ESA_OK) status = esa_tokenizer_encode(part->tokenizer, clean, ids, rows, &count, &total);
+    if (status == ESA_OK)
+        status = esa_tokenizer_encode(part->tokenizer, clean, ids, rows, &count, &total);
     if (status == ESA_OK && total > count)
-        esa_log(ctx, ESA_LOG_WARNING, "the prompt has %d tokens, the last %d are cut off", total, total - count);
+        esa_log(ctx, ESA_LOG_WARNING, "the prompt has %d tokens, the last %d are cut off", total,
+                total - count);
     if (status == ESA_OK) status = esa_umt5_encode(part->encoder, out, ids, count);
-    if (status == ESA_OK) memset(out + (int64_t)count * part->d_model, 0, (size_t)(rows - count) * (size_t)part->d_model * sizeof *out);
+    if (status == ESA_OK)
+        memset(out + (int64_t)count * part->d_model, 0,
+               (size_t)(rows - count) * (size_t)part->d_model * sizeof *out);
     esa_mem_free(&ctx->mem, ids, id_bytes);
     esa_mem_free(&ctx->mem, clean, clean_bytes);
     return status;

@@ -11,10 +11,13 @@ typedef struct esa_text_part esa_text_part;
 /* Names and shapes of the encoder, and that there is a tokenizer. */
 esa_status esa_text_part_check(const esa_part_env *env, const esa_umt5_config *config);
 /* env->nn must outlive the part. */
-esa_status esa_text_part_open(const esa_part_env *env, esa_text_part **part, const esa_umt5_config *config);
-void       esa_text_part_free(esa_text_part *part);
-void       esa_text_part_memory(const esa_text_part *part, int64_t *parameters, int64_t *held, int64_t *mapped);
-/* out f32 [rows][d_model]: the tokens' states, cut off at rows, then zeros. ESA_ERR_ARGUMENT for text that is not UTF-8 or far too long. */
+esa_status esa_text_part_open(const esa_part_env *env, esa_text_part **part,
+                              const esa_umt5_config *config);
+void esa_text_part_free(esa_text_part *part);
+void esa_text_part_memory(const esa_text_part *part, int64_t *parameters, int64_t *held,
+                          int64_t *mapped);
+/* out f32 [rows][d_model]: the tokens' states, cut off at rows, then zeros. ESA_ERR_ARGUMENT for
+ * text that is not UTF-8 or far too long. */
 esa_status esa_text_part_encode(esa_text_part *part, float *out, const char *prompt, int32_t rows);
 
 #endif

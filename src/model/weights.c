@@ -1,4 +1,5 @@
-/* weights.c - finding the files of a part, and comparing what is in them with what is wanted. Loading is in weights_load.c.
+/* weights.c - finding the files of a part, and comparing what is in them with what is wanted.
+ * Loading is in weights_load.c.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model/weights_internal.h"
 
@@ -16,7 +17,8 @@
 static esa_status add_shard(esa_weights *w, const char *folder, const char *name)
 {
     if (w->shard_count == ESA_WEIGHTS_MAX_SHARDS)
-        return esa_fail(w->ctx, ESA_ERR_FORMAT, "%s: more than %d weight files", w->part, ESA_WEIGHTS_MAX_SHARDS);
+        return esa_fail(w->ctx, ESA_ERR_FORMAT, "%s: more than %d weight files", w->part,
+                        ESA_WEIGHTS_MAX_SHARDS);
     char *path = NULL;
     int64_t bytes = 0;
     esa_status status = esa_path_join(w->ctx, &path, &bytes, folder, name);
@@ -31,10 +33,14 @@ static esa_status add_shard(esa_weights *w, const char *folder, const char *name
 static int plain_name(const char *name)
 {
     const size_t n = strlen(name);
-    return n > 12 && n < 200 && name[0] != '.' && !strchr(name, '/') && strcmp(name + n - 12, ".safetensors") == 0;
+    return n > 12 && n < 200 && name[0] != '.' && !strchr(name, '/') &&
+           strcmp(name + n - 12, ".safetensors") == 0;
 }
 
-static int by_text(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
+static int by_text(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
 
 /* The shards an index names, and that each tensor lies where the index says. */
 static esa_status open_index(esa_weights *w, const char *folder, const char *path)
@@ -46,14 +52,19 @@ static esa_status open_index(esa_weights *w, const char *folder, const char *pat
     json_t *map = json_object_get(f.root, "weight_map"), *value;
     const char *name;
     count = (int64_t)json_object_size(map);
-    if (count < 1) esa_json_fail(&f, ESA_ERR_FORMAT, "weight_map is missing or empty");
-    else if (!(file = esa_mem_alloc(&w->ctx->mem, count * (int64_t)sizeof *file))) esa_json_fail(&f, ESA_ERR_MEMORY, "out of memory");
+    if (count < 1)
+        esa_json_fail(&f, ESA_ERR_FORMAT, "weight_map is missing or empty");
+    else if (!(file = esa_mem_alloc(&w->ctx->mem, count * (int64_t)sizeof *file)))
+        esa_json_fail(&f, ESA_ERR_MEMORY, "out of memory");
     if (f.status == ESA_OK) {
-        json_object_foreach(map, name, value) {
+        json_object_foreach(map, name, value)
+        {
             file[i] = json_is_string(value) ? json_string_value(value) : "";
             if (!plain_name(file[i])) {
-                esa_json_fail(&f, ESA_ERR_FORMAT, "weight_map names '%s', a .safetensors file of the same folder was expected",
-                              esa_quote(file[i]).text);
+                esa_json_fail(
+                    &f, ESA_ERR_FORMAT,
+                    "weight_map names '%s', a .safetensors file of the same folder was expected",
+                    esa_quote(file[i]).text);
                 break;
             }
             i++;
@@ -66,13 +77,14 @@ static esa_status open_index(esa_weights *w, const char *folder, const char *pat
             opened[w->shard_count < ESA_WEIGHTS_MAX_SHARDS ? w->shard_count : 0] = file[i];
             f.status = add_shard(w, folder, file[i]);
         }
-    if (f.status == ESA_OK)
-        json_object_foreach(map, name, value) {
+    if (f.status == ESA_OK) json_object_foreach(map, name, value)
+        {
             int32_t s = 0;
             while (strcmp(opened[s], json_string_value(value)) != 0) s++;
             if (!esa_st_find(w->shard[s], name)) {
-                f.status = esa_fail(w->ctx, ESA_ERR_MISMATCH, "%s: the index says that %s lies in %s, which does not hold it", w->part,
-                                    esa_quote(name).text, esa_quote(opened[s]).text);
+                f.status = esa_fail(w->ctx, ESA_ERR_MISMATCH,
+                                    "%s: the index says that %s lies in %s, which does not hold it",
+                                    w->part, esa_quote(name).text, esa_quote(opened[s]).text);
                 break;
             }
         }
@@ -92,7 +104,8 @@ static esa_status make(esa_ctx *ctx, esa_weights **out, const char *part)
     return ESA_OK;
 }
 
-esa_status esa_weights_open_memory(esa_ctx *ctx, esa_weights **out, const void *bytes, int64_t size, const char *part)
+esa_status esa_weights_open_memory(esa_ctx *ctx, esa_weights **out, const void *bytes, int64_t size,
+                                   const char *part)
 {
     esa_status status = make(ctx, out, part);
     if (status == ESA_OK) status = esa_st_open_memory(ctx, &(*out)->shard[0], bytes, size);
@@ -105,7 +118,8 @@ esa_status esa_weights_open_memory(esa_ctx *ctx, esa_weights **out, const void *
     return status;
 }
 
-esa_status esa_weights_open(esa_ctx *ctx, esa_weights **out, const char *folder, const char *stem, const char *part)
+esa_status esa_weights_open(esa_ctx *ctx, esa_weights **out, const char *folder, const char *stem,
+                            const char *part)
 {
     esa_weights *w = NULL;
     esa_status status = make(ctx, &w, part);
@@ -121,13 +135,20 @@ esa_status esa_weights_open(esa_ctx *ctx, esa_weights **out, const char *folder,
         status = esa_path_join(ctx, &index, &index_bytes, folder, index_name);
     }
     if (status == ESA_OK) {
-        if (access(index, F_OK) == 0) status = open_index(w, folder, index);
-        else if (access(single, F_OK) == 0 || errno != ENOENT) status = add_shard(w, folder, name);
-        else status = esa_fail(ctx, ESA_ERR_IO, "%s: %.200s holds neither %s nor its .index.json", part, folder, name);
+        if (access(index, F_OK) == 0)
+            status = open_index(w, folder, index);
+        else if (access(single, F_OK) == 0 || errno != ENOENT)
+            status = add_shard(w, folder, name);
+        else
+            status = esa_fail(ctx, ESA_ERR_IO, "%s: %.200s holds neither %s nor its .index.json",
+                              part, folder, name);
     }
     esa_mem_free(&ctx->mem, single, single_bytes);
     esa_mem_free(&ctx->mem, index, index_bytes);
-    if (status != ESA_OK) { esa_weights_free(w); return status; }
+    if (status != ESA_OK) {
+        esa_weights_free(w);
+        return status;
+    }
     *out = w;
     return ESA_OK;
 }
@@ -136,7 +157,8 @@ void esa_weights_free(esa_weights *w)
 {
     if (!w) return;
     const esa_allocator mem = w->ctx->mem;
-    for (int64_t i = 0; i < w->count; i++) esa_mem_free(&mem, w->want[i].copy, w->want[i].copy_bytes);
+    for (int64_t i = 0; i < w->count; i++)
+        esa_mem_free(&mem, w->want[i].copy, w->want[i].copy_bytes);
     for (int32_t i = 0; i < w->shard_count; i++) esa_st_close(w->shard[i]);
     esa_mem_free(&mem, w->want, w->cap * (int64_t)sizeof *w->want);
     esa_mem_free(&mem, w->by_name, w->count * (int64_t)sizeof *w->by_name);
@@ -145,15 +167,17 @@ void esa_weights_free(esa_weights *w)
 
 /* ---------------------------------------------------------------- wishes */
 
-void esa_weights_want(esa_weights *w, esa_weight *view, int32_t flags, int32_t rank, const int64_t *dim, const char *name_format, ...)
+void esa_weights_want(esa_weights *w, esa_weight *view, int32_t flags, int32_t rank,
+                      const int64_t *dim, const char *name_format, ...)
 {
-    if (view) *view = (esa_weight){0};
+    if (view) *view = (esa_weight){ 0 };
     if (w->status != ESA_OK) return;
     if (w->count == w->cap) {
         const int64_t cap = w->cap ? 2 * w->cap : 256, size = (int64_t)sizeof *w->want;
         esa_wanted *bigger = esa_mem_alloc(&w->ctx->mem, cap * size);
         if (!bigger) {
-            w->status = esa_fail(w->ctx, ESA_ERR_MEMORY, "out of memory for the names of the %s", w->part);
+            w->status = esa_fail(w->ctx, ESA_ERR_MEMORY, "out of memory for the names of the %s",
+                                 w->part);
             return;
         }
         if (w->count) memcpy(bigger, w->want, (size_t)(w->count * size));
@@ -168,7 +192,8 @@ void esa_weights_want(esa_weights *w, esa_weight *view, int32_t flags, int32_t r
     const int n = vsnprintf(e->name, sizeof e->name, name_format, args);
     va_end(args);
     if (n < 0 || n >= (int)sizeof e->name || rank < 0 || rank > 5) {
-        w->status = esa_fail(w->ctx, ESA_ERR_INTERNAL, "%s: a name or rank that does not fit: %s", w->part, e->name);
+        w->status = esa_fail(w->ctx, ESA_ERR_INTERNAL, "%s: a name or rank that does not fit: %s",
+                             w->part, e->name);
         return;
     }
     e->view = view;
@@ -192,19 +217,22 @@ enum { MISSING, SHAPE, TYPE, EXTRA, KINDS };
 
 typedef struct findings {
     int64_t count[KINDS];
-    char first[KINDS][200];         /* the first names of each kind */
+    char first[KINDS][200]; /* the first names of each kind */
     void (*report)(void *user, const char *line);
     void *user;
 } findings;
 
-typedef struct shape_text { char text[80]; } shape_text;
+typedef struct shape_text {
+    char text[80];
+} shape_text;
 
 static shape_text shape_of(int32_t rank, const int64_t *dim)
 {
     shape_text t;
     int at = snprintf(t.text, sizeof t.text, "[");
     for (int32_t i = 0; i < rank && at < 60; i++)
-        at += snprintf(t.text + at, sizeof t.text - (size_t)at, "%s%lld", i ? "," : "", (long long)dim[i]);
+        at += snprintf(t.text + at, sizeof t.text - (size_t)at, "%s%lld", i ? "," : "",
+                       (long long)dim[i]);
     snprintf(t.text + at, sizeof t.text - (size_t)at, "]");
     return t;
 }
@@ -212,7 +240,10 @@ static shape_text shape_of(int32_t rank, const int64_t *dim)
 static void found(findings *f, int32_t kind, const char *name, const char *detail, const char *part)
 {
     if (f->report) {
-        static const char *const says[KINDS] = {"is missing", "has another shape: ", "has a type that is not taken: ", "was not expected"};
+        static const char *const says[KINDS] = {
+            "is missing",
+            "has another shape: ", "has a type that is not taken: ", "was not expected"
+        };
         char line[512];
         snprintf(line, sizeof line, "%s: %s %s%s", part, esa_quote(name).text, says[kind], detail);
         f->report(f->user, line);
@@ -221,12 +252,16 @@ static void found(findings *f, int32_t kind, const char *name, const char *detai
         char *text = f->first[kind];
         const size_t used = strlen(text), left = sizeof f->first[kind] - used;
         char entry[200];
-        const int n = snprintf(entry, sizeof entry, "%s%s%s%s", used ? ", " : "", esa_quote(name).text, *detail ? " " : "", detail);
+        const int n = snprintf(entry, sizeof entry, "%s%s%s%s", used ? ", " : "",
+                               esa_quote(name).text, *detail ? " " : "", detail);
         if (n > 0 && (size_t)n < left) memcpy(text + used, entry, (size_t)n + 1);
     }
 }
 
-static int by_name(const void *a, const void *b) { return strcmp((*(esa_wanted *const *)a)->name, (*(esa_wanted *const *)b)->name); }
+static int by_name(const void *a, const void *b)
+{
+    return strcmp((*(esa_wanted *const *)a)->name, (*(esa_wanted *const *)b)->name);
+}
 
 static esa_wanted *find_wanted(const esa_weights *w, const char *name)
 {
@@ -234,7 +269,10 @@ static esa_wanted *find_wanted(const esa_weights *w, const char *name)
         const int64_t mid = lo + (hi - lo) / 2;
         const int c = strcmp(name, w->by_name[mid]->name);
         if (c == 0) return w->by_name[mid];
-        if (c < 0) hi = mid; else lo = mid + 1;
+        if (c < 0)
+            hi = mid;
+        else
+            lo = mid + 1;
     }
     return NULL;
 }
@@ -246,7 +284,8 @@ static int ignored(const esa_weights *w, const char *name)
     return 0;
 }
 
-static void compare_entry(findings *f, esa_wanted *e, const esa_st_entry *entry, int32_t shard, const char *part)
+static void compare_entry(findings *f, esa_wanted *e, const esa_st_entry *entry, int32_t shard,
+                          const char *part)
 {
     e->entry = entry;
     e->present = 1;
@@ -255,30 +294,38 @@ static void compare_entry(findings *f, esa_wanted *e, const esa_st_entry *entry,
     for (int32_t i = 0; same && i < e->rank; i++) same = entry->dim[i] == e->dim[i];
     char detail[200];
     if (!same) {
-        snprintf(detail, sizeof detail, "%s instead of %s", shape_of(entry->rank, entry->dim).text, shape_of(e->rank, e->dim).text);
+        snprintf(detail, sizeof detail, "%s instead of %s", shape_of(entry->rank, entry->dim).text,
+                 shape_of(e->rank, e->dim).text);
         found(f, SHAPE, e->name, detail, part);
-    } else if (entry->dtype != ESA_FILE_F32 && entry->dtype != ESA_FILE_F16 && entry->dtype != ESA_FILE_BF16) {
+    } else if (entry->dtype != ESA_FILE_F32 && entry->dtype != ESA_FILE_F16 &&
+               entry->dtype != ESA_FILE_BF16) {
         found(f, TYPE, e->name, esa_file_dtype_name(entry->dtype), part);
     }
 }
 
 static esa_status sentence(const esa_weights *w, const findings *f)
 {
-    static const char *const says[KINDS] = {"missing", "of another shape", "of a type other than F32, F16, BF16", "not expected"};
+    static const char *const says[KINDS] = { "missing", "of another shape",
+                                             "of a type other than F32, F16, BF16",
+                                             "not expected" };
     char text[512] = "";
     size_t at = 0;
     for (int32_t k = 0; k < KINDS; k++)
         if (f->count[k] && at < sizeof text)
-            at += (size_t)snprintf(text + at, sizeof text - at, "%s%lld %s (%s%s)", at ? "; " : "", (long long)f->count[k], says[k],
-                                   f->first[k], f->count[k] > 3 ? ", ..." : "");
-    return esa_fail(w->ctx, ESA_ERR_MISMATCH, "%s: the weights are not those of the config: %s", w->part, text);
+            at += (size_t)snprintf(text + at, sizeof text - at, "%s%lld %s (%s%s)", at ? "; " : "",
+                                   (long long)f->count[k], says[k], f->first[k],
+                                   f->count[k] > 3 ? ", ..." : "");
+    return esa_fail(w->ctx, ESA_ERR_MISMATCH, "%s: the weights are not those of the config: %s",
+                    w->part, text);
 }
 
-esa_status esa_weights_check(esa_weights *w, void (*report)(void *user, const char *line), void *user)
+esa_status esa_weights_check(esa_weights *w, void (*report)(void *user, const char *line),
+                             void *user)
 {
     w->checked = 0;
     if (w->status != ESA_OK) return w->status;
-    if (!w->by_name && !(w->by_name = esa_mem_alloc(&w->ctx->mem, w->count * (int64_t)sizeof *w->by_name)))
+    if (!w->by_name &&
+        !(w->by_name = esa_mem_alloc(&w->ctx->mem, w->count * (int64_t)sizeof *w->by_name)))
         return esa_fail(w->ctx, ESA_ERR_MEMORY, "out of memory for the names of the %s", w->part);
     for (int64_t i = 0; i < w->count; i++) {
         w->by_name[i] = &w->want[i];
@@ -286,28 +333,33 @@ esa_status esa_weights_check(esa_weights *w, void (*report)(void *user, const ch
         w->want[i].present = 0;
     }
     qsort(w->by_name, (size_t)w->count, sizeof *w->by_name, by_name);
-    findings f = {.report = report, .user = user};
+    findings f = { .report = report, .user = user };
     int64_t tensors = 0, bytes = 0;
     for (int32_t s = 0; s < w->shard_count; s++)
         for (int64_t i = 0; i < w->shard[s]->count; i++) {
             const esa_st_entry *entry = &w->shard[s]->entry[i];
             esa_wanted *e = find_wanted(w, entry->name);
             if (e && e->entry)
-                return esa_fail(w->ctx, ESA_ERR_FORMAT, "%s: %s is in %s and in %s", w->part, esa_quote(e->name).text,
-                                w->shard[e->shard]->label, w->shard[s]->label);
-            if (e) compare_entry(&f, e, entry, s, w->part);
-            else if (!ignored(w, entry->name)) found(&f, EXTRA, entry->name, "", w->part);
+                return esa_fail(w->ctx, ESA_ERR_FORMAT, "%s: %s is in %s and in %s", w->part,
+                                esa_quote(e->name).text, w->shard[e->shard]->label,
+                                w->shard[s]->label);
+            if (e)
+                compare_entry(&f, e, entry, s, w->part);
+            else if (!ignored(w, entry->name))
+                found(&f, EXTRA, entry->name, "", w->part);
             tensors += e != NULL;
             bytes += entry->end - entry->begin;
         }
     for (int64_t i = 0; i < w->count; i++)
-        if (!w->want[i].entry && !(w->want[i].flags & ESA_WANT_OPTIONAL)) found(&f, MISSING, w->want[i].name, "", w->part);
+        if (!w->want[i].entry && !(w->want[i].flags & ESA_WANT_OPTIONAL))
+            found(&f, MISSING, w->want[i].name, "", w->part);
     for (int32_t k = 0; k < KINDS; k++)
         if (f.count[k]) return sentence(w, &f);
     if (report) {
         char line[200];
-        snprintf(line, sizeof line, "%s: %lld tensors, %lld parameters, %.2f GB in %d file%s", w->part, (long long)tensors,
-                 (long long)esa_weights_parameters(w), (double)bytes * 1e-9, w->shard_count, w->shard_count == 1 ? "" : "s");
+        snprintf(line, sizeof line, "%s: %lld tensors, %lld parameters, %.2f GB in %d file%s",
+                 w->part, (long long)tensors, (long long)esa_weights_parameters(w),
+                 (double)bytes * 1e-9, w->shard_count, w->shard_count == 1 ? "" : "s");
         report(user, line);
     }
     w->checked = 1;

@@ -1,9 +1,10 @@
-/* weights_load.c - from checked files to views: mapped where the type fits, else converted piece by piece.
+/* weights_load.c - from checked files to views: mapped where the type fits, else converted piece by
+ * piece.
  * SPDX-License-Identifier: Apache-2.0
  *
- * While a tensor is converted the pages of the file that were read are given back at once, so reading a 57 GB folder needs the memory of
- * the result and one piece of the file. */
-#define _DEFAULT_SOURCE             /* madvise */
+ * While a tensor is converted the pages of the file that were read are given back at once, so
+ * reading a 57 GB folder needs the memory of the result and one piece of the file. */
+#define _DEFAULT_SOURCE /* madvise */
 #include "model/weights_internal.h"
 
 #include <string.h>
@@ -11,17 +12,24 @@
 #include <unistd.h>
 #include "nn/leaf.h"
 
-#define SMALL_BYTES (INT64_C(1) << 30)      /* ESA_HOLD_AUTO: below this as f32, a part is held in f32 */
-#define PIECE (INT64_C(1) << 20)            /* elements converted before their pages go back: 4 MB of an f32 file per worker */
+#define SMALL_BYTES                                                                                \
+    (INT64_C(1) << 30) /* ESA_HOLD_AUTO: below this as f32, a part is held in f32                  \
+                        */
+#define PIECE                                                                                      \
+    (INT64_C(1)                                                                                    \
+     << 20) /* elements converted before their pages go back: 4 MB of an f32 file per worker */
 
-#define BEHIND (INT64_C(1) << 19)           /* elements given back once more: the kernel maps some pages around the one that is read */
+#define BEHIND                                                                                     \
+    (INT64_C(1) << 19) /* elements given back once more: the kernel maps some pages around the one \
+                          that is read */
 
 /* The type a tensor is held in. */
 static int32_t held_dtype(const esa_wanted *e, int32_t hold, int32_t small)
 {
-    const int32_t in_file = e->entry->dtype;        /* ESA_FILE_F32, F16, BF16 equal ESA_DTYPE_* */
+    const int32_t in_file = e->entry->dtype; /* ESA_FILE_F32, F16, BF16 equal ESA_DTYPE_* */
     if ((e->flags & ESA_WANT_F32) || e->rank <= 1) return ESA_DTYPE_F32;
-    if (hold == ESA_HOLD_AUTO) hold = small ? ESA_HOLD_F32 : (in_file == ESA_DTYPE_F32 ? ESA_HOLD_BF16 : ESA_HOLD_FILE);
+    if (hold == ESA_HOLD_AUTO)
+        hold = small ? ESA_HOLD_F32 : (in_file == ESA_DTYPE_F32 ? ESA_HOLD_BF16 : ESA_HOLD_FILE);
     return hold == ESA_HOLD_F32 ? ESA_DTYPE_F32 : hold == ESA_HOLD_BF16 ? ESA_DTYPE_BF16 : in_file;
 }
 
@@ -34,11 +42,13 @@ typedef struct convert_job {
     uintptr_t page;
 } convert_job;
 
-/* Whole pages of the elements first .. end of the file. Neighbours in use are read again when needed; failing costs memory only. */
+/* Whole pages of the elements first .. end of the file. Neighbours in use are read again when
+ * needed; failing costs memory only. */
 static void give_back(const convert_job *j, int64_t first, int64_t end)
 {
     const int64_t size = esa_dtype_size(j->from.dtype);
-    const uintptr_t a = ((uintptr_t)j->from.data + (uintptr_t)(first * size) + j->page - 1) / j->page * j->page;
+    const uintptr_t a = ((uintptr_t)j->from.data + (uintptr_t)(first * size) + j->page - 1) /
+                        j->page * j->page;
     const uintptr_t b = ((uintptr_t)j->from.data + (uintptr_t)(end * size)) / j->page * j->page;
     if (b > a) madvise((void *)a, b - a, MADV_DONTNEED);
 }
@@ -65,7 +75,7 @@ static esa_status load_one(esa_weights *w, esa_wanted *e, int32_t dtype)
 {
     const esa_tensors *file = w->shard[e->shard];
     const void *data = esa_st_data(file, e->entry);
-    esa_weight view = {.data = data, .dtype = e->entry->dtype, .rank = e->rank};
+    esa_weight view = { .data = data, .dtype = e->entry->dtype, .rank = e->rank };
     memcpy(view.dim, e->dim, sizeof view.dim);
     const int32_t aligned = ((uintptr_t)data & 3) == 0;
     if (dtype == view.dtype && (dtype != ESA_DTYPE_F32 || aligned)) {
@@ -73,12 +83,16 @@ static esa_status load_one(esa_weights *w, esa_wanted *e, int32_t dtype)
         *e->view = view;
         return ESA_OK;
     }
-    const int64_t count = esa_weight_count(&view), bytes = esa_size_mul(count, esa_dtype_size(dtype));
+    const int64_t count = esa_weight_count(&view),
+                  bytes = esa_size_mul(count, esa_dtype_size(dtype));
     e->copy = esa_mem_alloc(&w->ctx->mem, bytes);
     if (!e->copy)
-        return esa_fail(w->ctx, ESA_ERR_MEMORY, "out of memory for %s of the %s: %lld bytes", e->name, w->part, (long long)bytes);
+        return esa_fail(w->ctx, ESA_ERR_MEMORY, "out of memory for %s of the %s: %lld bytes",
+                        e->name, w->part, (long long)bytes);
     e->copy_bytes = bytes;
-    convert_job job = {view, e->copy, dtype, count, file->mapped, (uintptr_t)sysconf(_SC_PAGESIZE)};
+    convert_job job = {
+        view, e->copy, dtype, count, file->mapped, (uintptr_t)sysconf(_SC_PAGESIZE)
+    };
     esa_pool_run(w->ctx->pool, convert_piece, &job, esa_ceil_div(count, PIECE));
     if (job.mapped) give_back(&job, 0, count);
     view.data = e->copy;
@@ -87,21 +101,28 @@ static esa_status load_one(esa_weights *w, esa_wanted *e, int32_t dtype)
     return ESA_OK;
 }
 
-void esa_weights_watch(esa_weights *w, int32_t (*tick)(void *user, int64_t done, int64_t total), void *user)
+void esa_weights_watch(esa_weights *w, int32_t (*tick)(void *user, int64_t done, int64_t total),
+                       void *user)
 {
     w->tick = tick;
     w->tick_user = user;
 }
 
-static int64_t wanted_bytes(const esa_wanted *e) { return e->entry && e->view ? e->entry->end - e->entry->begin : 0; }
+static int64_t wanted_bytes(const esa_wanted *e)
+{
+    return e->entry && e->view ? e->entry->end - e->entry->begin : 0;
+}
 
 esa_status esa_weights_load(esa_weights *w, int32_t hold)
 {
-    if (!w->checked) return esa_fail(w->ctx, ESA_ERR_STATE, "%s: weights are loaded after a check that passed", w->part);
+    if (!w->checked)
+        return esa_fail(w->ctx, ESA_ERR_STATE, "%s: weights are loaded after a check that passed",
+                        w->part);
     if (hold < ESA_HOLD_AUTO || hold > ESA_HOLD_BF16)
-        return esa_fail(w->ctx, ESA_ERR_ARGUMENT, "hold is %d, expected ESA_HOLD_AUTO, FILE, F32 or BF16", hold);
+        return esa_fail(w->ctx, ESA_ERR_ARGUMENT,
+                        "hold is %d, expected ESA_HOLD_AUTO, FILE, F32 or BF16", hold);
     const int32_t small = esa_weights_parameters(w) < SMALL_BYTES / 4;
-    int32_t used[ESA_WEIGHTS_MAX_SHARDS] = {0};
+    int32_t used[ESA_WEIGHTS_MAX_SHARDS] = { 0 };
     int64_t done = 0, total = 0;
     for (int64_t i = 0; i < w->count; i++) total += wanted_bytes(&w->want[i]);
     for (int64_t i = 0; i < w->count; i++) {
@@ -111,14 +132,15 @@ esa_status esa_weights_load(esa_weights *w, int32_t hold)
         if (status != ESA_OK) return status;
         used[e->shard] |= e->mapped;
         done += wanted_bytes(e);
-        if (w->tick && w->tick(w->tick_user, done, total)) return esa_fail(w->ctx, ESA_ERR_STATE, "cancelled");
+        if (w->tick && w->tick(w->tick_user, done, total))
+            return esa_fail(w->ctx, ESA_ERR_STATE, "cancelled");
     }
     for (int32_t s = 0; s < w->shard_count; s++)
         if (!used[s]) {
             esa_st_close(w->shard[s]);
             w->shard[s] = NULL;
         }
-    w->checked = 0;                 /* entries of closed files are gone: a second load needs a new object */
+    w->checked = 0; /* entries of closed files are gone: a second load needs a new object */
     return ESA_OK;
 }
 

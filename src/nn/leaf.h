@@ -1,26 +1,30 @@
-/* leaf.h - the row loops of src/nn: plain C in leaf.inc.h, compiled once per instruction set, chosen by the ctx's kernel level.
+/* leaf.h - the row loops of src/nn: plain C in leaf.inc.h, compiled once per instruction set,
+ * chosen by the ctx's kernel level.
  * SPDX-License-Identifier: Apache-2.0
  *
- * No allocation, no errors, no threads: ops split rows and call these. Sums run in LANES chains that are folded by a fixed tree, so every
- * set adds in the same order. In place is allowed everywhere (y == x). */
+ * No allocation, no errors, no threads: ops split rows and call these. Sums run in LANES chains
+ * that are folded by a fixed tree, so every set adds in the same order. In place is allowed
+ * everywhere (y == x). */
 #ifndef ESA_NN_LEAF_H
 #define ESA_NN_LEAF_H
 
 #include <stdint.h>
 
-#define ESA_NN_LANES 16             /* chains of a sum */
+#define ESA_NN_LANES 16 /* chains of a sum */
 
 typedef struct esa_nn_leaf {
     const char *name;
     /* One row, see nn.h; every vector may be NULL. */
-    void (*layer_norm)(float *y, const float *x, int64_t n, float eps, const float *weight, const float *bias, const float *scale,
-                       const float *shift);
+    void (*layer_norm)(float *y, const float *x, int64_t n, float eps, const float *weight,
+                       const float *bias, const float *scale, const float *shift);
     void (*rms_norm)(float *y, const float *x, int64_t n, float eps, const float *weight);
     void (*silu)(float *y, const float *x, int64_t n);
     void (*gelu_tanh)(float *y, const float *x, int64_t n);
     void (*geglu)(float *y, const float *gate, const float *x, int64_t n);
-    /* y = residual (NULL: 0) + gate (NULL: 1) * act(x + bias (NULL: 0)); act is an ESA_ACT_*. x is used up; y may be x or residual. */
-    void (*finish)(float *y, float *x, const float *bias, int32_t act, const float *gate, const float *residual, int64_t n);
+    /* y = residual (NULL: 0) + gate (NULL: 1) * act(x + bias (NULL: 0)); act is an ESA_ACT_*. x is
+     * used up; y may be x or residual. */
+    void (*finish)(float *y, float *x, const float *bias, int32_t act, const float *gate,
+                   const float *residual, int64_t n);
     /* x[heads][D] by cos, sin [D/2]. */
     void (*rope)(float *x, int64_t heads, int64_t D, const float *cos, const float *sin);
     /* s[n] = softmax(s * scale + a + b), a and b [n] or NULL; all -inf: zeros. */

@@ -1,4 +1,5 @@
-/* leaf.inc.h - bodies of leaf.h, written so that compilers turn the loops into vectors; included by leaf_<set>.c, which names the table.
+/* leaf.inc.h - bodies of leaf.h, written so that compilers turn the loops into vectors; included by
+ * leaf_<set>.c, which names the table.
  * SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
 #include <string.h>
@@ -8,13 +9,15 @@
 
 #define L ESA_NN_LANES
 
-/* e^x to 2 ulp for all finite x: x = n ln 2 + r, |r| <= ln 2 / 2, a polynomial in r, then n into the exponent in two halves so that results
- * below the normal range and above it come out right. NaN stays NaN; the clamp comes by comparisons that NaN fails. */
+/* e^x to 2 ulp for all finite x: x = n ln 2 + r, |r| <= ln 2 / 2, a polynomial in r, then n into
+ * the exponent in two halves so that results below the normal range and above it come out right.
+ * NaN stays NaN; the clamp comes by comparisons that NaN fails. */
 static inline float exp_near(float x)
 {
     x = x < -104.0f ? -104.0f : x;
     x = x > 89.0f ? 89.0f : x;
-    const float shifted = x * 1.44269504088896341f + 12582912.0f;              /* 1.5 * 2^23: the sum is rounded to an integer */
+    /* 1.5 * 2^23: the sum is rounded to an integer */
+    const float shifted = x * 1.44269504088896341f + 12582912.0f;
     const float n = shifted - 12582912.0f;
     const float r = (x - n * 0.693145751953125f) - n * 1.42860682030941723e-6f;
     float p = 1.9875691500e-4f;
@@ -26,14 +29,19 @@ static inline float exp_near(float x)
     p = p * r * r + r + 1.0f;
     int32_t k;
     memcpy(&k, &shifted, 4);
-    k -= 0x4b400000;                                                           /* n as an integer: the low bits of shifted */
+    k -= 0x4b400000; /* n as an integer: the low bits of shifted */
     const int32_t half = k >> 1, rest = k - half;
-    return p * esa_f32_from_bits((uint32_t)(half + 127) << 23) * esa_f32_from_bits((uint32_t)(rest + 127) << 23);
+    return p * esa_f32_from_bits((uint32_t)(half + 127) << 23) *
+           esa_f32_from_bits((uint32_t)(rest + 127) << 23);
 }
 
 static inline float silu_of(float x) { return x / (1.0f + exp_near(-x)); }
-/* 0.5 x (1 + tanh u) = x / (1 + e^(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3): no cancellation on the negative side. */
-static inline float gelu_of(float x) { return x / (1.0f + exp_near(-1.5957691216057308f * (x + 0.044715f * (x * x * x)))); }
+/* 0.5 x (1 + tanh u) = x / (1 + e^(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3): no cancellation on the
+ * negative side. */
+static inline float gelu_of(float x)
+{
+    return x / (1.0f + exp_near(-1.5957691216057308f * (x + 0.044715f * (x * x * x))));
+}
 
 static inline float fold(const float *a)
 {
@@ -43,43 +51,71 @@ static inline float fold(const float *a)
     return (c[0] + c[2]) + (c[1] + c[3]);
 }
 
-static void layer_norm(float *y, const float *x, int64_t n, float eps, const float *weight, const float *bias, const float *scale,
-                       const float *shift)
+static void layer_norm(float *y, const float *x, int64_t n, float eps, const float *weight,
+                       const float *bias, const float *scale, const float *shift)
 {
-    float a[L] = {0};
+    float a[L] = { 0 };
     int64_t i = 0;
-    for (; i + L <= n; i += L) for (int j = 0; j < L; j++) a[j] += x[i + j];
+    for (; i + L <= n; i += L)
+        for (int j = 0; j < L; j++) a[j] += x[i + j];
     for (int j = 0; i + j < n; j++) a[j] += x[i + j];
     const float mean = fold(a) / (float)n;
-    float s[L] = {0};
-    for (i = 0; i + L <= n; i += L) for (int j = 0; j < L; j++) { const float d = x[i + j] - mean; s[j] += d * d; }
-    for (int j = 0; i + j < n; j++) { const float d = x[i + j] - mean; s[j] += d * d; }
+    float s[L] = { 0 };
+    for (i = 0; i + L <= n; i += L)
+        for (int j = 0; j < L; j++) {
+            const float d = x[i + j] - mean;
+            s[j] += d * d;
+        }
+    for (int j = 0; i + j < n; j++) {
+        const float d = x[i + j] - mean;
+        s[j] += d * d;
+    }
     const float f = 1.0f / sqrtf(fold(s) / (float)n + eps);
     for (i = 0; i < n; i++) y[i] = (x[i] - mean) * f;
-    if (weight) for (i = 0; i < n; i++) y[i] *= weight[i];
-    if (bias) for (i = 0; i < n; i++) y[i] += bias[i];
-    if (scale) for (i = 0; i < n; i++) y[i] *= 1.0f + scale[i];
-    if (shift) for (i = 0; i < n; i++) y[i] += shift[i];
+    if (weight)
+        for (i = 0; i < n; i++) y[i] *= weight[i];
+    if (bias)
+        for (i = 0; i < n; i++) y[i] += bias[i];
+    if (scale)
+        for (i = 0; i < n; i++) y[i] *= 1.0f + scale[i];
+    if (shift)
+        for (i = 0; i < n; i++) y[i] += shift[i];
 }
 
 static void rms_norm(float *y, const float *x, int64_t n, float eps, const float *weight)
 {
-    float s[L] = {0};
+    float s[L] = { 0 };
     int64_t i = 0;
-    for (; i + L <= n; i += L) for (int j = 0; j < L; j++) s[j] += x[i + j] * x[i + j];
+    for (; i + L <= n; i += L)
+        for (int j = 0; j < L; j++) s[j] += x[i + j] * x[i + j];
     for (int j = 0; i + j < n; j++) s[j] += x[i + j] * x[i + j];
     const float f = 1.0f / sqrtf(fold(s) / (float)n + eps);
-    if (weight) for (i = 0; i < n; i++) y[i] = x[i] * f * weight[i];
-    else for (i = 0; i < n; i++) y[i] = x[i] * f;
+    if (weight)
+        for (i = 0; i < n; i++) y[i] = x[i] * f * weight[i];
+    else
+        for (i = 0; i < n; i++) y[i] = x[i] * f;
 }
 
-static void silu(float *y, const float *x, int64_t n) { for (int64_t i = 0; i < n; i++) y[i] = silu_of(x[i]); }
-static void gelu_tanh(float *y, const float *x, int64_t n) { for (int64_t i = 0; i < n; i++) y[i] = gelu_of(x[i]); }
-static void geglu(float *y, const float *gate, const float *x, int64_t n) { for (int64_t i = 0; i < n; i++) y[i] = gelu_of(gate[i]) * x[i]; }
-static void add(float *y, const float *a, const float *b, int64_t n) { for (int64_t i = 0; i < n; i++) y[i] = a[i] + b[i]; }
+static void silu(float *y, const float *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) y[i] = silu_of(x[i]);
+}
+static void gelu_tanh(float *y, const float *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) y[i] = gelu_of(x[i]);
+}
+static void geglu(float *y, const float *gate, const float *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) y[i] = gelu_of(gate[i]) * x[i];
+}
+static void add(float *y, const float *a, const float *b, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) y[i] = a[i] + b[i];
+}
 
 /* The ways models use it have a loop of their own; the others go step by step. */
-static void finish(float *y, float *x, const float *bias, int32_t act, const float *gate, const float *residual, int64_t n)
+static void finish(float *y, float *x, const float *bias, int32_t act, const float *gate,
+                   const float *residual, int64_t n)
 {
     if (bias && act == ESA_ACT_GELU_TANH && !gate && !residual) {
         for (int64_t i = 0; i < n; i++) y[i] = gelu_of(x[i] + bias[i]);
@@ -96,10 +132,14 @@ static void finish(float *y, float *x, const float *bias, int32_t act, const flo
     if (bias) add(x, x, bias, n);
     if (act == ESA_ACT_SILU) silu(x, x, n);
     if (act == ESA_ACT_GELU_TANH) gelu_tanh(x, x, n);
-    if (gate && residual) for (int64_t i = 0; i < n; i++) y[i] = residual[i] + x[i] * gate[i];
-    else if (gate) for (int64_t i = 0; i < n; i++) y[i] = x[i] * gate[i];
-    else if (residual) add(y, x, residual, n);
-    else if (y != x) memcpy(y, x, (size_t)n * 4);
+    if (gate && residual)
+        for (int64_t i = 0; i < n; i++) y[i] = residual[i] + x[i] * gate[i];
+    else if (gate)
+        for (int64_t i = 0; i < n; i++) y[i] = x[i] * gate[i];
+    else if (residual)
+        add(y, x, residual, n);
+    else if (y != x)
+        memcpy(y, x, (size_t)n * 4);
 }
 
 static void rope(float *x, int64_t heads, int64_t D, const float *cos, const float *sin)
@@ -114,27 +154,33 @@ static void rope(float *x, int64_t heads, int64_t D, const float *cos, const flo
 
 static void softmax(float *s, int64_t n, float scale, const float *a, const float *b)
 {
-    float top[L], sum[L] = {0};
+    float top[L], sum[L] = { 0 };
     for (int j = 0; j < L; j++) top[j] = -INFINITY;
     for (int64_t i = 0; i < n; i++) s[i] *= scale;
     if (a) add(s, s, a, n);
     if (b) add(s, s, b, n);
     int64_t i = 0;
-    for (; i + L <= n; i += L) for (int j = 0; j < L; j++) top[j] = s[i + j] > top[j] ? s[i + j] : top[j];
+    for (; i + L <= n; i += L)
+        for (int j = 0; j < L; j++) top[j] = s[i + j] > top[j] ? s[i + j] : top[j];
     for (int j = 0; i + j < n; j++) top[j] = s[i + j] > top[j] ? s[i + j] : top[j];
     float m = top[0];
     for (int j = 1; j < L; j++) m = top[j] > m ? top[j] : m;
-    if (m == -INFINITY) m = 0;                                                 /* no key: every term below is e^-inf = 0 */
+    if (m == -INFINITY) m = 0; /* no key: every term below is e^-inf = 0 */
     for (i = 0; i < n; i++) s[i] = exp_near(s[i] - m);
-    for (i = 0; i + L <= n; i += L) for (int j = 0; j < L; j++) sum[j] += s[i + j];
+    for (i = 0; i + L <= n; i += L)
+        for (int j = 0; j < L; j++) sum[j] += s[i + j];
     for (int j = 0; i + j < n; j++) sum[j] += s[i + j];
-    const float all = fold(sum), f = all > 0 ? 1.0f / all : (all == 0 ? 0.0f : all);   /* NaN stays */
+    const float all = fold(sum), f = all > 0 ? 1.0f / all : (all == 0 ? 0.0f : all); /* NaN stays */
     for (i = 0; i < n; i++) s[i] *= f;
 }
 
-static void from_bf16(float *y, const uint16_t *x, int64_t n) { for (int64_t i = 0; i < n; i++) y[i] = esa_bf16_to_f32(x[i]); }
+static void from_bf16(float *y, const uint16_t *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) y[i] = esa_bf16_to_f32(x[i]);
+}
 
-/* Exponent and mantissa as a tiny float, times 2^112: exact for subnormals too; infinity and NaN get their exponent back. */
+/* Exponent and mantissa as a tiny float, times 2^112: exact for subnormals too; infinity and NaN
+ * get their exponent back. */
 static void from_f16(float *y, const uint16_t *x, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
@@ -145,6 +191,11 @@ static void from_f16(float *y, const uint16_t *x, int64_t n)
     }
 }
 
-static void to_bf16(uint16_t *y, const float *x, int64_t n) { for (int64_t i = 0; i < n; i++) y[i] = esa_f32_to_bf16(x[i]); }
+static void to_bf16(uint16_t *y, const float *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) y[i] = esa_f32_to_bf16(x[i]);
+}
 
-#define ESA_NN_LEAF_TABLE(set) { set, layer_norm, rms_norm, silu, gelu_tanh, geglu, finish, rope, softmax, from_bf16, from_f16, to_bf16 }
+#define ESA_NN_LEAF_TABLE(set)                                                                     \
+    { set,    layer_norm, rms_norm, silu,      gelu_tanh, geglu,                                   \
+      finish, rope,       softmax,  from_bf16, from_f16,  to_bf16 }

@@ -1,17 +1,18 @@
 /* nn.c - memory, threads and the BLAS around the operations of nn.h.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The BLAS: an OpenBLAS that starts threads of its own inside our workers makes two pools fight over the same cores. So while the engine
- * works it is told to use one thread, our pool splits the rows of every product, and the old setting is put back afterwards. The
- * setting belongs to the process: another thread of the caller that multiplies matrices at that moment gets one thread too. BLAS
- * libraries without such a call are left as they are. */
+ * The BLAS: an OpenBLAS that starts threads of its own inside our workers makes two pools fight
+ * over the same cores. So while the engine works it is told to use one thread, our pool splits the
+ * rows of every product, and the old setting is put back afterwards. The setting belongs to the
+ * process: another thread of the caller that multiplies matrices at that moment gets one thread
+ * too. BLAS libraries without such a call are left as they are. */
 #include "nn/nn.h"
 
 #include <time.h>
 
 /* Weak, so that any CBLAS links. */
 extern void openblas_set_num_threads(int threads) __attribute__((weak));
-extern int  openblas_get_num_threads(void) __attribute__((weak));
+extern int openblas_get_num_threads(void) __attribute__((weak));
 
 double esa_nn_now(void)
 {
@@ -20,7 +21,7 @@ double esa_nn_now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-void esa_nn_init(esa_nn *nn, esa_ctx *ctx) { *nn = (esa_nn){.ctx = ctx}; }
+void esa_nn_init(esa_nn *nn, esa_ctx *ctx) { *nn = (esa_nn){ .ctx = ctx }; }
 
 void esa_nn_close(esa_nn *nn)
 {
@@ -45,7 +46,9 @@ void esa_nn_leave(esa_nn *nn)
 esa_status esa_nn_alloc(esa_nn *nn, void **ptr, int64_t bytes, const char *what)
 {
     *ptr = esa_mem_alloc(&nn->ctx->mem, bytes);
-    if (!*ptr) return esa_fail(nn->ctx, ESA_ERR_MEMORY, "out of memory for %s: %lld bytes", what, (long long)bytes);
+    if (!*ptr)
+        return esa_fail(nn->ctx, ESA_ERR_MEMORY, "out of memory for %s: %lld bytes", what,
+                        (long long)bytes);
     nn->held += bytes;
     nn->peak = esa_max64(nn->peak, nn->held);
     return ESA_OK;
@@ -87,6 +90,6 @@ static void run_piece(void *arg, int64_t item, int32_t worker)
 
 void esa_nn_parallel(esa_nn *nn, esa_nn_rows_fn fn, void *arg, int64_t rows, int64_t piece)
 {
-    rows_job job = {fn, arg, rows, piece};
+    rows_job job = { fn, arg, rows, piece };
     esa_pool_run(nn->ctx->pool, run_piece, &job, esa_ceil_div(rows, piece));
 }

@@ -3,7 +3,8 @@
 #include "nn/leaf.h"
 #include "nn/nn.h"
 
-#define PIECE_ELEMENTS 16384        /* of a piece of work: some microseconds, and half of a first-level cache */
+#define PIECE_ELEMENTS                                                                             \
+    16384 /* of a piece of work: some microseconds, and half of a first-level cache */
 
 typedef struct norm_job {
     const esa_nn_leaf *leaf;
@@ -20,29 +21,36 @@ static void layer_rows(void *arg, int64_t first, int64_t count, int32_t worker)
     (void)worker;
     const norm_job *j = arg;
     for (int64_t i = first; i < first + count; i++)
-        j->leaf->layer_norm(j->y + i * j->ldy, j->x + i * j->ldx, j->cols, j->eps, j->weight, j->bias, j->scale, j->shift);
+        j->leaf->layer_norm(j->y + i * j->ldy, j->x + i * j->ldx, j->cols, j->eps, j->weight,
+                            j->bias, j->scale, j->shift);
 }
 
 static void rms_rows(void *arg, int64_t first, int64_t count, int32_t worker)
 {
     (void)worker;
     const norm_job *j = arg;
-    for (int64_t i = first; i < first + count; i++) j->leaf->rms_norm(j->y + i * j->ldy, j->x + i * j->ldx, j->cols, j->eps, j->weight);
+    for (int64_t i = first; i < first + count; i++)
+        j->leaf->rms_norm(j->y + i * j->ldy, j->x + i * j->ldx, j->cols, j->eps, j->weight);
 }
 
-void esa_nn_layer_norm(esa_nn *nn, float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows, int64_t cols, float eps,
-                       const float *weight, const float *bias, const float *scale, const float *shift)
+void esa_nn_layer_norm(esa_nn *nn, float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
+                       int64_t cols, float eps, const float *weight, const float *bias,
+                       const float *scale, const float *shift)
 {
-    norm_job j = {esa_nn_leaf_get(nn->ctx->kern->level), y, x, weight, bias, scale, shift, ldy, ldx, cols, eps};
+    norm_job j = {
+        esa_nn_leaf_get(nn->ctx->kern->level), y, x, weight, bias, scale, shift, ldy, ldx, cols, eps
+    };
     const double start = esa_nn_now();
     esa_nn_parallel(nn, layer_rows, &j, rows, piece_of(cols));
     nn->seconds[ESA_NN_OTHER] += esa_nn_now() - start;
 }
 
-void esa_nn_rms_norm(esa_nn *nn, float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows, int64_t cols, float eps,
-                     const float *weight)
+void esa_nn_rms_norm(esa_nn *nn, float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
+                     int64_t cols, float eps, const float *weight)
 {
-    norm_job j = {esa_nn_leaf_get(nn->ctx->kern->level), y, x, weight, NULL, NULL, NULL, ldy, ldx, cols, eps};
+    norm_job j = {
+        esa_nn_leaf_get(nn->ctx->kern->level), y, x, weight, NULL, NULL, NULL, ldy, ldx, cols, eps
+    };
     const double start = esa_nn_now();
     esa_nn_parallel(nn, rms_rows, &j, rows, piece_of(cols));
     nn->seconds[ESA_NN_OTHER] += esa_nn_now() - start;

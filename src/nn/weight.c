@@ -20,11 +20,13 @@ void esa_weight_to_f32(float *dst, const esa_weight *w, int64_t first, int64_t c
     }
     const esa_nn_leaf *leaf = &esa_nn_leaf_plain;
     const char *src = (const char *)w->data + 2 * first;
-    uint16_t part[512];                         /* a mapped file need not be aligned */
+    uint16_t part[512]; /* a mapped file need not be aligned */
     for (int64_t i = 0; i < count; i += 512) {
         const int64_t n = esa_min64(512, count - i);
         memcpy(part, src + 2 * i, (size_t)(2 * n));
-        if (w->dtype == ESA_DTYPE_BF16) leaf->from_bf16(dst + i, part, n);
-        else leaf->from_f16(dst + i, part, n);
+        if (w->dtype == ESA_DTYPE_BF16)
+            leaf->from_bf16(dst + i, part, n);
+        else
+            leaf->from_f16(dst + i, part, n);
     }
 }

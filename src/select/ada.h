@@ -3,11 +3,12 @@
 #ifndef ESA_SELECT_ADA_H
 #define ESA_SELECT_ADA_H
 
-#include "base/compat_rows.h"
+#include "rules/compat_rows.h"
 #include "select/rules.h"
 
-/* Ours: forced blocks first, then the best until cdf_threshold of the row's mass or the quota is reached. */
-void esa_ada_pick_fixed(esa_picker *picker, const esa_rules *rules, const float *score, int64_t i, int64_t quota, double threshold,
-                        int64_t nk);
+/* Ours: forced blocks first, then the best until cdf_threshold of the row's mass or the quota is
+ * reached. */
+void esa_ada_pick_fixed(esa_picker *picker, const esa_rules *rules, const float *score, int64_t i,
+                        int64_t quota, double threshold, int64_t nk);
 
 #endif

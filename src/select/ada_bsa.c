@@ -1,46 +1,58 @@
-/* ada_bsa.c - ada_bsa: anti-diagonal group scores, their softmax mass per block, a threshold on the sum.
+/* ada_bsa.c - ada_bsa: anti-diagonal group scores, their softmax mass per block, a threshold on the
+ * sum.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Groups of 8 tokens: x_ij = scale/8 * sum_{u=0..7} q[8i+7-u] . k[8j+u], p = softmax over the columns of a row, and
- * score[I][J] = sum of p over the groups of query block I and key block J. That is a product of depth 8D over N/8 x N/8, 1/16
- * of attention: eight calls of the qk kernel, chunk u packed with stride 8 from row 7-u of q and row u of k.
+ * Groups of 8 tokens: x_ij = scale/8 * sum_{u=0..7} q[8i+7-u] . k[8j+u], p = softmax over the
+ * columns of a row, and score[I][J] = sum of p over the groups of query block I and key block J.
+ * That is a product of depth 8D over N/8 x N/8, 1/16 of attention: eight calls of the qk kernel,
+ * chunk u packed with stride 8 from row 7-u of q and row u of k.
  *
- * A window of kv heads is packed once and shared by the threads; a work item is a run of query blocks of one head. It goes over
- * the columns in chunks that stay in cache, keeps the maximum and sum per (row, block), and picks its blocks at once.
+ * A window of kv heads is packed once and shared by the threads; a work item is a run of query
+ * blocks of one head. It goes over the columns in chunks that stay in cache, keeps the maximum and
+ * sum per (row, block), and picks its blocks at once.
  *
- * fixed: pairs that do not exist (ends of q and k) or are not visible (causal) are left out of x, which is then the mean of the
- * pairs that are left, weighted by how many they are. compat: missing q are zeros, the last klen % 8 keys are not scored, and
- * under causal a row sees all columns up to the end of its tile of 1024 queries (there is no finer mask in the original). */
+ * fixed: pairs that do not exist (ends of q and k) or are not visible (causal) are left out of x,
+ * which is then the mean of the pairs that are left, weighted by how many they are. compat: missing
+ * q are zeros, the last klen % 8 keys are not scored, and under causal a row sees all columns up to
+ * the end of its tile of 1024 queries (there is no finer mask in the original). */
 #include <math.h>
 #include <string.h>
 #include "select/ada.h"
 
-enum { G = ESA_ADA_GROUP, LONG_RUN = 192, SHORT_RUN = 96, ENOUGH_ITEMS = 32, CHUNK_COLUMNS = 64, WINDOW_BYTES = 48 << 20 };
+enum {
+    G = ESA_ADA_GROUP,
+    LONG_RUN = 192,
+    SHORT_RUN = 96,
+    ENOUGH_ITEMS = 32,
+    CHUNK_COLUMNS = 64,
+    WINDOW_BYTES = 48 << 20
+};
 
 typedef struct ada_worker {
-    char *q;                        /* [8][q_bytes] */
-    float *tile;                    /* [mr][ld]; compat-round [rows of a block, padded to mr][ld of all columns] */
-    float *top, *sum;               /* [run rows][nk] */
-    float *value;                   /* [nk] block scores */
-    double *score, *mass;           /* [nk] */
-    float *half;                    /* compat-round [rows of a block][nk] */
-    int64_t *limit;                 /* compat-round [rows of a block] */
-    uint64_t *key;                  /* [roundup(nk, 32)] */
+    char *q;     /* [8][q_bytes] */
+    float *tile; /* [mr][ld]; compat-round [rows of a block, padded to mr][ld of all columns] */
+    float *top, *sum;     /* [run rows][nk] */
+    float *value;         /* [nk] block scores */
+    double *score, *mass; /* [nk] */
+    float *half;          /* compat-round [rows of a block][nk] */
+    int64_t *limit;       /* compat-round [rows of a block] */
+    uint64_t *key;        /* [roundup(nk, 32)] */
     esa_picker picker;
 } ada_worker;
 
 typedef struct ada_work {
-    int64_t heads, kv_heads;        /* of a window */
-    int64_t rows, columns;          /* groups of q; of k at full length */
-    int64_t run, run_rows;          /* query blocks per item and their rows */
-    int64_t chunk, ld, all;         /* columns per chunk; pitches of a tile and of a whole row */
-    int64_t q_bytes, k_bytes;       /* one of the eight chunks of a run; of a head */
+    int64_t heads, kv_heads;  /* of a window */
+    int64_t rows, columns;    /* groups of q; of k at full length */
+    int64_t run, run_rows;    /* query blocks per item and their rows */
+    int64_t chunk, ld, all;   /* columns per chunk; pitches of a tile and of a whole row */
+    int64_t q_bytes, k_bytes; /* one of the eight chunks of a run; of a head */
     int32_t rounded;
     esa_rules rules;
-    char *k;                        /* [kv_heads][8][k_bytes] */
-    int32_t *q_row, *k_row;         /* [8][rows], [8][columns] source rows; empty without an order to gather */
-    int32_t *quota;                 /* [nq] */
-    ada_worker *worker;             /* [threads] */
+    char *k; /* [kv_heads][8][k_bytes] */
+    /* [8][rows], [8][columns] source rows; empty without an order to gather */
+    int32_t *q_row, *k_row;
+    int32_t *quota;     /* [nq] */
+    ada_worker *worker; /* [threads] */
 } ada_work;
 
 typedef struct job {
@@ -48,7 +60,7 @@ typedef struct job {
     const ada_work *w;
     esa_mask *mask;
     int64_t b, h0, heads, g0, kv_heads;
-    int64_t columns;                /* groups scored in this batch entry */
+    int64_t columns; /* groups scored in this batch entry */
     int64_t runs, pack_runs;
     int32_t fixed;
 } job;
@@ -56,30 +68,37 @@ typedef struct job {
 static int64_t lcm(int64_t a, int64_t b)
 {
     int64_t x = a, y = b;
-    while (y) { const int64_t t = x % y;  x = y;  y = t; }
+    while (y) {
+        const int64_t t = x % y;
+        x = y;
+        y = t;
+    }
     return a / x * b;
 }
 
 static int64_t gathers(const esa_select_args *a, int32_t side)
 {
-    return !a->params.layout.order_applied && !esa_order_is_identity(&a->params.layout, side, a->params.mode);
+    return !a->params.layout.order_applied &&
+           !esa_order_is_identity(&a->params.layout, side, a->params.mode);
 }
 
 static void carve(ada_work *w, esa_carve *c, const esa_select_args *a)
 {
     const int64_t threads = esa_pool_threads(a->pool), f = (int64_t)sizeof(float);
-    const int64_t Rq = a->params.block_q / G, Rk = a->params.block_k / G, mr = a->kern->mr, nr = a->kern->nr;
+    const int64_t Rq = a->params.block_q / G, Rk = a->params.block_k / G, mr = a->kern->mr,
+                  nr = a->kern->nr;
     w->rows = esa_ceil_div(a->Nq, G);
     w->columns = esa_ceil_div(a->Nk, G);
     w->rounded = a->params.mode == ESA_MODE_COMPAT_ROUND;
     w->k_bytes = esa_ceil_div(esa_k_pack_bytes(a->kern, w->columns, a->D), 64) * 64;
     w->heads = esa_args_window(a, G * w->k_bytes, WINDOW_BYTES, &w->kv_heads);
-    /* Long runs read the packed keys less often; short ones leave work for every thread. Both are whole groups of 6 and of 12
-     * rows. The choice follows from the shape alone, never from the number of threads. */
+    /* Long runs read the packed keys less often; short ones leave work for every thread. Both are
+     * whole groups of 6 and of 12 rows. The choice follows from the shape alone, never from the
+     * number of threads. */
     const int64_t rows = w->heads * w->rows / LONG_RUN >= ENOUGH_ITEMS ? LONG_RUN : SHORT_RUN;
     w->run = w->rounded ? 1 : esa_max64(1, rows / Rq);
     w->run_rows = w->run * Rq;
-    const int64_t unit = lcm(nr, Rk);                   /* a chunk holds whole packed panels and whole blocks */
+    const int64_t unit = lcm(nr, Rk); /* a chunk holds whole packed panels and whole blocks */
     w->chunk = esa_ceil_div(CHUNK_COLUMNS, unit) * unit;
     w->ld = w->chunk;
     w->all = esa_ceil_div(w->columns, w->chunk) * w->chunk;
@@ -133,17 +152,24 @@ static void pack_item(void *arg, int64_t item, int32_t worker)
     const esa_select_args *a = x->args;
     const ada_work *w = x->w;
     const int64_t head = item / (G * x->pack_runs), u = item / x->pack_runs % G, nr = a->kern->nr;
-    const int64_t first = item % x->pack_runs * 16 * nr, end = esa_min64(first + 16 * nr, x->columns);
-    const int64_t there = esa_max64(0, (x->w->rules.kv_len - u + G - 1) / G);     /* groups that have a key u */
-    const int64_t n = esa_max64(0, esa_min64(end, there) - first), panel = esa_k_pack_bytes(a->kern, nr, a->D);
+    const int64_t first = item % x->pack_runs * 16 * nr,
+                  end = esa_min64(first + 16 * nr, x->columns);
+    /* groups that have a key u */
+    const int64_t there = esa_max64(0, (x->w->rules.kv_len - u + G - 1) / G);
+    const int64_t n = esa_max64(0, esa_min64(end, there) - first),
+                  panel = esa_k_pack_bytes(a->kern, nr, a->D);
     const char *src = esa_args_k(a, x->b, (x->g0 + head) * (a->Hq / a->Hkv));
     char *dst = w->k + (head * G + u) * w->k_bytes + first / nr * panel;
     (void)worker;
-    memset(dst + esa_ceil_div(n, nr) * panel, 0, (size_t)((esa_ceil_div(end - first, nr) - esa_ceil_div(n, nr)) * panel));
+    memset(dst + esa_ceil_div(n, nr) * panel, 0,
+           (size_t)((esa_ceil_div(end - first, nr) - esa_ceil_div(n, nr)) * panel));
     if (n == 0) return;
-    if (a->perm_k) a->kern->pack_k(dst, src, a->dtype, a->k_stride[2], w->k_row + u * w->columns + first, n, a->D);
-    else a->kern->pack_k(dst, src + (G * first + u) * a->k_stride[2] * esa_dtype_size(a->dtype), a->dtype, G * a->k_stride[2],
-                         NULL, n, a->D);
+    if (a->perm_k)
+        a->kern->pack_k(dst, src, a->dtype, a->k_stride[2], w->k_row + u * w->columns + first, n,
+                        a->D);
+    else
+        a->kern->pack_k(dst, src + (G * first + u) * a->k_stride[2] * esa_dtype_size(a->dtype),
+                        a->dtype, G * a->k_stride[2], NULL, n, a->D);
 }
 
 /* The eight chunks of q groups first .. first+n-1; missing queries are zeros. */
@@ -158,11 +184,16 @@ static void pack_run(const job *x, char *q, int64_t head, int64_t first, int64_t
     for (int64_t u = 0; u < G; u++) {
         const int64_t there = esa_max64(0, esa_min64(n, (a->Nq - (G - 1 - u) + G - 1) / G - first));
         char *dst = q + u * w->q_bytes;
-        memset(dst + esa_ceil_div(there, mr) * group, 0, (size_t)((esa_ceil_div(n, mr) - esa_ceil_div(there, mr)) * group));
+        memset(dst + esa_ceil_div(there, mr) * group, 0,
+               (size_t)((esa_ceil_div(n, mr) - esa_ceil_div(there, mr)) * group));
         if (there == 0) continue;
-        if (a->perm_q) a->kern->pack_q(dst, src, a->dtype, a->q_stride[2], w->q_row + u * w->rows + first, there, a->D, factor);
-        else a->kern->pack_q(dst, src + (G * first + G - 1 - u) * a->q_stride[2] * esa_dtype_size(a->dtype), a->dtype,
-                             G * a->q_stride[2], NULL, there, a->D, factor);
+        if (a->perm_q)
+            a->kern->pack_q(dst, src, a->dtype, a->q_stride[2], w->q_row + u * w->rows + first,
+                            there, a->D, factor);
+        else
+            a->kern->pack_q(
+                dst, src + (G * first + G - 1 - u) * a->q_stride[2] * esa_dtype_size(a->dtype),
+                a->dtype, G * a->q_stride[2], NULL, there, a->D, factor);
     }
 }
 
@@ -170,9 +201,12 @@ static void pack_run(const job *x, char *q, int64_t head, int64_t first, int64_t
 static double dot(const job *x, const char *q, const char *k, int64_t qi, int64_t kj)
 {
     const esa_select_args *a = x->args;
-    const int64_t qo = (a->perm_q ? a->perm_q[qi] : qi) * a->q_stride[2], ko = (a->perm_k ? a->perm_k[kj] : kj) * a->k_stride[2];
+    const int64_t qo = (a->perm_q ? a->perm_q[qi] : qi) * a->q_stride[2],
+                  ko = (a->perm_k ? a->perm_k[kj] : kj) * a->k_stride[2];
     double sum = 0.0;
-    for (int64_t d = 0; d < a->D; d++) sum += (double)esa_load_f32(q, qo + d, a->dtype) * (double)esa_load_f32(k, ko + d, a->dtype);
+    for (int64_t d = 0; d < a->D; d++)
+        sum += (double)esa_load_f32(q, qo + d, a->dtype) *
+               (double)esa_load_f32(k, ko + d, a->dtype);
     return sum;
 }
 
@@ -185,30 +219,39 @@ static float partial(const job *x, int64_t head, int64_t i, int64_t j)
     int64_t n = 0;
     for (int64_t u = 0; u < G; u++) {
         const int64_t qi = G * i + G - 1 - u, kj = G * j + u;
-        if (qi >= a->Nq || kj >= x->w->rules.kv_len || (a->params.causal && kj > qi + a->Nk - a->Nq)) continue;
+        if (qi >= a->Nq || kj >= x->w->rules.kv_len ||
+            (a->params.causal && kj > qi + a->Nk - a->Nq))
+            continue;
         sum += dot(x, q, k, qi, kj);
         n++;
     }
-    return n ? (float)(a->params.scale * ESA_LOG2E * sum / (double)n + log2((double)n / G)) : -INFINITY;
+    return n ? (float)(a->params.scale * ESA_LOG2E * sum / (double)n + log2((double)n / G))
+             : -INFINITY;
 }
 
 /* Replaces the elements of row i that lack pairs, for columns c0 .. c1-1 of s. */
 static void mend(const job *x, float *s, int64_t head, int64_t i, int64_t c0, int64_t c1)
 {
     const esa_select_args *a = x->args;
-    int64_t from = c1, to = c1;                         /* columns the diagonal passes through */
-    if (G * (i + 1) > a->Nq) from = c0;                 /* a short last group of queries: every column lacks pairs */
+    int64_t from = c1, to = c1; /* columns the diagonal passes through */
+    /* a short last group of queries: every column lacks pairs */
+    if (G * (i + 1) > a->Nq)
+        from = c0;
     else if (a->params.causal) {
-        const int64_t reach = G * i + a->Nk - a->Nq + G - 1;    /* pair u is visible iff 2u <= reach - 8j */
+        /* pair u is visible iff 2u <= reach - 8j */
+        const int64_t reach = G * i + a->Nk - a->Nq + G - 1;
         from = reach < 2 * (G - 1) ? c0 : esa_max64(c0, (reach - 2 * (G - 1)) / G + 1);
     }
     for (int64_t j = from; j < to; j++) s[j - c0] = partial(x, head, i, j);
-    const int64_t last = x->w->rules.kv_len / G;        /* the short last group of keys, if there is one */
-    if (x->w->rules.kv_len % G && last >= c0 && last < esa_min64(from, c1)) s[last - c0] = partial(x, head, i, last);
+    const int64_t last = x->w->rules.kv_len / G; /* the short last group of keys, if there is one */
+    if (x->w->rules.kv_len % G && last >= c0 && last < esa_min64(from, c1))
+        s[last - c0] = partial(x, head, i, last);
 }
 
-/* Logits of one packed group of the run against columns c0 .. c1-1, summed over the eight chunks. */
-static void logits(const job *x, float *s, int64_t ld, const ada_worker *k, int64_t head, int64_t group, int64_t rows, int64_t c0, int64_t c1)
+/* Logits of one packed group of the run against columns c0 .. c1-1, summed over the eight
+ * chunks. */
+static void logits(const job *x, float *s, int64_t ld, const ada_worker *k, int64_t head,
+                   int64_t group, int64_t rows, int64_t c0, int64_t c1)
 {
     const esa_select_args *a = x->args;
     const ada_work *w = x->w;
@@ -216,7 +259,8 @@ static void logits(const job *x, float *s, int64_t ld, const ada_worker *k, int6
     const int64_t q_at = group * esa_q_pack_bytes(a->kern, a->kern->mr, a->D);
     const int64_t k_at = c0 / a->kern->nr * esa_k_pack_bytes(a->kern, a->kern->nr, a->D);
     for (int64_t u = 0; u < G; u++)
-        a->kern->qk(s, ld, k->q + u * w->q_bytes + q_at, w->k + (kv * G + u) * w->k_bytes + k_at, rows, c1 - c0, a->D, 1.0f, u > 0);
+        a->kern->qk(s, ld, k->q + u * w->q_bytes + q_at, w->k + (kv * G + u) * w->k_bytes + k_at,
+                    rows, c1 - c0, a->D, 1.0f, u > 0);
 }
 
 /* Maxima and sums per (row, block) of a run: k->top, k->sum [n][nk]. */
@@ -226,7 +270,10 @@ static void run_stats(const job *x, const ada_worker *k, int64_t head, int64_t f
     const ada_work *w = x->w;
     const int64_t nk = a->nk, mr = a->kern->mr, Rk = a->params.block_k / G;
     int64_t end = 0;
-    for (int64_t r = 0; r < n * nk; r++) { k->top[r] = -INFINITY;  k->sum[r] = 0.0f; }
+    for (int64_t r = 0; r < n * nk; r++) {
+        k->top[r] = -INFINITY;
+        k->sum[r] = 0.0f;
+    }
     for (int64_t r = 0; r < n; r++) end = esa_max64(end, esa_ada_limit(a, x->columns, first + r));
     for (int64_t c0 = 0; c0 < end; c0 += w->chunk) {
         const int64_t c1 = esa_min64(end, c0 + w->chunk);
@@ -236,11 +283,12 @@ static void run_stats(const job *x, const ada_worker *k, int64_t head, int64_t f
             for (int64_t r = 0; r < rows; r++) {
                 float *s = k->tile + r * w->ld;
                 const int64_t limit = esa_ada_limit(a, x->columns, first + g * mr + r);
-                if (x->fixed) mend(x, s, head, first + g * mr + r, c0, esa_min64(c1, esa_max64(c0, limit)));
+                if (x->fixed)
+                    mend(x, s, head, first + g * mr + r, c0, esa_min64(c1, esa_max64(c0, limit)));
                 for (int64_t c = esa_max64(limit, c0); c < c1; c++) s[c - c0] = -INFINITY;
             }
-            esa_block_stats(a->kern, k->top + g * mr * nk + c0 / Rk, k->sum + g * mr * nk + c0 / Rk, nk, k->tile, w->ld, rows,
-                            c1 - c0, Rk);
+            esa_block_stats(a->kern, k->top + g * mr * nk + c0 / Rk, k->sum + g * mr * nk + c0 / Rk,
+                            nk, k->tile, w->ld, rows, c1 - c0, Rk);
         }
     }
 }
@@ -255,8 +303,9 @@ static void block_scores(const job *x, const ada_worker *k, int64_t I, int64_t r
     for (int64_t r = 0; r < rows; r++) {
         float top;
         const int64_t i = I * Rq + r, queries = esa_min64(G, a->Nq - G * i);
-        const double total = esa_row_masses(k->mass, &top, k->top + (row0 + r) * nk, k->sum + (row0 + r) * nk, n);
-        if (total == 0.0) continue;                     /* the group sees nothing */
+        const double total = esa_row_masses(k->mass, &top, k->top + (row0 + r) * nk,
+                                            k->sum + (row0 + r) * nk, n);
+        if (total == 0.0) continue; /* the group sees nothing */
         const double weight = x->fixed ? (double)queries / G : 1.0;
         for (int64_t j = 0; j < n; j++) k->score[j] += weight * k->mass[j] / total;
     }
@@ -268,15 +317,17 @@ static void block_scores_rounded(const job *x, const ada_worker *k, int64_t head
     const esa_select_args *a = x->args;
     const ada_work *w = x->w;
     const int64_t Rq = a->params.block_q / G, Rk = a->params.block_k / G, mr = a->kern->mr;
-    const int64_t rows = esa_min64(Rq, w->rows - I * Rq), tile = esa_ada_tile(x->w->rules.kv_len) / Rk * Rk;
+    const int64_t rows = esa_min64(Rq, w->rows - I * Rq),
+                  tile = esa_ada_tile(x->w->rules.kv_len) / Rk * Rk;
     const float factor = (float)(a->params.scale / G);
     int64_t end = 0;
-    for (int64_t r = 0; r < rows; r++) end = esa_max64(end, k->limit[r] = esa_ada_limit(a, x->columns, I * Rq + r));
+    for (int64_t r = 0; r < rows; r++)
+        end = esa_max64(end, k->limit[r] = esa_ada_limit(a, x->columns, I * Rq + r));
     /* A run is one block in this mode, so its first row starts a packed group. */
     for (int64_t g = 0; g * mr < rows; g++)
         for (int64_t c0 = 0; c0 < end; c0 += w->chunk)
-            logits(x, k->tile + g * mr * w->all + c0, w->all, k, head, g, esa_min64(mr, rows - g * mr), c0,
-                   esa_min64(end, c0 + w->chunk));
+            logits(x, k->tile + g * mr * w->all + c0, w->all, k, head, g,
+                   esa_min64(mr, rows - g * mr), c0, esa_min64(end, c0 + w->chunk));
     for (int64_t r = 0; r < rows; r++)
         for (int64_t c = 0; c < end; c++) k->tile[r * w->all + c] *= factor;
     esa_ada_scores_rounded(k->score, k->tile, w->all, rows, k->limit, a->nk, Rk, tile, k->half);
@@ -290,18 +341,23 @@ static void run_item(void *arg, int64_t item, int32_t worker)
     const ada_work *w = x->w;
     const ada_worker *k = &w->worker[worker];
     const int64_t Rq = a->params.block_q / G, head = item / x->runs, at = item % x->runs;
-    const int64_t I0 = (a->params.causal ? x->runs - 1 - at : at) * w->run;     /* causal: the long rows first */
-    const int64_t I1 = esa_min64(a->nq, I0 + w->run), first = I0 * Rq, n = esa_min64(w->rows, I1 * Rq) - first;
+    /* causal: the long rows first */
+    const int64_t I0 = (a->params.causal ? x->runs - 1 - at : at) * w->run;
+    const int64_t I1 = esa_min64(a->nq, I0 + w->run), first = I0 * Rq,
+                  n = esa_min64(w->rows, I1 * Rq) - first;
     esa_picker p = k->picker;
     pack_run(x, k->q, head, first, n);
     if (!w->rounded) run_stats(x, k, head, first, n);
     for (int64_t I = I0; I < I1; I++) {
         const int64_t v = w->rules.visible[I];
-        if (w->rounded) block_scores_rounded(x, k, head, I);
-        else block_scores(x, k, I, (I - I0) * Rq);
+        if (w->rounded)
+            block_scores_rounded(x, k, head, I);
+        else
+            block_scores(x, k, I, (I - I0) * Rq);
         if (x->fixed) {
             for (int64_t j = 0; j < v; j++) k->value[j] = (float)k->score[j];
-            esa_ada_pick_fixed(&p, &w->rules, k->value, I, w->quota[I], a->params.cdf_threshold, a->nk);
+            esa_ada_pick_fixed(&p, &w->rules, k->value, I, w->quota[I], a->params.cdf_threshold,
+                               a->nk);
         } else {
             memset(p.keep, 0, (size_t)a->nk);
             esa_ada_pick_compat(p.keep, k->score, v, &a->params, w->rounded, k->key);
@@ -316,7 +372,10 @@ void esa_ada_bsa_run(const esa_select_args *args, esa_mask *mask, void *ws)
     ada_work w;
     carve(&w, &c, args);
     find_rows(&w, args);
-    job x = { .args = args, .w = &w, .mask = mask, .fixed = args->params.mode == ESA_MODE_FIXED,
+    job x = { .args = args,
+              .w = &w,
+              .mask = mask,
+              .fixed = args->params.mode == ESA_MODE_FIXED,
               .runs = esa_ceil_div(args->nq, w.run) };
     const int64_t ratio = args->Hq / args->Hkv;
     for (x.b = 0; x.b < args->B; x.b++) {
@@ -324,7 +383,8 @@ void esa_ada_bsa_run(const esa_select_args *args, esa_mask *mask, void *ws)
         x.columns = esa_ada_columns(args, w.rules.kv_len);
         x.pack_runs = esa_ceil_div(x.columns, 16 * args->kern->nr);
         if (x.fixed)
-            esa_budget_spread(w.quota, w.rules.visible, w.rules.least, args->nq, esa_ada_total(&args->params, w.rules.seen));
+            esa_budget_spread(w.quota, w.rules.visible, w.rules.least, args->nq,
+                              esa_ada_total(&args->params, w.rules.seen));
         for (x.h0 = 0; x.h0 < args->Hq; x.h0 += w.heads) {
             x.heads = esa_min64(w.heads, args->Hq - x.h0);
             x.g0 = x.h0 / ratio;

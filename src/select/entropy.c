@@ -1,27 +1,29 @@
-/* entropy.c - the entropy selector: importance, then per-head budgets from its entropy, then the best blocks of each row.
+/* entropy.c - the entropy selector: importance, then per-head budgets from its entropy, then the
+ * best blocks of each row.
  * SPDX-License-Identifier: Apache-2.0
  *
- * E_h = mean over the rows of -sum_j p_j ln p_j / ln(visible blocks), heads of one batch entry share the budget
- * (esa_budget_entropy), a head's total is spread over its rows around what is forced (esa_budget_spread). Both halves stand
- * alone: esa_select_importance stops after the first, esa_select_from_importance starts with the second. */
+ * E_h = mean over the rows of -sum_j p_j ln p_j / ln(visible blocks), heads of one batch entry
+ * share the budget (esa_budget_entropy), a head's total is spread over its rows around what is
+ * forced (esa_budget_spread). Both halves stand alone: esa_select_importance stops after the first,
+ * esa_select_from_importance starts with the second. */
 #include <math.h>
 #include "select/importance.h"
 
 typedef struct entropy_work {
     esa_rules rules;
     esa_importance_work imp;
-    float *importance;              /* [Hq][nq][nk] */
-    double *row_entropy;            /* [Hq][nq] */
-    double *entropy, *spare;        /* [Hq] */
-    int32_t *blocks;                /* [Hq] k_h */
-    int32_t *quota;                 /* [Hq][nq] */
-    esa_picker *picker;             /* [threads] */
+    float *importance;       /* [Hq][nq][nk] */
+    double *row_entropy;     /* [Hq][nq] */
+    double *entropy, *spare; /* [Hq] */
+    int32_t *blocks;         /* [Hq] k_h */
+    int32_t *quota;          /* [Hq][nq] */
+    esa_picker *picker;      /* [threads] */
 } entropy_work;
 
 typedef struct job {
     const esa_select_args *args;
     const entropy_work *w;
-    const float *importance;        /* of this batch entry, [Hq][nq][nk] */
+    const float *importance; /* of this batch entry, [Hq][nq][nk] */
     esa_mask *mask;
     int64_t b;
 } job;
@@ -51,7 +53,8 @@ void esa_entropy_carve(const esa_select_args *args, esa_carve *c)
     carve(&w, c, args);
 }
 
-/* Normalised entropy of one row. A row that sees one block or none says nothing about its head: -1. */
+/* Normalised entropy of one row. A row that sees one block or none says nothing about its head:
+ * -1. */
 static void entropy_item(void *arg, int64_t item, int32_t worker)
 {
     const job *x = arg;
@@ -73,9 +76,13 @@ static void head_entropies(const job *x)
         int64_t n = 0;
         for (int64_t i = 0; i < a->nq; i++) {
             const double e = x->w->row_entropy[h * a->nq + i];
-            if (e >= 0.0) { sum += e;  n++; }
+            if (e >= 0.0) {
+                sum += e;
+                n++;
+            }
         }
-        x->w->entropy[h] = n && sum < (double)n ? sum / (double)n : 1.0;    /* rounded shares can pass 1 by a hair */
+        /* rounded shares can pass 1 by a hair */
+        x->w->entropy[h] = n && sum < (double)n ? sum / (double)n : 1.0;
     }
 }
 
@@ -134,7 +141,8 @@ void esa_select_importance(const esa_select_args *args, float *out, double *entr
     }
 }
 
-void esa_select_from_importance(const esa_select_args *args, esa_mask *mask, const float *importance, void *ws)
+void esa_select_from_importance(const esa_select_args *args, esa_mask *mask,
+                                const float *importance, void *ws)
 {
     esa_carve c = { ws, 0 };
     entropy_work w;

@@ -1,17 +1,18 @@
 /* random.c - uniformly random blocks of each row, for benchmarks and as a floor for comparisons.
  * SPDX-License-Identifier: Apache-2.0
  *
- * A row keeps max(1, round(budget * visible)) blocks. Every block gets a random value and the rows pick as in every other
- * selector, so forced blocks and budgets follow the same rules. Values depend on (seed, branch, b, h, i) only: the same mask on
- * any machine and with any number of threads. */
+ * A row keeps max(1, round(budget * visible)) blocks. Every block gets a random value and the rows
+ * pick as in every other selector, so forced blocks and budgets follow the same rules. Values
+ * depend on (seed, branch, b, h, i) only: the same mask on any machine and with any number of
+ * threads. */
 #include "base/rng.h"
 #include "select/rules.h"
 
 typedef struct random_work {
     esa_rules rules;
-    int32_t *quota;                 /* [nq] */
-    esa_picker *picker;             /* [threads] */
-    float *value;                   /* [threads][nk] */
+    int32_t *quota;     /* [nq] */
+    esa_picker *picker; /* [threads] */
+    float *value;       /* [threads][nk] */
 } random_work;
 
 typedef struct job {
@@ -63,7 +64,8 @@ void esa_random_run(const esa_select_args *args, esa_mask *mask, void *ws)
         const job x = { args, &w, mask, b };
         int64_t total = 0;
         esa_rules_fill(&w.rules, args, b);
-        for (int64_t i = 0; i < args->nq; i++) total += esa_row_wish(&args->params, w.rules.visible[i]);
+        for (int64_t i = 0; i < args->nq; i++)
+            total += esa_row_wish(&args->params, w.rules.visible[i]);
         esa_budget_spread(w.quota, w.rules.visible, w.rules.least, args->nq, total);
         esa_pool_run(args->pool, pick_item, (void *)&x, args->Hq * args->nq);
     }

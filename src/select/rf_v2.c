@@ -1,27 +1,30 @@
 /* rf_v2.c - RainFusion 2.0: score block means against block means, keep the best of each row.
  * SPDX-License-Identifier: Apache-2.0
  *
- *   score[i][j] = scale * mean(q of block i) . mean(k of block j),  keep = ceil(n (1 - sparsity)) of n visible blocks
+ *   score[i][j] = scale * mean(q of block i) . mean(k of block j),  keep = ceil(n (1 - sparsity))
+ * of n visible blocks
  *
- * fixed: blocks are the kernel's blocks of the ordered sequence; exact counts, ties to the lower index; text and first frame
- * are forced inside the budget. softmax is monotone, so ranking the scores themselves is the same rule without rounding ties.
- * compat: image and text are pooled apart, softmax in fp32, everything at or above the keep-th value stays, forced rows and
- * columns come on top. compat-round: also rounds the means, the dot, the scaled dot and the softmax to the input dtype. */
+ * fixed: blocks are the kernel's blocks of the ordered sequence; exact counts, ties to the lower
+ * index; text and first frame are forced inside the budget. softmax is monotone, so ranking the
+ * scores themselves is the same rule without rounding ties. compat: image and text are pooled
+ * apart, softmax in fp32, everything at or above the keep-th value stays, forced rows and columns
+ * come on top. compat-round: also rounds the means, the dot, the scaled dot and the softmax to the
+ * input dtype. */
 #include <string.h>
-#include "base/compat_rows.h"
+#include "rules/compat_rows.h"
 #include "select/rules.h"
 
 enum { WINDOW_BYTES = 32 << 20 };
 
 typedef struct rf_work {
-    int64_t heads, kv_heads;        /* of a window */
-    int64_t q_bytes, k_bytes, ld;   /* packed means of one head; pitch of a score tile */
+    int64_t heads, kv_heads;      /* of a window */
+    int64_t q_bytes, k_bytes, ld; /* packed means of one head; pitch of a score tile */
     esa_rules rules;
-    float *q_mean, *k_mean;         /* [heads][nq][D], [kv_heads][nk][D] */
-    char *q, *k;                    /* [heads][q_bytes], [kv_heads][k_bytes] */
-    int32_t *quota;                 /* [nq] */
-    float *tile;                    /* [threads][mr][ld] */
-    esa_picker *picker;             /* [threads] */
+    float *q_mean, *k_mean; /* [heads][nq][D], [kv_heads][nk][D] */
+    char *q, *k;            /* [heads][q_bytes], [kv_heads][k_bytes] */
+    int32_t *quota;         /* [nq] */
+    float *tile;            /* [threads][mr][ld] */
+    esa_picker *picker;     /* [threads] */
 } rf_work;
 
 typedef struct job {
@@ -29,7 +32,7 @@ typedef struct job {
     const rf_work *w;
     esa_mask *mask;
     int64_t b, h0, heads, g0, kv_heads, groups;
-    int32_t compat, round;          /* round: the dtype compat-round rounds to, else f32 */
+    int32_t compat, round; /* round: the dtype compat-round rounds to, else f32 */
 } job;
 
 static void carve(rf_work *w, esa_carve *c, const esa_select_args *a)
@@ -38,7 +41,8 @@ static void carve(rf_work *w, esa_carve *c, const esa_select_args *a)
     w->q_bytes = esa_q_pack_bytes(a->kern, a->nq, a->D);
     w->k_bytes = esa_k_pack_bytes(a->kern, a->nk, a->D);
     w->ld = esa_ceil_div(a->nk, a->kern->nr) * a->kern->nr;
-    w->heads = esa_args_window(a, w->q_bytes + w->k_bytes + (a->nq + a->nk) * a->D * f, WINDOW_BYTES, &w->kv_heads);
+    w->heads = esa_args_window(a, w->q_bytes + w->k_bytes + (a->nq + a->nk) * a->D * f,
+                               WINDOW_BYTES, &w->kv_heads);
     esa_rules_carve(&w->rules, c, a);
     w->q_mean = esa_carve_take(c, w->heads * a->nq * a->D * f);
     w->k_mean = esa_carve_take(c, w->kv_heads * a->nk * a->D * f);
@@ -67,21 +71,26 @@ static void mean_item(void *arg, int64_t item, int32_t worker)
     const esa_select_args *a = x->args;
     const int64_t q_items = x->heads * a->nq, size = esa_dtype_size(a->dtype);
     const int32_t side = item >= q_items;
-    const int64_t n = side ? a->nk : a->nq, at = side ? item - q_items : item, head = at / n, i = at % n;
+    const int64_t n = side ? a->nk : a->nq, at = side ? item - q_items : item, head = at / n,
+                  i = at % n;
     const int64_t stride = side ? a->k_stride[2] : a->q_stride[2];
     int64_t end;
     const int64_t first = esa_args_block(a, side, i, side ? x->w->rules.kv_len : a->Nq, &end);
     const int32_t *perm = side ? a->perm_k : a->perm_q;
-    const char *src = side ? esa_args_k(a, x->b, (x->g0 + head) * (a->Hq / a->Hkv)) : esa_args_q(a, x->b, x->h0 + head);
+    const char *src = side ? esa_args_k(a, x->b, (x->g0 + head) * (a->Hq / a->Hkv))
+                           : esa_args_q(a, x->b, x->h0 + head);
     float *dst = (side ? x->w->k_mean : x->w->q_mean) + at * a->D;
     (void)worker;
-    if (end <= first) {             /* beyond kv_len: never looked at, but packed with the others */
+    if (end <= first) { /* beyond kv_len: never looked at, but packed with the others */
         memset(dst, 0, (size_t)a->D * sizeof *dst);
         return;
     }
-    if (perm) a->kern->mean(dst, src, a->dtype, stride, perm + first, end - first, a->D);
-    else a->kern->mean(dst, src + first * stride * size, a->dtype, stride, NULL, end - first, a->D);
-    if (x->round != ESA_DTYPE_F32) for (int64_t d = 0; d < a->D; d++) dst[d] = esa_round_to(dst[d], x->round);
+    if (perm)
+        a->kern->mean(dst, src, a->dtype, stride, perm + first, end - first, a->D);
+    else
+        a->kern->mean(dst, src + first * stride * size, a->dtype, stride, NULL, end - first, a->D);
+    if (x->round != ESA_DTYPE_F32)
+        for (int64_t d = 0; d < a->D; d++) dst[d] = esa_round_to(dst[d], x->round);
 }
 
 static void pack_item(void *arg, int64_t item, int32_t worker)
@@ -90,11 +99,13 @@ static void pack_item(void *arg, int64_t item, int32_t worker)
     const esa_select_args *a = x->args;
     (void)worker;
     if (item < x->heads)
-        a->kern->pack_q(x->w->q + item * x->w->q_bytes, x->w->q_mean + item * a->nq * a->D, ESA_DTYPE_F32, a->D, NULL, a->nq, a->D,
+        a->kern->pack_q(x->w->q + item * x->w->q_bytes, x->w->q_mean + item * a->nq * a->D,
+                        ESA_DTYPE_F32, a->D, NULL, a->nq, a->D,
                         x->round != ESA_DTYPE_F32 ? 1.0f : (float)a->params.scale);
     else
-        a->kern->pack_k(x->w->k + (item - x->heads) * x->w->k_bytes, x->w->k_mean + (item - x->heads) * a->nk * a->D,
-                        ESA_DTYPE_F32, a->D, NULL, a->nk, a->D);
+        a->kern->pack_k(x->w->k + (item - x->heads) * x->w->k_bytes,
+                        x->w->k_mean + (item - x->heads) * a->nk * a->D, ESA_DTYPE_F32, a->D, NULL,
+                        a->nk, a->D);
 }
 
 /* item = (head, group of mr query blocks). */
@@ -103,18 +114,23 @@ static void pick_item(void *arg, int64_t item, int32_t worker)
     const job *x = arg;
     const esa_select_args *a = x->args;
     const rf_work *w = x->w;
-    const int64_t head = item / x->groups, first = item % x->groups * a->kern->mr, rows = esa_min64(a->kern->mr, a->nq - first);
+    const int64_t head = item / x->groups, first = item % x->groups * a->kern->mr,
+                  rows = esa_min64(a->kern->mr, a->nq - first);
     const int64_t kv = (x->h0 + head) / (a->Hq / a->Hkv) - x->g0;
     float *tile = w->tile + worker * a->kern->mr * w->ld;
     esa_picker *p = &w->picker[worker];
-    a->kern->qk(tile, w->ld, w->q + head * w->q_bytes + item % x->groups * esa_q_pack_bytes(a->kern, a->kern->mr, a->D),
+    a->kern->qk(tile, w->ld,
+                w->q + head * w->q_bytes +
+                    item % x->groups * esa_q_pack_bytes(a->kern, a->kern->mr, a->D),
                 w->k + kv * w->k_bytes, rows, a->nk, a->D, 1.0f, 0);
     for (int64_t r = 0; r < rows; r++) {
         const int64_t i = first + r;
         if (x->compat) {
             const int32_t v = w->rules.visible[i];
-            if (!w->rules.dense[i]) esa_rf_pick_compat(p->keep, tile + r * w->ld, v, &a->params, x->round, p->key);
-            for (int64_t j = 0; j < a->nk; j++) p->keep[j] = j < v && (w->rules.dense[i] || w->rules.column[j] || p->keep[j]);
+            if (!w->rules.dense[i])
+                esa_rf_pick_compat(p->keep, tile + r * w->ld, v, &a->params, x->round, p->key);
+            for (int64_t j = 0; j < a->nk; j++)
+                p->keep[j] = j < v && (w->rules.dense[i] || w->rules.column[j] || p->keep[j]);
         } else {
             esa_rules_pick(p, &w->rules, tile + r * w->ld, i, w->quota[i], a->nk);
         }
@@ -127,14 +143,19 @@ void esa_rf_v2_run(const esa_select_args *args, esa_mask *mask, void *ws)
     esa_carve c = { ws, 0 };
     rf_work w;
     carve(&w, &c, args);
-    job x = { .args = args, .w = &w, .mask = mask, .groups = esa_ceil_div(args->nq, args->kern->mr),
-              .compat = args->params.mode != ESA_MODE_FIXED, .round = esa_rows_round(args) };
+    job x = { .args = args,
+              .w = &w,
+              .mask = mask,
+              .groups = esa_ceil_div(args->nq, args->kern->mr),
+              .compat = args->params.mode != ESA_MODE_FIXED,
+              .round = esa_rows_round(args) };
     const int64_t ratio = args->Hq / args->Hkv;
     for (x.b = 0; x.b < args->B; x.b++) {
         esa_rules_fill(&w.rules, args, x.b);
         if (!x.compat) {
             int64_t total = 0;
-            for (int64_t i = 0; i < args->nq; i++) total += esa_row_wish(&args->params, w.rules.visible[i]);
+            for (int64_t i = 0; i < args->nq; i++)
+                total += esa_row_wish(&args->params, w.rules.visible[i]);
             esa_budget_spread(w.quota, w.rules.visible, w.rules.least, args->nq, total);
         }
         for (x.h0 = 0; x.h0 < args->Hq; x.h0 += w.heads) {

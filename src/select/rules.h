@@ -1,4 +1,5 @@
-/* rules.h - what all selectors share: what a row may see, what is forced on it, how it picks. Private to src/select.
+/* rules.h - what all selectors share: what a row may see, what is forced on it, how it picks.
+ * Private to src/select.
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_SELECT_RULES_H
 #define ESA_SELECT_RULES_H
@@ -10,29 +11,33 @@
 
 /* The rules of one batch entry; every head of it obeys the same ones. */
 typedef struct esa_rules {
-    int64_t kv_len;                 /* keys that exist */
-    int64_t existing;               /* key blocks that exist: ceil(kv_len / Bk) */
-    int64_t seen;                   /* sum of visible */
-    int32_t *visible;               /* [nq] key blocks 0 .. visible-1 hold a key some query of the block sees */
-    int32_t *diagonal;              /* [nq] blocks diagonal .. visible-1 cross the causal diagonal and are forced */
-    int32_t *least;                 /* [nq] forced blocks of the row, at least 1 where anything is visible */
-    uint8_t *dense;                 /* [nq] rows that keep all they see */
-    uint8_t *column;                /* [nk] columns every row keeps */
+    int64_t kv_len;   /* keys that exist */
+    int64_t existing; /* key blocks that exist: ceil(kv_len / Bk) */
+    int64_t seen;     /* sum of visible */
+    int32_t *visible; /* [nq] key blocks 0 .. visible-1 hold a key some query of the block sees */
+    /* [nq] blocks diagonal .. visible-1 cross the causal diagonal and are forced */
+    int32_t *diagonal;
+    int32_t *least;  /* [nq] forced blocks of the row, at least 1 where anything is visible */
+    uint8_t *dense;  /* [nq] rows that keep all they see */
+    uint8_t *column; /* [nk] columns every row keeps */
 } esa_rules;
 
 /* Scratch of one worker for picking a row. */
 typedef struct esa_picker {
-    uint8_t *keep, *allow;          /* [nk] */
-    uint64_t *key;                  /* [nk] */
+    uint8_t *keep, *allow; /* [nk] */
+    uint64_t *key;         /* [nk] */
 } esa_picker;
 
 void esa_rules_carve(esa_rules *rules, esa_carve *carve, const esa_select_args *args);
-/* Rules of batch entry b: visibility always; text, first frame and diagonal in fixed mode; compat rf_v2 has its own. */
+/* Rules of batch entry b: visibility always; text, first frame and diagonal in fixed mode; compat
+ * rf_v2 has its own. */
 void esa_rules_fill(esa_rules *rules, const esa_select_args *args, int64_t b);
 
 void esa_picker_carve(esa_picker *picker, esa_carve *carve, int64_t nk);
-/* picker->keep[nk] = the blocks of row i: forced ones, then the best by value[visible] up to quota, and always the best. */
-void esa_rules_pick(esa_picker *picker, const esa_rules *rules, const float *value, int64_t i, int64_t quota, int64_t nk);
+/* picker->keep[nk] = the blocks of row i: forced ones, then the best by value[visible] up to quota,
+ * and always the best. */
+void esa_rules_pick(esa_picker *picker, const esa_rules *rules, const float *value, int64_t i,
+                    int64_t quota, int64_t nk);
 /* Sets keep to the forced blocks of row i and returns their number. */
 int64_t esa_rules_forced(uint8_t *keep, const esa_rules *rules, int64_t i, int64_t nk);
 
@@ -42,12 +47,15 @@ int64_t esa_args_kv_len(const esa_select_args *args, int64_t b);
 const void *esa_args_q(const esa_select_args *args, int64_t b, int64_t h);
 const void *esa_args_k(const esa_select_args *args, int64_t b, int64_t h);
 
-/* How many heads to work on at once so that `bytes` per head stay within `limit`, and how many kv heads those can touch. */
-int64_t esa_args_window(const esa_select_args *args, int64_t bytes, int64_t limit, int64_t *kv_heads);
+/* How many heads to work on at once so that `bytes` per head stay within `limit`, and how many kv
+ * heads those can touch. */
+int64_t esa_args_window(const esa_select_args *args, int64_t bytes, int64_t limit,
+                        int64_t *kv_heads);
 /* kern->stats for any group size. */
-void esa_block_stats(const esa_cpu_kernels *kern, float *top, float *sum, int64_t ld_out, const float *s, int64_t ld,
-                     int64_t rows, int64_t keys, int64_t group);
-/* Maximum of a row and its masses relative to it, from per-block statistics: mass[n]; returns their sum, 0 if the row is empty. */
+void esa_block_stats(const esa_cpu_kernels *kern, float *top, float *sum, int64_t ld_out,
+                     const float *s, int64_t ld, int64_t rows, int64_t keys, int64_t group);
+/* Maximum of a row and its masses relative to it, from per-block statistics: mass[n]; returns their
+ * sum, 0 if the row is empty. */
 double esa_row_masses(double *mass, float *top, const float *tops, const float *sums, int64_t n);
 
 /* One file each; ws is what *_workspace asked for. */

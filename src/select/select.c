@@ -1,15 +1,17 @@
-/* select.c - the switch: which selector runs, how many blocks its mask has, how much scratch it needs.
+/* select.c - the switch: which selector runs, how many blocks its mask has, how much scratch it
+ * needs.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "select/rules.h"
 
-void esa_select_blocks(const esa_select_params *p, int64_t Nq, int64_t Nk, int64_t *nq, int64_t *nk, int32_t *runnable)
+void esa_select_blocks(const esa_select_params *p, int64_t Nq, int64_t Nk, int64_t *nq, int64_t *nk,
+                       int32_t *runnable)
 {
     *nq = esa_ceil_div(Nq, p->block_q);
     *nk = esa_ceil_div(Nk, p->block_k);
     *runnable = 1;
     if (p->selector != ESA_SELECT_RF_V2 || p->mode == ESA_MODE_FIXED) return;
-    /* Image and text pooled apart: one block more than the kernel's where neither fills its last block. Equal counts run, as
-     * they do in the original, even if the borders are shifted. */
+    /* Image and text pooled apart: one block more than the kernel's where neither fills its last
+     * block. Equal counts run, as they do in the original, even if the borders are shifted. */
     const int64_t text_q = (int64_t)p->layout.text_front_q + p->layout.text_back_q;
     const int64_t text_k = (int64_t)p->layout.text_front_k + p->layout.text_back_k;
     const int64_t pq = esa_ceil_div(Nq - text_q, p->block_q) + esa_ceil_div(text_q, p->block_q);
@@ -23,12 +25,12 @@ int64_t esa_select_workspace(const esa_select_args *args)
 {
     esa_carve c = { NULL, 0 };
     esa_rules rules;
-    esa_rules_carve(&rules, &c, args);          /* for counting what exists */
+    esa_rules_carve(&rules, &c, args); /* for counting what exists */
     switch (args->params.selector) {
     case ESA_SELECT_ENTROPY: esa_entropy_carve(args, &c); break;
-    case ESA_SELECT_RF_V2:   esa_rf_v2_carve(args, &c); break;
+    case ESA_SELECT_RF_V2: esa_rf_v2_carve(args, &c); break;
     case ESA_SELECT_ADA_BSA: esa_ada_bsa_carve(args, &c); break;
-    case ESA_SELECT_RANDOM:  esa_random_carve(args, &c); break;
+    case ESA_SELECT_RANDOM: esa_random_carve(args, &c); break;
     default: break;
     }
     return c.used;
@@ -39,7 +41,8 @@ static void full_run(const esa_select_args *args, esa_mask *mask, const esa_rule
     for (int64_t h = 0; h < args->Hq; h++)
         for (int64_t i = 0; i < args->nq; i++) {
             const int64_t row = (b * args->Hq + h) * args->nq + i;
-            for (int32_t j = 0; j < rules->visible[i]; j++) mask->index[row * mask->cap + j] = (uint16_t)j;
+            for (int32_t j = 0; j < rules->visible[i]; j++)
+                mask->index[row * mask->cap + j] = (uint16_t)j;
             mask->count[row] = rules->visible[i];
         }
 }
@@ -74,9 +77,9 @@ void esa_select_run(const esa_select_args *args, esa_mask *mask, void *ws)
     if (!full) {
         switch (args->params.selector) {
         case ESA_SELECT_ENTROPY: esa_entropy_run(args, mask, rest); break;
-        case ESA_SELECT_RF_V2:   esa_rf_v2_run(args, mask, rest); break;
+        case ESA_SELECT_RF_V2: esa_rf_v2_run(args, mask, rest); break;
         case ESA_SELECT_ADA_BSA: esa_ada_bsa_run(args, mask, rest); break;
-        default:                 esa_random_run(args, mask, rest); break;
+        default: esa_random_run(args, mask, rest); break;
         }
     }
     esa_select_sign(args, mask, existing);

@@ -1,12 +1,13 @@
 /* recorder.c - the running sums of a RECORD session, saving them and taking them up again.
  * SPDX-License-Identifier: Apache-2.0 */
-#include "session/recording.h"
+#include "maskfile/recording.h"
 
 #include <string.h>
 #include "mask/mask.h"
 #include "session/session.h"
 
-esa_status esa_recorder_create(esa_ctx *ctx, esa_recorder *rec, const esa_mask_file_info *info, const int32_t *dense_layer, int32_t dense_layers)
+esa_status esa_recorder_create(esa_ctx *ctx, esa_recorder *rec, const esa_mask_file_info *info,
+                               const int32_t *dense_layer, int32_t dense_layers)
 {
     memset(rec, 0, sizeof *rec);
     rec->ctx = ctx;
@@ -21,14 +22,17 @@ esa_status esa_recorder_create(esa_ctx *ctx, esa_recorder *rec, const esa_mask_f
         return ESA_OK;
     }
     esa_recorder_free(rec);
-    return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for a recording of %d layers and %d step groups", info->layers, info->groups);
+    return esa_fail(ctx, ESA_ERR_MEMORY,
+                    "out of memory for a recording of %d layers and %d step groups", info->layers,
+                    info->groups);
 }
 
 void esa_recorder_free(esa_recorder *rec)
 {
     if (!rec->ctx) return;
     const esa_allocator *mem = &rec->ctx->mem;
-    for (int64_t i = 0; rec->sum && i < rec->cells; i++) esa_mem_free(mem, rec->sum[i], 4 * rec->blocks);
+    for (int64_t i = 0; rec->sum && i < rec->cells; i++)
+        esa_mem_free(mem, rec->sum[i], 4 * rec->blocks);
     esa_mem_free(mem, rec->sum, (int64_t)sizeof *rec->sum * rec->cells);
     esa_mem_free(mem, rec->count, 4 * rec->cells);
     esa_mem_free(mem, rec->dense_layer, 4 * (int64_t)rec->dense_layers);
@@ -36,7 +40,8 @@ void esa_recorder_free(esa_recorder *rec)
 }
 
 /* Place of a cell in words. */
-static void cell_place(const esa_recorder *rec, int64_t cell, int32_t *branch, int32_t *layer, int32_t *group)
+static void cell_place(const esa_recorder *rec, int64_t cell, int32_t *branch, int32_t *layer,
+                       int32_t *group)
 {
     *group = (int32_t)(cell % rec->info.groups);
     *layer = (int32_t)(cell / rec->info.groups % rec->info.layers);
@@ -48,22 +53,31 @@ esa_status esa_recorder_reserve(esa_recorder *rec, int64_t cell, int32_t more)
     int32_t branch, layer, group;
     cell_place(rec, cell, &branch, &layer, &group);
     if (rec->count[cell] > ESA_RECORD_MOST - more)
-        return esa_fail(rec->ctx, ESA_ERR_STATE, "layer %d, step group %d already holds %d contributions and %d more were given, at most %d fit: "
-                        "record more groups, or fewer prompts per recording and merge them", layer, group, rec->count[cell], more, ESA_RECORD_MOST);
+        return esa_fail(rec->ctx, ESA_ERR_STATE,
+                        "layer %d, step group %d already holds %d contributions and %d more were "
+                        "given, at most %d fit: "
+                        "record more groups, or fewer prompts per recording and merge them",
+                        layer, group, rec->count[cell], more, ESA_RECORD_MOST);
     if (rec->sum[cell]) return ESA_OK;
     rec->sum[cell] = esa_mem_zalloc(&rec->ctx->mem, 4 * rec->blocks);
     if (rec->sum[cell]) return ESA_OK;
-    return esa_fail(rec->ctx, ESA_ERR_MEMORY, "out of memory: %lld bytes for the sums of layer %d, step group %d could not be allocated "
-                    "(fewer step groups need less)", (long long)(4 * rec->blocks), layer, group);
+    return esa_fail(
+        rec->ctx, ESA_ERR_MEMORY,
+        "out of memory: %lld bytes for the sums of layer %d, step group %d could not be allocated "
+        "(fewer step groups need less)",
+        (long long)(4 * rec->blocks), layer, group);
 }
 
 void esa_recorder_add(esa_recorder *rec, int64_t cell, const float *p)
 {
     uint32_t *sum = rec->sum[cell];
     for (int64_t i = 0; i < rec->blocks; i++) {
-        /* Within 0 .. 2^24 whatever the model produced: NaN (a broken row) counts as nothing, so that it cannot poison the others. */
+        /* Within 0 .. 2^24 whatever the model produced: NaN (a broken row) counts as nothing, so
+         * that it cannot poison the others. */
         const double v = (double)p[i] * ESA_RECORD_ONE;
-        sum[i] += !(v > 0) ? 0 : v >= ESA_RECORD_ONE ? (uint32_t)ESA_RECORD_ONE : (uint32_t)(v + 0.5);
+        sum[i] += !(v > 0)              ? 0
+                  : v >= ESA_RECORD_ONE ? (uint32_t)ESA_RECORD_ONE
+                                        : (uint32_t)(v + 0.5);
     }
     rec->count[cell]++;
 }
@@ -92,9 +106,11 @@ static esa_status save(esa_recorder *rec, esa_tensors_writer *w)
     const esa_mask_file_info *f = &rec->info;
     int64_t used = 0;
     for (int64_t i = 0; i < rec->cells; i++) used += rec->count[i] > 0;
-    const int64_t dense = rec->dense_layers, count[3] = {f->branches, f->layers, f->groups}, sums[4] = {used, f->H, f->nq, f->nk};
+    const int64_t dense = rec->dense_layers, count[3] = { f->branches, f->layers, f->groups },
+                  sums[4] = { used, f->H, f->nq, f->nk };
     esa_status status = esa_run_write(w, f, "esa.recording");
-    if (status == ESA_OK) status = esa_st_writer_declare(w, "dense_layers", ESA_FILE_I32, 1, &dense);
+    if (status == ESA_OK)
+        status = esa_st_writer_declare(w, "dense_layers", ESA_FILE_I32, 1, &dense);
     if (status == ESA_OK) status = esa_st_writer_declare(w, "count", ESA_FILE_I32, 3, count);
     if (status == ESA_OK) status = esa_st_writer_declare(w, "sums", ESA_FILE_U32, 4, sums);
     if (status == ESA_OK) status = esa_st_writer_data(w, rec->dense_layer, 4 * dense);
@@ -110,7 +126,8 @@ esa_status esa_session_save_recording(esa_session *s, const char *path)
     esa_status status = esa_ctx_enter(s->ctx);
     if (status != ESA_OK) return status;
     if (s->params.mode != ESA_SESSION_RECORD) {
-        status = esa_fail(s->ctx, ESA_ERR_STATE, "this session does not record: its mode is not RECORD");
+        status = esa_fail(s->ctx, ESA_ERR_STATE,
+                          "this session does not record: its mode is not RECORD");
     } else if (is_empty(&s->recorder)) {
         status = esa_fail(s->ctx, ESA_ERR_STATE, "nothing has been recorded yet");
     } else {
@@ -128,20 +145,28 @@ static esa_status check_resume(const esa_session *s, const esa_recording *file)
 {
     esa_mask_file_info mine = s->recorder.info;
     if (!mine.H) {
-        /* No call yet: shapes come from the file, and the first call will be compared with them. The layout is the session's own. */
+        /* No call yet: shapes come from the file, and the first call will be compared with them.
+         * The layout is the session's own. */
         mine.H = file->info.H;
         mine.Nq = file->info.Nq;
         mine.Nk = file->info.Nk;
         mine.nq = file->info.nq;
         mine.nk = file->info.nk;
-        if (esa_layout_resolve(s->ctx, &mine.layout, &s->params.select.layout, mine.Nq, mine.Nk, mine.selector, mine.mode, 0) != ESA_OK)
-            return esa_fail(s->ctx, ESA_ERR_MISMATCH, "%.160s was made for %s, the session has %s", file->tensors->label,
-                            esa_run_describe_layout(&file->info.layout).text, esa_run_describe_layout(&s->params.select.layout).text);
+        if (esa_layout_resolve(s->ctx, &mine.layout, &s->params.select.layout, mine.Nq, mine.Nk,
+                               mine.selector, mine.mode, 0) != ESA_OK)
+            return esa_fail(s->ctx, ESA_ERR_MISMATCH, "%.160s was made for %s, the session has %s",
+                            file->tensors->label, esa_run_describe_layout(&file->info.layout).text,
+                            esa_run_describe_layout(&s->params.select.layout).text);
     }
-    esa_status status = esa_run_same(s->ctx, &file->info, file->tensors->label, &mine, "the session");
+    esa_status status = esa_run_same(s->ctx, &file->info, file->tensors->label, &mine,
+                                     "the session");
     const int32_t n = s->recorder.dense_layers;
-    if (status == ESA_OK && (file->dense_layers != n || (n && memcmp(file->dense_layer, s->recorder.dense_layer, 4 * (size_t)n) != 0)))
-        status = esa_fail(s->ctx, ESA_ERR_MISMATCH, "%s leaves %d listed layers dense, the session %d, or others", file->tensors->label, file->dense_layers, n);
+    if (status == ESA_OK &&
+        (file->dense_layers != n ||
+         (n && memcmp(file->dense_layer, s->recorder.dense_layer, 4 * (size_t)n) != 0)))
+        status = esa_fail(s->ctx, ESA_ERR_MISMATCH,
+                          "%s leaves %d listed layers dense, the session %d, or others",
+                          file->tensors->label, file->dense_layers, n);
     return status;
 }
 
@@ -151,13 +176,15 @@ static esa_status load(esa_session *s, const esa_recording *file)
     esa_status status = check_resume(s, file);
     if (status != ESA_OK) return status;
     if ((int64_t)rec->info.prompts + file->info.prompts > INT32_MAX)
-        return esa_fail(s->ctx, ESA_ERR_FORMAT, "%s claims %d prompts, with the session's %d these are more than can be", file->tensors->label,
-                        file->info.prompts, rec->info.prompts);
+        return esa_fail(s->ctx, ESA_ERR_FORMAT,
+                        "%s claims %d prompts, with the session's %d these are more than can be",
+                        file->tensors->label, file->info.prompts, rec->info.prompts);
     status = esa_recording_check_sums(s->ctx, file);
     if (status != ESA_OK) return status;
     const int64_t blocks = rec->blocks;
     rec->blocks = file->blocks;
-    /* First everything that can fail, then the sums: a refused file must not leave half of itself behind. */
+    /* First everything that can fail, then the sums: a refused file must not leave half of itself
+     * behind. */
     for (int64_t i = 0; status == ESA_OK && i < rec->cells; i++)
         if (file->count[i]) status = esa_recorder_reserve(rec, i, file->count[i]);
     if (status != ESA_OK) {
@@ -194,7 +221,8 @@ esa_status esa_session_load_recording(esa_session *s, const char *path)
     esa_status status = esa_ctx_enter(s->ctx);
     if (status != ESA_OK) return status;
     if (s->params.mode != ESA_SESSION_RECORD) {
-        status = esa_fail(s->ctx, ESA_ERR_STATE, "this session does not record: its mode is not RECORD");
+        status = esa_fail(s->ctx, ESA_ERR_STATE,
+                          "this session does not record: its mode is not RECORD");
     } else {
         esa_recording file;
         status = esa_recording_open(s->ctx, &file, path);

@@ -8,9 +8,12 @@
 #include "io/json.h"
 
 /* The layout a binding sees; a change here is a change of the ABI. */
-_Static_assert(offsetof(esa_session_params, warmup_frac) == 32 && offsetof(esa_session_params, min_tokens) == 40 &&
-               offsetof(esa_session_params, dense_layers) == 48 && offsetof(esa_session_params, model) == 64 &&
-               offsetof(esa_session_params, select) == 96, "esa_session_params offsets");
+_Static_assert(offsetof(esa_session_params, warmup_frac) == 32 &&
+                   offsetof(esa_session_params, min_tokens) == 40 &&
+                   offsetof(esa_session_params, dense_layers) == 48 &&
+                   offsetof(esa_session_params, model) == 64 &&
+                   offsetof(esa_session_params, select) == 96,
+               "esa_session_params offsets");
 
 esa_session_params esa_session_params_default(void)
 {
@@ -28,7 +31,8 @@ esa_session_params esa_session_params_default(void)
     return p;
 }
 
-/* NULL, or UTF-8 of at most room - 1 bytes: what a file can hold. Told now, not after hours of recording. */
+/* NULL, or UTF-8 of at most room - 1 bytes: what a file can hold. Told now, not after hours of
+ * recording. */
 static int fits_file(const char *text, size_t room)
 {
     if (!text) return 1;
@@ -42,40 +46,84 @@ static int fits_file(const char *text, size_t room)
 static esa_status check_params(esa_ctx *ctx, const esa_session_params *p)
 {
     if (p->struct_size != sizeof *p)
-        return esa_fail(ctx, ESA_ERR_VERSION, "esa_session_params has struct_size %u, this library knows %u", (unsigned)p->struct_size, (unsigned)sizeof *p);
-    if (p->select.struct_size != sizeof p->select || p->attention.struct_size != sizeof p->attention)
-        return esa_fail(ctx, ESA_ERR_VERSION, "select or attention of the session params has an unknown struct_size (%u, %u), use the defaults functions",
+        return esa_fail(ctx, ESA_ERR_VERSION,
+                        "esa_session_params has struct_size %u, this library knows %u",
+                        (unsigned)p->struct_size, (unsigned)sizeof *p);
+    if (p->select.struct_size != sizeof p->select ||
+        p->attention.struct_size != sizeof p->attention)
+        return esa_fail(ctx, ESA_ERR_VERSION,
+                        "select or attention of the session params has an unknown struct_size (%u, "
+                        "%u), use the defaults functions",
                         (unsigned)p->select.struct_size, (unsigned)p->attention.struct_size);
-    if (p->mode < ESA_SESSION_DENSE || p->mode > ESA_SESSION_RECORD) return esa_fail(ctx, ESA_ERR_ARGUMENT, "mode is %d, expected ESA_SESSION_*", p->mode);
-    const struct { const char *name; int32_t value, low, high; } range[] = {
-        {"layers", p->layers, 1, ESA_MAX_CELL_AXIS}, {"steps", p->steps, 1, ESA_MAX_CELL_AXIS}, {"branches", p->branches, 1, 256},
-        {"strict", p->strict, 0, 1}, {"dense_first_layer", p->dense_first_layer, 0, 1}, {"refresh_every", p->refresh_every, 1, INT32_MAX},
-        {"step_map", p->step_map, ESA_STEP_MAP_EXACT, ESA_STEP_MAP_NEAREST}, {"dense_layer_count", p->dense_layer_count, 0, ESA_MAX_CELL_AXIS},
-        {"record_groups", p->record_groups, 0, p->steps}, {"record_per_branch", p->record_per_branch, 0, 1}};
+    if (p->mode < ESA_SESSION_DENSE || p->mode > ESA_SESSION_RECORD)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "mode is %d, expected ESA_SESSION_*", p->mode);
+    const struct {
+        const char *name;
+        int32_t value, low, high;
+    } range[] = { { "layers", p->layers, 1, ESA_MAX_CELL_AXIS },
+                  { "steps", p->steps, 1, ESA_MAX_CELL_AXIS },
+                  { "branches", p->branches, 1, 256 },
+                  { "strict", p->strict, 0, 1 },
+                  { "dense_first_layer", p->dense_first_layer, 0, 1 },
+                  { "refresh_every", p->refresh_every, 1, INT32_MAX },
+                  { "step_map", p->step_map, ESA_STEP_MAP_EXACT, ESA_STEP_MAP_NEAREST },
+                  { "dense_layer_count", p->dense_layer_count, 0, ESA_MAX_CELL_AXIS },
+                  { "record_groups", p->record_groups, 0, p->steps },
+                  { "record_per_branch", p->record_per_branch, 0, 1 } };
     for (size_t i = 0; i < sizeof range / sizeof range[0]; i++)
         if (range[i].value < range[i].low || range[i].value > range[i].high)
-            return esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is %d, expected %d to %d", range[i].name, range[i].value, range[i].low, range[i].high);
-    if (!(p->warmup_frac >= 0 && p->warmup_frac <= 1)) return esa_fail(ctx, ESA_ERR_ARGUMENT, "warmup_frac is %g, expected 0 to 1", p->warmup_frac);
-    if (p->min_tokens < 0) return esa_fail(ctx, ESA_ERR_ARGUMENT, "min_tokens is %lld, expected 0 or more", (long long)p->min_tokens);
-    if (!(p->select.budget >= 0 && p->select.budget <= 1)) return esa_fail(ctx, ESA_ERR_ARGUMENT, "budget is %g, expected 0 to 1", p->select.budget);
-    if (p->dense_layer_count && !p->dense_layers) return esa_fail(ctx, ESA_ERR_ARGUMENT, "%d dense layers were announced, but dense_layers is NULL", p->dense_layer_count);
+            return esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is %d, expected %d to %d", range[i].name,
+                            range[i].value, range[i].low, range[i].high);
+    if (!(p->warmup_frac >= 0 && p->warmup_frac <= 1))
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "warmup_frac is %g, expected 0 to 1",
+                        p->warmup_frac);
+    if (p->min_tokens < 0)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "min_tokens is %lld, expected 0 or more",
+                        (long long)p->min_tokens);
+    if (!(p->select.budget >= 0 && p->select.budget <= 1))
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "budget is %g, expected 0 to 1", p->select.budget);
+    if (p->dense_layer_count && !p->dense_layers)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "%d dense layers were announced, but dense_layers is NULL",
+                        p->dense_layer_count);
     for (int32_t i = 0; i < p->dense_layer_count; i++)
         if (p->dense_layers[i] < 0 || p->dense_layers[i] >= p->layers)
-            return esa_fail(ctx, ESA_ERR_ARGUMENT, "dense layer %d was listed, the model has layers 0 to %d", p->dense_layers[i], p->layers - 1);
-    if (!fits_file(p->model, sizeof ((esa_session *)0)->model) || !fits_file(p->config_hash, sizeof ((esa_session *)0)->config_hash))
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "the model's name or configuration hash is longer than %d or %d bytes, or not UTF-8", 127, 79);
-    if ((p->mode == ESA_SESSION_ONLINE || p->mode == ESA_SESSION_RECORD) && p->select.causal != p->attention.causal)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "causal is %d for selection and %d for attention, they must agree", p->select.causal, p->attention.causal);
-    if (p->mode == ESA_SESSION_RECORD && (p->select.selector != ESA_SELECT_ENTROPY || p->select.causal))
-        return esa_fail(ctx, ESA_ERR_UNSUPPORTED, "a recording holds importance of the entropy selector without causal, got selector %d, causal %d",
+            return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                            "dense layer %d was listed, the model has layers 0 to %d",
+                            p->dense_layers[i], p->layers - 1);
+    if (!fits_file(p->model, sizeof((esa_session *)0)->model) ||
+        !fits_file(p->config_hash, sizeof((esa_session *)0)->config_hash))
+        return esa_fail(
+            ctx, ESA_ERR_ARGUMENT,
+            "the model's name or configuration hash is longer than %d or %d bytes, or not UTF-8",
+            127, 79);
+    if ((p->mode == ESA_SESSION_ONLINE || p->mode == ESA_SESSION_RECORD) &&
+        p->select.causal != p->attention.causal)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "causal is %d for selection and %d for attention, they must agree",
+                        p->select.causal, p->attention.causal);
+    if (p->mode == ESA_SESSION_RECORD &&
+        (p->select.selector != ESA_SELECT_ENTROPY || p->select.causal))
+        return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
+                        "a recording holds importance of the entropy selector without causal, got "
+                        "selector %d, causal %d",
                         p->select.selector, p->select.causal);
     if (p->mode == ESA_SESSION_ONLINE && p->select.selector == ESA_SELECT_FULL)
-        return esa_fail(ctx, p->strict ? ESA_ERR_POLICY : ESA_ERR_ARGUMENT, "the selector FULL keeps every block: ask for mode DENSE instead");
-    if (p->mode == ESA_SESSION_CACHED && !p->masks) return esa_fail(ctx, ESA_ERR_ARGUMENT, "mode CACHED needs a mask file, masks is NULL");
-    if (p->first_head < 0 || p->total_heads < 0 || (p->first_head && p->first_head >= p->total_heads))
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "first_head is %d of total_heads %d, expected 0 to total_heads - 1, or 0 and 0", p->first_head, p->total_heads);
+        return esa_fail(ctx, p->strict ? ESA_ERR_POLICY : ESA_ERR_ARGUMENT,
+                        "the selector FULL keeps every block: ask for mode DENSE instead");
+    if (p->mode == ESA_SESSION_CACHED && !p->masks)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "mode CACHED needs a mask file, masks is NULL");
+    if (p->first_head < 0 || p->total_heads < 0 ||
+        (p->first_head && p->first_head >= p->total_heads))
+        return esa_fail(
+            ctx, ESA_ERR_ARGUMENT,
+            "first_head is %d of total_heads %d, expected 0 to total_heads - 1, or 0 and 0",
+            p->first_head, p->total_heads);
     if (p->total_heads && p->mode == ESA_SESSION_RECORD)
-        return esa_fail(ctx, ESA_ERR_UNSUPPORTED, "a recording holds all heads of a model, this session is told that its calls have some of %d", p->total_heads);
+        return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
+                        "a recording holds all heads of a model, this session is told that its "
+                        "calls have some of %d",
+                        p->total_heads);
     return ESA_OK;
 }
 
@@ -83,32 +131,48 @@ static esa_status check_params(esa_ctx *ctx, const esa_session_params *p)
 static esa_status check_masks(esa_ctx *ctx, const esa_session_params *p)
 {
     const esa_mask_file *file = p->masks;
-    if (file->ctx != ctx) return esa_fail(ctx, ESA_ERR_ARGUMENT, "the mask file was opened with another ctx");
+    if (file->ctx != ctx)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "the mask file was opened with another ctx");
     const esa_mask_file_info *f = &file->info;
     const char *name = file->tensors->label;
     if (p->model && f->model[0] && strcmp(p->model, f->model) != 0)
-        return esa_fail(ctx, ESA_ERR_MISMATCH, "%s was made for model '%s', the session runs '%s'", name, esa_quote(f->model).text, esa_quote(p->model).text);
+        return esa_fail(ctx, ESA_ERR_MISMATCH, "%s was made for model '%s', the session runs '%s'",
+                        name, esa_quote(f->model).text, esa_quote(p->model).text);
     if (p->config_hash && f->config_hash[0] && strcmp(p->config_hash, f->config_hash) != 0)
-        return esa_fail(ctx, ESA_ERR_MISMATCH, "%s was made for model configuration '%s', the session has '%s'", name, esa_quote(f->config_hash).text,
-                        esa_quote(p->config_hash).text);
+        return esa_fail(ctx, ESA_ERR_MISMATCH,
+                        "%s was made for model configuration '%s', the session has '%s'", name,
+                        esa_quote(f->config_hash).text, esa_quote(p->config_hash).text);
     if (f->layers != p->layers)
-        return esa_fail(ctx, ESA_ERR_MISMATCH, "%s was made for %s, the session has %d layers", name,
-                        esa_run_describe(f->Nq, f->Nk, f->layout.grid_q, f->H, f->layers, -1).text, p->layers);
+        return esa_fail(
+            ctx, ESA_ERR_MISMATCH, "%s was made for %s, the session has %d layers", name,
+            esa_run_describe(f->Nq, f->Nk, f->layout.grid_q, f->H, f->layers, -1).text, p->layers);
     if (f->steps != p->steps && p->step_map == ESA_STEP_MAP_EXACT)
-        return esa_fail(ctx, ESA_ERR_MISMATCH, "%s was made for %d steps, the session has %d (step_map NEAREST maps them)", name, f->steps, p->steps);
+        return esa_fail(ctx, ESA_ERR_MISMATCH,
+                        "%s was made for %d steps, the session has %d (step_map NEAREST maps them)",
+                        name, f->steps, p->steps);
     if (f->branches > 1 && f->branches != p->branches)
-        return esa_fail(ctx, ESA_ERR_MISMATCH, "%s keeps %d branches apart, the session has %d", name, f->branches, p->branches);
+        return esa_fail(ctx, ESA_ERR_MISMATCH, "%s keeps %d branches apart, the session has %d",
+                        name, f->branches, p->branches);
     if (f->causal != p->attention.causal)
-        return esa_fail(ctx, ESA_ERR_MISMATCH, "%s holds %s masks, the session's attention is %scausal", name, f->causal ? "causal" : "bidirectional",
-                        p->attention.causal ? "" : "not ");
+        return esa_fail(ctx, ESA_ERR_MISMATCH,
+                        "%s holds %s masks, the session's attention is %scausal", name,
+                        f->causal ? "causal" : "bidirectional", p->attention.causal ? "" : "not ");
     if (p->total_heads && p->total_heads != f->H)
-        return esa_fail(ctx, ESA_ERR_MISMATCH, "%s was made for %lld heads, the session has %d", name, (long long)f->H, p->total_heads);
+        return esa_fail(ctx, ESA_ERR_MISMATCH, "%s was made for %lld heads, the session has %d",
+                        name, (long long)f->H, p->total_heads);
     const esa_layout *y = &p->select.layout, *z = &f->layout;
     if (f->causal && z->order != ESA_ORDER_RASTER && !y->order_applied)
-        return esa_fail(ctx, ESA_ERR_UNSUPPORTED, "%s holds causal masks of ordered tokens: only tensors that already stand in that order can use them (order_applied)", name);
-    if ((y->grid_q[0] || y->grid_q[1] || y->grid_q[2]) && memcmp(y->grid_q, z->grid_q, sizeof y->grid_q) != 0)
-        return esa_fail(ctx, ESA_ERR_MISMATCH, "%s was made for N=%lld (grid %dx%dx%d) and %d layers, the session has grid %dx%dx%d and %d layers", name,
-                        (long long)f->Nq, z->grid_q[0], z->grid_q[1], z->grid_q[2], f->layers, y->grid_q[0], y->grid_q[1], y->grid_q[2], p->layers);
+        return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
+                        "%s holds causal masks of ordered tokens: only tensors that already stand "
+                        "in that order can use them (order_applied)",
+                        name);
+    if ((y->grid_q[0] || y->grid_q[1] || y->grid_q[2]) &&
+        memcmp(y->grid_q, z->grid_q, sizeof y->grid_q) != 0)
+        return esa_fail(ctx, ESA_ERR_MISMATCH,
+                        "%s was made for N=%lld (grid %dx%dx%d) and %d layers, the session has "
+                        "grid %dx%dx%d and %d layers",
+                        name, (long long)f->Nq, z->grid_q[0], z->grid_q[1], z->grid_q[2], f->layers,
+                        y->grid_q[0], y->grid_q[1], y->grid_q[2], p->layers);
     return esa_run_check_layout(ctx, f, name, y, "the session");
 }
 
@@ -134,10 +198,15 @@ static esa_status make_recorder(esa_session *s)
     memcpy(f.config_hash, s->config_hash, sizeof f.config_hash);
     /* Listed once and ascending, so that two sessions with the same layers write the same bytes. */
     int32_t n = 0, *layer = esa_mem_alloc(&s->ctx->mem, 4 * (int64_t)p->layers);
-    if (!layer) return esa_fail(s->ctx, ESA_ERR_MEMORY, "out of memory for a session of %d layers", p->layers);
+    if (!layer)
+        return esa_fail(s->ctx, ESA_ERR_MEMORY, "out of memory for a session of %d layers",
+                        p->layers);
     for (int32_t l = 0; l < p->layers; l++)
         for (int32_t i = 0; i < p->dense_layer_count; i++)
-            if (p->dense_layers[i] == l) { layer[n++] = l; break; }
+            if (p->dense_layers[i] == l) {
+                layer[n++] = l;
+                break;
+            }
     const esa_status status = esa_recorder_create(s->ctx, &s->recorder, &f, layer, n);
     esa_mem_free(&s->ctx->mem, layer, 4 * (int64_t)p->layers);
     return status;
@@ -159,7 +228,9 @@ static esa_status create(esa_ctx *ctx, esa_session *s, const esa_session_params 
     s->cell = esa_mem_zalloc(&ctx->mem, (int64_t)sizeof *s->cell * cells);
     s->rest = esa_mem_zalloc(&ctx->mem, (int64_t)sizeof *s->rest * rests);
     if (!s->dense_layer || !s->cell || !s->rest)
-        return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for a session of %d layers and %d steps", p->layers, p->steps);
+        return esa_fail(ctx, ESA_ERR_MEMORY,
+                        "out of memory for a session of %d layers and %d steps", p->layers,
+                        p->steps);
     for (int32_t i = 0; i < p->dense_layer_count; i++) s->dense_layer[p->dense_layers[i]] = 1;
     if (p->mode == ESA_SESSION_RECORD) {
         const esa_status status = make_recorder(s);
@@ -170,15 +241,18 @@ static esa_status create(esa_ctx *ctx, esa_session *s, const esa_session_params 
     if (p->dense_first_layer && p->mode != ESA_SESSION_RECORD) s->dense_layer[0] = 1;
     if (p->mode == ESA_SESSION_CACHED) {
         s->permille = esa_budget_permille(ctx, p->select.budget);
-        return s->permille < 0 ? ESA_ERR_ARGUMENT : esa_mask_file_budget(p->masks, &s->masks, s->permille);
+        return s->permille < 0 ? ESA_ERR_ARGUMENT
+                               : esa_mask_file_budget(p->masks, &s->masks, s->permille);
     }
     return ESA_OK;
 }
 
 void esa_session_drop_rest(esa_session *s, esa_session_rest *rest)
 {
-    if (rest->device == ESA_DEVICE_CUDA) esa_session_gpu_release(&s->gpu, rest->bits, rest->bytes);
-    else esa_mem_free(&s->ctx->mem, rest->bits, rest->bytes);
+    if (rest->device == ESA_DEVICE_CUDA)
+        esa_session_gpu_release(&s->gpu, rest->bits, rest->bytes);
+    else
+        esa_mem_free(&s->ctx->mem, rest->bits, rest->bytes);
     rest->bits = NULL;
     rest->facts = NULL;
     rest->bytes = 0;
@@ -195,7 +269,9 @@ static void release(esa_session *s)
     esa_session_gpu_free(&s->gpu);
     esa_mem_free(mem, s->rest, (int64_t)sizeof *s->rest * s->params.layers * s->params.branches);
     esa_mem_free(mem, s->cell, (int64_t)sizeof *s->cell * s->params.layers * s->params.steps);
-    esa_mem_free(mem, s->head, s->head ? (int64_t)sizeof *s->head * s->params.layers * s->params.steps * s->heads : 0);
+    esa_mem_free(mem, s->head,
+                 s->head ? (int64_t)sizeof *s->head * s->params.layers * s->params.steps * s->heads
+                         : 0);
     esa_mem_free(mem, s->dense_layer, s->params.layers);
     esa_recorder_free(&s->recorder);
     esa_mem_free(mem, s, (int64_t)sizeof *s);
@@ -206,14 +282,18 @@ esa_status esa_session_create(esa_ctx *ctx, esa_session **session, const esa_ses
     if (session) *session = NULL;
     esa_status status = esa_ctx_enter(ctx);
     if (status != ESA_OK) return status;
-    if (!session || !params) status = esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is NULL", session ? "params" : "session");
+    if (!session || !params)
+        status = esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is NULL", session ? "params" : "session");
     if (status == ESA_OK) status = check_params(ctx, params);
     if (status == ESA_OK && params->mode == ESA_SESSION_CACHED) status = check_masks(ctx, params);
     if (status == ESA_OK) {
         esa_session *s = esa_mem_zalloc(&ctx->mem, (int64_t)sizeof *s);
-        status = s ? create(ctx, s, params) : esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for a session");
-        if (status == ESA_OK) *session = s;
-        else if (s) release(s);
+        status = s ? create(ctx, s, params)
+                   : esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for a session");
+        if (status == ESA_OK)
+            *session = s;
+        else if (s)
+            release(s);
     }
     esa_ctx_leave(ctx);
     return status;
@@ -230,13 +310,17 @@ esa_status esa_session_begin(esa_session *s)
     const esa_status status = esa_ctx_enter(s->ctx);
     if (status != ESA_OK) return status;
     if (s->params.mode == ESA_SESSION_RECORD && s->recorder.info.prompts == INT32_MAX) {
-        esa_fail(s->ctx, ESA_ERR_STATE, "the recording already counts %d prompts, no more can be counted", INT32_MAX);
+        esa_fail(s->ctx, ESA_ERR_STATE,
+                 "the recording already counts %d prompts, no more can be counted", INT32_MAX);
         esa_ctx_leave(s->ctx);
         return ESA_ERR_STATE;
     }
     esa_session_gpu_forget(&s->gpu);
     memset(s->cell, 0, sizeof *s->cell * (size_t)s->params.layers * (size_t)s->params.steps);
-    if (s->head) memset(s->head, 0, sizeof *s->head * (size_t)s->params.layers * (size_t)s->params.steps * (size_t)s->heads);
+    if (s->head)
+        memset(s->head, 0,
+               sizeof *s->head * (size_t)s->params.layers * (size_t)s->params.steps *
+                   (size_t)s->heads);
     for (int64_t i = 0; i < (int64_t)s->params.layers * s->params.branches; i++) {
         s->rest[i].made = 0;
         s->rest[i].sparse_steps = 0;
@@ -255,10 +339,13 @@ esa_status esa_session_step(esa_session *s, int32_t step, int32_t branch)
     if (!s) return ESA_ERR_ARGUMENT;
     esa_status status = esa_ctx_enter(s->ctx);
     if (status != ESA_OK) return status;
-    if (!s->begun) status = esa_fail(s->ctx, ESA_ERR_STATE, "a step was announced before esa_session_begin");
+    if (!s->begun)
+        status = esa_fail(s->ctx, ESA_ERR_STATE, "a step was announced before esa_session_begin");
     else if (step < 0 || step >= s->params.steps || branch < 0 || branch >= s->params.branches)
-        status = esa_fail(s->ctx, ESA_ERR_ARGUMENT, "step %d, branch %d was announced, the session has %d steps and %d branches", step, branch,
-                          s->params.steps, s->params.branches);
+        status = esa_fail(
+            s->ctx, ESA_ERR_ARGUMENT,
+            "step %d, branch %d was announced, the session has %d steps and %d branches", step,
+            branch, s->params.steps, s->params.branches);
     else {
         s->step = step;
         s->branch = branch;

@@ -5,7 +5,9 @@
 
 #include "session/session.h"
 
-/* The plan for these views, made if need be (which takes the ctx guard: the caller must not hold it). sparse 0: without a selector. */
-esa_status esa_session_get_plan(esa_session *s, esa_session_plan **entry, const esa_tensor *q, const esa_tensor *k, int32_t kind, int32_t sparse);
+/* The plan for these views, made if need be (which takes the ctx guard: the caller must not hold
+ * it). sparse 0: without a selector. */
+esa_status esa_session_get_plan(esa_session *s, esa_session_plan **entry, const esa_tensor *q,
+                                const esa_tensor *k, int32_t kind, int32_t sparse);
 
 #endif

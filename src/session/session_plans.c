@@ -1,4 +1,5 @@
-/* session_plans.c - the plans of a session: one per shape that came by, the least recently used one makes room.
+/* session_plans.c - the plans of a session: one per shape that came by, the least recently used one
+ * makes room.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "session/session_call.h"
 
@@ -20,15 +21,17 @@ void esa_session_drop_plans(esa_session *s)
 
 int esa_session_same_shapes(const esa_shapes *a, const esa_shapes *b)
 {
-    return a->dtype == b->dtype && a->device == b->device && a->device_index == b->device_index && a->B == b->B && a->Hq == b->Hq &&
-           a->Hkv == b->Hkv && a->Nq == b->Nq && a->Nk == b->Nk && a->D == b->D;
+    return a->dtype == b->dtype && a->device == b->device && a->device_index == b->device_index &&
+           a->B == b->B && a->Hq == b->Hq && a->Hkv == b->Hkv && a->Nq == b->Nq && a->Nk == b->Nk &&
+           a->D == b->D;
 }
 
 /* Select params a sparse plan is made with. */
 static esa_select_params plan_select(const esa_session *s)
 {
     if (s->params.mode != ESA_SESSION_CACHED) return s->params.select;
-    /* Only blocks, order and grid matter: masks come from the file. RANDOM needs the least scratch. */
+    /* Only blocks, order and grid matter: masks come from the file. RANDOM needs the least
+     * scratch. */
     const esa_mask_file_info *f = &s->params.masks->info;
     esa_select_params p = esa_select_params_default(ESA_SELECT_RANDOM);
     p.mode = f->mode;
@@ -51,41 +54,47 @@ static esa_status furnish(esa_session *s, esa_session_plan *e)
     const esa_plan *p = e->plan;
     const int32_t cached = s->params.mode == ESA_SESSION_CACHED;
     const int32_t entropy = !cached && s->params.select.selector == ESA_SELECT_ENTROPY;
-    const int32_t gpu = p->shapes.device == ESA_DEVICE_CUDA, record = s->params.mode == ESA_SESSION_RECORD;
+    const int32_t gpu = p->shapes.device == ESA_DEVICE_CUDA,
+                  record = s->params.mode == ESA_SESSION_RECORD;
     if (!record) {
         const esa_status status = esa_plan_mask(p, &e->mask, cached ? 1 : p->shapes.B);
         if (status != ESA_OK) return status;
         e->mask->layout = p->select.layout;
         e->mask->mode = p->select.mode;
     }
-    if (gpu && cached) {                        /* what exists in a file's masks does not change from call to call */
+    if (gpu && cached) { /* what exists in a file's masks does not change from call to call */
         const esa_cuda *c = s->ctx->cuda;
         const esa_mask_file_info *f = &s->params.masks->info;
         const int64_t facts[2] = { esa_mask_file_existing(f) / f->H * p->shapes.Hq, 0 };
-        const esa_status status = esa_cuda_status(s->ctx, c->table->upload(c->dev, e->mask->facts, facts, sizeof facts, s->ctx->cuda_stream));
+        const esa_status status = esa_cuda_status(
+            s->ctx,
+            c->table->upload(c->dev, e->mask->facts, facts, sizeof facts, s->ctx->cuda_stream));
         if (status != ESA_OK) return status;
     }
-    if (entropy && (record || !gpu)) {          /* on a GPU the importance of an online mask stays there */
-        e->importance_bytes = esa_size_mul(esa_size_mul(esa_size_mul(p->shapes.B * p->shapes.Hq, p->nq), p->nk), 4);
+    if (entropy && (record || !gpu)) { /* on a GPU the importance of an online mask stays there */
+        e->importance_bytes = esa_size_mul(
+            esa_size_mul(esa_size_mul(p->shapes.B * p->shapes.Hq, p->nq), p->nk), 4);
         e->importance = esa_mem_alloc(&s->ctx->mem, e->importance_bytes);
         if (!e->importance) return no_memory(s);
     }
     return ESA_OK;
 }
 
-esa_status esa_session_get_plan(esa_session *s, esa_session_plan **entry, const esa_tensor *q, const esa_tensor *k, int32_t kind, int32_t sparse)
+esa_status esa_session_get_plan(esa_session *s, esa_session_plan **entry, const esa_tensor *q,
+                                const esa_tensor *k, int32_t kind, int32_t sparse)
 {
     const esa_shapes shapes = esa_shapes_of(q, k);
     const int32_t *kv_len = kind == ESA_CALL_SELF ? s->kv_len : NULL;
     esa_session_plan *oldest = &s->plan[0];
     for (int i = 0; i < ESA_SESSION_PLANS; i++) {
         esa_session_plan *e = &s->plan[i];
-        if (e->plan && e->kind == kind && e->sparse == sparse && e->kv_len == kv_len && esa_session_same_shapes(&e->plan->shapes, &shapes)) {
+        if (e->plan && e->kind == kind && e->sparse == sparse && e->kv_len == kv_len &&
+            esa_session_same_shapes(&e->plan->shapes, &shapes)) {
             e->used = ++s->tick;
             *entry = e;
             return ESA_OK;
         }
-        if (e->used < oldest->used) oldest = e;         /* free places were used at tick 0 */
+        if (e->used < oldest->used) oldest = e; /* free places were used at tick 0 */
     }
     esa_attention_params attention = s->params.attention;
     esa_select_params select = plan_select(s);
@@ -93,16 +102,23 @@ esa_status esa_session_get_plan(esa_session *s, esa_session_plan **entry, const 
     if (kind == ESA_CALL_CROSS) attention.causal = 0;
     if (!sparse) attention.tail = ESA_TAIL_NONE;
     drop(s, oldest);
-    esa_status status = esa_plan_create(s->ctx, &oldest->plan, &shapes, sparse ? &select : NULL, &attention);
+    esa_status status = esa_plan_create(s->ctx, &oldest->plan, &shapes, sparse ? &select : NULL,
+                                        &attention);
     if (status != ESA_OK) return status;
     oldest->kind = kind;
     oldest->sparse = sparse;
     oldest->kv_len = kv_len;
     oldest->used = ++s->tick;
     if (sparse && !oldest->plan->runnable)
-        status = esa_fail(s->ctx, ESA_ERR_UNSUPPORTED, "compat masks of this selector have blocks no kernel runs when there is text");
-    else if (sparse) status = furnish(s, oldest);
-    if (status != ESA_OK) { drop(s, oldest); return status; }
+        status = esa_fail(
+            s->ctx, ESA_ERR_UNSUPPORTED,
+            "compat masks of this selector have blocks no kernel runs when there is text");
+    else if (sparse)
+        status = furnish(s, oldest);
+    if (status != ESA_OK) {
+        drop(s, oldest);
+        return status;
+    }
     *entry = oldest;
     return ESA_OK;
 }

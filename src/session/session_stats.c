@@ -8,7 +8,9 @@
 #include <string.h>
 #include <time.h>
 
-_Static_assert(offsetof(esa_session_stats, density_asked) == 56 && offsetof(esa_session_stats, kernel) == 104, "esa_session_stats offsets");
+_Static_assert(offsetof(esa_session_stats, density_asked) == 56 &&
+                   offsetof(esa_session_stats, kernel) == 104,
+               "esa_session_stats offsets");
 
 double esa_session_now(void)
 {
@@ -19,7 +21,9 @@ double esa_session_now(void)
 
 static esa_status fail_place(const esa_session *s, int32_t layer, int32_t step)
 {
-    return esa_fail(s->ctx, ESA_ERR_ARGUMENT, "statistics of layer %d, step %d were asked for, the session has %d layers and %d steps (-1: all of them)",
+    return esa_fail(s->ctx, ESA_ERR_ARGUMENT,
+                    "statistics of layer %d, step %d were asked for, the session has %d layers and "
+                    "%d steps (-1: all of them)",
                     layer, step, s->params.layers, s->params.steps);
 }
 
@@ -28,15 +32,22 @@ static int32_t is_place(const esa_session *s, int32_t layer, int32_t step)
     return layer >= -1 && layer < s->params.layers && step >= -1 && step < s->params.steps;
 }
 
-esa_status esa_session_get_heads(const esa_session *s, double *density, int64_t heads, int32_t layer, int32_t step)
+esa_status esa_session_get_heads(const esa_session *s, double *density, int64_t heads,
+                                 int32_t layer, int32_t step)
 {
     if (!s) return ESA_ERR_ARGUMENT;
     esa_status status = esa_ctx_enter(s->ctx);
     if (status != ESA_OK) return status;
-    if (!density || heads < 1) status = esa_fail(s->ctx, ESA_ERR_ARGUMENT, "there is no room for densities: density is NULL, or heads is %lld", (long long)heads);
-    else if (!is_place(s, layer, step)) status = fail_place(s, layer, step);
+    if (!density || heads < 1)
+        status = esa_fail(s->ctx, ESA_ERR_ARGUMENT,
+                          "there is no room for densities: density is NULL, or heads is %lld",
+                          (long long)heads);
+    else if (!is_place(s, layer, step))
+        status = fail_place(s, layer, step);
     else if (s->head && heads != s->heads)
-        status = esa_fail(s->ctx, ESA_ERR_ARGUMENT, "densities of %lld heads were asked for, the model has %lld", (long long)heads, (long long)s->heads);
+        status = esa_fail(s->ctx, ESA_ERR_ARGUMENT,
+                          "densities of %lld heads were asked for, the model has %lld",
+                          (long long)heads, (long long)s->heads);
     esa_ctx_leave(s->ctx);
     if (status != ESA_OK) return status;
     const int32_t L = s->params.layers, T = s->params.steps;
@@ -48,21 +59,29 @@ esa_status esa_session_get_heads(const esa_session *s, double *density, int64_t 
             calls += s->cell[at].by_head;
             for (int64_t h = 0; h < heads; h++) density[h] += s->head[at * heads + h];
         }
-    for (int64_t h = 0; h < heads; h++) density[h] = calls ? density[h] / (double)calls : (double)NAN;
+    for (int64_t h = 0; h < heads; h++)
+        density[h] = calls ? density[h] / (double)calls : (double)NAN;
     return ESA_OK;
 }
 
-esa_status esa_session_get_stats(const esa_session *s, esa_session_stats *stats, int32_t layer, int32_t step)
+esa_status esa_session_get_stats(const esa_session *s, esa_session_stats *stats, int32_t layer,
+                                 int32_t step)
 {
     if (!s) return ESA_ERR_ARGUMENT;
     const int32_t L = s->params.layers, T = s->params.steps;
     esa_status status = esa_ctx_enter(s->ctx);
     if (status != ESA_OK) return status;
-    if (!stats) status = esa_fail(s->ctx, ESA_ERR_ARGUMENT, "stats is NULL");
+    if (!stats)
+        status = esa_fail(s->ctx, ESA_ERR_ARGUMENT, "stats is NULL");
     else if (stats->struct_size != sizeof *stats)
-        status = esa_fail(s->ctx, ESA_ERR_VERSION, "esa_session_stats has struct_size %u, this library knows %u", (unsigned)stats->struct_size, (unsigned)sizeof *stats);
-    else if (!is_place(s, layer, step)) status = fail_place(s, layer, step);
-    else status = esa_session_gpu_settle((esa_session_gpu *)&s->gpu);   /* figures of calls on a GPU are booked once it has run them */
+        status = esa_fail(s->ctx, ESA_ERR_VERSION,
+                          "esa_session_stats has struct_size %u, this library knows %u",
+                          (unsigned)stats->struct_size, (unsigned)sizeof *stats);
+    else if (!is_place(s, layer, step))
+        status = fail_place(s, layer, step);
+    /* figures of calls on a GPU are booked once it has run them */
+    else
+        status = esa_session_gpu_settle((esa_session_gpu *)&s->gpu);
     esa_ctx_leave(s->ctx);
     if (status != ESA_OK) return status;
     esa_session_cell sum;

@@ -1,6 +1,7 @@
-/* test_errors.c - bad input: the right status, a sentence that names what was given, and nothing written.
+/* test_errors.c - bad input: the right status, a sentence that names what was given, and nothing
+ * written.
  * SPDX-License-Identifier: Apache-2.0 */
-#define _GNU_SOURCE                 /* setenv */
+#define _GNU_SOURCE /* setenv */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -18,7 +19,10 @@ static float q_data[H * N * D], k_data[H * N * D], v_data[H * N * D], o_data[H *
 
 static esa_tensor view(float *data) { return esa_tensor_bnsd(data, ESA_DTYPE_F32, 1, H, N, D); }
 
-typedef struct fixture { esa_ctx *ctx; esa_tensor q, k, v, o; } fixture;
+typedef struct fixture {
+    esa_ctx *ctx;
+    esa_tensor q, k, v, o;
+} fixture;
 
 static fixture fresh(void)
 {
@@ -32,17 +36,18 @@ static fixture fresh(void)
 static void expect(fixture *f, esa_status got, esa_status want, const char *word)
 {
     assert_int_equal(got, want);
-    if (!strstr(esa_ctx_error(f->ctx), word)) fail_msg("\"%s\" does not mention \"%s\"", esa_ctx_error(f->ctx), word);
+    if (!strstr(esa_ctx_error(f->ctx), word))
+        fail_msg("\"%s\" does not mention \"%s\"", esa_ctx_error(f->ctx), word);
     for (int i = 0; i < H * N * D; i++) assert_true(o_data[i] == 123.0f);
 }
 
 #define ATTEND(f, mask, params) esa_attention((f).ctx, &(f).q, &(f).k, &(f).v, &(f).o, mask, params)
-#define EXPECT_ATTEND(change, status, word)                      \
-    do {                                                         \
-        fixture f = fresh();                                     \
-        change;                                                  \
-        expect(&f, ATTEND(f, NULL, NULL), status, word);         \
-        esa_ctx_free(f.ctx);                                     \
+#define EXPECT_ATTEND(change, status, word)                                                        \
+    do {                                                                                           \
+        fixture f = fresh();                                                                       \
+        change;                                                                                    \
+        expect(&f, ATTEND(f, NULL, NULL), status, word);                                           \
+        esa_ctx_free(f.ctx);                                                                       \
     } while (0)
 
 static void test_views(void **state)
@@ -70,28 +75,33 @@ static void test_views(void **state)
     EXPECT_ATTEND(f.v.data = o_data + 3, ESA_ERR_ARGUMENT, "overlaps");
 
     fixture f = fresh();
-    expect(&f, esa_attention(f.ctx, NULL, &f.k, &f.v, &f.o, NULL, NULL), ESA_ERR_ARGUMENT, "q is NULL");
-    expect(&f, esa_attention(f.ctx, &f.q, &f.k, &f.v, NULL, NULL, NULL), ESA_ERR_ARGUMENT, "o is NULL");
+    expect(&f, esa_attention(f.ctx, NULL, &f.k, &f.v, &f.o, NULL, NULL), ESA_ERR_ARGUMENT,
+           "q is NULL");
+    expect(&f, esa_attention(f.ctx, &f.q, &f.k, &f.v, NULL, NULL, NULL), ESA_ERR_ARGUMENT,
+           "o is NULL");
     assert_int_equal(esa_attention(NULL, &f.q, &f.k, &f.v, &f.o, NULL, NULL), ESA_ERR_ARGUMENT);
     esa_ctx_free(f.ctx);
 }
 
-/* Views that share bytes in ways a range test alone does not see, and disjoint ones that it would refuse. */
+/* Views that share bytes in ways a range test alone does not see, and disjoint ones that it would
+ * refuse. */
 static void test_overlaps(void **state)
 {
     (void)state;
     static float big[2 * 4 * H * N * D];
     fixture f = fresh();
     esa_tensor t[4];
-    for (int i = 0; i < 4; i++) {                       /* [B][4][H][N][D]: whole batch entries apart */
+    for (int i = 0; i < 4; i++) { /* [B][4][H][N][D]: whole batch entries apart */
         t[i] = esa_tensor_bnsd(big + i * H * N * D, ESA_DTYPE_F32, 2, H, N, D);
         t[i].stride[0] = 4 * H * N * D;
     }
     assert_int_equal(esa_attention(f.ctx, &t[0], &t[1], &t[2], &t[3], NULL, NULL), ESA_OK);
-    esa_tensor q = esa_tensor_bsnd(big, ESA_DTYPE_F32, 1, H, N, D), o = esa_tensor_bsnd(big + D, ESA_DTYPE_F32, 1, H, N, D);
-    assert_int_equal(esa_attention(f.ctx, &q, &f.k, &f.v, &o, NULL, NULL), ESA_ERR_ARGUMENT);      /* o's head 0 is q's head 1 */
+    esa_tensor q = esa_tensor_bsnd(big, ESA_DTYPE_F32, 1, H, N, D),
+               o = esa_tensor_bsnd(big + D, ESA_DTYPE_F32, 1, H, N, D);
+    /* o's head 0 is q's head 1 */
+    assert_int_equal(esa_attention(f.ctx, &q, &f.k, &f.v, &o, NULL, NULL), ESA_ERR_ARGUMENT);
     q = o = esa_tensor_bnsd(big, ESA_DTYPE_F32, 1, H, N, D);
-    q.data = big + (N - 1) * D;                         /* the same rows, walked backwards */
+    q.data = big + (N - 1) * D; /* the same rows, walked backwards */
     q.stride[2] = -D;
     o.data = big + D;
     assert_int_equal(esa_attention(f.ctx, &q, &f.k, &f.v, &o, NULL, NULL), ESA_ERR_ARGUMENT);
@@ -105,7 +115,8 @@ static void test_overlaps(void **state)
     esa_ctx_free(f.ctx);
 }
 
-/* A struct of an older, shorter version: its size is read before anything behind it (asan watches). */
+/* A struct of an older, shorter version: its size is read before anything behind it (asan
+ * watches). */
 static void test_short_structs(void **state)
 {
     (void)state;
@@ -118,29 +129,40 @@ static void test_short_structs(void **state)
     int32_t perm[N];
     esa_ctx *ctx;
     esa_plan *plan;
-    expect(&f, ATTEND(f, NULL, (esa_attention_params *)(void *)shorter), ESA_ERR_VERSION, "struct_size 8");
-    expect(&f, esa_select(f.ctx, &mask, &f.q, &f.k, (esa_select_params *)(void *)shorter), ESA_ERR_VERSION, "struct_size 8");
-    expect(&f, esa_importance(f.ctx, &out, NULL, &f.q, &f.k, (esa_select_params *)(void *)shorter), ESA_ERR_VERSION, "struct_size 8");
-    expect(&f, esa_order(f.ctx, perm, N, (esa_layout *)(void *)shorter, 0, 0), ESA_ERR_VERSION, "struct_size 8");
-    expect(&f, esa_plan_create(f.ctx, &plan, (esa_shapes *)(void *)shorter, NULL, NULL), ESA_ERR_VERSION, "struct_size 8");
+    expect(&f, ATTEND(f, NULL, (esa_attention_params *)(void *)shorter), ESA_ERR_VERSION,
+           "struct_size 8");
+    expect(&f, esa_select(f.ctx, &mask, &f.q, &f.k, (esa_select_params *)(void *)shorter),
+           ESA_ERR_VERSION, "struct_size 8");
+    expect(&f, esa_importance(f.ctx, &out, NULL, &f.q, &f.k, (esa_select_params *)(void *)shorter),
+           ESA_ERR_VERSION, "struct_size 8");
+    expect(&f, esa_order(f.ctx, perm, N, (esa_layout *)(void *)shorter, 0, 0), ESA_ERR_VERSION,
+           "struct_size 8");
+    expect(&f, esa_plan_create(f.ctx, &plan, (esa_shapes *)(void *)shorter, NULL, NULL),
+           ESA_ERR_VERSION, "struct_size 8");
     assert_int_equal(esa_ctx_create(&ctx, (esa_ctx_params *)(void *)shorter), ESA_ERR_VERSION);
     free(shorter);
     esa_attention_params p = esa_attention_params_default();
     p.reserved[2] = 1;
     expect(&f, ATTEND(f, NULL, &p), ESA_ERR_ARGUMENT, "reserved");
     esa_shapes s = esa_shapes_default();
-    s.B = 1; s.Hq = s.Hkv = s.Nq = s.Nk = INT64_C(1) << 40; s.D = 8;
+    s.B = 1;
+    s.Hq = s.Hkv = s.Nq = s.Nk = INT64_C(1) << 40;
+    s.D = 8;
     expect(&f, esa_plan_create(f.ctx, &plan, &s, NULL, NULL), ESA_ERR_SHAPE, "2^31");
     esa_ctx_free(f.ctx);
 }
 
-/* A mask made by one plan does not fit another plan of the same block counts; lengths and causality are checked where tokens stand. */
+/* A mask made by one plan does not fit another plan of the same block counts; lengths and causality
+ * are checked where tokens stand. */
 static void test_plans_and_foreign_masks(void **state)
 {
     (void)state;
     fixture f = fresh();
     esa_shapes s = esa_shapes_default();
-    s.B = 1; s.Hq = s.Hkv = H; s.Nq = s.Nk = N; s.D = D;
+    s.B = 1;
+    s.Hq = s.Hkv = H;
+    s.Nq = s.Nk = N;
+    s.D = D;
     esa_select_params p = esa_select_params_default(ESA_SELECT_FULL);
     p.block_q = p.block_k = 32;
     esa_plan *a, *b;
@@ -158,7 +180,9 @@ static void test_plans_and_foreign_masks(void **state)
     s.Nq = s.Nk = N;
     p = esa_select_params_default(ESA_SELECT_FULL);
     p.layout.order = ESA_ORDER_HILBERT;
-    p.layout.grid_q[0] = 2; p.layout.grid_q[1] = 4; p.layout.grid_q[2] = 5;
+    p.layout.grid_q[0] = 2;
+    p.layout.grid_q[1] = 4;
+    p.layout.grid_q[2] = 5;
     esa_attention_params ap = esa_attention_params_default();
     ap.causal = 1;
     expect(&f, esa_plan_create(f.ctx, &a, &s, &p, &ap), ESA_ERR_UNSUPPORTED, "raster");
@@ -220,13 +244,13 @@ static void test_select_params(void **state)
     (void)state;
     fixture f = fresh();
     esa_mask *mask = (esa_mask *)&f;
-#define EXPECT_SELECT(change, status, word)                                       \
-    do {                                                                          \
-        esa_select_params p = esa_select_params_default(ESA_SELECT_ENTROPY);      \
-        change;                                                                   \
-        mask = (esa_mask *)&f;                                                    \
-        expect(&f, esa_select(f.ctx, &mask, &f.q, &f.k, &p), status, word);       \
-        assert_null(mask);                                                        \
+#define EXPECT_SELECT(change, status, word)                                                        \
+    do {                                                                                           \
+        esa_select_params p = esa_select_params_default(ESA_SELECT_ENTROPY);                       \
+        change;                                                                                    \
+        mask = (esa_mask *)&f;                                                                     \
+        expect(&f, esa_select(f.ctx, &mask, &f.q, &f.k, &p), status, word);                        \
+        assert_null(mask);                                                                         \
     } while (0)
     EXPECT_SELECT(p.struct_size = 1, ESA_ERR_VERSION, "esa_select_params");
     EXPECT_SELECT(p.selector = 9, ESA_ERR_ARGUMENT, "selector is 9");
@@ -241,26 +265,35 @@ static void test_select_params(void **state)
     EXPECT_SELECT(p.keep_sink = 5, ESA_ERR_ARGUMENT, "keep_sink is 5");
     EXPECT_SELECT(p.layout.struct_size = 3, ESA_ERR_VERSION, "esa_layout");
     EXPECT_SELECT(p.layout.order = 17, ESA_ERR_ARGUMENT, "order");
-    EXPECT_SELECT(p.layout.grid_q[0] = 2; p.layout.grid_q[1] = 3; p.layout.grid_q[2] = 4, ESA_ERR_SHAPE, "2x3x4");
+    EXPECT_SELECT(p.layout.grid_q[0] = 2; p.layout.grid_q[1] = 3;
+                  p.layout.grid_q[2] = 4, ESA_ERR_SHAPE, "2x3x4");
     EXPECT_SELECT(p.layout.order = ESA_ORDER_HILBERT, ESA_ERR_ARGUMENT, "grid");
-    EXPECT_SELECT(p.selector = ESA_SELECT_RF_V2; p.mode = ESA_MODE_COMPAT, ESA_ERR_ARGUMENT, "grid");
-    /* A length that cuts into tokens which the order moves; cutting only the text behind them is fine. */
+    EXPECT_SELECT(p.selector = ESA_SELECT_RF_V2;
+                  p.mode = ESA_MODE_COMPAT, ESA_ERR_ARGUMENT, "grid");
+    /* A length that cuts into tokens which the order moves; cutting only the text behind them is
+     * fine. */
     const int32_t cut[1] = { 31 }, text_only[1] = { 33 };
-    EXPECT_SELECT(p.layout.order = ESA_ORDER_HILBERT; p.layout.grid_q[0] = 2; p.layout.grid_q[1] = 4; p.layout.grid_q[2] = 4; p.layout.text_back_q = 8;
+    EXPECT_SELECT(p.layout.order = ESA_ORDER_HILBERT; p.layout.grid_q[0] = 2;
+                  p.layout.grid_q[1] = 4; p.layout.grid_q[2] = 4; p.layout.text_back_q = 8;
                   p.kv_len = cut, ESA_ERR_UNSUPPORTED, "kv_len[0] is 31");
     esa_select_params fine = esa_select_params_default(ESA_SELECT_ENTROPY);
     fine.layout.order = ESA_ORDER_HILBERT;
-    fine.layout.grid_q[0] = 2; fine.layout.grid_q[1] = fine.layout.grid_q[2] = 4; fine.layout.text_back_q = 8;
+    fine.layout.grid_q[0] = 2;
+    fine.layout.grid_q[1] = fine.layout.grid_q[2] = 4;
+    fine.layout.text_back_q = 8;
     fine.kv_len = text_only;
     assert_int_equal(esa_select(f.ctx, &mask, &f.q, &f.k, &fine), ESA_OK);
     esa_mask_free(mask);
     expect(&f, esa_select(f.ctx, NULL, &f.q, &f.k, NULL), ESA_ERR_ARGUMENT, "mask is NULL");
-    expect(&f, esa_importance(f.ctx, NULL, NULL, &f.q, &f.k, NULL), ESA_ERR_ARGUMENT, "out is NULL");
+    expect(&f, esa_importance(f.ctx, NULL, NULL, &f.q, &f.k, NULL), ESA_ERR_ARGUMENT,
+           "out is NULL");
     double mass[H];
-    expect(&f, esa_mask_mass(f.ctx, mass, NULL, &f.q, &f.k, NULL, 1), ESA_ERR_ARGUMENT, "mask is NULL");
+    expect(&f, esa_mask_mass(f.ctx, mass, NULL, &f.q, &f.k, NULL, 1), ESA_ERR_ARGUMENT,
+           "mask is NULL");
     int32_t count[2];
     const double entropy[2] = { 0.5, 2.0 };
-    expect(&f, esa_entropy_budgets(f.ctx, count, entropy, 2, 10, 0.5), ESA_ERR_ARGUMENT, "entropy[1] is 2");
+    expect(&f, esa_entropy_budgets(f.ctx, count, entropy, 2, 10, 0.5), ESA_ERR_ARGUMENT,
+           "entropy[1] is 2");
     esa_ctx_free(f.ctx);
 }
 
@@ -282,14 +315,21 @@ static void test_masks_that_do_not_fit(void **state)
 
     /* An empty mask of a plan, and a plan without a selector. */
     esa_shapes s = esa_shapes_default();
-    s.B = 1; s.Hq = s.Hkv = H; s.Nq = s.Nk = N; s.D = D;
+    s.B = 1;
+    s.Hq = s.Hkv = H;
+    s.Nq = s.Nk = N;
+    s.D = D;
     esa_plan *plan;
     assert_int_equal(esa_plan_create(f.ctx, &plan, &s, &p, NULL), ESA_OK);
     assert_int_equal(esa_mask_create(plan, &mask), ESA_OK);
-    expect(&f, esa_plan_attention(plan, mask, &f.q, &f.k, &f.v, &f.o, NULL, NULL), ESA_ERR_STATE, "empty");
+    expect(&f, esa_plan_attention(plan, mask, &f.q, &f.k, &f.v, &f.o, NULL, NULL), ESA_ERR_STATE,
+           "empty");
     esa_mask_free(mask);
     char unaligned[65];
-    expect(&f, esa_plan_attention(plan, NULL, &f.q, &f.k, &f.v, &f.o, NULL, unaligned + ((uintptr_t)unaligned % 64 == 0)), ESA_ERR_ARGUMENT, "multiple of 64");
+    expect(&f,
+           esa_plan_attention(plan, NULL, &f.q, &f.k, &f.v, &f.o, NULL,
+                              unaligned + ((uintptr_t)unaligned % 64 == 0)),
+           ESA_ERR_ARGUMENT, "multiple of 64");
     esa_plan_free(plan);
     assert_int_equal(esa_plan_create(f.ctx, &plan, &s, NULL, NULL), ESA_OK);
     expect(&f, esa_mask_create(plan, &mask), ESA_ERR_STATE, "no selector");
@@ -370,9 +410,15 @@ static void test_one_call_at_a_time(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_views), cmocka_unit_test(test_interleaved_buffer_is_fine), cmocka_unit_test(test_overlaps),
-        cmocka_unit_test(test_short_structs), cmocka_unit_test(test_plans_and_foreign_masks), cmocka_unit_test(test_attention_params),
-        cmocka_unit_test(test_select_params), cmocka_unit_test(test_masks_that_do_not_fit), cmocka_unit_test(test_context),
+        cmocka_unit_test(test_views),
+        cmocka_unit_test(test_interleaved_buffer_is_fine),
+        cmocka_unit_test(test_overlaps),
+        cmocka_unit_test(test_short_structs),
+        cmocka_unit_test(test_plans_and_foreign_masks),
+        cmocka_unit_test(test_attention_params),
+        cmocka_unit_test(test_select_params),
+        cmocka_unit_test(test_masks_that_do_not_fit),
+        cmocka_unit_test(test_context),
         cmocka_unit_test(test_one_call_at_a_time),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

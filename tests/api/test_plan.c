@@ -1,4 +1,5 @@
-/* test_plan.c - the plan tier: same bits as one call, no allocation while executing; memory failing at every point.
+/* test_plan.c - the plan tier: same bits as one call, no allocation while executing; memory failing
+ * at every point.
  * SPDX-License-Identifier: Apache-2.0 */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,10 +15,13 @@
 #include "common/naive.h"
 #include "common/on_gpu.h"
 
-enum { B = 2, H = 3, N = 210, D = 32, T = 2, GH = 10, GW = 10 };     /* 2 x 10 x 10 video tokens and 10 of text */
+/* 2 x 10 x 10 video tokens and 10 of text */
+enum { B = 2, H = 3, N = 210, D = 32, T = 2, GH = 10, GW = 10 };
 
 /* An allocator that counts and fails at the n-th allocation (0: never). */
-typedef struct counting { int64_t live, calls, fail_at; } counting;
+typedef struct counting {
+    int64_t live, calls, fail_at;
+} counting;
 
 static void *counting_alloc(void *user, uint64_t bytes)
 {
@@ -35,12 +39,16 @@ static void counting_dealloc(void *user, void *ptr, uint64_t bytes)
     free(ptr);
 }
 
-typedef struct data { float *q, *k, *v, *o; esa_tensor tq, tk, tv, to; } data;
+typedef struct data {
+    float *q, *k, *v, *o;
+    esa_tensor tq, tk, tv, to;
+} data;
 
 static data make_data(void)
 {
     const size_t n = (size_t)(B * H * N * D);
-    data d = { malloc(n * 4), malloc(n * 4), malloc(n * 4), malloc(n * 4), { 0 }, { 0 }, { 0 }, { 0 } };
+    data d = { malloc(n * 4), malloc(n * 4), malloc(n * 4), malloc(n * 4),
+               { 0 },         { 0 },         { 0 },         { 0 } };
     d.tq = esa_tensor_bnsd(d.q, ESA_DTYPE_F32, B, H, N, D);
     d.tk = esa_tensor_bnsd(d.k, ESA_DTYPE_F32, B, H, N, D);
     d.tv = esa_tensor_bnsd(d.v, ESA_DTYPE_F32, B, H, N, D);
@@ -51,7 +59,13 @@ static data make_data(void)
     return d;
 }
 
-static void free_data(data *d) { free(d->q); free(d->k); free(d->v); free(d->o); }
+static void free_data(data *d)
+{
+    free(d->q);
+    free(d->k);
+    free(d->v);
+    free(d->o);
+}
 
 static esa_select_params select_params(int32_t selector)
 {
@@ -59,8 +73,11 @@ static esa_select_params select_params(int32_t selector)
     p.block_q = p.block_k = 16;
     p.budget = 0.4;
     p.layout.order = ESA_ORDER_TILE3D;
-    p.layout.window[0] = 1; p.layout.window[1] = p.layout.window[2] = 4;
-    p.layout.grid_q[0] = T; p.layout.grid_q[1] = GH; p.layout.grid_q[2] = GW;
+    p.layout.window[0] = 1;
+    p.layout.window[1] = p.layout.window[2] = 4;
+    p.layout.grid_q[0] = T;
+    p.layout.grid_q[1] = GH;
+    p.layout.grid_q[2] = GW;
     p.layout.text_back_q = N - T * GH * GW;
     return p;
 }
@@ -68,7 +85,10 @@ static esa_select_params select_params(int32_t selector)
 static esa_shapes shapes(void)
 {
     esa_shapes s = esa_shapes_default();
-    s.B = B; s.Hq = s.Hkv = H; s.Nq = s.Nk = N; s.D = D;
+    s.B = B;
+    s.Hq = s.Hkv = H;
+    s.Nq = s.Nk = N;
+    s.D = D;
     return s;
 }
 
@@ -81,7 +101,9 @@ static void test_plan_equals_one_call(void **state)
         for (int32_t tail = 0; tail < 3; tail++) {
             counting count = { 0, 0, 0 };
             esa_ctx_params cp = esa_ctx_params_default();
-            cp.alloc = counting_alloc; cp.dealloc = counting_dealloc; cp.alloc_user = &count;
+            cp.alloc = counting_alloc;
+            cp.dealloc = counting_dealloc;
+            cp.alloc_user = &count;
             esa_ctx *ctx;
             assert_int_equal(esa_ctx_create(&ctx, &cp), ESA_OK);
             esa_select_params sp = select_params(selector);
@@ -101,12 +123,15 @@ static void test_plan_equals_one_call(void **state)
             assert_int_equal(esa_plan_create(ctx, &plan, &s, &sp, &ap), ESA_OK);
             assert_int_equal(esa_plan_workspace(plan, &bytes), ESA_OK);
             assert_int_equal(esa_mask_create(plan, &planned), ESA_OK);
-            guarded ws = guard_alloc(bytes, 0);                 /* exactly the announced bytes, nothing around them touched */
+            /* exactly the announced bytes, nothing around them touched */
+            guarded ws = guard_alloc(bytes, 0);
             const int64_t calls = count.calls;
             assert_int_equal(esa_plan_select(plan, planned, &d.tq, &d.tk, ws.data), ESA_OK);
-            assert_int_equal(esa_plan_attention(plan, planned, &d.tq, &d.tk, &d.tv, &d.to, NULL, ws.data), ESA_OK);
+            assert_int_equal(
+                esa_plan_attention(plan, planned, &d.tq, &d.tk, &d.tv, &d.to, NULL, ws.data),
+                ESA_OK);
             assert_true(guard_check(&ws));
-            assert_int_equal(count.calls, calls);               /* executing allocates nothing */
+            assert_int_equal(count.calls, calls); /* executing allocates nothing */
             assert_memory_equal(first, d.o, (size_t)(B * H * N * D) * 4);
             esa_mask_info a, b;
             a.struct_size = b.struct_size = sizeof a;
@@ -120,10 +145,14 @@ static void test_plan_equals_one_call(void **state)
             assert_int_equal(esa_plan_workspace(bare, &bytes), ESA_OK);
             guarded ws2 = guard_alloc(bytes, 0);
             memset(d.o, 0xff, (size_t)(B * H * N * D) * 4);
-            const esa_status taken = esa_plan_attention(bare, mask, &d.tq, &d.tk, &d.tv, &d.to, NULL, ws2.data);
+            const esa_status taken = esa_plan_attention(bare, mask, &d.tq, &d.tk, &d.tv, &d.to,
+                                                        NULL, ws2.data);
             assert_true(guard_check(&ws2));
-            if (on_gpu()) assert_int_equal(taken, ESA_ERR_UNSUPPORTED);     /* no room there to gather */
-            else assert_int_equal(taken, ESA_OK);
+            /* no room there to gather */
+            if (on_gpu())
+                assert_int_equal(taken, ESA_ERR_UNSUPPORTED);
+            else
+                assert_int_equal(taken, ESA_OK);
             if (!taken) assert_memory_equal(first, d.o, (size_t)(B * H * N * D) * 4);
 
             guard_free(&ws);
@@ -139,12 +168,15 @@ static void test_plan_equals_one_call(void **state)
     free_data(&d);
 }
 
-/* Everything a user does once, with the n-th allocation failing: a status, no leak, the ctx still usable. */
+/* Everything a user does once, with the n-th allocation failing: a status, no leak, the ctx still
+ * usable. */
 static esa_status whole_story(counting *count, data *d)
 {
     esa_ctx_params cp = esa_ctx_params_default();
     cp.threads = 2;
-    cp.alloc = counting_alloc; cp.dealloc = counting_dealloc; cp.alloc_user = count;
+    cp.alloc = counting_alloc;
+    cp.dealloc = counting_dealloc;
+    cp.alloc_user = count;
     esa_ctx *ctx;
     esa_mask *mask = NULL, *planned = NULL, *again = NULL;
     esa_plan *plan = NULL;
@@ -155,7 +187,8 @@ static esa_status whole_story(counting *count, data *d)
     const int64_t nb = (N + 15) / 16;
     float *importance = malloc((size_t)(B * H * nb * nb) * 4);
     double mass[B * H];
-    int32_t *count_list = malloc((size_t)(B * H * nb) * 4), *index_list = malloc((size_t)(B * H * nb * nb) * 4), perm[N];
+    int32_t *count_list = malloc((size_t)(B * H * nb) * 4),
+            *index_list = malloc((size_t)(B * H * nb * nb) * 4), perm[N];
     status = esa_order(ctx, perm, N, &sp.layout, 0, ESA_MODE_FIXED);
     if (!status) status = esa_select(ctx, &mask, &d->tq, &d->tk, &sp);
     if (!status) status = esa_attention(ctx, &d->tq, &d->tk, &d->tv, &d->to, mask, NULL);
@@ -164,7 +197,8 @@ static esa_status whole_story(counting *count, data *d)
     if (!status) status = esa_plan_create(ctx, &plan, &s, &sp, NULL);
     if (!status) status = esa_mask_create(plan, &planned);
     if (!status) status = esa_plan_select(plan, planned, &d->tq, &d->tk, NULL);
-    if (!status) status = esa_plan_attention(plan, planned, &d->tq, &d->tk, &d->tv, &d->to, NULL, NULL);
+    if (!status)
+        status = esa_plan_attention(plan, planned, &d->tq, &d->tk, &d->tv, &d->to, NULL, NULL);
     if (!status) status = esa_mask_to_lists(mask, count_list, index_list, nb);
     if (!status) {
         esa_mask_info info;
@@ -172,7 +206,10 @@ static esa_status whole_story(counting *count, data *d)
         esa_mask_get_info(mask, &info);
         status = esa_mask_from_lists(ctx, &again, &info, count_list, index_list, nb);
     }
-    if (status && !on_gpu()) assert_non_null(strstr(esa_ctx_error(ctx), "memory"));    /* there reading a mask allocates, and has no ctx to say so */
+    if (status && !on_gpu())
+        assert_non_null(
+            strstr(esa_ctx_error(ctx),
+                   "memory")); /* there reading a mask allocates, and has no ctx to say so */
     esa_mask_free(mask);
     esa_mask_free(planned);
     esa_mask_free(again);
@@ -213,7 +250,8 @@ static void test_memory_report(void **state)
     esa_ctx_memory(ctx, &held, &peak);
     assert_int_equal(held, 0);
     assert_int_equal(esa_attention(ctx, &d.tq, &d.tk, &d.tv, &d.to, NULL, NULL), ESA_OK);
-    void (*memory)(const esa_ctx *, int64_t *, int64_t *) = on_gpu() ? esa_device_memory : esa_ctx_memory;
+    void (*memory)(const esa_ctx *, int64_t *, int64_t *) = on_gpu() ? esa_device_memory
+                                                                     : esa_ctx_memory;
     memory(ctx, &held, &peak);
     assert_true(held > 0 && peak == held);
     esa_ctx_trim(ctx);
@@ -224,19 +262,25 @@ static void test_memory_report(void **state)
     free_data(&d);
 }
 
-/* Extra memory at the largest shape stays bounded: the plan says how much without running anything. */
+/* Extra memory at the largest shape stays bounded: the plan says how much without running
+ * anything. */
 static void test_workspace_is_bounded(void **state)
 {
     (void)state;
     esa_ctx *ctx;
     assert_int_equal(esa_ctx_create(&ctx, NULL), ESA_OK);
     esa_shapes s = esa_shapes_default();
-    s.B = 1; s.Hq = s.Hkv = 12; s.Nq = s.Nk = 75600; s.D = 128;
+    s.B = 1;
+    s.Hq = s.Hkv = 12;
+    s.Nq = s.Nk = 75600;
+    s.D = 128;
     for (int32_t selector = ESA_SELECT_ENTROPY; selector <= ESA_SELECT_RANDOM; selector++) {
         esa_select_params sp = esa_select_params_default(selector);
         esa_attention_params ap = esa_attention_params_default();
         ap.tail = ESA_TAIL_POOLED;
-        sp.layout.grid_q[0] = 21; sp.layout.grid_q[1] = 45; sp.layout.grid_q[2] = 80;
+        sp.layout.grid_q[0] = 21;
+        sp.layout.grid_q[1] = 45;
+        sp.layout.grid_q[2] = 80;
         esa_plan *plan;
         int64_t bytes;
         assert_int_equal(esa_plan_create(ctx, &plan, &s, &sp, &ap), ESA_OK);
@@ -253,7 +297,9 @@ static void test_workspace_is_bounded(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_plan_equals_one_call), cmocka_unit_test(test_every_allocation_may_fail), cmocka_unit_test(test_memory_report),
+        cmocka_unit_test(test_plan_equals_one_call),
+        cmocka_unit_test(test_every_allocation_may_fail),
+        cmocka_unit_test(test_memory_report),
         cmocka_unit_test(test_workspace_is_bounded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

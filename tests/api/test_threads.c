@@ -1,4 +1,5 @@
-/* test_threads.c - one mask shared by several contexts in several threads, and two threads on one context.
+/* test_threads.c - one mask shared by several contexts in several threads, and two threads on one
+ * context.
  * SPDX-License-Identifier: Apache-2.0 */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -38,11 +39,17 @@ static esa_mask *make_mask(void)
     p.block_q = p.block_k = 32;
     assert_int_equal(esa_ctx_create(&ctx, NULL), ESA_OK);
     assert_int_equal(esa_select(ctx, &mask, &tq, &tk, &p), ESA_OK);
-    esa_ctx_free(ctx);              /* a mask outlives the context that made it */
+    esa_ctx_free(ctx); /* a mask outlives the context that made it */
     return mask;
 }
 
-typedef struct job { const esa_mask *mask; esa_ctx *ctx; float o[SIZE]; esa_status status; int32_t busy; } job;
+typedef struct job {
+    const esa_mask *mask;
+    esa_ctx *ctx;
+    float o[SIZE];
+    esa_status status;
+    int32_t busy;
+} job;
 
 /* Own context, shared mask. */
 static void *own_context(void *arg)
@@ -53,7 +60,8 @@ static void *own_context(void *arg)
     esa_tensor to = esa_tensor_bnsd(j->o, ESA_DTYPE_F32, 1, H, N, D);
     esa_ctx *ctx;
     j->status = esa_ctx_create(&ctx, &p);
-    for (int i = 0; i < ROUNDS && !j->status; i++) j->status = esa_attention(ctx, &tq, &tk, &tv, &to, j->mask, NULL);
+    for (int i = 0; i < ROUNDS && !j->status; i++)
+        j->status = esa_attention(ctx, &tq, &tk, &tv, &to, j->mask, NULL);
     if (!j->status) esa_ctx_free(ctx);
     return NULL;
 }
@@ -86,9 +94,12 @@ static void *same_context(void *arg)
     esa_tensor to = esa_tensor_bnsd(j->o, ESA_DTYPE_F32, 1, H, N, D);
     for (int i = 0; i < 50 * ROUNDS; i++) {
         const esa_status s = esa_attention(j->ctx, &tq, &tk, &tv, &to, j->mask, NULL);
-        if (s == ESA_OK) atomic_fetch_add(&inside, 1);
-        else if (s == ESA_ERR_STATE) atomic_fetch_add(&refused, 1);
-        else j->status = s;
+        if (s == ESA_OK)
+            atomic_fetch_add(&inside, 1);
+        else if (s == ESA_ERR_STATE)
+            atomic_fetch_add(&refused, 1);
+        else
+            j->status = s;
     }
     return NULL;
 }
@@ -120,6 +131,7 @@ static void test_one_context_two_threads(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_shared_mask), cmocka_unit_test(test_one_context_two_threads) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_shared_mask),
+                                        cmocka_unit_test(test_one_context_two_threads) };
     return cmocka_run_group_tests(tests, fill, NULL);
 }

@@ -1,4 +1,5 @@
-/* make_recording.c - writes a small recording, for the command-line tests of `esa masks merge`: make_recording PATH SEED PROMPTS
+/* make_recording.c - writes a small recording, for the command-line tests of `esa masks merge`:
+ * make_recording PATH SEED PROMPTS
  * SPDX-License-Identifier: Apache-2.0 */
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +13,8 @@ int main(int argc, char **argv)
     if (argc != 4) return 2;
     unsigned s = (unsigned)atoi(argv[2]);
     esa_tensor t[4];
-    for (int i = 0; i < 4; i++) t[i] = esa_tensor_bnsd(i < 3 ? x + i * H * N * D : o, ESA_DTYPE_F32, 1, H, N, D);
+    for (int i = 0; i < 4; i++)
+        t[i] = esa_tensor_bnsd(i < 3 ? x + i * H * N * D : o, ESA_DTYPE_F32, 1, H, N, D);
     esa_ctx *ctx;
     esa_session *session = NULL;
     esa_session_params params = esa_session_params_default();
@@ -31,7 +33,8 @@ int main(int argc, char **argv)
                     s = s * 1664525u + 1013904223u;
                     x[i] = (float)((int)(s >> 24) - 128) / 64.0f;
                 }
-                status = esa_session_attention(session, layer, ESA_CALL_SELF, &t[0], &t[1], &t[2], &t[3], NULL);
+                status = esa_session_attention(session, layer, ESA_CALL_SELF, &t[0], &t[1], &t[2],
+                                               &t[3], NULL);
             }
         }
     }

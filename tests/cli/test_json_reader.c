@@ -1,4 +1,5 @@
-/* test_json_reader.c - the command's JSON reader: values as written, every broken text refused, nothing read behind the end.
+/* test_json_reader.c - the command's JSON reader: values as written, every broken text refused,
+ * nothing read behind the end.
  * SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
 #include <setjmp.h>
@@ -11,7 +12,8 @@
 
 #include "json_reader.h"
 
-/* A copy of exactly these bytes and the zero behind them, so that a sanitizer sees a read behind them. */
+/* A copy of exactly these bytes and the zero behind them, so that a sanitizer sees a read behind
+ * them. */
 static cli_value *parse(const char *text, size_t bytes, char error[160])
 {
     char *copy = malloc(bytes + 1);
@@ -23,7 +25,8 @@ static cli_value *parse(const char *text, size_t bytes, char error[160])
 }
 
 static const char sample[] =
-    "{\"a\": [1, -2.5e3, 0, true, false, null], \"text\": \"q\\\"\\\\\\/\\b\\f\\n\\r\\t\\u00e9\\ud83d\\ude00\",\n"
+    "{\"a\": [1, -2.5e3, 0, true, false, null], \"text\": "
+    "\"q\\\"\\\\\\/\\b\\f\\n\\r\\t\\u00e9\\ud83d\\ude00\",\n"
     " \"deep\": {\"er\": {\"number\": 7, \"none\": null}}, \"empty\": {}, \"list\": []}";
 
 static void values(void **state)
@@ -36,7 +39,8 @@ static void values(void **state)
     assert_int_equal(a->type, CLI_JSON_ARRAY);
     assert_int_equal(a->count, 6);
     static const double numbers[] = { 1, -2500, 0, 1, 0, 0 };
-    static const int types[] = { CLI_JSON_NUMBER, CLI_JSON_NUMBER, CLI_JSON_NUMBER, CLI_JSON_BOOL, CLI_JSON_BOOL, CLI_JSON_NULL };
+    static const int types[] = { CLI_JSON_NUMBER, CLI_JSON_NUMBER, CLI_JSON_NUMBER,
+                                 CLI_JSON_BOOL,   CLI_JSON_BOOL,   CLI_JSON_NULL };
     int i = 0;
     for (const cli_value *e = a->child; e; e = e->next, i++) {
         assert_int_equal(e->type, types[i]);
@@ -60,9 +64,43 @@ static void broken(void **state)
 {
     (void)state;
     static const char *const bad[] = {
-        "", " ", "{", "[", "[1,]", "{\"a\":1,}", "{\"a\" 1}", "{a:1}", "[1 2]", "01", "+1", ".5", "1.", "1e", "-", "nul", "tru", "NaN", "Infinity",
-        "\"", "\"\\", "\"\\x\"", "\"\\u12\"", "\"\\u12g4\"", "\"\\ud800\"", "\"\\ud800\\u0041\"", "\"\\udc00\"", "\"\\u0000\"", "\"a\nb\"",
-        "1 2", "{} x", "{\"a\":1,\"a\":2}", "// x\n1", "'a'", "[1],", "}", "]",
+        "",
+        " ",
+        "{",
+        "[",
+        "[1,]",
+        "{\"a\":1,}",
+        "{\"a\" 1}",
+        "{a:1}",
+        "[1 2]",
+        "01",
+        "+1",
+        ".5",
+        "1.",
+        "1e",
+        "-",
+        "nul",
+        "tru",
+        "NaN",
+        "Infinity",
+        "\"",
+        "\"\\",
+        "\"\\x\"",
+        "\"\\u12\"",
+        "\"\\u12g4\"",
+        "\"\\ud800\"",
+        "\"\\ud800\\u0041\"",
+        "\"\\udc00\"",
+        "\"\\u0000\"",
+        "\"a\nb\"",
+        "1 2",
+        "{} x",
+        "{\"a\":1,\"a\":2}",
+        "// x\n1",
+        "'a'",
+        "[1],",
+        "}",
+        "]",
     };
     char error[160];
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
@@ -101,6 +139,7 @@ static void deep(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(values), cmocka_unit_test(broken), cmocka_unit_test(cut), cmocka_unit_test(deep) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(values), cmocka_unit_test(broken),
+                                        cmocka_unit_test(cut), cmocka_unit_test(deep) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,9 +1,9 @@
 /* attention_case.c - see attention_case.h.
  * SPDX-License-Identifier: Apache-2.0 */
-#define _GNU_SOURCE                 /* setenv */
+#define _GNU_SOURCE /* setenv */
 #include "common/attention_case.h"
 #include "base/half.h"
-#include "base/ctx.h"
+#include "ctx/ctx.h"
 #include "base/rng.h"
 #include "common/bf16_emulated.h"
 #include "common/naive.h"
@@ -21,9 +21,9 @@
 #include <string.h>
 
 typedef struct prepared {
-    guarded memory[5];                  /* q, k, v, o, lse */
+    guarded memory[5]; /* q, k, v, o, lse */
     esa_tensor t[5];
-    uint8_t *keep;                      /* [B][Hq][nq][nk] or NULL */
+    uint8_t *keep; /* [B][Hq][nq][nk] or NULL */
     int32_t *perm_q, *perm_k;
     esa_mask *mask;
     esa_ctx *ctx;
@@ -38,7 +38,8 @@ int find_test_levels(int32_t *level, int *native)
         if (!getenv("ESA_CUDA") && !on_stand_in()) level[n++] = GPU_SM80;
         return *native = n;
     }
-    for (int32_t l = ESA_CPU_REF; l <= ESA_CPU_NEON; l++) if (esa_cpu_kernels_get(l)) level[n++] = l;
+    for (int32_t l = ESA_CPU_REF; l <= ESA_CPU_NEON; l++)
+        if (esa_cpu_kernels_get(l)) level[n++] = l;
     *native = n;
     if (bf16_emulated()) level[n++] = CPU_BF16_EMULATED;
     return n;
@@ -53,7 +54,7 @@ esa_ctx *level_ctx(int32_t level, int32_t threads)
     if (level == CPU_BF16_EMULATED) cp.cpu_level = ESA_CPU_AVX512;
     assert_int_equal(esa_ctx_create(&ctx, &cp), ESA_OK);
     if (level == CPU_BF16_EMULATED) ctx->kern = bf16_emulated();
-    if (level == GPU_SM80) {            /* read when the GPU is opened, which is at its first use: now */
+    if (level == GPU_SM80) { /* read when the GPU is opened, which is at its first use: now */
         int32_t count;
         esa_device_info info = { .struct_size = sizeof info };
         setenv("ESA_CUDA", "sm80", 1);
@@ -65,13 +66,18 @@ esa_ctx *level_ctx(int32_t level, int32_t threads)
     return ctx;
 }
 
-static void prepare_view(prepared *p, int i, const attention_case *c, int32_t dtype, int64_t H, int64_t N, int64_t D)
+static void prepare_view(prepared *p, int i, const attention_case *c, int32_t dtype, int64_t H,
+                         int64_t N, int64_t D)
 {
     static const int64_t pads[] = { 1, 2, 3, 1, 0 };
     const int64_t row = D + c->pad * pads[i], bsnd = c->bsnd == 2 ? i == 0 || i == 2 : c->bsnd;
     const int64_t size = esa_dtype_size(dtype);
-    p->memory[i] = guard_alloc(c->B * H * N * row * size, i == 4 ? 0 : on_gpu() && c->misalign ? size : c->misalign);   /* GPUs read whole elements only */
-    p->t[i] = bsnd ? esa_tensor_bsnd(p->memory[i].data, dtype, c->B, H, N, row) : esa_tensor_bnsd(p->memory[i].data, dtype, c->B, H, N, row);
+    /* GPUs read whole elements only */
+    p->memory[i] = guard_alloc(c->B * H * N * row * size, i == 4                    ? 0
+                                                          : on_gpu() && c->misalign ? size
+                                                                                    : c->misalign);
+    p->t[i] = bsnd ? esa_tensor_bsnd(p->memory[i].data, dtype, c->B, H, N, row)
+                   : esa_tensor_bnsd(p->memory[i].data, dtype, c->B, H, N, row);
     p->t[i].dim[3] = D;
 }
 
@@ -85,7 +91,8 @@ static void make_keys_equal(const prepared *p, const attention_case *c)
                 for (int64_t n = 0; n < c->Nk; n++) {
                     const int64_t from = n / c->block_k * c->block_k;
                     char *base = (char *)t->data + (b * t->stride[0] + h * t->stride[1]) * size;
-                    memmove(base + n * t->stride[2] * size, base + from * t->stride[2] * size, (size_t)(c->D * size));
+                    memmove(base + n * t->stride[2] * size, base + from * t->stride[2] * size,
+                            (size_t)(c->D * size));
                 }
     }
 }
@@ -98,7 +105,8 @@ static void prepare(prepared *p, const attention_case *c, int32_t level, int32_t
     prepare_view(p, 2, c, c->dtype, c->Hkv, c->Nk, c->D);
     prepare_view(p, 3, c, c->dtype, c->Hq, c->Nq, c->D);
     prepare_view(p, 4, c, ESA_DTYPE_F32, c->Hq, c->Nq, 1);
-    for (int i = 0; i < 3; i++) tensor_fill(&p->t[i], test_seed() * 3 + (uint64_t)i, c->range > 0 ? c->range : 1.5);
+    for (int i = 0; i < 3; i++)
+        tensor_fill(&p->t[i], test_seed() * 3 + (uint64_t)i, c->range > 0 ? c->range : 1.5);
     if (c->equal_keys) make_keys_equal(p, c);
     p->ctx = level_ctx(level, threads);
 
@@ -107,7 +115,10 @@ static void prepare(prepared *p, const attention_case *c, int32_t level, int32_t
     info.struct_size = sizeof info;
     info.block_q = c->block_q ? c->block_q : 128;
     info.block_k = c->block_k ? c->block_k : 128;
-    info.B = c->B; info.H = c->Hq; info.Nq = c->Nq; info.Nk = c->Nk;
+    info.B = c->B;
+    info.H = c->Hq;
+    info.Nq = c->Nq;
+    info.Nk = c->Nk;
     info.layout = esa_layout_default();
     info.layout.order = c->order;
     for (int i = 0; i < 3; i++) {
@@ -117,7 +128,8 @@ static void prepare(prepared *p, const attention_case *c, int32_t level, int32_t
     info.layout.text_front_q = info.layout.text_front_k = c->text_front;
     info.layout.text_back_q = info.layout.text_back_k = c->text_back;
     if (c->density >= 0.0) {
-        const int64_t nq = (c->Nq + info.block_q - 1) / info.block_q, nk = (c->Nk + info.block_k - 1) / info.block_k, w = (nk + 7) / 8;
+        const int64_t nq = (c->Nq + info.block_q - 1) / info.block_q,
+                      nk = (c->Nk + info.block_k - 1) / info.block_k, w = (nk + 7) / 8;
         p->keep = calloc(1, (size_t)(c->B * c->Hq * nq * nk));
         uint8_t *bits = calloc(1, (size_t)(c->B * c->Hq * nq * w));
         esa_rng r = { test_seed() + 77 };
@@ -132,12 +144,17 @@ static void prepare(prepared *p, const attention_case *c, int32_t level, int32_t
         if (c->order > ESA_ORDER_RASTER) {
             p->perm_q = malloc(sizeof(int32_t) * (size_t)c->Nq);
             p->perm_k = malloc(sizeof(int32_t) * (size_t)c->Nk);
-            assert_int_equal(esa_order(p->ctx, p->perm_q, c->Nq, &info.layout, 0, ESA_MODE_FIXED), ESA_OK);
-            assert_int_equal(esa_order(p->ctx, p->perm_k, c->Nk, &info.layout, 1, ESA_MODE_FIXED), ESA_OK);
+            assert_int_equal(esa_order(p->ctx, p->perm_q, c->Nq, &info.layout, 0, ESA_MODE_FIXED),
+                             ESA_OK);
+            assert_int_equal(esa_order(p->ctx, p->perm_k, c->Nk, &info.layout, 1, ESA_MODE_FIXED),
+                             ESA_OK);
         }
     }
-    p->naive = (naive_case){ c->B, c->Hq, c->Hkv, c->Nq, c->Nk, c->D, c->dtype, info.block_q, info.block_k, c->causal, c->tail,
-                            1.0 / sqrt((double)c->D), &p->t[0], &p->t[1], &p->t[2], c->kv_len, p->keep, p->perm_q, p->perm_k };
+    p->naive = (naive_case){ c->B,         c->Hq,     c->Hkv,   c->Nq,
+                             c->Nk,        c->D,      c->dtype, info.block_q,
+                             info.block_k, c->causal, c->tail,  1.0 / sqrt((double)c->D),
+                             &p->t[0],     &p->t[1],  &p->t[2], c->kv_len,
+                             p->keep,      p->perm_q, p->perm_k };
 }
 
 static void release(prepared *p)
@@ -161,26 +178,36 @@ static esa_status run(prepared *p, const attention_case *c)
 }
 
 /* What the textbook says of a case; the same for every level. */
-typedef struct expected { double *out, *lse, *same; int64_t rows, n; } expected;
+typedef struct expected {
+    double *out, *lse, *same;
+    int64_t rows, n;
+} expected;
 
-/* Where the first wrong element lies, and how many rows hold one: the shape of the damage says which part of a kernel is wrong. */
-static void first_mismatch(const double *got, const expected *e, const attention_case *c, double bound)
+/* Where the first wrong element lies, and how many rows hold one: the shape of the damage says
+ * which part of a kernel is wrong. */
+static void first_mismatch(const double *got, const expected *e, const attention_case *c,
+                           double bound)
 {
     int64_t rows = 0, first = -1, column = 0;
     for (int64_t i = 0; i < e->rows; i++)
         for (int64_t d = 0; d < c->D; d++)
             if (!(fabs(got[i * c->D + d] - e->out[i * c->D + d]) <= bound)) {
-                if (first < 0) { first = i; column = d; }
+                if (first < 0) {
+                    first = i;
+                    column = d;
+                }
                 rows++;
                 break;
             }
     if (first >= 0)
-        printf("    %lld of %lld rows wrong, the first: b %lld h %lld n %lld d %lld is %.6g, expected %.6g\n", (long long)rows, (long long)e->rows,
-               (long long)(first / c->Nq / c->Hq), (long long)(first / c->Nq % c->Hq), (long long)(first % c->Nq), (long long)column,
+        printf("    %lld of %lld rows wrong, the first: b %lld h %lld n %lld d %lld is %.6g, "
+               "expected %.6g\n",
+               (long long)rows, (long long)e->rows, (long long)(first / c->Nq / c->Hq),
+               (long long)(first / c->Nq % c->Hq), (long long)(first % c->Nq), (long long)column,
                got[first * c->D + column], e->out[first * c->D + column]);
 }
 
-static int wrong_cases;             /* of the running test */
+static int wrong_cases; /* of the running test */
 
 int no_wrong_case(void **state)
 {
@@ -193,13 +220,19 @@ int no_wrong_case(void **state)
 
 static void describe(const attention_case *c, const prepared *p, int32_t level, const char *verdict)
 {
-    printf("%s B %lld Hq %lld Hkv %lld Nq %lld Nk %lld D %lld dtype %d blocks %dx%d density %g causal %d tail %d order %d bsnd %d pad %d misalign %d "
-           "kv_len %d level %d: ", verdict, (long long)c->B, (long long)c->Hq, (long long)c->Hkv, (long long)c->Nq, (long long)c->Nk, (long long)c->D, c->dtype,
-           p->naive.block_q, p->naive.block_k, c->density, c->causal, c->tail, c->order, c->bsnd, c->pad, c->misalign, c->kv_len ? (int)c->kv_len[0] : -1, level);
+    printf("%s B %lld Hq %lld Hkv %lld Nq %lld Nk %lld D %lld dtype %d blocks %dx%d density %g "
+           "causal %d tail %d order %d bsnd %d pad %d misalign %d "
+           "kv_len %d level %d: ",
+           verdict, (long long)c->B, (long long)c->Hq, (long long)c->Hkv, (long long)c->Nq,
+           (long long)c->Nk, (long long)c->D, c->dtype, p->naive.block_q, p->naive.block_k,
+           c->density, c->causal, c->tail, c->order, c->bsnd, c->pad, c->misalign,
+           c->kv_len ? (int)c->kv_len[0] : -1, level);
 }
 
-/* Largest difference of the LSE and the largest LSE; an empty row on one side only, or one with an output, counts as infinite. */
-static double lse_difference(const expected *e, const double *got, const double *got_lse, int64_t D, double *top)
+/* Largest difference of the LSE and the largest LSE; an empty row on one side only, or one with an
+ * output, counts as infinite. */
+static double lse_difference(const expected *e, const double *got, const double *got_lse, int64_t D,
+                             double *top)
 {
     double worst = 0.0;
     *top = 1.0;
@@ -207,7 +240,8 @@ static double lse_difference(const expected *e, const double *got, const double 
         double difference = fabs(e->lse[i] - got_lse[i]);
         if (e->lse[i] == -INFINITY || got_lse[i] == -INFINITY) {
             difference = e->lse[i] == got_lse[i] ? 0.0 : INFINITY;
-            for (int64_t d = 0; d < D; d++) if (got[i * D + d] != 0.0) difference = INFINITY;
+            for (int64_t d = 0; d < D; d++)
+                if (got[i * D + d] != 0.0) difference = INFINITY;
         } else {
             *top = fmax(*top, fabs(e->lse[i]));
         }
@@ -232,13 +266,20 @@ static void check_level(const attention_case *c, const expected *e, int32_t leve
     double *got = malloc((size_t)e->n * 8), *got_lse = malloc((size_t)e->rows * 8), lse_top;
     tensor_to_double(got, &p.t[3]);
     tensor_to_double(got_lse, &p.t[4]);
-    const double unit = c->dtype == ESA_DTYPE_F32 ? 0x1p-23 : c->dtype == ESA_DTYPE_F16 ? 0x1p-10 : 0x1p-7;
-    /* Twice the naive same-precision error, plus two ulp of the largest output: where the naive one happens to be exact (one key,
-     * equal values) a correctly rounded result may still differ by an ulp. */
-    const double bound = 2.0 * max_error(e->same, e->out, e->n) + 2.0 * unit * max_magnitude(e->out, e->n), error = max_error(got, e->out, e->n);
+    const double unit = c->dtype == ESA_DTYPE_F32   ? 0x1p-23
+                        : c->dtype == ESA_DTYPE_F16 ? 0x1p-10
+                                                    : 0x1p-7;
+    /* Twice the naive same-precision error, plus two ulp of the largest output: where the naive one
+     * happens to be exact (one key, equal values) a correctly rounded result may still differ by an
+     * ulp. */
+    const double bound = 2.0 * max_error(e->same, e->out, e->n) +
+                         2.0 * unit * max_magnitude(e->out, e->n),
+                 error = max_error(got, e->out, e->n);
     const double lse_error = lse_difference(e, got, got_lse, c->D, &lse_top);
-    /* The LSE is a f32 of size lse_top whose score carries D roundings; the bf16 set rounds pooled means to 2^-9. */
-    const double lse_bound = (double)(c->D + 16) * 0x1p-23 * lse_top + (c->dtype != ESA_DTYPE_F32 && c->tail ? 0x1p-7 : 0.0);
+    /* The LSE is a f32 of size lse_top whose score carries D roundings; the bf16 set rounds pooled
+     * means to 2^-9. */
+    const double lse_bound = (double)(c->D + 16) * 0x1p-23 * lse_top +
+                             (c->dtype != ESA_DTYPE_F32 && c->tail ? 0x1p-7 : 0.0);
     const int right = error <= bound && lse_error <= lse_bound;
     if (!right || getenv("ESA_TEST_VERBOSE")) {
         describe(c, &p, level, right ? "ok" : "WRONG");

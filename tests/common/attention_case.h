@@ -1,35 +1,38 @@
-/* attention_case.h - one attention call with everything that can vary, run and compared with the naive one.
+/* attention_case.h - one attention call with everything that can vary, run and compared with the
+ * naive one.
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_TESTS_ATTENTION_CASE_H
 #define ESA_TESTS_ATTENTION_CASE_H
 
 #include "esa/esa.h"
 
-/* Levels of the tests alone, beside ESA_CPU_*: the bf16 set with its instructions emulated (bf16_emulated.h), and on a GPU (on_gpu.h) the
- * kernels it gets by itself and the sm80 ones. */
+/* Levels of the tests alone, beside ESA_CPU_*: the bf16 set with its instructions emulated
+ * (bf16_emulated.h), and on a GPU (on_gpu.h) the kernels it gets by itself and the sm80 ones. */
 enum { CPU_BF16_EMULATED = 100, GPU_BEST = 200, GPU_SM80 = 201 };
 
 typedef struct attention_case {
     int64_t B, Hq, Hkv, Nq, Nk, D;
     int32_t dtype, block_q, block_k, causal, tail, order;
-    int32_t bsnd;               /* 1: tokens before heads in memory; 2: k and o the other way round than q and v */
-    int32_t pad;                /* elements left free behind each row; twice as many in k, three times in v */
-    int32_t misalign;           /* bytes added to every pointer; on a GPU one element if not 0 */
-    double  density;            /* < 0: dense call without a mask; else each block is kept with this chance */
-    double  range;              /* inputs uniform in [-range, range]; 0 = 1.5 */
+    /* 1: tokens before heads in memory; 2: k and o the other way round than q and v */
+    int32_t bsnd;
+    int32_t pad;      /* elements left free behind each row; twice as many in k, three times in v */
+    int32_t misalign; /* bytes added to every pointer; on a GPU one element if not 0 */
+    double density;   /* < 0: dense call without a mask; else each block is kept with this chance */
+    double range;     /* inputs uniform in [-range, range]; 0 = 1.5 */
     const int32_t *kv_len;
-    int32_t grid[3];            /* with order */
+    int32_t grid[3]; /* with order */
     int32_t text_front, text_back;
-    int32_t equal_keys;         /* 1: all keys and values inside each block are equal */
+    int32_t equal_keys; /* 1: all keys and values inside each block are equal */
 } attention_case;
 
-/* All levels this machine has, into level (room for 8); returns their number. native: how many a ctx can be made for by itself. */
+/* All levels this machine has, into level (room for 8); returns their number. native: how many a
+ * ctx can be made for by itself. */
 int find_test_levels(int32_t *level, int *native);
 /* A ctx of a level. */
 esa_ctx *level_ctx(int32_t level, int32_t threads);
-/* Runs the case on every given level and checks: output and LSE within the bound (twice the error of a naive same-precision
- * attention plus a floor from the data), guard bytes untouched. Prints a wrong case and goes on; no_wrong_case, as the teardown of
- * the test, makes it fail. */
+/* Runs the case on every given level and checks: output and LSE within the bound (twice the error
+ * of a naive same-precision attention plus a floor from the data), guard bytes untouched. Prints a
+ * wrong case and goes on; no_wrong_case, as the teardown of the test, makes it fail. */
 int no_wrong_case(void **state);
 void check_attention(const attention_case *c, const int32_t *level, int levels, int32_t threads);
 /* Output bits of the case, for comparing runs; the caller frees. bytes receives their number. */

@@ -10,36 +10,44 @@
 
 static double element(const esa_tensor *t, int64_t b, int64_t h, int64_t n, int64_t d)
 {
-    return (double)esa_load_f32(t->data, b * t->stride[0] + h * t->stride[1] + n * t->stride[2] + d, t->dtype);
+    return (double)esa_load_f32(t->data, b * t->stride[0] + h * t->stride[1] + n * t->stride[2] + d,
+                                t->dtype);
 }
 
-/* One tensor of a case in its order: [B*H][N + blocks][D], the rows of a head and behind them the means of its blocks. */
+/* One tensor of a case in its order: [B*H][N + blocks][D], the rows of a head and behind them the
+ * means of its blocks. */
 typedef struct naive_rows {
     double *exact;
-    float *same;                    /* the same numbers in f32, for runs in the precision of the call; else NULL */
-    int64_t head, D;                /* head: elements per head */
+    float *same;     /* the same numbers in f32, for runs in the precision of the call; else NULL */
+    int64_t head, D; /* head: elements per head */
 } naive_rows;
 
-/* All that rows of a case are made of, laid out once per case: emulators and sanitizers make every element dear. */
+/* All that rows of a case are made of, laid out once per case: emulators and sanitizers make every
+ * element dear. */
 typedef struct naive_data {
     naive_rows q, k, v;
-    double *score;                  /* one row's columns: [Nk + nk] */
-    int64_t *column;                /* which row of k and v each is: [Nk + nk] */
+    double *score;   /* one row's columns: [Nk + nk] */
+    int64_t *column; /* which row of k and v each is: [Nk + nk] */
     int64_t nq, nk;
 } naive_data;
 
 /* kv_len: lengths per batch entry, or NULL; round: means are rounded to the tensor's type. */
-static naive_rows rows_open(const esa_tensor *t, const int32_t *perm, int64_t block, const int32_t *kv_len, int32_t same, int32_t round)
+static naive_rows rows_open(const esa_tensor *t, const int32_t *perm, int64_t block,
+                            const int32_t *kv_len, int32_t same, int32_t round)
 {
-    const int64_t B = t->dim[0], H = t->dim[1], N = t->dim[2], D = t->dim[3], blocks = (N + block - 1) / block;
+    const int64_t B = t->dim[0], H = t->dim[1], N = t->dim[2], D = t->dim[3],
+                  blocks = (N + block - 1) / block;
     const int64_t total = B * H * (N + blocks) * D;
-    naive_rows x = { calloc((size_t)total, sizeof(double)), same ? malloc(sizeof(float) * (size_t)total) : NULL, (N + blocks) * D, D };
+    naive_rows x = { calloc((size_t)total, sizeof(double)),
+                     same ? malloc(sizeof(float) * (size_t)total) : NULL, (N + blocks) * D, D };
     for (int64_t bh = 0; bh < B * H; bh++) {
         double *row = x.exact + bh * x.head, *mean = row + N * D;
         for (int64_t n = 0; n < N; n++)
-            for (int64_t d = 0; d < D; d++) row[n * D + d] = element(t, bh / H, bh % H, perm ? perm[n] : n, d);
+            for (int64_t d = 0; d < D; d++)
+                row[n * D + d] = element(t, bh / H, bh % H, perm ? perm[n] : n, d);
         for (int64_t j = 0; j < blocks; j++, mean += D) {
-            const int64_t length = kv_len ? kv_len[bh / H] : N, from = j * block, to = length < from + block ? length : from + block;
+            const int64_t length = kv_len ? kv_len[bh / H] : N, from = j * block,
+                          to = length < from + block ? length : from + block;
             if (to <= from) break;
             for (int64_t n = from; n < to; n++)
                 for (int64_t d = 0; d < D; d++) mean[d] += row[n * D + d];
@@ -49,7 +57,8 @@ static naive_rows rows_open(const esa_tensor *t, const int32_t *perm, int64_t bl
             }
         }
     }
-    if (same) for (int64_t i = 0; i < total; i++) x.same[i] = (float)x.exact[i];
+    if (same)
+        for (int64_t i = 0; i < total; i++) x.same[i] = (float)x.exact[i];
     return x;
 }
 
@@ -69,7 +78,10 @@ static naive_data naive_open(const naive_case *c, int32_t same)
 static void naive_close(naive_data *x)
 {
     naive_rows *all[] = { &x->q, &x->k, &x->v };
-    for (int i = 0; i < 3; i++) { free(all[i]->exact); free(all[i]->same); }
+    for (int i = 0; i < 3; i++) {
+        free(all[i]->exact);
+        free(all[i]->same);
+    }
     free(x->score);
     free(x->column);
 }
@@ -88,8 +100,10 @@ static double dot_of(const naive_data *x, int64_t hq, int64_t i, int64_t hk, int
     return dot;
 }
 
-/* Fills score and column with the columns of query position i: real keys, then pooled ones; returns their number. */
-static int64_t row_columns(naive_data *x, const naive_case *c, int64_t b, int64_t h, int64_t i, int64_t hk)
+/* Fills score and column with the columns of query position i: real keys, then pooled ones; returns
+ * their number. */
+static int64_t row_columns(naive_data *x, const naive_case *c, int64_t b, int64_t h, int64_t i,
+                           int64_t hk)
 {
     const int64_t hq = b * c->Hq + h, kv = c->kv_len ? c->kv_len[b] : c->Nk, I = i / c->block_q;
     const uint8_t *keep = c->keep ? c->keep + (hq * x->nq + I) * x->nk : NULL;
@@ -105,7 +119,8 @@ static int64_t row_columns(naive_data *x, const naive_case *c, int64_t b, int64_
             }
         } else if (c->tail && !(c->causal && to - 1 > I * c->block_q + c->Nk - c->Nq)) {
             const int64_t from_q = c->tail == ESA_TAIL_CENTROID ? c->Nq + I : i;
-            x->score[n] = dot_of(x, hq, from_q, hk, c->Nk + j) * c->scale + log((double)(to - from));
+            x->score[n] = dot_of(x, hq, from_q, hk, c->Nk + j) * c->scale +
+                          log((double)(to - from));
             x->column[n++] = c->Nk + j;
         }
     }
@@ -118,17 +133,21 @@ void naive_attention(double *out, double *lse, const naive_case *c)
     for (int64_t b = 0; b < c->B; b++)
         for (int64_t h = 0; h < c->Hq; h++)
             for (int64_t i = 0; i < c->Nq; i++) {
-                const int64_t hk = b * c->Hkv + h / (c->Hq / c->Hkv), n = row_columns(&x, c, b, h, i, hk);
+                const int64_t hk = b * c->Hkv + h / (c->Hq / c->Hkv),
+                              n = row_columns(&x, c, b, h, i, hk);
                 const int64_t row = (b * c->Hq + h) * c->Nq + (c->perm_q ? c->perm_q[i] : i);
                 double top = -INFINITY, sum = 0.0, *o = out + row * c->D;
-                for (int64_t j = 0; j < n; j++) if (x.score[j] > top) top = x.score[j];
+                for (int64_t j = 0; j < n; j++)
+                    if (x.score[j] > top) top = x.score[j];
                 for (int64_t d = 0; d < c->D; d++) o[d] = 0.0;
                 for (int64_t j = 0; j < n; j++) {
-                    const double p = x.score[j] == -INFINITY ? 0.0 : exp(x.score[j] - top), *v = x.v.exact + hk * x.v.head + x.column[j] * c->D;
+                    const double p = x.score[j] == -INFINITY ? 0.0 : exp(x.score[j] - top),
+                                 *v = x.v.exact + hk * x.v.head + x.column[j] * c->D;
                     sum += p;
                     for (int64_t d = 0; d < c->D; d++) o[d] += p * v[d];
                 }
-                if (sum > 0.0) for (int64_t d = 0; d < c->D; d++) o[d] /= sum;
+                if (sum > 0.0)
+                    for (int64_t d = 0; d < c->D; d++) o[d] /= sum;
                 if (lse) lse[row] = sum > 0.0 ? top + log(sum) : -INFINITY;
             }
     naive_close(&x);
@@ -141,10 +160,12 @@ void naive_attention_same(double *out, const naive_case *c)
     for (int64_t b = 0; b < c->B; b++)
         for (int64_t h = 0; h < c->Hq; h++)
             for (int64_t i = 0; i < c->Nq; i++) {
-                const int64_t hk = b * c->Hkv + h / (c->Hq / c->Hkv), n = row_columns(&x, c, b, h, i, hk);
+                const int64_t hk = b * c->Hkv + h / (c->Hq / c->Hkv),
+                              n = row_columns(&x, c, b, h, i, hk);
                 const int64_t row = (b * c->Hq + h) * c->Nq + (c->perm_q ? c->perm_q[i] : i);
                 float top = -INFINITY, sum = 0.0f;
-                for (int64_t j = 0; j < n; j++) if ((float)x.score[j] > top) top = (float)x.score[j];
+                for (int64_t j = 0; j < n; j++)
+                    if ((float)x.score[j] > top) top = (float)x.score[j];
                 for (int64_t j = 0; j < n; j++) {
                     const float e = expf((float)x.score[j] - top);
                     x.score[j] = (double)e;
@@ -152,10 +173,12 @@ void naive_attention_same(double *out, const naive_case *c)
                 }
                 for (int64_t d = 0; d < c->D; d++) o[d] = 0.0f;
                 for (int64_t j = 0; j < n; j++) {
-                    const float p = esa_round_to((float)x.score[j] / sum, c->dtype), *v = x.v.same + hk * x.v.head + x.column[j] * c->D;
+                    const float p = esa_round_to((float)x.score[j] / sum, c->dtype),
+                                *v = x.v.same + hk * x.v.head + x.column[j] * c->D;
                     for (int64_t d = 0; d < c->D; d++) o[d] += p * v[d];
                 }
-                for (int64_t d = 0; d < c->D; d++) out[row * c->D + d] = (double)esa_round_to(o[d], c->dtype);
+                for (int64_t d = 0; d < c->D; d++)
+                    out[row * c->D + d] = (double)esa_round_to(o[d], c->dtype);
             }
     free(o);
     naive_close(&x);
@@ -174,7 +197,8 @@ double max_error(const double *a, const double *ref, int64_t n)
 double max_magnitude(const double *a, int64_t n)
 {
     double m = 0.0;
-    for (int64_t i = 0; i < n; i++) if (fabs(a[i]) > m) m = fabs(a[i]);
+    for (int64_t i = 0; i < n; i++)
+        if (fabs(a[i]) > m) m = fabs(a[i]);
     return m;
 }
 
@@ -193,8 +217,9 @@ void tensor_fill(const esa_tensor *t, uint64_t seed, double range)
         for (int64_t h = 0; h < t->dim[1]; h++)
             for (int64_t n = 0; n < t->dim[2]; n++)
                 for (int64_t d = 0; d < t->dim[3]; d++)
-                    esa_store_f32(t->data, b * t->stride[0] + h * t->stride[1] + n * t->stride[2] + d, t->dtype,
-                                  (float)(range * (2.0 * (double)esa_rng_unit(&r) - 1.0)));
+                    esa_store_f32(
+                        t->data, b * t->stride[0] + h * t->stride[1] + n * t->stride[2] + d,
+                        t->dtype, (float)(range * (2.0 * (double)esa_rng_unit(&r) - 1.0)));
 }
 
 enum { GUARD = 192, GUARD_BYTE = 0xa5 };
@@ -210,9 +235,12 @@ guarded guard_alloc(int64_t bytes, int64_t misalign)
 
 int guard_check(const guarded *g)
 {
-    const unsigned char *lo = g->block, *data = g->data, *hi = g->block + g->bytes + 2 * GUARD + 128;
-    for (const unsigned char *p = lo; p < data; p++) if (*p != GUARD_BYTE) return 0;
-    for (const unsigned char *p = data + g->bytes; p < hi; p++) if (*p != GUARD_BYTE) return 0;
+    const unsigned char *lo = g->block, *data = g->data,
+                        *hi = g->block + g->bytes + 2 * GUARD + 128;
+    for (const unsigned char *p = lo; p < data; p++)
+        if (*p != GUARD_BYTE) return 0;
+    for (const unsigned char *p = data + g->bytes; p < hi; p++)
+        if (*p != GUARD_BYTE) return 0;
     return 1;
 }
 

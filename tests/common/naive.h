@@ -1,4 +1,5 @@
-/* naive.h - attention as the textbook writes it, for tests: in double, and in the precision of the inputs.
+/* naive.h - attention as the textbook writes it, for tests: in double, and in the precision of the
+ * inputs.
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_TESTS_NAIVE_H
 #define ESA_TESTS_NAIVE_H
@@ -18,7 +19,8 @@ typedef struct naive_case {
 
 /* out [B][Hq][Nq][D] and lse [B][Hq][Nq] (may be NULL) in double from the inputs as stored. */
 void naive_attention(double *out, double *lse, const naive_case *c);
-/* The same with f32 sums, probabilities and outputs rounded to the dtype: what a plain same-precision attention gives. */
+/* The same with f32 sums, probabilities and outputs rounded to the dtype: what a plain
+ * same-precision attention gives. */
 void naive_attention_same(double *out, const naive_case *c);
 
 /* Largest error of a against ref, and the largest magnitude of ref. */
@@ -31,7 +33,11 @@ void tensor_to_double(double *out, const esa_tensor *t);
 void tensor_fill(const esa_tensor *t, uint64_t seed, double range);
 
 /* Memory with guard bytes before and after; guard_check returns 1 if they are untouched. */
-typedef struct guarded { unsigned char *block; void *data; int64_t bytes; } guarded;
+typedef struct guarded {
+    unsigned char *block;
+    void *data;
+    int64_t bytes;
+} guarded;
 guarded guard_alloc(int64_t bytes, int64_t misalign);
 int guard_check(const guarded *g);
 void guard_free(guarded *g);

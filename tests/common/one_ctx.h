@@ -1,4 +1,5 @@
-/* one_ctx.h - the context that all tests of a program share, for cmocka_run_group_tests(tests, setup, teardown).
+/* one_ctx.h - the context that all tests of a program share, for cmocka_run_group_tests(tests,
+ * setup, teardown).
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_TESTS_COMMON_ONE_CTX_H
 #define ESA_TESTS_COMMON_ONE_CTX_H

@@ -13,12 +13,16 @@ static inline void must(const esa_ctx *ctx, esa_status status)
 
 static inline void refused(const esa_ctx *ctx, esa_status got, esa_status want, const char *word)
 {
-    if (got != want) fail_msg("%s instead of %s: %s", esa_status_name(got), esa_status_name(want), esa_ctx_error(ctx));
-    if (!strstr(esa_ctx_error(ctx), word)) fail_msg("\"%s\" does not mention \"%s\"", esa_ctx_error(ctx), word);
+    if (got != want)
+        fail_msg("%s instead of %s: %s", esa_status_name(got), esa_status_name(want),
+                 esa_ctx_error(ctx));
+    if (!strstr(esa_ctx_error(ctx), word))
+        fail_msg("\"%s\" does not mention \"%s\"", esa_ctx_error(ctx), word);
 }
 
 /* A copy of host values on the GPU, to be given back with esa_device_free. */
-static inline esa_tensor gpu_tensor(esa_ctx *ctx, const void *host, int32_t dtype, int64_t b, int64_t h, int64_t n, int64_t d)
+static inline esa_tensor gpu_tensor(esa_ctx *ctx, const void *host, int32_t dtype, int64_t b,
+                                    int64_t h, int64_t n, int64_t d)
 {
     void *data = NULL;
     const int64_t bytes = b * h * n * d * esa_dtype_size(dtype);
@@ -29,7 +33,8 @@ static inline esa_tensor gpu_tensor(esa_ctx *ctx, const void *host, int32_t dtyp
     return t;
 }
 
-/* Bytes of GPU memory that are free; through a ctx of its own, as the test's may be in any state. */
+/* Bytes of GPU memory that are free; through a ctx of its own, as the test's may be in any
+ * state. */
 static inline int64_t gpu_free_bytes(void)
 {
     esa_ctx *ctx = kit_ctx(1);

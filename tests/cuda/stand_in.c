@@ -1,12 +1,15 @@
-/* stand_in.c - a CUDA plugin whose GPU is this processor: the host side of the CUDA backend on machines that have none.
+/* stand_in.c - a CUDA plugin whose GPU is this processor: the host side of the CUDA backend on
+ * machines that have none.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Built as a module of its own and found through $ESA_CUDA_LIB. Kernels are the CPU's. "Device" memory is mapped without any access
- * right except while the plugin works, so a host that touches a device pointer dies on the spot, and gone when released. What only a
- * real GPU can show (kernels, streams, graphs) is not here.
+ * Built as a module of its own and found through $ESA_CUDA_LIB. Kernels are the CPU's. "Device"
+ * memory is mapped without any access right except while the plugin works, so a host that touches a
+ * device pointer dies on the spot, and gone when released. What only a real GPU can show (kernels,
+ * streams, graphs) is not here.
  *
- * $ESA_STAND_IN_FAIL=n lets the n-th call from now on that a real GPU may fail (0: the next) do so, once; then the variable is gone. */
-#define _GNU_SOURCE                     /* MAP_ANONYMOUS, setenv */
+ * $ESA_STAND_IN_FAIL=n lets the n-th call from now on that a real GPU may fail (0: the next) do so,
+ * once; then the variable is gone. */
+#define _GNU_SOURCE /* MAP_ANONYMOUS, setenv */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,21 +22,28 @@
 #include "select/select.h"
 
 struct esa_cuda_device {
-    int32_t sm80;                       /* 1: lowered by $ESA_CUDA */
+    int32_t sm80; /* 1: lowered by $ESA_CUDA */
     esa_pool *pool;
     char error[256];
 };
 
-/* ---------------------------------------------------------------- memory that only the plugin may touch */
+/* ---------------------------------------------------------------- memory that only the plugin may
+ * touch */
 
 enum { MOST_BLOCKS = 4096, PAGE = 4096 };
 static const int64_t capacity = INT64_C(1) << 30;
-static struct { void *base; int64_t bytes; } block[MOST_BLOCKS];
+static struct {
+    void *base;
+    int64_t bytes;
+} block[MOST_BLOCKS];
 static int64_t in_use;
-static int blocks, inside;              /* inside: calls at work now */
+static int blocks, inside; /* inside: calls at work now */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-static void open_memory(int right) { for (int i = 0; i < blocks; i++) mprotect(block[i].base, (size_t)block[i].bytes, right); }
+static void open_memory(int right)
+{
+    for (int i = 0; i < blocks; i++) mprotect(block[i].base, (size_t)block[i].bytes, right);
+}
 
 static void enter(void)
 {
@@ -82,11 +92,13 @@ static int64_t free_bytes(void)
 static esa_status alloc(esa_cuda_device *dev, void **ptr, int64_t bytes)
 {
     *ptr = NULL;
-    if (bytes < 0 || bytes > free_bytes() || out_of_luck()) return say(dev, ESA_ERR_MEMORY, "GPU 0 has less memory free than is needed");
+    if (bytes < 0 || bytes > free_bytes() || out_of_luck())
+        return say(dev, ESA_ERR_MEMORY, "GPU 0 has less memory free than is needed");
     const int64_t size = bytes ? (bytes + PAGE - 1) / PAGE * PAGE : PAGE;
-    void *base = mmap(NULL, (size_t)size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *base = mmap(NULL, (size_t)size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+                      0);
     if (base == MAP_FAILED) return say(dev, ESA_ERR_MEMORY, "out of memory for the stand-in GPU");
-    memset(base, 0x7f, (size_t)size);   /* as a GPU's memory: anything but zeros */
+    memset(base, 0x7f, (size_t)size); /* as a GPU's memory: anything but zeros */
     pthread_mutex_lock(&lock);
     const int full = blocks == MOST_BLOCKS;
     if (!full) {
@@ -116,7 +128,7 @@ static void release(int32_t ordinal, void *ptr)
             ptr = NULL;
         }
     pthread_mutex_unlock(&lock);
-    if (ptr) abort();                   /* freed twice, or never ours */
+    if (ptr) abort(); /* freed twice, or never ours */
 }
 
 static esa_status move(void *dst, const void *src, int64_t bytes)
@@ -127,7 +139,8 @@ static esa_status move(void *dst, const void *src, int64_t bytes)
     return ESA_OK;
 }
 
-static esa_status upload(esa_cuda_device *dev, void *dst, const void *src, int64_t bytes, void *stream)
+static esa_status upload(esa_cuda_device *dev, void *dst, const void *src, int64_t bytes,
+                         void *stream)
 {
     (void)stream;
     const esa_status status = luck(dev);
@@ -136,7 +149,8 @@ static esa_status upload(esa_cuda_device *dev, void *dst, const void *src, int64
 
 static esa_status download(int32_t ordinal, void *dst, const void *src, int64_t bytes, void *stream)
 {
-    (void)ordinal; (void)stream;
+    (void)ordinal;
+    (void)stream;
     return out_of_luck() ? ESA_ERR_DEVICE : move(dst, src, bytes);
 }
 
@@ -150,24 +164,28 @@ static esa_status sync_stream(esa_cuda_device *dev, void *stream)
 
 static esa_status devices(int32_t *count, char *error, int32_t error_bytes)
 {
-    (void)error; (void)error_bytes;
+    (void)error;
+    (void)error_bytes;
     *count = 1;
     return ESA_OK;
 }
 
-static esa_status open_device(esa_cuda_device **dev, int32_t ordinal, const char *level, char *error, int32_t error_bytes)
+static esa_status open_device(esa_cuda_device **dev, int32_t ordinal, const char *level,
+                              char *error, int32_t error_bytes)
 {
     *dev = NULL;
     if (ordinal != 0) {
-        snprintf(error, (size_t)error_bytes, "there is no GPU %d: this machine has 1, numbered from 0", (int)ordinal);
+        snprintf(error, (size_t)error_bytes,
+                 "there is no GPU %d: this machine has 1, numbered from 0", (int)ordinal);
         return ESA_ERR_DEVICE;
     }
     const int known = !level || !*level || !strcmp(level, "sm90a") || !strcmp(level, "sm80");
     if (!known) {
-        snprintf(error, (size_t)error_bytes, "ESA_CUDA is \"%.40s\", expected sm80 or sm90a", level);
+        snprintf(error, (size_t)error_bytes, "ESA_CUDA is \"%.40s\", expected sm80 or sm90a",
+                 level);
         return ESA_ERR_UNSUPPORTED;
     }
-    esa_ctx *ctx = NULL;                /* lends its allocator: the pool keeps a copy of it */
+    esa_ctx *ctx = NULL; /* lends its allocator: the pool keeps a copy of it */
     esa_ctx_params params = esa_ctx_params_default();
     params.threads = 1;
     esa_cuda_device *d = calloc(1, sizeof *d);
@@ -205,7 +223,9 @@ static esa_status info_of(esa_cuda_device *dev, esa_cuda_info *info)
 
 /* ---------------------------------------------------------------- marks */
 
-typedef struct mark { struct timespec at; } mark;
+typedef struct mark {
+    struct timespec at;
+} mark;
 
 /* Marks count as memory, so that a leak of them is seen. */
 static void count_mark(int64_t bytes)
@@ -247,7 +267,8 @@ static esa_status mark_elapsed(esa_cuda_device *dev, double *seconds, void *from
     return luck(dev);
 }
 
-/* ---------------------------------------------------------------- kernels: the CPU's, with the caller's workspace */
+/* ---------------------------------------------------------------- kernels: the CPU's, with the
+ * caller's workspace */
 
 static esa_attn_args attention_args(const esa_cuda_device *dev, const esa_attn_args *args)
 {
@@ -266,11 +287,13 @@ static esa_select_args select_args(const esa_cuda_device *dev, const esa_select_
     return a;
 }
 
-/* Lengths as a GPU reads them: outside 0 .. Nk counts as the nearer end. The caller frees; NULL for NULL. */
+/* Lengths as a GPU reads them: outside 0 .. Nk counts as the nearer end. The caller frees; NULL for
+ * NULL. */
 static int32_t *lengths(const int32_t *kv_len, int64_t B, int64_t Nk)
 {
     int32_t *clamped = kv_len ? malloc((size_t)B * 4) : NULL;
-    for (int64_t b = 0; clamped && b < B; b++) clamped[b] = kv_len[b] < 0 ? 0 : kv_len[b] > Nk ? (int32_t)Nk : kv_len[b];
+    for (int64_t b = 0; clamped && b < B; b++)
+        clamped[b] = kv_len[b] < 0 ? 0 : kv_len[b] > Nk ? (int32_t)Nk : kv_len[b];
     return clamped;
 }
 
@@ -297,7 +320,8 @@ static esa_status attention(esa_cuda_device *dev, const esa_attn_args *args, voi
 
 static const char *attention_kernel(const esa_cuda_device *dev, const esa_attn_args *args)
 {
-    (void)dev; (void)args;
+    (void)dev;
+    (void)args;
     return "stand-in";
 }
 
@@ -305,9 +329,11 @@ static int64_t select_workspace(const esa_cuda_device *dev, const esa_select_arg
 {
     esa_select_args a = select_args(dev, args);
     int64_t bytes = esa_select_workspace(&a);
-    a.params.selector = ESA_SELECT_ENTROPY;     /* importance and from_importance share it */
-    a.params.mode = args->params.selector == ESA_SELECT_ENTROPY ? args->params.mode : ESA_MODE_FIXED;
-    return esa_max64(bytes, args->params.selector == ESA_SELECT_ENTROPY ? esa_select_workspace(&a) : 0);
+    a.params.selector = ESA_SELECT_ENTROPY; /* importance and from_importance share it */
+    a.params.mode = args->params.selector == ESA_SELECT_ENTROPY ? args->params.mode
+                                                                : ESA_MODE_FIXED;
+    return esa_max64(bytes,
+                     args->params.selector == ESA_SELECT_ENTROPY ? esa_select_workspace(&a) : 0);
 }
 
 /* A CPU mask object over the device's arrays. */
@@ -315,23 +341,35 @@ static esa_mask mask_over(const esa_select_args *a, const esa_cuda_mask *m)
 {
     esa_mask mask;
     memset(&mask, 0, sizeof mask);
-    mask.B = m->B; mask.H = m->H; mask.nq = m->nq; mask.nk = m->nk; mask.cap = m->cap;
+    mask.B = m->B;
+    mask.H = m->H;
+    mask.nq = m->nq;
+    mask.nk = m->nk;
+    mask.cap = m->cap;
     mask.count = m->count;
     mask.index = m->index;
-    if (a) { mask.Nq = a->Nq; mask.Nk = a->Nk; mask.block_q = a->params.block_q; mask.block_k = a->params.block_k; }
+    if (a) {
+        mask.Nq = a->Nq;
+        mask.Nk = a->Nk;
+        mask.block_q = a->params.block_q;
+        mask.block_k = a->params.block_k;
+    }
     return mask;
 }
 
 /* What the real one does not have either. */
 static esa_status check_selector(esa_cuda_device *dev, const esa_select_args *a)
 {
-    if (a->params.selector == ESA_SELECT_ENTROPY && a->params.mode == ESA_MODE_COMPAT_ROUND && !esa_keeps_all(&a->params))
-        return say(dev, ESA_ERR_UNSUPPORTED, "the entropy selector in mode compat-round runs on the CPU only");
+    if (a->params.selector == ESA_SELECT_ENTROPY && a->params.mode == ESA_MODE_COMPAT_ROUND &&
+        !esa_keeps_all(&a->params))
+        return say(dev, ESA_ERR_UNSUPPORTED,
+                   "the entropy selector in mode compat-round runs on the CPU only");
     return luck(dev);
 }
 
 /* importance NULL: the selector of args runs; else its second half. */
-static esa_status select_with(esa_cuda_device *dev, const esa_select_args *args, const esa_cuda_mask *m, const float *importance, void *ws)
+static esa_status select_with(esa_cuda_device *dev, const esa_select_args *args,
+                              const esa_cuda_mask *m, const float *importance, void *ws)
 {
     esa_select_args a = select_args(dev, args);
     const esa_status status = check_selector(dev, &a);
@@ -340,8 +378,10 @@ static esa_status select_with(esa_cuda_device *dev, const esa_select_args *args,
     esa_mask mask = mask_over(&a, m);
     int32_t *len = lengths(a.params.kv_len, a.B, a.Nk);
     a.params.kv_len = len;
-    if (importance) esa_select_from_importance(&a, &mask, importance, ws);
-    else esa_select_run(&a, &mask, ws);
+    if (importance)
+        esa_select_from_importance(&a, &mask, importance, ws);
+    else
+        esa_select_run(&a, &mask, ws);
     m->facts[0] = mask.existing;
     m->facts[1] = esa_mask_kept(&mask);
     free(len);
@@ -349,20 +389,23 @@ static esa_status select_with(esa_cuda_device *dev, const esa_select_args *args,
     return ESA_OK;
 }
 
-static esa_status select_mask(esa_cuda_device *dev, const esa_select_args *args, const esa_cuda_mask *m, void *ws, void *stream)
+static esa_status select_mask(esa_cuda_device *dev, const esa_select_args *args,
+                              const esa_cuda_mask *m, void *ws, void *stream)
 {
     (void)stream;
     return select_with(dev, args, m, NULL, ws);
 }
 
-static esa_status from_importance(esa_cuda_device *dev, const esa_select_args *args, const esa_cuda_mask *m, const float *importance, void *ws,
+static esa_status from_importance(esa_cuda_device *dev, const esa_select_args *args,
+                                  const esa_cuda_mask *m, const float *importance, void *ws,
                                   void *stream)
 {
     (void)stream;
     return select_with(dev, args, m, importance, ws);
 }
 
-static esa_status importance(esa_cuda_device *dev, const esa_select_args *args, float *out, double *entropy, void *ws, void *stream)
+static esa_status importance(esa_cuda_device *dev, const esa_select_args *args, float *out,
+                             double *entropy, void *ws, void *stream)
 {
     (void)stream;
     esa_select_args a = select_args(dev, args);
@@ -377,7 +420,8 @@ static esa_status importance(esa_cuda_device *dev, const esa_select_args *args, 
     return ESA_OK;
 }
 
-static esa_status bits_to_lists(esa_cuda_device *dev, const esa_cuda_mask *m, const uint8_t *bits, void *stream)
+static esa_status bits_to_lists(esa_cuda_device *dev, const esa_cuda_mask *m, const uint8_t *bits,
+                                void *stream)
 {
     (void)stream;
     const esa_status status = luck(dev);
@@ -390,7 +434,8 @@ static esa_status bits_to_lists(esa_cuda_device *dev, const esa_cuda_mask *m, co
     return ESA_OK;
 }
 
-static esa_status lists_to_bits(esa_cuda_device *dev, const esa_cuda_mask *m, uint8_t *bits, void *stream)
+static esa_status lists_to_bits(esa_cuda_device *dev, const esa_cuda_mask *m, uint8_t *bits,
+                                void *stream)
 {
     (void)stream;
     const int64_t rows = m->B * m->H * m->nq, width = (m->nk + 7) / 8;
@@ -408,17 +453,37 @@ static esa_status lists_to_bits(esa_cuda_device *dev, const esa_cuda_mask *m, ui
 }
 
 static const esa_cuda_table table = {
-    .struct_size = sizeof(esa_cuda_table), .abi = ESA_CUDA_ABI, .version = "stand-in",
-    .devices = devices, .open = open_device, .close = close_device, .error = last_error, .info = info_of,
-    .alloc = alloc, .release = release, .upload = upload, .download = download, .copy = upload, .sync = sync_stream,
-    .mark_create = mark_create, .mark_release = mark_release, .mark_record = mark_record, .mark_elapsed = mark_elapsed,
-    .attention_workspace = attention_workspace, .attention = attention, .attention_kernel = attention_kernel,
-    .select_workspace = select_workspace, .select = select_mask, .importance = importance, .from_importance = from_importance,
-    .bits_to_lists = bits_to_lists, .lists_to_bits = lists_to_bits,
+    .struct_size = sizeof(esa_cuda_table),
+    .abi = ESA_CUDA_ABI,
+    .version = "stand-in",
+    .devices = devices,
+    .open = open_device,
+    .close = close_device,
+    .error = last_error,
+    .info = info_of,
+    .alloc = alloc,
+    .release = release,
+    .upload = upload,
+    .download = download,
+    .copy = upload,
+    .sync = sync_stream,
+    .mark_create = mark_create,
+    .mark_release = mark_release,
+    .mark_record = mark_record,
+    .mark_elapsed = mark_elapsed,
+    .attention_workspace = attention_workspace,
+    .attention = attention,
+    .attention_kernel = attention_kernel,
+    .select_workspace = select_workspace,
+    .select = select_mask,
+    .importance = importance,
+    .from_importance = from_importance,
+    .bits_to_lists = bits_to_lists,
+    .lists_to_bits = lists_to_bits,
 };
 
-__attribute__((visibility("default")))
-const esa_cuda_table *esa_cuda_entry(uint32_t abi, const esa_cuda_host *host, char *error, int32_t error_bytes)
+__attribute__((visibility("default"))) const esa_cuda_table *esa_cuda_entry(
+    uint32_t abi, const esa_cuda_host *host, char *error, int32_t error_bytes)
 {
     if (abi == ESA_CUDA_ABI && host->table_size == sizeof table) return &table;
     snprintf(error, (size_t)error_bytes, "the stand-in was built with another interface");

@@ -1,8 +1,10 @@
-/* test_gpu_attention.c - attention at the sizes of the GPU's tiles, on each set of kernels, against the textbook in double.
+/* test_gpu_attention.c - attention at the sizes of the GPU's tiles, on each set of kernels, against
+ * the textbook in double.
  * SPDX-License-Identifier: Apache-2.0
  *
- * tests/api/test_attention.c runs on the GPU, too; its small odd shapes land on the general kernels. Here every case fits the fast
- * ones: head dims 64 and 128, f16 and bf16, blocks of 64, 128 and 256. */
+ * tests/api/test_attention.c runs on the GPU, too; its small odd shapes land on the general
+ * kernels. Here every case fits the fast ones: head dims 64 and 128, f16 and bf16, blocks of 64,
+ * 128 and 256. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -29,7 +31,8 @@ static int find_levels(void **state)
     return levels ? 0 : -1;
 }
 
-/* Under a sanitizer ($ESA_TEST_SMALL) every fifth case has to do: the counter runs through all tests, so each gets some. */
+/* Under a sanitizer ($ESA_TEST_SMALL) every fifth case has to do: the counter runs through all
+ * tests, so each gets some. */
 static void check(const attention_case *c)
 {
     static int number;
@@ -44,35 +47,64 @@ static void both_dims(attention_case c)
 /* Lengths around the edges of tiles, dense and with a mask, both short types. */
 static void lengths(void **state)
 {
-    static const int64_t size[][2] = { { 1, 1 }, { 1, 129 }, { 127, 127 }, { 128, 128 }, { 129, 255 }, { 257, 64 }, { 383, 385 }, { 513, 130 } };
+    static const int64_t size[][2] = { { 1, 1 },     { 1, 129 },  { 127, 127 }, { 128, 128 },
+                                       { 129, 255 }, { 257, 64 }, { 383, 385 }, { 513, 130 } };
     (void)state;
     for (size_t i = 0; i < sizeof size / sizeof size[0]; i++)
         for (int dense = 0; dense < 2; dense++)
-            both_dims((attention_case){ .B = 1, .Hq = 2, .Hkv = 2, .Nq = size[i][0], .Nk = size[i][1], .dtype = i % 2 ? ESA_DTYPE_BF16 : ESA_DTYPE_F16,
-                                        .block_q = 128, .block_k = 128, .density = dense ? -1.0 : 0.6 });
+            both_dims((attention_case){ .B = 1,
+                                        .Hq = 2,
+                                        .Hkv = 2,
+                                        .Nq = size[i][0],
+                                        .Nk = size[i][1],
+                                        .dtype = i % 2 ? ESA_DTYPE_BF16 : ESA_DTYPE_F16,
+                                        .block_q = 128,
+                                        .block_k = 128,
+                                        .density = dense ? -1.0 : 0.6 });
 }
 
 /* Every block size the fast kernels know, from no block at all to all of them, each tail. */
 static void blocks(void **state)
 {
-    static const int32_t block[][2] = { { 64, 64 }, { 64, 128 }, { 128, 64 }, { 128, 128 }, { 256, 64 }, { 256, 128 } };
+    static const int32_t block[][2] = { { 64, 64 },   { 64, 128 }, { 128, 64 },
+                                        { 128, 128 }, { 256, 64 }, { 256, 128 } };
     static const double density[] = { 0.0, 0.15, 0.6, 1.0 };
     (void)state;
     for (size_t i = 0; i < sizeof block / sizeof block[0]; i++)
         for (size_t j = 0; j < 4; j++)
             for (int32_t tail = 0; tail < 3; tail++)
-                both_dims((attention_case){ .B = 1, .Hq = 2, .Hkv = 2, .Nq = 390, .Nk = 470, .dtype = (i + j) % 2 ? ESA_DTYPE_BF16 : ESA_DTYPE_F16,
-                                            .block_q = block[i][0], .block_k = block[i][1], .density = density[j], .tail = tail });
+                both_dims((attention_case){ .B = 1,
+                                            .Hq = 2,
+                                            .Hkv = 2,
+                                            .Nq = 390,
+                                            .Nk = 470,
+                                            .dtype = (i + j) % 2 ? ESA_DTYPE_BF16 : ESA_DTYPE_F16,
+                                            .block_q = block[i][0],
+                                            .block_k = block[i][1],
+                                            .density = density[j],
+                                            .tail = tail });
 }
 
 static void strides(void **state)
 {
     (void)state;
     for (int32_t bsnd = 0; bsnd < 3; bsnd++)
-        for (int32_t pad = 0; pad <= 8; pad += 4)           /* 4 elements of 2 bytes: a multiple of 8 bytes, not of 16 */
+        for (int32_t pad = 0; pad <= 8;
+             pad += 4) /* 4 elements of 2 bytes: a multiple of 8 bytes, not of 16 */
             for (int32_t misalign = 0; misalign <= 2; misalign += 2)
-                both_dims((attention_case){ .B = 2, .Hq = 4, .Hkv = 2, .Nq = 200, .Nk = 260, .dtype = ESA_DTYPE_BF16, .block_q = 128, .block_k = 128, .bsnd = bsnd,
-                                            .pad = pad, .misalign = misalign, .density = 0.7, .tail = pad ? ESA_TAIL_POOLED : ESA_TAIL_NONE });
+                both_dims((attention_case){ .B = 2,
+                                            .Hq = 4,
+                                            .Hkv = 2,
+                                            .Nq = 200,
+                                            .Nk = 260,
+                                            .dtype = ESA_DTYPE_BF16,
+                                            .block_q = 128,
+                                            .block_k = 128,
+                                            .bsnd = bsnd,
+                                            .pad = pad,
+                                            .misalign = misalign,
+                                            .density = 0.7,
+                                            .tail = pad ? ESA_TAIL_POOLED : ESA_TAIL_NONE });
 }
 
 static void batches_and_lengths(void **state)
@@ -82,19 +114,41 @@ static void batches_and_lengths(void **state)
     for (int32_t causal = 0; causal < 2; causal++)
         for (int dense = 0; dense < 2; dense++)
             for (int32_t tail = 0; tail < (dense ? 1 : 3); tail++)
-                both_dims((attention_case){ .B = 4, .Hq = 6, .Hkv = 2, .Nq = 150, .Nk = 300, .dtype = ESA_DTYPE_BF16, .block_q = 128, .block_k = 64, .bsnd = 1,
-                                            .density = dense ? -1.0 : 0.6, .causal = causal, .tail = tail, .kv_len = kv_len });
+                both_dims((attention_case){ .B = 4,
+                                            .Hq = 6,
+                                            .Hkv = 2,
+                                            .Nq = 150,
+                                            .Nk = 300,
+                                            .dtype = ESA_DTYPE_BF16,
+                                            .block_q = 128,
+                                            .block_k = 64,
+                                            .bsnd = 1,
+                                            .density = dense ? -1.0 : 0.6,
+                                            .causal = causal,
+                                            .tail = tail,
+                                            .kv_len = kv_len });
 }
 
 static void causal(void **state)
 {
-    static const int64_t size[][2] = { { 300, 300 }, { 65, 390 }, { 390, 65 }, { 1, 200 }, { 256, 256 } };
+    static const int64_t size[][2] = {
+        { 300, 300 }, { 65, 390 }, { 390, 65 }, { 1, 200 }, { 256, 256 }
+    };
     (void)state;
     for (size_t i = 0; i < 5; i++)
         for (int dense = 0; dense < 2; dense++)
             for (int32_t tail = 0; tail < (dense ? 1 : 3); tail++)
-                both_dims((attention_case){ .B = 1, .Hq = 2, .Hkv = 1, .Nq = size[i][0], .Nk = size[i][1], .dtype = i % 2 ? ESA_DTYPE_F16 : ESA_DTYPE_BF16,
-                                            .block_q = i % 2 ? 256 : 128, .block_k = 128, .density = dense ? -1.0 : 0.6, .causal = 1, .tail = tail });
+                both_dims((attention_case){ .B = 1,
+                                            .Hq = 2,
+                                            .Hkv = 1,
+                                            .Nq = size[i][0],
+                                            .Nk = size[i][1],
+                                            .dtype = i % 2 ? ESA_DTYPE_F16 : ESA_DTYPE_BF16,
+                                            .block_q = i % 2 ? 256 : 128,
+                                            .block_k = 128,
+                                            .density = dense ? -1.0 : 0.6,
+                                            .causal = 1,
+                                            .tail = tail });
 }
 
 static void orders(void **state)
@@ -102,8 +156,20 @@ static void orders(void **state)
     (void)state;
     for (int32_t order = ESA_ORDER_TILE; order <= ESA_ORDER_HILBERT; order++)
         for (int32_t tail = 0; tail < 3; tail++)
-            both_dims((attention_case){ .B = 1, .Hq = 2, .Hkv = 2, .Nq = 5 * 9 * 11 + 7, .Nk = 5 * 9 * 11 + 7, .dtype = ESA_DTYPE_BF16, .block_q = 128,
-                                        .block_k = 128, .density = 0.4, .tail = tail, .order = order, .grid = { 5, 9, 11 }, .text_front = 4, .text_back = 3,
+            both_dims((attention_case){ .B = 1,
+                                        .Hq = 2,
+                                        .Hkv = 2,
+                                        .Nq = 5 * 9 * 11 + 7,
+                                        .Nk = 5 * 9 * 11 + 7,
+                                        .dtype = ESA_DTYPE_BF16,
+                                        .block_q = 128,
+                                        .block_k = 128,
+                                        .density = 0.4,
+                                        .tail = tail,
+                                        .order = order,
+                                        .grid = { 5, 9, 11 },
+                                        .text_front = 4,
+                                        .text_back = 3,
                                         .bsnd = order == ESA_ORDER_TILE3D });
 }
 
@@ -111,7 +177,16 @@ static void large_scores(void **state)
 {
     (void)state;
     for (int32_t dtype = ESA_DTYPE_F16; dtype <= ESA_DTYPE_BF16; dtype++)
-        both_dims((attention_case){ .B = 1, .Hq = 1, .Hkv = 1, .Nq = 190, .Nk = 330, .dtype = dtype, .block_q = 128, .block_k = 128, .density = 0.7, .range = 30.0 });
+        both_dims((attention_case){ .B = 1,
+                                    .Hq = 1,
+                                    .Hkv = 1,
+                                    .Nq = 190,
+                                    .Nk = 330,
+                                    .dtype = dtype,
+                                    .block_q = 128,
+                                    .block_k = 128,
+                                    .density = 0.7,
+                                    .range = 30.0 });
 }
 
 /* Head dims and block sizes beside the fast ones, f32 at the fast ones. */
@@ -121,15 +196,36 @@ static void others(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof D / sizeof D[0]; i++)
         for (int32_t dtype = 0; dtype < 3; dtype++) {
-            const attention_case c = { .B = 1, .Hq = 2, .Hkv = 1, .Nq = 150, .Nk = 280, .D = D[i], .dtype = dtype, .block_q = 128, .block_k = 128, .density = 0.6,
+            const attention_case c = { .B = 1,
+                                       .Hq = 2,
+                                       .Hkv = 1,
+                                       .Nq = 150,
+                                       .Nk = 280,
+                                       .D = D[i],
+                                       .dtype = dtype,
+                                       .block_q = 128,
+                                       .block_k = 128,
+                                       .density = 0.6,
                                        .tail = (int32_t)(i % 3) };
             check(&c);
         }
-    static const struct { int32_t dtype, block_q, block_k; } odd[] = { { ESA_DTYPE_F32, 128, 128 }, { ESA_DTYPE_BF16, 48, 80 }, { ESA_DTYPE_BF16, 16, 256 } };
+    static const struct {
+        int32_t dtype, block_q, block_k;
+    } odd[] = { { ESA_DTYPE_F32, 128, 128 },
+                { ESA_DTYPE_BF16, 48, 80 },
+                { ESA_DTYPE_BF16, 16, 256 } };
     for (int32_t tail = 0; tail < 3; tail++)
         for (int i = 0; i < 3; i++)
-            both_dims((attention_case){ .B = 1, .Hq = 2, .Hkv = 1, .Nq = 150, .Nk = 280, .dtype = odd[i].dtype, .block_q = odd[i].block_q,
-                                        .block_k = odd[i].block_k, .density = 0.6, .tail = tail });
+            both_dims((attention_case){ .B = 1,
+                                        .Hq = 2,
+                                        .Hkv = 1,
+                                        .Nq = 150,
+                                        .Nk = 280,
+                                        .dtype = odd[i].dtype,
+                                        .block_q = odd[i].block_q,
+                                        .block_k = odd[i].block_k,
+                                        .density = 0.6,
+                                        .tail = tail });
 }
 
 /* The same bits in every run, whatever ran between. */
@@ -138,8 +234,17 @@ static void same_bits(void **state)
     (void)state;
     for (int64_t D = 64; D <= 128; D += 64)
         for (int i = 0; i < levels; i++) {
-            const attention_case c = { .B = 1, .Hq = 4, .Hkv = 4, .Nq = 1111, .Nk = 1300, .D = D, .dtype = ESA_DTYPE_BF16, .block_q = 128, .block_k = 128,
-                                       .density = 0.4, .tail = ESA_TAIL_POOLED };
+            const attention_case c = { .B = 1,
+                                       .Hq = 4,
+                                       .Hkv = 4,
+                                       .Nq = 1111,
+                                       .Nk = 1300,
+                                       .D = D,
+                                       .dtype = ESA_DTYPE_BF16,
+                                       .block_q = 128,
+                                       .block_k = 128,
+                                       .density = 0.4,
+                                       .tail = ESA_TAIL_POOLED };
             attention_case between = c;
             between.tail = ESA_TAIL_CENTROID;
             int64_t n;
@@ -154,7 +259,8 @@ static void same_bits(void **state)
         }
 }
 
-/* NaN and infinity in f16 and bf16: one bad query spoils its row alone; a key of infinite score spoils the rows it is large for. */
+/* NaN and infinity in f16 and bf16: one bad query spoils its row alone; a key of infinite score
+ * spoils the rows it is large for. */
 static void not_finite(void **state)
 {
     enum { N = 200, D = 128 };
@@ -164,13 +270,20 @@ static void not_finite(void **state)
     (void)state;
     for (int i = 0; i < levels; i++)
         for (int32_t dtype = ESA_DTYPE_F16; dtype <= ESA_DTYPE_BF16; dtype++) {
-            const uint16_t infinity = dtype == ESA_DTYPE_F16 ? 0x7c00 : 0x7f80, nan = (uint16_t)(infinity | 1), one = dtype == ESA_DTYPE_F16 ? 0x3c00 : 0x3f80;
-            esa_tensor tq = esa_tensor_bnsd(q, dtype, 1, 1, N, D), tk = tq, tv = tq, to = tq, tl = esa_tensor_bnsd(lse, ESA_DTYPE_F32, 1, 1, N, 1);
-            tk.data = k; tv.data = v; to.data = o;
+            const uint16_t infinity = dtype == ESA_DTYPE_F16 ? 0x7c00 : 0x7f80,
+                           nan = (uint16_t)(infinity | 1),
+                           one = dtype == ESA_DTYPE_F16 ? 0x3c00 : 0x3f80;
+            esa_tensor tq = esa_tensor_bnsd(q, dtype, 1, 1, N, D), tk = tq, tv = tq, to = tq,
+                       tl = esa_tensor_bnsd(lse, ESA_DTYPE_F32, 1, 1, N, 1);
+            tk.data = k;
+            tv.data = v;
+            to.data = o;
             esa_ctx *ctx = level_ctx(level_of[i], 0);
             esa_attention_params ap = esa_attention_params_default();
             ap.lse = &tl;
-            tensor_fill(&tq, 1, 1.0); tensor_fill(&tk, 2, 1.0); tensor_fill(&tv, 3, 1.0);
+            tensor_fill(&tq, 1, 1.0);
+            tensor_fill(&tk, 2, 1.0);
+            tensor_fill(&tv, 3, 1.0);
             q[3 * D + 5] = nan;
             assert_int_equal(esa_attention(ctx, &tq, &tk, &tv, &to, NULL, &ap), ESA_OK);
             tensor_to_double(got, &to);
@@ -179,14 +292,16 @@ static void not_finite(void **state)
             assert_true(isnan((double)lse[3]) && isfinite((double)lse[4]));
             tensor_fill(&tq, 1, 1.0);
             for (int n = 0; n < N; n++) q[n * D] = (uint16_t)(n % 2 ? one : one | 0x8000u);
-            k[150 * D] = infinity;                          /* +inf for odd rows, an absent key for even ones */
+            k[150 * D] = infinity; /* +inf for odd rows, an absent key for even ones */
             assert_int_equal(esa_attention(ctx, &tq, &tk, &tv, &to, NULL, &ap), ESA_OK);
             tensor_to_double(got, &to);
             for (int n = 0; n < N; n++) assert_true(isnan(got[n * D + 9]) == (n % 2));
             for (int n = 0; n < N; n++) k[n * D] = infinity;
             assert_int_equal(esa_attention(ctx, &tq, &tk, &tv, &to, NULL, &ap), ESA_OK);
             tensor_to_double(got, &to);
-            for (int n = 0; n < N; n += 2) assert_true(got[n * D + 9] == 0.0 && lse[n] == -INFINITY);   /* every key absent */
+            /* every key absent */
+            for (int n = 0; n < N; n += 2)
+                assert_true(got[n * D + 9] == 0.0 && lse[n] == -INFINITY);
             esa_ctx_free(ctx);
         }
 }
@@ -196,8 +311,16 @@ static void not_finite(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        CASES(lengths), CASES(blocks), CASES(strides), CASES(batches_and_lengths), CASES(causal), CASES(orders), CASES(large_scores), CASES(others),
-        cmocka_unit_test(same_bits), cmocka_unit_test(not_finite),
+        CASES(lengths),
+        CASES(blocks),
+        CASES(strides),
+        CASES(batches_and_lengths),
+        CASES(causal),
+        CASES(orders),
+        CASES(large_scores),
+        CASES(others),
+        cmocka_unit_test(same_bits),
+        cmocka_unit_test(not_finite),
     };
     return cmocka_run_group_tests(tests, find_levels, NULL);
 }

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Views here lie on the GPU from the start, as a caller with its own device memory has them. */
-#define _GNU_SOURCE                 /* setenv */
+#define _GNU_SOURCE /* setenv */
 #define ESA_EXPERIMENTAL
 #include "cuda/gpu_kit.h"
 
@@ -10,7 +10,7 @@ enum { B = 2, H = 4, N = 500, D = 64, SIZE = B * H * N * D };
 
 typedef struct fixture {
     esa_ctx *ctx;
-    esa_tensor q, k, v, o;          /* bf16 on the GPU */
+    esa_tensor q, k, v, o; /* bf16 on the GPU */
     uint16_t *host[4];
 } fixture;
 
@@ -52,7 +52,8 @@ static esa_select_params params(int32_t selector)
     esa_select_params p = esa_select_params_default(selector);
     p.block_q = p.block_k = 64;
     p.budget = 0.4;
-    p.layout.grid_q[0] = 5; p.layout.grid_q[1] = p.layout.grid_q[2] = 9;
+    p.layout.grid_q[0] = 5;
+    p.layout.grid_q[1] = p.layout.grid_q[2] = 9;
     p.layout.text_back_q = N - 5 * 81;
     p.layout.order = ESA_ORDER_HILBERT;
     return p;
@@ -63,7 +64,10 @@ static esa_shapes shapes(void)
     esa_shapes s = esa_shapes_default();
     s.dtype = ESA_DTYPE_BF16;
     s.device = ESA_DEVICE_CUDA;
-    s.B = B; s.Hq = s.Hkv = H; s.Nq = s.Nk = N; s.D = D;
+    s.B = B;
+    s.Hq = s.Hkv = H;
+    s.Nq = s.Nk = N;
+    s.D = D;
     return s;
 }
 
@@ -77,10 +81,14 @@ static void device_and_memory(void **state)
     must(ctx, esa_device_count(ctx, &count));
     assert_true(count >= 1);
     must(ctx, esa_device_get_info(ctx, &info));
-    printf("%d GPU(s), number %d: %s, compute %d.%d, %d multiprocessors, %.1f of %.1f GiB free, driver %d, runtime %d, kernels %s, plugin %s\n", (int)count,
-           (int)info.ordinal, info.name, (int)info.major, (int)info.minor, (int)info.multiprocessors, (double)info.free_memory / 0x1p30, (double)info.memory / 0x1p30,
-           (int)info.driver, (int)info.runtime, info.kernels, info.plugin);
-    assert_true(info.memory > 0 && info.free_memory > 0 && info.kernels[0] && info.plugin[0] && info.name[0]);
+    printf("%d GPU(s), number %d: %s, compute %d.%d, %d multiprocessors, %.1f of %.1f GiB free, "
+           "driver %d, runtime %d, kernels %s, plugin %s\n",
+           (int)count, (int)info.ordinal, info.name, (int)info.major, (int)info.minor,
+           (int)info.multiprocessors, (double)info.free_memory / 0x1p30,
+           (double)info.memory / 0x1p30, (int)info.driver, (int)info.runtime, info.kernels,
+           info.plugin);
+    assert_true(info.memory > 0 && info.free_memory > 0 && info.kernels[0] && info.plugin[0] &&
+                info.name[0]);
 
     unsigned char in[1000], out[1000];
     for (int i = 0; i < 1000; i++) in[i] = (unsigned char)(i * 7);
@@ -89,14 +97,14 @@ static void device_and_memory(void **state)
     must(ctx, esa_device_alloc(ctx, &nothing, 0));
     must(ctx, esa_device_upload(ctx, ptr, in, 1000));
     must(ctx, esa_device_upload(ctx, nothing, in, 0));
-    memset(in, 0, sizeof in);                               /* the source may change once upload has returned */
+    memset(in, 0, sizeof in); /* the source may change once upload has returned */
     must(ctx, esa_device_download(ctx, out, ptr, 1000));
     must(ctx, esa_device_sync(ctx));
     for (int i = 0; i < 1000; i++) assert_int_equal(out[i], (unsigned char)(i * 7));
     esa_device_free(ctx, ptr);
     esa_device_free(ctx, nothing);
 
-    ptr = &ctx;                                             /* more than any GPU has: a status, and life goes on */
+    ptr = &ctx; /* more than any GPU has: a status, and life goes on */
     refused(ctx, esa_device_alloc(ctx, &ptr, INT64_C(1) << 50), ESA_ERR_MEMORY, "GPU");
     assert_null(ptr);
     must(ctx, esa_device_alloc(ctx, &ptr, 16));
@@ -113,14 +121,17 @@ static void device_and_memory(void **state)
     setenv("ESA_CUDA", "nonsense", 1);
     assert_int_equal(esa_ctx_create(&ctx, NULL), ESA_OK);
     refused(ctx, esa_device_get_info(ctx, &info), ESA_ERR_UNSUPPORTED, "nonsense");
-    if (keep) setenv("ESA_CUDA", keep, 1);
-    else unsetenv("ESA_CUDA");
-    must(ctx, esa_device_get_info(ctx, &info));             /* the same ctx, asked again */
+    if (keep)
+        setenv("ESA_CUDA", keep, 1);
+    else
+        unsetenv("ESA_CUDA");
+    must(ctx, esa_device_get_info(ctx, &info)); /* the same ctx, asked again */
     free(keep);
     esa_ctx_free(ctx);
 }
 
-/* One call, plan tier with the ctx's scratch, plan tier with the caller's: the same bits, each twice. */
+/* One call, plan tier with the ctx's scratch, plan tier with the caller's: the same bits, each
+ * twice. */
 static void tiers_agree(void **state)
 {
     (void)state;
@@ -153,16 +164,20 @@ static void tiers_agree(void **state)
                     void *scratch = run == 2 ? NULL : ws;
                     must(f.ctx, esa_device_upload(f.ctx, f.o.data, f.host[3], SIZE * 2));
                     must(f.ctx, esa_plan_select(plan, planned, &f.q, &f.k, scratch));
-                    must(f.ctx, esa_plan_attention(plan, planned, &f.q, &f.k, &f.v, &f.o, NULL, scratch));
+                    must(f.ctx,
+                         esa_plan_attention(plan, planned, &f.q, &f.k, &f.v, &f.o, NULL, scratch));
                     uint16_t *again = output(&f);
                     if (memcmp(first, again, SIZE * 2))
-                        fail_msg("selector %d tail %d applied %d run %d: other bits than one call", (int)selector, (int)tail, (int)applied, run);
+                        fail_msg("selector %d tail %d applied %d run %d: other bits than one call",
+                                 (int)selector, (int)tail, (int)applied, run);
                     free(again);
                 }
                 must(f.ctx, esa_device_download(f.ctx, seen, (char *)ws + bytes, 256));
-                assert_memory_equal(seen, guard, 256);      /* exactly the announced bytes */
+                assert_memory_equal(seen, guard, 256); /* exactly the announced bytes */
                 const char *kernel = esa_plan_kernel(plan, planned, &f.q, &f.k, &f.v, &f.o);
-                if (tail == 0 && applied == 0) printf("selector %d: kernel %s, workspace %.2f MB\n", (int)selector, kernel, (double)bytes / 1e6);
+                if (tail == 0 && applied == 0)
+                    printf("selector %d: kernel %s, workspace %.2f MB\n", (int)selector, kernel,
+                           (double)bytes / 1e6);
                 assert_true(kernel[0] != 0);
                 uint8_t *a = kit_bytes(mask), *b = kit_bytes(planned);
                 const esa_mask_info info = kit_info(mask), other = kit_info(planned);
@@ -190,7 +205,8 @@ static void another_stream(void **state)
 {
     (void)state;
     fixture f = fresh();
-    void *const streams[] = { (void *)1, (void *)2, NULL };     /* CUDA's names for the legacy and the per-thread default stream */
+    /* CUDA's names for the legacy and the per-thread default stream */
+    void *const streams[] = { (void *)1, (void *)2, NULL };
     const esa_select_params sp = params(ESA_SELECT_RF_V2);
     esa_mask *mask;
     must(f.ctx, esa_select(f.ctx, &mask, &f.q, &f.k, &sp));
@@ -210,7 +226,8 @@ static void another_stream(void **state)
     finish(&f);
 }
 
-/* Copies of masks carry lists, layout and facts; a CPU mask in one call gives the bits of its copy on the GPU. */
+/* Copies of masks carry lists, layout and facts; a CPU mask in one call gives the bits of its copy
+ * on the GPU. */
 static void masks_travel(void **state)
 {
     (void)state;
@@ -228,9 +245,11 @@ static void masks_travel(void **state)
         assert_int_equal(c.device, ESA_DEVICE_CUDA);
         assert_int_equal(a.kept, b.kept);
         assert_int_equal(a.kept, c.kept);
-        assert_true(a.density == b.density && a.density == c.density && a.density_asked == c.density_asked);
+        assert_true(a.density == b.density && a.density == c.density &&
+                    a.density_asked == c.density_asked);
         assert_memory_equal(&a.layout, &c.layout, sizeof a.layout);
-        const size_t cells = (size_t)(a.B * a.H * a.nq * a.nk), width = (size_t)((a.nk + 7) / 8), rows = (size_t)(a.B * a.H * a.nq);
+        const size_t cells = (size_t)(a.B * a.H * a.nq * a.nk), width = (size_t)((a.nk + 7) / 8),
+                     rows = (size_t)(a.B * a.H * a.nq);
         uint8_t *x = kit_bytes(gpu), *y = kit_bytes(cpu), *z = kit_bytes(back), *bits[2];
         assert_memory_equal(x, y, cells);
         assert_memory_equal(x, z, cells);
@@ -251,8 +270,10 @@ static void masks_travel(void **state)
         for (int i = 0; i < 3; i++) {
             must(f.ctx, esa_attention(f.ctx, &f.q, &f.k, &f.v, &f.o, all[i], NULL));
             uint16_t *now = output(&f);
-            if (first) assert_memory_equal(first, now, SIZE * 2);
-            else first = now;
+            if (first)
+                assert_memory_equal(first, now, SIZE * 2);
+            else
+                first = now;
             if (first != now) free(now);
         }
         /* A mask on the GPU outlives its ctx and serves another one. */
@@ -267,9 +288,17 @@ static void masks_travel(void **state)
         free(now);
         free(first);
         esa_mask_free(made);
-        for (int i = 0; i < 2; i++) { free(bits[i]); free(count[i]); free(index[i]); }
-        free(x);  free(y);  free(z);
-        esa_mask_free(gpu);  esa_mask_free(cpu);  esa_mask_free(back);
+        for (int i = 0; i < 2; i++) {
+            free(bits[i]);
+            free(count[i]);
+            free(index[i]);
+        }
+        free(x);
+        free(y);
+        free(z);
+        esa_mask_free(gpu);
+        esa_mask_free(cpu);
+        esa_mask_free(back);
     }
     finish(&f);
 }
@@ -282,24 +311,30 @@ static void bad_input(void **state)
     esa_tensor bad = f.k;
     bad.device = ESA_DEVICE_CPU;
     bad.data = f.host[1];
-    refused(f.ctx, esa_attention(f.ctx, &f.q, &bad, &f.v, &f.o, NULL, NULL), ESA_ERR_DEVICE, "different devices");
+    refused(f.ctx, esa_attention(f.ctx, &f.q, &bad, &f.v, &f.o, NULL, NULL), ESA_ERR_DEVICE,
+            "different devices");
     refused(f.ctx, esa_select(f.ctx, &mask, &f.q, &bad, NULL), ESA_ERR_DEVICE, "different devices");
     bad = f.q;
     bad.device_index = 3;
-    refused(f.ctx, esa_attention(f.ctx, &bad, &f.k, &f.v, &f.o, NULL, NULL), ESA_ERR_DEVICE, "GPU 3");
+    refused(f.ctx, esa_attention(f.ctx, &bad, &f.k, &f.v, &f.o, NULL, NULL), ESA_ERR_DEVICE,
+            "GPU 3");
     bad = f.v;
-    bad.data = (char *)bad.data + 1;                        /* half an element: a GPU that tried would be lost for the whole process */
-    refused(f.ctx, esa_attention(f.ctx, &f.q, &f.k, &bad, &f.o, NULL, NULL), ESA_ERR_UNSUPPORTED, "2-byte");
+    /* half an element: a GPU that tried would be lost for the whole process */
+    bad.data = (char *)bad.data + 1;
+    refused(f.ctx, esa_attention(f.ctx, &f.q, &f.k, &bad, &f.o, NULL, NULL), ESA_ERR_UNSUPPORTED,
+            "2-byte");
     refused(f.ctx, esa_select(f.ctx, &mask, &bad, &f.k, NULL), ESA_ERR_UNSUPPORTED, "2-byte");
     esa_select_params rounding = params(ESA_SELECT_ENTROPY);
     rounding.mode = ESA_MODE_COMPAT_ROUND;
-    refused(f.ctx, esa_select(f.ctx, &mask, &f.q, &f.k, &rounding), ESA_ERR_UNSUPPORTED, "compat-round");
+    refused(f.ctx, esa_select(f.ctx, &mask, &f.q, &f.k, &rounding), ESA_ERR_UNSUPPORTED,
+            "compat-round");
     float lse_host[4];
     esa_tensor lse = esa_tensor_bnsd(lse_host, ESA_DTYPE_F32, B, H, N, 1);
     esa_attention_params ap = esa_attention_params_default();
     ap.lse = &lse;
     refused(f.ctx, esa_attention(f.ctx, &f.q, &f.k, &f.v, &f.o, NULL, &ap), ESA_ERR_DEVICE, "lse");
-    refused(f.ctx, esa_attention(f.ctx, &f.q, &f.k, &f.v, &f.q, NULL, NULL), ESA_ERR_ARGUMENT, "overlaps");
+    refused(f.ctx, esa_attention(f.ctx, &f.q, &f.k, &f.v, &f.q, NULL, NULL), ESA_ERR_ARGUMENT,
+            "overlaps");
 
     esa_shapes s = shapes();
     esa_plan *bare, *plan;
@@ -312,46 +347,60 @@ static void bad_input(void **state)
     must(f.ctx, esa_plan_create(f.ctx, &bare, &s, NULL, NULL));
     esa_select_params p = params(ESA_SELECT_RANDOM);
     must(f.ctx, esa_select(f.ctx, &hilbert, &f.q, &f.k, &p));
-    refused(f.ctx, esa_plan_attention(bare, hilbert, &f.q, &f.k, &f.v, &f.o, NULL, NULL), ESA_ERR_UNSUPPORTED, "gather");
+    refused(f.ctx, esa_plan_attention(bare, hilbert, &f.q, &f.k, &f.v, &f.o, NULL, NULL),
+            ESA_ERR_UNSUPPORTED, "gather");
     p.layout.order = ESA_ORDER_RASTER;
     must(f.ctx, esa_select(f.ctx, &mask, &f.q, &f.k, &p));
     must(f.ctx, esa_plan_attention(bare, mask, &f.q, &f.k, &f.v, &f.o, NULL, NULL));
     esa_mask *cpu;
     must(f.ctx, esa_mask_to_device(f.ctx, &cpu, mask, ESA_DEVICE_CPU));
-    refused(f.ctx, esa_plan_attention(bare, cpu, &f.q, &f.k, &f.v, &f.o, NULL, NULL), ESA_ERR_DEVICE, "esa_mask_to_device");
+    refused(f.ctx, esa_plan_attention(bare, cpu, &f.q, &f.k, &f.v, &f.o, NULL, NULL),
+            ESA_ERR_DEVICE, "esa_mask_to_device");
     esa_tensor host = esa_tensor_bnsd(f.host[0], ESA_DTYPE_BF16, B, H, N, D);
-    on_gpu_set(0);                                          /* CPU views into a GPU plan, and a GPU mask into a CPU call */
-    refused(f.ctx, esa_plan_attention(bare, mask, &host, &host, &host, &host, NULL, NULL), ESA_ERR_DEVICE, "");
+    on_gpu_set(0); /* CPU views into a GPU plan, and a GPU mask into a CPU call */
+    refused(f.ctx, esa_plan_attention(bare, mask, &host, &host, &host, &host, NULL, NULL),
+            ESA_ERR_DEVICE, "");
     esa_tensor hk = host, hv = host, ho = host;
-    hk.data = f.host[1]; hv.data = f.host[2]; ho.data = f.host[3];
+    hk.data = f.host[1];
+    hv.data = f.host[2];
+    ho.data = f.host[3];
     refused(f.ctx, esa_attention(f.ctx, &host, &hk, &hv, &ho, mask, NULL), ESA_ERR_DEVICE, "");
     on_gpu_set(-1);
 
     must(f.ctx, esa_plan_create(f.ctx, &plan, &s, &p, NULL));
     esa_mask *empty;
     must(f.ctx, esa_mask_create(plan, &empty));
-    refused(f.ctx, esa_plan_attention(plan, empty, &f.q, &f.k, &f.v, &f.o, NULL, NULL), ESA_ERR_STATE, "empty");
+    refused(f.ctx, esa_plan_attention(plan, empty, &f.q, &f.k, &f.v, &f.o, NULL, NULL),
+            ESA_ERR_STATE, "empty");
     assert_string_equal(esa_plan_kernel(plan, empty, &f.q, &f.k, &f.v, &f.o), "");
     assert_non_null(strstr(esa_ctx_error(f.ctx), "empty"));
     assert_string_equal(esa_plan_kernel(plan, NULL, &f.q, &f.k, &f.v, NULL), "");
     assert_string_equal(esa_plan_kernel(bare, cpu, &f.q, &f.k, &f.v, &f.o), "");
-    const esa_mask_info nothing = kit_info(empty);          /* what an empty mask says of itself, there as on the CPU */
-    assert_true(isnan(nothing.density_asked) && nothing.density == 0 && nothing.kept == 0 && nothing.selector == -1);
+    /* what an empty mask says of itself, there as on the CPU */
+    const esa_mask_info nothing = kit_info(empty);
+    assert_true(isnan(nothing.density_asked) && nothing.density == 0 && nothing.kept == 0 &&
+                nothing.selector == -1);
     refused(f.ctx, esa_mask_create(plan, NULL), ESA_ERR_ARGUMENT, "mask is NULL");
     refused(f.ctx, esa_plan_workspace(plan, NULL), ESA_ERR_ARGUMENT, "bytes is NULL");
     void *ws;
     int64_t bytes;
     must(f.ctx, esa_plan_workspace(plan, &bytes));
     must(f.ctx, esa_device_alloc(f.ctx, &ws, bytes + 64));
-    refused(f.ctx, esa_plan_select(plan, empty, &f.q, &f.k, (char *)ws + 8), ESA_ERR_ARGUMENT, "multiple of 64");
+    refused(f.ctx, esa_plan_select(plan, empty, &f.q, &f.k, (char *)ws + 8), ESA_ERR_ARGUMENT,
+            "multiple of 64");
     refused(f.ctx, esa_plan_select(plan, cpu, &f.q, &f.k, ws), ESA_ERR_MISMATCH, "esa_mask_create");
-    refused(f.ctx, esa_plan_attention(plan, hilbert, &f.q, &f.k, &f.v, &f.o, NULL, ws), ESA_ERR_MISMATCH, "order");
+    refused(f.ctx, esa_plan_attention(plan, hilbert, &f.q, &f.k, &f.v, &f.o, NULL, ws),
+            ESA_ERR_MISMATCH, "order");
     must(f.ctx, esa_plan_select(plan, empty, &f.q, &f.k, ws));
     must(f.ctx, esa_plan_attention(plan, empty, &f.q, &f.k, &f.v, &f.o, NULL, ws));
     must(f.ctx, esa_device_sync(f.ctx));
     esa_device_free(f.ctx, ws);
-    esa_mask_free(empty);  esa_mask_free(cpu);  esa_mask_free(mask);  esa_mask_free(hilbert);
-    esa_plan_free(plan);  esa_plan_free(bare);
+    esa_mask_free(empty);
+    esa_mask_free(cpu);
+    esa_mask_free(mask);
+    esa_mask_free(hilbert);
+    esa_plan_free(plan);
+    esa_plan_free(bare);
     finish(&f);
 }
 
@@ -387,8 +436,12 @@ static void lengths_on_the_gpu(void **state)
     assert_memory_equal(out[0], out[1], SIZE * 2);
     assert_memory_equal(keep[0], keep[1], cells);
     assert_memory_not_equal(out[1], out[2], SIZE * 2);
-    for (size_t i = SIZE / 2; i < SIZE; i++) assert_int_equal(out[1][i] & 0x7fff, 0);      /* batch entry 1 sees no key */
-    for (int i = 0; i < 3; i++) { free(out[i]); free(keep[i]); }
+    /* batch entry 1 sees no key */
+    for (size_t i = SIZE / 2; i < SIZE; i++) assert_int_equal(out[1][i] & 0x7fff, 0);
+    for (int i = 0; i < 3; i++) {
+        free(out[i]);
+        free(keep[i]);
+    }
     esa_mask_free(mask);
     esa_plan_free(plan);
     esa_device_free(f.ctx, len);
@@ -398,8 +451,9 @@ static void lengths_on_the_gpu(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(device_and_memory), cmocka_unit_test(tiers_agree), cmocka_unit_test(another_stream), cmocka_unit_test(masks_travel), cmocka_unit_test(bad_input),
-        cmocka_unit_test(lengths_on_the_gpu),
+        cmocka_unit_test(device_and_memory), cmocka_unit_test(tiers_agree),
+        cmocka_unit_test(another_stream),    cmocka_unit_test(masks_travel),
+        cmocka_unit_test(bad_input),         cmocka_unit_test(lengths_on_the_gpu),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,9 +1,10 @@
-/* test_gpu_faults.c - a GPU that fails: at every point once, a status, a sentence, nothing lost, and life goes on.
+/* test_gpu_faults.c - a GPU that fails: at every point once, a status, a sentence, nothing lost,
+ * and life goes on.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Only the stand-in can be told to fail (tests/cuda/stand_in.c: ESA_STAND_IN_FAIL). Views lie on the GPU from the start, so that every
- * failure hits the library and not the test. */
-#define _GNU_SOURCE                 /* setenv */
+ * Only the stand-in can be told to fail (tests/cuda/stand_in.c: ESA_STAND_IN_FAIL). Views lie on
+ * the GPU from the start, so that every failure hits the library and not the test. */
+#define _GNU_SOURCE /* setenv */
 #define ESA_EXPERIMENTAL
 #include "cuda/gpu_kit.h"
 #include "session/mini_model.h"
@@ -11,7 +12,10 @@
 /* Small: every point that can fail is a whole story of its own. */
 enum { B = 1, H = 2, N = 240, D = 16, LAYERS = 2, STEPS = 4 };
 
-typedef struct fixture { esa_ctx *ctx; esa_tensor q, k, v, o; } fixture;
+typedef struct fixture {
+    esa_ctx *ctx;
+    esa_tensor q, k, v, o;
+} fixture;
 
 static fixture fresh(void)
 {
@@ -53,7 +57,8 @@ static void check_failure(const esa_ctx *ctx, esa_status status, int point)
 {
     const char *text = esa_ctx_error(ctx);
     if (strlen(text) < 20) fail_msg("point %d: \"%s\" is no sentence", point, text);
-    if ((strstr(text, "told to fail") && status != ESA_ERR_DEVICE) || (strstr(text, "memory free") && status != ESA_ERR_MEMORY))
+    if ((strstr(text, "told to fail") && status != ESA_ERR_DEVICE) ||
+        (strstr(text, "memory free") && status != ESA_ERR_MEMORY))
         fail_msg("point %d: %s, but \"%s\"", point, esa_status_name(status), text);
 }
 
@@ -63,19 +68,25 @@ static esa_select_params selection(void)
     p.block_q = 32;
     p.block_k = 16;
     p.budget = 0.4;
-    p.layout.grid_q[0] = 3; p.layout.grid_q[1] = 8; p.layout.grid_q[2] = 10;
+    p.layout.grid_q[0] = 3;
+    p.layout.grid_q[1] = 8;
+    p.layout.grid_q[2] = 10;
     p.layout.order = ESA_ORDER_HILBERT;
     return p;
 }
 
-/* Everything a caller does without a session. *silent: the failure came from a call that knows no ctx. */
+/* Everything a caller does without a session. *silent: the failure came from a call that knows no
+ * ctx. */
 static esa_status plain_story(const fixture *f, int *silent)
 {
     enum { NQ = 8, NK = 15, CELLS = B * H * NQ * NK };
     const esa_select_params sp = selection();
     esa_shapes s = esa_shapes_default();
     s.device = ESA_DEVICE_CUDA;
-    s.B = B; s.Hq = s.Hkv = H; s.Nq = s.Nk = N; s.D = D;
+    s.B = B;
+    s.Hq = s.Hkv = H;
+    s.Nq = s.Nk = N;
+    s.D = D;
     esa_mask *mask = NULL, *cpu = NULL, *back = NULL, *planned = NULL;
     esa_plan *plan = NULL;
     float importance[CELLS], number = 7;
@@ -100,7 +111,10 @@ static esa_status plain_story(const fixture *f, int *silent)
     if (!status) status = esa_device_sync(f->ctx);
     if (!status) *silent = (status = esa_mask_get_info(planned, &info)) != ESA_OK;
     if (!status) *silent = (status = esa_mask_to_bits(planned, bits)) != ESA_OK;
-    esa_mask_free(mask);  esa_mask_free(cpu);  esa_mask_free(back);  esa_mask_free(planned);
+    esa_mask_free(mask);
+    esa_mask_free(cpu);
+    esa_mask_free(back);
+    esa_mask_free(planned);
     esa_plan_free(plan);
     esa_device_free(f->ctx, memory);
     return status;
@@ -109,7 +123,10 @@ static esa_status plain_story(const fixture *f, int *silent)
 static void plain_calls(void **state)
 {
     (void)state;
-    if (!on_stand_in()) { printf("only the stand-in fails when told to: not tried\n"); return; }
+    if (!on_stand_in()) {
+        printf("only the stand-in fails when told to: not tried\n");
+        return;
+    }
     fixture f = fresh();
     const int64_t free_before = gpu_free_bytes();
     int silent, points = 0, memory = 0, device = 0;
@@ -122,16 +139,20 @@ static void plain_calls(void **state)
         device += status == ESA_ERR_DEVICE;
         if (status && !silent) check_failure(f.ctx, status, points);
         esa_ctx_trim(f.ctx);
-        if (gpu_free_bytes() != free_before) fail_msg("point %d: %lld bytes are lost", points, (long long)(free_before - gpu_free_bytes()));
+        if (gpu_free_bytes() != free_before)
+            fail_msg("point %d: %lld bytes are lost", points,
+                     (long long)(free_before - gpu_free_bytes()));
         if (done) break;
     }
-    printf("every one of %d calls failed once: %d for memory, %d otherwise\n", points, memory, device);
+    printf("every one of %d calls failed once: %d for memory, %d otherwise\n", points, memory,
+           device);
     assert_true(memory > 10 && device > 10 && memory + device == points);
     must(f.ctx, plain_story(&f, &silent));
     finish(&f);
 }
 
-/* Copies of masks live in the memory of the ctx that was asked for them, whoever made the original. */
+/* Copies of masks live in the memory of the ctx that was asked for them, whoever made the
+ * original. */
 static void copies_use_their_ctx(void **state)
 {
     (void)state;
@@ -141,7 +162,7 @@ static void copies_use_their_ctx(void **state)
     esa_ctx *other = counting_ctx(&c, 1);
     esa_mask *mask, *copy[2];
     must(f.ctx, esa_select(f.ctx, &mask, &f.q, &f.k, &sp));
-    must(other, esa_mask_to_device(other, &copy[0], mask, ESA_DEVICE_CUDA));        /* opens the GPU */
+    must(other, esa_mask_to_device(other, &copy[0], mask, ESA_DEVICE_CUDA)); /* opens the GPU */
     esa_mask_free(copy[0]);
     esa_ctx_trim(other);
     const int64_t before = c.live;
@@ -173,7 +194,9 @@ static esa_status video(const fixture *f, esa_session *s)
     esa_status status = esa_session_begin(s);
     for (int32_t step = 0; step < STEPS && !status; step++) {
         status = esa_session_step(s, step, 0);
-        for (int32_t layer = 0; layer < LAYERS && !status; layer++) status = esa_session_attention(s, layer, ESA_CALL_SELF, &f->q, &f->k, &f->v, &f->o, NULL);
+        for (int32_t layer = 0; layer < LAYERS && !status; layer++)
+            status = esa_session_attention(s, layer, ESA_CALL_SELF, &f->q, &f->k, &f->v, &f->o,
+                                           NULL);
         if (!status && step == 1) status = esa_session_get_stats(s, &stats, -1, -1);
     }
     return status ? status : esa_session_get_stats(s, &stats, -1, -1);
@@ -185,14 +208,17 @@ static void check_video(const fixture *f, esa_session *s, int32_t mode)
     must(f->ctx, video(f, s));
     must(f->ctx, esa_session_get_stats(s, &stats, -1, -1));
     assert_int_equal(stats.calls, LAYERS * STEPS);
-    if (mode != ESA_SESSION_RECORD) assert_true(stats.sparse_calls > 0 && stats.density > 0.3 && stats.density < 0.5 && stats.device_bytes >= 0);
+    if (mode != ESA_SESSION_RECORD)
+        assert_true(stats.sparse_calls > 0 && stats.density > 0.3 && stats.density < 0.5 &&
+                    stats.device_bytes >= 0);
     assert_true(stats.attention_seconds > 0 && stats.select_seconds > 0);
 }
 
 /* variant 0: online, 1: masks that rest, 2: from a file, 3: recording. */
 static void session_story(const fixture *f, int variant, esa_mask_file *masks)
 {
-    static const int32_t mode[] = { ESA_SESSION_ONLINE, ESA_SESSION_ONLINE, ESA_SESSION_CACHED, ESA_SESSION_RECORD };
+    static const int32_t mode[] = { ESA_SESSION_ONLINE, ESA_SESSION_ONLINE, ESA_SESSION_CACHED,
+                                    ESA_SESSION_RECORD };
     esa_session_params p = esa_session_params_default();
     p.mode = mode[variant];
     p.layers = LAYERS;
@@ -209,12 +235,15 @@ static void session_story(const fixture *f, int variant, esa_mask_file *masks)
         esa_status status = esa_session_create(f->ctx, &s, &p);
         if (!status) status = video(f, s);
         const int done = nothing_failed();
-        if (done != !status) fail_msg("variant %d, point %d: %s", variant, points, esa_status_name(status));
+        if (done != !status)
+            fail_msg("variant %d, point %d: %s", variant, points, esa_status_name(status));
         if (status) check_failure(f->ctx, status, points);
-        if (s) check_video(f, s, p.mode);                   /* the session is still good */
+        if (s) check_video(f, s, p.mode); /* the session is still good */
         esa_session_free(s);
         esa_ctx_trim(f->ctx);
-        if (gpu_free_bytes() != free_before) fail_msg("variant %d, point %d: %lld bytes are lost", variant, points, (long long)(free_before - gpu_free_bytes()));
+        if (gpu_free_bytes() != free_before)
+            fail_msg("variant %d, point %d: %lld bytes are lost", variant, points,
+                     (long long)(free_before - gpu_free_bytes()));
         if (done) break;
     }
     printf("variant %d: every one of %d calls failed once\n", variant, points);
@@ -224,7 +253,10 @@ static void session_story(const fixture *f, int variant, esa_mask_file *masks)
 static void sessions(void **state)
 {
     (void)state;
-    if (!on_stand_in()) { printf("only the stand-in fails when told to: not tried\n"); return; }
+    if (!on_stand_in()) {
+        printf("only the stand-in fails when told to: not tried\n");
+        return;
+    }
     fixture f = fresh();
     scratch dir = scratch_make(), other = dir;
     esa_session_params p = esa_session_params_default();
@@ -253,6 +285,8 @@ static void sessions(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(plain_calls), cmocka_unit_test(copies_use_their_ctx), cmocka_unit_test(sessions) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(plain_calls),
+                                        cmocka_unit_test(copies_use_their_ctx),
+                                        cmocka_unit_test(sessions) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

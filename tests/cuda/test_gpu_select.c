@@ -1,16 +1,20 @@
-/* test_gpu_select.c - every selector on the GPU and on the CPU, same data: where the masks differ it must be a tie, and ties are counted.
+/* test_gpu_select.c - every selector on the GPU and on the CPU, same data: where the masks differ
+ * it must be a tie, and ties are counted.
  * SPDX-License-Identifier: Apache-2.0
  *
- * A tie: the blocks that one side keeps and the other does not differ by at most 2^-12 of the row's largest reference score; or the
- * budgets of two heads whose remainders differ by under 1e-4 moved by one block; or a CDF threshold that lies within 2^-12 of the row's
- * mass. full and random must agree in every bit. Modes that round to 16 bits (compat-round) put scores on a coarse grid, where one
- * rounding moves a block: there the share of differences is bounded instead. */
+ * A tie: the blocks that one side keeps and the other does not differ by at most 2^-12 of the row's
+ * largest reference score; or the budgets of two heads whose remainders differ by under 1e-4 moved
+ * by one block; or a CDF threshold that lies within 2^-12 of the row's mass. full and random must
+ * agree in every bit. Modes that round to 16 bits (compat-round) put scores on a coarse grid, where
+ * one rounding moves a block: there the share of differences is bounded instead. */
 #include "select/scores.h"
 #include "common/on_gpu.h"
 
 #define TIE 0x1p-12
 
-typedef struct tally { int64_t rows, blocks, swapped, moved, wrong; } tally;
+typedef struct tally {
+    int64_t rows, blocks, swapped, moved, wrong;
+} tally;
 
 static esa_ctx *ctx;
 
@@ -34,9 +38,13 @@ static int close_ctx(void **state)
 /* Reference scores of one head; entropy: the CPU's own importance. */
 static void reference(const world *w, const float *importance, double *score, int64_t b, int64_t h)
 {
-    if (w->p.selector == ESA_SELECT_RF_V2) naive_means(w, score, b, h);
-    else if (w->p.selector == ESA_SELECT_ADA_BSA) naive_ada(w, score, b, h);
-    else for (int64_t i = 0; i < w->nq * w->nk; i++) score[i] = (double)importance[(b * w->Hq + h) * w->nq * w->nk + i];
+    if (w->p.selector == ESA_SELECT_RF_V2)
+        naive_means(w, score, b, h);
+    else if (w->p.selector == ESA_SELECT_ADA_BSA)
+        naive_ada(w, score, b, h);
+    else
+        for (int64_t i = 0; i < w->nq * w->nk; i++)
+            score[i] = (double)importance[(b * w->Hq + h) * w->nq * w->nk + i];
 }
 
 static int descending(const void *a, const void *b)
@@ -45,8 +53,10 @@ static int descending(const void *a, const void *b)
     return x < y ? 1 : x > y ? -1 : 0;
 }
 
-/* Largest score that only `a` has minus the smallest that only `b` has, the `spare` smallest of b's left out: by how much b chose worse. */
-static double loss(const uint8_t *a, const uint8_t *b, const double *score, int64_t nk, int64_t spare, double *room)
+/* Largest score that only `a` has minus the smallest that only `b` has, the `spare` smallest of b's
+ * left out: by how much b chose worse. */
+static double loss(const uint8_t *a, const uint8_t *b, const double *score, int64_t nk,
+                   int64_t spare, double *room)
 {
     double best = -INFINITY;
     int64_t n = 0;
@@ -59,35 +69,50 @@ static double loss(const uint8_t *a, const uint8_t *b, const double *score, int6
     return best - room[n - 1 - spare];
 }
 
-/* How far the row's CDF decision is from its threshold, as a share of the row's mass, for either mask. */
+/* How far the row's CDF decision is from its threshold, as a share of the row's mass, for either
+ * mask. */
 static double cdf_slack(const world *w, const uint8_t *keep, const double *score)
 {
     double mass = 0.0, total = 0.0, least = INFINITY;
     for (int64_t j = 0; j < w->nk; j++) {
         total += score[j];
-        if (keep[j]) { mass += score[j]; if (score[j] < least) least = score[j]; }
+        if (keep[j]) {
+            mass += score[j];
+            if (score[j] < least) least = score[j];
+        }
     }
     if (!(total > 0.0)) return 0.0;
-    const double with = fabs(mass / total - w->p.cdf_threshold), without = fabs((mass - least) / total - w->p.cdf_threshold);
+    const double with = fabs(mass / total - w->p.cdf_threshold),
+                 without = fabs((mass - least) / total - w->p.cdf_threshold);
     return with < without ? with : without;
 }
 
 /* Target block counts of the entropy budgets before rounding, by bisection. */
-static void budget_targets(double *target, const double *entropy, int64_t H, int64_t nk, double budget)
+static void budget_targets(double *target, const double *entropy, int64_t H, int64_t nk,
+                           double budget)
 {
     const double low = budget < 1.0 / (double)nk ? budget : 1.0 / (double)nk;
     double s = 0.0, lo = 0.0, hi = 1e12;
     for (int it = 0; it < 200; it++) {
         double sum = 0.0;
         s = 0.5 * (lo + hi);
-        for (int64_t h = 0; h < H; h++) { const double b = s * entropy[h]; sum += b < low ? low : b > 1.0 ? 1.0 : b; }
-        if (sum < budget * (double)H) lo = s;
-        else hi = s;
+        for (int64_t h = 0; h < H; h++) {
+            const double b = s * entropy[h];
+            sum += b < low ? low : b > 1.0 ? 1.0 : b;
+        }
+        if (sum < budget * (double)H)
+            lo = s;
+        else
+            hi = s;
     }
-    for (int64_t h = 0; h < H; h++) { const double b = s * entropy[h]; target[h] = (b < low ? low : b > 1.0 ? 1.0 : b) * (double)nk; }
+    for (int64_t h = 0; h < H; h++) {
+        const double b = s * entropy[h];
+        target[h] = (b < low ? low : b > 1.0 ? 1.0 : b) * (double)nk;
+    }
 }
 
-/* May head h of batch entry b have moved by a block? Its remainder must be within 1e-4 of that of another head (or of nothing). */
+/* May head h of batch entry b have moved by a block? Its remainder must be within 1e-4 of that of
+ * another head (or of nothing). */
 static int32_t remainder_tie(const world *w, const double *entropy, int64_t b, int64_t h)
 {
     double target[64];
@@ -101,15 +126,19 @@ static int32_t remainder_tie(const world *w, const double *entropy, int64_t b, i
     return 0;
 }
 
-static void complain(const world *w, int64_t b, int64_t h, int64_t I, const uint8_t *cpu, const uint8_t *gpu, const double *score, double top, double by)
+static void complain(const world *w, int64_t b, int64_t h, int64_t I, const uint8_t *cpu,
+                     const uint8_t *gpu, const double *score, double top, double by)
 {
-    printf("WRONG row b %lld h %lld i %lld: off by %.3g of the largest score %.3g: %s\n   ", (long long)b, (long long)h, (long long)I, by / top, top, w->name);
+    printf("WRONG row b %lld h %lld i %lld: off by %.3g of the largest score %.3g: %s\n   ",
+           (long long)b, (long long)h, (long long)I, by / top, top, w->name);
     for (int64_t j = 0; j < w->nk && j < 64; j++)
-        if (cpu[j] != gpu[j]) printf(" %s has %lld (%.6g)", cpu[j] ? "cpu" : "gpu", (long long)j, score[j]);
+        if (cpu[j] != gpu[j])
+            printf(" %s has %lld (%.6g)", cpu[j] ? "cpu" : "gpu", (long long)j, score[j]);
     printf("\n");
 }
 
-static void compare_head(const world *w, tally *t, const uint8_t *cpu, const uint8_t *gpu, const double *score, const double *entropy, int64_t b, int64_t h)
+static void compare_head(const world *w, tally *t, const uint8_t *cpu, const uint8_t *gpu,
+                         const double *score, const double *entropy, int64_t b, int64_t h)
 {
     double *room = malloc((size_t)(w->nk + 1) * sizeof *room);
     assert_non_null(room);
@@ -129,16 +158,20 @@ static void compare_head(const world *w, tally *t, const uint8_t *cpu, const uin
         const uint8_t *a = cpu + at, *g = gpu + at;
         const double *s = score + I * w->nk;
         const int64_t more = kept[1] - kept[0];
-        /* whichever side keeps more may have its last ones for free; beyond that the two sides must have chosen equally well */
+        /* whichever side keeps more may have its last ones for free; beyond that the two sides must
+         * have chosen equally well */
         double by = loss(a, g, s, w->nk, more > 0 ? more : 0, room);
         const double back = loss(g, a, s, w->nk, more < 0 ? -more : 0, room);
         if (back > by) by = back;
         int32_t fine = by <= TIE * top;
         if (more) {
             t->moved++;
-            if (w->p.selector == ESA_SELECT_ENTROPY) fine = fine && remainder_tie(w, entropy, b, h);
-            else if (w->p.selector == ESA_SELECT_ADA_BSA && w->p.cdf_threshold < 1.0) fine = fine && (cdf_slack(w, a, s) <= TIE || cdf_slack(w, g, s) <= TIE);
-            /* rf_v2 in compat mode keeps every block as good as the last one; fixed rows keep the best block beside forced ones */
+            if (w->p.selector == ESA_SELECT_ENTROPY)
+                fine = fine && remainder_tie(w, entropy, b, h);
+            else if (w->p.selector == ESA_SELECT_ADA_BSA && w->p.cdf_threshold < 1.0)
+                fine = fine && (cdf_slack(w, a, s) <= TIE || cdf_slack(w, g, s) <= TIE);
+            /* rf_v2 in compat mode keeps every block as good as the last one; fixed rows keep the
+             * best block beside forced ones */
         }
         t->swapped += different;
         if (!fine) {
@@ -160,9 +193,12 @@ static void compare_world(world *w, tally *t)
     uint8_t *cpu = kit_bytes(mask);
     esa_mask_free(mask);
     float *importance = malloc((size_t)(heads * cells) * sizeof *importance);
-    double *entropy = malloc((size_t)heads * sizeof *entropy), *score = malloc((size_t)cells * sizeof *score);
+    double *entropy = malloc((size_t)heads * sizeof *entropy),
+           *score = malloc((size_t)cells * sizeof *score);
     assert_true(importance && entropy && score);
-    if (w->p.selector == ESA_SELECT_ENTROPY) assert_int_equal(esa_importance(ctx, importance, entropy, &w->q.view, &w->k.view, &w->p), ESA_OK);
+    if (w->p.selector == ESA_SELECT_ENTROPY)
+        assert_int_equal(esa_importance(ctx, importance, entropy, &w->q.view, &w->k.view, &w->p),
+                         ESA_OK);
     on_gpu_set(1);
     mask = kit_select(ctx, &w->q.view, &w->k.view, &w->p);
     const esa_mask_info g = kit_info(mask);
@@ -172,10 +208,13 @@ static void compare_world(world *w, tally *t)
     assert_int_equal(f.nk, g.nk);
     int64_t counted = 0;
     for (size_t i = 0; i < bytes; i++) counted += gpu[i];
-    if (g.kept != counted) fail_msg("the mask says %d kept, its lists hold %d: %s", (int)g.kept, (int)counted, w->name);
+    if (g.kept != counted)
+        fail_msg("the mask says %d kept, its lists hold %d: %s", (int)g.kept, (int)counted,
+                 w->name);
     /* existing blocks follow from kept and density on both sides */
     if (f.kept && g.kept && fabs((double)f.kept / f.density - (double)g.kept / g.density) > 0.5)
-        fail_msg("existing blocks differ: CPU %d at density %g, GPU %d at %g: %s", (int)f.kept, f.density, (int)g.kept, g.density, w->name);
+        fail_msg("existing blocks differ: CPU %d at density %g, GPU %d at %g: %s", (int)f.kept,
+                 f.density, (int)g.kept, g.density, w->name);
     if (memcmp(gpu, again, bytes)) fail_msg("two runs on the GPU differ: %s", w->name);
     const int32_t plain = w->p.selector == ESA_SELECT_FULL || w->p.selector == ESA_SELECT_RANDOM;
     if (plain && memcmp(cpu, gpu, bytes)) fail_msg("masks differ: %s", w->name);
@@ -191,21 +230,30 @@ static void compare_world(world *w, tally *t)
         for (size_t i = 0; i < bytes; i++) t->swapped += cpu[i] != gpu[i];
     }
     esa_mask_free(mask);
-    free(cpu);  free(gpu);  free(again);  free(importance);  free(entropy);  free(score);
+    free(cpu);
+    free(gpu);
+    free(again);
+    free(importance);
+    free(entropy);
+    free(score);
 }
 
 static void report(const tally *t, const char *what)
 {
-    printf("%-22s %8lld rows %9lld blocks: %lld blocks differ, %lld rows of another length, %lld rows that are no tie\n", what, (long long)t->rows,
-           (long long)t->blocks, (long long)t->swapped, (long long)t->moved, (long long)t->wrong);
+    printf("%-22s %8lld rows %9lld blocks: %lld blocks differ, %lld rows of another length, %lld "
+           "rows that are no tie\n",
+           what, (long long)t->rows, (long long)t->blocks, (long long)t->swapped,
+           (long long)t->moved, (long long)t->wrong);
 }
 
-/* compat rf_v2 and compat ada_bsa have needs of their own, and compat-round entropy is the CPU's alone. */
+/* compat rf_v2 and compat ada_bsa have needs of their own, and compat-round entropy is the CPU's
+ * alone. */
 static int32_t suits(const world *w)
 {
     if (w->p.mode == ESA_MODE_FIXED) return 1;
     if (w->p.selector == ESA_SELECT_ENTROPY) return w->p.mode == ESA_MODE_COMPAT;
-    if (w->p.selector == ESA_SELECT_RF_V2) return !w->p.causal && w->p.layout.grid_q[0] && w->Nq == w->Nk;
+    if (w->p.selector == ESA_SELECT_RF_V2)
+        return !w->p.causal && w->p.layout.grid_q[0] && w->Nq == w->Nk;
     return !(w->p.selector == ESA_SELECT_ADA_BSA && w->p.causal && w->Nq != w->Nk);
 }
 
@@ -230,15 +278,21 @@ static void small_problems(void **state)
             snprintf(what, sizeof what, "%s%s", name[selector], mode[m]);
             report(&t, what);
             wrong += t.wrong;
-            if (m == ESA_MODE_COMPAT_ROUND) assert_true((double)t.swapped <= 0.01 * (double)t.blocks + 4);
+            if (m == ESA_MODE_COMPAT_ROUND)
+                assert_true((double)t.swapped <= 0.01 * (double)t.blocks + 4);
         }
     assert_int_equal(wrong, 0);
 }
 
-/* The sizes of real kernels: bf16, head dims 64 and 128, blocks of 128 and 256, orders, text, several heads. */
+/* The sizes of real kernels: bf16, head dims 64 and 128, blocks of 128 and 256, orders, text,
+ * several heads. */
 static void tile_sizes(void **state)
 {
-    static const struct { int64_t Hq, Hkv, D; int32_t grid[3], front, back, order, block_q, block_k; double budget; } table[] = {
+    static const struct {
+        int64_t Hq, Hkv, D;
+        int32_t grid[3], front, back, order, block_q, block_k;
+        double budget;
+    } table[] = {
         { 4, 4, 128, { 5, 16, 24 }, 0, 0, ESA_ORDER_RASTER, 256, 128, 0.2 },
         { 4, 4, 128, { 5, 16, 24 }, 0, 0, ESA_ORDER_TILE, 128, 128, 0.3 },
         { 4, 2, 64, { 3, 23, 29 }, 26, 0, ESA_ORDER_HILBERT, 128, 128, 0.25 },
@@ -252,7 +306,8 @@ static void tile_sizes(void **state)
         for (int32_t dtype = ESA_DTYPE_F16; dtype <= ESA_DTYPE_BF16; dtype++) {
             tally t = { 0, 0, 0, 0, 0 };
             char what[64];
-            for (size_t c = 0; c < sizeof table / sizeof table[0]; c += getenv("ESA_TEST_SMALL") ? 2 : 1) {
+            for (size_t c = 0; c < sizeof table / sizeof table[0];
+                 c += getenv("ESA_TEST_SMALL") ? 2 : 1) {
                 world w;
                 memset(&w, 0, sizeof w);
                 w.B = 1;
@@ -266,10 +321,14 @@ static void tile_sizes(void **state)
                 if (selector == ESA_SELECT_ADA_BSA && c % 2) w.p.cdf_threshold = 0.8;
                 w.p.layout.order = table[c].order;
                 w.p.layout.protect_first_frame = (int32_t)(c % 2);
-                for (int i = 0; i < 3; i++) { w.p.layout.grid_q[i] = w.p.layout.grid_k[i] = table[c].grid[i]; w.p.layout.window[i] = 4; }
+                for (int i = 0; i < 3; i++) {
+                    w.p.layout.grid_q[i] = w.p.layout.grid_k[i] = table[c].grid[i];
+                    w.p.layout.window[i] = 4;
+                }
                 w.p.layout.text_front_q = w.p.layout.text_front_k = table[c].front;
                 w.p.layout.text_back_q = w.p.layout.text_back_k = table[c].back;
-                w.Nq = w.Nk = (int64_t)table[c].grid[0] * table[c].grid[1] * table[c].grid[2] + table[c].front + table[c].back;
+                w.Nq = w.Nk = (int64_t)table[c].grid[0] * table[c].grid[1] * table[c].grid[2] +
+                              table[c].front + table[c].back;
                 w.nq = (w.Nq + w.p.block_q - 1) / w.p.block_q;
                 w.nk = (w.Nk + w.p.block_k - 1) / w.p.block_k;
                 w.kv_len[0] = (int32_t)w.Nk;
@@ -278,11 +337,13 @@ static void tile_sizes(void **state)
                 w.order_q = malloc((size_t)w.Nq * 4);
                 w.order_k = malloc((size_t)w.Nk * 4);
                 world_order(&w, ctx);
-                snprintf(w.name, sizeof w.name, "selector %d dtype %d tile case %d", (int)selector, (int)dtype, (int)c);
+                snprintf(w.name, sizeof w.name, "selector %d dtype %d tile case %d", (int)selector,
+                         (int)dtype, (int)c);
                 compare_world(&w, &t);
                 world_free(&w);
             }
-            snprintf(what, sizeof what, "selector %d %s", (int)selector, dtype == ESA_DTYPE_F16 ? "f16" : "bf16");
+            snprintf(what, sizeof what, "selector %d %s", (int)selector,
+                     dtype == ESA_DTYPE_F16 ? "f16" : "bf16");
             report(&t, what);
             wrong += t.wrong;
         }
@@ -309,11 +370,15 @@ static void importance_agrees(void **state)
         if (status) fail_msg("%s: %s", esa_ctx_error(ctx), w.name);
         for (int64_t i = 0; i < n; i++) {
             const double d = fabs((double)cpu[i] - (double)gpu[i]);
-            if (!(d <= 1e-5)) fail_msg("importance %lld: CPU %g, GPU %g: %s", (long long)i, (double)cpu[i], (double)gpu[i], w.name);
+            if (!(d <= 1e-5))
+                fail_msg("importance %lld: CPU %g, GPU %g: %s", (long long)i, (double)cpu[i],
+                         (double)gpu[i], w.name);
             worst = fmax(worst, d);
         }
         for (int64_t i = 0; i < w.B * w.Hq; i++) {
-            if (!(fabs(e[0][i] - e[1][i]) <= 1e-5)) fail_msg("entropy of head %lld: CPU %g, GPU %g: %s", (long long)i, e[0][i], e[1][i], w.name);
+            if (!(fabs(e[0][i] - e[1][i]) <= 1e-5))
+                fail_msg("entropy of head %lld: CPU %g, GPU %g: %s", (long long)i, e[0][i], e[1][i],
+                         w.name);
             worst_entropy = fmax(worst_entropy, fabs(e[0][i] - e[1][i]));
         }
         free(cpu);
@@ -326,7 +391,9 @@ static void importance_agrees(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(importance_agrees), cmocka_unit_test(small_problems), cmocka_unit_test(tile_sizes),
+        cmocka_unit_test(importance_agrees),
+        cmocka_unit_test(small_problems),
+        cmocka_unit_test(tile_sizes),
     };
     return cmocka_run_group_tests(tests, open_ctx, close_ctx);
 }

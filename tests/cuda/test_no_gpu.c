@@ -1,6 +1,7 @@
-/* test_no_gpu.c - no plugin, a wrong one, no driver, no GPU: ESA_ERR_DEVICE and a sentence, and the CPU works on.
+/* test_no_gpu.c - no plugin, a wrong one, no driver, no GPU: ESA_ERR_DEVICE and a sentence, and the
+ * CPU works on.
  * SPDX-License-Identifier: Apache-2.0 */
-#define _GNU_SOURCE                 /* setenv, readlink, dladdr */
+#define _GNU_SOURCE /* setenv, readlink, dladdr */
 #define ESA_EXPERIMENTAL
 #include <setjmp.h>
 #include <stdarg.h>
@@ -40,17 +41,22 @@ static const char *beside(const char *name)
 
 static void expect(esa_ctx *ctx, esa_status got, const char *word)
 {
-    if (got != ESA_ERR_DEVICE) fail_msg("%s instead of ESA_ERR_DEVICE: %s", esa_status_name(got), esa_ctx_error(ctx));
-    if (!strstr(esa_ctx_error(ctx), word)) fail_msg("\"%s\" does not mention \"%s\"", esa_ctx_error(ctx), word);
+    if (got != ESA_ERR_DEVICE)
+        fail_msg("%s instead of ESA_ERR_DEVICE: %s", esa_status_name(got), esa_ctx_error(ctx));
+    if (!strstr(esa_ctx_error(ctx), word))
+        fail_msg("\"%s\" does not mention \"%s\"", esa_ctx_error(ctx), word);
 }
 
-/* Every call that would need a GPU says why there is none; between them the CPU computes what it always did. */
+/* Every call that would need a GPU says why there is none; between them the CPU computes what it
+ * always did. */
 static void all_calls(const char *word)
 {
     esa_ctx *ctx;
     assert_int_equal(esa_ctx_create(&ctx, NULL), ESA_OK);
-    esa_tensor cpu[4] = { view(q, ESA_DEVICE_CPU), view(k, ESA_DEVICE_CPU), view(v, ESA_DEVICE_CPU), view(o, ESA_DEVICE_CPU) };
-    esa_tensor gpu[4] = { view(q, ESA_DEVICE_CUDA), view(k, ESA_DEVICE_CUDA), view(v, ESA_DEVICE_CUDA), view(o, ESA_DEVICE_CUDA) };
+    esa_tensor cpu[4] = { view(q, ESA_DEVICE_CPU), view(k, ESA_DEVICE_CPU), view(v, ESA_DEVICE_CPU),
+                          view(o, ESA_DEVICE_CPU) };
+    esa_tensor gpu[4] = { view(q, ESA_DEVICE_CUDA), view(k, ESA_DEVICE_CUDA),
+                          view(v, ESA_DEVICE_CUDA), view(o, ESA_DEVICE_CUDA) };
     tensor_fill(&cpu[0], 1, 1.0);
     tensor_fill(&cpu[1], 2, 1.0);
     tensor_fill(&cpu[2], 3, 1.0);
@@ -75,7 +81,10 @@ static void all_calls(const char *word)
     esa_shapes s = esa_shapes_default();
     esa_plan *plan;
     s.device = ESA_DEVICE_CUDA;
-    s.B = 1; s.Hq = s.Hkv = H; s.Nq = s.Nk = N; s.D = D;
+    s.B = 1;
+    s.Hq = s.Hkv = H;
+    s.Nq = s.Nk = N;
+    s.D = D;
     expect(ctx, esa_plan_create(ctx, &plan, &s, NULL, NULL), word);
     assert_null(plan);
     esa_session_params sp = esa_session_params_default();
@@ -85,7 +94,10 @@ static void all_calls(const char *word)
     assert_int_equal(esa_session_create(ctx, &session, &sp), ESA_OK);
     assert_int_equal(esa_session_begin(session), ESA_OK);
     assert_int_equal(esa_session_step(session, 0, 0), ESA_OK);
-    expect(ctx, esa_session_attention(session, 0, ESA_CALL_SELF, &gpu[0], &gpu[1], &gpu[2], &gpu[3], NULL), word);
+    expect(
+        ctx,
+        esa_session_attention(session, 0, ESA_CALL_SELF, &gpu[0], &gpu[1], &gpu[2], &gpu[3], NULL),
+        word);
     esa_session_free(session);
 
     assert_int_equal(esa_select(ctx, &mask, &cpu[0], &cpu[1], NULL), ESA_OK);
@@ -99,7 +111,7 @@ static void all_calls(const char *word)
     assert_true(held == 0 && peak == 0);
     esa_device_free(ctx, NULL);
 
-    assert_memory_equal(before, o, sizeof o);               /* nobody wrote */
+    assert_memory_equal(before, o, sizeof o); /* nobody wrote */
     assert_int_equal(esa_attention(ctx, &cpu[0], &cpu[1], &cpu[2], &cpu[3], NULL, NULL), ESA_OK);
     assert_memory_equal(before, o, sizeof o);
     assert_string_equal(esa_ctx_error(ctx), "");
@@ -112,27 +124,31 @@ static void missing_plugin(void **state)
     setenv("ESA_CUDA_LIB", "/no/such/folder/libesa_cuda.so", 1);
     all_calls("/no/such/folder/libesa_cuda.so");
     unsetenv("ESA_CUDA_LIB");
-    all_calls("libesa_cuda.so");                            /* none lies beside the test programs */
+    all_calls("libesa_cuda.so"); /* none lies beside the test programs */
 }
 
 static void wrong_plugins(void **state)
 {
     (void)state;
-    setenv("ESA_CUDA_LIB", "/proc/self/status", 1);         /* a file, but no library */
+    setenv("ESA_CUDA_LIB", "/proc/self/status", 1); /* a file, but no library */
     all_calls("/proc/self/status");
-    setenv("ESA_CUDA_LIB", "libm.so.6", 1);                 /* a bare name is a file of this folder: no search path is asked */
+    setenv("ESA_CUDA_LIB", "libm.so.6",
+           1); /* a bare name is a file of this folder: no search path is asked */
     all_calls("libm.so.6");
     Dl_info c_library;
     assert_true(dladdr(dlsym(RTLD_DEFAULT, "printf"), &c_library) && c_library.dli_fname);
-    setenv("ESA_CUDA_LIB", c_library.dli_fname, 1);         /* a library, but no plugin */
+    setenv("ESA_CUDA_LIB", c_library.dli_fname, 1); /* a library, but no plugin */
     all_calls("esa_cuda_entry");
     setenv("ESA_CUDA_LIB", beside("libesa_other_abi.so"), 1);
-    if (access(getenv("ESA_CUDA_LIB"), R_OK) == 0) all_calls("interface");
-    else printf("libesa_other_abi.so is not beside this program: not tried\n");
+    if (access(getenv("ESA_CUDA_LIB"), R_OK) == 0)
+        all_calls("interface");
+    else
+        printf("libesa_other_abi.so is not beside this program: not tried\n");
     unsetenv("ESA_CUDA_LIB");
 }
 
-/* The real plugin, where it was built, on a machine whose GPUs (if any) are hidden. In a child: drivers read the variable once. */
+/* The real plugin, where it was built, on a machine whose GPUs (if any) are hidden. In a child:
+ * drivers read the variable once. */
 static void no_device(void **state)
 {
     (void)state;
@@ -172,18 +188,24 @@ static int ask(void)
     return lost;
 }
 
-/* Runs `program` as a shell runs what it found through $PATH: by a bare name, from some other folder. Its exit status. */
-static int run_from(const char *folder, const char *program, const char *plugin, const char *library_path)
+/* Runs `program` as a shell runs what it found through $PATH: by a bare name, from some other
+ * folder. Its exit status. */
+static int run_from(const char *folder, const char *program, const char *plugin,
+                    const char *library_path)
 {
     fflush(NULL);
     const pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
-        if (plugin) setenv("ESA_CUDA_LIB", plugin, 1);
-        else unsetenv("ESA_CUDA_LIB");
-        /* In a bundle the libraries of the tests lie in ../lib of the program, where a link to it elsewhere does not find them. */
+        if (plugin)
+            setenv("ESA_CUDA_LIB", plugin, 1);
+        else
+            unsetenv("ESA_CUDA_LIB");
+        /* In a bundle the libraries of the tests lie in ../lib of the program, where a link to it
+         * elsewhere does not find them. */
         char libraries[8400];
-        snprintf(libraries, sizeof libraries, "%s%s%s", library_path ? library_path : "", library_path ? ":" : "", beside("../lib"));
+        snprintf(libraries, sizeof libraries, "%s%s%s", library_path ? library_path : "",
+                 library_path ? ":" : "", beside("../lib"));
         setenv("LD_LIBRARY_PATH", libraries, 1);
         if (chdir(folder)) _exit(8);
         execl(program, "ask", (char *)NULL);
@@ -195,7 +217,8 @@ static int run_from(const char *folder, const char *program, const char *plugin,
     return WEXITSTATUS(how);
 }
 
-/* libesa is linked into this program: its plugin lies beside the program, wherever the program was called from and by whatever name. */
+/* libesa is linked into this program: its plugin lies beside the program, wherever the program was
+ * called from and by whatever name. */
 static void beside_the_program(void **state)
 {
     (void)state;
@@ -221,8 +244,10 @@ static void beside_the_program(void **state)
     assert_int_equal(symlink(stand_in, plugin), 0);
 
     const int found = run_from("/", program[1], NULL, NULL);
-    const int strayed = run_from(with, program[0], NULL, NULL);                     /* a plugin in the current folder is none of ours */
-    const int named = run_from(with, program[0], "libesa_cuda.so", NULL);           /* unless it was asked for */
+    /* a plugin in the current folder is none of ours */
+    const int strayed = run_from(with, program[0], NULL, NULL);
+    const int named = run_from(with, program[0], "libesa_cuda.so",
+                               NULL); /* unless it was asked for */
     const int relative = run_from(with, program[0], "../libesa_stand_in.so", NULL);
     const int searched = run_from("/", program[0], "libesa_cuda.so", with);
     unlink(plugin);
@@ -255,7 +280,8 @@ static void arguments(void **state)
     assert_int_equal(esa_device_download(ctx, q, NULL, 4), ESA_ERR_ARGUMENT);
     assert_int_equal(esa_device_upload(ctx, q, k, -4), ESA_ERR_ARGUMENT);
     assert_int_equal(esa_ctx_set_stream(NULL, NULL), ESA_ERR_ARGUMENT);
-    assert_int_equal(esa_ctx_set_stream(ctx, &ctx), ESA_OK);     /* no GPU in use: remembered, not looked at */
+    /* no GPU in use: remembered, not looked at */
+    assert_int_equal(esa_ctx_set_stream(ctx, &ctx), ESA_OK);
     assert_int_equal(esa_ctx_set_stream(ctx, NULL), ESA_OK);
     esa_mask *copy = (esa_mask *)&ctx;
     assert_int_equal(esa_mask_to_device(ctx, &copy, NULL, ESA_DEVICE_CUDA), ESA_ERR_ARGUMENT);
@@ -269,7 +295,8 @@ int main(int argc, char **argv)
 {
     if (argc == 1 && !strcmp(argv[0], "ask")) return ask();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(no_device), cmocka_unit_test(missing_plugin), cmocka_unit_test(wrong_plugins), cmocka_unit_test(beside_the_program),
+        cmocka_unit_test(no_device),     cmocka_unit_test(missing_plugin),
+        cmocka_unit_test(wrong_plugins), cmocka_unit_test(beside_the_program),
         cmocka_unit_test(arguments),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

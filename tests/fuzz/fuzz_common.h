@@ -1,10 +1,10 @@
-/* fuzz_common.h - what the file fuzzers share: a context, seeds, and a mutator that knows that the first eight bytes of a file are the
- * length of its header.
+/* fuzz_common.h - what the file fuzzers share: a context, seeds, and a mutator that knows that the
+ * first eight bytes of a file are the length of its header.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Seeds are made by the target itself when it starts and handed out by the mutator, so no files need to be kept:
- *   fuzz_x -max_total_time=60            fuzzes from the built-in seeds
- *   fuzz_x --make-seeds FOLDER           writes them into a folder, to look at or to start a corpus */
+ * Seeds are made by the target itself when it starts and handed out by the mutator, so no files
+ * need to be kept: fuzz_x -max_total_time=60            fuzzes from the built-in seeds fuzz_x
+ * --make-seeds FOLDER           writes them into a folder, to look at or to start a corpus */
 #ifndef ESA_TESTS_FUZZ_COMMON_H
 #define ESA_TESTS_FUZZ_COMMON_H
 
@@ -24,7 +24,10 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max, unsigned 
 #define FUZZ_SEEDS 64
 
 static esa_ctx *fuzz_ctx;
-static struct { uint8_t *bytes; size_t size; } fuzz_seed[FUZZ_SEEDS];
+static struct {
+    uint8_t *bytes;
+    size_t size;
+} fuzz_seed[FUZZ_SEEDS];
 static int fuzz_seeds;
 
 /* The target's own: writes its seeds into a folder; 0 on success. */
@@ -83,8 +86,8 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     return 0;
 }
 
-/* Now and then a seed as it is; three times in four only the header's text changes and its length is set right, so that what lies
- * behind the first check is reached. */
+/* Now and then a seed as it is; three times in four only the header's text changes and its length
+ * is set right, so that what lies behind the first check is reached. */
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max, unsigned seed)
 {
     if (size < 8 || seed % 61 == 0) {

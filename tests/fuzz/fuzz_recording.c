@@ -1,7 +1,8 @@
-/* fuzz_recording.c - any bytes as a recording: refused with a sentence, or it can be summed up row by row.
+/* fuzz_recording.c - any bytes as a recording: refused with a sentence, or it can be summed up row
+ * by row.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "fuzz_session_seeds.h"
-#include "session/recording.h"
+#include "maskfile/recording.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
@@ -10,7 +11,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (esa_st_open_memory(fuzz_ctx, &tensors, data, (int64_t)size) != ESA_OK) return 0;
     const esa_status status = esa_recording_make(fuzz_ctx, &rec, tensors);
     if (status != ESA_OK) {
-        must(status == ESA_ERR_FORMAT || status == ESA_ERR_VERSION, "only the format or its version can be wrong");
+        must(status == ESA_ERR_FORMAT || status == ESA_ERR_VERSION,
+             "only the format or its version can be wrong");
         must(esa_ctx_error(fuzz_ctx)[0], "a refusal has a sentence");
         return 0;
     }

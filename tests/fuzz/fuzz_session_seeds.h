@@ -15,8 +15,10 @@ static int make_seeds(const char *folder)
         k[i] = (float)(i * 53 % 97) / 24 - 2;
         v[i] = 1;
     }
-    const esa_tensor tq = esa_tensor_bnsd(q, ESA_DTYPE_F32, 1, 2, 96, 8), tk = esa_tensor_bnsd(k, ESA_DTYPE_F32, 1, 2, 96, 8),
-                     tv = esa_tensor_bnsd(v, ESA_DTYPE_F32, 1, 2, 96, 8), to = esa_tensor_bnsd(o, ESA_DTYPE_F32, 1, 2, 96, 8);
+    const esa_tensor tq = esa_tensor_bnsd(q, ESA_DTYPE_F32, 1, 2, 96, 8),
+                     tk = esa_tensor_bnsd(k, ESA_DTYPE_F32, 1, 2, 96, 8),
+                     tv = esa_tensor_bnsd(v, ESA_DTYPE_F32, 1, 2, 96, 8),
+                     to = esa_tensor_bnsd(o, ESA_DTYPE_F32, 1, 2, 96, 8);
     int bad = 0;
     for (int i = 0; i < 6; i++) {
         esa_session_params p = esa_session_params_default();
@@ -39,7 +41,9 @@ static int make_seeds(const char *folder)
         for (int32_t step = 0; step < 3; step++)
             for (int32_t branch = 0; branch < p.branches; branch++) {
                 if (status == ESA_OK) status = esa_session_step(s, step, branch);
-                for (int32_t layer = 0; status == ESA_OK && layer < 2; layer++) status = esa_session_attention(s, layer, ESA_CALL_SELF, &tq, &tk, &tv, &to, NULL);
+                for (int32_t layer = 0; status == ESA_OK && layer < 2; layer++)
+                    status = esa_session_attention(s, layer, ESA_CALL_SELF, &tq, &tk, &tv, &to,
+                                                   NULL);
             }
         char recording[1024], output[1024];
         snprintf(recording, sizeof recording, "%s/recording%d", folder, i);
@@ -47,7 +51,7 @@ static int make_seeds(const char *folder)
         esa_session_free(s);
         for (int32_t kind = 0; status == ESA_OK && kind < 3; kind++) {
             esa_mask_build b = esa_mask_build_default();
-            const double budgets[2] = {0.5, 0.3};
+            const double budgets[2] = { 0.5, 0.3 };
             const char *from = recording;
             b.importance = kind;
             b.budgets = budgets;

@@ -10,9 +10,9 @@ exported=$(nm -D --defined-only "$library" | awk '{print $3}' | sort -u)
 foreign=$(grep -v '^esa_' <<<"$exported" || true)
 [ -z "$foreign" ] || { echo "exported without the prefix esa_: $foreign" >&2; exit 1; }
 # The preprocessor, not a pattern, decides what is declared: ESA_API becomes a mark.
-# esa_video.h belongs to libesa_video.
+# esa_video.h and esa_frames.h belong to libesa_video.
 declared=$(for h in "$source"/include/esa/*.h; do
-    [ "$(basename "$h")" != esa_video.h ] || continue
+    case "$(basename "$h")" in esa_video.h|esa_frames.h) continue ;; esac
     { echo '#define ESA_EXPERIMENTAL'; echo "#include <esa/$(basename "$h")>"; } |
         cc -std=c11 -E -P -I"$source/include" -x c - ; done | tr '\n' ' ' | tr ';' '\n' |
     grep 'visibility("default")' | sed -E 's/.*[ *](esa_[a-z0-9_]+) *\(.*/\1/; s/.*[ *](esa_[a-z0-9_]+)\(.*/\1/' | sort -u)

@@ -1,4 +1,5 @@
-/* use_video.c - a program outside the tree that uses an installed libesa_video: a grey picture, compared with itself and written.
+/* use_video.c - a program outside the tree that uses an installed libesa_video: a grey picture,
+ * compared with itself and written.
  * SPDX-License-Identifier: Apache-2.0 */
 #include <stdio.h>
 #include <string.h>
@@ -17,8 +18,10 @@ int main(int argc, char **argv)
     if (status == ESA_OK) status = esa_frames_save(ctx, frames, argv[1], NULL);
     esa_model *model;
     const esa_status refused = esa_model_open(ctx, &model, "/nonexistent", NULL);
-    printf("esa_video: %s, SSIM %g; %s\n", esa_status_name(status), metrics.ssim, esa_ctx_error(ctx));
+    printf("esa_video: %s, SSIM %g; %s\n", esa_status_name(status), metrics.ssim,
+           esa_ctx_error(ctx));
     esa_frames_free(frames);
     esa_ctx_free(ctx);
-    return status == ESA_OK && metrics.ssim == 1.0 && refused == ESA_ERR_IO && model == NULL ? 0 : 1;
+    return status == ESA_OK && metrics.ssim == 1.0 && refused == ESA_ERR_IO && model == NULL ? 0
+                                                                                             : 1;
 }

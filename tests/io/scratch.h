@@ -1,4 +1,5 @@
-/* scratch.h - helpers of the file tests: a folder of their own, whole files, an allocator that counts and fails on demand.
+/* scratch.h - helpers of the file tests: a folder of their own, whole files, an allocator that
+ * counts and fails on demand.
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_TESTS_IO_SCRATCH_H
 #define ESA_TESTS_IO_SCRATCH_H
@@ -16,13 +17,17 @@
 #include <cmocka.h>
 #include "esa/esa.h"
 
-typedef struct scratch { char dir[256]; char path[640]; } scratch;
+typedef struct scratch {
+    char dir[256];
+    char path[640];
+} scratch;
 
 static inline scratch scratch_make(void)
 {
     scratch s;
     const char *root = getenv("TMPDIR");
-    snprintf(s.dir, sizeof s.dir, "%s/esa-test-XXXXXX", root && *root && strlen(root) < 200 ? root : "/tmp");
+    snprintf(s.dir, sizeof s.dir, "%s/esa-test-XXXXXX",
+             root && *root && strlen(root) < 200 ? root : "/tmp");
     assert_non_null(mkdtemp(s.dir));
     return s;
 }
@@ -40,7 +45,8 @@ static inline int scratch_count(const scratch *s)
     int n = 0;
     DIR *d = opendir(s->dir);
     assert_non_null(d);
-    for (struct dirent *e; (e = readdir(d));) n += e->d_name[0] != '.' || (e->d_name[1] && strcmp(e->d_name, "..") != 0);
+    for (struct dirent *e; (e = readdir(d));)
+        n += e->d_name[0] != '.' || (e->d_name[1] && strcmp(e->d_name, "..") != 0);
     closedir(d);
     return n;
 }
@@ -50,7 +56,8 @@ static inline void scratch_remove(scratch *s)
     DIR *d = opendir(s->dir);
     assert_non_null(d);
     for (struct dirent *e; (e = readdir(d));)
-        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0) unlink(scratch_path(s, e->d_name));
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
+            unlink(scratch_path(s, e->d_name));
     closedir(d);
     assert_int_equal(rmdir(s->dir), 0);
 }
@@ -89,7 +96,9 @@ static inline int scratch_same(const char *a, const char *b)
 }
 
 /* Counts what lives; with left >= 0 the allocation after `left` more fails, and only that one. */
-typedef struct counting { int64_t live, total, left; } counting;
+typedef struct counting {
+    int64_t live, total, left;
+} counting;
 
 static inline void *counting_alloc(void *user, uint64_t bytes)
 {
@@ -126,11 +135,14 @@ static inline esa_ctx *counting_ctx(counting *c, int32_t threads)
 /* status, and a sentence that holds every one of the words (NULL ends the list). */
 static inline void assert_refused(const esa_ctx *ctx, esa_status status, esa_status expected, ...)
 {
-    if (status != expected) fail_msg("status %s, expected %s: %s", esa_status_name(status), esa_status_name(expected), esa_ctx_error(ctx));
+    if (status != expected)
+        fail_msg("status %s, expected %s: %s", esa_status_name(status), esa_status_name(expected),
+                 esa_ctx_error(ctx));
     va_list words;
     va_start(words, expected);
     for (const char *w; (w = va_arg(words, const char *));)
-        if (!strstr(esa_ctx_error(ctx), w)) fail_msg("'%s' is missing in: %s", w, esa_ctx_error(ctx));
+        if (!strstr(esa_ctx_error(ctx), w))
+            fail_msg("'%s' is missing in: %s", w, esa_ctx_error(ctx));
     va_end(words);
     assert_true(esa_ctx_error(ctx)[0] != 0);
 }

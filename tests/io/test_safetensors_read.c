@@ -1,8 +1,9 @@
-/* test_safetensors_read.c - the strict reader: what is right is read, everything else is refused with a sentence.
+/* test_safetensors_read.c - the strict reader: what is right is read, everything else is refused
+ * with a sentence.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "io/scratch.h"
 #include "common/one_ctx.h"
-#include "esa/esa_media.h"
+#include "esa/esa_tensors.h"
 
 /* A file in memory from header text and a number of data bytes; the caller frees. */
 static uint8_t *make(const char *header, size_t data, size_t *size)
@@ -19,8 +20,8 @@ static uint8_t *make(const char *header, size_t data, size_t *size)
 
 static esa_status open_text(esa_tensors **file, const char *header, size_t data)
 {
-    /* The exact size on the heap, so that the address sanitizer sees every read past the end. The bytes leak into the file object's
-     * lifetime only when it opened. */
+    /* The exact size on the heap, so that the address sanitizer sees every read past the end. The
+     * bytes leak into the file object's lifetime only when it opened. */
     size_t size;
     uint8_t *bytes = make(header, data, &size);
     const esa_status status = esa_tensors_open_memory(ctx, file, bytes, (int64_t)size);
@@ -45,7 +46,8 @@ static void refuse(const char *header, size_t data, const char *word)
     const esa_status status = open_text(&file, header, data);
     if (status != ESA_ERR_FORMAT) fail_msg("status %s for %s", esa_status_name(status), header);
     assert_null(file);
-    if (!strstr(esa_ctx_error(ctx), word)) fail_msg("'%s' is missing in: %s\n%s", word, esa_ctx_error(ctx), header);
+    if (!strstr(esa_ctx_error(ctx), word))
+        fail_msg("'%s' is missing in: %s\n%s", word, esa_ctx_error(ctx), header);
 }
 
 static void test_good(void **state)
@@ -57,14 +59,22 @@ static void test_good(void **state)
     accept("{\"__metadata__\":{}}", 0);
     accept("{\"a\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,4]}}", 4);
     accept("{\"a\":{\"shape\":[2,3],\"data_offsets\":[0,12],\"dtype\":\"BF16\"}}  ", 12);
-    accept("{\"e\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]},\"f\":{\"dtype\":\"U8\",\"shape\":[3,0,9],\"data_offsets\":[0,0]}}", 0);
-    accept("{\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[1,3]},\"a\":{\"dtype\":\"I8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 3);
-    accept("{\"z\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[2,2]},\"a\":{\"dtype\":\"I8\",\"shape\":[2],\"data_offsets\":[0,2]}}", 2);
+    accept("{\"e\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]},\"f\":{\"dtype\":\"U8\","
+           "\"shape\":[3,0,9],\"data_offsets\":[0,0]}}",
+           0);
+    accept("{\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[1,3]},\"a\":{\"dtype\":\"I8\","
+           "\"shape\":[1],\"data_offsets\":[0,1]}}",
+           3);
+    accept("{\"z\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[2,2]},\"a\":{\"dtype\":\"I8\","
+           "\"shape\":[2],\"data_offsets\":[0,2]}}",
+           2);
     accept("{\"a\":{\"dtype\":\"U8\",\"shape\":[1,1,1,1,1,1,1,1],\"data_offsets\":[0,1]}}", 1);
 
     esa_tensors *file;
-    const char *h = "{\"__metadata__\":{\"k\\u00e9\\n\":\"\\ud83d\\ude00 \\\"x\\\" \\\\ \\/\",\"a\":\"\"},"
-                    "\"second\":{\"dtype\":\"I16\",\"shape\":[2],\"data_offsets\":[4,8]},\"first\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}";
+    const char *h =
+        "{\"__metadata__\":{\"k\\u00e9\\n\":\"\\ud83d\\ude00 \\\"x\\\" \\\\ \\/\",\"a\":\"\"},"
+        "\"second\":{\"dtype\":\"I16\",\"shape\":[2],\"data_offsets\":[4,8]},\"first\":{\"dtype\":"
+        "\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}";
     size_t size;
     uint8_t *bytes = make(h, 8, &size);
     assert_int_equal(esa_tensors_open_memory(ctx, &file, bytes, (int64_t)size), ESA_OK);
@@ -77,7 +87,7 @@ static void test_good(void **state)
     assert_int_equal(esa_tensors_metadata_at(file, 0, &key, &value), ESA_OK);
     assert_string_equal(key, "a");
     assert_int_equal(esa_tensors_metadata_at(file, 2, &key, &value), ESA_ERR_ARGUMENT);
-    esa_tensor_info info = {.struct_size = sizeof info};
+    esa_tensor_info info = { .struct_size = sizeof info };
     assert_int_equal(esa_tensors_at(file, 0, &info), ESA_OK);
     assert_string_equal(info.name, "first");
     assert_int_equal(info.bytes, 4);
@@ -109,17 +119,24 @@ static void test_json(void **state)
     refuse("{\"a\":{\"dtype\":\"F32\"}}", 0, "lacks its shape");
     refuse("{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, "lacks its data_offsets");
     refuse("{\"a\":1}", 0, "object was expected");
-    refuse("{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},}", 4, "string was expected");
+    refuse("{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},}", 4,
+           "string was expected");
     refuse("{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}", 4, "ends too early");
-    refuse("{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4],\"extra\":1}}", 4, "unknown key 'extra'");
-    refuse("{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "twice the key 'dtype'");
+    refuse("{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4],\"extra\":1}}", 4,
+           "unknown key 'extra'");
+    refuse("{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4,
+           "twice the key 'dtype'");
     refuse("{\"a\":{\"dtype\":\"F31\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "dtype 'F31'");
     refuse("{\"a\":{\"dtype\":7,\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "string was expected");
-    refuse("{\"a\":{\"dtype\":\"F32\",\"shape\":1,\"data_offsets\":[0,4]}}", 4, "array was expected");
-    refuse("{\"a\":{\"dtype\":\"F32\",\"shape\":[1,],\"data_offsets\":[0,4]}}", 4, "number was expected");
-    refuse("{\"a\":{\"dtype\":\"F32\",\"shape\":[[1]],\"data_offsets\":[0,4]}}", 4, "number was expected");
+    refuse("{\"a\":{\"dtype\":\"F32\",\"shape\":1,\"data_offsets\":[0,4]}}", 4,
+           "array was expected");
+    refuse("{\"a\":{\"dtype\":\"F32\",\"shape\":[1,],\"data_offsets\":[0,4]}}", 4,
+           "number was expected");
+    refuse("{\"a\":{\"dtype\":\"F32\",\"shape\":[[1]],\"data_offsets\":[0,4]}}", 4,
+           "number was expected");
     refuse("{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0]}}", 4, "two numbers");
-    refuse("{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4,4]}}", 4, "']' was expected");
+    refuse("{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4,4]}}", 4,
+           "']' was expected");
     refuse("{\"__metadata__\":{\"a\":1}}", 0, "metadata 'a' is not a string");
     refuse("{\"__metadata__\":{\"a\":{\"b\":\"c\"}}}", 0, "metadata 'a' is not a string");
     refuse("{\"__metadata__\":{\"a\":null}}", 0, "not a string");
@@ -155,19 +172,35 @@ static void test_strings(void **state)
 static void test_numbers(void **state)
 {
     (void)state;
-    const struct { const char *shape, *offsets, *word; } bad[] = {
-        {"-1", "0,4", "negative"}, {"1.0", "0,4", "not an integer"}, {"1e0", "0,4", "not an integer"}, {"01", "0,4", "leading zero"},
-        {"+1", "0,4", "number was expected"}, {"9223372036854775808", "0,4", "63 bits"}, {"99999999999999999999999", "0,4", "63 bits"},
-        {"\"1\"", "0,4", "number was expected"}, {"true", "0,4", "number was expected"}, {"1", "-0,4", "negative"}, {"1", "0,4.0", "not an integer"},
-        {"1", "0.5,4", "not an integer"}, {"1", "0,18446744073709551620", "63 bits"}, {"1", "null,4", "number was expected"},
-        {"1,1,1,1,1,1,1,1,1", "0,4", "more than 8 dimensions"},
-        {"4294967296,4294967296", "0,4", "need more than"}, {"9223372036854775807,9223372036854775807", "0,4", "need more than"},
-        {"3074457345618258603,3", "0,4", "need more than"}, {"2305843009213693952", "0,4", "need more than"},
-        {"2", "0,4", "has 4 bytes, its dtype and shape need 8"}, {"1", "4,0", "claims bytes 4 to 0"}, {"1", "0,8", "claims bytes 0 to 8"},
-        {"1", "9223372036854775803,9223372036854775807", "claims bytes"}};
+    const struct {
+        const char *shape, *offsets, *word;
+    } bad[] = { { "-1", "0,4", "negative" },
+                { "1.0", "0,4", "not an integer" },
+                { "1e0", "0,4", "not an integer" },
+                { "01", "0,4", "leading zero" },
+                { "+1", "0,4", "number was expected" },
+                { "9223372036854775808", "0,4", "63 bits" },
+                { "99999999999999999999999", "0,4", "63 bits" },
+                { "\"1\"", "0,4", "number was expected" },
+                { "true", "0,4", "number was expected" },
+                { "1", "-0,4", "negative" },
+                { "1", "0,4.0", "not an integer" },
+                { "1", "0.5,4", "not an integer" },
+                { "1", "0,18446744073709551620", "63 bits" },
+                { "1", "null,4", "number was expected" },
+                { "1,1,1,1,1,1,1,1,1", "0,4", "more than 8 dimensions" },
+                { "4294967296,4294967296", "0,4", "need more than" },
+                { "9223372036854775807,9223372036854775807", "0,4", "need more than" },
+                { "3074457345618258603,3", "0,4", "need more than" },
+                { "2305843009213693952", "0,4", "need more than" },
+                { "2", "0,4", "has 4 bytes, its dtype and shape need 8" },
+                { "1", "4,0", "claims bytes 4 to 0" },
+                { "1", "0,8", "claims bytes 0 to 8" },
+                { "1", "9223372036854775803,9223372036854775807", "claims bytes" } };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         char h[256];
-        snprintf(h, sizeof h, "{\"a\":{\"dtype\":\"F32\",\"shape\":[%s],\"data_offsets\":[%s]}}", bad[i].shape, bad[i].offsets);
+        snprintf(h, sizeof h, "{\"a\":{\"dtype\":\"F32\",\"shape\":[%s],\"data_offsets\":[%s]}}",
+                 bad[i].shape, bad[i].offsets);
         refuse(h, 4, bad[i].word);
     }
 }
@@ -175,16 +208,19 @@ static void test_numbers(void **state)
 static void test_tiling(void **state)
 {
     (void)state;
-#define T(name, begin, end, n) "\"" name "\":{\"dtype\":\"U8\",\"shape\":[" n "],\"data_offsets\":[" begin "," end "]}"
+#define T(name, begin, end, n)                                                                     \
+    "\"" name "\":{\"dtype\":\"U8\",\"shape\":[" n "],\"data_offsets\":[" begin "," end "]}"
     refuse("{" T("a", "0", "2", "2") "," T("b", "1", "3", "2") "}", 3, "overlap");
     refuse("{" T("a", "0", "2", "2") "," T("b", "0", "2", "2") "}", 2, "overlap");
     refuse("{" T("a", "0", "4", "4") "," T("b", "2", "2", "0") "}", 4, "overlap");
-    refuse("{" T("a", "0", "1", "1") "," T("b", "2", "3", "1") "}", 3, "no tensor owns bytes 1 to 2");
+    refuse("{" T("a", "0", "1", "1") "," T("b", "2", "3", "1") "}", 3,
+           "no tensor owns bytes 1 to 2");
     refuse("{" T("a", "1", "2", "1") "}", 2, "no tensor owns bytes 0 to 1");
     refuse("{" T("a", "0", "1", "1") "}", 2, "end at byte 1 of the data, the file has 2");
     refuse("{}", 1, "end at byte 0 of the data, the file has 1");
     refuse("{" T("a", "0", "1", "1") "," T("a", "1", "2", "1") "}", 2, "tensor 'a' comes twice");
-    refuse("{" T("a", "0", "1", "1") "," T("\\u0061", "1", "2", "1") "}", 2, "tensor 'a' comes twice");
+    refuse("{" T("a", "0", "1", "1") "," T("\\u0061", "1", "2", "1") "}", 2,
+           "tensor 'a' comes twice");
     refuse("{" T("a", "0", "2", "2") "}", 1, "claims bytes 0 to 2");
 #undef T
 }
@@ -193,21 +229,35 @@ static void test_sizes(void **state)
 {
     (void)state;
     esa_tensors *file;
-    const struct { const char *bytes; size_t n; const char *word; } bad[] = {
-        {"", 0, "too short"}, {"\2\0\0\0\0\0\0", 7, "too short"}, {"\2\0\0\0\0\0\0\0{", 9, "claims 2 bytes"}, {"\0\0\0\0\0\0\0\0", 8, "does not start"},
-        {"\377\377\377\377\377\377\377\377{}", 10, "at most 100000000"}, {"\1\341\365\5\0\0\0\0{}", 10, "at most 100000000"},
-        {"\377\340\365\5\0\0\0\0{}", 10, "claims 99999999 bytes"}, {"PK\3\4aaaaaaaaaaaa", 16, "zip archive"}, {"\200\2}q\1.", 6, "pickle"},
-        {"\223NUMPY\1\0aaaa", 12, "NumPy"}, {"GGUF\3\0\0\0aaaa", 12, "GGUF"}, {"version https://git-lfs", 23, "Git LFS"}};
+    const struct {
+        const char *bytes;
+        size_t n;
+        const char *word;
+    } bad[] = { { "", 0, "too short" },
+                { "\2\0\0\0\0\0\0", 7, "too short" },
+                { "\2\0\0\0\0\0\0\0{", 9, "claims 2 bytes" },
+                { "\0\0\0\0\0\0\0\0", 8, "does not start" },
+                { "\377\377\377\377\377\377\377\377{}", 10, "at most 100000000" },
+                { "\1\341\365\5\0\0\0\0{}", 10, "at most 100000000" },
+                { "\377\340\365\5\0\0\0\0{}", 10, "claims 99999999 bytes" },
+                { "PK\3\4aaaaaaaaaaaa", 16, "zip archive" },
+                { "\200\2}q\1.", 6, "pickle" },
+                { "\223NUMPY\1\0aaaa", 12, "NumPy" },
+                { "GGUF\3\0\0\0aaaa", 12, "GGUF" },
+                { "version https://git-lfs", 23, "Git LFS" } };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         uint8_t *copy = malloc(bad[i].n ? bad[i].n : 1);
         memcpy(copy, bad[i].bytes, bad[i].n);
-        assert_refused(ctx, esa_tensors_open_memory(ctx, &file, copy, (int64_t)bad[i].n), ESA_ERR_FORMAT, bad[i].word, NULL);
+        assert_refused(ctx, esa_tensors_open_memory(ctx, &file, copy, (int64_t)bad[i].n),
+                       ESA_ERR_FORMAT, bad[i].word, NULL);
         assert_null(file);
         free(copy);
     }
     /* Every prefix of a good file is refused or (never) accepted as something else. */
     size_t size;
-    uint8_t *bytes = make("{\"a\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,12]},\"__metadata__\":{\"x\":\"\\u00e9\"}}  ", 12, &size);
+    uint8_t *bytes = make("{\"a\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,12]},\"__"
+                          "metadata__\":{\"x\":\"\\u00e9\"}}  ",
+                          12, &size);
     for (size_t n = 0; n < size; n++) {
         uint8_t *part = malloc(n ? n : 1);
         memcpy(part, bytes, n);
@@ -220,10 +270,11 @@ static void test_sizes(void **state)
             const uint8_t old = bytes[i];
             bytes[i] = (uint8_t)v;
             if (esa_tensors_open_memory(ctx, &file, bytes, (int64_t)size) == ESA_OK) {
-                esa_tensor_info info = {.struct_size = sizeof info};
+                esa_tensor_info info = { .struct_size = sizeof info };
                 for (int64_t t = 0; t < esa_tensors_count(file); t++) {
                     assert_int_equal(esa_tensors_at(file, t, &info), ESA_OK);
-                    assert_true((const uint8_t *)info.data >= bytes && (const uint8_t *)info.data + info.bytes <= bytes + size);
+                    assert_true((const uint8_t *)info.data >= bytes &&
+                                (const uint8_t *)info.data + info.bytes <= bytes + size);
                 }
                 esa_tensors_free(file);
             }
@@ -252,18 +303,22 @@ static void test_files(void **state)
     (void)state;
     scratch s = scratch_make();
     esa_tensors *file = (void *)1;
-    assert_refused(ctx, esa_tensors_open(ctx, &file, scratch_path(&s, "none.safetensors")), ESA_ERR_IO, "none.safetensors", "No such file", NULL);
+    assert_refused(ctx, esa_tensors_open(ctx, &file, scratch_path(&s, "none.safetensors")),
+                   ESA_ERR_IO, "none.safetensors", "No such file", NULL);
     assert_null(file);
     assert_refused(ctx, esa_tensors_open(ctx, &file, s.dir), ESA_ERR_IO, "folder", NULL);
-    assert_refused(ctx, esa_tensors_open(ctx, &file, "/dev/null"), ESA_ERR_IO, "not a regular file", NULL);
+    assert_refused(ctx, esa_tensors_open(ctx, &file, "/dev/null"), ESA_ERR_IO, "not a regular file",
+                   NULL);
     assert_refused(ctx, esa_tensors_open(ctx, &file, ""), ESA_ERR_ARGUMENT, "file name", NULL);
     assert_refused(ctx, esa_tensors_open(ctx, &file, NULL), ESA_ERR_ARGUMENT, "file name", NULL);
     assert_int_equal(esa_tensors_open(NULL, &file, "x"), ESA_ERR_ARGUMENT);
     assert_refused(ctx, esa_tensors_open(ctx, NULL, "x"), ESA_ERR_ARGUMENT, "NULL", NULL);
     scratch_write(scratch_path(&s, "empty"), "", 0);
-    assert_refused(ctx, esa_tensors_open(ctx, &file, scratch_path(&s, "empty")), ESA_ERR_FORMAT, "empty", NULL);
+    assert_refused(ctx, esa_tensors_open(ctx, &file, scratch_path(&s, "empty")), ESA_ERR_FORMAT,
+                   "empty", NULL);
     assert_int_equal(mkfifo(scratch_path(&s, "pipe"), 0600), 0);
-    assert_refused(ctx, esa_tensors_open(ctx, &file, scratch_path(&s, "pipe")), ESA_ERR_IO, "not a regular file", NULL);
+    assert_refused(ctx, esa_tensors_open(ctx, &file, scratch_path(&s, "pipe")), ESA_ERR_IO,
+                   "not a regular file", NULL);
     esa_tensors_free(NULL);
     scratch_remove(&s);
 }
@@ -277,7 +332,9 @@ static void test_memory_failure(void **state)
     char h[8192] = "{\"__metadata__\":{\"m0\":\"v\"";
     for (int i = 1; i < 40; i++) sprintf(h + strlen(h), ",\"m%d\":\"v\"", i);
     strcat(h, "}");
-    for (int i = 0; i < 40; i++) sprintf(h + strlen(h), ",\"t%d\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[%d,%d]}", i, i, i + 1);
+    for (int i = 0; i < 40; i++)
+        sprintf(h + strlen(h), ",\"t%d\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[%d,%d]}",
+                i, i, i + 1);
     strcat(h, "}");
     size_t size;
     uint8_t *bytes = make(h, 40, &size);
@@ -306,8 +363,11 @@ static void test_memory_failure(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_good), cmocka_unit_test(test_json), cmocka_unit_test(test_strings), cmocka_unit_test(test_numbers),
-        cmocka_unit_test(test_tiling), cmocka_unit_test(test_sizes), cmocka_unit_test(test_nesting), cmocka_unit_test(test_files),
-        cmocka_unit_test(test_memory_failure)};
+        cmocka_unit_test(test_good),          cmocka_unit_test(test_json),
+        cmocka_unit_test(test_strings),       cmocka_unit_test(test_numbers),
+        cmocka_unit_test(test_tiling),        cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_nesting),       cmocka_unit_test(test_files),
+        cmocka_unit_test(test_memory_failure)
+    };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

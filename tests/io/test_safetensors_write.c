@@ -1,4 +1,5 @@
-/* test_safetensors_write.c - the writer: round trips of every dtype, and files that appear whole or not at all.
+/* test_safetensors_write.c - the writer: round trips of every dtype, and files that appear whole or
+ * not at all.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "io/scratch.h"
 #include "common/one_ctx.h"
@@ -6,21 +7,27 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include "base/rng.h"
-#include "esa/esa_media.h"
+#include "esa/esa_tensors.h"
 
-static const int64_t sizes[] = {4, 2, 2, 8, 8, 4, 2, 1, 1, 1, 2, 4, 8, 1, 1};
+static const int64_t sizes[] = { 4, 2, 2, 8, 8, 4, 2, 1, 1, 1, 2, 4, 8, 1, 1 };
 
 static void test_round_trip(void **state)
 {
     (void)state;
     const uint64_t seed = 20260;
     print_message("seed %llu\n", (unsigned long long)seed);
-    esa_rng rng = {seed};
+    esa_rng rng = { seed };
     scratch s = scratch_make();
-    const char *names[] = {"plain", "with \"quotes\" and \\ and \n", "gr\xc3\xbc\xc3\x9f/\xe6\xbc\xa2", "a.b.c", "\x01\x1f", " "};
+    const char *names[] = { "plain",
+                            "with \"quotes\" and \\ and \n",
+                            "gr\xc3\xbc\xc3\x9f/\xe6\xbc\xa2",
+                            "a.b.c",
+                            "\x01\x1f",
+                            " " };
     for (int32_t round = 0; round < 60; round++) {
         esa_tensors_writer *w;
-        assert_int_equal(esa_tensors_writer_create(ctx, &w, scratch_path(&s, "x.safetensors")), ESA_OK);
+        assert_int_equal(esa_tensors_writer_create(ctx, &w, scratch_path(&s, "x.safetensors")),
+                         ESA_OK);
         const int32_t count = (int32_t)esa_rng_below(&rng, 20);
         for (int i = 0; i < round % 4; i++) {
             char key[32];
@@ -43,15 +50,20 @@ static void test_round_trip(void **state)
             data[t] = malloc((size_t)bytes[t] + 1);
             for (int64_t i = 0; i < bytes[t]; i++) data[t][i] = (uint8_t)esa_rng_next(&rng);
             snprintf(name[t], sizeof name[t], "%s%d", names[t % 6], t);
-            assert_int_equal(esa_tensors_writer_declare(w, name[t], dtypes[t], ranks[t], dims[t]), ESA_OK);
+            assert_int_equal(esa_tensors_writer_declare(w, name[t], dtypes[t], ranks[t], dims[t]),
+                             ESA_OK);
             total += bytes[t];
         }
         /* Pieces of any size, across tensors. */
         uint8_t *all = malloc((size_t)total + 1);
         int64_t at = 0;
-        for (int32_t t = 0; t < count; t++) { memcpy(all + at, data[t], (size_t)bytes[t]); at += bytes[t]; }
+        for (int32_t t = 0; t < count; t++) {
+            memcpy(all + at, data[t], (size_t)bytes[t]);
+            at += bytes[t];
+        }
         for (at = 0; at < total;) {
-            const int64_t left = total - at, n = 1 + esa_rng_below(&rng, left > 5000 ? 5000 : (uint32_t)left);
+            const int64_t left = total - at,
+                          n = 1 + esa_rng_below(&rng, left > 5000 ? 5000 : (uint32_t)left);
             assert_int_equal(esa_tensors_writer_data(w, all + at, n), ESA_OK);
             at += n;
         }
@@ -71,7 +83,7 @@ static void test_round_trip(void **state)
             assert_string_equal(esa_tensors_metadata(f, key), names[i]);
         }
         for (int32_t t = 0; t < count; t++) {
-            esa_tensor_info info = {.struct_size = sizeof info};
+            esa_tensor_info info = { .struct_size = sizeof info };
             assert_int_equal(esa_tensors_find(f, name[t], &info), ESA_OK);
             assert_int_equal(info.dtype, dtypes[t]);
             assert_int_equal(info.rank, ranks[t]);
@@ -91,7 +103,7 @@ static void test_large(void **state)
 {
     (void)state;
     scratch s = scratch_make();
-    const int64_t n = 3000000, dim[1] = {n};
+    const int64_t n = 3000000, dim[1] = { n };
     uint8_t *data = malloc((size_t)n);
     for (int64_t i = 0; i < n; i++) data[i] = (uint8_t)(i * 31 + (i >> 9));
     for (int64_t piece = 1000; piece <= n; piece = piece * 7 + 13) {
@@ -99,11 +111,12 @@ static void test_large(void **state)
         assert_int_equal(esa_tensors_writer_create(ctx, &w, scratch_path(&s, "large")), ESA_OK);
         assert_int_equal(esa_tensors_writer_declare(w, "t", ESA_FILE_U8, 1, dim), ESA_OK);
         for (int64_t at = 0; at < n; at += piece)
-            assert_int_equal(esa_tensors_writer_data(w, data + at, piece < n - at ? piece : n - at), ESA_OK);
+            assert_int_equal(esa_tensors_writer_data(w, data + at, piece < n - at ? piece : n - at),
+                             ESA_OK);
         assert_int_equal(esa_tensors_writer_finish(w), ESA_OK);
         esa_tensors_writer_free(w);
         esa_tensors *f;
-        esa_tensor_info info = {.struct_size = sizeof info};
+        esa_tensor_info info = { .struct_size = sizeof info };
         assert_int_equal(esa_tensors_open(ctx, &f, scratch_path(&s, "large")), ESA_OK);
         assert_int_equal(esa_tensors_find(f, "t", &info), ESA_OK);
         assert_memory_equal(info.data, data, n);
@@ -118,28 +131,41 @@ static void test_misuse(void **state)
     (void)state;
     scratch s = scratch_make();
     esa_tensors_writer *w;
-    const int64_t two = 2, huge[2] = {INT64_MAX, 2}, negative = -1;
+    const int64_t two = 2, huge[2] = { INT64_MAX, 2 }, negative = -1;
     assert_int_equal(esa_tensors_writer_create(ctx, &w, scratch_path(&s, "f")), ESA_OK);
     assert_refused(ctx, esa_tensors_writer_metadata(w, "a", NULL), ESA_ERR_ARGUMENT, "NULL", NULL);
     assert_refused(ctx, esa_tensors_writer_metadata(w, "", "x"), ESA_ERR_ARGUMENT, "no name", NULL);
-    assert_refused(ctx, esa_tensors_writer_metadata(w, "a", "\xff"), ESA_ERR_ARGUMENT, "UTF-8", NULL);
+    assert_refused(ctx, esa_tensors_writer_metadata(w, "a", "\xff"), ESA_ERR_ARGUMENT, "UTF-8",
+                   NULL);
     assert_int_equal(esa_tensors_writer_metadata(w, "a", "x"), ESA_OK);
-    assert_refused(ctx, esa_tensors_writer_metadata(w, "a", "y"), ESA_ERR_ARGUMENT, "already given", NULL);
-    assert_refused(ctx, esa_tensors_writer_declare(w, "__metadata__", 0, 0, NULL), ESA_ERR_ARGUMENT, "__metadata__", NULL);
-    assert_refused(ctx, esa_tensors_writer_declare(w, "t", 99, 0, NULL), ESA_ERR_ARGUMENT, "dtype 99", NULL);
-    assert_refused(ctx, esa_tensors_writer_declare(w, "t", 0, 9, huge), ESA_ERR_ARGUMENT, "rank 9", NULL);
-    assert_refused(ctx, esa_tensors_writer_declare(w, "t", 0, 1, NULL), ESA_ERR_ARGUMENT, "rank 1", NULL);
-    assert_refused(ctx, esa_tensors_writer_declare(w, "t", 0, 2, huge), ESA_ERR_ARGUMENT, "too large", NULL);
-    assert_refused(ctx, esa_tensors_writer_declare(w, "t", 0, 1, &negative), ESA_ERR_ARGUMENT, "negative", NULL);
-    assert_refused(ctx, esa_tensors_writer_declare(w, "\xc3", 0, 1, &two), ESA_ERR_ARGUMENT, "UTF-8", NULL);
-    assert_refused(ctx, esa_tensors_writer_declare(w, NULL, 0, 1, &two), ESA_ERR_ARGUMENT, "no name", NULL);
+    assert_refused(ctx, esa_tensors_writer_metadata(w, "a", "y"), ESA_ERR_ARGUMENT, "already given",
+                   NULL);
+    assert_refused(ctx, esa_tensors_writer_declare(w, "__metadata__", 0, 0, NULL), ESA_ERR_ARGUMENT,
+                   "__metadata__", NULL);
+    assert_refused(ctx, esa_tensors_writer_declare(w, "t", 99, 0, NULL), ESA_ERR_ARGUMENT,
+                   "dtype 99", NULL);
+    assert_refused(ctx, esa_tensors_writer_declare(w, "t", 0, 9, huge), ESA_ERR_ARGUMENT, "rank 9",
+                   NULL);
+    assert_refused(ctx, esa_tensors_writer_declare(w, "t", 0, 1, NULL), ESA_ERR_ARGUMENT, "rank 1",
+                   NULL);
+    assert_refused(ctx, esa_tensors_writer_declare(w, "t", 0, 2, huge), ESA_ERR_ARGUMENT,
+                   "too large", NULL);
+    assert_refused(ctx, esa_tensors_writer_declare(w, "t", 0, 1, &negative), ESA_ERR_ARGUMENT,
+                   "negative", NULL);
+    assert_refused(ctx, esa_tensors_writer_declare(w, "\xc3", 0, 1, &two), ESA_ERR_ARGUMENT,
+                   "UTF-8", NULL);
+    assert_refused(ctx, esa_tensors_writer_declare(w, NULL, 0, 1, &two), ESA_ERR_ARGUMENT,
+                   "no name", NULL);
     assert_int_equal(esa_tensors_writer_declare(w, "t", ESA_FILE_F32, 1, &two), ESA_OK);
     assert_int_equal(esa_tensors_writer_declare(w, "tt", ESA_FILE_U8, 0, NULL), ESA_OK);
-    assert_refused(ctx, esa_tensors_writer_declare(w, "t", ESA_FILE_F32, 1, &two), ESA_ERR_ARGUMENT, "already declared", NULL);
+    assert_refused(ctx, esa_tensors_writer_declare(w, "t", ESA_FILE_F32, 1, &two), ESA_ERR_ARGUMENT,
+                   "already declared", NULL);
     assert_refused(ctx, esa_tensors_writer_data(w, NULL, 4), ESA_ERR_ARGUMENT, "NULL", NULL);
-    assert_refused(ctx, esa_tensors_writer_data(w, "123456789", 10), ESA_ERR_ARGUMENT, "9 bytes", NULL);
+    assert_refused(ctx, esa_tensors_writer_data(w, "123456789", 10), ESA_ERR_ARGUMENT, "9 bytes",
+                   NULL);
     assert_int_equal(esa_tensors_writer_data(w, "12345678", 8), ESA_OK);
-    assert_refused(ctx, esa_tensors_writer_declare(w, "late", 0, 0, NULL), ESA_ERR_STATE, "before the first data", NULL);
+    assert_refused(ctx, esa_tensors_writer_declare(w, "late", 0, 0, NULL), ESA_ERR_STATE,
+                   "before the first data", NULL);
     assert_refused(ctx, esa_tensors_writer_finish(w), ESA_ERR_STATE, "only 8", NULL);
     assert_int_equal(scratch_count(&s), 0);
     assert_int_equal(esa_tensors_writer_finish(w), ESA_ERR_STATE);
@@ -158,15 +184,19 @@ static void test_misuse(void **state)
     assert_int_equal(n, 3);
     free(old);
 
-    assert_refused(ctx, esa_tensors_writer_create(ctx, &w, "/nonexistent-folder/x"), ESA_ERR_IO, "/nonexistent-folder/x", "No such file", NULL);
+    assert_refused(ctx, esa_tensors_writer_create(ctx, &w, "/nonexistent-folder/x"), ESA_ERR_IO,
+                   "/nonexistent-folder/x", "No such file", NULL);
     assert_null(w);
     assert_refused(ctx, esa_tensors_writer_create(ctx, &w, s.dir), ESA_ERR_IO, "folder", NULL);
-    assert_refused(ctx, esa_tensors_writer_create(ctx, &w, "/dev/null"), ESA_ERR_IO, "not a regular file", NULL);
-    assert_refused(ctx, esa_tensors_writer_create(ctx, &w, NULL), ESA_ERR_ARGUMENT, "file name", NULL);
+    assert_refused(ctx, esa_tensors_writer_create(ctx, &w, "/dev/null"), ESA_ERR_IO,
+                   "not a regular file", NULL);
+    assert_refused(ctx, esa_tensors_writer_create(ctx, &w, NULL), ESA_ERR_ARGUMENT, "file name",
+                   NULL);
     assert_int_equal(esa_tensors_writer_create(NULL, &w, "x"), ESA_ERR_ARGUMENT);
     if (geteuid() != 0) {
         assert_int_equal(chmod(s.dir, 0500), 0);
-        assert_refused(ctx, esa_tensors_writer_create(ctx, &w, scratch_path(&s, "new")), ESA_ERR_IO, "Permission denied", NULL);
+        assert_refused(ctx, esa_tensors_writer_create(ctx, &w, scratch_path(&s, "new")), ESA_ERR_IO,
+                       "Permission denied", NULL);
         assert_int_equal(chmod(s.dir, 0700), 0);
     }
     scratch_remove(&s);
@@ -180,9 +210,9 @@ static void test_disk_full(void **state)
     signal(SIGXFSZ, SIG_IGN);
     struct rlimit old, limit;
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
-    const int64_t n = 1000000, dim[1] = {n};
+    const int64_t n = 1000000, dim[1] = { n };
     uint8_t *data = calloc(1, (size_t)n);
-    const int64_t limits[] = {0, 1, 7, 64, 100, 65536, 262144, 600000, n, n + 100};
+    const int64_t limits[] = { 0, 1, 7, 64, 100, 65536, 262144, 600000, n, n + 100 };
     for (size_t i = 0; i < sizeof limits / sizeof limits[0]; i++)
         for (int64_t piece = 100; piece <= n; piece *= 100) {
             scratch_write(scratch_path(&s, "f"), "old", 3);
@@ -193,11 +223,12 @@ static void test_disk_full(void **state)
             limit.rlim_cur = (rlim_t)limits[i];
             assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
             esa_status status = ESA_OK;
-            for (int64_t at = 0; status == ESA_OK && at < n; at += piece) status = esa_tensors_writer_data(w, data + at, piece < n - at ? piece : n - at);
+            for (int64_t at = 0; status == ESA_OK && at < n; at += piece)
+                status = esa_tensors_writer_data(w, data + at, piece < n - at ? piece : n - at);
             if (status == ESA_OK) status = esa_tensors_writer_finish(w);
             assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
             assert_refused(ctx, status, ESA_ERR_IO, "cannot be written", NULL);
-            assert_int_equal(scratch_count(&s), 1);         /* the temporary file is already gone */
+            assert_int_equal(scratch_count(&s), 1); /* the temporary file is already gone */
             assert_int_equal(esa_tensors_writer_finish(w), ESA_ERR_IO);
             assert_int_equal(esa_tensors_writer_data(w, data, 1), ESA_ERR_IO);
             esa_tensors_writer_free(w);
@@ -216,12 +247,12 @@ static esa_status write_some(esa_ctx *c, const char *path)
     esa_status status = esa_tensors_writer_create(c, &w, path);
     for (int i = 0; status == ESA_OK && i < 100; i++) {
         char name[32];
-        const int64_t dim[1] = {i};
+        const int64_t dim[1] = { i };
         snprintf(name, sizeof name, "tensor%d", i);
         status = esa_tensors_writer_metadata(w, name, "value");
         if (status == ESA_OK) status = esa_tensors_writer_declare(w, name, ESA_FILE_U8, 1, dim);
     }
-    uint8_t data[4950] = {0};
+    uint8_t data[4950] = { 0 };
     if (status == ESA_OK) status = esa_tensors_writer_data(w, data, sizeof data);
     if (status == ESA_OK) status = esa_tensors_writer_finish(w);
     esa_tensors_writer_free(w);
@@ -263,10 +294,11 @@ static void test_long_names(void **state)
     assert_int_equal(esa_tensors_writer_create(ctx, &w, scratch_path(&s, "f")), ESA_OK);
     for (int i = 0; i < 50; i++) {
         assert_int_equal(esa_tensors_writer_declare(w, name, ESA_FILE_U8, 0, NULL), ESA_OK);
-        assert_int_equal(esa_tensors_writer_declare(w, name, ESA_FILE_U8, 0, NULL), ESA_ERR_ARGUMENT);
+        assert_int_equal(esa_tensors_writer_declare(w, name, ESA_FILE_U8, 0, NULL),
+                         ESA_ERR_ARGUMENT);
         name[1998 - i] = 0;
     }
-    uint8_t data[50] = {0};
+    uint8_t data[50] = { 0 };
     assert_int_equal(esa_tensors_writer_data(w, data, 50), ESA_OK);
     assert_int_equal(esa_tensors_writer_finish(w), ESA_OK);
     esa_tensors_writer_free(w);
@@ -285,7 +317,8 @@ static void test_links(void **state)
     struct stat st;
     scratch_write(scratch_path(&s, "target"), "old", 3);
     assert_int_equal(symlink("target", scratch_path(&s, "near")), 0);
-    assert_int_equal(symlink(scratch_path(&t, "near"), scratch_path(&s, "far")), 0);     /* a link to a link, absolute */
+    assert_int_equal(symlink(scratch_path(&t, "near"), scratch_path(&s, "far")),
+                     0); /* a link to a link, absolute */
     assert_int_equal(symlink("new", scratch_path(&s, "dangling")), 0);
     assert_int_equal(symlink("loop", scratch_path(&s, "loop")), 0);
     assert_int_equal(symlink("/dev/null", scratch_path(&s, "device")), 0);
@@ -301,15 +334,20 @@ static void test_links(void **state)
         assert_int_equal(scratch_count(&s), i == 2 ? 8 : 7);
     }
     esa_tensors_writer *w;
-    assert_refused(ctx, esa_tensors_writer_create(ctx, &w, scratch_path(&s, "loop")), ESA_ERR_IO, "loop", NULL);
-    assert_refused(ctx, esa_tensors_writer_create(ctx, &w, scratch_path(&s, "device")), ESA_ERR_IO, "not a regular file", NULL);
-    assert_refused(ctx, esa_tensors_writer_create(ctx, &w, scratch_path(&s, "open")), ESA_ERR_IO, "open elsewhere", NULL);
-    assert_refused(ctx, esa_tensors_writer_create(ctx, &w, "/proc/self/fd/2"), ESA_ERR_IO, "open elsewhere", NULL);
+    assert_refused(ctx, esa_tensors_writer_create(ctx, &w, scratch_path(&s, "loop")), ESA_ERR_IO,
+                   "loop", NULL);
+    assert_refused(ctx, esa_tensors_writer_create(ctx, &w, scratch_path(&s, "device")), ESA_ERR_IO,
+                   "not a regular file", NULL);
+    assert_refused(ctx, esa_tensors_writer_create(ctx, &w, scratch_path(&s, "open")), ESA_ERR_IO,
+                   "open elsewhere", NULL);
+    assert_refused(ctx, esa_tensors_writer_create(ctx, &w, "/proc/self/fd/2"), ESA_ERR_IO,
+                   "open elsewhere", NULL);
     assert_int_equal(scratch_count(&s), 8);
     scratch_remove(&s);
 }
 
-/* Every name the file system takes can be written, also where the temporary name has no room for it. */
+/* Every name the file system takes can be written, also where the temporary name has no room for
+ * it. */
 static void test_long_targets(void **state)
 {
     (void)state;
@@ -328,8 +366,11 @@ static void test_long_targets(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_round_trip), cmocka_unit_test(test_large), cmocka_unit_test(test_misuse),
-                                       cmocka_unit_test(test_disk_full), cmocka_unit_test(test_memory_failure), cmocka_unit_test(test_long_names),
-                                       cmocka_unit_test(test_links), cmocka_unit_test(test_long_targets)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_round_trip),     cmocka_unit_test(test_large),
+        cmocka_unit_test(test_misuse),         cmocka_unit_test(test_disk_full),
+        cmocka_unit_test(test_memory_failure), cmocka_unit_test(test_long_names),
+        cmocka_unit_test(test_links),          cmocka_unit_test(test_long_targets)
+    };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -1,4 +1,5 @@
-/* test_kernels.c - every slot of every kernel table this machine can run, against plain double arithmetic.
+/* test_kernels.c - every slot of every kernel table this machine can run, against plain double
+ * arithmetic.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Sizes are awkward on purpose, outputs stand between guard bytes. */
@@ -43,69 +44,100 @@ static double round_packed(const esa_cpu_kernels *k, double x)
 }
 
 /* Element (row, d) of panels of W rows; the bf16 set keeps pairs along d. */
-static double panel_at(const esa_cpu_kernels *k, const void *pack, int64_t W, int64_t D, int64_t row, int64_t d)
+static double panel_at(const esa_cpu_kernels *k, const void *pack, int64_t W, int64_t D,
+                       int64_t row, int64_t d)
 {
     const int64_t depth = esa_pad_depth(k, D), panel = row / W, w = row % W;
     if (k->packed_bytes == 4) return (double)((const float *)pack)[(panel * depth + d) * W + w];
-    return (double)esa_bf16_to_f32(((const uint16_t *)pack)[panel * depth * W + (d / 2 * W + w) * 2 + d % 2]);
+    return (double)esa_bf16_to_f32(
+        ((const uint16_t *)pack)[panel * depth * W + (d / 2 * W + w) * 2 + d % 2]);
 }
 
 static void test_pack(void **state)
 {
     (void)state;
-    static const int64_t rows_of[] = { 1, 5, 12, 31, 33, 128 }, D_of[] = { 1, 3, 16, 40, 64, 72, 128, 255 };
+    static const int64_t rows_of[] = { 1, 5, 12, 31, 33, 128 },
+                         D_of[] = { 1, 3, 16, 40, 64, 72, 128, 255 };
     for (int s = 0; s < sets; s++)
         for (size_t a = 0; a < 6; a++)
             for (size_t b = 0; b < 8; b++)
                 for (int32_t dtype = 0; dtype < 3; dtype++) {
                     const esa_cpu_kernels *k = set[s];
-                    const int64_t rows = rows_of[a], D = D_of[b], stride = D + 3, depth = esa_pad_depth(k, D);
+                    const int64_t rows = rows_of[a], D = D_of[b], stride = D + 3,
+                                  depth = esa_pad_depth(k, D);
                     char *src = malloc((size_t)(2 * rows * stride * 4 + 1));
-                    esa_tensor t = esa_tensor_bnsd(src + 1, dtype, 1, 1, 2 * rows, D);     /* misaligned by one byte */
+                    /* misaligned by one byte */
+                    esa_tensor t = esa_tensor_bnsd(src + 1, dtype, 1, 1, 2 * rows, D);
                     t.stride[2] = stride;
                     tensor_fill(&t, test_seed() + a * 100 + b, 2.0);
                     int32_t *gather = malloc((size_t)rows * 4);
-                    for (int64_t i = 0; i < rows; i++) gather[i] = (int32_t)((i * 7 + 3) % (2 * rows));
+                    for (int64_t i = 0; i < rows; i++)
+                        gather[i] = (int32_t)((i * 7 + 3) % (2 * rows));
                     guarded panel = guard_alloc(esa_k_pack_bytes(k, rows, D), 0);
-                    guarded rk = guard_alloc(esa_rows_k_bytes(k, rows, D), 0), rv = guard_alloc(esa_rows_v_bytes(k, rows, D), 0);
+                    guarded rk = guard_alloc(esa_rows_k_bytes(k, rows, D), 0),
+                            rv = guard_alloc(esa_rows_v_bytes(k, rows, D), 0);
                     k->panel_q(panel.data, t.data, dtype, stride, gather, rows, D, 0.5f);
                     k->rows_k(rk.data, t.data, dtype, stride, NULL, rows, D);
                     k->rows_v(rv.data, t.data, dtype, stride, gather, rows, D);
                     assert_true(guard_check(&panel) && guard_check(&rk) && guard_check(&rv));
-                    const double factor = k->packed_bytes == 2 ? 1.0 : 0.5;               /* the bf16 set scales in kq */
+                    /* the bf16 set scales in kq */
+                    const double factor = k->packed_bytes == 2 ? 1.0 : 0.5;
                     for (int64_t i = 0; i < esa_ceil_div(rows, k->nr) * k->nr; i++)
                         for (int64_t d = 0; d < D; d++) {
-                            const double moved = i < rows ? (double)esa_load_f32(t.data, gather[i] * stride + d, dtype) : 0.0;
-                            assert_true(panel_at(k, panel.data, k->nr, D, i, d) == round_packed(k, moved * factor));
+                            const double moved = i < rows
+                                                     ? (double)esa_load_f32(
+                                                           t.data, gather[i] * stride + d, dtype)
+                                                     : 0.0;
+                            assert_true(panel_at(k, panel.data, k->nr, D, i, d) ==
+                                        round_packed(k, moved * factor));
                             if (i >= rows) continue;
-                            const double plain = (double)esa_load_f32(t.data, i * stride + d, dtype);
-                            const double key = k->packed_bytes == 4 ? (double)((float *)rk.data)[i * D + d]
-                                : (double)esa_bf16_to_f32(((uint16_t *)rk.data)[i * depth + d]);
-                            const double value = k->packed_bytes == 4 ? (double)((float *)rv.data)[i * D + d]
-                                : (double)esa_bf16_to_f32(((uint16_t *)rv.data)[i / 2 * 2 * D + 2 * d + i % 2]);
-                            assert_true(key == round_packed(k, plain) && value == round_packed(k, moved));
+                            const double plain = (double)esa_load_f32(t.data, i * stride + d,
+                                                                      dtype);
+                            const double key = k->packed_bytes == 4
+                                                   ? (double)((float *)rk.data)[i * D + d]
+                                                   : (double)esa_bf16_to_f32(
+                                                         ((uint16_t *)rk.data)[i * depth + d]);
+                            const double value =
+                                k->packed_bytes == 4
+                                    ? (double)((float *)rv.data)[i * D + d]
+                                    : (double)esa_bf16_to_f32(
+                                          ((uint16_t *)rv.data)[i / 2 * 2 * D + 2 * d + i % 2]);
+                            assert_true(key == round_packed(k, plain) &&
+                                        value == round_packed(k, moved));
                         }
-                    if (k->packed_bytes == 2) {                                            /* the other half of incomplete pairs is 0 */
-                        for (int64_t i = 0; i < rows && depth > D; i++) assert_int_equal(((uint16_t *)rk.data)[i * depth + D], 0);
-                        for (int64_t d = 0; d < D && rows % 2; d++) assert_int_equal(((uint16_t *)rv.data)[(rows - 1) * D + 2 * d + 1], 0);
+                    if (k->packed_bytes == 2) { /* the other half of incomplete pairs is 0 */
+                        for (int64_t i = 0; i < rows && depth > D; i++)
+                            assert_int_equal(((uint16_t *)rk.data)[i * depth + D], 0);
+                        for (int64_t d = 0; d < D && rows % 2; d++)
+                            assert_int_equal(((uint16_t *)rv.data)[(rows - 1) * D + 2 * d + 1], 0);
                     }
-                    guard_free(&panel); guard_free(&rk); guard_free(&rv);
-                    if (k->pack_q) {                                                       /* what selectors use */
-                        guarded q = guard_alloc(esa_q_pack_bytes(k, rows, D), 0), kk = guard_alloc(esa_k_pack_bytes(k, rows, D), 0);
+                    guard_free(&panel);
+                    guard_free(&rk);
+                    guard_free(&rv);
+                    if (k->pack_q) { /* what selectors use */
+                        guarded q = guard_alloc(esa_q_pack_bytes(k, rows, D), 0),
+                                kk = guard_alloc(esa_k_pack_bytes(k, rows, D), 0);
                         k->pack_q(q.data, t.data, dtype, stride, gather, rows, D, 0.5f);
                         k->pack_k(kk.data, t.data, dtype, stride, NULL, rows, D);
                         assert_true(guard_check(&q) && guard_check(&kk));
                         for (int64_t i = 0; i < esa_ceil_div(rows, k->nr) * k->nr; i++)
                             for (int64_t d = 0; d < D; d++) {
-                                const double plain = i < rows ? (double)esa_load_f32(t.data, i * stride + d, dtype) : 0.0;
+                                const double plain = i < rows ? (double)esa_load_f32(
+                                                                    t.data, i * stride + d, dtype)
+                                                              : 0.0;
                                 assert_true(panel_at(k, kk.data, k->nr, D, i, d) == plain);
                                 if (i >= esa_ceil_div(rows, k->mr) * k->mr) continue;
-                                const double moved = i < rows ? (double)esa_load_f32(t.data, gather[i] * stride + d, dtype) : 0.0;
+                                const double moved = i < rows ? (double)esa_load_f32(
+                                                                    t.data, gather[i] * stride + d,
+                                                                    dtype)
+                                                              : 0.0;
                                 assert_true(panel_at(k, q.data, k->mr, D, i, d) == moved * 0.5);
                             }
-                        guard_free(&q); guard_free(&kk);
+                        guard_free(&q);
+                        guard_free(&kk);
                     }
-                    free(src); free(gather);
+                    free(src);
+                    free(gather);
                 }
 }
 
@@ -113,19 +145,25 @@ static void test_pack(void **state)
 static float *random_rows(esa_rng *r, int64_t n)
 {
     float *x = malloc((size_t)n * 4);
-    for (int64_t i = 0; i < n; i++) x[i] = esa_round_to(2.0f * esa_rng_unit(r) - 1.0f, ESA_DTYPE_BF16);
+    for (int64_t i = 0; i < n; i++)
+        x[i] = esa_round_to(2.0f * esa_rng_unit(r) - 1.0f, ESA_DTYPE_BF16);
     return x;
 }
 
-static void *aligned_bytes(int64_t bytes) { return aligned_alloc(64, (size_t)esa_ceil_div(bytes, 64) * 64); }
+static void *aligned_bytes(int64_t bytes)
+{
+    return aligned_alloc(64, (size_t)esa_ceil_div(bytes, 64) * 64);
+}
 
 /* want[i][j] = factor * q_i k_j. */
-static double *dots(const float *q, const float *k, int64_t rows, int64_t keys, int64_t stride, int64_t D, float factor)
+static double *dots(const float *q, const float *k, int64_t rows, int64_t keys, int64_t stride,
+                    int64_t D, float factor)
 {
     double *want = calloc((size_t)(rows * keys), 8);
     for (int64_t i = 0; i < rows; i++)
         for (int64_t j = 0; j < keys; j++) {
-            for (int64_t d = 0; d < D; d++) want[i * keys + j] += (double)q[i * D + d] * (double)k[j * stride + d];
+            for (int64_t d = 0; d < D; d++)
+                want[i * keys + j] += (double)q[i * D + d] * (double)k[j * stride + d];
             want[i * keys + j] *= (double)factor;
         }
     return want;
@@ -145,7 +183,8 @@ static void test_qk(void **state)
                     const float factor = 0.7f;
                     esa_rng r = { test_seed() + a + 10 * b + 100 * (uint64_t)rows };
                     float *q = random_rows(&r, rows * D), *kk = random_rows(&r, keys * D);
-                    void *qp = aligned_bytes(esa_q_pack_bytes(k, rows, D)), *kp = aligned_bytes(esa_k_pack_bytes(k, keys, D));
+                    void *qp = aligned_bytes(esa_q_pack_bytes(k, rows, D)),
+                         *kp = aligned_bytes(esa_k_pack_bytes(k, keys, D));
                     double *want = dots(q, kk, rows, keys, D, D, factor);
                     guarded sg = guard_alloc(k->mr * ld * 4, 0);
                     const float *sc = sg.data;
@@ -155,10 +194,18 @@ static void test_qk(void **state)
                         k->qk(sg.data, ld, qp, kp, rows, keys, D, factor, times - 1);
                         assert_true(guard_check(&sg));
                         for (int64_t i = 0; i < rows; i++)
-                            for (int64_t j = 0; j < keys; j++)      /* D products of size <= 1, each rounded once to 2^-24, and the factor once */
-                                assert_true(fabs((double)sc[i * ld + j] - times * want[i * keys + j]) <= times * times * (double)(D + 2) * 0x1p-23);
+                            for (int64_t j = 0; j < keys;
+                                 j++) /* D products of size <= 1, each rounded once to 2^-24, and
+                                         the factor once */
+                                assert_true(
+                                    fabs((double)sc[i * ld + j] - times * want[i * keys + j]) <=
+                                    times * times * (double)(D + 2) * 0x1p-23);
                     }
-                    free(want); free(q); free(kk); free(qp); free(kp);
+                    free(want);
+                    free(q);
+                    free(kk);
+                    free(qp);
+                    free(kp);
                     guard_free(&sg);
                 }
 }
@@ -167,26 +214,33 @@ static void test_qk(void **state)
 static void test_products(void **state)
 {
     (void)state;
-    static const int64_t keys_of[] = { 1, 2, 7, 11, 16, 31, 100, 128, 257 }, D_of[] = { 1, 5, 23, 64, 80, 128, 256 };
+    static const int64_t keys_of[] = { 1, 2, 7, 11, 16, 31, 100, 128, 257 },
+                         D_of[] = { 1, 5, 23, 64, 80, 128, 256 };
     for (int s = 0; s < sets; s++)
         for (size_t a = 0; a < 9; a++)
             for (size_t b = 0; b < 7; b++) {
                 const esa_cpu_kernels *k = set[s];
-                const int64_t keys = keys_of[a], D = D_of[b], nr = k->nr, depth = esa_pad_depth(k, D), first = (keys + 1) / 2;
+                const int64_t keys = keys_of[a], D = D_of[b], nr = k->nr,
+                              depth = esa_pad_depth(k, D), first = (keys + 1) / 2;
                 const int64_t in_place = k->packed_bytes == 4, stride = in_place ? D + 3 : D;
                 esa_rng r = { test_seed() + a + 10 * b };
-                float *q = random_rows(&r, nr * D), *kk = random_rows(&r, keys * stride), *v = random_rows(&r, keys * stride);
+                float *q = random_rows(&r, nr * D), *kk = random_rows(&r, keys * stride),
+                      *v = random_rows(&r, keys * stride);
                 void *qp = aligned_bytes(esa_k_pack_bytes(k, nr, D));
                 const float factor = 0.7f;
                 double *want = dots(q, kk, nr, keys, stride, D, factor);
-                guarded sg = guard_alloc(keys * nr * 4, 0), pg = guard_alloc((keys + 1) / 2 * nr * 4, 0), og = guard_alloc(D * nr * 4, 0);
-                float *o = og.data, m[ESA_CPU_MAX_NR], l[ESA_CPU_MAX_NR] = { 0 }, alpha[ESA_CPU_MAX_NR];
+                guarded sg = guard_alloc(keys * nr * 4, 0),
+                        pg = guard_alloc((keys + 1) / 2 * nr * 4, 0),
+                        og = guard_alloc(D * nr * 4, 0);
+                float *o = og.data, m[ESA_CPU_MAX_NR], l[ESA_CPU_MAX_NR] = { 0 },
+                      alpha[ESA_CPU_MAX_NR];
                 k->panel_q(qp, q, ESA_DTYPE_F32, D, NULL, nr, D, factor);
                 for (int64_t i = 0; i < nr; i++) m[i] = -INFINITY;
                 for (int64_t from = 0; from < keys; from += first) {
                     const int64_t n = esa_min64(first, keys - from);
                     const void *rows_k = kk + from * stride, *rows_v = v + from * stride;
-                    void *copy_k = aligned_bytes(esa_rows_k_bytes(k, n, D)), *copy_v = aligned_bytes(esa_rows_v_bytes(k, n, D));
+                    void *copy_k = aligned_bytes(esa_rows_k_bytes(k, n, D)),
+                         *copy_v = aligned_bytes(esa_rows_v_bytes(k, n, D));
                     if (!in_place) {
                         k->rows_k(copy_k, rows_k, ESA_DTYPE_F32, stride, NULL, n, D);
                         k->rows_v(copy_v, rows_v, ESA_DTYPE_F32, stride, NULL, n, D);
@@ -195,30 +249,46 @@ static void test_products(void **state)
                     }
                     k->kq(sg.data, qp, rows_k, in_place ? stride : depth, n, depth, factor);
                     for (int64_t i = 0; i < nr; i++)
-                        for (int64_t j = 0; j < n; j++)             /* D products of size <= 1, each rounded once to 2^-24, and the factor once */
-                            assert_true(fabs((double)((float *)sg.data)[j * nr + i] - want[i * keys + from + j]) <= (double)(D + 2) * 0x1p-23);
-                    const int32_t moved = k->softmax(in_place ? sg.data : pg.data, sg.data, n, NULL, NULL, m, l, alpha);
+                        for (int64_t j = 0; j < n; j++) /* D products of size <= 1, each rounded
+                                                           once to 2^-24, and the factor once */
+                            assert_true(fabs((double)((float *)sg.data)[j * nr + i] -
+                                             want[i * keys + from + j]) <=
+                                        (double)(D + 2) * 0x1p-23);
+                    const int32_t moved = k->softmax(in_place ? sg.data : pg.data, sg.data, n, NULL,
+                                                     NULL, m, l, alpha);
                     assert_true(moved == 1 || from);
-                    k->pv(o, in_place ? sg.data : pg.data, rows_v, stride, n, D, from ? alpha : NULL, from > 0);
+                    k->pv(o, in_place ? sg.data : pg.data, rows_v, stride, n, D,
+                          from ? alpha : NULL, from > 0);
                     assert_true(guard_check(&sg) && guard_check(&pg) && guard_check(&og));
-                    free(copy_k); free(copy_v);
+                    free(copy_k);
+                    free(copy_v);
                 }
                 for (int64_t i = 0; i < nr; i++) {
                     double sum = 0.0;
                     const double ref_m = (double)m[i];
                     for (int64_t j = 0; j < keys; j++) sum += exp2(want[i * keys + j] - ref_m);
-                    /* score error (D+2) 2^-23 in log2 units times ln 2, plus 4 ulp of the polynomial (twice: alpha), plus the adds */
-                    const double rel = (double)(D + 2) * 0x1p-22 + (double)(12 + keys / 2) * 0x1p-23;
+                    /* score error (D+2) 2^-23 in log2 units times ln 2, plus 4 ulp of the
+                     * polynomial (twice: alpha), plus the adds */
+                    const double rel = (double)(D + 2) * 0x1p-22 +
+                                       (double)(12 + keys / 2) * 0x1p-23;
                     assert_true(fabs((double)l[i] - sum) <= rel * sum);
                     for (int64_t d = 0; d < D; d++) {
                         double ref = 0.0;
-                        for (int64_t j = 0; j < keys; j++) ref += exp2(want[i * keys + j] - ref_m) * (double)v[j * stride + d];
-                        const double p_round = in_place ? 0.0 : 0x1p-8;           /* the bf16 set rounds p */
-                        assert_true(fabs((double)o[d * nr + i] - ref) <= (rel + p_round + (double)keys * 0x1p-24) * sum);
+                        for (int64_t j = 0; j < keys; j++)
+                            ref += exp2(want[i * keys + j] - ref_m) * (double)v[j * stride + d];
+                        const double p_round = in_place ? 0.0 : 0x1p-8; /* the bf16 set rounds p */
+                        assert_true(fabs((double)o[d * nr + i] - ref) <=
+                                    (rel + p_round + (double)keys * 0x1p-24) * sum);
                     }
                 }
-                free(want); free(q); free(kk); free(v); free(qp);
-                guard_free(&sg); guard_free(&pg); guard_free(&og);
+                free(want);
+                free(q);
+                free(kk);
+                free(v);
+                free(qp);
+                guard_free(&sg);
+                guard_free(&pg);
+                guard_free(&og);
             }
 }
 
@@ -228,42 +298,58 @@ static void test_softmax_rules(void **state)
     (void)state;
     for (int s = 0; s < sets; s++) {
         const esa_cpu_kernels *k = set[s];
-        if (k->packed_bytes == 2) continue;                     /* its softmax is the f32 one plus a rounding */
+        if (k->packed_bytes == 2) continue; /* its softmax is the f32 one plus a rounding */
         const int64_t nr = k->nr, keys = 37;
-        float sc[64 * ESA_CPU_MAX_NR], m[ESA_CPU_MAX_NR], l[ESA_CPU_MAX_NR] = { 0 }, alpha[ESA_CPU_MAX_NR], bias[64] = { 0 }, limit[ESA_CPU_MAX_NR];
+        float sc[64 * ESA_CPU_MAX_NR], m[ESA_CPU_MAX_NR], l[ESA_CPU_MAX_NR] = { 0 },
+                                                          alpha[ESA_CPU_MAX_NR], bias[64] = { 0 },
+                                                          limit[ESA_CPU_MAX_NR];
         for (int64_t i = 0; i < nr; i++) {
             m[i] = -INFINITY;
             limit[i] = i == 0 ? 0.0f : (float)(i * 5 % 38);
-            for (int64_t c = 0; c < keys; c++) sc[c * nr + i] = (float)((i * 13 + c * 7) % 11) - 5.0f;
+            for (int64_t c = 0; c < keys; c++)
+                sc[c * nr + i] = (float)((i * 13 + c * 7) % 11) - 5.0f;
         }
         bias[3] = -INFINITY;
         bias[4] = 2.0f;
         k->softmax(sc, sc, keys, limit, bias, m, l, alpha);
         for (int64_t i = 0; i < nr; i++) {
             double top = -INFINITY;
-            for (int64_t c = 0; c < (int64_t)limit[i]; c++) top = fmax(top, (double)((i * 13 + c * 7) % 11) - 5.0 + (double)bias[c]);
+            for (int64_t c = 0; c < (int64_t)limit[i]; c++)
+                top = fmax(top, (double)((i * 13 + c * 7) % 11) - 5.0 + (double)bias[c]);
             assert_true((double)m[i] == top);
             for (int64_t c = 0; c < keys; c++) {
-                const double x = c < (int64_t)limit[i] ? (double)((i * 13 + c * 7) % 11) - 5.0 + (double)bias[c] : -INFINITY;
+                const double x = c < (int64_t)limit[i]
+                                     ? (double)((i * 13 + c * 7) % 11) - 5.0 + (double)bias[c]
+                                     : -INFINITY;
                 const double want = x == -INFINITY ? 0.0 : exp2(x - top);
-                assert_true(fabs((double)sc[c * nr + i] - want) <= 4 * 0x1p-23 * want);   /* exact 0 where nothing is seen */
+                /* exact 0 where nothing is seen */
+                assert_true(fabs((double)sc[c * nr + i] - want) <= 4 * 0x1p-23 * want);
             }
         }
-        assert_true(l[0] == 0.0f && m[0] == -INFINITY);         /* an empty row has sum 0 and stays at -inf */
-        /* A maximum that grows by 8 or less does not move; by more, it does; the neighbours do not notice. */
+        /* an empty row has sum 0 and stays at -inf */
+        assert_true(l[0] == 0.0f && m[0] == -INFINITY);
+        /* A maximum that grows by 8 or less does not move; by more, it does; the neighbours do not
+         * notice. */
         for (int64_t i = 0; i < nr; i++) {
             m[i] = i == 1 ? -7.5f : -7.0f;
             l[i] = 1.0f;
             for (int64_t c = 0; c < 16; c++) sc[c * nr + i] = 1.0f;
         }
         assert_int_equal(k->softmax(sc, sc, 16, NULL, NULL, m, l, alpha), 1);
-        assert_true(m[0] == -7.0f && alpha[0] == 1.0f && sc[0] == 256.0f && l[0] == 1.0f + 16 * 256.0f);
-        assert_true(m[1] == 1.0f && fabs((double)alpha[1] - exp2(-8.5)) <= 4 * 0x1p-23 * exp2(-8.5) && sc[1] == 1.0f);
-        /* NaN stays NaN, wherever it stands, whatever its payload; +inf becomes NaN; other queries are untouched. */
+        assert_true(m[0] == -7.0f && alpha[0] == 1.0f && sc[0] == 256.0f &&
+                    l[0] == 1.0f + 16 * 256.0f);
+        assert_true(m[1] == 1.0f &&
+                    fabs((double)alpha[1] - exp2(-8.5)) <= 4 * 0x1p-23 * exp2(-8.5) &&
+                    sc[1] == 1.0f);
+        /* NaN stays NaN, wherever it stands, whatever its payload; +inf becomes NaN; other queries
+         * are untouched. */
         const uint32_t payload[] = { 0x7fc00000u, 0x7fc001ffu, 0xffd55555u };
         for (int t = 0; t < 4; t++) {
             for (int64_t c = 0; c < 20 * nr; c++) sc[c] = 0.5f;
-            for (int64_t i = 0; i < nr; i++) { m[i] = -INFINITY; l[i] = 0.0f; }
+            for (int64_t i = 0; i < nr; i++) {
+                m[i] = -INFINITY;
+                l[i] = 0.0f;
+            }
             sc[11 * nr + 2] = t < 3 ? esa_f32_from_bits(payload[t]) : INFINITY;
             k->softmax(sc, sc, 20, NULL, NULL, m, l, alpha);
             assert_true(isnan((double)l[2]) && isnan((double)sc[11 * nr + 2]));
@@ -277,34 +363,42 @@ static void test_small_slots(void **state)
     (void)state;
     for (int s = 0; s < sets; s++) {
         const esa_cpu_kernels *k = set[s];
-        /* store and stream: the rounding of half.h, bit for bit; rows scattered, only those that exist. stream is given aligned rows too, as only
-         * those go past the cache. */
+        /* store and stream: the rounding of half.h, bit for bit; rows scattered, only those that
+         * exist. stream is given aligned rows too, as only those go past the cache. */
         static const int64_t D_of[] = { 1, 15, 16, 33, 128, 255 };
         for (size_t a = 0; a < 6; a++)
             for (int32_t dtype = 0; dtype < 3; dtype++)
                 for (int64_t rows = 1; rows <= k->nr; rows += 5)
-                for (int32_t past_cache = 0; past_cache < (k->stream ? 3 : 1); past_cache++) {
-                    const int64_t D = D_of[a], size = esa_dtype_size(dtype);
-                    float o[256 * ESA_CPU_MAX_NR], factor[ESA_CPU_MAX_NR];
-                    int32_t scatter[ESA_CPU_MAX_NR];
-                    esa_rng r = { test_seed() + a };
-                    for (int64_t d = 0; d < D * k->nr; d++) o[d] = esa_f32_from_bits((uint32_t)(esa_rng_next(&r) >> 32));
-                    for (int64_t i = 0; i < k->nr; i++) { factor[i] = i % 2 ? 1.0f : 0.5f; scatter[i] = (int32_t)(rows - 1 - i); }
-                    o[0] = 2 * 65519.9f;
-                    guarded g = guard_alloc(rows * D * size, past_cache != 2);
-                    if (past_cache == 2) assert_true((uintptr_t)g.data % 64 == 0);
-                    (past_cache ? k->stream : k->store)(g.data, dtype, D, rows % 2 ? scatter : NULL, o, factor, rows, D);
-                    assert_true(guard_check(&g));
-                    for (int64_t i = 0; i < rows; i++)
-                        for (int64_t d = 0; d < D; d++) {
-                            const float x = o[d * k->nr + i] * factor[i];
-                            char want[4], *got = (char *)g.data + ((rows % 2 ? scatter[i] : i) * D + d) * size;
-                            esa_store_f32(want, 0, dtype, x);
-                            if (isnan((double)x)) assert_true(isnan((double)esa_load_f32(got, 0, dtype)));
-                            else assert_memory_equal(got, want, (size_t)size);
+                    for (int32_t past_cache = 0; past_cache < (k->stream ? 3 : 1); past_cache++) {
+                        const int64_t D = D_of[a], size = esa_dtype_size(dtype);
+                        float o[256 * ESA_CPU_MAX_NR], factor[ESA_CPU_MAX_NR];
+                        int32_t scatter[ESA_CPU_MAX_NR];
+                        esa_rng r = { test_seed() + a };
+                        for (int64_t d = 0; d < D * k->nr; d++)
+                            o[d] = esa_f32_from_bits((uint32_t)(esa_rng_next(&r) >> 32));
+                        for (int64_t i = 0; i < k->nr; i++) {
+                            factor[i] = i % 2 ? 1.0f : 0.5f;
+                            scatter[i] = (int32_t)(rows - 1 - i);
                         }
-                    guard_free(&g);
-                }
+                        o[0] = 2 * 65519.9f;
+                        guarded g = guard_alloc(rows * D * size, past_cache != 2);
+                        if (past_cache == 2) assert_true((uintptr_t)g.data % 64 == 0);
+                        (past_cache ? k->stream : k->store)(
+                            g.data, dtype, D, rows % 2 ? scatter : NULL, o, factor, rows, D);
+                        assert_true(guard_check(&g));
+                        for (int64_t i = 0; i < rows; i++)
+                            for (int64_t d = 0; d < D; d++) {
+                                const float x = o[d * k->nr + i] * factor[i];
+                                char want[4], *got = (char *)g.data +
+                                                     ((rows % 2 ? scatter[i] : i) * D + d) * size;
+                                esa_store_f32(want, 0, dtype, x);
+                                if (isnan((double)x))
+                                    assert_true(isnan((double)esa_load_f32(got, 0, dtype)));
+                                else
+                                    assert_memory_equal(got, want, (size_t)size);
+                            }
+                        guard_free(&g);
+                    }
         /* stats and mean */
         float sc[ESA_CPU_MAX_MR * 128], top[ESA_CPU_MAX_MR * 8], sum[ESA_CPU_MAX_MR * 8];
         esa_rng r = { test_seed() };
@@ -318,10 +412,13 @@ static void test_small_slots(void **state)
                     for (int64_t g = 0; g * group < keys; g++) {
                         double t = -INFINITY, e = 0.0;
                         const int64_t end = esa_min64(keys, (g + 1) * group);
-                        for (int64_t c = g * group; c < end; c++) t = fmax(t, (double)sc[i * 128 + c]);
-                        for (int64_t c = g * group; c < end && t > -INFINITY; c++) e += exp2((double)sc[i * 128 + c] - t);
+                        for (int64_t c = g * group; c < end; c++)
+                            t = fmax(t, (double)sc[i * 128 + c]);
+                        for (int64_t c = g * group; c < end && t > -INFINITY; c++)
+                            e += exp2((double)sc[i * 128 + c] - t);
                         assert_true((double)top[i * 8 + g] == t);
-                        assert_true(fabs((double)sum[i * 8 + g] - e) <= 16 * 0x1p-23 * e);   /* polynomial and a short sum */
+                        /* polynomial and a short sum */
+                        assert_true(fabs((double)sum[i * 8 + g] - e) <= 16 * 0x1p-23 * e);
                     }
             }
         for (int32_t dtype = 0; dtype < 3; dtype++)
@@ -333,7 +430,8 @@ static void test_small_slots(void **state)
                 k->mean(got, src, dtype, D, gather, 4, D);
                 for (int64_t d = 0; d < D; d++) {
                     double want = 0.0;
-                    for (int i = 0; i < 4; i++) want += (double)esa_load_f32(src, gather[i] * D + d, dtype) / 4;
+                    for (int i = 0; i < 4; i++)
+                        want += (double)esa_load_f32(src, gather[i] * D + d, dtype) / 4;
                     assert_true(fabs((double)got[d] - want) <= 4 * 0x1p-23);
                 }
             }
@@ -343,10 +441,8 @@ static void test_small_slots(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_pack),
-        cmocka_unit_test(test_qk),
-        cmocka_unit_test(test_products),
-        cmocka_unit_test(test_softmax_rules),
+        cmocka_unit_test(test_pack),        cmocka_unit_test(test_qk),
+        cmocka_unit_test(test_products),    cmocka_unit_test(test_softmax_rules),
         cmocka_unit_test(test_small_slots),
     };
     return cmocka_run_group_tests(tests, find_sets, NULL);

@@ -9,10 +9,12 @@ static void entropy_sums_exact(void **state)
     (void)state;
     for (int round = 0; round < 3000; round++) {
         const int64_t H = 1 + esa_rng_below(&r, 48), nk = 1 + esa_rng_below(&r, 300);
-        const double budget = esa_rng_below(&r, 8) ? (double)esa_rng_unit(&r) : (double)esa_rng_below(&r, 2);
+        const double budget = esa_rng_below(&r, 8) ? (double)esa_rng_unit(&r)
+                                                   : (double)esa_rng_below(&r, 2);
         double e[48], scratch[48];
         int32_t k[48];
-        for (int64_t h = 0; h < H; h++) e[h] = esa_rng_below(&r, 6) ? (double)esa_rng_unit(&r) : (double)esa_rng_below(&r, 2);
+        for (int64_t h = 0; h < H; h++)
+            e[h] = esa_rng_below(&r, 6) ? (double)esa_rng_unit(&r) : (double)esa_rng_below(&r, 2);
         esa_budget_entropy(k, e, H, nk, budget, scratch);
         int64_t sum = 0, want = (int64_t)floor(budget * (double)nk * (double)H + 0.5);
         if (want < H) want = H;
@@ -21,7 +23,7 @@ static void entropy_sums_exact(void **state)
             sum += k[h];
         }
         assert_int_equal(sum, want);
-        for (int64_t a = 0; a < H; a++)                 /* monotone: more entropy, never fewer blocks */
+        for (int64_t a = 0; a < H; a++) /* monotone: more entropy, never fewer blocks */
             for (int64_t b = 0; b < H; b++) {
                 if (e[a] > e[b]) assert_true(k[a] >= k[b]);
                 if (e[a] == e[b] && a < b) assert_true(k[a] >= k[b] && k[a] <= k[b] + 1);
@@ -39,7 +41,8 @@ static void entropy_cases(void **state)
     for (int h = 0; h < 4; h++) assert_int_equal(k[h], 8);
     esa_budget_entropy(k, zero, 4, 16, 0.5, scratch);
     for (int h = 0; h < 4; h++) assert_int_equal(k[h], 8);
-    esa_budget_entropy(k, same, 4, 10, 0.525, scratch);         /* 21 blocks: one head gets the odd one, the lowest */
+    /* 21 blocks: one head gets the odd one, the lowest */
+    esa_budget_entropy(k, same, 4, 10, 0.525, scratch);
     assert_int_equal(k[0], 6);
     for (int h = 1; h < 4; h++) assert_int_equal(k[h], 5);
     /* b = s E, mean 0.5: s = 2 * 0.5 / (0.2 + 0.6) = 1.25 -> 0.25, 0.75 */
@@ -62,12 +65,13 @@ static void entropy_cases(void **state)
     assert_int_equal(k[0], 7);
     assert_int_equal(k[1], 10);
     assert_int_equal(k[2], 10);
-    /* a head that looks at almost nothing else than one block does not upset the search: s = 1.99 / 1.6 for the others */
+    /* a head that looks at almost nothing else than one block does not upset the search: s = 1.99
+     * / 1.6 for the others */
     const double spike[4] = { 0.8, 0.5, 0.3, 1e-60 };
     esa_budget_entropy(k, spike, 4, 100, 0.5, scratch);
     const int32_t want[4] = { 100, 62, 37, 1 };
     for (int h = 0; h < 4; h++) assert_int_equal(k[h], want[h]);
-    const double odd[3] = { NAN, -1.0, 7.0 };           /* from a broken file: clamped, never out of range */
+    const double odd[3] = { NAN, -1.0, 7.0 }; /* from a broken file: clamped, never out of range */
     esa_budget_entropy(k, odd, 3, 10, 0.5, scratch);
     assert_int_equal(k[0] + k[1] + k[2], 15);
     assert_int_equal(k[1], 1);
@@ -82,7 +86,8 @@ static void rows_spread(void **state)
     esa_rng r = { kit_seed("rows_spread") };
     (void)state;
     for (int round = 0; round < 3000; round++) {
-        const int64_t nq = 1 + esa_rng_below(&r, 40), nk = 1 + esa_rng_below(&r, 60), forced = esa_rng_below(&r, (uint32_t)nk + 1);
+        const int64_t nq = 1 + esa_rng_below(&r, 40), nk = 1 + esa_rng_below(&r, 60),
+                      forced = esa_rng_below(&r, (uint32_t)nk + 1);
         const int64_t total = esa_rng_below(&r, (uint32_t)(nq * nk + 10));
         uint8_t dense[40];
         int32_t a[40], b[40], visible[40], least[40];
@@ -96,7 +101,7 @@ static void rows_spread(void **state)
         kit_rows(a, nq, nk, dense, forced, total);
         esa_budget_spread(b, visible, least, nq, total);
         for (int64_t i = 0; i < nq; i++) {
-            assert_int_equal(a[i], b[i]);               /* the general rule agrees with the plain one */
+            assert_int_equal(a[i], b[i]); /* the general rule agrees with the plain one */
             assert_in_range(a[i], least[i], nk);
             sum += a[i];
             if (dense[i]) continue;
@@ -112,7 +117,10 @@ static void rows_spread(void **state)
     for (int64_t total = 20; total <= 210; total++) {
         int32_t quota[20], visible[20], least[20];
         int64_t sum = 0;
-        for (int32_t i = 0; i < 20; i++) { visible[i] = i + 1;  least[i] = 1; }
+        for (int32_t i = 0; i < 20; i++) {
+            visible[i] = i + 1;
+            least[i] = 1;
+        }
         esa_budget_spread(quota, visible, least, 20, total);
         for (int32_t i = 0; i < 20; i++) {
             assert_in_range(quota[i], 1, visible[i]);
@@ -122,7 +130,7 @@ static void rows_spread(void **state)
         assert_int_equal(sum, total);
     }
     int32_t none[2], blind[2] = { 0, 3 }, least0[2] = { 0, 1 };
-    esa_budget_spread(none, blind, least0, 2, 5);       /* a row that sees nothing keeps nothing */
+    esa_budget_spread(none, blind, least0, 2, 5); /* a row that sees nothing keeps nothing */
     assert_int_equal(none[0], 0);
     assert_int_equal(none[1], 3);
 }
@@ -153,7 +161,10 @@ static void top_k(void **state)
         const uint32_t kind = esa_rng_below(&r, 4);
         for (int64_t j = 0; j < n; j++) {
             allow[j] = esa_rng_below(&r, 3) > 0;
-            v[j] = kind == 0 ? kit_normal(&r) : kind == 1 ? (float)esa_rng_below(&r, 4) : kind == 2 ? expf(20.0f * kit_normal(&r)) : 0.0f;
+            v[j] = kind == 0   ? kit_normal(&r)
+                   : kind == 1 ? (float)esa_rng_below(&r, 4)
+                   : kind == 2 ? expf(20.0f * kit_normal(&r))
+                               : 0.0f;
             const uint32_t odd = esa_rng_below(&r, 40);
             if (odd == 0) v[j] = NAN;
             if (odd == 1) v[j] = -INFINITY;
@@ -190,7 +201,8 @@ static void public_budgets(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(entropy_sums_exact), cmocka_unit_test(entropy_cases), cmocka_unit_test(rows_spread), cmocka_unit_test(top_k),
+        cmocka_unit_test(entropy_sums_exact), cmocka_unit_test(entropy_cases),
+        cmocka_unit_test(rows_spread),        cmocka_unit_test(top_k),
         cmocka_unit_test(public_budgets),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,10 +1,18 @@
-/* test_order.c - orders: golden checksums of the tile rule, inverses, segments, the Hilbert walk, refused layouts.
+/* test_order.c - orders: golden checksums of the tile rule, inverses, segments, the Hilbert walk,
+ * refused layouts.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "select/kit.h"
 #include "mask/mask.h"
 
-/* (t,h,w), S, sum((p+1)*src[p]) mod 2^32, FNV-1a-like hash, and src at p = 0, 1, 8, 63, 64, S/2, S-1. */
-static const struct { int32_t g[3]; int64_t S; uint32_t sum; uint64_t hash; int32_t at[7]; } golden[] = {
+/* (t,h,w), S, sum((p+1)*src[p]) mod 2^32, FNV-1a-like hash, and src at p = 0, 1, 8, 63, 64, S/2,
+ * S-1. */
+static const struct {
+    int32_t g[3];
+    int64_t S;
+    uint32_t sum;
+    uint64_t hash;
+    int32_t at[7];
+} golden[] = {
     { { 3, 40, 80 }, 9600, 2599398272u, 0xa42e53b092646983u, { 0, 1, 80, 567, 8, 4520, 9599 } },
     { { 3, 30, 52 }, 4680, 3992364008u, 0x05eef3012eccc503u, { 0, 1, 8, 63, 64, 2448, 4367 } },
     { { 2, 21, 32 }, 1344, 807460416u, 0x731ac9a0c7955c83u, { 0, 1, 8, 63, 64, 672, 1343 } },
@@ -41,7 +49,8 @@ static void tile_checksums(void **state)
 /* Every token once, text in place (or moved as compat does), frame 0 first when protected. */
 static void check_order(esa_ctx *ctx, const esa_layout *layout, int64_t N, int32_t mode)
 {
-    const int64_t front = layout->text_front_q, back = layout->text_back_q, frame = (int64_t)layout->grid_q[1] * layout->grid_q[2];
+    const int64_t front = layout->text_front_q, back = layout->text_back_q,
+                  frame = (int64_t)layout->grid_q[1] * layout->grid_q[2];
     const int32_t moved = layout->order == ESA_ORDER_TILE && mode != ESA_MODE_FIXED;
     int32_t *perm = malloc((size_t)N * 4), *inverse = malloc((size_t)N * 4);
     memset(inverse, 0xff, (size_t)N * 4);
@@ -53,25 +62,31 @@ static void check_order(esa_ctx *ctx, const esa_layout *layout, int64_t N, int32
         inverse[perm[p]] = (int32_t)p;
     }
     for (int64_t i = 0; i < N; i++) assert_int_equal(perm[inverse[i]], i);
-    for (int64_t i = 0; i < front; i++) assert_int_equal(inverse[i], moved ? N - back - front + i : i);
+    for (int64_t i = 0; i < front; i++)
+        assert_int_equal(inverse[i], moved ? N - back - front + i : i);
     for (int64_t i = N - back; i < N; i++) assert_int_equal(inverse[i], i);
     if (layout->protect_first_frame == 1 && layout->grid_q[0] > 1)
-        for (int64_t i = front; i < front + frame; i++) assert_in_range(inverse[i] - (moved ? 0 : front), 0, frame - 1);
+        for (int64_t i = front; i < front + frame; i++)
+            assert_in_range(inverse[i] - (moved ? 0 : front), 0, frame - 1);
     free(perm);
     free(inverse);
 }
 
 static void inverses(void **state)
 {
-    static const int32_t grids[][3] = { { 1, 1, 1 }, { 1, 7, 9 }, { 2, 8, 8 }, { 3, 5, 16 }, { 5, 17, 4 }, { 4, 16, 24 }, { 3, 20, 20 }, { 7, 9, 11 } };
+    static const int32_t grids[][3] = { { 1, 1, 1 },  { 1, 7, 9 },   { 2, 8, 8 },   { 3, 5, 16 },
+                                        { 5, 17, 4 }, { 4, 16, 24 }, { 3, 20, 20 }, { 7, 9, 11 } };
     static const int32_t texts[][2] = { { 0, 0 }, { 5, 0 }, { 0, 77 }, { 130, 3 } };
-    static const int32_t windows[][3] = { { 1, 8, 8 }, { 2, 8, 8 }, { 4, 3, 5 }, { 100, 100, 100 } };
+    static const int32_t windows[][3] = {
+        { 1, 8, 8 }, { 2, 8, 8 }, { 4, 3, 5 }, { 100, 100, 100 }
+    };
     esa_ctx *ctx = kit_ctx(1);
     (void)state;
     for (size_t g = 0; g < sizeof grids / sizeof *grids; g++)
         for (size_t t = 0; t < sizeof texts / sizeof *texts; t++)
             for (int32_t order = ESA_ORDER_RASTER; order <= ESA_ORDER_HILBERT; order++)
-                for (size_t w = 0; w < (order == ESA_ORDER_TILE3D ? sizeof windows / sizeof *windows : 1); w++)
+                for (size_t w = 0;
+                     w < (order == ESA_ORDER_TILE3D ? sizeof windows / sizeof *windows : 1); w++)
                     for (int32_t protect = 0; protect < 2; protect++)
                         for (int32_t mode = ESA_MODE_FIXED; mode <= ESA_MODE_COMPAT; mode++) {
                             esa_layout layout = esa_layout_default();
@@ -96,15 +111,19 @@ static void tile_fixed_frame0(void **state)
     esa_layout layout = esa_layout_default();
     (void)state;
     layout.order = ESA_ORDER_TILE;
-    layout.grid_q[0] = 2;  layout.grid_q[1] = H;  layout.grid_q[2] = W;
+    layout.grid_q[0] = 2;
+    layout.grid_q[1] = H;
+    layout.grid_q[2] = W;
     layout.text_front_q = 3;
     assert_int_equal(esa_order(ctx, perm, 2 * F + 3, &layout, 0, ESA_MODE_FIXED), ESA_OK);
     for (int32_t p = 0; p < F; p++) assert_int_equal(perm[3 + p] + F, perm[3 + F + p]);
-    assert_int_equal(perm[3 + 8], 3 + W);               /* second row of the first tile */
-    assert_int_equal(perm[3 + 256], 3 + 16 * W);        /* after four tiles: the bottom rows */
-    assert_int_equal(perm[3 + 256 + 4 * W], 3 + 16);    /* then the right columns */
+    assert_int_equal(perm[3 + 8], 3 + W);            /* second row of the first tile */
+    assert_int_equal(perm[3 + 256], 3 + 16 * W);     /* after four tiles: the bottom rows */
+    assert_int_equal(perm[3 + 256 + 4 * W], 3 + 16); /* then the right columns */
     /* The key side has its own grid. */
-    layout.grid_k[0] = 1;  layout.grid_k[1] = 8;  layout.grid_k[2] = 16;
+    layout.grid_k[0] = 1;
+    layout.grid_k[1] = 8;
+    layout.grid_k[2] = 16;
     assert_int_equal(esa_order(ctx, perm, 128, &layout, 1, ESA_MODE_FIXED), ESA_OK);
     assert_int_equal(perm[64], 8);
     esa_ctx_free(ctx);
@@ -112,17 +131,20 @@ static void tile_fixed_frame0(void **state)
 
 static void tile3d_boxes(void **state)
 {
-    static const int32_t want[] = { 0, 1, 3, 4, 12, 13, 15, 16, 2, 5, 14, 17, 6, 7, 9, 10, 18, 19, 21, 22, 8, 11, 20, 23 };
+    static const int32_t want[] = { 0, 1, 3, 4,  12, 13, 15, 16, 2, 5,  14, 17,
+                                    6, 7, 9, 10, 18, 19, 21, 22, 8, 11, 20, 23 };
     int32_t perm[24];
     esa_ctx *ctx = kit_ctx(1);
     esa_layout layout = esa_layout_default();
     (void)state;
     layout.order = ESA_ORDER_TILE3D;
     layout.window[0] = layout.window[1] = layout.window[2] = 2;
-    layout.grid_q[0] = 2;  layout.grid_q[1] = 4;  layout.grid_q[2] = 3;
+    layout.grid_q[0] = 2;
+    layout.grid_q[1] = 4;
+    layout.grid_q[2] = 3;
     assert_int_equal(esa_order(ctx, perm, 24, &layout, 0, ESA_MODE_FIXED), ESA_OK);
     assert_memory_equal(perm, want, sizeof want);
-    layout.protect_first_frame = 1;                     /* both frames stand alone now */
+    layout.protect_first_frame = 1; /* both frames stand alone now */
     assert_int_equal(esa_order(ctx, perm, 24, &layout, 0, ESA_MODE_FIXED), ESA_OK);
     for (int32_t p = 0; p < 12; p++) assert_int_equal(perm[p] + 12, perm[12 + p]);
     esa_ctx_free(ctx);
@@ -145,19 +167,25 @@ static void hilbert_walk(void **state)
                     assert_int_equal(seen[a]++, 0);
                     if (p == 0) continue;
                     const int64_t b = out[p - 1] - 100;
-                    const int64_t dt = llabs(a / (h * w) - b / (h * w)), dy = llabs(a / w % h - b / w % h), dx = llabs(a % w - b % w);
-                    assert_true(dt <= 1 && dy <= 1 && dx <= 1);     /* never a jump: at worst a diagonal */
+                    const int64_t dt = llabs(a / (h * w) - b / (h * w)),
+                                  dy = llabs(a / w % h - b / w % h), dx = llabs(a % w - b % w);
+                    /* never a jump: at worst a diagonal */
+                    assert_true(dt <= 1 && dy <= 1 && dx <= 1);
                     steps++;
                     diagonal += dt + dy + dx > 1;
                 }
             }
-    assert_true(diagonal * 50 < steps);                 /* at least 98 % are neighbours */
-    for (int64_t side = 2; side <= 16; side *= 2) {     /* powers of two: the classic curve, all neighbours */
+    assert_true(diagonal * 50 < steps); /* at least 98 % are neighbours */
+    /* powers of two: the classic curve, all neighbours */
+    for (int64_t side = 2; side <= 16; side *= 2) {
         int32_t out[16 * 16 * 16];
         esa_hilbert(out, 0, side, side, side);
         for (int64_t p = 1; p < side * side * side; p++) {
             const int64_t a = out[p], b = out[p - 1];
-            assert_int_equal(llabs(a / (side * side) - b / (side * side)) + llabs(a / side % side - b / side % side) + llabs(a % side - b % side), 1);
+            assert_int_equal(llabs(a / (side * side) - b / (side * side)) +
+                                 llabs(a / side % side - b / side % side) +
+                                 llabs(a % side - b % side),
+                             1);
         }
     }
 }
@@ -167,7 +195,8 @@ static void expect_refused(esa_ctx *ctx, esa_layout layout, int64_t N, const cha
     int32_t perm[64];
     const esa_status status = esa_order(ctx, perm, N, &layout, 0, ESA_MODE_FIXED);
     assert_true(status < 0);
-    if (!strstr(esa_ctx_error(ctx), word)) fail_msg("expected \"%s\" in: %s", word, esa_ctx_error(ctx));
+    if (!strstr(esa_ctx_error(ctx), word))
+        fail_msg("expected \"%s\" in: %s", word, esa_ctx_error(ctx));
 }
 
 static void refused(void **state)
@@ -176,27 +205,56 @@ static void refused(void **state)
     int32_t perm[64];
     esa_layout good = esa_layout_default(), l;
     (void)state;
-    good.grid_q[0] = 2;  good.grid_q[1] = 4;  good.grid_q[2] = 8;
-    l = good;  l.order = 4;                     expect_refused(ctx, l, 64, "order is 4");
-    l = good;  l.grid_q[1] = 0;                 expect_refused(ctx, l, 64, "grid_q is 2,0,8");
-    l = good;  l.grid_q[1] = -4;                expect_refused(ctx, l, 64, "grid_q");
-    l = good;  l.text_front_q = 1;              expect_refused(ctx, l, 64, "does not make");
-    l = good;  l.text_back_q = -1;              expect_refused(ctx, l, 64, "text");
-    l = good;  l.struct_size = 8;               expect_refused(ctx, l, 64, "struct_size 8");
-    l = good;  l.reserved[3] = 7;               expect_refused(ctx, l, 64, "reserved[3]");
-    l = good;  l.protect_first_frame = 2;       expect_refused(ctx, l, 64, "protect_first_frame is 2");
-    l = good;  l.order_applied = 5;             expect_refused(ctx, l, 64, "order_applied is 5");
-    l = good;  l.order = ESA_ORDER_TILE3D;  l.window[1] = 0;    expect_refused(ctx, l, 64, "window");
-    l = good;  l.grid_q[0] = l.grid_q[1] = l.grid_q[2] = INT32_MAX;     expect_refused(ctx, l, 64, "does not make");
-    l = esa_layout_default();  l.order = ESA_ORDER_TILE;        expect_refused(ctx, l, 64, "needs a grid");
-    l = esa_layout_default();  l.text_front_q = 65;             expect_refused(ctx, l, 64, "text");
+    good.grid_q[0] = 2;
+    good.grid_q[1] = 4;
+    good.grid_q[2] = 8;
+    l = good;
+    l.order = 4;
+    expect_refused(ctx, l, 64, "order is 4");
+    l = good;
+    l.grid_q[1] = 0;
+    expect_refused(ctx, l, 64, "grid_q is 2,0,8");
+    l = good;
+    l.grid_q[1] = -4;
+    expect_refused(ctx, l, 64, "grid_q");
+    l = good;
+    l.text_front_q = 1;
+    expect_refused(ctx, l, 64, "does not make");
+    l = good;
+    l.text_back_q = -1;
+    expect_refused(ctx, l, 64, "text");
+    l = good;
+    l.struct_size = 8;
+    expect_refused(ctx, l, 64, "struct_size 8");
+    l = good;
+    l.reserved[3] = 7;
+    expect_refused(ctx, l, 64, "reserved[3]");
+    l = good;
+    l.protect_first_frame = 2;
+    expect_refused(ctx, l, 64, "protect_first_frame is 2");
+    l = good;
+    l.order_applied = 5;
+    expect_refused(ctx, l, 64, "order_applied is 5");
+    l = good;
+    l.order = ESA_ORDER_TILE3D;
+    l.window[1] = 0;
+    expect_refused(ctx, l, 64, "window");
+    l = good;
+    l.grid_q[0] = l.grid_q[1] = l.grid_q[2] = INT32_MAX;
+    expect_refused(ctx, l, 64, "does not make");
+    l = esa_layout_default();
+    l.order = ESA_ORDER_TILE;
+    expect_refused(ctx, l, 64, "needs a grid");
+    l = esa_layout_default();
+    l.text_front_q = 65;
+    expect_refused(ctx, l, 64, "text");
     expect_refused(ctx, good, 0, "N is 0");
     assert_int_equal(esa_order(ctx, NULL, 64, &good, 0, 0), ESA_ERR_ARGUMENT);
     assert_int_equal(esa_order(ctx, perm, 64, NULL, 0, 0), ESA_ERR_ARGUMENT);
     assert_int_equal(esa_order(ctx, perm, 64, &good, 2, 0), ESA_ERR_ARGUMENT);
     assert_int_equal(esa_order(ctx, perm, 64, &good, 0, 3), ESA_ERR_ARGUMENT);
     assert_int_equal(esa_order(NULL, perm, 64, &good, 0, 0), ESA_ERR_ARGUMENT);
-    assert_int_equal(esa_order(ctx, perm, 64, &good, 0, 0), ESA_OK);    /* the ctx is still usable */
+    assert_int_equal(esa_order(ctx, perm, 64, &good, 0, 0), ESA_OK); /* the ctx is still usable */
     assert_string_equal(esa_ctx_error(ctx), "");
     esa_ctx_free(ctx);
 }
@@ -205,31 +263,48 @@ static void resolve_defaults(void **state)
 {
     esa_layout in = esa_layout_default(), out;
     (void)state;
-    assert_int_equal(esa_layout_resolve(NULL, &out, &in, 100, 200, ESA_SELECT_RF_V2, ESA_MODE_FIXED, 0), ESA_OK);
+    assert_int_equal(
+        esa_layout_resolve(NULL, &out, &in, 100, 200, ESA_SELECT_RF_V2, ESA_MODE_FIXED, 0), ESA_OK);
     assert_int_equal(out.order, ESA_ORDER_RASTER);
     assert_int_equal(out.protect_first_frame, 0);
-    in.grid_q[0] = 4;  in.grid_q[1] = 5;  in.grid_q[2] = 5;
-    assert_int_equal(esa_layout_resolve(NULL, &out, &in, 100, 100, ESA_SELECT_RF_V2, ESA_MODE_FIXED, 0), ESA_OK);
+    in.grid_q[0] = 4;
+    in.grid_q[1] = 5;
+    in.grid_q[2] = 5;
+    assert_int_equal(
+        esa_layout_resolve(NULL, &out, &in, 100, 100, ESA_SELECT_RF_V2, ESA_MODE_FIXED, 0), ESA_OK);
     assert_int_equal(out.order, ESA_ORDER_TILE);
     assert_int_equal(out.protect_first_frame, 1);
     assert_memory_equal(out.grid_k, in.grid_q, sizeof in.grid_q);
-    assert_int_equal(esa_layout_resolve(NULL, &out, &in, 100, 100, ESA_SELECT_ENTROPY, ESA_MODE_FIXED, 0), ESA_OK);
+    assert_int_equal(
+        esa_layout_resolve(NULL, &out, &in, 100, 100, ESA_SELECT_ENTROPY, ESA_MODE_FIXED, 0),
+        ESA_OK);
     assert_int_equal(out.order, ESA_ORDER_RASTER);
     assert_int_equal(out.protect_first_frame, 0);
-    assert_int_equal(esa_layout_resolve(NULL, &out, &in, 100, 100, ESA_SELECT_RF_V2, ESA_MODE_FIXED, 1), ESA_OK);
-    assert_int_equal(out.order, ESA_ORDER_RASTER);      /* causal: the default steps back, a wish is refused */
+    assert_int_equal(
+        esa_layout_resolve(NULL, &out, &in, 100, 100, ESA_SELECT_RF_V2, ESA_MODE_FIXED, 1), ESA_OK);
+    /* causal: the default steps back, a wish is refused */
+    assert_int_equal(out.order, ESA_ORDER_RASTER);
     in.order = ESA_ORDER_HILBERT;
-    assert_int_equal(esa_layout_resolve(NULL, &out, &in, 100, 100, ESA_SELECT_RF_V2, ESA_MODE_FIXED, 1), ESA_ERR_ARGUMENT);
+    assert_int_equal(
+        esa_layout_resolve(NULL, &out, &in, 100, 100, ESA_SELECT_RF_V2, ESA_MODE_FIXED, 1),
+        ESA_ERR_ARGUMENT);
     in.order_applied = 1;
-    assert_int_equal(esa_layout_resolve(NULL, &out, &in, 100, 100, ESA_SELECT_RF_V2, ESA_MODE_FIXED, 1), ESA_OK);
+    assert_int_equal(
+        esa_layout_resolve(NULL, &out, &in, 100, 100, ESA_SELECT_RF_V2, ESA_MODE_FIXED, 1), ESA_OK);
     in.order_applied = 0;
-    assert_int_equal(esa_layout_resolve(NULL, &out, &in, 100, 100, ESA_SELECT_RF_V2, ESA_MODE_COMPAT, 0), ESA_OK);
-    assert_int_equal(out.order, ESA_ORDER_TILE);        /* compat rf_v2 knows one order */
+    assert_int_equal(
+        esa_layout_resolve(NULL, &out, &in, 100, 100, ESA_SELECT_RF_V2, ESA_MODE_COMPAT, 0),
+        ESA_OK);
+    assert_int_equal(out.order, ESA_ORDER_TILE); /* compat rf_v2 knows one order */
     in = esa_layout_default();
-    in.grid_q[0] = 1;  in.grid_q[1] = in.grid_q[2] = 10;
-    assert_int_equal(esa_layout_resolve(NULL, &out, &in, 100, 100, ESA_SELECT_RF_V2, ESA_MODE_FIXED, 0), ESA_OK);
-    assert_int_equal(out.protect_first_frame, 0);       /* a still image */
-    assert_int_equal(esa_layout_resolve(NULL, &out, &in, 100, 100, ESA_SELECT_RF_V2, ESA_MODE_COMPAT, 0), ESA_OK);
+    in.grid_q[0] = 1;
+    in.grid_q[1] = in.grid_q[2] = 10;
+    assert_int_equal(
+        esa_layout_resolve(NULL, &out, &in, 100, 100, ESA_SELECT_RF_V2, ESA_MODE_FIXED, 0), ESA_OK);
+    assert_int_equal(out.protect_first_frame, 0); /* a still image */
+    assert_int_equal(
+        esa_layout_resolve(NULL, &out, &in, 100, 100, ESA_SELECT_RF_V2, ESA_MODE_COMPAT, 0),
+        ESA_OK);
     assert_int_equal(out.protect_first_frame, 1);
     esa_layout a = out, b = out;
     assert_true(esa_layout_same(&a, &b));
@@ -246,8 +321,10 @@ static void resolve_defaults(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tile_checksums), cmocka_unit_test(inverses), cmocka_unit_test(tile_fixed_frame0), cmocka_unit_test(tile3d_boxes),
-        cmocka_unit_test(hilbert_walk), cmocka_unit_test(refused), cmocka_unit_test(resolve_defaults),
+        cmocka_unit_test(tile_checksums),    cmocka_unit_test(inverses),
+        cmocka_unit_test(tile_fixed_frame0), cmocka_unit_test(tile3d_boxes),
+        cmocka_unit_test(hilbert_walk),      cmocka_unit_test(refused),
+        cmocka_unit_test(resolve_defaults),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
-/* make_media.c - for check_media.py: raw RGB from a file becomes a video. make_media RAW FRAMES HEIGHT WIDTH FPS OUT
+/* make_media.c - for check_media.py: raw RGB from a file becomes a video. make_media RAW FRAMES
+ * HEIGHT WIDTH FPS OUT
  * SPDX-License-Identifier: Apache-2.0 */
 #include <stdio.h>
 #include <stdlib.h>

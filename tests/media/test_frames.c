@@ -1,4 +1,5 @@
-/* test_frames.c - frames in memory: creating, describing, side by side; files appear whole or not at all, whichever allocation fails.
+/* test_frames.c - frames in memory: creating, describing, side by side; files appear whole or not
+ * at all, whichever allocation fails.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "io/scratch.h"
 
@@ -25,14 +26,19 @@ static void create_and_describe(void **state)
     assert_int_equal(esa_frames_get_info(NULL, &info), ESA_ERR_ARGUMENT);
     esa_frames_free(f);
     esa_frames_free(NULL);
-    assert_refused(ctx, esa_frames_create(ctx, &f, NULL, 0, 2, 3, 16), ESA_ERR_ARGUMENT, "0 frames", NULL);
+    assert_refused(ctx, esa_frames_create(ctx, &f, NULL, 0, 2, 3, 16), ESA_ERR_ARGUMENT, "0 frames",
+                   NULL);
     assert_null(f);
-    assert_refused(ctx, esa_frames_create(ctx, &f, NULL, 1, -1, 3, 16), ESA_ERR_ARGUMENT, "-1", NULL);
-    assert_refused(ctx, esa_frames_create(ctx, &f, NULL, 1, 2, 100000, 16), ESA_ERR_ARGUMENT, "100000", NULL);
-    assert_refused(ctx, esa_frames_create(ctx, &f, NULL, 1, 2, 3, 0), ESA_ERR_ARGUMENT, "second", NULL);
+    assert_refused(ctx, esa_frames_create(ctx, &f, NULL, 1, -1, 3, 16), ESA_ERR_ARGUMENT, "-1",
+                   NULL);
+    assert_refused(ctx, esa_frames_create(ctx, &f, NULL, 1, 2, 100000, 16), ESA_ERR_ARGUMENT,
+                   "100000", NULL);
+    assert_refused(ctx, esa_frames_create(ctx, &f, NULL, 1, 2, 3, 0), ESA_ERR_ARGUMENT, "second",
+                   NULL);
     for (int left = 0; left < 2; left++) {
         c.left = left;
-        assert_refused(ctx, esa_frames_create(ctx, &f, NULL, 1, 2, 3, 16), ESA_ERR_MEMORY, "memory", NULL);
+        assert_refused(ctx, esa_frames_create(ctx, &f, NULL, 1, 2, 3, 16), ESA_ERR_MEMORY, "memory",
+                       NULL);
     }
     esa_ctx_free(ctx);
     assert_int_equal(c.live, 0);
@@ -59,7 +65,8 @@ static void side_by_side(void **state)
         assert_memory_equal(info.rgb + row * 9 + 3, right + row * 6, 6);
     }
     esa_frames_free(both);
-    assert_refused(ctx, esa_frames_beside(ctx, &both, a, other), ESA_ERR_SHAPE, "2 frames", "1 frames", NULL);
+    assert_refused(ctx, esa_frames_beside(ctx, &both, a, other), ESA_ERR_SHAPE, "2 frames",
+                   "1 frames", NULL);
     assert_null(both);
     esa_frames_free(a);
     esa_frames_free(b);
@@ -67,7 +74,8 @@ static void side_by_side(void **state)
     esa_ctx_free(ctx);
 }
 
-/* Every allocation of every writer fails once: one sentence, nothing on disk, nothing leaked. FFmpeg's own allocations are its own. */
+/* Every allocation of every writer fails once: one sentence, nothing on disk, nothing leaked.
+ * FFmpeg's own allocations are its own. */
 static void out_of_memory(void **state)
 {
     static const char *const names[] = { "a.y4m", "a.png", "a.mp4", "out/" };
@@ -83,7 +91,7 @@ static void out_of_memory(void **state)
             const esa_status status = esa_frames_save(ctx, f, scratch_path(&s, names[n]), NULL);
             if (status == ESA_OK || status == ESA_ERR_UNSUPPORTED) break;
             assert_refused(ctx, status, ESA_ERR_MEMORY, "memory", NULL);
-            assert_int_equal(scratch_count(&s), n);  /* what earlier turns made, and no more */
+            assert_int_equal(scratch_count(&s), n); /* what earlier turns made, and no more */
             assert_true(left < 20);
         }
     c.left = -1;
@@ -98,7 +106,9 @@ static void out_of_memory(void **state)
 /* A file size limit behaves as a full disk does: the write fails in the middle. */
 static void full_disk(void **state)
 {
-    static const char *const names[] = { "a.y4m", "a.png", "a.mp4", "out/", "a.npy", "a.safetensors" };
+    static const char *const names[] = {
+        "a.y4m", "a.png", "a.mp4", "out/", "a.npy", "a.safetensors"
+    };
     (void)state;
     scratch s = scratch_make();
     esa_ctx *ctx;
@@ -160,10 +170,8 @@ static void wrong_settings(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(create_and_describe),
-        cmocka_unit_test(side_by_side),
-        cmocka_unit_test(out_of_memory),
-        cmocka_unit_test(full_disk),
+        cmocka_unit_test(create_and_describe), cmocka_unit_test(side_by_side),
+        cmocka_unit_test(out_of_memory),       cmocka_unit_test(full_disk),
         cmocka_unit_test(wrong_settings),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,14 +1,16 @@
-/* test_load.c - videos from files: what our writers leave comes back, cut and damaged files are refused with a sentence, memory that is not
- * there leaks nothing. Pictures of other programs are in tests/cli/check_export.py.
+/* test_load.c - videos from files: what our writers leave comes back, cut and damaged files are
+ * refused with a sentence, memory that is not there leaks nothing. Pictures of other programs are
+ * in tests/cli/check_export.py.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "io/scratch.h"
 
 #include <math.h>
-#include "esa/esa_media.h"
+#include "esa/esa_tensors.h"
 #include "esa/esa_video.h"
 #include "media/frames.h"
 
-/* x265 keeps a copy of its settings when it is closed; the leak checker is told that this is not ours. */
+/* x265 keeps a copy of its settings when it is closed; the leak checker is told that this is not
+ * ours. */
 __attribute__((visibility("default"))) const char *__lsan_default_suppressions(void);
 const char *__lsan_default_suppressions(void) { return "leak:libx265\n"; }
 
@@ -28,7 +30,8 @@ static esa_frames *clip(esa_ctx *ctx, int32_t count, int32_t height, int32_t wid
     uint8_t *rgb = malloc((size_t)(count * height * width * 3));
     assert_non_null(rgb);
     for (int64_t i = 0; i < (int64_t)count * height * width; i++) {
-        const double x = (double)(i % width), y = (double)(i / width % height), t = (double)(i / width / height);
+        const double x = (double)(i % width), y = (double)(i / width % height),
+                     t = (double)(i / width / height);
         rgb[3 * i] = (uint8_t)(127 + 100 * sin(0.2 * x + 0.4 * t));
         rgb[3 * i + 1] = (uint8_t)(127 + 100 * cos(0.15 * y - 0.3 * t));
         rgb[3 * i + 2] = (uint8_t)(127 + 60 * sin(0.1 * (x + y)));
@@ -51,17 +54,30 @@ static int worst(const esa_frames *a, const esa_frames *b)
     const esa_frames_info x = info_of(a), y = info_of(b);
     int most = 0;
     assert_true(x.frames == y.frames && x.height == y.height && x.width == y.width);
-    for (int64_t i = 0; i < (int64_t)x.frames * x.height * x.width * 3; i++) most = abs(x.rgb[i] - y.rgb[i]) > most ? abs(x.rgb[i] - y.rgb[i]) : most;
+    for (int64_t i = 0; i < (int64_t)x.frames * x.height * x.width * 3; i++)
+        most = abs(x.rgb[i] - y.rgb[i]) > most ? abs(x.rgb[i] - y.rgb[i]) : most;
     return most;
 }
 
 static void there_and_back(void **state)
 {
-    /* Y4M loses in the conversion to limited range and back: less than a level each way in luma, and in blue twice that. */
-    static const struct { const char *name; int32_t codec, pixels; int most; double fps; } cases[] = {
-        { "a.npy", 0, ESA_PIXELS_U8, 0, 16 },          { "a.npy", 0, ESA_PIXELS_F32, 0, 16 },         { "a.npy", 0, ESA_PIXELS_F16, 0, 16 },
-        { "a.safetensors", 0, ESA_PIXELS_U8, 0, 12.5 }, { "a.safetensors", 0, ESA_PIXELS_F32, 0, 12.5 }, { "a.safetensors", 0, ESA_PIXELS_F16, 0, 12.5 },
-        { "out/", 0, 0, 0, 16 },                       { "a.y4m", 0, 0, 3, 12.5 },                     { "a.mp4", ESA_CODEC_LOSSLESS, 0, 0, 12.5 },
+    /* Y4M loses in the conversion to limited range and back: less than a level each way in luma,
+     * and in blue twice that. */
+    static const struct {
+        const char *name;
+        int32_t codec, pixels;
+        int most;
+        double fps;
+    } cases[] = {
+        { "a.npy", 0, ESA_PIXELS_U8, 0, 16 },
+        { "a.npy", 0, ESA_PIXELS_F32, 0, 16 },
+        { "a.npy", 0, ESA_PIXELS_F16, 0, 16 },
+        { "a.safetensors", 0, ESA_PIXELS_U8, 0, 12.5 },
+        { "a.safetensors", 0, ESA_PIXELS_F32, 0, 12.5 },
+        { "a.safetensors", 0, ESA_PIXELS_F16, 0, 12.5 },
+        { "out/", 0, 0, 0, 16 },
+        { "a.y4m", 0, 0, 3, 12.5 },
+        { "a.mp4", ESA_CODEC_LOSSLESS, 0, 0, 12.5 },
     };
     (void)state;
     scratch s = scratch_make();
@@ -72,19 +88,27 @@ static void there_and_back(void **state)
         p.codec = cases[i].codec;
         p.pixels = cases[i].pixels;
         const esa_status saved = esa_frames_save(ctx, f, scratch_path(&s, cases[i].name), &p);
-        if (saved == ESA_ERR_UNSUPPORTED) { print_message("%s\n", esa_ctx_error(ctx)); continue; }     /* no FFmpeg, or no libx264 in it */
+        if (saved == ESA_ERR_UNSUPPORTED) {
+            print_message("%s\n", esa_ctx_error(ctx));
+            continue;
+        } /* no FFmpeg, or no libx264 in it */
         assert_int_equal(saved, ESA_OK);
         esa_frames_info peek = { .struct_size = sizeof peek };
-        if (esa_frames_peek(ctx, &peek, scratch_path(&s, cases[i].name), NULL) != ESA_OK) fail_msg("%s", esa_ctx_error(ctx));
-        assert_true(peek.frames == COUNT && peek.height == H && peek.width == W && peek.rgb == NULL);
-        if (esa_frames_load(ctx, &back, scratch_path(&s, cases[i].name), NULL) != ESA_OK) fail_msg("%s", esa_ctx_error(ctx));
-        if (worst(f, back) > cases[i].most) fail_msg("%s: a pixel differs by %d, at most %d", cases[i].name, worst(f, back), cases[i].most);
+        if (esa_frames_peek(ctx, &peek, scratch_path(&s, cases[i].name), NULL) != ESA_OK)
+            fail_msg("%s", esa_ctx_error(ctx));
+        assert_true(peek.frames == COUNT && peek.height == H && peek.width == W &&
+                    peek.rgb == NULL);
+        if (esa_frames_load(ctx, &back, scratch_path(&s, cases[i].name), NULL) != ESA_OK)
+            fail_msg("%s", esa_ctx_error(ctx));
+        if (worst(f, back) > cases[i].most)
+            fail_msg("%s: a pixel differs by %d, at most %d", cases[i].name, worst(f, back),
+                     cases[i].most);
         assert_true(fabs(info_of(back).fps - cases[i].fps) < 1e-9 && peek.fps == info_of(back).fps);
         esa_frames_free(back);
         unlink(scratch_path(&s, cases[i].name));
     }
     esa_load_params p = esa_load_params_default();
-    p.fps = 30;                                         /* of what does not say */
+    p.fps = 30; /* of what does not say */
     assert_int_equal(esa_frames_load(ctx, &back, scratch_path(&s, "out"), &p), ESA_OK);
     assert_true(info_of(back).fps == 30);
     esa_frames_free(back);
@@ -116,14 +140,18 @@ static void codecs(void **state)
             print_message("%s: %s\n", names[codec], esa_ctx_error(ctx));
             assert_int_equal(scratch_count(&s), 0);
 #ifdef ESA_HAVE_FFMPEG
-            assert_int_not_equal(codec, ESA_CODEC_AUTO);                    /* an FFmpeg without x265 or aom is one; without any encoder it is none */
+            /* an FFmpeg without x265 or aom is one; without any encoder it is none */
+            assert_int_not_equal(codec, ESA_CODEC_AUTO);
 #endif
             continue;
         }
-        if (saved != ESA_OK || esa_frames_load(ctx, &back, scratch_path(&s, "a.mp4"), NULL) != ESA_OK) fail_msg("%s: %s", names[codec], esa_ctx_error(ctx));
+        if (saved != ESA_OK ||
+            esa_frames_load(ctx, &back, scratch_path(&s, "a.mp4"), NULL) != ESA_OK)
+            fail_msg("%s: %s", names[codec], esa_ctx_error(ctx));
         assert_int_equal(esa_frames_compare(ctx, &m, f, back), ESA_OK);
         print_message("%s: %.2f dB\n", names[codec], m.psnr);
-        /* Smooth pictures at quality 75: 40 dB and more for every codec; colours of a wrong matrix or range give 25. */
+        /* Smooth pictures at quality 75: 40 dB and more for every codec; colours of a wrong matrix
+         * or range give 25. */
         assert_true(codec == ESA_CODEC_LOSSLESS ? isinf(m.psnr) : m.psnr > 36);
         assert_true(fabs(info_of(back).fps - 24000.0 / 1001) < 1e-6);
         esa_frames_free(back);
@@ -141,7 +169,8 @@ static void batch_and_floats(void **state)
     esa_ctx *ctx = context();
     esa_frames *back;
     const int64_t dim[5] = { 1, 1, 2, 2, 3 };
-    float x[12] = { 0, 1, 0.5f, 0.25f, 1.0f / 255, 254.0f / 255, -0.001f, 1.001f, 0.1f, 0.2f, 0.3f, 0.4f };
+    float x[12] = { 0,       1,      0.5f, 0.25f, 1.0f / 255, 254.0f / 255,
+                    -0.001f, 1.001f, 0.1f, 0.2f,  0.3f,       0.4f };
     for (int bad = 0; bad < 3; bad++) {
         esa_tensors_writer *w;
         if (bad) x[3] = bad == 1 ? -1 : NAN;
@@ -157,11 +186,13 @@ static void batch_and_floats(void **state)
             assert_null(back);
             continue;
         }
-        static const uint8_t want[12] = { 0, 255, 128, 64, 1, 254, 0, 255, 26, 51, 77, 102 };      /* 127.5 goes to even */
+        /* 127.5 goes to even */
+        static const uint8_t want[12] = { 0, 255, 128, 64, 1, 254, 0, 255, 26, 51, 77, 102 };
         if (status != ESA_OK) fail_msg("%s", esa_ctx_error(ctx));
         assert_true(info_of(back).frames == 1 && info_of(back).fps == 24);
         for (int i = 0; i < 12; i++)
-            if (info_of(back).rgb[i] != want[i]) fail_msg("element %d: %d, expected %d", i, info_of(back).rgb[i], want[i]);
+            if (info_of(back).rgb[i] != want[i])
+                fail_msg("element %d: %d, expected %d", i, info_of(back).rgb[i], want[i]);
         esa_frames_free(back);
     }
     esa_ctx_free(ctx);
@@ -183,23 +214,26 @@ static void cut_and_damaged(void **state)
         esa_frames_info info;
         int refused = 0;
         for (size_t cut = 0; cut < size; cut++) {
-            uint8_t *part = malloc(cut ? cut : 1);      /* of its own size: a read behind it is seen */
+            uint8_t *part = malloc(cut ? cut : 1); /* of its own size: a read behind it is seen */
             assert_non_null(part);
             memcpy(part, bytes, cut);
             ctx->error[0] = 0;
-            const esa_status status = esa_video_read(ctx, &back, &info, names[n], part, (int64_t)cut, 16);
-            assert_true(status != ESA_OK && !back && (ctx->error[0] || status == ESA_ERR_UNSUPPORTED));
+            const esa_status status = esa_video_read(ctx, &back, &info, names[n], part,
+                                                     (int64_t)cut, 16);
+            assert_true(status != ESA_OK && !back &&
+                        (ctx->error[0] || status == ESA_ERR_UNSUPPORTED));
             free(part);
         }
         for (size_t at = 0; at < size; at++) {
             bytes[at] ^= 0x55;
-            const esa_status status = esa_video_read(ctx, &back, &info, names[n], bytes, (int64_t)size, 16);
+            const esa_status status = esa_video_read(ctx, &back, &info, names[n], bytes,
+                                                     (int64_t)size, 16);
             assert_true((status == ESA_OK) == (back != NULL));
             refused += status != ESA_OK;
             if (status == ESA_OK) esa_frames_free(back);
             bytes[at] ^= 0x55;
         }
-        if (n == 0) assert_int_equal(refused, size);    /* PNG has check sums over everything */
+        if (n == 0) assert_int_equal(refused, size); /* PNG has check sums over everything */
         assert_true(refused > 0);
         free(bytes);
     }
@@ -216,15 +250,19 @@ static void refusals(void **state)
     esa_ctx *ctx = counting_ctx(&c, 1);
     esa_frames *f = clip(ctx, 2, 12, 12, 16), *back;
     esa_frames_info info = { .struct_size = sizeof info };
-    assert_refused(ctx, esa_frames_load(ctx, &back, scratch_path(&s, "none.mp4"), NULL), ESA_ERR_IO, "none.mp4", "No such file", NULL);
-    assert_refused(ctx, esa_frames_load(ctx, &back, s.dir, NULL), ESA_ERR_FORMAT, "without PNG", NULL);
+    assert_refused(ctx, esa_frames_load(ctx, &back, scratch_path(&s, "none.mp4"), NULL), ESA_ERR_IO,
+                   "none.mp4", "No such file", NULL);
+    assert_refused(ctx, esa_frames_load(ctx, &back, s.dir, NULL), ESA_ERR_FORMAT, "without PNG",
+                   NULL);
     scratch_write(scratch_path(&s, "empty.mp4"), "", 0);
-    assert_refused(ctx, esa_frames_load(ctx, &back, scratch_path(&s, "empty.mp4"), NULL), ESA_ERR_FORMAT, "empty", NULL);
+    assert_refused(ctx, esa_frames_load(ctx, &back, scratch_path(&s, "empty.mp4"), NULL),
+                   ESA_ERR_FORMAT, "empty", NULL);
     scratch_write(scratch_path(&s, "text.mp4"), "this is no video at all, only a line of text", 44);
     assert_int_not_equal(esa_frames_load(ctx, &back, scratch_path(&s, "text.mp4"), NULL), ESA_OK);
     assert_true(strstr(esa_ctx_error(ctx), "text.mp4") != NULL && !back);
     scratch_write(scratch_path(&s, "a.pt"), "PK\x03\x04 a torch file", 18);
-    assert_refused(ctx, esa_frames_load(ctx, &back, scratch_path(&s, "a.pt"), NULL), ESA_ERR_FORMAT, "ZIP", "safetensors", NULL);
+    assert_refused(ctx, esa_frames_load(ctx, &back, scratch_path(&s, "a.pt"), NULL), ESA_ERR_FORMAT,
+                   "ZIP", "safetensors", NULL);
     assert_refused(ctx, esa_frames_load(ctx, NULL, "a", NULL), ESA_ERR_ARGUMENT, "NULL", NULL);
     assert_refused(ctx, esa_frames_load(ctx, &back, "", NULL), ESA_ERR_ARGUMENT, "name", NULL);
     esa_load_params p = esa_load_params_default();
@@ -236,10 +274,12 @@ static void refusals(void **state)
     assert_refused(ctx, esa_frames_peek(ctx, &info, "a", NULL), ESA_ERR_VERSION, "0 bytes", NULL);
     esa_save_params q = esa_save_params_default();
     q.codec = 99;
-    assert_refused(ctx, esa_frames_save(ctx, f, scratch_path(&s, "a.mp4"), &q), ESA_ERR_ARGUMENT, "codec is 99", NULL);
+    assert_refused(ctx, esa_frames_save(ctx, f, scratch_path(&s, "a.mp4"), &q), ESA_ERR_ARGUMENT,
+                   "codec is 99", NULL);
     q.codec = 0;
     q.pixels = -1;
-    assert_refused(ctx, esa_frames_save(ctx, f, scratch_path(&s, "a.npy"), &q), ESA_ERR_ARGUMENT, "pixels is -1", NULL);
+    assert_refused(ctx, esa_frames_save(ctx, f, scratch_path(&s, "a.npy"), &q), ESA_ERR_ARGUMENT,
+                   "pixels is -1", NULL);
     /* Every allocation of every reader and tensor writer fails once. */
     static const char *const names[] = { "a.npy", "a.safetensors", "a.y4m", "out/" };
     for (int n = 0; n < 4; n++) {
@@ -263,7 +303,8 @@ static void refusals(void **state)
     }
     unlink(scratch_path(&s, "out/00000.png"));
     scratch_write(scratch_path(&s, "out/00002.png"), "\x89PNG\r\n\x1a\nrest", 12);
-    assert_refused(ctx, esa_frames_load(ctx, &back, scratch_path(&s, "out"), NULL), ESA_ERR_FORMAT, "00002.png", NULL);
+    assert_refused(ctx, esa_frames_load(ctx, &back, scratch_path(&s, "out"), NULL), ESA_ERR_FORMAT,
+                   "00002.png", NULL);
     unlink(scratch_path(&s, "out/00001.png"));
     unlink(scratch_path(&s, "out/00002.png"));
     rmdir(scratch_path(&s, "out"));
@@ -278,28 +319,36 @@ static void unpacking(void **state)
     (void)state;
     static uint8_t plain[70000], packed[90000], back[70000];
     static int64_t table[ESA_ZLIB_TABLE];
-    for (size_t i = 0; i < sizeof plain; i++) plain[i] = (uint8_t)(i < 30000 ? i * i >> 7 : i * 2654435761u >> 25);
+    for (size_t i = 0; i < sizeof plain; i++)
+        plain[i] = (uint8_t)(i < 30000 ? i * i >> 7 : i * 2654435761u >> 25);
     for (int64_t n = 0; n <= (int64_t)sizeof plain; n = n < 40 ? n + 1 : n * 3 + 1) {
         const int64_t size = esa_zlib_pack(packed, plain, n, table);
         assert_int_equal(esa_zlib_unpack(back, n, packed, size), n);
         assert_memory_equal(back, plain, (size_t)n);
-        if (n) assert_int_equal(esa_zlib_unpack(back, n - 1, packed, size), -1);        /* no room */
+        if (n) assert_int_equal(esa_zlib_unpack(back, n - 1, packed, size), -1); /* no room */
         assert_int_equal(esa_zlib_unpack(back, n, packed, size - 1), -1);
         packed[size - 1] ^= 1;
-        assert_int_equal(esa_zlib_unpack(back, n, packed, size), -1);                   /* check sum */
+        assert_int_equal(esa_zlib_unpack(back, n, packed, size), -1); /* check sum */
     }
-    static const uint8_t stored[] = { 0x78, 0x01, 0x01, 0x03, 0x00, 0xfc, 0xff, 'a', 'b', 'c', 0x02, 0x4d, 0x01, 0x27 };
+    static const uint8_t stored[] = { 0x78, 0x01, 0x01, 0x03, 0x00, 0xfc, 0xff,
+                                      'a',  'b',  'c',  0x02, 0x4d, 0x01, 0x27 };
     assert_int_equal(esa_zlib_unpack(back, 10, stored, sizeof stored), 3);
     assert_memory_equal(back, "abc", 3);
     /* 300 letters drawn from "eeeeeeeetttttaaooinshrdlu   ", packed by zlib with dynamic codes. */
     static const uint8_t dynamic[] = {
-        0x78, 0xda, 0x15, 0x4f, 0x6d, 0x0a, 0x40, 0x31, 0x08, 0xba, 0x8a, 0x57, 0x0b, 0x26, 0x2c, 0x88, 0x82, 0xcd, 0xdd, 0xff, 0xf9, 0x7e, 0xf5, 0xa1,
-        0x99, 0xb2, 0x81, 0x47, 0x71, 0x5e, 0xcc, 0x16, 0xc8, 0x21, 0x14, 0xf7, 0x3d, 0xae, 0x50, 0x81, 0x6d, 0x8c, 0xdc, 0x49, 0x1d, 0x46, 0x19, 0x35,
-        0xcf, 0x03, 0x8f, 0x1b, 0x31, 0x90, 0xdb, 0x68, 0x41, 0x2c, 0xd5, 0x9a, 0x18, 0x1c, 0x4a, 0x3d, 0x18, 0x35, 0xcc, 0x36, 0x12, 0xde, 0xe4, 0x7a,
-        0xa7, 0x4c, 0x3f, 0xbe, 0xe7, 0x40, 0x9a, 0x5f, 0x4a, 0x0b, 0xb7, 0x5b, 0xfb, 0x7f, 0xea, 0x7d, 0xc2, 0xc2, 0x23, 0xb4, 0x42, 0x27, 0x6f, 0x51,
-        0x00, 0x6a, 0x2c, 0xf3, 0x92, 0xf1, 0x9f, 0x75, 0xf2, 0x7f, 0x61, 0x9c, 0x99, 0x17, 0xd7, 0x46, 0x09, 0x6e, 0x66, 0xbb, 0x20, 0x4d, 0x17, 0x6d,
-        0xc0, 0x43, 0xf0, 0x3d, 0xd9, 0x26, 0xae, 0xed, 0x38, 0x80, 0x86, 0x47, 0x7b, 0x29, 0x96, 0xc6, 0xcf, 0x24, 0x05, 0x0c, 0xab, 0x86, 0xd7, 0x1d,
-        0xff, 0x94, 0xc5, 0x58, 0x73, 0x22, 0xad, 0x08, 0x47, 0xe1, 0x6c, 0x87, 0x6e, 0xe8, 0xec, 0x70, 0x3a, 0x73, 0x3e, 0xce, 0x24, 0x72, 0xf5 };
+        0x78, 0xda, 0x15, 0x4f, 0x6d, 0x0a, 0x40, 0x31, 0x08, 0xba, 0x8a, 0x57, 0x0b, 0x26,
+        0x2c, 0x88, 0x82, 0xcd, 0xdd, 0xff, 0xf9, 0x7e, 0xf5, 0xa1, 0x99, 0xb2, 0x81, 0x47,
+        0x71, 0x5e, 0xcc, 0x16, 0xc8, 0x21, 0x14, 0xf7, 0x3d, 0xae, 0x50, 0x81, 0x6d, 0x8c,
+        0xdc, 0x49, 0x1d, 0x46, 0x19, 0x35, 0xcf, 0x03, 0x8f, 0x1b, 0x31, 0x90, 0xdb, 0x68,
+        0x41, 0x2c, 0xd5, 0x9a, 0x18, 0x1c, 0x4a, 0x3d, 0x18, 0x35, 0xcc, 0x36, 0x12, 0xde,
+        0xe4, 0x7a, 0xa7, 0x4c, 0x3f, 0xbe, 0xe7, 0x40, 0x9a, 0x5f, 0x4a, 0x0b, 0xb7, 0x5b,
+        0xfb, 0x7f, 0xea, 0x7d, 0xc2, 0xc2, 0x23, 0xb4, 0x42, 0x27, 0x6f, 0x51, 0x00, 0x6a,
+        0x2c, 0xf3, 0x92, 0xf1, 0x9f, 0x75, 0xf2, 0x7f, 0x61, 0x9c, 0x99, 0x17, 0xd7, 0x46,
+        0x09, 0x6e, 0x66, 0xbb, 0x20, 0x4d, 0x17, 0x6d, 0xc0, 0x43, 0xf0, 0x3d, 0xd9, 0x26,
+        0xae, 0xed, 0x38, 0x80, 0x86, 0x47, 0x7b, 0x29, 0x96, 0xc6, 0xcf, 0x24, 0x05, 0x0c,
+        0xab, 0x86, 0xd7, 0x1d, 0xff, 0x94, 0xc5, 0x58, 0x73, 0x22, 0xad, 0x08, 0x47, 0xe1,
+        0x6c, 0x87, 0x6e, 0xe8, 0xec, 0x70, 0x3a, 0x73, 0x3e, 0xce, 0x24, 0x72, 0xf5
+    };
     assert_int_equal(esa_zlib_unpack(back, 300, dynamic, sizeof dynamic), 300);
     for (int i = 0; i < 300; i++) assert_non_null(strchr("etaoinshrdlu ", back[i]));
     assert_memory_equal(back, "en  ueteouaoht eeoe tasuuedatl eneteeehi", 40);
@@ -308,8 +357,9 @@ static void unpacking(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(there_and_back), cmocka_unit_test(codecs),   cmocka_unit_test(batch_and_floats),
-        cmocka_unit_test(cut_and_damaged), cmocka_unit_test(refusals), cmocka_unit_test(unpacking),
+        cmocka_unit_test(there_and_back),   cmocka_unit_test(codecs),
+        cmocka_unit_test(batch_and_floats), cmocka_unit_test(cut_and_damaged),
+        cmocka_unit_test(refusals),         cmocka_unit_test(unpacking),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,20 +1,28 @@
-/* test_lpips.c - LPIPS against the package lpips, with weights and pictures by formula (tools/golden/lpips_golden.py), and its file's faults.
+/* test_lpips.c - LPIPS against the package lpips, with weights and pictures by formula
+ * (tools/golden/lpips_golden.py), and its file's faults.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "io/scratch.h"
 
 #include <math.h>
-#include "esa/esa_media.h"
+#include "esa/esa_tensors.h"
 #include "esa/esa_video.h"
 #include "model/fill.h"
 
-/* The package computes in f32 with other orders of summation; distances here are of size 0.1, their rounding errors some 1e-7. The promise is
- * 1e-4; what a wrong border, pooling or normalisation moves is 1e-3 and more. */
+/* The package computes in f32 with other orders of summation; distances here are of size 0.1, their
+ * rounding errors some 1e-7. The promise is 1e-4; what a wrong border, pooling or normalisation
+ * moves is 1e-3 and more. */
 #define CLOSE 1e-5
 
-typedef struct conv { int out, in, k; } conv;
-static const conv alex[] = { { 64, 3, 11 }, { 192, 64, 5 }, { 384, 192, 3 }, { 256, 384, 3 }, { 256, 256, 3 } };
-static const conv vgg[] = { { 64, 3, 3 }, { 64, 64, 3 }, { 128, 64, 3 }, { 128, 128, 3 }, { 256, 128, 3 }, { 256, 256, 3 }, { 256, 256, 3 },
-                            { 512, 256, 3 }, { 512, 512, 3 }, { 512, 512, 3 }, { 512, 512, 3 }, { 512, 512, 3 }, { 512, 512, 3 } };
+typedef struct conv {
+    int out, in, k;
+} conv;
+static const conv alex[] = {
+    { 64, 3, 11 }, { 192, 64, 5 }, { 384, 192, 3 }, { 256, 384, 3 }, { 256, 256, 3 }
+};
+static const conv vgg[] = { { 64, 3, 3 },    { 64, 64, 3 },   { 128, 64, 3 },  { 128, 128, 3 },
+                            { 256, 128, 3 }, { 256, 256, 3 }, { 256, 256, 3 }, { 512, 256, 3 },
+                            { 512, 512, 3 }, { 512, 512, 3 }, { 512, 512, 3 }, { 512, 512, 3 },
+                            { 512, 512, 3 } };
 static const int alex_taps[] = { 64, 192, 384, 256, 256 }, vgg_taps[] = { 64, 128, 256, 512, 512 };
 
 static esa_ctx *context(int32_t threads)
@@ -26,16 +34,19 @@ static esa_ctx *context(int32_t threads)
     return ctx;
 }
 
-/* What a broken file has: nothing wrong, another format, an unknown network, a layer short, a wrong shape. */
+/* What a broken file has: nothing wrong, another format, an unknown network, a layer short, a wrong
+ * shape. */
 enum { WHOLE, FORMAT, UNKNOWN, SHORT, SHAPE };
 
-static void declare(esa_tensors_writer *w, const char *name, int rank, int64_t a, int64_t b, int64_t k)
+static void declare(esa_tensors_writer *w, const char *name, int rank, int64_t a, int64_t b,
+                    int64_t k)
 {
     const int64_t dim[4] = { a, b, k, k };
     assert_int_equal(esa_tensors_writer_declare(w, name, ESA_FILE_F32, rank, dim), ESA_OK);
 }
 
-static void put(esa_tensors_writer *w, const char *net, const char *name, int64_t count, double scale, float offset)
+static void put(esa_tensors_writer *w, const char *net, const char *name, int64_t count,
+                double scale, float offset)
 {
     char full[80];
     float *x = malloc((size_t)count * sizeof *x);
@@ -60,25 +71,33 @@ static void make_weights(esa_ctx *ctx, const char *path, const char *net, int fa
         for (int i = 0; i < convs; i++) {
             const int64_t fan = (int64_t)c[i].in * c[i].k * c[i].k;
             snprintf(name, sizeof name, "conv.%d.weight", i);
-            if (!pass) declare(w, name, 4, c[i].out, c[i].in, c[i].k);
-            else put(w, net, name, c[i].out * fan, sqrt(6.0 / (double)fan), 0);
+            if (!pass)
+                declare(w, name, 4, c[i].out, c[i].in, c[i].k);
+            else
+                put(w, net, name, c[i].out * fan, sqrt(6.0 / (double)fan), 0);
             snprintf(name, sizeof name, "conv.%d.bias", i);
-            if (!pass) declare(w, name, 1, c[i].out, 0, 0);
-            else put(w, net, name, c[i].out, 0.25, 0);
+            if (!pass)
+                declare(w, name, 1, c[i].out, 0, 0);
+            else
+                put(w, net, name, c[i].out, 0.25, 0);
         }
         for (int t = 0; t < (fault == SHORT ? 4 : 5); t++) {
             const int64_t n = taps[t] - (fault == SHAPE && t == 2);
             snprintf(name, sizeof name, "lin.%d.weight", t);
-            if (!pass) declare(w, name, 1, n, 0, 0);
-            else put(w, net, name, n, 0.5, 0.5f);
+            if (!pass)
+                declare(w, name, 1, n, 0, 0);
+            else
+                put(w, net, name, n, 0.5, 0.5f);
         }
     }
     if (esa_tensors_writer_finish(w) != ESA_OK) fail_msg("%s", esa_ctx_error(ctx));
     esa_tensors_writer_free(w);
 }
 
-/* Two videos of `frames` pictures: frame i is the pair rolled by i rows, so that a frame has a neighbour that differs. */
-static void make_pair(esa_ctx *ctx, esa_frames **a, esa_frames **b, int32_t frames, int32_t height, int32_t width)
+/* Two videos of `frames` pictures: frame i is the pair rolled by i rows, so that a frame has a
+ * neighbour that differs. */
+static void make_pair(esa_ctx *ctx, esa_frames **a, esa_frames **b, int32_t frames, int32_t height,
+                      int32_t width)
 {
     const int64_t size = (int64_t)height * width * 3;
     uint8_t *x = malloc((size_t)(frames * size)), *y = malloc((size_t)(frames * size));
@@ -97,8 +116,14 @@ static void make_pair(esa_ctx *ctx, esa_frames **a, esa_frames **b, int32_t fram
 
 static void like_the_package(void **state)
 {
-    static const struct { const char *net; int32_t height, width; } cases[] = { { "alex", 31, 31 }, { "alex", 40, 53 }, { "alex", 64, 47 },
-                                                                               { "vgg", 16, 16 }, { "vgg", 33, 40 } };
+    static const struct {
+        const char *net;
+        int32_t height, width;
+    } cases[] = { { "alex", 31, 31 },
+                  { "alex", 40, 53 },
+                  { "alex", 64, 47 },
+                  { "vgg", 16, 16 },
+                  { "vgg", 33, 40 } };
     (void)state;
     scratch s = scratch_make();
     esa_ctx *ctx = context(2);
@@ -118,10 +143,12 @@ static void like_the_package(void **state)
         snprintf(name, sizeof name, "%s.%dx%d", cases[i].net, cases[i].height, cases[i].width);
         assert_int_equal(esa_tensors_find(golden, name, &want), ESA_OK);
         memcpy(&expected, want.data, 8);
-        if (esa_lpips_open(ctx, &lpips, scratch_path(&s, cases[i].net)) != ESA_OK) fail_msg("%s", esa_ctx_error(ctx));
+        if (esa_lpips_open(ctx, &lpips, scratch_path(&s, cases[i].net)) != ESA_OK)
+            fail_msg("%s", esa_ctx_error(ctx));
         assert_string_equal(esa_lpips_net(lpips), cases[i].net);
         make_pair(ctx, &a, &b, 1, cases[i].height, cases[i].width);
-        if (esa_frames_measure(ctx, &m, each, a, b, lpips, NULL, NULL) != ESA_OK) fail_msg("%s", esa_ctx_error(ctx));
+        if (esa_frames_measure(ctx, &m, each, a, b, lpips, NULL, NULL) != ESA_OK)
+            fail_msg("%s", esa_ctx_error(ctx));
         print_message("%s: %.9f, lpips gives %.9f\n", name, m.lpips, expected);
         assert_true(expected > 0.01 && fabs(m.lpips - expected) < CLOSE);
         assert_true(m.lpips == m.lpips_max && m.lpips == each[ESA_METRIC_LPIPS]);
@@ -162,7 +189,8 @@ static void frames_threads_and_memory(void **state)
         assert_int_equal(esa_lpips_open(ctx, &lpips, scratch_path(&s, "w")), ESA_OK);
         make_pair(ctx, &a, &b, 3, 32, 36);
         int32_t left = 3;
-        assert_int_equal(esa_frames_measure(ctx, &m, each, a, b, lpips, count_and_stop, &left), ESA_OK);
+        assert_int_equal(esa_frames_measure(ctx, &m, each, a, b, lpips, count_and_stop, &left),
+                         ESA_OK);
         assert_int_equal(left, 0);
         if (threads == 1) {
             first = m;
@@ -177,14 +205,15 @@ static void frames_threads_and_memory(void **state)
         assert_memory_equal(&m, &first, sizeof m);
         assert_memory_equal(each, each_first, sizeof each);
         left = 1;
-        assert_refused(ctx, esa_frames_measure(ctx, &m, each, a, b, lpips, count_and_stop, &left), ESA_ERR_STATE, "cancelled", NULL);
+        assert_refused(ctx, esa_frames_measure(ctx, &m, each, a, b, lpips, count_and_stop, &left),
+                       ESA_ERR_STATE, "cancelled", NULL);
         esa_lpips_free(lpips);
         if (threads == 1) {
             assert_int_equal(esa_lpips_open(ctx, &lpips, scratch_path(&s, "w")), ESA_OK);
-            for (int at = 0; at < 3; at++) {                    /* metrics, planes, scratch of the convolutions */
+            for (int at = 0; at < 3; at++) { /* metrics, planes, scratch of the convolutions */
                 c.left = at;
                 esa_status status = esa_frames_measure(ctx, &m, each, a, b, lpips, NULL, NULL);
-                if (status == ESA_OK) break;                    /* memory of an earlier turn was kept */
+                if (status == ESA_OK) break; /* memory of an earlier turn was kept */
                 assert_refused(ctx, status, ESA_ERR_MEMORY, "memory", NULL);
             }
             c.left = -1;
@@ -219,24 +248,32 @@ static void refusals(void **state)
     esa_frames *a, *b;
     esa_metrics m = { .struct_size = sizeof m };
     make_weights(ctx, scratch_path(&s, "w"), "alex", FORMAT);
-    assert_refused(ctx, esa_lpips_open(ctx, &lpips, scratch_path(&s, "w")), ESA_ERR_FORMAT, "convert_lpips.py", NULL);
+    assert_refused(ctx, esa_lpips_open(ctx, &lpips, scratch_path(&s, "w")), ESA_ERR_FORMAT,
+                   "convert_lpips.py", NULL);
     make_weights(ctx, scratch_path(&s, "w"), "alex", UNKNOWN);
-    assert_refused(ctx, esa_lpips_open(ctx, &lpips, scratch_path(&s, "w")), ESA_ERR_FORMAT, "squeeze", "alex or vgg", NULL);
+    assert_refused(ctx, esa_lpips_open(ctx, &lpips, scratch_path(&s, "w")), ESA_ERR_FORMAT,
+                   "squeeze", "alex or vgg", NULL);
     make_weights(ctx, scratch_path(&s, "w"), "alex", SHORT);
-    assert_refused(ctx, esa_lpips_open(ctx, &lpips, scratch_path(&s, "w")), ESA_ERR_MISMATCH, "lin.4.weight", NULL);
+    assert_refused(ctx, esa_lpips_open(ctx, &lpips, scratch_path(&s, "w")), ESA_ERR_MISMATCH,
+                   "lin.4.weight", NULL);
     make_weights(ctx, scratch_path(&s, "w"), "alex", SHAPE);
-    assert_refused(ctx, esa_lpips_open(ctx, &lpips, scratch_path(&s, "w")), ESA_ERR_MISMATCH, "lin.2.weight", NULL);
+    assert_refused(ctx, esa_lpips_open(ctx, &lpips, scratch_path(&s, "w")), ESA_ERR_MISMATCH,
+                   "lin.2.weight", NULL);
     assert_null(lpips);
-    assert_refused(ctx, esa_lpips_open(ctx, &lpips, scratch_path(&s, "none")), ESA_ERR_IO, "none", NULL);
+    assert_refused(ctx, esa_lpips_open(ctx, &lpips, scratch_path(&s, "none")), ESA_ERR_IO, "none",
+                   NULL);
     make_weights(ctx, scratch_path(&s, "w"), "alex", WHOLE);
     assert_int_equal(esa_lpips_open(ctx, &lpips, scratch_path(&s, "w")), ESA_OK);
     make_pair(ctx, &a, &b, 1, 30, 40);
-    assert_refused(ctx, esa_frames_measure(ctx, &m, NULL, a, b, lpips, NULL, NULL), ESA_ERR_SHAPE, "40 x 30", "31 x 31", NULL);
-    assert_refused(other, esa_frames_measure(other, &m, NULL, a, b, lpips, NULL, NULL), ESA_ERR_SHAPE, "31 x 31", NULL);
+    assert_refused(ctx, esa_frames_measure(ctx, &m, NULL, a, b, lpips, NULL, NULL), ESA_ERR_SHAPE,
+                   "40 x 30", "31 x 31", NULL);
+    assert_refused(other, esa_frames_measure(other, &m, NULL, a, b, lpips, NULL, NULL),
+                   ESA_ERR_SHAPE, "31 x 31", NULL);
     esa_frames_free(a);
     esa_frames_free(b);
     make_pair(ctx, &a, &b, 1, 31, 31);
-    assert_refused(other, esa_frames_measure(other, &m, NULL, a, b, lpips, NULL, NULL), ESA_ERR_ARGUMENT, "another ctx", NULL);
+    assert_refused(other, esa_frames_measure(other, &m, NULL, a, b, lpips, NULL, NULL),
+                   ESA_ERR_ARGUMENT, "another ctx", NULL);
     esa_frames_free(a);
     esa_frames_free(b);
     esa_lpips_free(lpips);

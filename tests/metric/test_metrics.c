@@ -3,11 +3,12 @@
 #include "io/scratch.h"
 
 #include <math.h>
-#include "esa/esa_media.h"
+#include "esa/esa_tensors.h"
 #include "esa/esa_video.h"
 #include "metric/metric.h"
 
-/* scikit-image blurs in f64 too, in another order of summation: 1e-9 is far above what that moves and far below any mistake. */
+/* scikit-image blurs in f64 too, in another order of summation: 1e-9 is far above what that moves
+ * and far below any mistake. */
 #define CLOSE 1e-9
 
 static esa_ctx *context(int32_t threads)
@@ -52,25 +53,36 @@ static void like_scikit_image(void **state)
     esa_ctx *ctx = context(2);
     esa_tensors *file = golden(ctx);
     for (int n = 0; n < 5; n++) {
-        const esa_tensor_info a = find(file, names[n], "a"), b = find(file, names[n], "b"), psnr = find(file, names[n], "psnr");
-        const esa_tensor_info ssim = find(file, names[n], "ssim"), total = find(file, names[n], "total");
-        const int64_t frames = a.dim[0], height = a.dim[1], width = a.dim[2], size = height * width * 3;
-        double *scratch = malloc((size_t)esa_ssim_scratch(width) * sizeof *scratch), mean = 0, least = 1;
+        const esa_tensor_info a = find(file, names[n], "a"), b = find(file, names[n], "b"),
+                              psnr = find(file, names[n], "psnr");
+        const esa_tensor_info ssim = find(file, names[n], "ssim"),
+                              total = find(file, names[n], "total");
+        const int64_t frames = a.dim[0], height = a.dim[1], width = a.dim[2],
+                      size = height * width * 3;
+        double *scratch = malloc((size_t)esa_ssim_scratch(width) * sizeof *scratch), mean = 0,
+               least = 1;
         assert_non_null(scratch);
         for (int64_t i = 0; i < frames; i++) {
-            const uint8_t *p = (const uint8_t *)a.data + i * size, *q = (const uint8_t *)b.data + i * size;
+            const uint8_t *p = (const uint8_t *)a.data + i * size,
+                          *q = (const uint8_t *)b.data + i * size;
             const double got = esa_ssim(p, q, height, width, scratch);
             if (!(fabs(got - real(&ssim, i)) < CLOSE))
-                fail_msg("%s, frame %d: SSIM %.12f, expected %.12f", names[n], (int)i, got, real(&ssim, i));
-            assert_true(fabs(esa_psnr(esa_squared_error(p, q, size), size) - real(&psnr, i)) < CLOSE);
+                fail_msg("%s, frame %d: SSIM %.12f, expected %.12f", names[n], (int)i, got,
+                         real(&ssim, i));
+            assert_true(fabs(esa_psnr(esa_squared_error(p, q, size), size) - real(&psnr, i)) <
+                        CLOSE);
             mean += got / (double)frames;
             least = fmin(least, got);
         }
         free(scratch);
         esa_frames *left, *right;
         esa_metrics m = { .struct_size = sizeof m };
-        assert_int_equal(esa_frames_create(ctx, &left, a.data, (int32_t)frames, (int32_t)height, (int32_t)width, 16), ESA_OK);
-        assert_int_equal(esa_frames_create(ctx, &right, b.data, (int32_t)frames, (int32_t)height, (int32_t)width, 16), ESA_OK);
+        assert_int_equal(esa_frames_create(ctx, &left, a.data, (int32_t)frames, (int32_t)height,
+                                           (int32_t)width, 16),
+                         ESA_OK);
+        assert_int_equal(esa_frames_create(ctx, &right, b.data, (int32_t)frames, (int32_t)height,
+                                           (int32_t)width, 16),
+                         ESA_OK);
         assert_int_equal(esa_frames_compare(ctx, &m, left, right), ESA_OK);
         assert_int_equal(m.frames, frames);
         assert_true(fabs(m.psnr - real(&total, 0)) < CLOSE);
@@ -134,7 +146,8 @@ static void frame_by_frame(void **state)
     static uint8_t a[COUNT * SIZE], b[sizeof a];
     for (size_t i = 0; i < sizeof a; i++) {
         a[i] = (uint8_t)(i * 2654435761u >> 13);
-        b[i] = (uint8_t)(i < 2 * SIZE ? a[i] : a[i] / 2 + i / SIZE * 9);        /* the first two frames are equal */
+        /* the first two frames are equal */
+        b[i] = (uint8_t)(i < 2 * SIZE ? a[i] : a[i] / 2 + i / SIZE * 9);
     }
     esa_ctx *ctx = context(2);
     esa_frames *x, *y, *z;
@@ -152,16 +165,21 @@ static void frame_by_frame(void **state)
         }
         total += sum;
         ssim += each[t][ESA_METRIC_SSIM] / COUNT;
-        if (t) assert_true(fabs(each[t][ESA_METRIC_FLICKER] - sqrt(sum)) < CLOSE);
-        else assert_true(isnan(each[t][ESA_METRIC_FLICKER]));
-        if (t < 2) assert_true(isinf(each[t][ESA_METRIC_PSNR]) && each[t][ESA_METRIC_SSIM] == 1);
-        else assert_true(fabs(each[t][ESA_METRIC_PSNR] - 10 * log10(65025 / error)) < CLOSE);
+        if (t)
+            assert_true(fabs(each[t][ESA_METRIC_FLICKER] - sqrt(sum)) < CLOSE);
+        else
+            assert_true(isnan(each[t][ESA_METRIC_FLICKER]));
+        if (t < 2)
+            assert_true(isinf(each[t][ESA_METRIC_PSNR]) && each[t][ESA_METRIC_SSIM] == 1);
+        else
+            assert_true(fabs(each[t][ESA_METRIC_PSNR] - 10 * log10(65025 / error)) < CLOSE);
         assert_true(isnan(each[t][ESA_METRIC_LPIPS]));
     }
     assert_true(fabs(m.flicker - sqrt(total / (COUNT - 1))) < CLOSE && m.flicker > 10);
     assert_true(fabs(m.ssim - ssim) < CLOSE && isnan(m.lpips) && isnan(m.lpips_max));
     for (size_t i = 0; i < sizeof b; i++) b[i] = (uint8_t)(a[i] / 2 + 7);
-    for (size_t i = SIZE; i < sizeof a; i++) a[i] = a[i % SIZE], b[i] = b[i % SIZE];      /* an error that stands still does not flicker */
+    /* an error that stands still does not flicker */
+    for (size_t i = SIZE; i < sizeof a; i++) a[i] = a[i % SIZE], b[i] = b[i % SIZE];
     esa_frames_free(x);
     esa_frames_free(y);
     assert_int_equal(esa_frames_create(ctx, &x, a, COUNT, H, W, 16), ESA_OK);
@@ -187,8 +205,10 @@ static void refusals(void **state)
     assert_int_equal(esa_frames_create(ctx, &a, NULL, 2, 12, 16, 16), ESA_OK);
     assert_int_equal(esa_frames_create(ctx, &b, NULL, 2, 16, 16, 16), ESA_OK);
     assert_int_equal(esa_frames_create(ctx, &small, NULL, 1, 10, 16, 16), ESA_OK);
-    assert_refused(ctx, esa_frames_compare(ctx, &m, a, b), ESA_ERR_SHAPE, "2 frames of 16 x 16", "16 x 12", NULL);
-    assert_refused(ctx, esa_frames_compare(ctx, &m, small, small), ESA_ERR_SHAPE, "16 x 10", "11 x 11", NULL);
+    assert_refused(ctx, esa_frames_compare(ctx, &m, a, b), ESA_ERR_SHAPE, "2 frames of 16 x 16",
+                   "16 x 12", NULL);
+    assert_refused(ctx, esa_frames_compare(ctx, &m, small, small), ESA_ERR_SHAPE, "16 x 10",
+                   "11 x 11", NULL);
     assert_refused(ctx, esa_frames_compare(ctx, &m, a, NULL), ESA_ERR_ARGUMENT, "NULL", NULL);
     m.struct_size = 4;
     assert_refused(ctx, esa_frames_compare(ctx, &m, a, a), ESA_ERR_VERSION, "4 bytes", NULL);

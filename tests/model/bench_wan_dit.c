@@ -1,11 +1,14 @@
-/* bench_wan_dit.c - seconds per forward of a Wan transformer, split into self-attention, matrix products, cross-attention and the rest.
+/* bench_wan_dit.c - seconds per forward of a Wan transformer, split into self-attention, matrix
+ * products, cross-attention and the rest.
  * SPDX-License-Identifier: Apache-2.0
  *
- *     bench_wan_dit FOLDER T H W [--threads N] [--repeat N] [--select NAME:BUDGET[:tail]] [--block N]
- *     bench_wan_dit 1.3b:LAYERS T H W ...          made-up weights of Wan2.1-T2V-1.3B's shape, that many blocks
+ *     bench_wan_dit FOLDER T H W [--threads N] [--repeat N] [--select NAME:BUDGET[:tail]] [--block
+ * N] bench_wan_dit 1.3b:LAYERS T H W ...          made-up weights of Wan2.1-T2V-1.3B's shape, that
+ * many blocks
  *
- * T H W are latent sizes (wan-tiny's clip: 17 32 32). One forward warms up, the fastest of the others counts (a shared machine is never
- * faster than the work). NAME: dense, entropy, rf_v2, ada_bsa. tools/bench_wan_dit.py runs diffusers beside it. */
+ * T H W are latent sizes (wan-tiny's clip: 17 32 32). One forward warms up, the fastest of the
+ * others counts (a shared machine is never faster than the work). NAME: dense, entropy, rf_v2,
+ * ada_bsa. tools/bench_wan_dit.py runs diffusers beside it. */
 #include "model/golden.h"
 #include "model/dit_cases.h"
 
@@ -17,16 +20,19 @@ typedef struct options {
 
 static int read_options(options *o, int argc, char **argv)
 {
-    static const char *const name[] = {"dense", "entropy", "rf_v2", "ada_bsa"};
-    *o = (options){.threads = 0, .repeat = 3, .budget = 1};
+    static const char *const name[] = { "dense", "entropy", "rf_v2", "ada_bsa" };
+    *o = (options){ .threads = 0, .repeat = 3, .budget = 1 };
     if (argc < 5) return 0;
     o->folder = argv[1];
     for (int i = 0; i < 3; i++) o->latent[i] = atoi(argv[2 + i]);
     for (int i = 5; i + 1 < argc; i += 2) {
         const char *v = argv[i + 1];
-        if (strcmp(argv[i], "--threads") == 0) o->threads = atoi(v);
-        else if (strcmp(argv[i], "--repeat") == 0) o->repeat = atoi(v);
-        else if (strcmp(argv[i], "--block") == 0) o->block = atoi(v);
+        if (strcmp(argv[i], "--threads") == 0)
+            o->threads = atoi(v);
+        else if (strcmp(argv[i], "--repeat") == 0)
+            o->repeat = atoi(v);
+        else if (strcmp(argv[i], "--block") == 0)
+            o->block = atoi(v);
         else if (strcmp(argv[i], "--select") == 0) {
             const size_t n = strcspn(v, ":");
             int32_t k = 0;
@@ -35,7 +41,8 @@ static int read_options(options *o, int argc, char **argv)
             o->selector = k;
             if (v[n]) o->budget = atof(v + n + 1);
             o->tail = strstr(v, ":tail") != NULL;
-        } else return 0;
+        } else
+            return 0;
     }
     return o->latent[0] > 0 && o->latent[1] > 0 && o->latent[2] > 0 && o->repeat > 0;
 }
@@ -51,7 +58,8 @@ int main(int argc, char **argv)
 {
     options o;
     if (!read_options(&o, argc, argv)) {
-        fprintf(stderr, "usage: bench_wan_dit FOLDER|1.3b:LAYERS T H W [--threads N] [--repeat N] [--select NAME:BUDGET[:tail]] [--block N]\n");
+        fprintf(stderr, "usage: bench_wan_dit FOLDER|1.3b:LAYERS T H W [--threads N] [--repeat N] "
+                        "[--select NAME:BUDGET[:tail]] [--block N]\n");
         return 2;
     }
     esa_ctx *ctx = NULL;
@@ -62,7 +70,7 @@ int main(int argc, char **argv)
     esa_nn_init(&nn, ctx);
     esa_wan_config config = DIT_CONFIG(12, 128, 1, 8960, 16, 16, 4096, 256, 1024, 1, 1, 2, 2);
     const int32_t own = strncmp(o.folder, "1.3b:", 5) != 0;
-    wan_folder made = {0};
+    wan_folder made = { 0 };
     char path[700];
     if (own) {
         snprintf(path, sizeof path, "%s/transformer/config.json", o.folder);
@@ -72,11 +80,12 @@ int main(int argc, char **argv)
         made = wan_folder_make();
         wan_folder_fill(&made, ctx, &config);
     }
-    const esa_part_env env = {.nn = &nn, .folder = own ? o.folder : made.top.dir};
+    const esa_part_env env = { .nn = &nn, .folder = own ? o.folder : made.top.dir };
     esa_wan_dit *dit = NULL;
     must(ctx, esa_wan_dit_open(&env, &dit, &config));
     const int64_t volume = (int64_t)o.latent[0] * o.latent[1] * o.latent[2];
-    float *x = malloc((size_t)(volume * config.in_channels) * 4), *v = malloc((size_t)(volume * config.out_channels) * 4);
+    float *x = malloc((size_t)(volume * config.in_channels) * 4),
+          *v = malloc((size_t)(volume * config.out_channels) * 4);
     float *text = calloc((size_t)(512 * config.text_dim), 4);
     if (!x || !v || !text) return 1;
     fill_tensor(x, volume * config.in_channels, "bench.latents", 1.7f, 0);
@@ -91,12 +100,13 @@ int main(int argc, char **argv)
     p.steps = o.repeat + 1;
     p.warmup_frac = 0;
     p.dense_first_layer = 0;
-    must(ctx, esa_wan_dit_begin(dit, o.latent, &p.select.layout, p.select.selector, p.select.mode, 1));
+    must(ctx,
+         esa_wan_dit_begin(dit, o.latent, &p.select.layout, p.select.selector, p.select.mode, 1));
     must(ctx, esa_wan_dit_text(dit, 0, text, 512));
     esa_session *s = NULL;
     must(ctx, esa_session_create(ctx, &s, &p));
     must(ctx, esa_session_begin(s));
-    double best = INFINITY, part[ESA_NN_KINDS] = {0};
+    double best = INFINITY, part[ESA_NN_KINDS] = { 0 };
     for (int32_t i = 0; i <= o.repeat; i++) {
         must(ctx, esa_session_step(s, i, 0));
         memset(nn.seconds, 0, sizeof nn.seconds);
@@ -107,15 +117,23 @@ int main(int argc, char **argv)
         best = seconds;
         memcpy(part, nn.seconds, sizeof part);
     }
-    esa_session_stats stats = {.struct_size = sizeof stats};
+    esa_session_stats stats = { .struct_size = sizeof stats };
     must(ctx, esa_session_get_stats(s, &stats, -1, -1));
-    const int64_t N = volume / (config.patch[0] * config.patch[1] * config.patch[2]), d = (int64_t)config.heads * config.head_dim;
-    const double gflop = 2e-9 * (double)config.layers * (double)N * (double)d * (double)(6 * d + 2 * config.ffn);
-    printf("{\"tokens\": %lld, \"layers\": %d, \"threads\": %d, \"cpu\": \"%s\", \"density\": %.3f, \"seconds\": %.3f, \"self_attention\": %.3f, "
-           "\"gemm\": %.3f, \"cross_attention\": %.3f, \"rest\": %.3f, \"gemm_gflops\": %.1f, \"attention_dense_gflops\": %.1f, \"peak_mb\": %.0f}\n",
-           (long long)N, config.layers, esa_ctx_threads(ctx), esa_ctx_cpu(ctx), o.selector ? stats.density : 1.0, best, part[ESA_NN_SELF],
-           part[ESA_NN_GEMM], part[ESA_NN_ATTENTION], best - part[ESA_NN_SELF] - part[ESA_NN_GEMM] - part[ESA_NN_ATTENTION],
-           gflop / part[ESA_NN_GEMM], 4e-9 * (double)config.layers * (double)N * (double)N * (double)d / part[ESA_NN_SELF], (double)nn.peak / 1e6);
+    const int64_t N = volume / (config.patch[0] * config.patch[1] * config.patch[2]),
+                  d = (int64_t)config.heads * config.head_dim;
+    const double gflop = 2e-9 * (double)config.layers * (double)N * (double)d *
+                         (double)(6 * d + 2 * config.ffn);
+    printf("{\"tokens\": %lld, \"layers\": %d, \"threads\": %d, \"cpu\": \"%s\", \"density\": "
+           "%.3f, \"seconds\": %.3f, \"self_attention\": %.3f, "
+           "\"gemm\": %.3f, \"cross_attention\": %.3f, \"rest\": %.3f, \"gemm_gflops\": %.1f, "
+           "\"attention_dense_gflops\": %.1f, \"peak_mb\": %.0f}\n",
+           (long long)N, config.layers, esa_ctx_threads(ctx), esa_ctx_cpu(ctx),
+           o.selector ? stats.density : 1.0, best, part[ESA_NN_SELF], part[ESA_NN_GEMM],
+           part[ESA_NN_ATTENTION],
+           best - part[ESA_NN_SELF] - part[ESA_NN_GEMM] - part[ESA_NN_ATTENTION],
+           gflop / part[ESA_NN_GEMM],
+           4e-9 * (double)config.layers * (double)N * (double)N * (double)d / part[ESA_NN_SELF],
+           (double)nn.peak / 1e6);
     esa_session_free(s);
     esa_wan_dit_free(dit);
     esa_nn_close(&nn);

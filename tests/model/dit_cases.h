@@ -1,4 +1,5 @@
-/* dit_cases.h - the transformers that are compared with diffusers: the same table as tools/golden/wan_dit.py.
+/* dit_cases.h - the transformers that are compared with diffusers: the same table as
+ * tools/golden/wan_dit.py.
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_TESTS_MODEL_DIT_CASES_H
 #define ESA_TESTS_MODEL_DIT_CASES_H
@@ -14,16 +15,41 @@ typedef struct dit_case {
     double t;
 } dit_case;
 
-#define DIT_CONFIG(H, D, L, F, IN, OUT, TEXT, FREQ, MAX, NORM, P0, P1, P2)                                                                  \
-    { .heads = H, .head_dim = D, .layers = L, .ffn = F, .in_channels = IN, .out_channels = OUT, .patch = {P0, P1, P2}, .text_dim = TEXT,    \
-      .freq_dim = FREQ, .rope_max = MAX, .cross_norm = NORM, .eps = 1e-6 }
+#define DIT_CONFIG(H, D, L, F, IN, OUT, TEXT, FREQ, MAX, NORM, P0, P1, P2)                         \
+    { .heads = H,                                                                                  \
+      .head_dim = D,                                                                               \
+      .layers = L,                                                                                 \
+      .ffn = F,                                                                                    \
+      .in_channels = IN,                                                                           \
+      .out_channels = OUT,                                                                         \
+      .patch = { P0, P1, P2 },                                                                     \
+      .text_dim = TEXT,                                                                            \
+      .freq_dim = FREQ,                                                                            \
+      .rope_max = MAX,                                                                             \
+      .cross_norm = NORM,                                                                          \
+      .eps = 1e-6 }
 
 static const dit_case dit_cases[] = {
-    {"tiny",     DIT_CONFIG(2, 12, 2, 32, 4, 4, 16, 256, 32, 1, 1, 2, 2),        {2, 16, 16}, 12, 12, 417},
-    {"mini1280", DIT_CONFIG(2, 128, 2, 512, 16, 16, 64, 256, 1024, 1, 1, 2, 2),  {5, 32, 32}, 40, 17, 999},
-    {"mini1650", DIT_CONFIG(2, 128, 2, 512, 16, 16, 64, 256, 1024, 1, 1, 2, 2),  {5, 30, 44}, 40, 39, 57},
-    {"wan-tiny", DIT_CONFIG(4, 64, 8, 512, 16, 16, 192, 256, 1024, 1, 1, 2, 2),  {5, 16, 24}, 512, 23, 750},
-    {"nonorm",   DIT_CONFIG(3, 20, 1, 48, 3, 5, 10, 32, 1024, 0, 2, 1, 2),       {4, 6, 10}, 7, 7, 1},
+    { "tiny", DIT_CONFIG(2, 12, 2, 32, 4, 4, 16, 256, 32, 1, 1, 2, 2), { 2, 16, 16 }, 12, 12, 417 },
+    { "mini1280",
+      DIT_CONFIG(2, 128, 2, 512, 16, 16, 64, 256, 1024, 1, 1, 2, 2),
+      { 5, 32, 32 },
+      40,
+      17,
+      999 },
+    { "mini1650",
+      DIT_CONFIG(2, 128, 2, 512, 16, 16, 64, 256, 1024, 1, 1, 2, 2),
+      { 5, 30, 44 },
+      40,
+      39,
+      57 },
+    { "wan-tiny",
+      DIT_CONFIG(4, 64, 8, 512, 16, 16, 192, 256, 1024, 1, 1, 2, 2),
+      { 5, 16, 24 },
+      512,
+      23,
+      750 },
+    { "nonorm", DIT_CONFIG(3, 20, 1, 48, 3, 5, 10, 32, 1024, 0, 2, 1, 2), { 4, 6, 10 }, 7, 7, 1 },
 };
 
 /* An opened transformer of a case, its inputs, and an inner ctx. */
@@ -53,7 +79,7 @@ static inline void dit_open(dit_bench *b, const dit_case *c, int32_t hold, int32
     wan_folder_fill(&b->folder, b->ctx, &c->config);
     esa_wan_config config;
     dit_ok(b, esa_config_wan(b->ctx, &config, scratch_path(&b->folder.part, "config.json")));
-    const esa_part_env env = {.nn = &b->nn, .folder = b->folder.top.dir, .hold = hold};
+    const esa_part_env env = { .nn = &b->nn, .folder = b->folder.top.dir, .hold = hold };
     dit_ok(b, esa_wan_dit_open(&env, &b->dit, &config));
     const int64_t volume = (int64_t)c->latent[0] * c->latent[1] * c->latent[2];
     b->in_count = volume * config.in_channels;
@@ -68,14 +94,17 @@ static inline void dit_open(dit_bench *b, const dit_case *c, int32_t hold, int32
     fill_tensor(b->x, b->in_count, name, 2.0f, 0);
     snprintf(name, sizeof name, "%s.text", c->name);
     fill_tensor(b->text, c->text_rows * config.text_dim, name, 1.0f, 0);
-    memset(b->text + c->text_valid * config.text_dim, 0, (size_t)((c->text_rows - c->text_valid) * config.text_dim) * 4);
+    memset(b->text + c->text_valid * config.text_dim, 0,
+           (size_t)((c->text_rows - c->text_valid) * config.text_dim) * 4);
 }
 
-/* One forward as step 0 of one; params: mode and select of the session; the rest is filled in here. The session is the caller's. */
+/* One forward as step 0 of one; params: mode and select of the session; the rest is filled in here.
+ * The session is the caller's. */
 static inline esa_session *dit_forward(dit_bench *b, const dit_case *c, esa_session_params *params)
 {
     esa_session *session = NULL;
-    dit_ok(b, esa_wan_dit_begin(b->dit, c->latent, &params->select.layout, params->select.selector, params->select.mode, 1));
+    dit_ok(b, esa_wan_dit_begin(b->dit, c->latent, &params->select.layout, params->select.selector,
+                                params->select.mode, 1));
     dit_ok(b, esa_wan_dit_text(b->dit, 0, b->text, c->text_rows));
     params->layers = c->config.layers;
     params->steps = 1;
@@ -90,7 +119,7 @@ static inline esa_session *dit_forward(dit_bench *b, const dit_case *c, esa_sess
 static inline void dit_close(dit_bench *b)
 {
     esa_wan_dit_free(b->dit);
-    assert_int_equal(b->nn.held, b->nn.scratch_bytes);      /* parts gave everything back */
+    assert_int_equal(b->nn.held, b->nn.scratch_bytes); /* parts gave everything back */
     esa_nn_close(&b->nn);
     wan_folder_remove(&b->folder);
     esa_ctx_free(b->ctx);

@@ -1,4 +1,5 @@
-/* fill.h - numbers that Python and C make alike (tools/golden/fill.py): element i of tensor `name` is a hash of both.
+/* fill.h - numbers that Python and C make alike (tools/golden/fill.py): element i of tensor `name`
+ * is a hash of both.
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_TESTS_MODEL_FILL_H
 #define ESA_TESTS_MODEL_FILL_H
@@ -24,11 +25,13 @@ static inline float fill_unit(uint64_t name, int64_t i)
     return (float)((int64_t)(z >> 40) - (1 << 23)) / (float)(1 << 23);
 }
 
-static inline void fill_tensor(float *out, int64_t count, const char *name, float scale, float offset)
+static inline void fill_tensor(float *out, int64_t count, const char *name, float scale,
+                               float offset)
 {
     const uint64_t h = fill_name(name);
     for (int64_t i = 0; i < count; i++) {
-        const volatile float product = fill_unit(h, i) * scale;     /* rounded before the sum, as numpy does */
+        /* rounded before the sum, as numpy does */
+        const volatile float product = fill_unit(h, i) * scale;
         out[i] = product + offset;
     }
 }
@@ -37,16 +40,24 @@ static inline void fill_tensor(float *out, int64_t count, const char *name, floa
 static inline void fill_weight(float *out, const char *name, int32_t rank, const int64_t *dim)
 {
     int64_t count = 1, fan_in = 1;
-    for (int32_t i = 0; i < rank; i++) { count *= dim[i]; if (i) fan_in *= dim[i]; }
+    for (int32_t i = 0; i < rank; i++) {
+        count *= dim[i];
+        if (i) fan_in *= dim[i];
+    }
     const char *last = strrchr(name, '.'), *before = last;
     while (before && before > name && before[-1] != '.') before--;
     char parent[64] = "";
-    if (last && before && (size_t)(last - before) < sizeof parent) memcpy(parent, before, (size_t)(last - before));
+    if (last && before && (size_t)(last - before) < sizeof parent)
+        memcpy(parent, before, (size_t)(last - before));
     const size_t n = strlen(name);
-    if (last && strcmp(last, ".weight") == 0 && strstr(parent, "norm")) fill_tensor(out, count, name, 0.5f, 1.5f);
-    else if (n >= 17 && strcmp(name + n - 17, "scale_shift_table") == 0) fill_tensor(out, count, name, 0.5f, 0);
-    else if (rank == 1) fill_tensor(out, count, name, 0.25f, 0);
-    else fill_tensor(out, count, name, (float)sqrt(3.0 / (double)fan_in), 0);
+    if (last && strcmp(last, ".weight") == 0 && strstr(parent, "norm"))
+        fill_tensor(out, count, name, 0.5f, 1.5f);
+    else if (n >= 17 && strcmp(name + n - 17, "scale_shift_table") == 0)
+        fill_tensor(out, count, name, 0.5f, 0);
+    else if (rank == 1)
+        fill_tensor(out, count, name, 0.25f, 0);
+    else
+        fill_tensor(out, count, name, (float)sqrt(3.0 / (double)fan_in), 0);
 }
 
 #endif

@@ -5,7 +5,7 @@
 
 #include "io/scratch.h"
 #include <math.h>
-#include "esa/esa_media.h"
+#include "esa/esa_tensors.h"
 
 /* tests/golden/NAME, from $ESA_TEST_GOLDEN (ctest sets it; the live test points it elsewhere). */
 static inline esa_tensors *golden_open(esa_ctx *ctx, const char *name)
@@ -21,7 +21,7 @@ static inline esa_tensors *golden_open(esa_ctx *ctx, const char *name)
 
 static inline const float *golden_find(const esa_tensors *file, const char *name, int64_t *count)
 {
-    esa_tensor_info info = {.struct_size = sizeof info};
+    esa_tensor_info info = { .struct_size = sizeof info };
     const esa_status status = esa_tensors_find(file, name, &info);
     if (status != ESA_OK) print_error("golden: no tensor %s\n", name);
     assert_int_equal(status, ESA_OK);
@@ -32,7 +32,8 @@ static inline const float *golden_find(const esa_tensors *file, const char *name
 }
 
 /* Largest |a[i * every] - b[i]| over scale. NaN counts as infinite. */
-static inline double golden_error(const float *a, int64_t every, const float *b, int64_t count, double scale)
+static inline double golden_error(const float *a, int64_t every, const float *b, int64_t count,
+                                  double scale)
 {
     double worst = 0;
     for (int64_t i = 0; i < count; i++) {

@@ -1,4 +1,5 @@
-/* test_config.c - configs: wan-tiny's own folder, and everything that must be refused with one sentence.
+/* test_config.c - configs: wan-tiny's own folder, and everything that must be refused with one
+ * sentence.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model/golden.h"
 #include "model/config.h"
@@ -15,7 +16,8 @@ static const char *file(const char *text)
 
 static void expect(esa_status got, esa_status want, const char *words)
 {
-    if (got != want || !strstr(esa_ctx_error(ctx), words)) print_error("%s: %s\n(expected '%s')\n", esa_status_name(got), esa_ctx_error(ctx), words);
+    if (got != want || !strstr(esa_ctx_error(ctx), words))
+        print_error("%s: %s\n(expected '%s')\n", esa_status_name(got), esa_ctx_error(ctx), words);
     assert_int_equal(got, want);
     assert_non_null(strstr(esa_ctx_error(ctx), words));
     assert_null(strchr(esa_ctx_error(ctx), '\n'));
@@ -40,18 +42,25 @@ static void wan_tiny(void **state)
     assert_int_equal(esa_config_index(ctx, &index, model_path("model_index.json")), ESA_OK);
     assert_string_equal(index.transformer, "WanTransformer3DModel");
     assert_int_equal(esa_config_wan(ctx, &t, model_path("transformer/config.json")), ESA_OK);
-    assert_true(t.heads == 4 && t.head_dim == 64 && t.layers == 8 && t.ffn == 512 && t.text_dim == 192 && t.cross_norm == 1);
-    assert_true(t.patch[0] == 1 && t.patch[1] == 2 && t.patch[2] == 2 && strncmp(t.hash, "fnv1a64:", 8) == 0);
+    assert_true(t.heads == 4 && t.head_dim == 64 && t.layers == 8 && t.ffn == 512 &&
+                t.text_dim == 192 && t.cross_norm == 1);
+    assert_true(t.patch[0] == 1 && t.patch[1] == 2 && t.patch[2] == 2 &&
+                strncmp(t.hash, "fnv1a64:", 8) == 0);
     assert_int_equal(esa_config_wan_vae(ctx, &v, model_path("vae/config.json")), ESA_OK);
-    assert_true(v.levels == 3 && v.factor_t == 2 && v.factor_s == 4 && v.z_dim == 16 && v.base_dim == 24 && v.decoder_base_dim == 24);
+    assert_true(v.levels == 3 && v.factor_t == 2 && v.factor_s == 4 && v.z_dim == 16 &&
+                v.base_dim == 24 && v.decoder_base_dim == 24);
     assert_true(v.temporal[0] == 0 && v.temporal[1] == 1 && v.std[15] > 0);
     assert_int_equal(esa_config_umt5(ctx, &u, model_path("text_encoder/config.json")), ESA_OK);
     assert_true(u.d_model == 192 && u.heads == 3 && u.layers == 2 && u.eos == 1);
-    assert_int_equal(esa_config_sched(ctx, &s, model_path("scheduler/scheduler_config.json")), ESA_OK);
-    assert_true(s.kind == ESA_SCHED_UNIPC && s.order == 2 && s.shift == 8.0 && s.train_steps == 1000);
+    assert_int_equal(esa_config_sched(ctx, &s, model_path("scheduler/scheduler_config.json")),
+                     ESA_OK);
+    assert_true(s.kind == ESA_SCHED_UNIPC && s.order == 2 && s.shift == 8.0 &&
+                s.train_steps == 1000);
 }
 
-#define WAN(more) "{\"num_attention_heads\": 2, \"attention_head_dim\": 12, \"num_layers\": 2, \"ffn_dim\": 32, \"in_channels\": 4, \"text_dim\": 16" more "}"
+#define WAN(more)                                                                                  \
+    "{\"num_attention_heads\": 2, \"attention_head_dim\": 12, \"num_layers\": 2, \"ffn_dim\": "    \
+    "32, \"in_channels\": 4, \"text_dim\": 16" more "}"
 
 static void transformer(void **state)
 {
@@ -62,35 +71,44 @@ static void transformer(void **state)
     assert_true(c.out_channels == 4 && c.freq_dim == 256 && c.rope_max == 1024 && c.eps == 1e-6);
     memcpy(hash, c.hash, sizeof hash);
     assert_int_equal(esa_config_wan(ctx, &c, file(WAN(", \"_diffusers_version\": \"9\""))), ESA_OK);
-    assert_string_equal(hash, c.hash);          /* who saved it does not matter */
+    assert_string_equal(hash, c.hash); /* who saved it does not matter */
     assert_int_equal(esa_config_wan(ctx, &c, file(WAN(", \"eps\": 1e-5"))), ESA_OK);
     assert_string_not_equal(hash, c.hash);
-    static const struct { const char *text, *words; esa_status status; } bad[] = {
-        {"", "not JSON", ESA_ERR_FORMAT},
-        {"{", "not JSON", ESA_ERR_FORMAT},
-        {"7", "not JSON", ESA_ERR_FORMAT},
-        {"[1]", "a JSON object was expected", ESA_ERR_FORMAT},
-        {"{\"a\": 1, \"a\": 2}", "not JSON", ESA_ERR_FORMAT},
-        {"{}", "num_attention_heads is missing", ESA_ERR_FORMAT},
-        {WAN(", \"num_layers\": 2"), "not JSON", ESA_ERR_FORMAT},
-        {"{\"num_attention_heads\": 1000000000, \"attention_head_dim\": 12}", "num_attention_heads is 1000000000, a whole number from 1 to 1024", ESA_ERR_FORMAT},
-        {"{\"num_attention_heads\": -2}", "num_attention_heads is -2", ESA_ERR_FORMAT},
-        {"{\"num_attention_heads\": 2.5}", "num_attention_heads is 2.5", ESA_ERR_FORMAT},
-        {"{\"num_attention_heads\": \"2\"}", "num_attention_heads is \"2\"", ESA_ERR_FORMAT},
-        {"{\"num_attention_heads\": 1024, \"attention_head_dim\": 256, \"num_layers\": 1, \"ffn_dim\": 1, \"in_channels\": 1, \"text_dim\": 1}", "are wider than 65536", ESA_ERR_FORMAT},
-        {WAN(", \"patch_size\": [1, 2]"), "a list of 3 numbers", ESA_ERR_FORMAT},
-        {WAN(", \"patch_size\": [0, 2, 2]"), "a list of 3 numbers", ESA_ERR_FORMAT},
-        {WAN(", \"freq_dim\": 3"), "an even number was expected", ESA_ERR_UNSUPPORTED},
-        {WAN(", \"eps\": 0"), "eps is 0", ESA_ERR_FORMAT},
-        {WAN(", \"cross_attn_norm\": 1"), "true or false was expected", ESA_ERR_FORMAT},
-        {WAN(", \"image_dim\": 1280"), "the engine runs models without it", ESA_ERR_UNSUPPORTED},
-        {WAN(", \"_class_name\": \"HunyuanVideoTransformer3DModel\""), "the engine runs \"WanTransformer3DModel\"", ESA_ERR_UNSUPPORTED},
-        {WAN(", \"qk_norm\": \"layer\""), "qk_norm is", ESA_ERR_UNSUPPORTED},
+    static const struct {
+        const char *text, *words;
+        esa_status status;
+    } bad[] = {
+        { "", "not JSON", ESA_ERR_FORMAT },
+        { "{", "not JSON", ESA_ERR_FORMAT },
+        { "7", "not JSON", ESA_ERR_FORMAT },
+        { "[1]", "a JSON object was expected", ESA_ERR_FORMAT },
+        { "{\"a\": 1, \"a\": 2}", "not JSON", ESA_ERR_FORMAT },
+        { "{}", "num_attention_heads is missing", ESA_ERR_FORMAT },
+        { WAN(", \"num_layers\": 2"), "not JSON", ESA_ERR_FORMAT },
+        { "{\"num_attention_heads\": 1000000000, \"attention_head_dim\": 12}",
+          "num_attention_heads is 1000000000, a whole number from 1 to 1024", ESA_ERR_FORMAT },
+        { "{\"num_attention_heads\": -2}", "num_attention_heads is -2", ESA_ERR_FORMAT },
+        { "{\"num_attention_heads\": 2.5}", "num_attention_heads is 2.5", ESA_ERR_FORMAT },
+        { "{\"num_attention_heads\": \"2\"}", "num_attention_heads is \"2\"", ESA_ERR_FORMAT },
+        { "{\"num_attention_heads\": 1024, \"attention_head_dim\": 256, \"num_layers\": 1, "
+          "\"ffn_dim\": 1, \"in_channels\": 1, \"text_dim\": 1}",
+          "are wider than 65536", ESA_ERR_FORMAT },
+        { WAN(", \"patch_size\": [1, 2]"), "a list of 3 numbers", ESA_ERR_FORMAT },
+        { WAN(", \"patch_size\": [0, 2, 2]"), "a list of 3 numbers", ESA_ERR_FORMAT },
+        { WAN(", \"freq_dim\": 3"), "an even number was expected", ESA_ERR_UNSUPPORTED },
+        { WAN(", \"eps\": 0"), "eps is 0", ESA_ERR_FORMAT },
+        { WAN(", \"cross_attn_norm\": 1"), "true or false was expected", ESA_ERR_FORMAT },
+        { WAN(", \"image_dim\": 1280"), "the engine runs models without it", ESA_ERR_UNSUPPORTED },
+        { WAN(", \"_class_name\": \"HunyuanVideoTransformer3DModel\""),
+          "the engine runs \"WanTransformer3DModel\"", ESA_ERR_UNSUPPORTED },
+        { WAN(", \"qk_norm\": \"layer\""), "qk_norm is", ESA_ERR_UNSUPPORTED },
     };
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) expect(esa_config_wan(ctx, &c, file(bad[i].text)), bad[i].status, bad[i].words);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        expect(esa_config_wan(ctx, &c, file(bad[i].text)), bad[i].status, bad[i].words);
     expect(esa_config_wan(ctx, &c, scratch_path(&dir, "nowhere.json")), ESA_ERR_IO, "No such file");
     expect(esa_config_wan(ctx, &c, dir.dir), ESA_ERR_IO, "not a regular file");
-    assert_int_equal(esa_config_wan_memory(ctx, &c, "{\"num_layers\": 1\0}", 18, "bytes"), ESA_ERR_FORMAT);
+    assert_int_equal(esa_config_wan_memory(ctx, &c, "{\"num_layers\": 1\0}", 18, "bytes"),
+                     ESA_ERR_FORMAT);
 }
 
 #define VAE(more) "{\"z_dim\": 2, \"latents_mean\": [0, 1], \"latents_std\": [1, 2.5]" more "}"
@@ -100,23 +118,36 @@ static void vae(void **state)
     (void)state;
     static esa_wan_vae_config c;
     assert_int_equal(esa_config_wan_vae(ctx, &c, file(VAE(""))), ESA_OK);
-    assert_true(c.levels == 4 && c.factor_t == 4 && c.factor_s == 8 && c.base_dim == 96 && c.mean[1] == 1 && c.std[1] == 2.5);
-    static const struct { const char *text, *words; esa_status status; } bad[] = {
-        {VAE(", \"scale_factor_temporal\": 2"), "temperal_downsample makes 4", ESA_ERR_FORMAT},
-        {VAE(", \"dim_mult\": [1, 2, 4]"), "temperal_downsample is missing", ESA_ERR_FORMAT},
-        {VAE(", \"dim_mult\": []"), "a list of 1 to 8 numbers", ESA_ERR_FORMAT},
-        {VAE(", \"dim_mult\": [1, 2, 4, 4, 4, 4, 4, 4, 4]"), "a list of 1 to 8 numbers", ESA_ERR_FORMAT},
-        {VAE(", \"dim_mult\": [1, 2], \"temperal_downsample\": [true], \"scale_factor_temporal\": 2"), "2 levels make 2", ESA_ERR_FORMAT},
-        {VAE(", \"attn_scales\": [1.0]"), "attn_scales has 1 entries", ESA_ERR_UNSUPPORTED},
-        {VAE(", \"is_residual\": true"), "is_residual is true", ESA_ERR_UNSUPPORTED},
-        {VAE(", \"decoder_base_dim\": 1, \"dim_mult\": [1, 1, 2, 2]"), "level 1 of the decoder has 1 channel", ESA_ERR_FORMAT},
-        {"{\"z_dim\": 3, \"latents_mean\": [0, 1], \"latents_std\": [1, 2]}", "latents_mean has 2 numbers, z_dim is 3", ESA_ERR_FORMAT},
-        {"{\"z_dim\": 1, \"latents_mean\": [0], \"latents_std\": [0]}", "entry 0 of latents_std", ESA_ERR_FORMAT},
+    assert_true(c.levels == 4 && c.factor_t == 4 && c.factor_s == 8 && c.base_dim == 96 &&
+                c.mean[1] == 1 && c.std[1] == 2.5);
+    static const struct {
+        const char *text, *words;
+        esa_status status;
+    } bad[] = {
+        { VAE(", \"scale_factor_temporal\": 2"), "temperal_downsample makes 4", ESA_ERR_FORMAT },
+        { VAE(", \"dim_mult\": [1, 2, 4]"), "temperal_downsample is missing", ESA_ERR_FORMAT },
+        { VAE(", \"dim_mult\": []"), "a list of 1 to 8 numbers", ESA_ERR_FORMAT },
+        { VAE(", \"dim_mult\": [1, 2, 4, 4, 4, 4, 4, 4, 4]"), "a list of 1 to 8 numbers",
+          ESA_ERR_FORMAT },
+        { VAE(", \"dim_mult\": [1, 2], \"temperal_downsample\": [true], \"scale_factor_temporal\": "
+              "2"),
+          "2 levels make 2", ESA_ERR_FORMAT },
+        { VAE(", \"attn_scales\": [1.0]"), "attn_scales has 1 entries", ESA_ERR_UNSUPPORTED },
+        { VAE(", \"is_residual\": true"), "is_residual is true", ESA_ERR_UNSUPPORTED },
+        { VAE(", \"decoder_base_dim\": 1, \"dim_mult\": [1, 1, 2, 2]"),
+          "level 1 of the decoder has 1 channel", ESA_ERR_FORMAT },
+        { "{\"z_dim\": 3, \"latents_mean\": [0, 1], \"latents_std\": [1, 2]}",
+          "latents_mean has 2 numbers, z_dim is 3", ESA_ERR_FORMAT },
+        { "{\"z_dim\": 1, \"latents_mean\": [0], \"latents_std\": [0]}", "entry 0 of latents_std",
+          ESA_ERR_FORMAT },
     };
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) expect(esa_config_wan_vae(ctx, &c, file(bad[i].text)), bad[i].status, bad[i].words);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        expect(esa_config_wan_vae(ctx, &c, file(bad[i].text)), bad[i].status, bad[i].words);
 }
 
-#define UNIPC(more) "{\"_class_name\": \"UniPCMultistepScheduler\", \"use_flow_sigmas\": true, \"prediction_type\": \"flow_prediction\"" more "}"
+#define UNIPC(more)                                                                                \
+    "{\"_class_name\": \"UniPCMultistepScheduler\", \"use_flow_sigmas\": true, "                   \
+    "\"prediction_type\": \"flow_prediction\"" more "}"
 
 static void scheduler_and_text(void **state)
 {
@@ -126,36 +157,62 @@ static void scheduler_and_text(void **state)
     esa_model_index index;
     assert_int_equal(esa_config_sched(ctx, &s, file(UNIPC(", \"flow_shift\": 5.0"))), ESA_OK);
     assert_true(s.shift == 5 && s.order == 2);
-    assert_int_equal(esa_config_sched(ctx, &s, file("{\"_class_name\": \"FlowMatchEulerDiscreteScheduler\", \"shift\": 7.0}")), ESA_OK);
+    assert_int_equal(
+        esa_config_sched(
+            ctx, &s,
+            file("{\"_class_name\": \"FlowMatchEulerDiscreteScheduler\", \"shift\": 7.0}")),
+        ESA_OK);
     assert_true(s.kind == ESA_SCHED_EULER && s.shift == 7);
-    static const struct { const char *text, *words; esa_status status; } bad[] = {
-        {"{\"_class_name\": \"DDIMScheduler\"}", "the engine runs UniPCMultistepScheduler and FlowMatchEulerDiscreteScheduler", ESA_ERR_UNSUPPORTED},
-        {"{\"_class_name\": \"UniPCMultistepScheduler\"}", "the engine runs flow models", ESA_ERR_UNSUPPORTED},
-        {UNIPC(", \"solver_order\": 3"), "solver_order is 3", ESA_ERR_FORMAT},
-        {UNIPC(", \"flow_shift\": -1"), "flow_shift is -1", ESA_ERR_FORMAT},
-        {UNIPC(", \"use_karras_sigmas\": true"), "use_karras_sigmas is true", ESA_ERR_UNSUPPORTED},
-        {UNIPC(", \"solver_type\": \"bh1\""), "solver_type is \"bh1\"", ESA_ERR_UNSUPPORTED},
-        {UNIPC(", \"disable_corrector\": [0]"), "disable_corrector is not empty", ESA_ERR_UNSUPPORTED},
-        {"{}", "_class_name is missing", ESA_ERR_FORMAT},
+    static const struct {
+        const char *text, *words;
+        esa_status status;
+    } bad[] = {
+        { "{\"_class_name\": \"DDIMScheduler\"}",
+          "the engine runs UniPCMultistepScheduler and FlowMatchEulerDiscreteScheduler",
+          ESA_ERR_UNSUPPORTED },
+        { "{\"_class_name\": \"UniPCMultistepScheduler\"}", "the engine runs flow models",
+          ESA_ERR_UNSUPPORTED },
+        { UNIPC(", \"solver_order\": 3"), "solver_order is 3", ESA_ERR_FORMAT },
+        { UNIPC(", \"flow_shift\": -1"), "flow_shift is -1", ESA_ERR_FORMAT },
+        { UNIPC(", \"use_karras_sigmas\": true"), "use_karras_sigmas is true",
+          ESA_ERR_UNSUPPORTED },
+        { UNIPC(", \"solver_type\": \"bh1\""), "solver_type is \"bh1\"", ESA_ERR_UNSUPPORTED },
+        { UNIPC(", \"disable_corrector\": [0]"), "disable_corrector is not empty",
+          ESA_ERR_UNSUPPORTED },
+        { "{}", "_class_name is missing", ESA_ERR_FORMAT },
     };
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) expect(esa_config_sched(ctx, &s, file(bad[i].text)), bad[i].status, bad[i].words);
-    expect(esa_config_umt5(ctx, &u, file("{\"model_type\": \"t5\"}")), ESA_ERR_UNSUPPORTED, "model_type is \"t5\"");
-    expect(esa_config_umt5(ctx, &u, file("{\"vocab_size\": 0}")), ESA_ERR_FORMAT, "vocab_size is 0");
-#define UMT5(more) "{\"vocab_size\": 99, \"d_model\": 8, \"d_kv\": 2, \"num_heads\": 2, \"num_layers\": 1, \"d_ff\": 4" more "}"
-    assert_int_equal(esa_config_umt5(ctx, &u, file(UMT5(", \"relative_attention_num_buckets\": 32, \"relative_attention_max_distance\": 9"))), ESA_OK);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        expect(esa_config_sched(ctx, &s, file(bad[i].text)), bad[i].status, bad[i].words);
+    expect(esa_config_umt5(ctx, &u, file("{\"model_type\": \"t5\"}")), ESA_ERR_UNSUPPORTED,
+           "model_type is \"t5\"");
+    expect(esa_config_umt5(ctx, &u, file("{\"vocab_size\": 0}")), ESA_ERR_FORMAT,
+           "vocab_size is 0");
+#define UMT5(more)                                                                                 \
+    "{\"vocab_size\": 99, \"d_model\": 8, \"d_kv\": 2, \"num_heads\": 2, \"num_layers\": 1, "      \
+    "\"d_ff\": 4" more "}"
+    assert_int_equal(esa_config_umt5(ctx, &u,
+                                     file(UMT5(", \"relative_attention_num_buckets\": 32, "
+                                               "\"relative_attention_max_distance\": 9"))),
+                     ESA_OK);
     /* distances beyond would fall into buckets below 0 */
-    expect(esa_config_umt5(ctx, &u, file(UMT5(", \"relative_attention_max_distance\": 1"))), ESA_ERR_FORMAT,
-           "max_distance is 1, with 32 buckets more than 8");
-    expect(esa_config_umt5(ctx, &u, file(UMT5(", \"relative_attention_max_distance\": 8"))), ESA_ERR_FORMAT, "max_distance is 8");
-    expect(esa_config_index(ctx, &index, file("{\"_class_name\": \"FluxPipeline\"}")), ESA_ERR_UNSUPPORTED, "the engine runs WanPipeline");
-    expect(esa_config_index(ctx, &index, file("{\"_class_name\": \"WanPipeline\", \"transformer\": [1]}")), ESA_ERR_FORMAT, "transformer is missing");
+    expect(esa_config_umt5(ctx, &u, file(UMT5(", \"relative_attention_max_distance\": 1"))),
+           ESA_ERR_FORMAT, "max_distance is 1, with 32 buckets more than 8");
+    expect(esa_config_umt5(ctx, &u, file(UMT5(", \"relative_attention_max_distance\": 8"))),
+           ESA_ERR_FORMAT, "max_distance is 8");
+    expect(esa_config_index(ctx, &index, file("{\"_class_name\": \"FluxPipeline\"}")),
+           ESA_ERR_UNSUPPORTED, "the engine runs WanPipeline");
+    expect(esa_config_index(ctx, &index,
+                            file("{\"_class_name\": \"WanPipeline\", \"transformer\": [1]}")),
+           ESA_ERR_FORMAT, "transformer is missing");
 }
 
 int main(void)
 {
     if (esa_ctx_create(&ctx, NULL) != ESA_OK) return 1;
     dir = scratch_make();
-    const struct CMUnitTest tests[] = {cmocka_unit_test(wan_tiny), cmocka_unit_test(transformer), cmocka_unit_test(vae), cmocka_unit_test(scheduler_and_text)};
+    const struct CMUnitTest tests[] = { cmocka_unit_test(wan_tiny), cmocka_unit_test(transformer),
+                                        cmocka_unit_test(vae),
+                                        cmocka_unit_test(scheduler_and_text) };
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);
     scratch_remove(&dir);
     esa_ctx_free(ctx);

@@ -1,9 +1,10 @@
-/* test_decode.c - esa_decode: latents of a file through the VAE alone. That it gives the frames of esa_generate is shown in tests/cli/check_export.py.
+/* test_decode.c - esa_decode: latents of a file through the VAE alone. That it gives the frames of
+ * esa_generate is shown in tests/cli/check_export.py.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "io/scratch.h"
 
 #include <math.h>
-#include "esa/esa_media.h"
+#include "esa/esa_tensors.h"
 #include "esa/esa_video.h"
 #include "model/fill.h"
 
@@ -17,7 +18,8 @@ static const char *wan_tiny(void)
     return path;
 }
 
-static void write_latents(esa_ctx *ctx, const char *path, const char *name, int64_t channels, int64_t t, int64_t h, int64_t w)
+static void write_latents(esa_ctx *ctx, const char *path, const char *name, int64_t channels,
+                          int64_t t, int64_t h, int64_t w)
 {
     const int64_t dim[4] = { channels, t, h, w }, count = channels * t * h * w;
     float *x = malloc((size_t)count * sizeof *x);
@@ -54,7 +56,7 @@ static void frames_and_refusals(void **state)
     p.parts = ESA_PART_VAE;
     if (esa_model_open(ctx, &model, wan_tiny(), &p) != ESA_OK) fail_msg("%s", esa_ctx_error(ctx));
     assert_int_equal(esa_model_get_info(model, &m), ESA_OK);
-    assert_true(m.parameters[0] == 0 && m.parameters[1] > 0);             /* the transformer was not loaded */
+    assert_true(m.parameters[0] == 0 && m.parameters[1] > 0); /* the transformer was not loaded */
     write_latents(ctx, scratch_path(&s, "a"), "latents", m.latent_channels, T, H, W);
     char path[700];
     snprintf(path, sizeof path, "%s", scratch_path(&s, "a"));
@@ -65,7 +67,8 @@ static void frames_and_refusals(void **state)
     d.progress_user = &left;
     if (esa_decode(model, &frames, &d) != ESA_OK) fail_msg("%s", esa_ctx_error(ctx));
     assert_int_equal(esa_frames_get_info(frames, &x), ESA_OK);
-    assert_true(x.frames == 1 + (T - 1) * m.factor[0] && x.height == H * m.factor[1] && x.width == W * m.factor[2] && x.fps == m.fps);
+    assert_true(x.frames == 1 + (T - 1) * m.factor[0] && x.height == H * m.factor[1] &&
+                x.width == W * m.factor[2] && x.fps == m.fps);
     assert_true(left < 1000);
     int lowest = 255, highest = 0;
     const size_t bytes = (size_t)x.frames * (size_t)x.height * (size_t)x.width * 3;
@@ -73,7 +76,7 @@ static void frames_and_refusals(void **state)
         lowest = x.rgb[i] < lowest ? x.rgb[i] : lowest;
         highest = x.rgb[i] > highest ? x.rgb[i] : highest;
     }
-    assert_true(highest - lowest > 20);                                   /* it is a picture */
+    assert_true(highest - lowest > 20); /* it is a picture */
     d.progress = NULL;
     assert_int_equal(esa_decode(model, &again, &d), ESA_OK);
     assert_int_equal(esa_frames_get_info(again, &y), ESA_OK);

@@ -1,9 +1,10 @@
-/* test_pipeline.c - from a prompt to pixels with models/wan-tiny: parity with diffusers, and what happens when things go wrong.
+/* test_pipeline.c - from a prompt to pixels with models/wan-tiny: parity with diffusers, and what
+ * happens when things go wrong.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "io/scratch.h"
 
 #include <math.h>
-#include "esa/esa_media.h"
+#include "esa/esa_tensors.h"
 #include "esa/esa_video.h"
 
 static const char *model_folder(void)
@@ -17,7 +18,8 @@ static const char *model_folder(void)
 static esa_model *open_model(esa_ctx *ctx)
 {
     esa_model *model;
-    if (esa_model_open(ctx, &model, model_folder(), NULL) != ESA_OK) fail_msg("%s", esa_ctx_error(ctx));
+    if (esa_model_open(ctx, &model, model_folder(), NULL) != ESA_OK)
+        fail_msg("%s", esa_ctx_error(ctx));
     return model;
 }
 
@@ -49,7 +51,8 @@ typedef struct golden_case {
     double guidance;
     uint64_t seed;
 } golden_case;
-static const golden_case cases[] = {                    /* as tools/golden/pipeline.py */
+static const golden_case cases[] = {
+    /* as tools/golden/pipeline.py */
     { "guided", "a red ball rolls to the right over a blue floor", NULL, 5, 64, 48, 4, 4.0, 0 },
     { "negative", "A &lt;large&gt;  green ring grows", "blue", 1, 32, 64, 3, 2.5, 7 },
     { "plain", "", NULL, 9, 32, 32, 1, 1.0, (UINT64_C(1) << 33) + 1 },
@@ -65,8 +68,9 @@ static const void *find(esa_tensors *file, const char *name, const char *part, i
     return info.data;
 }
 
-/* Latents within 1e-4 of their scale: f32 in another order of summation, through 2 x 8 blocks per step. Pixels above 50 dB: the same, plus
- * rounding to 8 bits, which alone costs 59 dB where a value lies at a half. */
+/* Latents within 1e-4 of their scale: f32 in another order of summation, through 2 x 8 blocks per
+ * step. Pixels above 50 dB: the same, plus rounding to 8 bits, which alone costs 59 dB where a
+ * value lies at a half. */
 static void like_diffusers(void **state)
 {
     (void)state;
@@ -93,7 +97,8 @@ static void like_diffusers(void **state)
         p.save_latents = latents;
         esa_frames *frames, *want;
         esa_generate_stats stats = { .struct_size = sizeof stats };
-        if (esa_generate(model, &frames, &p, &stats) != ESA_OK) fail_msg("%s: %s", c->name, esa_ctx_error(ctx));
+        if (esa_generate(model, &frames, &p, &stats) != ESA_OK)
+            fail_msg("%s: %s", c->name, esa_ctx_error(ctx));
         assert_int_equal(esa_tensors_open(ctx, &ours, latents), ESA_OK);
         esa_tensor_info got = { .struct_size = sizeof got };
         assert_int_equal(esa_tensors_find(ours, "latents", &got), ESA_OK);
@@ -107,16 +112,22 @@ static void like_diffusers(void **state)
             scale = fmax(scale, fabs((double)x));
         }
         if (!(worst <= 1e-4 * scale))
-            fail_msg("%s: latents differ by %g at a scale of %g; were the weights changed? (tools/golden/pipeline.py)", c->name, worst, scale);
+            fail_msg("%s: latents differ by %g at a scale of %g; were the weights changed? "
+                     "(tools/golden/pipeline.py)",
+                     c->name, worst, scale);
         const int64_t size = (int64_t)c->frames * c->height * c->width * 3;
         esa_metrics m = { .struct_size = sizeof m };
-        assert_int_equal(esa_frames_create(ctx, &want, find(file, c->name, "video", size), c->frames, c->height, c->width, 16), ESA_OK);
+        assert_int_equal(esa_frames_create(ctx, &want, find(file, c->name, "video", size),
+                                           c->frames, c->height, c->width, 16),
+                         ESA_OK);
         assert_int_equal(esa_frames_compare(ctx, &m, want, frames), ESA_OK);
         if (!(m.psnr > 50)) fail_msg("%s: PSNR %.1f dB, expected more than 50", c->name, m.psnr);
         assert_int_equal(stats.frames, c->frames);
-        assert_true(stats.steps == c->steps && stats.height == c->height && stats.width == c->width);
+        assert_true(stats.steps == c->steps && stats.height == c->height &&
+                    stats.width == c->width);
         assert_int_equal(stats.session.calls, 8 * c->steps * (c->guidance > 1 ? 2 : 1));
-        assert_true(stats.seconds >= stats.denoise_seconds && stats.denoise_seconds > 0 && stats.attention_seconds > 0 && stats.gemm_seconds > 0);
+        assert_true(stats.seconds >= stats.denoise_seconds && stats.denoise_seconds > 0 &&
+                    stats.attention_seconds > 0 && stats.gemm_seconds > 0);
         assert_true(stats.peak_bytes > 1000000);
         esa_frames_free(want);
         esa_frames_free(frames);
@@ -145,39 +156,48 @@ static void described(void **state)
     mp.report = count_lines;
     mp.report_user = &lines;
     assert_int_equal(esa_model_check(ctx, model_folder(), &mp), ESA_OK);
-    assert_int_equal(lines, 3);                         /* one per part */
+    assert_int_equal(lines, 3); /* one per part */
     esa_model *model = open_model(ctx);
     esa_model_info info = { .struct_size = sizeof info };
     assert_int_equal(esa_model_get_info(model, &info), ESA_OK);
     assert_string_equal(info.name, "wan-tiny");
-    assert_true(info.frames == 33 && info.height == 128 && info.width == 128 && info.steps == 8 && info.guidance == 2.5 && info.fps == 16.0);
+    assert_true(info.frames == 33 && info.height == 128 && info.width == 128 && info.steps == 8 &&
+                info.guidance == 2.5 && info.fps == 16.0);
     assert_true(info.factor[0] == 2 && info.factor[1] == 4 && info.factor[2] == 4);
     assert_true(info.patch[0] == 1 && info.patch[1] == 2 && info.patch[2] == 2);
-    assert_true(info.parameters[0] > 7000000 && info.parameters[1] > 1000000 && info.held_bytes > 1000000);
+    assert_true(info.parameters[0] > 7000000 && info.parameters[1] > 1000000 &&
+                info.held_bytes > 1000000);
     char hash[80];
     assert_int_equal(esa_model_config_hash(ctx, hash, model_folder()), ESA_OK);
     assert_string_equal(hash, info.config_hash);
-    assert_refused(ctx, esa_model_config_hash(ctx, hash, "/nonexistent"), ESA_ERR_IO, "/nonexistent/transformer/config.json", NULL);
+    assert_refused(ctx, esa_model_config_hash(ctx, hash, "/nonexistent"), ESA_ERR_IO,
+                   "/nonexistent/transformer/config.json", NULL);
     info.struct_size = 1;
     assert_int_equal(esa_model_get_info(model, &info), ESA_ERR_VERSION);
     esa_model_free(model);
     esa_model_free(NULL);
-    assert_refused(ctx, esa_model_open(ctx, &model, "/nonexistent", NULL), ESA_ERR_IO, "/nonexistent/model_index.json", NULL);
+    assert_refused(ctx, esa_model_open(ctx, &model, "/nonexistent", NULL), ESA_ERR_IO,
+                   "/nonexistent/model_index.json", NULL);
     assert_null(model);
     assert_refused(ctx, esa_model_open(ctx, &model, "", NULL), ESA_ERR_ARGUMENT, "folder", NULL);
     mp.parts = 0;
-    assert_refused(ctx, esa_model_open(ctx, &model, model_folder(), &mp), ESA_ERR_ARGUMENT, "parts", NULL);
+    assert_refused(ctx, esa_model_open(ctx, &model, model_folder(), &mp), ESA_ERR_ARGUMENT, "parts",
+                   NULL);
     esa_ctx_free(ctx);
 }
 
 /* ---------------------------------------------------------------- refusals */
 
-typedef struct watcher { int calls, stop_at, last_stage, text, steps, frames; double density; } watcher;
+typedef struct watcher {
+    int calls, stop_at, last_stage, text, steps, frames;
+    double density;
+} watcher;
 
 static int32_t watch(void *user, const esa_progress *p)
 {
     watcher *w = user;
-    assert_true(p->struct_size == sizeof *p && p->stage >= w->last_stage && p->done >= 0 && p->done <= p->total);
+    assert_true(p->struct_size == sizeof *p && p->stage >= w->last_stage && p->done >= 0 &&
+                p->done <= p->total);
     w->last_stage = p->stage;
     if (p->stage == ESA_STAGE_TEXT) w->text = p->done;
     if (p->stage == ESA_STAGE_DENOISE) w->steps = p->done;
@@ -195,11 +215,13 @@ static void refusals(void **state)
     esa_frames *frames = NULL;
     esa_generate_params p = tiny();
     p.height = 36;
-    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_ARGUMENT, "height", "36", "multiples of 8", NULL);
+    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_ARGUMENT, "height", "36",
+                   "multiples of 8", NULL);
     assert_null(frames);
     p = tiny();
     p.frames = -1;
-    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_ARGUMENT, "-1 frames", NULL);
+    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_ARGUMENT, "-1 frames",
+                   NULL);
     p = tiny();
     p.steps = -2;
     assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_ARGUMENT, "-2 steps", NULL);
@@ -214,42 +236,49 @@ static void refusals(void **state)
     assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_ARGUMENT, "guidance", NULL);
     p = tiny();
     p.scheduler = 9;
-    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_ARGUMENT, "scheduler", NULL);
+    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_ARGUMENT, "scheduler",
+                   NULL);
     p = tiny();
     p.session.mode = ESA_SESSION_CACHED;
-    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_ARGUMENT, "mask file", NULL);
+    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_ARGUMENT, "mask file",
+                   NULL);
     p = tiny();
     p.session.mode = ESA_SESSION_ONLINE;
     p.session.select.budget = 7;
     assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_ARGUMENT, "7", NULL);
-    watcher w = { 0 };                                  /* before anything is computed, also where warm-up comes first */
+    watcher w = { 0 }; /* before anything is computed, also where warm-up comes first */
     p = tiny();
     p.session.mode = ESA_SESSION_ONLINE;
     p.session.select.block_q = 1;
     p.progress = watch;
     p.progress_user = &w;
-    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_UNSUPPORTED, "block_q is 1", NULL);
+    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_UNSUPPORTED, "block_q is 1",
+                   NULL);
     p = tiny();
     p.vae_tile = 15;
     p.progress = watch;
     p.progress_user = &w;
-    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_ARGUMENT, "tile of 15", "multiple of 16", NULL);
+    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_ARGUMENT, "tile of 15",
+                   "multiple of 16", NULL);
     assert_int_equal(w.calls, 0);
     p = tiny();
     p.struct_size = 8;
     assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_VERSION, "8 bytes", NULL);
     p = tiny();
     p.save_latents = "/nonexistent/latents";
-    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_IO, "/nonexistent/latents", NULL);
+    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_IO, "/nonexistent/latents",
+                   NULL);
     assert_null(frames);
-    p = tiny();                                         /* the model goes on working */
+    p = tiny(); /* the model goes on working */
     p.save_embeds = scratch_path(&s, "e");
     esa_generate_stats stats = { .struct_size = sizeof stats };
     assert_int_equal(esa_generate(model, &frames, &p, &stats), ESA_OK);
     esa_model_info info = { .struct_size = sizeof info };
     assert_int_equal(esa_model_get_info(model, &info), ESA_OK);
-    print_message("weights %.1f MB, peak %.1f MB\n", 1e-6 * (double)info.held_bytes, 1e-6 * (double)stats.peak_bytes);
-    assert_true(stats.peak_bytes > info.held_bytes);    /* each weight once: of a video this small little else is left */
+    print_message("weights %.1f MB, peak %.1f MB\n", 1e-6 * (double)info.held_bytes,
+                  1e-6 * (double)stats.peak_bytes);
+    /* each weight once: of a video this small little else is left */
+    assert_true(stats.peak_bytes > info.held_bytes);
     assert_true(stats.peak_bytes < info.held_bytes + 9000000);
     assert_non_null(frames);
     esa_frames_free(frames);
@@ -261,11 +290,15 @@ static void refusals(void **state)
     scratch_remove(&s);
 }
 
-static void *limited_alloc(void *user, uint64_t bytes) { return bytes > *(uint64_t *)user ? NULL : aligned_alloc(64, (size_t)bytes); }
+static void *limited_alloc(void *user, uint64_t bytes)
+{
+    return bytes > *(uint64_t *)user ? NULL : aligned_alloc(64, (size_t)bytes);
+}
 
 static void limited_free(void *user, void *ptr, uint64_t bytes)
 {
-    (void)user; (void)bytes;
+    (void)user;
+    (void)bytes;
     free(ptr);
 }
 
@@ -288,7 +321,8 @@ static void decoder_too_large(void **state)
     p.height = p.width = 512;
     p.progress = watch;
     p.progress_user = &w;
-    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_MEMORY, "512 x 512", "VAE tiles of 128 pixels", NULL);
+    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_MEMORY, "512 x 512",
+                   "VAE tiles of 128 pixels", NULL);
     assert_int_equal(w.calls, 0);
     esa_model_free(model);
     esa_ctx_free(ctx);
@@ -309,19 +343,22 @@ static void progress_and_cancel(void **state)
     p.session.select.block_q = p.session.select.block_k = 16;
     p.progress = watch;
     p.progress_user = &w;
-    for (int stop = 1; stop < 4; stop++) {              /* while the text encoder is loaded, which happens when it is first needed */
+    /* while the text encoder is loaded, which happens when it is first needed */
+    for (int stop = 1; stop < 4; stop++) {
         w = (watcher){ .stop_at = 7 * stop };
-        assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_STATE, "cancelled", NULL);
+        assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_STATE, "cancelled",
+                       NULL);
         assert_true(w.last_stage == ESA_STAGE_TEXT && w.text == 0);
     }
     w = (watcher){ 0 };
-    assert_int_equal(esa_generate(model, &frames, &p, NULL), ESA_OK);       /* now it is there */
+    assert_int_equal(esa_generate(model, &frames, &p, NULL), ESA_OK); /* now it is there */
     esa_frames_free(frames);
     w = (watcher){ 0 };
     assert_int_equal(esa_generate(model, &frames, &p, NULL), ESA_OK);
     assert_true(w.text == 2 && w.steps == 2 && w.frames == 2 && w.density > 0 && w.density <= 1);
     const int calls = w.calls;
-    for (int stop = 1; stop <= calls; stop++) {         /* wherever it is stopped, nothing comes of it and nothing is lost */
+    /* wherever it is stopped, nothing comes of it and nothing is lost */
+    for (int stop = 1; stop <= calls; stop++) {
         esa_frames *none;
         w = (watcher){ .stop_at = stop };
         assert_refused(ctx, esa_generate(model, &none, &p, NULL), ESA_ERR_STATE, "cancelled", NULL);
@@ -344,7 +381,8 @@ static void progress_and_cancel(void **state)
 static int32_t stop_loading(void *user, const esa_progress *p)
 {
     watcher *w = user;
-    assert_true(p->struct_size == sizeof *p && p->stage == ESA_STAGE_LOAD && p->done >= w->frames && p->done <= p->total);
+    assert_true(p->struct_size == sizeof *p && p->stage == ESA_STAGE_LOAD && p->done >= w->frames &&
+                p->done <= p->total);
     w->frames = p->done;
     return ++w->calls == w->stop_at;
 }
@@ -363,10 +401,11 @@ static void cancel_loading(void **state)
     assert_int_equal(esa_model_open(ctx, &model, model_folder(), &mp), ESA_OK);
     esa_model_free(model);
     const int calls = w.calls;
-    assert_true(calls > 100 && w.frames == 14);         /* megabytes of the transformer */
+    assert_true(calls > 100 && w.frames == 14); /* megabytes of the transformer */
     for (int stop = 1; stop <= calls; stop += calls / 3) {
         w = (watcher){ .stop_at = stop };
-        assert_refused(ctx, esa_model_open(ctx, &model, model_folder(), &mp), ESA_ERR_STATE, "cancelled", NULL);
+        assert_refused(ctx, esa_model_open(ctx, &model, model_folder(), &mp), ESA_ERR_STATE,
+                       "cancelled", NULL);
         assert_null(model);
         assert_int_equal(w.calls, stop);
         esa_ctx_trim(ctx);
@@ -377,7 +416,8 @@ static void cancel_loading(void **state)
 
 /* ---------------------------------------------------------------- numbers that are none */
 
-/* A copy of a file of the model; 64 bytes of it, nan_from_end bytes before its end, become NaN in f16. 0: none. */
+/* A copy of a file of the model; 64 bytes of it, nan_from_end bytes before its end, become NaN in
+ * f16. 0: none. */
 static void copy_file(const char *to, const char *name, size_t nan_from_end)
 {
     char path[900];
@@ -393,16 +433,25 @@ static void copy_file(const char *to, const char *name, size_t nan_from_end)
 static void not_finite(void **state)
 {
     (void)state;
-    static const char *const parts[] = { "transformer", "vae", "text_encoder", "tokenizer", "scheduler" };
-    static const char *const files[] = { "model_index.json", "transformer/config.json", "vae/config.json", "text_encoder/config.json",
-                                         "scheduler/scheduler_config.json", "tokenizer/tokenizer_config.json", "tokenizer/spiece.model",
-                                         "text_encoder/model.safetensors", "transformer/diffusion_pytorch_model.safetensors",
+    static const char *const parts[] = { "transformer", "vae", "text_encoder", "tokenizer",
+                                         "scheduler" };
+    static const char *const files[] = { "model_index.json",
+                                         "transformer/config.json",
+                                         "vae/config.json",
+                                         "text_encoder/config.json",
+                                         "scheduler/scheduler_config.json",
+                                         "tokenizer/tokenizer_config.json",
+                                         "tokenizer/spiece.model",
+                                         "text_encoder/model.safetensors",
+                                         "transformer/diffusion_pytorch_model.safetensors",
                                          "vae/diffusion_pytorch_model.safetensors" };
-    static const size_t place[2] = { 4096, 2500 };      /* in proj_out.weight of the transformer, in post_quant_conv.weight of the VAE */
+    /* in proj_out.weight of the transformer, in post_quant_conv.weight of the VAE */
+    static const size_t place[2] = { 4096, 2500 };
     for (int broken = 0; broken < 2; broken++) {
         scratch s = scratch_make();
         for (int i = 0; i < 5; i++) assert_int_equal(mkdir(scratch_path(&s, parts[i]), 0755), 0);
-        for (int i = 0; i < 10; i++) copy_file(scratch_path(&s, files[i]), files[i], i == 8 + broken ? place[broken] : 0);
+        for (int i = 0; i < 10; i++)
+            copy_file(scratch_path(&s, files[i]), files[i], i == 8 + broken ? place[broken] : 0);
         esa_ctx *ctx = context(1);
         esa_model *model;
         esa_frames *frames;
@@ -410,8 +459,10 @@ static void not_finite(void **state)
         p.save_latents = scratch_path(&s, "latents");
         if (esa_model_open(ctx, &model, s.dir, NULL) != ESA_OK) fail_msg("%s", esa_ctx_error(ctx));
         const esa_status status = esa_generate(model, &frames, &p, NULL);
-        if (broken == 0) assert_refused(ctx, status, ESA_ERR_FORMAT, "step 1 of 2", "not finite", NULL);
-        else assert_refused(ctx, status, ESA_ERR_FORMAT, "VAE", "frame 0", NULL);
+        if (broken == 0)
+            assert_refused(ctx, status, ESA_ERR_FORMAT, "step 1 of 2", "not finite", NULL);
+        else
+            assert_refused(ctx, status, ESA_ERR_FORMAT, "VAE", "frame 0", NULL);
         assert_null(frames);
         assert_int_not_equal(access(p.save_latents, F_OK), 0);
         esa_model_free(model);
@@ -424,7 +475,8 @@ static void not_finite(void **state)
 
 /* ---------------------------------------------------------------- memory */
 
-/* Allocations fail one after the other, spread over the call: a status, a sentence, no leak, and the model goes on. */
+/* Allocations fail one after the other, spread over the call: a status, a sentence, no leak, and
+ * the model goes on. */
 static void out_of_memory(void **state)
 {
     (void)state;
@@ -435,7 +487,8 @@ static void out_of_memory(void **state)
     esa_generate_params p = tiny();
     p.session.mode = ESA_SESSION_ONLINE;
     p.session.warmup_frac = 0;
-    assert_int_equal(esa_generate(model, &frames, &p, NULL), ESA_OK);       /* the text encoder is open now, scratch has grown */
+    /* the text encoder is open now, scratch has grown */
+    assert_int_equal(esa_generate(model, &frames, &p, NULL), ESA_OK);
     esa_frames_free(frames);
     int64_t before = c.total;
     assert_int_equal(esa_generate(model, &frames, &p, NULL), ESA_OK);
@@ -446,17 +499,20 @@ static void out_of_memory(void **state)
         c.left = left;
         const esa_status status = esa_generate(model, &frames, &p, NULL);
         c.left = -1;
-        if (status == ESA_OK) {                         /* scratch that is only grown may be skipped */
+        if (status == ESA_OK) { /* scratch that is only grown may be skipped */
             esa_frames_free(frames);
             continue;
         }
-        if (status != ESA_ERR_MEMORY) fail_msg("allocation %d: %s: %s", (int)left, esa_status_name(status), esa_ctx_error(ctx));
+        if (status != ESA_ERR_MEMORY)
+            fail_msg("allocation %d: %s: %s", (int)left, esa_status_name(status),
+                     esa_ctx_error(ctx));
         assert_null(frames);
         assert_true(strlen(esa_ctx_error(ctx)) > 0);
     }
     assert_int_equal(esa_generate(model, &frames, &p, NULL), ESA_OK);
     esa_frames_free(frames);
-    assert_true(c.live <= live + 2);                    /* what a failed call gave up may have been taken anew in other pieces */
+    /* what a failed call gave up may have been taken anew in other pieces */
+    assert_true(c.live <= live + 2);
     esa_model_free(model);
     before = c.total;
     assert_int_equal(esa_model_open(ctx, &model, model_folder(), NULL), ESA_OK);
@@ -466,9 +522,13 @@ static void out_of_memory(void **state)
         c.left = left;
         const esa_status status = esa_model_open(ctx, &model, model_folder(), NULL);
         c.left = -1;
-        if (status == ESA_OK) esa_model_free(model);
-        else if (status != ESA_ERR_MEMORY) fail_msg("opening, allocation %d: %s: %s", (int)left, esa_status_name(status), esa_ctx_error(ctx));
-        else assert_null(model);
+        if (status == ESA_OK)
+            esa_model_free(model);
+        else if (status != ESA_ERR_MEMORY)
+            fail_msg("opening, allocation %d: %s: %s", (int)left, esa_status_name(status),
+                     esa_ctx_error(ctx));
+        else
+            assert_null(model);
     }
     esa_ctx_free(ctx);
     assert_int_equal(c.live, 0);
@@ -492,7 +552,7 @@ static void record_then_cached(void **state)
     p.session.mode = ESA_SESSION_RECORD;
     p.session.select.block_q = p.session.select.block_k = 16;
     p.record = recording;
-    for (int i = 0; i < 2; i++) {                       /* the second adds to the first; recording runs dense */
+    for (int i = 0; i < 2; i++) { /* the second adds to the first; recording runs dense */
         if (esa_generate(model, &frames, &p, NULL) != ESA_OK) fail_msg("%s", esa_ctx_error(ctx));
         esa_metrics m = { .struct_size = sizeof m };
         assert_int_equal(esa_frames_compare(ctx, &m, dense, frames), ESA_OK);
@@ -500,7 +560,8 @@ static void record_then_cached(void **state)
         esa_frames_free(frames);
     }
     const char *list[] = { recording };
-    if (esa_mask_file_build(ctx, masks, list, 1, NULL) != ESA_OK) fail_msg("%s", esa_ctx_error(ctx));
+    if (esa_mask_file_build(ctx, masks, list, 1, NULL) != ESA_OK)
+        fail_msg("%s", esa_ctx_error(ctx));
     p.record = NULL;
     p.masks = masks;
     p.session.mode = ESA_SESSION_CACHED;
@@ -508,7 +569,8 @@ static void record_then_cached(void **state)
     p.session.warmup_frac = 0.2;
     esa_generate_stats stats = { .struct_size = sizeof stats };
     if (esa_generate(model, &frames, &p, &stats) != ESA_OK) fail_msg("%s", esa_ctx_error(ctx));
-    assert_true(stats.session.masks_loaded > 0 && stats.session.sparse_calls > 0 && fabs(stats.session.density - 0.5) < 0.1);
+    assert_true(stats.session.masks_loaded > 0 && stats.session.sparse_calls > 0 &&
+                fabs(stats.session.density - 0.5) < 0.1);
     esa_frames_free(frames);
     p.width = 32;
     assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_MISMATCH, NULL);

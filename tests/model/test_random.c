@@ -1,8 +1,9 @@
-/* test_random.c - torch's CPU generator: equal bits, whatever the count and however calls follow one another.
+/* test_random.c - torch's CPU generator: equal bits, whatever the count and however calls follow
+ * one another.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "io/scratch.h"
 
-#include "esa/esa_media.h"
+#include "esa/esa_tensors.h"
 #include "model/random.h"
 
 static esa_tensors *golden(esa_ctx *ctx)
@@ -21,7 +22,9 @@ static void expect_bits(const float *got, const void *want, int64_t count, const
     for (int64_t i = 0; i < count; i++) {
         float w;
         memcpy(&w, raw + 4 * i, 4);
-        if (memcmp(&got[i], &w, 4) != 0) fail_msg("%s, element %d: %.9g, expected %.9g", name, (int)i, (double)got[i], (double)w);
+        if (memcmp(&got[i], &w, 4) != 0)
+            fail_msg("%s, element %d: %.9g, expected %.9g", name, (int)i, (double)got[i],
+                     (double)w);
     }
 }
 
@@ -87,12 +90,13 @@ static void calls_follow_one_another(void **state)
     }
     assert_int_equal(info.dim[0], used);
     expect_bits(x, info.data, used, "calls");
-    esa_torch_randn(&rng, x, 0);                /* nothing happens */
+    esa_torch_randn(&rng, x, 0); /* nothing happens */
     esa_tensors_free(file);
     esa_ctx_free(ctx);
 }
 
-/* Mean and variance of 2^20 numbers: five standard errors, so that no seed of ours fails and a wrong scale does. */
+/* Mean and variance of 2^20 numbers: five standard errors, so that no seed of ours fails and a
+ * wrong scale does. */
 static void looks_normal(void **state)
 {
     enum { N = 1 << 20 };
@@ -103,7 +107,10 @@ static void looks_normal(void **state)
     esa_torch_seed(&rng, 12345);
     esa_torch_randn(&rng, x, N);
     double sum = 0, squares = 0;
-    for (int i = 0; i < N; i++) { sum += (double)x[i]; squares += (double)x[i] * (double)x[i]; }
+    for (int i = 0; i < N; i++) {
+        sum += (double)x[i];
+        squares += (double)x[i] * (double)x[i];
+    }
     const double mean = sum / N, variance = squares / N;
     free(x);
     assert_true(mean > -5.0 / 1024 && mean < 5.0 / 1024);

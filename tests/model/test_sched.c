@@ -4,25 +4,28 @@
 #include "model/fill.h"
 #include "model/sched/sched.h"
 
-#define COUNT 64
-/* Sigmas are the same f32 numbers up to one rounding. Samples after i steps: some roundings of f32 per step (seen: 4e-7 of the scale at
- * 50 steps); ten times that is allowed, as another libm rounds logarithms differently. */
+#define COUNT           64
+/* Sigmas are the same f32 numbers up to one rounding. Samples after i steps: some roundings of f32
+ * per step (seen: 4e-7 of the scale at 50 steps); ten times that is allowed, as another libm rounds
+ * logarithms differently. */
 #define SIGMA_TOLERANCE 1e-7
-#define STEP_TOLERANCE 5e-6
+#define STEP_TOLERANCE  5e-6
 
 static esa_ctx *ctx;
 
 static void run_rule(int32_t kind, const char *file)
 {
-    static const int32_t steps[] = {1, 2, 3, 8, 20, 50};
-    static const double shifts[] = {1, 3, 5, 12};
+    static const int32_t steps[] = { 1, 2, 3, 8, 20, 50 };
+    static const double shifts[] = { 1, 3, 5, 12 };
     esa_tensors *golden = golden_open(ctx, file);
     float noise[COUNT], x[COUNT], v[COUNT];
     fill_tensor(noise, COUNT, "sched.noise", 1.0f, 0);
     double worst = 0;
     for (size_t a = 0; a < sizeof steps / sizeof *steps; a++)
         for (size_t b = 0; b < sizeof shifts / sizeof *shifts; b++) {
-            const esa_sched_config config = {.kind = kind, .train_steps = 1000, .order = 2, .shift = shifts[b]};
+            const esa_sched_config config = {
+                .kind = kind, .train_steps = 1000, .order = 2, .shift = shifts[b]
+            };
             esa_sched *s = NULL;
             assert_int_equal(esa_sched_create(ctx, &s, &config, steps[a], COUNT), ESA_OK);
             char name[64];
@@ -30,20 +33,27 @@ static void run_rule(int32_t kind, const char *file)
             snprintf(name, sizeof name, "%d.%g.sigmas", steps[a], shifts[b]);
             const float *sigma = golden_find(golden, name, &n);
             assert_int_equal(n, steps[a] + 1);
-            for (int32_t i = 0; i <= steps[a]; i++) assert_true(fabs(esa_sched_sigma(s, i) - (double)sigma[i]) <= SIGMA_TOLERANCE);
+            for (int32_t i = 0; i <= steps[a]; i++)
+                assert_true(fabs(esa_sched_sigma(s, i) - (double)sigma[i]) <= SIGMA_TOLERANCE);
             snprintf(name, sizeof name, "%d.%g.timesteps", steps[a], shifts[b]);
             const float *t = golden_find(golden, name, &n);
-            for (int32_t i = 0; i < steps[a]; i++) assert_true(fabs(esa_sched_timestep(s, i) - (double)t[i]) <= (kind == ESA_SCHED_EULER ? 1e-3 : 0));
+            for (int32_t i = 0; i < steps[a]; i++)
+                assert_true(fabs(esa_sched_timestep(s, i) - (double)t[i]) <=
+                            (kind == ESA_SCHED_EULER ? 1e-3 : 0));
             snprintf(name, sizeof name, "%d.%g.samples", steps[a], shifts[b]);
             const float *samples = golden_find(golden, name, &n);
             fill_tensor(x, COUNT, "sched.x", 2.0f, 0);
             for (int32_t i = 0; i < steps[a]; i++) {
-                for (int32_t k = 0; k < COUNT; k++) v[k] = sinf(3 * x[k]) + (float)esa_sched_timestep(s, i) / 1000.0f * noise[k];
+                for (int32_t k = 0; k < COUNT; k++)
+                    v[k] = sinf(3 * x[k]) + (float)esa_sched_timestep(s, i) / 1000.0f * noise[k];
                 assert_int_equal(esa_sched_step(s, i, x, v), ESA_OK);
                 double scale = 0;
-                for (int32_t k = 0; k < COUNT; k++) scale = fmax(scale, fabs((double)samples[i * COUNT + k]));
+                for (int32_t k = 0; k < COUNT; k++)
+                    scale = fmax(scale, fabs((double)samples[i * COUNT + k]));
                 const double e = golden_error(x, 1, samples + i * COUNT, COUNT, scale);
-                if (!(e < STEP_TOLERANCE)) print_error("%s: %d steps, shift %g, step %d: %.2e\n", file, steps[a], shifts[b], i, e);
+                if (!(e < STEP_TOLERANCE))
+                    print_error("%s: %d steps, shift %g, step %d: %.2e\n", file, steps[a],
+                                shifts[b], i, e);
                 assert_true(e < STEP_TOLERANCE);
                 worst = fmax(worst, e);
             }
@@ -54,16 +64,30 @@ static void run_rule(int32_t kind, const char *file)
     esa_tensors_free(golden);
 }
 
-static void unipc(void **state) { (void)state; run_rule(ESA_SCHED_UNIPC, "sched_unipc.safetensors"); }
-static void unipc_036(void **state) { (void)state; run_rule(ESA_SCHED_UNIPC_036, "sched_unipc_036.safetensors"); }
-static void euler(void **state) { (void)state; run_rule(ESA_SCHED_EULER, "sched_euler.safetensors"); }
+static void unipc(void **state)
+{
+    (void)state;
+    run_rule(ESA_SCHED_UNIPC, "sched_unipc.safetensors");
+}
+static void unipc_036(void **state)
+{
+    (void)state;
+    run_rule(ESA_SCHED_UNIPC_036, "sched_unipc_036.safetensors");
+}
+static void euler(void **state)
+{
+    (void)state;
+    run_rule(ESA_SCHED_EULER, "sched_euler.safetensors");
+}
 
 static void bad_calls(void **state)
 {
     (void)state;
-    esa_sched_config config = {.kind = ESA_SCHED_UNIPC, .train_steps = 1000, .order = 2, .shift = 3};
+    esa_sched_config config = {
+        .kind = ESA_SCHED_UNIPC, .train_steps = 1000, .order = 2, .shift = 3
+    };
     esa_sched *s = NULL;
-    float x[4] = {0}, v[4] = {0};
+    float x[4] = { 0 }, v[4] = { 0 };
     assert_int_equal(esa_sched_create(ctx, &s, &config, 0, 4), ESA_ERR_ARGUMENT);
     assert_null(s);
     assert_int_equal(esa_sched_create(ctx, &s, &config, 2, INT64_MAX), ESA_ERR_MEMORY);
@@ -81,7 +105,8 @@ static void bad_calls(void **state)
 int main(void)
 {
     if (esa_ctx_create(&ctx, NULL) != ESA_OK) return 1;
-    const struct CMUnitTest tests[] = {cmocka_unit_test(unipc), cmocka_unit_test(unipc_036), cmocka_unit_test(euler), cmocka_unit_test(bad_calls)};
+    const struct CMUnitTest tests[] = { cmocka_unit_test(unipc), cmocka_unit_test(unipc_036),
+                                        cmocka_unit_test(euler), cmocka_unit_test(bad_calls) };
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);
     esa_ctx_free(ctx);
     return failed;

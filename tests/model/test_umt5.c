@@ -1,4 +1,5 @@
-/* test_umt5.c - the text encoder against transformers' own; how weights are held does not matter; bad ids and files.
+/* test_umt5.c - the text encoder against transformers' own; how weights are held does not matter;
+ * bad ids and files.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model/golden.h"
 #include "model/text/umt5.h"
@@ -8,33 +9,76 @@
 /* f32 against f32 in another order of sums: 1e-6 of the scale is seen, the engine promises 1e-4. */
 #define TOLERANCE 2e-5
 
-typedef struct umt5_case { const char *name; esa_umt5_config config; int64_t tokens; } umt5_case;
+typedef struct umt5_case {
+    const char *name;
+    esa_umt5_config config;
+    int64_t tokens;
+} umt5_case;
 /* The table of tools/golden/umt5.py. */
 static const umt5_case cases[] = {
-    {"mini",  {.vocab = 99, .d_model = 32, .d_kv = 8, .ff = 37, .layers = 3, .heads = 4, .buckets = 32, .max_distance = 128}, 7},
-    {"small", {.vocab = 264, .d_model = 192, .d_kv = 64, .ff = 384, .layers = 2, .heads = 3, .buckets = 32, .max_distance = 128}, 33},
-    {"long",  {.vocab = 120, .d_model = 48, .d_kv = 12, .ff = 64, .layers = 2, .heads = 5, .buckets = 20, .max_distance = 90}, 300},
-    {"one",   {.vocab = 99, .d_model = 32, .d_kv = 8, .ff = 37, .layers = 1, .heads = 4, .buckets = 32, .max_distance = 128}, 1},
+    { "mini",
+      { .vocab = 99,
+        .d_model = 32,
+        .d_kv = 8,
+        .ff = 37,
+        .layers = 3,
+        .heads = 4,
+        .buckets = 32,
+        .max_distance = 128 },
+      7 },
+    { "small",
+      { .vocab = 264,
+        .d_model = 192,
+        .d_kv = 64,
+        .ff = 384,
+        .layers = 2,
+        .heads = 3,
+        .buckets = 32,
+        .max_distance = 128 },
+      33 },
+    { "long",
+      { .vocab = 120,
+        .d_model = 48,
+        .d_kv = 12,
+        .ff = 64,
+        .layers = 2,
+        .heads = 5,
+        .buckets = 20,
+        .max_distance = 90 },
+      300 },
+    { "one",
+      { .vocab = 99,
+        .d_model = 32,
+        .d_kv = 8,
+        .ff = 37,
+        .layers = 1,
+        .heads = 4,
+        .buckets = 32,
+        .max_distance = 128 },
+      1 },
 };
 
 static wan_shapes umt5_shapes(const esa_umt5_config *c)
 {
-    wan_shapes s = {0};
+    wan_shapes s = { 0 };
     char name[128];
     const int64_t d = c->d_model, inner = (int64_t)c->heads * c->d_kv;
     shapes_add(&s, 2, c->vocab, d, 0, 0, 0, "shared.weight");
     for (int32_t i = 0; i < c->layers; i++) {
-        static const char *const part[] = {"q", "k", "v", "o"};
+        static const char *const part[] = { "q", "k", "v", "o" };
         for (int32_t p = 0; p < 4; p++) {
-            snprintf(name, sizeof name, "encoder.block.%d.layer.0.SelfAttention.%s.weight", i, part[p]);
+            snprintf(name, sizeof name, "encoder.block.%d.layer.0.SelfAttention.%s.weight", i,
+                     part[p]);
             shapes_add(&s, 2, p < 3 ? inner : d, p < 3 ? d : inner, 0, 0, 0, name);
         }
-        snprintf(name, sizeof name, "encoder.block.%d.layer.0.SelfAttention.relative_attention_bias.weight", i);
+        snprintf(name, sizeof name,
+                 "encoder.block.%d.layer.0.SelfAttention.relative_attention_bias.weight", i);
         shapes_add(&s, 2, c->buckets, c->heads, 0, 0, 0, name);
         for (int32_t p = 0; p < 2; p++) {
             snprintf(name, sizeof name, "encoder.block.%d.layer.%d.layer_norm.weight", i, p);
             shapes_add(&s, 1, d, 0, 0, 0, 0, name);
-            snprintf(name, sizeof name, "encoder.block.%d.layer.1.DenseReluDense.wi_%d.weight", i, p);
+            snprintf(name, sizeof name, "encoder.block.%d.layer.1.DenseReluDense.wi_%d.weight", i,
+                     p);
             shapes_add(&s, 2, c->ff, d, 0, 0, 0, name);
         }
         snprintf(name, sizeof name, "encoder.block.%d.layer.1.DenseReluDense.wo.weight", i);
@@ -44,30 +88,42 @@ static wan_shapes umt5_shapes(const esa_umt5_config *c)
     return s;
 }
 
-/* A folder with the made-up weights of a case as f32 or bf16; queries a quarter as large, as the golden's. */
+/* A folder with the made-up weights of a case as f32 or bf16; queries a quarter as large, as the
+ * golden's. */
 static wan_folder make_folder(esa_ctx *ctx, const esa_umt5_config *c, int32_t dtype)
 {
-    wan_folder f = {.top = scratch_make()};
+    wan_folder f = { .top = scratch_make() };
     snprintf(f.part.dir, sizeof f.part.dir, "%.200s/text_encoder", f.top.dir);
     assert_int_equal(mkdir(f.part.dir, 0755), 0);
     FILE *config = fopen(scratch_path(&f.part, "config.json"), "w");
     assert_non_null(config);
-    fprintf(config, "{\"model_type\": \"umt5\", \"vocab_size\": %d, \"d_model\": %d, \"d_kv\": %d, \"num_heads\": %d, \"num_layers\": %d, \"d_ff\": %d,\n"
-                    "\"relative_attention_num_buckets\": %d, \"relative_attention_max_distance\": %d, \"feed_forward_proj\": \"gated-gelu\",\n"
-                    "\"layer_norm_epsilon\": 1e-06}\n", c->vocab, c->d_model, c->d_kv, c->heads, c->layers, c->ff, c->buckets, c->max_distance);
+    fprintf(config,
+            "{\"model_type\": \"umt5\", \"vocab_size\": %d, \"d_model\": %d, \"d_kv\": %d, "
+            "\"num_heads\": %d, \"num_layers\": %d, \"d_ff\": %d,\n"
+            "\"relative_attention_num_buckets\": %d, \"relative_attention_max_distance\": %d, "
+            "\"feed_forward_proj\": \"gated-gelu\",\n"
+            "\"layer_norm_epsilon\": 1e-06}\n",
+            c->vocab, c->d_model, c->d_kv, c->heads, c->layers, c->ff, c->buckets, c->max_distance);
     fclose(config);
     wan_shapes s = umt5_shapes(c);
     esa_tensors_writer *w = NULL;
-    assert_int_equal(esa_tensors_writer_create(ctx, &w, scratch_path(&f.part, "model.safetensors")), ESA_OK);
-    for (int64_t i = 0; i < s.count; i++) assert_int_equal(esa_tensors_writer_declare(w, s.list[i].name, dtype, s.list[i].rank, s.list[i].dim), ESA_OK);
+    assert_int_equal(esa_tensors_writer_create(ctx, &w, scratch_path(&f.part, "model.safetensors")),
+                     ESA_OK);
+    for (int64_t i = 0; i < s.count; i++)
+        assert_int_equal(
+            esa_tensors_writer_declare(w, s.list[i].name, dtype, s.list[i].rank, s.list[i].dim),
+            ESA_OK);
     for (int64_t i = 0; i < s.count; i++) {
         const int64_t n = shape_count(&s.list[i]);
         float *data = malloc((size_t)n * 4);
         fill_weight(data, s.list[i].name, s.list[i].rank, s.list[i].dim);
-        for (int64_t k = 0; k < n && strstr(s.list[i].name, ".SelfAttention.q."); k++) data[k] *= 0.25f;
+        for (int64_t k = 0; k < n && strstr(s.list[i].name, ".SelfAttention.q."); k++)
+            data[k] *= 0.25f;
         uint16_t *half = (uint16_t *)data;
-        if (dtype == ESA_FILE_BF16) for (int64_t k = 0; k < n; k++) half[k] = esa_f32_to_bf16(data[k]);
-        assert_int_equal(esa_tensors_writer_data(w, data, n * (dtype == ESA_FILE_BF16 ? 2 : 4)), ESA_OK);
+        if (dtype == ESA_FILE_BF16)
+            for (int64_t k = 0; k < n; k++) half[k] = esa_f32_to_bf16(data[k]);
+        assert_int_equal(esa_tensors_writer_data(w, data, n * (dtype == ESA_FILE_BF16 ? 2 : 4)),
+                         ESA_OK);
         free(data);
     }
     assert_int_equal(esa_tensors_writer_finish(w), ESA_OK);
@@ -92,9 +148,9 @@ static void ok(bench *b, esa_status status)
 
 static void bench_open(bench *b, esa_ctx *ctx, const char *folder, int32_t hold)
 {
-    *b = (bench){.ctx = ctx};
+    *b = (bench){ .ctx = ctx };
     esa_nn_init(&b->nn, ctx);
-    b->env = (esa_part_env){.nn = &b->nn, .folder = folder, .hold = hold};
+    b->env = (esa_part_env){ .nn = &b->nn, .folder = folder, .hold = hold };
     char path[640];
     snprintf(path, sizeof path, "%s/text_encoder/config.json", folder);
     ok(b, esa_config_umt5(ctx, &b->config, path));
@@ -123,13 +179,15 @@ static float *encode(bench *b, const char *name, int64_t n)
     float *out = malloc((size_t)(n * b->config.d_model) * 4);
     char full[64];
     snprintf(full, sizeof full, "%s.ids", name);
-    for (int64_t i = 0; i < n; i++) ids[i] = (int32_t)(((double)fill_unit(fill_name(full), i) + 1) / 2 * b->config.vocab);
+    for (int64_t i = 0; i < n; i++)
+        ids[i] = (int32_t)(((double)fill_unit(fill_name(full), i) + 1) / 2 * b->config.vocab);
     ok(b, esa_umt5_encode(b->encoder, out, ids, n));
     free(ids);
     return out;
 }
 
-static void compare(bench *b, const esa_tensors *golden, const char *name, const float *got, int64_t n)
+static void compare(bench *b, const esa_tensors *golden, const char *name, const float *got,
+                    int64_t n)
 {
     char scale[64];
     int64_t count, one;
@@ -178,7 +236,7 @@ static void matches_transformers_with_real_weights(void **unused)
     bench_open(&b, ctx, folder, ESA_HOLD_AUTO);
     esa_tensors *golden = golden_open(ctx, "umt5.safetensors");
     float *out = encode(&b, "model", 40);
-    esa_tensor_info info = {.struct_size = sizeof info};
+    esa_tensor_info info = { .struct_size = sizeof info };
     if (esa_tensors_find(golden, "model", &info) == ESA_OK) compare(&b, golden, "model", out, 40);
     free(out);
     esa_tensors_free(golden);
@@ -190,7 +248,7 @@ static void matches_transformers_with_real_weights(void **unused)
 static void held_in_any_way(void **unused)
 {
     (void)unused;
-    static const int32_t holds[] = {ESA_HOLD_F32, ESA_HOLD_FILE, ESA_HOLD_BF16, ESA_HOLD_AUTO};
+    static const int32_t holds[] = { ESA_HOLD_F32, ESA_HOLD_FILE, ESA_HOLD_BF16, ESA_HOLD_AUTO };
     float *first = NULL;
     const umt5_case *c = &cases[1];
     for (int32_t i = 0; i < 4; i++) {
@@ -200,11 +258,17 @@ static void held_in_any_way(void **unused)
         bench_open(&b, ctx, f.top.dir, holds[i]);
         int64_t parameters, held, mapped;
         esa_umt5_memory(b.encoder, &parameters, &held, &mapped);
-        const int32_t copied = holds[i] == ESA_HOLD_F32 || holds[i] == ESA_HOLD_AUTO;    /* the others find bf16 in the file already */
-        assert_true(copied ? held >= 4 * parameters : mapped >= 2 * parameters && held < parameters);
+        /* the others find bf16 in the file already */
+        const int32_t copied = holds[i] == ESA_HOLD_F32 || holds[i] == ESA_HOLD_AUTO;
+        assert_true(copied ? held >= 4 * parameters
+                           : mapped >= 2 * parameters && held < parameters);
         float *out = encode(&b, c->name, c->tokens);
-        if (!first) first = out;
-        else { assert_memory_equal(first, out, (size_t)(c->tokens * c->config.d_model) * 4); free(out); }
+        if (!first)
+            first = out;
+        else {
+            assert_memory_equal(first, out, (size_t)(c->tokens * c->config.d_model) * 4);
+            free(out);
+        }
         bench_close(&b);
         wan_folder_remove(&f);
         esa_ctx_free(ctx);
@@ -220,19 +284,23 @@ static void refuses(void **unused)
     bench b;
     bench_open(&b, ctx, f.top.dir, ESA_HOLD_AUTO);
     float out[64];
-    assert_refused(ctx, esa_umt5_encode(b.encoder, out, (const int32_t[]){5, 99}, 2), ESA_ERR_ARGUMENT, "99", "98", NULL);
-    assert_refused(ctx, esa_umt5_encode(b.encoder, out, NULL, 0), ESA_ERR_ARGUMENT, "no tokens", NULL);
+    assert_refused(ctx, esa_umt5_encode(b.encoder, out, (const int32_t[]){ 5, 99 }, 2),
+                   ESA_ERR_ARGUMENT, "99", "98", NULL);
+    assert_refused(ctx, esa_umt5_encode(b.encoder, out, NULL, 0), ESA_ERR_ARGUMENT, "no tokens",
+                   NULL);
     esa_umt5_config other = b.config;
     other.layers = 4;
     esa_umt5 *none = b.encoder;
-    assert_refused(ctx, esa_umt5_open(&b.env, &none, &other), ESA_ERR_MISMATCH, "encoder.block.3", NULL);
+    assert_refused(ctx, esa_umt5_open(&b.env, &none, &other), ESA_ERR_MISMATCH, "encoder.block.3",
+                   NULL);
     assert_null(none);
     bench_close(&b);
     wan_folder_remove(&f);
     esa_ctx_free(ctx);
 }
 
-/* UMT5-XXL as the hub ships it (bf16, 11 GB): names and shapes fit, and opening it maps the file instead of reading it. */
+/* UMT5-XXL as the hub ships it (bf16, 11 GB): names and shapes fit, and opening it maps the file
+ * instead of reading it. */
 static void hub_sized(void **unused)
 {
     (void)unused;
@@ -240,8 +308,15 @@ static void hub_sized(void **unused)
     wan_folder f = make_folder(ctx, &cases[0].config, ESA_FILE_F32);
     bench b;
     bench_open(&b, ctx, f.top.dir, ESA_HOLD_AUTO);
-    const esa_umt5_config xxl = {.vocab = 256384, .d_model = 4096, .d_kv = 64, .heads = 64, .layers = 24, .ff = 10240, .buckets = 32, .max_distance = 128,
-                                 .eps = 1e-6};
+    const esa_umt5_config xxl = { .vocab = 256384,
+                                  .d_model = 4096,
+                                  .d_kv = 64,
+                                  .heads = 64,
+                                  .layers = 24,
+                                  .ff = 10240,
+                                  .buckets = 32,
+                                  .max_distance = 128,
+                                  .eps = 1e-6 };
     wan_shapes s = umt5_shapes(&xxl);
     assert_int_equal(s.count, 242);
     wan_write_holes(scratch_path(&f.part, "model.safetensors"), s.list, s.count, "BF16", 2);
@@ -251,7 +326,7 @@ static void hub_sized(void **unused)
     int64_t parameters, held, mapped;
     esa_umt5_memory(encoder, &parameters, &held, &mapped);
     assert_true(parameters > INT64_C(5670000000) && parameters < INT64_C(5690000000));
-    assert_true(mapped >= 2 * parameters && held < (8 << 20));      /* norms and tables only */
+    assert_true(mapped >= 2 * parameters && held < (8 << 20)); /* norms and tables only */
     esa_umt5_free(encoder);
     free(s.list);
     bench_close(&b);
@@ -267,7 +342,7 @@ static void out_of_memory(void **unused)
     model_folder(folder, sizeof folder);
     counting counter;
     esa_ctx *ctx = counting_ctx(&counter, 1);
-    bench b = {.ctx = ctx};
+    bench b = { .ctx = ctx };
     char path[640];
     snprintf(path, sizeof path, "%s/text_encoder/config.json", folder);
     ok(&b, esa_config_umt5(ctx, &b.config, path));
@@ -275,7 +350,7 @@ static void out_of_memory(void **unused)
     float *out = malloc((size_t)(16 * b.config.d_model) * 4);
     for (int64_t at = 0, done = 0; !done; at++) {
         esa_nn_init(&b.nn, ctx);
-        b.env = (esa_part_env){.nn = &b.nn, .folder = folder};
+        b.env = (esa_part_env){ .nn = &b.nn, .folder = folder };
         esa_text_part *part = NULL;
         counter.left = at;
         esa_status status = esa_text_part_open(&b.env, &part, &b.config);
@@ -283,8 +358,10 @@ static void out_of_memory(void **unused)
         if (status == ESA_OK) status = esa_text_part_encode(part, out, "a red ball", 16);
         done = counter.left >= 0;
         counter.left = -1;
-        if (done) ok(&b, status);
-        else assert_refused(ctx, status, ESA_ERR_MEMORY, "memory", NULL);
+        if (done)
+            ok(&b, status);
+        else
+            assert_refused(ctx, status, ESA_ERR_MEMORY, "memory", NULL);
         esa_text_part_free(part);
         assert_int_equal(b.nn.held, b.nn.scratch_bytes);
         esa_nn_close(&b.nn);
@@ -318,16 +395,18 @@ static void whole_part(void **unused)
     int64_t last = 64 * d;
     while (last && a[last - 1] == 0) last--;
     assert_true(last > 3 * d && last <= 8 * d);
-    ok(&b, esa_text_part_encode(part, c, "", 64));                  /* eos alone */
+    ok(&b, esa_text_part_encode(part, c, "", 64)); /* eos alone */
     last = 64 * d;
     while (last && c[last - 1] == 0) last--;
     assert_true(last > 0 && last <= d);
     ok(&b, esa_text_part_encode(part, c, "a red ball rolls to the right over a blue floor", 4));
-    assert_refused(ctx, esa_text_part_encode(part, c, "a \xff ball", 4), ESA_ERR_ARGUMENT, "not valid UTF-8", "0xff", "position 2", NULL);
+    assert_refused(ctx, esa_text_part_encode(part, c, "a \xff ball", 4), ESA_ERR_ARGUMENT,
+                   "not valid UTF-8", "0xff", "position 2", NULL);
     char *much = malloc(10001);
     memset(much, 'a', 10000);
     much[10000] = 0;
-    assert_refused(ctx, esa_text_part_encode(part, c, much, 4), ESA_ERR_ARGUMENT, "10000 characters", "8192", NULL);
+    assert_refused(ctx, esa_text_part_encode(part, c, much, 4), ESA_ERR_ARGUMENT,
+                   "10000 characters", "8192", NULL);
     free(much);
     free(a);
     free(c);
@@ -339,8 +418,13 @@ static void whole_part(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(matches_transformers), cmocka_unit_test(matches_transformers_with_real_weights), cmocka_unit_test(held_in_any_way),
-        cmocka_unit_test(refuses), cmocka_unit_test(hub_sized), cmocka_unit_test(out_of_memory), cmocka_unit_test(whole_part),
+        cmocka_unit_test(matches_transformers),
+        cmocka_unit_test(matches_transformers_with_real_weights),
+        cmocka_unit_test(held_in_any_way),
+        cmocka_unit_test(refuses),
+        cmocka_unit_test(hub_sized),
+        cmocka_unit_test(out_of_memory),
+        cmocka_unit_test(whole_part),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

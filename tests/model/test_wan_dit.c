@@ -1,10 +1,12 @@
-/* test_wan_dit.c - the transformer against diffusers' own: every block and the whole; orders and threads change nothing they should not.
+/* test_wan_dit.c - the transformer against diffusers' own: every block and the whole; orders and
+ * threads change nothing they should not.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model/golden.h"
 #include "model/dit_cases.h"
 
-/* f32 against f32 in another order of sums: up to 5e-6 of the scale is seen (mostly from the timestep: at t = 999 the last bit of a frequency is
- * 6e-5 of an angle). The engine promises 1e-4 for single parts; a quarter of it here, so that a slip shows. */
+/* f32 against f32 in another order of sums: up to 5e-6 of the scale is seen (mostly from the
+ * timestep: at t = 999 the last bit of a frequency is 6e-5 of an angle). The engine promises 1e-4
+ * for single parts; a quarter of it here, so that a slip shows. */
 #define TOLERANCE 2.5e-5
 
 typedef struct watcher {
@@ -42,7 +44,7 @@ static void run_case(const dit_case *c, int32_t order)
     dit_bench b;
     dit_open(&b, c, ESA_HOLD_F32, 2);
     esa_tensors *golden = golden_open(b.ctx, "wan_dit.safetensors");
-    watcher w = {golden, c->name, atoll(esa_tensors_metadata(golden, "every")), 0, 0};
+    watcher w = { golden, c->name, atoll(esa_tensors_metadata(golden, "every")), 0, 0 };
     esa_wan_dit_set_watch(b.dit, watch, &w);
     esa_session_params p = esa_session_params_default();
     p.mode = ESA_SESSION_DENSE;
@@ -61,7 +63,8 @@ static void run_case(const dit_case *c, int32_t order)
 static void blocks_and_output(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < sizeof dit_cases / sizeof *dit_cases; i++) run_case(&dit_cases[i], ESA_ORDER_RASTER);
+    for (size_t i = 0; i < sizeof dit_cases / sizeof *dit_cases; i++)
+        run_case(&dit_cases[i], ESA_ORDER_RASTER);
 }
 
 static void orders(void **state)
@@ -96,14 +99,14 @@ static void threads(void **state)
     free(first);
 }
 
-/* bf16 weights: their rounding is 2^-9 of each weight, which grows with the square root of the number of layers; a few per mille of
- * the scale. Mapped f32 must be the same bits as f32. */
+/* bf16 weights: their rounding is 2^-9 of each weight, which grows with the square root of the
+ * number of layers; a few per mille of the scale. Mapped f32 must be the same bits as f32. */
 static void holds(void **state)
 {
     (void)state;
     const dit_case *c = &dit_cases[1];
     float *exact = NULL;
-    static const int32_t hold[] = {ESA_HOLD_F32, ESA_HOLD_FILE, ESA_HOLD_AUTO, ESA_HOLD_BF16};
+    static const int32_t hold[] = { ESA_HOLD_F32, ESA_HOLD_FILE, ESA_HOLD_AUTO, ESA_HOLD_BF16 };
     for (int32_t i = 0; i < 4; i++) {
         dit_bench b;
         dit_open(&b, c, hold[i], 2);
@@ -123,10 +126,10 @@ static void holds(void **state)
         if (hold[i] == ESA_HOLD_BF16) {
             print_message("bf16 weights: %.2e\n", e);
             assert_true(e > 0 && e < 3e-2);
-            assert_true(held < parameters * 3);         /* 2 bytes, and the f32 ones */
+            assert_true(held < parameters * 3); /* 2 bytes, and the f32 ones */
         } else {
             assert_true(e == 0);
-            assert_int_equal(held, 0);                  /* an f32 file is used where it lies */
+            assert_int_equal(held, 0); /* an f32 file is used where it lies */
         }
         esa_session_free(s);
         dit_close(&b);
@@ -141,10 +144,14 @@ static void wrong_sizes(void **state)
     dit_bench b;
     dit_open(&b, c, ESA_HOLD_F32, 1);
     esa_layout layout = esa_layout_default();
-    static const int32_t latent[][3] = {{0, 16, 16}, {2, 15, 16}, {2, 16, 66}, {33, 16, 16}, {-1, 2, 2}};
+    static const int32_t latent[][3] = {
+        { 0, 16, 16 }, { 2, 15, 16 }, { 2, 16, 66 }, { 33, 16, 16 }, { -1, 2, 2 }
+    };
     for (int32_t i = 0; i < 5; i++) {
         layout = esa_layout_default();
-        assert_int_equal(esa_wan_dit_begin(b.dit, latent[i], &layout, ESA_SELECT_ENTROPY, ESA_MODE_FIXED, 2), ESA_ERR_ARGUMENT);
+        assert_int_equal(
+            esa_wan_dit_begin(b.dit, latent[i], &layout, ESA_SELECT_ENTROPY, ESA_MODE_FIXED, 2),
+            ESA_ERR_ARGUMENT);
         assert_true(strlen(esa_ctx_error(b.ctx)) > 20);
     }
     layout = esa_layout_default();
@@ -156,40 +163,51 @@ static void wrong_sizes(void **state)
     dit_close(&b);
 }
 
-/* models/wan-tiny itself at 4,352 tokens, where the live test has made its golden (the file is not in the tree). */
+/* models/wan-tiny itself at 4,352 tokens, where the live test has made its golden (the file is not
+ * in the tree). */
 static void wan_tiny_weights(void **state)
 {
     (void)state;
     char path[700];
     const char *golden_folder = getenv("ESA_TEST_GOLDEN"), *models = getenv("ESA_TEST_MODELS");
-    snprintf(path, sizeof path, "%s/wan_tiny_dit.safetensors", golden_folder && *golden_folder ? golden_folder : "tests/golden");
+    snprintf(path, sizeof path, "%s/wan_tiny_dit.safetensors",
+             golden_folder && *golden_folder ? golden_folder : "tests/golden");
     if (access(path, F_OK) != 0) skip();
     esa_ctx *ctx = NULL;
     assert_int_equal(esa_ctx_create(&ctx, NULL), ESA_OK);
     esa_nn nn;
     esa_nn_init(&nn, ctx);
-    snprintf(path, sizeof path, "%s/wan-tiny/transformer/config.json", models && *models ? models : "models");
+    snprintf(path, sizeof path, "%s/wan-tiny/transformer/config.json",
+             models && *models ? models : "models");
     esa_wan_config c;
     assert_int_equal(esa_config_wan(ctx, &c, path), ESA_OK);
     snprintf(path, sizeof path, "%s/wan-tiny", models && *models ? models : "models");
-    const esa_part_env env = {.nn = &nn, .folder = path};
+    const esa_part_env env = { .nn = &nn, .folder = path };
     esa_wan_dit *dit = NULL;
     assert_int_equal(esa_wan_dit_open(&env, &dit, &c), ESA_OK);
     enum { COUNT = 16 * 17 * 32 * 32 };
-    float *x = malloc(COUNT * 4), *v = malloc(COUNT * 4), *text = malloc((size_t)(512 * c.text_dim) * 4);
+    float *x = malloc(COUNT * 4), *v = malloc(COUNT * 4),
+          *text = malloc((size_t)(512 * c.text_dim) * 4);
     assert_true(x && v && text);
     fill_tensor(x, COUNT, "wan_tiny.latents", 2.0f, 0);
     esa_tensors *golden = golden_open(ctx, "wan_tiny_dit.safetensors");
-    static const struct { const char *name; double t; int64_t valid; } run[] = {{"late", 60, 20}, {"early", 999, 1}};
+    static const struct {
+        const char *name;
+        double t;
+        int64_t valid;
+    } run[] = { { "late", 60, 20 }, { "early", 999, 1 } };
     for (int32_t i = 0; i < 2; i++) {
         fill_tensor(text, 512 * c.text_dim, "wan_tiny.text", 1.0f, 0);
-        memset(text + run[i].valid * c.text_dim, 0, (size_t)((512 - run[i].valid) * c.text_dim) * 4);
+        memset(text + run[i].valid * c.text_dim, 0,
+               (size_t)((512 - run[i].valid) * c.text_dim) * 4);
         esa_session_params p = esa_session_params_default();
         p.mode = ESA_SESSION_DENSE;
         p.layers = c.layers;
         p.steps = 1;
         esa_session *s = NULL;
-        assert_int_equal(esa_wan_dit_begin(dit, (int32_t[]){17, 32, 32}, &p.select.layout, ESA_SELECT_ENTROPY, ESA_MODE_FIXED, 1), ESA_OK);
+        assert_int_equal(esa_wan_dit_begin(dit, (int32_t[]){ 17, 32, 32 }, &p.select.layout,
+                                           ESA_SELECT_ENTROPY, ESA_MODE_FIXED, 1),
+                         ESA_OK);
         assert_int_equal(esa_wan_dit_text(dit, 0, text, 512), ESA_OK);
         assert_int_equal(esa_session_create(ctx, &s, &p), ESA_OK);
         assert_int_equal(esa_session_begin(s), ESA_OK);
@@ -202,7 +220,7 @@ static void wan_tiny_weights(void **state)
         for (int64_t k = 0; k < n; k++) scale = fmax(scale, fabs((double)want[k]));
         const double e = golden_error(v, 1, want, n, scale);
         print_message("models/wan-tiny, %s: %.2e\n", run[i].name, e);
-        assert_true(e < 1e-4);          /* trained weights have larger gains than made-up ones */
+        assert_true(e < 1e-4); /* trained weights have larger gains than made-up ones */
         esa_session_free(s);
     }
     esa_tensors_free(golden);
@@ -217,8 +235,9 @@ static void wan_tiny_weights(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(blocks_and_output), cmocka_unit_test(orders), cmocka_unit_test(threads), cmocka_unit_test(holds),
-        cmocka_unit_test(wrong_sizes), cmocka_unit_test(wan_tiny_weights),
+        cmocka_unit_test(blocks_and_output), cmocka_unit_test(orders),
+        cmocka_unit_test(threads),           cmocka_unit_test(holds),
+        cmocka_unit_test(wrong_sizes),       cmocka_unit_test(wan_tiny_weights),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,13 +1,16 @@
-/* test_wan_faults.c - every allocation of a transformer's life fails once: a status and a sentence come back, and nothing is lost.
+/* test_wan_faults.c - every allocation of a transformer's life fails once: a status and a sentence
+ * come back, and nothing is lost.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model/golden.h"
 #include "model/dit_cases.h"
 #include "model/sched/sched.h"
 
-static char sentence[600];          /* of the failure, before trimming clears it */
+static char sentence[600]; /* of the failure, before trimming clears it */
 
-/* Config, weights as bf16 (so that copies are made), one video, text, a sparse forward, a scheduler step. The first failure is returned. */
-static esa_status life(esa_ctx *ctx, const char *folder, const char *config_path, const dit_case *c, float *v, const float *x, const float *text)
+/* Config, weights as bf16 (so that copies are made), one video, text, a sparse forward, a scheduler
+ * step. The first failure is returned. */
+static esa_status life(esa_ctx *ctx, const char *folder, const char *config_path, const dit_case *c,
+                       float *v, const float *x, const float *text)
 {
     esa_nn nn;
     esa_wan_config config;
@@ -15,13 +18,17 @@ static esa_status life(esa_ctx *ctx, const char *folder, const char *config_path
     esa_session *session = NULL;
     esa_sched *sched = NULL;
     esa_session_params p = esa_session_params_default();
-    const esa_sched_config sc = {.kind = ESA_SCHED_UNIPC, .train_steps = 1000, .order = 2, .shift = 3};
+    const esa_sched_config sc = {
+        .kind = ESA_SCHED_UNIPC, .train_steps = 1000, .order = 2, .shift = 3
+    };
     p.select.block_q = p.select.block_k = 32;
     esa_nn_init(&nn, ctx);
-    const esa_part_env env = {.nn = &nn, .folder = folder, .hold = ESA_HOLD_BF16};
+    const esa_part_env env = { .nn = &nn, .folder = folder, .hold = ESA_HOLD_BF16 };
     esa_status status = esa_config_wan(ctx, &config, config_path);
     if (status == ESA_OK) status = esa_wan_dit_open(&env, &dit, &config);
-    if (status == ESA_OK) status = esa_wan_dit_begin(dit, c->latent, &p.select.layout, p.select.selector, p.select.mode, 1);
+    if (status == ESA_OK)
+        status = esa_wan_dit_begin(dit, c->latent, &p.select.layout, p.select.selector,
+                                   p.select.mode, 1);
     if (status == ESA_OK) status = esa_wan_dit_text(dit, 0, text, c->text_rows);
     p.layers = c->config.layers;
     p.steps = 1;
@@ -60,7 +67,9 @@ static void every_allocation(void **state)
         count.left = failures;
         status = life(ctx, b.folder.top.dir, config, c, b.v, b.x, b.text);
         if (status != ESA_OK) {
-            if (status != ESA_ERR_MEMORY) print_error("allocation %lld: %s: %s\n", (long long)failures, esa_status_name(status), sentence);
+            if (status != ESA_ERR_MEMORY)
+                print_error("allocation %lld: %s: %s\n", (long long)failures,
+                            esa_status_name(status), sentence);
             assert_int_equal(status, ESA_ERR_MEMORY);
             assert_true(strlen(sentence) > 10);
             failures++;
@@ -76,6 +85,6 @@ static void every_allocation(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(every_allocation)};
+    const struct CMUnitTest tests[] = { cmocka_unit_test(every_allocation) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

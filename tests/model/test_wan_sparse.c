@@ -1,37 +1,40 @@
-/* test_wan_sparse.c - sparse attention inside the transformer equals diffusers' transformer with the expanded block mask in SDPA.
+/* test_wan_sparse.c - sparse attention inside the transformer equals diffusers' transformer with
+ * the expanded block mask in SDPA.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The golden (tools/golden/wan_sparse.py) holds, per selector, the masks that this program made (ESA_TEST_DUMP=FILE writes them) and the
- * output of diffusers under those masks. Here the engine runs twice: with the golden's masks from a mask file, which must give the
- * golden's output, and online, whose masks must be the golden's but for ties that another instruction set may round the other way. */
+ * The golden (tools/golden/wan_sparse.py) holds, per selector, the masks that this program made
+ * (ESA_TEST_DUMP=FILE writes them) and the output of diffusers under those masks. Here the engine
+ * runs twice: with the golden's masks from a mask file, which must give the golden's output, and
+ * online, whose masks must be the golden's but for ties that another instruction set may round the
+ * other way. */
 #include "model/golden.h"
 #include "model/dit_cases.h"
 #include "session/session.h"
 
 /* As in test_wan_dit.c. */
-#define TOLERANCE 2.5e-5
-#define MASK_DIFFERENCE 0.01        /* of the kept blocks */
+#define TOLERANCE       2.5e-5
+#define MASK_DIFFERENCE 0.01 /* of the kept blocks */
 
 typedef struct sparse_case {
     const char *name;
-    int32_t model;                  /* of dit_cases */
+    int32_t model; /* of dit_cases */
     int32_t selector, order, block_q, block_k;
     double budget;
 } sparse_case;
 
 static const sparse_case cases[] = {
-    {"entropy",         1, ESA_SELECT_ENTROPY, ESA_ORDER_DEFAULT, 0, 0, 0.5},
-    {"entropy-hilbert", 2, ESA_SELECT_ENTROPY, ESA_ORDER_HILBERT, 64, 64, 0.3},
-    {"entropy-tiny",    3, ESA_SELECT_ENTROPY, ESA_ORDER_TILE3D, 64, 64, 0.5},
-    {"rf_v2",           1, ESA_SELECT_RF_V2, ESA_ORDER_DEFAULT, 0, 0, 0.5},
-    {"rf_v2-1650",      2, ESA_SELECT_RF_V2, ESA_ORDER_DEFAULT, 64, 64, 0.3},
-    {"ada_bsa",         2, ESA_SELECT_ADA_BSA, ESA_ORDER_DEFAULT, 0, 0, 0.5},
-    {"random",          1, ESA_SELECT_RANDOM, ESA_ORDER_RASTER, 64, 128, 0.4},
+    { "entropy", 1, ESA_SELECT_ENTROPY, ESA_ORDER_DEFAULT, 0, 0, 0.5 },
+    { "entropy-hilbert", 2, ESA_SELECT_ENTROPY, ESA_ORDER_HILBERT, 64, 64, 0.3 },
+    { "entropy-tiny", 3, ESA_SELECT_ENTROPY, ESA_ORDER_TILE3D, 64, 64, 0.5 },
+    { "rf_v2", 1, ESA_SELECT_RF_V2, ESA_ORDER_DEFAULT, 0, 0, 0.5 },
+    { "rf_v2-1650", 2, ESA_SELECT_RF_V2, ESA_ORDER_DEFAULT, 64, 64, 0.3 },
+    { "ada_bsa", 2, ESA_SELECT_ADA_BSA, ESA_ORDER_DEFAULT, 0, 0, 0.5 },
+    { "random", 1, ESA_SELECT_RANDOM, ESA_ORDER_RASTER, 64, 128, 0.4 },
 };
 
 typedef struct layers {
-    esa_session *session;           /* set before the forward through its address: the watcher needs it */
-    uint8_t *bits[16];              /* [H][nq][ceil(nk/8)] */
+    esa_session *session; /* set before the forward through its address: the watcher needs it */
+    uint8_t *bits[16];    /* [H][nq][ceil(nk/8)] */
     esa_mask_info info;
     int64_t bytes;
 } layers;
@@ -41,7 +44,10 @@ static layers seen;
 /* After block i: the mask of its self-attention is that of the session's last sparse plan. */
 static void keep_mask(void *user, int32_t block, const float *hidden, int64_t tokens, int64_t d)
 {
-    (void)user; (void)hidden; (void)tokens; (void)d;
+    (void)user;
+    (void)hidden;
+    (void)tokens;
+    (void)d;
     if (block < 0) return;
     const esa_session_plan *last = NULL;
     for (int32_t i = 0; i < ESA_SESSION_PLANS; i++) {
@@ -81,7 +87,8 @@ static void run_online(dit_bench *b, const sparse_case *c)
 {
     const dit_case *m = &dit_cases[c->model];
     esa_session_params p = params_of(c);
-    dit_ok(b, esa_wan_dit_begin(b->dit, m->latent, &p.select.layout, p.select.selector, p.select.mode, 1));
+    dit_ok(b, esa_wan_dit_begin(b->dit, m->latent, &p.select.layout, p.select.selector,
+                                p.select.mode, 1));
     dit_ok(b, esa_wan_dit_text(b->dit, 0, b->text, m->text_rows));
     p.layers = m->config.layers;
     p.steps = 1;
@@ -92,7 +99,7 @@ static void run_online(dit_bench *b, const sparse_case *c)
     esa_wan_dit_set_watch(b->dit, keep_mask, NULL);
     dit_ok(b, esa_wan_dit_forward(b->dit, seen.session, 0, b->v, b->x, m->t));
     esa_wan_dit_set_watch(b->dit, NULL, NULL);
-    esa_session_stats stats = {.struct_size = sizeof stats};
+    esa_session_stats stats = { .struct_size = sizeof stats };
     dit_ok(b, esa_session_get_stats(seen.session, &stats, -1, -1));
     assert_int_equal(stats.sparse_calls, m->config.layers);
     assert_true(stats.density < 0.95);
@@ -105,26 +112,30 @@ static void run_online(dit_bench *b, const sparse_case *c)
 static void run_cached(dit_bench *b, const sparse_case *c, const uint8_t *const *bits, scratch *dir)
 {
     const dit_case *m = &dit_cases[c->model];
-    const int64_t L = m->config.layers, H = seen.info.H, nq = seen.info.nq, nk = seen.info.nk, row = (nk + 7) / 8;
+    const int64_t L = m->config.layers, H = seen.info.H, nq = seen.info.nq, nk = seen.info.nk,
+                  row = (nk + 7) / 8;
     int32_t *count = calloc((size_t)(L * H * nq), 4), *index = calloc((size_t)(L * H * nq * nk), 4);
     assert_true(count && index);
     for (int64_t r = 0; r < L * H * nq; r++)
         for (int64_t j = 0; j < nk; j++)
-            if (bits[r / (H * nq)][r % (H * nq) * row + j / 8] >> (j % 8) & 1) index[r * nk + count[r]++] = (int32_t)j;
+            if (bits[r / (H * nq)][r % (H * nq) * row + j / 8] >> (j % 8) & 1)
+                index[r * nk + count[r]++] = (int32_t)j;
     char fa4[640], file[640];
     snprintf(fa4, sizeof fa4, "%s", scratch_path(dir, "fa4.safetensors"));
     snprintf(file, sizeof file, "%s", scratch_path(dir, "masks.safetensors"));
     esa_tensors_writer *w = NULL;
     dit_ok(b, esa_tensors_writer_create(b->ctx, &w, fa4));
-    dit_ok(b, esa_tensors_writer_declare(w, "full_block_cnt", ESA_FILE_I32, 4, (int64_t[]){L, 1, H, nq}));
-    dit_ok(b, esa_tensors_writer_declare(w, "full_block_idx", ESA_FILE_I32, 5, (int64_t[]){L, 1, H, nq, nk}));
+    dit_ok(b, esa_tensors_writer_declare(w, "full_block_cnt", ESA_FILE_I32, 4,
+                                         (int64_t[]){ L, 1, H, nq }));
+    dit_ok(b, esa_tensors_writer_declare(w, "full_block_idx", ESA_FILE_I32, 5,
+                                         (int64_t[]){ L, 1, H, nq, nk }));
     dit_ok(b, esa_tensors_writer_data(w, count, 4 * L * H * nq));
     dit_ok(b, esa_tensors_writer_data(w, index, 4 * L * H * nq * nk));
     dit_ok(b, esa_tensors_writer_finish(w));
     esa_tensors_writer_free(w);
     dit_ok(b, esa_mask_file_import_fa4(b->ctx, file, fa4, &seen.info, NULL));
     esa_mask_file *masks = NULL;
-    esa_mask_file_info info = {.struct_size = sizeof info};
+    esa_mask_file_info info = { .struct_size = sizeof info };
     dit_ok(b, esa_mask_file_open(b->ctx, &masks, file));
     dit_ok(b, esa_mask_file_get_info(masks, &info));
     esa_session_params p = params_of(c);
@@ -132,7 +143,7 @@ static void run_cached(dit_bench *b, const sparse_case *c, const uint8_t *const 
     p.masks = masks;
     p.select.budget = info.budget_permille[0] / 1000.0;
     esa_session *s = dit_forward(b, m, &p);
-    esa_session_stats stats = {.struct_size = sizeof stats};
+    esa_session_stats stats = { .struct_size = sizeof stats };
     dit_ok(b, esa_session_get_stats(s, &stats, -1, -1));
     assert_int_equal(stats.masks_loaded, L);
     esa_session_free(s);
@@ -164,7 +175,7 @@ static void compare_case(const sparse_case *c)
     int64_t kept = 0, other = 0;
     for (int32_t i = 0; i < dit_cases[c->model].config.layers; i++) {
         char name[64];
-        esa_tensor_info info = {.struct_size = sizeof info};
+        esa_tensor_info info = { .struct_size = sizeof info };
         snprintf(name, sizeof name, "%s.mask.%d", c->name, i);
         assert_int_equal(esa_tensors_find(golden, name, &info), ESA_OK);
         assert_int_equal(info.bytes, seen.bytes);
@@ -179,7 +190,8 @@ static void compare_case(const sparse_case *c)
     scratch dir = scratch_make();
     run_cached(&b, c, want, &dir);
     const double cached = output_error(golden, c, &b);
-    print_message(", %lld blocks differ, output online %.2e, cached %.2e\n", (long long)other, online, cached);
+    print_message(", %lld blocks differ, output online %.2e, cached %.2e\n", (long long)other,
+                  online, cached);
     assert_true(cached < TOLERANCE);
     if (other == 0) assert_true(online < TOLERANCE);
     scratch_remove(&dir);
@@ -199,7 +211,8 @@ static int dump(const char *path)
 {
     esa_ctx *ctx = NULL;
     esa_tensors_writer *w = NULL;
-    if (esa_ctx_create(&ctx, NULL) != ESA_OK || esa_tensors_writer_create(ctx, &w, path) != ESA_OK) return 1;
+    if (esa_ctx_create(&ctx, NULL) != ESA_OK || esa_tensors_writer_create(ctx, &w, path) != ESA_OK)
+        return 1;
     enum { COUNT = sizeof cases / sizeof *cases };
     static layers kept[COUNT];
     for (int32_t pass = 0; pass < 2; pass++)
@@ -216,22 +229,31 @@ static int dump(const char *path)
                 dit_close(&b);
             }
             const esa_mask_info *info = &kept[i].info;
-            const int64_t facts[4] = {c->model, info->block_q, info->block_k, info->Nq};
+            const int64_t facts[4] = { c->model, info->block_q, info->block_k, info->Nq };
             int32_t *perm = malloc((size_t)info->Nq * 4);
             esa_layout layout = info->layout;
             layout.order_applied = 0;
-            if (!perm || esa_order(ctx, perm, info->Nq, &layout, 0, ESA_MODE_FIXED) != ESA_OK) return 1;
+            if (!perm || esa_order(ctx, perm, info->Nq, &layout, 0, ESA_MODE_FIXED) != ESA_OK)
+                return 1;
             for (int32_t k = 0; k < dit_cases[c->model].config.layers; k++) {
                 snprintf(name, sizeof name, "%s.mask.%d", c->name, k);
-                if (pass == 0) esa_tensors_writer_declare(w, name, ESA_FILE_U8, 3, (int64_t[]){info->H, info->nq, (info->nk + 7) / 8});
-                else esa_tensors_writer_data(w, kept[i].bits[k], kept[i].bytes);
+                if (pass == 0)
+                    esa_tensors_writer_declare(
+                        w, name, ESA_FILE_U8, 3,
+                        (int64_t[]){ info->H, info->nq, (info->nk + 7) / 8 });
+                else
+                    esa_tensors_writer_data(w, kept[i].bits[k], kept[i].bytes);
             }
             snprintf(name, sizeof name, "%s.perm", c->name);
-            if (pass == 0) esa_tensors_writer_declare(w, name, ESA_FILE_I32, 1, &info->Nq);
-            else esa_tensors_writer_data(w, perm, 4 * info->Nq);
+            if (pass == 0)
+                esa_tensors_writer_declare(w, name, ESA_FILE_I32, 1, &info->Nq);
+            else
+                esa_tensors_writer_data(w, perm, 4 * info->Nq);
             snprintf(name, sizeof name, "%s.facts", c->name);
-            if (pass == 0) esa_tensors_writer_declare(w, name, ESA_FILE_I64, 1, (int64_t[]){4});
-            else esa_tensors_writer_data(w, facts, sizeof facts);
+            if (pass == 0)
+                esa_tensors_writer_declare(w, name, ESA_FILE_I64, 1, (int64_t[]){ 4 });
+            else
+                esa_tensors_writer_data(w, facts, sizeof facts);
             free(perm);
             for (int32_t k = 0; pass == 1 && k < 16; k++) free(kept[i].bits[k]);
         }
@@ -245,6 +267,6 @@ int main(void)
 {
     const char *path = getenv("ESA_TEST_DUMP");
     if (path && *path) return dump(path);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(equals_diffusers)};
+    const struct CMUnitTest tests[] = { cmocka_unit_test(equals_diffusers) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

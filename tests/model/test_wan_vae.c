@@ -1,34 +1,79 @@
-/* test_wan_vae.c - the VAE decoder against diffusers' own; memory as announced; threads, tiles, cancelling.
+/* test_wan_vae.c - the VAE decoder against diffusers' own; memory as announced; threads, tiles,
+ * cancelling.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model/golden.h"
 #include "model/vae/wan_vae.h"
 #include "model/vae_folder.h"
 
-/* Against f64, relative to the scale. The engine promises 1e-4 for single parts; 4e-6 is seen with channels enough. diffusers' own tiny
- * configuration normalises over one and over three channels, where a pixel near zero magnifies rounding: torch's f32 is 1.1e-4 off in the worst
- * of 76,000 elements, ours 2.7e-5 with fma and 1.5e-4 without. There the mean says more: 5e-7 is seen. */
-#define TOLERANCE 2e-5
-#define TOLERANCE_TINY 1e-4
-#define TOLERANCE_TINY_REF 5e-4         /* kernels without fma */
-#define TOLERANCE_MEAN 2e-6
+/* Against f64, relative to the scale. The engine promises 1e-4 for single parts; 4e-6 is seen with
+ * channels enough. diffusers' own tiny configuration normalises over one and over three channels,
+ * where a pixel near zero magnifies rounding: torch's f32 is 1.1e-4 off in the worst of 76,000
+ * elements, ours 2.7e-5 with fma and 1.5e-4 without. There the mean says more: 5e-7 is seen. */
+#define TOLERANCE          2e-5
+#define TOLERANCE_TINY     1e-4
+#define TOLERANCE_TINY_REF 5e-4 /* kernels without fma */
+#define TOLERANCE_MEAN     2e-6
 
-#define WAN_MEAN {-0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508, 0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497, 0.2503, -0.2921}
-#define WAN_STD  {2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743, 3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.9160}
+#define WAN_MEAN                                                                                   \
+    { -0.7571, -0.7089, -0.9113, 0.1075,  -0.1745, 0.9653,  -0.1517, 1.5508,                       \
+      0.4134,  -0.0715, 0.5517,  -0.3632, -0.1922, -0.9497, 0.2503,  -0.2921 }
+#define WAN_STD                                                                                    \
+    { 2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743,                              \
+      3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.9160 }
 
 /* The tables of tools/golden/wan_vae.py. */
-static const esa_wan_vae_config tiny = {.base_dim = 3, .decoder_base_dim = 3, .z_dim = 16, .levels = 4, .res_blocks = 1, .dim_mult = {1, 1, 1, 1},
-    .temporal = {0, 1, 1}, .in_channels = 3, .out_channels = 3, .factor_t = 4, .factor_s = 8, .mean = WAN_MEAN, .std = WAN_STD};
-static const esa_wan_vae_config small = {.base_dim = 24, .decoder_base_dim = 24, .z_dim = 16, .levels = 3, .res_blocks = 1, .dim_mult = {1, 2, 4},
-    .temporal = {0, 1}, .in_channels = 3, .out_channels = 3, .factor_t = 2, .factor_s = 4, .mean = WAN_MEAN, .std = WAN_STD};
-static const esa_wan_vae_config odd = {.base_dim = 8, .decoder_base_dim = 10, .z_dim = 5, .levels = 3, .res_blocks = 2, .dim_mult = {1, 3, 2},
-    .temporal = {1, 0}, .in_channels = 3, .out_channels = 3, .factor_t = 2, .factor_s = 4, .mean = {0.5, -1.0, 0.0, 2.0, 0.25},
-    .std = {1.0, 2.0, 0.5, 1.5, 3.0}};
+static const esa_wan_vae_config tiny = { .base_dim = 3,
+                                         .decoder_base_dim = 3,
+                                         .z_dim = 16,
+                                         .levels = 4,
+                                         .res_blocks = 1,
+                                         .dim_mult = { 1, 1, 1, 1 },
+                                         .temporal = { 0, 1, 1 },
+                                         .in_channels = 3,
+                                         .out_channels = 3,
+                                         .factor_t = 4,
+                                         .factor_s = 8,
+                                         .mean = WAN_MEAN,
+                                         .std = WAN_STD };
+static const esa_wan_vae_config small = { .base_dim = 24,
+                                          .decoder_base_dim = 24,
+                                          .z_dim = 16,
+                                          .levels = 3,
+                                          .res_blocks = 1,
+                                          .dim_mult = { 1, 2, 4 },
+                                          .temporal = { 0, 1 },
+                                          .in_channels = 3,
+                                          .out_channels = 3,
+                                          .factor_t = 2,
+                                          .factor_s = 4,
+                                          .mean = WAN_MEAN,
+                                          .std = WAN_STD };
+static const esa_wan_vae_config odd = { .base_dim = 8,
+                                        .decoder_base_dim = 10,
+                                        .z_dim = 5,
+                                        .levels = 3,
+                                        .res_blocks = 2,
+                                        .dim_mult = { 1, 3, 2 },
+                                        .temporal = { 1, 0 },
+                                        .in_channels = 3,
+                                        .out_channels = 3,
+                                        .factor_t = 2,
+                                        .factor_s = 4,
+                                        .mean = { 0.5, -1.0, 0.0, 2.0, 0.25 },
+                                        .std = { 1.0, 2.0, 0.5, 1.5, 3.0 } };
 
-typedef struct vae_case { const char *name; const esa_wan_vae_config *config; int32_t latent[3], tile; } vae_case;
+typedef struct vae_case {
+    const char *name;
+    const esa_wan_vae_config *config;
+    int32_t latent[3], tile;
+} vae_case;
 static const vae_case cases[] = {
-    {"tiny1", &tiny, {1, 4, 3}, 0}, {"tiny5", &tiny, {2, 4, 3}, 0}, {"tiny9", &tiny, {3, 4, 3}, 0}, {"tiny33", &tiny, {9, 4, 3}, 0},
-    {"small1", &small, {1, 6, 8}, 0}, {"small5", &small, {3, 6, 8}, 0}, {"small9", &small, {5, 6, 8}, 0}, {"small33", &small, {17, 6, 8}, 0},
-    {"odd7", &odd, {4, 5, 7}, 0}, {"tiled9", &tiny, {3, 20, 13}, 64}, {"tiled_wide", &small, {2, 5, 21}, 32},
+    { "tiny1", &tiny, { 1, 4, 3 }, 0 },         { "tiny5", &tiny, { 2, 4, 3 }, 0 },
+    { "tiny9", &tiny, { 3, 4, 3 }, 0 },         { "tiny33", &tiny, { 9, 4, 3 }, 0 },
+    { "small1", &small, { 1, 6, 8 }, 0 },       { "small5", &small, { 3, 6, 8 }, 0 },
+    { "small9", &small, { 5, 6, 8 }, 0 },       { "small33", &small, { 17, 6, 8 }, 0 },
+    { "odd7", &odd, { 4, 5, 7 }, 0 },           { "tiled9", &tiny, { 3, 20, 13 }, 64 },
+    { "tiled_wide", &small, { 2, 5, 21 }, 32 },
 };
 
 /* An opened VAE of a made-up folder (or of a real one), and the clip it decodes. */
@@ -59,7 +104,8 @@ static int32_t tick(void *user, int64_t done, int64_t total)
     return ++b->ticks == b->stop_at;
 }
 
-static void bench_open(bench *b, const esa_wan_vae_config *made, const char *folder, int32_t threads)
+static void bench_open(bench *b, const esa_wan_vae_config *made, const char *folder,
+                       int32_t threads)
 {
     memset(b, 0, sizeof *b);
     esa_ctx_params p = esa_ctx_params_default();
@@ -71,7 +117,9 @@ static void bench_open(bench *b, const esa_wan_vae_config *made, const char *fol
     char path[640];
     snprintf(path, sizeof path, "%s/vae/config.json", made ? b->folder.top.dir : folder);
     ok(b, esa_config_wan_vae(b->ctx, &b->config, path));
-    b->env = (esa_part_env){.nn = &b->nn, .folder = made ? b->folder.top.dir : folder, .tick = tick, .tick_user = b};
+    b->env = (esa_part_env){
+        .nn = &b->nn, .folder = made ? b->folder.top.dir : folder, .tick = tick, .tick_user = b
+    };
     ok(b, esa_wan_vae_open(&b->env, &b->vae, &b->config));
 }
 
@@ -123,11 +171,13 @@ static void compare(bench *b, const esa_tensors *golden, const char *name)
     const float *want = golden_find(golden, name, &n);
     snprintf(scale, sizeof scale, "%s.scale", name);
     assert_int_equal(n, (b->count + every - 1) / every);
-    const double limit = golden_find(golden, scale, &one)[0], e = golden_error(b->clip, every, want, n, limit);
+    const double limit = golden_find(golden, scale, &one)[0],
+                 e = golden_error(b->clip, every, want, n, limit);
     double sum = 0;
     for (int64_t i = 0; i < n; i++) sum += fabs((double)b->clip[i * every] - (double)want[i]);
     print_message("%s: %.2e, mean %.1e\n", name, e, sum / (double)n / limit);
-    const double tiny_limit = strcmp(esa_ctx_cpu(b->ctx), "ref") == 0 ? TOLERANCE_TINY_REF : TOLERANCE_TINY;
+    const double tiny_limit = strcmp(esa_ctx_cpu(b->ctx), "ref") == 0 ? TOLERANCE_TINY_REF
+                                                                      : TOLERANCE_TINY;
     assert_true(e < (b->config.base_dim == 3 ? tiny_limit : TOLERANCE));
     assert_true(sum / (double)n / limit < TOLERANCE_MEAN);
 }
@@ -157,12 +207,13 @@ static void matches_diffusers_with_real_weights(void **unused)
     bench b;
     bench_open(&b, NULL, folder, 2);
     esa_tensors *golden = golden_open(b.ctx, "wan_vae.safetensors");
-    ok(&b, decode(&b, "model", (const int32_t[]){5, 8, 8}, 0));
-    esa_tensor_info info = {.struct_size = sizeof info};
+    ok(&b, decode(&b, "model", (const int32_t[]){ 5, 8, 8 }, 0));
+    esa_tensor_info info = { .struct_size = sizeof info };
     if (esa_tensors_find(golden, "model", &info) == ESA_OK) compare(&b, golden, "model");
     int64_t parameters, held, mapped;
     esa_wan_vae_memory(b.vae, &parameters, &held, &mapped);
-    assert_true(parameters > 1000000 && held >= 4 * parameters && held < 8 * parameters && mapped == 0);
+    assert_true(parameters > 1000000 && held >= 4 * parameters && held < 8 * parameters &&
+                mapped == 0);
     esa_tensors_free(golden);
     bench_close(&b);
 }
@@ -178,14 +229,14 @@ static void memory_is_bounded(void **unused)
     int64_t last = 0;
     for (int32_t t = 1; t <= 6; t++)
         for (int32_t tile = 0; tile <= 16; tile += 16) {
-            const int32_t latent[3] = {t, 6, 7};
+            const int32_t latent[3] = { t, 6, 7 };
             b.nn.peak = 0;
             ok(&b, decode(&b, "memory", latent, tile));
             const int64_t said = esa_wan_vae_bytes(b.vae, latent, tile);
             assert_int_equal(b.nn.held - b.nn.scratch_bytes, held);
             assert_true(b.nn.peak <= held + said + b.nn.scratch_bytes);
             assert_true(b.nn.peak >= held + said);
-            if (!tile && t > 4) assert_int_equal(said, last);       /* more frames take no more memory */
+            if (!tile && t > 4) assert_int_equal(said, last); /* more frames take no more memory */
             if (!tile) last = said;
         }
     bench_close(&b);
@@ -197,8 +248,8 @@ static void same_bits_for_any_threads(void **unused)
     bench one, three;
     bench_open(&one, &odd, NULL, 1);
     bench_open(&three, &odd, NULL, 3);
-    ok(&one, decode(&one, "threads", (const int32_t[]){3, 5, 9}, 0));
-    ok(&three, decode(&three, "threads", (const int32_t[]){3, 5, 9}, 0));
+    ok(&one, decode(&one, "threads", (const int32_t[]){ 3, 5, 9 }, 0));
+    ok(&three, decode(&three, "threads", (const int32_t[]){ 3, 5, 9 }, 0));
     assert_memory_equal(one.clip, three.clip, (size_t)(4 * one.count));
     bench_close(&one);
     bench_close(&three);
@@ -209,15 +260,18 @@ static void refuses_and_stops(void **unused)
     (void)unused;
     bench b;
     bench_open(&b, &tiny, NULL, 2);
-    assert_int_equal(decode(&b, "x", (const int32_t[]){2, 4, 4}, 40), ESA_ERR_ARGUMENT);
-    assert_string_equal(esa_ctx_error(b.ctx), "a VAE tile of 40 pixels: expected 0 or a multiple of 32");
+    assert_int_equal(decode(&b, "x", (const int32_t[]){ 2, 4, 4 }, 40), ESA_ERR_ARGUMENT);
+    assert_string_equal(esa_ctx_error(b.ctx),
+                        "a VAE tile of 40 pixels: expected 0 or a multiple of 32");
     const float z = 0;
-    assert_int_equal(esa_wan_vae_decode(b.vae, &z, (const int32_t[]){0, 4, 4}, 0, keep, &b), ESA_ERR_ARGUMENT);
+    assert_int_equal(esa_wan_vae_decode(b.vae, &z, (const int32_t[]){ 0, 4, 4 }, 0, keep, &b),
+                     ESA_ERR_ARGUMENT);
     const int64_t held = b.nn.held - b.nn.scratch_bytes;
     b.stop_at = 2;
-    assert_int_equal(decode(&b, "x", (const int32_t[]){4, 4, 4}, 0), ESA_ERR_STATE);
+    assert_int_equal(decode(&b, "x", (const int32_t[]){ 4, 4, 4 }, 0), ESA_ERR_STATE);
     assert_int_equal(b.ticks, 2);
-    assert_int_equal(b.nn.held - b.nn.scratch_bytes, held);         /* nothing leaks from a decode that was stopped */
+    /* nothing leaks from a decode that was stopped */
+    assert_int_equal(b.nn.held - b.nn.scratch_bytes, held);
     bench_close(&b);
 }
 
@@ -237,14 +291,26 @@ static void names_what_is_wrong(void **unused)
     bench_close(&b);
 }
 
-/* Wan2.1's own, as the hub ships it (f32, encoder too): names and shapes fit, and memory at 81 frames of 480 x 832 can be announced. */
+/* Wan2.1's own, as the hub ships it (f32, encoder too): names and shapes fit, and memory at 81
+ * frames of 480 x 832 can be announced. */
 static void hub_sized(void **unused)
 {
     (void)unused;
     bench b;
     bench_open(&b, &small, NULL, 1);
-    const esa_wan_vae_config wan = {.base_dim = 96, .decoder_base_dim = 96, .z_dim = 16, .levels = 4, .res_blocks = 2, .dim_mult = {1, 2, 4, 4},
-        .temporal = {0, 1, 1}, .in_channels = 3, .out_channels = 3, .factor_t = 4, .factor_s = 8, .mean = WAN_MEAN, .std = WAN_STD};
+    const esa_wan_vae_config wan = { .base_dim = 96,
+                                     .decoder_base_dim = 96,
+                                     .z_dim = 16,
+                                     .levels = 4,
+                                     .res_blocks = 2,
+                                     .dim_mult = { 1, 2, 4, 4 },
+                                     .temporal = { 0, 1, 1 },
+                                     .in_channels = 3,
+                                     .out_channels = 3,
+                                     .factor_t = 4,
+                                     .factor_s = 8,
+                                     .mean = WAN_MEAN,
+                                     .std = WAN_STD };
     wan_shapes s = vae_decoder_shapes(&wan);
     assert_int_equal(s.count, 108);
     int64_t parameters = 0;
@@ -252,11 +318,14 @@ static void hub_sized(void **unused)
     assert_true(parameters > 73200000 && parameters < 73400000);
     shapes_conv(&s, 96, 3, 3, 3, 3, "encoder.conv_in");
     shapes_conv(&s, 32, 32, 1, 1, 1, "quant_conv");
-    wan_write_holes(scratch_path(&b.folder.part, "diffusion_pytorch_model.safetensors"), s.list, s.count, "F32", 4);
+    wan_write_holes(scratch_path(&b.folder.part, "diffusion_pytorch_model.safetensors"), s.list,
+                    s.count, "F32", 4);
     ok(&b, esa_wan_vae_check(&b.env, &wan));
     shapes_conv(&s, 96, 3, 3, 3, 3, "decoder.conv_more");
-    wan_write_holes(scratch_path(&b.folder.part, "diffusion_pytorch_model.safetensors"), s.list, s.count, "F32", 4);
-    assert_refused(b.ctx, esa_wan_vae_check(&b.env, &wan), ESA_ERR_MISMATCH, "decoder.conv_more", NULL);
+    wan_write_holes(scratch_path(&b.folder.part, "diffusion_pytorch_model.safetensors"), s.list,
+                    s.count, "F32", 4);
+    assert_refused(b.ctx, esa_wan_vae_check(&b.env, &wan), ESA_ERR_MISMATCH, "decoder.conv_more",
+                   NULL);
     free(s.list);
     bench_close(&b);
 }
@@ -277,14 +346,16 @@ static void out_of_memory(void **unused)
     int64_t at = 0;
     for (int32_t done = 0; !done; at++) {
         esa_nn_init(&b.nn, b.ctx);
-        b.env = (esa_part_env){.nn = &b.nn, .folder = b.folder.top.dir};
+        b.env = (esa_part_env){ .nn = &b.nn, .folder = b.folder.top.dir };
         counter.left = at;
         esa_status status = esa_wan_vae_open(&b.env, &b.vae, &b.config);
-        if (status == ESA_OK) status = decode(&b, "x", (const int32_t[]){2, 3, 5}, 16);
+        if (status == ESA_OK) status = decode(&b, "x", (const int32_t[]){ 2, 3, 5 }, 16);
         done = counter.left >= 0;
         counter.left = -1;
-        if (done) ok(&b, status);
-        else assert_refused(b.ctx, status, ESA_ERR_MEMORY, "memory", NULL);
+        if (done)
+            ok(&b, status);
+        else
+            assert_refused(b.ctx, status, ESA_ERR_MEMORY, "memory", NULL);
         esa_wan_vae_free(b.vae);
         assert_int_equal(b.nn.held, b.nn.scratch_bytes);
         esa_nn_close(&b.nn);
@@ -299,9 +370,10 @@ static void out_of_memory(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(matches_diffusers), cmocka_unit_test(matches_diffusers_with_real_weights), cmocka_unit_test(memory_is_bounded),
-        cmocka_unit_test(same_bits_for_any_threads), cmocka_unit_test(refuses_and_stops), cmocka_unit_test(names_what_is_wrong), cmocka_unit_test(hub_sized),
-        cmocka_unit_test(out_of_memory),
+        cmocka_unit_test(matches_diffusers), cmocka_unit_test(matches_diffusers_with_real_weights),
+        cmocka_unit_test(memory_is_bounded), cmocka_unit_test(same_bits_for_any_threads),
+        cmocka_unit_test(refuses_and_stops), cmocka_unit_test(names_what_is_wrong),
+        cmocka_unit_test(hub_sized),         cmocka_unit_test(out_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

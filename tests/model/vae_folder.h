@@ -1,16 +1,20 @@
-/* vae_folder.h - VAE folders for tests: the names and shapes of a Wan decoder, written down once more and filled with made-up weights.
+/* vae_folder.h - VAE folders for tests: the names and shapes of a Wan decoder, written down once
+ * more and filled with made-up weights.
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_TESTS_MODEL_VAE_FOLDER_H
 #define ESA_TESTS_MODEL_VAE_FOLDER_H
 
 #include "model/wan_folder.h"
 
-static inline void shapes_conv(wan_shapes *s, int64_t out, int64_t in, int64_t kt, int64_t kh, int64_t kw, const char *name)
+static inline void shapes_conv(wan_shapes *s, int64_t out, int64_t in, int64_t kt, int64_t kh,
+                               int64_t kw, const char *name)
 {
     char full[160];
     snprintf(full, sizeof full, "%.140s.weight", name);
-    if (kt) shapes_add(s, 5, out, in, kt, kh, kw, full);
-    else shapes_add(s, 4, out, in, kh, kw, 0, full);
+    if (kt)
+        shapes_add(s, 5, out, in, kt, kh, kw, full);
+    else
+        shapes_add(s, 4, out, in, kh, kw, 0, full);
     snprintf(full, sizeof full, "%.140s.bias", name);
     shapes_add(s, 1, out, 0, 0, 0, 0, full);
 }
@@ -33,7 +37,7 @@ static inline void shapes_res(wan_shapes *s, int64_t in, int64_t out, const char
 /* 108 tensors for Wan2.1's own. */
 static inline wan_shapes vae_decoder_shapes(const esa_wan_vae_config *c)
 {
-    wan_shapes s = {0};
+    wan_shapes s = { 0 };
     char name[128];
     const int64_t deep = (int64_t)c->decoder_base_dim * c->dim_mult[c->levels - 1];
     shapes_conv(&s, c->z_dim, c->z_dim, 1, 1, 1, "post_quant_conv");
@@ -70,12 +74,16 @@ static inline void vae_write_config(const char *path, const esa_wan_vae_config *
 {
     FILE *f = fopen(path, "w");
     assert_non_null(f);
-    fprintf(f, "{\"_class_name\": \"AutoencoderKLWan\", \"base_dim\": %d, \"decoder_base_dim\": %d, \"z_dim\": %d, \"num_res_blocks\": %d,\n"
-               "\"attn_scales\": [], \"scale_factor_temporal\": %d, \"scale_factor_spatial\": %d, \"dim_mult\": [",
+    fprintf(f,
+            "{\"_class_name\": \"AutoencoderKLWan\", \"base_dim\": %d, \"decoder_base_dim\": %d, "
+            "\"z_dim\": %d, \"num_res_blocks\": %d,\n"
+            "\"attn_scales\": [], \"scale_factor_temporal\": %d, \"scale_factor_spatial\": %d, "
+            "\"dim_mult\": [",
             c->base_dim, c->decoder_base_dim, c->z_dim, c->res_blocks, c->factor_t, c->factor_s);
     for (int32_t i = 0; i < c->levels; i++) fprintf(f, "%s%d", i ? ", " : "", c->dim_mult[i]);
     fprintf(f, "], \"temperal_downsample\": [");
-    for (int32_t i = 0; i + 1 < c->levels; i++) fprintf(f, "%s%s", i ? ", " : "", c->temporal[i] ? "true" : "false");
+    for (int32_t i = 0; i + 1 < c->levels; i++)
+        fprintf(f, "%s%s", i ? ", " : "", c->temporal[i] ? "true" : "false");
     fprintf(f, "], \"latents_mean\": [");
     for (int32_t i = 0; i < c->z_dim; i++) fprintf(f, "%s%.9g", i ? ", " : "", c->mean[i]);
     fprintf(f, "], \"latents_std\": [");
@@ -87,12 +95,13 @@ static inline void vae_write_config(const char *path, const esa_wan_vae_config *
 /* DIR/vae with config and weights; remove with wan_folder_remove. */
 static inline wan_folder vae_folder_make(esa_ctx *ctx, const esa_wan_vae_config *c)
 {
-    wan_folder f = {.top = scratch_make()};
+    wan_folder f = { .top = scratch_make() };
     snprintf(f.part.dir, sizeof f.part.dir, "%.200s/vae", f.top.dir);
     assert_int_equal(mkdir(f.part.dir, 0755), 0);
     vae_write_config(scratch_path(&f.part, "config.json"), c);
     wan_shapes s = vae_decoder_shapes(c);
-    wan_write_weights(ctx, scratch_path(&f.part, "diffusion_pytorch_model.safetensors"), s.list, s.count);
+    wan_write_weights(ctx, scratch_path(&f.part, "diffusion_pytorch_model.safetensors"), s.list,
+                      s.count);
     free(s.list);
     return f;
 }

@@ -1,18 +1,27 @@
-/* wan_folder.h - model folders for tests: the true names and shapes of a Wan transformer, written with made-up weights or as holes.
+/* wan_folder.h - model folders for tests: the true names and shapes of a Wan transformer, written
+ * with made-up weights or as holes.
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_TESTS_MODEL_WAN_FOLDER_H
 #define ESA_TESTS_MODEL_WAN_FOLDER_H
 
 #include "io/scratch.h"
 #include <stdlib.h>
-#include "esa/esa_media.h"
+#include "esa/esa_tensors.h"
 #include "model/fill.h"
 #include "model/config.h"
 
-typedef struct wan_shape { char name[160]; int32_t rank; int64_t dim[5]; } wan_shape;
-typedef struct wan_shapes { wan_shape *list; int64_t count, cap; } wan_shapes;
+typedef struct wan_shape {
+    char name[160];
+    int32_t rank;
+    int64_t dim[5];
+} wan_shape;
+typedef struct wan_shapes {
+    wan_shape *list;
+    int64_t count, cap;
+} wan_shapes;
 
-static inline void shapes_add(wan_shapes *s, int32_t rank, int64_t a, int64_t b, int64_t c, int64_t d, int64_t e, const char *name)
+static inline void shapes_add(wan_shapes *s, int32_t rank, int64_t a, int64_t b, int64_t c,
+                              int64_t d, int64_t e, const char *name)
 {
     if (s->count == s->cap) {
         s->cap = s->cap ? 2 * s->cap : 64;
@@ -20,7 +29,7 @@ static inline void shapes_add(wan_shapes *s, int32_t rank, int64_t a, int64_t b,
         assert_non_null(s->list);
     }
     wan_shape *t = &s->list[s->count++];
-    *t = (wan_shape){.rank = rank, .dim = {a, b, c, d, e}};
+    *t = (wan_shape){ .rank = rank, .dim = { a, b, c, d, e } };
     snprintf(t->name, sizeof t->name, "%s", name);
 }
 
@@ -33,13 +42,16 @@ static inline void shapes_linear(wan_shapes *s, int64_t out, int64_t in, const c
     shapes_add(s, 1, out, 0, 0, 0, 0, full);
 }
 
-/* 15 tensors and 27 per block, as published (Wan2.1 on the hub): written down here once more, not taken from the engine. */
+/* 15 tensors and 27 per block, as published (Wan2.1 on the hub): written down here once more, not
+ * taken from the engine. */
 static inline wan_shapes wan_transformer_shapes(const esa_wan_config *c)
 {
-    wan_shapes s = {0};
+    wan_shapes s = { 0 };
     char name[128];
-    const int64_t d = (int64_t)c->heads * c->head_dim, volume = (int64_t)c->patch[0] * c->patch[1] * c->patch[2];
-    shapes_add(&s, 5, d, c->in_channels, c->patch[0], c->patch[1], c->patch[2], "patch_embedding.weight");
+    const int64_t d = (int64_t)c->heads * c->head_dim,
+                  volume = (int64_t)c->patch[0] * c->patch[1] * c->patch[2];
+    shapes_add(&s, 5, d, c->in_channels, c->patch[0], c->patch[1], c->patch[2],
+               "patch_embedding.weight");
     shapes_add(&s, 1, d, 0, 0, 0, 0, "patch_embedding.bias");
     shapes_linear(&s, d, c->freq_dim, "condition_embedder.time_embedder.linear_1");
     shapes_linear(&s, d, d, "condition_embedder.time_embedder.linear_2");
@@ -50,7 +62,7 @@ static inline wan_shapes wan_transformer_shapes(const esa_wan_config *c)
         snprintf(name, sizeof name, "blocks.%d.scale_shift_table", i);
         shapes_add(&s, 3, 1, 6, d, 0, 0, name);
         for (int32_t a = 1; a <= 2; a++) {
-            static const char *const part[] = {"to_q", "to_k", "to_v", "to_out.0"};
+            static const char *const part[] = { "to_q", "to_k", "to_v", "to_out.0" };
             for (int32_t p = 0; p < 4; p++) {
                 snprintf(name, sizeof name, "blocks.%d.attn%d.%s", i, a, part[p]);
                 shapes_linear(&s, d, d, name);
@@ -84,11 +96,15 @@ static inline int64_t shape_count(const wan_shape *s)
 }
 
 /* Writes list[first .. first+count) with made-up weights as f32. */
-static inline void wan_write_weights(esa_ctx *ctx, const char *path, const wan_shape *list, int64_t count)
+static inline void wan_write_weights(esa_ctx *ctx, const char *path, const wan_shape *list,
+                                     int64_t count)
 {
     esa_tensors_writer *w = NULL;
     assert_int_equal(esa_tensors_writer_create(ctx, &w, path), ESA_OK);
-    for (int64_t i = 0; i < count; i++) assert_int_equal(esa_tensors_writer_declare(w, list[i].name, ESA_FILE_F32, list[i].rank, list[i].dim), ESA_OK);
+    for (int64_t i = 0; i < count; i++)
+        assert_int_equal(
+            esa_tensors_writer_declare(w, list[i].name, ESA_FILE_F32, list[i].rank, list[i].dim),
+            ESA_OK);
     for (int64_t i = 0; i < count; i++) {
         const int64_t n = shape_count(&list[i]);
         float *data = malloc((size_t)n * 4);
@@ -102,7 +118,8 @@ static inline void wan_write_weights(esa_ctx *ctx, const char *path, const wan_s
 }
 
 /* A shard of the right length whose data is a hole: takes no disk space. */
-static inline void wan_write_holes(const char *path, const wan_shape *list, int64_t count, const char *dtype, int64_t size)
+static inline void wan_write_holes(const char *path, const wan_shape *list, int64_t count,
+                                   const char *dtype, int64_t size)
 {
     const size_t room = 4096 + (size_t)count * 400;
     char *header = malloc(room);
@@ -110,10 +127,14 @@ static inline void wan_write_holes(const char *path, const wan_shape *list, int6
     size_t at = (size_t)snprintf(header, room, "{");
     int64_t offset = 0;
     for (int64_t i = 0; i < count; i++) {
-        at += (size_t)snprintf(header + at, room - at, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[", i ? "," : "", list[i].name, dtype);
-        for (int32_t k = 0; k < list[i].rank; k++) at += (size_t)snprintf(header + at, room - at, "%s%lld", k ? "," : "", (long long)list[i].dim[k]);
+        at += (size_t)snprintf(header + at, room - at, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[",
+                               i ? "," : "", list[i].name, dtype);
+        for (int32_t k = 0; k < list[i].rank; k++)
+            at += (size_t)snprintf(header + at, room - at, "%s%lld", k ? "," : "",
+                                   (long long)list[i].dim[k]);
         const int64_t bytes = shape_count(&list[i]) * size;
-        at += (size_t)snprintf(header + at, room - at, "],\"data_offsets\":[%lld,%lld]}", (long long)offset, (long long)(offset + bytes));
+        at += (size_t)snprintf(header + at, room - at, "],\"data_offsets\":[%lld,%lld]}",
+                               (long long)offset, (long long)(offset + bytes));
         offset += bytes;
     }
     at += (size_t)snprintf(header + at, room - at, "}");
@@ -132,21 +153,30 @@ static inline void wan_write_config(const char *path, const esa_wan_config *c)
 {
     FILE *f = fopen(path, "w");
     assert_non_null(f);
-    fprintf(f, "{\"_class_name\": \"WanTransformer3DModel\", \"_diffusers_version\": \"0.33.0\", \"added_kv_proj_dim\": null, \"image_dim\": null,\n"
-               "\"num_attention_heads\": %d, \"attention_head_dim\": %d, \"num_layers\": %d, \"ffn_dim\": %d, \"in_channels\": %d,\n"
-               "\"out_channels\": %d, \"patch_size\": [%d, %d, %d], \"text_dim\": %d, \"freq_dim\": %d, \"rope_max_seq_len\": %d,\n"
-               "\"cross_attn_norm\": %s, \"qk_norm\": \"rms_norm_across_heads\", \"eps\": %g}\n",
-            c->heads, c->head_dim, c->layers, c->ffn, c->in_channels, c->out_channels, c->patch[0], c->patch[1], c->patch[2], c->text_dim,
-            c->freq_dim, c->rope_max, c->cross_norm ? "true" : "false", c->eps);
+    fprintf(f,
+            "{\"_class_name\": \"WanTransformer3DModel\", \"_diffusers_version\": \"0.33.0\", "
+            "\"added_kv_proj_dim\": null, \"image_dim\": null,\n"
+            "\"num_attention_heads\": %d, \"attention_head_dim\": %d, \"num_layers\": %d, "
+            "\"ffn_dim\": %d, \"in_channels\": %d,\n"
+            "\"out_channels\": %d, \"patch_size\": [%d, %d, %d], \"text_dim\": %d, \"freq_dim\": "
+            "%d, \"rope_max_seq_len\": %d,\n"
+            "\"cross_attn_norm\": %s, \"qk_norm\": \"rms_norm_across_heads\", \"eps\": %g}\n",
+            c->heads, c->head_dim, c->layers, c->ffn, c->in_channels, c->out_channels, c->patch[0],
+            c->patch[1], c->patch[2], c->text_dim, c->freq_dim, c->rope_max,
+            c->cross_norm ? "true" : "false", c->eps);
     fclose(f);
 }
 
-/* A folder DIR/transformer with config and one weight file; scratch_remove cannot take it away: use wan_folder_remove. */
-typedef struct wan_folder { scratch top; scratch part; } wan_folder;
+/* A folder DIR/transformer with config and one weight file; scratch_remove cannot take it away: use
+ * wan_folder_remove. */
+typedef struct wan_folder {
+    scratch top;
+    scratch part;
+} wan_folder;
 
 static inline wan_folder wan_folder_make(void)
 {
-    wan_folder f = {.top = scratch_make()};
+    wan_folder f = { .top = scratch_make() };
     snprintf(f.part.dir, sizeof f.part.dir, "%.200s/transformer", f.top.dir);
     assert_int_equal(mkdir(f.part.dir, 0755), 0);
     return f;
@@ -162,7 +192,8 @@ static inline void wan_folder_fill(wan_folder *f, esa_ctx *ctx, const esa_wan_co
 {
     wan_write_config(scratch_path(&f->part, "config.json"), c);
     wan_shapes s = wan_transformer_shapes(c);
-    wan_write_weights(ctx, scratch_path(&f->part, "diffusion_pytorch_model.safetensors"), s.list, s.count);
+    wan_write_weights(ctx, scratch_path(&f->part, "diffusion_pytorch_model.safetensors"), s.list,
+                      s.count);
     free(s.list);
 }
 

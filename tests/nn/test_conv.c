@@ -1,4 +1,5 @@
-/* test_conv.c - convolutions and the norm of pixels against loops that follow their definition in double.
+/* test_conv.c - convolutions and the norm of pixels against loops that follow their definition in
+ * double.
  * SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
 #include <setjmp.h>
@@ -8,11 +9,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
-#include "base/ctx.h"
+#include "ctx/ctx.h"
 #include "nn/nn.h"
 
 static uint32_t state = 1;
-static float draw(void)             /* in [-1, 1) */
+static float draw(void) /* in [-1, 1) */
 {
     state = state * 1664525u + 1013904223u;
     return (float)(int32_t)state / 2147483648.0f;
@@ -27,36 +28,47 @@ static esa_ctx *make_ctx(int32_t threads, int32_t level)
     return esa_ctx_create(&ctx, &p) == ESA_OK ? ctx : NULL;
 }
 
-typedef struct conv_case { int32_t kt, kh, kw, cin, cout, height, width, up2, frames, residual; } conv_case;
+typedef struct conv_case {
+    int32_t kt, kh, kw, cin, cout, height, width, up2, frames, residual;
+} conv_case;
 
-/* Pads of one pixel around planes; frames below kt: the oldest ones are absent. Returns y in a new block of *count floats. */
-static float *run_case(const conv_case *t, int32_t threads, int32_t level, float *worst, int64_t *count)
+/* Pads of one pixel around planes; frames below kt: the oldest ones are absent. Returns y in a new
+ * block of *count floats. */
+static float *run_case(const conv_case *t, int32_t threads, int32_t level, float *worst,
+                       int64_t *count)
 {
     esa_ctx *ctx = make_ctx(threads, level);
     if (!ctx) return NULL;
     esa_nn nn;
     esa_nn_init(&nn, ctx);
     state = 7;
-    const int64_t taps = (int64_t)t->kt * t->kh * t->kw, plane = (int64_t)(t->height + 2) * (t->width + 2) * t->cin;
-    const int64_t H = t->up2 ? 2 * t->height : t->height, W = t->up2 ? 2 * t->width : t->width, n = H * W * t->cout;
-    float *w = malloc((size_t)(4 * t->cout * t->cin * taps)), *bias = malloc((size_t)(4 * t->cout)), *x = calloc((size_t)(t->kt * plane), 4);
+    const int64_t taps = (int64_t)t->kt * t->kh * t->kw,
+                  plane = (int64_t)(t->height + 2) * (t->width + 2) * t->cin;
+    const int64_t H = t->up2 ? 2 * t->height : t->height, W = t->up2 ? 2 * t->width : t->width,
+                  n = H * W * t->cout;
+    float *w = malloc((size_t)(4 * t->cout * t->cin * taps)), *bias = malloc((size_t)(4 * t->cout)),
+          *x = calloc((size_t)(t->kt * plane), 4);
     float *y = malloc((size_t)(4 * n)), *res = malloc((size_t)(4 * n));
     for (int64_t i = 0; i < t->cout * t->cin * taps; i++) w[i] = draw();
     for (int64_t i = 0; i < t->cout; i++) bias[i] = draw();
     for (int64_t i = 0; i < n; i++) y[i] = res[i] = draw();
-    const float *frame[3] = {NULL, NULL, NULL};
+    const float *frame[3] = { NULL, NULL, NULL };
     const int64_t row = (int64_t)(t->width + 2) * t->cin;
     for (int32_t f = t->kt - t->frames; f < t->kt; f++) {
         frame[f] = x + f * plane + row + t->cin;
         for (int64_t r = 0; r < t->height; r++)
-            for (int64_t i = 0; i < t->width * t->cin; i++) x[f * plane + (r + 1) * row + t->cin + i] = draw();
+            for (int64_t i = 0; i < t->width * t->cin; i++)
+                x[f * plane + (r + 1) * row + t->cin + i] = draw();
     }
-    const esa_weight weight = t->kt == 1 ? (esa_weight){w, ESA_DTYPE_F32, 4, {t->cout, t->cin, t->kh, t->kw}}
-                                         : (esa_weight){w, ESA_DTYPE_F32, 5, {t->cout, t->cin, t->kt, t->kh, t->kw}};
-    const esa_weight b = {bias, ESA_DTYPE_F32, 1, {t->cout}};
+    const esa_weight weight =
+        t->kt == 1 ? (esa_weight){ w, ESA_DTYPE_F32, 4, { t->cout, t->cin, t->kh, t->kw } }
+                   : (esa_weight){ w, ESA_DTYPE_F32, 5, { t->cout, t->cin, t->kt, t->kh, t->kw } };
+    const esa_weight b = { bias, ESA_DTYPE_F32, 1, { t->cout } };
     esa_conv conv;
     assert_int_equal(esa_nn_conv_pack(&nn, &conv, &weight, &b, t->up2), ESA_OK);
-    assert_int_equal(esa_nn_conv(&nn, &conv, y, W * t->cout, frame, row, t->height, t->width, t->residual ? y : NULL, W * t->cout), ESA_OK);
+    assert_int_equal(esa_nn_conv(&nn, &conv, y, W * t->cout, frame, row, t->height, t->width,
+                                 t->residual ? y : NULL, W * t->cout),
+                     ESA_OK);
 
     float scale = 1;
     *worst = 0;
@@ -69,9 +81,15 @@ static float *run_case(const conv_case *t, int32_t threads, int32_t level, float
                         for (int64_t v = 0; v < t->kw; v++) {
                             int64_t rr = r + u - t->kh / 2, qq = q + v - t->kw / 2;
                             if (!frame[a] || rr < 0 || qq < 0 || rr >= H || qq >= W) continue;
-                            if (t->up2) { rr /= 2; qq /= 2; }
+                            if (t->up2) {
+                                rr /= 2;
+                                qq /= 2;
+                            }
                             for (int64_t c = 0; c < t->cin; c++)
-                                sum += (double)w[(((o * t->cin + c) * t->kt + a) * t->kh + u) * t->kw + v] * frame[a][rr * row + qq * t->cin + c];
+                                sum += (double)
+                                           w[(((o * t->cin + c) * t->kt + a) * t->kh + u) * t->kw +
+                                             v] *
+                                       frame[a][rr * row + qq * t->cin + c];
                         }
                 const int64_t at = (r * W + q) * t->cout + o;
                 if (t->residual) sum += res[at];
@@ -83,15 +101,21 @@ static float *run_case(const conv_case *t, int32_t threads, int32_t level, float
     assert_int_equal(nn.held, nn.scratch_bytes);
     esa_nn_close(&nn);
     esa_ctx_free(ctx);
-    free(w); free(bias); free(x); free(res);
+    free(w);
+    free(bias);
+    free(x);
+    free(res);
     *count = n;
     return y;
 }
 
 static const conv_case cases[] = {
-    {3, 3, 3, 24, 24, 5, 16, 0, 3, 1}, {3, 3, 3, 16, 96, 4, 9, 0, 1, 0}, {3, 3, 3, 24, 3, 7, 19, 0, 2, 0}, {3, 3, 3, 3, 5, 1, 1, 0, 3, 1},
-    {3, 1, 1, 48, 96, 6, 5, 0, 3, 0},  {1, 1, 1, 16, 16, 3, 40, 0, 1, 0}, {1, 3, 3, 48, 24, 6, 7, 1, 1, 0}, {1, 3, 3, 3, 1, 1, 3, 1, 1, 0},
-    {1, 3, 3, 8, 64, 2, 150, 0, 1, 1}, {3, 3, 3, 80, 49, 3, 13, 0, 3, 0}, {3, 3, 3, 4, 8, 2, 2, 0, 0, 0}, {3, 3, 3, 200, 50, 7, 90, 0, 3, 1},
+    { 3, 3, 3, 24, 24, 5, 16, 0, 3, 1 }, { 3, 3, 3, 16, 96, 4, 9, 0, 1, 0 },
+    { 3, 3, 3, 24, 3, 7, 19, 0, 2, 0 },  { 3, 3, 3, 3, 5, 1, 1, 0, 3, 1 },
+    { 3, 1, 1, 48, 96, 6, 5, 0, 3, 0 },  { 1, 1, 1, 16, 16, 3, 40, 0, 1, 0 },
+    { 1, 3, 3, 48, 24, 6, 7, 1, 1, 0 },  { 1, 3, 3, 3, 1, 1, 3, 1, 1, 0 },
+    { 1, 3, 3, 8, 64, 2, 150, 0, 1, 1 }, { 3, 3, 3, 80, 49, 3, 13, 0, 3, 0 },
+    { 3, 3, 3, 4, 8, 2, 2, 0, 0, 0 },    { 3, 3, 3, 200, 50, 7, 90, 0, 3, 1 },
 };
 
 static void matches_definition(void **unused)
@@ -102,9 +126,11 @@ static void matches_definition(void **unused)
             float worst;
             int64_t n;
             float *y = run_case(&cases[i], 2, level, &worst, &n);
-            if (!y) continue;       /* not a level of this machine */
-            /* Relative to the largest value: chains of up to 5400 f32 sums round by 6e-8 each, partly up, partly down: 4e-6 is seen. */
-            if (worst > 1e-5f) fail_msg("case %zu, level %d: off by %g", i, (int)level, (double)worst);
+            if (!y) continue; /* not a level of this machine */
+            /* Relative to the largest value: chains of up to 5400 f32 sums round by 6e-8 each,
+             * partly up, partly down: 4e-6 is seen. */
+            if (worst > 1e-5f)
+                fail_msg("case %zu, level %d: off by %g", i, (int)level, (double)worst);
             free(y);
         }
 }
@@ -115,7 +141,8 @@ static void same_bits_for_any_threads(void **unused)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         float worst;
         int64_t n;
-        float *one = run_case(&cases[i], 1, 0, &worst, &n), *three = run_case(&cases[i], 3, 0, &worst, &n);
+        float *one = run_case(&cases[i], 1, 0, &worst, &n),
+              *three = run_case(&cases[i], 3, 0, &worst, &n);
         assert_memory_equal(one, three, (size_t)(4 * n));
         free(one);
         free(three);
@@ -129,10 +156,10 @@ static void pixel_norm(void **unused)
     esa_nn nn;
     esa_nn_init(&nn, ctx);
     enum { H = 3, W = 5, C = 24 };
-    float x[H * W * C], y[(H + 2) * (W + 2) * C] = {0}, gamma[C];
+    float x[H * W * C], y[(H + 2) * (W + 2) * C] = { 0 }, gamma[C];
     for (int i = 0; i < H * W * C; i++) x[i] = 3 * draw();
     for (int i = 0; i < C; i++) gamma[i] = draw();
-    memset(x + 7 * C, 0, C * 4);                                    /* a pixel of zeros stays one */
+    memset(x + 7 * C, 0, C * 4); /* a pixel of zeros stays one */
     esa_nn_pixel_norm(&nn, y + (W + 3) * C, (W + 2) * C, x, W * C, H, W, C, gamma, ESA_ACT_SILU);
     for (int r = -1; r <= H; r++)
         for (int q = -1; q <= W; q++) {
@@ -140,8 +167,12 @@ static void pixel_norm(void **unused)
             double norm = 0;
             for (int c = 0; inside && c < C; c++) norm += pow(x[(r * W + q) * C + c], 2);
             for (int c = 0; c < C; c++) {
-                const double u = inside ? x[(r * W + q) * C + c] / fmax(sqrt(norm), 1e-12) * sqrt(C) * gamma[c] : 0;
-                assert_true(fabs(y[((r + 1) * (W + 2) + q + 1) * C + c] - u / (1 + exp(-u))) < 1e-6);       /* values up to 4: a few ulp */
+                const double u = inside ? x[(r * W + q) * C + c] / fmax(sqrt(norm), 1e-12) *
+                                              sqrt(C) * gamma[c]
+                                        : 0;
+                /* values up to 4: a few ulp */
+                assert_true(fabs(y[((r + 1) * (W + 2) + q + 1) * C + c] - u / (1 + exp(-u))) <
+                            1e-6);
             }
         }
     esa_nn_close(&nn);
@@ -150,7 +181,8 @@ static void pixel_norm(void **unused)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(matches_definition), cmocka_unit_test(same_bits_for_any_threads),
-                                       cmocka_unit_test(pixel_norm)};
+    const struct CMUnitTest tests[] = { cmocka_unit_test(matches_definition),
+                                        cmocka_unit_test(same_bits_for_any_threads),
+                                        cmocka_unit_test(pixel_norm) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
-/* test_nn.c - the operations of src/nn against their formulas in double, in every instruction set, at odd sizes, pitches and thread counts.
+/* test_nn.c - the operations of src/nn against their formulas in double, in every instruction set,
+ * at odd sizes, pitches and thread counts.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "io/scratch.h"
 #include <math.h>
@@ -6,18 +7,19 @@
 #include "nn/leaf.h"
 #include "nn/nn.h"
 
-/* Roundings of f32: a sum of n products is off by about sqrt(n) 2^-24 of the sum of magnitudes; everything is made with values near 1 and
- * n <= 700, so 1e-6 of that sum is generous and a wrong index is far above it. */
+/* Roundings of f32: a sum of n products is off by about sqrt(n) 2^-24 of the sum of magnitudes;
+ * everything is made with values near 1 and n <= 700, so 1e-6 of that sum is generous and a wrong
+ * index is far above it. */
 #define TOLERANCE 1e-6
 
-static esa_ctx *ctx[2];             /* 1 and 3 threads */
+static esa_ctx *ctx[2]; /* 1 and 3 threads */
 static esa_nn nn[2];
 
 static float *room(int64_t count)
 {
     float *p = malloc((size_t)(count + 1) * 4);
     assert_non_null(p);
-    p[count] = 12345.0f;            /* a guard */
+    p[count] = 12345.0f; /* a guard */
     return p;
 }
 
@@ -34,35 +36,52 @@ static void drop(float *p, int64_t count)
     free(p);
 }
 
-static double gelu(double x) { return 0.5 * x * (1 + tanh(sqrt(2 / acos(-1.0)) * (x + 0.044715 * x * x * x))); }
+static double gelu(double x)
+{
+    return 0.5 * x * (1 + tanh(sqrt(2 / acos(-1.0)) * (x + 0.044715 * x * x * x)));
+}
 static double silu(double x) { return x / (1 + exp(-x)); }
 
 /* ---------------------------------------------------------------- linear */
 
-static void linear_case(int64_t rows, int64_t in, int64_t out, int32_t dtype, int32_t act, int32_t gate, int32_t residual)
+static void linear_case(int64_t rows, int64_t in, int64_t out, int32_t dtype, int32_t act,
+                        int32_t gate, int32_t residual)
 {
     const int64_t ldx = in + 3, ldy = out + 5;
-    float *x = made("x", rows * ldx), *w = made("w", out * in), *b = made("b", out), *g = made("g", out), *start = made("y", rows * ldy);
+    float *x = made("x", rows * ldx), *w = made("w", out * in), *b = made("b", out),
+          *g = made("g", out), *start = made("y", rows * ldy);
     uint16_t *half = malloc((size_t)(out * in) * 2 + 2);
     assert_non_null(half);
-    char *odd = (char *)half + 1;   /* files need not be aligned */
+    char *odd = (char *)half + 1; /* files need not be aligned */
     for (int64_t i = 0; i < out * in; i++) {
         const uint16_t h = dtype == ESA_DTYPE_F16 ? esa_f32_to_f16(w[i]) : esa_f32_to_bf16(w[i]);
         memcpy(odd + 2 * i, &h, 2);
-        if (dtype != ESA_DTYPE_F32) w[i] = dtype == ESA_DTYPE_F16 ? esa_f16_to_f32(h) : esa_bf16_to_f32(h);
+        if (dtype != ESA_DTYPE_F32)
+            w[i] = dtype == ESA_DTYPE_F16 ? esa_f16_to_f32(h) : esa_bf16_to_f32(h);
     }
-    const esa_weight weight = {dtype == ESA_DTYPE_F32 ? (const void *)w : odd, dtype, 2, {out, in}}, bias = {b, ESA_DTYPE_F32, 1, {out}};
+    const esa_weight weight = { dtype == ESA_DTYPE_F32 ? (const void *)w : odd,
+                                dtype,
+                                2,
+                                { out, in } },
+                     bias = { b, ESA_DTYPE_F32, 1, { out } };
     float *y[2];
     for (int32_t t = 0; t < 2; t++) {
         y[t] = room(rows * ldy);
         memcpy(y[t], start, (size_t)(rows * ldy) * 4);
-        const esa_epilogue e = {.act = act, .gate = gate ? g : NULL, .residual = residual ? y[t] : NULL, .residual_ld = ldy};
-        assert_int_equal(esa_nn_linear(&nn[t], y[t], ldy, x, ldx, rows, &weight, &bias, &e), ESA_OK);
+        const esa_epilogue e = { .act = act,
+                                 .gate = gate ? g : NULL,
+                                 .residual = residual ? y[t] : NULL,
+                                 .residual_ld = ldy };
+        assert_int_equal(esa_nn_linear(&nn[t], y[t], ldy, x, ldx, rows, &weight, &bias, &e),
+                         ESA_OK);
     }
     for (int64_t r = 0; r < rows; r++)
         for (int64_t c = 0; c < ldy; c++) {
             const float got = y[0][r * ldy + c];
-            if (c >= out) { assert_true(got == start[r * ldy + c]); continue; }
+            if (c >= out) {
+                assert_true(got == start[r * ldy + c]);
+                continue;
+            }
             double sum = b[c], size = 1;
             for (int64_t k = 0; k < in; k++) {
                 sum += (double)x[r * ldx + k] * (double)w[c * in + k];
@@ -72,10 +91,13 @@ static void linear_case(int64_t rows, int64_t in, int64_t out, int32_t dtype, in
             if (act == ESA_ACT_GELU_TANH) sum = gelu(sum);
             if (gate) sum *= (double)g[c];
             if (residual) sum += (double)start[r * ldy + c];
-            if (fabs((double)got - sum) > TOLERANCE * size) print_error("linear %lld %lld %lld: %g, expected %g\n", (long long)rows, (long long)in, (long long)out, (double)got, sum);
+            if (fabs((double)got - sum) > TOLERANCE * size)
+                print_error("linear %lld %lld %lld: %g, expected %g\n", (long long)rows,
+                            (long long)in, (long long)out, (double)got, sum);
             assert_true(fabs((double)got - sum) <= TOLERANCE * size);
         }
-    assert_memory_equal(y[0], y[1], (size_t)(rows * ldy) * 4);      /* the same bits at 1 and 3 threads */
+    /* the same bits at 1 and 3 threads */
+    assert_memory_equal(y[0], y[1], (size_t)(rows * ldy) * 4);
     for (int32_t t = 0; t < 2; t++) drop(y[t], rows * ldy);
     drop(x, rows * ldx);
     drop(w, out * in);
@@ -88,7 +110,8 @@ static void linear_case(int64_t rows, int64_t in, int64_t out, int32_t dtype, in
 static void linear(void **state)
 {
     (void)state;
-    static const int64_t size[][3] = {{1, 1, 1}, {1, 256, 300}, {7, 33, 5}, {130, 64, 129}, {1100, 17, 40}, {513, 20, 257}};
+    static const int64_t size[][3] = { { 1, 1, 1 },      { 1, 256, 300 },  { 7, 33, 5 },
+                                       { 130, 64, 129 }, { 1100, 17, 40 }, { 513, 20, 257 } };
     for (size_t i = 0; i < sizeof size / sizeof *size; i++)
         for (int32_t dtype = 0; dtype < 3; dtype++) {
             linear_case(size[i][0], size[i][1], size[i][2], dtype, ESA_ACT_NONE, 0, 0);
@@ -96,20 +119,23 @@ static void linear(void **state)
         }
     linear_case(9, 40, 12, ESA_DTYPE_F32, ESA_ACT_SILU, 0, 1);
     linear_case(9, 40, 12, ESA_DTYPE_BF16, ESA_ACT_SILU, 1, 0);
-    linear_case(3, 700, 9000, ESA_DTYPE_BF16, ESA_ACT_NONE, 0, 1);  /* more than one block of converted weights */
+    /* more than one block of converted weights */
+    linear_case(3, 700, 9000, ESA_DTYPE_BF16, ESA_ACT_NONE, 0, 1);
 }
 
 static void gemm(void **state)
 {
     (void)state;
     enum { M = 70, N = 33, K = 41 };
-    float *a = made("a", M * K), *b = made("b", K * N), *c = made("c", M * N), *start = made("c", M * N);
+    float *a = made("a", M * K), *b = made("b", K * N), *c = made("c", M * N),
+          *start = made("c", M * N);
     esa_nn_gemm(&nn[1], c, N, a, K, b, N, M, N, K, 0, 0.5f, 2.0f);
     for (int64_t i = 0; i < M; i++)
         for (int64_t j = 0; j < N; j++) {
             double sum = 0;
             for (int64_t k = 0; k < K; k++) sum += (double)a[i * K + k] * (double)b[k * N + j];
-            assert_true(fabs((double)c[i * N + j] - (0.5 * sum + 2.0 * (double)start[i * N + j])) < TOLERANCE * K);
+            assert_true(fabs((double)c[i * N + j] - (0.5 * sum + 2.0 * (double)start[i * N + j])) <
+                        TOLERANCE * K);
         }
     drop(a, M * K);
     drop(b, K * N);
@@ -117,11 +143,12 @@ static void gemm(void **state)
     drop(start, M * N);
 }
 
-/* ---------------------------------------------------------------- rows, in every instruction set of this machine */
+/* ---------------------------------------------------------------- rows, in every instruction set
+ * of this machine */
 
 static const esa_nn_leaf *leaf_of(int32_t i)
 {
-    static const int32_t level[] = {ESA_CPU_REF, ESA_CPU_AVX2, ESA_CPU_AVX512};
+    static const int32_t level[] = { ESA_CPU_REF, ESA_CPU_AVX2, ESA_CPU_AVX512 };
     if (i == 0) return &esa_nn_leaf_plain;
     return i < 3 && (esa_cpu_detect() >> level[i] & 1) ? esa_nn_leaf_get(level[i]) : NULL;
 }
@@ -129,29 +156,49 @@ static const esa_nn_leaf *leaf_of(int32_t i)
 static void norms(void **state)
 {
     (void)state;
-    static const int64_t size[] = {1, 2, 15, 16, 17, 64, 255, 700};
+    static const int64_t size[] = { 1, 2, 15, 16, 17, 64, 255, 700 };
     for (int32_t l = 0; l < 3; l++) {
         const esa_nn_leaf *leaf = leaf_of(l);
         if (!leaf) continue;
         for (size_t s = 0; s < sizeof size / sizeof *size; s++) {
             const int64_t n = size[s];
-            float *x = made("x", n), *w = made("w", n), *b = made("b", n), *scale = made("s", n), *shift = made("t", n), *y = room(n), *z = made("x", n);
+            float *x = made("x", n), *w = made("w", n), *b = made("b", n), *scale = made("s", n),
+                  *shift = made("t", n), *y = room(n), *z = made("x", n);
             double mean = 0, var = 0, square = 0;
-            for (int64_t i = 0; i < n; i++) { mean += (double)x[i] / (double)n; square += (double)x[i] * (double)x[i] / (double)n; }
-            for (int64_t i = 0; i < n; i++) var += ((double)x[i] - mean) * ((double)x[i] - mean) / (double)n;
+            for (int64_t i = 0; i < n; i++) {
+                mean += (double)x[i] / (double)n;
+                square += (double)x[i] * (double)x[i] / (double)n;
+            }
+            for (int64_t i = 0; i < n; i++)
+                var += ((double)x[i] - mean) * ((double)x[i] - mean) / (double)n;
             leaf->layer_norm(y, x, n, 1e-2f, w, b, scale, shift);
             leaf->layer_norm(z, z, n, 1e-2f, w, b, scale, shift);
             for (int64_t i = 0; i < n; i++) {
-                const double want = ((((double)x[i] - mean) / sqrt(var + 1e-2)) * (double)w[i] + (double)b[i]) * (1 + (double)scale[i]) + (double)shift[i];
+                const double want = ((((double)x[i] - mean) / sqrt(var + 1e-2)) * (double)w[i] +
+                                     (double)b[i]) *
+                                        (1 + (double)scale[i]) +
+                                    (double)shift[i];
                 assert_true(fabs((double)y[i] - want) < 20 * TOLERANCE && y[i] == z[i]);
             }
             leaf->layer_norm(y, x, n, 1e-2f, NULL, NULL, NULL, NULL);
-            for (int64_t i = 0; i < n; i++) assert_true(fabs((double)y[i] - ((double)x[i] - mean) / sqrt(var + 1e-2)) < 10 * TOLERANCE);
+            for (int64_t i = 0; i < n; i++)
+                assert_true(fabs((double)y[i] - ((double)x[i] - mean) / sqrt(var + 1e-2)) <
+                            10 * TOLERANCE);
             leaf->rms_norm(y, x, n, 1e-3f, w);
-            for (int64_t i = 0; i < n; i++) assert_true(fabs((double)y[i] - (double)x[i] / sqrt(square + 1e-3) * (double)w[i]) < 10 * TOLERANCE);
+            for (int64_t i = 0; i < n; i++)
+                assert_true(fabs((double)y[i] - (double)x[i] / sqrt(square + 1e-3) * (double)w[i]) <
+                            10 * TOLERANCE);
             leaf->rms_norm(y, x, n, 1e-3f, NULL);
-            for (int64_t i = 0; i < n; i++) assert_true(fabs((double)y[i] - (double)x[i] / sqrt(square + 1e-3)) < 10 * TOLERANCE);
-            drop(x, n); drop(w, n); drop(b, n); drop(scale, n); drop(shift, n); drop(y, n); drop(z, n);
+            for (int64_t i = 0; i < n; i++)
+                assert_true(fabs((double)y[i] - (double)x[i] / sqrt(square + 1e-3)) <
+                            10 * TOLERANCE);
+            drop(x, n);
+            drop(w, n);
+            drop(b, n);
+            drop(scale, n);
+            drop(shift, n);
+            drop(y, n);
+            drop(z, n);
         }
     }
 }
@@ -162,21 +209,35 @@ static void activations(void **state)
     enum { N = 4003 };
     float *x = room(N), *y = room(N), *u = made("u", N);
     for (int32_t i = 0; i < N; i++) x[i] = ((float)i - 2001.5f) / 40.0f;
-    x[0] = -1e30f; x[1] = 1e30f; x[2] = -INFINITY; x[3] = INFINITY; x[4] = NAN; x[5] = -0.0f; x[6] = 1e-30f;
+    x[0] = -1e30f;
+    x[1] = 1e30f;
+    x[2] = -INFINITY;
+    x[3] = INFINITY;
+    x[4] = NAN;
+    x[5] = -0.0f;
+    x[6] = 1e-30f;
     for (int32_t l = 0; l < 3; l++) {
         const esa_nn_leaf *leaf = leaf_of(l);
         if (!leaf) continue;
         leaf->silu(y, x, N);
-        for (int32_t i = 5; i < N; i++) assert_true(fabs((double)y[i] - silu((double)x[i])) <= 4e-7 * fabs((double)x[i]));
+        for (int32_t i = 5; i < N; i++)
+            assert_true(fabs((double)y[i] - silu((double)x[i])) <= 4e-7 * fabs((double)x[i]));
         assert_true(y[0] == 0 && y[1] == 1e30f && isinf(y[3]) && isnan(y[4]));
         leaf->gelu_tanh(y, x, N);
-        /* 2 ulp of e^z, z up to 90 whose own rounding is 2^-24 z: 6e-6 relative where the result is 1e-30 of x, less elsewhere */
-        for (int32_t i = 5; i < N; i++) assert_true(fabs((double)y[i] - gelu((double)x[i])) <= 1e-6 * fabs((double)x[i]) + 1e-30);
+        /* 2 ulp of e^z, z up to 90 whose own rounding is 2^-24 z: 6e-6 relative where the result is
+         * 1e-30 of x, less elsewhere */
+        for (int32_t i = 5; i < N; i++)
+            assert_true(fabs((double)y[i] - gelu((double)x[i])) <=
+                        1e-6 * fabs((double)x[i]) + 1e-30);
         assert_true(y[1] == 1e30f && isinf(y[3]) && isnan(y[4]));
         leaf->geglu(y, x, u, N);
-        for (int32_t i = 5; i < N; i++) assert_true(fabs((double)y[i] - gelu((double)x[i]) * (double)u[i]) <= 1e-6 * fabs((double)x[i]) + 1e-30);
+        for (int32_t i = 5; i < N; i++)
+            assert_true(fabs((double)y[i] - gelu((double)x[i]) * (double)u[i]) <=
+                        1e-6 * fabs((double)x[i]) + 1e-30);
     }
-    drop(x, N); drop(y, N); drop(u, N);
+    drop(x, N);
+    drop(y, N);
+    drop(u, N);
 }
 
 static void halves(void **state)
@@ -207,28 +268,37 @@ static void halves(void **state)
 static void rotation(void **state)
 {
     (void)state;
-    static const int32_t grid[3] = {3, 2, 4};
-    enum { TOKENS = 24, H = 3, D = 20 };        /* D / 6 = 3: axes of 8, 6, 6 */
+    static const int32_t grid[3] = { 3, 2, 4 };
+    enum { TOKENS = 24, H = 3, D = 20 }; /* D / 6 = 3: axes of 8, 6, 6 */
     int32_t perm[TOKENS];
     for (int32_t i = 0; i < TOKENS; i++) perm[i] = (i * 7 + 3) % TOKENS;
-    float *c = room(TOKENS * D / 2), *s = room(TOKENS * D / 2), *x = made("x", TOKENS * H * D), *start = made("x", TOKENS * H * D);
+    float *c = room(TOKENS * D / 2), *s = room(TOKENS * D / 2), *x = made("x", TOKENS * H * D),
+          *start = made("x", TOKENS * H * D);
     esa_rope_table(c, s, grid, perm, D, 10000.0);
     esa_nn_rope(&nn[1], x, H * D, TOKENS, H, D, c, s);
     for (int32_t p = 0; p < TOKENS; p++)
         for (int32_t h = 0; h < H; h++)
             for (int32_t i = 0; i < D / 2; i++) {
-                const int32_t at[3] = {perm[p] / 8, perm[p] / 4 % 2, perm[p] % 4}, axis = i < 4 ? 0 : i < 7 ? 1 : 2;
-                const int32_t dim = axis == 0 ? 8 : 6, j = axis == 0 ? i : axis == 1 ? i - 4 : i - 7;
+                const int32_t at[3] = { perm[p] / 8, perm[p] / 4 % 2, perm[p] % 4 },
+                              axis = i < 4   ? 0
+                                     : i < 7 ? 1
+                                             : 2;
+                const int32_t dim = axis == 0 ? 8 : 6, j = axis == 0   ? i
+                                                           : axis == 1 ? i - 4
+                                                                       : i - 7;
                 const double angle = at[axis] * pow(10000.0, -2.0 * j / dim);
                 const int64_t k = (p * H + h) * D + 2 * i;
                 const double a = (double)start[k], b = (double)start[k + 1];
                 assert_true(fabs((double)x[k] - (a * cos(angle) - b * sin(angle))) < TOLERANCE);
                 assert_true(fabs((double)x[k + 1] - (a * sin(angle) + b * cos(angle))) < TOLERANCE);
             }
-    drop(c, TOKENS * D / 2); drop(s, TOKENS * D / 2); drop(x, TOKENS * H * D); drop(start, TOKENS * H * D);
+    drop(c, TOKENS * D / 2);
+    drop(s, TOKENS * D / 2);
+    drop(x, TOKENS * H * D);
+    drop(start, TOKENS * H * D);
     float wave[8];
     esa_timestep_sinusoid(wave, 8, 500);
-    for (int32_t j = 0; j < 4; j++) {           /* f32 angles: 500 * 2^-24 */
+    for (int32_t j = 0; j < 4; j++) { /* f32 angles: 500 * 2^-24 */
         assert_true(fabs((double)wave[j] - cos(500 * pow(10000.0, -j / 4.0))) < 5e-5);
         assert_true(fabs((double)wave[4 + j] - sin(500 * pow(10000.0, -j / 4.0))) < 5e-5);
     }
@@ -236,18 +306,23 @@ static void rotation(void **state)
 
 /* ---------------------------------------------------------------- attention */
 
-static void attention_case(int64_t Nq, int64_t Nk, int64_t H, int64_t D, int32_t key, int32_t distance)
+static void attention_case(int64_t Nq, int64_t Nk, int64_t H, int64_t D, int32_t key,
+                           int32_t distance)
 {
     const int64_t ld = H * D + 2, span = Nq + Nk;
-    float *q = made("q", Nq * ld), *k = made("k", Nk * ld), *v = made("v", Nk * ld), *bias = made("bias", Nk), *far = made("far", H * span);
+    float *q = made("q", Nq * ld), *k = made("k", Nk * ld), *v = made("v", Nk * ld),
+          *bias = made("bias", Nk), *far = made("far", H * span);
     if (key) bias[Nk - 1] = -INFINITY;
-    if (key == 2) for (int64_t j = 0; j < Nk; j++) bias[j] = -INFINITY;
-    const esa_nn_bias b = {key ? bias : NULL, distance ? far : NULL, span, Nq};
+    if (key == 2)
+        for (int64_t j = 0; j < Nk; j++) bias[j] = -INFINITY;
+    const esa_nn_bias b = { key ? bias : NULL, distance ? far : NULL, span, Nq };
     float *o[2];
     for (int32_t t = 0; t < 2; t++) {
         o[t] = room(Nq * ld);
         memset(o[t], 0, (size_t)(Nq * ld) * 4);
-        assert_int_equal(esa_nn_attention(&nn[t], o[t], ld, q, ld, k, ld, v, ld, Nq, Nk, H, D, 0.7f, &b), ESA_OK);
+        assert_int_equal(
+            esa_nn_attention(&nn[t], o[t], ld, q, ld, k, ld, v, ld, Nq, Nk, H, D, 0.7f, &b),
+            ESA_OK);
     }
     assert_memory_equal(o[0], o[1], (size_t)(Nq * ld) * 4);
     double *p = malloc((size_t)Nk * sizeof *p);
@@ -257,20 +332,28 @@ static void attention_case(int64_t Nq, int64_t Nk, int64_t H, int64_t D, int32_t
             double top = -INFINITY, sum = 0;
             for (int64_t j = 0; j < Nk; j++) {
                 p[j] = 0;
-                for (int64_t d = 0; d < D; d++) p[j] += (double)q[i * ld + h * D + d] * (double)k[j * ld + h * D + d];
-                p[j] = p[j] * (double)0.7f + (key ? (double)bias[j] : 0) + (distance ? (double)far[h * span + j - i + Nq] : 0);
+                for (int64_t d = 0; d < D; d++)
+                    p[j] += (double)q[i * ld + h * D + d] * (double)k[j * ld + h * D + d];
+                p[j] = p[j] * (double)0.7f + (key ? (double)bias[j] : 0) +
+                       (distance ? (double)far[h * span + j - i + Nq] : 0);
                 top = fmax(top, p[j]);
             }
             for (int64_t j = 0; j < Nk; j++) sum += p[j] = isinf(top) ? 0 : exp(p[j] - top);
             for (int64_t d = 0; d < D; d++) {
                 double want = 0;
-                for (int64_t j = 0; j < Nk; j++) want += sum > 0 ? p[j] / sum * (double)v[j * ld + h * D + d] : 0;
-                assert_true(fabs((double)o[0][i * ld + h * D + d] - want) < 20 * TOLERANCE);   /* scores up to 20: their rounding is 20 * 2^-24 */
+                for (int64_t j = 0; j < Nk; j++)
+                    want += sum > 0 ? p[j] / sum * (double)v[j * ld + h * D + d] : 0;
+                /* scores up to 20: their rounding is 20 * 2^-24 */
+                assert_true(fabs((double)o[0][i * ld + h * D + d] - want) < 20 * TOLERANCE);
             }
         }
     free(p);
     for (int32_t t = 0; t < 2; t++) drop(o[t], Nq * ld);
-    drop(q, Nq * ld); drop(k, Nk * ld); drop(v, Nk * ld); drop(bias, Nk); drop(far, H * span);
+    drop(q, Nq * ld);
+    drop(k, Nk * ld);
+    drop(v, Nk * ld);
+    drop(bias, Nk);
+    drop(far, H * span);
 }
 
 static void attention(void **state)
@@ -280,7 +363,7 @@ static void attention(void **state)
     attention_case(130, 37, 3, 12, 1, 0);
     attention_case(64, 64, 2, 16, 1, 1);
     attention_case(150, 200, 1, 300, 0, 1);
-    attention_case(5, 4, 2, 8, 2, 0);           /* no key at all: zeros */
+    attention_case(5, 4, 2, 8, 2, 0); /* no key at all: zeros */
 }
 
 /* c equal keys, and one that counts c times. */
@@ -288,17 +371,26 @@ static void folding(void **state)
 {
     (void)state;
     enum { NQ = 20, NK = 12, SAME = 7, D = 16 };
-    float *q = made("q", NQ * D), *k = made("k", NK * D), *v = made("v", NK * D), *all = room(NQ * D), *folded = room(NQ * D), bias[NK] = {0};
+    float *q = made("q", NQ * D), *k = made("k", NK * D), *v = made("v", NK * D),
+          *all = room(NQ * D), *folded = room(NQ * D), bias[NK] = { 0 };
     for (int32_t j = NK - SAME; j < NK; j++) {
         memcpy(k + j * D, k + (NK - 1) * D, D * 4);
         memcpy(v + j * D, v + (NK - 1) * D, D * 4);
     }
     bias[NK - SAME] = logf(SAME);
-    const esa_nn_bias b = {.key = bias};
-    assert_int_equal(esa_nn_attention(&nn[0], all, D, q, D, k, D, v, D, NQ, NK, 1, D, 1, NULL), ESA_OK);
-    assert_int_equal(esa_nn_attention(&nn[0], folded, D, q, D, k, D, v, D, NQ, NK - SAME + 1, 1, D, 1, &b), ESA_OK);
-    for (int32_t i = 0; i < NQ * D; i++) assert_true(fabs((double)all[i] - (double)folded[i]) < 10 * TOLERANCE);
-    drop(q, NQ * D); drop(k, NK * D); drop(v, NK * D); drop(all, NQ * D); drop(folded, NQ * D);
+    const esa_nn_bias b = { .key = bias };
+    assert_int_equal(esa_nn_attention(&nn[0], all, D, q, D, k, D, v, D, NQ, NK, 1, D, 1, NULL),
+                     ESA_OK);
+    assert_int_equal(
+        esa_nn_attention(&nn[0], folded, D, q, D, k, D, v, D, NQ, NK - SAME + 1, 1, D, 1, &b),
+        ESA_OK);
+    for (int32_t i = 0; i < NQ * D; i++)
+        assert_true(fabs((double)all[i] - (double)folded[i]) < 10 * TOLERANCE);
+    drop(q, NQ * D);
+    drop(k, NK * D);
+    drop(v, NK * D);
+    drop(all, NQ * D);
+    drop(folded, NQ * D);
 }
 
 /* The BLAS has its threads again afterwards, also with nested pairs. */
@@ -328,8 +420,9 @@ int main(void)
         esa_nn_init(&nn[i], ctx[i]);
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(linear), cmocka_unit_test(gemm), cmocka_unit_test(norms), cmocka_unit_test(activations), cmocka_unit_test(halves),
-        cmocka_unit_test(rotation), cmocka_unit_test(attention), cmocka_unit_test(folding), cmocka_unit_test(blas_threads),
+        cmocka_unit_test(linear),      cmocka_unit_test(gemm),    cmocka_unit_test(norms),
+        cmocka_unit_test(activations), cmocka_unit_test(halves),  cmocka_unit_test(rotation),
+        cmocka_unit_test(attention),   cmocka_unit_test(folding), cmocka_unit_test(blas_threads),
     };
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);
     for (int32_t i = 0; i < 2; i++) {

@@ -51,7 +51,7 @@ def test_every_field_lies_where_the_compiler_puts_it(tmp_path):
         name = "esa" + re.sub("[A-Z]", lambda m: "_" + m.group(0).lower(), s.__name__)
         lines += [f'    printf("{s.__name__}.{f} %zu %zu\\n", offsetof({name}, {f}), sizeof((({name} *)0)->{f}));' for f, *_ in s._fields_]
         lines.append(f'    printf("{s.__name__} %zu\\n", sizeof({name}));')
-    source = "#include <stddef.h>\n#include <stdio.h>\n#include <esa/esa_media.h>\n#include <esa/esa_video.h>\nint main(void)\n{\n" + "\n".join(lines) + "\n}\n"
+    source = "#include <stddef.h>\n#include <stdio.h>\n#include <esa/esa_tensors.h>\n#include <esa/esa_video.h>\nint main(void)\n{\n" + "\n".join(lines) + "\n}\n"
     (tmp_path / "fields.c").write_text(source)
     subprocess.run(["cc", "-I", ROOT / "include", "-o", tmp_path / "fields", tmp_path / "fields.c"], check=True)
     printed = subprocess.run([tmp_path / "fields"], capture_output=True, text=True, check=True).stdout.split("\n")

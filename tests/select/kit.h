@@ -14,7 +14,7 @@
 #include <string.h>
 #include <cmocka.h>
 #include "base/half.h"
-#include "base/ctx.h"
+#include "ctx/ctx.h"
 #include "base/rng.h"
 #include "esa/esa.h"
 
@@ -27,7 +27,8 @@ static inline esa_ctx *kit_ctx(int32_t threads)
     return ctx;
 }
 
-/* The seed of a random test: $ESA_TEST_SEED, or a fixed one, so that a run can be repeated (`make test-all` takes the clock). */
+/* The seed of a random test: $ESA_TEST_SEED, or a fixed one, so that a run can be repeated (`make
+ * test-all` takes the clock). */
 static inline uint64_t kit_seed(const char *test)
 {
     const char *given = getenv("ESA_TEST_SEED");
@@ -36,19 +37,31 @@ static inline uint64_t kit_seed(const char *test)
     return seed;
 }
 
-/* The plain rule where every row sees the same nk blocks: dense rows take nk each, the others share the rest of total as evenly as
- * integers allow, each at least max(1, forced). What esa_budget_spread must give in that case. */
-static inline void kit_rows(int32_t *quota, int64_t nq, int64_t nk, const uint8_t *dense, int64_t forced, int64_t total)
+/* The plain rule where every row sees the same nk blocks: dense rows take nk each, the others share
+ * the rest of total as evenly as integers allow, each at least max(1, forced). What
+ * esa_budget_spread must give in that case. */
+static inline void kit_rows(int32_t *quota, int64_t nq, int64_t nk, const uint8_t *dense,
+                            int64_t forced, int64_t total)
 {
     const int64_t least = esa_min64(nk, esa_max64(1, forced));
     int64_t others = 0;
     for (int64_t i = 0; i < nq; i++) others += !(dense && dense[i]);
     const int64_t rest = total - (nq - others) * nk;
-    int64_t base = others ? esa_max64(0, rest) / others : 0, extra = others ? esa_max64(0, rest) % others : 0;
-    if (base < least) { base = least;  extra = 0; }
-    if (base >= nk) { base = nk;  extra = 0; }
+    int64_t base = others ? esa_max64(0, rest) / others : 0,
+            extra = others ? esa_max64(0, rest) % others : 0;
+    if (base < least) {
+        base = least;
+        extra = 0;
+    }
+    if (base >= nk) {
+        base = nk;
+        extra = 0;
+    }
     for (int64_t i = 0; i < nq; i++) {
-        if (dense && dense[i]) { quota[i] = (int32_t)nk; continue; }
+        if (dense && dense[i]) {
+            quota[i] = (int32_t)nk;
+            continue;
+        }
         quota[i] = (int32_t)(base + (extra > 0));
         extra -= extra > 0;
     }
@@ -63,20 +76,28 @@ static inline float kit_normal(esa_rng *r)
 }
 
 /* A tensor with memory of its own, random values; bsnd: memory order b,n,h,d. */
-typedef struct kit_tensor { esa_tensor view; void *data; } kit_tensor;
+typedef struct kit_tensor {
+    esa_tensor view;
+    void *data;
+} kit_tensor;
 
-static inline kit_tensor kit_random(esa_rng *r, int32_t dtype, int64_t B, int64_t H, int64_t N, int64_t D, int32_t bsnd, float spread)
+static inline kit_tensor kit_random(esa_rng *r, int32_t dtype, int64_t B, int64_t H, int64_t N,
+                                    int64_t D, int32_t bsnd, float spread)
 {
     kit_tensor t;
     const int64_t n = B * H * N * D;
     t.data = malloc((size_t)(n * esa_dtype_size(dtype)));
     assert_non_null(t.data);
-    t.view = bsnd ? esa_tensor_bsnd(t.data, dtype, B, H, N, D) : esa_tensor_bnsd(t.data, dtype, B, H, N, D);
-    for (int64_t b = 0; b < B; b++)             /* same values whatever the memory order */
+    t.view = bsnd ? esa_tensor_bsnd(t.data, dtype, B, H, N, D)
+                  : esa_tensor_bnsd(t.data, dtype, B, H, N, D);
+    for (int64_t b = 0; b < B; b++) /* same values whatever the memory order */
         for (int64_t h = 0; h < H; h++)
             for (int64_t i = 0; i < N; i++)
                 for (int64_t d = 0; d < D; d++)
-                    esa_store_f32(t.data, b * t.view.stride[0] + h * t.view.stride[1] + i * t.view.stride[2] + d, dtype, spread * kit_normal(r));
+                    esa_store_f32(t.data,
+                                  b * t.view.stride[0] + h * t.view.stride[1] +
+                                      i * t.view.stride[2] + d,
+                                  dtype, spread * kit_normal(r));
     return t;
 }
 
@@ -97,11 +118,13 @@ static inline kit_tensor kit_golden(uint32_t seed, int32_t dtype, int64_t N, int
 
 static inline float kit_at(const esa_tensor *t, int64_t b, int64_t h, int64_t n, int64_t d)
 {
-    return esa_load_f32(t->data, b * t->stride[0] + h * t->stride[1] + n * t->stride[2] + d, t->dtype);
+    return esa_load_f32(t->data, b * t->stride[0] + h * t->stride[1] + n * t->stride[2] + d,
+                        t->dtype);
 }
 
 /* Runs a selector that must succeed. */
-static inline esa_mask *kit_select(esa_ctx *ctx, const esa_tensor *q, const esa_tensor *k, const esa_select_params *p)
+static inline esa_mask *kit_select(esa_ctx *ctx, const esa_tensor *q, const esa_tensor *k,
+                                   const esa_select_params *p)
 {
     esa_mask *mask = NULL;
     const esa_status status = esa_select(ctx, &mask, q, k, p);
@@ -136,7 +159,8 @@ static inline uint8_t *kit_bytes(const esa_mask *mask)
 }
 
 /* Selects and gives the bytes alone. */
-static inline uint8_t *kit_select_bytes(esa_ctx *ctx, const esa_tensor *q, const esa_tensor *k, const esa_select_params *p)
+static inline uint8_t *kit_select_bytes(esa_ctx *ctx, const esa_tensor *q, const esa_tensor *k,
+                                        const esa_select_params *p)
 {
     esa_mask *mask = kit_select(ctx, q, k, p);
     uint8_t *bytes = kit_bytes(mask);

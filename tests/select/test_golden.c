@@ -1,17 +1,19 @@
-/* test_golden.c - the golden vectors of rf_v2 and ada_bsa in compat and compat-round mode, keep counts, density bounds.
+/* test_golden.c - the golden vectors of rf_v2 and ada_bsa in compat and compat-round mode, keep
+ * counts, density bounds.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "select/kit.h"
 
-static void expect_rows(const uint64_t *want, int64_t rows, int64_t nk, const uint8_t *got, const char *name)
+static void expect_rows(const uint64_t *want, int64_t rows, int64_t nk, const uint8_t *got,
+                        const char *name)
 {
     for (int64_t i = 0; i < rows; i++)
         if (kit_row_hex(got, i, nk) != want[i])
-            fail_msg("%s, row %d: %llx, expected %llx", name, (int)i, (unsigned long long)kit_row_hex(got, i, nk),
-                     (unsigned long long)want[i]);
+            fail_msg("%s, row %d: %llx, expected %llx", name, (int)i,
+                     (unsigned long long)kit_row_hex(got, i, nk), (unsigned long long)want[i]);
 }
 
-static void ada_case(esa_ctx *ctx, const uint64_t *want, double threshold, double sparsity, int32_t causal, int32_t mode,
-                     int32_t dtype, const char *name)
+static void ada_case(esa_ctx *ctx, const uint64_t *want, double threshold, double sparsity,
+                     int32_t causal, int32_t mode, int32_t dtype, const char *name)
 {
     kit_tensor q = kit_golden(1, dtype, 1536, 16), k = kit_golden(2, dtype, 1536, 16);
     esa_select_params p = esa_select_params_default(ESA_SELECT_ADA_BSA);
@@ -21,16 +23,25 @@ static void ada_case(esa_ctx *ctx, const uint64_t *want, double threshold, doubl
     p.causal = causal;
     uint8_t *got = kit_select_bytes(ctx, &q.view, &k.view, &p);
     expect_rows(want, 12, 12, got, name);
-    free(got);  free(q.data);  free(k.data);
+    free(got);
+    free(q.data);
+    free(k.data);
 }
 
 static void ada_vectors(void **state)
 {
-    static const uint64_t A[] = { 0xffd, 0xbff, 0xfdf, 0xbff, 0xf7f, 0xffb, 0xfbf, 0xff7, 0xffb, 0xfdf, 0xffb, 0xf7f };
-    static const uint64_t A16[] = { 0xffd, 0xbff, 0xfdf, 0xbff, 0xf7f, 0xffb, 0xfff, 0xff7, 0xffb, 0xfff, 0xffb, 0xf7f };
-    static const uint64_t C[] = { 1, 3, 7, 0xf, 0x1f, 0x3f, 0x7f, 0xff, 0x1ff, 0x3ff, 0x7ff, 0xf7f };
-    static const uint64_t C2[] = { 1, 3, 7, 0xf, 0x1f, 0x3f, 0x7f, 0xff, 0x1ff, 0x3db, 0x7cb, 0xb7b };
-    static const uint64_t C216[] = { 1, 3, 7, 0xf, 0x1f, 0x3f, 0x7f, 0xff, 0x1ff, 0x3db, 0x7db, 0xb7b };
+    static const uint64_t A[] = { 0xffd, 0xbff, 0xfdf, 0xbff, 0xf7f, 0xffb,
+                                  0xfbf, 0xff7, 0xffb, 0xfdf, 0xffb, 0xf7f };
+    static const uint64_t A16[] = { 0xffd, 0xbff, 0xfdf, 0xbff, 0xf7f, 0xffb,
+                                    0xfff, 0xff7, 0xffb, 0xfff, 0xffb, 0xf7f };
+    static const uint64_t C[] = {
+        1, 3, 7, 0xf, 0x1f, 0x3f, 0x7f, 0xff, 0x1ff, 0x3ff, 0x7ff, 0xf7f
+    };
+    static const uint64_t C2[] = {
+        1, 3, 7, 0xf, 0x1f, 0x3f, 0x7f, 0xff, 0x1ff, 0x3db, 0x7cb, 0xb7b
+    };
+    static const uint64_t C216[] = { 1,    3,    7,     0xf,   0x1f,  0x3f,
+                                     0x7f, 0xff, 0x1ff, 0x3db, 0x7db, 0xb7b };
     esa_ctx *ctx = kit_ctx(2);
     (void)state;
     for (int32_t dtype = ESA_DTYPE_F32; dtype <= ESA_DTYPE_F16; dtype++) {
@@ -58,10 +69,13 @@ static void ada_tile_rule(void **state)
         if (i / 128 == 1) k[i * D] = 4.0f;
         if (i / 128 == 2) k[i * D + 1] = 4.0f;
         if (i / 128 == 7) k[i * D] = 8.0f;
-        if (i / 8 % 2 == 0) q[i * D] = 4.0f;
-        else q[i * D + 1] = 3.5f;
+        if (i / 8 % 2 == 0)
+            q[i * D] = 4.0f;
+        else
+            q[i * D + 1] = 3.5f;
     }
-    const esa_tensor tq = esa_tensor_bnsd(q, ESA_DTYPE_F32, 1, 1, S, D), tk = esa_tensor_bnsd(k, ESA_DTYPE_F32, 1, 1, S, D);
+    const esa_tensor tq = esa_tensor_bnsd(q, ESA_DTYPE_F32, 1, 1, S, D),
+                     tk = esa_tensor_bnsd(k, ESA_DTYPE_F32, 1, 1, S, D);
     esa_select_params p = esa_select_params_default(ESA_SELECT_ADA_BSA);
     p.mode = ESA_MODE_COMPAT;
     p.cdf_threshold = 0.3;
@@ -82,24 +96,32 @@ static void ada_tile_rule(void **state)
     esa_ctx_free(ctx);
 }
 
-static void rf_case(esa_ctx *ctx, const uint64_t *want, int32_t t, int32_t h, int32_t w, uint32_t seed, double sparsity, int32_t protect)
+static void rf_case(esa_ctx *ctx, const uint64_t *want, int32_t t, int32_t h, int32_t w,
+                    uint32_t seed, double sparsity, int32_t protect)
 {
     const int64_t N = (int64_t)t * h * w, n = (N + 127) / 128;
-    kit_tensor q = kit_golden(seed, ESA_DTYPE_F32, N, 16), k = kit_golden(seed + 1, ESA_DTYPE_F32, N, 16);
+    kit_tensor q = kit_golden(seed, ESA_DTYPE_F32, N, 16),
+               k = kit_golden(seed + 1, ESA_DTYPE_F32, N, 16);
     esa_select_params p = esa_select_params_default(ESA_SELECT_RF_V2);
     p.mode = ESA_MODE_COMPAT;
     p.budget = 1.0 - sparsity;
-    p.layout.grid_q[0] = t;  p.layout.grid_q[1] = h;  p.layout.grid_q[2] = w;
+    p.layout.grid_q[0] = t;
+    p.layout.grid_q[1] = h;
+    p.layout.grid_q[2] = w;
     p.layout.protect_first_frame = protect;
     uint8_t *got = kit_select_bytes(ctx, &q.view, &k.view, &p);
     expect_rows(want, n, n, got, "rf_v2");
-    free(got);  free(q.data);  free(k.data);
+    free(got);
+    free(q.data);
+    free(k.data);
 }
 
 static void rf_vectors(void **state)
 {
-    static const uint64_t a[] = { 0x3ff, 0x3ff, 0x3ff, 0x3ff, 0x11f, 0x1ef, 0xaf, 0x1cf, 0x3cf, 0x23f };
-    static const uint64_t a0[] = { 0x2c4, 0x309, 0xc6, 0x194, 0x119, 0x1e0, 0xaa, 0x1c2, 0x3c0, 0x238 };
+    static const uint64_t a[] = { 0x3ff, 0x3ff, 0x3ff, 0x3ff, 0x11f,
+                                  0x1ef, 0xaf,  0x1cf, 0x3cf, 0x23f };
+    static const uint64_t a0[] = { 0x2c4, 0x309, 0xc6,  0x194, 0x119,
+                                   0x1e0, 0xaa,  0x1c2, 0x3c0, 0x238 };
     static const uint64_t b[] = { 0xff, 0xff, 0x4f, 0xf, 0xcb, 0x4f, 0x9b, 0x37 };
     static const uint64_t b0[] = { 0xa6, 0xf, 0x4d, 0xf, 0xca, 0x4d, 0x99, 0x35 };
     esa_ctx *ctx = kit_ctx(2);
@@ -114,23 +136,30 @@ static void rf_vectors(void **state)
 /* keep = ceil(n (1 - s)) in double, seen through unprotected rows of distinct scores. */
 static void rf_keep_counts(void **state)
 {
-    static const struct { int n; double s; int keep; } table[] = {
-        { 10, 0.7, 4 }, { 60, 0.7, 19 }, { 100, 0.8, 20 }, { 591, 0.8, 119 }, { 591, 0.9, 60 }, { 591, 0.64, 213 } };
+    static const struct {
+        int n;
+        double s;
+        int keep;
+    } table[] = { { 10, 0.7, 4 },    { 60, 0.7, 19 },  { 100, 0.8, 20 },
+                  { 591, 0.8, 119 }, { 591, 0.9, 60 }, { 591, 0.64, 213 } };
     esa_ctx *ctx = kit_ctx(2);
     (void)state;
     for (size_t c = 0; c < sizeof table / sizeof *table; c++) {
-        const int64_t n = table[c].n, N = 16 * n;       /* blocks of 16 keep it small; the count only knows n */
+        /* blocks of 16 keep it small; the count only knows n */
+        const int64_t n = table[c].n, N = 16 * n;
         float *q = calloc((size_t)(N * 8), 4), *k = calloc((size_t)(N * 8), 4);
         for (int64_t i = 0; i < N; i++) {
             q[i * 8] = 1.0f;
-            k[i * 8] = (float)(i / 16 * 37 % n) / (float)n;     /* a different mean in every block */
+            k[i * 8] = (float)(i / 16 * 37 % n) / (float)n; /* a different mean in every block */
         }
-        const esa_tensor tq = esa_tensor_bnsd(q, ESA_DTYPE_F32, 1, 1, N, 8), tk = esa_tensor_bnsd(k, ESA_DTYPE_F32, 1, 1, N, 8);
+        const esa_tensor tq = esa_tensor_bnsd(q, ESA_DTYPE_F32, 1, 1, N, 8),
+                         tk = esa_tensor_bnsd(k, ESA_DTYPE_F32, 1, 1, N, 8);
         esa_select_params p = esa_select_params_default(ESA_SELECT_RF_V2);
         p.block_q = p.block_k = 16;
         p.budget = 1.0 - table[c].s;
         p.layout.protect_first_frame = 0;
-        p.layout.grid_q[0] = (int32_t)N;  p.layout.grid_q[1] = p.layout.grid_q[2] = 1;
+        p.layout.grid_q[0] = (int32_t)N;
+        p.layout.grid_q[1] = p.layout.grid_q[2] = 1;
         for (int32_t mode = ESA_MODE_FIXED; mode <= ESA_MODE_COMPAT; mode++) {
             p.mode = mode;
             esa_mask *mask = kit_select(ctx, &tq, &tk, &p);
@@ -143,22 +172,29 @@ static void rf_keep_counts(void **state)
     esa_ctx_free(ctx);
 }
 
-/* Density of the protected mask lies between what its forced blocks allow; text and first frame are full rows and columns. */
+/* Density of the protected mask lies between what its forced blocks allow; text and first frame are
+ * full rows and columns. */
 static void rf_forced_density(void **state)
 {
-    static const struct { int t, h, w, text; double s; } table[] = {
-        { 3, 40, 80, 0, 0.8 }, { 3, 40, 80, 256, 0.5 }, { 3, 30, 52, 0, 0.5 }, { 3, 30, 52, 256, 0.9 }, { 2, 21, 32, 100, 0.8 }, { 4, 16, 16, 0, 0.9 },
-        { 21, 30, 52, 0, 0.8 }, { 21, 45, 80, 0, 0.8 }, { 21, 45, 80, 0, 0.64 } };
+    static const struct {
+        int t, h, w, text;
+        double s;
+    } table[] = { { 3, 40, 80, 0, 0.8 },   { 3, 40, 80, 256, 0.5 }, { 3, 30, 52, 0, 0.5 },
+                  { 3, 30, 52, 256, 0.9 }, { 2, 21, 32, 100, 0.8 }, { 4, 16, 16, 0, 0.9 },
+                  { 21, 30, 52, 0, 0.8 },  { 21, 45, 80, 0, 0.8 },  { 21, 45, 80, 0, 0.64 } };
     esa_ctx *ctx = kit_ctx(2);
     (void)state;
     for (size_t c = 0; c < sizeof table / sizeof *table; c++) {
         const int64_t img = (int64_t)table[c].t * table[c].h * table[c].w, N = img + table[c].text;
-        const int64_t tb = (table[c].text + 127) / 128, n = (img + 127) / 128 + tb, ff = (table[c].h * table[c].w + 127) / 128, F = ff + tb;
+        const int64_t tb = (table[c].text + 127) / 128, n = (img + 127) / 128 + tb,
+                      ff = (table[c].h * table[c].w + 127) / 128, F = ff + tb;
         kit_tensor q = kit_golden(7, ESA_DTYPE_F32, N, 16), k = kit_golden(8, ESA_DTYPE_F32, N, 16);
         esa_select_params p = esa_select_params_default(ESA_SELECT_RF_V2);
         p.mode = ESA_MODE_COMPAT;
         p.budget = 1.0 - table[c].s;
-        p.layout.grid_q[0] = table[c].t;  p.layout.grid_q[1] = table[c].h;  p.layout.grid_q[2] = table[c].w;
+        p.layout.grid_q[0] = table[c].t;
+        p.layout.grid_q[1] = table[c].h;
+        p.layout.grid_q[2] = table[c].w;
         p.layout.text_front_q = table[c].text;
         esa_mask *mask = kit_select(ctx, &q.view, &k.view, &p);
         const esa_mask_info f = kit_info(mask);
@@ -171,7 +207,8 @@ static void rf_forced_density(void **state)
         assert_true(f.kept <= F * n + (n - F) * (n < keep + F ? n : keep + F));
         for (int64_t i = 0; i < n; i++)
             for (int64_t j = 0; j < n; j++)
-                if (i < ff || i >= n - tb || j < ff || j >= n - tb) assert_int_equal(m[i * n + j], 1);
+                if (i < ff || i >= n - tb || j < ff || j >= n - tb)
+                    assert_int_equal(m[i * n + j], 1);
         free(m);
         esa_mask_free(mask);
         free(q.data);
@@ -180,18 +217,22 @@ static void rf_forced_density(void **state)
     esa_ctx_free(ctx);
 }
 
-/* What the originals' own tests ask: sparsity 0 and threshold 1 give full masks, short sequences are full. */
+/* What the originals' own tests ask: sparsity 0 and threshold 1 give full masks, short sequences
+ * are full. */
 static void full_cases(void **state)
 {
     esa_ctx *ctx = kit_ctx(2);
     (void)state;
     for (int32_t mode = ESA_MODE_FIXED; mode <= ESA_MODE_COMPAT_ROUND; mode++)
         for (int32_t selector = ESA_SELECT_RF_V2; selector <= ESA_SELECT_ADA_BSA; selector++) {
-            kit_tensor q = kit_golden(1, ESA_DTYPE_F16, 1200, 64), k = kit_golden(2, ESA_DTYPE_F16, 1200, 64);
+            kit_tensor q = kit_golden(1, ESA_DTYPE_F16, 1200, 64),
+                       k = kit_golden(2, ESA_DTYPE_F16, 1200, 64);
             esa_select_params p = esa_select_params_default(selector);
             p.mode = mode;
             p.budget = 1.0;
-            p.layout.grid_q[0] = 3;  p.layout.grid_q[1] = 20;  p.layout.grid_q[2] = 20;
+            p.layout.grid_q[0] = 3;
+            p.layout.grid_q[1] = 20;
+            p.layout.grid_q[2] = 20;
             esa_mask *mask = kit_select(ctx, &q.view, &k.view, &p);
             assert_int_equal(kit_info(mask).kept, 100);
             assert_true(kit_info(mask).density == 1.0);
@@ -205,14 +246,15 @@ static void full_cases(void **state)
     p.budget = 0.1;
     p.cdf_threshold = 0.1;
     esa_mask *mask = kit_select(ctx, &q.view, &k.view, &p);
-    assert_int_equal(kit_info(mask).kept, 4);           /* both blocks are forced: first and last */
+    assert_int_equal(kit_info(mask).kept, 4); /* both blocks are forced: first and last */
     esa_mask_free(mask);
     free(q.data);
     free(k.data);
     esa_ctx_free(ctx);
 }
 
-/* bf16 rounding makes ties, ties are kept: the realised density of near-equal pooled vectors rises, as documented. */
+/* bf16 rounding makes ties, ties are kept: the realised density of near-equal pooled vectors rises,
+ * as documented. */
 static void rf_rounding_ties(void **state)
 {
     enum { n = 128, L = 16, D = 128 };
@@ -223,27 +265,35 @@ static void rf_rounding_ties(void **state)
     for (int i = 0; i < n; i++)
         for (int d = 0; d < D; d++) {
             const float a = 0.088f * kit_normal(&r), b = 0.088f * kit_normal(&r);
-            for (int l = 0; l < L; l++) { q[(i * L + l) * D + d] = a;  k[(i * L + l) * D + d] = b; }
+            for (int l = 0; l < L; l++) {
+                q[(i * L + l) * D + d] = a;
+                k[(i * L + l) * D + d] = b;
+            }
         }
     double density[2];
     for (int32_t dtype = ESA_DTYPE_F16; dtype <= ESA_DTYPE_BF16; dtype++) {
         uint16_t *hq = malloc(n * L * D * 2), *hk = malloc(n * L * D * 2);
-        for (int64_t i = 0; i < n * L * D; i++) { esa_store_f32(hq, i, dtype, q[i]);  esa_store_f32(hk, i, dtype, k[i]); }
-        const esa_tensor tq = esa_tensor_bnsd(hq, dtype, 1, 1, n * L, D), tk = esa_tensor_bnsd(hk, dtype, 1, 1, n * L, D);
+        for (int64_t i = 0; i < n * L * D; i++) {
+            esa_store_f32(hq, i, dtype, q[i]);
+            esa_store_f32(hk, i, dtype, k[i]);
+        }
+        const esa_tensor tq = esa_tensor_bnsd(hq, dtype, 1, 1, n * L, D),
+                         tk = esa_tensor_bnsd(hk, dtype, 1, 1, n * L, D);
         esa_select_params p = esa_select_params_default(ESA_SELECT_RF_V2);
         p.mode = ESA_MODE_COMPAT_ROUND;
         p.block_q = p.block_k = L;
         p.budget = 0.2;
         p.layout.protect_first_frame = 0;
-        p.layout.grid_q[0] = n * L;  p.layout.grid_q[1] = p.layout.grid_q[2] = 1;
+        p.layout.grid_q[0] = n * L;
+        p.layout.grid_q[1] = p.layout.grid_q[2] = 1;
         esa_mask *mask = kit_select(ctx, &tq, &tk, &p);
         density[dtype - ESA_DTYPE_F16] = kit_info(mask).density;
         esa_mask_free(mask);
         free(hq);
         free(hk);
     }
-    assert_true(density[0] > 0.205 && density[0] < 0.235);      /* 0.220 in the documented run */
-    assert_true(density[1] > 0.28 && density[1] < 0.34);        /* 0.310 */
+    assert_true(density[0] > 0.205 && density[0] < 0.235); /* 0.220 in the documented run */
+    assert_true(density[1] > 0.28 && density[1] < 0.34);   /* 0.310 */
     free(q);
     free(k);
     esa_ctx_free(ctx);
@@ -252,8 +302,9 @@ static void rf_rounding_ties(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ada_vectors), cmocka_unit_test(ada_tile_rule), cmocka_unit_test(rf_vectors),
-        cmocka_unit_test(rf_keep_counts), cmocka_unit_test(rf_forced_density), cmocka_unit_test(full_cases),
+        cmocka_unit_test(ada_vectors),       cmocka_unit_test(ada_tile_rule),
+        cmocka_unit_test(rf_vectors),        cmocka_unit_test(rf_keep_counts),
+        cmocka_unit_test(rf_forced_density), cmocka_unit_test(full_cases),
         cmocka_unit_test(rf_rounding_ties),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

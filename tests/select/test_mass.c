@@ -10,13 +10,15 @@ static double naive_mass(const world *w, const uint8_t *mask, int64_t b, int64_t
     for (int64_t i = 0; i < w->Nq; i += step) {
         double top = -INFINITY, total = 0.0, kept = 0.0;
         for (int64_t j = 0; j < w->Nk; j++) {
-            s[j] = world_sees(w, b, i, j) ? world_dot(w, b, h, i, j) / sqrt((double)w->D) : -INFINITY;
+            s[j] = world_sees(w, b, i, j) ? world_dot(w, b, h, i, j) / sqrt((double)w->D)
+                                          : -INFINITY;
             if (s[j] > top) top = s[j];
         }
         if (top == -INFINITY) continue;
         for (int64_t j = 0; j < w->Nk; j++) {
             total += exp(s[j] - top);
-            if (mask[((b * w->Hq + h) * w->nq + i / w->p.block_q) * w->nk + j / w->p.block_k]) kept += exp(s[j] - top);
+            if (mask[((b * w->Hq + h) * w->nq + i / w->p.block_q) * w->nk + j / w->p.block_k])
+                kept += exp(s[j] - top);
         }
         sum += kept / total;
         rows++;
@@ -45,7 +47,8 @@ static void against_brute_force(void **state)
         for (int64_t b = 0; b < w.B; b++)
             for (int64_t h = 0; h < w.Hq; h++) {
                 const double want = naive_mass(&w, bytes, b, h, step);
-                if (!(fabs(got[b * w.Hq + h] - want) < 1e-5)) fail_msg("mass %g, expected %g: %s", got[b * w.Hq + h], want, w.name);
+                if (!(fabs(got[b * w.Hq + h] - want) < 1e-5))
+                    fail_msg("mass %g, expected %g: %s", got[b * w.Hq + h], want, w.name);
                 if (w.p.budget >= 1.0) assert_true(fabs(want - 1.0) < 1e-9);
             }
         free(bytes);
@@ -60,18 +63,26 @@ static void broadcast_mask(void **state)
 {
     esa_rng r = { 5 };
     esa_ctx *ctx = kit_ctx(2);
-    kit_tensor q = kit_random(&r, ESA_DTYPE_F32, 3, 2, 200, 16, 0, 1.0f), k = kit_random(&r, ESA_DTYPE_F32, 3, 2, 200, 16, 0, 1.0f);
-    esa_mask_info info = { .struct_size = sizeof info, .B = 1, .H = 2, .Nq = 200, .Nk = 200, .block_q = 64, .block_k = 32 };
+    kit_tensor q = kit_random(&r, ESA_DTYPE_F32, 3, 2, 200, 16, 0, 1.0f),
+               k = kit_random(&r, ESA_DTYPE_F32, 3, 2, 200, 16, 0, 1.0f);
+    esa_mask_info info = { .struct_size = sizeof info,
+                           .B = 1,
+                           .H = 2,
+                           .Nq = 200,
+                           .Nk = 200,
+                           .block_q = 64,
+                           .block_k = 32 };
     uint8_t bits[2 * 4];
     double mass[6];
     (void)state;
-    memset(bits, 0x7f, sizeof bits);                    /* all seven blocks */
+    memset(bits, 0x7f, sizeof bits); /* all seven blocks */
     esa_mask *m = NULL;
     assert_int_equal(esa_mask_from_bits(ctx, &m, &info, bits), ESA_OK);
     assert_int_equal(esa_mask_mass(ctx, mass, m, &q.view, &k.view, NULL, 1), ESA_OK);
     for (int i = 0; i < 6; i++) assert_true(fabs(mass[i] - 1.0) < 1e-9);
     esa_mask_free(m);
-    free(q.data);  free(k.data);
+    free(q.data);
+    free(k.data);
     esa_ctx_free(ctx);
 }
 
@@ -94,16 +105,28 @@ static void from_importance(void **state)
         a.kern = ctx->kern;
         a.pool = ctx->pool;
         assert_int_equal(esa_check_select(ctx, &a.params, &w.p, w.Nq, w.Nk, w.D), ESA_OK);
-        a.B = w.B;  a.Hq = w.Hq;  a.Hkv = w.Hkv;  a.Nq = w.Nq;  a.Nk = w.Nk;  a.D = w.D;  a.nq = w.nq;  a.nk = w.nk;
-        esa_mask *got = esa_mask_new(&ctx->mem, w.B, w.Hq, w.Nq, w.Nk, w.nq, w.nk, w.p.block_q, w.p.block_k);
+        a.B = w.B;
+        a.Hq = w.Hq;
+        a.Hkv = w.Hkv;
+        a.Nq = w.Nq;
+        a.Nk = w.Nk;
+        a.D = w.D;
+        a.nq = w.nq;
+        a.nk = w.nk;
+        esa_mask *got = esa_mask_new(&ctx->mem, w.B, w.Hq, w.Nq, w.Nk, w.nq, w.nk, w.p.block_q,
+                                     w.p.block_k);
         void *ws = aligned_alloc(64, (size_t)(esa_select_workspace(&a) + 63) / 64 * 64);
         assert_true(got && ws);
         esa_select_from_importance(&a, got, imp, ws);
         uint8_t *x = kit_bytes(want), *y = kit_bytes(got);
         assert_memory_equal(x, y, n);
         assert_true(kit_info(want).density == kit_info(got).density);
-        free(x);  free(y);  free(ws);  free(imp);
-        esa_mask_free(want);  esa_mask_free(got);
+        free(x);
+        free(y);
+        free(ws);
+        free(imp);
+        esa_mask_free(want);
+        esa_mask_free(got);
         world_free(&w);
     }
     esa_ctx_free(ctx);
@@ -112,7 +135,9 @@ static void from_importance(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(against_brute_force), cmocka_unit_test(broadcast_mask), cmocka_unit_test(from_importance),
+        cmocka_unit_test(against_brute_force),
+        cmocka_unit_test(broadcast_mask),
+        cmocka_unit_test(from_importance),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,28 +1,42 @@
-/* test_reference.c - every selector against a naive reference in double, on random problems of awkward size.
+/* test_reference.c - every selector against a naive reference in double, on random problems of
+ * awkward size.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The reference computes scores; the rows of the mask must then hold the forced blocks, the right number of blocks, and no block
- * while a better one was dropped (better by more than the tolerance: ties may fall either way). */
+ * The reference computes scores; the rows of the mask must then hold the forced blocks, the right
+ * number of blocks, and no block while a better one was dropped (better by more than the tolerance:
+ * ties may fall either way). */
 #include "select/scores.h"
 #include "mask/mask.h"
 
 enum { MAX_BLOCKS = 64 };
 
 typedef struct row_view {
-    const uint8_t *keep, *seen, *forced;    /* [nk] */
-    const double *score;                    /* [nk] */
-    int64_t nk, kept, visible, held;        /* counts of keep, seen, forced */
+    const uint8_t *keep, *seen, *forced; /* [nk] */
+    const double *score;                 /* [nk] */
+    int64_t nk, kept, visible, held;     /* counts of keep, seen, forced */
 } row_view;
 
-static row_view view_row(const world *w, const uint8_t *mask, const double *score, int64_t b, int64_t h, int64_t I)
+static row_view view_row(const world *w, const uint8_t *mask, const double *score, int64_t b,
+                         int64_t h, int64_t I)
 {
-    row_view r = { mask + ((b * w->Hq + h) * w->nq + I) * w->nk, w->seen + (b * w->nq + I) * w->nk, w->forced + (b * w->nq + I) * w->nk,
-                   score, w->nk, 0, 0, 0 };
-    for (int64_t j = 0; j < w->nk; j++) { r.kept += r.keep[j];  r.visible += r.seen[j];  r.held += r.forced[j]; }
+    row_view r = { mask + ((b * w->Hq + h) * w->nq + I) * w->nk,
+                   w->seen + (b * w->nq + I) * w->nk,
+                   w->forced + (b * w->nq + I) * w->nk,
+                   score,
+                   w->nk,
+                   0,
+                   0,
+                   0 };
+    for (int64_t j = 0; j < w->nk; j++) {
+        r.kept += r.keep[j];
+        r.visible += r.seen[j];
+        r.held += r.forced[j];
+    }
     return r;
 }
 
-/* Nothing invisible, everything forced, no dropped block clearly better than a kept free one, the best block always. */
+/* Nothing invisible, everything forced, no dropped block clearly better than a kept free one, the
+ * best block always. */
 static void check_row(const world *w, const row_view *r, double tolerance)
 {
     double worst = INFINITY, best_out = -INFINITY, best = -INFINITY, best_in = -INFINITY;
@@ -36,12 +50,15 @@ static void check_row(const world *w, const row_view *r, double tolerance)
         if (!r->keep[j] && r->score[j] > best_out) best_out = r->score[j];
     }
     if (worst < best_out - tolerance) fail_msg("kept %g, dropped %g: %s", worst, best_out, w->name);
-    if (r->visible && best_in < best - tolerance) fail_msg("lost the best block %g, has %g: %s", best, best_in, w->name);
-    if (!r->visible && r->kept) fail_msg("a row that sees nothing keeps %d: %s", (int)r->kept, w->name);
+    if (r->visible && best_in < best - tolerance)
+        fail_msg("lost the best block %g, has %g: %s", best, best_in, w->name);
+    if (!r->visible && r->kept)
+        fail_msg("a row that sees nothing keeps %d: %s", (int)r->kept, w->name);
 }
 
 /* Row counts of one head against the head's total. */
-static void check_counts(const world *w, const uint8_t *mask, const double *scores, int64_t b, int64_t h, int64_t total, double tolerance)
+static void check_counts(const world *w, const uint8_t *mask, const double *scores, int64_t b,
+                         int64_t h, int64_t total, double tolerance)
 {
     int32_t quota[512];
     int64_t sum = 0, least = 0, rows = 0, columns = 0, visible = 0;
@@ -54,20 +71,23 @@ static void check_counts(const world *w, const uint8_t *mask, const double *scor
         visible = r.visible > visible ? r.visible : visible;
     }
     const int64_t want = total > least ? total : least;
-    if (sum < want || sum > want + rows) fail_msg("head keeps %d blocks, expected %d: %s", (int)sum, (int)want, w->name);
+    if (sum < want || sum > want + rows)
+        fail_msg("head keeps %d blocks, expected %d: %s", (int)sum, (int)want, w->name);
     if (w->p.causal || visible == 0) return;
     kit_rows(quota, w->nq, visible, w->dense, columns, total);
     for (int64_t I = 0; I < w->nq; I++) {
         const row_view r = view_row(w, mask, scores + I * w->nk, b, h, I);
         if (r.kept == quota[I]) continue;
-        /* one more only where forced blocks used the quota up and the best block is not among them */
+        /* one more only where forced blocks used the quota up and the best block is not among
+         * them */
         double best_forced = -INFINITY, best = -INFINITY;
         for (int64_t j = 0; j < r.nk; j++) {
             if (r.seen[j] && r.score[j] > best) best = r.score[j];
             if (r.forced[j] && r.score[j] > best_forced) best_forced = r.score[j];
         }
         if (!(r.kept == quota[I] + 1 && quota[I] == r.held && best_forced <= best + tolerance))
-            fail_msg("row %d keeps %d, quota %d, forced %d: %s", (int)I, (int)r.kept, (int)quota[I], (int)r.held, w->name);
+            fail_msg("row %d keeps %d, quota %d, forced %d: %s", (int)I, (int)r.kept, (int)quota[I],
+                     (int)r.held, w->name);
     }
 }
 
@@ -78,21 +98,28 @@ static void naive_importance(const world *w, double *out, int64_t b, int64_t h)
     double *s = malloc((size_t)w->Nk * sizeof(double));
     memset(out, 0, (size_t)(w->nq * w->nk) * sizeof *out);
     for (int64_t I = 0; I < w->nq; I++) {
-        const int64_t n = w->Nq - I * w->p.block_q < w->p.block_q ? w->Nq - I * w->p.block_q : w->p.block_q;
+        const int64_t n = w->Nq - I * w->p.block_q < w->p.block_q ? w->Nq - I * w->p.block_q
+                                                                  : w->p.block_q;
         const int64_t count = n < w->p.samples ? n : w->p.samples;
         int64_t seeing = 0;
-        for (int64_t pass = 0; pass < 2; pass++)        /* first count the samples that see anything */
+        for (int64_t pass = 0; pass < 2; pass++) /* first count the samples that see anything */
             for (int64_t c = 0; c < count; c++) {
-                const int64_t i = I * w->p.block_q + (n < w->p.samples ? c : (2 * c + 1) * n / (2 * w->p.samples));
+                const int64_t i = I * w->p.block_q +
+                                  (n < w->p.samples ? c : (2 * c + 1) * n / (2 * w->p.samples));
                 double top = -INFINITY, total = 0.0;
                 for (int64_t j = 0; j < w->Nk; j++) {
-                    s[j] = world_sees(w, b, i, j) ? world_dot(w, b, h, i, j) * w->p.scale : -INFINITY;
+                    s[j] = world_sees(w, b, i, j) ? world_dot(w, b, h, i, j) * w->p.scale
+                                                  : -INFINITY;
                     if (s[j] > top) top = s[j];
                 }
                 if (top == -INFINITY) continue;
-                if (pass == 0) { seeing++; continue; }
+                if (pass == 0) {
+                    seeing++;
+                    continue;
+                }
                 for (int64_t j = 0; j < w->Nk; j++) total += exp(s[j] - top);
-                for (int64_t j = 0; j < w->Nk; j++) out[I * w->nk + j / w->p.block_k] += exp(s[j] - top) / total / (double)seeing;
+                for (int64_t j = 0; j < w->Nk; j++)
+                    out[I * w->nk + j / w->p.block_k] += exp(s[j] - top) / total / (double)seeing;
             }
     }
     free(s);
@@ -105,22 +132,27 @@ static void entropy_reference(void **state)
     (void)state;
     for (int round = 0; round < 60; round++) {
         world w;
-        world_make(&w, &r, ctx, ESA_SELECT_ENTROPY, round % 3 == 2 ? ESA_MODE_COMPAT : ESA_MODE_FIXED);
+        world_make(&w, &r, ctx, ESA_SELECT_ENTROPY,
+                   round % 3 == 2 ? ESA_MODE_COMPAT : ESA_MODE_FIXED);
         w.p.scale = 1.0 / sqrt((double)w.D);
-        if (w.p.mode != ESA_MODE_FIXED) {               /* the plain rules: nothing is forced */
+        if (w.p.mode != ESA_MODE_FIXED) { /* the plain rules: nothing is forced */
             memset(w.forced, 0, (size_t)(w.B * w.nq * w.nk));
             memset(w.dense, 0, (size_t)w.nq);
         }
         const int64_t cells = w.nq * w.nk, all = w.B * w.Hq * cells;
         float *imp = malloc((size_t)all * sizeof *imp);
-        double *entropy = malloc((size_t)(w.B * w.Hq) * sizeof *entropy), *want = malloc((size_t)cells * sizeof *want);
+        double *entropy = malloc((size_t)(w.B * w.Hq) * sizeof *entropy),
+               *want = malloc((size_t)cells * sizeof *want);
         const esa_status status = esa_importance(ctx, imp, entropy, &w.q.view, &w.k.view, &w.p);
         if (status) fail_msg("%s: %s", esa_ctx_error(ctx), w.name);
         uint8_t *mask = kit_select_bytes(ctx, &w.q.view, &w.k.view, &w.p);
         for (int64_t b = 0; b < w.B; b++) {
             int32_t k[8];
             const int64_t existing = (w.kv_len[b] + w.p.block_k - 1) / w.p.block_k;
-            if (existing > 0) assert_int_equal(esa_entropy_budgets(ctx, k, entropy + b * w.Hq, w.Hq, existing, w.p.budget), ESA_OK);
+            if (existing > 0)
+                assert_int_equal(
+                    esa_entropy_budgets(ctx, k, entropy + b * w.Hq, w.Hq, existing, w.p.budget),
+                    ESA_OK);
             for (int64_t h = 0; h < w.Hq; h++) {
                 const float *got = imp + (b * w.Hq + h) * cells;
                 double e = 0.0, seen = 0.0;
@@ -131,19 +163,29 @@ static void entropy_reference(void **state)
                     int64_t v = 0;
                     for (int64_t j = 0; j < w.nk; j++) {
                         const double x = want[I * w.nk + j];
-                        if (fabs(x - (double)got[I * w.nk + j]) > 1e-5) fail_msg("importance %g, expected %g: %s", (double)got[I * w.nk + j], x, w.name);
+                        if (fabs(x - (double)got[I * w.nk + j]) > 1e-5)
+                            fail_msg("importance %g, expected %g: %s", (double)got[I * w.nk + j], x,
+                                     w.name);
                         sum += (double)got[I * w.nk + j];
                         v += w.seen[(b * w.nq + I) * w.nk + j];
                         if (x > 0.0) row -= x * log(x);
                     }
-                    if (v) assert_true(fabs(sum - 1.0) < 1e-5 || sum == 0.0);   /* 0: no sample of the block sees a key */
-                    else assert_true(sum == 0.0);
-                    if (v > 1) { e += row / log((double)v);  rows++; }
+                    /* 0: no sample of the block sees a key */
+                    if (v)
+                        assert_true(fabs(sum - 1.0) < 1e-5 || sum == 0.0);
+                    else
+                        assert_true(sum == 0.0);
+                    if (v > 1) {
+                        e += row / log((double)v);
+                        rows++;
+                    }
                     seen += (double)v;
                 }
                 assert_true(fabs(entropy[b * w.Hq + h] - (rows ? e / (double)rows : 1.0)) < 1e-5);
                 /* budget >= 1 in fixed mode is the full mask */
-                const int64_t total = existing ? (int64_t)floor((double)k[h] * seen / (double)existing + 0.5) : 0;
+                const int64_t total = existing ? (int64_t)floor(
+                                                     (double)k[h] * seen / (double)existing + 0.5)
+                                               : 0;
                 for (int64_t I = 0; I < w.nq; I++) {
                     const row_view v = view_row(&w, mask, want + I * w.nk, b, h, I);
                     check_row(&w, &v, 1e-5);
@@ -151,7 +193,10 @@ static void entropy_reference(void **state)
                 check_counts(&w, mask, want, b, h, total, 1e-5);
             }
         }
-        free(imp);  free(entropy);  free(want);  free(mask);
+        free(imp);
+        free(entropy);
+        free(want);
+        free(mask);
         world_free(&w);
     }
     esa_ctx_free(ctx);
@@ -181,7 +226,8 @@ static void rf_v2_reference(void **state)
                 }
                 check_counts(&w, mask, score, b, h, total, 1e-5);
             }
-        free(score);  free(mask);
+        free(score);
+        free(mask);
         world_free(&w);
     }
     esa_ctx_free(ctx);
@@ -195,7 +241,8 @@ static void random_reference(void **state)
     for (int round = 0; round < 80; round++) {
         world w;
         world_make(&w, &r, ctx, ESA_SELECT_RANDOM, ESA_MODE_FIXED);
-        double *score = calloc((size_t)(w.nq * w.nk), sizeof *score);   /* all equal: only counts and forced blocks are checked */
+        /* all equal: only counts and forced blocks are checked */
+        double *score = calloc((size_t)(w.nq * w.nk), sizeof *score);
         uint8_t *mask = kit_select_bytes(ctx, &w.q.view, &w.k.view, &w.p);
         for (int64_t b = 0; b < w.B; b++)
             for (int64_t h = 0; h < w.Hq; h++) {
@@ -208,7 +255,8 @@ static void random_reference(void **state)
                 }
                 check_counts(&w, mask, score, b, h, total, 1e-5);
             }
-        free(score);  free(mask);
+        free(score);
+        free(mask);
         world_free(&w);
     }
     esa_ctx_free(ctx);
@@ -227,7 +275,7 @@ static void ada_fixed_reference(void **state)
         world_make(&w, &r, ctx, ESA_SELECT_ADA_BSA, ESA_MODE_FIXED);
         w.p.scale = 1.0 / sqrt((double)w.D);
         w.p.cdf_threshold = thresholds[esa_rng_below(&r, 6)];
-        for (int64_t b = 0; b < w.B; b++)               /* sink and last block are forced too */
+        for (int64_t b = 0; b < w.B; b++) /* sink and last block are forced too */
             for (int64_t I = 0; I < w.nq; I++) {
                 uint8_t *f = w.forced + (b * w.nq + I) * w.nk;
                 const uint8_t *s = w.seen + (b * w.nq + I) * w.nk;
@@ -251,25 +299,35 @@ static void ada_fixed_reference(void **state)
                     for (int64_t j = 0; j < w.nk; j++) {
                         total += v.score[j];
                         if (v.keep[j]) mass += v.score[j];
-                        if (v.keep[j] && !v.forced[j] && v.score[j] < smallest) smallest = v.score[j];
+                        if (v.keep[j] && !v.forced[j] && v.score[j] < smallest)
+                            smallest = v.score[j];
                     }
-                    if (w.p.cdf_threshold >= 1.0 || v.visible == 0 || v.kept <= v.held + 1) continue;
-                    /* without the last block the threshold was not reached; with it, it is - unless the cap cut */
-                    if (mass - smallest >= w.p.cdf_threshold * total + 1e-5 * total) fail_msg("one block too many: %s", w.name);
-                    if (w.p.budget >= 1.0 && mass < w.p.cdf_threshold * total - 1e-5 * total) fail_msg("threshold not reached: %s", w.name);
+                    if (w.p.cdf_threshold >= 1.0 || v.visible == 0 || v.kept <= v.held + 1)
+                        continue;
+                    /* without the last block the threshold was not reached; with it, it is - unless
+                     * the cap cut */
+                    if (mass - smallest >= w.p.cdf_threshold * total + 1e-5 * total)
+                        fail_msg("one block too many: %s", w.name);
+                    if (w.p.budget >= 1.0 && mass < w.p.cdf_threshold * total - 1e-5 * total)
+                        fail_msg("threshold not reached: %s", w.name);
                 }
                 const int64_t total = (int64_t)floor(w.p.budget * (double)seen + 0.5);
                 if (w.p.cdf_threshold >= 1.0) check_counts(&w, mask, score, b, h, total, 1e-5);
-                else assert_true(kept <= (total > least ? total : least) + w.nq);     /* a best block beside forced ones */
+                /* a best block beside forced ones */
+                else
+                    assert_true(kept <= (total > least ? total : least) + w.nq);
             }
-        free(score);  free(mask);
+        free(score);
+        free(mask);
         world_free(&w);
     }
     esa_ctx_free(ctx);
 }
 
-/* The original's rule written down once more, from sorted doubles. nudge shifts the CDF target, to find fragile rows. */
-static void naive_ada_rule(uint8_t *keep, const double *score, int64_t A, const esa_select_params *p, double nudge)
+/* The original's rule written down once more, from sorted doubles. nudge shifts the CDF target, to
+ * find fragile rows. */
+static void naive_ada_rule(uint8_t *keep, const double *score, int64_t A,
+                           const esa_select_params *p, double nudge)
 {
     double v[MAX_BLOCKS + 32] = { 0 }, total = 0.0, cut = 0.0;
     const float th = (float)p->cdf_threshold, share = (float)p->budget;
@@ -277,12 +335,21 @@ static void naive_ada_rule(uint8_t *keep, const double *score, int64_t A, const 
     int64_t pos = A;
     const int64_t P = (A + 31) / 32 * 32;
     memset(keep, 0, MAX_BLOCKS);
-    if (p->causal && A <= 2) { memset(keep, 1, (size_t)A); return; }
+    if (p->causal && A <= 2) {
+        memset(keep, 1, (size_t)A);
+        return;
+    }
     for (int64_t j = 0; j < A; j++)
         if (!(j == 0 && p->keep_sink) && !(j == A - 1 && drop_last)) v[j] = score[j];
     for (int64_t a = 0; a < P; a++) {
         total += v[a];
-        for (int64_t b = a + 1; b < P; b++) if (v[b] > v[a]) { const double t = v[a];  total += v[b] - v[a];  v[a] = v[b];  v[b] = t; }
+        for (int64_t b = a + 1; b < P; b++)
+            if (v[b] > v[a]) {
+                const double t = v[a];
+                total += v[b] - v[a];
+                v[a] = v[b];
+                v[b] = t;
+            }
     }
     if ((double)th < 1.0) {
         const double target = (double)th * total * (1.0 + nudge);
@@ -291,10 +358,16 @@ static void naive_ada_rule(uint8_t *keep, const double *score, int64_t A, const 
         for (int64_t c = 0; c < P; c += 16) {
             double sum = 0.0;
             for (int64_t i = c; i < c + 16; i++) sum += v[i];
-            if (acc + sum > target) { first = c; break; }
+            if (acc + sum > target) {
+                first = c;
+                break;
+            }
             acc += sum;
         }
-        for (pos = first; pos < first + 15; pos++) { acc += v[pos];  if (acc >= target) break; }
+        for (pos = first; pos < first + 15; pos++) {
+            acc += v[pos];
+            if (acc >= target) break;
+        }
         cut = v[pos];
     }
     if (A >= 10 && (float)pos > (float)A * share) {
@@ -302,7 +375,8 @@ static void naive_ada_rule(uint8_t *keep, const double *score, int64_t A, const 
         cut = v[(top > 1 ? top : 1) - 1];
     }
     for (int64_t j = 0; j < A; j++)
-        if (!(j == 0 && p->keep_sink) && !(j == A - 1 && drop_last)) keep[j] = score[j] > cut - 1e-5 + nudge;
+        if (!(j == 0 && p->keep_sink) && !(j == A - 1 && drop_last))
+            keep[j] = score[j] > cut - 1e-5 + nudge;
     if (A > 0) keep[0] = 1;
     if (A > 0 && drop_last) keep[A - 1] = 1;
 }
@@ -316,7 +390,10 @@ static void ada_compat_reference(void **state)
     for (int round = 0; round < 60; round++) {
         world w;
         world_make(&w, &r, ctx, ESA_SELECT_ADA_BSA, ESA_MODE_COMPAT);
-        if (w.p.causal && w.Nq != w.Nk) { world_free(&w); continue; }
+        if (w.p.causal && w.Nq != w.Nk) {
+            world_free(&w);
+            continue;
+        }
         w.p.scale = 1.0 / sqrt((double)w.D);
         w.p.cdf_threshold = thresholds[esa_rng_below(&r, 5)];
         double *score = malloc((size_t)(w.nq * w.nk) * sizeof *score);
@@ -332,11 +409,14 @@ static void ada_compat_reference(void **state)
                     naive_ada_rule(want[1], v.score, v.visible, &w.p, 1e-5);
                     naive_ada_rule(want[2], v.score, v.visible, &w.p, -1e-5);
                     for (int64_t j = 0; j < w.nk && j < MAX_BLOCKS; j++)
-                        if (v.keep[j] != want[0][j] && v.keep[j] != want[1][j] && v.keep[j] != want[2][j])
-                            fail_msg("row %d block %d is %d: %s", (int)I, (int)j, v.keep[j], w.name);
+                        if (v.keep[j] != want[0][j] && v.keep[j] != want[1][j] &&
+                            v.keep[j] != want[2][j])
+                            fail_msg("row %d block %d is %d: %s", (int)I, (int)j, v.keep[j],
+                                     w.name);
                 }
             }
-        free(score);  free(mask);
+        free(score);
+        free(mask);
         world_free(&w);
     }
     esa_ctx_free(ctx);
@@ -345,8 +425,9 @@ static void ada_compat_reference(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(entropy_reference), cmocka_unit_test(rf_v2_reference), cmocka_unit_test(random_reference),
-        cmocka_unit_test(ada_fixed_reference), cmocka_unit_test(ada_compat_reference),
+        cmocka_unit_test(entropy_reference),    cmocka_unit_test(rf_v2_reference),
+        cmocka_unit_test(random_reference),     cmocka_unit_test(ada_fixed_reference),
+        cmocka_unit_test(ada_compat_reference),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

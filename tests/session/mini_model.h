@@ -1,4 +1,5 @@
-/* mini_model.h - a model made of random numbers: enough layers, steps and branches to drive a session.
+/* mini_model.h - a model made of random numbers: enough layers, steps and branches to drive a
+ * session.
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_TESTS_SESSION_MINI_MODEL_H
 #define ESA_TESTS_SESSION_MINI_MODEL_H
@@ -9,15 +10,21 @@
 
 typedef struct mini {
     int32_t layers, steps, branches;
-    int32_t grid[3], text;              /* text tokens in front */
+    int32_t grid[3], text; /* text tokens in front */
     int64_t B, H, N, D;
-    float *q, *k, *v, *o;               /* [B][H][N][D] */
-    uint64_t prompt;                    /* what the numbers depend on beside layer, step and branch */
+    float *q, *k, *v, *o; /* [B][H][N][D] */
+    uint64_t prompt;      /* what the numbers depend on beside layer, step and branch */
 } mini;
 
 static inline mini mini_make(int32_t layers, int32_t steps, int32_t branches, int64_t B)
 {
-    mini m = {.layers = layers, .steps = steps, .branches = branches, .grid = {3, 8, 10}, .B = B, .H = 3, .D = 16};
+    mini m = { .layers = layers,
+               .steps = steps,
+               .branches = branches,
+               .grid = { 3, 8, 10 },
+               .B = B,
+               .H = 3,
+               .D = 16 };
     m.N = (int64_t)m.grid[0] * m.grid[1] * m.grid[2];
     const size_t n = (size_t)(B * m.H * m.N * m.D + 64) * sizeof(float);
     m.q = malloc(n);
@@ -41,7 +48,8 @@ static inline int64_t mini_size(const mini *m) { return m->B * m->H * m->N * m->
 /* Sharp, head-dependent scores: heads differ in entropy. */
 static inline void mini_fill(const mini *m, int32_t layer, int32_t step, int32_t branch)
 {
-    esa_rng r = {m->prompt * 1000003u + (uint64_t)layer * 7919u + (uint64_t)step * 104729u + (uint64_t)branch * 15485863u};
+    esa_rng r = { m->prompt * 1000003u + (uint64_t)layer * 7919u + (uint64_t)step * 104729u +
+                  (uint64_t)branch * 15485863u };
     for (int64_t i = 0; i < mini_size(m); i++) {
         const int64_t h = i / (m->N * m->D) % m->H;
         m->q[i] = (esa_rng_unit(&r) - 0.5f) * (float)(2 + 4 * h);
@@ -50,7 +58,9 @@ static inline void mini_fill(const mini *m, int32_t layer, int32_t step, int32_t
     }
 }
 
-typedef struct mini_views { esa_tensor q, k, v, o; } mini_views;
+typedef struct mini_views {
+    esa_tensor q, k, v, o;
+} mini_views;
 
 static inline mini_views mini_view(const mini *m)
 {
@@ -98,7 +108,8 @@ static inline esa_status mini_run(const mini *m, esa_session *s, uint64_t *hash)
             if (status == ESA_OK) status = esa_session_step(s, step, branch);
             for (int32_t layer = 0; status == ESA_OK && layer < m->layers; layer++) {
                 mini_fill(m, layer, step, branch);
-                status = esa_session_attention(s, layer, ESA_CALL_SELF, &t.q, &t.k, &t.v, &t.o, NULL);
+                status = esa_session_attention(s, layer, ESA_CALL_SELF, &t.q, &t.k, &t.v, &t.o,
+                                               NULL);
                 h = mini_hash(h, m->o, mini_size(m) * 4);
             }
         }
@@ -112,7 +123,8 @@ static inline void ok(const esa_ctx *ctx, esa_status status)
 }
 
 /* Records `count` prompts starting with `first` into a file. */
-static inline void mini_record(esa_ctx *ctx, mini *m, const esa_session_params *p, uint64_t first, int count, const char *path)
+static inline void mini_record(esa_ctx *ctx, mini *m, const esa_session_params *p, uint64_t first,
+                               int count, const char *path)
 {
     esa_session *s;
     ok(ctx, esa_session_create(ctx, &s, p));

@@ -5,7 +5,7 @@
 #include <sys/resource.h>
 #include "common/on_gpu.h"
 #include "common/one_ctx.h"
-#include "esa/esa_media.h"
+#include "esa/esa_tensors.h"
 
 static void test_order_and_shards(void **state)
 {
@@ -57,13 +57,13 @@ static void test_order_and_shards(void **state)
         char a[640], b[640];
         strcpy(a, scratch_path(&t, "a"));
         strcpy(b, scratch_path(&t, "b"));
-        const char *ab[] = {a, b}, *ba[] = {b, a}, *one[] = {scratch_path(&s, "one")};
+        const char *ab[] = { a, b }, *ba[] = { b, a }, *one[] = { scratch_path(&s, "one") };
         ok(ctx, esa_recording_merge(ctx, scratch_path(&t, "ab"), ab, 2));
         ok(ctx, esa_recording_merge(ctx, scratch_path(&u, "ba"), ba, 2));
         assert_true(scratch_same(scratch_path(&s, "one"), scratch_path(&t, "ab")));
         assert_true(scratch_same(scratch_path(&s, "one"), scratch_path(&u, "ba")));
         esa_mask_build build = esa_mask_build_default();
-        const double budgets[] = {0.5, 0.3};
+        const double budgets[] = { 0.5, 0.3 };
         build.budgets = budgets;
         build.budget_count = 2;
         one[0] = scratch_path(&s, "one");
@@ -75,7 +75,8 @@ static void test_order_and_shards(void **state)
     scratch_remove(&s);
 }
 
-/* A recording of 4 steps in a file for 10: step i has the masks of recorded step floor(i * 4 / 10), and a session of 10 steps runs from it. */
+/* A recording of 4 steps in a file for 10: step i has the masks of recorded step floor(i * 4 / 10),
+ * and a session of 10 steps runs from it. */
 static void test_other_steps(void **state)
 {
     (void)state;
@@ -83,8 +84,8 @@ static void test_other_steps(void **state)
     mini m = mini_make(2, 4, 1, 1), ten = mini_make(2, 10, 1, 1);
     esa_session_params p = mini_params(&m, ESA_SESSION_RECORD);
     mini_record(ctx, &m, &p, 20, 1, scratch_path(&s, "rec"));
-    const char *rec[] = {scratch_path(&s, "rec")};
-    const double budgets[] = {0.5};
+    const char *rec[] = { scratch_path(&s, "rec") };
+    const double budgets[] = { 0.5 };
     esa_mask_build build = esa_mask_build_default();
     build.budgets = budgets;
     build.budget_count = 1;
@@ -96,7 +97,7 @@ static void test_other_steps(void **state)
         esa_mask_file *four, *more;
         ok(ctx, esa_mask_file_open(ctx, &four, scratch_path(&t, "four")));
         ok(ctx, esa_mask_file_open(ctx, &more, scratch_path(&u, "more")));
-        esa_mask_file_info info = {.struct_size = sizeof info};
+        esa_mask_file_info info = { .struct_size = sizeof info };
         ok(ctx, esa_mask_file_get_info(more, &info));
         assert_int_equal(info.steps, steps);
         assert_int_equal(info.groups, 4);
@@ -109,7 +110,8 @@ static void test_other_steps(void **state)
         esa_mask_file_free(four);
         esa_mask_file_free(more);
     }
-    /* Warm-up is counted in steps of the file: of 10 the first 2, which are all that uses recorded step 0 but step 2 does as well. */
+    /* Warm-up is counted in steps of the file: of 10 the first 2, which are all that uses recorded
+     * step 0 but step 2 does as well. */
     build = esa_mask_build_default();
     build.budgets = budgets;
     build.budget_count = 1;
@@ -124,15 +126,16 @@ static void test_other_steps(void **state)
     esa_session *x;
     ok(ctx, esa_session_create(ctx, &x, &c));
     ok(ctx, mini_run(&ten, x, NULL));
-    esa_session_stats stats = {.struct_size = sizeof stats};
+    esa_session_stats stats = { .struct_size = sizeof stats };
     ok(ctx, esa_session_get_stats(x, &stats, -1, -1));
     assert_int_equal(stats.masks_loaded, 8);
     esa_session_free(x);
     esa_mask_file_free(more);
-    const int32_t wrong[] = {3, -1, 65536};
+    const int32_t wrong[] = { 3, -1, 65536 };
     for (int i = 0; i < 3; i++) {
         build.steps = wrong[i];
-        assert_refused(ctx, esa_mask_file_build(ctx, scratch_path(&u, "x"), rec, 1, &build), ESA_ERR_ARGUMENT, "steps", "4", NULL);
+        assert_refused(ctx, esa_mask_file_build(ctx, scratch_path(&u, "x"), rec, 1, &build),
+                       ESA_ERR_ARGUMENT, "steps", "4", NULL);
     }
     mini_free(&m);
     mini_free(&ten);
@@ -189,15 +192,19 @@ static void test_limit(void **state)
     mini_fill(&m, 0, 0, 0);
     ok(ctx, esa_session_begin(x));
     ok(ctx, esa_session_step(x, 1, 0));
-    for (int i = 0; i < 85; i++) ok(ctx, esa_session_attention(x, 0, 0, &v.q, &v.k, &v.v, &v.o, NULL));
+    for (int i = 0; i < 85; i++)
+        ok(ctx, esa_session_attention(x, 0, 0, &v.q, &v.k, &v.v, &v.o, NULL));
     ok(ctx, esa_session_save_recording(x, scratch_path(&s, "full")));
-    assert_refused(ctx, esa_session_attention(x, 0, 0, &v.q, &v.k, &v.v, &v.o, NULL), ESA_ERR_STATE, "255 contributions", "at most 255", NULL);
-    assert_refused(ctx, esa_session_load_recording(x, scratch_path(&s, "full")), ESA_ERR_STATE, "255", NULL);
+    assert_refused(ctx, esa_session_attention(x, 0, 0, &v.q, &v.k, &v.v, &v.o, NULL), ESA_ERR_STATE,
+                   "255 contributions", "at most 255", NULL);
+    assert_refused(ctx, esa_session_load_recording(x, scratch_path(&s, "full")), ESA_ERR_STATE,
+                   "255", NULL);
     esa_session_free(x);
     char full[640];
     strcpy(full, scratch_path(&s, "full"));
-    const char *twice[] = {full, full};
-    assert_refused(ctx, esa_recording_merge(ctx, scratch_path(&s, "m"), twice, 2), ESA_ERR_STATE, "510", NULL);
+    const char *twice[] = { full, full };
+    assert_refused(ctx, esa_recording_merge(ctx, scratch_path(&s, "m"), twice, 2), ESA_ERR_STATE,
+                   "510", NULL);
     /* A mask file takes them all: it sums in 64 bits. */
     esa_mask_build b = esa_mask_build_default();
     b.dense_first_layer = 0;
@@ -220,25 +227,55 @@ static void test_mismatch(void **state)
         const char *word = "";
         if (i == 0) word = "2 layers";
         if (i == 1) word = "4 steps";
-        if (i == 2) { q.model = "other"; word = "'mini'"; }
-        if (i == 3) { q.config_hash = "abc"; word = "'00ff'"; }
-        if (i == 4) { q.record_groups = 1; word = "3 step groups"; }
-        if (i == 5) { q.record_per_branch = 1; word = "1 branches"; }
-        if (i == 6) { q.select.samples = 3; word = "4 samples"; }
-        if (i == 7) { q.select.block_k = 32; word = "32x16"; }
-        if (i == 9) { q.select.scale = 0.1; word = "scale 0"; }
-        if (i == 8) { q.dense_layers = &layer1; q.dense_layer_count = 1; word = "dense"; }
+        if (i == 2) {
+            q.model = "other";
+            word = "'mini'";
+        }
+        if (i == 3) {
+            q.config_hash = "abc";
+            word = "'00ff'";
+        }
+        if (i == 4) {
+            q.record_groups = 1;
+            word = "3 step groups";
+        }
+        if (i == 5) {
+            q.record_per_branch = 1;
+            word = "1 branches";
+        }
+        if (i == 6) {
+            q.select.samples = 3;
+            word = "4 samples";
+        }
+        if (i == 7) {
+            q.select.block_k = 32;
+            word = "32x16";
+        }
+        if (i == 9) {
+            q.select.scale = 0.1;
+            word = "scale 0";
+        }
+        if (i == 8) {
+            q.dense_layers = &layer1;
+            q.dense_layer_count = 1;
+            word = "dense";
+        }
         esa_session *x;
         ok(ctx, esa_session_create(ctx, &x, &q));
-        assert_refused(ctx, esa_session_load_recording(x, scratch_path(&s, "rec")), ESA_ERR_MISMATCH, word, "the session", NULL);
+        assert_refused(ctx, esa_session_load_recording(x, scratch_path(&s, "rec")),
+                       ESA_ERR_MISMATCH, word, "the session", NULL);
         ok(ctx, mini_run(&n, x, NULL));
         ok(ctx, esa_session_save_recording(x, scratch_path(&t, "other")));
         char a[640], b[640];
         strcpy(a, scratch_path(&s, "rec"));
         strcpy(b, scratch_path(&t, "other"));
-        const char *ab[] = {a, b};
-        if (i != 8) assert_refused(ctx, esa_recording_merge(ctx, scratch_path(&s, "m"), ab, 2), ESA_ERR_MISMATCH, word, "rec", "other", NULL);
-        else assert_int_equal(esa_recording_merge(ctx, scratch_path(&s, "m"), ab, 2), ESA_ERR_MISMATCH);
+        const char *ab[] = { a, b };
+        if (i != 8)
+            assert_refused(ctx, esa_recording_merge(ctx, scratch_path(&s, "m"), ab, 2),
+                           ESA_ERR_MISMATCH, word, "rec", "other", NULL);
+        else
+            assert_int_equal(esa_recording_merge(ctx, scratch_path(&s, "m"), ab, 2),
+                             ESA_ERR_MISMATCH);
         assert_int_equal(scratch_count(&s), 2);
         esa_session_free(x);
         mini_free(&n);
@@ -256,23 +293,25 @@ static void test_mismatch(void **state)
     m.N -= 16;
     assert_refused(ctx, mini_run(&m, x, NULL), ESA_ERR_MISMATCH, "N=240", "N=224", NULL);
     m.N += 16;
-    assert_refused(ctx, esa_session_load_recording(x, scratch_path(&s, "rec")), ESA_ERR_MISMATCH, "3x8x10", NULL);
+    assert_refused(ctx, esa_session_load_recording(x, scratch_path(&s, "rec")), ESA_ERR_MISMATCH,
+                   "3x8x10", NULL);
     esa_session_free(x);
 
     ok(ctx, esa_session_create(ctx, &x, &p));
-    assert_refused(ctx, esa_session_save_recording(x, scratch_path(&t, "none")), ESA_ERR_STATE, "nothing", NULL);
+    assert_refused(ctx, esa_session_save_recording(x, scratch_path(&t, "none")), ESA_ERR_STATE,
+                   "nothing", NULL);
     esa_session_free(x);
     mini_free(&m);
     scratch_remove(&s);
 }
 
-/* Sums of other layouts do not go together, also where the layouts move no token differently: neither by merging, nor by resuming
- * before the first call, nor after it. */
+/* Sums of other layouts do not go together, also where the layouts move no token differently:
+ * neither by merging, nor by resuming before the first call, nor after it. */
 static void test_layouts(void **state)
 {
     (void)state;
     scratch s = scratch_make(), t = s;
-    mini n = mini_make(1, 1, 1, 2);                         /* memory for more tokens: 240 of the grid and 10 of text */
+    mini n = mini_make(1, 1, 1, 2); /* memory for more tokens: 240 of the grid and 10 of text */
     n.B = 1;
     n.N = 250;
     n.text = 10;
@@ -282,13 +321,24 @@ static void test_layouts(void **state)
         esa_session_params q = p;
         const char *word = "frame 0 protected";
         if (i == 0) q.select.layout.protect_first_frame = 1;
-        if (i == 1) { q.select.layout.text_front_q = 0; q.select.layout.text_back_q = 10; word = "text 0 + 10"; }
-        if (i == 2) { q.select.layout.order = ESA_ORDER_TILE; word = "order tile"; }
-        if (i == 3) { memset(q.select.layout.grid_q, 0, sizeof q.select.layout.grid_q); word = "3x8x10"; }
+        if (i == 1) {
+            q.select.layout.text_front_q = 0;
+            q.select.layout.text_back_q = 10;
+            word = "text 0 + 10";
+        }
+        if (i == 2) {
+            q.select.layout.order = ESA_ORDER_TILE;
+            word = "order tile";
+        }
+        if (i == 3) {
+            memset(q.select.layout.grid_q, 0, sizeof q.select.layout.grid_q);
+            word = "3x8x10";
+        }
         esa_session *x;
         ok(ctx, esa_session_create(ctx, &x, &q));
-        for (int round = 0; round < 2; round++) {           /* before the first call, and after it */
-            assert_refused(ctx, esa_session_load_recording(x, scratch_path(&s, "rec")), ESA_ERR_MISMATCH, word, "the session", NULL);
+        for (int round = 0; round < 2; round++) { /* before the first call, and after it */
+            assert_refused(ctx, esa_session_load_recording(x, scratch_path(&s, "rec")),
+                           ESA_ERR_MISMATCH, word, "the session", NULL);
             if (!round) ok(ctx, mini_run(&n, x, NULL));
         }
         ok(ctx, esa_session_save_recording(x, scratch_path(&t, "other")));
@@ -296,25 +346,28 @@ static void test_layouts(void **state)
         char a[640], b[640];
         strcpy(a, scratch_path(&s, "rec"));
         strcpy(b, scratch_path(&t, "other"));
-        const char *ab[] = {a, b};
-        assert_refused(ctx, esa_recording_merge(ctx, scratch_path(&s, "m"), ab, 2), ESA_ERR_MISMATCH, word, "rec", "other", NULL);
+        const char *ab[] = { a, b };
+        assert_refused(ctx, esa_recording_merge(ctx, scratch_path(&s, "m"), ab, 2),
+                       ESA_ERR_MISMATCH, word, "rec", "other", NULL);
     }
     /* A layout that no file of these tokens can have. */
     esa_session_params q = p;
     q.select.layout.text_front_q = 11;
     esa_session *x;
     ok(ctx, esa_session_create(ctx, &x, &q));
-    assert_refused(ctx, esa_session_load_recording(x, scratch_path(&s, "rec")), ESA_ERR_MISMATCH, "text 10 + 0", "text 11 + 0", NULL);
+    assert_refused(ctx, esa_session_load_recording(x, scratch_path(&s, "rec")), ESA_ERR_MISMATCH,
+                   "text 10 + 0", "text 11 + 0", NULL);
     esa_session_free(x);
     mini_free(&n);
     scratch_remove(&s);
 }
 
-/* A call that fails leaves the recorder as it was: other shapes may follow, and there is nothing to save. */
+/* A call that fails leaves the recorder as it was: other shapes may follow, and there is nothing to
+ * save. */
 static void test_failed_first_call(void **state)
 {
     (void)state;
-    if (on_gpu()) skip();                                   /* it fails by its lengths, which nobody looks at there */
+    if (on_gpu()) skip(); /* it fails by its lengths, which nobody looks at there */
     scratch s = scratch_make();
     mini m = mini_make(1, 2, 1, 1);
     esa_session_params p = mini_params(&m, ESA_SESSION_RECORD);
@@ -327,8 +380,10 @@ static void test_failed_first_call(void **state)
     const int32_t beyond = 100000;
     const mini_views v = mini_view(&m);
     ok(ctx, esa_session_set_kv_len(x, &beyond));
-    assert_refused(ctx, esa_session_attention(x, 0, 0, &v.q, &v.k, &v.v, &v.o, NULL), ESA_ERR_ARGUMENT, "kv_len", NULL);
-    assert_refused(ctx, esa_session_save_recording(x, scratch_path(&s, "none")), ESA_ERR_STATE, "nothing", NULL);
+    assert_refused(ctx, esa_session_attention(x, 0, 0, &v.q, &v.k, &v.v, &v.o, NULL),
+                   ESA_ERR_ARGUMENT, "kv_len", NULL);
+    assert_refused(ctx, esa_session_save_recording(x, scratch_path(&s, "none")), ESA_ERR_STATE,
+                   "nothing", NULL);
     ok(ctx, esa_session_set_kv_len(x, NULL));
     m.N -= 16;
     const mini_views w = mini_view(&m);
@@ -365,7 +420,7 @@ static void test_hostile_numbers(void **state)
     while (at + strlen(key) < header && memcmp(text + at, key, strlen(key)) != 0) at++;
     assert_true(at + strlen(key) < header);
     uint8_t *long_file = malloc(n + 64);
-    uint64_t long_header = header + 64;                     /* 9 more, the rest spaces at the end */
+    uint64_t long_header = header + 64; /* 9 more, the rest spaces at the end */
     memcpy(long_file, &long_header, 8);
     memcpy(long_file + 8, text, at);
     memcpy(long_file + 8 + at, claim, strlen(claim));
@@ -380,12 +435,14 @@ static void test_hostile_numbers(void **state)
     char a[640], b[640];
     strcpy(a, scratch_path(&s, "rec"));
     strcpy(b, scratch_path(&s, "sums"));
-    const char *ab[] = {a, b};
+    const char *ab[] = { a, b };
     ok(ctx, esa_session_create(ctx, &x, &p));
     assert_refused(ctx, esa_session_load_recording(x, b), ESA_ERR_FORMAT, "a sum", NULL);
-    assert_refused(ctx, esa_recording_merge(ctx, scratch_path(&t, "m"), ab, 2), ESA_ERR_FORMAT, "a sum", "sums", NULL);
+    assert_refused(ctx, esa_recording_merge(ctx, scratch_path(&t, "m"), ab, 2), ESA_ERR_FORMAT,
+                   "a sum", "sums", NULL);
     ok(ctx, esa_session_load_recording(x, a));
-    assert_refused(ctx, esa_session_load_recording(x, scratch_path(&s, "prompts")), ESA_ERR_FORMAT, "2147483647 prompts", NULL);
+    assert_refused(ctx, esa_session_load_recording(x, scratch_path(&s, "prompts")), ESA_ERR_FORMAT,
+                   "2147483647 prompts", NULL);
     ok(ctx, esa_session_save_recording(x, scratch_path(&t, "same")));
     assert_true(scratch_same(a, scratch_path(&t, "same")));
     esa_session_free(x);
@@ -403,15 +460,15 @@ static void test_left_out(void **state)
     scratch s = scratch_make();
     mini m = mini_make(3, 2, 1, 1);
     esa_session_params p = mini_params(&m, ESA_SESSION_RECORD);
-    const int32_t dense[] = {2, 2, 0};
+    const int32_t dense[] = { 2, 2, 0 };
     p.dense_layers = dense;
     p.dense_layer_count = 3;
     mini_record(ctx, &m, &p, 1, 1, scratch_path(&s, "rec"));
     esa_tensors *f;
-    esa_tensor_info i = {.struct_size = sizeof i};
+    esa_tensor_info i = { .struct_size = sizeof i };
     ok(ctx, esa_tensors_open(ctx, &f, scratch_path(&s, "rec")));
     ok(ctx, esa_tensors_find(f, "sums", &i));
-    assert_int_equal(i.dim[0], 2);                          /* layer 1, two steps */
+    assert_int_equal(i.dim[0], 2); /* layer 1, two steps */
     ok(ctx, esa_tensors_find(f, "dense_layers", &i));
     assert_int_equal(i.dim[0], 2);
     assert_int_equal(((const int32_t *)i.data)[0], 0);
@@ -437,8 +494,8 @@ static void test_failures(void **state)
     char a[640], b[640];
     strcpy(a, scratch_path(&s, "rec"));
     strcpy(b, scratch_path(&s, "rec2"));
-    const char *ab[] = {a, b};
-    int64_t points[2] = {0, 0};
+    const char *ab[] = { a, b };
+    int64_t points[2] = { 0, 0 };
     for (int what = 0; what < 2; what++)
         for (;; points[what]++) {
             esa_session *x;
@@ -448,8 +505,10 @@ static void test_failures(void **state)
             if (what == 0) {
                 status = esa_session_load_recording(x, a);
                 if (status == ESA_OK) status = esa_session_load_recording(x, b);
-                if (status == ESA_OK) status = esa_session_save_recording(x, scratch_path(&t, "out"));
-            } else status = esa_recording_merge(small, scratch_path(&t, "out"), ab, 2);
+                if (status == ESA_OK)
+                    status = esa_session_save_recording(x, scratch_path(&t, "out"));
+            } else
+                status = esa_recording_merge(small, scratch_path(&t, "out"), ab, 2);
             const int32_t done = c.left >= 0;
             c.left = -1;
             if (!done) {
@@ -465,7 +524,8 @@ static void test_failures(void **state)
             assert_int_equal(unlink(scratch_path(&t, "out")), 0);
             break;
         }
-    print_message("load+save: %lld, merge: %lld allocations failed once each\n", (long long)points[0], (long long)points[1]);
+    print_message("load+save: %lld, merge: %lld allocations failed once each\n",
+                  (long long)points[0], (long long)points[1]);
     esa_ctx_free(small);
 
     /* A full disk while saving: the old file stays. */
@@ -478,7 +538,8 @@ static void test_failures(void **state)
     ok(ctx, esa_session_create(ctx, &x, &p));
     ok(ctx, esa_session_load_recording(x, a));
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
-    const esa_status full = esa_session_save_recording(x, b), merged = esa_recording_merge(ctx, b, ab, 2);
+    const esa_status full = esa_session_save_recording(x, b),
+                     merged = esa_recording_merge(ctx, b, ab, 2);
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
     assert_int_equal(full, ESA_ERR_IO);
     assert_refused(ctx, merged, ESA_ERR_IO, "rec2", NULL);
@@ -486,16 +547,25 @@ static void test_failures(void **state)
     assert_int_equal(scratch_count(&s), 3);
     ok(ctx, esa_recording_merge(ctx, scratch_path(&t, "out"), ab, 2));
     assert_true(scratch_same(scratch_path(&s, "both"), scratch_path(&t, "out")));
-    assert_refused(ctx, esa_recording_merge(ctx, "x", NULL, 1), ESA_ERR_ARGUMENT, "no recordings", NULL);
-    assert_refused(ctx, esa_recording_merge(ctx, "x", ab, 0), ESA_ERR_ARGUMENT, "no recordings", NULL);
+    assert_refused(ctx, esa_recording_merge(ctx, "x", NULL, 1), ESA_ERR_ARGUMENT, "no recordings",
+                   NULL);
+    assert_refused(ctx, esa_recording_merge(ctx, "x", ab, 0), ESA_ERR_ARGUMENT, "no recordings",
+                   NULL);
     mini_free(&m);
     scratch_remove(&s);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_order_and_shards), cmocka_unit_test(test_other_steps), cmocka_unit_test(test_batch), cmocka_unit_test(test_limit),
-                                       cmocka_unit_test(test_mismatch), cmocka_unit_test(test_left_out), cmocka_unit_test(test_failures),
-                                       cmocka_unit_test(test_layouts), cmocka_unit_test(test_failed_first_call), cmocka_unit_test(test_hostile_numbers)};
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_order_and_shards),
+                                        cmocka_unit_test(test_other_steps),
+                                        cmocka_unit_test(test_batch),
+                                        cmocka_unit_test(test_limit),
+                                        cmocka_unit_test(test_mismatch),
+                                        cmocka_unit_test(test_left_out),
+                                        cmocka_unit_test(test_failures),
+                                        cmocka_unit_test(test_layouts),
+                                        cmocka_unit_test(test_failed_first_call),
+                                        cmocka_unit_test(test_hostile_numbers) };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

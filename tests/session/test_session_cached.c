@@ -1,4 +1,5 @@
-/* test_session_cached.c - sessions that take their masks from a file: the file must be of their layout and of their kind, causal or not.
+/* test_session_cached.c - sessions that take their masks from a file: the file must be of their
+ * layout and of their kind, causal or not.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "session/mini_model.h"
 #include "common/on_gpu.h"
@@ -6,26 +7,27 @@
 
 static esa_session_stats stats_of(const esa_session *s)
 {
-    esa_session_stats t = {.struct_size = sizeof t};
+    esa_session_stats t = { .struct_size = sizeof t };
     assert_int_equal(esa_session_get_stats(s, &t, 0, 0), ESA_OK);
     return t;
 }
 
-/* A cached session says where its tokens stand, and the file must say the same: window, text, order, protection. */
+/* A cached session says where its tokens stand, and the file must say the same: window, text,
+ * order, protection. */
 static void test_cached_layout(void **state)
 {
     (void)state;
     scratch s = scratch_make(), u = s;
-    mini m = mini_make(2, 3, 1, 2);                         /* memory for more tokens: 240 of the grid and 10 of text */
+    mini m = mini_make(2, 3, 1, 2); /* memory for more tokens: 240 of the grid and 10 of text */
     m.B = 1;
     m.N = 250;
     m.text = 10;
     esa_session_params r = mini_params(&m, ESA_SESSION_RECORD);
     r.select.layout.order = ESA_ORDER_TILE3D;
-    const int32_t window[3] = {1, 4, 5};
+    const int32_t window[3] = { 1, 4, 5 };
     memcpy(r.select.layout.window, window, sizeof window);
     mini_record(ctx, &m, &r, 1, 1, scratch_path(&s, "rec"));
-    const char *one[] = {scratch_path(&s, "rec")};
+    const char *one[] = { scratch_path(&s, "rec") };
     ok(ctx, esa_mask_file_build(ctx, scratch_path(&u, "masks"), one, 1, NULL));
     esa_mask_file *file;
     ok(ctx, esa_mask_file_open(ctx, &file, scratch_path(&u, "masks")));
@@ -35,17 +37,40 @@ static void test_cached_layout(void **state)
         p.masks = file;
         y->order_applied = i % 2;
         const char *word = NULL;
-        if (i == 1) *y = esa_layout_default();              /* says nothing: the file's */
-        if (i == 2 || i == 3) { y->order = ESA_ORDER_TILE3D; memcpy(y->window, window, sizeof window); }
-        if (i == 4 || i == 5) { y->order = ESA_ORDER_TILE3D; word = "tile3d 2x8x8"; }
-        if (i == 6 || i == 7) { y->text_front_q = 0; y->text_back_q = 10; word = "text 0 + 10"; }
-        if (i == 8 || i == 9) { y->order = ESA_ORDER_HILBERT; word = "order hilbert"; }
-        if (i == 10) { y->protect_first_frame = 1; word = "frame 0 protected"; }
-        if (i == 11) { memcpy(y->grid_k, y->grid_q, sizeof y->grid_k); y->text_back_k = 10; word = "keys: grid 3x8x10, text 0 + 10"; }
+        if (i == 1) *y = esa_layout_default(); /* says nothing: the file's */
+        if (i == 2 || i == 3) {
+            y->order = ESA_ORDER_TILE3D;
+            memcpy(y->window, window, sizeof window);
+        }
+        if (i == 4 || i == 5) {
+            y->order = ESA_ORDER_TILE3D;
+            word = "tile3d 2x8x8";
+        }
+        if (i == 6 || i == 7) {
+            y->text_front_q = 0;
+            y->text_back_q = 10;
+            word = "text 0 + 10";
+        }
+        if (i == 8 || i == 9) {
+            y->order = ESA_ORDER_HILBERT;
+            word = "order hilbert";
+        }
+        if (i == 10) {
+            y->protect_first_frame = 1;
+            word = "frame 0 protected";
+        }
+        if (i == 11) {
+            memcpy(y->grid_k, y->grid_q, sizeof y->grid_k);
+            y->text_back_k = 10;
+            word = "keys: grid 3x8x10, text 0 + 10";
+        }
         esa_session *x;
         const esa_status status = esa_session_create(ctx, &x, &p);
-        if (!word) ok(ctx, status);
-        else assert_refused(ctx, status, ESA_ERR_MISMATCH, word, "tile3d 1x4x5, text 10 + 0", "the session", NULL);
+        if (!word)
+            ok(ctx, status);
+        else
+            assert_refused(ctx, status, ESA_ERR_MISMATCH, word, "tile3d 1x4x5, text 10 + 0",
+                           "the session", NULL);
         esa_session_free(x);
     }
     esa_mask_file_free(file);
@@ -71,13 +96,14 @@ static void test_cached_causal(void **state)
         ok(ctx, esa_select(ctx, &mask, &t.q, &t.k, &p.select));
         ok(ctx, esa_mask_file_save(ctx, scratch_path(&s, "mask"), mask));
         esa_mask_file *file;
-        esa_mask_file_info info = {.struct_size = sizeof info};
+        esa_mask_file_info info = { .struct_size = sizeof info };
         ok(ctx, esa_mask_file_open(ctx, &file, scratch_path(&s, "mask")));
         assert_int_equal(esa_mask_file_get_info(file, &info), ESA_OK);
         assert_int_equal(info.causal, causal);
         /* Kept by the exchange and by rewriting. */
         ok(ctx, esa_mask_file_export_fa4(ctx, scratch_path(&u, "fa4"), file, 0.4));
-        ok(ctx, esa_mask_file_import_fa4(ctx, scratch_path(&u, "back"), scratch_path(&s, "fa4"), NULL, NULL));
+        ok(ctx, esa_mask_file_import_fa4(ctx, scratch_path(&u, "back"), scratch_path(&s, "fa4"),
+                                         NULL, NULL));
         esa_mask_file *back;
         ok(ctx, esa_mask_file_open(ctx, &back, scratch_path(&u, "back")));
         assert_int_equal(esa_mask_file_get_info(back, &info), ESA_OK);
@@ -86,7 +112,8 @@ static void test_cached_causal(void **state)
         esa_session *x;
         p.masks = file;
         p.attention.causal = !causal;
-        assert_refused(ctx, esa_session_create(ctx, &x, &p), ESA_ERR_MISMATCH, "causal", causal ? "not causal" : "bidirectional", NULL);
+        assert_refused(ctx, esa_session_create(ctx, &x, &p), ESA_ERR_MISMATCH, "causal",
+                       causal ? "not causal" : "bidirectional", NULL);
         p.attention.causal = causal;
         ok(ctx, esa_session_create(ctx, &x, &p));
         ok(ctx, esa_session_begin(x));
@@ -96,13 +123,14 @@ static void test_cached_causal(void **state)
         ok(ctx, esa_session_attention(x, 0, 0, &t.q, &t.k, &t.v, &t.o, NULL));
         assert_memory_equal(expected, m.o, mini_size(&m) * 4);
         assert_int_equal(stats_of(x).sparse_calls, 1);
-        esa_mask_info made = {.struct_size = sizeof made};
+        esa_mask_info made = { .struct_size = sizeof made };
         assert_int_equal(esa_mask_get_info(mask, &made), ESA_OK);
         assert_float_equal(stats_of(x).density, made.density, 1e-12);
         esa_session_free(x);
         esa_mask_free(mask);
 
-        /* Bits beyond the 15 key blocks (the bits end the file) are refused by all that read them. */
+        /* Bits beyond the 15 key blocks (the bits end the file) are refused by all that read
+         * them. */
         esa_mask_file_free(file);
         size_t n;
         uint8_t *bytes = scratch_read(scratch_path(&s, "mask"), &n);
@@ -114,16 +142,19 @@ static void test_cached_causal(void **state)
         ok(ctx, esa_session_create(ctx, &x, &p));
         ok(ctx, esa_session_begin(x));
         ok(ctx, esa_session_step(x, 0, 0));
-        assert_refused(ctx, esa_session_attention(x, 0, 0, &t.q, &t.k, &t.v, &t.o, NULL), ESA_ERR_FORMAT, "bits beyond", NULL);
+        assert_refused(ctx, esa_session_attention(x, 0, 0, &t.q, &t.k, &t.v, &t.o, NULL),
+                       ESA_ERR_FORMAT, "bits beyond", NULL);
         esa_session_free(x);
         double density[3];
-        assert_refused(ctx, esa_mask_file_heads(file, NULL, NULL, density, 0, 0, 0, 0.4), ESA_ERR_FORMAT, "bits beyond", NULL);
+        assert_refused(ctx, esa_mask_file_heads(file, NULL, NULL, density, 0, 0, 0, 0.4),
+                       ESA_ERR_FORMAT, "bits beyond", NULL);
         esa_mask_build b = esa_mask_build_default();
         const double budget = 0.4;
         b.importance = ESA_IMPORTANCE_NONE;
         b.budgets = &budget;
         b.budget_count = 1;
-        assert_refused(ctx, esa_mask_file_derive(ctx, scratch_path(&u, "derived"), file, &b), ESA_ERR_FORMAT, "bits beyond", NULL);
+        assert_refused(ctx, esa_mask_file_derive(ctx, scratch_path(&u, "derived"), file, &b),
+                       ESA_ERR_FORMAT, "bits beyond", NULL);
         esa_mask_file_free(file);
     }
     free(expected);
@@ -133,6 +164,7 @@ static void test_cached_causal(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_cached_layout), cmocka_unit_test(test_cached_causal)};
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_cached_layout),
+                                        cmocka_unit_test(test_cached_causal) };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

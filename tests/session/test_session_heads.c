@@ -1,9 +1,11 @@
-/* test_session_heads.c - sequence parallelism: sessions that see some of the heads use their part of a mask file.
+/* test_session_heads.c - sequence parallelism: sessions that see some of the heads use their part
+ * of a mask file.
  * SPDX-License-Identifier: Apache-2.0 */
-#include "session/mask_file_test.h"
+#include "maskfile/mask_file_test.h"
 
-/* One video as two workers would run it: heads [0, split) and [split, H), each with a session of its own. The views are the same memory, so the
- * hash over all outputs must be that of one session with all heads. */
+/* One video as two workers would run it: heads [0, split) and [split, H), each with a session of
+ * its own. The views are the same memory, so the hash over all outputs must be that of one session
+ * with all heads. */
 static uint64_t run_split(const mini *m, esa_session *const part[2], int64_t split)
 {
     uint64_t h = UINT64_C(0xcbf29ce484222325);
@@ -16,12 +18,13 @@ static uint64_t run_split(const mini *m, esa_session *const part[2], int64_t spl
                 mini_fill(m, layer, step, branch);
                 for (int i = 0; i < 2; i++) {
                     mini_views p = t;
-                    esa_tensor *const view[] = {&p.q, &p.k, &p.v, &p.o};
+                    esa_tensor *const view[] = { &p.q, &p.k, &p.v, &p.o };
                     for (int j = 0; j < 4; j++) {
                         view[j]->dim[1] = i ? m->H - split : split;
                         if (i) view[j]->data = (float *)view[j]->data + split * view[j]->stride[1];
                     }
-                    ok(ctx, esa_session_attention(part[i], layer, ESA_CALL_SELF, &p.q, &p.k, &p.v, &p.o, NULL));
+                    ok(ctx, esa_session_attention(part[i], layer, ESA_CALL_SELF, &p.q, &p.k, &p.v,
+                                                  &p.o, NULL));
                 }
                 h = mini_hash(h, m->o, mini_size(m) * 4);
             }
@@ -31,7 +34,7 @@ static uint64_t run_split(const mini *m, esa_session *const part[2], int64_t spl
 
 static esa_session_stats stats_of(const esa_session *s)
 {
-    esa_session_stats t = {.struct_size = sizeof t};
+    esa_session_stats t = { .struct_size = sizeof t };
     assert_int_equal(esa_session_get_stats(s, &t, -1, -1), ESA_OK);
     return t;
 }
@@ -43,7 +46,7 @@ static void test_cached_parts(void **state)
     mini m = mini_make(3, 4, 2, 1);
     esa_session_params p = mini_params(&m, ESA_SESSION_RECORD);
     record(&m, &p, scratch_path(&s, "rec"));
-    const char *rec[] = {scratch_path(&s, "rec")};
+    const char *rec[] = { scratch_path(&s, "rec") };
     const esa_mask_build b = build_of(ESA_IMPORTANCE_U8, 1);
     ok(ctx, esa_mask_file_build(ctx, scratch_path(&t, "masks"), rec, 1, &b));
     esa_mask_file *f = open_file(scratch_path(&t, "masks"));
@@ -62,13 +65,16 @@ static void test_cached_parts(void **state)
             ok(ctx, esa_session_create(ctx, &part[i], &p));
         }
         assert_true(run_split(&m, part, split) == expected);
-        const esa_session_stats all = stats_of(whole), one = stats_of(part[0]), two = stats_of(part[1]);
+        const esa_session_stats all = stats_of(whole), one = stats_of(part[0]),
+                                two = stats_of(part[1]);
         assert_int_equal(one.sparse_calls, all.sparse_calls);
         assert_int_equal(two.masks_loaded, all.masks_loaded);
         const double first = (double)split / (double)m.H;
-        assert_float_equal(one.density * first + two.density * (1 - first), all.density, 1e-12);    /* heads weigh alike */
-        assert_float_equal(one.mass * first + two.mass * (1 - first), all.mass, 1e-6);              /* masses are stored in f32 */
-        assert_true(one.density != two.density);                                                    /* heads differ in entropy */
+        /* heads weigh alike */
+        assert_float_equal(one.density * first + two.density * (1 - first), all.density, 1e-12);
+        /* masses are stored in f32 */
+        assert_float_equal(one.mass * first + two.mass * (1 - first), all.mass, 1e-6);
+        assert_true(one.density != two.density); /* heads differ in entropy */
         for (int i = 0; i < 2; i++) esa_session_free(part[i]);
     }
     esa_session_free(whole);
@@ -82,7 +88,8 @@ static void refuse(const esa_session_params *p, esa_status status, const char *w
     esa_session *s;
     assert_int_equal(esa_session_create(ctx, &s, p), status);
     assert_null(s);
-    if (!strstr(esa_ctx_error(ctx), word)) fail_msg("'%s' does not say '%s'", esa_ctx_error(ctx), word);
+    if (!strstr(esa_ctx_error(ctx), word))
+        fail_msg("'%s' does not say '%s'", esa_ctx_error(ctx), word);
 }
 
 static void test_refusals(void **state)
@@ -103,7 +110,7 @@ static void test_refusals(void **state)
     refuse(&p, ESA_ERR_ARGUMENT, "first_head is 1 of total_heads 0");
     p = mini_params(&m, ESA_SESSION_RECORD);
     record(&m, &p, scratch_path(&s, "rec"));
-    const char *rec[] = {scratch_path(&s, "rec")};
+    const char *rec[] = { scratch_path(&s, "rec") };
     const esa_mask_build b = build_of(ESA_IMPORTANCE_U8, 1);
     ok(ctx, esa_mask_file_build(ctx, scratch_path(&t, "masks"), rec, 1, &b));
     esa_mask_file *f = open_file(scratch_path(&t, "masks"));
@@ -125,6 +132,7 @@ static void test_refusals(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_cached_parts), cmocka_unit_test(test_refusals)};
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_cached_parts),
+                                        cmocka_unit_test(test_refusals) };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -1,14 +1,15 @@
-/* test_session_policy.c - what a session runs dense, sparse or not at all, and that it computes what the plain calls compute.
+/* test_session_policy.c - what a session runs dense, sparse or not at all, and that it computes
+ * what the plain calls compute.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "session/mini_model.h"
 #include <math.h>
 #include "common/on_gpu.h"
 #include "common/one_ctx.h"
-#include "session/run_info.h"
+#include "maskfile/run_info.h"
 
 static esa_session_stats stats_of(const esa_session *s, int32_t layer, int32_t step)
 {
-    esa_session_stats t = {.struct_size = sizeof t};
+    esa_session_stats t = { .struct_size = sizeof t };
     assert_int_equal(esa_session_get_stats(s, &t, layer, step), ESA_OK);
     return t;
 }
@@ -16,23 +17,38 @@ static esa_session_stats stats_of(const esa_session *s, int32_t layer, int32_t s
 static void test_warmup(void **state)
 {
     (void)state;
-    const struct { double frac; int32_t steps, expected; } table[] = {
-        {0.2, 50, 10}, {0.2, 4, 1}, {0.2, 5, 1}, {0.2, 6, 2}, {0.2, 1, 1}, {0, 50, 0}, {1, 50, 50}, {0.1, 30, 3}, {0.3, 10, 3}, {0.7, 10, 7},
-        {1.0 / 3, 3, 1}, {2.0 / 3, 3, 2}, {0.21, 50, 11}, {0.2, 28, 6}, {1e-10, 50, 1}, {1e-12, 50, 0}};
-    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) assert_int_equal(esa_warmup_steps(table[i].frac, table[i].steps), table[i].expected);
+    const struct {
+        double frac;
+        int32_t steps, expected;
+    } table[] = { { 0.2, 50, 10 },  { 0.2, 4, 1 },  { 0.2, 5, 1 },     { 0.2, 6, 2 },
+                  { 0.2, 1, 1 },    { 0, 50, 0 },   { 1, 50, 50 },     { 0.1, 30, 3 },
+                  { 0.3, 10, 3 },   { 0.7, 10, 7 }, { 1.0 / 3, 3, 1 }, { 2.0 / 3, 3, 2 },
+                  { 0.21, 50, 11 }, { 0.2, 28, 6 }, { 1e-10, 50, 1 },  { 1e-12, 50, 0 } };
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
+        assert_int_equal(esa_warmup_steps(table[i].frac, table[i].steps), table[i].expected);
 }
 
 static void test_policy_table(void **state)
 {
     (void)state;
     mini m = mini_make(4, 6, 2, 1);
-    const int32_t dense[] = {2, 2};
+    const int32_t dense[] = { 2, 2 };
     for (int variant = 0; variant < 6; variant++) {
-        esa_session_params p = mini_params(&m, variant == 5 ? ESA_SESSION_DENSE : ESA_SESSION_ONLINE);
-        int32_t first = 1, warm = 2;                        /* ceil(0.2 * 6) */
-        if (variant == 1) { p.dense_first_layer = 0; first = 0; }
-        if (variant == 2) { p.warmup_frac = 0; warm = 0; }
-        if (variant == 3) { p.dense_layers = dense; p.dense_layer_count = 2; }
+        esa_session_params p = mini_params(&m,
+                                           variant == 5 ? ESA_SESSION_DENSE : ESA_SESSION_ONLINE);
+        int32_t first = 1, warm = 2; /* ceil(0.2 * 6) */
+        if (variant == 1) {
+            p.dense_first_layer = 0;
+            first = 0;
+        }
+        if (variant == 2) {
+            p.warmup_frac = 0;
+            warm = 0;
+        }
+        if (variant == 3) {
+            p.dense_layers = dense;
+            p.dense_layer_count = 2;
+        }
         if (variant == 4) { p.min_tokens = m.N + 1; }
         esa_session *s;
         ok(ctx, esa_session_create(ctx, &s, &p));
@@ -41,18 +57,23 @@ static void test_policy_table(void **state)
         for (int32_t l = 0; l < 4; l++)
             for (int32_t t = 0; t < 6; t++) {
                 const esa_session_stats c = stats_of(s, l, t);
-                const int is_dense = t < warm || (l == 0 && first) || (variant == 3 && l == 2) || variant >= 4;
+                const int is_dense = t < warm || (l == 0 && first) || (variant == 3 && l == 2) ||
+                                     variant >= 4;
                 assert_int_equal(c.calls, 2);
                 assert_int_equal(c.dense_calls, is_dense ? 2 : 0);
                 assert_int_equal(c.sparse_calls, is_dense ? 0 : 2);
                 assert_int_equal(c.masks_made, is_dense ? 0 : 2);
                 assert_int_equal(c.fallback_calls + c.masks_loaded, 0);
-                assert_true(is_dense ? isnan(c.density) && isnan(c.density_asked) && isnan(c.mass) : c.density > 0 && c.density < 1);
+                assert_true(is_dense ? isnan(c.density) && isnan(c.density_asked) && isnan(c.mass)
+                                     : c.density > 0 && c.density < 1);
                 if (!is_dense) {
                     assert_float_equal(c.density_asked, 0.4, 1e-12);
                     assert_float_equal(c.density, 0.4, 0.02);
-                    if (on_gpu()) assert_true(isnan(c.mass));   /* nobody waits there for the importance */
-                    else assert_true(c.mass > c.density && c.mass <= 1);
+                    /* nobody waits there for the importance */
+                    if (on_gpu())
+                        assert_true(isnan(c.mass));
+                    else
+                        assert_true(c.mass > c.density && c.mass <= 1);
                 }
                 assert_true(c.attention_seconds > 0 && c.kernel[0]);
                 sparse += c.sparse_calls;
@@ -67,7 +88,7 @@ static void test_policy_table(void **state)
         ok(ctx, esa_session_begin(s));
         assert_int_equal(stats_of(s, -1, -1).calls, 0);
         assert_string_equal(stats_of(s, -1, -1).kernel, "");
-        esa_session_stats bad = {.struct_size = 3};
+        esa_session_stats bad = { .struct_size = 3 };
         assert_int_equal(esa_session_get_stats(s, &bad, 0, 0), ESA_ERR_VERSION);
         bad.struct_size = sizeof bad;
         assert_int_equal(esa_session_get_stats(s, &bad, 4, 0), ESA_ERR_ARGUMENT);
@@ -78,17 +99,20 @@ static void test_policy_table(void **state)
     mini_free(&m);
 }
 
-/* Densities of single heads are those of the mask the plain call makes; on a GPU nobody counts them. */
-static void check_heads(const esa_session *s, const esa_mask *mask, const mini *m, int32_t layer, int32_t step)
+/* Densities of single heads are those of the mask the plain call makes; on a GPU nobody counts
+ * them. */
+static void check_heads(const esa_session *s, const esa_mask *mask, const mini *m, int32_t layer,
+                        int32_t step)
 {
-    double density[3] = {0, 0, 0}, mean = 0;
-    assert_int_equal(esa_session_get_heads(s, density, 2, layer, step), mask && !on_gpu() ? ESA_ERR_ARGUMENT : ESA_OK);
+    double density[3] = { 0, 0, 0 }, mean = 0;
+    assert_int_equal(esa_session_get_heads(s, density, 2, layer, step),
+                     mask && !on_gpu() ? ESA_ERR_ARGUMENT : ESA_OK);
     ok(ctx, esa_session_get_heads(s, density, m->H, layer, step));
     if (!mask || on_gpu()) {
         for (int64_t h = 0; h < m->H; h++) assert_true(isnan(density[h]));
         return;
     }
-    esa_mask_info info = {.struct_size = sizeof info};
+    esa_mask_info info = { .struct_size = sizeof info };
     ok(ctx, esa_mask_get_info(mask, &info));
     const int64_t rows = info.B * info.H * info.nq;
     int32_t *count = malloc((size_t)rows * 4), *index = malloc((size_t)(rows * info.nk) * 4);
@@ -97,7 +121,8 @@ static void check_heads(const esa_session *s, const esa_mask *mask, const mini *
         int64_t kept = 0;
         for (int64_t r = 0; r < rows; r++)
             if (r / info.nq % info.H == h) kept += count[r];
-        assert_float_equal(density[h], (double)kept / (double)(info.B * info.nq * info.nk), 1e-12);     /* sums of a few doubles */
+        /* sums of a few doubles */
+        assert_float_equal(density[h], (double)kept / (double)(info.B * info.nq * info.nk), 1e-12);
         mean += density[h] / (double)m->H;
     }
     assert_float_equal(mean, stats_of(s, layer, step).density, 1e-12);
@@ -111,7 +136,8 @@ static void test_same_as_plain(void **state)
     (void)state;
     mini m = mini_make(3, 4, 1, 2);
     float *expected = malloc((size_t)mini_size(&m) * 4);
-    const int32_t selectors[] = {ESA_SELECT_ENTROPY, ESA_SELECT_RF_V2, ESA_SELECT_ADA_BSA, ESA_SELECT_RANDOM};
+    const int32_t selectors[] = { ESA_SELECT_ENTROPY, ESA_SELECT_RF_V2, ESA_SELECT_ADA_BSA,
+                                  ESA_SELECT_RANDOM };
     for (int i = 0; i < 8; i++) {
         esa_session_params p = mini_params(&m, ESA_SESSION_ONLINE);
         p.select.selector = selectors[i % 4];
@@ -130,7 +156,8 @@ static void test_same_as_plain(void **state)
                 ok(ctx, esa_attention(ctx, &t.q, &t.k, &t.v, &t.o, mask, &p.attention));
                 memcpy(expected, m.o, (size_t)mini_size(&m) * 4);
                 memset(m.o, 0, (size_t)mini_size(&m) * 4);
-                ok(ctx, esa_session_attention(s, layer, ESA_CALL_SELF, &t.q, &t.k, &t.v, &t.o, NULL));
+                ok(ctx,
+                   esa_session_attention(s, layer, ESA_CALL_SELF, &t.q, &t.k, &t.v, &t.o, NULL));
                 assert_memory_equal(expected, m.o, mini_size(&m) * 4);
                 if (layer == 1) check_heads(s, mask, &m, layer, step);
                 esa_mask_free(mask);
@@ -151,7 +178,7 @@ static void test_refresh(void **state)
     (void)state;
     mini m = mini_make(2, 9, 2, 1);
     esa_session_params p = mini_params(&m, ESA_SESSION_ONLINE);
-    p.warmup_frac = 0.2;                                    /* steps 0, 1 */
+    p.warmup_frac = 0.2; /* steps 0, 1 */
     p.refresh_every = 3;
     p.dense_first_layer = 1;
     esa_session *s;
@@ -159,7 +186,7 @@ static void test_refresh(void **state)
     float *expected = malloc((size_t)mini_size(&m) * 4);
     const mini_views t = mini_view(&m);
     for (int video = 0; video < 2; video++) {
-        esa_mask *kept[2] = {NULL, NULL};
+        esa_mask *kept[2] = { NULL, NULL };
         ok(ctx, esa_session_begin(s));
         for (int32_t step = 0; step < 9; step++)
             for (int32_t branch = 0; branch < 2; branch++) {
@@ -199,7 +226,8 @@ static void test_refresh(void **state)
     mini_free(&m);
 }
 
-/* More shapes than plans are kept: everything still works, and cross-attention is never causal or sparse. */
+/* More shapes than plans are kept: everything still works, and cross-attention is never causal or
+ * sparse. */
 static void test_many_shapes(void **state)
 {
     (void)state;
@@ -216,13 +244,17 @@ static void test_many_shapes(void **state)
     float *expected = malloc((size_t)mini_size(&m) * 4);
     for (int round = 0; round < 3; round++)
         for (int64_t n = 40; n < 240; n += 13) {
-            esa_tensor q = esa_tensor_bnsd(m.q, ESA_DTYPE_F32, 1, m.H, n, m.D), k = esa_tensor_bnsd(m.k, ESA_DTYPE_F32, 1, m.H, n + 5, m.D);
-            esa_tensor v = esa_tensor_bnsd(m.v, ESA_DTYPE_F32, 1, m.H, n + 5, m.D), o = esa_tensor_bnsd(m.o, ESA_DTYPE_F32, 1, m.H, n, m.D);
+            esa_tensor q = esa_tensor_bnsd(m.q, ESA_DTYPE_F32, 1, m.H, n, m.D),
+                       k = esa_tensor_bnsd(m.k, ESA_DTYPE_F32, 1, m.H, n + 5, m.D);
+            esa_tensor v = esa_tensor_bnsd(m.v, ESA_DTYPE_F32, 1, m.H, n + 5, m.D),
+                       o = esa_tensor_bnsd(m.o, ESA_DTYPE_F32, 1, m.H, n, m.D);
             for (int32_t kind = 0; kind < 2; kind++) {
                 esa_mask *mask = NULL;
                 esa_attention_params a = p.attention;
-                if (kind == ESA_CALL_SELF) ok(ctx, esa_select(ctx, &mask, &q, &k, &p.select));
-                else a.causal = 0;
+                if (kind == ESA_CALL_SELF)
+                    ok(ctx, esa_select(ctx, &mask, &q, &k, &p.select));
+                else
+                    a.causal = 0;
                 ok(ctx, esa_attention(ctx, &q, &k, &v, &o, mask, &a));
                 memcpy(expected, m.o, (size_t)(m.H * n * m.D) * 4);
                 ok(ctx, esa_session_attention(s, 1, kind, &q, &k, &v, &o, NULL));
@@ -242,7 +274,7 @@ static void test_fallback(void **state)
     mini m = mini_make(2, 4, 1, 1);
     const mini_views t = mini_view(&m);
     esa_session_params p = mini_params(&m, ESA_SESSION_ONLINE);
-    p.select.layout.grid_q[2] = 11;                         /* not the model's */
+    p.select.layout.grid_q[2] = 11; /* not the model's */
     esa_session *s;
     ok(ctx, esa_session_create(ctx, &s, &p));
     ok(ctx, esa_session_begin(s));
@@ -251,8 +283,8 @@ static void test_fallback(void **state)
     memset(m.o, 77, (size_t)mini_size(&m) * 4);
     float *before = malloc((size_t)mini_size(&m) * 4);
     memcpy(before, m.o, (size_t)mini_size(&m) * 4);
-    assert_refused(ctx, esa_session_attention(s, 1, ESA_CALL_SELF, &t.q, &t.k, &t.v, &t.o, NULL), ESA_ERR_POLICY, "layer 1, step 2 would have run dense",
-                   "3x8x11", "240", NULL);
+    assert_refused(ctx, esa_session_attention(s, 1, ESA_CALL_SELF, &t.q, &t.k, &t.v, &t.o, NULL),
+                   ESA_ERR_POLICY, "layer 1, step 2 would have run dense", "3x8x11", "240", NULL);
     assert_memory_equal(before, m.o, mini_size(&m) * 4);
     assert_int_equal(stats_of(s, -1, -1).calls, 0);
     /* Dense by policy is no fallback. */
@@ -273,7 +305,8 @@ static void test_fallback(void **state)
     /* Wrong views are wrong in any mode. */
     esa_tensor wrong = t.k;
     wrong.dim[3] = 8;
-    assert_refused(ctx, esa_session_attention(s, 1, ESA_CALL_SELF, &t.q, &wrong, &t.v, &t.o, NULL), ESA_ERR_SHAPE, "k", NULL);
+    assert_refused(ctx, esa_session_attention(s, 1, ESA_CALL_SELF, &t.q, &wrong, &t.v, &t.o, NULL),
+                   ESA_ERR_SHAPE, "k", NULL);
     esa_session_free(s);
     free(before);
     mini_free(&m);
@@ -291,9 +324,11 @@ static void test_kv_len_and_lse(void **state)
     ok(ctx, esa_session_begin(s));
     ok(ctx, esa_session_step(s, 0, 0));
     mini_fill(&m, 1, 0, 0);
-    int32_t len[2] = {200, 33};
-    float *expected = malloc((size_t)mini_size(&m) * 4), *sums = malloc((size_t)(2 * m.H * m.N) * 4), *sums2 = malloc((size_t)(2 * m.H * m.N) * 4);
-    esa_tensor lse = esa_tensor_bnsd(sums, ESA_DTYPE_F32, 2, m.H, m.N, 1), lse2 = esa_tensor_bnsd(sums2, ESA_DTYPE_F32, 2, m.H, m.N, 1);
+    int32_t len[2] = { 200, 33 };
+    float *expected = malloc((size_t)mini_size(&m) * 4),
+          *sums = malloc((size_t)(2 * m.H * m.N) * 4), *sums2 = malloc((size_t)(2 * m.H * m.N) * 4);
+    esa_tensor lse = esa_tensor_bnsd(sums, ESA_DTYPE_F32, 2, m.H, m.N, 1),
+               lse2 = esa_tensor_bnsd(sums2, ESA_DTYPE_F32, 2, m.H, m.N, 1);
     for (int round = 0; round < 2; round++) {
         esa_select_params sel = p.select;
         esa_attention_params a = p.attention;
@@ -308,11 +343,13 @@ static void test_kv_len_and_lse(void **state)
         assert_memory_equal(expected, m.o, mini_size(&m) * 4);
         assert_memory_equal(sums, sums2, 2 * m.H * m.N * 4);
         esa_mask_free(mask);
-        len[1] = 111;                                       /* read at every call */
+        len[1] = 111; /* read at every call */
     }
     len[0] = 100000;
-    if (!on_gpu())                                          /* where nobody looks at lengths on the way */
-        assert_refused(ctx, esa_session_attention(s, 1, ESA_CALL_SELF, &t.q, &t.k, &t.v, &t.o, NULL), ESA_ERR_ARGUMENT, "kv_len", NULL);
+    if (!on_gpu()) /* where nobody looks at lengths on the way */
+        assert_refused(ctx,
+                       esa_session_attention(s, 1, ESA_CALL_SELF, &t.q, &t.k, &t.v, &t.o, NULL),
+                       ESA_ERR_ARGUMENT, "kv_len", NULL);
     free(expected);
     free(sums);
     free(sums2);
@@ -320,25 +357,28 @@ static void test_kv_len_and_lse(void **state)
     mini_free(&m);
 }
 
-/* Lengths that cut an ordered sequence cannot run sparse: an error in a strict session, else dense and counted. */
+/* Lengths that cut an ordered sequence cannot run sparse: an error in a strict session, else dense
+ * and counted. */
 static void test_kv_len_cuts_order(void **state)
 {
     (void)state;
-    if (on_gpu()) skip();                                   /* lengths there are the caller's word */
+    if (on_gpu()) skip(); /* lengths there are the caller's word */
     mini m = mini_make(2, 3, 1, 1);
     const mini_views t = mini_view(&m);
     scratch s = scratch_make(), u = s;
     esa_session_params r = mini_params(&m, ESA_SESSION_RECORD);
     r.select.layout.order = ESA_ORDER_HILBERT;
     mini_record(ctx, &m, &r, 1, 1, scratch_path(&s, "rec"));
-    const char *one[] = {scratch_path(&s, "rec")};
+    const char *one[] = { scratch_path(&s, "rec") };
     ok(ctx, esa_mask_file_build(ctx, scratch_path(&u, "masks"), one, 1, NULL));
     esa_mask_file *file;
     ok(ctx, esa_mask_file_open(ctx, &file, scratch_path(&u, "masks")));
     float *expected = malloc((size_t)mini_size(&m) * 4);
     const int32_t len = 200;
-    for (int variant = 0; variant < 6; variant++) {         /* online, online with a resting mask, cached; strict or not */
-        esa_session_params p = mini_params(&m, variant % 3 == 2 ? ESA_SESSION_CACHED : ESA_SESSION_ONLINE);
+    /* online, online with a resting mask, cached; strict or not */
+    for (int variant = 0; variant < 6; variant++) {
+        esa_session_params p = mini_params(&m, variant % 3 == 2 ? ESA_SESSION_CACHED
+                                                                : ESA_SESSION_ONLINE);
         p.select.layout.order = ESA_ORDER_HILBERT;
         p.masks = variant % 3 == 2 ? file : NULL;
         p.refresh_every = variant % 3 == 1 ? 9 : 1;
@@ -352,8 +392,8 @@ static void test_kv_len_cuts_order(void **state)
         ok(ctx, esa_session_step(x, 2, 0));
         ok(ctx, esa_session_set_kv_len(x, &len));
         if (p.strict) {
-            assert_refused(ctx, esa_session_attention(x, 1, 0, &t.q, &t.k, &t.v, &t.o, NULL), ESA_ERR_POLICY, "layer 1, step 2 would have run dense", "kv_len",
-                           NULL);
+            assert_refused(ctx, esa_session_attention(x, 1, 0, &t.q, &t.k, &t.v, &t.o, NULL),
+                           ESA_ERR_POLICY, "layer 1, step 2 would have run dense", "kv_len", NULL);
         } else {
             esa_attention_params a = p.attention;
             a.kv_len = &len;
@@ -375,7 +415,7 @@ static void test_kv_len_cuts_order(void **state)
 static void test_refresh_and_kv_len(void **state)
 {
     (void)state;
-    if (on_gpu()) skip();                                   /* there lengths are told apart by their address */
+    if (on_gpu()) skip(); /* there lengths are told apart by their address */
     mini m = mini_make(2, 8, 1, 2);
     const mini_views t = mini_view(&m);
     esa_session_params p = mini_params(&m, ESA_SESSION_ONLINE);
@@ -384,19 +424,22 @@ static void test_refresh_and_kv_len(void **state)
     esa_session *s;
     ok(ctx, esa_session_create(ctx, &s, &p));
     ok(ctx, esa_session_begin(s));
-    int32_t a[2] = {200, 100}, b[2] = {200, 100};
+    int32_t a[2] = { 200, 100 }, b[2] = { 200, 100 };
     mini_fill(&m, 1, 0, 0);
     float *expected = malloc((size_t)mini_size(&m) * 4);
-    const int made[8] = {1, 0, 0, 1, 0, 1, 0, 1};
+    const int made[8] = { 1, 0, 0, 1, 0, 1, 0, 1 };
     for (int32_t step = 0; step < 8; step++) {
-        const int32_t *len = step == 0 || step == 1 || step == 3 || step == 4 ? a : step == 2 ? b : step == 7 ? b : NULL;
-        if (step == 3) a[1] = 150;                          /* the same array says something else */
+        const int32_t *len = step == 0 || step == 1 || step == 3 || step == 4 ? a
+                             : step == 2                                      ? b
+                             : step == 7                                      ? b
+                                                                              : NULL;
+        if (step == 3) a[1] = 150; /* the same array says something else */
         ok(ctx, esa_session_step(s, step, 0));
         ok(ctx, esa_session_set_kv_len(s, len));
         esa_select_params sel = p.select;
         esa_attention_params at = p.attention;
         sel.kv_len = at.kv_len = len;
-        esa_mask *mask;                                     /* q and k do not change: a mask is right if its lengths are */
+        esa_mask *mask; /* q and k do not change: a mask is right if its lengths are */
         ok(ctx, esa_select(ctx, &mask, &t.q, &t.k, &sel));
         ok(ctx, esa_attention(ctx, &t.q, &t.k, &t.v, &t.o, mask, &at));
         memcpy(expected, m.o, (size_t)mini_size(&m) * 4);
@@ -416,8 +459,13 @@ static void test_refusals(void **state)
     mini m = mini_make(2, 4, 2, 1);
     const mini_views t = mini_view(&m);
     esa_session *s = (void *)1;
-#define REFUSED(change, status, word) do { esa_session_params p = mini_params(&m, ESA_SESSION_ONLINE); change; \
-        assert_refused(ctx, esa_session_create(ctx, &s, &p), status, word, NULL); assert_null(s); } while (0)
+#define REFUSED(change, status, word)                                                              \
+    do {                                                                                           \
+        esa_session_params p = mini_params(&m, ESA_SESSION_ONLINE);                                \
+        change;                                                                                    \
+        assert_refused(ctx, esa_session_create(ctx, &s, &p), status, word, NULL);                  \
+        assert_null(s);                                                                            \
+    } while (0)
     REFUSED(p.struct_size = 4, ESA_ERR_VERSION, "struct_size");
     REFUSED(p.select.struct_size = 4, ESA_ERR_VERSION, "struct_size");
     REFUSED(p.mode = 9, ESA_ERR_ARGUMENT, "mode is 9");
@@ -434,8 +482,10 @@ static void test_refusals(void **state)
     REFUSED((p.dense_layers = &beyond, p.dense_layer_count = 1), ESA_ERR_ARGUMENT, "dense layer 2");
     REFUSED(p.select.causal = 1, ESA_ERR_ARGUMENT, "causal");
     REFUSED(p.select.selector = ESA_SELECT_FULL, ESA_ERR_POLICY, "DENSE");
-    REFUSED((p.mode = ESA_SESSION_RECORD, p.select.selector = ESA_SELECT_RF_V2), ESA_ERR_UNSUPPORTED, "entropy");
-    REFUSED((p.mode = ESA_SESSION_RECORD, p.record_groups = 5), ESA_ERR_ARGUMENT, "record_groups is 5");
+    REFUSED((p.mode = ESA_SESSION_RECORD, p.select.selector = ESA_SELECT_RF_V2),
+            ESA_ERR_UNSUPPORTED, "entropy");
+    REFUSED((p.mode = ESA_SESSION_RECORD, p.record_groups = 5), ESA_ERR_ARGUMENT,
+            "record_groups is 5");
     REFUSED(p.mode = ESA_SESSION_CACHED, ESA_ERR_ARGUMENT, "masks is NULL");
     char name[300];
     memset(name, 'x', sizeof name);
@@ -449,19 +499,25 @@ static void test_refusals(void **state)
     assert_refused(ctx, esa_session_create(ctx, NULL, &p), ESA_ERR_ARGUMENT, "session", NULL);
     ok(ctx, esa_session_create(ctx, &s, &p));
     mini_fill(&m, 0, 0, 0);
-    assert_refused(ctx, esa_session_attention(s, 0, 0, &t.q, &t.k, &t.v, &t.o, NULL), ESA_ERR_STATE, "esa_session_begin", NULL);
+    assert_refused(ctx, esa_session_attention(s, 0, 0, &t.q, &t.k, &t.v, &t.o, NULL), ESA_ERR_STATE,
+                   "esa_session_begin", NULL);
     assert_refused(ctx, esa_session_step(s, 0, 0), ESA_ERR_STATE, "esa_session_begin", NULL);
     ok(ctx, esa_session_begin(s));
     assert_refused(ctx, esa_session_step(s, 4, 0), ESA_ERR_ARGUMENT, "step 4", NULL);
     assert_refused(ctx, esa_session_step(s, 0, 2), ESA_ERR_ARGUMENT, "branch 2", NULL);
     ok(ctx, esa_session_step(s, 3, 1));
-    assert_refused(ctx, esa_session_attention(s, 2, 0, &t.q, &t.k, &t.v, &t.o, NULL), ESA_ERR_ARGUMENT, "layer is 2", NULL);
-    assert_refused(ctx, esa_session_attention(s, 1, 7, &t.q, &t.k, &t.v, &t.o, NULL), ESA_ERR_ARGUMENT, "kind is 7", NULL);
-    assert_refused(ctx, esa_session_attention(s, 1, 0, NULL, &t.k, &t.v, &t.o, NULL), ESA_ERR_ARGUMENT, "q", NULL);
-    assert_refused(ctx, esa_session_attention(s, 1, 0, &t.q, &t.k, &t.v, &t.q, NULL), ESA_ERR_ARGUMENT, "overlaps", NULL);
+    assert_refused(ctx, esa_session_attention(s, 2, 0, &t.q, &t.k, &t.v, &t.o, NULL),
+                   ESA_ERR_ARGUMENT, "layer is 2", NULL);
+    assert_refused(ctx, esa_session_attention(s, 1, 7, &t.q, &t.k, &t.v, &t.o, NULL),
+                   ESA_ERR_ARGUMENT, "kind is 7", NULL);
+    assert_refused(ctx, esa_session_attention(s, 1, 0, NULL, &t.k, &t.v, &t.o, NULL),
+                   ESA_ERR_ARGUMENT, "q", NULL);
+    assert_refused(ctx, esa_session_attention(s, 1, 0, &t.q, &t.k, &t.v, &t.q, NULL),
+                   ESA_ERR_ARGUMENT, "overlaps", NULL);
     assert_refused(ctx, esa_session_save_recording(s, "x"), ESA_ERR_STATE, "RECORD", NULL);
     assert_refused(ctx, esa_session_load_recording(s, "x"), ESA_ERR_STATE, "RECORD", NULL);
-    assert_int_equal(esa_session_attention(NULL, 1, 0, &t.q, &t.k, &t.v, &t.o, NULL), ESA_ERR_ARGUMENT);
+    assert_int_equal(esa_session_attention(NULL, 1, 0, &t.q, &t.k, &t.v, &t.o, NULL),
+                     ESA_ERR_ARGUMENT);
     esa_session_free(s);
     esa_session_free(NULL);
     mini_free(&m);
@@ -473,13 +529,14 @@ static void test_memory_failure(void **state)
     mini m = mini_make(2, 3, 1, 1);
     counting c;
     esa_ctx *small = counting_ctx(&c, 2);
-    if (on_gpu()) {                                         /* opened at first use, and kept */
+    if (on_gpu()) { /* opened at first use, and kept */
         esa_device_info info = { .struct_size = sizeof info };
         ok(small, esa_device_get_info(small, &info));
     }
     const int64_t base = c.live;
     for (int variant = 0; variant < 4; variant++) {
-        esa_session_params p = mini_params(&m, variant == 3 ? ESA_SESSION_RECORD : ESA_SESSION_ONLINE);
+        esa_session_params p = mini_params(&m,
+                                           variant == 3 ? ESA_SESSION_RECORD : ESA_SESSION_ONLINE);
         p.refresh_every = variant == 1 ? 2 : 1;
         if (variant == 2) p.select.selector = ESA_SELECT_RF_V2;
         int64_t points = 0;
@@ -496,14 +553,16 @@ static void test_memory_failure(void **state)
                 assert_refused(small, status, ESA_ERR_MEMORY, "out of memory", NULL);
                 /* The session is still good. */
                 if (created) ok(small, mini_run(&m, s, NULL));
-            } else ok(small, status);
+            } else
+                ok(small, status);
             esa_session_free(s);
             esa_ctx_trim(small);
             assert_int_equal(c.live, base);
             if (done) break;
         }
         assert_true(points > 6);
-        print_message("variant %d: every one of %lld allocations failed once\n", variant, (long long)points);
+        print_message("variant %d: every one of %lld allocations failed once\n", variant,
+                      (long long)points);
     }
     esa_ctx_free(small);
     assert_int_equal(c.live, 0);
@@ -512,9 +571,16 @@ static void test_memory_failure(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_warmup), cmocka_unit_test(test_policy_table), cmocka_unit_test(test_same_as_plain), cmocka_unit_test(test_refresh),
-        cmocka_unit_test(test_many_shapes), cmocka_unit_test(test_fallback), cmocka_unit_test(test_kv_len_and_lse), cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_memory_failure), cmocka_unit_test(test_kv_len_cuts_order), cmocka_unit_test(test_refresh_and_kv_len)};
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_warmup),
+                                        cmocka_unit_test(test_policy_table),
+                                        cmocka_unit_test(test_same_as_plain),
+                                        cmocka_unit_test(test_refresh),
+                                        cmocka_unit_test(test_many_shapes),
+                                        cmocka_unit_test(test_fallback),
+                                        cmocka_unit_test(test_kv_len_and_lse),
+                                        cmocka_unit_test(test_refusals),
+                                        cmocka_unit_test(test_memory_failure),
+                                        cmocka_unit_test(test_kv_len_cuts_order),
+                                        cmocka_unit_test(test_refresh_and_kv_len) };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

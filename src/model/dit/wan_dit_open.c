@@ -5,44 +5,50 @@
 #include <stdio.h>
 #include <string.h>
 
-static void want_linear(esa_weights *w, wan_linear *l, int32_t flags, int64_t out, int64_t in, const char *name)
+static void want_linear(esa_weights *w, wan_linear *l, int32_t flags, int64_t out, int64_t in,
+                        const char *name)
 {
-    esa_weights_want(w, &l->weight, flags, 2, (int64_t[]){out, in}, "%s.weight", name);
-    esa_weights_want(w, &l->bias, flags, 1, (int64_t[]){out}, "%s.bias", name);
+    esa_weights_want(w, &l->weight, flags, 2, (int64_t[]){ out, in }, "%s.weight", name);
+    esa_weights_want(w, &l->bias, flags, 1, (int64_t[]){ out }, "%s.bias", name);
 }
 
 static void want_attn(esa_weights *w, wan_attn *a, int64_t d, int32_t layer, int32_t number)
 {
     char name[96];
-    wan_linear *const part[4] = {&a->q, &a->k, &a->v, &a->out};
-    static const char *const called[4] = {"to_q", "to_k", "to_v", "to_out.0"};
+    wan_linear *const part[4] = { &a->q, &a->k, &a->v, &a->out };
+    static const char *const called[4] = { "to_q", "to_k", "to_v", "to_out.0" };
     for (int32_t i = 0; i < 4; i++) {
         snprintf(name, sizeof name, "blocks.%d.attn%d.%s", layer, number, called[i]);
         want_linear(w, part[i], 0, d, d, name);
     }
-    esa_weights_want(w, &a->norm_q, ESA_WANT_F32, 1, &d, "blocks.%d.attn%d.norm_q.weight", layer, number);
-    esa_weights_want(w, &a->norm_k, ESA_WANT_F32, 1, &d, "blocks.%d.attn%d.norm_k.weight", layer, number);
+    esa_weights_want(w, &a->norm_q, ESA_WANT_F32, 1, &d, "blocks.%d.attn%d.norm_q.weight", layer,
+                     number);
+    esa_weights_want(w, &a->norm_k, ESA_WANT_F32, 1, &d, "blocks.%d.attn%d.norm_k.weight", layer,
+                     number);
 }
 
-/* What diffusers keeps in f32 when the rest is bf16 (time embedder, tables, norms) is held in f32 here too. */
+/* What diffusers keeps in f32 when the rest is bf16 (time embedder, tables, norms) is held in f32
+ * here too. */
 static void want_all(esa_weights *w, esa_wan_dit *dit)
 {
     const esa_wan_config *c = &dit->config;
     const int64_t d = dit->d, volume = (int64_t)c->patch[0] * c->patch[1] * c->patch[2];
     char name[96];
-    const int64_t kernel[5] = {d, c->in_channels, c->patch[0], c->patch[1], c->patch[2]};
+    const int64_t kernel[5] = { d, c->in_channels, c->patch[0], c->patch[1], c->patch[2] };
     esa_weights_want(w, &dit->patch.weight, 0, 5, kernel, "patch_embedding.weight");
     esa_weights_want(w, &dit->patch.bias, 0, 1, &d, "patch_embedding.bias");
-    want_linear(w, &dit->time1, ESA_WANT_F32, d, c->freq_dim, "condition_embedder.time_embedder.linear_1");
+    want_linear(w, &dit->time1, ESA_WANT_F32, d, c->freq_dim,
+                "condition_embedder.time_embedder.linear_1");
     want_linear(w, &dit->time2, ESA_WANT_F32, d, d, "condition_embedder.time_embedder.linear_2");
     want_linear(w, &dit->time_proj, 0, 6 * d, d, "condition_embedder.time_proj");
     want_linear(w, &dit->text1, 0, d, c->text_dim, "condition_embedder.text_embedder.linear_1");
     want_linear(w, &dit->text2, 0, d, d, "condition_embedder.text_embedder.linear_2");
     want_linear(w, &dit->proj_out, 0, volume * c->out_channels, d, "proj_out");
-    esa_weights_want(w, &dit->table, ESA_WANT_F32, 3, (int64_t[]){1, 2, d}, "scale_shift_table");
+    esa_weights_want(w, &dit->table, ESA_WANT_F32, 3, (int64_t[]){ 1, 2, d }, "scale_shift_table");
     for (int32_t i = 0; i < c->layers; i++) {
         wan_block *b = &dit->block[i];
-        esa_weights_want(w, &b->table, ESA_WANT_F32, 3, (int64_t[]){1, 6, d}, "blocks.%d.scale_shift_table", i);
+        esa_weights_want(w, &b->table, ESA_WANT_F32, 3, (int64_t[]){ 1, 6, d },
+                         "blocks.%d.scale_shift_table", i);
         want_attn(w, &b->self, d, i, 1);
         want_attn(w, &b->cross, d, i, 2);
         if (c->cross_norm) {
@@ -57,7 +63,8 @@ static void want_all(esa_weights *w, esa_wan_dit *dit)
 }
 
 /* Everything but the loading; file NULL: from the folder. */
-static esa_status make(const esa_part_env *env, esa_wan_dit **out, const esa_wan_config *config, const void *file, int64_t size)
+static esa_status make(const esa_part_env *env, esa_wan_dit **out, const esa_wan_config *config,
+                       const void *file, int64_t size)
 {
     esa_ctx *ctx = env->nn->ctx;
     *out = NULL;
@@ -73,16 +80,21 @@ static esa_status make(const esa_part_env *env, esa_wan_dit **out, const esa_wan
     esa_status status = ESA_OK;
     dit->block = esa_mem_zalloc(&ctx->mem, config->layers * (int64_t)sizeof *dit->block);
     if (!dit->block) status = esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the transformer");
-    if (status == ESA_OK && !file) status = esa_path_join(ctx, &folder, &bytes, env->folder, "transformer");
+    if (status == ESA_OK && !file)
+        status = esa_path_join(ctx, &folder, &bytes, env->folder, "transformer");
     if (status == ESA_OK)
         status = file ? esa_weights_open_memory(ctx, &dit->weights, file, size, "transformer")
-                      : esa_weights_open(ctx, &dit->weights, folder, "diffusion_pytorch_model", "transformer");
+                      : esa_weights_open(ctx, &dit->weights, folder, "diffusion_pytorch_model",
+                                         "transformer");
     if (folder) esa_mem_free(&ctx->mem, folder, bytes);
     if (status == ESA_OK) {
         want_all(dit->weights, dit);
         status = esa_weights_check(dit->weights, env->report, env->report_user);
     }
-    if (status != ESA_OK) { esa_wan_dit_free(dit); return status; }
+    if (status != ESA_OK) {
+        esa_wan_dit_free(dit);
+        return status;
+    }
     *out = dit;
     return ESA_OK;
 }
@@ -108,12 +120,14 @@ static esa_status load(const esa_part_env *env, esa_wan_dit **dit, esa_status st
     return status;
 }
 
-esa_status esa_wan_dit_open(const esa_part_env *env, esa_wan_dit **dit, const esa_wan_config *config)
+esa_status esa_wan_dit_open(const esa_part_env *env, esa_wan_dit **dit,
+                            const esa_wan_config *config)
 {
     return load(env, dit, make(env, dit, config, NULL, 0));
 }
 
-esa_status esa_wan_dit_open_memory(const esa_part_env *env, esa_wan_dit **dit, const esa_wan_config *config, const void *bytes, int64_t size)
+esa_status esa_wan_dit_open_memory(const esa_part_env *env, esa_wan_dit **dit,
+                                   const esa_wan_config *config, const void *bytes, int64_t size)
 {
     return load(env, dit, make(env, dit, config, bytes, size));
 }

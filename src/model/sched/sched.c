@@ -1,7 +1,8 @@
 /* sched.c - sigmas, timesteps and the order of calls; the steps are in unipc.c and euler.c.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Sigmas are computed in double and stored as f32, as numpy and torch do it there, in the same order of operations. */
+ * Sigmas are computed in double and stored as f32, as numpy and torch do it there, in the same
+ * order of operations. */
 #include "model/sched/sched_internal.h"
 
 #include <math.h>
@@ -22,7 +23,8 @@ static void unipc_sigmas(esa_sched *s)
     const int32_t n = s->steps;
     const double T = s->config.train_steps, shift = s->config.shift;
     for (int32_t i = 0; i < n; i++) {
-        double u = s->config.kind == ESA_SCHED_UNIPC ? linspace(1, 1 / T, n + 1, i) : 1 - linspace(1, 1 / T, n + 1, n - i);
+        double u = s->config.kind == ESA_SCHED_UNIPC ? linspace(1, 1 / T, n + 1, i)
+                                                     : 1 - linspace(1, 1 / T, n + 1, n - i);
         u = shifted(shift, u);
         /* So that log(1 - sigma) exists. */
         if (s->config.kind == ESA_SCHED_UNIPC && i == 0 && fabs(u - 1) < 1e-6) u -= 1e-6;
@@ -35,20 +37,26 @@ static void euler_sigmas(esa_sched *s)
 {
     const int32_t n = s->steps;
     const float T = (float)s->config.train_steps, shift = (float)s->config.shift;
-    /* Largest and smallest sigma of training, shifted; the list between them is shifted again: so it is in diffusers. */
-    const float one = 1.0f / T, top = shift * 1.0f / (1 + (shift - 1) * 1.0f), bottom = shift * one / (1 + (shift - 1) * one);
+    /* Largest and smallest sigma of training, shifted; the list between them is shifted again: so
+     * it is in diffusers. */
+    const float one = 1.0f / T, top = shift * 1.0f / (1 + (shift - 1) * 1.0f),
+                bottom = shift * one / (1 + (shift - 1) * one);
     for (int32_t i = 0; i < n; i++) {
-        const double t = linspace((double)top * s->config.train_steps, (double)bottom * s->config.train_steps, n, i);
+        const double t = linspace((double)top * s->config.train_steps,
+                                  (double)bottom * s->config.train_steps, n, i);
         s->sigma[i] = (float)shifted(s->config.shift, t / s->config.train_steps);
         s->timestep[i] = (double)(s->sigma[i] * T);
     }
 }
 
-esa_status esa_sched_create(esa_ctx *ctx, esa_sched **out, const esa_sched_config *config, int32_t steps, int64_t count)
+esa_status esa_sched_create(esa_ctx *ctx, esa_sched **out, const esa_sched_config *config,
+                            int32_t steps, int64_t count)
 {
     *out = NULL;
-    if (steps < 1 || steps > MAX_STEPS) return esa_fail(ctx, ESA_ERR_ARGUMENT, "steps is %d, expected 1 to %d", steps, MAX_STEPS);
-    if (!(config->shift > 0) || config->train_steps < 1 || config->kind < ESA_SCHED_UNIPC || config->kind > ESA_SCHED_EULER)
+    if (steps < 1 || steps > MAX_STEPS)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "steps is %d, expected 1 to %d", steps, MAX_STEPS);
+    if (!(config->shift > 0) || config->train_steps < 1 || config->kind < ESA_SCHED_UNIPC ||
+        config->kind > ESA_SCHED_EULER)
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "shift is %g, expected more than 0", config->shift);
     esa_sched *s = esa_mem_zalloc(&ctx->mem, (int64_t)sizeof *s);
     if (!s) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the scheduler");
@@ -70,8 +78,10 @@ esa_status esa_sched_create(esa_ctx *ctx, esa_sched **out, const esa_sched_confi
         esa_sched_free(s);
         return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the scheduler");
     }
-    if (config->kind == ESA_SCHED_EULER) euler_sigmas(s);
-    else unipc_sigmas(s);
+    if (config->kind == ESA_SCHED_EULER)
+        euler_sigmas(s);
+    else
+        unipc_sigmas(s);
     *out = s;
     return ESA_OK;
 }
@@ -88,15 +98,25 @@ void esa_sched_free(esa_sched *s)
     esa_mem_free(&mem, s, (int64_t)sizeof *s);
 }
 
-double esa_sched_timestep(const esa_sched *s, int32_t i) { return i >= 0 && i < s->steps ? s->timestep[i] : 0; }
-double esa_sched_sigma(const esa_sched *s, int32_t i) { return i >= 0 && i <= s->steps ? (double)s->sigma[i] : 0; }
+double esa_sched_timestep(const esa_sched *s, int32_t i)
+{
+    return i >= 0 && i < s->steps ? s->timestep[i] : 0;
+}
+double esa_sched_sigma(const esa_sched *s, int32_t i)
+{
+    return i >= 0 && i <= s->steps ? (double)s->sigma[i] : 0;
+}
 
 esa_status esa_sched_step(esa_sched *s, int32_t i, float *x, const float *v)
 {
     if (i != s->next || i >= s->steps)
-        return esa_fail(s->ctx, ESA_ERR_STATE, "scheduler: step %d was given, step %d of %d comes next", i, s->next, s->steps);
-    if (s->config.kind == ESA_SCHED_EULER) esa_sched_step_euler(s, i, x, v);
-    else esa_sched_step_unipc(s, i, x, v);
+        return esa_fail(s->ctx, ESA_ERR_STATE,
+                        "scheduler: step %d was given, step %d of %d comes next", i, s->next,
+                        s->steps);
+    if (s->config.kind == ESA_SCHED_EULER)
+        esa_sched_step_euler(s, i, x, v);
+    else
+        esa_sched_step_unipc(s, i, x, v);
     s->next++;
     return ESA_OK;
 }

@@ -14,12 +14,13 @@ typedef struct esa_sp esa_sp;
 
 /* 0, or -1 with a reason of the library's in why (always ended by a 0). */
 int32_t esa_sp_open(esa_sp **sp, const char *path, char *why, size_t why_size);
-void    esa_sp_close(esa_sp *sp);
-int32_t esa_sp_size(const esa_sp *sp);                          /* pieces, ids are 0 .. size - 1 */
-int32_t esa_sp_find(const esa_sp *sp, const char *piece);       /* id, or -1 */
-/* Calls put for every id of text, in order. A run of bytes (vocabularies that spell unknown characters so) counts as one unknown piece, as in
- * transformers' fast tokenizers. 0, or -1. */
-int32_t esa_sp_encode(const esa_sp *sp, const char *text, size_t bytes, void (*put)(void *user, int32_t id), void *user);
+void esa_sp_close(esa_sp *sp);
+int32_t esa_sp_size(const esa_sp *sp);                    /* pieces, ids are 0 .. size - 1 */
+int32_t esa_sp_find(const esa_sp *sp, const char *piece); /* id, or -1 */
+/* Calls put for every id of text, in order. A run of bytes (vocabularies that spell unknown
+ * characters so) counts as one unknown piece, as in transformers' fast tokenizers. 0, or -1. */
+int32_t esa_sp_encode(const esa_sp *sp, const char *text, size_t bytes,
+                      void (*put)(void *user, int32_t id), void *user);
 
 #ifdef __cplusplus
 }

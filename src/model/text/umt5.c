@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-#define LARGE (INT64_C(1) << 30)    /* bytes in f32 from which on an encoder stays in its file */
+#define LARGE (INT64_C(1) << 30) /* bytes in f32 from which on an encoder stays in its file */
 
 typedef struct umt5_layer {
     esa_weight norm1, q, k, v, o, bias, norm2, gate, linear, out;
@@ -23,29 +23,46 @@ struct esa_umt5 {
 static void want_all(esa_umt5 *e)
 {
     const esa_umt5_config *c = &e->config;
-    const int64_t d = c->d_model, inner = (int64_t)c->heads * c->d_kv, one[] = {d}, in[] = {inner, d}, out[] = {d, inner}, up[] = {c->ff, d};
-    const int64_t down[] = {d, c->ff}, table[] = {c->buckets, c->heads}, words[] = {c->vocab, d};
+    const int64_t d = c->d_model, inner = (int64_t)c->heads * c->d_kv, one[] = { d },
+                  in[] = { inner, d }, out[] = { d, inner }, up[] = { c->ff, d };
+    const int64_t down[] = { d, c->ff }, table[] = { c->buckets, c->heads },
+                  words[] = { c->vocab, d };
     esa_weights *w = e->weights;
     esa_weights_want(w, &e->shared, 0, 2, words, "shared.weight");
     for (int32_t i = 0; i < c->layers; i++) {
         umt5_layer *l = &e->layer[i];
-        struct { esa_weight *view; const int64_t *dim; const char *name; } attention[] = {
-            {&l->q, in, "q"}, {&l->k, in, "k"}, {&l->v, in, "v"}, {&l->o, out, "o"}};
+        struct {
+            esa_weight *view;
+            const int64_t *dim;
+            const char *name;
+        } attention[] = {
+            { &l->q, in, "q" }, { &l->k, in, "k" }, { &l->v, in, "v" }, { &l->o, out, "o" }
+        };
         for (int32_t k = 0; k < 4; k++)
-            esa_weights_want(w, attention[k].view, 0, 2, attention[k].dim, "encoder.block.%d.layer.0.SelfAttention.%s.weight", (int)i,
+            esa_weights_want(w, attention[k].view, 0, 2, attention[k].dim,
+                             "encoder.block.%d.layer.0.SelfAttention.%s.weight", (int)i,
                              attention[k].name);
-        esa_weights_want(w, &l->bias, ESA_WANT_F32, 2, table, "encoder.block.%d.layer.0.SelfAttention.relative_attention_bias.weight", (int)i);
-        esa_weights_want(w, &l->norm1, 0, 1, one, "encoder.block.%d.layer.0.layer_norm.weight", (int)i);
-        esa_weights_want(w, &l->gate, 0, 2, up, "encoder.block.%d.layer.1.DenseReluDense.wi_0.weight", (int)i);
-        esa_weights_want(w, &l->linear, 0, 2, up, "encoder.block.%d.layer.1.DenseReluDense.wi_1.weight", (int)i);
-        esa_weights_want(w, &l->out, 0, 2, down, "encoder.block.%d.layer.1.DenseReluDense.wo.weight", (int)i);
-        esa_weights_want(w, &l->norm2, 0, 1, one, "encoder.block.%d.layer.1.layer_norm.weight", (int)i);
+        esa_weights_want(w, &l->bias, ESA_WANT_F32, 2, table,
+                         "encoder.block.%d.layer.0.SelfAttention.relative_attention_bias.weight",
+                         (int)i);
+        esa_weights_want(w, &l->norm1, 0, 1, one, "encoder.block.%d.layer.0.layer_norm.weight",
+                         (int)i);
+        esa_weights_want(w, &l->gate, 0, 2, up,
+                         "encoder.block.%d.layer.1.DenseReluDense.wi_0.weight", (int)i);
+        esa_weights_want(w, &l->linear, 0, 2, up,
+                         "encoder.block.%d.layer.1.DenseReluDense.wi_1.weight", (int)i);
+        esa_weights_want(w, &l->out, 0, 2, down,
+                         "encoder.block.%d.layer.1.DenseReluDense.wo.weight", (int)i);
+        esa_weights_want(w, &l->norm2, 0, 1, one, "encoder.block.%d.layer.1.layer_norm.weight",
+                         (int)i);
     }
     esa_weights_want(w, &e->norm, 0, 1, one, "encoder.final_layer_norm.weight");
-    esa_weights_ignore(w, "encoder.embed_tokens.");     /* some files hold the embedding under both of its names */
+    esa_weights_ignore(
+        w, "encoder.embed_tokens."); /* some files hold the embedding under both of its names */
 }
 
-static esa_status open_encoder(const esa_part_env *env, esa_umt5 **out, const esa_umt5_config *config, int32_t load)
+static esa_status open_encoder(const esa_part_env *env, esa_umt5 **out,
+                               const esa_umt5_config *config, int32_t load)
 {
     esa_ctx *ctx = env->nn->ctx;
     char *folder = NULL;
@@ -57,9 +74,13 @@ static esa_status open_encoder(const esa_part_env *env, esa_umt5 **out, const es
     e->config = *config;
     e->layer_bytes = (int64_t)sizeof(umt5_layer) * config->layers;
     e->layer = esa_mem_zalloc(&ctx->mem, e->layer_bytes);
-    esa_status status = e->layer ? ESA_OK : esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the text encoder");
-    if (status == ESA_OK) status = esa_path_join(ctx, &folder, &folder_bytes, env->folder, "text_encoder");
-    if (status == ESA_OK) status = esa_weights_open(ctx, &e->weights, folder, "model", "text encoder");
+    esa_status status = e->layer
+                            ? ESA_OK
+                            : esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the text encoder");
+    if (status == ESA_OK)
+        status = esa_path_join(ctx, &folder, &folder_bytes, env->folder, "text_encoder");
+    if (status == ESA_OK)
+        status = esa_weights_open(ctx, &e->weights, folder, "model", "text encoder");
     if (status == ESA_OK) {
         want_all(e);
         status = esa_weights_check(e->weights, env->report, env->report_user);
@@ -67,11 +88,14 @@ static esa_status open_encoder(const esa_part_env *env, esa_umt5 **out, const es
     if (status == ESA_OK && load) {
         const int32_t large = esa_weights_parameters(e->weights) >= LARGE / 4;
         esa_weights_watch(e->weights, env->tick, env->tick_user);
-        status = esa_weights_load(e->weights, env->hold == ESA_HOLD_AUTO && large ? ESA_HOLD_FILE : env->hold);
+        status = esa_weights_load(e->weights,
+                                  env->hold == ESA_HOLD_AUTO && large ? ESA_HOLD_FILE : env->hold);
     }
     esa_mem_free(&ctx->mem, folder, folder_bytes);
-    if (status == ESA_OK && load) *out = e;
-    else esa_umt5_free(e);
+    if (status == ESA_OK && load)
+        *out = e;
+    else
+        esa_umt5_free(e);
     return status;
 }
 
@@ -81,7 +105,10 @@ esa_status esa_umt5_check(const esa_part_env *env, const esa_umt5_config *config
     return open_encoder(env, &none, config, 0);
 }
 
-esa_status esa_umt5_open(const esa_part_env *env, esa_umt5 **encoder, const esa_umt5_config *config) { return open_encoder(env, encoder, config, 1); }
+esa_status esa_umt5_open(const esa_part_env *env, esa_umt5 **encoder, const esa_umt5_config *config)
+{
+    return open_encoder(env, encoder, config, 1);
+}
 
 void esa_umt5_free(esa_umt5 *e)
 {
@@ -101,10 +128,12 @@ void esa_umt5_memory(const esa_umt5 *e, int64_t *parameters, int64_t *held, int6
 /* In f32, as there: the edges of the buckets depend on it. */
 int32_t esa_umt5_bucket(const esa_umt5_config *c, int64_t distance)
 {
-    const int32_t half = c->buckets / 2, exact = half / 2 > 0 ? half / 2 : 1, side = distance > 0 ? half : 0;
+    const int32_t half = c->buckets / 2, exact = half / 2 > 0 ? half / 2 : 1,
+                  side = distance > 0 ? half : 0;
     const int64_t away = distance < 0 ? -distance : distance;
     if (away < exact) return side + (int32_t)away;
-    const float ratio = logf((float)away / (float)exact) / (float)log((double)c->max_distance / exact);
+    const float ratio = logf((float)away / (float)exact) /
+                        (float)log((double)c->max_distance / exact);
     const float far = ratio * (float)(half - exact);
     return side + (far < (float)(half - exact) ? exact + (int32_t)far : half - 1);
 }
@@ -112,8 +141,8 @@ int32_t esa_umt5_bucket(const esa_umt5_config *c, int64_t distance)
 /* What one call works on; all [n][...]. */
 typedef struct umt5_run {
     float *x, *h, *q, *k, *v, *gate, *linear;
-    float *distance, *norm;         /* [heads][2n - 1], [d] */
-    int32_t *bucket;                /* [2n - 1] */
+    float *distance, *norm; /* [heads][2n - 1], [d] */
+    int32_t *bucket;        /* [2n - 1] */
     int64_t n, inner;
 } umt5_run;
 
@@ -122,7 +151,7 @@ static esa_status carve_run(esa_umt5 *e, umt5_run *r, void **block, int64_t *byt
     const esa_umt5_config *c = &e->config;
     const int64_t n = r->n, d = c->d_model;
     r->inner = (int64_t)c->heads * c->d_kv;
-    esa_carve carve = {0};
+    esa_carve carve = { 0 };
     for (int32_t pass = 0; pass < 2; pass++) {
         r->x = esa_carve_take(&carve, 4 * n * d);
         r->h = esa_carve_take(&carve, 4 * n * esa_max64(d, r->inner));
@@ -130,7 +159,8 @@ static esa_status carve_run(esa_umt5 *e, umt5_run *r, void **block, int64_t *byt
         r->bucket = esa_carve_take(&carve, 4 * (2 * n - 1));
         r->norm = esa_carve_take(&carve, 4 * d);
         /* The feed-forward begins when attention is done: they share memory. */
-        char *shared = esa_carve_take(&carve, esa_max64(4 * 3 * n * r->inner, 4 * 2 * n * c->ff) + 256);
+        char *shared = esa_carve_take(&carve,
+                                      esa_max64(4 * 3 * n * r->inner, 4 * 2 * n * c->ff) + 256);
         if (pass == 1) {
             r->q = (float *)shared;
             r->k = r->q + n * r->inner;
@@ -140,9 +170,10 @@ static esa_status carve_run(esa_umt5 *e, umt5_run *r, void **block, int64_t *byt
             break;
         }
         *bytes = carve.used;
-        const esa_status status = esa_nn_alloc(e->env.nn, block, *bytes, "the states of the text encoder");
+        const esa_status status = esa_nn_alloc(e->env.nn, block, *bytes,
+                                               "the states of the text encoder");
         if (status != ESA_OK) return status;
-        carve = (esa_carve){.base = *block};
+        carve = (esa_carve){ .base = *block };
     }
     return ESA_OK;
 }
@@ -160,20 +191,27 @@ static esa_status run_layer(esa_umt5 *e, umt5_run *r, const umt5_layer *l)
     const esa_umt5_config *c = &e->config;
     const int64_t d = c->d_model, span = 2 * r->n - 1;
     for (int64_t i = 0; i < span; i++)
-        for (int32_t h = 0; h < c->heads; h++) esa_weight_to_f32(r->distance + h * span + i, &l->bias, (int64_t)r->bucket[i] * c->heads + h, 1);
+        for (int32_t h = 0; h < c->heads; h++)
+            esa_weight_to_f32(r->distance + h * span + i, &l->bias,
+                              (int64_t)r->bucket[i] * c->heads + h, 1);
     t5_norm(e, r, r->h, &l->norm1);
     esa_status status = esa_nn_linear(nn, r->q, r->inner, r->h, d, r->n, &l->q, NULL, NULL);
-    if (status == ESA_OK) status = esa_nn_linear(nn, r->k, r->inner, r->h, d, r->n, &l->k, NULL, NULL);
-    if (status == ESA_OK) status = esa_nn_linear(nn, r->v, r->inner, r->h, d, r->n, &l->v, NULL, NULL);
-    const esa_nn_bias bias = {.distance = r->distance, .distance_ld = span, .center = r->n - 1};
     if (status == ESA_OK)
-        status = esa_nn_attention(nn, r->h, r->inner, r->q, r->inner, r->k, r->inner, r->v, r->inner, r->n, r->n, c->heads, c->d_kv, 1.0f, &bias);
-    const esa_epilogue add = {.residual = r->x, .residual_ld = d};
-    if (status == ESA_OK) status = esa_nn_linear(nn, r->x, d, r->h, r->inner, r->n, &l->o, NULL, &add);
+        status = esa_nn_linear(nn, r->k, r->inner, r->h, d, r->n, &l->k, NULL, NULL);
+    if (status == ESA_OK)
+        status = esa_nn_linear(nn, r->v, r->inner, r->h, d, r->n, &l->v, NULL, NULL);
+    const esa_nn_bias bias = { .distance = r->distance, .distance_ld = span, .center = r->n - 1 };
+    if (status == ESA_OK)
+        status = esa_nn_attention(nn, r->h, r->inner, r->q, r->inner, r->k, r->inner, r->v,
+                                  r->inner, r->n, r->n, c->heads, c->d_kv, 1.0f, &bias);
+    const esa_epilogue add = { .residual = r->x, .residual_ld = d };
+    if (status == ESA_OK)
+        status = esa_nn_linear(nn, r->x, d, r->h, r->inner, r->n, &l->o, NULL, &add);
     if (status != ESA_OK) return status;
     t5_norm(e, r, r->h, &l->norm2);
     status = esa_nn_linear(nn, r->gate, c->ff, r->h, d, r->n, &l->gate, NULL, NULL);
-    if (status == ESA_OK) status = esa_nn_linear(nn, r->linear, c->ff, r->h, d, r->n, &l->linear, NULL, NULL);
+    if (status == ESA_OK)
+        status = esa_nn_linear(nn, r->linear, c->ff, r->h, d, r->n, &l->linear, NULL, NULL);
     if (status != ESA_OK) return status;
     esa_nn_geglu(nn, r->gate, r->gate, r->linear, r->n * c->ff);
     return esa_nn_linear(nn, r->x, d, r->gate, c->ff, r->n, &l->out, NULL, &add);
@@ -186,8 +224,10 @@ esa_status esa_umt5_encode(esa_umt5 *e, float *out, const int32_t *ids, int64_t 
     if (n < 1) return esa_fail(nn->ctx, ESA_ERR_ARGUMENT, "the text encoder got no tokens");
     for (int64_t i = 0; i < n; i++)
         if (ids[i] < 0 || ids[i] >= e->config.vocab)
-            return esa_fail(nn->ctx, ESA_ERR_ARGUMENT, "token id %d, the text encoder knows 0 to %d", (int)ids[i], (int)e->config.vocab - 1);
-    umt5_run r = {.n = n};
+            return esa_fail(nn->ctx, ESA_ERR_ARGUMENT,
+                            "token id %d, the text encoder knows 0 to %d", (int)ids[i],
+                            (int)e->config.vocab - 1);
+    umt5_run r = { .n = n };
     void *block = NULL;
     int64_t bytes = 0;
     esa_status status = carve_run(e, &r, &block, &bytes);
@@ -197,7 +237,8 @@ esa_status esa_umt5_encode(esa_umt5 *e, float *out, const int32_t *ids, int64_t 
     esa_nn_enter(nn);
     for (int32_t i = 0; i < e->config.layers && status == ESA_OK; i++) {
         status = run_layer(e, &r, &e->layer[i]);
-        if (status == ESA_OK && e->env.tick && e->env.tick(e->env.tick_user, i + 1, e->config.layers))
+        if (status == ESA_OK && e->env.tick &&
+            e->env.tick(e->env.tick_user, i + 1, e->config.layers))
             status = esa_fail(nn->ctx, ESA_ERR_STATE, "cancelled");
     }
     esa_nn_leave(nn);

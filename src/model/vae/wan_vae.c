@@ -1,7 +1,8 @@
 /* wan_vae.c - the layers of the decoder: which tensors they are, and their weights laid out.
  * SPDX-License-Identifier: Apache-2.0
  *
- * One walk over the layers states what is wanted: esa_wan_vae_check compares it with the file, esa_wan_vae_open loads and packs it. */
+ * One walk over the layers states what is wanted: esa_wan_vae_check compares it with the file,
+ * esa_wan_vae_open loads and packs it. */
 #include "model/vae/wan_vae.h"
 
 #include <stdio.h>
@@ -11,19 +12,20 @@
 /* One layer of the file and where it goes. */
 typedef struct vae_piece {
     esa_weight weight, bias;
-    esa_conv *conv, *second;        /* second: takes the upper half of the output channels */
+    esa_conv *conv, *second; /* second: takes the upper half of the output channels */
     float **gamma;
-    int64_t channels;               /* of gamma */
+    int64_t channels; /* of gamma */
     int32_t up2;
 } vae_piece;
 
 typedef struct vae_walk {
     esa_weights *w;
-    vae_piece *piece;               /* [cap] */
+    vae_piece *piece; /* [cap] */
     int64_t count, cap;
 } vae_walk;
 
-static void conv_piece(vae_walk *k, vae_piece piece, int32_t rank, const int64_t *dim, const char *name)
+static void conv_piece(vae_walk *k, vae_piece piece, int32_t rank, const int64_t *dim,
+                       const char *name)
 {
     vae_piece *p = &k->piece[k->count++];
     *p = piece;
@@ -31,19 +33,22 @@ static void conv_piece(vae_walk *k, vae_piece piece, int32_t rank, const int64_t
     esa_weights_want(k->w, &p->bias, 0, 1, dim, "%s.bias", name);
 }
 
-static void conv3d(vae_walk *k, esa_conv *conv, int64_t cout, int64_t cin, int64_t kt, int64_t ks, const char *name)
+static void conv3d(vae_walk *k, esa_conv *conv, int64_t cout, int64_t cin, int64_t kt, int64_t ks,
+                   const char *name)
 {
-    conv_piece(k, (vae_piece){.conv = conv}, 5, (const int64_t[]){cout, cin, kt, ks, ks}, name);
+    conv_piece(k, (vae_piece){ .conv = conv }, 5, (const int64_t[]){ cout, cin, kt, ks, ks }, name);
 }
 
 static void norm(vae_walk *k, float **gamma, int64_t channels, int32_t rank, const char *name)
 {
     vae_piece *p = &k->piece[k->count++];
-    *p = (vae_piece){.gamma = gamma, .channels = channels};
-    esa_weights_want(k->w, &p->weight, ESA_WANT_F32, rank, (const int64_t[]){channels, 1, 1, 1}, "%s.gamma", name);
+    *p = (vae_piece){ .gamma = gamma, .channels = channels };
+    esa_weights_want(k->w, &p->weight, ESA_WANT_F32, rank, (const int64_t[]){ channels, 1, 1, 1 },
+                     "%s.gamma", name);
 }
 
-static void res_block(vae_walk *k, esa_wan_vae *vae, esa_vae_res *r, int32_t cin, int32_t cout, const char *prefix)
+static void res_block(vae_walk *k, esa_wan_vae *vae, esa_vae_res *r, int32_t cin, int32_t cout,
+                      const char *prefix)
 {
     char name[128];
     r->cin = cin;
@@ -71,8 +76,10 @@ static void walk_layers(vae_walk *k, esa_wan_vae *vae)
     conv3d(k, &vae->conv_in, deep, c->z_dim, 3, 3, "decoder.conv_in");
     res_block(k, vae, &vae->mid[0], deep, deep, "decoder.mid_block.resnets.0");
     norm(k, &vae->attn_norm, deep, 3, "decoder.mid_block.attentions.0.norm");
-    conv_piece(k, (vae_piece){.conv = &vae->qkv}, 4, (const int64_t[]){3 * deep, deep, 1, 1}, "decoder.mid_block.attentions.0.to_qkv");
-    conv_piece(k, (vae_piece){.conv = &vae->proj}, 4, (const int64_t[]){deep, deep, 1, 1}, "decoder.mid_block.attentions.0.proj");
+    conv_piece(k, (vae_piece){ .conv = &vae->qkv }, 4, (const int64_t[]){ 3 * deep, deep, 1, 1 },
+               "decoder.mid_block.attentions.0.to_qkv");
+    conv_piece(k, (vae_piece){ .conv = &vae->proj }, 4, (const int64_t[]){ deep, deep, 1, 1 },
+               "decoder.mid_block.attentions.0.proj");
     res_block(k, vae, &vae->mid[1], deep, deep, "decoder.mid_block.resnets.1");
     int32_t width = deep;
     for (int32_t i = 0; i < c->levels; i++) {
@@ -91,14 +98,17 @@ static void walk_layers(vae_walk *k, esa_wan_vae *vae)
         if (c->temporal[c->levels - 2 - i]) {
             l->slot = vae->slots++;
             snprintf(name, sizeof name, "decoder.up_blocks.%d.upsamplers.0.time_conv", (int)i);
-            conv_piece(k, (vae_piece){.conv = &l->time[0], .second = &l->time[1]}, 5, (const int64_t[]){2 * l->cout, l->cout, 3, 1, 1}, name);
+            conv_piece(k, (vae_piece){ .conv = &l->time[0], .second = &l->time[1] }, 5,
+                       (const int64_t[]){ 2 * l->cout, l->cout, 3, 1, 1 }, name);
         }
         snprintf(name, sizeof name, "decoder.up_blocks.%d.upsamplers.0.resample.1", (int)i);
-        conv_piece(k, (vae_piece){.conv = &l->up, .up2 = 1}, 4, (const int64_t[]){width, l->cout, 3, 3}, name);
+        conv_piece(k, (vae_piece){ .conv = &l->up, .up2 = 1 }, 4,
+                   (const int64_t[]){ width, l->cout, 3, 3 }, name);
     }
     norm(k, &vae->norm_out, vae->level[c->levels - 1].cout, 4, "decoder.norm_out");
     vae->out_slot = vae->slots++;
-    conv3d(k, &vae->conv_out, c->out_channels, vae->level[c->levels - 1].cout, 3, 3, "decoder.conv_out");
+    conv3d(k, &vae->conv_out, c->out_channels, vae->level[c->levels - 1].cout, 3, 3,
+           "decoder.conv_out");
 }
 
 /* The part of a tensor that belongs to output channels first .. first + count - 1. */
@@ -106,7 +116,8 @@ static esa_weight part_of(const esa_weight *w, int64_t first, int64_t count)
 {
     esa_weight out = *w;
     if (!w->data) return out;
-    out.data = (const char *)w->data + first * (esa_weight_count(w) / w->dim[0]) * esa_dtype_size(w->dtype);
+    out.data = (const char *)w->data +
+               first * (esa_weight_count(w) / w->dim[0]) * esa_dtype_size(w->dtype);
     out.dim[0] = count;
     return out;
 }
@@ -136,12 +147,14 @@ static esa_status pack(esa_wan_vae *vae, vae_walk *k)
     return status;
 }
 
-static esa_status open_vae(const esa_part_env *env, esa_wan_vae **out, const esa_wan_vae_config *config, int32_t load)
+static esa_status open_vae(const esa_part_env *env, esa_wan_vae **out,
+                           const esa_wan_vae_config *config, int32_t load)
 {
     esa_ctx *ctx = env->nn->ctx;
     char *folder = NULL;
     int64_t folder_bytes = 0;
-    vae_walk walk = {.cap = 16 + (int64_t)(config->levels * (config->res_blocks + 1) + 2) * 5 + 2 * config->levels};
+    vae_walk walk = { .cap = 16 + (int64_t)(config->levels * (config->res_blocks + 1) + 2) * 5 +
+                             2 * config->levels };
     const int64_t held = env->nn->held - env->nn->scratch_bytes;
     *out = NULL;
     esa_wan_vae *vae = esa_mem_zalloc(&ctx->mem, sizeof *vae);
@@ -152,16 +165,20 @@ static esa_status open_vae(const esa_part_env *env, esa_wan_vae **out, const esa
     vae->res_bytes = (int64_t)sizeof(esa_vae_res) * config->levels * (config->res_blocks + 1);
     vae->res_all = esa_mem_zalloc(&ctx->mem, vae->res_bytes);
     walk.piece = esa_mem_zalloc(&ctx->mem, walk.cap * (int64_t)sizeof(vae_piece));
-    esa_status status = vae->res_all && walk.piece ? ESA_OK : esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the VAE");
+    esa_status status = vae->res_all && walk.piece
+                            ? ESA_OK
+                            : esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the VAE");
     if (status == ESA_OK) status = esa_path_join(ctx, &folder, &folder_bytes, env->folder, "vae");
-    if (status == ESA_OK) status = esa_weights_open(ctx, &walk.w, folder, "diffusion_pytorch_model", "vae");
+    if (status == ESA_OK)
+        status = esa_weights_open(ctx, &walk.w, folder, "diffusion_pytorch_model", "vae");
     if (status == ESA_OK) {
         walk_layers(&walk, vae);
         esa_weights_ignore(walk.w, "encoder.");
         esa_weights_ignore(walk.w, "quant_conv.");
         status = esa_weights_check(walk.w, env->report, env->report_user);
     }
-    /* Everything is laid out anew, so the file is only looked at: two copies would be one too many. */
+    /* Everything is laid out anew, so the file is only looked at: two copies would be one too
+     * many. */
     if (status == ESA_OK && load) status = esa_weights_load(walk.w, ESA_HOLD_FILE);
     if (status == ESA_OK && load) status = pack(vae, &walk);
     if (status == ESA_OK) {
@@ -171,8 +188,10 @@ static esa_status open_vae(const esa_part_env *env, esa_wan_vae **out, const esa
     esa_weights_free(walk.w);
     esa_mem_free(&ctx->mem, folder, folder_bytes);
     esa_mem_free(&ctx->mem, walk.piece, walk.cap * (int64_t)sizeof(vae_piece));
-    if (status == ESA_OK && load) *out = vae;
-    else esa_wan_vae_free(vae);
+    if (status == ESA_OK && load)
+        *out = vae;
+    else
+        esa_wan_vae_free(vae);
     return status;
 }
 
@@ -182,7 +201,8 @@ esa_status esa_wan_vae_check(const esa_part_env *env, const esa_wan_vae_config *
     return open_vae(env, &none, config, 0);
 }
 
-esa_status esa_wan_vae_open(const esa_part_env *env, esa_wan_vae **vae, const esa_wan_vae_config *config)
+esa_status esa_wan_vae_open(const esa_part_env *env, esa_wan_vae **vae,
+                            const esa_wan_vae_config *config)
 {
     return open_vae(env, vae, config, 1);
 }
@@ -198,7 +218,7 @@ void esa_wan_vae_free(esa_wan_vae *vae)
 {
     if (!vae) return;
     esa_nn *nn = vae->env.nn;
-    esa_conv *single[] = {&vae->post_quant, &vae->conv_in, &vae->conv_out, &vae->qkv, &vae->proj};
+    esa_conv *single[] = { &vae->post_quant, &vae->conv_in, &vae->conv_out, &vae->qkv, &vae->proj };
     for (size_t i = 0; i < sizeof single / sizeof single[0]; i++) esa_nn_conv_free(nn, single[i]);
     free_res(nn, &vae->mid[0]);
     free_res(nn, &vae->mid[1]);

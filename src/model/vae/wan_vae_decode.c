@@ -1,42 +1,54 @@
-/* wan_vae_decode.c - one frame of latents after the other through the decoder; see wan_vae.h for the order.
+/* wan_vae_decode.c - one frame of latents after the other through the decoder; see wan_vae.h for
+ * the order.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Planes: inputs of convolutions stand in planes with a border of one pixel of zeros, which is set once, when the plane is made, and never
- * written again. They pass from hand to hand: made from a norm, they become the newest of a convolution's history, and two frames later
- * they are spare for the next norm of that shape. The stream between blocks has no border.
+ * Planes: inputs of convolutions stand in planes with a border of one pixel of zeros, which is set
+ * once, when the plane is made, and never written again. They pass from hand to hand: made from a
+ * norm, they become the newest of a convolution's history, and two frames later they are spare for
+ * the next norm of that shape. The stream between blocks has no border.
  *
- * A dry run goes the same way without computing and only counts: so the memory that is announced is the memory that is taken. */
+ * A dry run goes the same way without computing and only counts: so the memory that is announced is
+ * the memory that is taken. */
 #include <math.h>
 #include <string.h>
 #include "model/vae/wan_vae_parts.h"
 
 typedef struct plane {
-    float *data;                    /* (height + 2) x (width + 2) x channels; NULL: none */
-    int32_t level, channels;        /* level says the size */
+    float *data;             /* (height + 2) x (width + 2) x channels; NULL: none */
+    int32_t level, channels; /* level says the size */
 } plane;
 
 typedef struct vae_run {
     esa_wan_vae *vae;
     esa_nn *nn;
     int32_t dry, clamp;
-    int64_t bytes;                  /* taken so far */
-    int64_t height, width;          /* of latents */
-    plane *kept;                    /* [slots][2]: older, newer */
-    plane *spare;                   /* [spare_cap] */
+    int64_t bytes;         /* taken so far */
+    int64_t height, width; /* of latents */
+    plane *kept;           /* [slots][2]: older, newer */
+    plane *spare;          /* [spare_cap] */
     int64_t spare_count, spare_cap, list_bytes;
-    int32_t started[ESA_CONFIG_MAX_LEVELS];     /* the doubling in time has seen its first frame */
+    int32_t started[ESA_CONFIG_MAX_LEVELS]; /* the doubling in time has seen its first frame */
     float *stream[ESA_CONFIG_MAX_LEVELS], *temp[ESA_CONFIG_MAX_LEVELS];
     float *z, *qkv, *rgb;
     esa_wan_vae_sink sink;
     void *user;
-    int64_t frame;                  /* of pixels, next */
+    int64_t frame; /* of pixels, next */
 } vae_run;
 
 static int64_t high(const vae_run *r, int32_t level) { return r->height << level; }
 static int64_t wide(const vae_run *r, int32_t level) { return r->width << level; }
-static int64_t pitch(const vae_run *r, const plane *p) { return (wide(r, p->level) + 2) * p->channels; }
-static float *inside(const vae_run *r, const plane *p) { return p->data ? p->data + pitch(r, p) + p->channels : NULL; }
-static int64_t plane_bytes(const vae_run *r, const plane *p) { return 4 * (high(r, p->level) + 2) * pitch(r, p); }
+static int64_t pitch(const vae_run *r, const plane *p)
+{
+    return (wide(r, p->level) + 2) * p->channels;
+}
+static float *inside(const vae_run *r, const plane *p)
+{
+    return p->data ? p->data + pitch(r, p) + p->channels : NULL;
+}
+static int64_t plane_bytes(const vae_run *r, const plane *p)
+{
+    return 4 * (high(r, p->level) + 2) * pitch(r, p);
+}
 
 /* In a dry run memory is a pointer that nobody follows. */
 static esa_status take(vae_run *r, float **out, int64_t bytes)
@@ -60,7 +72,7 @@ static esa_status plane_take(vae_run *r, plane *out, int32_t level, int32_t chan
             r->spare[i] = r->spare[--r->spare_count];
             return ESA_OK;
         }
-    *out = (plane){.level = level, .channels = channels};
+    *out = (plane){ .level = level, .channels = channels };
     const esa_status status = take(r, &out->data, plane_bytes(r, out));
     if (status == ESA_OK && !r->dry) memset(out->data, 0, (size_t)plane_bytes(r, out));
     return status;
@@ -69,7 +81,7 @@ static esa_status plane_take(vae_run *r, plane *out, int32_t level, int32_t chan
 static void plane_give(vae_run *r, plane *p)
 {
     if (p->data) r->spare[r->spare_count++] = *p;
-    *p = (plane){0};
+    *p = (plane){ 0 };
 }
 
 /* The newest frame of a slot's history; the oldest becomes spare. */
@@ -82,46 +94,55 @@ static void remember(vae_run *r, int32_t slot, const plane *p)
 }
 
 /* A convolution with its history in front of p; which does not remember p yet. */
-static esa_status causal(vae_run *r, const esa_conv *conv, int32_t slot, const plane *p, float *y, int64_t y_row, const float *residual,
-                         int64_t residual_row)
+static esa_status causal(vae_run *r, const esa_conv *conv, int32_t slot, const plane *p, float *y,
+                         int64_t y_row, const float *residual, int64_t residual_row)
 {
     const plane *kept = r->kept + ESA_VAE_KEPT * slot;
-    const float *x[3] = {inside(r, &kept[0]), inside(r, &kept[1]), inside(r, p)};
+    const float *x[3] = { inside(r, &kept[0]), inside(r, &kept[1]), inside(r, p) };
     if (r->dry) return ESA_OK;
-    return esa_nn_conv(r->nn, conv, y, y_row, x, pitch(r, p), high(r, p->level), wide(r, p->level), residual, residual_row);
+    return esa_nn_conv(r->nn, conv, y, y_row, x, pitch(r, p), high(r, p->level), wide(r, p->level),
+                       residual, residual_row);
 }
 
 /* norm, SiLU, causal convolution of the stream x. */
-static esa_status norm_conv(vae_run *r, const float *gamma, const esa_conv *conv, int32_t slot, int32_t level, const float *x, float *y,
-                            int64_t y_row, const float *residual, int64_t residual_row)
+static esa_status norm_conv(vae_run *r, const float *gamma, const esa_conv *conv, int32_t slot,
+                            int32_t level, const float *x, float *y, int64_t y_row,
+                            const float *residual, int64_t residual_row)
 {
     plane p;
     esa_status status = plane_take(r, &p, level, conv->cin);
     if (status != ESA_OK) return status;
     if (!r->dry)
-        esa_nn_pixel_norm(r->nn, inside(r, &p), pitch(r, &p), x, wide(r, level) * conv->cin, high(r, level), wide(r, level), conv->cin, gamma,
-                          ESA_ACT_SILU);
+        esa_nn_pixel_norm(r->nn, inside(r, &p), pitch(r, &p), x, wide(r, level) * conv->cin,
+                          high(r, level), wide(r, level), conv->cin, gamma, ESA_ACT_SILU);
     status = causal(r, conv, slot, &p, y, y_row, residual, residual_row);
     remember(r, slot, &p);
     return status;
 }
 
 /* stream -> y (may be the stream itself). */
-static esa_status res_block(vae_run *r, const esa_vae_res *b, int32_t level, float *y, int64_t y_row)
+static esa_status res_block(vae_run *r, const esa_vae_res *b, int32_t level, float *y,
+                            int64_t y_row)
 {
     float *x = r->stream[level], *t = r->temp[level];
     const int64_t row_in = wide(r, level) * b->cin, row_out = wide(r, level) * b->cout;
-    esa_status status = norm_conv(r, b->norm[0], &b->conv[0], b->slot, level, x, t, row_out, NULL, 0);
+    esa_status status = norm_conv(r, b->norm[0], &b->conv[0], b->slot, level, x, t, row_out, NULL,
+                                  0);
     if (status != ESA_OK) return status;
-    plane p;                                    /* the second norm frees temp for the shortcut */
+    plane p; /* the second norm frees temp for the shortcut */
     status = plane_take(r, &p, level, b->cout);
     if (status != ESA_OK) return status;
     if (!r->dry) {
-        esa_nn_pixel_norm(r->nn, inside(r, &p), pitch(r, &p), t, row_out, high(r, level), wide(r, level), b->cout, b->norm[1], ESA_ACT_SILU);
-        const float *from[1] = {x};
-        if (b->shortcut.packed) status = esa_nn_conv(r->nn, &b->shortcut, t, row_out, from, row_in, high(r, level), wide(r, level), NULL, 0);
+        esa_nn_pixel_norm(r->nn, inside(r, &p), pitch(r, &p), t, row_out, high(r, level),
+                          wide(r, level), b->cout, b->norm[1], ESA_ACT_SILU);
+        const float *from[1] = { x };
+        if (b->shortcut.packed)
+            status = esa_nn_conv(r->nn, &b->shortcut, t, row_out, from, row_in, high(r, level),
+                                 wide(r, level), NULL, 0);
     }
-    if (status == ESA_OK) status = causal(r, &b->conv[1], b->slot + 1, &p, y, y_row, b->shortcut.packed ? t : x, row_out);
+    if (status == ESA_OK)
+        status = causal(r, &b->conv[1], b->slot + 1, &p, y, y_row, b->shortcut.packed ? t : x,
+                        row_out);
     remember(r, b->slot + 1, &p);
     return status;
 }
@@ -133,12 +154,15 @@ static esa_status mid_attention(vae_run *r)
     if (r->dry) return ESA_OK;
     const int64_t n = r->height * r->width, c = vae->proj.cin, row = r->width * c;
     float *x = r->stream[0], *t = r->temp[0];
-    const float *from[1] = {t};
+    const float *from[1] = { t };
     esa_nn_pixel_norm(r->nn, t, row, x, row, r->height, r->width, c, vae->attn_norm, ESA_ACT_NONE);
-    esa_status status = esa_nn_conv(r->nn, &vae->qkv, r->qkv, 3 * row, from, row, r->height, r->width, NULL, 0);
+    esa_status status = esa_nn_conv(r->nn, &vae->qkv, r->qkv, 3 * row, from, row, r->height,
+                                    r->width, NULL, 0);
     if (status == ESA_OK)
-        status = esa_nn_attention(r->nn, t, c, r->qkv, 3 * c, r->qkv + c, 3 * c, r->qkv + 2 * c, 3 * c, n, n, 1, c, 1.0f / sqrtf((float)c), NULL);
-    if (status == ESA_OK) status = esa_nn_conv(r->nn, &vae->proj, x, row, from, row, r->height, r->width, x, row);
+        status = esa_nn_attention(r->nn, t, c, r->qkv, 3 * c, r->qkv + c, 3 * c, r->qkv + 2 * c,
+                                  3 * c, n, n, 1, c, 1.0f / sqrtf((float)c), NULL);
+    if (status == ESA_OK)
+        status = esa_nn_conv(r->nn, &vae->proj, x, row, from, row, r->height, r->width, x, row);
     return status;
 }
 
@@ -146,7 +170,8 @@ static esa_status to_pixels(vae_run *r)
 {
     const int32_t level = r->vae->levels - 1;
     const int64_t row = wide(r, level) * r->vae->conv_out.cout, n = high(r, level) * row;
-    const esa_status status = norm_conv(r, r->vae->norm_out, &r->vae->conv_out, r->vae->out_slot, level, r->stream[level], r->rgb, row, NULL, 0);
+    const esa_status status = norm_conv(r, r->vae->norm_out, &r->vae->conv_out, r->vae->out_slot,
+                                        level, r->stream[level], r->rgb, row, NULL, 0);
     if (status != ESA_OK || r->dry) return status;
     if (r->clamp) esa_vae_clamp(r->rgb, n);
     return r->sink(r->user, r->frame++, r->rgb);
@@ -158,11 +183,11 @@ static esa_status run_level(vae_run *r, int32_t level);
 static esa_status next_level(vae_run *r, int32_t level, plane *p)
 {
     const esa_vae_level *l = &r->vae->level[level];
-    const float *x[1] = {inside(r, p)};
+    const float *x[1] = { inside(r, p) };
     esa_status status = ESA_OK;
     if (!r->dry)
-        status = esa_nn_conv(r->nn, &l->up, r->stream[level + 1], wide(r, level + 1) * l->up.cout, x, pitch(r, p), high(r, level), wide(r, level),
-                             NULL, 0);
+        status = esa_nn_conv(r->nn, &l->up, r->stream[level + 1], wide(r, level + 1) * l->up.cout,
+                             x, pitch(r, p), high(r, level), wide(r, level), NULL, 0);
     plane_give(r, p);
     return status == ESA_OK ? run_level(r, level + 1) : status;
 }
@@ -175,10 +200,11 @@ static esa_status run_level(vae_run *r, int32_t level)
         status = res_block(r, &l->res[i], level, r->stream[level], wide(r, level) * l->cout);
     const esa_vae_res *last = &l->res[l->res_count - 1];
     if (level == r->vae->levels - 1) {
-        if (status == ESA_OK) status = res_block(r, last, level, r->stream[level], wide(r, level) * l->cout);
+        if (status == ESA_OK)
+            status = res_block(r, last, level, r->stream[level], wide(r, level) * l->cout);
         return status == ESA_OK ? to_pixels(r) : status;
     }
-    plane p = {0}, two[2] = {{0}};
+    plane p = { 0 }, two[2] = { { 0 } };
     if (status == ESA_OK) status = plane_take(r, &p, level, l->cout);
     if (status == ESA_OK) status = res_block(r, last, level, inside(r, &p), pitch(r, &p));
     if (status == ESA_OK && (!l->time[0].packed || !r->started[level])) {
@@ -187,12 +213,16 @@ static esa_status run_level(vae_run *r, int32_t level)
     }
     for (int32_t i = 0; i < 2 && status == ESA_OK; i++) {
         status = plane_take(r, &two[i], level, l->cout);
-        if (status == ESA_OK) status = causal(r, &l->time[i], l->slot, &p, inside(r, &two[i]), pitch(r, &two[i]), NULL, 0);
+        if (status == ESA_OK)
+            status = causal(r, &l->time[i], l->slot, &p, inside(r, &two[i]), pitch(r, &two[i]),
+                            NULL, 0);
     }
-    if (status == ESA_OK) remember(r, l->slot, &p);
-    else plane_give(r, &p);
+    if (status == ESA_OK)
+        remember(r, l->slot, &p);
+    else
+        plane_give(r, &p);
     for (int32_t i = 0; i < 2 && status == ESA_OK; i++) status = next_level(r, level, &two[i]);
-    plane_give(r, &two[0]);         /* what next_level did not reach */
+    plane_give(r, &two[0]); /* what next_level did not reach */
     plane_give(r, &two[1]);
     return status;
 }
@@ -205,18 +235,25 @@ static esa_status run_frame(vae_run *r, const esa_vae_cut *cut, int64_t t)
     for (int64_t c = 0; c < z && !r->dry; c++) {
         const float scale = (float)vae->config.std[c], shift = (float)vae->config.mean[c];
         const float *from = cut->latents + c * cut->channel + t * cut->frame;
-        for (int64_t i = 0; i < n; i++) r->z[i * z + c] = from[i / r->width * cut->row + i % r->width] * scale + shift;
+        for (int64_t i = 0; i < n; i++)
+            r->z[i * z + c] = from[i / r->width * cut->row + i % r->width] * scale + shift;
     }
     plane p;
     esa_status status = plane_take(r, &p, 0, (int32_t)z);
     if (status != ESA_OK) return status;
-    const float *from[1] = {r->z};
-    if (!r->dry) status = esa_nn_conv(r->nn, &vae->post_quant, inside(r, &p), pitch(r, &p), from, row, r->height, r->width, NULL, 0);
-    if (status == ESA_OK) status = causal(r, &vae->conv_in, vae->in_slot, &p, r->stream[0], r->width * vae->conv_in.cout, NULL, 0);
+    const float *from[1] = { r->z };
+    if (!r->dry)
+        status = esa_nn_conv(r->nn, &vae->post_quant, inside(r, &p), pitch(r, &p), from, row,
+                             r->height, r->width, NULL, 0);
+    if (status == ESA_OK)
+        status = causal(r, &vae->conv_in, vae->in_slot, &p, r->stream[0],
+                        r->width * vae->conv_in.cout, NULL, 0);
     remember(r, vae->in_slot, &p);
-    if (status == ESA_OK) status = res_block(r, &vae->mid[0], 0, r->stream[0], r->width * vae->conv_in.cout);
+    if (status == ESA_OK)
+        status = res_block(r, &vae->mid[0], 0, r->stream[0], r->width * vae->conv_in.cout);
     if (status == ESA_OK) status = mid_attention(r);
-    if (status == ESA_OK) status = res_block(r, &vae->mid[1], 0, r->stream[0], r->width * vae->conv_in.cout);
+    if (status == ESA_OK)
+        status = res_block(r, &vae->mid[1], 0, r->stream[0], r->width * vae->conv_in.cout);
     return status == ESA_OK ? run_level(r, 0) : status;
 }
 
@@ -226,11 +263,15 @@ static esa_status buffers(vae_run *r, int32_t set)
     const esa_wan_vae *vae = r->vae;
     const int64_t n = r->height * r->width;
     const int32_t last = vae->levels - 1;
-    struct { float **at; int64_t bytes; } list[3 + 2 * ESA_CONFIG_MAX_LEVELS];
+    struct {
+        float **at;
+        int64_t bytes;
+    } list[3 + 2 * ESA_CONFIG_MAX_LEVELS];
     int32_t count = 0;
     list[count].at = &r->z, list[count++].bytes = 4 * n * vae->config.z_dim;
     list[count].at = &r->qkv, list[count++].bytes = 4 * n * vae->qkv.cout;
-    list[count].at = &r->rgb, list[count++].bytes = 4 * high(r, last) * wide(r, last) * vae->conv_out.cout;
+    list[count].at = &r->rgb,
+    list[count++].bytes = 4 * high(r, last) * wide(r, last) * vae->conv_out.cout;
     for (int32_t l = 0; l <= last; l++) {
         const int64_t bytes = 4 * high(r, l) * wide(r, l) * vae->level[l].widest;
         list[count].at = &r->stream[l], list[count++].bytes = bytes;
@@ -238,8 +279,10 @@ static esa_status buffers(vae_run *r, int32_t set)
     }
     esa_status status = ESA_OK;
     for (int32_t i = 0; i < count && status == ESA_OK; i++) {
-        if (set) status = take(r, list[i].at, list[i].bytes);
-        else give(r, *list[i].at, list[i].bytes);
+        if (set)
+            status = take(r, list[i].at, list[i].bytes);
+        else
+            give(r, *list[i].at, list[i].bytes);
     }
     return status;
 }
@@ -248,7 +291,8 @@ static esa_status run_all(vae_run *r, const esa_vae_cut *cut)
 {
     const esa_part_env *env = &r->vae->env;
     esa_ctx *ctx = r->nn->ctx;
-    /* Never more planes than these: two per slot, one at work per slot's shape, three per doubling. */
+    /* Never more planes than these: two per slot, one at work per slot's shape, three per
+     * doubling. */
     r->spare_cap = (ESA_VAE_KEPT + 1) * r->vae->slots + 3 * r->vae->levels + 4;
     r->list_bytes = (int64_t)sizeof(plane) * (ESA_VAE_KEPT * r->vae->slots + r->spare_cap);
     r->kept = esa_mem_zalloc(&ctx->mem, r->list_bytes);
@@ -257,20 +301,28 @@ static esa_status run_all(vae_run *r, const esa_vae_cut *cut)
     esa_status status = buffers(r, 1);
     for (int64_t t = 0; t < cut->frames && status == ESA_OK; t++) {
         status = run_frame(r, cut, t);
-        if (status == ESA_OK && !r->dry && env->tick && env->tick(env->tick_user, cut->tick_base + t + 1, cut->tick_total))
+        if (status == ESA_OK && !r->dry && env->tick &&
+            env->tick(env->tick_user, cut->tick_base + t + 1, cut->tick_total))
             status = esa_fail(ctx, ESA_ERR_STATE, "cancelled");
     }
     for (int32_t i = 0; i < ESA_VAE_KEPT * r->vae->slots; i++) plane_give(r, &r->kept[i]);
-    for (int64_t i = 0; i < r->spare_count; i++) give(r, r->spare[i].data, plane_bytes(r, &r->spare[i]));
+    for (int64_t i = 0; i < r->spare_count; i++)
+        give(r, r->spare[i].data, plane_bytes(r, &r->spare[i]));
     buffers(r, 0);
     esa_mem_free(&ctx->mem, r->kept, r->list_bytes);
     return status;
 }
 
-esa_status esa_vae_decode_cut(esa_wan_vae *vae, const esa_vae_cut *cut, esa_wan_vae_sink sink, void *user)
+esa_status esa_vae_decode_cut(esa_wan_vae *vae, const esa_vae_cut *cut, esa_wan_vae_sink sink,
+                              void *user)
 {
-    vae_run run = {.vae = vae, .nn = vae->env.nn, .height = cut->height, .width = cut->width, .sink = sink, .user = user,
-                   .clamp = cut->clamp};
+    vae_run run = { .vae = vae,
+                    .nn = vae->env.nn,
+                    .height = cut->height,
+                    .width = cut->width,
+                    .sink = sink,
+                    .user = user,
+                    .clamp = cut->clamp };
     esa_nn_enter(run.nn);
     const esa_status status = run_all(&run, cut);
     esa_nn_leave(run.nn);
@@ -280,8 +332,10 @@ esa_status esa_vae_decode_cut(esa_wan_vae *vae, const esa_vae_cut *cut, esa_wan_
 int64_t esa_vae_cut_bytes(const esa_wan_vae *vae, int64_t frames, int64_t height, int64_t width)
 {
     /* From the fourth latent frame on nothing new is taken. */
-    const esa_vae_cut cut = {.frames = esa_min64(frames, 4), .height = height, .width = width};
-    vae_run run = {.vae = (esa_wan_vae *)vae, .nn = vae->env.nn, .dry = 1, .height = height, .width = width};
+    const esa_vae_cut cut = { .frames = esa_min64(frames, 4), .height = height, .width = width };
+    vae_run run = {
+        .vae = (esa_wan_vae *)vae, .nn = vae->env.nn, .dry = 1, .height = height, .width = width
+    };
     return run_all(&run, &cut) == ESA_OK ? run.bytes : INT64_MAX;
 }
 
@@ -298,17 +352,23 @@ int64_t esa_wan_vae_bytes(const esa_wan_vae *vae, const int32_t latent[3], int32
     return esa_vae_cut_bytes(vae, latent[0], latent[1], latent[2]);
 }
 
-esa_status esa_wan_vae_decode(esa_wan_vae *vae, const float *latents, const int32_t latent[3], int32_t tile, esa_wan_vae_sink sink, void *user)
+esa_status esa_wan_vae_decode(esa_wan_vae *vae, const float *latents, const int32_t latent[3],
+                              int32_t tile, esa_wan_vae_sink sink, void *user)
 {
     esa_ctx *ctx = vae->env.nn->ctx;
     const int32_t unit = 4 * vae->config.factor_s;
     for (int32_t i = 0; i < 3; i++)
         if (latent[i] < 1 || latent[i] > (1 << 20) / vae->config.factor_s)
-            return esa_fail(ctx, ESA_ERR_ARGUMENT, "the VAE cannot decode latents of %d x %d x %d", (int)latent[0], (int)latent[1], (int)latent[2]);
+            return esa_fail(ctx, ESA_ERR_ARGUMENT, "the VAE cannot decode latents of %d x %d x %d",
+                            (int)latent[0], (int)latent[1], (int)latent[2]);
     if (tile < 0 || tile % unit)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "a VAE tile of %d pixels: expected 0 or a multiple of %d", (int)tile, (int)unit);
-    if (esa_vae_tiles(&vae->config, latent, tile)) return esa_vae_decode_tiled(vae, latents, latent, tile, sink, user);
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "a VAE tile of %d pixels: expected 0 or a multiple of %d", (int)tile,
+                        (int)unit);
+    if (esa_vae_tiles(&vae->config, latent, tile))
+        return esa_vae_decode_tiled(vae, latents, latent, tile, sink, user);
     const int64_t frame = (int64_t)latent[1] * latent[2];
-    const esa_vae_cut cut = {latents, latent[0], latent[1], latent[2], latent[2], frame, latent[0] * frame, 0, latent[0], 1};
+    const esa_vae_cut cut = { latents, latent[0],         latent[1], latent[2], latent[2],
+                              frame,   latent[0] * frame, 0,         latent[0], 1 };
     return esa_vae_decode_cut(vae, &cut, sink, user);
 }

@@ -5,23 +5,24 @@
 
 #include "model/vae/wan_vae.h"
 
-#define ESA_VAE_KEPT 2              /* frames of history of a causal convolution with 3 taps in time */
+#define ESA_VAE_KEPT 2 /* frames of history of a causal convolution with 3 taps in time */
 
-/* norm1, SiLU, conv1, norm2, SiLU, conv2, plus the input (through shortcut where the channels change). */
+/* norm1, SiLU, conv1, norm2, SiLU, conv2, plus the input (through shortcut where the channels
+ * change). */
 typedef struct esa_vae_res {
-    float *norm[2];                 /* gamma */
-    esa_conv conv[2], shortcut;     /* shortcut.packed NULL: identity */
+    float *norm[2];             /* gamma */
+    esa_conv conv[2], shortcut; /* shortcut.packed NULL: identity */
     int32_t cin, cout;
-    int32_t slot;                   /* history of conv[0]; conv[1] has the next one */
+    int32_t slot; /* history of conv[0]; conv[1] has the next one */
 } esa_vae_res;
 
-/* One resolution: res blocks, then doubling in space, and in time where time[] is there (a convolution to twice the channels, whose halves
- * become the two frames: two convolutions here). */
+/* One resolution: res blocks, then doubling in space, and in time where time[] is there (a
+ * convolution to twice the channels, whose halves become the two frames: two convolutions here). */
 typedef struct esa_vae_level {
     esa_vae_res *res;
     int32_t res_count, cin, cout, widest;
-    int32_t slot;                   /* history of the doubling in time */
-    esa_conv time[2], up;           /* up.packed NULL: the last level */
+    int32_t slot;         /* history of the doubling in time */
+    esa_conv time[2], up; /* up.packed NULL: the last level */
 } esa_vae_level;
 
 struct esa_wan_vae {
@@ -34,24 +35,26 @@ struct esa_wan_vae {
     int32_t levels, slots;
     int32_t in_slot, out_slot;
     int64_t parameters, held;
-    esa_vae_res *res_all;           /* the res blocks of all levels */
+    esa_vae_res *res_all; /* the res blocks of all levels */
     int64_t res_bytes;
-    float *gammas;                  /* all norms */
+    float *gammas; /* all norms */
     int64_t gamma_bytes;
 };
 
-/* Decodes latents [z_dim][t][rows][cols], cut out of planes with row pitch and channel and frame pitches in floats; statistics are applied.
- * tick_base, tick_total: units reported through env's tick. wan_vae_decode.c */
+/* Decodes latents [z_dim][t][rows][cols], cut out of planes with row pitch and channel and frame
+ * pitches in floats; statistics are applied. tick_base, tick_total: units reported through env's
+ * tick. wan_vae_decode.c */
 typedef struct esa_vae_cut {
     const float *latents;
     int64_t frames, height, width;
     int64_t row, frame, channel;
     int64_t tick_base, tick_total;
-    int32_t clamp;                  /* to [-1, 1]: tiles are blended first */
+    int32_t clamp; /* to [-1, 1]: tiles are blended first */
 } esa_vae_cut;
-esa_status esa_vae_decode_cut(esa_wan_vae *vae, const esa_vae_cut *cut, esa_wan_vae_sink sink, void *user);
+esa_status esa_vae_decode_cut(esa_wan_vae *vae, const esa_vae_cut *cut, esa_wan_vae_sink sink,
+                              void *user);
 /* Memory of the above. */
-int64_t    esa_vae_cut_bytes(const esa_wan_vae *vae, int64_t frames, int64_t height, int64_t width);
+int64_t esa_vae_cut_bytes(const esa_wan_vae *vae, int64_t frames, int64_t height, int64_t width);
 
 static inline void esa_vae_clamp(float *x, int64_t n)
 {
@@ -59,10 +62,11 @@ static inline void esa_vae_clamp(float *x, int64_t n)
 }
 
 /* wan_vae_tile.c */
-esa_status esa_vae_decode_tiled(esa_wan_vae *vae, const float *latents, const int32_t latent[3], int32_t tile, esa_wan_vae_sink sink,
-                                void *user);
-int64_t    esa_vae_tiled_bytes(const esa_wan_vae *vae, const int32_t latent[3], int32_t tile);
-static inline int32_t esa_vae_tiles(const esa_wan_vae_config *c, const int32_t latent[3], int32_t tile)
+esa_status esa_vae_decode_tiled(esa_wan_vae *vae, const float *latents, const int32_t latent[3],
+                                int32_t tile, esa_wan_vae_sink sink, void *user);
+int64_t esa_vae_tiled_bytes(const esa_wan_vae *vae, const int32_t latent[3], int32_t tile);
+static inline int32_t esa_vae_tiles(const esa_wan_vae_config *c, const int32_t latent[3],
+                                    int32_t tile)
 {
     return tile > 0 && (latent[1] > tile / c->factor_s || latent[2] > tile / c->factor_s);
 }

@@ -1,39 +1,45 @@
-/* wan_vae_tile.c - decoding in overlapping squares, as diffusers does with enable_tiling: less memory for large frames.
+/* wan_vae_tile.c - decoding in overlapping squares, as diffusers does with enable_tiling: less
+ * memory for large frames.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Tiles lie 3/4 of a tile apart and overlap by the last quarter. Row by row and left to right, a tile is blended linearly with the lower edge
- * of the tile above and then with the right edge of the tile on its left, both already blended themselves; then its first 3/4 are its
- * share of the picture. Kept are the picture, one tile, and the edges that later tiles need. */
+ * Tiles lie 3/4 of a tile apart and overlap by the last quarter. Row by row and left to right, a
+ * tile is blended linearly with the lower edge of the tile above and then with the right edge of
+ * the tile on its left, both already blended themselves; then its first 3/4 are its share of the
+ * picture. Kept are the picture, one tile, and the edges that later tiles need. */
 #include <string.h>
 #include "model/vae/wan_vae_parts.h"
 
 typedef struct tile_run {
     esa_wan_vae *vae;
-    int64_t frames, channels, out_h, out_w;     /* of the picture */
-    int64_t side, stride, blend;                /* pixels */
-    int64_t top, left, h, w;                    /* of the tile at hand, pixels */
-    float *out;                                 /* [frames][out_h][out_w][channels] */
-    float *tile;                                /* [frames][h][w][channels] */
-    float *above;                               /* [frames][blend][columns of tiles * side][channels]: lower edges of the row above */
-    float *beside;                              /* [frames][side][blend][channels]: right edge of the tile before */
-    int64_t above_row;                          /* floats of one row of above */
-    int64_t above_h, beside_w;                  /* rows and columns in there that are real: the last ones */
+    int64_t frames, channels, out_h, out_w; /* of the picture */
+    int64_t side, stride, blend;            /* pixels */
+    int64_t top, left, h, w;                /* of the tile at hand, pixels */
+    float *out;                             /* [frames][out_h][out_w][channels] */
+    float *tile;                            /* [frames][h][w][channels] */
+    /* [frames][blend][columns of tiles * side][channels]: lower edges of the row above */
+    float *above;
+    float *beside;             /* [frames][side][blend][channels]: right edge of the tile before */
+    int64_t above_row;         /* floats of one row of above */
+    int64_t above_h, beside_w; /* rows and columns in there that are real: the last ones */
 } tile_run;
 
 static esa_status keep_frame(void *user, int64_t frame, const float *rgb)
 {
     tile_run *r = user;
-    memcpy(r->tile + frame * r->h * r->w * r->channels, rgb, (size_t)(4 * r->h * r->w * r->channels));
+    memcpy(r->tile + frame * r->h * r->w * r->channels, rgb,
+           (size_t)(4 * r->h * r->w * r->channels));
     return ESA_OK;
 }
 
 static void mix(float *to, const float *from, int64_t n, int64_t i, int64_t extent)
 {
-    const float keep = (float)((double)i / (double)extent), take = (float)(1 - (double)i / (double)extent);
+    const float keep = (float)((double)i / (double)extent),
+                take = (float)(1 - (double)i / (double)extent);
     for (int64_t k = 0; k < n; k++) to[k] = from[k] * take + to[k] * keep;
 }
 
-/* Blends the tile, puts its share into the picture and its edges aside. column: of the tile in its row. */
+/* Blends the tile, puts its share into the picture and its edges aside. column: of the tile in its
+ * row. */
 static void place(tile_run *r, int64_t column)
 {
     const int64_t c = r->channels, row = r->w * c, across = column * r->side * c;
@@ -41,47 +47,69 @@ static void place(tile_run *r, int64_t column)
     const int64_t right = r->left ? esa_min64(esa_min64(r->beside_w, r->w), r->blend) : 0;
     const int64_t lower = esa_min64(r->h, r->blend), edge = esa_min64(r->w, r->blend);
     for (int64_t f = 0; f < r->frames; f++) {
-        float *tile = r->tile + f * r->h * row, *above = r->above + f * r->blend * r->above_row + across;
+        float *tile = r->tile + f * r->h * row,
+              *above = r->above + f * r->blend * r->above_row + across;
         float *beside = r->beside + f * r->side * r->blend * c;
-        for (int64_t y = 0; y < down; y++) mix(tile + y * row, above + (r->blend - down + y) * r->above_row, row, y, down);
+        for (int64_t y = 0; y < down; y++)
+            mix(tile + y * row, above + (r->blend - down + y) * r->above_row, row, y, down);
         for (int64_t y = 0; y < r->h; y++)
             for (int64_t x = 0; x < right; x++)
-                mix(tile + y * row + x * c, beside + (y * r->blend + r->blend - right + x) * c, c, x, right);
+                mix(tile + y * row + x * c, beside + (y * r->blend + r->blend - right + x) * c, c,
+                    x, right);
         const int64_t h = esa_min64(r->h, r->stride), w = esa_min64(r->w, r->stride);
         for (int64_t y = 0; y < h; y++)
-            memcpy(r->out + ((f * r->out_h + r->top + y) * r->out_w + r->left) * c, tile + y * row, (size_t)(4 * w * c));
+            memcpy(r->out + ((f * r->out_h + r->top + y) * r->out_w + r->left) * c, tile + y * row,
+                   (size_t)(4 * w * c));
         for (int64_t y = 0; y < lower; y++)
-            memcpy(above + (r->blend - lower + y) * r->above_row, tile + (r->h - lower + y) * row, (size_t)(4 * row));
+            memcpy(above + (r->blend - lower + y) * r->above_row, tile + (r->h - lower + y) * row,
+                   (size_t)(4 * row));
         for (int64_t y = 0; y < r->h; y++)
-            memcpy(beside + (y * r->blend + r->blend - edge) * c, tile + y * row + (r->w - edge) * c, (size_t)(4 * edge * c));
+            memcpy(beside + (y * r->blend + r->blend - edge) * c,
+                   tile + y * row + (r->w - edge) * c, (size_t)(4 * edge * c));
     }
 }
 
-typedef struct tile_sizes { int64_t out, tile, above, beside, columns, rows; } tile_sizes;
+typedef struct tile_sizes {
+    int64_t out, tile, above, beside, columns, rows;
+} tile_sizes;
 
-static tile_sizes prepare(tile_run *r, const esa_wan_vae *vae, const int32_t latent[3], int32_t tile)
+static tile_sizes prepare(tile_run *r, const esa_wan_vae *vae, const int32_t latent[3],
+                          int32_t tile)
 {
     int32_t size[3];
     esa_wan_vae_size(&vae->config, latent, size);
-    *r = (tile_run){.vae = (esa_wan_vae *)vae, .frames = size[0], .channels = vae->config.out_channels, .out_h = size[1], .out_w = size[2],
-                    .side = tile, .stride = tile / 4 * 3, .blend = tile / 4};
+    *r = (tile_run){ .vae = (esa_wan_vae *)vae,
+                     .frames = size[0],
+                     .channels = vae->config.out_channels,
+                     .out_h = size[1],
+                     .out_w = size[2],
+                     .side = tile,
+                     .stride = tile / 4 * 3,
+                     .blend = tile / 4 };
     const int64_t pixel = 4 * r->frames * r->channels, columns = esa_ceil_div(r->out_w, r->stride);
     r->above_row = columns * r->side * r->channels;
-    return (tile_sizes){pixel * r->out_h * r->out_w, pixel * esa_min64(r->side, r->out_h) * esa_min64(r->side, r->out_w),
-                        4 * r->frames * r->blend * r->above_row, pixel * r->side * r->blend, columns, esa_ceil_div(r->out_h, r->stride)};
+    return (tile_sizes){ pixel * r->out_h * r->out_w,
+                         pixel * esa_min64(r->side, r->out_h) * esa_min64(r->side, r->out_w),
+                         4 * r->frames * r->blend * r->above_row,
+                         pixel * r->side * r->blend,
+                         columns,
+                         esa_ceil_div(r->out_h, r->stride) };
 }
 
-esa_status esa_vae_decode_tiled(esa_wan_vae *vae, const float *latents, const int32_t latent[3], int32_t tile, esa_wan_vae_sink sink,
-                                void *user)
+esa_status esa_vae_decode_tiled(esa_wan_vae *vae, const float *latents, const int32_t latent[3],
+                                int32_t tile, esa_wan_vae_sink sink, void *user)
 {
     esa_nn *nn = vae->env.nn;
     tile_run r;
     const tile_sizes size = prepare(&r, vae, latent, tile);
     const int64_t factor = vae->config.factor_s, plane = (int64_t)latent[1] * latent[2];
     esa_status status = esa_nn_alloc(nn, (void **)&r.out, size.out, "the frames of a tiled decode");
-    if (status == ESA_OK) status = esa_nn_alloc(nn, (void **)&r.tile, size.tile, "a tile of frames");
-    if (status == ESA_OK) status = esa_nn_alloc(nn, (void **)&r.above, size.above, "the edges of tiles");
-    if (status == ESA_OK) status = esa_nn_alloc(nn, (void **)&r.beside, size.beside, "the edges of tiles");
+    if (status == ESA_OK)
+        status = esa_nn_alloc(nn, (void **)&r.tile, size.tile, "a tile of frames");
+    if (status == ESA_OK)
+        status = esa_nn_alloc(nn, (void **)&r.above, size.above, "the edges of tiles");
+    if (status == ESA_OK)
+        status = esa_nn_alloc(nn, (void **)&r.beside, size.beside, "the edges of tiles");
     int64_t done = 0;
     for (int64_t i = 0; i < size.rows && status == ESA_OK; i++) {
         for (int64_t j = 0; j < size.columns && status == ESA_OK; j++, done += latent[0]) {
@@ -89,8 +117,16 @@ esa_status esa_vae_decode_tiled(esa_wan_vae *vae, const float *latents, const in
             r.left = j * r.stride;
             r.h = esa_min64(r.side, r.out_h - r.top);
             r.w = esa_min64(r.side, r.out_w - r.left);
-            const esa_vae_cut cut = {latents + r.top / factor * latent[2] + r.left / factor, latent[0], r.h / factor, r.w / factor, latent[2],
-                                     plane, latent[0] * plane, done, size.rows * size.columns * latent[0], 0};
+            const esa_vae_cut cut = { latents + r.top / factor * latent[2] + r.left / factor,
+                                      latent[0],
+                                      r.h / factor,
+                                      r.w / factor,
+                                      latent[2],
+                                      plane,
+                                      latent[0] * plane,
+                                      done,
+                                      size.rows * size.columns * latent[0],
+                                      0 };
             status = esa_vae_decode_cut(vae, &cut, keep_frame, &r);
             if (status == ESA_OK) place(&r, j);
             r.beside_w = r.w;
@@ -114,6 +150,7 @@ int64_t esa_vae_tiled_bytes(const esa_wan_vae *vae, const int32_t latent[3], int
     tile_run r;
     const tile_sizes size = prepare(&r, vae, latent, tile);
     const int64_t side = tile / vae->config.factor_s;
-    return size.out + size.tile + size.above + size.beside
-         + esa_vae_cut_bytes(vae, latent[0], esa_min64(side, latent[1]), esa_min64(side, latent[2]));
+    return size.out + size.tile + size.above + size.beside +
+           esa_vae_cut_bytes(vae, latent[0], esa_min64(side, latent[1]),
+                             esa_min64(side, latent[2]));
 }

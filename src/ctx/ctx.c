@@ -1,0 +1,168 @@
+/* ctx.c - making and freeing a ctx: error text, log, scratch memory, the guard that lets one call
+ * in at a time.
+ * SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE /* sched_getaffinity */
+#include "ctx/ctx.h"
+
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "base/pool.h"
+#include "cpu/cpu.h"
+
+static void *default_alloc(void *user, uint64_t bytes)
+{
+    (void)user;
+    return aligned_alloc(64, (size_t)bytes);
+}
+
+static void default_dealloc(void *user, void *ptr, uint64_t bytes)
+{
+    (void)user;
+    (void)bytes;
+    free(ptr);
+}
+
+esa_ctx_params esa_ctx_params_default(void)
+{
+    esa_ctx_params p;
+    memset(&p, 0, sizeof p);
+    p.struct_size = sizeof p;
+    return p;
+}
+
+/* CPUs this process may run on (a container or taskset may grant fewer than the machine has). */
+static int32_t usable_cpus(void)
+{
+    long n = 0;
+#if defined(__linux__)
+    cpu_set_t set;
+    if (!sched_getaffinity(0, sizeof set, &set)) n = CPU_COUNT(&set);
+#endif
+    if (n < 1) n = sysconf(_SC_NPROCESSORS_ONLN);
+    return n < 1 ? 1 : n > ESA_MAX_THREADS ? ESA_MAX_THREADS : (int32_t)n;
+}
+
+esa_status esa_ctx_create(esa_ctx **out, const esa_ctx_params *params)
+{
+    if (!out) return ESA_ERR_ARGUMENT;
+    *out = NULL;
+    if (params && params->struct_size != sizeof *params) return ESA_ERR_VERSION;
+    const esa_ctx_params p = params ? *params : esa_ctx_params_default();
+    for (int32_t i = 0; i < 4; i++)
+        if (p.reserved[i]) return ESA_ERR_ARGUMENT;
+    if (p.threads < 0 || p.threads > ESA_MAX_THREADS || !p.alloc != !p.dealloc)
+        return ESA_ERR_ARGUMENT;
+    if (p.cpu_level < ESA_CPU_BEST || p.cpu_level > ESA_CPU_NEON) return ESA_ERR_ARGUMENT;
+    const esa_cpu_kernels *kern = esa_cpu_kernels_get(p.cpu_level);
+    /* a level this machine does not have, or an unknown $ESA_CPU */
+    if (!kern) return ESA_ERR_UNSUPPORTED;
+
+    esa_allocator mem = { default_alloc, default_dealloc, NULL };
+    if (p.alloc) mem = (esa_allocator){ p.alloc, p.dealloc, p.alloc_user };
+    esa_ctx *ctx = esa_mem_zalloc(&mem, sizeof *ctx);
+    if (!ctx) return ESA_ERR_MEMORY;
+    ctx->mem = mem;
+    ctx->log = p.log;
+    ctx->log_user = p.log_user;
+    ctx->cuda_stream = p.cuda_stream;
+    ctx->cuda_device = p.cuda_device;
+    ctx->kern = kern;
+    atomic_init(&ctx->busy, 0);
+    const esa_status status = esa_pool_create(&ctx->pool, p.threads ? p.threads : usable_cpus(),
+                                              &mem);
+    if (status) {
+        esa_mem_free(&mem, ctx, sizeof *ctx);
+        return status;
+    }
+    esa_log(ctx, ESA_LOG_INFO, "esa %s: CPU kernels %s, %d threads", esa_version(), kern->name,
+            (int)esa_pool_threads(ctx->pool));
+    *out = ctx;
+    return ESA_OK;
+}
+
+void esa_ctx_free(esa_ctx *ctx)
+{
+    if (!ctx) return;
+    if (ctx->cuda) ctx->cuda_close(ctx);
+    esa_pool_free(ctx->pool);
+    esa_mem_free(&ctx->mem, ctx->arena, ctx->arena_bytes);
+    const esa_allocator mem = ctx->mem;
+    esa_mem_free(&mem, ctx, sizeof *ctx);
+}
+
+const char *esa_ctx_error(const esa_ctx *ctx) { return ctx ? ctx->error : ""; }
+int32_t esa_ctx_threads(const esa_ctx *ctx) { return ctx ? esa_pool_threads(ctx->pool) : 0; }
+const char *esa_ctx_cpu(const esa_ctx *ctx) { return ctx ? ctx->kern->name : ""; }
+
+void esa_ctx_memory(const esa_ctx *ctx, int64_t *held_bytes, int64_t *peak_bytes)
+{
+    if (held_bytes) *held_bytes = ctx ? ctx->arena_bytes : 0;
+    if (peak_bytes) *peak_bytes = ctx ? ctx->arena_peak : 0;
+}
+
+void esa_ctx_trim(esa_ctx *ctx)
+{
+    if (!ctx || esa_ctx_enter(ctx)) return;
+    esa_mem_free(&ctx->mem, ctx->arena, ctx->arena_bytes);
+    ctx->arena = NULL;
+    ctx->arena_bytes = 0;
+    if (ctx->cuda) ctx->cuda_trim(ctx);
+    esa_ctx_leave(ctx);
+}
+
+esa_status esa_fail(esa_ctx *ctx, esa_status status, const char *format, ...)
+{
+    if (ctx) {
+        va_list args;
+        va_start(args, format);
+        vsnprintf(ctx->error, sizeof ctx->error, format, args);
+        va_end(args);
+        if (ctx->log) ctx->log(ctx->log_user, ESA_LOG_ERROR, ctx->error);
+    }
+    return status;
+}
+
+void esa_log(esa_ctx *ctx, int32_t level, const char *format, ...)
+{
+    if (!ctx || !ctx->log) return;
+    char text[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    ctx->log(ctx->log_user, level, text);
+}
+
+esa_status esa_ctx_enter(esa_ctx *ctx)
+{
+    if (!ctx) return ESA_ERR_ARGUMENT;
+    /* A second thread must not touch the error text of the first one's call, so nothing is written
+     * here. */
+    if (atomic_exchange(&ctx->busy, 1)) return ESA_ERR_STATE;
+    ctx->error[0] = 0;
+    return ESA_OK;
+}
+
+void esa_ctx_leave(esa_ctx *ctx) { atomic_store(&ctx->busy, 0); }
+
+esa_status esa_ctx_scratch(esa_ctx *ctx, void **scratch, int64_t bytes)
+{
+    if (bytes > ctx->arena_bytes) {
+        /* Freed before the new one is taken, so that the two never stand side by side. */
+        esa_mem_free(&ctx->mem, ctx->arena, ctx->arena_bytes);
+        ctx->arena_bytes = 0;
+        ctx->arena = esa_mem_alloc(&ctx->mem, bytes);
+        if (!ctx->arena)
+            return esa_fail(ctx, ESA_ERR_MEMORY,
+                            "out of memory: %lld bytes of scratch could not be allocated",
+                            (long long)bytes);
+        ctx->arena_bytes = bytes;
+        if (bytes > ctx->arena_peak) ctx->arena_peak = bytes;
+    }
+    *scratch = ctx->arena;
+    return ESA_OK;
+}

@@ -1,0 +1,126 @@
+// attention.cu - one attention call: carves the workspace, prepares a job on the stream, picks the
+// kernel and launches it.
+// SPDX-License-Identifier: Apache-2.0
+//
+// Steps, each its own file, each a launch or none: gather rows into block order (with an order),
+// rank the rows of every head (with a mask), block means, the bits of the blocks they stand in for,
+// first states (with a tail), then the kernel. attention.cuh has the contract between preparing and
+// computing.
+#include "cuda/attention/attention.cuh"
+#include "cuda/runtime/prepare.cuh"
+
+#include <string.h>
+
+// The tail stands in for skipped blocks: a dense call skips none. The workspace is counted before
+// it is known whether a mask will come, so it has room for a tail whenever one is asked for.
+static bool has_tail(const esa_attn_args *a) { return a->tail != ESA_TAIL_NONE && a->count; }
+
+static prepared carve_parts(carve *ws, const esa_attn_args *a)
+{
+    prepared p;
+    memset(&p, 0, sizeof p);
+    const int64_t element = element_bytes(a->dtype), rows = a->B * a->Hq * a->nq;
+    p.row_pitch = ceil_div(a->D * element, (int64_t)16) * 16 / element;
+    p.next = ws->take<int32_t>(1);
+    p.order = ws->take<int32_t>(rows);
+    if (a->nq > ORDER_RUN) p.runs = ws->take<uint32_t>(rows);
+    if (a->perm_q) p.q = ws->take<char>(a->B * a->Hq * a->Nq * p.row_pitch * element);
+    if (a->perm_k) {
+        p.k = ws->take<char>(a->B * a->Hkv * a->Nk * p.row_pitch * element);
+        p.v = ws->take<char>(a->B * a->Hkv * a->Nk * p.row_pitch * element);
+    }
+    if (a->tail == ESA_TAIL_NONE) return p;
+    p.mean_pitch = a->D <= 64 ? 64 : a->D <= 128 ? 128 : 256;
+    p.nk_pad = ceil_div(a->nk, (int64_t)128) * 128;
+    p.k_mean = ws->take<char>(a->B * a->Hkv * p.nk_pad * p.mean_pitch * element);
+    p.v_mean = ws->take<char>(a->B * a->Hkv * p.nk_pad * p.mean_pitch * element);
+    p.stands = ws->take<uint32_t>(rows * (p.nk_pad / 32));
+    if (a->tail != ESA_TAIL_CENTROID) return p;
+    p.q_mean = ws->take<float>(rows * p.mean_pitch);
+    p.state_o = ws->take<float>(rows * p.mean_pitch);
+    p.state_m = ws->take<float>(rows);
+    p.state_l = ws->take<float>(rows);
+    return p;
+}
+
+static void view_gathered(const void **data, int64_t *stride, const void *rows, int64_t H,
+                          int64_t N, int64_t pitch)
+{
+    *data = rows;
+    stride[0] = H * N * pitch;
+    stride[1] = N * pitch;
+    stride[2] = pitch;
+}
+
+// The call as the kernels see it: every view in block order. The parts may be null, when only the
+// choice of a kernel is asked for.
+static attention_job job_of(const esa_attn_args *args, const prepared *p)
+{
+    attention_job job;
+    memset(&job, 0, sizeof job);
+    job.a = *args;
+    esa_attn_args *a = &job.a;
+    if (args->perm_q) view_gathered(&a->q, a->q_stride, p->q, a->Hq, a->Nq, p->row_pitch);
+    if (args->perm_k) {
+        view_gathered(&a->k, a->k_stride, p->k, a->Hkv, a->Nk, p->row_pitch);
+        view_gathered(&a->v, a->v_stride, p->v, a->Hkv, a->Nk, p->row_pitch);
+    }
+    a->perm_q = a->perm_k = nullptr;
+    if (!has_tail(args)) a->tail = ESA_TAIL_NONE;
+    job.scatter = args->perm_q;
+    job.next = p->next;
+    job.order = args->count ? p->order : nullptr;
+    if (a->tail == ESA_TAIL_NONE) return job;
+    job.k_mean = p->k_mean;
+    job.v_mean = p->v_mean;
+    job.mean_pitch = p->mean_pitch;
+    job.nk_pad = p->nk_pad;
+    job.stands = p->stands;
+    job.state_o = p->state_o;
+    job.state_m = p->state_m;
+    job.state_l = p->state_l;
+    return job;
+}
+
+struct kernel_choice {
+    const char *name;
+    esa_status (*launch)(esa_cuda_device *, const attention_job *, cudaStream_t);
+};
+
+static kernel_choice choose(const esa_cuda_device *dev, const esa_attn_args *a)
+{
+    if (sm90_takes(dev, a)) return { "sm90a", sm90_launch };
+    if (sm80_takes(dev, a)) return { "sm80", sm80_launch };
+    return { "simt", simt_launch };
+}
+
+int64_t attention_workspace(const esa_cuda_device *, const esa_attn_args *args)
+{
+    carve ws(nullptr);
+    carve_parts(&ws, args);
+    return ws.bytes();
+}
+
+const char *attention_kernel(const esa_cuda_device *dev, const esa_attn_args *args)
+{
+    carve ws(nullptr);
+    const prepared parts = carve_parts(&ws, args);
+    const attention_job job = job_of(args, &parts);
+    return choose(dev, &job.a).name;
+}
+
+esa_status attention_run(esa_cuda_device *dev, const esa_attn_args *args, void *workspace,
+                         void *stream_handle)
+{
+    const current_device scope(dev->ordinal);
+    const cudaStream_t stream = (cudaStream_t)stream_handle;
+    carve ws(workspace);
+    const prepared parts = carve_parts(&ws, args);
+    const attention_job job = job_of(args, &parts);
+    esa_status status = gather_rows(dev, args, &parts, stream);
+    if (!status) status = row_order(dev, &job.a, &parts, stream);
+    if (!status && job.a.tail != ESA_TAIL_NONE) status = tail_means(dev, &job.a, &parts, stream);
+    if (!status && job.a.tail == ESA_TAIL_CENTROID)
+        status = tail_states(dev, &job.a, &parts, stream);
+    return status ? status : choose(dev, &job.a).launch(dev, &job, stream);
+}

@@ -1,0 +1,173 @@
+// means.cu - block means of up to three views in one launch.
+// SPDX-License-Identifier: Apache-2.0
+//
+// A thread block makes one mean: up to GROUPS groups of threads, one thread per piece of a row,
+// each add every so many rows in f32, then one thread per column adds the groups. The order of
+// additions depends on the views' shape alone. Views are read once, in 16-byte pieces with BATCH of
+// them in flight per thread, which is what memory speed asks for. Tokens beyond the length are not
+// read.
+#include "base/half.h"
+#include "cuda/attention/means.cuh"
+
+namespace
+{
+
+enum { THREADS = 256, GROUPS = 16, BATCH = 4 }; // THREADS: at most
+// of a thread block that marks: what its shared memory holds at 65,536 blocks
+enum { STANDS_WARPS = 4 };
+
+// The bits of one row, by a warp; follows tail_bias of src/cpu/attn_cpu.c: all blocks that exist
+// and that every query of the row fully sees, less the listed ones. bits: nk_pad / 32 words of
+// shared memory.
+__device__ void mark_stands(const stands_part &p, int64_t row, uint32_t *bits)
+{
+    const int lane = threadIdx.x % 32, words = p.nk_pad / 32;
+    const int64_t bh = row / p.nq, b = bh / p.Hq,
+                  mask_row = (b * p.mask_batch + bh % p.Hq) * p.nq + row % p.nq;
+    const int length = key_length(p.kv_len, b, p.Nk);
+    // keys the first query of the row sees
+    const int64_t visible = p.causal ? row % p.nq * p.block_q + p.shift + 1 : (int64_t)p.Nk;
+    const int whole = length <= visible ? ceil_div(length, p.block_k)
+                                        : (int)(max(visible, (int64_t)0) / p.block_k);
+    for (int w = lane; w < words; w += 32) {
+        const int n = whole - w * 32;
+        bits[w] = n >= 32 ? ~0u : n > 0 ? (1u << n) - 1 : 0u;
+    }
+    __syncwarp();
+    const uint16_t *list = p.index + mask_row * p.cap;
+    for (int c = lane; c < p.count[mask_row]; c += 32)
+        atomicAnd(&bits[list[c] / 32], ~(1u << list[c] % 32));
+    __syncwarp();
+    for (int w = lane; w < words; w += 32) p.stands[row * words + w] = bits[w];
+}
+
+template <class T> __device__ void put(const mean_part &part, int64_t i, float x)
+{
+    if (part.dst_dtype == ESA_DTYPE_F32)
+        ((float *)part.dst)[i] = esa_round_to(x, part.round);
+    else
+        round_to((T *)part.dst + i, x);
+}
+
+// Piece: what a thread loads at once, packed<T> or single<T>. ORDERED: some part has a permutation.
+// Views without one do not ask for it in the loop: the version that did took 0.078 ms for k and v
+// at 480p where the one before took 0.050.
+template <class T, class Piece, bool ORDERED>
+__global__ void __launch_bounds__(THREADS, 4) means_kernel(const __grid_constant__ mean_plan plan)
+{
+    constexpr int VEC = Piece::N;
+    __shared__ float sums[THREADS * VEC]; // [groups][D]
+    extern __shared__ uint32_t marks[];   // [STANDS_WARPS][nk_pad / 32]
+    if (blockIdx.x < plan.part[0].first) {
+        const int warp = threadIdx.x / 32, warps = min((int)blockDim.x / 32, (int)STANDS_WARPS);
+        const int64_t row = (int64_t)blockIdx.x * warps + warp;
+        if (warp < warps && row < plan.stands.rows)
+            mark_stands(plan.stands, row, marks + warp * (plan.stands.nk_pad / 32));
+        return;
+    }
+    int which = 0;
+    while (which + 1 < plan.parts && blockIdx.x >= plan.part[which + 1].first) ++which;
+    const mean_part &part = plan.part[which];
+    const int tiles = part.blocks + (part.padded > part.blocks);
+    const int64_t block = blockIdx.x - part.first, bh = block / tiles, b = bh / part.H;
+    const int j = (int)(block % tiles), D = plan.D, pitch = plan.pitch;
+    const int64_t dst = (bh * part.padded + j) * pitch;
+    if (j == part.blocks) {
+        for (int64_t i = threadIdx.x; i < (int64_t)(part.padded - j) * pitch; i += blockDim.x)
+            put<T>(part, dst + i, 0.0f);
+        return;
+    }
+    int row0 = j * part.rows, end = key_length(part.length, b, part.N);
+    if (part.split) {
+        const int before = ceil_div(part.split, part.rows);
+        if (j < before)
+            end = min(end, part.split);
+        else
+            row0 = part.split + (j - before) * part.rows;
+    }
+    // n <= 0: nothing of the block exists
+    const int n = min(part.rows, end - row0);
+    const int64_t step = part.stride[2];
+    const int32_t *const perm = ORDERED ? part.perm : nullptr;
+    const T *src = (const T *)part.src + b * part.stride[0] + bh % part.H * part.stride[1] +
+                   (perm ? 0 : row0 * step);
+
+    const int columns = D / VEC, groups = (int)blockDim.x / columns, group = threadIdx.x / columns,
+              column = threadIdx.x % columns;
+    float sum[VEC] = {};
+    if (group < groups) {
+        for (int r = group; r < n; r += groups * BATCH) {
+            Piece loaded[BATCH];
+            int64_t row[BATCH];
+#pragma unroll
+            for (int i = 0; i < BATCH; ++i) {
+                row[i] = r + i * groups;
+                if (ORDERED && perm && row[i] < n) row[i] = perm[row0 + row[i]];
+            }
+#pragma unroll
+            for (int i = 0; i < BATCH; ++i)
+                if (r + i * groups < n)
+                    loaded[i] = *(const Piece *)(src + row[i] * step + column * VEC);
+#pragma unroll
+            for (int i = 0; i < BATCH; ++i)
+                if (r + i * groups < n) {
+                    float x[VEC];
+                    loaded[i].unpack(x);
+#pragma unroll
+                    for (int c = 0; c < VEC; ++c) sum[c] += x[c];
+                }
+        }
+#pragma unroll
+        for (int c = 0; c < VEC; ++c) sums[group * D + column * VEC + c] = sum[c];
+    }
+    __syncthreads();
+    for (int d = threadIdx.x; d < pitch; d += blockDim.x) {
+        float total = 0.0f;
+        if (d < D)
+            for (int g = 0; g < groups; ++g) total += sums[g * D + d];
+        put<T>(part, dst + d, n > 0 ? total / (float)n : 0.0f);
+    }
+}
+
+template <class T, class Piece> void launch_pieces(mean_plan plan, int64_t B, cudaStream_t stream)
+{
+    const int columns = plan.D / Piece::N, wanted = ceil_div(columns * GROUPS, 32) * 32,
+              threads = wanted < THREADS ? wanted : THREADS;
+    const int warps = threads / 32 < STANDS_WARPS ? threads / 32 : STANDS_WARPS;
+    const size_t marks = (size_t)(warps * plan.stands.nk_pad / 8);
+    // first, so that they end under the means
+    int64_t blocks = ceil_div(plan.stands.rows, (int64_t)warps);
+    bool ordered = false;
+    for (int i = 0; i < plan.parts; i++) {
+        mean_part &part = plan.part[i];
+        part.first = blocks;
+        blocks += B * part.H * (part.blocks + (part.padded > part.blocks));
+        ordered = ordered || part.perm;
+    }
+    if (ordered)
+        means_kernel<T, Piece, true><<<(unsigned)blocks, threads, marks, stream>>>(plan);
+    else
+        means_kernel<T, Piece, false><<<(unsigned)blocks, threads, marks, stream>>>(plan);
+}
+
+template <class T> void launch(const mean_plan &plan, int64_t B, bool wide, cudaStream_t stream)
+{
+    if (wide)
+        launch_pieces<T, packed<T>>(plan, B, stream);
+    else
+        launch_pieces<T, single<T>>(plan, B, stream);
+}
+
+} // namespace
+
+esa_status means_launch(esa_cuda_device *dev, const mean_plan &plan, int32_t dtype, int64_t B,
+                        bool wide, cudaStream_t stream)
+{
+    if (dtype == ESA_DTYPE_F32)
+        launch<float>(plan, B, wide, stream);
+    else if (dtype == ESA_DTYPE_F16)
+        launch<__half>(plan, B, wide, stream);
+    else
+        launch<__nv_bfloat16>(plan, B, wide, stream);
+    return launch_check(dev, "averaging blocks");
+}

@@ -1,0 +1,112 @@
+// sm90.cu - the Hopper attention kernel as attention.cu sees it: which jobs it takes, tensor maps,
+// the launch.
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/attention/sm90_attn.cuh"
+
+#include <math.h>
+
+namespace
+{
+
+using namespace sm90;
+
+// row and key numbers are int32, with room for a tile beyond the end
+constexpr int64_t MOST_TOKENS = 1 << 30;
+constexpr double LOG2_E = 1.4426950408889634;
+
+bool make_maps(attn_launch *l, const esa_cuda_device *dev, const attention_job *job)
+{
+    const esa_attn_args *a = &job->a;
+    const int chunks = (int)a->D / 64, key_chunks = l->args.Bk == STAGE_KEYS ? chunks : 1;
+    const auto make = [&](CUtensorMap *map, const view &x, int rows, int box_chunks) {
+        return make_map(map, dev, a->dtype, x, a->D, rows, box_chunks);
+    };
+    if (!make(&l->q, { a->q, a->q_stride, { a->B, a->Hq, a->Nq } }, TILE_Q, chunks) ||
+        !make(&l->k, { a->k, a->k_stride, { a->B, a->Hkv, a->Nk } }, l->args.Bk, key_chunks) ||
+        !make(&l->v, { a->v, a->v_stride, { a->B, a->Hkv, a->Nk } }, l->args.Bk, key_chunks))
+        return false;
+    if (!l->args.stands) return true;
+    const int64_t stride[3] = { a->Hkv * job->nk_pad * job->mean_pitch,
+                                job->nk_pad * job->mean_pitch, job->mean_pitch };
+    return make(&l->k_mean, { job->k_mean, stride, { a->B, a->Hkv, job->nk_pad } }, STAGE_KEYS,
+                chunks) &&
+           make(&l->v_mean, { job->v_mean, stride, { a->B, a->Hkv, job->nk_pad } }, STAGE_KEYS,
+                chunks);
+}
+
+// Without a mask there are no blocks: rows are cut as suits the kernel.
+int64_t query_blocks(const esa_attn_args *a)
+{
+    return a->count ? a->nq : ceil_div(a->Nq, (int64_t)TILE_Q);
+}
+int64_t tiles_per_block(const esa_attn_args *a) { return a->count ? a->block_q / TILE_Q : 1; }
+
+kernel_args kernel_args_of(const attention_job *job)
+{
+    const esa_attn_args *a = &job->a;
+    const bool tail = a->count && a->tail != ESA_TAIL_NONE;
+    kernel_args k = {};
+    k.count = a->count, k.index = a->index, k.kv_len = a->kv_len, k.scatter = job->scatter,
+    k.next = job->next;
+    k.order = a->count ? job->order : nullptr;
+    k.o = a->o, k.lse = a->lse;
+    for (int i = 0; i < 3; ++i) k.o_stride[i] = a->o_stride[i], k.lse_stride[i] = a->lse_stride[i];
+    k.o_vectors = rows_in_pieces({ a->o, a->o_stride, { a->B, a->Hq, a->Nq } }, a->D, 2, 16);
+    k.Hq = (int32_t)a->Hq, k.group = (int32_t)(a->Hq / a->Hkv);
+    k.Nq = (int32_t)a->Nq, k.Nk = (int32_t)a->Nk;
+    k.Bk = a->count ? a->block_k : STAGE_KEYS;
+    k.Bk_log2 = k.Bk == 64 ? 6 : 7;
+    k.nq = (int32_t)query_blocks(a), k.nk = (int32_t)ceil_div(a->Nk, (int64_t)k.Bk);
+    k.split = (int32_t)tiles_per_block(a);
+    k.tiles = (int32_t)(a->B * a->Hq) * k.nq * k.split;
+    k.cap = (int32_t)a->cap, k.mask_batch = (int32_t)a->mask_batch;
+    k.scale = (float)a->scale;
+    k.floor = -1e38f / fmaxf(1.0f, (float)(a->scale * LOG2_E));
+    k.causal = a->causal, k.shift = (int32_t)(a->Nk - a->Nq);
+    k.from_log2 = (float)(1.0 / (a->scale * LOG2_E));
+    if (tail && a->tail == ESA_TAIL_POOLED)
+        k.stands = job->stands, k.mean_stages = (int32_t)(job->nk_pad / STAGE_KEYS);
+    if (tail && a->tail == ESA_TAIL_CENTROID)
+        k.state_o = job->state_o, k.state_m = job->state_m, k.state_l = job->state_l;
+    return k;
+}
+
+} // namespace
+
+bool sm90_takes(const esa_cuda_device *dev, const esa_attn_args *a)
+{
+    if (dev->level < LEVEL_SM90A || !dev->encode_tiled) return false;
+    if ((a->dtype != ESA_DTYPE_BF16 && a->dtype != ESA_DTYPE_F16) || (a->D != 64 && a->D != 128))
+        return false;
+    if (a->count &&
+        ((a->block_q != 128 && a->block_q != 256) || (a->block_k != 64 && a->block_k != 128)))
+        return false;
+    // scaled and unscaled logits are both at home in f32
+    if (!(a->scale > 1e-30 && a->scale < 1e30)) return false;
+    if (a->B < 1 || a->Nq < 1 || a->Nk < 1 || a->Nq > MOST_TOKENS || a->Nk > MOST_TOKENS)
+        return false;
+    // Teams ask for tiles until there are none: the counter passes their number by up to one for
+    // each team.
+    if (a->B * a->Hq >
+        (INT32_MAX - 4 * dev->multiprocessors) / (query_blocks(a) * tiles_per_block(a)))
+        return false;
+    return fits_map({ a->q, a->q_stride, { a->B, a->Hq, a->Nq } }) &&
+           fits_map({ a->k, a->k_stride, { a->B, a->Hkv, a->Nk } }) &&
+           fits_map({ a->v, a->v_stride, { a->B, a->Hkv, a->Nk } });
+}
+
+esa_status sm90_launch(esa_cuda_device *dev, const attention_job *job, cudaStream_t stream)
+{
+    attn_launch l = {};
+    l.args = kernel_args_of(job);
+    l.D = (int32_t)job->a.D;
+    l.full = l.args.causal || l.args.stands || l.args.state_o;
+    l.blocks = dev->multiprocessors < l.args.tiles ? dev->multiprocessors : l.args.tiles;
+    l.stream = stream;
+    if (!make_maps(&l, dev, job))
+        return device_fail(dev, ESA_ERR_UNSUPPORTED,
+                           "the driver refused a tensor map for q, k or v, whose strides are "
+                           "positive multiples of 16 bytes");
+    return device_check(dev, job->a.dtype == ESA_DTYPE_BF16 ? attn_run<bf16>(l) : attn_run<f16>(l),
+                        "the sm90a attention kernel");
+}

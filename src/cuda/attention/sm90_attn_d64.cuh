@@ -1,0 +1,145 @@
+// sm90_attn_d64.cuh - the consumer for D = 64: half a stage (64 keys) per step.
+// SPDX-License-Identifier: Apache-2.0
+//
+// S and P need half the registers, so that two teams fit on a multiprocessor: four warpgroups
+// instead of two to keep the tensor cores and the special-function units busy at once.
+#pragma once
+
+#include "cuda/attention/sm90_attn_team.cuh"
+
+namespace sm90
+{
+
+template <class T, bool FULL> struct consumer_d64 : team_member<64, FULL> {
+    static constexpr int D = 64;
+    static constexpr int HALF = 64 * 128 >> 4; // 64 rows further, in descriptor units
+    using base = team_member<D, FULL>;
+    using base::o;
+    using base::release;
+    using base::ring;
+    using base::sm;
+    using base::soft;
+    using plan = smem_plan<D>;
+    float s[32];    // logits, then P, of the half in hand
+    uint32_t p[16]; // P of the half in flight, 16-bit A fragments
+
+    using base::base;
+
+    // S = Q K^T over keys 64 * half .. of the stage, asynchronous.
+    __device__ __forceinline__ void issue_qk(uint32_t stage, int half)
+    {
+        const uint64_t k_desc = wgmma_desc(sm.stage(stage), 16, 1024) + half * HALF;
+        const uint64_t q_desc = wgmma_desc(sm.q() + base::wg * 64 * 128, 16, 1024);
+        wgmma_ss_kmajor<T, false>(s, q_desc, k_desc);
+#pragma unroll
+        for (int i = 1; i < D / 16; ++i)
+            wgmma_ss_kmajor<T, true>(s, q_desc + 2 * i, k_desc + 2 * i);
+        wgmma_commit();
+    }
+    // O += P V over keys 64 * half .. of the stage, asynchronous.
+    __device__ __forceinline__ void issue_pv(uint32_t stage, int half)
+    {
+        const uint64_t v_desc = wgmma_desc(sm.stage(stage), plan::CHUNK_BYTES, 1024) + half * HALF;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) wgmma_rs<T>(o, p + 4 * i, v_desc + i * (16 * 128 >> 4));
+        wgmma_commit();
+    }
+
+    // Half 0 of a tile's first stage, with nothing else in flight.
+    __device__ __forceinline__ uint32_t first(ring_pos k, float scale_log2)
+    {
+        mbar_wait(sm.full(k.stage), k.phase);
+        wgmma_pin(s);
+        wgmma_fence();
+        issue_qk(k.stage, 0);
+        wgmma_wait<0>();
+        wgmma_pin(s);
+        float bias = 0.0f;
+        const uint32_t flags = sm.notes[k.stage].flags;
+        if (flags) bias = this->template heed<base::NOTES_FIRST>(s, flags, k.stage, 0, ring);
+        soft.template next<FULL>(s, scale_log2, bias);
+        pack_rows<T>(p, s);
+        soft.rescale_rows(o);
+        return flags;
+    }
+    // QK of half HALF_NO of stage k, PV of the half before it (in v), softmax of the new half. A
+    // half without any key keeps the maximum and adds zeros. flags: of k's note, if NOTED; half 0
+    // reads them, half 1 is given them.
+    template <int HALF_NO, bool NOTED>
+    __device__ __forceinline__ void next(ring_pos k, ring_pos v, uint32_t &flags, bool last,
+                                         float scale_log2)
+    {
+        if (HALF_NO == 0) mbar_wait(sm.full(k.stage), k.phase);
+        if (NOTED && HALF_NO == 0) flags = sm.notes[k.stage].flags;
+        wgmma_pin(s), wgmma_pin(p), wgmma_pin(o);
+        wgmma_fence();
+        issue_qk(k.stage, HALF_NO);
+        if (HALF_NO == 1) mbar_wait(sm.full(v.stage), v.phase);
+        wgmma_fence();
+        issue_pv(v.stage, HALF_NO ^ 1);
+        wgmma_wait<1>();
+        wgmma_pin(s);
+        float bias = 0.0f;
+        if (NOTED && flags)
+            bias = this->template heed<base::NOTES_FIRST>(s, flags, k.stage, HALF_NO, ring);
+        if (HALF_NO == 1) release(sm.empty(k.stage));
+        if (HALF_NO == 1 && last) release(sm.q_empty());
+        if (FULL && NOTED && HALF_NO == 0 && (flags & NOTE_SLIVER))
+            soft.next_sliver(s, scale_log2, bias);
+        else
+            soft.template next<FULL && NOTED>(s, scale_log2, bias);
+        wgmma_wait<0>();
+        wgmma_pin(p), wgmma_pin(o);
+        if (HALF_NO == 0) release(sm.empty(v.stage));
+        pack_rows<T>(p, s);
+        soft.rescale_rows(o);
+    }
+
+    __device__ __forceinline__ void keys(const tile_info &t, float scale_log2)
+    {
+        ring_pos k = ring;
+        ring.step();
+        uint32_t flags = first(k, scale_log2);
+        for (int j = 1;; ++j) { // half 1 of stage j - 1, then half 0 of stage j
+            if (j > this->first_bare()) {
+                for (; j < t.listed; ++j) {
+                    const ring_pos v = ring; // values follow their keys
+                    ring.step();
+                    next<1, false>(k, v, flags, false, scale_log2);
+                    k = ring;
+                    ring.step();
+                    next<0, false>(k, v, flags, false, scale_log2);
+                }
+            }
+            const ring_pos v = ring;
+            ring.step();
+            if (j == t.n && (flags & NOTE_SHORT)) {
+                release(sm.empty(k.stage));
+                release(sm.q_empty());
+                drain(v, 0);
+                return;
+            }
+            next<1, true>(k, v, flags, j == t.n, scale_log2);
+            if (j == t.n) {
+                drain(v, 1);
+                return;
+            }
+            k = ring;
+            ring.step();
+            flags = 0;
+            next<0, FULL>(k, v, flags, false, scale_log2);
+        }
+    }
+    __device__ __forceinline__ void drain(ring_pos v, int half)
+    {
+        mbar_wait(sm.full(v.stage), v.phase);
+        wgmma_pin(p), wgmma_pin(o);
+        wgmma_fence();
+        issue_pv(v.stage, half);
+        wgmma_wait<0>();
+        wgmma_pin(p), wgmma_pin(o);
+        release(sm.empty(v.stage));
+    }
+};
+
+} // namespace sm90

@@ -1,0 +1,288 @@
+// sm90_attn_produce.cuh - the producer warp: turns lists and tails into stages, and has them
+// copied.
+// SPDX-License-Identifier: Apache-2.0
+//
+// A whole warp: lane 0 waits, writes notes and copies, all lanes hold list entries.
+#pragma once
+
+#include "cuda/attention/sm90_attn.cuh"
+
+namespace sm90
+{
+
+struct tensor_maps {
+    const CUtensorMap *q, *k, *v, *k_mean, *v_mean;
+};
+
+// Entries of an ascending list that are below bound: a search in 32 places at once, called by the
+// whole warp.
+DEV int entries_below(const uint16_t *list, int n, int bound, int lane)
+{
+    int low = 0, high = n;
+    while (low < high) {
+        const int step = (high - low + 31) / 32, from = low + step * lane;
+        const bool below = from < high && list[min(from + step, high) - 1] < bound;
+        const int parts = __popc(__ballot_sync(~0u, below));
+        low = min(low + step * parts, high);
+        high = min(low + step - 1, high);
+    }
+    return low;
+}
+
+// The first n of 128 columns: word w of their bits.
+DEV uint32_t first_columns(int n, int w)
+{
+    return n >= 32 * w + 32 ? ~0u : n <= 32 * w ? 0u : (1u << (n - 32 * w)) - 1;
+}
+
+template <int D, bool FULL> struct producer {
+    using plan = smem_plan<D>;
+    static constexpr bool VALUES_FOLLOW = D == 64; // the ring's order
+    const kernel_args &a;
+    const tensor_maps &map;
+    const smem_view<D> &sm;
+    const int lane;
+    ring_pos ring;
+
+    // The tile in hand, with sm.facts.
+    int blocks;             // listed ones to visit
+    int entry, entry_ahead; // this lane's entry of the current and of the next 32
+
+    struct stage_source {
+        int block[2]; // list block of each half, or the number of a stage of means and -1
+        __device__ __forceinline__ bool means() const { return FULL && block[1] < 0; }
+    };
+
+    __device__ __forceinline__ producer(const kernel_args &a, const tensor_maps &map,
+                                        const smem_view<D> &sm, int lane)
+        : a(a), map(map), sm(sm), lane(lane)
+    {
+    }
+
+    __device__ __forceinline__ bool halves() const { return a.Bk != STAGE_KEYS; }
+    // stages
+    __device__ __forceinline__ int listed() const { return halves() ? (blocks + 1) / 2 : blocks; }
+    __device__ __forceinline__ int keys() const
+    {
+        return a.kv_len ? max(0, min(a.kv_len[sm.facts->b], a.Nk)) : a.Nk;
+    }
+    __device__ __forceinline__ const uint16_t *list() const
+    {
+        return a.index + (int64_t)sm.facts->mask_row * a.cap;
+    }
+    __device__ __forceinline__ const uint4 *stands() const
+    {
+        return (const uint4 *)a.stands + (int64_t)sm.facts->row * a.mean_stages;
+    }
+
+    __device__ __forceinline__ int fetch(int i) const
+    {
+        return i < blocks ? list()[blocks - 1 - i] : 0;
+    }
+    // i-th entry from the end; called with i = 0, 1, 2, ... by the whole warp. The load is 32
+    // entries ahead of its use.
+    __device__ __forceinline__ int get(int i)
+    {
+        if (!a.count) return blocks - 1 - i;
+        if ((i & 31) == 0)
+            entry = i ? entry_ahead : fetch(lane), entry_ahead = fetch(i + 32 + lane);
+        return __shfl_sync(~0u, entry, i & 31);
+    }
+
+    // Which of the stages of means from .. from + 31 hold some mean that stands in.
+    __device__ __forceinline__ uint32_t some_means(int from) const
+    {
+        uint4 w = make_uint4(0, 0, 0, 0);
+        if (from + lane < a.mean_stages) w = stands()[from + lane];
+        return __ballot_sync(~0u, (w.x | w.y | w.z | w.w) != 0);
+    }
+    __device__ __forceinline__ int count_means() const
+    {
+        int total = 0;
+        for (int from = 0; from < a.mean_stages; from += 32) total += __popc(some_means(from));
+        return total;
+    }
+    __device__ __forceinline__ int next_means() const
+    {
+        int base = sm.facts->mean_base;
+        uint32_t left = sm.facts->mean_left;
+        while (!left) base += 32, left = some_means(base);
+        __syncwarp();
+        if (lane == 0) sm.facts->mean_base = base, sm.facts->mean_left = left & (left - 1);
+        __syncwarp();
+        return base + __ffs((int)left) - 1;
+    }
+
+    // Called with j = 0, 1, 2, ... An odd list of half stages starts with a stage that holds its
+    // last block twice; the second copy does not exist for the logits and only keeps NaN out of 0 *
+    // V.
+    __device__ __forceinline__ stage_source take(int j)
+    {
+        stage_source s;
+        if (FULL && j >= listed()) {
+            s.block[0] = next_means();
+            s.block[1] = -1;
+        } else if (!halves()) {
+            s.block[0] = s.block[1] = get(j);
+        } else {
+            const int odd = blocks & 1, at = max(0, 2 * j - odd);
+            s.block[1] = get(at);
+            s.block[0] = odd && j == 0 ? s.block[1] : get(at + 1);
+        }
+        return s;
+    }
+
+    // What is special about key stage s; lane 0 alone. Only the first can be cut off by kv_len or
+    // the end of the sequence.
+    template <bool FIRST>
+    __device__ __forceinline__ void write_note(stage_note &note, const stage_source &s) const
+    {
+        uint32_t flags = 0;
+        if (s.means()) {
+            const int keys = this->keys(), last = (keys - 1) >> a.Bk_log2,
+                      length = keys - (last << a.Bk_log2);
+            const uint4 bits = stands()[s.block[0]];
+            *(uint4 *)note.bits = bits;
+            note.last = length < a.Bk && last / STAGE_KEYS == s.block[0] ? last % STAGE_KEYS : -1;
+            note.last_less = (a.Bk_log2 - __log2f((float)length)) * a.from_log2;
+            // A mean that exists and does not stand in belongs to a listed block, whose values the
+            // row meets anyway, unless causality hides it.
+            flags = NOTE_MEANS | NOTE_COLUMNS | (a.causal ? NOTE_VALUES : 0);
+            if (!(bits.z | bits.w))
+                flags |= bits.x >> SLIVER | bits.y ? NOTE_SHORT : NOTE_SHORT | NOTE_SLIVER;
+        } else {
+            if (FIRST) {
+                const int keys = this->keys(), there = min(a.Bk, keys - s.block[1] * a.Bk) +
+                                                       (halves() && !(blocks & 1) ? a.Bk : 0);
+                if (there < STAGE_KEYS) {
+                    // past Nk the copy has written zeros
+                    flags = NOTE_COLUMNS | (keys < a.Nk ? NOTE_VALUES : 0) |
+                            (there <= 64 ? NOTE_SHORT : 0);
+                    for (int w = 0; w < 4; ++w) note.bits[w] = first_columns(there, w);
+                }
+            }
+            if (FULL && a.causal) {
+                const int hidden = sm.facts->hidden;
+                if ((s.block[1] + 1) * a.Bk - 1 > hidden) flags |= NOTE_DIAGONAL;
+                note.key[0] = s.block[0] * a.Bk - hidden;
+                note.key[1] = (halves() ? s.block[1] * a.Bk : s.block[0] * a.Bk + 64) - hidden;
+            }
+        }
+        if (FULL || FIRST) note.flags = flags;
+    }
+
+    // Fills the next stage of the ring; lane 0 alone.
+    __device__ __forceinline__ void copy(const CUtensorMap *from, const CUtensorMap *from_means,
+                                         const stage_source &s) const
+    {
+        const uint32_t bar = sm.full(ring.stage), dst = sm.stage(ring.stage);
+        const int h = sm.facts->h, b = sm.facts->b;
+        mbar_arrive_tx(bar, plan::TILE_BYTES);
+        if (s.means()) {
+            tma_load(dst, from_means, bar, s.block[0] * STAGE_KEYS, 0, h, b, L2_EVICT_LAST);
+        } else if (!halves()) {
+            tma_load(dst, from, bar, s.block[0] * STAGE_KEYS, 0, h, b, L2_EVICT_LAST);
+        } else { // the box is 64 rows of one chunk
+            for (int c = 0; c < D / 64; ++c)
+                for (int half = 0; half < 2; ++half)
+                    tma_load(dst + c * plan::CHUNK_BYTES + half * (plan::CHUNK_BYTES / 2), from,
+                             bar, s.block[half] * 64, c, h, b, L2_EVICT_LAST);
+        }
+    }
+    template <bool FIRST> __device__ __forceinline__ void load_keys(const stage_source &s)
+    {
+        if (lane == 0) {
+            mbar_wait(sm.empty(ring.stage), ring.phase ^ 1);
+            write_note<FIRST>(sm.notes[ring.stage], s);
+            copy(map.k, map.k_mean, s);
+        }
+        ring.step();
+    }
+    __device__ __forceinline__ void load_values(const stage_source &s)
+    {
+        if (lane == 0) {
+            mbar_wait(sm.empty(ring.stage), ring.phase ^ 1);
+            copy(map.v, map.v_mean, s);
+        }
+        ring.step();
+    }
+
+    __device__ __forceinline__ void open_tile(const tile_info &t)
+    {
+        if (lane == 0) {
+            mbar_wait(sm.q_empty(), sm.facts->q_phase);
+            sm.facts->q_phase ^= 1;
+            *sm.info = t;
+            if (t.n > 0) {
+                mbar_arrive_tx(sm.q_full(), plan::TILE_BYTES);
+                tma_load(sm.q(), map.q, sm.q_full(), t.q0, 0, t.bh % a.Hq, sm.facts->b,
+                         L2_EVICT_FIRST);
+            } else {
+                mbar_arrive(sm.q_full());
+            }
+        }
+    }
+
+    __device__ __forceinline__ void tile(int item)
+    {
+        const int turn = item / a.split, bh = turn / a.nq, rank = turn - bh * a.nq;
+        const int r = a.order ? a.order[turn] : FULL && a.causal ? a.nq - 1 - rank : rank;
+        const int q0 = (r * a.split + item % a.split) * TILE_Q;
+        if (lane == 0) {
+            const int b = bh / a.Hq, q_head = bh - b * a.Hq;
+            sm.facts->row = bh * a.nq + r;
+            sm.facts->mask_row = (b * a.mask_batch + q_head) * a.nq + r;
+            sm.facts->h = q_head / a.group;
+            sm.facts->b = b;
+            sm.facts->hidden = q0 + a.shift;
+            sm.facts->mean_base = -32, sm.facts->mean_left = 0;
+        }
+        __syncwarp();
+        // keys that some row of the tile sees; a cut query block may have tiles past the end
+        int seen = keys();
+        if (FULL && a.causal) seen = max(0, min(seen, min(q0 + TILE_Q, a.Nq) + a.shift));
+        if (q0 >= a.Nq) seen = 0;
+        const int bound = (seen + a.Bk - 1) >> a.Bk_log2;
+        blocks = bound;
+        if (a.count) {
+            blocks = a.count[sm.facts->mask_row];
+            if (bound < a.nk) blocks = entries_below(list(), blocks, bound, lane);
+        }
+        int n = listed();
+        if (FULL && a.stands && q0 < a.Nq) n += count_means();
+        if (n == 0) {
+            open_tile({ 0, 0, bh, q0 });
+            return;
+        }
+        stage_source now = take(0);
+        load_keys<true>(now);
+        open_tile({ n, listed(), bh, q0 });
+        for (int j = 1; j < n; ++j) {
+            if (VALUES_FOLLOW) load_values(now);
+            const stage_source next = take(j);
+            load_keys<false>(next);
+            if (!VALUES_FOLLOW) load_values(now);
+            now = next;
+        }
+        load_values(now);
+    }
+
+    // item: this team's first tile; the first tiles are given out by position, the others by the
+    // counter.
+    __device__ __forceinline__ void run(int item)
+    {
+        if (lane == 0) sm.facts->q_phase = 1; // on a fresh barrier parity 1 passes at once
+        while (item < a.tiles) {
+            tile(item);
+            if (lane == 0) item = gridDim.x * block_shape<D>::TEAMS + atomicAdd(a.next, 1);
+            item = __shfl_sync(~0u, item, 0); // the warp is done with the facts
+        }
+        if (lane == 0) {
+            mbar_wait(sm.q_empty(), sm.facts->q_phase);
+            sm.info->n = -1;
+            mbar_arrive(sm.q_full());
+        }
+    }
+};
+
+} // namespace sm90

@@ -1,0 +1,179 @@
+// sm90_attn_team.cuh - what both kinds of consumer share: the way from tile to tile, notes, the
+// first state, the store.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "cuda/attention/sm90_attn_softmax.cuh"
+
+namespace sm90
+{
+
+// A row to global memory, 16 bytes per lane: a 4 x 4 transpose inside each quad turns four pieces
+// of 4 bytes into one of 16. u: columns 8 i + 2 t and the next, t = lane % 4, of 32 columns that
+// start at dst.
+DEV void store_piece(void *dst, uint32_t (&u)[4], int t, bool inside)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        const uint32_t got = __shfl_xor_sync(~0u, t & 1 ? u[i] : u[i + 1], 1);
+        if (t & 1)
+            u[i] = got;
+        else
+            u[i + 1] = got;
+    }
+    const uint32_t a = __shfl_xor_sync(~0u, t & 2 ? u[0] : u[2], 2);
+    const uint32_t b = __shfl_xor_sync(~0u, t & 2 ? u[1] : u[3], 2);
+    const uint4 out = t & 2 ? make_uint4(a, b, u[2], u[3]) : make_uint4(u[0], u[1], a, b);
+    if (inside) ((uint4 *)dst)[t] = out;
+}
+
+// O / l and LSE of this thread's two rows. A sum of 0 (no visible key) stores 0 and LSE -inf.
+// Rows come from threadIdx once more rather than from registers that would live through the main
+// loop.
+template <class T, int D>
+DEV void store_tile(const kernel_args &a, const tile_info &t, const float (&o)[D / 2],
+                    const float (&l)[2], const float (&m)[2])
+{
+    const int lane = threadIdx.x % 32, quad = lane % 4;
+    const int row = t.q0 + 16 * (threadIdx.x / 32 % (4 * TEAM_CONSUMERS)) + lane / 4;
+    const int64_t b = t.bh / a.Hq, h = t.bh % a.Hq;
+    T *const head = (T *)a.o + b * a.o_stride[0] + h * a.o_stride[1];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        float sum = l[r];
+        sum += __shfl_xor_sync(~0u, sum, 1);
+        sum += __shfl_xor_sync(~0u, sum, 2);
+        const float inv = sum == 0.0f ? 0.0f : 1.0f / sum; // NaN stays NaN
+        const bool inside = row + 8 * r < a.Nq;
+        const int64_t token = inside && a.scatter ? a.scatter[row + 8 * r] : row + 8 * r;
+        if (a.lse && inside && quad == 0)
+            a.lse[b * a.lse_stride[0] + h * a.lse_stride[1] + token * a.lse_stride[2]] =
+                sum == 0.0f ? -INFINITY : m[r] * a.scale + logf(sum);
+        T *const dst = head + token * a.o_stride[2];
+#pragma unroll
+        for (int c = 0; c < D / 8; c += 4) {
+            uint32_t u[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                u[i] = pack2<T>(o[4 * (c + i) + 2 * r] * inv, o[4 * (c + i) + 2 * r + 1] * inv);
+            if (a.o_vectors) {
+                store_piece(dst + 8 * c, u, quad, inside);
+            } else if (inside) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    uint16_t *const two = (uint16_t *)dst + 8 * (c + i) + 2 * quad;
+                    two[0] = (uint16_t)u[i], two[1] = (uint16_t)(u[i] >> 16);
+                }
+            }
+        }
+    }
+}
+
+template <int D, bool FULL> struct team_member {
+    using plan = smem_plan<D>;
+    const kernel_args &a;
+    const smem_view<D> &sm;
+    const int team, wg, warp, lane; // wg: warpgroup of the team, warp: of the warpgroup
+    ring_pos ring;
+    float o[D / 2];
+    softmax_rows<D == 128> soft;
+
+    __device__ __forceinline__ team_member(const kernel_args &a, const smem_view<D> &sm, int team,
+                                           int warp, int lane)
+        : a(a), sm(sm), team(team), wg(warp / 4), warp(warp % 4), lane(lane)
+    {
+    }
+
+    static constexpr uint32_t NOTES_FIRST = FULL ? NOTES_ALL : NOTES_CUT;
+    // Stages from here to the end of the list have no notes.
+    __device__ __forceinline__ int first_bare() const
+    {
+        return FULL && a.causal ? DIAGONAL_STAGES : 1;
+    }
+
+    __device__ __forceinline__ void release(uint32_t bar) const
+    {
+        if (lane == 0) mbar_arrive(bar);
+    }
+
+    // The state before any key: nothing, or that of the row's centroid tail (0, -inf, 0 where
+    // nothing stands in).
+    __device__ __forceinline__ void first_state(const tile_info &t)
+    {
+        soft.init(a.floor, 0.0f);
+#pragma unroll
+        for (int i = 0; i < D / 2; ++i) o[i] = 0.0f;
+        if (!FULL || !a.state_o || t.q0 >= a.Nq) return;
+        const int64_t row = (int64_t)t.bh * a.nq + t.q0 / (TILE_Q * a.split);
+        const float l = a.state_l[row];
+        soft.init(fmaxf(a.state_m[row] * a.from_log2, a.floor), lane % 4 == 0 ? l : 0.0f);
+        const float2 *const from = (const float2 *)(a.state_o + row * D) + lane % 4;
+#pragma unroll
+        for (int c = 0; c < D / 8; ++c) {
+            const float2 x = from[4 * c];
+            o[4 * c] = o[4 * c + 2] = x.x, o[4 * c + 1] = o[4 * c + 3] = x.y;
+        }
+    }
+
+    // Clears the values of columns that do not exist. Both warpgroups do it for themselves, so
+    // neither waits for the other.
+    __device__ __forceinline__ void clear_values(const uint32_t *bits, ring_pos v) const
+    {
+        mbar_wait(sm.full(v.stage), v.phase);
+        const int row = 32 * warp + lane;
+        if (!(bits[warp] >> lane & 1)) {
+            const uint32_t at = sm.stage(v.stage) + row * 128;
+            for (int c = 0; c < D / 64; ++c)
+                // a row's first unit differs from its neighbours': no bank conflicts
+                for (int unit = 0; unit < 8; ++unit)
+                    store_shared(at + c * plan::CHUNK_BYTES + (unit + row) % 8 * 16,
+                                 make_uint4(0, 0, 0, 0));
+        }
+        proxy_fence();
+        named_sync(1 + TEAM_CONSUMERS * team + wg, 128);
+    }
+
+    // What the note of key stage k asks, of the NOTES that can occur, on s, which holds N / 32
+    // halves of it from `half` on; v: where its values are or will be. Returns the bias of its
+    // logits.
+    template <uint32_t NOTES, int N>
+    __device__ __forceinline__ float heed(float (&s)[N], uint32_t flags, uint32_t k, int half,
+                                          ring_pos v) const
+    {
+        const stage_note &note = sm.notes[k];
+        float bias = 0.0f;
+        if (NOTES & flags & NOTE_MEANS) {
+            bias = a.Bk_log2 * a.from_log2;
+            if (note.last >= 0) shorten_last(s, note, half, lane);
+        }
+        if (NOTES & flags & NOTE_COLUMNS) hide_columns(s, note, half, lane);
+        if (NOTES & flags & NOTE_DIAGONAL)
+            hide_future(s, note, half, 64 * wg + 16 * warp + lane / 4, lane);
+        if (half == 0 && (NOTES & flags & NOTE_VALUES)) clear_values(note.bits, v);
+        __syncwarp(); // lane 0 gives the note back for the whole warp
+        return bias;
+    }
+};
+
+// Tile after tile; C is a team_member with keys(tile, scale_log2).
+template <class T, int D, class C> DEV void consume(C &c)
+{
+    const float scale_log2 = c.a.scale * 1.44269504f;
+    uint32_t q_phase = 0;
+    for (;;) {
+        mbar_wait(c.sm.q_full(), q_phase);
+        q_phase ^= 1;
+        const tile_info t = *c.sm.info;
+        if (t.n < 0) return;
+        c.first_state(t);
+        if (t.n > 0) {
+            c.keys(t, scale_log2);
+        } else {
+            __syncwarp(); // all lanes have read the tile
+            c.release(c.sm.q_empty());
+        }
+        store_tile<T, D>(c.a, t, c.o, c.soft.l, c.soft.m);
+    }
+}
+
+} // namespace sm90

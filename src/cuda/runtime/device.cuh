@@ -1,0 +1,105 @@
+// device.cuh - the device object, errors and workspace carving: what every file of the plugin
+// stands on.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+#include "cuda/cuda.h"
+
+typedef CUresult esa_encode_tiled(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
+                                  const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
+                                  const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
+                                  CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+enum { LEVEL_SM80 = 80, LEVEL_SM90A = 90 };
+
+struct esa_cuda_device {
+    int ordinal, major, minor;
+    int multiprocessors;
+    int shared_bytes;               // most dynamic shared memory a block may ask for
+    int level;                      // LEVEL_*: the attention kernels in use
+    esa_encode_tiled *encode_tiled; // tensor maps; null below sm_90
+    char error[256];
+};
+
+// Writes the sentence into dev and returns status.
+esa_status device_fail(esa_cuda_device *dev, esa_status status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+// ESA_OK for cudaSuccess; otherwise the sentence "what: CUDA's words", ESA_ERR_MEMORY for an
+// allocation failure, else ESA_ERR_DEVICE. Clears the (non-sticky) error so that the caller's next
+// call does not see it.
+esa_status device_check(esa_cuda_device *dev, cudaError_t result, const char *what);
+// After a launch: what the launch itself reports.
+static inline esa_status launch_check(esa_cuda_device *dev, const char *kernel)
+{
+    return device_check(dev, cudaGetLastError(), kernel);
+}
+
+// Makes a device current for a scope and restores the caller's. An error that the caller's own
+// calls left behind is dropped first: launch_check would take it for the launch's.
+struct current_device {
+    int before = -1;
+    // of making it current; after device_open nothing is left that could fail
+    cudaError_t result = cudaSuccess;
+    explicit current_device(int ordinal)
+    {
+        cudaGetLastError();
+        if (cudaGetDevice(&before) != cudaSuccess) before = -1;
+        if (before == ordinal)
+            before = -1;
+        else
+            result = cudaSetDevice(ordinal);
+    }
+    ~current_device()
+    {
+        if (before >= 0 && cudaSetDevice(before) != cudaSuccess) cudaGetLastError();
+    }
+    current_device(const current_device &) = delete;
+};
+
+// Carves a workspace; with base null it only counts, so the same code measures and places. Parts
+// are 256-byte aligned (tensor maps and vector loads); the workspace itself may be aligned to less,
+// so counting adds that slack once.
+struct carve {
+    char *base;
+    int64_t used = 0;
+    explicit carve(void *ws) : base((char *)ws)
+    {
+        if (base) used = (256 - (uintptr_t)base % 256) % 256;
+    }
+    template <class T> T *take(int64_t n)
+    {
+        T *part = base ? (T *)(base + used) : nullptr;
+        used += (n * (int64_t)sizeof(T) + 255) / 256 * 256;
+        return part;
+    }
+    int64_t bytes() const { return used + 256; }
+};
+
+template <class T> static constexpr __host__ __device__ T ceil_div(T a, T b)
+{
+    return (a + b - 1) / b;
+}
+
+// The leaves behind esa_cuda_table, one file each.
+// attention.cu
+int64_t attention_workspace(const esa_cuda_device *dev, const esa_attn_args *args);
+esa_status attention_run(esa_cuda_device *dev, const esa_attn_args *args, void *ws, void *stream);
+const char *attention_kernel(const esa_cuda_device *dev, const esa_attn_args *args);
+// select.cu
+int64_t select_workspace(const esa_cuda_device *dev, const esa_select_args *args);
+esa_status select_run(esa_cuda_device *dev, const esa_select_args *args, const esa_cuda_mask *mask,
+                      void *ws, void *stream);
+esa_status importance_run(esa_cuda_device *dev, const esa_select_args *args, float *out,
+                          double *entropy, void *ws, void *stream);
+esa_status from_importance_run(esa_cuda_device *dev, const esa_select_args *args,
+                               const esa_cuda_mask *mask, const float *importance, void *ws,
+                               void *stream);
+// mask_bits.cu
+esa_status bits_to_lists(esa_cuda_device *dev, const esa_cuda_mask *mask, const uint8_t *bits,
+                         void *stream);
+esa_status lists_to_bits(esa_cuda_device *dev, const esa_cuda_mask *mask, uint8_t *bits,
+                         void *stream);

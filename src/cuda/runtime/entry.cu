@@ -1,0 +1,57 @@
+// entry.cu - the plugin's only exported function: checks that both sides were built alike and hands
+// out the table.
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/runtime/plugin.cuh"
+
+#include <stdio.h>
+
+#define TEXT_OF(x) #x
+#define TEXT(x)    TEXT_OF(x)
+#define PLUGIN_VERSION                                                                             \
+    TEXT(ESA_VERSION_MAJOR) "." TEXT(ESA_VERSION_MINOR) "." TEXT(ESA_VERSION_PATCH)
+
+static const esa_cuda_table table = {
+    sizeof(esa_cuda_table),
+    ESA_CUDA_ABI,
+    PLUGIN_VERSION,
+    device_count,
+    device_open,
+    device_close,
+    device_error,
+    device_info,
+    device_alloc,
+    device_release,
+    device_upload,
+    device_download,
+    device_copy,
+    device_sync,
+    mark_create,
+    mark_release,
+    mark_record,
+    mark_elapsed,
+    attention_workspace,
+    attention_run,
+    attention_kernel,
+    select_workspace,
+    select_run,
+    importance_run,
+    from_importance_run,
+    bits_to_lists,
+    lists_to_bits,
+};
+
+extern "C" __attribute__((visibility("default"))) const esa_cuda_table *esa_cuda_entry(
+    uint32_t abi, const esa_cuda_host *host, char *error, int32_t error_bytes)
+{
+    if (abi == ESA_CUDA_ABI && host->struct_size == sizeof *host &&
+        host->attn_args_size == sizeof(esa_attn_args) &&
+        host->select_args_size == sizeof(esa_select_args) &&
+        host->mask_size == sizeof(esa_cuda_mask) && host->info_size == sizeof(esa_cuda_info) &&
+        host->table_size == sizeof table)
+        return &table;
+    snprintf(error, (size_t)error_bytes,
+             "libesa_cuda is version %s (plugin interface %d), libesa is %s (interface %u): "
+             "install both from one build",
+             PLUGIN_VERSION, ESA_CUDA_ABI, host->version ? host->version : "unknown", abi);
+    return nullptr;
+}

@@ -1,0 +1,111 @@
+// select.cu - the switch of the selectors on the GPU, and the two halves of the entropy selector.
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/selection/select.cuh"
+
+namespace
+{
+
+// The parts every selection starts with; what follows is the selector's own.
+struct select_parts {
+    select_rules rules;
+    int32_t *quota;    // [B][nq]; entropy [B][Hq][nq]
+    float *importance; // [B][Hq][nq][nk]; entropy alone
+};
+
+select_parts lay_out(carve &c, const esa_select_args *a)
+{
+    const bool entropy = a->params.selector == ESA_SELECT_ENTROPY;
+    select_parts p = {};
+    p.rules = rules_carve(c, a);
+    p.quota = c.take<int32_t>(a->B * a->nq * (entropy ? a->Hq : 1));
+    if (entropy) p.importance = c.take<float>(a->B * a->Hq * a->nq * a->nk);
+    return p;
+}
+
+esa_status check(esa_cuda_device *dev, const esa_select_args *a, const esa_cuda_mask *mask)
+{
+    if (mask && mask->cap < a->nk)
+        return device_fail(dev, ESA_ERR_ARGUMENT, "a mask has room for %lld of %lld blocks a row",
+                           (long long)mask->cap, (long long)a->nk);
+    return ESA_OK;
+}
+
+esa_status pick_importance(esa_cuda_device *dev, const esa_select_args *a, const select_parts &p,
+                           const float *importance, const esa_cuda_mask *mask, carve c,
+                           cudaStream_t stream)
+{
+    const esa_status status = entropy_budgets(dev, a, p.rules, importance, nullptr, p.quota, c,
+                                              stream);
+    return status
+               ? status
+               : pick_launch(dev, a, p.rules,
+                             { importance, p.quota, 0, a->B * a->Hq * a->nq, true }, mask, stream);
+}
+
+} // namespace
+
+int64_t select_workspace(const esa_cuda_device *dev, const esa_select_args *a)
+{
+    carve c(nullptr);
+    lay_out(c, a);
+    switch (a->params.selector) {
+    case ESA_SELECT_ENTROPY: entropy_carve(c, dev, a); break;
+    case ESA_SELECT_RF_V2: rf_v2_carve(c, dev, a); break;
+    case ESA_SELECT_ADA_BSA: ada_bsa_carve(c, dev, a); break;
+    default: break;
+    }
+    return c.bytes();
+}
+
+esa_status select_run(esa_cuda_device *dev, const esa_select_args *a, const esa_cuda_mask *mask,
+                      void *ws, void *stream_given)
+{
+    const current_device scope(dev->ordinal);
+    const cudaStream_t stream = (cudaStream_t)stream_given;
+    carve c(ws);
+    const select_parts p = lay_out(c, a);
+    const bool all = esa_keeps_all(&a->params), entropy = a->params.selector == ESA_SELECT_ENTROPY;
+    const bool quotas = !all && !entropy &&
+                        (a->params.mode == ESA_MODE_FIXED ||
+                         a->params.selector == ESA_SELECT_RANDOM);
+    esa_status status = check(dev, a, mask);
+    if (!status)
+        status = rules_launch(dev, a, p.rules, quotas ? p.quota : nullptr, mask->facts, stream);
+    if (status) return status;
+    if (all) return full_run(dev, a, p.rules, mask, stream);
+    switch (a->params.selector) {
+    case ESA_SELECT_RF_V2: return rf_v2_run(dev, a, p.rules, p.quota, mask, c, stream);
+    case ESA_SELECT_ADA_BSA: return ada_bsa_run(dev, a, p.rules, p.quota, mask, c, stream);
+    case ESA_SELECT_RANDOM: return random_run(dev, a, p.rules, p.quota, mask, stream);
+    default: break;
+    }
+    status = entropy_importance(dev, a, p.rules, p.importance, c, stream);
+    return status ? status : pick_importance(dev, a, p, p.importance, mask, c, stream);
+}
+
+esa_status importance_run(esa_cuda_device *dev, const esa_select_args *a, float *out,
+                          double *entropy, void *ws, void *stream_given)
+{
+    const current_device scope(dev->ordinal);
+    const cudaStream_t stream = (cudaStream_t)stream_given;
+    carve c(ws);
+    const select_parts p = lay_out(c, a);
+    esa_status status = rules_launch(dev, a, p.rules, nullptr, nullptr, stream);
+    if (!status) status = entropy_importance(dev, a, p.rules, out, c, stream);
+    if (!status && entropy)
+        status = entropy_budgets(dev, a, p.rules, out, entropy, nullptr, c, stream);
+    return status;
+}
+
+esa_status from_importance_run(esa_cuda_device *dev, const esa_select_args *a,
+                               const esa_cuda_mask *mask, const float *importance, void *ws,
+                               void *stream_given)
+{
+    const current_device scope(dev->ordinal);
+    const cudaStream_t stream = (cudaStream_t)stream_given;
+    carve c(ws);
+    const select_parts p = lay_out(c, a);
+    esa_status status = check(dev, a, mask);
+    if (!status) status = rules_launch(dev, a, p.rules, nullptr, mask->facts, stream);
+    return status ? status : pick_importance(dev, a, p, importance, mask, c, stream);
+}

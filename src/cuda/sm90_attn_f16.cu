@@ -1,5 +1,0 @@
-// sm90_attn_f16.cu - instantiates the Hopper attention kernels for f16: D 64 and 128, plain and full.
-// SPDX-License-Identifier: Apache-2.0
-#include "cuda/sm90_attn_kernel.cuh"
-
-template cudaError_t sm90::attn_run<f16>(const sm90::attn_launch &l);

@@ -1,0 +1,343 @@
+/* mask_build.c - recordings in, mask file out; and a mask file rewritten with other budgets or less
+ * importance.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Cell by cell: sums are averaged and coded, and masks are made from what was coded (never from the
+ * sums), exactly as a later reader would derive them. With importance NONE the codes are made all
+ * the same, and only not stored. */
+#include "maskfile/mask_file.h"
+
+#include <string.h>
+#include "base/half.h"
+#include "base/pool.h"
+#include "maskfile/recording.h"
+
+esa_mask_build esa_mask_build_default(void)
+{
+    esa_mask_build b;
+    memset(&b, 0, sizeof b);
+    b.struct_size = (uint32_t)sizeof b;
+    b.importance = ESA_IMPORTANCE_U8;
+    b.dense_first_layer = 1;
+    b.warmup_frac = 0.2;
+    return b;
+}
+
+/* Budgets as per mille, ascending, into info; importance too. */
+static esa_status read_build(esa_ctx *ctx, esa_mask_file_info *info, const esa_mask_build *build)
+{
+    if (build->struct_size != sizeof *build)
+        return esa_fail(ctx, ESA_ERR_VERSION,
+                        "esa_mask_build has struct_size %u, this library knows %u",
+                        (unsigned)build->struct_size, (unsigned)sizeof *build);
+    if (build->importance < ESA_IMPORTANCE_NONE || build->importance > ESA_IMPORTANCE_F16)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "importance is %d, expected ESA_IMPORTANCE_NONE, U8 or F16",
+                        build->importance);
+    if (build->budget_count < 0 || build->budget_count > ESA_MAX_BUDGETS ||
+        (build->budget_count && !build->budgets))
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "%d budgets were given, expected 0 to %d",
+                        build->budget_count, ESA_MAX_BUDGETS);
+    if (!build->budget_count && build->importance == ESA_IMPORTANCE_NONE)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "neither budgets nor importance were asked for: the file would be empty");
+    info->importance = build->importance;
+    info->budget_count = 0;
+    memset(info->budget_permille, 0, sizeof info->budget_permille);
+    for (int32_t i = 0; i < build->budget_count; i++) {
+        const int32_t v = esa_budget_permille(ctx, build->budgets[i]);
+        if (v < 0) return ESA_ERR_ARGUMENT;
+        int32_t at = info->budget_count;
+        for (int32_t j = 0; j < info->budget_count; j++)
+            if (info->budget_permille[j] == v)
+                return esa_fail(ctx, ESA_ERR_ARGUMENT, "budget %.3f was given twice", v / 1000.0);
+        for (; at > 0 && info->budget_permille[at - 1] > v; at--)
+            info->budget_permille[at] = info->budget_permille[at - 1];
+        info->budget_permille[at] = v;
+        info->budget_count++;
+    }
+    return ESA_OK;
+}
+
+/* ---------------------------------------------------------------- from recordings */
+
+typedef struct coder {
+    const esa_recording *rec;
+    int32_t count, f16;
+    int64_t cell, contributions;
+    uint8_t *code; /* [H][nq][nk], 1 or 2 bytes each */
+    uint8_t *fine; /* [H][nq][esa_fine_bytes(nk)] */
+    float *rowmax; /* [H][nq] */
+    uint64_t *sum; /* [threads][nk] */
+} coder;
+
+static void code_head(void *arg, int64_t h, int32_t worker)
+{
+    const coder *c = arg;
+    const int64_t nq = c->rec->info.nq, nk = c->rec->info.nk;
+    uint64_t *sum = c->sum + worker * nk;
+    const double one = (double)c->contributions * ESA_RECORD_ONE;
+    for (int64_t r = h * nq; r < (h + 1) * nq; r++) {
+        esa_recordings_row(sum, c->rec, c->count, c->cell, r);
+        if (c->f16) {
+            for (int64_t j = 0; j < nk; j++)
+                esa_store_f32(c->code, r * nk + j, ESA_DTYPE_F16, (float)((double)sum[j] / one));
+        } else {
+            const uint64_t top = esa_code_from_sums(c->code + r * nk,
+                                                    c->fine + r * esa_fine_bytes(nk), sum, nk);
+            c->rowmax[r] = (float)((double)top / one);
+        }
+    }
+}
+
+/* The group of each step that the file will serve: noise levels are met again at the same share of
+ * the way, whatever the number of steps. */
+static void map_steps(int32_t *step_group, int32_t steps, const esa_mask_file_info *recorded)
+{
+    for (int32_t i = 0; i < steps; i++)
+        step_group[i] = esa_step_group((int32_t)((int64_t)i * recorded->steps / steps),
+                                       recorded->groups, recorded->steps);
+}
+
+/* Which layers and groups are stored; fills layer[L] and group[G] and the counts in info, whose
+ * steps are those of step_group. */
+static esa_status choose(esa_ctx *ctx, esa_mask_file_info *info, int32_t *layer, int32_t *group,
+                         const int32_t *step_group, const esa_recording *rec, int32_t count,
+                         const esa_mask_build *build)
+{
+    const int32_t warmup = build->store_dense ? 0
+                                              : esa_warmup_steps(build->warmup_frac, info->steps);
+    info->stored_layers = info->stored_groups = 0;
+    for (int32_t l = 0; l < info->layers; l++)
+        if (!(l == 0 && build->dense_first_layer && !build->store_dense) &&
+            !esa_recording_is_dense(rec, l))
+            layer[info->stored_layers++] = l;
+    /* A group is stored if any of its steps is not warm-up. Groups are runs of steps, so its last
+     * step decides. */
+    for (int32_t i = 0; i < info->steps; i++) {
+        const int32_t last = i + 1 == info->steps || step_group[i + 1] != step_group[i];
+        if (last && i >= warmup) group[info->stored_groups++] = step_group[i];
+    }
+    if (!info->stored_layers || !info->stored_groups)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "nothing would be stored: of %d layers and %d steps all are dense (warm-up "
+                        "%g, first layer dense %d)",
+                        info->layers, info->steps, build->warmup_frac, build->dense_first_layer);
+    for (int32_t b = 0; b < info->branches; b++)
+        for (int32_t l = 0; l < info->stored_layers; l++)
+            for (int32_t g = 0; g < info->stored_groups; g++)
+                if (!esa_recordings_count(rec, count,
+                                          ((int64_t)b * info->layers + layer[l]) * info->groups +
+                                              group[g]))
+                    return esa_fail(ctx, ESA_ERR_STATE,
+                                    "layer %d, step group %d, branch %d was never recorded: record "
+                                    "the missing part, or give all shards",
+                                    layer[l], group[g], b);
+    return ESA_OK;
+}
+
+static esa_status build_cells(esa_ctx *ctx, esa_mask_output *out, coder *c, const int32_t *layer,
+                              const int32_t *group)
+{
+    const esa_mask_file_info *info = &out->info;
+    esa_cell cell = { 0 };
+    esa_status status = esa_cell_create(ctx, &cell, info);
+    int64_t index = 0;
+    for (int32_t b = 0; b < info->branches; b++)
+        for (int32_t l = 0; l < info->stored_layers; l++)
+            for (int32_t g = 0; status == ESA_OK && g < info->stored_groups; g++, index++) {
+                c->cell = ((int64_t)b * info->layers + layer[l]) * info->groups + group[g];
+                c->contributions = esa_recordings_count(c->rec, c->count, c->cell);
+                esa_pool_run(ctx->pool, code_head, c, info->H);
+                if (c->f16)
+                    esa_cell_load_f16(&cell, c->code);
+                else
+                    esa_cell_load_u8(&cell, c->code, c->fine);
+                status = esa_mask_output_importance(out, index, c->code, c->fine, c->rowmax);
+                if (status == ESA_OK) status = esa_mask_output_select(out, index, &cell);
+            }
+    esa_cell_free(&cell);
+    return status;
+}
+
+static esa_status build(esa_ctx *ctx, const char *output, const esa_recording *rec, int32_t count,
+                        esa_mask_file_info *info, const esa_mask_build *build)
+{
+    esa_status status = read_build(ctx, info, build);
+    if (status != ESA_OK) return status;
+    if (!(build->warmup_frac >= 0 && build->warmup_frac <= 1))
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "warmup_frac is %g, expected 0 to 1",
+                        build->warmup_frac);
+    if (build->steps && (build->steps < info->groups || build->steps > ESA_MAX_CELL_AXIS))
+        return esa_fail(
+            ctx, ESA_ERR_ARGUMENT,
+            "a file for %d steps was asked for, expected %d (the recorded groups) to %d",
+            build->steps, info->groups, ESA_MAX_CELL_AXIS);
+    const esa_mask_file_info recorded = *info;
+    if (build->steps) info->steps = build->steps;
+    info->warmup_frac = build->store_dense ? 0 : build->warmup_frac;
+    info->dense_first_layer = build->store_dense ? 0 : build->dense_first_layer != 0;
+
+    coder c = { .rec = rec, .count = count, .f16 = info->importance == ESA_IMPORTANCE_F16 };
+    const int64_t rows = info->H * info->nq, code_bytes = rows * info->nk * (c.f16 ? 2 : 1),
+                  fine_bytes = rows * esa_fine_bytes(info->nk);
+    const int64_t sum_bytes = 8 * info->nk * esa_pool_threads(ctx->pool),
+                  axis_bytes = 4 * ((int64_t)info->layers + info->groups + info->steps);
+    c.code = esa_mem_alloc(&ctx->mem, code_bytes);
+    c.fine = esa_mem_alloc(&ctx->mem, fine_bytes);
+    c.rowmax = esa_mem_alloc(&ctx->mem, 4 * rows);
+    c.sum = esa_mem_alloc(&ctx->mem, sum_bytes);
+    int32_t *axis = esa_mem_alloc(&ctx->mem, axis_bytes);
+    esa_mask_output out = { 0 };
+    if (!c.code || !c.fine || !c.rowmax || !c.sum || !axis) {
+        status = esa_fail(ctx, ESA_ERR_MEMORY, "out of memory while building %.200s",
+                          output ? output : "a mask file");
+    } else {
+        int32_t *layer = axis, *group = axis + info->layers, *step_group = group + info->groups;
+        map_steps(step_group, info->steps, &recorded);
+        status = choose(ctx, info, layer, group, step_group, rec, count, build);
+        const esa_mask_axes axes = { step_group, layer, group, 1, 1 };
+        if (status == ESA_OK) status = esa_mask_output_begin(ctx, &out, output, info, &axes);
+        if (status == ESA_OK) status = build_cells(ctx, &out, &c, layer, group);
+        if (status == ESA_OK) status = esa_mask_output_finish(&out);
+    }
+    esa_mask_output_free(&out);
+    esa_mem_free(&ctx->mem, axis, axis_bytes);
+    esa_mem_free(&ctx->mem, c.code, code_bytes);
+    esa_mem_free(&ctx->mem, c.fine, fine_bytes);
+    esa_mem_free(&ctx->mem, c.rowmax, 4 * rows);
+    esa_mem_free(&ctx->mem, c.sum, sum_bytes);
+    return status;
+}
+
+esa_status esa_mask_file_build(esa_ctx *ctx, const char *output, const char *const *recordings,
+                               int32_t count, const esa_mask_build *params)
+{
+    esa_status status = esa_ctx_enter(ctx);
+    if (status != ESA_OK) return status;
+    const esa_mask_build p = params ? *params : esa_mask_build_default();
+    esa_recording *rec = NULL;
+    esa_mask_file_info info;
+    status = esa_recordings_open(ctx, &rec, &info, recordings, count);
+    if (status == ESA_OK) status = build(ctx, output, rec, count, &info, &p);
+    esa_recordings_close(ctx, rec, count);
+    esa_ctx_leave(ctx);
+    return status;
+}
+
+/* ---------------------------------------------------------------- from a mask file */
+
+/* One cell of a file with importance: the importance stays or becomes u8, masks follow from what is
+ * stored then. */
+static esa_status derive_cell(const esa_mask_file *f, esa_mask_output *out, int64_t i,
+                              esa_cell *cell, uint8_t *code, uint8_t *fine, float *rowmax,
+                              float *row)
+{
+    const int64_t rows = f->info.H * f->info.nq, nk = f->info.nk, fines = esa_fine_bytes(nk);
+    const int32_t recode = f->info.importance == ESA_IMPORTANCE_F16 &&
+                           out->info.importance == ESA_IMPORTANCE_U8;
+    esa_status status;
+    if (recode) {
+        for (int64_t r = 0; r < rows; r++) {
+            for (int64_t j = 0; j < nk; j++)
+                row[j] = esa_load_f32(f->importance, (i * rows + r) * nk + j, ESA_DTYPE_F16);
+            rowmax[r] = esa_code_from_f32(code + r * nk, fine + r * fines, row, nk);
+        }
+        esa_cell_load_u8(cell, code, fine);
+        status = esa_mask_output_importance(out, i, code, fine, rowmax);
+    } else {
+        const int64_t width = f->info.importance == ESA_IMPORTANCE_U8 ? 1 : 2;
+        esa_mask_file_load(f, cell, i);
+        if (f->rowmax) memcpy(rowmax, f->rowmax + 4 * i * rows, 4 * (size_t)rows);
+        status = esa_mask_output_importance(out, i, f->importance + i * rows * nk * width,
+                                            f->fine ? f->fine + i * rows * fines : NULL, rowmax);
+    }
+    return status == ESA_OK ? esa_mask_output_select(out, i, cell) : status;
+}
+
+static esa_status derive_cells(esa_mask_file *f, esa_mask_output *out)
+{
+    const int64_t rows = f->info.H * f->info.nq, nk = f->info.nk;
+    esa_cell cell = { 0 };
+    uint8_t *code = esa_mem_alloc(&f->mem, rows * nk),
+            *fine = esa_mem_alloc(&f->mem, rows * esa_fine_bytes(nk));
+    float *rowmax = esa_mem_alloc(&f->mem, 4 * rows), *row = esa_mem_alloc(&f->mem, 4 * nk);
+    esa_status status = code && fine && rowmax && row
+                            ? esa_cell_create(f->ctx, &cell, &f->info)
+                            : esa_fail(f->ctx, ESA_ERR_MEMORY,
+                                       "out of memory while deriving masks");
+    for (int64_t i = 0; status == ESA_OK && i < f->cells; i++)
+        status = derive_cell(f, out, i, &cell, code, fine, rowmax, row);
+    esa_cell_free(&cell);
+    esa_mem_free(&f->mem, code, rows * nk);
+    esa_mem_free(&f->mem, fine, rows * esa_fine_bytes(nk));
+    esa_mem_free(&f->mem, rowmax, 4 * rows);
+    esa_mem_free(&f->mem, row, 4 * nk);
+    return status;
+}
+
+/* Without importance: the prebuilt masks are copied. */
+static esa_status copy_cells(esa_mask_file *f, esa_mask_output *out)
+{
+    esa_status status = ESA_OK;
+    for (int32_t b = 0; status == ESA_OK && b < out->info.budget_count; b++) {
+        const esa_budget_masks *masks = NULL;
+        status = esa_mask_file_budget(f, &masks, out->info.budget_permille[b]);
+        for (int64_t i = 0; status == ESA_OK && i < f->cells; i++) {
+            status = esa_mask_file_check_bits(f, masks, i);
+            if (status != ESA_OK) break;
+            if (masks->mass)
+                memcpy(out->heads, masks->mass + 4 * i * f->info.H, 4 * (size_t)f->info.H);
+            status = esa_mask_output_bits(out, i, b, masks->bits + i * f->cell_bytes, out->heads);
+        }
+    }
+    for (int64_t i = 0; status == ESA_OK && out->tensor_entropy >= 0 && i < f->cells; i++)
+        status = esa_st_writer_put(out->writer, out->tensor_entropy, 4 * i * f->info.H,
+                                   f->entropy + 4 * i * f->info.H, 4 * f->info.H);
+    return status;
+}
+
+static esa_status derive(esa_ctx *ctx, const char *output, esa_mask_file *f,
+                         const esa_mask_build *p)
+{
+    esa_mask_file_info info = f->info;
+    esa_status status = read_build(ctx, &info, p);
+    if (status != ESA_OK) return status;
+    static const char *const name[] = { "none", "u8", "f16" };
+    if (info.importance > f->info.importance)
+        return esa_fail(ctx, ESA_ERR_MISMATCH,
+                        "%s holds importance %s, it cannot be rewritten with %s", f->tensors->label,
+                        name[f->info.importance], name[info.importance]);
+    int32_t with_mass = 1;
+    if (!f->importance) {
+        for (int32_t b = 0; b < info.budget_count; b++) {
+            const esa_budget_masks *masks;
+            status = esa_mask_file_budget(f, &masks, info.budget_permille[b]);
+            if (status != ESA_OK) return status;
+            with_mass = with_mass && masks->mass;
+        }
+    }
+    const esa_mask_axes axes = { f->step_group, f->stored_layer, f->stored_group,
+                                 f->importance || f->entropy, with_mass };
+    esa_mask_output out = { 0 };
+    status = esa_mask_output_begin(ctx, &out, output, &info, &axes);
+    if (status == ESA_OK) status = f->importance ? derive_cells(f, &out) : copy_cells(f, &out);
+    if (status == ESA_OK) status = esa_mask_output_finish(&out);
+    esa_mask_output_free(&out);
+    return status;
+}
+
+esa_status esa_mask_file_derive(esa_ctx *ctx, const char *output, esa_mask_file *file,
+                                const esa_mask_build *params)
+{
+    esa_status status = esa_ctx_enter(ctx);
+    if (status != ESA_OK) return status;
+    const esa_mask_build p = params ? *params : esa_mask_build_default();
+    if (!file || file->ctx != ctx)
+        status = esa_fail(ctx, ESA_ERR_ARGUMENT,
+                          file ? "the mask file belongs to another ctx" : "file is NULL");
+    else
+        status = derive(ctx, output, file, &p);
+    esa_ctx_leave(ctx);
+    return status;
+}

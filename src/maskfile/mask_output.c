@@ -1,0 +1,156 @@
+/* mask_output.c - writing a mask file cell by cell. All tensors grow side by side (placed writes),
+ * so one pass over the cells is enough and no more than one cell is in memory.
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "maskfile/mask_file.h"
+
+#include <stdio.h>
+#include <string.h>
+
+typedef struct declarer {
+    esa_tensors_writer *writer;
+    const esa_mask_file_info *info;
+    int64_t count;
+    esa_status status;
+} declarer;
+
+/* Declares [branches if > 1][Ls][Gs][tail...] and returns its number. */
+static int64_t declare(declarer *d, const char *name, int32_t dtype, int32_t rank,
+                       const int64_t *tail)
+{
+    int64_t dim[ESA_FILE_MAX_RANK];
+    int32_t n = 0;
+    if (d->info->branches > 1) dim[n++] = d->info->branches;
+    dim[n++] = d->info->stored_layers;
+    dim[n++] = d->info->stored_groups;
+    for (int32_t i = 0; i < rank; i++) dim[n++] = tail[i];
+    if (d->status == ESA_OK) d->status = esa_st_writer_declare(d->writer, name, dtype, n, dim);
+    return d->count++;
+}
+
+static void declare_all(declarer *d, esa_mask_output *out, const esa_mask_axes *axes)
+{
+    const esa_mask_file_info *f = d->info;
+    const int64_t H = f->H, rows[2] = { H, f->nq }, blocks[3] = { H, f->nq, f->nk },
+                  fines[3] = { H, f->nq, esa_fine_bytes(f->nk) },
+                  bytes[3] = { H, f->nq, esa_ceil_div(f->nk, 8) };
+    const int64_t T = f->steps, Ls = f->stored_layers, Gs = f->stored_groups;
+    /* Four-byte tensors first: with the data at a multiple of 64 they are aligned where they
+     * lie. */
+    if (d->status == ESA_OK)
+        d->status = esa_st_writer_declare(d->writer, "step_group", ESA_FILE_I32, 1, &T);
+    if (d->status == ESA_OK)
+        d->status = esa_st_writer_declare(d->writer, "stored_layers", ESA_FILE_I32, 1, &Ls);
+    if (d->status == ESA_OK)
+        d->status = esa_st_writer_declare(d->writer, "stored_groups", ESA_FILE_I32, 1, &Gs);
+    d->count = 3;
+    out->tensor_importance = out->tensor_fine = out->tensor_rowmax = out->tensor_entropy = -1;
+    char name[16];
+    if (axes->with_entropy) out->tensor_entropy = declare(d, "entropy", ESA_FILE_F32, 1, &H);
+    for (int32_t b = 0; b < f->budget_count; b++) {
+        snprintf(name, sizeof name, "mask.%04d.mass", f->budget_permille[b]);
+        out->tensor_mass[b] = axes->with_mass ? declare(d, name, ESA_FILE_F32, 1, &H) : -1;
+    }
+    if (f->importance == ESA_IMPORTANCE_U8)
+        out->tensor_rowmax = declare(d, "importance.rowmax", ESA_FILE_F32, 2, rows);
+    if (f->importance != ESA_IMPORTANCE_NONE)
+        out->tensor_importance = declare(
+            d, "importance", f->importance == ESA_IMPORTANCE_U8 ? ESA_FILE_U8 : ESA_FILE_F16, 3,
+            blocks);
+    if (f->importance == ESA_IMPORTANCE_U8)
+        out->tensor_fine = declare(d, "importance.fine", ESA_FILE_U8, 3, fines);
+    for (int32_t b = 0; b < f->budget_count; b++) {
+        snprintf(name, sizeof name, "mask.%04d.bits", f->budget_permille[b]);
+        out->tensor_bits[b] = declare(d, name, ESA_FILE_U8, 3, bytes);
+    }
+}
+
+esa_status esa_mask_output_begin(esa_ctx *ctx, esa_mask_output *out, const char *path,
+                                 const esa_mask_file_info *info, const esa_mask_axes *axes)
+{
+    memset(out, 0, sizeof *out);
+    out->ctx = ctx;
+    out->info = *info;
+    out->cells = (int64_t)info->branches * info->stored_layers * info->stored_groups;
+    out->cell_bytes = esa_size_mul(info->H * info->nq, esa_ceil_div(info->nk, 8));
+    esa_status status = esa_st_writer_open(ctx, &out->writer, path);
+    if (status != ESA_OK) return status;
+    out->bits = esa_mem_alloc(&ctx->mem, out->cell_bytes);
+    out->heads = esa_mem_alloc(&ctx->mem, info->H * 4);
+    if (!out->bits || !out->heads)
+        status = esa_fail(ctx, ESA_ERR_MEMORY, "out of memory while writing %.200s", path);
+    declarer d = { out->writer, &out->info, 0, status };
+    if (d.status == ESA_OK) d.status = esa_run_write(out->writer, &out->info, "esa.masks");
+    declare_all(&d, out, axes);
+    status = d.status;
+    if (status == ESA_OK)
+        status = esa_st_writer_put(out->writer, 0, 0, axes->step_group, 4 * (int64_t)info->steps);
+    if (status == ESA_OK)
+        status = esa_st_writer_put(out->writer, 1, 0, axes->stored_layer,
+                                   4 * (int64_t)info->stored_layers);
+    if (status == ESA_OK)
+        status = esa_st_writer_put(out->writer, 2, 0, axes->stored_group,
+                                   4 * (int64_t)info->stored_groups);
+    if (status != ESA_OK) esa_mask_output_free(out);
+    return status;
+}
+
+esa_status esa_mask_output_bits(esa_mask_output *out, int64_t index, int32_t b, const uint8_t *bits,
+                                const float *mass)
+{
+    const int64_t H = out->info.H;
+    esa_status status = esa_st_writer_put(out->writer, out->tensor_bits[b], index * out->cell_bytes,
+                                          bits, out->cell_bytes);
+    if (status == ESA_OK && out->tensor_mass[b] >= 0)
+        status = esa_st_writer_put(out->writer, out->tensor_mass[b], index * H * 4, mass, H * 4);
+    return status;
+}
+
+esa_status esa_mask_output_select(esa_mask_output *out, int64_t index, esa_cell *cell)
+{
+    const int64_t H = out->info.H;
+    esa_status status = ESA_OK;
+    if (out->tensor_entropy >= 0) {
+        esa_cell_entropy(cell, out->heads);
+        status = esa_st_writer_put(out->writer, out->tensor_entropy, index * H * 4, out->heads,
+                                   H * 4);
+    }
+    for (int32_t b = 0; status == ESA_OK && b < out->info.budget_count; b++) {
+        esa_cell_mask(cell, out->info.budget_permille[b], out->bits, out->heads);
+        status = esa_mask_output_bits(out, index, b, out->bits, out->heads);
+    }
+    return status;
+}
+
+esa_status esa_mask_output_importance(esa_mask_output *out, int64_t index, const void *importance,
+                                      const uint8_t *fine, const float *rowmax)
+{
+    if (out->tensor_importance < 0) return ESA_OK;
+    const int64_t rows = out->info.H * out->info.nq,
+                  bytes = rows * out->info.nk * (out->info.importance == ESA_IMPORTANCE_U8 ? 1 : 2);
+    esa_status status = esa_st_writer_put(out->writer, out->tensor_importance, index * bytes,
+                                          importance, bytes);
+    const int64_t fine_bytes = rows * esa_fine_bytes(out->info.nk);
+    if (status == ESA_OK && out->tensor_fine >= 0)
+        status = esa_st_writer_put(out->writer, out->tensor_fine, index * fine_bytes, fine,
+                                   fine_bytes);
+    if (status == ESA_OK && out->tensor_rowmax >= 0)
+        status = esa_st_writer_put(out->writer, out->tensor_rowmax, index * rows * 4, rowmax,
+                                   rows * 4);
+    return status;
+}
+
+esa_status esa_mask_output_finish(esa_mask_output *out)
+{
+    return esa_st_writer_finish(out->writer);
+}
+
+void esa_mask_output_free(esa_mask_output *out)
+{
+    if (!out->ctx) return;
+    esa_mem_free(&out->ctx->mem, out->bits, out->cell_bytes);
+    esa_mem_free(&out->ctx->mem, out->heads, out->info.H * 4);
+    esa_st_writer_close(out->writer);
+    out->bits = NULL;
+    out->heads = NULL;
+    out->writer = NULL;
+}

@@ -1,0 +1,243 @@
+/* recording.c - recording files: opened, checked against each other, read row by row, merged.
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "maskfile/recording.h"
+
+#include <string.h>
+
+static esa_status bad(esa_ctx *ctx, const esa_tensors *file, const char *what)
+{
+    return esa_fail(ctx, ESA_ERR_FORMAT, "%s: %s", file->label, what);
+}
+
+static esa_status check(esa_ctx *ctx, esa_recording *rec)
+{
+    esa_status status = esa_run_read(ctx, &rec->info, rec->tensors, "esa.recording");
+    if (status != ESA_OK) return status;
+    const esa_mask_file_info *f = &rec->info;
+    const esa_st_entry *dense = esa_st_find(rec->tensors, "dense_layers"),
+                       *count = esa_st_find(rec->tensors, "count"),
+                       *sums = esa_st_find(rec->tensors, "sums");
+    if (f->selector != ESA_SELECT_ENTROPY)
+        return bad(ctx, rec->tensors,
+                   "a recording holds importance of the entropy selector, this one names another");
+    if (!dense || dense->dtype != ESA_FILE_I32 || dense->rank != 1 || dense->dim[0] > f->layers)
+        return bad(ctx, rec->tensors, "tensor 'dense_layers' is missing or of another shape");
+    if (!count || count->dtype != ESA_FILE_I32 || count->rank != 3 ||
+        count->dim[0] != f->branches || count->dim[1] != f->layers || count->dim[2] != f->groups)
+        return bad(ctx, rec->tensors,
+                   "tensor 'count' is missing or not I32 [branches, layers, groups]");
+    if (!sums || sums->dtype != ESA_FILE_U32 || sums->rank != 4 || sums->dim[1] != f->H ||
+        sums->dim[2] != f->nq || sums->dim[3] != f->nk)
+        return bad(ctx, rec->tensors, "tensor 'sums' is missing or not U32 [cells, heads, nq, nk]");
+    rec->dense_layers = (int32_t)dense->dim[0];
+    rec->dense_layer = esa_st_data(rec->tensors, dense);
+    rec->sums = esa_st_data(rec->tensors, sums);
+    rec->cells = (int64_t)f->branches * f->layers * f->groups;
+    rec->blocks = esa_size_mul(esa_size_mul(f->H, f->nq), f->nk);
+    if (rec->blocks < 0 || rec->blocks > INT64_MAX / 8)
+        return bad(ctx, rec->tensors, "its blocks do not fit the address space");
+    rec->count = esa_mem_alloc(&ctx->mem, 4 * rec->cells);
+    rec->slot = esa_mem_alloc(&ctx->mem, 8 * rec->cells);
+    if (!rec->count || !rec->slot)
+        return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory while opening %s", rec->tensors->label);
+    memcpy(rec->count, esa_st_data(rec->tensors, count), 4 * (size_t)rec->cells);
+    int64_t used = 0;
+    for (int64_t i = 0; i < rec->cells; i++) {
+        if (rec->count[i] < 0 || rec->count[i] > ESA_RECORD_MOST)
+            return bad(ctx, rec->tensors, "a count is not within 0 .. 255");
+        rec->slot[i] = rec->count[i] ? used++ : -1;
+    }
+    if (used != sums->dim[0])
+        return bad(ctx, rec->tensors, "'sums' and 'count' do not agree on the number of cells");
+    return ESA_OK;
+}
+
+esa_status esa_recording_make(esa_ctx *ctx, esa_recording *rec, esa_tensors *tensors)
+{
+    memset(rec, 0, sizeof *rec);
+    rec->tensors = tensors;
+    const esa_status status = check(ctx, rec);
+    if (status != ESA_OK) esa_recording_close(ctx, rec);
+    return status;
+}
+
+esa_status esa_recording_open(esa_ctx *ctx, esa_recording *rec, const char *path)
+{
+    esa_tensors *tensors = NULL;
+    memset(rec, 0, sizeof *rec);
+    const esa_status status = esa_st_open(ctx, &tensors, path);
+    return status == ESA_OK ? esa_recording_make(ctx, rec, tensors) : status;
+}
+
+void esa_recording_close(esa_ctx *ctx, esa_recording *rec)
+{
+    esa_mem_free(&ctx->mem, rec->count, 4 * rec->cells);
+    esa_mem_free(&ctx->mem, rec->slot, 8 * rec->cells);
+    esa_st_close(rec->tensors);
+    memset(rec, 0, sizeof *rec);
+}
+
+esa_status esa_recordings_open(esa_ctx *ctx, esa_recording **out, esa_mask_file_info *info,
+                               const char *const *path, int32_t count)
+{
+    *out = NULL;
+    if (!path || count < 1) return esa_fail(ctx, ESA_ERR_ARGUMENT, "no recordings were given");
+    esa_recording *rec = esa_mem_zalloc(&ctx->mem, (int64_t)sizeof *rec * count);
+    if (!rec) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for %d recordings", count);
+    esa_status status = ESA_OK;
+    int64_t prompts = 0;
+    for (int32_t i = 0; status == ESA_OK && i < count; i++) {
+        status = esa_recording_open(ctx, &rec[i], path[i]);
+        if (status == ESA_OK && i)
+            status = esa_run_same(ctx, &rec[0].info, rec[0].tensors->label, &rec[i].info,
+                                  rec[i].tensors->label);
+        if (status == ESA_OK && i &&
+            (rec[i].dense_layers != rec[0].dense_layers ||
+             memcmp(rec[i].dense_layer, rec[0].dense_layer, 4 * (size_t)rec[0].dense_layers) != 0))
+            status = esa_fail(ctx, ESA_ERR_MISMATCH, "%.200s and %.200s leave other layers dense",
+                              rec[0].tensors->label, rec[i].tensors->label);
+        if (status == ESA_OK) prompts += rec[i].info.prompts;
+    }
+    if (status == ESA_OK && prompts > INT32_MAX)
+        status = esa_fail(ctx, ESA_ERR_FORMAT, "the recordings claim %lld prompts together",
+                          (long long)prompts);
+    if (status != ESA_OK) {
+        esa_recordings_close(ctx, rec, count);
+        return status;
+    }
+    *info = rec[0].info;
+    info->prompts = (int32_t)prompts;
+    *out = rec;
+    return ESA_OK;
+}
+
+void esa_recordings_close(esa_ctx *ctx, esa_recording *rec, int32_t count)
+{
+    for (int32_t i = 0; rec && i < count; i++) esa_recording_close(ctx, &rec[i]);
+    esa_mem_free(&ctx->mem, rec, (int64_t)sizeof *rec * count);
+}
+
+int32_t esa_recording_is_dense(const esa_recording *rec, int32_t layer)
+{
+    for (int32_t i = 0; i < rec->dense_layers; i++) {
+        int32_t v;
+        memcpy(&v, rec->dense_layer + 4 * i, 4);
+        if (v == layer) return 1;
+    }
+    return 0;
+}
+
+int64_t esa_recordings_count(const esa_recording *rec, int32_t count, int64_t cell)
+{
+    int64_t n = 0;
+    for (int32_t i = 0; i < count; i++) n += rec[i].count[cell];
+    return n;
+}
+
+void esa_recordings_row(uint64_t *sum, const esa_recording *rec, int32_t count, int64_t cell,
+                        int64_t r)
+{
+    const int64_t nk = rec[0].info.nk;
+    memset(sum, 0, (size_t)nk * sizeof *sum);
+    for (int32_t i = 0; i < count; i++) {
+        if (!rec[i].count[cell]) continue;
+        const uint8_t *row = rec[i].sums + 4 * (rec[i].slot[cell] * rec[i].blocks + r * nk);
+        for (int64_t j = 0; j < nk; j++) {
+            uint32_t v;
+            memcpy(&v, row + 4 * j, 4);
+            sum[j] += v;
+        }
+    }
+}
+
+esa_status esa_recording_check_sums(esa_ctx *ctx, const esa_recording *rec)
+{
+    for (int64_t c = 0; c < rec->cells; c++) {
+        if (!rec->count[c]) continue;
+        const uint8_t *sums = rec->sums + 4 * rec->slot[c] * rec->blocks;
+        const uint32_t most = (uint32_t)rec->count[c] << 24; /* at most 255 contributions of 2^24 */
+        for (int64_t i = 0; i < rec->blocks; i++) {
+            uint32_t v;
+            memcpy(&v, sums + 4 * i, 4);
+            if (v > most)
+                return bad(ctx, rec->tensors, "a sum is larger than its contributions can make it");
+        }
+    }
+    return ESA_OK;
+}
+
+/* ---------------------------------------------------------------- merging into one recording */
+
+static esa_status merge_cells(esa_tensors_writer *w, const esa_recording *rec, int32_t count,
+                              uint64_t *wide, uint32_t *row)
+{
+    const int64_t rows = rec->info.H * rec->info.nq, nk = rec->info.nk;
+    esa_status status = ESA_OK;
+    for (int64_t c = 0; c < rec->cells; c++) {
+        if (!esa_recordings_count(rec, count, c)) continue;
+        for (int64_t r = 0; status == ESA_OK && r < rows; r++) {
+            esa_recordings_row(wide, rec, count, c, r);
+            for (int64_t j = 0; j < nk; j++) row[j] = (uint32_t)wide[j];
+            status = esa_st_writer_data(w, row, 4 * nk);
+        }
+    }
+    return status;
+}
+
+static esa_status merge(esa_ctx *ctx, esa_tensors_writer *w, const esa_recording *rec,
+                        int32_t count, const esa_mask_file_info *info)
+{
+    int64_t used = 0;
+    int32_t *total = esa_mem_alloc(&ctx->mem, 4 * rec->cells);
+    uint64_t *wide = esa_mem_alloc(&ctx->mem, 8 * info->nk);
+    uint32_t *row = esa_mem_alloc(&ctx->mem, 4 * info->nk);
+    esa_status status = total && wide && row ? ESA_OK
+                                             : esa_fail(ctx, ESA_ERR_MEMORY,
+                                                        "out of memory while merging recordings");
+    for (int64_t c = 0; status == ESA_OK && c < rec->cells; c++) {
+        const int64_t n = esa_recordings_count(rec, count, c);
+        if (n > ESA_RECORD_MOST)
+            status = esa_fail(ctx, ESA_ERR_STATE,
+                              "the recordings hold %lld contributions of one cell together, a "
+                              "recording takes %d: "
+                              "build the mask file from them directly",
+                              (long long)n, ESA_RECORD_MOST);
+        total[c] = (int32_t)n;
+        used += n > 0;
+    }
+    const int64_t dense = rec->dense_layers,
+                  shape[3] = { info->branches, info->layers, info->groups },
+                  sums[4] = { used, info->H, info->nq, info->nk };
+    for (int32_t i = 0; status == ESA_OK && i < count; i++)
+        status = esa_recording_check_sums(ctx, &rec[i]);
+    if (status == ESA_OK) status = esa_run_write(w, info, "esa.recording");
+    if (status == ESA_OK)
+        status = esa_st_writer_declare(w, "dense_layers", ESA_FILE_I32, 1, &dense);
+    if (status == ESA_OK) status = esa_st_writer_declare(w, "count", ESA_FILE_I32, 3, shape);
+    if (status == ESA_OK) status = esa_st_writer_declare(w, "sums", ESA_FILE_U32, 4, sums);
+    if (status == ESA_OK) status = esa_st_writer_data(w, rec->dense_layer, 4 * dense);
+    if (status == ESA_OK) status = esa_st_writer_data(w, total, 4 * rec->cells);
+    if (status == ESA_OK) status = merge_cells(w, rec, count, wide, row);
+    if (status == ESA_OK) status = esa_st_writer_finish(w);
+    esa_mem_free(&ctx->mem, total, 4 * rec->cells);
+    esa_mem_free(&ctx->mem, wide, 8 * info->nk);
+    esa_mem_free(&ctx->mem, row, 4 * info->nk);
+    return status;
+}
+
+esa_status esa_recording_merge(esa_ctx *ctx, const char *output, const char *const *recordings,
+                               int32_t count)
+{
+    esa_status status = esa_ctx_enter(ctx);
+    if (status != ESA_OK) return status;
+    esa_recording *rec = NULL;
+    esa_mask_file_info info;
+    esa_tensors_writer *w = NULL;
+    status = esa_recordings_open(ctx, &rec, &info, recordings, count);
+    if (status == ESA_OK) status = esa_st_writer_open(ctx, &w, output);
+    if (status == ESA_OK) status = merge(ctx, w, rec, count, &info);
+    esa_st_writer_close(w);
+    esa_recordings_close(ctx, rec, count);
+    esa_ctx_leave(ctx);
+    return status;
+}
