@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the GPU benchmark and its checks need beyond the package's binding (python/esa, which stands beside this folder in the tree and in the
-bundle): a context with a stream and a kernel level of its own, and plans whose calls are prepared ahead, so that timing sees nothing else."""
+"""What the GPU benchmark and its checks need beyond the package's binding (python/esa, which stands beside this folder
+in the tree and in the bundle): a context with a stream and a kernel level of its own, and plans whose calls are
+prepared ahead, so that timing sees nothing else."""
 import ctypes as C
 import os
 import pathlib
@@ -102,8 +103,9 @@ class Plan:
         self.ctx, self.ptr = ctx, C.c_void_p()
         shapes, attention = shapes_of(ctx.lib, view(q), view(k)), c.esa_attention_params_default()
         attention.tail, attention.causal = tail, causal
-        ctx.check(c.esa_plan_create(ctx.ptr, C.byref(self.ptr), C.byref(shapes), C.byref(select) if select is not None else None,
-                                    C.byref(attention)))
+        ctx.check(
+            c.esa_plan_create(ctx.ptr, C.byref(self.ptr), C.byref(shapes),
+                              C.byref(select) if select is not None else None, C.byref(attention)))
         size = C.c_int64()
         ctx.check(c.esa_plan_workspace(self.ptr, C.byref(size)))
         self.workspace = size.value
@@ -122,12 +124,14 @@ class Plan:
     def attention(self, mask, q, k, v, o, ws, lse=None):
         call, check, args = self.ctx.lib.c.esa_plan_attention, self.ctx.check, [view(t) for t in (q, k, v, o)]
         last = view(lse) if lse is not None else None
-        pointers = (self.ptr, mask.ptr if mask else None, *(C.byref(a) for a in args), C.byref(last) if last else None, ws.data_ptr())
+        pointers = (self.ptr, mask.ptr if mask else None, *(C.byref(a) for a in args), C.byref(last) if last else None,
+                    ws.data_ptr())
         return lambda keep=(args, q, k, v, o, ws, lse, last, mask): check(call(*pointers))
 
     def kernel(self, mask, q, k, v, o):
         args = [view(t) for t in (q, k, v, o)]
-        return self.ctx.lib.c.esa_plan_kernel(self.ptr, mask.ptr if mask else None, *(C.byref(a) for a in args)).decode()
+        return self.ctx.lib.c.esa_plan_kernel(self.ptr, mask.ptr if mask else None,
+                                              *(C.byref(a) for a in args)).decode()
 
     def free(self):
         self.ctx.lib.c.esa_plan_free(self.ptr)

@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Speed of the CUDA backend beside torch's attentions, in one process, interleaved: torch SDPA (cuDNN, flash), compiled FlexAttention over
-the same blocks, and ours through libesa's plan tier on torch tensors and torch's stream. One table per section, the wanted figure (bar)
-beside the measured one. Needs a GPU, torch, and libesa with its plugin (make cuda, or a bundle).
+"""Speed of the CUDA backend beside torch's attentions, in one process, interleaved: torch SDPA (cuDNN, flash), compiled
+FlexAttention over the same blocks, and ours through libesa's plan tier on torch tensors and torch's stream. One table
+per section, the wanted figure (bar) beside the measured one. Needs a GPU, torch, and libesa with its plugin (make cuda,
+or a bundle).
 
     bench/gpu.py --json gpu.json                       everything
     bench/gpu.py --quick                               480p alone, few rounds
     bench/gpu.py --shapes 480p,cog --sections speed,tail --rounds 9 --rest 0.1
 
-Ratios are speedup over cuDNN's dense attention of the same run x realised density: 1.00 is perfect scaling of cuDNN's rate."""
+Ratios are speedup over cuDNN's dense attention of the same run x realised density: 1.00 is perfect scaling of
+cuDNN's rate."""
 import argparse
 import json
 import math
@@ -21,11 +23,16 @@ import gpu_measure as g
 
 SECTIONS = ("speed", "ragged", "tail", "select", "online", "sm80", "numerics")
 BARS = {  # speedup x density at dense, 0.5, 0.2, 0.1
-    "720p": (0.95, 0.95, 0.92, 0.88), "480p": (0.95, 0.92, 0.88, 0.80), "cog": (0.95, 0.92, 0.86, 0.75), "hunyuan": (0.95, 0.95, 0.92, 0.88)}
-SELECT_BARS = {("entropy", "720p"): 0.8, ("entropy", "480p"): 0.25, ("rf_v2", "720p"): 0.35, ("rf_v2", "480p"): 0.15}      # ms
-ONLINE_BARS = {("entropy", "720p"): 4.2, ("rf_v2", "720p"): 4.3, ("ada_bsa", "720p"): 3.2}                                 # speedup at 0.2
+    "720p": (0.95, 0.95, 0.92, 0.88), "480p": (0.95, 0.92, 0.88, 0.80), "cog": (0.95, 0.92, 0.86, 0.75),
+    "hunyuan": (0.95, 0.95, 0.92, 0.88)
+}
+# ms
+SELECT_BARS = {("entropy", "720p"): 0.8, ("entropy", "480p"): 0.25, ("rf_v2", "720p"): 0.35, ("rf_v2", "480p"): 0.15}
+# speedup at 0.2
+ONLINE_BARS = {("entropy", "720p"): 4.2, ("rf_v2", "720p"): 4.3, ("ada_bsa", "720p"): 3.2}
 # SpargeAttn's 8-bit kernel on one H200, plain speedup over cuDNN dense: measured apart, not in this run.
-SPARGE = {("480p", 0.2): 4.26, ("480p", 0.1): 6.38, ("cog", 0.2): 3.82, ("cog", 0.1): 5.71, ("720p", 0.2): 5.50, ("720p", 0.1): 9.23}
+SPARGE = {("480p", 0.2): 4.26, ("480p", 0.1): 6.38, ("cog", 0.2): 3.82, ("cog", 0.1): 5.71, ("720p", 0.2): 5.50,
+          ("720p", 0.1): 9.23}
 SELECTORS = {"entropy": esa.ENTROPY, "rf_v2": esa.RF_V2, "ada_bsa": esa.ADA_BSA}
 
 
@@ -55,7 +62,8 @@ def print_table(title, header, rows):
     rows = [header] + rows
     widths = [max(len(r[i]) for r in rows) for i in range(len(header))]
     for r in rows:
-        print("  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(r, widths))).rstrip(), flush=True)
+        print("  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(r, widths))).rstrip(),
+              flush=True)
 
 
 class Bench:
@@ -100,7 +108,8 @@ class Bench:
                     kernel[name] = plan.kernel(mask, q, k, v, o)
                     density[name] = 1.0 if d == 1.0 else kept.float().mean().item()
                     if bq == 128 and not self.a.no_flex:
-                        full = torch.ones(1, H, -(-N // bq), -(-N // bk), dtype=torch.bool, device="cuda") if d == 1.0 else kept
+                        full = torch.ones(1, H, -(-N // bq), -(-N // bk), dtype=torch.bool,
+                                          device="cuda") if d == 1.0 else kept
                         try:
                             jobs[("flex", d)] = g.flex(q, k, v, full, bq, bk)
                             density[("flex", d)] = density[name]
@@ -115,7 +124,8 @@ class Bench:
             if ("flex", 0.2) in times and ("esa 128x128", 0.2) in times:    # the same blocks, so the same numbers
                 jobs[("esa 128x128", 0.2)]()
                 off = (jobs[("flex", 0.2)]().float() - o.float()).abs().max().item()
-                self.report.add("speed", f"{shape} largest difference from FlexAttention at 0.2", off, 0.05, higher=False)
+                self.report.add("speed", f"{shape} largest difference from FlexAttention at 0.2", off, 0.05,
+                                higher=False)
                 print(f"  largest difference from FlexAttention at 0.2: {off:.1e}")
             del q, k, v, o, jobs
             torch.cuda.empty_cache()
@@ -135,18 +145,23 @@ class Bench:
                 ratio, speedup = base / ms * real, base / ms
                 bar = BARS.get(shape, (None,) * 4)[i] if version == "esa 128x128" else None
                 rate = 4 * H * N * N * D * real / ms / 1e9
-                self.report.add("speed", f"{shape} {version} {d}", ratio, bar, ms=ms, ms_min=min(t), ms_max=max(t), density=real, speedup=speedup, tflops=rate,
-                                of_matmul=rate / self.head["matmul_tflops"], kernel=kernel.get((version, d)))
+                self.report.add("speed", f"{shape} {version} {d}", ratio, bar, ms=ms, ms_min=min(t), ms_max=max(t),
+                                density=real, speedup=speedup, tflops=rate, of_matmul=rate / self.head["matmul_tflops"],
+                                kernel=kernel.get((version, d)))
                 line.append(f"{cell(ratio, bar)} {ms:.2f} ms")
                 if version == "esa 128x128" and ("flex", d) in times:
-                    self.report.add("speed", f"{shape} {d} times as fast as FlexAttention", g.median(times[("flex", d)]) / ms, 1.0)
+                    self.report.add("speed", f"{shape} {d} times as fast as FlexAttention",
+                                    g.median(times[("flex", d)]) / ms, 1.0)
                 if version == "esa 128x128" and (shape, d) in SPARGE:
                     must = not (shape == "720p")    # there it is the goal, not the bar
-                    self.report.add("speed", f"{shape} {d} over SpargeAttn's 8-bit kernel (measured apart)", speedup / SPARGE[(shape, d)], 1.0 if must else None)
+                    self.report.add("speed", f"{shape} {d} over SpargeAttn's 8-bit kernel (measured apart)",
+                                    speedup / SPARGE[(shape, d)], 1.0 if must else None)
             rows.append(line)
-        print_table(f"{shape} (H {H}, N {N}, D {D}): speedup over cuDNN x density", ["", *("dense" if d == 1.0 else str(d) for d in g.DENSITIES)], rows)
+        print_table(f"{shape} (H {H}, N {N}, D {D}): speedup over cuDNN x density",
+                    ["", *("dense" if d == 1.0 else str(d) for d in g.DENSITIES)], rows)
         for row in self.report.rows:
-            if row["section"] == "speed" and row["name"].startswith(shape) and ("FlexAttention" in row["name"] or "Sparge" in row["name"]):
+            if row["section"] == "speed" and row["name"].startswith(shape) and ("FlexAttention" in row["name"] or
+                                                                                "Sparge" in row["name"]):
                 print(f"  {row['name']}: {cell(row['value'], row['bar'])}")
 
     # ---- rows of different length ----
@@ -158,9 +173,13 @@ class Bench:
             gen, n = self.generator(), -(-N // 128)
             q, k, v = g.tensors(shape, gen)
             o = torch.empty_like(q)
-            heads = torch.linspace(0.1, 0.9, H, device="cuda")[torch.randperm(H, device="cuda", generator=gen)].view(1, H, 1, 1)
-            uneven = {"heads 0.1 to 0.9": heads.expand(1, H, n, 1),
-                      "heads 0.1 to 0.9, rows +-30 %": heads * (0.7 + 0.6 * torch.rand(1, H, n, 1, device="cuda", generator=gen))}
+            heads = torch.linspace(0.1, 0.9, H, device="cuda")[torch.randperm(H, device="cuda",
+                                                                              generator=gen)].view(1, H, 1, 1)
+            uneven = {
+                "heads 0.1 to 0.9": heads.expand(1, H, n, 1),
+                "heads 0.1 to 0.9, rows +-30 %": heads *
+                                                 (0.7 + 0.6 * torch.rand(1, H, n, 1, device="cuda", generator=gen))
+            }
             jobs, density = {}, {}
             for name, share in uneven.items():
                 kept = g.random_kept(H, n, n, share, gen)
@@ -176,10 +195,14 @@ class Bench:
                     continue
                 a, b = g.median(times[name]), g.median(times[name, "uniform"])
                 loss = 100 * (a / density[name] / (b / density[name, "uniform"]) - 1)
-                self.report.add("ragged", f"{shape} {name}", loss, 5.0, higher=False, ms=a, ms_uniform=b, density=density[name])
-                rows.append([f"{shape} {name}", f"{a:.3f}", f"{b:.3f}", f"{density[name]:.4f}", cell(loss, 5.0, False, 1)])
+                self.report.add("ragged", f"{shape} {name}", loss, 5.0, higher=False, ms=a, ms_uniform=b,
+                                density=density[name])
+                rows.append(
+                    [f"{shape} {name}", f"{a:.3f}", f"{b:.3f}", f"{density[name]:.4f}",
+                     cell(loss, 5.0, False, 1)])
             torch.cuda.empty_cache()
-        print_table("ragged rows against uniform ones of the same mean", ["", "ragged ms", "uniform ms", "density", "loss %"], rows)
+        print_table("ragged rows against uniform ones of the same mean",
+                    ["", "ragged ms", "uniform ms", "density", "loss %"], rows)
 
     # ---- what the tail costs ----
 
@@ -234,8 +257,12 @@ class Bench:
             times, failed = self.measure(jobs)
             for label, t in times.items():
                 ms, bar = g.median(t), SELECT_BARS.get((label, shape))
-                self.report.add("select", f"{shape} {label}", ms, bar, higher=False, density=density[label][0], workspace_bytes=density[label][1])
-                rows.append([f"{shape} {label}", cell(ms, bar, False), f"{density[label][0]:.4f}", f"{density[label][1] / 1e6:.1f}"])
+                self.report.add("select", f"{shape} {label}", ms, bar, higher=False, density=density[label][0],
+                                workspace_bytes=density[label][1])
+                rows.append([
+                    f"{shape} {label}",
+                    cell(ms, bar, False), f"{density[label][0]:.4f}", f"{density[label][1] / 1e6:.1f}"
+                ])
             torch.cuda.empty_cache()
         print_table("making a mask at budget 0.2, graph replay", ["", "ms", "density", "workspace MB"], rows)
 
@@ -260,10 +287,15 @@ class Bench:
                     self.report.failed("online", f"{shape} {name}", failed.get(name, "no baseline"))
                     continue
                 speedup, bar = g.median(times["cudnn"]) / g.median(times[name]), ONLINE_BARS.get((name, shape))
-                self.report.add("online", f"{shape} {name}", speedup, bar, ms=g.median(times[name]), density=density[name])
-                rows.append([f"{shape} {name}", f"{g.median(times[name]):.3f}", f"{density[name]:.4f}", cell(speedup, bar, digits=2)])
+                self.report.add("online", f"{shape} {name}", speedup, bar, ms=g.median(times[name]),
+                                density=density[name])
+                rows.append([
+                    f"{shape} {name}", f"{g.median(times[name]):.3f}", f"{density[name]:.4f}",
+                    cell(speedup, bar, digits=2)
+                ])
             torch.cuda.empty_cache()
-        print_table("online at budget 0.2 (mask + attention, order applied) against cuDNN dense", ["", "ms", "density", "speedup"], rows)
+        print_table("online at budget 0.2 (mask + attention, order applied) against cuDNN dense",
+                    ["", "ms", "density", "speedup"], rows)
 
     # ---- the kernels of older GPUs ----
 
@@ -290,12 +322,16 @@ class Bench:
                 ms = g.median(times[d])
                 against = g.median(times["flash"] if d == 1.0 else times[1.0]) / ms * density[d]
                 bar = 0.95 if d == 1.0 else 0.85
-                self.report.add("sm80", f"{shape} {d}", against, bar if d == 1.0 else None, ms=ms, density=density[d], kernel=kernel,
-                                tflops=4 * H * N * N * D * density[d] / ms / 1e9)
-                rows.append([f"{shape} {'dense / flash' if d == 1.0 else f'{d} / own dense'}", f"{ms:.3f}", cell(against, bar if d == 1.0 else None)])
+                self.report.add("sm80", f"{shape} {d}", against, bar if d == 1.0 else None, ms=ms, density=density[d],
+                                kernel=kernel, tflops=4 * H * N * N * D * density[d] / ms / 1e9)
+                rows.append([
+                    f"{shape} {'dense / flash' if d == 1.0 else f'{d} / own dense'}", f"{ms:.3f}",
+                    cell(against, bar if d == 1.0 else None)
+                ])
             torch.cuda.empty_cache()
         ctx.free()
-        print_table("sm80 kernels: dense against torch's flash backend, then speedup over own dense x density", ["", "ms", "ratio"], rows)
+        print_table("sm80 kernels: dense against torch's flash backend, then speedup over own dense x density",
+                    ["", "ms", "ratio"], rows)
 
     # ---- errors ----
 
@@ -314,10 +350,12 @@ class Bench:
                 self.ours(self.ctx, mask, q, k, v, again)[1]()
                 torch.cuda.synchronize()
                 same = torch.equal(o.view(torch.int16), again.view(torch.int16))
-                rows.append([f"{shape} {d}", *self.errors(shape, d, kept, pick, q, k, v, o), "same" if same else "DIFFERENT"])
+                rows.append(
+                    [f"{shape} {d}", *self.errors(shape, d, kept, pick, q, k, v, o), "same" if same else "DIFFERENT"])
                 self.report.add("numerics", f"{shape} {d} same bits in two runs", float(same), 1.0)
             torch.cuda.empty_cache()
-        print_table("largest error against fp32 over 256 rows of two heads, and torch's own bf16", ["", "esa", "torch", "ratio", "bits"], rows)
+        print_table("largest error against fp32 over 256 rows of two heads, and torch's own bf16",
+                    ["", "esa", "torch", "ratio", "bits"], rows)
 
     def errors(self, shape, d, kept, pick, q, k, v, o):
         worst = []
@@ -329,10 +367,12 @@ class Bench:
             s = (rows.float() @ keys.float().transpose(-1, -2)) / math.sqrt(q.shape[3])
             ref = torch.softmax(s.masked_fill(~allowed, -math.inf), -1) @ values.float()
             own = torch.nn.functional.scaled_dot_product_attention(rows, keys, values, attn_mask=allowed[None, None])
-            worst.append(((o[:, h:h + 1, pick].float() - ref).abs().max().item(), (own.float() - ref).abs().max().item()))
+            worst.append(
+                ((o[:, h:h + 1, pick].float() - ref).abs().max().item(), (own.float() - ref).abs().max().item()))
         ours, torchs = max(w[0] for w in worst), max(w[1] for w in worst)
         ratio = ours / max(torchs, 1e-12) if ours == ours else math.inf
-        self.report.add("numerics", f"{shape} {d} error over torch's", ratio, 2.0, higher=False, error=ours, torch_error=torchs)
+        self.report.add("numerics", f"{shape} {d} error over torch's", ratio, 2.0, higher=False, error=ours,
+                        torch_error=torchs)
         return f"{ours:.2e}", f"{torchs:.2e}", cell(ratio, 2.0, False, 2)
 
 
@@ -341,7 +381,8 @@ def main():
     ap.add_argument("--shapes", default="480p,cog,720p,hunyuan", help=f"of {','.join(g.SHAPES)}")
     ap.add_argument("--sections", default=",".join(SECTIONS), help=f"of {','.join(SECTIONS)}")
     ap.add_argument("--rounds", type=int, default=5)
-    ap.add_argument("--rest", type=float, default=0.0, help="seconds of idling before each timing: higher clocks, less spread")
+    ap.add_argument("--rest", type=float, default=0.0,
+                    help="seconds of idling before each timing: higher clocks, less spread")
     ap.add_argument("--seed", type=int, default=7)
     ap.add_argument("--no-flex", action="store_true", help="leave FlexAttention out (it compiles for every shape)")
     ap.add_argument("--quick", action="store_true", help="480p, three rounds, no FlexAttention")
@@ -372,9 +413,11 @@ def main():
             print(f"{section}: {g.reason(error)}", flush=True)
         if a.json:
             with open(a.json, "w") as f:        # after every section: a run that is cut short leaves what it had
-                json.dump(dict(machine=bench.head, rounds=a.rounds, rest=a.rest, rows=bench.report.rows), f, indent=1, default=str)
+                json.dump(dict(machine=bench.head, rounds=a.rounds, rest=a.rest, rows=bench.report.rows), f, indent=1,
+                          default=str)
     wanted = [r for r in bench.report.rows if r.get("bar") is not None]
-    print(f"\n{sum(r['ok'] for r in wanted)} of {len(wanted)} bars reached" + "".join(f"\n  {m}" for m in bench.report.missed))
+    print(f"\n{sum(r['ok'] for r in wanted)} of {len(wanted)} bars reached" + "".join(f"\n  {m}"
+                                                                                      for m in bench.report.missed))
 
 
 if __name__ == "__main__":

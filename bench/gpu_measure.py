@@ -32,7 +32,8 @@ def tensors(shape, gen, count=3, dtype=torch.bfloat16):
 # ---- masks ----
 
 def random_kept(H, nq, nk, density, gen):
-    """bool [1,H,nq,nk], each row its own uniformly random set; density: a number, or a tensor that broadcasts to [1,H,nq,1]."""
+    """bool [1,H,nq,nk], each row its own uniformly random set; density: a number, or a tensor that broadcasts to
+    [1,H,nq,1]."""
     if torch.is_tensor(density):
         keep = (density * nk).round().clamp(1, nk)
     else:
@@ -68,7 +69,8 @@ _compiled = None
 
 
 def flex(q, k, v, kept, block_q, block_k):
-    """Compiled FlexAttention over the same kept blocks; all of them are full blocks, so no element is masked one by one."""
+    """Compiled FlexAttention over the same kept blocks; all of them are full blocks, so no element is masked one by
+    one."""
     global _compiled
     from torch.nn.attention.flex_attention import BlockMask, flex_attention
     if _compiled is None:
@@ -83,7 +85,8 @@ def flex(q, k, v, kept, block_q, block_k):
     extra = dict(seq_lengths=(N, N), compute_q_blocks=False)
     while True:
         try:
-            mask = BlockMask.from_kv_blocks(torch.zeros_like(number), torch.zeros_like(index), number, index, BLOCK_SIZE=(block_q, block_k), **extra)
+            mask = BlockMask.from_kv_blocks(torch.zeros_like(number), torch.zeros_like(index), number, index,
+                                            BLOCK_SIZE=(block_q, block_k), **extra)
             break
         except TypeError:           # an older torch knows fewer of these
             if not extra:
@@ -111,8 +114,8 @@ def reason(error):
 
 
 def measure(jobs, rounds, rest, least_ms=8.0):
-    """jobs: {name: callable}. Every round runs all of them in a new order: a kernel that follows a cool one finds a higher clock. Returns
-    {name: [ms]} and {name: why} for those that failed."""
+    """jobs: {name: callable}. Every round runs all of them in a new order: a kernel that follows a cool one finds a
+    higher clock. Returns {name: [ms]} and {name: why} for those that failed."""
     times, failed, reps = {}, {}, {}
     for name, fn in jobs.items():
         start = time.time()
@@ -175,8 +178,9 @@ def commit():
 def machine(ctx):
     info = ctx.info()
     return dict(gpu=torch.cuda.get_device_name(), multiprocessors=info.multiprocessors, memory_bytes=info.memory,
-                driver=text_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").partition("\n")[0],
-                torch=torch.__version__, cuda=torch.version.cuda, cudnn=torch.backends.cudnn.version(), esa=ctx.lib.version(),
+                driver=text_of("nvidia-smi", "--query-gpu=driver_version",
+                               "--format=csv,noheader").partition("\n")[0], torch=torch.__version__,
+                cuda=torch.version.cuda, cudnn=torch.backends.cudnn.version(), esa=ctx.lib.version(),
                 kernels=info.kernels.decode(), plugin=info.plugin.decode(), commit=commit(), command=" ".join(sys.argv))
 
 

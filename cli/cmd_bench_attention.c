@@ -10,8 +10,8 @@
  * that its memory is its own. On a GPU there is no sgemm beside it, and a time is that of as many
  * calls as fill GPU_SECONDS, divided by their number: the clock is read only when the GPU has
  * finished. */
-#include "data.h"
-#include "folders.h"
+#include "core/data.h"
+#include "core/folders.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -5,8 +5,8 @@
  * One row per mode and budget. Rounds go through all rows before the next one begins, so that a
  * machine that slows down slows down all of them. A median over rounds stands in the table, the
  * spread beside it; every single step of every round is in the JSON. */
-#include "clip.h"
-#include "folders.h"
+#include "clip/clip.h"
+#include "core/folders.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -6,7 +6,7 @@
  * (entropy) can do so. The numbers depend on the seed and on the rounding of the kernel set only;
  * nothing is timed. */
 #define ESA_EXPERIMENTAL
-#include "data.h"
+#include "core/data.h"
 
 #include <stdarg.h>
 #include <stdlib.h>

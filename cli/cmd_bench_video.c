@@ -7,8 +7,8 @@
  * once: kept in memory for their prompt and seed, and with --dense-dir on disk. With --shard i/n
  * several processes share the work, each with a file of its own; the files' rows put together are
  * those of one run. */
-#include "clip.h"
-#include "folders.h"
+#include "clip/clip.h"
+#include "core/folders.h"
 
 #include <errno.h>
 #include <math.h>

@@ -5,8 +5,8 @@
  * Recordings are integer sums (docs/mask-files.md), so it does not matter in which order, in how
  * many runs and on how many machines the prompts are recorded: the mask file is the same, bit for
  * bit. docs/calibrate.md is the manual. */
-#include "calibrate.h"
-#include "folders.h"
+#include "clip/calibrate.h"
+#include "core/folders.h"
 
 #include <errno.h>
 #include <math.h>

@@ -2,7 +2,7 @@
  * tail, on synthetic heads.
  * SPDX-License-Identifier: Apache-2.0 */
 #define ESA_EXPERIMENTAL
-#include "data.h"
+#include "core/data.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* cmd_doctor.c - `esa doctor`: which kernels, libraries and machine are in use, and a check that
  * they compute the right thing.
  * SPDX-License-Identifier: Apache-2.0 */
-#include "data.h"
+#include "core/data.h"
 
 #include <math.h>
 #include <stdlib.h>

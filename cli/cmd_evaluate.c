@@ -1,8 +1,8 @@
 /* cmd_evaluate.c - `esa evaluate`: options, table, JSON. The work is in evaluate.c.
  * SPDX-License-Identifier: Apache-2.0 */
-#include "clip.h"
-#include "evaluate.h"
-#include "folders.h"
+#include "clip/clip.h"
+#include "clip/evaluate.h"
+#include "core/folders.h"
 
 static const char what[] = "evaluate";
 

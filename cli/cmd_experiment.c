@@ -1,7 +1,7 @@
 /* cmd_experiment.c - `esa experiment`: its commands, and the options that `run` and `submit` share.
  * SPDX-License-Identifier: Apache-2.0 */
 #define _POSIX_C_SOURCE 200809L /* open_memstream */
-#include "experiment.h"
+#include "experiment/experiment.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -2,8 +2,8 @@
  * table.
  * SPDX-License-Identifier: Apache-2.0 */
 #define _POSIX_C_SOURCE 200809L /* open_memstream */
-#include "experiment.h"
-#include "json_reader.h"
+#include "experiment/experiment.h"
+#include "core/json_reader.h"
 
 #include <dirent.h>
 #include <errno.h>

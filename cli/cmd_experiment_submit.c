@@ -7,8 +7,8 @@
  * makes its dense videos on the GPU its sparse ones run on, and goes on where it was when Slurm
  * requeues it. */
 #define _POSIX_C_SOURCE 200809L /* open_memstream */
-#include "experiment.h"
-#include "folders.h"
+#include "experiment/experiment.h"
+#include "core/folders.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -6,9 +6,9 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include "clip.h"
-#include "folders.h"
-#include "video_list.h"
+#include "clip/clip.h"
+#include "core/folders.h"
+#include "clip/video_list.h"
 
 #define PATH_SIZE 4200
 #define CODECS    "auto|h264|hevc|av1|mpeg4|lossless" /* ESA_CODEC_* */

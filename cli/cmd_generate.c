@@ -1,6 +1,6 @@
 /* cmd_generate.c - `esa generate`: options. The work is in generate_run.c.
  * SPDX-License-Identifier: Apache-2.0 */
-#include "generate.h"
+#include "clip/generate.h"
 
 #include <string.h>
 

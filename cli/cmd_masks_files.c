@@ -1,7 +1,7 @@
 /* cmd_masks_files.c - `esa masks derive | merge | convert`: mask files out of mask files,
  * recordings and FA4's exchange.
  * SPDX-License-Identifier: Apache-2.0 */
-#include "cli.h"
+#include "core/cli.h"
 
 #include <string.h>
 #include <esa/esa_session.h>

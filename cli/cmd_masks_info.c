@@ -1,6 +1,6 @@
 /* cmd_masks_info.c - `esa masks info`: what a mask file holds, and the figures of one of its cells.
  * SPDX-License-Identifier: Apache-2.0 */
-#include "cli.h"
+#include "core/cli.h"
 
 #include <math.h>
 #include <stdlib.h>

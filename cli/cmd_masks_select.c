@@ -1,7 +1,7 @@
 /* cmd_masks_select.c - `esa masks select`: a selector on q and k from safetensors files; rows as
  * hex, or a mask file.
  * SPDX-License-Identifier: Apache-2.0 */
-#include "cli.h"
+#include "core/cli.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,9 +1,9 @@
 /* cmd_report.c - `esa report`: results folders and mask files become one HTML page that needs
  * nothing else.
  * SPDX-License-Identifier: Apache-2.0 */
-#include "report.h"
-#include "clip.h"
-#include "folders.h"
+#include "report/report.h"
+#include "clip/clip.h"
+#include "core/folders.h"
 
 #include <errno.h>
 #include <stdlib.h>

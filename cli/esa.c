@@ -1,6 +1,6 @@
 /* esa.c - the esa command: picks a subcommand.
  * SPDX-License-Identifier: Apache-2.0 */
-#include "cli.h"
+#include "core/cli.h"
 
 #include <errno.h>
 #include <fcntl.h>

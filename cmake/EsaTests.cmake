@@ -96,7 +96,7 @@ set_tests_properties(api.test_attention PROPERTIES COST 100)    # under emulatio
 
 # Parts of the command that are tested on their own.
 target_include_directories(test_json_reader PRIVATE cli)
-target_sources(test_json_reader PRIVATE cli/json_reader.c cli/json_writer.c cli/option.c cli/table_print.c)
+target_sources(test_json_reader PRIVATE cli/core/json_reader.c cli/core/json_writer.c cli/core/option.c cli/core/table_print.c)
 
 foreach(source ${ESA_EXAMPLES})
   get_filename_component(name ${source} NAME_WE)

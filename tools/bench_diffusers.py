@@ -7,16 +7,18 @@
     python tools/bench_diffusers.py --shapes wan-14b-720p --limit 200 --offload
     python tools/bench_diffusers.py --mini --device cpu                 the same program on tiny models: does it run?
 
-Real configurations with random bf16 weights made on the GPU, eager on both sides, one guidance branch (batch 1), transformer alone.
-Nothing needs to be installed: PYTHONPATH names python/ of this tree and a folder with diffusers and what it imports (huggingface_hub,
-safetensors, ...); ESA_LIB names libesa.so, with libesa_cuda.so beside it (or ESA_CUDA_LIB names that).
+Real configurations with random bf16 weights made on the GPU, eager on both sides, one guidance branch (batch 1),
+transformer alone. Nothing needs to be installed: PYTHONPATH names python/ of this tree and a folder with diffusers and
+what it imports (huggingface_hub, safetensors, ...); ESA_LIB names libesa.so, with libesa_cuda.so beside it (or
+ESA_CUDA_LIB names that).
 
     PYTHONPATH=python:site ESA_LIB=build-cuda/libesa.so python3 tools/bench_diffusers.py --json out.json
 
-Columns: `step` is one forward as it is measured after the warm-up steps, with layer 0 dense; `all sparse` is that step less what dense
-layer 0 costs more than the mean sparse layer (computed from the attention times of the same forward); `50 steps` is a whole run with
-warmup_frac 0.2: 10 dense and 40 sparse steps (computed from the measured step times). Attention shares come from events around the calls.
-Cached masks are those of one layer, used for all: speed does not depend on which blocks are listed."""
+Columns: `step` is one forward as it is measured after the warm-up steps, with layer 0 dense; `all sparse` is that step
+less what dense layer 0 costs more than the mean sparse layer (computed from the attention times of the same forward);
+`50 steps` is a whole run with warmup_frac 0.2: 10 dense and 40 sparse steps (computed from the measured step times).
+Attention shares come from events around the calls. Cached masks are those of one layer, used for all: speed does not
+depend on which blocks are listed."""
 from __future__ import annotations
 
 import argparse
@@ -41,19 +43,20 @@ from esa.original_masks import TensorWriter
 
 STEPS, WARMUP = 50, 0.2
 FILE_U8, FILE_I32 = 8, 5
-WAN = dict(patch_size=(1, 2, 2), attention_head_dim=128, in_channels=16, out_channels=16, text_dim=4096, freq_dim=256, cross_attn_norm=True,
-           qk_norm="rms_norm_across_heads")
+WAN = dict(patch_size=(1, 2, 2), attention_head_dim=128, in_channels=16, out_channels=16, text_dim=4096, freq_dim=256,
+           cross_attn_norm=True, qk_norm="rms_norm_across_heads")
 WAN_13B = dict(WAN, num_attention_heads=12, ffn_dim=8960, num_layers=30)
 WAN_14B = dict(WAN, num_attention_heads=40, ffn_dim=13824, num_layers=40)
-COG_5B = dict(num_attention_heads=48, attention_head_dim=64, in_channels=16, out_channels=16, time_embed_dim=512, text_embed_dim=4096, num_layers=42,
-              sample_width=90, sample_height=60, sample_frames=49, patch_size=2, temporal_compression_ratio=4, max_text_seq_length=226,
-              use_rotary_positional_embeddings=True)
-HUNYUAN = dict(num_attention_heads=24, attention_head_dim=128, num_layers=20, num_single_layers=40, num_refiner_layers=2)
+COG_5B = dict(num_attention_heads=48, attention_head_dim=64, in_channels=16, out_channels=16, time_embed_dim=512,
+              text_embed_dim=4096, num_layers=42, sample_width=90, sample_height=60, sample_frames=49, patch_size=2,
+              temporal_compression_ratio=4, max_text_seq_length=226, use_rotary_positional_embeddings=True)
+HUNYUAN = dict(num_attention_heads=24, attention_head_dim=128, num_layers=20, num_single_layers=40,
+               num_refiner_layers=2)
 MINI_WAN = dict(WAN, num_attention_heads=2, attention_head_dim=32, text_dim=32, ffn_dim=64, num_layers=3)
-MINI_COG = dict(COG_5B, num_attention_heads=2, attention_head_dim=32, text_embed_dim=32, time_embed_dim=16, num_layers=3, sample_width=24, sample_height=20,
-                sample_frames=9, max_text_seq_length=20)
-MINI_HUNYUAN = dict(HUNYUAN, num_attention_heads=2, attention_head_dim=32, num_layers=2, num_single_layers=2, num_refiner_layers=1, text_embed_dim=32,
-                    pooled_projection_dim=16, rope_axes_dim=(8, 12, 12))
+MINI_COG = dict(COG_5B, num_attention_heads=2, attention_head_dim=32, text_embed_dim=32, time_embed_dim=16,
+                num_layers=3, sample_width=24, sample_height=20, sample_frames=9, max_text_seq_length=20)
+MINI_HUNYUAN = dict(HUNYUAN, num_attention_heads=2, attention_head_dim=32, num_layers=2, num_single_layers=2,
+                    num_refiner_layers=1, text_embed_dim=32, pooled_projection_dim=16, rope_axes_dim=(8, 12, 12))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +101,10 @@ def build(shape, device, dtype):
     """The transformer with random weights, made where it runs, and the inputs of one forward."""
     import diffusers
     t, h, w = shape.grid
-    names = {"wan": "WanTransformer3DModel", "cogvideox": "CogVideoXTransformer3DModel", "hunyuan": "HunyuanVideoTransformer3DModel"}
+    names = {
+        "wan": "WanTransformer3DModel", "cogvideox": "CogVideoXTransformer3DModel",
+        "hunyuan": "HunyuanVideoTransformer3DModel"
+    }
     cls = getattr(diffusers, names[shape.family])
     before = torch.get_default_dtype()
     torch.manual_seed(0)
@@ -122,22 +128,29 @@ def build(shape, device, dtype):
     inputs = {"encoder_hidden_states": torch.randn(1, shape.text, text_dim, **random), "return_dict": False}
     if shape.family == "cogvideox":
         from diffusers.models.embeddings import get_3d_rotary_pos_embed
-        rope = get_3d_rotary_pos_embed(embed_dim=shape.config["attention_head_dim"], crops_coords=((0, 0), (h, w)), grid_size=(h, w), temporal_size=t)
-        inputs.update(hidden_states=torch.randn(1, t, 16, 2 * h, 2 * w, **random), timestep=torch.tensor([500], device=device),
-                      image_rotary_emb=tuple(x.to(device) for x in rope))
+        rope = get_3d_rotary_pos_embed(embed_dim=shape.config["attention_head_dim"], crops_coords=((0, 0), (h, w)),
+                                       grid_size=(h, w), temporal_size=t)
+        inputs.update(hidden_states=torch.randn(1, t, 16, 2 * h, 2 * w, **random),
+                      timestep=torch.tensor([500], device=device), image_rotary_emb=tuple(x.to(device) for x in rope))
     else:
-        inputs.update(hidden_states=torch.randn(1, 16, t, 2 * h, 2 * w, **random), timestep=torch.tensor([500], device=device))
+        inputs.update(hidden_states=torch.randn(1, 16, t, 2 * h, 2 * w, **random), timestep=torch.tensor([500],
+                                                                                                         device=device))
     if shape.family == "hunyuan":
-        inputs.update(timestep=torch.tensor([500.0], device=device, dtype=dtype), encoder_attention_mask=torch.ones(1, shape.text, device=device),
-                      pooled_projections=torch.randn(1, shape.config.get("pooled_projection_dim", 768), **random),
-                      guidance=torch.tensor([6000.0], device=device, dtype=dtype))
+        inputs.update(timestep=torch.tensor([500.0], device=device, dtype=dtype),
+                      encoder_attention_mask=torch.ones(1, shape.text, device=device),
+                      pooled_projections=torch.randn(1, shape.config.get("pooled_projection_dim", 768),
+                                                     **random), guidance=torch.tensor([6000.0], device=device,
+                                                                                      dtype=dtype))
     return model, inputs
 
 
 @contextlib.contextmanager
 def two_layers(model, family):
     """Only the first block of each stack (two of a single one): for warming up and for asking which SDPA is best."""
-    stacks = {"wan": ["blocks"], "cogvideox": ["transformer_blocks"], "hunyuan": ["transformer_blocks", "single_transformer_blocks"]}[family]
+    stacks = {
+        "wan": ["blocks"], "cogvideox": ["transformer_blocks"],
+        "hunyuan": ["transformer_blocks", "single_transformer_blocks"]
+    }[family]
     kept = {name: getattr(model, name) for name in stacks}
     for name in stacks:
         setattr(model, name, torch.nn.ModuleList(list(kept[name])[:2 if len(stacks) == 1 else 1]))
@@ -149,8 +162,8 @@ def two_layers(model, family):
 
 
 class Attention(TorchFunctionMode):
-    """Events around every self-attention of the dense model. HunyuanVideo's mask says that all text is valid, which it is here: without it
-    faster kernels may be used, and the best is what esa must beat."""
+    """Events around every self-attention of the dense model. HunyuanVideo's mask says that all text is valid, which it
+    is here: without it faster kernels may be used, and the best is what esa must beat."""
 
     def __init__(self, tokens, gpu, measure):
         super().__init__()
@@ -158,7 +171,8 @@ class Attention(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
-        if function is not torch.nn.functional.scaled_dot_product_attention or (args[0] if args else kwargs["query"]).shape[2] != self.tokens:
+        if function is not torch.nn.functional.scaled_dot_product_attention or (
+                args[0] if args else kwargs["query"]).shape[2] != self.tokens:
             return function(*args, **kwargs)
         args = (*args[:3], None, *args[4:]) if len(args) > 3 else args
         if "attn_mask" in kwargs:
@@ -188,8 +202,10 @@ def sdpa_backends(gpu):
     if not gpu:
         return {"default": contextlib.nullcontext}
     from torch.nn.attention import SDPBackend, sdpa_kernel
-    return {"cudnn": lambda: sdpa_kernel(SDPBackend.CUDNN_ATTENTION), "flash": lambda: sdpa_kernel(SDPBackend.FLASH_ATTENTION),
-            "default": contextlib.nullcontext}
+    return {
+        "cudnn": lambda: sdpa_kernel(SDPBackend.CUDNN_ATTENTION),
+        "flash": lambda: sdpa_kernel(SDPBackend.FLASH_ATTENTION), "default": contextlib.nullcontext
+    }
 
 
 # ---------------------------------------------------------------- masks for cached mode
@@ -200,10 +216,14 @@ def write_masks(path, masks, layers, layout, tokens):
     first = next(iter(masks.values()))
     _, heads, nq, nk = first.shape
     grid, text = ",".join(map(str, layout.grid)), f"{layout.text_front},{layout.text_back}"
-    about = {"format": "esa.masks", "format_version": 1, "model": "", "config_hash": "", "selector": "entropy", "mode": "fixed", "layers": layers,
-             "steps": STEPS, "groups": 1, "branches": 1, "heads": heads, "tokens_q": tokens, "tokens_k": tokens, "block": f"{first.block[0]},{first.block[1]}",
-             "causal": 0, "samples": 4, "scale": 0, "order": "raster", "window": "0,0,0", "protect_first_frame": 0, "grid_q": grid, "grid_k": grid,
-             "text_q": text, "text_k": text, "prompts": 1, "warmup_frac": WARMUP, "dense_first_layer": 1, "importance": "none"}
+    about = {
+        "format": "esa.masks", "format_version": 1, "model": "", "config_hash": "", "selector": "entropy",
+        "mode": "fixed", "layers": layers, "steps": STEPS, "groups": 1, "branches": 1, "heads": heads,
+        "tokens_q": tokens, "tokens_k": tokens, "block": f"{first.block[0]},{first.block[1]}", "causal": 0,
+        "samples": 4, "scale": 0, "order": "raster", "window": "0,0,0", "protect_first_frame": 0, "grid_q": grid,
+        "grid_k": grid, "text_q": text, "text_k": text, "prompts": 1, "warmup_frac": WARMUP, "dense_first_layer": 1,
+        "importance": "none"
+    }
     with TensorWriter(path) as writer:
         for key, value in about.items():
             writer.metadata(key, str(value))
@@ -237,9 +257,13 @@ def make_masks(model, inputs, shape, budgets, path, block):
             handle.pin(STEPS - 1)
             model(**inputs)
         geometry = run.geometry
-        layout, tokens, layers = Layout(grid=geometry.grid, text_front=geometry.text_front, text_back=geometry.text_back), geometry.tokens, run.layers
+        layout, tokens, layers = Layout(grid=geometry.grid, text_front=geometry.text_front,
+                                        text_back=geometry.text_back), geometry.tokens, run.layers
     from esa.functional import select
-    masks = {b: select(caught["q"], caught["k"], esa.EsaConfig(budget=b, block=block), layout=layout, input_layout="BSND") for b in budgets}
+    masks = {
+        b: select(caught["q"], caught["k"], esa.EsaConfig(budget=b, block=block), layout=layout, input_layout="BSND")
+        for b in budgets
+    }
     write_masks(path, masks, layers, layout, tokens)
 
 
@@ -308,14 +332,18 @@ def measure_esa(model, inputs, shape, config, clock, rounds):
         first, total = handle.stats(layer=0), handle.stats()
         runs = total.calls // calls
         sparse = (total.attention_seconds - first.attention_seconds + total.select_seconds) / max(1, total.sparse_calls)
-        return {"seconds": seconds, "step": median(seconds), "all_sparse": median(seconds) - (first.attention_seconds / max(1, first.calls) - sparse),
-                "attention": total.attention_seconds / runs, "select": total.select_seconds / runs, "density": total.density,
-                "density_asked": total.density_asked, "sparse_calls": total.sparse_calls, "dense_calls": total.dense_calls,
-                "fallback_calls": total.fallback_calls, "kernel": total.kernel}
+        return {
+            "seconds": seconds, "step": median(seconds),
+            "all_sparse": median(seconds) - (first.attention_seconds / max(1, first.calls) - sparse),
+            "attention": total.attention_seconds / runs, "select": total.select_seconds / runs,
+            "density": total.density, "density_asked": total.density_asked, "sparse_calls": total.sparse_calls,
+            "dense_calls": total.dense_calls, "fallback_calls": total.fallback_calls, "kernel": total.kernel
+        }
 
 
 def whole_run(model, inputs, tokens, sdpa, config, clock):
-    """Seconds of STEPS forwards dense and with esa, warm-up steps and all: does the sum of measured steps tell the truth?"""
+    """Seconds of STEPS forwards dense and with esa, warm-up steps and all: does the sum of measured steps tell the
+    truth?"""
     with sdpa_backends(clock.gpu)[sdpa](), Attention(tokens, clock.gpu, False):
         dense = clock(lambda: [model(**inputs) for _ in range(STEPS)])
     with esa.apply(model, config, steps=STEPS) as handle:
@@ -325,12 +353,15 @@ def whole_run(model, inputs, tokens, sdpa, config, clock):
                 model(**inputs)
         sparse = clock(video)
         stats = handle.stats()
-    return {"dense_s": dense, "esa_s": sparse, "speedup": dense / sparse, "density": stats.density, "sparse_calls": stats.sparse_calls,
-            "dense_calls": stats.dense_calls}
+    return {
+        "dense_s": dense, "esa_s": sparse, "speedup": dense / sparse, "density": stats.density,
+        "sparse_calls": stats.sparse_calls, "dense_calls": stats.dense_calls
+    }
 
 
 def compiled(model, inputs, shape, sdpa, config, clock, rounds):
-    """Both sides with compiled blocks (diffusers' compile_repeated_blocks, one graph): dense, then esa applied on top. Another step compiles nothing."""
+    """Both sides with compiled blocks (diffusers' compile_repeated_blocks, one graph): dense, then esa applied on
+    top. Another step compiles nothing."""
     if shape.family == "hunyuan":
         return {"left_out": "its mask is taken off call by call, which a graph does not show"}
     if not getattr(model, "_repeated_blocks", None):
@@ -357,10 +388,11 @@ def offloaded(model, inputs, shape, block, clock):
     from diffusers.hooks import apply_group_offloading
     device = inputs["hidden_states"].device
     model.to("cpu")
-    apply_group_offloading(model, onload_device=device, offload_device=torch.device("cpu"), offload_type="block_level", num_blocks_per_group=1,
-                           use_stream=True, record_stream=True)
+    apply_group_offloading(model, onload_device=device, offload_device=torch.device("cpu"), offload_type="block_level",
+                           num_blocks_per_group=1, use_stream=True, record_stream=True)
     result = {}
-    for name, config in (("dense", None), ("entropy online 0.2", esa.EsaConfig(budget=0.2, block=block, warmup_frac=WARMUP))):
+    for name, config in (("dense", None), ("entropy online 0.2",
+                                           esa.EsaConfig(budget=0.2, block=block, warmup_frac=WARMUP))):
         with esa.apply(model, config, steps=STEPS) if config else contextlib.nullcontext() as handle:
             if handle is not None:
                 handle.pin(STEPS - 1)
@@ -385,9 +417,13 @@ def run_shape(name, shape, args, deadline):
     model, inputs = build(shape, args.device, dtype)
     built = time.perf_counter() - start
     layers = sum(1 for _ in detect(model).modules(model))
-    result = {"shape": name, "tokens": tokens_of(shape), "layers": layers, "parameters": sum(p.numel() for p in model.parameters()), "build_s": built,
-              "rows": [], "skipped": []}
-    print(f"\n{name}: {result['tokens']} tokens, {layers} layers, {result['parameters'] / 1e9:.2f} B parameters, made in {built:.1f} s", flush=True)
+    result = {
+        "shape": name, "tokens": tokens_of(shape), "layers": layers,
+        "parameters": sum(p.numel() for p in model.parameters()), "build_s": built, "rows": [], "skipped": []
+    }
+    print(
+        f"\n{name}: {result['tokens']} tokens, {layers} layers, {result['parameters'] / 1e9:.2f} B parameters, made in {built:.1f} s",
+        flush=True)
 
     def rounds_for(seconds):
         return args.rounds or (3 if seconds < 1 else 2 if seconds < 3 else 1)
@@ -406,7 +442,8 @@ def run_shape(name, shape, args, deadline):
                 continue
             if cached and not os.path.exists(masks):
                 make_masks(model, inputs, shape, [s["budget"] for _, s, c in methods(args.quick) if c], masks, block)
-            config = esa.EsaConfig(block=block, warmup_frac=WARMUP, tail=args.tail, masks=masks if cached else None, **settings)
+            config = esa.EsaConfig(block=block, warmup_frac=WARMUP, tail=args.tail, masks=masks if cached else None,
+                                   **settings)
             row = {"method": method, **measure_esa(model, inputs, shape, config, clock, rounds_for(dense))}
             row.update(speedup=dense / row["step"], speedup_all_sparse=dense / row["all_sparse"],
                        speedup_50_steps=1 / (WARMUP + (1 - WARMUP) * row["step"] / dense))
@@ -421,12 +458,16 @@ def run_shape(name, shape, args, deadline):
         if name == args.whole:
             config = esa.EsaConfig(block=block, warmup_frac=WARMUP, tail=args.tail, budget=0.2)
             result["whole_run"] = whole = whole_run(model, inputs, tokens_of(shape), sdpa, config, clock)
-            print(f"  {STEPS} steps for real: dense {whole['dense_s']:.1f} s, entropy online 0.2 {whole['esa_s']:.1f} s, {whole['speedup']:.2f}x", flush=True)
+            print(
+                f"  {STEPS} steps for real: dense {whole['dense_s']:.1f} s, entropy online 0.2 {whole['esa_s']:.1f} s, {whole['speedup']:.2f}x",
+                flush=True)
         if args.compile:
             config = esa.EsaConfig(block=block, warmup_frac=WARMUP, tail=args.tail, budget=0.2)
             result["compiled"] = both = compiled(model, inputs, shape, sdpa, config, clock, rounds_for(dense))
             if "speedup" in both:
-                print(f"  blocks compiled: dense {both['dense_s']:.3f} s, entropy online 0.2 {both['esa_s']:.3f} s, {both['speedup']:.2f}x", flush=True)
+                print(
+                    f"  blocks compiled: dense {both['dense_s']:.3f} s, entropy online 0.2 {both['esa_s']:.3f} s, {both['speedup']:.2f}x",
+                    flush=True)
             else:
                 print(f"  blocks compiled: left out, {both['left_out']}")
         if args.offload and name == "wan-14b-480p" and gpu:
@@ -444,34 +485,41 @@ def run_shape(name, shape, args, deadline):
 
 def print_row(row):
     bar = "" if row["bar"] is None else f"  (bar {row['bar']}{'' if row['ok'] else ', MISSED'})"
-    print(f"  {row['method']:25s} {row['step']:.3f} s  {row['speedup']:.2f}x   all sparse {row['speedup_all_sparse']:.2f}x   50 steps "
-          f"{row['speedup_50_steps']:.2f}x   density {row['density']:.3f}   attention {row['attention']:.3f} s, select {row['select']:.3f} s, "
-          f"{row['kernel']}{bar}", flush=True)
+    print(
+        f"  {row['method']:25s} {row['step']:.3f} s  {row['speedup']:.2f}x   all sparse {row['speedup_all_sparse']:.2f}x   50 steps "
+        f"{row['speedup_50_steps']:.2f}x   density {row['density']:.3f}   attention {row['attention']:.3f} s, select {row['select']:.3f} s, "
+        f"{row['kernel']}{bar}", flush=True)
 
 
 def table(results):
     """The table of docs/speed.md."""
-    lines = ["| shape | attention share | method | density | s per step | speedup | all layers sparse | 50 steps, warm-up 0.2 |",
-             "|---|---|---|---|---|---|---|---|"]
+    lines = [
+        "| shape | attention share | method | density | s per step | speedup | all layers sparse | 50 steps, warm-up 0.2 |",
+        "|---|---|---|---|---|---|---|---|"
+    ]
     for r in results:
         share = f"{100 * r['dense_attention_s'] / r['dense_s']:.0f} %"
         lines.append(f"| {r['shape']} | {share} | dense ({r['sdpa']} SDPA) | 1 | {r['dense_s']:.3f} | 1 | | |")
         for row in r["rows"]:
-            lines.append(f"| | | {row['method']} | {row['density']:.3f} | {row['step']:.3f} | {row['speedup']:.2f} | {row['speedup_all_sparse']:.2f} | "
-                         f"{row['speedup_50_steps']:.2f} |")
+            lines.append(
+                f"| | | {row['method']} | {row['density']:.3f} | {row['step']:.3f} | {row['speedup']:.2f} | {row['speedup_all_sparse']:.2f} | "
+                f"{row['speedup_50_steps']:.2f} |")
     return "\n".join(lines)
 
 
 def commit():
     """Of the library that runs: a bundle says so itself, else that of this tree."""
     here = os.path.dirname(os.path.abspath(__file__))
-    for folder in (os.path.dirname(os.environ.get("ESA_LIB", "")), os.path.dirname(os.path.dirname(os.environ.get("ESA_LIB", "")))):
+    for folder in (os.path.dirname(os.environ.get("ESA_LIB",
+                                                  "")), os.path.dirname(os.path.dirname(os.environ.get("ESA_LIB",
+                                                                                                       "")))):
         path = os.path.join(folder, "COMMIT")
         if folder and os.path.exists(path):
             with open(path, encoding="utf-8") as file:
                 return file.read().strip()
     try:
-        return subprocess.run(["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True,
+                              check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 
@@ -479,24 +527,33 @@ def commit():
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", help=f"comma-separated, of {', '.join(SHAPES)}")
-    parser.add_argument("--methods", help="only methods whose name contains one of these, comma-separated (entropy, cached, rf_v2, ada_bsa, 0.2)")
+    parser.add_argument(
+        "--methods",
+        help="only methods whose name contains one of these, comma-separated (entropy, cached, rf_v2, ada_bsa, 0.2)")
     parser.add_argument("--quick", action="store_true", help="two shapes and fewer methods")
     parser.add_argument("--mini", action="store_true", help="tiny models instead (also on the CPU)")
     parser.add_argument("--device", default="cuda", help="cuda, cuda:1 or cpu (with --mini)")
-    parser.add_argument("--dtype", default="bf16", choices=["bf16", "fp16", "fp32"], help="of weights and activations (bf16)")
-    parser.add_argument("--tail", default="pooled", choices=["none", "pooled", "centroid"], help="what stands in for skipped blocks (pooled)")
+    parser.add_argument("--dtype", default="bf16", choices=["bf16", "fp16", "fp32"],
+                        help="of weights and activations (bf16)")
+    parser.add_argument("--tail", default="pooled", choices=["none", "pooled", "centroid"],
+                        help="what stands in for skipped blocks (pooled)")
     parser.add_argument("--block", type=int, help="block size instead of each selector's own")
-    parser.add_argument("--rounds", type=int, default=0, help="timed forwards of each kind (by their length: 3, 2 or 1)")
-    parser.add_argument("--limit", type=float, default=480, help="seconds in all; what does not fit is named and left out (480)")
+    parser.add_argument("--rounds", type=int, default=0,
+                        help="timed forwards of each kind (by their length: 3, 2 or 1)")
+    parser.add_argument("--limit", type=float, default=480,
+                        help="seconds in all; what does not fit is named and left out (480)")
     parser.add_argument("--shape-limit", type=float, default=150, help="seconds per shape (150)")
     parser.add_argument("--offload", action="store_true", help="also run wan-14b-480p with its blocks in main memory")
-    parser.add_argument("--whole", metavar="SHAPE", help=f"also run {STEPS} steps of this shape for real, dense and entropy online 0.2")
-    parser.add_argument("--compile", action="store_true", help="also with compiled blocks on both sides, entropy online 0.2")
+    parser.add_argument("--whole", metavar="SHAPE",
+                        help=f"also run {STEPS} steps of this shape for real, dense and entropy online 0.2")
+    parser.add_argument("--compile", action="store_true",
+                        help="also with compiled blocks on both sides, entropy online 0.2")
     parser.add_argument("--json", metavar="FILE", help="everything measured, for machines")
     args = parser.parse_args(arguments)
     args.methods = args.methods.split(",") if args.methods else None
     known = MINIS if args.mini else SHAPES
-    names = args.shapes.split(",") if args.shapes else ["wan-1.3b-480p", "cogvideox-5b"] if args.quick and not args.mini else list(known)
+    names = args.shapes.split(",") if args.shapes else ["wan-1.3b-480p", "cogvideox-5b"
+                                                        ] if args.quick and not args.mini else list(known)
     unknown = [n for n in names if n not in known]
     if unknown:
         parser.error(f"unknown shape {unknown[0]!r}, expected {', '.join(known)}")
@@ -504,9 +561,11 @@ def main(arguments=None):
         parser.error("torch sees no GPU here (--mini --device cpu runs tiny models on the CPU)")
     import diffusers
     gpu = args.device.startswith("cuda")
-    about = {"machine": torch.cuda.get_device_name() if gpu else platform.processor() or platform.machine(), "torch": torch.__version__,
-             "diffusers": diffusers.__version__, "esa": esa.__version__, "commit": commit(), "command": " ".join(sys.argv), "tail": args.tail,
-             "date": time.strftime("%Y-%m-%d", time.gmtime())}
+    about = {
+        "machine": torch.cuda.get_device_name() if gpu else platform.processor() or platform.machine(),
+        "torch": torch.__version__, "diffusers": diffusers.__version__, "esa": esa.__version__, "commit": commit(),
+        "command": " ".join(sys.argv), "tail": args.tail, "date": time.strftime("%Y-%m-%d", time.gmtime())
+    }
     print(", ".join(f"{k} {v}" for k, v in about.items()))
     end, results = time.perf_counter() + args.limit, []
     for name in names:
@@ -525,7 +584,10 @@ def main(arguments=None):
                 json.dump({**about, "steps": STEPS, "warmup_frac": WARMUP, "shapes": results}, file, indent=1)
             os.replace(args.json + ".tmp", args.json)
     print("\n" + table(results))
-    missed = [f"{r['shape']} {row['method']}: {row['speedup']:.2f}, bar {row['bar']}" for r in results for row in r["rows"] if row["ok"] is False]
+    missed = [
+        f"{r['shape']} {row['method']}: {row['speedup']:.2f}, bar {row['bar']}" for r in results for row in r["rows"]
+        if row["ok"] is False
+    ]
     if missed:
         print("\nmissed: " + "; ".join(missed))
     return 0

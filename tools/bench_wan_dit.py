@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The same forward in diffusers, for a comparison on one machine in one run (see tests/model/bench_wan_dit.c).
 
-    python tools/bench_wan_dit.py --model models/wan-tiny --latent 17 32 32 --threads 2 --program build/tests/bench_wan_dit
+    python tools/bench_wan_dit.py --model models/wan-tiny --latent 17 32 32 --threads 2 --program
+    build/tests/bench_wan_dit
 
 Runs of the two alternate, so that a busy machine hurts both; the fastest of each counts."""
 import argparse
@@ -41,16 +42,21 @@ def main():
             if i:
                 best["diffusers"] = min(best.get("diffusers", seconds), seconds)
         for name in names:
-            command = [args.program, args.model] + [str(n) for n in args.latent] + ["--threads", str(args.threads), "--repeat", "2", "--select", name]
+            command = [args.program, args.model] + [str(n) for n in args.latent] + [
+                "--threads", str(args.threads), "--repeat", "2", "--select", name
+            ]
             command += ["--block", args.block] if name != "dense" else []
             result = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
             if name not in best or result["seconds"] < best[name]["seconds"]:
                 best[name] = result
-    print(f"torch {torch.__version__}, diffusers {diffusers.__version__}, {args.threads} threads: {best['diffusers']:.3f} s per forward")
+    print(
+        f"torch {torch.__version__}, diffusers {diffusers.__version__}, {args.threads} threads: {best['diffusers']:.3f} s per forward"
+    )
     for name in names:
         r = best[name]
-        print(f"esa {name:18s} {r['seconds']:.3f} s = self-attention {r['self_attention']:.3f} + gemm {r['gemm']:.3f} + cross {r['cross_attention']:.3f} "
-              f"+ rest {r['rest']:.3f}; density {r['density']:.3f}, {best['diffusers'] / r['seconds']:.2f} x diffusers")
+        print(
+            f"esa {name:18s} {r['seconds']:.3f} s = self-attention {r['self_attention']:.3f} + gemm {r['gemm']:.3f} + cross {r['cross_attention']:.3f} "
+            f"+ rest {r['rest']:.3f}; density {r['density']:.3f}, {best['diffusers'] / r['seconds']:.2f} x diffusers")
 
 
 if __name__ == "__main__":

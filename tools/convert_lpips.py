@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the weights that `esa evaluate` needs for LPIPS, once: one safetensors file from the checkpoints of `lpips` and torchvision.
+"""Makes the weights that `esa evaluate` needs for LPIPS, once: one safetensors file from the checkpoints of `lpips` and
+torchvision.
 
     pip install torch torchvision lpips safetensors
     python3 tools/convert_lpips.py --net alex --output $ESA_MODELS/lpips-alex.safetensors
     python3 tools/convert_lpips.py --net vgg  --output $ESA_MODELS/lpips-vgg.safetensors
 
-torchvision downloads the backbone (233 MB AlexNet, 528 MB VGG16) into its cache. Without a network give the files: --backbone
-alexnet-owt-7be5be79.pth or vgg16-397923af.pth, and --linear alex.pth or vgg.pth (weights/v0.1/ of the lpips package, which has them in it).
+torchvision downloads the backbone (233 MB AlexNet, 528 MB VGG16) into its cache. Without a network give the files:
+--backbone alexnet-owt-7be5be79.pth or vgg16-397923af.pth, and --linear alex.pth or vgg.pth (weights/v0.1/ of the lpips
+package, which has them in it).
 
-The file: metadata format = esa-lpips-1, net, version; conv.I.weight [out, in, k, k] and conv.I.bias [out] of the convolutions in the order of
-the network, lin.J.weight [C] of the five layers that are compared. F32."""
+The file: metadata format = esa-lpips-1, net, version; conv.I.weight [out, in, k, k] and conv.I.bias [out] of the
+convolutions in the order of the network, lin.J.weight [C] of the five layers that are compared. F32."""
 import argparse
 import importlib.util
 import os
@@ -31,7 +33,8 @@ def load_state(torch, path):
         return torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         fail(f"{path} cannot be read: {error.strerror or error}")
-    except Exception as error:                                          # pickle's errors are of many kinds and have many lines
+    # pickle's errors are of many kinds and have many lines
+    except Exception as error:
         fail(f"{path} is no checkpoint of torch: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
 
 
@@ -68,7 +71,8 @@ def take(state, name, shape, source):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="LPIPS weights for esa evaluate, from the checkpoints of lpips and torchvision")
+    parser = argparse.ArgumentParser(
+        description="LPIPS weights for esa evaluate, from the checkpoints of lpips and torchvision")
     parser.add_argument("--net", choices=("alex", "vgg"), default="alex")
     parser.add_argument("--output", required=True, help="x.safetensors")
     parser.add_argument("--backbone", help="checkpoint of the backbone (torchvision's, downloaded)")

@@ -177,7 +177,8 @@ def check(ladder, names, cases):
     failed = set()
     for case in cases:
         base, bad, ratios = check_case(ladder, names, case, gen)
-        print("ok  " if not bad else "FAIL", *case, f"torch {base:.1e}, ours/torch", *(f"{n} {r:.2f}" for n, r in ratios.items()), *bad, flush=True)
+        print("ok  " if not bad else "FAIL", *case, f"torch {base:.1e}, ours/torch",
+              *(f"{n} {r:.2f}" for n, r in ratios.items()), *bad, flush=True)
         failed |= {b.split(":")[0] for b in bad}
     return failed
 
@@ -239,7 +240,8 @@ def time_shape(ladder, names, shape, densities, rounds, flash, Bq, Bk, rest):
 
 
 def steady(ladder, names, shape, densities, Bq, Bk):
-    """Rate, clock and power after most of a second of nothing but this kernel; use = rate over the tensor cores' at that clock."""
+    """Rate, clock and power after most of a second of nothing but this kernel; use = rate over the tensor cores' at
+    that clock."""
     H, N, D = SHAPES[shape]
     jobs, masks = make_jobs(ladder, names, shape, densities, False, Bq, Bk)
     sms = torch.cuda.get_device_properties(0).multi_processor_count
@@ -254,14 +256,17 @@ def steady(ladder, names, shape, densities, Bq, Bk):
             fn()
         b.record()
         time.sleep(0.1)
-        smi = subprocess.run(["nvidia-smi", "--query-gpu=clocks.sm,power.draw,temperature.gpu", "--format=csv,noheader,nounits"],
-                             capture_output=True, text=True).stdout.strip()
+        smi = subprocess.run(
+            ["nvidia-smi", "--query-gpu=clocks.sm,power.draw,temperature.gpu", "--format=csv,noheader,nounits"],
+            capture_output=True, text=True).stdout.strip()
         b.synchronize()
         ms = a.elapsed_time(b) / reps
         real = 1.0 if d == 1.0 else masks[d].density
         rate = 4 * H * N * N * D * real / ms / 1e9
         clock = float(smi.split(",")[0])
-        print(f"{shape} {d} {name:8s} {ms:8.3f} ms {rate:6.0f} TF/s  clock,W,C {smi}  use {rate * 1e6 / (4096 * sms * clock):.3f}", flush=True)
+        print(
+            f"{shape} {d} {name:8s} {ms:8.3f} ms {rate:6.0f} TF/s  clock,W,C {smi}  use {rate * 1e6 / (4096 * sms * clock):.3f}",
+            flush=True)
 
 
 def ragged(ladder, names, shape, rounds):
@@ -272,7 +277,8 @@ def ragged(ladder, names, shape, rounds):
     o = torch.empty_like(q)
     n = -(-N // 128)
     heads = torch.linspace(0.1, 0.9, H, device="cuda")[torch.randperm(H, device="cuda", generator=gen)].view(1, H, 1, 1)
-    uneven = random_mask(1, H, n, n, heads * (0.7 + 0.6 * torch.rand(1, H, n, 1, device="cuda", generator=gen)), 128, 128, gen)
+    uneven = random_mask(1, H, n, n, heads * (0.7 + 0.6 * torch.rand(1, H, n, 1, device="cuda", generator=gen)), 128,
+                         128, gen)
     even = random_mask(1, H, n, n, uneven.density, 128, 128, gen)
     for name in names:
         a, b = (ladder.args(q, k, v, o, None, m) for m in (uneven, even))
@@ -302,7 +308,8 @@ def table(rows, shapes, densities):
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("what", choices=["check", "time", "steady", "ragged"])
-    ap.add_argument("--lib", default="build/libladder.so", help="shared libraries to look for the versions in, comma-separated")
+    ap.add_argument("--lib", default="build/libladder.so",
+                    help="shared libraries to look for the versions in, comma-separated")
     ap.add_argument("--versions", default="v1,v2,v3,v4,v5,v6,v7")
     ap.add_argument("--shapes", default="480p,cog,720p,hunyuan")
     ap.add_argument("--densities", default=",".join(map(str, DENSITIES)))
@@ -336,9 +343,11 @@ def main():
         torch.cuda.empty_cache()
         table([r for r in rows if r["shape"] == s], [s], densities)
     if a.json:
-        driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True)
-        head = dict(gpu=torch.cuda.get_device_name(), driver=driver.stdout.strip(), torch=torch.__version__, cuda=torch.version.cuda,
-                    cudnn=torch.backends.cudnn.version(), block=a.block, command=" ".join(sys.argv))
+        driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+                                capture_output=True, text=True)
+        head = dict(gpu=torch.cuda.get_device_name(), driver=driver.stdout.strip(), torch=torch.__version__,
+                    cuda=torch.version.cuda, cudnn=torch.backends.cudnn.version(), block=a.block,
+                    command=" ".join(sys.argv))
         with open(a.json, "w") as f:
             json.dump(dict(head=head, rows=rows), f, indent=1)
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finding and opening the C libraries; contexts; statuses become exceptions with the library's own sentence.
 
-libesa is looked for in this order: $ESA_LIB (a file), the installed package (esa/lib), the build folders of a source tree. libesa_video
-(frames and metrics) lies beside it and is opened when first needed. Both are refused unless their API version and the sizes of all public
-structs are the ones this package was written for."""
+libesa is looked for in this order: $ESA_LIB (a file), the installed package (esa/lib), the build folders of a source
+tree. libesa_video (frames and metrics) lies beside it and is opened when first needed. Both are refused unless their
+API version and the sizes of all public structs are the ones this package was written for."""
 from __future__ import annotations
 
 import ctypes as C
@@ -23,7 +23,8 @@ API_VERSION = 1
 
 
 class EsaError(RuntimeError):
-    """A call of the library failed. `status` is the negative esa_status, `status_name` its name; the text is the library's sentence."""
+    """A call of the library failed. `status` is the negative esa_status, `status_name` its name; the text is the
+    library's sentence."""
 
     def __init__(self, text: str, status: int = 0, status_name: str = "") -> None:
         super().__init__(text)
@@ -42,8 +43,10 @@ class EsaFileError(EsaError, OSError):
     """The operating system refused a read or a write."""
 
 
-_CLASS = {-1: EsaValueError, -2: EsaValueError, -3: EsaValueError, -4: EsaValueError, -5: EsaMemoryError, -7: EsaFileError,
-          -8: EsaValueError, -9: EsaValueError}
+_CLASS = {
+    -1: EsaValueError, -2: EsaValueError, -3: EsaValueError, -4: EsaValueError, -5: EsaMemoryError, -7: EsaFileError,
+    -8: EsaValueError, -9: EsaValueError
+}
 
 # ---------------------------------------------------------------- prototypes
 
@@ -51,57 +54,66 @@ _p, _i32, _i64, _f64, _s = C.c_void_p, C.c_int32, C.c_int64, C.c_double, C.c_cha
 _STATUS = C.c_int32
 # name: (result, arguments). Pointers are c_void_p: byref() of any struct, an address, or None.
 _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
-    "esa_version": (_s, []), "esa_api_version": (_i32, []), "esa_abi": (C.POINTER(C.c_uint32), []), "esa_status_name": (_s, [_i32]),
-    "esa_ctx_params_default": (T.CtxParams, []), "esa_layout_default": (T.Layout, []), "esa_shapes_default": (T.Shapes, []),
-    "esa_select_params_default": (T.SelectParams, [_i32]), "esa_attention_params_default": (T.AttentionParams, []),
-    "esa_session_params_default": (T.SessionParams, []), "esa_mask_build_default": (T.MaskBuild, []),
-    "esa_ctx_create": (_STATUS, [_p, _p]), "esa_ctx_free": (None, [_p]), "esa_ctx_error": (_s, [_p]), "esa_ctx_threads": (_i32, [_p]),
-    "esa_ctx_cpu": (_s, [_p]), "esa_ctx_memory": (None, [_p, _p, _p]), "esa_ctx_trim": (None, [_p]),
-    "esa_device_count": (_STATUS, [_p, _p]), "esa_device_get_info": (_STATUS, [_p, _p]), "esa_device_memory": (None, [_p, _p, _p]),
-    "esa_device_sync": (_STATUS, [_p]),
-    "esa_order": (_STATUS, [_p, _p, _i64, _p, _i32, _i32]),
-    "esa_select": (_STATUS, [_p, _p, _p, _p, _p]), "esa_attention": (_STATUS, [_p] * 7),
-    "esa_plan_create": (_STATUS, [_p] * 5), "esa_plan_free": (None, [_p]), "esa_plan_workspace": (_STATUS, [_p, _p]),
-    "esa_mask_create": (_STATUS, [_p, _p]), "esa_plan_select": (_STATUS, [_p] * 5), "esa_plan_attention": (_STATUS, [_p] * 8),
-    "esa_plan_kernel": (_s, [_p] * 6),
-    "esa_mask_free": (None, [_p]), "esa_mask_get_info": (_STATUS, [_p, _p]), "esa_mask_to_device": (_STATUS, [_p, _p, _p, _i32]),
-    "esa_mask_from_lists": (_STATUS, [_p, _p, _p, _p, _p, _i64]), "esa_mask_from_bits": (_STATUS, [_p, _p, _p, _p]),
-    "esa_mask_from_fa4": (_STATUS, [_p] * 5), "esa_mask_to_lists": (_STATUS, [_p, _p, _p, _i64]), "esa_mask_to_bits": (_STATUS, [_p, _p]),
-    "esa_mask_to_fa4": (_STATUS, [_p, _p, _p]),
-    "esa_importance": (_STATUS, [_p] * 6), "esa_mask_mass": (_STATUS, [_p, _p, _p, _p, _p, _p, _i32]),
-    "esa_entropy_budgets": (_STATUS, [_p, _p, _p, _i64, _i64, _f64]),
-    "esa_session_create": (_STATUS, [_p, _p, _p]), "esa_session_free": (None, [_p]), "esa_session_begin": (_STATUS, [_p]),
-    "esa_session_step": (_STATUS, [_p, _i32, _i32]), "esa_session_set_kv_len": (_STATUS, [_p, _p]),
-    "esa_session_attention": (_STATUS, [_p, _i32, _i32, _p, _p, _p, _p, _p]),
-    "esa_session_get_stats": (_STATUS, [_p, _p, _i32, _i32]), "esa_session_save_recording": (_STATUS, [_p, _s]),
-    "esa_session_load_recording": (_STATUS, [_p, _s]),
-    "esa_mask_file_open": (_STATUS, [_p, _p, _s]), "esa_mask_file_free": (None, [_p]), "esa_mask_file_get_info": (_STATUS, [_p, _p]),
-    "esa_mask_file_require": (_STATUS, [_p, _f64]), "esa_mask_file_get": (_STATUS, [_p, _p, _i32, _i32, _i32, _f64]),
-    "esa_mask_file_stored": (_i32, [_p, _i32, _i32]), "esa_mask_file_heads": (_STATUS, [_p, _p, _p, _p, _i32, _i32, _i32, _f64]),
-    "esa_mask_file_importance": (_STATUS, [_p, _p, _i32, _i32, _i32]),
-    "esa_recording_merge": (_STATUS, [_p, _s, _p, _i32]), "esa_mask_file_build": (_STATUS, [_p, _s, _p, _i32, _p]),
-    "esa_mask_file_derive": (_STATUS, [_p, _s, _p, _p]), "esa_mask_file_save": (_STATUS, [_p, _s, _p]),
-    "esa_mask_file_export_fa4": (_STATUS, [_p, _s, _p, _f64]), "esa_mask_file_import_fa4": (_STATUS, [_p, _s, _s, _p, _s]),
-    "esa_tensors_open": (_STATUS, [_p, _p, _s]), "esa_tensors_free": (None, [_p]), "esa_tensors_count": (_i64, [_p]),
-    "esa_tensors_at": (_STATUS, [_p, _i64, _p]), "esa_tensors_metadata": (_s, [_p, _s]),
-    "esa_tensors_metadata_count": (_i64, [_p]), "esa_tensors_metadata_at": (_STATUS, [_p, _i64, _p, _p]),
-    "esa_tensors_writer_create": (_STATUS, [_p, _p, _s]), "esa_tensors_writer_metadata": (_STATUS, [_p, _s, _s]),
-    "esa_tensors_writer_declare": (_STATUS, [_p, _s, _i32, _i32, _p]), "esa_tensors_writer_data": (_STATUS, [_p, _p, _i64]),
-    "esa_tensors_writer_finish": (_STATUS, [_p]), "esa_tensors_writer_free": (None, [_p]),
+    "esa_version": (_s, []), "esa_api_version": (_i32, []), "esa_abi": (C.POINTER(C.c_uint32), []),
+    "esa_status_name": (_s, [_i32]), "esa_ctx_params_default": (T.CtxParams, []), "esa_layout_default": (T.Layout, []),
+    "esa_shapes_default": (T.Shapes, []), "esa_select_params_default":
+        (T.SelectParams, [_i32]), "esa_attention_params_default": (T.AttentionParams, []), "esa_session_params_default":
+            (T.SessionParams, []), "esa_mask_build_default": (T.MaskBuild, []), "esa_ctx_create": (_STATUS, [_p, _p]),
+    "esa_ctx_free": (None, [_p]), "esa_ctx_error": (_s, [_p]), "esa_ctx_threads": (_i32, [_p]), "esa_ctx_cpu":
+        (_s, [_p]), "esa_ctx_memory": (None, [_p, _p, _p]), "esa_ctx_trim": (None, [_p]), "esa_device_count":
+            (_STATUS, [_p, _p]), "esa_device_get_info": (_STATUS, [_p, _p]), "esa_device_memory": (None, [_p, _p, _p]),
+    "esa_device_sync": (_STATUS, [_p]), "esa_order": (_STATUS, [_p, _p, _i64, _p, _i32, _i32]), "esa_select":
+        (_STATUS, [_p, _p, _p, _p, _p]), "esa_attention": (_STATUS, [_p] * 7), "esa_plan_create": (_STATUS, [_p] * 5),
+    "esa_plan_free": (None, [_p]), "esa_plan_workspace": (_STATUS, [_p, _p]), "esa_mask_create":
+        (_STATUS, [_p, _p]), "esa_plan_select": (_STATUS, [_p] * 5), "esa_plan_attention":
+            (_STATUS, [_p] * 8), "esa_plan_kernel": (_s, [_p] * 6), "esa_mask_free": (None, [_p]), "esa_mask_get_info":
+                (_STATUS, [_p, _p]), "esa_mask_to_device": (_STATUS, [_p, _p, _p, _i32]), "esa_mask_from_lists":
+                    (_STATUS, [_p, _p, _p, _p, _p, _i64]), "esa_mask_from_bits": (_STATUS, [_p, _p, _p, _p]),
+    "esa_mask_from_fa4": (_STATUS, [_p] * 5), "esa_mask_to_lists": (_STATUS, [_p, _p, _p, _i64]), "esa_mask_to_bits":
+        (_STATUS, [_p, _p]), "esa_mask_to_fa4": (_STATUS, [_p, _p, _p]), "esa_importance":
+            (_STATUS, [_p] * 6), "esa_mask_mass": (_STATUS, [_p, _p, _p, _p, _p, _p, _i32]), "esa_entropy_budgets":
+                (_STATUS, [_p, _p, _p, _i64, _i64,
+                           _f64]), "esa_session_create": (_STATUS, [_p, _p, _p]), "esa_session_free":
+                               (None, [_p]), "esa_session_begin": (_STATUS, [_p]), "esa_session_step":
+                                   (_STATUS, [_p, _i32, _i32]), "esa_session_set_kv_len": (_STATUS, [_p, _p]),
+    "esa_session_attention": (_STATUS, [_p, _i32, _i32, _p, _p, _p, _p, _p]), "esa_session_get_stats":
+        (_STATUS, [_p, _p, _i32, _i32]), "esa_session_save_recording":
+            (_STATUS, [_p, _s]), "esa_session_load_recording": (_STATUS, [_p, _s]), "esa_mask_file_open":
+                (_STATUS, [_p, _p, _s]), "esa_mask_file_free": (None, [_p]), "esa_mask_file_get_info":
+                    (_STATUS, [_p, _p]), "esa_mask_file_require": (_STATUS, [_p, _f64]), "esa_mask_file_get":
+                        (_STATUS, [_p, _p, _i32, _i32, _i32,
+                                   _f64]), "esa_mask_file_stored": (_i32, [_p, _i32, _i32]), "esa_mask_file_heads":
+                                       (_STATUS, [_p, _p, _p, _p, _i32, _i32, _i32, _f64]), "esa_mask_file_importance":
+                                           (_STATUS, [_p, _p, _i32, _i32,
+                                                      _i32]), "esa_recording_merge": (_STATUS, [_p, _s, _p, _i32]),
+    "esa_mask_file_build": (_STATUS, [_p, _s, _p, _i32, _p]), "esa_mask_file_derive":
+        (_STATUS, [_p, _s, _p, _p]), "esa_mask_file_save": (_STATUS, [_p, _s, _p]), "esa_mask_file_export_fa4":
+            (_STATUS, [_p, _s, _p, _f64]), "esa_mask_file_import_fa4":
+                (_STATUS, [_p, _s, _s, _p, _s]), "esa_tensors_open": (_STATUS, [_p, _p, _s]), "esa_tensors_free":
+                    (None, [_p]), "esa_tensors_count": (_i64, [_p]), "esa_tensors_at":
+                        (_STATUS, [_p, _i64, _p]), "esa_tensors_metadata": (_s, [_p, _s]), "esa_tensors_metadata_count":
+                            (_i64, [_p]), "esa_tensors_metadata_at":
+                                (_STATUS, [_p, _i64, _p, _p]), "esa_tensors_writer_create":
+                                    (_STATUS, [_p, _p, _s]), "esa_tensors_writer_metadata":
+                                        (_STATUS, [_p, _s, _s]), "esa_tensors_writer_declare":
+                                            (_STATUS, [_p, _s, _i32, _i32, _p]), "esa_tensors_writer_data":
+                                                (_STATUS, [_p, _p, _i64]), "esa_tensors_writer_finish":
+                                                    (_STATUS, [_p]), "esa_tensors_writer_free": (None, [_p]),
 }
 _VIDEO_PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "esa_video_abi": (C.POINTER(C.c_uint32), []), "esa_save_params_default": (T.SaveParams, []),
     "esa_frames_create": (_STATUS, [_p, _p, _p, _i32, _i32, _i32, _f64]), "esa_frames_free": (None, [_p]),
-    "esa_frames_get_info": (_STATUS, [_p, _p]), "esa_frames_save": (_STATUS, [_p, _p, _s, _p]),
-    "esa_frames_compare": (_STATUS, [_p, _p, _p, _p]), "esa_load_params_default": (T.LoadParams, []),
-    "esa_frames_load": (_STATUS, [_p, _p, _s, _p]), "esa_frames_peek": (_STATUS, [_p, _p, _s, _p]),
-    "esa_frames_measure": (_STATUS, [_p] * 8), "esa_lpips_open": (_STATUS, [_p, _p, _s]), "esa_lpips_free": (None, [_p]),
+    "esa_frames_get_info": (_STATUS, [_p, _p]), "esa_frames_save": (_STATUS, [_p, _p, _s, _p]), "esa_frames_compare":
+        (_STATUS, [_p, _p, _p, _p]), "esa_load_params_default": (T.LoadParams, []), "esa_frames_load":
+            (_STATUS, [_p, _p, _s, _p]), "esa_frames_peek": (_STATUS, [_p, _p, _s, _p]), "esa_frames_measure":
+                (_STATUS, [_p] * 8), "esa_lpips_open": (_STATUS, [_p, _p, _s]), "esa_lpips_free": (None, [_p]),
     "esa_lpips_net": (_s, [_p]), "esa_lpips_least": (_i32, [_p]), "esa_model_config_hash": (_STATUS, [_p, _p, _s]),
 }
 
 
 def _places(name: str) -> Iterable[pathlib.Path]:
-    """Where a library may lie: in the installed package (also when its Python files are read from a source tree), in a build folder."""
+    """Where a library may lie: in the installed package (also when its Python files are read from a source tree), in
+    a build folder."""
     package = sys.modules.get(__package__ or "esa")
     folders = [pathlib.Path(p) for p in getattr(package, "__path__", [pathlib.Path(__file__).parent])]
     for folder in folders:
@@ -128,8 +140,9 @@ def find_library(name: str = "libesa.so") -> pathlib.Path:
     for place in places:
         if place.is_file():
             return place
-    raise ImportError(f"{name} was not found (looked at {', '.join(map(str, places))}): reinstall the package, build the library (make), "
-                      "or set ESA_LIB to the file of libesa")
+    raise ImportError(
+        f"{name} was not found (looked at {', '.join(map(str, places))}): reinstall the package, build the library (make), "
+        "or set ESA_LIB to the file of libesa")
 
 
 class Library:
@@ -159,8 +172,9 @@ class Library:
     def _compare(sizes: Any, structs: dict[int, type[C.Structure]], path: pathlib.Path) -> None:
         for i, struct in structs.items():
             if sizes[i] != C.sizeof(struct):
-                raise ImportError(f"{path}: {struct.__name__} has {sizes[i]} bytes there and {C.sizeof(struct)} in this package: they are "
-                                  "not of one version")
+                raise ImportError(
+                    f"{path}: {struct.__name__} has {sizes[i]} bytes there and {C.sizeof(struct)} in this package: they are "
+                    "not of one version")
 
     @property
     def video(self) -> C.CDLL:
@@ -204,8 +218,8 @@ _threads = 0
 
 
 def set_num_threads(threads: int) -> None:
-    """Threads of contexts made from now on; 0: as many as torch uses where torch is imported, else one per CPU. Contexts in use by sessions
-    keep theirs."""
+    """Threads of contexts made from now on; 0: as many as torch uses where torch is imported, else one per CPU.
+    Contexts in use by sessions keep theirs."""
     global _threads
     if not isinstance(threads, int) or not 0 <= threads <= 256:
         raise ValueError(f"threads must be 0 to 256, not {threads!r}")
@@ -224,21 +238,25 @@ def _default_threads() -> int:
     return _threads or (min(256, torch.get_num_threads()) if torch is not None else 0)
 
 
-def usable(process: int, getpid: Callable[[], int] = os.getpid, finalizing: Callable[[], bool] = sys.is_finalizing) -> bool:
-    """False in a forked child, and while the interpreter goes down: then nothing of the library's is freed. Defaults are bound because
-    globals may be gone by then."""
+def usable(process: int, getpid: Callable[[], int] = os.getpid, finalizing: Callable[[],
+                                                                                     bool] = sys.is_finalizing) -> bool:
+    """False in a forked child, and while the interpreter goes down: then nothing of the library's is freed. Defaults
+    are bound because globals may be gone by then."""
     return getpid() == process and not finalizing()
 
 
 class Context:
-    """One esa_ctx: threads, scratch memory, and for GPU work one device and one stream. Takes one call at a time: `run` holds its lock."""
+    """One esa_ctx: threads, scratch memory, and for GPU work one device and one stream. Takes one call at a time:
+    `run` holds its lock."""
 
     def __init__(self, device_index: int = 0, stream: int = 0, threads: int | None = None) -> None:
         self.lib = load()
         self.ptr = C.c_void_p()
         self.lock = threading.RLock()
-        self.plans: OrderedDict[bytes, Any] = OrderedDict()      # plan.py keeps its plans here; they are freed before the context
-        self.owned: dict[int, tuple[C.c_void_p, Callable[[C.c_void_p], None]]] = {}     # what else must go before it: own()
+        # plan.py keeps its plans here; they are freed before the context
+        self.plans: OrderedDict[bytes, Any] = OrderedDict()
+        # what else must go before it: own()
+        self.owned: dict[int, tuple[C.c_void_p, Callable[[C.c_void_p], None]]] = {}
         self.process, self.stream = os.getpid(), stream
         params = self.lib.c.esa_ctx_params_default()
         params.threads = _default_threads() if threads is None else threads
@@ -251,15 +269,17 @@ class Context:
     def run(self, function: Callable[..., int], *arguments: Any) -> None:
         """Calls a function that returns a status; a failure becomes an exception with this context's sentence."""
         if self.process != os.getpid():
-            raise EsaError("this context was made before fork(): its threads do not exist in the child process; make it there")
+            raise EsaError(
+                "this context was made before fork(): its threads do not exist in the child process; make it there")
         with self.lock:
             status = function(*arguments)
             if status:
                 raise self.lib.error(status, self.lib.c.esa_ctx_error(self.ptr).decode(errors="replace"))
 
     def own(self, ptr: C.c_void_p, free: Callable[[C.c_void_p], None]) -> None:
-        """Something was made with this context and must be freed before it. Objects that hold each other die together, and Python then calls
-        their __del__ in any order: whichever comes first, `release` or the end of the context, frees it, and the other finds NULL."""
+        """Something was made with this context and must be freed before it. Objects that hold each other die together,
+        and Python then calls their __del__ in any order: whichever comes first, `release` or the end of the context,
+        frees it, and the other finds NULL."""
         self.owned[id(ptr)] = ptr, free
 
     def release(self, ptr: C.c_void_p) -> None:
@@ -271,7 +291,8 @@ class Context:
             ptr.value = None
 
     def set_stream(self, stream: int) -> None:
-        """GPU work that follows goes to this stream (a cudaStream_t as an integer); a change waits for the one before."""
+        """GPU work that follows goes to this stream (a cudaStream_t as an integer); a change waits for the one
+        before."""
         if stream != self.stream:
             self.run(self.lib.c.esa_ctx_set_stream, self.ptr, C.c_void_p(stream or None))
             self.stream = stream

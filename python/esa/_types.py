@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The structs and constants of include/esa/*.h, field for field.
 
-Sizes are compared with the library's own table when it is opened (`_lib.py`), so a header that changed without this file is an error at
-import and not a crash later. Names of enum values are the lower-case words the command line uses."""
+Sizes are compared with the library's own table when it is opened (`_lib.py`), so a header that changed without this
+file is an error at import and not a crash later. Names of enum values are the lower-case words the command line
+uses."""
 from __future__ import annotations
 
 import ctypes as C
@@ -41,70 +42,79 @@ class Tensor(C.Structure):
 
 
 class Layout(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("order", C.c_int32), ("order_applied", C.c_int32), ("protect_first_frame", C.c_int32),
-                ("window", _Grid), ("grid_q", _Grid), ("text_front_q", C.c_int32), ("text_back_q", C.c_int32), ("grid_k", _Grid),
-                ("text_front_k", C.c_int32), ("text_back_k", C.c_int32), ("reserved", C.c_int32 * 8)]
+    _fields_ = [("struct_size", C.c_uint32), ("order", C.c_int32), ("order_applied", C.c_int32),
+                ("protect_first_frame", C.c_int32), ("window", _Grid), ("grid_q", _Grid), ("text_front_q", C.c_int32),
+                ("text_back_q", C.c_int32), ("grid_k", _Grid), ("text_front_k", C.c_int32), ("text_back_k", C.c_int32),
+                ("reserved", C.c_int32 * 8)]
 
 
 class SelectParams(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("selector", C.c_int32), ("mode", C.c_int32), ("block_q", C.c_int32), ("block_k", C.c_int32),
-                ("samples", C.c_int32), ("budget", C.c_double), ("cdf_threshold", C.c_double), ("scale", C.c_double),
-                ("keep_sink", C.c_int32), ("keep_recent", C.c_int32), ("causal", C.c_int32), ("branch", C.c_int32), ("seed", C.c_uint64),
-                ("kv_len", C.c_void_p), ("layout", Layout), ("reserved", _Reserved)]
+    _fields_ = [("struct_size", C.c_uint32), ("selector", C.c_int32), ("mode", C.c_int32), ("block_q", C.c_int32),
+                ("block_k", C.c_int32), ("samples", C.c_int32), ("budget", C.c_double), ("cdf_threshold", C.c_double),
+                ("scale", C.c_double), ("keep_sink", C.c_int32), ("keep_recent", C.c_int32), ("causal", C.c_int32),
+                ("branch", C.c_int32), ("seed", C.c_uint64), ("kv_len", C.c_void_p), ("layout", Layout),
+                ("reserved", _Reserved)]
 
 
 class AttentionParams(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("tail", C.c_int32), ("causal", C.c_int32), ("reserved0", C.c_int32), ("scale", C.c_double),
-                ("kv_len", C.c_void_p), ("lse", C.c_void_p), ("reserved", _Reserved)]
+    _fields_ = [("struct_size", C.c_uint32), ("tail", C.c_int32), ("causal", C.c_int32), ("reserved0", C.c_int32),
+                ("scale", C.c_double), ("kv_len", C.c_void_p), ("lse", C.c_void_p), ("reserved", _Reserved)]
 
 
 class Shapes(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("dtype", C.c_int32), ("device", C.c_int32), ("device_index", C.c_int32), ("B", C.c_int64),
-                ("Hq", C.c_int64), ("Hkv", C.c_int64), ("Nq", C.c_int64), ("Nk", C.c_int64), ("D", C.c_int64), ("reserved", _Reserved)]
+    _fields_ = [("struct_size", C.c_uint32), ("dtype", C.c_int32), ("device", C.c_int32), ("device_index", C.c_int32),
+                ("B", C.c_int64), ("Hq", C.c_int64), ("Hkv", C.c_int64), ("Nq", C.c_int64), ("Nk", C.c_int64),
+                ("D", C.c_int64), ("reserved", _Reserved)]
 
 
 class MaskInfo(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("block_q", C.c_int32), ("block_k", C.c_int32), ("device", C.c_int32), ("B", C.c_int64),
-                ("H", C.c_int64), ("Nq", C.c_int64), ("Nk", C.c_int64), ("nq", C.c_int64), ("nk", C.c_int64),
-                ("density_asked", C.c_double), ("density", C.c_double), ("kept", C.c_int64), ("selector", C.c_int32), ("mode", C.c_int32),
-                ("runnable", C.c_int32), ("reserved0", C.c_int32), ("layout", Layout), ("reserved", _Reserved)]
+    _fields_ = [("struct_size", C.c_uint32), ("block_q", C.c_int32), ("block_k", C.c_int32), ("device", C.c_int32),
+                ("B", C.c_int64), ("H", C.c_int64), ("Nq", C.c_int64), ("Nk", C.c_int64), ("nq", C.c_int64),
+                ("nk", C.c_int64), ("density_asked", C.c_double), ("density", C.c_double), ("kept", C.c_int64),
+                ("selector", C.c_int32), ("mode", C.c_int32), ("runnable", C.c_int32), ("reserved0", C.c_int32),
+                ("layout", Layout), ("reserved", _Reserved)]
 
 
 class SessionParams(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("mode", C.c_int32), ("layers", C.c_int32), ("steps", C.c_int32), ("branches", C.c_int32),
-                ("strict", C.c_int32), ("dense_first_layer", C.c_int32), ("refresh_every", C.c_int32), ("warmup_frac", C.c_double),
-                ("min_tokens", C.c_int64), ("dense_layers", C.POINTER(C.c_int32)), ("dense_layer_count", C.c_int32),
-                ("step_map", C.c_int32), ("model", C.c_char_p), ("config_hash", C.c_char_p), ("masks", C.c_void_p),
-                ("record_groups", C.c_int32), ("record_per_branch", C.c_int32), ("select", SelectParams), ("attention", AttentionParams),
+    _fields_ = [("struct_size", C.c_uint32), ("mode", C.c_int32), ("layers", C.c_int32), ("steps", C.c_int32),
+                ("branches", C.c_int32), ("strict", C.c_int32), ("dense_first_layer", C.c_int32),
+                ("refresh_every", C.c_int32), ("warmup_frac", C.c_double), ("min_tokens", C.c_int64),
+                ("dense_layers", C.POINTER(C.c_int32)), ("dense_layer_count", C.c_int32), ("step_map", C.c_int32),
+                ("model", C.c_char_p), ("config_hash", C.c_char_p), ("masks", C.c_void_p), ("record_groups", C.c_int32),
+                ("record_per_branch", C.c_int32), ("select", SelectParams), ("attention", AttentionParams),
                 ("first_head", C.c_int32), ("total_heads", C.c_int32), ("reserved", C.c_int64 * 3)]
 
 
 class SessionStats(C.Structure):
     _fields_ = [("struct_size", C.c_uint32), ("reserved0", C.c_int32), ("calls", C.c_int64), ("dense_calls", C.c_int64),
-                ("sparse_calls", C.c_int64), ("fallback_calls", C.c_int64), ("masks_made", C.c_int64), ("masks_loaded", C.c_int64),
-                ("density_asked", C.c_double), ("density", C.c_double), ("mass", C.c_double), ("select_seconds", C.c_double),
-                ("attention_seconds", C.c_double), ("device_bytes", C.c_int64), ("kernel", C.c_char * 32), ("reserved", _Reserved)]
+                ("sparse_calls", C.c_int64), ("fallback_calls", C.c_int64), ("masks_made", C.c_int64),
+                ("masks_loaded", C.c_int64), ("density_asked", C.c_double), ("density", C.c_double),
+                ("mass", C.c_double), ("select_seconds", C.c_double), ("attention_seconds", C.c_double),
+                ("device_bytes", C.c_int64), ("kernel", C.c_char * 32), ("reserved", _Reserved)]
 
 
 class MaskFileInfo(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("format_version", C.c_int32), ("selector", C.c_int32), ("block_q", C.c_int32),
-                ("block_k", C.c_int32), ("layers", C.c_int32), ("steps", C.c_int32), ("groups", C.c_int32), ("branches", C.c_int32),
-                ("importance", C.c_int32), ("prompts", C.c_int32), ("budget_count", C.c_int32), ("budget_permille", C.c_int32 * 16),
-                ("dense_first_layer", C.c_int32), ("mode", C.c_int32), ("samples", C.c_int32), ("stored_layers", C.c_int32),
-                ("stored_groups", C.c_int32), ("causal", C.c_int32), ("warmup_frac", C.c_double), ("H", C.c_int64), ("Nq", C.c_int64),
+    _fields_ = [("struct_size", C.c_uint32), ("format_version", C.c_int32), ("selector", C.c_int32),
+                ("block_q", C.c_int32), ("block_k", C.c_int32), ("layers", C.c_int32), ("steps", C.c_int32),
+                ("groups", C.c_int32), ("branches", C.c_int32), ("importance", C.c_int32), ("prompts", C.c_int32),
+                ("budget_count", C.c_int32), ("budget_permille", C.c_int32 * 16), ("dense_first_layer", C.c_int32),
+                ("mode", C.c_int32), ("samples", C.c_int32), ("stored_layers", C.c_int32), ("stored_groups", C.c_int32),
+                ("causal", C.c_int32), ("warmup_frac", C.c_double), ("H", C.c_int64), ("Nq", C.c_int64),
                 ("Nk", C.c_int64), ("nq", C.c_int64), ("nk", C.c_int64), ("file_bytes", C.c_int64), ("layout", Layout),
-                ("model", C.c_char * 128), ("config_hash", C.c_char * 80), ("scale", C.c_double), ("reserved", C.c_int64 * 3)]
+                ("model", C.c_char * 128), ("config_hash", C.c_char * 80), ("scale", C.c_double),
+                ("reserved", C.c_int64 * 3)]
 
 
 class MaskBuild(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("importance", C.c_int32), ("budgets", C.POINTER(C.c_double)), ("budget_count", C.c_int32),
-                ("store_dense", C.c_int32), ("dense_first_layer", C.c_int32), ("steps", C.c_int32), ("warmup_frac", C.c_double),
-                ("reserved", _Reserved)]
+    _fields_ = [("struct_size", C.c_uint32), ("importance", C.c_int32), ("budgets", C.POINTER(C.c_double)),
+                ("budget_count", C.c_int32), ("store_dense", C.c_int32), ("dense_first_layer", C.c_int32),
+                ("steps", C.c_int32), ("warmup_frac", C.c_double), ("reserved", _Reserved)]
 
 
 class TensorInfo(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("dtype", C.c_int32), ("rank", C.c_int32), ("reserved0", C.c_int32), ("dim", C.c_int64 * 8),
-                ("bytes", C.c_int64), ("name", C.c_char_p), ("data", C.c_void_p), ("reserved", C.c_int64 * 2)]
+    _fields_ = [("struct_size", C.c_uint32), ("dtype", C.c_int32), ("rank", C.c_int32), ("reserved0", C.c_int32),
+                ("dim", C.c_int64 * 8), ("bytes", C.c_int64), ("name", C.c_char_p), ("data", C.c_void_p),
+                ("reserved", C.c_int64 * 2)]
 
 
 class DeviceInfo(C.Structure):
@@ -115,19 +125,19 @@ class DeviceInfo(C.Structure):
 
 
 # In the order of ESA_ABI_*.
-ABI: tuple[type[C.Structure], ...] = (CtxParams, Tensor, Layout, SelectParams, AttentionParams, Shapes, MaskInfo, SessionParams, SessionStats,
-                                      MaskFileInfo, TensorInfo, DeviceInfo)
+ABI: tuple[type[C.Structure], ...] = (CtxParams, Tensor, Layout, SelectParams, AttentionParams, Shapes, MaskInfo,
+                                      SessionParams, SessionStats, MaskFileInfo, TensorInfo, DeviceInfo)
 
 
 # ---- esa_video.h, as far as the package uses it
 class FramesInfo(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("frames", C.c_int32), ("height", C.c_int32), ("width", C.c_int32), ("fps", C.c_double),
-                ("rgb", C.c_void_p), ("reserved", _Reserved)]
+    _fields_ = [("struct_size", C.c_uint32), ("frames", C.c_int32), ("height", C.c_int32), ("width", C.c_int32),
+                ("fps", C.c_double), ("rgb", C.c_void_p), ("reserved", _Reserved)]
 
 
 class SaveParams(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("quality", C.c_int32), ("fps", C.c_double), ("codec", C.c_int32), ("pixels", C.c_int32),
-                ("reserved", C.c_int64 * 3)]
+    _fields_ = [("struct_size", C.c_uint32), ("quality", C.c_int32), ("fps", C.c_double), ("codec", C.c_int32),
+                ("pixels", C.c_int32), ("reserved", C.c_int64 * 3)]
 
 
 class LoadParams(C.Structure):
@@ -135,9 +145,9 @@ class LoadParams(C.Structure):
 
 
 class Metrics(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("frames", C.c_int32), ("psnr", C.c_double), ("ssim", C.c_double), ("psnr_min", C.c_double),
-                ("ssim_min", C.c_double), ("lpips", C.c_double), ("lpips_max", C.c_double), ("flicker", C.c_double),
-                ("reserved", C.c_int64 * 1)]
+    _fields_ = [("struct_size", C.c_uint32), ("frames", C.c_int32), ("psnr", C.c_double), ("ssim", C.c_double),
+                ("psnr_min", C.c_double), ("ssim_min", C.c_double), ("lpips", C.c_double), ("lpips_max", C.c_double),
+                ("flicker", C.c_double), ("reserved", C.c_int64 * 1)]
 
 
 CODECS = {"auto": 0, "h264": 1, "hevc": 2, "av1": 3, "mpeg4": 4, "lossless": 5}

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`esa.apply`: sparse attention in a diffusers pipeline or transformer, and out again.
 
-What is put into a model: one processor per self-attention module, one forward pre-hook at the transformer, and its `cache_context` in a
-wrapper that listens. Nothing is patched in classes or in the library, so two pipelines do not meet, and `remove` leaves no trace. The
-pre-hook is torch's own and not a replaced `forward`, because accelerate's offloading exchanges `forward` between two videos."""
+What is put into a model: one processor per self-attention module, one forward pre-hook at the transformer, and its
+`cache_context` in a wrapper that listens. Nothing is patched in classes or in the library, so two pipelines do not
+meet, and `remove` leaves no trace. The pre-hook is torch's own and not a replaced `forward`, because accelerate's
+offloading exchanges `forward` between two videos."""
 from __future__ import annotations
 
 import os
@@ -24,19 +25,21 @@ from .session import Stats
 _MARK = "_esa_handle"
 
 
-def apply(target: Any, config: EsaConfig | None = None, *, steps: int | None = None, record: Recording | bool | None = None,
-          resume: str | None = None, model: str | None = None, config_hash: str | None = None) -> Handle:
+def apply(target: Any, config: EsaConfig | None = None, *, steps: int | None = None,
+          record: Recording | bool | None = None, resume: str | None = None, model: str | None = None,
+          config_hash: str | None = None) -> Handle:
     """Puts sparse attention into a diffusers pipeline (all its transformers) or into one transformer.
 
     target
-        A pipeline or a transformer of Wan 2.1 / 2.2, CogVideoX or HunyuanVideo, recognised by class; others are an error that lists these.
+        A pipeline or a transformer of Wan 2.1 / 2.2, CogVideoX or HunyuanVideo, recognised by class; others are an
+        error that lists these.
     config
         `EsaConfig`; None: its defaults (entropy, budget 0.5, pooled tail).
     steps
         Only for a transformer without its pipeline: how many steps a video has. A pipeline tells.
     record, resume, model, config_hash
-        Calibration: everything runs dense and block importance is recorded (`Handle.save_recording`); resume adds an earlier recording,
-        model and config_hash are written into it.
+        Calibration: everything runs dense and block importance is recorded (`Handle.save_recording`); resume adds an
+        earlier recording, model and config_hash are written into it.
 
     Returns a handle; `handle.remove()`, or leaving its `with` block, restores the model. ::
 
@@ -56,9 +59,11 @@ def apply(target: Any, config: EsaConfig | None = None, *, steps: int | None = N
     pipe, transformers, family = _look(target)
     for transformer in transformers:
         if getattr(transformer, _MARK, None) is not None:
-            raise ValueError(f"esa is already applied to this {type(transformer).__name__}: remove it first (handle.remove())")
+            raise ValueError(
+                f"esa is already applied to this {type(transformer).__name__}: remove it first (handle.remove())")
     recording = Recording() if record is True else record or None
-    run = Run(family, transformers, config, Clock(pipe, steps), record=recording, resume=resume, model=model, config_hash=config_hash)
+    run = Run(family, transformers, config, Clock(pipe, steps), record=recording, resume=resume, model=model,
+              config_hash=config_hash)
     return Handle(run)
 
 
@@ -68,16 +73,24 @@ def _look(target: Any) -> tuple[Any, list[nn.Module], Family]:
         pipe, parts = None, [target]
     else:
         pipe = target
-        parts = [part for part in (getattr(target, name, None) for name in ("transformer", "transformer_2")) if isinstance(part, nn.Module)]
+        parts = [
+            part for part in (getattr(target, name, None) for name in ("transformer", "transformer_2"))
+            if isinstance(part, nn.Module)
+        ]
         if not parts and getattr(target, "transformer", "none") is None:
-            raise TypeError(f"this {type(target).__name__} was loaded without its transformer: there is nothing to apply esa to")
+            raise TypeError(
+                f"this {type(target).__name__} was loaded without its transformer: there is nothing to apply esa to")
         if isinstance(target, (str, os.PathLike)):
-            raise TypeError(f"esa.apply takes a pipeline or a transformer, not a name: esa.models.load_pipeline({os.fspath(target)!r}) loads one")
+            raise TypeError(
+                f"esa.apply takes a pipeline or a transformer, not a name: esa.models.load_pipeline({os.fspath(target)!r}) loads one"
+            )
     parts = [_unwrap(part) for part in parts]
     families = [detect(part) for part in parts]
     if not parts or None in families or len({f.name for f in families if f is not None}) != 1:
         unknown = next((type(p).__name__ for p, f in zip(parts, families) if f is None), type(target).__name__)
-        raise TypeError(f"esa.apply does not know {unknown}; it takes pipelines with, or transformers of the classes: {supported()}")
+        raise TypeError(
+            f"esa.apply does not know {unknown}; it takes pipelines with, or transformers of the classes: {supported()}"
+        )
     assert families[0] is not None
     return pipe, parts, families[0]
 
@@ -138,7 +151,8 @@ class Handle:
             raise ValueError("this handle was removed, the model inside would run dense: call esa.apply again")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
         self.remove()
 
     @property
@@ -188,18 +202,22 @@ class Handle:
         return self._run.videos
 
     def stats(self, layer: int = -1, step: int = -1) -> Stats:
-        """What ran in the video in hand (or the last one): of all, of one layer, of one step, or of one layer at one step."""
+        """What ran in the video in hand (or the last one): of all, of one layer, of one step, or of one layer at one
+        step."""
         return self._run.stats(layer, step)
 
     def report(self) -> str:
         """The same as text: a line in all and one per step."""
         total = self.stats()
-        lines = [f"{self.family}, {self.layers} layers, kernel {total.kernel or 'none'}: {total.calls} calls, {total.dense_calls} dense, "
-                 f"{total.sparse_calls} sparse at density {total.density:.3f} (asked {total.density_asked:.3f}), {total.fallback_calls} fallbacks"]
+        lines = [
+            f"{self.family}, {self.layers} layers, kernel {total.kernel or 'none'}: {total.calls} calls, {total.dense_calls} dense, "
+            f"{total.sparse_calls} sparse at density {total.density:.3f} (asked {total.density_asked:.3f}), {total.fallback_calls} fallbacks"
+        ]
         for step in range(min(self.step + 1, self.steps or 0)):
             s = self.stats(step=step)
-            lines.append(f"step {step}: {s.calls} calls, {s.dense_calls} dense, {s.sparse_calls} sparse, density {s.density:.3f}, "
-                         f"select {s.select_seconds:.3f} s, attention {s.attention_seconds:.3f} s")
+            lines.append(
+                f"step {step}: {s.calls} calls, {s.dense_calls} dense, {s.sparse_calls} sparse, density {s.density:.3f}, "
+                f"select {s.select_seconds:.3f} s, attention {s.attention_seconds:.3f} s")
         return "\n".join(lines)
 
     def save_recording(self, path: str) -> None:

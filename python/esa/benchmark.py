@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seconds per step of a diffusers pipeline: dense (torch's own attention) against sparse attention at several budgets, online masks.
+"""Seconds per step of a diffusers pipeline: dense (torch's own attention) against sparse attention at several budgets,
+online masks.
 
     python -m esa.benchmark --model wan-t2v-1.3b --steps 5 --budgets 0.7,0.5,0.3
 
-Text encoding and decoding are not counted. Every method runs --repeats times, in turns, after one run that is not counted; medians are printed, with
-the spread in the JSON file. Speedup is given twice: over all steps, and without the warm-up steps, which run dense (only layer 0 does then). Cached
+Text encoding and decoding are not counted. Every method runs --repeats times, in turns, after one run that is not
+counted; medians are printed, with the spread in the JSON file. Speedup is given twice: over all steps, and without the
+warm-up steps, which run dense (only layer 0 does then). Cached
 masks: python -m esa.benchmark_cached."""
 from __future__ import annotations
 
@@ -17,11 +19,15 @@ from . import parallel, program
 from .program import Stop, say
 
 
-def parser(name: str = "benchmark", about: str = "Measures seconds per step, dense against sparse with masks made while it runs.") -> program.Parser:
+def parser(
+        name: str = "benchmark",
+        about: str = "Measures seconds per step, dense against sparse with masks made while it runs."
+) -> program.Parser:
     from . import clips
     p = program.Parser(name, about)
     program.add_model(p)
-    p.add_argument("--budgets", type=program._shares, default=(0.7, 0.5, 0.3), metavar="X,X", help="kept fractions of key blocks (0.7,0.5,0.3)")
+    p.add_argument("--budgets", type=program._shares, default=(0.7, 0.5, 0.3), metavar="X,X",
+                   help="kept fractions of key blocks (0.7,0.5,0.3)")
     program.add_size(p)
     program.add_sparse(p)
     clips.add_tail(p)
@@ -44,7 +50,9 @@ def measure(args: argparse.Namespace, variants: Sequence[Any]) -> list[dict[str,
     records: list[list[dict[str, Any]]] = [[] for _ in variants]
     for _ in range(args.repeats):
         for variant, found in zip(variants, records):
-            found.append(clips.make(pipe, args.prompt, variant, args.model, settings, progress.callback(variant.name), decode=False)[1])
+            found.append(
+                clips.make(pipe, args.prompt, variant, args.model, settings, progress.callback(variant.name),
+                           decode=False)[1])
             progress.done()
     return [_entry(variant, records[0], found) for variant, found in zip(variants, records)]
 
@@ -52,21 +60,25 @@ def measure(args: argparse.Namespace, variants: Sequence[Any]) -> list[dict[str,
 def _entry(variant: Any, dense: list[dict[str, Any]], found: list[dict[str, Any]]) -> dict[str, Any]:
     from . import clips
     same = found is dense
-    return {"method": variant.name, "budget": variant.budget, "runs": len(found), "density": found[0]["density"], "kernel": found[0]["kernel"],
-            "denoise_seconds": clips.spread(r["denoise_seconds"] for r in found),
-            "step_seconds": clips.spread(clips.step_mean(r) for r in found),
-            "step_seconds_sparse": clips.spread(clips.step_mean(r, warmup=r["warmup_steps"]) for r in found),
-            "select_seconds": clips.spread(r["select_seconds"] for r in found),
-            "attention_seconds": clips.spread(r["attention_seconds"] for r in found),
-            "speedup": None if same else clips.speedup(dense, found, without_warmup=False),
-            "speedup_without_warmup": None if same else clips.speedup(dense, found, without_warmup=True), "records": found}
+    return {
+        "method": variant.name, "budget": variant.budget, "runs": len(found), "density": found[0]["density"],
+        "kernel": found[0]["kernel"], "denoise_seconds": clips.spread(r["denoise_seconds"] for r in found),
+        "step_seconds": clips.spread(clips.step_mean(r) for r in found),
+        "step_seconds_sparse": clips.spread(clips.step_mean(r, warmup=r["warmup_steps"]) for r in found
+                                            ), "select_seconds": clips.spread(r["select_seconds"] for r in found),
+        "attention_seconds": clips.spread(r["attention_seconds"] for r in found),
+        "speedup": None if same else clips.speedup(dense, found, without_warmup=False),
+        "speedup_without_warmup": None if same else clips.speedup(dense, found, without_warmup=True), "records": found
+    }
 
 
 def show(entries: list[dict[str, Any]]) -> None:
     """The table."""
     def text(value: float | None, form: str) -> str:
         return "-" if value is None else format(value, form)
-    say(f"{'method':<10}{'budget':>8}{'density':>9}{'s/step':>10}{'speedup':>9}{'s/step*':>10}{'speedup*':>10}{'selecting':>11}")
+
+    say(f"{'method':<10}{'budget':>8}{'density':>9}{'s/step':>10}{'speedup':>9}{'s/step*':>10}{'speedup*':>10}{'selecting':>11}"
+        )
     for e in entries:
         steps, sparse, select = (e[key]["median"] for key in ("step_seconds", "step_seconds_sparse", "select_seconds"))
         say(f"{e['method']:<10}{e['budget']:>8.2f}{text(e['density'], '.3f'):>9}{text(steps, '.4f'):>10}{text(e['speedup'], '.2f'):>8}x"
@@ -78,7 +90,9 @@ def finish(args: argparse.Namespace, entries: list[dict[str, Any]], mode: str) -
     from . import clips
     show(entries)
     if args.json and parallel.rank() == 0:
-        program.write_json(args.json, {"machine": clips.machine(), "commit": clips.commit(), "model": args.model, "mode": mode, "variants": entries})
+        program.write_json(args.json, {
+            "machine": clips.machine(), "commit": clips.commit(), "model": args.model, "mode": mode, "variants": entries
+        })
 
 
 def benchmark(args: argparse.Namespace) -> None:

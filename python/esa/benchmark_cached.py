@@ -19,7 +19,8 @@ from .program import Stop
 
 def parser() -> program.Parser:
     p = online_parser("benchmark_cached", "Measures seconds per step, dense against sparse with the masks of a file.")
-    p.add_argument("--masks", required=True, metavar="FILE", help="mask file (made by python -m esa.calibrate or esa calibrate)")
+    p.add_argument("--masks", required=True, metavar="FILE",
+                   help="mask file (made by python -m esa.calibrate or esa calibrate)")
     return p
 
 
@@ -27,8 +28,10 @@ def benchmark_cached(args: argparse.Namespace) -> None:
     from . import clips
     if not os.path.exists(args.masks):
         raise Stop(f"the mask file '{args.masks}' does not exist; python -m esa.calibrate makes one")
-    variants = [clips.Method("dense", None),
-                *(clips.method_of(args, "cached", budget, masks=args.masks, step_map="nearest") for budget in args.budgets)]
+    variants = [
+        clips.Method("dense", None),
+        *(clips.method_of(args, "cached", budget, masks=args.masks, step_map="nearest") for budget in args.budgets)
+    ]
     finish(args, measure(args, variants), "cached")
 
 

@@ -4,7 +4,8 @@
     with cached_processor_mode(pipe, "masks/wan-1.3b-720p.pt", budget=0.5) as state:
         video = pipe(prompt, height=720, width=1280).frames
 
-The file is one of ours (`esa calibrate`, `python -m esa.calibrate`) whatever its name, or one of the original's torch files."""
+The file is one of ours (`esa calibrate`, `python -m esa.calibrate`) whatever its name, or one of the original's
+torch files."""
 from __future__ import annotations
 
 import contextlib
@@ -22,11 +23,13 @@ def cached_processor_mode(pipe: Any, masks: str | os.PathLike[str], budget: floa
     """Sparse attention with precomputed masks inside the `with` block; yields the state (an `esa.apply` handle).
 
     masks
-        A mask file. It must have been made for this model, size and number of steps (step_map="nearest" takes another number).
+        A mask file. It must have been made for this model, size and number of steps (step_map="nearest" takes another
+        number).
     budget
         One the file has masks for, or any other if it holds importance: then they are derived once, now.
     settings
         Other fields of `EsaConfig` (tail, step_map, ...)."""
-    config = EsaConfig(masks=masks, budget=budget, warmup_frac=warmup_frac, dense_first_layer=dense_first_layer, **{"tail": "none", **settings})
+    config = EsaConfig(masks=masks, budget=budget, warmup_frac=warmup_frac, dense_first_layer=dense_first_layer,
+                       **{"tail": "none", **settings})
     with apply(pipe, config) as state:
         yield state

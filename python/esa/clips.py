@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One clip: a pipeline, a prompt, a method; the video and the record of how it was made. The programs make their videos here.
+"""One clip: a pipeline, a prompt, a method; the video and the record of how it was made. The programs make their videos
+here.
 
-A record has the fields of docs/schemas/common.schema.json ("record"), so that `esa report` and `esa experiment collect` read what the programs
-write. What a run through diffusers does not measure (time in matrix products; attention of the dense baseline, which is torch's own) is None."""
+A record has the fields of docs/schemas/common.schema.json ("record"), so that `esa report` and `esa experiment collect`
+read what the programs write. What a run through diffusers does not measure (time in matrix products; attention of
+the dense baseline, which is torch's own) is None."""
 from __future__ import annotations
 
 import argparse
@@ -37,10 +39,12 @@ class Method:
 def add_method(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("method")
     group.add_argument("--method", choices=METHODS, default="entropy", help="how self-attention runs (entropy)")
-    group.add_argument("--budget", type=program._share, default=0.5, metavar="X", help="kept fraction of key blocks (0.5)")
+    group.add_argument("--budget", type=program._share, default=0.5, metavar="X",
+                       help="kept fraction of key blocks (0.5)")
     group.add_argument("--masks", metavar="FILE", help="mask file of --method cached")
     add_tail(group)
-    group.add_argument("--cdf-threshold", type=float, default=1.0, metavar="X", help="ada_bsa: share of the attention to keep (1.0: off)")
+    group.add_argument("--cdf-threshold", type=float, default=1.0, metavar="X",
+                       help="ada_bsa: share of the attention to keep (1.0: off)")
 
 
 def add_tail(group: Any) -> None:
@@ -48,7 +52,8 @@ def add_tail(group: Any) -> None:
                        help="what stands in for skipped blocks (none, as the original)")
 
 
-def method_of(args: argparse.Namespace, name: str, budget: float, *, masks: str | None = None, step_map: str = "exact") -> Method:
+def method_of(args: argparse.Namespace, name: str, budget: float, *, masks: str | None = None,
+              step_map: str = "exact") -> Method:
     """A method with the options of add_sparse and add_tail."""
     if name == "dense":
         return Method("dense", None)
@@ -57,10 +62,14 @@ def method_of(args: argparse.Namespace, name: str, budget: float, *, masks: str 
     if name != "cached" and masks:
         raise Stop("--masks is read by --method cached only", 2)
     block = args.block or ((256, 128) if name == "entropy" else None)
-    common = {"budget": budget, "tail": args.tail, "warmup_frac": args.warmup_frac, "dense_first_layer": args.dense_first_layer}
+    common = {
+        "budget": budget, "tail": args.tail, "warmup_frac": args.warmup_frac,
+        "dense_first_layer": args.dense_first_layer
+    }
     if name == "cached":
         return Method(name, EsaConfig(masks=masks, step_map=step_map, **common))
-    return Method(name, EsaConfig(selector=name, block=block, cdf_threshold=getattr(args, "cdf_threshold", 1.0), **common))
+    return Method(name,
+                  EsaConfig(selector=name, block=block, cdf_threshold=getattr(args, "cdf_threshold", 1.0), **common))
 
 
 # ---------------------------------------------------------------- making
@@ -71,7 +80,10 @@ class _Watch:
     def __init__(self, pipe: Any) -> None:
         self.first = 0.0
         self.ends: list[float] = []
-        parts = [part for part in (getattr(pipe, name, None) for name in ("transformer", "transformer_2")) if part is not None]
+        parts = [
+            part for part in (getattr(pipe, name, None) for name in ("transformer", "transformer_2"))
+            if part is not None
+        ]
         self.gpu = torch.cuda.is_available()
         self._hooks = [part.register_forward_pre_hook(self._entered) for part in parts]
 
@@ -108,10 +120,11 @@ def _peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def make(pipe: Any, prompt: str, method: Method, name: str, settings: dict[str, Any], callback: Callable[..., Any] | None = None, *,
-         decode: bool = True, **more: Any) -> tuple[torch.Tensor, dict[str, Any]]:
-    """The video and its record. `name` is the model's, `settings` are those of program.video_settings, `more` goes to the pipeline. decode=False
-    stops before the VAE: latents come back, for measuring steps."""
+def make(pipe: Any, prompt: str, method: Method, name: str, settings: dict[str, Any],
+         callback: Callable[..., Any] | None = None, *, decode: bool = True,
+         **more: Any) -> tuple[torch.Tensor, dict[str, Any]]:
+    """The video and its record. `name` is the model's, `settings` are those of program.video_settings, `more` goes to
+    the pipeline. decode=False stops before the VAE: latents come back, for measuring steps."""
     from .apply_model import apply
     handle = apply(pipe, method.config) if method.config is not None else None
     watch = _Watch(pipe)
@@ -119,7 +132,8 @@ def make(pipe: Any, prompt: str, method: Method, name: str, settings: dict[str, 
         torch.cuda.reset_peak_memory_stats()
     begin = watch.now()
     try:
-        video = _run(pipe, prompt, name, settings, decode, callback_on_step_end=program.both(watch.on_step_end, callback), **more)
+        video = _run(pipe, prompt, name, settings, decode,
+                     callback_on_step_end=program.both(watch.on_step_end, callback), **more)
         end = watch.now()
     finally:
         watch.remove()
@@ -127,10 +141,12 @@ def make(pipe: Any, prompt: str, method: Method, name: str, settings: dict[str, 
             handle.remove()
     steps = watch.steps
     record: dict[str, Any] = {
-        "seconds": end - begin, "text_seconds": watch.first - begin, "denoise_seconds": sum(steps), "attention_seconds": None,
-        "select_seconds": 0.0, "gemm_seconds": None, "decode_seconds": end - watch.ends[-1], "peak_bytes": _peak(), "density_asked": None,
-        "density": None, "kept_mass": None, "calls": 0, "sparse_calls": 0, "kernel": "torch", "warmup_steps": 0, "step_seconds": steps,
-        "step_select_seconds": [None] * len(steps), "step_attention_seconds": [None] * len(steps), "layer_density": [], "head_density": []}
+        "seconds": end - begin, "text_seconds": watch.first - begin, "denoise_seconds": sum(steps),
+        "attention_seconds": None, "select_seconds": 0.0, "gemm_seconds": None, "decode_seconds": end - watch.ends[-1],
+        "peak_bytes": _peak(), "density_asked": None, "density": None, "kept_mass": None, "calls": 0, "sparse_calls": 0,
+        "kernel": "torch", "warmup_steps": 0, "step_seconds": steps, "step_select_seconds": [None] * len(steps),
+        "step_attention_seconds": [None] * len(steps), "layer_density": [], "head_density": []
+    }
     if handle is not None:
         _add_stats(record, handle, len(steps))
     return video, record
@@ -149,12 +165,13 @@ def _add_stats(record: dict[str, Any], handle: Any, steps: int) -> None:
     total, each = handle.stats(), [handle.stats(step=i) for i in range(steps)]
     layers = [handle.stats(layer=i) for i in range(handle.layers)]
     sparse = [i for i, s in enumerate(each) if s.sparse_calls]
-    record.update(
-        attention_seconds=total.select_seconds + total.attention_seconds, select_seconds=total.select_seconds,
-        density_asked=_number(total.density_asked) if sparse else None, density=_number(total.density), kept_mass=_number(total.mass),
-        calls=total.calls, sparse_calls=total.sparse_calls, kernel=total.kernel, warmup_steps=sparse[0] if sparse else 0,
-        step_select_seconds=[s.select_seconds for s in each], step_attention_seconds=[s.attention_seconds for s in each],
-        layer_density=[_number(s.density) for s in layers])
+    record.update(attention_seconds=total.select_seconds + total.attention_seconds, select_seconds=total.select_seconds,
+                  density_asked=_number(total.density_asked) if sparse else None, density=_number(total.density),
+                  kept_mass=_number(total.mass), calls=total.calls, sparse_calls=total.sparse_calls,
+                  kernel=total.kernel, warmup_steps=sparse[0] if sparse else 0,
+                  step_select_seconds=[s.select_seconds
+                                       for s in each], step_attention_seconds=[s.attention_seconds for s in each],
+                  layer_density=[_number(s.density) for s in layers])
     if total.fallback_calls:
         raise Stop(f"{total.fallback_calls} calls ran dense although they should not have: {handle.report()}")
 
@@ -202,9 +219,12 @@ def machine() -> dict[str, Any]:
     except OSError:
         pass
     lib = load()
-    return {"cpu": cpu, "cores": len(os.sched_getaffinity(0)), "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-            "os": f"{platform.system()} {platform.release()}", "threads": get_num_threads(),
-            "kernels": lib.c.esa_ctx_cpu(shared_context().ptr).decode(), "blas": None, "version": lib.version()}
+    return {
+        "cpu": cpu, "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "os": f"{platform.system()} {platform.release()}", "threads": get_num_threads(),
+        "kernels": lib.c.esa_ctx_cpu(shared_context().ptr).decode(), "blas": None, "version": lib.version()
+    }
 
 
 def commit() -> str:
@@ -214,8 +234,8 @@ def commit() -> str:
     from ._lib import load
     folder = os.path.dirname(os.path.abspath(__file__))
     try:
-        found = subprocess.run(["git", "-C", folder, "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, text=True,
-                               timeout=20)
+        found = subprocess.run(["git", "-C", folder, "describe", "--always", "--dirty", "--abbrev=12"],
+                               capture_output=True, text=True, timeout=20)
         if found.returncode == 0 and found.stdout.strip():
             return found.stdout.strip()
     except (OSError, subprocess.TimeoutExpired):

@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a diffusion model stands: video, step, guidance branch. Learned from what diffusers does anyway; no callback is needed.
+"""Where a diffusion model stands: video, step, guidance branch. Learned from what diffusers does anyway; no callback is
+needed.
 
-A pipeline calls its transformer once per step and guidance branch (Wan, HunyuanVideo: inside `cache_context("cond")`, then
-`("uncond")`) or once per step with both branches in the batch (CogVideoX). Sources, best first:
+A pipeline calls its transformer once per step and guidance branch (Wan, HunyuanVideo: inside `cache_context("cond")`,
+then `("uncond")`) or once per step with both branches in the batch (CogVideoX). Sources, best first:
 
  1. `Clock.pin(step, branch)`: somebody who runs a loop of their own says so;
  2. the cache context, where it carries `step_index` (Wan in newer diffusers);
- 3. the pipeline: `_current_timestep` is an element of `scheduler.timesteps`; its place in there is the step. Nothing is read from the
+ 3. the pipeline: `_current_timestep` is an element of `scheduler.timesteps`; its place in there is the step. Nothing is
+ read from the
     GPU for that, only addresses are compared;
- 4. the timestep given to the transformer: another value is another step, a larger one another video (timesteps descend). Reading it
+ 4. the timestep given to the transformer: another value is another step, a larger one another video (timesteps
+ descend). Reading it
     waits for a GPU once per forward.
 
-A new video begins where `scheduler.timesteps` is another tensor (every pipeline call sets it anew, also after one that ended in an
-exception) or where steps go backwards."""
+A new video begins where `scheduler.timesteps` is another tensor (every pipeline call sets it anew, also after one that
+ended in an exception) or where steps go backwards."""
 from __future__ import annotations
 
 import dataclasses
@@ -55,7 +58,8 @@ def _place(t: Any, timesteps: Any) -> int | None:
 
 
 class Clock:
-    """Counts for all transformers of one pipeline. `pipe` may be None; `steps` is used where nothing else tells how many there are."""
+    """Counts for all transformers of one pipeline. `pipe` may be None; `steps` is used where nothing else tells how
+    many there are."""
 
     def __init__(self, pipe: Any = None, steps: int | None = None) -> None:
         self.pipe, self.given_steps = pipe, steps
@@ -159,7 +163,8 @@ class Clock:
         last, self._mark = self._mark, value
         if fresh or not isinstance(last, float) or value is None:
             return 0, True
-        # The same timestep again is the other guidance branch, unless its name, or a third call, says it is another video.
+        # The same timestep again is the other guidance branch, unless its name, or a third call, says it is another
+        # video.
         again = value == last and (name in self._seen if name else self._repeated >= 1)
         if value > last or again:
             return 0, True

@@ -20,8 +20,9 @@ class EsaConfig:
     """How self-attention runs. Immutable; `replace` makes a changed copy.
 
     selector
-        "entropy" (ESA: per-head budgets from attention entropy), "rf_v2" (RainFusion 2.0; "rf_v3" is the same rule), "ada_bsa" (CDF threshold),
-        "random" and "full" for measurements, "dense" for plain attention through the same path.
+        "entropy" (ESA: per-head budgets from attention entropy), "rf_v2" (RainFusion 2.0; "rf_v3" is the same rule),
+        "ada_bsa" (CDF threshold), "random" and "full" for measurements, "dense" for plain attention through the same
+        path.
     budget, sparsity
         Kept fraction of key blocks, or its complement; give one of them (neither: budget 0.5).
     cdf_threshold, keep_sink, keep_recent
@@ -88,8 +89,8 @@ class EsaConfig:
         put = object.__setattr__
         if isinstance(self.selector, str):
             put(self, "selector", _ALIASES.get(self.selector, self.selector))
-        for name, choices in (("selector", SELECTORS), ("tail", tuple(T.TAILS)), ("mode", tuple(T.MODES)), ("kernel", KERNELS),
-                              ("step_map", tuple(T.STEP_MAPS))):
+        for name, choices in (("selector", SELECTORS), ("tail", tuple(T.TAILS)), ("mode", tuple(T.MODES)),
+                              ("kernel", KERNELS), ("step_map", tuple(T.STEP_MAPS))):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, not {getattr(self, name)!r}")
         if self.order is not None and self.order not in tuple(T.ORDERS):
@@ -109,8 +110,10 @@ class EsaConfig:
         if self.masks is not None and not isinstance(self.masks, (str, os.PathLike)):
             raise ValueError(f"masks must be the path of a mask file, not {self.masks!r}")
         if self.budget is not None and self.sparsity is not None:
-            raise ValueError(f"budget ({self.budget}) and sparsity ({self.sparsity}) say the same thing: give one of them")
-        if not isinstance(self.cdf_threshold, numbers.Real) or isinstance(self.cdf_threshold, bool) or self.cdf_threshold != self.cdf_threshold:
+            raise ValueError(
+                f"budget ({self.budget}) and sparsity ({self.sparsity}) say the same thing: give one of them")
+        if not isinstance(self.cdf_threshold, numbers.Real) or isinstance(
+                self.cdf_threshold, bool) or self.cdf_threshold != self.cdf_threshold:
             raise ValueError(f"cdf_threshold must be a number, not {self.cdf_threshold!r}")
         put(self, "dense_layers", T.wholes(self.dense_layers, "dense_layers must be a list of layer numbers"))
         if self.block is not None:
@@ -150,7 +153,8 @@ class EsaConfig:
     @property
     def blocks(self) -> tuple[int, ...]:
         """Block sizes (query, key); (0, 0): the selector's own."""
-        return (0, 0) if self.block is None else tuple(self.block)      # type: ignore[arg-type]  # __post_init__ made it a tuple
+        return (0, 0) if self.block is None else tuple(
+            self.block)  # type: ignore[arg-type]  # __post_init__ made it a tuple
 
     @classmethod
     def image(cls, **changes: Any) -> EsaConfig:
@@ -174,5 +178,6 @@ class EsaConfig:
         return dataclasses.replace(self, **changes)
 
     def __repr__(self) -> str:
-        changed = (f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self) if getattr(self, f.name) != f.default)
+        changed = (f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self)
+                   if getattr(self, f.name) != f.default)
         return f"EsaConfig({', '.join(changed)})"

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How near generated videos are to their references: PSNR, SSIM, LPIPS and flicker, per frame, per video, and in the mean.
+"""How near generated videos are to their references: PSNR, SSIM, LPIPS and flicker, per frame, per video, and in the
+mean.
 
-    python -m esa.evaluate --reference results/dense --generated results/sparse-0.5 --output results/sparse-0.5/metrics.json
+    python -m esa.evaluate --reference results/dense --generated results/sparse-0.5 --output
+    results/sparse-0.5/metrics.json
 
-Two videos, or two folders whose videos are paired by name without ending (000.safetensors with 000.mp4). A missing partner, another number of
-frames or another size is an error that names both. Everything is measured by libesa_video, as `esa evaluate` does. LPIPS needs its weights
-(--lpips-weights)."""
+Two videos, or two folders whose videos are paired by name without ending (000.safetensors with 000.mp4). A missing
+partner, another number of frames or another size is an error that names both. Everything is measured by libesa_video,
+as `esa evaluate` does. LPIPS needs its weights (--lpips-weights)."""
 from __future__ import annotations
 
 import argparse
@@ -44,8 +46,10 @@ def evaluate_pair(reference: str, generated: str, lpips: Lpips | None) -> Compar
 
 def figures(c: Comparison) -> dict[str, Any]:
     """Of one video, for JSON; PSNR of equal videos is null."""
-    return {"psnr": c.psnr, "ssim": c.ssim, "lpips": c.lpips, "flicker": c.flicker, "psnr_min": c.psnr_min, "ssim_min": c.ssim_min,
-            "lpips_max": c.lpips_max, "identical": c.identical}
+    return {
+        "psnr": c.psnr, "ssim": c.ssim, "lpips": c.lpips, "flicker": c.flicker, "psnr_min": c.psnr_min,
+        "ssim_min": c.ssim_min, "lpips_max": c.lpips_max, "identical": c.identical
+    }
 
 
 def means(found: list[Comparison]) -> dict[str, float | None]:
@@ -67,15 +71,21 @@ def evaluate(args: argparse.Namespace) -> None:
         _row(stem, results[-1].psnr, results[-1].ssim, results[-1].lpips, results[-1].flicker)
     mean = means(results)
     if len(results) > 1:
-        _row("mean", *(math.inf if name == "psnr" and mean[name] is None else math.nan if mean[name] is None else float(mean[name] or 0)
-                       for name in MEASURES))
+        _row(
+            "mean",
+            *(math.inf
+              if name == "psnr" and mean[name] is None else math.nan if mean[name] is None else float(mean[name] or 0)
+              for name in MEASURES))
     if lpips is None:
         say(f"note: {WITHOUT_WEIGHTS}")
     if args.output:
         videos = [{"name": stem, "reference": reference, "generated": generated, **figures(c), "each": list(c.each)}
                   for (stem, reference, generated), c in zip(found, results)]
-        program.write_json(args.output, {"reference": args.reference, "generated": args.generated, "lpips": lpips.net if lpips else None,
-                                         "identical": sum(c.identical for c in results), "mean": mean, "videos": videos})
+        program.write_json(
+            args.output, {
+                "reference": args.reference, "generated": args.generated, "lpips": lpips.net if lpips else None,
+                "identical": sum(c.identical for c in results), "mean": mean, "videos": videos
+            })
 
 
 def _row(name: str, psnr: float, ssim: float, lpips: float, flicker: float) -> None:

@@ -20,11 +20,14 @@ from .program import Stop, say
 
 def parser() -> program.Parser:
     p = program.Parser("export_mp4", "Makes MP4 files of video tensors.")
-    p.add_argument("source", metavar="DIR|FILE", nargs="+", help="folders of tensors (.safetensors, .npy), or single ones")
-    p.add_argument("--out", metavar="FILE", help="of a single tensor; the ending chooses the format (its own name with .mp4)")
+    p.add_argument("source", metavar="DIR|FILE", nargs="+",
+                   help="folders of tensors (.safetensors, .npy), or single ones")
+    p.add_argument("--out", metavar="FILE",
+                   help="of a single tensor; the ending chooses the format (its own name with .mp4)")
     p.add_argument("--output-dir", metavar="DIR", help="where the files go (beside the tensors)")
     p.add_argument("--fps", type=float, default=0.0, metavar="X", help="(what the tensor file says, else 16)")
-    p.add_argument("--quality", type=program._whole(0, 100), default=0, metavar="N", help="1 to 100 (the codec's usual)")
+    p.add_argument("--quality", type=program._whole(0, 100), default=0, metavar="N",
+                   help="1 to 100 (the codec's usual)")
     p.add_argument("--codec", choices=tuple(CODECS), default="auto", help="(auto: H.264, else MPEG-4)")
     return p
 
@@ -48,8 +51,10 @@ def sources(args: argparse.Namespace) -> list[str]:
 
 def export(args: argparse.Namespace) -> None:
     found = sources(args)
-    targets = [args.out or os.path.join(args.output_dir or os.path.dirname(path), os.path.splitext(os.path.basename(path))[0] + ".mp4")
-               for path in found]
+    targets = [
+        args.out or os.path.join(args.output_dir or os.path.dirname(path),
+                                 os.path.splitext(os.path.basename(path))[0] + ".mp4") for path in found
+    ]
     if len(set(targets)) != len(targets):
         raise Stop("two of the tensors would become one file; export them one by one with --out")
     for path, target in zip(found, targets):

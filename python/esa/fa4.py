@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`EsaConfig(kernel="fa4")`: masks are ours, attention is computed by an installed FlashAttention-4 (package flash_attn.cute).
+"""`EsaConfig(kernel="fa4")`: masks are ours, attention is computed by an installed FlashAttention-4 (package
+flash_attn.cute).
 
-FA4 takes q, k, v as (B, N, H, D) and the kept blocks as full_block_cnt int32 [B, H, nq] and full_block_idx int32 [B, H, nq, nk], in one
-BlockSparseTensorsTorch (or, in early versions, as arguments of their own). On Blackwell its blocks are 256 x 128, which are the entropy
-selector's. It has no tail, no key lengths and no token orders: what needs them is refused."""
+FA4 takes q, k, v as (B, N, H, D) and the kept blocks as full_block_cnt int32 [B, H, nq] and full_block_idx int32 [B, H,
+nq, nk], in one BlockSparseTensorsTorch (or, in early versions, as arguments of their own). On Blackwell its blocks are
+256 x 128, which are the entropy selector's. It has no tail, no key lengths and no token orders: what needs them is
+refused."""
 from __future__ import annotations
 
 import importlib
@@ -24,7 +26,8 @@ _MODULES = ("flash_attn.cute.interface", "flash_attn.cute")
 
 
 def _load() -> tuple[Any, Any]:
-    """flash_attn_func of an installed FA4 and its BlockSparseTensorsTorch (None where it takes the lists as arguments)."""
+    """flash_attn_func of an installed FA4 and its BlockSparseTensorsTorch (None where it takes the lists as
+    arguments)."""
     for name in _MODULES:
         try:
             function = getattr(importlib.import_module(name), "flash_attn_func", None)
@@ -38,8 +41,9 @@ def _load() -> tuple[Any, Any]:
         if "full_block_cnt" in names:
             return function, None
         raise EsaError(f"{name} has no block-sparse attention: a newer FlashAttention-4 is needed for kernel='fa4'")
-    raise EsaError("kernel='fa4' needs FlashAttention-4 (the Python package flash-attn-4, module flash_attn.cute), which is not installed; "
-                   "kernel='auto' uses esa's own")
+    raise EsaError(
+        "kernel='fa4' needs FlashAttention-4 (the Python package flash-attn-4, module flash_attn.cute), which is not installed; "
+        "kernel='auto' uses esa's own")
 
 
 def check(config: EsaConfig) -> None:
@@ -79,14 +83,16 @@ class Fa4Session:
                 or query.shape[1] < c.min_tokens:
             return None
         if self._masks is not None:
-            return self._masks.mask(layer, step, budget=c.density, branch=self._at[1] if self._masks.info.branches > 1 else 0)
+            return self._masks.mask(layer, step, budget=c.density,
+                                    branch=self._at[1] if self._masks.info.branches > 1 else 0)
         return select(query, key, c, layout=self.layout, input_layout="BSND")
 
-    def attention(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, input_layout: str = "BSND",
-                  out: torch.Tensor, kv_len: torch.Tensor | None = None) -> torch.Tensor:
+    def attention(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *,
+                  input_layout: str = "BSND", out: torch.Tensor, kv_len: torch.Tensor | None = None) -> torch.Tensor:
         """One call, (B, N, H, D) in and out."""
         if kv_len is not None:
-            raise EsaError("kernel='fa4' does not take key lengths, which this model needs for its padded text: use kernel='auto'")
+            raise EsaError(
+                "kernel='fa4' does not take key lengths, which this model needs for its padded text: use kernel='auto'")
         mask = self._mask(layer, query, key)
         keywords: dict[str, Any] = {}
         if mask is not None:
@@ -109,7 +115,9 @@ class Fa4Session:
 
     def stats(self, layer: int = -1, step: int = -1) -> Stats:
         """Counted here; times are FA4's own affair."""
-        calls = [d for (lay, st), values in self._cells.items() for d in values if layer in (-1, lay) and step in (-1, st)]
+        calls = [
+            d for (lay, st), values in self._cells.items() for d in values if layer in (-1, lay) and step in (-1, st)
+        ]
         sparse = [d for d in calls if d is not None]
         made, loaded = (0, len(sparse)) if self._masks is not None else (len(sparse), 0)
         return Stats(len(calls), len(calls) - len(sparse), len(sparse), 0, made, loaded, self.config.density,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The library's two steps as functions: `select` decides which key blocks matter, `attention` computes only those.
 
-torch tensors (CPU and CUDA, on torch's current stream) and numpy arrays are used where they lie. `esa.sparse_attention` is both steps in one
-call with MindIE-SD's arguments."""
+torch tensors (CPU and CUDA, on torch's current stream) and numpy arrays are used where they lie. `esa.sparse_attention`
+is both steps in one call with MindIE-SD's arguments."""
 from __future__ import annotations
 
 import ctypes as C
@@ -23,7 +23,9 @@ def refuse_gradients(*tensors: Any) -> None:
     """A ValueError where torch would record a gradient: the library computes forward only."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.is_grad_enabled() and any(X.is_torch(t) and t.requires_grad for t in tensors):
-        raise ValueError("esa computes attention forward only, but an input requires gradients: call it under torch.no_grad(), or detach the inputs")
+        raise ValueError(
+            "esa computes attention forward only, but an input requires gradients: call it under torch.no_grad(), or detach the inputs"
+        )
 
 
 def context_of(array: Any) -> Context:
@@ -72,7 +74,8 @@ def select(q: Any, k: Any, config: EsaConfig | None = None, *, layout: Layout | 
 
 def attention(q: Any, k: Any, v: Any, mask: Mask | None = None, *, tail: str = "none", input_layout: str = "BNSD",
               scale: float | None = None, causal: bool = False, kv_len: Any = None, return_lse: bool = False) -> Any:
-    """softmax(scale q k^T) v over the blocks of a mask; mask None: over everything. With return_lse also the log-sum-exp, float32 [B, H, N].
+    """softmax(scale q k^T) v over the blocks of a mask; mask None: over everything. With return_lse also the
+    log-sum-exp, float32 [B, H, N].
 
     causal is bottom-right aligned: key j is visible to query i iff j <= i + Nk - Nq.
 

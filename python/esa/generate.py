@@ -4,8 +4,9 @@
     python -m esa.generate --model wan-t2v-1.3b --method dense --output-dir results/dense
     python -m esa.generate --model wan-t2v-1.3b --method entropy --budget 0.5 --output-dir results/sparse-0.5
 
-Files are 000.safetensors, 001.safetensors, ...: one tensor `frames`, uint8 [frames, height, width, 3], every pixel as it was made.
-`python -m esa.evaluate` and `esa evaluate` compare such folders, `python -m esa.export_mp4` makes MP4 of them; --format mp4 writes MP4 at once."""
+Files are 000.safetensors, 001.safetensors, ...: one tensor `frames`, uint8 [frames, height, width, 3], every pixel as
+it was made. `python -m esa.evaluate` and `esa evaluate` compare such folders, `python -m esa.export_mp4` makes MP4
+of them; --format mp4 writes MP4 at once."""
 from __future__ import annotations
 
 import argparse
@@ -26,10 +27,13 @@ def parser() -> program.Parser:
     clips.add_method(p)
     program.add_size(p)
     program.add_sparse(p)
-    p.add_argument("--step-map", choices=("exact", "nearest"), default="exact", help="cached: masks made for another number of steps (exact)")
+    p.add_argument("--step-map", choices=("exact", "nearest"), default="exact",
+                   help="cached: masks made for another number of steps (exact)")
     p.add_argument("--output-dir", metavar="DIR", help="folder of the videos; made if it is not there")
-    p.add_argument("--out", metavar="FILE", help="one video: .mp4, .y4m, .safetensors, .npy, or a folder of PNG (a name that ends in /)")
-    p.add_argument("--format", choices=("safetensors", "mp4", "both"), default="safetensors", help="of the files in --output-dir (safetensors)")
+    p.add_argument("--out", metavar="FILE",
+                   help="one video: .mp4, .y4m, .safetensors, .npy, or a folder of PNG (a name that ends in /)")
+    p.add_argument("--format", choices=("safetensors", "mp4", "both"), default="safetensors",
+                   help="of the files in --output-dir (safetensors)")
     p.add_argument("--fps", type=float, metavar="X", help="of the files (the model's own)")
     p.add_argument("--json", metavar="FILE", help="write what was measured")
     return p
@@ -77,8 +81,11 @@ def generate(args: argparse.Namespace) -> None:
             f"{program.clock(record['seconds'])} (text {record['text_seconds']:.1f}, denoising {record['denoise_seconds']:.1f}, "
             f"decoding {record['decode_seconds']:.1f})")
     if args.json and parallel.rank() == 0:
-        program.write_json(args.json, {"machine": clips.machine(), "model": args.model, "method": method.name, "budget": method.budget,
-                                       "settings": settings, "videos": made})
+        program.write_json(
+            args.json, {
+                "machine": clips.machine(), "model": args.model, "method": method.name, "budget": method.budget,
+                "settings": settings, "videos": made
+            })
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

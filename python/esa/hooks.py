@@ -26,7 +26,8 @@ class NoHook:
 
 
 class RootHook:
-    """Forward pre-hook of a transformer. Under torch.compile this is traced, so it only picks arguments and calls one operator."""
+    """Forward pre-hook of a transformer. Under torch.compile this is traced, so it only picks arguments and calls
+    one operator."""
 
     def __init__(self, run: Run, which: int) -> None:
         transformer = run.transformers[which]
@@ -45,7 +46,8 @@ class RootHook:
         i = self.place.get(name, len(args))
         return args[i] if i < len(args) else None
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    def __call__(self, module: nn.Module, args: tuple[Any, ...],
+                 kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         hidden_states = self._argument("hidden_states", args, kwargs)
         timestep = self._argument("timestep", args, kwargs)
         text = self._argument("encoder_hidden_states", args, kwargs)
@@ -73,7 +75,8 @@ class RootHook:
 
 
 class Ear:
-    """transformer.cache_context, listened to. An attribute of the one transformer, in front of the method of its class."""
+    """transformer.cache_context, listened to. An attribute of the one transformer, in front of the method of its
+    class."""
 
     def __init__(self, transformer: Any, clock: Clock) -> None:
         self.transformer, self.clock, self.original = transformer, clock, transformer.cache_context
@@ -101,8 +104,9 @@ def install(run: Run, which: int) -> None:
                 raise ValueError(f"{name} is in the hands of another esa.apply: remove that first")
             continue
         if type(there).__name__ not in run.family.replaces:
-            raise ValueError(f"{name} has the attention processor {type(there).__name__}, which esa cannot stand in for (it knows "
-                             f"{', '.join(run.family.replaces)})")
+            raise ValueError(
+                f"{name} has the attention processor {type(there).__name__}, which esa cannot stand in for (it knows "
+                f"{', '.join(run.family.replaces)})")
         ours = run.family.processor(run.handle, layer, there)
         ours._parallel_config = getattr(there, "_parallel_config", None)
         module.set_processor(ours)      # type: ignore[operator]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How tokens lie in the sequence: [text front][video t*h*w][text back], per side, and the order that makes blocks homogeneous."""
+"""How tokens lie in the sequence: [text front][video t*h*w][text back], per side, and the order that makes blocks
+homogeneous."""
 from __future__ import annotations
 
 import ctypes as C
@@ -28,7 +29,8 @@ class Layout:
     """Tokens of the query side (and of the key side where it differs).
 
     grid, grid_k
-        (t, h, w) of the video tokens; None: no grid (only raster order, nothing protected). grid_k None with equal lengths: as the query side.
+        (t, h, w) of the video tokens; None: no grid (only raster order, nothing protected). grid_k None with equal
+        lengths: as the query side.
     text_front, text_back, text_front_k, text_back_k
         Text tokens before and after the video tokens.
     order, window, protect_first_frame
@@ -75,7 +77,8 @@ class Layout:
         return out
 
 
-def order(layout: Layout | T.Layout, tokens: int, *, side: str = "q", mode: str = "fixed", context: Context | None = None) -> Any:
+def order(layout: Layout | T.Layout, tokens: int, *, side: str = "q", mode: str = "fixed",
+          context: Context | None = None) -> Any:
     """The permutation of one side as an int32 numpy array: position p of the ordered sequence holds token perm[p].
 
     Here no selector is known: order None counts as raster.

@@ -15,8 +15,8 @@ from .layout import Layout, order
 class Mask:
     """A filled mask: per (batch, head, query block) an ascending list of key blocks. Immutable.
 
-    Made by `esa.select`, by `esa.sparse_attention(..., return_mask=True)`, from a mask file, or by one of the from_ methods. `shape` is
-    (B, H, nq, nk); B is 1 or the batch of the call it is used in.
+    Made by `esa.select`, by `esa.sparse_attention(..., return_mask=True)`, from a mask file, or by one of the from_
+    methods. `shape` is (B, H, nq, nk); B is 1 or the batch of the call it is used in.
 
     >>> import numpy as np
     >>> mask = Mask.from_blocks(np.eye(4, dtype=bool)[None, None], 512, 512, block=128)
@@ -107,8 +107,8 @@ class Mask:
         return count, index
 
     def tokens(self) -> Any:
-        """bool [B, H, Nq, Nk] in the caller's order of tokens: what a dense attention would have to be masked with. For looking and
-        comparing, not for long sequences."""
+        """bool [B, H, Nq, Nk] in the caller's order of tokens: what a dense attention would have to be masked with. For
+        looking and comparing, not for long sequences."""
         import numpy
         i = self.info
         mode = T.word(T.MODES, i.mode)
@@ -122,39 +122,45 @@ class Mask:
     # ---- masks from elsewhere
 
     @classmethod
-    def _given(cls, function: str, arrays: tuple[Any, ...], batch: int, heads: int, Nq: int, Nk: int, block: int | tuple[int, int],
-               layout: Layout | None) -> Mask:
+    def _given(cls, function: str, arrays: tuple[Any, ...], batch: int, heads: int, Nq: int, Nk: int,
+               block: int | tuple[int, int], layout: Layout | None) -> Mask:
         context = shared_context()
         bq, bk = (block, block) if isinstance(block, int) else block
         info = T.MaskInfo(struct_size=C.sizeof(T.MaskInfo), block_q=bq, block_k=bk, B=batch, H=heads, Nq=Nq, Nk=Nk)
         info.layout = (layout or Layout()).struct()
         ptr = C.c_void_p()
-        context.run(getattr(context.lib.c, function), context.ptr, C.byref(ptr), C.byref(info), *(a.ctypes.data for a in arrays))
+        context.run(getattr(context.lib.c, function), context.ptr, C.byref(ptr), C.byref(info),
+                    *(a.ctypes.data for a in arrays))
         return cls(context, ptr)
 
     @classmethod
-    def from_blocks(cls, blocks: Any, Nq: int, Nk: int, *, block: int | tuple[int, int] = 128, layout: Layout | None = None) -> Mask:
+    def from_blocks(cls, blocks: Any, Nq: int, Nk: int, *, block: int | tuple[int, int] = 128,
+                    layout: Layout | None = None) -> Mask:
         """From bool [B, H, nq, nk]."""
         import numpy
         blocks = numpy.asarray(blocks, bool)
         bq, bk = (block, block) if isinstance(block, int) else block
         want = (-(-Nq // bq), -(-Nk // bk))
         if blocks.ndim != 4 or blocks.shape[2:] != want:
-            raise ValueError(f"blocks must have the shape (B, H, {want[0]}, {want[1]}) for {Nq} and {Nk} tokens, it is {blocks.shape}")
+            raise ValueError(
+                f"blocks must have the shape (B, H, {want[0]}, {want[1]}) for {Nq} and {Nk} tokens, it is {blocks.shape}"
+            )
         bits = numpy.ascontiguousarray(numpy.packbits(blocks, axis=-1, bitorder="little"))
         return cls._given("esa_mask_from_bits", (bits,), blocks.shape[0], blocks.shape[1], Nq, Nk, (bq, bk), layout)
 
     @classmethod
-    def from_fa4(cls, full_block_cnt: Any, full_block_idx: Any, Nq: int, Nk: int, *, block: int | tuple[int, int] = (256, 128),
-                 layout: Layout | None = None) -> Mask:
+    def from_fa4(cls, full_block_cnt: Any, full_block_idx: Any, Nq: int, Nk: int, *,
+                 block: int | tuple[int, int] = (256, 128), layout: Layout | None = None) -> Mask:
         """From full_block_cnt int32 [B, H, nq] and full_block_idx int32 [B, H, nq, nk]."""
         import numpy
-        count, index = numpy.ascontiguousarray(full_block_cnt, numpy.int32), numpy.ascontiguousarray(full_block_idx, numpy.int32)
+        count, index = numpy.ascontiguousarray(full_block_cnt,
+                                               numpy.int32), numpy.ascontiguousarray(full_block_idx, numpy.int32)
         bq, bk = (block, block) if isinstance(block, int) else block
         want = (-(-Nq // bq), -(-Nk // bk))
         if count.ndim != 3 or count.shape[2] != want[0] or index.shape != (*count.shape, want[1]):
-            raise ValueError(f"full_block_cnt must be (B, H, {want[0]}) and full_block_idx (B, H, {want[0]}, {want[1]}) for {Nq} and {Nk} "
-                             f"tokens, they are {count.shape} and {index.shape}")
+            raise ValueError(
+                f"full_block_cnt must be (B, H, {want[0]}) and full_block_idx (B, H, {want[0]}, {want[1]}) for {Nq} and {Nk} "
+                f"tokens, they are {count.shape} and {index.shape}")
         return cls._given("esa_mask_from_fa4", (count, index), count.shape[0], count.shape[1], Nq, Nk, (bq, bk), layout)
 
     def to(self, device: Any) -> Mask:
@@ -178,7 +184,8 @@ class Mask:
 class MaskFile:
     """A mask file, opened by mapping it into memory; recognised by its content, whatever its name.
 
-    `info` has everything the file says about itself (layers, steps, groups, H, Nq, Nk, blocks, prebuilt budgets, layout, model, ...)."""
+    `info` has everything the file says about itself (layers, steps, groups, H, Nq, Nk, blocks, prebuilt budgets,
+    layout, model, ...)."""
 
     def __init__(self, path: str | os.PathLike[str], context: Context | None = None) -> None:
         self.context = context or shared_context()
@@ -225,10 +232,11 @@ class MaskFile:
         return f"<esa.MaskFile {self.path}: {i.layers} layers, {i.steps} steps, {i.H} heads, {i.Nq} tokens, budgets {self.budgets}>"
 
 
-def build_mask_file(output: str | os.PathLike[str], recordings: list[str | os.PathLike[str]], *, budgets: tuple[float, ...] = (),
-                    importance: str = "u8", store_dense: bool = False, dense_first_layer: bool = True, warmup_frac: float = 0.2,
-                    steps: int = 0) -> None:
-    """Sums recordings of the same run (`Session.save_recording`) and writes a mask file. steps: those it will serve, 0: those recorded."""
+def build_mask_file(output: str | os.PathLike[str], recordings: list[str | os.PathLike[str]], *,
+                    budgets: tuple[float, ...] = (), importance: str = "u8", store_dense: bool = False,
+                    dense_first_layer: bool = True, warmup_frac: float = 0.2, steps: int = 0) -> None:
+    """Sums recordings of the same run (`Session.save_recording`) and writes a mask file. steps: those it will serve,
+    0: those recorded."""
     if isinstance(recordings, (str, bytes, os.PathLike)) or not len(recordings):
         raise ValueError(f"recordings must be a list of files, at least one, not {recordings!r}")
     if not isinstance(budgets, (tuple, list)):
@@ -237,8 +245,10 @@ def build_mask_file(output: str | os.PathLike[str], recordings: list[str | os.Pa
     context = shared_context()
     build = lib.c.esa_mask_build_default()
     values = (C.c_double * max(1, len(budgets)))(*budgets)
-    build.importance, build.budgets, build.budget_count = T.number(T.IMPORTANCES, importance, "importance"), values, len(budgets)
-    build.store_dense, build.dense_first_layer, build.warmup_frac = int(store_dense), int(dense_first_layer), warmup_frac
+    build.importance, build.budgets, build.budget_count = T.number(T.IMPORTANCES, importance,
+                                                                   "importance"), values, len(budgets)
+    build.store_dense, build.dense_first_layer, build.warmup_frac = int(store_dense), int(
+        dense_first_layer), warmup_frac
     build.steps = steps
     paths = (C.c_char_p * len(recordings))(*(os.fsencode(p) for p in recordings))
     context.run(lib.c.esa_mask_file_build, context.ptr, os.fsencode(output), paths, len(recordings), C.byref(build))

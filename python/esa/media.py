@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Videos as files and as tensors, through libesa_video: the readers, writers and metrics of the `esa` command.
 
-A video is uint8 [frames, height, width, 3], RGB (what `esa.models.generate_video` returns): a torch tensor on the CPU or a numpy array. Formats:
-.mp4 (and whatever else FFmpeg reads), .y4m, .safetensors and .npy (lossless), a folder of PNG."""
+A video is uint8 [frames, height, width, 3], RGB (what `esa.models.generate_video` returns): a torch tensor on the CPU
+or a numpy array. Formats: .mp4 (and whatever else FFmpeg reads), .y4m, .safetensors and .npy (lossless), a folder of
+PNG."""
 from __future__ import annotations
 
 import ctypes as C
@@ -15,7 +16,8 @@ from typing import Any
 from . import _types as T
 from ._lib import Context, EsaError, load, shared_context, usable
 
-# In the order in which a folder's files count where one video is there in several formats: what keeps every pixel first.
+# In the order in which a folder's files count where one video is there in several formats: what keeps every pixel
+# first.
 ENDINGS = (".safetensors", ".npy", ".y4m", ".mp4", ".mkv", ".webm", ".avi", ".mov")
 LOSSLESS = ".safetensors"
 TENSOR_ENDINGS = (".safetensors", ".npy")
@@ -61,7 +63,8 @@ class Frames:
         if array.dtype != numpy.uint8 or array.ndim != 4 or array.shape[3] != 3 or 0 in array.shape:
             raise ValueError(f"a video is uint8 [frames, height, width, 3], this is {array.dtype} {list(array.shape)}")
         context, ptr = shared_context(), C.c_void_p()
-        context.run(load().video.esa_frames_create, context.ptr, C.byref(ptr), array.ctypes.data, *array.shape[:3], float(fps))
+        context.run(load().video.esa_frames_create, context.ptr, C.byref(ptr), array.ctypes.data, *array.shape[:3],
+                    float(fps))
         return cls(context, ptr)
 
     @classmethod
@@ -84,13 +87,14 @@ class Frames:
         """The ending chooses the format. Written to a temporary name and renamed."""
         params = load().video.esa_save_params_default()
         params.fps, params.quality, params.codec = fps, quality, T.number(T.CODECS, codec, "codec")
-        self._context.run(load().video.esa_frames_save, self._context.ptr, self._ptr, os.fsencode(path), C.byref(params))
+        self._context.run(load().video.esa_frames_save, self._context.ptr, self._ptr, os.fsencode(path),
+                          C.byref(params))
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """How near a video is to its reference. psnr is infinite for equal videos, lpips NaN where it was not measured, flicker NaN for one
-    frame; `each` has one dict of psnr, ssim, lpips, flicker per frame."""
+    """How near a video is to its reference. psnr is infinite for equal videos, lpips NaN where it was not measured,
+    flicker NaN for one frame; `each` has one dict of psnr, ssim, lpips, flicker per frame."""
     psnr: float
     ssim: float
     lpips: float
@@ -131,17 +135,19 @@ def compare(reference: Frames, frames: Frames, lpips: Lpips | None = None) -> Co
     context = shared_context()
     metrics = T.Metrics(struct_size=C.sizeof(T.Metrics))
     each = (C.c_double * (len(_METRICS) * reference.shape[0]))()
-    context.run(load().video.esa_frames_measure, context.ptr, C.byref(metrics), C.cast(each, C.c_void_p), reference.ptr, frames.ptr,
-                lpips.ptr if lpips is not None else None, None, None)
+    context.run(load().video.esa_frames_measure, context.ptr, C.byref(metrics), C.cast(each, C.c_void_p), reference.ptr,
+                frames.ptr, lpips.ptr if lpips is not None else None, None, None)
     rows = tuple(dict(zip(_METRICS, each[i:i + len(_METRICS)])) for i in range(0, len(each), len(_METRICS)))
-    return Comparison(metrics.psnr, metrics.ssim, metrics.lpips, metrics.flicker, metrics.psnr_min, metrics.ssim_min, metrics.lpips_max, rows)
+    return Comparison(metrics.psnr, metrics.ssim, metrics.lpips, metrics.flicker, metrics.psnr_min, metrics.ssim_min,
+                      metrics.lpips_max, rows)
 
 
 # ---------------------------------------------------------------- folders of videos
 
 def videos_in(folder: str | os.PathLike[str]) -> dict[str, str]:
-    """The videos of a folder by stem: {"000": "folder/000.safetensors", ...}. A folder of PNG inside is one video. Where a video is there in
-    several formats (a tensor and the MP4 made of it) the one that keeps every pixel counts. Anything else is not looked at."""
+    """The videos of a folder by stem: {"000": "folder/000.safetensors", ...}. A folder of PNG inside is one video.
+    Where a video is there in several formats (a tensor and the MP4 made of it) the one that keeps every pixel
+    counts. Anything else is not looked at."""
     folder = os.fspath(folder)
     found: dict[str, tuple[int, str]] = {}
     for name in sorted(os.listdir(folder)):
@@ -161,7 +167,8 @@ def videos_in(folder: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def pairs(reference: str | os.PathLike[str], generated: str | os.PathLike[str]) -> list[tuple[str, str, str]]:
-    """(stem, reference file, generated file): of two videos, or of two folders by stem. A video without its partner is an error that names it."""
+    """(stem, reference file, generated file): of two videos, or of two folders by stem. A video without its partner
+    is an error that names it."""
     reference, generated = os.fspath(reference), os.fspath(generated)
     for path in (reference, generated):
         if not os.path.exists(path):

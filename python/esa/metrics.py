@@ -4,10 +4,11 @@
     from esa.metrics import psnr, ssim, lpips, compare
     print(psnr(dense, sparse), ssim(dense, sparse))
 
-Videos are uint8 [frames, height, width, 3] tensors or arrays (what `generate_video` returns), or the names of files. PSNR is over all frames
-(infinite for equal videos), SSIM the mean over frames (11 x 11 Gaussian window of sigma 1.5, as scikit-image's gaussian_weights computes it), LPIPS
-the mean over frames. LPIPS needs weights: tools/convert_lpips.py makes the file once from the `lpips` and torchvision checkpoints; it is given as
-`weights`, or found as $ESA_MODELS/lpips-alex.safetensors, where `esa evaluate` looks too.
+Videos are uint8 [frames, height, width, 3] tensors or arrays (what `generate_video` returns), or the names of files.
+PSNR is over all frames (infinite for equal videos), SSIM the mean over frames (11 x 11 Gaussian window of sigma 1.5, as
+scikit-image's gaussian_weights computes it), LPIPS the mean over frames. LPIPS needs weights: tools/convert_lpips.py
+makes the file once from the `lpips` and torchvision checkpoints; it is given as `weights`, or found as
+$ESA_MODELS/lpips-alex.safetensors, where `esa evaluate` looks too.
 
 >>> import numpy as np
 >>> video = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), dtype=np.uint8)
@@ -27,8 +28,9 @@ from .media import compare as _compare
 
 __all__ = ["Comparison", "compare", "find_lpips", "lpips", "psnr", "ssim"]
 
-WITHOUT_WEIGHTS = ("LPIPS needs its weights: tools/convert_lpips.py makes one file of the checkpoints of lpips and torchvision; give it with "
-                   "--lpips-weights FILE or put it into the folder $ESA_MODELS names, as lpips-alex.safetensors")
+WITHOUT_WEIGHTS = (
+    "LPIPS needs its weights: tools/convert_lpips.py makes one file of the checkpoints of lpips and torchvision; give it with "
+    "--lpips-weights FILE or put it into the folder $ESA_MODELS names, as lpips-alex.safetensors")
 
 
 def find_lpips(weights: str | os.PathLike[str] | None = None) -> Lpips | None:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models by name: where their folders are, loading them with diffusers, and making a video of the size each was made for.
+"""The models by name: where their folders are, loading them with diffusers, and making a video of the size each was
+made for.
 
     pipe = load_pipeline("wan-t2v-1.3b")
     video = generate_video(pipe, "A cat walking on grass", "wan-t2v-1.3b")
@@ -47,7 +48,8 @@ def _is_model(folder: str | os.PathLike[str]) -> bool:
 
 def _in_hub_cache(hub: str) -> str | None:
     """models--ORG--NAME/snapshots/<what refs/main says> in the local cache of the hub."""
-    root = os.environ.get("HF_HUB_CACHE") or os.path.join(os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface"), "hub")
+    root = os.environ.get("HF_HUB_CACHE") or os.path.join(
+        os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface"), "hub")
     place = os.path.join(root, "models--" + hub.replace("/", "--"))
     try:
         revision = pathlib.Path(place, "refs", "main").read_text().strip()
@@ -58,8 +60,9 @@ def _in_hub_cache(hub: str) -> str | None:
 
 
 def find_model(name: str | os.PathLike[str], *, download: bool = False) -> str:
-    """The folder of a model: given as a folder, or by name under $ESA_MODELS/<name>, then in the local cache of the Hugging Face hub (and
-    wan-tiny in the source tree). The network is used only with download=True. FileNotFoundError, in one sentence, otherwise."""
+    """The folder of a model: given as a folder, or by name under $ESA_MODELS/<name>, then in the local cache of the
+    Hugging Face hub (and wan-tiny in the source tree). The network is used only with download=True.
+    FileNotFoundError, in one sentence, otherwise."""
     name = os.fspath(name)
     if os.path.isdir(name):
         if not _is_model(name):
@@ -76,15 +79,17 @@ def find_model(name: str | os.PathLike[str], *, download: bool = False) -> str:
         tree = pathlib.Path(__file__).resolve().parents[2] / "models" / name
         if _is_model(tree):
             return str(tree)
-        raise FileNotFoundError(f"the model {name} was found neither under $ESA_MODELS ({root or 'not set'}) nor in a source tree of esa")
+        raise FileNotFoundError(
+            f"the model {name} was found neither under $ESA_MODELS ({root or 'not set'}) nor in a source tree of esa")
     cached = _in_hub_cache(hub)
     if cached is not None:
         return cached
     if download:
         from huggingface_hub import snapshot_download
         return str(snapshot_download(hub))
-    raise FileNotFoundError(f"the model {name} was found neither under $ESA_MODELS ({root or 'not set'}) nor in the hub's cache; "
-                            f"`hf download {hub}` or load_pipeline(..., download=True) puts it there")
+    raise FileNotFoundError(
+        f"the model {name} was found neither under $ESA_MODELS ({root or 'not set'}) nor in the hub's cache; "
+        f"`hf download {hub}` or load_pipeline(..., download=True) puts it there")
 
 
 def _check_device(device: str | torch.device | None) -> None:
@@ -98,11 +103,14 @@ def _check_device(device: str | torch.device | None) -> None:
     if where.type == "cuda":
         number = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (where.index or 0) >= number:
-            raise ValueError(f"device {str(where)!r} was asked for, torch sees {number or 'no'} GPU{'' if number == 1 else 's'} here")
+            raise ValueError(
+                f"device {str(where)!r} was asked for, torch sees {number or 'no'} GPU{'' if number == 1 else 's'} here"
+            )
 
 
-def load_pipeline(name: str | os.PathLike[str], *, torch_dtype: torch.dtype | None = None, device: str | torch.device | None = None,
-                  cpu_offload: bool = False, download: bool = False, **more: Any) -> Any:
+def load_pipeline(name: str | os.PathLike[str], *, torch_dtype: torch.dtype | None = None,
+                  device: str | torch.device | None = None, cpu_offload: bool = False, download: bool = False,
+                  **more: Any) -> Any:
     """A diffusers pipeline by name or folder, ready to run.
 
     torch_dtype
@@ -110,7 +118,8 @@ def load_pipeline(name: str | os.PathLike[str], *, torch_dtype: torch.dtype | No
     device
         None: the GPU if there is one.
     cpu_offload
-        Parts wait in main memory and visit the GPU in turn: how the 14B model fits one GPU with the text encoder beside it.
+        Parts wait in main memory and visit the GPU in turn: how the 14B model fits one GPU with the text encoder beside
+        it.
     download
         Only this lets the network be used.
     more
@@ -126,7 +135,8 @@ def load_pipeline(name: str | os.PathLike[str], *, torch_dtype: torch.dtype | No
         index = json.load(file)
     if index.get("_class_name") == "WanPipeline" and dtype != torch.float32 and "vae" not in more:
         from diffusers import AutoencoderKLWan
-        more["vae"] = AutoencoderKLWan.from_pretrained(folder, subfolder="vae", torch_dtype=torch.float32, local_files_only=True)
+        more["vae"] = AutoencoderKLWan.from_pretrained(folder, subfolder="vae", torch_dtype=torch.float32,
+                                                       local_files_only=True)
     pipe = DiffusionPipeline.from_pretrained(folder, torch_dtype=dtype, local_files_only=True, **more)
     setattr(pipe, _NAME, os.fspath(name) if os.fspath(name) in MODELS else None)
     if index.get("_class_name") == "HunyuanVideoPipeline":
@@ -139,7 +149,8 @@ def load_pipeline(name: str | os.PathLike[str], *, torch_dtype: torch.dtype | No
 
 
 def model_of(pipe: Any, name: str | None = None) -> Model:
-    """What is known of a pipeline: by name, by the name it was loaded by, else by its class (Wan's table is that of 2.1)."""
+    """What is known of a pipeline: by name, by the name it was loaded by, else by its class (Wan's table is that of
+    2.1)."""
     name = name if name is not None else getattr(pipe, _NAME, None)
     if name is not None and name in MODELS:
         return MODELS[name]
@@ -148,19 +159,21 @@ def model_of(pipe: Any, name: str | None = None) -> Model:
     for model in MODELS.values():
         if type(pipe).__name__ == model.pipeline:
             return model
-    raise ValueError(f"esa does not know which size {type(pipe).__name__} wants: give height, width, num_frames and num_inference_steps "
-                     "to the pipeline yourself")
+    raise ValueError(
+        f"esa does not know which size {type(pipe).__name__} wants: give height, width, num_frames and num_inference_steps "
+        "to the pipeline yourself")
 
 
-def generate_video(pipe: Any, prompt: str, name: str | None = None, *, height: int | None = None, width: int | None = None,
-                   num_frames: int | None = None, num_inference_steps: int | None = None, guidance_scale: float | None = None,
-                   negative_prompt: str | None = None, seed: int = 0, callback_on_step_end: Callable[..., Any] | None = None,
-                   **more: Any) -> torch.Tensor:
+def generate_video(pipe: Any, prompt: str, name: str | None = None, *, height: int | None = None,
+                   width: int | None = None, num_frames: int | None = None, num_inference_steps: int | None = None,
+                   guidance_scale: float | None = None, negative_prompt: str | None = None, seed: int = 0,
+                   callback_on_step_end: Callable[..., Any] | None = None, **more: Any) -> torch.Tensor:
     """One video: uint8 [frames, height, width, 3], RGB, on the CPU.
 
     name
-        One of the known models, whose frames, size, steps and guidance count where they are not given (81 frames of 480 x 832 for Wan,
-        49 of 480 x 720 for CogVideoX, 129 of 544 x 960 for HunyuanVideo); never the pipeline's own defaults. None: by how it was loaded, or its class.
+        One of the known models, whose frames, size, steps and guidance count where they are not given (81 frames of 480
+        x 832 for Wan, 49 of 480 x 720 for CogVideoX, 129 of 544 x 960 for HunyuanVideo); never the pipeline's own
+        defaults. None: by how it was loaded, or its class.
     seed
         Of the noise, drawn on the CPU so that it is the same on every machine.
     more
@@ -172,10 +185,12 @@ def generate_video(pipe: Any, prompt: str, name: str | None = None, *, height: i
         more["callback_on_step_end"] = callback_on_step_end
     if "generator" not in more:
         more["generator"] = torch.Generator("cpu").manual_seed(seed)
-    output = pipe(prompt=prompt, height=model.height if height is None else height, width=model.width if width is None else width,
+    output = pipe(prompt=prompt, height=model.height if height is None else height,
+                  width=model.width if width is None else width,
                   num_frames=model.num_frames if num_frames is None else num_frames,
                   num_inference_steps=model.num_inference_steps if num_inference_steps is None else num_inference_steps,
-                  guidance_scale=model.guidance_scale if guidance_scale is None else guidance_scale, output_type="pt", **more)
+                  guidance_scale=model.guidance_scale if guidance_scale is None else guidance_scale, output_type="pt",
+                  **more)
     return to_frames(output.frames[0])
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mask files of the original (DecartAI's entropy-sparse-attn): a torch file with averaged importance [L, T, H, nq, nk] and, per budget,
-full_block_cnt [L, T, H, nq] and full_block_idx [L, T, H, nq, nk].
+"""Mask files of the original (DecartAI's entropy-sparse-attn): a torch file with averaged importance [L, T, H, nq, nk]
+and, per budget, full_block_cnt [L, T, H, nq] and full_block_idx [L, T, H, nq, nk].
 
-Its layout is not written down anywhere, so tensors are found by fragments of their names and by their shapes. Such a file does not say how
-many tokens it was made for, only how many blocks: it becomes one of our mask files when the model shows its first frame. The torch file is
-opened with weights_only, so nothing in it is executed."""
+Its layout is not written down anywhere, so tensors are found by fragments of their names and by their shapes. Such a
+file does not say how many tokens it was made for, only how many blocks: it becomes one of our mask files when the model
+shows its first frame. The torch file is opened with weights_only, so nothing in it is executed."""
 from __future__ import annotations
 
 import ctypes as C
@@ -27,7 +27,8 @@ _FILE_I32, _FILE_U32 = 5, 11        # ESA_FILE_* of esa_tensors.h
 
 
 def is_original(path: str | os.PathLike[str]) -> bool:
-    """True if a file is torch's (a zip archive or a pickle), by its first bytes. Ours are safetensors, whatever their name."""
+    """True if a file is torch's (a zip archive or a pickle), by its first bytes. Ours are safetensors, whatever
+    their name."""
     try:
         with open(path, "rb") as file:
             head = file.read(4)
@@ -69,20 +70,26 @@ class OriginalMasks:
         try:
             content = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:          # torch raises a dozen kinds here
-            raise ValueError(f"{self.path} is a torch file that cannot be read without executing code from it "
-                             f"({type(error).__name__}): only tensors, numbers, strings, dicts and lists are taken") from error
+            raise ValueError(
+                f"{self.path} is a torch file that cannot be read without executing code from it "
+                f"({type(error).__name__}): only tensors, numbers, strings, dicts and lists are taken") from error
         self.importance: torch.Tensor | None = None
         self.lists: dict[float | None, dict[str, torch.Tensor]] = {}
         for name, tensor in _walk(content):
             self._sort(name.lower(), tensor)
-        self.lists = {b: x for b, x in self.lists.items() if "cnt" in x and "idx" in x and x["idx"].shape[:-1] == x["cnt"].shape}
+        self.lists = {
+            b: x
+            for b, x in self.lists.items() if "cnt" in x and "idx" in x and x["idx"].shape[:-1] == x["cnt"].shape
+        }
         first = next(iter(self.lists.values()))["idx"] if self.lists else self.importance
         if first is None:
-            raise ValueError(f"{self.path} is a torch file without masks: neither importance [layers, steps, heads, nq, nk] nor full_block_cnt and "
-                             "full_block_idx of fitting shapes were found in it")
+            raise ValueError(
+                f"{self.path} is a torch file without masks: neither importance [layers, steps, heads, nq, nk] nor full_block_cnt and "
+                "full_block_idx of fitting shapes were found in it")
         self.shape = tuple(int(n) for n in first.shape)
         if self.importance is not None and tuple(self.importance.shape) != self.shape:
-            raise ValueError(f"{self.path} holds masks of shape {self.shape} and importance of shape {tuple(self.importance.shape)}")
+            raise ValueError(
+                f"{self.path} holds masks of shape {self.shape} and importance of shape {tuple(self.importance.shape)}")
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def _sort(self, name: str, x: torch.Tensor) -> None:
@@ -100,14 +107,18 @@ class OriginalMasks:
             self.lists.setdefault(_budget(name), {})[kind] = found
 
     def convert(self, tokens: int, layout: Layout, budget: float) -> tuple[str, float]:
-        """One of our mask files for a model of so many tokens, and the budget it is listed under. It lives as long as this object."""
+        """One of our mask files for a model of so many tokens, and the budget it is listed under. It lives as long
+        as this object."""
         nq, nk = self.shape[3:]
         if (nq, nk) != (-(-tokens // Q_BLOCK), -(-tokens // K_BLOCK)):
-            raise ValueError(f"{self.path} was made for {nq} x {nk} blocks of {Q_BLOCK} x {K_BLOCK} tokens, this video has {tokens} tokens, which "
-                             f"are {-(-tokens // Q_BLOCK)} x {-(-tokens // K_BLOCK)}")
+            raise ValueError(
+                f"{self.path} was made for {nq} x {nk} blocks of {Q_BLOCK} x {K_BLOCK} tokens, this video has {tokens} tokens, which "
+                f"are {-(-tokens // Q_BLOCK)} x {-(-tokens // K_BLOCK)}")
         self._folder = tempfile.TemporaryDirectory(prefix="esa-masks-")
         output = os.path.join(self._folder.name, "masks")
-        lists = next((x for b, x in self.lists.items() if abs(self._named(b) - budget) < (5e-4 if b is not None else 0.01)), None)
+        lists = next(
+            (x for b, x in self.lists.items() if abs(self._named(b) - budget) < (5e-4 if b is not None else 0.01)),
+            None)
         if lists is not None:
             self._import_lists(output, lists, tokens, layout)
             return output, MaskFile(output).budgets[0]
@@ -133,10 +144,12 @@ class OriginalMasks:
                 for layer in x:
                     writer.write(layer.to(torch.int32))
         context = shared_context()
-        info = T.MaskInfo(struct_size=C.sizeof(T.MaskInfo), block_q=Q_BLOCK, block_k=K_BLOCK, B=1, H=self.shape[2], Nq=tokens, Nk=tokens)
+        info = T.MaskInfo(struct_size=C.sizeof(T.MaskInfo), block_q=Q_BLOCK, block_k=K_BLOCK, B=1, H=self.shape[2],
+                          Nq=tokens, Nk=tokens)
         info.layout = layout.struct()
         info.layout.order = T.ORDERS["raster"]          # the original does not reorder
-        context.run(context.lib.c.esa_mask_file_import_fa4, context.ptr, os.fsencode(output), os.fsencode(exchange), C.byref(info), None)
+        context.run(context.lib.c.esa_mask_file_import_fa4, context.ptr, os.fsencode(output), os.fsencode(exchange),
+                    C.byref(info), None)
         os.unlink(exchange)
 
     def _write_recording(self, path: str, tokens: int, layout: Layout) -> None:
@@ -145,11 +158,14 @@ class OriginalMasks:
         L, steps, heads, nq, nk = self.shape
         grid = ",".join(str(n) for n in (layout.grid or (0, 0, 0)))
         text = f"{layout.text_front},{layout.text_back}"
-        about = {"format": "esa.recording", "format_version": "1", "model": "", "config_hash": "", "selector": "entropy", "mode": "fixed",
-                 "layers": L, "steps": steps, "groups": steps, "branches": 1, "heads": heads, "tokens_q": tokens, "tokens_k": tokens,
-                 "block": f"{Q_BLOCK},{K_BLOCK}", "causal": 0, "samples": 4, "scale": 0, "order": "raster", "window": "0,0,0",
-                 "protect_first_frame": 0, "grid_q": grid, "grid_k": grid, "text_q": text, "text_k": text, "prompts": 1, "warmup_frac": "0.2",
-                 "dense_first_layer": 1, "importance": "none"}
+        about = {
+            "format": "esa.recording", "format_version": "1", "model": "", "config_hash": "", "selector": "entropy",
+            "mode": "fixed", "layers": L, "steps": steps, "groups": steps, "branches": 1, "heads": heads,
+            "tokens_q": tokens, "tokens_k": tokens, "block": f"{Q_BLOCK},{K_BLOCK}", "causal": 0, "samples": 4,
+            "scale": 0, "order": "raster", "window": "0,0,0", "protect_first_frame": 0, "grid_q": grid, "grid_k": grid,
+            "text_q": text, "text_k": text, "prompts": 1, "warmup_frac": "0.2", "dense_first_layer": 1,
+            "importance": "none"
+        }
         with TensorWriter(path) as writer:
             for key, value in about.items():
                 writer.metadata(key, str(value))
@@ -158,11 +174,13 @@ class OriginalMasks:
             writer.declare("sums", _FILE_U32, (L * steps, heads, nq, nk))
             writer.write(torch.ones(1, L, steps, dtype=torch.int32))
             for layer in self.importance:
-                writer.write((layer.double().clamp(0, 1) * 2**24).round().to(torch.int32))      # below 2^31: the same bytes as unsigned
+                # below 2^31: the same bytes as unsigned
+                writer.write((layer.double().clamp(0, 1) * 2**24).round().to(torch.int32))
 
 
 class TensorWriter:
-    """The library's writer of tensor files: everything declared first, then the data in that order; nothing is left behind on failure."""
+    """The library's writer of tensor files: everything declared first, then the data in that order; nothing is left
+    behind on failure."""
 
     def __init__(self, path: str) -> None:
         self._context = shared_context()

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """One video on several GPUs, and one program on several processes.
 
-Ulysses: tokens are spread over the ranks everywhere but in self-attention; there an all-to-all exchange gives each rank all tokens of some heads,
-esa computes those, and a second exchange spreads the tokens again. diffusers does the spreading (`enable_parallelism`), this file the exchange
-around esa's operator. Masks are per head, so a rank uses its part of a mask file (from its first head on); selectors that look at
-one head at a time choose what they would choose on one GPU, and entropy online shares the budget among the heads of a rank.
+Ulysses: tokens are spread over the ranks everywhere but in self-attention; there an all-to-all exchange gives each rank
+all tokens of some heads, esa computes those, and a second exchange spreads the tokens again. diffusers does the
+spreading (`enable_parallelism`), this file the exchange around esa's operator. Masks are per head, so a rank uses its
+part of a mask file (from its first head on); selectors that look at one head at a time choose what they would choose on
+one GPU, and entropy online shares the budget among the heads of a rank.
 
 `launch` starts the processes of `--gpus N`; under torchrun they are there already."""
 from __future__ import annotations
@@ -42,20 +43,23 @@ def _check(number: int, device: str | None) -> None:
     import torch
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if (device is None or not device.startswith("cpu")) and gpus < number:
-        raise ValueError(f"--gpus {number} was asked for, this machine has {gpus} (--device cpu runs the processes on the CPU)")
+        raise ValueError(
+            f"--gpus {number} was asked for, this machine has {gpus} (--device cpu runs the processes on the CPU)")
 
 
 def launch(number: int, device: str | None, module: str, arguments: Sequence[str]) -> int | None:
-    """Runs `python -m module arguments` in so many processes and returns the exit status; None where this process is one of them or the
-    only one, and has to go on itself."""
+    """Runs `python -m module arguments` in so many processes and returns the exit status; None where this process is
+    one of them or the only one, and has to go on itself."""
     if number <= 1 or size() > 1:
         if size() > 1 and number not in (1, size()):
             raise ValueError(f"--gpus {number} was asked for, but {size()} processes were started")
         return None
     _check(number, device)
     shared = dict(os.environ, WORLD_SIZE=str(number), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_free_port()))
-    children = [subprocess.Popen([sys.executable, "-m", module, *arguments], env=dict(shared, RANK=str(i), LOCAL_RANK=str(i)))
-                for i in range(number)]
+    children = [
+        subprocess.Popen([sys.executable, "-m", module, *arguments], env=dict(shared, RANK=str(i), LOCAL_RANK=str(i)))
+        for i in range(number)
+    ]
     try:
         return _wait(children)
     finally:
@@ -119,20 +123,25 @@ def _joined() -> bool:
 # ---------------------------------------------------------------- Ulysses
 
 def enable_ulysses(pipe: Any) -> None:
-    """Spreads the tokens of a pipeline's transformers over all processes of this run, through diffusers' context parallelism."""
+    """Spreads the tokens of a pipeline's transformers over all processes of this run, through diffusers' context
+    parallelism."""
     import torch
     from diffusers import ContextParallelConfig
     if not hasattr(torch, "accelerator"):
-        raise RuntimeError(f"diffusers spreads models over processes with torch 2.6 or newer only; this is torch {torch.__version__}")
-    parts = [part for part in (getattr(pipe, name, None) for name in ("transformer", "transformer_2")) if part is not None]
+        raise RuntimeError(
+            f"diffusers spreads models over processes with torch 2.6 or newer only; this is torch {torch.__version__}")
+    parts = [
+        part for part in (getattr(pipe, name, None) for name in ("transformer", "transformer_2")) if part is not None
+    ]
     join(getattr(pipe, "_execution_device", None) or parts[0].device)       # offloaded parts wait on the CPU
     for part in parts:
         heads = part.config.num_attention_heads
         if heads % size():
             raise ValueError(f"{heads} heads cannot be shared evenly by {size()} processes")
         if getattr(part, "_cp_plan", None) is None:
-            raise ValueError(f"diffusers cannot spread {type(part).__name__} over several GPUs (it has no plan for context parallelism): use one "
-                             "GPU, or start several runs")
+            raise ValueError(
+                f"diffusers cannot spread {type(part).__name__} over several GPUs (it has no plan for context parallelism): use one "
+                "GPU, or start several runs")
         with _counting_the_cpu(part.device.type):
             part.enable_parallelism(config=ContextParallelConfig(ulysses_degree=size()))
 
@@ -156,7 +165,9 @@ def _ulysses(config: Any) -> Any:
     """The context-parallel part of a processor's _parallel_config, checked."""
     cp = getattr(config, "context_parallel_config", config)
     if getattr(cp, "ring_degree", 1) not in (None, 1):
-        raise ValueError("esa runs under Ulysses only: ring attention would cut masks into pieces (ContextParallelConfig(ulysses_degree=N))")
+        raise ValueError(
+            "esa runs under Ulysses only: ring attention would cut masks into pieces (ContextParallelConfig(ulysses_degree=N))"
+        )
     if getattr(cp, "ulysses_anything", False):
         raise ValueError("esa does not run under ulysses_anything: the tokens must divide evenly among the processes")
     return cp
@@ -190,6 +201,7 @@ def ulysses_attention(processor: Any, query: torch.Tensor, key: torch.Tensor, va
         x = x.reshape(batch, x.shape[1], ranks, heads // ranks, dim).permute(2, 1, 0, 3, 4).contiguous()
         return _exchange(x, group).flatten(0, 1).permute(1, 0, 2, 3)
 
-    out = torch.ops.esa.session_attention(processor.handle, processor.layer, to_heads(query), to_heads(key), to_heads(value))
+    out = torch.ops.esa.session_attention(processor.handle, processor.layer, to_heads(query), to_heads(key),
+                                          to_heads(value))
     out = out.reshape(batch, ranks, tokens, heads // ranks, dim).permute(1, 3, 0, 2, 4).contiguous()
     return _exchange(out, group).flatten(0, 1).permute(1, 2, 0, 3).contiguous()

@@ -22,7 +22,8 @@ K_BLOCK = 128
 @contextlib.contextmanager
 def sparse_processor_mode(pipe: Any, mean_budget: float = 0.5, warmup_frac: float = 0.2, dense_first_layer: bool = True,
                           **settings: Any) -> Iterator[Handle]:
-    """Entropy-based sparse attention inside the `with` block; yields the state (an `esa.apply` handle: `.stats()`, `.step`).
+    """Entropy-based sparse attention inside the `with` block; yields the state (an `esa.apply` handle: `.stats()`,
+    `.step`).
 
     mean_budget
         Kept fraction of key blocks, on average over the heads.
@@ -31,7 +32,8 @@ def sparse_processor_mode(pipe: Any, mean_budget: float = 0.5, warmup_frac: floa
     settings
         Other fields of `EsaConfig`; here nothing stands in for skipped blocks unless asked (tail="pooled").
 
-    A second video inside the block starts from step 0 again. Leaving the block, also by an exception, restores the pipeline."""
+    A second video inside the block starts from step 0 again. Leaving the block, also by an exception, restores the
+    pipeline."""
     if "budget" in settings:
         raise TypeError("sparse_processor_mode() calls the budget mean_budget")
     settings = {"selector": "entropy", "tail": "none", **settings}

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the programs (`python -m esa.calibrate` and its siblings) share: options, prompts, the pipeline, progress, files, exit statuses.
+"""What the programs (`python -m esa.calibrate` and its siblings) share: options, prompts, the pipeline, progress,
+files, exit statuses.
 
-A program ends with 0, or with one sentence on standard error and 1 (2 for wrong options, 130 after Ctrl-C). Files appear whole or not at all."""
+A program ends with 0, or with one sentence on standard error and 1 (2 for wrong options, 130 after Ctrl-C). Files
+appear whole or not at all."""
 from __future__ import annotations
 
 import argparse
@@ -31,7 +33,8 @@ class Stop(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with one sentence for what is wrong, and no abbreviated options (a typo must not become another option)."""
+    """argparse with one sentence for what is wrong, and no abbreviated options (a typo must not become another
+    option)."""
 
     def __init__(self, name: str, about: str) -> None:
         super().__init__(prog=f"python -m esa.{name}", description=about, allow_abbrev=False,
@@ -120,13 +123,17 @@ def _block(text: str) -> tuple[int, int]:
 def add_model(parser: argparse.ArgumentParser, default: str | None = "wan-t2v-1.3b") -> None:
     """--model and where and how it runs."""
     group = parser.add_argument_group("model")
-    group.add_argument("--model", default=default, metavar="NAME|FOLDER",
-                       help=f"wan-t2v-1.3b, wan-t2v-14b, cogvideox-5b, hunyuan-video, wan-tiny, or a diffusers folder ({default})")
+    group.add_argument(
+        "--model", default=default, metavar="NAME|FOLDER",
+        help=f"wan-t2v-1.3b, wan-t2v-14b, cogvideox-5b, hunyuan-video, wan-tiny, or a diffusers folder ({default})")
     group.add_argument("--device", metavar="DEVICE", help="cpu, cuda, cuda:1 (the GPU if there is one)")
-    group.add_argument("--dtype", choices=DTYPES, default="auto", help="of the weights (bfloat16 on a GPU, float32 on the CPU)")
-    group.add_argument("--cpu-offload", action="store_true", help="parts wait in main memory and visit the GPU in turn (14B on one GPU)")
+    group.add_argument("--dtype", choices=DTYPES, default="auto",
+                       help="of the weights (bfloat16 on a GPU, float32 on the CPU)")
+    group.add_argument("--cpu-offload", action="store_true",
+                       help="parts wait in main memory and visit the GPU in turn (14B on one GPU)")
     group.add_argument("--gpus", type=_whole(1, 64), default=1, metavar="N", help="share the work among N GPUs (1)")
-    group.add_argument("--download", action="store_true", help="let the hub be asked for a model that is not there; nothing else uses the network")
+    group.add_argument("--download", action="store_true",
+                       help="let the hub be asked for a model that is not there; nothing else uses the network")
 
 
 def add_size(parser: argparse.ArgumentParser) -> None:
@@ -134,8 +141,10 @@ def add_size(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("video")
     for name in ("--height", "--width"):
         group.add_argument(name, type=_whole(1, 16384), metavar="N", help="pixels (the model's own)")
-    group.add_argument("--frames", "--num-frames", dest="frames", type=_whole(1, 100000), metavar="N", help="(the model's own)")
-    group.add_argument("--steps", type=_whole(1, 10000), metavar="N", help="of denoising (the model's own, 50 for the four large ones)")
+    group.add_argument("--frames", "--num-frames", dest="frames", type=_whole(1, 100000), metavar="N",
+                       help="(the model's own)")
+    group.add_argument("--steps", type=_whole(1, 10000), metavar="N",
+                       help="of denoising (the model's own, 50 for the four large ones)")
     group.add_argument("--guidance", type=float, metavar="X", help="guidance scale (the model's own)")
     group.add_argument("--negative-prompt", metavar="TEXT", help="what to keep away from")
     group.add_argument("--seed", type=_whole(0, 2 ** 63 - 1), default=0, metavar="N", help="of the noise (0)")
@@ -144,17 +153,22 @@ def add_size(parser: argparse.ArgumentParser) -> None:
 def add_prompts(parser: argparse.ArgumentParser, number: int) -> None:
     group = parser.add_argument_group("prompts")
     group.add_argument("--prompt", metavar="TEXT", help="one prompt")
-    group.add_argument("--prompts", metavar="FILE", help="one prompt per line; empty lines and lines that begin with # do not count")
-    group.add_argument("--num-prompts", type=_whole(1, BUILT_IN), metavar="N", help=f"the first N built-in prompts ({number})")
+    group.add_argument("--prompts", metavar="FILE",
+                       help="one prompt per line; empty lines and lines that begin with # do not count")
+    group.add_argument("--num-prompts", type=_whole(1, BUILT_IN), metavar="N",
+                       help=f"the first N built-in prompts ({number})")
     parser.set_defaults(default_prompts=number)
 
 
 def add_sparse(parser: argparse.ArgumentParser) -> None:
     """Settings of sparse attention that mean the same in every program."""
     group = parser.add_argument_group("sparse attention")
-    group.add_argument("--warmup-frac", type=_share, default=0.2, metavar="X", help="first share of the steps that runs dense (0.2)")
-    group.add_argument("--no-dense-first-layer", dest="dense_first_layer", action="store_false", help="layer 0 may run sparse too")
-    group.add_argument("--block", type=_block, metavar="QxK", help="tokens of a query and of a key block (256x128; rf_v2, ada_bsa: 128x128)")
+    group.add_argument("--warmup-frac", type=_share, default=0.2, metavar="X",
+                       help="first share of the steps that runs dense (0.2)")
+    group.add_argument("--no-dense-first-layer", dest="dense_first_layer", action="store_false",
+                       help="layer 0 may run sparse too")
+    group.add_argument("--block", type=_block, metavar="QxK",
+                       help="tokens of a query and of a key block (256x128; rf_v2, ada_bsa: 128x128)")
 
 
 # ---------------------------------------------------------------- prompts
@@ -195,7 +209,8 @@ def load(args: argparse.Namespace, *, ulysses: bool = True) -> Any:
     dtype = None if args.dtype == "auto" else getattr(torch, args.dtype)
     if args.cpu_offload and not torch.cuda.is_available():
         say("--cpu-offload: there is no GPU here, everything runs on the CPU anyway")
-    pipe = load_pipeline(args.model, torch_dtype=dtype, device=parallel.device(args.device), cpu_offload=args.cpu_offload, download=args.download)
+    pipe = load_pipeline(args.model, torch_dtype=dtype, device=parallel.device(args.device),
+                         cpu_offload=args.cpu_offload, download=args.download)
     pipe.set_progress_bar_config(disable=True)
     if ulysses and parallel.size() > 1:
         parallel.enable_ulysses(pipe)
@@ -206,14 +221,17 @@ def video_settings(args: argparse.Namespace, pipe: Any) -> dict[str, Any]:
     """Keyword arguments of esa.models.generate_video for the size that was asked for, every one filled in."""
     from .models import model_of
     model = model_of(pipe, args.model)
-    return {"height": args.height or model.height, "width": args.width or model.width, "num_frames": args.frames or model.num_frames,
-            "num_inference_steps": args.steps or model.num_inference_steps,
-            "guidance_scale": model.guidance_scale if args.guidance is None else args.guidance, "negative_prompt": args.negative_prompt,
-            "seed": args.seed}
+    return {
+        "height": args.height or model.height, "width": args.width or model.width,
+        "num_frames": args.frames or model.num_frames, "num_inference_steps": args.steps or model.num_inference_steps,
+        "guidance_scale": model.guidance_scale if args.guidance is None else args.guidance,
+        "negative_prompt": args.negative_prompt, "seed": args.seed
+    }
 
 
 def identity(pipe: Any, model: str) -> tuple[str, str | None]:
-    """What mask files say of a model: its name and a hash of its transformer's configuration, both as the native engine has them."""
+    """What mask files say of a model: its name and a hash of its transformer's configuration, both as the native
+    engine has them."""
     from .models import MODELS, find_model
     name = model if model in MODELS else os.path.basename(os.path.normpath(model))
     return name, config_hash(find_model(model))
@@ -251,14 +269,16 @@ def _mix(value: int, data: bytes) -> int:
 
 
 def weights_hash(folder: str) -> str:
-    """Which weights a model folder holds, as the native command tells (cli/model_weights.c): name, size and bytes of every weight file, of those
-    above 16 MB a piece out of every megabyte or more. A second per ten megabytes looked at, half a minute for the largest models; files that did
-    not change are looked at once."""
+    """Which weights a model folder holds, as the native command tells (cli/model_weights.c): name, size and bytes of
+    every weight file, of those above 16 MB a piece out of every megabyte or more. A second per ten megabytes looked at,
+    half a minute for the largest models; files that did not change are looked at once."""
     rooms: list[tuple[str, tuple[tuple[str, int, int, int], ...]]] = []
     for room in ("text_encoder", "tokenizer", "transformer", "vae"):
         place = os.path.join(folder, room)
-        names = [name for name in os.listdir(place) if name.endswith((".safetensors", ".model"))] if os.path.isdir(place) else []
-        abouts = [(os.path.join(place, name), os.stat(os.path.join(place, name))) for name in sorted(names, key=os.fsencode)]
+        names = [name for name in os.listdir(place)
+                 if name.endswith((".safetensors", ".model"))] if os.path.isdir(place) else []
+        abouts = [(os.path.join(place, name), os.stat(os.path.join(place, name)))
+                  for name in sorted(names, key=os.fsencode)]
         rooms.append((room, tuple((path, about.st_ino, about.st_size, about.st_mtime_ns) for path, about in abouts)))
     return f"fnv1a64:{_hash_files(tuple(rooms)):016x}"
 
@@ -301,7 +321,8 @@ def clock(seconds: float) -> str:
 
 
 class Progress:
-    """Steps of one or more videos, with the time left. On a terminal one line that is written over; otherwise a line per video."""
+    """Steps of one or more videos, with the time left. On a terminal one line that is written over; otherwise a line
+    per video."""
 
     def __init__(self, videos: int, steps: int) -> None:
         self.videos, self.steps, self.video, self.begin = videos, steps, 0, time.perf_counter()
@@ -314,7 +335,9 @@ class Progress:
             if self.live:
                 done = self.video * self.steps + step + 1
                 left = (time.perf_counter() - self.begin) / done * (self.videos * self.steps - done)
-                sys.stderr.write(f"\r\033[K{label}: video {self.video + 1} of {self.videos}, step {step + 1} of {self.steps}, {clock(left)} left")
+                sys.stderr.write(
+                    f"\r\033[K{label}: video {self.video + 1} of {self.videos}, step {step + 1} of {self.steps}, {clock(left)} left"
+                )
                 sys.stderr.flush()
             return kwargs
         return on_step_end

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Token orders, applied once around the stack of blocks instead of in every attention call.
 
-Everything between the embedding of the latents and the last projection works token by token, but attention, which does not care in which order
-tokens stand as long as their rotary positions stand likewise. So the embedding's output and the positions are permuted on the way in, and the
-last projection's output on the way out; attention is told that its order is applied already (esa_layout.order_applied)."""
+Everything between the embedding of the latents and the last projection works token by token, but attention, which does
+not care in which order tokens stand as long as their rotary positions stand likewise. So the embedding's output and the
+positions are permuted on the way in, and the last projection's output on the way out; attention is told that its
+order is applied already (esa_layout.order_applied)."""
 from __future__ import annotations
 
 import dataclasses
@@ -29,12 +30,15 @@ def resolve(run: Run, layout: Layout) -> Layout:
 
 
 def wanted(run: Run, layout: Layout) -> bool:
-    """True where tokens have to move and can be moved around the stack. The originals' rules order in every call, and image-to-video models
-    that treat the first tokens as frame 0 need it to stay in front."""
+    """True where tokens have to move and can be moved around the stack. The originals' rules order in every call, and
+    image-to-video models that treat the first tokens as frame 0 need it to stay in front."""
     resolved = resolve(run, layout)
-    if any(getattr(module.processor, "_parallel_config", None) is not None for t in run.transformers for _, module in run.family.modules(t)):
-        return False                    # diffusers spreads the tokens over processes at the same places: attention orders them, call by call
-    conditions = {getattr(t.config, "image_condition_type", None) for t in run.transformers}      # type: ignore[union-attr]
+    if any(
+            getattr(module.processor, "_parallel_config", None) is not None for t in run.transformers
+            for _, module in run.family.modules(t)):
+        # diffusers spreads the tokens over processes at the same places: attention orders them, call by call
+        return False
+    conditions = {getattr(t.config, "image_condition_type", None) for t in run.transformers}  # type: ignore[union-attr]
     return (resolved.order != "raster" and run.config.mode == "fixed" and run.config.kernel != "fa4"
             and ("token_replace" not in conditions or bool(resolved.protect_first_frame)))
 
@@ -52,7 +56,8 @@ class Permutation:
     def __call__(self, x: torch.Tensor, dim: int, back: bool) -> torch.Tensor:
         table = self.back if back else self.there
         if x.shape[dim] not in table:
-            raise RuntimeError(f"esa cannot order {x.shape[dim]} tokens where {' or '.join(map(str, table))} were expected")
+            raise RuntimeError(
+                f"esa cannot order {x.shape[dim]} tokens where {' or '.join(map(str, table))} were expected")
         return x.index_select(dim, table[x.shape[dim]])
 
 

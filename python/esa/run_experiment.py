@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole experiment with a diffusers pipeline: calibrate, then dense and sparse videos of prompts the masks have not seen, speed and quality.
+"""A whole experiment with a diffusers pipeline: calibrate, then dense and sparse videos of prompts the masks have not
+seen, speed and quality.
 
     python -m esa.run_experiment --model wan-t2v-1.3b --height 720 --width 1280 --budget 0.5 --tag 1.3b-720p-b05
 
@@ -9,7 +10,8 @@
                   speed.json, quality.json
                   work/                  until the end: a record per finished video, frames as they were before compression
 
-The files are those of `esa experiment run` (docs/schemas), so `esa experiment collect` and `esa report` read them. What is there is not made
+The files are those of `esa experiment run` (docs/schemas), so `esa experiment collect` and `esa report` read them. What
+is there is not made
 again: a run that was stopped anywhere goes on where it was."""
 from __future__ import annotations
 
@@ -38,13 +40,15 @@ def parser() -> program.Parser:
                    help="kept fractions of key blocks (0.5)")
     program.add_size(p)
     p.add_argument("--prompts", metavar="FILE", help="calibration prompts, one per line")
-    p.add_argument("--num-prompts", type=program._whole(1, BUILT_IN), metavar="N", help="calibrate with the first N built-in prompts (5)")
+    p.add_argument("--num-prompts", type=program._whole(1, BUILT_IN), metavar="N",
+                   help="calibrate with the first N built-in prompts (5)")
     p.add_argument("--eval-prompts", default="3", metavar="N|FILE",
                    help="prompts of the videos: the built-in ones behind those of the calibration, or a file (3)")
     p.add_argument("--skip-calibrate", action="store_true", help="the mask file must be there already")
     p.add_argument("--masks", metavar="FILE", help="use this mask file instead of making one")
     p.add_argument("--results", default="results", metavar="DIR", help="where experiments are kept (results)")
-    p.add_argument("--lpips-weights", dest="lpips", metavar="FILE", help="for LPIPS, as python -m esa.evaluate takes them")
+    p.add_argument("--lpips-weights", dest="lpips", metavar="FILE",
+                   help="for LPIPS, as python -m esa.evaluate takes them")
     p.add_argument("--keep-frames", action="store_true", help="keep the frames as they were before compression (work/)")
     program.add_sparse(p)
     clips.add_tail(p)
@@ -68,17 +72,25 @@ class Experiment:
         self.calibration, self.evaluation = self._prompts()
         step_map = "exact"
         self.variants = [("dense", clips.Method("dense", None))] + [
-            (f"b{budget:g}", clips.method_of(args, "cached", budget, masks=self.masks, step_map=step_map)) for budget in args.budgets]
+            (f"b{budget:g}", clips.method_of(args, "cached", budget, masks=self.masks, step_map=step_map))
+            for budget in args.budgets
+        ]
         s = self.settings
         block = args.block or (256, 128)
-        self.config = {"format": _FORMAT, "tag": args.tag, "command": command, "machine": clips.machine(), "commit": clips.commit(), "settings": {
-            "model": self.name, "config_hash": self.hash or "", "weights_hash": program.weights_hash(find_model(args.model)),
-            "frames": s["num_frames"], "height": s["height"], "width": s["width"], "steps": s["num_inference_steps"],
-            "seed": s["seed"], "guidance": s["guidance_scale"], "negative_prompt": s["negative_prompt"],
-            "scheduler": "model", "flow_shift": 0.0, "methods": ["cached"], "budgets": list(args.budgets), "tail": args.tail, "order": "default",
-            "window": [], "cdf": 1.0, "refresh": 1, "step_map": "exact", "lpips_net": None, "lpips_weights": args.lpips,
-            "block": f"{block[0]}x{block[1]}", "samples": 4, "warmup": args.warmup_frac, "dense_first_layer": args.dense_first_layer,
-            "dense_layers": [], "masks": args.masks, "calibration_prompts": self.calibration, "evaluation_prompts": self.evaluation}}
+        self.config = {
+            "format": _FORMAT, "tag": args.tag, "command": command, "machine": clips.machine(),
+            "commit": clips.commit(), "settings": {
+                "model": self.name, "config_hash": self.hash or "",
+                "weights_hash": program.weights_hash(find_model(args.model)), "frames": s["num_frames"],
+                "height": s["height"], "width": s["width"], "steps": s["num_inference_steps"], "seed": s["seed"],
+                "guidance": s["guidance_scale"], "negative_prompt": s["negative_prompt"], "scheduler": "model",
+                "flow_shift": 0.0, "methods": ["cached"], "budgets": list(args.budgets), "tail": args.tail,
+                "order": "default", "window": [], "cdf": 1.0, "refresh": 1, "step_map": "exact", "lpips_net": None,
+                "lpips_weights": args.lpips, "block": f"{block[0]}x{block[1]}", "samples": 4,
+                "warmup": args.warmup_frac, "dense_first_layer": args.dense_first_layer, "dense_layers": [],
+                "masks": args.masks, "calibration_prompts": self.calibration, "evaluation_prompts": self.evaluation
+            }
+        }
 
     def path(self, *parts: str) -> str:
         return os.path.join(self.folder, *parts)
@@ -88,11 +100,13 @@ class Experiment:
         first = 0 if args.prompts else args.num_prompts or args.default_prompts
         seen = [] if args.masks or args.skip_calibrate else program.prompts_of(args)
         if not args.eval_prompts.isdigit():
-            return seen, program.prompts_of(argparse.Namespace(prompt=None, prompts=args.eval_prompts, num_prompts=None, model=args.model))
+            return seen, program.prompts_of(
+                argparse.Namespace(prompt=None, prompts=args.eval_prompts, num_prompts=None, model=args.model))
         number = int(args.eval_prompts)
         if number < 1 or first + number > BUILT_IN:
-            raise Stop(f"{first} prompts for calibration and {number} for the videos are not between 1 and the {BUILT_IN} built-in ones; give files "
-                       "(--prompts, --eval-prompts)")
+            raise Stop(
+                f"{first} prompts for calibration and {number} for the videos are not between 1 and the {BUILT_IN} built-in ones; give files "
+                "(--prompts, --eval-prompts)")
         return seen, built_in(first + number, tiny=program.is_tiny(args.model))[first:]
 
     def begin(self) -> None:
@@ -104,13 +118,18 @@ class Experiment:
         there, here = program.read_json(path).get("settings", {}), program._plain(self.config["settings"])
         for key in here:
             if key == "calibration_prompts" and self.args.skip_calibrate:
-                continue                        # masks that are there already: what they came from does not matter any more
+                # masks that are there already: what they came from does not matter any more
+                continue
             if key == "weights_hash" and there.get(key) != here[key]:
                 if key not in there:
                     continue                    # begun by an esa that did not look
-                raise Stop(f"'{self.folder}' was begun with other weights than those the model has now: give another --tag, or remove the folder")
+                raise Stop(
+                    f"'{self.folder}' was begun with other weights than those the model has now: give another --tag, or remove the folder"
+                )
             if there.get(key) != here[key]:
-                raise Stop(f"'{path}' says {key} is {there.get(key)!r}, now {here[key]!r} is asked for: another setting needs another --tag")
+                raise Stop(
+                    f"'{path}' says {key} is {there.get(key)!r}, now {here[key]!r} is asked for: another setting needs another --tag"
+                )
 
 
 # ---------------------------------------------------------------- stages
@@ -122,7 +141,8 @@ def make_masks(e: Experiment) -> float | None:
         say(f"{e.masks}: there already")
         return None
     if args.skip_calibrate or args.masks:
-        raise Stop(f"the mask file '{e.masks}' does not exist" + ("; without --skip-calibrate it is made" if args.skip_calibrate else ""))
+        raise Stop(f"the mask file '{e.masks}' does not exist" +
+                   ("; without --skip-calibrate it is made" if args.skip_calibrate else ""))
     begin = time.perf_counter()
     given = calibrate.parser().parse_args(["--output", e.masks])
     for key, value in vars(args).items():
@@ -134,13 +154,16 @@ def make_masks(e: Experiment) -> float | None:
 
 
 def make_videos(e: Experiment) -> None:
-    """Every video that is not there yet, variant by variant for each prompt, so that a slow machine's moods hit all variants alike."""
+    """Every video that is not there yet, variant by variant for each prompt, so that a slow machine's moods hit all
+    variants alike."""
     from . import clips
     from .media import Frames
     from .models import model_of
     fps = model_of(e.pipe, e.args.model).fps
-    todo = [(i, prompt, name, method) for i, prompt in enumerate(e.evaluation) for name, method in e.variants
-            if not all(os.path.exists(e.path("work", f"{name}-{i:03d}{ending}")) for ending in (".safetensors", ".json"))]
+    todo = [
+        (i, prompt, name, method) for i, prompt in enumerate(e.evaluation) for name, method in e.variants
+        if not all(os.path.exists(e.path("work", f"{name}-{i:03d}{ending}")) for ending in (".safetensors", ".json"))
+    ]
     if todo:                                    # memory, caches and lazy loading are paid for before anything is timed
         short = {**e.settings, "num_inference_steps": 1}
         clips.make(e.pipe, todo[0][1], e.variants[0][1], e.args.model, short, decode=False)
@@ -157,7 +180,8 @@ def make_videos(e: Experiment) -> None:
             geometry = {"frames": video.shape[0], "height": video.shape[1], "width": video.shape[2]}
             program.write_json(e.path("work", f"{name}-{i:03d}.json"), {"record": record, "video": geometry})
         parallel.barrier()
-        say(f"{name}, prompt {i + 1} of {len(e.evaluation)}: {program.clock(record['seconds'])}, {clips.step_mean(record):.3f} s a step")
+        say(f"{name}, prompt {i + 1} of {len(e.evaluation)}: {program.clock(record['seconds'])}, {clips.step_mean(record):.3f} s a step"
+            )
 
 
 def _records(e: Experiment, name: str) -> list[dict[str, Any]]:
@@ -173,21 +197,27 @@ def write_speed(e: Experiment, calibration_seconds: float | None) -> None:
         found = dense if name == "dense" else _records(e, name)
         densities = [1.0 if r["density"] is None else r["density"] for r in found]
         variants.append({
-            "name": name, "method": method.name, "budget": method.budget, "clips": len(found), "density": sum(densities) / len(densities),
-            "clip_seconds": clips.spread(r["seconds"] for r in found), "step_seconds": clips.spread(clips.step_mean(r) for r in found),
-            "step_seconds_sparse": clips.spread(clips.step_mean(r, warmup=r["warmup_steps"]) for r in found),
-            "select_seconds": clips.spread(r["select_seconds"] for r in found),
+            "name": name, "method": method.name, "budget": method.budget, "clips": len(found),
+            "density": sum(densities) / len(densities), "clip_seconds": clips.spread(r["seconds"] for r in found),
+            "step_seconds": clips.spread(clips.step_mean(r) for r in found),
+            "step_seconds_sparse": clips.spread(clips.step_mean(r, warmup=r["warmup_steps"]) for r in found
+                                                ), "select_seconds": clips.spread(r["select_seconds"] for r in found),
             "attention_seconds": clips.spread(r["attention_seconds"] for r in found),
             "speedup": None if name == "dense" else clips.speedup(dense, found, without_warmup=False),
             "speedup_without_warmup": None if name == "dense" else clips.speedup(dense, found, without_warmup=True),
             "videos": [{"index": i, "prompt": prompt, "file": f"videos/{name}/{i:03d}.mp4", "record": record}
-                       for i, (prompt, record) in enumerate(zip(e.evaluation, found))]})
+                       for i, (prompt, record) in enumerate(zip(e.evaluation, found))]
+        })
     c = e.config
     masks = e.masks if e.args.masks else "masks.safetensors"
-    program.write_json(e.path("speed.json"), {
-        "format": _FORMAT, "tag": e.args.tag, "machine": c["machine"], "commit": c["commit"], "model": e.name, **_size(e), "tokens": int(info.Nq),
-        "calibration": {"file": masks, "bytes": os.path.getsize(e.masks), "prompts": int(info.prompts), "seconds": calibration_seconds},
-        "variants": variants})
+    program.write_json(
+        e.path("speed.json"), {
+            "format": _FORMAT, "tag": e.args.tag, "machine": c["machine"], "commit": c["commit"], "model": e.name,
+            **_size(e), "tokens": int(info.Nq), "calibration": {
+                "file": masks, "bytes": os.path.getsize(e.masks), "prompts": int(info.prompts),
+                "seconds": calibration_seconds
+            }, "variants": variants
+        })
 
 
 def _size(e: Experiment) -> dict[str, int]:
@@ -199,8 +229,10 @@ def write_quality(e: Experiment) -> None:
     from .evaluate import evaluate_pair, means
     variants = []
     for name, method in e.variants:
-        found = [evaluate_pair(e.path("work", f"dense-{i:03d}.safetensors"), e.path("work", f"{name}-{i:03d}.safetensors"), e.lpips)
-                 for i in range(len(e.evaluation))]
+        found = [
+            evaluate_pair(e.path("work", f"dense-{i:03d}.safetensors"), e.path("work", f"{name}-{i:03d}.safetensors"),
+                          e.lpips) for i in range(len(e.evaluation))
+        ]
         records = _records(e, name)
         mean = means(found)
         mean["flicker"] = mean["flicker"] or 0.0                # one frame does not flicker
@@ -208,13 +240,20 @@ def write_quality(e: Experiment) -> None:
         densities = [1.0 if r["density"] is None else r["density"] for r in records]
         variants.append({
             "name": name, "method": method.name, "budget": method.budget, "density": sum(densities) / len(densities),
-            "kept_mass": min(1.0, sum(masses) / len(masses)) if masses else None, "identical": sum(c.identical for c in found), "mean": mean,
-            "videos": [{"index": i, "prompt": prompt, "file": f"videos/{name}/{i:03d}.mp4", "reference": f"videos/dense/{i:03d}.mp4",
-                        "identical": c.identical, "psnr": c.psnr, "ssim": c.ssim, "lpips": c.lpips,
-                        "flicker": c.flicker if c.flicker == c.flicker else 0.0, "psnr_min": c.psnr_min, "ssim_min": c.ssim_min}
-                       for i, (prompt, c) in enumerate(zip(e.evaluation, found))]})
-    program.write_json(e.path("quality.json"), {"format": _FORMAT, "tag": e.args.tag, "model": e.name, "config_hash": e.hash or "", **_size(e),
-                                                "lpips": e.lpips.net if e.lpips else None, "variants": variants})
+            "kept_mass": min(1.0,
+                             sum(masses) / len(masses)) if masses else None,
+            "identical": sum(c.identical for c in found), "mean": mean, "videos": [{
+                "index": i, "prompt": prompt, "file": f"videos/{name}/{i:03d}.mp4",
+                "reference": f"videos/dense/{i:03d}.mp4", "identical": c.identical, "psnr": c.psnr, "ssim": c.ssim,
+                "lpips": c.lpips, "flicker": c.flicker if c.flicker == c.flicker else 0.0, "psnr_min": c.psnr_min,
+                "ssim_min": c.ssim_min
+            } for i, (prompt, c) in enumerate(zip(e.evaluation, found))]
+        })
+    program.write_json(
+        e.path("quality.json"), {
+            "format": _FORMAT, "tag": e.args.tag, "model": e.name, "config_hash": e.hash or "",
+            **_size(e), "lpips": e.lpips.net if e.lpips else None, "variants": variants
+        })
 
 
 def show(e: Experiment) -> None:
@@ -232,7 +271,9 @@ def show(e: Experiment) -> None:
 
 def experiment(args: argparse.Namespace, command: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._+-]*", args.tag):
-        raise Stop(f"--tag {args.tag!r} must consist of letters, digits and . _ + - and begin with a letter or digit: it names a folder", 2)
+        raise Stop(
+            f"--tag {args.tag!r} must consist of letters, digits and . _ + - and begin with a letter or digit: it names a folder",
+            2)
     if args.masks and not os.path.exists(args.masks):
         raise Stop(f"the mask file '{args.masks}' does not exist")
     pipe = program.load(args)
@@ -248,8 +289,9 @@ def experiment(args: argparse.Namespace, command: str) -> None:
             show(e)
         return
     if parallel.size() > 1 and not os.path.exists(e.masks):
-        raise Stop(f"calibration is not part of a run on several GPUs: `python -m esa.calibrate --gpus {args.gpus} ... --output {e.masks}` first, "
-                   "then this again")
+        raise Stop(
+            f"calibration is not part of a run on several GPUs: `python -m esa.calibrate --gpus {args.gpus} ... --output {e.masks}` first, "
+            "then this again")
     seconds = make_masks(e)
     make_videos(e)
     if first:

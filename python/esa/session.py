@@ -19,8 +19,8 @@ from .mask import MaskFile
 
 @dataclasses.dataclass(frozen=True)
 class Stats:
-    """What ran: of a whole video, of one layer, of one step, or of one layer at one step. Times in seconds; density and mass are means over
-    the sparse calls (NaN without any; mass also where the selector has no estimate of its own)."""
+    """What ran: of a whole video, of one layer, of one step, or of one layer at one step. Times in seconds; density and
+    mass are means over the sparse calls (NaN without any; mass also where the selector has no estimate of its own)."""
     calls: int
     dense_calls: int
     sparse_calls: int
@@ -41,8 +41,8 @@ class Session:
 
     ::
 
-        session = Session(EsaConfig(selector="entropy", budget=0.5), layers=30, steps=50, branches=2, layout=Layout(grid=(21, 30, 52)))
-        session.begin()                                  # a new video
+        session = Session(EsaConfig(selector="entropy", budget=0.5), layers=30, steps=50, branches=2,
+        layout=Layout(grid=(21, 30, 52))) session.begin()                                  # a new video
         for step in range(50):
             for branch in range(2):                      # conditional, unconditional
                 session.step(step, branch)
@@ -50,33 +50,37 @@ class Session:
                     o = session.attention(layer, q, k, v)
 
     config
-        The user's choices. `config.masks` makes the session cached, selector "dense" makes it dense, `record=True` records; else it is online.
+        The user's choices. `config.masks` makes the session cached, selector "dense" makes it dense, `record=True`
+        records; else it is online.
     layers, steps, branches
-        Sizes of the run. Layers are numbered in the order of execution; a branch is one guidance pass (a doubled batch is one branch).
+        Sizes of the run. Layers are numbered in the order of execution; a branch is one guidance pass (a doubled batch
+        is one branch).
     layout
-        Where video and text tokens lie (`esa.layout.Layout`); what it leaves open (order, window, protect_first_frame) comes from config. It
-        holds for the session's life: another resolution is another session.
+        Where video and text tokens lie (`esa.layout.Layout`); what it leaves open (order, window, protect_first_frame)
+        comes from config. It holds for the session's life: another resolution is another session.
     model, config_hash
         Written into recordings; a mask file that names others is refused.
     record, record_groups, record_per_branch
-        Calibration: every call runs dense and its block importance is summed. `save_recording` writes the sums, `load_recording` resumes,
-        `esa.mask.build_mask_file` makes a mask file of one or more recordings.
+        Calibration: every call runs dense and its block importance is summed. `save_recording` writes the sums,
+        `load_recording` resumes, `esa.mask.build_mask_file` makes a mask file of one or more recordings.
     device
-        "cpu", "cuda", "cuda:1", a torch.device, or None: torch's current GPU where there is one. Calls take tensors of that GPU, or of the CPU.
+        "cpu", "cuda", "cuda:1", a torch.device, or None: torch's current GPU where there is one. Calls take tensors of
+        that GPU, or of the CPU.
     scale, causal
         Of the attention; scale None: D ** -0.5.
     heads
         (first, total): calls have the heads from `first` on of `total` (sequence parallelism); (0, 0): all of them.
 
-    What policy makes dense: warm-up steps, layer 0 with dense_first_layer, dense_layers, fewer tokens than min_tokens, kind "cross". Anything
-    else that would have to run dense is an EsaError in a strict session (the default) and counted as a fallback otherwise.
+    What policy makes dense: warm-up steps, layer 0 with dense_first_layer, dense_layers, fewer tokens than min_tokens,
+    kind "cross". Anything else that would have to run dense is an EsaError in a strict session (the default) and
+    counted as a fallback otherwise.
 
-    A session may be used by one thread at a time. GPU work is enqueued on torch's current stream, and nothing waits for it in the steady state;
-    `stats` waits. Not for use in a child process after fork().
+    A session may be used by one thread at a time. GPU work is enqueued on torch's current stream, and nothing waits for
+    it in the steady state; `stats` waits. Not for use in a child process after fork().
 
     >>> import numpy as np
-    >>> session = Session(EsaConfig(budget=0.5, block=16, warmup_frac=0.5), layers=2, steps=2, layout=Layout(grid=(4, 4, 8)))
-    >>> x = np.random.default_rng(0).standard_normal((1, 2, 128, 16), dtype=np.float32)
+    >>> session = Session(EsaConfig(budget=0.5, block=16, warmup_frac=0.5), layers=2, steps=2, layout=Layout(grid=(4, 4,
+    8))) >>> x = np.random.default_rng(0).standard_normal((1, 2, 128, 16), dtype=np.float32)
     >>> session.begin()
     >>> for step in range(2):
     ...     session.step(step)
@@ -101,11 +105,12 @@ class Session:
         self._ptr = C.c_void_p()
         self._context = _context(device)
         self._kv_len: Any = None
-        self.masks = MaskFile(config.masks, self._context) if self.mode == "cached" else None       # type: ignore[arg-type]
+        self.masks = MaskFile(config.masks, self._context) if self.mode == "cached" else None  # type: ignore[arg-type]
         c = self._context.lib.c
         p = c.esa_session_params_default()
         p.mode, p.layers, p.steps, p.branches = T.SESSION_MODES[self.mode], layers, steps, branches
-        p.strict, p.dense_first_layer, p.refresh_every = int(config.strict), int(config.dense_first_layer), config.refresh_every
+        p.strict, p.dense_first_layer, p.refresh_every = int(config.strict), int(
+            config.dense_first_layer), config.refresh_every
         p.warmup_frac, p.min_tokens, p.step_map = config.warmup_frac, config.min_tokens, T.STEP_MAPS[config.step_map]
         dense = (C.c_int32 * max(1, len(config.dense_layers)))(*config.dense_layers)
         p.dense_layers, p.dense_layer_count = dense, len(config.dense_layers)
@@ -140,7 +145,8 @@ class Session:
         self._context.run(getattr(self._context.lib.c, name), self._ptr, *arguments)
 
     def begin(self) -> None:
-        """Starts a new video: steps, masks kept for reuse and statistics restart. A recording goes on and counts one more prompt."""
+        """Starts a new video: steps, masks kept for reuse and statistics restart. A recording goes on and counts one
+        more prompt."""
         self._run("esa_session_begin")
         self._kv_len = None
 
@@ -148,17 +154,18 @@ class Session:
         """Announces the step and the guidance branch of the calls that follow."""
         self._run("esa_session_step", step, branch)
 
-    def attention(self, layer: int, q: Any, k: Any, v: Any, *, input_layout: str = "BNSD", kind: str = "self", kv_len: Any = None,
-                  out: Any = None, lse: Any = None) -> Any:
+    def attention(self, layer: int, q: Any, k: Any, v: Any, *, input_layout: str = "BNSD", kind: str = "self",
+                  kv_len: Any = None, out: Any = None, lse: Any = None) -> Any:
         """One attention call of the model; returns o, laid out as q.
 
         q, k, v
-            torch tensors or numpy arrays, [B, heads, tokens, D] or [B, tokens, heads, D] as input_layout says ("BNSD" or "BSND"); any strides
-            with D dense, different for each; fewer key heads than query heads are shared (GQA).
+            torch tensors or numpy arrays, [B, heads, tokens, D] or [B, tokens, heads, D] as input_layout says ("BNSD"
+            or "BSND"); any strides with D dense, different for each; fewer key heads than query heads are shared (GQA).
         kind
             "self", or "cross" (always dense).
         kv_len
-            Number of valid keys per batch entry (int32, on the tensors' device), or None: all. Keys beyond do not exist.
+            Number of valid keys per batch entry (int32, on the tensors' device), or None: all. Keys beyond do not
+            exist.
         out, lse
             Where to write; lse is float32 [B, heads, tokens] and receives the log-sum-exp.
         """
@@ -176,7 +183,8 @@ class Session:
         return o
 
     def stats(self, layer: int = -1, step: int = -1) -> Stats:
-        """Of the current video; of one layer, of one step, or of one cell of both. Waits for a GPU that has calls of this session to run."""
+        """Of the current video; of one layer, of one step, or of one cell of both. Waits for a GPU that has calls of
+        this session to run."""
         s = T.SessionStats(struct_size=C.sizeof(T.SessionStats))
         self._run("esa_session_get_stats", C.byref(s), layer, step)
         values = {f.name: getattr(s, f.name) for f in dataclasses.fields(Stats)}
@@ -219,7 +227,8 @@ def complete_layout(layout: Layout, config: EsaConfig) -> Layout:
 
 
 def _context(device: Any) -> Context:
-    """The context of a session. The CPU's is shared, as its threads and memory are; a GPU's belongs to the session, with its stream."""
+    """The context of a session. The CPU's is shared, as its threads and memory are; a GPU's belongs to the session,
+    with its stream."""
     torch = sys.modules.get("torch")
     if device is None:
         gpu = torch is not None and torch.cuda.is_available()

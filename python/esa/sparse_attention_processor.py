@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Autoregressive Wan: a video made chunk by chunk, each new chunk attending the cached keys and values of the past and itself.
+"""Autoregressive Wan: a video made chunk by chunk, each new chunk attending the cached keys and values of the past and
+itself.
 
-The queries are the chunk, the keys the cache plus the chunk, so the mask is a rectangle: its rows are cut from the chunk's grid of tokens, its
-columns from that of everything the chunk sees. Works with diffusers' WanTransformer3DModel, whose layout of weights causal distillations keep. ::
+The queries are the chunk, the keys the cache plus the chunk, so the mask is a rectangle: its rows are cut from the
+chunk's grid of tokens, its columns from that of everything the chunk sees. Works with diffusers' WanTransformer3DModel,
+whose layout of weights causal distillations keep. ::
 
     with autoregressive_mode(transformer, EsaConfig(budget=0.5), steps=4) as state:
         for latents in chunks:                          # noise of each chunk, [B, C, frames, h, w]
@@ -11,9 +13,10 @@ columns from that of everything the chunk sees. Works with diffusers' WanTransfo
                 latents = update(latents, transformer(latents, t, text).sample)
             state.commit(latents, timestep=zero, encoder_hidden_states=text)     # one more pass: the finished chunk enters the cache
 
-Guidance: `state.step(i, branch=1)` before the pass without the prompt; each branch has a cache of its own, commit it with branch=1 too. What runs
-dense by policy is as everywhere: warm-up steps (of each chunk), layer 0, listed layers. `window_frames` keeps the cache from growing without end,
-`sink_frames` are the first frames that stay in it all the same."""
+Guidance: `state.step(i, branch=1)` before the pass without the prompt; each branch has a cache of its own, commit it
+with branch=1 too. What runs dense by policy is as everywhere: warm-up steps (of each chunk), layer 0, listed layers.
+`window_frames` keeps the cache from growing without end, `sink_frames` are the first frames that stay in it all the
+same."""
 from __future__ import annotations
 
 import contextlib
@@ -75,7 +78,8 @@ class SparseAttentionProcessor:
         self.state, self.layer, self.original = state, layer, original
 
     def __call__(self, attn: Any, hidden_states: torch.Tensor, encoder_hidden_states: torch.Tensor | None = None,
-                 attention_mask: torch.Tensor | None = None, rotary_emb: tuple[torch.Tensor, torch.Tensor] | None = None) -> torch.Tensor:
+                 attention_mask: torch.Tensor | None = None,
+                 rotary_emb: tuple[torch.Tensor, torch.Tensor] | None = None) -> torch.Tensor:
         if encoder_hidden_states is not None:
             raise ValueError("the autoregressive processor is for self-attention, it got text")
         if self._parallel_config is not None:
@@ -96,14 +100,16 @@ class SparseAttentionProcessor:
 class AutoregressiveState:
     """Where the video stands: chunks and frames done, caches, sessions. Made by `autoregressive_mode`."""
 
-    def __init__(self, transformer: nn.Module, config: EsaConfig, steps: int, sink_frames: int, window_frames: int) -> None:
+    def __init__(self, transformer: nn.Module, config: EsaConfig, steps: int, sink_frames: int,
+                 window_frames: int) -> None:
         self.transformer, self.config, self.steps = transformer, config, steps
         self.sink_frames, self.window_frames = sink_frames, window_frames
         self.layers = sum(1 for _ in WAN.modules(transformer))
         self.chunk = 0                          # finished chunks
         self.frames = 0                         # latent frames of the finished chunks (of branch 0)
         self._caches: dict[int, KVCache] = {}
-        self._starts: dict[int, int] = {}       # frames that a branch has finished: where the next chunk's positions begin
+        # frames that a branch has finished: where the next chunk's positions begin
+        self._starts: dict[int, int] = {}
         self._session: Session | None = None
         self._key: Any = None
         self._begun = -1                        # the chunk whose calls the session counts
@@ -121,10 +127,10 @@ class AutoregressiveState:
             raise ValueError(f"branch {branch} was announced, there are 0 (with the prompt) and 1 (without)")
         self._step, self._branch = step, branch
 
-    def commit(self, hidden_states: torch.Tensor, timestep: torch.Tensor, encoder_hidden_states: torch.Tensor, *, branch: int = 0,
-               **more: Any) -> None:
-        """Runs the finished chunk once more, dense, and puts its keys and values into the cache of a branch. The timestep is that of clean latents
-        (0), as the model was trained to see its past."""
+    def commit(self, hidden_states: torch.Tensor, timestep: torch.Tensor, encoder_hidden_states: torch.Tensor, *,
+               branch: int = 0, **more: Any) -> None:
+        """Runs the finished chunk once more, dense, and puts its keys and values into the cache of a branch. The
+        timestep is that of clean latents (0), as the model was trained to see its past."""
         if branch == 0 and self._session is not None and self._begun == self.chunk:
             self.history.append(self._session.stats())
         self._writing, self._branch = True, branch
@@ -168,7 +174,8 @@ class AutoregressiveState:
         if key != self._key:                    # another rectangle is another session
             t, h, w = self._grid
             layout = Layout(grid=self._grid, grid_k=(past.frames + t, h, w))
-            self._session = Session(self.config, layers=self.layers, steps=self.steps, branches=2, layout=layout, device=transformer.device)
+            self._session = Session(self.config, layers=self.layers, steps=self.steps, branches=2, layout=layout,
+                                    device=transformer.device)
             self._key, self._begun = key, -1
         assert self._session is not None
         if self._begun != self.chunk:
@@ -177,14 +184,16 @@ class AutoregressiveState:
         self._session.step(self._step, self._branch)
 
     def positions(self, rope: nn.Module, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rotary angles of the chunk where it stands in the video: those of all frames up to its end, of which the last are its own."""
+        """Rotary angles of the chunk where it stands in the video: those of all frames up to its end, of which the
+        last are its own."""
         start = self._starts.get(self._branch, 0)
         batch, channels, frames, height, width = hidden_states.shape
         transformer: Any = self.transformer
         patch = transformer.config.patch_size[0]
         if frames // patch + start > transformer.config.rope_max_seq_len:
-            raise EsaError(f"the video has grown to {start + frames // patch} latent frames, the model knows positions up to "
-                           f"{transformer.config.rope_max_seq_len}: reset() begins a new one")
+            raise EsaError(
+                f"the video has grown to {start + frames // patch} latent frames, the model knows positions up to "
+                f"{transformer.config.rope_max_seq_len}: reset() begins a new one")
         whole = hidden_states.new_empty((1, 1, 1, 1, 1)).expand(batch, channels, frames + start * patch, height, width)
         cos, sin = type(rope).forward(rope, whole)
         assert self._grid is not None
@@ -199,7 +208,8 @@ class AutoregressiveState:
         cache = self._cache(self._branch)
         keys, values = cache.with_past(layer, key, value)
         # "cross" is the session's word for a call that is dense whatever the policy says.
-        out = self._session.attention(layer, query, keys, values, input_layout="BSND", kind="cross" if self._writing else "self")
+        out = self._session.attention(layer, query, keys, values, input_layout="BSND",
+                                      kind="cross" if self._writing else "self")
         if self._writing:
             cache.put(layer, keys, values)
         return out
@@ -223,9 +233,12 @@ def autoregressive_mode(target: Any, config: EsaConfig | None = None, *, steps: 
     config = config if config is not None else EsaConfig()
     transformer = target if isinstance(target, nn.Module) else getattr(target, "transformer", None)
     if not isinstance(transformer, nn.Module) or detect(transformer) is not WAN:
-        raise TypeError(f"autoregressive_mode takes a WanTransformer3DModel or a pipeline that has one, not {type(target).__name__}")
+        raise TypeError(
+            f"autoregressive_mode takes a WanTransformer3DModel or a pipeline that has one, not {type(target).__name__}"
+        )
     if config.masks is not None:
-        raise ValueError("cached masks were recorded for whole videos; the rectangles of an autoregressive run are chosen online")
+        raise ValueError(
+            "cached masks were recorded for whole videos; the rectangles of an autoregressive run are chosen online")
     if not isinstance(steps, int) or steps < 1 or sink_frames < 0 or window_frames < 0:
         raise ValueError("steps must be at least 1, sink_frames and window_frames at least 0")
     if config.kernel != "auto":
@@ -234,7 +247,9 @@ def autoregressive_mode(target: Any, config: EsaConfig | None = None, *, steps: 
     model: Any = transformer
     originals = [(module, module.processor) for _, module in WAN.modules(transformer)]
     if any(type(p).__name__ not in WAN.replaces for _, p in originals):
-        raise ValueError(f"the model has other attention processors than {', '.join(WAN.replaces)}: remove what put them there first")
+        raise ValueError(
+            f"the model has other attention processors than {', '.join(WAN.replaces)}: remove what put them there first"
+        )
 
     def on_enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         hidden_states = kwargs.get("hidden_states", args[0] if args else None)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch tensors and numpy arrays as strided views of the library: nothing is copied, torch is not imported unless it already is.
+"""torch tensors and numpy arrays as strided views of the library: nothing is copied, torch is not imported unless it
+already is.
 
-The library wants four dimensions B, H, N, D with the D stride 1; a layout says which dimension of the caller's array is which:
-"BNSD" [B, heads, tokens, D] or "BSND" [B, tokens, heads, D]."""
+The library wants four dimensions B, H, N, D with the D stride 1; a layout says which dimension of the caller's array is
+which: "BNSD" [B, heads, tokens, D] or "BSND" [B, tokens, heads, D]."""
 from __future__ import annotations
 
 import ctypes as C
@@ -15,7 +16,8 @@ LAYOUTS = {"BNSD": (0, 1, 2, 3), "BSND": (0, 2, 1, 3)}
 
 
 class Device(NamedTuple):
-    """Where an array lies: kind "cpu" or "cuda", the ordinal, and for CUDA the handle of torch's current stream there."""
+    """Where an array lies: kind "cpu" or "cuda", the ordinal, and for CUDA the handle of torch's current stream
+    there."""
     kind: str
     ordinal: int
     stream: int
@@ -69,7 +71,9 @@ def check_array(array: Any, name: str) -> None:
     if not (is_torch(array) or is_numpy(array)):
         raise ValueError(f"{name} must be a torch tensor or a numpy array, not {type(array).__name__}")
     if array.ndim != 4:
-        raise ValueError(f"{name} must have four dimensions (batch, heads and tokens as the layout says, head dimension), it has {array.ndim}")
+        raise ValueError(
+            f"{name} must have four dimensions (batch, heads and tokens as the layout says, head dimension), it has {array.ndim}"
+        )
     if dtype_name(array) not in T.DTYPES:
         raise ValueError(f"{name} has dtype {dtype_name(array)}; float32, float16 and bfloat16 are supported")
 
@@ -105,13 +109,14 @@ def view(array: Any, layout: str = "BNSD", name: str = "tensor") -> T.Tensor:
     """A view of a tensor or an array where it lies. The caller keeps it alive."""
     check_array(array, name)
     if not viewable(array):
-        raise ValueError(f"{name} needs its last dimension dense (stride 1) to be used without a copy: call .contiguous() first")
+        raise ValueError(
+            f"{name} needs its last dimension dense (stride 1) to be used without a copy: call .contiguous() first")
     a = axes_of(layout)
     strides = _strides(array)
     assert strides is not None
     device = device_of(array)
-    out = T.Tensor(C.sizeof(T.Tensor), T.DTYPES[dtype_name(array)], T.CUDA if device.kind == "cuda" else T.CPU, max(device.ordinal, 0),
-                   address(array))
+    out = T.Tensor(C.sizeof(T.Tensor), T.DTYPES[dtype_name(array)], T.CUDA if device.kind == "cuda" else T.CPU,
+                   max(device.ordinal, 0), address(array))
     out.dim[:] = shape_of(array, layout)
     out.stride[:] = (strides[a[0]], strides[a[1]], strides[a[2]], 1)
     return out

@@ -3,10 +3,11 @@
 
     esa::attention(Tensor query, Tensor key, Tensor value, float[] settings, str input_layout) -> Tensor
 
-Opaque to torch.compile (a fake tells the result's shape: contiguous, like query), so a model that calls it compiles into one graph. It holds
-no state: layers and steps that call it with the same settings share one graph. Under autocast its inputs are cast as those of torch's own
-attention are. Forward only. On a GPU it enqueues on torch's current stream and, after the first call of a shape, neither allocates device
-memory of its own nor waits; what lies under it decides per call, so it is marked as unfit for capture into CUDA graphs."""
+Opaque to torch.compile (a fake tells the result's shape: contiguous, like query), so a model that calls it compiles
+into one graph. It holds no state: layers and steps that call it with the same settings share one graph. Under autocast
+its inputs are cast as those of torch's own attention are. Forward only. On a GPU it enqueues on torch's current stream
+and, after the first call of a shape, neither allocates device memory of its own nor waits; what lies under it
+decides per call, so it is marked as unfit for capture into CUDA graphs."""
 from __future__ import annotations
 
 import functools
@@ -25,17 +26,20 @@ _TAGS: dict[str, Any] = {"tags": (torch.Tag.cudagraph_unsafe,)} if _KNOWS else {
 
 
 @functools.partial(torch.library.custom_op, "esa::attention", mutates_args=(), schema=SCHEMA, **_TAGS)
-def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, settings: list[float], input_layout: str) -> torch.Tensor:
+def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, settings: list[float],
+               input_layout: str) -> torch.Tensor:
     return sparse.run(query, key, value, tuple(settings), input_layout)
 
 
 @_attention.register_fake
-def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, settings: list[float], input_layout: str) -> torch.Tensor:
+def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, settings: list[float],
+      input_layout: str) -> torch.Tensor:
     return query.new_empty(query.shape)
 
 
 def refuse_backward(ctx: Any, *gradients: Any) -> Any:
-    raise RuntimeError("esa computes attention forward only: gradients are not available (use torch.no_grad(), or detach the inputs)")
+    raise RuntimeError(
+        "esa computes attention forward only: gradients are not available (use torch.no_grad(), or detach the inputs)")
 
 
 _attention.register_autograd(refuse_backward)
@@ -69,5 +73,6 @@ for _device in ("cpu", "cuda"):
     cast_under_autocast(_library, "attention", _device, torch.ops.esa.attention.default)
 
 
-def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, settings: list[float], input_layout: str) -> torch.Tensor:
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, settings: list[float],
+              input_layout: str) -> torch.Tensor:
     return torch.ops.esa.attention(q, k, v, settings, input_layout)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The build back end of esa-mindiesd (PEP 517): writes a wheel of one package of one file, and nothing else.
 
-A back end of its own because it has to say no: where the environment that pip installs into already has MindIE-SD, building fails with a
-sentence. pip runs this with the interpreter of that environment, so its own installation folders are the ones to look at (build isolation
-hides them from import, not from the file system)."""
+A back end of its own because it has to say no: where the environment that pip installs into already has MindIE-SD,
+building fails with a sentence. pip runs this with the interpreter of that environment, so its own installation folders
+are the ones to look at (build isolation hides them from import, not from the file system)."""
 import base64
 import hashlib
 import io
@@ -31,12 +31,15 @@ def _refuse():
         if real is None and package.exists() and "esa-mindiesd" not in package.read_text(errors="replace"):
             real = "mindiesd/"
         if real:
-            raise RuntimeError(f"{folder} already holds MindIE-SD ({real}): esa-mindiesd does not install over it; use esa.sparse_attention instead")
+            raise RuntimeError(
+                f"{folder} already holds MindIE-SD ({real}): esa-mindiesd does not install over it; use esa.sparse_attention instead"
+            )
 
 
 def _metadata():
-    return (f"Metadata-Version: 2.1\nName: {_field('name')}\nVersion: {_field('version')}\nSummary: {_field('description')}\n"
-            f"Requires-Python: {_field('requires-python')}\nRequires-Dist: esa\n")
+    return (
+        f"Metadata-Version: 2.1\nName: {_field('name')}\nVersion: {_field('version')}\nSummary: {_field('description')}\n"
+        f"Requires-Python: {_field('requires-python')}\nRequires-Dist: esa\n")
 
 
 def get_requires_for_build_wheel(config_settings=None):
@@ -48,10 +51,14 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     _refuse()
     version = _field("version")
     info = f"esa_mindiesd-{version}.dist-info"
-    files = {"mindiesd/__init__.py": (HERE / "mindiesd" / "__init__.py").read_bytes(), f"{info}/METADATA": _metadata().encode(),
-             f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: esa-mindiesd\nRoot-Is-Purelib: true\nTag: py3-none-any\n"}
-    record = "".join(f"{name},sha256={base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b'=').decode()},{len(data)}\n"
-                     for name, data in files.items())
+    files = {
+        "mindiesd/__init__.py": (HERE / "mindiesd" / "__init__.py").read_bytes(),
+        f"{info}/METADATA": _metadata().encode(),
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: esa-mindiesd\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    }
+    record = "".join(
+        f"{name},sha256={base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b'=').decode()},{len(data)}\n"
+        for name, data in files.items())
     files[f"{info}/RECORD"] = (record + f"{info}/RECORD,,\n").encode()
     wheel = f"esa_mindiesd-{version}-py3-none-any.whl"
     with zipfile.ZipFile(os.path.join(wheel_directory, wheel), "w", zipfile.ZIP_DEFLATED) as archive:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A headless Chromium, driven through its debugging pipe: messages of the DevTools protocol, JSON with a zero behind each, on two file
-descriptors. No packages, no ports.
+"""A headless Chromium, driven through its debugging pipe: messages of the DevTools protocol, JSON with a zero behind
+each, on two file descriptors. No packages, no ports.
 
     with Browser() as browser:
         page = browser.open("file:///tmp/report.html", width=1280, dark=False)
@@ -39,10 +39,15 @@ class Browser:
             os.dup2(high, 4)
             os.set_inheritable(3, True)
             os.set_inheritable(4, True)
-        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--user-data-dir=" + self.folder, "--hide-scrollbars",
-                 "--no-first-run", "--disable-extensions", "--disable-background-networking", "--disable-dev-shm-usage", "--mute-audio", "about:blank"]
+
+        flags = [
+            "--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe",
+            "--user-data-dir=" + self.folder, "--hide-scrollbars", "--no-first-run", "--disable-extensions",
+            "--disable-background-networking", "--disable-dev-shm-usage", "--mute-audio", "about:blank"
+        ]
         self.log = open(os.path.join(self.folder, "log"), "w+b")
-        self.process = subprocess.Popen([find(), *flags], preexec_fn=wire, close_fds=False, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
+        self.process = subprocess.Popen([find(), *flags], preexec_fn=wire, close_fds=False, stdin=subprocess.DEVNULL,
+                                        stdout=self.log, stderr=self.log)
         os.close(to_browser)
         os.close(from_browser)
         self.buffer = b""
@@ -96,8 +101,10 @@ class Browser:
         page = self.pages[session] = Page(self, session, url)
         for domain in ("Page", "Runtime", "Log", "Network"):
             page.call(domain + ".enable")
-        page.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=2 if phone else 1, mobile=phone)
-        page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
+        page.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=2 if phone else 1,
+                  mobile=phone)
+        page.call("Emulation.setEmulatedMedia",
+                  features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
         page.call("Page.navigate", url=url)
         page.wait("document.readyState === 'complete'")
         return page
@@ -112,7 +119,8 @@ class Page:
             details = params["exceptionDetails"]
             self.errors.append(details.get("exception", {}).get("description") or details["text"])
         elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
-            self.errors.append("console: " + " ".join(str(a.get("value", a.get("description"))) for a in params["args"]))
+            self.errors.append("console: " +
+                               " ".join(str(a.get("value", a.get("description"))) for a in params["args"]))
         elif method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
             self.errors.append(params["entry"]["source"] + ": " + params["entry"]["text"])
         elif method == "Network.requestWillBeSent":
@@ -127,7 +135,8 @@ class Page:
         """The value of an expression; a promise is waited for."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
-            raise RuntimeError(answer["exceptionDetails"].get("exception", {}).get("description", "failed") + " in " + expression[:200])
+            raise RuntimeError(answer["exceptionDetails"].get("exception", {}).get("description", "failed") + " in " +
+                               expression[:200])
         return answer["result"].get("value")
 
     def wait(self, condition, timeout=60):
@@ -139,8 +148,9 @@ class Page:
 
     def click(self, selector):
         """A real click in the middle of an element."""
-        x, y = self.run(f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center', behavior: 'instant'}});"
-                        f" const r = e.getBoundingClientRect(); return [r.left + r.width / 2, r.top + r.height / 2]; }})()")
+        x, y = self.run(
+            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center', behavior: 'instant'}});"
+            f" const r = e.getBoundingClientRect(); return [r.left + r.width / 2, r.top + r.height / 2]; }})()")
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
@@ -154,7 +164,10 @@ class Page:
         clip = {}
         if whole:
             size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-            clip = {"captureBeyondViewport": True, "clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}}
+            clip = {
+                "captureBeyondViewport": True,
+                "clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+            }
         data = base64.b64decode(self.call("Page.captureScreenshot", format="png", **clip)["data"])
         with open(path, "wb") as file:
             file.write(data)

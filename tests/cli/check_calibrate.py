@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`esa calibrate`, cached masks in `esa generate`, and `esa bench model`, as a stranger uses them: check_calibrate.py ESA MODELS (the folder with
-wan-tiny in it). Standard library only. ESA_TEST_SEED chooses the moments of the kills; the one in use is printed.
+"""`esa calibrate`, cached masks in `esa generate`, and `esa bench model`, as a stranger uses them: check_calibrate.py
+ESA MODELS (the folder with wan-tiny in it). Standard library only. ESA_TEST_SEED chooses the moments of the kills; the
+one in use is printed.
 
-Clips are tiny (9 frames of 32 x 32, two steps, blocks of 16 tokens): masks are made of bits, and bits either are the same or are not."""
+Clips are tiny (9 frames of 32 x 32, two steps, blocks of 16 tokens): masks are made of bits, and bits either are the
+same or are not."""
 import glob
 import json
 import os
@@ -27,7 +29,8 @@ SEED = int(os.environ.get("ESA_TEST_SEED", time.time_ns() % 10**9))
 
 
 def start(*args, cwd, **more):
-    return subprocess.Popen([ESA, *map(str, args)], cwd=cwd, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
+    return subprocess.Popen([ESA, *map(str, args)], cwd=cwd, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            text=True, **more)
 
 
 def esa(*args, cwd):
@@ -71,13 +74,22 @@ class Words(Base):
         self.fails("calibrate", status=2, says=["--output FILE is required"])
         self.fails("calibrate", "--output", "", status=2, says=["--output"])
         self.fails("calibrate", "--outptu", "x", status=2, says=["did you mean --output?"])
-        for args in (["--budgets", "1.5"], ["--budgets", "x"], ["--steps", 0], ["--num-prompts", 0], ["--num-prompts", 99], ["--block", "64"],
-                     ["--importance", "f32"], ["--prompts", "p", "--num-prompts", 2], ["--shard", "1"], ["--shard", "2/2"], ["--shard", "-1/2"],
-                     ["--shard", "a/b"], ["--shard", "0/0"], ["--shard", "0/2", "--keep-recording"], ["--window", "1,2,3"], ["word"],
-                     ["--budgets", "0.5,0.3,0.5"], ["--budgets", "0.5,0.5001"]):
+        for args in (["--budgets", "1.5"], ["--budgets",
+                                            "x"], ["--steps", 0], ["--num-prompts",
+                                                                   0], ["--num-prompts",
+                                                                        99], ["--block", "64"], ["--importance", "f32"],
+                     ["--prompts", "p", "--num-prompts",
+                      2], ["--shard", "1"], ["--shard", "2/2"], ["--shard", "-1/2"], ["--shard",
+                                                                                      "a/b"], ["--shard", "0/0"],
+                     ["--shard", "0/2",
+                      "--keep-recording"], ["--window",
+                                            "1,2,3"], ["word"], ["--budgets",
+                                                                 "0.5,0.3,0.5"], ["--budgets", "0.5,0.5001"]):
             self.fails("calibrate", "--output", "x", *args, status=2)
-        for args in (["--mode", "cached"], ["--masks", "m", "--mode", "online"], ["--mode", "fast"], ["--mode", "dense", "--skip-dense"], ["--rounds", 0],
-                     ["--budgets", 2]):
+        for args in (["--mode", "cached"], ["--masks", "m", "--mode",
+                                            "online"], ["--mode", "fast"], ["--mode", "dense",
+                                                                            "--skip-dense"], ["--rounds",
+                                                                                              0], ["--budgets", 2]):
             self.fails("bench", "model", *args, status=2)
 
 
@@ -91,7 +103,8 @@ class Refusals(Base):
         self.fails(*small, "file/x", says=["file", "Not a directory"])
         self.fails(*small, "n" * 5000, says=["5000 bytes"])
         self.fails(*small, "new/folders/x", "--model", "wan-tyni", says=["did you mean wan-tiny?"])
-        self.fails(*small, "new/folders/x", "--height", 60, says=["height", "60"])          # the folders made on the way are gone again
+        # the folders made on the way are gone again
+        self.fails(*small, "new/folders/x", "--height", 60, says=["height", "60"])
         self.fails(*small, "x", "--prompts", "none", status=2)
         self.fails("calibrate", *SMALL, "--prompts", "none", "--output", "x", says=["none"])
         self.fails(*small, "x", "--shard", "1/2", says=["shard 1 of 2", "no prompt"])
@@ -104,8 +117,8 @@ class Refusals(Base):
         """Half a million prompts fill thousands of recordings of some gigabytes; no disk here holds that."""
         with open(self.path("prompts"), "w") as file:
             file.write("a\n" * 500000)
-        code, out, err = esa("calibrate", "--frames", 9, "--height", 384, "--width", 384, "--steps", 10, "--block", "16x16", "--prompts", "prompts",
-                             "--output", "m/x", cwd=self.dir)
+        code, out, err = esa("calibrate", "--frames", 9, "--height", 384, "--width", 384, "--steps", 10, "--block",
+                             "16x16", "--prompts", "prompts", "--output", "m/x", cwd=self.dir)
         self.assertEqual((code, out), (1, ""), err)
         last = err.splitlines()[-1]
         self.assertRegex(last, r"needed in '.*' and .*B are free|of memory and this machine has")
@@ -120,7 +133,8 @@ class Calibrate(Base):
         self.assertIn("kept mass", out)
         schemas.check(self.path("c.json"), "calibrate")
         info = self.info("masks/deep/x.safetensors")
-        self.assertEqual((info["model"], info["prompts"], info["steps"], info["groups"], info["budgets"]), ("wan-tiny", 2, 2, 2, [0.3, 0.5, 0.7]))
+        self.assertEqual((info["model"], info["prompts"], info["steps"], info["groups"], info["budgets"]),
+                         ("wan-tiny", 2, 2, 2, [0.3, 0.5, 0.7]))
         self.assertEqual((info["stored_layers"], info["layers"], info["Nq"], info["nq"]), (7, 8, 80, 5))
         self.calibrate("again", "--threads", 2)                          # the name says nothing, threads change nothing
         self.assertEqual(self.read("again"), self.read("masks/deep/x.safetensors"))
@@ -130,10 +144,13 @@ class Calibrate(Base):
     def test_steps_and_samples(self):
         self.calibrate("g", "--step-groups", 1, prompts=1)
         self.assertEqual(self.info("g")["groups"], 1)
-        self.calibrate("b", "--per-branch", "--store-dense", "--samples", 2, "--importance", "none", "--budgets", 0.5, prompts=1)
+        self.calibrate("b", "--per-branch", "--store-dense", "--samples", 2, "--importance", "none", "--budgets", 0.5,
+                       prompts=1)
         info = self.info("b")
-        self.assertEqual((info["branches"], info["stored_layers"], info["stored_groups"], info["importance"]), (2, 8, 2, "none"))
-        self.works("calibrate", *SIZE, "--block", "16x16", "--steps", 7, "--record-steps", 2, "--num-prompts", 1, "--output", "r", "--json", "r.json")
+        self.assertEqual((info["branches"], info["stored_layers"], info["stored_groups"], info["importance"]),
+                         (2, 8, 2, "none"))
+        self.works("calibrate", *SIZE, "--block", "16x16", "--steps", 7, "--record-steps", 2, "--num-prompts", 1,
+                   "--output", "r", "--json", "r.json")
         info, report = self.info("r"), json.loads(self.read("r.json"))
         self.assertEqual((info["steps"], info["groups"], report["steps"], report["recorded_steps"]), (7, 2, 7, 2))
         schemas.check(self.path("r.json"), "calibrate")
@@ -146,13 +163,15 @@ class Calibrate(Base):
         self.works("masks", "derive", "few", "--budgets", "0.35,0.6,0.8", "--out", "derived")
         self.assertEqual(self.read("derived"), self.read("all"))
         for name in ("few", "all"):
-            self.works("generate", *SIZE, "--steps", 2, "--method", "cached", "--masks", name, "--budget", 0.35, "--out", name + ".y4m")
+            self.works("generate", *SIZE, "--steps", 2, "--method", "cached", "--masks", name, "--budget", 0.35,
+                       "--out", name + ".y4m")
         self.assertEqual(self.read("few.y4m"), self.read("all.y4m"))
 
 
 class Resume(Base):
     def test_killed_at_any_moment(self):
-        """kill -9 at random moments, again and again, until a run comes through: the same bits as an uninterrupted one."""
+        """kill -9 at random moments, again and again, until a run comes through: the same bits as an uninterrupted
+        one."""
         rng = random.Random(SEED)
         print(f"check_calibrate: ESA_TEST_SEED={SEED}", flush=True)
         began = time.monotonic()
@@ -173,14 +192,16 @@ class Resume(Base):
             self.assertEqual(run.returncode, 0, err)
             print(f"check_calibrate: trial {trial}: killed {kills} times", flush=True)
             self.assertEqual(self.read(f"m/{trial}"), self.read("whole"), f"trial {trial}, seed {SEED}")
-        self.assertEqual(self.files(), ["m", "m/0", "m/1", "m/2", "whole"])                # also nothing of the killed ones
+        # also nothing of the killed ones
+        self.assertEqual(self.files(), ["m", "m/0", "m/1", "m/2", "whole"])
 
     def test_other_settings_are_refused(self):
         self.begin("x")
         self.assertIn("x.part/recording.0", self.files())
         schemas.check(self.path("x.part/settings.json"), "calibration-settings")
         small = ["calibrate", *SIZE, "--block", "16x16", "--output", "x"]
-        self.fails(*small, "--steps", 3, "--num-prompts", 3, says=["x.part", '"recorded_steps": 2 there', '"recorded_steps": 3 here', "--restart"])
+        self.fails(*small, "--steps", 3, "--num-prompts", 3,
+                   says=["x.part", '"recorded_steps": 2 there', '"recorded_steps": 3 here', "--restart"])
         self.fails(*small, "--steps", 2, "--num-prompts", 2, says=["x.part", "--restart"])
         out = self.works(*small, "--steps", 2, "--num-prompts", 2, "--restart")
         self.assertIn("2 prompts", out)
@@ -208,7 +229,8 @@ class Resume(Base):
 
     def test_goes_on(self):
         self.begin("x")
-        code, _, err = esa("calibrate", *SMALL, "--num-prompts", 3, "--output", "x", "--budgets", 0.4, cwd=self.dir)      # budgets come last: they may change
+        # budgets come last: they may change
+        code, _, err = esa("calibrate", *SMALL, "--num-prompts", 3, "--output", "x", "--budgets", 0.4, cwd=self.dir)
         self.assertEqual(code, 0, err)
         self.assertIn("1 already recorded", err)
         self.assertNotIn("prompt 1/3", err)
@@ -253,12 +275,14 @@ class Resume(Base):
         self.assertEqual(self.read("m/all.shard-0-of-2.recording"), before)
         line = out.splitlines()[1].strip()
         self.assertTrue(line.startswith("esa masks merge "), out)
-        subprocess.run(["bash", "-c", shlex.quote(ESA) + line[3:]], cwd=self.dir, env=ENV, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(["bash", "-c", shlex.quote(ESA) + line[3:]], cwd=self.dir, env=ENV, check=True,
+                       stdout=subprocess.DEVNULL)
         self.assertEqual(self.read("m/all"), self.read("one"))
         parts = sorted(glob.glob(self.path("m/*.recording")), reverse=True)
         self.works("masks", "merge", *parts, "--budgets", "0.4,0.6", "--warmup-frac", 0.3, "--out", "other")
         self.assertEqual(self.read("other"), self.read("one"))
-        self.fails("calibrate", *SMALL, "--num-prompts", 5, "--output", "m/all", "--shard", "0/2", says=["other settings"])
+        self.fails("calibrate", *SMALL, "--num-prompts", 5, "--output", "m/all", "--shard", "0/2",
+                   says=["other settings"])
 
     def test_many_prompts(self):
         """A recording's sums take 255 contributions: more prompts go into further ones."""
@@ -266,7 +290,8 @@ class Resume(Base):
         with open(self.path("prompts"), "w") as file:
             file.writelines(lines)
         size = [*SIZE, "--frames", 1, "--steps", 4, "--step-groups", 2, "--block", "16x16", "--budgets", 0.5]
-        self.works("calibrate", *size, "--prompts", "prompts", "--output", "all")        # 2 steps x 2 branches: 63 prompts a recording
+        # 2 steps x 2 branches: 63 prompts a recording
+        self.works("calibrate", *size, "--prompts", "prompts", "--output", "all")
         self.assertEqual(self.info("all")["prompts"], 65)
         for i in range(2):
             self.works("calibrate", *size, "--prompts", "prompts", "--output", "s", "--shard", f"{i}/2")
@@ -286,11 +311,14 @@ class Cached(Base):
         self.assertAlmostEqual(sum(video["head_density"][3]) / 4, video["layer_density"][3], places=6)
         self.fails(*small, "--steps", 3, says=["2 steps", "3", "--step-map nearest"])
         self.works(*small, "--steps", 3, "--step-map", "nearest")
-        self.fails("generate", "--frames", 9, "--height", 32, "--width", 64, "--steps", 2, "--method", "cached", "--masks", "m", "--out", "b.y4m",
-                   says=["grid 5x4x4", "grid 5x4x8"])
-        self.fails("generate", *SIZE, "--steps", 2, "--method", "cached", "--masks", "none", "--out", "b.y4m", says=["none"])
-        for budget, least in ((1, 50), (0.5, 5)):                        # all blocks kept: dense, but for roundings (as in check_generate.py)
-            self.works(*small, "--steps", 2, "--budget", budget, "--tail", "none", "--compare", "dense", "--json", "r.json")
+        self.fails("generate", "--frames", 9, "--height", 32, "--width", 64, "--steps", 2, "--method", "cached",
+                   "--masks", "m", "--out", "b.y4m", says=["grid 5x4x4", "grid 5x4x8"])
+        self.fails("generate", *SIZE, "--steps", 2, "--method", "cached", "--masks", "none", "--out", "b.y4m",
+                   says=["none"])
+        # all blocks kept: dense, but for roundings (as in check_generate.py)
+        for budget, least in ((1, 50), (0.5, 5)):
+            self.works(*small, "--steps", 2, "--budget", budget, "--tail", "none", "--compare", "dense", "--json",
+                       "r.json")
             psnr = json.loads(self.read("r.json"))["videos"][0]["psnr"]
             self.assertGreater(psnr or 99, least)                        # null: equal
             self.assertEqual(budget == 1, (psnr or 99) > 50)
@@ -298,7 +326,8 @@ class Cached(Base):
     def test_recordings_are_no_masks(self):
         self.calibrate("m", "--keep-recording", prompts=1)
         self.assertEqual(self.files(), ["m", "m.recording"])
-        self.fails("generate", *SIZE, "--steps", 2, "--method", "cached", "--masks", "m.recording", "--out", "a.y4m", says=["recording"])
+        self.fails("generate", *SIZE, "--steps", 2, "--method", "cached", "--masks", "m.recording", "--out", "a.y4m",
+                   says=["recording"])
         self.works("masks", "merge", "m.recording", "--out", "merged")
         self.assertEqual(self.read("merged"), self.read("m"))
 
@@ -306,7 +335,8 @@ class Cached(Base):
 class Bench(Base):
     def test_model(self):
         self.calibrate("m", prompts=1)
-        out = self.works("bench", "model", *SMALL, "--steps", 4, "--masks", "m", "--budgets", "0.6,0.4", "--rounds", 2, "--json", "b.json")
+        out = self.works("bench", "model", *SMALL, "--steps", 4, "--masks", "m", "--budgets", "0.6,0.4", "--rounds", 2,
+                         "--json", "b.json")
         for word in ("dense", "online entropy", "cached", "end to end", "with warm-up", "speedup"):
             self.assertIn(word, out)
         report = json.loads(self.read("b.json"))
@@ -319,14 +349,15 @@ class Bench(Base):
             self.assertEqual(row["warmup_steps"], 0 if row["mode"] == "dense" else 1)
             for each in row["round"]:
                 self.assertEqual(len(each["step_seconds"]), 4)
-                self.assertLessEqual(sum(each["step_seconds"]), each["denoise_seconds"] * 1.001 + 1e-3)     # one clock read apart
+                # one clock read apart
+                self.assertLessEqual(sum(each["step_seconds"]), each["denoise_seconds"] * 1.001 + 1e-3)
             for name in ("step_seconds", "denoise_seconds", "end_to_end_seconds"):
                 self.assertTrue(0 < row[name]["min"] <= row[name]["median"] <= row[name]["max"], (row["mode"], name))
             if row["mode"] != "dense":
                 self.assertAlmostEqual(row["density"], row["budget"], delta=0.03)
         self.fails("bench", "model", *SMALL, "--masks", "none", says=["none"])
-        self.works("bench", "model", *SMALL, "--mode", "online", "--method", "rf_v2", "--budgets", 0.5, "--rounds", 1, "--skip-dense", "--no-decode",
-                   "--json", "s.json")
+        self.works("bench", "model", *SMALL, "--mode", "online", "--method", "rf_v2", "--budgets", 0.5, "--rounds", 1,
+                   "--skip-dense", "--no-decode", "--json", "s.json")
         report = json.loads(self.read("s.json"))
         schemas.check(self.path("s.json"), "bench-model")
         self.assertEqual((len(report["rows"]), report["rows"][0]["speedup"], report["decoded"]), (1, None, False))
@@ -334,7 +365,10 @@ class Bench(Base):
     def test_video(self):
         """`esa bench video` with cached masks: a row per clip that names the mask file."""
         self.calibrate("masks.safetensors", prompts=1)
-        small = ["bench", "video", *SMALL, "--num-prompts", 1, "--seeds", 1, "--budget", 0.5, "--tail", "none", "--csv", "q.csv"]
+        small = [
+            "bench", "video", *SMALL, "--num-prompts", 1, "--seeds", 1, "--budget", 0.5, "--tail", "none", "--csv",
+            "q.csv"
+        ]
         self.fails(*small, "--method", "cached", status=2, says=["--masks"])
         self.fails(*small, "--method", "entropy", "--masks", "masks.safetensors", status=2, says=["--masks"])
         self.works(*small, "--method", "entropy,cached", "--masks", "masks.safetensors")

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The esa command as a stranger uses it: check_cli.py ESA MAKE_RECORDING STAND_IN (a plugin for a machine without a GPU). Standard library only.
+"""The esa command as a stranger uses it: check_cli.py ESA MAKE_RECORDING STAND_IN (a plugin for a machine without a
+GPU). Standard library only.
 
 Every failure must be one sentence on stderr, an exit status, and nothing left on disk."""
 import json
@@ -72,17 +73,22 @@ class Words(Base):
         self.fails("masks", "select", "--thiswasneveranoption", status=2, says=["--help"])
 
     def test_wrong_values(self):
-        for args in (["--density", "1.5"], ["--density", "0.5,,0.2"], ["--density", ""], ["--density", "x"], ["--density", "nan"],
-                     ["--rounds", "0"], ["--rounds", "1.5"], ["--rounds", "99999999999999999999"], ["--threads", "-1"],
-                     ["--threads", "257"], ["--shape", "1,2,3"], ["--shape", "1,2,3,x"], ["--shape", "0,1,1,1"], ["--shape", ""],
-                     ["--block", "128"], ["--block", "128x"], ["--grid", "1,2"], ["--grid", "1,2,3,4"], ["--dtype", "f64"],
-                     ["--tail", "f32"], ["--causal=1"], ["--json"], ["--density", ",".join(["0.5"] * 17)], ["word"]):
+        for args in (["--density", "1.5"], ["--density", "0.5,,0.2"], ["--density", ""], ["--density", "x"],
+                     ["--density", "nan"], ["--rounds", "0"], ["--rounds", "1.5"], ["--rounds", "99999999999999999999"],
+                     ["--threads", "-1"], ["--threads",
+                                           "257"], ["--shape", "1,2,3"], ["--shape", "1,2,3,x"], ["--shape", "0,1,1,1"],
+                     ["--shape", ""], ["--block", "128"], ["--block", "128x"], ["--grid", "1,2"], ["--grid", "1,2,3,4"],
+                     ["--dtype", "f64"], ["--tail",
+                                          "f32"], ["--causal=1"], ["--json"], ["--density",
+                                                                               ",".join(["0.5"] * 17)], ["word"]):
             self.fails("bench", "attention", *args, status=2)
 
     def test_library_refuses_with_a_sentence(self):
         self.fails("bench", "attention", "--shape", "1,1,64,257", "--rounds", "1", status=1, says=["257"])
-        self.fails("bench", "attention", "--shape", "1,1,64,16", "--block", "100x100", "--density", "0.5", status=1, says=["100"])
-        self.fails("bench", "attention", "--shape", "1,1,64,16", "--grid", "2,5,5", "--order", "tile", "--density", "0.5", status=1)
+        self.fails("bench", "attention", "--shape", "1,1,64,16", "--block", "100x100", "--density", "0.5", status=1,
+                   says=["100"])
+        self.fails("bench", "attention", "--shape", "1,1,64,16", "--grid", "2,5,5", "--order", "tile", "--density",
+                   "0.5", status=1)
 
     def test_impossible_memory(self):
         self.fails("bench", "attention", "--shape", "1073741824,1073741824,1,1", status=1, says=["memory"])
@@ -92,7 +98,8 @@ class Outputs(Base):
     """Where output goes: links stay links, open files and devices are written through, and a lost table is an error."""
 
     def shell(self, command):
-        done = subprocess.run(["sh", "-c", command], cwd=self.dir, env={**os.environ, "ESA": ESA}, capture_output=True, text=True)
+        done = subprocess.run(["sh", "-c", command], cwd=self.dir, env={**os.environ, "ESA": ESA}, capture_output=True,
+                              text=True)
         return done.returncode, done.stdout, done.stderr
 
     def test_links_stay_links(self):
@@ -169,7 +176,8 @@ class Outputs(Base):
         write_tensors(self.path("q"), {"q": f32(1, 1, 2, 400, 16)})
         name = b"a\xff\xc3\xa4\xe2\x82\xed\xa0\x80\xc0\xaf\xf5\x80z"
         shown = "a\ufffd\u00e4" + "\ufffd" * 2 + "\ufffd" * 3 + "\ufffd" * 2 + "\ufffd" * 2 + "z"
-        subprocess.run([ESA, "masks", "select", "--q", "q", "--k", "q", "--out", name], cwd=self.dir, check=True, capture_output=True)
+        subprocess.run([ESA, "masks", "select", "--q", "q", "--k", "q", "--out", name], cwd=self.dir, check=True,
+                       capture_output=True)
         subprocess.run([ESA, "masks", "info", name, "--json", "i"], cwd=self.dir, check=True, capture_output=True)
         self.assertEqual(kit.load(self.path("i"))["file"], shown)
 
@@ -178,7 +186,8 @@ class Outputs(Base):
             lines = self.works(*leaf, "--help").splitlines()
             for i, line in enumerate(lines):
                 if line.startswith("  --"):
-                    self.assertTrue(len(line) > 33 or (i + 1 < len(lines) and lines[i + 1].startswith(" " * 33)), (leaf, line))
+                    self.assertTrue(
+                        len(line) > 33 or (i + 1 < len(lines) and lines[i + 1].startswith(" " * 33)), (leaf, line))
 
 
 class Setup(Base):
@@ -191,8 +200,9 @@ class Setup(Base):
             with open(path, "w") as file:
                 file.write("#!/bin/sh\n" + body + "\n")
             os.chmod(path, 0o755)
-        done = subprocess.run(["bash", self.SCRIPT, "bench"], env={**os.environ, "PATH": self.dir + ":" + os.environ["PATH"]},
-                              capture_output=True, text=True)
+        done = subprocess.run(["bash", self.SCRIPT, "bench"],
+                              env={**os.environ, "PATH": self.dir + ":" + os.environ["PATH"]}, capture_output=True,
+                              text=True)
         return done.returncode, done.stdout + done.stderr
 
     def test_long_list_of_libraries(self):
@@ -209,14 +219,17 @@ class Install(Base):
     ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 
     def test_absolute_folders(self):
-        subprocess.run(["cmake", "-S", self.ROOT, "-B", self.dir, "-DESA_TESTS=OFF", "-DCMAKE_INSTALL_PREFIX=/some/where",
-                        "-DCMAKE_INSTALL_LIBDIR=/far/lib", "-DCMAKE_INSTALL_INCLUDEDIR=/far/include"], check=True, capture_output=True)
+        subprocess.run([
+            "cmake", "-S", self.ROOT, "-B", self.dir, "-DESA_TESTS=OFF", "-DCMAKE_INSTALL_PREFIX=/some/where",
+            "-DCMAKE_INSTALL_LIBDIR=/far/lib", "-DCMAKE_INSTALL_INCLUDEDIR=/far/include"
+        ], check=True, capture_output=True)
         text = kit.read(self.path("esa.pc"), "r")
         self.assertIn("\nlibdir=/far/lib\n", text)
         self.assertIn("\nincludedir=/far/include\n", text)
 
     def test_prefix_with_a_space(self):
-        out = subprocess.run(["make", "-n", "all", "PREFIX=/a place"], cwd=self.ROOT, check=True, capture_output=True, text=True).stdout
+        out = subprocess.run(["make", "-n", "all", "PREFIX=/a place"], cwd=self.ROOT, check=True, capture_output=True,
+                             text=True).stdout
         self.assertIn('-DCMAKE_INSTALL_PREFIX="/a place"', out)
 
 
@@ -234,13 +247,15 @@ class Golden(Base):
         self.pair(1, 2, 1536)
         plain = ["--selector", "ada_bsa", "--cdf", "0.85", "--sparsity", "0"]
         self.assertEqual(self.select(*plain, "--mode", "compat"), "ffd bff fdf bff f7f ffb fbf ff7 ffb fdf ffb f7f")
-        self.assertEqual(self.select(*plain, "--mode", "compat-round"), "ffd bff fdf bff f7f ffb fff ff7 ffb fff ffb f7f")
+        self.assertEqual(self.select(*plain, "--mode", "compat-round"),
+                         "ffd bff fdf bff f7f ffb fff ff7 ffb fff ffb f7f")
 
     def test_ada_bsa_causal(self):
         self.pair(1, 2, 1536)
         for mode in ("compat", "compat-round"):
-            self.assertEqual(self.select("--selector", "ada_bsa", "--causal", "--cdf", "0.9", "--sparsity", "0", "--mode", mode),
-                             "1 3 7 f 1f 3f 7f ff 1ff 3ff 7ff f7f")
+            self.assertEqual(
+                self.select("--selector", "ada_bsa", "--causal", "--cdf", "0.9", "--sparsity", "0", "--mode", mode),
+                "1 3 7 f 1f 3f 7f ff 1ff 3ff 7ff f7f")
         capped = ["--selector", "ada_bsa", "--causal", "--cdf", "1", "--sparsity", "0.4", "--mode"]
         self.assertEqual(self.select(*capped, "compat"), "1 3 7 f 1f 3f 7f ff 1ff 3db 7cb b7b")
         self.assertEqual(self.select(*capped, "compat-round"), "1 3 7 f 1f 3f 7f ff 1ff 3db 7db b7b")
@@ -265,7 +280,8 @@ class Golden(Base):
     def test_budget_is_one_minus_sparsity(self):
         self.pair(1, 2, 1536)
         self.assertEqual(self.select("--budget", "0.25"), self.select("--sparsity", "0.75"))
-        self.assertEqual(self.select("--budget", "0.25", "--threads", "1"), self.select("--budget=0.25", "--threads", "2"))
+        self.assertEqual(self.select("--budget", "0.25", "--threads", "1"),
+                         self.select("--budget=0.25", "--threads", "2"))
         for number in self.select("--budget", "0.25", "--selector", "random").split():
             self.assertEqual(bin(int(number, 16)).count("1"), 3)        # a quarter of 12 key blocks in every row
 
@@ -279,7 +295,8 @@ class SelectFiles(Base):
     def test_arguments(self):
         self.fails("masks", "select", status=2, says=["--q"])
         self.fails("masks", "select", "--q", "q", status=2, says=["--k"])
-        self.fails("masks", "select", "--q", "q", "--k", "k", "--budget", "0.5", "--sparsity", "0.5", status=2, says=["--sparsity"])
+        self.fails("masks", "select", "--q", "q", "--k", "k", "--budget", "0.5", "--sparsity", "0.5", status=2,
+                   says=["--sparsity"])
         self.fails("masks", "select", "--q", "q", "--k", "k", "--keep-sink", "2", status=2)
 
     def test_missing_and_wrong_files(self):
@@ -313,7 +330,8 @@ class SelectFiles(Base):
 
     def test_tensor_names(self):
         by_side = self.works("masks", "select", "--q", "q", "--k", "k", "--budget", "0.3", "--block", "32x32")
-        other = self.works("masks", "select", "--q", "q", "--k", "k", "--budget", "0.3", "--block", "32x32", "--tensor", "other")
+        other = self.works("masks", "select", "--q", "q", "--k", "k", "--budget", "0.3", "--block", "32x32", "--tensor",
+                           "other")
         self.assertNotEqual(by_side, other)
         self.assertEqual(len(by_side.splitlines()), 2 * 13)
 
@@ -335,7 +353,8 @@ class SelectFiles(Base):
     def test_out_then_info_and_fa4(self):
         args = ["masks", "select", "--q", "q", "--k", "k", "--budget", "0.3", "--block", "32x32"]
         printed = self.works(*args)
-        self.assertIn("density asked 0.3000", self.works(*args, "--out", "mask.pt"))    # the name's ending means nothing
+        # the name's ending means nothing
+        self.assertIn("density asked 0.3000", self.works(*args, "--out", "mask.pt"))
         out = self.works("masks", "info", "mask.pt", "--json", "info.json")
         self.assertIn("32x32", out)
         info = kit.load(self.path("info.json"))
@@ -357,21 +376,27 @@ class SelectFiles(Base):
         self.fails("masks", "info", "mask.pt", "--layer", "7", "--step", "0", "--json", "never.json", status=1)
 
     def test_causal_is_written_down(self):
-        args = ["masks", "select", "--q", "q", "--k", "k", "--budget", "0.3", "--block", "32x32", "--selector", "ada_bsa"]
+        args = [
+            "masks", "select", "--q", "q", "--k", "k", "--budget", "0.3", "--block", "32x32", "--selector", "ada_bsa"
+        ]
         for extra, causal in (([], False), (["--causal"], True)):
             self.works(*args, *extra, "--out", "m")
             self.assertEqual("causal" in self.works("masks", "info", "m", "--json", "i"), causal)
             self.assertIs(kit.load(self.path("i"))["causal"], causal)
 
     def test_convert_ignores_nothing(self):
-        self.works("masks", "select", "--q", "q", "--k", "k", "--budget", "0.3", "--block", "32x32", "--out", "m", "--grid", "4,10,10")
+        self.works("masks", "select", "--q", "q", "--k", "k", "--budget", "0.3", "--block", "32x32", "--out", "m",
+                   "--grid", "4,10,10")
         self.works("masks", "convert", "m", "--to", "fa4", "--budget", "0.3", "--out", "fa4")
         back = ["masks", "convert", "fa4", "--from", "fa4", "--out", "x"]
-        for extra in (["--block", "32x32"], ["--grid", "4,10,10"], ["--order", "raster"], ["--text-front", "0"], ["--text-back", "3"],
-                      ["--window", "1,2,3"]):
+        for extra in (["--block", "32x32"], ["--grid", "4,10,10"], ["--order",
+                                                                    "raster"], ["--text-front",
+                                                                                "0"], ["--text-back",
+                                                                                       "3"], ["--window", "1,2,3"]):
             self.fails(*back, *extra, status=2, says=[extra[0], "--tokens"])
         self.fails(*back, "--budget", "0.5", status=2, says=["--budget", "--to"])
-        self.fails("masks", "convert", "m", "--to", "fa4", "--out", "x", "--tokens", "400", status=2, says=["--tokens", "--from"])
+        self.fails("masks", "convert", "m", "--to", "fa4", "--out", "x", "--tokens", "400", status=2,
+                   says=["--tokens", "--from"])
         own = ["--tokens", "400", "--block", "32x32"]
         self.fails(*back, *own, "--window", "1,2,3", status=2, says=["--window", "tile3d"])
         self.fails(*back, *own, "--grid", "4,5,20", status=1, says=["4x5x20", "4x10x10"])
@@ -379,7 +404,8 @@ class SelectFiles(Base):
         self.works(*back, *own, "--grid", "4,10,10", "--order", "raster")
         self.works(*back, *own)
         self.write_fa4("theirs", [2, 1], [0, 2, 0, 1, 0, 0])
-        self.works("masks", "convert", "theirs", "--from", "fa4", "--tokens", "300", "--grid", "3,10,10", "--order", "tile3d", "--window", "1,5,5", "--out", "t")
+        self.works("masks", "convert", "theirs", "--from", "fa4", "--tokens", "300", "--grid", "3,10,10", "--order",
+                   "tile3d", "--window", "1,5,5", "--out", "t")
         self.works("masks", "info", "t", "--json", "i")
         self.assertEqual(kit.load(self.path("i"))["order"], "tile3d")
 
@@ -399,7 +425,8 @@ class SelectFiles(Base):
         self.assertEqual(self.read_fa4("y"), (tuple(count), tuple(index)))
         for bad in ([0, 3, 0], [-1, 0, 0], [0, 0, 0]):                      # beyond nk, negative, twice
             self.write_fa4("fa4", count, bad + [1, 0, 0])
-            self.fails("masks", "convert", "fa4", "--from", "fa4", "--tokens", "300", "--block", "256x128", "--out", "z", status=1)
+            self.fails("masks", "convert", "fa4", "--from", "fa4", "--tokens", "300", "--block", "256x128", "--out",
+                       "z", status=1)
 
     def write_fa4(self, name, count, index):
         write_tensors(self.path(name), {"full_block_cnt": ("I32", [1, 1, 1, 2], struct.pack("<2i", *count)),
@@ -417,7 +444,8 @@ class SelectFiles(Base):
         return tuple(result)
 
     def test_out_that_cannot_be_written(self):
-        self.fails("masks", "select", "--q", "q", "--k", "k", "--out", "no/such/folder/x", status=1, says=["no/such/folder/x"])
+        self.fails("masks", "select", "--q", "q", "--k", "k", "--out", "no/such/folder/x", status=1,
+                   says=["no/such/folder/x"])
 
 
 class Recordings(Base):
@@ -438,7 +466,9 @@ class Recordings(Base):
         self.assertEqual(self.bytes_of("ab"), self.bytes_of("s"))
         self.works("masks", "info", "ab", "--json", "i")
         info = kit.load(self.path("i"))
-        self.assertEqual((info["prompts"], info["model"], info["budgets"], info["importance"]), (3, "test-model", [0.3, 0.5], "u8"))      # budgets rest in ascending order
+        # budgets rest in ascending order
+        self.assertEqual((info["prompts"], info["model"], info["budgets"], info["importance"]),
+                         (3, "test-model", [0.3, 0.5], "u8"))
         self.assertEqual((info["layers"], info["stored_layers"], info["steps"], info["stored_groups"]), (3, 2, 5, 4))
 
     def test_derived_equals_prebuilt(self):
@@ -468,11 +498,14 @@ class Recordings(Base):
 
 
 class Bench(Base):
-    FIELDS = {"shape", "dtype", "kernel", "selector", "tail", "density_asked", "density", "seconds", "seconds_median", "gflops", "of_sgemm",
-              "speedup_vs_dense", "select_seconds", "peak_extra_bytes"}
+    FIELDS = {
+        "shape", "dtype", "kernel", "selector", "tail", "density_asked", "density", "seconds", "seconds_median",
+        "gflops", "of_sgemm", "speedup_vs_dense", "select_seconds", "peak_extra_bytes"
+    }
 
     def test_json(self):
-        out = self.works("bench", "attention", "--shape", "1,2,512,32", "--density", "1,0.5", "--rounds", "3", "--json", "b.json")
+        out = self.works("bench", "attention", "--shape", "1,2,512,32", "--density", "1,0.5", "--rounds", "3", "--json",
+                         "b.json")
         self.assertIn("speedup", out)
         data = kit.load(self.path("b.json"))
         self.assertTrue({"machine", "commit", "sgemm_gflops", "rows"} <= set(data))
@@ -480,30 +513,37 @@ class Bench(Base):
             self.assertTrue(data["machine"][key], key)
         self.assertEqual([set(row) for row in data["rows"]], [self.FIELDS] * 2)
         dense, half = data["rows"]
-        self.assertEqual((dense["density"], dense["speedup_vs_dense"], dense["shape"], half["selector"]), (1, 1, "1,2,512,32", "random"))
+        self.assertEqual((dense["density"], dense["speedup_vs_dense"], dense["shape"], half["selector"]),
+                         (1, 1, "1,2,512,32", "random"))
         self.assertEqual(half["density"], 0.5)
         self.assertIsNone(half["select_seconds"])
         self.assertGreater(half["peak_extra_bytes"], 0)
         for row in data["rows"]:
             self.assertLessEqual(row["seconds"], row["seconds_median"])
             # The definition: 4 Nq keptkeys D H over the time.
-            self.assertAlmostEqual(row["gflops"] * row["seconds"], 4e-9 * 512 * 512 * row["density"] * 32 * 2, delta=1e-8)
+            self.assertAlmostEqual(row["gflops"] * row["seconds"], 4e-9 * 512 * 512 * row["density"] * 32 * 2,
+                                   delta=1e-8)
             if data["sgemm_gflops"]:
                 self.assertAlmostEqual(row["of_sgemm"], row["gflops"] / data["sgemm_gflops"], delta=1e-6)
         self.assertEqual(os.listdir(self.dir), ["b.json"])
 
     def test_selectors_types_tails(self):
-        self.works("bench", "attention", "--shape", "1,4,600,32", "--grid", "6,10,10", "--density", "1,0.5", "--selector",
-                   "entropy,rf_v2,ada_bsa", "--tail", "none,pooled,centroid", "--dtype", "f32,bf16,f16", "--rounds", "1", "--json", "b.json")
+        self.works("bench", "attention", "--shape", "1,4,600,32", "--grid", "6,10,10", "--density", "1,0.5",
+                   "--selector", "entropy,rf_v2,ada_bsa", "--tail", "none,pooled,centroid", "--dtype", "f32,bf16,f16",
+                   "--rounds", "1", "--json", "b.json")
         data = kit.load(self.path("b.json"))
         self.assertEqual(len(data["rows"]), 3 * (1 + 9))
         for row in data["rows"]:
             self.assertEqual(row["select_seconds"] is None, row["selector"] == "dense")
             self.assertGreater(row["gflops"], 0)
-        self.works("bench", "attention", "--shape", "2,1,300,16", "--causal", "--density", "1,0.5", "--rounds", "1", "--threads", "1")
+        self.works("bench", "attention", "--shape", "2,1,300,16", "--causal", "--density", "1,0.5", "--rounds", "1",
+                   "--threads", "1")
 
     def test_random_takes_layouts_too(self):
-        args = ["bench", "attention", "--shape", "1,1,600,16", "--density", "0.2", "--rounds", "1", "--block", "16x16", "--json", "b.json"]
+        args = [
+            "bench", "attention", "--shape", "1,1,600,16", "--density", "0.2", "--rounds", "1", "--block", "16x16",
+            "--json", "b.json"
+        ]
         self.works(*args)
         plain = kit.load(self.path("b.json"))["rows"][0]["density"]
         self.works(*args, "--text-front", "160")                        # ten forced columns and rows
@@ -512,7 +552,8 @@ class Bench(Base):
         self.fails(*args, "--text-back", "601", status=1, says=["601"])
 
     def test_json_that_cannot_be_written(self):
-        code, _, err = esa("bench", "attention", "--shape", "1,1,64,16", "--density", "1", "--rounds", "1", "--json", "no/folder/b", cwd=self.dir)
+        code, _, err = esa("bench", "attention", "--shape", "1,1,64,16", "--density", "1", "--rounds", "1", "--json",
+                           "no/folder/b", cwd=self.dir)
         self.assertEqual(code, 1)
         self.assertIn("no/folder/b", err.splitlines()[-1])
         code, _, err = esa("doctor", "--json", "/dev/full")
@@ -521,7 +562,10 @@ class Bench(Base):
         self.assertEqual(os.listdir(self.dir), [])
 
     def test_quality(self):
-        args = ["bench", "quality", "--grid", "2,16,16", "--dim", "32", "--density", "0.5", "--selector", "entropy,random", "--order", "raster,hilbert"]
+        args = [
+            "bench", "quality", "--grid", "2,16,16", "--dim", "32", "--density", "0.5", "--selector", "entropy,random",
+            "--order", "raster,hilbert"
+        ]
         out = self.works(*args)
         lines = [line.split(",") for line in out.splitlines()]
         self.assertEqual(lines[0], "head,selector,order,density_asked,density,tail,kept_mass,output_error".split(","))
@@ -533,12 +577,14 @@ class Bench(Base):
         self.fails(*args, "--dim", "33", status=2, says=["33"])
 
     def test_demo(self):
-        out = self.works("demo", "--grid", "4,16,16", "--dim", "32", "--budget", "0.5", "--rounds", "1", "--json", "d.json")
+        out = self.works("demo", "--grid", "4,16,16", "--dim", "32", "--budget", "0.5", "--rounds", "1", "--json",
+                         "d.json")
         self.assertIn("kept mass", out)
         data = kit.load(self.path("d.json"))
         names = [(row["selector"], row["tail"]) for row in data["rows"]]
         self.assertEqual(names[0], ("dense", "none"))
-        self.assertEqual(sorted(names[1:]), sorted((s, t) for s in ("entropy", "rf_v2", "ada_bsa", "random") for t in ("none", "pooled")))
+        self.assertEqual(sorted(names[1:]),
+                         sorted((s, t) for s in ("entropy", "rf_v2", "ada_bsa", "random") for t in ("none", "pooled")))
         by = {name: row for name, row in zip(names, data["rows"])}
         # Any selector that looks at q and k must keep more than chance does.
         for selector in ("entropy", "rf_v2", "ada_bsa"):
@@ -581,8 +627,9 @@ class Gpu(Base):
         self.assertIn("nonsense", esa("doctor", env={**self.env, "ESA_CUDA": "nonsense"})[2])
 
     def test_bench(self):
-        out = self.works("bench", "attention", "--device", "cuda", "--shape", "1,2,300,32", "--dtype", "f32,bf16", "--density", "1,0.5", "--selector",
-                         "random,entropy", "--tail", "pooled", "--rounds", "2", "--json", "b.json", env=self.env)
+        out = self.works("bench", "attention", "--device", "cuda", "--shape", "1,2,300,32", "--dtype", "f32,bf16",
+                         "--density", "1,0.5", "--selector", "random,entropy", "--tail", "pooled", "--rounds", "2",
+                         "--json", "b.json", env=self.env)
         self.assertIn("stand-in", out)
         data = kit.load(self.path("b.json"))
         self.assertEqual(data["gpu"]["name"], "stand-in")

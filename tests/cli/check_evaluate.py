@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`esa evaluate` as a stranger uses it: check_evaluate.py ESA. Standard library only; the metrics themselves are held against scikit-image and lpips in
-tests/metric.
+"""`esa evaluate` as a stranger uses it: check_evaluate.py ESA. Standard library only; the metrics themselves are held
+against scikit-image and lpips in tests/metric.
 
 Every failure must be one sentence on stderr, an exit status, and nothing left on disk."""
 import math
@@ -70,19 +70,29 @@ class Evaluate(kit.Folder):
         got, out = self.compare("--reference", "a.npy", "--generated", "b.npy")
         video = got["videos"][0]
         size = COUNT // 3
-        errors = [sum((x - y) ** 2 for x, y in zip(self.video[i * size:(i + 1) * size], changed[i * size:(i + 1) * size])) / size for i in range(3)]
-        changes = [sum(((changed[i] - changed[i - size]) - (self.video[i] - self.video[i - size])) ** 2 for i in range(t * size, (t + 1) * size)) / size
-                   for t in (1, 2)]
+        errors = [
+            sum((x - y)**2
+                for x, y in zip(self.video[i * size:(i + 1) * size], changed[i * size:(i + 1) * size])) / size
+            for i in range(3)
+        ]
+        changes = [
+            sum(((changed[i] - changed[i - size]) - (self.video[i] - self.video[i - size]))**2
+                for i in range(t * size, (t + 1) * size)) / size for t in (1, 2)
+        ]
         psnr = [10 * math.log10(65025 / e) for e in errors]
-        for have, want in ((video["psnr"], 10 * math.log10(65025 * 3 / sum(errors))), (video["psnr_mean"], sum(psnr) / 3), (video["psnr_min"], min(psnr)),
-                           (video["flicker"], math.sqrt(sum(changes) / 2)), (video["each"]["flicker"][2], math.sqrt(changes[1])),
-                           (video["ssim"], sum(video["each"]["ssim"]) / 3), (video["ssim_min"], min(video["each"]["ssim"])),
+        for have, want in ((video["psnr"], 10 * math.log10(65025 * 3 / sum(errors))),
+                           (video["psnr_mean"], sum(psnr) / 3), (video["psnr_min"], min(psnr)),
+                           (video["flicker"], math.sqrt(sum(changes) / 2)), (video["each"]["flicker"][2],
+                                                                             math.sqrt(changes[1])),
+                           (video["ssim"], sum(video["each"]["ssim"]) / 3), (video["ssim_min"],
+                                                                             min(video["each"]["ssim"])),
                            (got["mean"]["psnr"], video["psnr"]), (got["mean"]["flicker"], video["flicker"])):
             self.assertAlmostEqual(have, want, 6)
         for have, want in zip(video["each"]["psnr"], psnr):
             self.assertAlmostEqual(have, want, 6)
         self.assertIsNone(video["each"]["flicker"][0])
-        self.assertEqual((video["name"], video["frames"], video["height"], video["width"], video["identical"]), ("b", 3, 32, 40, False))
+        self.assertEqual((video["name"], video["frames"], video["height"], video["width"], video["identical"]),
+                         ("b", 3, 32, 40, False))
         self.assertIsNone(video["lpips"])
         self.assertIn(f"{video['psnr']:.2f}", out)
         self.assertIn("convert_lpips.py", out)                            # what to do for LPIPS
@@ -90,7 +100,8 @@ class Evaluate(kit.Folder):
         self.works("--reference", "a.npy", "--generated", "b.npy", "--output", "new/folder/m.json", "--no-frames")
         self.assertNotIn("each", schemas.check(self.path("new/folder/m.json"), "evaluate")["videos"][0])
         same, out = self.compare("--reference", "a.npy", "--generated", "a.npy")
-        self.assertEqual((same["videos"][0]["identical"], same["videos"][0]["psnr"], same["mean"]["identical"], same["mean"]["psnr"]), (True, None, 1, None))
+        self.assertEqual((same["videos"][0]["identical"], same["videos"][0]["psnr"], same["mean"]["identical"],
+                          same["mean"]["psnr"]), (True, None, 1, None))
         self.assertIn("equal", out)
 
     def test_folders(self):
@@ -113,14 +124,17 @@ class Evaluate(kit.Folder):
         os.unlink(self.path("sparse/002.npy"))
         os.unlink(self.path("sparse/000.npy"))
         self.fails("--reference", "dense", "--generated", "sparse", says=["dense/000.npy", "no partner", "'sparse'"])
-        self.fails("--reference", "dense", "--generated", "sparse/001.npy", says=["'dense' is a folder", "'sparse/001.npy' is one video"])
+        self.fails("--reference", "dense", "--generated", "sparse/001.npy",
+                   says=["'dense' is a folder", "'sparse/001.npy' is one video"])
 
     def test_forms(self):
-        """A video in several forms is compared in one that both sides have, else in the best of each; folders of PNG are videos too."""
+        """A video in several forms is compared in one that both sides have, else in the best of each; folders of PNG
+        are videos too."""
         self.put("a/x.npy", self.video)
         self.put("b/x.npy", other(self.video, 5))
         for side in "ab":
-            done = subprocess.run([ESA, "export", f"{side}/x.npy", "--out", f"{side}/x.y4m"], cwd=self.dir, capture_output=True, text=True)
+            done = subprocess.run([ESA, "export", f"{side}/x.npy", "--out", f"{side}/x.y4m"], cwd=self.dir,
+                                  capture_output=True, text=True)
             self.assertEqual(done.returncode, 0, done.stderr)
         got, _ = self.compare("--reference", "a", "--generated", "b")
         self.assertEqual((got["videos"][0]["reference"], got["videos"][0]["generated"]), ("a/x.npy", "b/x.npy"))
@@ -132,15 +146,18 @@ class Evaluate(kit.Folder):
         self.assertEqual((got["videos"][0]["reference"], got["videos"][0]["generated"]), ("a/x.npy", "b/x.y4m"))
         done = subprocess.run([ESA, "export", "a/x.npy", "--out", "c/x/"], cwd=self.dir, capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stderr)
-        for reference, generated in (("a", "c"), ("a/x.npy", "c/x")):     # a folder of folders of PNG, and one folder of PNG
-            self.assertTrue(self.compare("--reference", reference, "--generated", generated)[0]["videos"][0]["identical"])
+        # a folder of folders of PNG, and one folder of PNG
+        for reference, generated in (("a", "c"), ("a/x.npy", "c/x")):
+            self.assertTrue(
+                self.compare("--reference", reference, "--generated", generated)[0]["videos"][0]["identical"])
 
     def test_mismatches(self):
         self.put("a/1.npy", self.video)
         self.put("b/1.npy", self.video[:COUNT // 3 * 2], (2, 32, 40, 3))
         self.fails("--reference", "a", "--generated", "b", says=["a/1.npy", "3 frames", "b/1.npy", "2 of 40 x 32"])
         self.put("b/1.npy", self.video, (3, 40, 32, 3))
-        self.fails("--reference", "a", "--generated", "b", "--output", "new/x.json", says=["a/1.npy", "40 x 32", "b/1.npy", "32 x 40"])
+        self.fails("--reference", "a", "--generated", "b", "--output", "new/x.json",
+                   says=["a/1.npy", "40 x 32", "b/1.npy", "32 x 40"])
         self.put("s/1.npy", bytes(300), (1, 10, 10, 3))
         self.fails("--reference", "s", "--generated", "s", says=["s/1.npy", "11 x 11"])
         self.put("b/1.npy", self.video)
@@ -176,14 +193,18 @@ class Evaluate(kit.Folder):
         self.assertAlmostEqual(first["lpips"], sum(first["each"]["lpips"]) / 3, 7)
         self.assertAlmostEqual(got["mean"]["lpips"], first["lpips"] / 2, 7)
         self.assertIn(f"{first['lpips']:.4f}", out)
-        again, _ = self.compare("--reference", "a", "--generated", "b", "--lpips-weights", "models/lpips-alex.safetensors", "--threads", 1)
+        again, _ = self.compare("--reference", "a", "--generated", "b", "--lpips-weights",
+                                "models/lpips-alex.safetensors", "--threads", 1)
         self.assertEqual(again["videos"], got["videos"])                  # the same bits with another number of threads
-        self.fails("--reference", "a", "--generated", "b", "--net", "vgg", "--lpips-weights", "models/lpips-alex.safetensors", says=["alex", "vgg"])
-        got, out = self.compare("--reference", "a", "--generated", "b", "--net", "vgg", env={"ESA_MODELS": self.path("models")})
+        self.fails("--reference", "a", "--generated", "b", "--net", "vgg", "--lpips-weights",
+                   "models/lpips-alex.safetensors", says=["alex", "vgg"])
+        got, out = self.compare("--reference", "a", "--generated", "b", "--net", "vgg",
+                                env={"ESA_MODELS": self.path("models")})
         self.assertIsNone(got["lpips"]["net"])
         self.assertIn("lpips-vgg.safetensors", out)
         self.put("s.npy", bytes(30 * 30 * 3), (1, 30, 30, 3))
-        got, out = self.compare("--reference", "s.npy", "--generated", "s.npy", "--lpips-weights", "models/lpips-alex.safetensors")
+        got, out = self.compare("--reference", "s.npy", "--generated", "s.npy", "--lpips-weights",
+                                "models/lpips-alex.safetensors")
         self.assertIn("31 x 31", out)
         self.assertIsNone(got["videos"][0]["lpips"])
         self.assertEqual(got["videos"][0]["ssim"], 1)
@@ -192,8 +213,10 @@ class Evaluate(kit.Folder):
         self.put("w.safetensors", weights())
         frames = 1500
         self.put("long.npy", bytes(frames * 32 * 32 * 3), (frames, 32, 32, 3))
-        run = subprocess.Popen([ESA, "evaluate", "--reference", "long.npy", "--generated", "long.npy", "--lpips-weights", "w.safetensors", "--output",
-                                "deep/m.json"], cwd=self.dir, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENV)
+        run = subprocess.Popen([
+            ESA, "evaluate", "--reference", "long.npy", "--generated", "long.npy", "--lpips-weights", "w.safetensors",
+            "--output", "deep/m.json"
+        ], cwd=self.dir, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENV)
         line = run.stderr.readline()                                      # a quarter is done
         run.send_signal(signal.SIGINT)
         out, err = run.communicate()

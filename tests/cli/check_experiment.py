@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`esa experiment` as a stranger uses it: check_experiment.py ESA MODELS (the folder with wan-tiny in it) [CLASS ...]. Standard library only.
+"""`esa experiment` as a stranger uses it: check_experiment.py ESA MODELS (the folder with wan-tiny in it) [CLASS ...].
+Standard library only.
 
-Every failure must be one sentence on stderr and an exit status; what is on disk is whole at every moment. Clips are tiny: 5 frames of 64 x 64, two
-steps. The cluster is a stand-in here (a program called sbatch); tests/slurm has a real one."""
+Every failure must be one sentence on stderr and an exit status; what is on disk is whole at every moment. Clips are
+tiny: 5 frames of 64 x 64, two steps. The cluster is a stand-in here (a program called sbatch); tests/slurm has a
+real one."""
 import csv
 import json
 import os
@@ -20,7 +22,9 @@ import kit
 import schemas
 
 ESA, MODELS = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
-SMALL = ["--frames", 5, "--height", 64, "--width", 64, "--steps", 2, "--warmup", 0.5, "--num-prompts", 1, "--eval-prompts", 2]
+SMALL = [
+    "--frames", 5, "--height", 64, "--width", 64, "--steps", 2, "--warmup", 0.5, "--num-prompts", 1, "--eval-prompts", 2
+]
 BUDGETS = ["--budgets", "0.5,0.3"]
 ENV = {**{k: v for k, v in os.environ.items() if not k.startswith(("HF_", "SLURM"))}, "ESA_MODELS": MODELS}
 SEED = int(os.environ.get("ESA_TEST_SEED", "1"))
@@ -32,7 +36,11 @@ def esa(*args, cwd=None, env=None):
 
 def tree(folder):
     """Every file of a folder with its bytes."""
-    return {os.path.relpath(os.path.join(top, name), folder): kit.read(os.path.join(top, name)) for top, _, names in os.walk(folder) for name in names}
+    return {
+        os.path.relpath(os.path.join(top, name), folder): kit.read(os.path.join(top, name))
+        for top, _, names in os.walk(folder)
+        for name in names
+    }
 
 
 class Base(kit.Folder):
@@ -55,10 +63,18 @@ class Words(Base):
             self.fails(command, status=2, says=["--tag"])
             for tag in ("", "a/b", "../x", ".hidden", "-x", "a b", "ä", "x" * 300):
                 self.fails(command, "--tag", tag, status=2, says=["--tag"])
-            for args in (["--budget", "1.5"], ["--budget", "x"], ["--budget", "0.5,0.5"], ["--budget", "0.5", "--budgets", "0.3"],
-                         ["--method", "dense"], ["--method", "cached,cached"], ["--num-prompts", "0"], ["--num-prompts", "1", "--prompts", "f"],
-                         ["--skip-calibrate", "--only-calibrate"], ["--method", "entropy", "--skip-calibrate"], ["--method", "rf_v2", "--masks", "m"],
-                         ["--steps", "0"], ["--block", "64"], ["--window", "1,2,3"], ["--bugdet", "0.5"], ["word"]):
+            for args in (["--budget", "1.5"], ["--budget", "x"], ["--budget",
+                                                                  "0.5,0.5"], ["--budget", "0.5", "--budgets",
+                                                                               "0.3"], ["--method", "dense"],
+                         ["--method", "cached,cached"], ["--num-prompts",
+                                                         "0"], ["--num-prompts", "1", "--prompts",
+                                                                "f"], ["--skip-calibrate", "--only-calibrate"],
+                         ["--method", "entropy",
+                          "--skip-calibrate"], ["--method", "rf_v2", "--masks",
+                                                "m"], ["--steps", "0"], ["--block",
+                                                                         "64"], ["--window",
+                                                                                 "1,2,3"], ["--bugdet",
+                                                                                            "0.5"], ["word"]):
                 self.fails(command, "--tag", "x", *args, status=2)
         self.fails("run", "--tag", "x", "--bugdet", "0.5", status=2, says=["did you mean --budget"])
         self.fails("collect", "word", status=2)
@@ -71,7 +87,8 @@ class Words(Base):
 
     def test_wrong_things(self):
         self.fails("run", "--tag", "x", "--model", "wan-tyni", says=["did you mean wan-tiny?"])
-        self.fails("run", "--tag", "x", "--skip-calibrate", *SMALL, says=["--skip-calibrate", "results/x/masks.safetensors"])
+        self.fails("run", "--tag", "x", "--skip-calibrate", *SMALL,
+                   says=["--skip-calibrate", "results/x/masks.safetensors"])
         self.fails("run", "--tag", "x", "--prompts", "none.txt", *SMALL[:10], says=["none.txt"])
         self.fails("run", "--tag", "x", *SMALL[:10], "--eval-prompts", "none.txt", says=["none.txt"])
         self.fails("run", "--tag", "x", *SMALL[:10], "--eval-prompts", "0", status=2, says=["--eval-prompts"])
@@ -105,9 +122,12 @@ class Run(Base):
         expected = ["config.json", "masks.safetensors", "quality.json", "speed.json"]
         expected += [f"videos/{v}/00{i}.{ending}" for v in ("dense", "b0.5", "b0.3") for i in range(2)]
         self.assertEqual(sorted(tree(self.result)), sorted(expected))
-        config, speed, quality = (schemas.check(os.path.join(self.result, f"{n}.json"), f"experiment-{n}") for n in ("config", "speed", "quality"))
+        config, speed, quality = (schemas.check(os.path.join(self.result, f"{n}.json"), f"experiment-{n}")
+                                  for n in ("config", "speed", "quality"))
         self.assertIn("--warmup 0.5", config["command"])
-        self.assertEqual(len(set(config["settings"]["evaluation_prompts"]) | set(config["settings"]["calibration_prompts"])), 3, "prompts seen twice")
+        self.assertEqual(
+            len(set(config["settings"]["evaluation_prompts"]) | set(config["settings"]["calibration_prompts"])), 3,
+            "prompts seen twice")
         self.assertEqual([v["name"] for v in speed["variants"]], ["dense", "b0.5", "b0.3"])
         self.assertEqual([v["name"] for v in quality["variants"]], ["b0.5", "b0.3"])
         self.assertEqual(speed["calibration"]["bytes"], os.path.getsize(os.path.join(self.result, "masks.safetensors")))
@@ -133,7 +153,8 @@ class Run(Base):
             self.assertAlmostEqual(variant["density"], variant["budget"], delta=0.2)    # few blocks: counts are rounded
             self.assertAlmostEqual(variant["mean"]["ssim"], sum(v["ssim"] for v in variant["videos"]) / 2, delta=1e-7)
             self.assertGreater(variant["mean"]["psnr"], 5)
-        self.assertGreater(quality["variants"][0]["mean"]["psnr"], quality["variants"][1]["mean"]["psnr"], "fewer blocks, better video?")
+        self.assertGreater(quality["variants"][0]["mean"]["psnr"], quality["variants"][1]["mean"]["psnr"],
+                           "fewer blocks, better video?")
 
     def table(self):
         """The last thing it printed."""
@@ -150,15 +171,20 @@ class Run(Base):
         code, out, err = esa("run", "--tag", "x", *SMALL, *BUDGETS, cwd=self.dir)
         self.assertEqual((code, out), (0, self.table()), err)
         self.assertIn("complete", err)
-        self.assertEqual({name: os.stat(self.path("results/x", name)).st_mtime_ns for name in tree(self.path("results/x"))}, before)
+        self.assertEqual(
+            {name: os.stat(self.path("results/x", name)).st_mtime_ns
+             for name in tree(self.path("results/x"))}, before)
         self.works("run", "--tag", "x", *SMALL, *BUDGETS, "--skip-calibrate")
 
     def test_other_settings(self):
         """A sentence that names what differs, then and now."""
         self.copy()
-        for args, says in ((["--steps", 3], ["steps", "2", "3"]), (["--budgets", "0.5"], ["budgets", "[0.5, 0.3]", "[0.5]"]),
+        for args, says in ((["--steps", 3], ["steps", "2", "3"]), (["--budgets",
+                                                                    "0.5"], ["budgets", "[0.5, 0.3]", "[0.5]"]),
                            (["--tail", "none"], ["tail", "'pooled'", "'none'"]), (["--seed", 9], ["seed", "0", "9"]),
-                           (["--eval-prompts", 1], ["evaluation_prompts"]), (["--negative-prompt", "blur"], ["negative_prompt", "nothing", "'blur'"])):
+                           (["--eval-prompts",
+                             1], ["evaluation_prompts"]), (["--negative-prompt",
+                                                            "blur"], ["negative_prompt", "nothing", "'blur'"])):
             line = self.fails("run", "--tag", "x", *SMALL, *BUDGETS, *args, says=says)
             self.assertIn("another --tag", line)
 
@@ -178,14 +204,16 @@ class Run(Base):
         os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
 
     def test_other_weights(self):
-        """Clips of two states of a model must not meet in one experiment; a copy of the same weights with other times is the same model."""
+        """Clips of two states of a model must not meet in one experiment; a copy of the same weights with other
+        times is the same model."""
         args = ["run", "--tag", "x", *SMALL, *BUDGETS, "--model", self.model()]
         self.works(*args)
         for top, _, names in os.walk(self.path("model")):
             for name in names:
                 os.utime(os.path.join(top, name))
         self.works(*args)
-        for part in ("transformer/diffusion_pytorch_model.safetensors", "vae/diffusion_pytorch_model.safetensors", "text_encoder/model.safetensors"):
+        for part in ("transformer/diffusion_pytorch_model.safetensors", "vae/diffusion_pytorch_model.safetensors",
+                     "text_encoder/model.safetensors"):
             self.change_weights(part)
             line = self.fails(*args, says=["other weights", "model", "results/x", "another --tag"])
             self.assertNotIn("fnv", line)
@@ -206,11 +234,14 @@ class Run(Base):
         process.send_signal(signal.SIGKILL)
         process.communicate()
         self.assertTrue(os.path.exists(self.path("results/x/masks.safetensors")))
-        self.assertEqual(json.loads(self.read("results/x/config.json"))["settings"], json.loads(kit.read(os.path.join(self.result, "config.json")))["settings"])
+        self.assertEqual(
+            json.loads(self.read("results/x/config.json"))["settings"],
+            json.loads(kit.read(os.path.join(self.result, "config.json")))["settings"])
         with open(self.path("prompt"), "w", encoding="utf-8") as file:
             file.write("another prompt\n")
         small = SMALL[:SMALL.index("--num-prompts")]
-        self.fails("run", "--tag", "x", *small, "--eval-prompts", 2, *BUDGETS, "--prompts", "prompt", says=["calibration_prompts"])
+        self.fails("run", "--tag", "x", *small, "--eval-prompts", 2, *BUDGETS, "--prompts", "prompt",
+                   says=["calibration_prompts"])
         self.works("run", "--tag", "x", *SMALL, *BUDGETS)
         self.assertEqual(self.read("results/x/quality.json"), kit.read(os.path.join(self.result, "quality.json")))
 
@@ -236,16 +267,19 @@ class Run(Base):
         """Makes the mask file, leaves nothing else, and takes nothing away from an experiment that is under way."""
         self.works("run", "--tag", "x", *SMALL, *BUDGETS, "--only-calibrate")
         self.assertEqual(self.files(), ["results", "results/x", "results/x/masks.safetensors"])
-        self.assertEqual(self.read("results/x/masks.safetensors"), kit.read(os.path.join(self.result, "masks.safetensors")))
+        self.assertEqual(self.read("results/x/masks.safetensors"),
+                         kit.read(os.path.join(self.result, "masks.safetensors")))
         self.works("run", "--tag", "y", *SMALL, *BUDGETS, "--only-calibrate", "--masks", "elsewhere/m")
-        self.assertEqual(self.files(), ["elsewhere", "elsewhere/m", "results", "results/x", "results/x/masks.safetensors"])
+        self.assertEqual(self.files(),
+                         ["elsewhere", "elsewhere/m", "results", "results/x", "results/x/masks.safetensors"])
         os.makedirs(self.path("results/x/work/clips"))
         self.works("run", "--tag", "x", *SMALL, *BUDGETS, "--only-calibrate")
         self.assertTrue(os.path.exists(self.path("results/x/work/clips")))
 
     def test_online(self):
         """Methods that need no masks are not calibrated."""
-        self.works("run", "--tag", "z", *SMALL, "--eval-prompts", 1, "--budget", 0.5, "--method", "entropy", "--keep-frames")
+        self.works("run", "--tag", "z", *SMALL, "--eval-prompts", 1, "--budget", 0.5, "--method", "entropy",
+                   "--keep-frames")
         self.assertFalse(os.path.exists(self.path("results/z/masks.safetensors")))
         speed = schemas.check(self.path("results/z/speed.json"), "experiment-speed")
         self.assertEqual([v["name"] for v in speed["variants"]], ["dense", "entropy-b0.5"])
@@ -285,11 +319,12 @@ class Run(Base):
         self.assertIn("holds no results yet", err)
 
     def start(self):
-        return subprocess.Popen([ESA, "experiment", "run", "--tag", "x", *map(str, SMALL), *BUDGETS], cwd=self.dir, env=ENV, stdout=subprocess.DEVNULL,
-                                stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen([ESA, "experiment", "run", "--tag", "x", *map(str, SMALL), *BUDGETS], cwd=self.dir,
+                                env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
     def whole(self, final):
-        """Whatever stands in the folder under its own name is complete: JSON as its schema says, videos and masks as they will be."""
+        """Whatever stands in the folder under its own name is complete: JSON as its schema says, videos and masks as
+        they will be."""
         folder = self.path("results/x")
         for name, data in tree(folder).items() if os.path.isdir(folder) else ():
             if name in ("config.json", "speed.json", "quality.json"):
@@ -300,12 +335,14 @@ class Run(Base):
                 self.assertEqual(data, final[name], f"{name} is not whole")
 
     def test_killed_anywhere(self):
-        """kill -9 at moments of chance until it is done: every moment leaves whole files, and the end is the same bytes."""
+        """kill -9 at moments of chance until it is done: every moment leaves whole files, and the end is the same
+        bytes."""
         final, rng, kills = tree(self.result), random.Random(SEED), 0
         for attempt in range(13):
             process = self.start()
             try:
-                # The whole takes a second on a fast machine: four kills must come before that. The last attempt is let end, however slow the machine.
+                # The whole takes a second on a fast machine: four kills must come before that. The last attempt is let
+                # end, however slow the machine.
                 process.wait(timeout=rng.uniform(0.02, 0.15) + 0.015 * attempt if attempt < 12 else None)
                 self.assertEqual(process.returncode, 0, process.stderr.read())
             except subprocess.TimeoutExpired:
@@ -331,7 +368,8 @@ class Run(Base):
         while not os.path.exists(self.path("results/x/work/clips/dense-000.json")):
             self.assertIsNone(process.poll(), "it ended before its first clip")
             time.sleep(0.005)
-        self.fails("run", "--tag", "x", *SMALL, *BUDGETS, says=["another run is at work"]) if process.poll() is None else None
+        self.fails("run", "--tag", "x", *SMALL, *BUDGETS, says=["another run is at work"
+                                                                ]) if process.poll() is None else None
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate()
         if process.returncode != 0:                                     # it may have been faster
@@ -357,12 +395,14 @@ class Submit(Base):
     GOOD = 'printf "%s\\n" "$@" > "$CALLS/call.$(ls "$CALLS" | grep -c ^call)"; echo "$((40 + $(ls "$CALLS" | grep -c ^call)));cluster"'
 
     def test_dry_run(self):
-        out = self.works("submit", "--dry-run", "--tag", "x", "--budgets", "0.7,0.5", *SMALL, "--negative-prompt", "it's $HOME; \"x\"", "--", "--partition=a")
+        out = self.works("submit", "--dry-run", "--tag", "x", "--budgets", "0.7,0.5", *SMALL, "--negative-prompt",
+                         "it's $HOME; \"x\"", "--", "--partition=a")
         self.assertEqual(os.listdir(self.dir), [])
         first, second = out.split("# results/x/array.sbatch")
         for text in (first, second.split("\n", 1)[1]):
             self.assertEqual(subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode, 0, text)
-        for line in ("#SBATCH --gres=gpu:1", "#SBATCH --cpus-per-task=8", "#SBATCH --mem=64G", "#SBATCH --time=6:00:00", "#SBATCH --requeue"):
+        for line in ("#SBATCH --gres=gpu:1", "#SBATCH --cpus-per-task=8", "#SBATCH --mem=64G", "#SBATCH --time=6:00:00",
+                     "#SBATCH --requeue"):
             self.assertIn(line + "\n", first)
             self.assertIn(line + "\n", second)
         self.assertIn("#SBATCH --array=0-1\n", second)
@@ -370,8 +410,8 @@ class Submit(Base):
         # What the shell makes of the scripts: the words as they were typed.
         for text, task, tag, budget, mode in ((first, "", "x", "0.7,0.5", "--only-calibrate"),
                                               (second.split("\n", 1)[1], "1", "x-b0.5", "0.5", "--skip-calibrate")):
-            shown = subprocess.run(["bash"], input=text.replace(f"exec {ESA}", "printf '%s\\n'"), text=True, capture_output=True,
-                                   env={**ENV, "SLURM_ARRAY_TASK_ID": task}, check=True)
+            shown = subprocess.run(["bash"], input=text.replace(f"exec {ESA}", "printf '%s\\n'"), text=True,
+                                   capture_output=True, env={**ENV, "SLURM_ARRAY_TASK_ID": task}, check=True)
             words = shown.stdout.splitlines()
             self.assertEqual(words[:2], ["experiment", "run"])
             self.assertIn(mode, words)
@@ -383,12 +423,16 @@ class Submit(Base):
         self.assertNotIn("gres", self.works("submit", "--dry-run", "--tag", "x", "--gpus", "0"))
 
     def test_calls(self):
-        out = self.works("submit", "--tag", "x", "--budgets", "0.7,0.5", *SMALL, "--results", "r e s", "--", "--partition=a b", "--qos=high",
-                         env=self.sbatch(self.GOOD))
+        out = self.works("submit", "--tag", "x", "--budgets", "0.7,0.5", *SMALL, "--results", "r e s", "--",
+                         "--partition=a b", "--qos=high", env=self.sbatch(self.GOOD))
         calls = [self.read(f"call.{i}").decode().splitlines() for i in (0, 1)]
-        self.assertEqual(calls[0], ["--parsable", "--output=r e s/x/logs/%x-%j.log", "--partition=a b", "--qos=high", "r e s/x/calibrate.sbatch"])
-        self.assertEqual(calls[1], ["--parsable", "--output=r e s/x/logs/%x-%A_%a.log", "--dependency=afterok:41", "--kill-on-invalid-dep=yes",
-                                    "--partition=a b", "--qos=high", "r e s/x/array.sbatch"])
+        self.assertEqual(calls[0], [
+            "--parsable", "--output=r e s/x/logs/%x-%j.log", "--partition=a b", "--qos=high", "r e s/x/calibrate.sbatch"
+        ])
+        self.assertEqual(calls[1], [
+            "--parsable", "--output=r e s/x/logs/%x-%A_%a.log", "--dependency=afterok:41", "--kill-on-invalid-dep=yes",
+            "--partition=a b", "--qos=high", "r e s/x/array.sbatch"
+        ])
         self.assertIn("job 41", out)
         self.assertIn("job 42", out)
         dry = self.works("submit", "--dry-run", "--tag", "x", "--budgets", "0.7,0.5", *SMALL, "--results", "r e s")
@@ -407,14 +451,16 @@ class Submit(Base):
         self.assertEqual((code, out), (1, ""))
         self.assertIn("sbatch was not found", err)
         self.assertEqual(len(err.splitlines()), 1)
-        code, _, err = esa("submit", "--tag", "x", cwd=self.dir, env=self.sbatch("echo 'sbatch: error: no such partition' >&2; exit 1"))
+        code, _, err = esa("submit", "--tag", "x", cwd=self.dir,
+                           env=self.sbatch("echo 'sbatch: error: no such partition' >&2; exit 1"))
         self.assertEqual(code, 1)
         self.assertIn("no such partition", err)
         self.assertIn("sbatch refused", err.splitlines()[-1])
         code, _, err = esa("submit", "--tag", "x", cwd=self.dir, env=self.sbatch("echo nonsense"))
         self.assertIn("no job number", err)
         # The array is refused: its calibration must not run for nothing.
-        code, _, err = esa("submit", "--tag", "x", cwd=self.dir, env=self.sbatch('case "$*" in *array*) exit 1 ;; esac; echo 7'))
+        code, _, err = esa("submit", "--tag", "x", cwd=self.dir,
+                           env=self.sbatch('case "$*" in *array*) exit 1 ;; esac; echo 7'))
         self.assertEqual((code, self.read("cancelled")), (1, b"7\n"))
         self.fails("submit", "--tag", "y", "--model", "wan-tyni", says=["did you mean wan-tiny?"])
         self.fails("submit", "--tag", "y", "--skip-calibrate", says=["masks.safetensors"])

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`esa export`, and the readers below it on files of other programs: check_export.py ESA MODELS [CLASS ...]. Standard library only.
+"""`esa export`, and the readers below it on files of other programs: check_export.py ESA MODELS [CLASS ...]. Standard
+library only.
 
 Every failure must be one sentence on stderr, an exit status, and nothing left on disk."""
 import math
@@ -38,7 +39,10 @@ class Pictures(Base):
                 raw = vf.noise(2 * count, 16 * colour + depth)
                 samples = [v % (most + 1) for v in struct.unpack(f">{count}H", raw)]
                 palette = vf.noise(3 * (most + 1), 5) if colour == 3 else b""
-                self.put("a.png", vf.png(samples, height, width, colour, depth, seed=depth, palette=palette, extra=vf.chunk(b"tEXt", b"a\0b")))
+                self.put(
+                    "a.png",
+                    vf.png(samples, height, width, colour, depth, seed=depth, palette=palette,
+                           extra=vf.chunk(b"tEXt", b"a\0b")))
                 want = bytearray()
                 for i in range(height * width):
                     pixel = samples[i * n:i * n + n]
@@ -56,24 +60,31 @@ class Pictures(Base):
         flat = [9, 9, 9] * (height * width)
         random_ = list(vf.noise(height * width * 3, 3))
         for samples in (gradient, flat, random_):
-            for level, strategy in ((0, zlib.Z_DEFAULT_STRATEGY), (1, zlib.Z_DEFAULT_STRATEGY), (9, zlib.Z_DEFAULT_STRATEGY), (6, zlib.Z_FIXED),
-                                    (6, zlib.Z_HUFFMAN_ONLY), (6, zlib.Z_RLE)):
-                self.put("a.png", vf.png(samples, height, width, 2, 8, seed=level, level=level, strategy=strategy, pieces=1 + level))
+            for level, strategy in ((0, zlib.Z_DEFAULT_STRATEGY), (1, zlib.Z_DEFAULT_STRATEGY),
+                                    (9, zlib.Z_DEFAULT_STRATEGY), (6, zlib.Z_FIXED), (6, zlib.Z_HUFFMAN_ONLY),
+                                    (6, zlib.Z_RLE)):
+                self.put(
+                    "a.png",
+                    vf.png(samples, height, width, 2, 8, seed=level, level=level, strategy=strategy, pieces=1 + level))
                 self.assertEqual(self.pixels("a.png")[1], bytes(samples), (level, strategy))
 
     def test_refusals(self):
         good = vf.png(list(vf.noise(300, 1)), 10, 10, 2, 8)
         self.put("inter.png", vf.png(list(vf.noise(300, 1)), 10, 10, 2, 8, interlaced=1))
         self.fails("inter.png", "--out", "x.npy", says=["inter.png", "interlaced"])
-        for name, data, word in (("cut", good[:-20], "too early"), ("crc", good[:45] + b"\x7f" + good[46:], "check sum"),
-                                 ("huge", good[:16] + struct.pack(">I", 100000) + good[20:], "check sum"),
-                                 ("nopalette", vf.png([0] * 100, 10, 10, 3, 8), "palette"),
-                                 ("index", vf.png([5] * 100, 10, 10, 3, 8, palette=b"abc"), "palette"),
-                                 ("unknown", good[:33] + vf.chunk(b"ABCD", b"") + good[33:], "must not be skipped"),
-                                 ("few", vf.png(list(vf.noise(270, 1)), 9, 10, 2, 8).replace(
-                                     vf.chunk(b"IHDR", struct.pack(">IIBBBBB", 10, 9, 8, 2, 0, 0, 0)),
-                                     vf.chunk(b"IHDR", struct.pack(">IIBBBBB", 10, 10, 8, 2, 0, 0, 0))), "unpacked"),
-                                 ("bomb", good[:8] + vf.chunk(b"IHDR", struct.pack(">IIBBBBB", 16000, 16000, 8, 2, 0, 0, 0)) + good[33:], "too early")):
+        for name, data, word in (("cut", good[:-20], "too early"), ("crc", good[:45] + b"\x7f" + good[46:],
+                                                                    "check sum"),
+                                 ("huge", good[:16] + struct.pack(">I", 100000) + good[20:],
+                                  "check sum"), ("nopalette", vf.png([0] * 100, 10, 10, 3, 8),
+                                                 "palette"), ("index", vf.png([5] * 100, 10, 10, 3, 8,
+                                                                              palette=b"abc"), "palette"),
+                                 ("unknown", good[:33] + vf.chunk(b"ABCD", b"") + good[33:],
+                                  "must not be skipped"), ("few", vf.png(list(vf.noise(270, 1)), 9, 10, 2, 8).replace(
+                                      vf.chunk(b"IHDR", struct.pack(">IIBBBBB", 10, 9, 8, 2, 0, 0, 0)),
+                                      vf.chunk(b"IHDR", struct.pack(">IIBBBBB", 10, 10, 8, 2, 0, 0, 0))), "unpacked"),
+                                 ("bomb", good[:8] +
+                                  vf.chunk(b"IHDR", struct.pack(">IIBBBBB", 16000, 16000, 8, 2, 0, 0, 0)) + good[33:],
+                                  "too early")):
             self.put(name + ".png", data)
             self.fails(name + ".png", "--out", "x.npy", says=[name + ".png", word])
 
@@ -82,7 +93,8 @@ class Pictures(Base):
             self.put(f"clip/shot{i}.png", vf.png([i] * 12, 2, 2, 2, 8))
         self.put("clip/notes.txt", b"not a picture")
         self.works("clip", "--out", "a.npy")
-        self.assertEqual(vf.read_npy(self.path("a.npy")), ((4, 2, 2, 3), bytes([0] * 12 + [1] * 12 + [2] * 12 + [10] * 12)))
+        self.assertEqual(vf.read_npy(self.path("a.npy")),
+                         ((4, 2, 2, 3), bytes([0] * 12 + [1] * 12 + [2] * 12 + [10] * 12)))
         self.put("clip/shot3.png", vf.png([0] * 27, 3, 3, 2, 8))
         self.fails("clip", "--out", "b.npy", says=["shot3.png", "3 x 3", "2 x 2"])
 
@@ -104,16 +116,19 @@ class Raw(Base):
                 where = (p - place) / k
                 low = math.floor(where)
                 return [(min(max(low, 0), n - 1), 1 - (where - low)), (min(max(low + 1, 0), n - 1), where - low)]
-            return sum(plane[j * columns + i] * a * b for i, a in at(x, columns, across, 0 if left or across == 1 else 0.5)
+
+            return sum(plane[j * columns + i] * a * b
+                       for i, a in at(x, columns, across, 0 if left or across == 1 else 0.5)
                        for j, b in at(y, rows, down, 0.5 if down == 2 else 0))
 
-        for name, across, down, planes, left in (("420jpeg", 2, 2, 3, 0), ("420mpeg2", 2, 2, 3, 1), ("422", 2, 1, 3, 1), ("444", 1, 1, 3, 0),
-                                                 ("444alpha", 1, 1, 4, 0), ("mono", 1, 1, 1, 0)):
+        for name, across, down, planes, left in (("420jpeg", 2, 2, 3, 0), ("420mpeg2", 2, 2, 3, 1), ("422", 2, 1, 3, 1),
+                                                 ("444", 1, 1, 3, 0), ("444alpha", 1, 1, 4, 0), ("mono", 1, 1, 1, 0)):
             for full in (False, True):
                 rows, columns = -(-height // down), -(-width // across)
                 luma, extra = vf.noise(height * width, 1), [vf.noise(rows * columns, s) for s in (2, 3)]
                 frame = luma + (b"".join(extra) if planes >= 3 else b"") + (luma if planes == 4 else b"")
-                head = f"YUV4MPEG2 W{width} H{height} F25:2 Ip A1:1 C{name}" + (" XCOLORRANGE=FULL" if full else "") + "\n"
+                head = f"YUV4MPEG2 W{width} H{height} F25:2 Ip A1:1 C{name}" + (" XCOLORRANGE=FULL"
+                                                                                if full else "") + "\n"
                 self.put("a.y4m", head.encode() + b"FRAME\n" + frame + b"FRAME Xa=b\n" + frame)
                 self.assertIn("at 12.5 a second", self.works("a.y4m", "--out", "a.npy"))
                 shape, got = vf.read_npy(self.path("a.npy"))
@@ -121,25 +136,31 @@ class Raw(Base):
                 self.assertEqual(got[:len(got) // 2], got[len(got) // 2:])
                 for y in range(height):
                     for x in range(width):
-                        u, v = (chroma(p, x, y, across, down, columns, rows, left) if planes >= 3 else 128 for p in extra)
+                        u, v = (chroma(p, x, y, across, down, columns, rows, left) if planes >= 3 else 128
+                                for p in extra)
                         for have, want in zip(got[(y * width + x) * 3:], rgb(luma[y * width + x], u, v, full)):
                             self.assertLess(abs(have - want), 0.51, (name, full, x, y))
-        for data, word in ((b"YUV4MPEG2 W4 H4 C420p10\nFRAME\n" + bytes(48), "C420p10"), (b"YUV4MPEG2 W4 H4 C444\nFRAME\n" + bytes(47), "not whole"),
-                           (b"YUV4MPEG2 W4 H4\n", "no frames"), (b"YUV4MPEG2 W0 H4\nFRAME\n", "0 x 4"), (b"YUV4MPEG2 W4 H4", "no end")):
+        for data, word in ((b"YUV4MPEG2 W4 H4 C420p10\nFRAME\n" + bytes(48),
+                            "C420p10"), (b"YUV4MPEG2 W4 H4 C444\nFRAME\n" + bytes(47), "not whole"),
+                           (b"YUV4MPEG2 W4 H4\n", "no frames"), (b"YUV4MPEG2 W0 H4\nFRAME\n",
+                                                                 "0 x 4"), (b"YUV4MPEG2 W4 H4", "no end")):
             self.put("bad.y4m", data)
             self.fails("bad.y4m", "--out", "x.npy", says=["bad.y4m", word])
 
     def test_tensors(self):
         data = vf.noise(2 * 3 * 4 * 3, 1)
         shape = (2, 3, 4, 3)
-        floats = {"<f4": struct.pack("<72f", *(v / 255 for v in data)), "<f8": struct.pack("<72d", *(v / 255 for v in data)),
-                  "<f2": struct.pack("<72e", *(v / 255 for v in data))}
+        floats = {
+            "<f4": struct.pack("<72f", *(v / 255 for v in data)), "<f8": struct.pack("<72d", *(v / 255 for v in data)),
+            "<f2": struct.pack("<72e", *(v / 255 for v in data))
+        }
         for word, raw in (("|u1", data), *floats.items()):
             for version, dims in ((1, shape), (2, (1, *shape))):
                 self.put("a.npy", vf.npy(raw, dims, word, version=version))
                 self.works("a.npy", "--out", "b.npy")
                 self.assertEqual(vf.read_npy(self.path("b.npy")), (shape, data), (word, version))
-        for name, dtype, raw in (("frames", "U8", data), ("frames", "F32", floats["<f4"]), ("video", "F16", floats["<f2"])):
+        for name, dtype, raw in (("frames", "U8", data), ("frames", "F32", floats["<f4"]), ("video", "F16",
+                                                                                            floats["<f2"])):
             self.put("a.safetensors", vf.safetensors({name: (dtype, shape, raw)}, {"fps": "24"}))
             self.assertIn("24 a second", self.works("a.safetensors", "--out", "b.npy"))
             self.assertEqual(vf.read_npy(self.path("b.npy"))[1], data)
@@ -150,15 +171,26 @@ class Raw(Base):
 
     def test_refusals(self):
         data, u8 = bytes(72), (2, 3, 4, 3)
-        for name, raw, words in (("first.npy", vf.npy(data, (2, 3, 3, 4)), ["channels stand second", "permute(0, 2, 3, 1)"]),
-                                 ("order.npy", vf.npy(data, u8, order="True"), ["Fortran"]), ("big.npy", vf.npy(data * 4, u8, ">f4"), ["'>f4'"]),
-                                 ("int.npy", vf.npy(data * 8, u8, "<i8"), ["'<i8'"]), ("few.npy", vf.npy(data[:-1], u8), ["71 bytes", "72"]),
-                                 ("minus.npy", vf.npy(struct.pack("<72f", *[-1.0] * 72), u8, "<f4"), ["-1", "[0, 1]"]),
-                                 ("flat.npy", vf.npy(data, (72,)), ["[72]"]), ("two.npy", vf.npy(data, (2, 1, 3, 4, 3)), ["one video per file"]),
-                                 ("huge.npy", vf.npy(data, (2 ** 40, 2 ** 40, 4, 3)), ["72 bytes"]), ("none.npy", b"\x93NUMPY\x01\x00\xff\xff{", ["damaged"]),
-                                 ("many.safetensors", vf.safetensors({"a": ("U8", u8, data), "b": ("U8", u8, data)}), ["none called frames"]),
-                                 ("bool.safetensors", vf.safetensors({"frames": ("BOOL", u8, data)}), ["BOOL"]),
-                                 ("x.pt", b"PK\x03\x04" + bytes(60), ["ZIP", "safetensors"]), ("text.mp4", b"no video" * 30, ["text.mp4"])):
+        for name, raw, words in (("first.npy", vf.npy(data, (2, 3, 3, 4)),
+                                  ["channels stand second",
+                                   "permute(0, 2, 3, 1)"]), ("order.npy", vf.npy(data, u8, order="True"),
+                                                             ["Fortran"]), ("big.npy", vf.npy(data * 4, u8,
+                                                                                              ">f4"), ["'>f4'"]),
+                                 ("int.npy", vf.npy(data * 8, u8,
+                                                    "<i8"), ["'<i8'"]), ("few.npy", vf.npy(data[:-1],
+                                                                                           u8), ["71 bytes", "72"]),
+                                 ("minus.npy", vf.npy(struct.pack("<72f", *[-1.0] * 72), u8,
+                                                      "<f4"), ["-1", "[0, 1]"]), ("flat.npy", vf.npy(data,
+                                                                                                     (72, )), ["[72]"]),
+                                 ("two.npy", vf.npy(data, (2, 1, 3, 4, 3)), ["one video per file"]),
+                                 ("huge.npy", vf.npy(data, (2**40, 2**40, 4, 3)),
+                                  ["72 bytes"]), ("none.npy", b"\x93NUMPY\x01\x00\xff\xff{", ["damaged"]),
+                                 ("many.safetensors", vf.safetensors({"a": ("U8", u8, data), "b": ("U8", u8, data)}),
+                                  ["none called frames"
+                                   ]), ("bool.safetensors", vf.safetensors({"frames": ("BOOL", u8, data)}),
+                                        ["BOOL"]), ("x.pt", b"PK\x03\x04" + bytes(60),
+                                                    ["ZIP",
+                                                     "safetensors"]), ("text.mp4", b"no video" * 30, ["text.mp4"])):
             self.put(name, raw)
             self.fails(name, "--out", "out.y4m", says=[name, *words])
 
@@ -176,7 +208,8 @@ class Export(Base):
         self.works("b.safetensors", "--out", "pictures/")
         self.assertEqual(sorted(os.listdir(self.path("pictures"))), [f"{i:05d}.png" for i in range(frames)])
         self.works("pictures", "--out", "c.npy")
-        self.assertEqual(vf.read_npy(self.path("c.npy")), ((frames, height, width, 3), video))         # every pixel, through four forms
+        # every pixel, through four forms
+        self.assertEqual(vf.read_npy(self.path("c.npy")), ((frames, height, width, 3), video))
         sizes = []
         for quality in (20, 60, 95):
             out = self.works("a.npy", "--out", "q.mp4", "--quality", quality, "--json", "q.json")
@@ -187,20 +220,26 @@ class Export(Base):
             self.works("q.mp4", "--out", "q.npy")
             got = vf.read_npy(self.path("q.npy"))[1]
             error = sum((x - y) ** 2 for x, y in zip(got, video)) / len(video)
-            self.assertGreater(10 * math.log10(65025 / error), 24)      # hard edges in chroma at 4:2:0; a wrong matrix gives under 20
+            # hard edges in chroma at 4:2:0; a wrong matrix gives under 20
+            self.assertGreater(10 * math.log10(65025 / error), 24)
         self.assertTrue(sizes[0] < sizes[1] < sizes[2], sizes)
 
     def test_folder(self):
         """As the original's export_mp4: a folder's tensors, each beside itself."""
         for name in ("000", "001"):
-            self.put(f"results/{name}.safetensors", vf.safetensors({"frames": ("U8", (2, 16, 16, 3), vf.moving(2, 16, 16))}))
+            self.put(f"results/{name}.safetensors",
+                     vf.safetensors({"frames": ("U8", (2, 16, 16, 3), vf.moving(2, 16, 16))}))
         self.put("results/metrics.json", b"{}")
         self.put("results/masks.safetensors", vf.safetensors({"mask.0500.bits": ("U8", (4,), bytes(4))}))
         self.put("results/.hidden.npy", b"")
         out = self.works("results", "--to", "y4m")
         self.assertEqual(len(out.splitlines()), 2)
-        self.assertEqual(sorted(os.listdir(self.path("results"))), sorted([".hidden.npy", "000.safetensors", "000.y4m", "001.safetensors", "001.y4m",
-                                                                          "masks.safetensors", "metrics.json"]))
+        self.assertEqual(
+            sorted(os.listdir(self.path("results"))),
+            sorted([
+                ".hidden.npy", "000.safetensors", "000.y4m", "001.safetensors", "001.y4m", "masks.safetensors",
+                "metrics.json"
+            ]))
         self.works("results", "--to", "y4m")                              # again: from the tensors, not from the copies
         self.assertIn("is in that form already", self.works("results", "--to", "safetensors"))
         self.works("results", "--to", "png", "--output-dir", "deep/er")
@@ -225,7 +264,8 @@ class Export(Base):
         self.fails("a.npy", "--to", "npy", says=["over itself"])
         self.fails("none.npy", says=["none.npy", "No such file"])
         self.fails("empty", says=["empty", "no videos"])
-        self.fails("a.npy", "--out", "new/folder/x.gif.mp4", "--codec", "hevc", "--quality", "0", status=2, says=["quality"])
+        self.fails("a.npy", "--out", "new/folder/x.gif.mp4", "--codec", "hevc", "--quality", "0", status=2,
+                   says=["quality"])
         self.put("odd.npy", vf.npy(bytes(27), (1, 3, 3, 3)))
         code, out, err = self.call("odd.npy", "--out", "new/x.mp4", cwd=self.dir)
         self.assertEqual((code, out), (1, ""))
@@ -240,8 +280,9 @@ class Latents(Base):
     """What `esa generate` decodes is what `esa export --vae` makes of its latents."""
 
     def test_like_generate(self):
-        code, _, err = self.call("--frames", 5, "--height", 32, "--width", 48, "--steps", 1, "--method", "dense", "--out", "made/",
-                           "--save-latents", "x.safetensors", command="generate", cwd=self.dir, env={"ESA_MODELS": MODELS})
+        code, _, err = self.call("--frames", 5, "--height", 32, "--width", 48, "--steps", 1, "--method", "dense",
+                                 "--out", "made/", "--save-latents", "x.safetensors", command="generate", cwd=self.dir,
+                                 env={"ESA_MODELS": MODELS})
         self.assertEqual(code, 0, err)
         for vae in (os.path.join(MODELS, "wan-tiny"), os.path.join(MODELS, "wan-tiny", "vae")):
             self.assertIn("5 frames of 48 x 32", self.works("x.safetensors", "--vae", vae, "--out", "back/"))
@@ -250,7 +291,8 @@ class Latents(Base):
         self.fails("x.safetensors", "--out", "y.y4m", status=2, says=["latents", "--vae"])
         self.fails("x.safetensors", "--vae", "nowhere", "--out", "y.y4m", says=["nowhere"])
         self.put("bad.safetensors", vf.safetensors({"latents": ("F32", (3, 1, 2, 2), bytes(48))}))
-        code, out, err = self.call("bad.safetensors", "--vae", os.path.join(MODELS, "wan-tiny"), "--out", "y.y4m", cwd=self.dir)
+        code, out, err = self.call("bad.safetensors", "--vae", os.path.join(MODELS, "wan-tiny"), "--out", "y.y4m",
+                                   cwd=self.dir)
         self.assertEqual((code, out, len(err.splitlines())), (1, "", 1))
         self.assertIn("[3, 1, 2, 2]", err)
 

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`esa generate` as a stranger uses it: check_generate.py ESA MODELS (the folder with wan-tiny in it). Standard library only.
+"""`esa generate` as a stranger uses it: check_generate.py ESA MODELS (the folder with wan-tiny in it). Standard library
+only.
 
-Every failure must be one sentence on stderr, an exit status, and nothing left on disk. Videos are tiny: 9 frames of 64 x 64, two steps."""
+Every failure must be one sentence on stderr, an exit status, and nothing left on disk. Videos are tiny: 9 frames of
+64 x 64, two steps."""
 import json
 import os
 import random
@@ -41,23 +43,33 @@ class Words(Base):
                 self.assertTrue(len(line) > 33 or lines[i + 1].startswith(" " * 33), line)
 
     def test_wrong_values(self):
-        for args in (["--frames", 0], ["--frames", "x"], ["--steps", 0], ["--budget", 1.5], ["--budget", "nan"], ["--method", "magic"], ["--height", -16],
-                     ["--seed", -1], ["--seed", 1.5], ["--threads", 1000], ["--num-prompts", 0], ["--num-prompts", 13], ["--compare", "sparse"],
-                     ["--block", "64"], ["--block", "x64"], ["--window", "1,2"], ["--quality", 101], ["--out"], ["--out", "-"], ["word"],
-                     ["--guidance", "inf"], ["--hold", "f64"]):
+        for args in (["--frames", 0], ["--frames", "x"], ["--steps", 0], ["--budget", 1.5], ["--budget", "nan"],
+                     ["--method", "magic"], ["--height", -16], ["--seed", -1], ["--seed", 1.5], ["--threads", 1000],
+                     ["--num-prompts", 0], ["--num-prompts",
+                                            13], ["--compare",
+                                                  "sparse"], ["--block", "64"], ["--block", "x64"], ["--window", "1,2"],
+                     ["--quality", 101], ["--out"], ["--out", "-"], ["word"], ["--guidance", "inf"], ["--hold", "f64"]):
             self.fails(*args, status=2)
         self.fails("--seed", 10**16, status=2, says=["0 .. 9e+15"])
         self.fails("--promt", "x", status=2, says=["did you mean --prompt?"])
         self.fails("--method", "entrpoy", status=2, says=["did you mean entropy?"])
 
     def test_contradictions(self):
-        for args in (["--prompt", "a", "--prompts", "f"], ["--prompt", "a", "--num-prompts", 2], ["--prompt-embeds", "f", "--prompt", "a"],
-                     ["--out", "a.mp4", "--output-dir", "d"], ["--method", "cached"], ["--masks", "m"], ["--method", "dense", "--compare", "dense"],
-                     ["--dense-out", "d.y4m"], ["--beside-out", "d.y4m"], ["--window", "1,2,3"], ["--num-prompts", 2, "--out", "a.y4m"],
-                     ["--num-prompts", 2], ["--num-prompts", 2, "--output-dir", "d", "--save-embeds", "e"], ["--seed", "1,2"],
-                     ["--seed", "1,2", "--out", "a.y4m"], ["--seed", "1,2", "--output-dir", "d", "--save-latents", "l"],
-                     ["--compare", "dense", "--out", "a.y4m", "--dense-out", "a.y4m"], ["--compare", "dense", "--out", "a.npy", "--beside-out", "a.npy"],
-                     ["--compare", "dense", "--dense-out", "d.npy", "--beside-out", "d.npy"]):
+        for args in (["--prompt", "a", "--prompts", "f"], ["--prompt", "a", "--num-prompts",
+                                                           2], ["--prompt-embeds", "f", "--prompt",
+                                                                "a"], ["--out", "a.mp4", "--output-dir",
+                                                                       "d"], ["--method", "cached"], ["--masks", "m"],
+                     ["--method", "dense", "--compare",
+                      "dense"], ["--dense-out", "d.y4m"], ["--beside-out",
+                                                           "d.y4m"], ["--window",
+                                                                      "1,2,3"], ["--num-prompts", 2, "--out",
+                                                                                 "a.y4m"], ["--num-prompts", 2],
+                     ["--num-prompts", 2, "--output-dir", "d", "--save-embeds",
+                      "e"], ["--seed", "1,2"], ["--seed", "1,2", "--out",
+                                                "a.y4m"], ["--seed", "1,2", "--output-dir", "d", "--save-latents", "l"],
+                     ["--compare", "dense", "--out", "a.y4m", "--dense-out",
+                      "a.y4m"], ["--compare", "dense", "--out", "a.npy", "--beside-out",
+                                 "a.npy"], ["--compare", "dense", "--dense-out", "d.npy", "--beside-out", "d.npy"]):
             self.fails(*args, status=2)
 
 
@@ -69,13 +81,19 @@ class Models(Base):
     def test_check(self):
         out = self.works("--check")
         self.assertIn("every name and shape", out)
-        self.assertEqual(self.works("--check", "--model", os.path.join(MODELS, "wan-tiny")).splitlines()[:-1], out.splitlines()[:-1])
+        self.assertEqual(
+            self.works("--check", "--model", os.path.join(MODELS, "wan-tiny")).splitlines()[:-1],
+            out.splitlines()[:-1])
         self.assertEqual(self.files(), [])
 
     def test_room_in_the_repository(self):
         """25 MB of model and 5 MB of goldens, all files together."""
-        for folder, most in ((os.path.join(MODELS, "wan-tiny"), 25e6), (os.path.join(os.path.dirname(MODELS), "tests", "golden"), 5e6)):
-            self.assertLess(sum(os.path.getsize(os.path.join(top, name)) for top, _, names in os.walk(folder) for name in names), most)
+        for folder, most in ((os.path.join(MODELS,
+                                           "wan-tiny"), 25e6), (os.path.join(os.path.dirname(MODELS), "tests",
+                                                                             "golden"), 5e6)):
+            self.assertLess(
+                sum(os.path.getsize(os.path.join(top, name)) for top, _, names in os.walk(folder) for name in names),
+                most)
 
     def test_names(self):
         self.fails("--model", "wan-tyni", says=["did you mean wan-tiny?"])
@@ -84,14 +102,16 @@ class Models(Base):
         self.fails("--model", ESA, says=["is a file"])
         self.fails("--model", self.dir, says=["model_index.json"])
         nowhere = {"HF_HUB_CACHE": self.dir, "ESA_MODELS": self.dir}
-        self.fails("--model", "wan-t2v-1.3b", env=nowhere, says=["wan-t2v-1.3b", "ESA_MODELS", "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"])
+        self.fails("--model", "wan-t2v-1.3b", env=nowhere,
+                   says=["wan-t2v-1.3b", "ESA_MODELS", "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"])
         for name, family in (("cogvideox-5b", "CogVideoX"), ("hunyuan-video", "HunyuanVideo")):
             self.fails("--model", name, says=[family, "esa.apply(pipe", "Python"])
 
     def test_other_families(self):
         os.mkdir(self.path("cog"))
         with open(self.path("cog/model_index.json"), "w") as file:
-            json.dump({"_class_name": "CogVideoXPipeline", "transformer": ["diffusers", "CogVideoXTransformer3DModel"]}, file)
+            json.dump({"_class_name": "CogVideoXPipeline", "transformer": ["diffusers", "CogVideoXTransformer3DModel"]},
+                      file)
         self.fails("--model", "cog", says=["CogVideoX", "esa.apply(pipe"])
 
     def test_hub_cache(self):
@@ -100,20 +120,23 @@ class Models(Base):
         os.makedirs(repository + "/snapshots")
         with open(repository + "/refs/main", "w") as file:
             file.write("0123abcd")
-        os.symlink(os.path.join(MODELS, "wan-tiny"), repository + "/snapshots/0123abcd")     # any model will do to be found
+        # any model will do to be found
+        os.symlink(os.path.join(MODELS, "wan-tiny"), repository + "/snapshots/0123abcd")
         for env in ({"HF_HUB_CACHE": self.path("hub")}, {"HF_HOME": self.dir}):
             self.assertIn("0123abcd", self.works("--check", "--model", "wan-t2v-1.3b", env=env))
 
     def test_missing_and_broken_files(self):
-        for name in ("model_index.json", "transformer/config.json", "vae/config.json", "scheduler/scheduler_config.json", "text_encoder/config.json",
-                     "transformer/diffusion_pytorch_model.safetensors", "vae/diffusion_pytorch_model.safetensors", "text_encoder/model.safetensors",
-                     "tokenizer/spiece.model"):
+        for name in ("model_index.json", "transformer/config.json", "vae/config.json",
+                     "scheduler/scheduler_config.json", "text_encoder/config.json",
+                     "transformer/diffusion_pytorch_model.safetensors", "vae/diffusion_pytorch_model.safetensors",
+                     "text_encoder/model.safetensors", "tokenizer/spiece.model"):
             model = self.copy()
             path = os.path.join(model, name)
             data = kit.read(path)
             os.unlink(path)
             folder = os.path.basename(os.path.dirname(path)) if "/" in name else name
-            code, _, err = esa("--model", "model", "--check", cwd=self.dir)          # what is right is listed all the same
+            # what is right is listed all the same
+            code, _, err = esa("--model", "model", "--check", cwd=self.dir)
             self.assertEqual((code, len(err.splitlines())), (1, 1), (name, err))
             self.assertIn(folder, err)
             with open(path, "wb") as file:
@@ -124,8 +147,9 @@ class Models(Base):
         self.assertEqual(self.files(), [])
 
     def test_absurd_config(self):
-        for name, key, value in (("transformer", "num_layers", 10**9), ("transformer", "num_attention_heads", -4), ("transformer", "ffn_dim", 1e30),
-                                 ("transformer", "patch_size", [0, 2, 2]), ("transformer", "in_channels", 48), ("vae", "z_dim", 0), ("vae", "base_dim", 2**40),
+        for name, key, value in (("transformer", "num_layers", 10**9), ("transformer", "num_attention_heads", -4),
+                                 ("transformer", "ffn_dim", 1e30), ("transformer", "patch_size", [0, 2, 2]),
+                                 ("transformer", "in_channels", 48), ("vae", "z_dim", 0), ("vae", "base_dim", 2**40),
                                  ("text_encoder", "d_model", 64), ("text_encoder", "vocab_size", 10**12)):
             model = self.copy()
             path = os.path.join(model, name, "config.json")
@@ -138,12 +162,18 @@ class Models(Base):
 
 
     def test_changed_files(self):
-        """Any value in any configuration, any bytes of any file: a video or one sentence, never a crash, nothing half written."""
+        """Any value in any configuration, any bytes of any file: a video or one sentence, never a crash, nothing
+        half written."""
         seed = int(os.environ.get("ESA_TEST_SEED", "1"))
         rng = random.Random(seed)
-        values = [0, 1, 2, -1, 3, 7, 64, 65536, 2**31, 2**63 - 1, 1e308, 1e-300, 0.5, None, True, "x", [], {}, [1], [0, 0, 0], [1, 1, 1, 1]]
+        values = [
+            0, 1, 2, -1, 3, 7, 64, 65536, 2**31, 2**63 - 1, 1e308, 1e-300, 0.5, None, True, "x", [], {}, [1], [0, 0, 0],
+            [1, 1, 1, 1]
+        ]
         model = self.copy()
-        names = sorted(os.path.join(top, name) for top, _, files in os.walk(model) for name in files if name not in ("README.md", "prompts.png"))
+        names = sorted(
+            os.path.join(top, name) for top, _, files in os.walk(model) for name in files
+            if name not in ("README.md", "prompts.png"))
         configs = [name for name in names if name.endswith("config.json") or name.endswith("index.json")]
         for run in range(30):
             path = rng.choice(configs if run % 3 else names)
@@ -159,7 +189,8 @@ class Models(Base):
                     changed[rng.randrange(min(len(changed), rng.choice((64, 4096, len(changed)))))] = rng.randrange(256)
             with open(path, "wb") as file:
                 file.write(changed)
-            code, _, err = esa("--model", "model", "--frames", 3, "--height", 16, "--width", 16, "--steps", 1, "--threads", 1, "--out", "a.y4m", cwd=self.dir)
+            code, _, err = esa("--model", "model", "--frames", 3, "--height", 16, "--width", 16, "--steps", 1,
+                               "--threads", 1, "--out", "a.y4m", cwd=self.dir)
             about = (f"seed {seed}, run {run}", os.path.relpath(path, model), code, err)
             self.assertIn(code, (0, 1), about)
             self.assertEqual([line.startswith("esa: ") for line in err.splitlines()[-1:]], [code == 1], about)
@@ -177,7 +208,8 @@ class Refusals(Base):
             pass
         self.fails("--out", "a", says=["ending"])
         self.fails("--out", "a.gif", says=["ending", ".npy", ".safetensors"])
-        self.fails("--out", "a.png", says=["one picture", "frames", "--frames 1"])        # said before the work, not after it
+        # said before the work, not after it
+        self.fails("--out", "a.png", says=["one picture", "frames", "--frames 1"])
         self.fails("--out", "none/a.y4m", says=["none", "No such file"])
         self.fails("--out", "file/a.y4m", says=["file"])
         self.fails("--out", "file/", says=["file"])
@@ -185,7 +217,8 @@ class Refusals(Base):
         self.fails("--out", "n" * 5000 + ".y4m", says=["cannot be written"])
         self.fails("--output-dir", "file", says=["file"])
         self.fails("--output-dir", "file/d", says=["file/d", "Not a directory"])
-        self.fails("--output-dir", "none/d", "--height", 60, says=["height"])          # folders made on the way are taken back
+        # folders made on the way are taken back
+        self.fails("--output-dir", "none/d", "--height", 60, says=["height"])
         self.fails("--out", "a.y4m", "--compare", "dense", "--dense-out", "none/d.y4m", says=["none"])
         for option in ("--save-embeds", "--save-latents", "--json"):
             self.fails("--out", "a.y4m", option, "none/file", says=["none", "No such file"])
@@ -214,8 +247,10 @@ class Refusals(Base):
             pass
         self.at_once(*SMALL, "--out", "mine/", says=["mine", "not pictures"])
         self.at_once(*SMALL, "--out", ".", says=["not pictures"])
-        self.at_once(*SMALL, "--compare", "dense", "--out", "a.y4m", "--dense-out", "mine", says=["mine", "not pictures"])
-        self.at_once(*SMALL, "--compare", "dense", "--out", "a.y4m", "--beside-out", "mine", says=["mine", "not pictures"])
+        self.at_once(*SMALL, "--compare", "dense", "--out", "a.y4m", "--dense-out", "mine",
+                     says=["mine", "not pictures"])
+        self.at_once(*SMALL, "--compare", "dense", "--out", "a.y4m", "--beside-out", "mine",
+                     says=["mine", "not pictures"])
         self.at_once(*SMALL, "--compare", "dense", "--out", "s.y4m", says=["s-dense.y4m", "not pictures"])
         self.at_once(*SMALL, "--out", "a.y4m", "--fps", 0.001, says=["fps", "0.001"])
         self.at_once(*SMALL, "--out", "a.y4m", "--vae-tile", 15, says=["15", "multiple of 16"])
@@ -253,7 +288,8 @@ class Refusals(Base):
 
     def test_full_disk(self):
         for out in ("a.y4m", "a/", "a.mp4"):
-            code, _, err = esa("--frames", 5, "--height", 32, "--width", 32, "--steps", 1, "--out", out, cwd=self.dir, limit=200)
+            code, _, err = esa("--frames", 5, "--height", 32, "--width", 32, "--steps", 1, "--out", out, cwd=self.dir,
+                               limit=200)
             if "no FFmpeg" in err:
                 continue
             self.assertEqual(code, 1, err)
@@ -263,7 +299,8 @@ class Refusals(Base):
 
 class Videos(Base):
     def test_same_seed_same_video(self):
-        for name, more in (("a", []), ("b", []), ("one", ["--threads", 1]), ("three", ["--threads", 3]), ("other", ["--seed", 1])):
+        for name, more in (("a", []), ("b", []), ("one", ["--threads", 1]), ("three", ["--threads",
+                                                                                       3]), ("other", ["--seed", 1])):
             self.works(*SMALL, *more, "--out", name + ".y4m")
         first = self.read("a.y4m")
         self.assertTrue(first.startswith(b"YUV4MPEG2 W64 H64 F16:1 "))
@@ -278,17 +315,20 @@ class Videos(Base):
         dense = self.read("dense.y4m")
         for method in ("entropy", "rf_v2", "ada_bsa"):
             for tail in ("none", "pooled", "centroid"):
-                out = self.works(*SMALL, "--method", method, "--budget", 0.4, "--tail", tail, "--warmup", 0, "--out", "s.y4m")
+                out = self.works(*SMALL, "--method", method, "--budget", 0.4, "--tail", tail, "--warmup", 0, "--out",
+                                 "s.y4m")
                 self.assertIn("at density 0.", out)
                 self.assertNotEqual(self.read("s.y4m"), dense, (method, tail))
         for order in ("tile", "tile3d", "hilbert"):                      # an order alone changes nothing but roundings
             window = ["--window", "2,4,4"] if order == "tile3d" else []
             report = self.path("r.json")
-            self.works(*SMALL, "--budget", 1, "--order", order, *window, "--compare", "dense", "--out", "s.y4m", "--json", report)
+            self.works(*SMALL, "--budget", 1, "--order", order, *window, "--compare", "dense", "--out", "s.y4m",
+                       "--json", report)
             self.assertGreater(json.loads(kit.read(report))["videos"][0]["psnr"] or 99, 50)
 
     def test_tensors(self):
-        """The pixels of the pictures, in both forms; the rate stands in the one that has room for it. A single frame may be a picture."""
+        """The pixels of the pictures, in both forms; the rate stands in the one that has room for it. A single frame
+        may be a picture."""
         self.works(*SMALL, "--out", "a.npy")
         self.works(*SMALL, "--fps", 12, "--compare", "dense", "--dense-out", "d.npy", "--out", "a.safetensors")
         self.works(*SMALL, "--out", "p/")
@@ -305,7 +345,8 @@ class Videos(Base):
         self.assertNotEqual(self.read("d.npy")[-len(pixels):], pixels)
         self.works("--frames", 1, "--height", 32, "--width", 32, "--steps", 1, "--out", "one.png")
         self.assertTrue(self.read("one.png").startswith(b"\x89PNG"))
-        done = subprocess.run([ESA, "evaluate", "--reference", "a.npy", "--generated", "p", "--output", "m.json"], cwd=self.dir, capture_output=True, text=True)
+        done = subprocess.run([ESA, "evaluate", "--reference", "a.npy", "--generated", "p", "--output", "m.json"],
+                              cwd=self.dir, capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(json.loads(self.read("m.json"))["videos"][0]["ssim"], 1)
 
@@ -313,11 +354,13 @@ class Videos(Base):
         self.works("--frames", 10, "--height", 32, "--width", 32, "--steps", 1, "--out", "p/")
         self.assertEqual(self.files(), ["p"] + [f"p/{i:05d}.png" for i in range(9)])
         self.assertTrue(self.read("p/00000.png").startswith(b"\x89PNG"))
-        self.works("--frames", 1, "--height", 32, "--width", 32, "--steps", 1, "--guidance", 1, "--out", "p")      # an older folder, without its slash
+        # an older folder, without its slash
+        self.works("--frames", 1, "--height", 32, "--width", 32, "--steps", 1, "--guidance", 1, "--out", "p")
         self.assertEqual(self.files(), ["p", "p/00000.png"])
 
     def test_compare(self):
-        out = self.works(*SMALL, "--compare", "dense", "--warmup", 0, "--dense-out", "d.y4m", "--beside-out", "both.y4m", "--out", "s.y4m", "--json", "r.json")
+        out = self.works(*SMALL, "--compare", "dense", "--warmup", 0, "--dense-out", "d.y4m", "--beside-out",
+                         "both.y4m", "--out", "s.y4m", "--json", "r.json")
         for word in ("speedup", "density", "PSNR", "SSIM", "d.y4m", "s.y4m"):
             self.assertIn(word, out)
         self.assertEqual(self.files(), ["both.y4m", "d.y4m", "r.json", "s.y4m"])
@@ -340,8 +383,11 @@ class Videos(Base):
 
     def test_several_prompts(self):
         with open(self.path("prompts"), "w") as file:
-            file.write("# two\n a red ball rolls to the right over a blue floor \r\n\na green ring grows over a white background\n")
-        self.works(*SMALL, "--prompts", "prompts", "--output-dir", "videos", "--json", "videos/r.json")       # a folder that is made on the way
+            file.write(
+                "# two\n a red ball rolls to the right over a blue floor \r\n\na green ring grows over a white background\n"
+            )
+        # a folder that is made on the way
+        self.works(*SMALL, "--prompts", "prompts", "--output-dir", "videos", "--json", "videos/r.json")
         os.unlink(self.path("videos/r.json"))
         names = os.listdir(self.path("videos"))
         self.assertEqual([os.path.splitext(name)[0] for name in sorted(names)], ["000", "001"])
@@ -355,7 +401,8 @@ class Videos(Base):
         self.assertEqual(len({self.read("a/b/videos/" + name) for name in names}), 4)
         self.assertEqual([video["seed"] for video in json.loads(self.read("r.json"))["videos"]], [3, 1, 3, 1])
         self.works(*SMALL, "--seed", 1, "--output-dir", "one")
-        self.assertEqual(kit.read(self.path("one/000" + os.path.splitext(names[0])[1])), self.read("a/b/videos/" + names[0]))
+        self.assertEqual(kit.read(self.path("one/000" + os.path.splitext(names[0])[1])),
+                         self.read("a/b/videos/" + names[0]))
 
     def test_embeddings_and_latents(self):
         self.works(*SMALL, "--save-embeds", "e", "--save-latents", "l", "--out", "a.y4m")
@@ -366,8 +413,10 @@ class Videos(Base):
 
     def test_interrupt(self):
         for number in (signal.SIGINT, signal.SIGTERM):
-            run = subprocess.Popen([ESA, "generate", "--frames", "9", "--height", "64", "--width", "64", "--steps", "2000", "--output-dir", "d"],
-                                   cwd=self.dir, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            run = subprocess.Popen([
+                ESA, "generate", "--frames", "9", "--height", "64", "--width", "64", "--steps", "2000", "--output-dir",
+                "d"
+            ], cwd=self.dir, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             self.assertIn("step 1/2000", run.stderr.readline())
             run.send_signal(number)
             out, err = run.communicate(timeout=60)
@@ -376,9 +425,12 @@ class Videos(Base):
             self.assertEqual(self.files(), [])
 
     def test_interrupt_twice(self):
-        """A layer of 16,384 tokens takes seconds; the second signal does not wait for it, and nothing stands under the video's name."""
-        run = subprocess.Popen([ESA, "generate", "--frames", "1", "--height", "1024", "--width", "1024", "--steps", "9", "--method", "dense", "--out", "a.y4m"],
-                               cwd=self.dir, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        """A layer of 16,384 tokens takes seconds; the second signal does not wait for it, and nothing stands under
+        the video's name."""
+        run = subprocess.Popen([
+            ESA, "generate", "--frames", "1", "--height", "1024", "--width", "1024", "--steps", "9", "--method",
+            "dense", "--out", "a.y4m"
+        ], cwd=self.dir, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.addCleanup(run.kill)
         time.sleep(1)
         run.send_signal(signal.SIGINT)
@@ -386,17 +438,22 @@ class Videos(Base):
         begun = time.monotonic()
         run.send_signal(signal.SIGINT)
         run.communicate(timeout=60)
-        self.assertIn(run.returncode, (130, -signal.SIGINT))             # the latter where a slow machine had not begun to listen
+        # the latter where a slow machine had not begun to listen
+        self.assertIn(run.returncode, (130, -signal.SIGINT))
         self.assertLess(time.monotonic() - begun, 5)
         self.assertEqual(self.files(), [])
 
 
 class Bench(Base):
     """`esa bench video`: a CSV that grows clip by clip."""
-    ARGS = ["--frames", 9, "--height", 64, "--width", 64, "--steps", 2, "--warmup", 0, "--num-prompts", 1, "--seeds", "3", "--tail", "pooled"]
+    ARGS = [
+        "--frames", 9, "--height", 64, "--width", 64, "--steps", 2, "--warmup", 0, "--num-prompts", 1, "--seeds", "3",
+        "--tail", "pooled"
+    ]
 
     def bench(self, *args):
-        done = subprocess.run([ESA, "bench", "video", *map(str, args)], cwd=self.dir, env=ENV, capture_output=True, text=True)
+        done = subprocess.run([ESA, "bench", "video", *map(str, args)], cwd=self.dir, env=ENV, capture_output=True,
+                              text=True)
         return done.returncode, done.stdout, done.stderr
 
     def test_resumes(self):
@@ -422,7 +479,8 @@ class Bench(Base):
         self.assertIn("2 clips made, 0 were there", self.bench(*args, "--order", "raster")[1])
         self.assertIn("1 clips made, 0 were there", self.bench(*args, "--method", "rf_v2")[1])
         last = [line.split(",")[4:8] for line in kit.read(self.path("q.csv")).decode().splitlines()[4:]]
-        self.assertEqual([(line[0], line[3]) for line in last], [("entropy", "raster"), ("ada_bsa", "raster"), ("rf_v2", "tile")])
+        self.assertEqual([(line[0], line[3]) for line in last], [("entropy", "raster"), ("ada_bsa", "raster"),
+                                                                 ("rf_v2", "tile")])
         self.assertEqual(self.files(), ["dense", "dense/wan-tiny-9x64x64x2-p0-s3.rgb", "q.csv"])
 
     def test_shards(self):
@@ -444,8 +502,10 @@ class Bench(Base):
     def test_refusals(self):
         with open(self.path("other.csv"), "w") as file:
             file.write("a,b,c\n")
-        for args, status in ((["--csv", "other.csv"], 1), ([], 2), (["--csv", "none/q.csv", *self.ARGS], 1), (["--csv", "q.csv", "--height", 60], 1),
-                             (["--csv", "q.csv", "--model", "nothing"], 1), (["--csv", "q.csv", "--shard", "2/2"], 2)):
+        for args, status in ((["--csv", "other.csv"], 1), ([], 2), (["--csv", "none/q.csv", *self.ARGS], 1),
+                             (["--csv", "q.csv", "--height",
+                               60], 1), (["--csv", "q.csv", "--model",
+                                          "nothing"], 1), (["--csv", "q.csv", "--shard", "2/2"], 2)):
             code, out, err = self.bench(*args)
             self.assertEqual((code, out), (status, ""), err)
             self.assertEqual(len([line for line in err.splitlines() if line.startswith("esa: ")]), 1, err)
@@ -456,8 +516,10 @@ class Bench(Base):
         os.mkdir(self.path("d"))
         for command in (["bench", "model"], ["bench", "attention"], ["calibrate", "--output", "m"]):
             for name in ("none/x.json", "d"):
-                done = subprocess.run([ESA, *command, "--json", name], cwd=self.dir, env=ENV, capture_output=True, text=True, timeout=60)
-                self.assertEqual((done.returncode, done.stdout, len(done.stderr.splitlines())), (1, "", 1), (command, done.stderr))
+                done = subprocess.run([ESA, *command, "--json", name], cwd=self.dir, env=ENV, capture_output=True,
+                                      text=True, timeout=60)
+                self.assertEqual((done.returncode, done.stdout, len(done.stderr.splitlines())), (1, "", 1),
+                                 (command, done.stderr))
                 self.assertIn(f"'{name}' cannot be written", done.stderr)
         self.assertEqual(self.files(), ["d"])
 

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Every command that writes a file, killed with SIGKILL at moments of chance: check_killed.py ESA MODELS MAKE_RECORDING. Standard library only.
+"""Every command that writes a file, killed with SIGKILL at moments of chance: check_killed.py ESA MODELS
+MAKE_RECORDING. Standard library only.
 
-Whatever the moment, each of its results is what stood there before or the new one whole, byte for byte; beside them lie at most files under temporary
-names. Half of the kills come when such a name appears, which is while a file is being written. check_calibrate.py and check_experiment.py do the same for the
-commands that are taken up again where they were."""
+Whatever the moment, each of its results is what stood there before or the new one whole, byte for byte; beside them lie
+at most files under temporary names. Half of the kills come when such a name appears, which is while a file is being
+written. check_calibrate.py and check_experiment.py do the same for the commands that are taken up again where they
+were."""
 import json
 import os
 import random
@@ -26,7 +28,8 @@ SEED = int(os.environ.get("ESA_TEST_SEED", time.time_ns() % 10**9))
 KILLS, ATTEMPTS = 8, 60         # a run may be faster than its kill, on a fast machine often
 CLIP = ["--frames", 5, "--height", 32, "--width", 32, "--steps", 1]
 OLDER = b"older\n"
-# <name>.XXXXXX (text), <name>.<hex>.tmp (tensors, videos, folders of pictures), esa-report-XXXXXX (a video being converted)
+# <name>.XXXXXX (text), <name>.<hex>.tmp (tensors, videos, folders of pictures), esa-report-XXXXXX (a video being
+# converted)
 TEMPORARY = re.compile(r"(\.[A-Za-z0-9]{6}|\.[0-9a-f]{8}\.tmp|esa-report-[A-Za-z0-9]{6})$")
 
 
@@ -50,7 +53,8 @@ def without_times(data):
     def shape(value):
         if isinstance(value, dict):
             return {key: shape(v) for key, v in value.items()}
-        return [shape(v) for v in value] if isinstance(value, list) else isinstance(value, str) and value or type(value).__name__.replace("float", "int")
+        return [shape(v) for v in value] if isinstance(
+            value, list) else isinstance(value, str) and value or type(value).__name__.replace("float", "int")
     return shape(json.loads(data))
 
 
@@ -71,7 +75,8 @@ class Killed(unittest.TestCase):
         return os.path.join(self.dir, name)
 
     def start(self, args):
-        return subprocess.Popen([ESA, *map(str, args)], cwd=self.dir, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen([ESA, *map(str, args)], cwd=self.dir, env=ENV, stdout=subprocess.DEVNULL,
+                                stderr=subprocess.PIPE, text=True)
 
     def run_to_the_end(self, args):
         run = self.start(args)
@@ -142,10 +147,12 @@ class Killed(unittest.TestCase):
         self.clip("a.npy", 30)
         self.clip("b.npy", 20)
         self.run_to_the_end(["export", "b.npy", "--out", "out/p/"])
-        self.check("export", "a.npy", "--out", "out/p/", results=["p"], older={"p": contents(os.path.join(self.made, "p"))})
+        self.check("export", "a.npy", "--out", "out/p/", results=["p"],
+                   older={"p": contents(os.path.join(self.made, "p"))})
 
     def test_evaluate(self):
-        self.check("evaluate", "--reference", self.clip("a.npy"), "--generated", self.clip("b.npy"), "--output", "out/m.json", results=["m.json"])
+        self.check("evaluate", "--reference", self.clip("a.npy"), "--generated", self.clip("b.npy"), "--output",
+                   "out/m.json", results=["m.json"])
 
     def test_report(self):
         """With videos that must be converted, so that there is a scratch folder too."""
@@ -164,18 +171,24 @@ class Killed(unittest.TestCase):
         self.check("masks", "merge", "rec", "--out", "out/m.safetensors", results=["m.safetensors"])
 
     def test_generate(self):
-        self.check("generate", *CLIP, "--compare", "dense", "--dense-out", "out/d.npy", "--out", "out/v.y4m", "--save-latents", "out/l.safetensors", "--json",
-                   "out/r.json", results=["d.npy", "v.y4m", "l.safetensors", "r.json"])
+        self.check("generate", *CLIP, "--compare", "dense", "--dense-out", "out/d.npy", "--out", "out/v.y4m",
+                   "--save-latents", "out/l.safetensors", "--json", "out/r.json",
+                   results=["d.npy", "v.y4m", "l.safetensors", "r.json"])
 
     def test_bench_attention(self):
-        self.check("bench", "attention", "--shape", "1,1,256,64", "--rounds", 2, "--json", "out/b.json", results=["b.json"])
+        self.check("bench", "attention", "--shape", "1,1,256,64", "--rounds", 2, "--json", "out/b.json",
+                   results=["b.json"])
 
     def test_bench_model(self):
-        self.check("bench", "model", *CLIP, "--mode", "dense,online", "--budgets", 0.5, "--rounds", 1, "--json", "out/b.json", results=["b.json"])
+        self.check("bench", "model", *CLIP, "--mode", "dense,online", "--budgets", 0.5, "--rounds", 1, "--json",
+                   "out/b.json", results=["b.json"])
 
     def test_bench_video(self):
         """The table grows row by row: what stood there stays, and the last line is a whole one."""
-        args = ["bench", "video", *CLIP, "--num-prompts", 2, "--seeds", 1, "--method", "entropy,rf_v2", "--budget", 0.5, "--tail", "none", "--csv", "out/q.csv"]
+        args = [
+            "bench", "video", *CLIP, "--num-prompts", 2, "--seeds", 1, "--method", "entropy,rf_v2", "--budget", 0.5,
+            "--tail", "none", "--csv", "out/q.csv"
+        ]
         begun = time.monotonic()
         self.run_to_the_end(args)
         seconds = time.monotonic() - begun

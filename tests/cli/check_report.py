@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`esa report` without a browser: check_report.py ESA MAKE_RECORDING. Standard library only.
 
-The page is made from a results folder with made-up numbers, parsed, and what is embedded in it compared with what it was made from."""
+The page is made from a results folder with made-up numbers, parsed, and what is embedded in it compared with what it
+was made from."""
 import base64
 import html.parser
 import json
@@ -54,7 +55,8 @@ def png(width, height, shade):
     def chunk(name, data):
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
     rows = b"".join(b"\0" + bytes([shade]) * width for _ in range(height))
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)) + chunk(
+        b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
 class Parsed(html.parser.HTMLParser):
@@ -68,7 +70,10 @@ class Parsed(html.parser.HTMLParser):
             self.faults.append(f"not closed: {[e['tag'] for e in self.open]}")
 
     def handle_starttag(self, tag, attributes):
-        element = {"tag": tag, "text": "", "inside": [e["tag"] for e in self.open], **{"@" + k: v for k, v in attributes}}
+        element = {
+            "tag": tag, "text": "", "inside": [e["tag"] for e in self.open], **{"@" + k: v
+                                                                                for k, v in attributes}
+        }
         if len({k for k, _ in attributes}) != len(attributes):
             self.faults.append(f"an attribute twice: {tag} {attributes}")
         self.elements.append(element)
@@ -91,7 +96,10 @@ class Parsed(html.parser.HTMLParser):
             element["text"] += data
 
     def all(self, tag, **attributes):
-        return [e for e in self.elements if e["tag"] == tag and all(e.get("@" + k.rstrip("_").replace("_", "-")) == v for k, v in attributes.items())]
+        return [
+            e for e in self.elements if e["tag"] == tag and all(
+                e.get("@" + k.rstrip("_").replace("_", "-")) == v for k, v in attributes.items())
+        ]
 
 
 class Base(kit.Folder):
@@ -99,7 +107,8 @@ class Base(kit.Folder):
         return esa("report", *args, cwd=cwd)
 
     def page(self, *args, notes=0):
-        """Makes a page; its parsed form and its data. Whatever the page: well-formed, names once, no address outside."""
+        """Makes a page; its parsed form and its data. Whatever the page: well-formed, names once, no address
+        outside."""
         code, out, err = esa("report", *args, "--output", "page.html", cwd=self.dir)
         self.assertEqual(code, 0, err)
         self.assertEqual(len(err.splitlines()), notes, err)
@@ -168,8 +177,10 @@ class Words(Base):
         self.fails("res", "--masks", "none", "--output", "r.html", says=["none"])
         self.fails("res", "--masks", "file", "--output", "r.html", says=["file"])
         self.fails("res", "empty", "--output", "r.html", says=["empty"])
-        for name, text, says in (("speed.json", "{\n\"format\": 1,\n}", "line 3"), ("quality.json", "[1, 2", "line 1"), ("config.json", "{\"format\": 2}", "format"),
-                                 ("speed.json", "", "line 1"), ("quality.json", b"{\"format\": 1, \"tag\": \"\xff\"}", "UTF-8"), ("speed.json", "[]", "format")):
+        for name, text, says in (("speed.json", "{\n\"format\": 1,\n}", "line 3"), ("quality.json", "[1, 2", "line 1"),
+                                 ("config.json", "{\"format\": 2}", "format"), ("speed.json", "", "line 1"),
+                                 ("quality.json", b"{\"format\": 1, \"tag\": \"\xff\"}", "UTF-8"), ("speed.json", "[]",
+                                                                                                    "format")):
             self.results("broken")
             self.put("broken/" + name, text)
             self.fails("broken", "--output", "r.html", says=["broken/" + name, says])
@@ -199,7 +210,8 @@ class Pages(Base):
     def test_files_are_in_the_page_as_they_are(self):
         config, speed, quality = self.results()
         _, data = self.page("res")
-        self.assertEqual(data["runs"][0]["files"], {"config.json": config, "speed.json": speed, "quality.json": quality})
+        self.assertEqual(data["runs"][0]["files"],
+                         {"config.json": config, "speed.json": speed, "quality.json": quality})
 
     def test_figures(self):
         _, speed, quality = self.results(steps=7)
@@ -209,15 +221,19 @@ class Pages(Base):
         self.assertEqual(run["warmup"], 1)
         for v, s in zip(run["variants"], speed["variants"]):
             self.assertEqual(v["dense"], s["name"] == "dense")
-            for ours, theirs in (("seconds", s["clip_seconds"]["median"]), ("step_seconds", s["step_seconds"]["median"]),
-                                 ("sparse_seconds", s["step_seconds_sparse"]["median"]), ("speedup", s["speedup"] or 1), ("density", s["density"])):
+            for ours, theirs in (("seconds", s["clip_seconds"]["median"]), ("step_seconds",
+                                                                            s["step_seconds"]["median"]),
+                                 ("sparse_seconds", s["step_seconds_sparse"]["median"]), ("speedup", s["speedup"] or 1),
+                                 ("density", s["density"])):
                 self.assertAlmostEqual(v[ours], theirs, 6, ours)
             record = s["videos"][0]["record"]
             self.assertEqual(len(v["steps"]), 7)
             for a, b in zip(v["steps"], record["step_seconds"]):
                 self.assertAlmostEqual(a, b, 6)
-            self.assertAlmostEqual(v["parts"]["total"], record["text_seconds"] + record["denoise_seconds"] + record["decode_seconds"], 6)
-            self.assertAlmostEqual(sum(v["parts"][k] for k in ("text", "select", "attention", "rest", "decode")), v["parts"]["total"], 6)
+            self.assertAlmostEqual(v["parts"]["total"],
+                                   record["text_seconds"] + record["denoise_seconds"] + record["decode_seconds"], 6)
+            self.assertAlmostEqual(sum(v["parts"][k] for k in ("text", "select", "attention", "rest", "decode")),
+                                   v["parts"]["total"], 6)
             if v["dense"]:
                 self.assertNotIn("head_density", v)
             else:
@@ -234,7 +250,10 @@ class Pages(Base):
     def test_step_times_are_medians(self):
         _, speed, _ = self.results()
         for video, seconds in zip(speed["variants"][1]["videos"], (9.0, 1.0, 3.0)):
-            video["record"] = {**video["record"], "step_seconds": [seconds] * 5, "seconds": 5 * seconds, "denoise_seconds": 5 * seconds, "decode_seconds": 0, "text_seconds": 0}
+            video["record"] = {
+                **video["record"], "step_seconds": [seconds] * 5, "seconds": 5 * seconds,
+                "denoise_seconds": 5 * seconds, "decode_seconds": 0, "text_seconds": 0
+            }
         self.put("res/speed.json", json.dumps(speed))
         variant = self.page("res")[1]["runs"][0]["variants"][1]
         self.assertEqual(variant["steps"], [3.0] * 5)
@@ -301,7 +320,8 @@ class Pages(Base):
     def test_videos_that_cannot_be_shown(self):
         ok, old, cut = mp4(), mp4(b"mp4v"), mp4()[:-200]
         wide = mp4(profile=244)                          # 4:4:4, which not every browser plays
-        self.results(videos=[self.put("v/%d.mp4" % i, data) for i, data in enumerate((ok, old, cut, wide))], prompts=["p"])
+        self.results(videos=[self.put("v/%d.mp4" % i, data) for i, data in enumerate((ok, old, cut, wide))],
+                     prompts=["p"])
         page, _ = self.page("res", notes=1)
         self.assertEqual(len(page.all("video")), 1)
         why = [e["text"] for e in page.all("p", class_="why")]
@@ -320,7 +340,8 @@ class Pages(Base):
         lies = [good[:at] + value + good[at + 4:] for at in range(0, len(good) - 4, 2)
                 for value in (b"\0\0\0\0", b"\0\0\0\1", b"\0\0\0\x07", b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff")]
         lies += [good[:n] for n in range(0, len(good), 3)]
-        self.results(videos=[self.put(f"v/{i:05d}.mp4", data) for i, data in enumerate(lies)], prompts=[str(i) for i in range(len(lies))], budgets=(0.5,))
+        self.results(videos=[self.put(f"v/{i:05d}.mp4", data) for i, data in enumerate(lies)],
+                     prompts=[str(i) for i in range(len(lies))], budgets=(0.5, ))
         page, _ = self.page("res", notes=1)
         shown, left_out = len(page.all("video")), len(page.all("p", class_="why"))
         self.assertEqual(shown + left_out, 2 * len(lies))
@@ -336,7 +357,8 @@ class Pages(Base):
         page, _ = self.page("res")
         pictures = page.all("img")
         self.assertEqual(len(pictures), 4 * 4)
-        self.assertEqual([p["@src"] for p in pictures[:4]], ["data:image/png;base64," + base64.b64encode(png(8, 6, 60 * i)).decode() for i in range(4)])
+        self.assertEqual([p["@src"] for p in pictures[:4]],
+                         ["data:image/png;base64," + base64.b64encode(png(8, 6, 60 * i)).decode() for i in range(4)])
         self.assertEqual({p["@data-frames"] for p in page.all("figure")}, {"4"})
         self.put("res/videos/b0.5/000/00002.png", b"no picture")
         page, _ = self.page("res", notes=1)
@@ -345,7 +367,8 @@ class Pages(Base):
     def test_other_formats_are_converted(self):
         """Y4M: H.264 where FFmpeg has an encoder, else pictures; without the engine a sentence."""
         picture = b"FRAME\n" + bytes(range(256)) * 12
-        self.results(videos=[self.put("made/v.y4m", b"YUV4MPEG2 W32 H32 F8:1 Ip A1:1 C444\n" + picture * 5)], prompts=["p"])
+        self.results(videos=[self.put("made/v.y4m", b"YUV4MPEG2 W32 H32 F8:1 Ip A1:1 C444\n" + picture * 5)],
+                     prompts=["p"])
         code, _, err = esa("report", "res", "--output", "page.html", cwd=self.dir)
         self.assertEqual(code, 0, err)
         page, _ = self.page("res", notes=len(err.splitlines()))
@@ -362,11 +385,13 @@ class Pages(Base):
 
     def videos_to_convert(self, frames=5):
         picture = b"FRAME\n" + bytes(range(256)) * 12
-        self.results(videos=[self.put("made/v.y4m", b"YUV4MPEG2 W32 H32 F8:1 Ip A1:1 C444\n" + picture * frames)], prompts=["p"])
+        self.results(videos=[self.put("made/v.y4m", b"YUV4MPEG2 W32 H32 F8:1 Ip A1:1 C444\n" + picture * frames)],
+                     prompts=["p"])
         shutil.rmtree(self.path("made"))
 
     def test_scratch_lies_beside_the_page(self):
-        """Converting writes nothing where the user did not point to: not in $TMPDIR, not in the folder it runs in; and leaves nothing behind."""
+        """Converting writes nothing where the user did not point to: not in $TMPDIR, not in the folder it runs in;
+        and leaves nothing behind."""
         self.videos_to_convert()
         os.makedirs(self.path("out"))
         os.makedirs(self.path("elsewhere"))
@@ -374,8 +399,9 @@ class Pages(Base):
         if os.geteuid() != 0:                                            # root writes anywhere
             os.chmod(self.path("elsewhere"), 0o555)
         before = self.files()
-        done = subprocess.run([ESA, "report", self.path("res"), "--output", self.path("out/page.html")], cwd=self.path("elsewhere"), env=env,
-                              capture_output=True, text=True)
+        done = subprocess.run([ESA, "report", self.path("res"), "--output",
+                               self.path("out/page.html")], cwd=self.path("elsewhere"), env=env, capture_output=True,
+                              text=True)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(self.files(), sorted([*before, "out/page.html"]))
         page = Parsed(self.read("out/page.html").decode())
@@ -385,14 +411,33 @@ class Pages(Base):
         traced = shutil.which("strace")
         if traced and subprocess.run([traced, "-o", os.devnull, "true"], capture_output=True).returncode:
             traced = None                                                # some containers forbid ptrace
-        if traced:                                                       # every file it opens for writing lies in the page's folder
-            subprocess.run([traced, "-f", "-e", "trace=openat,mkdir,mkdirat,rename", "-o", self.path("trace"), ESA, "report", self.path("res"), "--output",
-                            self.path("out/page.html")], env={**env, "ASAN_OPTIONS": "detect_leaks=0"}, check=True, capture_output=True)   # leaks cannot be sought under ptrace
+        # every file it opens for writing lies in the page's folder
+        if traced:
+            subprocess.run(
+                [
+                    traced,
+                    "-f",
+                    "-e",
+                    "trace=openat,mkdir,mkdirat,rename",
+                    "-o",
+                    self.path("trace"),
+                    ESA,
+                    "report",
+                    self.path("res"),
+                    "--output",
+                    # leaks cannot be sought under ptrace
+                    self.path("out/page.html")
+                ],
+                env={**env, "ASAN_OPTIONS": "detect_leaks=0"},
+                check=True,
+                capture_output=True)
             for line in self.read("trace").decode(errors="replace").splitlines():
                 if "= -1" not in line and re.search(r"O_WRONLY|O_RDWR|mkdir|rename", line) and "/dev/" not in line:
                     self.assertIn(self.path("out/"), line)
-        into_pipe = subprocess.run([ESA, "report", self.path("res"), "--output", "/dev/stdout"], cwd=self.dir, env=env, capture_output=True, text=True)
-        self.assertEqual(into_pipe.returncode, 0, into_pipe.stderr)     # no folder to convert in: a sentence in the video's place
+        into_pipe = subprocess.run([ESA, "report", self.path("res"), "--output", "/dev/stdout"], cwd=self.dir, env=env,
+                                   capture_output=True, text=True)
+        # no folder to convert in: a sentence in the video's place
+        self.assertEqual(into_pipe.returncode, 0, into_pipe.stderr)
         self.assertIn("give --output a file", into_pipe.stdout)
 
     def test_interrupted(self):
@@ -401,9 +446,11 @@ class Pages(Base):
         self.put("page.html", "older")
         before, rng, stopped = self.files(), random.Random(SEED), 0
         for attempt in range(12):
-            run = subprocess.Popen([ESA, "report", "res", "--output", "page.html"], cwd=self.dir, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            run = subprocess.Popen([ESA, "report", "res", "--output", "page.html"], cwd=self.dir,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             wanted = time.monotonic() + rng.uniform(0, 0.2)
-            while time.monotonic() < wanted and not any(name.startswith("esa-report-") for name in os.listdir(self.dir)):
+            while time.monotonic() < wanted and not any(
+                    name.startswith("esa-report-") for name in os.listdir(self.dir)):
                 time.sleep(0.001)
             time.sleep(0.02)                                             # the handler stands before anything is written
             run.send_signal(signal.SIGINT if attempt % 2 else signal.SIGTERM)
@@ -428,7 +475,9 @@ class Pages(Base):
         for limit in (100, 3000, 100000):
             def tighten(limit=limit):
                 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-            done = subprocess.run([ESA, "report", "res", "--output", "page.html"], cwd=self.dir, capture_output=True, text=True, preexec_fn=tighten)
+
+            done = subprocess.run([ESA, "report", "res", "--output", "page.html"], cwd=self.dir, capture_output=True,
+                                  text=True, preexec_fn=tighten)
             if done.returncode == 0:
                 os.unlink(self.path("page.html"))
             else:
@@ -461,7 +510,10 @@ class Masks(Base):
         data = kit.read(path)
         size = struct.unpack("<Q", data[:8])[0]
         header = json.loads(data[8:8 + size])
-        return {name: (t["shape"], data[8 + size + t["data_offsets"][0]:8 + size + t["data_offsets"][1]]) for name, t in header.items() if name != "__metadata__"}
+        return {
+            name: (t["shape"], data[8 + size + t["data_offsets"][0]:8 + size + t["data_offsets"][1]])
+            for name, t in header.items() if name != "__metadata__"
+        }
 
     def test_bits_and_figures(self):
         path = self.masks("m.safetensors", "--budgets", "0.7,0.3")
@@ -494,13 +546,15 @@ class Masks(Base):
         size = struct.unpack("<Q", data[:8])[0]
         meta = json.loads(data[8:8 + size])["__metadata__"]
         L, T, H, nq, nk = 13, 12, 8, 128, 1024
-        meta.update(layers=str(L), steps=str(T), groups=str(T), heads=str(H), tokens_q=str(nq * 64), tokens_k=str(nk * 64), block="64,64", warmup_frac="0.2", importance="none")
+        meta.update(layers=str(L), steps=str(T), groups=str(T), heads=str(H), tokens_q=str(nq * 64),
+                    tokens_k=str(nk * 64), block="64,64", warmup_frac="0.2", importance="none")
         header, raw = {"__metadata__": meta}, b""
         row = b"\x01" * (nk // 8)
         for name, dtype, shape, content in (("step_group", "I32", [T], struct.pack(f"<{T}i", *range(T))),
                                             ("stored_layers", "I32", [L - 1], struct.pack(f"<{L - 1}i", *range(1, L))),
                                             ("stored_groups", "I32", [T - 3], struct.pack(f"<{T - 3}i", *range(3, T))),
-                                            ("mask.0500.bits", "U8", [L - 1, T - 3, H, nq, nk // 8], row * ((L - 1) * (T - 3) * H * nq))):
+                                            ("mask.0500.bits", "U8", [L - 1, T - 3, H, nq,
+                                                                      nk // 8], row * ((L - 1) * (T - 3) * H * nq))):
             header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(raw), len(raw) + len(content)]}
             raw += content
         text = json.dumps(header).encode()
@@ -511,13 +565,15 @@ class Masks(Base):
         self.assertLessEqual(len(base64.b64decode(file["budgets"][0]["bits"])), 1 << 20)
         self.assertIn("--mask-mb", file["note"])
         self.assertEqual((file["shown_layers"][0], file["shown_groups"][-1]), (1, 11))     # the ends stay
-        self.assertEqual(len(base64.b64decode(file["budgets"][0]["bits"])), len(file["shown_layers"]) * len(file["shown_groups"]) * H * nq * nk // 8)
+        self.assertEqual(len(base64.b64decode(file["budgets"][0]["bits"])),
+                         len(file["shown_layers"]) * len(file["shown_groups"]) * H * nq * nk // 8)
         self.assertEqual(len(file["budgets"][0]["density"][0]), L - 1)                     # figures of all
         self.assertNotIn("entropy", file)
 
     def test_budget_without_prebuilt(self):
         source = self.masks("all.safetensors")
-        code, _, err = esa("masks", "derive", source, "--out", self.path("u8.safetensors"), "--budgets", "0.25", cwd=self.dir)
+        code, _, err = esa("masks", "derive", source, "--out", self.path("u8.safetensors"), "--budgets", "0.25",
+                           cwd=self.dir)
         self.assertEqual(code, 0, err)
         _, data = self.page("--masks", "u8.safetensors,all.safetensors")
         self.assertEqual([[b["budget"] for b in m["budgets"]] for m in data["masks"]], [[0.25], [0.3, 0.5, 0.7]])
@@ -527,12 +583,14 @@ class Masks(Base):
         shutil.move(self.masks("masks.safetensors"), self.path("res/masks.safetensors"))
         _, data = self.page("res")
         self.assertEqual([m["name"] for m in data["masks"]], ["masks.safetensors"])
-        _, speed, _ = self.results("given")                              # --masks of the experiment, seen from where it was started
+        # --masks of the experiment, seen from where it was started
+        _, speed, _ = self.results("given")
         speed["calibration"]["file"] = "m/elsewhere.safetensors"
         self.put("given/speed.json", json.dumps(speed))
         os.mkdir(self.path("m"))
         self.masks("m/elsewhere.safetensors")
-        self.assertEqual([m["name"] for m in self.page("given", "given", "res")[1]["masks"]], ["elsewhere.safetensors", "masks.safetensors"])
+        self.assertEqual([m["name"] for m in self.page("given", "given", "res")[1]["masks"]],
+                         ["elsewhere.safetensors", "masks.safetensors"])
         self.put("res/masks.safetensors", "broken")
         self.fails("res", "--output", "r.html", says=["masks.safetensors"])
 

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands write as JSON is what docs/schemas says: check_schemas.py ESA MAKE_RECORDING STAND_IN MODELS [--video]. Standard library only.
+"""What the commands write as JSON is what docs/schemas says: check_schemas.py ESA MAKE_RECORDING STAND_IN MODELS
+[--video]. Standard library only.
 
---video: the engine was built, so its commands must write theirs too. Commands with tests of their own check their files there, with the same
-module (schemas.py): calibrate, bench model, evaluate, experiment, report."""
+--video: the engine was built, so its commands must write theirs too. Commands with tests of their own check their files
+there, with the same module (schemas.py): calibrate, bench model, evaluate, experiment, report."""
 import copy
 import json
 import os
@@ -62,20 +63,27 @@ class Schemas(unittest.TestCase):
         self.assertEqual(sorted(listed), [name + ".schema.json" for name in schemas.names() if name != "common"])
 
     def test_validator(self):
-        """Each keyword refuses what it should: a validator that takes everything would make every test below worthless."""
+        """Each keyword refuses what it should: a validator that takes everything would make every test below
+        worthless."""
         good, bad = [
             ({"type": "integer", "minimum": 0, "maximum": 3}, [0, 3, 3.0]), ({"type": ["string", "null"]}, ["x", None]),
-            ({"enum": ["a", 1]}, ["a", 1]), ({"const": 1}, [1]), ({"type": "array", "items": {"type": "number"}, "minItems": 1, "maxItems": 2}, [[1], [1, 2]]),
-            ({"type": "string", "pattern": "^a+$", "minLength": 2}, ["aa"]), ({"type": "number", "exclusiveMinimum": 0}, [0.1]),
-            ({"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}, [{"a": True}]),
-            ({"anyOf": [{"type": "null"}, {"type": "string"}]}, [None, "x"]),
-        ], [
-            ({"type": "integer", "minimum": 0, "maximum": 3}, [-1, 4, 1.5, True, "1", None]), ({"type": ["string", "null"]}, [1, True]),
-            ({"enum": ["a", 1]}, ["b", 2]), ({"const": 1}, [2]), ({"type": "array", "items": {"type": "number"}, "minItems": 1, "maxItems": 2}, [[], ["x"], [1, 2, 3], {}]),
-            ({"type": "string", "pattern": "^a+$", "minLength": 2}, ["a", "ab"]), ({"type": "number", "exclusiveMinimum": 0}, [0, float("nan"), float("inf")]),
-            ({"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}, [{}, {"a": 1}, {"a": True, "b": 1}, []]),
-            ({"anyOf": [{"type": "null"}, {"type": "string"}]}, [1]),
-        ]
+            ({"enum": ["a", 1]}, ["a", 1]), ({"const": 1}, [1]),
+            ({"type": "array", "items": {"type": "number"}, "minItems": 1, "maxItems": 2}, [[1], [1, 2]]),
+            ({"type": "string", "pattern": "^a+$", "minLength": 2}, ["aa"]),
+            ({"type": "number", "exclusiveMinimum": 0}, [0.1]),
+            ({
+                "type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"],
+                "additionalProperties": False
+            }, [{"a": True}]), ({"anyOf": [{"type": "null"}, {"type": "string"}]}, [None, "x"]),
+        ], [({"type": "integer", "minimum": 0, "maximum": 3}, [-1, 4, 1.5, True, "1", None]),
+            ({"type": ["string", "null"]}, [1, True]), ({"enum": ["a", 1]}, ["b", 2]), ({"const": 1}, [2]),
+            ({"type": "array", "items": {"type": "number"}, "minItems": 1, "maxItems": 2}, [[], ["x"], [1, 2, 3], {}]),
+            ({"type": "string", "pattern": "^a+$", "minLength": 2}, ["a", "ab"]),
+            ({"type": "number", "exclusiveMinimum": 0}, [0, float("nan"), float("inf")]),
+            ({
+                "type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"],
+                "additionalProperties": False
+            }, [{}, {"a": 1}, {"a": True, "b": 1}, []]), ({"anyOf": [{"type": "null"}, {"type": "string"}]}, [1]), ]
         for rule, values in good:
             for value in values:
                 self.assertEqual(schemas.faults(value, rule, rule), [], (rule, value))
@@ -98,7 +106,8 @@ class Files(unittest.TestCase):
         return os.path.join(self.dir, name)
 
     def run_esa(self, *args, env=None):
-        done = subprocess.run([ESA, *map(str, args)], cwd=self.dir, env={**os.environ, "ESA_MODELS": MODELS, **(env or {})}, capture_output=True, text=True)
+        done = subprocess.run([ESA, *map(str, args)], cwd=self.dir,
+                              env={**os.environ, "ESA_MODELS": MODELS, **(env or {})}, capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, f"{args}: {done.stderr}")
 
     def written(self, name, *args, env=None):
@@ -133,8 +142,10 @@ class Files(unittest.TestCase):
 
     def test_bench_attention(self):
         shape = ["bench", "attention", "--shape", "1,2,512,64", "--rounds", 1]
-        self.written("bench-attention", *shape, "--density", "1,0.5", "--selector", "random,entropy", "--tail", "none,pooled", "--dtype", "f32,bf16")
-        data = self.written("bench-attention", *shape, "--density", "1,0.5", "--dtype", "bf16", "--device", "cuda", env={"ESA_CUDA_LIB": STAND_IN})
+        self.written("bench-attention", *shape, "--density", "1,0.5", "--selector", "random,entropy", "--tail",
+                     "none,pooled", "--dtype", "f32,bf16")
+        data = self.written("bench-attention", *shape, "--density", "1,0.5", "--dtype", "bf16", "--device", "cuda",
+                            env={"ESA_CUDA_LIB": STAND_IN})
         self.assertIn("gpu", data)
 
     def test_masks_info(self):

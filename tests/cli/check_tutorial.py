@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """docs/tutorial.md as its reader follows it: check_tutorial.py SOURCE [BUILD]. Standard library only.
 
-Every fenced block marked `sh` is run, in order, in one shell, in a scratch folder that holds a fresh copy of the source as `esa`; the first line that
-fails ends it. With BUILD (a folder with an esa in it) the first block, which builds, is left out and BUILD is put into the PATH instead."""
+Every fenced block marked `sh` is run, in order, in one shell, in a scratch folder that holds a fresh copy of the source
+as `esa`; the first line that fails ends it. With BUILD (a folder with an esa in it) the first block, which builds,
+is left out and BUILD is put into the PATH instead."""
 import json
 import os
 import re
@@ -17,8 +18,11 @@ import time
 SOURCE = os.path.abspath(sys.argv[1])
 BUILD = os.path.abspath(sys.argv[2]) if len(sys.argv) > 2 else None
 WORDS = 2200            # ten minutes at 220 words a minute
-MADE = ["my-model", "first.mp4", "first-dense.mp4", "masks/my-model.safetensors", "masks/my-model-0.5.safetensors", "cached.mp4", "cached-0.4.mp4", "final.mp4", "metrics.json",
-        "speed.json", "table.md", "report.html", "results/pooled/quality.json", "results/pooled/speed.json", "results/no-tail/quality.json"]
+MADE = [
+    "my-model", "first.mp4", "first-dense.mp4", "masks/my-model.safetensors", "masks/my-model-0.5.safetensors",
+    "cached.mp4", "cached-0.4.mp4", "final.mp4", "metrics.json", "speed.json", "table.md", "report.html",
+    "results/pooled/quality.json", "results/pooled/speed.json", "results/no-tail/quality.json"
+]
 
 
 def blocks(text):
@@ -66,7 +70,8 @@ def main():
     picture = re.search(r"!\[[^\]]+\]\((.+?)\)", prose).group(1)
     with open(os.path.join(SOURCE, "docs", picture), "rb") as file:
         head = file.read(24)
-    assert head.startswith(b"\x89PNG") and struct.unpack(">I", head[16:20])[0] >= 800, "docs/report.png is no picture of a page"
+    assert head.startswith(b"\x89PNG") and struct.unpack(
+        ">I", head[16:20])[0] >= 800, "docs/report.png is no picture of a page"
     assert os.path.getsize(os.path.join(SOURCE, "docs", picture)) < 400_000
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -76,14 +81,16 @@ def main():
             commands = commands[1:]
             env.update(PATH=BUILD + os.pathsep + env["PATH"], ESA_MODELS=os.path.join(SOURCE, "models"))
         start = time.monotonic()
-        done = subprocess.run(["bash", "-c", script(commands)], cwd=scratch, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+        done = subprocess.run(["bash", "-c", script(commands)], cwd=scratch, env=env, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, errors="replace")
         print(done.stdout)
         if done.returncode != 0:
             sys.exit(f"the tutorial ended with status {done.returncode} behind the last block named above")
         folder = os.path.join(scratch, "tutorial")
         missing = [name for name in MADE if not os.path.exists(os.path.join(folder, name))]
         assert not missing, f"promised and not made: {missing}"
-        full, kept = (os.path.getsize(os.path.join(folder, "masks", name)) for name in ("my-model.safetensors", "my-model-0.5.safetensors"))
+        full, kept = (os.path.getsize(os.path.join(folder, "masks", name))
+                      for name in ("my-model.safetensors", "my-model-0.5.safetensors"))
         assert kept < full / 2, f"the file to keep has {kept} bytes, the full one {full}"
         with open(os.path.join(folder, "results/pooled/quality.json"), encoding="utf-8") as file:
             variants = json.load(file)["variants"]

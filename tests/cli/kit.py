@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the checks of the command share: running it, and tests that have a folder of their own and know what a good failure looks like. Standard library
-only. A file's class derives from Folder and says with `call` how its command is run:
+"""What the checks of the command share: running it, and tests that have a folder of their own and know what a good
+failure looks like. Standard library only. A file's class derives from Folder and says with `call` how its command is
+run:
 
     class Base(kit.Folder):
         call = staticmethod(esa)        # esa(*words, cwd=..., ...) -> status, stdout, stderr
@@ -14,11 +15,13 @@ import unittest
 
 
 def run(program, *words, cwd=None, env=None, limit=None):
-    """Exit status, stdout, stderr. env: the whole environment, or None for that of this process; limit: the largest file it may write, in bytes."""
+    """Exit status, stdout, stderr. env: the whole environment, or None for that of this process; limit: the largest
+    file it may write, in bytes."""
     def tighten():
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-    done = subprocess.run([program, *(word if isinstance(word, bytes) else str(word) for word in words)], cwd=cwd, env=env, capture_output=True, text=True,
-                          preexec_fn=tighten if limit is not None else None)
+
+    done = subprocess.run([program, *(word if isinstance(word, bytes) else str(word) for word in words)], cwd=cwd,
+                          env=env, capture_output=True, text=True, preexec_fn=tighten if limit is not None else None)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -35,7 +38,8 @@ def load(path):
 class Folder(unittest.TestCase):
     """Tests in an empty folder, self.dir, which goes afterwards."""
     begins = "esa: "                    # what every sentence of failure begins with
-    status = 1                          # what a failure exits with where the test does not say; None: 1 or 2, but no crash
+    # what a failure exits with where the test does not say; None: 1 or 2, but no crash
+    status = 1
     progress = False                    # whether lines of progress may stand before it
 
     def setUp(self):
@@ -53,13 +57,16 @@ class Folder(unittest.TestCase):
         """A file with these bytes or this text, and the folders above it; its path."""
         path = self.path(name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "wb" if isinstance(data, bytes) else "w", encoding=None if isinstance(data, bytes) else "utf-8") as file:
+        with open(path, "wb" if isinstance(data, bytes) else "w",
+                  encoding=None if isinstance(data, bytes) else "utf-8") as file:
             file.write(data)
         return path
 
     def files(self):
         """Everything below the folder."""
-        return sorted(os.path.relpath(os.path.join(top, name), self.dir) for top, folders, names in os.walk(self.dir) for name in names + folders)
+        return sorted(
+            os.path.relpath(os.path.join(top, name), self.dir) for top, folders, names in os.walk(self.dir)
+            for name in names + folders)
 
     def works(self, *args, **how):
         code, out, err = self.call(*args, cwd=self.dir, **how)
@@ -67,7 +74,8 @@ class Folder(unittest.TestCase):
         return out
 
     def fails(self, *args, status=0, says=(), **how):
-        """The call fails with one sentence that holds every word of says, prints nothing and leaves no file behind. status 0: self.status."""
+        """The call fails with one sentence that holds every word of says, prints nothing and leaves no file behind.
+        status 0: self.status."""
         before = self.files()
         code, out, err = self.call(*args, cwd=self.dir, **how)
         wanted = status or self.status

@@ -4,8 +4,8 @@
     import schemas
     schemas.check("speed.json", "experiment-speed")     raises schemas.Wrong with every fault and where it is
 
-The keywords of JSON Schema (2020-12) that our schemas use, and no others: a schema with an unknown keyword is refused, so that nothing in it
-is silently not checked. Needs no packages."""
+The keywords of JSON Schema (2020-12) that our schemas use, and no others: a schema with an unknown keyword is refused,
+so that nothing in it is silently not checked. Needs no packages."""
 import json
 import math
 import os
@@ -13,8 +13,10 @@ import re
 
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "docs", "schemas")
 REMARKS = {"$schema", "$id", "title", "description", "$defs"}
-KEYWORDS = {"type", "enum", "const", "properties", "required", "additionalProperties", "items", "minItems", "maxItems", "minimum", "maximum",
-            "exclusiveMinimum", "pattern", "minLength", "$ref", "anyOf"}
+KEYWORDS = {
+    "type", "enum", "const", "properties", "required", "additionalProperties", "items", "minItems", "maxItems",
+    "minimum", "maximum", "exclusiveMinimum", "pattern", "minLength", "$ref", "anyOf"
+}
 TYPES = {"object": dict, "array": list, "string": str, "boolean": bool, "null": type(None)}
 
 
@@ -98,7 +100,9 @@ def faults(value, rule, root, where="$"):
             out.append(f"{where}: '{value}' is too short")
     if isinstance(value, list):
         if not rule.get("minItems", 0) <= len(value) <= rule.get("maxItems", math.inf):
-            out.append(f"{where}: {len(value)} entries, expected {rule.get('minItems', 0)} .. {rule.get('maxItems', 'any number')}")
+            out.append(
+                f"{where}: {len(value)} entries, expected {rule.get('minItems', 0)} .. {rule.get('maxItems', 'any number')}"
+            )
         for i, entry in enumerate(value):
             out += faults(entry, rule.get("items", True), root, f"{where}[{i}]")
     if isinstance(value, dict):

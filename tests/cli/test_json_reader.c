@@ -10,7 +10,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "json_reader.h"
+#include "core/json_reader.h"
 
 /* A copy of exactly these bytes and the zero behind them, so that a sanitizer sees a read behind
  * them. */

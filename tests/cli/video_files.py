@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Videos as other programs write them, for the tests of `esa evaluate` and `esa export`: PNG of every kind, Y4M, NPY, safetensors. Standard library
-only."""
+"""Videos as other programs write them, for the tests of `esa evaluate` and `esa export`: PNG of every kind, Y4M, NPY,
+safetensors. Standard library only."""
 import json
 import math
 import random
@@ -24,7 +24,8 @@ def chunk(kind, body):
     return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
 
-def png(samples, height, width, colour, depth, seed=0, level=6, strategy=zlib.Z_DEFAULT_STRATEGY, pieces=1, interlaced=0, palette=b"", extra=b""):
+def png(samples, height, width, colour, depth, seed=0, level=6, strategy=zlib.Z_DEFAULT_STRATEGY, pieces=1,
+        interlaced=0, palette=b"", extra=b""):
     """samples: numbers of `depth` bits, [height][width][channels]. A filter is drawn for every row."""
     rng = random.Random(seed)
     per_row, step = width * CHANNELS[colour], max(1, CHANNELS[colour] * depth // 8)
@@ -45,7 +46,8 @@ def png(samples, height, width, colour, depth, seed=0, level=6, strategy=zlib.Z_
     packed = packer.compress(rows) + packer.flush()
     size = -(-len(packed) // pieces)
     body = b"".join(chunk(b"IDAT", packed[i:i + size]) for i in range(0, len(packed), size))
-    return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, interlaced)) +
+    return (b"\x89PNG\r\n\x1a\n" +
+            chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, interlaced)) +
             (chunk(b"PLTE", palette) if palette else b"") + extra + body + chunk(b"IEND", b""))
 
 
@@ -53,7 +55,8 @@ def npy(data, shape, word="|u1", order="False", version=1):
     head = "{'descr': '%s', 'fortran_order': %s, 'shape': %s, }" % (word, order, str(tuple(shape)))
     size = 10 if version == 1 else 12
     head += " " * (-(size + len(head) + 1) % 64) + "\n"
-    return b"\x93NUMPY" + bytes([version, 0]) + struct.pack("<H" if version == 1 else "<I", len(head)) + head.encode() + data
+    return b"\x93NUMPY" + bytes([version, 0]) + struct.pack("<H" if version == 1 else "<I",
+                                                            len(head)) + head.encode() + data
 
 
 def read_npy(path):

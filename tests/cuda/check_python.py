@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The Python package on a GPU: check_python.py [path of libesa.so [cpu]]. Results beside torch's own attention under the same mask, torch's
-current stream, no waiting and no allocation in the steady state, torch.compile, autocast. Prints a line per check and "N passed, N failed".
-With "cpu" those checks that need no GPU run on tensors of the CPU, to see that the script itself is in order."""
+"""The Python package on a GPU: check_python.py [path of libesa.so [cpu]]. Results beside torch's own attention under
+the same mask, torch's current stream, no waiting and no allocation in the steady state, torch.compile, autocast. Prints
+a line per check and "N passed, N failed". With "cpu" those checks that need no GPU run on tensors of the CPU, to see
+that the script itself is in order."""
 import os
 import pathlib
 import sys
@@ -36,12 +37,14 @@ def qkv(dtype=torch.bfloat16, seed=0, heads=4):
 
 
 def near(out, q, k, v, mask, what):
-    """Against float64 over the same values: 2 x what torch's own attention in the same dtype is off, plus one rounding of an output."""
+    """Against float64 over the same values: 2 x what torch's own attention in the same dtype is off, plus one
+    rounding of an output."""
     tokens = torch.from_numpy(mask.tokens()).to(DEVICE)
     exact = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), attn_mask=tokens)
     torchs = (F.scaled_dot_product_attention(q, k, v, attn_mask=tokens).double() - exact).abs().max()
     ours = (out.double() - exact).abs().max()
-    assert ours <= 2 * torchs + torch.finfo(q.dtype).eps * exact.abs().max(), f"{what}: off by {ours:.2e}, torch by {torchs:.2e}"
+    assert ours <= 2 * torchs + torch.finfo(
+        q.dtype).eps * exact.abs().max(), f"{what}: off by {ours:.2e}, torch by {torchs:.2e}"
 
 
 def check_results():
@@ -53,13 +56,14 @@ def check_results():
             near(out, q, k, v, mask, f"{sparse_type} {dtype}")
             assert torch.equal(out, esa.sparse_attention(q, k, v, sparse_type=sparse_type, **WORDS))
             assert torch.equal(out, esa.sparse_attention(q, k, v, sparse_type=sparse_type, cached_mask=mask, **WORDS))
-            turned = esa.sparse_attention(*(x.transpose(1, 2) for x in (q, k, v)), input_layout="BSND", sparse_type=sparse_type, **WORDS)
+            turned = esa.sparse_attention(*(x.transpose(1, 2) for x in (q, k, v)), input_layout="BSND",
+                                          sparse_type=sparse_type, **WORDS)
             assert torch.equal(out, turned.transpose(1, 2))
 
 
 def session(**words):
-    return esa.Session(esa.EsaConfig(warmup_frac=0, dense_first_layer=False, tail="none", **words), layers=2, steps=3, device=DEVICE,
-                       layout=esa.Layout(grid=GRID, text_front=TEXT))
+    return esa.Session(esa.EsaConfig(warmup_frac=0, dense_first_layer=False, tail="none", **words), layers=2, steps=3,
+                       device=DEVICE, layout=esa.Layout(grid=GRID, text_front=TEXT))
 
 
 def check_sessions():
@@ -123,7 +127,8 @@ def check_no_waiting():
     s = session(selector="entropy", sparsity=0.6)
     s.begin()
     s.step(0)
-    calls = [lambda t=t: esa.sparse_attention(q, k, v, sparse_type=t, **WORDS) for t in (None, *TYPES)] + [lambda: s.attention(0, q, k, v)]
+    calls = [lambda t=t: esa.sparse_attention(q, k, v, sparse_type=t, **WORDS)
+             for t in (None, *TYPES)] + [lambda: s.attention(0, q, k, v)]
     for call in calls:
         call()                                  # the first of a shape allocates
     torch.cuda.synchronize()
@@ -156,7 +161,9 @@ def check_no_allocation():
 
 
 def main():
-    print(f"esa {esa.__version__}, torch {torch.__version__}, {torch.cuda.get_device_name() if DEVICE == 'cuda' else 'CPU'}")
+    print(
+        f"esa {esa.__version__}, torch {torch.__version__}, {torch.cuda.get_device_name() if DEVICE == 'cuda' else 'CPU'}"
+    )
     checks = [check_results, check_sessions, check_compile, check_autocast]
     if DEVICE == "cuda":
         checks += [check_streams, check_no_waiting, check_no_allocation]

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What only a caller with CUDA of its own can show: torch's tensors and streams, CUDA graphs, errors beside torch's own attention, and that
-the plan tier allocates nothing. check_torch.py [path of libesa.so]; prints a line per check and "N passed, N failed"."""
+"""What only a caller with CUDA of its own can show: torch's tensors and streams, CUDA graphs, errors beside torch's own
+attention, and that the plan tier allocates nothing. check_torch.py [path of libesa.so]; prints a line per check and
+"N passed, N failed"."""
 import math
 import pathlib
 import sys
@@ -26,7 +27,10 @@ class Checks:
         self.lib = esa.Library(path)
         self.stream = torch.cuda.Stream()
         torch.cuda.set_stream(self.stream)
-        self.ctx = {"": esa.Ctx(self.lib, self.stream.cuda_stream), "sm80": esa.Ctx(self.lib, self.stream.cuda_stream, level="sm80")}
+        self.ctx = {
+            "": esa.Ctx(self.lib, self.stream.cuda_stream), "sm80": esa.Ctx(self.lib, self.stream.cuda_stream,
+                                                                            level="sm80")
+        }
         self.gen = torch.Generator("cuda").manual_seed(20261115)
 
     def randn(self, B, H, n, D, dtype, layout="bnsd", gain=1.0):
@@ -93,7 +97,8 @@ class Checks:
         allowed = torch.ones(B, H, Nq, Nk, dtype=torch.bool, device="cuda")
         if density is not None:
             import numpy
-            share = torch.rand(B, H, nq, 1, device="cuda", generator=self.gen) * 1.4 - 0.2 if density == "ragged" else density
+            share = torch.rand(B, H, nq, 1, device="cuda",
+                               generator=self.gen) * 1.4 - 0.2 if density == "ragged" else density
             kept = torch.rand(B, H, nq, nk, device="cuda", generator=self.gen) < share
             allowed = kept.repeat_interleave(bq, 2)[:, :, :Nq].repeat_interleave(bk, 3)[..., :Nk]
             bits = numpy.ascontiguousarray(numpy.packbits(kept.cpu().numpy(), axis=-1, bitorder="little"))
@@ -115,7 +120,8 @@ class Checks:
         assert error <= 2 * base + 1e-5, f"error {error:.2e}, torch's own {base:.2e}"
         assert torch.equal(torch.isinf(lse[..., 0]), ~live), "LSE of empty rows"
         off = (lse[..., 0][live] - ref_lse[live]).abs().max().item() if live.any() else 0.0
-        assert off <= 1e-3 * max(1.0, ref_lse[live].abs().max().item() if live.any() else 1.0), f"LSE is off by {off:.2e}"
+        assert off <= 1e-3 * max(1.0,
+                                 ref_lse[live].abs().max().item() if live.any() else 1.0), f"LSE is off by {off:.2e}"
         plan.free()
         if mask:
             mask.free()
@@ -129,7 +135,8 @@ class Checks:
         need = 4.2 * H * n * D * 2
         if torch.cuda.mem_get_info()[0] < need:
             return f"not run: {need / 1e9:.0f} GB of GPU memory are not free"
-        q, k, v = (torch.empty(1, H, n, D, dtype=torch.bfloat16, device="cuda").normal_(generator=self.gen) for _ in range(3))
+        q, k, v = (torch.empty(1, H, n, D, dtype=torch.bfloat16, device="cuda").normal_(generator=self.gen)
+                   for _ in range(3))
         o = torch.full_like(q, math.nan)
         p = self.lib.c.esa_select_params_default(esa.RANDOM)
         p.budget, p.block_q, p.block_k = budget, block, 128
@@ -142,7 +149,8 @@ class Checks:
         for h in heads:
             rows = torch.cat([torch.arange(4, device="cuda"), n - 1 - torch.arange(4, device="cuda"),
                               torch.randint(0, n, (56,), device="cuda", generator=self.gen)])
-            listed = numpy.unpackbits(bits[0, h][(rows // block).cpu().numpy()], axis=-1, bitorder="little")[:, :-(-n // 128)]
+            listed = numpy.unpackbits(bits[0, h][(rows // block).cpu().numpy()], axis=-1,
+                                      bitorder="little")[:, :-(-n // 128)]
             allowed = torch.from_numpy(listed).cuda().bool().repeat_interleave(128, 1)[:, :n]
             s = (q[0, h, rows].float() @ k[0, h].float().T) / math.sqrt(D)
             ref = torch.softmax(s.masked_fill(~allowed, -math.inf), -1) @ v[0, h].float()
@@ -185,13 +193,15 @@ class Checks:
                 job[5]()
         torch.cuda.synchronize()
         for job, expected in zip(jobs, want):
-            assert torch.equal(job[3].view(torch.int16), expected.view(torch.int16)), "two streams at once give other bits than one after the other"
+            assert torch.equal(job[3].view(torch.int16), expected.view(
+                torch.int16)), "two streams at once give other bits than one after the other"
             job[2].free()
             job[1].free()
             job[0].free()
 
     def check_stream_order(self):
-        """Work queued before ours on the same stream is seen, work queued behind it waits; nobody synchronises in between."""
+        """Work queued before ours on the same stream is seen, work queued behind it waits; nobody synchronises in
+        between."""
         q, k, v = (self.randn(1, 8, 4000, 128, torch.bfloat16) for _ in range(3))
         o = torch.empty_like(q)
         plan = esa.Plan(self.ctx[""], q, k)
@@ -253,12 +263,17 @@ def cases(c):
     for level in ("", "sm80"):
         for name in SELECTORS:
             for tail, applied, D in ((esa.NONE, 1, 128), (esa.POOLED, 0, 128), (esa.CENTROID, 0, 64)):
-                yield f"graph {level or 'best'} {name} tail {esa.TAILS[tail]} applied {applied} D {D}", c.check_graph, (name, level, tail, applied, D)
-        for shape in ((1, 2, 128, 128, 128, 128, 128), (2, 3, 1023, 1025, 64, 128, 128), (1, 4, 3000, 3001, 128, 128, 128), (1, 4, 3000, 2999, 64, 256, 128),
-                      (1, 4, 2000, 3001, 128, 128, 64), (1, 2, 700, 900, 64, 64, 64), (1, 12, 4000, 4000, 128, 256, 128)):
-            for layout, dtype, density, gain in (("bnsd", torch.bfloat16, None, 1), ("bsnd", torch.bfloat16, "ragged", 1), ("padded", torch.float16, 0.4, 1),
-                                                 ("bsnd", torch.bfloat16, 0.2, 4)):
-                yield (f"error {level or 'best'} {shape} {layout} {dtype} density {density} gain {gain}", c.check_error, (level, shape, layout, dtype, density, gain))
+                yield f"graph {level or 'best'} {name} tail {esa.TAILS[tail]} applied {applied} D {D}", c.check_graph, (
+                    name, level, tail, applied, D)
+        for shape in ((1, 2, 128, 128, 128, 128, 128), (2, 3, 1023, 1025, 64, 128, 128),
+                      (1, 4, 3000, 3001, 128, 128, 128), (1, 4, 3000, 2999, 64, 256, 128),
+                      (1, 4, 2000, 3001, 128, 128, 64), (1, 2, 700, 900, 64, 64, 64), (1, 12, 4000, 4000, 128, 256,
+                                                                                       128)):
+            for layout, dtype, density, gain in (("bnsd", torch.bfloat16, None, 1), ("bsnd", torch.bfloat16, "ragged",
+                                                                                     1),
+                                                 ("padded", torch.float16, 0.4, 1), ("bsnd", torch.bfloat16, 0.2, 4)):
+                yield (f"error {level or 'best'} {shape} {layout} {dtype} density {density} gain {gain}", c.check_error,
+                       (level, shape, layout, dtype, density, gain))
     yield "more than 4096 rows a head, 128x128", c.check_large, (1, 128 * 4200 + 5, 64, 128, 0.01, (0,))
     yield "more than 4096 rows a head, 64x128", c.check_large, (2, 64 * 4200 + 5, 64, 64, 0.01, (0, 1))
     yield "offsets beyond 2^31 elements", c.check_large, (230, 75600, 128, 128, 0.01, (0, 115, 229))

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What the writers of PNG, Y4M and MP4 leave on disk, read back by other code: check_media.py MAKE_MEDIA. Standard library only."""
+"""What the writers of PNG, Y4M and MP4 leave on disk, read back by other code: check_media.py MAKE_MEDIA. Standard
+library only."""
 import os
 import random
 import struct
@@ -16,7 +17,8 @@ MAKE = sys.argv[1]
 
 
 def picture(kind, height, width, seed=0):
-    """RGB bytes: noise (cannot be packed), flat, or a gradient with an edge (every filter of PNG is of use somewhere)."""
+    """RGB bytes: noise (cannot be packed), flat, or a gradient with an edge (every filter of PNG is of use
+    somewhere)."""
     if kind == "noise":
         return random.Random(seed).randbytes(height * width * 3)
     if kind == "flat":
@@ -81,8 +83,12 @@ class Media(kit.Folder):
     def make(self, pictures, height, width, fps, name):
         with open(self.path("raw"), "wb") as file:
             file.write(b"".join(pictures))
-        done = subprocess.run([MAKE, self.path("raw"), str(len(pictures)), str(height), str(width), str(fps), self.path(name)],
-                              capture_output=True, text=True)
+        done = subprocess.run(
+            [MAKE, self.path("raw"),
+             str(len(pictures)),
+             str(height),
+             str(width), str(fps),
+             self.path(name)], capture_output=True, text=True)
         os.unlink(self.path("raw"))
         return done
 
@@ -107,7 +113,8 @@ class Media(kit.Folder):
         self.assertEqual(sorted(os.listdir(self.path("out"))), [f"{i:05d}.png" for i in range(7)])
         for i, want in enumerate(pictures):
             self.assertEqual(read_png(self.path(f"out/{i:05d}.png"))[2], want)
-        self.assertEqual(self.make(pictures[:2], 16, 24, 16, "out/").returncode, 0)      # an older one is replaced as a whole
+        # an older one is replaced as a whole
+        self.assertEqual(self.make(pictures[:2], 16, 24, 16, "out/").returncode, 0)
         self.assertEqual(sorted(os.listdir(self.path("out"))), ["00000.png", "00001.png"])
         with open(self.path("out/mine"), "w"):
             pass
@@ -131,7 +138,8 @@ class Media(kit.Folder):
                 for i in range(140):
                     r, g, b = source[3 * i:3 * i + 3]
                     luma = 0.299 * r + 0.587 * g + 0.114 * b
-                    exact = (16 + luma * 219 / 255, 128 + (b - luma) / 1.772 * 224 / 255, 128 + (r - luma) / 1.402 * 224 / 255)
+                    exact = (16 + luma * 219 / 255, 128 + (b - luma) / 1.772 * 224 / 255,
+                             128 + (r - luma) / 1.402 * 224 / 255)
                     for got, wanted in zip((y[i], u[i], v[i]), exact):
                         self.assertLess(abs(got - wanted), 0.52)        # rounding, and coefficients of 16 bits
             self.assertEqual(data, b"")
@@ -163,7 +171,8 @@ class Media(kit.Folder):
 
     def test_refusals(self):
         want = picture("flat", 8, 8)
-        for name, word in (("a.gif", "ending"), ("a", "ending"), ("none/a.y4m", "No such file"), ("none/out/", "No such file")):
+        for name, word in (("a.gif", "ending"), ("a", "ending"), ("none/a.y4m", "No such file"), ("none/out/",
+                                                                                                  "No such file")):
             done = self.make([want], 8, 8, 16, name)
             self.assertEqual((done.returncode, len(done.stderr.splitlines())), (1, 1), name)
             self.assertIn(word, done.stderr)

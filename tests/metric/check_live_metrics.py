@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`esa evaluate` against scikit-image and lpips themselves, frame by frame: check_live_metrics.py SOURCE_DIR ESA.
 
-LPIPS runs with the linear weights of the package and a random backbone, which goes through tools/convert_lpips.py as a downloaded one does. Exit 77
-(skipped) where torch or scikit-image is missing; $ESA_PYTHON may name an interpreter that has them. In such an environment lpips is fetched for the
-test alone, without torchvision, which it asks for: only the shapes of two networks are needed of that, and they are written down below."""
+LPIPS runs with the linear weights of the package and a random backbone, which goes through tools/convert_lpips.py as a
+downloaded one does. Exit 77 (skipped) where torch or scikit-image is missing; $ESA_PYTHON may name an interpreter that
+has them. In such an environment lpips is fetched for the test alone, without torchvision, which it asks for: only
+the shapes of two networks are needed of that, and they are written down below."""
 import importlib.util
 import json
 import os
@@ -33,7 +34,10 @@ def need_lpips(folder):
         return 1
     if "ESA_PYTHON" not in os.environ:                                    # nobody's own Python is installed into
         return 0
-    done = subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--target", folder, LPIPS])
+    done = subprocess.run([
+        sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--target",
+        folder, LPIPS
+    ])
     sys.path.insert(0, folder)
     os.environ["PYTHONPATH"] = folder                                     # for the converter
     return done.returncode == 0
@@ -44,8 +48,13 @@ def features(net):
     from torch import nn
     conv = lambda *a, **k: [nn.Conv2d(*a, **k), nn.ReLU(inplace=True)]
     if net == "alex":
-        layers = [*conv(3, 64, 11, stride=4, padding=2), nn.MaxPool2d(3, 2), *conv(64, 192, 5, padding=2), nn.MaxPool2d(3, 2),
-                  *conv(192, 384, 3, padding=1), *conv(384, 256, 3, padding=1), *conv(256, 256, 3, padding=1), nn.MaxPool2d(3, 2)]
+        layers = [
+            *conv(3, 64, 11, stride=4, padding=2),
+            nn.MaxPool2d(3, 2), *conv(64, 192, 5, padding=2),
+            nn.MaxPool2d(3, 2), *conv(192, 384, 3, padding=1), *conv(384, 256, 3, padding=1),
+            *conv(256, 256, 3, padding=1),
+            nn.MaxPool2d(3, 2)
+        ]
     else:
         layers, width = [], 3
         for out, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
@@ -107,20 +116,30 @@ def check(folder, np, skimage, torch):
     for i, (frames, height, width) in enumerate(SIZES):
         t, y, x, c = np.meshgrid(np.arange(frames), np.arange(height), np.arange(width), np.arange(3), indexing="ij")
         base = 127 + 90 * np.sin(0.13 * x + 0.3 * t + c) * np.cos(0.09 * y - c)
-        pair = [np.clip(np.rint(v), 0, 255).astype(np.uint8) for v in (base, base + rng.normal(0, 5 + 20 * i, base.shape))]
+        pair = [
+            np.clip(np.rint(v), 0, 255).astype(np.uint8) for v in (base, base + rng.normal(0, 5 + 20 * i, base.shape))
+        ]
         pairs.append(pair)
         for side, video in zip("ab", pair):
             np.save(at(side, f"{i}.npy"), video)
     for net in ("alex", "vgg"):
         model = lpips.LPIPS(net=net, version="0.1", pnet_rand=True, pretrained=True, verbose=False).eval()
         state = {}
-        for name, value in model.net.state_dict().items():           # slice2.3.weight: position 3 of torchvision's features
+        # slice2.3.weight: position 3 of torchvision's features
+        for name, value in model.net.state_dict().items():
             state["features." + name.split(".", 1)[1]] = value
         torch.save(state, at("backbone.pth"))
-        subprocess.run([sys.executable, os.path.join(source, "tools", "convert_lpips.py"), "--net", net, "--backbone", at("backbone.pth"),
-                        "--output", at("models", f"lpips-{net}.safetensors")], check=True)
-        subprocess.run([esa, "evaluate", "--reference", at("a"), "--generated", at("b"), "--net", net, "--output", at("m.json")], check=True,
-                       env={**os.environ, "ESA_MODELS": at("models")})
+        subprocess.run([
+            sys.executable,
+            os.path.join(source, "tools", "convert_lpips.py"), "--net", net, "--backbone",
+            at("backbone.pth"), "--output",
+            at("models", f"lpips-{net}.safetensors")
+        ], check=True)
+        subprocess.run(
+            [esa, "evaluate", "--reference",
+             at("a"), "--generated",
+             at("b"), "--net", net, "--output",
+             at("m.json")], check=True, env={**os.environ, "ESA_MODELS": at("models")})
         with open(at("m.json"), encoding="utf-8") as file:
             videos = json.load(file)["videos"]
         for (a, b), video in zip(pairs, videos):
@@ -128,10 +147,12 @@ def check(folder, np, skimage, torch):
             with torch.no_grad():
                 distance = model(to(a), to(b)).reshape(-1).numpy()
             for i in range(len(a)):
-                ssim = structural_similarity(a[i], b[i], channel_axis=-1, data_range=255, gaussian_weights=True, sigma=1.5, use_sample_covariance=False)
+                ssim = structural_similarity(a[i], b[i], channel_axis=-1, data_range=255, gaussian_weights=True,
+                                             sigma=1.5, use_sample_covariance=False)
                 psnr = peak_signal_noise_ratio(a[i], b[i], data_range=255)
-                for key, have, want in ((net, video["each"]["lpips"][i], float(distance[i])), ("ssim", video["each"]["ssim"][i], ssim),
-                                        ("psnr", video["each"]["psnr"][i], psnr)):
+                for key, have, want in ((net, video["each"]["lpips"][i], float(distance[i])),
+                                        ("ssim", video["each"]["ssim"][i], ssim), ("psnr", video["each"]["psnr"][i],
+                                                                                   psnr)):
                     worst[key] = max(worst[key], abs(have - want))
             assert distance.max() > 5 * CLOSE, "the pictures are too alike to tell anything"
     print("largest differences:", ", ".join(f"{key} {value:.2e}" for key, value in worst.items()))

@@ -35,7 +35,8 @@ def main():
         masks = at("masks.safetensors")
         model = os.path.join(source, "models", "wan-tiny")
         environment = dict(os.environ, ESA_TEST_GOLDEN=folder, ESA_TEST_MODELS=os.path.join(source, "models"))
-        subprocess.run([os.path.join(programs, "test_wan_sparse")], env=dict(environment, ESA_TEST_DUMP=masks), check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([os.path.join(programs, "test_wan_sparse")], env=dict(environment, ESA_TEST_DUMP=masks),
+                       check=True, stdout=subprocess.DEVNULL)
         makers = [
             ["wan_sched.py", "--rule", rule, "--out", at(f"sched_{rule}.safetensors")],
             ["wan_sched.py", "--rule", "euler", "--out", at("sched_euler.safetensors")],

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared by the Python tests: one thread per process (the machine runs other stages beside), seeds that are printed, slow tests on demand."""
+"""Shared by the Python tests: one thread per process (the machine runs other stages beside), seeds that are printed,
+slow tests on demand."""
 import os
 import pathlib
 import sys

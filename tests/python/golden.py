@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The golden vectors of rf_v2 and ada_bsa (those of tests/select/test_golden.c): their input generator and their rows."""
+"""The golden vectors of rf_v2 and ada_bsa (those of tests/select/test_golden.c): their input generator and their
+rows."""
 import numpy as np
 
 RF = [  # grid, q seed, sparsity, protected first frame, rows

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small random transformers of the three families with inputs, and attention as it should come out, written down plainly.
+"""Small random transformers of the three families with inputs, and attention as it should come out, written down
+plainly.
 
-Sequences are long enough for a dozen blocks of 32 tokens with an incomplete one at the end, weights wide enough for attention to prefer some
-blocks. The reference never touches esa's kernels: diffusers' own processors run, and every self-attention they ask torch for is
-computed here in float64 under the mask that the selector gives for the same q and k."""
+Sequences are long enough for a dozen blocks of 32 tokens with an incomplete one at the end, weights wide enough for
+attention to prefer some blocks. The reference never touches esa's kernels: diffusers' own processors run, and every
+self-attention they ask torch for is computed here in float64 under the mask that the selector gives for the same q
+and k."""
 from __future__ import annotations
 
 import contextlib
@@ -52,8 +54,9 @@ def spread(model, gain=3.0):
 def wan(seed=0, layers=2, heads=2, dim=32, grid=(3, 10, 12), batch=1):
     from diffusers import WanTransformer3DModel
     torch.manual_seed(seed)
-    model = WanTransformer3DModel(patch_size=(1, 2, 2), num_attention_heads=heads, attention_head_dim=dim, in_channels=4, out_channels=4, text_dim=16,
-                                  freq_dim=32, ffn_dim=64, num_layers=layers, rope_max_seq_len=64)
+    model = WanTransformer3DModel(patch_size=(1, 2, 2), num_attention_heads=heads, attention_head_dim=dim,
+                                  in_channels=4, out_channels=4, text_dim=16, freq_dim=32, ffn_dim=64,
+                                  num_layers=layers, rope_max_seq_len=64)
     t, h, w = grid
     inputs = {"hidden_states": torch.randn(batch, 4, t, 2 * h, 2 * w), "timestep": torch.full((batch,), 900),
               "encoder_hidden_states": torch.randn(batch, 12, 16)}
@@ -65,9 +68,11 @@ def cogvideox(seed=0, layers=2, heads=2, dim=32, grid=(3, 10, 12), batch=2, text
     from diffusers.models.embeddings import get_3d_rotary_pos_embed
     torch.manual_seed(seed)
     t, h, w = grid
-    model = CogVideoXTransformer3DModel(num_attention_heads=heads, attention_head_dim=dim, in_channels=4, out_channels=4, time_embed_dim=8,
-                                        text_embed_dim=16, num_layers=layers, sample_width=2 * w, sample_height=2 * h, sample_frames=4 * t - 3,
-                                        patch_size=2, temporal_compression_ratio=4, max_text_seq_length=text, use_rotary_positional_embeddings=True)
+    model = CogVideoXTransformer3DModel(num_attention_heads=heads, attention_head_dim=dim, in_channels=4,
+                                        out_channels=4, time_embed_dim=8, text_embed_dim=16, num_layers=layers,
+                                        sample_width=2 * w, sample_height=2 * h, sample_frames=4 * t - 3, patch_size=2,
+                                        temporal_compression_ratio=4, max_text_seq_length=text,
+                                        use_rotary_positional_embeddings=True)
     rope = get_3d_rotary_pos_embed(embed_dim=dim, crops_coords=((0, 0), (h, w)), grid_size=(h, w), temporal_size=t)
     inputs = {"hidden_states": torch.randn(batch, t, 4, 2 * h, 2 * w), "timestep": torch.full((batch,), 900),
               "encoder_hidden_states": torch.randn(batch, text, 16), "image_rotary_emb": rope}
@@ -78,9 +83,11 @@ def hunyuan(seed=0, layers=1, single_layers=1, heads=2, dim=32, grid=(3, 10, 12)
     from diffusers import HunyuanVideoTransformer3DModel
     torch.manual_seed(seed)
     t, h, w = grid
-    model = HunyuanVideoTransformer3DModel(in_channels=4, out_channels=4, num_attention_heads=heads, attention_head_dim=dim, num_layers=layers,
-                                           num_single_layers=single_layers, num_refiner_layers=1, mlp_ratio=2.0, patch_size=2, patch_size_t=1,
-                                           text_embed_dim=16, pooled_projection_dim=8, rope_axes_dim=(dim // 4, 3 * dim // 8, 3 * dim // 8))
+    model = HunyuanVideoTransformer3DModel(in_channels=4, out_channels=4, num_attention_heads=heads,
+                                           attention_head_dim=dim, num_layers=layers, num_single_layers=single_layers,
+                                           num_refiner_layers=1, mlp_ratio=2.0, patch_size=2, patch_size_t=1,
+                                           text_embed_dim=16, pooled_projection_dim=8,
+                                           rope_axes_dim=(dim // 4, 3 * dim // 8, 3 * dim // 8))
     mask = torch.ones(batch, text)
     mask[0, 13:] = 0                    # the first prompt is shorter than the second
     inputs = {"hidden_states": torch.randn(batch, 4, t, 2 * h, 2 * w), "timestep": torch.full((batch,), 900.0),
@@ -96,8 +103,10 @@ MAKERS = {"wan": wan, "cogvideox": cogvideox, "hunyuan": hunyuan}
 
 
 def make_mask(q, k, config, layout, kv_len=None):
-    """The selector's mask for q and k [B, H, N, D], by the library's one-call interface (sessions have nothing to do with it)."""
-    layout = dataclasses.replace(layout, order=config.order, window=config.window, protect_first_frame=config.protect_first_frame)
+    """The selector's mask for q and k [B, H, N, D], by the library's one-call interface (sessions have nothing to do
+    with it)."""
+    layout = dataclasses.replace(layout, order=config.order, window=config.window,
+                                 protect_first_frame=config.protect_first_frame)
     return select(q.contiguous(), k.contiguous(), config, layout=layout, kv_len=kv_len)
 
 
@@ -111,7 +120,8 @@ def masked_attention(q, k, v, mask, tail="none", kv_len=None):
     q64, k64, v64 = (x.double()[:, :, perm] for x in (q, k, v))
     rows, columns = torch.arange(N) // info.block_q, torch.arange(N) // info.block_k
     lengths = torch.full((B,), N) if kv_len is None else kv_len.long()
-    valid = perm[None, :] < lengths[:, None]                                # B, N: keys in the ordered sequence that exist
+    # B, N: keys in the ordered sequence that exist
+    valid = perm[None, :] < lengths[:, None]
     seen = kept[:, :, rows][:, :, :, columns] & valid[:, None, None, :]
     scores = (q64 @ k64.transpose(-1, -2) * scale).masked_fill(~seen, -math.inf)
     values = v64
@@ -122,7 +132,8 @@ def masked_attention(q, k, v, mask, tail="none", kv_len=None):
         mean_k = torch.einsum("bnj,bhnd->bhjd", member, k64) / size.clamp(min=1)[:, None, :, None]
         mean_v = torch.einsum("bnj,bhnd->bhjd", member, v64) / size.clamp(min=1)[:, None, :, None]
         speaker = q64
-        if tail == "centroid":                                              # every query of a block speaks with their mean
+        # every query of a block speaks with their mean
+        if tail == "centroid":
             same = (rows[:, None] == rows[None, :]).double()
             speaker = (same / same.sum(-1, keepdim=True)) @ q64
         bias = torch.where(size > 0, size.clamp(min=1).log(), -math.inf)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """diffusers' own offline checks of models, hooks and caches, with esa applied at density 1.
 
-diffusers' tests are not in its package, so these are theirs written anew: the tiny configurations of its model tests (head dimensions of 8 to
-12, sequences below one block) and the properties its test mixins demand, with their tolerances."""
+diffusers' tests are not in its package, so these are theirs written anew: the tiny configurations of its model tests
+(head dimensions of 8 to 12, sequences below one block) and the properties its test mixins demand, with their
+tolerances."""
 import os
 
 import diffusers
@@ -16,19 +17,27 @@ NEUTRAL = esa.EsaConfig(budget=1.0, warmup_frac=0.0, dense_first_layer=False, ta
 
 def tiny_wan():
     from diffusers import WanTransformer3DModel
-    model = WanTransformer3DModel(patch_size=(1, 2, 2), num_attention_heads=2, attention_head_dim=12, in_channels=4, out_channels=4, text_dim=16,
-                                  freq_dim=256, ffn_dim=32, num_layers=2, cross_attn_norm=True, qk_norm="rms_norm_across_heads", rope_max_seq_len=32)
-    return model, {"hidden_states": torch.randn(1, 4, 2, 16, 16), "encoder_hidden_states": torch.randn(1, 12, 16), "timestep": torch.tensor([7])}
+    model = WanTransformer3DModel(patch_size=(1, 2, 2), num_attention_heads=2, attention_head_dim=12, in_channels=4,
+                                  out_channels=4, text_dim=16, freq_dim=256, ffn_dim=32, num_layers=2,
+                                  cross_attn_norm=True, qk_norm="rms_norm_across_heads", rope_max_seq_len=32)
+    return model, {
+        "hidden_states": torch.randn(1, 4, 2, 16, 16), "encoder_hidden_states": torch.randn(1, 12, 16),
+        "timestep": torch.tensor([7])
+    }
 
 
 def tiny_cogvideox(patch_size_t=None):
     from diffusers import CogVideoXTransformer3DModel
     more = {} if patch_size_t is None else {"patch_size_t": patch_size_t, "use_rotary_positional_embeddings": True}
-    model = CogVideoXTransformer3DModel(num_attention_heads=2, attention_head_dim=8, in_channels=4, out_channels=4, time_embed_dim=2, text_embed_dim=8,
-                                        num_layers=2, sample_width=8, sample_height=8, sample_frames=8, patch_size=2, temporal_compression_ratio=4,
+    model = CogVideoXTransformer3DModel(num_attention_heads=2, attention_head_dim=8, in_channels=4, out_channels=4,
+                                        time_embed_dim=2, text_embed_dim=8, num_layers=2, sample_width=8,
+                                        sample_height=8, sample_frames=8, patch_size=2, temporal_compression_ratio=4,
                                         max_text_seq_length=8, **more)
     frames = 1 if patch_size_t is None else 2
-    return model, {"hidden_states": torch.randn(2, frames, 4, 8, 8), "encoder_hidden_states": torch.randn(2, 8, 8), "timestep": torch.tensor([7, 7])}
+    return model, {
+        "hidden_states": torch.randn(2, frames, 4, 8, 8), "encoder_hidden_states": torch.randn(2, 8, 8),
+        "timestep": torch.tensor([7, 7])
+    }
 
 
 def tiny_cogvideox15():
@@ -37,12 +46,15 @@ def tiny_cogvideox15():
 
 def tiny_hunyuan(image=None):
     from diffusers import HunyuanVideoTransformer3DModel
-    model = HunyuanVideoTransformer3DModel(in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=10, num_layers=1, num_single_layers=1,
-                                           num_refiner_layers=1, patch_size=1, patch_size_t=1, guidance_embeds=True, text_embed_dim=16,
+    model = HunyuanVideoTransformer3DModel(in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=10,
+                                           num_layers=1, num_single_layers=1, num_refiner_layers=1, patch_size=1,
+                                           patch_size_t=1, guidance_embeds=True, text_embed_dim=16,
                                            pooled_projection_dim=8, rope_axes_dim=(2, 4, 4), image_condition_type=image)
-    return model, {"hidden_states": torch.randn(1, 4, 1 if image is None else 2, 16, 16), "encoder_hidden_states": torch.randn(1, 12, 16),
-                   "pooled_projections": torch.randn(1, 8), "encoder_attention_mask": torch.ones(1, 12), "guidance": torch.tensor([6000.0]),
-                   "timestep": torch.tensor([7])}
+    return model, {
+        "hidden_states": torch.randn(1, 4, 1 if image is None else 2, 16, 16),
+        "encoder_hidden_states": torch.randn(1, 12, 16), "pooled_projections": torch.randn(1, 8),
+        "encoder_attention_mask": torch.ones(1, 12), "guidance": torch.tensor([6000.0]), "timestep": torch.tensor([7])
+    }
 
 
 def tiny_hunyuan_image():
@@ -157,24 +169,29 @@ def test_hooks_run_in_order(tiny):
 
 
 CACHES = ["FirstBlockCacheConfig", "FasterCacheConfig", "PyramidAttentionBroadcastConfig"]
-CACHES += [name for name in ("TaylorSeerCacheConfig", "MagCacheConfig") if hasattr(diffusers, name)]     # came with 0.36 and 0.37
+# came with 0.36 and 0.37
+CACHES += [name for name in ("TaylorSeerCacheConfig", "MagCacheConfig") if hasattr(diffusers, name)]
 
 
 @pytest.mark.parametrize("name", CACHES)
 def test_caches_can_be_switched(tiny, name):
-    """Enable, enable again (an error), disable, disable again; the cached output stays within what diffusers allows its caches (0.1, PAB 0.2)."""
+    """Enable, enable again (an error), disable, disable again; the cached output stays within what diffusers allows
+    its caches (0.1, PAB 0.2)."""
     model, inputs = tiny
     now = {"t": 950}                    # what pipelines would say; the first step lies outside of every range
     config = getattr(diffusers, name)
-    settings = {"FirstBlockCacheConfig": {"threshold": 1.0},
-                "FasterCacheConfig": {"spatial_attention_block_skip_range": 2, "spatial_attention_timestep_skip_range": (-1, 901),
-                                      "unconditional_batch_skip_range": 2, "attention_weight_callback": lambda _: 0.5, "is_guidance_distilled": True,
-                                      "current_timestep_callback": lambda: now["t"], "spatial_attention_block_identifiers": ("blocks",)},
-                "TaylorSeerCacheConfig": {"cache_interval": 2, "disable_cache_before_step": 1},
-                "MagCacheConfig": {"num_inference_steps": 3, "mag_ratios": torch.ones(3)},
-                "PyramidAttentionBroadcastConfig": {"spatial_attention_block_skip_range": 2, "spatial_attention_timestep_skip_range": (1, 900),
-                                                    "spatial_attention_block_identifiers": ("blocks.*attn",),
-                                                    "current_timestep_callback": lambda: now["t"]}}[name]
+    settings = {
+        "FirstBlockCacheConfig": {"threshold": 1.0}, "FasterCacheConfig": {
+            "spatial_attention_block_skip_range": 2, "spatial_attention_timestep_skip_range": (-1, 901),
+            "unconditional_batch_skip_range": 2, "attention_weight_callback": lambda _: 0.5,
+            "is_guidance_distilled": True, "current_timestep_callback": lambda: now["t"],
+            "spatial_attention_block_identifiers": ("blocks", )
+        }, "TaylorSeerCacheConfig": {"cache_interval": 2, "disable_cache_before_step": 1},
+        "MagCacheConfig": {"num_inference_steps": 3, "mag_ratios": torch.ones(3)}, "PyramidAttentionBroadcastConfig": {
+            "spatial_attention_block_skip_range": 2, "spatial_attention_timestep_skip_range": (1, 900),
+            "spatial_attention_block_identifiers": ("blocks.*attn", ), "current_timestep_callback": lambda: now["t"]
+        }
+    }[name]
     with esa.apply(model, NEUTRAL):
         want = run(model, inputs)
         model.enable_cache(config(**settings))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What diffusers users do besides goes on working with esa applied: LoRA, fused projections, offloading, caches, compilation."""
+"""What diffusers users do besides goes on working with esa applied: LoRA, fused projections, offloading, caches,
+compilation."""
 import minis
 import pipelines
 import pytest
@@ -72,14 +73,16 @@ def test_fused_before(family):
 
 @pytest.mark.parametrize("family", ["wan", "cogvideox"])
 def test_fused_while_applied(family):
-    """fuse_qkv_projections exchanges CogVideoX's processors: esa must come back by itself, sparse, and leave the right ones behind."""
+    """fuse_qkv_projections exchanges CogVideoX's processors: esa must come back by itself, sparse, and leave the
+    right ones behind."""
     mini = minis.MAKERS[family]()
     plain = mini()
     with esa.apply(mini.model, SPARSE):
         sparse = mini()
     with esa.apply(mini.model, SPARSE) as handle:
         mini.model.fuse_qkv_projections()
-        # The fused product sums in another order, which may flip blocks of nearly equal importance; in these models it does not.
+        # The fused product sums in another order, which may flip blocks of nearly equal importance; in these models it
+        # does not.
         assert difference(mini(), sparse) <= 1e-4
         assert handle.stats().sparse_calls == mini.layers
         mini.model.unfuse_qkv_projections()
@@ -99,19 +102,22 @@ def test_fused_while_applied(family):
 @pytest.mark.parametrize("level", ["block_level", "leaf_level"])
 def test_group_offload(family, level, monkeypatch):
     from diffusers.hooks import apply_group_offloading
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *a, **k: torch.device("cpu"))      # it wants one to be there
+    # it wants one to be there
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *a, **k: torch.device("cpu"))
     mini = minis.MAKERS[family]()
     with esa.apply(mini.model, SPARSE):
         want = mini()
     more = {"num_blocks_per_group": 1} if level == "block_level" else {}
-    apply_group_offloading(mini.model, onload_device=torch.device("cpu"), offload_device=torch.device("cpu"), offload_type=level, **more)
+    apply_group_offloading(mini.model, onload_device=torch.device("cpu"), offload_device=torch.device("cpu"),
+                           offload_type=level, **more)
     with esa.apply(mini.model, SPARSE) as handle:
         assert torch.equal(mini(), want)
         assert handle.stats().sparse_calls == mini.layers
 
 
 class Exchange:
-    """What accelerate does to a module between two videos of an offloaded pipeline: `forward` is put back and replaced anew."""
+    """What accelerate does to a module between two videos of an offloaded pipeline: `forward` is put back and
+    replaced anew."""
 
     @staticmethod
     def add(module):
@@ -174,7 +180,8 @@ def test_model_cpu_offload_of_a_pipeline(tmp_path, monkeypatch):
     with esa.apply(pipe, config) as handle:
         for i in range(2):
             assert torch.equal(video(), want) and handle.videos == i + 1
-            for part in (pipe.text_encoder, pipe.transformer, pipe.vae):        # what maybe_free_model_hooks does on a GPU
+            # what maybe_free_model_hooks does on a GPU
+            for part in (pipe.text_encoder, pipe.transformer, pipe.vae):
                 accelerate.hooks.remove_hook_from_module(part, recurse=True)
             hooks.clear()
             offload()
@@ -236,8 +243,10 @@ def test_pyramid_attention_broadcast(family):
     from diffusers import PyramidAttentionBroadcastConfig
     mini = minis.MAKERS[family]()
     now = {"t": 900}
-    pab = PyramidAttentionBroadcastConfig(spatial_attention_block_skip_range=2, spatial_attention_timestep_skip_range=(100, 950),
-                                          spatial_attention_block_identifiers=["blocks.*attn"], current_timestep_callback=lambda: now["t"])
+    pab = PyramidAttentionBroadcastConfig(spatial_attention_block_skip_range=2,
+                                          spatial_attention_timestep_skip_range=(100, 950),
+                                          spatial_attention_block_identifiers=["blocks.*attn"],
+                                          current_timestep_callback=lambda: now["t"])
 
     def video():
         out = []
@@ -287,8 +296,8 @@ def test_gradients_are_refused():
 
 @pytest.mark.parametrize("family", ["wan", "hunyuan"])
 def test_compiled_blocks(family):
-    """compile_repeated_blocks with fullgraph: as many graphs as without esa (Wan: one for all layers; HunyuanVideo's single blocks get their input
-    with two different strides), and none more for further steps."""
+    """compile_repeated_blocks with fullgraph: as many graphs as without esa (Wan: one for all layers; HunyuanVideo's
+    single blocks get their input with two different strides), and none more for further steps."""
     from torch._dynamo.testing import CompileCounter
 
     def forwards(config):
@@ -319,7 +328,10 @@ def test_compiled_transformer(family):
         handle.begin()
         compiled = torch.compile(mini.model, fullgraph=True, backend="eager")
         with torch.no_grad(), torch._dynamo.config.patch(error_on_recompile=True):
-            got = [compiled(**{**mini.inputs, "timestep": torch.full_like(mini.inputs["timestep"], t)}, return_dict=False)[0] for t in (900, 500, 100)]
+            got = [
+                compiled(**{**mini.inputs, "timestep": torch.full_like(mini.inputs["timestep"], t)},
+                         return_dict=False)[0] for t in (900, 500, 100)
+            ]
         assert handle.videos == 2 and handle.step == 2 and handle.stats().calls == 3 * mini.layers
     assert max(difference(a, b) for a, b in zip(got, want)) <= EXACT
 

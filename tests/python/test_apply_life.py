@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What esa.apply puts into a model comes out again, models do not meet each other, and what cannot work is said in one sentence."""
+"""What esa.apply puts into a model comes out again, models do not meet each other, and what cannot work is said in
+one sentence."""
 import copy
 import threading
 
@@ -16,8 +17,11 @@ SPARSE = esa.EsaConfig(block=minis.BLOCK, warmup_frac=0.0, dense_first_layer=Fal
 
 def traces(model):
     """Everything of a model that esa.apply touches."""
-    return {"processors": {n: p for n, p in model.attn_processors.items()}, "hooks": list(model._forward_pre_hooks),
-            "attributes": sorted(k for k in model.__dict__ if not k.startswith("__")), "forward": model.forward.__func__}
+    return {
+        "processors": {n: p
+                       for n, p in model.attn_processors.items()}, "hooks": list(model._forward_pre_hooks),
+        "attributes": sorted(k for k in model.__dict__ if not k.startswith("__")), "forward": model.forward.__func__
+    }
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -76,9 +80,12 @@ def test_applying_twice_is_an_error():
 
 def test_unknown_families_list_the_known():
     from diffusers import FluxTransformer2DModel
-    flux = FluxTransformer2DModel(patch_size=1, in_channels=4, num_layers=1, num_single_layers=1, attention_head_dim=16, num_attention_heads=2,
-                                  joint_attention_dim=32, pooled_projection_dim=32, axes_dims_rope=(4, 4, 8))
-    with pytest.raises(TypeError, match="does not know FluxTransformer2DModel.*WanTransformer3DModel.*CogVideoXTransformer3DModel.*Hunyuan"):
+    flux = FluxTransformer2DModel(patch_size=1, in_channels=4, num_layers=1, num_single_layers=1, attention_head_dim=16,
+                                  num_attention_heads=2, joint_attention_dim=32, pooled_projection_dim=32,
+                                  axes_dims_rope=(4, 4, 8))
+    with pytest.raises(
+            TypeError,
+            match="does not know FluxTransformer2DModel.*WanTransformer3DModel.*CogVideoXTransformer3DModel.*Hunyuan"):
         esa.apply(flux)
     with pytest.raises(TypeError, match="does not know object"):
         esa.apply(object())
@@ -108,11 +115,13 @@ def test_a_removed_handle_is_not_entered():
 
 def test_bad_settings():
     mini = minis.wan()
-    for config, error, text in ((SPARSE.replace(dense_layers=(7,)), ValueError, "layer 7, the model has layers 0 to 1"),
-                                (SPARSE.replace(selector="full"), ValueError, "selector='dense'"),
-                                (SPARSE.replace(masks="/nowhere/masks"), esa.EsaFileError, "/nowhere/masks"),
-                                ("entropy", TypeError, "must be an EsaConfig, not str"), (0.5, TypeError, "must be an EsaConfig, not float"),
-                                (esa.EsaConfig, TypeError, "not the class itself")):
+    for config, error, text in ((SPARSE.replace(dense_layers=(7, )), ValueError,
+                                 "layer 7, the model has layers 0 to 1"), (SPARSE.replace(selector="full"), ValueError,
+                                                                           "selector='dense'"),
+                                (SPARSE.replace(masks="/nowhere/masks"), esa.EsaFileError,
+                                 "/nowhere/masks"), ("entropy", TypeError, "must be an EsaConfig, not str"),
+                                (0.5, TypeError, "must be an EsaConfig, not float"), (esa.EsaConfig, TypeError,
+                                                                                      "not the class itself")):
         with pytest.raises(error, match=text):
             esa.apply(mini.model, config)
     with pytest.raises(ValueError, match="steps must be an integer"):
@@ -183,7 +192,11 @@ def test_copies_come_without(family):
 def test_two_models_do_not_mix():
     """Two models, two configurations, forwards in turn: each as if it were alone."""
     minis_ = [minis.wan(seed=1), minis.wan(seed=2, grid=(2, 9, 7)), minis.hunyuan(seed=3)]
-    configs = [SPARSE.replace(budget=0.3, refresh_every=10), SPARSE.replace(selector="rf_v2", refresh_every=10), SPARSE.replace(refresh_every=10)]
+    configs = [
+        SPARSE.replace(budget=0.3, refresh_every=10),
+        SPARSE.replace(selector="rf_v2", refresh_every=10),
+        SPARSE.replace(refresh_every=10)
+    ]
     times = (900, 500, 100)
     alone = []
     for mini, config in zip(minis_, configs):
@@ -227,7 +240,10 @@ def test_two_models_in_two_threads():
 def test_guidance_branches_do_not_mix(family):
     """With masks kept over all steps each branch must keep using the one it made itself."""
     mini = minis.MAKERS[family]()
-    other = {"encoder_hidden_states": torch.randn_like(mini.inputs["encoder_hidden_states"]), "hidden_states": mini.inputs["hidden_states"].flip(-1)}
+    other = {
+        "encoder_hidden_states": torch.randn_like(mini.inputs["encoder_hidden_states"]),
+        "hidden_states": mini.inputs["hidden_states"].flip(-1)
+    }
     config = SPARSE.replace(refresh_every=100, tail="none", budget=0.3)
     times, kept = (900, 600, 300), {}
 
@@ -250,9 +266,11 @@ def test_guidance_branches_do_not_mix(family):
         return minis.masked_attention(q, k, v, kept[layer, branch], "none", mini.kv_len)
     with minis.ReferenceMode(mini, attention) as mode:
         want = forwards()
-    assert max((a - b).abs().max().item() for a, b in zip(got, want)) <= 1e-4      # float32 against float64, as in test_apply_math
+    # float32 against float64, as in test_apply_math
+    assert max((a - b).abs().max().item() for a, b in zip(got, want)) <= 1e-4
     swapped = {key: kept[key[0], 1 - key[1]] for key in kept}
-    assert any((kept[key].blocks() != swapped[key].blocks()).any() for key in kept), "the branches' masks must differ, or this shows nothing"
+    assert any((kept[key].blocks() != swapped[key].blocks()).any()
+               for key in kept), "the branches' masks must differ, or this shows nothing"
 
 
 def test_report_says_what_ran():

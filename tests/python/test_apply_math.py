@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""esa.apply computes what it says: nothing changes at density 1, and below it the model is the one with masked attention."""
+"""esa.apply computes what it says: nothing changes at density 1, and below it the model is the one with masked
+attention."""
 import minis
 import pytest
 import torch
@@ -17,7 +18,9 @@ def mini(request):
 
 
 def sparse(**settings):
-    return esa.EsaConfig(**{"block": minis.BLOCK, "warmup_frac": 0.0, "dense_first_layer": False, "budget": 0.4, "tail": "none", **settings})
+    return esa.EsaConfig(**{
+        "block": minis.BLOCK, "warmup_frac": 0.0, "dense_first_layer": False, "budget": 0.4, "tail": "none", **settings
+    })
 
 
 def difference(a, b):
@@ -93,10 +96,14 @@ def test_first_layer_and_listed_layers_are_dense(family):
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision(family, dtype):
-    """Against the same model in the same precision: rounding of two different summation orders, bounded by a few ulp of order-1 values."""
+    """Against the same model in the same precision: rounding of two different summation orders, bounded by a few ulp
+    of order-1 values."""
     mini = minis.MAKERS[family]()
     mini.model.to(dtype)
-    inputs = {k: v.to(dtype) if torch.is_tensor(v) and v.is_floating_point() and k not in ("timestep", "guidance") else v for k, v in mini.inputs.items()}
+    inputs = {
+        k: v.to(dtype) if torch.is_tensor(v) and v.is_floating_point() and k not in ("timestep", "guidance") else v
+        for k, v in mini.inputs.items()
+    }
     want = mini(**inputs)
     with esa.apply(mini.model, sparse(budget=1.0)):
         got = mini(**inputs)

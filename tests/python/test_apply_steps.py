@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a model stands is learned right: steps, layers and guidance branches, in pipelines and in loops of one's own."""
+"""Where a model stands is learned right: steps, layers and guidance branches, in pipelines and in loops of one's
+own."""
 import math
 
 import minis
@@ -19,7 +20,10 @@ WARMUP = math.ceil(0.3 * STEPS)
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
-    makers = {"wan": pipelines.make_wan, "wan22": pipelines.make_wan22, "cogvideox": pipelines.make_cogvideox, "hunyuan": pipelines.make_hunyuan}
+    makers = {
+        "wan": pipelines.make_wan, "wan22": pipelines.make_wan22, "cogvideox": pipelines.make_cogvideox,
+        "hunyuan": pipelines.make_hunyuan
+    }
     made = {}
 
     def folder(name):
@@ -69,7 +73,8 @@ def test_wan_guidance_is_two_calls(pipe):
             for layer in range(handle.layers):
                 cell = handle.stats(layer, step)
                 dense = step < WARMUP or layer == 0
-                assert (cell.calls, cell.dense_calls, cell.sparse_calls) == (2, 2 * dense, 2 * (not dense)), (layer, step)
+                assert (cell.calls, cell.dense_calls, cell.sparse_calls) == (2, 2 * dense, 2 * (not dense)), (layer,
+                                                                                                              step)
 
 
 @pytest.mark.parametrize("pipe", ["wan"], indirect=True)
@@ -95,7 +100,8 @@ def test_hunyuan_numbers_both_stacks(pipe):
         moments = log_moments(handle)
         generate(pipe)
         assert moments == [(0, step, 0, 0) for step in range(STEPS)]
-        assert handle.layers == 2 and handle.stats(0).sparse_calls == 0 and handle.stats(1).sparse_calls == STEPS - WARMUP
+        assert handle.layers == 2 and handle.stats(0).sparse_calls == 0 and handle.stats(
+            1).sparse_calls == STEPS - WARMUP
 
 
 @pytest.mark.parametrize("pipe", ["hunyuan"], indirect=True)

@@ -8,10 +8,13 @@ import esa
 from esa.models import load_pipeline
 
 PROMPT = "a red ball rolls to the right over a blue floor"
-SIZE = {"num_frames": 9, "height": 96, "width": 64, "num_inference_steps": 2, "guidance_scale": 2.5, "output_type": "latent"}
+SIZE = {
+    "num_frames": 9, "height": 96, "width": 64, "num_inference_steps": 2, "guidance_scale": 2.5, "output_type": "latent"
+}
 CALLS = 2 * 2                       # steps, guidance branches
-# Of the largest value: a forward in float32 through eight layers. SDPA and esa are each some 2e-6 away from the same forward in float64, and
-# as much from one another; under a mask the reference's attention is float64, and a block that is chosen otherwise would be seen at 1e-2.
+# Of the largest value: a forward in float32 through eight layers. SDPA and esa are each some 2e-6 away from the same
+# forward in float64, and as much from one another; under a mask the reference's attention is float64, and a block that
+# is chosen otherwise would be seen at 1e-2.
 EXACT, MASKED = 1e-5, 1e-4
 ONE = esa.EsaConfig(budget=1.0, warmup_frac=0.0, dense_first_layer=False, block=64)
 SPARSE = [("entropy", "none", None), ("rf_v2", "pooled", None), ("ada_bsa", "centroid", "hilbert")]
@@ -33,7 +36,8 @@ def latents(pipe, **settings):
 def dense(pipe):
     """The latents, and what the pipeline gave its transformer and got back: two steps of two guidance branches."""
     calls = []
-    hook = pipe.transformer.register_forward_hook(lambda module, args, kwargs, output: calls.append((kwargs, output[0])), with_kwargs=True)
+    hook = pipe.transformer.register_forward_hook(
+        lambda module, args, kwargs, output: calls.append((kwargs, output[0])), with_kwargs=True)
     try:
         result = latents(pipe)
     finally:
@@ -61,7 +65,8 @@ def far(got, want):
 
 
 def sparse_config(selector, tail, order):
-    return esa.EsaConfig(selector=selector, budget=0.5, tail=tail, order=order, warmup_frac=0.0, dense_first_layer=False, block=32)
+    return esa.EsaConfig(selector=selector, budget=0.5, tail=tail, order=order, warmup_frac=0.0,
+                         dense_first_layer=False, block=32)
 
 
 def masked(config, handle):
@@ -70,7 +75,8 @@ def masked(config, handle):
         layout = esa.Layout(grid=handle._run.geometry.grid)
         layers = handle.layers
     assert Mini.layout.tokens == handle._run.geometry.tokens
-    return ReferenceMode(Mini, lambda layer, q, k, v: masked_attention(q, k, v, make_mask(q, k, config, Mini.layout), config.tail))
+    return ReferenceMode(
+        Mini, lambda layer, q, k, v: masked_attention(q, k, v, make_mask(q, k, config, Mini.layout), config.tail))
 
 
 def test_density_one_changes_no_forward(pipe, dense):
@@ -81,8 +87,8 @@ def test_density_one_changes_no_forward(pipe, dense):
     assert far(got, [output for _, output in dense[1]]) <= EXACT
 
 
-# The whole pipeline as well, where a step starts from what the one before left. At the model's own guidance uncond + 2.5 (cond - uncond) carries the
-# rounding of the two branches 1.5 + 2.5 times as large (seen: 3e-6 and 8e-6).
+# The whole pipeline as well, where a step starts from what the one before left. At the model's own guidance uncond +
+# 2.5 (cond - uncond) carries the rounding of the two branches 1.5 + 2.5 times as large (seen: 3e-6 and 8e-6).
 @pytest.mark.parametrize("guidance,allowed", [(1.0, EXACT), (2.5, 4 * EXACT)])
 def test_density_one_changes_no_video(pipe, dense, guidance, allowed):
     want = dense[0] if guidance == SIZE["guidance_scale"] else latents(pipe, guidance_scale=guidance)
@@ -103,7 +109,9 @@ def test_sparse_forwards_equal_masked_attention(pipe, dense, selector, tail, ord
         want = forwards(pipe, dense[1])
     assert reference.calls == CALLS * handle.layers
     assert far(got, want) <= MASKED
-    assert min(distance(g, output) for g, (_, output) in zip(got, dense[1])) > 100 * MASKED, "the mask must matter, or this test shows nothing"
+    assert min(distance(g, output)
+               for g, (_,
+                       output) in zip(got, dense[1])) > 100 * MASKED, "the mask must matter, or this test shows nothing"
 
 
 def test_a_sparse_video_equals_masked_attention(pipe, dense):

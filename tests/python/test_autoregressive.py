@@ -47,15 +47,18 @@ def reference(config, past_seen):
         q, k, v = (x.transpose(1, 2) for x in (query, keys, values))
         frames = keys.shape[1] // (GRID[1] * GRID[2])
         past_seen.append((query.shape[1], keys.shape[1]))
-        sparse = not state._writing and layer > 0 and state._step >= 1          # layer 0 and the first of two steps are dense (warm-up 0.2)
+        # layer 0 and the first of two steps are dense (warm-up 0.2)
+        sparse = not state._writing and layer > 0 and state._step >= 1
         mask = None
         if sparse:
-            layout = Layout(grid=GRID, grid_k=(frames, *GRID[1:]), order=config.order, protect_first_frame=config.protect_first_frame)
+            layout = Layout(grid=GRID, grid_k=(frames, *GRID[1:]), order=config.order,
+                            protect_first_frame=config.protect_first_frame)
             mask = torch.from_numpy(select(q.contiguous(), k.contiguous(), config, layout=layout).tokens())
             assert 0 < mask.float().mean() < 1
         if state._writing:
             cache.put(layer, keys, values)
-        return F.scaled_dot_product_attention(q.double(), k.double(), v.double(), attn_mask=mask).to(query.dtype).transpose(1, 2)
+        return F.scaled_dot_product_attention(q.double(), k.double(), v.double(),
+                                              attn_mask=mask).to(query.dtype).transpose(1, 2)
     return attention
 
 
@@ -73,9 +76,11 @@ def test_chunks_equal_masked_attention(mini, config, monkeypatch):
     monkeypatch.setattr(AutoregressiveState, "attention", reference(config, seen))
     want, _ = run(mini, config)
     assert len(got) == len(want) == CHUNKS * STEPS * 2
-    assert sorted(set(seen)) == [(96, 96 * n) for n in range(1, CHUNKS + 1)]        # the cache grows by a chunk each time
+    # the cache grows by a chunk each time
+    assert sorted(set(seen)) == [(96, 96 * n) for n in range(1, CHUNKS + 1)]
     for a, b in zip(got, want):
-        # float32 against float64 attention; two layers of a sequence of 96 x 384 lie well inside, a wrong block does not.
+        # float32 against float64 attention; two layers of a sequence of 96 x 384 lie well inside, a wrong block does
+        # not.
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
     assert state.chunk == CHUNKS and state.frames == CHUNKS * GRID[0]
     for stats in state.history:
@@ -85,7 +90,8 @@ def test_chunks_equal_masked_attention(mini, config, monkeypatch):
 
 
 def test_dense_chunks_equal_one_causal_sequence(mini):
-    """With everything dense, cache and positions must give what one pass over all chunks gives where each sees itself and the past."""
+    """With everything dense, cache and positions must give what one pass over all chunks gives where each sees
+    itself and the past."""
     config = EsaConfig(selector="dense")
     chunks, text, t = chunks_of(mini), mini.inputs["encoder_hidden_states"], torch.tensor([0])
     outputs = []
@@ -106,7 +112,8 @@ def test_dense_chunks_equal_one_causal_sequence(mini):
 
     with torch.no_grad(), Causal():
         whole = mini.model(torch.cat(chunks, dim=2), t, text, return_dict=False)[0]
-    torch.testing.assert_close(torch.cat(outputs, dim=2), whole, rtol=1e-4, atol=1e-5)      # float32, sums in another order
+    # float32, sums in another order
+    torch.testing.assert_close(torch.cat(outputs, dim=2), whole, rtol=1e-4, atol=1e-5)
 
 
 def test_window_and_sink(mini):

@@ -18,8 +18,10 @@ def test_presets_are_mindie_sds():
 
 def test_defaults():
     c = EsaConfig()
-    assert (c.selector, c.density, c.tail, c.warmup_frac, c.dense_first_layer, c.refresh_every, c.strict) == ("entropy", 0.5, "pooled", 0.2, True, 1, True)
-    assert c.blocks == (0, 0) and EsaConfig(block=64).blocks == (64, 64) and EsaConfig(block=(256, 128)).blocks == (256, 128)
+    assert (c.selector, c.density, c.tail, c.warmup_frac, c.dense_first_layer, c.refresh_every,
+            c.strict) == ("entropy", 0.5, "pooled", 0.2, True, 1, True)
+    assert c.blocks == (0, 0) and EsaConfig(block=64).blocks == (64, 64) and EsaConfig(block=(256, 128)).blocks == (256,
+                                                                                                                    128)
     assert repr(c) == "EsaConfig()" and eval(repr(EsaConfig.video(masks="m"))) == EsaConfig.video(masks="m")
     with pytest.raises(dataclasses.FrozenInstanceError):
         c.budget = 0.3
@@ -50,7 +52,8 @@ def test_refused(words, sentence):
 
 
 def test_numbers_of_numpy_are_numbers():
-    c = EsaConfig(budget=numpy.float32(0.5), samples=numpy.int64(2), dense_layers=numpy.arange(2), block=numpy.int32(64))
+    c = EsaConfig(budget=numpy.float32(0.5), samples=numpy.int64(2), dense_layers=numpy.arange(2),
+                  block=numpy.int32(64))
     assert c == EsaConfig(budget=0.5, samples=2, dense_layers=(0, 1), block=64) and type(c.budget) is float
 
 
@@ -73,7 +76,8 @@ def test_layouts():
     assert Layout(grid=(2, 3, 4), text_front=5).tokens == 29 and Layout().tokens == 0
     for name in ("raster", "tile", "tile3d", "hilbert"):
         perm = order(Layout(grid=(3, 9, 10), text_front=4, text_back=6, order=name), 280)
-        assert sorted(perm) == list(range(280)) and list(perm[:4]) == [0, 1, 2, 3] and list(perm[-6:]) == list(range(274, 280))
+        assert sorted(perm) == list(range(280)) and list(perm[:4]) == [0, 1, 2, 3] and list(perm[-6:]) == list(
+            range(274, 280))
     with pytest.raises(ValueError, match="grid must be three numbers"):
         Layout(grid=(2, 3)).struct()
     for grid in (5, "2x3", (2.5, 3, 4)):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pip install . and pip install -e . in fresh virtual environments, as a user types them (without the CUDA plugin, which takes minutes)."""
+"""pip install . and pip install -e . in fresh virtual environments, as a user types them (without the CUDA plugin,
+which takes minutes)."""
 import os
 import pathlib
 import re
@@ -28,10 +29,11 @@ def install(folder, *arguments):
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "ESA_LIB")}
-    done = subprocess.run([python, "-m", "pip", "install", "-Ccmake.define.ESA_CUDA=OFF", *arguments], cwd=ROOT, capture_output=True, text=True,
-                          timeout=1800, env=environment)
+    done = subprocess.run([python, "-m", "pip", "install", "-Ccmake.define.ESA_CUDA=OFF", *arguments], cwd=ROOT,
+                          capture_output=True, text=True, timeout=1800, env=environment)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    done = subprocess.run([python, "-c", PROBE], cwd=folder, capture_output=True, text=True, timeout=300, env=environment)
+    done = subprocess.run([python, "-c", PROBE], cwd=folder, capture_output=True, text=True, timeout=300,
+                          env=environment)
     assert done.returncode == 0, done.stderr
     version, package, library = done.stdout.split()
     return version, pathlib.Path(package), pathlib.Path(library), python
@@ -44,7 +46,8 @@ def test_install(tmp_path):
     assert version == f"{words['MAJOR']}.{words['MINOR']}.{words['PATCH']}"
     assert package.is_relative_to(tmp_path) and library.parent == package / "lib"
     info = next(package.parent.glob("esa-*.dist-info"))
-    assert "Tag: py3-none-linux_" in (info / "WHEEL").read_text() and "Root-Is-Purelib: false" in (info / "WHEEL").read_text()
+    assert "Tag: py3-none-linux_" in (info / "WHEEL").read_text() and "Root-Is-Purelib: false" in (info /
+                                                                                                   "WHEEL").read_text()
     # No compiled Python: the shared objects are the C libraries alone.
     assert {p.name.split(".")[0] for p in package.rglob("*.so*")} <= {"libesa", "libesa_video", "libesa_cuda"}
     assert not [p for p in (package / "lib").iterdir() if p.is_symlink()]
@@ -65,6 +68,11 @@ def test_the_source_distribution_holds_what_it_needs(tmp_path):
     assert done.returncode == 0, done.stderr
     with tarfile.open(next(tmp_path.glob("esa-*.tar.gz"))) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
-    assert {"CMakeLists.txt", "pyproject.toml", "LICENSE", "README.md", "include/esa/esa.h", "cmake/EsaInstall.cmake", "src/attn/device.c",
-            "src/cuda/cuda.h", "python/esa/sparse.py"} <= names
-    assert not [n for n in names if n.split("/")[0] in ("build", "build-python", ".venv", "models", "tests", "docs", "lab", "tools")]
+    assert {
+        "CMakeLists.txt", "pyproject.toml", "LICENSE", "README.md", "include/esa/esa.h", "cmake/EsaInstall.cmake",
+        "src/attn/device.c", "src/cuda/cuda.h", "python/esa/sparse.py"
+    } <= names
+    assert not [
+        n for n in names
+        if n.split("/")[0] in ("build", "build-python", ".venv", "models", "tests", "docs", "lab", "tools")
+    ]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opening the library, contexts, errors; the package without torch, after fork, in threads, at the end of the interpreter."""
+"""Opening the library, contexts, errors; the package without torch, after fork, in threads, at the end of the
+interpreter."""
 import ctypes as C
 import os
 import pathlib
@@ -44,14 +45,20 @@ def test_every_struct_has_the_librarys_size():
 
 def test_every_field_lies_where_the_compiler_puts_it(tmp_path):
     """A C program that includes the headers prints the offset and the size of every field this package names."""
-    structs = [s for s in vars(_types).values() if isinstance(s, type) and issubclass(s, C.Structure) and s is not C.Structure]
+    structs = [
+        s for s in vars(_types).values() if isinstance(s, type) and issubclass(s, C.Structure) and s is not C.Structure
+    ]
     assert len(structs) >= len(_types.ABI) + 4
     lines = []
     for s in structs:
         name = "esa" + re.sub("[A-Z]", lambda m: "_" + m.group(0).lower(), s.__name__)
-        lines += [f'    printf("{s.__name__}.{f} %zu %zu\\n", offsetof({name}, {f}), sizeof((({name} *)0)->{f}));' for f, *_ in s._fields_]
+        lines += [
+            f'    printf("{s.__name__}.{f} %zu %zu\\n", offsetof({name}, {f}), sizeof((({name} *)0)->{f}));'
+            for f, *_ in s._fields_
+        ]
         lines.append(f'    printf("{s.__name__} %zu\\n", sizeof({name}));')
-    source = "#include <stddef.h>\n#include <stdio.h>\n#include <esa/esa_tensors.h>\n#include <esa/esa_video.h>\nint main(void)\n{\n" + "\n".join(lines) + "\n}\n"
+    source = "#include <stddef.h>\n#include <stdio.h>\n#include <esa/esa_tensors.h>\n#include <esa/esa_video.h>\nint main(void)\n{\n" + "\n".join(
+        lines) + "\n}\n"
     (tmp_path / "fields.c").write_text(source)
     subprocess.run(["cc", "-I", ROOT / "include", "-o", tmp_path / "fields", tmp_path / "fields.c"], check=True)
     printed = subprocess.run([tmp_path / "fields"], capture_output=True, text=True, check=True).stdout.split("\n")
@@ -66,9 +73,9 @@ def test_enums_are_the_headers():
     """Every word of the package's tables has the number that the headers give it."""
     text = "".join((ROOT / "include" / "esa" / name).read_text() for name in ("esa.h", "esa_session.h"))
     numbers = dict(re.findall(r"\b(ESA_[A-Z0-9_]+) = (-?\d+)", text))
-    for table, prefix in ((_types.SELECTORS, "SELECT"), (_types.MODES, "MODE"), (_types.ORDERS, "ORDER"), (_types.TAILS, "TAIL"),
-                          (_types.SESSION_MODES, "SESSION"), (_types.CALL_KINDS, "CALL"), (_types.STEP_MAPS, "STEP_MAP"),
-                          (_types.IMPORTANCES, "IMPORTANCE")):
+    for table, prefix in ((_types.SELECTORS, "SELECT"), (_types.MODES, "MODE"), (_types.ORDERS, "ORDER"),
+                          (_types.TAILS, "TAIL"), (_types.SESSION_MODES, "SESSION"), (_types.CALL_KINDS, "CALL"),
+                          (_types.STEP_MAPS, "STEP_MAP"), (_types.IMPORTANCES, "IMPORTANCE")):
         for word, number in table.items():
             assert int(numbers[f"ESA_{prefix}_{word.upper().replace('-', '_')}"]) == number
     assert int(numbers["ESA_DTYPE_BF16"]) == _types.BF16 and int(numbers["ESA_DEVICE_CUDA"]) == _types.CUDA
@@ -78,7 +85,8 @@ def test_another_abi_is_refused(monkeypatch):
     class Longer(C.Structure):
         _fields_ = [("all", C.c_char * 4096)]
     monkeypatch.setattr(_types, "ABI", (_types.CtxParams, Longer))
-    with pytest.raises(ImportError, match="Longer has 88 bytes there and 4096 in this package: they are not of one version"):
+    with pytest.raises(ImportError,
+                       match="Longer has 88 bytes there and 4096 in this package: they are not of one version"):
         _lib.Library(_lib.find_library())
 
 
@@ -149,7 +157,8 @@ def test_objects_that_live_until_the_end_are_silent():
 
 
 def test_fork():
-    """A child has no threads of its parent's contexts: shared ones are made anew, a session of the parent is refused with a sentence."""
+    """A child has no threads of its parent's contexts: shared ones are made anew, a session of the parent is refused
+    with a sentence."""
     done = child("""
         import os, numpy as np, esa
         x = np.random.default_rng(0).standard_normal((1, 2, 512, 32), dtype=np.float32)
@@ -177,7 +186,8 @@ def test_threads_of_python_share_a_context(seed):
 
     def work(sparsity):
         for _ in range(5):
-            if not np.array_equal(want[sparsity], esa.sparse_attention(q, k, v, sparse_type="rf_v2", sparsity=sparsity)):
+            if not np.array_equal(want[sparsity], esa.sparse_attention(q, k, v, sparse_type="rf_v2",
+                                                                       sparsity=sparsity)):
                 wrong.append(sparsity)
     threads = [threading.Thread(target=work, args=(s,)) for s in want for _ in range(2)]
     for t in threads:

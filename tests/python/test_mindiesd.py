@@ -20,18 +20,21 @@ def environment(tmp_path):
     """An empty virtual environment: (its python, its folder of packages)."""
     venv.create(tmp_path / "env", with_pip=False)
     python = tmp_path / "env" / "bin" / "python"
-    done = subprocess.run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], capture_output=True, text=True, check=True)
+    done = subprocess.run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], capture_output=True,
+                          text=True, check=True)
     return python, pathlib.Path(done.stdout.strip())
 
 
 def pip(python, *arguments):
     """This environment's pip at work in another one, without any index: the distribution needs nothing to be built."""
-    return subprocess.run([sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check", *map(str, arguments)],
-                          capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        [sys.executable, "-m", "pip", "--python",
+         str(python), "--disable-pip-version-check", *map(str, arguments)], capture_output=True, text=True, timeout=300)
 
 
 def run(python, code):
-    return subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": str(ROOT / "python")})
+    return subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=300,
+                          env={**os.environ, "PYTHONPATH": str(ROOT / "python")})
 
 
 def pretend(packages, name="mindiesd", version="3.0.0"):
@@ -49,9 +52,13 @@ def test_installs_and_provides_the_call(environment):
     done = pip(python, "install", "--no-index", "--no-deps", SOURCE)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (packages / "mindiesd" / "__init__.py").exists()
-    shown = run(python, "from importlib.metadata import distribution as d; print(d('esa-mindiesd').version, d('esa-mindiesd').requires)")
+    shown = run(
+        python,
+        "from importlib.metadata import distribution as d; print(d('esa-mindiesd').version, d('esa-mindiesd').requires)"
+    )
     assert shown.stdout == f"{esa.__version__} ['esa']\n", shown.stderr
-    assert pip(python, "install", "--no-index", "--no-deps", "--force-reinstall", SOURCE).returncode == 0      # over itself is fine
+    # over itself is fine
+    assert pip(python, "install", "--no-index", "--no-deps", "--force-reinstall", SOURCE).returncode == 0
     assert pip(python, "uninstall", "-y", "esa-mindiesd").returncode == 0
     assert not (packages / "mindiesd").exists()
 

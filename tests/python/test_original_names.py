@@ -33,7 +33,9 @@ def wan_pipe(wan_folder):
 
 
 def latents(pipe, **settings):
-    settings = {"num_frames": 81, "height": 480, "width": 832, "num_inference_steps": STEPS, "output_type": "latent", **settings}
+    settings = {
+        "num_frames": 81, "height": 480, "width": 832, "num_inference_steps": STEPS, "output_type": "latent", **settings
+    }
     with torch.no_grad():
         return pipe("a cat", generator=torch.Generator().manual_seed(0), **settings).frames
 
@@ -50,7 +52,8 @@ def test_sparse_processor_mode(wan_pipe):
     with sparse_processor_mode(wan_pipe, mean_budget=0.5, block=16) as state:
         sparse = latents(wan_pipe)
         config = state.config
-        assert (config.selector, config.density, config.tail, config.warmup_frac, config.dense_first_layer) == ("entropy", 0.5, "none", 0.2, True)
+        assert (config.selector, config.density, config.tail, config.warmup_frac,
+                config.dense_first_layer) == ("entropy", 0.5, "none", 0.2, True)
         assert state.stats().sparse_calls == 2 * (STEPS - 1) * (state.layers - 1)
     assert not torch.equal(sparse, dense)
     assert torch.equal(latents(wan_pipe), dense)
@@ -59,10 +62,12 @@ def test_sparse_processor_mode(wan_pipe):
 
 
 def test_settings_that_are_wrong(wan_pipe):
-    for settings, sentence in (({"budget": 0.3}, "calls the budget mean_budget"), ({"mean_budgt": 0.3}, "unexpected keyword argument 'mean_budgt'")):
+    for settings, sentence in (({"budget": 0.3}, "calls the budget mean_budget"),
+                               ({"mean_budgt": 0.3}, "unexpected keyword argument 'mean_budgt'")):
         with pytest.raises(TypeError, match=sentence), sparse_processor_mode(wan_pipe, **settings):
             pass
-    with pytest.raises(ValueError, match="budget must lie between 0 and 1, not 50"), sparse_processor_mode(wan_pipe, 50):
+    with pytest.raises(ValueError,
+                       match="budget must lie between 0 and 1, not 50"), sparse_processor_mode(wan_pipe, 50):
         pass
     assert not hasattr(wan_pipe.transformer, "_esa_handle")
 
@@ -108,7 +113,8 @@ def test_cached_processor_mode(wan_pipe, tmp_path):
     with cached_processor_mode(wan_pipe, masks, budget=0.5) as state:
         cached = latents(wan_pipe)
         stats = state.stats()
-        assert stats.masks_loaded == stats.sparse_calls == 2 * (STEPS - 1) * (state.layers - 1) and stats.masks_made == 0
+        assert stats.masks_loaded == stats.sparse_calls == 2 * (STEPS - 1) * (state.layers -
+                                                                              1) and stats.masks_made == 0
         assert abs(stats.density - 0.5) < 0.02
     with cached_processor_mode(wan_pipe, masks, budget=0.3) as state:       # derived from the stored importance
         latents(wan_pipe)
@@ -127,7 +133,8 @@ def test_masks_for_something_else_are_refused(wan_pipe, tmp_path):
         latents(wan_pipe, num_inference_steps=7)
         assert state.stats().masks_loaded > 0
     mini = minis.wan(layers=3)
-    with pytest.raises(ValueError, match="made for a model of 2 layers, this one has 3"), cached_processor_mode(mini.model, masks):
+    with pytest.raises(ValueError,
+                       match="made for a model of 2 layers, this one has 3"), cached_processor_mode(mini.model, masks):
         pass
 
 
@@ -151,7 +158,9 @@ def original_file(path, budgets=(0.5,), importance=True, nested=True, steps=2):
         order = scores.argsort(-1, descending=True)[..., :keep].sort(-1).values
         index = torch.zeros(L, steps, H, nq, nk, dtype=torch.int32)
         index[..., :keep] = order
-        content["masks"][budget] = {"full_block_cnt": torch.full((L, steps, H, nq), keep, dtype=torch.int32), "full_block_idx": index}
+        content["masks"][budget] = {
+            "full_block_cnt": torch.full((L, steps, H, nq), keep, dtype=torch.int32), "full_block_idx": index
+        }
     if not nested:
         content.update(content.pop("masks").popitem()[1])
     torch.save(content, path)
@@ -160,13 +169,15 @@ def original_file(path, budgets=(0.5,), importance=True, nested=True, steps=2):
 
 def run_original(path, budget, **settings):
     mini = minis.wan(grid=GRID)
-    with cached_processor_mode(mini.model, path, budget=budget, warmup_frac=0.0, dense_first_layer=False, **settings) as state:
+    with cached_processor_mode(mini.model, path, budget=budget, warmup_frac=0.0, dense_first_layer=False,
+                               **settings) as state:
         state._run.clock.given_steps = 2
         for t in (900, 100):
             mini.at(t)
         stats = state.stats()
         masks = state._run.session.masks
-        caught = [[masks.mask(layer, step, budget=masks.budgets[0]).blocks()[0] for step in range(2)] for layer in range(2)]
+        caught = [[masks.mask(layer, step, budget=masks.budgets[0]).blocks()[0] for step in range(2)]
+                  for layer in range(2)]
     return stats, torch.from_numpy(numpy.asarray(caught))
 
 
@@ -236,7 +247,8 @@ def fa4(monkeypatch):
         mask = None
         if block_sparse_tensors is not None:
             count, index = block_sparse_tensors.full_block_cnt, block_sparse_tensors.full_block_idx
-            listed = torch.arange(index.shape[-1]) < count[..., None]           # what lies behind the count says nothing
+            # what lies behind the count says nothing
+            listed = torch.arange(index.shape[-1]) < count[..., None]
             kept = torch.zeros(index.shape, dtype=torch.int32).scatter_add_(-1, index.long(), listed.int()) > 0
             bq, bk = block_sparse_tensors.block_size
             n = torch.arange(q.shape[1])
@@ -247,7 +259,8 @@ def fa4(monkeypatch):
     interface.flash_attn_func = flash_attn_func
     sparsity = types.ModuleType("flash_attn.cute.block_sparsity")
     sparsity.BlockSparseTensorsTorch = BlockSparseTensorsTorch
-    for name, module in (("flash_attn", types.ModuleType("flash_attn")), ("flash_attn.cute", types.ModuleType("flash_attn.cute")),
+    for name, module in (("flash_attn", types.ModuleType("flash_attn")), ("flash_attn.cute",
+                                                                          types.ModuleType("flash_attn.cute")),
                          ("flash_attn.cute.interface", interface), ("flash_attn.cute.block_sparsity", sparsity)):
         monkeypatch.setitem(sys.modules, name, module)
     return calls
@@ -262,7 +275,8 @@ def test_fa4_gets_the_lists(fa4):
         got = [mini.at(t) for t in (900, 100)]
         total = handle.stats()
         assert (total.calls, total.dense_calls, total.sparse_calls, total.kernel) == (6, 4, 2, "fa4")
-        assert handle.stats(0).sparse_calls == 0 and handle.stats(step=1).sparse_calls == 2 and math.isnan(handle.stats(step=0).density)
+        assert handle.stats(0).sparse_calls == 0 and handle.stats(step=1).sparse_calls == 2 and math.isnan(
+            handle.stats(step=0).density)
     assert max((a - b).abs().max().item() for a, b in zip(got, want)) <= 1e-5
     assert [call["sparse"] is not None for call in fa4] == [False] * 4 + [True] * 2
     call = fa4[-1]
@@ -278,7 +292,8 @@ def test_fa4_with_cached_masks(fa4, tmp_path):
     path = tmp_path / "masks.pt"
     original_file(path, budgets=(0.4,), importance=False)
     mini = minis.wan(grid=GRID)
-    with cached_processor_mode(mini.model, path, budget=0.4, warmup_frac=0.0, dense_first_layer=False, kernel="fa4") as state:
+    with cached_processor_mode(mini.model, path, budget=0.4, warmup_frac=0.0, dense_first_layer=False,
+                               kernel="fa4") as state:
         state._run.clock.given_steps = 2
         mini()
         stats = state.stats()
@@ -287,12 +302,13 @@ def test_fa4_with_cached_masks(fa4, tmp_path):
 
 def test_fa4_refuses_what_it_cannot_do(fa4):
     mini = minis.wan()
-    for changes, text in (({"tail": "pooled"}, "knows no tail"), ({"order": "hilbert"}, "does not reorder"), ({"refresh_every": 2}, "refresh_every"),
-                          ({"mode": "compat"}, "mode 'fixed'")):
+    for changes, text in (({"tail": "pooled"}, "knows no tail"), ({"order": "hilbert"}, "does not reorder"),
+                          ({"refresh_every": 2}, "refresh_every"), ({"mode": "compat"}, "mode 'fixed'")):
         with pytest.raises(ValueError, match=text):
             esa.apply(mini.model, esa.EsaConfig(**{"kernel": "fa4", "tail": "none", **changes}))
     hunyuan = minis.hunyuan()
-    with esa.apply(hunyuan.model, esa.EsaConfig(kernel="fa4", tail="none", warmup_frac=0.0)), pytest.raises(esa.EsaError, match="key lengths"):
+    with esa.apply(hunyuan.model, esa.EsaConfig(kernel="fa4", tail="none",
+                                                warmup_frac=0.0)), pytest.raises(esa.EsaError, match="key lengths"):
         hunyuan()
 
 
@@ -317,7 +333,8 @@ def test_names_are_looked_up_locally(tmp_path, monkeypatch, wan_folder):
     (place / "snapshots").mkdir()
     os.symlink(wan_folder, place / "snapshots" / "abc123")
     assert models.find_model("wan-t2v-1.3b") == str(place / "snapshots" / "abc123")
-    with pytest.raises(FileNotFoundError, match="not one of the models wan-t2v-1.3b, wan-t2v-14b, cogvideox-5b, hunyuan-video"):
+    with pytest.raises(FileNotFoundError,
+                       match="not one of the models wan-t2v-1.3b, wan-t2v-14b, cogvideox-5b, hunyuan-video"):
         models.find_model("wan-t3v")
     with pytest.raises(FileNotFoundError, match="without a model_index.json"):
         models.find_model(tmp_path)
@@ -346,11 +363,13 @@ def test_sizes_come_from_the_table(name, frames, height, width):
             asked.update(settings)
             return types.SimpleNamespace(frames=torch.rand(1, 2, 3, 4, 5))
     video = models.generate_video(Pipe(), "a cat", name)
-    assert (asked["num_frames"], asked["height"], asked["width"], asked["num_inference_steps"]) == (frames, height, width, 50)
+    assert (asked["num_frames"], asked["height"], asked["width"], asked["num_inference_steps"]) == (frames, height,
+                                                                                                    width, 50)
     assert video.shape == (2, 4, 5, 3) and video.dtype == torch.uint8
-    models.generate_video(Pipe(), "a cat", name, height=64, width=96, num_frames=5, num_inference_steps=2, guidance_scale=1.5, negative_prompt="dog",
-                          callback_on_step_end=len)
-    assert (asked["num_frames"], asked["height"], asked["width"], asked["num_inference_steps"], asked["guidance_scale"]) == (5, 64, 96, 2, 1.5)
+    models.generate_video(Pipe(), "a cat", name, height=64, width=96, num_frames=5, num_inference_steps=2,
+                          guidance_scale=1.5, negative_prompt="dog", callback_on_step_end=len)
+    assert (asked["num_frames"], asked["height"], asked["width"], asked["num_inference_steps"],
+            asked["guidance_scale"]) == (5, 64, 96, 2, 1.5)
     assert asked["negative_prompt"] == "dog" and asked["callback_on_step_end"] is len
     with pytest.raises(ValueError, match="'wan-3' is not one of the models"):
         models.generate_video(Pipe(), "a cat", "wan-3")

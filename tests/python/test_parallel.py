@@ -28,15 +28,23 @@ def results(tmp_path_factory):
         handle.save_recording(str(folder / "recording"))
     masks = str(folder / "masks.pt")
     mask.build_mask_file(masks, [folder / "recording"], budgets=(0.4,), warmup_frac=0.0)
-    environment = dict(os.environ, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(parallel._free_port()), OMP_NUM_THREADS="1",
-                       PYTHONPATH=os.pathsep.join(filter(None, (str(HERE.parents[1] / "python"), os.environ.get("PYTHONPATH")))))
-    ranks = [subprocess.Popen([sys.executable, HERE / "parallel_worker.py", masks, folder / "out"],
-                              env=dict(environment, RANK=str(i), LOCAL_RANK=str(i)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-             for i in range(2)]
+    environment = dict(
+        os.environ, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(parallel._free_port()),
+        OMP_NUM_THREADS="1",
+        PYTHONPATH=os.pathsep.join(filter(None, (str(HERE.parents[1] / "python"), os.environ.get("PYTHONPATH")))))
+    ranks = [
+        subprocess.Popen([sys.executable, HERE / "parallel_worker.py", masks, folder / "out"],
+                         env=dict(environment, RANK=str(i),
+                                  LOCAL_RANK=str(i)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for i in range(2)
+    ]
     alone = {"masks": masks}
     for name, config in parallel_worker.configs(masks).items():
         outputs, stats = parallel_worker.run(mini, config)
-        alone.update({name: outputs, name + ".density": torch.tensor(stats.density), name + ".sparse_calls": torch.tensor(stats.sparse_calls)})
+        alone.update({
+            name: outputs, name + ".density": torch.tensor(stats.density),
+            name + ".sparse_calls": torch.tensor(stats.sparse_calls)
+        })
     for rank in ranks:
         text = rank.communicate(timeout=600)[0]
         assert rank.returncode == 0, text
@@ -57,7 +65,8 @@ def test_two_processes_equal_one(results, name):
 
 
 def test_masks_belong_to_heads(results):
-    """The two halves of the heads have other masks: using the first half's on both ranks would not have been seen otherwise."""
+    """The two halves of the heads have other masks: using the first half's on both ranks would not have been seen
+    otherwise."""
     blocks = mask.MaskFile(results[0]["masks"]).mask(1, 1, budget=0.4).blocks()
     assert (blocks[:, :2] != blocks[:, 2:]).any()
 
@@ -65,7 +74,8 @@ def test_masks_belong_to_heads(results):
 def test_entropy_shares_the_budget_within_a_rank(results):
     alone, *ranks = results
     for rank in ranks:
-        assert abs(float(rank["entropy.density"]) - 0.4) < 0.02                         # 12 key blocks x 2 heads: rounding to whole blocks
+        # 12 key blocks x 2 heads: rounding to whole blocks
+        assert abs(float(rank["entropy.density"]) - 0.4) < 0.02
         assert torch.isfinite(rank["entropy"]).all() and rank["entropy.sparse_calls"] == alone["entropy.sparse_calls"]
 
 
@@ -74,7 +84,8 @@ def test_refusals():
     ring = types.SimpleNamespace(context_parallel_config=types.SimpleNamespace(ring_degree=2, ulysses_degree=1))
     with pytest.raises(ValueError, match="Ulysses only"):
         parallel.heads_of(ring, 4)
-    anything = types.SimpleNamespace(context_parallel_config=types.SimpleNamespace(ring_degree=1, ulysses_degree=2, ulysses_anything=True))
+    anything = types.SimpleNamespace(
+        context_parallel_config=types.SimpleNamespace(ring_degree=1, ulysses_degree=2, ulysses_anything=True))
     with pytest.raises(ValueError, match="ulysses_anything"):
         parallel.heads_of(anything, 4)
     assert parallel.heads_of(None, 4) == (0, 0)
@@ -84,7 +95,10 @@ def test_refusals():
 
 
 def test_a_failing_process_ends_the_others():
-    children = [subprocess.Popen([sys.executable, "-c", f"import time, sys; time.sleep({t}); sys.exit({code})"]) for t, code in ((0, 3), (60, 0))]
+    children = [
+        subprocess.Popen([sys.executable, "-c", f"import time, sys; time.sleep({t}); sys.exit({code})"])
+        for t, code in ((0, 3), (60, 0))
+    ]
     try:
         assert parallel._wait(children) == 3
     finally:

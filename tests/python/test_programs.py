@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs from calibration to the whole experiment, on wan-tiny and on mini CogVideoX and HunyuanVideo pipelines; what strangers do wrong;
-resuming and sharing; and that the native engine makes the same video."""
+"""The programs from calibration to the whole experiment, on wan-tiny and on mini CogVideoX and HunyuanVideo pipelines;
+what strangers do wrong; resuming and sharing; and that the native engine makes the same video."""
 import json
 import os
 import pathlib
@@ -22,7 +22,10 @@ from esa.media import Frames, pairs
 from esa.metrics import compare, psnr
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PROGRAMS = {m.__name__.rpartition(".")[2]: m for m in (benchmark, benchmark_cached, calibrate, evaluate, export_mp4, generate, run_experiment)}
+PROGRAMS = {
+    m.__name__.rpartition(".")[2]: m
+    for m in (benchmark, benchmark_cached, calibrate, evaluate, export_mp4, generate, run_experiment)
+}
 TINY = str(ROOT / "models" / "wan-tiny")
 SIZES = {"wan-tiny": ["--frames", "5", "--height", "64", "--width", "64", "--block", "64x64"],
          "cogvideox-5b": ["--frames", "5", "--height", "64", "--width", "96", "--block", "64x32"],
@@ -57,32 +60,42 @@ def here(tmp_path, monkeypatch):
 @pytest.mark.parametrize("model", list(SIZES))
 def test_from_calibration_to_experiment(model, models, here, capsys):
     common = ["--model", model, *SIZES[model]]
-    assert run("calibrate", *common, "--steps", 2, "--num-prompts", 2, "--budgets", "0.5", "--warmup-frac", 0, "--output", "masks/m.pt") == 0
+    assert run("calibrate", *common, "--steps", 2, "--num-prompts", 2, "--budgets", "0.5", "--warmup-frac", 0,
+               "--output", "masks/m.pt") == 0
     file = MaskFile("masks/m.pt")
-    assert file.info.prompts == 2 and file.info.steps == 2 and file.model == model and file.info.config_hash.startswith(b"fnv1a64:")
+    assert file.info.prompts == 2 and file.info.steps == 2 and file.model == model and file.info.config_hash.startswith(
+        b"fnv1a64:")
     assert run("generate", *common, "--steps", 2, "--method", "dense", "--output-dir", "r/dense") == 0
-    assert run("generate", *common, "--steps", 2, "--method", "cached", "--masks", "masks/m.pt", "--warmup-frac", 0, "--output-dir", "r/cached",
-               "--json", "r/cached.json") == 0
+    assert run("generate", *common, "--steps", 2, "--method", "cached", "--masks", "masks/m.pt", "--warmup-frac", 0,
+               "--output-dir", "r/cached", "--json", "r/cached.json") == 0
     made = json.loads(pathlib.Path("r/cached.json").read_text())["videos"][0]
     assert made["sparse_calls"] > 0 and 0 < made["density"] < 1 and made["select_seconds"] < made["attention_seconds"]
-    assert run("evaluate", "--reference", "r/dense", "--generated", "r/cached", "--output", "r/cached/metrics.json") == 0
+    assert run("evaluate", "--reference", "r/dense", "--generated", "r/cached", "--output",
+               "r/cached/metrics.json") == 0
     metrics = json.loads(pathlib.Path("r/cached/metrics.json").read_text())
-    assert metrics["mean"]["psnr"] is not None and metrics["mean"]["psnr"] > 8 and len(metrics["videos"][0]["each"]) >= 5
+    assert metrics["mean"]["psnr"] is not None and metrics["mean"]["psnr"] > 8 and len(
+        metrics["videos"][0]["each"]) >= 5
     assert run("export_mp4", "r/dense") == 0
     assert Frames.read("r/dense/000.mp4").shape == Frames.read("r/dense/000.safetensors").shape
-    assert run("evaluate", "--reference", "r/dense", "--generated", "r/cached") == 0           # the MP4 beside a tensor does not disturb
+    # the MP4 beside a tensor does not disturb
+    assert run("evaluate", "--reference", "r/dense", "--generated", "r/cached") == 0
     assert run("benchmark", *common, "--steps", 2, "--budgets", "0.6,0.3", "--json", "b.json") == 0
-    assert run("benchmark_cached", *common, "--steps", 3, "--masks", "masks/m.pt", "--budgets", "0.5", "--warmup-frac", 0, "--json", "c.json") == 0
+    assert run("benchmark_cached", *common, "--steps", 3, "--masks", "masks/m.pt", "--budgets", "0.5", "--warmup-frac",
+               0, "--json", "c.json") == 0
     online, cached = (json.loads(pathlib.Path(name).read_text()) for name in ("b.json", "c.json"))
-    assert [v["budget"] for v in online["variants"]] == [1.0, 0.6, 0.3] and all(v["speedup"] > 0 for v in online["variants"][1:])
+    assert [v["budget"] for v in online["variants"]] == [1.0, 0.6, 0.3] and all(v["speedup"] > 0
+                                                                                for v in online["variants"][1:])
     assert len(cached["variants"][1]["records"][0]["step_seconds"]) == 3 and cached["variants"][1]["density"] < 1
-    assert run("run_experiment", *common, "--steps", 2, "--tag", "t", "--num-prompts", 1, "--eval-prompts", 1, "--warmup-frac", 0.5) == 0
+    assert run("run_experiment", *common, "--steps", 2, "--tag", "t", "--num-prompts", 1, "--eval-prompts", 1,
+               "--warmup-frac", 0.5) == 0
     said = capsys.readouterr().out
     assert "masks/m.pt: masks for budgets 0.5 from 2 prompts" in said and "results/t/speed.json" in said
     check_schema("results/t")
-    assert run("run_experiment", *common, "--steps", 2, "--tag", "t", "--num-prompts", 1, "--eval-prompts", 1, "--warmup-frac", 0.5) == 0
+    assert run("run_experiment", *common, "--steps", 2, "--tag", "t", "--num-prompts", 1, "--eval-prompts", 1,
+               "--warmup-frac", 0.5) == 0
     assert "finished already" in capsys.readouterr().out
-    assert run("run_experiment", *common, "--steps", 3, "--tag", "t", "--num-prompts", 1, "--eval-prompts", 1, "--warmup-frac", 0.5) == 1
+    assert run("run_experiment", *common, "--steps", 3, "--tag", "t", "--num-prompts", 1, "--eval-prompts", 1,
+               "--warmup-frac", 0.5) == 1
     assert "says steps is 2, now 3 is asked for" in capsys.readouterr().err
 
 
@@ -117,7 +130,8 @@ def native():
 def test_weights_are_told_as_the_native_command_does(models, here):
     """Its experiment writes the settings first; then it may go."""
     words = "--tag x --frames 5 --height 64 --width 64 --steps 4 --num-prompts 1 --eval-prompts 1 --threads 1"
-    process = subprocess.Popen([native(), "experiment", "run", "--model", TINY, *words.split()], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([native(), "experiment", "run", "--model", TINY, *words.split()],
+                               stdout=subprocess.DEVNULL)
     try:
         while not os.path.exists("results/x/config.json"):
             assert process.poll() is None, "it ended without settings"
@@ -126,7 +140,8 @@ def test_weights_are_told_as_the_native_command_does(models, here):
         process.terminate()
         process.wait()
     settings = json.loads(pathlib.Path("results/x/config.json").read_text())["settings"]
-    assert settings["weights_hash"] == program.weights_hash(TINY) and settings["config_hash"] == program.config_hash(TINY)
+    assert settings["weights_hash"] == program.weights_hash(TINY) and settings["config_hash"] == program.config_hash(
+        TINY)
 
 
 def test_an_experiment_does_not_go_on_with_other_weights(here):
@@ -141,10 +156,12 @@ def test_an_experiment_does_not_go_on_with_other_weights(here):
     begin()
     begin()
     pathlib.Path("model/vae/a.safetensors").write_bytes(bytes(4999) + b"1")
-    os.utime("model/vae/a.safetensors", (1, 1))             # clocks of file systems tick slowly, and nobody else writes twice within a tick
+    # clocks of file systems tick slowly, and nobody else writes twice within a tick
+    os.utime("model/vae/a.safetensors", (1, 1))
     with pytest.raises(program.Stop, match="'results/x' was begun with other weights"):
         begin()
-    pathlib.Path("results/x/config.json").write_text('{"settings": {"steps": 2}}')      # of an esa that did not look at weights
+    # of an esa that did not look at weights
+    pathlib.Path("results/x/config.json").write_text('{"settings": {"steps": 2}}')
     begin()
 
 
@@ -160,7 +177,8 @@ def test_engine_and_diffusers_make_the_same_video(models, here):
     rule = ["--scheduler", "unipc-0.36"] if older else []       # the sigmas of that time
     prompt = prompts.TINY[1]
     common = ["--prompt", prompt, "--seed", "7", *size]
-    for method in (["--method", "cached", "--masks", "m.safetensors", "--budget", "0.5", "--tail", "pooled"], ["--method", "dense"]):
+    for method in (["--method", "cached", "--masks", "m.safetensors", "--budget", "0.5", "--tail",
+                    "pooled"], ["--method", "dense"]):
         assert run("generate", "--model", "wan-tiny", *common, *method, "--out", "python.safetensors") == 0
         command = [native(), "generate", "--model", TINY, *common, *method, *rule, "--out", "engine/"]
         done = subprocess.run(command, capture_output=True, text=True)
@@ -172,25 +190,31 @@ def test_engine_and_diffusers_make_the_same_video(models, here):
     record = [native(), "calibrate", "--model", TINY, *size, *rule, *recorded]
     done = subprocess.run([*record, "e.safetensors", "--order", "raster"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert run("generate", "--model", "wan-tiny", *common, "--method", "cached", "--masks", "e.safetensors", "--out", "x.safetensors") == 0
+    assert run("generate", "--model", "wan-tiny", *common, "--method", "cached", "--masks", "e.safetensors", "--out",
+               "x.safetensors") == 0
     assert subprocess.run([*record, "h.safetensors"], capture_output=True).returncode == 0
     hilbert = [*common, "--method", "cached", "--masks", "h.safetensors", "--tail", "pooled"]
     assert run("generate", "--model", "wan-tiny", *hilbert, "--out", "hv.safetensors") == 0
     assert MaskFile("h.safetensors").info.layout.order == 3            # Hilbert
-    assert subprocess.run([native(), "generate", "--model", TINY, *hilbert, *rule, "--out", "h-engine/"], capture_output=True).returncode == 0
+    assert subprocess.run([native(), "generate", "--model", TINY, *hilbert, *rule, "--out", "h-engine/"],
+                          capture_output=True).returncode == 0
     same = psnr("h-engine", "hv.safetensors")
     print(f"cached in Hilbert order: {same:.1f} dB between engine and diffusers")
     assert same > 50
     ours, theirs = MaskFile("m.safetensors"), MaskFile("e.safetensors")
     assert ours.info.config_hash == theirs.info.config_hash and ours.model == theirs.model
-    alike = [(ours.mask(layer, 2, budget=0.5).blocks() == theirs.mask(layer, 2, budget=0.5).blocks()).mean() for layer in range(1, 8)]
+    alike = [(ours.mask(layer, 2, budget=0.5).blocks() == theirs.mask(layer, 2, budget=0.5).blocks()).mean()
+             for layer in range(1, 8)]
     assert min(alike) > 0.97            # importances differ by rounding; blocks near the threshold may change places
 
 
 # ---------------------------------------------------------------- resuming and sharing
 
 def calibration(output, *more):
-    return ["--model", "wan-tiny", *SIZES["wan-tiny"], "--steps", 2, "--num-prompts", 3, "--budgets", "0.5", "--output", output, *more]
+    return [
+        "--model", "wan-tiny", *SIZES["wan-tiny"], "--steps", 2, "--num-prompts", 3, "--budgets", "0.5", "--output",
+        output, *more
+    ]
 
 
 def test_calibration_resumes_and_shards_merge(models, here, monkeypatch, capsys):
@@ -216,7 +240,8 @@ def test_calibration_resumes_and_shards_merge(models, here, monkeypatch, capsys)
     assert pathlib.Path("resumed.pt").read_bytes() == whole
     for i in range(2):
         assert run("calibrate", *calibration(f"shard{i}", "--shard", f"{i}/2")) == 0
-    done = subprocess.run([native(), "masks", "merge", "shard0", "shard1", "--budgets", "0.5", "--out", "merged.pt"], capture_output=True, text=True)
+    done = subprocess.run([native(), "masks", "merge", "shard0", "shard1", "--budgets", "0.5", "--out", "merged.pt"],
+                          capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert pathlib.Path("merged.pt").read_bytes() == whole
     assert sorted(os.listdir(".")) == ["merged.pt", "resumed.pt", "shard0", "shard1", "whole.pt"]
@@ -224,17 +249,22 @@ def test_calibration_resumes_and_shards_merge(models, here, monkeypatch, capsys)
 
 @pytest.mark.slow
 def test_several_processes(models, here):
-    """--gpus 2 on the CPU, as a user starts it: calibration by prompts gives the same bytes, generation by heads the same video."""
+    """--gpus 2 on the CPU, as a user starts it: calibration by prompts gives the same bytes, generation by heads the
+    same video."""
     environment = dict(os.environ, PYTHONPATH=str(ROOT / "python"))
 
     def python(*arguments):
-        done = subprocess.run([sys.executable, "-m", *map(str, arguments)], env=environment, capture_output=True, text=True)
+        done = subprocess.run([sys.executable, "-m", *map(str, arguments)], env=environment, capture_output=True,
+                              text=True)
         assert done.returncode == 0, done.stdout + done.stderr
     python("esa.calibrate", *calibration("one.pt"))
     python("esa.calibrate", *calibration("two.pt", "--gpus", 2, "--device", "cpu"))
     assert pathlib.Path("one.pt").read_bytes() == pathlib.Path("two.pt").read_bytes()
     assert sorted(os.listdir(".")) == ["one.pt", "two.pt"]
-    common = ["--model", "wan-tiny", *SIZES["wan-tiny"][:6], "--steps", 2, "--method", "cached", "--masks", "one.pt", "--budget", "0.5"]
+    common = [
+        "--model", "wan-tiny", *SIZES["wan-tiny"][:6], "--steps", 2, "--method", "cached", "--masks", "one.pt",
+        "--budget", "0.5"
+    ]
     python("esa.generate", *common, "--out", "one.safetensors")
     python("esa.generate", *common, "--gpus", 2, "--device", "cpu", "--out", "two.safetensors")
     assert psnr("one.safetensors", "two.safetensors") > 60          # rounding, below one grey level
@@ -298,7 +328,8 @@ def test_a_wrong_mask_file_is_refused(models, here, capsys):
     assert "was made for" in capsys.readouterr().err
     assert run("generate", *common, "--method", "cached", "--masks", "m.pt", "--steps", 5, "--output-dir", "r") == 1
     assert "2 steps" in capsys.readouterr().err
-    assert run("generate", *common, "--method", "cached", "--masks", "m.pt", "--steps", 5, "--step-map", "nearest", "--output-dir", "r") == 0
+    assert run("generate", *common, "--method", "cached", "--masks", "m.pt", "--steps", 5, "--step-map", "nearest",
+               "--output-dir", "r") == 0
     pathlib.Path("junk.pt").write_bytes(b"not a mask file")
     assert run("generate", *common, "--method", "cached", "--masks", "junk.pt", "--output-dir", "r") == 1
     assert "junk.pt" in capsys.readouterr().err

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every snippet and command line of the originals' documents, run word for word in a folder of its own (seed_documents.py).
+"""Every snippet and command line of the originals' documents, run word for word in a folder of its own
+(seed_documents.py).
 
-Python runs as it stands; `python scripts/x.py ...` lines run in this process, with --slow also everything in a shell, the jobs on a real Slurm.
-$ESA_COMPAT=FILE writes the table of docs/compat.md:   ESA_COMPAT=docs/compat.md python -m pytest tests/python/test_seeds.py --slow"""
+Python runs as it stands; `python scripts/x.py ...` lines run in this process, with --slow also everything in a shell,
+the jobs on a real Slurm. $ESA_COMPAT=FILE writes the table of docs/compat.md:   ESA_COMPAT=docs/compat.md python -m
+pytest tests/python/test_seeds.py --slow"""
 import getpass
 import json
 import os
@@ -26,7 +28,8 @@ BY_NAME = {s.name: s for s in SNIPPETS}
 FAST = [s.name for s in SNIPPETS if not s.slow]
 SHELL = [s.name for s in SNIPPETS if s.kind == "shell" and s.name != "setup"]
 CLUSTER = ROOT / "tests" / "slurm" / "cluster.sh"
-# Experiments with thousands of small steps, up to four at once on one machine that may have two cores: minutes on an idle one.
+# Experiments with thousands of small steps, up to four at once on one machine that may have two cores: minutes on an
+# idle one.
 PATIENCE = 1800
 HEAD = """# The originals' own lines
 
@@ -45,7 +48,8 @@ clone and an environment of its own. This page is written by
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder that looks like the tree to the commands: scripts/ and experiments/, models elsewhere; results land here."""
+    """A folder that looks like the tree to the commands: scripts/ and experiments/, models elsewhere; results land
+    here."""
     folder = tmp_path_factory.mktemp("seeds")
     (folder / "scripts").symlink_to(ROOT / "scripts")
     (folder / "experiments" / "logs").mkdir(parents=True)
@@ -58,15 +62,18 @@ def place(tmp_path_factory):
     stand_ins.mkdir()
     for name, text in {
             "python": f'exec "{sys.executable}" "$@"',
-            # The native command does not run pipelines whose VAE does not do what it says; its experiments and ours have the same options and files.
+            # The native command does not run pipelines whose VAE does not do what it says; its experiments and ours
+            # have the same options and files.
             "esa": '[ "$1 $2" = "experiment run" ] || exit 2\nshift 2\nexec python -m esa.run_experiment "$@"',
-            "tail": 'timeout 3 /usr/bin/tail "$@"\n[ $? -eq 124 ]'}.items():          # somebody looks for three seconds, then presses Ctrl-C
+            # somebody looks for three seconds, then presses Ctrl-C
+            "tail": 'timeout 3 /usr/bin/tail "$@"\n[ $? -eq 124 ]'}.items():
         (stand_ins / name).write_text(f"#!/bin/bash\n{text}\n")
         (stand_ins / name).chmod(0o755)
     before, environment = os.getcwd(), dict(os.environ)
     os.chdir(folder)
-    os.environ.update(ESA_MODELS=str(folder / "models"), ESA=str(stand_ins / "esa"), PATH=f"{stand_ins}:{os.environ['PATH']}",
-                      USER=getpass.getuser(), PYTHONPATH=f"{ROOT / 'python'}:{ROOT / 'python' / 'mindiesd'}")
+    os.environ.update(ESA_MODELS=str(folder / "models"), ESA=str(stand_ins / "esa"),
+                      PATH=f"{stand_ins}:{os.environ['PATH']}", USER=getpass.getuser(),
+                      PYTHONPATH=f"{ROOT / 'python'}:{ROOT / 'python' / 'mindiesd'}")
     yield folder
     os.chdir(before)
     os.environ.clear()
@@ -75,7 +82,8 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def slurm(place, tmp_path_factory):
-    """A Slurm of our own for as long as the tests of this module run; inside, the commands talk to it. Needs what scripts/setup.sh test installs."""
+    """A Slurm of our own for as long as the tests of this module run; inside, the commands talk to it. Needs what
+    scripts/setup.sh test installs."""
     folder = tmp_path_factory.mktemp("slurm") / "cluster"
     # Our own variables come with the jobs; those of a job that these tests may themselves be must not.
     for name in [name for name in os.environ if name.startswith(("SLURM", "SBATCH", "SRUN"))]:
@@ -101,14 +109,17 @@ def page_rows(path):
 
 @pytest.fixture(scope="module")
 def table():
-    """Rows of docs/compat.md, (snippet, how): result. Where $ESA_COMPAT asks for it they are written at the end; what did not run this time
-    stays as it was."""
+    """Rows of docs/compat.md, (snippet, how): result. Where $ESA_COMPAT asks for it they are written at the end; what
+    did not run this time stays as it was."""
     rows = {}
     yield rows
     if os.environ.get("ESA_COMPAT"):
         path = pathlib.Path(ROOT, os.environ["ESA_COMPAT"])
         rows = {**page_rows(path), **rows}
-        lines = [f"| {s.document} | {s.name} | {how} | {rows[name, how]} |\n" for s in SNIPPETS for name, how in rows if name == s.name]
+        lines = [
+            f"| {s.document} | {s.name} | {how} | {rows[name, how]} |\n" for s in SNIPPETS for name, how in rows
+            if name == s.name
+        ]
         path.write_text(HEAD + "".join(lines))
 
 
@@ -167,11 +178,14 @@ def check_metrics():
 
 
 def check_experiment(tag="1.3b-720p-b05", budget=0.5):
-    speed, quality = (json.loads(pathlib.Path(f"results/{tag}/{name}.json").read_text()) for name in ("speed", "quality"))
-    assert [v["name"] for v in speed["variants"]] == [v["name"] for v in quality["variants"]] == ["dense", f"b{budget:g}"]
+    speed, quality = (json.loads(pathlib.Path(f"results/{tag}/{name}.json").read_text())
+                      for name in ("speed", "quality"))
+    assert [v["name"] for v in speed["variants"]] == [v["name"]
+                                                      for v in quality["variants"]] == ["dense", f"b{budget:g}"]
     assert speed["variants"][1]["speedup"] > 0 and speed["calibration"]["prompts"] == 5
     assert quality["variants"][0]["identical"] == 3 and 0 < quality["variants"][1]["mean"]["ssim"] <= 1
-    assert all(os.path.getsize(f"results/{tag}/{v['file']}") > 100 for variant in speed["variants"] for v in variant["videos"])
+    assert all(
+        os.path.getsize(f"results/{tag}/{v['file']}") > 100 for variant in speed["variants"] for v in variant["videos"])
 
 
 def check_attention(space, shape):
@@ -179,15 +193,19 @@ def check_attention(space, shape):
 
 
 CHECKS = {
-    "online mode": check_online, "cached mode": check_cached,
+    "online mode": check_online,
+    "cached mode": check_cached,
     "calibrate": lambda _: check_calibrated("masks/wan-1.3b-720p.pt", (0.7, 0.5, 0.3), (3, 9, 16)),
     "calibrate, 480p": lambda _: check_calibrated("masks/wan-1.3b.pt", (0.7, 0.5, 0.3), (3, 6, 10)),
-    "calibrate, 720p": lambda _: check_calibrated("masks/wan-1.3b-720p.pt", (0.5,), (3, 9, 16)),
-    "generate, dense": lambda _: os.path.getsize("results/dense/000.safetensors") > 2160,        # 3 x 12 x 20 x 3 bytes
-    "evaluate": lambda _: check_metrics(), "experiment": lambda _: check_experiment(), "srun, one": lambda _: check_experiment(),
+    "calibrate, 720p": lambda _: check_calibrated("masks/wan-1.3b-720p.pt", (0.5, ), (3, 9, 16)),
+    "generate, dense": lambda _: os.path.getsize("results/dense/000.safetensors") > 2160,  # 3 x 12 x 20 x 3 bytes
+    "evaluate": lambda _: check_metrics(),
+    "experiment": lambda _: check_experiment(),
+    "srun, one": lambda _: check_experiment(),
     "batch script": lambda _: check_experiment(),
     "export": lambda _: os.path.getsize("results/dense/000.mp4") > 500,
-    "basic usage": lambda s: check_attention(s, (1, 24, 1024, 128)), "image model": lambda s: check_attention(s, (2, 24, 4096, 128)),
+    "basic usage": lambda s: check_attention(s, (1, 24, 1024, 128)),
+    "image model": lambda s: check_attention(s, (2, 24, 4096, 128)),
     "video model": lambda s: check_attention(s, (1, 24, 1536, 128)),
 }
 
@@ -212,7 +230,8 @@ def wait_for_jobs(tags):
     """Until every job has left the queue. An srun in the background needs a moment to get there."""
     begin, seen = time.monotonic(), False
     while time.monotonic() - begin < (PATIENCE if seen else 60):
-        waiting = bool(subprocess.run(["squeue", "--noheader"], capture_output=True, text=True, check=True).stdout.strip())
+        waiting = bool(
+            subprocess.run(["squeue", "--noheader"], capture_output=True, text=True, check=True).stdout.strip())
         seen = seen or waiting
         if not waiting and (seen or all(os.path.exists(f"results/{tag}/quality.json") for tag in tags)):
             break
@@ -220,7 +239,8 @@ def wait_for_jobs(tags):
 
 
 def logs():
-    return "\n".join(f"{path}:\n{path.read_text()[-2000:]}" for path in sorted(pathlib.Path("experiments/logs").iterdir()))
+    return "\n".join(f"{path}:\n{path.read_text()[-2000:]}"
+                     for path in sorted(pathlib.Path("experiments/logs").iterdir()))
 
 
 @pytest.mark.slow
@@ -234,16 +254,22 @@ def test_in_a_shell(name, place, table, request):
     if text.startswith("#!"):                       # not a line but a script for sbatch
         pathlib.Path("experiments/seed.sbatch").write_text(text + "\n")
         command = ["sbatch", "--wait", "experiments/seed.sbatch"]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=PATIENCE)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout + logs()
-    tags = {"srun, several": {"1.3b-720p-b07": 0.7, "14b-480p-b05": 0.5}, "submit": {f"1.3b-720p-b{b}": b for b in (0.7, 0.5, 0.3)}}.get(name, {})
+    tags = {
+        "srun, several": {"1.3b-720p-b07": 0.7, "14b-480p-b05": 0.5},
+        "submit": {f"1.3b-720p-b{b}": b
+                   for b in (0.7, 0.5, 0.3)}
+    }.get(name, {})
     if tags:
         wait_for_jobs(tags)
     for tag, budget in tags.items():
         assert os.path.exists(f"results/{tag}/quality.json"), logs()
         check_experiment(tag, budget)
     if name.startswith("launch"):
-        assert all(os.path.exists(f"results/{tag}/quality.json") for tag in ("1.3b-480p", "1.3b-720p", "14b-480p", "14b-720p"))
+        assert all(
+            os.path.exists(f"results/{tag}/quality.json") for tag in ("1.3b-480p", "1.3b-720p", "14b-480p", "14b-720p"))
     CHECKS.get(name, lambda _: True)({})
     note(table, name, "bash on Slurm" if cluster else "bash")
 
@@ -256,17 +282,18 @@ def test_setup_lines(tmp_path, table):
     environment = dict(os.environ, PATH=f"{tmp_path / 'venv' / 'bin'}:{os.environ['PATH']}")
     environment.pop("PYTHONPATH", None)
     environment["SKBUILD_CMAKE_DEFINE"] = "ESA_CUDA=OFF"        # minutes of nvcc, where there is one
-    done = subprocess.run(["bash", "-ec", BY_NAME["setup"].text], cwd=tmp_path / "tree", env=environment, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run(["bash", "-ec", BY_NAME["setup"].text], cwd=tmp_path / "tree", env=environment,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, done.stdout[-3000:]
-    said = subprocess.run(["python", "-c", "import esa; print(esa.EsaConfig(), esa.__file__)"], cwd=tmp_path, env=environment, capture_output=True,
-                          text=True)
+    said = subprocess.run(["python", "-c", "import esa; print(esa.EsaConfig(), esa.__file__)"], cwd=tmp_path,
+                          env=environment, capture_output=True, text=True)
     assert said.returncode == 0 and str(tmp_path / "tree") in said.stdout, said.stdout + said.stderr
     note(table, "setup", "bash")
 
 
 def test_page_names_every_snippet():
-    """docs/compat.md shows the last runs: every snippet of the documents, none failed, and nothing is there that the documents have not."""
+    """docs/compat.md shows the last runs: every snippet of the documents, none failed, and nothing is there that the
+    documents have not."""
     rows = page_rows(ROOT / "docs" / "compat.md")
     assert {name for name, _ in rows} == set(BY_NAME)
     assert set(rows.values()) == {"ok"}

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions from Python: policy and numbers are the library's (tests/session); here that every setting and every answer gets across."""
+"""Sessions from Python: policy and numbers are the library's (tests/session); here that every setting and every
+answer gets across."""
 import gc
 import math
 
@@ -29,7 +30,8 @@ def video(session, seed=0, steps=4, layers=3, branches=1, **words):
         for branch in range(branches):
             session.step(step, branch)
             for layer in range(layers):
-                out[step, branch, layer] = session.attention(layer, *qkv(seed + 100 * step + 10 * branch + layer), **words)
+                out[step, branch, layer] = session.attention(layer, *qkv(seed + 100 * step + 10 * branch + layer),
+                                                             **words)
     return out
 
 
@@ -45,9 +47,12 @@ def test_online(selector, tail, seed):
         mask = None if step < 2 or layer == 0 else esa.select(q, k, config, layout=layout)
         assert torch.equal(o, esa.attention(q, k, v, mask, tail=tail))
     total = session.stats()
-    assert (total.calls, total.dense_calls, total.sparse_calls, total.fallback_calls, total.masks_made) == (24, 16, 8, 0, 8)
-    assert total.density_asked == 0.5 and abs(total.density - 0.5) < 0.2 and total.kernel and total.attention_seconds > 0
-    assert session.stats(layer=0).sparse_calls == 0 and session.stats(step=3).sparse_calls == 4 and session.stats(1, 3).sparse_calls == 2
+    assert (total.calls, total.dense_calls, total.sparse_calls, total.fallback_calls, total.masks_made) == (24, 16, 8,
+                                                                                                            0, 8)
+    assert total.density_asked == 0.5 and abs(total.density -
+                                              0.5) < 0.2 and total.kernel and total.attention_seconds > 0
+    assert session.stats(layer=0).sparse_calls == 0 and session.stats(step=3).sparse_calls == 4 and session.stats(
+        1, 3).sparse_calls == 2
     assert math.isnan(session.stats(0, 0).density)
     session.begin()
     assert session.stats().calls == 0
@@ -112,9 +117,11 @@ def test_record_and_cached(tmp_path, seed):
     assert esa.MaskFile(tmp_path / "longer.pt").info.steps == 8
     file = esa.MaskFile(tmp_path / "both.pt")
     assert file.budgets == [0.5, 0.25] or file.budgets == [0.25, 0.5]
-    assert file.model == "test-model" and file.info.prompts == 2 and (file.info.layers, file.info.steps, file.info.H) == (3, 4, 2)
+    assert file.model == "test-model" and file.info.prompts == 2 and (file.info.layers, file.info.steps,
+                                                                      file.info.H) == (3, 4, 2)
     assert not file.stored(0, 3) and not file.stored(1, 0) and file.stored(2, 3)
-    assert np.allclose(file.importance(1, 2).sum(-1), 1, atol=1e-2)      # the code of the stored importance has steps of 1/48 octave
+    # the code of the stored importance has steps of 1/48 octave
+    assert np.allclose(file.importance(1, 2).sum(-1), 1, atol=1e-2)
 
     session = Session(EsaConfig(budget=0.25, masks=tmp_path / "both.pt", tail="none", warmup_frac=0.25), **words)
     assert session.mode == "cached"
@@ -146,8 +153,10 @@ def test_strict_sessions_do_not_fall_back(tmp_path, seed):
 
 
 def test_ends_in_any_order(tmp_path, seed, monkeypatch):
-    """Python finalizes objects that hold each other in any order, so the context may go before what was made with it."""
-    monkeypatch.setattr("esa.session._context", lambda device: Context())       # as on a GPU, where each session has its own
+    """Python finalizes objects that hold each other in any order, so the context may go before what was made with
+    it."""
+    # as on a GPU, where each session has its own
+    monkeypatch.setattr("esa.session._context", lambda device: Context())
     config = EsaConfig(block=64, tail="none", warmup_frac=0, dense_first_layer=False)
     words = {"layers": 1, "steps": 1, "layout": Layout(grid=GRID)}
     record = Session(config, record=True, **words)
@@ -202,7 +211,8 @@ def test_what_is_no_array_or_mask(seed):
         with pytest.raises(ValueError, match=f"{name} must be a torch tensor or a numpy array, not "):
             esa.attention(*tensors)
     blocks = np.ones((1, 2, 8, 8), bool)
-    with pytest.raises(TypeError, match="mask must be an esa.Mask or None, not ndarray .esa.Mask.from_blocks makes one"):
+    with pytest.raises(TypeError,
+                       match="mask must be an esa.Mask or None, not ndarray .esa.Mask.from_blocks makes one"):
         esa.attention(q, k, v, blocks)
     with pytest.raises(ValueError, match="recordings must be a list of files, at least one, not 'a.recording'"):
         esa.build_mask_file("masks", "a.recording")
@@ -228,7 +238,8 @@ def test_masks_travel_and_are_saved(tmp_path, seed):
     q, k, v = qkv(seed)
     mask = esa.select(q, k, EsaConfig(block=32, budget=0.5), layout=Layout(grid=GRID, order="hilbert"))
     copy = mask.to("cpu")
-    assert np.array_equal(copy.bits(), mask.bits()) and torch.equal(esa.attention(q, k, v, copy), esa.attention(q, k, v, mask))
+    assert np.array_equal(copy.bits(), mask.bits()) and torch.equal(esa.attention(q, k, v, copy),
+                                                                    esa.attention(q, k, v, mask))
     count, index = mask.fa4()
     back = esa.Mask.from_fa4(count, index, N, N, block=32, layout=Layout(grid=GRID, order="hilbert"))
     assert np.array_equal(back.blocks(), mask.blocks()) and back.selector == "given"

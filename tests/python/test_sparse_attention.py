@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""esa.sparse_attention: the documented examples as written, the golden masks, attention under the expanded mask, what is refused."""
+"""esa.sparse_attention: the documented examples as written, the golden masks, attention under the expanded mask,
+what is refused."""
 import re
 import textwrap
 
@@ -64,7 +65,8 @@ def test_documented_examples_run_as_written():
     names.update(t=4, h=16, w=16)
     exec(VIDEO, names)
     assert names["out"].shape == (1, 24, 1024, 128)
-    want, mask = sparse_attention(small["q"], small["k"], small["v"], sparse_type="rf_v2", sparsity=0.8, latent_shape_q=[4, 16, 16], return_mask=True)
+    want, mask = sparse_attention(small["q"], small["k"], small["v"], sparse_type="rf_v2", sparsity=0.8,
+                                  latent_shape_q=[4, 16, 16], return_mask=True)
     assert torch.equal(names["out"], want) and 0.2 <= mask.density < 0.6
 
 
@@ -75,20 +77,22 @@ def test_documented_examples_run_as_written():
 def test_golden_rf(sparse_type, grid, first, sparsity, protect, want):
     tokens = grid[0] * grid[1] * grid[2]
     q, k = golden.values(first, tokens), golden.values(first + 1, tokens)
-    mask = sparse_attention(q, k, k, sparse_type=sparse_type, sparsity=sparsity, latent_shape_q=grid, protect_first_frame=protect,
-                            mode="compat", return_mask=True)[1]
+    mask = sparse_attention(q, k, k, sparse_type=sparse_type, sparsity=sparsity, latent_shape_q=grid,
+                            protect_first_frame=protect, mode="compat", return_mask=True)[1]
     assert golden.rows(mask) == want
 
 
 @pytest.mark.parametrize(("threshold", "sparsity", "causal", "mode", "want"), golden.ADA)
 def test_golden_ada(threshold, sparsity, causal, mode, want):
     q, k = golden.values(1, 1536), golden.values(2, 1536)
-    mask = sparse_attention(q, k, k, sparse_type="ada_bsa", sparsity=sparsity, cdf_threshold=threshold, is_causal=causal, mode=mode, return_mask=True)[1]
+    mask = sparse_attention(q, k, k, sparse_type="ada_bsa", sparsity=sparsity, cdf_threshold=threshold,
+                            is_causal=causal, mode=mode, return_mask=True)[1]
     assert golden.rows(mask) == want
 
 
 def test_entropy_budgets_follow_the_entropy(seed):
-    """A head that looks everywhere gets more blocks than one that looks at a few keys; the mean over heads is the asked budget."""
+    """A head that looks everywhere gets more blocks than one that looks at a few keys; the mean over heads is the
+    asked budget."""
     q, k, v = qkv(seed, heads=2, tokens=2048)
     q[:, 0] *= 0.01
     q[:, 1] *= 6
@@ -106,19 +110,22 @@ def test_entropy_budgets_follow_the_entropy(seed):
                                    {"latent_shape_q": [4, 16, 16], "order": "raster", "is_causal": True}], ids=str)
 def test_equals_dense_attention_under_the_mask(sparse_type, words, seed):
     q, k, v = qkv(seed)
-    out, mask = sparse_attention(q, k, v, sparse_type=sparse_type, sparsity=0.6, cdf_threshold=0.9, return_mask=True, **words)
+    out, mask = sparse_attention(q, k, v, sparse_type=sparse_type, sparsity=0.6, cdf_threshold=0.9, return_mask=True,
+                                 **words)
     tokens = torch.from_numpy(mask.tokens())
     if words.get("is_causal"):
         tokens &= torch.ones(1024, 1024, dtype=torch.bool).tril()
     assert mask.density < 1
     assert (out - sdpa(q, k, v, attn_mask=tokens)).abs().max() < CLOSE
-    assert torch.equal(out, sparse_attention(q, k, v, sparse_type=sparse_type, sparsity=0.6, cdf_threshold=0.9, **words))
+    assert torch.equal(out, sparse_attention(q, k, v, sparse_type=sparse_type, sparsity=0.6, cdf_threshold=0.9,
+                                             **words))
 
 
 def test_text_is_kept_and_dense(seed):
     q, k, v = qkv(seed, tokens=1124)
     for sparse_type in ("rf_v2", "entropy"):
-        mask = sparse_attention(q, k, v, sparse_type=sparse_type, sparsity=0.9, txt_len=100, latent_shape_q=[4, 16, 16], return_mask=True)[1]
+        mask = sparse_attention(q, k, v, sparse_type=sparse_type, sparsity=0.9, txt_len=100, latent_shape_q=[4, 16, 16],
+                                return_mask=True)[1]
         tokens = mask.tokens()
         assert tokens[:, :, :100].all() and tokens[:, :, :, :100].all() and not tokens.all()
 
@@ -153,14 +160,16 @@ def test_layouts_give_the_same_bits(sparse_type, seed):
 @pytest.mark.parametrize("sparse_type", TYPES)
 def test_other_lengths_and_shared_key_heads(sparse_type, seed):
     q, k, v = random(seed, 1, 4, 512, 64), random(seed + 1, 1, 2, 1280, 64), random(seed + 2, 1, 2, 1280, 64)
-    out, mask = sparse_attention(q, k, v, sparse_type=sparse_type, sparsity=0.5, latent_shape_q=[2, 16, 16], latent_shape_k=[5, 16, 16], return_mask=True)
+    out, mask = sparse_attention(q, k, v, sparse_type=sparse_type, sparsity=0.5, latent_shape_q=[2, 16, 16],
+                                 latent_shape_k=[5, 16, 16], return_mask=True)
     want = sdpa(q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1), attn_mask=torch.from_numpy(mask.tokens()))
     assert (out - want).abs().max() < CLOSE
 
 
 @pytest.mark.parametrize("tail", ["pooled", "centroid"])
 def test_tail_stands_in_for_equal_keys(tail, seed):
-    """Where all keys and queries of a block are equal the tail is exact (spec of the pooled tail): sparse equals dense."""
+    """Where all keys and queries of a block are equal the tail is exact (spec of the pooled tail): sparse equals
+    dense."""
     q, k, v = (random(seed + i, 1, 2, 8, 64).repeat_interleave(128, 2) for i in range(3))
     out = sparse_attention(q, k, v, sparse_type="rf_v2", sparsity=0.75, tail=tail)
     # A block's mean is a float32 sum of 128 terms, off by 128 * 2^-24 at most; keys and values are below 4, scores too.
@@ -170,8 +179,8 @@ def test_tail_stands_in_for_equal_keys(tail, seed):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(dtype, seed):
-    """Against float32 attention over the same values and mask: not worse than twice what rounding the exact result to the dtype costs,
-    plus one rounding of a probability (the softmax weights enter the second product in that dtype)."""
+    """Against float32 attention over the same values and mask: not worse than twice what rounding the exact result to
+    the dtype costs, plus one rounding of a probability (the softmax weights enter the second product in that dtype)."""
     q, k, v = qkv(seed, dtype=dtype)
     out, mask = sparse_attention(q, k, v, sparse_type="rf_v2", sparsity=0.5, return_mask=True)
     exact = sdpa(q.float(), k.float(), v.float(), attn_mask=torch.from_numpy(mask.tokens()))
@@ -212,44 +221,59 @@ def test_cached_masks(seed):
 def test_parameters_of_other_types_have_no_effect(seed):
     q, k, v = qkv(seed)
     plain = sparse_attention(q, k, v, sparse_type="ada_bsa", sparsity=0.5)
-    assert torch.equal(plain, sparse_attention(q, k, v, sparse_type="ada_bsa", sparsity=0.5, txt_len=77, latent_shape_q=[1, 2, 3], latent_shape_k=[9, 9, 9]))
+    assert torch.equal(
+        plain,
+        sparse_attention(q, k, v, sparse_type="ada_bsa", sparsity=0.5, txt_len=77, latent_shape_q=[1, 2, 3],
+                         latent_shape_k=[9, 9, 9]))
     for sparse_type in ("rf_v2", "entropy"):
         plain = sparse_attention(q, k, v, sparse_type=sparse_type, sparsity=0.5)
-        assert torch.equal(plain, sparse_attention(q, k, v, sparse_type=sparse_type, sparsity=0.5, cdf_threshold=0.1, keep_sink=False, keep_recent=False))
+        assert torch.equal(
+            plain,
+            sparse_attention(q, k, v, sparse_type=sparse_type, sparsity=0.5, cdf_threshold=0.1, keep_sink=False,
+                             keep_recent=False))
     dense = sparse_attention(q, k, v)
-    assert torch.equal(dense, sparse_attention(q, k, v, sparsity=0.9, txt_len=5, latent_shape_q=[1, 1, 1], cdf_threshold=0.2, inner_precise=4))
+    assert torch.equal(
+        dense,
+        sparse_attention(q, k, v, sparsity=0.9, txt_len=5, latent_shape_q=[1, 1, 1], cdf_threshold=0.2,
+                         inner_precise=4))
 
 
-REFUSED = [
-    ({"attn_mask": torch.ones(256, 256, dtype=torch.bool)}, "attn_mask is not supported"),
-    ({"block_size": 100}, "block_size is 100; kernels exist"),
-    ({"block_size": 512}, "block_size is 512; kernels exist"),
-    ({"input_layout": "TND"}, "input_layout must be 'BNSD' or 'BSND', not 'TND'"),
-    ({"sparse_type": "rf_v1"}, "sparse_type must be one of None, 'rf_v2', 'rf_v3', 'ada_bsa', 'entropy', not 'rf_v1'"),
-    ({"sparsity": 1.5}, "sparsity must lie between 0 and 1, not 1.5"),
-    ({"sparsity": -0.1}, "sparsity must lie between 0 and 1"),
-    ({"sparsity": "0.5"}, "sparsity must lie between 0 and 1"),
-    ({"head_num": 24}, "head_num is 24, but q has 2 heads in layout BNSD"), ({"head_num": "2"}, "head_num is '2', but q has 2 heads"),
-    ({"inner_precise": 2}, "inner_precise must be 0, 1 or 4, not 2"),
-    ({"scale": 0}, "scale must be a positive number"),
-    ({"scale": float("nan")}, "scale must be a positive number"),
-    ({"sparse_type": "rf_v2", "latent_shape_q": [3, 9, 9]}, "latent_shape_q [3, 9, 9] and txt_len 0 make 243 tokens, but q has 256"),
-    ({"sparse_type": "rf_v2", "latent_shape_q": [3, 9]}, "latent_shape_q must be [t, h, w]"),
-    ({"sparse_type": "rf_v2", "latent_shape_q": [0, 9, 9]}, "latent_shape_q must be [t, h, w] of at least 1 each"),
-    ({"sparse_type": "rf_v2", "latent_shape_k": [4, 8, 8]}, "latent_shape_k was given without latent_shape_q"),
-    ({"sparse_type": "rf_v2", "txt_len": -1}, "txt_len must be an integer of at least 0"),
-    ({"sparse_type": "entropy", "sparsity": 0.5, "txt_len": 300}, "txt_len is 300, but there are 256 query and 256 key tokens"),
-    ({"sparse_type": "rf_v2", "order": "zigzag"}, "order must be one of 'raster', 'tile', 'tile3d', 'hilbert', not 'zigzag'"),
-    ({"sparse_type": "rf_v2", "window": [1, 8, 8]}, "window belongs to order='tile3d'"),
-    ({"sparse_type": "rf_v2", "sparsity": 0.5, "order": "hilbert"}, "order hilbert needs a grid"),
-    ({"sparse_type": "rf_v2", "sparsity": 0.5, "order": "tile", "latent_shape_q": [4, 8, 8], "is_causal": True}, "causal attention needs"),
-    ({"sparse_type": "rf_v2", "tail": "mean"}, "tail must be one of 'none', 'pooled', 'centroid', not 'mean'"),
-    ({"sparse_type": "rf_v2", "mode": "original"}, "mode must be one of 'fixed', 'compat', 'compat-round', not 'original'"),
-    ({"sparse_type": "rf_v2", "sparsity": 0.5, "mode": "compat"}, "rf_v2 in compat mode needs"),
-    ({"sparse_type": "ada_bsa", "cdf_threshold": float("nan")}, "cdf_threshold must be a number"),
-    ({"return_mask": True}, "cached_mask and return_mask need a sparse_type"),
-    ({"sparse_type": "rf_v2", "cached_mask": "masks.pt"}, "cached_mask must be an esa.Mask"),
-]
+REFUSED = [({"attn_mask": torch.ones(256, 256, dtype=torch.bool)}, "attn_mask is not supported"),
+           ({"block_size": 100}, "block_size is 100; kernels exist"),
+           ({"block_size": 512}, "block_size is 512; kernels exist"),
+           ({"input_layout": "TND"}, "input_layout must be 'BNSD' or 'BSND', not 'TND'"),
+           ({"sparse_type": "rf_v1"},
+            "sparse_type must be one of None, 'rf_v2', 'rf_v3', 'ada_bsa', 'entropy', not 'rf_v1'"),
+           ({"sparsity": 1.5}, "sparsity must lie between 0 and 1, not 1.5"),
+           ({"sparsity": -0.1}, "sparsity must lie between 0 and 1"),
+           ({"sparsity": "0.5"}, "sparsity must lie between 0 and 1"),
+           ({"head_num": 24}, "head_num is 24, but q has 2 heads in layout BNSD"),
+           ({"head_num": "2"}, "head_num is '2', but q has 2 heads"),
+           ({"inner_precise": 2}, "inner_precise must be 0, 1 or 4, not 2"),
+           ({"scale": 0}, "scale must be a positive number"),
+           ({"scale": float("nan")}, "scale must be a positive number"),
+           ({"sparse_type": "rf_v2",
+             "latent_shape_q": [3, 9, 9]}, "latent_shape_q [3, 9, 9] and txt_len 0 make 243 tokens, but q has 256"),
+           ({"sparse_type": "rf_v2", "latent_shape_q": [3, 9]}, "latent_shape_q must be [t, h, w]"),
+           ({"sparse_type": "rf_v2", "latent_shape_q": [0, 9,
+                                                        9]}, "latent_shape_q must be [t, h, w] of at least 1 each"),
+           ({"sparse_type": "rf_v2", "latent_shape_k": [4, 8, 8]}, "latent_shape_k was given without latent_shape_q"),
+           ({"sparse_type": "rf_v2", "txt_len": -1}, "txt_len must be an integer of at least 0"),
+           ({"sparse_type": "entropy", "sparsity": 0.5,
+             "txt_len": 300}, "txt_len is 300, but there are 256 query and 256 key tokens"),
+           ({"sparse_type": "rf_v2",
+             "order": "zigzag"}, "order must be one of 'raster', 'tile', 'tile3d', 'hilbert', not 'zigzag'"),
+           ({"sparse_type": "rf_v2", "window": [1, 8, 8]}, "window belongs to order='tile3d'"),
+           ({"sparse_type": "rf_v2", "sparsity": 0.5, "order": "hilbert"}, "order hilbert needs a grid"),
+           ({"sparse_type": "rf_v2", "sparsity": 0.5, "order": "tile", "latent_shape_q": [4, 8, 8],
+             "is_causal": True}, "causal attention needs"),
+           ({"sparse_type": "rf_v2", "tail": "mean"}, "tail must be one of 'none', 'pooled', 'centroid', not 'mean'"),
+           ({"sparse_type": "rf_v2",
+             "mode": "original"}, "mode must be one of 'fixed', 'compat', 'compat-round', not 'original'"),
+           ({"sparse_type": "rf_v2", "sparsity": 0.5, "mode": "compat"}, "rf_v2 in compat mode needs"),
+           ({"sparse_type": "ada_bsa", "cdf_threshold": float("nan")}, "cdf_threshold must be a number"),
+           ({"return_mask": True}, "cached_mask and return_mask need a sparse_type"),
+           ({"sparse_type": "rf_v2", "cached_mask": "masks.pt"}, "cached_mask must be an esa.Mask"), ]
 
 
 @pytest.mark.parametrize(("words", "sentence"), REFUSED, ids=[s for _, s in REFUSED])
@@ -261,18 +285,25 @@ def test_refused_with_a_sentence(words, sentence):
 
 def test_tensors_that_do_not_fit_are_refused():
     q, k, v = qkv(1, heads=2, tokens=256, dim=16)
-    for given, sentence in [((q[0], k, v), "q must have four dimensions"), ((q, k.half(), v), "q has dtype float32 and k float16"),
-                            ((q.double(), k.double(), v.double()), "q has dtype float64; float32, float16 and bfloat16 are supported"),
-                            ((q, k.numpy(), v), "q and k must both be"), ((q, [1], v), "k must be a torch tensor or a numpy array, not list"),
-                            ((q, k, v[:, :, :9]), "k and v differ in tokens: 256 and 9"), ((q, k[..., :8], v), "q and k differ in head dim: 16 and 8"),
-                            ((q, k.repeat(1, 2, 1, 1)[:, :3], v.repeat(1, 2, 1, 1)[:, :3]), "query heads must be a multiple of key heads")]:
+    for given, sentence in [
+        ((q[0], k, v), "q must have four dimensions"), ((q, k.half(), v), "q has dtype float32 and k float16"),
+        ((q.double(), k.double(), v.double()), "q has dtype float64; float32, float16 and bfloat16 are supported"),
+        ((q, k.numpy(), v), "q and k must both be"),
+        ((q, [1], v), "k must be a torch tensor or a numpy array, not list"),
+        ((q, k, v[:, :, :9]), "k and v differ in tokens: 256 and 9"),
+        ((q, k[..., :8], v), "q and k differ in head dim: 16 and 8"),
+        ((q, k.repeat(1, 2, 1, 1)[:, :3], v.repeat(1, 2, 1, 1)[:, :3]), "query heads must be a multiple of key heads")
+    ]:
         with pytest.raises(ValueError, match=re.escape(sentence)):
             sparse_attention(*given)
 
 
 def test_unknown_keywords_are_an_error():
     q, k, v = qkv(1, heads=2, tokens=256, dim=16)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'cache_mask'; beside MindIE-SD's arguments it takes order, window, tail"):
+    with pytest.raises(
+            TypeError,
+            match="unexpected keyword argument 'cache_mask'; beside MindIE-SD's arguments it takes order, window, tail"
+    ):
         sparse_attention(q, k, v, cache_mask=None)
 
 
@@ -303,5 +334,7 @@ def test_signature_is_the_originals():
     import inspect
     want = """q, k, v, attn_mask=None, scale=None, is_causal=False, head_num=1, input_layout='BNSD', inner_precise=0, sparse_type=None, txt_len=0,
     block_size=128, latent_shape_q=None, latent_shape_k=None, keep_sink=True, keep_recent=True, cdf_threshold=1.0, sparsity=0.0, **kwargs"""
-    parameters = [p.replace(annotation=inspect.Parameter.empty) for p in inspect.signature(sparse_attention).parameters.values()]
+    parameters = [
+        p.replace(annotation=inspect.Parameter.empty) for p in inspect.signature(sparse_attention).parameters.values()
+    ]
     assert ", ".join(map(str, parameters)) == " ".join(textwrap.dedent(want).split())

@@ -16,9 +16,15 @@ def test_clean(tool):
 
 
 def test_every_file_says_its_licence():
-    files = [*ROOT.glob("python/**/*.py"), *ROOT.glob("tests/python/*.py"), *ROOT.glob("scripts/*.py"), *ROOT.glob("experiments/*.py")]
+    files = [
+        *ROOT.glob("python/**/*.py"), *ROOT.glob("tests/python/*.py"), *ROOT.glob("scripts/*.py"),
+        *ROOT.glob("experiments/*.py")
+    ]
     assert len(files) > 20
-    missing = [str(f.relative_to(ROOT)) for f in files if "SPDX-License-Identifier: Apache-2.0" not in f.read_text().split("\n\n")[0][:200]]
+    missing = [
+        str(f.relative_to(ROOT)) for f in files
+        if "SPDX-License-Identifier: Apache-2.0" not in f.read_text().split("\n\n")[0][:200]
+    ]
     assert not missing
 
 
@@ -31,4 +37,6 @@ def test_every_public_name_is_documented():
             continue
         value = getattr(esa, name)
         assert inspect.getdoc(value), name
-        assert all(inspect.getdoc(m) for n, m in inspect.getmembers(value, inspect.isfunction) if inspect.isclass(value) and not n.startswith("_")), name
+        assert all(
+            inspect.getdoc(m) for n, m in inspect.getmembers(value, inspect.isfunction)
+            if inspect.isclass(value) and not n.startswith("_")), name

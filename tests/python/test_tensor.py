@@ -53,8 +53,9 @@ def test_strides_change_nothing(seed):
     want = esa.sparse_attention(q, k, v, sparse_type="rf_v2", sparsity=0.5)
     wide = torch.zeros(2, 4, 300, 3, 64)
     wide[:, :, :, 1] = q
-    got = esa.sparse_attention(wide[:, :, :, 1], k.transpose(1, 2).contiguous().transpose(1, 2), v.transpose(2, 3).contiguous().transpose(2, 3),
-                               sparse_type="rf_v2", sparsity=0.5)
+    got = esa.sparse_attention(wide[:, :, :, 1],
+                               k.transpose(1, 2).contiguous().transpose(1, 2),
+                               v.transpose(2, 3).contiguous().transpose(2, 3), sparse_type="rf_v2", sparsity=0.5)
     assert torch.equal(want, got)
 
 

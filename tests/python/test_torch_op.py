@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The torch operator esa::attention: torch's own checks of operators, one graph without recompilation, autocast, gradients refused, opaque to fakes."""
+"""The torch operator esa::attention: torch's own checks of operators, one graph without recompilation, autocast,
+gradients refused, opaque to fakes."""
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -21,7 +22,8 @@ def numbers(**words):
     """The operator's list for the words of a call."""
     seen = []
     original = esa.torch_op.attention
-    esa.torch_op.attention = lambda q, k, v, settings, layout: (seen.append(settings), original(q, k, v, settings, layout))[1]
+    esa.torch_op.attention = lambda q, k, v, settings, layout: (seen.append(settings),
+                                                                original(q, k, v, settings, layout))[1]
     try:
         sparse_attention(*qkv(0), **words)
     finally:
@@ -108,13 +110,15 @@ def test_inductor(seed):
     torch._dynamo.reset()
     with torch.no_grad():
         x = qkv(seed)[0]
-        # Fused float32 arithmetic around the operator may round differently, which the selection can see; the values are of order 1.
+        # Fused float32 arithmetic around the operator may round differently, which the selection can see; the values
+        # are of order 1.
         assert (torch.compile(model, fullgraph=True)(x) - model(x)).abs().max() < 1e-5
 
 
 def test_dynamic_shapes(seed):
     torch._dynamo.reset()
-    compiled = torch.compile(lambda q, k, v: sparse_attention(q, k, v, sparse_type="entropy", sparsity=0.5), fullgraph=True, backend="aot_eager", dynamic=True)
+    compiled = torch.compile(lambda q, k, v: sparse_attention(q, k, v, sparse_type="entropy", sparsity=0.5),
+                             fullgraph=True, backend="aot_eager", dynamic=True)
     for tokens in (256, 300, 513):
         q, k, v = qkv(seed, tokens=tokens)
         assert torch.equal(compiled(q, k, v), sparse_attention(q, k, v, sparse_type="entropy", sparsity=0.5))
@@ -123,13 +127,15 @@ def test_dynamic_shapes(seed):
 def test_fake_tensors():
     with FakeTensorMode():
         q, k, v = (torch.empty(2, 5, 4096, 128, dtype=torch.bfloat16) for _ in range(3))
-        out = sparse_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), input_layout="BSND", sparse_type="rf_v2", sparsity=0.8)
+        out = sparse_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), input_layout="BSND",
+                               sparse_type="rf_v2", sparsity=0.8)
         assert out.shape == (2, 4096, 5, 128) and out.dtype == torch.bfloat16 and out.is_contiguous()
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_autocast(compiled, seed):
-    """float32 projections under autocast meet normalised float32 queries: all become bfloat16, as for torch's own attention."""
+    """float32 projections under autocast meet normalised float32 queries: all become bfloat16, as for torch's own
+    attention."""
     def call(q, k, v):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return sparse_attention(q, k, v, **WORDS), sdpa(q.bfloat16(), k.bfloat16(), v)
@@ -172,4 +178,5 @@ def test_masks_break_the_graph_but_work(seed):
 
 
 def test_tagged_against_cuda_graphs():
-    assert not hasattr(torch.Tag, "cudagraph_unsafe") or torch.Tag.cudagraph_unsafe in torch.ops.esa.attention.default.tags
+    assert not hasattr(torch.Tag,
+                       "cudagraph_unsafe") or torch.Tag.cudagraph_unsafe in torch.ops.esa.attention.default.tags

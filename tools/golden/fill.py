@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers that Python and C make alike: element i of tensor `name` is a hash of both, so goldens need not hold weights or inputs.
+"""Numbers that Python and C make alike: element i of tensor `name` is a hash of both, so goldens need not hold weights
+or inputs.
 
 tests/model/fill.h is the same in C. u(name, i) is a multiple of 2^-23 in [-1, 1), exact in f32."""
 import numpy as np
@@ -32,8 +33,8 @@ def tensor(name, shape, scale=1.0, offset=0.0):
 
 
 def weight(name, shape, gain=1.0):
-    """A weight by its name: norms around 1.5 (so that attention has something to prefer), tables and biases small, matrices with unit
-    variance of their products."""
+    """A weight by its name: norms around 1.5 (so that attention has something to prefer), tables and biases small,
+    matrices with unit variance of their products."""
     if name.split(".")[-2:-1] and "norm" in name.split(".")[-2] and name.endswith(".weight"):
         return tensor(name, shape, 0.5, 1.5)
     if name.endswith("scale_shift_table"):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes tests/golden/lpips.safetensors: distances of the package lpips with weights and pictures by formula (fill.py), which the test in C makes
-again, so that the file holds results only (pip install torch torchvision lpips==0.1.4 safetensors).
+"""Makes tests/golden/lpips.safetensors: distances of the package lpips with weights and pictures by formula (fill.py),
+which the test in C makes again, so that the file holds results only (pip install torch torchvision lpips==0.1.4
+safetensors).
 
     python tools/golden/lpips_golden.py tests/golden/lpips.safetensors
 
@@ -19,7 +20,8 @@ SIZES = {"alex": ((31, 31), (40, 53), (64, 47)), "vgg": ((16, 16), (33, 40))}
 
 
 def picture(name, height, width):
-    return np.floor((fill.unit(name, height * width * 3).astype(np.float64) + 1) * 128).astype(np.uint8).reshape(height, width, 3)
+    return np.floor(
+        (fill.unit(name, height * width * 3).astype(np.float64) + 1) * 128).astype(np.uint8).reshape(height, width, 3)
 
 
 def pair(height, width):

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes tests/golden/metrics.safetensors: PSNR and SSIM of scikit-image on small pictures (pip install scikit-image==0.26.0 safetensors).
+"""Makes tests/golden/metrics.safetensors: PSNR and SSIM of scikit-image on small pictures (pip install
+scikit-image==0.26.0 safetensors).
 
     python tools/golden/metrics.py tests/golden/metrics.safetensors
 
-N.a and N.b are videos U8 [frames, height, width, 3]; N.psnr, N.ssim F64 [frames] their frames' values, N.total the PSNR over all frames."""
+N.a and N.b are videos U8 [frames, height, width, 3]; N.psnr, N.ssim F64 [frames] their frames' values, N.total the
+PSNR over all frames."""
 import sys
 
 import numpy as np
@@ -28,8 +30,10 @@ def add(name, a, b):
     a, b = clip(a), clip(b)
     tensors[f"{name}.a"], tensors[f"{name}.b"] = a, b
     tensors[f"{name}.psnr"] = np.array([peak_signal_noise_ratio(p, q, data_range=255) for p, q in zip(a, b)])
-    tensors[f"{name}.ssim"] = np.array([structural_similarity(p, q, channel_axis=-1, data_range=255, gaussian_weights=True, sigma=1.5,
-                                                              use_sample_covariance=False) for p, q in zip(a, b)])
+    tensors[f"{name}.ssim"] = np.array([
+        structural_similarity(p, q, channel_axis=-1, data_range=255, gaussian_weights=True, sigma=1.5,
+                              use_sample_covariance=False) for p, q in zip(a, b)
+    ])
     tensors[f"{name}.total"] = np.array([peak_signal_noise_ratio(a, b, data_range=255)])
 
 

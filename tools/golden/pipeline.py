@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes tests/golden/pipeline.safetensors: whole videos of models/wan-tiny by diffusers' WanPipeline in f32 (pip install torch==2.13.0
-diffusers==0.42.1 transformers safetensors sentencepiece). To be made anew whenever the weights in models/wan-tiny change.
+"""Makes tests/golden/pipeline.safetensors: whole videos of models/wan-tiny by diffusers' WanPipeline in f32 (pip
+install torch==2.13.0 diffusers==0.42.1 transformers safetensors sentencepiece). To be made anew whenever the weights in
+models/wan-tiny change.
 
     python tools/golden/pipeline.py models/wan-tiny tests/golden/pipeline.safetensors
 
-Per case N: N.latents F32 [C,T,H,W] after the last step, N.video U8 [frames,height,width,3]; the settings are in the metadata."""
+Per case N: N.latents F32 [C,T,H,W] after the last step, N.video U8 [frames,height,width,3]; the settings are in the
+metadata."""
 import json
 import sys
 
@@ -14,11 +16,12 @@ from diffusers import WanPipeline
 from safetensors.torch import save_file
 
 CASES = {
-    "guided": dict(prompt="a red ball rolls to the right over a blue floor", num_frames=5, height=64, width=48, num_inference_steps=4,
-                   guidance_scale=4.0, seed=0),
-    "negative": dict(prompt="A &lt;large&gt;  green ring grows", negative_prompt="blue", num_frames=1, height=32, width=64, num_inference_steps=3,
-                     guidance_scale=2.5, seed=7),
-    "plain": dict(prompt="", num_frames=9, height=32, width=32, num_inference_steps=1, guidance_scale=1.0, seed=2**33 + 1),
+    "guided": dict(prompt="a red ball rolls to the right over a blue floor", num_frames=5, height=64, width=48,
+                   num_inference_steps=4, guidance_scale=4.0, seed=0),
+    "negative": dict(prompt="A &lt;large&gt;  green ring grows", negative_prompt="blue", num_frames=1, height=32,
+                     width=64, num_inference_steps=3, guidance_scale=2.5, seed=7),
+    "plain": dict(prompt="", num_frames=9, height=32, width=32, num_inference_steps=1, guidance_scale=1.0,
+                  seed=2**33 + 1),
 }
 folder, output = sys.argv[1:3]
 torch.set_num_threads(2)

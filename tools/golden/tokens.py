@@ -3,8 +3,9 @@
 
     python tools/golden/tokens.py --model models/wan-tiny --out tests/golden
 
-Writes tokens.json (about 220 strings in many scripts, ids by two vocabularies: wan-tiny's, and a small one of many scripts that is trained
-here and stored as world/spiece.model, with byte pieces as UMT5's has). --keep uses the stored vocabulary instead of training it."""
+Writes tokens.json (about 220 strings in many scripts, ids by two vocabularies: wan-tiny's, and a small one of many
+scripts that is trained here and stored as world/spiece.model, with byte pieces as UMT5's has). --keep uses the
+stored vocabulary instead of training it."""
 import argparse
 import io
 import json
@@ -56,22 +57,30 @@ NEGATIVE = ("色调艳丽，过曝，静态，细节模糊不清，字幕，风�
             "画得不好的手部，画得不好的脸部，畸形的，毁容的，形态畸形的肢体，手指融合，静止不动的画面，杂乱的背景，三条腿，背景人很多，倒着走")
 
 ODD = [
-    "", " ", "\n\t ", "a", "A", ".", "...", "…", "-", "--", "—", "0", "3.14159", "1,000,000", "100%", "50 €", "£5", "$9.99", "#1", "@home", "C++ & C#",
-    "e-mail: someone@example.org", "https://example.org/a_b?c=d&e=f#g", "snake_case and CamelCase", "don't can't won't", "rock 'n' roll", "“quoted” and ‘single’",
-    "«guillemets»", "a  red   ball", "  leading and trailing  ", "tabs\tand\nnewlines\r\nhere", "vertical\x0bform\x0cfeed", "file\x1cseparator", "\x1c \x1fends\x1e\u2003\x1d", "x \x1c",
-    "no\u00a0break", "thin\u2009space", "ideographic\u3000space", "zero\u200bwidth", "soft\u00adhyphen", "word\u2060joiner", "byte\ufefforder", "line\u2028separator",
-    "ＦＵＬＬ　ｗｉｄｔｈ １２３！", "ｶﾀｶﾅ", "ﬁne ﬂow oﬃce", "① ② ③ ⑩", "Ⅷ ⅳ", "½ ¾ ⅓", "x² + y³ = z⁴", "H₂O", "№ 5 ™ © ®", "㎏ ㎡ ㍿", "ℌℑ ℝ ℕ", "𝐛𝐨𝐥𝐝 𝑖𝑡𝑎𝑙𝑖𝑐", "ſtraße",
-    "ĳ Ĳ ŉ", "Ǆ ǆ", "ﷺ", "ﻻ ﻼ", "ﬀ", "Ω Å K", "µ μ", "café naïve façade", "Ångström", "El Niño", "Dvořák", "Łódź", "Šiauliai", "Győr",
-    "🙂", "🙂 ball 🎉🎉", "👍🏽 👨‍👩‍👧‍👦 🏳️‍🌈", "🇩🇪🇯🇵", "❤️ ☀️ ☎", "→ ← ↑ ↓ ⇒", "♠♥♦♣", "∀x∈ℝ: x²≥0", "∑∏∫√∞≈≠≤≥", "▁ under ▁bar", "▁▁", "_", "日本語とEnglishの混在text",
-    "漢字kana混じり123", "中文,英文comma，全角", "한글과 English 혼용", "русский and English", "مرحبا world", "שלום world", "नमस्ते दुनिया", "สวัสดีชาวโลก",
-    "x" * 60, "supercalifragilisticexpialidocious", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa bbbbbbbbbbbbbbb", "ha" * 40, "!" * 30, "- - - - -", "a b c d e f g h i j k l m n o p",
-    "</s>", "a </s> b", "a</s>b", "<pad>", "<unk>", "<unk> ball", "ball<pad><pad>", "</s></s>", "< /s>", "<S>", "<extra_id_0>", "[MASK]", "<|endoftext|>",
-    "&amp;", "a &lt; b &gt; c", "&amp;lt;b&amp;gt;", "&amp;amp;amp;", "&quot;hi&quot;", "&#65;&#x42;&#X43;", "&#128512;", "&#0; &#x110000; &#xD800;", "&#128; &#150; &#159;",
-    "&#1; &#11; &#127; &#xFFFE;", "&nbsp;x&nbsp;", "&eacute;t&eacute", "&notit; &notin; &not", "&unknown; &;", "& &", "&&amp", "AT&T", "R&D &copy 2024 &copyright", "&#;&#x;&#xg;",
-    "&#99999999999999999999;", "&NotEqualTilde; &nLt; &fjlig;", "&CounterClockwiseContourIntegral;", "&" + "a" * 40 + ";", "&hearts;&#9829;", "100&percnt;", "tom&Jerry",
-    "control\x01\x02chars", "del\x7fete", "c1\x85next\x80pad", "\u200e\u200fmarks", "a\u0301b (decomposed)", "e\u0301te\u0301", "n\u0303", "가",
-    "quote \" backslash \\ slash /", "{json: [1, 2]}", "<b>bold</b>", "C:\\path\\file", "a/b/c", "~tilde^ `tick`", "one\u2013two\u2014three", "5\u2032 7\u2033", "±0.5 × 2 ÷ 3", "½½½",
-    "ⓐⓑⓒ", "⑴⑵", "㊤㊦", "ⅩⅩ", "㋿", "ｱｲｳ ＡＢＣ ａｂｃ", "。「」、・", "！？：；", "٣٤٥ ۳۴۵ ३४५", "ⵜⴰⵎⴰⵣⵉⵖⵜ", "ᓄᓇᕗᑦ", "ᏣᎳᎩ", "𐌰𐌱𐌲", "𒀀𒁀", "\U0001f9ff\U0001fae0", "\ue000private",
+    "", " ", "\n\t ", "a", "A", ".", "...", "…", "-", "--", "—", "0", "3.14159", "1,000,000", "100%", "50 €", "£5",
+    "$9.99", "#1", "@home", "C++ & C#", "e-mail: someone@example.org", "https://example.org/a_b?c=d&e=f#g",
+    "snake_case and CamelCase", "don't can't won't", "rock 'n' roll", "“quoted” and ‘single’", "«guillemets»",
+    "a  red   ball", "  leading and trailing  ", "tabs\tand\nnewlines\r\nhere", "vertical\x0bform\x0cfeed",
+    "file\x1cseparator", "\x1c \x1fends\x1e\u2003\x1d", "x \x1c", "no\u00a0break", "thin\u2009space",
+    "ideographic\u3000space", "zero\u200bwidth", "soft\u00adhyphen", "word\u2060joiner", "byte\ufefforder",
+    "line\u2028separator", "ＦＵＬＬ　ｗｉｄｔｈ １２３！", "ｶﾀｶﾅ", "ﬁne ﬂow oﬃce", "① ② ③ ⑩", "Ⅷ ⅳ", "½ ¾ ⅓", "x² + y³ = z⁴", "H₂O",
+    "№ 5 ™ © ®", "㎏ ㎡ ㍿", "ℌℑ ℝ ℕ", "𝐛𝐨𝐥𝐝 𝑖𝑡𝑎𝑙𝑖𝑐", "ſtraße", "ĳ Ĳ ŉ", "Ǆ ǆ", "ﷺ", "ﻻ ﻼ", "ﬀ", "Ω Å K", "µ μ",
+    "café naïve façade", "Ångström", "El Niño", "Dvořák", "Łódź", "Šiauliai", "Győr", "🙂", "🙂 ball 🎉🎉",
+    "👍🏽 👨‍👩‍👧‍👦 🏳️‍🌈", "🇩🇪🇯🇵", "❤️ ☀️ ☎", "→ ← ↑ ↓ ⇒", "♠♥♦♣", "∀x∈ℝ: x²≥0", "∑∏∫√∞≈≠≤≥", "▁ under ▁bar", "▁▁", "_",
+    "日本語とEnglishの混在text", "漢字kana混じり123", "中文,英文comma，全角", "한글과 English 혼용", "русский and English", "مرحبا world",
+    "שלום world", "नमस्ते दुनिया", "สวัสดีชาวโลก", "x" * 60, "supercalifragilisticexpialidocious",
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa bbbbbbbbbbbbbbb", "ha" * 40, "!" * 30, "- - - - -",
+    "a b c d e f g h i j k l m n o p", "</s>", "a </s> b", "a</s>b", "<pad>", "<unk>", "<unk> ball", "ball<pad><pad>",
+    "</s></s>", "< /s>", "<S>", "<extra_id_0>", "[MASK]", "<|endoftext|>", "&amp;", "a &lt; b &gt; c",
+    "&amp;lt;b&amp;gt;", "&amp;amp;amp;", "&quot;hi&quot;", "&#65;&#x42;&#X43;", "&#128512;",
+    "&#0; &#x110000; &#xD800;", "&#128; &#150; &#159;", "&#1; &#11; &#127; &#xFFFE;", "&nbsp;x&nbsp;",
+    "&eacute;t&eacute", "&notit; &notin; &not", "&unknown; &;", "& &", "&&amp", "AT&T", "R&D &copy 2024 &copyright",
+    "&#;&#x;&#xg;", "&#99999999999999999999;", "&NotEqualTilde; &nLt; &fjlig;", "&CounterClockwiseContourIntegral;",
+    "&" + "a" * 40 + ";", "&hearts;&#9829;", "100&percnt;", "tom&Jerry", "control\x01\x02chars", "del\x7fete",
+    "c1\x85next\x80pad", "\u200e\u200fmarks", "a\u0301b (decomposed)", "e\u0301te\u0301", "n\u0303", "가",
+    "quote \" backslash \\ slash /", "{json: [1, 2]}", "<b>bold</b>", "C:\\path\\file", "a/b/c", "~tilde^ `tick`",
+    "one\u2013two\u2014three", "5\u2032 7\u2033", "±0.5 × 2 ÷ 3", "½½½", "ⓐⓑⓒ", "⑴⑵", "㊤㊦", "ⅩⅩ", "㋿", "ｱｲｳ ＡＢＣ ａｂｃ",
+    "。「」、・", "！？：；", "٣٤٥ ۳۴۵ ३४५", "ⵜⴰⵎⴰⵣⵉⵖⵜ", "ᓄᓇᕗᑦ", "ᏣᎳᎩ", "𐌰𐌱𐌲", "𒀀𒁀", "\U0001f9ff\U0001fae0", "\ue000private",
     NEGATIVE,
 ]
 
@@ -90,10 +99,12 @@ def variations():
 def train(folder):
     """A small unigram vocabulary with UMT5's conventions (ids, normalisation, bytes for what is unknown)."""
     model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(SENTENCES * 4), model_writer=model, model_type="unigram", vocab_size=1500, hard_vocab_limit=False,
-        character_coverage=0.995, normalization_rule_name="nmt_nfkc", byte_fallback=True, pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
-        pad_piece="<pad>", eos_piece="</s>", unk_piece="<unk>", num_threads=1, minloglevel=2)
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(SENTENCES * 4), model_writer=model,
+                                             model_type="unigram", vocab_size=1500, hard_vocab_limit=False,
+                                             character_coverage=0.995, normalization_rule_name="nmt_nfkc",
+                                             byte_fallback=True, pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
+                                             pad_piece="<pad>", eos_piece="</s>", unk_piece="<unk>", num_threads=1,
+                                             minloglevel=2)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as tmp:
         (Path(tmp) / "spiece.model").write_bytes(model.getvalue())
@@ -114,7 +125,10 @@ def main():
         train(out / "world")
     pipeline_wan.is_ftfy_available = lambda: False      # cleaning without it: see src/model/text/prompt.h
     pipeline_wan.ftfy = types.SimpleNamespace(fix_text=lambda text: text)       # diffusers 0.36 does not ask
-    tokenizers = {"wan-tiny": T5TokenizerFast.from_pretrained(Path(args.model) / "tokenizer"), "world": T5TokenizerFast.from_pretrained(out / "world")}
+    tokenizers = {
+        "wan-tiny": T5TokenizerFast.from_pretrained(Path(args.model) / "tokenizer"),
+        "world": T5TokenizerFast.from_pretrained(out / "world")
+    }
     cases, seen = [], set()
     for text in SENTENCES + ODD + list(variations()):
         if text in seen:
@@ -124,7 +138,8 @@ def main():
         case = {"text": text, "clean": clean}
         for name, tokenizer in tokenizers.items():
             ids = tokenizer(clean).input_ids
-            short = tokenizer(clean, padding="max_length", max_length=16, truncation=True, add_special_tokens=True).input_ids
+            short = tokenizer(clean, padding="max_length", max_length=16, truncation=True,
+                              add_special_tokens=True).input_ids
             assert short == (ids if len(ids) <= 16 else ids[:15] + [1]) + [0] * (16 - len(ids)), clean
             case[name] = ids
         cases.append(case)

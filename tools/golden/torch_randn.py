@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes tests/golden/random.safetensors: what torch.randn gives on an x86 CPU with AVX2 (pip install torch==2.13.0 safetensors).
+"""Makes tests/golden/random.safetensors: what torch.randn gives on an x86 CPU with AVX2 (pip install torch==2.13.0
+safetensors).
 
     python tools/golden/torch_randn.py tests/golden/random.safetensors
 
@@ -9,7 +10,8 @@ import sys
 import torch
 from safetensors.torch import save_file
 
-assert torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512"), "without AVX2 torch's numbers differ in the last digits"
+assert torch.backends.cpu.get_cpu_capability() in ("AVX2",
+                                                   "AVX512"), "without AVX2 torch's numbers differ in the last digits"
 tensors = {}
 
 

@@ -3,8 +3,9 @@
 
     python tools/golden/umt5.py --out tests/golden/umt5.safetensors
 
-Weights come from fill.py; the file holds every n-th element of the states of the tokens that are there (run with padding and its mask,
-as the pipeline does) and the largest magnitude of all. --every 1 keeps everything (the live test does), --model adds a real folder."""
+Weights come from fill.py; the file holds every n-th element of the states of the tokens that are there (run with
+padding and its mask, as the pipeline does) and the largest magnitude of all. --every 1 keeps everything (the live
+test does), --model adds a real folder."""
 import argparse
 from pathlib import Path
 
@@ -18,10 +19,11 @@ import fill
 
 # name: config, tokens that are there, tokens with padding. tests/model/test_umt5.c has the same table.
 CASES = {
-    "mini": (dict(vocab_size=99, d_model=32, d_kv=8, d_ff=37, num_layers=3, num_heads=4), 7, 12),
-    "small": (dict(vocab_size=264, d_model=192, d_kv=64, d_ff=384, num_layers=2, num_heads=3), 33, 64),
-    "long": (dict(vocab_size=120, d_model=48, d_kv=12, d_ff=64, num_layers=2, num_heads=5, relative_attention_num_buckets=20,
-                  relative_attention_max_distance=90), 300, 300),
+    "mini": (dict(vocab_size=99, d_model=32, d_kv=8, d_ff=37, num_layers=3,
+                  num_heads=4), 7, 12), "small": (dict(vocab_size=264, d_model=192, d_kv=64, d_ff=384, num_layers=2,
+                                                       num_heads=3), 33, 64),
+    "long": (dict(vocab_size=120, d_model=48, d_kv=12, d_ff=64, num_layers=2, num_heads=5,
+                  relative_attention_num_buckets=20, relative_attention_max_distance=90), 300, 300),
     "one": (dict(vocab_size=99, d_model=32, d_kv=8, d_ff=37, num_layers=1, num_heads=4), 1, 4),
 }
 
@@ -65,7 +67,8 @@ def main():
         tensors[case] = flat[:: args.every].contiguous()
         tensors[case + ".scale"] = flat.abs().max().reshape(1)
         print(f"{case:8s} {tuple(state.shape)}, largest {flat.abs().max():.3f}")
-    save_file(tensors, args.out, metadata={"every": str(args.every), "transformers": version, "torch": torch.__version__})
+    save_file(tensors, args.out,
+              metadata={"every": str(args.every), "transformers": version, "torch": torch.__version__})
 
 
 if __name__ == "__main__":

@@ -66,7 +66,8 @@ def main():
             out = model(x, torch.tensor([t]), text, return_dict=False)[0].reshape(-1)
         tensors[case + ".output"] = out[:: args.every].contiguous()
         tensors[case + ".output.scale"] = out.abs().max().reshape(1)
-    save_file(tensors, args.out, metadata={"every": str(args.every), "diffusers": diffusers.__version__, "torch": torch.__version__})
+    save_file(tensors, args.out,
+              metadata={"every": str(args.every), "diffusers": diffusers.__version__, "torch": torch.__version__})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Output of diffusers' transformer with the weights of models/wan-tiny at its full size (4,352 tokens), for the live test only: the
-weights change when the model is trained again.
+"""Output of diffusers' transformer with the weights of models/wan-tiny at its full size (4,352 tokens), for the live
+test only: the weights change when the model is trained again.
 
     python tools/golden/wan_tiny_dit.py --model models/wan-tiny --out /tmp/golden/wan_tiny_dit.safetensors"""
 import argparse

@@ -3,11 +3,12 @@
 
     python tools/golden/wan_vae.py --out tests/golden/wan_vae.safetensors
 
-Weights and latents come from fill.py; the file holds every n-th element of each clip (frames, height, width, rgb) and the largest
-magnitude of all. --every 1 keeps everything (the live test does), --model adds a real folder with its own weights.
+Weights and latents come from fill.py; the file holds every n-th element of each clip (frames, height, width, rgb) and
+the largest magnitude of all. --every 1 keeps everything (the live test does), --model adds a real folder with its own
+weights.
 
-Computed in f64: diffusers' own tiny configuration normalises over one to three channels, where rounding grows so much that its f32
-results are 1e-4 away from these."""
+Computed in f64: diffusers' own tiny configuration normalises over one to three channels, where rounding grows so much
+that its f32 results are 1e-4 away from these."""
 import argparse
 from pathlib import Path
 
@@ -21,14 +22,16 @@ from diffusers.models.autoencoders.autoencoder_kl_wan import WanUpsample
 
 # name: config, latents (t, h, w), pixels of a tile (0: none). tests/model/test_wan_vae.c has the same table.
 TINY = dict(base_dim=3, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1, temperal_downsample=[False, True, True])
-SMALL = dict(base_dim=24, z_dim=16, dim_mult=[1, 2, 4], num_res_blocks=1, temperal_downsample=[False, True], scale_factor_temporal=2,
-             scale_factor_spatial=4)
-ODD = dict(base_dim=8, decoder_base_dim=10, z_dim=5, dim_mult=[1, 3, 2], num_res_blocks=2, temperal_downsample=[True, False],
-           scale_factor_temporal=2, scale_factor_spatial=4, latents_mean=[0.5, -1.0, 0.0, 2.0, 0.25], latents_std=[1.0, 2.0, 0.5, 1.5, 3.0])
+SMALL = dict(base_dim=24, z_dim=16, dim_mult=[1, 2, 4], num_res_blocks=1, temperal_downsample=[False, True],
+             scale_factor_temporal=2, scale_factor_spatial=4)
+ODD = dict(base_dim=8, decoder_base_dim=10, z_dim=5, dim_mult=[1, 3, 2], num_res_blocks=2,
+           temperal_downsample=[True, False], scale_factor_temporal=2, scale_factor_spatial=4,
+           latents_mean=[0.5, -1.0, 0.0, 2.0, 0.25], latents_std=[1.0, 2.0, 0.5, 1.5, 3.0])
 CASES = {
-    "tiny1": (TINY, (1, 4, 3), 0), "tiny5": (TINY, (2, 4, 3), 0), "tiny9": (TINY, (3, 4, 3), 0), "tiny33": (TINY, (9, 4, 3), 0),
-    "small1": (SMALL, (1, 6, 8), 0), "small5": (SMALL, (3, 6, 8), 0), "small9": (SMALL, (5, 6, 8), 0), "small33": (SMALL, (17, 6, 8), 0),
-    "odd7": (ODD, (4, 5, 7), 0), "tiled9": (TINY, (3, 20, 13), 64), "tiled_wide": (SMALL, (2, 5, 21), 32),
+    "tiny1": (TINY, (1, 4, 3), 0), "tiny5": (TINY, (2, 4, 3), 0), "tiny9": (TINY, (3, 4, 3), 0),
+    "tiny33": (TINY, (9, 4, 3), 0), "small1": (SMALL, (1, 6, 8), 0), "small5": (SMALL, (3, 6, 8), 0),
+    "small9": (SMALL, (5, 6, 8), 0), "small33": (SMALL, (17, 6, 8), 0), "odd7": (ODD, (4, 5, 7), 0), "tiled9":
+        (TINY, (3, 20, 13), 64), "tiled_wide": (SMALL, (2, 5, 21), 32),
 }
 
 
@@ -39,7 +42,8 @@ def decode(vae, latents, tile):
     if tile:
         vae.enable_tiling(tile, tile, tile * 3 // 4, tile * 3 // 4)
     with torch.no_grad():
-        return vae.double().decode(latents / std + mean, return_dict=False)[0][0].permute(1, 2, 3, 0).float().contiguous()
+        return vae.double().decode(latents / std + mean, return_dict=False)[0][0].permute(1, 2, 3,
+                                                                                          0).float().contiguous()
 
 
 def main():
@@ -63,8 +67,11 @@ def main():
         flat = clip.reshape(-1)
         tensors[case] = flat[:: args.every].contiguous()
         tensors[case + ".scale"] = flat.abs().max().reshape(1)
-        print(f"{case:12s} {tuple(clip.shape)}, largest {flat.abs().max():.3f}, at the limit {(flat.abs() >= 1).float().mean():.3f}")
-    save_file(tensors, args.out, metadata={"every": str(args.every), "diffusers": diffusers.__version__, "torch": torch.__version__})
+        print(
+            f"{case:12s} {tuple(clip.shape)}, largest {flat.abs().max():.3f}, at the limit {(flat.abs() >= 1).float().mean():.3f}"
+        )
+    save_file(tensors, args.out,
+              metadata={"every": str(args.every), "diffusers": diffusers.__version__, "torch": torch.__version__})
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes src/model/text/html_entities.c: the named character references of the HTML standard, as Python's html module lists them.
+"""Writes src/model/text/html_entities.c: the named character references of the HTML standard, as Python's html module
+lists them.
 
     python3 tools/tables/html_entities.py > src/model/text/html_entities.c
 """

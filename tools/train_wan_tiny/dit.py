@@ -329,7 +329,8 @@ def main():
         no_caption=trainer.held_out_loss(trainer.empty.expand(len(trainer.held_ids), -1)))
     for shift in args.sheet_shifts or [args.shift]:
         for guidance in args.guidance:
-            trainer.draw(Path(args.out) / "sheets" / f"dit_{args.size}_shift{shift:g}_guidance{guidance:g}.png", shift, guidance)
+            trainer.draw(
+                Path(args.out) / "sheets" / f"dit_{args.size}_shift{shift:g}_guidance{guidance:g}.png", shift, guidance)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Make clips with the exported folder through diffusers' own WanPipeline, and a contact sheet to look at.
 
     python sample.py --model ../../models/wan-tiny --out sheet.png
-    python sample.py --model ../../models/wan-tiny --out one.png --prompt "a red ball rolls to the right over a blue floor"
+    python sample.py --model ../../models/wan-tiny --out one.png --prompt "a red ball rolls to the right over a blue
+    floor"
 
 This is the check that a release works outside the training code: nothing but diffusers touches the model.
 """

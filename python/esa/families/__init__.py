@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model families `esa.apply` knows: how each lays out its tokens, which modules are self-attention, and one processor each."""
+"""The model families `esa.apply` knows: how each lays out its tokens, which modules are self-attention, and one
+processor each."""
 from __future__ import annotations
 
 from typing import Any

@@ -31,9 +31,10 @@ class Family:
     """One model family.
 
     `modules` lists the self-attention modules in the order they run, with their names; that order numbers the layers.
-    `geometry(config, latent_shape, text_length)` says how the tokens lie; latent_shape is that of the transformer's hidden_states.
-    `text_mask` names the forward argument that marks valid text tokens (they come first), or is None: all are valid.
-    `replaces` are the processors of diffusers that `processor` stands in for; any other one in their place is refused."""
+    `geometry(config, latent_shape, text_length)` says how the tokens lie; latent_shape is that of the transformer's
+    hidden_states. `text_mask` names the forward argument that marks valid text tokens (they come first), or is None:
+    all are valid. `replaces` are the processors of diffusers that `processor` stands in for; any other one in their
+    place is refused."""
     name: str
     transformer_classes: tuple[str, ...]
     replaces: tuple[str, ...]
@@ -46,8 +47,9 @@ class Family:
 class Processor:
     """Base of the processors. The kernel is called through `attend`, which is one torch operator.
 
-    `handle` and `layer` are tensors without dimensions on the CPU: as Python numbers they would make torch.compile specialise the graph
-    of every layer. The two class attributes are what diffusers looks for in a processor (`set_attention_backend`, `enable_parallelism`)."""
+    `handle` and `layer` are tensors without dimensions on the CPU: as Python numbers they would make torch.compile
+    specialise the graph of every layer. The two class attributes are what diffusers looks for in a processor
+    (`set_attention_backend`, `enable_parallelism`)."""
     _attention_backend: Any = None
     _parallel_config: Any = None
 
@@ -65,8 +67,10 @@ class Processor:
         return torch.ops.esa.session_attention(self.handle, self.layer, query, key, value)
 
 
-def parallel_attention(processor: Processor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Attention under diffusers' context parallelism: tokens are spread over the ranks, Ulysses exchanges them for heads."""
+def parallel_attention(processor: Processor, query: torch.Tensor, key: torch.Tensor,
+                       value: torch.Tensor) -> torch.Tensor:
+    """Attention under diffusers' context parallelism: tokens are spread over the ranks, Ulysses exchanges them for
+    heads."""
     from ..parallel import ulysses_attention
     return ulysses_attention(processor, query, key, value)
 

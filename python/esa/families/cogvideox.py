@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CogVideoX. Every `transformer_blocks.{i}.attn1` is joint attention over [text | video]; padded text is attended like any other."""
+"""CogVideoX. Every `transformer_blocks.{i}.attn1` is joint attention over [text | video]; padded text is attended
+like any other."""
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -12,15 +13,16 @@ from .base import Family, Geometry, Processor, merge_heads, refuse_mask
 
 
 class CogVideoXEsaProcessor(Processor):
-    """Stands in for CogVideoXAttnProcessor2_0 and its fused form, whichever was there: `fuse_qkv_projections` leaves the single
-    projections in place, so only the processor tells which ones count."""
+    """Stands in for CogVideoXAttnProcessor2_0 and its fused form, whichever was there: `fuse_qkv_projections` leaves
+    the single projections in place, so only the processor tells which ones count."""
 
     def __init__(self, handle: torch.Tensor, layer: int, original: Any) -> None:
         super().__init__(handle, layer, original)
         self.fused = type(original).__name__.startswith("Fused")
 
     def __call__(self, attn: Any, hidden_states: torch.Tensor, encoder_hidden_states: torch.Tensor,
-                 attention_mask: torch.Tensor | None = None, image_rotary_emb: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
+                 attention_mask: torch.Tensor | None = None,
+                 image_rotary_emb: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
         from diffusers.models.embeddings import apply_rotary_emb
         refuse_mask(attention_mask)
         text = encoder_hidden_states.size(1)
@@ -29,7 +31,8 @@ class CogVideoXEsaProcessor(Processor):
             query, key, value = attn.to_qkv(hidden_states).chunk(3, dim=-1)
         else:
             query, key, value = attn.to_q(hidden_states), attn.to_k(hidden_states), attn.to_v(hidden_states)
-        query, key, value = (x.unflatten(2, (attn.heads, -1)).transpose(1, 2) for x in (query, key, value))      # B, H, N, D
+        # B, H, N, D
+        query, key, value = (x.unflatten(2, (attn.heads, -1)).transpose(1, 2) for x in (query, key, value))
         if attn.norm_q is not None:
             query = attn.norm_q(query)
         if attn.norm_k is not None:
@@ -56,6 +59,6 @@ def _geometry(config: Any, shape: tuple[int, ...], text_length: int) -> Geometry
     return Geometry((frames, height // patch, width // patch), text_front=text_length)
 
 
-COGVIDEOX = Family(name="CogVideoX", transformer_classes=("CogVideoXTransformer3DModel",),
-                   replaces=("CogVideoXAttnProcessor2_0", "FusedCogVideoXAttnProcessor2_0"), processor=CogVideoXEsaProcessor,
-                   modules=_modules, geometry=_geometry)
+COGVIDEOX = Family(name="CogVideoX", transformer_classes=("CogVideoXTransformer3DModel", ),
+                   replaces=("CogVideoXAttnProcessor2_0", "FusedCogVideoXAttnProcessor2_0"),
+                   processor=CogVideoXEsaProcessor, modules=_modules, geometry=_geometry)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HunyuanVideo. Two stacks of joint attention over [video | text]; text is padded at the end and the padding masked as keys. The token
-refiner's attention (text alone) stays diffusers'."""
+"""HunyuanVideo. Two stacks of joint attention over [video | text]; text is padded at the end and the padding masked as
+keys. The token refiner's attention (text alone) stays diffusers'."""
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -17,11 +17,12 @@ def _norm(norm: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 class HunyuanEsaProcessor(Processor):
-    """Stands in for HunyuanVideoAttnProcessor2_0. attention_mask says what the lengths of the run say already (the transformer makes it
-    from encoder_attention_mask, of which the root hook takes the sum) and is not looked at."""
+    """Stands in for HunyuanVideoAttnProcessor2_0. attention_mask says what the lengths of the run say already (the
+    transformer makes it from encoder_attention_mask, of which the root hook takes the sum) and is not looked at."""
 
     def __call__(self, attn: Any, hidden_states: torch.Tensor, encoder_hidden_states: torch.Tensor | None = None,
-                 attention_mask: torch.Tensor | None = None, image_rotary_emb: Any = None) -> tuple[torch.Tensor, torch.Tensor | None]:
+                 attention_mask: torch.Tensor | None = None,
+                 image_rotary_emb: Any = None) -> tuple[torch.Tensor, torch.Tensor | None]:
         from diffusers.models.embeddings import apply_rotary_emb
         single = attn.add_q_proj is None            # the second stack projects text and video with the same weights
         text = 0 if encoder_hidden_states is None else encoder_hidden_states.shape[1]
@@ -32,8 +33,10 @@ class HunyuanEsaProcessor(Processor):
         value = split_heads(attn.to_v(hidden_states), attn.heads)
         if image_rotary_emb is not None:
             if single and text:
-                query = torch.cat([apply_rotary_emb(query[:, :-text], image_rotary_emb, sequence_dim=1), query[:, -text:]], dim=1)
-                key = torch.cat([apply_rotary_emb(key[:, :-text], image_rotary_emb, sequence_dim=1), key[:, -text:]], dim=1)
+                query = torch.cat(
+                    [apply_rotary_emb(query[:, :-text], image_rotary_emb, sequence_dim=1), query[:, -text:]], dim=1)
+                key = torch.cat([apply_rotary_emb(key[:, :-text], image_rotary_emb, sequence_dim=1), key[:, -text:]],
+                                dim=1)
             else:
                 query = apply_rotary_emb(query, image_rotary_emb, sequence_dim=1)
                 key = apply_rotary_emb(key, image_rotary_emb, sequence_dim=1)
@@ -63,8 +66,10 @@ def _modules(transformer: nn.Module) -> Iterable[tuple[str, nn.Module]]:
 
 def _geometry(config: Any, shape: tuple[int, ...], text_length: int) -> Geometry:
     _, _, frames, height, width = shape
-    return Geometry((frames // config.patch_size_t, height // config.patch_size, width // config.patch_size), text_back=text_length)
+    return Geometry((frames // config.patch_size_t, height // config.patch_size, width // config.patch_size),
+                    text_back=text_length)
 
 
-HUNYUAN = Family(name="HunyuanVideo", transformer_classes=("HunyuanVideoTransformer3DModel",), replaces=("HunyuanVideoAttnProcessor2_0",),
-                 processor=HunyuanEsaProcessor, modules=_modules, geometry=_geometry, text_mask="encoder_attention_mask")
+HUNYUAN = Family(name="HunyuanVideo", transformer_classes=("HunyuanVideoTransformer3DModel", ),
+                 replaces=("HunyuanVideoAttnProcessor2_0", ), processor=HunyuanEsaProcessor, modules=_modules,
+                 geometry=_geometry, text_mask="encoder_attention_mask")

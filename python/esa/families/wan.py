@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wan 2.1 and 2.2. Self-attention is `blocks.{i}.attn1` over video tokens alone; text comes by cross-attention, which stays diffusers'."""
+"""Wan 2.1 and 2.2. Self-attention is `blocks.{i}.attn1` over video tokens alone; text comes by cross-attention,
+which stays diffusers'."""
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -25,7 +26,8 @@ class WanEsaProcessor(Processor):
     """Stands in for WanAttnProcessor on self-attention."""
 
     def __call__(self, attn: Any, hidden_states: torch.Tensor, encoder_hidden_states: torch.Tensor | None = None,
-                 attention_mask: torch.Tensor | None = None, rotary_emb: tuple[torch.Tensor, torch.Tensor] | None = None) -> torch.Tensor:
+                 attention_mask: torch.Tensor | None = None,
+                 rotary_emb: tuple[torch.Tensor, torch.Tensor] | None = None) -> torch.Tensor:
         if encoder_hidden_states is not None:
             raise ValueError("esa.apply got text in Wan's self-attention: this is not a module it knows")
         refuse_mask(attention_mask)
@@ -55,5 +57,6 @@ def _geometry(config: Any, shape: tuple[int, ...], text_length: int) -> Geometry
     return Geometry((frames // t, height // h, width // w))
 
 
-WAN = Family(name="Wan", transformer_classes=("WanTransformer3DModel",), replaces=("WanAttnProcessor", "WanAttnProcessor2_0"),
-             processor=WanEsaProcessor, modules=_modules, geometry=_geometry)
+WAN = Family(name="Wan", transformer_classes=("WanTransformer3DModel", ),
+             replaces=("WanAttnProcessor", "WanAttnProcessor2_0"), processor=WanEsaProcessor, modules=_modules,
+             geometry=_geometry)

@@ -1,0 +1,107 @@
+/* calibrate_size.c - what a calibration takes: tokens and blocks, disk, memory.
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "clip/calibrate.h"
+
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+#include <sys/statvfs.h>
+
+#define MOST_CONTRIBUTIONS 255 /* of a cell, as the format of recordings says */
+
+static int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int calibrate_measure(calibrate_size *z, const calibrate_options *o, const esa_model_info *info,
+                      int64_t prompts)
+{
+    const clip_request *r = &o->clip;
+    const int64_t branches = r->guidance > 1 ? 2 : 1,
+                  groups = r->record_groups ? r->record_groups : r->steps;
+    int32_t block_q, block_k;
+    const int bad = cli_block_parse(clip_block(r, info), &block_q, &block_k);
+    if (bad) return bad;
+    memset(z, 0, sizeof *z);
+    z->tokens = clip_tokens(r, info);
+    z->nq = up(z->tokens, block_q);
+    z->nk = up(z->tokens, block_k);
+    const int64_t apart = r->per_branch ? branches : 1, cells = apart * info->layers * groups,
+                  rows = info->heads * z->nq;
+    const int64_t row_bytes = (o->importance == ESA_IMPORTANCE_U8    ? z->nk + up(z->nk, 4) + 4
+                               : o->importance == ESA_IMPORTANCE_F16 ? 2 * z->nk
+                                                                     : 0) +
+                              o->budgets.count * up(z->nk, 8);
+    z->recording_bytes = cells * (rows * z->nk * 4 + 4) + 4096;
+    /* Layers and steps that run dense are recorded, but not stored; without their rounding to
+     * groups. */
+    const double sparse = o->store_dense ? 1
+                                         : (1 - (double)(r->dense_first != 0) / info->layers) *
+                                               (1 - r->warmup);
+    const int64_t stored = (int64_t)ceil(sparse * (double)cells);
+    z->masks_bytes = stored * (rows * row_bytes + info->heads * 4 * (1 + o->budgets.count)) + 8192;
+    const int64_t each = up(r->steps, groups) * (r->per_branch ? 1 : branches);
+    z->prompts_per_recording = MOST_CONTRIBUTIONS / each;
+    if (z->prompts_per_recording < 1)
+        return cli_fail("calibrate: %lld steps in %lld groups are %lld contributions of a prompt "
+                        "to each group, a recording takes %d: "
+                        "give more --step-groups",
+                        (long long)r->steps, (long long)groups, (long long)each,
+                        MOST_CONTRIBUTIONS);
+    z->recordings = up(prompts, z->prompts_per_recording);
+    /* A recording is written anew beside the old one; at the end the mask file stands beside all
+     * recordings. */
+    const int64_t beside = z->masks_bytes > z->recording_bytes && !o->shard_count
+                               ? z->masks_bytes
+                               : z->recording_bytes;
+    z->work_bytes = z->recordings * z->recording_bytes + beside;
+    return CLI_OK;
+}
+
+/* "12.0 kB", "3.1 MB", "12.0 GB" */
+static const char *amount(char out[32], int64_t bytes)
+{
+    if (bytes < 1000000)
+        snprintf(out, 32, "%.1f kB", 1e-3 * (double)bytes);
+    else if (bytes < 1000000000)
+        snprintf(out, 32, "%.1f MB", 1e-6 * (double)bytes);
+    else
+        snprintf(out, 32, "%.1f GB", 1e-9 * (double)bytes);
+    return out;
+}
+
+int calibrate_announce(const calibrate_size *z, const calibrate_options *o,
+                       const esa_model_info *info, int64_t prompts, int64_t done,
+                       const char *folder, int64_t present)
+{
+    const clip_request *r = &o->clip;
+    char need[32], room[32], rest[32], sums[32];
+    struct statvfs disk;
+    cli_machine machine;
+    fprintf(stderr,
+            "calibrate: %s, %lld x %lld, %lld frames: %lld tokens in %lld x %lld blocks, %d layers "
+            "of %d heads\n",
+            info->name, (long long)r->width, (long long)r->height, (long long)r->frames,
+            (long long)z->tokens, (long long)z->nq, (long long)z->nk, (int)info->layers,
+            (int)info->heads);
+    fprintf(stderr, "calibrate: %lld prompt%s of %lld dense steps%s", (long long)prompts,
+            prompts == 1 ? "" : "s", (long long)r->steps, r->guidance > 1 ? " with guidance" : "");
+    if (done) fprintf(stderr, ", %lld already recorded", (long long)done);
+    fprintf(stderr, "; needs %s on disk while it works, leaves %s, and %s of memory for sums\n",
+            amount(need, z->work_bytes),
+            amount(rest, o->shard_count ? z->recordings * z->recording_bytes : z->masks_bytes),
+            amount(sums, z->recording_bytes));
+    cli_machine_get(&machine);
+    if (z->recording_bytes > machine.memory_bytes)
+        return cli_fail("calibrate: the sums need %s of memory and this machine has %s; fewer "
+                        "--step-groups or larger --block need less",
+                        amount(sums, z->recording_bytes), amount(room, machine.memory_bytes));
+    if (statvfs(folder, &disk) != 0)
+        return cli_fail("calibrate: the room in '%s' cannot be found out: %s", folder,
+                        strerror(errno));
+    const double there = (double)disk.f_bavail * (double)disk.f_frsize + (double)present;
+    if ((double)z->work_bytes > there)
+        return cli_fail("calibrate: %s are needed in '%s' and %s are free; fewer --step-groups or "
+                        "larger --block need less",
+                        amount(need, z->work_bytes), folder,
+                        amount(room, there < 9e18 ? (int64_t)there : INT64_MAX));
+    return CLI_OK;
+}

@@ -1,0 +1,261 @@
+/* calibrate_work.c - the folder a calibration works in: made, locked, compared with what was begun
+ * there, counted, removed.
+ * SPDX-License-Identifier: Apache-2.0 */
+#define _DEFAULT_SOURCE /* flock */
+#include "clip/calibrate.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <esa/esa_tensors.h>
+#include "core/folders.h"
+
+static const char what[] = "calibrate";
+#define LONGEST_SETTINGS                                                                           \
+    (1 << 26) /* a file of prompts may have 2^24 bytes; quoted they are more                       \
+               */
+
+void calibrate_recording(char path[CALIBRATE_PATH + 32], const calibrate_work *w, int64_t i)
+{
+    snprintf(path, CALIBRATE_PATH + 32, "%s/recording.%lld", w->folder, (long long)i);
+}
+
+void calibrate_shard_file(char path[CALIBRATE_PATH + 64], const calibrate_work *w, int64_t i)
+{
+    const int stem = (int)strlen(w->target) - (int)strlen(".recording");
+    if (i < 0)
+        snprintf(path, CALIBRATE_PATH + 64, "%.*s.json", stem, w->target);
+    else if (i == 0)
+        snprintf(path, CALIBRATE_PATH + 64, "%s", w->target);
+    else
+        snprintf(path, CALIBRATE_PATH + 64, "%.*s.%lld.recording", stem, w->target, (long long)i);
+}
+
+/* A finished shard is forgotten: its recordings, the first one first because it says "finished",
+ * then its settings. */
+static void remove_shard(const calibrate_work *w)
+{
+    char path[CALIBRATE_PATH + 64];
+    int64_t i = 0;
+    do calibrate_shard_file(path, w, i++);
+    while (unlink(path) == 0);
+    calibrate_shard_file(path, w, -1);
+    unlink(path);
+}
+
+/* ---------------------------------------------------------------- settings */
+
+static char *read_text(const char *path)
+{
+    FILE *file = fopen(path, "rb");
+    struct stat about;
+    char *text = NULL;
+    if (file && fstat(fileno(file), &about) == 0 && S_ISREG(about.st_mode) &&
+        about.st_size < LONGEST_SETTINGS)
+        text = malloc((size_t)about.st_size + 1);
+    if (text) text[fread(text, 1, (size_t)about.st_size, file)] = 0;
+    if (file) fclose(file);
+    return text;
+}
+
+/* The line text stands in, without blanks and commas around it. */
+static void line_of(char out[120], const char *text)
+{
+    const size_t before = strspn(text, " \t\n"), n = strcspn(text + before, "\n");
+    snprintf(out, 120, "%.*s", (int)(n < 110 ? n : 110), text + before);
+    for (size_t i = strlen(out); i > 0 && strchr(" ,", out[i - 1]); i--) out[i - 1] = 0;
+}
+
+/* Two JSON texts of the same make: the first line in which they differ. */
+static void first_difference(char theirs[120], char ours[120], const char *a, const char *b)
+{
+    const char *line_a = a, *line_b = b;
+    while (*a && *a == *b) {
+        if (*a == '\n') {
+            line_a = a + 1;
+            line_b = b + 1;
+        }
+        a++;
+        b++;
+    }
+    line_of(theirs, line_a);
+    line_of(ours, line_b);
+}
+
+/* CLI_OK if the file at path says what settings say. */
+static int same_settings(const char *path, const char *settings, const char *begun)
+{
+    char theirs[120], ours[120];
+    char *old = read_text(path);
+    if (!old)
+        return cli_fail(
+            "%s: '%s' cannot be read: give another --output, or --restart to begin anew", what,
+            path);
+    const int same = strcmp(old, settings) == 0;
+    first_difference(theirs, ours, old, settings);
+    free(old);
+    if (same) return CLI_OK;
+    if (strncmp(theirs, "\"weights_hash\"", 14) == 0)
+        return cli_fail("%s: '%s' was begun with other weights than those that are in the model's "
+                        "folder now; give another --output, or --restart to begin anew",
+                        what, begun);
+    return cli_fail("%s: '%s' was begun with other settings: %s there, %s here; finish it, give "
+                    "another --output, or --restart to begin anew",
+                    what, begun, theirs, ours);
+}
+
+/* ---------------------------------------------------------------- what is there */
+
+/* Every file in the folder but settings and recordings, or all of them: then the first recording
+ * first, because it says "begun", and a run that is killed here must not leave it without its
+ * settings. */
+static void sweep(const calibrate_work *w, int all)
+{
+    char path[CALIBRATE_PATH + 300];
+    if (all) {
+        calibrate_recording(path, w, 0);
+        unlink(path);
+    }
+    DIR *folder = opendir(w->folder);
+    for (struct dirent *e; folder && (e = readdir(folder)) != NULL;) {
+        const char *dot = strrchr(e->d_name, '.');
+        const int ours = strcmp(e->d_name, "settings.json") == 0 ||
+                         (strncmp(e->d_name, "recording.", 10) == 0 && dot == e->d_name + 9 &&
+                          strspn(dot + 1, "0123456789") == strlen(dot + 1));
+        if (e->d_name[0] == '.' || (ours && !all)) continue;
+        snprintf(path, sizeof path, "%s/%s", w->folder, e->d_name);
+        unlink(path);
+    }
+    if (folder) closedir(folder);
+}
+
+/* Prompts of the recording at path; -1 after one sentence. */
+static int64_t prompts_of(esa_ctx *ctx, const char *path)
+{
+    esa_tensors *file = NULL;
+    const esa_status status = esa_tensors_open(ctx, &file, path);
+    const char *text = status == ESA_OK ? esa_tensors_metadata(file, "prompts") : NULL;
+    const int64_t prompts = text ? strtoll(text, NULL, 10) : -1;
+    if (status != ESA_OK)
+        cli_fail_esa(ctx, status, what);
+    else if (prompts < 1)
+        cli_fail("%s: '%s' is no recording: --restart begins anew", what, path);
+    esa_tensors_free(file);
+    return prompts < 1 ? -1 : prompts;
+}
+
+/* Recordings are filled one after the other; all but the last hold as many prompts as fit. */
+static int count_prompts(calibrate_work *w, const calibrate_size *size)
+{
+    char path[CALIBRATE_PATH + 32];
+    esa_ctx *ctx;
+    int status = cli_ctx_new(&ctx, 1);
+    w->done = w->bytes = 0;
+    for (int64_t i = 0; !status && i < size->recordings; i++) {
+        struct stat about;
+        calibrate_recording(path, w, i);
+        if (stat(path, &about) != 0) break;
+        const int64_t prompts = prompts_of(ctx, path);
+        if (prompts < 0)
+            status = CLI_FAILED;
+        else if (w->done != i * size->prompts_per_recording ||
+                 prompts > size->prompts_per_recording)
+            status = cli_fail("%s: '%s' counts %lld prompts, which this command cannot have "
+                              "recorded: --restart begins anew",
+                              what, path, (long long)prompts);
+        w->done += prompts;
+        w->bytes += about.st_size;
+    }
+    esa_ctx_free(ctx);
+    return status;
+}
+
+/* ---------------------------------------------------------------- open and close */
+
+/* Two runs may make and remove the folder at the same time: what is locked must be what has the
+ * name. */
+static int take_lock(calibrate_work *w)
+{
+    struct stat held, named;
+    for (int attempt = 0; attempt < 100; attempt++) {
+        if (mkdir(w->folder, 0777) != 0 && errno != EEXIST)
+            return cli_fail("%s: the folder '%s' cannot be made: %s", what, w->folder,
+                            strerror(errno));
+        w->lock = open(w->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (w->lock < 0 && errno == ENOENT) continue;
+        if (w->lock < 0)
+            return cli_fail("%s: the folder '%s' cannot be opened: %s", what, w->folder,
+                            strerror(errno));
+        if (flock(w->lock, LOCK_EX | LOCK_NB) != 0) {
+            const int busy = errno == EWOULDBLOCK;
+            close(w->lock);
+            w->lock = -1;
+            return busy ? cli_fail("%s: another run is at work in '%s'", what, w->folder)
+                        : cli_fail("%s: the folder '%s' cannot be locked: %s", what, w->folder,
+                                   strerror(errno));
+        }
+        const int found = fstat(w->lock, &held) == 0 && stat(w->folder, &named) == 0;
+        if (found && held.st_ino == named.st_ino && held.st_dev == named.st_dev) return CLI_OK;
+        close(w->lock);
+        w->lock = -1;
+    }
+    return cli_fail("%s: the folder '%s' comes and goes: is another run at work?", what, w->folder);
+}
+
+int calibrate_work_open(calibrate_work *w, const calibrate_options *o, const char *settings,
+                        const calibrate_size *size)
+{
+    char path[CALIBRATE_PATH + 64];
+    struct stat about;
+    w->lock = -1;
+    w->kept = (size_t)-1;
+    w->done = w->bytes = 0;
+    w->complete = 0;
+    if (snprintf(w->folder, sizeof w->folder, "%s.part", w->target) >= (int)sizeof w->folder - 32)
+        return cli_fail("%s: a name of %zu bytes cannot be written", what, strlen(w->target));
+    if (stat(w->target, &about) == 0 && !S_ISREG(about.st_mode))
+        return cli_fail("%s: '%s' is no regular file, it cannot be replaced", what, w->target);
+    int status = cli_make_folder_of(w->target, &w->kept, what);
+    if (!status) status = take_lock(w);
+    if (status) return status;
+    if (o->shard_count && o->restart) remove_shard(w);
+    if (o->shard_count && stat(w->target, &about) == 0) {
+        calibrate_shard_file(path, w, -1);
+        status = same_settings(path, settings, w->target);
+        w->complete = !status;
+        return status;
+    }
+    calibrate_recording(path, w, 0);
+    const int begun = !o->restart && stat(path, &about) == 0;
+    sweep(w, !begun);
+    snprintf(path, sizeof path, "%s/settings.json",
+             w->folder); /* written before the first recording is */
+    status = begun ? same_settings(path, settings, w->folder)
+                   : cli_write_file(path, settings, strlen(settings));
+    return status ? status : count_prompts(w, size);
+}
+
+void calibrate_work_remove(calibrate_work *w)
+{
+    sweep(w, 1);
+    rmdir(w->folder);
+}
+
+void calibrate_work_close(calibrate_work *w)
+{
+    struct stat about;
+    char path[CALIBRATE_PATH + 32];
+    if (w->lock >= 0) {
+        calibrate_recording(path, w, 0);
+        if (stat(path, &about) != 0) calibrate_work_remove(w);
+        close(w->lock);
+        w->lock = -1;
+    }
+    cli_folder_of(path, sizeof path, w->target);
+    cli_unmake_folders(path, w->kept); /* stops at the first that holds anything */
+}

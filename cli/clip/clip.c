@@ -1,0 +1,356 @@
+/* clip.c - one clip: the model, the settings, the call, and what was measured.
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "clip/clip.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---------------------------------------------------------------- the model */
+
+static int open_failed(const clip_maker *m, esa_status status)
+{
+    const char *family = status == ESA_ERR_UNSUPPORTED ? cli_model_family(esa_ctx_error(m->ctx))
+                                                       : NULL;
+    if (family)
+        return cli_fail("%s: the engine does not run %s yet; diffusers with esa.apply(pipe, "
+                        "esa.EsaConfig(budget=0.5)) in Python does",
+                        m->what, family);
+    return cli_fail_esa(m->ctx, status, m->what);
+}
+
+int clip_open(clip_maker *m, const char *model, const clip_opening *opening, const char *what)
+{
+    static const clip_opening usual = { .parts = ESA_PART_ALL };
+    const clip_opening *o = opening ? opening : &usual;
+    char folder[4200];
+    memset(m, 0, sizeof *m);
+    m->what = what;
+    int status = cli_video_open(&m->video, what);
+    if (!status) status = cli_model_find(folder, sizeof folder, model, what);
+    if (!status) status = cli_ctx_new(&m->ctx, o->threads);
+    if (status) return status;
+    clip_catch_signals();
+    esa_model_params p = m->video.model_params();
+    p.hold = o->hold;
+    p.parts = o->parts;
+    p.report = o->report;
+    clip_watch watch = { .label = "loading the model", .stage = -1, .done = -1 };
+    p.progress = clip_progress;
+    p.progress_user = &watch;
+    esa_status opened = o->check ? m->video.model_check(m->ctx, folder, &p)
+                                 : m->video.model_open(m->ctx, &m->model, folder, &p);
+    cli_progress_end();
+    if (opened != ESA_OK && clip_interrupted()) {
+        cli_fail("%s: interrupted while the model was loaded", what);
+        return CLIP_INTERRUPTED;
+    }
+    if (opened != ESA_OK) return open_failed(m, opened);
+    snprintf(m->folder, sizeof m->folder, "%s", folder);
+    if (o->check) return CLI_OK;
+    m->info.struct_size = sizeof m->info;
+    opened = m->video.model_info(m->model, &m->info);
+    return opened == ESA_OK ? CLI_OK : cli_fail_esa(m->ctx, opened, what);
+}
+
+void clip_close(clip_maker *m)
+{
+    if (m->model) m->video.model_free(m->model);
+    esa_ctx_free(m->ctx);
+    cli_video_close(&m->video);
+    m->model = NULL;
+    m->ctx = NULL;
+}
+
+int clip_is_tiny(const clip_maker *m) { return strcmp(m->info.name, "wan-tiny") == 0; }
+
+/* ---------------------------------------------------------------- requests */
+
+clip_request clip_request_default(void)
+{
+    return (clip_request){ .method = METHOD_ENTROPY,
+                           .tail = ESA_TAIL_POOLED,
+                           .order = ESA_ORDER_DEFAULT,
+                           .refresh = 1,
+                           .dense_first = 1,
+                           .samples = 4,
+                           .budget = 0.5,
+                           .guidance = NAN,
+                           .warmup = 0.2,
+                           .cdf = 1.0 };
+}
+
+int clip_order(const clip_request *r)
+{
+    if (r->order != ESA_ORDER_DEFAULT || r->method == METHOD_RF_V2 || r->method == METHOD_CACHED)
+        return r->order;
+    return ESA_ORDER_HILBERT;
+}
+
+int clip_request_check(const clip_request *r, const char *what)
+{
+    int32_t q, k;
+    if (r->window.count && r->order != ESA_ORDER_TILE3D) {
+        cli_fail("%s: --window belongs to --order tile3d", what);
+        return CLI_USAGE;
+    }
+    return r->block ? cli_block_parse(r->block, &q, &k) : CLI_OK;
+}
+
+void clip_request_resolve(clip_request *r, const clip_maker *m)
+{
+    if (r->frames == 0) r->frames = m->info.frames;
+    r->frames = (r->frames - 1) / m->info.factor[0] * m->info.factor[0] + 1;
+    if (r->height == 0) r->height = m->info.height;
+    if (r->width == 0) r->width = m->info.width;
+    if (r->steps == 0) r->steps = m->info.steps;
+    if (isnan(r->guidance)) r->guidance = m->info.guidance;
+}
+
+int64_t clip_tokens(const clip_request *r, const esa_model_info *info)
+{
+    const int64_t latent[3] = { (r->frames - 1) / info->factor[0] + 1, r->height / info->factor[1],
+                                r->width / info->factor[2] };
+    return latent[0] / info->patch[0] * (latent[1] / info->patch[1]) * (latent[2] / info->patch[2]);
+}
+
+const char *clip_block(const clip_request *r, const esa_model_info *info)
+{
+    if (r->block) return r->block;
+    if (clip_tokens(r, info) <= CLIP_SHORT) return "64x64";
+    return r->method == METHOD_RF_V2 || r->method == METHOD_ADA_BSA ? "128x128" : "256x128";
+}
+
+static int fill_params(const clip_maker *m, esa_generate_params *p, const clip_request *r,
+                       int32_t dense_layer[CLI_MAX_LIST])
+{
+    static const struct {
+        int mode, selector;
+    } methods[] = {
+        /* METHOD_* */
+        { ESA_SESSION_DENSE, ESA_SELECT_FULL },     { ESA_SESSION_ONLINE, ESA_SELECT_ENTROPY },
+        { ESA_SESSION_ONLINE, ESA_SELECT_RF_V2 },   { ESA_SESSION_ONLINE, ESA_SELECT_ADA_BSA },
+        { ESA_SESSION_CACHED, ESA_SELECT_ENTROPY }, { ESA_SESSION_RECORD, ESA_SELECT_ENTROPY },
+    };
+    *p = m->video.generate_params();
+    p->frames = (int32_t)r->frames;
+    p->height = (int32_t)r->height;
+    p->width = (int32_t)r->width;
+    p->steps = (int32_t)r->steps;
+    p->scheduler = r->scheduler;
+    p->seed = (uint64_t)r->seed;
+    p->guidance = r->guidance;
+    p->flow_shift = r->shift;
+    p->prompt = r->prompt_embeds ? NULL : r->prompt;
+    p->negative_prompt = r->negative;
+    p->prompt_embeds = r->prompt_embeds;
+    p->save_embeds = r->save_embeds;
+    p->latents = r->latents;
+    p->save_latents = r->save_latents;
+    p->masks = r->masks;
+    p->record = r->record;
+    p->vae_tile = (int32_t)r->vae_tile;
+    p->decode = !r->latents_only;
+    esa_session_params *s = &p->session;
+    s->mode = methods[r->method].mode;
+    s->warmup_frac = r->warmup;
+    s->dense_first_layer = (int32_t)r->dense_first;
+    for (int i = 0; i < r->dense_layers.count; i++)
+        dense_layer[i] = (int32_t)r->dense_layers.whole[i];
+    s->dense_layers = dense_layer;
+    s->dense_layer_count = r->dense_layers.count;
+    s->refresh_every = (int32_t)r->refresh;
+    s->step_map = r->step_map;
+    s->record_groups = (int32_t)r->record_groups;
+    s->record_per_branch = r->per_branch;
+    s->select = esa_select_params_default(methods[r->method].selector);
+    s->select.budget = r->budget;
+    s->select.samples = (int32_t)r->samples;
+    s->select.cdf_threshold = r->cdf;
+    s->select.layout.order = clip_order(r);
+    for (int i = 0; i < 3 && r->window.count; i++)
+        s->select.layout.window[i] = (int32_t)r->window.whole[i];
+    s->attention.tail = r->method == METHOD_DENSE || r->method == METHOD_RECORD ? ESA_TAIL_NONE
+                                                                                : r->tail;
+    return cli_block_parse(clip_block(r, &m->info), &s->select.block_q, &s->select.block_k);
+}
+
+/* ---------------------------------------------------------------- records */
+
+void clip_record_free(clip_record *r)
+{
+    free(r->step_seconds);
+    memset(r, 0, sizeof *r);
+}
+
+/* All arrays in one piece of memory. */
+static int record_new(clip_record *r, int32_t steps, int32_t layers, int32_t heads)
+{
+    memset(r, 0, sizeof *r);
+    const size_t count = 3 * (size_t)steps + (size_t)layers * (1 + (size_t)heads);
+    r->step_seconds = malloc(count * sizeof *r->step_seconds);
+    if (!r->step_seconds) return CLI_FAILED;
+    for (size_t i = 0; i < count; i++) r->step_seconds[i] = NAN;
+    r->step_select = r->step_seconds + steps;
+    r->step_attention = r->step_select + steps;
+    r->layer_density = r->step_attention + steps;
+    r->head_density = r->layer_density + layers;
+    r->steps = steps;
+    r->layers = layers;
+    r->heads = heads;
+    return CLI_OK;
+}
+
+double clip_step_mean(const clip_record *r, int with_warmup)
+{
+    double sum = 0;
+    const int32_t first = with_warmup ? 0 : r->warmup;
+    for (int32_t i = first; i < r->steps; i++) sum += r->step_seconds[i];
+    return first < r->steps ? sum / (r->steps - first) : (double)NAN;
+}
+
+double clip_density(const clip_record *r)
+{
+    return r->stats.session.sparse_calls ? r->stats.session.density : 1;
+}
+
+static void json_reals(cli_json *json, const char *key, const double *value, int64_t count)
+{
+    cli_json_open(json, key, '[');
+    for (int64_t i = 0; i < count; i++) cli_json_real(json, NULL, value[i]);
+    cli_json_close(json);
+}
+
+void clip_record_json(cli_json *json, const clip_record *r)
+{
+    const esa_generate_stats *s = &r->stats;
+    cli_json_real(json, "seconds", s->seconds);
+    cli_json_real(json, "text_seconds", s->text_seconds);
+    cli_json_real(json, "denoise_seconds", s->denoise_seconds);
+    cli_json_real(json, "attention_seconds", s->attention_seconds);
+    cli_json_real(json, "select_seconds", s->session.select_seconds);
+    cli_json_real(json, "gemm_seconds", s->gemm_seconds);
+    cli_json_real(json, "decode_seconds", s->decode_seconds);
+    cli_json_int(json, "peak_bytes", s->peak_bytes);
+    cli_json_real(json, "density_asked", s->session.density_asked);
+    cli_json_real(json, "density", s->session.density);
+    cli_json_real(json, "kept_mass", s->session.mass);
+    cli_json_int(json, "calls", s->session.calls);
+    cli_json_int(json, "sparse_calls", s->session.sparse_calls);
+    cli_json_text(json, "kernel", s->session.kernel);
+    cli_json_int(json, "warmup_steps", r->warmup);
+    json_reals(json, "step_seconds", r->step_seconds, r->steps);
+    json_reals(json, "step_select_seconds", r->step_select, r->steps);
+    json_reals(json, "step_attention_seconds", r->step_attention, r->steps);
+    json_reals(json, "layer_density", r->layer_density, r->layers);
+    cli_json_open(json, "head_density", '[');
+    for (int32_t l = 0; l < r->layers; l++)
+        json_reals(json, NULL, r->head_density + (int64_t)l * r->heads, r->heads);
+    cli_json_close(json);
+}
+
+/* ---------------------------------------------------------------- making */
+
+/* What listens to one call of esa_generate. */
+typedef struct listener {
+    clip_watch watch;
+    clip_record *record; /* NULL: nobody wants one */
+    double last;         /* time of the last step's end */
+} listener;
+
+static int32_t on_progress(void *user, const esa_progress *p)
+{
+    listener *l = user;
+    if (p->stage == ESA_STAGE_DENOISE && l->record) {
+        const double now = cli_seconds();
+        if (p->done != l->watch.done && p->done > 0 && p->done <= l->record->steps)
+            l->record->step_seconds[p->done - 1] = now - l->last;
+        if (p->done != l->watch.done || l->watch.stage != p->stage) l->last = now;
+    }
+    return clip_progress(&l->watch, p);
+}
+
+/* The session as the last step left it. */
+static void on_denoised(void *user, const esa_session *session)
+{
+    clip_record *r = ((listener *)user)->record;
+    esa_session_stats s = { .struct_size = sizeof s };
+    for (int32_t i = 0; i < r->steps; i++) {
+        if (esa_session_get_stats(session, &s, -1, i) != ESA_OK) return;
+        r->step_select[i] = s.select_seconds;
+        r->step_attention[i] = s.attention_seconds;
+        if (s.sparse_calls == 0 && r->warmup == i) r->warmup++;
+    }
+    for (int32_t l = 0; l < r->layers; l++) {
+        if (esa_session_get_stats(session, &s, l, -1) != ESA_OK) return;
+        r->layer_density[l] = s.density;
+        if (esa_session_get_heads(session, r->head_density + (int64_t)l * r->heads, r->heads, l,
+                                  -1) != ESA_OK)
+            return;
+    }
+}
+
+/* The engine would say this too, but later, and not by which option it can be had. */
+int clip_check_masks(const clip_maker *m, const clip_request *r)
+{
+    esa_mask_file *file = NULL;
+    esa_mask_file_info info = { .struct_size = sizeof info };
+    esa_status status = esa_mask_file_open(m->ctx, &file, r->masks);
+    if (status == ESA_OK) status = esa_mask_file_get_info(file, &info);
+    esa_mask_file_free(file);
+    if (status != ESA_OK) return cli_fail_esa(m->ctx, status, m->what);
+    if (info.steps == r->steps || r->step_map != ESA_STEP_MAP_EXACT) return CLI_OK;
+    return cli_fail("%s: '%s' was made for %d steps, this run has %lld: --step-map nearest takes "
+                    "for each step the masks of the step "
+                    "that is as far on its way",
+                    m->what, r->masks, (int)info.steps, (long long)r->steps);
+}
+
+int clip_make(clip_maker *m, esa_frames **frames, clip_record *record, const clip_request *request,
+              const char *label, int64_t clips_left, int quiet)
+{
+    esa_generate_params p;
+    esa_frames *none = NULL;
+    clip_request r = *request;
+    int32_t dense_layer[CLI_MAX_LIST];
+    listener l = { .watch = { .label = label,
+                              .clips_left = clips_left,
+                              .quiet = quiet,
+                              .stage = -1,
+                              .done = -1 },
+                   .record = record };
+    if (frames) *frames = NULL;
+    clip_request_resolve(&r, m);
+    int status = fill_params(m, &p, &r, dense_layer);
+    if (!status && r.method == METHOD_CACHED) status = clip_check_masks(m, &r);
+    if (!status && record && record_new(record, (int32_t)r.steps, m->info.layers, m->info.heads))
+        status = cli_fail("%s: out of memory", m->what);
+    if (status) return status;
+    esa_generate_stats stats = { .struct_size = sizeof stats };
+    p.progress = on_progress;
+    p.progress_user = &l;
+    if (record) {
+        p.denoised = on_denoised;
+        p.denoised_user = &l;
+    }
+    const esa_status made = m->video.generate(m->model, frames ? frames : &none, &p, &stats);
+    cli_progress_end();
+    m->video.frames_free(none);
+    if (made == ESA_OK) {
+        if (record) record->stats = stats;
+        /* nothing ran sparse: there is no warm-up to leave out */
+        if (record && stats.session.sparse_calls == 0) record->warmup = 0;
+        return CLI_OK;
+    }
+    if (record) clip_record_free(record);
+    return clip_interrupted() ? CLIP_INTERRUPTED : cli_fail_esa(m->ctx, made, m->what);
+}
+
+int clip_compare(clip_maker *m, esa_metrics *metrics, const esa_frames *reference,
+                 const esa_frames *frames)
+{
+    memset(metrics, 0, sizeof *metrics);
+    metrics->struct_size = sizeof *metrics;
+    const esa_status status = m->video.compare(m->ctx, metrics, reference, frames);
+    return status == ESA_OK ? CLI_OK : cli_fail_esa(m->ctx, status, m->what);
+}

@@ -1,0 +1,365 @@
+/* generate_run.c - the work of `esa generate`: model, prompts, videos, comparison, files.
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "clip/generate.h"
+#include "core/folders.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
+
+#define PATH_SIZE 4200
+
+typedef struct job {
+    const generate_options *o;
+    clip_maker maker;
+    cli_json *json;
+    cli_table *table;
+    const char *ending; /* of files in --output-dir */
+    /* as they are written; NULL: -dense in the video's name, none */
+    const char *dense_out, *beside_out;
+    int64_t made; /* prompts whose videos are written */
+} job;
+
+static const char what[] = "generate";
+
+/* ---------------------------------------------------------------- where videos go */
+
+static int ends_with(const char *path, const char *ending)
+{
+    const size_t n = strlen(path), m = strlen(ending);
+    return n > m && strcasecmp(path + n - m, ending) == 0;
+}
+
+static esa_save_params save_params(const job *j)
+{
+    esa_save_params p = j->maker.video.save_params();
+    p.quality = (int32_t)j->o->quality;
+    p.fps = j->o->fps;
+    return p;
+}
+
+/* A path that can be written, checked before the work begins: an ending that names a format for so
+ * many frames, a folder that exists and may be written. Appends '/' where path is a folder.
+ * CLI_FAILED after one sentence. */
+static int target_of(const job *j, char *target, size_t size, const char *path, int64_t frames)
+{
+    static const char *const files[] = { ".mp4", ".y4m", ".png", ".npy", ".safetensors" };
+    int known = 0;
+    struct stat about;
+    const size_t n = strlen(path);
+    if (n == 0 || n + 2 > size)
+        return cli_fail("%s: a name of %zu bytes cannot be written", what, n);
+    const int exists = stat(path, &about) == 0, why = errno;
+    snprintf(target, size, "%s%s", path,
+             exists && S_ISDIR(about.st_mode) && path[n - 1] != '/' ? "/" : "");
+    const int is_folder = target[strlen(target) - 1] == '/', mp4 = ends_with(target, ".mp4");
+    /* With a slash behind it a file is not found at all: ENOTDIR. */
+    const int file_as_folder = is_folder && (exists ? !S_ISDIR(about.st_mode) : why == ENOTDIR);
+    if (file_as_folder)
+        return cli_fail("%s: '%s' is a file, it cannot become a folder of pictures", what, path);
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++)
+        known |= ends_with(target, files[i]);
+    if (!is_folder && !known)
+        return cli_fail("%s: '%s' has no ending that names a format: expected .mp4, .y4m, .npy, "
+                        ".safetensors, .png (one frame), or a folder of PNG (a "
+                        "name that ends in /)",
+                        what, path);
+    if (ends_with(target, ".png") && frames > 1)
+        return cli_fail("%s: '%s' holds one picture, the video has %lld frames: give a folder (a "
+                        "name that ends in /) or --frames 1",
+                        what, path, (long long)frames);
+    if (mp4 && !cli_video_mp4())
+        return cli_fail("%s: '%s' cannot be written: this build has no FFmpeg (libavformat-dev, "
+                        "libavcodec-dev); .y4m, .npy, .safetensors and folders "
+                        "of PNG work",
+                        what, path);
+    if (exists && !S_ISDIR(about.st_mode) && !S_ISREG(about.st_mode))
+        return cli_fail("%s: '%s' is no regular file, it cannot be replaced", what, path);
+    const int status = cli_folder_ready(target, what);
+    if (status) return status;
+    const esa_save_params p = save_params(j);
+    const esa_status checked = j->maker.video.frames_save_check(j->maker.ctx, target, frames, &p);
+    return checked == ESA_OK ? CLI_OK : cli_fail_esa(j->maker.ctx, checked, what);
+}
+
+/* a.mp4 -> a-dense.mp4, frames/ -> frames-dense/ */
+static void dense_name(char *out, size_t size, const char *path)
+{
+    const size_t n = strlen(path);
+    if (path[n - 1] == '/')
+        snprintf(out, size, "%.*s-dense/", (int)(n - 1), path);
+    else {
+        const char *dot = strrchr(path, '.');
+        snprintf(out, size, "%.*s-dense%s", (int)(dot - path), path, dot);
+    }
+}
+
+/* ---------------------------------------------------------------- one video */
+
+static int make(job *j, esa_frames **frames, clip_record *record, const clip_request *request,
+                const char *label, int64_t clips_left)
+{
+    const int status = clip_make(&j->maker, frames, record, request, label, clips_left, 0);
+    if (status == CLIP_INTERRUPTED && j->made)
+        cli_fail("%s: interrupted; %lld before this one %s whole", what, (long long)j->made,
+                 j->made == 1 ? "is" : "are");
+    else if (status == CLIP_INTERRUPTED)
+        cli_fail("%s: interrupted, nothing was written", what);
+    return status;
+}
+
+static int save(job *j, const esa_frames *frames, const char *path)
+{
+    const esa_save_params p = save_params(j);
+    const esa_status status = j->maker.video.frames_save(j->maker.ctx, frames, path, &p);
+    return status == ESA_OK ? CLI_OK : cli_fail_esa(j->maker.ctx, status, what);
+}
+
+static void json_video(job *j, const char *method, const char *path, const clip_record *record)
+{
+    cli_json_text(j->json, "method", method);
+    cli_json_text(j->json, "file", path);
+    clip_record_json(j->json, record);
+}
+
+static void table_row(job *j, const char *method, const char *path, const clip_record *record,
+                      const clip_record *dense, const esa_metrics *m)
+{
+    const esa_generate_stats *s = &record->stats;
+    static const char *const head[] = { "video",   "method",  "time", "s/step",
+                                        "speedup", "density", "PSNR", "SSIM" };
+    if (!j->table) {
+        j->table = cli_table_new(8, 2);
+        for (int i = 0; i < 8; i++) cli_cell(j->table, "%s", head[i]);
+    }
+    cli_table *t = j->table;
+    cli_cell(t, "%s", path);
+    cli_cell(t, "%s", method);
+    cli_cell(t, "%.1f s", s->seconds);
+    cli_cell(t, "%.2f", s->steps ? s->denoise_seconds / s->steps : 0.0);
+    if (dense)
+        cli_cell(t, "%.2fx", dense->stats.denoise_seconds / s->denoise_seconds);
+    else
+        cli_cell(t, "-");
+    if (s->session.sparse_calls)
+        cli_cell(t, "%.3f", s->session.density);
+    else
+        cli_cell(t, "1");
+    if (!m) {
+        cli_cell(t, "-");
+        cli_cell(t, "-");
+        return;
+    }
+    if (isinf(m->psnr))
+        cli_cell(t, "equal");
+    else
+        cli_cell(t, "%.2f dB", m->psnr);
+    cli_cell(t, "%.4f", m->ssim);
+}
+
+static int beside(job *j, const esa_frames *left, const esa_frames *right, const char *path)
+{
+    esa_frames *both;
+    const esa_status status = j->maker.video.frames_beside(j->maker.ctx, &both, left, right);
+    if (status != ESA_OK) return cli_fail_esa(j->maker.ctx, status, what);
+    const int saved = save(j, both, path);
+    j->maker.video.frames_free(both);
+    return saved;
+}
+
+static void report(job *j, const char *prompt, int64_t seed, const char *path,
+                   const char *dense_path, const clip_record *record, const clip_record *dense,
+                   const esa_metrics *metrics)
+{
+    const generate_options *o = j->o;
+    const esa_generate_stats *s = &record->stats;
+    char method[32];
+    cli_name(method, METHODS, o->clip.method);
+    cli_json_open(j->json, NULL, '{');
+    cli_json_text(j->json, "prompt", prompt);
+    cli_json_int(j->json, "seed", seed);
+    cli_json_int(j->json, "frames", s->frames);
+    cli_json_int(j->json, "height", s->height);
+    cli_json_int(j->json, "width", s->width);
+    cli_json_int(j->json, "steps", s->steps);
+    cli_json_int(j->json, "tokens", s->tokens);
+    json_video(j, method, path, record);
+    if (o->compare) {
+        cli_json_real(j->json, "speedup", dense->stats.denoise_seconds / s->denoise_seconds);
+        cli_json_real(j->json, "psnr", metrics->psnr);
+        cli_json_real(j->json, "ssim", metrics->ssim);
+        cli_json_real(j->json, "psnr_min", metrics->psnr_min);
+        cli_json_real(j->json, "ssim_min", metrics->ssim_min);
+        cli_json_open(j->json, "dense", '{');
+        json_video(j, "dense", dense_path, dense);
+        cli_json_close(j->json);
+        table_row(j, "dense", dense_path, dense, NULL, NULL);
+        table_row(j, method, path, record, dense, metrics);
+    } else {
+        printf("%s: %d frame%s of %d x %d, %d step%s, seed %lld, %s", path, s->frames,
+               s->frames > 1 ? "s" : "", s->width, s->height, s->steps, s->steps > 1 ? "s" : "",
+               (long long)seed, method);
+        if (s->session.sparse_calls) printf(" at density %.3f", s->session.density);
+        printf("; %.1f s (text %.1f, denoising %.1f, decoding %.1f), peak %.0f MB\n", s->seconds,
+               s->text_seconds, s->denoise_seconds, s->decode_seconds,
+               1e-6 * (double)s->peak_bytes);
+        fflush(stdout);
+    }
+    cli_json_close(j->json);
+}
+
+/* One prompt: the video, and the dense one first where it is asked for. Files are written when
+ * everything is made. */
+static int one_prompt(job *j, const char *prompt, int64_t seed, const char *path,
+                      int64_t clips_left)
+{
+    const generate_options *o = j->o;
+    char dense_path[PATH_SIZE] = "", method[32];
+    esa_frames *frames = NULL, *dense = NULL;
+    clip_record record = { 0 }, dense_record = { 0 };
+    esa_metrics metrics;
+    clip_request r = o->clip;
+    int status = CLI_OK;
+    r.prompt = prompt;
+    r.seed = seed;
+    cli_name(method, METHODS, r.method);
+    if (o->compare) {
+        if (j->dense_out)
+            snprintf(dense_path, sizeof dense_path, "%s", j->dense_out);
+        else
+            dense_name(dense_path, sizeof dense_path, path);
+        clip_request d = r;
+        d.method = METHOD_DENSE;
+        d.save_embeds = d.save_latents = NULL;
+        status = make(j, &dense, &dense_record, &d, "dense", 2 * clips_left + 1);
+    }
+    if (!status)
+        status = make(j, &frames, &record, &r, method, o->compare ? 2 * clips_left : clips_left);
+    if (!status && o->compare) status = clip_compare(&j->maker, &metrics, dense, frames);
+    if (!status && o->compare) status = save(j, dense, dense_path);
+    if (!status) status = save(j, frames, path);
+    if (!status && j->beside_out) status = beside(j, dense, frames, j->beside_out);
+    j->made += !status;
+    if (!status)
+        report(j, r.prompt_embeds ? NULL : prompt, seed, path, dense_path, &record, &dense_record,
+               &metrics);
+    j->maker.video.frames_free(frames);
+    j->maker.video.frames_free(dense);
+    clip_record_free(&record);
+    clip_record_free(&dense_record);
+    return status;
+}
+
+/* ---------------------------------------------------------------- all videos */
+
+static int all_prompts(job *j, const cli_prompts *prompts)
+{
+    const generate_options *o = j->o;
+    char path[PATH_SIZE], target[PATH_SIZE + 32], dense[PATH_SIZE], other[PATH_SIZE];
+    const char *const files[] = { o->clip.save_embeds, o->clip.save_latents, o->json };
+    size_t kept = 0;
+    /* the other files may lie in it */
+    int status = o->output_dir ? cli_make_folders(o->output_dir, &kept, what) : CLI_OK;
+    if (status) return status;
+    clip_request r = o->clip;
+    clip_request_resolve(&r, &j->maker);
+    for (int i = 0; i < 3 && !status; i++) status = cli_file_ready(files[i], what);
+    if (!o->output_dir) {
+        if (!status)
+            status = target_of(j, target, sizeof target,
+                               o->out            ? o->out
+                               : cli_video_mp4() ? "out.mp4"
+                                                 : "out.y4m",
+                               r.frames);
+        if (!status && o->compare) {
+            if (o->dense_out)
+                snprintf(path, sizeof path, "%s", o->dense_out);
+            else
+                dense_name(path, sizeof path, target);
+            status = target_of(j, dense, sizeof dense, path, r.frames);
+            j->dense_out = dense;
+        }
+        if (!status && o->beside_out) {
+            status = target_of(j, other, sizeof other, o->beside_out, r.frames);
+            j->beside_out = other;
+        }
+        return status ? status : one_prompt(j, prompts->line[0], o->seeds.whole[0], target, 0);
+    }
+    const int64_t total = prompts->count * o->seeds.count;
+    for (int64_t i = 0; i < total && !status; i++) {
+        const long long prompt = i / o->seeds.count, seed = o->seeds.whole[i % o->seeds.count];
+        const int room = o->seeds.count > 1 ? snprintf(path, sizeof path, "%s/%03lld-s%lld%s",
+                                                       o->output_dir, prompt, seed, j->ending)
+                                            : snprintf(path, sizeof path, "%s/%03lld%s",
+                                                       o->output_dir, prompt, j->ending);
+        if (room >= (int)sizeof path)
+            status = cli_fail("%s: the name of the folder is too long", what);
+        if (!status) status = target_of(j, target, sizeof target, path, r.frames);
+        if (!status) status = one_prompt(j, prompts->line[prompt], seed, target, total - i - 1);
+    }
+    /* stops where finished videos stand: they are whole and stay */
+    if (status) cli_unmake_folders(o->output_dir, kept);
+    return status;
+}
+
+static void report_line(void *user, const char *line)
+{
+    (void)user;
+    printf("%s\n", line);
+}
+
+static int with_model(job *j)
+{
+    const generate_options *o = j->o;
+    const esa_model_info *info = &j->maker.info;
+    cli_prompts prompts;
+    int status = cli_prompts_get(&prompts, o->clip.prompt_embeds ? "" : o->clip.prompt,
+                                 o->prompts_file, o->num_prompts, clip_is_tiny(&j->maker), what);
+    if (status) return status;
+    if (prompts.count > 1 && !o->output_dir) {
+        cli_fail("%s: %lld prompts need --output-dir DIR", what, (long long)prompts.count);
+        status = CLI_USAGE;
+    }
+    j->json = cli_json_new();
+    cli_machine_json(j->json, j->maker.ctx, NULL);
+    cli_json_text(j->json, "model", info->name);
+    cli_json_text(j->json, "config_hash", info->config_hash);
+    cli_json_int(j->json, "seed", o->seeds.whole[0]);
+    cli_json_real(j->json, "guidance", isnan(o->clip.guidance) ? info->guidance : o->clip.guidance);
+    cli_json_real(j->json, "budget", o->clip.budget);
+    cli_json_open(j->json, "videos", '[');
+    if (!status) status = all_prompts(j, &prompts);
+    if (j->table) { /* also after a failure: the videos in it are whole */
+        cli_table_print(j->table, stdout);
+        printf("\ntime: everything; speedup: of the denoising steps; density: kept key blocks "
+               "where attention is sparse;\n"
+               "PSNR, SSIM: against the dense video.\n");
+    }
+    const int saved = cli_json_save(j->json, status ? NULL : o->json);
+    cli_prompts_free(&prompts);
+    return status ? status : saved;
+}
+
+int generate_run(const generate_options *o)
+{
+    job j = { .o = o, .ending = cli_video_mp4() ? ".mp4" : ".y4m" };
+    const clip_opening opening = { .threads = o->threads,
+                                   .hold = o->hold,
+                                   .check = o->check,
+                                   .report = o->check ? report_line : NULL,
+                                   .parts = o->clip.prompt_embeds ? ESA_PART_ALL & ~ESA_PART_TEXT
+                                                                  : ESA_PART_ALL };
+    int status = clip_request_check(&o->clip, what);
+    if (status) return status;
+    status = clip_open(&j.maker, o->model, &opening, what);
+    if (!status && o->check)
+        printf("%s: all files are there, every name and shape is as the configuration says\n",
+               j.maker.folder);
+    else if (!status)
+        status = with_model(&j);
+    clip_close(&j.maker);
+    return status;
+}

@@ -1,0 +1,122 @@
+/* model_weights.c - which weights a model folder holds, told from a small part of their bytes.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Work that is taken up again must not mix two states of a model. Times would not do: a copy on
+ * another machine has new ones and the same weights, and `cp -p` keeps them over other weights.
+ * Reading all of 30 GB would cost more than the question is worth. So: the name, the size, and of
+ * every file up to SMALL all bytes, of larger ones PIECE bytes out of every STRIDE (more sparsely
+ * above STRIDES pieces). Training, merging an adapter or converting changes nearly every byte of
+ * the tensors it touches, and those are larger than a stride; a few changed numbers in a large file
+ * may go unseen. */
+#define _XOPEN_SOURCE 700 /* pread */
+#include "clip/video.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define SMALL   (16 << 20)
+#define PIECE   4096
+#define STRIDE  (1 << 20)
+#define STRIDES 4096
+
+static uint64_t mix(uint64_t hash, const void *data, size_t bytes) /* FNV-1a */
+{
+    const unsigned char *p = data;
+    for (size_t i = 0; i < bytes; i++) hash = (hash ^ p[i]) * UINT64_C(0x100000001b3);
+    return hash;
+}
+
+/* 0, or an errno. */
+static int mix_file(uint64_t *hash, const char *path)
+{
+    struct stat about;
+    unsigned char piece[PIECE];
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return errno;
+    int error = fstat(fd, &about) == 0 ? 0 : errno;
+    const int64_t size = error ? 0 : (int64_t)about.st_size;
+    int64_t stride = size <= SMALL ? PIECE : size / STRIDES;
+    if (size > SMALL && stride < STRIDE) stride = STRIDE;
+    *hash = mix(*hash, &size, sizeof size);
+    for (int64_t at = 0; at < size && !error; at += stride) {
+        const ssize_t n = pread(fd, piece, PIECE, (off_t)at);
+        if (n < 0)
+            error = errno;
+        else
+            *hash = mix(*hash, piece, (size_t)n);
+    }
+    close(fd);
+    return error;
+}
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+static int is_weights(const char *name)
+{
+    const char *dot = strrchr(name, '.');
+    return dot && (strcmp(dot, ".safetensors") == 0 || strcmp(dot, ".model") == 0);
+}
+
+/* The weight files of one folder, by name; 0 or an errno. A folder that is not there holds none. */
+static int mix_folder(uint64_t *hash, const char *folder)
+{
+    char **names = NULL, path[4600];
+    int count = 0, error = 0;
+    DIR *list = opendir(folder);
+    if (!list) return errno == ENOENT ? 0 : errno;
+    for (struct dirent *d; !error && (d = readdir(list)) != NULL;) {
+        if (!is_weights(d->d_name)) continue;
+        char **grown = realloc(names, (size_t)(count + 1) * sizeof *names),
+             *copy = grown ? malloc(strlen(d->d_name) + 1) : NULL;
+        if (grown) names = grown;
+        if (copy)
+            names[count++] = strcpy(copy, d->d_name);
+        else
+            error = ENOMEM;
+    }
+    closedir(list);
+    if (count) qsort(names, (size_t)count, sizeof *names, by_name);
+    for (int i = 0; i < count; i++) {
+        *hash = mix(*hash, names[i], strlen(names[i]) + 1);
+        if (!error && snprintf(path, sizeof path, "%s/%s", folder, names[i]) >= (int)sizeof path)
+            error = ENAMETOOLONG;
+        if (!error) error = mix_file(hash, path);
+        free(names[i]);
+    }
+    free(names);
+    return error;
+}
+
+int cli_model_weights(char out[32], const char *folder, int parts, const char *what)
+{
+    static const struct {
+        int part;
+        const char *name;
+    } rooms[] = {
+        { ESA_PART_TEXT, "text_encoder" },
+        { ESA_PART_TEXT, "tokenizer" },
+        { ESA_PART_TRANSFORMER, "transformer" },
+        { ESA_PART_VAE, "vae" },
+    };
+    uint64_t hash = UINT64_C(0xcbf29ce484222325);
+    char path[4300];
+    for (size_t i = 0; i < sizeof rooms / sizeof rooms[0]; i++) {
+        if (!(parts & rooms[i].part)) continue;
+        snprintf(path, sizeof path, "%.4200s/%s", folder, rooms[i].name);
+        hash = mix(hash, rooms[i].name, strlen(rooms[i].name) + 1);
+        const int error = mix_folder(&hash, path);
+        if (error)
+            return cli_fail("%s: the weights in '%s' cannot be read: %s", what, path,
+                            strerror(error));
+    }
+    snprintf(out, 32, "fnv1a64:%016llx", (unsigned long long)hash);
+    return CLI_OK;
+}

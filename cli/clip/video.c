@@ -1,0 +1,102 @@
+/* video.c - libesa_video, opened when a command needs it.
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "clip/video.h"
+
+#include <dlfcn.h>
+#include <string.h>
+#include <unistd.h>
+
+#ifndef ESA_VIDEO_LIBRARY /* set by the build where it builds the engine: libesa_video.so.N */
+#define ESA_VIDEO_LIBRARY ""
+#endif
+/* where an installation has it, seen from the command's folder, or absolute */
+#ifndef ESA_VIDEO_FOLDER
+#define ESA_VIDEO_FOLDER "../lib"
+#endif
+#ifndef ESA_VIDEO_MISSING /* set by the build where it could not */
+#define ESA_VIDEO_MISSING "it was switched off (ESA_VIDEO=OFF)"
+#endif
+
+int cli_video_built(void) { return ESA_VIDEO_LIBRARY[0] != 0; }
+
+int cli_video_mp4(void)
+{
+#ifdef ESA_VIDEO_FFMPEG
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+static int symbol(void *function, void *handle, const char *name)
+{
+    void *address = dlsym(handle, name);
+    memcpy(function, &address, sizeof address);
+    return address != NULL;
+}
+
+/* Beside the command as in a build folder, or where an installation puts it. The run path would do,
+ * but a sanitizer's dlopen does not know the command's. */
+static void *open_library(void)
+{
+    static const char *const places[] = { "", ESA_VIDEO_FOLDER };
+    char own[2048], path[4400];
+    const int known = cli_own_folder(own, sizeof own);
+    for (int i = 0; i < 2 && known; i++) {
+        if (places[i][0] == '/')
+            snprintf(path, sizeof path, "%s/%s", places[i], ESA_VIDEO_LIBRARY);
+        else
+            snprintf(path, sizeof path, "%s/%s/%s", own, places[i], ESA_VIDEO_LIBRARY);
+        if (access(path, F_OK) == 0) return dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    }
+    return dlopen(ESA_VIDEO_LIBRARY, RTLD_NOW | RTLD_LOCAL);
+}
+
+int cli_video_open(cli_video *v, const char *what)
+{
+    memset(v, 0, sizeof *v);
+    if (!ESA_VIDEO_LIBRARY[0])
+        return cli_fail("%s: this esa was built without the video engine: %s", what,
+                        ESA_VIDEO_MISSING);
+    v->handle = open_library();
+    if (!v->handle) return cli_fail("%s: the video engine cannot be opened: %s", what, dlerror());
+    const int whole = symbol(&v->abi, v->handle, "esa_video_abi") &&
+                      symbol(&v->model_params, v->handle, "esa_model_params_default") &&
+                      symbol(&v->model_check, v->handle, "esa_model_check") &&
+                      symbol(&v->model_open, v->handle, "esa_model_open") &&
+                      symbol(&v->model_free, v->handle, "esa_model_free") &&
+                      symbol(&v->model_info, v->handle, "esa_model_get_info") &&
+                      symbol(&v->generate_params, v->handle, "esa_generate_params_default") &&
+                      symbol(&v->generate, v->handle, "esa_generate") &&
+                      symbol(&v->frames_create, v->handle, "esa_frames_create") &&
+                      symbol(&v->frames_info, v->handle, "esa_frames_get_info") &&
+                      symbol(&v->frames_free, v->handle, "esa_frames_free") &&
+                      symbol(&v->frames_beside, v->handle, "esa_frames_beside") &&
+                      symbol(&v->save_params, v->handle, "esa_save_params_default") &&
+                      symbol(&v->frames_save, v->handle, "esa_frames_save") &&
+                      symbol(&v->frames_save_check, v->handle, "esa_frames_save_check") &&
+                      symbol(&v->compare, v->handle, "esa_frames_compare") &&
+                      symbol(&v->measure, v->handle, "esa_frames_measure") &&
+                      symbol(&v->load_params, v->handle, "esa_load_params_default") &&
+                      symbol(&v->frames_load, v->handle, "esa_frames_load") &&
+                      symbol(&v->frames_peek, v->handle, "esa_frames_peek") &&
+                      symbol(&v->decode_params, v->handle, "esa_decode_params_default") &&
+                      symbol(&v->decode, v->handle, "esa_decode") &&
+                      symbol(&v->lpips_open, v->handle, "esa_lpips_open") &&
+                      symbol(&v->lpips_free, v->handle, "esa_lpips_free") &&
+                      symbol(&v->lpips_net, v->handle, "esa_lpips_net") &&
+                      symbol(&v->lpips_least, v->handle, "esa_lpips_least");
+    static const uint32_t sizes[ESA_VIDEO_ABI_COUNT] = {
+        sizeof(esa_model_params),    sizeof(esa_model_info),     sizeof(esa_progress),
+        sizeof(esa_generate_params), sizeof(esa_generate_stats), sizeof(esa_frames_info),
+        sizeof(esa_save_params),     sizeof(esa_metrics),        sizeof(esa_load_params),
+        sizeof(esa_decode_params),
+    };
+    if (whole && memcmp(v->abi(), sizes, sizeof sizes) == 0) return CLI_OK;
+    cli_video_close(v);
+    return cli_fail("%s: %s is of another build than this command", what, ESA_VIDEO_LIBRARY);
+}
+
+/* It stays mapped: a BLAS with threads of its own does not survive being unloaded, and the command
+ * ends soon anyway. */
+void cli_video_close(cli_video *v) { memset(v, 0, sizeof *v); }

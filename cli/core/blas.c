@@ -1,0 +1,80 @@
+/* blas.c - the machine's CBLAS, opened at run time as the yardstick of the benchmarks; nothing
+ * links to a BLAS.
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "core/cli.h"
+
+#include <dlfcn.h>
+#include <string.h>
+#include <strings.h>
+
+/* dlsym returns an object pointer; POSIX promises that copying its bits into a function pointer
+ * works. */
+static void symbol(void *function, void *handle, const char *name)
+{
+    void *address = dlsym(handle, name);
+    memcpy(function, &address, sizeof address);
+}
+
+void cli_blas_open(cli_blas *blas, int threads)
+{
+    static const char *const names[] = { "libopenblas.so.0", "libopenblas.so", "libmkl_rt.so.2",
+                                         "libmkl_rt.so",     "libblis.so.4",   "libcblas.so.3",
+                                         "libblas.so.3" };
+    static const char *const setters[] = { "openblas_set_num_threads", "MKL_Set_Num_Threads",
+                                           "bli_thread_set_num_threads" };
+    memset(blas, 0, sizeof *blas);
+    for (size_t i = 0; i < sizeof names / sizeof names[0] && !blas->handle; i++) {
+        void *handle = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+        if (!handle) continue;
+        symbol(&blas->sgemm, handle, "cblas_sgemm");
+        if (!blas->sgemm) {
+            dlclose(handle);
+            continue;
+        }
+        blas->handle = handle;
+        snprintf(blas->name, sizeof blas->name, "%s", names[i]);
+    }
+    if (!blas->handle) return;
+    const char *(*core)(void) = NULL;
+    symbol(&core, blas->handle, "openblas_get_corename");
+    if (core) snprintf(blas->core, sizeof blas->core, "%s", core());
+    for (size_t i = 0; i < 2 && !blas->threads_set; i++) {
+        void (*set)(int) = NULL;
+        symbol(&set, blas->handle, setters[i]);
+        if (set) {
+            set(threads);
+            blas->threads_set = 1;
+        }
+    }
+    if (!blas->threads_set) { /* BLIS counts in its own integer type */
+        void (*set)(int64_t) = NULL;
+        symbol(&set, blas->handle, setters[2]);
+        if (set) {
+            set(threads);
+            blas->threads_set = 1;
+        }
+    }
+}
+
+void cli_blas_close(cli_blas *blas)
+{
+    if (blas->handle) dlclose(blas->handle);
+    memset(blas, 0, sizeof *blas);
+}
+
+/* An OpenBLAS that is older than the processor takes kernels that run on anything: Debian 12's
+ * takes Prescott's (SSE3) on a Xeon of 2023. */
+const char *cli_blas_better_core(const cli_blas *blas, const char *cpu)
+{
+    static const char *const old[] = { "Katmai",       "Coppermine", "Northwood", "Prescott",
+                                       "Banias",       "Atom",       "Core2",     "Penryn",
+                                       "Dunnington",   "Nehalem",    "Athlon",    "Opteron",
+                                       "Opteron_SSE3", "Barcelona",  "Nano",      "Generic" };
+    for (size_t i = 0; i < sizeof old / sizeof old[0]; i++) {
+        if (strcasecmp(blas->core, old[i]) != 0) continue;
+        return strncmp(cpu, "avx512", 6) == 0 ? "SkylakeX"
+               : strcmp(cpu, "avx2") == 0     ? "Haswell"
+                                              : NULL;
+    }
+    return NULL;
+}

@@ -1,0 +1,52 @@
+/* data.h - tensors that tools own, random and synthetic contents, and what a mask costs and keeps.
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef ESA_CLI_DATA_H
+#define ESA_CLI_DATA_H
+
+#include "core/cli.h"
+
+/* ---------------------------------------------------------------- numbers (data.c) */
+
+/* splitmix64: the same numbers on every machine */
+typedef struct data_rng {
+    uint64_t state;
+} data_rng;
+uint64_t data_next(data_rng *rng);
+double data_unit(data_rng *rng);   /* [0, 1) */
+double data_normal(data_rng *rng); /* mean 0, variance 1; a sum of eight uniforms, |x| < 5 */
+
+/* ---------------------------------------------------------------- owning tensors (data.c) */
+
+/* A contiguous B,H,N,D view of 64-byte aligned memory; data is NULL when out of memory (one
+ * sentence was printed). */
+esa_tensor data_tensor_new(int32_t dtype, int64_t B, int64_t H, int64_t N, int64_t D);
+void data_tensor_free(esa_tensor *tensor);
+/* A copy of a contiguous tensor on ctx's GPU; data is NULL after one sentence. */
+esa_tensor data_tensor_to_gpu(esa_ctx *ctx, const esa_tensor *tensor);
+void data_tensor_free_gpu(esa_ctx *ctx, esa_tensor *tensor);
+int64_t data_tensor_count(const esa_tensor *tensor);
+/* Normal numbers times gain. */
+void data_tensor_random(esa_tensor *tensor, uint64_t seed, double gain);
+/* f32 -> the dtype of out, rounded to nearest even; same shape. */
+void data_tensor_convert(esa_tensor *out, const esa_tensor *in);
+
+/* ---------------------------------------------------------------- synthetic video-like heads
+ * (synth.c) */
+
+enum { SYNTH_LOCAL = 0, SYNTH_TEMPORAL = 1, SYNTH_SINK = 2, SYNTH_DIFFUSE = 3, SYNTH_KINDS = 4 };
+#define SYNTH_NAMES "local|temporal|sink|diffuse"
+/* Fills heads h = 0 .. H-1 of f32 tensors [1,H,t*h*w,D] with kind h % SYNTH_KINDS; D even, at
+ * least 16. */
+void synth_fill(esa_tensor *q, esa_tensor *k, esa_tensor *v, const int32_t grid[3], uint64_t seed);
+
+/* ---------------------------------------------------------------- measures (measure.c) */
+
+/* Query-key pairs that mask computes (NULL: all), within causal, over all heads and batch entries;
+ * with the pairs of head h of batch entry 0 in head[H] unless NULL. -1 when out of memory. */
+int64_t measure_pairs(const esa_mask *mask, const esa_tensor *q, const esa_tensor *k, int causal,
+                      int64_t *head);
+/* |o - ref| / |ref| of one head of batch entry 0, both f32, contiguous: the relative error in the
+ * Euclidean norm. */
+double measure_error(const esa_tensor *o, const esa_tensor *ref, int64_t head);
+
+#endif

@@ -1,0 +1,147 @@
+/* machine.c - what this machine is, which commit this is, and what time it is.
+ * SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE /* sched_getaffinity */
+#include "core/cli.h"
+#include "esa_commit.h" /* written by the build: ESA_COMMIT */
+
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/utsname.h>
+#include <time.h>
+#include <unistd.h>
+
+/* The value of the first line "key : value" of a file of such lines. */
+static void field(char *out, size_t size, const char *path, const char *key, char separator)
+{
+    char line[512];
+    FILE *file = fopen(path, "r");
+    while (file && fgets(line, sizeof line, file)) {
+        if (strncmp(line, key, strlen(key)) != 0) continue;
+        char *value = strchr(line, separator);
+        if (!value) continue;
+        value++;
+        value += strspn(value, " \t\"");
+        value[strcspn(value, "\"\n")] = 0;
+        snprintf(out, size, "%s", value);
+        break;
+    }
+    if (file) fclose(file);
+}
+
+void cli_machine_get(cli_machine *m)
+{
+    struct utsname names;
+    cpu_set_t set;
+    char release[96] = "";
+    memset(m, 0, sizeof *m);
+    field(m->cpu, sizeof m->cpu, "/proc/cpuinfo", "model name", ':');
+    if (uname(&names) != 0) memset(&names, 0, sizeof names);
+    if (!m->cpu[0])
+        snprintf(m->cpu, sizeof m->cpu, "%s",
+                 names.machine); /* ARM kernels do not name the model */
+    field(release, sizeof release, "/etc/os-release", "PRETTY_NAME", '=');
+    snprintf(m->os, sizeof m->os, "%s%s%.32s %.24s", release, release[0] ? ", " : "", names.sysname,
+             names.machine);
+    m->cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set)
+                                                           : (int)sysconf(_SC_NPROCESSORS_ONLN);
+    m->memory_bytes = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
+}
+
+int cli_ctx_new(esa_ctx **ctx, int64_t threads)
+{
+    esa_ctx_params params = esa_ctx_params_default();
+    params.threads = (int32_t)threads;
+    const esa_status status = esa_ctx_create(ctx, &params);
+    if (status == ESA_OK) return CLI_OK;
+    const char *asked = getenv("ESA_CPU"); /* there is no ctx yet that could hold a sentence */
+    if (status == ESA_ERR_UNSUPPORTED && asked)
+        return cli_fail("ESA_CPU is '%s', expected a kernel set of this machine (ref, avx2, "
+                        "avx512, avx512bf16, neon)",
+                        asked);
+    return cli_fail("creating a context failed: %s", esa_status_name(status));
+}
+
+int cli_ctx_gpu(esa_ctx **ctx, esa_device_info *gpu, int32_t ordinal, const char *what)
+{
+    esa_ctx_params params = esa_ctx_params_default();
+    params.threads = 1;
+    params.cuda_device = ordinal;
+    esa_status status = esa_ctx_create(ctx, &params);
+    if (status != ESA_OK) return cli_fail("creating a context failed: %s", esa_status_name(status));
+    memset(gpu, 0, sizeof *gpu);
+    gpu->struct_size = sizeof *gpu;
+    status = esa_device_get_info(*ctx, gpu);
+    if (status == ESA_OK) return CLI_OK;
+    cli_fail_esa(*ctx, status, what);
+    esa_ctx_free(*ctx);
+    *ctx = NULL;
+    return CLI_FAILED;
+}
+
+const char *cli_commit(void) { return ESA_COMMIT; }
+
+void cli_gpu_json(cli_json *json, const char *key, const esa_device_info *gpu)
+{
+    cli_json_open(json, key, '{');
+    cli_json_int(json, "ordinal", gpu->ordinal);
+    cli_json_text(json, "name", gpu->name);
+    cli_json_int(json, "compute_major", gpu->major);
+    cli_json_int(json, "compute_minor", gpu->minor);
+    cli_json_int(json, "multiprocessors", gpu->multiprocessors);
+    cli_json_int(json, "memory_bytes", gpu->memory);
+    cli_json_int(json, "free_bytes", gpu->free_memory);
+    cli_json_int(json, "driver", gpu->driver);
+    cli_json_int(json, "runtime", gpu->runtime);
+    cli_json_text(json, "kernels", gpu->kernels);
+    cli_json_text(json, "plugin", gpu->plugin);
+    cli_json_close(json);
+}
+
+void cli_gpu_print(FILE *out, const esa_device_info *gpu)
+{
+    const char *lowered = getenv("ESA_CUDA");
+    const int shown = lowered && *lowered;
+    fprintf(out,
+            "%s, compute capability %d.%d, %d multiprocessors, %.1f of %.1f GiB free, driver for "
+            "CUDA %d.%d; plugin %s, %s kernels%s%s%s\n",
+            gpu->name, (int)gpu->major, (int)gpu->minor, (int)gpu->multiprocessors,
+            (double)gpu->free_memory / 1073741824.0, (double)gpu->memory / 1073741824.0,
+            (int)gpu->driver / 1000, (int)gpu->driver % 1000 / 10, gpu->plugin, gpu->kernels,
+            shown ? " (ESA_CUDA=" : "", shown ? lowered : "", shown ? ")" : "");
+}
+
+void cli_machine_json(cli_json *json, const esa_ctx *ctx, const char *blas)
+{
+    cli_machine m;
+    cli_machine_get(&m);
+    cli_json_open(json, "machine", '{');
+    cli_json_text(json, "cpu", m.cpu);
+    cli_json_int(json, "cores", m.cores);
+    cli_json_int(json, "memory_bytes", m.memory_bytes);
+    cli_json_text(json, "os", m.os);
+    if (ctx) {
+        cli_json_int(json, "threads", esa_ctx_threads(ctx));
+        cli_json_text(json, "kernels", esa_ctx_cpu(ctx));
+    }
+    cli_json_text(json, "blas", blas);
+    cli_json_text(json, "version", esa_version());
+    cli_json_close(json);
+    cli_json_text(json, "commit", cli_commit());
+}
+
+void cli_machine_print(FILE *out, const esa_ctx *ctx)
+{
+    cli_machine m;
+    cli_machine_get(&m);
+    fprintf(out, "%s, %d cores, %.1f GiB; esa %s (%s), %d threads, %s kernels\n", m.cpu, m.cores,
+            (double)m.memory_bytes / 1073741824.0, esa_version(), cli_commit(),
+            (int)esa_ctx_threads(ctx), esa_ctx_cpu(ctx));
+}
+
+double cli_seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}

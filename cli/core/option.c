@@ -1,0 +1,307 @@
+/* option.c - command tables, options with typo suggestions, and the one sentence that goes with
+ * every failure.
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "core/cli.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+int cli_fail(const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    cli_progress_end();
+    fflush(stdout);
+    fputs("esa: ", stderr);
+    vfprintf(stderr, format, args);
+    fputc('\n', stderr);
+    va_end(args);
+    return CLI_FAILED;
+}
+
+int cli_fail_esa(const esa_ctx *ctx, esa_status status, const char *what)
+{
+    const char *text = ctx ? esa_ctx_error(ctx) : "";
+    return cli_fail("%s: %s", what, text[0] ? text : esa_status_name(status));
+}
+
+/* Edit distance with swaps of neighbours, cut off above 2: enough for typing errors, too small for
+ * wild guesses. */
+static int distance(const char *a, const char *b)
+{
+    const int n = (int)strlen(a), m = (int)strlen(b);
+    int row[3][64];
+    if (n > 62 || m > 62 || n - m > 2 || m - n > 2) return 3;
+    for (int j = 0; j <= m; j++) row[0][j] = j;
+    for (int i = 1; i <= n; i++) {
+        int *now = row[i % 3], *last = row[(i + 2) % 3], *before = row[(i + 1) % 3];
+        now[0] = i;
+        for (int j = 1; j <= m; j++) {
+            int best = last[j - 1] + (a[i - 1] != b[j - 1]);
+            if (last[j] + 1 < best) best = last[j] + 1;
+            if (now[j - 1] + 1 < best) best = now[j - 1] + 1;
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] &&
+                before[j - 2] + 1 < best)
+                best = before[j - 2] + 1;
+            now[j] = best;
+        }
+    }
+    return row[n % 3][m];
+}
+
+const char *cli_nearest(const char *word, const char *const *names, int count)
+{
+    const char *best = NULL;
+    int least = 3;
+    for (int i = 0; i < count; i++) {
+        const int d = distance(word, names[i]);
+        if (d < least) {
+            least = d;
+            best = names[i];
+        }
+    }
+    return best;
+}
+
+int cli_dispatch(const char *path, const char *about, const cli_command *table, int argc,
+                 char **argv)
+{
+    const char *names[32];
+    int count = 0;
+    for (const cli_command *c = table; c->name && count < 32; c++) names[count++] = c->name;
+    const int help = argc > 0 && (strcmp(argv[0], "--help") == 0 || strcmp(argv[0], "-h") == 0 ||
+                                  strcmp(argv[0], "help") == 0);
+    if (argc == 0 || help) {
+        FILE *out = help ? stdout : stderr;
+        fprintf(out, "%s\n\nusage: %s <command> [options]\n\n", about, path);
+        for (int i = 0; i < count; i++) fprintf(out, "  %-10s %s\n", table[i].name, table[i].help);
+        fprintf(out, "\n%s <command> --help describes one command.\n", path);
+        return help ? CLI_OK : CLI_USAGE;
+    }
+    for (int i = 0; i < count; i++)
+        if (strcmp(argv[0], names[i]) == 0) return table[i].run(argc - 1, argv + 1);
+    const char *near = cli_nearest(argv[0], names, count);
+    if (near)
+        cli_fail("unknown command '%s', did you mean '%s %s'?", argv[0], path, near);
+    else
+        cli_fail("unknown command '%s'; '%s --help' lists them", argv[0], path);
+    return CLI_USAGE;
+}
+
+int cli_choice(const char *names, const char *name, int length)
+{
+    int index = 0;
+    for (const char *p = names; *p; index++) {
+        const int n = (int)strcspn(p, "|");
+        if (n == length && strncmp(p, name, (size_t)n) == 0) return index;
+        p += n;
+        if (*p == '|') p++;
+    }
+    return -1;
+}
+
+/* One number, whole text or up to a comma; *end is set behind it. */
+static int number(const cli_option *o, const char *text, int length, double *value)
+{
+    char copy[64], *end;
+    if (length < 1 || length > 63) return 0;
+    memcpy(copy, text, (size_t)length);
+    copy[length] = 0;
+    errno = 0;
+    const int whole = o->type == CLI_INT || o->type == CLI_INTS;
+    *value = whole ? (double)strtoll(copy, &end, 10) : strtod(copy, &end);
+    return end == copy + length && errno == 0 && isfinite(*value);
+}
+
+/* "esa masks select" -> "masks select": the sentence already starts with the program's name. */
+static const char *spoken(const char *path)
+{
+    return strncmp(path, "esa ", 4) == 0 ? path + 4 : path;
+}
+
+static int bad_value(const char *path, const cli_option *o, const char *given, const char *expected)
+{
+    cli_fail("%s: %s was given '%s', expected %s", spoken(path), o->name, given, expected);
+    return CLI_USAGE;
+}
+
+static int range_error(const char *path, const cli_option *o, const char *given)
+{
+    char text[96];
+    const int whole = o->type == CLI_INT || o->type == CLI_INTS;
+    if (o->lo < o->hi && o->hi < 1e16)
+        snprintf(text, sizeof text, "a %s in %g .. %g", whole ? "whole number" : "number", o->lo,
+                 o->hi);
+    else if (o->lo < o->hi)
+        snprintf(text, sizeof text, "a %s of at least %g", whole ? "whole number" : "number",
+                 o->lo);
+    else
+        snprintf(text, sizeof text, "a %s", whole ? "whole number" : "number");
+    return bad_value(path, o, given, text);
+}
+
+static int choice_error(const char *path, const cli_option *o, const char *given, const char *word)
+{
+    char names[256], text[400];
+    const char *list[16];
+    int count = 0;
+    snprintf(names, sizeof names, "%s", o->argument);
+    for (char *p = strtok(names, "|"); p && count < 16; p = strtok(NULL, "|")) list[count++] = p;
+    const char *near = cli_nearest(word, list, count);
+    snprintf(text, sizeof text, "one of %s%s%s%s", o->argument, near ? ", did you mean " : "",
+             near ? near : "", near ? "?" : "");
+    return bad_value(path, o, given, text);
+}
+
+static int parse_value(const char *path, const cli_option *o, const char *text)
+{
+    double x = 0;
+    switch (o->type) {
+    case CLI_TEXT:
+        /* No command reads or writes a file through its standard streams: "-" is not one, and
+         * tables go to stdout already. */
+        if (strcmp(o->argument, "FILE") == 0 && strcmp(text, "-") == 0)
+            return bad_value(path, o, text, "a file name (./- for a file of that name)");
+        *(const char **)o->value = text;
+        return 0;
+    case CLI_CHOICE: {
+        const int i = cli_choice(o->argument, text, (int)strlen(text));
+        if (i < 0) return choice_error(path, o, text, text);
+        *(int *)o->value = i;
+        return 0;
+    }
+    case CLI_INT:
+    case CLI_REAL:
+        if (!number(o, text, (int)strlen(text), &x) ||
+            (o->lo < o->hi && !(x >= o->lo && x <= o->hi)))
+            return range_error(path, o, text);
+        if (o->type == CLI_INT)
+            *(int64_t *)o->value = (int64_t)x;
+        else
+            *(double *)o->value = x;
+        return 0;
+    default: break;
+    }
+    cli_list *list = o->value;
+    list->count = 0;
+    for (const char *p = text;; p++) {
+        const int n = (int)strcspn(p, ",");
+        char word[64], expected[64];
+        if (list->count == CLI_MAX_LIST) {
+            snprintf(expected, sizeof expected, "at most %d entries", CLI_MAX_LIST);
+            return bad_value(path, o, text, expected);
+        }
+        if (o->type == CLI_CHOICES) {
+            snprintf(word, sizeof word, "%.*s", n < 63 ? n : 63, p);
+            const int i = cli_choice(o->argument, p, n);
+            if (i < 0) return choice_error(path, o, text, word);
+            x = i;
+        } else if (!number(o, p, n, &x) || (o->lo < o->hi && !(x >= o->lo && x <= o->hi)))
+            return range_error(path, o, text);
+        list->real[list->count] = x;
+        list->whole[list->count++] = (int64_t)x;
+        p += n;
+        if (*p == 0) break;
+    }
+    if (o->length && list->count != o->length) {
+        char expected[64];
+        snprintf(expected, sizeof expected, "%d numbers with commas between", o->length);
+        return bad_value(path, o, text, expected);
+    }
+    return 0;
+}
+
+static void print_help(const char *path, const char *usage, const char *about,
+                       const cli_option *table)
+{
+    printf("%s\n\nusage: %s %s\n\n", about, path, usage);
+    for (const cli_option *o = table; o->name; o++) {
+        char left[160];
+        snprintf(left, sizeof left, "%s%s%s", o->name, o->type == CLI_FLAG ? "" : " ",
+                 o->type == CLI_FLAG ? "" : o->argument);
+        if (strlen(left) > 30)
+            printf("  %s\n  %-30s %s\n", left, "", o->help);
+        else
+            printf("  %-30s %s\n", left, o->help);
+    }
+}
+
+int cli_given(int argc, char **argv, const char *name)
+{
+    const size_t n = strlen(name);
+    for (int i = 0; i < argc; i++)
+        if (strncmp(argv[i], name, n) == 0 && (argv[i][n] == 0 || argv[i][n] == '=')) return 1;
+    return 0;
+}
+
+int cli_options(const char *path, const char *usage, const char *about, const cli_option *table,
+                int argc, char **argv, int *words, int *done)
+{
+    int kept = 0;
+    *done = 0;
+    for (int i = 0; i < argc; i++)
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+            print_help(path, usage, about, table);
+            *done = 1;
+            return 0;
+        }
+    for (int i = 0; i < argc; i++) {
+        char *arg = argv[i];
+        if (strncmp(arg, "--", 2) != 0) {
+            if (!words) {
+                cli_fail("%s: unexpected word '%s'; '%s --help' lists the options", spoken(path),
+                         arg, path);
+                return CLI_USAGE;
+            }
+            argv[kept++] = arg;
+            continue;
+        }
+        const int n = (int)strcspn(arg, "=");
+        const cli_option *o = table;
+        while (o->name && !((int)strlen(o->name) == n && strncmp(o->name, arg, (size_t)n) == 0))
+            o++;
+        if (!o->name) {
+            const char *names[40];
+            char word[64];
+            int count = 0;
+            for (const cli_option *p = table; p->name && count < 40; p++) names[count++] = p->name;
+            snprintf(word, sizeof word, "%.*s", n < 63 ? n : 63, arg);
+            const char *near = cli_nearest(word, names, count);
+            if (near)
+                cli_fail("%s: unknown option %s, did you mean %s?", spoken(path), word, near);
+            else
+                cli_fail("%s: unknown option %s; '%s --help' lists them", spoken(path), word, path);
+            return CLI_USAGE;
+        }
+        if (o->type == CLI_FLAG) {
+            if (arg[n] == '=') return bad_value(path, o, arg + n + 1, "no value");
+            *(int *)o->value = 1;
+            continue;
+        }
+        const char *value = arg[n] == '=' ? arg + n + 1 : i + 1 < argc ? argv[++i] : NULL;
+        if (!value) {
+            cli_fail("%s: %s needs a value: %s", spoken(path), o->name, o->argument);
+            return CLI_USAGE;
+        }
+        const int bad = parse_value(path, o, value);
+        if (bad) return bad;
+    }
+    if (words) *words = kept;
+    return 0;
+}
+
+int cli_shard(const char *text, int *index, int *count, const char *what)
+{
+    char *end = NULL;
+    const long i = strtol(text, &end, 10), n = *end == '/' ? strtol(end + 1, &end, 10) : 0;
+    if (*end == 0 && end != text && n >= 1 && n <= 10000 && i >= 0 && i < n) {
+        *index = (int)i;
+        *count = (int)n;
+        return CLI_OK;
+    }
+    cli_fail("%s: --shard was given '%s', expected i/n with i from 0 to n - 1", what, text);
+    return CLI_USAGE;
+}

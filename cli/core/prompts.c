@@ -1,0 +1,98 @@
+/* prompts.c - prompts from the command line, from a file, or the built-in ones.
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "clip/video.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LONGEST_FILE (1 << 24)
+
+/* python/esa/prompts_*.txt, put into the command by the build, each with a zero behind: the package
+ * and the command have the same prompts. */
+extern const unsigned char esa_asset_prompts_tiny_txt[], esa_asset_prompts_large_txt[];
+
+void cli_prompts_free(cli_prompts *p)
+{
+    for (int64_t i = 0; i < p->count; i++) free(p->line[i]);
+    free(p->line);
+    p->line = NULL;
+    p->count = 0;
+}
+
+static int add(cli_prompts *p, const char *text, size_t length)
+{
+    /* full: room doubles, for a file may have a million lines */
+    if ((p->count & (p->count - 1)) == 0) {
+        char **more = realloc(p->line, (size_t)(p->count ? 2 * p->count : 1) * sizeof *more);
+        if (!more) return 0;
+        p->line = more;
+    }
+    char *copy = malloc(length + 1);
+    if (!copy) return 0;
+    memcpy(copy, text, length);
+    copy[length] = 0;
+    p->line[p->count++] = copy;
+    return 1;
+}
+
+/* The first `most` lines that are neither empty nor a remark, without the blanks around them; 0:
+ * out of memory. */
+static int add_lines(cli_prompts *p, const char *text, size_t bytes, int64_t most)
+{
+    for (size_t at = 0; at < bytes && p->count < most;) {
+        size_t end = at;
+        while (end < bytes && text[end] != '\n') end++;
+        size_t from = at, to = end;
+        while (from < to && strchr(" \t\r", text[from])) from++;
+        while (to > from && strchr(" \t\r", text[to - 1])) to--;
+        if (to > from && text[from] != '#' && !add(p, text + from, to - from)) return 0;
+        at = end + 1;
+    }
+    return 1;
+}
+
+static int from_file(cli_prompts *p, const char *path, const char *what)
+{
+    FILE *file = fopen(path, "rb");
+    if (!file) return cli_fail("%s: cannot read '%s': %s", what, path, strerror(errno));
+    char *text = malloc(LONGEST_FILE);
+    const size_t bytes = text ? fread(text, 1, LONGEST_FILE, file) : 0;
+    const int failed = ferror(file), why = errno, more = !feof(file);
+    fclose(file);
+    int status = CLI_OK;
+    if (!text)
+        status = cli_fail("%s: out of memory for '%s'", what, path);
+    else if (failed)
+        status = cli_fail("%s: cannot read '%s': %s", what, path, strerror(why));
+    else if (more)
+        status = cli_fail("%s: '%s' is longer than %d MB, that is no file of prompts", what, path,
+                          LONGEST_FILE >> 20);
+    else if (memchr(text, 0, bytes))
+        status = cli_fail("%s: '%s' holds zero bytes, that is no file of prompts", what, path);
+    if (status == CLI_OK && !add_lines(p, text, bytes, INT64_MAX))
+        status = cli_fail("%s: out of memory for '%s'", what, path);
+    free(text);
+    if (status == CLI_OK && p->count == 0)
+        status = cli_fail("%s: '%s' holds no prompt", what, path);
+    return status;
+}
+
+int cli_prompts_get(cli_prompts *p, const char *text, const char *file, int64_t number, int tiny,
+                    const char *what)
+{
+    *p = (cli_prompts){ NULL, 0 };
+    int status = CLI_OK;
+    if (file)
+        status = from_file(p, file, what);
+    else if (text)
+        status = add(p, text, strlen(text)) ? CLI_OK : cli_fail("%s: out of memory", what);
+    else {
+        const char *lines = (const char *)(tiny ? esa_asset_prompts_tiny_txt
+                                                : esa_asset_prompts_large_txt);
+        if (!add_lines(p, lines, strlen(lines), number > 0 ? number : 1))
+            status = cli_fail("%s: out of memory", what);
+    }
+    if (status != CLI_OK) cli_prompts_free(p);
+    return status;
+}

@@ -1,0 +1,84 @@
+/* table_print.c - aligned tables on a stream, and a progress line on stderr.
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "core/cli.h"
+
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define CELL 48
+
+struct cli_table {
+    int columns, left;
+    int64_t cells, room;
+    char (*text)[CELL]; /* [cells] */
+};
+
+cli_table *cli_table_new(int columns, int left)
+{
+    cli_table *t = calloc(1, sizeof *t);
+    if (!t) return NULL;
+    t->columns = columns;
+    t->left = left;
+    return t;
+}
+
+void cli_cell(cli_table *t, const char *format, ...)
+{
+    if (!t) return;
+    if (t->cells == t->room) {
+        const int64_t room = t->room ? 2 * t->room : 64;
+        char(*text)[CELL] = realloc(t->text, (size_t)room * CELL);
+        if (!text) return; /* a table without its last cells is the least of the worries then */
+        t->text = text;
+        t->room = room;
+    }
+    va_list args;
+    va_start(args, format);
+    vsnprintf(t->text[t->cells++], CELL, format, args);
+    va_end(args);
+}
+
+void cli_table_print(cli_table *t, FILE *out)
+{
+    if (!t) return;
+    int width[32] = { 0 };
+    for (int64_t i = 0; i < t->cells; i++) {
+        const int n = (int)strlen(t->text[i]), c = (int)(i % t->columns);
+        if (c < 32 && n > width[c]) width[c] = n;
+    }
+    for (int64_t i = 0; i < t->cells; i++) {
+        const int c = (int)(i % t->columns), last = c + 1 == t->columns || i + 1 == t->cells;
+        if (c < t->left)
+            fprintf(out, "%-*s", last ? 0 : width[c], t->text[i]);
+        else
+            fprintf(out, "%*s", width[c], t->text[i]);
+        fputs(last ? "\n" : "  ", out);
+    }
+    free(t->text);
+    free(t);
+}
+
+void cli_progress(const char *what, int64_t done, int64_t total)
+{
+    if (isatty(2)) {
+        char bar[31];
+        const int filled = total > 0 ? (int)(30 * done / total) : 0;
+        for (int i = 0; i < 30; i++) bar[i] = i < filled ? '#' : '.';
+        bar[30] = 0;
+        fprintf(stderr, "\r\033[K%s [%s] %lld/%lld", what, bar, (long long)done, (long long)total);
+        fflush(stderr);
+    } else if (total > 0 && (done == total || 4 * done / total != 4 * (done - 1) / total)) {
+        fprintf(stderr, "%s %lld/%lld\n", what, (long long)done,
+                (long long)total); /* every quarter: logs stay short */
+    }
+}
+
+void cli_progress_end(void)
+{
+    if (isatty(2)) {
+        fputs("\r\033[K", stderr);
+        fflush(stderr);
+    }
+}

@@ -1,0 +1,95 @@
+/* experiment.h - what the files of `esa experiment run | submit | collect` share.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * An experiment is a folder, results/<tag>/:
+ *
+ *     config.json             the settings, written when the masks or the first clip are there; a
+ * later run must ask for the same masks.safetensors       calibration (unless --masks names another
+ * file) videos/<variant>/000.mp4 ..     variant dense, then b0.5 ... speed.json, quality.json at
+ * the end (docs/schemas/experiment-*.schema.json) work/                   until then: the lock, one
+ * record per finished clip, frames as they were before compression
+ *
+ * Every file appears whole. What is there is not made again, so a run that was killed anywhere goes
+ * on where it was. */
+#ifndef ESA_CLI_EXPERIMENT_H
+#define ESA_CLI_EXPERIMENT_H
+
+#include "clip/clip.h"
+#include "clip/evaluate.h"
+
+#define EXPERIMENT_PATH    4400
+#define EXPERIMENT_METHODS "cached|entropy|rf_v2|ada_bsa"
+#define EXPERIMENT_FORMAT  1
+
+typedef struct experiment_variant {
+    char name[64]; /* dense, b0.5, entropy-b0.5: also the folder under videos/ */
+    int method;    /* METHOD_* */
+    double budget; /* 1: dense */
+} experiment_variant;
+
+typedef struct experiment {
+    /* asked for */
+    clip_request clip; /* its masks: --masks */
+    const char *model, *tag, *results, *prompts_file, *eval_prompts, *lpips_weights;
+    cli_list budgets, methods; /* methods: numbers in EXPERIMENT_METHODS */
+    int64_t num_prompts, threads;
+    int skip_calibrate, only_calibrate, keep_frames, net;
+    char *command; /* as typed; owned */
+    /* worked out */
+    char folder[EXPERIMENT_PATH]; /* results/tag */
+    char masks[EXPERIMENT_PATH];  /* the mask file; "": no method reads one */
+    cli_prompts calibration, evaluation;
+    experiment_variant variant[1 + 4 * CLI_MAX_LIST];
+    int variants;          /* the first is dense */
+    char weights_hash[32]; /* of the model's files as they are now */
+    clip_maker maker;      /* its info stays when it is closed */
+} experiment;
+
+/* ---------------------------------------------------------------- options (cmd_experiment.c) */
+
+/* Reads the options of `run` (submit: and the rows of more, which may be NULL) and checks what can
+ * be checked without a model. *done: --help was printed. CLI_OK, or CLI_USAGE after one sentence.
+ * experiment_free in any case. */
+int experiment_parse(experiment *e, const char *path, const char *about, const cli_option *more,
+                     int argc, char **argv, int *done);
+void experiment_free(experiment *e);
+/* "0.5" as in names: b0.5. */
+void experiment_number(char out[32], double budget);
+/* word as a shell must be given it. */
+void experiment_put_word(FILE *out, const char *word);
+
+/* ---------------------------------------------------------------- settings
+ * (experiment_config.c) */
+
+/* Prompts, sizes and variants of an experiment whose model is open. CLI_FAILED or CLI_USAGE after
+ * one sentence. */
+int experiment_resolve(experiment *e, const char *what);
+/* write 0: compares with config.json where there is one, CLI_FAILED after a sentence that names the
+ * first setting that differs. write 1: writes it where there is none. */
+int experiment_config(const experiment *e, const char *what, int write);
+
+/* ---------------------------------------------------------------- results
+ * (experiment_results.c) */
+
+/* A file of the experiment: folder/name, with printf's rest. */
+void experiment_path(const experiment *e, char path[EXPERIMENT_PATH], const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+/* work/from becomes to, in one step: what a killed run leaves half written lies in work/, which
+ * goes at the end. */
+int experiment_move(const experiment *e, const char *from, const char *to, const char *what);
+/* A JSON file of the folder, written that way; frees json. */
+int experiment_save(const experiment *e, cli_json *json, const char *name, const char *what);
+/* speed.json from the clips' records; quality.json from their frames, which are compared here. */
+int experiment_speed(const experiment *e, const char *what);
+int experiment_quality(const experiment *e, const char *what);
+
+/* ---------------------------------------------------------------- one table of many
+ * (cmd_experiment_collect.c) */
+
+int cmd_experiment_run(int argc, char **argv);
+int cmd_experiment_submit(int argc, char **argv);
+int cmd_experiment_collect(int argc, char **argv);
+/* The rows of one experiment, as `collect` prints them. */
+int experiment_print(const char *folder, const char *what);
+
+#endif

@@ -1,0 +1,401 @@
+/* experiment_run.c - `esa experiment run`: calibrate, make the clips, measure. Each stage looks at
+ * what is there and does the rest.
+ * SPDX-License-Identifier: Apache-2.0 */
+#define _DEFAULT_SOURCE /* flock */
+#include "experiment/experiment.h"
+#include "core/folders.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const char what[] = "experiment run";
+
+static int exists(const char *path)
+{
+    struct stat about;
+    return stat(path, &about) == 0;
+}
+
+/* ---------------------------------------------------------------- the work folder */
+
+/* One run at a time in a folder: a file in it is locked for as long as this process lives, and no
+ * longer, however it ends. */
+static int take_lock(const experiment *e, int *lock)
+{
+    char path[EXPERIMENT_PATH];
+    experiment_path(e, path, "work");
+    int status = cli_make_folders(path, NULL, what);
+    if (status) return status;
+    experiment_path(e, path, "work/lock");
+    for (int tries = 0; tries < 100; tries++) {
+        struct stat held, there;
+        *lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+        if (*lock < 0) return cli_fail("%s: cannot write '%s': %s", what, path, strerror(errno));
+        if (flock(*lock, LOCK_EX | LOCK_NB) != 0)
+            return errno == EWOULDBLOCK
+                       ? cli_fail("%s: another run is at work in '%s'", what, e->folder)
+                       : cli_fail("%s: cannot lock '%s': %s", what, path, strerror(errno));
+        /* A run that ended meanwhile has removed the file that was opened: then it guards
+         * nothing. */
+        if (fstat(*lock, &held) == 0 && stat(path, &there) == 0 && held.st_ino == there.st_ino &&
+            held.st_dev == there.st_dev)
+            return CLI_OK;
+        close(*lock);
+        *lock = -1;
+        if ((status = cli_make_folder_of(path, NULL, what)) != 0) return status;
+    }
+    return cli_fail("%s: cannot lock '%s'", what, path);
+}
+
+/* Removes a folder of files and folders of files; depth bounds how far down. */
+static void remove_folder(const char *folder, int depth)
+{
+    DIR *list = opendir(folder);
+    for (struct dirent *d; list && (d = readdir(list)) != NULL;) {
+        char path[EXPERIMENT_PATH];
+        if (strcmp(d->d_name, ".") == 0 || strcmp(d->d_name, "..") == 0) continue;
+        if (snprintf(path, sizeof path, "%s/%s", folder, d->d_name) >= (int)sizeof path) continue;
+        if (unlink(path) != 0 && depth > 0) remove_folder(path, depth - 1);
+    }
+    if (list) closedir(list);
+    rmdir(folder);
+}
+
+/* ---------------------------------------------------------------- calibration */
+
+typedef struct words {
+    char *word[80];
+    int count, failed;
+} words;
+
+static void add(words *w, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void add(words *w, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    char text[EXPERIMENT_PATH];
+    const int n = vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    char *copy = n >= 0 && n < (int)sizeof text && w->count < 79 ? malloc((size_t)n + 1) : NULL;
+    if (!copy) {
+        w->failed = 1;
+        return;
+    }
+    memcpy(copy, text, (size_t)n + 1);
+    w->word[w->count++] = copy;
+}
+
+static void add_list(words *w, const char *name, const cli_list *list, int whole)
+{
+    char text[CLI_MAX_LIST * 24] = "";
+    size_t used = 0;
+    for (int i = 0; i < list->count; i++)
+        used += (size_t)(whole ? snprintf(text + used, sizeof text - used, "%s%lld", i ? "," : "",
+                                          (long long)list->whole[i])
+                               : snprintf(text + used, sizeof text - used, "%s%.9g", i ? "," : "",
+                                          list->real[i]));
+    if (list->count) {
+        add(w, "%s", name);
+        add(w, "%s", text);
+    }
+}
+
+/* What `esa calibrate` is told: the same sizes, noise and blocks as the clips will have. */
+static void calibrate_words(words *w, const experiment *e)
+{
+    const clip_request *c = &e->clip;
+    char name[32];
+    add(w, "--model");
+    add(w, "%s", e->maker.folder);
+    add(w, "--frames");
+    add(w, "%lld", (long long)c->frames);
+    add(w, "--height");
+    add(w, "%lld", (long long)c->height);
+    add(w, "--width");
+    add(w, "%lld", (long long)c->width);
+    add(w, "--steps");
+    add(w, "%lld", (long long)c->steps);
+    add(w, "--guidance");
+    add(w, "%.9g", c->guidance);
+    add(w, "--seed");
+    add(w, "%lld", (long long)c->seed);
+    add(w, "--scheduler");
+    add(w, "%s", cli_name(name, "model|unipc|unipc-0.36|euler", c->scheduler));
+    add(w, "--flow-shift");
+    add(w, "%.9g", c->shift);
+    add(w, "--warmup");
+    add(w, "%.9g", c->warmup);
+    add(w, "--dense-first-layer");
+    add(w, "%lld", (long long)c->dense_first);
+    add(w, "--samples");
+    add(w, "%lld", (long long)c->samples);
+    add(w, "--threads");
+    add(w, "%lld", (long long)e->threads);
+    add_list(w, "--dense-layers", &c->dense_layers, 1);
+    add_list(w, "--window", &c->window, 1);
+    add_list(w, "--budgets", &e->budgets, 0);
+    if (c->negative) {
+        add(w, "--negative-prompt");
+        add(w, "%s", c->negative);
+    }
+    if (c->order >= 0) {
+        add(w, "--order");
+        add(w, "%s", cli_name(name, CLI_ORDERS, c->order));
+    }
+    if (c->block) {
+        add(w, "--block");
+        add(w, "%s", c->block);
+    }
+    if (e->prompts_file) {
+        add(w, "--prompts");
+        add(w, "%s", e->prompts_file);
+    } else {
+        add(w, "--num-prompts");
+        add(w, "%lld", (long long)e->num_prompts);
+    }
+    add(w, "--output");
+    add(w, "%s", e->masks);
+}
+
+/* How long it took, for speed.json; null where an earlier run had begun it. */
+static int note_calibration(const experiment *e, double seconds)
+{
+    char path[EXPERIMENT_PATH];
+    experiment_path(e, path, "work/calibration.json");
+    cli_json *json = cli_json_new();
+    cli_json_real(json, "seconds", seconds);
+    return cli_json_save(json, path);
+}
+
+static int calibrate(const experiment *e)
+{
+    char part[EXPERIMENT_PATH + 8];
+    if (!e->masks[0] || exists(e->masks)) {
+        if (e->masks[0]) fprintf(stderr, "calibrate: %s is there\n", e->masks);
+        return CLI_OK;
+    }
+    if (e->skip_calibrate)
+        return cli_fail("%s: --skip-calibrate, but there is no mask file '%s' (--masks names "
+                        "another one; without --skip-calibrate it is made)",
+                        what, e->masks);
+    snprintf(part, sizeof part, "%s.part", e->masks);
+    const int resumed = exists(part);
+    words w = { .count = 0 };
+    calibrate_words(&w, e);
+    const double start = cli_seconds();
+    int status = w.failed ? cli_fail("%s: out of memory", what) : cmd_calibrate(w.count, w.word);
+    for (int i = 0; i < w.count; i++) free(w.word[i]);
+    if (status) return status;
+    return e->only_calibrate ? CLI_OK
+                             : note_calibration(e, resumed ? (double)NAN : cli_seconds() - start);
+}
+
+/* ---------------------------------------------------------------- clips */
+
+static int save(experiment *e, const esa_frames *frames, const char *path)
+{
+    const esa_status status = e->maker.video.frames_save(e->maker.ctx, frames, path, NULL);
+    return status == ESA_OK ? CLI_OK : cli_fail_esa(e->maker.ctx, status, what);
+}
+
+/* The video for people, the frames as they are for the comparison, then the record, which says that
+ * both are there. */
+static int one_clip(experiment *e, const experiment_variant *v, int64_t index, int64_t clips_left)
+{
+    char name[160], part[EXPERIMENT_PATH], video[EXPERIMENT_PATH], frames_path[EXPERIMENT_PATH],
+        record_path[EXPERIMENT_PATH], label[96];
+    const char *ending = cli_video_mp4() ? "mp4" : "y4m";
+    snprintf(name, sizeof name, "videos/%s/%03lld.%s", v->name, (long long)index, ending);
+    experiment_path(e, video, "%s", name);
+    experiment_path(e, part, "work/video.%s", ending);
+    experiment_path(e, frames_path, "work/frames/%s/%03lld.safetensors", v->name, (long long)index);
+    experiment_path(e, record_path, "work/clips/%s-%03lld.json", v->name, (long long)index);
+    if (exists(record_path) && exists(frames_path) && exists(video)) return CLI_OK;
+    clip_request r = e->clip;
+    r.method = v->method;
+    r.budget = v->budget;
+    r.prompt = e->evaluation.line[index];
+    r.masks = v->method == METHOD_CACHED ? e->masks : NULL;
+    snprintf(label, sizeof label, "prompt %lld/%lld, %s", (long long)index + 1,
+             (long long)e->evaluation.count, v->name);
+    esa_frames *frames = NULL;
+    clip_record record;
+    int status = clip_make(&e->maker, &frames, &record, &r, label, clips_left, 0);
+    if (status == CLIP_INTERRUPTED)
+        cli_fail("%s: interrupted; the clips before this one are kept, the same command goes on "
+                 "from there",
+                 what);
+    if (status) return status;
+    /* of an older clip whose frames are gone: the new one is not whole before its record is */
+    unlink(record_path);
+    /* not before anything was made: settings that cannot work must not hold the tag */
+    status = experiment_config(e, what, 1);
+    if (!status) status = cli_make_folder_of(frames_path, NULL, what);
+    if (!status) status = cli_make_folder_of(record_path, NULL, what);
+    if (!status) status = save(e, frames, part);
+    if (!status)
+        status = experiment_move(e, part + strlen(e->folder) + strlen("/work/"), name, what);
+    if (!status) status = save(e, frames, frames_path);
+    if (!status) {
+        cli_json *json = cli_json_new();
+        cli_json_compact(json);
+        cli_json_int(json, "index", index);
+        cli_json_text(json, "prompt", r.prompt);
+        cli_json_text(json, "file", name);
+        cli_json_open(json, "record", '{');
+        clip_record_json(json, &record);
+        cli_json_close(json);
+        status = cli_json_save(json, record_path);
+    }
+    if (!status)
+        fprintf(stderr, "%s: %.1f s, %.3f s/step, density %.3f\n", label, record.stats.seconds,
+                clip_step_mean(&record, 1), clip_density(&record));
+    e->maker.video.frames_free(frames);
+    clip_record_free(&record);
+    return status;
+}
+
+/* Prompt by prompt, dense and sparse in turn: what the machine does to the times it does to all of
+ * them. */
+static int all_clips(experiment *e)
+{
+    int status = CLI_OK;
+    int64_t left = e->evaluation.count * e->variants;
+    for (int64_t i = 0; i < e->evaluation.count && !status; i++)
+        for (int v = 0; v < e->variants && !status; v++)
+            status = one_clip(e, &e->variant[v], i, --left);
+    return status;
+}
+
+/* ---------------------------------------------------------------- the whole */
+
+/* Everything is made: the work folder goes, the frames stay where that was asked for. */
+static int clean_up(const experiment *e, int made)
+{
+    char path[EXPERIMENT_PATH], frames[EXPERIMENT_PATH];
+    if (made && e->keep_frames) {
+        experiment_path(e, frames, "frames");
+        remove_folder(frames, 2); /* of an older run */
+        const int status = experiment_move(e, "frames", "frames", what);
+        if (status) return status;
+    }
+    experiment_path(e, path, "work");
+    remove_folder(path, 3);
+    return CLI_OK;
+}
+
+/* A run that made nothing of its own leaves no folder behind: it failed early, or only calibrated.
+ * We hold the lock. */
+static void leave_no_trace(const experiment *e, size_t kept)
+{
+    char path[EXPERIMENT_PATH];
+    int entries = 0;
+    experiment_path(e, path, "work");
+    DIR *list = opendir(path);
+    while (list && readdir(list)) entries++;
+    if (list) closedir(list);
+    if (entries != 3) return; /* . and .. and the lock */
+    experiment_path(e, path, "work/lock");
+    unlink(path);
+    experiment_path(e, path, "work");
+    rmdir(path);
+    cli_unmake_folders(e->folder, kept);
+}
+
+static int open_model(experiment *e, int only_look)
+{
+    /* To look at the configuration nothing need be converted. */
+    const clip_opening opening = { .threads = e->threads,
+                                   .hold = only_look ? ESA_HOLD_FILE : ESA_HOLD_AUTO,
+                                   .parts = ESA_PART_ALL };
+    return clip_open(&e->maker, e->model, &opening, what);
+}
+
+static int is_complete(const experiment *e)
+{
+    char speed[EXPERIMENT_PATH], quality[EXPERIMENT_PATH];
+    experiment_path(e, speed, "speed.json");
+    experiment_path(e, quality, "quality.json");
+    return exists(speed) && exists(quality);
+}
+
+/* Weights that cannot be read would be found out when all clips are made. */
+static int check_lpips(const experiment *e)
+{
+    esa_lpips *lpips = NULL;
+    if (!e->lpips_weights) return CLI_OK;
+    const esa_status status = e->maker.video.lpips_open(e->maker.ctx, &lpips, e->lpips_weights);
+    e->maker.video.lpips_free(lpips);
+    return status == ESA_OK ? CLI_OK : cli_fail_esa(e->maker.ctx, status, what);
+}
+
+static int stages(experiment *e, int *made)
+{
+    int status = open_model(e, 1);
+    if (!status) status = experiment_resolve(e, what);
+    if (!status && !e->only_calibrate) status = experiment_config(e, what, 0);
+    if (!status && !e->only_calibrate) status = check_lpips(e);
+    if (!status && !e->only_calibrate && is_complete(e)) {
+        clip_close(&e->maker);
+        return CLI_OK;
+    }
+    *made = 1;
+    clip_close(&e->maker);
+    if (!status) status = calibrate(e);
+    if (status || e->only_calibrate) return status;
+    status = open_model(e, 0);
+    /* Masks of its own belong to these settings already: a run that is stopped before its first
+     * clip must not go on with others. */
+    if (!status && e->masks[0] && !e->clip.masks) status = experiment_config(e, what, 1);
+    if (!status) status = all_clips(e);
+    if (!status) status = experiment_speed(e, what);
+    clip_close(&e->maker);
+    if (status) return status;
+    status = experiment_quality(e, what);
+    if (status == CLIP_INTERRUPTED)
+        cli_fail("%s: interrupted; all clips are made, the same command compares them", what);
+    return status;
+}
+
+int cmd_experiment_run(int argc, char **argv)
+{
+    experiment e;
+    size_t kept = 0;
+    int done = 0, lock = -1, made = 0;
+    int status = experiment_parse(&e, "esa experiment run",
+                                  "Calibrates, then makes every video dense and at each budget: "
+                                  "how fast, and how near the dense one. Results go to\n"
+                                  "results/<tag>/. What is there already is not made again: a run "
+                                  "that was stopped goes on where it was.",
+                                  NULL, argc, argv, &done);
+    if (status || done) {
+        experiment_free(&e);
+        return status;
+    }
+    status = cli_make_folders(e.folder, &kept, what);
+    if (!status) status = take_lock(&e, &lock);
+    const int locked = !status;
+    if (!status) status = stages(&e, &made);
+    if (!status && !e.only_calibrate)
+        status = clean_up(&e, made);
+    else if (locked)
+        leave_no_trace(&e, kept);
+    if (lock >= 0) close(lock);
+    if (!status && e.only_calibrate)
+        printf("%s: masks for %d budget%s\n", e.masks, e.budgets.count,
+               e.budgets.count > 1 ? "s" : "");
+    else if (!status) {
+        if (!made) fprintf(stderr, "%s is complete\n", e.folder);
+        status = experiment_print(e.folder, what);
+    }
+    experiment_free(&e);
+    return status;
+}

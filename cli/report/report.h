@@ -1,0 +1,140 @@
+/* report.h - what `esa report` is made of: results folders and mask files become one page that
+ * needs nothing else.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ *   report_results.c   a results folder -> report_run (what was measured, which videos there are)
+ *   report_data.c      runs -> the JSON the page draws from
+ *   report_media.c     one video -> something a browser shows, inside the page; report_mp4.c looks
+ * into MP4 files report_masks.c     a mask file -> JSON: densities, entropies, and bits as base64
+ *   report_page.c      the page: cli/report/page.html with its marks filled in
+ *   report_text.c      the text all of them write to */
+#ifndef ESA_CLI_REPORT_H
+#define ESA_CLI_REPORT_H
+
+#include "core/cli.h"
+#include "core/json_reader.h"
+#include "clip/video.h"
+
+#define REPORT_WHAT "report" /* begins every sentence */
+
+/* ---------------------------------------------------------------- text (report_text.c) */
+
+typedef struct report_text { /* zeros are an empty text */
+    char *text;
+    size_t used, room;
+    int failed; /* out of memory: asked for at the end */
+} report_text;
+void report_put(report_text *t, const char *text, size_t bytes);
+void report_puts(report_text *t, const char *text);
+void report_printf(report_text *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* For elements and quoted attributes: & < > " are escaped, what is not UTF-8 becomes U+FFFD. */
+void report_html(report_text *t, const char *text);
+void report_base64(report_text *t, const void *data, size_t bytes);
+void report_text_free(report_text *t);
+
+/* ---------------------------------------------------------------- results (report_results.c) */
+
+typedef struct report_clip_figures { /* of one clip in one variant; NaN: not known */
+    char *video;                     /* file or folder of pictures; NULL: none */
+    double psnr, ssim, lpips, flicker;
+    int identical; /* 1: equal to the dense video, bit for bit */
+} report_clip_figures;
+
+typedef struct report_variant { /* one way of running: dense, or a method at a budget */
+    char name[64];              /* as in the files: "dense", "b0.5" */
+    char label[96];             /* for people: "cached 0.5" */
+    /* "cached masks, pooled tail": variants of one family differ in budget alone */
+    char family[96];
+    int dense, identical;
+    /* sparse_: without the warm-up steps */
+    double budget, density, mass, seconds, step_seconds, sparse_seconds, speedup, sparse_speedup;
+    double psnr, ssim, lpips, flicker;
+    /* of the median clip; attention holds selection */
+    double text_seconds, select_seconds, attention_seconds, denoise_seconds, decode_seconds;
+    double *steps; /* [step_count] seconds of every denoising step */
+    int64_t step_count;
+    double *head_density; /* [layers][heads] as run, or NULL */
+    int64_t layers, heads;
+    report_clip_figures *clips; /* [clip_count of the run] */
+} report_variant;
+
+typedef struct report_run {
+    char *folder, *tag, *model;
+    /* model, size, steps, machine: runs of one setting can share a line in a chart */
+    char setting[256];
+    char *masks; /* the mask file it names, if that is there; or NULL */
+    int64_t frames, height, width, step_count, warmup;
+    char **prompts; /* [clip_count], NULL: not known */
+    int64_t clip_count;
+    report_variant *variants; /* the dense one first */
+    int variant_count;
+    char *text[3]; /* config.json, speed.json, quality.json as they are; NULL: not there */
+    cli_value *value[3];
+} report_run;
+
+enum { REPORT_CONFIG = 0, REPORT_SPEED = 1, REPORT_QUALITY = 2 };
+extern const char *const report_file_names[3];
+
+/* Reads a results folder. Files that are missing are left out, but not all of them. CLI_FAILED
+ * after one sentence; free in any case. */
+int report_run_read(report_run *run, const char *folder);
+void report_run_free(report_run *run);
+
+/* ---------------------------------------------------------------- videos (report_mp4.c,
+ * report_media.c) */
+
+typedef struct report_mp4 {
+    char codec[5]; /* "avc1", "mp4v", ... */
+    int plays;     /* 1: every current browser plays it: H.264 in 4:2:0 */
+    int32_t width, height;
+    int64_t frames;
+    double fps;
+} report_mp4;
+/* 0, or -1 if the bytes are no MP4 with a video in it. */
+int report_mp4_probe(report_mp4 *mp4, const unsigned char *bytes, size_t size);
+
+/* What is asked of all videos of a page. */
+typedef struct report_media {
+    esa_ctx *ctx; /* of the caller */
+    /* folder in which a video may be converted: the page's own; NULL: there is none */
+    const char *room;
+    cli_video video;         /* the engine, opened when the first video needs converting */
+    int64_t embedded, bytes; /* videos in the page, and their size before base64 */
+    /* of them made into H.264; made into pictures, because there is no encoder */
+    int64_t converted, as_pictures;
+    int64_t left_out;
+    char *reason; /* of the last one that was left out, or NULL; owned */
+} report_media;
+/* Writes the element that shows path (<video> or a pile of <img>) and sets fps and frames. Where
+ * that cannot be done it writes a sentence in its place, sets *frames to 0 and counts it. label
+ * describes it for readers of screens. After a signal (clip_interrupted) it does nothing. */
+void report_media_embed(report_text *t, report_media *media, double *fps, int64_t *frames,
+                        const char *path, const char *label);
+
+void report_media_close(report_media *media);
+
+/* ---------------------------------------------------------------- mask files (report_masks.c) */
+
+/* Adds the object of one mask file. limit: bytes of bits to put into the page at most; above it
+ * layers and steps are thinned out evenly, and the page says so. CLI_FAILED after one sentence. */
+int report_masks_json(cli_json *json, esa_ctx *ctx, const char *path, int64_t limit);
+
+/* ---------------------------------------------------------------- the page (report_data.c,
+ * report_page.c) */
+
+/* Adds "runs". */
+void report_runs_json(cli_json *json, const report_run *runs, int count);
+typedef struct report_page {
+    const char *title;
+    const report_run *runs;
+    int run_count;
+    int mask_count;
+    const char *data; /* the JSON: {"runs": [...], "masks": [...]} */
+    size_t data_bytes;
+    int videos;         /* 0: no videos in the page */
+    int64_t max_clips;  /* videos of this many prompts of each run */
+    report_media media; /* what became of the videos */
+} report_page;
+void report_page_write(report_text *t, report_page *page);
+
+#endif

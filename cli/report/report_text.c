@@ -1,0 +1,89 @@
+/* report_text.c - a growing text, escaped for HTML where needed, and base64.
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "report/report.h"
+
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Room for n more bytes and a zero; 0: out of memory. */
+static int reserve(report_text *t, size_t n)
+{
+    if (t->failed) return 0;
+    if (t->used + n + 1 <= t->room) return 1;
+    const size_t room = t->room + t->room / 2 + n + 4096;
+    char *grown = realloc(t->text, room);
+    if (!grown) {
+        t->failed = 1;
+        return 0;
+    }
+    t->text = grown;
+    t->room = room;
+    return 1;
+}
+
+void report_put(report_text *t, const char *text, size_t bytes)
+{
+    if (!reserve(t, bytes)) return;
+    memcpy(t->text + t->used, text, bytes);
+    t->used += bytes;
+    t->text[t->used] = 0;
+}
+
+void report_puts(report_text *t, const char *text) { report_put(t, text, strlen(text)); }
+
+void report_printf(report_text *t, const char *format, ...)
+{
+    va_list args, again;
+    va_start(args, format);
+    va_copy(again, args);
+    const int n = vsnprintf(NULL, 0, format, args);
+    if (n > 0 && reserve(t, (size_t)n)) {
+        vsnprintf(t->text + t->used, (size_t)n + 1, format, again);
+        t->used += (size_t)n;
+    }
+    va_end(again);
+    va_end(args);
+}
+
+void report_html(report_text *t, const char *text)
+{
+    for (const unsigned char *p = (const unsigned char *)text; *p;) {
+        const int n = cli_utf8(p);
+        switch (*p) {
+        case '&': report_puts(t, "&amp;"); break;
+        case '<': report_puts(t, "&lt;"); break;
+        case '>': report_puts(t, "&gt;"); break;
+        case '"': report_puts(t, "&quot;"); break;
+        default:
+            if (n)
+                report_put(t, (const char *)p, (size_t)n);
+            else
+                report_puts(t, "\xef\xbf\xbd");
+        }
+        p += n ? n : 1;
+    }
+}
+
+void report_base64(report_text *t, const void *data, size_t bytes)
+{
+    static const char digit[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    const unsigned char *p = data;
+    if (!reserve(t, (bytes + 2) / 3 * 4)) return;
+    char *out = t->text + t->used;
+    for (size_t i = 0; i < bytes; i += 3) {
+        const unsigned a = p[i], b = i + 1 < bytes ? p[i + 1] : 0, c = i + 2 < bytes ? p[i + 2] : 0;
+        *out++ = digit[a >> 2];
+        *out++ = digit[(a & 3) << 4 | b >> 4];
+        *out++ = i + 1 < bytes ? digit[(b & 15) << 2 | c >> 6] : '=';
+        *out++ = i + 2 < bytes ? digit[c & 63] : '=';
+    }
+    *out = 0;
+    t->used = (size_t)(out - t->text);
+}
+
+void report_text_free(report_text *t)
+{
+    free(t->text);
+    memset(t, 0, sizeof *t);
+}
