@@ -76,6 +76,20 @@ typedef struct esa_session_params {
 } esa_session_params;
 
 ESA_API esa_session_params esa_session_params_default(void);
+/* The settings we recommend for a model run. This is the only place that holds the product's
+ * default rules: `esa generate` and `esa.apply` start from here, and so should an engine. What
+ * esa_session_params_default leaves plain becomes:
+ *     order    Hilbert, whose compact blocks are worth 3 to 5 dB; rf_v2: tile, its own rule;
+ *              CACHED: ESA_ORDER_DEFAULT, because the mask file brings its order
+ *     blocks   64x64 up to ESA_SHORT_TOKENS tokens; beyond, 0: the selector's own sizes
+ *     tail     pooled; none for DENSE and RECORD, which skip no block
+ * Warm-up (0.2), dense first layer (1), budget (0.5) and all else are the plain defaults.
+ * mode is ESA_SESSION_*; selector is ESA_SELECT_*, read for ONLINE only (the others take ENTROPY);
+ * tokens is the length of self-attention, or 0 for the selector's own blocks at any length.
+ * Hilbert and tile need a grid and no causal attention: set ESA_ORDER_DEFAULT otherwise. */
+#define ESA_SHORT_TOKENS 16384
+ESA_API esa_session_params esa_session_params_recommended(int32_t mode, int32_t selector,
+                                                          int64_t tokens);
 /* ctx is kept and must outlive the session. On failure *session is NULL. */
 ESA_API esa_status esa_session_create(esa_ctx *ctx, esa_session **session,
                                       const esa_session_params *params);
