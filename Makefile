@@ -61,7 +61,7 @@ help:
 	@echo 'make            build the libraries (with the CUDA plugin where nvcc is found) and the command (build/esa)'
 	@echo 'make demo       a prompt becomes a video, dense and sparse, with the embedded model: demo/*.mp4 and a table'
 	@echo 'make test       all tests: release, sanitizers, NEON under qemu, short fuzzing, headers, symbols, command line, Python'
-	@echo 'make test-all   the above plus thread sanitizer, clang, long fuzzing, fresh clone; writes docs/test-all.md'
+	@echo 'make test-all   the above plus thread sanitizer, clang, long fuzzing, fresh clone; writes docs/results/test-all.md'
 	@echo 'make cuda       the library with its CUDA plugin, the command and all tests in build-cuda/ (needs nvcc 12.4 or newer)'
 	@echo 'make test-cuda  the tests on the GPU of this machine, compute-sanitizer included; then bench/gpu.py measures (needs torch)'
 	@echo 'make bench      speed of dense and sparse attention beside sgemm; JSON in build/bench/'

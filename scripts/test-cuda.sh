@@ -138,5 +138,6 @@ fi
     echo
     echo "$passed passed, $failed failed"
 } >"$out/result.md"
+[ ! -d "$here/docs/results" ] || cp "$out/result.md" "$here/docs/results/test-cuda.md"
 printf '%d passed, %d failed\n' "$passed" "$failed"
 [ "$failed" -eq 0 ]

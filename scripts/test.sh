@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Runs the tests: test.sh short | all. Every stage runs even if an earlier one failed; the closing line counts single tests
-# ("N passed, N failed"), and the exit status is 0 only if none failed. "all" also writes docs/test-all.md.
+# ("N passed, N failed"), and the exit status is 0 only if none failed. "all" also writes docs/results/test-all.md.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 mode=${1:-short}
@@ -183,7 +183,7 @@ if [ "$mode" = all ]; then
         echo
         echo "$passed passed, $failed failed"
     } >"$scratch/test-all.md"
-    mv "$scratch/test-all.md" docs/test-all.md
+    mv "$scratch/test-all.md" docs/results/test-all.md
 fi
 printf '%d passed, %d failed\n' "$passed" "$failed"
 [ "$failed" -eq 0 ]

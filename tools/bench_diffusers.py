@@ -492,7 +492,7 @@ def print_row(row):
 
 
 def table(results):
-    """The table of docs/speed.md."""
+    """The table of docs/results/diffusers-h200.md."""
     lines = [
         "| shape | attention share | method | density | s per step | speedup | all layers sparse | 50 steps, warm-up 0.2 |",
         "|---|---|---|---|---|---|---|---|"
