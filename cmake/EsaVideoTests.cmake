@@ -46,13 +46,6 @@ set_target_properties(make_media PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CUR
 add_test(NAME media.files COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/media/check_media.py $<TARGET_FILE:make_media>)
 set_tests_properties(media.files PROPERTIES LABELS video TIMEOUT 300)
 
-# Speed of the transformer (run by hand; tools/bench_wan_dit.py puts diffusers beside it).
-add_executable(bench_wan_dit tests/model/bench_wan_dit.c)
-esa_compile_settings(bench_wan_dit)
-target_include_directories(bench_wan_dit PRIVATE tests src)
-target_link_libraries(bench_wan_dit PRIVATE esa_video_static esa_test_common esa_cmocka m)
-set_target_properties(bench_wan_dit PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/tests)
-
 # The same tests with goldens made now, where torch and diffusers are installed ($ESA_PYTHON: an interpreter that has them).
 if(TARGET test_wan_sparse)
   add_test(NAME live.diffusers COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/model/check_live.py ${CMAKE_CURRENT_SOURCE_DIR}

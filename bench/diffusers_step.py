@@ -2,17 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Seconds per denoising step of diffusers' transformers, dense (torch's best SDPA) against esa.apply, in one run.
 
-    python tools/bench_diffusers.py --json diffusers.json               the six real shapes; one GPU of 80 GB or more, about six minutes
-    python tools/bench_diffusers.py --quick                             Wan 1.3B at 480p and CogVideoX, fewer methods, about one minute
-    python tools/bench_diffusers.py --shapes wan-14b-720p --limit 200 --offload
-    python tools/bench_diffusers.py --mini --device cpu                 the same program on tiny models: does it run?
+    python bench/diffusers_step.py --json diffusers.json               the six real shapes; one GPU of 80 GB or more, about six minutes
+    python bench/diffusers_step.py --quick                             Wan 1.3B at 480p and CogVideoX, fewer methods, about one minute
+    python bench/diffusers_step.py --shapes wan-14b-720p --limit 200 --offload
+    python bench/diffusers_step.py --mini --device cpu                 the same program on tiny models: does it run?
 
 Real configurations with random bf16 weights made on the GPU, eager on both sides, one guidance branch (batch 1),
 transformer alone. Nothing needs to be installed: PYTHONPATH names python/ of this tree and a folder with diffusers and
 what it imports (huggingface_hub, safetensors, ...); ESA_LIB names libesa.so, with libesa_cuda.so beside it (or
 ESA_CUDA_LIB names that).
 
-    PYTHONPATH=python:site ESA_LIB=build-cuda/libesa.so python3 tools/bench_diffusers.py --json out.json
+    PYTHONPATH=python:site ESA_LIB=build-cuda/libesa.so python3 bench/diffusers_step.py --json out.json
 
 Columns: `step` is one forward as it is measured after the warm-up steps, with layer 0 dense; `all sparse` is that step
 less what dense layer 0 costs more than the mean sparse layer (computed from the attention times of the same forward);

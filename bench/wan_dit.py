@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same forward in diffusers, for a comparison on one machine in one run (see tests/model/bench_wan_dit.c).
+"""The same forward in diffusers and in the engine (bench/wan_dit.c), on one machine in one run.
 
-    python tools/bench_wan_dit.py --model models/wan-tiny --latent 17 32 32 --threads 2 --program
-    build/tests/bench_wan_dit
+    python bench/wan_dit.py --model models/wan-tiny --latent 17 32 32 --threads 2 --program build/bench/wan_dit
 
 Runs of the two alternate, so that a busy machine hurts both; the fastest of each counts."""
 import argparse

@@ -1,14 +1,14 @@
-/* bench_wan_dit.c - seconds per forward of a Wan transformer, split into self-attention, matrix
- * products, cross-attention and the rest.
+/* wan_dit.c - seconds per forward of a Wan transformer, split into self-attention, matrix products,
+ * cross-attention and the rest.
  * SPDX-License-Identifier: Apache-2.0
  *
- *     bench_wan_dit FOLDER T H W [--threads N] [--repeat N] [--select NAME:BUDGET[:tail]] [--block
- * N] bench_wan_dit 1.3b:LAYERS T H W ...          made-up weights of Wan2.1-T2V-1.3B's shape, that
- * many blocks
+ *     wan_dit FOLDER|1.3b:LAYERS T H W [--threads N] [--repeat N] [--block N]
+ *             [--select NAME:BUDGET[:tail]]
  *
- * T H W are latent sizes (wan-tiny's clip: 17 32 32). One forward warms up, the fastest of the
- * others counts (a shared machine is never faster than the work). NAME: dense, entropy, rf_v2,
- * ada_bsa. tools/bench_wan_dit.py runs diffusers beside it. */
+ * FOLDER is a model in diffusers' layout. 1.3b:LAYERS makes up weights of Wan2.1-T2V-1.3B's shape
+ * with that many blocks. T H W is the size of the latent (wan-tiny's clip: 17 32 32). NAME is
+ * dense, entropy, rf_v2 or ada_bsa. The first forward warms up; the fastest of the others counts.
+ * bench/wan_dit.py runs diffusers beside it. */
 #include "model/golden.h"
 #include "model/dit_cases.h"
 
@@ -58,7 +58,7 @@ int main(int argc, char **argv)
 {
     options o;
     if (!read_options(&o, argc, argv)) {
-        fprintf(stderr, "usage: bench_wan_dit FOLDER|1.3b:LAYERS T H W [--threads N] [--repeat N] "
+        fprintf(stderr, "usage: wan_dit FOLDER|1.3b:LAYERS T H W [--threads N] [--repeat N] "
                         "[--select NAME:BUDGET[:tail]] [--block N]\n");
         return 2;
     }
