@@ -1,21 +1,24 @@
-/* esa_session.h - sessions (one model run: which call runs dense, online, cached or recorded) and
- * mask files.
+/* esa_session.h - sessions and mask files.
  * SPDX-License-Identifier: Apache-2.0
  *
- * A session is told layer, step and guidance branch and decides what each self-attention call does:
+ * A session serves one model. The caller names the layer, the step and the guidance branch; the
+ * session decides whether each attention call runs dense, with a new mask (online), with a mask
+ * from a file (cached), or dense with recording:
  *
  *     esa_session_begin(s);                                   // a new video
  *     for each step, for each branch:
  *         esa_session_step(s, step, branch);
  *         for each layer: esa_session_attention(s, layer, ESA_CALL_SELF, &q, &k, &v, &o, NULL);
  *
- * Dense by policy: warm-up steps (the first ceil(warmup_frac * steps - 1e-9)), layer 0 with
- * dense_first_layer, listed dense layers, sequences under min_tokens, cross-attention, mode DENSE
- * and mode RECORD. Anything else that would run dense is ESA_ERR_POLICY in a strict session, and
- * counted as a fallback otherwise.
+ * These calls run dense by policy: warm-up steps (the first ceil(warmup_frac * steps - 1e-9)),
+ * layer 0 with dense_first_layer, the layers in dense_layers, sequences shorter than min_tokens,
+ * cross-attention, and every call in the modes DENSE and RECORD. If any other call would run dense,
+ * a strict session returns ESA_ERR_POLICY; other sessions run it and count a fallback.
  *
- * Structs the library fills (stats, infos) carry struct_size in: set it to sizeof before the call,
- * or the answer is ESA_ERR_VERSION. */
+ * A cell is one (layer, step group, branch). A recording and a mask file hold one entry per cell.
+ *
+ * The rules of esa.h hold here too. The caller sets struct_size of a struct that the library fills
+ * (stats, infos) to its sizeof before the call; any other value returns ESA_ERR_VERSION. */
 #ifndef ESA_SESSION_H
 #define ESA_SESSION_H
 
@@ -28,220 +31,266 @@ extern "C" {
 typedef struct esa_session esa_session;
 typedef struct esa_mask_file esa_mask_file;
 
+/* ---------------------------------------------------------------- sessions */
+
 enum {
-    ESA_SESSION_DENSE = 0,
-    ESA_SESSION_ONLINE = 1,
-    ESA_SESSION_CACHED = 2,
-    ESA_SESSION_RECORD = 3
+    ESA_SESSION_DENSE = 0,  /* every call runs dense */
+    ESA_SESSION_ONLINE = 1, /* masks come from a selector during the run */
+    ESA_SESSION_CACHED = 2, /* masks come from a mask file */
+    ESA_SESSION_RECORD = 3  /* every call runs dense and its block importance is recorded */
 };
 enum { ESA_CALL_SELF = 0, ESA_CALL_CROSS = 1 };
-/* NEAREST: step i of T' uses the group of floor(i*T/T') */
-enum { ESA_STEP_MAP_EXACT = 0, ESA_STEP_MAP_NEAREST = 1 };
+
+/* How a run of T' steps uses a mask file of T steps. */
+enum {
+    ESA_STEP_MAP_EXACT = 0,  /* T' must equal T */
+    ESA_STEP_MAP_NEAREST = 1 /* step i uses the group of step floor(i*T/T') */
+};
 
 typedef struct esa_session_params {
     uint32_t struct_size;
     int32_t mode;              /* ESA_SESSION_* (ONLINE) */
-    int32_t layers, steps;     /* required, >= 1 */
+    int32_t layers, steps;     /* of the model and of the run, each >= 1; required */
     int32_t branches;          /* guidance branches, >= 1 (1) */
-    int32_t strict;            /* 1: dense instead of sparse is an error (1) */
-    int32_t dense_first_layer; /* (1) */
-    /* ONLINE: a mask is made at every n-th sparse step of its (layer, branch), reused between
-     * (1) */
+    int32_t strict;            /* 1: a call that falls back to dense is an error (1) */
+    int32_t dense_first_layer; /* 1: layer 0 runs dense (1) */
+    /* ONLINE: each (layer, branch) makes a mask at every n-th sparse step and reuses it in
+     * between (1). */
     int32_t refresh_every;
-    double warmup_frac;          /* 0 .. 1 (0.2) */
+    double warmup_frac;          /* fraction of the steps that run dense first, 0 .. 1 (0.2) */
     int64_t min_tokens;          /* calls with fewer query tokens run dense (0) */
-    const int32_t *dense_layers; /* further dense layers; copied */
+    const int32_t *dense_layers; /* more dense layers; copied */
     int32_t dense_layer_count;
     int32_t step_map; /* CACHED: ESA_STEP_MAP_* (EXACT) */
-    /* NULL, or the model's name: recorded; a mask file that names another one is refused */
+    /* Name of the model and hash of its configuration, or NULL. RECORD stores them. CACHED refuses
+     * a mask file that holds other ones. */
     const char *model;
-    const char *config_hash; /* NULL, or a hash of the model's configuration: likewise */
-    /* CACHED: where masks come from; borrowed, must outlive the session and share its ctx */
+    const char *config_hash;
+    /* CACHED: where the masks come from. Borrowed: must outlive the session and share its ctx. */
     esa_mask_file *masks;
-    /* RECORD: step groups G, 0 = steps; step i belongs to group floor(i*G/steps) */
+    /* RECORD: number of step groups G; 0: one per step (0). Step i belongs to group
+     * floor(i*G/steps). */
     int32_t record_groups;
-    int32_t record_per_branch; /* RECORD: 1 keeps branches apart (0: averaged) */
-    /* ONLINE: all of it. CACHED: budget; layout.order_applied; what else the layout says (grid,
-     * text, order, window, protection) must be what the file says. RECORD: selector must be
-     * ENTROPY; samples, blocks, layout. kv_len is ignored */
+    int32_t record_per_branch; /* RECORD: 1 keeps the branches apart, 0 averages them (0) */
+    /* ONLINE uses every field but kv_len. CACHED uses budget and layout.order_applied; the rest of
+     * the layout (grid, text, order, window, protection) must match the file. RECORD uses samples,
+     * block sizes and layout, and the selector must be ENTROPY. */
     esa_select_params select;
-    /* lse and kv_len are ignored here: they come with the call. CACHED: causal must be the
-     * file's */
+    /* lse and kv_len are ignored; each call brings its own. CACHED: causal must match the file. */
     esa_attention_params attention;
-    /* sequence parallelism: each call has heads first_head and following of total_heads (0, 0:
-     * all). CACHED: that part of each mask is used. ONLINE entropy: the budget is shared among
-     * the call's heads. RECORD: refused */
+    /* Sequence parallelism: each call holds heads first_head and following of total_heads (0, 0:
+     * all heads). CACHED uses that part of each mask. ONLINE entropy splits the budget between the
+     * heads of the call. RECORD refuses it. */
     int32_t first_head, total_heads;
     int64_t reserved[3];
 } esa_session_params;
 
 ESA_API esa_session_params esa_session_params_default(void);
-/* The settings we recommend for a model run. This is the only place that holds the product's
- * default rules: `esa generate` and `esa.apply` start from here, and so should an engine. What
- * esa_session_params_default leaves plain becomes:
- *     order    Hilbert, whose compact blocks are worth 3 to 5 dB; rf_v2: tile, its own rule;
- *              CACHED: ESA_ORDER_DEFAULT, because the mask file brings its order
- *     blocks   64x64 up to ESA_SHORT_TOKENS tokens; beyond, 0: the selector's own sizes
+
+/* The settings we recommend for a model run. This is the only place that holds the default rules:
+ * `esa generate` and `esa.apply` start from here, and so should an engine. It changes
+ * esa_session_params_default as follows:
+ *
+ *     order    Hilbert, whose compact blocks are worth 3 to 5 dB. rf_v2: tile, its own rule.
+ *              CACHED: ESA_ORDER_DEFAULT, because the mask file brings its order.
+ *     blocks   64x64 up to ESA_SHORT_TOKENS tokens; 0, the selector's own sizes, beyond
  *     tail     pooled; none for DENSE and RECORD, which skip no block
- * Warm-up (0.2), dense first layer (1), budget (0.5) and all else are the plain defaults.
- * mode is ESA_SESSION_*; selector is ESA_SELECT_*, read for ONLINE only (the others take ENTROPY);
- * tokens is the length of self-attention, or 0 for the selector's own blocks at any length.
- * Hilbert and tile need a grid and no causal attention: set ESA_ORDER_DEFAULT otherwise. */
+ *
+ * Warm-up (0.2), dense first layer (1), budget (0.5) and the rest keep their defaults.
+ *
+ * mode is ESA_SESSION_*. selector is ESA_SELECT_*; only ONLINE reads it, the other modes take
+ * ENTROPY. tokens is the length of self-attention, or 0 for the selector's own block sizes.
+ * Hilbert and tile need a grid and no causal attention; otherwise set ESA_ORDER_DEFAULT. */
 #define ESA_SHORT_TOKENS 16384
 ESA_API esa_session_params esa_session_params_recommended(int32_t mode, int32_t selector,
                                                           int64_t tokens);
-/* ctx is kept and must outlive the session. On failure *session is NULL. */
+
+/* On success the caller owns *session and frees it with esa_session_free. On failure *session is
+ * NULL. The session keeps ctx, which must outlive it. */
 ESA_API esa_status esa_session_create(esa_ctx *ctx, esa_session **session,
                                       const esa_session_params *params);
 ESA_API void esa_session_free(esa_session *session);
-/* Starts a new video: step counters, masks kept for reuse and per-cell statistics restart;
- * recordings go on. In RECORD mode it also counts one more prompt. */
+
+/* Starts a new video: resets the step counters, the masks kept for reuse, the key lengths and the
+ * statistics. A RECORD session keeps its sums and counts one more prompt. */
 ESA_API esa_status esa_session_begin(esa_session *session);
 ESA_API esa_status esa_session_step(esa_session *session, int32_t step, int32_t branch);
-/* Key lengths of the following ESA_CALL_SELF calls, int32[B] as in esa_attention_params.kv_len, or
- * NULL = all keys. Borrowed: read at every call until replaced. Recorded importance is 0 beyond
- * them. Cleared by esa_session_begin. With refresh_every > 1 other lengths mean another mask; on a
- * GPU, where nobody can read them without waiting, another array does. */
+
+/* Sets the key lengths for the following ESA_CALL_SELF calls: int32[B] as in
+ * esa_attention_params.kv_len, or NULL for all keys. The array is borrowed; every call reads it
+ * until it is replaced. esa_session_begin clears it. Recorded importance is 0 beyond the lengths.
+ * With refresh_every > 1, new lengths need a new mask. On a GPU the session cannot read the lengths
+ * without waiting, so there a new array needs a new mask. */
 ESA_API esa_status esa_session_set_kv_len(esa_session *session, const int32_t *kv_len);
-/* One attention call of the model; kind ESA_CALL_*. lse may be NULL. On failure o is unchanged. */
+
+/* Runs one attention call of the model. kind: ESA_CALL_*. lse may be NULL. On failure o is
+ * unchanged. */
 ESA_API esa_status esa_session_attention(esa_session *session, int32_t layer, int32_t kind,
                                          const esa_tensor *q, const esa_tensor *k,
                                          const esa_tensor *v, const esa_tensor *o,
                                          const esa_tensor *lse);
 
-/* What ran. Times in seconds; mass is the share of attention mass the mask kept as estimated by the
- * selector's own importance (NaN where the selector has none, and for masks made on a GPU, where
- * the importance stays). */
 typedef struct esa_session_stats {
     uint32_t struct_size;
     int32_t reserved0;
     int64_t calls, dense_calls, sparse_calls, fallback_calls, masks_made, masks_loaded;
-    double density_asked, density; /* means over sparse calls; NaN when there were none */
+    double density_asked, density; /* means over the sparse calls; NaN if there were none */
+    /* Share of the attention mass that the masks kept, as the selector estimates it. NaN if the
+     * selector has no estimate, and for masks made on a GPU. */
     double mass;
     double select_seconds, attention_seconds;
     int64_t device_bytes; /* masks held on a device */
-    char kernel[32];      /* kernel set of the last call, e.g. "avx2" */
+    char kernel[32];      /* kernel set of the last call, for example "avx2" */
     int64_t reserved[4];
 } esa_session_stats;
 
-/* Totals of the current video (layer = step = -1), or one layer (step = -1), one step (layer = -1),
- * or one cell. Waits for a GPU that has calls of this session still to run. */
+/* Statistics of the current video: all calls (layer -1, step -1), one layer (step -1), one step
+ * (layer -1), or one layer and step. Waits for calls of this session that still run on a GPU. */
 ESA_API esa_status esa_session_get_stats(const esa_session *session, esa_session_stats *stats,
                                          int32_t layer, int32_t step);
-/* Realised density per query head, mean over the same calls, into density f64[heads]: -1 as above.
- * NaN where no call ran sparse, and for calls on a GPU, which does not tell heads apart.
- * ESA_ERR_ARGUMENT if the model has another number of heads. */
+
+/* Mean density per query head over the same calls: density f64[heads]. NaN if no call ran sparse,
+ * and for calls on a GPU, which does not count heads separately. ESA_ERR_ARGUMENT if the model has
+ * another number of heads. */
 ESA_API esa_status esa_session_get_heads(const esa_session *session, double *density, int64_t heads,
                                          int32_t layer, int32_t step);
 
-/* ---------------------------------------------------------------- recordings
- * A recording file holds the raw integer sums (round(p * 2^24), so order, resume and merge cannot
- * change a bit), the prompts counted and everything a mask file needs to know. Written to a
- * temporary name and renamed. */
+/* ---------------------------------------------------------------- recordings */
+
+/* A recording file holds the summed importance as integers (round(p * 2^24)), the number of prompts
+ * and everything a mask file needs. Integers make the sums exact: prompts may be recorded, resumed
+ * and merged in any order. The file is written under a temporary name and then renamed. */
 ESA_API esa_status esa_session_save_recording(esa_session *session, const char *path);
-/* Adds the sums of a recording made with the same settings to this RECORD session (resume). On
+
+/* Adds the sums of a recording with the same settings to this RECORD session, to resume it. On
  * failure nothing is added. */
 ESA_API esa_status esa_session_load_recording(esa_session *session, const char *path);
 
-/* ---------------------------------------------------------------- mask files (DESIGN: one
- * safetensors file) */
+/* ---------------------------------------------------------------- mask files */
 
-/* U8: a logarithm of 8 bits and two more in a tensor of their own (docs/mask-files.md). */
+/* A mask file is one safetensors file; docs/mask-files.md describes the format. */
+
+/* Importance stored in a mask file. U8 is an 8-bit logarithm, with two more bits in a tensor of
+ * their own. */
 enum { ESA_IMPORTANCE_NONE = 0, ESA_IMPORTANCE_U8 = 1, ESA_IMPORTANCE_F16 = 2 };
 
 typedef struct esa_mask_file_info {
     uint32_t struct_size;
     int32_t format_version;
-    int32_t selector; /* ESA_SELECT_*, or -1: given by the caller */
+    int32_t selector; /* ESA_SELECT_*; -1: the caller made the masks */
     int32_t block_q, block_k;
-    int32_t layers, steps, groups, branches; /* branches 1: averaged or single */
-    int32_t importance;                      /* ESA_IMPORTANCE_* */
-    int32_t prompts;                         /* prompts averaged */
-    int32_t budget_count;                    /* prebuilt budgets, at most 16 */
+    int32_t layers, steps, groups;
+    int32_t branches;     /* 1: a single branch, or the average of all */
+    int32_t importance;   /* ESA_IMPORTANCE_* */
+    int32_t prompts;      /* number of prompts averaged */
+    int32_t budget_count; /* number of prebuilt budgets, at most 16 */
     int32_t budget_permille[16];
-    int32_t dense_first_layer; /* the rule by which layers and warm-up groups were left out */
-    /* ESA_MODE_* and queries per block of the selector; 0 samples: unknown */
-    int32_t mode, samples;
-    int32_t stored_layers, stored_groups; /* how many of layers and groups are in the file */
-    int32_t causal;                       /* 1: the masks list no key block of the future */
+    int32_t dense_first_layer; /* this and warmup_frac say which cells the file leaves out */
+    int32_t mode;              /* ESA_MODE_* */
+    int32_t samples;           /* queries scored per query block; 0: unknown */
+    int32_t stored_layers, stored_groups; /* how many of layers and groups the file holds */
+    int32_t causal;                       /* 1: the masks hold no future key block */
     double warmup_frac;
     int64_t H, Nq, Nk, nq, nk;
     int64_t file_bytes;
     esa_layout layout;
     char model[128];
     char config_hash[80];
-    double scale; /* of the scores as the selection was asked for; 0: D^-0.5, or unknown */
+    double scale; /* scale the selection was asked for; 0: D^-0.5, or unknown */
     int64_t reserved[3];
 } esa_mask_file_info;
 
-/* Opens by mmap, checks every size before anything is used, recognises the format by content, never
- * by name. A file that is a recording, or something else, is refused with a sentence that says what
- * it is. Free with esa_mask_file_free. ctx is kept for error text and threads and must outlive the
- * file. */
+/* Opens a mask file with mmap and checks every size before use. The content decides the format, not
+ * the name; a recording or another kind of file is refused with a message that says what it is.
+ *
+ * On success the caller owns *file and frees it with esa_mask_file_free. On failure *file is NULL.
+ * The file keeps ctx for messages and threads; ctx must outlive it. */
 ESA_API esa_status esa_mask_file_open(esa_ctx *ctx, esa_mask_file **file, const char *path);
-/* The same over bytes in memory, which must outlive the object. */
+
+/* The same for a file in memory. bytes must outlive the object. */
 ESA_API esa_status esa_mask_file_open_memory(esa_ctx *ctx, esa_mask_file **file, const void *bytes,
                                              int64_t size);
 ESA_API void esa_mask_file_free(esa_mask_file *file);
 ESA_API esa_status esa_mask_file_get_info(const esa_mask_file *file, esa_mask_file_info *info);
-/* Makes sure masks for budget are at hand: prebuilt, or derived now from the stored importance (the
- * same bits). Budgets of mask files are whole per mille; others are rounded to the nearest. */
+
+/* Makes the masks for budget available: prebuilt ones, or masks derived now from the stored
+ * importance (the same bits). Budgets of mask files are whole per mille; others are rounded to the
+ * nearest. */
 ESA_API esa_status esa_mask_file_require(esa_mask_file *file, double budget);
-/* The mask of one cell, owned by the caller. step is mapped to its group; a cell that is not stored
- * (dense layer, warm-up) is ESA_ERR_STATE. Calls esa_mask_file_require. */
+
+/* Returns the mask of one cell, owned by the caller. step is mapped to its group. Calls
+ * esa_mask_file_require. ESA_ERR_STATE if the file does not store the cell (dense layer,
+ * warm-up). */
 ESA_API esa_status esa_mask_file_get(esa_mask_file *file, esa_mask **mask, int32_t layer,
                                      int32_t step, int32_t branch, double budget);
-/* 1 if the cell of layer and step is stored, 0 if not (dense layer, warm-up, out of range). */
+
+/* 1 if the file stores the cell of layer and step; 0 if not (dense layer, warm-up, out of range).
+ */
 ESA_API int32_t esa_mask_file_stored(const esa_mask_file *file, int32_t layer, int32_t step);
-/* Per head of one cell, each array f64[H] or NULL: normalised entropy, kept share of the recorded
- * importance, realised density. NaN where the file does not know. Calls esa_mask_file_require. */
+
+/* Values per head of one cell: normalised entropy, share of the recorded importance that the mask
+ * keeps, and density. Each array is f64[H] or NULL. NaN where the file does not know. Calls
+ * esa_mask_file_require. */
 ESA_API esa_status esa_mask_file_heads(esa_mask_file *file, double *entropy, double *mass,
                                        double *density, int32_t layer, int32_t step, int32_t branch,
                                        double budget);
-/* Decoded importance f32[H,nq,nk] of one cell into out. */
+
+/* Writes the decoded importance of one cell to out f32[H,nq,nk]. */
 ESA_API esa_status esa_mask_file_importance(esa_mask_file *file, float *out, int32_t layer,
                                             int32_t step, int32_t branch);
 
-typedef struct esa_mask_build { /* not part of the pinned ABI table: used by tools */
+/* ---------------------------------------------------------------- making mask files */
+
+/* All calls below write output under a temporary name and rename it when it is complete. On failure
+ * an existing output file is unchanged. */
+
+/* For tools; not part of the ABI table. */
+typedef struct esa_mask_build {
     uint32_t struct_size;
-    int32_t importance; /* ESA_IMPORTANCE_* (U8) */
-    const double *budgets;
-    int32_t budget_count;      /* 0 .. 16; more than 0 if importance is NONE */
-    int32_t store_dense;       /* 1: also layer 0 / warm-up groups (0) */
-    int32_t dense_first_layer; /* (1) */
-    /* steps the file will serve; 0: those recorded (0). Step i of them uses what was recorded in
-     * step floor(i * recorded / steps). Not read by esa_mask_file_derive */
-    int32_t steps;
-    double warmup_frac; /* (0.2) */
+    int32_t importance;        /* ESA_IMPORTANCE_* (U8) */
+    const double *budgets;     /* budgets to prebuild */
+    int32_t budget_count;      /* 0 .. 16; at least 1 if importance is NONE (0) */
+    int32_t store_dense;       /* 1: also stores layer 0 and the warm-up groups (0) */
+    int32_t dense_first_layer; /* 1: sessions run layer 0 dense (1) */
+    int32_t steps;             /* number of steps the file is for; 0: as recorded (0). Step i uses
+                                * recorded step floor(i * recorded / steps). esa_mask_file_derive
+                                * ignores it. */
+    double warmup_frac;        /* as in esa_session_params (0.2) */
     int64_t reserved[4];
 } esa_mask_build;
 
 ESA_API esa_mask_build esa_mask_build_default(void);
-/* Sums one or more recordings (shards) into one recording; any order and any split give the same
+
+/* Adds up one or more recordings (shards of a run) into one. Any order and any split give the same
  * bits. */
 ESA_API esa_status esa_recording_merge(esa_ctx *ctx, const char *output,
                                        const char *const *recordings, int32_t count);
-/* Sums one or more recordings (shards) of the same run and writes a mask file. Works cell by cell:
- * never the whole in memory. */
+
+/* Adds up one or more recordings of the same run and writes a mask file. It works cell by cell and
+ * never holds the whole in memory. */
 ESA_API esa_status esa_mask_file_build(esa_ctx *ctx, const char *output,
                                        const char *const *recordings, int32_t count,
                                        const esa_mask_build *build);
-/* Rewrites a mask file with other budgets and/or another importance (F16 -> U8 -> NONE; never to
- * more than is stored). The stored layers and groups stay: store_dense, dense_first_layer and
- * warmup_frac of build are not read. Without importance in file only its prebuilt budgets can be
- * asked for. */
+
+/* Rewrites a mask file with other budgets or less importance (F16 -> U8 -> NONE). The stored cells
+ * stay: store_dense, dense_first_layer and warmup_frac of build are ignored. A file without
+ * importance offers only its prebuilt budgets. */
 ESA_API esa_status esa_mask_file_derive(esa_ctx *ctx, const char *output, esa_mask_file *file,
                                         const esa_mask_build *build);
-/* Saves one mask as a mask file of one layer and one step (as `esa masks select --out` does); B > 1
- * is kept as B branches. */
+
+/* Saves one mask as a mask file of one layer and one step, like `esa masks select --out`. B > 1
+ * becomes B branches. */
 ESA_API esa_status esa_mask_file_save(esa_ctx *ctx, const char *output, const esa_mask *mask);
-/* FA4's exchange: one safetensors file with full_block_cnt I32 [L,G,H,nq] and full_block_idx I32
- * [L,G,H,nq,nk] for one budget. */
+
+/* Writes the masks of one budget in the exchange format of FA4: a safetensors file with
+ * full_block_cnt I32 [L,G,H,nq] and full_block_idx I32 [L,G,H,nq,nk]. */
 ESA_API esa_status esa_mask_file_export_fa4(esa_ctx *ctx, const char *output, esa_mask_file *file,
                                             double budget);
-/* The other way; budget is written down as the realised density, in per mille. model may be NULL.
- * info (Nq, Nk, block_q, block_k, layout) describes files from elsewhere; a file of ours describes
- * itself: info may be NULL, and it and model must agree if given. */
+
+/* Reads a file of that format and writes a mask file. Its budget is the density of the masks, in
+ * per mille. model may be NULL. A file that esa exported describes itself: info may be NULL, and
+ * info and model must agree with the file if given. For any other file info gives Nq, Nk, block_q,
+ * block_k and layout. */
 ESA_API esa_status esa_mask_file_import_fa4(esa_ctx *ctx, const char *output, const char *input,
                                             const esa_mask_info *info, const char *model);
 

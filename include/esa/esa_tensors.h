@@ -1,13 +1,15 @@
-/* esa_tensors.h - files of tensors (safetensors), read and written strictly. Part of libesa: needs
- * nothing but libc.
+/* esa_tensors.h - reads and writes safetensors files. Part of libesa; needs only libc.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Reading is by mmap: data pointers stay valid until esa_tensors_free. The header is parsed by a
- * strict parser: sizes, overlaps, gaps, duplicate names, unknown dtypes and lying offsets are
- * refused with a sentence before anything is used. Writing goes to a temporary name beside the
- * target and is renamed when finished; a failed or abandoned writer leaves nothing behind. Structs
- * the library fills (esa_tensor_info here) carry struct_size in: set it to sizeof before the call,
- * or the answer is ESA_ERR_VERSION. A file keeps its ctx, which must outlive it. */
+ * Reading: the file is mapped, so data pointers stay valid until esa_tensors_free. The parser is
+ * strict. It refuses wrong sizes, overlaps, gaps, duplicate names, unknown dtypes and wrong offsets
+ * with a message before any of them is used.
+ *
+ * Writing: the data goes to a temporary file beside the target, which is renamed at the end. A
+ * failed or abandoned writer leaves no file behind.
+ *
+ * A file or writer keeps its ctx, which must outlive it. The caller sets struct_size of
+ * esa_tensor_info to its sizeof before a call fills it; any other value returns ESA_ERR_VERSION. */
 #ifndef ESA_TENSORS_H
 #define ESA_TENSORS_H
 
@@ -20,7 +22,7 @@ extern "C" {
 typedef struct esa_tensors esa_tensors;
 typedef struct esa_tensors_writer esa_tensors_writer;
 
-/* safetensors dtypes; the first three equal ESA_DTYPE_*. */
+/* dtypes of safetensors. The first three equal ESA_DTYPE_*. */
 enum {
     ESA_FILE_F32 = 0,
     ESA_FILE_F16 = 1,
@@ -46,31 +48,41 @@ typedef struct esa_tensor_info {
     int32_t rank;  /* 0 .. ESA_FILE_MAX_RANK */
     int32_t reserved0;
     int64_t dim[ESA_FILE_MAX_RANK];
-    int64_t bytes;
+    int64_t bytes;    /* size of data */
     const char *name; /* owned by the file */
-    const void *data; /* owned by the file; may be unaligned: use memcpy or check */
+    const void *data; /* owned by the file; may be unaligned */
     int64_t reserved[2];
 } esa_tensor_info;
 
+/* ---------------------------------------------------------------- reading */
+
+/* On success the caller owns *file and frees it with esa_tensors_free. On failure *file is NULL. */
 ESA_API esa_status esa_tensors_open(esa_ctx *ctx, esa_tensors **file, const char *path);
-/* The same checks over bytes in memory, which must outlive the object (fuzzing, embedded data). */
+
+/* The same for a file in memory, with the same checks. bytes must outlive the object. */
 ESA_API esa_status esa_tensors_open_memory(esa_ctx *ctx, esa_tensors **file, const void *bytes,
                                            int64_t size);
 ESA_API void esa_tensors_free(esa_tensors *file);
+
+/* Tensors are numbered in the order of their data. */
 ESA_API int64_t esa_tensors_count(const esa_tensors *file);
-/* Tensors in order of their data. */
 ESA_API esa_status esa_tensors_at(const esa_tensors *file, int64_t i, esa_tensor_info *info);
-/* ESA_ERR_ARGUMENT if there is no tensor of that name. */
+
+/* ESA_ERR_ARGUMENT if no tensor has that name. */
 ESA_API esa_status esa_tensors_find(const esa_tensors *file, const char *name,
                                     esa_tensor_info *info);
-/* Value of a __metadata__ key, or NULL. Owned by the file. */
+
+/* Keys and values of __metadata__, owned by the file. esa_tensors_metadata returns NULL for an
+ * unknown key. */
 ESA_API const char *esa_tensors_metadata(const esa_tensors *file, const char *key);
 ESA_API int64_t esa_tensors_metadata_count(const esa_tensors *file);
 ESA_API esa_status esa_tensors_metadata_at(const esa_tensors *file, int64_t i, const char **key,
                                            const char **value);
 
-/* Declare everything, then write the data in the declared order in pieces of any size, then
- * finish. */
+/* ---------------------------------------------------------------- writing */
+
+/* First set the metadata and declare every tensor. Then write the data in the declared order, in
+ * pieces of any size. Then call finish. The caller owns *writer; on failure it is NULL. */
 ESA_API esa_status esa_tensors_writer_create(esa_ctx *ctx, esa_tensors_writer **writer,
                                              const char *path);
 ESA_API esa_status esa_tensors_writer_metadata(esa_tensors_writer *writer, const char *key,
@@ -79,9 +91,12 @@ ESA_API esa_status esa_tensors_writer_declare(esa_tensors_writer *writer, const 
                                               int32_t dtype, int32_t rank, const int64_t *dim);
 ESA_API esa_status esa_tensors_writer_data(esa_tensors_writer *writer, const void *data,
                                            int64_t bytes);
-/* Flushes, syncs and renames. On any outcome the writer is finished; still free it. */
+
+/* Flushes, syncs and renames the file. The writer then takes no more calls, even after a failure,
+ * and must still be freed. */
 ESA_API esa_status esa_tensors_writer_finish(esa_tensors_writer *writer);
-/* Frees; if not finished, removes the temporary file. */
+
+/* Frees the writer. Removes the temporary file if the writer is not finished. */
 ESA_API void esa_tensors_writer_free(esa_tensors_writer *writer);
 
 #ifdef __cplusplus
