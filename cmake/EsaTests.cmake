@@ -1,8 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-# Tests. Every tests/*/test_*.c is one cmocka program linked with the static library (it may include headers of src/) and
-# with tests/common/*.c. Labels: unit, stand_in, example, tree (headers, symbols, installation), cli, quality.
-# The same programs are the tests of the CUDA backend: tests/common/on_gpu.h. Here they run that way on a stand-in for the GPU,
-# tests/cuda/stand_in.c; scripts/test-cuda.sh runs them on a real one.
+# Tests. Every tests/*/test_*.c is one cmocka program. It links the static library and
+# tests/common/*.c and may include headers of src/. Labels: unit, stand_in, example, tree (headers,
+# symbols, rooms, documents, installation), cli, quality, bench.
+#
+# The programs of ESA_GPU_TESTS are also the tests of the CUDA backend (tests/common/on_gpu.h). Here
+# they run that way on tests/cuda/stand_in.c, whose "GPU" is the processor; scripts/test-cuda.sh
+# runs them on a real GPU.
+
+# The one list of programs that also run on a GPU. It is written to tests/gpu_tests.txt in the build
+# folder, where scripts/test-cuda.sh reads it.
+set(ESA_GPU_TESTS
+    test_attention test_plan test_threads
+    test_properties test_reference test_golden test_mass test_mask
+    test_session_policy test_session_cached test_session_heads test_mask_file test_recording
+    test_gpu_attention test_gpu_select test_gpu_calls test_gpu_session test_gpu_faults)
 
 if(ESA_FUZZ)
   if(NOT CMAKE_C_COMPILER_ID MATCHES "Clang")
@@ -29,11 +40,12 @@ if(NOT ESA_TESTS)
   return()
 endif()
 
-# ---- cmocka: the real one, or where there is none (cross builds, GPU machines without package installs) a stand-in of the part we use
+# ---- cmocka, or a stand-in for the part we use: in cross builds, and where cmocka is missing
 add_library(esa_cmocka INTERFACE)
 if(CMAKE_CROSSCOMPILING)
-  target_include_directories(esa_cmocka SYSTEM INTERFACE ${CMAKE_CURRENT_SOURCE_DIR}/tests/common/cmocka_lite)
-  # The vectoriser of gcc 12 for aarch64 stops with an internal error on loops of the tests (not of the library).
+  target_include_directories(esa_cmocka SYSTEM INTERFACE
+                             ${CMAKE_CURRENT_SOURCE_DIR}/tests/common/cmocka_lite)
+  # gcc 12 for aarch64 stops with an internal error while it vectorises loops of the tests.
   target_compile_options(esa_cmocka INTERFACE -fno-tree-vectorize)
 else()
   find_package(PkgConfig QUIET)
@@ -43,20 +55,24 @@ else()
   if(TARGET PkgConfig::CMOCKA)
     target_link_libraries(esa_cmocka INTERFACE PkgConfig::CMOCKA)
   else()
-    message(STATUS "cmocka not found: the tests are built with tests/common/cmocka_lite (scripts/setup.sh test installs the real one)")
-    target_include_directories(esa_cmocka SYSTEM INTERFACE ${CMAKE_CURRENT_SOURCE_DIR}/tests/common/cmocka_lite)
+    message(STATUS "cmocka not found: the tests use tests/common/cmocka_lite"
+                   " (scripts/setup.sh test installs cmocka)")
+    target_include_directories(esa_cmocka SYSTEM INTERFACE
+                               ${CMAKE_CURRENT_SOURCE_DIR}/tests/common/cmocka_lite)
   endif()
 endif()
 
 enable_testing()
 file(GLOB common CONFIGURE_DEPENDS tests/common/*.c)
 file(GLOB tests CONFIGURE_DEPENDS tests/*/test_*.c)
-list(FILTER tests EXCLUDE REGEX "/tests/(nn|model|media|metric)/")     # of libesa_video: EsaVideoTests.cmake
+# Tests of libesa_video stand in EsaVideoTests.cmake.
+list(FILTER tests EXCLUDE REGEX "/tests/(nn|model|media|metric)/")
 list(FILTER common EXCLUDE REGEX "/on_gpu\\.c$")
 esa_isa_flags(common)
 if(ESA_SANITIZE)
-  # The textbook that results are held against is not what the sanitizers watch, and would take most of their time.
-  set_property(SOURCE ${CMAKE_CURRENT_SOURCE_DIR}/tests/common/naive.c APPEND PROPERTY COMPILE_OPTIONS -fno-sanitize=all -O3)
+  # The plain reference is not under test and would take most of a sanitizer run.
+  set_property(SOURCE ${CMAKE_CURRENT_SOURCE_DIR}/tests/common/naive.c
+               APPEND PROPERTY COMPILE_OPTIONS -fno-sanitize=all -O3)
 endif()
 set(wrapped "")
 foreach(call attention select importance mask_mass plan_create plan_free plan_select plan_attention
@@ -72,8 +88,14 @@ if(common AND tests)
   target_include_directories(esa_test_common PUBLIC tests src)
   target_link_libraries(esa_test_common PUBLIC esa_static esa_cmocka m)
 endif()
+set(names "")
 foreach(source ${tests})
   get_filename_component(name ${source} NAME_WE)
+  list(APPEND names ${name})
+  file(STRINGS ${source} asks REGEX "#include.*(on_gpu|gpu_kit)\\.h")
+  if(asks AND NOT name IN_LIST ESA_GPU_TESTS)
+    message(FATAL_ERROR "${source} includes on_gpu.h: add ${name} to ESA_GPU_TESTS")
+  endif()
   get_filename_component(folder ${source} DIRECTORY)
   get_filename_component(folder ${folder} NAME)
   add_executable(${name} ${source} $<TARGET_OBJECTS:esa_on_gpu>)
@@ -84,19 +106,27 @@ foreach(source ${tests})
     target_link_libraries(${name} PRIVATE esa_test_common)
   endif()
   target_link_libraries(${name} PRIVATE esa_static esa_cmocka m)
-  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/tests
-                        BUILD_RPATH "$ORIGIN/../lib")      # where `make bundle` puts cmocka
+  # `make bundle` puts cmocka into lib/.
+  set_target_properties(${name} PROPERTIES BUILD_RPATH "$ORIGIN/../lib"
+                        RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/tests)
   if(name MATCHES "^test_gpu_")
-    continue()                  # needs a GPU, or the stand-in
+    continue() # needs a GPU, or the stand-in
   endif()
   add_test(NAME ${folder}.${name} COMMAND ${name})
   set_tests_properties(${folder}.${name} PROPERTIES LABELS unit TIMEOUT 1200)
 endforeach()
-set_tests_properties(api.test_attention PROPERTIES COST 100)    # under emulation longer than all others together
+# Under emulation it takes longer than all others together.
+set_tests_properties(api.test_attention PROPERTIES COST 100)
+# What `make bundle` packs, and what also runs on a GPU.
+string(REPLACE ";" "\n" lines "${names}")
+file(CONFIGURE OUTPUT tests/core_tests.txt CONTENT "${lines}\n")
+string(REPLACE ";" "\n" lines "${ESA_GPU_TESTS}")
+file(CONFIGURE OUTPUT tests/gpu_tests.txt CONTENT "${lines}\n")
 
-# Parts of the command that are tested on their own.
+# Parts of the command have tests of their own.
 target_include_directories(test_json_reader PRIVATE cli)
-target_sources(test_json_reader PRIVATE cli/core/json_reader.c cli/core/json_writer.c cli/core/option.c cli/core/table_print.c)
+target_sources(test_json_reader PRIVATE cli/core/json_reader.c cli/core/json_writer.c cli/core/option.c
+               cli/core/table_print.c)
 
 foreach(source ${ESA_EXAMPLES})
   get_filename_component(name ${source} NAME_WE)
@@ -105,50 +135,55 @@ foreach(source ${ESA_EXAMPLES})
                        WORKING_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/examples)
 endforeach()
 
-# ---- the tree: headers, symbols, installation; and the command as a stranger uses it. Native builds only.
+# ---- the tree itself, and the command as a user calls it; native builds only
 if(CMAKE_CROSSCOMPILING)
   return()
 endif()
-# Plugins for tests: one whose GPU is the processor, one of another interface version.
+# Plugins for tests: one whose GPU is the processor, one with another interface version.
 foreach(plugin stand_in other_abi)
   add_library(esa_${plugin} MODULE tests/cuda/${plugin}.c)
   esa_compile_settings(esa_${plugin})
   target_include_directories(esa_${plugin} PRIVATE src include)
   target_link_libraries(esa_${plugin} PRIVATE esa_static)
-  target_link_options(esa_${plugin} PRIVATE -Wl,--version-script=${CMAKE_CURRENT_SOURCE_DIR}/cmake/esa_cuda.map)
-  set_target_properties(esa_${plugin} PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/tests)
+  target_link_options(esa_${plugin} PRIVATE
+                      -Wl,--version-script=${CMAKE_CURRENT_SOURCE_DIR}/cmake/esa_cuda.map)
+  set_target_properties(esa_${plugin} PROPERTIES
+                        LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/tests)
 endforeach()
-foreach(name test_attention test_plan test_threads test_properties test_reference test_golden test_mass test_mask test_session_policy test_session_cached test_session_heads test_mask_file
-             test_recording test_gpu_attention test_gpu_select test_gpu_calls test_gpu_session test_gpu_faults)
+foreach(name ${ESA_GPU_TESTS})
   add_test(NAME stand_in.${name} COMMAND ${name})
   set_tests_properties(stand_in.${name} PROPERTIES LABELS stand_in TIMEOUT 1200 ENVIRONMENT
                        "ESA_TEST_DEVICE=cuda;ESA_TEST_SMALL=1;ESA_CUDA_LIB=$<TARGET_FILE:esa_stand_in>")
 endforeach()
+set(checks ${CMAKE_CURRENT_SOURCE_DIR}/tests)
 if(NOT ESA_SANITIZE)
-  add_test(NAME tree.headers COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/headers/check_headers.sh ${CMAKE_CURRENT_SOURCE_DIR})
-  add_test(NAME tree.symbols COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/headers/check_symbols.sh ${CMAKE_CURRENT_SOURCE_DIR}
+  add_test(NAME tree.headers COMMAND ${checks}/headers/check_headers.sh ${CMAKE_CURRENT_SOURCE_DIR})
+  add_test(NAME tree.symbols COMMAND ${checks}/headers/check_symbols.sh ${CMAKE_CURRENT_SOURCE_DIR}
            $<TARGET_FILE:esa> $<TARGET_FILE:esa_cli>)
-  add_test(NAME tree.install COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/install/check_install.sh ${CMAKE_CURRENT_SOURCE_DIR}
+  add_test(NAME tree.install COMMAND ${checks}/install/check_install.sh ${CMAKE_CURRENT_SOURCE_DIR}
            ${CMAKE_CURRENT_BINARY_DIR})
-  set_tests_properties(tree.headers tree.symbols tree.install PROPERTIES LABELS tree TIMEOUT 300)
+  add_test(NAME tree.rooms COMMAND python3 ${checks}/tree/check_rooms.py ${CMAKE_CURRENT_SOURCE_DIR})
+  set_tests_properties(tree.headers tree.symbols tree.install tree.rooms
+                       PROPERTIES LABELS tree TIMEOUT 300)
   if(TARGET esa_cuda)
-    add_test(NAME tree.plugin COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/cuda/check_plugin.sh ${CMAKE_CURRENT_SOURCE_DIR} $<TARGET_FILE:esa_cuda>)
+    add_test(NAME tree.plugin COMMAND ${checks}/cuda/check_plugin.sh ${CMAKE_CURRENT_SOURCE_DIR}
+             $<TARGET_FILE:esa_cuda>)
     set_tests_properties(tree.plugin PROPERTIES LABELS tree TIMEOUT 300)
   endif()
-  if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/tests/quality/results.csv)
-    add_test(NAME quality.results COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/quality/check_quality.py $<TARGET_FILE:esa_cli>
-             ${CMAKE_CURRENT_SOURCE_DIR}/tests/quality/results.csv)
-    set_tests_properties(quality.results PROPERTIES LABELS quality TIMEOUT 600)
-  endif()
+  add_test(NAME quality.results COMMAND python3 ${checks}/quality/check_quality.py
+           $<TARGET_FILE:esa_cli> ${checks}/quality/results.csv)
+  set_tests_properties(quality.results PROPERTIES LABELS quality TIMEOUT 600)
 endif()
 add_executable(make_recording tests/cli/make_recording.c)
 esa_compile_settings(make_recording)
 target_link_libraries(make_recording PRIVATE esa_static)
-add_test(NAME cli.esa COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/cli/check_cli.py $<TARGET_FILE:esa_cli>
+add_test(NAME cli.esa COMMAND python3 ${checks}/cli/check_cli.py $<TARGET_FILE:esa_cli>
          $<TARGET_FILE:make_recording> $<TARGET_FILE:esa_stand_in>)
 set_tests_properties(cli.esa PROPERTIES LABELS cli TIMEOUT 900 COST 40)
-add_test(NAME cli.schemas COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/cli/check_schemas.py $<TARGET_FILE:esa_cli>
-         $<TARGET_FILE:make_recording> $<TARGET_FILE:esa_stand_in> ${CMAKE_CURRENT_SOURCE_DIR}/models $<$<BOOL:${ESA_VIDEO_FOUND}>:--video>)
+add_test(NAME cli.schemas COMMAND python3 ${checks}/cli/check_schemas.py $<TARGET_FILE:esa_cli>
+         $<TARGET_FILE:make_recording> $<TARGET_FILE:esa_stand_in>
+         ${CMAKE_CURRENT_SOURCE_DIR}/models $<$<BOOL:${ESA_VIDEO_FOUND}>:--video>)
 set_tests_properties(cli.schemas PROPERTIES LABELS cli TIMEOUT 300)
-add_test(NAME cli.report COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/cli/check_report.py $<TARGET_FILE:esa_cli> $<TARGET_FILE:make_recording>)
+add_test(NAME cli.report COMMAND python3 ${checks}/cli/check_report.py $<TARGET_FILE:esa_cli>
+         $<TARGET_FILE:make_recording>)
 set_tests_properties(cli.report PROPERTIES LABELS cli TIMEOUT 300)

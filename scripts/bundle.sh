@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Collects what a machine without package installs needs: the command, libesa and (where nvcc is found) its CUDA plugin, the tests, examples and
-# GPU benchmark, and the shared libraries they load (cmocka, the CBLAS of this machine). Every binary finds its libraries relative to itself.
+# Packs what a machine without package installs needs: the command, libesa, its CUDA plugin (where nvcc is found), the
+# tests, examples and benchmarks, and the shared libraries they load (cmocka, the CBLAS of this machine). Every binary
+# finds its libraries relative to itself.
 set -euo pipefail
-PATH=$PATH:/usr/sbin:/sbin          # ldconfig: not in the PATH of a Debian user
+PATH=$PATH:/usr/sbin:/sbin          # ldconfig is not in the PATH of a Debian user
 cd "$(dirname "$0")/.."
 build=build-cuda
 cmake --preset release -B $build -DESA_CUDA=AUTO >/dev/null
@@ -12,12 +13,13 @@ rm -rf bundle
 mkdir -p bundle/tests/cuda bundle/examples bundle/lib bundle/bench
 cp -a $build/esa $build/libesa*.so* bundle/
 [ -f bundle/libesa_cuda.so ] || echo "note: no nvcc, the bundle has no CUDA plugin"
-# The core library's tests: the engine's need FFmpeg and more, which belong to a machine with packages.
-for source in tests/{api,cuda,io,kern,mask,select,session}/test_*.c; do cp "$build/tests/$(basename "$source" .c)" bundle/tests/; done
+# The core library's tests. The engine's tests need FFmpeg and more, and so a machine with packages.
+while read -r name; do cp "$build/tests/$name" bundle/tests/; done <$build/tests/core_tests.txt
+cp $build/tests/gpu_tests.txt bundle/tests/
 cp $build/tests/libesa_stand_in.so $build/tests/libesa_other_abi.so bundle/tests/
 find $build/examples -maxdepth 1 -type f -perm -u+x -name 'example_*' -exec cp {} bundle/examples/ \;
 cp tests/cuda/check_torch.py tests/cuda/check_python.py bundle/tests/cuda/
-cp bench/*.py bundle/bench/
+cp bench/*.py $build/bench/session_overhead bundle/bench/
 # The Python package, read from where it stands; it finds the library beside its folder.
 mkdir -p bundle/python
 cp -r python/esa bundle/python/
@@ -31,7 +33,8 @@ blas=$(sed -n 's/.*libopenblas\.so\.0 .*=> //p' <<<"$libraries")
 blas=${blas%%$'\n'*}
 { find bundle/tests bundle/esa -type f -exec ldd {} \; ; [ -z "$blas" ] || ldd "$blas"; } 2>/dev/null |
     sed -n 's/.*=> \(\/[^ ]*\) .*/\1/p' | sort -u |
-    grep -vE '/(libc|libm|libdl|libpthread|librt|ld-linux[^/]*|libesa[^/]*)\.so' | while read -r library; do cp -L "$library" bundle/lib/; done
+    grep -vE '/(libc|libm|libdl|libpthread|librt|ld-linux[^/]*|libesa[^/]*)\.so' |
+    while read -r library; do cp -L "$library" bundle/lib/; done
 [ -z "$blas" ] || cp -L "$blas" bundle/lib/
 if ldd bundle/tests/test_attention | grep -q cmocka && ! ls bundle/lib/libcmocka* >/dev/null 2>&1; then
     echo "bundle.sh: cmocka did not get into the bundle" >&2
@@ -40,14 +43,18 @@ fi
 
 cat >bundle/run-tests.sh <<'INNER'
 #!/bin/sh
-# Runs every test program of the bundle on the CPU and says which failed; "run-tests.sh cuda" runs them on the GPU, with compute-sanitizer.
+# Runs every test program of the bundle on the CPU and names those that failed. "run-tests.sh cuda" runs those of
+# tests/gpu_tests.txt on the GPU, with compute-sanitizer.
 here=$(cd "$(dirname "$0")" && pwd)
 if [ "${1:-}" = cuda ]; then exec "$here/test-cuda.sh" "$here"; fi
 export LD_LIBRARY_PATH="$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 passed=0; failed=0
 for t in "$here"/tests/test_* "$here"/examples/example_*; do
     case "$t" in */test_gpu_*) continue ;; esac
-    if out=$("$t" 2>&1); then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED $t"; echo "$out" | tail -n 20; fi
+    if out=$("$t" 2>&1); then passed=$((passed + 1)); continue; fi
+    failed=$((failed + 1))
+    echo "FAILED $t"
+    echo "$out" | tail -n 20
 done
 echo "$passed passed, $failed failed"
 [ ! -f "$here/libesa_cuda.so" ] || echo "the tests on a GPU: $0 cuda; its speed: python3 $here/bench/gpu.py"

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The tests of the CUDA backend on a machine with a GPU: test-cuda.sh [FOLDER], where FOLDER holds esa, libesa_cuda.so and tests/ (build-cuda,
-# or a bundle). The CPU's test programs with ESA_TEST_DEVICE=cuda, those written for the GPU, checks through torch, then compute-sanitizer. The
-# closing line counts single tests ("N passed, N failed"); logs and result.md are left in FOLDER/test-cuda.
-# Without a GPU nothing is tested: one sentence, exit status 1.
+# The tests of the CUDA backend on a machine with a GPU: test-cuda.sh [FOLDER]. FOLDER holds esa, libesa_cuda.so and
+# tests/ (build-cuda, or a bundle). It runs the programs listed in FOLDER/tests/gpu_tests.txt with ESA_TEST_DEVICE=cuda,
+# checks through torch, and compute-sanitizer. The closing line counts single tests ("N passed, N failed"); logs and
+# result.md are left in FOLDER/test-cuda. Without a GPU nothing is tested: it says so and exits with status 1.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 folder=$here                        # in a bundle this script lies at the top
 if [ "$(basename "$here")" = scripts ]; then here=${here%/scripts}; folder=$here/build-cuda; fi
-folder=$(cd "${1:-$folder}" 2>/dev/null && pwd) || { echo "test-cuda.sh: there is no folder ${1:-build-cuda}: run make test-cuda" >&2; exit 1; }
+folder=$(cd "${1:-$folder}" 2>/dev/null && pwd) ||
+    { echo "test-cuda.sh: there is no folder ${1:-build-cuda}: run make test-cuda" >&2; exit 1; }
 export ESA_CUDA_LIB=$folder/libesa_cuda.so
 export PYTHONDONTWRITEBYTECODE=1
 # The command may need libraries that a bundle carries; python3 has its own and must not see those.
@@ -23,7 +24,8 @@ rm -f "$out"/*.log "$out/result.md"
 doctor=$?
 gpu=$(sed -n 's/^gpu 0 *//p' "$out/doctor.log")
 if [ -z "$gpu" ]; then
-    echo "test-cuda.sh: no GPU here, nothing was tested: $(sed -n 's/^cuda  *not in use: //p; s/^esa: //p' "$out/doctor.log" | head -n 1)" >&2
+    why=$(sed -n 's/^cuda  *not in use: //p; s/^esa: //p' "$out/doctor.log" | head -n 1)
+    echo "test-cuda.sh: no GPU here, nothing was tested: $why" >&2
     exit 1
 fi
 echo "$gpu"
@@ -60,8 +62,10 @@ collect() { # reads the logs of what was started; a program that died counts as 
     for name in "${names[@]}"; do
         status=$(sed -n 's/^status \([0-9]*\) .*/\1/p' "$out/$name.log" | tail -n 1)
         seconds=$(sed -n 's/^status .* seconds //p' "$out/$name.log" | tail -n 1)
-        # cmocka (which names tests that failed while cleaning up apart), its stand-in (which counts all tests and the failed ones), check_torch.py
-        good=$(sed -n 's/^\[  PASSED  \] \([0-9]*\) test(s)\..*/\1/p; s/^\([0-9]*\) passed, .*/\1/p' "$out/$name.log" | tail -n 1)
+        # Three ways to count: cmocka (which lists tests that failed while cleaning up apart), its stand-in (all tests
+        # and the failed ones), and the Python checks.
+        good=$(sed -n -e 's/^\[  PASSED  \] \([0-9]*\) test(s)\..*/\1/p' -e 's/^\([0-9]*\) passed, .*/\1/p' \
+                      "$out/$name.log" | tail -n 1)
         bad=$(sed -n -e 's/^\[  FAILED  \] \([0-9]*\) test(s).*/\1/p' -e 's/^[0-9]* passed, \([0-9]*\) failed$/\1/p' \
                      -e 's/^\[==========\] .* run, \([0-9]*\) failed\.$/\1/p' "$out/$name.log" | tail -n 1)
         all=$(sed -n 's/^\[==========\] .*: \([0-9]*\) test(s) run, [0-9]* failed\.$/\1/p' "$out/$name.log" | tail -n 1)
@@ -72,30 +76,36 @@ collect() { # reads the logs of what was started; a program that died counts as 
         case ${status:-none} in
             0) ;;
             124) remark="$remark, stopped after $limit s"; bad=$((${bad:-0} + 1)) ;;
-            9) if grep -q '^=========' "$out/$name.log"; then remark="$remark, the sanitizer found errors"; bad=$((${bad:-0} + 1)); fi ;;
+            9) if grep -q '^=========' "$out/$name.log"; then
+                   remark="$remark, the sanitizer found errors"; bad=$((${bad:-0} + 1))
+               fi ;;
             *) [ "${bad:-0}" -gt 0 ] || { remark="$remark, died with status ${status:-none}"; bad=1; } ;;
         esac
         [ "${status:-1}" -eq 0 ] || [ "${bad:-0}" -gt 0 ] || bad=1
         note "$name" "${good:-0}" "${bad:-0}" "$remark"
-        if [ "${bad:-0}" -gt 0 ]; then grep -nE 'WRONG|FAILED|LINE  |ERROR|on_gpu:|differ|=========|Error|rows wrong|instead of' "$out/$name.log" | head -n 30; fi
+        if [ "${bad:-0}" -gt 0 ]; then
+            grep -nE 'WRONG|FAILED|LINE  |ERROR|on_gpu:|differ|=========|Error|rows wrong|instead of' "$out/$name.log" |
+                head -n 30
+        fi
     done
     names=()
     pids=()
 }
 
-# ---- the test list, one process each
-for name in test_attention test_plan test_threads test_properties test_reference test_golden test_mass test_mask test_session_policy test_session_cached test_mask_file \
-            test_recording test_gpu_attention test_gpu_select test_gpu_calls test_gpu_session test_gpu_faults; do
+# ---- the one list of programs that run on a GPU (cmake/EsaTests.cmake), one process each
+[ -s "$folder/tests/gpu_tests.txt" ] || { echo "test-cuda.sh: $folder/tests/gpu_tests.txt is missing" >&2; exit 1; }
+while read -r name; do
     start "$name" ESA_TEST_DEVICE=cuda timeout "$limit" "$folder/tests/$name"
-done
+done <"$folder/tests/gpu_tests.txt"
 start test_no_gpu ESA_CUDA_LIB= timeout "$limit" "$folder/tests/test_no_gpu"
 collect
 note "esa doctor" $((doctor == 0)) $((doctor != 0))
 [ "$doctor" -eq 0 ] || cat "$out/doctor.log"
 
 # ---- the command, and what only torch can show
-start bench_attention timeout "$limit" "${esa[@]}" bench attention --device cuda --shape 1,4,4096,128 --dtype bf16,f16,f32 --selector random,entropy,rf_v2,ada_bsa \
-    --grid 16,16,16 --tail none,pooled --density 1,0.2 --rounds 3 --json "$out/bench_attention.json"
+start bench_attention timeout "$limit" "${esa[@]}" bench attention --device cuda --shape 1,4,4096,128 \
+    --dtype bf16,f16,f32 --selector random,entropy,rf_v2,ada_bsa --grid 16,16,16 --tail none,pooled --density 1,0.2 \
+    --rounds 3 --json "$out/bench_attention.json"
 wait "${pids[@]}" 2>/dev/null
 if [ "$(sed -n 's/^status \([0-9]*\) .*/\1/p' "$out/bench_attention.log")" = 0 ]; then note "esa bench attention" 1 0
 else note "esa bench attention" 0 1; tail -n 5 "$out/bench_attention.log"; fi
@@ -109,17 +119,20 @@ else
     echo "---- check_torch: not run, python3 has no torch"
 fi
 
-# ---- compute-sanitizer, on few and small cases; tight: nothing lies behind a tensor, so reads past its end are seen
+# ---- compute-sanitizer, on few and small cases; tight: nothing lies behind a tensor, so it sees reads past the end
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
 watch() {   # watch TOOL PROGRAM [VARIABLE=value...]
     local tool=$1 program=$2; shift 2
-    start "$tool-$program" ESA_TEST_DEVICE=cuda ESA_TEST_SMALL=1 ESA_TEST_TIGHT=1 "$@" timeout "$limit" "$sanitizer" --tool "$tool" --error-exitcode 9 \
-        --print-limit 20 ${api_errors:+--report-api-errors "$api_errors"} "$folder/tests/$program"
+    start "$tool-$program" ESA_TEST_DEVICE=cuda ESA_TEST_SMALL=1 ESA_TEST_TIGHT=1 "$@" timeout "$limit" \
+        "$sanitizer" --tool "$tool" --error-exitcode 9 --print-limit 20 \
+        ${api_errors:+--report-api-errors "$api_errors"} "$folder/tests/$program"
 }
 if [ -z "$sanitizer" ] || [ -n "${ESA_TEST_NO_SANITIZER:-}" ]; then
     echo "---- compute-sanitizer: not run"
 else
-    for name in test_gpu_attention test_gpu_select test_gpu_session test_plan test_golden; do watch memcheck "$name"; done
+    for name in test_gpu_attention test_gpu_select test_gpu_session test_plan test_golden; do
+        watch memcheck "$name"
+    done
     api_errors=no watch memcheck test_gpu_calls     # it asks for more memory than there is, and expects the refusal
     watch racecheck test_gpu_attention ESA_CUDA=sm80
     watch racecheck test_gpu_select

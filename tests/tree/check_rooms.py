@@ -1,0 +1,268 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Which room of the tree may include which, and which rooms may ask for the device.
+
+    check_rooms.py SOURCE            checks the tree, then plants violations in a copy and expects each to be found
+
+ROOMS lists the rooms from bottom to top. A room includes itself, public headers and the rooms named beside it, which
+must stand above it in the list: so the table cannot contain a cycle. The table is exact: a permission that no include
+uses is an error, too. Between files there is no cycle either."""
+import pathlib
+import re
+import shutil
+import sys
+import tempfile
+
+# room, rooms it includes. "cuda" is cuda/cuda.h, the plugin's interface; its implementation has three rooms.
+ROOMS = [
+    ("src/base", ""),
+    ("src/rules", "src/base"),
+    ("src/cpu", "src/base"),
+    ("src/cuda", "src/base"),
+    ("src/cuda/runtime", "src/cuda"),
+    ("src/cuda/attention", "src/base src/cuda/runtime"),
+    ("src/cuda/selection", "src/base src/rules src/cuda/runtime src/cuda/attention"),
+    ("src/ctx", "src/base src/cpu"),
+    ("src/mask", "src/rules src/ctx"),
+    ("src/select", "src/base src/rules src/cpu src/mask"),
+    ("src/io", "src/base src/ctx"),
+    ("src/attn", "src/base src/cpu src/cuda src/ctx src/mask src/select"),
+    ("src/maskfile", "src/base src/mask src/select src/io"),
+    ("src/session", "src/mask src/io src/attn src/maskfile"),
+    ("src/nn", "src/base src/cpu src/ctx"),
+    ("src/media", "src/base src/ctx src/io"),
+    ("src/metric", "src/base src/ctx src/io src/nn src/media"),
+    ("src/model", "src/ctx src/io src/session src/nn src/media"),
+    ("cli/core", ""),
+    ("cli/clip", "cli/core"),
+    ("cli/experiment", "cli/core cli/clip"),
+    ("cli/report", "cli/core cli/clip"),
+    ("cli", "cli/core cli/clip cli/experiment cli/report"),
+    ("examples", ""),
+    ("tests/api", "tests/common"),
+]
+
+# Rooms below one roof that include one another's headers in their roof, and never a sister's.
+SISTERS = {"src/model": ("dit", "sched", "text", "vae")}
+
+# Headers that the build writes.
+GENERATED = {"esa_commit.h"}
+
+# The device is asked for in src/backend (and below it in src/cpu and src/cuda), not in the rooms above.
+DEVICE = re.compile(r"ESA_DEVICE_(?:CPU|CUDA)|\besa_cuda_\w*|->cuda\b|\.cuda\b|\bon_gpu\b")
+DEVICE_ROOMS = ("attn", "maskfile", "session", "nn", "media", "metric", "model")
+# file: (at most so many lines, why)
+BEFORE = "until CPU and CUDA are two fillings of one backend table"
+DEVICE_ALLOWED = {
+    "src/attn/attention.c": (7, BEFORE),
+    "src/attn/attn.h": (5, BEFORE),
+    "src/attn/bind.c": (4, BEFORE),
+    "src/attn/check.c": (8, BEFORE),
+    "src/attn/cuda_calls.c": (21, BEFORE),
+    "src/attn/device.c": (65, BEFORE),
+    "src/attn/device.h": (10, BEFORE),
+    "src/attn/plan.c": (13, BEFORE),
+    "src/session/session.c": (1, BEFORE),
+    "src/session/session_call.c": (16, BEFORE),
+    "src/session/session_gpu.c": (22, BEFORE),
+    "src/session/session_plans.c": (3, BEFORE),
+}
+
+SOURCES = (".c", ".h", ".cu", ".cuh")
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^">]+)[">]', re.M)
+
+
+def files_of(top):
+    folders = sorted({name.split("/")[0] if not name.startswith("tests") else name for name, _ in ROOMS})
+    for folder in [*folders, "tests/common"]:
+        for path in sorted((top / folder).glob("*" if folder.startswith("tests") else "**/*")):
+            if path.suffix in SOURCES:
+                yield path
+
+
+def room_of(name):
+    """The longest listed room that holds the file, or its folder if none does."""
+    rooms = [room for room, _ in ROOMS if name.startswith(room + "/")]
+    folder = name.rsplit("/", 1)[0]
+    best = max(rooms, key=len, default=folder)
+    return folder if best == "cli" else best
+
+
+def find(top, path, bracket, target):
+    """The file of the tree that an include means: a path below the top, "" for a system or generated header, None if
+    there is no such file."""
+    if target.startswith("esa/"):
+        return f"include/{target}" if (top / "include" / target).exists() else None
+    if bracket == "<" or target in GENERATED:
+        return ""
+    for base in (path.parent, top / "src", top / "cli", top / "tests", top / "include/esa"):
+        if (base / target).exists():
+            return str((base / target).resolve().relative_to(top))
+    return None
+
+
+def strip_comments(text):
+    return re.sub(r"/\*.*?\*/|//[^\n]*", lambda m: "\n" * m[0].count("\n"), text, flags=re.S)
+
+
+def check_table(errors):
+    seen = set()
+    for room, allowed in ROOMS:
+        for other in allowed.split():
+            if other not in seen and other != "tests/common":
+                errors.append(f"the table lets {room} include {other}, which does not stand below it")
+        seen.add(room)
+
+
+def check_includes(top, errors):
+    allowed = {room: set(names.split()) for room, names in ROOMS}
+    unused = {(room, other) for room in allowed for other in allowed[room]}
+    graph = {}
+    for path in files_of(top):
+        name = str(path.relative_to(top))
+        room = room_of(name)
+        graph[name] = []
+        if room not in allowed and room != "tests/common":
+            errors.append(f"{name}: {room} is not in the table of rooms")
+            continue
+        for bracket, target in INCLUDE.findall(path.read_text()):
+            found = find(top, path, bracket, target)
+            if found is None:
+                errors.append(f"{name} includes {target}, which does not exist")
+                continue
+            graph[name].append(found)
+            other = room_of(found) if found else ""
+            unused.discard((room, other))
+            if not found or found.startswith("include/") or room == "tests/common":
+                continue
+            if other != room and other not in allowed[room]:
+                errors.append(f"{name}: {room} must not include {other} ({target})")
+            check_sisters(name, found, errors)
+    for room, other in sorted(unused):
+        errors.append(f"the table lets {room} include {other}, and no file does: shorten the table")
+    check_cycles(graph, errors)
+
+
+def check_sisters(name, found, errors):
+    for roof, sisters in SISTERS.items():
+        one, two = (next((s for s in sisters if n.startswith(f"{roof}/{s}/")), None) for n in (name, found))
+        if one and two and one != two:
+            errors.append(f"{name}: {roof}/{one} must not include its sister {two} ({found})")
+
+
+def check_cycles(graph, errors):
+    state, trail = {}, []
+
+    def visit(name):
+        if state.get(name) == "done" or name not in graph:
+            return
+        if state.get(name) == "open":
+            errors.append("files include one another: " + " -> ".join([*trail[trail.index(name):], name]))
+            return
+        state[name] = "open"
+        trail.append(name)
+        for other in graph[name]:
+            visit(other)
+        trail.pop()
+        state[name] = "done"
+
+    for name in graph:
+        visit(name)
+
+
+def check_devices(top, errors):
+    total = 0
+    for room in DEVICE_ROOMS:
+        for path in sorted((top / "src" / room).rglob("*")):
+            if path.suffix not in SOURCES:
+                continue
+            name = str(path.relative_to(top))
+            lines = [line for line in strip_comments(path.read_text()).splitlines() if DEVICE.search(line)]
+            most, _ = DEVICE_ALLOWED.get(name, (0, ""))
+            total += len(lines)
+            if len(lines) > most:
+                errors.append(f"{name} asks for the device in {len(lines)} lines, {most} are allowed: " +
+                              "; ".join(line.strip() for line in lines[:5]))
+    return total
+
+
+def check(top):
+    errors = []
+    check_table(errors)
+    check_includes(top, errors)
+    total = check_devices(top, errors)
+    return errors, total
+
+
+def append(top, name, text):
+    with open(top / name, "a") as f:
+        f.write(text)
+
+
+def new_room(top):
+    (top / "src/attic").mkdir()
+    (top / "src/attic/attic.c").write_text('#include "base/args.h"\n')
+
+
+# what is planted, how, and the words of the error that must be found
+PLANTED = [
+    ("a room below includes one above", lambda top: append(top, "src/base/memory.c", '#include "attn/attn.h"\n'),
+     "src/base must not include src/attn"),
+    ("CUDA includes the ctx", lambda top: append(top, "src/cuda/cuda.h", '#include "ctx/ctx.h"\n'),
+     "src/cuda must not include src/ctx"),
+    ("the plugin's runtime includes its selection",
+     lambda top: append(top, "src/cuda/runtime/" + first(top, "src/cuda/runtime"),
+                        f'#include "cuda/selection/{first(top, "src/cuda/selection")}"\n'),
+     "src/cuda/runtime must not include src/cuda/selection"),
+    ("the command includes a private header",
+     lambda top: append(top, "cli/main.c", '#include "../src/ctx/ctx.h"\n'), "cli must not include src/ctx"),
+    ("an example includes a private header",
+     lambda top: append(top, "examples/00_one_call.c", '#include "../src/ctx/ctx.h"\n'),
+     "examples must not include src/ctx"),
+    ("a test of the API includes a private header",
+     lambda top: append(top, "tests/api/test_plan.c", '#include "attn/attn.h"\n'),
+     "tests/api must not include src/attn"),
+    ("two headers of one room include one another",
+     lambda top: (append(top, "src/base/half.h", '#include "base/pool.h"\n'),
+                  append(top, "src/base/pool.h", '#include "base/half.h"\n')), "files include one another"),
+    ("the transformer includes the decoder",
+     lambda top: append(top, "src/model/dit/" + first(top, "src/model/dit"),
+                        f'#include "model/vae/{first(top, "src/model/vae")}"\n'), "must not include its sister"),
+    ("a room that is not in the table", new_room, "src/attic is not in the table"),
+    ("a header that does not exist", lambda top: append(top, "src/io/json.c", '#include "io/nothing.h"\n'),
+     "which does not exist"),
+    ("a test for the device in a session",
+     lambda top: append(top, "src/session/session.c", 9 * "int32_t a = ESA_DEVICE_CUDA;\n"), "asks for the device"),
+]
+
+
+def first(top, folder):
+    return min(path.name for path in (top / folder).glob("*.*h"))
+
+
+def check_planted(top, errors):
+    with tempfile.TemporaryDirectory() as scratch:
+        for i, (what, plant, words) in enumerate(PLANTED):
+            copy = pathlib.Path(scratch).resolve() / str(i)
+            for folder in ("src", "cli", "examples", "include", "tests/api", "tests/common"):
+                shutil.copytree(top / folder, copy / folder)
+            plant(copy)
+            found = check(copy)[0]
+            if not any(words in error for error in found):
+                errors.append(f"planted: {what}; expected an error with '{words}', found {found}")
+            shutil.rmtree(copy)
+
+
+def main():
+    top = pathlib.Path(sys.argv[1]).resolve()
+    errors, total = check(top)
+    check_planted(top, errors)
+    for error in errors:
+        print(error)
+    print(f"{len(ROOMS)} rooms, {sum(1 for _ in files_of(top))} files, {total} lines outside the backends ask for the "
+          f"device, {len(PLANTED)} planted violations: {len(errors)} error(s)")
+    sys.exit(bool(errors))
+
+
+if __name__ == "__main__":
+    main()
