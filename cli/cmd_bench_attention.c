@@ -467,7 +467,7 @@ int cmd_bench_attention(int argc, char **argv)
         { "--threads", CLI_INT, &b.threads, "N", 0, ESA_MAX_THREADS, 0, "0: one per core (0)" },
         { "--rounds", CLI_INT, &b.rounds, "N", 1, 100000, 0, "interleaved rounds (15)" },
         { "--seed", CLI_INT, &seed, "N", 0, 1e15, 0, "of data and random masks (1)" },
-        { "--json", CLI_TEXT, &json_path, "FILE", 0, 0, 0, "also write the table as JSON" },
+        { "--json", CLI_OUTPUT, &json_path, "FILE", 0, 0, 0, "also write the table as JSON" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
     for (int i = 0; i < argc; i++) { /* published numbers carry their command */
@@ -477,7 +477,6 @@ int cmd_bench_attention(int argc, char **argv)
     int status = cli_options("esa bench attention", "[options]", about, options, argc, argv, NULL,
                              &done);
     if (status || done) return status;
-    status = cli_file_ready(json_path, "bench attention");
     if (!status) status = cli_shape_parse(&b.shape, shape);
     if (status) return status;
     b.select = esa_select_params_default(ESA_SELECT_RANDOM);

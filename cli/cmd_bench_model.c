@@ -346,7 +346,7 @@ int cmd_bench_model(int argc, char **argv)
           "what to show (the first built-in one)" },
         { "--seed", CLI_INT, &b.base.seed, "N", 0, 9e15, 0, "of the noise (0)" },
         { "--threads", CLI_INT, &b.threads, "N", 0, ESA_MAX_THREADS, 0, "0: one per core (0)" },
-        { "--json", CLI_TEXT, &b.json, "FILE", 0, 0, 0,
+        { "--json", CLI_OUTPUT, &b.json, "FILE", 0, 0, 0,
           "also write every step of every round as JSON" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
@@ -368,9 +368,7 @@ int cmd_bench_model(int argc, char **argv)
         return usage("--mode cached needs --masks FILE (made by `esa calibrate`)");
     if (!cached && b.base.masks) return usage("--masks is read by --mode cached only");
     if (b.skip_dense && !others) return usage("--skip-dense leaves nothing of --mode dense");
-    if ((status = clip_request_check(&b.base, what)) != 0 ||
-        (status = cli_file_ready(b.json, what)) != 0)
-        return status;
+    if ((status = clip_request_check(&b.base, what)) != 0) return status;
     b.base.step_map = ESA_STEP_MAP_NEAREST;
     const clip_opening opening = { .threads = b.threads,
                                    .parts = b.no_decode ? ESA_PART_TRANSFORMER | ESA_PART_TEXT

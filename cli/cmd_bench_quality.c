@@ -110,7 +110,7 @@ int cmd_bench_quality(int argc, char **argv)
     const char *out = NULL;
     int done;
     const cli_option options[] = {
-        { "--out", CLI_TEXT, &out, "FILE", 0, 0, 0, "write the CSV here (standard output)" },
+        { "--out", CLI_OUTPUT, &out, "FILE", 0, 0, 0, "write the CSV here (standard output)" },
         { "--selector", CLI_CHOICES, &u.selectors, CLI_SELECTORS, 0, 0, 0,
           "any, with commas (entropy,rf_v2,ada_bsa,random)" },
         { "--density", CLI_REALS, &u.densities, "X,...", 0, 1, 0,

@@ -316,9 +316,11 @@ static int run_all(bench *b)
         status = cli_fail(
             "%s: shard %d of %d has nothing to do, there are %lld pairs of prompt and seed", what,
             b->shard, b->shards, (long long)sources);
-    if (!status && b->dense_dir && mkdir(b->dense_dir, 0777) != 0 && errno != EEXIST)
-        status = cli_fail("%s: the folder '%s' cannot be made: %s", what, b->dense_dir,
-                          strerror(errno));
+    if (!status && b->dense_dir) {
+        char path[4200];
+        dense_path(b, path, sizeof path, 0, 0);
+        status = cli_make_folder_of(path, NULL, what);
+    }
     for (int64_t i = 0; i < b->prompts.count && !status; i++)
         for (int s = 0; s < b->seeds.count && !status; s++)
             if ((i * b->seeds.count + s) % b->shards == b->shard)
@@ -358,7 +360,7 @@ int cmd_bench_video(int argc, char **argv)
     int done;
     cli_option table[CLIP_MAX_OPTIONS];
     const cli_option own[] = {
-        { "--csv", CLI_TEXT, &b.csv_path, "FILE", 0, 0, 0,
+        { "--csv", CLI_OUTPUT, &b.csv_path, "FILE", 0, 0, 0,
           "one row per clip; what is in it is not made again; required" },
         { "--dense-dir", CLI_TEXT, &b.dense_dir, "DIR", 0, 0, 0,
           "keep the dense clips there (of one state of the model's weights)" },
@@ -402,9 +404,7 @@ int cmd_bench_video(int argc, char **argv)
                  what);
         return CLI_USAGE;
     }
-    if ((status = clip_request_check(&b.base, what)) != 0 ||
-        (status = cli_file_ready(b.csv_path, what)) != 0)
-        return status;
+    if ((status = clip_request_check(&b.base, what)) != 0) return status;
     status = clip_open(&b.maker, model, &opening, what);
     if (!status) status = with_model(&b, prompts, number);
     clip_close(&b.maker);

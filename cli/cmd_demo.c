@@ -170,7 +170,7 @@ int cmd_demo(int argc, char **argv)
         { "--rounds", CLI_INT, &rounds, "N", 1, 1000, 0, "timed repetitions, the best counts (3)" },
         { "--threads", CLI_INT, &threads, "N", 0, ESA_MAX_THREADS, 0, "0: one per core (0)" },
         { "--seed", CLI_INT, &seed, "N", 0, 1e15, 0, "of the synthetic heads (1)" },
-        { "--json", CLI_TEXT, &json_path, "FILE", 0, 0, 0, "also write the table as JSON" },
+        { "--json", CLI_OUTPUT, &json_path, "FILE", 0, 0, 0, "also write the table as JSON" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
     int status = cli_options(

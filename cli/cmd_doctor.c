@@ -236,7 +236,7 @@ int cmd_doctor(int argc, char **argv)
     int done, status = CLI_OK;
     const cli_option options[] = {
         { "--threads", CLI_INT, &threads, "N", 0, ESA_MAX_THREADS, 0, "0: one per core (0)" },
-        { "--json", CLI_TEXT, &json_path, "FILE", 0, 0, 0, "also write what is printed as JSON" },
+        { "--json", CLI_OUTPUT, &json_path, "FILE", 0, 0, 0, "also write what is printed as JSON" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
     status = cli_options(

@@ -54,13 +54,14 @@ int cmd_evaluate(int argc, char **argv)
     }
     char folder[4200] = "";
     size_t kept = 0;
-    if (output) { /* better said now than after the work */
+    evaluate_result r = { 0 };
+    if (output) {
         cli_folder_of(folder, sizeof folder, output);
         status = cli_make_folder_of(output, &kept, what);
         if (status) return status;
+        status = cli_file_ready(output, what);
     }
-    evaluate_result r;
-    status = evaluate_run(&r, &o, what);
+    if (!status) status = evaluate_run(&r, &o, what);
     if (status == CLIP_INTERRUPTED) cli_fail("%s: interrupted, nothing was written", what);
     if (!status) evaluate_print(stdout, &r);
     if (!status && output) status = save(&r, &o, output, !no_frames);

@@ -290,7 +290,7 @@ int cmd_experiment_collect(int argc, char **argv)
     int done, incomplete = 0;
     const cli_option options[] = {
         { "--results", CLI_TEXT, &results, "DIR", 0, 0, 0, "where experiments are kept (results)" },
-        { "--csv", CLI_TEXT, &csv, "FILE", 0, 0, 0, "also write the table as CSV, all digits" },
+        { "--csv", CLI_OUTPUT, &csv, "FILE", 0, 0, 0, "also write the table as CSV, all digits" },
         { "--markdown", CLI_TEXT, &markdown, "FILE", 0, 0, 0, "also write it as Markdown" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };

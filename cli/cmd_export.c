@@ -265,7 +265,7 @@ int cmd_export(int argc, char **argv)
         { "--vae-tile", CLI_INT, &j.tile, "N", 0, 16384, 0,
           "decode in tiles of so many pixels (0: whole frames)" },
         { "--threads", CLI_INT, &j.threads, "N", 0, ESA_MAX_THREADS, 0, "0: one per core (0)" },
-        { "--json", CLI_TEXT, &j.json_path, "FILE", 0, 0, 0, "also write what was made as JSON" },
+        { "--json", CLI_OUTPUT, &j.json_path, "FILE", 0, 0, 0, "also write what was made as JSON" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
     int status = cli_options(

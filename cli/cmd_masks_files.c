@@ -38,7 +38,7 @@ int cmd_masks_derive(int argc, char **argv)
           "budgets to prebuild (those of the file)" },
         { "--importance", CLI_CHOICE, &importance, IMPORTANCE, 0, 0, 0,
           "what to keep of the importance (as in the file)" },
-        { "--out", CLI_TEXT, &out, "FILE", 0, 0, 0, "the new mask file; required" },
+        { "--out", CLI_OUTPUT, &out, "FILE", 0, 0, 0, "the new mask file; required" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
     int status = cli_options("esa masks derive", "FILE --out FILE [options]",
@@ -91,7 +91,7 @@ int cmd_masks_merge(int argc, char **argv)
           "denoising steps the file will serve (those recorded)" },
         { "--recording", CLI_FLAG, &recording, NULL, 0, 0, 0,
           "write one summed recording instead of a mask file" },
-        { "--out", CLI_TEXT, &out, "FILE", 0, 0, 0, "the mask file; required" },
+        { "--out", CLI_OUTPUT, &out, "FILE", 0, 0, 0, "the mask file; required" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
     int status = cli_options("esa masks merge", "RECORDING... --out FILE [options]",
@@ -169,7 +169,7 @@ int cmd_masks_convert(int argc, char **argv)
         { "--text-back", CLI_INT, &back, "N", 0, 1e9, 0,
           "--from: text tokens behind the video (0)" },
         { "--model", CLI_TEXT, &model, "NAME", 0, 0, 0, "--from: model name to write down" },
-        { "--out", CLI_TEXT, &out, "FILE", 0, 0, 0, "the new file; required" },
+        { "--out", CLI_OUTPUT, &out, "FILE", 0, 0, 0, "the new file; required" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
     /* An option that would change nothing is a mistake of somebody's, and is said. The first six go

@@ -119,7 +119,7 @@ int cmd_masks_info(int argc, char **argv)
         { "--branch", CLI_INT, &branch, "N", 0, 1e3, 0, "guidance branch of the cell (0)" },
         { "--budget", CLI_REAL, &budget, "X", 0, 1, 0,
           "budget of the cell (the first prebuilt one, else 0.5)" },
-        { "--json", CLI_TEXT, &json_path, "FILE", 0, 0, 0, "also write it as JSON" },
+        { "--json", CLI_OUTPUT, &json_path, "FILE", 0, 0, 0, "also write it as JSON" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
     const int has_budget = cli_given(argc, argv, "--budget");

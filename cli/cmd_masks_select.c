@@ -156,7 +156,7 @@ int cmd_masks_select(int argc, char **argv)
           "keep frame 0's rows and columns whole (1 for rf_v2, else 0)" },
         { "--seed", CLI_INT, &seed, "N", 0, 1e15, 0, "of the selector random (0)" },
         { "--threads", CLI_INT, &threads, "N", 0, ESA_MAX_THREADS, 0, "0: one per core (0)" },
-        { "--out", CLI_TEXT, &out, "FILE", 0, 0, 0, "save a mask file instead of printing rows" },
+        { "--out", CLI_OUTPUT, &out, "FILE", 0, 0, 0, "save a mask file instead of printing rows" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
     const int has_budget = cli_given(argc, argv, "--budget"),

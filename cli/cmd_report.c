@@ -166,7 +166,7 @@ int cmd_report(int argc, char **argv)
     request q = { .output = "report.html", .max_clips = 100000, .mask_mb = 16 };
     int words = 0, done;
     const cli_option options[] = {
-        { "--output", CLI_TEXT, &q.output, "FILE", 0, 0, 0, "the page (report.html)" },
+        { "--output", CLI_OUTPUT, &q.output, "FILE", 0, 0, 0, "the page (report.html)" },
         { "--masks", CLI_TEXT, &q.masks, "FILE,...", 0, 0, 0,
           "mask files to show (those of the results)" },
         { "--title", CLI_TEXT, &q.title, "TEXT", 0, 0, 0,

@@ -126,7 +126,7 @@ file(CONFIGURE OUTPUT tests/gpu_tests.txt CONTENT "${lines}\n")
 # Parts of the command have tests of their own.
 target_include_directories(test_json_reader PRIVATE cli)
 target_sources(test_json_reader PRIVATE cli/core/json_reader.c cli/core/json_writer.c cli/core/option.c
-               cli/core/table_print.c)
+               cli/core/folders.c cli/core/table_print.c)
 
 foreach(source ${ESA_EXAMPLES})
   get_filename_component(name ${source} NAME_WE)

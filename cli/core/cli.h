@@ -63,7 +63,20 @@ int cli_ctx_gpu(esa_ctx **ctx, esa_device_info *gpu, int32_t ordinal, const char
 
 /* ---------------------------------------------------------------- options (option.c) */
 
-enum { CLI_FLAG, CLI_TEXT, CLI_INT, CLI_REAL, CLI_CHOICE, CLI_INTS, CLI_REALS, CLI_CHOICES };
+/* OUTPUT is TEXT that names a file the command writes at the end: cli_options refuses a path that
+ * cannot be written. INT32 is INT for a field of an API struct. */
+enum {
+    CLI_FLAG,
+    CLI_TEXT,
+    CLI_OUTPUT,
+    CLI_INT,
+    CLI_INT32,
+    CLI_REAL,
+    CLI_CHOICE,
+    CLI_INTS,
+    CLI_REALS,
+    CLI_CHOICES
+};
 #define CLI_MAX_LIST 16
 
 typedef struct cli_list { /* value of CLI_INTS, CLI_REALS, CLI_CHOICES */
@@ -75,7 +88,8 @@ typedef struct cli_list { /* value of CLI_INTS, CLI_REALS, CLI_CHOICES */
 typedef struct cli_option {
     const char *name; /* "--budget"; NULL ends a table */
     int type;         /* CLI_* */
-    /* FLAG int*, TEXT const char**, INT int64_t*, REAL double*, CHOICE int*, lists cli_list* */
+    /* FLAG int*, TEXT and OUTPUT const char**, INT int64_t*, INT32 int32_t*, REAL double*,
+     * CHOICE int*, lists cli_list* */
     void *value;
     /* shown in the help; CHOICE(S): the names, "a|b|c", in the order of their numbers */
     const char *argument;

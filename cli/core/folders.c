@@ -1,9 +1,13 @@
 /* folders.c - see folders.h.
  * SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE /* O_TMPFILE */
 #include "core/folders.h"
 #include "core/cli.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -63,31 +67,61 @@ int cli_make_folders(const char *folder, size_t *kept, const char *what)
 int cli_make_folder_of(const char *path, size_t *kept, const char *what)
 {
     char folder[PATH_SIZE];
+    size_t there = 0;
     cli_folder_of(folder, sizeof folder, path);
-    return cli_make_folders(folder, kept, what);
+    int status = cli_make_folders(folder, &there, what);
+    if (kept) *kept = there;
+    if (!status) status = cli_folder_ready(path, what);
+    if (status) cli_unmake_folders(folder, there);
+    return status;
+}
+
+/* Only an attempt tells: access() finds /proc writable. A file without a name leaves nothing behind
+ * when the process is killed; where the file system has none, one with a name is made and removed.
+ */
+static int can_create(const char *folder)
+{
+    char probe[PATH_SIZE + 16];
+    int fd = open(folder, O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
+    if (fd < 0) {
+        snprintf(probe, sizeof probe, "%s/esa.XXXXXX", folder);
+        fd = mkstemp(probe);
+        if (fd < 0) return 0;
+        unlink(probe);
+    }
+    close(fd);
+    return 1;
 }
 
 int cli_folder_ready(const char *path, const char *what)
 {
     char folder[PATH_SIZE];
     struct stat about;
+    if (strlen(path) >= sizeof folder)
+        return cli_fail("%s: a name of %zu bytes cannot be written", what, strlen(path));
     cli_folder_of(folder, sizeof folder, path);
-    if (stat(folder, &about) != 0)
-        return cli_fail("%s: '%s' cannot be written: %s: %s", what, path, folder, strerror(errno));
-    if (!S_ISDIR(about.st_mode))
-        return cli_fail("%s: '%s' cannot be written: %s is no folder", what, path, folder);
-    if (access(folder, W_OK | X_OK) != 0)
-        return cli_fail("%s: '%s' cannot be written: %s: %s", what, path, folder, strerror(errno));
-    return CLI_OK;
+    if (stat(folder, &about) == 0 && !S_ISDIR(about.st_mode))
+        return cli_fail("%s: '%s' cannot be written: '%s' is not a folder", what, path, folder);
+    if (can_create(folder)) return CLI_OK;
+    return cli_fail("%s: '%s' cannot be written: no file can be created in '%s': %s", what, path,
+                    folder, strerror(errno));
 }
 
 int cli_file_ready(const char *path, const char *what)
 {
+    char real[PATH_MAX];
     struct stat about;
     if (!path) return CLI_OK;
     if (!*path) return cli_fail("%s: an empty name cannot be written", what);
     if (stat(path, &about) != 0) return cli_folder_ready(path, what);
-    return S_ISDIR(about.st_mode)
-               ? cli_fail("%s: '%s' cannot be written: it is a folder", what, path)
-               : CLI_OK;
+    if (S_ISDIR(about.st_mode))
+        return cli_fail("%s: '%s' cannot be written: it is a folder", what, path);
+    /* A regular file is replaced by a new one beside it, also behind a link. The rest is written
+     * through: a pipe, a device, or the open files that /dev and /proc list. */
+    if (!S_ISREG(about.st_mode) || strncmp(path, "/dev/", 5) == 0 ||
+        strncmp(path, "/proc/self/fd/", 14) == 0)
+        return access(path, W_OK) == 0
+                   ? CLI_OK
+                   : cli_fail("%s: '%s' cannot be written: %s", what, path, strerror(errno));
+    return cli_folder_ready(realpath(path, real) ? real : path, what);
 }

@@ -9,15 +9,15 @@
  * length of the part of folder that was there before. CLI_FAILED after one sentence; what names the
  * command. What was made before a failure is removed. */
 int cli_make_folders(const char *folder, size_t *kept, const char *what);
-/* The same for the folder that path lies in. */
+/* The same for the folder that path lies in, which must also take files. */
 int cli_make_folder_of(const char *path, size_t *kept, const char *what);
 /* Takes back what was made: empty folders on the way from folder up to the first `kept` bytes. */
 void cli_unmake_folders(const char *folder, size_t kept);
-/* Whether path can be written: the folder it lies in is there and writable. Better said before the
- * work than after it. CLI_FAILED after one sentence. */
+/* Checks, before any work, that a file can be created at path: makes one beside it and removes it.
+ * CLI_FAILED after a message: the folder is missing, not a folder, or takes no files. */
 int cli_folder_ready(const char *path, const char *what);
-/* The same for a file that is replaced or made at the end (NULL: none was asked for). One that is
- * there may be a pipe or a terminal, whose folder says nothing; a folder cannot become a file. */
+/* The same for a file that is created or replaced at the end; NULL passes. An existing path may be
+ * a pipe or a device; a folder is refused. Options of type CLI_OUTPUT are checked this way. */
 int cli_file_ready(const char *path, const char *what);
 /* The folder path lies in, into out; "." where it names none. */
 void cli_folder_of(char *out, size_t size, const char *path);

@@ -2,6 +2,7 @@
  * every failure.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "core/cli.h"
+#include "core/folders.h"
 
 #include <errno.h>
 #include <math.h>
@@ -103,6 +104,11 @@ int cli_choice(const char *names, const char *name, int length)
     return -1;
 }
 
+static int is_whole(const cli_option *o)
+{
+    return o->type == CLI_INT || o->type == CLI_INT32 || o->type == CLI_INTS;
+}
+
 /* One number, whole text or up to a comma; *end is set behind it. */
 static int number(const cli_option *o, const char *text, int length, double *value)
 {
@@ -111,7 +117,7 @@ static int number(const cli_option *o, const char *text, int length, double *val
     memcpy(copy, text, (size_t)length);
     copy[length] = 0;
     errno = 0;
-    const int whole = o->type == CLI_INT || o->type == CLI_INTS;
+    const int whole = is_whole(o);
     *value = whole ? (double)strtoll(copy, &end, 10) : strtod(copy, &end);
     return end == copy + length && errno == 0 && isfinite(*value);
 }
@@ -131,7 +137,7 @@ static int bad_value(const char *path, const cli_option *o, const char *given, c
 static int range_error(const char *path, const cli_option *o, const char *given)
 {
     char text[96];
-    const int whole = o->type == CLI_INT || o->type == CLI_INTS;
+    const int whole = is_whole(o);
     if (o->lo < o->hi && o->hi < 1e16)
         snprintf(text, sizeof text, "a %s in %g .. %g", whole ? "whole number" : "number", o->lo,
                  o->hi);
@@ -161,6 +167,7 @@ static int parse_value(const char *path, const cli_option *o, const char *text)
     double x = 0;
     switch (o->type) {
     case CLI_TEXT:
+    case CLI_OUTPUT:
         /* No command reads or writes a file through its standard streams: "-" is not one, and
          * tables go to stdout already. */
         if (strcmp(o->argument, "FILE") == 0 && strcmp(text, "-") == 0)
@@ -174,12 +181,15 @@ static int parse_value(const char *path, const cli_option *o, const char *text)
         return 0;
     }
     case CLI_INT:
+    case CLI_INT32:
     case CLI_REAL:
         if (!number(o, text, (int)strlen(text), &x) ||
             (o->lo < o->hi && !(x >= o->lo && x <= o->hi)))
             return range_error(path, o, text);
         if (o->type == CLI_INT)
             *(int64_t *)o->value = (int64_t)x;
+        else if (o->type == CLI_INT32)
+            *(int32_t *)o->value = (int32_t)x;
         else
             *(double *)o->value = x;
         return 0;
@@ -290,6 +300,12 @@ int cli_options(const char *path, const char *usage, const char *about, const cl
         if (bad) return bad;
     }
     if (words) *words = kept;
+    for (const cli_option *o = table; o->name; o++) {
+        const int bad = o->type == CLI_OUTPUT
+                            ? cli_file_ready(*(const char **)o->value, spoken(path))
+                            : 0;
+        if (bad) return bad;
+    }
     return 0;
 }
 

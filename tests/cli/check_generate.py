@@ -512,16 +512,32 @@ class Bench(Base):
         self.assertEqual(self.files(), ["other.csv"])
 
     def test_files_that_cannot_be_written_are_told_first(self):
-        """Hours of work must not end in a folder that is not there."""
+        """Hours of work must not end at a path that cannot be written. /proc and /sys refuse files to root too."""
         os.mkdir(self.path("d"))
-        for command in (["bench", "model"], ["bench", "attention"], ["calibrate", "--output", "m"]):
-            for name in ("none/x.json", "d"):
-                done = subprocess.run([ESA, *command, "--json", name], cwd=self.dir, env=ENV, capture_output=True,
+        open(self.path("file"), "w").close()
+        commands = {"--json": (["bench", "model"], ["bench", "attention"], ["calibrate", "--output", "m"], ["generate"],
+                               ["demo"], ["export", "file"], ["masks", "info", "file"]),
+                    "--out": (["generate"], ["bench", "quality"], ["masks", "derive", "file"]),
+                    "--csv": (["bench", "video"], ["experiment", "collect"]),
+                    "--output": (["report", "d"], ["evaluate", "--reference", "a", "--generated", "b"]),
+                    "--save-latents": (["generate"],)}
+        names = ["none/x.y4m", "d", "/proc/x.y4m", "/sys/x.y4m", "file/x.y4m"]
+        if os.geteuid():
+            os.chmod(self.path("d"), 0o500)
+            names.append("d/x.y4m")
+        for option, command in ((option, command) for option, each in commands.items() for command in each):
+            for name in names:
+                if command == ["generate"] and option == "--out" and name == "d":
+                    continue                                             # a folder of pictures
+                if command[0] == "evaluate" and name.startswith("none"):
+                    continue                                             # makes the folder
+                done = subprocess.run([ESA, *command, option, name], cwd=self.dir, env=ENV, capture_output=True,
                                       text=True, timeout=60)
                 self.assertEqual((done.returncode, done.stdout, len(done.stderr.splitlines())), (1, "", 1),
-                                 (command, done.stderr))
-                self.assertIn(f"'{name}' cannot be written", done.stderr)
-        self.assertEqual(self.files(), ["d"])
+                                 (command, name, done.stderr))
+                self.assertRegex(done.stderr, "cannot be (written|made)", (command, name))
+        os.chmod(self.path("d"), 0o700)
+        self.assertEqual(self.files(), ["d", "file"])
 
 
 if __name__ == "__main__":
