@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # libesa_video: the engine (src/nn, src/model, src/metric) behind include/esa/esa_video.h. It holds a private copy of libesa's objects, whose
-# symbols stay hidden, and needs a CBLAS and jansson; sentencepiece and FFmpeg are used where they are found. ESA_VIDEO AUTO builds it where
+# symbols stay hidden, and needs a CBLAS, jansson and libpng; sentencepiece and FFmpeg are used where they are found. ESA_VIDEO AUTO builds it where
 # they are; everything else works without it.
 #   targets      esa_video (shared), esa_video_static (what tests link; carries the dependencies)
 #   variables    ESA_VIDEO_FOUND, ESA_VIDEO_FFMPEG, ESA_VIDEO_SENTENCEPIECE
@@ -18,6 +18,7 @@ find_package(PkgConfig QUIET)
 set(ESA_VIDEO_MISSING "")
 if(PkgConfig_FOUND)
   pkg_check_modules(ESA_JANSSON QUIET IMPORTED_TARGET jansson)
+  pkg_check_modules(ESA_PNG QUIET IMPORTED_TARGET libpng)
   pkg_check_modules(ESA_BLAS QUIET IMPORTED_TARGET openblas)
   if(NOT TARGET PkgConfig::ESA_BLAS)
     pkg_check_modules(ESA_BLAS QUIET IMPORTED_TARGET cblas)
@@ -32,6 +33,9 @@ if(NOT TARGET PkgConfig::ESA_BLAS)
 endif()
 if(NOT TARGET PkgConfig::ESA_JANSSON)
   list(APPEND ESA_VIDEO_MISSING "jansson (libjansson-dev)")
+endif()
+if(NOT TARGET PkgConfig::ESA_PNG)
+  list(APPEND ESA_VIDEO_MISSING "libpng (libpng-dev)")
 endif()
 if(ESA_VIDEO_MISSING)
   list(JOIN ESA_VIDEO_MISSING ", " ESA_VIDEO_MISSING)
@@ -88,7 +92,7 @@ target_include_directories(esa_video_objects PUBLIC include PRIVATE src)
 set_target_properties(esa_video_objects PROPERTIES POSITION_INDEPENDENT_CODE ON)
 target_compile_definitions(esa_video_objects PRIVATE $<$<BOOL:${ESA_VIDEO_FFMPEG}>:ESA_HAVE_FFMPEG>
                            $<$<BOOL:${ESA_VIDEO_SENTENCEPIECE}>:ESA_HAVE_SENTENCEPIECE>)
-set(ESA_VIDEO_LIBRARIES PkgConfig::ESA_BLAS PkgConfig::ESA_JANSSON m ${CMAKE_DL_LIBS} Threads::Threads)
+set(ESA_VIDEO_LIBRARIES PkgConfig::ESA_BLAS PkgConfig::ESA_JANSSON PkgConfig::ESA_PNG m ${CMAKE_DL_LIBS} Threads::Threads)
 if(ESA_VIDEO_FFMPEG)
   list(APPEND ESA_VIDEO_LIBRARIES PkgConfig::ESA_FFMPEG)
 endif()

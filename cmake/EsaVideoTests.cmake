@@ -14,6 +14,7 @@ if(ESA_FUZZ)
     target_link_libraries(fuzz_${name} PRIVATE esa_video_static)
     add_dependencies(fuzzers fuzz_${name})
   endforeach()
+  target_link_libraries(fuzz_media PRIVATE z) # it makes PNG files; libpng brings zlib
   target_compile_options(esa_video_objects PRIVATE -fsanitize=fuzzer-no-link)
   target_link_options(esa_video PRIVATE -fsanitize=fuzzer-no-link)
 endif()

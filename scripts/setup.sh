@@ -54,6 +54,7 @@ missing() {
         have g++ || echo g++
         library openblas || library cblas || echo libopenblas-dev
         library jansson || echo libjansson-dev
+        library libpng || echo libpng-dev
         library sentencepiece || echo libsentencepiece-dev
         library libavformat libavcodec libavutil libswscale || echo libavformat-dev libavcodec-dev libavutil-dev libswscale-dev
     fi

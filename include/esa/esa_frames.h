@@ -76,16 +76,20 @@ typedef struct esa_load_params {
 } esa_load_params;
 
 ESA_API esa_load_params esa_load_params_default(void);
-/* A video from a file or a folder, recognised by its content:
- *   a folder of PNG      in the order of the numbers in their names, else of the names; all of one
- * size PNG                  every colour type and depth; 16 bits are rounded to 8, transparency is
- * dropped; interlaced ones are refused Y4M                  8 bits, 4:2:0, 4:2:2, 4:4:4 or grey,
- * BT.601 safetensors, NPY     U8, or F16, BF16 (safetensors), F32, F64 in [0, 1], [frames, height,
- * width, 3]; a batch of 1 may stand in front; in safetensors the tensor called `frames`, or the
- * only one anything else        the first video stream FFmpeg finds (MP4, WebM, MKV, AVI, ...)
- * ESA_ERR_IO for files that cannot be read, ESA_ERR_FORMAT for what is no video or damaged,
- * ESA_ERR_UNSUPPORTED without FFmpeg; the sentence names the file. params may be NULL. On success
- * *frames is the caller's. */
+/* Reads a video from a file or a folder. The content decides, not the name:
+ *  - A folder of PNG pictures, all of one size. They are ordered by the numbers in their names, and
+ *    by the names where these have none.
+ *  - PNG: one frame. Every colour type and depth, interlaced or not. 16 bits are rounded to 8,
+ *    transparency is dropped.
+ *  - Y4M: 8 bits, 4:2:0, 4:2:2, 4:4:4 or grey, BT.601.
+ *  - safetensors, NPY: [frames, height, width, 3] of U8 (0 .. 255), or of F16, F32, F64 or BF16
+ *    (safetensors only) in [0, 1]. A batch of 1 may come first. A safetensors file holds a tensor
+ *    called `frames`, or only one tensor.
+ *  - Anything else: the first video stream that FFmpeg finds (MP4, WebM, MKV, AVI, ...).
+ *
+ * Fails with ESA_ERR_IO if the file cannot be read, ESA_ERR_FORMAT if it is damaged or not a video,
+ * ESA_ERR_UNSUPPORTED if it needs FFmpeg and this build has none; the message names the file.
+ * params may be NULL. On success the caller owns *frames. */
 ESA_API esa_status esa_frames_load(esa_ctx *ctx, esa_frames **frames, const char *path,
                                    const esa_load_params *params);
 /* The same without the pictures: sizes as the file's header says; info->rgb is NULL, info->frames 0

@@ -1,13 +1,14 @@
-/* frames.h - a video in memory, the files it can become and those it comes from. The calls of
- * esa_video.h are in frames.c, save.c, load.c.
+/* frames.h - a video in memory, its writers and its readers. The public calls (esa_frames.h) are in
+ * frames.c, save.c and load.c.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Frames are 8-bit RGB, [count][height][width][3]. Writers take the finished video, put it under a
- * temporary name and rename it; after a failure nothing is left. They do not take the guard of
+ * Frames are 8-bit RGB, [count][height][width][3]. Writers take the finished video, write it under
+ * a temporary name and rename it; a failure leaves nothing behind. Nothing here takes the guard of
  * ctx. */
 #ifndef ESA_MEDIA_FRAMES_H
 #define ESA_MEDIA_FRAMES_H
 
+#include "base/status.h"
 #include "ctx/ctx.h"
 #include "esa/esa_video.h"
 
@@ -83,10 +84,6 @@ esa_status esa_png_read_into(esa_ctx *ctx, esa_frames *frames, int64_t i, const 
 esa_status esa_video_read(esa_ctx *ctx, esa_frames **frames, esa_frames_info *info,
                           const char *name, const uint8_t *bytes, int64_t size, double fps);
 
-/* png.c */
-uint32_t esa_png_crc(const uint8_t *bytes, int64_t count);
-int esa_png_paeth(int left, int above, int corner);
-
 /* tensor_video.c: the one layout of raw videos, [frames, height, width, 3] of ESA_FILE_* elements,
  * a batch of 1 maybe in front. Checks rank, sides, dtype and values and fills frames or info as a
  * reader does. data may be unaligned. */
@@ -95,14 +92,5 @@ esa_status esa_layout_read(esa_ctx *ctx, esa_frames **frames, esa_frames_info *i
                            const uint8_t *data, double fps);
 /* out[count] elements of an ESA_PIXELS_* from pixels; their size. */
 int64_t esa_layout_write(void *out, const uint8_t *rgb, int64_t count, int32_t pixels);
-
-/* deflate.c: a zlib stream (RFC 1950, 1951) of in[bytes] into out, which has room for
- * esa_zlib_bound; the size. table is scratch of ESA_ZLIB_TABLE entries. */
-#define ESA_ZLIB_TABLE 16384
-int64_t esa_zlib_bound(int64_t bytes);
-int64_t esa_zlib_pack(uint8_t *out, const uint8_t *in, int64_t bytes, int64_t *table);
-uint32_t esa_adler(const uint8_t *in, int64_t bytes);
-/* inflate.c: the other way; the size, or -1 if the stream is damaged or longer than room. */
-int64_t esa_zlib_unpack(uint8_t *out, int64_t room, const uint8_t *in, int64_t bytes);
 
 #endif

@@ -31,9 +31,9 @@ class Pictures(Base):
         return vf.read_npy(self.path("out.npy"))
 
     def test_every_kind(self):
-        height, width = 9, 13
-        for colour, depths in ((0, (1, 2, 4, 8, 16)), (2, (8, 16)), (3, (1, 2, 4, 8)), (4, (8, 16)), (6, (8, 16))):
-            for depth in depths:
+        kinds = ((0, (1, 2, 4, 8, 16)), (2, (8, 16)), (3, (1, 2, 4, 8)), (4, (8, 16)), (6, (8, 16)))
+        for interlaced, height, width in ((0, 9, 13), (1, 9, 13), (1, 1, 2), (1, 3, 1)):
+            for colour, depth in ((colour, depth) for colour, depths in kinds for depth in depths):
                 n = vf.CHANNELS[colour]
                 most, count = (1 << depth) - 1, height * width * n
                 raw = vf.noise(2 * count, 16 * colour + depth)
@@ -41,7 +41,7 @@ class Pictures(Base):
                 palette = vf.noise(3 * (most + 1), 5) if colour == 3 else b""
                 self.put(
                     "a.png",
-                    vf.png(samples, height, width, colour, depth, seed=depth, palette=palette,
+                    vf.png(samples, height, width, colour, depth, seed=depth, palette=palette, interlaced=interlaced,
                            extra=vf.chunk(b"tEXt", b"a\0b")))
                 want = bytearray()
                 for i in range(height * width):
@@ -51,7 +51,23 @@ class Pictures(Base):
                     else:
                         rgb = pixel[:3] if colour in (2, 6) else pixel[:1] * 3
                         want += bytes(math.floor(v * 255 / most + 0.5) for v in rgb)
-                self.assertEqual(self.pixels("a.png"), ((1, height, width, 3), bytes(want)), (colour, depth))
+                self.assertEqual(self.pixels("a.png"), ((1, height, width, 3), bytes(want)),
+                                 (colour, depth, interlaced))
+
+    def test_sixteen_bits(self):
+        """Every value of 16 bits becomes the nearest of 8."""
+        self.put("a.png", vf.png(list(range(65536)), 256, 256, 0, 16))
+        self.assertEqual(self.pixels("a.png")[1][::3], bytes(math.floor(v / 257 + 0.5) for v in range(65536)))
+
+    def test_transparency_is_dropped(self):
+        """Neither a transparent colour nor the gamma of the file changes a byte."""
+        samples = list(vf.noise(300, 2))
+        for kind, body in ((b"tRNS", struct.pack(">HHH", *samples[:3])), (b"gAMA", struct.pack(">I", 100000)),
+                           (b"tRNS", b"damaged, but not needed")):
+            self.put("a.png", vf.png(samples, 10, 10, 2, 8, extra=vf.chunk(kind, body)))
+            self.assertEqual(self.pixels("a.png")[1], bytes(samples), (kind, body))
+        self.put("b.png", vf.png([1, 0] * 50, 10, 10, 3, 1, palette=b"abcdef", extra=vf.chunk(b"tRNS", b"\0\x80")))
+        self.assertEqual(self.pixels("b.png")[1], b"defabc" * 50)
 
     def test_every_packing(self):
         """Stored, fixed and dynamic blocks, runs, one code only, IDAT in pieces."""
@@ -69,22 +85,28 @@ class Pictures(Base):
                 self.assertEqual(self.pixels("a.png")[1], bytes(samples), (level, strategy))
 
     def test_refusals(self):
-        good = vf.png(list(vf.noise(300, 1)), 10, 10, 2, 8)
-        self.put("inter.png", vf.png(list(vf.noise(300, 1)), 10, 10, 2, 8, interlaced=1))
-        self.fails("inter.png", "--out", "x.npy", says=["inter.png", "interlaced"])
-        for name, data, word in (("cut", good[:-20], "too early"), ("crc", good[:45] + b"\x7f" + good[46:],
-                                                                    "check sum"),
-                                 ("huge", good[:16] + struct.pack(">I", 100000) + good[20:],
-                                  "check sum"), ("nopalette", vf.png([0] * 100, 10, 10, 3, 8),
-                                                 "palette"), ("index", vf.png([5] * 100, 10, 10, 3, 8,
-                                                                              palette=b"abc"), "palette"),
-                                 ("unknown", good[:33] + vf.chunk(b"ABCD", b"") + good[33:],
-                                  "must not be skipped"), ("few", vf.png(list(vf.noise(270, 1)), 9, 10, 2, 8).replace(
-                                      vf.chunk(b"IHDR", struct.pack(">IIBBBBB", 10, 9, 8, 2, 0, 0, 0)),
-                                      vf.chunk(b"IHDR", struct.pack(">IIBBBBB", 10, 10, 8, 2, 0, 0, 0))), "unpacked"),
-                                 ("bomb", good[:8] +
-                                  vf.chunk(b"IHDR", struct.pack(">IIBBBBB", 16000, 16000, 8, 2, 0, 0, 0)) + good[33:],
-                                  "too early")):
+        samples = list(vf.noise(300, 1))
+        good, inter = vf.png(samples, 10, 10, 2, 8), vf.png(samples, 10, 10, 2, 8, interlaced=1)
+
+        def header(width, height):
+            return vf.chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+
+        for name, data, word in (
+            ("cut", good[:-20], "too early"),
+            ("cut-interlaced", inter[:-20], "too early"),
+            ("pixels", good[:45] + b"\x7f" + good[46:], "IDAT"),
+            ("crc", good[:-13] + bytes([good[-13] ^ 1]) + good[-12:], "CRC"),
+            ("text-crc", good[:33] + vf.chunk(b"tEXt", b"a\0b")[:-1] + b"\0" + good[33:], "CRC"),
+            ("huge", good[:16] + struct.pack(">I", 100000) + good[20:], "CRC"),
+            ("large", good[:8] + header(16385, 1) + good[33:], "16385 x 1"),
+            ("zero", good[:8] + header(0, 1) + good[33:], "IHDR"),
+            ("nopalette", vf.png([0] * 100, 10, 10, 3, 8), "PLTE"),
+            ("index", vf.png([5] * 100, 10, 10, 3, 8, palette=b"abc"), "palette"),
+            ("unknown", good[:33] + vf.chunk(b"ABCD", b"") + good[33:], "critical chunk"),
+            ("few", good[:8] + header(10, 11) + good[33:], "Not enough"),
+            ("many", good[:8] + header(10, 9) + good[33:], "Too much"),
+            ("bomb", good[:8] + header(16000, 16000) + good[33:], "too early"),
+        ):
             self.put(name + ".png", data)
             self.fails(name + ".png", "--out", "x.npy", says=[name + ".png", word])
 

@@ -24,14 +24,11 @@ def chunk(kind, body):
     return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
 
-def png(samples, height, width, colour, depth, seed=0, level=6, strategy=zlib.Z_DEFAULT_STRATEGY, pieces=1,
-        interlaced=0, palette=b"", extra=b""):
-    """samples: numbers of `depth` bits, [height][width][channels]. A filter is drawn for every row."""
-    rng = random.Random(seed)
-    per_row, step = width * CHANNELS[colour], max(1, CHANNELS[colour] * depth // 8)
-    rows, above = b"", None
-    for y in range(height):
-        bits = "".join(format(s, f"0{depth}b") for s in samples[y * per_row:(y + 1) * per_row])
+def filtered(rows, depth, channels, rng):
+    """Rows of samples as PNG packs them, each behind a filter that is drawn for it."""
+    step, above, packed = max(1, channels * depth // 8), None, b""
+    for samples in rows:
+        bits = "".join(format(s, f"0{depth}b") for s in samples)
         row = int(bits.ljust((len(bits) + 7) // 8 * 8, "0"), 2).to_bytes((len(bits) + 7) // 8, "big")
         above = above or bytes(len(row))
         kind, out = rng.randrange(5), bytearray()
@@ -40,8 +37,26 @@ def png(samples, height, width, colour, depth, seed=0, level=6, strategy=zlib.Z_
             p = a + b - c
             nearest = min((abs(p - a), 0, a), (abs(p - b), 1, b), (abs(p - c), 2, c))[2]
             out.append((value - [0, a, b, (a + b) // 2, nearest][kind]) % 256)
-        rows += bytes([kind]) + bytes(out)
+        packed += bytes([kind]) + bytes(out)
         above = row
+    return packed
+
+
+# First column and row of each pass, and the steps between its columns and rows.
+WHOLE = ((0, 0, 1, 1), )
+ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+
+
+def png(samples, height, width, colour, depth, seed=0, level=6, strategy=zlib.Z_DEFAULT_STRATEGY, pieces=1,
+        interlaced=0, palette=b"", extra=b""):
+    """samples: numbers of `depth` bits, [height][width][channels]. A filter is drawn for every row."""
+    rng, n = random.Random(seed), CHANNELS[colour]
+    rows = b""
+    for left, top, across, down in ADAM7 if interlaced else WHOLE:
+        part = [[s for x in range(left, width, across) for s in samples[(y * width + x) * n:(y * width + x + 1) * n]]
+                for y in range(top, height, down)]
+        if part and part[0]:
+            rows += filtered(part, depth, n, rng)
     packer = zlib.compressobj(level, zlib.DEFLATED, 15, 9, strategy)
     packed = packer.compress(rows) + packer.flush()
     size = -(-len(packed) // pieces)
