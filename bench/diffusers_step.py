@@ -37,9 +37,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import esa
-from esa.families import detect
-from esa.layout import Layout
-from esa.original_masks import TensorWriter
+from esa.diffusers.families import detect
+from esa.core.layout import Layout
+from esa.compat.original_masks import TensorWriter
 
 STEPS, WARMUP = 50, 0.2
 FILE_U8, FILE_I32 = 8, 5
@@ -259,7 +259,7 @@ def make_masks(model, inputs, shape, budgets, path, block):
         geometry = run.geometry
         layout, tokens, layers = Layout(grid=geometry.grid, text_front=geometry.text_front,
                                         text_back=geometry.text_back), geometry.tokens, run.layers
-    from esa.functional import select
+    from esa.core.functional import select
     masks = {
         b: select(caught["q"], caught["k"], esa.EsaConfig(budget=b, block=block), layout=layout, input_layout="BSND")
         for b in budgets

@@ -10,13 +10,13 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "python"))
 
 try:
-    from esa import _lib
+    from esa.core.library import EsaError, find_library
+    from esa.core.library import Library as PackageLibrary
 except ImportError as error:
     raise SystemExit(str(error)) from None
-from esa._lib import EsaError  # noqa: E402, F401
-from esa._types import CPU, CUDA, ORDERS, SELECTORS, DeviceInfo, MaskInfo  # noqa: E402, F401
-from esa.plan import shapes_of  # noqa: E402
-from esa.tensor import view  # noqa: E402
+from esa.core.plan import shapes_of  # noqa: E402
+from esa.core.structs import CPU, CUDA, ORDERS, SELECTORS, DeviceInfo, MaskInfo  # noqa: E402, F401
+from esa.core.tensor import view  # noqa: E402
 
 OK = 0
 FULL, ENTROPY, RF_V2, ADA_BSA, RANDOM = SELECTORS.values()
@@ -25,11 +25,11 @@ NONE, POOLED, CENTROID = range(3)
 TAILS = ("none", "pooled", "centroid")
 
 
-class Library(_lib.Library):
+class Library(PackageLibrary):
     """A library by its path, or the one the package finds ($ESA_LIB first)."""
 
     def __init__(self, path=None):
-        super().__init__(pathlib.Path(path) if path else _lib.find_library())
+        super().__init__(pathlib.Path(path) if path else find_library())
 
 
 class Ctx:

@@ -57,9 +57,10 @@ write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/esaConfigVersion.cm
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/esaConfig.cmake ${CMAKE_CURRENT_BINARY_DIR}/esaConfigVersion.cmake
         DESTINATION ${ESA_PACKAGE_DIR})
 
-# The Python package (pyproject.toml) holds the shared libraries alone, side by side and without links, which a wheel cannot carry.
+# The Python package (pyproject.toml) holds the shared libraries in esa/lib, without links, which a wheel
+# cannot carry, and the command in esa/bin.
 add_custom_target(esa_python DEPENDS esa)
-foreach(part esa_video esa_cuda)
+foreach(part esa_cli esa_video esa_cuda)
   if(TARGET ${part})
     add_dependencies(esa_python ${part})
   endif()
@@ -71,7 +72,11 @@ if(SKBUILD)
       if(version)
         set_target_properties(${part} PROPERTIES VERSION ${version})
       endif()
+      set_target_properties(${part} PROPERTIES INSTALL_RPATH "$ORIGIN")
       install(TARGETS ${part} LIBRARY DESTINATION esa/lib NAMELINK_SKIP COMPONENT python)
     endif()
   endforeach()
+  if(TARGET esa_cli)
+    install(TARGETS esa_cli RUNTIME DESTINATION esa/bin COMPONENT python)
+  endif()
 endif()

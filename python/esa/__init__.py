@@ -5,26 +5,32 @@
     o = esa.sparse_attention(q, k, v, head_num=24, sparse_type="rf_v2", sparsity=0.8)      # MindIE-SD's call
     with esa.apply(pipe, esa.EsaConfig.video()) as handle: ...                             # a diffusers pipeline
 
-Everything is computed by the C library libesa, through ctypes; torch and diffusers are imported only by what needs
-them. docs/python.md is the guide."""
+The C library libesa computes everything, called through ctypes. torch and diffusers are imported only by what needs
+them. docs/python.md is the guide.
+
+    esa.core        the binding, masks, layouts, sessions, the torch operator
+    esa.diffusers   apply, models, the attention backend
+    esa.programs    calibrate, generate, benchmark, run_experiment with a pipeline
+    esa.compat      the names and mask files of the original ESA"""
 from __future__ import annotations
 
 import importlib
 from typing import Any
 
-from ._lib import EsaError, EsaFileError, EsaMemoryError, EsaValueError, get_num_threads, load, set_num_threads
-from .config import EsaConfig
-from .functional import attention, select
-from .layout import Layout
-from .mask import Mask, MaskFile, build_mask_file
-from .session import Session, Stats
-from .sparse import sparse_attention
+from .core.config import EsaConfig
+from .core.context import get_num_threads, set_num_threads
+from .core.functional import attention, select
+from .core.layout import Layout
+from .core.library import EsaError, EsaFileError, EsaMemoryError, EsaValueError, load
+from .core.mask import Mask, MaskFile, build_mask_file
+from .core.session import Session, Stats
+from .core.sparse import sparse_attention
 
 __version__ = load().version()
 
-# name: module. Imported when first asked for, because these modules need torch or diffusers. A module may not have the
-# name of a function here: importing it would put the module in the function's place.
-_LATER = {"apply": "apply_model", "register_backend": "backend"}
+# name: module. Imported on first use, because these modules need torch. A module must not have the name of a function
+# here: importing it would put the module in the function's place.
+_LATER = {"apply": "diffusers.apply_model", "register_backend": "diffusers.backend"}
 
 __all__ = [
     "EsaConfig", "EsaError", "EsaFileError", "EsaMemoryError", "EsaValueError", "Layout", "Mask", "MaskFile", "Session",

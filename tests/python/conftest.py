@@ -8,7 +8,7 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "python"), str(ROOT / "python" / "mindiesd")]
+sys.path[:0] = [str(ROOT / "python"), str(ROOT / "compat" / "mindiesd")]
 os.environ.setdefault("HF_HUB_OFFLINE", "1")        # no network: whatever a test needs is made here
 os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
 

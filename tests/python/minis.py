@@ -12,13 +12,12 @@ import contextlib
 import dataclasses
 import math
 
+import esa
 import numpy
 import torch
+from esa.core.functional import select
+from esa.core.layout import Layout, order
 from torch.overrides import TorchFunctionMode
-
-import esa
-from esa.functional import select
-from esa.layout import Layout, order
 
 BLOCK = 32
 

@@ -5,11 +5,10 @@
 import sys
 import types
 
-import torch
-
 import esa
 import minis
-from esa import parallel
+import torch
+from esa.diffusers import parallel
 
 STEPS = 2
 HEADS = 4

@@ -133,7 +133,12 @@ def make_cogvideox(folder, heads=2, dim=32, layers=2, seed=3):
 
 def make_hunyuan(folder, heads=2, dim=32, layers=1, single_layers=1, seed=4):
     """HunyuanVideoPipeline with its two text encoders (Llama and CLIP). Compresses 4 times in space and time."""
-    from diffusers import AutoencoderKLHunyuanVideo, FlowMatchEulerDiscreteScheduler, HunyuanVideoPipeline, HunyuanVideoTransformer3DModel
+    from diffusers import (
+        AutoencoderKLHunyuanVideo,
+        FlowMatchEulerDiscreteScheduler,
+        HunyuanVideoPipeline,
+        HunyuanVideoTransformer3DModel,
+    )
     from diffusers.pipelines.hunyuan_video.pipeline_hunyuan_video import DEFAULT_PROMPT_TEMPLATE
     from transformers import CLIPTextConfig, CLIPTextModel, LlamaConfig, LlamaModel
     torch.manual_seed(seed)

@@ -7,10 +7,9 @@ tolerances."""
 import os
 
 import diffusers
+import esa
 import pytest
 import torch
-
-import esa
 
 NEUTRAL = esa.EsaConfig(budget=1.0, warmup_frac=0.0, dense_first_layer=False, tail="none")
 

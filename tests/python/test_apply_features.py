@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What diffusers users do besides goes on working with esa applied: LoRA, fused projections, offloading, caches,
 compilation."""
+import esa
 import minis
 import pipelines
 import pytest
 import torch
-
-import esa
 from esa.models import load_pipeline
 
 FAMILIES = list(minis.MAKERS)

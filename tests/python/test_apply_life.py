@@ -4,12 +4,11 @@ one sentence."""
 import copy
 import threading
 
+import esa
 import minis
 import pytest
 import torch
-
-import esa
-from esa.run import Recording
+from esa.diffusers import Recording
 
 FAMILIES = list(minis.MAKERS)
 SPARSE = esa.EsaConfig(block=minis.BLOCK, warmup_frac=0.0, dense_first_layer=False, budget=0.4)
@@ -128,7 +127,7 @@ def test_bad_settings():
         esa.apply(mini.model, SPARSE, steps=0)
     with pytest.raises(TypeError, match="unexpected keyword argument 'budget'"):
         esa.apply(mini.model, budget=0.5)
-    with pytest.raises(TypeError, match="record must be True, False or an esa.run.Recording, not str"):
+    with pytest.raises(TypeError, match="record must be True, False or an esa.diffusers.Recording, not str"):
         esa.apply(mini.model, SPARSE, record="calibration.safetensors")
     with pytest.raises(ValueError, match="resume goes on with a recording: it needs record=True"):
         esa.apply(mini.model, SPARSE, resume="before")

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """esa.apply computes what it says: nothing changes at density 1, and below it the model is the one with masked
 attention."""
+import esa
 import minis
 import pytest
 import torch
-
-import esa
 
 FAMILIES = list(minis.MAKERS)
 # A forward in float32 against one with attention in float64; activations are of order 1, two layers deep.

@@ -3,13 +3,12 @@
 own."""
 import math
 
+import esa
 import minis
 import pipelines
 import pytest
 import torch
-
-import esa
-from esa.clock import Clock, Context
+from esa.diffusers.clock import Clock, Context
 from esa.models import load_pipeline
 
 STEPS = 5

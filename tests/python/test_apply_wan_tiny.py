@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """wan-tiny, a trained model, through WanPipeline: text encoder, tokenizer, scheduler and guidance included."""
+import esa
 import pytest
 import torch
-from minis import ReferenceMode, make_mask, masked_attention
-
-import esa
 from esa.models import load_pipeline
+from minis import ReferenceMode, make_mask, masked_attention
 
 PROMPT = "a red ball rolls to the right over a blue floor"
 SIZE = {

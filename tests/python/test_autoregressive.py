@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Autoregressive Wan: chunks over a growing cache against plain attention under the rectangular mask."""
+import minis
 import pytest
 import torch
 import torch.nn.functional as F
-
-import minis
 from esa import EsaConfig, Layout
-from esa.functional import select
+from esa.core.functional import select
 from esa.sparse_attention_processor import AutoregressiveState, SparseAttentionProcessor, autoregressive_mode
 
 GRID = (2, 6, 8)            # of a chunk: 96 tokens, three blocks of 32

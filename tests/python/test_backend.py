@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The name "esa" among diffusers' attention backends."""
+import esa
 import minis
 import pytest
 import torch
-
-import esa
 
 CONFIG = esa.EsaConfig(block=minis.BLOCK, budget=0.4, tail="pooled")
 

@@ -4,9 +4,8 @@ import dataclasses
 
 import numpy
 import pytest
-
 from esa import EsaConfig, Layout, Session, select
-from esa.layout import order
+from esa.core.layout import order
 
 
 def test_presets_are_mindie_sds():

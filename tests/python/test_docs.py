@@ -6,9 +6,8 @@ import pathlib
 import pkgutil
 import re
 
-import pytest
-
 import esa
+import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MODULES = [m.name for m in pkgutil.walk_packages(esa.__path__, "esa.")]
@@ -36,4 +35,4 @@ def test_docstrings_have_examples():
     finder = doctest.DocTestFinder()
     examples = {name: sum(len(t.examples) for t in finder.find(importlib.import_module(name))) for name in MODULES}
     for name in ("config", "layout", "mask", "session", "functional", "sparse"):
-        assert examples[f"esa.{name}"] > 0, name
+        assert examples[f"esa.core.{name}"] > 0, name

@@ -14,13 +14,14 @@ PROBE = """
 import pathlib, sys
 import numpy as np
 import esa
-from esa import _lib, prompts
+from esa.core import library
+from esa.programs import prompts
 assert "torch" not in sys.modules
 assert prompts.built_in(2, tiny=True)[1]
 q, k, v = np.random.default_rng(0).standard_normal((3, 1, 4, 1024, 64), dtype=np.float32)
 out = esa.sparse_attention(q, k, v, head_num=4, sparse_type="rf_v2", sparsity=0.8, latent_shape_q=[4, 16, 16], latent_shape_k=[4, 16, 16])
 assert np.isfinite(out).all()
-print(esa.__version__, pathlib.Path(esa.__file__).parent, _lib.load().path)
+print(esa.__version__, pathlib.Path(esa.__file__).parent, library.load().path)
 """
 
 
@@ -45,7 +46,7 @@ def test_install(tmp_path):
     words = dict(re.findall(r"#define ESA_VERSION_(\w+) (\d+)", (ROOT / "include" / "esa" / "version.h").read_text()))
     assert version == f"{words['MAJOR']}.{words['MINOR']}.{words['PATCH']}"
     assert package.is_relative_to(tmp_path) and library.parent == package / "lib"
-    info = next(package.parent.glob("esa-*.dist-info"))
+    info = next(package.parent.glob("esa_attention-*.dist-info"))
     assert "Tag: py3-none-linux_" in (info / "WHEEL").read_text() and "Root-Is-Purelib: false" in (info /
                                                                                                    "WHEEL").read_text()
     # No compiled Python: the shared objects are the C libraries alone.
@@ -66,13 +67,13 @@ def test_the_source_distribution_holds_what_it_needs(tmp_path):
     code = f"from scikit_build_core.build import build_sdist; print(build_sdist({str(tmp_path)!r}))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    with tarfile.open(next(tmp_path.glob("esa-*.tar.gz"))) as archive:
+    with tarfile.open(next(tmp_path.glob("esa_attention-*.tar.gz"))) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
     assert {
         "CMakeLists.txt", "pyproject.toml", "LICENSE", "README.md", "include/esa/esa.h", "cmake/EsaInstall.cmake",
-        "src/attn/device.c", "src/cuda/cuda.h", "python/esa/sparse.py"
+        "src/attn/device.c", "src/cuda/cuda.h", "python/esa/core/sparse.py", "python/esa/programs/prompts_tiny.txt"
     } <= names
     assert not [
         n for n in names
-        if n.split("/")[0] in ("build", "build-python", ".venv", "models", "tests", "docs", "lab", "tools")
+        if n.split("/")[0] in ("build", "build-python", ".venv", "models", "tests", "docs", "lab", "tools", "compat", "experiments")
     ]

@@ -10,11 +10,10 @@ import sys
 import textwrap
 import threading
 
+import esa
 import numpy as np
 import pytest
-
-import esa
-from esa import _lib, _types
+from esa.core import context, library, structs
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -30,27 +29,27 @@ def test_version_is_that_of_the_header():
     header = (ROOT / "include" / "esa" / "version.h").read_text()
     words = dict(re.findall(r"#define ESA_(\w+) (\d+)", header))
     version = f"{words['VERSION_MAJOR']}.{words['VERSION_MINOR']}.{words['VERSION_PATCH']}"
-    assert esa.__version__ == version and int(words["API_VERSION"]) == _lib.API_VERSION
+    assert esa.__version__ == version and int(words["API_VERSION"]) == library.API_VERSION
     pyproject = (ROOT / "python" / "mindiesd" / "pyproject.toml").read_text()
     assert f'version = "{version}"' in pyproject
 
 
 def test_every_struct_has_the_librarys_size():
-    sizes = _lib.load().c.esa_abi()
-    assert [sizes[i] for i in range(len(_types.ABI))] == [C.sizeof(s) for s in _types.ABI]
+    sizes = library.load().c.esa_abi()
+    assert [sizes[i] for i in range(len(structs.ABI))] == [C.sizeof(s) for s in structs.ABI]
     header = (ROOT / "include" / "esa" / "esa.h").read_text()
-    names = re.search(r"enum \{ ESA_ABI_CTX_PARAMS.*?ESA_ABI_COUNT", header, re.DOTALL).group(0)
-    assert len(re.findall(r"ESA_ABI_", names)) - 1 == len(_types.ABI)
+    names = re.search(r"enum \{\s*ESA_ABI_CTX_PARAMS.*?ESA_ABI_COUNT", header, re.DOTALL).group(0)
+    assert len(re.findall(r"ESA_ABI_", names)) - 1 == len(structs.ABI)
 
 
 def test_every_field_lies_where_the_compiler_puts_it(tmp_path):
     """A C program that includes the headers prints the offset and the size of every field this package names."""
-    structs = [
-        s for s in vars(_types).values() if isinstance(s, type) and issubclass(s, C.Structure) and s is not C.Structure
+    classes = [
+        s for s in vars(structs).values() if isinstance(s, type) and issubclass(s, C.Structure) and s is not C.Structure
     ]
-    assert len(structs) >= len(_types.ABI) + 4
+    assert len(classes) >= len(structs.ABI) + 4
     lines = []
-    for s in structs:
+    for s in classes:
         name = "esa" + re.sub("[A-Z]", lambda m: "_" + m.group(0).lower(), s.__name__)
         lines += [
             f'    printf("{s.__name__}.{f} %zu %zu\\n", offsetof({name}, {f}), sizeof((({name} *)0)->{f}));'
@@ -63,7 +62,7 @@ def test_every_field_lies_where_the_compiler_puts_it(tmp_path):
     subprocess.run(["cc", "-I", ROOT / "include", "-o", tmp_path / "fields", tmp_path / "fields.c"], check=True)
     printed = subprocess.run([tmp_path / "fields"], capture_output=True, text=True, check=True).stdout.split("\n")
     ours = []
-    for s in structs:
+    for s in classes:
         ours += [f"{s.__name__}.{f} {getattr(s, f).offset} {getattr(s, f).size}" for f, *_ in s._fields_]
         ours.append(f"{s.__name__} {C.sizeof(s)}")
     assert printed[:-1] == ours
@@ -73,27 +72,27 @@ def test_enums_are_the_headers():
     """Every word of the package's tables has the number that the headers give it."""
     text = "".join((ROOT / "include" / "esa" / name).read_text() for name in ("esa.h", "esa_session.h"))
     numbers = dict(re.findall(r"\b(ESA_[A-Z0-9_]+) = (-?\d+)", text))
-    for table, prefix in ((_types.SELECTORS, "SELECT"), (_types.MODES, "MODE"), (_types.ORDERS, "ORDER"),
-                          (_types.TAILS, "TAIL"), (_types.SESSION_MODES, "SESSION"), (_types.CALL_KINDS, "CALL"),
-                          (_types.STEP_MAPS, "STEP_MAP"), (_types.IMPORTANCES, "IMPORTANCE")):
+    for table, prefix in ((structs.SELECTORS, "SELECT"), (structs.MODES, "MODE"), (structs.ORDERS, "ORDER"),
+                          (structs.TAILS, "TAIL"), (structs.SESSION_MODES, "SESSION"), (structs.CALL_KINDS, "CALL"),
+                          (structs.STEP_MAPS, "STEP_MAP"), (structs.IMPORTANCES, "IMPORTANCE")):
         for word, number in table.items():
             assert int(numbers[f"ESA_{prefix}_{word.upper().replace('-', '_')}"]) == number
-    assert int(numbers["ESA_DTYPE_BF16"]) == _types.BF16 and int(numbers["ESA_DEVICE_CUDA"]) == _types.CUDA
+    assert int(numbers["ESA_DTYPE_BF16"]) == structs.BF16 and int(numbers["ESA_DEVICE_CUDA"]) == structs.CUDA
 
 
 def test_another_abi_is_refused(monkeypatch):
     class Longer(C.Structure):
         _fields_ = [("all", C.c_char * 4096)]
-    monkeypatch.setattr(_types, "ABI", (_types.CtxParams, Longer))
+    monkeypatch.setattr(structs, "ABI", (structs.CtxParams, Longer))
     with pytest.raises(ImportError,
                        match="Longer has 88 bytes there and 4096 in this package: they are not of one version"):
-        _lib.Library(_lib.find_library())
+        library.Library(library.find_library())
 
 
 def test_another_api_version_is_refused(monkeypatch):
-    monkeypatch.setattr(_lib, "API_VERSION", 99)
+    monkeypatch.setattr(library, "API_VERSION", 99)
     with pytest.raises(ImportError, match="has API version 1, this package was written for 99"):
-        _lib.Library(_lib.load().path)
+        library.Library(library.load().path)
 
 
 def test_a_missing_library_is_an_import_error(tmp_path):
@@ -216,12 +215,12 @@ def test_thread_count_changes_nothing(seed):
 
 
 def test_plans_are_kept_and_bounded(seed):
-    from esa.plan import MAX_PLANS
-    context = _lib.shared_context()
+    from esa.core.plan import MAX_PLANS
+    shared = context.shared_context()
     for tokens in range(64, 64 + 3 * MAX_PLANS):
         x = np.zeros((1, 1, tokens, 16), np.float32)
         esa.sparse_attention(x, x, x, sparse_type="rf_v2", sparsity=0.5)
-    assert len(context.plans) == MAX_PLANS
-    known = list(context.plans)
+    assert len(shared.plans) == MAX_PLANS
+    known = list(shared.plans)
     esa.sparse_attention(x, x, x, sparse_type="rf_v2", sparsity=0.5)
-    assert list(context.plans) == known
+    assert list(shared.plans) == known

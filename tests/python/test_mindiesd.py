@@ -7,12 +7,11 @@ import sys
 import venv
 import zipfile
 
+import esa
 import pytest
 
-import esa
-
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SOURCE = ROOT / "python" / "mindiesd"
+SOURCE = ROOT / "compat" / "mindiesd"
 
 
 @pytest.fixture
@@ -56,7 +55,7 @@ def test_installs_and_provides_the_call(environment):
         python,
         "from importlib.metadata import distribution as d; print(d('esa-mindiesd').version, d('esa-mindiesd').requires)"
     )
-    assert shown.stdout == f"{esa.__version__} ['esa']\n", shown.stderr
+    assert shown.stdout == f"{esa.__version__} ['esa-attention']\n", shown.stderr
     # over itself is fine
     assert pip(python, "install", "--no-index", "--no-deps", "--force-reinstall", SOURCE).returncode == 0
     assert pip(python, "uninstall", "-y", "esa-mindiesd").returncode == 0

@@ -5,16 +5,15 @@ import os
 import sys
 import types
 
+import esa
 import minis
 import numpy
 import pipelines
 import pytest
 import torch
-
-import esa
 from esa import models
 from esa.cached_processor import cached_processor_mode
-from esa.original_masks import OriginalMasks, is_original
+from esa.compat.original_masks import OriginalMasks, is_original
 from esa.processor import K_BLOCK, Q_BLOCK, _make_step_callback, sparse_processor_mode
 
 STEPS = 5
@@ -342,7 +341,7 @@ def test_names_are_looked_up_locally(tmp_path, monkeypatch, wan_folder):
 
 
 def test_devices_and_dtypes_are_checked_before_weights_are_read(monkeypatch):
-    monkeypatch.setattr(models, "find_model", lambda *a, **k: pytest.fail("the model was looked for"))
+    monkeypatch.setattr("esa.diffusers.models.find_model", lambda *a, **k: pytest.fail("the model was looked for"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for device in ("gpu", "cuda:x", 1.5):
         with pytest.raises(ValueError, match="device must be 'cpu', 'cuda' or 'cuda:N', not "):

@@ -5,14 +5,14 @@ import pathlib
 import subprocess
 import sys
 
-import pytest
-import torch
-
 import esa
 import minis
 import parallel_worker
-from esa import mask, parallel
-from esa.run import Recording
+import pytest
+import torch
+from esa.core import mask
+from esa.diffusers import parallel
+from esa.diffusers.run import Recording
 
 HERE = pathlib.Path(__file__).parent
 

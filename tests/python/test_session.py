@@ -4,14 +4,13 @@ answer gets across."""
 import gc
 import math
 
+import esa
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import scaled_dot_product_attention as sdpa
-
-import esa
 from esa import EsaConfig, Layout, Session
-from esa._lib import Context
+from esa.core.context import Context
+from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 GRID = (4, 8, 8)
 N = 256
@@ -156,7 +155,7 @@ def test_ends_in_any_order(tmp_path, seed, monkeypatch):
     """Python finalizes objects that hold each other in any order, so the context may go before what was made with
     it."""
     # as on a GPU, where each session has its own
-    monkeypatch.setattr("esa.session._context", lambda device: Context())
+    monkeypatch.setattr("esa.core.session._context", lambda device: Context())
     config = EsaConfig(block=64, tail="none", warmup_frac=0, dense_first_layer=False)
     words = {"layers": 1, "steps": 1, "layout": Layout(grid=GRID)}
     record = Session(config, record=True, **words)

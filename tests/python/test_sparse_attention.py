@@ -4,14 +4,13 @@ what is refused."""
 import re
 import textwrap
 
+import esa
 import golden
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import scaled_dot_product_attention as sdpa
-
-import esa
 from esa import sparse_attention
+from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 # Outputs are averages of values of order 1; float32 sums in another order than torch's differ by a few 1e-7.
 CLOSE = 1e-5

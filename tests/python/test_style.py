@@ -18,7 +18,7 @@ def test_clean(tool):
 def test_every_file_says_its_licence():
     files = [
         *ROOT.glob("python/**/*.py"), *ROOT.glob("tests/python/*.py"), *ROOT.glob("scripts/*.py"),
-        *ROOT.glob("experiments/*.py")
+        *ROOT.glob("compat/**/*.py")
     ]
     assert len(files) > 20
     missing = [

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Views of torch tensors and numpy arrays: where they lie, without a copy; what cannot be a view."""
+import esa
 import numpy as np
 import pytest
 import torch
-
-import esa
-from esa import tensor as X
+from esa.core import tensor as X
 
 
 def test_a_view_is_the_memory_itself():

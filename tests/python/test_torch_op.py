@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The torch operator esa::attention: torch's own checks of operators, one graph without recompilation, autocast,
 gradients refused, opaque to fakes."""
+import esa
+import esa.core.torch_op
 import pytest
 import torch
+from esa import sparse_attention
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import scaled_dot_product_attention as sdpa
-
-import esa
-import esa.torch_op
-from esa import sparse_attention
 
 WORDS = {"sparse_type": "rf_v2", "sparsity": 0.5, "latent_shape_q": [2, 8, 16]}
 
@@ -21,13 +20,13 @@ def qkv(seed, dtype=torch.float32, tokens=256):
 def numbers(**words):
     """The operator's list for the words of a call."""
     seen = []
-    original = esa.torch_op.attention
-    esa.torch_op.attention = lambda q, k, v, settings, layout: (seen.append(settings),
+    original = esa.core.torch_op.attention
+    esa.core.torch_op.attention = lambda q, k, v, settings, layout: (seen.append(settings),
                                                                 original(q, k, v, settings, layout))[1]
     try:
         sparse_attention(*qkv(0), **words)
     finally:
-        esa.torch_op.attention = original
+        esa.core.torch_op.attention = original
     return seen[0]
 
 

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""EsaConfig: everything a user decides about sparse attention in a model, checked when it is made."""
+from __future__ import annotations
+
+import dataclasses
+import numbers
+import os
+from typing import Any
+
+from . import structs as T
+
+SELECTORS = ("entropy", "rf_v2", "ada_bsa", "random", "full", "dense")
+KERNELS = ("auto", "fa4")
+_ALIASES = {"rf_v3": "rf_v2"}           # MindIE-SD's rf_v3 has rf_v2's mask rule
+DEFAULT_BUDGET = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class EsaConfig:
+    """How self-attention runs. Immutable; `replace` makes a changed copy.
+
+    selector
+        "entropy" (ESA: per-head budgets from attention entropy), "rf_v2" (RainFusion 2.0; "rf_v3" is the same rule),
+        "ada_bsa" (CDF threshold), "random" and "full" for measurements, "dense" for plain attention through the same
+        path.
+    budget, sparsity
+        Kept fraction of key blocks, or its complement; give one of them (neither: budget 0.5).
+    cdf_threshold, keep_sink, keep_recent
+        ada_bsa only.
+    block
+        Block sizes (query, key), one int for both, or None: 256 x 128 for entropy, 128 x 128 otherwise.
+    samples
+        entropy only: queries scored per query block.
+    order, window
+        "raster", "tile", "tile3d" (boxes of window t, h, w; 2, 8, 8), "hilbert", or None: what suits the selector.
+    protect_first_frame
+        Keep frame 0's rows and columns whole; None: as the selector's original does.
+    tail
+        What stands in for skipped blocks: "none", "pooled" (default) or "centroid".
+    warmup_frac, dense_first_layer, dense_layers, min_tokens
+        What runs dense by policy: the first share of the steps, layer 0, listed layers, shorter sequences.
+    refresh_every
+        A mask is made at every n-th sparse step of its layer and branch and reused between.
+    masks
+        A mask file (made by calibration): cached mode, no selection at run time.
+    step_map
+        "exact": the masks must have been made for this number of steps; "nearest" maps steps proportionally.
+    kernel
+        "auto": the library's own; "fa4": hand block lists to an installed FlashAttention-4.
+    mode
+        "fixed" (the rules a user expects), "compat" or "compat-round" (the originals' rules, quirks included).
+    strict
+        Anything that would silently run dense instead of sparse is an error.
+
+    >>> EsaConfig(selector="rf_v2", sparsity=0.75).density
+    0.25
+    >>> EsaConfig.video()
+    EsaConfig(selector='rf_v2', sparsity=0.8)
+    >>> EsaConfig(budget=1.5)
+    Traceback (most recent call last):
+        ...
+    ValueError: budget must lie between 0 and 1, not 1.5
+    """
+
+    selector: str = "entropy"
+    budget: float | None = None
+    sparsity: float | None = None
+    cdf_threshold: float = 1.0
+    keep_sink: bool = True
+    keep_recent: bool = True
+    block: int | tuple[int, int] | None = None
+    samples: int = 4
+    order: str | None = None
+    window: tuple[int, int, int] | None = None
+    protect_first_frame: bool | None = None
+    tail: str = "pooled"
+    warmup_frac: float = 0.2
+    dense_first_layer: bool = True
+    dense_layers: tuple[int, ...] = ()
+    min_tokens: int = 0
+    refresh_every: int = 1
+    masks: str | os.PathLike[str] | None = None
+    step_map: str = "exact"
+    kernel: str = "auto"
+    mode: str = "fixed"
+    strict: bool = True
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        if isinstance(self.selector, str):
+            put(self, "selector", _ALIASES.get(self.selector, self.selector))
+        for name, choices in (("selector", SELECTORS), ("tail", tuple(T.TAILS)), ("mode", tuple(T.MODES)),
+                              ("kernel", KERNELS), ("step_map", tuple(T.STEP_MAPS))):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, not {getattr(self, name)!r}")
+        if self.order is not None and self.order not in tuple(T.ORDERS):
+            raise ValueError(f"order must be one of {', '.join(map(repr, T.ORDERS))} or None, not {self.order!r}")
+        for name in ("budget", "sparsity", "warmup_frac"):
+            value = getattr(self, name)
+            if value is None and name != "warmup_frac":
+                continue
+            if not (isinstance(value, numbers.Real) and not isinstance(value, bool) and 0 <= float(value) <= 1):
+                raise ValueError(f"{name} must lie between 0 and 1, not {value!r}")
+            if not isinstance(value, (int, float)):
+                put(self, name, float(value))           # numpy's float32 is no Python float
+        for name in ("keep_sink", "keep_recent", "dense_first_layer", "strict", "protect_first_frame"):
+            value = getattr(self, name)
+            if not isinstance(value, bool) and not (value is None and name == "protect_first_frame"):
+                raise ValueError(f"{name} must be True or False, not {value!r}")
+        if self.masks is not None and not isinstance(self.masks, (str, os.PathLike)):
+            raise ValueError(f"masks must be the path of a mask file, not {self.masks!r}")
+        if self.budget is not None and self.sparsity is not None:
+            raise ValueError(
+                f"budget ({self.budget}) and sparsity ({self.sparsity}) say the same thing: give one of them")
+        if not isinstance(self.cdf_threshold, numbers.Real) or isinstance(
+                self.cdf_threshold, bool) or self.cdf_threshold != self.cdf_threshold:
+            raise ValueError(f"cdf_threshold must be a number, not {self.cdf_threshold!r}")
+        put(self, "dense_layers", T.wholes(self.dense_layers, "dense_layers must be a list of layer numbers"))
+        if self.block is not None:
+            sentence = "block must be one or two multiples of 16 between 16 and 256"
+            put(self, "block", T.wholes((self.block, self.block) if T.whole(self.block) else self.block, sentence))
+            if len(self.blocks) != 2 or any(b < 16 or b > 256 or b % 16 for b in self.blocks):
+                raise ValueError(f"{sentence}, not {self.block!r}")
+        if self.window is not None:
+            sentence = "window must be three numbers t, h, w of at least 1"
+            put(self, "window", T.wholes(self.window, sentence))
+            if len(self.window) != 3 or min(self.window) < 1:
+                raise ValueError(f"{sentence}, not {self.window!r}")
+        if self.window is not None and self.order != "tile3d":
+            raise ValueError(f"window belongs to order 'tile3d', not to {self.order!r}")
+        for name, least in (("samples", 1), ("refresh_every", 1), ("min_tokens", 0)):
+            if not T.whole(getattr(self, name)) or getattr(self, name) < least:
+                raise ValueError(f"{name} must be an integer of at least {least}, not {getattr(self, name)!r}")
+
+    @staticmethod
+    def check(config: Any) -> EsaConfig:
+        """What was given as a config: None is the defaults, and anything but an EsaConfig a TypeError."""
+        if config is None:
+            return EsaConfig()
+        if config is EsaConfig:
+            raise TypeError("config must be an EsaConfig, not the class itself: write EsaConfig()")
+        if not isinstance(config, EsaConfig):
+            raise TypeError(f"config must be an EsaConfig, not {type(config).__name__}")
+        return config
+
+    @property
+    def density(self) -> float:
+        """The asked budget, whichever way it was given."""
+        if self.budget is not None:
+            return float(self.budget)
+        return DEFAULT_BUDGET if self.sparsity is None else 1.0 - float(self.sparsity)
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """Block sizes (query, key); (0, 0): the selector's own."""
+        return (0, 0) if self.block is None else tuple(
+            self.block)  # type: ignore[arg-type]  # __post_init__ made it a tuple
+
+    @classmethod
+    def image(cls, **changes: Any) -> EsaConfig:
+        """rf_v2 at sparsity 0.6, as MindIE-SD recommends to begin with for images."""
+        return cls(selector="rf_v2", sparsity=0.6).replace(**changes)
+
+    @classmethod
+    def video(cls, **changes: Any) -> EsaConfig:
+        """rf_v2 at sparsity 0.8, as MindIE-SD recommends to begin with for videos."""
+        return cls(selector="rf_v2", sparsity=0.8).replace(**changes)
+
+    def replace(self, **changes: Any) -> EsaConfig:
+        """A changed copy; a new budget replaces an old sparsity and the other way round.
+
+        >>> EsaConfig.video().replace(budget=0.3).density
+        0.3
+        """
+        for one, other in (("budget", "sparsity"), ("sparsity", "budget")):
+            if changes.get(one) is not None and other not in changes:
+                changes[other] = None
+        return dataclasses.replace(self, **changes)
+
+    def __repr__(self) -> str:
+        changed = (f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self)
+                   if getattr(self, f.name) != f.default)
+        return f"EsaConfig({', '.join(changed)})"

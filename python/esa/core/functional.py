@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The library's two steps as functions: `select` decides which key blocks matter, `attention` computes only those.
+
+torch tensors (CPU and CUDA, on torch's current stream) and numpy arrays are used where they lie. `esa.sparse_attention`
+is both steps in one call with MindIE-SD's arguments."""
+from __future__ import annotations
+
+import ctypes as C
+import sys
+from typing import Any
+
+from . import structs as T
+from . import tensor as X
+from .config import EsaConfig
+from .context import Context, shared_context
+from .layout import Layout
+from .library import load
+from .mask import Mask
+from .plan import attend
+from .session import complete_layout, select_params
+
+
+def refuse_gradients(*tensors: Any) -> None:
+    """A ValueError where torch would record a gradient: the library computes forward only."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.is_grad_enabled() and any(X.is_torch(t) and t.requires_grad for t in tensors):
+        raise ValueError(
+            "esa computes attention forward only, but an input requires gradients: call it under torch.no_grad(), or detach the inputs"
+        )
+
+
+def context_of(array: Any) -> Context:
+    """The shared context of the device an array lies on, and of torch's current stream there."""
+    device = X.device_of(array)
+    return shared_context(device.ordinal, device.stream)
+
+
+def attention_params(tail: str, scale: float | None, causal: bool, kv_len: Any = None) -> T.AttentionParams:
+    p = load().c.esa_attention_params_default()
+    p.tail, p.causal, p.scale = T.number(T.TAILS, tail, "tail"), int(causal), check_scale(scale)
+    p.kv_len = None if kv_len is None else X.address(kv_len)
+    return p
+
+
+def check_scale(scale: float | None) -> float:
+    """The library's 0 stands for D ** -0.5, which is None here."""
+    if scale is None:
+        return 0.0
+    if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not 0 < scale < float("inf"):
+        raise ValueError(f"scale must be a positive number or None (D ** -0.5), not {scale!r}")
+    return float(scale)
+
+
+def select(q: Any, k: Any, config: EsaConfig | None = None, *, layout: Layout | None = None, input_layout: str = "BNSD",
+           scale: float | None = None, causal: bool = False, kv_len: Any = None) -> Mask:
+    """Runs a selector on q and k; returns the mask, on the device of q.
+
+    >>> import numpy as np
+    >>> q, k = np.random.default_rng(0).standard_normal((2, 1, 4, 1024, 64), dtype=np.float32)
+    >>> mask = select(q, k, EsaConfig(selector="entropy", budget=0.25))
+    >>> mask.shape, mask.density
+    ((1, 4, 4, 8), 0.25)
+    """
+    X.check_same(q, k, k)
+    q, k = X.dense(q), X.dense(k)
+    views = [X.view(x, input_layout, name) for x, name in ((q, "q"), (k, "k"))]
+    config = EsaConfig.check(config)
+    params = select_params(config, complete_layout(layout or Layout(), config), scale=check_scale(scale), causal=causal)
+    lengths = X.lengths(kv_len, q, views[0].dim[0])
+    params.kv_len = None if lengths is None else X.address(lengths)
+    context, ptr = context_of(q), C.c_void_p()
+    context.run(context.lib.c.esa_select, context.ptr, C.byref(ptr), *map(C.byref, views), C.byref(params))
+    return Mask(context, ptr)
+
+
+def attention(q: Any, k: Any, v: Any, mask: Mask | None = None, *, tail: str = "none", input_layout: str = "BNSD",
+              scale: float | None = None, causal: bool = False, kv_len: Any = None, return_lse: bool = False) -> Any:
+    """softmax(scale q k^T) v over the blocks of a mask; mask None: over everything. With return_lse also the
+    log-sum-exp, float32 [B, H, N].
+
+    causal is bottom-right aligned: key j is visible to query i iff j <= i + Nk - Nq.
+
+    >>> import numpy as np
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 1, 4, 1024, 64), dtype=np.float32)
+    >>> sparse = attention(q, k, v, select(q, k, EsaConfig(budget=0.5)), tail="pooled")
+    >>> sparse.shape
+    (1, 4, 1024, 64)
+    """
+    refuse_gradients(q, k, v)
+    X.check_same(q, k, v)
+    q, k, v = X.dense(q), X.dense(k), X.dense(v)
+    o = X.empty_like(q)
+    views = [X.view(x, input_layout, name) for x, name in ((q, "q"), (k, "k"), (v, "v"), (o, "o"))]
+    shape = X.shape_of(q, input_layout)
+    lse = X.empty_float32(q, shape[:3]) if return_lse else None
+    last = None if lse is None else X.lse_view(lse)
+    lengths = X.lengths(kv_len, q, shape[0])        # alive until the call is over
+    attend(context_of(q), views, mask, attention_params(tail, scale, causal, lengths), lse=last)
+    return (o, lse) if return_lse else o

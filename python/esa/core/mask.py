@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masks (which key blocks each query block sees) and mask files, as Python objects over the library's."""
+from __future__ import annotations
+
+import ctypes as C
+import os
+from collections.abc import Callable
+from typing import Any
+
+from . import structs as T
+from .context import Context, shared_context, usable
+from .layout import Layout, order
+from .library import load
+
+
+class Mask:
+    """A filled mask: per (batch, head, query block) an ascending list of key blocks. Immutable.
+
+    Made by `esa.select`, by `esa.sparse_attention(..., return_mask=True)`, from a mask file, or by one of the from_
+    methods. `shape` is (B, H, nq, nk); B is 1 or the batch of the call it is used in.
+
+    >>> import numpy as np
+    >>> mask = Mask.from_blocks(np.eye(4, dtype=bool)[None, None], 512, 512, block=128)
+    >>> mask.shape, mask.density
+    ((1, 1, 4, 4), 0.25)
+    >>> mask.blocks()[0, 0, 2].tolist()
+    [False, False, True, False]
+    """
+
+    def __init__(self, context: Context, ptr: C.c_void_p) -> None:
+        """Takes the pointer over."""
+        self._context, self._ptr = context, ptr
+        self._info: T.MaskInfo | None = None
+        context.own(ptr, context.lib.c.esa_mask_free)
+
+    def __del__(self, usable: Callable[[int], bool] = usable) -> None:
+        if getattr(self, "_ptr", None) and usable(self._context.process):
+            self._context.release(self._ptr)
+
+    @property
+    def ptr(self) -> C.c_void_p:
+        """The esa_mask *, owned by this object."""
+        return self._ptr
+
+    @property
+    def info(self) -> T.MaskInfo:
+        """The library's esa_mask_info. On a GPU the first look waits for the work that fills the mask."""
+        if self._info is None:
+            info = T.MaskInfo(struct_size=C.sizeof(T.MaskInfo))
+            self._context.run(self._context.lib.c.esa_mask_get_info, self._ptr, C.byref(info))
+            self._info = info
+        return self._info
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        i = self.info
+        return (i.B, i.H, i.nq, i.nk)
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """Block sizes (query, key)."""
+        return (self.info.block_q, self.info.block_k)
+
+    @property
+    def density(self) -> float:
+        """Kept share of the blocks that exist."""
+        return float(self.info.density)
+
+    @property
+    def density_asked(self) -> float:
+        return float(self.info.density_asked)
+
+    @property
+    def selector(self) -> str:
+        """Who made it; "given" for masks from elsewhere."""
+        return "given" if self.info.selector < 0 else T.word(T.SELECTORS, self.info.selector)
+
+    @property
+    def runnable(self) -> bool:
+        """False for a compat mask whose blocks are not the kernel's: it can be looked at, attention refuses it."""
+        return bool(self.info.runnable)
+
+    def __repr__(self) -> str:
+        b, h, nq, nk = self.shape
+        return f"<esa.Mask {b}x{h}x{nq}x{nk} of {self.block[0]}x{self.block[1]} blocks, {self.selector}, density {self.density:.3f}>"
+
+    # ---- what is in it, as numpy arrays
+
+    def bits(self) -> Any:
+        """uint8 [B, H, nq, ceil(nk/8)]; bit j is byte j/8, bit j%8."""
+        import numpy
+        b, h, nq, nk = self.shape
+        out: Any = numpy.zeros((b, h, nq, (nk + 7) // 8), numpy.uint8)
+        self._context.run(self._context.lib.c.esa_mask_to_bits, self._ptr, out.ctypes.data)
+        return out
+
+    def blocks(self) -> Any:
+        """bool [B, H, nq, nk]."""
+        import numpy
+        return numpy.unpackbits(self.bits(), axis=-1, count=self.shape[3], bitorder="little").astype(bool)
+
+    def fa4(self) -> tuple[Any, Any]:
+        """FlashAttention-4's exchange: full_block_cnt int32 [B, H, nq] and full_block_idx int32 [B, H, nq, nk]."""
+        import numpy
+        count: Any = numpy.zeros(self.shape[:3], numpy.int32)
+        index: Any = numpy.zeros(self.shape, numpy.int32)
+        self._context.run(self._context.lib.c.esa_mask_to_fa4, self._ptr, count.ctypes.data, index.ctypes.data)
+        return count, index
+
+    def tokens(self) -> Any:
+        """bool [B, H, Nq, Nk] in the caller's order of tokens: what a dense attention would have to be masked with. For
+        looking and comparing, not for long sequences."""
+        import numpy
+        i = self.info
+        mode = T.word(T.MODES, i.mode)
+        rows, columns = numpy.arange(i.Nq) // i.block_q, numpy.arange(i.Nk) // i.block_k
+        if not i.layout.order_applied:
+            for side, count, where in (("q", i.Nq, rows), ("k", i.Nk, columns)):
+                perm = order(i.layout, count, side=side, mode=mode)
+                where[perm] = where.copy()
+        return self.blocks()[:, :, rows][:, :, :, columns]
+
+    # ---- masks from elsewhere
+
+    @classmethod
+    def _given(cls, function: str, arrays: tuple[Any, ...], batch: int, heads: int, Nq: int, Nk: int,
+               block: int | tuple[int, int], layout: Layout | None) -> Mask:
+        context = shared_context()
+        bq, bk = (block, block) if isinstance(block, int) else block
+        info = T.MaskInfo(struct_size=C.sizeof(T.MaskInfo), block_q=bq, block_k=bk, B=batch, H=heads, Nq=Nq, Nk=Nk)
+        info.layout = (layout or Layout()).struct()
+        ptr = C.c_void_p()
+        context.run(getattr(context.lib.c, function), context.ptr, C.byref(ptr), C.byref(info),
+                    *(a.ctypes.data for a in arrays))
+        return cls(context, ptr)
+
+    @classmethod
+    def from_blocks(cls, blocks: Any, Nq: int, Nk: int, *, block: int | tuple[int, int] = 128,
+                    layout: Layout | None = None) -> Mask:
+        """From bool [B, H, nq, nk]."""
+        import numpy
+        blocks = numpy.asarray(blocks, bool)
+        bq, bk = (block, block) if isinstance(block, int) else block
+        want = (-(-Nq // bq), -(-Nk // bk))
+        if blocks.ndim != 4 or blocks.shape[2:] != want:
+            raise ValueError(
+                f"blocks must have the shape (B, H, {want[0]}, {want[1]}) for {Nq} and {Nk} tokens, it is {blocks.shape}"
+            )
+        bits = numpy.ascontiguousarray(numpy.packbits(blocks, axis=-1, bitorder="little"))
+        return cls._given("esa_mask_from_bits", (bits,), blocks.shape[0], blocks.shape[1], Nq, Nk, (bq, bk), layout)
+
+    @classmethod
+    def from_fa4(cls, full_block_cnt: Any, full_block_idx: Any, Nq: int, Nk: int, *,
+                 block: int | tuple[int, int] = (256, 128), layout: Layout | None = None) -> Mask:
+        """From full_block_cnt int32 [B, H, nq] and full_block_idx int32 [B, H, nq, nk]."""
+        import numpy
+        count, index = numpy.ascontiguousarray(full_block_cnt,
+                                               numpy.int32), numpy.ascontiguousarray(full_block_idx, numpy.int32)
+        bq, bk = (block, block) if isinstance(block, int) else block
+        want = (-(-Nq // bq), -(-Nk // bk))
+        if count.ndim != 3 or count.shape[2] != want[0] or index.shape != (*count.shape, want[1]):
+            raise ValueError(
+                f"full_block_cnt must be (B, H, {want[0]}) and full_block_idx (B, H, {want[0]}, {want[1]}) for {Nq} and {Nk} "
+                f"tokens, they are {count.shape} and {index.shape}")
+        return cls._given("esa_mask_from_fa4", (count, index), count.shape[0], count.shape[1], Nq, Nk, (bq, bk), layout)
+
+    def to(self, device: Any) -> Mask:
+        """A copy on the CPU ("cpu") or on a GPU ("cuda:1", a torch.device, or an ordinal)."""
+        kind, _, index = str(device).partition(":")
+        cpu = kind == "cpu"
+        if not cpu and not (kind.isdigit() or (kind == "cuda" and (index.isdigit() or not index))):
+            raise ValueError(f"device must be 'cpu', 'cuda', 'cuda:N' or an ordinal, not {device!r}")
+        # To the CPU it travels with the context that made it, which knows the GPU.
+        context = self._context if cpu else shared_context(int(kind if kind.isdigit() else index or 0))
+        ptr = C.c_void_p()
+        context.run(context.lib.c.esa_mask_to_device, context.ptr, C.byref(ptr), self._ptr, T.CPU if cpu else T.CUDA)
+        return Mask(context, ptr)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """As a mask file of one layer and one step; a batch is kept as branches."""
+        context = self._context
+        context.run(context.lib.c.esa_mask_file_save, context.ptr, os.fsencode(path), self._ptr)
+
+
+class MaskFile:
+    """A mask file, opened by mapping it into memory; recognised by its content, whatever its name.
+
+    `info` has everything the file says about itself (layers, steps, groups, H, Nq, Nk, blocks, prebuilt budgets,
+    layout, model, ...)."""
+
+    def __init__(self, path: str | os.PathLike[str], context: Context | None = None) -> None:
+        self.context = context or shared_context()
+        self.path = os.fspath(path)
+        self.ptr = C.c_void_p()
+        lib = self.context.lib.c
+        self.context.run(lib.esa_mask_file_open, self.context.ptr, C.byref(self.ptr), os.fsencode(path))
+        self.context.own(self.ptr, lib.esa_mask_file_free)
+        self.info = T.MaskFileInfo(struct_size=C.sizeof(T.MaskFileInfo))
+        self.context.run(lib.esa_mask_file_get_info, self.ptr, C.byref(self.info))
+
+    def __del__(self, usable: Callable[[int], bool] = usable) -> None:
+        if getattr(self, "ptr", None) and usable(self.context.process):
+            self.context.release(self.ptr)
+
+    @property
+    def budgets(self) -> list[float]:
+        """Budgets whose masks are stored; others are derived from the stored importance."""
+        return [p / 1000 for p in self.info.budget_permille[:self.info.budget_count]]
+
+    @property
+    def model(self) -> str:
+        return str(self.info.model.decode(errors="replace"))
+
+    def stored(self, layer: int, step: int) -> bool:
+        """False for a dense layer or a warm-up step, which are not in the file."""
+        return bool(self.context.lib.c.esa_mask_file_stored(self.ptr, layer, step))
+
+    def mask(self, layer: int, step: int, *, budget: float, branch: int = 0) -> Mask:
+        """The mask of one cell."""
+        ptr = C.c_void_p()
+        self.context.run(self.context.lib.c.esa_mask_file_get, self.ptr, C.byref(ptr), layer, step, branch, budget)
+        return Mask(self.context, ptr)
+
+    def importance(self, layer: int, step: int, branch: int = 0) -> Any:
+        """Recorded block importance of one cell, float32 [H, nq, nk]."""
+        import numpy
+        out = numpy.empty((self.info.H, self.info.nq, self.info.nk), numpy.float32)
+        self.context.run(self.context.lib.c.esa_mask_file_importance, self.ptr, out.ctypes.data, layer, step, branch)
+        return out
+
+    def __repr__(self) -> str:
+        i = self.info
+        return f"<esa.MaskFile {self.path}: {i.layers} layers, {i.steps} steps, {i.H} heads, {i.Nq} tokens, budgets {self.budgets}>"
+
+
+def build_mask_file(output: str | os.PathLike[str], recordings: list[str | os.PathLike[str]], *,
+                    budgets: tuple[float, ...] = (), importance: str = "u8", store_dense: bool = False,
+                    dense_first_layer: bool = True, warmup_frac: float = 0.2, steps: int = 0) -> None:
+    """Sums recordings of the same run (`Session.save_recording`) and writes a mask file. steps: those it will serve,
+    0: those recorded."""
+    if isinstance(recordings, (str, bytes, os.PathLike)) or not len(recordings):
+        raise ValueError(f"recordings must be a list of files, at least one, not {recordings!r}")
+    if not isinstance(budgets, (tuple, list)):
+        raise ValueError(f"budgets must be a list of numbers, not {budgets!r}")
+    lib = load()
+    context = shared_context()
+    build = lib.c.esa_mask_build_default()
+    values = (C.c_double * max(1, len(budgets)))(*budgets)
+    build.importance, build.budgets, build.budget_count = T.number(T.IMPORTANCES, importance,
+                                                                   "importance"), values, len(budgets)
+    build.store_dense, build.dense_first_layer, build.warmup_frac = int(store_dense), int(
+        dense_first_layer), warmup_frac
+    build.steps = steps
+    paths = (C.c_char_p * len(recordings))(*(os.fsencode(p) for p in recordings))
+    context.run(lib.c.esa_mask_file_build, context.ptr, os.fsencode(output), paths, len(recordings), C.byref(build))

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions: one model run, in which the library decides per call what runs dense, online, cached or recorded."""
+from __future__ import annotations
+
+import ctypes as C
+import dataclasses
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from . import structs as T
+from . import tensor as X
+from .config import EsaConfig
+from .context import Context, shared_context, usable
+from .layout import Layout
+from .library import EsaError
+from .mask import MaskFile
+
+
+@dataclasses.dataclass(frozen=True)
+class Stats:
+    """What ran: of a whole video, of one layer, of one step, or of one layer at one step. Times in seconds; density and
+    mass are means over the sparse calls (NaN without any; mass also where the selector has no estimate of its own)."""
+    calls: int
+    dense_calls: int
+    sparse_calls: int
+    fallback_calls: int
+    masks_made: int
+    masks_loaded: int
+    density_asked: float
+    density: float
+    mass: float
+    select_seconds: float
+    attention_seconds: float
+    device_bytes: int
+    kernel: str
+
+
+class Session:
+    """One model run: knows layer, step and guidance branch of every attention call and decides what it does.
+
+    ::
+
+        session = Session(EsaConfig(selector="entropy", budget=0.5), layers=30, steps=50, branches=2,
+                          layout=Layout(grid=(21, 30, 52)))
+        session.begin()                                  # a new video
+        for step in range(50):
+            for branch in range(2):                      # conditional, unconditional
+                session.step(step, branch)
+                for layer in range(30):
+                    o = session.attention(layer, q, k, v)
+
+    config
+        The user's choices. `config.masks` makes the session cached, selector "dense" makes it dense, `record=True`
+        records; else it is online.
+    layers, steps, branches
+        Sizes of the run. Layers are numbered in the order of execution; a branch is one guidance pass (a doubled batch
+        is one branch).
+    layout
+        Where video and text tokens lie (`esa.Layout`); what it leaves open (order, window, protect_first_frame)
+        comes from config. It holds for the session's life: another resolution is another session.
+    model, config_hash
+        Written into recordings; a mask file that names others is refused.
+    record, record_groups, record_per_branch
+        Calibration: every call runs dense and its block importance is summed. `save_recording` writes the sums,
+        `load_recording` resumes, `esa.build_mask_file` makes a mask file of one or more recordings.
+    device
+        "cpu", "cuda", "cuda:1", a torch.device, or None: torch's current GPU where there is one. Calls take tensors of
+        that GPU, or of the CPU.
+    scale, causal
+        Of the attention; scale None: D ** -0.5.
+    heads
+        (first, total): calls have the heads from `first` on of `total` (sequence parallelism); (0, 0): all of them.
+
+    What policy makes dense: warm-up steps, layer 0 with dense_first_layer, dense_layers, fewer tokens than min_tokens,
+    kind "cross". Anything else that would have to run dense is an EsaError in a strict session (the default) and
+    counted as a fallback otherwise.
+
+    A session may be used by one thread at a time. GPU work is enqueued on torch's current stream, and nothing waits for
+    it in the steady state; `stats` waits. Not for use in a child process after fork().
+
+    >>> import numpy as np
+    >>> config = EsaConfig(budget=0.5, block=16, warmup_frac=0.5)
+    >>> session = Session(config, layers=2, steps=2, layout=Layout(grid=(4, 4, 8)))
+    >>> x = np.random.default_rng(0).standard_normal((1, 2, 128, 16), dtype=np.float32)
+    >>> session.begin()
+    >>> for step in range(2):
+    ...     session.step(step)
+    ...     for layer in range(2):
+    ...         o = session.attention(layer, x, x, x)
+    >>> total = session.stats()
+    >>> total.calls, total.dense_calls, total.sparse_calls, total.density
+    (4, 3, 1, 0.5)
+    """
+
+    def __init__(self, config: EsaConfig, *, layers: int, steps: int, branches: int = 1, layout: Layout | None = None,
+                 model: str | None = None, config_hash: str | None = None, record: bool = False, record_groups: int = 0,
+                 record_per_branch: bool = False, device: Any = None, scale: float | None = None, causal: bool = False,
+                 heads: tuple[int, int] = (0, 0)) -> None:
+        config = EsaConfig.check(config)
+        for name, value in (("layers", layers), ("steps", steps), ("branches", branches)):
+            if not T.whole(value) or value < 1:
+                raise ValueError(f"{name} must be an integer of at least 1, not {value!r}")
+        self.config, self.layers, self.steps, self.branches = config, layers, steps, branches
+        self.layout = complete_layout(layout or Layout(), config)
+        self.mode = _mode(config, record)
+        self._ptr = C.c_void_p()
+        self._context = _context(device)
+        self._kv_len: Any = None
+        self.masks = MaskFile(config.masks, self._context) if self.mode == "cached" else None  # type: ignore[arg-type]
+        c = self._context.lib.c
+        p = c.esa_session_params_default()
+        p.mode, p.layers, p.steps, p.branches = T.SESSION_MODES[self.mode], layers, steps, branches
+        p.strict, p.dense_first_layer, p.refresh_every = int(config.strict), int(
+            config.dense_first_layer), config.refresh_every
+        p.warmup_frac, p.min_tokens, p.step_map = config.warmup_frac, config.min_tokens, T.STEP_MAPS[config.step_map]
+        dense = (C.c_int32 * max(1, len(config.dense_layers)))(*config.dense_layers)
+        p.dense_layers, p.dense_layer_count = dense, len(config.dense_layers)
+        p.model, p.config_hash = _text(model), _text(config_hash)
+        p.masks = self.masks.ptr if self.masks else None
+        p.record_groups, p.record_per_branch = record_groups, int(record_per_branch)
+        p.first_head, p.total_heads = heads
+        p.select = select_params(config, self.layout, scale=scale, causal=causal, recording=record)
+        p.attention.tail, p.attention.causal, p.attention.scale = T.TAILS[config.tail], int(causal), scale or 0.0
+        self._context.run(c.esa_session_create, self._context.ptr, C.byref(self._ptr), C.byref(p))
+        self._context.own(self._ptr, c.esa_session_free)
+
+    def close(self) -> None:
+        """Frees the session; calls after it are errors. Also done when the object goes away."""
+        if getattr(self, "_ptr", None) and usable(self._context.process):
+            self._context.release(self._ptr)
+        self._ptr = C.c_void_p()
+
+    def __del__(self, usable: Callable[[int], bool] = usable) -> None:
+        if getattr(self, "_ptr", None) and usable(self._context.process):
+            self.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _run(self, name: str, *arguments: Any) -> None:
+        if not self._ptr:
+            raise EsaError("the session was closed")
+        self._context.run(getattr(self._context.lib.c, name), self._ptr, *arguments)
+
+    def begin(self) -> None:
+        """Starts a new video: steps, masks kept for reuse and statistics restart. A recording goes on and counts one
+        more prompt."""
+        self._run("esa_session_begin")
+        self._kv_len = None
+
+    def step(self, step: int, branch: int = 0) -> None:
+        """Announces the step and the guidance branch of the calls that follow."""
+        self._run("esa_session_step", step, branch)
+
+    def attention(self, layer: int, q: Any, k: Any, v: Any, *, input_layout: str = "BNSD", kind: str = "self",
+                  kv_len: Any = None, out: Any = None, lse: Any = None) -> Any:
+        """One attention call of the model; returns o, laid out as q.
+
+        q, k, v
+            torch tensors or numpy arrays, [B, heads, tokens, D] or [B, tokens, heads, D] as input_layout says ("BNSD"
+            or "BSND"); any strides with D dense, different for each; fewer key heads than query heads are shared (GQA).
+        kind
+            "self", or "cross" (always dense).
+        kv_len
+            Number of valid keys per batch entry (int32, on the tensors' device), or None: all. Keys beyond do not
+            exist.
+        out, lse
+            Where to write; lse is float32 [B, heads, tokens] and receives the log-sum-exp.
+        """
+        X.check_same(q, k, v)
+        o = X.empty_like(q) if out is None else out
+        views = [X.view(x, input_layout, name) for x, name in ((q, "q"), (k, "k"), (v, "v"), (o, "out"))]
+        device = X.device_of(q)
+        if device.kind == "cuda":
+            self._context.set_stream(device.stream)
+        if kind == "self" and not (kv_len is None and self._kv_len is None):
+            self._kv_len = X.lengths(kv_len, q, views[0].dim[0])
+            self._run("esa_session_set_kv_len", None if self._kv_len is None else X.address(self._kv_len))
+        last = None if lse is None else C.byref(X.lse_view(lse))
+        self._run("esa_session_attention", layer, T.number(T.CALL_KINDS, kind, "kind"), *map(C.byref, views), last)
+        return o
+
+    def stats(self, layer: int = -1, step: int = -1) -> Stats:
+        """Of the current video; of one layer, of one step, or of one cell of both. Waits for a GPU that has calls of
+        this session to run."""
+        s = T.SessionStats(struct_size=C.sizeof(T.SessionStats))
+        self._run("esa_session_get_stats", C.byref(s), layer, step)
+        values = {f.name: getattr(s, f.name) for f in dataclasses.fields(Stats)}
+        return Stats(**{**values, "kernel": s.kernel.decode()})
+
+    def save_recording(self, path: str | os.PathLike[str]) -> None:
+        """Writes what was recorded so far, to a temporary name first."""
+        self._run("esa_session_save_recording", os.fsencode(path))
+
+    def load_recording(self, path: str | os.PathLike[str]) -> None:
+        """Adds the sums of a recording made with the same settings."""
+        self._run("esa_session_load_recording", os.fsencode(path))
+
+    def __repr__(self) -> str:
+        return f"<esa.Session {self.mode}, {self.layers} layers, {self.steps} steps, {self.branches} branches>"
+
+
+def _text(value: str | None) -> bytes | None:
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"model and config_hash must be text, not {type(value).__name__}")
+    return None if value is None else value.encode()
+
+
+def _mode(config: EsaConfig, record: bool) -> str:
+    if record:
+        return "record"
+    if config.masks is not None:
+        return "cached"
+    return "dense" if config.selector == "dense" else "online"
+
+
+def complete_layout(layout: Layout, config: EsaConfig) -> Layout:
+    """The user's order, window and protection where the layout leaves them open."""
+    changes: dict[str, Any] = {}
+    if layout.order is None:
+        changes.update(order=config.order, window=config.window)
+    if layout.protect_first_frame is None:
+        changes["protect_first_frame"] = config.protect_first_frame
+    return dataclasses.replace(layout, **changes)
+
+
+def _context(device: Any) -> Context:
+    """The context of a session. The CPU's is shared, as its threads and memory are; a GPU's belongs to the session,
+    with its stream."""
+    torch = sys.modules.get("torch")
+    if device is None:
+        gpu = torch is not None and torch.cuda.is_available()
+        return Context(torch.cuda.current_device()) if torch is not None and gpu else shared_context()
+    text = str(device)
+    kind, _, index = text.partition(":")
+    if kind == "cpu":
+        return shared_context()
+    if kind != "cuda" or not (index.isdigit() or not index):
+        raise ValueError(f"device must be 'cpu', 'cuda' or 'cuda:N', not {text!r}")
+    current = torch.cuda.current_device() if torch is not None and not index else 0
+    return Context(int(index) if index else current)
+
+
+def select_params(config: EsaConfig, layout: Layout, *, scale: float | None = None, causal: bool = False,
+                  recording: bool = False) -> T.SelectParams:
+    """The selector's settings as the library wants them."""
+    selector = "entropy" if recording or config.selector == "dense" else config.selector
+    p = shared_context().lib.c.esa_select_params_default(T.SELECTORS[selector])
+    p.mode = T.MODES[config.mode]
+    p.block_q, p.block_k = config.blocks
+    p.samples, p.budget, p.cdf_threshold, p.scale = config.samples, config.density, config.cdf_threshold, scale or 0.0
+    p.keep_sink, p.keep_recent, p.causal = int(config.keep_sink), int(config.keep_recent), int(causal)
+    p.layout = layout.struct()
+    return p

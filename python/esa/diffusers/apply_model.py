@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`esa.apply`: sparse attention in a diffusers pipeline or transformer, and out again.
+
+What is put into a model: one processor per self-attention module, one forward pre-hook at the transformer, and its
+`cache_context` in a wrapper that listens. Nothing is patched in classes or in the library, so two pipelines do not
+meet, and `remove` leaves no trace. The pre-hook is torch's own and not a replaced `forward`, because accelerate's
+offloading exchanges `forward` between two videos."""
+from __future__ import annotations
+
+import os
+from types import TracebackType
+from typing import Any
+
+from torch import nn
+
+from ..core import structs as T
+from ..core.config import EsaConfig
+from ..core.session import Stats
+from . import reorder
+from .clock import Clock
+from .families import Family, detect, supported
+from .hooks import Ear, RootHook, install, uninstall
+from .run import Recording, Run
+
+_MARK = "_esa_handle"
+
+
+def apply(target: Any, config: EsaConfig | None = None, *, steps: int | None = None,
+          record: Recording | bool | None = None, resume: str | None = None, model: str | None = None,
+          config_hash: str | None = None) -> Handle:
+    """Puts sparse attention into a diffusers pipeline (all its transformers) or into one transformer.
+
+    target
+        A pipeline or a transformer of Wan 2.1 / 2.2, CogVideoX or HunyuanVideo, recognised by class; others are an
+        error that lists these.
+    config
+        `EsaConfig`; None: its defaults (entropy, budget 0.5, pooled tail).
+    steps
+        Only for a transformer without its pipeline: how many steps a video has. A pipeline tells.
+    record, resume, model, config_hash
+        Calibration: everything runs dense and block importance is recorded (`Handle.save_recording`); resume adds an
+        earlier recording, model and config_hash are written into it.
+
+    Returns a handle; `handle.remove()`, or leaving its `with` block, restores the model. ::
+
+        with esa.apply(pipe, esa.EsaConfig(budget=0.3)) as handle:
+            video = pipe("A cat walking on grass").frames
+        print(handle.report())
+    """
+    config = EsaConfig.check(config)
+    if steps is not None and (not T.whole(steps) or steps < 1):
+        raise ValueError(f"steps must be an integer of at least 1, not {steps!r}")
+    if record is not None and not isinstance(record, (bool, Recording)):
+        raise TypeError(f"record must be True, False or an esa.diffusers.Recording, not {type(record).__name__}")
+    if resume is not None and not record:
+        raise ValueError("resume goes on with a recording: it needs record=True")
+    if resume is not None and not os.path.isfile(resume):
+        raise FileNotFoundError(f"there is no recording {os.fspath(resume)!r} to resume")
+    pipe, transformers, family = _look(target)
+    for transformer in transformers:
+        if getattr(transformer, _MARK, None) is not None:
+            raise ValueError(
+                f"esa is already applied to this {type(transformer).__name__}: remove it first (handle.remove())")
+    recording = Recording() if record is True else record or None
+    run = Run(family, transformers, config, Clock(pipe, steps), record=recording, resume=resume, model=model,
+              config_hash=config_hash)
+    return Handle(run)
+
+
+def _look(target: Any) -> tuple[Any, list[nn.Module], Family]:
+    """Pipeline (or None), its transformers in the order they run, and their family."""
+    if isinstance(target, nn.Module):
+        pipe, parts = None, [target]
+    else:
+        pipe = target
+        parts = [
+            part for part in (getattr(target, name, None) for name in ("transformer", "transformer_2"))
+            if isinstance(part, nn.Module)
+        ]
+        if not parts and getattr(target, "transformer", "none") is None:
+            raise TypeError(
+                f"this {type(target).__name__} was loaded without its transformer: there is nothing to apply esa to")
+        if isinstance(target, (str, os.PathLike)):
+            raise TypeError(
+                f"esa.apply takes a pipeline or a transformer, not a name: esa.models.load_pipeline({os.fspath(target)!r}) loads one"
+            )
+    parts = [_unwrap(part) for part in parts]
+    families = [detect(part) for part in parts]
+    if not parts or None in families or len({f.name for f in families if f is not None}) != 1:
+        unknown = next((type(p).__name__ for p, f in zip(parts, families) if f is None), type(target).__name__)
+        raise TypeError(
+            f"esa.apply does not know {unknown}; it takes pipelines with, or transformers of the classes: {supported()}"
+        )
+    assert families[0] is not None
+    return pipe, parts, families[0]
+
+
+def _unwrap(module: nn.Module) -> nn.Module:
+    """The model inside torch.compile's wrapper."""
+    inner = getattr(module, "_orig_mod", None)
+    return inner if isinstance(inner, nn.Module) else module
+
+
+class Handle:
+    """Sparse attention in one model. `step`, `steps` and `videos` say where it stands."""
+
+    def __init__(self, run: Run) -> None:
+        self._run: Run = run
+        self._hooks: list[Any] = []
+        self._ears: list[Ear] = []
+        self._applied = True
+        self.steps_done = 0             # what a step callback said last (esa.processor._make_step_callback)
+        try:
+            for which, transformer in enumerate(run.transformers):
+                setattr(transformer, _MARK, self)
+                install(run, which)
+                self._hooks.append(transformer.register_forward_pre_hook(RootHook(run, which), with_kwargs=True))
+                if run.reorders:
+                    self._hooks += reorder.install(run, transformer)
+                if hasattr(transformer, "cache_context"):
+                    ear = Ear(transformer, run.clock)
+                    self._ears.append(ear)
+                    transformer.cache_context = ear     # type: ignore[assignment]
+        except BaseException:
+            self.remove()
+            raise
+
+    # ---- life
+
+    def remove(self) -> None:
+        """Restores the model. May be called again; statistics stay readable."""
+        if not self._applied:
+            return
+        self._applied = False
+        for hook in self._hooks:
+            hook.remove()
+        for ear in self._ears:
+            if ear.transformer.__dict__.get("cache_context") is ear:
+                del ear.transformer.cache_context
+        for transformer in self._run.transformers:
+            uninstall(self._run, transformer)
+            if getattr(transformer, _MARK, None) is self:
+                delattr(transformer, _MARK)
+        self._run.close()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """A copy of a model is a model without esa: it has no handle."""
+
+    def __enter__(self) -> Handle:
+        if not self._applied:
+            raise ValueError("this handle was removed, the model inside would run dense: call esa.apply again")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.remove()
+
+    @property
+    def applied(self) -> bool:
+        return self._applied
+
+    # ---- loops of one's own
+
+    def begin(self) -> None:
+        """The next forward begins a new video. Pipelines need no such call."""
+        self._run.clock.begin()
+
+    def pin(self, step: int, branch: int = 0) -> None:
+        """The next forwards are this step and guidance branch: for loops that are not a pipeline's."""
+        for name, value in (("step", step), ("branch", branch)):
+            if not T.whole(value) or value < 0:
+                raise ValueError(f"{name} must be an integer of at least 0, not {value!r}")
+        self._run.clock.pin(step, branch)
+
+    # ---- what ran
+
+    @property
+    def config(self) -> EsaConfig:
+        return self._run.config
+
+    @property
+    def family(self) -> str:
+        return self._run.family.name
+
+    @property
+    def layers(self) -> int:
+        return self._run.layers
+
+    @property
+    def step(self) -> int:
+        """The step of the last forward, -1 before the first."""
+        return self._run.clock.step
+
+    @property
+    def steps(self) -> int | None:
+        """Steps of the video in hand, None before the first forward."""
+        return self._run.steps
+
+    @property
+    def videos(self) -> int:
+        """Videos begun so far."""
+        return self._run.videos
+
+    def stats(self, layer: int = -1, step: int = -1) -> Stats:
+        """What ran in the video in hand (or the last one): of all, of one layer, of one step, or of one layer at one
+        step."""
+        return self._run.stats(layer, step)
+
+    def report(self) -> str:
+        """The same as text: a line in all and one per step."""
+        total = self.stats()
+        lines = [
+            f"{self.family}, {self.layers} layers, kernel {total.kernel or 'none'}: {total.calls} calls, {total.dense_calls} dense, "
+            f"{total.sparse_calls} sparse at density {total.density:.3f} (asked {total.density_asked:.3f}), {total.fallback_calls} fallbacks"
+        ]
+        for step in range(min(self.step + 1, self.steps or 0)):
+            s = self.stats(step=step)
+            lines.append(
+                f"step {step}: {s.calls} calls, {s.dense_calls} dense, {s.sparse_calls} sparse, density {s.density:.3f}, "
+                f"select {s.select_seconds:.3f} s, attention {s.attention_seconds:.3f} s")
+        return "\n".join(lines)
+
+    def save_recording(self, path: str) -> None:
+        """Writes what was recorded so far (`apply(..., record=True)`)."""
+        if self._run.record is None:
+            raise ValueError("nothing is recorded: apply(..., record=True) records")
+        if self._run.session is None:
+            raise ValueError("nothing was recorded yet: the model did not run")
+        self._run.session.save_recording(path)
+
+    def __repr__(self) -> str:
+        return f"<esa.Handle {self.family}, {'applied' if self._applied else 'removed'}, {self.config!r}>"

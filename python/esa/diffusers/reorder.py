@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Token orders, applied once around the stack of blocks instead of in every attention call.
+
+Everything between the embedding of the latents and the last projection works token by token, but attention, which does
+not care in which order tokens stand as long as their rotary positions stand likewise. So the embedding's output and the
+positions are permuted on the way in, and the last projection's output on the way out; attention is told that its
+order is applied already (esa_layout.order_applied)."""
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ..core.layout import Layout, order
+from .families import Geometry
+
+if TYPE_CHECKING:
+    from .run import Run
+
+
+def resolve(run: Run, layout: Layout) -> Layout:
+    """The layout with its order and first-frame protection spelled out, as the library resolves them."""
+    rf_v2 = run.config.selector == "rf_v2" and run.record is None and run.config.masks is None
+    word = layout.order or run.config.order or ("tile" if rf_v2 else "raster")
+    protect = layout.protect_first_frame if layout.protect_first_frame is not None else run.config.protect_first_frame
+    return dataclasses.replace(layout, order=word, window=layout.window or run.config.window,
+                               protect_first_frame=rf_v2 if protect is None else protect)
+
+
+def wanted(run: Run, layout: Layout) -> bool:
+    """True where tokens have to move and can be moved around the stack. The originals' rules order in every call, and
+    image-to-video models that treat the first tokens as frame 0 need it to stay in front."""
+    resolved = resolve(run, layout)
+    if any(
+            getattr(module.processor, "_parallel_config", None) is not None for t in run.transformers
+            for _, module in run.family.modules(t)):
+        # diffusers spreads the tokens over processes at the same places: attention orders them, call by call
+        return False
+    conditions = {getattr(t.config, "image_condition_type", None) for t in run.transformers}  # type: ignore[union-attr]
+    return (resolved.order != "raster" and run.config.mode == "fixed" and run.config.kernel != "fa4"
+            and ("token_replace" not in conditions or bool(resolved.protect_first_frame)))
+
+
+class Permutation:
+    """Of one geometry on one device: the whole sequence and the video tokens alone, there and back."""
+
+    def __init__(self, layout: Layout, geometry: Geometry, device: torch.device) -> None:
+        whole = torch.from_numpy(order(layout, geometry.tokens)).long()
+        first = geometry.text_front
+        video = whole[first:geometry.tokens - geometry.text_back] - first
+        self.there = {len(x): x.to(device) for x in (video, whole)}
+        self.back = {len(x): torch.argsort(x).to(device) for x in (video, whole)}
+
+    def __call__(self, x: torch.Tensor, dim: int, back: bool) -> torch.Tensor:
+        table = self.back if back else self.there
+        if x.shape[dim] not in table:
+            raise RuntimeError(
+                f"esa cannot order {x.shape[dim]} tokens where {' or '.join(map(str, table))} were expected")
+        return x.index_select(dim, table[x.shape[dim]])
+
+
+class _Hook:
+    """Forward hook: orders what a module returns, or puts it back."""
+
+    def __init__(self, handle: torch.Tensor, dim: int, back: bool = False, grid: bool = False) -> None:
+        self.handle, self.dim, self.back, self.grid = handle, dim, back, grid
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        from .hooks import NoHook
+        return NoHook()
+
+    def one(self, x: torch.Tensor) -> torch.Tensor:
+        if self.grid:                   # [B, d, t, h, w]
+            return torch.ops.esa.session_order(self.handle, x.flatten(2), 2, self.back).view(x.shape)
+        return torch.ops.esa.session_order(self.handle, x, self.dim, self.back)
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
+        return tuple(self.one(x) for x in output) if isinstance(output, tuple) else self.one(output)
+
+
+def install(run: Run, transformer: Any) -> list[Any]:
+    """Hooks of one transformer; each has .remove()."""
+    def hook(name: str, **settings: Any) -> Any:
+        return getattr(transformer, name).register_forward_hook(_Hook(run.handle, **settings))
+    if run.family.name == "Wan":
+        return [hook("patch_embedding", dim=2, grid=True), hook("rope", dim=1), hook("proj_out", dim=1, back=True)]
+    if run.family.name == "CogVideoX":              # rotary positions come as an argument: hooks.RootHook
+        return [hook("patch_embed", dim=1), hook("proj_out", dim=1, back=True)]
+    return [hook("x_embedder", dim=1), hook("rope", dim=0), hook("proj_out", dim=1, back=True)]

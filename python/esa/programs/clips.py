@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One clip: a pipeline, a prompt, a method; the video and the record of how it was made. The programs make their videos
+here.
+
+A record has the fields of docs/schemas/common.schema.json ("record"), so that `esa report` and `esa experiment collect`
+read what the programs write. What a run through diffusers does not measure (time in matrix products; attention of
+the dense baseline, which is torch's own) is None."""
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from ..core.config import EsaConfig
+from . import program
+from .program import Stop
+
+METHODS = ("dense", "entropy", "rf_v2", "ada_bsa", "cached")
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """How self-attention runs; config None: as the pipeline does it, by torch."""
+    name: str
+    config: EsaConfig | None
+
+    @property
+    def budget(self) -> float:
+        return 1.0 if self.config is None else self.config.density
+
+
+def add_method(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("method")
+    group.add_argument("--method", choices=METHODS, default="entropy", help="how self-attention runs (entropy)")
+    group.add_argument("--budget", type=program._share, default=0.5, metavar="X",
+                       help="kept fraction of key blocks (0.5)")
+    group.add_argument("--masks", metavar="FILE", help="mask file of --method cached")
+    add_tail(group)
+    group.add_argument("--cdf-threshold", type=float, default=1.0, metavar="X",
+                       help="ada_bsa: share of the attention to keep (1.0: off)")
+
+
+def add_tail(group: Any) -> None:
+    group.add_argument("--tail", choices=("none", "pooled", "centroid"), default="none",
+                       help="what stands in for skipped blocks (none, as the original)")
+
+
+def method_of(args: argparse.Namespace, name: str, budget: float, *, masks: str | None = None,
+              step_map: str = "exact") -> Method:
+    """A method with the options of add_sparse and add_tail."""
+    if name == "dense":
+        return Method("dense", None)
+    if name == "cached" and not masks:
+        raise Stop("--method cached needs --masks FILE (made by `python -m esa.calibrate`)", 2)
+    if name != "cached" and masks:
+        raise Stop("--masks is read by --method cached only", 2)
+    block = args.block or ((256, 128) if name == "entropy" else None)
+    common = {
+        "budget": budget, "tail": args.tail, "warmup_frac": args.warmup_frac,
+        "dense_first_layer": args.dense_first_layer
+    }
+    if name == "cached":
+        return Method(name, EsaConfig(masks=masks, step_map=step_map, **common))
+    return Method(name,
+                  EsaConfig(selector=name, block=block, cdf_threshold=getattr(args, "cdf_threshold", 1.0), **common))
+
+
+# ---------------------------------------------------------------- making
+
+class _Watch:
+    """Wall clock of text encoding, steps and decoding. A GPU is waited for where a time is taken."""
+
+    def __init__(self, pipe: Any) -> None:
+        self.first = 0.0
+        self.ends: list[float] = []
+        parts = [
+            part for part in (getattr(pipe, name, None) for name in ("transformer", "transformer_2"))
+            if part is not None
+        ]
+        self.gpu = torch.cuda.is_available()
+        self._hooks = [part.register_forward_pre_hook(self._entered) for part in parts]
+
+    def now(self) -> float:
+        if self.gpu:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def _entered(self, *arguments: Any) -> None:
+        if not self.first:
+            self.first = self.now()
+
+    def on_step_end(self, pipe: Any, step: int, timestep: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+        self.ends.append(self.now())
+        return kwargs
+
+    def remove(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    @property
+    def steps(self) -> list[float]:
+        return [end - begin for begin, end in zip([self.first, *self.ends], self.ends)]
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _peak() -> int:
+    if torch.cuda.is_available():
+        return int(torch.cuda.max_memory_allocated())
+    import resource
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def make(pipe: Any, prompt: str, method: Method, name: str, settings: dict[str, Any],
+         callback: Callable[..., Any] | None = None, *, decode: bool = True,
+         **more: Any) -> tuple[torch.Tensor, dict[str, Any]]:
+    """The video and its record. `name` is the model's, `settings` are those of program.video_settings, `more` goes to
+    the pipeline. decode=False stops before the VAE: latents come back, for measuring steps."""
+    from ..diffusers.apply_model import apply
+    handle = apply(pipe, method.config) if method.config is not None else None
+    watch = _Watch(pipe)
+    if watch.gpu:
+        torch.cuda.reset_peak_memory_stats()
+    begin = watch.now()
+    try:
+        video = _run(pipe, prompt, name, settings, decode,
+                     callback_on_step_end=program.both(watch.on_step_end, callback), **more)
+        end = watch.now()
+    finally:
+        watch.remove()
+        if handle is not None:
+            handle.remove()
+    steps = watch.steps
+    record: dict[str, Any] = {
+        "seconds": end - begin, "text_seconds": watch.first - begin, "denoise_seconds": sum(steps),
+        "attention_seconds": None, "select_seconds": 0.0, "gemm_seconds": None, "decode_seconds": end - watch.ends[-1],
+        "peak_bytes": _peak(), "density_asked": None, "density": None, "kept_mass": None, "calls": 0, "sparse_calls": 0,
+        "kernel": "torch", "warmup_steps": 0, "step_seconds": steps, "step_select_seconds": [None] * len(steps),
+        "step_attention_seconds": [None] * len(steps), "layer_density": [], "head_density": []
+    }
+    if handle is not None:
+        _add_stats(record, handle, len(steps))
+    return video, record
+
+
+def _run(pipe: Any, prompt: str, name: str, settings: dict[str, Any], decode: bool, **more: Any) -> torch.Tensor:
+    from ..diffusers.models import generate_video
+    if decode:
+        return generate_video(pipe, prompt, name, **settings, **more)
+    given = {key: value for key, value in settings.items() if key != "seed" and value is not None}
+    noise = torch.Generator("cpu").manual_seed(settings["seed"])
+    return pipe(prompt=prompt, generator=noise, output_type="latent", **given, **more).frames
+
+
+def _add_stats(record: dict[str, Any], handle: Any, steps: int) -> None:
+    total, each = handle.stats(), [handle.stats(step=i) for i in range(steps)]
+    layers = [handle.stats(layer=i) for i in range(handle.layers)]
+    sparse = [i for i, s in enumerate(each) if s.sparse_calls]
+    record.update(attention_seconds=total.select_seconds + total.attention_seconds, select_seconds=total.select_seconds,
+                  density_asked=_number(total.density_asked) if sparse else None, density=_number(total.density),
+                  kept_mass=_number(total.mass), calls=total.calls, sparse_calls=total.sparse_calls,
+                  kernel=total.kernel, warmup_steps=sparse[0] if sparse else 0,
+                  step_select_seconds=[s.select_seconds
+                                       for s in each], step_attention_seconds=[s.attention_seconds for s in each],
+                  layer_density=[_number(s.density) for s in layers])
+    if total.fallback_calls:
+        raise Stop(f"{total.fallback_calls} calls ran dense although they should not have: {handle.report()}")
+
+
+# ---------------------------------------------------------------- figures over several clips
+
+def spread(values: Iterable[float | None]) -> dict[str, float | None]:
+    """Median, lowest and highest.
+
+    >>> spread([3.0, 1.0, 2.0])
+    {'median': 2.0, 'lowest': 1.0, 'highest': 3.0}
+    """
+    found = [v for v in values if v is not None]
+    if not found:
+        return {"median": None, "lowest": None, "highest": None}
+    return {"median": statistics.median(found), "lowest": min(found), "highest": max(found)}
+
+
+def step_mean(record: dict[str, Any], *, warmup: int = 0) -> float | None:
+    """Mean seconds of a step, the first `warmup` left out; None if that leaves none."""
+    steps = record["step_seconds"][warmup:]
+    return statistics.fmean(steps) if steps else None
+
+
+def speedup(dense: list[dict[str, Any]], sparse: list[dict[str, Any]], *, without_warmup: bool) -> float | None:
+    """Of the denoising steps, median over clips; without the steps that the sparse run does dense too."""
+    found = []
+    for d, s in zip(dense, sparse):
+        warmup = s["warmup_steps"] if without_warmup else 0
+        a, b = step_mean(d, warmup=warmup), step_mean(s, warmup=warmup)
+        if a and b:
+            found.append(a / b)
+    return statistics.median(found) if found else None
+
+
+def machine() -> dict[str, Any]:
+    """The machine, with the fields of docs/schemas."""
+    import platform
+
+    from ..core.context import get_num_threads, shared_context
+    from ..core.library import load
+    cpu = platform.processor() or platform.machine()
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            cpu = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), cpu)
+    except OSError:
+        pass
+    lib = load()
+    return {
+        "cpu": cpu, "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "os": f"{platform.system()} {platform.release()}", "threads": get_num_threads(),
+        "kernels": lib.c.esa_ctx_cpu(shared_context().ptr).decode(), "blas": None, "version": lib.version()
+    }
+
+
+def commit() -> str:
+    """The commit of the source tree this package lies in; its version where it is installed without one."""
+    import subprocess
+
+    from ..core.library import load
+    folder = os.path.dirname(os.path.abspath(__file__))
+    try:
+        found = subprocess.run(["git", "-C", folder, "describe", "--always", "--dirty", "--abbrev=12"],
+                               capture_output=True, text=True, timeout=20)
+        if found.returncode == 0 and found.stdout.strip():
+            return found.stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        pass
+    return load().version()
