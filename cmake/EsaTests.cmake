@@ -162,9 +162,12 @@ if(NOT ESA_SANITIZE)
            $<TARGET_FILE:esa> $<TARGET_FILE:esa_cli>)
   add_test(NAME tree.install COMMAND ${checks}/install/check_install.sh ${CMAKE_CURRENT_SOURCE_DIR}
            ${CMAKE_CURRENT_BINARY_DIR})
-  add_test(NAME tree.rooms COMMAND python3 ${checks}/tree/check_rooms.py ${CMAKE_CURRENT_SOURCE_DIR})
-  set_tests_properties(tree.headers tree.symbols tree.install tree.rooms
-                       PROPERTIES LABELS tree TIMEOUT 300)
+  set_tests_properties(tree.headers tree.symbols tree.install PROPERTIES LABELS tree TIMEOUT 300)
+  foreach(name rooms counting)
+    add_test(NAME tree.${name}
+             COMMAND python3 ${checks}/tree/check_${name}.py ${CMAKE_CURRENT_SOURCE_DIR})
+    set_tests_properties(tree.${name} PROPERTIES LABELS tree TIMEOUT 300)
+  endforeach()
   if(TARGET esa_cuda)
     add_test(NAME tree.plugin COMMAND ${checks}/cuda/check_plugin.sh ${CMAKE_CURRENT_SOURCE_DIR}
              $<TARGET_FILE:esa_cuda>)

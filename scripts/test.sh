@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Runs the tests: test.sh short | all. Every stage runs even if an earlier one failed; the closing line counts single tests
-# ("N passed, N failed"), and the exit status is 0 only if none failed. "all" also writes docs/results/test-all.md.
+# Runs the tests: test.sh short | all. Every stage runs even if an earlier one failed. A skip that is not in
+# tests/allowed_skips.txt is a failure. The closing line counts single tests ("N passed, N failed"), and the exit status
+# is 0 only if none failed. "all" also writes docs/results/test-all.md.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 mode=${1:-short}
@@ -13,12 +14,21 @@ esac
 jobs=${JOBS:-2}
 scratch=$(mktemp -d)
 : >"$scratch/notes"
+: >"$scratch/skips"
 python_group=       # the process group of the Python stages, which run beside the others
 trap 'kill ${fuzz_pids[@]+"${fuzz_pids[@]}"} ${python_group:+-- "-$python_group"} 2>/dev/null; rm -rf "$scratch"' EXIT
 
-note() {    # note NAME PASSED FAILED SECONDS [remark]: into a file, because stages run in processes of their own
-    printf '%s|%d|%d|%d|%s\n' "$1" "$2" "$3" "$4" "${5:-}" >>"$scratch/notes"
-    printf -- '---- %s: %d passed, %d failed (%d s) %s\n' "$1" "$2" "$3" "$4" "${5:-}"
+note() {    # note NAME PASSED FAILED SKIPPED SECONDS [remark]: into a file, because some stages are other processes
+    printf '%s|%d|%d|%d|%d|%s\n' "$1" "$2" "$3" "$4" "$5" "${6:-}" >>"$scratch/notes"
+    printf -- '---- %s: %d passed, %d failed, %d skipped (%d s) %s\n' "$1" "$2" "$3" "$4" "$5" "${6:-}"
+}
+
+count() {   # count NAME START FILE: books a JUnit file of ctest or pytest
+    local name=$1 seconds=$((SECONDS - $2)) passed failed skipped
+    python3 scripts/count_tests.py "$3" tests/allowed_skips.txt >"$3.count"
+    read -r passed failed skipped <"$3.count"
+    sed 1d "$3.count" | sed "s/^/$name: /" | tee -a "$scratch/skips"
+    note "$name" "${passed:-0}" "${failed:-1}" "${skipped:-0}" "$seconds"
 }
 
 build() {   # build PRESET [target...]: configures and builds; a build that fails is one failed test
@@ -30,24 +40,22 @@ build() {   # build PRESET [target...]: configures and builds; a build that fail
     return 1
 }
 
+run_ctest() {   # run_ctest PRESET FILE [ctest arguments]: prints the results, writes FILE as JUnit
+    local preset=$1 file=$2; shift 2
+    ctest --preset "$preset" -j "$jobs" --no-tests=error --output-junit "$file" --test-output-size-passed 10000000 \
+        "$@" 2>&1 | grep -vE '^\s*Start +[0-9]+:'
+}
+
 stage() {   # stage NAME PRESET [ctest arguments]: builds the preset and runs its tests
     local name=$1 preset=$2 start=$SECONDS; shift 2
     printf '==== %s\n' "$name"
-    if ! build "$preset"; then note "$name" 0 1 $((SECONDS - start)) "did not build"; return; fi
-    ctest --preset "$preset" -j "$jobs" --no-tests=error "$@" 2>&1 | tee "$scratch/ctest" | grep -vE '^\s*Start +[0-9]+:'
-    count_ctest "$name" "$start" "$scratch/ctest"
+    if ! build "$preset"; then note "$name" 0 1 0 $((SECONDS - start)) "did not build"; return; fi
+    run_ctest "$preset" "$scratch/$preset.xml" "$@"
+    count "$name" "$start" "$scratch/$preset.xml"
 }
 
-count_ctest() {   # count_ctest NAME START FILE: books what ctest wrote to FILE
-    local name=$1 start=$2 file=$3 total bad skipped
-    total=$(sed -n 's/.*tests failed out of \([0-9]*\).*/\1/p' "$file")
-    bad=$(sed -n 's/.*tests passed, \([0-9]*\) tests failed.*/\1/p' "$file")
-    if [ -z "$total" ]; then note "$name" 0 1 $((SECONDS - start)) "ctest ran no tests"; return; fi
-    skipped=$(grep -cF '***Skipped' "$file")         # neither passed nor failed
-    note "$name" $((total - bad - skipped)) "$bad" $((SECONDS - start)) "$([ "$skipped" -eq 0 ] || echo "$skipped skipped")"
-}
-
-# Fuzzing is a matter of minutes, not of work: the targets run beside the other stages, from the committed seeds. A finding or a crash is a failure.
+# Fuzzing takes time, not work: the targets run beside the other stages, from the committed seeds. A finding or a crash
+# is a failure.
 fuzz_pids=()
 fuzz_names=()
 fuzz_begin=0
@@ -55,7 +63,7 @@ fuzz_start() {
     local target name seeds
     fuzz_begin=$SECONDS
     printf '==== fuzz, %d s per target, in the background\n' "$fuzz_seconds"
-    if ! build fuzz fuzzers; then note fuzz 0 1 $((SECONDS - fuzz_begin)) "did not build"; return; fi
+    if ! build fuzz fuzzers; then note fuzz 0 1 0 $((SECONDS - fuzz_begin)) "did not build"; return; fi
     for target in build-fuzz/fuzz_*; do
         { [ -f "$target" ] && [ -x "$target" ]; } || continue
         name=$(basename "$target")
@@ -67,7 +75,7 @@ fuzz_start() {
         fuzz_pids+=($!)
         fuzz_names+=("$name")
     done
-    [ ${#fuzz_pids[@]} -gt 0 ] || note fuzz 0 1 0 "no fuzz targets"
+    [ ${#fuzz_pids[@]} -gt 0 ] || note fuzz 0 1 0 0 "no fuzz targets"
 }
 
 fuzz_collect() {
@@ -87,31 +95,34 @@ fuzz_collect() {
             done
         fi
     done
-    note "fuzz, $fuzz_seconds s each" "$ok" "$bad" $((SECONDS - fuzz_begin)) "$remark"
+    note "fuzz, $fuzz_seconds s each" "$ok" "$bad" 0 $((SECONDS - fuzz_begin)) "$remark"
 }
 
-# python_tests NAME REQUIREMENTS [pytest arguments]: the package's tests, then the engine held against diffusers live, in an environment of
-# those versions.
+# python_tests NAME REQUIREMENTS [pytest arguments]: the package's tests, then the engine against diffusers, in an
+# environment of those versions.
 python_tests() {
     local name=$1 requirements=$2 start=$SECONDS python; shift 2
-    if ! python=$(scripts/python-env.sh "$requirements"); then note "$name" 0 1 $((SECONDS - start)) "no environment"; return; fi
-    until [ -e "$scratch/release-done" ]; do sleep 1; done
+    if ! python=$(scripts/python-env.sh "$requirements"); then
+        note "$name" 0 1 0 $((SECONDS - start)) "no environment"
+        return
+    fi
+    until [ -e "$scratch/release-built" ]; do sleep 1; done
     printf '==== %s\n' "$name"
     start=$SECONDS
-    if ! build release; then note "$name" 0 1 $((SECONDS - start)) "did not build"; return; fi
-    ESA_LIB=$PWD/build/libesa.so OMP_NUM_THREADS=1 "$python" -m pytest -q --junitxml="$scratch/pytest.xml" "$@" 2>&1 | tail -n 60
-    # shellcheck disable=SC2046
-    note "$name" $("$python" scripts/count_junit.py "$scratch/pytest.xml" $((SECONDS - start)))
+    ESA_LIB=$PWD/build/libesa.so OMP_NUM_THREADS=1 \
+        "$python" -m pytest -q --junitxml="$scratch/pytest.xml" "$@" 2>&1 | tail -n 60
+    count "$name" "$start" "$scratch/pytest.xml"
     rm -f "$scratch/pytest.xml"
+    until [ -e "$scratch/release-done" ]; do sleep 1; done
     start=$SECONDS
-    ESA_PYTHON=$python ctest --preset release -L live --no-tests=error >"$scratch/live" 2>&1
+    ESA_PYTHON=$python run_ctest release "$scratch/live.xml" -L live >"$scratch/live"
     grep -q '100% tests passed' "$scratch/live" || tail -n 40 "$scratch/live"
-    count_ctest "$name, live parity" "$start" "$scratch/live"
-    if grep -q 'live\.diffusers .*Skipped' "$scratch/live"; then note "$name, live parity" 0 1 0 "skipped although its packages are there"; fi
+    count "$name, live parity" "$start" "$scratch/live.xml"
 }
 
-# Fetching and unpacking torch is mostly waiting, and pytest keeps one core busy: the Python stages run beside the others, from the release stage
-# on, whose library they use. A process group of their own, so that all of it ends if this script does; what they print follows at the end.
+# Fetching and unpacking torch is mostly waiting, and pytest keeps one core busy: the Python stages run beside the
+# others, from the moment the release build is there. They form a process group of their own, so that all of it ends if
+# this script does; their output follows at the end.
 python_start() {
     set -m
     {
@@ -130,24 +141,34 @@ python_collect() {
     wait "$python_group"
     python_group=
     cat "$scratch/python"
-    grep -q '^python|' "$scratch/notes" || note python 0 1 0 "ended without a count"
+    grep -q '^python|' "$scratch/notes" || note python 0 1 0 0 "ended without a count"
 }
 
-fresh() {   # the two commands of the README in a clone with nothing built, demo and install
+fresh() {   # what the README tells a reader to type, in a clone with nothing built
     local start=$SECONDS
     printf '==== fresh clone: make demo, make install\n'
     if git clone -q . "$scratch/clone" && (cd "$scratch/clone" && make demo JOBS="$jobs" &&
         make install JOBS="$jobs" PREFIX="$scratch/prefix" && "$scratch/prefix/bin/esa" doctor) >"$scratch/log" 2>&1; then
-        note "fresh clone" 1 0 $((SECONDS - start))
+        note "fresh clone" 1 0 0 $((SECONDS - start))
     else
         tail -n 20 "$scratch/log"
-        note "fresh clone" 0 1 $((SECONDS - start))
+        note "fresh clone" 0 1 0 $((SECONDS - start))
     fi
+}
+
+table() {   # the closing table: a row per stage
+    echo "| stage | passed | failed | skipped | seconds | remark |"
+    echo "|---|---|---|---|---|---|"
+    sed 's/|/ | /g; s/^/| /; s/$/ |/' "$scratch/notes"
 }
 
 # The long run draws its random problems anew each time; failures print the seed.
 [ "$mode" = short ] || export ESA_TEST_SEED=${ESA_TEST_SEED:-$(date +%s)}
 fuzz_start
+# The Python stages need the libraries and the command, so these are built first; the rest of the release build, which
+# may include the CUDA plugin, follows while pytest runs.
+build release esa esa_cli >/dev/null
+touch "$scratch/release-built"
 python_start
 # Tests labelled long (a browser, the tutorial, a cluster) belong to the complete run, once.
 # Live parity with diffusers needs torch: the Python stage runs it, in the environment it makes.
@@ -156,10 +177,10 @@ else stage "release" release -LE '^(long|live)$'
 fi
 touch "$scratch/release-done"
 stage "asan + ubsan" asan -LE '^(long|live)$'
-# Emulation is some thirty times slower than the machine, so the short run takes what depends on the processor; sessions and
-# mask files, which do not, follow in the complete run.
+# Emulation is some thirty times slower than the machine. The short run takes what depends on the processor; sessions
+# and mask files do not, and follow in the complete run.
 if [ "$mode" = all ]; then stage "NEON under qemu" neon
-else stage "NEON under qemu, all but sessions" neon -E '^session'
+else stage "NEON under qemu, without sessions and mask files" neon -E '^(session|maskfile)'
 fi
 if [ "$mode" = all ]; then
     stage "tsan" tsan -L unit
@@ -170,6 +191,9 @@ python_collect
 fuzz_collect
 passed=$(awk -F'|' '{ n += $2 } END { print n + 0 }' "$scratch/notes")
 failed=$(awk -F'|' '{ n += $3 } END { print n + 0 }' "$scratch/notes")
+echo
+table
+cat "$scratch/skips"
 if [ "$mode" = all ]; then
     {
         echo "# Last complete run of \`make test-all\`"
@@ -177,10 +201,9 @@ if [ "$mode" = all ]; then
         echo "Commit $(git describe --always --dirty --abbrev=12 2>/dev/null || echo unknown), $(date -u +%Y-%m-%d)," \
              "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $(nproc) cores."
         echo
-        echo "| stage | passed | failed | seconds | remark |"
-        echo "|---|---|---|---|---|"
-        sed 's/|/ | /g; s/^/| /; s/$/ |/' "$scratch/notes"
+        table
         echo
+        if [ -s "$scratch/skips" ]; then sed 's/^/* /' "$scratch/skips"; echo; fi
         echo "$passed passed, $failed failed"
     } >"$scratch/test-all.md"
     mv "$scratch/test-all.md" docs/results/test-all.md

@@ -147,7 +147,7 @@ class Outputs(Base):
         self.assertEqual(code, 0, err)
         kernels = re.search(r"^kernels +(\S+)", out, re.M)[1]
         if "kernels for Prescott" not in out or kernels not in ("avx2", "avx512", "avx512bf16"):
-            self.skipTest("no OpenBLAS with kernels for several processors here, or a processor without AVX2")
+            kit.skip(self, "no OpenBLAS with kernels for several processors here, or a processor without AVX2")
         self.assertIn(f"OPENBLAS_CORETYPE={'Haswell' if kernels == 'avx2' else 'SkylakeX'} in the environment", out)
         self.assertNotIn("hint", self.shell('OPENBLAS_CORETYPE=Haswell "$ESA" doctor')[1])
         self.assertNotIn("hint", self.shell('ESA_CPU=ref OPENBLAS_CORETYPE=Prescott "$ESA" doctor')[1])

@@ -599,7 +599,7 @@ class Scripts(Base):
     def test_node_reads_them(self):
         node = shutil.which("node") or shutil.which("nodejs")
         if not node:
-            self.skipTest("node is not installed")
+            kit.skip(self, "node is not installed")
         self.results()
         page, _ = self.page("res", "--masks", self.masks())
         path = self.put("page.js", page.all("script")[1]["text"])
