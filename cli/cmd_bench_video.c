@@ -201,7 +201,7 @@ static int dense_clip(bench *b, esa_frames **frames, const clip_request *request
     if (!status && b->dense_dir) {
         esa_frames_info info = { .struct_size = sizeof info };
         dense_path(b, path, sizeof path, prompt, seed);
-        if (b->maker.video.frames_info(*frames, &info) == ESA_OK)
+        if (b->maker.video.frames_get_info(*frames, &info) == ESA_OK)
             status = cli_write_file(path, (const char *)info.rgb,
                                     (size_t)info.frames * (size_t)info.height * (size_t)info.width *
                                         3);

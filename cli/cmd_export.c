@@ -90,12 +90,12 @@ static int decode(job *j, esa_frames **frames, const video_entry *e)
     if (!j->model) {
         const int status = model_folder(j, folder, sizeof folder);
         if (status) return status;
-        esa_model_params p = j->video.model_params();
+        esa_model_params p = j->video.model_params_default();
         p.parts = ESA_PART_VAE;
         const esa_status opened = j->video.model_open(j->ctx, &j->model, folder, &p);
         if (opened != ESA_OK) return cli_fail_esa(j->ctx, opened, what);
     }
-    esa_decode_params p = j->video.decode_params();
+    esa_decode_params p = j->video.decode_params_default();
     clip_watch watch = { .label = e->stem, .stage = -1 };
     p.latents = e->path;
     p.vae_tile = (int32_t)j->tile;
@@ -112,7 +112,7 @@ static int decode(job *j, esa_frames **frames, const video_entry *e)
 static int load(job *j, esa_frames **frames, const video_entry *e)
 {
     if (e->latents) return decode(j, frames, e);
-    esa_load_params p = j->video.load_params();
+    esa_load_params p = j->video.load_params_default();
     p.fps = j->fps;
     const esa_status status = j->video.frames_load(j->ctx, frames, e->path, &p);
     return status == ESA_OK ? CLI_OK : cli_fail_esa(j->ctx, status, what);
@@ -120,7 +120,7 @@ static int load(job *j, esa_frames **frames, const video_entry *e)
 
 static int save(job *j, const esa_frames *frames, const char *target)
 {
-    esa_save_params p = j->video.save_params();
+    esa_save_params p = j->video.save_params_default();
     p.fps = j->fps;
     p.quality = (int32_t)j->quality;
     p.codec = j->codec;
@@ -133,7 +133,7 @@ static void report(job *j, const video_entry *e, const char *target, const esa_f
 {
     esa_frames_info info = { .struct_size = sizeof info };
     struct stat about;
-    j->video.frames_info(frames, &info);
+    j->video.frames_get_info(frames, &info);
     const double fps = j->fps > 0 ? j->fps : info.fps;
     const int is_file = stat(target, &about) == 0 && S_ISREG(about.st_mode);
     printf("%s -> %s: %d frames of %d x %d at %.4g a second", e->path, target, info.frames,

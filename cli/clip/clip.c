@@ -31,7 +31,7 @@ int clip_open(clip_maker *m, const char *model, const clip_opening *opening, con
     if (!status) status = cli_ctx_new(&m->ctx, o->threads);
     if (status) return status;
     clip_catch_signals();
-    esa_model_params p = m->video.model_params();
+    esa_model_params p = m->video.model_params_default();
     p.hold = o->hold;
     p.parts = o->parts;
     p.report = o->report;
@@ -49,7 +49,7 @@ int clip_open(clip_maker *m, const char *model, const clip_opening *opening, con
     snprintf(m->folder, sizeof m->folder, "%s", folder);
     if (o->check) return CLI_OK;
     m->info.struct_size = sizeof m->info;
-    opened = m->video.model_info(m->model, &m->info);
+    opened = m->video.model_get_info(m->model, &m->info);
     return opened == ESA_OK ? CLI_OK : cli_fail_esa(m->ctx, opened, what);
 }
 
@@ -132,7 +132,7 @@ static int fill_params(const clip_maker *m, esa_generate_params *p, const clip_r
         { ESA_SESSION_ONLINE, ESA_SELECT_RF_V2 },   { ESA_SESSION_ONLINE, ESA_SELECT_ADA_BSA },
         { ESA_SESSION_CACHED, ESA_SELECT_ENTROPY }, { ESA_SESSION_RECORD, ESA_SELECT_ENTROPY },
     };
-    *p = m->video.generate_params();
+    *p = m->video.generate_params_default();
     p->frames = (int32_t)r->frames;
     p->height = (int32_t)r->height;
     p->width = (int32_t)r->width;
@@ -351,6 +351,6 @@ int clip_compare(clip_maker *m, esa_metrics *metrics, const esa_frames *referenc
 {
     memset(metrics, 0, sizeof *metrics);
     metrics->struct_size = sizeof *metrics;
-    const esa_status status = m->video.compare(m->ctx, metrics, reference, frames);
+    const esa_status status = m->video.frames_compare(m->ctx, metrics, reference, frames);
     return status == ESA_OK ? CLI_OK : cli_fail_esa(m->ctx, status, m->what);
 }

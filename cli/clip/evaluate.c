@@ -219,8 +219,8 @@ static int measure_one(job *j, evaluate_video *v)
     if (status == ESA_OK) status = j->video.frames_load(j->ctx, &b, v->generated, NULL);
     int failed = status == ESA_OK ? CLI_OK : cli_fail_esa(j->ctx, status, j->what);
     if (!failed) {
-        j->video.frames_info(a, &x);
-        j->video.frames_info(b, &y);
+        j->video.frames_get_info(a, &x);
+        j->video.frames_get_info(b, &y);
         failed = check_alike(j, v, &x, &y);
     }
     if (!failed) {
@@ -232,7 +232,8 @@ static int measure_one(job *j, evaluate_video *v)
         if (!v->each) failed = cli_fail("%s: out of memory", j->what);
     }
     if (!failed) {
-        status = j->video.measure(j->ctx, &v->metrics, v->each, a, b, lpips_for(j, v), told, j);
+        status = j->video.frames_measure(j->ctx, &v->metrics, v->each, a, b, lpips_for(j, v), told,
+                                         j);
         cli_progress_end();
         if (status == ESA_ERR_STATE && clip_interrupted())
             failed = CLIP_INTERRUPTED;

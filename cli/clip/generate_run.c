@@ -35,7 +35,7 @@ static int ends_with(const char *path, const char *ending)
 
 static esa_save_params save_params(const job *j)
 {
-    esa_save_params p = j->maker.video.save_params();
+    esa_save_params p = j->maker.video.save_params_default();
     p.quality = (int32_t)j->o->quality;
     p.fps = j->o->fps;
     return p;

@@ -60,39 +60,17 @@ int cli_video_open(cli_video *v, const char *what)
                         ESA_VIDEO_MISSING);
     v->handle = open_library();
     if (!v->handle) return cli_fail("%s: the video engine cannot be opened: %s", what, dlerror());
-    const int whole = symbol(&v->abi, v->handle, "esa_video_abi") &&
-                      symbol(&v->model_params, v->handle, "esa_model_params_default") &&
-                      symbol(&v->model_check, v->handle, "esa_model_check") &&
-                      symbol(&v->model_open, v->handle, "esa_model_open") &&
-                      symbol(&v->model_free, v->handle, "esa_model_free") &&
-                      symbol(&v->model_info, v->handle, "esa_model_get_info") &&
-                      symbol(&v->generate_params, v->handle, "esa_generate_params_default") &&
-                      symbol(&v->generate, v->handle, "esa_generate") &&
-                      symbol(&v->frames_create, v->handle, "esa_frames_create") &&
-                      symbol(&v->frames_info, v->handle, "esa_frames_get_info") &&
-                      symbol(&v->frames_free, v->handle, "esa_frames_free") &&
-                      symbol(&v->frames_beside, v->handle, "esa_frames_beside") &&
-                      symbol(&v->save_params, v->handle, "esa_save_params_default") &&
-                      symbol(&v->frames_save, v->handle, "esa_frames_save") &&
-                      symbol(&v->frames_save_check, v->handle, "esa_frames_save_check") &&
-                      symbol(&v->compare, v->handle, "esa_frames_compare") &&
-                      symbol(&v->measure, v->handle, "esa_frames_measure") &&
-                      symbol(&v->load_params, v->handle, "esa_load_params_default") &&
-                      symbol(&v->frames_load, v->handle, "esa_frames_load") &&
-                      symbol(&v->frames_peek, v->handle, "esa_frames_peek") &&
-                      symbol(&v->decode_params, v->handle, "esa_decode_params_default") &&
-                      symbol(&v->decode, v->handle, "esa_decode") &&
-                      symbol(&v->lpips_open, v->handle, "esa_lpips_open") &&
-                      symbol(&v->lpips_free, v->handle, "esa_lpips_free") &&
-                      symbol(&v->lpips_net, v->handle, "esa_lpips_net") &&
-                      symbol(&v->lpips_least, v->handle, "esa_lpips_least");
+    int whole = 1;
+#define FIND(name) whole &= symbol(&v->name, v->handle, "esa_" #name);
+    CLI_VIDEO_CALLS(FIND)
+#undef FIND
     static const uint32_t sizes[ESA_VIDEO_ABI_COUNT] = {
         sizeof(esa_model_params),    sizeof(esa_model_info),     sizeof(esa_progress),
         sizeof(esa_generate_params), sizeof(esa_generate_stats), sizeof(esa_frames_info),
         sizeof(esa_save_params),     sizeof(esa_metrics),        sizeof(esa_load_params),
         sizeof(esa_decode_params),
     };
-    if (whole && memcmp(v->abi(), sizes, sizeof sizes) == 0) return CLI_OK;
+    if (whole && memcmp(v->video_abi(), sizes, sizeof sizes) == 0) return CLI_OK;
     cli_video_close(v);
     return cli_fail("%s: %s is of another build than this command", what, ESA_VIDEO_LIBRARY);
 }

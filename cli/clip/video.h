@@ -9,40 +9,43 @@
 
 /* ---------------------------------------------------------------- the engine (video.c) */
 
-/* libesa_video brings a BLAS and FFmpeg with some hundred libraries of its own; it is opened by the
- * commands that need it, so that the others start at once and on machines without those. */
+/* libesa_video needs a BLAS and FFmpeg with about a hundred libraries behind it. Only commands that
+ * use the engine open it, so the others start at once and also on machines without those. */
+#define CLI_VIDEO_CALLS(X)                                                                         \
+    X(video_abi)                                                                                   \
+    X(model_params_default)                                                                        \
+    X(model_check)                                                                                 \
+    X(model_open)                                                                                  \
+    X(model_free)                                                                                  \
+    X(model_get_info)                                                                              \
+    X(generate_params_default)                                                                     \
+    X(generate_resolve)                                                                            \
+    X(generate)                                                                                    \
+    X(decode_params_default)                                                                       \
+    X(decode)                                                                                      \
+    X(frames_create)                                                                               \
+    X(frames_free)                                                                                 \
+    X(frames_get_info)                                                                             \
+    X(frames_beside)                                                                               \
+    X(frames_compare)                                                                              \
+    X(frames_measure)                                                                              \
+    X(save_params_default)                                                                         \
+    X(frames_save)                                                                                 \
+    X(frames_save_check)                                                                           \
+    X(load_params_default)                                                                         \
+    X(frames_load)                                                                                 \
+    X(frames_peek)                                                                                 \
+    X(lpips_open)                                                                                  \
+    X(lpips_free)                                                                                  \
+    X(lpips_net)                                                                                   \
+    X(lpips_least)
+
+/* Pointers to the calls of esa_video.h and esa_frames.h, under their names without esa_. */
 typedef struct cli_video {
     void *handle;
-    const uint32_t *(*abi)(void);
-    esa_model_params (*model_params)(void);
-    esa_status (*model_check)(esa_ctx *, const char *, const esa_model_params *);
-    esa_status (*model_open)(esa_ctx *, esa_model **, const char *, const esa_model_params *);
-    void (*model_free)(esa_model *);
-    esa_status (*model_info)(const esa_model *, esa_model_info *);
-    esa_generate_params (*generate_params)(void);
-    esa_status (*generate)(esa_model *, esa_frames **, const esa_generate_params *,
-                           esa_generate_stats *);
-    esa_status (*frames_create)(esa_ctx *, esa_frames **, const uint8_t *, int32_t, int32_t,
-                                int32_t, double);
-    void (*frames_free)(esa_frames *);
-    esa_status (*frames_info)(const esa_frames *, esa_frames_info *);
-    esa_status (*frames_beside)(esa_ctx *, esa_frames **, const esa_frames *, const esa_frames *);
-    esa_save_params (*save_params)(void);
-    esa_status (*frames_save)(esa_ctx *, const esa_frames *, const char *, const esa_save_params *);
-    esa_status (*frames_save_check)(esa_ctx *, const char *, int64_t, const esa_save_params *);
-    esa_load_params (*load_params)(void);
-    esa_status (*frames_load)(esa_ctx *, esa_frames **, const char *, const esa_load_params *);
-    esa_status (*frames_peek)(esa_ctx *, esa_frames_info *, const char *, const esa_load_params *);
-    esa_decode_params (*decode_params)(void);
-    esa_status (*decode)(esa_model *, esa_frames **, const esa_decode_params *);
-    esa_status (*lpips_open)(esa_ctx *, esa_lpips **, const char *);
-    void (*lpips_free)(esa_lpips *);
-    const char *(*lpips_net)(const esa_lpips *);
-    int32_t (*lpips_least)(const esa_lpips *);
-    esa_status (*compare)(esa_ctx *, esa_metrics *, const esa_frames *, const esa_frames *);
-    esa_status (*measure)(esa_ctx *, esa_metrics *, double *, const esa_frames *,
-                          const esa_frames *, esa_lpips *, int32_t (*)(void *, int32_t, int32_t),
-                          void *);
+#define CLI_VIDEO_FIELD(name) __typeof__(&esa_##name) name;
+    CLI_VIDEO_CALLS(CLI_VIDEO_FIELD)
+#undef CLI_VIDEO_FIELD
 } cli_video;
 
 /* CLI_FAILED after one sentence where the engine was not built, is not there, or is of another

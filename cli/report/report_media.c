@@ -191,7 +191,7 @@ static void embed_frames(report_text *t, report_media *media, double *fps, int64
     snprintf(mp4_path, sizeof mp4_path, "%s/clip.mp4", folder);
     snprintf(pictures, sizeof pictures, "%s/pictures/", folder);
     esa_frames_info info = { .struct_size = sizeof info };
-    esa_save_params save = media->video.save_params();
+    esa_save_params save = media->video.save_params_default();
     save.codec = ESA_CODEC_H264;
     save.quality = 90;
     size_t size;
@@ -201,7 +201,7 @@ static void embed_frames(report_text *t, report_media *media, double *fps, int64
     if (data && report_mp4_probe(&mp4, (const unsigned char *)data, size) == 0 && mp4.plays) {
         embed_mp4(t, media, fps, frames, &mp4, data, size, label);
         media->converted++;
-    } else if (media->video.frames_info(clip, &info) == ESA_OK &&
+    } else if (media->video.frames_get_info(clip, &info) == ESA_OK &&
                media->video.frames_save(media->ctx, clip, pictures, NULL) == ESA_OK) {
         pictures[strlen(pictures) - 1] = 0;
         embed_pictures(t, media, fps, frames, pictures, info.fps > 0 ? info.fps : PICTURES_FPS,

@@ -185,6 +185,13 @@ typedef struct esa_generate_params {
 /* Session mode DENSE. */
 ESA_API esa_generate_params esa_generate_params_default(void);
 
+/* What esa_generate would run. Checks the settings and fills in what they leave open: frames,
+ * height, width, steps, guidance, and in session modes ONLINE and RECORD the order and the block
+ * sizes of the selection. *tokens (may be NULL) receives the tokens of self-attention. Prompt and
+ * files are not looked at. On failure params is unchanged. */
+ESA_API esa_status esa_generate_resolve(esa_model *model, esa_generate_params *params,
+                                        int64_t *tokens);
+
 typedef struct esa_generate_stats { /* struct_size is set by the caller */
     uint32_t struct_size;
     int32_t frames, height, width, steps; /* as run */

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
+#include "attn/attn.h"
 #include "media/frames.h"
 #include "model/random.h"
 #include "model/sched/sched.h"
@@ -30,6 +31,7 @@ typedef struct run {
     int32_t latent[3];     /* t, h, w */
     int32_t branches;
     int64_t count;   /* elements of the latents */
+    int64_t tokens;  /* of self-attention */
     float *x, *v[2]; /* [C][T][H][W]: sample, velocities of the branches */
     int64_t bytes;   /* of each */
     esa_embeds embeds;
@@ -101,10 +103,12 @@ static esa_status check_sizes(esa_model *m, run *r)
     p->frames = (r->latent[0] - 1) * i->factor[0] + 1;
     r->branches = p->guidance > 1 ? 2 : 1;
     r->count = (int64_t)i->latent_channels * r->latent[0] * r->latent[1] * r->latent[2];
+    r->tokens = (int64_t)(r->latent[0] / i->patch[0]) * (r->latent[1] / i->patch[1]) *
+                (r->latent[2] / i->patch[2]);
     return ESA_OK;
 }
 
-static esa_status check_params(esa_model *m, run *r, const esa_generate_params *params)
+static esa_status check_settings(esa_model *m, run *r, const esa_generate_params *params)
 {
     if (params->struct_size != sizeof *params)
         return esa_fail(m->ctx, ESA_ERR_VERSION, "esa_generate_params has %u bytes, expected %u",
@@ -116,11 +120,6 @@ static esa_status check_params(esa_model *m, run *r, const esa_generate_params *
     if (p->decode && !m->vae)
         return esa_fail(m->ctx, ESA_ERR_STATE,
                         "this model was opened without its VAE; it can make latents only");
-    if (!p->prompt && !p->prompt_embeds)
-        return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "neither a prompt nor embeddings were given");
-    if (p->prompt && p->prompt_embeds)
-        return esa_fail(m->ctx, ESA_ERR_ARGUMENT,
-                        "a prompt and embeddings are two ways to say one thing; give one");
     if (p->max_text_tokens < 0 || p->max_text_tokens > 65536)
         return esa_fail(m->ctx, ESA_ERR_ARGUMENT,
                         "max_text_tokens is %d, expected 0 (512) .. 65536", p->max_text_tokens);
@@ -130,11 +129,21 @@ static esa_status check_params(esa_model *m, run *r, const esa_generate_params *
     if (!(p->flow_shift >= 0 && p->flow_shift <= 1000))
         return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "flow_shift is %g, expected 0 .. 1000",
                         p->flow_shift);
+    return check_sizes(m, r);
+}
+
+static esa_status check_inputs(const esa_model *m, const esa_generate_params *p)
+{
+    if (!p->prompt && !p->prompt_embeds)
+        return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "neither a prompt nor embeddings were given");
+    if (p->prompt && p->prompt_embeds)
+        return esa_fail(m->ctx, ESA_ERR_ARGUMENT,
+                        "a prompt and embeddings were given, expected one of them");
     if (p->session.mode == ESA_SESSION_CACHED && !p->masks)
         return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "cached masks need a mask file");
     if (p->session.mode == ESA_SESSION_RECORD && !p->record)
         return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "recording needs a file to record into");
-    return check_sizes(m, r);
+    return ESA_OK;
 }
 
 /* ---------------------------------------------------------------- getting ready */
@@ -147,8 +156,7 @@ static esa_status check_selection(esa_model *m, const run *r, const esa_session_
     esa_shapes shapes = esa_shapes_default();
     shapes.B = 1;
     shapes.Hq = shapes.Hkv = i->heads;
-    shapes.Nq = shapes.Nk = (int64_t)(r->latent[0] / i->patch[0]) * (r->latent[1] / i->patch[1]) *
-                            (r->latent[2] / i->patch[2]);
+    shapes.Nq = shapes.Nk = r->tokens;
     shapes.D = i->head_dim;
     esa_plan *plan = NULL;
     const esa_status status = esa_plan_create(m->ctx, &plan, &shapes, &s->select, &s->attention);
@@ -347,8 +355,7 @@ static esa_status run_stages(esa_model *m, run *r)
     status = esa_session_get_stats(m->session, &s->session, -1, -1);
     if (r->p.denoised) r->p.denoised(r->p.denoised_user, m->session);
     s->attention_seconds = s->session.select_seconds + s->session.attention_seconds;
-    s->tokens = r->latent[0] / m->info.patch[0] * (r->latent[1] / m->info.patch[1]) *
-                (r->latent[2] / m->info.patch[2]);
+    s->tokens = (int32_t)r->tokens;
     if (status == ESA_OK && r->p.decode)
         status = esa_model_decode(m, &r->frames, r->x, r->latent, r->p.vae_tile);
     s->decode_seconds = esa_nn_now() - t2;
@@ -380,7 +387,8 @@ static esa_status generate(esa_model *m, esa_frames **frames, const esa_generate
     m->done = m->total = 0;
     m->nn.peak = m->nn.held;
     const esa_generate_params fallback = esa_generate_params_default();
-    esa_status status = check_params(m, &r, params ? params : &fallback);
+    esa_status status = check_settings(m, &r, params ? params : &fallback);
+    if (status == ESA_OK) status = check_inputs(m, &r.p);
     if (status == ESA_OK && stats && stats->struct_size != sizeof *stats)
         status = esa_fail(m->ctx, ESA_ERR_VERSION, "esa_generate_stats has %u bytes, expected %u",
                           stats->struct_size, (unsigned)sizeof *stats);
@@ -426,6 +434,47 @@ esa_status esa_generate(esa_model *model, esa_frames **frames, const esa_generat
         status = esa_fail(model->outer, ESA_ERR_ARGUMENT, "frames is NULL");
     else
         status = esa_model_outward(model, generate(model, frames, params, stats));
+    esa_ctx_leave(model->outer);
+    return status;
+}
+
+/* Blocks and order as the selection will use them; scale and the rest stay as they were given. */
+static esa_status resolve_selection(const esa_model *m, run *r)
+{
+    esa_select_params *s = &r->p.session.select, given = *s, resolved;
+    for (int d = 0; d < 3; d++)
+        given.layout.grid_q[d] = given.layout.grid_k[d] = r->latent[d] / m->info.patch[d];
+    const esa_status status = esa_check_select(m->ctx, &resolved, &given, r->tokens, r->tokens,
+                                               m->info.head_dim);
+    if (status != ESA_OK) return status;
+    s->block_q = resolved.block_q;
+    s->block_k = resolved.block_k;
+    s->layout.order = resolved.layout.order;
+    return ESA_OK;
+}
+
+static esa_status resolve(esa_model *m, esa_generate_params *params, int64_t *tokens)
+{
+    run r;
+    memset(&r, 0, sizeof r);
+    if (!params) return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "params is NULL");
+    esa_status status = check_settings(m, &r, params);
+    const int32_t mode = r.p.session.mode;
+    if (status == ESA_OK && (mode == ESA_SESSION_ONLINE || mode == ESA_SESSION_RECORD))
+        status = resolve_selection(m, &r);
+    if (status != ESA_OK) return status;
+    *params = r.p;
+    if (tokens) *tokens = r.tokens;
+    return ESA_OK;
+}
+
+esa_status esa_generate_resolve(esa_model *model, esa_generate_params *params, int64_t *tokens)
+{
+    if (!model) return ESA_ERR_ARGUMENT;
+    esa_status status = esa_ctx_enter(model->outer);
+    if (status != ESA_OK) return status;
+    model->ctx->error[0] = 0;
+    status = esa_model_outward(model, resolve(model, params, tokens));
     esa_ctx_leave(model->outer);
     return status;
 }

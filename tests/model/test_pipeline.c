@@ -580,18 +580,68 @@ static void record_then_cached(void **state)
     scratch_remove(&s);
 }
 
+/* esa_generate_resolve promises what esa_generate then does. */
+static void says_what_would_run(void **state)
+{
+    (void)state;
+    esa_ctx *ctx = context(1);
+    esa_model *model = open_model(ctx);
+    esa_model_info info = { .struct_size = sizeof info };
+    int64_t tokens = 0;
+    assert_int_equal(esa_model_get_info(model, &info), ESA_OK);
+    esa_generate_params p = esa_generate_params_default();
+    assert_int_equal(esa_generate_resolve(model, &p, NULL), ESA_OK);
+    assert_int_equal(p.frames, info.frames);
+    assert_int_equal(p.height, info.height);
+    assert_int_equal(p.width, info.width);
+    assert_int_equal(p.steps, info.steps);
+    assert_true(p.guidance == info.guidance);
+    assert_int_equal(p.session.select.block_q, 0); /* dense: there is no selection */
+
+    p = tiny();
+    p.frames = 4; /* rounded down */
+    p.prompt = NULL;
+    p.session = esa_session_params_recommended(ESA_SESSION_ONLINE, ESA_SELECT_ENTROPY, 0);
+    p.session.select.layout.order = ESA_ORDER_DEFAULT;
+    assert_int_equal(esa_generate_resolve(model, &p, &tokens), ESA_OK);
+    assert_int_equal(p.frames, 3);
+    assert_int_equal(tokens, 2 * 4 * 4);
+    assert_int_equal(p.session.select.block_q, 256);
+    assert_int_equal(p.session.select.block_k, 128);
+    assert_int_equal(p.session.select.layout.order, ESA_ORDER_RASTER);
+    assert_true(p.session.select.scale == 0);
+    p.prompt = "a red ball";
+    p.session.select.block_q = p.session.select.block_k = 16;
+    p.session.warmup_frac = 0;
+    esa_frames *frames;
+    esa_generate_stats stats = { .struct_size = sizeof stats };
+    assert_int_equal(esa_generate(model, &frames, &p, &stats), ESA_OK);
+    assert_int_equal(stats.tokens, tokens);
+    assert_int_equal(stats.frames, p.frames);
+    esa_frames_free(frames);
+
+    esa_generate_params before = p;
+    p.height = before.height = 33;
+    assert_int_equal(esa_generate_resolve(model, &p, &tokens), ESA_ERR_ARGUMENT);
+    assert_non_null(strstr(esa_ctx_error(ctx), "height"));
+    p.height = before.height = 32;
+    p.session.select.block_q = before.session.select.block_q = 17;
+    assert_int_equal(esa_generate_resolve(model, &p, &tokens), ESA_ERR_UNSUPPORTED);
+    assert_memory_equal(&p, &before, sizeof p);
+    assert_int_equal(esa_generate_resolve(model, NULL, NULL), ESA_ERR_ARGUMENT);
+    assert_int_equal(esa_generate_resolve(NULL, &p, NULL), ESA_ERR_ARGUMENT);
+    esa_model_free(model);
+    esa_ctx_free(ctx);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(like_diffusers),
-        cmocka_unit_test(described),
-        cmocka_unit_test(refusals),
-        cmocka_unit_test(decoder_too_large),
-        cmocka_unit_test(progress_and_cancel),
-        cmocka_unit_test(cancel_loading),
-        cmocka_unit_test(not_finite),
-        cmocka_unit_test(out_of_memory),
-        cmocka_unit_test(record_then_cached),
+        cmocka_unit_test(says_what_would_run), cmocka_unit_test(like_diffusers),
+        cmocka_unit_test(described),           cmocka_unit_test(refusals),
+        cmocka_unit_test(decoder_too_large),   cmocka_unit_test(progress_and_cancel),
+        cmocka_unit_test(cancel_loading),      cmocka_unit_test(not_finite),
+        cmocka_unit_test(out_of_memory),       cmocka_unit_test(record_then_cached),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
