@@ -32,7 +32,7 @@ ROOMS = [
     ("src/nn", "src/base src/cpu src/ctx"),
     ("src/media", "src/base src/ctx src/io"),
     ("src/metric", "src/base src/ctx src/io src/nn src/media"),
-    ("src/model", "src/ctx src/io src/session src/nn src/media"),
+    ("src/model", "src/ctx src/io src/attn src/session src/nn src/media"),
     ("cli/core", ""),
     ("cli/clip", "cli/core"),
     ("cli/experiment", "cli/core cli/clip"),
