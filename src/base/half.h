@@ -1,6 +1,7 @@
-/* half.h - bf16 and f16 to and from f32 in plain C (round to nearest even, NaN kept quiet,
- * subnormals exact).
- * SPDX-License-Identifier: Apache-2.0 */
+/* half.h - converts bf16 and f16 to and from f32 in plain C.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Rounds to nearest even, keeps NaN quiet, and is exact for subnormals. */
 #ifndef ESA_BASE_HALF_H
 #define ESA_BASE_HALF_H
 
@@ -27,7 +28,7 @@ ESA_INLINE float esa_bf16_to_f32(uint16_t h) { return esa_f32_from_bits((uint32_
 ESA_INLINE uint16_t esa_f32_to_bf16(float f)
 {
     uint32_t u = esa_bits_from_f32(f);
-    /* NaN: keep it quiet, never round to inf */
+    /* NaN stays quiet and never rounds to infinity. */
     if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((u >> 16) | 0x40u);
     return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
 }
@@ -79,7 +80,7 @@ ESA_INLINE void esa_store_f32(void *dst, int64_t i, int32_t dtype, float f)
     memcpy((char *)dst + 2 * i, &h, 2);
 }
 
-/* f rounded to the precision of dtype (compat-round mode; f32 stays). */
+/* f rounded to the precision of dtype, for compat-round. f32 stays as it is. */
 ESA_INLINE float esa_round_to(float f, int32_t dtype)
 {
     if (dtype == ESA_DTYPE_F16) return esa_f16_to_f32(esa_f32_to_f16(f));

@@ -1,5 +1,5 @@
-/* inline.h - how a pure function in a header is marked so that C and CUDA compile the same text: a
- * rule that the CPU and the GPU obey is written once.
+/* inline.h - ESA_INLINE marks pure functions in headers, so that C and CUDA compile the same
+ * source.
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_BASE_INLINE_H
 #define ESA_BASE_INLINE_H
@@ -16,8 +16,8 @@ ESA_INLINE int64_t esa_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; 
 ESA_INLINE int64_t esa_min64(int64_t a, int64_t b) { return a < b ? a : b; }
 ESA_INLINE int64_t esa_max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* A product that is rounded before anything is added to it: the GPU compiler would fuse the two,
- * and a count could move by one. */
+/* A product that is rounded before it is added to anything. The GPU compiler would fuse the two
+ * operations, and a count could change by one. */
 ESA_INLINE double esa_mul(double a, double b)
 {
 #ifdef __CUDA_ARCH__

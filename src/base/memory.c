@@ -1,4 +1,4 @@
-/* memory.c - allocators, sizes that cannot overflow, and carving one block into parts.
+/* memory.c - allocation, size arithmetic without overflow, and carving one block into parts.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "base/memory.h"
 

@@ -1,4 +1,4 @@
-/* memory.h - allocators, sizes that cannot overflow, and carving one block into parts.
+/* memory.h - allocation, size arithmetic without overflow, and carving one block into parts.
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_BASE_MEMORY_H
 #define ESA_BASE_MEMORY_H
@@ -8,33 +8,33 @@
 
 #include "esa/esa.h"
 
-/* Where memory comes from. Objects that may outlive their ctx (masks, files) keep a copy of
- * this. */
+/* An allocator. Objects that may outlive their ctx (masks, files) keep a copy. */
 typedef struct esa_allocator {
     void *(*alloc)(void *user, uint64_t bytes);
     void (*dealloc)(void *user, void *ptr, uint64_t bytes);
     void *user;
 } esa_allocator;
 
-/* 64-byte aligned; NULL when out of memory, for negative sizes and for overflow. bytes 0 gives a
- * valid 1-byte block. esa_mem_free needs the size given at allocation and accepts NULL. */
+/* Returns memory aligned to 64 bytes, or NULL if out of memory, for a negative size and for
+ * overflow. 0 bytes give a valid 1-byte block. esa_mem_free needs the size given at allocation and
+ * accepts NULL. */
 void *esa_mem_alloc(const esa_allocator *mem, int64_t bytes);
 void *esa_mem_zalloc(const esa_allocator *mem, int64_t bytes);
 void esa_mem_free(const esa_allocator *mem, void *ptr, int64_t bytes);
 
-/* a * b, or -1 on overflow or a negative factor. esa_mem_alloc(-1) fails cleanly, so sizes may be
- * chained. */
+/* a * b and a + b, or -1 for overflow or a negative operand. esa_mem_alloc(-1) fails, so sizes may
+ * be chained. */
 int64_t esa_size_mul(int64_t a, int64_t b);
 int64_t esa_size_add(int64_t a, int64_t b);
 
-/* Carving one block into parts. With base NULL it only counts, so the same code measures and
+/* Carves one block into parts. With base NULL it only counts, so the same code measures and
  * places. */
 typedef struct esa_carve {
     char *base;
     int64_t used;
 } esa_carve;
-/* The next part, ESA_WORKSPACE_ALIGN aligned (NULL while counting). Saturates at INT64_MAX instead
- * of overflowing. */
+/* Returns the next part, aligned to ESA_WORKSPACE_ALIGN; NULL while counting. The size saturates at
+ * INT64_MAX instead of overflowing. */
 void *esa_carve_take(esa_carve *carve, int64_t bytes);
 
 #endif

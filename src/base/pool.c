@@ -1,14 +1,15 @@
-/* pool.c - a pthread pool. Inside a run items are handed out by an atomic counter, so a slow item
- * never holds up the others. Between runs workers look for the next one for some microseconds
- * (attention is several short runs in a row, and waking a sleeping thread costs as much as a small
- * run), then sleep on a condition variable.
- * SPDX-License-Identifier: Apache-2.0 */
+/* pool.c - a pthread pool.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * An atomic counter hands out the items of a run, so a slow item never delays the others. Between
+ * runs, workers spin for some microseconds and then sleep on a condition variable: attention is
+ * several short runs in a row, and waking a thread costs as much as a small run. */
 #include "base/pool.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
 
-#define SPINS 1000 /* looks before sleeping: 20 to 50 microseconds */
+#define SPINS 1000 /* polls before sleeping: 20 to 50 microseconds */
 
 static inline void relax(void)
 {
@@ -27,8 +28,8 @@ typedef struct pool_worker {
 
 struct esa_pool {
     esa_allocator mem;
-    int32_t threads; /* workers, the caller included */
-    int32_t started; /* threads that exist: joined at free */
+    int32_t threads; /* workers, including the caller */
+    int32_t started; /* threads to join at free */
     int64_t bytes;
     pthread_mutex_t lock;
     pthread_cond_t wake, done;
@@ -69,7 +70,7 @@ static void *pool_main(void *arg)
         pthread_mutex_unlock(&pool->lock);
         if (quit) return NULL;
         pool_drain(pool, w->id);
-        /* the last one out; the lock keeps the signal from being lost */
+        /* The last worker signals. The lock keeps the signal from being lost. */
         if (atomic_fetch_sub(&pool->running, 1) == 1) {
             pthread_mutex_lock(&pool->lock);
             pthread_cond_signal(&pool->done);

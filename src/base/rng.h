@@ -1,5 +1,5 @@
-/* rng.h - a small counter-free generator (splitmix64) for random masks and synthetic data; the same
- * numbers everywhere.
+/* rng.h - a small random generator (splitmix64) for random masks and synthetic data. It gives the
+ * same numbers everywhere.
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_BASE_RNG_H
 #define ESA_BASE_RNG_H
@@ -18,7 +18,7 @@ ESA_INLINE uint64_t esa_rng_next(esa_rng *r)
     return z ^ (z >> 31);
 }
 
-/* Uniform in [0, n), n >= 1; the bias of the multiply-shift is below 2^-32 for n < 2^32. */
+/* Uniform in [0, n), n >= 1. The bias of the multiply-shift is below 2^-32 for n < 2^32. */
 ESA_INLINE uint32_t esa_rng_below(esa_rng *r, uint32_t n)
 {
     return (uint32_t)(((esa_rng_next(r) >> 32) * n) >> 32);
@@ -37,7 +37,7 @@ ESA_INLINE esa_rng esa_rng_of_row(uint64_t seed, int32_t branch, int64_t row)
     return r;
 }
 
-/* The same generator after n more numbers: its state is a counter. */
+/* The same generator after n more numbers. Its state is a counter. */
 ESA_INLINE esa_rng esa_rng_ahead(esa_rng r, uint64_t n)
 {
     r.state += 0x9e3779b97f4a7c15u * n;

@@ -1,10 +1,11 @@
-/* budget.h - how many blocks each head may keep: pure functions of the heads' entropies, for the
- * CPU and the GPU.
+/* budget.h - how many blocks each head keeps, from the entropies of the heads.
  * SPDX-License-Identifier: Apache-2.0
  *
- * b_h = clamp(s E_h, b_min, 1), one scale s for all, such that mean_h b_h = budget; then whole
- * blocks by largest remainder, so that sum_h k_h = max(H, round(budget nk H)) exactly. Everything
- * is deterministic; ties go to the lower head. esa_budget_heads does it all; the GPU takes the same
+ * The share of head h is b_h = clamp(s E_h, b_min, 1), with one scale s such that mean_h b_h =
+ * budget. Shares become whole blocks by largest remainder, so sum_h k_h = max(H, round(budget nk
+ * H)) exactly. Ties go to the lower head.
+ *
+ * Pure functions for the CPU and the GPU. The CPU calls esa_budget_heads; the GPU takes the same
  * steps with many threads. */
 #ifndef ESA_RULES_BUDGET_H
 #define ESA_RULES_BUDGET_H
@@ -12,21 +13,22 @@
 #include <math.h>
 #include "base/inline.h"
 
-/* What the heads' shares follow from. */
+/* Inputs and intermediate values of the split. */
 typedef struct esa_heads {
     const double *entropy; /* [H] */
-    int64_t H, nk, total;  /* total: blocks of all heads together */
+    int64_t H, nk, total;  /* total: blocks of all heads */
     double low;            /* b_min */
     double want;           /* sum of the shares */
     double equal;          /* >= 0: every head gets this share */
-    double zero_share;     /* >= 0: heads with E > 0 are full, the others get this */
-    /* > 0: neither of the two; every head with E > 0 is full at this scale, so s lies below */
+    double zero_share;     /* >= 0: heads with E > 0 are full, the others get this share */
+    /* > 0: neither of the two cases holds. Every head with E > 0 is full at this scale, so s is
+     * below it. */
     double most;
     double s; /* the scale, once it is found */
 } esa_heads;
 
-/* Entropies come from outside (files, callers): out of range is clamped, NaN counts as fully
- * dispersed. */
+/* Clamps an entropy to 0 .. 1. Entropies come from files and callers, so any value is possible; NaN
+ * counts as 1 (fully dispersed). */
 ESA_INLINE double esa_head_entropy(const esa_heads *x, int64_t h)
 {
     const double e = x->entropy[h];
@@ -64,7 +66,7 @@ ESA_INLINE esa_heads esa_heads_open(const double *entropy, int64_t H, int64_t nk
     return x;
 }
 
-/* Sum of the shares at scale s; never falls as s grows, rounding included. */
+/* Sum of the shares at scale s. It never falls as s grows, even with rounding. */
 ESA_INLINE double esa_heads_sum(const esa_heads *x, double s)
 {
     double sum = 0.0;
@@ -73,13 +75,12 @@ ESA_INLINE double esa_heads_sum(const esa_heads *x, double s)
     return sum;
 }
 
-/* The smallest scale at which the shares sum to `want`: where most > 0, low*H < want <= what the
- * heads with E > 0 can take. */
+/* The smallest scale at which the shares sum to want. Call it if most > 0; then low*H < want <= the
+ * most that heads with E > 0 can take. */
 ESA_INLINE double esa_heads_search(const esa_heads *x)
 {
     double lo = 0.0, hi = x->most;
-    /* ends when lo and hi are neighbours: some 60 steps, and one more for each factor 2 that hi
-     * is too large */
+    /* Ends when lo and hi are neighbours: about 60 steps, plus one for each factor 2 in hi. */
     for (;;) {
         const double mid = lo + (hi - lo) / 2;
         if (mid <= lo || mid >= hi) return hi;
@@ -90,8 +91,8 @@ ESA_INLINE double esa_heads_search(const esa_heads *x)
     }
 }
 
-/* The search finds which heads are clamped; for the free ones the scale is then one division, exact
- * to rounding. */
+/* Computes the exact scale. The search has found which heads are clamped; one division gives the
+ * scale of the others. */
 ESA_INLINE void esa_heads_settle(esa_heads *x, double found)
 {
     double rest = x->want, free_sum = 0.0;
@@ -107,7 +108,7 @@ ESA_INLINE void esa_heads_settle(esa_heads *x, double found)
     x->s = free_sum > 0.0 && rest > 0.0 ? rest / free_sum : found;
 }
 
-/* Whole part within 1..nk, and what is left over; a head that is full wants nothing more. */
+/* Whole blocks of head h, 1 .. nk, and the remainder in *left. A full head has remainder -1. */
 ESA_INLINE int64_t esa_head_whole(const esa_heads *x, int64_t h, double *left)
 {
     const double e = esa_head_entropy(x, h);
@@ -129,8 +130,8 @@ ESA_INLINE int64_t esa_head_whole(const esa_heads *x, int64_t h, double *left)
     return w;
 }
 
-/* 1 if head h is among the first `missing` by remainder and is not full: it gets one block more.
- * left[H]. */
+/* 1 if head h gets one more block: it is not full and is among the first `missing` heads by
+ * remainder. left[H]. */
 ESA_INLINE int32_t esa_head_wins(const double *left, int64_t H, int64_t h, int64_t missing)
 {
     int64_t before = 0;
@@ -138,8 +139,8 @@ ESA_INLINE int32_t esa_head_wins(const double *left, int64_t H, int64_t h, int64
     return before < missing && left[h] >= 0.0;
 }
 
-/* What rounding at the clamps left over, sum being what the heads hold: one more each, lower heads
- * first; or taken back from the last. */
+/* Corrects what rounding at the clamps left: adds blocks from the first head on, or takes them from
+ * the last head on. sum: blocks the heads hold now. */
 ESA_INLINE void esa_heads_even_out(const esa_heads *x, int32_t *k, int64_t sum)
 {
     while (sum < x->total)
@@ -155,7 +156,7 @@ ESA_INLINE void esa_heads_even_out(const esa_heads *x, int32_t *k, int64_t sum)
         }
 }
 
-/* k[H] of nk blocks each, sum exact. scratch: H doubles. */
+/* Fills k[H], blocks per head out of nk, with the exact sum. scratch: H doubles. */
 ESA_INLINE void esa_budget_heads(int32_t *k, const double *entropy, int64_t H, int64_t nk,
                                  double budget, double *scratch)
 {

@@ -1,6 +1,8 @@
-/* compat_rows.h - how the originals of rf_v2 and ada_bsa choose the blocks of one row, their
- * rounding points included: pure functions, for the CPU and the GPU.
- * SPDX-License-Identifier: Apache-2.0 */
+/* compat_rows.h - how the original rf_v2 and ada_bsa choose the blocks of one row, including their
+ * rounding points.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Pure functions for the CPU and the GPU. */
 #ifndef ESA_RULES_COMPAT_ROWS_H
 #define ESA_RULES_COMPAT_ROWS_H
 
@@ -9,9 +11,9 @@
 #include "base/args.h"
 #include "rules/rank.h"
 
-/* rf_v2's choice for one row: score[n] becomes its softmax; everything not below the keep-th
- * largest stays. keep[n]; scratch key[n]. round: what to round to at every step (compat-round), or
- * ESA_DTYPE_F32. In compat-round the scores come without the scale. */
+/* The choice of rf_v2 for one row. score[n] becomes its softmax; keep[n] marks every block at or
+ * above the k-th largest value. Scratch: key[n]. round: the dtype every step rounds to
+ * (compat-round), or ESA_DTYPE_F32. In compat-round the scores come unscaled. */
 ESA_INLINE void esa_rf_pick_compat(uint8_t *keep, float *s, int64_t n,
                                    const esa_select_params *params, int32_t round, uint64_t *key)
 {
@@ -25,7 +27,7 @@ ESA_INLINE void esa_rf_pick_compat(uint8_t *keep, float *s, int64_t n,
         keep[j] = 0;
     }
     for (int64_t j = 0; j < n; j++) total += (double)(s[j] = expf(s[j] - top));
-    if (total != total) return; /* NaN compares false everywhere: only forced blocks remain */
+    if (total != total) return; /* NaN compares false: only forced blocks remain */
     for (int64_t j = 0; j < n; j++) s[j] = esa_round_to((float)((double)s[j] / total), round);
     esa_top_k(keep, s, NULL, n, wanted, key);
     for (int64_t j = 0; j < n; j++)
@@ -35,8 +37,8 @@ ESA_INLINE void esa_rf_pick_compat(uint8_t *keep, float *s, int64_t n,
 
 ESA_INLINE float esa_half(float f) { return esa_round_to(f, ESA_DTYPE_F16); }
 
-/* Sum of n values in fp16 by adjacent pairs, as a hardware reduction of 2^m lanes does; missing
- * lanes are 0. */
+/* Adds n values in fp16 by adjacent pairs, like a hardware reduction of 2^m lanes. Missing lanes
+ * are 0. */
 ESA_INLINE float esa_half_tree(const float *v, int64_t n)
 {
     float lane[64];
@@ -48,15 +50,15 @@ ESA_INLINE float esa_half_tree(const float *v, int64_t n)
     return lane[0];
 }
 
-/* Block scores of one block row with the original's fp16 rounding points. x: logits [rows][ld],
- * limit[rows] columns each; score[blocks] of `group` columns; p: scratch [rows][blocks]. tile:
- * columns per online-softmax step. */
+/* Block scores of one block row, rounded to fp16 where the original rounds. x: logits [rows][ld],
+ * the first limit[r] columns of each row. score[blocks], with `group` columns per block. p: scratch
+ * [rows][blocks]. tile: columns per online-softmax step. */
 ESA_INLINE void esa_ada_scores_rounded(double *score, const float *x, int64_t ld, int64_t rows,
                                        const int64_t *limit, int64_t blocks, int64_t group,
                                        int64_t tile, float *p)
 {
-    /* p[r][j]: fp16 sum of a block's probabilities relative to the maximum its tile knew, then
-     * times the tile's factor. */
+    /* p[r][j]: the block's probabilities relative to the running maximum of its tile, summed in
+     * fp16, then multiplied by the factor of the tile. */
     for (int64_t r = 0; r < rows; r++) {
         const float *row = x + r * ld;
         float top = -INFINITY, total = 0.0f;
@@ -87,8 +89,7 @@ ESA_INLINE void esa_ada_scores_rounded(double *score, const float *x, int64_t ld
             p[r * blocks + c / group] = esa_half(p[r * blocks + c / group] * factor);
         }
     }
-    /* Rows fold onto each other by halves; what stands above the highest power of two goes
-     * first. */
+    /* Rows are added in halves. Rows above the highest power of two come first. */
     int64_t n = rows, width = 1;
     while (2 * width <= n) width *= 2;
     for (; n > 1; n = width, width /= 2)
@@ -106,7 +107,7 @@ ESA_INLINE double esa_key_value(uint64_t key)
     return d;
 }
 
-/* Sum of 16 sorted values: plain, or in fp16. */
+/* Adds 16 sorted values, in double or in fp16. */
 ESA_INLINE double esa_chunk_sum(const uint64_t *key, int32_t rounded)
 {
     float lane[16];
@@ -118,9 +119,9 @@ ESA_INLINE double esa_chunk_sum(const uint64_t *key, int32_t rounded)
     return rounded ? (double)esa_half_tree(lane, 16) : sum;
 }
 
-/* ada_bsa's choice for one block row: keep[n] from score[n] (n candidates), scratch key[roundup(n,
- * 32)]. Scores are softmax mass per key block, not negative, so the bits of a double order them as
- * integers. rounded: sums and scores are fp16 numbers, as on the original's device. */
+/* The choice of ada_bsa for one block row: keep[n] from score[n] (n candidates). Scratch: key[n
+ * rounded up to 32]. Scores are softmax mass per key block and not negative, so the bits of a
+ * double sort like integers. rounded: sums and scores are fp16, as on the original's device. */
 ESA_INLINE void esa_ada_pick_compat(uint8_t *keep, const double *score, int64_t n,
                                     const esa_select_params *params, int32_t rounded, uint64_t *key)
 {
@@ -140,7 +141,7 @@ ESA_INLINE void esa_ada_pick_compat(uint8_t *keep, const double *score, int64_t 
         const double w = in && score[j] > 0.0 ? score[j] : 0.0;
         memcpy(&key[j], &w, sizeof w);
     }
-    /* before sorting: the device adds up the row as it stands */
+    /* Before sorting, because the original adds the row in its given order. */
     for (int64_t c = 0; c < padded; c += 16) {
         total += esa_chunk_sum(key + c, rounded);
         if (rounded) total = (double)esa_half((float)total);
@@ -157,7 +158,7 @@ ESA_INLINE void esa_ada_pick_compat(uint8_t *keep, const double *score, int64_t 
                 first = c;
                 break;
             }
-            acc += sum; /* if no chunk stops, acc stays full and first stays 0: one block */
+            acc += sum; /* if no chunk ends the loop, first stays 0: one block */
         }
         for (pos = first; pos < first + 16; pos++) {
             acc += esa_key_value(key[pos]);
@@ -168,7 +169,7 @@ ESA_INLINE void esa_ada_pick_compat(uint8_t *keep, const double *score, int64_t 
         cut = esa_key_value(key[pos]);
     }
     if (n >= 10 && (float)pos > (float)n * share) {
-        /* 0 reads before the start in the original */
+        /* At least 1: the original reads before the start for 0. */
         const int64_t top = esa_max64(1, (int64_t)((float)n * share));
         cut = esa_key_value(key[esa_min64(top, padded) - 1]);
     }
@@ -176,7 +177,7 @@ ESA_INLINE void esa_ada_pick_compat(uint8_t *keep, const double *score, int64_t 
         const int32_t in = !(j == 0 && drop_first) && !(j == n - 1 && drop_last);
         keep[j] = in && score[j] > cut - 1e-5;
     }
-    if (n > 0) keep[0] = 1; /* whatever keep_sink says */
+    if (n > 0) keep[0] = 1; /* regardless of keep_sink */
     if (n > 0 && drop_last) keep[n - 1] = 1;
 }
 

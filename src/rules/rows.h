@@ -1,14 +1,18 @@
-/* rows.h - what a row of blocks may see and what is forced on it: pure functions of the bound
- * arguments, for the CPU and the GPU.
+/* rows.h - which key blocks a row sees and which ones it must keep.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Visibility: key j exists if j < kv_len, and under causal is seen by query i if j <= i + Nk - Nq
- * (positions of the ordered sequence). A block is visible to a query block if one of its queries
- * sees one of its keys; visible blocks are always the first ones of the row. Forced (fixed mode):
- * every block that holds a text token or a token of a protected frame 0, as row and as column;
- * under causal every block the diagonal passes through, so that no query loses itself; ada_bsa's
- * sink and last block. Forced blocks count inside the row's quota. Compat rf_v2 forces its own rows
- * and columns, the other compat rules nothing here. */
+ * Visible: key j exists if j < kv_len. With causal attention, query i sees it if j <= i + Nk - Nq
+ * (positions in the ordered sequence). A block is visible to a query block if one of its queries
+ * sees one of its keys. Visible blocks are always the first ones of a row.
+ *
+ * Forced in fixed mode:
+ *   - every block with a text token or a token of a protected frame 0, as row and as column
+ *   - with causal attention every block on the diagonal, so that each query keeps itself
+ *   - the sink and the last block of ada_bsa
+ * Forced blocks count inside the quota of the row. Compat rf_v2 forces its own rows and columns;
+ * the other compat selectors force nothing here.
+ *
+ * Pure functions for the CPU and the GPU. */
 #ifndef ESA_RULES_ROWS_H
 #define ESA_RULES_ROWS_H
 
@@ -16,25 +20,25 @@
 #include "base/args.h"
 #include "base/inline.h"
 
-/* A given length as it counts: 0 .. Nk. */
+/* Clamps a given length to 0 .. Nk. */
 ESA_INLINE int64_t esa_kv_len(int64_t len, int64_t Nk) { return len < 0 ? 0 : esa_min64(len, Nk); }
 
-/* 1 if this side's frame 0 is protected (and so a segment of its own): a resolved layout, and t > 1
- * in fixed mode. */
+/* 1 if frame 0 of this side is protected and so a segment of its own. The layout is resolved. In
+ * fixed mode this needs t > 1. */
 ESA_INLINE int32_t esa_layout_protects(const esa_layout *layout, int32_t side, int32_t mode)
 {
     const int32_t t = side ? layout->grid_k[0] : layout->grid_q[0];
     return layout->protect_first_frame == 1 && (t > 1 || (t == 1 && mode != ESA_MODE_FIXED));
 }
 
-/* 1 for compat rf_v2, which pools image and text apart and forces its own rows and columns. */
+/* 1 for compat rf_v2, which pools image and text separately and forces its own rows and columns. */
 ESA_INLINE int32_t esa_pools_apart(const esa_select_params *p)
 {
     return p->selector == ESA_SELECT_RF_V2 && p->mode != ESA_MODE_FIXED;
 }
 
-/* Everything visible is kept: FULL, and a budget that asks for it. ada_bsa may still drop blocks by
- * its CDF rule. */
+/* 1 if every visible block is kept: FULL, or a budget of 1. ada_bsa may still drop blocks by its
+ * CDF rule. */
 ESA_INLINE int32_t esa_keeps_all(const esa_select_params *p)
 {
     if (p->selector == ESA_SELECT_FULL) return 1;
@@ -42,8 +46,8 @@ ESA_INLINE int32_t esa_keeps_all(const esa_select_params *p)
     return p->selector != ESA_SELECT_ADA_BSA || p->cdf_threshold >= 1.0;
 }
 
-/* First token of block i of a side (0 q, 1 k) and, in *end, one past its last among the first N
- * tokens (end <= first: empty). */
+/* First token of block i of a side (0: q, 1: k). *end receives one past the last token, limited to
+ * the first N tokens; end <= first means empty. */
 ESA_INLINE int64_t esa_args_block(const esa_select_args *args, int32_t side, int64_t i, int64_t N,
                                   int64_t *end)
 {
@@ -63,7 +67,7 @@ ESA_INLINE int64_t esa_args_block(const esa_select_args *args, int32_t side, int
     return first;
 }
 
-/* Key blocks that exist when kv_len keys do. */
+/* Number of key blocks that exist with kv_len keys. */
 ESA_INLINE int64_t esa_blocks_existing(const esa_select_args *args, int64_t kv_len)
 {
     if (!esa_pools_apart(&args->params)) return esa_ceil_div(kv_len, args->params.block_k);
@@ -72,7 +76,7 @@ ESA_INLINE int64_t esa_blocks_existing(const esa_select_args *args, int64_t kv_l
     return n;
 }
 
-/* What row i sees: blocks 0 .. visible-1. */
+/* Number of blocks row i sees: 0 .. visible-1. */
 ESA_INLINE int64_t esa_row_visible(const esa_select_args *args, int64_t kv_len, int64_t existing,
                                    int64_t i)
 {
@@ -82,7 +86,7 @@ ESA_INLINE int64_t esa_row_visible(const esa_select_args *args, int64_t kv_len, 
     return end > 0 ? esa_ceil_div(end, args->params.block_k) : 0;
 }
 
-/* Blocks diagonal .. visible-1 of row i cross the causal diagonal and are forced. */
+/* First block of row i on the causal diagonal. Blocks diagonal .. visible-1 are forced. */
 ESA_INLINE int64_t esa_row_diagonal(const esa_select_args *args, int64_t kv_len, int64_t visible,
                                     int64_t i)
 {
@@ -101,7 +105,7 @@ ESA_INLINE int32_t esa_block_holds(int64_t i, int64_t B, int64_t first, int64_t 
     return first < end && i * B < end && (i + 1) * B > first;
 }
 
-/* 1 if row i keeps all it sees. */
+/* 1 if row i keeps every block it sees. */
 ESA_INLINE int32_t esa_row_dense(const esa_select_args *args, int64_t i)
 {
     const esa_layout *l = &args->params.layout;
@@ -125,7 +129,7 @@ ESA_INLINE int32_t esa_column_forced(const esa_select_args *args, int64_t kv_len
     const esa_select_params *p = &args->params;
     const esa_layout *l = &p->layout;
     const int64_t B = p->block_k;
-    if (esa_pools_apart(p)) { /* the original never looks at the key side's shape */
+    if (esa_pools_apart(p)) { /* the original ignores the shape of the key side */
         const int64_t text = esa_ceil_div((int64_t)l->text_front_q + l->text_back_q, B);
         return (l->protect_first_frame &&
                 j < esa_ceil_div((int64_t)l->grid_q[1] * l->grid_q[2], B)) ||
@@ -145,16 +149,16 @@ ESA_INLINE int32_t esa_column_forced(const esa_select_args *args, int64_t kv_len
         esa_min64(kv_len, l->text_front_k + (int64_t)l->grid_k[1] * l->grid_k[2]));
 }
 
-/* Forced blocks of a row, at least 1 where anything is visible. columns: forced columns before its
- * diagonal. */
+/* Number of forced blocks of a row, at least 1 if anything is visible. columns: forced columns
+ * before its diagonal. */
 ESA_INLINE int32_t esa_row_least(int32_t visible, int32_t diagonal, int32_t dense, int32_t columns)
 {
     const int32_t n = dense ? visible : visible - diagonal + columns;
     return n > 0 ? n : visible > 0;
 }
 
-/* What a row that sees v blocks adds to its head's total (rf_v2, random); the product in double, as
- * rf_v2's original counts. */
+/* Blocks that a row with v visible blocks adds to the total of its head (rf_v2, random). The
+ * product is in double, as in the original rf_v2. */
 ESA_INLINE int64_t esa_row_wish(const esa_select_params *p, int64_t v)
 {
     if (v <= 0) return 0;
@@ -162,14 +166,14 @@ ESA_INLINE int64_t esa_row_wish(const esa_select_params *p, int64_t v)
     return esa_max64(1, (int64_t)(p->selector == ESA_SELECT_RF_V2 ? ceil(n) : floor(n + 0.5)));
 }
 
-/* The total of ada_bsa, whose rows see `seen` blocks together. */
+/* Total of ada_bsa. seen: visible blocks of all rows together. */
 ESA_INLINE int64_t esa_ada_total(const esa_select_params *p, int64_t seen)
 {
     return (int64_t)floor(esa_mul(p->budget, (double)seen) + 0.5);
 }
 
-/* ada_bsa scores groups of 8 tokens. Groups of keys that are scored: the original leaves out a
- * short last one. */
+/* ada_bsa scores groups of 8 tokens. Returns the number of key groups it scores; the original
+ * leaves out a short last group. */
 enum { ESA_ADA_GROUP = 8, ESA_ADA_CAUSAL_TILE = 1024 };
 ESA_INLINE int64_t esa_ada_columns(const esa_select_args *args, int64_t kv_len)
 {
@@ -177,7 +181,7 @@ ESA_INLINE int64_t esa_ada_columns(const esa_select_args *args, int64_t kv_len)
                                                : kv_len / ESA_ADA_GROUP;
 }
 
-/* Columns (groups of keys) that row i (a group of queries) looks at. */
+/* Number of columns (key groups) that row i (a query group) looks at. */
 ESA_INLINE int64_t esa_ada_limit(const esa_select_args *args, int64_t columns, int64_t i)
 {
     enum { G = ESA_ADA_GROUP };
@@ -192,19 +196,19 @@ ESA_INLINE int64_t esa_ada_limit(const esa_select_args *args, int64_t columns, i
     return end < 0 ? 0 : esa_min64(columns, end / G + 1);
 }
 
-/* Columns per online-softmax step of the original's device (compat-round). */
+/* Columns per online-softmax step on the original's device (compat-round). */
 ESA_INLINE int64_t esa_ada_tile(int64_t kv_len) { return kv_len < 16384 ? 512 : 1024; }
 
-/* The dtype compat-round rounds to; f32 in the other modes: nothing is rounded. */
+/* The dtype compat-round rounds to. f32 in the other modes: no rounding. */
 ESA_INLINE int32_t esa_rows_round(const esa_select_args *args)
 {
     if (args->params.mode != ESA_MODE_COMPAT_ROUND) return ESA_DTYPE_F32;
     return args->dtype == ESA_DTYPE_F32 ? ESA_DTYPE_F16 : args->dtype;
 }
 
-/* The spreading of a total over rows (esa_budget_spread): bisection steps; the whole blocks of a
- * row at share f; what it gets with them; whether it takes one of those that rounding left over: a
- * row that already holds more than its share waits for the second turn. */
+/* Parts of esa_budget_spread, which spreads a total over rows: the number of bisection steps; the
+ * whole blocks of a row at share f; its quota; and whether the row takes one of the blocks that
+ * rounding left. A row that holds more than its share waits for the second turn. */
 enum { ESA_SPREAD_STEPS = 64 };
 ESA_INLINE int64_t esa_spread_whole(int32_t visible, double f) { return (int64_t)(f * visible); }
 ESA_INLINE int64_t esa_spread_quota(int32_t least, int64_t whole)
