@@ -1,43 +1,48 @@
 /* attn_cpu.c - flash attention over block lists on the CPU.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Keys and values that are f32, in order and without gaps are read where they lie. Others (short
- * types, token orders) are copied first, kv heads in windows: as few as keep all threads busy (the
- * copies of one head after the other then reuse the same memory, which stays in cache), and never
- * more than fit WINDOW_BYTES. Per window: (1) all threads copy key blocks (and take their means, if
- * there is a tail), (2) all threads take (query head, query block) items, heads with most work
- * first and the heaviest rows first inside a head, so that one head's keys and values stay in cache
- * and no thread ends on a long item.
+ * Keys and values are read in place if they are f32, in order and without gaps. Others (16-bit
+ * types, token orders) are copied first. kv heads are copied in windows: as few heads as keep all
+ * threads busy, so that the copies reuse memory that is still in cache, and never more than fit
+ * into WINDOW_BYTES.
  *
- * One item = one query block, computed by one worker in list order: the same bits whatever the
- * thread count. For each listed key block, for each panel of nr queries:  S = K Q^T (log2 units),
- * P = exp2(S - m),  O = O alpha + V^T P;  queries are columns of all three. The tail enters as
- * extra blocks of pooled keys with a bias log2(n_j) per key, -inf for those that the list holds. */
+ * Each window has two phases:
+ *   1. All threads copy key blocks, and compute their means if there is a tail.
+ *   2. All threads take items (query head, query block). Heads with the most work come first, and
+ *      the heaviest rows of a head first. So the keys and values of a head stay in cache, and no
+ *      thread starts a long item last.
+ *
+ * One worker computes one query block in list order, so the bits do not depend on the number of
+ * threads. For each listed key block and each panel of nr queries:
+ *
+ *     S = K Q^T (log2 units),  P = exp2(S - m),  O = O alpha + V^T P
+ *
+ * Queries are the columns of all three. The tail is added as extra blocks of pooled keys with a
+ * bias log2(n_j) per key, or -inf for blocks in the list. */
 #include "cpu/attn_cpu.h"
 #include "base/half.h"
 
 #include <math.h>
 #include <string.h>
 
-#define WINDOW_BYTES (INT64_C(200) << 20)
-#define ITEMS_PER_THREAD                                                                           \
-    8 /* a window ends with threads waiting for the last item: 1/8 of a share at most */
-#define STREAM_BYTES                                                                               \
-    (INT64_C(2) << 20) /* a core's second-level cache: larger outputs have left it before anybody  \
-                          reads them */
-#define LOG2_E     1.4426950408889634
-#define LN_2       0.6931471805599453
-#define TAIL_BLOCK 128 /* pooled columns handled at a time */
+#define WINDOW_BYTES     (INT64_C(200) << 20)
+/* At the end of a window threads wait for the last item: at most 1/8 of their share. */
+#define ITEMS_PER_THREAD 8
+/* The second-level cache of a core. Larger outputs leave it before they are read again. */
+#define STREAM_BYTES     (INT64_C(2) << 20)
+#define LOG2_E           1.4426950408889634
+#define LN_2             0.6931471805599453
+#define TAIL_BLOCK       128 /* pooled columns per step */
 
 typedef struct attn_sizes {
-    int64_t window;           /* kv heads copied at a time */
-    int64_t k_block, v_block; /* bytes of the copy of a K and V block */
-    /* virtual blocks, bytes of one copied pooled K and V block */
+    int64_t window;           /* kv heads copied at once */
+    int64_t k_block, v_block; /* bytes of a copied K or V block */
+    /* Virtual blocks; bytes of a copied block of pooled K and of pooled V. */
     int64_t tail_blocks, tail_k, tail_v;
-    int64_t depth, rows_pad; /* D of queries and keys; rows of a block up to nr */
+    int64_t depth, rows_pad; /* D of queries and keys; rows of a block rounded up to nr */
 } attn_sizes;
 
-typedef struct attn_worker { /* one thread's scratch */
+typedef struct attn_worker { /* scratch of one thread */
     void *q;                 /* query panels of one block [rows_pad/nr][depth][nr] */
     float *o;                /* [rows_pad/nr][D][nr] */
     float *s;                /* [keys][nr] */
@@ -46,8 +51,8 @@ typedef struct attn_worker { /* one thread's scratch */
     float *limit;            /* [nr] causal */
     float *bias;             /* [nk rounded up] tail */
     float *mean_q;           /* [D] centroid */
-    float *clean;            /* [TAIL_BLOCK][D] and */
-    void *clean_v;           /* their copy for pv: see tail_values */
+    float *clean;            /* [TAIL_BLOCK][D] and ... */
+    void *clean_v;           /* ... its copy for pv; see tail_values */
 } attn_worker;
 
 typedef struct attn_item {
@@ -59,7 +64,7 @@ typedef struct attn_run {
     const esa_attn_args *a;
     attn_sizes z;
     float factor;           /* scale * log2(e) */
-    int32_t in_place;       /* k and v are read where they lie */
+    int32_t in_place;       /* 1: k and v are read in place */
     char *k_copy, *v_copy;  /* [window][nk] blocks */
     float *k_mean, *v_mean; /* [window][nk][D] */
     uint8_t *odd;           /* [window][nk] 1: the mean value is not finite */
@@ -144,7 +149,7 @@ static const void *at(const void *base, int64_t offset, int32_t dtype)
     return (const char *)base + offset * esa_dtype_size(dtype);
 }
 
-/* Where the rows of a block start: with an order the gather list is advanced, else the pointer. */
+/* Start of the rows of a block. With an order the gather list advances, else the pointer. */
 typedef struct rows_ref {
     const void *data;
     const int32_t *gather;
@@ -210,22 +215,22 @@ static void copy_tail_item(void *arg, int64_t item, int32_t worker)
 
 /* ---------------------------------------------------------------- phase 2: one query block */
 
-/* A block of keys ready for the products: rows of K and V, their strides. */
+/* A block of keys ready for the products: rows of K and V with their strides. */
 typedef struct key_block {
     const void *k, *v;
     int64_t k_stride, v_stride, keys;
     const float *bias;
 } key_block;
 
-/* One query block on its way through its list. */
+/* State of one query block while it goes through its list. */
 typedef struct attn_pass {
-    /* query head, slot of its kv head in the window, first row, rows */
+    /* Query head, slot of its kv head in the window, first row, number of rows. */
     int64_t b, h, slot, row0, rows;
-    int32_t fresh; /* no block was attended yet: w->o holds nothing */
+    int32_t fresh; /* 1: no block attended yet; w->o is not valid */
 } attn_pass;
 
-/* Runs one key block against the rows of the query block. Row r sees the first `seen + r` keys
- * (causal: may be negative). */
+/* Attends one key block with the rows of the query block. Row r sees the first `seen + r` keys;
+ * with causal attention this may be negative. */
 static void attend(const attn_run *run, attn_worker *w, attn_pass *pass, const key_block *kb,
                    int64_t seen)
 {
@@ -249,9 +254,9 @@ static void attend(const attn_run *run, attn_worker *w, attn_pass *pass, const k
     pass->fresh = 0;
 }
 
-/* Fills bias[nk]: log2 of the block length where the tail stands in, -inf where the list computes
- * the block, or where some row of the query block may not see all of it. Returns 0 if nothing is
- * left to stand in for. */
+/* Fills bias[nk]: log2 of the block length where the tail replaces a block; -inf where the list
+ * computes the block, or where a row of the query block does not see all of it. Returns 0 if there
+ * is nothing to replace. */
 static int32_t tail_bias(float *bias, const esa_attn_args *a, int64_t blocks, int64_t kv_len,
                          int64_t visible, const uint16_t *list, int64_t count)
 {
@@ -270,8 +275,8 @@ static int32_t tail_bias(float *bias, const esa_attn_args *a, int64_t blocks, in
     return any;
 }
 
-/* Columns that do not stand in have probability 0, but 0 times NaN is NaN: where such a column's
- * mean value is not finite, the values are copied anew with zeros in its place. */
+/* Columns with bias -inf have probability 0, but 0 times NaN is NaN. If the mean value of such a
+ * column is not finite, the values are copied again with zeros in its place. */
 static const void *tail_values(const attn_run *run, attn_worker *w, int64_t slot, int64_t t,
                                int64_t keys, const float *bias)
 {
@@ -310,8 +315,7 @@ static void attend_tail(const attn_run *run, attn_worker *w, attn_pass *pass, in
     }
 }
 
-/* The centroid tail: evaluated once with the mean query, then given to every row as its first
- * state. */
+/* Centroid tail: computed once with the mean query, then the first state of every row. */
 static void centroid_state(const attn_run *run, attn_worker *w, attn_pass *pass, rows_ref q,
                            int64_t blocks)
 {
@@ -346,8 +350,8 @@ static void finish_rows(const attn_run *run, attn_worker *w, const attn_pass *pa
             a->lse[pass->b * a->lse_stride[0] + pass->h * a->lse_stride[1] + n * a->lse_stride[2]] =
                 lse;
         }
-    /* Nothing visible: the sum is 0, o is 0, and 0 * 0 keeps it 0. NaN is not equal to 0 and goes
-     * through. */
+    /* If nothing is visible, the sum is 0 and o is 0, and 0 * 0 stays 0. NaN differs from 0 and
+     * passes. */
     for (int64_t r = 0; r < run->z.rows_pad; r++) w->l[r] = w->l[r] == 0.0f ? 0.0f : 1.0f / w->l[r];
     const int32_t large = a->B * a->Hq * a->Nq * a->D * esa_dtype_size(a->dtype) > STREAM_BYTES;
     const esa_cpu_kernels *kern = a->kern;
@@ -389,7 +393,7 @@ static void attn_item_run(void *arg, int64_t number, int32_t worker)
                   slot = b * a->Hkv + h / (a->Hq / a->Hkv) - run->first;
     const int64_t row0 = i * a->block_q, rows = esa_min64(a->block_q, a->Nq - row0),
                   kv_len = kv_len_of(a, b);
-    /* causal: key j is visible to query i iff j <= i + shift */
+    /* Causal: query i sees key j if j <= i + shift. */
     const int64_t shift = a->Nk - a->Nq;
     const int64_t blocks = esa_ceil_div(kv_len, a->block_k);
     const int64_t mask_row = (b * a->mask_batch + h) * a->nq + i;
@@ -414,9 +418,9 @@ static void attn_item_run(void *arg, int64_t number, int32_t worker)
         const int64_t j = list ? list[c] : c;
         const int64_t keys = esa_min64(a->block_k, kv_len - j * a->block_k);
         if (keys <= 0) break;
-        /* columns the first row sees */
+        /* Columns the first row sees. */
         const int64_t seen = a->causal ? row0 + shift + 1 - j * a->block_k : keys;
-        /* not even the last row sees this block, nor any later one */
+        /* The last row sees neither this block nor a later one. */
         if (seen + rows - 1 <= 0) break;
         const key_block kb = key_block_of(run, slot, j, keys);
         attend(run, w, &pass, &kb, seen);
@@ -434,7 +438,7 @@ static int32_t item_before(const attn_item *a, const attn_item *b)
     return a->row < b->row;
 }
 
-/* Heap sort: in place, no allocation (qsort of the C library may allocate). */
+/* Heap sort in place. The C library's qsort may allocate. */
 static void sort_items(attn_item *item, int64_t n)
 {
     for (int64_t end = n, start = n / 2; end > 1;) {
@@ -455,7 +459,7 @@ static void sort_items(attn_item *item, int64_t n)
     }
 }
 
-/* Work of a row in key blocks; what a causal row may not see does not count. */
+/* Work of a row in key blocks, without those that causality hides. */
 static int64_t row_work(const esa_attn_args *a, int64_t b, int64_t h, int64_t i)
 {
     if (a->count) return a->count[(b * a->mask_batch + h) * a->nq + i];
@@ -483,8 +487,8 @@ static int64_t list_items(attn_run *run)
     return n;
 }
 
-/* Rows that lie farther apart than their length are copied: they would meet in the same few cache
- * sets (5 to 8 % slower). */
+/* Rows with gaps between them are copied: in place they would share a few cache sets (5 to 8 %
+ * slower). */
 static int32_t reads_in_place(const esa_attn_args *a)
 {
     const int32_t floats = a->kern->packed_bytes == 4 && a->dtype == ESA_DTYPE_F32 &&

@@ -1,4 +1,4 @@
-/* attn_cpu.h - attention on the CPU: bound arguments in, output rows out.
+/* attn_cpu.h - attention on the CPU: takes bound arguments, writes output rows.
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_CPU_ATTN_CPU_H
 #define ESA_CPU_ATTN_CPU_H
@@ -6,9 +6,10 @@
 #include "base/args.h"
 #include "cpu/cpu.h"
 
-/* Scratch for esa_attn_cpu; only sizes, kern, pool, blocks and tail are read. */
+/* Scratch bytes for esa_attn_cpu. Reads only sizes, kern, pool, blocks and tail. */
 int64_t esa_attn_cpu_workspace(const esa_attn_args *args);
-/* Computes; cannot fail. ws: esa_attn_cpu_workspace bytes, ESA_WORKSPACE_ALIGN aligned. */
+/* Computes attention. Cannot fail. ws: esa_attn_cpu_workspace bytes, aligned to
+ * ESA_WORKSPACE_ALIGN. */
 void esa_attn_cpu(const esa_attn_args *args, void *ws);
 
 #endif

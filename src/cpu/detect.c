@@ -1,8 +1,8 @@
 /* detect.c - which ISA levels this CPU and this operating system allow.
  * SPDX-License-Identifier: Apache-2.0
  *
- * A CPUID bit alone is not enough: the operating system must also save the wide registers (XCR0),
- * or the first wide instruction faults. */
+ * A CPUID bit is not enough. The operating system must also save the wide registers (XCR0), or the
+ * first wide instruction faults. */
 #include "cpu/cpu.h"
 
 #include <string.h>
@@ -37,8 +37,8 @@ uint32_t esa_cpu_detect(void)
     return levels;
 }
 
-/* AMD's cores issue VDPBF16PS at the rate of an f32 FMA, twice the work. Intel's issue it at well
- * under half: measured on a Xeon with 16 cores at 148 GFLOP/s where f32 ran at 233
+/* AMD cores issue VDPBF16PS at the rate of an f32 FMA, which is twice the work. Intel cores issue
+ * it at less than half that rate: 148 GFLOP/s against 233 for f32, measured on a 16-core Xeon
  * (docs/speed.md). */
 int32_t esa_cpu_bf16_pays(void)
 {
@@ -48,7 +48,7 @@ int32_t esa_cpu_bf16_pays(void)
 }
 #elif defined(__aarch64__)
 int32_t esa_cpu_bf16_pays(void) { return 0; }
-/* NEON is part of the base ISA */
+/* NEON is part of the base ISA. */
 uint32_t esa_cpu_detect(void) { return 1u << ESA_CPU_REF | 1u << ESA_CPU_NEON; }
 #else
 int32_t esa_cpu_bf16_pays(void) { return 0; }

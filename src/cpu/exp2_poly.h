@@ -1,7 +1,8 @@
-/* exp2_poly.h - 2^f on [-1/2, 1/2] as 1 + f (C1 + f (C2 + ...)): minimax in relative error with the
- * constant term held at 1, so that 2^0 is exactly 1. Error of the polynomial 9.2e-8, of its f32
- * evaluation about 2 ulp.
- * SPDX-License-Identifier: Apache-2.0 */
+/* exp2_poly.h - 2^f on [-1/2, 1/2] as 1 + f (C1 + f (C2 + ...)).
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Minimax in relative error with the constant term fixed at 1, so 2^0 is exactly 1. The error of
+ * the polynomial is 9.2e-8; its f32 evaluation is within about 2 ulp. */
 #ifndef ESA_CPU_EXP2_POLY_H
 #define ESA_CPU_EXP2_POLY_H
 

@@ -1,12 +1,13 @@
-/* kernels.inc.h - the f32 kernel set in vector-neutral C; included once per ISA by kernels_<isa>.c,
- * which has defined the vector words (simd_<isa>.h) and the tile: MR broadcast rows x NV vectors.
+/* kernels.inc.h - the f32 kernel set in vector-neutral C. kernels_<isa>.c includes it once per ISA
+ * after defining the vector operations (simd_<isa>.h) and the tile: MR broadcast rows x NV vectors.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The tile is a BLAS-like outer product: MR x NV accumulators stay in registers, each step loads NV
- * vectors of the right operand and broadcasts MR values of the left one. Attention lays queries
- * along the vectors and broadcasts keys and values, which therefore need no packing: a row of K is
- * walked along D, a row of V is a step. Selectors lay keys along the vectors. Fewer than MR rows
- * use smaller tiles (ROWS_A < ROWS_B < MR), so that 128 rows waste nothing. */
+ * The tile is an outer product as in BLAS: MR x NV accumulators stay in registers, and each step
+ * loads NV vectors of the right operand and broadcasts MR values of the left one. Attention puts
+ * queries along the vectors and broadcasts keys and values, which therefore need no packing: the
+ * product walks a row of K along D, and takes a row of V per step. Selectors put keys along the
+ * vectors. Fewer than MR rows use smaller tiles (ROWS_A < ROWS_B < MR), so 128 rows waste
+ * nothing. */
 
 #include <math.h>
 #include "cpu/tables.h"
@@ -21,7 +22,8 @@
 
 /* ---------------------------------------------------------------- packing */
 
-/* dst [D][W] from up to W rows (n real ones): VL x VL transposes, the columns past D one by one. */
+/* dst [D][W] from up to W rows (n exist): VL x VL transposes, then the columns past D one by
+ * one. */
 INLINE void pack_panel(float *dst, const char *const *row, int64_t n, int64_t D, int32_t dtype,
                        vf factor, const int W)
 {
@@ -64,7 +66,7 @@ INLINE void pack_panels(float *dst, const void *src, const int32_t dtype, int64_
     }
 }
 
-/* One specialised body per dtype, so that the conversion is chosen outside the loops. */
+/* One specialised body per dtype, so that the loops do not choose the conversion. */
 #define BY_DTYPE(dtype, call)                                                                      \
     switch (dtype) {                                                                               \
     case ESA_DTYPE_F32: {                                                                          \
@@ -120,9 +122,9 @@ static void copy_rows(void *dst, const void *src, int32_t dtype, int64_t stride,
 
 /* ---------------------------------------------------------------- the products */
 
-/* c[R][NV] += sum_k a[k*a_step + r*a_row] (broadcast) * b[k*NR ..]. fetch > 0: steps of a fetched
- * ahead of use, for a whose steps lie in different cache lines (values in place): without it the
- * second product loses a fifth. */
+/* c[R][NV] += sum_k a[k*a_step + r*a_row] (broadcast) * b[k*NR ..]. fetch > 0: prefetches a that
+ * many steps ahead, for an a whose steps are in different cache lines (values in place). Without it
+ * the second product is a fifth slower. */
 INLINE void tile_product(vf c[][NV], const float *a, int64_t a_step, int64_t a_row, const float *b,
                          int64_t depth, const int fetch, const int R)
 {
@@ -162,7 +164,7 @@ INLINE void qk_rows(float *s, int64_t ld, const float *q, const float *k, int64_
 static void qk(float *s, int64_t ld, const void *q, const void *k, int64_t rows, int64_t keys,
                int64_t depth, float factor, int32_t accumulate)
 {
-    (void)factor; /* folded into q by pack_q */
+    (void)factor; /* pack_q folded it into q */
     if (rows > ROWS_B)
         qk_rows(s, ld, q, k, keys, depth, accumulate, MR);
     else if (rows > ROWS_A)
@@ -190,7 +192,7 @@ static void kq(float *s, const void *q, const void *keys_at, int64_t k_stride, i
 {
     const float *k = keys_at;
     int64_t i = 0;
-    (void)factor; /* folded into q by panel_q */
+    (void)factor; /* panel_q folded it into q */
     for (; i + MR <= keys; i += MR) kq_tile(s + i * NR, q, k + i * k_stride, k_stride, depth, MR);
     for (; i + ROWS_B <= keys; i += ROWS_B)
         kq_tile(s + i * NR, q, k + i * k_stride, k_stride, depth, ROWS_B);
@@ -232,7 +234,7 @@ static void pv(float *o, const void *p, const void *values, int64_t v_stride, in
 
 /* ---------------------------------------------------------------- softmax */
 
-/* Applies bias and limits. */
+/* Applies bias and limits to the scores. */
 INLINE void prepare_scores(float *s, int64_t keys, const float *limit, const float *bias)
 {
     const vf none = v_set1(-INFINITY);
@@ -283,7 +285,7 @@ static int32_t softmax(void *p, float *s, int64_t keys, const float *limit, cons
         const vf high = v_max(top[1][j], top[0][j]), old = v_load(m + j * VL),
                  edge = v_add(old, v_set1(8.0f));
         vf now = old, scale = one;
-        /* The reference maximum moves only when it must. */
+        /* The reference maximum changes only if it must. */
         if (v_any_gt(high, edge)) {
             now = v_if_gt(high, edge, high, old);
             scale = v_if_gt(high, edge, v_exp2(v_sub(old, high)), one); /* m = -inf: 0 */
@@ -323,13 +325,13 @@ static void stats(float *top, float *sum, int64_t ld_out, const float *s, int64_
         }
 }
 
-/* Rows back from o [D][NR]: VL x VL transposes, the columns past D one by one. */
+/* Writes rows of o [D][NR]: VL x VL transposes, then the columns past D one by one. */
 INLINE void store_as(void *dst, const int32_t dtype, int64_t stride, const int32_t *scatter,
                      const float *o, const float *factor, int64_t rows, int64_t D,
                      const int past_cache)
 {
     const int64_t size = esa_dtype_size(dtype);
-    (void)past_cache; /* sets without such stores */
+    (void)past_cache; /* for sets without such stores */
     for (int64_t base = 0; base < rows; base += VL) {
         char *row[VL];
         const int64_t n = rows - base < VL ? rows - base : VL;
@@ -370,13 +372,13 @@ static void store(void *dst, int32_t dtype, int64_t stride, const int32_t *scatt
 static void stream(void *dst, int32_t dtype, int64_t stride, const int32_t *scatter, const float *o,
                    const float *factor, int64_t rows, int64_t D)
 {
-    /* half a line at a time: no gain */
+    /* Half a cache line at a time: no gain. */
     if (dtype != ESA_DTYPE_F32) {
         store(dst, dtype, stride, scatter, o, factor, rows, D);
         return;
     }
     store_as(dst, ESA_DTYPE_F32, stride, scatter, o, factor, rows, D, 1);
-    v_stream_end(); /* others may read the rows once the run is over */
+    v_stream_end(); /* other threads may read the rows after the run */
 }
 #define STREAM_SLOT stream
 #else
@@ -388,7 +390,7 @@ INLINE void mean_as(float *dst, const void *src, const int32_t dtype, int64_t st
 {
     const int64_t size = esa_dtype_size(dtype);
     int64_t d = 0;
-    /* four columns of vectors: every row is read in whole cache lines */
+    /* Four vectors of columns: every row is read in whole cache lines. */
     for (; d + 4 * VL <= D; d += 4 * VL) {
         vf sum[4] = { v_zero(), v_zero(), v_zero(), v_zero() };
         for (int64_t i = 0; i < rows; i++) {

@@ -1,5 +1,5 @@
-/* kernels_avx2.c - the f32 set in AVX2: 6 x 16 tiles (12 accumulators, 2 key vectors, 2 spare of 16
- * registers).
+/* kernels_avx2.c - the f32 set in AVX2: 6 x 16 tiles. Of 16 registers, 12 are accumulators, 2 hold
+ * keys and 2 are spare.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "cpu/simd_avx2.h"
 

@@ -1,5 +1,5 @@
-/* kernels_avx512.c - the f32 set in AVX-512: 12 x 32 tiles (24 accumulators, 2 key vectors;
- * broadcasts come from memory).
+/* kernels_avx512.c - the f32 set in AVX-512: 12 x 32 tiles. 24 registers are accumulators and 2
+ * hold keys; broadcasts come from memory.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "cpu/simd_avx512.h"
 

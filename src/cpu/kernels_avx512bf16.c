@@ -1,11 +1,11 @@
-/* kernels_avx512bf16.c - the AVX-512 sets where VDPBF16PS exists: the f32 set once more, and a bf16
- * set for bf16 tensors.
+/* kernels_avx512bf16.c - the sets for CPUs with VDPBF16PS: the AVX-512 f32 set, and a bf16 set for
+ * bf16 tensors.
  * SPDX-License-Identifier: Apache-2.0
  *
  * The bf16 set packs pairs: a 32-bit word holds two neighbours along the sum (along D for Q K^T,
- * along keys for P V), so that one instruction adds both products of a pair to an f32 accumulator.
- * q, k, v go in exactly; p is rounded to bf16, as every same-precision attention does; the scale is
- * applied to the f32 scores, never to the bf16 queries. */
+ * along keys for P V), so one instruction adds both products to an f32 accumulator. q, k and v are
+ * exact. p is rounded to bf16, as in any attention of that precision. The scale is applied to the
+ * f32 scores, never to the bf16 queries. */
 #include "cpu/simd_avx512.h"
 
 #if !defined(__AVX512BF16__)
@@ -15,8 +15,7 @@
 enum { MR = 12, NV = 2, ROWS_A = 4, ROWS_B = 8 };
 #include "cpu/kernels.inc.h"
 
-/* 16 words (32 values) of a row starting at value d, as bf16 pairs; values at or past D are
- * zero. */
+/* 16 words (32 values) of a row from value d on, as bf16 pairs. Values at or past D are zero. */
 INLINE __m512i pair_words(const char *row, int64_t d, int64_t D, int32_t dtype)
 {
     if (d + 32 <= D) {
@@ -26,7 +25,7 @@ INLINE __m512i pair_words(const char *row, int64_t d, int64_t D, int32_t dtype)
                                             v_load_as(row + d * size, dtype));
     }
     uint16_t t[32];
-    /* exact for bf16 */
+    /* Exact for bf16. */
     for (int64_t i = 0; i < 32; i++)
         t[i] = d + i >= D ? 0 : esa_f32_to_bf16(esa_load_f32(row, d + i, dtype));
     return _mm512_loadu_si512(t);
@@ -59,11 +58,11 @@ INLINE void pack_pairs(uint32_t *dst, const void *src, const int32_t dtype, int6
 static void panel_q_bf16(void *dst, const void *src, int32_t dtype, int64_t stride,
                          const int32_t *gather, int64_t rows, int64_t D, float factor)
 {
-    (void)factor; /* left to kq: rounding scaled queries to bf16 would cost precision */
+    (void)factor; /* left to kq: rounding scaled queries to bf16 would lose precision */
     BY_DTYPE(dtype, pack_pairs(dst, src, DT, stride, gather, rows, D, NR))
 }
 
-/* The first n of 32 values. */
+/* Stores the first n of 32 values. */
 INLINE void store_words(uint16_t *dst, __m512i x, int64_t n)
 {
     _mm512_mask_storeu_epi16(dst, n >= 32 ? 0xffffffffu : (1u << n) - 1u, x);
@@ -97,7 +96,7 @@ static void rows_v_bf16(void *dst, const void *src, int32_t dtype, int64_t strid
                                                (gather ? gather[i + s] : i + s) * stride * size,
                                            d, D, dtype)
                               : _mm512_setzero_si512();
-            /* a0 b0 a1 b1 ...: unpack works inside 128-bit lanes, the permutes put the lanes in
+            /* a0 b0 a1 b1 ...: unpack works inside 128-bit lanes; the permutes put the lanes in
              * order. */
             const __m512i lo = _mm512_unpacklo_epi16(pair[0], pair[1]),
                           hi = _mm512_unpackhi_epi16(pair[0], pair[1]);
@@ -117,7 +116,7 @@ INLINE __m512bh broadcast_pair(const void *p)
     return (__m512bh)_mm512_set1_epi32((int)w);
 }
 
-/* c += over word steps; a: pairs at a + step*a_step + r*a_row (in 16-bit units), b: [step][NR]
+/* c += over word steps. a: pairs at a + step*a_step + r*a_row, in 16-bit units. b: [step][NR]
  * words. */
 INLINE void tile_pairs(vf c[][NV], const uint16_t *a, int64_t a_step, int64_t a_row,
                        const uint16_t *b, int64_t steps, const int R)

@@ -1,5 +1,5 @@
-/* kernels_neon.c - the f32 set in NEON: 6 x 16 tiles (24 accumulators, 4 key vectors of 32
- * registers).
+/* kernels_neon.c - the f32 set in NEON: 6 x 16 tiles. Of 32 registers, 24 are accumulators and 4
+ * hold keys.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "cpu/simd_neon.h"
 

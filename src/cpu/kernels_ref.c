@@ -1,8 +1,8 @@
-/* kernels_ref.c - every slot of the kernel table in plain C: the definition of right, and the
+/* kernels_ref.c - every slot of the kernel table in plain C: the reference for tests, and the
  * fallback.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Contract: cpu/cpu.h and docs/kernels.md. Written for reading: one loop per sum, no blocking. */
+ * Contract: cpu/cpu.h and docs/kernels.md. Written to be read: one loop per sum, no blocking. */
 #include "base/half.h"
 #include "cpu/tables.h"
 
@@ -15,7 +15,7 @@ static int64_t source_row(const int32_t *gather, int64_t i, int64_t stride)
     return (gather ? gather[i] : i) * stride;
 }
 
-/* dst [ceil(rows/W)][D][W]: W rows side by side, missing rows zero. */
+/* dst [ceil(rows/W)][D][W]: W rows side by side; missing rows are zero. */
 static void pack_panels(float *dst, const void *src, int32_t dtype, int64_t stride,
                         const int32_t *gather, int64_t rows, int64_t D, int64_t W, float factor)
 {
@@ -59,7 +59,7 @@ static void copy_rows(void *dst, const void *src, int32_t dtype, int64_t stride,
 static void qk(float *s, int64_t ld, const void *q, const void *k, int64_t rows, int64_t keys,
                int64_t depth, float factor, int32_t accumulate)
 {
-    (void)factor; /* folded into q by pack_q */
+    (void)factor; /* pack_q folded it into q */
     const float *a = q, *b = k;
     for (int64_t panel = 0; panel * NR < keys; panel++)
         for (int64_t r = 0; r < rows; r++)
@@ -74,7 +74,7 @@ static void qk(float *s, int64_t ld, const void *q, const void *k, int64_t rows,
 static void kq(float *s, const void *q, const void *k, int64_t k_stride, int64_t keys,
                int64_t depth, float factor)
 {
-    (void)factor; /* folded into q by panel_q */
+    (void)factor; /* panel_q folded it into q */
     const float *a = k, *b = q;
     for (int64_t i = 0; i < keys; i++)
         for (int64_t c = 0; c < NR; c++) {
@@ -93,7 +93,7 @@ static int32_t softmax(void *p, float *s, int64_t keys, const float *limit, cons
         float top = -INFINITY, sum = 0.0f;
         for (int64_t i = 0; i < keys; i++) {
             float *x = &s[i * NR + c];
-            /* also where the score is NaN */
+            /* Also if the score is NaN. */
             if ((limit && (float)i >= limit[c]) || (bias && bias[i] == -INFINITY))
                 *x = -INFINITY;
             else if (bias)
@@ -107,7 +107,7 @@ static int32_t softmax(void *p, float *s, int64_t keys, const float *limit, cons
             l[c] *= alpha[c];
             moved = 1;
         }
-        /* -inf - -inf would be NaN; exp2(-inf - 0) is 0 */
+        /* -inf - -inf would be NaN; exp2(-inf - 0) is 0. */
         const float ref = m[c] == -INFINITY ? 0.0f : m[c];
         for (int64_t i = 0; i < keys; i++) {
             out[i * NR + c] = exp2f(s[i * NR + c] - ref);
@@ -150,7 +150,7 @@ static void stats(float *top, float *sum, int64_t ld_out, const float *s, int64_
             for (int64_t c = 0; c < n; c++)
                 if (row[c] > t) t = row[c];
             const float ref = t == -INFINITY ? 0.0f : t;
-            /* a NaN in the group makes the sum NaN */
+            /* NaN in the group makes the sum NaN. */
             for (int64_t c = 0; c < n; c++) e += exp2f(row[c] - ref);
             top[r * ld_out + g] = t;
             sum[r * ld_out + g] = e;

@@ -1,4 +1,4 @@
-/* simd_avx2.h - the vector words of kernels.inc.h in AVX2 + FMA + F16C.
+/* simd_avx2.h - the vector operations of kernels.inc.h in AVX2 + FMA + F16C.
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_CPU_SIMD_H
 #define ESA_CPU_SIMD_H
@@ -24,13 +24,13 @@ static inline vf v_sub(vf a, vf b) { return _mm256_sub_ps(a, b); }
 static inline vf v_mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
 static inline vf v_div(vf a, vf b) { return _mm256_div_ps(a, b); }
 static inline vf v_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
-/* The larger; b where either is NaN. */
+/* The larger of the two; b if either is NaN. */
 static inline vf v_max(vf a, vf b) { return _mm256_max_ps(a, b); }
 static inline int v_any_gt(vf a, vf b)
 {
     return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ)) != 0;
 }
-/* x where a > b, elsewhere y. */
+/* x where a > b, else y. */
 static inline vf v_if_gt(vf a, vf b, vf x, vf y)
 {
     return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_GT_OQ));
@@ -41,12 +41,12 @@ static inline __m256i v_first_mask(int64_t n)
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)(n > VL ? VL : n)), lane);
 }
-/* Lanes 0 .. n-1 of x, the rest fill; n <= VL. */
+/* Lanes 0 .. n-1 of x, then fill; n <= VL. */
 static inline vf v_first(vf x, int64_t n, vf fill)
 {
     return _mm256_blendv_ps(fill, x, _mm256_castsi256_ps(v_first_mask(n)));
 }
-/* x, with -inf where bias is -inf: adding it would let a NaN or +inf through. */
+/* x, or -inf where bias is -inf. Adding bias would let NaN or +inf through. */
 static inline vf v_drop(vf x, vf bias)
 {
     return _mm256_blendv_ps(x, v_set1(-INFINITY),
@@ -71,10 +71,9 @@ static inline float v_reduce_add(vf x)
     return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
 }
 
-/* 2^x for x <= 127: adding 1.5 * 2^23 + 127 leaves round(x) + 127 in the low mantissa bits, which
- * shifted left are the float 2^round(x). x is clamped to -127, where that float is 0: so -inf (and
- * anything below -126.5) gives exactly 0. NaN stays, because the polynomial is NaN and a product
- * keeps it. */
+/* 2^x for x <= 127. Adding 1.5 * 2^23 + 127 leaves round(x) + 127 in the low mantissa bits; shifted
+ * left they are the float 2^round(x). x is clamped to -127, where that float is 0, so -inf and
+ * anything below -126.5 give exactly 0. NaN stays NaN through the polynomial and the product. */
 static inline vf v_exp2(vf x)
 {
     const vf magic = v_set1(12583039.0f);
@@ -90,7 +89,7 @@ static inline vf v_exp2(vf x)
     return v_mul(p, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(t), 23)));
 }
 
-/* VL values of a dtype at p as f32. */
+/* Loads VL values of a dtype as f32. */
 static inline vf v_load_as(const void *p, int32_t dtype)
 {
     if (dtype == ESA_DTYPE_F32) return _mm256_loadu_ps(p);
@@ -120,7 +119,7 @@ static inline void v_store_as(void *p, vf x, int32_t dtype)
                      _mm_packus_epi32(_mm256_castsi256_si128(r), _mm256_extracti128_si256(r, 1)));
 }
 
-/* r[i] lane j <-> r[j] lane i. */
+/* Transposes: r[i] lane j <-> r[j] lane i. */
 static inline void v_transpose(vf r[VL])
 {
     __m256 t[8], u[8];

@@ -1,4 +1,4 @@
-/* simd_avx512.h - the vector words of kernels.inc.h in AVX-512 (F, DQ, BW, VL).
+/* simd_avx512.h - the vector operations of kernels.inc.h in AVX-512 (F, DQ, BW, VL).
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_CPU_SIMD_H
 #define ESA_CPU_SIMD_H
@@ -25,21 +25,21 @@ static inline vf v_sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
 static inline vf v_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
 static inline vf v_div(vf a, vf b) { return _mm512_div_ps(a, b); }
 static inline vf v_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
-/* The larger; b where either is NaN. */
+/* The larger of the two; b if either is NaN. */
 static inline vf v_max(vf a, vf b) { return _mm512_max_ps(a, b); }
 static inline int v_any_gt(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) != 0; }
-/* x where a > b, elsewhere y. */
+/* x where a > b, else y. */
 static inline vf v_if_gt(vf a, vf b, vf x, vf y)
 {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), y, x);
 }
-/* Lanes 0 .. n-1 of x, the rest fill; n <= VL. */
+/* Lanes 0 .. n-1 of x, then fill; n <= VL. */
 static inline vf v_first(vf x, int64_t n, vf fill)
 {
     return _mm512_mask_blend_ps((__mmask16)(n >= VL ? 0xffffu : (1u << (n < 0 ? 0 : n)) - 1u), fill,
                                 x);
 }
-/* x, with -inf where bias is -inf: adding it would let a NaN or +inf through. */
+/* x, or -inf where bias is -inf. Adding bias would let NaN or +inf through. */
 static inline vf v_drop(vf x, vf bias)
 {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(bias, v_set1(-INFINITY), _CMP_EQ_OQ), x,
@@ -66,8 +66,8 @@ static inline float v_reduce_add(vf x)
     return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
 }
 
-/* 2^x for x <= 127: round, polynomial of degree 5 on [-1/2, 1/2], scale. -inf gives 0, NaN
- * stays. */
+/* 2^x for x <= 127: round, a polynomial of degree 5 on [-1/2, 1/2], scale. -inf gives 0; NaN stays
+ * NaN. */
 static inline vf v_exp2(vf x)
 {
     x = v_max(v_set1(-151.0f), x); /* 2^-151 rounds to 0; keeps x - round(x) finite */
@@ -82,7 +82,7 @@ static inline vf v_exp2(vf x)
     return _mm512_scalef_ps(p, n);
 }
 
-/* VL values of a dtype at p as f32. */
+/* Loads VL values of a dtype as f32. */
 static inline vf v_load_as(const void *p, int32_t dtype)
 {
     if (dtype == ESA_DTYPE_F32) return _mm512_loadu_ps(p);
@@ -91,8 +91,8 @@ static inline vf v_load_as(const void *p, int32_t dtype)
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
 }
 
-/* A vector is a whole cache line: written past the cache, if p is aligned to it, a line is not read
- * before it is overwritten. */
+/* Stores a vector past the cache if p is aligned to a cache line. A vector is a whole line, so the
+ * line is not read before it is overwritten. */
 #define V_STREAMS 1
 static inline void v_stream(void *p, vf x) { _mm512_stream_ps(p, x); }
 static inline void v_stream_end(void) { _mm_sfence(); }
@@ -116,7 +116,7 @@ static inline void v_store_as(void *p, vf x, int32_t dtype)
     _mm256_storeu_si256(p, _mm512_cvtepi32_epi16(_mm512_mask_blend_epi32(nan, even, quiet)));
 }
 
-/* r[i] lane j <-> r[j] lane i. */
+/* Transposes: r[i] lane j <-> r[j] lane i. */
 static inline void v_transpose(vf r[VL])
 {
     __m512 t[16];

@@ -1,4 +1,4 @@
-/* simd_neon.h - the vector words of kernels.inc.h in AArch64 NEON.
+/* simd_neon.h - the vector operations of kernels.inc.h in AArch64 NEON.
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_CPU_SIMD_H
 #define ESA_CPU_SIMD_H
@@ -25,10 +25,10 @@ static inline vf v_sub(vf a, vf b) { return vsubq_f32(a, b); }
 static inline vf v_mul(vf a, vf b) { return vmulq_f32(a, b); }
 static inline vf v_div(vf a, vf b) { return vdivq_f32(a, b); }
 static inline vf v_fma(vf a, vf b, vf c) { return vfmaq_f32(c, a, b); }
-/* The larger; b where either is NaN. */
+/* The larger of the two; b if either is NaN. */
 static inline vf v_max(vf a, vf b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
 static inline int v_any_gt(vf a, vf b) { return vmaxvq_u32(vcgtq_f32(a, b)) != 0; }
-/* x where a > b, elsewhere y. */
+/* x where a > b, else y. */
 static inline vf v_if_gt(vf a, vf b, vf x, vf y) { return vbslq_f32(vcgtq_f32(a, b), x, y); }
 
 static inline uint32x4_t v_first_mask(int64_t n)
@@ -36,9 +36,9 @@ static inline uint32x4_t v_first_mask(int64_t n)
     static const int32_t lane[4] = { 0, 1, 2, 3 };
     return vcgtq_s32(vdupq_n_s32((int32_t)(n > VL ? VL : n)), vld1q_s32(lane));
 }
-/* Lanes 0 .. n-1 of x, the rest fill; n <= VL. */
+/* Lanes 0 .. n-1 of x, then fill; n <= VL. */
 static inline vf v_first(vf x, int64_t n, vf fill) { return vbslq_f32(v_first_mask(n), x, fill); }
-/* x, with -inf where bias is -inf: adding it would let a NaN or +inf through. */
+/* x, or -inf where bias is -inf. Adding bias would let NaN or +inf through. */
 static inline vf v_drop(vf x, vf bias)
 {
     return vbslq_f32(vceqq_f32(bias, v_set1(-INFINITY)), v_set1(-INFINITY), x);
@@ -57,8 +57,8 @@ static inline float v_reduce_add(vf x)
     return vget_lane_f32(vpadd_f32(a, a), 0);
 }
 
-/* 2^x for x <= 127. x is clamped to -127, where the factor 2^round(x) is built as 0: so -inf gives
- * exactly 0. NaN stays, because the polynomial is NaN and a product keeps it. */
+/* 2^x for x <= 127. x is clamped to -127, where the factor 2^round(x) is 0, so -inf gives exactly
+ * 0. NaN stays NaN through the polynomial and the product. */
 static inline vf v_exp2(vf x)
 {
     x = v_max(v_set1(-127.0f), x);
@@ -73,7 +73,7 @@ static inline vf v_exp2(vf x)
     return v_mul(p, vreinterpretq_f32_s32(e));
 }
 
-/* VL values of a dtype at p as f32. */
+/* Loads VL values of a dtype as f32. */
 static inline vf v_load_as(const void *p, int32_t dtype)
 {
     if (dtype == ESA_DTYPE_F32) {
@@ -109,7 +109,7 @@ static inline void v_store_as(void *p, vf x, int32_t dtype)
     memcpy(p, t, sizeof t);
 }
 
-/* r[i] lane j <-> r[j] lane i. */
+/* Transposes: r[i] lane j <-> r[j] lane i. */
 static inline void v_transpose(vf r[VL])
 {
     const float32x4x2_t a = vtrnq_f32(r[0], r[1]), b = vtrnq_f32(r[2], r[3]);

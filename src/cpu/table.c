@@ -1,4 +1,4 @@
-/* table.c - picks the kernel table: the best level the machine has, lowered by $ESA_CPU or by the
+/* table.c - picks the kernel table: the best level of this machine, lowered by $ESA_CPU or the
  * caller.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "cpu/cpu.h"

@@ -1,9 +1,9 @@
-/* budget.c - how many blocks each head and each row may keep.
+/* budget.c - how many blocks each head and each row keeps.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Heads: rules/budget.h. Rows: the head's total, spread so that dense rows take all they see and
- * the others the same share, each at least what is forced on it. Everything is deterministic; ties
- * go to the lower row. */
+ * rules/budget.h splits the budget between heads. This file spreads the total of a head over its
+ * rows: dense rows keep every block they see, the others get the same share, and each row keeps at
+ * least its forced blocks. Ties go to the lower row. */
 #include "rules/budget.h"
 #include "mask/mask.h"
 
@@ -26,7 +26,7 @@ void esa_budget_spread(int32_t *quota, const int32_t *visible, const int32_t *le
 {
     double lo = 0.0, hi = 1.0;
     if (spread_sum(visible, least, nq, hi) <= total) lo = hi;
-    /* the largest share f whose whole blocks fit into total */
+    /* Finds the largest share f whose whole blocks fit into total. */
     for (int32_t it = 0; it < ESA_SPREAD_STEPS && lo < hi; it++) {
         const double mid = lo + (hi - lo) / 2;
         if (mid <= lo || mid >= hi) break;
@@ -38,8 +38,8 @@ void esa_budget_spread(int32_t *quota, const int32_t *visible, const int32_t *le
     int64_t left = total - spread_sum(visible, least, nq, lo);
     for (int64_t i = 0; i < nq; i++)
         quota[i] = (int32_t)esa_spread_quota(least[i], esa_spread_whole(visible[i], lo));
-    /* What rounding left over: one block each to the first rows; a row that already holds more than
-     * its share waits. */
+    /* Blocks that rounding left go to the first rows, one each. A row that holds more than its
+     * share waits for the second turn. */
     for (int32_t turn = 0; turn < 2; turn++)
         for (int64_t i = 0; i < nq && left > 0; i++) {
             if (!esa_spread_takes(quota[i], visible[i], least[i], esa_spread_whole(visible[i], lo),

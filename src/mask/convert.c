@@ -1,18 +1,17 @@
-/* convert.c - masks to and from the caller's arrays: lists, bits, FA4's full_block_cnt /
- * full_block_idx.
+/* convert.c - converts masks to and from the caller's arrays: lists, bits, and the full_block_cnt /
+ * full_block_idx of FA4.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Everything that comes from outside is read once and judged while it is copied; the first fault
- * ends the call with one sentence that names the row, what was found there and what was expected,
- * and the half-built mask is freed. */
+ * Input is read once and checked while it is copied. The first error ends the call with a message
+ * that names the row, the value and what was expected; the unfinished mask is freed. */
 #include <stdio.h>
 #include <string.h>
 #include "mask/mask.h"
 
-#define MAX_BLOCK_SIZE                                                                             \
-    (1 << 20) /* tokens; far above any kernel, low enough that no product overflows */
+/* In tokens. Far above any kernel's block, and low enough that no product overflows. */
+#define MAX_BLOCK_SIZE (1 << 20)
 
-/* A layout that was never filled counts as "no layout". */
+/* 1 if the layout was never filled, which counts as no layout. */
 static int32_t layout_is_blank(const esa_layout *layout)
 {
     const unsigned char *p = (const unsigned char *)layout;
@@ -62,7 +61,7 @@ static esa_status begin(esa_ctx *ctx, esa_mask **mask, const esa_mask_info *info
     return ESA_OK;
 }
 
-/* "b=0 h=1 i=2" of a row number, for error texts. */
+/* Name of a row for messages: "b=0 h=1 i=2". */
 static const char *row_name(char buf[80], const esa_mask *m, int64_t row)
 {
     snprintf(buf, 80, "b=%lld h=%lld i=%lld", (long long)(row / m->nq / m->H),
@@ -70,7 +69,7 @@ static const char *row_name(char buf[80], const esa_mask *m, int64_t row)
     return buf;
 }
 
-/* count[rows], index[rows][cap]; names are those of the caller's arrays. */
+/* Copies count[rows] and index[rows][cap]. Messages use the names of the caller's arrays. */
 static esa_status copy_lists(esa_ctx *ctx, esa_mask *m, const int32_t *count, const int32_t *index,
                              int64_t cap, const char *count_name, const char *index_name)
 {
@@ -111,7 +110,7 @@ static esa_status from_lists(esa_ctx *ctx, esa_mask **mask, const esa_mask_info 
     esa_mask *m = NULL;
     esa_status status = begin(ctx, &m, info);
     if (status) return status;
-    if (cap < 0) cap = m->nk; /* fa4: the pitch is nk itself */
+    if (cap < 0) cap = m->nk; /* fa4: the pitch is nk */
     status = copy_lists(ctx, m, count, index, cap, count_name, index_name);
     if (status) {
         esa_mask_free(m);

@@ -1,20 +1,20 @@
 /* hilbert.c - a generalised Hilbert curve through a box of any size.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Idea (J. Cerveny's "Gilbert" curve; the code is our own): a piece is a box walked from one corner
- * to the corner at the other end of its first axis. A long piece is cut across that axis into two
- * pieces in a row. Otherwise one or both of the other axes are halved, and the walk goes out, along
- * and back, like the classic curve: three pieces for a flat box, five for a solid one. Halves are
- * kept even where possible, because an even side lets the walk end next to where the following
- * piece begins; an odd box can force a diagonal step, never a jump across the box.
+ * The idea is J. Cerveny's "Gilbert" curve; the code is our own. A piece is a box that is walked
+ * from one corner to the corner at the other end of its first axis. A long piece is cut across that
+ * axis into two pieces in a row. Otherwise one or both of the other axes are halved, and the walk
+ * goes out, along and back like the classic curve: three pieces for a flat box, five for a solid
+ * one. Halves are even where possible, because with an even side the walk ends next to the start of
+ * the next piece. An odd box can force a diagonal step, but never a jump across the box.
  *
- * Recursion: a cut always shrinks the longest sides, so the depth is below 3 log2(size). */
+ * Every cut shrinks the longest sides, so the recursion depth is below 3 log2(size). */
 #include "mask/mask.h"
 
 typedef struct axis {
     int64_t n;   /* number of cells */
     int64_t dir; /* +1 or -1 */
-    int32_t of;  /* which coordinate it moves: 0 t, 1 h, 2 w */
+    int32_t of;  /* coordinate it moves along: 0 t, 1 h, 2 w */
 } axis;
 
 typedef struct point {
@@ -45,14 +45,14 @@ static axis back(axis a, int64_t n)
     return a;
 }
 
-/* Half of n, made even when the side is long enough to bear it. */
+/* Half of n, made even if n is large enough. */
 static int64_t even_half(int64_t n)
 {
     const int64_t half = n / 2;
     return half % 2 && n > 2 ? half + 1 : half;
 }
 
-/* Walks the box spanned from corner p by axes a, b, c; begins at p and ends at the far end of a. */
+/* Walks the box spanned by the axes a, b, c from corner p to the far end of a. */
 static void piece(walk *k, point p, axis a, axis b, axis c)
 {
     if (b.n == 1 && c.n == 1) {
@@ -62,7 +62,7 @@ static void piece(walk *k, point p, axis a, axis b, axis c)
         }
         return;
     }
-    if (a.n == 1) { /* a plate across the walk: its longer side becomes the way */
+    if (a.n == 1) { /* a plate across the walk: walk along its longer side */
         if (b.n >= c.n)
             piece(k, p, b, c, a);
         else
@@ -75,8 +75,8 @@ static void piece(walk *k, point p, axis a, axis b, axis c)
         piece(k, moved(p, a, a1), part(a, a2), b, c);
         return;
     }
-    /* Much flatter one way than the other: leave the thin axis whole and do the flat figure in the
-     * other two. */
+    /* Much flatter in one direction: keep the thin axis whole and walk the flat figure in the other
+     * two. */
     if (3 * b.n > 4 * c.n || c.n == 1) {
         const int64_t b1 = even_half(b.n), b2 = b.n - b1;
         piece(k, p, part(b, b1), c, part(a, a1));
@@ -105,7 +105,7 @@ void esa_hilbert(int32_t *out, int32_t base, int64_t t, int64_t h, int64_t w)
     walk k = { out, 0, base, h, w };
     const axis T = { t, 1, 0 }, H = { h, 1, 1 }, W = { w, 1, 2 };
     const point origin = { { 0, 0, 0 } };
-    /* The longest side is the way from begin to end; ties prefer width, as raster does. */
+    /* The walk goes along the longest side. Ties prefer the width, as raster does. */
     if (w >= h && w >= t)
         piece(&k, origin, W, H, T);
     else if (h >= t)

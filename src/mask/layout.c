@@ -1,5 +1,4 @@
-/* layout.c - how tokens lie in the sequence: defaults, checks, comparison. The orders themselves
- * are in order.c.
+/* layout.c - layouts: defaults, checks, comparison. order.c makes the permutations.
  * SPDX-License-Identifier: Apache-2.0 */
 #include <string.h>
 #include "mask/mask.h"
@@ -11,7 +10,7 @@ esa_layout esa_layout_default(void)
     layout.struct_size = sizeof layout;
     layout.order = ESA_ORDER_DEFAULT;
     layout.protect_first_frame = -1;
-    /* 128 tokens: one box fills one key block */
+    /* 128 tokens: one box fills one key block. */
     layout.window[0] = 2;
     layout.window[1] = 8;
     layout.window[2] = 8;
@@ -26,7 +25,7 @@ static const char *order_name(int32_t order)
 
 static int32_t has_grid(const int32_t grid[3]) { return grid[0] > 0; }
 
-/* One side's grid and text against its length N. */
+/* Checks the grid and text of one side against its length N. */
 static esa_status check_side(esa_ctx *ctx, const char *side, const int32_t grid[3], int32_t front,
                              int32_t back, int64_t N)
 {
@@ -91,8 +90,8 @@ esa_status esa_layout_resolve(esa_ctx *ctx, esa_layout *out, const esa_layout *i
     esa_layout r = *in;
     const int32_t k_blank = !r.grid_k[0] && !r.grid_k[1] && !r.grid_k[2] && !r.text_front_k &&
                             !r.text_back_k;
-    /* The compat rf_v2 rule never looks at the key side's shape (its latent_shape_k is
-     * decoration). */
+    /* Compat rf_v2 ignores the shape of the key side, as the original ignores its
+     * latent_shape_k. */
     const int32_t compat_rf = selector == ESA_SELECT_RF_V2 && mode != ESA_MODE_FIXED;
     if ((k_blank && Nk == Nq) || (compat_rf && Nk == Nq)) {
         memcpy(r.grid_k, r.grid_q, sizeof r.grid_k);
@@ -121,8 +120,7 @@ esa_status esa_layout_resolve(esa_ctx *ctx, esa_layout *out, const esa_layout *i
     if (r.order != ESA_ORDER_RASTER && !(grid_q && grid_k))
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "order %s needs a grid of the %s side",
                         order_name(r.order), grid_q ? "k" : "q");
-    /* Reordered keys have no past and future left to tell apart; compat rf_v2 ignores causal
-     * altogether. */
+    /* Reordered keys have no past and future. Compat rf_v2 ignores causal. */
     if (causal && r.order != ESA_ORDER_RASTER && !r.order_applied && !compat_rf)
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
                         "causal attention needs order raster or order_applied = 1, given order %s",
@@ -130,8 +128,7 @@ esa_status esa_layout_resolve(esa_ctx *ctx, esa_layout *out, const esa_layout *i
 
     if (r.protect_first_frame < 0) r.protect_first_frame = selector == ESA_SELECT_RF_V2;
     if (!grid_q && !grid_k) r.protect_first_frame = 0;
-    /* A still image has no first frame worth protecting: everything would be dense (compat does
-     * exactly that). */
+    /* Protecting frame 0 of a still image would make everything dense. Compat does exactly that. */
     if (mode == ESA_MODE_FIXED && r.grid_q[0] <= 1 && r.grid_k[0] <= 1) r.protect_first_frame = 0;
     *out = r;
     return ESA_OK;
@@ -146,8 +143,7 @@ int32_t esa_layout_same(const esa_layout *a, const esa_layout *b)
     if (a->text_front_q != b->text_front_q || a->text_back_q != b->text_back_q) return 0;
     if (a->text_front_k != b->text_front_k || a->text_back_k != b->text_back_k) return 0;
     if (a->order == ESA_ORDER_TILE3D && memcmp(a->window, b->window, sizeof a->window)) return 0;
-    /* Protection cuts a segment of its own out of these two orders; raster and tile stand as they
-     * are either way. */
+    /* These two orders walk a protected frame 0 on its own. Raster and tile do not depend on it. */
     const int32_t cut = a->order == ESA_ORDER_TILE3D || a->order == ESA_ORDER_HILBERT;
     return !cut || a->protect_first_frame == b->protect_first_frame;
 }

@@ -1,9 +1,8 @@
-/* mask.c - the mask object: memory, rows, facts. Conversions to and from caller arrays are in
- * convert.c.
+/* mask.c - the mask object: memory, rows, info. convert.c converts to and from the caller's arrays.
  * SPDX-License-Identifier: Apache-2.0
  *
- * count int32[B][H][nq] and index uint16[B][H][nq][cap] are two allocations of the allocator copied
- * into the mask, so a mask may outlive its ctx. cap = nk: a row can always hold every block,
+ * count int32[B][H][nq] and index uint16[B][H][nq][cap] are two allocations. The mask keeps a copy
+ * of the allocator, so it may outlive its ctx. cap = nk: a row can always hold every block, so
  * filling a mask never allocates. */
 #include <math.h>
 #include <string.h>
@@ -123,7 +122,7 @@ void esa_mask_set_bits(esa_mask *mask, const uint8_t *bits)
         uint16_t *list = mask->index + r * mask->cap;
         int32_t n = 0;
         for (int64_t byte = 0; byte < pitch; byte++) {
-            if (!b[byte]) continue; /* sparse masks are mostly empty bytes */
+            if (!b[byte]) continue; /* most bytes of a sparse mask are 0 */
             const int64_t end = esa_min64(mask->nk, 8 * byte + 8);
             for (int64_t j = 8 * byte; j < end; j++)
                 if (b[byte] >> (j & 7) & 1) list[n++] = (uint16_t)j;
@@ -170,7 +169,7 @@ esa_status esa_mask_get_info(const esa_mask *mask, esa_mask_info *info)
     r.nk = mask->nk;
     r.density_asked = mask->asked;
     r.kept = kept;
-    /* Nothing exists (kv_len 0 everywhere): nothing was lost either. */
+    /* If no block exists (kv_len 0 everywhere), none was dropped. */
     r.density = existing > 0 ? (double)kept / (double)existing : 1.0;
     r.selector = mask->selector;
     r.mode = mask->mode;

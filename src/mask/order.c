@@ -1,14 +1,13 @@
-/* order.c - orders: permutations of the video tokens that make blocks homogeneous.
+/* order.c - orders: permutations of the video tokens that put similar tokens into one block.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The sequence is [text front][video t*h*w][text back]; perm[p] = the token that stands at position
- * p. Orders work inside the segments [text front][frame 0 if protected][other frames][text back]
- * and never across them, so forced blocks (text, frame 0) can be found from positions alone. One
- * exception: tile in compat mode moves the front text behind the video, because the original
- * does. */
+ * The sequence is [text front][video t*h*w][text back], and perm[p] is the token at position p. An
+ * order moves tokens only inside the segments [text front][frame 0 if protected][other frames]
+ * [text back], so forced blocks (text, frame 0) follow from positions alone. One exception: tile in
+ * compat mode moves the front text behind the video, because the original does. */
 #include "mask/mask.h"
 
-/* Positions of one side, as perm is filled front to back. */
+/* Fills perm from front to back. */
 typedef struct writer {
     int32_t *perm;
     int64_t at;   /* next position */
@@ -20,8 +19,8 @@ static void put_run(writer *w, int64_t first, int64_t n)
     for (int64_t i = 0; i < n; i++) w->perm[w->at++] = (int32_t)(first + i);
 }
 
-/* One h x wd frame whose tokens start at `first`: 8x8 tiles of the largest multiple-of-8 part, then
- * the leftover bottom rows over the full width, then the leftover right columns. */
+/* One h x wd frame whose tokens start at `first`: 8x8 tiles of the largest part that is a multiple
+ * of 8, then the remaining bottom rows at full width, then the remaining right columns. */
 static void put_tiled_frame(writer *w, int64_t first, int64_t h, int64_t wd)
 {
     const int64_t hm = h / 8 * 8, wm = wd / 8 * 8;
@@ -32,8 +31,8 @@ static void put_tiled_frame(writer *w, int64_t first, int64_t h, int64_t wd)
     for (int64_t y = 0; y < hm; y++) put_run(w, first + y * wd + wm, wd - wm);
 }
 
-/* Boxes of window[t,h,w] over frames f0..f1-1, clipped at the edges; boxes in raster order, raster
- * inside. */
+/* Boxes of window[t,h,w] over frames f0 .. f1-1, clipped at the edges. Boxes and the tokens inside
+ * them are in raster order. */
 static void put_boxes(writer *w, int64_t f0, int64_t f1, int64_t h, int64_t wd,
                       const int32_t window[3])
 {
@@ -81,7 +80,7 @@ static void put_video(writer *w, const esa_layout *layout, int32_t side, int32_t
 
 int32_t esa_order_is_identity(const esa_layout *layout, int32_t side, int32_t mode)
 {
-    (void)mode; /* raster is the identity in every mode, and nothing else is assumed to be */
+    (void)mode; /* raster is the identity in every mode; no other order is */
     return layout->order == ESA_ORDER_RASTER || (side ? layout->grid_k[0] : layout->grid_q[0]) == 0;
 }
 
@@ -116,8 +115,7 @@ static esa_status order_checked(esa_ctx *ctx, int32_t *perm, int64_t N, const es
         return esa_fail(ctx, ESA_ERR_VERSION,
                         "esa_layout has struct_size %u, this library expects %u",
                         layout->struct_size, (unsigned)sizeof *layout);
-    /* The other side's length is not known here and does not matter: this side is put in both
-     * places. */
+    /* The length of the other side is unknown and does not matter: this side is used for both. */
     esa_layout one = *layout, resolved;
     const int32_t k_blank = !one.grid_k[0] && !one.grid_k[1] && !one.grid_k[2] &&
                             !one.text_front_k && !one.text_back_k;

@@ -6,8 +6,8 @@
 #include "rules/compat_rows.h"
 #include "select/rules.h"
 
-/* Ours: forced blocks first, then the best until cdf_threshold of the row's mass or the quota is
- * reached. */
+/* Fixed mode: forced blocks first, then the best until cdf_threshold of the row's mass or the quota
+ * is reached. */
 void esa_ada_pick_fixed(esa_picker *picker, const esa_rules *rules, const float *score, int64_t i,
                         int64_t quota, double threshold, int64_t nk);
 

@@ -1,20 +1,21 @@
-/* ada_bsa.c - ada_bsa: anti-diagonal group scores, their softmax mass per block, a threshold on the
- * sum.
+/* ada_bsa.c - the ada_bsa selector: anti-diagonal group scores, softmax mass per block, and a
+ * threshold on the sum.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Groups of 8 tokens: x_ij = scale/8 * sum_{u=0..7} q[8i+7-u] . k[8j+u], p = softmax over the
+ * Tokens form groups of 8: x_ij = scale/8 * sum_{u=0..7} q[8i+7-u] . k[8j+u], p = softmax over the
  * columns of a row, and score[I][J] = sum of p over the groups of query block I and key block J.
- * That is a product of depth 8D over N/8 x N/8, 1/16 of attention: eight calls of the qk kernel,
- * chunk u packed with stride 8 from row 7-u of q and row u of k.
+ * This is a product of depth 8D over N/8 x N/8, 1/16 of attention. It takes eight calls of the qk
+ * kernel; chunk u is packed with stride 8 from row 7-u of q and row u of k.
  *
- * A window of kv heads is packed once and shared by the threads; a work item is a run of query
+ * A window of kv heads is packed once and shared by the threads. A work item is a run of query
  * blocks of one head. It goes over the columns in chunks that stay in cache, keeps the maximum and
  * sum per (row, block), and picks its blocks at once.
  *
- * fixed: pairs that do not exist (ends of q and k) or are not visible (causal) are left out of x,
- * which is then the mean of the pairs that are left, weighted by how many they are. compat: missing
- * q are zeros, the last klen % 8 keys are not scored, and under causal a row sees all columns up to
- * the end of its tile of 1024 queries (there is no finer mask in the original). */
+ * fixed: x leaves out pairs that do not exist (ends of q and k) or are not visible (causal). It is
+ * the mean of the remaining pairs, weighted by their number.
+ *
+ * compat: missing queries are zeros, the last klen % 8 keys are not scored, and with causal a row
+ * sees all columns up to the end of its tile of 1024 queries (the original has no finer mask). */
 #include <math.h>
 #include <string.h>
 #include "select/ada.h"
@@ -30,26 +31,26 @@ enum {
 
 typedef struct ada_worker {
     char *q;     /* [8][q_bytes] */
-    float *tile; /* [mr][ld]; compat-round [rows of a block, padded to mr][ld of all columns] */
+    float *tile; /* [mr][ld]; compat-round: [rows of a block, padded to mr][ld of all columns] */
     float *top, *sum;     /* [run rows][nk] */
     float *value;         /* [nk] block scores */
     double *score, *mass; /* [nk] */
-    float *half;          /* compat-round [rows of a block][nk] */
-    int64_t *limit;       /* compat-round [rows of a block] */
+    float *half;          /* compat-round: [rows of a block][nk] */
+    int64_t *limit;       /* compat-round: [rows of a block] */
     uint64_t *key;        /* [roundup(nk, 32)] */
     esa_picker picker;
 } ada_worker;
 
 typedef struct ada_work {
-    int64_t heads, kv_heads;  /* of a window */
-    int64_t rows, columns;    /* groups of q; of k at full length */
+    int64_t heads, kv_heads;  /* heads per window */
+    int64_t rows, columns;    /* groups of q; groups of k at full length */
     int64_t run, run_rows;    /* query blocks per item and their rows */
     int64_t chunk, ld, all;   /* columns per chunk; pitches of a tile and of a whole row */
-    int64_t q_bytes, k_bytes; /* one of the eight chunks of a run; of a head */
+    int64_t q_bytes, k_bytes; /* bytes of one of the eight chunks: of a run; of a head */
     int32_t rounded;
     esa_rules rules;
     char *k; /* [kv_heads][8][k_bytes] */
-    /* [8][rows], [8][columns] source rows; empty without an order to gather */
+    /* [8][rows], [8][columns]: source rows. Empty if no order is gathered. */
     int32_t *q_row, *k_row;
     int32_t *quota;     /* [nq] */
     ada_worker *worker; /* [threads] */
@@ -92,9 +93,9 @@ static void carve(ada_work *w, esa_carve *c, const esa_select_args *a)
     w->rounded = a->params.mode == ESA_MODE_COMPAT_ROUND;
     w->k_bytes = esa_ceil_div(esa_k_pack_bytes(a->kern, w->columns, a->D), 64) * 64;
     w->heads = esa_args_window(a, G * w->k_bytes, WINDOW_BYTES, &w->kv_heads);
-    /* Long runs read the packed keys less often; short ones leave work for every thread. Both are
-     * whole groups of 6 and of 12 rows. The choice follows from the shape alone, never from the
-     * number of threads. */
+    /* Long runs read the packed keys less often; short runs leave work for every thread. Both are
+     * multiples of 6 and of 12 rows. The choice depends on the shape alone, never on the number of
+     * threads. */
     const int64_t rows = w->heads * w->rows / LONG_RUN >= ENOUGH_ITEMS ? LONG_RUN : SHORT_RUN;
     w->run = w->rounded ? 1 : esa_max64(1, rows / Rq);
     w->run_rows = w->run * Rq;
@@ -105,7 +106,7 @@ static void carve(ada_work *w, esa_carve *c, const esa_select_args *a)
     w->q_bytes = esa_ceil_div(esa_q_pack_bytes(a->kern, w->run_rows, a->D), 64) * 64;
     esa_rules_carve(&w->rules, c, a);
     w->k = esa_carve_take(c, w->kv_heads * G * w->k_bytes);
-    /* Sized from the layout, because scratch is also measured without permutations at hand. */
+    /* The size follows from the layout, because scratch is also measured without permutations. */
     w->q_row = esa_carve_take(c, gathers(a, 0) * G * w->rows * (int64_t)sizeof(int32_t));
     w->k_row = esa_carve_take(c, gathers(a, 1) * G * w->columns * (int64_t)sizeof(int32_t));
     w->quota = esa_carve_take(c, a->nq * (int64_t)sizeof(int32_t));
@@ -134,7 +135,7 @@ void esa_ada_bsa_carve(const esa_select_args *args, esa_carve *c)
     carve(&w, c, args);
 }
 
-/* Source rows of the eight chunks where an order has to be gathered. */
+/* Source rows of the eight chunks if an order is gathered. */
 static void find_rows(const ada_work *w, const esa_select_args *a)
 {
     for (int64_t u = 0; u < G; u++) {
@@ -145,7 +146,7 @@ static void find_rows(const ada_work *w, const esa_select_args *a)
     }
 }
 
-/* item = (kv head, chunk u, run of 16 panels). Keys that do not exist are packed as zeros. */
+/* item = (kv head, chunk u, run of 16 panels). Missing keys are packed as zeros. */
 static void pack_item(void *arg, int64_t item, int32_t worker)
 {
     const job *x = arg;
@@ -154,7 +155,7 @@ static void pack_item(void *arg, int64_t item, int32_t worker)
     const int64_t head = item / (G * x->pack_runs), u = item / x->pack_runs % G, nr = a->kern->nr;
     const int64_t first = item % x->pack_runs * 16 * nr,
                   end = esa_min64(first + 16 * nr, x->columns);
-    /* groups that have a key u */
+    /* Groups that have a key u. */
     const int64_t there = esa_max64(0, (x->w->rules.kv_len - u + G - 1) / G);
     const int64_t n = esa_max64(0, esa_min64(end, there) - first),
                   panel = esa_k_pack_bytes(a->kern, nr, a->D);
@@ -172,7 +173,7 @@ static void pack_item(void *arg, int64_t item, int32_t worker)
                         a->dtype, G * a->k_stride[2], NULL, n, a->D);
 }
 
-/* The eight chunks of q groups first .. first+n-1; missing queries are zeros. */
+/* Packs the eight chunks of query groups first .. first+n-1. Missing queries are zeros. */
 static void pack_run(const job *x, char *q, int64_t head, int64_t first, int64_t n)
 {
     const esa_select_args *a = x->args;
@@ -197,7 +198,7 @@ static void pack_run(const job *x, char *q, int64_t head, int64_t first, int64_t
     }
 }
 
-/* Sum of q[row].k[row] over D, rows as numbered in the ordered sequence. */
+/* q[row] . k[row] over D; rows are positions in the ordered sequence. */
 static double dot(const job *x, const char *q, const char *k, int64_t qi, int64_t kj)
 {
     const esa_select_args *a = x->args;
@@ -210,7 +211,7 @@ static double dot(const job *x, const char *q, const char *k, int64_t qi, int64_
     return sum;
 }
 
-/* x_ij in log2 units from the pairs that exist and are visible. */
+/* x_ij in log2 units, from the pairs that exist and are visible. */
 static float partial(const job *x, int64_t head, int64_t i, int64_t j)
 {
     const esa_select_args *a = x->args;
@@ -229,27 +230,26 @@ static float partial(const job *x, int64_t head, int64_t i, int64_t j)
              : -INFINITY;
 }
 
-/* Replaces the elements of row i that lack pairs, for columns c0 .. c1-1 of s. */
+/* Recomputes the elements of row i that lack pairs, for columns c0 .. c1-1 of s. */
 static void mend(const job *x, float *s, int64_t head, int64_t i, int64_t c0, int64_t c1)
 {
     const esa_select_args *a = x->args;
-    int64_t from = c1, to = c1; /* columns the diagonal passes through */
-    /* a short last group of queries: every column lacks pairs */
+    int64_t from = c1, to = c1; /* columns on the diagonal */
+    /* A short last group of queries: every column lacks pairs. */
     if (G * (i + 1) > a->Nq)
         from = c0;
     else if (a->params.causal) {
-        /* pair u is visible iff 2u <= reach - 8j */
+        /* Pair u is visible if 2u <= reach - 8j. */
         const int64_t reach = G * i + a->Nk - a->Nq + G - 1;
         from = reach < 2 * (G - 1) ? c0 : esa_max64(c0, (reach - 2 * (G - 1)) / G + 1);
     }
     for (int64_t j = from; j < to; j++) s[j - c0] = partial(x, head, i, j);
-    const int64_t last = x->w->rules.kv_len / G; /* the short last group of keys, if there is one */
+    const int64_t last = x->w->rules.kv_len / G; /* the short last group of keys, if any */
     if (x->w->rules.kv_len % G && last >= c0 && last < esa_min64(from, c1))
         s[last - c0] = partial(x, head, i, last);
 }
 
-/* Logits of one packed group of the run against columns c0 .. c1-1, summed over the eight
- * chunks. */
+/* Logits of one packed group of the run for columns c0 .. c1-1, summed over the eight chunks. */
 static void logits(const job *x, float *s, int64_t ld, const ada_worker *k, int64_t head,
                    int64_t group, int64_t rows, int64_t c0, int64_t c1)
 {
@@ -263,7 +263,7 @@ static void logits(const job *x, float *s, int64_t ld, const ada_worker *k, int6
                     rows, c1 - c0, a->D, 1.0f, u > 0);
 }
 
-/* Maxima and sums per (row, block) of a run: k->top, k->sum [n][nk]. */
+/* Maximum and sum per (row, block) of a run: k->top, k->sum [n][nk]. */
 static void run_stats(const job *x, const ada_worker *k, int64_t head, int64_t first, int64_t n)
 {
     const esa_select_args *a = x->args;
@@ -293,7 +293,7 @@ static void run_stats(const job *x, const ada_worker *k, int64_t head, int64_t f
     }
 }
 
-/* Scores of query block I from the run's statistics; row0: its first row within the run. */
+/* Scores of query block I from the statistics of the run. row0: its first row within the run. */
 static void block_scores(const job *x, const ada_worker *k, int64_t I, int64_t row0)
 {
     const esa_select_args *a = x->args;
@@ -311,7 +311,7 @@ static void block_scores(const job *x, const ada_worker *k, int64_t I, int64_t r
     }
 }
 
-/* compat-round: all logits of the block at once, then the device's arithmetic. */
+/* compat-round: all logits of the block at once, then the arithmetic of the original's device. */
 static void block_scores_rounded(const job *x, const ada_worker *k, int64_t head, int64_t I)
 {
     const esa_select_args *a = x->args;
@@ -323,7 +323,7 @@ static void block_scores_rounded(const job *x, const ada_worker *k, int64_t head
     int64_t end = 0;
     for (int64_t r = 0; r < rows; r++)
         end = esa_max64(end, k->limit[r] = esa_ada_limit(a, x->columns, I * Rq + r));
-    /* A run is one block in this mode, so its first row starts a packed group. */
+    /* In this mode a run is one block, so its first row starts a packed group. */
     for (int64_t g = 0; g * mr < rows; g++)
         for (int64_t c0 = 0; c0 < end; c0 += w->chunk)
             logits(x, k->tile + g * mr * w->all + c0, w->all, k, head, g,
@@ -341,7 +341,7 @@ static void run_item(void *arg, int64_t item, int32_t worker)
     const ada_work *w = x->w;
     const ada_worker *k = &w->worker[worker];
     const int64_t Rq = a->params.block_q / G, head = item / x->runs, at = item % x->runs;
-    /* causal: the long rows first */
+    /* Causal: long rows first. */
     const int64_t I0 = (a->params.causal ? x->runs - 1 - at : at) * w->run;
     const int64_t I1 = esa_min64(a->nq, I0 + w->run), first = I0 * Rq,
                   n = esa_min64(w->rows, I1 * Rq) - first;

@@ -1,5 +1,5 @@
-/* ada_pick.c - how ada_bsa chooses the blocks of one row from their scores in fixed mode; the
- * original's choice is in rules/compat_rows.h.
+/* ada_pick.c - how ada_bsa chooses the blocks of one row in fixed mode. rules/compat_rows.h has the
+ * choice of the original.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "select/ada.h"
 

@@ -1,10 +1,10 @@
-/* entropy.c - the entropy selector: importance, then per-head budgets from its entropy, then the
+/* entropy.c - the entropy selector: importance, then budgets per head from its entropy, then the
  * best blocks of each row.
  * SPDX-License-Identifier: Apache-2.0
  *
- * E_h = mean over the rows of -sum_j p_j ln p_j / ln(visible blocks), heads of one batch entry
- * share the budget (esa_budget_entropy), a head's total is spread over its rows around what is
- * forced (esa_budget_spread). Both halves stand alone: esa_select_importance stops after the first,
+ * E_h = mean over the rows of -sum_j p_j ln p_j / ln(visible blocks). The heads of a batch entry
+ * share the budget (esa_budget_entropy), and the total of a head is spread over its rows
+ * (esa_budget_spread). Each half can run alone: esa_select_importance ends after the first,
  * esa_select_from_importance starts with the second. */
 #include <math.h>
 #include "select/importance.h"
@@ -23,7 +23,7 @@ typedef struct entropy_work {
 typedef struct job {
     const esa_select_args *args;
     const entropy_work *w;
-    const float *importance; /* of this batch entry, [Hq][nq][nk] */
+    const float *importance; /* [Hq][nq][nk] of this batch entry */
     esa_mask *mask;
     int64_t b;
 } job;
@@ -53,8 +53,8 @@ void esa_entropy_carve(const esa_select_args *args, esa_carve *c)
     carve(&w, c, args);
 }
 
-/* Normalised entropy of one row. A row that sees one block or none says nothing about its head:
- * -1. */
+/* Normalised entropy of one row. -1 if the row sees at most one block and says nothing about its
+ * head. */
 static void entropy_item(void *arg, int64_t item, int32_t worker)
 {
     const job *x = arg;
@@ -81,7 +81,7 @@ static void head_entropies(const job *x)
                 n++;
             }
         }
-        /* rounded shares can pass 1 by a hair */
+        /* Rounded shares can exceed 1 slightly. */
         x->w->entropy[h] = n && sum < (double)n ? sum / (double)n : 1.0;
     }
 }
@@ -105,7 +105,8 @@ static void pick(const job *x)
     head_entropies(x);
     if (n > 0) esa_budget_entropy(w->blocks, w->entropy, a->Hq, n, a->params.budget, w->spare);
     for (int64_t h = 0; h < a->Hq; h++) {
-        /* k_h of n blocks a row; where rows see less (causal) the same share of what they see. */
+        /* k_h of n blocks per row. Rows that see less (causal) get the same share of what they
+         * see. */
         const int64_t total = n > 0 ? (2 * w->blocks[h] * w->rules.seen + n) / (2 * n) : 0;
         esa_budget_spread(w->quota + h * a->nq, w->rules.visible, w->rules.least, a->nq, total);
     }

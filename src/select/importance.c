@@ -3,16 +3,17 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * importance[i][j] = mean over the samples r of block i of sum_{keys in block j} softmax_keys(scale
- * q_r.k). A block of n rows is sampled at floor((2s+1) n / (2 samples)), s = 0 .. samples-1; a
- * block with fewer rows than samples at all of them.
+ * q_r.k). A block of n rows is sampled at floor((2s+1) n / (2 samples)), s = 0 .. samples-1. A
+ * block with fewer rows than samples uses all of its rows.
  *
- * One pass over the keys, three steps for a window of heads that fits a few MB:
- *   1. pack the sampled queries of each head, scale*log2(e) folded in
- *   2. work items (head, chunk of key blocks): pack the keys once, multiply with every packed
- * group, keep per (sample, key block) the maximum and sum exp2(s - maximum); the scores themselves
- * never leave the tile
- *   3. work items (head, query block): turn maxima and sums into shares of the row, average over
- * the samples compat-round repeats step 2 once the row's maximum and sum are known, to round every
+ * One pass over the keys, in three steps per window of heads (a few MB):
+ *   1. Pack the sampled queries of each head, multiplied by scale*log2(e).
+ *   2. Work items (head, chunk of key blocks): pack the keys once, multiply with every packed
+ * group, and keep the maximum and sum exp2(s - maximum) per (sample, key block). The scores
+ * themselves never leave the tile.
+ *   3. Work items (head, query block): turn maxima and sums into shares of the row and average them
+ *      over the samples.
+ * compat-round repeats step 2 once the maximum and sum of the row are known, to round every
  * probability. */
 #include <math.h>
 #include "select/importance.h"
@@ -105,7 +106,7 @@ static void pack_item(void *arg, int64_t item, int32_t worker)
                     x->rounded ? 1.0f : (float)(a->params.scale * ESA_LOG2E));
 }
 
-/* Keys the sample sees. */
+/* Number of keys the sample sees. */
 static int64_t limit_of(const job *x, int64_t row)
 {
     const esa_select_args *a = x->args;
@@ -114,8 +115,7 @@ static int64_t limit_of(const job *x, int64_t row)
         0, esa_min64(x->rules->kv_len, x->w->position[x->row0 + row] + a->Nk - a->Nq + 1));
 }
 
-/* Probabilities rounded one by one and summed per key block, into sum. s: log2 scores of one row, n
- * keys of one block. */
+/* Sum of the rounded probabilities of one key block. s: log2 scores of one row, n keys. */
 static float rounded_mass(const float *s, int64_t n, float top, float total, int32_t dtype)
 {
     double mass = 0.0;
@@ -148,7 +148,7 @@ static void score_item(void *arg, int64_t item, int32_t worker)
     for (int64_t g = 0; g < x->groups; g++) {
         const int64_t row = g * kern->mr, rows = esa_min64(kern->mr, x->rows - row);
         const int64_t at = (head * w->rows + row) * nk + j0;
-        /* samples ascend: none of this group sees the chunk */
+        /* Samples ascend, so none of this group sees the chunk. */
         if (limit_of(x, row + rows - 1) <= key0) {
             for (int64_t r = 0; r < rows; r++)
                 for (int64_t j = 0; j < blocks; j++) {
@@ -212,7 +212,7 @@ static void average_item(void *arg, int64_t item, int32_t worker)
             continue;
         }
         const double total = esa_row_masses(mass, &top, w->top + at * nk, w->sum + at * nk, n);
-        if (total == 0.0) continue; /* every score is -inf: no key is there */
+        if (total == 0.0) continue; /* every score is -inf: no key exists */
         seeing++;
         for (int64_t j = 0; j < n; j++) mean[j] += mass[j] / total;
     }

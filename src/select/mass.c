@@ -2,20 +2,22 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * mass[b][h] = mean over the measured queries i of sum_{keys of the kept blocks} softmax_keys(scale
- * q_i.k). Rows that see no key at all are left out; a head of only such rows lost nothing and
- * counts as 1. Like attention without the values: keys of a window of kv heads are packed once, a
- * work item is a run of queries of one head, scores live in one tile. O(N D) memory. */
+ * q_i.k). Rows that see no key are left out; a head with only such rows lost nothing and counts as
+ * 1.
+ *
+ * It works like attention without values: the keys of a window of kv heads are packed once, a work
+ * item is a run of queries of one head, and scores stay in one tile. O(N D) memory. */
 #include <math.h>
 #include "select/rules.h"
 
 enum { RUN_ROWS = 64, CHUNK_KEYS = 128, WINDOW_BYTES = 48 << 20 };
 
 typedef struct mass_work {
-    int64_t heads, kv_heads;  /* of a window */
+    int64_t heads, kv_heads;  /* heads per window */
     int64_t chunk;            /* keys per step: whole packed panels and whole blocks */
-    int64_t q_bytes, k_bytes; /* a run of queries; all keys of a head */
-    int64_t runs;             /* runs of one head if every query is measured */
-    int32_t *source;          /* [Nq] rows of q, in measuring order */
+    int64_t q_bytes, k_bytes; /* packed queries of a run; packed keys of a head */
+    int64_t runs;             /* runs per head if every query is measured */
+    int32_t *source;          /* [Nq] rows of q in the order they are measured */
     char *k, *q;              /* [kv_heads][k_bytes], [threads][q_bytes] */
     float *tile, *top, *sum;  /* [threads][mr][chunk], [threads][run][nk] twice */
     double *line;             /* [threads][nk] */
@@ -79,7 +81,7 @@ static void pack_item(void *arg, int64_t item, int32_t worker)
                         a->k_stride[2], NULL, n, a->D);
 }
 
-/* Keys that the query at position p sees. */
+/* Number of keys that the query at position p sees. */
 static int64_t limit_of(const job *x, int64_t p)
 {
     if (!x->args->params.causal) return x->kv_len;
@@ -96,7 +98,7 @@ static void measure_item(void *arg, int64_t item, int32_t worker)
     const int64_t head = item / x->runs, first = item % x->runs * RUN_ROWS,
                   n = esa_min64(RUN_ROWS, x->rows - first);
     const int64_t mr = a->kern->mr, nk = m->nk, kv = (x->h0 + head) / (a->Hq / a->Hkv) - x->g0;
-    const int64_t end = limit_of(x, (first + n - 1) * x->step); /* the last query sees most */
+    const int64_t end = limit_of(x, (first + n - 1) * x->step); /* the last query sees the most */
     const char *k = w->k + kv * w->k_bytes;
     char *q = w->q + worker * w->q_bytes;
     float *tile = w->tile + worker * mr * w->chunk, *top = w->top + worker * RUN_ROWS * nk,
@@ -131,7 +133,7 @@ static void measure_item(void *arg, int64_t item, int32_t worker)
         float high;
         if (limit_of(x, p) == 0) continue;
         const double total = esa_row_masses(mass, &high, top + r * nk, sum + r * nk, nk);
-        if (total == 0.0) continue; /* every score is -inf: no key is there */
+        if (total == 0.0) continue; /* every score is -inf: no key exists */
         double part = 0.0;
         for (int32_t c = 0; c < m->count[row]; c++) part += mass[m->index[row * m->cap + c]];
         kept += part / total;

@@ -1,9 +1,9 @@
-/* random.c - uniformly random blocks of each row, for benchmarks and as a floor for comparisons.
+/* random.c - uniformly random blocks of each row, for benchmarks and as a baseline.
  * SPDX-License-Identifier: Apache-2.0
  *
- * A row keeps max(1, round(budget * visible)) blocks. Every block gets a random value and the rows
- * pick as in every other selector, so forced blocks and budgets follow the same rules. Values
- * depend on (seed, branch, b, h, i) only: the same mask on any machine and with any number of
+ * A row keeps max(1, round(budget * visible)) blocks. Every block gets a random value, and rows
+ * pick as in the other selectors, so the rules for forced blocks and budgets are the same. Values
+ * depend on (seed, branch, b, h, i) only, so the mask is the same on any machine with any number of
  * threads. */
 #include "base/rng.h"
 #include "select/rules.h"

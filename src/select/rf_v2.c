@@ -1,15 +1,18 @@
-/* rf_v2.c - RainFusion 2.0: score block means against block means, keep the best of each row.
+/* rf_v2.c - RainFusion 2.0: scores block means against block means and keeps the best of each row.
  * SPDX-License-Identifier: Apache-2.0
  *
- *   score[i][j] = scale * mean(q of block i) . mean(k of block j),  keep = ceil(n (1 - sparsity))
- * of n visible blocks
+ *     score[i][j] = scale * mean(q of block i) . mean(k of block j)
+ *     keep        = ceil(n (1 - sparsity)) of n visible blocks
  *
- * fixed: blocks are the kernel's blocks of the ordered sequence; exact counts, ties to the lower
- * index; text and first frame are forced inside the budget. softmax is monotone, so ranking the
- * scores themselves is the same rule without rounding ties. compat: image and text are pooled
- * apart, softmax in fp32, everything at or above the keep-th value stays, forced rows and columns
- * come on top. compat-round: also rounds the means, the dot, the scaled dot and the softmax to the
- * input dtype. */
+ * fixed: blocks are those of the kernel, cut from the ordered sequence. Counts are exact and ties
+ * go to the lower index. Text and first frame are forced inside the budget. Softmax is monotone, so
+ * ranking the scores gives the same result without rounding ties.
+ *
+ * compat: image and text are pooled separately, softmax is in fp32, every block at or above the
+ * keep-th value stays, and forced rows and columns come on top.
+ *
+ * compat-round: also rounds the means, the dot product, the scaled dot product and the softmax to
+ * the input dtype. */
 #include <string.h>
 #include "rules/compat_rows.h"
 #include "select/rules.h"
@@ -17,7 +20,7 @@
 enum { WINDOW_BYTES = 32 << 20 };
 
 typedef struct rf_work {
-    int64_t heads, kv_heads;      /* of a window */
+    int64_t heads, kv_heads;      /* heads per window */
     int64_t q_bytes, k_bytes, ld; /* packed means of one head; pitch of a score tile */
     esa_rules rules;
     float *q_mean, *k_mean; /* [heads][nq][D], [kv_heads][nk][D] */
@@ -32,7 +35,7 @@ typedef struct job {
     const rf_work *w;
     esa_mask *mask;
     int64_t b, h0, heads, g0, kv_heads, groups;
-    int32_t compat, round; /* round: the dtype compat-round rounds to, else f32 */
+    int32_t compat, round; /* round: the dtype compat-round rounds to; f32: no rounding */
 } job;
 
 static void carve(rf_work *w, esa_carve *c, const esa_select_args *a)
@@ -64,7 +67,7 @@ void esa_rf_v2_carve(const esa_select_args *args, esa_carve *c)
     carve(&w, c, args);
 }
 
-/* item = a query block mean of some head, then the key block means of the kv heads. */
+/* item = mean of a query block of a head; after those, mean of a key block of a kv head. */
 static void mean_item(void *arg, int64_t item, int32_t worker)
 {
     const job *x = arg;
@@ -81,7 +84,7 @@ static void mean_item(void *arg, int64_t item, int32_t worker)
                            : esa_args_q(a, x->b, x->h0 + head);
     float *dst = (side ? x->w->k_mean : x->w->q_mean) + at * a->D;
     (void)worker;
-    if (end <= first) { /* beyond kv_len: never looked at, but packed with the others */
+    if (end <= first) { /* beyond kv_len: never used, but packed with the others */
         memset(dst, 0, (size_t)a->D * sizeof *dst);
         return;
     }

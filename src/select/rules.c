@@ -1,7 +1,7 @@
-/* rules.c - what a row may see, what is forced on it, how it picks.
+/* rules.c - which blocks a row sees, which ones it must keep, and how it picks the others.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The rules themselves are the pure functions of rules/rows.h, which the GPU uses too. */
+ * The rules are the pure functions of rules/rows.h, which the GPU uses too. */
 #include <math.h>
 #include <string.h>
 #include "select/rules.h"
@@ -30,7 +30,7 @@ int64_t esa_args_window(const esa_select_args *args, int64_t bytes, int64_t limi
     const int64_t ratio = args->Hq / args->Hkv;
     if (args->window > 0) limit = args->window;
     int64_t heads = esa_min64(args->Hq, esa_max64(1, limit / esa_max64(1, bytes)));
-    /* whole groups of query heads share their keys */
+    /* Whole groups of query heads share their keys. */
     if (heads >= ratio) heads = heads / ratio * ratio;
     *kv_heads = esa_min64(args->Hkv, (heads - 1) / ratio + 1 + (heads < ratio));
     return heads;
@@ -65,8 +65,7 @@ double esa_row_masses(double *mass, float *top, const float *tops, const float *
         if (tops[j] > high) high = tops[j];
     *top = high;
     for (int64_t j = 0; j < n; j++) {
-        /* A block without visible keys has sum 0 and maximum -inf; a NaN anywhere must stay visible
-         * as NaN. */
+        /* A block without visible keys has sum 0 and maximum -inf. NaN must stay NaN. */
         mass[j] = sums[j] == 0.0f ? 0.0 : (double)sums[j] * (double)exp2f(tops[j] - high);
         total += mass[j];
     }
@@ -132,9 +131,9 @@ void esa_rules_pick(esa_picker *p, const esa_rules *rules, const float *value, i
     if (quota > forced) {
         for (int64_t j = 0; j < v; j++) p->allow[j] = !p->keep[j];
         esa_top_k(p->keep, value, p->allow, v, quota - forced, p->key);
-        return; /* the best block is forced, or the first one taken */
+        return; /* the best block is forced or was taken first */
     }
-    uint64_t best = 0; /* the budget is used up, but a row never loses its best block */
+    uint64_t best = 0; /* the budget is used up, but a row always keeps its best block */
     for (int64_t j = 0; j < v; j++) {
         const uint64_t key = esa_rank_key(value[j], j);
         if (key > best) best = key;

@@ -1,5 +1,4 @@
-/* select.c - the switch: which selector runs, how many blocks its mask has, how much scratch it
- * needs.
+/* select.c - runs the selector named in the params, and knows its block counts and scratch size.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "select/rules.h"
 
@@ -10,8 +9,9 @@ void esa_select_blocks(const esa_select_params *p, int64_t Nq, int64_t Nk, int64
     *nk = esa_ceil_div(Nk, p->block_k);
     *runnable = 1;
     if (p->selector != ESA_SELECT_RF_V2 || p->mode == ESA_MODE_FIXED) return;
-    /* Image and text pooled apart: one block more than the kernel's where neither fills its last
-     * block. Equal counts run, as they do in the original, even if the borders are shifted. */
+    /* Image and text are pooled separately, which gives one block more than the kernel has if
+     * neither fills its last block. Equal counts run even if the block borders differ, as in the
+     * original. */
     const int64_t text_q = (int64_t)p->layout.text_front_q + p->layout.text_back_q;
     const int64_t text_k = (int64_t)p->layout.text_front_k + p->layout.text_back_k;
     const int64_t pq = esa_ceil_div(Nq - text_q, p->block_q) + esa_ceil_div(text_q, p->block_q);
@@ -25,7 +25,7 @@ int64_t esa_select_workspace(const esa_select_args *args)
 {
     esa_carve c = { NULL, 0 };
     esa_rules rules;
-    esa_rules_carve(&rules, &c, args); /* for counting what exists */
+    esa_rules_carve(&rules, &c, args); /* to count the existing blocks */
     switch (args->params.selector) {
     case ESA_SELECT_ENTROPY: esa_entropy_carve(args, &c); break;
     case ESA_SELECT_RF_V2: esa_rf_v2_carve(args, &c); break;
