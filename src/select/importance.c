@@ -9,8 +9,8 @@
  * One pass over the keys, in three steps per window of heads (a few MB):
  *   1. Pack the sampled queries of each head, multiplied by scale*log2(e).
  *   2. Work items (head, chunk of key blocks): pack the keys once, multiply with every packed
- * group, and keep the maximum and sum exp2(s - maximum) per (sample, key block). The scores
- * themselves never leave the tile.
+ *      group, and keep the maximum and sum exp2(s - maximum) per (sample, key block). The scores
+ *      themselves never leave the tile.
  *   3. Work items (head, query block): turn maxima and sums into shares of the row and average them
  *      over the samples.
  * compat-round repeats step 2 once the maximum and sum of the row are known, to round every

@@ -18,11 +18,10 @@ typedef struct esa_importance_work {
     int32_t *position, *source; /* [samples] position in the ordered sequence; row of q */
     char *q;                    /* [heads][q_bytes] */
     float *top, *sum; /* [heads][rows][nk] log2 maximum and sum of exp2 per (sample, key block) */
-    float *row_top,
-        *row_sum; /* [heads][rows] compat-round only: maximum and sum of the whole row */
-    char *k;      /* [threads][k_bytes] */
-    float *tile;  /* [threads][mr][ld] */
-    double *line; /* [threads][2][nk] */
+    float *row_top, *row_sum; /* [heads][rows] compat-round: maximum and sum of the row */
+    char *k;                  /* [threads][k_bytes] */
+    float *tile;              /* [threads][mr][ld] */
+    double *line;             /* [threads][2][nk] */
 } esa_importance_work;
 
 void esa_importance_carve(esa_importance_work *work, esa_carve *carve, const esa_select_args *args);
