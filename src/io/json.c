@@ -1,4 +1,4 @@
-/* json.c - see json.h.
+/* json.c - a strict pull reader for JSON; see json.h.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "io/json.h"
 
@@ -106,7 +106,7 @@ static char *put_utf8(char *out, int32_t c)
     return out;
 }
 
-/* An escape with json->at behind the backslash. Returns the new end of the output, or NULL. */
+/* Reads an escape; json->at is after the backslash. Returns the new end of the output, or NULL. */
 static char *unescape(esa_json *json, char *out)
 {
     if (json->at >= json->end) {

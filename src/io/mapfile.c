@@ -1,9 +1,9 @@
-/* mapfile.c - see mapfile.h.
+/* mapfile.c - maps a file read-only; see mapfile.h.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The map is private and read-only. A file that another process cuts short while it is mapped
- * faults on access, as with every mmap reader: files are to be replaced (rename), as our writers
- * do, not rewritten in place. */
+ * The map is private. If another process truncates the file while it is mapped, access faults, as
+ * with every mmap reader. Replace files by renaming, as our writers do; do not rewrite them in
+ * place. */
 #include "io/mapfile.h"
 
 #include <errno.h>
@@ -16,7 +16,7 @@
 esa_status esa_map_file(esa_ctx *ctx, esa_mapped *m, const char *path, const char *label)
 {
     *m = (esa_mapped){ NULL, 0 };
-    /* O_NONBLOCK: a pipe must be refused below, not waited for. */
+    /* O_NONBLOCK: a pipe is refused below instead of blocking here. */
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return esa_fail(ctx, ESA_ERR_IO, "%.200s cannot be opened: %s", label, strerror(errno));

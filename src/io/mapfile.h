@@ -1,4 +1,4 @@
-/* mapfile.h - a file's bytes, mapped read-only.
+/* mapfile.h - the bytes of a file, mapped read-only.
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_IO_MAPFILE_H
 #define ESA_IO_MAPFILE_H
@@ -10,8 +10,8 @@ typedef struct esa_mapped {
     int64_t size;
 } esa_mapped;
 
-/* label is what sentences call the file. ESA_ERR_IO for what cannot be opened, is no regular file
- * or cannot be mapped; m is then empty. */
+/* Maps a file. Messages call it label. ESA_ERR_IO if it cannot be opened or mapped or is not a
+ * regular file; m is then empty. */
 esa_status esa_map_file(esa_ctx *ctx, esa_mapped *m, const char *path, const char *label);
 void esa_unmap_file(esa_mapped *m);
 

@@ -1,10 +1,10 @@
-/* outfile.c - see outfile.h.
+/* outfile.c - atomic file writer; see outfile.h.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The temporary name is <target>.<8 hex digits>.tmp in the same folder (esa-<8 hex digits>.tmp
- * where that would be too long a name), so that the rename stays on one file system and is atomic.
- * A process killed while writing leaves that file behind, never a damaged target. Links are
- * followed first: what is replaced is the file they lead to. */
+ * The temporary name is <target>.<8 hex digits>.tmp in the same folder, so that the rename stays on
+ * one file system and is atomic. A target with a very long name gets esa-<8 hex digits>.tmp. A
+ * killed process leaves the temporary file behind, never a damaged target. Links are followed
+ * first; the file they lead to is replaced. */
 #define _XOPEN_SOURCE 700 /* realpath */
 #include "io/outfile.h"
 
@@ -22,8 +22,8 @@
 #ifndef PATH_MAX
 #define PATH_MAX 4096
 #endif
-#define LONGEST_NAME                                                                               \
-    240 /* of a target whose temporary name still carries it: 13 more bytes must stay below 255 */
+/* Longest name of a target that is part of its temporary name, which needs 13 more bytes of 255. */
+#define LONGEST_NAME 240
 
 void esa_outfile_discard(esa_outfile *out)
 {
@@ -55,9 +55,9 @@ static esa_status create_temp(esa_ctx *ctx, esa_outfile *out)
     return esa_fail(ctx, ESA_ERR_IO, "%.200s cannot be written: %s", out->path, strerror(errno));
 }
 
-/* Where the links at path lead, into end; path itself if it is none. The last one may lead to a
- * name that does not exist yet. Links of /proc (also /dev/stdout, /dev/fd/3) stand for open files,
- * which a rename cannot reach. */
+/* Follows the links at path and writes the result to end; path itself if it is not a link. The last
+ * link may lead to a name that does not exist yet. Links in /proc (also /dev/stdout, /dev/fd/3)
+ * refer to open files, which a rename cannot replace. */
 static esa_status follow_links(esa_ctx *ctx, char end[PATH_MAX], const char *path)
 {
     char folder[PATH_MAX], target[PATH_MAX];
@@ -106,7 +106,7 @@ esa_status esa_outfile_open(esa_ctx *ctx, esa_outfile *out, const char *path)
     esa_status status = follow_links(ctx, end, path);
     if (status != ESA_OK) return status;
     struct stat st;
-    /* Renaming over a device node or a folder is never what the caller meant. */
+    /* Never rename over a device node or a folder. */
     if (stat(end, &st) == 0 && !S_ISREG(st.st_mode))
         return esa_fail(ctx, ESA_ERR_IO, "%.200s is %s, it cannot be replaced by a file", path,
                         S_ISDIR(st.st_mode) ? "a folder" : "not a regular file");
@@ -187,12 +187,11 @@ esa_status esa_outfile_put(esa_outfile *out, int64_t at, const void *data, int64
     return ESA_OK;
 }
 
-/* Makes the rename itself durable. File systems that cannot sync a folder say so; the data is safe
- * either way. */
+/* Makes the rename durable. Some file systems cannot sync a folder; the data is safe without it. */
 static void sync_folder(const esa_outfile *out)
 {
     char *slash = strrchr(out->temp, '/');
-    if (slash) slash[slash == out->temp ? 1 : 0] = 0; /* temp is not needed any more */
+    if (slash) slash[slash == out->temp ? 1 : 0] = 0; /* temp is no longer needed */
     const int fd = open(slash ? out->temp : ".", O_RDONLY | O_CLOEXEC);
     if (fd < 0) return;
     (void)fsync(fd);

@@ -1,24 +1,24 @@
-/* safetensors.h - tensor files below the public calls: no ctx guard here, the public wrappers
- * (tensors_api.c) and mask files hold it.
+/* safetensors.h - safetensors files, internal calls. They do not take the ctx guard; their callers
+ * hold it.
  * SPDX-License-Identifier: Apache-2.0
  *
- * A file is: 8 bytes little-endian header length n, n bytes of JSON (an object, maybe followed by
- * spaces), then the data. Offsets in the header count from the first byte of the data. */
+ * A file is 8 bytes of little-endian header length n, n bytes of JSON (an object, then optional
+ * spaces), and the data. Offsets in the header count from the first byte of the data. */
 #ifndef ESA_IO_SAFETENSORS_H
 #define ESA_IO_SAFETENSORS_H
 
 #include "ctx/ctx.h"
 #include "esa/esa_tensors.h"
 
-#define ESA_ST_MAX_HEADER INT64_C(100000000) /* the reference implementation's limit */
-#define ESA_ST_ALIGN      64                 /* where the data of files we write starts */
+#define ESA_ST_MAX_HEADER INT64_C(100000000) /* limit of the reference implementation */
+#define ESA_ST_ALIGN      64                 /* alignment of the data in files we write */
 
 typedef struct esa_st_entry {
     const char *name;
     int32_t dtype, rank;
     int64_t dim[ESA_FILE_MAX_RANK];
     int64_t begin, end; /* within the data */
-    int64_t order;      /* position in the header: settles ties between empty tensors */
+    int64_t order;      /* position in the header; orders empty tensors */
 } esa_st_entry;
 
 typedef struct esa_st_pair {
@@ -28,41 +28,41 @@ typedef struct esa_st_pair {
 struct esa_tensors {
     esa_ctx *ctx;
     esa_allocator mem;
-    char *label; /* what sentences call the file; owned */
+    char *label; /* name of the file in messages; owned */
     int64_t label_bytes;
     const uint8_t *bytes; /* the whole file */
     int64_t size;
     int32_t mapped;      /* 1: bytes is our mmap */
-    const uint8_t *data; /* behind the header */
+    const uint8_t *data; /* first byte after the header */
     char *strings;       /* names, keys and values, unescaped; owned */
     int64_t strings_bytes;
-    esa_st_entry *entry; /* [count], in order of their data */
+    esa_st_entry *entry; /* [count], in the order of their data */
     int64_t count, entry_cap;
     esa_st_entry **by_name; /* [count], sorted */
     esa_st_pair *pair;      /* [pair_count], sorted by key */
     int64_t pair_count, pair_cap;
 };
 
-/* Bytes of one element of an ESA_FILE_* dtype (0: unknown), and its name in the header (NULL:
- * unknown). */
+/* Bytes of one element of an ESA_FILE_* dtype (0: unknown), its name in the header (NULL: unknown),
+ * and the dtype of a name (-1: unknown). */
 int64_t esa_file_dtype_size(int32_t dtype);
 const char *esa_file_dtype_name(int32_t dtype);
 int32_t esa_file_dtype_from_name(const char *name);
-/* Bytes of a tensor, or -1 on overflow or a negative dimension. */
+/* Bytes of a tensor, or -1 for overflow or a negative dimension. */
 int64_t esa_file_bytes(int32_t dtype, int32_t rank, const int64_t *dim);
 
-/* A name from a file or a caller, fit for a sentence: control bytes replaced, at most 60 bytes, cut
- * at a whole character. */
+/* A name made safe for a message: control bytes replaced, at most 60 bytes, cut at a whole
+ * character. */
 typedef struct esa_quoted {
     char text[80];
 } esa_quoted;
 esa_quoted esa_quote(const char *name);
 
-/* As the public calls. On failure *file is NULL. */
+/* Like the public calls. On failure *file is NULL. */
 esa_status esa_st_open(esa_ctx *ctx, esa_tensors **file, const char *path);
 esa_status esa_st_open_memory(esa_ctx *ctx, esa_tensors **file, const void *bytes, int64_t size);
 void esa_st_close(esa_tensors *file);
-/* Parses and checks file->bytes; the rest of file is set up, empty. safetensors_read.c. */
+/* Parses and checks file->bytes (safetensors_read.c). The rest of file is initialised and empty. */
 esa_status esa_st_parse(esa_tensors *file);
 const esa_st_entry *esa_st_find(const esa_tensors *file, const char *name); /* NULL: none */
 const char *esa_st_metadata(const esa_tensors *file, const char *key);      /* NULL: none */
@@ -71,15 +71,15 @@ static inline const uint8_t *esa_st_data(const esa_tensors *file, const esa_st_e
     return file->data + entry->begin;
 }
 
-/* The writer; see esa_tensors.h for the order of calls. close removes an unfinished file. */
+/* The writer; esa_tensors.h gives the order of calls. Close removes an unfinished file. */
 esa_status esa_st_writer_open(esa_ctx *ctx, esa_tensors_writer **writer, const char *path);
 esa_status esa_st_writer_metadata(esa_tensors_writer *writer, const char *key, const char *value);
 esa_status esa_st_writer_declare(esa_tensors_writer *writer, const char *name, int32_t dtype,
                                  int32_t rank, const int64_t *dim);
 esa_status esa_st_writer_data(esa_tensors_writer *writer, const void *data, int64_t bytes);
-/* Instead of streaming: bytes of the tensor-th declared tensor at offset, in any order; every byte
- * must be given exactly once (only their number is checked). For files whose tensors grow side by
- * side. */
+/* Writes bytes of declared tensor number `tensor` at offset, in any order, instead of streaming.
+ * For files whose tensors grow side by side. Every byte must be written exactly once; only their
+ * number is checked. */
 esa_status esa_st_writer_put(esa_tensors_writer *writer, int64_t tensor, int64_t offset,
                              const void *data, int64_t bytes);
 esa_status esa_st_writer_finish(esa_tensors_writer *writer);

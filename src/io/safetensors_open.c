@@ -1,5 +1,5 @@
-/* safetensors_open.c - getting at the bytes of a tensor file (mmap, or the caller's memory) and
- * looking things up.
+/* safetensors_open.c - opens a safetensors file (mmap, or the caller's memory) and looks up its
+ * tensors and metadata.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "io/safetensors.h"
 
@@ -9,14 +9,14 @@
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
                "tensor data is used as it lies in the file, which is little-endian");
 
-/* An empty object that frees cleanly. label is copied. */
+/* Makes an empty object that can be closed. Copies label. */
 static esa_status make(esa_ctx *ctx, esa_tensors **file, const char *label)
 {
     esa_tensors *f = esa_mem_zalloc(&ctx->mem, (int64_t)sizeof *f);
     if (!f) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory while opening %.200s", label);
     f->ctx = ctx;
     f->mem = ctx->mem;
-    /* Sentences have room for 512 bytes; a path longer than this would push out what they say. */
+    /* Messages have 512 bytes. Keep only the last 200 of a path. */
     const size_t n = strlen(label), keep = n < 200 ? n : 200;
     f->label_bytes = (int64_t)keep + 1;
     f->label = esa_mem_alloc(&f->mem, f->label_bytes);

@@ -1,10 +1,10 @@
-/* safetensors_read.c - the header of a tensor file: parsed, then checked as a whole before any
+/* safetensors_read.c - parses the header of a safetensors file and checks it as a whole before any
  * offset is used.
  * SPDX-License-Identifier: Apache-2.0
  *
- * What is refused: everything the format does not say. Offsets must tile the data exactly, because
- * a gap could hide bytes and an overlap could make two tensors out of one; a byte count must be
- * dtype times shape; no name may come twice. */
+ * Everything the format does not allow is refused. Offsets must cover the data exactly: a gap could
+ * hide bytes, and an overlap could make two tensors of one. A byte count must equal dtype times
+ * shape. Names must be unique. */
 #include "io/safetensors.h"
 
 #include <stdlib.h>
@@ -75,7 +75,7 @@ esa_quoted esa_quote(const char *name)
     return q;
 }
 
-/* Makes room for one more element; NULL when out of memory (the old array stays). */
+/* Makes room for one more element. NULL if out of memory; the old array stays. */
 static void *grow(esa_tensors *file, void *array, int64_t count, int64_t *cap, int64_t element)
 {
     if (count < *cap) return array;
@@ -162,7 +162,8 @@ static esa_status parse_offsets(esa_tensors *file, esa_json *json, esa_st_entry 
     return ESA_OK;
 }
 
-/* One tensor's object. Its three keys may come in any order, each exactly once, and no others. */
+/* Parses the object of one tensor. Its three keys come in any order, each exactly once, and no
+ * others. */
 static esa_status parse_entry(esa_tensors *file, esa_json *json, esa_st_entry *e)
 {
     enum { DTYPE = 1, SHAPE = 2, OFFSETS = 4 };
@@ -227,7 +228,7 @@ static int by_key(const void *a, const void *b)
     return strcmp(((const esa_st_pair *)a)->key, ((const esa_st_pair *)b)->key);
 }
 
-/* Sizes, tiling and unique names, for all tensors together. */
+/* Checks sizes, offsets and unique names of all tensors together. */
 static esa_status check_entries(esa_tensors *file, int64_t data_bytes)
 {
     for (int64_t i = 0; i < file->count; i++) {
@@ -283,8 +284,7 @@ static esa_status check_entries(esa_tensors *file, int64_t data_bytes)
     return ESA_OK;
 }
 
-/* What a file that cannot be safetensors looks like, for a helpful sentence; NULL: nothing
- * known. */
+/* What a file that is not safetensors looks like, for the message. NULL: unknown. */
 static const char *looks_like(const uint8_t *bytes, int64_t size)
 {
     if (size >= 4 && memcmp(bytes, "PK\3\4", 4) == 0) return "a zip archive (as torch.save writes)";

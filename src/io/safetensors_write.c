@@ -1,5 +1,5 @@
-/* safetensors_write.c - the writer: everything is declared first, so the header is final before the
- * first data byte and the data can be streamed through a small buffer, however large the file.
+/* safetensors_write.c - the writer. Everything is declared first, so the header is final before the
+ * data, and a small buffer can stream a file of any size.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "io/safetensors.h"
 
@@ -20,16 +20,16 @@ struct esa_tensors_writer {
     esa_allocator mem;
     esa_outfile out;
     int32_t state;
-    esa_status failure; /* FAILED: why */
+    esa_status failure; /* FAILED: the status of the failure */
     text metadata;      /* "key":"value",... already escaped */
-    text tensors;       /* "name":{...},... likewise */
-    uint64_t *hash;     /* of keys and names given so far: a cheap first look for duplicates */
-    int64_t *hash_at; /* where the escaped name begins: >= 0 in tensors, else ~offset in metadata */
+    text tensors;       /* "name":{...},... already escaped */
+    uint64_t *hash;     /* hashes of the keys and names so far, to find duplicates */
+    int64_t *hash_at;   /* start of the escaped name: >= 0 in tensors, else ~offset in metadata */
     int64_t hash_count, hash_cap;
-    int64_t *end; /* [tensor_count] of each tensor within the data */
+    int64_t *end; /* [tensor_count] end of each tensor within the data */
     int64_t tensor_count, end_cap;
     int64_t total;  /* bytes declared */
-    int64_t header; /* bytes in front of the data, once written */
+    int64_t header; /* bytes before the data, once written */
 };
 
 static esa_status no_memory(esa_tensors_writer *w)
@@ -50,7 +50,7 @@ static int reserve(esa_tensors_writer *w, text *t, int64_t more)
     return 1;
 }
 
-/* Appends s as a JSON string; room for 6 strlen(s) + 2 bytes must be reserved. */
+/* Appends s as a JSON string. The caller reserves 6 strlen(s) + 2 bytes. */
 static void put_string(text *t, const char *s)
 {
     t->at[t->used++] = '"';
@@ -84,7 +84,7 @@ static uint64_t hash_of(const char *s, int metadata)
     return h;
 }
 
-/* Room for one more hash entry. */
+/* Makes room for one more hash entry. */
 static int reserve_hash(esa_tensors_writer *w)
 {
     if (w->hash_count < w->hash_cap) return 1;
@@ -121,7 +121,7 @@ static int reserve_end(esa_tensors_writer *w)
     return 1;
 }
 
-/* Was the string that stands escaped at the end of t (from offset start) given before? */
+/* 1 if the escaped string at the end of t (from offset start) was given before. */
 static int is_duplicate(const esa_tensors_writer *w, const text *t, int64_t start, uint64_t hash,
                         int metadata)
 {
@@ -129,7 +129,7 @@ static int is_duplicate(const esa_tensors_writer *w, const text *t, int64_t star
     for (int64_t i = 0; i < w->hash_count; i++) {
         if (w->hash[i] != hash || (w->hash_at[i] < 0) != metadata) continue;
         const int64_t at = metadata ? ~w->hash_at[i] : w->hash_at[i];
-        /* The closing quote is compared too, so a prefix is no match. */
+        /* This compares the closing quote too, so a prefix does not match. */
         if (start - at >= length && memcmp(t->at + at, t->at + start, (size_t)length) == 0)
             return 1;
     }
@@ -253,8 +253,8 @@ static esa_status write_header(esa_tensors_writer *w)
     int64_t length = w->tensors.used + 2;
     if (has_metadata)
         length += w->metadata.used + (int64_t)sizeof open_metadata - 2 + (w->tensors.used ? 2 : 1);
-    /* Spaces after the object bring the data to a multiple of 64, so that a mapped tensor may be
-     * used where it lies. */
+    /* Spaces after the object align the data to 64 bytes, so that a mapped tensor can be used in
+     * place. */
     const int64_t pad = (ESA_ST_ALIGN - (8 + length) % ESA_ST_ALIGN) % ESA_ST_ALIGN;
     const int64_t total = length + pad;
     if (total > ESA_ST_MAX_HEADER)
@@ -279,8 +279,7 @@ static esa_status write_header(esa_tensors_writer *w)
     return status;
 }
 
-/* After a failed write the file cannot become right any more: give it up at once, so that a full
- * disk gets its space back. */
+/* Abandons the file after a failed write and frees its disk space at once. */
 static esa_status give_up(esa_tensors_writer *w, esa_status status)
 {
     w->state = FAILED;

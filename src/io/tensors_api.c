@@ -1,4 +1,4 @@
-/* tensors_api.c - the public face of tensor files: argument checks and the ctx guard around
+/* tensors_api.c - the public calls for safetensors files: argument checks and the ctx guard around
  * safetensors.h.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "io/safetensors.h"
@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <string.h>
 
-/* The layout a binding sees; a change here is a change of the ABI. */
+/* Bindings depend on this layout; a change here changes the ABI. */
 _Static_assert(sizeof(esa_tensor_info) == 16 + 8 * ESA_FILE_MAX_RANK + 8 + 2 * sizeof(void *) + 16,
                "esa_tensor_info has no padding");
 _Static_assert(offsetof(esa_tensor_info, dim) == 16 && offsetof(esa_tensor_info, bytes) == 80,

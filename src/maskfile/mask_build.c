@@ -1,10 +1,10 @@
-/* mask_build.c - recordings in, mask file out; and a mask file rewritten with other budgets or less
- * importance.
+/* mask_build.c - builds a mask file from recordings, and rewrites a mask file with other budgets or
+ * less importance.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Cell by cell: sums are averaged and coded, and masks are made from what was coded (never from the
- * sums), exactly as a later reader would derive them. With importance NONE the codes are made all
- * the same, and only not stored. */
+ * It works cell by cell. Sums are averaged and coded, and masks are made from the codes (never from
+ * the sums), so a reader derives the same masks. With importance NONE the codes are made too, but
+ * not stored. */
 #include "maskfile/mask_file.h"
 
 #include <string.h>
@@ -23,7 +23,7 @@ esa_mask_build esa_mask_build_default(void)
     return b;
 }
 
-/* Budgets as per mille, ascending, into info; importance too. */
+/* Copies importance and budgets (in per mille, ascending) to info. */
 static esa_status read_build(esa_ctx *ctx, esa_mask_file_info *info, const esa_mask_build *build)
 {
     if (build->struct_size != sizeof *build)
@@ -90,8 +90,8 @@ static void code_head(void *arg, int64_t h, int32_t worker)
     }
 }
 
-/* The group of each step that the file will serve: noise levels are met again at the same share of
- * the way, whatever the number of steps. */
+/* Maps each step of the file to the group of the recorded step at the same noise level: noise
+ * levels depend on the fraction of steps done, not on their number. */
 static void map_steps(int32_t *step_group, int32_t steps, const esa_mask_file_info *recorded)
 {
     for (int32_t i = 0; i < steps; i++)
@@ -99,7 +99,7 @@ static void map_steps(int32_t *step_group, int32_t steps, const esa_mask_file_in
                                        recorded->groups, recorded->steps);
 }
 
-/* Which layers and groups are stored; fills layer[L] and group[G] and the counts in info, whose
+/* Chooses the layers and groups to store. Fills layer[L], group[G] and the counts in info, whose
  * steps are those of step_group. */
 static esa_status choose(esa_ctx *ctx, esa_mask_file_info *info, int32_t *layer, int32_t *group,
                          const int32_t *step_group, const esa_recording *rec, int32_t count,
@@ -112,7 +112,7 @@ static esa_status choose(esa_ctx *ctx, esa_mask_file_info *info, int32_t *layer,
         if (!(l == 0 && build->dense_first_layer && !build->store_dense) &&
             !esa_recording_is_dense(rec, l))
             layer[info->stored_layers++] = l;
-    /* A group is stored if any of its steps is not warm-up. Groups are runs of steps, so its last
+    /* A group is stored if one of its steps is not warm-up. Groups are runs of steps, so the last
      * step decides. */
     for (int32_t i = 0; i < info->steps; i++) {
         const int32_t last = i + 1 == info->steps || step_group[i + 1] != step_group[i];
@@ -227,8 +227,8 @@ esa_status esa_mask_file_build(esa_ctx *ctx, const char *output, const char *con
 
 /* ---------------------------------------------------------------- from a mask file */
 
-/* One cell of a file with importance: the importance stays or becomes u8, masks follow from what is
- * stored then. */
+/* Derives one cell of a file with importance. The importance stays or becomes u8, and the masks
+ * follow from what is stored. */
 static esa_status derive_cell(const esa_mask_file *f, esa_mask_output *out, int64_t i,
                               esa_cell *cell, uint8_t *code, uint8_t *fine, float *rowmax,
                               float *row)
@@ -276,7 +276,7 @@ static esa_status derive_cells(esa_mask_file *f, esa_mask_output *out)
     return status;
 }
 
-/* Without importance: the prebuilt masks are copied. */
+/* Copies the prebuilt masks of a file without importance. */
 static esa_status copy_cells(esa_mask_file *f, esa_mask_output *out)
 {
     esa_status status = ESA_OK;

@@ -1,5 +1,5 @@
-/* mask_cell.c - see mask_cell.h. Work is handed to the pool head by head; every number has one
- * worker and one order.
+/* mask_cell.c - one cell of a mask file; see mask_cell.h. The pool gets one item per head, so every
+ * number is computed by one worker in one order.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "maskfile/mask_cell.h"
 
@@ -21,14 +21,14 @@ esa_status esa_cell_create(esa_ctx *ctx, esa_cell *cell, const esa_mask_file_inf
     a->params.block_q = info->block_q;
     a->params.block_k = info->block_k;
     a->params.layout = info->layout;
-    a->params.scale = 1; /* resolved params have one; importance needs none */
+    a->params.scale = 1; /* resolved params need a scale; importance does not */
     if (info->samples) a->params.samples = info->samples;
     a->dtype = ESA_DTYPE_F32;
     a->B = 1;
     a->Hq = a->Hkv = info->H;
     a->Nq = info->Nq;
     a->Nk = info->Nk;
-    a->D = 1; /* q and k are not read, but scratch is measured with it */
+    a->D = 1; /* q and k are not read, but the scratch size depends on it */
     a->nq = info->nq;
     a->nk = info->nk;
     cell->p_bytes = esa_size_mul(esa_size_mul(esa_size_mul(info->H, info->nq), info->nk), 4);
@@ -90,7 +90,7 @@ static void load_head(void *arg, int64_t h, int32_t worker)
         } else {
             for (int64_t j = 0; j < nk; j++) {
                 const float v = esa_load_f32(job->half, r * nk + j, ESA_DTYPE_F16);
-                /* files from elsewhere: NaN, infinity and negatives count as nothing */
+                /* Foreign files: NaN, infinity and negatives count as 0. */
                 row[j] = v > 0 && v <= 65504.0f ? v : 0;
             }
         }

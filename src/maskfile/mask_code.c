@@ -1,12 +1,12 @@
-/* mask_code.c - see mask_code.h.
+/* mask_code.c - coding of block importance; see mask_code.h.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "maskfile/mask_code.h"
 
 #include <math.h>
 #include <string.h>
 
-/* 2^(-i/48) for i = 1 .. 48: where one step ends and the next begins; correctly rounded. Other
- * octaves are exact multiples. */
+/* 2^(-i/48) for i = 1 .. 48, correctly rounded: the borders between steps. Other octaves are exact
+ * multiples. */
 static const double edge[48] = {
     0x1.f8a8d8c60f8b0p-1, 0x1.f16ca2748c5b4p-1, 0x1.ea4afa2a490dap-1, 0x1.e3437e7101344p-1,
     0x1.dc55cf3825611p-1, 0x1.d5818dcfba487p-1, 0x1.cec65ce34ab6bp-1, 0x1.c823e074ec129p-1,
@@ -42,12 +42,12 @@ static int32_t step_of(double r)
 {
     uint64_t bits;
     memcpy(&bits, &r, 8);
-    /* r = m 2^-octave, 0.5 <= m < 1; -1 only for r = 1 */
+    /* r = m 2^-octave, 0.5 <= m < 1. octave is -1 only for r = 1. */
     const int32_t octave = 1022 - (int32_t)(bits >> 52);
     bits = (bits & UINT64_C(0xfffffffffffff)) | UINT64_C(0x3fe0000000000000);
     double m;
     memcpy(&m, &bits, 8);
-    int32_t low = 0, high = 48; /* number of edges that m does not exceed */
+    int32_t low = 0, high = 48; /* number of edges >= m */
     while (low < high) {
         const int32_t mid = (low + high) / 2;
         if (m <= edge[mid])
@@ -58,7 +58,7 @@ static int32_t step_of(double r)
     return 48 * octave + low + 2;
 }
 
-/* Writes block j; blocks come in ascending order, and the first of four clears their byte. */
+/* Writes block j. Blocks come in ascending order; the first of four clears their byte. */
 static void put(uint8_t *code, uint8_t *fine, int64_t j, double r)
 {
     uint32_t two = 3;
@@ -99,7 +99,7 @@ void esa_code_table_init(esa_code_table *table)
         const int32_t n = f < 2 ? 0 : f - 2; /* 0 and 1 are never written: p would exceed rowmax */
         table->weight[f] = ldexp(middle[n % 48], -(n / 48));
     }
-    double *last = table->weight + 4 * ESA_CODE_LAST; /* one octave each behind 2^-21.2 */
+    double *last = table->weight + 4 * ESA_CODE_LAST; /* one octave each below 2^-21.2 */
     last[0] = ldexp(edge[34], -21);
     last[1] = ldexp(edge[34], -22);
     last[2] = ldexp(edge[34], -23);

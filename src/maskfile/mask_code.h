@@ -1,14 +1,16 @@
-/* mask_code.h - how block importance rests in a file: a logarithm of 8 + 2 bits per block with one
- * float per row, or half floats.
+/* mask_code.h - how a mask file stores block importance: a logarithm of 8 + 2 bits per block and
+ * one float per row.
  * SPDX-License-Identifier: Apache-2.0
  *
- * A row p[nk] is kept as rowmax (f32) and, with x = log2(rowmax / p), the code c = min(255,
- * round(12 x)): twelve steps an octave, 21 octaves. Two more bits divide each step in four: with f
- * = floor(48 x + 2), c = f / 4 and fine = f % 4, decoded in the middle as p' = rowmax 2^(-(f - 1.5)
- * / 48). Without them two blocks in a hundred change places across the threshold of a mask
- * (docs/mask-files.md has the measurement). At c = 255 the bits say how far below: 0, 1, 2 one
- * octave each, 3 is zero. Coding and decoding use tables of constants instead of libm, so they give
- * the same bits on every machine. */
+ * A row p[nk] is stored as rowmax (f32) and, with x = log2(rowmax / p), the code c = min(255,
+ * round(12 x)): twelve steps per octave, 21 octaves. Two more bits divide each step into four: with
+ * f = floor(48 x + 2), c = f / 4 and fine = f % 4. The decoded value is the middle of the step: p'
+ * = rowmax 2^(-(f - 1.5) / 48). Without the two bits, two blocks in a hundred change sides at the
+ * threshold of a mask (measured in docs/mask-files.md). At c = 255 the bits say how far below: 0,
+ * 1, 2 are one octave each, 3 is zero.
+ *
+ * Coding and decoding use tables of constants instead of libm, so they give the same bits on every
+ * machine. */
 #ifndef ESA_MASKFILE_MASK_CODE_H
 #define ESA_MASKFILE_MASK_CODE_H
 
@@ -16,23 +18,23 @@
 
 #define ESA_CODE_LAST 255
 
-/* Bytes of the fine bits of a row: block j is bits 2 (j % 4) and the next of byte j / 4. */
+/* Bytes of the fine bits of a row. Block j has bits 2 (j % 4) and 2 (j % 4) + 1 of byte j / 4. */
 static inline int64_t esa_fine_bytes(int64_t nk) { return (nk + 3) / 4; }
 
-/* Integer sums of a recording -> code[nk], fine[esa_fine_bytes(nk)]. Returns the row's largest
- * sum. */
+/* Codes integer sums of a recording: code[nk], fine[esa_fine_bytes(nk)]. Returns the largest sum of
+ * the row. */
 uint64_t esa_code_from_sums(uint8_t *code, uint8_t *fine, const uint64_t *sum, int64_t nk);
-/* Floats -> codes; NaN and negatives count as 0. Returns the largest. */
+/* Codes floats; NaN and negatives count as 0. Returns the largest. */
 float esa_code_from_f32(uint8_t *code, uint8_t *fine, const float *p, int64_t nk);
-/* p / rowmax for every 4 c + fine. */
+/* p / rowmax for every value of 4 c + fine. */
 typedef struct esa_code_table {
     double weight[1024];
 } esa_code_table;
 void esa_code_table_init(esa_code_table *table);
-/* out[nk] = decoded row. */
+/* Decodes a row into out[nk]. */
 void esa_code_decode(float *out, const uint8_t *code, const uint8_t *fine, float rowmax, int64_t nk,
                      const esa_code_table *table);
-/* Normalised entropy of a row of floats >= 0 that sums to 1: -sum p ln p / ln nk; 1 for nk = 1. */
+/* Normalised entropy of a row of floats >= 0 that sums to 1: -sum p ln p / ln nk. 1 for nk = 1. */
 double esa_row_entropy(const float *p, int64_t nk);
 
 #endif

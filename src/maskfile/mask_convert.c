@@ -1,4 +1,5 @@
-/* mask_convert.c - single masks and FA4's full_block_cnt / full_block_idx to and from mask files.
+/* mask_convert.c - converts single masks and the full_block_cnt / full_block_idx of FA4 to and from
+ * mask files.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "maskfile/mask_file.h"
 
@@ -73,7 +74,7 @@ esa_status esa_mask_file_save(esa_ctx *ctx, const char *output, const esa_mask *
 
 enum { FA4_STEP_GROUP, FA4_LAYERS, FA4_GROUPS, FA4_COUNT, FA4_INDEX };
 
-/* Lists of a cell: count[rows], index[rows][nk], 0 behind the count. */
+/* Lists of a cell: count[rows], index[rows][nk] with 0 after the count. */
 static void lists_from_bits(int32_t *count, int32_t *index, const uint8_t *bits, int64_t rows,
                             int64_t nk)
 {
@@ -175,7 +176,7 @@ static int32_t int_at(const uint8_t *data, int64_t i)
     return v;
 }
 
-/* Bits of a cell, and the number of kept blocks. */
+/* Converts the lists of a cell to bits and adds the number of kept blocks to *kept. */
 static esa_status bits_from_lists(esa_ctx *ctx, uint8_t *bits, int64_t *kept, const fa4 *x,
                                   int64_t cell)
 {
@@ -201,7 +202,7 @@ static esa_status bits_from_lists(esa_ctx *ctx, uint8_t *bits, int64_t *kept, co
     return ESA_OK;
 }
 
-/* Shapes: count [B?,L,G,H,nq], index the same with nk behind. */
+/* Reads the shapes: count [B?,L,G,H,nq], index the same with nk at the end. */
 static esa_status import_shapes(esa_ctx *ctx, fa4 *x, int64_t dim[5])
 {
     const esa_st_entry *count = esa_st_find(x->file, "full_block_cnt"),
@@ -226,7 +227,7 @@ static esa_status import_shapes(esa_ctx *ctx, fa4 *x, int64_t dim[5])
     return ESA_OK;
 }
 
-/* Description of a file from elsewhere: the caller's info, one group per step. */
+/* Describes a foreign file: the caller's info, one group per step. */
 static esa_status import_describe(esa_ctx *ctx, esa_mask_file_info *f, const fa4 *x,
                                   const int64_t dim[5], const esa_mask_info *info)
 {
@@ -268,7 +269,7 @@ static esa_status import_describe(esa_ctx *ctx, esa_mask_file_info *f, const fa4
     return esa_layout_resolve(ctx, &f->layout, &layout, f->Nq, f->Nk, -1, ESA_MODE_FIXED, 0);
 }
 
-/* Axes as our own export wrote them, or plain counting. */
+/* Axes as our export wrote them; 0, 1, 2, ... for foreign files. */
 static esa_status import_axes(esa_ctx *ctx, fa4 *x, esa_mask_file_info *f, int32_t ours,
                               esa_mask_axes *axes)
 {
@@ -304,7 +305,7 @@ static esa_status import_cells(esa_ctx *ctx, const char *output, const fa4 *x,
     const int64_t bytes = esa_size_mul(x->rows, esa_ceil_div(x->nk, 8));
     uint8_t *bits = esa_mem_alloc(&ctx->mem, bytes);
     if (!bits) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory while converting masks");
-    /* A first pass checks everything and finds the realised density, which names the tensor. */
+    /* A first pass checks everything and finds the density, which names the tensor. */
     int64_t kept = 0;
     esa_status status = ESA_OK;
     for (int64_t i = 0; status == ESA_OK && i < x->cells; i++)

@@ -1,4 +1,4 @@
-/* mask_file.c - asking an open mask file: cells, masks, importance, figures per head.
+/* mask_file.c - queries of an open mask file: cells, masks, importance, values per head.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "maskfile/mask_file.h"
 
@@ -8,7 +8,7 @@
 #include <string.h>
 #include "base/half.h"
 
-/* The layout a binding sees; a change here is a change of the ABI. */
+/* Bindings depend on this layout; a change here changes the ABI. */
 _Static_assert(offsetof(esa_mask_file_info, budget_permille) == 48 &&
                    offsetof(esa_mask_file_info, warmup_frac) == 136 &&
                    offsetof(esa_mask_file_info, H) == 144 &&
@@ -37,7 +37,7 @@ int64_t esa_mask_file_existing(const esa_mask_file_info *f)
     if (!f->causal) return f->H * f->nq * f->nk;
     int64_t n = 0;
     for (int64_t i = 0; i < f->nq; i++) {
-        /* seen by the last query of the block */
+        /* Keys that the last query of the block sees. */
         const int64_t keys = esa_min64((i + 1) * f->block_q, f->Nq) + f->Nk - f->Nq;
         if (keys > 0) n += esa_ceil_div(keys, f->block_k);
     }
@@ -95,7 +95,7 @@ esa_status esa_mask_file_budget(esa_mask_file *f, const esa_budget_masks **masks
         esa_mem_free(&f->mem, m, (int64_t)sizeof *m);
         return status;
     }
-    m->mass = m->owned; /* floats first: they are then aligned */
+    m->mass = m->owned; /* floats first, so that they are aligned */
     m->bits = m->owned + mass_bytes;
     for (int64_t i = 0; i < f->cells; i++) {
         esa_mask_file_load(f, &cell, i);
@@ -136,7 +136,7 @@ int32_t esa_mask_file_stored(const esa_mask_file *file, int32_t layer, int32_t s
     return esa_mask_file_cell(file, layer, file->step_group[step], 0) >= 0;
 }
 
-/* Cell of a public call, or a sentence. */
+/* Finds the cell of a public call, or fails with a message. */
 static esa_status locate(esa_mask_file *f, int64_t *cell, int32_t layer, int32_t step,
                          int32_t branch)
 {
@@ -209,7 +209,7 @@ esa_status esa_mask_file_get(esa_mask_file *file, esa_mask **mask, int32_t layer
     return status;
 }
 
-/* f32 number i at any alignment. */
+/* Reads f32 number i at any alignment. */
 static float float_at(const uint8_t *data, int64_t i)
 {
     float v;

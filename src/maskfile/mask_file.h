@@ -1,5 +1,5 @@
-/* mask_file.h - an open mask file, and a mask file being written. Nothing here takes the ctx guard;
- * the public calls do.
+/* mask_file.h - an open mask file, and a mask file being written. These calls do not take the ctx
+ * guard; the public calls do.
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_MASKFILE_MASK_FILE_H
 #define ESA_MASKFILE_MASK_FILE_H
@@ -7,13 +7,13 @@
 #include "maskfile/mask_cell.h"
 #include "maskfile/run_info.h"
 
-/* Masks of one budget for all stored cells: in the map, or derived and owned. */
+/* Masks of one budget for all stored cells: mapped, or derived and owned. */
 typedef struct esa_budget_masks {
     struct esa_budget_masks *next;
     int32_t permille;
     const uint8_t *bits; /* [cells][H][nq][ceil(nk/8)] */
     const uint8_t *mass; /* f32[cells][H] at any alignment; NULL: unknown */
-    uint8_t *owned;      /* NULL, or the allocation behind both */
+    uint8_t *owned;      /* NULL, or the allocation of both */
     int64_t owned_bytes;
 } esa_budget_masks;
 
@@ -24,7 +24,7 @@ struct esa_mask_file {
     esa_mask_file_info info;
     int32_t *step_group;   /* [T]; these five share one allocation */
     int32_t *layer_slot;   /* [L] index among the stored layers, -1: not stored */
-    int32_t *group_slot;   /* [G] likewise */
+    int32_t *group_slot;   /* [G] the same for groups */
     int32_t *stored_layer; /* [Ls] */
     int32_t *stored_group; /* [Gs] */
     int64_t index_bytes;
@@ -36,25 +36,26 @@ struct esa_mask_file {
     esa_budget_masks *budgets; /* owned list */
 };
 
-/* Takes tensors over (also on failure). */
+/* Takes over tensors, even on failure. */
 esa_status esa_mask_file_make(esa_ctx *ctx, esa_mask_file **file, esa_tensors *tensors);
-/* Nearest per mille of a budget, or -1 and a sentence if it is not within 0 .. 1. */
+/* Nearest per mille of a budget; -1 and a message if it is not in 0 .. 1. */
 int32_t esa_budget_permille(esa_ctx *ctx, double budget);
-/* The masks of a budget; derives them if need be. */
+/* Finds the masks of a budget, and derives them if necessary. */
 esa_status esa_mask_file_budget(esa_mask_file *file, const esa_budget_masks **masks,
                                 int32_t permille);
-/* Cell of layer, step group and branch (a file of one branch serves all), or -1: not stored. */
+/* Number of the cell of layer, step group and branch, or -1: not stored. A file with one branch
+ * serves all. */
 int64_t esa_mask_file_cell(const esa_mask_file *file, int32_t layer, int32_t group, int32_t branch);
-/* ESA_ERR_FORMAT if a row of the cell's masks has bits beyond its key blocks. */
+/* ESA_ERR_FORMAT if a row of the cell has bits beyond its key blocks. */
 esa_status esa_mask_file_check_bits(const esa_mask_file *file, const esa_budget_masks *masks,
                                     int64_t cell);
-/* Blocks of all heads that a selection may keep. */
+/* Number of blocks of all heads that a selection may keep. */
 int64_t esa_mask_file_existing(const esa_mask_file_info *info);
-/* Importance of a cell into cell->p. */
+/* Loads the importance of a cell into cell->p. */
 void esa_mask_file_load(const esa_mask_file *file, esa_cell *cell, int64_t index);
 
-/* A mask file being written: begin, cells in any order, finish, free (which abandons an unfinished
- * file). */
+/* A mask file being written: begin, then cells in any order, then finish, then free. Free abandons
+ * an unfinished file. */
 typedef struct esa_mask_output {
     esa_ctx *ctx;
     esa_tensors_writer *writer;
@@ -67,23 +68,23 @@ typedef struct esa_mask_output {
     float *heads;  /* [H] scratch */
 } esa_mask_output;
 
-/* What begin needs beside info (budgets, importance, prompts, ... of the file to be). */
+/* What begin needs besides info. */
 typedef struct esa_mask_axes {
     const int32_t *step_group; /* [T] */
-    /* ascending; info.stored_layers and stored_groups of them */
+    /* Ascending; info.stored_layers and info.stored_groups entries. */
     const int32_t *stored_layer, *stored_group;
     int32_t with_entropy, with_mass;
 } esa_mask_axes;
 
-/* On failure out frees cleanly and nothing is on disk. */
+/* info describes the file to write. On failure no file exists and out needs no free. */
 esa_status esa_mask_output_begin(esa_ctx *ctx, esa_mask_output *out, const char *path,
                                  const esa_mask_file_info *info, const esa_mask_axes *axes);
-/* From importance loaded in cell: entropy, masks and mass of every budget. */
+/* Writes entropy, masks and mass of every budget from the importance loaded in cell. */
 esa_status esa_mask_output_select(esa_mask_output *out, int64_t index, esa_cell *cell);
-/* Importance as stored: u8 with fine and rowmax[H][nq], or f16. */
+/* Writes importance as stored: u8 with fine and rowmax[H][nq], or f16. */
 esa_status esa_mask_output_importance(esa_mask_output *out, int64_t index, const void *importance,
                                       const uint8_t *fine, const float *rowmax);
-/* Ready masks of budget number b; mass[H] if with_mass. */
+/* Writes finished masks of budget number b, and mass[H] if the file has it. */
 esa_status esa_mask_output_bits(esa_mask_output *out, int64_t index, int32_t b, const uint8_t *bits,
                                 const float *mass);
 esa_status esa_mask_output_finish(esa_mask_output *out);

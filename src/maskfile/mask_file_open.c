@@ -1,13 +1,13 @@
-/* mask_file_open.c - a mask file from its tensors: every shape is compared with the metadata before
- * a byte of data is used.
+/* mask_file_open.c - opens a mask file. Every shape is compared with the metadata before its data
+ * is used.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "maskfile/mask_file.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* A tensor of the wanted dtype and shape: [branches if > 1][Ls][Gs][tail...], or only [tail...] if
- * plain. NULL and a status if it is wrong; NULL and ESA_OK if it is missing and optional. */
+/* A tensor to find: [branches if > 1][Ls][Gs][tail...], or only [tail...] if plain. find returns
+ * NULL with a status if it is wrong, and NULL with ESA_OK if it is missing and optional. */
 typedef struct wanted {
     const char *name;
     int32_t dtype, plain, optional, rank;
@@ -49,8 +49,7 @@ static const uint8_t *find(const esa_mask_file *f, const wanted *want, esa_statu
     return NULL;
 }
 
-/* An I32 vector whose length the file itself chooses (1 .. most), ascending and below limit; its
- * length, or -1. */
+/* Length of an I32 vector of 1 .. most entries, or -1. */
 static int32_t vector_length(const esa_mask_file *f, const char *name, int32_t most,
                              esa_status *status)
 {
@@ -174,7 +173,7 @@ static esa_status read_budgets(esa_mask_file *f)
     esa_mask_file_info *info = &f->info;
     esa_budget_masks **last = &f->budgets;
     for (int64_t i = 0; i < f->tensors->count; i++) {
-        /* sorted: budgets come in ascending order */
+        /* Names are sorted, so budgets ascend. */
         const char *name = f->tensors->by_name[i]->name;
         const int32_t permille = permille_of(name);
         if (permille < 0) continue;

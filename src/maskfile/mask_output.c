@@ -1,5 +1,5 @@
-/* mask_output.c - writing a mask file cell by cell. All tensors grow side by side (placed writes),
- * so one pass over the cells is enough and no more than one cell is in memory.
+/* mask_output.c - writes a mask file cell by cell. All tensors grow side by side, so one pass over
+ * the cells is enough and only one cell is in memory.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "maskfile/mask_file.h"
 
@@ -34,8 +34,7 @@ static void declare_all(declarer *d, esa_mask_output *out, const esa_mask_axes *
                   fines[3] = { H, f->nq, esa_fine_bytes(f->nk) },
                   bytes[3] = { H, f->nq, esa_ceil_div(f->nk, 8) };
     const int64_t T = f->steps, Ls = f->stored_layers, Gs = f->stored_groups;
-    /* Four-byte tensors first: with the data at a multiple of 64 they are aligned where they
-     * lie. */
+    /* Four-byte tensors first: the data starts at a multiple of 64, so they are aligned. */
     if (d->status == ESA_OK)
         d->status = esa_st_writer_declare(d->writer, "step_group", ESA_FILE_I32, 1, &T);
     if (d->status == ESA_OK)

@@ -1,4 +1,4 @@
-/* recording.c - recording files: opened, checked against each other, read row by row, merged.
+/* recording.c - recording files: opens them, compares their settings, reads rows, merges.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "maskfile/recording.h"
 

@@ -1,48 +1,47 @@
-/* recording.h - integer sums of importance: in a running session, and in a file.
+/* recording.h - integer sums of importance, in memory while a session records and in a file.
  * SPDX-License-Identifier: Apache-2.0
  *
  * One contribution is the importance of one call and batch entry, as round(p * 2^24) per block.
- * Sums are integers, so neither the order of contributions nor how they were split over runs can
- * change a bit. A sum holds 255 contributions in 32 bits (255 * 2^24 < 2^32).
+ * Sums are integers, so the order of contributions and their split over runs cannot change a bit. A
+ * sum holds 255 contributions in 32 bits (255 * 2^24 < 2^32).
  *
- * File: format "esa.recording", metadata as in a mask file, tensors
- *   dense_layers I32[n]               layers that were left out on purpose
- *   count        I32[branches,L,G]    contributions per cell
- *   sums         U32[C,H,nq,nk]       of the C cells with count > 0, in that order */
+ * The file has format "esa.recording", the metadata of a mask file, and these tensors:
+ *   dense_layers  I32[n]             layers left out on purpose
+ *   count         I32[branches,L,G]  contributions per cell
+ *   sums          U32[C,H,nq,nk]     the C cells with count > 0, in that order */
 #ifndef ESA_MASKFILE_RECORDING_H
 #define ESA_MASKFILE_RECORDING_H
 
 #include "maskfile/run_info.h"
 
 #define ESA_RECORD_ONE  16777216.0 /* 2^24 */
-#define ESA_RECORD_MOST 255        /* contributions of one cell */
+#define ESA_RECORD_MOST 255        /* contributions per cell */
 
-/* Sums in memory. Cells are numbered (branch * L + layer) * G + group. */
+/* The sums in memory. Cell number: (branch * L + layer) * G + group. */
 typedef struct esa_recorder {
     esa_ctx *ctx;
-    esa_mask_file_info info; /* H = 0 until the first call fixes the geometry */
+    esa_mask_file_info info; /* H = 0 until the first call sets the geometry */
     int32_t *dense_layer;    /* [dense_layers], ascending; owned */
     int32_t dense_layers;
     int64_t cells, blocks; /* branches L G; H nq nk */
     int32_t *count;        /* [cells] */
-    uint32_t **sum;        /* [cells], each [H][nq][nk], made at the first contribution */
+    uint32_t **sum;        /* [cells], each [H][nq][nk], allocated at the first contribution */
 } esa_recorder;
 
-/* info gives everything but geometry (H, Nq, Nk, nq, nk, layout). dense_layer is copied. On failure
- * the recorder is empty. */
+/* info gives everything but the geometry (H, Nq, Nk, nq, nk, layout). dense_layer is copied. On
+ * failure the recorder is empty. */
 esa_status esa_recorder_create(esa_ctx *ctx, esa_recorder *rec, const esa_mask_file_info *info,
                                const int32_t *dense_layer, int32_t dense_layers);
 void esa_recorder_free(esa_recorder *rec);
-/* Makes sure `more` contributions fit into a cell and its memory exists. */
+/* Checks that `more` contributions fit into a cell, and allocates its sums. */
 esa_status esa_recorder_reserve(esa_recorder *rec, int64_t cell, int32_t more);
 /* Adds p[H][nq][nk] to a reserved cell. */
 void esa_recorder_add(esa_recorder *rec, int64_t cell, const float *p);
 
-/* Back to before the first call: no geometry, no memory for sums. Only while nothing has been
- * added. */
+/* Resets to the state before the first call: no geometry, no sums. Only if nothing was added. */
 void esa_recorder_forget(esa_recorder *rec);
 
-/* A recording file, mapped. */
+/* A mapped recording file. */
 typedef struct esa_recording {
     esa_tensors *tensors; /* owned */
     esa_mask_file_info info;
@@ -54,20 +53,20 @@ typedef struct esa_recording {
     int32_t dense_layers;
 } esa_recording;
 
-/* On failure rec is empty; make takes tensors over in any case. */
+/* On failure rec is empty. esa_recording_make takes over tensors, even on failure. */
 esa_status esa_recording_open(esa_ctx *ctx, esa_recording *rec, const char *path);
 esa_status esa_recording_make(esa_ctx *ctx, esa_recording *rec, esa_tensors *tensors);
 void esa_recording_close(esa_ctx *ctx, esa_recording *rec);
-/* Opens `count` recordings of one run into *out (an array to be given to esa_recordings_close),
- * checks that they agree, and adds up prompts into *info. */
+/* Opens `count` recordings of one run, checks that they agree, and adds up their prompts in *info.
+ * The caller gives *out to esa_recordings_close. */
 esa_status esa_recordings_open(esa_ctx *ctx, esa_recording **out, esa_mask_file_info *info,
                                const char *const *path, int32_t count);
 void esa_recordings_close(esa_ctx *ctx, esa_recording *rec, int32_t count);
-/* Every sum within count * 2^24: reads the whole file. */
+/* Checks that every sum is within count * 2^24. Reads the whole file. */
 esa_status esa_recording_check_sums(esa_ctx *ctx, const esa_recording *rec);
 /* 1 if the layer was left out on purpose. */
 int32_t esa_recording_is_dense(const esa_recording *rec, int32_t layer);
-/* Contributions of a cell over several recordings, and one row of their sum: row r of H * nq into
+/* Contributions of a cell over several recordings; and row r (of H * nq) of their sum, into
  * sum[nk]. */
 int64_t esa_recordings_count(const esa_recording *rec, int32_t count, int64_t cell);
 void esa_recordings_row(uint64_t *sum, const esa_recording *rec, int32_t count, int64_t cell,

@@ -1,8 +1,8 @@
-/* run_info.c - see run_info.h.
+/* run_info.c - run info as metadata; see run_info.h.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Numbers are written and read with integer arithmetic only, so that a program that set a locale
- * reads the same file. */
+ * Numbers are written and read with integer arithmetic only, so the locale of the program does not
+ * matter. */
 #include "maskfile/run_info.h"
 
 #include <math.h>
@@ -76,7 +76,7 @@ static esa_status put_int64(esa_tensors_writer *w, const char *key, int64_t valu
     return esa_st_writer_metadata(w, key, text);
 }
 
-/* 0 .. 1 with 15 decimals: enough that every sensible fraction comes back as the same double. */
+/* 0 .. 1 with 15 decimals, so that every usual fraction reads back as the same double. */
 static esa_status put_fraction(esa_tensors_writer *w, const char *key, double value)
 {
     const int64_t units = (int64_t)floor(value * 1e15 + 0.5);
@@ -88,7 +88,7 @@ static esa_status put_fraction(esa_tensors_writer *w, const char *key, double va
     return esa_st_writer_metadata(w, key, text);
 }
 
-/* "0", or the 16 hex digits of an IEEE 754 double: exact, and no locale's business. */
+/* "0", or the 16 hex digits of an IEEE 754 double: exact and independent of the locale. */
 static esa_status put_double(esa_tensors_writer *w, const char *key, double value)
 {
     uint64_t bits;
@@ -176,7 +176,7 @@ static void bad_value(reader *r, const char *key, const char *text, const char *
                              r->file->label, key, esa_quote(text).text, expected);
 }
 
-/* n integers separated by commas, each within low .. high, canonical decimal. */
+/* Reads n integers separated by commas, each within low .. high, in canonical decimal. */
 static void get_ints(reader *r, const char *key, int64_t *value, int n, int64_t low, int64_t high)
 {
     const char *text = get_text(r, key), *at = text;
@@ -292,7 +292,7 @@ static void get_layout(reader *r, esa_layout *y)
     y->text_back_k = (int32_t)v[1];
 }
 
-/* What a file that is not of the wanted kind is. */
+/* Fails with a message that says what the file is. */
 static esa_status wrong_kind(esa_ctx *ctx, const esa_tensors *file, const char *format)
 {
     const char *found = esa_st_metadata(file, "format");
@@ -339,7 +339,7 @@ esa_status esa_run_read(esa_ctx *ctx, esa_mask_file_info *f, const esa_tensors *
     f->prompts = (int32_t)get_int(&r, "prompts", 0, INT32_MAX);
     f->samples = (int32_t)get_int(&r, "samples", 0, 256);
     f->causal = esa_st_metadata(file, "causal") ? (int32_t)get_int(&r, "causal", 0, 1)
-                                                : 0; /* older files do not say */
+                                                : 0; /* older files lack it */
     f->dense_first_layer = (int32_t)get_int(&r, "dense_first_layer", 0, 1);
     f->H = get_int(&r, "heads", 1, INT32_MAX);
     f->Nq = get_int(&r, "tokens_q", 1, INT32_MAX);
@@ -394,7 +394,7 @@ esa_status esa_run_check_layout(esa_ctx *ctx, const esa_mask_file_info *f, const
         y.text_front_k = z->text_front_k;
         y.text_back_k = z->text_back_k;
     }
-    /* A window says something beside an order of its own, or where it is not the default one. */
+    /* With order DEFAULT, the default window means the window of the file. */
     if (y.order == ESA_ORDER_DEFAULT && memcmp(y.window, plain.window, sizeof y.window) == 0)
         memcpy(y.window, z->window, sizeof y.window);
     if (y.order == ESA_ORDER_DEFAULT) y.order = z->order;

@@ -1,9 +1,8 @@
-/* run_info.h - what a recording or a mask file says about the run it belongs to, to and from
+/* run_info.h - the settings of a run in a recording or a mask file, written to and read from
  * safetensors metadata.
  * SPDX-License-Identifier: Apache-2.0
  *
- * esa_mask_file_info serves as the description in both kinds of file. The keys are listed in
- * docs/mask-files.md. */
+ * Both kinds of file use esa_mask_file_info. docs/mask-files.md lists the keys. */
 #ifndef ESA_MASKFILE_RUN_INFO_H
 #define ESA_MASKFILE_RUN_INFO_H
 
@@ -11,45 +10,45 @@
 #include "io/safetensors.h"
 
 #define ESA_MASK_FORMAT_VERSION 1
-#define ESA_MAX_CELL_AXIS       65535 /* largest L, T, G and number of branches a file may claim */
+#define ESA_MAX_CELL_AXIS       65535 /* largest L, T, G and number of branches in a file */
 #define ESA_MAX_BUDGETS         16
 
-/* Writes format, version and all fields but budgets, file_bytes and the stored_* counts (which
- * tensors carry). */
+/* Writes format, version and all fields except budgets, file_bytes and the stored_* counts, which
+ * follow from the tensors. */
 esa_status esa_run_write(esa_tensors_writer *writer, const esa_mask_file_info *info,
                          const char *format);
-/* Reads and checks them; format names the kind that is expected, and a file of another kind is
- * refused saying what it is. The layout comes back resolved and fits Nq and Nk. */
+/* Reads and checks them. A file of another format is refused with a message that says what it is.
+ * The layout is resolved and fits Nq and Nk. */
 esa_status esa_run_read(esa_ctx *ctx, esa_mask_file_info *info, const esa_tensors *file,
                         const char *format);
-/* ESA_OK if two descriptions are of the same run settings (all but prompts); else ESA_ERR_MISMATCH
- * with both sides named. */
+/* ESA_OK if both runs have the same settings (prompts may differ). Else ESA_ERR_MISMATCH with a
+ * message that names both. */
 esa_status esa_run_same(esa_ctx *ctx, const esa_mask_file_info *a, const char *name_a,
                         const esa_mask_file_info *b, const char *name_b);
 
-/* 1 if masks and sums of two resolved layouts may stand for each other: esa_layout_same, and the
- * same frames protected (which forces blocks in every order, also where it moves no token). */
+/* 1 if masks and sums of one resolved layout fit the other: esa_layout_same and the same protected
+ * frames, which force blocks even where they move no token. */
 int32_t esa_run_layout_same(const esa_layout *a, const esa_layout *b);
 
-/* ESA_OK if what a caller says of the layout is what the file (f, name) says; what it leaves open
- * is the file's. */
+/* ESA_OK if the layout a caller gives matches the file (f, name). Fields the caller leaves open
+ * match. */
 esa_status esa_run_check_layout(esa_ctx *ctx, const esa_mask_file_info *f, const char *name,
                                 const esa_layout *given, const char *who);
 
-/* Warm-up steps: ceil(frac * steps - 1e-9), within 0 .. steps. */
+/* Number of warm-up steps: ceil(frac * steps - 1e-9), within 0 .. steps. */
 int32_t esa_warmup_steps(double frac, int32_t steps);
 /* Step group of step i: floor(i * groups / steps). */
 static inline int32_t esa_step_group(int32_t i, int32_t groups, int32_t steps)
 {
     return (int32_t)((int64_t)i * groups / steps);
 }
-/* "N=32760 (grid 21x30x52), 12 heads, 30 layers, 50 steps" for sentences; negative layers or steps
- * are left out. */
+/* Text for messages. */
 typedef struct esa_run_text {
     char text[224];
 } esa_run_text;
-/* "grid 21x30x52, order tile3d 2x8x8, text 0 + 512, frame 0 protected", and the keys' side where it
- * differs. */
+/* esa_run_describe_layout: "grid 21x30x52, order tile3d 2x8x8, text 0 + 512, frame 0 protected",
+ * and the key side if it differs. esa_run_describe: "N=32760 (grid 21x30x52), 12 heads, 30 layers,
+ * 50 steps", without negative layers or steps. */
 esa_run_text esa_run_describe_layout(const esa_layout *y);
 esa_run_text esa_run_describe(int64_t Nq, int64_t Nk, const int32_t grid_q[3], int64_t H,
                               int32_t layers, int32_t steps);
