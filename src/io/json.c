@@ -40,11 +40,11 @@ int esa_json_take(esa_json *json, char c)
 {
     if (esa_json_peek(json) != (unsigned char)c) {
         switch (c) {
-        case '{': return fail(json, "an object was expected");
-        case '[': return fail(json, "an array was expected");
-        case ':': return fail(json, "a ':' was expected");
-        case ']': return fail(json, "a ']' was expected");
-        default: return fail(json, "other punctuation was expected");
+        case '{': return fail(json, "expected an object");
+        case '[': return fail(json, "expected an array");
+        case ':': return fail(json, "expected a ':'");
+        case ']': return fail(json, "expected a ']'");
+        default: return fail(json, "expected other punctuation");
         }
     }
     json->at++;
@@ -63,8 +63,8 @@ int esa_json_next(esa_json *json, char close)
         return 0;
     }
     fail(json, c < 0          ? "the text ends too early"
-               : close == '}' ? "a ',' or '}' was expected"
-                              : "a ',' or ']' was expected");
+               : close == '}' ? "expected a ',' or '}'"
+                              : "expected a ',' or ']'");
     return -1;
 }
 
@@ -110,7 +110,7 @@ static char *put_utf8(char *out, int32_t c)
 static char *unescape(esa_json *json, char *out)
 {
     if (json->at >= json->end) {
-        fail(json, "a string does not end");
+        fail(json, "a string has no end");
         return NULL;
     }
     const char c = *json->at++;
@@ -128,7 +128,7 @@ static char *unescape(esa_json *json, char *out)
     }
     int32_t u = hex4(json->at, json->end);
     if (u < 0) {
-        fail(json, "a \\u escape lacks its four hex digits");
+        fail(json, "a \\u escape has no four hex digits");
         return NULL;
     }
     json->at += 4;
@@ -157,14 +157,14 @@ static char *unescape(esa_json *json, char *out)
 const char *esa_json_string(esa_json *json)
 {
     if (esa_json_peek(json) != '"') {
-        fail(json, "a string was expected");
+        fail(json, "expected a string");
         return NULL;
     }
     json->at++;
     char *const text = json->strings, *out = text;
     for (;;) {
         if (json->at >= json->end) {
-            fail(json, "a string does not end");
+            fail(json, "a string has no end");
             return NULL;
         }
         const unsigned char c = (unsigned char)*json->at;
@@ -196,7 +196,7 @@ int esa_json_integer(esa_json *json, int64_t *value)
 {
     const int c = esa_json_peek(json);
     if (c == '-') return fail(json, "a number is negative");
-    if (c < '0' || c > '9') return fail(json, "a number was expected");
+    if (c < '0' || c > '9') return fail(json, "expected a number");
     int64_t v = 0;
     const char *first = json->at;
     for (; json->at < json->end && *json->at >= '0' && *json->at <= '9'; json->at++) {

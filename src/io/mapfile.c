@@ -13,6 +13,22 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+static esa_status map_open(esa_ctx *ctx, esa_mapped *m, int fd, const char *label)
+{
+    struct stat st;
+    if (fstat(fd, &st) != 0)
+        return esa_fail(ctx, ESA_ERR_IO, "%.200s cannot be examined: %s", label, strerror(errno));
+    if (!S_ISREG(st.st_mode))
+        return esa_fail(ctx, ESA_ERR_IO, "%.200s is %s, expected a file", label,
+                        S_ISDIR(st.st_mode) ? "a folder" : "not a regular file");
+    if (st.st_size == 0) return ESA_OK;
+    void *bytes = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (bytes == MAP_FAILED)
+        return esa_fail(ctx, ESA_ERR_IO, "%.200s cannot be mapped: %s", label, strerror(errno));
+    *m = (esa_mapped){ bytes, st.st_size };
+    return ESA_OK;
+}
+
 esa_status esa_map_file(esa_ctx *ctx, esa_mapped *m, const char *path, const char *label)
 {
     *m = (esa_mapped){ NULL, 0 };
@@ -20,21 +36,7 @@ esa_status esa_map_file(esa_ctx *ctx, esa_mapped *m, const char *path, const cha
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return esa_fail(ctx, ESA_ERR_IO, "%.200s cannot be opened: %s", label, strerror(errno));
-    struct stat st;
-    esa_status status = ESA_OK;
-    if (fstat(fd, &st) != 0) {
-        status = esa_fail(ctx, ESA_ERR_IO, "%.200s cannot be examined: %s", label, strerror(errno));
-    } else if (!S_ISREG(st.st_mode)) {
-        status = esa_fail(ctx, ESA_ERR_IO, "%.200s is %s, a file was expected", label,
-                          S_ISDIR(st.st_mode) ? "a folder" : "not a regular file");
-    } else if (st.st_size > 0) {
-        void *bytes = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-        if (bytes == MAP_FAILED)
-            status = esa_fail(ctx, ESA_ERR_IO, "%.200s cannot be mapped: %s", label,
-                              strerror(errno));
-        else
-            *m = (esa_mapped){ bytes, st.st_size };
-    }
+    const esa_status status = map_open(ctx, m, fd, label);
     close(fd);
     return status;
 }

@@ -18,12 +18,18 @@
 #include <time.h>
 #include <unistd.h>
 #include "base/rng.h"
+#include "base/status.h"
 
 #ifndef PATH_MAX
 #define PATH_MAX 4096
 #endif
 /* Longest name of a target that is part of its temporary name, which needs 13 more bytes of 255. */
 #define LONGEST_NAME 240
+
+static esa_status cannot_write(esa_ctx *ctx, const char *path, int why)
+{
+    return esa_fail(ctx, ESA_ERR_IO, "%.200s cannot be written: %s", path, strerror(why));
+}
 
 void esa_outfile_discard(esa_outfile *out)
 {
@@ -52,7 +58,7 @@ static esa_status create_temp(esa_ctx *ctx, esa_outfile *out)
         if (out->fd >= 0) return ESA_OK;
         if (errno != EEXIST) break;
     }
-    return esa_fail(ctx, ESA_ERR_IO, "%.200s cannot be written: %s", out->path, strerror(errno));
+    return cannot_write(ctx, out->path, errno);
 }
 
 /* Follows the links at path and writes the result to end; path itself if it is not a link. The last
@@ -81,8 +87,8 @@ static esa_status follow_links(esa_ctx *ctx, char end[PATH_MAX], const char *pat
             }
             if (strncmp(folder, "/proc/", 6) == 0)
                 return esa_fail(ctx, ESA_ERR_IO,
-                                "%.200s stands for a file that is open elsewhere, it cannot be "
-                                "replaced: give the file's own name",
+                                "%.200s refers to an open file and cannot be replaced: give the "
+                                "name of the file itself",
                                 path);
             const int room = target[0] == '/' ? snprintf(end, PATH_MAX, "%s", target)
                                               : snprintf(end, PATH_MAX, "%s/%s", folder, target);
@@ -93,7 +99,22 @@ static esa_status follow_links(esa_ctx *ctx, char end[PATH_MAX], const char *pat
             why = ELOOP;
         }
     }
-    return esa_fail(ctx, ESA_ERR_IO, "%.200s cannot be written: %s", path, strerror(why));
+    return cannot_write(ctx, path, why);
+}
+
+/* Allocates the buffers and creates the temporary file. end: path with its links followed. */
+static esa_status open_temp(esa_ctx *ctx, esa_outfile *out, const char *path, const char *end)
+{
+    const int64_t n = (int64_t)strlen(end);
+    out->path_bytes = n + 1;
+    out->path = esa_mem_alloc(&ctx->mem, out->path_bytes);
+    out->temp_bytes = n + 24;
+    out->temp = esa_mem_alloc(&ctx->mem, out->temp_bytes);
+    out->buffer = esa_mem_alloc(&ctx->mem, ESA_OUTFILE_BUFFER);
+    if (!out->path || !out->temp || !out->buffer)
+        return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory while creating %.200s", path);
+    memcpy(out->path, end, (size_t)n + 1);
+    return create_temp(ctx, out);
 }
 
 esa_status esa_outfile_open(esa_ctx *ctx, esa_outfile *out, const char *path)
@@ -103,27 +124,22 @@ esa_status esa_outfile_open(esa_ctx *ctx, esa_outfile *out, const char *path)
     out->fd = -1;
     if (!path || !*path) return esa_fail(ctx, ESA_ERR_ARGUMENT, "no output file name was given");
     char end[PATH_MAX];
-    esa_status status = follow_links(ctx, end, path);
-    if (status != ESA_OK) return status;
+    ESA_TRY(follow_links(ctx, end, path));
     struct stat st;
     /* Never rename over a device node or a folder. */
     if (stat(end, &st) == 0 && !S_ISREG(st.st_mode))
-        return esa_fail(ctx, ESA_ERR_IO, "%.200s is %s, it cannot be replaced by a file", path,
+        return esa_fail(ctx, ESA_ERR_IO, "%.200s is %s and cannot be replaced by a file", path,
                         S_ISDIR(st.st_mode) ? "a folder" : "not a regular file");
-    const int64_t n = (int64_t)strlen(end);
-    out->path_bytes = n + 1;
-    out->path = esa_mem_alloc(&ctx->mem, out->path_bytes);
-    out->temp_bytes = n + 24;
-    out->temp = esa_mem_alloc(&ctx->mem, out->temp_bytes);
-    out->buffer = esa_mem_alloc(&ctx->mem, ESA_OUTFILE_BUFFER);
-    if (!out->path || !out->temp || !out->buffer) {
-        status = esa_fail(ctx, ESA_ERR_MEMORY, "out of memory while creating %.200s", path);
-    } else {
-        memcpy(out->path, end, (size_t)n + 1);
-        status = create_temp(ctx, out);
-    }
-    if (status != ESA_OK) esa_outfile_close(out);
+    const esa_status status = open_temp(ctx, out, path, end);
+    if (status) esa_outfile_close(out);
     return status;
+}
+
+static esa_status check_open(const esa_outfile *out)
+{
+    if (out->fd >= 0) return ESA_OK;
+    return esa_fail(out->ctx, ESA_ERR_STATE, "%.200s is no longer being written",
+                    out->path ? out->path : "the file");
 }
 
 static esa_status put(esa_outfile *out, const uint8_t *data, int64_t bytes)
@@ -149,14 +165,11 @@ static esa_status flush(esa_outfile *out)
 
 esa_status esa_outfile_write(esa_outfile *out, const void *data, int64_t bytes)
 {
-    if (out->fd < 0)
-        return esa_fail(out->ctx, ESA_ERR_STATE, "%.200s is no longer being written",
-                        out->path ? out->path : "the file");
+    ESA_TRY(check_open(out));
     const uint8_t *from = data;
     out->written += bytes;
     if (bytes > ESA_OUTFILE_BUFFER - out->fill) {
-        const esa_status status = flush(out);
-        if (status != ESA_OK) return status;
+        ESA_TRY(flush(out));
         if (bytes >= ESA_OUTFILE_BUFFER) return put(out, from, bytes);
     }
     if (bytes > 0) memcpy(out->buffer + out->fill, from, (size_t)bytes);
@@ -166,11 +179,8 @@ esa_status esa_outfile_write(esa_outfile *out, const void *data, int64_t bytes)
 
 esa_status esa_outfile_put(esa_outfile *out, int64_t at, const void *data, int64_t bytes)
 {
-    if (out->fd < 0)
-        return esa_fail(out->ctx, ESA_ERR_STATE, "%.200s is no longer being written",
-                        out->path ? out->path : "the file");
-    const esa_status status = flush(out);
-    if (status != ESA_OK) return status;
+    ESA_TRY(check_open(out));
+    ESA_TRY(flush(out));
     const uint8_t *from = data;
     out->written += bytes;
     while (bytes > 0) {
@@ -198,16 +208,17 @@ static void sync_folder(const esa_outfile *out)
     close(fd);
 }
 
+static esa_status flush_and_sync(esa_outfile *out)
+{
+    ESA_TRY(flush(out));
+    return fsync(out->fd) == 0 ? ESA_OK : cannot_write(out->ctx, out->path, errno);
+}
+
 esa_status esa_outfile_commit(esa_outfile *out)
 {
-    if (out->fd < 0)
-        return esa_fail(out->ctx, ESA_ERR_STATE, "%.200s is no longer being written",
-                        out->path ? out->path : "the file");
-    esa_status status = flush(out);
-    if (status == ESA_OK && fsync(out->fd) != 0)
-        status = esa_fail(out->ctx, ESA_ERR_IO, "%.200s cannot be written: %s", out->path,
-                          strerror(errno));
-    if (status != ESA_OK) {
+    ESA_TRY(check_open(out));
+    const esa_status status = flush_and_sync(out);
+    if (status) {
         esa_outfile_discard(out);
         return status;
     }
@@ -215,14 +226,13 @@ esa_status esa_outfile_commit(esa_outfile *out)
     out->fd = -1;
     if (closed != 0) {
         unlink(out->temp);
-        return esa_fail(out->ctx, ESA_ERR_IO, "%.200s cannot be written: %s", out->path,
-                        strerror(why));
+        return cannot_write(out->ctx, out->path, why);
     }
     if (rename(out->temp, out->path) != 0) {
-        status = esa_fail(out->ctx, ESA_ERR_IO, "%.200s cannot be put in place: %s", out->path,
-                          strerror(errno));
+        const int reason = errno;
         unlink(out->temp);
-        return status;
+        return esa_fail(out->ctx, ESA_ERR_IO, "%.200s cannot be renamed into place: %s", out->path,
+                        strerror(reason));
     }
     sync_folder(out);
     return ESA_OK;

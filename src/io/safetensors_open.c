@@ -4,6 +4,7 @@
 #include "io/safetensors.h"
 
 #include <string.h>
+#include "base/status.h"
 #include "io/mapfile.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
@@ -31,18 +32,16 @@ static esa_status make(esa_ctx *ctx, esa_tensors **file, const char *label)
     return ESA_OK;
 }
 
-static esa_status map(esa_ctx *ctx, esa_tensors *f, const char *path)
+static esa_status map_and_parse(esa_ctx *ctx, esa_tensors *f, const char *path)
 {
     esa_mapped m;
-    const esa_status status = esa_map_file(ctx, &m, path, f->label);
-    if (status != ESA_OK) return status;
+    ESA_TRY(esa_map_file(ctx, &m, path, f->label));
     if (!m.bytes)
-        return esa_fail(ctx, ESA_ERR_FORMAT, "%s is empty, a safetensors file was expected",
-                        f->label);
+        return esa_fail(ctx, ESA_ERR_FORMAT, "%s is empty, expected a safetensors file", f->label);
     f->bytes = m.bytes;
     f->size = m.size;
     f->mapped = 1;
-    return ESA_OK;
+    return esa_st_parse(f);
 }
 
 esa_status esa_st_open(esa_ctx *ctx, esa_tensors **file, const char *path)
@@ -50,16 +49,13 @@ esa_status esa_st_open(esa_ctx *ctx, esa_tensors **file, const char *path)
     *file = NULL;
     if (!path || !*path) return esa_fail(ctx, ESA_ERR_ARGUMENT, "no file name was given");
     esa_tensors *f = NULL;
-    esa_status status = make(ctx, &f, path);
-    if (status != ESA_OK) return status;
-    status = map(ctx, f, path);
-    if (status == ESA_OK) status = esa_st_parse(f);
-    if (status != ESA_OK) {
+    ESA_TRY(make(ctx, &f, path));
+    const esa_status status = map_and_parse(ctx, f, path);
+    if (status)
         esa_st_close(f);
-        return status;
-    }
-    *file = f;
-    return ESA_OK;
+    else
+        *file = f;
+    return status;
 }
 
 esa_status esa_st_open_memory(esa_ctx *ctx, esa_tensors **file, const void *bytes, int64_t size)
@@ -69,17 +65,15 @@ esa_status esa_st_open_memory(esa_ctx *ctx, esa_tensors **file, const void *byte
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "bytes is NULL or size is negative (%lld)",
                         (long long)size);
     esa_tensors *f = NULL;
-    esa_status status = make(ctx, &f, "the file in memory");
-    if (status != ESA_OK) return status;
+    ESA_TRY(make(ctx, &f, "the file in memory"));
     f->bytes = bytes;
     f->size = size;
-    status = esa_st_parse(f);
-    if (status != ESA_OK) {
+    const esa_status status = esa_st_parse(f);
+    if (status)
         esa_st_close(f);
-        return status;
-    }
-    *file = f;
-    return ESA_OK;
+    else
+        *file = f;
+    return status;
 }
 
 void esa_st_close(esa_tensors *file)

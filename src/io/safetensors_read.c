@@ -9,6 +9,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include "base/status.h"
 #include "io/json.h"
 
 static const struct {
@@ -182,9 +183,8 @@ static esa_status parse_entry(esa_tensors *file, esa_json *json, esa_st_entry *e
             if (!which || (seen & which))
                 return esa_fail(file->ctx, ESA_ERR_FORMAT, "%s: tensor '%s' has %s key '%s'",
                                 file->label, esa_quote(e->name).text,
-                                which ? "twice the" : "an unknown", esa_quote(key).text);
+                                which ? "a second" : "an unknown", esa_quote(key).text);
             seen |= which;
-            esa_status status = ESA_OK;
             if (which == DTYPE) {
                 const char *name = esa_json_string(json);
                 if (!name) return bad_json(file, json);
@@ -195,14 +195,13 @@ static esa_status parse_entry(esa_tensors *file, esa_json *json, esa_st_entry *e
                         "%s: tensor '%s' has dtype '%s', which this library does not know",
                         file->label, esa_quote(e->name).text, esa_quote(name).text);
             } else {
-                status = which == SHAPE ? parse_shape(file, json, e) : parse_offsets(file, json, e);
+                ESA_TRY(which == SHAPE ? parse_shape(file, json, e) : parse_offsets(file, json, e));
             }
-            if (status != ESA_OK) return status;
             more = esa_json_next(json, '}');
             if (more < 0) return bad_json(file, json);
         }
     if (seen != (DTYPE | SHAPE | OFFSETS))
-        return esa_fail(file->ctx, ESA_ERR_FORMAT, "%s: tensor '%s' lacks its %s", file->label,
+        return esa_fail(file->ctx, ESA_ERR_FORMAT, "%s: tensor '%s' has no %s", file->label,
                         esa_quote(e->name).text,
                         !(seen & DTYPE)   ? "dtype"
                         : !(seen & SHAPE) ? "shape"
@@ -237,12 +236,12 @@ static esa_status check_entries(esa_tensors *file, int64_t data_bytes)
         if (e->begin > e->end || e->end > data_bytes)
             return esa_fail(
                 file->ctx, ESA_ERR_FORMAT,
-                "%s: tensor '%s' claims bytes %lld to %lld, the file has %lld bytes of data",
+                "%s: tensor '%s' claims bytes %lld to %lld, but the file has %lld bytes of data",
                 file->label, esa_quote(e->name).text, (long long)e->begin, (long long)e->end,
                 (long long)data_bytes);
         if (bytes < 0 || bytes != e->end - e->begin)
             return esa_fail(file->ctx, ESA_ERR_FORMAT,
-                            "%s: tensor '%s' has %lld bytes, its dtype and shape need %s%lld",
+                            "%s: tensor '%s' has %lld bytes, but its dtype and shape need %s%lld",
                             file->label, esa_quote(e->name).text, (long long)(e->end - e->begin),
                             bytes < 0 ? "more than " : "",
                             (long long)(bytes < 0 ? INT64_MAX : bytes));
@@ -257,14 +256,14 @@ static esa_status check_entries(esa_tensors *file, int64_t data_bytes)
                             esa_quote(e->name).text);
         if (e->begin > at)
             return esa_fail(file->ctx, ESA_ERR_FORMAT,
-                            "%s: no tensor owns bytes %lld to %lld of the data (before '%s')",
+                            "%s: bytes %lld to %lld of the data (before '%s') belong to no tensor",
                             file->label, (long long)at, (long long)e->begin,
                             esa_quote(e->name).text);
         at = e->end;
     }
     if (at != data_bytes)
         return esa_fail(file->ctx, ESA_ERR_FORMAT,
-                        "%s: the tensors end at byte %lld of the data, the file has %lld",
+                        "%s: the tensors end at byte %lld of the data, but the file has %lld",
                         file->label, (long long)at, (long long)data_bytes);
 
     file->by_name = esa_mem_alloc(&file->mem,
@@ -274,13 +273,13 @@ static esa_status check_entries(esa_tensors *file, int64_t data_bytes)
     if (file->count) qsort(file->by_name, (size_t)file->count, sizeof *file->by_name, by_name);
     for (int64_t i = 1; i < file->count; i++)
         if (strcmp(file->by_name[i - 1]->name, file->by_name[i]->name) == 0)
-            return esa_fail(file->ctx, ESA_ERR_FORMAT, "%s: tensor '%s' comes twice", file->label,
+            return esa_fail(file->ctx, ESA_ERR_FORMAT, "%s: tensor '%s' appears twice", file->label,
                             esa_quote(file->by_name[i]->name).text);
     if (file->pair_count) qsort(file->pair, (size_t)file->pair_count, sizeof *file->pair, by_key);
     for (int64_t i = 1; i < file->pair_count; i++)
         if (strcmp(file->pair[i - 1].key, file->pair[i].key) == 0)
-            return esa_fail(file->ctx, ESA_ERR_FORMAT, "%s: metadata '%s' comes twice", file->label,
-                            esa_quote(file->pair[i].key).text);
+            return esa_fail(file->ctx, ESA_ERR_FORMAT, "%s: metadata '%s' appears twice",
+                            file->label, esa_quote(file->pair[i].key).text);
     return ESA_OK;
 }
 
@@ -310,17 +309,17 @@ esa_status esa_st_parse(esa_tensors *file)
     if (file->size < 8 || length > (uint64_t)ESA_ST_MAX_HEADER ||
         (int64_t)length > file->size - 8 || length < 2 || file->bytes[8] != '{') {
         if (other)
-            return esa_fail(file->ctx, ESA_ERR_FORMAT, "%s is %s, a safetensors file was expected",
+            return esa_fail(file->ctx, ESA_ERR_FORMAT, "%s is %s, expected a safetensors file",
                             file->label, other);
         if (length <= (uint64_t)ESA_ST_MAX_HEADER && (int64_t)length > file->size - 8)
-            return esa_fail(
-                file->ctx, ESA_ERR_FORMAT,
-                "%s: the header claims %llu bytes, the file has %lld: not safetensors, or cut off",
-                file->label, (unsigned long long)length, (long long)(file->size - 8));
+            return esa_fail(file->ctx, ESA_ERR_FORMAT,
+                            "%s: the header claims %llu bytes, but the file has %lld: not "
+                            "safetensors, or truncated",
+                            file->label, (unsigned long long)length, (long long)(file->size - 8));
         if (length > (uint64_t)ESA_ST_MAX_HEADER)
             return esa_fail(file->ctx, ESA_ERR_FORMAT,
                             "%s: not a safetensors file: its first 8 bytes give a header of %llu "
-                            "bytes, at most %lld are allowed",
+                            "bytes, expected at most %lld",
                             file->label, (unsigned long long)length, (long long)ESA_ST_MAX_HEADER);
         return esa_fail(file->ctx, ESA_ERR_FORMAT,
                         "%s: not a safetensors file: the header does not start with '{'",
@@ -341,12 +340,11 @@ esa_status esa_st_parse(esa_tensors *file)
         for (int more = 1; more;) {
             const char *name = esa_json_string(&json);
             if (!name || !esa_json_take(&json, ':')) return bad_json(file, &json);
-            esa_status status;
             if (strcmp(name, "__metadata__") == 0) {
                 if (metadata++)
-                    return esa_fail(file->ctx, ESA_ERR_FORMAT, "%s: __metadata__ comes twice",
+                    return esa_fail(file->ctx, ESA_ERR_FORMAT, "%s: __metadata__ appears twice",
                                     file->label);
-                status = parse_metadata(file, &json);
+                ESA_TRY(parse_metadata(file, &json));
             } else {
                 void *array = grow(file, file->entry, file->count, &file->entry_cap,
                                    (int64_t)sizeof *file->entry);
@@ -356,10 +354,9 @@ esa_status esa_st_parse(esa_tensors *file)
                 memset(e, 0, sizeof *e);
                 e->name = name;
                 e->order = file->count;
-                status = parse_entry(file, &json, e);
-                if (status == ESA_OK) file->count++;
+                ESA_TRY(parse_entry(file, &json, e));
+                file->count++;
             }
-            if (status != ESA_OK) return status;
             more = esa_json_next(&json, '}');
             if (more < 0) return bad_json(file, &json);
         }

@@ -5,6 +5,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include "base/status.h"
 #include "io/json.h"
 #include "io/outfile.h"
 
@@ -146,22 +147,31 @@ esa_status esa_st_writer_open(esa_ctx *ctx, esa_tensors_writer **writer, const c
     w->ctx = ctx;
     w->mem = ctx->mem;
     const esa_status status = esa_outfile_open(ctx, &w->out, path);
-    if (status != ESA_OK) {
+    if (status)
         esa_mem_free(&ctx->mem, w, (int64_t)sizeof *w);
-        return status;
-    }
-    *writer = w;
+    else
+        *writer = w;
+    return status;
+}
+
+/* Fails if an earlier write failed or the file is finished. */
+static esa_status check_open(const esa_tensors_writer *w)
+{
+    if (w->state == FAILED)
+        return esa_fail(w->ctx, w->failure, "%.200s was abandoned because an earlier write failed",
+                        w->out.path);
+    if (w->state == FINISHED)
+        return esa_fail(w->ctx, ESA_ERR_STATE, "%.200s is already finished", w->out.path);
     return ESA_OK;
 }
 
 static esa_status check_name(esa_tensors_writer *w, const char *what, const char *name)
 {
-    if (w->state == FAILED)
-        return esa_fail(w->ctx, w->failure, "%.200s could not be written earlier and was given up",
-                        w->out.path);
+    if (w->state == FAILED) return check_open(w);
     if (w->state != DECLARING)
         return esa_fail(w->ctx, ESA_ERR_STATE,
-                        "%.200s: everything must be declared before the first data", w->out.path);
+                        "%.200s: everything must be declared before the first data is written",
+                        w->out.path);
     if (!name || !*name)
         return esa_fail(w->ctx, ESA_ERR_ARGUMENT, "%.200s: a %s has no name", w->out.path, what);
     if (!is_utf8(name))
@@ -172,8 +182,7 @@ static esa_status check_name(esa_tensors_writer *w, const char *what, const char
 
 esa_status esa_st_writer_metadata(esa_tensors_writer *w, const char *key, const char *value)
 {
-    esa_status status = check_name(w, "metadata", key);
-    if (status != ESA_OK) return status;
+    ESA_TRY(check_name(w, "metadata", key));
     if (!value || !is_utf8(value))
         return esa_fail(w->ctx, ESA_ERR_ARGUMENT, "%.200s: the value of metadata '%s' is %s",
                         w->out.path, esa_quote(key).text, value ? "not UTF-8" : "NULL");
@@ -200,8 +209,7 @@ esa_status esa_st_writer_metadata(esa_tensors_writer *w, const char *key, const 
 esa_status esa_st_writer_declare(esa_tensors_writer *w, const char *name, int32_t dtype,
                                  int32_t rank, const int64_t *dim)
 {
-    esa_status status = check_name(w, "tensor", name);
-    if (status != ESA_OK) return status;
+    ESA_TRY(check_name(w, "tensor", name));
     if (strcmp(name, "__metadata__") == 0)
         return esa_fail(w->ctx, ESA_ERR_ARGUMENT, "%.200s: a tensor cannot be named __metadata__",
                         w->out.path);
@@ -210,8 +218,8 @@ esa_status esa_st_writer_declare(esa_tensors_writer *w, const char *name, int32_
                         w->out.path, esa_quote(name).text, dtype);
     if (rank < 0 || rank > ESA_FILE_MAX_RANK || (rank && !dim))
         return esa_fail(w->ctx, ESA_ERR_ARGUMENT,
-                        "%.200s: tensor '%s' has rank %d, 0 to %d dimensions are allowed",
-                        w->out.path, esa_quote(name).text, rank, ESA_FILE_MAX_RANK);
+                        "%.200s: tensor '%s' has rank %d, expected 0 to %d", w->out.path,
+                        esa_quote(name).text, rank, ESA_FILE_MAX_RANK);
     const int64_t bytes = esa_file_bytes(dtype, rank, dim), end = esa_size_add(w->total, bytes);
     if (bytes < 0 || end < 0)
         return esa_fail(w->ctx, ESA_ERR_ARGUMENT,
@@ -259,24 +267,24 @@ static esa_status write_header(esa_tensors_writer *w)
     const int64_t total = length + pad;
     if (total > ESA_ST_MAX_HEADER)
         return esa_fail(w->ctx, ESA_ERR_ARGUMENT,
-                        "%.200s: the header would have %lld bytes, at most %lld are allowed",
+                        "%.200s: the header would have %lld bytes, expected at most %lld",
                         w->out.path, (long long)total, (long long)ESA_ST_MAX_HEADER);
     uint8_t prefix[8];
     for (int i = 0; i < 8; i++) prefix[i] = (uint8_t)((uint64_t)total >> (8 * i));
-    esa_status status = esa_outfile_write(&w->out, prefix, 8);
-    if (status == ESA_OK)
-        status = esa_outfile_write(&w->out, has_metadata ? open_metadata : "{",
-                                   has_metadata ? (int64_t)sizeof open_metadata - 1 : 1);
-    if (status == ESA_OK && has_metadata) {
-        status = esa_outfile_write(&w->out, w->metadata.at, w->metadata.used);
-        if (status == ESA_OK) status = esa_outfile_write(&w->out, "},", w->tensors.used ? 2 : 1);
+    ESA_TRY(esa_outfile_write(&w->out, prefix, 8));
+    if (has_metadata) {
+        ESA_TRY(esa_outfile_write(&w->out, open_metadata, (int64_t)sizeof open_metadata - 1));
+        ESA_TRY(esa_outfile_write(&w->out, w->metadata.at, w->metadata.used));
+        ESA_TRY(esa_outfile_write(&w->out, "},", w->tensors.used ? 2 : 1));
+    } else {
+        ESA_TRY(esa_outfile_write(&w->out, "{", 1));
     }
-    if (status == ESA_OK) status = esa_outfile_write(&w->out, w->tensors.at, w->tensors.used);
-    if (status == ESA_OK) status = esa_outfile_write(&w->out, "}", 1);
-    if (status == ESA_OK) status = esa_outfile_write(&w->out, spaces, pad);
+    ESA_TRY(esa_outfile_write(&w->out, w->tensors.at, w->tensors.used));
+    ESA_TRY(esa_outfile_write(&w->out, "}", 1));
+    ESA_TRY(esa_outfile_write(&w->out, spaces, pad));
     w->header = 8 + total;
     w->state = WRITING;
-    return status;
+    return ESA_OK;
 }
 
 /* Abandons the file after a failed write and frees its disk space at once. */
@@ -288,13 +296,15 @@ static esa_status give_up(esa_tensors_writer *w, esa_status status)
     return status;
 }
 
+static esa_status append(esa_tensors_writer *w, const void *data, int64_t bytes)
+{
+    if (w->state == DECLARING) ESA_TRY(write_header(w));
+    return esa_outfile_write(&w->out, data, bytes);
+}
+
 esa_status esa_st_writer_data(esa_tensors_writer *w, const void *data, int64_t bytes)
 {
-    if (w->state == FAILED)
-        return esa_fail(w->ctx, w->failure, "%.200s could not be written earlier and was given up",
-                        w->out.path);
-    if (w->state == FINISHED)
-        return esa_fail(w->ctx, ESA_ERR_STATE, "%.200s is already finished", w->out.path);
+    ESA_TRY(check_open(w));
     if (bytes < 0 || (bytes && !data))
         return esa_fail(w->ctx, ESA_ERR_ARGUMENT,
                         "%.200s: data is NULL or its size is negative (%lld)", w->out.path,
@@ -302,48 +312,47 @@ esa_status esa_st_writer_data(esa_tensors_writer *w, const void *data, int64_t b
     const int64_t done = w->state == WRITING ? w->out.written - w->header : 0;
     if (bytes > w->total - done)
         return esa_fail(w->ctx, ESA_ERR_ARGUMENT,
-                        "%.200s: %lld bytes of data were declared, %lld would be written",
+                        "%.200s: %lld bytes of data were declared, but %lld would be written",
                         w->out.path, (long long)w->total, (long long)(done + bytes));
-    esa_status status = w->state == DECLARING ? write_header(w) : ESA_OK;
-    if (status == ESA_OK) status = esa_outfile_write(&w->out, data, bytes);
-    return status == ESA_OK ? ESA_OK : give_up(w, status);
+    const esa_status status = append(w, data, bytes);
+    return status ? give_up(w, status) : ESA_OK;
+}
+
+static esa_status place(esa_tensors_writer *w, int64_t at, const void *data, int64_t bytes)
+{
+    if (w->state == DECLARING) ESA_TRY(write_header(w));
+    return esa_outfile_put(&w->out, w->header + at, data, bytes);
 }
 
 esa_status esa_st_writer_put(esa_tensors_writer *w, int64_t tensor, int64_t offset,
                              const void *data, int64_t bytes)
 {
-    if (w->state == FAILED)
-        return esa_fail(w->ctx, w->failure, "%.200s could not be written earlier and was given up",
-                        w->out.path);
-    if (w->state == FINISHED)
-        return esa_fail(w->ctx, ESA_ERR_STATE, "%.200s is already finished", w->out.path);
+    ESA_TRY(check_open(w));
     const int64_t begin = tensor > 0 && tensor < w->tensor_count ? w->end[tensor - 1] : 0;
     if (tensor < 0 || tensor >= w->tensor_count || offset < 0 || bytes < 0 ||
         bytes > w->end[tensor] - begin - offset)
-        return esa_fail(w->ctx, ESA_ERR_INTERNAL,
-                        "%.200s: bytes outside of tensor %lld were to be written", w->out.path,
-                        (long long)tensor);
-    esa_status status = w->state == DECLARING ? write_header(w) : ESA_OK;
-    if (status == ESA_OK)
-        status = esa_outfile_put(&w->out, w->header + begin + offset, data, bytes);
-    return status == ESA_OK ? ESA_OK : give_up(w, status);
+        return esa_fail(w->ctx, ESA_ERR_INTERNAL, "%.200s: a write goes outside of tensor %lld",
+                        w->out.path, (long long)tensor);
+    const esa_status status = place(w, begin + offset, data, bytes);
+    return status ? give_up(w, status) : ESA_OK;
+}
+
+static esa_status commit(esa_tensors_writer *w)
+{
+    if (w->state == DECLARING) ESA_TRY(write_header(w));
+    const int64_t done = w->out.written - w->header;
+    if (done != w->total)
+        return esa_fail(w->ctx, ESA_ERR_STATE,
+                        "%.200s: %lld bytes of data were declared, but only %lld were written",
+                        w->out.path, (long long)w->total, (long long)done);
+    return esa_outfile_commit(&w->out);
 }
 
 esa_status esa_st_writer_finish(esa_tensors_writer *w)
 {
-    if (w->state == FAILED)
-        return esa_fail(w->ctx, w->failure, "%.200s could not be written earlier and was given up",
-                        w->out.path);
-    if (w->state == FINISHED)
-        return esa_fail(w->ctx, ESA_ERR_STATE, "%.200s is already finished", w->out.path);
-    esa_status status = w->state == DECLARING ? write_header(w) : ESA_OK;
-    const int64_t done = w->out.written - w->header;
-    if (status == ESA_OK && done != w->total)
-        status = esa_fail(w->ctx, ESA_ERR_STATE,
-                          "%.200s: %lld bytes of data were declared, only %lld were written",
-                          w->out.path, (long long)w->total, (long long)done);
-    if (status == ESA_OK) status = esa_outfile_commit(&w->out);
-    if (status != ESA_OK) return give_up(w, status);
+    ESA_TRY(check_open(w));
+    const esa_status status = commit(w);
+    if (status) return give_up(w, status);
     w->state = FINISHED;
     return ESA_OK;
 }

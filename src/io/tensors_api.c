@@ -5,6 +5,7 @@
 
 #include <stddef.h>
 #include <string.h>
+#include "base/status.h"
 
 /* Bindings depend on this layout; a change here changes the ABI. */
 _Static_assert(sizeof(esa_tensor_info) == 16 + 8 * ESA_FILE_MAX_RANK + 8 + 2 * sizeof(void *) + 16,
@@ -15,9 +16,9 @@ _Static_assert(offsetof(esa_tensor_info, dim) == 16 && offsetof(esa_tensor_info,
 esa_status esa_tensors_open(esa_ctx *ctx, esa_tensors **file, const char *path)
 {
     if (file) *file = NULL;
-    esa_status status = esa_ctx_enter(ctx);
-    if (status != ESA_OK) return status;
-    status = file ? esa_st_open(ctx, file, path) : esa_fail(ctx, ESA_ERR_ARGUMENT, "file is NULL");
+    ESA_TRY(esa_ctx_enter(ctx));
+    const esa_status status = file ? esa_st_open(ctx, file, path)
+                                   : esa_fail(ctx, ESA_ERR_ARGUMENT, "file is NULL");
     esa_ctx_leave(ctx);
     return status;
 }
@@ -26,10 +27,9 @@ esa_status esa_tensors_open_memory(esa_ctx *ctx, esa_tensors **file, const void 
                                    int64_t size)
 {
     if (file) *file = NULL;
-    esa_status status = esa_ctx_enter(ctx);
-    if (status != ESA_OK) return status;
-    status = file ? esa_st_open_memory(ctx, file, bytes, size)
-                  : esa_fail(ctx, ESA_ERR_ARGUMENT, "file is NULL");
+    ESA_TRY(esa_ctx_enter(ctx));
+    const esa_status status = file ? esa_st_open_memory(ctx, file, bytes, size)
+                                   : esa_fail(ctx, ESA_ERR_ARGUMENT, "file is NULL");
     esa_ctx_leave(ctx);
     return status;
 }
@@ -54,33 +54,32 @@ esa_status esa_tensors_at(const esa_tensors *file, int64_t i, esa_tensor_info *i
 {
     if (!file || !info) return ESA_ERR_ARGUMENT;
     if (info->struct_size != sizeof *info) return ESA_ERR_VERSION;
-    const esa_status status = esa_ctx_enter(file->ctx);
-    if (status != ESA_OK) return status;
-    const int good = i >= 0 && i < file->count;
-    if (good)
+    ESA_TRY(esa_ctx_enter(file->ctx));
+    esa_status status = ESA_OK;
+    if (i >= 0 && i < file->count)
         fill_info(file, &file->entry[i], info);
     else
-        esa_fail(file->ctx, ESA_ERR_ARGUMENT,
-                 "%s: tensor number %lld was asked for, the file has %lld", file->label,
-                 (long long)i, (long long)file->count);
+        status = esa_fail(file->ctx, ESA_ERR_ARGUMENT,
+                          "%s: tensor number %lld was asked for, but the file has %lld tensors",
+                          file->label, (long long)i, (long long)file->count);
     esa_ctx_leave(file->ctx);
-    return good ? ESA_OK : ESA_ERR_ARGUMENT;
+    return status;
 }
 
 esa_status esa_tensors_find(const esa_tensors *file, const char *name, esa_tensor_info *info)
 {
     if (!file || !name || !info) return ESA_ERR_ARGUMENT;
     if (info->struct_size != sizeof *info) return ESA_ERR_VERSION;
-    const esa_status status = esa_ctx_enter(file->ctx);
-    if (status != ESA_OK) return status;
+    ESA_TRY(esa_ctx_enter(file->ctx));
+    esa_status status = ESA_OK;
     const esa_st_entry *e = esa_st_find(file, name);
     if (e)
         fill_info(file, e, info);
     else
-        esa_fail(file->ctx, ESA_ERR_ARGUMENT, "%s: there is no tensor '%s'", file->label,
-                 esa_quote(name).text);
+        status = esa_fail(file->ctx, ESA_ERR_ARGUMENT, "%s: there is no tensor '%s'", file->label,
+                          esa_quote(name).text);
     esa_ctx_leave(file->ctx);
-    return e ? ESA_OK : ESA_ERR_ARGUMENT;
+    return status;
 }
 
 const char *esa_tensors_metadata(const esa_tensors *file, const char *key)
@@ -102,10 +101,9 @@ esa_status esa_tensors_metadata_at(const esa_tensors *file, int64_t i, const cha
 esa_status esa_tensors_writer_create(esa_ctx *ctx, esa_tensors_writer **writer, const char *path)
 {
     if (writer) *writer = NULL;
-    esa_status status = esa_ctx_enter(ctx);
-    if (status != ESA_OK) return status;
-    status = writer ? esa_st_writer_open(ctx, writer, path)
-                    : esa_fail(ctx, ESA_ERR_ARGUMENT, "writer is NULL");
+    ESA_TRY(esa_ctx_enter(ctx));
+    const esa_status status = writer ? esa_st_writer_open(ctx, writer, path)
+                                     : esa_fail(ctx, ESA_ERR_ARGUMENT, "writer is NULL");
     esa_ctx_leave(ctx);
     return status;
 }
@@ -115,9 +113,8 @@ esa_status esa_tensors_writer_metadata(esa_tensors_writer *writer, const char *k
 {
     if (!writer) return ESA_ERR_ARGUMENT;
     esa_ctx *ctx = esa_st_writer_ctx(writer);
-    esa_status status = esa_ctx_enter(ctx);
-    if (status != ESA_OK) return status;
-    status = esa_st_writer_metadata(writer, key, value);
+    ESA_TRY(esa_ctx_enter(ctx));
+    const esa_status status = esa_st_writer_metadata(writer, key, value);
     esa_ctx_leave(ctx);
     return status;
 }
@@ -127,9 +124,8 @@ esa_status esa_tensors_writer_declare(esa_tensors_writer *writer, const char *na
 {
     if (!writer) return ESA_ERR_ARGUMENT;
     esa_ctx *ctx = esa_st_writer_ctx(writer);
-    esa_status status = esa_ctx_enter(ctx);
-    if (status != ESA_OK) return status;
-    status = esa_st_writer_declare(writer, name, dtype, rank, dim);
+    ESA_TRY(esa_ctx_enter(ctx));
+    const esa_status status = esa_st_writer_declare(writer, name, dtype, rank, dim);
     esa_ctx_leave(ctx);
     return status;
 }
@@ -138,9 +134,8 @@ esa_status esa_tensors_writer_data(esa_tensors_writer *writer, const void *data,
 {
     if (!writer) return ESA_ERR_ARGUMENT;
     esa_ctx *ctx = esa_st_writer_ctx(writer);
-    esa_status status = esa_ctx_enter(ctx);
-    if (status != ESA_OK) return status;
-    status = esa_st_writer_data(writer, data, bytes);
+    ESA_TRY(esa_ctx_enter(ctx));
+    const esa_status status = esa_st_writer_data(writer, data, bytes);
     esa_ctx_leave(ctx);
     return status;
 }
@@ -149,9 +144,8 @@ esa_status esa_tensors_writer_finish(esa_tensors_writer *writer)
 {
     if (!writer) return ESA_ERR_ARGUMENT;
     esa_ctx *ctx = esa_st_writer_ctx(writer);
-    esa_status status = esa_ctx_enter(ctx);
-    if (status != ESA_OK) return status;
-    status = esa_st_writer_finish(writer);
+    ESA_TRY(esa_ctx_enter(ctx));
+    const esa_status status = esa_st_writer_finish(writer);
     esa_ctx_leave(ctx);
     return status;
 }

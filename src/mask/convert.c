@@ -6,6 +6,7 @@
  * that names the row, the value and what was expected; the unfinished mask is freed. */
 #include <stdio.h>
 #include <string.h>
+#include "base/status.h"
 #include "mask/mask.h"
 
 /* In tokens. Far above any kernel's block, and low enough that no product overflows. */
@@ -26,7 +27,7 @@ static esa_status begin(esa_ctx *ctx, esa_mask **mask, const esa_mask_info *info
     if (!info) return esa_fail(ctx, ESA_ERR_ARGUMENT, "info is NULL, expected a mask description");
     if (info->struct_size != sizeof *info)
         return esa_fail(ctx, ESA_ERR_VERSION,
-                        "esa_mask_info has struct_size %u, this library knows %u",
+                        "esa_mask_info has struct_size %u, this library expects %u",
                         (unsigned)info->struct_size, (unsigned)sizeof *info);
     if (info->B < 1 || info->H < 1 || info->Nq < 1 || info->Nk < 1)
         return esa_fail(
@@ -38,19 +39,17 @@ static esa_status begin(esa_ctx *ctx, esa_mask **mask, const esa_mask_info *info
                         "mask of %dx%d blocks: each side must be 1..%d tokens", (int)info->block_q,
                         (int)info->block_k, MAX_BLOCK_SIZE);
     if (info->Nq > INT32_MAX || info->Nk > INT32_MAX)
-        return esa_fail(ctx, ESA_ERR_SHAPE, "mask of Nq=%lld Nk=%lld: sequences end at %d tokens",
+        return esa_fail(ctx, ESA_ERR_SHAPE, "mask of Nq=%lld Nk=%lld: at most %d tokens per side",
                         (long long)info->Nq, (long long)info->Nk, INT32_MAX);
     const int64_t nq = esa_ceil_div(info->Nq, info->block_q),
                   nk = esa_ceil_div(info->Nk, info->block_k);
     if (nq > ESA_MAX_BLOCKS || nk > ESA_MAX_BLOCKS)
         return esa_fail(ctx, ESA_ERR_SHAPE,
-                        "mask of %lld x %lld blocks: at most %d a side; use larger blocks",
+                        "mask of %lld x %lld blocks: at most %d per side; use larger blocks",
                         (long long)nq, (long long)nk, ESA_MAX_BLOCKS);
     esa_layout layout = info->layout, resolved;
     if (layout_is_blank(&layout)) layout = esa_layout_default();
-    const esa_status status = esa_layout_resolve(ctx, &resolved, &layout, info->Nq, info->Nk, -1,
-                                                 ESA_MODE_FIXED, 0);
-    if (status) return status;
+    ESA_TRY(esa_layout_resolve(ctx, &resolved, &layout, info->Nq, info->Nk, -1, ESA_MODE_FIXED, 0));
     *mask = esa_mask_new(&ctx->mem, info->B, info->H, info->Nq, info->Nk, nq, nk, info->block_q,
                          info->block_k);
     if (!*mask)
@@ -107,37 +106,48 @@ static esa_status from_lists(esa_ctx *ctx, esa_mask **mask, const esa_mask_info 
                              const int32_t *count, const int32_t *index, int64_t cap,
                              const char *count_name, const char *index_name)
 {
+    if (!mask || !count || !index)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is NULL",
+                        !mask    ? "mask"
+                        : !count ? count_name
+                                 : index_name);
     esa_mask *m = NULL;
-    esa_status status = begin(ctx, &m, info);
-    if (status) return status;
+    ESA_TRY(begin(ctx, &m, info));
     if (cap < 0) cap = m->nk; /* fa4: the pitch is nk */
-    status = copy_lists(ctx, m, count, index, cap, count_name, index_name);
-    if (status) {
+    const esa_status status = copy_lists(ctx, m, count, index, cap, count_name, index_name);
+    if (status)
         esa_mask_free(m);
-        return status;
+    else
+        *mask = m;
+    return status;
+}
+
+static esa_status check_bits(esa_ctx *ctx, const esa_mask *m, const uint8_t *bits)
+{
+    const int64_t rows = m->B * m->H * m->nq, pitch = esa_ceil_div(m->nk, 8);
+    const uint8_t beyond = m->nk % 8 ? (uint8_t)(0xff << (m->nk % 8)) : 0;
+    for (int64_t r = 0; r < rows; r++) {
+        const uint8_t byte = bits[r * pitch + pitch - 1];
+        char buf[80];
+        if (byte & beyond)
+            return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                            "bits at %s: last byte is 0x%02x, expected no bit at or above %lld",
+                            row_name(buf, m, r), (unsigned)byte, (long long)m->nk);
     }
-    *mask = m;
     return ESA_OK;
 }
 
 static esa_status from_bits(esa_ctx *ctx, esa_mask **mask, const esa_mask_info *info,
                             const uint8_t *bits)
 {
+    if (!mask || !bits)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is NULL", !mask ? "mask" : "bits");
     esa_mask *m = NULL;
-    const esa_status status = begin(ctx, &m, info);
-    if (status) return status;
-    const int64_t rows = m->B * m->H * m->nq, pitch = esa_ceil_div(m->nk, 8);
-    const uint8_t beyond = m->nk % 8 ? (uint8_t)(0xff << (m->nk % 8)) : 0;
-    for (int64_t r = 0; r < rows; r++) {
-        const uint8_t byte = bits[r * pitch + pitch - 1];
-        char buf[80];
-        if (!(byte & beyond)) continue;
-        const esa_status bad = esa_fail(
-            ctx, ESA_ERR_ARGUMENT,
-            "bits at %s: last byte is 0x%02x, expected no bit at or above %lld",
-            row_name(buf, m, r), (unsigned)byte, (long long)m->nk);
+    ESA_TRY(begin(ctx, &m, info));
+    const esa_status status = check_bits(ctx, m, bits);
+    if (status) {
         esa_mask_free(m);
-        return bad;
+        return status;
     }
     esa_mask_set_bits(m, bits);
     *mask = m;
@@ -148,19 +158,13 @@ esa_status esa_mask_from_lists(esa_ctx *ctx, esa_mask **mask, const esa_mask_inf
                                const int32_t *count, const int32_t *index, int64_t cap)
 {
     if (mask) *mask = NULL;
-    if (!ctx) return ESA_ERR_ARGUMENT;
-    esa_status status = esa_ctx_enter(ctx);
-    if (status) return status;
-    if (!mask || !count || !index)
-        status = esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is NULL",
-                          !mask    ? "mask"
-                          : !count ? "count"
-                                   : "index");
-    else if (cap < 0)
-        status = esa_fail(ctx, ESA_ERR_ARGUMENT,
-                          "cap is %lld, expected the pitch of index, 0 or more", (long long)cap);
-    else
-        status = from_lists(ctx, mask, info, count, index, cap, "count", "index");
+    ESA_TRY(esa_ctx_enter(ctx));
+    const esa_status status = cap < 0
+                                  ? esa_fail(ctx, ESA_ERR_ARGUMENT,
+                                             "cap is %lld, expected the pitch of index, 0 or more",
+                                             (long long)cap)
+                                  : from_lists(ctx, mask, info, count, index, cap, "count",
+                                               "index");
     esa_ctx_leave(ctx);
     return status;
 }
@@ -169,17 +173,9 @@ esa_status esa_mask_from_fa4(esa_ctx *ctx, esa_mask **mask, const esa_mask_info 
                              const int32_t *full_block_cnt, const int32_t *full_block_idx)
 {
     if (mask) *mask = NULL;
-    if (!ctx) return ESA_ERR_ARGUMENT;
-    esa_status status = esa_ctx_enter(ctx);
-    if (status) return status;
-    if (!mask || !full_block_cnt || !full_block_idx)
-        status = esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is NULL",
-                          !mask             ? "mask"
-                          : !full_block_cnt ? "full_block_cnt"
-                                            : "full_block_idx");
-    else
-        status = from_lists(ctx, mask, info, full_block_cnt, full_block_idx, -1, "full_block_cnt",
-                            "full_block_idx");
+    ESA_TRY(esa_ctx_enter(ctx));
+    const esa_status status = from_lists(ctx, mask, info, full_block_cnt, full_block_idx, -1,
+                                         "full_block_cnt", "full_block_idx");
     esa_ctx_leave(ctx);
     return status;
 }
@@ -188,13 +184,8 @@ esa_status esa_mask_from_bits(esa_ctx *ctx, esa_mask **mask, const esa_mask_info
                               const uint8_t *bits)
 {
     if (mask) *mask = NULL;
-    if (!ctx) return ESA_ERR_ARGUMENT;
-    esa_status status = esa_ctx_enter(ctx);
-    if (status) return status;
-    if (!mask || !bits)
-        status = esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is NULL", !mask ? "mask" : "bits");
-    else
-        status = from_bits(ctx, mask, info, bits);
+    ESA_TRY(esa_ctx_enter(ctx));
+    const esa_status status = from_bits(ctx, mask, info, bits);
     esa_ctx_leave(ctx);
     return status;
 }
@@ -218,9 +209,8 @@ esa_status esa_mask_to_lists(const esa_mask *mask, int32_t *count, int32_t *inde
     if (!mask || !count || !index || cap < 0) return ESA_ERR_ARGUMENT;
     if (!mask->filled) return ESA_ERR_STATE;
     const esa_mask *host;
-    esa_status status = esa_mask_on_host(&host, mask, &mask->mem);
-    if (status) return status;
-    status = write_lists(host, count, index, cap);
+    ESA_TRY(esa_mask_on_host(&host, mask, &mask->mem));
+    const esa_status status = write_lists(host, count, index, cap);
     if (host != mask) esa_mask_free((esa_mask *)host);
     return status;
 }
@@ -236,8 +226,7 @@ esa_status esa_mask_to_bits(const esa_mask *mask, uint8_t *bits)
     if (!mask || !bits) return ESA_ERR_ARGUMENT;
     if (!mask->filled) return ESA_ERR_STATE;
     const esa_mask *host;
-    const esa_status status = esa_mask_on_host(&host, mask, &mask->mem);
-    if (status) return status;
+    ESA_TRY(esa_mask_on_host(&host, mask, &mask->mem));
     const int64_t rows = mask->B * mask->H * mask->nq, pitch = esa_ceil_div(mask->nk, 8);
     memset(bits, 0, (size_t)(rows * pitch));
     for (int64_t r = 0; r < rows; r++)

@@ -1,6 +1,7 @@
 /* layout.c - layouts: defaults, checks, comparison. order.c makes the permutations.
  * SPDX-License-Identifier: Apache-2.0 */
 #include <string.h>
+#include "base/status.h"
 #include "mask/mask.h"
 
 esa_layout esa_layout_default(void)
@@ -59,7 +60,7 @@ static esa_status check_fields(esa_ctx *ctx, const esa_layout *in)
 {
     if (in->struct_size != sizeof *in)
         return esa_fail(ctx, ESA_ERR_VERSION,
-                        "esa_layout has struct_size %u, this library knows %u",
+                        "esa_layout has struct_size %u, this library expects %u",
                         (unsigned)in->struct_size, (unsigned)sizeof *in);
     if (in->order < ESA_ORDER_DEFAULT || in->order > ESA_ORDER_HILBERT)
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "order is %d, expected -1 (default) .. %d",
@@ -85,8 +86,7 @@ static esa_status check_fields(esa_ctx *ctx, const esa_layout *in)
 esa_status esa_layout_resolve(esa_ctx *ctx, esa_layout *out, const esa_layout *in, int64_t Nq,
                               int64_t Nk, int32_t selector, int32_t mode, int32_t causal)
 {
-    esa_status status = check_fields(ctx, in);
-    if (status) return status;
+    ESA_TRY(check_fields(ctx, in));
     esa_layout r = *in;
     const int32_t k_blank = !r.grid_k[0] && !r.grid_k[1] && !r.grid_k[2] && !r.text_front_k &&
                             !r.text_back_k;
@@ -98,9 +98,8 @@ esa_status esa_layout_resolve(esa_ctx *ctx, esa_layout *out, const esa_layout *i
         r.text_front_k = r.text_front_q;
         r.text_back_k = r.text_back_q;
     }
-    status = check_side(ctx, "q", r.grid_q, r.text_front_q, r.text_back_q, Nq);
-    if (!status) status = check_side(ctx, "k", r.grid_k, r.text_front_k, r.text_back_k, Nk);
-    if (status) return status;
+    ESA_TRY(check_side(ctx, "q", r.grid_q, r.text_front_q, r.text_back_q, Nq));
+    ESA_TRY(check_side(ctx, "k", r.grid_k, r.text_front_k, r.text_back_k, Nk));
 
     const int32_t grid_q = has_grid(r.grid_q), grid_k = has_grid(r.grid_k);
     if (compat_rf) {

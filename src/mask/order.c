@@ -5,6 +5,7 @@
  * order moves tokens only inside the segments [text front][frame 0 if protected][other frames]
  * [text back], so forced blocks (text, frame 0) follow from positions alone. One exception: tile in
  * compat mode moves the front text behind the video, because the original does. */
+#include "base/status.h"
 #include "mask/mask.h"
 
 /* Fills perm from front to back. */
@@ -126,8 +127,7 @@ static esa_status order_checked(esa_ctx *ctx, int32_t *perm, int64_t N, const es
     }
     for (int32_t i = 0; i < 3; i++) one.grid_k[i] = 0;
     one.text_front_k = one.text_back_k = 0;
-    const esa_status status = esa_layout_resolve(ctx, &resolved, &one, N, N, -1, mode, 0);
-    if (status) return status;
+    ESA_TRY(esa_layout_resolve(ctx, &resolved, &one, N, N, -1, mode, 0));
     esa_order_build(perm, N, &resolved, 0, mode);
     return ESA_OK;
 }
@@ -135,10 +135,8 @@ static esa_status order_checked(esa_ctx *ctx, int32_t *perm, int64_t N, const es
 esa_status esa_order(esa_ctx *ctx, int32_t *perm, int64_t N, const esa_layout *layout, int32_t side,
                      int32_t mode)
 {
-    if (!ctx) return ESA_ERR_ARGUMENT;
-    esa_status status = esa_ctx_enter(ctx);
-    if (status) return status;
-    status = order_checked(ctx, perm, N, layout, side, mode);
+    ESA_TRY(esa_ctx_enter(ctx));
+    const esa_status status = order_checked(ctx, perm, N, layout, side, mode);
     esa_ctx_leave(ctx);
     return status;
 }

@@ -10,6 +10,7 @@
 #include <string.h>
 #include "base/half.h"
 #include "base/pool.h"
+#include "base/status.h"
 #include "maskfile/recording.h"
 
 esa_mask_build esa_mask_build_default(void)
@@ -28,7 +29,7 @@ static esa_status read_build(esa_ctx *ctx, esa_mask_file_info *info, const esa_m
 {
     if (build->struct_size != sizeof *build)
         return esa_fail(ctx, ESA_ERR_VERSION,
-                        "esa_mask_build has struct_size %u, this library knows %u",
+                        "esa_mask_build has struct_size %u, this library expects %u",
                         (unsigned)build->struct_size, (unsigned)sizeof *build);
     if (build->importance < ESA_IMPORTANCE_NONE || build->importance > ESA_IMPORTANCE_F16)
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
@@ -40,7 +41,7 @@ static esa_status read_build(esa_ctx *ctx, esa_mask_file_info *info, const esa_m
                         build->budget_count, ESA_MAX_BUDGETS);
     if (!build->budget_count && build->importance == ESA_IMPORTANCE_NONE)
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
-                        "neither budgets nor importance were asked for: the file would be empty");
+                        "neither budgets nor importance are given: the file would be empty");
     info->importance = build->importance;
     info->budget_count = 0;
     memset(info->budget_permille, 0, sizeof info->budget_permille);
@@ -120,8 +121,8 @@ static esa_status choose(esa_ctx *ctx, esa_mask_file_info *info, int32_t *layer,
     }
     if (!info->stored_layers || !info->stored_groups)
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
-                        "nothing would be stored: of %d layers and %d steps all are dense (warm-up "
-                        "%g, first layer dense %d)",
+                        "nothing would be stored: all of the %d layers and %d steps are dense "
+                        "(warm-up %g, first layer dense %d)",
                         info->layers, info->steps, build->warmup_frac, build->dense_first_layer);
     for (int32_t b = 0; b < info->branches; b++)
         for (int32_t l = 0; l < info->stored_layers; l++)
@@ -136,43 +137,66 @@ static esa_status choose(esa_ctx *ctx, esa_mask_file_info *info, int32_t *layer,
     return ESA_OK;
 }
 
+/* Codes one recorded cell and writes it as cell number index of the file. */
+static esa_status build_cell(esa_ctx *ctx, esa_mask_output *out, int64_t index, coder *c,
+                             esa_cell *cell)
+{
+    c->contributions = esa_recordings_count(c->rec, c->count, c->cell);
+    esa_pool_run(ctx->pool, code_head, c, out->info.H);
+    if (c->f16)
+        esa_cell_load_f16(cell, c->code);
+    else
+        esa_cell_load_u8(cell, c->code, c->fine);
+    ESA_TRY(esa_mask_output_importance(out, index, c->code, c->fine, c->rowmax));
+    return esa_mask_output_select(out, index, cell);
+}
+
 static esa_status build_cells(esa_ctx *ctx, esa_mask_output *out, coder *c, const int32_t *layer,
                               const int32_t *group)
 {
     const esa_mask_file_info *info = &out->info;
     esa_cell cell = { 0 };
     esa_status status = esa_cell_create(ctx, &cell, info);
-    int64_t index = 0;
-    for (int32_t b = 0; b < info->branches; b++)
-        for (int32_t l = 0; l < info->stored_layers; l++)
-            for (int32_t g = 0; status == ESA_OK && g < info->stored_groups; g++, index++) {
-                c->cell = ((int64_t)b * info->layers + layer[l]) * info->groups + group[g];
-                c->contributions = esa_recordings_count(c->rec, c->count, c->cell);
-                esa_pool_run(ctx->pool, code_head, c, info->H);
-                if (c->f16)
-                    esa_cell_load_f16(&cell, c->code);
-                else
-                    esa_cell_load_u8(&cell, c->code, c->fine);
-                status = esa_mask_output_importance(out, index, c->code, c->fine, c->rowmax);
-                if (status == ESA_OK) status = esa_mask_output_select(out, index, &cell);
-            }
+    for (int64_t i = 0; !status && i < out->cells; i++) {
+        const int64_t g = i % info->stored_groups,
+                      l = i / info->stored_groups % info->stored_layers,
+                      b = i / info->stored_groups / info->stored_layers;
+        c->cell = (b * info->layers + layer[l]) * info->groups + group[g];
+        status = build_cell(ctx, out, i, c, &cell);
+    }
     esa_cell_free(&cell);
+    return status;
+}
+
+/* Buffers are allocated: chooses the cells and writes the file. axis has room for layers, groups
+ * and steps. */
+static esa_status write_file(esa_ctx *ctx, const char *output, coder *c, int32_t *axis,
+                             esa_mask_file_info *info, const esa_mask_file_info *recorded,
+                             const esa_mask_build *build)
+{
+    int32_t *layer = axis, *group = axis + info->layers, *step_group = group + info->groups;
+    map_steps(step_group, info->steps, recorded);
+    ESA_TRY(choose(ctx, info, layer, group, step_group, c->rec, c->count, build));
+    const esa_mask_axes axes = { step_group, layer, group, 1, 1 };
+    esa_mask_output out = { 0 };
+    ESA_TRY(esa_mask_output_begin(ctx, &out, output, info, &axes));
+    esa_status status = build_cells(ctx, &out, c, layer, group);
+    if (!status) status = esa_mask_output_finish(&out);
+    esa_mask_output_free(&out);
     return status;
 }
 
 static esa_status build(esa_ctx *ctx, const char *output, const esa_recording *rec, int32_t count,
                         esa_mask_file_info *info, const esa_mask_build *build)
 {
-    esa_status status = read_build(ctx, info, build);
-    if (status != ESA_OK) return status;
+    ESA_TRY(read_build(ctx, info, build));
     if (!(build->warmup_frac >= 0 && build->warmup_frac <= 1))
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "warmup_frac is %g, expected 0 to 1",
                         build->warmup_frac);
     if (build->steps && (build->steps < info->groups || build->steps > ESA_MAX_CELL_AXIS))
-        return esa_fail(
-            ctx, ESA_ERR_ARGUMENT,
-            "a file for %d steps was asked for, expected %d (the recorded groups) to %d",
-            build->steps, info->groups, ESA_MAX_CELL_AXIS);
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "steps is %d, expected %d (the recorded groups) to %d", build->steps,
+                        info->groups, ESA_MAX_CELL_AXIS);
     const esa_mask_file_info recorded = *info;
     if (build->steps) info->steps = build->steps;
     info->warmup_frac = build->store_dense ? 0 : build->warmup_frac;
@@ -188,20 +212,11 @@ static esa_status build(esa_ctx *ctx, const char *output, const esa_recording *r
     c.rowmax = esa_mem_alloc(&ctx->mem, 4 * rows);
     c.sum = esa_mem_alloc(&ctx->mem, sum_bytes);
     int32_t *axis = esa_mem_alloc(&ctx->mem, axis_bytes);
-    esa_mask_output out = { 0 };
-    if (!c.code || !c.fine || !c.rowmax || !c.sum || !axis) {
-        status = esa_fail(ctx, ESA_ERR_MEMORY, "out of memory while building %.200s",
-                          output ? output : "a mask file");
-    } else {
-        int32_t *layer = axis, *group = axis + info->layers, *step_group = group + info->groups;
-        map_steps(step_group, info->steps, &recorded);
-        status = choose(ctx, info, layer, group, step_group, rec, count, build);
-        const esa_mask_axes axes = { step_group, layer, group, 1, 1 };
-        if (status == ESA_OK) status = esa_mask_output_begin(ctx, &out, output, info, &axes);
-        if (status == ESA_OK) status = build_cells(ctx, &out, &c, layer, group);
-        if (status == ESA_OK) status = esa_mask_output_finish(&out);
-    }
-    esa_mask_output_free(&out);
+    const esa_status status = c.code && c.fine && c.rowmax && c.sum && axis
+                                  ? write_file(ctx, output, &c, axis, info, &recorded, build)
+                                  : esa_fail(ctx, ESA_ERR_MEMORY,
+                                             "out of memory while building %.200s",
+                                             output ? output : "a mask file");
     esa_mem_free(&ctx->mem, axis, axis_bytes);
     esa_mem_free(&ctx->mem, c.code, code_bytes);
     esa_mem_free(&ctx->mem, c.fine, fine_bytes);
@@ -213,13 +228,12 @@ static esa_status build(esa_ctx *ctx, const char *output, const esa_recording *r
 esa_status esa_mask_file_build(esa_ctx *ctx, const char *output, const char *const *recordings,
                                int32_t count, const esa_mask_build *params)
 {
-    esa_status status = esa_ctx_enter(ctx);
-    if (status != ESA_OK) return status;
+    ESA_TRY(esa_ctx_enter(ctx));
     const esa_mask_build p = params ? *params : esa_mask_build_default();
     esa_recording *rec = NULL;
     esa_mask_file_info info;
-    status = esa_recordings_open(ctx, &rec, &info, recordings, count);
-    if (status == ESA_OK) status = build(ctx, output, rec, count, &info, &p);
+    esa_status status = esa_recordings_open(ctx, &rec, &info, recordings, count);
+    if (!status) status = build(ctx, output, rec, count, &info, &p);
     esa_recordings_close(ctx, rec, count);
     esa_ctx_leave(ctx);
     return status;
@@ -236,7 +250,6 @@ static esa_status derive_cell(const esa_mask_file *f, esa_mask_output *out, int6
     const int64_t rows = f->info.H * f->info.nq, nk = f->info.nk, fines = esa_fine_bytes(nk);
     const int32_t recode = f->info.importance == ESA_IMPORTANCE_F16 &&
                            out->info.importance == ESA_IMPORTANCE_U8;
-    esa_status status;
     if (recode) {
         for (int64_t r = 0; r < rows; r++) {
             for (int64_t j = 0; j < nk; j++)
@@ -244,15 +257,15 @@ static esa_status derive_cell(const esa_mask_file *f, esa_mask_output *out, int6
             rowmax[r] = esa_code_from_f32(code + r * nk, fine + r * fines, row, nk);
         }
         esa_cell_load_u8(cell, code, fine);
-        status = esa_mask_output_importance(out, i, code, fine, rowmax);
+        ESA_TRY(esa_mask_output_importance(out, i, code, fine, rowmax));
     } else {
         const int64_t width = f->info.importance == ESA_IMPORTANCE_U8 ? 1 : 2;
         esa_mask_file_load(f, cell, i);
         if (f->rowmax) memcpy(rowmax, f->rowmax + 4 * i * rows, 4 * (size_t)rows);
-        status = esa_mask_output_importance(out, i, f->importance + i * rows * nk * width,
-                                            f->fine ? f->fine + i * rows * fines : NULL, rowmax);
+        ESA_TRY(esa_mask_output_importance(out, i, f->importance + i * rows * nk * width,
+                                           f->fine ? f->fine + i * rows * fines : NULL, rowmax));
     }
-    return status == ESA_OK ? esa_mask_output_select(out, i, cell) : status;
+    return esa_mask_output_select(out, i, cell);
 }
 
 static esa_status derive_cells(esa_mask_file *f, esa_mask_output *out)
@@ -266,7 +279,7 @@ static esa_status derive_cells(esa_mask_file *f, esa_mask_output *out)
                             ? esa_cell_create(f->ctx, &cell, &f->info)
                             : esa_fail(f->ctx, ESA_ERR_MEMORY,
                                        "out of memory while deriving masks");
-    for (int64_t i = 0; status == ESA_OK && i < f->cells; i++)
+    for (int64_t i = 0; !status && i < f->cells; i++)
         status = derive_cell(f, out, i, &cell, code, fine, rowmax, row);
     esa_cell_free(&cell);
     esa_mem_free(&f->mem, code, rows * nk);
@@ -279,50 +292,47 @@ static esa_status derive_cells(esa_mask_file *f, esa_mask_output *out)
 /* Copies the prebuilt masks of a file without importance. */
 static esa_status copy_cells(esa_mask_file *f, esa_mask_output *out)
 {
-    esa_status status = ESA_OK;
-    for (int32_t b = 0; status == ESA_OK && b < out->info.budget_count; b++) {
+    for (int32_t b = 0; b < out->info.budget_count; b++) {
         const esa_budget_masks *masks = NULL;
-        status = esa_mask_file_budget(f, &masks, out->info.budget_permille[b]);
-        for (int64_t i = 0; status == ESA_OK && i < f->cells; i++) {
-            status = esa_mask_file_check_bits(f, masks, i);
-            if (status != ESA_OK) break;
+        ESA_TRY(esa_mask_file_budget(f, &masks, out->info.budget_permille[b]));
+        for (int64_t i = 0; i < f->cells; i++) {
+            ESA_TRY(esa_mask_file_check_bits(f, masks, i));
             if (masks->mass)
                 memcpy(out->heads, masks->mass + 4 * i * f->info.H, 4 * (size_t)f->info.H);
-            status = esa_mask_output_bits(out, i, b, masks->bits + i * f->cell_bytes, out->heads);
+            ESA_TRY(esa_mask_output_bits(out, i, b, masks->bits + i * f->cell_bytes, out->heads));
         }
     }
-    for (int64_t i = 0; status == ESA_OK && out->tensor_entropy >= 0 && i < f->cells; i++)
-        status = esa_st_writer_put(out->writer, out->tensor_entropy, 4 * i * f->info.H,
-                                   f->entropy + 4 * i * f->info.H, 4 * f->info.H);
-    return status;
+    for (int64_t i = 0; out->tensor_entropy >= 0 && i < f->cells; i++)
+        ESA_TRY(esa_st_writer_put(out->writer, out->tensor_entropy, 4 * i * f->info.H,
+                                  f->entropy + 4 * i * f->info.H, 4 * f->info.H));
+    return ESA_OK;
 }
 
 static esa_status derive(esa_ctx *ctx, const char *output, esa_mask_file *f,
                          const esa_mask_build *p)
 {
+    ESA_TRY(esa_mask_file_check_ctx(ctx, f));
     esa_mask_file_info info = f->info;
-    esa_status status = read_build(ctx, &info, p);
-    if (status != ESA_OK) return status;
+    ESA_TRY(read_build(ctx, &info, p));
     static const char *const name[] = { "none", "u8", "f16" };
     if (info.importance > f->info.importance)
         return esa_fail(ctx, ESA_ERR_MISMATCH,
-                        "%s holds importance %s, it cannot be rewritten with %s", f->tensors->label,
+                        "%s holds importance %s and cannot be rewritten with %s", f->tensors->label,
                         name[f->info.importance], name[info.importance]);
     int32_t with_mass = 1;
     if (!f->importance) {
         for (int32_t b = 0; b < info.budget_count; b++) {
             const esa_budget_masks *masks;
-            status = esa_mask_file_budget(f, &masks, info.budget_permille[b]);
-            if (status != ESA_OK) return status;
+            ESA_TRY(esa_mask_file_budget(f, &masks, info.budget_permille[b]));
             with_mass = with_mass && masks->mass;
         }
     }
     const esa_mask_axes axes = { f->step_group, f->stored_layer, f->stored_group,
                                  f->importance || f->entropy, with_mass };
     esa_mask_output out = { 0 };
-    status = esa_mask_output_begin(ctx, &out, output, &info, &axes);
-    if (status == ESA_OK) status = f->importance ? derive_cells(f, &out) : copy_cells(f, &out);
-    if (status == ESA_OK) status = esa_mask_output_finish(&out);
+    ESA_TRY(esa_mask_output_begin(ctx, &out, output, &info, &axes));
+    esa_status status = f->importance ? derive_cells(f, &out) : copy_cells(f, &out);
+    if (!status) status = esa_mask_output_finish(&out);
     esa_mask_output_free(&out);
     return status;
 }
@@ -330,14 +340,9 @@ static esa_status derive(esa_ctx *ctx, const char *output, esa_mask_file *f,
 esa_status esa_mask_file_derive(esa_ctx *ctx, const char *output, esa_mask_file *file,
                                 const esa_mask_build *params)
 {
-    esa_status status = esa_ctx_enter(ctx);
-    if (status != ESA_OK) return status;
+    ESA_TRY(esa_ctx_enter(ctx));
     const esa_mask_build p = params ? *params : esa_mask_build_default();
-    if (!file || file->ctx != ctx)
-        status = esa_fail(ctx, ESA_ERR_ARGUMENT,
-                          file ? "the mask file belongs to another ctx" : "file is NULL");
-    else
-        status = derive(ctx, output, file, &p);
+    const esa_status status = derive(ctx, output, file, &p);
     esa_ctx_leave(ctx);
     return status;
 }

@@ -6,24 +6,25 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include "base/status.h"
 
 /* ---------------------------------------------------------------- one mask */
 
 static esa_status save_mask(esa_ctx *ctx, const char *output, const esa_mask *mask)
 {
     if (!mask->filled)
-        return esa_fail(ctx, ESA_ERR_STATE, "the mask is empty: nothing has filled it yet");
+        return esa_fail(ctx, ESA_ERR_STATE,
+                        "the mask is empty: no selector or conversion has filled it");
     if (!mask->runnable)
         return esa_fail(
             ctx, ESA_ERR_UNSUPPORTED,
-            "this compat mask has blocks no kernel runs: it can be printed, not stored");
+            "this compat mask has blocks that no kernel runs: it can be printed, but not stored");
     const int64_t all = mask->B * mask->H * mask->nq * mask->nk;
     const double budget = mask->asked >= 0 && mask->asked <= 1 ? mask->asked
                           : all ? (double)esa_mask_kept(mask) / (double)all
                                 : 1;
     if (mask->B > ESA_MAX_CELL_AXIS)
-        return esa_fail(ctx, ESA_ERR_SHAPE,
-                        "the mask has %lld batch entries, at most %d can be stored",
+        return esa_fail(ctx, ESA_ERR_SHAPE, "the mask has %lld batch entries, expected at most %d",
                         (long long)mask->B, ESA_MAX_CELL_AXIS);
     esa_mask_file_info info;
     memset(&info, 0, sizeof info);
@@ -53,9 +54,9 @@ static esa_status save_mask(esa_ctx *ctx, const char *output, const esa_mask *ma
     esa_mask_to_bits(mask, bits);
     esa_mask_output out = { 0 };
     esa_status status = esa_mask_output_begin(ctx, &out, output, &info, &axes);
-    for (int64_t b = 0; status == ESA_OK && b < mask->B; b++)
+    for (int64_t b = 0; !status && b < mask->B; b++)
         status = esa_mask_output_bits(&out, b, 0, bits + b * out.cell_bytes, NULL);
-    if (status == ESA_OK) status = esa_mask_output_finish(&out);
+    if (!status) status = esa_mask_output_finish(&out);
     esa_mask_output_free(&out);
     esa_mem_free(&ctx->mem, bits, bytes);
     return status;
@@ -63,9 +64,9 @@ static esa_status save_mask(esa_ctx *ctx, const char *output, const esa_mask *ma
 
 esa_status esa_mask_file_save(esa_ctx *ctx, const char *output, const esa_mask *mask)
 {
-    esa_status status = esa_ctx_enter(ctx);
-    if (status != ESA_OK) return status;
-    status = mask ? save_mask(ctx, output, mask) : esa_fail(ctx, ESA_ERR_ARGUMENT, "mask is NULL");
+    ESA_TRY(esa_ctx_enter(ctx));
+    const esa_status status = mask ? save_mask(ctx, output, mask)
+                                   : esa_fail(ctx, ESA_ERR_ARGUMENT, "mask is NULL");
     esa_ctx_leave(ctx);
     return status;
 }
@@ -93,68 +94,65 @@ static esa_status export_declare(esa_tensors_writer *w, const esa_mask_file_info
     const int64_t T = f->steps, Ls = f->stored_layers, Gs = f->stored_groups;
     int64_t dim[6] = { f->branches, Ls, Gs, f->H, f->nq, f->nk };
     const int32_t skip = f->branches == 1;
-    esa_status status = esa_run_write(w, f, "esa.fa4");
     char text[16];
     snprintf(text, sizeof text, "%d", f->budget_permille[0]);
-    if (status == ESA_OK) status = esa_st_writer_metadata(w, "budget_permille", text);
-    if (status == ESA_OK) status = esa_st_writer_declare(w, "step_group", ESA_FILE_I32, 1, &T);
-    if (status == ESA_OK) status = esa_st_writer_declare(w, "stored_layers", ESA_FILE_I32, 1, &Ls);
-    if (status == ESA_OK) status = esa_st_writer_declare(w, "stored_groups", ESA_FILE_I32, 1, &Gs);
-    if (status == ESA_OK)
-        status = esa_st_writer_declare(w, "full_block_cnt", ESA_FILE_I32, 5 - skip, dim + skip);
-    if (status == ESA_OK)
-        status = esa_st_writer_declare(w, "full_block_idx", ESA_FILE_I32, 6 - skip, dim + skip);
-    return status;
+    ESA_TRY(esa_run_write(w, f, "esa.fa4"));
+    ESA_TRY(esa_st_writer_metadata(w, "budget_permille", text));
+    ESA_TRY(esa_st_writer_declare(w, "step_group", ESA_FILE_I32, 1, &T));
+    ESA_TRY(esa_st_writer_declare(w, "stored_layers", ESA_FILE_I32, 1, &Ls));
+    ESA_TRY(esa_st_writer_declare(w, "stored_groups", ESA_FILE_I32, 1, &Gs));
+    ESA_TRY(esa_st_writer_declare(w, "full_block_cnt", ESA_FILE_I32, 5 - skip, dim + skip));
+    return esa_st_writer_declare(w, "full_block_idx", ESA_FILE_I32, 6 - skip, dim + skip);
+}
+
+/* count[rows], index[rows][nk]: scratch for the lists of a cell. */
+static esa_status export_cells(esa_tensors_writer *w, const esa_mask_file *f,
+                               const esa_mask_file_info *info, const esa_budget_masks *masks,
+                               int32_t *count, int32_t *index)
+{
+    const int64_t rows = info->H * info->nq, nk = info->nk;
+    ESA_TRY(export_declare(w, info));
+    ESA_TRY(esa_st_writer_put(w, FA4_STEP_GROUP, 0, f->step_group, 4 * (int64_t)info->steps));
+    ESA_TRY(esa_st_writer_put(w, FA4_LAYERS, 0, f->stored_layer, 4 * (int64_t)info->stored_layers));
+    ESA_TRY(esa_st_writer_put(w, FA4_GROUPS, 0, f->stored_group, 4 * (int64_t)info->stored_groups));
+    for (int64_t i = 0; i < f->cells; i++) {
+        lists_from_bits(count, index, masks->bits + i * f->cell_bytes, rows, nk);
+        ESA_TRY(esa_st_writer_put(w, FA4_COUNT, 4 * i * rows, count, 4 * rows));
+        ESA_TRY(esa_st_writer_put(w, FA4_INDEX, 4 * i * rows * nk, index, 4 * rows * nk));
+    }
+    return esa_st_writer_finish(w);
 }
 
 static esa_status export_fa4(esa_ctx *ctx, const char *output, esa_mask_file *f, double budget)
 {
+    ESA_TRY(esa_mask_file_check_ctx(ctx, f));
     const int32_t permille = esa_budget_permille(ctx, budget);
     if (permille < 0) return ESA_ERR_ARGUMENT;
     const esa_budget_masks *masks;
-    esa_status status = esa_mask_file_budget(f, &masks, permille);
-    if (status != ESA_OK) return status;
+    ESA_TRY(esa_mask_file_budget(f, &masks, permille));
     esa_mask_file_info info = f->info;
     info.importance = ESA_IMPORTANCE_NONE;
     info.budget_permille[0] = permille;
-    const int64_t rows = info.H * info.nq, nk = info.nk;
+    const int64_t count_bytes = 4 * info.H * info.nq,
+                  index_bytes = esa_size_mul(count_bytes, info.nk);
     esa_tensors_writer *w = NULL;
-    int32_t *count = esa_mem_alloc(&ctx->mem, 4 * rows),
-            *index = esa_mem_alloc(&ctx->mem, esa_size_mul(4 * rows, nk));
-    status = count && index ? esa_st_writer_open(ctx, &w, output)
+    int32_t *count = esa_mem_alloc(&ctx->mem, count_bytes),
+            *index = esa_mem_alloc(&ctx->mem, index_bytes);
+    esa_status status = count && index
+                            ? esa_st_writer_open(ctx, &w, output)
                             : esa_fail(ctx, ESA_ERR_MEMORY, "out of memory while converting masks");
-    if (status == ESA_OK) status = export_declare(w, &info);
-    if (status == ESA_OK)
-        status = esa_st_writer_put(w, FA4_STEP_GROUP, 0, f->step_group, 4 * (int64_t)info.steps);
-    if (status == ESA_OK)
-        status = esa_st_writer_put(w, FA4_LAYERS, 0, f->stored_layer,
-                                   4 * (int64_t)info.stored_layers);
-    if (status == ESA_OK)
-        status = esa_st_writer_put(w, FA4_GROUPS, 0, f->stored_group,
-                                   4 * (int64_t)info.stored_groups);
-    for (int64_t i = 0; status == ESA_OK && i < f->cells; i++) {
-        lists_from_bits(count, index, masks->bits + i * f->cell_bytes, rows, nk);
-        status = esa_st_writer_put(w, FA4_COUNT, 4 * i * rows, count, 4 * rows);
-        if (status == ESA_OK)
-            status = esa_st_writer_put(w, FA4_INDEX, 4 * i * rows * nk, index, 4 * rows * nk);
-    }
-    if (status == ESA_OK) status = esa_st_writer_finish(w);
+    if (!status) status = export_cells(w, f, &info, masks, count, index);
     esa_st_writer_close(w);
-    esa_mem_free(&ctx->mem, count, 4 * rows);
-    esa_mem_free(&ctx->mem, index, esa_size_mul(4 * rows, nk));
+    esa_mem_free(&ctx->mem, count, count_bytes);
+    esa_mem_free(&ctx->mem, index, index_bytes);
     return status;
 }
 
 esa_status esa_mask_file_export_fa4(esa_ctx *ctx, const char *output, esa_mask_file *file,
                                     double budget)
 {
-    esa_status status = esa_ctx_enter(ctx);
-    if (status != ESA_OK) return status;
-    if (!file || file->ctx != ctx)
-        status = esa_fail(ctx, ESA_ERR_ARGUMENT,
-                          file ? "the mask file belongs to another ctx" : "file is NULL");
-    else
-        status = export_fa4(ctx, output, file, budget);
+    ESA_TRY(esa_ctx_enter(ctx));
+    const esa_status status = export_fa4(ctx, output, file, budget);
     esa_ctx_leave(ctx);
     return status;
 }
@@ -212,7 +210,7 @@ static esa_status import_shapes(esa_ctx *ctx, fa4 *x, int64_t dim[5])
         memcmp(count->dim, index->dim, sizeof *count->dim * (size_t)count->rank) != 0)
         return esa_fail(
             ctx, ESA_ERR_FORMAT,
-            "%s: full_block_cnt I32 [L,G,H,nq] and full_block_idx I32 [L,G,H,nq,nk] were expected",
+            "%s: expected full_block_cnt I32 [L,G,H,nq] and full_block_idx I32 [L,G,H,nq,nk]",
             x->file->label);
     for (int32_t i = 0; i < count->rank; i++)
         if (count->dim[i] < 1)
@@ -234,11 +232,11 @@ static esa_status import_describe(esa_ctx *ctx, esa_mask_file_info *f, const fa4
     if (!info)
         return esa_fail(
             ctx, ESA_ERR_ARGUMENT,
-            "%s does not say for which block sizes and tokens it was made: info is needed",
+            "%s does not give its block sizes and token counts, so info must not be NULL",
             x->file->label);
     if (info->struct_size != sizeof *info)
         return esa_fail(ctx, ESA_ERR_VERSION,
-                        "esa_mask_info has struct_size %u, this library knows %u",
+                        "esa_mask_info has struct_size %u, this library expects %u",
                         (unsigned)info->struct_size, (unsigned)sizeof *info);
     if (info->block_q < 1 || info->block_k < 1 || info->Nq < 1 || info->Nk < 1 ||
         info->Nq > INT32_MAX || info->Nk > INT32_MAX)
@@ -299,17 +297,13 @@ static esa_status import_axes(esa_ctx *ctx, fa4 *x, esa_mask_file_info *f, int32
     return ESA_OK;
 }
 
-static esa_status import_cells(esa_ctx *ctx, const char *output, const fa4 *x,
-                               esa_mask_file_info *f, const esa_mask_axes *axes)
+/* bits: scratch for the bits of a cell. */
+static esa_status write_cells(esa_ctx *ctx, const char *output, const fa4 *x, esa_mask_file_info *f,
+                              const esa_mask_axes *axes, uint8_t *bits)
 {
-    const int64_t bytes = esa_size_mul(x->rows, esa_ceil_div(x->nk, 8));
-    uint8_t *bits = esa_mem_alloc(&ctx->mem, bytes);
-    if (!bits) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory while converting masks");
     /* A first pass checks everything and finds the density, which names the tensor. */
     int64_t kept = 0;
-    esa_status status = ESA_OK;
-    for (int64_t i = 0; status == ESA_OK && i < x->cells; i++)
-        status = bits_from_lists(ctx, bits, &kept, x, i);
+    for (int64_t i = 0; i < x->cells; i++) ESA_TRY(bits_from_lists(ctx, bits, &kept, x, i));
     f->importance = ESA_IMPORTANCE_NONE;
     if (!f->budget_count) {
         f->budget_count = 1;
@@ -317,15 +311,56 @@ static esa_status import_cells(esa_ctx *ctx, const char *output, const fa4 *x,
             1000.0 * (double)kept / ((double)x->cells * (double)x->rows * (double)x->nk) + 0.5);
     }
     esa_mask_output out = { 0 };
-    if (status == ESA_OK) status = esa_mask_output_begin(ctx, &out, output, f, axes);
-    for (int64_t i = 0; status == ESA_OK && i < x->cells; i++) {
+    ESA_TRY(esa_mask_output_begin(ctx, &out, output, f, axes));
+    esa_status status = ESA_OK;
+    for (int64_t i = 0; !status && i < x->cells; i++) {
         status = bits_from_lists(ctx, bits, &kept, x, i);
-        if (status == ESA_OK) status = esa_mask_output_bits(&out, i, 0, bits, NULL);
+        if (!status) status = esa_mask_output_bits(&out, i, 0, bits, NULL);
     }
-    if (status == ESA_OK) status = esa_mask_output_finish(&out);
+    if (!status) status = esa_mask_output_finish(&out);
     esa_mask_output_free(&out);
+    return status;
+}
+
+static esa_status import_cells(esa_ctx *ctx, const char *output, const fa4 *x,
+                               esa_mask_file_info *f, const esa_mask_axes *axes)
+{
+    const int64_t bytes = esa_size_mul(x->rows, esa_ceil_div(x->nk, 8));
+    uint8_t *bits = esa_mem_alloc(&ctx->mem, bytes);
+    if (!bits) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory while converting masks");
+    const esa_status status = write_cells(ctx, output, x, f, axes, bits);
     esa_mem_free(&ctx->mem, bits, bytes);
     return status;
+}
+
+/* Reads the description of a file that esa exported, and compares it with the caller's. */
+static esa_status import_own(esa_ctx *ctx, esa_mask_file_info *f, const fa4 *x,
+                             const int64_t dim[5], const esa_mask_info *info, const char *model)
+{
+    ESA_TRY(esa_run_read(ctx, f, x->file, "esa.fa4"));
+    f->stored_layers = (int32_t)esa_min64(dim[1], ESA_MAX_CELL_AXIS);
+    f->stored_groups = (int32_t)esa_min64(dim[2], ESA_MAX_CELL_AXIS);
+    const char *asked = esa_st_metadata(x->file, "budget_permille");
+    int32_t v = 0, n = 0;
+    for (; asked && n < 4 && asked[n] >= '0' && asked[n] <= '9'; n++) v = v * 10 + (asked[n] - '0');
+    if (n && !asked[n] && v <= 1000) {
+        f->budget_count = 1;
+        f->budget_permille[0] = v;
+    }
+    if (info && (info->Nq != f->Nq || info->Nk != f->Nk || info->block_q != f->block_q ||
+                 info->block_k != f->block_k))
+        return esa_fail(ctx, ESA_ERR_MISMATCH,
+                        "%s has %lld x %lld tokens in blocks of %dx%d, but the caller gives %lld x "
+                        "%lld in blocks of %dx%d",
+                        x->file->label, (long long)f->Nq, (long long)f->Nk, f->block_q, f->block_k,
+                        (long long)info->Nq, (long long)info->Nk, info->block_q, info->block_k);
+    if (info && info->layout.struct_size)
+        ESA_TRY(esa_run_check_layout(ctx, f, x->file->label, &info->layout, "the caller"));
+    if (model && f->model[0] && strcmp(model, f->model) != 0)
+        return esa_fail(ctx, ESA_ERR_MISMATCH,
+                        "%s was made for model '%s', but the caller gives '%s'", x->file->label,
+                        esa_quote(f->model).text, esa_quote(model).text);
+    return ESA_OK;
 }
 
 static esa_status import_fa4(esa_ctx *ctx, const char *output, fa4 *x, const esa_mask_info *info,
@@ -333,45 +368,16 @@ static esa_status import_fa4(esa_ctx *ctx, const char *output, fa4 *x, const esa
 {
     int64_t dim[5];
     esa_mask_file_info f;
-    esa_status status = import_shapes(ctx, x, dim);
-    if (status != ESA_OK) return status;
+    ESA_TRY(import_shapes(ctx, x, dim));
     const char *format = esa_st_metadata(x->file, "format");
     const int32_t ours = format && strcmp(format, "esa.fa4") == 0;
-    if (ours) {
-        status = esa_run_read(ctx, &f, x->file, "esa.fa4");
-        f.stored_layers = (int32_t)esa_min64(dim[1], ESA_MAX_CELL_AXIS);
-        f.stored_groups = (int32_t)esa_min64(dim[2], ESA_MAX_CELL_AXIS);
-        const char *asked = status == ESA_OK ? esa_st_metadata(x->file, "budget_permille") : NULL;
-        int32_t v = 0, n = 0;
-        for (; asked && n < 4 && asked[n] >= '0' && asked[n] <= '9'; n++)
-            v = v * 10 + (asked[n] - '0');
-        if (n && !asked[n] && v <= 1000) {
-            f.budget_count = 1;
-            f.budget_permille[0] = v;
-        }
-        if (status == ESA_OK && info &&
-            (info->Nq != f.Nq || info->Nk != f.Nk || info->block_q != f.block_q ||
-             info->block_k != f.block_k))
-            return esa_fail(ctx, ESA_ERR_MISMATCH,
-                            "%s says %lld x %lld tokens in blocks of %dx%d, the caller %lld x %lld "
-                            "in blocks of %dx%d",
-                            x->file->label, (long long)f.Nq, (long long)f.Nk, f.block_q, f.block_k,
-                            (long long)info->Nq, (long long)info->Nk, info->block_q, info->block_k);
-        if (status == ESA_OK && info && info->layout.struct_size)
-            status = esa_run_check_layout(ctx, &f, x->file->label, &info->layout, "the caller");
-        if (status == ESA_OK && model && f.model[0] && strcmp(model, f.model) != 0)
-            return esa_fail(ctx, ESA_ERR_MISMATCH,
-                            "%s was made for model '%s', the caller says '%s'", x->file->label,
-                            esa_quote(f.model).text, esa_quote(model).text);
-    } else {
-        status = import_describe(ctx, &f, x, dim, info);
-    }
-    if (status != ESA_OK) return status;
+    ESA_TRY(ours ? import_own(ctx, &f, x, dim, info, model)
+                 : import_describe(ctx, &f, x, dim, info));
     if (dim[0] != f.branches || dim[1] > f.layers || dim[2] > f.groups || dim[3] != f.H ||
         dim[4] != f.nq || x->nk != f.nk)
         return esa_fail(ctx, ESA_ERR_MISMATCH,
-                        "%s holds %lld heads of %lld x %lld blocks, %lld x %lld tokens in blocks "
-                        "of %dx%d make %lld heads of %lld x %lld",
+                        "%s holds %lld heads of %lld x %lld blocks, but %lld x %lld tokens in "
+                        "blocks of %dx%d make %lld heads of %lld x %lld",
                         x->file->label, (long long)dim[3], (long long)dim[4], (long long)x->nk,
                         (long long)f.Nq, (long long)f.Nk, f.block_q, f.block_k, (long long)f.H,
                         (long long)f.nq, (long long)f.nk);
@@ -384,18 +390,17 @@ static esa_status import_fa4(esa_ctx *ctx, const char *output, fa4 *x, const esa
     x->cells = dim[0] * dim[1] * dim[2];
     x->rows = dim[3] * dim[4];
     esa_mask_axes axes;
-    status = import_axes(ctx, x, &f, ours, &axes);
-    return status == ESA_OK ? import_cells(ctx, output, x, &f, &axes) : status;
+    ESA_TRY(import_axes(ctx, x, &f, ours, &axes));
+    return import_cells(ctx, output, x, &f, &axes);
 }
 
 esa_status esa_mask_file_import_fa4(esa_ctx *ctx, const char *output, const char *input,
                                     const esa_mask_info *info, const char *model)
 {
-    esa_status status = esa_ctx_enter(ctx);
-    if (status != ESA_OK) return status;
+    ESA_TRY(esa_ctx_enter(ctx));
     esa_tensors *file = NULL;
-    status = esa_st_open(ctx, &file, input);
-    if (status == ESA_OK) {
+    esa_status status = esa_st_open(ctx, &file, input);
+    if (!status) {
         fa4 x = { .file = file };
         status = import_fa4(ctx, output, &x, info, model);
         esa_mem_free(&ctx->mem, x.axis, x.axis_bytes);

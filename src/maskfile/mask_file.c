@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 #include "base/half.h"
+#include "base/status.h"
 
 /* Bindings depend on this layout; a change here changes the ABI. */
 _Static_assert(offsetof(esa_mask_file_info, budget_permille) == 48 &&
@@ -14,6 +15,14 @@ _Static_assert(offsetof(esa_mask_file_info, budget_permille) == 48 &&
                    offsetof(esa_mask_file_info, H) == 144 &&
                    offsetof(esa_mask_file_info, layout) == 192,
                "esa_mask_file_info offsets");
+
+esa_status esa_mask_file_check_ctx(esa_ctx *ctx, const esa_mask_file *file)
+{
+    if (!file) return esa_fail(ctx, ESA_ERR_ARGUMENT, "file is NULL");
+    if (file->ctx != ctx)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "the mask file belongs to another ctx");
+    return ESA_OK;
+}
 
 int32_t esa_budget_permille(esa_ctx *ctx, double budget)
 {
@@ -60,10 +69,37 @@ static esa_status no_budget(const esa_mask_file *f, int32_t permille)
     for (int32_t i = 0, n = 0; i < f->info.budget_count; i++)
         n += snprintf(list + n, sizeof list - (size_t)n, "%s%.3f", i ? ", " : "",
                       f->info.budget_permille[i] / 1000.0);
-    return esa_fail(
-        f->ctx, ESA_ERR_MISMATCH,
-        "%s has masks for the budgets %s and no importance: %.3f cannot be derived from it",
-        f->tensors->label, list, permille / 1000.0);
+    return esa_fail(f->ctx, ESA_ERR_MISMATCH,
+                    "%s has masks for the budgets %s and no importance, so %.3f cannot be derived",
+                    f->tensors->label, list, permille / 1000.0);
+}
+
+static esa_status no_memory(const esa_mask_file *f, int32_t permille)
+{
+    return esa_fail(f->ctx, ESA_ERR_MEMORY, "out of memory for masks of budget %.3f",
+                    permille / 1000.0);
+}
+
+/* Fills m with masks of all cells, made from the stored importance. */
+static esa_status derive(const esa_mask_file *f, esa_budget_masks *m, int32_t permille)
+{
+    const int64_t bits_bytes = esa_size_mul(f->cells, f->cell_bytes),
+                  mass_bytes = esa_size_mul(f->cells, f->info.H * 4);
+    m->permille = permille;
+    m->owned_bytes = esa_size_add(mass_bytes, bits_bytes);
+    m->owned = esa_mem_alloc(&f->mem, m->owned_bytes);
+    if (!m->owned) return no_memory(f, permille);
+    esa_cell cell = { 0 };
+    ESA_TRY(esa_cell_create(f->ctx, &cell, &f->info));
+    m->mass = m->owned; /* floats first, so that they are aligned */
+    m->bits = m->owned + mass_bytes;
+    for (int64_t i = 0; i < f->cells; i++) {
+        esa_mask_file_load(f, &cell, i);
+        esa_cell_mask(&cell, permille, m->owned + mass_bytes + i * f->cell_bytes,
+                      (float *)(void *)m->owned + i * f->info.H);
+    }
+    esa_cell_free(&cell);
+    return ESA_OK;
 }
 
 esa_status esa_mask_file_budget(esa_mask_file *f, const esa_budget_masks **masks, int32_t permille)
@@ -76,33 +112,14 @@ esa_status esa_mask_file_budget(esa_mask_file *f, const esa_budget_masks **masks
         }
     if (!f->importance) return no_budget(f, permille);
 
-    const int64_t bits_bytes = esa_size_mul(f->cells, f->cell_bytes),
-                  mass_bytes = esa_size_mul(f->cells, f->info.H * 4);
     esa_budget_masks *m = esa_mem_zalloc(&f->mem, (int64_t)sizeof *m);
-    if (!m)
-        return esa_fail(f->ctx, ESA_ERR_MEMORY, "out of memory for masks of budget %.3f",
-                        permille / 1000.0);
-    m->permille = permille;
-    m->owned_bytes = esa_size_add(mass_bytes, bits_bytes);
-    m->owned = esa_mem_alloc(&f->mem, m->owned_bytes);
-    esa_cell cell = { 0 };
-    esa_status status = m->owned
-                            ? esa_cell_create(f->ctx, &cell, &f->info)
-                            : esa_fail(f->ctx, ESA_ERR_MEMORY,
-                                       "out of memory for masks of budget %.3f", permille / 1000.0);
-    if (status != ESA_OK) {
+    if (!m) return no_memory(f, permille);
+    const esa_status status = derive(f, m, permille);
+    if (status) {
         esa_mem_free(&f->mem, m->owned, m->owned_bytes);
         esa_mem_free(&f->mem, m, (int64_t)sizeof *m);
         return status;
     }
-    m->mass = m->owned; /* floats first, so that they are aligned */
-    m->bits = m->owned + mass_bytes;
-    for (int64_t i = 0; i < f->cells; i++) {
-        esa_mask_file_load(f, &cell, i);
-        esa_cell_mask(&cell, permille, m->owned + mass_bytes + i * f->cell_bytes,
-                      (float *)(void *)m->owned + i * f->info.H);
-    }
-    esa_cell_free(&cell);
     *last = m;
     *masks = m;
     return ESA_OK;
@@ -121,11 +138,11 @@ esa_status esa_mask_file_get_info(const esa_mask_file *file, esa_mask_file_info 
 esa_status esa_mask_file_require(esa_mask_file *file, double budget)
 {
     if (!file) return ESA_ERR_ARGUMENT;
-    esa_status status = esa_ctx_enter(file->ctx);
-    if (status != ESA_OK) return status;
+    ESA_TRY(esa_ctx_enter(file->ctx));
     const int32_t permille = esa_budget_permille(file->ctx, budget);
     const esa_budget_masks *masks;
-    status = permille < 0 ? ESA_ERR_ARGUMENT : esa_mask_file_budget(file, &masks, permille);
+    const esa_status status = permille < 0 ? ESA_ERR_ARGUMENT
+                                           : esa_mask_file_budget(file, &masks, permille);
     esa_ctx_leave(file->ctx);
     return status;
 }
@@ -145,7 +162,8 @@ static esa_status locate(esa_mask_file *f, int64_t *cell, int32_t layer, int32_t
         (info->branches > 1 && branch >= info->branches))
         return esa_fail(
             f->ctx, ESA_ERR_ARGUMENT,
-            "layer %d, step %d, branch %d was asked for, %s has %d layers, %d steps, %d branches",
+            "layer %d, step %d, branch %d was asked for, but %s has %d layers, %d steps, %d "
+            "branches",
             layer, step, branch, f->tensors->label, info->layers, info->steps, info->branches);
     *cell = esa_mask_file_cell(f, layer, f->step_group[step], branch);
     if (*cell < 0)
@@ -174,14 +192,12 @@ static esa_status get(esa_mask_file *f, esa_mask **mask, int32_t layer, int32_t 
     int64_t cell = -1;
     const int32_t permille = esa_budget_permille(f->ctx, budget);
     if (permille < 0) return ESA_ERR_ARGUMENT;
-    esa_status status = locate(f, &cell, layer, step, branch);
     const esa_budget_masks *masks = NULL;
-    if (status == ESA_OK) status = esa_mask_file_budget(f, &masks, permille);
-    if (status != ESA_OK) return status;
+    ESA_TRY(locate(f, &cell, layer, step, branch));
+    ESA_TRY(esa_mask_file_budget(f, &masks, permille));
+    ESA_TRY(esa_mask_file_check_bits(f, masks, cell));
     const esa_mask_file_info *info = &f->info;
     const uint8_t *bits = masks->bits + cell * f->cell_bytes;
-    status = esa_mask_file_check_bits(f, masks, cell);
-    if (status != ESA_OK) return status;
     esa_mask *m = esa_mask_new(&f->mem, 1, info->H, info->Nq, info->Nk, info->nq, info->nk,
                                info->block_q, info->block_k);
     if (!m) return esa_fail(f->ctx, ESA_ERR_MEMORY, "out of memory for a mask");
@@ -201,10 +217,9 @@ esa_status esa_mask_file_get(esa_mask_file *file, esa_mask **mask, int32_t layer
 {
     if (mask) *mask = NULL;
     if (!file) return ESA_ERR_ARGUMENT;
-    esa_status status = esa_ctx_enter(file->ctx);
-    if (status != ESA_OK) return status;
-    status = mask ? get(file, mask, layer, step, branch, budget)
-                  : esa_fail(file->ctx, ESA_ERR_ARGUMENT, "mask is NULL");
+    ESA_TRY(esa_ctx_enter(file->ctx));
+    const esa_status status = mask ? get(file, mask, layer, step, branch, budget)
+                                   : esa_fail(file->ctx, ESA_ERR_ARGUMENT, "mask is NULL");
     esa_ctx_leave(file->ctx);
     return status;
 }
@@ -227,9 +242,8 @@ static esa_status heads(esa_mask_file *f, double *entropy, double *mass, double 
     const int32_t permille = esa_budget_permille(f->ctx, budget);
     if (permille < 0) return ESA_ERR_ARGUMENT;
     const esa_budget_masks *masks = NULL;
-    esa_status status = esa_mask_file_budget(f, &masks, permille);
-    if (status == ESA_OK) status = esa_mask_file_check_bits(f, masks, cell);
-    if (status != ESA_OK) return status;
+    ESA_TRY(esa_mask_file_budget(f, &masks, permille));
+    ESA_TRY(esa_mask_file_check_bits(f, masks, cell));
     for (int64_t h = 0; h < H; h++) {
         if (mass) mass[h] = masks->mass ? (double)float_at(masks->mass, cell * H + h) : (double)NAN;
         if (density)
@@ -245,11 +259,10 @@ esa_status esa_mask_file_heads(esa_mask_file *file, double *entropy, double *mas
                                int32_t layer, int32_t step, int32_t branch, double budget)
 {
     if (!file) return ESA_ERR_ARGUMENT;
-    esa_status status = esa_ctx_enter(file->ctx);
-    if (status != ESA_OK) return status;
+    ESA_TRY(esa_ctx_enter(file->ctx));
     int64_t cell = -1;
-    status = locate(file, &cell, layer, step, branch);
-    if (status == ESA_OK) status = heads(file, entropy, mass, density, cell, budget);
+    esa_status status = locate(file, &cell, layer, step, branch);
+    if (!status) status = heads(file, entropy, mass, density, cell, budget);
     esa_ctx_leave(file->ctx);
     return status;
 }
@@ -258,7 +271,7 @@ static esa_status importance(esa_mask_file *f, float *out, int64_t cell)
 {
     const int64_t rows = f->info.H * f->info.nq, nk = f->info.nk;
     if (!f->importance)
-        return esa_fail(f->ctx, ESA_ERR_MISMATCH, "%s holds masks only, no importance",
+        return esa_fail(f->ctx, ESA_ERR_MISMATCH, "%s holds masks, but no importance",
                         f->tensors->label);
     if (f->info.importance == ESA_IMPORTANCE_F16) {
         for (int64_t i = 0; i < rows * nk; i++)
@@ -285,12 +298,11 @@ esa_status esa_mask_file_importance(esa_mask_file *file, float *out, int32_t lay
                                     int32_t branch)
 {
     if (!file) return ESA_ERR_ARGUMENT;
-    esa_status status = esa_ctx_enter(file->ctx);
-    if (status != ESA_OK) return status;
+    ESA_TRY(esa_ctx_enter(file->ctx));
     int64_t cell = -1;
-    status = out ? locate(file, &cell, layer, step, branch)
-                 : esa_fail(file->ctx, ESA_ERR_ARGUMENT, "out is NULL");
-    if (status == ESA_OK) status = importance(file, out, cell);
+    esa_status status = out ? locate(file, &cell, layer, step, branch)
+                            : esa_fail(file->ctx, ESA_ERR_ARGUMENT, "out is NULL");
+    if (!status) status = importance(file, out, cell);
     esa_ctx_leave(file->ctx);
     return status;
 }

@@ -38,6 +38,8 @@ struct esa_mask_file {
 
 /* Takes over tensors, even on failure. */
 esa_status esa_mask_file_make(esa_ctx *ctx, esa_mask_file **file, esa_tensors *tensors);
+/* Fails if file is NULL or belongs to another ctx. */
+esa_status esa_mask_file_check_ctx(esa_ctx *ctx, const esa_mask_file *file);
 /* Nearest per mille of a budget; -1 and a message if it is not in 0 .. 1. */
 int32_t esa_budget_permille(esa_ctx *ctx, double budget);
 /* Finds the masks of a budget, and derives them if necessary. */

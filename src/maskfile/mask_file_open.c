@@ -5,6 +5,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include "base/status.h"
 
 /* A tensor to find: [branches if > 1][Ls][Gs][tail...], or only [tail...] if plain. find returns
  * NULL with a status if it is wrong, and NULL with ESA_OK if it is missing and optional. */
@@ -43,7 +44,7 @@ static const uint8_t *find(const esa_mask_file *f, const wanted *want, esa_statu
         n += snprintf(found + n, sizeof found - (size_t)n, i ? ",%lld" : "%lld",
                       (long long)e->dim[i]);
     *status = esa_fail(f->ctx, ESA_ERR_FORMAT,
-                       "%s: tensor '%s' is %s [%s], the metadata asks for %s [%s]",
+                       "%s: tensor '%s' is %s [%s], but the metadata needs %s [%s]",
                        f->tensors->label, want->name, esa_file_dtype_name(e->dtype), found,
                        esa_file_dtype_name(want->dtype), expected);
     return NULL;
@@ -105,13 +106,11 @@ static esa_status read_axes(esa_mask_file *f)
             return esa_fail(f->ctx, ESA_ERR_FORMAT,
                             "%s: 'step_group' entry %d is %d, expected 0 to %d", f->tensors->label,
                             i, f->step_group[i], info->groups - 1);
-    status = read_stored(f, "stored_layers", f->stored_layer, layers, f->layer_slot, info->layers);
-    if (status == ESA_OK)
-        status = read_stored(f, "stored_groups", f->stored_group, groups, f->group_slot,
-                             info->groups);
+    ESA_TRY(read_stored(f, "stored_layers", f->stored_layer, layers, f->layer_slot, info->layers));
+    ESA_TRY(read_stored(f, "stored_groups", f->stored_group, groups, f->group_slot, info->groups));
     f->cells = (int64_t)info->branches * layers * groups; /* each below 2^16 */
     f->cell_bytes = esa_size_mul(esa_size_mul(info->H, info->nq), esa_ceil_div(info->nk, 8));
-    return status;
+    return ESA_OK;
 }
 
 static esa_status read_importance(esa_mask_file *f)
@@ -121,11 +120,11 @@ static esa_status read_importance(esa_mask_file *f)
     if (info->importance != ESA_IMPORTANCE_NONE) {
         if (info->selector != ESA_SELECT_ENTROPY)
             return esa_fail(f->ctx, ESA_ERR_FORMAT,
-                            "%s: it holds importance, but not the entropy selector's",
+                            "%s holds importance, but its selector is not entropy",
                             f->tensors->label);
         if (info->block_q % 16 || info->block_k % 16 || info->block_q > 256 || info->block_k > 256)
             return esa_fail(f->ctx, ESA_ERR_FORMAT,
-                            "%s: blocks of %dx%d, the selector makes multiples of 16 up to 256",
+                            "%s has blocks of %dx%d, expected multiples of 16 up to 256",
                             f->tensors->label, info->block_q, info->block_k);
         const int32_t u8 = info->importance == ESA_IMPORTANCE_U8;
         f->importance = find(f,
@@ -149,7 +148,7 @@ static esa_status read_importance(esa_mask_file *f)
             f->rowmax = find(
                 f, &(wanted){ "importance.rowmax", ESA_FILE_F32, 0, 0, 2, { info->H, info->nq } },
                 &status);
-        if (status != ESA_OK) return status;
+        if (status) return status;
     }
     f->entropy = find(f, &(wanted){ "entropy", ESA_FILE_F32, 0, 1, 1, { info->H } }, &status);
     return status;
@@ -178,7 +177,7 @@ static esa_status read_budgets(esa_mask_file *f)
         const int32_t permille = permille_of(name);
         if (permille < 0) continue;
         if (info->budget_count == ESA_MAX_BUDGETS)
-            return esa_fail(f->ctx, ESA_ERR_FORMAT, "%s: it holds more than %d budgets",
+            return esa_fail(f->ctx, ESA_ERR_FORMAT, "%s holds more than %d budgets",
                             f->tensors->label, ESA_MAX_BUDGETS);
         char mass_name[16];
         snprintf(mass_name, sizeof mass_name, "mask.%04d.mass", permille);
@@ -191,7 +190,7 @@ static esa_status read_budgets(esa_mask_file *f)
         if (!bits) return status;
         const uint8_t *mass = find(f, &(wanted){ mass_name, ESA_FILE_F32, 0, 1, 1, { info->H } },
                                    &status);
-        if (status != ESA_OK) return status;
+        if (status) return status;
         esa_budget_masks *m = esa_mem_zalloc(&f->mem, (int64_t)sizeof *m);
         if (!m)
             return esa_fail(f->ctx, ESA_ERR_MEMORY, "out of memory while opening %s",
@@ -209,6 +208,14 @@ static esa_status read_budgets(esa_mask_file *f)
     return ESA_OK;
 }
 
+static esa_status read_file(esa_mask_file *f)
+{
+    ESA_TRY(esa_run_read(f->ctx, &f->info, f->tensors, "esa.masks"));
+    ESA_TRY(read_axes(f));
+    ESA_TRY(read_importance(f));
+    return read_budgets(f);
+}
+
 esa_status esa_mask_file_make(esa_ctx *ctx, esa_mask_file **file, esa_tensors *tensors)
 {
     *file = NULL;
@@ -220,16 +227,12 @@ esa_status esa_mask_file_make(esa_ctx *ctx, esa_mask_file **file, esa_tensors *t
     f->ctx = ctx;
     f->mem = ctx->mem;
     f->tensors = tensors;
-    esa_status status = esa_run_read(ctx, &f->info, tensors, "esa.masks");
-    if (status == ESA_OK) status = read_axes(f);
-    if (status == ESA_OK) status = read_importance(f);
-    if (status == ESA_OK) status = read_budgets(f);
-    if (status != ESA_OK) {
+    const esa_status status = read_file(f);
+    if (status)
         esa_mask_file_free(f);
-        return status;
-    }
-    *file = f;
-    return ESA_OK;
+    else
+        *file = f;
+    return status;
 }
 
 void esa_mask_file_free(esa_mask_file *file)
@@ -249,14 +252,11 @@ void esa_mask_file_free(esa_mask_file *file)
 esa_status esa_mask_file_open(esa_ctx *ctx, esa_mask_file **file, const char *path)
 {
     if (file) *file = NULL;
-    esa_status status = esa_ctx_enter(ctx);
-    if (status != ESA_OK) return status;
+    ESA_TRY(esa_ctx_enter(ctx));
     esa_tensors *tensors = NULL;
-    if (!file)
-        status = esa_fail(ctx, ESA_ERR_ARGUMENT, "file is NULL");
-    else
-        status = esa_st_open(ctx, &tensors, path);
-    if (status == ESA_OK) status = esa_mask_file_make(ctx, file, tensors);
+    esa_status status = file ? esa_st_open(ctx, &tensors, path)
+                             : esa_fail(ctx, ESA_ERR_ARGUMENT, "file is NULL");
+    if (!status) status = esa_mask_file_make(ctx, file, tensors);
     esa_ctx_leave(ctx);
     return status;
 }
@@ -265,14 +265,11 @@ esa_status esa_mask_file_open_memory(esa_ctx *ctx, esa_mask_file **file, const v
                                      int64_t size)
 {
     if (file) *file = NULL;
-    esa_status status = esa_ctx_enter(ctx);
-    if (status != ESA_OK) return status;
+    ESA_TRY(esa_ctx_enter(ctx));
     esa_tensors *tensors = NULL;
-    if (!file)
-        status = esa_fail(ctx, ESA_ERR_ARGUMENT, "file is NULL");
-    else
-        status = esa_st_open_memory(ctx, &tensors, bytes, size);
-    if (status == ESA_OK) status = esa_mask_file_make(ctx, file, tensors);
+    esa_status status = file ? esa_st_open_memory(ctx, &tensors, bytes, size)
+                             : esa_fail(ctx, ESA_ERR_ARGUMENT, "file is NULL");
+    if (!status) status = esa_mask_file_make(ctx, file, tensors);
     esa_ctx_leave(ctx);
     return status;
 }

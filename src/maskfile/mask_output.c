@@ -5,17 +5,17 @@
 
 #include <stdio.h>
 #include <string.h>
+#include "base/status.h"
 
 typedef struct declarer {
     esa_tensors_writer *writer;
     const esa_mask_file_info *info;
-    int64_t count;
-    esa_status status;
+    int64_t count; /* tensors declared */
 } declarer;
 
-/* Declares [branches if > 1][Ls][Gs][tail...] and returns its number. */
-static int64_t declare(declarer *d, const char *name, int32_t dtype, int32_t rank,
-                       const int64_t *tail)
+/* Declares [branches if > 1][Ls][Gs][tail...]; *number receives the number of the tensor. */
+static esa_status declare(declarer *d, int64_t *number, const char *name, int32_t dtype,
+                          int32_t rank, const int64_t *tail)
 {
     int64_t dim[ESA_FILE_MAX_RANK];
     int32_t n = 0;
@@ -23,44 +23,64 @@ static int64_t declare(declarer *d, const char *name, int32_t dtype, int32_t ran
     dim[n++] = d->info->stored_layers;
     dim[n++] = d->info->stored_groups;
     for (int32_t i = 0; i < rank; i++) dim[n++] = tail[i];
-    if (d->status == ESA_OK) d->status = esa_st_writer_declare(d->writer, name, dtype, n, dim);
-    return d->count++;
+    *number = d->count++;
+    return esa_st_writer_declare(d->writer, name, dtype, n, dim);
 }
 
-static void declare_all(declarer *d, esa_mask_output *out, const esa_mask_axes *axes)
+static esa_status declare_axis(declarer *d, const char *name, int64_t length)
+{
+    d->count++;
+    return esa_st_writer_declare(d->writer, name, ESA_FILE_I32, 1, &length);
+}
+
+static esa_status declare_all(declarer *d, esa_mask_output *out, const esa_mask_axes *axes)
 {
     const esa_mask_file_info *f = d->info;
     const int64_t H = f->H, rows[2] = { H, f->nq }, blocks[3] = { H, f->nq, f->nk },
                   fines[3] = { H, f->nq, esa_fine_bytes(f->nk) },
                   bytes[3] = { H, f->nq, esa_ceil_div(f->nk, 8) };
-    const int64_t T = f->steps, Ls = f->stored_layers, Gs = f->stored_groups;
-    /* Four-byte tensors first: the data starts at a multiple of 64, so they are aligned. */
-    if (d->status == ESA_OK)
-        d->status = esa_st_writer_declare(d->writer, "step_group", ESA_FILE_I32, 1, &T);
-    if (d->status == ESA_OK)
-        d->status = esa_st_writer_declare(d->writer, "stored_layers", ESA_FILE_I32, 1, &Ls);
-    if (d->status == ESA_OK)
-        d->status = esa_st_writer_declare(d->writer, "stored_groups", ESA_FILE_I32, 1, &Gs);
-    d->count = 3;
     out->tensor_importance = out->tensor_fine = out->tensor_rowmax = out->tensor_entropy = -1;
+    /* Four-byte tensors first: the data starts at a multiple of 64, so they are aligned. */
+    ESA_TRY(declare_axis(d, "step_group", f->steps));
+    ESA_TRY(declare_axis(d, "stored_layers", f->stored_layers));
+    ESA_TRY(declare_axis(d, "stored_groups", f->stored_groups));
     char name[16];
-    if (axes->with_entropy) out->tensor_entropy = declare(d, "entropy", ESA_FILE_F32, 1, &H);
+    if (axes->with_entropy)
+        ESA_TRY(declare(d, &out->tensor_entropy, "entropy", ESA_FILE_F32, 1, &H));
     for (int32_t b = 0; b < f->budget_count; b++) {
         snprintf(name, sizeof name, "mask.%04d.mass", f->budget_permille[b]);
-        out->tensor_mass[b] = axes->with_mass ? declare(d, name, ESA_FILE_F32, 1, &H) : -1;
+        out->tensor_mass[b] = -1;
+        if (axes->with_mass) ESA_TRY(declare(d, &out->tensor_mass[b], name, ESA_FILE_F32, 1, &H));
     }
-    if (f->importance == ESA_IMPORTANCE_U8)
-        out->tensor_rowmax = declare(d, "importance.rowmax", ESA_FILE_F32, 2, rows);
+    const int32_t u8 = f->importance == ESA_IMPORTANCE_U8;
+    if (u8) ESA_TRY(declare(d, &out->tensor_rowmax, "importance.rowmax", ESA_FILE_F32, 2, rows));
     if (f->importance != ESA_IMPORTANCE_NONE)
-        out->tensor_importance = declare(
-            d, "importance", f->importance == ESA_IMPORTANCE_U8 ? ESA_FILE_U8 : ESA_FILE_F16, 3,
-            blocks);
-    if (f->importance == ESA_IMPORTANCE_U8)
-        out->tensor_fine = declare(d, "importance.fine", ESA_FILE_U8, 3, fines);
+        ESA_TRY(declare(d, &out->tensor_importance, "importance", u8 ? ESA_FILE_U8 : ESA_FILE_F16,
+                        3, blocks));
+    if (u8) ESA_TRY(declare(d, &out->tensor_fine, "importance.fine", ESA_FILE_U8, 3, fines));
     for (int32_t b = 0; b < f->budget_count; b++) {
         snprintf(name, sizeof name, "mask.%04d.bits", f->budget_permille[b]);
-        out->tensor_bits[b] = declare(d, name, ESA_FILE_U8, 3, bytes);
+        ESA_TRY(declare(d, &out->tensor_bits[b], name, ESA_FILE_U8, 3, bytes));
     }
+    return ESA_OK;
+}
+
+/* The writer is open: allocates scratch, declares every tensor and writes the axes. */
+static esa_status begin(esa_mask_output *out, const char *path, const esa_mask_axes *axes)
+{
+    const esa_mask_file_info *info = &out->info;
+    out->bits = esa_mem_alloc(&out->ctx->mem, out->cell_bytes);
+    out->heads = esa_mem_alloc(&out->ctx->mem, info->H * 4);
+    if (!out->bits || !out->heads)
+        return esa_fail(out->ctx, ESA_ERR_MEMORY, "out of memory while writing %.200s", path);
+    ESA_TRY(esa_run_write(out->writer, info, "esa.masks"));
+    declarer d = { out->writer, info, 0 };
+    ESA_TRY(declare_all(&d, out, axes));
+    ESA_TRY(esa_st_writer_put(out->writer, 0, 0, axes->step_group, 4 * (int64_t)info->steps));
+    ESA_TRY(
+        esa_st_writer_put(out->writer, 1, 0, axes->stored_layer, 4 * (int64_t)info->stored_layers));
+    return esa_st_writer_put(out->writer, 2, 0, axes->stored_group,
+                             4 * (int64_t)info->stored_groups);
 }
 
 esa_status esa_mask_output_begin(esa_ctx *ctx, esa_mask_output *out, const char *path,
@@ -71,25 +91,9 @@ esa_status esa_mask_output_begin(esa_ctx *ctx, esa_mask_output *out, const char 
     out->info = *info;
     out->cells = (int64_t)info->branches * info->stored_layers * info->stored_groups;
     out->cell_bytes = esa_size_mul(info->H * info->nq, esa_ceil_div(info->nk, 8));
-    esa_status status = esa_st_writer_open(ctx, &out->writer, path);
-    if (status != ESA_OK) return status;
-    out->bits = esa_mem_alloc(&ctx->mem, out->cell_bytes);
-    out->heads = esa_mem_alloc(&ctx->mem, info->H * 4);
-    if (!out->bits || !out->heads)
-        status = esa_fail(ctx, ESA_ERR_MEMORY, "out of memory while writing %.200s", path);
-    declarer d = { out->writer, &out->info, 0, status };
-    if (d.status == ESA_OK) d.status = esa_run_write(out->writer, &out->info, "esa.masks");
-    declare_all(&d, out, axes);
-    status = d.status;
-    if (status == ESA_OK)
-        status = esa_st_writer_put(out->writer, 0, 0, axes->step_group, 4 * (int64_t)info->steps);
-    if (status == ESA_OK)
-        status = esa_st_writer_put(out->writer, 1, 0, axes->stored_layer,
-                                   4 * (int64_t)info->stored_layers);
-    if (status == ESA_OK)
-        status = esa_st_writer_put(out->writer, 2, 0, axes->stored_group,
-                                   4 * (int64_t)info->stored_groups);
-    if (status != ESA_OK) esa_mask_output_free(out);
+    ESA_TRY(esa_st_writer_open(ctx, &out->writer, path));
+    const esa_status status = begin(out, path, axes);
+    if (status) esa_mask_output_free(out);
     return status;
 }
 
@@ -97,27 +101,25 @@ esa_status esa_mask_output_bits(esa_mask_output *out, int64_t index, int32_t b, 
                                 const float *mass)
 {
     const int64_t H = out->info.H;
-    esa_status status = esa_st_writer_put(out->writer, out->tensor_bits[b], index * out->cell_bytes,
-                                          bits, out->cell_bytes);
-    if (status == ESA_OK && out->tensor_mass[b] >= 0)
-        status = esa_st_writer_put(out->writer, out->tensor_mass[b], index * H * 4, mass, H * 4);
-    return status;
+    ESA_TRY(esa_st_writer_put(out->writer, out->tensor_bits[b], index * out->cell_bytes, bits,
+                              out->cell_bytes));
+    if (out->tensor_mass[b] < 0) return ESA_OK;
+    return esa_st_writer_put(out->writer, out->tensor_mass[b], index * H * 4, mass, H * 4);
 }
 
 esa_status esa_mask_output_select(esa_mask_output *out, int64_t index, esa_cell *cell)
 {
     const int64_t H = out->info.H;
-    esa_status status = ESA_OK;
     if (out->tensor_entropy >= 0) {
         esa_cell_entropy(cell, out->heads);
-        status = esa_st_writer_put(out->writer, out->tensor_entropy, index * H * 4, out->heads,
-                                   H * 4);
+        ESA_TRY(
+            esa_st_writer_put(out->writer, out->tensor_entropy, index * H * 4, out->heads, H * 4));
     }
-    for (int32_t b = 0; status == ESA_OK && b < out->info.budget_count; b++) {
+    for (int32_t b = 0; b < out->info.budget_count; b++) {
         esa_cell_mask(cell, out->info.budget_permille[b], out->bits, out->heads);
-        status = esa_mask_output_bits(out, index, b, out->bits, out->heads);
+        ESA_TRY(esa_mask_output_bits(out, index, b, out->bits, out->heads));
     }
-    return status;
+    return ESA_OK;
 }
 
 esa_status esa_mask_output_importance(esa_mask_output *out, int64_t index, const void *importance,
@@ -126,16 +128,14 @@ esa_status esa_mask_output_importance(esa_mask_output *out, int64_t index, const
     if (out->tensor_importance < 0) return ESA_OK;
     const int64_t rows = out->info.H * out->info.nq,
                   bytes = rows * out->info.nk * (out->info.importance == ESA_IMPORTANCE_U8 ? 1 : 2);
-    esa_status status = esa_st_writer_put(out->writer, out->tensor_importance, index * bytes,
-                                          importance, bytes);
     const int64_t fine_bytes = rows * esa_fine_bytes(out->info.nk);
-    if (status == ESA_OK && out->tensor_fine >= 0)
-        status = esa_st_writer_put(out->writer, out->tensor_fine, index * fine_bytes, fine,
-                                   fine_bytes);
-    if (status == ESA_OK && out->tensor_rowmax >= 0)
-        status = esa_st_writer_put(out->writer, out->tensor_rowmax, index * rows * 4, rowmax,
-                                   rows * 4);
-    return status;
+    ESA_TRY(
+        esa_st_writer_put(out->writer, out->tensor_importance, index * bytes, importance, bytes));
+    if (out->tensor_fine >= 0)
+        ESA_TRY(
+            esa_st_writer_put(out->writer, out->tensor_fine, index * fine_bytes, fine, fine_bytes));
+    if (out->tensor_rowmax < 0) return ESA_OK;
+    return esa_st_writer_put(out->writer, out->tensor_rowmax, index * rows * 4, rowmax, rows * 4);
 }
 
 esa_status esa_mask_output_finish(esa_mask_output *out)

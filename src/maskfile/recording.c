@@ -3,6 +3,7 @@
 #include "maskfile/recording.h"
 
 #include <string.h>
+#include "base/status.h"
 
 static esa_status bad(esa_ctx *ctx, const esa_tensors *file, const char *what)
 {
@@ -11,15 +12,13 @@ static esa_status bad(esa_ctx *ctx, const esa_tensors *file, const char *what)
 
 static esa_status check(esa_ctx *ctx, esa_recording *rec)
 {
-    esa_status status = esa_run_read(ctx, &rec->info, rec->tensors, "esa.recording");
-    if (status != ESA_OK) return status;
+    ESA_TRY(esa_run_read(ctx, &rec->info, rec->tensors, "esa.recording"));
     const esa_mask_file_info *f = &rec->info;
     const esa_st_entry *dense = esa_st_find(rec->tensors, "dense_layers"),
                        *count = esa_st_find(rec->tensors, "count"),
                        *sums = esa_st_find(rec->tensors, "sums");
     if (f->selector != ESA_SELECT_ENTROPY)
-        return bad(ctx, rec->tensors,
-                   "a recording holds importance of the entropy selector, this one names another");
+        return bad(ctx, rec->tensors, "its selector is not entropy, the only one that is recorded");
     if (!dense || dense->dtype != ESA_FILE_I32 || dense->rank != 1 || dense->dim[0] > f->layers)
         return bad(ctx, rec->tensors, "tensor 'dense_layers' is missing or of another shape");
     if (!count || count->dtype != ESA_FILE_I32 || count->rank != 3 ||
@@ -35,7 +34,7 @@ static esa_status check(esa_ctx *ctx, esa_recording *rec)
     rec->cells = (int64_t)f->branches * f->layers * f->groups;
     rec->blocks = esa_size_mul(esa_size_mul(f->H, f->nq), f->nk);
     if (rec->blocks < 0 || rec->blocks > INT64_MAX / 8)
-        return bad(ctx, rec->tensors, "its blocks do not fit the address space");
+        return bad(ctx, rec->tensors, "its blocks do not fit into the address space");
     rec->count = esa_mem_alloc(&ctx->mem, 4 * rec->cells);
     rec->slot = esa_mem_alloc(&ctx->mem, 8 * rec->cells);
     if (!rec->count || !rec->slot)
@@ -57,7 +56,7 @@ esa_status esa_recording_make(esa_ctx *ctx, esa_recording *rec, esa_tensors *ten
     memset(rec, 0, sizeof *rec);
     rec->tensors = tensors;
     const esa_status status = check(ctx, rec);
-    if (status != ESA_OK) esa_recording_close(ctx, rec);
+    if (status) esa_recording_close(ctx, rec);
     return status;
 }
 
@@ -65,8 +64,8 @@ esa_status esa_recording_open(esa_ctx *ctx, esa_recording *rec, const char *path
 {
     esa_tensors *tensors = NULL;
     memset(rec, 0, sizeof *rec);
-    const esa_status status = esa_st_open(ctx, &tensors, path);
-    return status == ESA_OK ? esa_recording_make(ctx, rec, tensors) : status;
+    ESA_TRY(esa_st_open(ctx, &tensors, path));
+    return esa_recording_make(ctx, rec, tensors);
 }
 
 void esa_recording_close(esa_ctx *ctx, esa_recording *rec)
@@ -77,6 +76,29 @@ void esa_recording_close(esa_ctx *ctx, esa_recording *rec)
     memset(rec, 0, sizeof *rec);
 }
 
+/* Opens rec[count] and fills info. */
+static esa_status open_all(esa_ctx *ctx, esa_recording *rec, esa_mask_file_info *info,
+                           const char *const *path, int32_t count)
+{
+    int64_t prompts = 0;
+    for (int32_t i = 0; i < count; i++) {
+        ESA_TRY(esa_recording_open(ctx, &rec[i], path[i]));
+        ESA_TRY(esa_run_same(ctx, &rec[0].info, rec[0].tensors->label, &rec[i].info,
+                             rec[i].tensors->label));
+        if (rec[i].dense_layers != rec[0].dense_layers ||
+            memcmp(rec[i].dense_layer, rec[0].dense_layer, 4 * (size_t)rec[0].dense_layers) != 0)
+            return esa_fail(ctx, ESA_ERR_MISMATCH, "%.200s and %.200s have different dense layers",
+                            rec[0].tensors->label, rec[i].tensors->label);
+        prompts += rec[i].info.prompts;
+    }
+    if (prompts > INT32_MAX)
+        return esa_fail(ctx, ESA_ERR_FORMAT, "the recordings claim %lld prompts together",
+                        (long long)prompts);
+    *info = rec[0].info;
+    info->prompts = (int32_t)prompts;
+    return ESA_OK;
+}
+
 esa_status esa_recordings_open(esa_ctx *ctx, esa_recording **out, esa_mask_file_info *info,
                                const char *const *path, int32_t count)
 {
@@ -84,31 +106,12 @@ esa_status esa_recordings_open(esa_ctx *ctx, esa_recording **out, esa_mask_file_
     if (!path || count < 1) return esa_fail(ctx, ESA_ERR_ARGUMENT, "no recordings were given");
     esa_recording *rec = esa_mem_zalloc(&ctx->mem, (int64_t)sizeof *rec * count);
     if (!rec) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for %d recordings", count);
-    esa_status status = ESA_OK;
-    int64_t prompts = 0;
-    for (int32_t i = 0; status == ESA_OK && i < count; i++) {
-        status = esa_recording_open(ctx, &rec[i], path[i]);
-        if (status == ESA_OK && i)
-            status = esa_run_same(ctx, &rec[0].info, rec[0].tensors->label, &rec[i].info,
-                                  rec[i].tensors->label);
-        if (status == ESA_OK && i &&
-            (rec[i].dense_layers != rec[0].dense_layers ||
-             memcmp(rec[i].dense_layer, rec[0].dense_layer, 4 * (size_t)rec[0].dense_layers) != 0))
-            status = esa_fail(ctx, ESA_ERR_MISMATCH, "%.200s and %.200s leave other layers dense",
-                              rec[0].tensors->label, rec[i].tensors->label);
-        if (status == ESA_OK) prompts += rec[i].info.prompts;
-    }
-    if (status == ESA_OK && prompts > INT32_MAX)
-        status = esa_fail(ctx, ESA_ERR_FORMAT, "the recordings claim %lld prompts together",
-                          (long long)prompts);
-    if (status != ESA_OK) {
+    const esa_status status = open_all(ctx, rec, info, path, count);
+    if (status)
         esa_recordings_close(ctx, rec, count);
-        return status;
-    }
-    *info = rec[0].info;
-    info->prompts = (int32_t)prompts;
-    *out = rec;
-    return ESA_OK;
+    else
+        *out = rec;
+    return status;
 }
 
 void esa_recordings_close(esa_ctx *ctx, esa_recording *rec, int32_t count)
@@ -160,7 +163,8 @@ esa_status esa_recording_check_sums(esa_ctx *ctx, const esa_recording *rec)
             uint32_t v;
             memcpy(&v, sums + 4 * i, 4);
             if (v > most)
-                return bad(ctx, rec->tensors, "a sum is larger than its contributions can make it");
+                return bad(ctx, rec->tensors,
+                           "a sum is larger than its number of contributions allows");
         }
     }
     return ESA_OK;
@@ -172,53 +176,57 @@ static esa_status merge_cells(esa_tensors_writer *w, const esa_recording *rec, i
                               uint64_t *wide, uint32_t *row)
 {
     const int64_t rows = rec->info.H * rec->info.nq, nk = rec->info.nk;
-    esa_status status = ESA_OK;
     for (int64_t c = 0; c < rec->cells; c++) {
         if (!esa_recordings_count(rec, count, c)) continue;
-        for (int64_t r = 0; status == ESA_OK && r < rows; r++) {
+        for (int64_t r = 0; r < rows; r++) {
             esa_recordings_row(wide, rec, count, c, r);
             for (int64_t j = 0; j < nk; j++) row[j] = (uint32_t)wide[j];
-            status = esa_st_writer_data(w, row, 4 * nk);
+            ESA_TRY(esa_st_writer_data(w, row, 4 * nk));
         }
     }
-    return status;
+    return ESA_OK;
 }
 
-static esa_status merge(esa_ctx *ctx, esa_tensors_writer *w, const esa_recording *rec,
-                        int32_t count, const esa_mask_file_info *info)
+/* Scratch: total[cells], wide[nk], row[nk]. */
+static esa_status merge_all(esa_ctx *ctx, esa_tensors_writer *w, const esa_recording *rec,
+                            int32_t count, const esa_mask_file_info *info, int32_t *total,
+                            uint64_t *wide, uint32_t *row)
 {
     int64_t used = 0;
-    int32_t *total = esa_mem_alloc(&ctx->mem, 4 * rec->cells);
-    uint64_t *wide = esa_mem_alloc(&ctx->mem, 8 * info->nk);
-    uint32_t *row = esa_mem_alloc(&ctx->mem, 4 * info->nk);
-    esa_status status = total && wide && row ? ESA_OK
-                                             : esa_fail(ctx, ESA_ERR_MEMORY,
-                                                        "out of memory while merging recordings");
-    for (int64_t c = 0; status == ESA_OK && c < rec->cells; c++) {
+    for (int64_t c = 0; c < rec->cells; c++) {
         const int64_t n = esa_recordings_count(rec, count, c);
         if (n > ESA_RECORD_MOST)
-            status = esa_fail(ctx, ESA_ERR_STATE,
-                              "the recordings hold %lld contributions of one cell together, a "
-                              "recording takes %d: "
-                              "build the mask file from them directly",
-                              (long long)n, ESA_RECORD_MOST);
+            return esa_fail(ctx, ESA_ERR_STATE,
+                            "the recordings hold %lld contributions of one cell together, but one "
+                            "recording takes at most %d: build the mask file from them directly",
+                            (long long)n, ESA_RECORD_MOST);
         total[c] = (int32_t)n;
         used += n > 0;
     }
     const int64_t dense = rec->dense_layers,
                   shape[3] = { info->branches, info->layers, info->groups },
                   sums[4] = { used, info->H, info->nq, info->nk };
-    for (int32_t i = 0; status == ESA_OK && i < count; i++)
-        status = esa_recording_check_sums(ctx, &rec[i]);
-    if (status == ESA_OK) status = esa_run_write(w, info, "esa.recording");
-    if (status == ESA_OK)
-        status = esa_st_writer_declare(w, "dense_layers", ESA_FILE_I32, 1, &dense);
-    if (status == ESA_OK) status = esa_st_writer_declare(w, "count", ESA_FILE_I32, 3, shape);
-    if (status == ESA_OK) status = esa_st_writer_declare(w, "sums", ESA_FILE_U32, 4, sums);
-    if (status == ESA_OK) status = esa_st_writer_data(w, rec->dense_layer, 4 * dense);
-    if (status == ESA_OK) status = esa_st_writer_data(w, total, 4 * rec->cells);
-    if (status == ESA_OK) status = merge_cells(w, rec, count, wide, row);
-    if (status == ESA_OK) status = esa_st_writer_finish(w);
+    for (int32_t i = 0; i < count; i++) ESA_TRY(esa_recording_check_sums(ctx, &rec[i]));
+    ESA_TRY(esa_run_write(w, info, "esa.recording"));
+    ESA_TRY(esa_st_writer_declare(w, "dense_layers", ESA_FILE_I32, 1, &dense));
+    ESA_TRY(esa_st_writer_declare(w, "count", ESA_FILE_I32, 3, shape));
+    ESA_TRY(esa_st_writer_declare(w, "sums", ESA_FILE_U32, 4, sums));
+    ESA_TRY(esa_st_writer_data(w, rec->dense_layer, 4 * dense));
+    ESA_TRY(esa_st_writer_data(w, total, 4 * rec->cells));
+    ESA_TRY(merge_cells(w, rec, count, wide, row));
+    return esa_st_writer_finish(w);
+}
+
+static esa_status merge(esa_ctx *ctx, esa_tensors_writer *w, const esa_recording *rec,
+                        int32_t count, const esa_mask_file_info *info)
+{
+    int32_t *total = esa_mem_alloc(&ctx->mem, 4 * rec->cells);
+    uint64_t *wide = esa_mem_alloc(&ctx->mem, 8 * info->nk);
+    uint32_t *row = esa_mem_alloc(&ctx->mem, 4 * info->nk);
+    const esa_status status = total && wide && row
+                                  ? merge_all(ctx, w, rec, count, info, total, wide, row)
+                                  : esa_fail(ctx, ESA_ERR_MEMORY,
+                                             "out of memory while merging recordings");
     esa_mem_free(&ctx->mem, total, 4 * rec->cells);
     esa_mem_free(&ctx->mem, wide, 8 * info->nk);
     esa_mem_free(&ctx->mem, row, 4 * info->nk);
@@ -228,14 +236,13 @@ static esa_status merge(esa_ctx *ctx, esa_tensors_writer *w, const esa_recording
 esa_status esa_recording_merge(esa_ctx *ctx, const char *output, const char *const *recordings,
                                int32_t count)
 {
-    esa_status status = esa_ctx_enter(ctx);
-    if (status != ESA_OK) return status;
+    ESA_TRY(esa_ctx_enter(ctx));
     esa_recording *rec = NULL;
     esa_mask_file_info info;
     esa_tensors_writer *w = NULL;
-    status = esa_recordings_open(ctx, &rec, &info, recordings, count);
-    if (status == ESA_OK) status = esa_st_writer_open(ctx, &w, output);
-    if (status == ESA_OK) status = merge(ctx, w, rec, count, &info);
+    esa_status status = esa_recordings_open(ctx, &rec, &info, recordings, count);
+    if (!status) status = esa_st_writer_open(ctx, &w, output);
+    if (!status) status = merge(ctx, w, rec, count, &info);
     esa_st_writer_close(w);
     esa_recordings_close(ctx, rec, count);
     esa_ctx_leave(ctx);

@@ -8,6 +8,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include "base/status.h"
 #include "mask/mask.h"
 
 static const char *const selector_names[] = { "full", "entropy", "rf_v2", "ada_bsa", "random" };
@@ -139,16 +140,14 @@ esa_status esa_run_write(esa_tensors_writer *w, const esa_mask_file_info *f, con
                   { "mode", mode_names[f->mode] },
                   { "order", order_names[y->order] },
                   { "importance", importance_names[f->importance] } };
-    esa_status status = ESA_OK;
-    for (size_t i = 0; status == ESA_OK && i < sizeof words / sizeof words[0]; i++)
-        status = esa_st_writer_metadata(w, words[i].key, words[i].value);
-    for (size_t i = 0; status == ESA_OK && i < sizeof ints / sizeof ints[0]; i++)
-        status = put_int64(w, ints[i].key, ints[i].value);
-    for (size_t i = 0; status == ESA_OK && i < sizeof lists / sizeof lists[0]; i++)
-        status = put_ints(w, lists[i].key, lists[i].value, lists[i].n);
-    if (status == ESA_OK) status = put_fraction(w, "warmup_frac", f->warmup_frac);
-    if (status == ESA_OK) status = put_double(w, "scale", f->scale);
-    return status;
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
+        ESA_TRY(esa_st_writer_metadata(w, words[i].key, words[i].value));
+    for (size_t i = 0; i < sizeof ints / sizeof ints[0]; i++)
+        ESA_TRY(put_int64(w, ints[i].key, ints[i].value));
+    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
+        ESA_TRY(put_ints(w, lists[i].key, lists[i].value, lists[i].n));
+    ESA_TRY(put_fraction(w, "warmup_frac", f->warmup_frac));
+    return put_double(w, "scale", f->scale);
 }
 
 /* ---------------------------------------------------------------- reading */
@@ -161,7 +160,7 @@ typedef struct reader {
 
 static const char *get_text(reader *r, const char *key)
 {
-    if (r->status != ESA_OK) return NULL;
+    if (r->status) return NULL;
     const char *text = esa_st_metadata(r->file, key);
     if (!text)
         r->status = esa_fail(r->ctx, ESA_ERR_FORMAT, "%s: metadata '%s' is missing", r->file->label,
@@ -171,7 +170,7 @@ static const char *get_text(reader *r, const char *key)
 
 static void bad_value(reader *r, const char *key, const char *text, const char *expected)
 {
-    if (r->status == ESA_OK)
+    if (!r->status)
         r->status = esa_fail(r->ctx, ESA_ERR_FORMAT, "%s: metadata '%s' is '%s', expected %s",
                              r->file->label, key, esa_quote(text).text, expected);
 }
@@ -298,15 +297,14 @@ static esa_status wrong_kind(esa_ctx *ctx, const esa_tensors *file, const char *
     const char *found = esa_st_metadata(file, "format");
     const char *wanted = strcmp(format, "esa.masks") == 0 ? "a mask file" : "a recording";
     if (found && strcmp(found, "esa.masks") == 0)
-        return esa_fail(ctx, ESA_ERR_FORMAT, "%s is a mask file, %s was expected", file->label,
-                        wanted);
+        return esa_fail(ctx, ESA_ERR_FORMAT, "%s is a mask file, expected %s", file->label, wanted);
     if (found && strcmp(found, "esa.recording") == 0)
         return esa_fail(ctx, ESA_ERR_FORMAT,
-                        "%s is a recording, %s was expected (build one with: esa masks merge)",
+                        "%s is a recording, expected %s (build one with: esa masks merge)",
                         file->label, wanted);
     if ((found && strcmp(found, "esa.fa4") == 0) || esa_st_find(file, "full_block_cnt"))
         return esa_fail(ctx, ESA_ERR_FORMAT,
-                        "%s holds full_block_cnt and full_block_idx, %s was expected (esa masks "
+                        "%s holds full_block_cnt and full_block_idx, expected %s (esa masks "
                         "convert reads it)",
                         file->label, wanted);
     return esa_fail(ctx, ESA_ERR_FORMAT, "%s is a safetensors file of %lld tensors, but not %s",
@@ -323,8 +321,8 @@ esa_status esa_run_read(esa_ctx *ctx, esa_mask_file_info *f, const esa_tensors *
     if (!found || strcmp(found, format) != 0) return wrong_kind(ctx, file, format);
     reader r = { ctx, file, ESA_OK };
     f->format_version = (int32_t)get_int(&r, "format_version", 1, INT32_MAX);
-    if (r.status == ESA_OK && f->format_version != ESA_MASK_FORMAT_VERSION)
-        return esa_fail(ctx, ESA_ERR_VERSION, "%s has format version %d, this library knows %d",
+    if (!r.status && f->format_version != ESA_MASK_FORMAT_VERSION)
+        return esa_fail(ctx, ESA_ERR_VERSION, "%s has format version %d, this library expects %d",
                         file->label, f->format_version, ESA_MASK_FORMAT_VERSION);
     const char *selector = get_text(&r, "selector");
     f->selector = selector && strcmp(selector, "given") == 0
@@ -354,15 +352,14 @@ esa_status esa_run_read(esa_ctx *ctx, esa_mask_file_info *f, const esa_tensors *
     get_string(&r, "config_hash", f->config_hash, sizeof f->config_hash);
     esa_layout layout;
     get_layout(&r, &layout);
-    if (r.status != ESA_OK) return r.status;
+    if (r.status) return r.status;
     f->nq = esa_ceil_div(f->Nq, f->block_q);
     f->nk = esa_ceil_div(f->Nk, f->block_k);
     if (f->nq > ESA_MAX_BLOCKS || f->nk > ESA_MAX_BLOCKS)
         return esa_fail(ctx, ESA_ERR_FORMAT,
-                        "%s: %lld x %lld blocks, at most %d a side are possible", file->label,
+                        "%s has %lld x %lld blocks, expected at most %d per side", file->label,
                         (long long)f->nq, (long long)f->nk, ESA_MAX_BLOCKS);
-    if (esa_layout_resolve(ctx, &f->layout, &layout, f->Nq, f->Nk, f->selector, f->mode, 0) !=
-        ESA_OK) {
+    if (esa_layout_resolve(ctx, &f->layout, &layout, f->Nq, f->Nk, f->selector, f->mode, 0)) {
         char inner[256];
         snprintf(inner, sizeof inner, "%.250s", ctx->error);
         return esa_fail(ctx, ESA_ERR_FORMAT, "%s contradicts itself: %s", file->label, inner);
@@ -402,11 +399,11 @@ esa_status esa_run_check_layout(esa_ctx *ctx, const esa_mask_file_info *f, const
     esa_layout full;
     const esa_status status = esa_layout_resolve(ctx, &full, &y, f->Nq, f->Nk, f->selector, f->mode,
                                                  0);
-    if (status == ESA_OK && esa_run_layout_same(&full, z)) return ESA_OK;
+    if (!status && esa_run_layout_same(&full, z)) return ESA_OK;
     if (status == ESA_ERR_VERSION) return status;
     return esa_fail(ctx, ESA_ERR_MISMATCH, "%.160s was made for %s, %s has %s", name,
                     esa_run_describe_layout(z).text, who,
-                    esa_run_describe_layout(status == ESA_OK ? &full : &y).text);
+                    esa_run_describe_layout(status ? &y : &full).text);
 }
 
 esa_status esa_run_same(esa_ctx *ctx, const esa_mask_file_info *a, const char *name_a,

@@ -111,46 +111,46 @@ static void test_json(void **state)
     refuse("[]", 0, "does not start with '{'");
     refuse(" {}", 0, "does not start with '{'");
     refuse("{", 0, "not start with '{'");
-    refuse("{ ", 0, "string was expected");
+    refuse("{ ", 0, "expected a string");
     refuse("{}x", 0, "only spaces may follow");
     refuse("{}\n", 0, "only spaces may follow");
-    refuse("{\"a\"}", 0, "':' was expected");
-    refuse("{\"a\":{}}", 0, "lacks its dtype");
-    refuse("{\"a\":{\"dtype\":\"F32\"}}", 0, "lacks its shape");
-    refuse("{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, "lacks its data_offsets");
-    refuse("{\"a\":1}", 0, "object was expected");
+    refuse("{\"a\"}", 0, "expected a ':'");
+    refuse("{\"a\":{}}", 0, "has no dtype");
+    refuse("{\"a\":{\"dtype\":\"F32\"}}", 0, "has no shape");
+    refuse("{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, "has no data_offsets");
+    refuse("{\"a\":1}", 0, "expected an object");
     refuse("{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},}", 4,
-           "string was expected");
+           "expected a string");
     refuse("{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}", 4, "ends too early");
     refuse("{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4],\"extra\":1}}", 4,
            "unknown key 'extra'");
     refuse("{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4,
-           "twice the key 'dtype'");
+           "a second key 'dtype'");
     refuse("{\"a\":{\"dtype\":\"F31\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "dtype 'F31'");
-    refuse("{\"a\":{\"dtype\":7,\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "string was expected");
+    refuse("{\"a\":{\"dtype\":7,\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "expected a string");
     refuse("{\"a\":{\"dtype\":\"F32\",\"shape\":1,\"data_offsets\":[0,4]}}", 4,
-           "array was expected");
+           "expected an array");
     refuse("{\"a\":{\"dtype\":\"F32\",\"shape\":[1,],\"data_offsets\":[0,4]}}", 4,
-           "number was expected");
+           "expected a number");
     refuse("{\"a\":{\"dtype\":\"F32\",\"shape\":[[1]],\"data_offsets\":[0,4]}}", 4,
-           "number was expected");
+           "expected a number");
     refuse("{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0]}}", 4, "two numbers");
     refuse("{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4,4]}}", 4,
-           "']' was expected");
+           "expected a ']'");
     refuse("{\"__metadata__\":{\"a\":1}}", 0, "metadata 'a' is not a string");
     refuse("{\"__metadata__\":{\"a\":{\"b\":\"c\"}}}", 0, "metadata 'a' is not a string");
     refuse("{\"__metadata__\":{\"a\":null}}", 0, "not a string");
-    refuse("{\"__metadata__\":{\"a\":\"1\",\"a\":\"2\"}}", 0, "metadata 'a' comes twice");
-    refuse("{\"__metadata__\":{},\"__metadata__\":{}}", 0, "__metadata__ comes twice");
-    refuse("{\"__metadata__\":[]}", 0, "object was expected");
+    refuse("{\"__metadata__\":{\"a\":\"1\",\"a\":\"2\"}}", 0, "metadata 'a' appears twice");
+    refuse("{\"__metadata__\":{},\"__metadata__\":{}}", 0, "__metadata__ appears twice");
+    refuse("{\"__metadata__\":[]}", 0, "expected an object");
 }
 
 static void test_strings(void **state)
 {
     (void)state;
     refuse("{\"a\x01\":{}}", 0, "control character");
-    refuse("{\"a", 0, "does not end");
-    refuse("{\"a\\", 0, "does not end");
+    refuse("{\"a", 0, "has no end");
+    refuse("{\"a\\", 0, "has no end");
     refuse("{\"\\x\":{}}", 0, "unknown escape");
     refuse("{\"\\u12g4\":{}}", 0, "four hex digits");
     refuse("{\"\\u0000\":{}}", 0, "NUL");
@@ -178,22 +178,22 @@ static void test_numbers(void **state)
                 { "1.0", "0,4", "not an integer" },
                 { "1e0", "0,4", "not an integer" },
                 { "01", "0,4", "leading zero" },
-                { "+1", "0,4", "number was expected" },
+                { "+1", "0,4", "expected a number" },
                 { "9223372036854775808", "0,4", "63 bits" },
                 { "99999999999999999999999", "0,4", "63 bits" },
-                { "\"1\"", "0,4", "number was expected" },
-                { "true", "0,4", "number was expected" },
+                { "\"1\"", "0,4", "expected a number" },
+                { "true", "0,4", "expected a number" },
                 { "1", "-0,4", "negative" },
                 { "1", "0,4.0", "not an integer" },
                 { "1", "0.5,4", "not an integer" },
                 { "1", "0,18446744073709551620", "63 bits" },
-                { "1", "null,4", "number was expected" },
+                { "1", "null,4", "expected a number" },
                 { "1,1,1,1,1,1,1,1,1", "0,4", "more than 8 dimensions" },
                 { "4294967296,4294967296", "0,4", "need more than" },
                 { "9223372036854775807,9223372036854775807", "0,4", "need more than" },
                 { "3074457345618258603,3", "0,4", "need more than" },
                 { "2305843009213693952", "0,4", "need more than" },
-                { "2", "0,4", "has 4 bytes, its dtype and shape need 8" },
+                { "2", "0,4", "has 4 bytes, but its dtype and shape need 8" },
                 { "1", "4,0", "claims bytes 4 to 0" },
                 { "1", "0,8", "claims bytes 0 to 8" },
                 { "1", "9223372036854775803,9223372036854775807", "claims bytes" } };
@@ -214,13 +214,14 @@ static void test_tiling(void **state)
     refuse("{" T("a", "0", "2", "2") "," T("b", "0", "2", "2") "}", 2, "overlap");
     refuse("{" T("a", "0", "4", "4") "," T("b", "2", "2", "0") "}", 4, "overlap");
     refuse("{" T("a", "0", "1", "1") "," T("b", "2", "3", "1") "}", 3,
-           "no tensor owns bytes 1 to 2");
-    refuse("{" T("a", "1", "2", "1") "}", 2, "no tensor owns bytes 0 to 1");
-    refuse("{" T("a", "0", "1", "1") "}", 2, "end at byte 1 of the data, the file has 2");
-    refuse("{}", 1, "end at byte 0 of the data, the file has 1");
-    refuse("{" T("a", "0", "1", "1") "," T("a", "1", "2", "1") "}", 2, "tensor 'a' comes twice");
+           "bytes 1 to 2 of the data (before 'b') belong to no tensor");
+    refuse("{" T("a", "1", "2", "1") "}", 2,
+           "bytes 0 to 1 of the data (before 'a') belong to no tensor");
+    refuse("{" T("a", "0", "1", "1") "}", 2, "end at byte 1 of the data, but the file has 2");
+    refuse("{}", 1, "end at byte 0 of the data, but the file has 1");
+    refuse("{" T("a", "0", "1", "1") "," T("a", "1", "2", "1") "}", 2, "tensor 'a' appears twice");
     refuse("{" T("a", "0", "1", "1") "," T("\\u0061", "1", "2", "1") "}", 2,
-           "tensor 'a' comes twice");
+           "tensor 'a' appears twice");
     refuse("{" T("a", "0", "2", "2") "}", 1, "claims bytes 0 to 2");
 #undef T
 }
@@ -292,9 +293,9 @@ static void test_nesting(void **state)
     memcpy(h, "{\"a\":", 5);
     memset(h + 5, '{', n);
     h[n + 5] = 0;
-    refuse(h, 0, "string was expected");
+    refuse(h, 0, "expected a string");
     memset(h + 5, '[', n);
-    refuse(h, 0, "object was expected");
+    refuse(h, 0, "expected an object");
     free(h);
 }
 

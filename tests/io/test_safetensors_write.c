@@ -339,9 +339,9 @@ static void test_links(void **state)
     assert_refused(ctx, esa_tensors_writer_create(ctx, &w, scratch_path(&s, "device")), ESA_ERR_IO,
                    "not a regular file", NULL);
     assert_refused(ctx, esa_tensors_writer_create(ctx, &w, scratch_path(&s, "open")), ESA_ERR_IO,
-                   "open elsewhere", NULL);
+                   "refers to an open file", NULL);
     assert_refused(ctx, esa_tensors_writer_create(ctx, &w, "/proc/self/fd/2"), ESA_ERR_IO,
-                   "open elsewhere", NULL);
+                   "refers to an open file", NULL);
     assert_int_equal(scratch_count(&s), 8);
     scratch_remove(&s);
 }

@@ -77,7 +77,7 @@ static void test_mismatches(void **state)
     /* Files of another kind. */
     esa_mask_file *g;
     assert_refused(ctx, esa_mask_file_open(ctx, &g, rec[0]), ESA_ERR_FORMAT, "is a recording",
-                   "a mask file was expected", NULL);
+                   "expected a mask file", NULL);
     assert_refused(ctx,
                    esa_recording_merge(ctx, "x", (const char *const[]){ scratch_path(&t, "m") }, 1),
                    ESA_ERR_FORMAT, "is a mask file", "recording", NULL);
