@@ -45,7 +45,8 @@ test-cuda: cuda
 
 bench: command
 	@scripts/setup.sh bench
-	@scripts/bench.sh
+	@cmake --build $(BUILD) -j $(JOBS) --target session_overhead
+	@bench/cpu.sh
 
 bundle:
 	@scripts/setup.sh test

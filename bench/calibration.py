@@ -53,7 +53,10 @@ def main():
     ap.add_argument("clip", nargs="*", help="further options of all clips, behind --")
     args = ap.parse_args()
     os.makedirs(args.work, exist_ok=True)
-    at = lambda name: os.path.join(args.work, name)
+
+    def at(name):
+        return os.path.join(args.work, name)
+
     budgets, tails = args.budgets.split(","), args.tails.split(",")
     common = [*args.clip, "--steps", str(args.steps), "--threads", str(args.threads)]
 
@@ -102,7 +105,8 @@ def main():
 
     one = taken["two"]
     print(
-        f"{one['model']}, {one['frames']} frames of {one['width']} x {one['height']}, {one['steps']} steps, {one['tokens']} tokens; "
+        f"{one['model']}, {one['frames']} frames of {one['width']} x {one['height']}, {one['steps']} steps, "
+        f"{one['tokens']} tokens; "
         f"{len(UNSEEN)} unseen prompts; {one['machine']['cpu']}, commit {one['commit']}")
     if args.part != "cheaper":
         print("\n| masks | tail |" + "".join(f" PSNR at {b} | SSIM |" for b in budgets))
@@ -112,17 +116,16 @@ def main():
                                                                                               "cached, 8 prompts")):
                 print(f"| {name} | {tail} |" + "".join(f" {mean(method, b, tail)} |" for b in budgets))
     if args.part != "prompts":
-        print(
-            f"\n| calibration | seconds a prompt | of which recording | file | PSNR at {budgets[0]}, tail {tails[0]} | SSIM |"
-        )
+        print("\n| calibration | seconds a prompt | of which recording | file "
+              f"| PSNR at {budgets[0]}, tail {tails[0]} | SSIM |")
         print("|---|---|---|---|---|---|")
         for name, title in [("two", "2 prompts, every step, 4 samples"), *((n, t) for n, t, _ in CHEAPER),
                             ("eight", "8 prompts, every step, 4 samples")]:
             t = taken[name]
             recording = t["record_seconds"] / max(1, t["prompts_recorded_now"])
-            print(
-                f"| {title} | {t['seconds_per_prompt']:.1f} | {recording:.2f} | {t['bytes'] / 1e6:.2f} MB | {mean('cached:' + name, budgets[0], tails[0])} |"
-            )
+            quality = mean("cached:" + name, budgets[0], tails[0])
+            print(f"| {title} | {t['seconds_per_prompt']:.1f} | {recording:.2f} | {t['bytes'] / 1e6:.2f} MB "
+                  f"| {quality} |")
 
 
 if __name__ == "__main__":

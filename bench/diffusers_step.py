@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Seconds per denoising step of diffusers' transformers, dense (torch's best SDPA) against esa.apply, in one run.
 
-    python bench/diffusers_step.py --json diffusers.json               the six real shapes; one GPU of 80 GB or more, about six minutes
-    python bench/diffusers_step.py --quick                             Wan 1.3B at 480p and CogVideoX, fewer methods, about one minute
+    python bench/diffusers_step.py --json diffusers.json        the six real shapes; a GPU of 80 GB, about six minutes
+    python bench/diffusers_step.py --quick                      Wan 1.3B at 480p and CogVideoX, about one minute
     python bench/diffusers_step.py --shapes wan-14b-720p --limit 200 --offload
-    python bench/diffusers_step.py --mini --device cpu                 the same program on tiny models: does it run?
+    python bench/diffusers_step.py --mini --device cpu          tiny models, to see whether the program runs
 
 Real configurations with random bf16 weights made on the GPU, eager on both sides, one guidance branch (batch 1),
 transformer alone. Nothing needs to be installed: PYTHONPATH names python/ of this tree and a folder with diffusers and
@@ -33,6 +33,7 @@ import sys
 import tempfile
 import time
 
+import shapes
 import torch
 from torch.overrides import TorchFunctionMode
 
@@ -68,13 +69,21 @@ class Shape:
     bars: dict = dataclasses.field(default_factory=dict)
 
 
+def real(name, family, config, text, bars=None):
+    """A shape of bench/shapes.def with the configuration of its model."""
+    shape = shapes.SHAPES[name]
+    if (shape.heads, shape.head_dim) != (config["num_attention_heads"], config["attention_head_dim"]):
+        raise ValueError(f"{name}: bench/shapes.def and the model's configuration have different heads")
+    return Shape(family, config, shape.grid, text, bars or {})
+
+
 SHAPES = {
-    "wan-1.3b-480p": Shape("wan", WAN_13B, (21, 30, 52), 512),
-    "wan-1.3b-720p": Shape("wan", WAN_13B, (21, 45, 80), 512, {0.5: 1.5, 0.2: 2.3, 0.1: 2.7}),
-    "wan-14b-480p": Shape("wan", WAN_14B, (21, 30, 52), 512),
-    "wan-14b-720p": Shape("wan", WAN_14B, (21, 45, 80), 512, {0.5: 1.35, 0.2: 1.9, 0.1: 2.2}),
-    "cogvideox-5b": Shape("cogvideox", COG_5B, (13, 30, 45), 226),
-    "hunyuan-544p": Shape("hunyuan", HUNYUAN, (33, 34, 60), 256),
+    "wan-1.3b-480p": real("wan-1.3b-480p", "wan", WAN_13B, 512),
+    "wan-1.3b-720p": real("wan-1.3b-720p", "wan", WAN_13B, 512, {0.5: 1.5, 0.2: 2.3, 0.1: 2.7}),
+    "wan-14b-480p": real("wan-14b-480p", "wan", WAN_14B, 512),
+    "wan-14b-720p": real("wan-14b-720p", "wan", WAN_14B, 512, {0.5: 1.35, 0.2: 1.9, 0.1: 2.2}),
+    "cogvideox-5b": real("cogvideox-5b", "cogvideox", COG_5B, 226),
+    "hunyuan-544p": real("hunyuan-544p", "hunyuan", HUNYUAN, 256),
 }
 MINIS = {
     "mini-wan": Shape("wan", MINI_WAN, (5, 10, 12), 16),
@@ -421,9 +430,8 @@ def run_shape(name, shape, args, deadline):
         "shape": name, "tokens": tokens_of(shape), "layers": layers,
         "parameters": sum(p.numel() for p in model.parameters()), "build_s": built, "rows": [], "skipped": []
     }
-    print(
-        f"\n{name}: {result['tokens']} tokens, {layers} layers, {result['parameters'] / 1e9:.2f} B parameters, made in {built:.1f} s",
-        flush=True)
+    print(f"\n{name}: {result['tokens']} tokens, {layers} layers, {result['parameters'] / 1e9:.2f} B parameters, "
+          f"made in {built:.1f} s", flush=True)
 
     def rounds_for(seconds):
         return args.rounds or (3 if seconds < 1 else 2 if seconds < 3 else 1)
@@ -458,16 +466,14 @@ def run_shape(name, shape, args, deadline):
         if name == args.whole:
             config = esa.EsaConfig(block=block, warmup_frac=WARMUP, tail=args.tail, budget=0.2)
             result["whole_run"] = whole = whole_run(model, inputs, tokens_of(shape), sdpa, config, clock)
-            print(
-                f"  {STEPS} steps for real: dense {whole['dense_s']:.1f} s, entropy online 0.2 {whole['esa_s']:.1f} s, {whole['speedup']:.2f}x",
-                flush=True)
+            print(f"  {STEPS} steps for real: dense {whole['dense_s']:.1f} s, "
+                  f"entropy online 0.2 {whole['esa_s']:.1f} s, {whole['speedup']:.2f}x", flush=True)
         if args.compile:
             config = esa.EsaConfig(block=block, warmup_frac=WARMUP, tail=args.tail, budget=0.2)
             result["compiled"] = both = compiled(model, inputs, shape, sdpa, config, clock, rounds_for(dense))
             if "speedup" in both:
-                print(
-                    f"  blocks compiled: dense {both['dense_s']:.3f} s, entropy online 0.2 {both['esa_s']:.3f} s, {both['speedup']:.2f}x",
-                    flush=True)
+                print(f"  blocks compiled: dense {both['dense_s']:.3f} s, entropy online 0.2 {both['esa_s']:.3f} s, "
+                      f"{both['speedup']:.2f}x", flush=True)
             else:
                 print(f"  blocks compiled: left out, {both['left_out']}")
         if args.offload and name == "wan-14b-480p" and gpu:
@@ -486,15 +492,17 @@ def run_shape(name, shape, args, deadline):
 def print_row(row):
     bar = "" if row["bar"] is None else f"  (bar {row['bar']}{'' if row['ok'] else ', MISSED'})"
     print(
-        f"  {row['method']:25s} {row['step']:.3f} s  {row['speedup']:.2f}x   all sparse {row['speedup_all_sparse']:.2f}x   50 steps "
-        f"{row['speedup_50_steps']:.2f}x   density {row['density']:.3f}   attention {row['attention']:.3f} s, select {row['select']:.3f} s, "
+        f"  {row['method']:25s} {row['step']:.3f} s  {row['speedup']:.2f}x   "
+        f"all sparse {row['speedup_all_sparse']:.2f}x   50 steps {row['speedup_50_steps']:.2f}x   "
+        f"density {row['density']:.3f}   attention {row['attention']:.3f} s, select {row['select']:.3f} s, "
         f"{row['kernel']}{bar}", flush=True)
 
 
 def table(results):
     """The table of docs/results/diffusers-h200.md."""
     lines = [
-        "| shape | attention share | method | density | s per step | speedup | all layers sparse | 50 steps, warm-up 0.2 |",
+        "| shape | attention share | method | density | s per step | speedup | all layers sparse "
+        "| 50 steps, warm-up 0.2 |",
         "|---|---|---|---|---|---|---|---|"
     ]
     for r in results:
@@ -502,8 +510,8 @@ def table(results):
         lines.append(f"| {r['shape']} | {share} | dense ({r['sdpa']} SDPA) | 1 | {r['dense_s']:.3f} | 1 | | |")
         for row in r["rows"]:
             lines.append(
-                f"| | | {row['method']} | {row['density']:.3f} | {row['step']:.3f} | {row['speedup']:.2f} | {row['speedup_all_sparse']:.2f} | "
-                f"{row['speedup_50_steps']:.2f} |")
+                f"| | | {row['method']} | {row['density']:.3f} | {row['step']:.3f} | {row['speedup']:.2f} "
+                f"| {row['speedup_all_sparse']:.2f} | {row['speedup_50_steps']:.2f} |")
     return "\n".join(lines)
 
 

@@ -10,7 +10,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "python"))
 
 try:
-    from esa.core.library import EsaError, find_library
+    from esa.core.library import EsaError, find_library  # noqa: F401
     from esa.core.library import Library as PackageLibrary
 except ImportError as error:
     raise SystemExit(str(error)) from None

@@ -13,14 +13,9 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import esa_ctypes as esa
+import shapes
 
-SHAPES = {  # heads, tokens, head dim, video grid, text in front and behind
-    "720p": (12, 75600, 128, (21, 45, 80), (0, 0)),         # wan-1.3b, 81 frames 720x1280
-    "480p": (12, 32760, 128, (21, 30, 52), (0, 0)),         # wan-1.3b, 81 frames 480x832
-    "cog": (48, 17776, 64, (13, 30, 45), (226, 0)),         # cogvideox-5b
-    "hunyuan": (24, 67576, 128, (33, 34, 60), (0, 256)),    # hunyuan video 544p
-    "small": (4, 4096, 128, (4, 32, 32), (0, 0)),           # for trying the script
-}
+SHAPES = dict(shapes.SHAPES, small=shapes.Shape(4, 4096, 128, (4, 32, 32), (0, 0)))     # small: to try the script
 DENSITIES = (1.0, 0.5, 0.2, 0.1)
 
 

@@ -48,14 +48,14 @@ def main():
             result = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
             if name not in best or result["seconds"] < best[name]["seconds"]:
                 best[name] = result
-    print(
-        f"torch {torch.__version__}, diffusers {diffusers.__version__}, {args.threads} threads: {best['diffusers']:.3f} s per forward"
-    )
+    print(f"torch {torch.__version__}, diffusers {diffusers.__version__}, {args.threads} threads: "
+          f"{best['diffusers']:.3f} s per forward")
     for name in names:
         r = best[name]
         print(
-            f"esa {name:18s} {r['seconds']:.3f} s = self-attention {r['self_attention']:.3f} + gemm {r['gemm']:.3f} + cross {r['cross_attention']:.3f} "
-            f"+ rest {r['rest']:.3f}; density {r['density']:.3f}, {best['diffusers'] / r['seconds']:.2f} x diffusers")
+            f"esa {name:18s} {r['seconds']:.3f} s = self-attention {r['self_attention']:.3f} + gemm {r['gemm']:.3f} "
+            f"+ cross {r['cross_attention']:.3f} + rest {r['rest']:.3f}; density {r['density']:.3f}, "
+            f"{best['diffusers'] / r['seconds']:.2f} x diffusers")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ cp $build/tests/gpu_tests.txt bundle/tests/
 cp $build/tests/libesa_stand_in.so $build/tests/libesa_other_abi.so bundle/tests/
 find $build/examples -maxdepth 1 -type f -perm -u+x -name 'example_*' -exec cp {} bundle/examples/ \;
 cp tests/cuda/check_torch.py tests/cuda/check_python.py bundle/tests/cuda/
-cp bench/*.py $build/bench/session_overhead bundle/bench/
+cp bench/*.py bench/shapes.def $build/bench/session_overhead bundle/bench/
 # The Python package, read from where it stands; it finds the library beside its folder.
 mkdir -p bundle/python
 cp -r python/esa bundle/python/

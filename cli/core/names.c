@@ -1,26 +1,15 @@
 /* names.c - names of shapes and small words of the command line.
- * SPDX-License-Identifier: Apache-2.0
- *
- * Shapes are those of one self-attention call of the models at their default resolution and at
- * 720p: the grid is latent frames x height x width in patches, text tokens are part of the sequence
- * where the model attends jointly. */
+ * SPDX-License-Identifier: Apache-2.0 */
 #include "core/cli.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 static const cli_shape shapes[] = {
-    /* name                 B   H       N    D    t   h   w  front back */
-    { "wan-1.3b-480p", 1, 12, 32760, 128, { 21, 30, 52 }, 0, 0 }, /* 81 frames 480x832 */
-    { "wan-1.3b-720p", 1, 12, 75600, 128, { 21, 45, 80 }, 0, 0 }, /* 81 frames 720x1280 */
-    { "wan-14b-480p", 1, 40, 32760, 128, { 21, 30, 52 }, 0, 0 },
-    { "wan-14b-720p", 1, 40, 75600, 128, { 21, 45, 80 }, 0, 0 },
-    { "cogvideox-5b", 1, 48, 17776, 64, { 13, 30, 45 }, 226, 0 },      /* 49 frames 480x720, text in
-                                                                          front */
-    { "cogvideox-5b-720p", 1, 48, 47026, 64, { 13, 45, 80 }, 226, 0 }, /* 49 frames 720x1280 */
-    { "hunyuan-544p", 1, 24, 67576, 128, { 33, 34, 60 }, 0, 256 },     /* 129 frames 544x960, text
-                                                                          behind */
-    { "hunyuan-720p", 1, 24, 119056, 128, { 33, 45, 80 }, 0, 256 },    /* 129 frames 720x1280 */
+#define SHAPE(name, H, D, t, h, w, front, back)                                                    \
+    { name, 1, H, (int64_t)(t) * (h) * (w) + (front) + (back), D, { t, h, w }, front, back },
+#include "shapes.def"
+#undef SHAPE
 };
 #define SHAPES ((int)(sizeof shapes / sizeof shapes[0]))
 

@@ -9,8 +9,10 @@
 """
 import argparse
 import ctypes as C
+import functools
 import json
 import math
+import pathlib
 import random
 import statistics
 import subprocess
@@ -21,12 +23,11 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-SHAPES = {  # name: heads, tokens, head dim
-    "720p": (12, 75600, 128),
-    "480p": (12, 32760, 128),
-    "cog": (48, 17776, 64),
-    "hunyuan": (24, 67576, 128),
-}
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
+import shapes  # noqa: E402
+
+NAMES = ("wan-1.3b-720p", "wan-1.3b-480p", "cogvideox-5b", "hunyuan-544p")
+SHAPES = {name: shapes.SHAPES[name][:3] for name in NAMES}     # heads, tokens, head dim
 DENSITIES = (1.0, 0.5, 0.2, 0.1)
 
 
@@ -264,9 +265,8 @@ def steady(ladder, names, shape, densities, Bq, Bk):
         real = 1.0 if d == 1.0 else masks[d].density
         rate = 4 * H * N * N * D * real / ms / 1e9
         clock = float(smi.split(",")[0])
-        print(
-            f"{shape} {d} {name:8s} {ms:8.3f} ms {rate:6.0f} TF/s  clock,W,C {smi}  use {rate * 1e6 / (4096 * sms * clock):.3f}",
-            flush=True)
+        print(f"{shape} {d} {name:8s} {ms:8.3f} ms {rate:6.0f} TF/s  clock,W,C {smi}  "
+              f"use {rate * 1e6 / (4096 * sms * clock):.3f}", flush=True)
 
 
 def ragged(ladder, names, shape, rounds):
@@ -285,7 +285,7 @@ def ragged(ladder, names, shape, rounds):
         t = {0: [], 1: []}
         for _ in range(rounds + 1):
             for i, x in enumerate((a, b)):
-                t[i].append(timed(lambda: ladder.call(name, x), 2))
+                t[i].append(timed(functools.partial(ladder.call, name, x), 2))
         ta, tb = (statistics.median(t[i][1:]) for i in (0, 1))
         print(f"{shape} {name}: ragged {ta:.3f} ms at {uneven.density:.4f}, uniform {tb:.3f} ms at {even.density:.4f}, "
               f"loss {100 * (ta / uneven.density / (tb / even.density) - 1):.1f} %", flush=True)

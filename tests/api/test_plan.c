@@ -262,35 +262,49 @@ static void test_memory_report(void **state)
     free_data(&d);
 }
 
-/* Extra memory at the largest shape stays bounded: the plan says how much without running
+typedef struct named_shape {
+    const char *name;
+    int32_t H, D, grid[3], front, back;
+} named_shape;
+
+static const named_shape model_shapes[] = {
+#define SHAPE(name, H, D, t, h, w, front, back) { name, H, D, { t, h, w }, front, back },
+#include "shapes.def"
+#undef SHAPE
+};
+
+/* Extra memory stays bounded at every shape of the list: the plan says how much without running
  * anything. */
 static void test_workspace_is_bounded(void **state)
 {
     (void)state;
     esa_ctx *ctx;
     assert_int_equal(esa_ctx_create(&ctx, NULL), ESA_OK);
-    esa_shapes s = esa_shapes_default();
-    s.B = 1;
-    s.Hq = s.Hkv = 12;
-    s.Nq = s.Nk = 75600;
-    s.D = 128;
-    for (int32_t selector = ESA_SELECT_ENTROPY; selector <= ESA_SELECT_RANDOM; selector++) {
-        esa_select_params sp = esa_select_params_default(selector);
-        esa_attention_params ap = esa_attention_params_default();
-        ap.tail = ESA_TAIL_POOLED;
-        sp.layout.grid_q[0] = 21;
-        sp.layout.grid_q[1] = 45;
-        sp.layout.grid_q[2] = 80;
-        esa_plan *plan;
-        int64_t bytes;
-        assert_int_equal(esa_plan_create(ctx, &plan, &s, &sp, &ap), ESA_OK);
-        assert_int_equal(esa_plan_workspace(plan, &bytes), ESA_OK);
-        printf("selector %d: %.1f MB\n", (int)selector, (double)bytes / 1e6);
-        /* A GPU gathers q, k and v where the order moves tokens. */
-        const int64_t gathered = on_gpu() ? 3 * s.B * s.Hq * s.Nq * s.D * 4 : 0;
-        assert_true(bytes < 300 * 1000 * 1000 + gathered);
-        esa_plan_free(plan);
-    }
+    for (size_t i = 0; i < sizeof model_shapes / sizeof *model_shapes; i++)
+        for (int32_t selector = ESA_SELECT_ENTROPY; selector <= ESA_SELECT_RANDOM; selector++) {
+            const named_shape *one = &model_shapes[i];
+            esa_shapes s = esa_shapes_default();
+            s.B = 1;
+            s.Hq = s.Hkv = one->H;
+            s.Nq = s.Nk = (int64_t)one->grid[0] * one->grid[1] * one->grid[2] + one->front +
+                          one->back;
+            s.D = one->D;
+            esa_select_params sp = esa_select_params_default(selector);
+            esa_attention_params ap = esa_attention_params_default();
+            ap.tail = ESA_TAIL_POOLED;
+            memcpy(sp.layout.grid_q, one->grid, sizeof one->grid);
+            sp.layout.text_front_q = one->front;
+            sp.layout.text_back_q = one->back;
+            esa_plan *plan;
+            int64_t bytes;
+            assert_int_equal(esa_plan_create(ctx, &plan, &s, &sp, &ap), ESA_OK);
+            assert_int_equal(esa_plan_workspace(plan, &bytes), ESA_OK);
+            printf("%s, selector %d: %.1f MB\n", one->name, (int)selector, (double)bytes / 1e6);
+            /* A GPU gathers q, k and v where the order moves tokens. */
+            const int64_t gathered = on_gpu() ? 3 * s.B * s.Hq * s.Nq * s.D * 4 : 0;
+            assert_true(bytes < 300 * 1000 * 1000 + gathered);
+            esa_plan_free(plan);
+        }
     esa_ctx_free(ctx);
 }
 

@@ -45,8 +45,8 @@ ROOMS = [
 # Rooms below one roof that include one another's headers in their roof, and never a sister's.
 SISTERS = {"src/model": ("dit", "sched", "text", "vae")}
 
-# Headers that the build writes.
-GENERATED = {"esa_commit.h"}
+# A header that the build writes, and the list of shapes, which is data.
+GENERATED = {"esa_commit.h", "shapes.def"}
 
 # The device is asked for in src/backend (and below it in src/cpu and src/cuda), not in the rooms above.
 DEVICE = re.compile(r"ESA_DEVICE_(?:CPU|CUDA)|\besa_cuda_\w*|->cuda\b|\.cuda\b|\bon_gpu\b")
