@@ -3,7 +3,6 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #define _POSIX_C_SOURCE 200809L /* open_memstream */
 #include "experiment/experiment.h"
-#include "core/json_reader.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -50,58 +49,60 @@ typedef struct rows {
 
 /* ---------------------------------------------------------------- reading */
 
-static const cli_value *variant_of(const cli_value *file, const char *name)
+static const json_t *variant_of(const json_t *file, const char *name)
 {
-    const cli_value *all = cli_value_at(file, "variants");
-    for (const cli_value *v = all ? all->child : NULL; v; v = v->next) {
-        const char *own = cli_value_text(v, "name");
+    size_t i;
+    json_t *v;
+    json_array_foreach(cli_json_at(file, "variants"), i, v)
+    {
+        const char *own = cli_json_string(v, "name");
         if (own && strcmp(own, name) == 0) return v;
     }
     return NULL;
 }
 
-static int add_row(rows *out, const cli_value *speed, const cli_value *quality, const cli_value *v)
+static int add_row(rows *out, const json_t *speed, const json_t *quality, const json_t *v)
 {
     row *grown = realloc(out->row, (size_t)(out->count + 1) * sizeof *grown), r;
     if (!grown) return cli_fail("%s: out of memory", what);
     out->row = grown;
     memset(&r, 0, sizeof r);
-    const char *name = cli_value_text(v, "name"), *tag = cli_value_text(speed, "tag"),
-               *model = cli_value_text(speed, "model");
-    const cli_value *q = variant_of(quality, name ? name : "");
+    const char *name = cli_json_string(v, "name"), *tag = cli_json_string(speed, "tag"),
+               *model = cli_json_string(speed, "model");
+    const json_t *q = variant_of(quality, name ? name : "");
     snprintf(r.text[0], sizeof r.text[0], "%s", tag ? tag : "?");
     snprintf(r.text[1], sizeof r.text[1], "%s", model ? model : "?");
-    snprintf(r.text[2], sizeof r.text[2], "%gx%gx%g", cli_value_number(speed, "frames"),
-             cli_value_number(speed, "height"), cli_value_number(speed, "width"));
+    snprintf(r.text[2], sizeof r.text[2], "%gx%gx%g", cli_json_number(speed, "frames"),
+             cli_json_number(speed, "height"), cli_json_number(speed, "width"));
     snprintf(r.text[3], sizeof r.text[3], "%s", name ? name : "?");
-    const double clips = cli_value_number(v, "clips");
-    const double numbers[] = { cli_value_number(speed, "steps"),
+    const double clips = cli_json_number(v, "clips");
+    const double numbers[] = { cli_json_number(speed, "steps"),
                                clips,
-                               cli_value_number(v, "budget"),
-                               cli_value_number(v, "density"),
-                               cli_value_number(v, "step_seconds.median"),
-                               cli_value_number(v, "speedup"),
-                               cli_value_number(v, "speedup_without_warmup"),
-                               cli_value_number(q, "mean.psnr"),
-                               cli_value_number(q, "mean.ssim"),
-                               cli_value_number(q, "mean.lpips"),
-                               cli_value_number(q, "mean.flicker") };
+                               cli_json_number(v, "budget"),
+                               cli_json_number(v, "density"),
+                               cli_json_number(v, "step_seconds.median"),
+                               cli_json_number(v, "speedup"),
+                               cli_json_number(v, "speedup_without_warmup"),
+                               cli_json_number(q, "mean.psnr"),
+                               cli_json_number(q, "mean.ssim"),
+                               cli_json_number(q, "mean.lpips"),
+                               cli_json_number(q, "mean.flicker") };
     memcpy(r.number, numbers, sizeof numbers);
-    r.equal = q && cli_value_number(q, "identical") == clips;
+    r.equal = q && cli_json_number(q, "identical") == clips;
     out->row[out->count++] = r;
     return CLI_OK;
 }
 
-static int load(cli_value **value, const char *folder, const char *name, const char *command)
+static int load(json_t **value, const char *folder, const char *name, const char *command)
 {
     char path[EXPERIMENT_PATH];
     struct stat about;
     snprintf(path, sizeof path, "%.4300s/%s", folder, name);
     *value = NULL;
     if (stat(path, &about) != 0) return CLI_OK;
-    if (!(*value = cli_value_load(path, NULL, command))) return CLI_FAILED;
-    if (cli_value_number(*value, "format") == EXPERIMENT_FORMAT) return CLI_OK;
-    cli_value_free(*value);
+    if (!(*value = cli_json_load(path, NULL, 0, command))) return CLI_FAILED;
+    if (cli_json_number(*value, "format") == EXPERIMENT_FORMAT) return CLI_OK;
+    json_decref(*value);
     *value = NULL;
     return cli_fail("%s: '%s' is not of the format this esa reads", command, path);
 }
@@ -110,15 +111,16 @@ static int load(cli_value **value, const char *folder, const char *name, const c
  * none. */
 static int read_folder(rows *out, const char *folder, const char *command, int *complete)
 {
-    cli_value *speed = NULL, *quality = NULL;
+    json_t *speed = NULL, *quality = NULL;
     int status = load(&speed, folder, "speed.json", command);
     if (!status) status = load(&quality, folder, "quality.json", command);
-    const cli_value *all = cli_value_at(speed, "variants");
-    for (const cli_value *v = all ? all->child : NULL; v && !status; v = v->next)
+    size_t i;
+    json_t *v;
+    json_array_foreach(cli_json_at(speed, "variants"), i, v) if (!status)
         status = add_row(out, speed, quality, v);
     *complete = speed && quality;
-    cli_value_free(speed);
-    cli_value_free(quality);
+    json_decref(speed);
+    json_decref(quality);
     return status;
 }
 

@@ -20,37 +20,22 @@ static void describe(const esa_mask_file_info *i, const char *path, cli_json *js
         strcpy(selector, "given by the caller");
     else
         cli_name(selector, CLI_SELECTORS, i->selector);
-    cli_json_text(json, "file", path);
-    cli_json_int(json, "bytes", i->file_bytes);
-    cli_json_int(json, "format_version", i->format_version);
-    cli_json_text(json, "model", i->model[0] ? i->model : NULL);
-    cli_json_text(json, "config_hash", i->config_hash[0] ? i->config_hash : NULL);
-    cli_json_text(json, "selector", i->selector < 0 ? NULL : selector);
-    cli_json_text(json, "mode", mode);
-    cli_json_bool(json, "causal", i->causal);
-    cli_json_int(json, "layers", i->layers);
-    cli_json_int(json, "steps", i->steps);
-    cli_json_int(json, "groups", i->groups);
-    cli_json_int(json, "branches", i->branches);
-    cli_json_int(json, "stored_layers", i->stored_layers);
-    cli_json_int(json, "stored_groups", i->stored_groups);
-    cli_json_int(json, "heads", i->H);
-    cli_json_int(json, "Nq", i->Nq);
-    cli_json_int(json, "Nk", i->Nk);
-    cli_json_int(json, "nq", i->nq);
-    cli_json_int(json, "nk", i->nk);
-    cli_json_int(json, "block_q", i->block_q);
-    cli_json_int(json, "block_k", i->block_k);
-    cli_json_text(json, "order", order);
-    cli_json_open(json, "grid", '[');
-    for (int a = 0; a < 3; a++) cli_json_int(json, NULL, i->layout.grid_q[a]);
-    cli_json_close(json);
-    cli_json_int(json, "text_front", i->layout.text_front_q);
-    cli_json_int(json, "text_back", i->layout.text_back_q);
-    cli_json_text(json, "importance", importance);
-    cli_json_int(json, "prompts", i->prompts);
-    cli_json_real(json, "warmup_frac", i->warmup_frac);
-    cli_json_bool(json, "dense_first_layer", i->dense_first_layer);
+    cli_json_fields(json,
+                    "file %s bytes %ld format_version %d model %s config_hash %s selector %s "
+                    "mode %s causal %i layers %d steps %d groups %d branches %d stored_layers %d "
+                    "stored_groups %d heads %ld Nq %ld Nk %ld nq %ld nk %ld block_q %d block_k %d "
+                    "order %s",
+                    path, i->file_bytes, i->format_version, i->model[0] ? i->model : NULL,
+                    i->config_hash[0] ? i->config_hash : NULL, i->selector < 0 ? NULL : selector,
+                    mode, i->causal, i->layers, i->steps, i->groups, i->branches, i->stored_layers,
+                    i->stored_groups, i->H, i->Nq, i->Nk, i->nq, i->nk, i->block_q, i->block_k,
+                    order);
+    cli_json_ints(json, "grid", i->layout.grid_q, 3);
+    cli_json_fields(json,
+                    "text_front %d text_back %d importance %s prompts %d warmup_frac %g "
+                    "dense_first_layer %i",
+                    i->layout.text_front_q, i->layout.text_back_q, importance, i->prompts,
+                    i->warmup_frac, i->dense_first_layer);
     cli_json_open(json, "budgets", '[');
     for (int b = 0; b < i->budget_count; b++) {
         cli_json_real(json, NULL, i->budget_permille[b] / 1000.0);
@@ -96,9 +81,8 @@ static void print_cell(const double *figures, int64_t H, cli_json *json)
                 cli_cell(table, "-");
         }
         cli_json_open(json, NULL, '{');
-        cli_json_real(json, "entropy", figures[h]);
-        cli_json_real(json, "kept_mass", figures[H + h]);
-        cli_json_real(json, "density", figures[2 * H + h]);
+        cli_json_fields(json, "entropy %g kept_mass %g density %g", figures[h], figures[H + h],
+                        figures[2 * H + h]);
         cli_json_close(json);
     }
     cli_json_close(json);

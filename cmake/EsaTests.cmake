@@ -123,11 +123,6 @@ file(CONFIGURE OUTPUT tests/core_tests.txt CONTENT "${lines}\n")
 string(REPLACE ";" "\n" lines "${ESA_GPU_TESTS}")
 file(CONFIGURE OUTPUT tests/gpu_tests.txt CONTENT "${lines}\n")
 
-# Parts of the command have tests of their own.
-target_include_directories(test_json_reader PRIVATE cli)
-target_sources(test_json_reader PRIVATE cli/core/json_reader.c cli/core/json_writer.c cli/core/option.c
-               cli/core/folders.c cli/core/table_print.c)
-
 foreach(source ${ESA_EXAMPLES})
   get_filename_component(name ${source} NAME_WE)
   add_test(NAME example.${name} COMMAND example_${name})
@@ -156,6 +151,9 @@ foreach(name ${ESA_GPU_TESTS})
                        "ESA_TEST_DEVICE=cuda;ESA_TEST_SMALL=1;ESA_CUDA_LIB=$<TARGET_FILE:esa_stand_in>")
 endforeach()
 set(checks ${CMAKE_CURRENT_SOURCE_DIR}/tests)
+if(NOT TARGET esa_cli)
+  return()
+endif()
 if(NOT ESA_SANITIZE)
   add_test(NAME tree.headers COMMAND ${checks}/headers/check_headers.sh ${CMAKE_CURRENT_SOURCE_DIR})
   add_test(NAME tree.symbols COMMAND ${checks}/headers/check_symbols.sh ${CMAKE_CURRENT_SOURCE_DIR}

@@ -49,11 +49,11 @@ browser_name() { case "$(. /etc/os-release && echo "$ID")" in ubuntu) ;; *) echo
 missing() {
     compiler_works || echo build-essential
     cmake_works || echo cmake
+    have pkg-config || echo pkg-config
+    library jansson || echo libjansson-dev
     if [ "$job" = video ] || [ "$job" = test ]; then
-        have pkg-config || echo pkg-config
         have g++ || echo g++
         library openblas || library cblas || echo libopenblas-dev
-        library jansson || echo libjansson-dev
         library libpng || echo libpng-dev
         library sentencepiece || echo libsentencepiece-dev
         library libavformat libavcodec libavutil libswscale || echo libavformat-dev libavcodec-dev libavutil-dev libswscale-dev

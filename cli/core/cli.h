@@ -11,6 +11,9 @@
 #include <stdio.h>
 #include <esa/esa.h>
 
+#include "core/files.h"
+#include "core/json.h"
+
 enum { CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2 };
 
 /* ---------------------------------------------------------------- commands */
@@ -127,31 +130,6 @@ void cli_table_print(cli_table *table, FILE *out); /* prints and frees */
  * otherwise. */
 void cli_progress(const char *what, int64_t done, int64_t total);
 void cli_progress_end(void);
-
-/* JSON (json_writer.c): text is collected in memory, then written to a temporary name beside path
- * and renamed. */
-typedef struct cli_json cli_json;
-cli_json *cli_json_new(void);
-void cli_json_open(cli_json *json, const char *key, char bracket); /* '{' or '[' */
-void cli_json_close(cli_json *json);
-void cli_json_text(cli_json *json, const char *key, const char *value); /* NULL value: null */
-void cli_json_real(cli_json *json, const char *key, double value); /* NaN and infinities: null */
-void cli_json_int(cli_json *json, const char *key, int64_t value);
-void cli_json_bool(cli_json *json, const char *key, int value);
-/* text as it is: JSON made elsewhere. */
-void cli_json_raw(cli_json *json, const char *key, const char *text, size_t bytes);
-/* From here on without line breaks. */
-void cli_json_compact(cli_json *json);
-/* Frees json and gives its text, to be freed; NULL: out of memory. */
-char *cli_json_take(cli_json *json, size_t *bytes);
-/* Frees json. path NULL: only frees. Returns 0 or CLI_FAILED after one sentence; then nothing is
- * left on disk. */
-int cli_json_save(cli_json *json, const char *path);
-/* Bytes of the UTF-8 character at p, or 0: none (a stray byte, an overlong form, a surrogate,
- * beyond U+10FFFF, cut off by a zero). */
-int cli_utf8(const unsigned char *p);
-/* The same way of writing for any text file (CSV). */
-int cli_write_file(const char *path, const char *text, size_t bytes);
 
 /* ---------------------------------------------------------------- machine (machine.c) */
 

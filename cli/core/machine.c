@@ -84,17 +84,12 @@ const char *cli_commit(void) { return ESA_COMMIT; }
 void cli_gpu_json(cli_json *json, const char *key, const esa_device_info *gpu)
 {
     cli_json_open(json, key, '{');
-    cli_json_int(json, "ordinal", gpu->ordinal);
-    cli_json_text(json, "name", gpu->name);
-    cli_json_int(json, "compute_major", gpu->major);
-    cli_json_int(json, "compute_minor", gpu->minor);
-    cli_json_int(json, "multiprocessors", gpu->multiprocessors);
-    cli_json_int(json, "memory_bytes", gpu->memory);
-    cli_json_int(json, "free_bytes", gpu->free_memory);
-    cli_json_int(json, "driver", gpu->driver);
-    cli_json_int(json, "runtime", gpu->runtime);
-    cli_json_text(json, "kernels", gpu->kernels);
-    cli_json_text(json, "plugin", gpu->plugin);
+    cli_json_fields(json,
+                    "ordinal %d name %s compute_major %d compute_minor %d multiprocessors %d "
+                    "memory_bytes %ld free_bytes %ld driver %d runtime %d kernels %s plugin %s",
+                    gpu->ordinal, gpu->name, gpu->major, gpu->minor, gpu->multiprocessors,
+                    gpu->memory, gpu->free_memory, gpu->driver, gpu->runtime, gpu->kernels,
+                    gpu->plugin);
     cli_json_close(json);
 }
 
@@ -116,16 +111,10 @@ void cli_machine_json(cli_json *json, const esa_ctx *ctx, const char *blas)
     cli_machine m;
     cli_machine_get(&m);
     cli_json_open(json, "machine", '{');
-    cli_json_text(json, "cpu", m.cpu);
-    cli_json_int(json, "cores", m.cores);
-    cli_json_int(json, "memory_bytes", m.memory_bytes);
-    cli_json_text(json, "os", m.os);
-    if (ctx) {
-        cli_json_int(json, "threads", esa_ctx_threads(ctx));
-        cli_json_text(json, "kernels", esa_ctx_cpu(ctx));
-    }
-    cli_json_text(json, "blas", blas);
-    cli_json_text(json, "version", esa_version());
+    cli_json_fields(json, "cpu %s cores %d memory_bytes %ld os %s", m.cpu, m.cores, m.memory_bytes,
+                    m.os);
+    if (ctx) cli_json_fields(json, "threads %d kernels %s", esa_ctx_threads(ctx), esa_ctx_cpu(ctx));
+    cli_json_fields(json, "blas %s version %s", blas, esa_version());
     cli_json_close(json);
     cli_json_text(json, "commit", cli_commit());
 }

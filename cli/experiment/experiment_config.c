@@ -2,7 +2,6 @@
  * later run asks for the same.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "experiment/experiment.h"
-#include "core/json_reader.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -92,147 +91,108 @@ static void json_lines(cli_json *json, const char *key, const cli_prompts *promp
     cli_json_close(json);
 }
 
-static void json_list(cli_json *json, const char *key, const cli_list *list, int whole)
-{
-    cli_json_open(json, key, '[');
-    for (int i = 0; i < list->count; i++) {
-        if (whole)
-            cli_json_int(json, NULL, list->whole[i]);
-        else
-            cli_json_real(json, NULL, list->real[i]);
-    }
-    cli_json_close(json);
-}
-
 static void json_settings(cli_json *json, const experiment *e)
 {
     const clip_request *c = &e->clip;
     const esa_model_info *info = &e->maker.info;
-    char name[32];
+    char name[32], order[32], tail[32];
     cli_json_open(json, "settings", '{');
-    cli_json_text(json, "model", info->name);
-    cli_json_text(json, "config_hash", info->config_hash);
-    cli_json_text(json, "weights_hash", e->weights_hash);
-    cli_json_int(json, "frames", c->frames);
-    cli_json_int(json, "height", c->height);
-    cli_json_int(json, "width", c->width);
-    cli_json_int(json, "steps", c->steps);
-    cli_json_int(json, "seed", c->seed);
-    cli_json_real(json, "guidance", c->guidance);
-    cli_json_text(json, "negative_prompt", c->negative);
-    cli_json_text(json, "scheduler", cli_name(name, "model|unipc|unipc-0.36|euler", c->scheduler));
-    cli_json_real(json, "flow_shift", c->shift);
+    cli_json_fields(json,
+                    "model %s config_hash %s weights_hash %s frames %ld height %ld width %ld "
+                    "steps %ld seed %ld guidance %g negative_prompt %s scheduler %s flow_shift %g",
+                    info->name, info->config_hash, e->weights_hash, c->frames, c->height, c->width,
+                    c->steps, c->seed, c->guidance, c->negative,
+                    cli_name(name, "model|unipc|unipc-0.36|euler", c->scheduler), c->shift);
     cli_json_open(json, "methods", '[');
     for (int i = 0; i < e->methods.count; i++)
         cli_json_text(json, NULL, cli_name(name, EXPERIMENT_METHODS, (int)e->methods.whole[i]));
     cli_json_close(json);
-    json_list(json, "budgets", &e->budgets, 0);
-    cli_json_text(json, "tail", cli_name(name, CLI_TAILS, c->tail));
-    cli_json_text(json, "order", c->order < 0 ? "default" : cli_name(name, CLI_ORDERS, c->order));
-    json_list(json, "window", &c->window, 1);
-    cli_json_text(json, "block", c->block);
-    cli_json_int(json, "samples", c->samples);
-    cli_json_real(json, "cdf", c->cdf);
-    cli_json_int(json, "refresh", c->refresh);
-    cli_json_text(json, "step_map", c->step_map ? "nearest" : "exact");
-    cli_json_real(json, "warmup", c->warmup);
-    cli_json_bool(json, "dense_first_layer", (int)c->dense_first);
-    json_list(json, "dense_layers", &c->dense_layers, 1);
+    cli_json_reals(json, "budgets", e->budgets.real, e->budgets.count);
+    cli_json_fields(json, "tail %s order %s", cli_name(tail, CLI_TAILS, c->tail),
+                    c->order < 0 ? "default" : cli_name(order, CLI_ORDERS, c->order));
+    cli_json_reals(json, "window", c->window.real, c->window.count);
+    cli_json_fields(json,
+                    "block %s samples %ld cdf %g refresh %ld step_map %s warmup %g "
+                    "dense_first_layer %i",
+                    c->block, c->samples, c->cdf, c->refresh, c->step_map ? "nearest" : "exact",
+                    c->warmup, (int)c->dense_first);
+    cli_json_reals(json, "dense_layers", c->dense_layers.real, c->dense_layers.count);
     cli_json_text(json, "masks", c->masks);
     json_lines(json, "calibration_prompts", &e->calibration);
     json_lines(json, "evaluation_prompts", &e->evaluation);
-    cli_json_text(json, "lpips_net", e->net < 0 ? NULL : cli_name(name, EVALUATE_NETS, e->net));
-    cli_json_text(json, "lpips_weights", e->lpips_weights);
+    cli_json_fields(json, "lpips_net %s lpips_weights %s",
+                    e->net < 0 ? NULL : cli_name(name, EVALUATE_NETS, e->net), e->lpips_weights);
     cli_json_close(json);
 }
 
 /* ---------------------------------------------------------------- the same settings? */
 
-static void show(char out[80], const cli_value *v)
+/* A setting for the message: at most 79 characters of its JSON. */
+static void show(char out[80], const json_t *v)
 {
-    if (!v)
-        snprintf(out, 80, "nothing");
-    else if (v->type == CLI_JSON_NUMBER)
-        snprintf(out, 80, "%g", v->number);
-    else if (v->type == CLI_JSON_BOOL)
-        snprintf(out, 80, "%s", v->number != 0 ? "true" : "false");
-    else if (v->type == CLI_JSON_TEXT)
-        snprintf(out, 80, "'%.70s'", v->text);
-    else if (v->type == CLI_JSON_ARRAY) {
-        char entry[80];
-        size_t used = (size_t)snprintf(out, 80, "[");
-        for (const cli_value *e = v->child; e && used < 60; e = e->next) {
-            show(entry, e);
-            used += (size_t)snprintf(out + used, 80 - used, "%.16s%s", entry, e->next ? ", " : "");
-        }
-        if (used < 78) snprintf(out + used, 80 - used, "]");
-    } else
-        snprintf(out, 80, "nothing");
+    char *text = v && !json_is_null(v) ? json_dumps(v, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9))
+                                       : NULL;
+    if (json_is_number(v))
+        snprintf(out, 80, "%.9g", json_number_value(v)); /* 5, not 5.0 */
+    else
+        snprintf(out, 80, "%.79s", text ? text : "nothing");
+    free(text);
 }
 
-static int equal(const cli_value *a, const cli_value *b)
+/* Compares the settings of an earlier run with those of this one. */
+static int compare(const experiment *e, const json_t *old, json_t *now, const char *what)
 {
-    if (!a || !b || a->type != b->type || a->count != b->count || a->number != b->number)
-        return a == b;
-    if (a->type == CLI_JSON_TEXT && strcmp(a->text, b->text) != 0) return 0;
-    for (a = a->child, b = b->child; a; a = a->next, b = b->next)
-        if (!equal(a, b)) return 0;
-    return 1;
-}
-
-/* Settings of a run before against those of this one. */
-static int compare(const experiment *e, const cli_value *old, const cli_value *now,
-                   const char *what)
-{
-    for (const cli_value *v = now->child; v; v = v->next) {
+    const char *key;
+    json_t *v;
+    json_object_foreach(now, key, v)
+    {
         char before[80], asked[80];
-        const cli_value *then = cli_value_at(old, v->key);
-        if (equal(then, v)) continue;
-        /* Whoever says that the masks are there need not say how they were made. */
-        if (e->skip_calibrate && strcmp(v->key, "calibration_prompts") == 0) continue;
-        if (strcmp(v->key, "weights_hash") == 0) {
-            if (!then) continue; /* begun by an esa that did not look */
-            return cli_fail("%s: '%s' was begun with other weights than those that are in '%s' "
-                            "now; give another --tag, or remove the folder",
+        json_t *then = json_object_get(old, key);
+        if (json_equal(then, v)) continue;
+        /* With --skip-calibrate the command need not say how the masks were made. */
+        if (e->skip_calibrate && strcmp(key, "calibration_prompts") == 0) continue;
+        if (strcmp(key, "weights_hash") == 0) {
+            if (!then) continue; /* begun by an older esa, which did not write it */
+            return cli_fail("%s: '%s' was begun with other weights than those now in '%s'; give "
+                            "another --tag, or remove the folder",
                             what, e->folder, e->maker.folder);
         }
         show(before, then);
         show(asked, v);
-        return cli_fail("%s: '%s' was begun with %s %s, now %s is asked for; give another --tag, "
-                        "or remove the folder",
-                        what, e->folder, v->key, before, asked);
+        return cli_fail("%s: '%s' was begun with %s %s, but this command asks for %s; give another "
+                        "--tag, or remove the folder",
+                        what, e->folder, key, before, asked);
     }
     return CLI_OK;
 }
 
 int experiment_config(const experiment *e, const char *what, int write)
 {
-    char path[EXPERIMENT_PATH], error[160];
+    char path[EXPERIMENT_PATH];
     struct stat about;
     size_t bytes = 0;
     experiment_path(e, path, "config.json");
     const int begun = stat(path, &about) == 0;
     if (begun == write) return CLI_OK; /* compared before the first clip; nothing to compare */
     cli_json *json = cli_json_new();
-    cli_json_int(json, "format", EXPERIMENT_FORMAT);
-    cli_json_text(json, "tag", e->tag);
-    cli_json_text(json, "command", e->command);
+    cli_json_fields(json, "format %d tag %s command %s", EXPERIMENT_FORMAT, e->tag, e->command);
     cli_machine_json(json, e->maker.ctx, NULL);
     json_settings(json, e);
     if (!begun) return experiment_save(e, json, "config.json", what);
     char *text = cli_json_take(json, &bytes);
-    cli_value *now = text ? cli_value_parse(text, bytes, error) : NULL,
-              *old = now ? cli_value_load(path, NULL, what) : NULL;
+    /* all numbers as reals: 5 equals 5.0 */
+    json_t *now = text ? json_loadb(text, bytes, JSON_DECODE_INT_AS_REAL, NULL) : NULL,
+           *old = now ? cli_json_load(path, NULL, JSON_DECODE_INT_AS_REAL, what) : NULL;
     int status = CLI_FAILED;
     if (!now)
         cli_fail("%s: out of memory", what);
-    else if (old && cli_value_number(old, "format") != EXPERIMENT_FORMAT)
-        cli_fail("%s: '%s' is of another format than this esa writes; give another --tag", what,
+    else if (old && cli_json_number(old, "format") != EXPERIMENT_FORMAT)
+        cli_fail("%s: '%s' has another format than this esa writes; give another --tag", what,
                  path);
     else if (old)
-        status = compare(e, cli_value_at(old, "settings"), cli_value_at(now, "settings"), what);
-    cli_value_free(old);
-    cli_value_free(now);
+        status = compare(e, cli_json_at(old, "settings"), cli_json_at(now, "settings"), what);
+    json_decref(old);
+    json_decref(now);
     free(text);
     return status;
 }

@@ -3,7 +3,6 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "experiment/experiment.h"
 #include "core/folders.h"
-#include "core/json_reader.h"
 
 #include <errno.h>
 #include <math.h>
@@ -45,54 +44,43 @@ int experiment_save(const experiment *e, cli_json *json, const char *name, const
 /* ---------------------------------------------------------------- records */
 
 typedef struct clips {
-    int64_t count; /* per variant: the evaluation prompts */
-    char **text;   /* [variants][count]: the record as it stands in work/clips */
-    cli_value **value;
+    int64_t count;  /* clips per variant: the evaluation prompts */
+    json_t **value; /* [variants][count]: the records in work/clips */
 } clips;
 
 static void clips_free(clips *c, const experiment *e)
 {
-    for (int64_t i = 0; i < e->variants * c->count; i++) {
-        if (c->text) free(c->text[i]);
-        if (c->value) cli_value_free(c->value[i]);
-    }
-    free(c->text);
+    for (int64_t i = 0; c->value && i < e->variants * c->count; i++) json_decref(c->value[i]);
     free(c->value);
 }
 
 static int clips_load(clips *c, const experiment *e, const char *what)
 {
     const size_t all = (size_t)(e->variants * e->evaluation.count);
-    *c = (clips){ e->evaluation.count, calloc(all, sizeof *c->text),
-                  calloc(all, sizeof *c->value) };
-    if (!c->text || !c->value) return cli_fail("%s: out of memory", what);
+    *c = (clips){ e->evaluation.count, calloc(all, sizeof *c->value) };
+    if (!c->value) return cli_fail("%s: out of memory", what);
     for (int v = 0; v < e->variants; v++)
         for (int64_t i = 0; i < c->count; i++) {
             char path[EXPERIMENT_PATH];
-            const int64_t at = v * c->count + i;
             experiment_path(e, path, "work/clips/%s-%03lld.json", e->variant[v].name, (long long)i);
-            if (!(c->value[at] = cli_value_load(path, &c->text[at], what))) return CLI_FAILED;
+            json_t *record = cli_json_load(path, NULL, 0, what);
+            if (!record) return CLI_FAILED;
+            c->value[v * c->count + i] = record;
         }
     return CLI_OK;
 }
 
-static const cli_value *clip(const clips *c, int v, int64_t i)
-{
-    return c->value[v * c->count + i];
-}
+static json_t *clip(const clips *c, int v, int64_t i) { return c->value[v * c->count + i]; }
 
-/* Mean of the steps from the first one on; NaN: there are none. */
-static double step_mean(const cli_value *record, int64_t first)
+/* Mean time of the steps from `first` on; NaN if there are none. */
+static double step_mean(const json_t *record, int64_t first)
 {
-    const cli_value *steps = cli_value_at(record, "record.step_seconds");
+    const json_t *steps = cli_json_at(record, "record.step_seconds");
+    const int64_t count = (int64_t)json_array_size(steps);
     double sum = 0;
-    int64_t n = 0, at = 0;
-    for (const cli_value *s = steps ? steps->child : NULL; s; s = s->next)
-        if (at++ >= first && s->type == CLI_JSON_NUMBER) {
-            sum += s->number;
-            n++;
-        }
-    return n ? sum / (double)n : (double)NAN;
+    for (int64_t i = first; i < count; i++)
+        sum += json_number_value(json_array_get(steps, (size_t)i));
+    return count > first ? sum / (double)(count - first) : (double)NAN;
 }
 
 /* Steps that ran dense because they are the first: as the sparse clips say. */
@@ -101,7 +89,7 @@ static int64_t warmup_of(const experiment *e, const clips *c)
     int64_t most = 0;
     for (int v = 1; v < e->variants; v++)
         for (int64_t i = 0; i < c->count; i++) {
-            const double w = cli_value_number(clip(c, v, i), "record.warmup_steps");
+            const double w = cli_json_number(clip(c, v, i), "record.warmup_steps");
             if (isfinite(w) && (int64_t)w > most) most = (int64_t)w;
         }
     return most;
@@ -136,9 +124,8 @@ static void json_spread(cli_json *json, const char *key, double *x, int64_t n)
     const double middle = median(x, n);
     n = sorted(x, n);
     cli_json_open(json, key, '{');
-    cli_json_real(json, "median", middle);
-    cli_json_real(json, "lowest", n ? x[0] : (double)NAN);
-    cli_json_real(json, "highest", n ? x[n - 1] : (double)NAN);
+    cli_json_fields(json, "median %g lowest %g highest %g", middle, n ? x[0] : (double)NAN,
+                    n ? x[n - 1] : (double)NAN);
     cli_json_close(json);
 }
 
@@ -147,7 +134,7 @@ static double mean_of(const clips *c, int v, const char *key, double otherwise)
     double sum = 0;
     int64_t n = 0;
     for (int64_t i = 0; i < c->count; i++) {
-        const double x = cli_value_number(clip(c, v, i), key);
+        const double x = cli_json_number(clip(c, v, i), key);
         if (isfinite(x)) {
             sum += x;
             n++;
@@ -159,17 +146,14 @@ static double mean_of(const clips *c, int v, const char *key, double otherwise)
 static void json_variant(cli_json *json, const experiment_variant *v)
 {
     char name[32];
-    cli_json_text(json, "name", v->name);
-    cli_json_text(json, "method", cli_name(name, METHODS, v->method));
-    cli_json_real(json, "budget", v->budget);
+    cli_json_fields(json, "name %s method %s budget %g", v->name,
+                    cli_name(name, METHODS, v->method), v->budget);
 }
 
 static void json_sizes(cli_json *json, const experiment *e)
 {
-    cli_json_int(json, "frames", e->clip.frames);
-    cli_json_int(json, "height", e->clip.height);
-    cli_json_int(json, "width", e->clip.width);
-    cli_json_int(json, "steps", e->clip.steps);
+    cli_json_fields(json, "frames %ld height %ld width %ld steps %ld", e->clip.frames,
+                    e->clip.height, e->clip.width, e->clip.steps);
 }
 
 /* ---------------------------------------------------------------- speed */
@@ -182,11 +166,9 @@ static void speed_variant(cli_json *json, const experiment *e, const clips *c, i
                                               { "attention_seconds", "record.attention_seconds" } };
     cli_json_open(json, NULL, '{');
     json_variant(json, &e->variant[v]);
-    cli_json_int(json, "clips", c->count);
-    cli_json_real(json, "density", mean_of(c, v, "record.density", 1));
+    cli_json_fields(json, "clips %ld density %g", c->count, mean_of(c, v, "record.density", 1));
     for (int k = 0; k < 3; k++) {
-        for (int64_t i = 0; i < c->count; i++)
-            x[i] = cli_value_number(clip(c, v, i), spreads[k][1]);
+        for (int64_t i = 0; i < c->count; i++) x[i] = cli_json_number(clip(c, v, i), spreads[k][1]);
         json_spread(json, spreads[k][0], x, c->count);
     }
     for (int64_t i = 0; i < c->count; i++) x[i] = step_mean(clip(c, v, i), 0);
@@ -201,12 +183,7 @@ static void speed_variant(cli_json *json, const experiment *e, const clips *c, i
         x[i] = step_mean(clip(c, 0, i), warmup) / step_mean(clip(c, v, i), warmup);
     cli_json_real(json, "speedup_without_warmup", median(x, c->count));
     cli_json_open(json, "videos", '[');
-    for (int64_t i = 0; i < c->count; i++) {
-        const char *text = c->text[v * c->count + i];
-        size_t bytes = strlen(text);
-        while (bytes && text[bytes - 1] == '\n') bytes--;
-        cli_json_raw(json, NULL, text, bytes);
-    }
+    for (int64_t i = 0; i < c->count; i++) cli_json_add(json, NULL, json_incref(clip(c, v, i)));
     cli_json_close(json);
     cli_json_close(json);
 }
@@ -216,17 +193,16 @@ static void json_calibration(cli_json *json, const experiment *e, const char *wh
     char path[EXPERIMENT_PATH];
     struct stat about;
     cli_json_open(json, "calibration", '{');
-    cli_json_text(json, "file",
-                  !e->masks[0]    ? NULL
-                  : e->clip.masks ? e->masks
-                                  : "masks.safetensors");
-    cli_json_int(json, "bytes",
-                 e->masks[0] && stat(e->masks, &about) == 0 ? (int64_t)about.st_size : 0);
-    cli_json_int(json, "prompts", e->calibration.count);
+    cli_json_fields(json, "file %s bytes %ld prompts %ld",
+                    !e->masks[0]    ? NULL
+                    : e->clip.masks ? e->masks
+                                    : "masks.safetensors",
+                    e->masks[0] && stat(e->masks, &about) == 0 ? (int64_t)about.st_size : 0,
+                    e->calibration.count);
     experiment_path(e, path, "work/calibration.json");
-    cli_value *note = stat(path, &about) == 0 ? cli_value_load(path, NULL, what) : NULL;
-    cli_json_real(json, "seconds", cli_value_number(note, "seconds"));
-    cli_value_free(note);
+    json_t *note = stat(path, &about) == 0 ? cli_json_load(path, NULL, 0, what) : NULL;
+    cli_json_real(json, "seconds", cli_json_number(note, "seconds"));
+    json_decref(note);
     cli_json_close(json);
 }
 
@@ -239,8 +215,7 @@ int experiment_speed(const experiment *e, const char *what)
     if (!status) {
         const int64_t warmup = warmup_of(e, &c);
         cli_json *json = cli_json_new();
-        cli_json_int(json, "format", EXPERIMENT_FORMAT);
-        cli_json_text(json, "tag", e->tag);
+        cli_json_fields(json, "format %d tag %s", EXPERIMENT_FORMAT, e->tag);
         cli_machine_json(json, e->maker.ctx, NULL);
         cli_json_text(json, "model", e->maker.info.name);
         json_sizes(json, e);
@@ -260,10 +235,8 @@ int experiment_speed(const experiment *e, const char *what)
 
 static void json_metrics(cli_json *json, double psnr, double ssim, double lpips, double flicker)
 {
-    cli_json_real(json, "psnr", psnr); /* of equal videos: infinite, null */
-    cli_json_real(json, "ssim", ssim);
-    cli_json_real(json, "lpips", lpips);
-    cli_json_real(json, "flicker", flicker);
+    /* the PSNR of equal videos is infinite: null */
+    cli_json_fields(json, "psnr %g ssim %g lpips %g flicker %g", psnr, ssim, lpips, flicker);
 }
 
 static void quality_variant(cli_json *json, const experiment *e, const clips *c, int v,
@@ -271,9 +244,9 @@ static void quality_variant(cli_json *json, const experiment *e, const clips *c,
 {
     cli_json_open(json, NULL, '{');
     json_variant(json, &e->variant[v]);
-    cli_json_real(json, "density", mean_of(c, v, "record.density", 1));
-    cli_json_real(json, "kept_mass", mean_of(c, v, "record.kept_mass", NAN));
-    cli_json_int(json, "identical", r->equal);
+    cli_json_fields(json, "density %g kept_mass %g identical %ld",
+                    mean_of(c, v, "record.density", 1), mean_of(c, v, "record.kept_mass", NAN),
+                    r->equal);
     cli_json_open(json, "mean", '{');
     json_metrics(json, r->mean[ESA_METRIC_PSNR], r->mean[ESA_METRIC_SSIM],
                  r->mean[ESA_METRIC_LPIPS], r->mean[ESA_METRIC_FLICKER]);
@@ -282,14 +255,11 @@ static void quality_variant(cli_json *json, const experiment *e, const clips *c,
     for (int64_t i = 0; i < r->count; i++) {
         const esa_metrics *m = &r->video[i].metrics;
         cli_json_open(json, NULL, '{');
-        cli_json_int(json, "index", i);
-        cli_json_text(json, "prompt", e->evaluation.line[i]);
-        cli_json_text(json, "file", cli_value_text(clip(c, v, i), "file"));
-        cli_json_text(json, "reference", cli_value_text(clip(c, 0, i), "file"));
-        cli_json_bool(json, "identical", isinf(m->psnr));
+        cli_json_fields(json, "index %ld prompt %s file %s reference %s identical %i", i,
+                        e->evaluation.line[i], cli_json_string(clip(c, v, i), "file"),
+                        cli_json_string(clip(c, 0, i), "file"), isinf(m->psnr) != 0);
         json_metrics(json, m->psnr, m->ssim, m->lpips, m->flicker);
-        cli_json_real(json, "psnr_min", m->psnr_min);
-        cli_json_real(json, "ssim_min", m->ssim_min);
+        cli_json_fields(json, "psnr_min %g ssim_min %g", m->psnr_min, m->ssim_min);
         cli_json_close(json);
     }
     cli_json_close(json);
@@ -334,10 +304,8 @@ int experiment_quality(const experiment *e, const char *what)
     int status = clips_load(&c, e, what);
     if (!status) {
         cli_json *json = cli_json_new();
-        cli_json_int(json, "format", EXPERIMENT_FORMAT);
-        cli_json_text(json, "tag", e->tag);
-        cli_json_text(json, "model", e->maker.info.name);
-        cli_json_text(json, "config_hash", e->maker.info.config_hash);
+        cli_json_fields(json, "format %d tag %s model %s config_hash %s", EXPERIMENT_FORMAT, e->tag,
+                        e->maker.info.name, e->maker.info.config_hash);
         json_sizes(json, e);
         status = measure(json, e, &c, what, net, note);
         cli_json_text(json, "lpips", net[0] ? net : NULL);

@@ -247,9 +247,7 @@ static int one_clip(experiment *e, const experiment_variant *v, int64_t index, i
     if (!status) {
         cli_json *json = cli_json_new();
         cli_json_compact(json);
-        cli_json_int(json, "index", index);
-        cli_json_text(json, "prompt", r.prompt);
-        cli_json_text(json, "file", name);
+        cli_json_fields(json, "index %ld prompt %s file %s", index, r.prompt, name);
         cli_json_open(json, "record", '{');
         clip_record_json(json, &record);
         cli_json_close(json);

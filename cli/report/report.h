@@ -12,7 +12,6 @@
 #define ESA_CLI_REPORT_H
 
 #include "core/cli.h"
-#include "core/json_reader.h"
 #include "clip/video.h"
 
 #define REPORT_WHAT "report" /* begins every sentence */
@@ -69,7 +68,7 @@ typedef struct report_run {
     report_variant *variants; /* the dense one first */
     int variant_count;
     char *text[3]; /* config.json, speed.json, quality.json as they are; NULL: not there */
-    cli_value *value[3];
+    json_t *value[3];
 } report_run;
 
 enum { REPORT_CONFIG = 0, REPORT_SPEED = 1, REPORT_QUALITY = 2 };

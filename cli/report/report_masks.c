@@ -143,24 +143,15 @@ static esa_status bits(cli_json *json, esa_mask_file *file, const esa_mask_file_
                 esa_mask_free(mask);
             }
     if (s == ESA_OK) {
-        report_puts(&text, "\"");
         report_base64(&text, cells, all);
-        report_puts(&text, "\"");
         if (text.failed)
             s = ESA_ERR_MEMORY;
         else
-            cli_json_raw(json, "bits", text.text, text.used);
+            cli_json_text(json, "bits", text.text ? text.text : "");
     }
     report_text_free(&text);
     free(cells);
     return s;
-}
-
-static void integers(cli_json *json, const char *key, const int32_t *x, int n)
-{
-    cli_json_open(json, key, '[');
-    for (int i = 0; i < n; i++) cli_json_int(json, NULL, x[i]);
-    cli_json_close(json);
 }
 
 static void describe(cli_json *json, const char *path, const esa_mask_file_info *i, const axes *a)
@@ -183,30 +174,26 @@ static void describe(cli_json *json, const char *path, const esa_mask_file_info 
                  a->shown_layer_count, a->layer_count, a->shown_group_count, a->group_count);
         cli_json_text(json, "note", text);
     }
-    cli_json_int(json, "layer_count", i->layers);
-    cli_json_int(json, "heads", i->H);
-    cli_json_int(json, "branches", i->branches);
-    cli_json_int(json, "nq", i->nq);
-    cli_json_int(json, "nk", i->nk);
-    cli_json_int(json, "block_q", i->block_q);
-    cli_json_int(json, "block_k", i->block_k);
-    cli_json_int(json, "tokens_q", i->Nq);
-    cli_json_int(json, "tokens_k", i->Nk);
-    integers(json, "grid", i->layout.grid_q, 3);
+    cli_json_fields(json,
+                    "layer_count %d heads %ld branches %d nq %ld nk %ld block_q %d block_k %d "
+                    "tokens_q %ld tokens_k %ld",
+                    i->layers, i->H, i->branches, i->nq, i->nk, i->block_q, i->block_k, i->Nq,
+                    i->Nk);
+    cli_json_ints(json, "grid", i->layout.grid_q, 3);
     cli_json_int(json, "text_front", i->layout.text_front_q);
     /* Raster and tile keep the tokens of a frame together; the other orders mix frames. */
     cli_json_bool(json, "frames_lie_together",
                   i->layout.grid_q[0] > 1 &&
                       (i->layout.order == ESA_ORDER_RASTER || i->layout.order == ESA_ORDER_TILE) &&
                       i->Nq == i->Nk);
-    integers(json, "layers", a->layers, a->layer_count);
-    integers(json, "groups", a->groups, a->group_count);
-    integers(json, "shown_layers", a->shown_layers, a->shown_layer_count);
-    integers(json, "shown_groups", a->shown_groups, a->shown_group_count);
+    cli_json_ints(json, "layers", a->layers, a->layer_count);
+    cli_json_ints(json, "groups", a->groups, a->group_count);
+    cli_json_ints(json, "shown_layers", a->shown_layers, a->shown_layer_count);
+    cli_json_ints(json, "shown_groups", a->shown_groups, a->shown_group_count);
     cli_json_open(json, "group_steps", '[');
     for (int g = 0; g < i->groups; g++) {
         const int32_t ends[2] = { a->first[g], a->last[g] };
-        integers(json, NULL, ends, 2);
+        cli_json_ints(json, NULL, ends, 2);
     }
     cli_json_close(json);
 }

@@ -77,13 +77,12 @@ static void facts(report_text *t, const report_page *p)
 {
     const report_run *r = &p->runs[0];
     if (p->run_count == 0) return;
-    const cli_value *about = r->value[REPORT_SPEED] ? r->value[REPORT_SPEED]
-                                                    : r->value[REPORT_CONFIG];
-    const char *cpu = cli_value_text(about, "machine.cpu"),
-               *commit = cli_value_text(about, "commit"),
-               *kernels = cli_value_text(about, "machine.kernels");
-    const double cores = cli_value_number(about, "machine.cores"),
-                 tokens = cli_value_number(r->value[REPORT_SPEED], "tokens");
+    const json_t *about = r->value[REPORT_SPEED] ? r->value[REPORT_SPEED] : r->value[REPORT_CONFIG];
+    const char *cpu = cli_json_string(about, "machine.cpu"),
+               *commit = cli_json_string(about, "commit"),
+               *kernels = cli_json_string(about, "machine.kernels");
+    const double cores = cli_json_number(about, "machine.cores"),
+                 tokens = cli_json_number(r->value[REPORT_SPEED], "tokens");
     int same = 1;
     for (int i = 1; i < p->run_count; i++)
         same = same && strcmp(p->runs[i].setting, r->setting) == 0;
@@ -315,7 +314,7 @@ static void videos(report_text *t, report_page *p)
 static void details(report_text *t, const report_page *p)
 {
     for (int r = 0; r < p->run_count; r++) {
-        const char *command = cli_value_text(p->runs[r].value[REPORT_CONFIG], "command");
+        const char *command = cli_json_string(p->runs[r].value[REPORT_CONFIG], "command");
         report_puts(t, "<h3>");
         report_html(t, p->runs[r].tag);
         report_puts(t, "</h3>");

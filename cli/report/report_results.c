@@ -4,9 +4,11 @@
  *
  * Everything is asked for by name and may be missing: an experiment that was stopped after its
  * speed stage still makes a page. */
+#define _POSIX_C_SOURCE 200809L /* strdup */
 #include "report/report.h"
 
 #include <math.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -24,12 +26,6 @@ static char *joined(const char *folder, const char *name)
     return path;
 }
 
-static char *copy(const char *text)
-{
-    char *out = text ? malloc(strlen(text) + 1) : NULL;
-    return out ? strcpy(out, text) : NULL;
-}
-
 static int exists(const char *path)
 {
     struct stat about;
@@ -45,8 +41,8 @@ static int load_files(report_run *r)
         char *path = joined(r->folder, report_file_names[i]);
         if (!path) return cli_fail(REPORT_WHAT ": out of memory");
         if (exists(path)) {
-            r->value[i] = cli_value_load(path, &r->text[i], REPORT_WHAT);
-            const double format = cli_value_number(r->value[i], "format");
+            r->value[i] = cli_json_load(path, &r->text[i], 0, REPORT_WHAT);
+            const double format = cli_json_number(r->value[i], "format");
             int status = r->value[i] ? CLI_OK : CLI_FAILED;
             if (!status && !(format == 1))
                 status = cli_fail(REPORT_WHAT
@@ -75,32 +71,32 @@ static int load_files(report_run *r)
 static double number_of(const report_run *r, const char *path)
 {
     for (int i = 2; i >= 0; i--) {
-        const double x = cli_value_number(r->value[i], path);
+        const double x = cli_json_number(r->value[i], path);
         if (isfinite(x)) return x;
     }
     char inner[96];
     snprintf(inner, sizeof inner, "settings.%s", path);
-    return cli_value_number(r->value[REPORT_CONFIG], inner);
+    return cli_json_number(r->value[REPORT_CONFIG], inner);
 }
 
 static const char *text_of(const report_run *r, const char *path)
 {
     for (int i = 2; i >= 0; i--) {
-        const char *text = cli_value_text(r->value[i], path);
+        const char *text = cli_json_string(r->value[i], path);
         if (text) return text;
     }
     char inner[96];
     snprintf(inner, sizeof inner, "settings.%s", path);
-    return cli_value_text(r->value[REPORT_CONFIG], inner);
+    return cli_json_string(r->value[REPORT_CONFIG], inner);
 }
 
 static int64_t whole(double x) { return isfinite(x) && x >= 0 && x < 1e15 ? (int64_t)x : 0; }
 
 /* ---------------------------------------------------------------- variants */
 
-static report_variant *variant_of(report_run *r, const cli_value *v)
+static report_variant *variant_of(report_run *r, const json_t *v)
 {
-    const char *name = cli_value_text(v, "name");
+    const char *name = cli_json_string(v, "name");
     if (!name) name = "?";
     for (int i = 0; i < r->variant_count; i++)
         if (strcmp(r->variants[i].name, name) == 0) return &r->variants[i];
@@ -113,11 +109,11 @@ static report_variant *variant_of(report_run *r, const cli_value *v)
     n->clips = calloc((size_t)(r->clip_count ? r->clip_count : 1), sizeof *n->clips);
     if (!n->clips) return NULL;
     r->variant_count++;
-    const char *method = cli_value_text(v, "method"),
-               *tail = cli_value_text(r->value[REPORT_CONFIG], "settings.tail");
+    const char *method = cli_json_string(v, "method"),
+               *tail = cli_json_string(r->value[REPORT_CONFIG], "settings.tail");
     snprintf(n->name, sizeof n->name, "%s", name);
     n->dense = strcmp(method ? method : name, "dense") == 0;
-    n->budget = cli_value_number(v, "budget");
+    n->budget = cli_json_number(v, "budget");
     n->density = n->dense ? 1 : NAN;
     n->mass = n->seconds = n->step_seconds = n->sparse_seconds = n->speedup = n->sparse_speedup =
         n->psnr = n->ssim = n->lpips = n->flicker = NAN;
@@ -141,23 +137,26 @@ static report_variant *variant_of(report_run *r, const cli_value *v)
 }
 
 /* The clip a video belongs to, or NULL. */
-static report_clip_figures *clip_of(report_run *r, report_variant *n, const cli_value *video)
+static report_clip_figures *clip_of(report_run *r, report_variant *n, const json_t *video)
 {
-    const double index = cli_value_number(video, "index");
+    const double index = cli_json_number(video, "index");
     if (!(index >= 0 && index < (double)r->clip_count)) return NULL;
     report_clip_figures *clip = &n->clips[(int64_t)index];
-    const char *file = cli_value_text(video, "file"), *prompt = cli_value_text(video, "prompt");
+    const char *file = cli_json_string(video, "file"), *prompt = cli_json_string(video, "prompt");
     if (file && !clip->video) clip->video = joined(r->folder, file);
-    if (prompt && !r->prompts[(int64_t)index]) r->prompts[(int64_t)index] = copy(prompt);
+    if (prompt && !r->prompts[(int64_t)index]) r->prompts[(int64_t)index] = strdup(prompt);
     return clip;
 }
 
-static double mean_of(const cli_value *videos, const char *path)
+static double mean_of(const json_t *videos, const char *path)
 {
     double sum = 0;
     int64_t count = 0;
-    for (const cli_value *v = videos ? videos->child : NULL; v; v = v->next) {
-        const double x = cli_value_number(v, path);
+    size_t i;
+    json_t *v;
+    json_array_foreach(videos, i, v)
+    {
+        const double x = cli_json_number(v, path);
         if (isfinite(x)) {
             sum += x;
             count++;
@@ -172,66 +171,55 @@ static int ascending(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The video whose time is the median: what is said about parts of a clip's time is said about this
- * one, so that they add up. */
-static const cli_value *median_video(const cli_value *videos)
+/* The finite numbers at path of every video, sorted, into out; their count. */
+static size_t sorted(double *out, const json_t *videos, const char *path)
 {
-    double *seconds = videos && videos->count ? malloc((size_t)videos->count * sizeof *seconds)
-                                              : NULL;
-    const cli_value *best = videos ? videos->child : NULL;
-    int64_t used = 0;
-    for (const cli_value *v = videos ? videos->child : NULL; v && seconds; v = v->next) {
-        const double x = cli_value_number(v, "record.seconds");
-        if (isfinite(x)) seconds[used++] = x;
+    size_t used = 0, i;
+    json_t *v;
+    json_array_foreach(videos, i, v)
+    {
+        const double x = cli_json_number(v, path);
+        if (isfinite(x)) out[used++] = x;
     }
-    if (used) {
-        qsort(seconds, (size_t)used, sizeof *seconds, ascending);
-        for (const cli_value *v = videos->child; v; v = v->next)
-            if (cli_value_number(v, "record.seconds") == seconds[(used - 1) / 2]) {
-                best = v;
-                break;
-            }
-    }
-    free(seconds);
-    return best;
+    qsort(out, used, sizeof *out, ascending);
+    return used;
+}
+
+/* The video with the median time. The parts of a clip's time are shown for this one, so that they
+ * add up. column has room for a number of every video. */
+static const json_t *median_video(const json_t *videos, double *column)
+{
+    const size_t used = sorted(column, videos, "record.seconds");
+    size_t i;
+    json_t *v;
+    json_array_foreach(videos, i, v) if (used && cli_json_number(v, "record.seconds") ==
+                                                     column[(used - 1) / 2]) return v;
+    return json_array_get(videos, 0);
 }
 
 /* Median over the videos of every step: one slow step of one clip is noise of the machine. */
-static int step_medians(report_variant *n, const cli_value *videos)
+static int step_medians(report_variant *n, const json_t *videos, double *column)
 {
-    const cli_value *first = cli_value_at(videos, "0.record.step_seconds");
-    if (!first || first->type != CLI_JSON_ARRAY || first->count == 0) return 1;
-    double *column = malloc((size_t)videos->count * sizeof *column);
-    n->steps = calloc((size_t)first->count, sizeof *n->steps);
-    if (!column || !n->steps) {
-        free(column);
-        return 0;
-    }
-    n->step_count = first->count;
-    for (int64_t s = 0; s < n->step_count; s++) {
-        int64_t used = 0;
+    n->step_count = (int64_t)json_array_size(cli_json_at(videos, "0.record.step_seconds"));
+    if (n->step_count == 0) return 1;
+    n->steps = calloc((size_t)n->step_count, sizeof *n->steps);
+    for (int64_t s = 0; n->steps && s < n->step_count; s++) {
         char path[64];
         snprintf(path, sizeof path, "record.step_seconds.%lld", (long long)s);
-        for (const cli_value *v = videos->child; v; v = v->next) {
-            const double x = cli_value_number(v, path);
-            if (isfinite(x)) column[used++] = x;
-        }
-        qsort(column, (size_t)used, sizeof *column, ascending);
+        const size_t used = sorted(column, videos, path);
         n->steps[s] = used ? (column[(used - 1) / 2] + column[used / 2]) / 2 : NAN;
     }
-    free(column);
-    return 1;
+    return n->steps != NULL;
 }
 
 /* [layers][heads], mean over the videos. */
-static int head_densities(report_variant *n, const cli_value *videos)
+static int head_densities(report_variant *n, const json_t *videos)
 {
-    const cli_value *table = cli_value_at(videos, "0.record.head_density"),
-                    *row = table ? table->child : NULL;
+    const json_t *table = cli_json_at(videos, "0.record.head_density");
     int known = 0;
-    if (n->dense || !row || row->type != CLI_JSON_ARRAY || row->count == 0) return 1;
-    n->layers = table->count;
-    n->heads = row->count;
+    n->layers = (int64_t)json_array_size(table);
+    n->heads = (int64_t)json_array_size(json_array_get(table, 0));
+    if (n->dense || n->layers * n->heads == 0) return 1;
     n->head_density = calloc((size_t)(n->layers * n->heads), sizeof *n->head_density);
     if (!n->head_density) return 0;
     for (int64_t l = 0; l < n->layers; l++)
@@ -250,58 +238,90 @@ static int head_densities(report_variant *n, const cli_value *videos)
     return 1;
 }
 
-static int read_speed(report_run *r)
+/* Copies numbers of a JSON value into fields of a variant or a clip. */
+typedef struct source {
+    const char *path;
+    size_t field; /* offsetof a double */
+} source;
+
+static void take(void *to, const json_t *from, const source *list, size_t count)
 {
-    const cli_value *all = cli_value_at(r->value[REPORT_SPEED], "variants");
-    for (const cli_value *v = all ? all->child : NULL; v; v = v->next) {
-        report_variant *n = variant_of(r, v);
-        const cli_value *videos = cli_value_at(v, "videos");
-        if (!n || !step_medians(n, videos) || !head_densities(n, videos)) return 0;
-        const cli_value *median = median_video(videos);
-        if (!n->dense) n->density = cli_value_number(v, "density");
-        n->seconds = cli_value_number(v, "clip_seconds.median");
-        n->step_seconds = cli_value_number(v, "step_seconds.median");
-        n->sparse_seconds = cli_value_number(v, "step_seconds_sparse.median");
-        n->speedup = n->dense ? 1 : cli_value_number(v, "speedup");
-        n->sparse_speedup = n->dense ? 1 : cli_value_number(v, "speedup_without_warmup");
-        n->text_seconds = cli_value_number(median, "record.text_seconds");
-        n->denoise_seconds = cli_value_number(median, "record.denoise_seconds");
-        n->attention_seconds = cli_value_number(median, "record.attention_seconds");
-        n->select_seconds = cli_value_number(median, "record.select_seconds");
-        n->decode_seconds = cli_value_number(median, "record.decode_seconds");
-        const int64_t warmup = whole(cli_value_number(videos, "0.record.warmup_steps"));
-        if (!n->dense && warmup > r->warmup) r->warmup = warmup;
-        for (const cli_value *video = videos ? videos->child : NULL; video; video = video->next)
-            clip_of(r, n, video);
+    for (size_t i = 0; i < count; i++) {
+        const double x = cli_json_number(from, list[i].path);
+        memcpy((char *)to + list[i].field, &x, sizeof x);
     }
+}
+#define COUNT(list) (sizeof(list) / sizeof *(list))
+
+static int read_speed_of(report_run *r, report_variant *n, const json_t *v)
+{
+    static const source figures[] = {
+        { "clip_seconds.median", offsetof(report_variant, seconds) },
+        { "step_seconds.median", offsetof(report_variant, step_seconds) },
+        { "step_seconds_sparse.median", offsetof(report_variant, sparse_seconds) },
+        { "speedup", offsetof(report_variant, speedup) },
+        { "speedup_without_warmup", offsetof(report_variant, sparse_speedup) },
+    };
+    static const source parts[] = {
+        { "record.text_seconds", offsetof(report_variant, text_seconds) },
+        { "record.denoise_seconds", offsetof(report_variant, denoise_seconds) },
+        { "record.attention_seconds", offsetof(report_variant, attention_seconds) },
+        { "record.select_seconds", offsetof(report_variant, select_seconds) },
+        { "record.decode_seconds", offsetof(report_variant, decode_seconds) },
+    };
+    const json_t *videos = cli_json_at(v, "videos");
+    double *column = malloc((json_array_size(videos) + 1) * sizeof *column);
+    const int ready = column && step_medians(n, videos, column) && head_densities(n, videos);
+    if (ready) take(n, median_video(videos, column), parts, COUNT(parts));
+    free(column);
+    if (!ready) return 0;
+    take(n, v, figures, COUNT(figures));
+    if (n->dense)
+        n->speedup = n->sparse_speedup = 1;
+    else
+        n->density = cli_json_number(v, "density");
+    const int64_t warmup = whole(cli_json_number(videos, "0.record.warmup_steps"));
+    if (!n->dense && warmup > r->warmup) r->warmup = warmup;
     return 1;
 }
 
-static int read_quality(report_run *r)
+static void read_quality_of(report_variant *n, const json_t *v)
 {
-    const cli_value *all = cli_value_at(r->value[REPORT_QUALITY], "variants");
-    for (const cli_value *v = all ? all->child : NULL; v; v = v->next) {
+    static const source means[] = {
+        { "kept_mass", offsetof(report_variant, mass) },
+        { "mean.psnr", offsetof(report_variant, psnr) },
+        { "mean.ssim", offsetof(report_variant, ssim) },
+        { "mean.lpips", offsetof(report_variant, lpips) },
+        { "mean.flicker", offsetof(report_variant, flicker) },
+    };
+    const size_t videos = json_array_size(cli_json_at(v, "videos"));
+    if (!isfinite(n->density)) n->density = cli_json_number(v, "density");
+    take(n, v, means, COUNT(means));
+    n->identical = videos > 0 && cli_json_number(v, "identical") == (double)videos;
+}
+
+/* Reads the variants of speed.json or quality.json and their clips; 0 when out of memory. */
+static int read_variants(report_run *r, int file)
+{
+    static const source metrics[] = {
+        { "psnr", offsetof(report_clip_figures, psnr) },
+        { "ssim", offsetof(report_clip_figures, ssim) },
+        { "lpips", offsetof(report_clip_figures, lpips) },
+        { "flicker", offsetof(report_clip_figures, flicker) },
+    };
+    size_t i, k;
+    json_t *v, *video;
+    json_array_foreach(cli_json_at(r->value[file], "variants"), i, v)
+    {
         report_variant *n = variant_of(r, v);
-        const cli_value *videos = cli_value_at(v, "videos");
-        if (!n) return 0;
-        if (!isfinite(n->density)) n->density = cli_value_number(v, "density");
-        n->mass = cli_value_number(v, "kept_mass");
-        n->psnr = cli_value_number(v, "mean.psnr");
-        n->ssim = cli_value_number(v, "mean.ssim");
-        n->lpips = cli_value_number(v, "mean.lpips");
-        n->flicker = cli_value_number(v, "mean.flicker");
-        n->identical = videos && videos->count > 0 &&
-                       cli_value_number(v, "identical") == (double)videos->count;
-        for (const cli_value *video = videos ? videos->child : NULL; video; video = video->next) {
+        if (!n || (file == REPORT_SPEED && !read_speed_of(r, n, v))) return 0;
+        if (file == REPORT_QUALITY) read_quality_of(n, v);
+        json_array_foreach(cli_json_at(v, "videos"), k, video)
+        {
             report_clip_figures *clip = clip_of(r, n, video);
-            if (!clip) continue;
-            clip->psnr = cli_value_number(video, "psnr");
-            clip->ssim = cli_value_number(video, "ssim");
-            clip->lpips = cli_value_number(video, "lpips");
-            clip->flicker = cli_value_number(video, "flicker");
-            const cli_value *identical = cli_value_at(video, "identical");
-            clip->identical = identical && identical->type == CLI_JSON_BOOL &&
-                              identical->number == 1;
+            if (!clip || file != REPORT_QUALITY) continue;
+            take(clip, video, metrics, COUNT(metrics));
+            clip->identical = json_is_true(cli_json_at(video, "identical"));
         }
     }
     return 1;
@@ -313,18 +333,15 @@ static int read_quality(report_run *r)
 static int64_t count_clips(const report_run *r)
 {
     int64_t count = 0;
-    for (int f = REPORT_SPEED; f <= REPORT_QUALITY; f++) {
-        const cli_value *all = cli_value_at(r->value[f], "variants");
-        for (const cli_value *v = all ? all->child : NULL; v; v = v->next) {
-            const cli_value *videos = cli_value_at(v, "videos");
-            for (const cli_value *video = videos ? videos->child : NULL; video;
-                 video = video->next) {
-                const double index = cli_value_number(video, "index");
-                if (index >= 0 && index < 100000 && (int64_t)index >= count)
-                    count = (int64_t)index + 1;
-            }
+    size_t i, k;
+    json_t *v, *video;
+    for (int f = REPORT_SPEED; f <= REPORT_QUALITY; f++)
+        json_array_foreach(cli_json_at(r->value[f], "variants"), i, v)
+            json_array_foreach(cli_json_at(v, "videos"), k, video)
+        {
+            const double index = cli_json_number(video, "index");
+            if (index >= count && index < 100000) count = (int64_t)index + 1;
         }
-    }
     return count;
 }
 
@@ -332,8 +349,8 @@ static int64_t count_clips(const report_run *r)
  * experiment was started in, most often this one. */
 static void find_masks(report_run *r)
 {
-    const char *named[3] = { cli_value_text(r->value[REPORT_SPEED], "calibration.file"),
-                             cli_value_text(r->value[REPORT_CONFIG], "settings.masks"),
+    const char *named[3] = { cli_json_string(r->value[REPORT_SPEED], "calibration.file"),
+                             cli_json_string(r->value[REPORT_CONFIG], "settings.masks"),
                              "masks.safetensors" };
     for (int i = 0; i < 3 && !r->masks; i++) {
         char *path = named[i] ? joined(r->folder, named[i]) : NULL;
@@ -341,7 +358,7 @@ static void find_masks(report_run *r)
             r->masks = path;
         else {
             free(path);
-            if (named[i] && i < 2 && exists(named[i])) r->masks = copy(named[i]);
+            if (named[i] && i < 2 && exists(named[i])) r->masks = strdup(named[i]);
         }
     }
 }
@@ -359,7 +376,7 @@ static void dense_first(report_run *r)
 int report_run_read(report_run *r, const char *folder)
 {
     memset(r, 0, sizeof *r);
-    r->folder = copy(folder);
+    r->folder = strdup(folder);
     if (!r->folder) return cli_fail(REPORT_WHAT ": out of memory");
     struct stat about;
     if (stat(folder, &about) != 0) return cli_fail(REPORT_WHAT ": there is no folder '%s'", folder);
@@ -372,8 +389,8 @@ int report_run_read(report_run *r, const char *folder)
     if (status) return status;
     const char *slash = strrchr(r->folder, '/'), *tag = text_of(r, "tag"),
                *model = text_of(r, "model"), *cpu = text_of(r, "machine.cpu");
-    r->tag = copy(tag ? tag : slash ? slash + 1 : r->folder);
-    r->model = copy(model ? model : "model not named");
+    r->tag = strdup(tag ? tag : slash ? slash + 1 : r->folder);
+    r->model = strdup(model ? model : "model not named");
     r->frames = whole(number_of(r, "frames"));
     r->height = whole(number_of(r, "height"));
     r->width = whole(number_of(r, "width"));
@@ -383,7 +400,8 @@ int report_run_read(report_run *r, const char *folder)
              (long long)r->width, (long long)r->step_count, cpu ? cpu : "");
     r->clip_count = count_clips(r);
     r->prompts = calloc((size_t)(r->clip_count ? r->clip_count : 1), sizeof *r->prompts);
-    if (!r->tag || !r->model || !r->prompts || !read_speed(r) || !read_quality(r))
+    if (!r->tag || !r->model || !r->prompts || !read_variants(r, REPORT_SPEED) ||
+        !read_variants(r, REPORT_QUALITY))
         return cli_fail(REPORT_WHAT ": out of memory");
     if (r->variant_count == 0)
         return cli_fail(REPORT_WHAT ": the results in '%s' name no variants", folder);
@@ -403,7 +421,7 @@ void report_run_free(report_run *r)
     for (int64_t c = 0; r->prompts && c < r->clip_count; c++) free(r->prompts[c]);
     for (int i = 0; i < 3; i++) {
         free(r->text[i]);
-        cli_value_free(r->value[i]);
+        json_decref(r->value[i]);
     }
     free(r->variants);
     free(r->prompts);

@@ -48,21 +48,17 @@ void report_printf(report_text *t, const char *format, ...)
 
 void report_html(report_text *t, const char *text)
 {
-    for (const unsigned char *p = (const unsigned char *)text; *p;) {
-        const int n = cli_utf8(p);
-        switch (*p) {
-        case '&': report_puts(t, "&amp;"); break;
-        case '<': report_puts(t, "&lt;"); break;
-        case '>': report_puts(t, "&gt;"); break;
-        case '"': report_puts(t, "&quot;"); break;
-        default:
-            if (n)
-                report_put(t, (const char *)p, (size_t)n);
-            else
-                report_puts(t, "\xef\xbf\xbd");
-        }
-        p += n ? n : 1;
+    static const char special[] = "&<>\"";
+    static const char *const escaped[] = { "&amp;", "&lt;", "&gt;", "&quot;" };
+    char *clean = cli_utf8(text);
+    if (!clean) t->failed = 1;
+    for (const char *p = clean; p && *p;) {
+        const size_t n = strcspn(p, special);
+        report_put(t, p, n);
+        p += n;
+        if (*p) report_puts(t, escaped[strchr(special, *p++) - special]);
     }
+    free(clean);
 }
 
 void report_base64(report_text *t, const void *data, size_t bytes)

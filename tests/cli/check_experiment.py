@@ -181,10 +181,10 @@ class Run(Base):
         self.copy()
         for args, says in ((["--steps", 3], ["steps", "2", "3"]), (["--budgets",
                                                                     "0.5"], ["budgets", "[0.5, 0.3]", "[0.5]"]),
-                           (["--tail", "none"], ["tail", "'pooled'", "'none'"]), (["--seed", 9], ["seed", "0", "9"]),
+                           (["--tail", "none"], ["tail", '"pooled"', '"none"']), (["--seed", 9], ["seed", "0", "9"]),
                            (["--eval-prompts",
                              1], ["evaluation_prompts"]), (["--negative-prompt",
-                                                            "blur"], ["negative_prompt", "nothing", "'blur'"])):
+                                                            "blur"], ["negative_prompt", "nothing", '"blur"'])):
             line = self.fails("run", "--tag", "x", *SMALL, *BUDGETS, *args, says=says)
             self.assertIn("another --tag", line)
 
@@ -247,7 +247,7 @@ class Run(Base):
 
     def test_damaged_config(self):
         self.copy()
-        for text in ("", "{", "[]", '{"format": 2}'):
+        for text in ("", "{", "[]", '{"format": 2}', '{"format": 1, "format": 1}', '{"format": NaN}'):
             with open(self.path("results/x/config.json"), "w", encoding="utf-8") as file:
                 file.write(text)
             self.fails("run", "--tag", "x", *SMALL, *BUDGETS, says=["config.json"])

@@ -146,6 +146,12 @@ class Base(kit.Folder):
         return report_fixture.make(self.path(name), name, videos, **more)
 
 
+# what a strict reader refuses: each is one mistake away from JSON
+NOT_JSON = [" ", "{", "[1,]", '{"format": 1,}', '{"format" 1}', "{format: 1}", "[1 2]", "1", "[01]", "[+1]", "[.5]", "[1.]",
+            "[1e]", "[-]", "[nul]", "[NaN]", "[Infinity]", "[1e999]", '["', '["\\x"]', '["\\u12"]', '["\\ud800"]',
+            '["\\u0000"]', "{} x", '{"format": 1, "format": 1}', "{} // x", "['a']", "}", "[1]\0", "[" * 100000]
+
+
 class Words(Base):
     def test_help(self):
         code, out, err = esa("report", "--help")
@@ -179,8 +185,8 @@ class Words(Base):
         self.fails("res", "empty", "--output", "r.html", says=["empty"])
         for name, text, says in (("speed.json", "{\n\"format\": 1,\n}", "line 3"), ("quality.json", "[1, 2", "line 1"),
                                  ("config.json", "{\"format\": 2}", "format"), ("speed.json", "", "line 1"),
-                                 ("quality.json", b"{\"format\": 1, \"tag\": \"\xff\"}", "UTF-8"), ("speed.json", "[]",
-                                                                                                    "format")):
+                                 ("quality.json", b"{\"format\": 1, \"tag\": \"\xff\"}", "0xff"), ("speed.json", "[]", "format"),
+                                 *(("speed.json", text, "is not JSON: line 1") for text in NOT_JSON)):
             self.results("broken")
             self.put("broken/" + name, text)
             self.fails("broken", "--output", "r.html", says=["broken/" + name, says])
@@ -210,8 +216,11 @@ class Pages(Base):
     def test_files_are_in_the_page_as_they_are(self):
         config, speed, quality = self.results()
         _, data = self.page("res")
-        self.assertEqual(data["runs"][0]["files"],
+        files = data["runs"][0]["files"]
+        self.assertEqual({name: json.loads(text) for name, text in files.items()},
                          {"config.json": config, "speed.json": speed, "quality.json": quality})
+        for name, text in files.items():
+            self.assertEqual(text.encode(), self.read("res", name))
 
     def test_figures(self):
         _, speed, quality = self.results(steps=7)

@@ -114,7 +114,7 @@ esa.fit = function (box, draw) {
 document.querySelectorAll("details[data-file]").forEach(function (box) {
   box.addEventListener("toggle", function () {
     var pre = box.querySelector("pre");
-    if (box.open && !pre.textContent) pre.textContent = JSON.stringify(esa.data.runs[box.getAttribute("data-run")].files[box.getAttribute("data-file")], null, 2);
+    if (box.open && !pre.textContent) pre.textContent = esa.data.runs[box.getAttribute("data-run")].files[box.getAttribute("data-file")];
   });
 });
 
