@@ -24,12 +24,6 @@ int cmd_experiment(int argc, char **argv)
 
 void experiment_number(char out[32], double budget) { snprintf(out, 32, "%.4g", budget); }
 
-static int usage(const char *path, const char *sentence)
-{
-    cli_fail("%s: %s", path, sentence);
-    return CLI_USAGE;
-}
-
 /* A tag is a folder's name and part of job names: letters, digits and . _ + - only, and no option
  * or hidden folder. */
 static int tag_is_good(const char *tag)
@@ -47,8 +41,7 @@ static int no_pair(const cli_list *list, const char *path, const char *option)
         for (int j = 0; j < i; j++)
             if (fabs(list->real[i] - list->real[j]) <
                 0.0005) { /* mask files count in thousandths */
-                cli_fail("%s: %s names %g twice", path, option, list->real[i]);
-                return CLI_USAGE;
+                return cli_usage("%s: %s names %g twice", path, option, list->real[i]);
             }
     return CLI_OK;
 }
@@ -60,25 +53,26 @@ static int agree(experiment *e, const char *path, int numbered)
         e->methods.real[i] = (double)e->methods.whole[i];
         cached |= e->methods.whole[i] == 0;
     }
-    if (!e->tag) return usage(path, "--tag NAME is required: the results go to results/NAME");
-    if (!tag_is_good(e->tag)) {
-        cli_fail("%s: --tag was given '%s', expected letters, digits and . _ + -, a letter or "
-                 "digit first",
-                 path, e->tag);
-        return CLI_USAGE;
-    }
+    if (!e->tag)
+        return cli_usage("%s: --tag NAME is required: the results go to results/NAME", path);
+    if (!tag_is_good(e->tag))
+        return cli_usage(
+            "%s: --tag was given '%s', expected letters, digits and . _ + -, a letter or "
+            "digit first",
+            path, e->tag);
     if (e->prompts_file && numbered)
-        return usage(path, "--prompts and --num-prompts are two ways to say one thing; give one");
+        return cli_usage("%s: --prompts and --num-prompts are two ways to say one thing; give one",
+                         path);
     if (e->skip_calibrate && e->only_calibrate)
-        return usage(path, "--skip-calibrate and --only-calibrate contradict one another");
+        return cli_usage("%s: --skip-calibrate and --only-calibrate contradict one another", path);
     if (!cached && (e->skip_calibrate || e->only_calibrate || e->clip.masks))
-        return usage(path,
-                     "--masks, --skip-calibrate and --only-calibrate go with --method cached");
+        return cli_usage(
+            "%s: --masks, --skip-calibrate and --only-calibrate go with --method cached", path);
     int status = no_pair(&e->budgets, path, "--budget");
     for (int i = 0; i < e->methods.count; i++)
         for (int j = 0; j < i; j++)
             if (e->methods.whole[i] == e->methods.whole[j])
-                return usage(path, "--method names one method twice");
+                return cli_usage("%s: --method names one method twice", path);
     if (!status) status = clip_request_check(&e->clip, path);
     if (status) return status;
     snprintf(e->folder, sizeof e->folder, "%s/%s", e->results, e->tag);
@@ -87,7 +81,7 @@ static int agree(experiment *e, const char *path, int numbered)
     else if (cached)
         snprintf(e->masks, sizeof e->masks, "%.4300s/masks.safetensors", e->folder);
     if (strlen(e->folder) > 4000 || strlen(e->masks) > 4000)
-        return usage(path, "the name of a folder is too long");
+        return cli_usage("%s: the name of a folder is too long", path);
     return CLI_OK;
 }
 
@@ -178,7 +172,7 @@ int experiment_parse(experiment *e, const char *path, const char *about, const c
     const int numbered = cli_given(argc, argv, "--num-prompts");
     const char *name = strncmp(path, "esa ", 4) == 0 ? path + 4 : path;
     if (cli_given(argc, argv, "--budget") && cli_given(argc, argv, "--budgets"))
-        return usage(name, "--budget and --budgets are one option; give one");
+        return cli_usage("%s: --budget and --budgets are one option; give one", name);
     e->command = spoken_command(path, argc, argv);
     if (!e->command) return cli_fail("%s: out of memory", name);
     clip_options(table, mine, CLIP_OPTIONS_ALL, &e->clip);

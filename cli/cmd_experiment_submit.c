@@ -268,15 +268,13 @@ int cmd_experiment_submit(int argc, char **argv)
         "`esa experiment run`; what follows -- goes to sbatch as it is:\n"
         "esa experiment submit --tag x --budgets 0.7,0.5 -- --partition=a100 --time=2:00:00",
         more, own, copy, &done);
-    if (!status && !done && e.only_calibrate) {
-        cli_fail("%s: --only-calibrate is what its first job does; `esa experiment run` takes it",
-                 what);
-        status = CLI_USAGE;
-    }
-    if (!status && !done && j.option_count > 64) {
-        cli_fail("%s: %d options for sbatch are more than 64", what, j.option_count);
-        status = CLI_USAGE;
-    }
+    if (!status && !done && e.only_calibrate)
+        status = cli_usage("%s: the first job calibrates; only `esa experiment run` takes "
+                           "--only-calibrate",
+                           what);
+    if (!status && !done && j.option_count > 64)
+        status = cli_usage("%s: %d options for sbatch, at most 64 are possible", what,
+                           j.option_count);
     if (!status && !done) status = check_early(&e);
     if (!status && !done) {
         const ssize_t n = readlink("/proc/self/exe", j.esa, sizeof j.esa - 1);

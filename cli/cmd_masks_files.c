@@ -10,14 +10,9 @@
 
 static int need(const char *path, int words, int expected, const char *what, const char *out)
 {
-    if (words < 1 || (expected && words != expected)) {
-        cli_fail("%s: %d files were given, expected %s", path, words, what);
-        return CLI_USAGE;
-    }
-    if (!out) {
-        cli_fail("%s: --out FILE is required", path);
-        return CLI_USAGE;
-    }
+    if (words < 1 || (expected && words != expected))
+        return cli_usage("%s: %d files were given, expected %s", path, words, what);
+    if (!out) return cli_usage("%s: --out FILE is required", path);
     return 0;
 }
 
@@ -128,11 +123,9 @@ static int from_fa4(esa_ctx *ctx, const char *in, const char *out, const cli_lis
     memset(&info, 0, sizeof info);
     info.struct_size = sizeof info;
     info.layout = esa_layout_default();
-    if (tokens->count > 2) {
-        cli_fail("masks convert: --tokens was given %d numbers, expected N or Nq,Nk",
-                 tokens->count);
-        return CLI_USAGE;
-    }
+    if (tokens->count > 2)
+        return cli_usage("masks convert: --tokens was given %d numbers, expected N or Nq,Nk",
+                         tokens->count);
     const int bad = cli_block_parse(block, &info.block_q, &info.block_k);
     if (bad) return bad;
     info.Nq = tokens->whole[0];
@@ -190,27 +183,20 @@ int cmd_masks_convert(int argc, char **argv)
         options, argc, argv, &words, &done);
     if (status || done) return status;
     if ((status = need("masks convert", words, 1, "1 file", out)) != 0) return status;
-    if ((from < 0) == (to < 0)) {
-        cli_fail("masks convert: give one of --to fa4 and --from fa4");
-        return CLI_USAGE;
-    }
-    if (to >= 0 && idle_to) {
-        cli_fail("masks convert: %s goes with --from fa4, a mask file describes itself", idle_to);
-        return CLI_USAGE;
-    }
-    if (from >= 0 && has_budget) {
-        cli_fail("masks convert: --budget goes with --to fa4, the exchange holds one budget");
-        return CLI_USAGE;
-    }
-    if (from >= 0 && idle_from) {
-        cli_fail("masks convert: %s goes with --tokens, which describes a file from elsewhere",
-                 idle_from);
-        return CLI_USAGE;
-    }
-    if (window.count && order != ESA_ORDER_TILE3D) {
-        cli_fail("masks convert: --window goes with --order tile3d");
-        return CLI_USAGE;
-    }
+    if ((from < 0) == (to < 0))
+        return cli_usage("masks convert: give one of --to fa4 and --from fa4");
+    if (to >= 0 && idle_to)
+        return cli_usage("masks convert: %s goes with --from fa4, a mask file describes itself",
+                         idle_to);
+    if (from >= 0 && has_budget)
+        return cli_usage(
+            "masks convert: --budget goes with --to fa4, the exchange holds one budget");
+    if (from >= 0 && idle_from)
+        return cli_usage(
+            "masks convert: %s goes with --tokens, which describes a file from elsewhere",
+            idle_from);
+    if (window.count && order != ESA_ORDER_TILE3D)
+        return cli_usage("masks convert: --window goes with --order tile3d");
     esa_ctx *ctx;
     if ((status = cli_ctx_new(&ctx, 0)) != 0) return status;
     if (from >= 0)

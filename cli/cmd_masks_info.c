@@ -110,14 +110,8 @@ int cmd_masks_info(int argc, char **argv)
     int status = cli_options("esa masks info", "FILE [options]", "Says what a mask file holds.",
                              options, argc, argv, &words, &done);
     if (status || done) return status;
-    if (words != 1) {
-        cli_fail("masks info: %d files were given, expected 1", words);
-        return CLI_USAGE;
-    }
-    if ((layer < 0) != (step < 0)) {
-        cli_fail("masks info: --layer and --step go together");
-        return CLI_USAGE;
-    }
+    if (words != 1) return cli_usage("masks info: %d files were given, expected 1", words);
+    if ((layer < 0) != (step < 0)) return cli_usage("masks info: --layer and --step go together");
     esa_ctx *ctx;
     esa_mask_file *file = NULL;
     esa_mask_file_info info;

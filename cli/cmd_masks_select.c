@@ -167,14 +167,10 @@ int cmd_masks_select(int argc, char **argv)
         "bit j of the number being set where key block j is kept.",
         options, argc, argv, NULL, &done);
     if (status || done) return status;
-    if (!q_path || !k_path) {
-        cli_fail("masks select: %s is required", q_path ? "--k FILE" : "--q FILE");
-        return CLI_USAGE;
-    }
-    if (has_budget && has_sparsity) {
-        cli_fail("masks select: --budget and --sparsity are two ways to say one thing; give one");
-        return CLI_USAGE;
-    }
+    if (!q_path || !k_path)
+        return cli_usage("masks select: %s is required", q_path ? "--k FILE" : "--q FILE");
+    if (has_budget && has_sparsity)
+        return cli_usage("masks select: --sparsity is 1 - budget: give --budget or --sparsity");
 
     esa_select_params p = esa_select_params_default(selector);
     if (block && (status = cli_block_parse(block, &p.block_q, &p.block_k)) != 0) return status;

@@ -28,10 +28,8 @@ static int mask_files(char *names[MAX_MASKS], int *count, const request *q, cons
     for (const char *p = q->masks; p && *p;) {
         const size_t n = strcspn(p, ",");
         if (n > 0) {
-            if (*count == MAX_MASKS) {
-                cli_fail(REPORT_WHAT ": at most %d mask files", MAX_MASKS);
-                return CLI_USAGE;
-            }
+            if (*count == MAX_MASKS)
+                return cli_usage(REPORT_WHAT ": at most %d mask files", MAX_MASKS);
             char *name = malloc(n + 1);
             if (!name) return cli_fail(REPORT_WHAT ": out of memory");
             memcpy(name, p, n);
@@ -148,10 +146,8 @@ static int make_report(const request *q, char **folders, int count)
     int status = runs ? CLI_OK : cli_fail(REPORT_WHAT ": out of memory");
     for (; read < count && !status; read++) status = report_run_read(&runs[read], folders[read]);
     if (!status) status = mask_files(masks, &mask_count, q, runs, count);
-    if (!status && count == 0 && mask_count == 0) {
-        cli_fail(REPORT_WHAT ": --masks names no file");
-        status = CLI_USAGE;
-    }
+    if (!status && count == 0 && mask_count == 0)
+        status = cli_usage(REPORT_WHAT ": --masks names no file");
     if (!status) status = cli_ctx_new(&ctx, 1);
     if (!status) status = write_page(q, ctx, runs, count, masks, mask_count);
     for (int i = 0; i < mask_count; i++) free(masks[i]);
@@ -186,11 +182,9 @@ int cmd_report(int argc, char **argv)
                              "pictures. The page needs nothing else, not even a network.",
                              options, argc, argv, &words, &done);
     if (status || done) return status;
-    if (words == 0 && !q.masks) {
-        cli_fail(REPORT_WHAT
-                 ": no results folder was given, and no --masks; 'esa report --help' says more");
-        return CLI_USAGE;
-    }
+    if (words == 0 && !q.masks)
+        return cli_usage(REPORT_WHAT ": give a results folder or --masks FILE; 'esa report --help' "
+                                     "lists the options");
     /* what is under way ends between two videos and takes its scratch folder with it */
     clip_catch_signals();
     return make_report(&q, argv, words);

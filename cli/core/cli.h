@@ -52,9 +52,11 @@ int cmd_masks_convert(int argc, char **argv);
 
 /* ---------------------------------------------------------------- errors (option.c) */
 
-/* Prints "esa: sentence" on stderr; returns CLI_FAILED. */
+/* Prints "esa: message" on stderr; returns CLI_FAILED. */
 int cli_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
-/* The same for the sentence of a failed library call; what names the work ("masks select: reading
+/* The same for wrong arguments; returns CLI_USAGE. */
+int cli_usage(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* The same for the message of a failed library call; what names the work ("masks select: reading
  * q"). */
 int cli_fail_esa(const esa_ctx *ctx, esa_status status, const char *what);
 

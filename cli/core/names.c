@@ -60,12 +60,10 @@ int cli_shape_parse(cli_shape *shape, const char *text)
     char list[512];
     cli_shape_list(list, sizeof list);
     const char *near = cli_nearest(text, names, SHAPES);
-    if (near)
-        cli_fail("unknown shape '%s', did you mean %s?", text, near);
-    else
-        cli_fail("unknown shape '%s', expected B,H,N,D (whole numbers from 1) or one of %s", text,
-                 list);
-    return CLI_USAGE;
+    return near ? cli_usage("unknown shape '%s', did you mean %s?", text, near)
+                : cli_usage("unknown shape '%s', expected B,H,N,D (whole numbers from 1) or one "
+                            "of %s",
+                            text, list);
 }
 
 void cli_shape_list(char *buffer, size_t size)
@@ -88,6 +86,5 @@ int cli_block_parse(const char *text, int32_t *block_q, int32_t *block_k)
             return 0;
         }
     }
-    cli_fail("--block was given '%s', expected query x key tokens such as 128x128", text);
-    return CLI_USAGE;
+    return cli_usage("--block was given '%s', expected query x key tokens such as 128x128", text);
 }

@@ -1,5 +1,5 @@
-/* option.c - command tables, options with typo suggestions, and the one sentence that goes with
- * every failure.
+/* option.c - command tables, options with suggestions for typing errors, and the messages of
+ * failures.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "core/cli.h"
 #include "core/folders.h"
@@ -10,17 +10,31 @@
 #include <stdlib.h>
 #include <string.h>
 
-int cli_fail(const char *format, ...)
+static void message(const char *format, va_list args)
 {
-    va_list args;
-    va_start(args, format);
     cli_progress_end();
     fflush(stdout);
     fputs("esa: ", stderr);
     vfprintf(stderr, format, args);
     fputc('\n', stderr);
+}
+
+int cli_fail(const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    message(format, args);
     va_end(args);
     return CLI_FAILED;
+}
+
+int cli_usage(const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    message(format, args);
+    va_end(args);
+    return CLI_USAGE;
 }
 
 int cli_fail_esa(const esa_ctx *ctx, esa_status status, const char *what)
@@ -53,43 +67,49 @@ static int distance(const char *a, const char *b)
     return row[n % 3][m];
 }
 
+/* Takes name for *best if it is nearer to word. *least begins at 3: the nearest name is at most two
+ * typing errors away. */
+static void consider(const char **best, int *least, const char *word, const char *name)
+{
+    const int d = distance(word, name);
+    if (d >= *least) return;
+    *least = d;
+    *best = name;
+}
+
 const char *cli_nearest(const char *word, const char *const *names, int count)
 {
     const char *best = NULL;
     int least = 3;
-    for (int i = 0; i < count; i++) {
-        const int d = distance(word, names[i]);
-        if (d < least) {
-            least = d;
-            best = names[i];
-        }
-    }
+    for (int i = 0; i < count; i++) consider(&best, &least, word, names[i]);
     return best;
+}
+
+static int is_help(const char *word)
+{
+    return strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0;
 }
 
 int cli_dispatch(const char *path, const char *about, const cli_command *table, int argc,
                  char **argv)
 {
-    const char *names[32];
-    int count = 0;
-    for (const cli_command *c = table; c->name && count < 32; c++) names[count++] = c->name;
-    const int help = argc > 0 && (strcmp(argv[0], "--help") == 0 || strcmp(argv[0], "-h") == 0 ||
-                                  strcmp(argv[0], "help") == 0);
+    const char *near = NULL;
+    int least = 3;
+    const int help = argc > 0 && (is_help(argv[0]) || strcmp(argv[0], "help") == 0);
     if (argc == 0 || help) {
         FILE *out = help ? stdout : stderr;
         fprintf(out, "%s\n\nusage: %s <command> [options]\n\n", about, path);
-        for (int i = 0; i < count; i++) fprintf(out, "  %-10s %s\n", table[i].name, table[i].help);
+        for (const cli_command *c = table; c->name; c++)
+            fprintf(out, "  %-10s %s\n", c->name, c->help);
         fprintf(out, "\n%s <command> --help describes one command.\n", path);
         return help ? CLI_OK : CLI_USAGE;
     }
-    for (int i = 0; i < count; i++)
-        if (strcmp(argv[0], names[i]) == 0) return table[i].run(argc - 1, argv + 1);
-    const char *near = cli_nearest(argv[0], names, count);
-    if (near)
-        cli_fail("unknown command '%s', did you mean '%s %s'?", argv[0], path, near);
-    else
-        cli_fail("unknown command '%s'; '%s --help' lists them", argv[0], path);
-    return CLI_USAGE;
+    for (const cli_command *c = table; c->name; c++) {
+        if (strcmp(argv[0], c->name) == 0) return c->run(argc - 1, argv + 1);
+        consider(&near, &least, argv[0], c->name);
+    }
+    return near ? cli_usage("unknown command '%s', did you mean '%s %s'?", argv[0], path, near)
+                : cli_usage("unknown command '%s'; '%s --help' lists them", argv[0], path);
 }
 
 int cli_choice(const char *names, const char *name, int length)
@@ -109,7 +129,9 @@ static int is_whole(const cli_option *o)
     return o->type == CLI_INT || o->type == CLI_INT32 || o->type == CLI_INTS;
 }
 
-/* One number, whole text or up to a comma; *end is set behind it. */
+static int has_range(const cli_option *o) { return o->lo < o->hi; }
+
+/* The first length characters of text as a number in the range of the option. */
 static int number(const cli_option *o, const char *text, int length, double *value)
 {
     char copy[64], *end;
@@ -117,12 +139,12 @@ static int number(const cli_option *o, const char *text, int length, double *val
     memcpy(copy, text, (size_t)length);
     copy[length] = 0;
     errno = 0;
-    const int whole = is_whole(o);
-    *value = whole ? (double)strtoll(copy, &end, 10) : strtod(copy, &end);
-    return end == copy + length && errno == 0 && isfinite(*value);
+    *value = is_whole(o) ? (double)strtoll(copy, &end, 10) : strtod(copy, &end);
+    return end == copy + length && errno == 0 && isfinite(*value) &&
+           (!has_range(o) || (*value >= o->lo && *value <= o->hi));
 }
 
-/* "esa masks select" -> "masks select": the sentence already starts with the program's name. */
+/* "esa masks select" -> "masks select": messages begin with the program's name already. */
 static const char *spoken(const char *path)
 {
     return strncmp(path, "esa ", 4) == 0 ? path + 4 : path;
@@ -130,22 +152,25 @@ static const char *spoken(const char *path)
 
 static int bad_value(const char *path, const cli_option *o, const char *given, const char *expected)
 {
-    cli_fail("%s: %s was given '%s', expected %s", spoken(path), o->name, given, expected);
-    return CLI_USAGE;
+    return cli_usage("%s: %s was given '%s', expected %s", spoken(path), o->name, given, expected);
+}
+
+/* "1 .. 100" or "at least 1" or "". */
+static void range_text(char out[64], const cli_option *o)
+{
+    out[0] = 0;
+    if (has_range(o) && o->hi < 1e16)
+        snprintf(out, 64, "%.10g .. %.10g", o->lo, o->hi);
+    else if (has_range(o))
+        snprintf(out, 64, "at least %.10g", o->lo);
 }
 
 static int range_error(const char *path, const cli_option *o, const char *given)
 {
-    char text[96];
-    const int whole = is_whole(o);
-    if (o->lo < o->hi && o->hi < 1e16)
-        snprintf(text, sizeof text, "a %s in %g .. %g", whole ? "whole number" : "number", o->lo,
-                 o->hi);
-    else if (o->lo < o->hi)
-        snprintf(text, sizeof text, "a %s of at least %g", whole ? "whole number" : "number",
-                 o->lo);
-    else
-        snprintf(text, sizeof text, "a %s", whole ? "whole number" : "number");
+    char range[64], text[128];
+    range_text(range, o);
+    const char *join = !has_range(o) ? "" : o->hi < 1e16 ? " in " : " of ";
+    snprintf(text, sizeof text, "a %s%s%s", is_whole(o) ? "whole number" : "number", join, range);
     return bad_value(path, o, given, text);
 }
 
@@ -160,6 +185,39 @@ static int choice_error(const char *path, const cli_option *o, const char *given
     snprintf(text, sizeof text, "one of %s%s%s%s", o->argument, near ? ", did you mean " : "",
              near ? near : "", near ? "?" : "");
     return bad_value(path, o, given, text);
+}
+
+/* Entries with commas between them. */
+static int parse_list(const char *path, const cli_option *o, const char *text)
+{
+    double x = 0;
+    cli_list *list = o->value;
+    list->count = 0;
+    for (const char *p = text;; p++) {
+        const int n = (int)strcspn(p, ",");
+        char word[64], expected[64];
+        if (list->count == CLI_MAX_LIST) {
+            snprintf(expected, sizeof expected, "at most %d entries", CLI_MAX_LIST);
+            return bad_value(path, o, text, expected);
+        }
+        if (o->type == CLI_CHOICES) {
+            snprintf(word, sizeof word, "%.*s", n < 63 ? n : 63, p);
+            const int i = cli_choice(o->argument, p, n);
+            if (i < 0) return choice_error(path, o, text, word);
+            x = i;
+        } else if (!number(o, p, n, &x))
+            return range_error(path, o, text);
+        list->real[list->count] = x;
+        list->whole[list->count++] = (int64_t)x;
+        p += n;
+        if (*p == 0) break;
+    }
+    if (o->length && list->count != o->length) {
+        char expected[64];
+        snprintf(expected, sizeof expected, "%d numbers with commas between", o->length);
+        return bad_value(path, o, text, expected);
+    }
+    return 0;
 }
 
 static int parse_value(const char *path, const cli_option *o, const char *text)
@@ -183,9 +241,7 @@ static int parse_value(const char *path, const cli_option *o, const char *text)
     case CLI_INT:
     case CLI_INT32:
     case CLI_REAL:
-        if (!number(o, text, (int)strlen(text), &x) ||
-            (o->lo < o->hi && !(x >= o->lo && x <= o->hi)))
-            return range_error(path, o, text);
+        if (!number(o, text, (int)strlen(text), &x)) return range_error(path, o, text);
         if (o->type == CLI_INT)
             *(int64_t *)o->value = (int64_t)x;
         else if (o->type == CLI_INT32)
@@ -193,49 +249,25 @@ static int parse_value(const char *path, const cli_option *o, const char *text)
         else
             *(double *)o->value = x;
         return 0;
-    default: break;
+    default: return parse_list(path, o, text);
     }
-    cli_list *list = o->value;
-    list->count = 0;
-    for (const char *p = text;; p++) {
-        const int n = (int)strcspn(p, ",");
-        char word[64], expected[64];
-        if (list->count == CLI_MAX_LIST) {
-            snprintf(expected, sizeof expected, "at most %d entries", CLI_MAX_LIST);
-            return bad_value(path, o, text, expected);
-        }
-        if (o->type == CLI_CHOICES) {
-            snprintf(word, sizeof word, "%.*s", n < 63 ? n : 63, p);
-            const int i = cli_choice(o->argument, p, n);
-            if (i < 0) return choice_error(path, o, text, word);
-            x = i;
-        } else if (!number(o, p, n, &x) || (o->lo < o->hi && !(x >= o->lo && x <= o->hi)))
-            return range_error(path, o, text);
-        list->real[list->count] = x;
-        list->whole[list->count++] = (int64_t)x;
-        p += n;
-        if (*p == 0) break;
-    }
-    if (o->length && list->count != o->length) {
-        char expected[64];
-        snprintf(expected, sizeof expected, "%d numbers with commas between", o->length);
-        return bad_value(path, o, text, expected);
-    }
-    return 0;
 }
 
+/* The range of a number is appended to its help. */
 static void print_help(const char *path, const char *usage, const char *about,
                        const cli_option *table)
 {
     printf("%s\n\nusage: %s %s\n\n", about, path, usage);
     for (const cli_option *o = table; o->name; o++) {
-        char left[160];
-        snprintf(left, sizeof left, "%s%s%s", o->name, o->type == CLI_FLAG ? "" : " ",
-                 o->type == CLI_FLAG ? "" : o->argument);
+        char left[160], range[64] = "";
+        const int flag = o->type == CLI_FLAG;
+        snprintf(left, sizeof left, "%s%s%s", o->name, flag ? "" : " ", flag ? "" : o->argument);
+        if (!flag && strcmp(o->argument, "0|1") != 0) range_text(range, o);
         if (strlen(left) > 30)
-            printf("  %s\n  %-30s %s\n", left, "", o->help);
+            printf("  %s\n  %-30s ", left, "");
         else
-            printf("  %-30s %s\n", left, o->help);
+            printf("  %-30s ", left);
+        printf(range[0] ? "%s [%s]\n" : "%s%s\n", o->help, range);
     }
 }
 
@@ -247,25 +279,35 @@ int cli_given(int argc, char **argv, const char *name)
     return 0;
 }
 
+static int unknown_option(const char *path, const cli_option *table, const char *arg, int length)
+{
+    const char *near = NULL;
+    char word[64];
+    int least = 3;
+    snprintf(word, sizeof word, "%.*s", length < 63 ? length : 63, arg);
+    for (const cli_option *o = table; o->name; o++) consider(&near, &least, word, o->name);
+    return near ? cli_usage("%s: unknown option %s, did you mean %s?", spoken(path), word, near)
+                : cli_usage("%s: unknown option %s; '%s --help' lists them", spoken(path), word,
+                            path);
+}
+
 int cli_options(const char *path, const char *usage, const char *about, const cli_option *table,
                 int argc, char **argv, int *words, int *done)
 {
-    int kept = 0;
+    int kept = 0, bad = 0;
     *done = 0;
     for (int i = 0; i < argc; i++)
-        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+        if (is_help(argv[i])) {
             print_help(path, usage, about, table);
             *done = 1;
             return 0;
         }
-    for (int i = 0; i < argc; i++) {
+    for (int i = 0; i < argc && !bad; i++) {
         char *arg = argv[i];
         if (strncmp(arg, "--", 2) != 0) {
-            if (!words) {
-                cli_fail("%s: unexpected word '%s'; '%s --help' lists the options", spoken(path),
-                         arg, path);
-                return CLI_USAGE;
-            }
+            if (!words)
+                return cli_usage("%s: unexpected word '%s'; '%s --help' lists the options",
+                                 spoken(path), arg, path);
             argv[kept++] = arg;
             continue;
         }
@@ -273,40 +315,21 @@ int cli_options(const char *path, const char *usage, const char *about, const cl
         const cli_option *o = table;
         while (o->name && !((int)strlen(o->name) == n && strncmp(o->name, arg, (size_t)n) == 0))
             o++;
-        if (!o->name) {
-            const char *names[40];
-            char word[64];
-            int count = 0;
-            for (const cli_option *p = table; p->name && count < 40; p++) names[count++] = p->name;
-            snprintf(word, sizeof word, "%.*s", n < 63 ? n : 63, arg);
-            const char *near = cli_nearest(word, names, count);
-            if (near)
-                cli_fail("%s: unknown option %s, did you mean %s?", spoken(path), word, near);
-            else
-                cli_fail("%s: unknown option %s; '%s --help' lists them", spoken(path), word, path);
-            return CLI_USAGE;
-        }
+        if (!o->name) return unknown_option(path, table, arg, n);
         if (o->type == CLI_FLAG) {
             if (arg[n] == '=') return bad_value(path, o, arg + n + 1, "no value");
             *(int *)o->value = 1;
             continue;
         }
         const char *value = arg[n] == '=' ? arg + n + 1 : i + 1 < argc ? argv[++i] : NULL;
-        if (!value) {
-            cli_fail("%s: %s needs a value: %s", spoken(path), o->name, o->argument);
-            return CLI_USAGE;
-        }
-        const int bad = parse_value(path, o, value);
-        if (bad) return bad;
+        if (!value)
+            return cli_usage("%s: %s needs a value: %s", spoken(path), o->name, o->argument);
+        bad = parse_value(path, o, value);
     }
     if (words) *words = kept;
-    for (const cli_option *o = table; o->name; o++) {
-        const int bad = o->type == CLI_OUTPUT
-                            ? cli_file_ready(*(const char **)o->value, spoken(path))
-                            : 0;
-        if (bad) return bad;
-    }
-    return 0;
+    for (const cli_option *o = table; o->name && !bad; o++)
+        if (o->type == CLI_OUTPUT) bad = cli_file_ready(*(const char **)o->value, spoken(path));
+    return bad;
 }
 
 int cli_shard(const char *text, int *index, int *count, const char *what)
@@ -318,6 +341,5 @@ int cli_shard(const char *text, int *index, int *count, const char *what)
         *count = (int)n;
         return CLI_OK;
     }
-    cli_fail("%s: --shard was given '%s', expected i/n with i from 0 to n - 1", what, text);
-    return CLI_USAGE;
+    return cli_usage("%s: --shard was given '%s', expected i/n with i from 0 to n - 1", what, text);
 }

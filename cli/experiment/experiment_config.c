@@ -47,10 +47,9 @@ static int get_prompts(experiment *e, const char *what)
                               e->eval_prompts, (long long)e->evaluation.count, MOST_VIDEOS);
         return status;
     }
-    if (count < 1) {
-        cli_fail("%s: --eval-prompts was given %ld, expected at least 1, or a file", what, count);
-        return CLI_USAGE;
-    }
+    if (count < 1)
+        return cli_usage("%s: --eval-prompts was given %ld, expected at least 1, or a file", what,
+                         count);
     return built_in(&e->evaluation, seen, count, tiny, what);
 }
 

@@ -72,6 +72,18 @@ class Words(Base):
         self.fails("somethingelse", status=2, says=["somethingelse", "--help"])
         self.fails("masks", "select", "--thiswasneveranoption", status=2, says=["--help"])
 
+    def test_every_option_gets_a_hint(self):
+        """However many options a command has: with its last letter missing or doubled, each leads to a suggestion."""
+        for leaf in LEAVES:
+            names = re.findall(r"^  (--[a-z0-9-]+)", self.works(*leaf, "--help"), re.M)
+            for typed in {name[:-1] for name in names} | {name + name[-1] for name in names}:
+                if typed not in names:
+                    self.fails(*leaf, typed, "x", status=2, says=[typed + ", did you mean --"])
+        self.assertGreater(len(re.findall(r"^  --", self.works("generate", "--help"), re.M)), 40)
+
+    def test_help_says_ranges(self):
+        self.assertRegex(self.works("masks", "select", "--help"), r"--samples N .*\(4\) \[1 \.\. 256\]\n")
+
     def test_wrong_values(self):
         for args in (["--density", "1.5"], ["--density", "0.5,,0.2"], ["--density", ""], ["--density", "x"],
                      ["--density", "nan"], ["--rounds", "0"], ["--rounds", "1.5"], ["--rounds", "99999999999999999999"],
