@@ -1,37 +1,54 @@
 /* attention.c - the one-call tier: check, bind, scratch from the ctx, run.
- * SPDX-License-Identifier: Apache-2.0 */
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Each public call takes the guard and hands over to a function above it, which checks and works.
+ */
 #define ESA_EXPERIMENTAL
 #include "attn/attn.h"
+
+/* ---------------------------------------------------------------- attention */
+
+/* Permutations of the mask's layout and a workspace behind them. A mask in device memory may bring
+ * its permutations along. */
+static esa_status attend(esa_ctx *ctx, const esa_backend *be, esa_attn_args *args,
+                         const esa_mask *mask)
+{
+    static const int32_t some = 0; /* stands for a permutation while bytes are counted */
+    if (!mask || mask->perm_q || mask->perm_k) {
+        args->perm_q = mask ? mask->perm_q : NULL;
+        args->perm_k = mask ? mask->perm_k : NULL;
+        return be->attention(ctx, args, NULL);
+    }
+    if (esa_layout_moves(&mask->layout, 0, mask->mode)) args->perm_q = &some;
+    if (esa_layout_moves(&mask->layout, 1, mask->mode)) args->perm_k = &some;
+    void *ws;
+    ESA_TRY(esa_backend_orders(ctx, be, &args->perm_q, &args->perm_k, &ws, &mask->layout,
+                               mask->mode, args->Nq, args->Nk, be->attention_workspace(ctx, args)));
+    return be->attention(ctx, args, ws);
+}
 
 static esa_status attention_inside(esa_ctx *ctx, const esa_qkvo *t, const esa_mask *mask,
                                    const esa_attention_params *params)
 {
-    esa_status status;
     esa_attention_params p;
-    if ((status = esa_check_qkvo(ctx, t))) return status;
+    ESA_TRY(esa_check_qkvo(ctx, t));
     const esa_shapes s = esa_shapes_of(t->q, t->k);
-    if ((status = esa_check_attention(ctx, &p, params, s.D))) return status;
-    if ((status = esa_check_kv_len(ctx, p.kv_len, s.device, s.B, s.Nk, mask ? &mask->layout : NULL,
-                                   mask ? mask->mode : 0)))
-        return status;
-    if (mask && (status = esa_check_mask(ctx, mask, &s, p.causal))) return status;
+    const esa_backend *be = esa_backend_of(s.device);
+    ESA_TRY(esa_check_attention(ctx, &p, params, s.D));
+    ESA_TRY(esa_check_kv_len(ctx, p.kv_len, s.device, s.B, s.Nk, mask ? &mask->layout : NULL,
+                             mask ? mask->mode : 0));
+    if (mask) ESA_TRY(esa_check_mask(ctx, mask, &s, p.causal));
 
+    esa_mask *copy = NULL; /* a mask that lies elsewhere is copied for the call */
+    if (mask && mask->device != s.device) {
+        ESA_TRY(esa_backend_mask_copy(ctx, be, &copy, mask));
+        mask = copy;
+    }
     esa_attn_args args;
-    esa_bind_attention(&args, ctx, &s, &p, mask, t);
-    if (s.device == ESA_DEVICE_CUDA) return esa_cuda_attention_once(ctx, &args, mask);
-    /* The same carving twice: first counting, then placing. */
-    int32_t *perm_q = NULL, *perm_k = NULL;
-    esa_carve carve = { NULL, 0 };
-    if (mask) esa_carve_orders(&carve, &perm_q, &perm_k, &mask->layout, mask->mode, s.Nq, s.Nk);
-    esa_carve_take(&carve, esa_attn_cpu_workspace(&args));
-    void *ws;
-    if ((status = esa_ctx_scratch(ctx, &ws, carve.used))) return status;
-    carve = (esa_carve){ ws, 0 };
-    if (mask) esa_carve_orders(&carve, &perm_q, &perm_k, &mask->layout, mask->mode, s.Nq, s.Nk);
-    args.perm_q = perm_q;
-    args.perm_k = perm_k;
-    esa_attn_cpu(&args, carve.base + carve.used);
-    return ESA_OK;
+    esa_bind_attention(&args, &s, &p, mask, t);
+    const esa_status status = attend(ctx, be, &args, mask);
+    esa_mask_free(copy); /* waits for the kernels that read it */
+    return status;
 }
 
 esa_status esa_attention(esa_ctx *ctx, const esa_tensor *q, const esa_tensor *k,
@@ -40,82 +57,78 @@ esa_status esa_attention(esa_ctx *ctx, const esa_tensor *q, const esa_tensor *k,
 {
     esa_status status = esa_ctx_enter(ctx);
     if (status) return status;
-    const int32_t known = params && params->struct_size == sizeof *params; /* else refused inside */
+    /* params of an unknown size are refused inside, before lse is used */
+    const int32_t known = params && params->struct_size == sizeof *params;
     const esa_qkvo t = { q, k, v, o, known ? params->lse : NULL };
     status = attention_inside(ctx, &t, mask, params);
     esa_ctx_leave(ctx);
     return status;
 }
 
+/* ---------------------------------------------------------------- selection */
+
 /* Checks and binds for a selector; no permutations yet. */
 static esa_status select_bind(esa_ctx *ctx, esa_select_args *args, const esa_tensor *q,
                               const esa_tensor *k, const esa_select_params *params)
 {
-    esa_status status;
     esa_select_params p;
-    if ((status = esa_check_qk(ctx, q, k))) return status;
+    ESA_TRY(esa_check_qk(ctx, q, k));
     const esa_shapes s = esa_shapes_of(q, k);
-    if ((status = esa_check_select(ctx, &p, params, s.Nq, s.Nk, s.D))) return status;
-    if ((status = esa_check_kv_len(ctx, p.kv_len, s.device, s.B, s.Nk, &p.layout, p.mode)))
-        return status;
-    esa_bind_select(args, ctx, &s, &p, q, k);
+    ESA_TRY(esa_check_select(ctx, &p, params, s.Nq, s.Nk, s.D));
+    ESA_TRY(esa_check_kv_len(ctx, p.kv_len, s.device, s.B, s.Nk, &p.layout, p.mode));
+    esa_bind_select(args, &s, &p, q, k);
     return ESA_OK;
 }
 
-/* Carves for a selector on the CPU; *ws is the selector's own scratch behind the permutations. */
-static esa_status select_prepare(esa_ctx *ctx, esa_select_args *args, void **ws)
+/* The permutations of the selector's layout into args, and bytes of workspace behind them. */
+static esa_status select_orders(esa_ctx *ctx, const esa_backend *be, esa_select_args *args,
+                                void **ws,
+                                int64_t (*workspace)(esa_ctx *ctx, const esa_select_args *args))
 {
+    static const int32_t some = 0; /* stands for a permutation while bytes are counted */
     const esa_layout *layout = &args->params.layout;
-    int32_t *perm_q, *perm_k;
-    esa_carve carve = { NULL, 0 };
-    esa_carve_orders(&carve, &perm_q, &perm_k, layout, args->params.mode, args->Nq, args->Nk);
-    esa_carve_take(&carve, esa_select_workspace(args));
-    void *block;
-    const esa_status status = esa_ctx_scratch(ctx, &block, carve.used);
-    if (status) return status;
-    carve = (esa_carve){ block, 0 };
-    esa_carve_orders(&carve, &perm_q, &perm_k, layout, args->params.mode, args->Nq, args->Nk);
-    args->perm_q = perm_q;
-    args->perm_k = perm_k;
-    *ws = carve.base + carve.used;
-    return ESA_OK;
+    const int32_t mode = args->params.mode;
+    if (esa_layout_moves(layout, 0, mode)) args->perm_q = &some;
+    if (esa_layout_moves(layout, 1, mode)) args->perm_k = &some;
+    return esa_backend_orders(ctx, be, &args->perm_q, &args->perm_k, ws, layout, mode, args->Nq,
+                              args->Nk, workspace(ctx, args));
 }
 
-static esa_status no_mask(esa_ctx *ctx, const esa_select_args *a)
+static esa_status select_into(esa_ctx *ctx, const esa_backend *be, esa_select_args *a,
+                              esa_mask *mask)
 {
-    return esa_fail(ctx, ESA_ERR_MEMORY,
-                    "out of memory for a mask of %lld x %lld blocks and %lld heads",
-                    (long long)a->nq, (long long)a->nk, (long long)(a->B * a->Hq));
+    void *ws = NULL;
+    if (mask->perm_q || mask->perm_k) {
+        a->perm_q = mask->perm_q;
+        a->perm_k = mask->perm_k;
+    } else {
+        ESA_TRY(select_orders(ctx, be, a, &ws, be->select_workspace));
+    }
+    return be->select(ctx, a, mask, NULL, ws);
 }
 
-static esa_status select_cpu(esa_ctx *ctx, esa_mask **mask, esa_select_args *a)
+static esa_status select_inside(esa_ctx *ctx, esa_mask **mask, const esa_tensor *q,
+                                const esa_tensor *k, const esa_select_params *params)
 {
-    void *ws;
-    const esa_status status = select_prepare(ctx, a, &ws);
-    if (status) return status;
-    *mask = esa_mask_new(&ctx->mem, a->B, a->Hq, a->Nq, a->Nk, a->nq, a->nk, a->params.block_q,
-                         a->params.block_k);
-    if (!*mask) return no_mask(ctx, a);
-    esa_select_run(a, *mask, ws);
-    return ESA_OK;
-}
-
-static esa_status select_cuda(esa_ctx *ctx, esa_mask **mask, esa_select_args *a)
-{
-    esa_mask like = { .B = a->B,
-                      .H = a->Hq,
-                      .Nq = a->Nq,
-                      .Nk = a->Nk,
-                      .nq = a->nq,
-                      .nk = a->nk,
-                      .block_q = a->params.block_q,
-                      .block_k = a->params.block_k,
-                      .mode = a->params.mode,
-                      .layout = a->params.layout };
+    esa_select_args a;
+    if (!mask)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "mask is NULL, a pointer that receives the mask is expected");
+    ESA_TRY(select_bind(ctx, &a, q, k, params));
+    const esa_backend *be = esa_backend_of(q->device);
+    const esa_mask like = { .B = a.B,
+                            .H = a.Hq,
+                            .Nq = a.Nq,
+                            .Nk = a.Nk,
+                            .nq = a.nq,
+                            .nk = a.nk,
+                            .block_q = a.params.block_q,
+                            .block_k = a.params.block_k,
+                            .mode = a.params.mode,
+                            .layout = a.params.layout };
     esa_mask *made;
-    esa_status status = esa_cuda_mask_like(ctx, &made, &like);
-    if (status) return status;
-    status = esa_cuda_select(ctx, a, made, NULL);
+    ESA_TRY(be->mask_create(ctx, &made, &like));
+    const esa_status status = select_into(ctx, be, &a, made);
     if (status)
         esa_mask_free(made);
     else
@@ -129,16 +142,29 @@ esa_status esa_select(esa_ctx *ctx, esa_mask **mask, const esa_tensor *q, const 
     if (mask) *mask = NULL;
     esa_status status = esa_ctx_enter(ctx);
     if (status) return status;
-    esa_select_args args;
-    if (!mask)
-        status = esa_fail(ctx, ESA_ERR_ARGUMENT,
-                          "mask is NULL, a pointer that receives the mask is expected");
-    if (!status) status = select_bind(ctx, &args, q, k, params);
-    if (!status)
-        status = q->device == ESA_DEVICE_CUDA ? select_cuda(ctx, mask, &args)
-                                              : select_cpu(ctx, mask, &args);
+    status = select_inside(ctx, mask, q, k, params);
     esa_ctx_leave(ctx);
     return status;
+}
+
+static esa_status importance_inside(esa_ctx *ctx, float *out, double *entropy, const esa_tensor *q,
+                                    const esa_tensor *k, const esa_select_params *params)
+{
+    esa_select_params p = esa_select_params_default(ESA_SELECT_ENTROPY);
+    if (params && params->struct_size != sizeof *params)
+        return esa_fail(ctx, ESA_ERR_VERSION,
+                        "esa_select_params has struct_size %u, this library expects %u",
+                        params->struct_size, (unsigned)sizeof p);
+    if (!out)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "out is NULL, an array f32[B,H,nq,nk] is expected");
+    if (params) p = *params;
+    p.selector = ESA_SELECT_ENTROPY;
+    esa_select_args args;
+    void *ws;
+    ESA_TRY(select_bind(ctx, &args, q, k, &p));
+    const esa_backend *be = esa_backend_of(q->device);
+    ESA_TRY(select_orders(ctx, be, &args, &ws, be->importance_workspace));
+    return be->importance(ctx, &args, out, entropy, ws);
 }
 
 esa_status esa_importance(esa_ctx *ctx, float *out, double *entropy, const esa_tensor *q,
@@ -146,26 +172,50 @@ esa_status esa_importance(esa_ctx *ctx, float *out, double *entropy, const esa_t
 {
     esa_status status = esa_ctx_enter(ctx);
     if (status) return status;
-    esa_select_args args;
-    void *ws;
-    const int32_t known = !params || params->struct_size == sizeof *params;
-    esa_select_params p = params && known ? *params : esa_select_params_default(ESA_SELECT_ENTROPY);
-    p.selector = ESA_SELECT_ENTROPY;
-    if (!known)
-        status = esa_fail(ctx, ESA_ERR_VERSION,
-                          "esa_select_params has struct_size %u, this library expects %u",
-                          params->struct_size, (unsigned)sizeof p);
-    else if (!out)
-        status = esa_fail(ctx, ESA_ERR_ARGUMENT,
-                          "out is NULL, an array f32[B,H,nq,nk] is expected");
-    if (!status) status = select_bind(ctx, &args, q, k, &p);
-    if (!status && q->device == ESA_DEVICE_CUDA) {
-        status = esa_cuda_importance(ctx, &args, out, entropy);
-    } else if (!status && !(status = select_prepare(ctx, &args, &ws))) {
-        esa_select_importance(&args, out, entropy, ws);
-    }
+    status = importance_inside(ctx, out, entropy, q, k, params);
     esa_ctx_leave(ctx);
     return status;
+}
+
+/* ---------------------------------------------------------------- kept mass, budgets */
+
+static esa_status mass_inside(esa_ctx *ctx, double *mass, const esa_mask *mask, const esa_tensor *q,
+                              const esa_tensor *k, const esa_attention_params *params,
+                              int32_t row_step)
+{
+    esa_attention_params p;
+    if (!mass || !mask)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is NULL", mass ? "mask" : "mass");
+    if (row_step < 1)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "row_step is %d, expected at least 1",
+                        (int)row_step);
+    ESA_TRY(esa_check_qk(ctx, q, k));
+    const esa_shapes s = esa_shapes_of(q, k);
+    const esa_backend *be = esa_backend_of(s.device);
+    ESA_TRY(esa_check_attention(ctx, &p, params, s.D));
+    if (!be->host_memory || mask->device != s.device)
+        return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
+                        "the kept mass is measured on the CPU: give it q, k and mask there");
+    ESA_TRY(esa_check_kv_len(ctx, p.kv_len, s.device, s.B, s.Nk, &mask->layout, mask->mode));
+    ESA_TRY(esa_check_mask(ctx, mask, &s, p.causal));
+
+    esa_select_params sel = esa_select_params_default(ESA_SELECT_FULL);
+    sel.block_q = mask->block_q;
+    sel.block_k = mask->block_k;
+    sel.layout = mask->layout;
+    sel.mode = mask->mode;
+    sel.scale = p.scale;
+    sel.causal = p.causal;
+    sel.kv_len = p.kv_len;
+    esa_select_args args;
+    esa_bind_select(&args, &s, &sel, q, k);
+    args.kern = ctx->kern;
+    args.pool = ctx->pool;
+    void *ws;
+    ESA_TRY(esa_backend_orders(ctx, be, &args.perm_q, &args.perm_k, &ws, &sel.layout, sel.mode,
+                               s.Nq, s.Nk, esa_select_mass_workspace(&args, mask)));
+    esa_select_mass(&args, mask, mass, row_step, ws);
+    return ESA_OK;
 }
 
 esa_status esa_mask_mass(esa_ctx *ctx, double *mass, const esa_mask *mask, const esa_tensor *q,
@@ -173,51 +223,30 @@ esa_status esa_mask_mass(esa_ctx *ctx, double *mass, const esa_mask *mask, const
 {
     esa_status status = esa_ctx_enter(ctx);
     if (status) return status;
-    esa_attention_params p;
-    if (!mass || !mask)
-        status = esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is NULL", mass ? "mask" : "mass");
-    else if (row_step < 1)
-        status = esa_fail(ctx, ESA_ERR_ARGUMENT, "row_step is %d, expected at least 1",
-                          (int)row_step);
-    if (!status) status = esa_check_qk(ctx, q, k);
-    if (!status) status = esa_check_attention(ctx, &p, params, q->dim[3]);
-    if (!status && (q->device != ESA_DEVICE_CPU || mask->device != ESA_DEVICE_CPU))
-        status = esa_fail(ctx, ESA_ERR_UNSUPPORTED,
-                          "the kept mass is measured on the CPU: give it q, k and mask there");
-    if (!status)
-        status = esa_check_kv_len(ctx, p.kv_len, q->device, q->dim[0], k->dim[2], &mask->layout,
-                                  mask->mode);
-    if (!status) {
-        const esa_shapes s = esa_shapes_of(q, k);
-        status = esa_check_mask(ctx, mask, &s, p.causal);
-    }
-    if (!status) {
-        const esa_shapes s = esa_shapes_of(q, k);
-        esa_select_params sel = esa_select_params_default(ESA_SELECT_FULL);
-        sel.block_q = mask->block_q;
-        sel.block_k = mask->block_k;
-        sel.layout = mask->layout;
-        sel.mode = mask->mode;
-        sel.scale = p.scale;
-        sel.causal = p.causal;
-        sel.kv_len = p.kv_len;
-        esa_select_args args;
-        esa_bind_select(&args, ctx, &s, &sel, q, k);
-        int32_t *perm_q, *perm_k;
-        esa_carve carve = { NULL, 0 };
-        esa_carve_orders(&carve, &perm_q, &perm_k, &sel.layout, sel.mode, s.Nq, s.Nk);
-        esa_carve_take(&carve, esa_select_mass_workspace(&args, mask));
-        void *block;
-        if (!(status = esa_ctx_scratch(ctx, &block, carve.used))) {
-            carve = (esa_carve){ block, 0 };
-            esa_carve_orders(&carve, &perm_q, &perm_k, &sel.layout, sel.mode, s.Nq, s.Nk);
-            args.perm_q = perm_q;
-            args.perm_k = perm_k;
-            esa_select_mass(&args, mask, mass, row_step, carve.base + carve.used);
-        }
-    }
+    status = mass_inside(ctx, mass, mask, q, k, params, row_step);
     esa_ctx_leave(ctx);
     return status;
+}
+
+static esa_status budgets_inside(esa_ctx *ctx, int32_t *count, const double *entropy, int64_t H,
+                                 int64_t nk, double budget)
+{
+    if (!count || !entropy)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is NULL", count ? "entropy" : "count");
+    if (H < 1 || nk < 1 || nk > ESA_MAX_BLOCKS || !(budget >= 0.0 && budget <= 1.0))
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "budgets need at least one head, 1 .. %d blocks and a budget in 0 .. 1; "
+                        "got %lld, %lld, %g",
+                        ESA_MAX_BLOCKS, (long long)H, (long long)nk, budget);
+    for (int64_t h = 0; h < H; h++)
+        if (!(entropy[h] >= 0.0 && entropy[h] <= 1.0 + 1e-9))
+            return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                            "entropy[%lld] is %g, expected 0 .. 1 (normalised)", (long long)h,
+                            entropy[h]);
+    void *scratch;
+    ESA_TRY(esa_ctx_scratch(ctx, &scratch, esa_size_mul(H, 8)));
+    esa_budget_entropy(count, entropy, H, nk, budget, scratch);
+    return ESA_OK;
 }
 
 esa_status esa_entropy_budgets(esa_ctx *ctx, int32_t *count, const double *entropy, int64_t H,
@@ -225,21 +254,7 @@ esa_status esa_entropy_budgets(esa_ctx *ctx, int32_t *count, const double *entro
 {
     esa_status status = esa_ctx_enter(ctx);
     if (status) return status;
-    void *scratch = NULL;
-    if (!count || !entropy)
-        status = esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is NULL", count ? "entropy" : "count");
-    else if (H < 1 || nk < 1 || nk > ESA_MAX_BLOCKS || !(budget >= 0.0 && budget <= 1.0))
-        status = esa_fail(ctx, ESA_ERR_ARGUMENT,
-                          "budgets need at least one head, 1 .. %d blocks and a budget in 0 .. 1; "
-                          "got %lld, %lld, %g",
-                          ESA_MAX_BLOCKS, (long long)H, (long long)nk, budget);
-    for (int64_t h = 0; !status && h < H; h++)
-        if (!(entropy[h] >= 0.0 && entropy[h] <= 1.0 + 1e-9))
-            status = esa_fail(ctx, ESA_ERR_ARGUMENT,
-                              "entropy[%lld] is %g, expected 0 .. 1 (normalised)", (long long)h,
-                              entropy[h]);
-    if (!status) status = esa_ctx_scratch(ctx, &scratch, esa_size_mul(H, 8));
-    if (!status) esa_budget_entropy(count, entropy, H, nk, budget, scratch);
+    status = budgets_inside(ctx, count, entropy, H, nk, budget);
     esa_ctx_leave(ctx);
     return status;
 }

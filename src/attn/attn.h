@@ -1,41 +1,66 @@
-/* attn.h - attention below the public call: checked, bound arguments and the device switch.
- * SPDX-License-Identifier: Apache-2.0 */
+/* attn.h - plans and the rooms behind the public calls of attention and selection.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Doors and rooms: a public call (esa_attention, esa_select, esa_plan_*) takes the ctx guard once,
+ * checks its arguments once (check.c), and calls a function of this header. These functions expect
+ * a held guard and checked arguments. Sessions and the engine call them directly. */
 #ifndef ESA_ATTN_ATTN_H
 #define ESA_ATTN_ATTN_H
 
-#include "attn/device.h"
-#include "cpu/attn_cpu.h"
-#include "mask/mask.h"
+#include "backend/backend.h"
+#include "base/status.h"
 #include "select/select.h"
 
 struct esa_plan {
     esa_ctx *ctx;
+    const esa_backend *backend;
     esa_shapes shapes;
     int32_t has_select;
     esa_select_params select;       /* resolved */
     esa_attention_params attention; /* resolved: scale set */
-    int64_t nq, nk;                 /* of the selected mask */
+    int64_t nq, nk;                 /* blocks of the selected mask */
     int32_t runnable;
-    int32_t *perm_q, *perm_k; /* owned; NULL: identity or order_applied */
+    int32_t *perm_q, *perm_k; /* on the device, owned; NULL: identity or order_applied */
     int64_t workspace;        /* bytes */
 };
-
-/* An empty mask of B batch entries on the plan's device. */
-esa_status esa_plan_mask(const esa_plan *plan, esa_mask **mask, int64_t B);
 
 /* The views of one attention call; lse may be NULL. */
 typedef struct esa_qkvo {
     const esa_tensor *q, *k, *v, *o, *lse;
 } esa_qkvo;
 
-/* Every user error is born in these (check.c): one sentence in ctx and a status. */
+/* ---------------------------------------------------------------- plan.c: rooms
+ * All of them leave a message in the plan's ctx on failure. */
+
+/* Checks shapes and params and decides everything for them. On success *plan is the caller's, to be
+ * given to esa_plan_free. select NULL: a plan without a selector. */
+esa_status esa_plan_make(esa_ctx *ctx, esa_plan **plan, const esa_shapes *shapes,
+                         const esa_select_params *select, const esa_attention_params *attention);
+/* An empty mask of B batch entries on the plan's device; the caller's. */
+esa_status esa_plan_mask(const esa_plan *plan, esa_mask **mask, int64_t B);
+/* Fills mask, which esa_plan_mask made, from q and k. importance: as esa_backend.select takes it.
+ * ws NULL: the ctx's scratch. */
+esa_status esa_plan_choose(const esa_plan *plan, esa_mask *mask, const esa_tensor *q,
+                           const esa_tensor *k, float *importance, void *ws);
+/* The importance of q and k, f32[B][Hq][nq][nk], into host memory; waits. */
+esa_status esa_plan_importance(const esa_plan *plan, float *out, const esa_tensor *q,
+                               const esa_tensor *k);
+/* Attention of views that fit the plan; mask NULL: dense. *kernel (may be NULL) receives the name
+ * of the kernel that runs, in static storage. ws NULL: the ctx's scratch. */
+esa_status esa_plan_attend(const esa_plan *plan, const esa_mask *mask, const esa_qkvo *t, void *ws,
+                           const char **kernel);
+
+/* ---------------------------------------------------------------- check.c: argument errors
+ * Each function leaves one message in ctx that says what was given and what was expected. */
+
 esa_status esa_check_view(esa_ctx *ctx, const esa_tensor *t, const char *name);
 esa_status esa_check_qk(esa_ctx *ctx, const esa_tensor *q, const esa_tensor *k);
 esa_status esa_check_qkvo(esa_ctx *ctx, const esa_qkvo *t);
 esa_status esa_check_shapes(esa_ctx *ctx, const esa_shapes *shapes);
 esa_status esa_check_against_shapes(esa_ctx *ctx, const esa_tensor *t, const esa_shapes *shapes,
                                     const char *name, int64_t H, int64_t N);
-/* layout NULL: no order is involved (dense). Lengths on a GPU are not looked at. */
+/* layout NULL: no order is involved (dense). Lengths in memory that the host cannot read are not
+ * checked. */
 esa_status esa_check_kv_len(esa_ctx *ctx, const int32_t *kv_len, int32_t device, int64_t B,
                             int64_t Nk, const esa_layout *layout, int32_t mode);
 /* Checks and resolves params: block sizes, scale, layout. in NULL: the defaults. */
@@ -43,35 +68,19 @@ esa_status esa_check_select(esa_ctx *ctx, esa_select_params *out, const esa_sele
                             int64_t Nq, int64_t Nk, int64_t D);
 esa_status esa_check_attention(esa_ctx *ctx, esa_attention_params *out,
                                const esa_attention_params *in, int64_t D);
-/* Does this mask fit an attention of this shape, and can the tensors' device reach it (a CPU mask
- * counts as reachable from a GPU)? */
+/* Checks that the mask fits an attention of this shape and that the tensors' device can reach it. A
+ * mask on the CPU counts as reachable from a GPU. */
 esa_status esa_check_mask(esa_ctx *ctx, const esa_mask *mask, const esa_shapes *shapes,
                           int32_t causal);
 
-/* bind.c: views and params become args for the leaf of their device, pointers from tensors (t NULL:
- * sizes only). */
-void esa_bind_attention(esa_attn_args *args, const esa_ctx *ctx, const esa_shapes *shapes,
+/* ---------------------------------------------------------------- bind.c
+ * Views and params become arguments of the backend. t, q NULL: sizes only. */
+
+void esa_bind_attention(esa_attn_args *args, const esa_shapes *shapes,
                         const esa_attention_params *params, const esa_mask *mask,
                         const esa_qkvo *t);
-void esa_bind_select(esa_select_args *args, const esa_ctx *ctx, const esa_shapes *shapes,
+void esa_bind_select(esa_select_args *args, const esa_shapes *shapes,
                      const esa_select_params *params, const esa_tensor *q, const esa_tensor *k);
 esa_shapes esa_shapes_of(const esa_tensor *q, const esa_tensor *k);
-/* Carves the two permutations of a layout (NULL where nothing moves) and, unless counting, fills
- * them. */
-void esa_carve_orders(esa_carve *carve, int32_t **perm_q, int32_t **perm_k,
-                      const esa_layout *layout, int32_t mode, int64_t Nq, int64_t Nk);
-
-/* cuda_calls.c: the CUDA side of the device switch. Args are bound and checked, ctx->cuda is open,
- * masks lie on the GPU. */
-esa_status esa_cuda_attention(esa_ctx *ctx, const esa_attn_args *args, void *ws);
-esa_status esa_cuda_select(esa_ctx *ctx, const esa_select_args *args, esa_mask *mask, void *ws);
-/* One-call attention; a CPU mask is copied for the call. args without permutations. */
-esa_status esa_cuda_attention_once(esa_ctx *ctx, esa_attn_args *args, const esa_mask *mask);
-/* Importance and entropies (NULL: not wanted) into host memory; waits. args without
- * permutations. */
-esa_status esa_cuda_importance(esa_ctx *ctx, const esa_select_args *args, float *out,
-                               double *entropy);
-/* A plan's workspace on the GPU. */
-int64_t esa_cuda_plan_bytes(const esa_plan *plan);
 
 #endif

@@ -66,14 +66,10 @@ static void copy_strides(int64_t *dst, const esa_tensor *t)
     for (int32_t i = 0; i < 3; i++) dst[i] = t->stride[i];
 }
 
-void esa_bind_attention(esa_attn_args *a, const esa_ctx *ctx, const esa_shapes *s,
-                        const esa_attention_params *p, const esa_mask *mask, const esa_qkvo *t)
+void esa_bind_attention(esa_attn_args *a, const esa_shapes *s, const esa_attention_params *p,
+                        const esa_mask *mask, const esa_qkvo *t)
 {
     memset(a, 0, sizeof *a);
-    if (s->device == ESA_DEVICE_CPU) {
-        a->kern = s->dtype == ESA_DTYPE_BF16 && ctx->kern->bf16 ? ctx->kern->bf16 : ctx->kern;
-        a->pool = ctx->pool;
-    }
     a->dtype = s->dtype;
     a->B = s->B;
     a->Hq = s->Hq;
@@ -110,15 +106,11 @@ void esa_bind_attention(esa_attn_args *a, const esa_ctx *ctx, const esa_shapes *
     }
 }
 
-void esa_bind_select(esa_select_args *a, const esa_ctx *ctx, const esa_shapes *s,
-                     const esa_select_params *p, const esa_tensor *q, const esa_tensor *k)
+void esa_bind_select(esa_select_args *a, const esa_shapes *s, const esa_select_params *p,
+                     const esa_tensor *q, const esa_tensor *k)
 {
     int32_t runnable;
     memset(a, 0, sizeof *a);
-    if (s->device == ESA_DEVICE_CPU) {
-        a->kern = ctx->kern;
-        a->pool = ctx->pool;
-    }
     a->params = *p;
     a->dtype = s->dtype;
     a->B = s->B;
@@ -133,19 +125,4 @@ void esa_bind_select(esa_select_args *a, const esa_ctx *ctx, const esa_shapes *s
     a->k = k->data;
     copy_strides(a->q_stride, q);
     copy_strides(a->k_stride, k);
-}
-
-void esa_carve_orders(esa_carve *carve, int32_t **perm_q, int32_t **perm_k,
-                      const esa_layout *layout, int32_t mode, int64_t Nq, int64_t Nk)
-{
-    *perm_q = *perm_k = NULL;
-    if (layout->order_applied) return;
-    if (!esa_order_is_identity(layout, 0, mode)) {
-        *perm_q = esa_carve_take(carve, Nq * 4);
-        if (carve->base) esa_order_build(*perm_q, Nq, layout, 0, mode);
-    }
-    if (!esa_order_is_identity(layout, 1, mode)) {
-        *perm_k = esa_carve_take(carve, Nk * 4);
-        if (carve->base) esa_order_build(*perm_k, Nk, layout, 1, mode);
-    }
 }

@@ -1,5 +1,5 @@
-/* check.c - the only place where errors of the caller are born: every sentence says what was given
- * and what was expected.
+/* check.c - validates arguments. All argument errors of attention, selection and plans are reported
+ * here, in one message that says what was given and what was expected.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "attn/attn.h"
 #include "base/half.h"
@@ -56,34 +56,19 @@ static int32_t view_is_injective(const esa_tensor *t)
 esa_status esa_check_view(esa_ctx *ctx, const esa_tensor *t, const char *name)
 {
     if (!t) return esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is NULL, a tensor view is expected", name);
-    esa_status status = check_struct(ctx, t->struct_size, sizeof *t, name);
-    if (status) return status;
+    ctx->views_checked++;
+    ESA_TRY(check_struct(ctx, t->struct_size, sizeof *t, name));
     if (t->dtype < ESA_DTYPE_F32 || t->dtype > ESA_DTYPE_BF16)
         return esa_fail(ctx, ESA_ERR_DTYPE, "%s has dtype %d, expected ESA_DTYPE_F32, F16 or BF16",
                         name, (int)t->dtype);
-    if (t->device == ESA_DEVICE_CUDA) {
-        if ((status = esa_cuda_open(ctx))) {
-            char why[sizeof ctx->error];
-            memcpy(why, ctx->error, sizeof why);
-            return esa_fail(ctx, status, "%s lies on a CUDA device, but %.460s", name, why);
-        }
-        if (t->device_index != ctx->cuda_device)
-            return esa_fail(
-                ctx, ESA_ERR_DEVICE,
-                "%s lies on GPU %d, this ctx works on GPU %d (esa_ctx_params.cuda_device)", name,
-                (int)t->device_index, (int)ctx->cuda_device);
-    } else if (t->device != ESA_DEVICE_CPU) {
+    const esa_backend *backend = esa_backend_of(t->device);
+    if (!backend)
         return esa_fail(ctx, ESA_ERR_DEVICE,
                         "%s has device %d, expected ESA_DEVICE_CPU or ESA_DEVICE_CUDA", name,
                         (int)t->device);
-    }
     if (!t->data)
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "%s has no data (its pointer is NULL)", name);
-    if (t->device == ESA_DEVICE_CUDA && (uintptr_t)t->data % (uintptr_t)esa_dtype_size(t->dtype))
-        return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
-                        "%s starts at an address that is not a multiple of its %d-byte elements, "
-                        "which a GPU cannot read",
-                        name, (int)esa_dtype_size(t->dtype));
+    ESA_TRY(backend->reach(ctx, t, name));
     for (int32_t i = 0; i < 4; i++) {
         if (t->dim[i] < 1)
             return esa_fail(
@@ -137,15 +122,15 @@ static esa_status check_same(esa_ctx *ctx, const esa_tensor *a, const char *an, 
 esa_status esa_check_qk(esa_ctx *ctx, const esa_tensor *q, const esa_tensor *k)
 {
     static const int32_t batch_and_dim[] = { 0, 3 };
-    esa_status status = esa_check_view(ctx, q, "q");
-    if (!status) status = esa_check_view(ctx, k, "k");
-    if (!status) status = check_same(ctx, q, "q", k, "k", batch_and_dim, 2);
-    if (!status && q->dim[1] % k->dim[1])
-        status = esa_fail(
+    ESA_TRY(esa_check_view(ctx, q, "q"));
+    ESA_TRY(esa_check_view(ctx, k, "k"));
+    ESA_TRY(check_same(ctx, q, "q", k, "k", batch_and_dim, 2));
+    if (q->dim[1] % k->dim[1])
+        return esa_fail(
             ctx, ESA_ERR_SHAPE,
             "q has %lld heads and k has %lld: query heads must be a multiple of key heads",
             LL(q->dim[1]), LL(k->dim[1]));
-    return status;
+    return ESA_OK;
 }
 
 /* A view as bytes: lowest address, and dims of more than one element with positive strides, D as a
@@ -206,12 +191,11 @@ static int32_t views_touch(const esa_tensor *ta, const esa_tensor *tb)
 esa_status esa_check_qkvo(esa_ctx *ctx, const esa_qkvo *t)
 {
     static const int32_t all[] = { 0, 1, 2, 3 };
-    esa_status status = esa_check_qk(ctx, t->q, t->k);
-    if (!status) status = esa_check_view(ctx, t->v, "v");
-    if (!status) status = esa_check_view(ctx, t->o, "o");
-    if (!status) status = check_same(ctx, t->k, "k", t->v, "v", all, 4);
-    if (!status) status = check_same(ctx, t->q, "q", t->o, "o", all, 4);
-    if (status) return status;
+    ESA_TRY(esa_check_qk(ctx, t->q, t->k));
+    ESA_TRY(esa_check_view(ctx, t->v, "v"));
+    ESA_TRY(esa_check_view(ctx, t->o, "o"));
+    ESA_TRY(check_same(ctx, t->k, "k", t->v, "v", all, 4));
+    ESA_TRY(check_same(ctx, t->q, "q", t->o, "o", all, 4));
     if (!view_is_injective(t->o))
         return esa_fail(ctx, ESA_ERR_SHAPE,
                         "o has strides that make two of its elements share an address");
@@ -219,7 +203,7 @@ esa_status esa_check_qkvo(esa_ctx *ctx, const esa_qkvo *t)
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
                         "o overlaps q, k or v: the output needs memory of its own");
     if (!t->lse) return ESA_OK;
-    if ((status = esa_check_view(ctx, t->lse, "lse"))) return status;
+    ESA_TRY(esa_check_view(ctx, t->lse, "lse"));
     if (t->lse->device != t->q->device)
         return esa_fail(ctx, ESA_ERR_DEVICE,
                         "q and lse lie on different devices, one on the CPU and one on a GPU");
@@ -246,9 +230,8 @@ esa_status esa_check_qkvo(esa_ctx *ctx, const esa_qkvo *t)
 esa_status esa_check_shapes(esa_ctx *ctx, const esa_shapes *s)
 {
     if (!s) return esa_fail(ctx, ESA_ERR_ARGUMENT, "shapes is NULL");
-    esa_status status = check_struct(ctx, s->struct_size, sizeof *s, "esa_shapes");
-    if (status) return status;
-    if ((status = check_reserved(ctx, s->reserved, 4, "esa_shapes"))) return status;
+    ESA_TRY(check_struct(ctx, s->struct_size, sizeof *s, "esa_shapes"));
+    ESA_TRY(check_reserved(ctx, s->reserved, 4, "esa_shapes"));
     const int64_t dim[6] = { s->B, s->Hq, s->Hkv, s->Nq, s->Nk, s->D };
     for (int32_t i = 0; i < 6; i++)
         if (dim[i] < 1 || dim[i] > INT32_MAX)
@@ -259,9 +242,10 @@ esa_status esa_check_shapes(esa_ctx *ctx, const esa_shapes *s)
     if (esa_size_mul(esa_size_mul(s->B, esa_max64(s->Hq, s->Hkv)),
                      esa_size_mul(esa_max64(s->Nq, s->Nk), s->D)) < 0)
         return esa_fail(ctx, ESA_ERR_SHAPE, "tensors of these shapes leave the address space");
-    /* A view over nothing has the same rules; its pointer is never followed. */
-    esa_tensor q = esa_tensor_bnsd(&status, s->dtype, s->B, s->Hq, s->Nq, s->D),
-               k = esa_tensor_bnsd(&status, s->dtype, s->B, s->Hkv, s->Nk, s->D);
+    /* Views of these shapes follow the same rules; their data is never read. */
+    int64_t nothing = 0;
+    esa_tensor q = esa_tensor_bnsd(&nothing, s->dtype, s->B, s->Hq, s->Nq, s->D),
+               k = esa_tensor_bnsd(&nothing, s->dtype, s->B, s->Hkv, s->Nk, s->D);
     q.device = k.device = s->device;
     q.device_index = k.device_index = s->device_index;
     return esa_check_qk(ctx, &q, &k);
@@ -270,11 +254,10 @@ esa_status esa_check_shapes(esa_ctx *ctx, const esa_shapes *s)
 esa_status esa_check_against_shapes(esa_ctx *ctx, const esa_tensor *t, const esa_shapes *s,
                                     const char *name, int64_t H, int64_t N)
 {
-    const esa_status status = esa_check_view(ctx, t, name);
-    if (status) return status;
+    ESA_TRY(esa_check_view(ctx, t, name));
     if (t->device != s->device)
         return esa_fail(ctx, ESA_ERR_DEVICE, "%s lies on the %s, the plan was made for the %s",
-                        name, t->device ? "GPU" : "CPU", s->device ? "GPU" : "CPU");
+                        name, esa_backend_of(t->device)->name, esa_backend_of(s->device)->name);
     if (t->dtype != s->dtype)
         return esa_fail(ctx, ESA_ERR_DTYPE, "%s has dtype %d, the plan was made for %d", name,
                         (int)t->dtype, (int)s->dtype);
@@ -290,11 +273,11 @@ esa_status esa_check_against_shapes(esa_ctx *ctx, const esa_tensor *t, const esa
 esa_status esa_check_kv_len(esa_ctx *ctx, const int32_t *kv_len, int32_t device, int64_t B,
                             int64_t Nk, const esa_layout *layout, int32_t mode)
 {
-    if (!kv_len || device != ESA_DEVICE_CPU) return ESA_OK;
+    if (!kv_len || !esa_backend_of(device)->host_memory) return ESA_OK;
     /* Lengths are counted in the sequence as given; an order that moves tokens must not move any
      * across the cut. */
     int64_t least = 0;
-    if (layout && !layout->order_applied && !esa_order_is_identity(layout, 1, mode))
+    if (layout && esa_layout_moves(layout, 1, mode))
         least = mode != ESA_MODE_FIXED && layout->order == ESA_ORDER_TILE && layout->text_front_k
                     ? Nk
                     : Nk - layout->text_back_k;
@@ -338,12 +321,10 @@ static esa_status check_flag(esa_ctx *ctx, int32_t flag, const char *name)
 esa_status esa_check_select(esa_ctx *ctx, esa_select_params *out, const esa_select_params *in,
                             int64_t Nq, int64_t Nk, int64_t D)
 {
-    esa_status status;
     /* The size is read first: an older caller's struct may be shorter than ours. */
-    if (in && (status = check_struct(ctx, in->struct_size, sizeof *in, "esa_select_params")))
-        return status;
+    if (in) ESA_TRY(check_struct(ctx, in->struct_size, sizeof *in, "esa_select_params"));
     *out = in ? *in : esa_select_params_default(ESA_SELECT_ENTROPY);
-    if ((status = check_reserved(ctx, out->reserved, 4, "esa_select_params"))) return status;
+    ESA_TRY(check_reserved(ctx, out->reserved, 4, "esa_select_params"));
     if (out->selector < ESA_SELECT_FULL || out->selector > ESA_SELECT_RANDOM)
         return esa_fail(
             ctx, ESA_ERR_ARGUMENT,
@@ -355,12 +336,10 @@ esa_status esa_check_select(esa_ctx *ctx, esa_select_params *out, const esa_sele
                         (int)out->mode);
     if (!out->block_q) out->block_q = out->selector == ESA_SELECT_ENTROPY ? 256 : 128;
     if (!out->block_k) out->block_k = 128;
-    if ((status = check_block(ctx, out->block_q, "block_q")) ||
-        (status = check_block(ctx, out->block_k, "block_k")))
-        return status;
-    if ((status = check_blocks_fit(ctx, Nq, out->block_q, "block_q")) ||
-        (status = check_blocks_fit(ctx, Nk, out->block_k, "block_k")))
-        return status;
+    ESA_TRY(check_block(ctx, out->block_q, "block_q"));
+    ESA_TRY(check_block(ctx, out->block_k, "block_k"));
+    ESA_TRY(check_blocks_fit(ctx, Nq, out->block_q, "block_q"));
+    ESA_TRY(check_blocks_fit(ctx, Nk, out->block_k, "block_k"));
     if (out->samples < 1 || out->samples > 256)
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "samples is %d, expected 1 .. 256",
                         (int)out->samples);
@@ -371,10 +350,9 @@ esa_status esa_check_select(esa_ctx *ctx, esa_select_params *out, const esa_sele
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
                         "scale is %g, expected a finite number (0 means D^-0.5)", out->scale);
     if (out->scale == 0.0) out->scale = 1.0 / sqrt((double)D);
-    if ((status = check_flag(ctx, out->keep_sink, "keep_sink")) ||
-        (status = check_flag(ctx, out->keep_recent, "keep_recent")) ||
-        (status = check_flag(ctx, out->causal, "causal")))
-        return status;
+    ESA_TRY(check_flag(ctx, out->keep_sink, "keep_sink"));
+    ESA_TRY(check_flag(ctx, out->keep_recent, "keep_recent"));
+    ESA_TRY(check_flag(ctx, out->causal, "causal"));
     if (out->selector == ESA_SELECT_RF_V2 && out->mode != ESA_MODE_FIXED) {
         const int32_t *g = out->layout.grid_q;
         if (Nq != Nk)
@@ -402,15 +380,13 @@ esa_status esa_check_select(esa_ctx *ctx, esa_select_params *out, const esa_sele
 esa_status esa_check_attention(esa_ctx *ctx, esa_attention_params *out,
                                const esa_attention_params *in, int64_t D)
 {
-    esa_status status;
-    if (in && (status = check_struct(ctx, in->struct_size, sizeof *in, "esa_attention_params")))
-        return status;
+    if (in) ESA_TRY(check_struct(ctx, in->struct_size, sizeof *in, "esa_attention_params"));
     *out = in ? *in : esa_attention_params_default();
-    if ((status = check_reserved(ctx, out->reserved, 4, "esa_attention_params"))) return status;
+    ESA_TRY(check_reserved(ctx, out->reserved, 4, "esa_attention_params"));
     if (out->tail < ESA_TAIL_NONE || out->tail > ESA_TAIL_CENTROID)
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
                         "tail is %d, expected ESA_TAIL_NONE, POOLED or CENTROID", (int)out->tail);
-    if ((status = check_flag(ctx, out->causal, "causal"))) return status;
+    ESA_TRY(check_flag(ctx, out->causal, "causal"));
     if (!isfinite(out->scale))
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
                         "scale is %g, expected a finite number (0 means D^-0.5)", out->scale);
@@ -421,9 +397,8 @@ esa_status esa_check_attention(esa_ctx *ctx, esa_attention_params *out,
 esa_status esa_check_mask(esa_ctx *ctx, const esa_mask *mask, const esa_shapes *s, int32_t causal)
 {
     const int64_t B = s->B, Hq = s->Hq, Nq = s->Nq, Nk = s->Nk;
-    esa_status status;
-    if (mask->device == ESA_DEVICE_CUDA &&
-        (s->device != ESA_DEVICE_CUDA || mask->heap.ordinal != ctx->cuda_device))
+    if (!esa_backend_of(mask->device)->host_memory &&
+        !esa_backend_mask_here(ctx, esa_backend_of(s->device), mask))
         return esa_fail(ctx, ESA_ERR_DEVICE,
                         "the mask lies on GPU %d and q does not: copy it with esa_mask_to_device",
                         (int)mask->heap.ordinal);
@@ -442,12 +417,10 @@ esa_status esa_check_mask(esa_ctx *ctx, const esa_mask *mask, const esa_shapes *
                         "the call has %lld, %lld, %lld, %lld",
                         LL(mask->B), LL(mask->H), LL(mask->Nq), LL(mask->Nk), LL(B), LL(Hq), LL(Nq),
                         LL(Nk));
-    if ((status = check_block(ctx, mask->block_q, "the mask's block_q")) ||
-        (status = check_block(ctx, mask->block_k, "the mask's block_k")))
-        return status;
-    if (causal && !mask->layout.order_applied &&
-        (!esa_order_is_identity(&mask->layout, 0, mask->mode) ||
-         !esa_order_is_identity(&mask->layout, 1, mask->mode)))
+    ESA_TRY(check_block(ctx, mask->block_q, "the mask's block_q"));
+    ESA_TRY(check_block(ctx, mask->block_k, "the mask's block_k"));
+    if (causal && (esa_layout_moves(&mask->layout, 0, mask->mode) ||
+                   esa_layout_moves(&mask->layout, 1, mask->mode)))
         return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
                         "causal attention needs raster order, or tensors that already stand in the "
                         "mask's order (order_applied)");

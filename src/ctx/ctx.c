@@ -144,6 +144,7 @@ esa_status esa_ctx_enter(esa_ctx *ctx)
      * here. */
     if (atomic_exchange(&ctx->busy, 1)) return ESA_ERR_STATE;
     ctx->error[0] = 0;
+    ctx->entries++;
     return ESA_OK;
 }
 

@@ -33,11 +33,13 @@ struct esa_ctx {
     void *arena; /* scratch kept between calls */
     int64_t arena_bytes;
     int64_t arena_peak;
-    atomic_int busy; /* 1 while a call is inside */
+    atomic_int busy;       /* 1 while a call is inside */
+    int64_t entries;       /* calls that took the guard so far; a test counts them */
+    int64_t views_checked; /* likewise, tensor views that were validated */
     char error[512];
 };
 
-/* Writes the sentence into ctx (NULL allowed: nothing is written) and returns status. */
+/* Writes the message into ctx (NULL: nothing is written) and returns status. */
 esa_status esa_fail(esa_ctx *ctx, esa_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 void esa_log(esa_ctx *ctx, int32_t level, const char *format, ...)

@@ -42,6 +42,8 @@ esa_mask *esa_mask_new(const esa_allocator *mem, int64_t B, int64_t H, int64_t N
     m->layout.order = ESA_ORDER_RASTER;
     m->layout.protect_first_frame = 0;
     m->existing = esa_size_mul(esa_size_mul(esa_size_mul(B, H), nq), nk);
+    m->facts = m->host_facts;
+    m->host_facts[0] = m->existing;
     m->count = esa_mem_zalloc(mem, count_bytes(m));
     m->index = esa_mem_alloc(mem, index_bytes(m));
     if (!m->count || !m->index) {
@@ -55,7 +57,7 @@ void esa_mask_free(esa_mask *mask)
 {
     if (!mask) return;
     const esa_allocator mem = mask->mem;
-    if (mask->device == ESA_DEVICE_CUDA) {
+    if (mask->heap.release) {
         void *const part[] = { mask->count, mask->index, mask->facts, mask->perm_q, mask->perm_k };
         for (size_t i = 0; i < sizeof part / sizeof part[0]; i++)
             if (part[i]) mask->heap.release(mask->heap.ordinal, part[i]);
@@ -85,7 +87,7 @@ esa_mask *esa_mask_like(const esa_allocator *mem, const esa_mask *src)
 esa_status esa_mask_on_host(const esa_mask **host, const esa_mask *mask, const esa_allocator *mem)
 {
     *host = mask;
-    if (mask->device == ESA_DEVICE_CPU) return ESA_OK;
+    if (!mask->heap.download) return ESA_OK;
     esa_mask *copy = esa_mask_like(mem, mask);
     if (!copy) return ESA_ERR_MEMORY;
     const esa_device_heap *dev = &mask->heap;
@@ -145,7 +147,7 @@ esa_status esa_mask_get_info(const esa_mask *mask, esa_mask_info *info)
     if (!mask || !info) return ESA_ERR_ARGUMENT;
     if (info->struct_size != sizeof *info) return ESA_ERR_VERSION;
     int64_t existing = mask->existing, kept = 0;
-    if (mask->device == ESA_DEVICE_CUDA && mask->filled) {
+    if (mask->heap.download && mask->filled) {
         int64_t facts[2];
         const esa_status status = mask->heap.download(mask->heap.ordinal, facts, mask->facts,
                                                       (int64_t)sizeof facts, NULL);

@@ -12,12 +12,12 @@ struct esa_mask {
     esa_allocator mem; /* own copy: the mask may outlive its ctx */
     int64_t B, H, Nq, Nk, nq, nk, cap;
     int32_t block_q, block_k;
-    int32_t *count;       /* [B][H][nq] */
-    uint16_t *index;      /* [B][H][nq][cap] */
-    int32_t device;       /* ESA_DEVICE_*: device of count, index, facts and the permutations */
-    esa_device_heap heap; /* CUDA */
-    /* CUDA: [2] existing blocks, kept blocks. NULL on the CPU, which has `existing`. */
-    int64_t *facts;
+    int32_t *count;        /* [B][H][nq] */
+    uint16_t *index;       /* [B][H][nq][cap] */
+    int32_t device;        /* ESA_DEVICE_*: device of count, index, facts and the permutations */
+    esa_device_heap heap;  /* reads and frees memory that the host cannot reach; zeros on the CPU */
+    int64_t *facts;        /* [2] on the device: existing blocks, kept blocks */
+    int64_t host_facts[2]; /* CPU: facts points here */
     int32_t *perm_q, *perm_k; /* CUDA: position -> token; NULL if the layout moves no tokens */
     int32_t filled;           /* 1: a selector or a conversion has written it */
     int32_t runnable, selector, mode;
@@ -57,6 +57,12 @@ esa_status esa_layout_resolve(esa_ctx *ctx, esa_layout *out, const esa_layout *i
                               int64_t Nk, int32_t selector, int32_t mode, int32_t causal);
 /* 1 if the resolved order is the identity, so that nothing is gathered. */
 int32_t esa_order_is_identity(const esa_layout *layout, int32_t side, int32_t mode);
+/* 1 if tensors must be gathered into this side's order: it is not the identity and not applied
+ * already. */
+static inline int32_t esa_layout_moves(const esa_layout *layout, int32_t side, int32_t mode)
+{
+    return !layout->order_applied && !esa_order_is_identity(layout, side, mode);
+}
 /* Generalised Hilbert curve through t x h x w cells: out[t*h*w] = base + raster index, in walking
  * order. */
 void esa_hilbert(int32_t *out, int32_t base, int64_t t, int64_t h, int64_t w);

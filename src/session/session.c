@@ -214,7 +214,7 @@ static esa_status make_recorder(esa_session *s)
 
 static esa_status create(esa_ctx *ctx, esa_session *s, const esa_session_params *p)
 {
-    s->ctx = s->gpu.ctx = ctx;
+    s->ctx = s->figures.ctx = s->chunks.ctx = ctx;
     s->params = *p;
     s->step = s->branch = -1;
     if (p->model) strcpy(s->model, p->model);
@@ -232,10 +232,7 @@ static esa_status create(esa_ctx *ctx, esa_session *s, const esa_session_params 
                         "out of memory for a session of %d layers and %d steps", p->layers,
                         p->steps);
     for (int32_t i = 0; i < p->dense_layer_count; i++) s->dense_layer[p->dense_layers[i]] = 1;
-    if (p->mode == ESA_SESSION_RECORD) {
-        const esa_status status = make_recorder(s);
-        if (status != ESA_OK) return status;
-    }
+    if (p->mode == ESA_SESSION_RECORD) ESA_TRY(make_recorder(s));
     s->params.dense_layers = NULL;
     s->params.dense_layer_count = 0;
     if (p->dense_first_layer && p->mode != ESA_SESSION_RECORD) s->dense_layer[0] = 1;
@@ -247,80 +244,52 @@ static esa_status create(esa_ctx *ctx, esa_session *s, const esa_session_params 
     return ESA_OK;
 }
 
-void esa_session_drop_rest(esa_session *s, esa_session_rest *rest)
+void esa_session_free(esa_session *s)
 {
-    if (rest->device == ESA_DEVICE_CUDA)
-        esa_session_gpu_release(&s->gpu, rest->bits, rest->bytes);
-    else
-        esa_mem_free(&s->ctx->mem, rest->bits, rest->bytes);
-    rest->bits = NULL;
-    rest->facts = NULL;
-    rest->bytes = 0;
-}
-
-static void release(esa_session *s)
-{
+    if (!s) return;
     const esa_allocator *mem = &s->ctx->mem;
+    const int64_t cells = (int64_t)s->params.layers * s->params.steps,
+                  rests = (int64_t)s->params.layers * s->params.branches;
     esa_session_drop_plans(s);
-    for (int64_t i = 0; s->rest && i < (int64_t)s->params.layers * s->params.branches; i++) {
-        esa_session_drop_rest(s, &s->rest[i]);
-        esa_mem_free(mem, s->rest[i].kv_len, s->rest[i].kv_bytes);
-    }
-    esa_session_gpu_free(&s->gpu);
-    esa_mem_free(mem, s->rest, (int64_t)sizeof *s->rest * s->params.layers * s->params.branches);
-    esa_mem_free(mem, s->cell, (int64_t)sizeof *s->cell * s->params.layers * s->params.steps);
-    esa_mem_free(mem, s->head,
-                 s->head ? (int64_t)sizeof *s->head * s->params.layers * s->params.steps * s->heads
-                         : 0);
+    for (int64_t i = 0; s->rest && i < rests; i++) esa_session_rest_free(&s->chunks, &s->rest[i]);
+    esa_session_chunks_free(&s->chunks);
+    esa_session_figures_free(&s->figures);
+    esa_mem_free(mem, s->rest, (int64_t)sizeof *s->rest * rests);
+    esa_mem_free(mem, s->cell, (int64_t)sizeof *s->cell * cells);
+    esa_mem_free(mem, s->head, (int64_t)sizeof *s->head * cells * s->heads);
     esa_mem_free(mem, s->dense_layer, s->params.layers);
     esa_recorder_free(&s->recorder);
     esa_mem_free(mem, s, (int64_t)sizeof *s);
 }
 
-esa_status esa_session_create(esa_ctx *ctx, esa_session **session, const esa_session_params *params)
+/* ---------------------------------------------------------------- rooms */
+
+esa_status esa_session_make(esa_ctx *ctx, esa_session **session, const esa_session_params *params)
 {
-    if (session) *session = NULL;
-    esa_status status = esa_ctx_enter(ctx);
-    if (status != ESA_OK) return status;
-    if (!session || !params)
-        status = esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is NULL", session ? "params" : "session");
-    if (status == ESA_OK) status = check_params(ctx, params);
-    if (status == ESA_OK && params->mode == ESA_SESSION_CACHED) status = check_masks(ctx, params);
-    if (status == ESA_OK) {
-        esa_session *s = esa_mem_zalloc(&ctx->mem, (int64_t)sizeof *s);
-        status = s ? create(ctx, s, params)
-                   : esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for a session");
-        if (status == ESA_OK)
-            *session = s;
-        else if (s)
-            release(s);
-    }
-    esa_ctx_leave(ctx);
+    *session = NULL;
+    ESA_TRY(check_params(ctx, params));
+    if (params->mode == ESA_SESSION_CACHED) ESA_TRY(check_masks(ctx, params));
+    esa_session *s = esa_mem_zalloc(&ctx->mem, (int64_t)sizeof *s);
+    if (!s) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for a session");
+    const esa_status status = create(ctx, s, params);
+    if (status)
+        esa_session_free(s);
+    else
+        *session = s;
     return status;
 }
 
-void esa_session_free(esa_session *session)
+esa_status esa_session_start(esa_session *s)
 {
-    if (session) release(session);
-}
-
-esa_status esa_session_begin(esa_session *s)
-{
-    if (!s) return ESA_ERR_ARGUMENT;
-    const esa_status status = esa_ctx_enter(s->ctx);
-    if (status != ESA_OK) return status;
-    if (s->params.mode == ESA_SESSION_RECORD && s->recorder.info.prompts == INT32_MAX) {
-        esa_fail(s->ctx, ESA_ERR_STATE,
-                 "the recording already counts %d prompts, no more can be counted", INT32_MAX);
-        esa_ctx_leave(s->ctx);
-        return ESA_ERR_STATE;
-    }
-    esa_session_gpu_forget(&s->gpu);
-    memset(s->cell, 0, sizeof *s->cell * (size_t)s->params.layers * (size_t)s->params.steps);
-    if (s->head)
-        memset(s->head, 0,
-               sizeof *s->head * (size_t)s->params.layers * (size_t)s->params.steps *
-                   (size_t)s->heads);
+    const size_t cells = (size_t)s->params.layers * (size_t)s->params.steps;
+    const int32_t records = s->params.mode == ESA_SESSION_RECORD;
+    if (records && s->recorder.info.prompts == INT32_MAX)
+        return esa_fail(s->ctx, ESA_ERR_STATE,
+                        "the recording already counts %d prompts, no more can be counted",
+                        INT32_MAX);
+    esa_session_figures_forget(&s->figures);
+    memset(s->cell, 0, sizeof *s->cell * cells);
+    if (s->head) memset(s->head, 0, sizeof *s->head * cells * (size_t)s->heads);
     for (int64_t i = 0; i < (int64_t)s->params.layers * s->params.branches; i++) {
         s->rest[i].made = 0;
         s->rest[i].sparse_steps = 0;
@@ -329,27 +298,54 @@ esa_status esa_session_begin(esa_session *s)
     s->step = s->branch = -1;
     s->kv_len = NULL;
     s->begun = 1;
-    if (s->params.mode == ESA_SESSION_RECORD) s->recorder.info.prompts++;
-    esa_ctx_leave(s->ctx);
+    if (records) s->recorder.info.prompts++;
     return ESA_OK;
+}
+
+esa_status esa_session_place(esa_session *s, int32_t step, int32_t branch)
+{
+    if (!s->begun)
+        return esa_fail(s->ctx, ESA_ERR_STATE, "a step was announced before esa_session_begin");
+    if (step < 0 || step >= s->params.steps || branch < 0 || branch >= s->params.branches)
+        return esa_fail(
+            s->ctx, ESA_ERR_ARGUMENT,
+            "step %d, branch %d was announced, the session has %d steps and %d branches", step,
+            branch, s->params.steps, s->params.branches);
+    s->step = step;
+    s->branch = branch;
+    return ESA_OK;
+}
+
+/* ---------------------------------------------------------------- doors */
+
+esa_status esa_session_create(esa_ctx *ctx, esa_session **session, const esa_session_params *params)
+{
+    if (session) *session = NULL;
+    esa_status status = esa_ctx_enter(ctx);
+    if (status) return status;
+    status = session && params
+                 ? esa_session_make(ctx, session, params)
+                 : esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is NULL", session ? "params" : "session");
+    esa_ctx_leave(ctx);
+    return status;
+}
+
+esa_status esa_session_begin(esa_session *s)
+{
+    if (!s) return ESA_ERR_ARGUMENT;
+    esa_status status = esa_ctx_enter(s->ctx);
+    if (status) return status;
+    status = esa_session_start(s);
+    esa_ctx_leave(s->ctx);
+    return status;
 }
 
 esa_status esa_session_step(esa_session *s, int32_t step, int32_t branch)
 {
     if (!s) return ESA_ERR_ARGUMENT;
     esa_status status = esa_ctx_enter(s->ctx);
-    if (status != ESA_OK) return status;
-    if (!s->begun)
-        status = esa_fail(s->ctx, ESA_ERR_STATE, "a step was announced before esa_session_begin");
-    else if (step < 0 || step >= s->params.steps || branch < 0 || branch >= s->params.branches)
-        status = esa_fail(
-            s->ctx, ESA_ERR_ARGUMENT,
-            "step %d, branch %d was announced, the session has %d steps and %d branches", step,
-            branch, s->params.steps, s->params.branches);
-    else {
-        s->step = step;
-        s->branch = branch;
-    }
+    if (status) return status;
+    status = esa_session_place(s, step, branch);
     esa_ctx_leave(s->ctx);
     return status;
 }
@@ -358,7 +354,7 @@ esa_status esa_session_set_kv_len(esa_session *s, const int32_t *kv_len)
 {
     if (!s) return ESA_ERR_ARGUMENT;
     const esa_status status = esa_ctx_enter(s->ctx);
-    if (status != ESA_OK) return status;
+    if (status) return status;
     s->kv_len = kv_len;
     esa_ctx_leave(s->ctx);
     return ESA_OK;

@@ -1,13 +1,11 @@
-/* session_plans.c - the plans of a session: one per shape that came by, the least recently used one
- * makes room.
+/* session_plans.c - the plans of a session: one per shape, the least recently used one makes room.
  * SPDX-License-Identifier: Apache-2.0 */
-#include "session/session_call.h"
+#include "session/session.h"
 
 #include <string.h>
 
 static void drop(esa_session *s, esa_session_plan *e)
 {
-    if (!e->plan) return;
     esa_mask_free(e->mask);
     esa_mem_free(&s->ctx->mem, e->importance, e->importance_bytes);
     esa_plan_free(e->plan);
@@ -19,7 +17,7 @@ void esa_session_drop_plans(esa_session *s)
     for (int i = 0; i < ESA_SESSION_PLANS; i++) drop(s, &s->plan[i]);
 }
 
-int esa_session_same_shapes(const esa_shapes *a, const esa_shapes *b)
+int32_t esa_session_same_shapes(const esa_shapes *a, const esa_shapes *b)
 {
     return a->dtype == b->dtype && a->device == b->device && a->device_index == b->device_index &&
            a->B == b->B && a->Hq == b->Hq && a->Hkv == b->Hkv && a->Nq == b->Nq && a->Nk == b->Nk &&
@@ -43,41 +41,44 @@ static esa_select_params plan_select(const esa_session *s)
     return p;
 }
 
-static esa_status no_memory(esa_session *s)
-{
-    return esa_fail(s->ctx, ESA_ERR_MEMORY, "out of memory for the masks of a session");
-}
-
 /* Mask and importance buffer of a sparse plan. */
 static esa_status furnish(esa_session *s, esa_session_plan *e)
 {
     const esa_plan *p = e->plan;
     const int32_t cached = s->params.mode == ESA_SESSION_CACHED;
+    const int32_t record = s->params.mode == ESA_SESSION_RECORD;
     const int32_t entropy = !cached && s->params.select.selector == ESA_SELECT_ENTROPY;
-    const int32_t gpu = p->shapes.device == ESA_DEVICE_CUDA,
-                  record = s->params.mode == ESA_SESSION_RECORD;
-    if (!record) {
-        const esa_status status = esa_plan_mask(p, &e->mask, cached ? 1 : p->shapes.B);
-        if (status != ESA_OK) return status;
-        e->mask->layout = p->select.layout;
-        e->mask->mode = p->select.mode;
-    }
-    if (gpu && cached) { /* what exists in a file's masks does not change from call to call */
-        const esa_cuda *c = s->ctx->cuda;
+    if (!record) ESA_TRY(esa_plan_mask(p, &e->mask, cached ? 1 : p->shapes.B));
+    if (cached) { /* the blocks that exist in a file's masks are the same in every call */
         const esa_mask_file_info *f = &s->params.masks->info;
         const int64_t facts[2] = { esa_mask_file_existing(f) / f->H * p->shapes.Hq, 0 };
-        const esa_status status = esa_cuda_status(
-            s->ctx,
-            c->table->upload(c->dev, e->mask->facts, facts, sizeof facts, s->ctx->cuda_stream));
-        if (status != ESA_OK) return status;
+        ESA_TRY(p->backend->upload(s->ctx, e->mask->facts, facts, sizeof facts));
     }
-    if (entropy && (record || !gpu)) { /* on a GPU the importance of an online mask stays there */
-        e->importance_bytes = esa_size_mul(
-            esa_size_mul(esa_size_mul(p->shapes.B * p->shapes.Hq, p->nq), p->nk), 4);
+    /* elsewhere the importance of an online mask stays on the device */
+    if (entropy && (record || p->backend->host_memory)) {
+        const int64_t rows = esa_size_mul(p->shapes.B * p->shapes.Hq, p->nq);
+        e->importance_bytes = esa_size_mul(esa_size_mul(rows, p->nk), 4);
         e->importance = esa_mem_alloc(&s->ctx->mem, e->importance_bytes);
-        if (!e->importance) return no_memory(s);
+        if (!e->importance)
+            return esa_fail(s->ctx, ESA_ERR_MEMORY, "out of memory for the masks of a session");
     }
     return ESA_OK;
+}
+
+static esa_status make_entry(esa_session *s, esa_session_plan *e, const esa_shapes *shapes)
+{
+    esa_attention_params attention = s->params.attention;
+    esa_select_params select = plan_select(s);
+    attention.kv_len = select.kv_len = e->kv_len;
+    if (e->kind == ESA_CALL_CROSS) attention.causal = 0;
+    if (!e->sparse) attention.tail = ESA_TAIL_NONE;
+    ESA_TRY(esa_plan_make(s->ctx, &e->plan, shapes, e->sparse ? &select : NULL, &attention));
+    if (!e->sparse) return ESA_OK;
+    if (!e->plan->runnable)
+        return esa_fail(
+            s->ctx, ESA_ERR_UNSUPPORTED,
+            "compat masks of this selector have blocks no kernel runs when there is text");
+    return furnish(s, e);
 }
 
 esa_status esa_session_get_plan(esa_session *s, esa_session_plan **entry, const esa_tensor *q,
@@ -96,26 +97,13 @@ esa_status esa_session_get_plan(esa_session *s, esa_session_plan **entry, const 
         }
         if (e->used < oldest->used) oldest = e; /* free places were used at tick 0 */
     }
-    esa_attention_params attention = s->params.attention;
-    esa_select_params select = plan_select(s);
-    attention.kv_len = select.kv_len = kv_len;
-    if (kind == ESA_CALL_CROSS) attention.causal = 0;
-    if (!sparse) attention.tail = ESA_TAIL_NONE;
     drop(s, oldest);
-    esa_status status = esa_plan_create(s->ctx, &oldest->plan, &shapes, sparse ? &select : NULL,
-                                        &attention);
-    if (status != ESA_OK) return status;
     oldest->kind = kind;
     oldest->sparse = sparse;
     oldest->kv_len = kv_len;
     oldest->used = ++s->tick;
-    if (sparse && !oldest->plan->runnable)
-        status = esa_fail(
-            s->ctx, ESA_ERR_UNSUPPORTED,
-            "compat masks of this selector have blocks no kernel runs when there is text");
-    else if (sparse)
-        status = furnish(s, oldest);
-    if (status != ESA_OK) {
+    const esa_status status = make_entry(s, oldest, &shapes);
+    if (status) {
         drop(s, oldest);
         return status;
     }

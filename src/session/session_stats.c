@@ -6,18 +6,10 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 _Static_assert(offsetof(esa_session_stats, density_asked) == 56 &&
                    offsetof(esa_session_stats, kernel) == 104,
                "esa_session_stats offsets");
-
-double esa_session_now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static esa_status fail_place(const esa_session *s, int32_t layer, int32_t step)
 {
@@ -32,24 +24,24 @@ static int32_t is_place(const esa_session *s, int32_t layer, int32_t step)
     return layer >= -1 && layer < s->params.layers && step >= -1 && step < s->params.steps;
 }
 
-esa_status esa_session_get_heads(const esa_session *s, double *density, int64_t heads,
-                                 int32_t layer, int32_t step)
+static esa_status check_heads(const esa_session *s, const double *density, int64_t heads,
+                              int32_t layer, int32_t step)
 {
-    if (!s) return ESA_ERR_ARGUMENT;
-    esa_status status = esa_ctx_enter(s->ctx);
-    if (status != ESA_OK) return status;
     if (!density || heads < 1)
-        status = esa_fail(s->ctx, ESA_ERR_ARGUMENT,
-                          "there is no room for densities: density is NULL, or heads is %lld",
-                          (long long)heads);
-    else if (!is_place(s, layer, step))
-        status = fail_place(s, layer, step);
-    else if (s->head && heads != s->heads)
-        status = esa_fail(s->ctx, ESA_ERR_ARGUMENT,
-                          "densities of %lld heads were asked for, the model has %lld",
-                          (long long)heads, (long long)s->heads);
-    esa_ctx_leave(s->ctx);
-    if (status != ESA_OK) return status;
+        return esa_fail(s->ctx, ESA_ERR_ARGUMENT,
+                        "there is no room for densities: density is NULL, or heads is %lld",
+                        (long long)heads);
+    if (!is_place(s, layer, step)) return fail_place(s, layer, step);
+    if (s->head && heads != s->heads)
+        return esa_fail(s->ctx, ESA_ERR_ARGUMENT,
+                        "densities of %lld heads were asked for, the model has %lld",
+                        (long long)heads, (long long)s->heads);
+    return ESA_OK;
+}
+
+static void sum_heads(const esa_session *s, double *density, int64_t heads, int32_t layer,
+                      int32_t step)
+{
     const int32_t L = s->params.layers, T = s->params.steps;
     int64_t calls = 0;
     for (int64_t h = 0; h < heads; h++) density[h] = 0;
@@ -61,6 +53,76 @@ esa_status esa_session_get_heads(const esa_session *s, double *density, int64_t 
         }
     for (int64_t h = 0; h < heads; h++)
         density[h] = calls ? density[h] / (double)calls : (double)NAN;
+}
+
+esa_status esa_session_get_heads(const esa_session *s, double *density, int64_t heads,
+                                 int32_t layer, int32_t step)
+{
+    if (!s) return ESA_ERR_ARGUMENT;
+    esa_status status = esa_ctx_enter(s->ctx);
+    if (status) return status;
+    status = check_heads(s, density, heads, layer, step);
+    if (!status) sum_heads(s, density, heads, layer, step);
+    esa_ctx_leave(s->ctx);
+    return status;
+}
+
+static void add(esa_session_cell *sum, const esa_session_cell *c)
+{
+    sum->calls += c->calls;
+    sum->dense += c->dense;
+    sum->sparse += c->sparse;
+    sum->fallback += c->fallback;
+    sum->made += c->made;
+    sum->loaded += c->loaded;
+    sum->with_mass += c->with_mass;
+    sum->asked += c->asked;
+    sum->density += c->density;
+    sum->mass += c->mass;
+    sum->select_seconds += c->select_seconds;
+    sum->attention_seconds += c->attention_seconds;
+    if (c->kernel && c->when >= sum->when) {
+        sum->when = c->when;
+        sum->kernel = c->kernel;
+    }
+}
+
+static void write_stats(esa_session_stats *stats, const esa_session_cell *sum, int64_t device_bytes)
+{
+    memset(stats, 0, sizeof *stats);
+    stats->struct_size = (uint32_t)sizeof *stats;
+    stats->calls = sum->calls;
+    stats->dense_calls = sum->dense;
+    stats->sparse_calls = sum->sparse;
+    stats->fallback_calls = sum->fallback;
+    stats->masks_made = sum->made;
+    stats->masks_loaded = sum->loaded;
+    stats->density_asked = sum->sparse ? sum->asked / (double)sum->sparse : (double)NAN;
+    stats->density = sum->sparse ? sum->density / (double)sum->sparse : (double)NAN;
+    stats->mass = sum->with_mass ? sum->mass / (double)sum->with_mass : (double)NAN;
+    stats->select_seconds = sum->select_seconds;
+    stats->attention_seconds = sum->attention_seconds;
+    stats->device_bytes = device_bytes;
+    if (sum->kernel) snprintf(stats->kernel, sizeof stats->kernel, "%s", sum->kernel);
+}
+
+esa_status esa_session_sum(const esa_session *s, esa_session_stats *stats, int32_t layer,
+                           int32_t step)
+{
+    const int32_t L = s->params.layers, T = s->params.steps;
+    if (!stats) return esa_fail(s->ctx, ESA_ERR_ARGUMENT, "stats is NULL");
+    if (stats->struct_size != sizeof *stats)
+        return esa_fail(s->ctx, ESA_ERR_VERSION,
+                        "esa_session_stats has struct_size %u, this library knows %u",
+                        (unsigned)stats->struct_size, (unsigned)sizeof *stats);
+    if (!is_place(s, layer, step)) return fail_place(s, layer, step);
+    /* what a device has run by now changes how the session looks, not what it is */
+    ESA_TRY(esa_session_figures_settle((esa_session_figures *)&s->figures));
+    esa_session_cell sum = { .when = -1 };
+    for (int32_t l = layer < 0 ? 0 : layer; l < (layer < 0 ? L : layer + 1); l++)
+        for (int32_t t = step < 0 ? 0 : step; t < (step < 0 ? T : step + 1); t++)
+            add(&sum, &s->cell[(int64_t)l * T + t]);
+    write_stats(stats, &sum, s->chunks.bytes);
     return ESA_OK;
 }
 
@@ -68,59 +130,9 @@ esa_status esa_session_get_stats(const esa_session *s, esa_session_stats *stats,
                                  int32_t step)
 {
     if (!s) return ESA_ERR_ARGUMENT;
-    const int32_t L = s->params.layers, T = s->params.steps;
     esa_status status = esa_ctx_enter(s->ctx);
-    if (status != ESA_OK) return status;
-    if (!stats)
-        status = esa_fail(s->ctx, ESA_ERR_ARGUMENT, "stats is NULL");
-    else if (stats->struct_size != sizeof *stats)
-        status = esa_fail(s->ctx, ESA_ERR_VERSION,
-                          "esa_session_stats has struct_size %u, this library knows %u",
-                          (unsigned)stats->struct_size, (unsigned)sizeof *stats);
-    else if (!is_place(s, layer, step))
-        status = fail_place(s, layer, step);
-    /* figures of calls on a GPU are booked once it has run them */
-    else
-        status = esa_session_gpu_settle((esa_session_gpu *)&s->gpu);
+    if (status) return status;
+    status = esa_session_sum(s, stats, layer, step);
     esa_ctx_leave(s->ctx);
-    if (status != ESA_OK) return status;
-    esa_session_cell sum;
-    memset(&sum, 0, sizeof sum);
-    sum.when = -1;
-    for (int32_t l = layer < 0 ? 0 : layer; l < (layer < 0 ? L : layer + 1); l++)
-        for (int32_t t = step < 0 ? 0 : step; t < (step < 0 ? T : step + 1); t++) {
-            const esa_session_cell *c = &s->cell[(int64_t)l * T + t];
-            sum.calls += c->calls;
-            sum.dense += c->dense;
-            sum.sparse += c->sparse;
-            sum.fallback += c->fallback;
-            sum.made += c->made;
-            sum.loaded += c->loaded;
-            sum.with_mass += c->with_mass;
-            sum.asked += c->asked;
-            sum.density += c->density;
-            sum.mass += c->mass;
-            sum.select_seconds += c->select_seconds;
-            sum.attention_seconds += c->attention_seconds;
-            if (c->kernel && c->when >= sum.when) {
-                sum.when = c->when;
-                sum.kernel = c->kernel;
-            }
-        }
-    memset(stats, 0, sizeof *stats);
-    stats->struct_size = (uint32_t)sizeof *stats;
-    stats->calls = sum.calls;
-    stats->dense_calls = sum.dense;
-    stats->sparse_calls = sum.sparse;
-    stats->fallback_calls = sum.fallback;
-    stats->masks_made = sum.made;
-    stats->masks_loaded = sum.loaded;
-    stats->density_asked = sum.sparse ? sum.asked / (double)sum.sparse : (double)NAN;
-    stats->density = sum.sparse ? sum.density / (double)sum.sparse : (double)NAN;
-    stats->mass = sum.with_mass ? sum.mass / (double)sum.with_mass : (double)NAN;
-    stats->select_seconds = sum.select_seconds;
-    stats->attention_seconds = sum.attention_seconds;
-    stats->device_bytes = s->gpu.bytes;
-    if (sum.kernel) snprintf(stats->kernel, sizeof stats->kernel, "%s", sum.kernel);
-    return ESA_OK;
+    return status;
 }

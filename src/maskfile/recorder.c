@@ -1,10 +1,10 @@
-/* recorder.c - the running sums of a RECORD session, saving them and taking them up again.
+/* recorder.c - the running sums of a recording, saving them and taking them up again.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "maskfile/recording.h"
 
 #include <string.h>
+#include "base/status.h"
 #include "mask/mask.h"
-#include "session/session.h"
 
 esa_status esa_recorder_create(esa_ctx *ctx, esa_recorder *rec, const esa_mask_file_info *info,
                                const int32_t *dense_layer, int32_t dense_layers)
@@ -101,101 +101,91 @@ static int32_t is_empty(const esa_recorder *rec)
     return 1;
 }
 
-static esa_status save(esa_recorder *rec, esa_tensors_writer *w)
+static esa_status write_sums(const esa_recorder *rec, esa_tensors_writer *w)
 {
     const esa_mask_file_info *f = &rec->info;
     int64_t used = 0;
     for (int64_t i = 0; i < rec->cells; i++) used += rec->count[i] > 0;
     const int64_t dense = rec->dense_layers, count[3] = { f->branches, f->layers, f->groups },
                   sums[4] = { used, f->H, f->nq, f->nk };
-    esa_status status = esa_run_write(w, f, "esa.recording");
-    if (status == ESA_OK)
-        status = esa_st_writer_declare(w, "dense_layers", ESA_FILE_I32, 1, &dense);
-    if (status == ESA_OK) status = esa_st_writer_declare(w, "count", ESA_FILE_I32, 3, count);
-    if (status == ESA_OK) status = esa_st_writer_declare(w, "sums", ESA_FILE_U32, 4, sums);
-    if (status == ESA_OK) status = esa_st_writer_data(w, rec->dense_layer, 4 * dense);
-    if (status == ESA_OK) status = esa_st_writer_data(w, rec->count, 4 * rec->cells);
-    for (int64_t i = 0; status == ESA_OK && i < rec->cells; i++)
-        if (rec->count[i]) status = esa_st_writer_data(w, rec->sum[i], 4 * rec->blocks);
-    return status == ESA_OK ? esa_st_writer_finish(w) : status;
+    ESA_TRY(esa_run_write(w, f, "esa.recording"));
+    ESA_TRY(esa_st_writer_declare(w, "dense_layers", ESA_FILE_I32, 1, &dense));
+    ESA_TRY(esa_st_writer_declare(w, "count", ESA_FILE_I32, 3, count));
+    ESA_TRY(esa_st_writer_declare(w, "sums", ESA_FILE_U32, 4, sums));
+    ESA_TRY(esa_st_writer_data(w, rec->dense_layer, 4 * dense));
+    ESA_TRY(esa_st_writer_data(w, rec->count, 4 * rec->cells));
+    for (int64_t i = 0; i < rec->cells; i++)
+        if (rec->count[i]) ESA_TRY(esa_st_writer_data(w, rec->sum[i], 4 * rec->blocks));
+    return esa_st_writer_finish(w);
 }
 
-esa_status esa_session_save_recording(esa_session *s, const char *path)
+esa_status esa_recorder_save(const esa_recorder *rec, const char *path)
 {
-    if (!s) return ESA_ERR_ARGUMENT;
-    esa_status status = esa_ctx_enter(s->ctx);
-    if (status != ESA_OK) return status;
-    if (s->params.mode != ESA_SESSION_RECORD) {
-        status = esa_fail(s->ctx, ESA_ERR_STATE,
-                          "this session does not record: its mode is not RECORD");
-    } else if (is_empty(&s->recorder)) {
-        status = esa_fail(s->ctx, ESA_ERR_STATE, "nothing has been recorded yet");
-    } else {
-        esa_tensors_writer *w = NULL;
-        status = esa_st_writer_open(s->ctx, &w, path);
-        if (status == ESA_OK) status = save(&s->recorder, w);
-        esa_st_writer_close(w);
-    }
-    esa_ctx_leave(s->ctx);
+    esa_tensors_writer *w = NULL;
+    if (is_empty(rec)) return esa_fail(rec->ctx, ESA_ERR_STATE, "nothing has been recorded yet");
+    esa_status status = esa_st_writer_open(rec->ctx, &w, path);
+    if (!status) status = write_sums(rec, w);
+    esa_st_writer_close(w);
     return status;
 }
 
-/* Settings a session knows before its first call; shapes are compared once they are known. */
-static esa_status check_resume(const esa_session *s, const esa_recording *file)
+/* ---------------------------------------------------------------- resuming */
+
+/* Before the first call the shapes come from the file, and the first call will be compared with
+ * them. layout is the session's own. */
+static esa_status check_resume(const esa_recorder *rec, const esa_recording *file,
+                               const esa_layout *layout)
 {
-    esa_mask_file_info mine = s->recorder.info;
+    esa_ctx *ctx = rec->ctx;
+    esa_mask_file_info mine = rec->info;
+    const char *name = file->tensors->label;
     if (!mine.H) {
-        /* No call yet: shapes come from the file, and the first call will be compared with them.
-         * The layout is the session's own. */
         mine.H = file->info.H;
         mine.Nq = file->info.Nq;
         mine.Nk = file->info.Nk;
         mine.nq = file->info.nq;
         mine.nk = file->info.nk;
-        if (esa_layout_resolve(s->ctx, &mine.layout, &s->params.select.layout, mine.Nq, mine.Nk,
-                               mine.selector, mine.mode, 0) != ESA_OK)
-            return esa_fail(s->ctx, ESA_ERR_MISMATCH, "%.160s was made for %s, the session has %s",
-                            file->tensors->label, esa_run_describe_layout(&file->info.layout).text,
-                            esa_run_describe_layout(&s->params.select.layout).text);
+        if (esa_layout_resolve(ctx, &mine.layout, layout, mine.Nq, mine.Nk, mine.selector,
+                               mine.mode, 0))
+            return esa_fail(ctx, ESA_ERR_MISMATCH, "%.160s was made for %s, the session has %s",
+                            name, esa_run_describe_layout(&file->info.layout).text,
+                            esa_run_describe_layout(layout).text);
     }
-    esa_status status = esa_run_same(s->ctx, &file->info, file->tensors->label, &mine,
-                                     "the session");
-    const int32_t n = s->recorder.dense_layers;
-    if (status == ESA_OK &&
-        (file->dense_layers != n ||
-         (n && memcmp(file->dense_layer, s->recorder.dense_layer, 4 * (size_t)n) != 0)))
-        status = esa_fail(s->ctx, ESA_ERR_MISMATCH,
-                          "%s leaves %d listed layers dense, the session %d, or others",
-                          file->tensors->label, file->dense_layers, n);
+    ESA_TRY(esa_run_same(ctx, &file->info, name, &mine, "the session"));
+    const int32_t n = rec->dense_layers;
+    if (file->dense_layers != n ||
+        (n && memcmp(file->dense_layer, rec->dense_layer, 4 * (size_t)n) != 0))
+        return esa_fail(ctx, ESA_ERR_MISMATCH,
+                        "%s leaves %d listed layers dense, the session %d, or others", name,
+                        file->dense_layers, n);
+    if ((int64_t)rec->info.prompts + file->info.prompts > INT32_MAX)
+        return esa_fail(ctx, ESA_ERR_FORMAT,
+                        "%s claims %d prompts, with the session's %d these are more than can be",
+                        name, file->info.prompts, rec->info.prompts);
+    return esa_recording_check_sums(ctx, file);
+}
+
+/* Everything that can fail comes before the first sum is touched, so a refused file leaves nothing
+ * of itself behind. */
+static esa_status reserve_all(esa_recorder *rec, const esa_recording *file)
+{
+    const int64_t blocks = rec->blocks;
+    esa_status status = ESA_OK;
+    rec->blocks = file->blocks;
+    for (int64_t i = 0; !status && i < rec->cells; i++)
+        if (file->count[i]) status = esa_recorder_reserve(rec, i, file->count[i]);
+    if (!status) return ESA_OK;
+    for (int64_t i = 0; i < rec->cells; i++) {
+        if (rec->count[i] || !rec->sum[i]) continue;
+        esa_mem_free(&rec->ctx->mem, rec->sum[i], 4 * rec->blocks);
+        rec->sum[i] = NULL;
+    }
+    rec->blocks = blocks;
     return status;
 }
 
-static esa_status load(esa_session *s, const esa_recording *file)
+static void add_file(esa_recorder *rec, const esa_recording *file)
 {
-    esa_recorder *rec = &s->recorder;
-    esa_status status = check_resume(s, file);
-    if (status != ESA_OK) return status;
-    if ((int64_t)rec->info.prompts + file->info.prompts > INT32_MAX)
-        return esa_fail(s->ctx, ESA_ERR_FORMAT,
-                        "%s claims %d prompts, with the session's %d these are more than can be",
-                        file->tensors->label, file->info.prompts, rec->info.prompts);
-    status = esa_recording_check_sums(s->ctx, file);
-    if (status != ESA_OK) return status;
-    const int64_t blocks = rec->blocks;
-    rec->blocks = file->blocks;
-    /* First everything that can fail, then the sums: a refused file must not leave half of itself
-     * behind. */
-    for (int64_t i = 0; status == ESA_OK && i < rec->cells; i++)
-        if (file->count[i]) status = esa_recorder_reserve(rec, i, file->count[i]);
-    if (status != ESA_OK) {
-        for (int64_t i = 0; i < rec->cells; i++) {
-            if (rec->count[i] || !rec->sum[i]) continue;
-            esa_mem_free(&rec->ctx->mem, rec->sum[i], 4 * rec->blocks);
-            rec->sum[i] = NULL;
-        }
-        rec->blocks = blocks;
-        return status;
-    }
     if (!rec->info.H) {
         const int32_t prompts = rec->info.prompts;
         rec->info = file->info;
@@ -212,25 +202,15 @@ static esa_status load(esa_session *s, const esa_recording *file)
         rec->count[i] += file->count[i];
     }
     rec->info.prompts += file->info.prompts;
-    return ESA_OK;
 }
 
-esa_status esa_session_load_recording(esa_session *s, const char *path)
+esa_status esa_recorder_load(esa_recorder *rec, const char *path, const esa_layout *layout)
 {
-    if (!s) return ESA_ERR_ARGUMENT;
-    esa_status status = esa_ctx_enter(s->ctx);
-    if (status != ESA_OK) return status;
-    if (s->params.mode != ESA_SESSION_RECORD) {
-        status = esa_fail(s->ctx, ESA_ERR_STATE,
-                          "this session does not record: its mode is not RECORD");
-    } else {
-        esa_recording file;
-        status = esa_recording_open(s->ctx, &file, path);
-        if (status == ESA_OK) {
-            status = load(s, &file);
-            esa_recording_close(s->ctx, &file);
-        }
-    }
-    esa_ctx_leave(s->ctx);
+    esa_recording file;
+    ESA_TRY(esa_recording_open(rec->ctx, &file, path));
+    esa_status status = check_resume(rec, &file, layout);
+    if (!status) status = reserve_all(rec, &file);
+    if (!status) add_file(rec, &file);
+    esa_recording_close(rec->ctx, &file);
     return status;
 }

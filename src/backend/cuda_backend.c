@@ -1,0 +1,254 @@
+/* cuda_backend.c - the GPU's filling of the table: bound arguments go to the plugin, its messages
+ * come back.
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "backend/backend.h"
+
+#include <string.h>
+#include "backend/plugin.h"
+#include "base/half.h"
+#include "select/select.h"
+
+static esa_status cuda_reach(esa_ctx *ctx, const esa_tensor *t, const char *name)
+{
+    const esa_status status = esa_cuda_open(ctx);
+    if (status) {
+        char why[sizeof ctx->error];
+        memcpy(why, ctx->error, sizeof why);
+        return esa_fail(ctx, status, "%s lies on a CUDA device, but %.460s", name, why);
+    }
+    if (t->device_index != ctx->cuda_device)
+        return esa_fail(ctx, ESA_ERR_DEVICE,
+                        "%s lies on GPU %d, this ctx works on GPU %d (esa_ctx_params.cuda_device)",
+                        name, (int)t->device_index, (int)ctx->cuda_device);
+    if ((uintptr_t)t->data % (uintptr_t)esa_dtype_size(t->dtype))
+        return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
+                        "%s starts at an address that is not a multiple of its %d-byte elements, "
+                        "which a GPU cannot read",
+                        name, (int)esa_dtype_size(t->dtype));
+    return ESA_OK;
+}
+
+/* ---------------------------------------------------------------- memory and marks */
+
+static esa_status cuda_alloc(esa_ctx *ctx, void **ptr, int64_t bytes)
+{
+    const esa_cuda *c = ctx->cuda;
+    return esa_cuda_status(ctx, c->table->alloc(c->dev, ptr, bytes));
+}
+
+static void cuda_release(esa_ctx *ctx, void *ptr, int64_t bytes)
+{
+    (void)bytes;
+    if (ptr) ctx->cuda->table->release(ctx->cuda_device, ptr);
+}
+
+static esa_status cuda_upload(esa_ctx *ctx, void *dst, const void *src, int64_t bytes)
+{
+    const esa_cuda *c = ctx->cuda;
+    return esa_cuda_status(ctx, c->table->upload(c->dev, dst, src, bytes, ctx->cuda_stream));
+}
+
+static esa_status cuda_download(esa_ctx *ctx, void *dst, const void *src, int64_t bytes)
+{
+    const esa_status status = ctx->cuda->table->download(ctx->cuda_device, dst, src, bytes,
+                                                         ctx->cuda_stream);
+    if (status)
+        return esa_fail(ctx, status, "copying %lld bytes from GPU %d failed", (long long)bytes,
+                        (int)ctx->cuda_device);
+    return ESA_OK;
+}
+
+static esa_status cuda_copy(esa_ctx *ctx, void *dst, const void *src, int64_t bytes)
+{
+    const esa_cuda *c = ctx->cuda;
+    return esa_cuda_status(ctx, c->table->copy(c->dev, dst, src, bytes, ctx->cuda_stream));
+}
+
+static esa_status cuda_mark_record(esa_ctx *ctx, esa_mark *mark)
+{
+    const esa_cuda *c = ctx->cuda;
+    if (!mark->handle) ESA_TRY(esa_cuda_status(ctx, c->table->mark_create(c->dev, &mark->handle)));
+    return esa_cuda_status(ctx, c->table->mark_record(c->dev, mark->handle, ctx->cuda_stream));
+}
+
+static esa_status cuda_mark_elapsed(esa_ctx *ctx, double *seconds, const esa_mark *from,
+                                    const esa_mark *to)
+{
+    const esa_cuda *c = ctx->cuda;
+    return esa_cuda_status(ctx, c->table->mark_elapsed(c->dev, seconds, from->handle, to->handle));
+}
+
+static void cuda_mark_release(esa_ctx *ctx, esa_mark *mark)
+{
+    if (mark->handle) ctx->cuda->table->mark_release(ctx->cuda_device, mark->handle);
+    mark->handle = NULL;
+}
+
+/* ---------------------------------------------------------------- attention */
+
+static int64_t cuda_attention_workspace(esa_ctx *ctx, const esa_attn_args *args)
+{
+    return ctx->cuda->table->attention_workspace(ctx->cuda->dev, args);
+}
+
+static esa_status cuda_attention(esa_ctx *ctx, const esa_attn_args *args, void *ws)
+{
+    const esa_cuda *c = ctx->cuda;
+    if (!ws) ESA_TRY(esa_cuda_scratch(ctx, &ws, c->table->attention_workspace(c->dev, args)));
+    return esa_cuda_status(ctx, c->table->attention(c->dev, args, ws, ctx->cuda_stream));
+}
+
+static const char *cuda_attention_kernel(esa_ctx *ctx, const esa_attn_args *args)
+{
+    return ctx->cuda->table->attention_kernel(ctx->cuda->dev, args);
+}
+
+/* ---------------------------------------------------------------- selection */
+
+static int64_t cuda_select_workspace(esa_ctx *ctx, const esa_select_args *args)
+{
+    return ctx->cuda->table->select_workspace(ctx->cuda->dev, args);
+}
+
+static esa_cuda_mask mask_view(const esa_mask *m)
+{
+    return (esa_cuda_mask){ m->count, m->index, m->facts, m->B, m->H, m->nq, m->nk, m->cap };
+}
+
+static esa_status cuda_select(esa_ctx *ctx, const esa_select_args *args, esa_mask *mask,
+                              float *importance, void *ws)
+{
+    const esa_cuda *c = ctx->cuda;
+    const esa_cuda_mask view = mask_view(mask);
+    if (importance)
+        return esa_fail(ctx, ESA_ERR_INTERNAL, "a GPU does not hand out importance with a mask");
+    if (!ws) ESA_TRY(esa_cuda_scratch(ctx, &ws, c->table->select_workspace(c->dev, args)));
+    mask->filled = 0; /* a selection that fails half way leaves an empty mask, not the old one */
+    ESA_TRY(esa_cuda_status(ctx, c->table->select(c->dev, args, &view, ws, ctx->cuda_stream)));
+    esa_select_sign(args, mask, 0); /* the number of blocks that exist is in mask->facts */
+    return ESA_OK;
+}
+
+typedef struct importance_parts {
+    int64_t cells;
+    float *value;    /* [cells] */
+    double *entropy; /* [heads] */
+    void *rest;      /* the selector's workspace */
+} importance_parts;
+
+static importance_parts importance_carve(esa_ctx *ctx, esa_carve *carve,
+                                         const esa_select_args *args)
+{
+    const int64_t heads = args->B * args->Hq;
+    importance_parts p;
+    p.cells = esa_size_mul(esa_size_mul(heads, args->nq), args->nk);
+    p.value = esa_carve_take(carve, esa_size_mul(p.cells, 4));
+    p.entropy = esa_carve_take(carve, heads * 8);
+    p.rest = esa_carve_take(carve, cuda_select_workspace(ctx, args));
+    return p;
+}
+
+static int64_t cuda_importance_workspace(esa_ctx *ctx, const esa_select_args *args)
+{
+    esa_carve carve = { NULL, 0 };
+    importance_carve(ctx, &carve, args);
+    return carve.used;
+}
+
+static esa_status cuda_importance(esa_ctx *ctx, const esa_select_args *args, float *out,
+                                  double *entropy, void *ws)
+{
+    const esa_cuda *c = ctx->cuda;
+    if (!ws) ESA_TRY(esa_cuda_scratch(ctx, &ws, cuda_importance_workspace(ctx, args)));
+    esa_carve carve = { ws, 0 };
+    const importance_parts p = importance_carve(ctx, &carve, args);
+    ESA_TRY(esa_cuda_status(
+        ctx, c->table->importance(c->dev, args, p.value, p.entropy, p.rest, ctx->cuda_stream)));
+    ESA_TRY(cuda_download(ctx, out, p.value, p.cells * 4));
+    return entropy ? cuda_download(ctx, entropy, p.entropy, args->B * args->Hq * 8) : ESA_OK;
+}
+
+/* ---------------------------------------------------------------- masks */
+
+/* Counts, lists, facts and, where its layout moves tokens, the permutations. */
+static esa_status furnish(esa_ctx *ctx, esa_mask *m)
+{
+    const int64_t rows = esa_size_mul(esa_size_mul(m->B, m->H), m->nq);
+    ESA_TRY(cuda_alloc(ctx, (void **)&m->count, esa_size_mul(rows, 4)));
+    ESA_TRY(cuda_alloc(ctx, (void **)&m->index, esa_size_mul(esa_size_mul(rows, m->cap), 2)));
+    ESA_TRY(cuda_alloc(ctx, (void **)&m->facts, 16));
+    int32_t **const perm[2] = { &m->perm_q, &m->perm_k };
+    for (int32_t side = 0; side < 2; side++)
+        if (esa_layout_moves(&m->layout, side, m->mode))
+            ESA_TRY(esa_backend_order(ctx, &esa_backend_cuda, perm[side], &m->layout, side, m->mode,
+                                      side ? m->Nk : m->Nq));
+    return ESA_OK;
+}
+
+static esa_status cuda_mask_create(esa_ctx *ctx, esa_mask **mask, const esa_mask *like)
+{
+    const esa_cuda *c = ctx->cuda;
+    *mask = NULL;
+    esa_mask *m = esa_mem_alloc(&ctx->mem, (int64_t)sizeof *m);
+    if (!m) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for a mask");
+    *m = *like;
+    m->mem = ctx->mem;
+    m->device = ESA_DEVICE_CUDA;
+    m->heap = (esa_device_heap){ ctx->cuda_device, c->table->release, c->table->download };
+    m->cap = m->nk;
+    m->filled = 0;
+    m->count = NULL;
+    m->index = NULL;
+    m->facts = NULL;
+    m->perm_q = m->perm_k = NULL;
+    const esa_status status = furnish(ctx, m);
+    if (status)
+        esa_mask_free(m);
+    else
+        *mask = m;
+    return status;
+}
+
+static esa_status cuda_mask_set_bits(esa_ctx *ctx, esa_mask *mask, const uint8_t *bits)
+{
+    const esa_cuda *c = ctx->cuda;
+    const esa_cuda_mask view = mask_view(mask);
+    ESA_TRY(esa_cuda_status(ctx, c->table->bits_to_lists(c->dev, &view, bits, ctx->cuda_stream)));
+    mask->filled = 1;
+    return ESA_OK;
+}
+
+static esa_status cuda_mask_get_bits(esa_ctx *ctx, const esa_mask *mask, uint8_t *bits)
+{
+    const esa_cuda *c = ctx->cuda;
+    const esa_cuda_mask view = mask_view(mask);
+    return esa_cuda_status(ctx, c->table->lists_to_bits(c->dev, &view, bits, ctx->cuda_stream));
+}
+
+const esa_backend esa_backend_cuda = {
+    .name = "GPU",
+    .device = ESA_DEVICE_CUDA,
+    .host_memory = 0,
+    .order_room = 1,
+    .open = esa_cuda_open,
+    .reach = cuda_reach,
+    .alloc = cuda_alloc,
+    .release = cuda_release,
+    .scratch = esa_cuda_scratch,
+    .upload = cuda_upload,
+    .download = cuda_download,
+    .copy = cuda_copy,
+    .mark_record = cuda_mark_record,
+    .mark_elapsed = cuda_mark_elapsed,
+    .mark_release = cuda_mark_release,
+    .attention_workspace = cuda_attention_workspace,
+    .attention = cuda_attention,
+    .attention_kernel = cuda_attention_kernel,
+    .select_workspace = cuda_select_workspace,
+    .select = cuda_select,
+    .importance_workspace = cuda_importance_workspace,
+    .importance = cuda_importance,
+    .mask_create = cuda_mask_create,
+    .mask_set_bits = cuda_mask_set_bits,
+    .mask_get_bits = cuda_mask_get_bits,
+};

@@ -1,0 +1,46 @@
+/* session_figures.h - times and densities of calls that a device may still be running.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * A device that only enqueues does not know the realised density and the times of a call when the
+ * call returns. They wait in a list of pending figures and are booked when the list is full or when
+ * statistics are asked for; both wait for the device. */
+#ifndef ESA_SESSION_SESSION_FIGURES_H
+#define ESA_SESSION_SESSION_FIGURES_H
+
+#include "backend/backend.h"
+
+struct esa_session_cell;
+
+#define ESA_SESSION_PENDING 256
+
+typedef struct esa_session_pending {
+    struct esa_session_cell *cell;
+    int32_t sparse;   /* 1: density comes from the facts */
+    int32_t selected; /* 1: the time up to the second mark is selection */
+} esa_session_pending;
+
+typedef struct esa_session_figures {
+    esa_ctx *ctx;
+    const esa_backend *backend; /* of the pending calls; NULL: no call yet */
+    int64_t *facts;             /* [ESA_SESSION_PENDING][2] on the device; NULL: none yet */
+    /* before selection, after selection, after attention */
+    esa_mark mark[ESA_SESSION_PENDING][3];
+    esa_session_pending pending[ESA_SESSION_PENDING];
+    int32_t used;
+    int32_t selected; /* 1: the call that runs has passed its second mark */
+} esa_session_figures;
+
+/* One call: begin before any work, selected when the selection is enqueued (not in dense calls),
+ * end after attention. facts: the mask's, on the device; NULL: dense. A call that fails in between
+ * needs nothing: the next begin starts over. Messages are in the ctx. */
+esa_status esa_session_figures_begin(esa_session_figures *f, const esa_backend *backend);
+esa_status esa_session_figures_selected(esa_session_figures *f);
+esa_status esa_session_figures_end(esa_session_figures *f, struct esa_session_cell *cell,
+                                   const int64_t *facts);
+/* Books everything pending; waits for the device. */
+esa_status esa_session_figures_settle(esa_session_figures *f);
+/* Drops everything pending without booking it. */
+void esa_session_figures_forget(esa_session_figures *f);
+void esa_session_figures_free(esa_session_figures *f);
+
+#endif
