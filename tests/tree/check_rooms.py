@@ -23,7 +23,7 @@ ROOMS = [
     ("src/cuda/attention", "src/base src/cuda/runtime"),
     ("src/cuda/selection", "src/base src/rules src/cuda/runtime src/cuda/attention"),
     ("src/ctx", "src/base src/cpu"),
-    ("src/mask", "src/rules src/ctx"),
+    ("src/mask", "src/base src/rules src/ctx"),
     ("src/select", "src/base src/rules src/cpu src/mask"),
     ("src/io", "src/base src/ctx"),
     ("src/backend", "src/base src/cpu src/cuda src/ctx src/mask src/select"),
