@@ -1,18 +1,18 @@
-// attention.cu - one attention call: carves the workspace, prepares a job on the stream, picks the
-// kernel and launches it.
+// attention.cu - one attention call: carves the workspace, prepares a job on the stream, chooses
+// the kernel and launches it.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Steps, each its own file, each a launch or none: gather rows into block order (with an order),
-// rank the rows of every head (with a mask), block means, the bits of the blocks they stand in for,
-// first states (with a tail), then the kernel. attention.cuh has the contract between preparing and
-// computing.
+// Each step has its own file and takes at most one launch: gather rows into block order (with an
+// order), rank the rows of every head (with a mask), block means, bits of the blocks they stand in
+// for and first states (with a tail), then the kernel. attention.cuh has the contract between
+// preparing and computing.
 #include "cuda/attention/attention.cuh"
 #include "cuda/runtime/prepare.cuh"
 
 #include <string.h>
 
-// The tail stands in for skipped blocks: a dense call skips none. The workspace is counted before
-// it is known whether a mask will come, so it has room for a tail whenever one is asked for.
+// The tail stands in for skipped blocks, and a dense call skips none. The workspace is counted
+// before the mask is known, so it always has room for the tail that is asked for.
 static bool has_tail(const esa_attn_args *a) { return a->tail != ESA_TAIL_NONE && a->count; }
 
 static prepared carve_parts(carve *ws, const esa_attn_args *a)
@@ -52,8 +52,8 @@ static void view_gathered(const void **data, int64_t *stride, const void *rows, 
     stride[2] = pitch;
 }
 
-// The call as the kernels see it: every view in block order. The parts may be null, when only the
-// choice of a kernel is asked for.
+// The call as the kernels see it, with every view in block order. The parts may be null if only the
+// choice of a kernel is wanted.
 static attention_job job_of(const esa_attn_args *args, const prepared *p)
 {
     attention_job job;

@@ -1,10 +1,10 @@
-// gather.cu - rows of q, k and v in block order: one launch copies whichever of the three an order
+// gather.cu - rows of q, k and v in block order. One launch copies those of the three that an order
 // moves.
 // SPDX-License-Identifier: Apache-2.0
 //
-// dst[b][h][n] = src[b][h][perm[n]]. A thread block copies ROWS rows of one head; each thread has
-// PIECES loads in flight before its first store, so that random rows still come at memory speed (a
-// row of D = 128 is two 128-byte lines).
+// dst[b][h][n] = src[b][h][perm[n]]. A thread block copies ROWS rows of one head. Each thread has
+// PIECES loads in flight before its first store, so random rows still come at memory speed (a row
+// of D = 128 is two 128-byte lines).
 #include "cuda/runtime/prepare.cuh"
 
 namespace
@@ -17,13 +17,13 @@ struct gather_part {
     char *dst;
     const int32_t *perm;
     int64_t batch, head, row;   // bytes between entries of src
-    int64_t first;              // thread block where this part begins
+    int64_t first;              // first thread block of this part
     int32_t rows, heads, tiles; // N; H; thread blocks per head
 };
 
 struct gather_plan {
     gather_part part[3];
-    int64_t blocks, pitch;  // thread blocks in all; bytes between rows of dst
+    int64_t blocks, pitch;  // number of thread blocks; bytes between rows of dst
     int32_t parts, columns; // pieces per row
 };
 

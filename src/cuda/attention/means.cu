@@ -1,11 +1,10 @@
 // means.cu - block means of up to three views in one launch.
 // SPDX-License-Identifier: Apache-2.0
 //
-// A thread block makes one mean: up to GROUPS groups of threads, one thread per piece of a row,
-// each add every so many rows in f32, then one thread per column adds the groups. The order of
-// additions depends on the views' shape alone. Views are read once, in 16-byte pieces with BATCH of
-// them in flight per thread, which is what memory speed asks for. Tokens beyond the length are not
-// read.
+// A thread block makes one mean. Up to GROUPS groups of threads, one thread per piece of a row, add
+// every GROUPS-th row in f32; then one thread per column adds the groups. The order of additions
+// depends only on the shape of the views. Views are read once, in 16-byte pieces with BATCH of them
+// in flight per thread, which memory speed needs. Tokens beyond the length are not read.
 #include "base/half.h"
 #include "cuda/attention/means.cuh"
 
@@ -13,19 +12,19 @@ namespace
 {
 
 enum { THREADS = 256, GROUPS = 16, BATCH = 4 }; // THREADS: at most
-// of a thread block that marks: what its shared memory holds at 65,536 blocks
+// Warps of a thread block that marks; their shared memory fits at 65,536 blocks.
 enum { STANDS_WARPS = 4 };
 
-// The bits of one row, by a warp; follows tail_bias of src/cpu/attn_cpu.c: all blocks that exist
-// and that every query of the row fully sees, less the listed ones. bits: nk_pad / 32 words of
-// shared memory.
+// Marks the bits of one row, by one warp. Follows tail_bias of src/cpu/attn_cpu.c: all blocks that
+// exist and that every query of the row fully sees, except the listed ones. bits: nk_pad / 32 words
+// of shared memory.
 __device__ void mark_stands(const stands_part &p, int64_t row, uint32_t *bits)
 {
     const int lane = threadIdx.x % 32, words = p.nk_pad / 32;
     const int64_t bh = row / p.nq, b = bh / p.Hq,
                   mask_row = (b * p.mask_batch + bh % p.Hq) * p.nq + row % p.nq;
     const int length = key_length(p.kv_len, b, p.Nk);
-    // keys the first query of the row sees
+    // Keys the first query of the row sees.
     const int64_t visible = p.causal ? row % p.nq * p.block_q + p.shift + 1 : (int64_t)p.Nk;
     const int whole = length <= visible ? ceil_div(length, p.block_k)
                                         : (int)(max(visible, (int64_t)0) / p.block_k);
@@ -50,8 +49,8 @@ template <class T> __device__ void put(const mean_part &part, int64_t i, float x
 }
 
 // Piece: what a thread loads at once, packed<T> or single<T>. ORDERED: some part has a permutation.
-// Views without one do not ask for it in the loop: the version that did took 0.078 ms for k and v
-// at 480p where the one before took 0.050.
+// Views without one are not tested in the loop: with the test, k and v at 480p took 0.078 ms
+// instead of 0.050.
 template <class T, class Piece, bool ORDERED>
 __global__ void __launch_bounds__(THREADS, 4) means_kernel(const __grid_constant__ mean_plan plan)
 {
@@ -85,7 +84,7 @@ __global__ void __launch_bounds__(THREADS, 4) means_kernel(const __grid_constant
         else
             row0 = part.split + (j - before) * part.rows;
     }
-    // n <= 0: nothing of the block exists
+    // n <= 0: nothing of the block exists.
     const int n = min(part.rows, end - row0);
     const int64_t step = part.stride[2];
     const int32_t *const perm = ORDERED ? part.perm : nullptr;
@@ -135,7 +134,7 @@ template <class T, class Piece> void launch_pieces(mean_plan plan, int64_t B, cu
               threads = wanted < THREADS ? wanted : THREADS;
     const int warps = threads / 32 < STANDS_WARPS ? threads / 32 : STANDS_WARPS;
     const size_t marks = (size_t)(warps * plan.stands.nk_pad / 8);
-    // first, so that they end under the means
+    // These come first, so that they finish while the means run.
     int64_t blocks = ceil_div(plan.stands.rows, (int64_t)warps);
     bool ordered = false;
     for (int i = 0; i < plan.parts; i++) {

@@ -1,11 +1,11 @@
-// row_order.cu - the order in which the rows of a head are worked on: heaviest first, ties by row.
+// row_order.cu - the order in which the rows of a head are processed: heaviest first, ties by row.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Only masks need it: without one the kernels know which rows are heavy. A row's key is count << 16
-// | 65535 - row: all keys of a head differ, and a row's place is the number of larger keys. Up to
-// ORDER_RUN rows are ranked against each other in shared memory, spread over many thread blocks.
-// Beyond that runs of ORDER_RUN rows are sorted that way, and a second launch adds up each key's
-// places in all runs, found by bisection.
+// Only masks need it; without one the kernels know which rows are heavy. The key of a row is count
+// << 16 | 65535 - row. All keys of a head differ, and the place of a row is the number of larger
+// keys. Up to ORDER_RUN rows are ranked against each other in shared memory, spread over many
+// thread blocks. More rows are sorted in runs of ORDER_RUN, and a second launch adds up the places
+// of each key in all runs, found by bisection.
 #include "cuda/runtime/prepare.cuh"
 
 namespace
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(RANK_THREADS) rank_kernel(order_plan p)
               padded = ceil_div(n, 4) * 4;
     if (bh == 0 && blockIdx.y == 0 && threadIdx.x == 0) *p.next = 0;
     for (int i = threadIdx.x; i < padded; i += RANK_THREADS)
-        // padding: 0 is below every key
+        // Padding: 0 is below every key.
         keys[i] = i < n ? (uint32_t)count[from + i] << 16 | (65535u - from - i) : 0;
     __syncthreads();
 
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(RANK_THREADS) rank_kernel(order_plan p)
         p.runs[bh * p.nq + from + rank] = mine;
 }
 
-// Number of keys of a descending run that are larger than key.
+// Number of keys in a descending run that are larger than key.
 __device__ int larger(const uint32_t *run, int n, uint32_t key)
 {
     int low = 0, high = n;

@@ -1,12 +1,12 @@
-// simt.cu - attention without tensor cores: every dtype, block size, head dimension, stride and
-// scale the library takes.
+// simt.cu - attention without tensor cores, for every dtype, block size, head dimension, stride and
+// scale that the library takes.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Correct first. Everything is f32 in shared memory and registers (f32 inputs lose nothing, as they
-// would to tf32). 128 threads compute 32 query rows in steps of 32 keys; thread (y, x), y < 8, x <
-// 16, owns rows 4y .. 4y + 3, of the scores columns x and x + 16, and of the output columns 4x +
-// 64c + {0, 1, 2, 3}. Shorter blocks are padded: their missing rows and keys count for nothing.
-// Scores are in log2 units, so that a negative scale needs no care.
+// Correctness first. Everything is f32 in shared memory and registers (tf32 would lose bits of f32
+// inputs). 128 threads compute 32 query rows in steps of 32 keys. Thread (y, x), y < 8, x < 16,
+// owns rows 4y .. 4y + 3, score columns x and x + 16, and output columns 4x + 64c + {0, 1, 2, 3}.
+// Shorter blocks are padded; their missing rows and keys do not count. Scores are in log2 units, so
+// a negative scale needs no special case.
 #include "cuda/runtime/lanes.cuh"
 #include "cuda/attention/walk.cuh"
 
@@ -18,16 +18,17 @@ constexpr int SHARERS = 16;                                          // threads 
 constexpr int P_PITCH = STEP + 4;
 constexpr int64_t MOST_TOKENS = INT32_MAX - 1024; // positions are 32-bit in the kernel
 
-// Floats per row of a tile: whole groups of 8, and 4 more so that rows a 16-byte read apart fall
-// into different banks.
+// Floats per row of a tile: D rounded up to 8, plus 4 so that rows a 16-byte read apart use
+// different banks.
 __host__ __device__ constexpr int pitch_of(int D) { return (D + 7) / 8 * 8 + 4; }
 constexpr int shared_bytes_of(int D)
 {
     return ((ROWS + STEP) * pitch_of(D) + ROWS * P_PITCH) * (int)sizeof(float);
 }
 
-// 32 rows to f32 in shared memory, times factor; rows whose bit is 0 and columns from D on are 0. A
-// warp reads 8 rows at once: it waits for memory once per 32 columns, not once per row.
+// Loads 32 rows to f32 in shared memory, times factor. Rows whose bit is 0 and columns from D on
+// are 0. A warp reads 8 rows at once, so it waits for memory once per 32 columns instead of once
+// per row.
 template <class T>
 __device__ __forceinline__ void load_tile(float *dst, const T *src, int64_t stride, uint32_t valid,
                                           int D, float factor)
@@ -47,7 +48,7 @@ __device__ __forceinline__ void load_tile(float *dst, const T *src, int64_t stri
     }
 }
 
-// K or V of one head: where a step's rows are.
+// K or V of one head, and where the rows of a step are.
 template <class T> struct step_source {
     const T *rows, *means;
     int64_t stride, pitch;
@@ -78,7 +79,7 @@ __device__ __forceinline__ float4 read4(const float *p) { return *(const float4 
 
 struct thread_rows { // state of the four rows of a thread
     float o[4][MOST_COLUMNS][4];
-    // maximum in log2 units, equal over the row's threads; this thread's part of the sum
+    // Maximum in log2 units, the same in all threads of the row; this thread's part of the sum.
     float m[4], l[4];
 
     __device__ __forceinline__ void begin(const attention_job &job, const tile_place &p, int x)
@@ -99,13 +100,13 @@ struct thread_rows { // state of the four rows of a thread
         }
     }
 
-    // s becomes P, written to shared memory; what came before is brought to the new maximum.
+    // Turns s into P, writes it to shared memory, and rescales earlier results to the new maximum.
     __device__ __forceinline__ void soften(float (&s)[4][2], float *p, int y, int x)
     {
 #pragma unroll
         for (int r = 0; r < 4; ++r) {
             const float top = fmaxf(m[r], lanes_max<SHARERS>(fmaxf(s[r][0], s[r][1])));
-            // nothing seen yet: -inf - -inf would be NaN
+            // Nothing seen yet: -inf - -inf would be NaN.
             const float zero = top == -INFINITY ? 0.0f : top;
             const float alpha = top > m[r] ? exp2f(m[r] - zero) : 1.0f;
             m[r] = top;
@@ -157,7 +158,7 @@ struct thread_rows { // state of the four rows of a thread
         for (int r = 0; r < 4; ++r) {
             const float sum = lanes_sum<SHARERS>(l[r]);
             if (4 * y + r >= p.rows) continue;
-            // an empty row is 0; NaN stays NaN
+            // An empty row is 0; NaN stays NaN.
             const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
             const int row = p.row + 4 * y + r;
             const int64_t token = job.scatter ? job.scatter[row] : row;
@@ -215,7 +216,7 @@ __global__ __launch_bounds__(THREADS,
             for (int j = 0; j < 2; ++j) {
                 const int column = x + 16 * j;
                 const bool seen = step < 0 || !a.causal || step + column < p.seen + 4 * y + r;
-                // also where the score is NaN
+                // Also if the score is NaN.
                 if (!seen || !(valid >> column & 1))
                     s[r][j] = -INFINITY;
                 else if (step < 0)
@@ -238,7 +239,7 @@ esa_status launch(esa_cuda_device *dev, const attention_job *job, cudaStream_t s
     const int shared = shared_bytes_of((int)job->a.D), most = shared_bytes_of(64 * MOST_COLUMNS);
     esa_status status = count_tiles<ROWS>(&tiles, dev, &job->a);
     if (status || tiles == 0) return status;
-    // The limit belongs to the kernel, not to this launch: a smaller one would reach the launch of
+    // The limit belongs to the kernel, not to this launch. A smaller one could reach the launch of
     // another thread between its two calls.
     status = device_check(
         dev,

@@ -1,22 +1,22 @@
 // sm80.cu - which jobs the sm80 kernel takes, and its ten instantiations.
 // SPDX-License-Identifier: Apache-2.0
 //
-// | D      | rows | ring | shared memory | blocks per multiprocessor with 227 / 163 / 99 KB of it |
-// | <= 64  | 128  | 4    | 48 KB         | 3 / 3 / 2 |
-// | <= 64  |  64  | 4    | 40 KB         | 3 / 3 / 2 |
-// | <= 128 | 128  | 3    | 80 KB         | 2 / 2 / 1 |
-// | <= 128 |  64  | 3    | 64 KB         | 3 / 2 / 1 |
-// | <= 256 |  64  | 2    | 96 KB         | 2 / 1 / 1 |
+// | D      | rows | ring | shared memory | blocks per multiprocessor with 227 / 163 / 99 KB  |
+// | <= 64  | 128  | 4    | 48 KB         | 3 / 3 / 2                                         |
+// | <= 64  |  64  | 4    | 40 KB         | 3 / 3 / 2                                         |
+// | <= 128 | 128  | 3    | 80 KB         | 2 / 2 / 1                                         |
+// | <= 128 |  64  | 3    | 64 KB         | 3 / 2 / 1                                         |
+// | <= 256 |  64  | 2    | 96 KB         | 2 / 1 / 1                                         |
 #include "cuda/attention/sm80_kernel.cuh"
 
-// positions are 32-bit in the kernel, and half of INT32_MAX stands for "all keys"
+// Positions are 32-bit in the kernel, and half of INT32_MAX means all keys.
 constexpr int64_t MOST_TOKENS = (1 << 30) - 1024;
 
 bool sm80_takes(const esa_cuda_device *dev, const esa_attn_args *a)
 {
     if (a->dtype != ESA_DTYPE_BF16 && a->dtype != ESA_DTYPE_F16) return false;
     if (a->D < 1 || a->D > 256 || a->Nq > MOST_TOKENS || a->Nk > MOST_TOKENS) return false;
-    // maxima are of unscaled scores: a negative scale would turn them around
+    // Maxima are of unscaled scores; a negative scale would turn them into minima.
     if (!(a->scale >= 1e-30)) return false;
     if (a->count && (a->block_q != 64 && a->block_q != 128 && a->block_q != 256)) return false;
     if (a->count && (a->block_k != 64 && a->block_k != 128)) return false;

@@ -1,13 +1,16 @@
-// sm80_kernel.cuh - block-sparse flash attention for Ampere and everything after it: mma.sync,
-// ldmatrix, cp.async.
+// sm80_kernel.cuh - block-sparse flash attention for Ampere and later: mma.sync, ldmatrix,
+// cp.async.
 // SPDX-License-Identifier: Apache-2.0
 //
-// One thread block of four warps computes 64 MT query rows of one head; a warp owns 16 MT of them,
+// One thread block of four warps computes 64 MT query rows of one head. A warp owns 16 MT of them,
 // so K and V fragments are used MT times. Steps of 64 keys stream through a ring of STAGES buffers
-// of 64 rows, K and V in turn:  S = Q K^T,  P = exp2(S - m),  O = O alpha + P V. The grid is
-// head-major (a head's keys stay in L2) and not persistent: blocks that share a multiprocessor
-// cover each other's first loads and last stores. Rare work (cut blocks, causality, means,
-// unaligned views) sits behind uniform branches.
+// of 64 rows, K and V in turn:
+//
+//     S = Q K^T,  P = exp2(S - m),  O = O alpha + P V
+//
+// The grid is head-major, so that the keys of a head stay in L2. It is not persistent: thread
+// blocks on one multiprocessor hide each other's first loads and last stores. Rare work (cut
+// blocks, causality, means, unaligned views) is behind uniform branches.
 #pragma once
 
 #include "cuda/attention/sm80_tile.cuh"
@@ -15,7 +18,7 @@
 struct sm80_params {
     attention_job job;
     float scale_log2, unscale; // scale log2(e), and its inverse
-    // views whose rows can be moved 16 bytes at a time
+    // Views whose rows can be moved 16 bytes at a time.
     bool q_vectors, k_vectors, v_vectors, o_vectors;
 };
 
@@ -86,13 +89,13 @@ __global__ __launch_bounds__(SM80_THREADS,
         return slot + by >= STAGES ? slot + by - STAGES : slot + by;
     };
 
-    // the step at hand; its K lies in slot, its V in the next
+    // The current step. Its K is in slot, its V in the next.
     int step = walk.next(job, p), slot = 0;
     load_k(0, step);
     if (STAGES == 3) copy_commit();
     if (STAGES >= 3) load_v(1, step);
     copy_commit();
-    // asked for one step early: lists are in global memory
+    // Asked one step early, because lists are in global memory.
     int next = walk.next(job, p);
 
     warp_rows<DP, MT> rows;
@@ -101,9 +104,9 @@ __global__ __launch_bounds__(SM80_THREADS,
         const int64_t i = ((int64_t)p.b * a.Hq + p.h) * a.nq + p.i;
         rows.begin_with(job.state_o + i * DP, job.state_m[i], job.state_l[i], params.unscale, lane);
     }
-    // keys the warp's first row sees
+    // Keys the first row of the warp sees.
     const int warp_seen = a.causal ? p.seen + warp * 16 * MT : INT32_MAX / 2;
-    // steps up to here need no mask
+    // Steps up to here need no mask.
     const int whole = min(p.len, warp_seen) - SM80_KEYS;
     warp_queries<DP, MT, HELD> queries;
     queries.addr = q_tile + warp * 16 * MT * DP * 2 + fragment_by_row<DP>(lane);
@@ -117,8 +120,8 @@ __global__ __launch_bounds__(SM80_THREADS,
 
     while (step != WALK_END) {
         const int after = walk.next(job, p);
-        // Ring of 2: V of this step replaces V of the step before. Of 3: K of the next does. Of 4:
-        // both of the next replace the step before.
+        // Ring of 2: V of this step replaces V of the previous step. Ring of 3: K of the next step
+        // does. Ring of 4: both of the next step replace the previous step.
         copy_wait<STAGES == 3 ? 1 : 0>();
         __syncthreads();
         if (STAGES == 2)
@@ -154,7 +157,7 @@ __global__ __launch_bounds__(SM80_THREADS,
         next = after;
         slot = STAGES == 2 ? 0 : later(slot, 2);
     }
-    // a tile without steps: its queries may still be landing where the rows are staged
+    // A tile without steps: its queries may still be arriving where the rows are staged.
     copy_wait<0>();
     __syncthreads();
     rows.template store<T>(job, p, q_tile + warp * 16 * MT * DP * 2, warp * 16 * MT,

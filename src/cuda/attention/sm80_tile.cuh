@@ -1,27 +1,27 @@
-// sm80_tile.cuh - the parts of the sm80 kernel that touch tiles: loading rows, the two products,
+// sm80_tile.cuh - the parts of the sm80 kernel that handle tiles: loading rows, the two products,
 // the online softmax, the store.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Shared tiles are [rows][DP] 16-bit elements without padding; the 16-byte chunk c of row r lies at
+// Shared tiles are [rows][DP] 16-bit elements without padding. The 16-byte chunk c of row r is at
 // place c ^ (r % 8), so that eight rows of one chunk (ldmatrix) and eight chunks of one row
-// (copies) fall into different banks. Offsets of a fragment along D are then an XOR of the lane's
-// address with a constant.
+// (copies) use different banks. Offsets of a fragment along D are then an XOR of the lane's address
+// with a constant.
 #pragma once
 
 #include "cuda/runtime/sm80_ptx.cuh"
 #include "cuda/attention/walk.cuh"
 
 constexpr int SM80_THREADS = 128, SM80_WARPS = 4;
-constexpr int SM80_KEYS = 64; // keys of a step
+constexpr int SM80_KEYS = 64; // keys per step
 
-// 64 rows from global to shared memory; rows whose bit in valid is 0 and columns from D on become
-// 0. A thread moves one chunk of 16 bytes of every PASS-th row.
+// Copies 64 rows from global to shared memory. Rows whose bit in valid is 0 and columns from D on
+// become 0. A thread moves one 16-byte chunk of every PASS-th row.
 template <class T, int DP> struct row_loader {
     static constexpr int CHUNKS = DP / 8, PASS = SM80_THREADS / CHUNKS, PASSES = 64 / PASS;
 
     DEV uint32_t place(int chunk, int row) { return row * DP * 2 + (chunk ^ row % 8) * 16; }
 
-    // Pointer and stride are multiples of 16 bytes, D of 8; all rows exist.
+    // Pointer and stride are multiples of 16 bytes, D of 8, and all rows exist.
     DEV void copy_all(uint32_t dst, const T *src, int64_t stride, int D)
     {
         const int chunk = threadIdx.x % CHUNKS, row = threadIdx.x / CHUNKS;
@@ -33,7 +33,7 @@ template <class T, int DP> struct row_loader {
         }
     }
 
-    // The same where some rows do not exist: rare, so small rather than fast.
+    // The same if some rows do not exist. This is rare, so the code is small rather than fast.
     DEV void copy_some(uint32_t dst, const T *src, int64_t stride, uint64_t valid, int D)
     {
         const int chunk = threadIdx.x % CHUNKS, row = threadIdx.x / CHUNKS;
@@ -46,7 +46,7 @@ template <class T, int DP> struct row_loader {
         }
     }
 
-    // Any pointer, stride and D: every element is read alone.
+    // Any pointer, stride and D: reads every element separately.
     DEV void read(uint32_t dst, const T *src, int64_t stride, uint64_t valid, int D)
     {
         const int chunk = threadIdx.x % CHUNKS, row = threadIdx.x / CHUNKS;
@@ -83,7 +83,7 @@ template <int DP> DEV uint32_t fragment_by_column(int lane)
     return (lane / 16 * 8 + lane % 8) * DP * 2 + (lane / 8 % 2 ^ lane % 8) * 16;
 }
 
-// The queries of a warp, 16 MT rows: fragments held in registers, or read from shared memory when
+// The queries of a warp, 16 MT rows: fragments in registers (HELD), or read from shared memory when
 // needed.
 template <int DP, int MT, bool HELD> struct warp_queries {
     uint32_t addr;
@@ -124,7 +124,7 @@ DEV void scores(float (&s)[MT][8][4], const warp_queries<DP, MT, HELD> &queries,
         for (int n = 0; n < 8; ++n)
 #pragma unroll
             for (int e = 0; e < 4; ++e) s[m][n][e] = 0.0f;
-    // Fragments are read one ahead: their latency is then covered by the products before them.
+    // Fragments are read one ahead, so that the products before them hide the latency.
     constexpr int LAST = DP / 16 - 1;
     uint32_t q[2][MT][4], b[2][4];
     queries.fragments(q[0], 0);
@@ -148,7 +148,7 @@ DEV void scores(float (&s)[MT][8][4], const warp_queries<DP, MT, HELD> &queries,
     }
 }
 
-// Scores of columns that do not exist, or that a row does not see, become -inf. Row r of the warp
+// Sets scores to -inf in columns that do not exist or that a row does not see. Row r of the warp
 // sees the first seen + r columns.
 template <int MT> DEV void hide_columns(float (&s)[MT][8][4], uint64_t valid, int seen, int lane)
 {
@@ -165,8 +165,8 @@ template <int MT> DEV void hide_columns(float (&s)[MT][8][4], uint64_t valid, in
             }
 }
 
-// Scores of means count for all keys of their blocks: ln(keys), in units of the unscaled score.
-// Only the last block can be short.
+// Adds ln(keys), in units of the unscaled score, to the scores of means, which count for all keys
+// of their blocks. Only the last block can be short.
 template <int MT>
 DEV void add_mean_bias(float (&s)[MT][8][4], float whole, float last, int last_column, int lane)
 {
@@ -180,11 +180,11 @@ DEV void add_mean_bias(float (&s)[MT][8][4], float whole, float last, int last_c
         }
 }
 
-// The running state of a warp's rows: lane holds rows lane / 4 + 8 r, r < 2 MT; the four lanes of a
-// quad share a row.
+// Running state of the rows of a warp. A lane holds rows lane / 4 + 8 r, r < 2 MT; the four lanes
+// of a quad share a row.
 template <int DP, int MT> struct warp_rows {
     float o[MT][DP / 8][4];
-    float m[MT * 2]; // maximum of the unscaled scores, equal within a quad
+    float m[MT * 2]; // maximum of the unscaled scores, the same in a quad
     float l[MT * 2]; // this lane's part of the sum
 
     __device__ __forceinline__ void clear()
@@ -199,7 +199,7 @@ template <int DP, int MT> struct warp_rows {
         for (int r = 0; r < MT * 2; ++r) m[r] = -INFINITY, l[r] = 0.0f;
     }
 
-    // Every row begins with the state of the centroid tail: weighted sum o [DP], reference maximum
+    // Starts every row with the state of the centroid tail: weighted sum o [DP], reference maximum
     // (log2 units), sum.
     __device__ __forceinline__ void begin_with(const float *state_o, float state_m, float state_l,
                                                float unscale, int lane)
@@ -218,8 +218,8 @@ template <int DP, int MT> struct warp_rows {
             m[r] = state_m * unscale, l[r] = lane % 4 == 0 ? state_l : 0.0f;
     }
 
-    // Follows the maxima of s. When no row of the warp grew there is nothing to multiply: alpha
-    // would be 1, bit for bit.
+    // Updates the maxima from s. If no row of the warp grew, nothing is multiplied: alpha would be
+    // exactly 1.
     __device__ __forceinline__ void follow(const float (&s)[MT][8][4], float scale_log2)
     {
         float top[MT * 2];
@@ -260,11 +260,11 @@ template <int DP, int MT> struct warp_rows {
                 for (int e = 0; e < 4; ++e) o[m_][n][e] *= alpha[m_ * 2 + e / 2];
     }
 
-    // Nothing seen yet: subtract 0, since -inf - -inf would be NaN and exp2(-inf - 0) is 0.
+    // Nothing seen yet: subtract 0, because -inf - -inf would be NaN and exp2(-inf - 0) is 0.
     DEV float finite(float maximum) { return maximum == -INFINITY ? 0.0f : maximum; }
 
-    // O += exp2(S - m) V, 16 keys at a time so that exponentials run under the products of the keys
-    // before.
+    // O += exp2(S - m) V, 16 keys at a time, so that exponentials overlap the products of the
+    // previous keys.
     template <class T>
     __device__ __forceinline__ void attend(const float (&s)[MT][8][4], uint32_t v_addr,
                                            float scale_log2)
@@ -293,7 +293,7 @@ template <int DP, int MT> struct warp_rows {
         }
     }
 
-    // P of keys 16k .. 16k + 15 as an A fragment; their sums join l.
+    // P of keys 16k .. 16k + 15 as an A fragment; adds their sums to l.
     template <class T>
     __device__ __forceinline__ void weights(uint32_t (&p)[MT][4], const float (&s)[MT][8][4], int k,
                                             const float (&shift)[MT * 2], float scale_log2)
@@ -312,8 +312,8 @@ template <int DP, int MT> struct warp_rows {
             }
     }
 
-    // O / l through shared memory (16 MT rows at tile) to global memory, whole rows at a time; LSE
-    // beside it. A sum of 0 is an empty row.
+    // Writes O / l to global memory through shared memory (16 MT rows at tile), whole rows at a
+    // time, and the LSE. A sum of 0 is an empty row.
     template <class T>
     __device__ __forceinline__ void store(const attention_job &job, const tile_place &p,
                                           uint32_t tile, int first, bool vectors, float scale_log2,

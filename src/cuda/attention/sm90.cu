@@ -10,7 +10,7 @@ namespace
 
 using namespace sm90;
 
-// row and key numbers are int32, with room for a tile beyond the end
+// Row and key numbers are int32, with room for a tile beyond the end.
 constexpr int64_t MOST_TOKENS = 1 << 30;
 constexpr double LOG2_E = 1.4426950408889634;
 
@@ -34,7 +34,7 @@ bool make_maps(attn_launch *l, const esa_cuda_device *dev, const attention_job *
                 chunks);
 }
 
-// Without a mask there are no blocks: rows are cut as suits the kernel.
+// Without a mask there are no blocks, so rows are cut as the kernel likes.
 int64_t query_blocks(const esa_attn_args *a)
 {
     return a->count ? a->nq : ceil_div(a->Nq, (int64_t)TILE_Q);
@@ -81,12 +81,12 @@ bool sm90_takes(const esa_cuda_device *dev, const esa_attn_args *a)
     if (a->count &&
         ((a->block_q != 128 && a->block_q != 256) || (a->block_k != 64 && a->block_k != 128)))
         return false;
-    // scaled and unscaled logits are both at home in f32
+    // f32 holds both scaled and unscaled logits.
     if (!(a->scale > 1e-30 && a->scale < 1e30)) return false;
     if (a->B < 1 || a->Nq < 1 || a->Nk < 1 || a->Nq > MOST_TOKENS || a->Nk > MOST_TOKENS)
         return false;
-    // Teams ask for tiles until there are none: the counter passes their number by up to one for
-    // each team.
+    // Teams ask for tiles until there are none, so the counter exceeds the number of tiles by up to
+    // one per team.
     if (a->B * a->Hq >
         (INT32_MAX - 4 * dev->multiprocessors) / (query_blocks(a) * tiles_per_block(a)))
         return false;

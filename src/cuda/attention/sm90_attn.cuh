@@ -2,25 +2,26 @@
 // its shared memory.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Work: a tile is 128 query rows of one head. A team of two consumer warpgroups (64 query rows
-// each) and a producer warp takes tiles one after the other. K and V come through a ring of equal
-// stages of 128 keys x D; a list block of 64 keys is half a stage, and a pooled tail brings stages
-// of 128 block means. The ring's order is the order in which the consumers need it:
+// A tile is 128 query rows of one head. A team of two consumer warpgroups (64 query rows each) and
+// a producer warp takes one tile after the other. K and V come through a ring of equal stages of
+// 128 keys x D. A list block of 64 keys is half a stage, and a pooled tail adds stages of 128 block
+// means. The order of the ring is the order in which the consumers need it:
+//
 //   D = 128   K0 K1 V0 K2 V1 ... K(n-1) V(n-2) V(n-1)
 //   D = 64    K0 V0 K1 V1 ...
 //
-// Lists are walked from the last entry to the first: what kv_len or causality cuts off is then met
-// first, and the rest is whole. Whatever is not simply 128 visible keys is said in a note that the
-// producer leaves beside the stage.
+// Lists are walked from the last entry to the first. Blocks cut by kv_len or causality then come
+// first, and the rest is whole. If a stage is not simply 128 visible keys, the producer leaves a
+// note beside it.
 //
-// Two variants of each kernel: the plain one knows kv_len but neither causality nor tails, so only
-// the first stage of a tile can have a note. FULL reads notes also at the second stage (causal) and
-// after the list (means); the main loop reads none in either.
+// Each kernel has two variants. The plain one knows kv_len but neither causality nor tails, so only
+// the first stage of a tile can have a note. FULL also reads notes at the second stage (causal) and
+// after the list (means). The main loop reads none in either.
 //
 // Files: sm90_attn_produce.cuh (lists, tails, copies), sm90_attn_softmax.cuh (logits to
-// probabilities), sm90_attn_team.cuh (what both consumers share), sm90_attn_d128.cuh and
+// probabilities), sm90_attn_team.cuh (shared by both consumers), sm90_attn_d128.cuh and
 // sm90_attn_d64.cuh (main loops), sm90_attn_kernel.cuh (the kernel and its launch),
-// sm90_attn_bf16.cu and sm90_attn_f16.cu (instantiations), sm90.cu (what is taken, tensor maps).
+// sm90_attn_bf16.cu and sm90_attn_f16.cu (instantiations), sm90.cu (accepted jobs, tensor maps).
 #pragma once
 
 #include "cuda/attention/attention.cuh"
@@ -33,12 +34,12 @@ namespace sm90
 constexpr int TILE_Q = 128;       // query rows per tile: two wgmma M of 64
 constexpr int STAGE_KEYS = 128;   // keys or means per ring stage
 constexpr int TEAM_CONSUMERS = 2; // warpgroups
-constexpr int SLIVER = 16;        // columns that are worth a softmax of their own
+constexpr int SLIVER = 16;        // columns that justify a softmax of their own
 
 struct kernel_args {
     const int32_t *count;   // [mask_B][Hq][nq] or null: dense
     const uint16_t *index;  // [mask_B][Hq][nq][cap], ascending
-    const int32_t *order;   // [B][Hq][nq] rows of each head, heaviest first; null: as they come
+    const int32_t *order;   // [B][Hq][nq] rows of each head, heaviest first; null: in order
     const int32_t *kv_len;  // [B] or null
     const int32_t *scatter; // [Nq] position -> token of o and lse, or null
     int32_t *next;          // tile counter, 0 at launch
@@ -53,10 +54,11 @@ struct kernel_args {
     int32_t tiles;     // B * Hq * nq * split
     int32_t o_vectors; // rows of o may be stored in pieces of 16 bytes
     float scale;
-    // where row maxima start: finite also when scaled, so that -inf scores never meet -inf maxima
+    // Start value of row maxima. It stays finite when scaled, so -inf scores never meet -inf
+    // maxima.
     float floor;
     // FULL
-    int32_t causal, shift;                    // key j is visible to query i iff j <= i + shift
+    int32_t causal, shift;                    // query i sees key j if j <= i + shift
     const uint32_t *stands;                   // [B][Hq][nq][32-bit words]; null: no pooled tail
     int32_t mean_stages;                      // nk_pad / 128
     const float *state_o, *state_m, *state_l; // [B][Hq][nq] x [D], [], []; null: no centroid tail
@@ -73,12 +75,12 @@ struct attn_launch { // filled by sm90.cu
 template <class T> cudaError_t attn_run(const attn_launch &l); // bf16, f16
 
 // How a multiprocessor is divided. The producers of all teams share one warpgroup, whose registers
-// go to the consumers: setmaxnreg moves registers inside what the launch allocated, and asking for
-// more than that hangs.
+// go to the consumers. setmaxnreg moves registers within what the launch allocated; asking for more
+// hangs.
 //
-// D = 128: O, S, P and Q in registers leave room for one tile at a time. D = 64: with 64 keys a
-// step S and P take half the registers, and two tiles at a time give four consumers that cover for
-// each other.
+// D = 128: O, S, P and Q in registers leave room for one tile at a time. D = 64: with 64 keys per
+// step, S and P take half the registers, and two tiles at a time give four consumers that hide each
+// other's waits.
 template <int D> struct block_shape {
     static constexpr int TEAMS = D == 128 ? 1 : 2;
     static constexpr int CONSUMERS = TEAMS * TEAM_CONSUMERS;
@@ -91,55 +93,55 @@ template <int D> struct block_shape {
 
 // What the producer tells the consumers about a tile.
 struct tile_info {
-    int32_t n;      // stages; 0: nothing to see, -1: no more tiles
-    int32_t listed; // the first of them come from the list, the others are means
+    int32_t n;      // stages; 0: no visible key, -1: no more tiles
+    int32_t listed; // the first `listed` stages come from the list, the others are means
     int32_t bh, q0; // batch * Hq + head, first query row
 };
 
-// What the producer notes for itself about a tile: its few registers hold only what changes from
+// What the producer stores for itself about a tile. Its few registers hold only what changes from
 // stage to stage.
 struct tile_facts {
-    int32_t row; // of tails: batch, query head, query block
+    int32_t row; // row of the tail arrays: batch, query head, query block
     int32_t mask_row;
     int32_t h, b;     // kv head, batch entry
     int32_t hidden;   // causal: the last key that the first row sees
     uint32_t q_phase; // parity of q_empty
-    // the 32 stages of means in hand, and which of them are still to come
+    // The current 32 stages of means, and which of them are still to come.
     int32_t mean_base;
     uint32_t mean_left;
 };
 
-// What is special about a stage of keys. 0 flags: nothing.
+// What is special about a stage of keys. 0: nothing.
 enum : uint32_t {
     NOTE_COLUMNS = 1, // columns whose bit is 0 do not exist
-    // and their values may be anything, also NaN: clear them, for 0 * NaN is NaN
+    // their values may be NaN: clear them, because 0 * NaN is NaN
     NOTE_VALUES = 2,
     NOTE_DIAGONAL = 4, // causality hides some keys from some rows
     NOTE_MEANS = 8,    // block means: the logit gets the logarithm of the block length
     NOTE_SHORT = 16,   // no column of the upper half exists
-    NOTE_SLIVER = 32,  // nor any but the first SLIVER
+    NOTE_SLIVER = 32,  // only the first SLIVER columns exist
 };
-// Which notes can occur where.
+// The notes that can occur at each place.
 constexpr uint32_t NOTES_CUT = NOTE_COLUMNS | NOTE_VALUES, NOTES_MEANS = NOTES_CUT | NOTE_MEANS,
                    NOTES_ALL = NOTES_MEANS | NOTE_DIAGONAL;
-// A tile of 128 rows meets the diagonal within 128 keys, which are in the two highest stages of
-// what it sees.
+// A tile of 128 rows meets the diagonal within 128 keys, which are in the two highest stages it
+// sees.
 constexpr int DIAGONAL_STAGES = 2;
 struct stage_note {
-    uint32_t bits[4]; // of the stage's 128 columns
+    uint32_t bits[4]; // of the 128 columns of the stage
     uint32_t flags;
-    // diagonal: first key of each half, less the last one that the tile's first row sees
+    // Diagonal: first key of each half, minus the last key that the first row of the tile sees.
     int32_t key[2];
-    // means: column of a last block that is shorter than the others, or -1
+    // Means: column of a last block that is shorter than the others, or -1.
     int32_t last;
-    float last_less; // what its unscaled logit gets less than the others'
+    float last_less; // how much less its unscaled logit gets
     int32_t unused[3];
 };
 
-constexpr int STAGES = 6; // with Q they fill 224 KB at D = 128, and at D = 64 twice 112 KB
+constexpr int STAGES = 6; // with Q they fill 224 KB at D = 128, and twice 112 KB at D = 64
 
 template <int D> struct smem_plan {
-    // Q, K and V tiles alike: [D/64][128 rows][64] swizzled
+    // Q, K and V tiles are alike: [D/64][128 rows][64] swizzled.
     static constexpr int TILE_BYTES = 128 * D * 2;
     static constexpr int CHUNK_BYTES = 128 * 128; // one [128][64] chunk
     static constexpr int RING = TILE_BYTES;       // after Q
@@ -149,7 +151,7 @@ template <int D> struct smem_plan {
     static constexpr int INFO = BARS + 8 * (2 * STAGES + 2);
     static constexpr int FACTS = INFO + (int)sizeof(tile_info);
     static constexpr int TEAM = (FACTS + (int)sizeof(tile_facts) + 1023) & ~1023;
-    // room to align the base to a swizzle atom
+    // Room to align the base to a swizzle atom.
     static constexpr int BLOCK = block_shape<D>::TEAMS * TEAM + 1024;
     static_assert(BLOCK <= 227 * 1024, "more shared memory than a block may have");
 };
@@ -165,9 +167,9 @@ struct ring_pos {
 template <int D> struct smem_view {
     using plan = smem_plan<D>;
     uint32_t base;
-    stage_note *notes; // [STAGES]; those of value stages are not used
+    stage_note *notes; // [STAGES]; those of value stages are unused
     tile_info *info;
-    volatile tile_facts *facts; // volatile: read where they are used, not kept in registers
+    volatile tile_facts *facts; // volatile: read at each use, not kept in registers
     __device__ __forceinline__ smem_view(unsigned char *raw, int team)
     {
         const uint32_t a = smem_addr(raw);

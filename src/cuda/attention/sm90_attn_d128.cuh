@@ -17,9 +17,9 @@ template <class T, bool FULL> struct consumer_d128 : team_member<128, FULL> {
     using base::sm;
     using base::soft;
     using plan = smem_plan<D>;
-    float s[64];    // logits, then P, of the stage in hand
+    float s[64];    // logits, then P, of the current stage
     uint32_t p[32]; // P of the stage in flight, 16-bit A fragments
-    // a third less shared-memory traffic than reading Q for every product
+    // Takes a third less shared-memory traffic than reading Q for every product.
     uint32_t q[D / 4];
 
     using base::base;
@@ -29,7 +29,7 @@ template <class T, bool FULL> struct consumer_d128 : team_member<128, FULL> {
         const int row = 64 * base::wg + 16 * base::warp + lane % 16;
 #pragma unroll
         for (int i = 0; i < D / 16; ++i) {
-            // 16-byte unit under the 128-byte swizzle
+            // 16-byte unit with the 128-byte swizzle.
             const uint32_t unit = (2 * (i % 4) + lane / 16) ^ (row % 8);
             load_matrices(reinterpret_cast<uint32_t(&)[4]>(q[4 * i]),
                           sm.q() + (i / 4) * plan::CHUNK_BYTES + row * 128 + unit * 16);
@@ -61,7 +61,7 @@ template <class T, bool FULL> struct consumer_d128 : team_member<128, FULL> {
         wgmma_commit();
     }
 
-    // Where the values of the stage just taken will come: after the keys of the next one, if there
+    // Where the values of the stage just taken will be: after the keys of the next stage, if there
     // is one.
     __device__ __forceinline__ ring_pos values_of(bool last) const
     {
@@ -90,8 +90,8 @@ template <class T, bool FULL> struct consumer_d128 : team_member<128, FULL> {
         pack_rows<T>(p, s);
         soft.rescale_rows(o);
     }
-    // A later one: QK of this stage and PV of the one before, softmax of this stage under PV.
-    // NOTES: those that can occur.
+    // A later stage: QK of this stage and PV of the previous one; the softmax of this stage
+    // overlaps PV. NOTES: those that can occur.
     template <uint32_t NOTES> __device__ __forceinline__ void next(bool last, float scale_log2)
     {
         const ring_pos k = ring;

@@ -1,8 +1,8 @@
 // sm90_attn_d64.cuh - the consumer for D = 64: half a stage (64 keys) per step.
 // SPDX-License-Identifier: Apache-2.0
 //
-// S and P need half the registers, so that two teams fit on a multiprocessor: four warpgroups
-// instead of two to keep the tensor cores and the special-function units busy at once.
+// S and P need half the registers, so two teams fit on a multiprocessor. Four warpgroups instead of
+// two keep the tensor cores and the special-function units busy at once.
 #pragma once
 
 #include "cuda/attention/sm90_attn_team.cuh"
@@ -20,7 +20,7 @@ template <class T, bool FULL> struct consumer_d64 : team_member<64, FULL> {
     using base::sm;
     using base::soft;
     using plan = smem_plan<D>;
-    float s[32];    // logits, then P, of the half in hand
+    float s[32];    // logits, then P, of the current half
     uint32_t p[16]; // P of the half in flight, 16-bit A fragments
 
     using base::base;
@@ -45,7 +45,7 @@ template <class T, bool FULL> struct consumer_d64 : team_member<64, FULL> {
         wgmma_commit();
     }
 
-    // Half 0 of a tile's first stage, with nothing else in flight.
+    // Half 0 of the first stage of a tile, with nothing else in flight.
     __device__ __forceinline__ uint32_t first(ring_pos k, float scale_log2)
     {
         mbar_wait(sm.full(k.stage), k.phase);
@@ -63,8 +63,8 @@ template <class T, bool FULL> struct consumer_d64 : team_member<64, FULL> {
         return flags;
     }
     // QK of half HALF_NO of stage k, PV of the half before it (in v), softmax of the new half. A
-    // half without any key keeps the maximum and adds zeros. flags: of k's note, if NOTED; half 0
-    // reads them, half 1 is given them.
+    // half without any key keeps the maximum and adds zeros. flags: from the note of k, if NOTED.
+    // Half 0 reads them; half 1 gets them.
     template <int HALF_NO, bool NOTED>
     __device__ __forceinline__ void next(ring_pos k, ring_pos v, uint32_t &flags, bool last,
                                          float scale_log2)

@@ -1,5 +1,4 @@
-// sm90_attn_f16.cu - instantiates the Hopper attention kernels for f16: D 64 and 128, plain and
-// full.
+// sm90_attn_f16.cu - the Hopper attention kernels for f16: D 64 and 128, plain and full.
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/attention/sm90_attn_kernel.cuh"
 

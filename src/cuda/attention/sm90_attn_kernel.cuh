@@ -1,9 +1,9 @@
 // sm90_attn_kernel.cuh - the Hopper attention kernel and its launch.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Persistent blocks, one per multiprocessor. Consumers are warps 0 .. and the producers come last:
-// addresses and descriptors of the consumers then stay in uniform registers, which is worth 3 to 5
-// %.
+// Thread blocks are persistent, one per multiprocessor. Consumers are the first warps and producers
+// the last, so addresses and descriptors of the consumers stay in uniform registers (3 to 5 %
+// faster).
 #pragma once
 
 #include "cuda/attention/sm90_attn_d128.cuh"

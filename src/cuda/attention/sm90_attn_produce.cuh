@@ -1,8 +1,7 @@
-// sm90_attn_produce.cuh - the producer warp: turns lists and tails into stages, and has them
-// copied.
+// sm90_attn_produce.cuh - the producer warp: turns lists and tails into stages and copies them.
 // SPDX-License-Identifier: Apache-2.0
 //
-// A whole warp: lane 0 waits, writes notes and copies, all lanes hold list entries.
+// It is a whole warp: lane 0 waits, writes notes and copies; all lanes hold list entries.
 #pragma once
 
 #include "cuda/attention/sm90_attn.cuh"
@@ -14,7 +13,7 @@ struct tensor_maps {
     const CUtensorMap *q, *k, *v, *k_mean, *v_mean;
 };
 
-// Entries of an ascending list that are below bound: a search in 32 places at once, called by the
+// Number of entries of an ascending list below bound: a search in 32 places at once, called by the
 // whole warp.
 DEV int entries_below(const uint16_t *list, int n, int bound, int lane)
 {
@@ -29,7 +28,7 @@ DEV int entries_below(const uint16_t *list, int n, int bound, int lane)
     return low;
 }
 
-// The first n of 128 columns: word w of their bits.
+// Word w of the bits of the first n of 128 columns.
 DEV uint32_t first_columns(int n, int w)
 {
     return n >= 32 * w + 32 ? ~0u : n <= 32 * w ? 0u : (1u << (n - 32 * w)) - 1;
@@ -44,12 +43,12 @@ template <int D, bool FULL> struct producer {
     const int lane;
     ring_pos ring;
 
-    // The tile in hand, with sm.facts.
-    int blocks;             // listed ones to visit
+    // The current tile, together with sm.facts.
+    int blocks;             // listed blocks to visit
     int entry, entry_ahead; // this lane's entry of the current and of the next 32
 
     struct stage_source {
-        int block[2]; // list block of each half, or the number of a stage of means and -1
+        int block[2]; // list block of each half; or the number of a stage of means, and -1
         __device__ __forceinline__ bool means() const { return FULL && block[1] < 0; }
     };
 
@@ -60,7 +59,7 @@ template <int D, bool FULL> struct producer {
     }
 
     __device__ __forceinline__ bool halves() const { return a.Bk != STAGE_KEYS; }
-    // stages
+    // Number of stages from the list.
     __device__ __forceinline__ int listed() const { return halves() ? (blocks + 1) / 2 : blocks; }
     __device__ __forceinline__ int keys() const
     {
@@ -79,7 +78,7 @@ template <int D, bool FULL> struct producer {
     {
         return i < blocks ? list()[blocks - 1 - i] : 0;
     }
-    // i-th entry from the end; called with i = 0, 1, 2, ... by the whole warp. The load is 32
+    // The i-th entry from the end. The whole warp calls it with i = 0, 1, 2, ... The load is 32
     // entries ahead of its use.
     __device__ __forceinline__ int get(int i)
     {
@@ -89,7 +88,7 @@ template <int D, bool FULL> struct producer {
         return __shfl_sync(~0u, entry, i & 31);
     }
 
-    // Which of the stages of means from .. from + 31 hold some mean that stands in.
+    // Bits of the stages of means from .. from + 31 that hold a mean that stands in.
     __device__ __forceinline__ uint32_t some_means(int from) const
     {
         uint4 w = make_uint4(0, 0, 0, 0);
@@ -114,7 +113,7 @@ template <int D, bool FULL> struct producer {
     }
 
     // Called with j = 0, 1, 2, ... An odd list of half stages starts with a stage that holds its
-    // last block twice; the second copy does not exist for the logits and only keeps NaN out of 0 *
+    // last block twice. The second copy does not exist for the logits; it only keeps NaN out of 0 *
     // V.
     __device__ __forceinline__ stage_source take(int j)
     {
@@ -132,8 +131,8 @@ template <int D, bool FULL> struct producer {
         return s;
     }
 
-    // What is special about key stage s; lane 0 alone. Only the first can be cut off by kv_len or
-    // the end of the sequence.
+    // Notes what is special about key stage s; lane 0 only. Only the first stage can be cut by
+    // kv_len or the end of the sequence.
     template <bool FIRST>
     __device__ __forceinline__ void write_note(stage_note &note, const stage_source &s) const
     {
@@ -145,8 +144,8 @@ template <int D, bool FULL> struct producer {
             *(uint4 *)note.bits = bits;
             note.last = length < a.Bk && last / STAGE_KEYS == s.block[0] ? last % STAGE_KEYS : -1;
             note.last_less = (a.Bk_log2 - __log2f((float)length)) * a.from_log2;
-            // A mean that exists and does not stand in belongs to a listed block, whose values the
-            // row meets anyway, unless causality hides it.
+            // A mean that exists and does not stand in belongs to a listed block. The row meets its
+            // values anyway, unless causality hides them.
             flags = NOTE_MEANS | NOTE_COLUMNS | (a.causal ? NOTE_VALUES : 0);
             if (!(bits.z | bits.w))
                 flags |= bits.x >> SLIVER | bits.y ? NOTE_SHORT : NOTE_SHORT | NOTE_SLIVER;
@@ -155,7 +154,7 @@ template <int D, bool FULL> struct producer {
                 const int keys = this->keys(), there = min(a.Bk, keys - s.block[1] * a.Bk) +
                                                        (halves() && !(blocks & 1) ? a.Bk : 0);
                 if (there < STAGE_KEYS) {
-                    // past Nk the copy has written zeros
+                    // Past Nk the copy wrote zeros.
                     flags = NOTE_COLUMNS | (keys < a.Nk ? NOTE_VALUES : 0) |
                             (there <= 64 ? NOTE_SHORT : 0);
                     for (int w = 0; w < 4; ++w) note.bits[w] = first_columns(there, w);
@@ -171,7 +170,7 @@ template <int D, bool FULL> struct producer {
         if (FULL || FIRST) note.flags = flags;
     }
 
-    // Fills the next stage of the ring; lane 0 alone.
+    // Fills the next stage of the ring; lane 0 only.
     __device__ __forceinline__ void copy(const CUtensorMap *from, const CUtensorMap *from_means,
                                          const stage_source &s) const
     {
@@ -238,7 +237,7 @@ template <int D, bool FULL> struct producer {
             sm.facts->mean_base = -32, sm.facts->mean_left = 0;
         }
         __syncwarp();
-        // keys that some row of the tile sees; a cut query block may have tiles past the end
+        // Keys that some row of the tile sees. A cut query block may have tiles past the end.
         int seen = keys();
         if (FULL && a.causal) seen = max(0, min(seen, min(q0 + TILE_Q, a.Nq) + a.shift));
         if (q0 >= a.Nq) seen = 0;
@@ -267,15 +266,15 @@ template <int D, bool FULL> struct producer {
         load_values(now);
     }
 
-    // item: this team's first tile; the first tiles are given out by position, the others by the
-    // counter.
+    // item: the first tile of this team. The first tiles follow from the position, the others come
+    // from the counter.
     __device__ __forceinline__ void run(int item)
     {
         if (lane == 0) sm.facts->q_phase = 1; // on a fresh barrier parity 1 passes at once
         while (item < a.tiles) {
             tile(item);
             if (lane == 0) item = gridDim.x * block_shape<D>::TEAMS + atomicAdd(a.next, 1);
-            item = __shfl_sync(~0u, item, 0); // the warp is done with the facts
+            item = __shfl_sync(~0u, item, 0); // the warp has finished with the facts
         }
         if (lane == 0) {
             mbar_wait(sm.q_empty(), sm.facts->q_phase);

@@ -3,9 +3,11 @@
 //
 // A thread of a warpgroup holds rows g = 16 * warp + lane / 4 and g + 8, columns 8c + 2 * (lane %
 // 4) + {0, 1}:
+//
 //   s[4c + 0], s[4c + 1]   row g          s[4c + 2], s[4c + 3]   row g + 8
-// so the four lanes of a quad share two rows, and s packed to 16 bits is the A fragment of the
-// second product as it is.
+//
+// So the four lanes of a quad share two rows, and s packed to 16 bits is already the A fragment of
+// the second product.
 #pragma once
 
 #include <math.h>
@@ -15,15 +17,15 @@
 namespace sm90
 {
 
-// BRANCH: skip the update of the maxima, and the rescaling of O, when no row of the warp grew: the
-// same bits with fewer instructions. The assembler moves the wait for PV up as far as it can, and a
-// branch is what it cannot pass: with one, the maximum and its shuffles are done under PV. It needs
-// registers that the 112 of two teams lack.
+// BRANCH: skips the update of the maxima and the rescaling of O if no row of the warp grew: the
+// same bits with fewer instructions. The assembler moves the wait for PV up as far as it can, but
+// not past a branch; with one, the maximum and its shuffles overlap PV. It needs registers that the
+// 112 of two teams lack.
 template <bool BRANCH> struct softmax_rows {
-    // reference maximum, unscaled logits; equal within a quad, never below kernel_args.floor
+    // Reference maximum of the unscaled logits; the same in a quad, never below kernel_args.floor.
     float m[2];
     float l[2];     // this thread's part of the row sums
-    float alpha[2]; // what O must be multiplied by after the block in flight
+    float alpha[2]; // factor for O after the block in flight
     bool rescale;   // warp-uniform; false: alpha is 1
 
     __device__ __forceinline__ void init(float m0, float l0) { m[0] = m[1] = m0, l[0] = l[1] = l0; }
@@ -57,9 +59,9 @@ template <bool BRANCH> struct softmax_rows {
         }
     }
 
-    // s becomes P; sets rescale and alpha. -inf gives 0 (the maximum is finite), NaN and +inf give
-    // NaN in their own row: maxima skip NaN, and inf - inf is NaN. BIAS: there may be something to
-    // add to every logit.
+    // Turns s into P; sets rescale and alpha. -inf gives 0 (the maximum is finite). NaN and +inf
+    // give NaN in their own row: maxima skip NaN, and inf - inf is NaN. BIAS: there may be a value
+    // to add to every logit.
     template <bool BIAS, int N>
     __device__ __forceinline__ void next(float (&s)[N], float scale_log2, float bias)
     {
@@ -79,8 +81,8 @@ template <bool BRANCH> struct softmax_rows {
         }
     }
 
-    // The same where only the first SLIVER columns exist: an eighth of a stage of means is often
-    // all that is left of them.
+    // The same if only the first SLIVER columns exist. Often only an eighth of a stage of means is
+    // left.
     template <int N>
     __device__ __forceinline__ void next_sliver(float (&s)[N], float scale_log2, float bias)
     {
@@ -123,13 +125,13 @@ template <int N> DEV void hide_columns(float (&s)[N], const stage_note &note, in
     }
 }
 
-// row: of the tile, this thread's first.
+// row: first row of this thread within the tile.
 template <int N>
 DEV void hide_future(float (&s)[N], const stage_note &note, int half, int row, int lane)
 {
 #pragma unroll
     for (int x = 0; x < N / 32; ++x) {
-        // the last column that the first row sees
+        // The last column that the first row sees.
         const int seen = row - note.key[half + x] - 2 * (lane % 4);
 #pragma unroll
         for (int i = 0; i < 32; ++i)

@@ -1,5 +1,5 @@
-// sm90_attn_team.cuh - what both kinds of consumer share: the way from tile to tile, notes, the
-// first state, the store.
+// sm90_attn_team.cuh - what both consumers share: the loop over tiles, notes, the first state, the
+// store.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -8,9 +8,9 @@
 namespace sm90
 {
 
-// A row to global memory, 16 bytes per lane: a 4 x 4 transpose inside each quad turns four pieces
-// of 4 bytes into one of 16. u: columns 8 i + 2 t and the next, t = lane % 4, of 32 columns that
-// start at dst.
+// Writes a row to global memory, 16 bytes per lane. A 4 x 4 transpose inside each quad turns four
+// pieces of 4 bytes into one of 16. u: columns 8 i + 2 t and the next, t = lane % 4, of the 32
+// columns at dst.
 DEV void store_piece(void *dst, uint32_t (&u)[4], int t, bool inside)
 {
 #pragma unroll
@@ -27,9 +27,9 @@ DEV void store_piece(void *dst, uint32_t (&u)[4], int t, bool inside)
     if (inside) ((uint4 *)dst)[t] = out;
 }
 
-// O / l and LSE of this thread's two rows. A sum of 0 (no visible key) stores 0 and LSE -inf.
-// Rows come from threadIdx once more rather than from registers that would live through the main
-// loop.
+// Writes O / l and LSE of the two rows of this thread. A sum of 0 (no visible key) stores 0 and LSE
+// -inf. Rows are computed again from threadIdx, because registers would stay in use through the
+// main loop.
 template <class T, int D>
 DEV void store_tile(const kernel_args &a, const tile_info &t, const float (&o)[D / 2],
                     const float (&l)[2], const float (&m)[2])
@@ -73,7 +73,7 @@ template <int D, bool FULL> struct team_member {
     using plan = smem_plan<D>;
     const kernel_args &a;
     const smem_view<D> &sm;
-    const int team, wg, warp, lane; // wg: warpgroup of the team, warp: of the warpgroup
+    const int team, wg, warp, lane; // wg: warpgroup of the team; warp: of the warpgroup
     ring_pos ring;
     float o[D / 2];
     softmax_rows<D == 128> soft;
@@ -85,7 +85,7 @@ template <int D, bool FULL> struct team_member {
     }
 
     static constexpr uint32_t NOTES_FIRST = FULL ? NOTES_ALL : NOTES_CUT;
-    // Stages from here to the end of the list have no notes.
+    // First stage without a note; the rest of the list has none.
     __device__ __forceinline__ int first_bare() const
     {
         return FULL && a.causal ? DIAGONAL_STAGES : 1;
@@ -96,8 +96,8 @@ template <int D, bool FULL> struct team_member {
         if (lane == 0) mbar_arrive(bar);
     }
 
-    // The state before any key: nothing, or that of the row's centroid tail (0, -inf, 0 where
-    // nothing stands in).
+    // The state before any key: empty, or that of the row's centroid tail (0, -inf, 0 if nothing
+    // stands in).
     __device__ __forceinline__ void first_state(const tile_info &t)
     {
         soft.init(a.floor, 0.0f);
@@ -115,8 +115,8 @@ template <int D, bool FULL> struct team_member {
         }
     }
 
-    // Clears the values of columns that do not exist. Both warpgroups do it for themselves, so
-    // neither waits for the other.
+    // Clears the values of columns that do not exist. Each warpgroup does it for itself, so neither
+    // waits for the other.
     __device__ __forceinline__ void clear_values(const uint32_t *bits, ring_pos v) const
     {
         mbar_wait(sm.full(v.stage), v.phase);
@@ -124,7 +124,7 @@ template <int D, bool FULL> struct team_member {
         if (!(bits[warp] >> lane & 1)) {
             const uint32_t at = sm.stage(v.stage) + row * 128;
             for (int c = 0; c < D / 64; ++c)
-                // a row's first unit differs from its neighbours': no bank conflicts
+                // The first unit of a row differs from its neighbours': no bank conflicts.
                 for (int unit = 0; unit < 8; ++unit)
                     store_shared(at + c * plan::CHUNK_BYTES + (unit + row) % 8 * 16,
                                  make_uint4(0, 0, 0, 0));
@@ -133,9 +133,8 @@ template <int D, bool FULL> struct team_member {
         named_sync(1 + TEAM_CONSUMERS * team + wg, 128);
     }
 
-    // What the note of key stage k asks, of the NOTES that can occur, on s, which holds N / 32
-    // halves of it from `half` on; v: where its values are or will be. Returns the bias of its
-    // logits.
+    // Applies the note of key stage k (of the NOTES that can occur) to s, which holds N / 32 halves
+    // of it from `half` on. v: where its values are or will be. Returns the bias of its logits.
     template <uint32_t NOTES, int N>
     __device__ __forceinline__ float heed(float (&s)[N], uint32_t flags, uint32_t k, int half,
                                           ring_pos v) const
@@ -150,12 +149,12 @@ template <int D, bool FULL> struct team_member {
         if (NOTES & flags & NOTE_DIAGONAL)
             hide_future(s, note, half, 64 * wg + 16 * warp + lane / 4, lane);
         if (half == 0 && (NOTES & flags & NOTE_VALUES)) clear_values(note.bits, v);
-        __syncwarp(); // lane 0 gives the note back for the whole warp
+        __syncwarp(); // lane 0 returns the note for the whole warp
         return bias;
     }
 };
 
-// Tile after tile; C is a team_member with keys(tile, scale_log2).
+// Processes tile after tile. C is a team_member with keys(tile, scale_log2).
 template <class T, int D, class C> DEV void consume(C &c)
 {
     const float scale_log2 = c.a.scale * 1.44269504f;

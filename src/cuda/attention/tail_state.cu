@@ -1,15 +1,17 @@
-// tail_state.cu - what the tail needs: what means.cu is to average and mark, and the first states
-// under the centroid tail.
+// tail_state.cu - what the tail needs: the plan for means.cu, and the first states of the centroid
+// tail.
 // SPDX-License-Identifier: Apache-2.0
 //
 // state_kernel is centroid_state of src/cpu/attn_cpu.c: softmax of the mean query over the means
-// that stand in, in f32,
-//   s_j = scale log2(e) qm.km_j + log2 n_j,   m = max s,   l = sum exp2(s_j - m),   o = sum
-//   exp2(s_j - m) vm_j.
-// A thread block takes ROWS query blocks of one head and walks all means of it. A warp owns four of
-// the rows from logits to o, so the softmax needs no other warp: a lane holds COLS columns of the
+// that stand in, in f32:
+//
+//   s_j = scale log2(e) qm.km_j + log2 n_j
+//   m = max s,   l = sum exp2(s_j - m),   o = sum exp2(s_j - m) vm_j
+//
+// A thread block takes ROWS query blocks of one head and walks all its means. A warp owns four of
+// the rows from logits to o, so the softmax needs no other warp. A lane holds COLS columns of the
 // logits, then PITCH / 32 columns of o. 4 x COLS products per shared-memory read keep it near the
-// f32 rate; at 591 x 591 means and 12 heads that is 2.1 GFLOP, a few percent of what the mask
+// f32 rate. At 591 x 591 means and 12 heads that is 2.1 GFLOP, a few percent of what the mask
 // saves.
 #include "cuda/runtime/lanes.cuh"
 #include "cuda/attention/means.cuh"
@@ -34,18 +36,18 @@ struct tail_plan {
 };
 
 template <int PITCH> struct state_shape {
-    // columns of the logits per lane: 256 must fit 99 KB of shared memory
+    // Columns of the logits per lane. A pitch of 256 must fit into 99 KB of shared memory.
     static constexpr int COLS = PITCH == 256 ? 1 : 2;
     static constexpr int KEYS = 32 * COLS;        // means per step
     static constexpr int OUT = PITCH / 32;        // columns of o per lane
-    static constexpr int VEC = OUT < 4 ? OUT : 4; // of which so many lie side by side
-    // 16 bytes more: eight rows fall on eight different sets of banks
+    static constexpr int VEC = OUT < 4 ? OUT : 4; // of which this many are adjacent
+    // 16 bytes more, so that eight rows use eight different sets of banks.
     static constexpr int KV_PITCH = PITCH + 4;
     static constexpr int BYTES = (KEYS * KV_PITCH + ROWS * PITCH + ROWS * KEYS) * 4;
 };
 
-// rows x PITCH elements into f32 rows of KV_PITCH. Returns whether this thread saw a value that is
-// not finite.
+// Loads rows x PITCH elements into f32 rows of KV_PITCH. Returns whether this thread saw a value
+// that is not finite.
 template <class T, int PITCH> __device__ bool load_means(float *dst, const T *src)
 {
     constexpr int VEC = packed<T>::N, PER_ROW = PITCH / VEC;
@@ -78,11 +80,11 @@ template <int PITCH> struct warp_state { // the four rows of a warp, as one lane
     using S = state_shape<PITCH>;
     float o[WARP_ROWS][S::OUT] = {};
     float m[WARP_ROWS];
-    float l[WARP_ROWS] = {};           // of this lane's columns
+    float l[WARP_ROWS] = {};           // sum over this lane's columns
     uint32_t bits[WARP_ROWS][S::COLS]; // columns of this step that stand in
 
     // q [WARP_ROWS][PITCH], k [KEYS][KV_PITCH] -> scores in log2 units, then p [KEYS][WARP_ROWS],
-    // m, l, and o rescaled.
+    // m, l, and rescaled o.
     __device__ void weigh(float *p, const float *q, const float *k, const float (&bias)[S::COLS],
                           float factor, int lane)
     {
@@ -124,8 +126,8 @@ template <int PITCH> struct warp_state { // the four rows of a warp, as one lane
         }
     }
 
-    // o += p v. Columns that do not stand in have weight 0, but 0 times NaN is NaN: odd tiles are
-    // added with a test per column.
+    // o += p v. Columns that do not stand in have weight 0, but 0 times NaN is NaN, so tiles with
+    // such values (odd) test every column.
     __device__ void add(const float *p, const float *v, bool odd, int lane)
     {
         if (!odd) {
@@ -184,7 +186,7 @@ template <int PITCH> __global__ void __launch_bounds__(STATE_WARPS * 32) state_k
                 state.bits[r][c] = i < p.nq ? p.stands[(bh * p.nq + i) * words + j0 / 32 + c] : 0;
                 any |= state.bits[r][c];
             }
-        // also: the last step's values are no longer read
+        // This also waits until the values of the last step have been read.
         if (!__syncthreads_or(any != 0)) continue;
         load_means<PITCH>(kv, p.k_mean, kv_row + j0, p.dtype);
         __syncthreads();
@@ -211,7 +213,7 @@ template <int PITCH> __global__ void __launch_bounds__(STATE_WARPS * 32) state_k
                 state.o[r][x];
         if (lane == 0) {
             p.state_l[row] = sum;
-            // every logit NaN: the NaN must reach the rows
+            // If every logit is NaN, the NaN must reach the rows.
             p.state_m[row] = state.m[r] == -INFINITY && sum != 0.0f ? 0.0f : state.m[r];
         }
     }

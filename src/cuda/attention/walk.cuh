@@ -1,11 +1,11 @@
 // walk.cuh - the steps of one query tile: which keys, then which means, a kernel visits. Shared by
-// the sm80 and the plain kernel.
+// the sm80 and the simt kernel.
 // SPDX-License-Identifier: Apache-2.0
 //
-// A step is STEP keys of one listed block, or STEP block means (pooled tail). It is named by one
-// int: the first key, or ~t for the means t STEP .. t STEP + STEP - 1, or WALK_END. Lists are
-// walked last to first: what causality or kv_len cuts is then met first, and everything after it is
-// whole. Blocks that no row of the tile sees are never visited.
+// A step is STEP keys of one listed block, or STEP block means (pooled tail). One int names it: the
+// first key, or ~t for the means t STEP .. t STEP + STEP - 1, or WALK_END. Lists are walked last to
+// first. Blocks cut by causality or kv_len then come first, and everything after them is whole.
+// Blocks that no row of the tile sees are never visited.
 #pragma once
 
 #include "cuda/attention/attention.cuh"
@@ -15,15 +15,16 @@ constexpr int WALK_END = INT32_MIN;
 
 struct tile_place { // which rows of which head
     int b, h, i;    // batch entry, query head, query block
-    // first row and number of rows that exist; none (0 or less) past the end of a short last block
+    // First row and number of existing rows; 0 or less past the end of a short last block.
     int row, rows;
     int len; // keys that exist: kv_len within 0 .. Nk
-    // causal: keys the first row sees (may be negative); row r sees r more. Else len for every row
+    // Causal: keys the first row sees (may be negative); row r sees r more. Otherwise len for every
+    // row.
     int seen;
 };
 
-// Tile number t of a head-major grid; heaviest rows first where the job knows them. Dense: blocks
-// are tiles.
+// Tile number t of a head-major grid, heaviest rows first if the job knows them. Dense: blocks are
+// tiles.
 template <int ROWS>
 __device__ __forceinline__ tile_place place_of(const attention_job &job, unsigned t)
 {
@@ -81,7 +82,7 @@ template <int STEP> struct key_walk {
     __device__ __forceinline__ key_walk(const attention_job &job, const tile_place &p)
     {
         const esa_attn_args &a = job.a;
-        // keys some row of the tile sees
+        // Keys that some row of the tile sees.
         const int limit = max(0, a.causal ? min(p.len, p.seen + p.rows - 1) : p.len);
         list = nullptr;
         means = 0;
@@ -90,7 +91,7 @@ template <int STEP> struct key_walk {
         const int64_t row = (p.b * a.mask_batch + p.h) * a.nq + p.i;
         list = a.index + row * a.cap;
         int entries = a.count[row];
-        // entries that begin below the limit: a prefix, the list ascends
+        // Entries that begin below the limit. They are a prefix, because the list ascends.
         if (a.causal || a.kv_len) {
             int low = 0;
             while (low < entries) {
@@ -102,7 +103,7 @@ template <int STEP> struct key_walk {
             }
         }
         left = entries * per_block(a);
-        if (entries > 0) { // of the last block only what is seen
+        if (entries > 0) { // only the visible part of the last block
             const int keys = limit - list[entries - 1] * a.block_k;
             if (keys < a.block_k) left -= per_block(a) - (keys + STEP - 1) / STEP;
         }
@@ -115,8 +116,8 @@ template <int STEP> struct key_walk {
         return (a.block_k + STEP - 1) / STEP;
     }
 
-    // Which of the STEP means from t STEP on stand in. Read anew wherever needed: it is rare, and
-    // costs no registers meanwhile.
+    // Which of the STEP means from t STEP on stand in. Read again at each use: that is rare, and it
+    // costs no registers in between.
     static __device__ __forceinline__ uint64_t stands(const attention_job &job, const tile_place &p,
                                                       int t)
     {
@@ -155,7 +156,7 @@ template <int STEP> struct key_walk {
     }
 };
 
-// log2 of the number of keys behind mean j.
+// log2 of the number of keys that mean j represents.
 __device__ __forceinline__ float mean_bias(const esa_attn_args &a, const tile_place &p, int j)
 {
     return log2f((float)min(a.block_k, p.len - j * a.block_k));

@@ -1,4 +1,4 @@
-// device.cu - opening a GPU, its memory, and CUDA's errors as sentences.
+// device.cu - opens a GPU, manages its memory, and turns CUDA errors into messages.
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/runtime/plugin.cuh"
 
@@ -29,7 +29,7 @@ esa_status device_check(esa_cuda_device *dev, cudaError_t result, const char *wh
                        cudaGetErrorName(result));
 }
 
-// A failure before there is a device object to hold the sentence.
+// For failures before a device object exists to hold the message.
 static esa_status fail_text(char *error, int32_t bytes, cudaError_t result, const char *what)
 {
     cudaGetLastError();
@@ -147,14 +147,14 @@ esa_status device_open(esa_cuda_device **out, int32_t ordinal, const char *level
     }
     dev->ordinal = ordinal;
     const current_device scope(ordinal);
-    // Without this the calls below would find the caller's device in its place, and in good order.
+    // Without this check the calls below would succeed on the caller's device instead.
     if (scope.result != cudaSuccess)
         status = fail_text(error, error_bytes, scope.result, "opening the GPU");
     if (!status) status = read_properties(dev, error, error_bytes);
     if (!status && dev->major >= 9) dev->encode_tiled = find_encode_tiled();
     if (!status) status = choose_level(dev, level, error, error_bytes);
     if (!status) {
-        // makes the context now, so that a broken driver is found here
+        // Creates the CUDA context now, so that a broken driver is found here.
         const cudaError_t result = cudaFree(nullptr);
         if (result != cudaSuccess)
             status = fail_text(error, error_bytes, result, "opening the GPU");
@@ -223,7 +223,7 @@ void device_release(int32_t ordinal, void *ptr)
 }
 
 // Pageable memory is staged before cudaMemcpyAsync returns. Pinned and managed memory is read by
-// the copy itself, so that is waited for: src may change afterwards.
+// the copy itself, so the call waits for it. src may change after the call.
 esa_status device_upload(esa_cuda_device *dev, void *dst, const void *src, int64_t bytes,
                          void *stream)
 {
@@ -253,7 +253,7 @@ esa_status device_copy(esa_cuda_device *dev, void *dst, const void *src, int64_t
 esa_status device_download(int32_t ordinal, void *dst, const void *src, int64_t bytes, void *stream)
 {
     const current_device scope(ordinal);
-    // Without a stream nobody knows which one fills src, so all of them are waited for.
+    // Without a stream, any stream may be the one that fills src, so wait for all of them.
     cudaError_t result = stream ? cudaSuccess : cudaDeviceSynchronize();
     if (result == cudaSuccess)
         result = cudaMemcpyAsync(dst, src, (size_t)bytes, cudaMemcpyDeviceToHost,

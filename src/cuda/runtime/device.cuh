@@ -1,5 +1,4 @@
-// device.cuh - the device object, errors and workspace carving: what every file of the plugin
-// stands on.
+// device.cuh - the device object, errors and workspace carving, used by every file of the plugin.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -19,30 +18,30 @@ enum { LEVEL_SM80 = 80, LEVEL_SM90A = 90 };
 struct esa_cuda_device {
     int ordinal, major, minor;
     int multiprocessors;
-    int shared_bytes;               // most dynamic shared memory a block may ask for
+    int shared_bytes;               // most dynamic shared memory per thread block
     int level;                      // LEVEL_*: the attention kernels in use
     esa_encode_tiled *encode_tiled; // tensor maps; null below sm_90
     char error[256];
 };
 
-// Writes the sentence into dev and returns status.
+// Writes the message into dev and returns status.
 esa_status device_fail(esa_cuda_device *dev, esa_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-// ESA_OK for cudaSuccess; otherwise the sentence "what: CUDA's words", ESA_ERR_MEMORY for an
-// allocation failure, else ESA_ERR_DEVICE. Clears the (non-sticky) error so that the caller's next
-// call does not see it.
+// Returns ESA_OK for cudaSuccess. Otherwise writes the message "what: CUDA's text" and returns
+// ESA_ERR_MEMORY for a failed allocation, else ESA_ERR_DEVICE. Clears a non-sticky error, so the
+// caller's next call does not see it.
 esa_status device_check(esa_cuda_device *dev, cudaError_t result, const char *what);
-// After a launch: what the launch itself reports.
+// Checks what a launch itself reports.
 static inline esa_status launch_check(esa_cuda_device *dev, const char *kernel)
 {
     return device_check(dev, cudaGetLastError(), kernel);
 }
 
-// Makes a device current for a scope and restores the caller's. An error that the caller's own
-// calls left behind is dropped first: launch_check would take it for the launch's.
+// Makes a device current for a scope and restores the caller's device. Drops an error that the
+// caller's own calls left behind first, because launch_check would blame it on the launch.
 struct current_device {
     int before = -1;
-    // of making it current; after device_open nothing is left that could fail
+    // Result of making it current. After device_open this cannot fail.
     cudaError_t result = cudaSuccess;
     explicit current_device(int ordinal)
     {
@@ -60,9 +59,9 @@ struct current_device {
     current_device(const current_device &) = delete;
 };
 
-// Carves a workspace; with base null it only counts, so the same code measures and places. Parts
-// are 256-byte aligned (tensor maps and vector loads); the workspace itself may be aligned to less,
-// so counting adds that slack once.
+// Carves a workspace. With base null it only counts, so the same code measures and places. Parts
+// are aligned to 256 bytes (tensor maps, vector loads). The workspace itself may be aligned to
+// less, so counting adds that slack once.
 struct carve {
     char *base;
     int64_t used = 0;
@@ -84,7 +83,7 @@ template <class T> static constexpr __host__ __device__ T ceil_div(T a, T b)
     return (a + b - 1) / b;
 }
 
-// The leaves behind esa_cuda_table, one file each.
+// The functions behind esa_cuda_table, one file each.
 // attention.cu
 int64_t attention_workspace(const esa_cuda_device *dev, const esa_attn_args *args);
 esa_status attention_run(esa_cuda_device *dev, const esa_attn_args *args, void *ws, void *stream);

@@ -1,5 +1,5 @@
-// entry.cu - the plugin's only exported function: checks that both sides were built alike and hands
-// out the table.
+// entry.cu - the only exported function of the plugin. It checks that both sides come from the same
+// build and returns the table.
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/runtime/plugin.cuh"
 

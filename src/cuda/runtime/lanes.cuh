@@ -1,9 +1,9 @@
-// lanes.cuh - sums and maxima over groups of lanes, down a fixed tree: the same bits every time,
-// and in every lane of the group.
+// lanes.cuh - sums and maxima over groups of lanes along a fixed tree: the same bits every time and
+// in every lane of the group.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// N: lanes of a group, a power of two; groups are aligned. All lanes of the warp take part.
+// N: lanes per group, a power of two. Groups are aligned, and all lanes of the warp take part.
 template <int N, class T> static __device__ __forceinline__ T lanes_sum(T x)
 {
 #pragma unroll
@@ -11,7 +11,7 @@ template <int N, class T> static __device__ __forceinline__ T lanes_sum(T x)
     return x;
 }
 
-// NaN is passed over as long as there is a number.
+// Ignores NaN unless all values are NaN.
 template <int N, class T> static __device__ __forceinline__ T lanes_max(T x)
 {
 #pragma unroll

@@ -1,18 +1,17 @@
-// prepare.cuh - what happens on the stream before an attention kernel: one small file per step, all
-// called by attention.cu.
+// prepare.cuh - the steps before an attention kernel, one small file each. attention.cu calls them.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include "cuda/runtime/views.cuh"
 
-// The parts of the workspace of one call; null where the call has no use for them. Shapes as in
+// Parts of the workspace of one call; null if the call does not need them. Shapes as in
 // attention_job.
 struct prepared {
-    // rows in block order, [B][H][N][row_pitch]; q only with perm_q, k and v only with perm_k
+    // Rows in block order, [B][H][N][row_pitch]. q only with perm_q; k and v only with perm_k.
     void *q, *k, *v;
-    int64_t row_pitch; // elements: D rounded up to whole 16 bytes
+    int64_t row_pitch; // in elements: D rounded up to 16 bytes
     int32_t *next, *order;
-    // [B][Hq][nq] scratch of row_order, where one run does not hold all rows of a head
+    // [B][Hq][nq] scratch of row_order, if a head has more rows than one run holds.
     uint32_t *runs;
     void *k_mean, *v_mean;
     float *q_mean; // [B][Hq][nq][mean_pitch] centroid
@@ -21,20 +20,20 @@ struct prepared {
     float *state_o, *state_m, *state_l;
 };
 
-// Rows of a head that are ranked against each other in shared memory; more are ranked in runs of
-// this many.
+// Rows of a head that are ranked against each other in shared memory. More rows are ranked in runs
+// of this length.
 enum { ORDER_RUN = 4096 };
 
-// Each enqueues one launch. a: views in block order, except for gather_rows.
+// Each call enqueues one launch. a: views in block order, except for gather_rows.
 // gather.cu
 esa_status gather_rows(esa_cuda_device *dev, const esa_attn_args *a, const prepared *p,
                        cudaStream_t stream);
-// row_order.cu: also zeroes next, which is all it does without a mask. Two launches where a head
-// has more than ORDER_RUN rows.
+// row_order.cu: ranks the rows and zeroes next. Without a mask it only zeroes next. A head with
+// more than ORDER_RUN rows takes two launches.
 esa_status row_order(esa_cuda_device *dev, const esa_attn_args *a, const prepared *p,
                      cudaStream_t stream);
-// tail_state.cu: means of k and v, and of q for the centroid tail, and the bits; for the centroid
-// tail the states, which need both.
+// tail_state.cu: means of k and v and the bits; for the centroid tail also means of q and the
+// states, which need both.
 esa_status tail_means(esa_cuda_device *dev, const esa_attn_args *a, const prepared *p,
                       cudaStream_t stream);
 esa_status tail_states(esa_cuda_device *dev, const esa_attn_args *a, const prepared *p,

@@ -1,8 +1,8 @@
-// ptx.cuh - one thin wrapper per instruction that CUDA C++ has no name for, and the types they work
-// on. Policy lives elsewhere.
+// ptx.cuh - thin wrappers for instructions that CUDA C++ has no name for, and their types. No
+// policy.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Here is what every GPU since Ampere has; sm80_ptx.cuh adds what only the sm80 kernels use,
+// This file has what every GPU since Ampere has. sm80_ptx.cuh adds what only the sm80 kernels use,
 // sm90_ptx.cuh what only Hopper has.
 #pragma once
 
@@ -27,7 +27,7 @@ DEV float exp2_approx(float x)
     return y;
 }
 
-// Two floats rounded to T, the first in the low half: the order of matrix fragments and of memory.
+// Two floats rounded to T, the first in the low half, as in matrix fragments and in memory.
 template <class T> DEV uint32_t pack2(float lo, float hi)
 {
     uint32_t r;
@@ -62,8 +62,8 @@ DEV uint4 load_shared(uint32_t src)
     return x;
 }
 
-// Four 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8, and
-// receives elements (i / 4, 2 (i % 4) + {0, 1}) of each.
+// Loads four 8x8 matrices of 16-bit elements. Lane i gives the address of row i % 8 of matrix i / 8
+// and receives elements (i / 4, 2 (i % 4) + {0, 1}) of each.
 DEV void load_matrices(uint32_t (&r)[4], uint32_t addr)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"

@@ -1,6 +1,6 @@
-// sm80_ptx.cuh - thin wrappers over the Ampere instructions that Hopper's kernels have better ones
-// for: cp.async, mma.sync, and ldmatrix as mma.sync needs it. Anything with a policy in it lives in
-// sm80_tile.cuh.
+// sm80_ptx.cuh - thin wrappers for Ampere instructions that Hopper's kernels replace with better
+// ones: cp.async, mma.sync, and ldmatrix as mma.sync needs it. sm80_tile.cuh has everything with a
+// policy.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -8,7 +8,7 @@
 
 // ---- copies, global to shared ----
 
-// 16 bytes past L1; where valid is false nothing is read and zeros are written.
+// Copies 16 bytes past L1. If valid is false, nothing is read and zeros are written.
 DEV void copy_16(uint32_t dst, const void *src, bool valid)
 {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src),
@@ -16,7 +16,7 @@ DEV void copy_16(uint32_t dst, const void *src, bool valid)
                  : "memory");
 }
 DEV void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Returns when all but the newest PENDING groups of this thread have landed; other threads see them
+// Waits until all but the newest PENDING groups of this thread have arrived. Other threads see them
 // after a barrier.
 template <int PENDING> DEV void copy_wait()
 {
@@ -33,9 +33,9 @@ DEV void load_matrices_transposed(uint32_t (&r)[4], uint32_t addr)
                  : "r"(addr));
 }
 
-// d (16 x 8) += a (16 x 16) b (16 x 8). A lane holds of d: rows g = lane / 4 and g + 8, columns 2
-// (lane % 4) + {0, 1}; of a: (g, lo) (g + 8, lo) (g, hi) (g + 8, hi), lo and hi being the halves of
-// the 16 columns; of b: (lo, g) (hi, g).
+// d (16 x 8) += a (16 x 16) b (16 x 8). With g = lane / 4, and lo and hi the halves of the 16
+// columns, a lane holds: of d rows g and g + 8, columns 2 (lane % 4) + {0, 1}; of a (g, lo) (g + 8,
+// lo) (g, hi) (g + 8, hi); of b (lo, g) (hi, g).
 template <class T>
 DEV void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {

@@ -1,8 +1,8 @@
-// sm90_ptx.cuh - thin wrappers over Hopper's own instructions: mbarrier, tensor copies, warpgroup
+// sm90_ptx.cuh - thin wrappers for Hopper's own instructions: mbarrier, tensor copies, warpgroup
 // products.
 // SPDX-License-Identifier: Apache-2.0
 //
-// They need sm_90a and may be called from sm90*.cu alone.
+// They need sm_90a; only sm90*.cu may call them.
 #pragma once
 
 #include <cuda.h>
@@ -30,7 +30,7 @@ DEV void mbar_arrive_tx(uint32_t bar, uint32_t bytes)
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
                  : "memory");
 }
-// Returns once the phase of the given parity is complete; on a fresh barrier parity 1 passes at
+// Waits until the phase of the given parity is complete. On a fresh barrier, parity 1 passes at
 // once.
 DEV void mbar_wait(uint32_t bar, uint32_t parity)
 {
@@ -46,12 +46,12 @@ DEV void mbar_wait(uint32_t bar, uint32_t parity)
                  : "memory");
 }
 
-// Ordinary stores to shared memory before it are seen by tensor cores and bulk copies after it.
+// Tensor cores and bulk copies after the fence see ordinary stores to shared memory before it.
 DEV void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // ---- tensor copies ----
 
-// L2 eviction priorities as the 64-bit policy words that createpolicy would produce.
+// L2 eviction priorities, as the 64-bit policy words that createpolicy produces.
 constexpr uint64_t L2_EVICT_FIRST = 0x12F0000000000000ull;
 constexpr uint64_t L2_EVICT_LAST = 0x14F0000000000000ull;
 
@@ -60,7 +60,7 @@ DEV void tma_prefetch_map(const CUtensorMap *map)
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// One box of a (64, N, D/64, H, B) map: global -> shared, completing on bar.
+// Copies one box of a (64, N, D/64, H, B) map from global to shared memory; completes on bar.
 DEV void tma_load(uint32_t dst, const CUtensorMap *map, uint32_t bar, int n, int chunk, int h,
                   int b, uint64_t policy)
 {
@@ -89,8 +89,8 @@ template <int N> DEV void wgmma_wait()
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
-// The compiler thinks a wgmma's registers are final when it is issued. These make it believe they
-// change here, so that no use moves above the wait and no definition moves below the issue.
+// The compiler takes the registers of a wgmma as final once it is issued. This tells it that they
+// change here, so that no use moves above the wait and no definition below the issue.
 template <int N> DEV void wgmma_pin(float (&r)[N])
 {
 #pragma unroll
@@ -102,10 +102,10 @@ template <int N> DEV void wgmma_pin(uint32_t (&r)[N])
     for (int i = 0; i < N; ++i) asm volatile("" : "+r"(r[i])::"memory");
 }
 
-// Shared-memory matrix descriptor, 128-byte swizzle; addresses and strides in bytes.
-// K-major operand: stride = bytes between groups of 8 rows, lead unused.
-// MN-major operand: stride = bytes between groups of 8 k, lead = bytes between 64-element chunks of
-// MN.
+// Descriptor of a shared-memory matrix with 128-byte swizzle; addresses and strides in bytes.
+// K-major operand: stride = bytes between groups of 8 rows; lead is unused.
+// MN-major operand: stride = bytes between groups of 8 k; lead = bytes between 64-element chunks
+// of MN.
 DEV uint64_t wgmma_desc(uint32_t addr, uint32_t lead, uint32_t stride)
 {
     return (uint64_t)((addr & 0x3FFFF) >> 4) | (uint64_t)(lead >> 4) << 16 |

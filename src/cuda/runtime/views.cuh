@@ -1,5 +1,5 @@
-// views.cuh - strided views [B][H][N][D] as kernels read them: in whole pieces, through tensor
-// maps, element by element.
+// views.cuh - how kernels read strided views [B][H][N][D]: in 16-byte pieces, through tensor maps,
+// or element by element.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -10,15 +10,15 @@
 
 static inline int64_t element_bytes(int32_t dtype) { return dtype == ESA_DTYPE_F32 ? 4 : 2; }
 
-// stride in elements, of B, H, N as dim. An axis of length 1 is never stepped along: its stride may
-// be anything.
+// stride: in elements, for B, H, N like dim. The stride of an axis of length 1 is never used and
+// may be anything.
 struct view {
     const void *data;
     const int64_t *stride;
     int64_t dim[3];
 };
 
-// Whether every row can be read in pieces of so many bytes.
+// True if every row can be read in pieces of this many bytes.
 static inline bool rows_in_pieces(const view &x, int64_t D, int64_t element, int64_t bytes)
 {
     int64_t mixed = D;
@@ -32,14 +32,14 @@ static inline bool rows_in_pieces(const view &x, int64_t D, int64_t element, int
 static inline bool fits_map(const view &x)
 {
     for (int i = 0; i < 3; ++i)
-        // a map's strides are below 2^40 bytes
+        // Strides of a map are below 2^40 bytes.
         if (x.dim[i] > 1 && (x.stride[i] <= 0 || x.stride[i] >= (int64_t)1 << 39)) return false;
     return rows_in_pieces(x, 64, 2, 16);
 }
 
-// x seen as (64, N, D/64, H, B), so that one copy of (64, rows, chunks) lands as [chunk][row][64],
-// the layout wgmma reads under the 128-byte swizzle. Rows past N read as zero. False: the driver
-// refused.
+// Views x as (64, N, D/64, H, B), so that one copy of (64, rows, chunks) arrives as
+// [chunk][row][64], the layout wgmma reads with the 128-byte swizzle. Rows past N read as zero.
+// Returns false if the driver refuses.
 static inline bool make_map(CUtensorMap *map, const esa_cuda_device *dev, int32_t dtype,
                             const view &x, int64_t D, int rows, int chunks)
 {
@@ -72,8 +72,8 @@ static __device__ __forceinline__ void round_to(__nv_bfloat16 *dst, float x)
     *dst = __float2bfloat16_rn(x);
 }
 
-// 16 bytes of a row, kept as words until they are used: the compiler would split 16-bit elements
-// into a register each.
+// 16 bytes of a row, kept as words until they are used. The compiler would put each 16-bit element
+// into a register of its own.
 template <class T> struct packed {
     static constexpr int N = 16 / (int)sizeof(T);
     uint4 words;
@@ -103,7 +103,7 @@ template <class T> struct single {
     __device__ __forceinline__ void unpack(float (&x)[1]) const { x[0] = to_float(element); }
 };
 
-// Keys of batch entry b that exist.
+// Number of existing keys of batch entry b.
 static __device__ __forceinline__ int key_length(const int32_t *kv_len, int64_t b, int Nk)
 {
     return kv_len ? min(max(kv_len[b], 0), Nk) : Nk;
