@@ -1,5 +1,5 @@
-// ada_bsa.cu - ada_bsa on the GPU: which kernels make the sums, windows that bound the scratch, the
-// choice of blocks.
+// ada_bsa.cu - ada_bsa on the GPU: chooses the kernels that make the sums, cuts windows that limit
+// the scratch, and picks the blocks.
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/selection/ada.cuh"
 
@@ -9,12 +9,12 @@ namespace
 enum : int64_t { WINDOW_BYTES = 320 << 20 };
 
 struct ada_parts {
-    row_window whole; // the first window: its size is that of the parts below
+    row_window whole; // the first window; the parts below have its size
     float *lse;       // [rows of groups][nk]
     float *sums;      // [rows of groups][columns], without tensor cores
     float *half;      // [rows of blocks][groups of a block][nk], compat-round
     float *value;     // [rows of blocks][nk], fixed
-    double *score;    // the same, compat
+    double *score;    // the same for compat
     compat_scratch compat;
 };
 
@@ -43,7 +43,7 @@ ada_parts lay_out(carve &c, const esa_select_args *a, bool plain)
 
 } // namespace
 
-// Scratch is asked for without pointers: the larger of both ways.
+// Scratch is counted without pointers: the larger of both ways.
 void ada_bsa_carve(carve &c, const esa_cuda_device *, const esa_select_args *a)
 {
     carve mma = c, plain = c;

@@ -1,11 +1,11 @@
 // ada_mma.cu - the product of ada_bsa on tensor cores (mma.sync), 16-bit rows.
 // SPDX-License-Identifier: Apache-2.0
 //
-// A thread block makes 128 rows x 256 columns: eight warps of 64 x 64, the largest tile whose sums
-// fit the registers, because every operand byte comes from L2 and the product is bound by that. The
-// depth of 8 D goes by in steps of 64: 64 elements of one of the eight tokens of every group,
-// brought by cp.async into a ring of 2 to 4 stages, 128-byte rows swizzled so that ldmatrix meets
-// no bank twice. Tokens that do not exist are zeros. Thread blocks run along groups of eight row
+// A thread block makes 128 rows x 256 columns with eight warps of 64 x 64. That is the largest tile
+// whose sums fit into registers; every operand byte comes from L2, which limits the product. The
+// depth of 8 D goes in steps of 64: 64 elements of one of the eight tokens of every group. cp.async
+// brings them into a ring of 2 to 4 stages, with 128-byte rows swizzled so that ldmatrix has no
+// bank conflicts. Tokens that do not exist are zeros. Thread blocks run along groups of eight row
 // tiles, so that those running together share rows and columns in L2.
 #include "cuda/selection/ada.cuh"
 #include "cuda/runtime/sm80_ptx.cuh"
@@ -23,9 +23,9 @@ enum {
     MOST_STAGES = 4
 };
 
-// Brings a thread's pieces of a step: piece c of rows r, r + 32, ... of one side. first: position
-// of row r's token, others lie 256 further each; those at or past n do not exist. GATHER: positions
-// are not tokens.
+// Copies the pieces of a thread for one step: piece c of rows r, r + 32, ... of one side. first:
+// position of the token of row r; the next ones are 256 further each. Positions at or past n do not
+// exist. GATHER: positions are not tokens.
 template <bool GATHER, int COUNT, class T>
 __device__ __forceinline__ void bring(uint32_t dst, const T *src, int64_t stride,
                                       const int32_t *perm, int first, int n, bool inside)
@@ -41,13 +41,13 @@ __device__ __forceinline__ void bring(uint32_t dst, const T *src, int64_t stride
     }
 }
 
-// Where a thread block's operands come from.
+// The operands of a thread block.
 template <class T, bool GATHER> struct tile_source {
     const T *q, *k; // of the head
     int64_t q_stride, k_stride;
     const int32_t *perm_q, *perm_k;
     int Nq, len, D;
-    int row, column; // of this thread's first pieces
+    int row, column; // of the first pieces of this thread
     uint32_t shared;
 
     __device__ __forceinline__ void bring_step(int u, int d0, int stage) const
@@ -61,13 +61,13 @@ template <class T, bool GATHER> struct tile_source {
     }
 };
 
-// One step: acc (64 x 64 of the warp) += rows x columns over 64 of depth.
+// One step: acc (64 x 64 of the warp) += rows x columns over a depth of 64.
 template <class T>
 __device__ __forceinline__ void multiply(float (&acc)[4][32], uint32_t rows, uint32_t columns)
 {
     const int lane = threadIdx.x % 32;
-    // ldmatrix: lanes 0-15 point at rows 0-15 of the first 8 of depth, lanes 16-31 at the same rows
-    // of the second 8; for columns the halves of 16 are eight columns by two depths.
+    // ldmatrix: lanes 0-15 point to rows 0-15 of the first 8 of depth, lanes 16-31 to the same rows
+    // of the second 8. For columns, the halves of 16 are eight columns by two depths.
     const int a_row = lane % 16, a_half = lane / 16, b_row = lane % 8 + lane / 16 * 8,
               b_half = lane / 8 % 2;
 #pragma unroll
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(THREADS, 1)
                                             row0 + (int)threadIdx.x / 8,
                                             column0 + (int)threadIdx.x / 8,
                                             shared };
-    int u = 0, d0 = 0; // of the next step to bring
+    int u = 0, d0 = 0; // position of the next step to copy
     auto bring_next = [&](int stage) {
         if (u < 8) source.bring_step(u, d0, stage);
         copy_commit();
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     float acc[4][32] = {};
     int stage = 0, ahead = stages - 1;
     for (int step = 0; step < steps; ++step) {
-        // All but the newest stages - 2 groups have landed: this step's among them.
+        // All but the newest stages - 2 groups have arrived, including those of this step.
         if (stages == 4)
             copy_wait<2>();
         else if (stages == 3)

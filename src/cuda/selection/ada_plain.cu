@@ -1,6 +1,5 @@
-// ada_plain.cu - the product of ada_bsa with f32 multiply-adds, for f32 views, views that are not
-// aligned, odd block sizes and compat-round, whose rounding points need the single sums. Correct,
-// not fast.
+// ada_plain.cu - the product of ada_bsa with f32 multiply-adds, for f32 views, unaligned views, odd
+// block sizes, and compat-round, whose rounding points need the single sums. Correct, but slow.
 // SPDX-License-Identifier: Apache-2.0
 #include "rules/compat_rows.h"
 #include "cuda/selection/ada.cuh"

@@ -4,7 +4,8 @@
 //
 //   score[I][J] = sum over the groups i of block I of weight_i 2^lse_iJ / sum_J 2^lse_iJ
 //
-// weight: fixed counts a short last group of queries by how many they are, compat as a whole one.
+// weight: fixed counts a short last group of queries by its number of queries; compat counts it as
+// a whole group.
 #include "cuda/selection/ada.cuh"
 #include "cuda/runtime/lanes.cuh"
 
@@ -13,7 +14,7 @@ namespace
 
 enum { THREADS = 256, WARPS = THREADS / 32, MOST_ROWS = 32 };
 
-// 0 for -inf; a NaN stays one.
+// 0 for -inf; NaN stays NaN.
 __device__ __forceinline__ float mass(float lse, float top)
 {
     return lse == -INFINITY ? 0.0f : exp2f(lse - top);
@@ -25,7 +26,7 @@ __global__ void __launch_bounds__(THREADS)
 {
     __shared__ float top[MOST_ROWS];
     __shared__ double share[MOST_ROWS]; // weight / total; 0: the group sees nothing
-    __shared__ int until[MOST_ROWS];    // key blocks the row looks at
+    __shared__ int until[MOST_ROWS];    // key blocks that the row looks at
     const int64_t head_at = blockIdx.x / blocks,
                   first = blockIdx.x % blocks * (x.a.params.block_q / 8);
     const int64_t n = esa_min64(x.a.params.block_q / 8, x.rows - first),
@@ -54,7 +55,7 @@ __global__ void __launch_bounds__(THREADS)
         for (int r = 0; r < n; r++)
             if (J < until[r] && share[r] != 0.0)
                 sum += share[r] * (double)mass(lse[r * x.a.nk + J], top[r]);
-            // a NaN in the row reaches all of its blocks
+            // NaN in the row reaches all of its blocks.
             else if (share[r] != share[r])
                 sum = share[r];
         if (value)

@@ -1,9 +1,8 @@
-// compat.cu - the originals' choice of blocks on the GPU: the CPU's own row functions, one thread
+// compat.cu - the original choice of blocks on the GPU: the row functions of the CPU, one thread
 // per row.
 // SPDX-License-Identifier: Apache-2.0
 //
-// These modes exist to be checked against the originals, so the rule is not written a second time
-// for speed.
+// These modes exist for checks against the originals, so the rule is not written again for speed.
 #include "rules/compat_rows.h"
 #include "cuda/selection/select.cuh"
 
@@ -21,7 +20,7 @@ struct compat_args {
     int64_t row0, rows, cap;
 };
 
-// Writes row `row` from keep[n] of the forced and the chosen.
+// Writes row `row` from keep[n] and the forced blocks.
 __device__ void write_row(const compat_args &x, int64_t row, const uint8_t *keep,
                           const uint8_t *column, bool dense, int32_t n)
 {
@@ -32,8 +31,8 @@ __device__ void write_row(const compat_args &x, int64_t row, const uint8_t *keep
     atomicAdd(x.kept, (unsigned long long)count);
 }
 
-// Row is a functor (slot's keep, slot's key, row within the window, row, b, i): makes keep and says
-// whether the row is dense.
+// Row is a functor (slot's keep, slot's key, row within the window, row, b, i). It fills keep and
+// returns whether the row is dense.
 template <class Row>
 __device__ void each_row(const esa_select_args &a, const select_rules &rules, const compat_args &x,
                          bool forces, Row choose)

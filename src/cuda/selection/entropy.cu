@@ -1,10 +1,10 @@
-// entropy.cu - the entropy selector: samples, score pass, importance, budgets. Which kernel scores,
-// and in which windows.
+// entropy.cu - the entropy selector: samples, score pass, importance, budgets. Chooses the scoring
+// kernel and the windows.
 // SPDX-License-Identifier: Apache-2.0
 //
-// The rules are src/select/importance.c and entropy.c; here is what differs. The score pass keeps
-// its statistics in global memory, 8 bytes per (sample, key block); where that passes STATS_BYTES
-// (many samples, many heads) the query blocks are worked on in windows.
+// The rules are those of src/select/importance.c and entropy.c, with one difference. The score pass
+// keeps its statistics in global memory, 8 bytes per (sample, key block). If they exceed
+// STATS_BYTES (many samples, many heads), the query blocks are processed in windows.
 #include "cuda/selection/entropy.cuh"
 #include "cuda/selection/entropy_steps.cuh"
 
@@ -17,8 +17,8 @@ constexpr int64_t STATS_BYTES = 256ll << 20;
 constexpr int64_t MOST_TOKENS = INT32_MAX - 1024; // positions are 32-bit in the kernels
 
 struct window {
-    int64_t per_block; // samples of a query block that is not cut
-    int64_t blocks;    // query blocks at once
+    int64_t per_block; // samples of a full query block
+    int64_t blocks;    // query blocks per window
     int64_t pitch;
 };
 

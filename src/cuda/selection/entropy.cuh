@@ -1,21 +1,20 @@
-// entropy.cuh - the score pass of the entropy selector: what its kernels are given and what they
-// leave behind.
+// entropy.cuh - the score pass of the entropy selector: the input and output of its kernels.
 // SPDX-License-Identifier: Apache-2.0
 //
-// A few queries of every query block are scored against all keys. Of each sample and key block only
-// two numbers leave the kernel: the largest score and the sum of exp2 of the scores relative to it
-// (scores in log2 units). entropy_rows.cu makes importance of them.
+// A few queries of every query block are scored against all keys. Only two numbers per sample and
+// key block leave the kernel: the largest score, and the sum of exp2 of the scores relative to it
+// (scores in log2 units). entropy_rows.cu turns them into importance.
 //
-// The query heads that share a key head are scored together: row r of a key head is sample r %
-// samples of its query head r / samples. A window is a run of query blocks, so that the statistics
-// of any shape fit a fixed piece of memory; mostly there is one window.
+// Query heads that share a key head are scored together: row r of a key head is sample r % samples
+// of its query head r / samples. A window is a run of query blocks, so that the statistics of any
+// shape fit into a fixed amount of memory. Usually there is one window.
 #pragma once
 
 #include "cuda/selection/select.cuh"
 
 struct score_stat {
     float top; // log2 of the largest exp(score); -inf: no key visible
-    float sum; // of exp2(score - top)
+    float sum; // sum of exp2(score - top)
 };
 
 struct score_job {
@@ -23,27 +22,27 @@ struct score_job {
     int64_t q_stride[3], k_stride[3]; // batch, head, token; elements
     const int32_t *perm_q, *perm_k;   // position -> token, or null
     const int32_t *kv_len;            // [B], within 0 .. Nk
-    // [B][Hkv][rows][pitch]; block j of row r is written if the row sees a key of it
+    // [B][Hkv][rows][pitch]; block j of row r is written if the row sees one of its keys.
     score_stat *stats;
     int32_t dtype, causal;
     int32_t B, Hkv, ratio; // ratio: query heads per key head
     int32_t Nq, Nk, D;
     int32_t block_q, block_k, nk;
-    // nk rounded up to 4, so that runs of four key blocks are whole sectors
+    // nk rounded up to 4, so that runs of four key blocks are whole sectors.
     int32_t pitch;
-    int32_t per_block; // samples of a query block that is not cut
+    int32_t per_block; // samples of a full query block
     int32_t block0;    // first query block of the window
-    int32_t samples;   // of the window, per query head
+    int32_t samples;   // samples of the window per query head
     int32_t rows;      // ratio * samples
     float scale;       // |scale| * log2(e)
-    // sign bits to turn in every two elements of q where scale < 0
+    // Sign bits to flip in every two elements of q if scale < 0.
     uint32_t flip;
     // How the work is cut: a tile of rows against a range of the B * Hkv * steps key steps. Ranges
-    // are the slow axis, so that blocks running at the same time read the same keys.
+    // are the slow axis, so that thread blocks running at the same time read the same keys.
     int32_t tiles, ranges, steps;
 };
 
-// One kernel each; takes: whether it can. The first that takes the job runs it.
+// One kernel each. takes: true if the kernel can do it. The first that takes the job runs it.
 // sm90_score.cu
 bool sm90_score_takes(const esa_cuda_device *dev, const esa_select_args *a);
 esa_status sm90_score_launch(esa_cuda_device *dev, score_job job, cudaStream_t stream);
@@ -52,8 +51,8 @@ esa_status sm80_score_launch(esa_cuda_device *dev, score_job job, cudaStream_t s
 // entropy_f32.cu
 esa_status f32_score_launch(esa_cuda_device *dev, score_job job, cudaStream_t stream);
 
-// Fills tiles, ranges and steps: `slots` blocks run at once, and the slowest of them has as little
-// to do as possible.
+// Fills tiles, ranges and steps. `slots` thread blocks run at once, and the slowest of them gets as
+// little work as possible.
 static inline void score_cut(score_job &job, int tile_rows, int steps, int slots)
 {
     job.tiles = ceil_div(job.rows, tile_rows);
@@ -62,7 +61,7 @@ static inline void score_cut(score_job &job, int tile_rows, int steps, int slots
     int64_t least = INT64_MAX;
     for (int64_t ranges = 1; ranges <= all && (ranges - 1) * job.tiles < 4 * (int64_t)slots;
          ranges++) {
-        // 2: filling the pipeline
+        // 2: filling the pipeline.
         const int64_t waves = ceil_div<int64_t>(ranges * job.tiles, slots),
                       cost = waves * (ceil_div(all, ranges) + 2);
         if (cost >= least) continue;
@@ -72,7 +71,7 @@ static inline void score_cut(score_job &job, int tile_rows, int steps, int slots
 }
 
 #ifdef __CUDACC__
-// Place in the ordered sequence of sample s of a window's query head.
+// Position in the ordered sequence of sample s of a query head in the window.
 static __device__ __forceinline__ int sample_position(const score_job &x, int s)
 {
     const int first = (x.block0 + s / x.per_block) * x.block_q, n = min(x.block_q, x.Nq - first),
@@ -80,7 +79,7 @@ static __device__ __forceinline__ int sample_position(const score_job &x, int s)
     return first + (2 * (s % x.per_block) + 1) * n / (2 * count);
 }
 
-// Keys that the query at a position sees, of `len` that exist.
+// Number of keys that the query at a position sees, of `len` existing ones.
 static __device__ __forceinline__ int keys_seen(const score_job &x, int position, int len)
 {
     return x.causal ? max(0, min(len, position + x.Nk - x.Nq + 1)) : len;
@@ -91,7 +90,7 @@ static __device__ __forceinline__ int row_limit(const score_job &x, int row, int
     return row < x.rows ? keys_seen(x, sample_position(x, row % x.samples), len) : 0;
 }
 
-// Element offset of a row's query in q.
+// Offset in q, in elements, of the query of a row.
 static __device__ __forceinline__ int64_t row_offset(const score_job &x, int b, int g, int row)
 {
     const int position = sample_position(x, row % x.samples),
@@ -100,7 +99,7 @@ static __device__ __forceinline__ int64_t row_offset(const score_job &x, int b, 
            token * x.q_stride[2];
 }
 
-// Most keys any of the rows first .. first+n-1 sees. Samples ascend within a query head.
+// The most keys that any of the rows first .. first+n-1 sees. Samples ascend within a query head.
 static __device__ __forceinline__ int tile_limit(const score_job &x, int first, int n, int len)
 {
     const int last = min(first + n, x.rows) - 1;
@@ -110,15 +109,15 @@ static __device__ __forceinline__ int tile_limit(const score_job &x, int first, 
                      len);
 }
 
-// The parts of a thread block's work: one tile against consecutive steps of one key head.
+// The parts of the work of a thread block: one tile against consecutive steps of one key head.
 struct score_walk {
     int64_t at, end; // of B * Hkv * steps
     int item, tile;
-    int b, g, len;    // batch entry, key head, keys that exist
-    int step0, step1; // steps of this part, those that no row of the tile sees left out
+    int b, g, len;    // batch entry, key head, existing keys
+    int step0, step1; // steps of this part, without those that no row of the tile sees
 
     __device__ __forceinline__ score_walk() : at(0), end(0), item(blockIdx.x) {}
-    // The next part with work in it; false: no more. step_keys: keys per step.
+    // Moves to the next part with work in it; false: no more. step_keys: keys per step.
     template <int TILE_ROWS> __device__ __forceinline__ bool next(const score_job &x, int step_keys)
     {
         const int64_t all = (int64_t)x.B * x.Hkv * x.steps;

@@ -1,10 +1,10 @@
-// entropy_budget.cu - from importance to row quotas: entropies of the rows, of the heads, blocks
-// per head, blocks per row.
+// entropy_budget.cu - from importance to row quotas: entropies of rows and heads, blocks per head,
+// blocks per row.
 // SPDX-License-Identifier: Apache-2.0
 //
-// All in double. Sums over key blocks and over rows run along the lanes of one warp and down a
-// fixed tree, so they are the same every time; the sharing of the budget is rules/budget.h, the
-// CPU's own text.
+// Everything is in double. Sums over key blocks and over rows run along the lanes of one warp and
+// down a fixed tree, so they are the same every time. rules/budget.h splits the budget, as on the
+// CPU.
 #include "rules/budget.h"
 #include "cuda/selection/entropy_steps.cuh"
 #include "cuda/runtime/lanes.cuh"
@@ -12,12 +12,12 @@
 namespace
 {
 
-// for quotas, a row or two each
+// For quotas: one or two rows per thread.
 constexpr int THREADS = 256, WARPS = THREADS / 32, QUOTA_THREADS = 512;
-constexpr int SHARED_HEADS = 512; // up to here the heads of a batch entry fit shared memory
+constexpr int SHARED_HEADS = 512; // up to here the heads of a batch entry fit into shared memory
 
-// Normalised entropy of every row [B][Hq][nq], one warp each. A row that sees one block or none
-// says nothing about its head: -1.
+// Normalised entropy of every row [B][Hq][nq], one warp each. -1 if the row sees at most one block
+// and says nothing about its head.
 __global__ void __launch_bounds__(THREADS)
     row_entropy_kernel(double *entropy, const float *importance, const int32_t *visible,
                        int64_t rows, int Hq, int nq, int nk)
@@ -35,8 +35,8 @@ __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x % 32 == 0) entropy[row] = v > 1 ? e / log((double)v) : -1.0;
 }
 
-// The smallest scale at which the shares reach what is wanted, as esa_heads_search finds it (the
-// sum never falls, so there is only one): a warp looks at 32 places at once.
+// The smallest scale at which the shares reach the wanted sum, the same that esa_heads_search finds
+// (the sum never falls, so there is only one). A warp tests 32 places at once.
 __device__ double search(const esa_heads &x)
 {
     const int lane = threadIdx.x % 32;
@@ -53,7 +53,7 @@ __device__ double search(const esa_heads &x)
     }
 }
 
-// Entropies of the heads of one batch entry: the mean over the rows that say something.
+// Entropies of the heads of one batch entry: the mean over the rows that have one.
 __device__ void head_entropies(double *out, const double *row_entropy, int Hq, int nq)
 {
     const int lane = threadIdx.x % 32;
@@ -64,13 +64,13 @@ __device__ void head_entropies(double *out, const double *row_entropy, int Hq, i
             if (e >= 0.0) sum += e, rows += 1.0;
         }
         sum = lanes_sum<32>(sum), rows = lanes_sum<32>(rows);
-        // rounded shares can pass 1 by a hair
+        // Rounded shares can exceed 1 slightly.
         if (lane == 0) out[h] = rows > 0.0 && sum < rows ? sum / rows : 1.0;
     }
 }
 
-// One thread block per batch entry: the heads' entropies, then their blocks. The steps of
-// esa_budget_heads, the heads side by side.
+// One thread block per batch entry: the entropies of the heads, then their blocks. The steps of
+// esa_budget_heads with the heads in parallel.
 __global__ void __launch_bounds__(THREADS)
     head_budget_kernel(double *entropy, int32_t *kept, double *spare, const double *row_entropy,
                        const int32_t *existing, int Hq, int nq, double budget)
@@ -110,8 +110,8 @@ __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) esa_heads_even_out(&heads, k, (int64_t)held);
 }
 
-// One thread block per head: its blocks spread over its rows. Where rows see less (causal) the same
-// share of what they see.
+// One thread block per head: spreads its blocks over its rows. Rows that see less (causal) get the
+// same share of what they see.
 __global__ void __launch_bounds__(QUOTA_THREADS)
     quota_kernel(int32_t *quota, const int32_t *kept, const int32_t *existing, const int64_t *seen,
                  const int32_t *visible, const int32_t *least, int Hq, int nq)

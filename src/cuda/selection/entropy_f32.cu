@@ -1,9 +1,9 @@
-// entropy_f32.cu - the score pass for f32, without tensor cores: tf32 would lose what the caller
-// asked for. Correct, not fast.
+// entropy_f32.cu - the score pass for f32, without tensor cores: tf32 would lose the precision of
+// f32 inputs. Correct, but slow.
 // SPDX-License-Identifier: Apache-2.0
 //
-// A thread block takes 64 rows against 64 keys at a time; a key block is one or more such steps,
-// and maximum and sum run along with them.
+// A thread block takes 64 rows against 64 keys at a time. A key block is one or more such steps;
+// maximum and sum are updated step by step.
 #include "cuda/selection/entropy.cuh"
 #include "cuda/selection/f32_tile.cuh"
 #include "cuda/runtime/lanes.cuh"
@@ -13,10 +13,10 @@ namespace
 
 constexpr int KEYS = F32_TILE;
 constexpr int SHARERS = F32_TILE / F32_COLUMNS; // threads that share rows of a tile
-// thread blocks per multiprocessor: as many as the registers allow
+// Thread blocks per multiprocessor: as many as the registers allow.
 constexpr int RESIDENT = 3;
 
-// Four elements of a row (null: there is none) from d on, 0 past D; any alignment.
+// Four elements of a row from d on, at any alignment; 0 past D. row null: there is none.
 __device__ __forceinline__ float4 four(const float *row, int d, int D, float factor)
 {
     float x[4];
@@ -27,10 +27,10 @@ __device__ __forceinline__ float4 four(const float *row, int d, int D, float fac
 
 struct row_state {
     int limit[F32_ROWS]; // keys the rows see; 0: nothing to write
-    // of the key block so far: maximum, this thread's part of the sum
+    // Of the key block so far: maximum, this thread's part of the sum.
     float top[F32_ROWS], sum[F32_ROWS];
 
-    // One step: keys from `key` on, those at or past `end` belong to the next block.
+    // One step: keys from `key` on. Those at or past `end` belong to the next block.
     __device__ __forceinline__ void take(float (&s)[F32_ROWS][F32_COLUMNS], float scale, int key,
                                          int end)
     {
@@ -43,7 +43,7 @@ struct row_state {
                 high = fmaxf(high, s[r][c]);
             }
             high = lanes_max<SHARERS>(high);
-            // nothing seen yet: exp2(-inf - 0) is 0
+            // Nothing seen yet: exp2(-inf - 0) is 0.
             const float base = high == -INFINITY ? 0.0f : high;
             sum[r] *= exp2f(top[r] - base);
 #pragma unroll
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(F32_THREADS, RESIDENT)
         score_stat *const line = x.stats +
                                  (((int64_t)w.b * x.Hkv + w.g) * x.rows + row0 + f32_row()) *
                                      x.pitch;
-        __syncthreads(); // the last part's queries have been read
+        __syncthreads(); // the queries of the last part have been read
         if (threadIdx.x < F32_TILE) {
             const int row = row0 + threadIdx.x;
             queries[threadIdx.x] = row < x.rows ? (const float *)x.q + row_offset(x, w.b, w.g, row)

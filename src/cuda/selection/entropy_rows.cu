@@ -1,10 +1,10 @@
-// entropy_rows.cu - importance from the score pass: the statistics of a query block's samples
-// become shares of its key blocks.
+// entropy_rows.cu - importance from the score pass: turns the statistics of the samples of a query
+// block into shares of its key blocks.
 // SPDX-License-Identifier: Apache-2.0
 //
 // mass_j = sum_j exp2(top_j - maximum of the row), share_j = mass_j / all masses, importance = mean
-// of the shares over the samples that see any key. Totals and means in double, as on the CPU; sums
-// over key blocks run along the lanes of one warp, always in the same order.
+// of the shares over the samples that see any key. Totals and means are in double, as on the CPU.
+// Sums over key blocks run along the lanes of one warp, always in the same order.
 #include "cuda/selection/entropy.cuh"
 #include "cuda/selection/entropy_steps.cuh"
 #include "cuda/runtime/lanes.cuh"
@@ -16,7 +16,7 @@ constexpr int THREADS = 128, WARPS = THREADS / 32, MOST_SAMPLES = 256;
 
 __device__ __forceinline__ double mass_of(score_stat s, float high)
 {
-    // A block without visible keys has sum 0; a NaN anywhere must stay visible as NaN.
+    // A block without visible keys has sum 0. NaN must stay NaN.
     return s.sum == 0.0f ? 0.0 : (double)(s.sum * exp2f(s.top - high));
 }
 
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(THREADS)
 {
     __shared__ float high[MOST_SAMPLES];
     __shared__ double inverse[MOST_SAMPLES]; // 1 / total
-    // key blocks the sample sees; 0: it does not count
+    // Key blocks the sample sees; 0: it does not count.
     __shared__ int ends[MOST_SAMPLES];
     const int i = blockIdx.x % blocks, head = blockIdx.x / blocks, Hq = x.Hkv * x.ratio,
               b = head / Hq, h = head % Hq;
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(THREADS)
         if (lane == 0) {
             high[s] = most;
             inverse[s] = 1.0 / total;
-            ends[s] = total == 0.0 ? 0 : end; // every score is -inf: no key is there
+            ends[s] = total == 0.0 ? 0 : end; // every score is -inf: no key exists
         }
     }
     __syncthreads();
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(THREADS)
         if (j < existing)
 #pragma unroll 4
             for (int s = 0; s < count; s++)
-                // 0 NaN is NaN
+                // 0 times NaN is NaN.
                 if (ends[s])
                     mean += (j < ends[s] ? mass_of(read(stats + (int64_t)s * x.pitch + j), high[s])
                                          : 0.0) *

@@ -1,5 +1,5 @@
-// entropy_steps.cuh - the steps of the entropy selector after the score pass, and the scratch they
-// share.
+// entropy_steps.cuh - the steps of the entropy selector after the score pass, and their shared
+// scratch.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -13,7 +13,7 @@ struct entropy_work {
     int32_t *kept;           // [B][Hq] blocks of each head, k_h
 };
 
-// entropy_rows.cu: rows of the job's window of out f32[B][Hq][nq][nk].
+// entropy_rows.cu: fills the rows of the window in out f32[B][Hq][nq][nk].
 esa_status importance_launch(esa_cuda_device *dev, const score_job &x, float *out, int64_t nq,
                              cudaStream_t stream);
 // entropy_budget.cu: entropy f64[B][Hq] or null, quota [B][Hq][nq] or null.

@@ -1,5 +1,6 @@
-// f32_tile.cuh - a 64 x 64 tile of a product of f32 rows by one thread block, with plain
-// multiply-adds: for what must be as exact as on the CPU and is small, or has no 16-bit operands.
+// f32_tile.cuh - one thread block computes a 64 x 64 tile of a product of f32 rows with plain
+// multiply-adds. For small products that must be as exact as on the CPU, and for operands that are
+// not 16-bit.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -8,12 +9,12 @@
 enum { F32_TILE = 64, F32_DEPTH = 16, F32_THREADS = 128, F32_ROWS = 8, F32_COLUMNS = 4 };
 
 struct f32_tile_shared {
-    // transposed; padded so that the transposing stores spread over the banks
+    // Transposed; padded so that the transposing stores spread over the banks.
     float a[F32_DEPTH][F32_TILE + 4], b[F32_DEPTH][F32_TILE + 4];
 };
 
 // acc[r][c] of a thread is row f32_row() + r, column f32_column() + c of the tile. load_a(row, k),
-// load_b(column, k): four values from depth k on, 0 beyond the edges; depth is a multiple of
+// load_b(column, k): four values from depth k on, 0 beyond the edges. depth is a multiple of
 // F32_DEPTH. Sums run over k in order.
 static __device__ __forceinline__ int f32_row() { return threadIdx.x / 16 * F32_ROWS; }
 static __device__ __forceinline__ int f32_column() { return threadIdx.x % 16 * F32_COLUMNS; }
@@ -23,7 +24,7 @@ static __device__ __forceinline__ void f32_tile(float (&acc)[F32_ROWS][F32_COLUM
                                                 f32_tile_shared &shared, int depth, LoadA load_a,
                                                 LoadB load_b)
 {
-    // a thread brings rows row and row + 32
+    // A thread loads rows row and row + 32.
     const int row = threadIdx.x / 4, k4 = threadIdx.x % 4 * 4;
     float4 a[2], b[2];
     auto fetch = [&](int k) {

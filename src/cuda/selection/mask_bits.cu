@@ -1,5 +1,5 @@
-// mask_bits.cu - masks at rest (bits) to masks in use (lists) and back. One warp per row, nothing
-// but the two arrays.
+// mask_bits.cu - converts masks between bits (stored) and lists (in use). One warp per row, no
+// scratch.
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/selection/pick.cuh"
 
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(WARPS * 32)
     atomicAdd((unsigned long long *)m.facts + 1, (unsigned long long)out.n);
 }
 
-// A lane makes one byte: it finds its first block in the ascending list by halving.
+// A lane makes one byte. It finds its first block in the ascending list by bisection.
 __global__ void __launch_bounds__(WARPS * 32)
     to_bits(const __grid_constant__ esa_cuda_mask m, uint8_t *bits)
 {

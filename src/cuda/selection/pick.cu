@@ -1,4 +1,4 @@
-// pick.cu - rows picked by values that lie in device memory.
+// pick.cu - picks rows by values in device memory.
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/selection/pick.cuh"
 

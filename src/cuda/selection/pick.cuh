@@ -1,19 +1,19 @@
-// pick.cuh - one warp picks one row: forced blocks, then the best by value up to the quota, and
-// always the best one.
+// pick.cuh - one warp picks one row: forced blocks, then the best by value up to the quota. The
+// best block is always kept.
 // SPDX-License-Identifier: Apache-2.0
 //
 // Values become integers of the same order (esa_rank_bits). The bar that the wanted number of
-// candidates reaches is found bit by bit from the top, counting over the warp; candidates at the
-// bar itself go by index, lower ones first. No sorting, no float compares, and the same blocks as
-// esa_rules_pick. A lane holds the values of blocks lane, lane + 32, ... in PER registers; with PER
-// = 0, for rows longer than registers can hold, it reads them again for every bit.
+// candidates reaches is found bit by bit from the top, counting over the warp. Candidates equal to
+// the bar go by index, lower ones first. It needs no sorting and no float compares, and picks the
+// same blocks as esa_rules_pick. A lane holds the values of blocks lane, lane + 32, ... in PER
+// registers. With PER = 0, for rows too long for registers, it reads them again for every bit.
 #pragma once
 
 #include "rules/rank.h"
 #include "cuda/runtime/lanes.cuh"
 #include "cuda/selection/select.cuh"
 
-// rows per thread block; blocks a row may have to be held in registers
+// Rows per thread block; the most blocks of a row that fit into registers.
 enum { PICK_WARPS = 8, PICK_LONGEST = 2048 };
 
 struct pick_args {
@@ -33,7 +33,7 @@ pick_args pick_args_of(const esa_select_args *a, const select_rules &rules, cons
 #ifdef __CUDACC__
 static constexpr unsigned ALL_LANES = 0xffffffffu;
 
-// Emits a row's list: call put for 32 consecutive blocks at a time, ascending.
+// Writes the list of a row: call put for 32 consecutive blocks at a time, ascending.
 struct row_writer {
     uint16_t *index;
     int n = 0;
@@ -45,8 +45,8 @@ struct row_writer {
     }
 };
 
-// The ranks of a row's candidates (blocks that are visible and not forced); 0 for all other blocks,
-// and for candidates that are NaN.
+// The ranks of the candidates of a row (visible blocks that are not forced); 0 for all other blocks
+// and for NaN.
 template <class Source, int PER> struct pick_row {
     static constexpr bool HELD = PER > 0;
     const Source &source;
@@ -101,7 +101,7 @@ template <class Source, int PER> struct pick_row {
             for (int t = 0; t * 32 < visible; ++t) f(t);
         }
     }
-    // How many candidates rank at least `bar`, which is not 0.
+    // Number of candidates with rank at least `bar`, which is not 0.
     __device__ __forceinline__ int reaching(uint32_t bar) const
     {
         int n = 0;
@@ -119,8 +119,8 @@ template <class Row> static __device__ int best_block(const Row &row)
     return (int)esa_rank_index(lanes_max<32>(best));
 }
 
-// How many candidates bring a row's mass to cdf of the whole (esa_ada_pick_fixed), best ones first.
-// Values are not negative.
+// Number of candidates, best first, that bring the mass of a row to cdf of the whole
+// (esa_ada_pick_fixed). Values are not negative.
 template <class Row> static __device__ int taken_by_mass(const Row &row, int candidates, double cdf)
 {
     double forced = 0.0, open = 0.0;
@@ -133,7 +133,7 @@ template <class Row> static __device__ int taken_by_mass(const Row &row, int can
     }
     forced = lanes_sum<32>(forced), open = lanes_sum<32>(open);
     const double target = cdf * (forced + open);
-    // A value of at least 0 comes back out of its rank by its top bit.
+    // The top bit of a rank gives a non-negative value back.
     auto with = [&](uint32_t bar) {
         double sum = 0.0;
         row.each([&](int t) {
@@ -171,12 +171,12 @@ static __device__ void pick_one(const Source &source, const pick_args &x, int64_
     if (CDF && forced < visible)
         quota = min(quota, forced + taken_by_mass(row, visible - forced, x.cdf));
 
-    uint32_t bar = 0; // candidates above it are kept, and the first `ties` at it
+    uint32_t bar = 0; // candidates above it are kept, and the first `ties` equal to it
     int ties = visible;
-    // the budget is used up, but a row never loses its best block
+    // The budget is used up, but a row always keeps its best block.
     if (forced < visible && quota <= forced) {
         best = best_block(row);
-        bar = 0xffffffffu; // no number ranks so high
+        bar = 0xffffffffu; // no number ranks this high
     } else if (forced < visible && quota < visible) {
         const int need = quota - forced;
         for (uint32_t bit = 1u << 31; bit; bit >>= 1) {
@@ -219,7 +219,7 @@ static __global__ void __launch_bounds__(PICK_WARPS * 32)
     }
 }
 
-// Picks with the kernel that holds rows of x.nk blocks.
+// Picks with the kernel for rows of x.nk blocks.
 template <class Source, bool CDF>
 static void pick_with(const pick_args &x, const Source &source, cudaStream_t stream)
 {

@@ -1,5 +1,5 @@
-// random.cu - uniformly random blocks, the very same as on the CPU, and masks that keep all they
-// see.
+// random.cu - uniformly random blocks, the same as on the CPU; and masks that keep every visible
+// block.
 // SPDX-License-Identifier: Apache-2.0
 #include "base/rng.h"
 #include "cuda/selection/pick.cuh"
@@ -7,8 +7,7 @@
 namespace
 {
 
-// The generator's state is a counter, so a block's number is reached without drawing those before
-// it.
+// The state of the generator is a counter, so the number of a block needs no draws before it.
 struct random_values {
     uint64_t seed;
     int32_t branch;

@@ -1,10 +1,11 @@
-// rf_v2.cu - RainFusion 2.0 on the GPU: block means against block means, the best of each row.
+// rf_v2.cu - RainFusion 2.0 on the GPU: scores block means against block means and keeps the best
+// of each row.
 // SPDX-License-Identifier: Apache-2.0
 //
 //   score[i][j] = scale * mean(q of block i) . mean(k of block j)
 //
-// Reading q and k once is nearly all of the time; the means and their products stay in f32, as on
-// the CPU.
+// Reading q and k once takes nearly all of the time. The means and their products stay in f32, as
+// on the CPU.
 #include "cuda/selection/f32_tile.cuh"
 #include "cuda/attention/means.cuh"
 #include "cuda/selection/select.cuh"
@@ -16,8 +17,8 @@ enum : int64_t { VALUE_BYTES = 256 << 20 };
 
 struct rf_parts {
     float *q_mean, *k_mean; // [B][Hq][nq][pitch], [B][Hkv][nk][pitch]
-    int64_t pitch;          // D rounded up to F32_DEPTH; the columns between are 0
-    row_window whole;       // the first window: its size is that of `value`
+    int64_t pitch;          // D rounded up to F32_DEPTH; the extra columns are 0
+    row_window whole;       // the first window; `value` has its size
     float *value;           // [rows of a window][nk]
     compat_scratch compat;
 };
@@ -120,7 +121,7 @@ esa_status rf_v2_run(esa_cuda_device *dev, const esa_select_args *a, const selec
                      const int32_t *quota, const esa_cuda_mask *mask, carve c, cudaStream_t stream)
 {
     const rf_parts p = lay_out(c, a);
-    // compat-round scales the rounded product itself.
+    // compat-round scales the rounded product.
     const float scale = esa_rows_round(a) == ESA_DTYPE_F32 ? (float)a->params.scale : 1.0f;
     esa_status status = means(dev, a, rules, p, stream);
     row_window w = p.whole;

@@ -1,9 +1,9 @@
-// rules.cu - what each row may see, what is forced on it and how many blocks it may keep, for all
+// rules.cu - which blocks each row sees, which ones it must keep and how many it may keep, for all
 // batch entries in one launch.
 // SPDX-License-Identifier: Apache-2.0
 //
-// One thread block per batch entry; the rules themselves are the pure functions of rules/rows.h, as
-// on the CPU. kv_len is read here and nowhere on the host, so a captured graph follows it.
+// One thread block per batch entry. The rules are the pure functions of rules/rows.h, as on the
+// CPU. kv_len is read only here, on the device, so a captured graph follows it.
 #include "cuda/selection/select.cuh"
 
 select_rules rules_carve(carve &c, const esa_select_args *a)
@@ -26,7 +26,7 @@ namespace
 
 enum { THREADS = 1024 };
 
-// Sum of what the rows of batch entry b see, by the whole block.
+// Sum of the blocks that the rows of batch entry b see, by the whole thread block.
 __device__ uint32_t seen_of(const esa_select_args &a, int64_t b, uint32_t *shared)
 {
     const int64_t kv_len = esa_kv_len(a.params.kv_len ? a.params.kv_len[b] : a.Nk, a.Nk),

@@ -1,15 +1,16 @@
-// select.cu - the switch of the selectors on the GPU, and the two halves of the entropy selector.
+// select.cu - runs the selector named in the params on the GPU, and the two halves of the entropy
+// selector.
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/selection/select.cuh"
 
 namespace
 {
 
-// The parts every selection starts with; what follows is the selector's own.
+// The parts every selection starts with. The parts of the selector follow.
 struct select_parts {
     select_rules rules;
     int32_t *quota;    // [B][nq]; entropy [B][Hq][nq]
-    float *importance; // [B][Hq][nq][nk]; entropy alone
+    float *importance; // [B][Hq][nq][nk]; entropy only
 };
 
 select_parts lay_out(carve &c, const esa_select_args *a)

@@ -2,45 +2,47 @@
 // what each file provides.
 // SPDX-License-Identifier: Apache-2.0
 //
-// A selection is a few launches on one stream, all sizes known on the host except kv_len, which
-// lies on the device:
-//   rules (rules.cu)   what each row sees, what is forced on it, how many blocks it may keep;
-//   facts[0], and facts[1] = 0 values             one float per (row, key block): larger is better
-//   (rf_v2.cu, ada_bsa.cu, entropy.cu) pick (pick.cu)     forced blocks, then the best by value up
-//   to the quota; ascending lists, counts, facts[1]
-// Pure rules come from src/base (rows.h, rank.h), where the CPU takes them from too.
+// A selection is a few launches on one stream. The host knows all sizes except kv_len, which is on
+// the device:
+//
+//   rules   rules.cu                         what each row sees, must keep, and how many it may
+//                                            keep; facts[0], and facts[1] = 0
+//   values  rf_v2.cu, ada_bsa.cu, entropy.cu one float per (row, key block): larger is better
+//   pick    pick.cu                          forced blocks, then the best by value up to the quota;
+//                                            ascending lists, counts, facts[1]
+//
+// The pure rules come from src/rules (rows.h, rank.h), as on the CPU.
 #pragma once
 
 #include "rules/rows.h"
 #include "cuda/runtime/device.cuh"
 
-// The rules of every batch entry, in device memory; every head of an entry obeys the same ones. As
-// esa_rules of src/select.
+// The rules of every batch entry in device memory. All heads of an entry share them. Like esa_rules
+// of src/select.
 struct select_rules {
-    int32_t *kv_len;   // [B] keys that exist
-    int32_t *existing; // [B] key blocks that exist
+    int32_t *kv_len;   // [B] existing keys
+    int32_t *existing; // [B] existing key blocks
     int64_t *seen;     // [B] sum of visible
-    // [B][nq] key blocks 0 .. visible-1 hold a key some query of the block sees
+    // [B][nq] key blocks 0 .. visible-1 hold a key that a query of the block sees
     int32_t *visible;
-    // [B][nq] blocks diagonal .. visible-1 cross the causal diagonal and are forced
+    // [B][nq] blocks diagonal .. visible-1 are on the causal diagonal and forced
     int32_t *diagonal;
-    // [B][nq] forced blocks of the row, at least 1 where anything is visible
+    // [B][nq] forced blocks of the row, at least 1 if anything is visible
     int32_t *least;
-    uint8_t *dense;  // [B][nq] rows that keep all they see
-    uint8_t *column; // [B][nk] columns every row keeps
+    uint8_t *dense;  // [B][nq] 1: the row keeps every block it sees
+    uint8_t *column; // [B][nk] 1: every row keeps this column
     int32_t *before; // [B][nk+1] forced columns before j
 };
 
 select_rules rules_carve(carve &c, const esa_select_args *a);
-// Fills the rules of all batch entries. quota (null: not wanted): [B][nq], the row quotas of rf_v2,
-// ada_bsa and random in fixed mode. facts (null: not wanted): mask->facts, set to { blocks that
-// exist, 0 }.
+// Fills the rules of all batch entries. quota (or null): [B][nq], the row quotas of rf_v2, ada_bsa
+// and random in fixed mode. facts (or null): mask->facts, set to { existing blocks, 0 }.
 esa_status rules_launch(esa_cuda_device *dev, const esa_select_args *a, const select_rules &rules,
                         int32_t *quota, int64_t *facts, cudaStream_t stream);
 
-// Picks rows row0 .. row0+rows-1 of [B][Hq][nq]: value[rows][nk] holds row0 first; entries at or
-// past a row's visible are not read. quota: [B][nq], or with quota_per_head [B][Hq][nq]. cdf: below
-// 1, a row also stops at that share of its mass (ada_bsa). Adds to facts[1].
+// Picks rows row0 .. row0+rows-1 of [B][Hq][nq]. value[rows][nk] starts with row0; entries beyond
+// the visible blocks of a row are not read. quota: [B][nq], or [B][Hq][nq] with quota_per_head. cdf
+// below 1: a row also stops at that share of its mass (ada_bsa). Adds to facts[1].
 struct pick_job {
     const float *value;
     const int32_t *quota;
@@ -51,23 +53,23 @@ struct pick_job {
 esa_status pick_launch(esa_cuda_device *dev, const esa_select_args *a, const select_rules &rules,
                        const pick_job &job, const esa_cuda_mask *mask, cudaStream_t stream);
 
-// A run of rows of [B][Hq][nq] that is worked on at once, so that scratch stays within bounds:
-// whole heads, or part of one head.
+// A run of rows of [B][Hq][nq] that is processed at once, so that scratch stays limited: whole
+// heads, or part of one head.
 struct row_window {
-    int64_t head0, heads;  // of B * Hq
-    int64_t first, blocks; // query blocks of each; all nq of them if heads > 1
+    int64_t head0, heads;  // heads of B * Hq
+    int64_t first, blocks; // query blocks of each head; all nq if heads > 1
     int64_t row0(int64_t nq) const { return head0 * nq + first; }
     int64_t rows() const { return heads * blocks; }
 };
-// The first window where a row needs bytes_per_row and all of a window `limit` bytes; next moves
-// on, false: no more. A window holds at least `unit` rows of a head, and a multiple of it where a
-// head is cut.
+// The first window, if a row needs bytes_per_row and a window may take `limit` bytes. next moves
+// on; false: no more. A window holds at least `unit` rows of a head, and a multiple of it if a head
+// is cut.
 static inline row_window window_first(const esa_select_args *a, int64_t bytes_per_row,
                                       int64_t limit, int64_t unit)
 {
     const int64_t rows = limit / bytes_per_row, heads = rows / a->nq, all = a->B * a->Hq;
     if (heads < 1) return { 0, 1, 0, esa_min64(a->nq, esa_max64(unit, rows / unit * unit)) };
-    // windows of about the same size; 65535: a grid axis
+    // Windows of about the same size. 65535: limit of a grid axis.
     return { 0, esa_min64(65535, ceil_div(all, ceil_div(all, heads))), 0, a->nq };
 }
 static inline bool window_next(row_window &w, const row_window &whole, const esa_select_args *a)
@@ -82,7 +84,7 @@ static inline bool window_next(row_window &w, const row_window &whole, const esa
     return w.heads > 0;
 }
 
-// The originals' choice of blocks, one thread per row (compat.cu): for checking, not for speed.
+// The original choice of blocks, one thread per row (compat.cu): for checks, not for speed.
 struct compat_scratch {
     int64_t slots; // rows in flight
     uint8_t *keep; // [slots][nk]
@@ -101,21 +103,21 @@ esa_status ada_compat_launch(esa_cuda_device *dev, const esa_select_args *a,
                              cudaStream_t stream);
 
 // The entropy selector (entropy.cu and its neighbours). entropy_carve takes scratch for both
-// functions below, which get a carve standing where that began (by value: both lay their parts out
-// from the same place, so the second may use what the first left there).
+// functions below. They get the carve as it was before that, by value: both lay out their parts
+// from the same place, so the second may use what the first left there.
 void entropy_carve(carve &c, const esa_cuda_device *dev, const esa_select_args *a);
-// out f32[B][Hq][nq][nk]: importance, 0 at and beyond `existing`. The rules are filled before on
-// the same stream.
+// out f32[B][Hq][nq][nk]: importance, 0 from `existing` on. The rules were filled before on the
+// same stream.
 esa_status entropy_importance(esa_cuda_device *dev, const esa_select_args *a,
                               const select_rules &rules, float *out, carve c, cudaStream_t stream);
 // From importance alone (entropy_importance need not have run): entropy f64[B][Hq] or null, quota
-// [B][Hq][nq] or null. k_h as esa_budget_entropy gives it for `existing` blocks, a head's total (2
-// k_h seen + existing) / (2 existing) spread by spread_rows.
+// [B][Hq][nq] or null. k_h is that of esa_budget_entropy for `existing` blocks. spread_rows spreads
+// the total of a head, (2 k_h seen + existing) / (2 existing).
 esa_status entropy_budgets(esa_cuda_device *dev, const esa_select_args *a,
                            const select_rules &rules, const float *importance, double *entropy,
                            int32_t *quota, carve c, cudaStream_t stream);
 
-// One file per selector; each takes its own scratch and fills mask. The rules are filled before.
+// One file per selector. Each takes its own scratch and fills mask. The rules were filled before.
 void rf_v2_carve(carve &c, const esa_cuda_device *dev, const esa_select_args *a);
 esa_status rf_v2_run(esa_cuda_device *dev, const esa_select_args *a, const select_rules &rules,
                      const int32_t *quota, const esa_cuda_mask *mask, carve c, cudaStream_t stream);
@@ -129,8 +131,8 @@ esa_status full_run(esa_cuda_device *dev, const esa_select_args *a, const select
                     const esa_cuda_mask *mask, cudaStream_t stream);
 
 #ifdef __CUDACC__
-// Sum of v over the threads of a block, returned to all of them. shared: 32 words nobody else uses;
-// whole warps only.
+// Sum of v over the threads of a thread block, returned to all of them. shared: 32 words for this
+// call only. Whole warps only.
 static __device__ __forceinline__ uint32_t block_sum(uint32_t v, uint32_t *shared)
 {
     const uint32_t part = __reduce_add_sync(0xffffffffu, v), warps = blockDim.x / 32;
@@ -140,7 +142,7 @@ static __device__ __forceinline__ uint32_t block_sum(uint32_t v, uint32_t *share
     return __reduce_add_sync(0xffffffffu, threadIdx.x % 32 < warps ? shared[threadIdx.x % 32] : 0);
 }
 
-// How many threads before this one have flag set, and in *all how many there are. shared: 32 words,
+// Number of threads before this one that have flag set; *all: how many there are. shared: 32 words,
 // as above.
 static __device__ __forceinline__ uint32_t block_rank(bool flag, uint32_t *all, uint32_t *shared)
 {
@@ -155,13 +157,13 @@ static __device__ __forceinline__ uint32_t block_rank(bool flag, uint32_t *all, 
            __popc(ballot & ((1u << lane) - 1));
 }
 
-// esa_budget_spread by one block of whole warps: the same quotas. Sums stay below 2^32 because nq,
-// nk <= 65535. shared: 32 words.
+// esa_budget_spread by one thread block of whole warps: the same quotas. Sums stay below 2^32
+// because nq, nk <= 65535. shared: 32 words.
 static __device__ inline void spread_rows(int32_t *quota, const int32_t *visible,
                                           const int32_t *least, int64_t nq, int64_t total,
                                           uint32_t *shared)
 {
-    // a thread's first row stays in registers: mostly there is no other
+    // The first row of a thread stays in registers; usually there is no other.
     const bool has = threadIdx.x < nq;
     const int32_t own_visible = has ? visible[threadIdx.x] : 0,
                   own_least = has ? least[threadIdx.x] : 0;
@@ -190,7 +192,8 @@ static __device__ inline void spread_rows(int32_t *quota, const int32_t *visible
     uint32_t others = has && own_visible != same;
     for (int64_t i = threadIdx.x + blockDim.x; i < nq; i += blockDim.x)
         others += visible[i] != same;
-    // where all rows see as much, the share in whole blocks is one number, found in fewer steps
+    // If all rows see the same number of blocks, the share in whole blocks is one number, found in
+    // fewer steps.
     if (block_sum(others, shared) == 0) {
         int64_t lo = 0, hi = same;
         if (sum([&](int32_t) { return hi; }) <= total) lo = hi;

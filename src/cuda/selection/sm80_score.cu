@@ -3,21 +3,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A thread block of four warps holds 64 MT sampled queries in registers and streams keys through
-// shared memory, 64 a step, by cp.async where the keys are aligned. A key block is one or more
-// steps; maximum and sum run along with them. An order of the keys is obeyed while loading: rows
-// are fetched one by one anyway.
+// shared memory, 64 per step, with cp.async if the keys are aligned. A key block is one or more
+// steps; maximum and sum are updated step by step. An order of the keys is applied while loading,
+// because rows are fetched one by one anyway.
 #include "cuda/selection/entropy.cuh"
 #include "cuda/attention/sm80_tile.cuh"
 
 namespace
 {
 
-// Of q and k: 4-byte and 16-byte pieces may be read.
+// Which pieces of q and k may be read: 4 bytes, 16 bytes.
 struct alignments {
     bool q_words, k_vectors;
 };
 
-constexpr int STAGES = 3; // 96 KB at most, so that every GPU since Ampere has room
+constexpr int STAGES = 3; // 96 KB at most, which every GPU since Ampere has
 constexpr int resident(int DP) { return DP <= 128 ? 2 : 1; } // thread blocks per multiprocessor
 
 // The steps of one part, in order.
@@ -33,7 +33,7 @@ struct key_steps {
     }
 };
 
-// 64 keys from `key` on, of which `keys` exist; the others become 0.
+// Copies 64 keys from `key` on, of which `keys` exist; the others become 0.
 template <class T, int DP>
 DEV void load_keys(const score_job &x, const T *head, uint32_t dst, int key, int keys, bool vectors)
 {
@@ -64,12 +64,12 @@ DEV void load_keys(const score_job &x, const T *head, uint32_t dst, int key, int
 }
 
 template <int DP, int MT> struct score_rows {
-    // of a lane: lane / 4 + 8 r; the four lanes of a quad share them
+    // Rows of a lane: lane / 4 + 8 r. The four lanes of a quad share them.
     static constexpr int ROWS = MT * 2;
     warp_queries<DP, MT, true> queries;
     int limit[ROWS]; // keys the rows see; 0: nothing to write
     int whole;       // keys that every row of the warp sees
-    // of the key block so far: maximum of the unscaled scores, this lane's part of the sum
+    // Of the key block so far: maximum of the unscaled scores, this lane's part of the sum.
     float top[ROWS], sum[ROWS];
 
     __device__ __forceinline__ void open(const score_job &x, const score_walk &w, int row,
@@ -101,7 +101,7 @@ template <int DP, int MT> struct score_rows {
         whole = (int)min(0x7fffffffu, __reduce_min_sync(~0u, shortest));
     }
 
-    // One step: 64 keys from `key` on, those at or past `end` belong to the next block.
+    // One step: 64 keys from `key` on. Those at or past `end` belong to the next block.
     __device__ __forceinline__ void take(float (&s)[MT][8][4], float scale, int key, int end,
                                          bool fresh, int lane)
     {
@@ -126,8 +126,8 @@ template <int DP, int MT> struct score_rows {
             high = fmaxf(high, __shfl_xor_sync(~0u, high, 1));
             high = fmaxf(high, __shfl_xor_sync(~0u, high, 2));
             if (!fresh) high = fmaxf(high, top[r]);
-            // Nothing seen yet: 0 is subtracted, since -inf - -inf would be NaN and exp2(-inf - 0)
-            // is 0.
+            // Nothing seen yet: subtract 0, because -inf - -inf would be NaN and exp2(-inf - 0) is
+            // 0.
             const float base = (high == -INFINITY ? 0.0f : high) * scale;
             float part = fresh ? 0.0f : sum[r] * exp2_approx(fmaf(top[r], scale, -base));
 #pragma unroll
@@ -145,7 +145,7 @@ template <int DP, int MT> struct score_rows {
     {
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
-            // read before the compiler learns that r is lane % 4 and indexes by it
+            // Read before the compiler learns that r is lane % 4 and indexes by it.
             const bool has = limit[r] > 0;
             const float high = top[r] * x.scale;
             float all = sum[r];
@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(SM80_THREADS, resident(DP))
             if (++into == STAGES) into = 0;
             copy_commit();
         };
-        __syncthreads(); // the last part's keys have been read
+        __syncthreads(); // the keys of the last part have been read
         for (int i = 0; i < STAGES - 1; i++) load();
         rows.open(x, w, row, has.q_words, lane);
         for (int i = 0; i < steps; i++) {

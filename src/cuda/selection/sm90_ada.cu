@@ -1,14 +1,14 @@
-// sm90_ada.cu - the product of ada_bsa on Hopper: wgmma on tiles that bulk copies bring.
+// sm90_ada.cu - the product of ada_bsa on Hopper: wgmma on tiles from bulk copies.
 // SPDX-License-Identifier: Apache-2.0
 //
-// A thread block makes 192 rows x 256 columns, 64 x 256 for each of three consumer warpgroups: the
-// tile that loads least from L2 per product among those whose sums fit the registers (110
-// operations a byte; 128 x 256 would have 85, and L2 is what binds). A producer warp fills a ring
-// of four stages of 64 elements of depth and runs ahead into the next tile while the consumers
-// reduce this one. Token u of every group is a view of its own, with eight tokens between rows, so
-// a short last group needs no care: rows beyond a view are zeros. At D = 64 the reduction weighs as
-// much as the product, and the smaller tiles of ada_mma.cu are faster (1.23 against 1.41 ms, 48
-// heads, 17776).
+// A thread block makes 192 rows x 256 columns, 64 x 256 for each of three consumer warpgroups. Of
+// the tiles whose sums fit into registers, this one loads least from L2 per product (110 operations
+// per byte; 128 x 256 would have 85, and L2 is the limit). A producer warp fills a ring of four
+// stages of 64 elements of depth, and runs ahead into the next tile while the consumers reduce this
+// one. Token u of every group is a view of its own with eight tokens between rows, so a short last
+// group needs no special case: rows beyond a view are zeros. At D = 64 the reduction costs as much
+// as the product, and the smaller tiles of ada_mma.cu are faster (1.23 against 1.41 ms, 48 heads,
+// 17776 tokens).
 #include "cuda/selection/ada.cuh"
 #include "cuda/runtime/sm90_ptx.cuh"
 
@@ -17,12 +17,12 @@ namespace
 
 constexpr int CONSUMERS = 3, ROWS = 64 * CONSUMERS, COLUMNS = 256, DEPTH = 64, STAGES = 4,
               THREADS = 128 * (CONSUMERS + 1);
-// 32 + 3 * 160 = 4 * 128, what the launch allocates
+// 32 + 3 * 160 = 4 * 128: what the launch allocates.
 constexpr int PRODUCER_REGS = 32, CONSUMER_REGS = 160;
 constexpr int COLUMNS_AT = ROWS * DEPTH * 2, STAGE = COLUMNS_AT + COLUMNS * DEPTH * 2;
-// full[STAGES], empty[STAGES]; room to align the base
+// full[STAGES], empty[STAGES]; room to align the base.
 constexpr int BARRIERS = STAGES * STAGE, BYTES = BARRIERS + 16 * STAGES + 1024;
-constexpr int GROUP_TILES = 8; // row tiles that share columns while they run side by side
+constexpr int GROUP_TILES = 8; // row tiles that run side by side and share columns
 
 struct ada_maps {
     CUtensorMap q[8], k[8]; // of token u of every group
@@ -45,10 +45,10 @@ struct stage_ring {
     }
 };
 
-// A thread block's tiles, in the same order for its producer and its consumers.
+// The tiles of a thread block, in the same order for its producer and its consumers.
 struct tile_walk {
     int64_t at = blockIdx.x;
-    int head, row0, column0; // head: of the window
+    int head, row0, column0; // head: within the window
     __device__ __forceinline__ bool next(const ada_job &x, const ada_tiles &tiles)
     {
         for (; at < tiles.all; at += gridDim.x) {
@@ -60,7 +60,7 @@ struct tile_walk {
             row0 = (int)x.row0 + (group * GROUP_TILES + in_group % tall) * ROWS;
             column0 = in_group / tall * COLUMNS;
             const int64_t b = (x.head0 + head) / x.a.Hq;
-            // limits grow with the row
+            // Limits grow with the row.
             const int last = min(row0 + ROWS, (int)(x.row0 + x.rows)) - 1;
             if (column0 >= esa_ada_limit(&x.a, esa_ada_columns(&x.a, x.kv_len[b]), last)) continue;
             at += gridDim.x;
@@ -89,7 +89,8 @@ DEV void produce(const ada_job &x, const ada_maps &maps, const ada_tiles &tiles,
     }
 }
 
-// Adds a stage's products of the warpgroup's 64 rows to both halves of its 256 columns.
+// Adds the products of a stage, for the 64 rows of the warpgroup, to both halves of its 256
+// columns.
 template <class T>
 DEV void multiply(float (&left)[64], float (&right)[64], uint32_t rows, uint32_t columns)
 {
@@ -160,7 +161,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
-// Token u of every group of a view of tokens, as a view of its own. stride: 3 words for it.
+// Token u of every group, as a view of its own. stride: 3 words for it.
 view token_view(const esa_select_args &a, bool keys, int u, int64_t *stride)
 {
     const int64_t *const of = keys ? a.k_stride : a.q_stride, N = keys ? a.Nk : a.Nq;

@@ -1,18 +1,18 @@
-// sm90_score.cu - the score pass on Hopper: wgmma on keys that bulk copies bring, four warpgroups
-// taking turns of their own accord.
+// sm90_score.cu - the score pass on Hopper: wgmma on keys from bulk copies, with four warpgroups
+// that overlap on their own.
 // SPDX-License-Identifier: Apache-2.0
 //
 // A thread block holds 256 sampled queries in shared memory, 64 for each of four consumer
-// warpgroups, and streams keys, 128 a step, through a ring that a producer warp fills. Per step and
-// block: 2048 cycles of tensor cores and 2048 of the special function unit at D = 128, so both must
-// run all the time: while some warpgroups wait for products, others take exponentials. With 256
-// rows a key block is read from L2 once per 2048 cycles: 16 bytes a cycle, well under what L2
-// gives.
+// warpgroups, and streams keys, 128 per step, through a ring that a producer warp fills. At D = 128
+// a step takes 2048 cycles of the tensor cores and 2048 of the special function unit, so both must
+// run all the time: while some warpgroups wait for products, others compute exponentials. With 256
+// rows a key block is read from L2 once per 2048 cycles: 16 bytes per cycle, well below the rate of
+// L2.
 //
-// What may be short besides is issue slots, so the maximum of a key block is not looked for: any
-// reference does as long as the sum neither overflows nor vanishes beside the row's largest. A row
-// takes the largest score of the first block of its part and keeps it; where a sum overflows all
-// the same, that block is done again with its own maximum.
+// Issue slots are scarce too, so the maximum of a key block is not computed. Any reference will do
+// as long as the sum neither overflows nor vanishes beside the largest of the row. A row takes the
+// largest score of the first block of its part and keeps it. If a sum still overflows, that block
+// is done again with its own maximum.
 #include "cuda/selection/entropy.cuh"
 #include "cuda/runtime/sm90_ptx.cuh"
 #include "cuda/runtime/views.cuh"
@@ -25,7 +25,7 @@ constexpr int UNIT = 64;     // rows of one product
 constexpr int CONSUMERS = 4; // warpgroups
 constexpr int TILE = CONSUMERS * UNIT;
 constexpr int THREADS = 128 * (CONSUMERS + 1);
-// 32 + 4 * 112 = 5 * 96, what the launch allocates
+// 32 + 4 * 112 = 5 * 96: what the launch allocates.
 constexpr int PRODUCER_REGS = 32, CONSUMER_REGS = 112;
 
 template <int D> struct plan {
@@ -35,7 +35,7 @@ template <int D> struct plan {
     static constexpr int QUERY_CHUNK = UNIT * 128;          // [64 rows][64 elements], swizzled
     static constexpr int QUERIES = STAGES * STAGE;          // [CONSUMERS][D/64] chunks
     static constexpr int BARRIERS = QUERIES + TILE * D * 2; // full[STAGES], empty[STAGES]
-    // room to align the base to a swizzle atom
+    // Room to align the base to a swizzle atom.
     static constexpr int BYTES = BARRIERS + 16 * STAGES + 1024;
 };
 
@@ -66,7 +66,7 @@ template <int D> DEV void produce(const score_job &x, const CUtensorMap *keys, r
         }
 }
 
-// s = q k^T for the 64 rows and 128 keys at two places of shared memory.
+// s = q k^T for the 64 rows and 128 keys at two places in shared memory.
 template <class T, int D> DEV void multiply(float (&s)[64], uint32_t queries, uint32_t keys)
 {
     wgmma_pin(s);
@@ -85,7 +85,7 @@ template <class T, int D> DEV void multiply(float (&s)[64], uint32_t queries, ui
     wgmma_pin(s);
 }
 
-// The two rows, g and g + 8 of a unit, that a thread shares with the three other lanes of its quad.
+// The two rows, g and g + 8 of a unit, that a thread shares with the other three lanes of its quad.
 // A thread keeps the statistics of one key block in four, so that a quad writes whole sectors.
 struct row_pair {
     int limit[2];       // keys the rows see; 0: nothing to write
@@ -98,12 +98,12 @@ struct row_pair {
         return x + __shfl_xor_sync(~0u, x, 2);
     }
 
-    // Sums over key block columns FROM .. FROM+BK-1 of s. False, for all lanes alike: some row's is
-    // no number that can be used.
+    // Sums over the columns FROM .. FROM+BK-1 of s, one key block. Returns false, in all lanes, if
+    // the sum of some row is not usable.
     template <int BK, int FROM>
     __device__ __forceinline__ bool sums(float (&sum)[2], const float (&s)[64], float scale) const
     {
-        constexpr int N = BK / 2, AT = FROM / 2; // a thread's values of the block
+        constexpr int N = BK / 2, AT = FROM / 2; // values of the block per thread
         float part[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
 #pragma unroll
         for (int i = 0; i < N; i++)
@@ -112,8 +112,8 @@ struct row_pair {
         return __all_sync(~0u, sum[0] < INFINITY && sum[1] < INFINITY);
     }
 
-    // The same with the block's own maximum, which becomes the reference, and with keys hidden that
-    // a row does not see; key: that of column FROM.
+    // The same with the maximum of the block, which becomes the reference, and without keys that a
+    // row does not see. key: that of column FROM.
     template <int BK, int FROM>
     __device__ __forceinline__ void exact_sums(float (&sum)[2], const float (&s)[64], float scale,
                                                int key, int lane)
@@ -130,13 +130,13 @@ struct row_pair {
         for (int r = 0; r < 2; r++) {
             high[r] = fmaxf(high[r], __shfl_xor_sync(~0u, high[r], 1));
             high[r] = fmaxf(high[r], __shfl_xor_sync(~0u, high[r], 2)) * scale;
-            // nothing here: exp2(-inf - 0) is 0
+            // Nothing here: exp2(-inf - 0) is 0.
             reference[r] = high[r] == -INFINITY ? 0.0f : high[r];
         }
         asm volatile(
             ""
             : "+r"(seen[0]),
-              "+r"(seen[1])); // hidden scores are made twice rather than held in 64 registers
+              "+r"(seen[1])); // hidden scores are computed twice instead of held in 64 registers
         float part[2] = { 0.0f, 0.0f };
 #pragma unroll
         for (int i = 0; i < N; i++)
@@ -144,8 +144,8 @@ struct row_pair {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             sum[r] = over_quad(part[r]);
-            // Keys are still to come, but none gave a reference: -inf, with which the next sum
-            // overflows and is made exactly.
+            // Keys are still to come, but none gave a reference. With -inf the next sum overflows
+            // and is computed exactly.
             if (high[r] == -INFINITY && limit[r] > key + BK) reference[r] = -INFINITY;
         }
     }
@@ -164,7 +164,7 @@ template <class T, int D, int BK> struct consumer {
     ring<D> r;
     const int warp, lane;
     row_pair rows;
-    // steps before this one hide no key from any row of the warp
+    // Steps before this one hide no key from any row of the warp.
     int whole;
     score_stat *line; // statistics of row g
 
@@ -178,12 +178,12 @@ template <class T, int D, int BK> struct consumer {
         return r.base + plan<D>::QUERIES + warp / 4 * (UNIT * D * 2);
     }
 
-    // The warpgroup's queries to shared memory: 16 bytes a thread at a time.
+    // Loads the queries of the warpgroup to shared memory, 16 bytes per thread at a time.
     __device__ __forceinline__ void load_queries(const score_walk &w)
     {
         const int first = w.tile * TILE + warp / 4 * UNIT, thread = warp % 4 * 32 + lane,
                   chunk = thread % (D / 8);
-        // the last part's queries have been read
+        // The queries of the last part have been read.
         named_sync(1 + warp / 4, 128);
 #pragma unroll 4
         for (int row = thread / (D / 8); row < UNIT; row += 128 / (D / 8)) {
@@ -222,7 +222,7 @@ template <class T, int D, int BK> struct consumer {
         rows.keep(sum, (t * STEP + FROM) / BK, lane);
     }
 
-    // Writes the run of four key blocks that ends with j; the part began with block `first`.
+    // Writes the run of four key blocks that ends with j. The part began with block `first`.
     __device__ __forceinline__ void flush(int first, int j)
     {
         const int mine = (j & ~3) + lane % 4;
