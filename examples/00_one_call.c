@@ -1,18 +1,18 @@
-/* 00_one_call.c - choose the key blocks that matter, compute only those, and see how far the result
- * is from dense attention.
+/* 00_one_call.c - chooses the key blocks that matter, computes only those, and measures the error
+ * against dense attention.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Next: 01_plan.c decides once per shape and then allocates nothing. */
+ * Next: 01_plan.c makes its decisions once per shape and then allocates nothing. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <esa/esa.h>
 
-/* a small video: 4 frames of 16 x 16 tokens */
+/* A small video: 4 frames of 16 x 16 tokens. */
 enum { H = 2, T = 4, Y = 16, X = 16, N = T * Y * X, D = 64 };
 
-/* q and k of a token are its place (frame, row, column) written as angles, as rotary embeddings do:
- * near places score high, so attention is local. v is a smooth picture. */
+/* q and k of a token encode its place (frame, row, column) as angles, like rotary embeddings. Near
+ * places score high, so attention is local. v is a smooth picture. */
 static void fill(float *q, float *k, float *v)
 {
     for (int h = 0; h < H; h++)
@@ -35,7 +35,7 @@ int main(void)
     if (!q || !k || !v || !o || !dense) return 1;
     fill(q, k, v);
 
-    /* Views never own: the arrays stay ours. Memory order is batch, head, token, channel. */
+    /* Views never own memory; the arrays stay ours. Memory order: batch, head, token, channel. */
     esa_tensor tq = esa_tensor_bnsd(q, ESA_DTYPE_F32, 1, H, N, D),
                tk = esa_tensor_bnsd(k, ESA_DTYPE_F32, 1, H, N, D);
     esa_tensor tv = esa_tensor_bnsd(v, ESA_DTYPE_F32, 1, H, N, D),
@@ -44,19 +44,19 @@ int main(void)
 
     esa_ctx *ctx;
     esa_mask *mask = NULL;
-    if (esa_ctx_create(&ctx, NULL) != ESA_OK) return 1;
+    if (esa_ctx_create(&ctx, NULL)) return 1;
 
-    /* Keep half of the key blocks; what is skipped still counts by its mean key and value (the
-     * pooled tail). */
+    /* Keep half of the key blocks. The pooled tail replaces each skipped block by its mean key and
+     * value. */
     esa_select_params select = esa_select_params_default(ESA_SELECT_ENTROPY);
     select.budget = 0.5;
     esa_attention_params attention = esa_attention_params_default();
     attention.tail = ESA_TAIL_POOLED;
 
     esa_status status = esa_select(ctx, &mask, &tq, &tk, &select);
-    if (status == ESA_OK) status = esa_attention(ctx, &tq, &tk, &tv, &to, mask, &attention);
-    if (status == ESA_OK) status = esa_attention(ctx, &tq, &tk, &tv, &td, NULL, NULL);
-    if (status != ESA_OK) {
+    if (!status) status = esa_attention(ctx, &tq, &tk, &tv, &to, mask, &attention);
+    if (!status) status = esa_attention(ctx, &tq, &tk, &tv, &td, NULL, NULL);
+    if (status) {
         fprintf(stderr, "%s: %s\n", esa_status_name(status), esa_ctx_error(ctx));
         return 1;
     }
@@ -78,6 +78,6 @@ int main(void)
     free(v);
     free(o);
     free(dense);
-    /* local attention: half the blocks hold nearly all of it */
+    /* Attention is local, so half of the blocks hold nearly all of it. */
     return error < 0.1 && info.density <= 0.5 ? 0 : 1;
 }

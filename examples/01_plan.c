@@ -1,5 +1,5 @@
-/* 01_plan.c - the plan tier: decide once per shape, then run many times in memory of our own, with
- * the log-sum-exp of each row.
+/* 01_plan.c - a plan: decides once per shape, then runs many times in a workspace of our own, and
+ * returns the log-sum-exp of each row.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Before: 00_one_call.c. Next: 02_masks.c makes and saves masks. */
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <esa/esa.h>
 
-/* grouped heads: two query heads share one key head */
+/* Grouped heads: two query heads share one key head. */
 enum { B = 1, HQ = 4, HKV = 2, N = 700, D = 64, STEPS = 3 };
 
 static void fill(float *x, int count, unsigned seed)
@@ -23,7 +23,7 @@ int main(void)
 {
     static float q[B * HQ * N * D], k[B * HKV * N * D], v[B * HKV * N * D], o[B * HQ * N * D],
         lse[B * HQ * N];
-    /* Tokens before heads in memory (BSND), as many models lay it out: only the strides differ. */
+    /* Tokens before heads in memory (BSND), as in many models. Only the strides differ. */
     esa_tensor tq = esa_tensor_bsnd(q, ESA_DTYPE_F32, B, HQ, N, D),
                tk = esa_tensor_bsnd(k, ESA_DTYPE_F32, B, HKV, N, D);
     esa_tensor tv = esa_tensor_bsnd(v, ESA_DTYPE_F32, B, HKV, N, D),
@@ -33,7 +33,7 @@ int main(void)
     esa_ctx *ctx;
     esa_ctx_params params = esa_ctx_params_default();
     params.threads = 2;
-    if (esa_ctx_create(&ctx, &params) != ESA_OK) return 1;
+    if (esa_ctx_create(&ctx, &params)) return 1;
 
     esa_shapes shapes = esa_shapes_default();
     shapes.dtype = ESA_DTYPE_F32;
@@ -51,24 +51,22 @@ int main(void)
     esa_mask *mask = NULL;
     int64_t bytes = 0;
     esa_status status = esa_plan_create(ctx, &plan, &shapes, &select, &attention);
-    if (status == ESA_OK) status = esa_plan_workspace(plan, &bytes);
-    if (status == ESA_OK) status = esa_mask_create(plan, &mask);
-    /* One workspace for all calls; below this line the library allocates nothing. */
-    void *ws = status == ESA_OK ? aligned_alloc(ESA_WORKSPACE_ALIGN,
-                                                (size_t)((bytes + ESA_WORKSPACE_ALIGN - 1) /
-                                                         ESA_WORKSPACE_ALIGN * ESA_WORKSPACE_ALIGN))
-                                : NULL;
-    for (unsigned step = 0; status == ESA_OK && ws && step < STEPS; step++) {
+    if (!status) status = esa_plan_workspace(plan, &bytes);
+    if (!status) status = esa_mask_create(plan, &mask);
+    /* One workspace serves all calls. From here on the library allocates nothing. */
+    bytes = (bytes + ESA_WORKSPACE_ALIGN - 1) / ESA_WORKSPACE_ALIGN * ESA_WORKSPACE_ALIGN;
+    void *ws = status ? NULL : aligned_alloc(ESA_WORKSPACE_ALIGN, (size_t)bytes);
+    for (unsigned step = 0; !status && ws && step < STEPS; step++) {
         fill(q, B * HQ * N * D, 1 + step);
         fill(k, B * HKV * N * D, 100 + step);
         fill(v, B * HKV * N * D, 200 + step);
         status = esa_plan_select(plan, mask, &tq, &tk, ws);
-        if (status == ESA_OK) status = esa_plan_attention(plan, mask, &tq, &tk, &tv, &to, &tl, ws);
-        if (status == ESA_OK)
+        if (!status) status = esa_plan_attention(plan, mask, &tq, &tk, &tv, &to, &tl, ws);
+        if (!status)
             printf("step %u: o[0] = %.4f, lse[0] = %.4f\n", step, (double)o[0], (double)lse[0]);
     }
-    const int good = status == ESA_OK && ws && isfinite(o[0]) && isfinite(lse[0]);
-    if (status != ESA_OK)
+    const int good = !status && ws && isfinite(o[0]) && isfinite(lse[0]);
+    if (status)
         fprintf(stderr, "%s: %s\n", esa_status_name(status), esa_ctx_error(ctx));
     else
         printf("workspace %lld bytes\n", (long long)bytes);

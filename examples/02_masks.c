@@ -1,8 +1,7 @@
-/* 02_masks.c - masks by hand: a band given as lists, its bits and FA4 form, saved to a file and
- * read back.
- * SPDX-License-Identifier: Apache-2.0
+/* 02_masks.c - a mask made by hand: a band given as lists, printed from its bits, converted to
+ * FA4's form, saved to a file and read back. SPDX-License-Identifier: Apache-2.0
  *
- * Before: 01_plan.c. Next: 03_session.c lets a session decide call by call. */
+ * Before: 01_plan.c. Next: 03_session.c uses a session, which decides call by call. */
 #include <stdio.h>
 #include <string.h>
 #include <esa/esa_session.h>
@@ -39,9 +38,9 @@ int main(void)
     esa_ctx *ctx;
     esa_mask *mask = NULL, *loaded = NULL;
     esa_mask_file *file = NULL;
-    if (esa_ctx_create(&ctx, NULL) != ESA_OK) return 1;
+    if (esa_ctx_create(&ctx, NULL)) return 1;
     esa_status status = esa_mask_from_lists(ctx, &mask, &info, count, index, NB);
-    if (status != ESA_OK) return fail(ctx, status);
+    if (status) return fail(ctx, status);
     esa_mask_get_info(mask, &info);
     esa_mask_to_bits(mask, bits);
     esa_mask_to_fa4(mask, fa4_count, fa4_index);
@@ -50,11 +49,11 @@ int main(void)
         printf("  %d blocks\n", (int)fa4_count[i]);
     }
 
-    /* A file is written whole or not at all, and refused if it does not fit what it is used for. */
+    /* A file is written completely or not at all. */
     status = esa_mask_file_save(ctx, path, mask);
-    if (status == ESA_OK) status = esa_mask_file_open(ctx, &file, path);
-    if (status == ESA_OK) status = esa_mask_file_get(file, &loaded, 0, 0, 0, info.density);
-    if (status != ESA_OK) return fail(ctx, status);
+    if (!status) status = esa_mask_file_open(ctx, &file, path);
+    if (!status) status = esa_mask_file_get(file, &loaded, 0, 0, 0, info.density);
+    if (status) return fail(ctx, status);
     esa_mask_to_bits(loaded, again);
     const int same = memcmp(bits, again, sizeof bits) == 0 && fa4_count[0] == 2;
     printf("density %.3f; read back from %s: %s\n", info.density, path,

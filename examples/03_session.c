@@ -1,9 +1,8 @@
-/* 03_session.c - a model run: record importance, build a mask file, then run again from the file,
- * and look at the statistics.
- * SPDX-License-Identifier: Apache-2.0
+/* 03_session.c - a model run: records importance, builds a mask file, runs again with its masks,
+ * and prints the statistics. SPDX-License-Identifier: Apache-2.0
  *
- * Before: 02_masks.c. The "model" here is a loop that makes q, k, v per layer and step; a real one
- * calls the session at the place where it computed attention. */
+ * Before: 02_masks.c. The "model" here is a loop that makes q, k and v per layer and step. A real
+ * model calls the session where it used to compute attention. */
 #include <stdio.h>
 #include <esa/esa_session.h>
 
@@ -24,7 +23,7 @@ static void layer_input(int layer, int step)
     }
 }
 
-/* One video through the session. */
+/* Runs one video through the session. */
 static esa_status run(esa_session *session)
 {
     esa_tensor tq = esa_tensor_bnsd(q, ESA_DTYPE_F32, 1, H, N, D),
@@ -32,9 +31,9 @@ static esa_status run(esa_session *session)
     esa_tensor tv = esa_tensor_bnsd(v, ESA_DTYPE_F32, 1, H, N, D),
                to = esa_tensor_bnsd(o, ESA_DTYPE_F32, 1, H, N, D);
     esa_status status = esa_session_begin(session);
-    for (int step = 0; status == ESA_OK && step < STEPS; step++) {
+    for (int step = 0; !status && step < STEPS; step++) {
         status = esa_session_step(session, step, 0);
-        for (int layer = 0; status == ESA_OK && layer < LAYERS; layer++) {
+        for (int layer = 0; !status && layer < LAYERS; layer++) {
             layer_input(layer, step);
             status = esa_session_attention(session, layer, ESA_CALL_SELF, &tq, &tk, &tv, &to, NULL);
         }
@@ -51,45 +50,45 @@ int main(void)
     esa_mask_file *file = NULL;
     esa_session_stats stats;
     stats.struct_size = sizeof stats;
-    if (esa_ctx_create(&ctx, NULL) != ESA_OK) return 1;
+    if (esa_ctx_create(&ctx, NULL)) return 1;
 
-    /* 1. Calibrate: run dense, write down what attention looked like. */
+    /* 1. Calibrate: run dense and record the importance of every block. */
     esa_session_params params = esa_session_params_default();
     params.mode = ESA_SESSION_RECORD;
     params.layers = LAYERS;
     params.steps = STEPS;
     params.model = "example";
     esa_status status = esa_session_create(ctx, &session, &params);
-    if (status == ESA_OK) status = run(session);
-    if (status == ESA_OK) status = esa_session_save_recording(session, recording);
+    if (!status) status = run(session);
+    if (!status) status = esa_session_save_recording(session, recording);
     esa_session_free(session);
     session = NULL;
 
-    /* 2. Masks for two budgets in one file. Several recordings (prompts, machines) would be summed
-     * here. */
+    /* 2. Build masks for two budgets in one file. Several recordings (prompts, machines) would be
+     * added up here. */
     esa_mask_build build = esa_mask_build_default();
     build.budgets = budgets;
     build.budget_count = 2;
-    if (status == ESA_OK) status = esa_mask_file_build(ctx, masks, &recording, 1, &build);
-    if (status == ESA_OK) status = esa_mask_file_open(ctx, &file, masks);
+    if (!status) status = esa_mask_file_build(ctx, masks, &recording, 1, &build);
+    if (!status) status = esa_mask_file_open(ctx, &file, masks);
 
-    /* 3. Run from the file: nothing is selected any more. Layer 0 and the first fifth of the steps
+    /* 3. Run with the masks of the file; no selector runs. Layer 0 and the first fifth of the steps
      * stay dense. */
     params.mode = ESA_SESSION_CACHED;
     params.masks = file;
     params.select.budget = 0.25;
     params.attention.tail = ESA_TAIL_POOLED;
-    if (status == ESA_OK) status = esa_session_create(ctx, &session, &params);
-    if (status == ESA_OK) status = run(session);
-    if (status == ESA_OK) status = esa_session_get_stats(session, &stats, -1, -1);
-    if (status != ESA_OK)
+    if (!status) status = esa_session_create(ctx, &session, &params);
+    if (!status) status = run(session);
+    if (!status) status = esa_session_get_stats(session, &stats, -1, -1);
+    if (status)
         fprintf(stderr, "%s: %s\n", esa_status_name(status), esa_ctx_error(ctx));
     else
         printf("%lld calls: %lld dense by policy, %lld sparse at density %.3f (asked %.2f), %lld "
                "fallbacks\n",
                (long long)stats.calls, (long long)stats.dense_calls, (long long)stats.sparse_calls,
                stats.density, stats.density_asked, (long long)stats.fallback_calls);
-    const int good = status == ESA_OK && stats.calls == LAYERS * STEPS &&
+    const int good = !status && stats.calls == LAYERS * STEPS &&
                      stats.sparse_calls == (LAYERS - 1) * (STEPS - 1) && stats.fallback_calls == 0;
     esa_session_free(session);
     esa_mask_file_free(file);
