@@ -19,13 +19,14 @@ command: setup-build
 setup-build:
 	@scripts/setup.sh build
 
-# A prompt becomes two videos with the embedded model, dense and sparse, side by side. `build/esa demo` is the table of attention alone.
+# A prompt becomes two videos with the embedded model, dense and sparse, side by side. `build/esa demo` prints the table
+# for attention alone.
 demo:
 	@scripts/setup.sh video
 	@$(MAKE) --no-print-directory command
 	@mkdir -p demo
-	@$(BUILD)/esa generate --method entropy --budget 0.5 --tail pooled --compare dense --dense-out demo/dense.mp4 --out demo/sparse.mp4 \
-	    --beside-out demo/side-by-side.mp4 --json demo/demo.json
+	@$(BUILD)/esa generate --method entropy --budget 0.5 --tail pooled --compare dense \
+	    --dense-out demo/dense.mp4 --out demo/sparse.mp4 --beside-out demo/side-by-side.mp4 --json demo/demo.json
 
 test:
 	@scripts/setup.sh test
@@ -59,14 +60,14 @@ clean:
 	rm -rf build build-* bundle demo
 
 help:
-	@echo 'make            build the libraries (with the CUDA plugin where nvcc is found) and the command (build/esa)'
-	@echo 'make demo       a prompt becomes a video, dense and sparse, with the embedded model: demo/*.mp4 and a table'
-	@echo 'make test       all tests: release, sanitizers, NEON under qemu, short fuzzing, headers, symbols, command line, Python'
-	@echo 'make test-all   the above plus thread sanitizer, clang, long fuzzing, fresh clone; writes docs/results/test-all.md'
-	@echo 'make cuda       the library with its CUDA plugin, the command and all tests in build-cuda/ (needs nvcc 12.4 or newer)'
-	@echo 'make test-cuda  the tests on the GPU of this machine, compute-sanitizer included; then bench/gpu.py measures (needs torch)'
-	@echo 'make bench      speed of dense and sparse attention beside sgemm; JSON in build/bench/'
-	@echo 'make bundle     binaries, tests and libraries for a machine without package installs: bundle/ and a .tar.gz'
-	@echo 'make install    headers, libraries, pkg-config, CMake package, command (PREFIX=/usr/local, DESTDIR=)'
+	@echo 'make            build the libraries (and the CUDA plugin if nvcc is found) and the command, build/esa'
+	@echo 'make demo       turn a prompt into a video, dense and sparse, with the embedded model: demo/*.mp4'
+	@echo 'make test       run all tests: release, sanitizers, NEON under qemu, short fuzzing, Python'
+	@echo 'make test-all   also thread sanitizer, clang, long fuzzing, fresh clone; writes docs/results/test-all.md'
+	@echo 'make cuda       build everything with the CUDA plugin in build-cuda/ (needs nvcc 12.4 or newer)'
+	@echo 'make test-cuda  run the tests on the GPU of this machine, also under compute-sanitizer'
+	@echo 'make bench      measure dense and sparse attention beside sgemm on the CPU; JSON in build/bench/'
+	@echo 'make bundle     pack binaries, tests and libraries for a machine without package installs'
+	@echo 'make install    install headers, libraries, pkg-config and CMake files, command (PREFIX, DESTDIR)'
 	@echo 'make clean      remove all build folders'
 	@echo 'Variables: JOBS=n, PREFIX=dir, ESA_FUZZ_SECONDS=n (make test: 30, make test-all: 1200)'

@@ -1,29 +1,37 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Makes sure the packages for one job are there: setup.sh build | video | bench | test | test-all. video: what the engine (libesa_video) stands on;
-# test-all: also what only the long tests want.
-# Installs what is missing with apt when it may (root or passwordless sudo); otherwise prints the one line to run and fails.
-# Fast and silent when nothing is missing.
+# Makes sure the packages for one job are there: setup.sh build | video | bench | test | test-all. video is what the
+# engine (libesa_video) uses; test-all adds what only the long tests need. Installs what is missing with apt if it may
+# (root or passwordless sudo); otherwise prints the line to run and fails. Fast and silent when nothing is missing.
 set -euo pipefail
 PATH=$PATH:/usr/sbin:/sbin          # ldconfig: not in the PATH of a Debian user
 job=${1:-build}
-case "$job" in build|video|bench|test) long=no ;; test-all) job=test; long=yes ;; *) echo "setup.sh: unknown job '$job', expected build, video, bench, test or test-all" >&2; exit 2 ;; esac
+case "$job" in
+    build|video|bench|test) long=no ;;
+    test-all) job=test; long=yes ;;
+    *) echo "setup.sh: unknown job '$job', expected build, video, bench, test or test-all" >&2; exit 2 ;;
+esac
 
 have() { command -v "$1" >/dev/null 2>&1; }
 
 # The default clang of this distribution (14 on Debian 12, 18 on Ubuntu 24.04), for the name of its runtime package.
 clang_major() {
     local major=""
-    if have clang; then major=$(clang -dumpversion | cut -d. -f1)
-    elif have apt-cache; then major=$(apt-cache depends clang 2>/dev/null | sed -n 's/.*clang-\([0-9]\+\)$/\1/p' | head -n 1)
+    if have clang; then
+        major=$(clang -dumpversion | cut -d. -f1)
+    elif have apt-cache; then
+        major=$(apt-cache depends clang 2>/dev/null | sed -n 's/.*clang-\([0-9]\+\)$/\1/p' | head -n 1)
     fi
-    if [ -z "$major" ]; then case "$(. /etc/os-release && echo "$ID $VERSION_ID")" in "ubuntu 24"*) major=18 ;; *) major=14 ;; esac; fi
+    if [ -z "$major" ]; then
+        case "$(. /etc/os-release && echo "$ID $VERSION_ID")" in "ubuntu 24"*) major=18 ;; *) major=14 ;; esac
+    fi
     echo "$major"
 }
 
 # Only gcc or clang with a working libc will do.
 compiler_works() {
-    have cc && have make && printf '#include <stdio.h>\nint main(void){return 0;}\n' | cc -x c -o /dev/null - 2>/dev/null
+    have cc && have make &&
+        printf '#include <stdio.h>\nint main(void){return 0;}\n' | cc -x c -o /dev/null - 2>/dev/null
 }
 
 cmake_works() {
@@ -37,12 +45,16 @@ cmake_works() {
 fuzzer_works() { have clang && ls "$(clang --print-resource-dir)"/lib/linux/libclang_rt.fuzzer-*.a >/dev/null 2>&1; }
 
 # The whole list first: grep -q would close the pipe early, and pipefail would call that a failure.
-blas_found() { local libraries; libraries=$(ldconfig -p 2>/dev/null) || true; grep -qE 'lib(openblas|cblas|mkl_rt)\.so' <<<"$libraries"; }
+blas_found() {
+    local libraries
+    libraries=$(ldconfig -p 2>/dev/null) || true
+    grep -qE 'lib(openblas|cblas|mkl_rt)\.so' <<<"$libraries"
+}
 
 library() { have pkg-config && pkg-config --exists "$@"; }
 
-# `esa report` is opened in a browser. Ubuntu's chromium packages only fetch a snap, which test machines often cannot run: there the test is
-# skipped with a sentence unless some Chromium or Chrome is there.
+# The long tests open `esa report` in a browser. Ubuntu's chromium package only fetches a snap, which test machines
+# often cannot run; there the test is skipped unless some Chromium or Chrome is installed.
 browser() { have chromium || have google-chrome || have google-chrome-stable || [ -z "$(browser_name)" ]; }
 browser_name() { case "$(. /etc/os-release && echo "$ID")" in ubuntu) ;; *) echo chromium ;; esac; }
 
@@ -56,7 +68,8 @@ missing() {
         library openblas || library cblas || echo libopenblas-dev
         library libpng || echo libpng-dev
         library sentencepiece || echo libsentencepiece-dev
-        library libavformat libavcodec libavutil libswscale || echo libavformat-dev libavcodec-dev libavutil-dev libswscale-dev
+        library libavformat libavcodec libavutil libswscale ||
+            echo libavformat-dev libavcodec-dev libavutil-dev libswscale-dev
     fi
     if [ "$job" = test ]; then
         library cmocka || echo libcmocka-dev
@@ -68,7 +81,8 @@ missing() {
         have strace || echo strace
         have python3 || echo python3
         python3 -c 'import ensurepip, venv' >/dev/null 2>&1 || echo python3-venv
-        python3 -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' >/dev/null 2>&1 || echo python3-dev
+        python3 -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' >/dev/null 2>&1 ||
+            echo python3-dev
         have git || echo git
     fi
     if [ "$long" = yes ]; then
@@ -114,5 +128,8 @@ run $as apt-get update
 packages=$(missing | tr '\n' ' ')
 run $as apt-get install -y --no-install-recommends $packages
 left=$(missing | tr '\n' ' ')
-[ -z "${left// /}" ] || { echo "setup.sh: still missing after installation: $left(cmake must be 3.25 or newer)" >&2; exit 1; }
+if [ -n "${left// /}" ]; then
+    echo "setup.sh: still missing after installation: $left(cmake must be 3.25 or newer)" >&2
+    exit 1
+fi
 if [ -n "$wish" ]; then $as apt-get install -y --no-install-recommends $wish >"$log" 2>&1 || no_wish; fi

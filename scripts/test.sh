@@ -148,7 +148,8 @@ fresh() {   # what the README tells a reader to type, in a clone with nothing bu
     local start=$SECONDS
     printf '==== fresh clone: make demo, make install\n'
     if git clone -q . "$scratch/clone" && (cd "$scratch/clone" && make demo JOBS="$jobs" &&
-        make install JOBS="$jobs" PREFIX="$scratch/prefix" && "$scratch/prefix/bin/esa" doctor) >"$scratch/log" 2>&1; then
+        make install JOBS="$jobs" PREFIX="$scratch/prefix" &&
+        "$scratch/prefix/bin/esa" doctor) >"$scratch/log" 2>&1; then
         note "fresh clone" 1 0 0 $((SECONDS - start))
     else
         tail -n 20 "$scratch/log"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# libesa_cuda exports one function, finds everything else inside itself or in the C library, and answers as cuda.h says, with a GPU or
-# without; it holds the machine code it promises. check_plugin.sh SOURCE_DIR PLUGIN
+# libesa_cuda exports one function, needs only the C library, answers as cuda.h says with and without a GPU, and holds
+# the machine code it promises. check_plugin.sh SOURCE_DIR PLUGIN
 set -euo pipefail
 source=$1
 plugin=$2
@@ -12,7 +12,8 @@ exported=$(nm -D --defined-only "$plugin" | awk '{print $3}')
 [ "$exported" = esa_cuda_entry ] || { echo "exported beside or instead of esa_cuda_entry: $exported" >&2; exit 1; }
 foreign=$(nm -D --undefined-only "$plugin" | awk '{print $2}' | grep -E '^(esa_|cuda|cu[A-Z]|_Z)' || true)
 [ -z "$foreign" ] || { echo "looked up outside the plugin: $foreign" >&2; exit 1; }
-needed=$(readelf -d "$plugin" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | grep -vE '^(libc|libm|libdl|libpthread|librt|ld-linux.*)\.so' || true)
+needed=$(readelf -d "$plugin" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' |
+    grep -vE '^(libc|libm|libdl|libpthread|librt|ld-linux.*)\.so' || true)
 [ -z "$needed" ] || { echo "the plugin needs more than libc, libm, libdl, libpthread, librt: $needed" >&2; exit 1; }
 
 # One binary for sm_80, Hopper's own instructions, and PTX for every newer GPU.
@@ -23,7 +24,8 @@ if command -v cuobjdump >/dev/null; then
     done
 fi
 
-cc -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -I"$source/include" -I"$source/src" "$source/tests/cuda/use_plugin.c" -o "$work/use_plugin" -ldl
+cc -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -I"$source/include" -I"$source/src" \
+    "$source/tests/cuda/use_plugin.c" -o "$work/use_plugin" -ldl
 "$work/use_plugin" "$plugin"
 CUDA_VISIBLE_DEVICES= "$work/use_plugin" "$plugin"      # a GPU that is hidden is no GPU
 echo "$(stat -Lc %s "$plugin") bytes"

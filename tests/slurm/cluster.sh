@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# A real Slurm on this machine, without systemd and without touching /etc: munge, a controller and one node, as the user who calls.
-#   cluster.sh start FOLDER [GPUS]     starts it in FOLDER (made anew); SLURM_CONF=FOLDER/slurm.conf then talks to it
+# A real Slurm on this machine, without systemd and without touching /etc: munge, a controller and one node, run by the
+# calling user.
+#   cluster.sh start FOLDER [GPUS]     starts it in a new FOLDER; SLURM_CONF=FOLDER/slurm.conf then talks to it
 #   cluster.sh stop FOLDER             ends every daemon and job it started; safe to call twice
-# The node says it has 8 cores and 64 GB for each of its GPUs, whatever the machine has (config_overrides), so that job scripts run with the
-# requests they make on a real cluster. Its GPUs are plain files: Slurm hands them out like real ones (CUDA_VISIBLE_DEVICES).
-# Status 77: this machine cannot run Slurm, and one line says why.
+# The node reports 8 cores and 64 GB for each of its GPUs, whatever the machine has (config_overrides), so that job
+# scripts run with the requests they make on a real cluster. Its GPUs are plain files, which Slurm assigns as it assigns
+# real ones (CUDA_VISIBLE_DEVICES). Status 77: this machine cannot run Slurm, and one line says why.
 set -uo pipefail
 PATH=$PATH:/usr/sbin:/sbin
 command=${1:-} folder=${2:-} gpus=${3:-4}
@@ -13,6 +14,12 @@ command=${1:-} folder=${2:-} gpus=${3:-4}
 usage() { echo "usage: cluster.sh start|stop FOLDER [GPUS]" >&2; exit 2; }
 cannot() { echo "cluster.sh: $*" >&2; exit 77; }
 pid_of() { [ -s "$folder/$1.pid" ] && cat "$folder/$1.pid"; }
+
+failed() {  # failed DAEMON: shows why it did not start
+    cat "$folder/$1.out" "$folder/$1.log" >&2
+    stop
+    cannot "$1 does not start"
+}
 
 stop() {
     local name pid waited
@@ -54,7 +61,10 @@ start() {
     ctld_port=$(free_port)
     node_port=$(free_port)
     for ((i = 0; i < gpus; i++)); do ln -s /dev/null "$folder/gpu$i"; done
-    [ "$gpus" -eq 0 ] || echo "NodeName=$host Name=gpu Flags=nvidia_gpu_env File=$folder/gpu[0-$((gpus - 1))]" >"$folder/gres.conf"
+    [ "$gpus" -eq 0 ] ||
+        echo "NodeName=$host Name=gpu Flags=nvidia_gpu_env File=$folder/gpu[0-$((gpus - 1))]" >"$folder/gres.conf"
+    cores=$((gpus > 0 ? 8 * gpus : 8))
+    memory=$((65536 * (gpus > 0 ? gpus : 1)))
     cat >"$folder/slurm.conf" <<-END
 	ClusterName=esa
 	SlurmctldHost=$host(127.0.0.1)
@@ -88,12 +98,12 @@ start() {
 	SlurmctldDebug=info
 	SlurmdDebug=info
 	GresTypes=gpu
-	NodeName=$host NodeAddr=127.0.0.1 CPUs=$((gpus > 0 ? 8 * gpus : 8)) RealMemory=$((65536 * (gpus > 0 ? gpus : 1))) Gres=gpu:$gpus State=UNKNOWN
+	NodeName=$host NodeAddr=127.0.0.1 CPUs=$cores RealMemory=$memory Gres=gpu:$gpus State=UNKNOWN
 	PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 END
     export SLURM_CONF=$folder/slurm.conf
-    slurmctld -c >"$folder/slurmctld.out" 2>&1 || { cat "$folder/slurmctld.out" "$folder/slurmctld.log" >&2; stop; cannot "slurmctld does not start"; }
-    (cd "$folder/spool" && slurmd -c >"$folder/slurmd.out" 2>&1) || { cat "$folder/slurmd.out" "$folder/slurmd.log" >&2; stop; cannot "slurmd does not start"; }
+    slurmctld -c >"$folder/slurmctld.out" 2>&1 || failed slurmctld
+    (cd "$folder/spool" && slurmd -c >"$folder/slurmd.out" 2>&1) || failed slurmd
     for ((i = 0; i < 300; i++)); do
         case "$(sinfo -h -o %T 2>/dev/null)" in idle*) return 0 ;; esac
         sleep 0.1

@@ -13,26 +13,27 @@ import shutil
 import sys
 import tempfile
 
-# room, rooms it includes. "cuda" is cuda/cuda.h, the plugin's interface; its implementation has three rooms.
+# Room, and the rooms it includes. Every room of src/ may also include src/base. "src/cuda" is cuda/cuda.h, the plugin's
+# interface; the plugin itself has three rooms.
 ROOMS = [
     ("src/base", ""),
-    ("src/rules", "src/base"),
-    ("src/cpu", "src/base"),
-    ("src/cuda", "src/base"),
+    ("src/rules", ""),
+    ("src/cpu", ""),
+    ("src/cuda", ""),
     ("src/cuda/runtime", "src/cuda"),
-    ("src/cuda/attention", "src/base src/cuda/runtime"),
-    ("src/cuda/selection", "src/base src/rules src/cuda/runtime src/cuda/attention"),
-    ("src/ctx", "src/base src/cpu"),
-    ("src/mask", "src/base src/rules src/ctx"),
-    ("src/select", "src/base src/rules src/cpu src/mask"),
-    ("src/io", "src/base src/ctx"),
-    ("src/backend", "src/base src/cpu src/cuda src/ctx src/mask src/select"),
-    ("src/attn", "src/base src/select src/backend"),
-    ("src/maskfile", "src/base src/mask src/select src/io"),
+    ("src/cuda/attention", "src/cuda/runtime"),
+    ("src/cuda/selection", "src/rules src/cuda/runtime src/cuda/attention"),
+    ("src/ctx", "src/cpu"),
+    ("src/mask", "src/rules src/ctx"),
+    ("src/select", "src/rules src/cpu src/mask"),
+    ("src/io", "src/ctx"),
+    ("src/backend", "src/cpu src/cuda src/ctx src/mask src/select"),
+    ("src/attn", "src/select src/backend"),
+    ("src/maskfile", "src/mask src/select src/io"),
     ("src/session", "src/io src/backend src/attn src/maskfile"),
-    ("src/nn", "src/base src/cpu src/ctx"),
-    ("src/media", "src/base src/ctx src/io"),
-    ("src/metric", "src/base src/ctx src/io src/nn src/media"),
+    ("src/nn", "src/cpu src/ctx"),
+    ("src/media", "src/ctx src/io"),
+    ("src/metric", "src/ctx src/io src/nn src/media"),
     ("src/model", "src/ctx src/io src/attn src/session src/nn src/media"),
     ("cli/core", ""),
     ("cli/clip", "cli/core"),
@@ -52,7 +53,7 @@ GENERATED = {"esa_commit.h", "shapes.def"}
 # The device is asked for in src/backend (and below it in src/cpu and src/cuda), not in the rooms above.
 DEVICE = re.compile(r"ESA_DEVICE_(?:CPU|CUDA)|\besa_cuda_\w*|->cuda\b|\.cuda\b|\bon_gpu\b")
 DEVICE_ROOMS = ("attn", "maskfile", "session", "nn", "media", "metric", "model")
-# file: (at most so many lines, why)
+# file: (so many lines, why)
 DEVICE_ALLOWED = {
     "src/attn/bind.c": (2, "esa_tensor_bnsd and _bsnd make views of host memory, as esa.h says"),
     "src/attn/check.c": (1, "the message about an unknown device names the known ones"),
@@ -107,6 +108,9 @@ def check_table(errors):
 def check_includes(top, errors):
     allowed = {room: set(names.split()) for room, names in ROOMS}
     unused = {(room, other) for room in allowed for other in allowed[room]}
+    for room in allowed:
+        if room.startswith("src/"):
+            allowed[room].add("src/base")
     graph = {}
     for path in files_of(top):
         name = str(path.relative_to(top))
@@ -170,7 +174,7 @@ def check_devices(top, errors):
             lines = [line for line in strip_comments(path.read_text()).splitlines() if DEVICE.search(line)]
             most, _ = DEVICE_ALLOWED.get(name, (0, ""))
             total += len(lines)
-            if len(lines) > most:
+            if len(lines) != most:
                 errors.append(f"{name} asks for the device in {len(lines)} lines, {most} are allowed: " +
                               "; ".join(line.strip() for line in lines[:5]))
     return total
@@ -222,7 +226,7 @@ PLANTED = [
     ("a header that does not exist", lambda top: append(top, "src/io/json.c", '#include "io/nothing.h"\n'),
      "which does not exist"),
     ("a test for the device in a session",
-     lambda top: append(top, "src/session/session.c", 9 * "int32_t a = ESA_DEVICE_CUDA;\n"), "asks for the device"),
+     lambda top: append(top, "src/session/session.c", "int32_t a = ESA_DEVICE_CUDA;\n"), "asks for the device"),
 ]
 
 
