@@ -104,7 +104,8 @@ MAKERS = {"wan": wan, "cogvideox": cogvideox, "hunyuan": hunyuan}
 def make_mask(q, k, config, layout, kv_len=None):
     """The selector's mask for q and k [B, H, N, D], by the library's one-call interface (sessions have nothing to do
     with it)."""
-    layout = dataclasses.replace(layout, order=config.order, window=config.window,
+    default = "tile" if config.selector == "rf_v2" else "hilbert"               # of esa.apply
+    layout = dataclasses.replace(layout, order=config.order or default, window=config.window,
                                  protect_first_frame=config.protect_first_frame)
     return select(q.contiguous(), k.contiguous(), config, layout=layout, kv_len=kv_len)
 
@@ -174,4 +175,4 @@ def reference(mini, config, dense_layers=()):
         return masked_attention(q, k, v, mask, config.tail, mini.kv_len)
     with ReferenceMode(mini, attention) as mode:
         yield mode
-    assert mode.calls % mini.layers == 0 and mode.calls > 0, f"{mode.calls} self-attention calls were seen, {mini.layers} layers exist"
+    assert mode.calls % mini.layers == 0 and mode.calls > 0, f"{mode.calls} calls were seen in {mini.layers} layers"

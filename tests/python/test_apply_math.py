@@ -28,9 +28,11 @@ def difference(a, b):
 
 @pytest.mark.parametrize("selector", ["entropy", "rf_v2", "ada_bsa", "random"])
 @pytest.mark.parametrize("tail", ["none", "pooled", "centroid"])
-def test_density_one_changes_nothing(mini, selector, tail):
+@pytest.mark.parametrize("order", [None, "raster"])
+def test_density_one_changes_nothing(mini, selector, tail, order):
+    """In the default order, which is Hilbert (rf_v2: tile), and without any reordering."""
     want = mini()
-    with esa.apply(mini.model, sparse(selector=selector, budget=1.0, tail=tail)) as handle:
+    with esa.apply(mini.model, sparse(selector=selector, budget=1.0, tail=tail, order=order)) as handle:
         got = mini()
         assert handle.stats().sparse_calls == mini.layers and handle.stats().density == 1.0
     assert difference(got, want) <= EXACT
@@ -137,7 +139,10 @@ def test_orders_are_applied_once_around_the_stack(family):
         run.attention = listening
         mini()
         assert run.session.layout.order_applied and run.session.layout.order == "tile"
-    with esa.apply(mini.model, sparse()) as handle:
+    with esa.apply(mini.model, sparse()) as handle:                 # Hilbert unless another order is asked for
+        mini()
+        assert handle._run.reorders and handle._run.session.layout.order == "hilbert"
+    with esa.apply(mini.model, sparse(order="raster")) as handle:
         assert not handle._run.reorders and not mini.model.proj_out._forward_hooks
     assert len(seen) == mini.layers and not mini.model.proj_out._forward_hooks
 

@@ -30,13 +30,16 @@ def sparse_processor_mode(pipe: Any, mean_budget: float = 0.5, warmup_frac: floa
     warmup_frac, dense_first_layer
         The first share of the steps, and layer 0, run dense.
     settings
-        Other fields of `EsaConfig`; here nothing stands in for skipped blocks unless asked (tail="pooled").
+        Other fields of `EsaConfig`. As in the original, nothing stands in for skipped blocks (tail="pooled" changes
+        that) and tokens stay in raster order (order="hilbert" does).
 
     A second video inside the block starts from step 0 again. Leaving the block, also by an exception, restores the
     pipeline."""
     if "budget" in settings:
         raise TypeError("sparse_processor_mode() calls the budget mean_budget")
     settings = {"selector": "entropy", "tail": "none", **settings}
+    if settings["selector"] != "rf_v2":
+        settings.setdefault("order", "raster")          # the original does not reorder
     if settings["selector"] == "entropy" and settings.get("block") is None:
         settings["block"] = (Q_BLOCK, K_BLOCK)
     config = EsaConfig(budget=mean_budget, warmup_frac=warmup_frac, dense_first_layer=dense_first_layer, **settings)

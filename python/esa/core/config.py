@@ -8,11 +8,23 @@ import os
 from typing import Any
 
 from . import structs as T
+from .library import load
 
 SELECTORS = ("entropy", "rf_v2", "ada_bsa", "random", "full", "dense")
 KERNELS = ("auto", "fa4")
 _ALIASES = {"rf_v3": "rf_v2"}           # MindIE-SD's rf_v3 has rf_v2's mask rule
-DEFAULT_BUDGET = 0.5
+
+
+
+
+def recommended(mode: str, selector: str) -> T.SessionParams:
+    """The product's default rules, which the library holds: order, blocks, tail, warm-up of a model run. Blocks are
+    the selector's own at any length."""
+    number = T.SELECTORS.get(selector, T.SELECTORS["entropy"])
+    return load().c.esa_session_params_recommended(T.SESSION_MODES[mode], number, 0)
+
+
+_DEFAULT = recommended("online", "entropy")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +44,8 @@ class EsaConfig:
     samples
         entropy only: queries scored per query block.
     order, window
-        "raster", "tile", "tile3d" (boxes of window t, h, w; 2, 8, 8), "hilbert", or None: what suits the selector.
+        "raster", "tile", "tile3d" (boxes of window t, h, w; 2, 8, 8), "hilbert", or None. None in esa.apply: Hilbert,
+        for rf_v2 tile, with a mask file the file's order. None in a Session: tile for rf_v2, else raster.
     protect_first_frame
         Keep frame 0's rows and columns whole; None: as the selector's original does.
     tail
@@ -69,16 +82,16 @@ class EsaConfig:
     keep_sink: bool = True
     keep_recent: bool = True
     block: int | tuple[int, int] | None = None
-    samples: int = 4
+    samples: int = _DEFAULT.select.samples
     order: str | None = None
     window: tuple[int, int, int] | None = None
     protect_first_frame: bool | None = None
-    tail: str = "pooled"
-    warmup_frac: float = 0.2
-    dense_first_layer: bool = True
+    tail: str = T.word(T.TAILS, _DEFAULT.attention.tail)
+    warmup_frac: float = _DEFAULT.warmup_frac
+    dense_first_layer: bool = bool(_DEFAULT.dense_first_layer)
     dense_layers: tuple[int, ...] = ()
     min_tokens: int = 0
-    refresh_every: int = 1
+    refresh_every: int = _DEFAULT.refresh_every
     masks: str | os.PathLike[str] | None = None
     step_map: str = "exact"
     kernel: str = "auto"
@@ -148,7 +161,7 @@ class EsaConfig:
         """The asked budget, whichever way it was given."""
         if self.budget is not None:
             return float(self.budget)
-        return DEFAULT_BUDGET if self.sparsity is None else 1.0 - float(self.sparsity)
+        return float(_DEFAULT.select.budget) if self.sparsity is None else 1.0 - float(self.sparsity)
 
     @property
     def blocks(self) -> tuple[int, ...]:

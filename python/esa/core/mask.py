@@ -234,10 +234,20 @@ class MaskFile:
 
 
 def build_mask_file(output: str | os.PathLike[str], recordings: list[str | os.PathLike[str]], *,
-                    budgets: tuple[float, ...] = (), importance: str = "u8", store_dense: bool = False,
-                    dense_first_layer: bool = True, warmup_frac: float = 0.2, steps: int = 0) -> None:
-    """Sums recordings of the same run (`Session.save_recording`) and writes a mask file. steps: those it will serve,
-    0: those recorded."""
+                    budgets: tuple[float, ...] = (), importance: str | None = None, store_dense: bool = False,
+                    dense_first_layer: bool | None = None, warmup_frac: float | None = None, steps: int = 0) -> None:
+    """Sums recordings of the same run (`Session.save_recording`) and writes a mask file.
+
+    budgets
+        Budgets whose masks are stored.
+    importance
+        How importance is stored: "u8", "f16" or "none".
+    store_dense, dense_first_layer, warmup_frac
+        Which cells run dense and are left out of the file; store_dense keeps them.
+    steps
+        Steps the file will serve; 0: those recorded.
+
+    None stands for the library's default (u8, True, 0.2)."""
     if isinstance(recordings, (str, bytes, os.PathLike)) or not len(recordings):
         raise ValueError(f"recordings must be a list of files, at least one, not {recordings!r}")
     if not isinstance(budgets, (tuple, list)):
@@ -246,10 +256,13 @@ def build_mask_file(output: str | os.PathLike[str], recordings: list[str | os.Pa
     context = shared_context()
     build = lib.c.esa_mask_build_default()
     values = (C.c_double * max(1, len(budgets)))(*budgets)
-    build.importance, build.budgets, build.budget_count = T.number(T.IMPORTANCES, importance,
-                                                                   "importance"), values, len(budgets)
-    build.store_dense, build.dense_first_layer, build.warmup_frac = int(store_dense), int(
-        dense_first_layer), warmup_frac
-    build.steps = steps
+    build.budgets, build.budget_count = values, len(budgets)
+    build.store_dense, build.steps = int(store_dense), steps
+    if importance is not None:
+        build.importance = T.number(T.IMPORTANCES, importance, "importance")
+    if dense_first_layer is not None:
+        build.dense_first_layer = int(dense_first_layer)
+    if warmup_frac is not None:
+        build.warmup_frac = warmup_frac
     paths = (C.c_char_p * len(recordings))(*(os.fsencode(p) for p in recordings))
     context.run(lib.c.esa_mask_file_build, context.ptr, os.fsencode(output), paths, len(recordings), C.byref(build))

@@ -72,6 +72,7 @@ LIBESA: dict[str, tuple[Any, list[Any]]] = {
     "esa_plan_attention": (_STATUS, [_p] * 8),
     "esa_plan_kernel": (_s, [_p] * 6),
     "esa_session_params_default": (T.SessionParams, []),
+    "esa_session_params_recommended": (T.SessionParams, [_i32, _i32, _i64]),
     "esa_session_create": (_STATUS, [_p, _p, _p]),
     "esa_session_free": (None, [_p]),
     "esa_session_begin": (_STATUS, [_p]),

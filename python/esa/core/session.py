@@ -104,7 +104,7 @@ class Session:
                 raise ValueError(f"{name} must be an integer of at least 1, not {value!r}")
         self.config, self.layers, self.steps, self.branches = config, layers, steps, branches
         self.layout = complete_layout(layout or Layout(), config)
-        self.mode = _mode(config, record)
+        self.mode = mode_of(config, record)
         self._ptr = C.c_void_p()
         self._context = _context(device)
         self._kv_len: Any = None
@@ -211,7 +211,8 @@ def _text(value: str | None) -> bytes | None:
     return None if value is None else value.encode()
 
 
-def _mode(config: EsaConfig, record: bool) -> str:
+def mode_of(config: EsaConfig, record: bool) -> str:
+    """What kind of run a config asks for: "record", "cached", "dense" or "online"."""
     if record:
         return "record"
     if config.masks is not None:

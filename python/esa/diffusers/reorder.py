@@ -13,25 +13,40 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from ..core import structs as T
+from ..core.config import recommended
 from ..core.layout import Layout, order
+from ..core.session import mode_of
 from .families import Geometry
 
 if TYPE_CHECKING:
     from .run import Run
 
 
+def default_order(mode: str, selector: str) -> str:
+    """The order of a run that asks for none."""
+    order = recommended(mode, selector).select.layout.order
+    return "raster" if order == T.ORDER_DEFAULT else T.word(T.ORDERS, order)
+
+
 def resolve(run: Run, layout: Layout) -> Layout:
-    """The layout with its order and first-frame protection spelled out, as the library resolves them."""
-    rf_v2 = run.config.selector == "rf_v2" and run.record is None and run.config.masks is None
-    word = layout.order or run.config.order or ("tile" if rf_v2 else "raster")
+    """The layout with its order and first-frame protection spelled out."""
+    mode = mode_of(run.config, run.record is not None)
+    rf_v2 = run.config.selector == "rf_v2" and mode == "online"
+    word = layout.order or run.config.order or default_order(mode, run.config.selector)
     protect = layout.protect_first_frame if layout.protect_first_frame is not None else run.config.protect_first_frame
     return dataclasses.replace(layout, order=word, window=layout.window or run.config.window,
                                protect_first_frame=rf_v2 if protect is None else protect)
 
 
+def may_order(run: Run) -> bool:
+    """False for the originals' rules, which have their own order in every call, and for FA4, which has none."""
+    return run.config.mode == "fixed" and run.config.kernel != "fa4"
+
+
 def wanted(run: Run, layout: Layout) -> bool:
-    """True where tokens have to move and can be moved around the stack. The originals' rules order in every call, and
-    image-to-video models that treat the first tokens as frame 0 need it to stay in front."""
+    """True if tokens have to move and can be moved around the stack. Image-to-video models that treat the first tokens
+    as frame 0 need that frame to stay in front, unless it is protected."""
     resolved = resolve(run, layout)
     if any(
             getattr(module.processor, "_parallel_config", None) is not None for t in run.transformers
@@ -39,7 +54,7 @@ def wanted(run: Run, layout: Layout) -> bool:
         # diffusers spreads the tokens over processes at the same places: attention orders them, call by call
         return False
     conditions = {getattr(t.config, "image_condition_type", None) for t in run.transformers}  # type: ignore[union-attr]
-    return (resolved.order != "raster" and run.config.mode == "fixed" and run.config.kernel != "fa4"
+    return (resolved.order != "raster" and may_order(run)
             and ("token_replace" not in conditions or bool(resolved.protect_first_frame)))
 
 

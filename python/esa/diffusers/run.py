@@ -193,8 +193,8 @@ class Run:
             path, budget = self._masks.convert(geometry.tokens, layout, config.density)
             config = config.replace(masks=path, budget=budget)
             layout = layout_of(MaskFile(path), layout)
-        if self.reorders:
-            layout = dataclasses.replace(reorder.resolve(self, layout), order_applied=True)
+        if reorder.may_order(self):
+            layout = dataclasses.replace(reorder.resolve(self, layout), order_applied=self.reorders)
         if config.kernel == "fa4":
             from .fa4 import Fa4Session
             return Fa4Session(config, layers=self.layers, steps=key.steps, layout=layout)

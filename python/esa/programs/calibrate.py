@@ -44,8 +44,6 @@ def parser() -> program.Parser:
                    help="average steps in N groups: a smaller file (one per step)")
     p.add_argument("--samples", type=program._whole(1, 256), default=4, metavar="N",
                    help="queries scored per query block (4)")
-    p.add_argument("--order", choices=("raster", "tile", "hilbert"),
-                   help="order of the tokens that blocks are cut from (raster)")
     p.add_argument("--per-branch", action="store_true", help="keep the guidance branches apart")
     p.add_argument("--shard", metavar="i/n",
                    help="only prompts i, i + n, ... (i from 0); writes a recording instead of a mask file")
@@ -122,7 +120,8 @@ def record(args: argparse.Namespace, pipe: Any, jobs: list[tuple[int, str]], set
         say(f"{checkpoint.done} of {len(jobs)} prompts are recorded already")
     if checkpoint.done == len(jobs):
         return checkpoint.recording or "", checkpoint
-    config = EsaConfig(block=args.block or (256, 128), samples=args.samples, order=args.order)
+    config = EsaConfig(block=args.block or (256, 128), samples=args.samples,
+                       order=args.order or "raster")
     progress = program.Progress(len(jobs) - checkpoint.done, settings["num_inference_steps"])
     begin = time.perf_counter()
     with apply(pipe, config, record=Recording(args.step_groups or 0, args.per_branch), resume=checkpoint.recording,

@@ -68,8 +68,9 @@ def method_of(args: argparse.Namespace, name: str, budget: float, *, masks: str 
     }
     if name == "cached":
         return Method(name, EsaConfig(masks=masks, step_map=step_map, **common))
-    return Method(name,
-                  EsaConfig(selector=name, block=block, cdf_threshold=getattr(args, "cdf_threshold", 1.0), **common))
+    order = args.order or (None if name == "rf_v2" else "raster")           # the original does not reorder
+    return Method(name, EsaConfig(selector=name, block=block, order=order,
+                                  cdf_threshold=getattr(args, "cdf_threshold", 1.0), **common))
 
 
 # ---------------------------------------------------------------- making

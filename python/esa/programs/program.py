@@ -18,7 +18,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
+from ..core.config import EsaConfig
 from ..core.library import EsaError
+from ..core.structs import ORDERS
 from .prompts import BUILT_IN, built_in
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -163,8 +165,11 @@ def add_prompts(parser: argparse.ArgumentParser, number: int) -> None:
 def add_sparse(parser: argparse.ArgumentParser) -> None:
     """Settings of sparse attention that mean the same in every program."""
     group = parser.add_argument_group("sparse attention")
-    group.add_argument("--warmup-frac", type=_share, default=0.2, metavar="X",
-                       help="first share of the steps that runs dense (0.2)")
+    group.add_argument("--warmup-frac", type=_share, default=EsaConfig.warmup_frac, metavar="X",
+                       help=f"first share of the steps that runs dense ({EsaConfig.warmup_frac:g})")
+    group.add_argument("--order", choices=tuple(order for order in ORDERS if order != "tile3d"),
+                       help="order of the tokens that blocks are cut from (raster, as the original; rf_v2: tile; a mask "
+                       "file brings its own)")
     group.add_argument("--no-dense-first-layer", dest="dense_first_layer", action="store_false",
                        help="layer 0 may run sparse too")
     group.add_argument("--block", type=_block, metavar="QxK",

@@ -88,7 +88,7 @@ class Experiment:
                 "height": s["height"], "width": s["width"], "steps": s["num_inference_steps"], "seed": s["seed"],
                 "guidance": s["guidance_scale"], "negative_prompt": s["negative_prompt"], "scheduler": "model",
                 "flow_shift": 0.0, "methods": ["cached"], "budgets": list(args.budgets), "tail": args.tail,
-                "order": "default", "window": [], "cdf": 1.0, "refresh": 1, "step_map": "exact", "lpips_net": None,
+                "order": args.order or "default", "window": [], "cdf": 1.0, "refresh": 1, "step_map": "exact", "lpips_net": None,
                 "lpips_weights": args.lpips, "block": f"{block[0]}x{block[1]}", "samples": 4,
                 "warmup": args.warmup_frac, "dense_first_layer": args.dense_first_layer, "dense_layers": [],
                 "masks": args.masks, "calibration_prompts": self.calibration, "evaluation_prompts": self.evaluation
