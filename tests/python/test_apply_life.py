@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What esa.apply puts into a model comes out again, models do not meet each other, and what cannot work is said in
-one sentence."""
+one message."""
 import copy
 import threading
 

@@ -27,7 +27,7 @@ def test_defaults():
     assert hash(c) == hash(EsaConfig())
 
 
-@pytest.mark.parametrize(("words", "sentence"), [
+@pytest.mark.parametrize(("words", "message"), [
     ({"selector": "magic"}, "selector must be one of 'entropy', 'rf_v2', 'ada_bsa', 'random', 'full', 'dense', not 'magic'"),
     ({"budget": 0.5, "sparsity": 0.5}, "budget (0.5) and sparsity (0.5) say the same thing"), ({"budget": -0.1}, "budget must lie between 0 and 1"),
     ({"sparsity": "0.5"}, "sparsity must lie between 0 and 1"), ({"budget": True}, "budget must lie between 0 and 1"),
@@ -37,17 +37,17 @@ def test_defaults():
     ({"kernel": "fa5"}, "kernel must be one of 'auto', 'fa4'"), ({"refresh_every": 0}, "refresh_every must be an integer of at least 1"),
     ({"samples": 0}, "samples must be"), ({"min_tokens": -1}, "min_tokens must be"), ({"step_map": "maybe"}, "step_map must be"),
     ({"cdf_threshold": float("nan")}, "cdf_threshold must be a number"),
-    # Wrong types: the sentence names the setting, whatever Python would have said further down.
+    # Wrong types: the message names the setting, whatever Python would have said further down.
     ({"selector": ["entropy"]}, "selector must be one of"), ({"order": ["tile"]}, "order must be one of"), ({"warmup_frac": None}, "warmup_frac must lie"),
     ({"dense_layers": 3}, "dense_layers must be a list of layer numbers, not 3"), ({"dense_layers": "12"}, "dense_layers must be a list"),
     ({"dense_layers": (1.5,)}, "dense_layers must be a list"), ({"block": "128"}, "between 16 and 256, not '128'"), ({"block": 128.0}, "block must be one"),
     ({"block": True}, "block must be one"), ({"order": "tile3d", "window": 5}, "window must be three numbers"), ({"samples": True}, "samples must be"),
     ({"dense_first_layer": "False"}, "dense_first_layer must be True or False, not 'False'"), ({"strict": None}, "strict must be True or False"),
     ({"protect_first_frame": 2}, "protect_first_frame must be True or False"), ({"masks": 5}, "masks must be the path of a mask file, not 5")])
-def test_refused(words, sentence):
+def test_refused(words, message):
     with pytest.raises(ValueError) as caught:
         EsaConfig(**words)
-    assert sentence in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_numbers_of_numpy_are_numbers():

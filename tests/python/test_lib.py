@@ -104,7 +104,7 @@ def test_a_missing_library_is_an_import_error(tmp_path):
     assert done.returncode == 1 and "could not be used: " in done.stderr and "ImportError" in done.stderr
 
 
-def test_errors_carry_the_librarys_sentence():
+def test_errors_carry_the_librarys_message():
     x = np.zeros((1, 3, 64, 16), np.float32)
     with pytest.raises(esa.EsaValueError, match="query heads must be a multiple of key heads") as caught:
         esa.attention(x, x[:, :2], x[:, :2])
@@ -157,7 +157,7 @@ def test_objects_that_live_until_the_end_are_silent():
 
 def test_fork():
     """A child has no threads of its parent's contexts: shared ones are made anew, a session of the parent is refused
-    with a sentence."""
+    with a message."""
     done = child("""
         import os, numpy as np, esa
         x = np.random.default_rng(0).standard_normal((1, 2, 512, 32), dtype=np.float32)

@@ -61,9 +61,9 @@ def test_sparse_processor_mode(wan_pipe):
 
 
 def test_settings_that_are_wrong(wan_pipe):
-    for settings, sentence in (({"budget": 0.3}, "calls the budget mean_budget"),
+    for settings, message in (({"budget": 0.3}, "calls the budget mean_budget"),
                                ({"mean_budgt": 0.3}, "unexpected keyword argument 'mean_budgt'")):
-        with pytest.raises(TypeError, match=sentence), sparse_processor_mode(wan_pipe, **settings):
+        with pytest.raises(TypeError, match=message), sparse_processor_mode(wan_pipe, **settings):
             pass
     with pytest.raises(ValueError,
                        match="budget must lie between 0 and 1, not 50"), sparse_processor_mode(wan_pipe, 50):
@@ -238,7 +238,8 @@ def fa4(monkeypatch):
     class BlockSparseTensorsTorch(tuple):
         def __new__(cls, mask_block_cnt, mask_block_idx, full_block_cnt=None, full_block_idx=None, block_size=None):
             self = super().__new__(cls, (mask_block_cnt, mask_block_idx, full_block_cnt, full_block_idx))
-            self.full_block_cnt, self.full_block_idx, self.mask_block_cnt, self.block_size = full_block_cnt, full_block_idx, mask_block_cnt, block_size
+            self.full_block_cnt, self.full_block_idx = full_block_cnt, full_block_idx
+            self.mask_block_cnt, self.block_size = mask_block_cnt, block_size
             return self
 
     def flash_attn_func(q, k, v, softmax_scale=None, causal=False, block_sparse_tensors=None):
@@ -265,20 +266,43 @@ def fa4(monkeypatch):
     return calls
 
 
-def test_fa4_gets_the_lists(fa4):
+@pytest.fixture
+def fa4_run(fa4):
+    """Two steps of three layers with FA4, the first step and layer dense: (model, its outputs, statistics, calls)."""
     mini = minis.wan(grid=GRID, layers=3, batch=2)
-    config = esa.EsaConfig(budget=0.5, tail="none", warmup_frac=0.4, kernel="fa4")
-    with esa.apply(mini.model, config.replace(kernel="auto"), steps=2):
-        want = [mini.at(t) for t in (900, 100)]
-    with esa.apply(mini.model, config, steps=2) as handle:
+    with esa.apply(mini.model, FA4_CONFIG, steps=2) as handle:
         got = [mini.at(t) for t in (900, 100)]
-        total = handle.stats()
-        assert (total.calls, total.dense_calls, total.sparse_calls, total.kernel) == (6, 4, 2, "fa4")
-        assert handle.stats(0).sparse_calls == 0 and handle.stats(step=1).sparse_calls == 2 and math.isnan(
-            handle.stats(step=0).density)
+        stats = {"all": handle.stats(), "layer 0": handle.stats(0), "step 0": handle.stats(step=0),
+                 "step 1": handle.stats(step=1)}
+    return mini, got, stats, fa4
+
+
+FA4_CONFIG = esa.EsaConfig(budget=0.5, tail="none", warmup_frac=0.4, kernel="fa4")
+
+
+def test_fa4_computes_what_our_kernels_do(fa4_run):
+    """FA4 does not reorder, so ours is asked not to."""
+    mini, got, _, _ = fa4_run
+    with esa.apply(mini.model, FA4_CONFIG.replace(kernel="auto", order="raster"), steps=2):
+        want = [mini.at(t) for t in (900, 100)]
     assert max((a - b).abs().max().item() for a, b in zip(got, want)) <= 1e-5
-    assert [call["sparse"] is not None for call in fa4] == [False] * 4 + [True] * 2
-    call = fa4[-1]
+
+
+def test_fa4_statistics(fa4_run):
+    _, _, stats, _ = fa4_run
+    total = stats["all"]
+    assert (total.calls, total.dense_calls, total.sparse_calls, total.kernel) == (6, 4, 2, "fa4")
+    assert stats["layer 0"].sparse_calls == 0 and stats["step 1"].sparse_calls == 2
+    assert math.isnan(stats["step 0"].density)
+
+
+def test_fa4_is_called_dense_by_policy(fa4_run):
+    _, _, _, calls = fa4_run
+    assert [call["sparse"] is not None for call in calls] == [False] * 4 + [True] * 2
+
+
+def test_fa4_gets_the_lists(fa4_run):
+    call = fa4_run[3][-1]
     assert call["q"].shape == call["k"].shape == call["v"].shape == (2, 520, 2, 32)            # B, N, H, D
     lists = call["sparse"]
     assert lists.full_block_cnt.shape == (2, 2, 3) and lists.full_block_cnt.dtype == torch.int32
@@ -299,12 +323,17 @@ def test_fa4_with_cached_masks(fa4, tmp_path):
     assert stats.masks_loaded == 2 and all((call["sparse"].full_block_cnt == 2).all() for call in fa4)
 
 
-def test_fa4_refuses_what_it_cannot_do(fa4):
-    mini = minis.wan()
-    for changes, text in (({"tail": "pooled"}, "knows no tail"), ({"order": "hilbert"}, "does not reorder"),
-                          ({"refresh_every": 2}, "refresh_every"), ({"mode": "compat"}, "mode 'fixed'")):
-        with pytest.raises(ValueError, match=text):
-            esa.apply(mini.model, esa.EsaConfig(**{"kernel": "fa4", "tail": "none", **changes}))
+@pytest.mark.parametrize("changes, text", [({"tail": "pooled"}, "knows no tail"),
+                                           ({"order": "hilbert"}, "does not reorder"),
+                                           ({"refresh_every": 2}, "refresh_every"),
+                                           ({"mode": "compat"}, "mode 'fixed'")],
+                         ids=["tail", "order", "refresh", "mode"])
+def test_fa4_refuses_what_it_cannot_do(fa4, changes, text):
+    with pytest.raises(ValueError, match=text):
+        esa.apply(minis.wan().model, esa.EsaConfig(**{"kernel": "fa4", "tail": "none", **changes}))
+
+
+def test_fa4_refuses_key_lengths(fa4):
     hunyuan = minis.hunyuan()
     with esa.apply(hunyuan.model, esa.EsaConfig(kernel="fa4", tail="none",
                                                 warmup_frac=0.0)), pytest.raises(esa.EsaError, match="key lengths"):

@@ -275,16 +275,16 @@ REFUSED = [({"attn_mask": torch.ones(256, 256, dtype=torch.bool)}, "attn_mask is
            ({"sparse_type": "rf_v2", "cached_mask": "masks.pt"}, "cached_mask must be an esa.Mask"), ]
 
 
-@pytest.mark.parametrize(("words", "sentence"), REFUSED, ids=[s for _, s in REFUSED])
-def test_refused_with_a_sentence(words, sentence):
+@pytest.mark.parametrize(("words", "message"), REFUSED, ids=[s for _, s in REFUSED])
+def test_refused_with_a_message(words, message):
     q, k, v = qkv(1, heads=2, tokens=256, dim=16)
-    with pytest.raises(ValueError, match=re.escape(sentence)):
+    with pytest.raises(ValueError, match=re.escape(message)):
         sparse_attention(q, k, v, **words)
 
 
 def test_tensors_that_do_not_fit_are_refused():
     q, k, v = qkv(1, heads=2, tokens=256, dim=16)
-    for given, sentence in [
+    for given, message in [
         ((q[0], k, v), "q must have four dimensions"), ((q, k.half(), v), "q has dtype float32 and k float16"),
         ((q.double(), k.double(), v.double()), "q has dtype float64; float32, float16 and bfloat16 are supported"),
         ((q, k.numpy(), v), "q and k must both be"),
@@ -293,7 +293,7 @@ def test_tensors_that_do_not_fit_are_refused():
         ((q, k[..., :8], v), "q and k differ in head dim: 16 and 8"),
         ((q, k.repeat(1, 2, 1, 1)[:, :3], v.repeat(1, 2, 1, 1)[:, :3]), "query heads must be a multiple of key heads")
     ]:
-        with pytest.raises(ValueError, match=re.escape(sentence)):
+        with pytest.raises(ValueError, match=re.escape(message)):
             sparse_attention(*given)
 
 

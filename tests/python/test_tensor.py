@@ -58,12 +58,12 @@ def test_strides_change_nothing(seed):
     assert torch.equal(want, got)
 
 
-@pytest.mark.parametrize(("array", "sentence"), [
+@pytest.mark.parametrize(("array", "message"), [
     (torch.zeros(2, 3), "q must have four dimensions"), (np.zeros((1, 1, 2, 2)), "q has dtype float64"),
     (np.zeros((1, 1, 2, 2), ">f4"), "q has dtype >f4"), (torch.zeros(1, 1, 2, 2, dtype=torch.int32), "q has dtype int32"),
     ([[1.0]], "q must be a torch tensor or a numpy array, not list"), (torch.zeros(1, 1, 2, 2, device="meta"), "tensors on device meta cannot be used")])
-def test_refused(array, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_refused(array, message):
+    with pytest.raises(ValueError, match=message):
         X.view(array, name="q")
 
 

@@ -29,8 +29,8 @@ from ..core.media import compare as _compare
 __all__ = ["Comparison", "compare", "find_lpips", "lpips", "psnr", "ssim"]
 
 WITHOUT_WEIGHTS = (
-    "LPIPS needs its weights: tools/convert_lpips.py makes one file of the checkpoints of lpips and torchvision; give it with "
-    "--lpips-weights FILE or put it into the folder $ESA_MODELS names, as lpips-alex.safetensors")
+    "LPIPS needs its weights: tools/convert_lpips.py makes one file of the checkpoints of lpips and torchvision; give "
+    "it with --lpips-weights FILE or put it into the folder $ESA_MODELS names, as lpips-alex.safetensors")
 
 
 def find_lpips(weights: str | os.PathLike[str] | None = None) -> Lpips | None:
@@ -63,7 +63,7 @@ def ssim(reference: Any, video: Any) -> float:
 
 
 def lpips(reference: Any, video: Any, *, weights: str | os.PathLike[str] | None = None) -> float:
-    """Mean over frames. EsaError without weights, with a sentence that says how to get them."""
+    """Mean over frames. Without weights an EsaError that says how to get them."""
     found = find_lpips(weights)
     if found is None:
         raise EsaError(WITHOUT_WEIGHTS)

@@ -2,9 +2,9 @@
 """Mask files of the original (DecartAI's entropy-sparse-attn): a torch file with averaged importance [L, T, H, nq, nk]
 and, per budget, full_block_cnt [L, T, H, nq] and full_block_idx [L, T, H, nq, nk].
 
-Its layout is not written down anywhere, so tensors are found by fragments of their names and by their shapes. Such a
-file does not say how many tokens it was made for, only how many blocks: it becomes one of our mask files when the model
-shows its first frame. The torch file is opened with weights_only, so nothing in it is executed."""
+The original does not document the layout, so tensors are found by fragments of their names and by their shapes. Such a
+file holds the number of blocks but not of tokens. It becomes one of our mask files at the model's first forward, which
+tells the tokens. torch opens it with weights_only, so no code in it is executed."""
 from __future__ import annotations
 
 import ctypes as C
@@ -33,7 +33,7 @@ def is_original(path: str | os.PathLike[str]) -> bool:
         with open(path, "rb") as file:
             head = file.read(4)
     except OSError:
-        return False                # whoever opens it next says what is wrong
+        return False                # opening it next reports what is wrong
     return head == b"PK\x03\x04" or head[:1] == b"\x80"
 
 
@@ -63,7 +63,7 @@ def _budget(name: str) -> float | None:
 
 
 class OriginalMasks:
-    """The tensors of one such file. ValueError with one sentence where they cannot be told."""
+    """The tensors of one such file. ValueError if they cannot be identified."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
@@ -84,8 +84,8 @@ class OriginalMasks:
         first = next(iter(self.lists.values()))["idx"] if self.lists else self.importance
         if first is None:
             raise ValueError(
-                f"{self.path} is a torch file without masks: neither importance [layers, steps, heads, nq, nk] nor full_block_cnt and "
-                "full_block_idx of fitting shapes were found in it")
+                f"{self.path} is a torch file without masks: neither importance [layers, steps, heads, nq, nk] nor "
+                "full_block_cnt and full_block_idx of fitting shapes were found in it")
         self.shape = tuple(int(n) for n in first.shape)
         if self.importance is not None and tuple(self.importance.shape) != self.shape:
             raise ValueError(
@@ -112,8 +112,8 @@ class OriginalMasks:
         nq, nk = self.shape[3:]
         if (nq, nk) != (-(-tokens // Q_BLOCK), -(-tokens // K_BLOCK)):
             raise ValueError(
-                f"{self.path} was made for {nq} x {nk} blocks of {Q_BLOCK} x {K_BLOCK} tokens, this video has {tokens} tokens, which "
-                f"are {-(-tokens // Q_BLOCK)} x {-(-tokens // K_BLOCK)}")
+                f"{self.path} was made for {nq} x {nk} blocks of {Q_BLOCK} x {K_BLOCK} tokens, this video has "
+                f"{tokens} tokens, which are {-(-tokens // Q_BLOCK)} x {-(-tokens // K_BLOCK)}")
         self._folder = tempfile.TemporaryDirectory(prefix="esa-masks-")
         output = os.path.join(self._folder.name, "masks")
         lists = next(

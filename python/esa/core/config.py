@@ -130,15 +130,15 @@ class EsaConfig:
             raise ValueError(f"cdf_threshold must be a number, not {self.cdf_threshold!r}")
         put(self, "dense_layers", T.wholes(self.dense_layers, "dense_layers must be a list of layer numbers"))
         if self.block is not None:
-            sentence = "block must be one or two multiples of 16 between 16 and 256"
-            put(self, "block", T.wholes((self.block, self.block) if T.whole(self.block) else self.block, sentence))
+            message = "block must be one or two multiples of 16 between 16 and 256"
+            put(self, "block", T.wholes((self.block, self.block) if T.whole(self.block) else self.block, message))
             if len(self.blocks) != 2 or any(b < 16 or b > 256 or b % 16 for b in self.blocks):
-                raise ValueError(f"{sentence}, not {self.block!r}")
+                raise ValueError(f"{message}, not {self.block!r}")
         if self.window is not None:
-            sentence = "window must be three numbers t, h, w of at least 1"
-            put(self, "window", T.wholes(self.window, sentence))
+            message = "window must be three numbers t, h, w of at least 1"
+            put(self, "window", T.wholes(self.window, message))
             if len(self.window) != 3 or min(self.window) < 1:
-                raise ValueError(f"{sentence}, not {self.window!r}")
+                raise ValueError(f"{message}, not {self.window!r}")
         if self.window is not None and self.order != "tile3d":
             raise ValueError(f"window belongs to order 'tile3d', not to {self.order!r}")
         for name, least in (("samples", 1), ("refresh_every", 1), ("min_tokens", 0)):

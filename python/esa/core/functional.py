@@ -25,8 +25,8 @@ def refuse_gradients(*tensors: Any) -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.is_grad_enabled() and any(X.is_torch(t) and t.requires_grad for t in tensors):
         raise ValueError(
-            "esa computes attention forward only, but an input requires gradients: call it under torch.no_grad(), or detach the inputs"
-        )
+            "esa computes attention forward only, but an input requires gradients: call it under torch.no_grad(), or "
+            "detach the inputs")
 
 
 def context_of(array: Any) -> Context:

@@ -18,10 +18,10 @@ Grid = Sequence[int]
 def _grid(grid: Grid | None, name: str) -> tuple[int, int, int]:
     if grid is None:
         return (0, 0, 0)
-    sentence = f"{name} must be three numbers t, h, w of at least 1"
-    values = T.wholes(grid, sentence)
+    message = f"{name} must be three numbers t, h, w of at least 1"
+    values = T.wholes(grid, message)
     if len(values) != 3 or min(values) < 1:
-        raise ValueError(f"{sentence}, not {tuple(grid)!r}")
+        raise ValueError(f"{message}, not {tuple(grid)!r}")
     return (values[0], values[1], values[2])
 
 

@@ -120,8 +120,8 @@ class Library:
         for i, struct in structs.items():
             if sizes[i] != C.sizeof(struct):
                 raise ImportError(
-                    f"{path}: {struct.__name__} has {sizes[i]} bytes there and {C.sizeof(struct)} in this package: they "
-                    "are not of one version")
+                    f"{path}: {struct.__name__} has {sizes[i]} bytes there and {C.sizeof(struct)} in this package: "
+                    "they are not of one version")
 
     @property
     def video(self) -> C.CDLL:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masks (which key blocks each query block sees) and mask files, as Python objects over the library's."""
+"""Masks (which key blocks each query block attends) and mask files: Python objects around the library's."""
 from __future__ import annotations
 
 import ctypes as C
@@ -72,7 +72,7 @@ class Mask:
 
     @property
     def selector(self) -> str:
-        """Who made it; "given" for masks from elsewhere."""
+        """The selector that made it; "given" for masks from elsewhere."""
         return "given" if self.info.selector < 0 else T.word(T.SELECTORS, self.info.selector)
 
     @property
@@ -81,8 +81,8 @@ class Mask:
         return bool(self.info.runnable)
 
     def __repr__(self) -> str:
-        b, h, nq, nk = self.shape
-        return f"<esa.Mask {b}x{h}x{nq}x{nk} of {self.block[0]}x{self.block[1]} blocks, {self.selector}, density {self.density:.3f}>"
+        (b, h, nq, nk), (bq, bk) = self.shape, self.block
+        return f"<esa.Mask {b}x{h}x{nq}x{nk} of {bq}x{bk} blocks, {self.selector}, density {self.density:.3f}>"
 
     # ---- what is in it, as numpy arrays
 
@@ -108,8 +108,8 @@ class Mask:
         return count, index
 
     def tokens(self) -> Any:
-        """bool [B, H, Nq, Nk] in the caller's order of tokens: what a dense attention would have to be masked with. For
-        looking and comparing, not for long sequences."""
+        """bool [B, H, Nq, Nk] in the caller's order of tokens: the mask a dense attention would need. For inspection
+        and comparison, not for long sequences."""
         import numpy
         i = self.info
         mode = T.word(T.MODES, i.mode)
@@ -144,8 +144,8 @@ class Mask:
         want = (-(-Nq // bq), -(-Nk // bk))
         if blocks.ndim != 4 or blocks.shape[2:] != want:
             raise ValueError(
-                f"blocks must have the shape (B, H, {want[0]}, {want[1]}) for {Nq} and {Nk} tokens, it is {blocks.shape}"
-            )
+                f"blocks must have the shape (B, H, {want[0]}, {want[1]}) for {Nq} and {Nk} tokens, it is "
+                f"{blocks.shape}")
         bits = numpy.ascontiguousarray(numpy.packbits(blocks, axis=-1, bitorder="little"))
         return cls._given("esa_mask_from_bits", (bits,), blocks.shape[0], blocks.shape[1], Nq, Nk, (bq, bk), layout)
 
@@ -160,8 +160,8 @@ class Mask:
         want = (-(-Nq // bq), -(-Nk // bk))
         if count.ndim != 3 or count.shape[2] != want[0] or index.shape != (*count.shape, want[1]):
             raise ValueError(
-                f"full_block_cnt must be (B, H, {want[0]}) and full_block_idx (B, H, {want[0]}, {want[1]}) for {Nq} and {Nk} "
-                f"tokens, they are {count.shape} and {index.shape}")
+                f"full_block_cnt must be (B, H, {want[0]}) and full_block_idx (B, H, {want[0]}, {want[1]}) for {Nq} "
+                f"and {Nk} tokens, they are {count.shape} and {index.shape}")
         return cls._given("esa_mask_from_fa4", (count, index), count.shape[0], count.shape[1], Nq, Nk, (bq, bk), layout)
 
     def to(self, device: Any) -> Mask:
@@ -230,7 +230,8 @@ class MaskFile:
 
     def __repr__(self) -> str:
         i = self.info
-        return f"<esa.MaskFile {self.path}: {i.layers} layers, {i.steps} steps, {i.H} heads, {i.Nq} tokens, budgets {self.budgets}>"
+        return (f"<esa.MaskFile {self.path}: {i.layers} layers, {i.steps} steps, {i.H} heads, {i.Nq} tokens, "
+                f"budgets {self.budgets}>")
 
 
 def build_mask_file(output: str | os.PathLike[str], recordings: list[str | os.PathLike[str]], *,

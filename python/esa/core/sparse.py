@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`sparse_attention`: MindIE-SD's call. What the original documents works as documented; what it crashes on or silently
-gets wrong works or is a ValueError with a sentence."""
+gets wrong either works or is a ValueError."""
 from __future__ import annotations
 
 import dataclasses
@@ -161,8 +161,8 @@ def check_shapes(settings: Settings, q: Any, k: Any, input_layout: str) -> None:
     for name, grid, tokens in (("q", settings.grid_q, queries), ("k", settings.grid_k, keys)):
         if grid[0] and grid[0] * grid[1] * grid[2] + settings.text != tokens:
             raise ValueError(
-                f"latent_shape_{name} {list(grid)} and txt_len {settings.text} make {grid[0] * grid[1] * grid[2] + settings.text} "
-                f"tokens, but {name} has {tokens}")
+                f"latent_shape_{name} {list(grid)} and txt_len {settings.text} make "
+                f"{grid[0] * grid[1] * grid[2] + settings.text} tokens, but {name} has {tokens}")
 
 
 def run(q: Any, k: Any, v: Any, numbers: tuple[float, ...], input_layout: str) -> Any:
@@ -276,8 +276,8 @@ def sparse_attention(q: Any, k: Any, v: Any, attn_mask: Any = None, scale: float
     unknown = [name for name in kwargs if name not in _KEYWORDS]
     if unknown:
         raise TypeError(
-            f"sparse_attention() got an unexpected keyword argument {unknown[0]!r}; beside MindIE-SD's arguments it takes "
-            f"{', '.join(_KEYWORDS)}")
+            f"sparse_attention() got an unexpected keyword argument {unknown[0]!r}; beside MindIE-SD's arguments it "
+            f"takes {', '.join(_KEYWORDS)}")
     words = {**_KEYWORDS, **kwargs}
     if attn_mask is not None:
         raise ValueError(

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The structs and constants of include/esa/*.h, field for field.
 
-Sizes are compared with the library's own table when it is opened (`_lib.py`), so a header that changed without this
-file is an error at import and not a crash later. Names of enum values are the lower-case words the command line
-uses."""
+library.py compares the sizes with the library's own table when it opens the library, so a header that changed without
+this file is an error at import and not a crash later. Names of enum values are the words of the command line."""
 from __future__ import annotations
 
 import ctypes as C
@@ -172,9 +171,9 @@ def whole(value: Any) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
-def wholes(value: Any, sentence: str) -> tuple[int, ...]:
-    """Several integers as a tuple, or a ValueError that says the sentence and what was given."""
+def wholes(value: Any, message: str) -> tuple[int, ...]:
+    """Several integers as a tuple, or a ValueError with the message and the value."""
     items = (None,) if isinstance(value, (str, bytes)) or not isinstance(value, Iterable) else tuple(value)
     if not all(whole(v) for v in items):
-        raise ValueError(f"{sentence}, not {value!r}")
+        raise ValueError(f"{message}, not {value!r}")
     return tuple(int(v) for v in items)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch tensors and numpy arrays as strided views of the library: nothing is copied, torch is not imported unless it
-already is.
+"""torch tensors and numpy arrays as the library's strided views. Nothing is copied, and torch is not imported here.
 
-The library wants four dimensions B, H, N, D with the D stride 1; a layout says which dimension of the caller's array is
+The library takes four dimensions B, H, N, D with stride 1 in D. A layout says which dimension of the caller's array is
 which: "BNSD" [B, heads, tokens, D] or "BSND" [B, tokens, heads, D]."""
 from __future__ import annotations
 
@@ -67,13 +66,13 @@ def shape_of(array: Any, layout: str) -> tuple[int, int, int, int]:
 
 
 def check_array(array: Any, name: str) -> None:
-    """One sentence for everything that cannot be a view: kind, dtype, number of dimensions."""
+    """ValueError if an array cannot be a view because of its kind, dtype or number of dimensions."""
     if not (is_torch(array) or is_numpy(array)):
         raise ValueError(f"{name} must be a torch tensor or a numpy array, not {type(array).__name__}")
     if array.ndim != 4:
         raise ValueError(
-            f"{name} must have four dimensions (batch, heads and tokens as the layout says, head dimension), it has {array.ndim}"
-        )
+            f"{name} must have four dimensions (batch, heads and tokens as the layout says, head dimension), it has "
+            f"{array.ndim}")
     if dtype_name(array) not in T.DTYPES:
         raise ValueError(f"{name} has dtype {dtype_name(array)}; float32, float16 and bfloat16 are supported")
 

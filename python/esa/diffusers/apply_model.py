@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`esa.apply`: sparse attention in a diffusers pipeline or transformer, and out again.
+"""`esa.apply` puts sparse attention into a diffusers pipeline or transformer; `Handle.remove` takes it out.
 
-What is put into a model: one processor per self-attention module, one forward pre-hook at the transformer, and its
-`cache_context` in a wrapper that listens. Nothing is patched in classes or in the library, so two pipelines do not
-meet, and `remove` leaves no trace. The pre-hook is torch's own and not a replaced `forward`, because accelerate's
+A model gets one processor per self-attention module, one forward pre-hook at the transformer, hooks that order its
+tokens, and a wrapper around `cache_context` that listens. Classes and libraries are not patched, so two pipelines do
+not interfere, and `remove` leaves no trace. The pre-hook is torch's own, not a replaced `forward`, because accelerate's
 offloading exchanges `forward` between two videos."""
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ def apply(target: Any, config: EsaConfig | None = None, *, steps: int | None = N
         A pipeline or a transformer of Wan 2.1 / 2.2, CogVideoX or HunyuanVideo, recognised by class; others are an
         error that lists these.
     config
-        `EsaConfig`; None: its defaults (entropy, budget 0.5, pooled tail).
+        `EsaConfig`; None: its defaults (entropy, budget 0.5, pooled tail). Tokens are put into Hilbert order unless the
+        config names another one (rf_v2: tile; a mask file: the file's).
     steps
-        Only for a transformer without its pipeline: how many steps a video has. A pipeline tells.
+        Steps of a video, for a transformer without its pipeline. A pipeline knows them.
     record, resume, model, config_hash
-        Calibration: everything runs dense and block importance is recorded (`Handle.save_recording`); resume adds an
-        earlier recording, model and config_hash are written into it.
+        Calibration: everything runs dense and block importance is recorded (`Handle.save_recording`). resume adds an
+        earlier recording; model and config_hash are written into the file.
 
     Returns a handle; `handle.remove()`, or leaving its `with` block, restores the model. ::
 
@@ -82,8 +83,8 @@ def _look(target: Any) -> tuple[Any, list[nn.Module], Family]:
                 f"this {type(target).__name__} was loaded without its transformer: there is nothing to apply esa to")
         if isinstance(target, (str, os.PathLike)):
             raise TypeError(
-                f"esa.apply takes a pipeline or a transformer, not a name: esa.models.load_pipeline({os.fspath(target)!r}) loads one"
-            )
+                "esa.apply takes a pipeline or a transformer, not a name: "
+                f"esa.models.load_pipeline({os.fspath(target)!r}) loads one")
     parts = [_unwrap(part) for part in parts]
     families = [detect(part) for part in parts]
     if not parts or None in families or len({f.name for f in families if f is not None}) != 1:
@@ -210,14 +211,16 @@ class Handle:
         """The same as text: a line in all and one per step."""
         total = self.stats()
         lines = [
-            f"{self.family}, {self.layers} layers, kernel {total.kernel or 'none'}: {total.calls} calls, {total.dense_calls} dense, "
-            f"{total.sparse_calls} sparse at density {total.density:.3f} (asked {total.density_asked:.3f}), {total.fallback_calls} fallbacks"
+            f"{self.family}, {self.layers} layers, kernel {total.kernel or 'none'}: {total.calls} calls, "
+            f"{total.dense_calls} dense, "
+            f"{total.sparse_calls} sparse at density {total.density:.3f} (asked {total.density_asked:.3f}), "
+            f"{total.fallback_calls} fallbacks"
         ]
         for step in range(min(self.step + 1, self.steps or 0)):
             s = self.stats(step=step)
             lines.append(
-                f"step {step}: {s.calls} calls, {s.dense_calls} dense, {s.sparse_calls} sparse, density {s.density:.3f}, "
-                f"select {s.select_seconds:.3f} s, attention {s.attention_seconds:.3f} s")
+                f"step {step}: {s.calls} calls, {s.dense_calls} dense, {s.sparse_calls} sparse, density "
+                f"{s.density:.3f}, select {s.select_seconds:.3f} s, attention {s.attention_seconds:.3f} s")
         return "\n".join(lines)
 
     def save_recording(self, path: str) -> None:

@@ -11,7 +11,8 @@ whose layout of weights causal distillations keep. ::
             for i, t in enumerate(timesteps):
                 state.step(i)
                 latents = update(latents, transformer(latents, t, text).sample)
-            state.commit(latents, timestep=zero, encoder_hidden_states=text)     # one more pass: the finished chunk enters the cache
+            # One more pass: the finished chunk enters the cache.
+            state.commit(latents, timestep=zero, encoder_hidden_states=text)
 
 Guidance: `state.step(i, branch=1)` before the pass without the prompt; each branch has a cache of its own, commit it
 with branch=1 too. What runs dense by policy is as everywhere: warm-up steps (of each chunk), layer 0, listed layers.

@@ -9,8 +9,8 @@ as queries) selects its blocks anew, nothing is warmed up or reordered, and cros
 models whose processors use diffusers' dispatcher (Wan from 0.35, HunyuanVideo from 0.36; never CogVideoX). Where
 esa.apply knows the model, it does better.
 
-The list of backends is a closed enumeration in diffusers; the name is added to it as other projects do, after a look
-whether it is still built as expected. A name that somebody else registered is not touched."""
+The list of backends is a closed enumeration in diffusers. The name is added to it as other projects do, after a check
+that it is still built as expected. A name that another package registered is left alone."""
 from __future__ import annotations
 
 import inspect
@@ -43,8 +43,8 @@ def _lengths(mask: torch.Tensor, keys: int) -> torch.Tensor:
     models make."""
     if mask.dtype != torch.bool or mask.ndim != 4 or mask.shape[1:3] != (1, 1) or mask.shape[3] != keys:
         raise ValueError(
-            f"the attention backend 'esa' takes boolean masks [B, 1, 1, keys] of valid keys first, not {mask.dtype} {tuple(mask.shape)}"
-        )
+            f"the attention backend 'esa' takes boolean masks [B, 1, 1, keys] of valid keys first, not {mask.dtype} "
+            f"{tuple(mask.shape)}")
     return mask[:, 0, 0].sum(-1, dtype=torch.int32)
 
 
@@ -81,13 +81,14 @@ def register_backend(config: EsaConfig | None = None, name: str = "esa") -> str:
     if config.masks is not None or config.order not in (
             None, "raster") or config.refresh_every != 1 or config.kernel != "auto":
         raise ValueError(
-            "an attention backend knows no layers, steps or grid: masks, order, refresh_every and kernel belong to esa.apply"
-        )
+            "an attention backend knows no layers, steps or grid: masks, order, refresh_every and kernel belong to "
+            "esa.apply")
     numbers = _numbers(config)
     try:
         from diffusers.models.attention_dispatch import AttentionBackendName as Names
         from diffusers.models.attention_dispatch import _AttentionBackendRegistry as Registry
-        tables = Names._member_map_, Names._value2member_map_, Registry._backends, Registry._constraints, Registry._supported_arg_names
+        tables = (Names._member_map_, Names._value2member_map_, Registry._backends, Registry._constraints,
+                  Registry._supported_arg_names)
         if not issubclass(Names, str) or not all(isinstance(table, dict) for table in tables):
             raise AttributeError("AttentionBackendName")
     except (ImportError, AttributeError) as error:

@@ -1,21 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a diffusion model stands: video, step, guidance branch. Learned from what diffusers does anyway; no callback is
+"""The video, step and guidance branch a diffusion model is at, learned from what diffusers does anyway. No callback is
 needed.
 
 A pipeline calls its transformer once per step and guidance branch (Wan, HunyuanVideo: inside `cache_context("cond")`,
 then `("uncond")`) or once per step with both branches in the batch (CogVideoX). Sources, best first:
 
- 1. `Clock.pin(step, branch)`: somebody who runs a loop of their own says so;
- 2. the cache context, where it carries `step_index` (Wan in newer diffusers);
- 3. the pipeline: `_current_timestep` is an element of `scheduler.timesteps`; its place in there is the step. Nothing is
- read from the
-    GPU for that, only addresses are compared;
+ 1. `Clock.pin(step, branch)`, for loops that are not a pipeline's;
+ 2. the cache context, if it carries `step_index` (Wan in newer diffusers);
+ 3. the pipeline: `_current_timestep` is an element of `scheduler.timesteps`, and its index is the step. Only addresses
+    are compared; nothing is read from the GPU;
  4. the timestep given to the transformer: another value is another step, a larger one another video (timesteps
- descend). Reading it
-    waits for a GPU once per forward.
+    descend). Reading it waits for a GPU once per forward.
 
-A new video begins where `scheduler.timesteps` is another tensor (every pipeline call sets it anew, also after one that
-ended in an exception) or where steps go backwards."""
+A new video begins when `scheduler.timesteps` is another tensor (every pipeline call makes a new one, also after a call
+that ended in an exception) or when steps go backwards."""
 from __future__ import annotations
 
 import dataclasses
@@ -29,7 +27,7 @@ _BRANCHES = {"cond": 0, "cond_uncond": 0, "uncond": 1}
 
 @dataclasses.dataclass(frozen=True)
 class Moment:
-    """One forward of the transformer. `steps` is None where nobody knows how many there will be."""
+    """One forward of the transformer. `steps` is None if the number of steps is unknown."""
     video: int
     step: int
     branch: int
@@ -149,7 +147,7 @@ class Clock:
         self._timesteps = timesteps
 
     def _learn(self, fresh: bool, timestep: Any, timesteps: Any, steps: int | None, name: str) -> tuple[int, bool]:
-        """Step and whether a video begins, without anybody having said so."""
+        """The step and whether a video begins, from the pipeline or the timestep."""
         now = getattr(self.pipe, "_current_timestep", None) if self.pipe is not None else None
         if now is not None:
             place = _place(now, timesteps)

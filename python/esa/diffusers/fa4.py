@@ -42,8 +42,8 @@ def _load() -> tuple[Any, Any]:
             return function, None
         raise EsaError(f"{name} has no block-sparse attention: a newer FlashAttention-4 is needed for kernel='fa4'")
     raise EsaError(
-        "kernel='fa4' needs FlashAttention-4 (the Python package flash-attn-4, module flash_attn.cute), which is not installed; "
-        "kernel='auto' uses esa's own")
+        "kernel='fa4' needs FlashAttention-4 (the Python package flash-attn-4, module flash_attn.cute), which is not "
+        "installed; kernel='auto' uses esa's own")
 
 
 def check(config: EsaConfig) -> None:
@@ -79,8 +79,8 @@ class Fa4Session:
     def _mask(self, layer: int, query: torch.Tensor, key: torch.Tensor) -> Mask | None:
         """The mask of this call, None where policy says dense."""
         c, step = self.config, self._at[0]
-        if step < self._warmup or (c.dense_first_layer and layer == 0) or layer in c.dense_layers or c.selector == "dense" \
-                or query.shape[1] < c.min_tokens:
+        dense_layer = (c.dense_first_layer and layer == 0) or layer in c.dense_layers
+        if step < self._warmup or dense_layer or c.selector == "dense" or query.shape[1] < c.min_tokens:
             return None
         if self._masks is not None:
             return self._masks.mask(layer, step, budget=c.density,
@@ -114,7 +114,7 @@ class Fa4Session:
         return {"block_sparse_tensors": self._lists(**{name: x for name, x in given.items() if name in known})}
 
     def stats(self, layer: int = -1, step: int = -1) -> Stats:
-        """Counted here; times are FA4's own affair."""
+        """Counted here; FA4's time is not measured."""
         calls = [
             d for (lay, st), values in self._cells.items() for d in values if layer in (-1, lay) and step in (-1, st)
         ]

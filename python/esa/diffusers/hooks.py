@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes into a transformer, and comes out again: processors, the root hook, and an ear at `cache_context`.
+"""What esa.apply puts into a transformer and takes out again: processors, the root hook, and a wrapper that listens to
+`cache_context`.
 
-A copy (copy.deepcopy) of a model that has them comes out without: two models must not share a run."""
+A copy (copy.deepcopy) of such a model has none of them, because two models must not share a run."""
 from __future__ import annotations
 
 import contextlib
@@ -53,13 +54,13 @@ class RootHook:
         text = self._argument("encoder_hidden_states", args, kwargs)
         mask = self._argument(self.text_mask, args, kwargs) if self.text_mask is not None else None
         if not isinstance(hidden_states, torch.Tensor):
-            return None                                 # the model itself says what is missing
+            return None                                 # the model itself reports what is missing
         if timestep is not None and not isinstance(timestep, torch.Tensor):
             timestep = torch.tensor(timestep)
         hidden_states = torch.ops.esa.session_enter(self.handle, self.which, hidden_states, timestep, mask,
                                                     text.shape[1] if isinstance(text, torch.Tensor) else 0)
         changed = {"hidden_states": hidden_states}
-        if self.reorders:               # what comes per token from outside goes the way of the tokens
+        if self.reorders:               # per-token arguments are ordered as the tokens are
             if isinstance(timestep, torch.Tensor) and timestep.ndim == 2:
                 changed["timestep"] = torch.ops.esa.session_order(self.handle, timestep, 1, False)
             rope = self._argument("image_rotary_emb", args, kwargs)
@@ -75,8 +76,8 @@ class RootHook:
 
 
 class Ear:
-    """transformer.cache_context, listened to. An attribute of the one transformer, in front of the method of its
-    class."""
+    """Wraps transformer.cache_context and notes what it is told. It is an attribute of the one transformer and hides
+    the method of its class."""
 
     def __init__(self, transformer: Any, clock: Clock) -> None:
         self.transformer, self.clock, self.original = transformer, clock, transformer.cache_context
@@ -101,11 +102,11 @@ def install(run: Run, which: int) -> None:
         there: Any = module.processor
         if isinstance(there, Processor):
             if there.handle is not run.handle:
-                raise ValueError(f"{name} is in the hands of another esa.apply: remove that first")
+                raise ValueError(f"{name} belongs to another esa.apply: remove that first")
             continue
         if type(there).__name__ not in run.family.replaces:
             raise ValueError(
-                f"{name} has the attention processor {type(there).__name__}, which esa cannot stand in for (it knows "
+                f"{name} has the attention processor {type(there).__name__}, which esa cannot replace (it knows "
                 f"{', '.join(run.family.replaces)})")
         ours = run.family.processor(run.handle, layer, there)
         ours._parallel_config = getattr(there, "_parallel_config", None)

@@ -61,8 +61,8 @@ def _in_hub_cache(hub: str) -> str | None:
 
 def find_model(name: str | os.PathLike[str], *, download: bool = False) -> str:
     """The folder of a model: given as a folder, or by name under $ESA_MODELS/<name>, then in the local cache of the
-    Hugging Face hub (and wan-tiny in the source tree). The network is used only with download=True.
-    FileNotFoundError, in one sentence, otherwise."""
+    Hugging Face hub (and wan-tiny in the source tree). The network is used only with download=True. FileNotFoundError
+    if it is in none of these places."""
     name = os.fspath(name)
     if os.path.isdir(name):
         if not _is_model(name):
@@ -93,7 +93,7 @@ def find_model(name: str | os.PathLike[str], *, download: bool = False) -> str:
 
 
 def _check_device(device: str | torch.device | None) -> None:
-    """A device that is not there is a ValueError now, and not whatever torch says after the weights were read."""
+    """A missing device is a ValueError now, not an error of torch after the weights were read."""
     if device is None:
         return
     try:
@@ -160,8 +160,8 @@ def model_of(pipe: Any, name: str | None = None) -> Model:
         if type(pipe).__name__ == model.pipeline:
             return model
     raise ValueError(
-        f"esa does not know which size {type(pipe).__name__} wants: give height, width, num_frames and num_inference_steps "
-        "to the pipeline yourself")
+        f"esa does not know which size {type(pipe).__name__} wants: give height, width, num_frames and "
+        "num_inference_steps to the pipeline yourself")
 
 
 def generate_video(pipe: Any, prompt: str, name: str | None = None, *, height: int | None = None,

@@ -5,11 +5,11 @@
     esa::session_attention(handle, layer, query, key, value) -> out                           (B, N, H, D) in and out
     esa::session_order(handle, x, dim, back) -> x with its tokens ordered, or put back        (esa.reorder)
 
-All are opaque to torch.compile: counting steps, choosing masks and calling C happen inside, at run time, and nothing of
-it is burnt into a graph. `handle` and `layer` are tensors without dimensions on the CPU, because Python numbers would
-be compiled in, layer by layer. session_enter hands its input on (a copy: operators may not return what they were
-given), so that a graph cannot drop or move it behind the attention it prepares. Forward only: a gradient is refused
-with a sentence."""
+All are opaque to torch.compile: counting steps, choosing masks and calling C happen inside, at run time, and do not
+become part of a graph. `handle` and `layer` are tensors without dimensions on the CPU, because Python numbers would be
+compiled in, layer by layer. session_enter returns a copy of its input (operators may not return their arguments), so
+that a graph cannot drop it or move it behind the attention it prepares. Forward only: asking for a gradient is an
+error."""
 from __future__ import annotations
 
 import functools
@@ -39,8 +39,8 @@ def _find(handle: torch.Tensor) -> Run:
     run = _runs.get(int(handle))
     if run is None:
         raise RuntimeError(
-            "esa was removed from this model, but one of its attention processors is still in use: set the processors anew"
-        )
+            "esa was removed from this model, but one of its attention processors is still in use: set the processors "
+            "anew")
     return run
 
 
@@ -59,7 +59,8 @@ def _(handle: torch.Tensor, layer: torch.Tensor, query: torch.Tensor, key: torch
 
 
 @functools.partial(torch.library.custom_op, "esa::session_enter", mutates_args=(), **_TAGS,
-                   schema="(Tensor handle, Tensor which, Tensor hidden_states, Tensor? timestep, Tensor? text_mask, int text_length) -> Tensor")
+                   schema="(Tensor handle, Tensor which, Tensor hidden_states, Tensor? timestep, Tensor? text_mask, "
+                   "int text_length) -> Tensor")
 def _session_enter(handle: torch.Tensor, which: torch.Tensor, hidden_states: torch.Tensor,
                    timestep: torch.Tensor | None, text_mask: torch.Tensor | None, text_length: int) -> torch.Tensor:
     _find(handle).enter(int(which), tuple(hidden_states.shape), hidden_states.device, timestep, text_mask, text_length)

@@ -140,8 +140,8 @@ def enable_ulysses(pipe: Any) -> None:
             raise ValueError(f"{heads} heads cannot be shared evenly by {size()} processes")
         if getattr(part, "_cp_plan", None) is None:
             raise ValueError(
-                f"diffusers cannot spread {type(part).__name__} over several GPUs (it has no plan for context parallelism): use one "
-                "GPU, or start several runs")
+                f"diffusers cannot spread {type(part).__name__} over several GPUs (it has no plan for context "
+                "parallelism): use one GPU, or start several runs")
         with _counting_the_cpu(part.device.type):
             part.enable_parallelism(config=ContextParallelConfig(ulysses_degree=size()))
 
@@ -166,8 +166,8 @@ def _ulysses(config: Any) -> Any:
     cp = getattr(config, "context_parallel_config", config)
     if getattr(cp, "ring_degree", 1) not in (None, 1):
         raise ValueError(
-            "esa runs under Ulysses only: ring attention would cut masks into pieces (ContextParallelConfig(ulysses_degree=N))"
-        )
+            "esa runs under Ulysses only: ring attention would cut masks into pieces "
+            "(ContextParallelConfig(ulysses_degree=N))")
     if getattr(cp, "ulysses_anything", False):
         raise ValueError("esa does not run under ulysses_anything: the tokens must divide evenly among the processes")
     return cp

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Token orders, applied once around the stack of blocks instead of in every attention call.
 
-Everything between the embedding of the latents and the last projection works token by token, but attention, which does
-not care in which order tokens stand as long as their rotary positions stand likewise. So the embedding's output and the
-positions are permuted on the way in, and the last projection's output on the way out; attention is told that its
-order is applied already (esa_layout.order_applied)."""
+Between the embedding of the latents and the last projection everything works token by token, except attention, whose
+result does not depend on the order as long as the rotary positions are ordered alike. So the embedding's output and the
+positions are permuted on the way in and the last projection's output on the way out. Attention is told that the order
+is already applied (esa_layout.order_applied)."""
 from __future__ import annotations
 
 import dataclasses
@@ -59,7 +59,7 @@ def wanted(run: Run, layout: Layout) -> bool:
 
 
 class Permutation:
-    """Of one geometry on one device: the whole sequence and the video tokens alone, there and back."""
+    """The permutations of one geometry on one device, there and back: whole sequence and video tokens alone."""
 
     def __init__(self, layout: Layout, geometry: Geometry, device: torch.device) -> None:
         whole = torch.from_numpy(order(layout, geometry.tokens)).long()
@@ -96,7 +96,7 @@ class _Hook:
 
 
 def install(run: Run, transformer: Any) -> list[Any]:
-    """Hooks of one transformer; each has .remove()."""
+    """Installs the hooks of one transformer; each has .remove()."""
     def hook(name: str, **settings: Any) -> Any:
         return getattr(transformer, name).register_forward_hook(_Hook(run.handle, **settings))
     if run.family.name == "Wan":

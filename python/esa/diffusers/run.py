@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run: what one `esa.apply` holds. It is told each forward of the transformers, makes the session that fits, and
-passes attention on."""
+"""Run: the state of one `esa.apply`. It is told of each forward of the transformers, makes a fitting session, and
+passes attention on to it."""
 from __future__ import annotations
 
 import dataclasses
@@ -23,7 +23,7 @@ from .hooks import install
 
 # Guidance passes a transformer may have; a session keeps masks apart by them. Files know the usual two.
 _BRANCHES, _FILE_BRANCHES = 4, 2
-# Steps of a session whose number of steps nobody knows, where no decision depends on it.
+# Steps of a session whose number of steps is unknown and decides nothing.
 _OPEN_ENDED = 1000
 
 
@@ -76,8 +76,8 @@ class Run:
         """Tokens of one dimension in the order of the run, or back."""
         if self._permutation is None:
             raise EsaError(
-                "esa's order was asked for outside of a forward of the transformer: call the transformer itself, not its parts"
-            )
+                "esa's order was asked for outside of a forward of the transformer: call the transformer itself, not "
+                "its parts")
         return self._permutation(x, dim, back)
 
     def _check(self) -> None:
@@ -92,8 +92,8 @@ class Run:
             self._masks = OriginalMasks(config.masks) if is_original(config.masks) else MaskFile(config.masks)
             if isinstance(self._masks, MaskFile) and self._masks.info.layers != self.layers:
                 raise ValueError(
-                    f"{config.masks} was made for a model of {self._masks.info.layers} layers, this one has {self.layers}"
-                )
+                    f"{config.masks} was made for a model of {self._masks.info.layers} layers, this one has "
+                    f"{self.layers}")
         if self.record is not None and self.record.per_branch and self.family.name == "CogVideoX":
             raise ValueError("CogVideoX computes both guidance branches in one call: they cannot be recorded apart")
         if config.kernel == "fa4":
@@ -132,8 +132,8 @@ class Run:
         most = _FILE_BRANCHES if self.config.masks is not None or self.record is not None else _BRANCHES
         if moment.branch >= most:
             raise EsaError(
-                f"the model was called {moment.branch + 1} times in step {moment.step}; at most {most} guidance passes are known: "
-                "say where it stands with handle.pin(step, branch)")
+                f"the model was called {moment.branch + 1} times in step {moment.step}; at most {most} guidance "
+                "passes are known: say where it stands with handle.pin(step, branch)")
         # Wan2.2: masks kept between steps belong to the transformer that made them. Files hold one mask per step, hence
         # of one transformer.
         return moment.branch + (which * _BRANCHES if most == _BRANCHES else 0)
@@ -142,8 +142,8 @@ class Run:
         """One self-attention call, (B, N, H, D) in and out."""
         if self.moment is None or self.geometry is None:
             raise EsaError(
-                "esa's attention was called outside of a forward of the transformer: call the transformer itself, not its parts "
-                "(and not .forward, which skips hooks)")
+                "esa's attention was called outside of a forward of the transformer: call the transformer itself, not "
+                "its parts (and not .forward, which skips hooks)")
         if query.shape[1] != self.geometry.tokens:
             raise EsaError(
                 f"layer {layer} attends {query.shape[1]} tokens where {self.geometry.grid} video tokens and "
@@ -166,8 +166,8 @@ class Run:
             if self.record is not None and self._key is not None:
                 old = self._key
                 raise EsaError(
-                    f"a recording holds one size: it was begun with {old.geometry.grid} video tokens and {old.steps} steps, this video "
-                    f"has {key.geometry.grid} and {key.steps}")
+                    f"a recording holds one size: it was begun with {old.geometry.grid} video tokens and {old.steps} "
+                    f"steps, this video has {key.geometry.grid} and {key.steps}")
             self.session = None                         # the old one goes first: both would hold GPU memory
             self.session = self._make(key)
             self._key = key
@@ -183,8 +183,8 @@ class Run:
                                                                   self.config.selector == "dense"):
             return _OPEN_ENDED
         raise EsaError(
-            "the number of steps is not known here (no pipeline runs the transformer): esa.apply(transformer, config, steps=50), "
-            "or EsaConfig(warmup_frac=0)")
+            "the number of steps is not known here (no pipeline runs the transformer): esa.apply(transformer, config, "
+            "steps=50), or EsaConfig(warmup_frac=0)")
 
     def _make(self, key: _Key) -> Any:
         config, geometry = self.config, key.geometry

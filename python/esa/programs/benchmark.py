@@ -6,8 +6,7 @@ online masks.
 
 Text encoding and decoding are not counted. Every method runs --repeats times, in turns, after one run that is not
 counted; medians are printed, with the spread in the JSON file. Speedup is given twice: over all steps, and without the
-warm-up steps, which run dense (only layer 0 does then). Cached
-masks: python -m esa.benchmark_cached."""
+warm-up steps, which run dense. python -m esa.benchmark_cached measures cached masks."""
 from __future__ import annotations
 
 import argparse
@@ -43,8 +42,8 @@ def measure(args: argparse.Namespace, variants: Sequence[Any]) -> list[dict[str,
     from . import clips
     pipe = program.load(args)
     settings = program.video_settings(args, pipe)
-    say(f"{args.model}: {settings['num_frames']} frames of {settings['width']} x {settings['height']}, {settings['num_inference_steps']} steps, "
-        f"{args.repeats} run{'s' if args.repeats > 1 else ''} each")
+    say(f"{args.model}: {settings['num_frames']} frames of {settings['width']} x {settings['height']}, "
+        f"{settings['num_inference_steps']} steps, {args.repeats} run{'s' if args.repeats > 1 else ''} each")
     progress = program.Progress(1 + args.repeats * len(variants), settings["num_inference_steps"])
     clips.make(pipe, args.prompt, variants[0], args.model, settings, progress.callback("first run"), decode=False)
     progress.done()
@@ -78,12 +77,13 @@ def show(entries: list[dict[str, Any]]) -> None:
     def text(value: float | None, form: str) -> str:
         return "-" if value is None else format(value, form)
 
-    say(f"{'method':<10}{'budget':>8}{'density':>9}{'s/step':>10}{'speedup':>9}{'s/step*':>10}{'speedup*':>10}{'selecting':>11}"
-        )
+    say(f"{'method':<10}{'budget':>8}{'density':>9}{'s/step':>10}{'speedup':>9}{'s/step*':>10}{'speedup*':>10}"
+        f"{'selecting':>11}")
     for e in entries:
         steps, sparse, select = (e[key]["median"] for key in ("step_seconds", "step_seconds_sparse", "select_seconds"))
-        say(f"{e['method']:<10}{e['budget']:>8.2f}{text(e['density'], '.3f'):>9}{text(steps, '.4f'):>10}{text(e['speedup'], '.2f'):>8}x"
-            f"{text(sparse, '.4f'):>10}{text(e['speedup_without_warmup'], '.2f'):>9}x{text(select, '.4f'):>10}s")
+        say(f"{e['method']:<10}{e['budget']:>8.2f}{text(e['density'], '.3f'):>9}{text(steps, '.4f'):>10}"
+            f"{text(e['speedup'], '.2f'):>8}x{text(sparse, '.4f'):>10}"
+            f"{text(e['speedup_without_warmup'], '.2f'):>9}x{text(select, '.4f'):>10}s")
     say("*: without the warm-up steps, which run dense; selecting: seconds a video spends on making masks")
 
 

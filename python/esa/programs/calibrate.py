@@ -155,12 +155,12 @@ def _disk_check(args: argparse.Namespace, handle: Any, output: str) -> Any:
                                   (0.35 if args.importance == "u8" else 0.6 if args.importance == "f16" else 0.05))
             folder = os.path.dirname(os.path.abspath(output))
             free = shutil.disk_usage(folder).free
-            say(f"{run.layers} layers, {heads} heads, {run.geometry.tokens} tokens: up to {need / 1e6:.0f} MB on disk while it runs"
-                )
+            say(f"{run.layers} layers, {heads} heads, {run.geometry.tokens} tokens: up to {need / 1e6:.0f} MB on disk "
+                "while it runs")
             if need + _LEAST_LEFT > free:
                 raise Stop(
-                    f"{need / 1e9:.1f} GB are needed in '{folder}', {free / 1e9:.1f} GB are free; --step-groups makes it less"
-                )
+                    f"{need / 1e9:.1f} GB are needed in '{folder}', {free / 1e9:.1f} GB are free; --step-groups makes "
+                    "it less")
         return kwargs
     return on_step_end
 
@@ -195,12 +195,13 @@ def calibrate(args: argparse.Namespace) -> None:
                  ] if members == 1 else [_recording_of(f"{args.output}.{i}of{members}") for i in range(members)]
         if args.shard is not None:
             _merge(args.output, found)
-            say(f"{args.output}: recording of prompts {', '.join(str(i) for i in own)}; `esa masks merge` makes a mask file of all shards"
-                )
+            say(f"{args.output}: recording of prompts {', '.join(str(i) for i in own)}; `esa masks merge` makes a "
+                "mask file of all shards")
         else:
             build_mask_file(args.output, list(found), budgets=args.budgets, importance=args.importance,
                             dense_first_layer=args.dense_first_layer, warmup_frac=args.warmup_frac)
-            say(f"{args.output}: masks for budgets {', '.join(f'{b:g}' for b in args.budgets)} from {len(own)} prompt{'s' if len(own) > 1 else ''}, "
+            say(f"{args.output}: masks for budgets {', '.join(f'{b:g}' for b in args.budgets)} from {len(own)} "
+                f"prompt{'s' if len(own) > 1 else ''}, "
                 f"{os.path.getsize(args.output) / 1e6:.1f} MB; {program.clock(time.perf_counter() - begin)}")
     parallel.barrier()
     checkpoint.forget()

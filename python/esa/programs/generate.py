@@ -78,9 +78,10 @@ def generate(args: argparse.Namespace) -> None:
         made.append({"prompt": prompt, "files": names, **record})
         count, height, width, _ = video.shape
         density = "" if record["density"] is None else f" at density {record['density']:.3f}"
-        say(f"{names[0]}: {count} frames of {width} x {height}, {settings['num_inference_steps']} steps, seed {args.seed}, {method.name}{density}; "
-            f"{program.clock(record['seconds'])} (text {record['text_seconds']:.1f}, denoising {record['denoise_seconds']:.1f}, "
-            f"decoding {record['decode_seconds']:.1f})")
+        say(f"{names[0]}: {count} frames of {width} x {height}, {settings['num_inference_steps']} steps, seed "
+            f"{args.seed}, {method.name}{density}; "
+            f"{program.clock(record['seconds'])} (text {record['text_seconds']:.1f}, denoising "
+            f"{record['denoise_seconds']:.1f}, decoding {record['decode_seconds']:.1f})")
     if args.json and parallel.rank() == 0:
         program.write_json(
             args.json, {

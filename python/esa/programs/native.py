@@ -15,13 +15,13 @@ from .program import Stop
 def find_command() -> pathlib.Path:
     """The file of the command; beside the opened libesa first, because both must come from one build."""
     library = load().path.parent
-    places = [library / "esa", library.parent / "bin" / "esa", *(folder / "bin" / "esa" for folder in package_folders()),
-              *(folder / "esa" for folder in tree_folders())]
+    folders = [library, library.parent / "bin", *(folder / "bin" for folder in package_folders()), *tree_folders()]
+    places = [folder / "esa" for folder in folders]
     for place in places:
         if place.is_file():
             return place
-    raise ImportError(f"the esa command was not found (looked at {', '.join(map(str, places))}): reinstall the package, "
-                      "or build it (make)")
+    raise ImportError(f"the esa command was not found (looked at {', '.join(map(str, places))}): reinstall the "
+                      "package, or build it (make)")
 
 
 def call(*words: str) -> int:

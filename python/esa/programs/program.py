@@ -2,7 +2,7 @@
 """What the programs (`python -m esa.calibrate` and its siblings) share: options, prompts, the pipeline, progress,
 files, exit statuses.
 
-A program ends with 0, or with one sentence on standard error and 1 (2 for wrong options, 130 after Ctrl-C). Files
+A program ends with 0, or with one message on standard error and 1 (2 for wrong options, 130 after Ctrl-C). Files
 appear whole or not at all."""
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 class Stop(Exception):
-    """Ends a program: the text is the sentence, the status the exit status."""
+    """Ends a program with a message and an exit status; an empty message prints nothing."""
 
     def __init__(self, text: str, status: int = 1) -> None:
         super().__init__(text)
@@ -35,7 +35,7 @@ class Stop(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with one sentence for what is wrong, and no abbreviated options (a typo must not become another
+    """argparse with one message for what is wrong, and no abbreviated options (a typo must not become another
     option)."""
 
     def __init__(self, name: str, about: str) -> None:
@@ -48,7 +48,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def run(name: str, main: Callable[[Sequence[str] | None], None], arguments: Sequence[str] | None = None) -> int:
-    """Runs a program's main and returns its exit status; what users can get wrong becomes one sentence."""
+    """Runs a program's main and returns its exit status; what users can get wrong becomes one message."""
     from ..diffusers import parallel
     try:
         main(arguments)
@@ -168,8 +168,8 @@ def add_sparse(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--warmup-frac", type=_share, default=EsaConfig.warmup_frac, metavar="X",
                        help=f"first share of the steps that runs dense ({EsaConfig.warmup_frac:g})")
     group.add_argument("--order", choices=tuple(order for order in ORDERS if order != "tile3d"),
-                       help="order of the tokens that blocks are cut from (raster, as the original; rf_v2: tile; a mask "
-                       "file brings its own)")
+                       help="order of the tokens that blocks are cut from (raster, as the original; rf_v2: tile; a "
+                       "mask file brings its own)")
     group.add_argument("--no-dense-first-layer", dest="dense_first_layer", action="store_false",
                        help="layer 0 may run sparse too")
     group.add_argument("--block", type=_block, metavar="QxK",
@@ -341,8 +341,8 @@ class Progress:
                 done = self.video * self.steps + step + 1
                 left = (time.perf_counter() - self.begin) / done * (self.videos * self.steps - done)
                 sys.stderr.write(
-                    f"\r\033[K{label}: video {self.video + 1} of {self.videos}, step {step + 1} of {self.steps}, {clock(left)} left"
-                )
+                    f"\r\033[K{label}: video {self.video + 1} of {self.videos}, step {step + 1} of {self.steps}, "
+                    f"{clock(left)} left")
                 sys.stderr.flush()
             return kwargs
         return on_step_end

@@ -108,8 +108,8 @@ class Experiment:
         number = int(args.eval_prompts)
         if number < 1 or first + number > BUILT_IN:
             raise Stop(
-                f"{first} prompts for calibration and {number} for the videos are not between 1 and the {BUILT_IN} built-in ones; give files "
-                "(--prompts, --eval-prompts)")
+                f"{first} prompts for calibration and {number} for the videos are not between 1 and the {BUILT_IN} "
+                "built-in ones; give files (--prompts, --eval-prompts)")
         return seen, built_in(first + number, tiny=program.is_tiny(args.model))[first:]
 
     def begin(self) -> None:
@@ -127,12 +127,12 @@ class Experiment:
                 if key not in there:
                     continue                    # begun by an esa that did not look
                 raise Stop(
-                    f"'{self.folder}' was begun with other weights than those the model has now: give another --tag, or remove the folder"
-                )
+                    f"'{self.folder}' was begun with other weights than those the model has now: give another --tag, "
+                    "or remove the folder")
             if there.get(key) != here[key]:
                 raise Stop(
-                    f"'{path}' says {key} is {there.get(key)!r}, now {here[key]!r} is asked for: another setting needs another --tag"
-                )
+                    f"'{path}' says {key} is {there.get(key)!r}, now {here[key]!r} is asked for: another setting "
+                    "needs another --tag")
 
 
 # ---------------------------------------------------------------- stages
@@ -183,8 +183,8 @@ def make_videos(e: Experiment) -> None:
             geometry = {"frames": video.shape[0], "height": video.shape[1], "width": video.shape[2]}
             program.write_json(e.path("work", f"{name}-{i:03d}.json"), {"record": record, "video": geometry})
         parallel.barrier()
-        say(f"{name}, prompt {i + 1} of {len(e.evaluation)}: {program.clock(record['seconds'])}, {clips.step_mean(record):.3f} s a step"
-            )
+        say(f"{name}, prompt {i + 1} of {len(e.evaluation)}: {program.clock(record['seconds'])}, "
+            f"{clips.step_mean(record):.3f} s a step")
 
 
 def _records(e: Experiment, name: str) -> list[dict[str, Any]]:
@@ -288,7 +288,8 @@ def show(e: Experiment) -> None:
 def experiment(args: argparse.Namespace, command: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._+-]*", args.tag):
         raise Stop(
-            f"--tag {args.tag!r} must consist of letters, digits and . _ + - and begin with a letter or digit: it names a folder",
+            f"--tag {args.tag!r} must consist of letters, digits and . _ + - and begin with a letter or digit: it "
+            "names a folder",
             2)
     if args.masks and not os.path.exists(args.masks):
         raise Stop(f"the mask file '{args.masks}' does not exist")
@@ -306,8 +307,8 @@ def experiment(args: argparse.Namespace, command: str) -> None:
         return
     if parallel.size() > 1 and not os.path.exists(e.masks):
         raise Stop(
-            f"calibration is not part of a run on several GPUs: `python -m esa.calibrate --gpus {args.gpus} ... --output {e.masks}` first, "
-            "then this again")
+            f"calibration is not part of a run on several GPUs: `python -m esa.calibrate --gpus {args.gpus} ... "
+            f"--output {e.masks}` first, then this again")
     seconds = make_masks(e)
     make_videos(e)
     if first:
