@@ -4,8 +4,8 @@
  *
  *   report_results.c   a results folder -> report_run (what was measured, which videos there are)
  *   report_data.c      runs -> the JSON the page draws from
- *   report_media.c     one video -> something a browser shows, inside the page; report_mp4.c looks
- * into MP4 files report_masks.c     a mask file -> JSON: densities, entropies, and bits as base64
+ *   report_media.c     one video -> something a browser shows, inside the page
+ *   report_masks.c     a mask file -> JSON: densities, entropies, and bits as base64
  *   report_page.c      the page: cli/report/page.html with its marks filled in
  *   report_text.c      the text all of them write to */
 #ifndef ESA_CLI_REPORT_H
@@ -79,37 +79,25 @@ extern const char *const report_file_names[3];
 int report_run_read(report_run *run, const char *folder);
 void report_run_free(report_run *run);
 
-/* ---------------------------------------------------------------- videos (report_mp4.c,
- * report_media.c) */
+/* ---------------------------------------------------------------- videos (report_media.c) */
 
-typedef struct report_mp4 {
-    char codec[5]; /* "avc1", "mp4v", ... */
-    int plays;     /* 1: every current browser plays it: H.264 in 4:2:0 */
-    int32_t width, height;
+typedef struct report_media { /* the videos of a page */
+    esa_ctx *ctx;             /* the caller's */
+    const char *room;         /* the page's folder, where videos are converted; NULL: none */
+    cli_video video;          /* the engine, opened for the first video */
+    const char *label;        /* of the current video */
+    double fps;               /* of the last video */
     int64_t frames;
-    double fps;
-} report_mp4;
-/* 0, or -1 if the bytes are no MP4 with a video in it. */
-int report_mp4_probe(report_mp4 *mp4, const unsigned char *bytes, size_t size);
-
-/* What is asked of all videos of a page. */
-typedef struct report_media {
-    esa_ctx *ctx; /* of the caller */
-    /* folder in which a video may be converted: the page's own; NULL: there is none */
-    const char *room;
-    cli_video video;         /* the engine, opened when the first video needs converting */
-    int64_t embedded, bytes; /* videos in the page, and their size before base64 */
-    /* of them made into H.264; made into pictures, because there is no encoder */
-    int64_t converted, as_pictures;
+    int64_t embedded;    /* videos in the page */
+    int64_t as_pictures; /* those shown as pictures, because there is no encoder */
     int64_t left_out;
-    char *reason; /* of the last one that was left out, or NULL; owned */
+    char *reason; /* why the last one was left out, or NULL; owned */
 } report_media;
-/* Writes the element that shows path (<video> or a pile of <img>) and sets fps and frames. Where
- * that cannot be done it writes a sentence in its place, sets *frames to 0 and counts it. label
- * describes it for readers of screens. After a signal (clip_interrupted) it does nothing. */
-void report_media_embed(report_text *t, report_media *media, double *fps, int64_t *frames,
-                        const char *path, const char *label);
-
+/* Writes the element that shows path (<video> or a pile of <img>), and sets fps and frames of
+ * media. If the video cannot be shown, it writes a message in its place, sets frames to 0 and
+ * counts it. label describes the video for screen readers. After a signal (clip_interrupted) it
+ * does nothing. */
+void report_media_embed(report_text *t, report_media *media, const char *path, const char *label);
 void report_media_close(report_media *media);
 
 /* ---------------------------------------------------------------- mask files (report_masks.c) */

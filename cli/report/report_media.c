@@ -1,5 +1,5 @@
-/* report_media.c - one video inside the page: an MP4 that browsers play as it is; what they do not
- * play made into one, or into a pile of pictures where there is no H.264 encoder.
+/* report_media.c - one video inside the page. An MP4 that browsers play is taken as it is. Anything
+ * else is converted to H.264, or to a pile of pictures if there is no H.264 encoder.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "report/report.h"
 #include "clip/clip.h"
@@ -15,7 +15,7 @@
 #define PICTURES_FPS 16.0 /* folders of pictures carry no rate: Wan's own */
 #define MAX_PICTURES 1000
 
-/* A sentence instead of the video. */
+/* Writes a message in place of the video. */
 __attribute__((format(printf, 3, 4))) static void leave_out(report_text *t, report_media *media,
                                                             const char *format, ...)
 {
@@ -90,48 +90,44 @@ static int png_size(const unsigned char *p, size_t bytes, unsigned *width, unsig
     return 1;
 }
 
-static void embed_pictures(report_text *t, report_media *media, double *fps, int64_t *frames,
-                           const char *folder, double rate, const char *label)
+/* Shows the pictures of a folder at rate frames per second. */
+static void embed_pictures(report_text *t, report_media *media, const char *folder, double rate)
 {
     char **names;
     report_text pile = { 0 };
     const int count = list_pictures(&names, folder);
-    int64_t bytes = 0;
     if (count <= 0) {
         leave_out(t, media, "'%s' holds no PNG pictures.", folder);
         return;
     }
     report_puts(&pile, "<div class=\"frames\" role=\"img\" aria-label=\"");
-    report_html(&pile, label);
+    report_html(&pile, media->label);
     report_puts(&pile, "\">");
     int i = 0;
     for (; i < count; i++) {
         size_t size;
         unsigned width, height;
         char *data = cli_read_file(names[i], &size);
-        if (!data || !png_size((const unsigned char *)data, size, &width, &height)) {
-            free(data);
-            break;
+        const int good = data && png_size((const unsigned char *)data, size, &width, &height);
+        if (good) {
+            report_printf(&pile, "<img alt=\"\" width=\"%u\" height=\"%u\" src=\"", width, height);
+            report_puts(&pile, "data:image/png;base64,");
+            report_base64(&pile, data, size);
+            report_puts(&pile, "\">");
         }
-        report_printf(&pile,
-                      "<img alt=\"\" width=\"%u\" height=\"%u\" src=\"data:image/png;base64,",
-                      width, height);
-        report_base64(&pile, data, size);
-        report_puts(&pile, "\">");
-        bytes += (int64_t)size;
         free(data);
+        if (!good) break;
     }
     report_puts(&pile, "</div>");
     if (i < count)
-        leave_out(t, media, "'%s' is no PNG picture that can be read.", names[i]);
+        leave_out(t, media, "'%s' is not a readable PNG picture.", names[i]);
     else if (pile.failed)
         t->failed = 1;
     else {
         report_put(t, pile.text, pile.used);
-        *fps = rate;
-        *frames = count;
+        media->fps = rate;
+        media->frames = count;
         media->embedded++;
-        media->bytes += bytes;
     }
     report_text_free(&pile);
     free_names(names, count);
@@ -139,21 +135,30 @@ static void embed_pictures(report_text *t, report_media *media, double *fps, int
 
 /* ---------------------------------------------------------------- files */
 
-static void embed_mp4(report_text *t, report_media *media, double *fps, int64_t *frames,
-                      const report_mp4 *mp4, const char *data, size_t size, const char *label)
+/* Shows an MP4 file as it is, if all browsers play it. 0: they do not; *info then says what it is,
+ * with frames 0 if it is no video. */
+static int embed_mp4(report_text *t, report_media *media, const char *path, esa_frames_info *info)
 {
-    report_puts(t, "<video muted playsinline controls preload=\"auto\"");
-    if (mp4->width > 0 && mp4->height > 0)
-        report_printf(t, " width=\"%d\" height=\"%d\"", (int)mp4->width, (int)mp4->height);
+    *info = (esa_frames_info){ .struct_size = sizeof *info };
+    if (media->video.frames_peek(media->ctx, info, path, NULL) != ESA_OK || !info->frames ||
+        !info->plays_in_browsers)
+        return 0;
+    size_t size;
+    char *data = cli_read_file(path, &size);
+    if (!data) return 0;
+    report_printf(t,
+                  "<video muted playsinline controls preload=\"auto\" width=\"%d\" height=\"%d\"",
+                  (int)info->width, (int)info->height);
     report_puts(t, " aria-label=\"");
-    report_html(t, label);
+    report_html(t, media->label);
     report_puts(t, "\" src=\"data:video/mp4;base64,");
     report_base64(t, data, size);
     report_puts(t, "\"></video>");
-    *fps = mp4->fps;
-    *frames = mp4->frames;
+    free(data);
+    media->fps = info->fps;
+    media->frames = info->frames;
     media->embedded++;
-    media->bytes += (int64_t)size;
+    return 1;
 }
 
 /* ---------------------------------------------------------------- what browsers do not play */
@@ -169,16 +174,14 @@ static void remove_scratch(const char *folder, const char *mp4, const char *pict
     rmdir(folder);
 }
 
-/* Decoded frames go through a scratch folder beside the page, because nothing is written where the
- * user did not point to: as H.264 if FFmpeg can, else as pictures. */
-static void embed_frames(report_text *t, report_media *media, double *fps, int64_t *frames,
-                         const esa_frames *clip, const char *path, const char *label)
+/* Shows decoded frames as H.264 if FFmpeg has an encoder, otherwise as pictures. They pass through
+ * a scratch folder beside the page: the command writes nothing elsewhere. */
+static void embed_frames(report_text *t, report_media *media, const esa_frames *clip,
+                         const char *path)
 {
-    char folder[4300], mp4_path[4320], pictures[4320];
+    char folder[4300], mp4[4320], pictures[4320];
     if (!media->room) {
-        leave_out(t, media,
-                  "'%s' must be converted, for which the page needs a folder to lie in; give "
-                  "--output a file.",
+        leave_out(t, media, "'%s' must be converted, which needs a folder; give --output a file.",
                   path);
         return;
     }
@@ -188,47 +191,46 @@ static void embed_frames(report_text *t, report_media *media, double *fps, int64
                   strerror(errno));
         return;
     }
-    snprintf(mp4_path, sizeof mp4_path, "%s/clip.mp4", folder);
+    snprintf(mp4, sizeof mp4, "%s/clip.mp4", folder);
     snprintf(pictures, sizeof pictures, "%s/pictures/", folder);
-    esa_frames_info info = { .struct_size = sizeof info };
+    esa_frames_info info;
     esa_save_params save = media->video.save_params_default();
     save.codec = ESA_CODEC_H264;
     save.quality = 90;
-    size_t size;
-    report_mp4 mp4;
-    const int encoded = media->video.frames_save(media->ctx, clip, mp4_path, &save) == ESA_OK;
-    char *data = encoded ? cli_read_file(mp4_path, &size) : NULL;
-    if (data && report_mp4_probe(&mp4, (const unsigned char *)data, size) == 0 && mp4.plays) {
-        embed_mp4(t, media, fps, frames, &mp4, data, size, label);
-        media->converted++;
-    } else if (media->video.frames_get_info(clip, &info) == ESA_OK &&
-               media->video.frames_save(media->ctx, clip, pictures, NULL) == ESA_OK) {
+    if (media->video.frames_save(media->ctx, clip, mp4, &save) == ESA_OK &&
+        embed_mp4(t, media, mp4, &info)) {
+        remove_scratch(folder, mp4, pictures);
+        return;
+    }
+    info = (esa_frames_info){ .struct_size = sizeof info };
+    if (media->video.frames_get_info(clip, &info) == ESA_OK &&
+        media->video.frames_save(media->ctx, clip, pictures, NULL) == ESA_OK) {
         pictures[strlen(pictures) - 1] = 0;
-        embed_pictures(t, media, fps, frames, pictures, info.fps > 0 ? info.fps : PICTURES_FPS,
-                       label);
+        embed_pictures(t, media, pictures, info.fps > 0 ? info.fps : PICTURES_FPS);
         media->as_pictures++;
     } else
         leave_out(t, media, "'%s' cannot be converted: %s.", path, esa_ctx_error(media->ctx));
-    free(data);
-    remove_scratch(folder, mp4_path, pictures);
+    remove_scratch(folder, mp4, pictures);
 }
 
-/* Anything the engine reads; why says what is wrong with it as it is. */
-static void embed_other(report_text *t, report_media *media, double *fps, int64_t *frames,
-                        const char *path, const char *why, const char *label)
+static void embed_file(report_text *t, report_media *media, const char *path)
 {
+    esa_frames_info info;
     esa_frames *clip = NULL;
     if (!media->video.handle &&
         !(cli_video_built() && cli_video_open(&media->video, REPORT_WHAT) == CLI_OK)) {
-        leave_out(t, media,
-                  "'%s' %s, and this esa was built without the engine that could convert it.", path,
-                  why);
+        leave_out(t, media, "'%s' needs the video engine, and this esa was built without it.",
+                  path);
         return;
     }
-    if (media->video.frames_load(media->ctx, &clip, path, NULL) != ESA_OK)
-        leave_out(t, media, "'%s' %s: %s.", path, why, esa_ctx_error(media->ctx));
+    if (embed_mp4(t, media, path, &info)) return;
+    if (media->video.frames_load(media->ctx, &clip, path, NULL) == ESA_OK)
+        embed_frames(t, media, clip, path);
+    else if (info.codec[0])
+        leave_out(t, media, "'%s' is coded as %s, which browsers do not play: %s.", path,
+                  info.codec, esa_ctx_error(media->ctx));
     else
-        embed_frames(t, media, fps, frames, clip, path, label);
+        leave_out(t, media, "'%s' cannot be shown: %s.", path, esa_ctx_error(media->ctx));
     media->video.frames_free(clip);
 }
 
@@ -239,33 +241,17 @@ void report_media_close(report_media *media)
     media->reason = NULL;
 }
 
-void report_media_embed(report_text *t, report_media *media, double *fps, int64_t *frames,
-                        const char *path, const char *label)
+void report_media_embed(report_text *t, report_media *media, const char *path, const char *label)
 {
     struct stat about;
-    report_mp4 mp4;
-    size_t size;
-    *fps = 0;
-    *frames = 0;
+    media->fps = 0;
+    media->frames = 0;
+    media->label = label;
     if (clip_interrupted()) return;
-    if (stat(path, &about) != 0) {
+    if (stat(path, &about) != 0)
         leave_out(t, media, "'%s' cannot be read: %s.", path, strerror(errno));
-        return;
-    }
-    if (S_ISDIR(about.st_mode)) {
-        embed_pictures(t, media, fps, frames, path, PICTURES_FPS, label);
-        return;
-    }
-    char *data = cli_read_file(path, &size);
-    if (!data) {
-        leave_out(t, media, "'%s' cannot be read: %s.", path, strerror(errno));
-        return;
-    }
-    const int is_mp4 = report_mp4_probe(&mp4, (const unsigned char *)data, size) == 0;
-    if (is_mp4 && mp4.plays) embed_mp4(t, media, fps, frames, &mp4, data, size, label);
-    free(data);
-    if (is_mp4 && mp4.plays) return;
-    char why[80] = "is no MP4 video";
-    if (is_mp4) snprintf(why, sizeof why, "is coded as %s, which browsers do not play", mp4.codec);
-    embed_other(t, media, fps, frames, path, why, label);
+    else if (S_ISDIR(about.st_mode))
+        embed_pictures(t, media, path, PICTURES_FPS);
+    else
+        embed_file(t, media, path);
 }

@@ -239,16 +239,16 @@ static void player(report_text *t, report_page *p, int run, int i, int64_t clip)
     const report_clip_figures *c = &v->clips[clip];
     report_text stage = { 0 };
     char label[400];
-    double fps = 0;
-    int64_t frames = 0;
+    p->media.frames = 0;
     snprintf(label, sizeof label, "%s: %.280s", v->label, r->prompts[clip] ? r->prompts[clip] : "");
     if (c->video)
-        report_media_embed(&stage, &p->media, &fps, &frames, c->video, label);
+        report_media_embed(&stage, &p->media, c->video, label);
     else
         report_puts(&stage, "<p class=\"why\">No video of this variant.</p>");
     report_puts(t, "<figure class=\"player\"");
-    if (frames > 0)
-        report_printf(t, " data-fps=\"%.6g\" data-frames=\"%lld\"", fps, (long long)frames);
+    if (p->media.frames > 0)
+        report_printf(t, " data-fps=\"%.6g\" data-frames=\"%lld\"", p->media.fps,
+                      (long long)p->media.frames);
     if (v->dense) report_puts(t, " data-reference");
     report_puts(t, "><div class=\"stage\">");
     if (stage.failed)

@@ -22,7 +22,11 @@ typedef struct esa_frames_info { /* struct_size is set by the caller */
     int32_t frames, height, width;
     double fps;
     const uint8_t *rgb; /* [frames][height][width][3], owned by the object */
-    int64_t reserved[4];
+    /* Set by esa_frames_peek for what FFmpeg reads: the codec ("h264"), and 1 if every current
+     * browser plays the file (MP4 with H.264, 8 bits, 4:2:0). */
+    char codec[20];
+    int32_t plays_in_browsers;
+    int64_t reserved[1];
 } esa_frames_info;
 
 /* rgb is copied (NULL: black). */

@@ -160,6 +160,13 @@ static esa_status decode(movie *m, const AVStream *stream)
     return *m->out ? ESA_OK : esa_fail(m->ctx, ESA_ERR_FORMAT, "%.200s holds no frames", m->path);
 }
 
+/* Other profiles of H.264 (10 bits, 4:2:2, 4:4:4) and other containers play in some browsers. */
+static int plays_in_browsers(const AVFormatContext *format, const AVCodecParameters *codec)
+{
+    return strstr(format->iformat->name, "mp4") && codec->codec_id == AV_CODEC_ID_H264 &&
+           (codec->format == AV_PIX_FMT_YUV420P || codec->format == AV_PIX_FMT_YUVJ420P);
+}
+
 static esa_status read_movie(movie *m, esa_frames_info *info)
 {
     AVDictionary *options = NULL;
@@ -179,13 +186,15 @@ static esa_status read_movie(movie *m, esa_frames_info *info)
     const double rate = av_q2d(stream->avg_frame_rate.num ? stream->avg_frame_rate
                                                           : stream->r_frame_rate);
     if (rate >= 0.01 && rate <= 1000) m->fps = rate;
-    *info = (esa_frames_info){ .struct_size = sizeof *info,
-                               .frames = stream->nb_frames <= ESA_FRAMES_MAX_COUNT
-                                             ? (int32_t)stream->nb_frames
-                                             : 0,
-                               .height = stream->codecpar->height,
-                               .width = stream->codecpar->width,
-                               .fps = m->fps };
+    *info = (esa_frames_info){
+        .struct_size = sizeof *info,
+        .frames = stream->nb_frames <= ESA_FRAMES_MAX_COUNT ? (int32_t)stream->nb_frames : 0,
+        .height = stream->codecpar->height,
+        .width = stream->codecpar->width,
+        .fps = m->fps,
+        .plays_in_browsers = plays_in_browsers(m->format, stream->codecpar)
+    };
+    snprintf(info->codec, sizeof info->codec, "%s", avcodec_get_name(stream->codecpar->codec_id));
     return m->out ? decode(m, stream) : ESA_OK;
 }
 

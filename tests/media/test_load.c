@@ -154,6 +154,13 @@ static void codecs(void **state)
          * or range give 25. */
         assert_true(codec == ESA_CODEC_LOSSLESS ? isinf(m.psnr) : m.psnr > 36);
         assert_true(fabs(info_of(back).fps - 24000.0 / 1001) < 1e-6);
+        esa_frames_info peek = { .struct_size = sizeof peek };
+        assert_int_equal(esa_frames_peek(ctx, &peek, scratch_path(&s, "a.mp4"), NULL), ESA_OK);
+        if (codec != ESA_CODEC_AUTO)
+            assert_string_equal(peek.codec, codec == ESA_CODEC_LOSSLESS ? "h264" : names[codec]);
+        /* lossless H.264 is RGB, which not every browser plays */
+        if (codec != ESA_CODEC_AUTO)
+            assert_int_equal(peek.plays_in_browsers, codec == ESA_CODEC_H264);
         esa_frames_free(back);
         unlink(scratch_path(&s, "a.mp4"));
     }

@@ -131,7 +131,8 @@ ABI: tuple[type[C.Structure], ...] = (CtxParams, Tensor, Layout, SelectParams, A
 # ---- esa_video.h, as far as the package uses it
 class FramesInfo(C.Structure):
     _fields_ = [("struct_size", C.c_uint32), ("frames", C.c_int32), ("height", C.c_int32), ("width", C.c_int32),
-                ("fps", C.c_double), ("rgb", C.c_void_p), ("reserved", _Reserved)]
+                ("fps", C.c_double), ("rgb", C.c_void_p), ("codec", C.c_char * 20), ("plays_in_browsers", C.c_int32),
+                ("reserved", C.c_int64 * 1)]
 
 
 class SaveParams(C.Structure):
