@@ -25,10 +25,10 @@ typedef struct bench {
     clip_maker maker;
     clip_request base;
     cli_list modes, budgets;
-    int64_t rounds, threads;
-    int method; /* of online: index into ONLINE_METHODS */
+    int64_t rounds;
+    int method; /* online: index into ONLINE_METHODS */
     int skip_dense, no_decode;
-    const char *model, *json;
+    const char *json;
     row *row;
     int rows;
 } bench;
@@ -98,12 +98,11 @@ static figure over_rounds(const bench *b, const row *r, int which)
 static void request_of(const bench *b, clip_request *r, const row *w)
 {
     *r = b->base;
-    r->budget = w->budget;
+    r->p.session.select.budget = w->budget;
     r->method = w->mode == MODE_DENSE    ? METHOD_DENSE
                 : w->mode == MODE_CACHED ? METHOD_CACHED
                                          : METHOD_ENTROPY + b->method;
-    if (w->mode != MODE_CACHED) r->masks = NULL;
-    r->latents_only = b->no_decode;
+    if (w->mode != MODE_CACHED) r->p.masks = NULL;
 }
 
 static void name_of(const bench *b, char out[48], const row *w)
@@ -117,15 +116,13 @@ static void name_of(const bench *b, char out[48], const row *w)
         snprintf(out, 48, "online %s", cli_name(method, ONLINE_METHODS, b->method));
 }
 
-/* One dense step that nobody counts: weights are read, memory grows, the text encoder is loaded. */
+/* One dense step that is not counted: it reads weights, grows memory and loads the text encoder. */
 static int warm_caches(bench *b)
 {
     esa_frames *frames = NULL;
-    clip_request r = b->base;
-    r.method = METHOD_DENSE;
-    r.masks = NULL;
-    r.steps = 1;
-    r.latents_only = b->no_decode;
+    clip_request r;
+    request_of(b, &r, &(row){ .mode = MODE_DENSE });
+    r.p.steps = 1;
     const int status = clip_make(&b->maker, &frames, NULL, &r, "before the first round", 0, 1);
     b->maker.video.frames_free(frames);
     return status;
@@ -154,17 +151,20 @@ static int run_rounds(bench *b)
 
 /* ---------------------------------------------------------------- results */
 
-static void cell_seconds(cli_table *t, const figure *f)
+/* dense NULL: NaN */
+static double speedup(const figure *dense, const figure *figures, int which)
 {
-    const double half = 50 * (f->high - f->low) / f->median;
-    cli_cell(t, "%.3f", f->median);
-    cli_cell(t, "%.0f %%", half);
+    return dense ? dense[which].median / figures[which].median : (double)NAN;
 }
 
-static void cell_speedup(cli_table *t, const figure *dense, const figure *f)
+/* median, half the spread in per cent, speedup */
+static void cells(cli_table *t, const figure *dense, const figure *figures, int which)
 {
+    const figure *f = &figures[which];
+    cli_cell(t, "%.3f", f->median);
+    cli_cell(t, "%.0f %%", 50 * (f->high - f->low) / f->median);
     if (dense)
-        cli_cell(t, "%.2fx", dense->median / f->median);
+        cli_cell(t, "%.2fx", speedup(dense, figures, which));
     else
         cli_cell(t, "-");
 }
@@ -186,14 +186,11 @@ static void print_table(const bench *b, figure (*figures)[FIGURES])
         else
             cli_cell(t, "%g", b->row[i].budget);
         cli_cell(t, "%.3f", clip_density(&b->row[i].record[0]));
-        cell_seconds(t, &figures[i][STEP_SPARSE]);
-        cell_speedup(t, dense ? &dense[STEP_SPARSE] : NULL, &figures[i][STEP_SPARSE]);
+        cells(t, dense, figures[i], STEP_SPARSE);
         cli_cell(t, "%.2f ms", 1e3 * figures[i][SELECT_STEP].median);
         cli_cell(t, "%.1f ms", 1e3 * figures[i][ATTENTION_STEP].median);
-        cell_seconds(t, &figures[i][STEP_ALL]);
-        cell_speedup(t, dense ? &dense[STEP_ALL] : NULL, &figures[i][STEP_ALL]);
-        cell_seconds(t, &figures[i][END_TO_END]);
-        cell_speedup(t, dense ? &dense[END_TO_END] : NULL, &figures[i][END_TO_END]);
+        cells(t, dense, figures[i], STEP_ALL);
+        cells(t, dense, figures[i], END_TO_END);
     }
     cli_table_print(t, stdout);
     printf("\ns/step: median step behind the dense warm-up steps, select and attention: their "
@@ -207,53 +204,39 @@ static void print_table(const bench *b, figure (*figures)[FIGURES])
 static void json_figure(cli_json *json, const char *name, const figure *f)
 {
     cli_json_open(json, name, '{');
-    cli_json_real(json, "median", f->median);
-    cli_json_real(json, "min", f->low);
-    cli_json_real(json, "max", f->high);
+    cli_json_fields(json, "median %g min %g max %g", f->median, f->low, f->high);
     cli_json_close(json);
 }
 
 static int save_json(const bench *b, figure (*figures)[FIGURES])
 {
-    char name[32];
+    char name[32], method[32];
     const esa_generate_stats *s = &b->row[0].record[0].stats;
     const figure *dense = b->row[0].mode == MODE_DENSE ? figures[0] : NULL;
     cli_json *json = cli_json_new();
     cli_machine_json(json, b->maker.ctx, NULL);
-    cli_json_text(json, "model", b->maker.info.name);
-    cli_json_text(json, "config_hash", b->maker.info.config_hash);
-    cli_json_int(json, "frames", s->frames);
-    cli_json_int(json, "height", s->height);
-    cli_json_int(json, "width", s->width);
-    cli_json_int(json, "steps", s->steps);
-    cli_json_int(json, "tokens", s->tokens);
-    cli_json_int(json, "rounds", b->rounds);
-    cli_json_real(json, "guidance", b->base.guidance);
-    cli_json_text(json, "tail", cli_name(name, CLI_TAILS, b->base.tail));
-    cli_json_text(json, "masks", b->base.masks);
-    cli_json_bool(json, "decoded", !b->no_decode);
+    cli_json_fields(json,
+                    "model %s config_hash %s frames %d height %d width %d steps %d tokens %d "
+                    "rounds %ld guidance %g tail %s masks %s decoded %i",
+                    b->maker.info.name, b->maker.info.config_hash, s->frames, s->height, s->width,
+                    s->steps, s->tokens, b->rounds, b->base.p.guidance,
+                    cli_name(name, CLI_TAILS, b->base.tail), b->base.p.masks, !b->no_decode);
     cli_json_open(json, "rows", '[');
     for (int i = 0; i < b->rows; i++) {
         const row *w = &b->row[i];
         cli_json_open(json, NULL, '{');
-        cli_json_text(json, "mode", cli_name(name, "online|cached|dense", w->mode));
-        cli_json_text(json, "method",
-                      w->mode == MODE_DENSE    ? "dense"
-                      : w->mode == MODE_CACHED ? "cached"
-                                               : cli_name(name, ONLINE_METHODS, b->method));
-        cli_json_real(json, "budget", w->mode == MODE_DENSE ? 1 : w->budget);
-        cli_json_real(json, "density", clip_density(&w->record[0]));
-        cli_json_int(json, "warmup_steps", w->record[0].warmup);
+        cli_json_fields(json, "mode %s method %s budget %g density %g warmup_steps %d",
+                        cli_name(name, "online|cached|dense", w->mode),
+                        w->mode == MODE_DENSE    ? "dense"
+                        : w->mode == MODE_CACHED ? "cached"
+                                                 : cli_name(method, ONLINE_METHODS, b->method),
+                        w->mode == MODE_DENSE ? 1 : w->budget, clip_density(&w->record[0]),
+                        w->record[0].warmup);
         for (int f = 0; f < FIGURES; f++) json_figure(json, figure_names[f], &figures[i][f]);
-        cli_json_real(json, "speedup",
-                      dense ? dense[STEP_SPARSE].median / figures[i][STEP_SPARSE].median
-                            : (double)NAN);
-        cli_json_real(json, "speedup_with_warmup",
-                      dense ? dense[STEP_ALL].median / figures[i][STEP_ALL].median : (double)NAN);
-        cli_json_real(json, "speedup_end_to_end",
-                      dense ? dense[END_TO_END].median / figures[i][END_TO_END].median
-                            : (double)NAN);
-        cli_json_int(json, "peak_bytes", w->record[0].stats.peak_bytes);
+        cli_json_fields(
+            json, "speedup %g speedup_with_warmup %g speedup_end_to_end %g peak_bytes %ld",
+            speedup(dense, figures[i], STEP_SPARSE), speedup(dense, figures[i], STEP_ALL),
+            speedup(dense, figures[i], END_TO_END), w->record[0].stats.peak_bytes);
         cli_json_open(json, "round", '[');
         for (int64_t k = 0; k < b->rounds; k++) {
             cli_json_open(json, NULL, '{');
@@ -287,13 +270,13 @@ static int make_rows(bench *b)
 static int run_bench(bench *b)
 {
     cli_prompts prompts;
-    clip_request_resolve(&b->base, &b->maker);
+    int status = clip_resolve(&b->maker, &b->base);
     /* before the dense clips are made */
-    int status = b->base.masks ? clip_check_masks(&b->maker, &b->base) : CLI_OK;
+    if (!status && b->base.p.masks) status = clip_check_masks(&b->maker, &b->base);
     if (status) return status;
-    status = cli_prompts_get(&prompts, b->base.prompt, NULL, 1, clip_is_tiny(&b->maker), what);
+    status = cli_prompts_get(&prompts, b->base.p.prompt, NULL, 1, clip_is_tiny(&b->maker), what);
     if (status) return status;
-    b->base.prompt = prompts.line[0];
+    b->base.p.prompt = prompts.line[0];
     status = make_rows(b);
     if (!status) status = run_rounds(b);
     if (!status) {
@@ -315,12 +298,6 @@ static int run_bench(bench *b)
     return status;
 }
 
-static int usage(const char *sentence)
-{
-    cli_fail("%s: %s", what, sentence);
-    return CLI_USAGE;
-}
-
 int cmd_bench_model(int argc, char **argv)
 {
     bench b = { .base = clip_request_default(),
@@ -329,23 +306,20 @@ int cmd_bench_model(int argc, char **argv)
     cli_option table[CLIP_MAX_OPTIONS];
     int done, cached = 0;
     const cli_option own[] = {
-        { "--model", CLI_TEXT, &b.model, "FOLDER|NAME", 0, 0, 0,
-          "a diffusers folder, or wan-tiny, wan-t2v-1.3b, wan-t2v-14b (wan-tiny)" },
         { "--mode", CLI_CHOICES, &b.modes, "online|cached|dense", 0, 0, 0,
           "any, with commas (online, and cached if there are --masks)" },
         { "--budgets", CLI_REALS, &b.budgets, "X,...", 0, 1, 0,
           "kept fractions of key blocks (0.7,0.5,0.3)" },
         { "--method", CLI_CHOICE, &b.method, ONLINE_METHODS, 0, 0, 0,
           "how online chooses blocks (entropy)" },
-        { "--masks", CLI_TEXT, &b.base.masks, "FILE", 0, 0, 0,
+        { "--masks", CLI_TEXT, &b.base.p.masks, "FILE", 0, 0, 0,
           "of mode cached; another number of steps is mapped to --steps" },
         { "--rounds", CLI_INT, &b.rounds, "N", 1, 1000, 0, "repetitions (3)" },
         { "--skip-dense", CLI_FLAG, &b.skip_dense, NULL, 0, 0, 0, "no dense clip to compare with" },
         { "--no-decode", CLI_FLAG, &b.no_decode, NULL, 0, 0, 0, "leave out the decoder" },
-        { "--prompt", CLI_TEXT, &b.base.prompt, "TEXT", 0, 0, 0,
+        { "--prompt", CLI_TEXT, &b.base.p.prompt, "TEXT", 0, 0, 0,
           "what to show (the first built-in one)" },
-        { "--seed", CLI_INT, &b.base.seed, "N", 0, 9e15, 0, "of the noise (0)" },
-        { "--threads", CLI_INT, &b.threads, "N", 0, ESA_MAX_THREADS, 0, "0: one per core (0)" },
+        { "--seed", CLI_INT, &b.base.p.seed, "N", 0, 9e15, 0, "of the noise (0)" },
         { "--json", CLI_OUTPUT, &b.json, "FILE", 0, 0, 0,
           "also write every step of every round as JSON" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
@@ -358,22 +332,23 @@ int cmd_bench_model(int argc, char **argv)
         NULL, &done);
     if (status || done) return status;
     if (!b.modes.count)
-        b.modes = (cli_list){ b.base.masks ? 2 : 1, { 0 }, { MODE_ONLINE, MODE_CACHED } };
+        b.modes = (cli_list){ b.base.p.masks ? 2 : 1, { 0 }, { MODE_ONLINE, MODE_CACHED } };
     int others = 0;
     for (int i = 0; i < b.modes.count; i++) {
         cached |= b.modes.whole[i] == MODE_CACHED;
         others += b.modes.whole[i] != MODE_DENSE;
     }
-    if (cached && !b.base.masks)
-        return usage("--mode cached needs --masks FILE (made by `esa calibrate`)");
-    if (!cached && b.base.masks) return usage("--masks is read by --mode cached only");
-    if (b.skip_dense && !others) return usage("--skip-dense leaves nothing of --mode dense");
+    if (cached && !b.base.p.masks)
+        return cli_usage("bench model: --mode cached needs --masks FILE (made by `esa calibrate`)");
+    if (!cached && b.base.p.masks)
+        return cli_usage("bench model: --masks is read by --mode cached only");
+    if (b.skip_dense && !others)
+        return cli_usage("bench model: --skip-dense leaves nothing of --mode dense");
     if ((status = clip_request_check(&b.base, what)) != 0) return status;
-    b.base.step_map = ESA_STEP_MAP_NEAREST;
-    const clip_opening opening = { .threads = b.threads,
-                                   .parts = b.no_decode ? ESA_PART_TRANSFORMER | ESA_PART_TEXT
-                                                        : ESA_PART_ALL };
-    status = clip_open(&b.maker, b.model, &opening, what);
+    b.base.p.session.step_map = ESA_STEP_MAP_NEAREST;
+    b.base.p.decode = !b.no_decode;
+    if (b.no_decode) b.base.open.parts = ESA_PART_TRANSFORMER | ESA_PART_TEXT;
+    status = clip_open(&b.maker, &b.base.open, what);
     if (!status) status = run_bench(&b);
     clip_close(&b.maker);
     return status;

@@ -1,12 +1,10 @@
-/* cmd_bench_video.c - `esa bench video`: what sparse attention does to whole videos, against the
- * dense ones: PSNR, SSIM, seconds a step.
- * SPDX-License-Identifier: Apache-2.0
+/* cmd_bench_video.c - `esa bench video`: whole videos, sparse against dense: PSNR, SSIM, seconds
+ * per step. SPDX-License-Identifier: Apache-2.0
  *
- * One row of a CSV per clip (prompt, seed, method, budget, tail). The file is written anew, whole,
- * after every clip; a run that finds it goes on where the last one ended. Dense clips are made
- * once: kept in memory for their prompt and seed, and with --dense-dir on disk. With --shard i/n
- * several processes share the work, each with a file of its own; the files' rows put together are
- * those of one run. */
+ * The CSV has one row per clip (prompt, seed, method, budget, tail). It is rewritten whole after
+ * every clip, and the next run continues from it. A dense clip is made once: it stays in memory for
+ * its prompt and seed, and with --dense-dir on disk. With --shard i/n several processes share the
+ * work, each with its own file; their rows together are those of one run. */
 #include "clip/clip.h"
 #include "core/folders.h"
 
@@ -29,8 +27,8 @@ typedef struct bench {
     char *csv; /* text of the file, ends with a 0 */
     size_t used, room;
     char size[64];      /* frames x height x width x steps */
-    int shard, shards;  /* of --shard; 0, 1: all of it */
-    int64_t clips_made; /* sparse ones, in this run */
+    int shard, shards;  /* 0, 1: all of it */
+    int64_t clips_made; /* sparse clips of this run */
 } bench;
 
 /* ---------------------------------------------------------------- the CSV */
@@ -49,7 +47,7 @@ static int csv_append(bench *b, const char *text)
     return CLI_OK;
 }
 
-/* An older file is taken over: whole lines only, of the same columns. */
+/* Continues an older file with the same columns, from its last whole line. */
 static int csv_open(bench *b)
 {
     char part[4096];
@@ -62,7 +60,7 @@ static int csv_open(bench *b)
     for (size_t n; !status && (n = fread(part, 1, sizeof part - 1, file)) > 0;) {
         part[n] = 0;
         status = strlen(part) == n ? csv_append(b, part)
-                                   : cli_fail("%s: '%s' is no CSV", what, b->csv_path);
+                                   : cli_fail("%s: '%s' is not a CSV file", what, b->csv_path);
     }
     fclose(file);
     if (status) return status;
@@ -77,8 +75,7 @@ typedef struct row {
     double density, psnr, ssim, psnr_min, ssim_min, step, attention;
 } row;
 
-/* The row that begins with key, 1 if there is one. Equal videos have an infinite PSNR, written as
- * inf. */
+/* Finds the row that begins with key; returns 1 if there is one. Equal videos have PSNR inf. */
 static int csv_find(const bench *b, const char *key, row *r)
 {
     const size_t n = strlen(key);
@@ -99,13 +96,12 @@ static int csv_find(const bench *b, const char *key, row *r)
     return 0;
 }
 
-/* The method as it stands in the CSV; of cached masks with the name of their file, because there
- * may be several. */
+/* The method's name in the CSV; for cached masks with the name of their file. */
 static void method_name(const bench *b, char out[96], int method)
 {
     char name[32];
-    const char *slash = b->base.masks ? strrchr(b->base.masks, '/') : NULL,
-               *file = slash ? slash + 1 : b->base.masks;
+    const char *slash = b->base.p.masks ? strrchr(b->base.p.masks, '/') : NULL,
+               *file = slash ? slash + 1 : b->base.p.masks;
     if (method != METHOD_CACHED)
         snprintf(out, 96, "%s", cli_name(name, METHODS, method));
     else
@@ -113,15 +109,14 @@ static void method_name(const bench *b, char out[96], int method)
                  (int)strcspn(file, ".,\n") < 64 ? (int)strcspn(file, ".,\n") : 64, file);
 }
 
-/* The order of a method's tokens as it stands in the CSV; cached masks bring their own. */
+/* The token order of a method, for the CSV; cached masks bring their own. */
 static const char *order_name(const bench *b, char out[32], int method)
 {
     clip_request r = b->base;
     r.method = method;
     if (method == METHOD_DENSE) return "any";
-    if (r.order == ESA_ORDER_DEFAULT && method == METHOD_RF_V2) r.order = ESA_ORDER_TILE;
-    return clip_order(&r) == ESA_ORDER_DEFAULT ? "masks"
-                                               : cli_name(out, CLI_ORDERS, clip_order(&r));
+    const int order = clip_order(&r);
+    return order == ESA_ORDER_DEFAULT ? "masks" : cli_name(out, CLI_ORDERS, order);
 }
 
 static void key_of(const bench *b, char key[256], int64_t prompt, int64_t seed, int method,
@@ -151,7 +146,7 @@ static int make(bench *b, esa_frames **frames, row *r, const clip_request *reque
     clip_record record;
     const int status = clip_make(&b->maker, frames, &record, request, label, 0, 1);
     if (status == CLIP_INTERRUPTED)
-        cli_fail("%s: interrupted; '%s' is whole, the same command goes on from there", what,
+        cli_fail("%s: interrupted; '%s' is whole, the same command continues it", what,
                  b->csv_path);
     if (status) return status;
     r->density = clip_density(&record);
@@ -167,22 +162,21 @@ static void dense_path(const bench *b, char *path, size_t size, int64_t prompt, 
              (long long)prompt, (long long)seed);
 }
 
-/* The dense clip from disk; 0 if it is not there or of another size. */
+/* The dense clip from disk; 0 if it is missing or has another size. */
 static int dense_load(bench *b, esa_frames **frames, int64_t prompt, int64_t seed)
 {
     char path[4200];
     if (!b->dense_dir) return 0;
     dense_path(b, path, sizeof path, prompt, seed);
-    const size_t bytes = (size_t)b->base.frames * (size_t)b->base.height * (size_t)b->base.width *
-                         3;
+    const esa_generate_params *p = &b->base.p;
+    const size_t bytes = 3 * (size_t)p->frames * (size_t)p->height * (size_t)p->width;
     uint8_t *rgb = malloc(bytes + 1);
     FILE *file = rgb ? fopen(path, "rb") : NULL;
     const int whole = file && fread(rgb, 1, bytes + 1, file) == bytes;
     if (file) fclose(file);
-    const int made = whole && b->maker.video.frames_create(
-                                  b->maker.ctx, frames, rgb, (int32_t)b->base.frames,
-                                  (int32_t)b->base.height, (int32_t)b->base.width,
-                                  b->maker.info.fps) == ESA_OK;
+    const int made = whole &&
+                     b->maker.video.frames_create(b->maker.ctx, frames, rgb, p->frames, p->height,
+                                                  p->width, b->maker.info.fps) == ESA_OK;
     free(rgb);
     return made;
 }
@@ -210,51 +204,95 @@ static int dense_clip(bench *b, esa_frames **frames, const clip_request *request
     return status;
 }
 
+/* One clip, compared with the dense one of its prompt and seed. */
+static int sparse_clip(bench *b, const esa_frames *dense, const clip_request *request,
+                       const char *key, const char *label)
+{
+    esa_frames *frames = NULL;
+    esa_metrics m = { 0 };
+    row r;
+    int status = make(b, &frames, &r, request, label);
+    if (!status) status = clip_compare(&b->maker, &m, dense, frames);
+    b->maker.video.frames_free(frames);
+    if (status) return status;
+    r.psnr = m.psnr;
+    r.ssim = m.ssim;
+    r.psnr_min = m.psnr_min;
+    r.ssim_min = m.ssim_min;
+    status = csv_add(b, key, &r);
+    if (status) return status;
+    b->clips_made++;
+    fprintf(stderr, "%s: %s PSNR %.2f dB, SSIM %.4f, %.2f s/step\n", label, key, r.psnr, r.ssim,
+            r.step);
+    return CLI_OK;
+}
+
 /* All settings of one prompt and seed; the dense clip is made when the first row is missing. */
 static int one_source(bench *b, int64_t prompt, int64_t seed, int64_t *done, int64_t total)
 {
     esa_frames *dense = NULL;
     int status = CLI_OK;
-    clip_request p = b->base;
-    p.prompt = b->prompts.line[prompt];
-    p.seed = seed;
-    for (int m = 0; m < b->methods.count && !status; m++)
-        for (int d = 0; d < b->budgets.count && !status; d++)
-            for (int t = 0; t < b->tails.count && !status; t++) {
-                const int method = (int)b->methods.whole[m] + 1, tail = (int)b->tails.whole[t];
-                char key[256], label[96];
-                row r;
-                key_of(b, key, prompt, seed, method, b->budgets.real[d], tail);
-                ++*done;
-                if (csv_find(b, key, &r)) continue;
-                if (!dense) status = dense_clip(b, &dense, &p, prompt, seed);
-                if (status) break;
-                clip_request q = p;
-                q.method = method;
-                q.budget = b->budgets.real[d];
-                q.tail = tail;
-                if (method != METHOD_CACHED) q.masks = NULL;
-                esa_frames *frames = NULL;
-                esa_metrics metrics = { 0 };
-                snprintf(label, sizeof label, "clip %lld/%lld", (long long)*done, (long long)total);
-                status = make(b, &frames, &r, &q, label);
-                if (!status) status = clip_compare(&b->maker, &metrics, dense, frames);
-                r.psnr = metrics.psnr;
-                r.ssim = metrics.ssim;
-                r.psnr_min = metrics.psnr_min;
-                r.ssim_min = metrics.ssim_min;
-                if (!status) status = csv_add(b, key, &r);
-                b->clips_made += !status;
-                if (!status)
-                    fprintf(stderr, "%s: %s PSNR %.2f dB, SSIM %.4f, %.2f s/step\n", label, key,
-                            r.psnr, r.ssim, r.step);
-                b->maker.video.frames_free(frames);
-            }
+    const int each = b->budgets.count * b->tails.count;
+    for (int i = 0; i < b->methods.count * each && !status; i++) {
+        char key[256], label[96];
+        row r;
+        clip_request q = b->base;
+        q.p.prompt = b->prompts.line[prompt];
+        q.p.seed = (uint64_t)seed;
+        q.method = (int)b->methods.whole[i / each] + 1;
+        q.p.session.select.budget = b->budgets.real[i / b->tails.count % b->budgets.count];
+        q.tail = (int)b->tails.whole[i % b->tails.count];
+        if (q.method != METHOD_CACHED) q.p.masks = NULL;
+        key_of(b, key, prompt, seed, q.method, q.p.session.select.budget, q.tail);
+        snprintf(label, sizeof label, "clip %lld/%lld", (long long)++*done, (long long)total);
+        if (csv_find(b, key, &r)) continue;
+        if (!dense) status = dense_clip(b, &dense, &q, prompt, seed);
+        if (!status) status = sparse_clip(b, dense, &q, key, label);
+    }
     b->maker.video.frames_free(dense);
     return status;
 }
 
 /* ---------------------------------------------------------------- the table */
+
+/* One line: means over all clips of a method, tail and budget that are in the CSV. */
+static void means_row(const bench *b, cli_table *table, int method, int tail, double budget)
+{
+    row sum = { 0 };
+    double dense = 0;
+    int clips = 0, equal = 0;
+    char key[256], name[32], method_text[96];
+    for (int64_t i = 0; i < b->prompts.count * b->seeds.count; i++) {
+        const int64_t prompt = i / b->seeds.count, seed = b->seeds.whole[i % b->seeds.count];
+        row r, full;
+        key_of(b, key, prompt, seed, METHOD_DENSE, 1.0, ESA_TAIL_NONE);
+        if (!csv_find(b, key, &full)) continue;
+        key_of(b, key, prompt, seed, method, budget, tail);
+        if (!csv_find(b, key, &r)) continue;
+        clips++;
+        equal += isinf(r.psnr);
+        sum.density += r.density;
+        sum.psnr += isinf(r.psnr) ? 0 : r.psnr;
+        sum.ssim += r.ssim;
+        sum.step += r.step;
+        dense += full.step;
+    }
+    if (!clips) return;
+    method_name(b, method_text, method);
+    cli_cell(table, "%s", method_text);
+    cli_cell(table, "%s", order_name(b, name, method));
+    cli_cell(table, "%s", cli_name(name, CLI_TAILS, tail));
+    cli_cell(table, "%.2f", budget);
+    cli_cell(table, "%d", clips);
+    cli_cell(table, "%.3f", sum.density / clips);
+    if (clips > equal)
+        cli_cell(table, "%.2f dB", sum.psnr / (clips - equal));
+    else
+        cli_cell(table, "equal");
+    cli_cell(table, "%.4f", sum.ssim / clips);
+    cli_cell(table, "%.2f", sum.step / clips);
+    cli_cell(table, "%.2fx", dense / sum.step);
+}
 
 static void print_means(const bench *b)
 {
@@ -264,44 +302,9 @@ static void print_means(const bench *b)
     for (int i = 0; i < 10; i++) cli_cell(table, "%s", head[i]);
     for (int m = 0; m < b->methods.count; m++)
         for (int t = 0; t < b->tails.count; t++)
-            for (int d = 0; d < b->budgets.count; d++) {
-                row sum = { 0 };
-                double dense = 0;
-                int clips = 0, equal = 0;
-                for (int64_t i = 0; i < b->prompts.count; i++)
-                    for (int s = 0; s < b->seeds.count; s++) {
-                        char key[256];
-                        row r, full;
-                        key_of(b, key, i, b->seeds.whole[s], METHOD_DENSE, 1.0, ESA_TAIL_NONE);
-                        const int known = csv_find(b, key, &full);
-                        key_of(b, key, i, b->seeds.whole[s], (int)b->methods.whole[m] + 1,
-                               b->budgets.real[d], (int)b->tails.whole[t]);
-                        if (!known || !csv_find(b, key, &r)) continue;
-                        clips++;
-                        equal += isinf(r.psnr);
-                        sum.density += r.density;
-                        sum.psnr += isinf(r.psnr) ? 0 : r.psnr;
-                        sum.ssim += r.ssim;
-                        sum.step += r.step;
-                        dense += full.step;
-                    }
-                if (!clips) continue;
-                char name[32], method[96];
-                method_name(b, method, (int)b->methods.whole[m] + 1);
-                cli_cell(table, "%s", method);
-                cli_cell(table, "%s", order_name(b, name, (int)b->methods.whole[m] + 1));
-                cli_cell(table, "%s", cli_name(name, CLI_TAILS, (int)b->tails.whole[t]));
-                cli_cell(table, "%.2f", b->budgets.real[d]);
-                cli_cell(table, "%d", clips);
-                cli_cell(table, "%.3f", sum.density / clips);
-                if (clips > equal)
-                    cli_cell(table, "%.2f dB", sum.psnr / (clips - equal));
-                else
-                    cli_cell(table, "equal");
-                cli_cell(table, "%.4f", sum.ssim / clips);
-                cli_cell(table, "%.2f", sum.step / clips);
-                cli_cell(table, "%.2fx", dense / sum.step);
-            }
+            for (int d = 0; d < b->budgets.count; d++)
+                means_row(b, table, (int)b->methods.whole[m] + 1, (int)b->tails.whole[t],
+                          b->budgets.real[d]);
     cli_table_print(table, stdout);
 }
 
@@ -336,11 +339,12 @@ static int run_all(bench *b)
 
 static int with_model(bench *b, const char *prompts_file, int64_t number)
 {
-    clip_request_resolve(&b->base, &b->maker);
-    snprintf(b->size, sizeof b->size, "%lldx%lldx%lldx%lld", (long long)b->base.frames,
-             (long long)b->base.height, (long long)b->base.width, (long long)b->base.steps);
-    int status = cli_prompts_get(&b->prompts, NULL, prompts_file, number, clip_is_tiny(&b->maker),
-                                 what);
+    const esa_generate_params *p = &b->base.p;
+    int status = clip_resolve(&b->maker, &b->base);
+    if (status) return status;
+    snprintf(b->size, sizeof b->size, "%dx%dx%dx%d", p->frames, p->height, p->width, p->steps);
+    status = cli_prompts_get(&b->prompts, NULL, prompts_file, number, clip_is_tiny(&b->maker),
+                             what);
     if (!status) status = run_all(b);
     cli_prompts_free(&b->prompts);
     return status;
@@ -354,58 +358,48 @@ int cmd_bench_video(int argc, char **argv)
                 .tails = { 2, { 0 }, { 0, 1 } },
                 .shards = 1,
                 .base = clip_request_default() };
-    const char *model = NULL, *prompts = NULL, *shard = NULL;
-    clip_opening opening = { .parts = ESA_PART_ALL };
+    const char *prompts = NULL, *shard = NULL;
     int64_t number = 8;
     int done;
     cli_option table[CLIP_MAX_OPTIONS];
     const cli_option own[] = {
         { "--csv", CLI_OUTPUT, &b.csv_path, "FILE", 0, 0, 0,
-          "one row per clip; what is in it is not made again; required" },
+          "one row per clip; clips in it are not made again; required" },
         { "--dense-dir", CLI_TEXT, &b.dense_dir, "DIR", 0, 0, 0,
-          "keep the dense clips there (of one state of the model's weights)" },
-        { "--model", CLI_TEXT, &model, "FOLDER|NAME", 0, 0, 0, "(wan-tiny)" },
-        { "--prompts", CLI_TEXT, &prompts, "FILE", 0, 0, 0, "one prompt per line" },
+          "keep the dense clips in this folder; empty it when the weights change (not kept)" },
+        { "--prompts", CLI_TEXT, &prompts, "FILE", 0, 0, 0, "a file with one prompt per line" },
         { "--num-prompts", CLI_INT, &number, "N", 1, CLI_PROMPTS, 0,
-          "the first N built-in prompts (8)" },
-        { "--seeds", CLI_INTS, &b.seeds, "N,...", 0, 9e15, 0, "of the noise (0,1)" },
+          "use the first N built-in prompts (8)" },
+        { "--seeds", CLI_INTS, &b.seeds, "N,...", 0, 9e15, 0, "seeds of the noise (0,1)" },
         { "--method", CLI_CHOICES, &b.methods, "entropy|rf_v2|ada_bsa|cached", 0, 0, 0,
-          "any, with commas (entropy,rf_v2,ada_bsa)" },
+          "one or more, with commas (entropy,rf_v2,ada_bsa)" },
         { "--budget", CLI_REALS, &b.budgets, "X,...", 0, 1, 0,
-          "kept fractions of key blocks (0.7,0.5,0.3,0.2)" },
-        { "--tail", CLI_CHOICES, &b.tails, CLI_TAILS, 0, 0, 0, "any, with commas (none,pooled)" },
+          "fractions of key blocks to keep (0.7,0.5,0.3,0.2)" },
+        { "--tail", CLI_CHOICES, &b.tails, CLI_TAILS, 0, 0, 0,
+          "one or more, with commas (none,pooled)" },
         { "--shard", CLI_TEXT, &shard, "i/n", 0, 0, 0,
-          "only the i-th part of the pairs of prompt and seed (from 0)" },
-        { "--threads", CLI_INT, &opening.threads, "N", 0, ESA_MAX_THREADS, 0,
-          "0: one per core (0)" },
+          "part i of n of the pairs of prompt and seed, i from 0 (all)" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
     int status = cli_options("esa bench video", "--csv FILE [options]",
-                             "Makes videos with every method, budget and tail and measures them "
-                             "against the dense ones. Can be stopped and\n"
-                             "started again.",
+                             "Makes videos with every method, budget and tail and compares them "
+                             "with the dense ones.\nThe same command continues a stopped run.",
                              clip_options(table, own,
-                                          CLIP_OPTIONS_SIZE | CLIP_OPTIONS_NOISE |
-                                              CLIP_OPTIONS_DENSE | CLIP_OPTIONS_BLOCKS |
-                                              CLIP_OPTIONS_CACHED,
+                                          CLIP_OPTIONS_MODEL | CLIP_OPTIONS_SIZE |
+                                              CLIP_OPTIONS_NOISE | CLIP_OPTIONS_DENSE |
+                                              CLIP_OPTIONS_BLOCKS | CLIP_OPTIONS_CACHED,
                                           &b.base),
                              argc, argv, NULL, &done);
     if (status || done) return status;
-    if (!b.csv_path) {
-        cli_fail("%s: --csv FILE is required", what);
-        return CLI_USAGE;
-    }
+    if (!b.csv_path) return cli_usage("%s: --csv FILE is required", what);
     if (shard && (status = cli_shard(shard, &b.shard, &b.shards, what)) != 0) return status;
     int cached = 0;
     for (int i = 0; i < b.methods.count; i++) cached |= b.methods.whole[i] + 1 == METHOD_CACHED;
-    if (cached != (b.base.masks != NULL)) {
-        cli_fail(cached ? "%s: --method cached needs --masks FILE (made by `esa calibrate`)"
-                        : "%s: --masks is read by --method cached only",
-                 what);
-        return CLI_USAGE;
-    }
+    if (cached && !b.base.p.masks)
+        return cli_usage("%s: --method cached needs --masks FILE (made by `esa calibrate`)", what);
+    if (!cached && b.base.p.masks) return cli_usage("%s: --masks needs --method cached", what);
     if ((status = clip_request_check(&b.base, what)) != 0) return status;
-    status = clip_open(&b.maker, model, &opening, what);
+    status = clip_open(&b.maker, &b.base.open, what);
     if (!status) status = with_model(&b, prompts, number);
     clip_close(&b.maker);
     free(b.csv);

@@ -65,7 +65,7 @@ static int agree(experiment *e, const char *path, int numbered)
                          path);
     if (e->skip_calibrate && e->only_calibrate)
         return cli_usage("%s: --skip-calibrate and --only-calibrate contradict one another", path);
-    if (!cached && (e->skip_calibrate || e->only_calibrate || e->clip.masks))
+    if (!cached && (e->skip_calibrate || e->only_calibrate || e->clip.p.masks))
         return cli_usage(
             "%s: --masks, --skip-calibrate and --only-calibrate go with --method cached", path);
     int status = no_pair(&e->budgets, path, "--budget");
@@ -76,8 +76,8 @@ static int agree(experiment *e, const char *path, int numbered)
     if (!status) status = clip_request_check(&e->clip, path);
     if (status) return status;
     snprintf(e->folder, sizeof e->folder, "%s/%s", e->results, e->tag);
-    if (cached && e->clip.masks)
-        snprintf(e->masks, sizeof e->masks, "%s", e->clip.masks);
+    if (cached && e->clip.p.masks)
+        snprintf(e->masks, sizeof e->masks, "%s", e->clip.p.masks);
     else if (cached)
         snprintf(e->masks, sizeof e->masks, "%.4300s/masks.safetensors", e->folder);
     if (strlen(e->folder) > 4000 || strlen(e->masks) > 4000)
@@ -134,8 +134,6 @@ int experiment_parse(experiment *e, const char *path, const char *about, const c
     const cli_option own[] = {
         { "--tag", CLI_TEXT, &e->tag, "NAME", 0, 0, 0,
           "name of the experiment and of its folder; required" },
-        { "--model", CLI_TEXT, &e->model, "FOLDER|NAME", 0, 0, 0,
-          "a diffusers folder, or wan-tiny, wan-t2v-1.3b, wan-t2v-14b (wan-tiny)" },
         { "--budget", CLI_REALS, &e->budgets, "X,...", 0, 1, 0,
           "kept fractions of key blocks (0.5)" },
         { "--budgets", CLI_REALS, &e->budgets, "X,...", 0, 1, 0, "the same" },
@@ -148,7 +146,7 @@ int experiment_parse(experiment *e, const char *path, const char *about, const c
         { "--eval-prompts", CLI_TEXT, &e->eval_prompts, "N|FILE", 0, 0, 0,
           "prompts of the videos: the built-in ones behind those of the calibration, or a file "
           "(3)" },
-        { "--seed", CLI_INT, &e->clip.seed, "N", 0, 9e15, 0, "of the noise (0)" },
+        { "--seed", CLI_INT, &e->clip.p.seed, "N", 0, 9e15, 0, "of the noise (0)" },
         { "--skip-calibrate", CLI_FLAG, &e->skip_calibrate, NULL, 0, 0, 0,
           "the mask file must be there already" },
         { "--only-calibrate", CLI_FLAG, &e->only_calibrate, NULL, 0, 0, 0,
@@ -161,7 +159,6 @@ int experiment_parse(experiment *e, const char *path, const char *about, const c
           "backbone of LPIPS (that of the weights, else alex)" },
         { "--keep-frames", CLI_FLAG, &e->keep_frames, NULL, 0, 0, 0,
           "keep the frames as they were before compression: frames/" },
-        { "--threads", CLI_INT, &e->threads, "N", 0, ESA_MAX_THREADS, 0, "0: one per core (0)" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
     cli_option mine[CLIP_MAX_OPTIONS], table[CLIP_MAX_OPTIONS];

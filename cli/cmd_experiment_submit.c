@@ -229,7 +229,7 @@ static void keep_words(job *j, int argc, char **argv)
 static int check_early(const experiment *e)
 {
     char folder[4200];
-    const int status = cli_model_find(folder, sizeof folder, e->model, what);
+    const int status = cli_model_find(folder, sizeof folder, e->clip.open.model, what);
     if (status) return status;
     const int numbered = strspn(e->eval_prompts, "0123456789") == strlen(e->eval_prompts);
     const char *files[] = { e->prompts_file, numbered ? NULL : e->eval_prompts, e->lpips_weights,

@@ -19,21 +19,19 @@ static int open_failed(const clip_maker *m, esa_status status)
     return cli_fail_esa(m->ctx, status, m->what);
 }
 
-int clip_open(clip_maker *m, const char *model, const clip_opening *opening, const char *what)
+int clip_open(clip_maker *m, const clip_opening *o, const char *what)
 {
-    static const clip_opening usual = { .parts = ESA_PART_ALL };
-    const clip_opening *o = opening ? opening : &usual;
     char folder[4200];
     memset(m, 0, sizeof *m);
     m->what = what;
     int status = cli_video_open(&m->video, what);
-    if (!status) status = cli_model_find(folder, sizeof folder, model, what);
+    if (!status) status = cli_model_find(folder, sizeof folder, o->model, what);
     if (!status) status = cli_ctx_new(&m->ctx, o->threads);
     if (status) return status;
     clip_catch_signals();
     esa_model_params p = m->video.model_params_default();
     p.hold = o->hold;
-    p.parts = o->parts;
+    if (o->parts) p.parts = o->parts;
     p.report = o->report;
     clip_watch watch = { .label = "loading the model", .stage = -1, .done = -1 };
     p.progress = clip_progress;
@@ -63,117 +61,6 @@ void clip_close(clip_maker *m)
 }
 
 int clip_is_tiny(const clip_maker *m) { return strcmp(m->info.name, "wan-tiny") == 0; }
-
-/* ---------------------------------------------------------------- requests */
-
-clip_request clip_request_default(void)
-{
-    return (clip_request){ .method = METHOD_ENTROPY,
-                           .tail = ESA_TAIL_POOLED,
-                           .order = ESA_ORDER_DEFAULT,
-                           .refresh = 1,
-                           .dense_first = 1,
-                           .samples = 4,
-                           .budget = 0.5,
-                           .guidance = NAN,
-                           .warmup = 0.2,
-                           .cdf = 1.0 };
-}
-
-int clip_order(const clip_request *r)
-{
-    if (r->order != ESA_ORDER_DEFAULT || r->method == METHOD_RF_V2 || r->method == METHOD_CACHED)
-        return r->order;
-    return ESA_ORDER_HILBERT;
-}
-
-int clip_request_check(const clip_request *r, const char *what)
-{
-    int32_t q, k;
-    if (r->window.count && r->order != ESA_ORDER_TILE3D) {
-        cli_fail("%s: --window belongs to --order tile3d", what);
-        return CLI_USAGE;
-    }
-    return r->block ? cli_block_parse(r->block, &q, &k) : CLI_OK;
-}
-
-void clip_request_resolve(clip_request *r, const clip_maker *m)
-{
-    if (r->frames == 0) r->frames = m->info.frames;
-    r->frames = (r->frames - 1) / m->info.factor[0] * m->info.factor[0] + 1;
-    if (r->height == 0) r->height = m->info.height;
-    if (r->width == 0) r->width = m->info.width;
-    if (r->steps == 0) r->steps = m->info.steps;
-    if (isnan(r->guidance)) r->guidance = m->info.guidance;
-}
-
-int64_t clip_tokens(const clip_request *r, const esa_model_info *info)
-{
-    const int64_t latent[3] = { (r->frames - 1) / info->factor[0] + 1, r->height / info->factor[1],
-                                r->width / info->factor[2] };
-    return latent[0] / info->patch[0] * (latent[1] / info->patch[1]) * (latent[2] / info->patch[2]);
-}
-
-const char *clip_block(const clip_request *r, const esa_model_info *info)
-{
-    if (r->block) return r->block;
-    if (clip_tokens(r, info) <= CLIP_SHORT) return "64x64";
-    return r->method == METHOD_RF_V2 || r->method == METHOD_ADA_BSA ? "128x128" : "256x128";
-}
-
-static int fill_params(const clip_maker *m, esa_generate_params *p, const clip_request *r,
-                       int32_t dense_layer[CLI_MAX_LIST])
-{
-    static const struct {
-        int mode, selector;
-    } methods[] = {
-        /* METHOD_* */
-        { ESA_SESSION_DENSE, ESA_SELECT_FULL },     { ESA_SESSION_ONLINE, ESA_SELECT_ENTROPY },
-        { ESA_SESSION_ONLINE, ESA_SELECT_RF_V2 },   { ESA_SESSION_ONLINE, ESA_SELECT_ADA_BSA },
-        { ESA_SESSION_CACHED, ESA_SELECT_ENTROPY }, { ESA_SESSION_RECORD, ESA_SELECT_ENTROPY },
-    };
-    *p = m->video.generate_params_default();
-    p->frames = (int32_t)r->frames;
-    p->height = (int32_t)r->height;
-    p->width = (int32_t)r->width;
-    p->steps = (int32_t)r->steps;
-    p->scheduler = r->scheduler;
-    p->seed = (uint64_t)r->seed;
-    p->guidance = r->guidance;
-    p->flow_shift = r->shift;
-    p->prompt = r->prompt_embeds ? NULL : r->prompt;
-    p->negative_prompt = r->negative;
-    p->prompt_embeds = r->prompt_embeds;
-    p->save_embeds = r->save_embeds;
-    p->latents = r->latents;
-    p->save_latents = r->save_latents;
-    p->masks = r->masks;
-    p->record = r->record;
-    p->vae_tile = (int32_t)r->vae_tile;
-    p->decode = !r->latents_only;
-    esa_session_params *s = &p->session;
-    s->mode = methods[r->method].mode;
-    s->warmup_frac = r->warmup;
-    s->dense_first_layer = (int32_t)r->dense_first;
-    for (int i = 0; i < r->dense_layers.count; i++)
-        dense_layer[i] = (int32_t)r->dense_layers.whole[i];
-    s->dense_layers = dense_layer;
-    s->dense_layer_count = r->dense_layers.count;
-    s->refresh_every = (int32_t)r->refresh;
-    s->step_map = r->step_map;
-    s->record_groups = (int32_t)r->record_groups;
-    s->record_per_branch = r->per_branch;
-    s->select = esa_select_params_default(methods[r->method].selector);
-    s->select.budget = r->budget;
-    s->select.samples = (int32_t)r->samples;
-    s->select.cdf_threshold = r->cdf;
-    s->select.layout.order = clip_order(r);
-    for (int i = 0; i < 3 && r->window.count; i++)
-        s->select.layout.window[i] = (int32_t)r->window.whole[i];
-    s->attention.tail = r->method == METHOD_DENSE || r->method == METHOD_RECORD ? ESA_TAIL_NONE
-                                                                                : r->tail;
-    return cli_block_parse(clip_block(r, &m->info), &s->select.block_q, &s->select.block_k);
-}
 
 /* ---------------------------------------------------------------- records */
 
@@ -290,28 +177,27 @@ static void on_denoised(void *user, const esa_session *session)
     }
 }
 
-/* The engine would say this too, but later, and not by which option it can be had. */
+/* The engine checks this too, but its message does not name the option. */
 int clip_check_masks(const clip_maker *m, const clip_request *r)
 {
     esa_mask_file *file = NULL;
     esa_mask_file_info info = { .struct_size = sizeof info };
-    esa_status status = esa_mask_file_open(m->ctx, &file, r->masks);
+    esa_status status = esa_mask_file_open(m->ctx, &file, r->p.masks);
     if (status == ESA_OK) status = esa_mask_file_get_info(file, &info);
     esa_mask_file_free(file);
     if (status != ESA_OK) return cli_fail_esa(m->ctx, status, m->what);
-    if (info.steps == r->steps || r->step_map != ESA_STEP_MAP_EXACT) return CLI_OK;
-    return cli_fail("%s: '%s' was made for %d steps, this run has %lld: --step-map nearest takes "
-                    "for each step the masks of the step "
-                    "that is as far on its way",
-                    m->what, r->masks, (int)info.steps, (long long)r->steps);
+    if (info.steps == r->p.steps || r->p.session.step_map != ESA_STEP_MAP_EXACT) return CLI_OK;
+    return cli_fail("%s: '%s' was made for %d steps, this run has %d: --step-map nearest takes "
+                    "for each step the masks of the step at the same noise level",
+                    m->what, r->p.masks, (int)info.steps, (int)r->p.steps);
 }
 
 int clip_make(clip_maker *m, esa_frames **frames, clip_record *record, const clip_request *request,
               const char *label, int64_t clips_left, int quiet)
 {
-    esa_generate_params p;
     esa_frames *none = NULL;
     clip_request r = *request;
+    esa_generate_params *p = &r.p;
     int32_t dense_layer[CLI_MAX_LIST];
     listener l = { .watch = { .label = label,
                               .clips_left = clips_left,
@@ -320,20 +206,24 @@ int clip_make(clip_maker *m, esa_frames **frames, clip_record *record, const cli
                               .done = -1 },
                    .record = record };
     if (frames) *frames = NULL;
-    clip_request_resolve(&r, m);
-    int status = fill_params(m, &p, &r, dense_layer);
+    int status = clip_resolve(m, &r);
     if (!status && r.method == METHOD_CACHED) status = clip_check_masks(m, &r);
-    if (!status && record && record_new(record, (int32_t)r.steps, m->info.layers, m->info.heads))
+    if (!status && record && record_new(record, p->steps, m->info.layers, m->info.heads))
         status = cli_fail("%s: out of memory", m->what);
     if (status) return status;
+    for (int i = 0; i < r.dense_layers.count; i++)
+        dense_layer[i] = (int32_t)r.dense_layers.whole[i];
+    p->session.dense_layers = dense_layer;
+    p->session.dense_layer_count = r.dense_layers.count;
+    if (p->prompt_embeds) p->prompt = NULL;
     esa_generate_stats stats = { .struct_size = sizeof stats };
-    p.progress = on_progress;
-    p.progress_user = &l;
+    p->progress = on_progress;
+    p->progress_user = &l;
     if (record) {
-        p.denoised = on_denoised;
-        p.denoised_user = &l;
+        p->denoised = on_denoised;
+        p->denoised_user = &l;
     }
-    const esa_status made = m->video.generate(m->model, frames ? frames : &none, &p, &stats);
+    const esa_status made = m->video.generate(m->model, frames ? frames : &none, p, &stats);
     cli_progress_end();
     m->video.frames_free(none);
     if (made == ESA_OK) {

@@ -12,12 +12,11 @@ enum {
     METHOD_RF_V2,
     METHOD_ADA_BSA,
     METHOD_CACHED,
-    METHOD_RECORD
+    METHOD_RECORD /* not offered to users: `esa calibrate` sets it */
 };
-#define METHODS                                                                                    \
-    "dense|entropy|rf_v2|ada_bsa|cached" /* RECORD is no choice of the user's: `esa calibrate`     \
-                                            asks for it */
-#define CLIP_INTERRUPTED 130             /* exit status after SIGINT, SIGTERM, SIGHUP */
+#define METHODS          "dense|entropy|rf_v2|ada_bsa|cached"
+#define CLIP_SCHEDULERS  "model|unipc|unipc-0.36|euler" /* ESA_SCHEDULER_* */
+#define CLIP_INTERRUPTED 130                            /* exit status after a signal */
 
 /* ---------------------------------------------------------------- the model (clip.c) */
 
@@ -26,68 +25,54 @@ typedef struct clip_maker {
     esa_ctx *ctx;
     esa_model *model;
     esa_model_info info;
-    char folder[4200]; /* of the model */
-    const char *what;  /* the command, for sentences; borrowed */
+    char folder[4200]; /* the model's */
+    const char *what;  /* the command's name, for messages; borrowed */
 } clip_maker;
 
 typedef struct clip_opening {
-    int64_t threads; /* 0: one per core */
-    int hold;        /* ESA_HOLD_* */
-    int parts;       /* ESA_PART_* that will be needed */
-    int check;       /* 1: only names and shapes are checked, no model is opened */
+    const char *model; /* a name, a folder, or NULL: wan-tiny */
+    int64_t threads;   /* 0: one per core */
+    int hold;          /* ESA_HOLD_* */
+    int parts;         /* ESA_PART_* that will be needed; 0: all */
+    int check;         /* 1: checks names and shapes only, opens no model */
     void (*report)(void *user, const char *line); /* NULL, or as in esa_model_params */
 } clip_opening;
 
-/* Opens the engine and a model (a name, a folder, or NULL: wan-tiny) and catches signals. opening
- * NULL: all parts, all cores. CLI_OK, or CLI_FAILED after one sentence; clip_close in any case. */
-int clip_open(clip_maker *maker, const char *model, const clip_opening *opening, const char *what);
+/* Opens the engine and a model and catches signals. CLI_OK, or CLI_FAILED after a message; call
+ * clip_close in any case. */
+int clip_open(clip_maker *maker, const clip_opening *opening, const char *what);
 void clip_close(clip_maker *maker);
 /* 1 if the built-in prompts are those of wan-tiny. */
 int clip_is_tiny(const clip_maker *maker);
 
-/* ---------------------------------------------------------------- requests */
+/* ---------------------------------------------------------------- requests (clip_request.c) */
 
-/* Types are those of cli_option, so that options can be read into a request. Strings are borrowed.
- * 0 frames, height, width or steps: the model's own; NaN guidance: the model's own. */
+/* What a clip is asked for. p holds the engine's settings; the rest decides its session, which
+ * clip_resolve completes: mode, selector, order, blocks and tail. Strings are borrowed. */
 typedef struct clip_request {
-    const char *prompt, *negative;
-    const char *prompt_embeds; /* instead of a prompt */
-    const char *save_embeds, *latents, *save_latents;
-    const char *masks;  /* CACHED: mask file */
-    const char *record; /* RECORD: recording, added to if it exists */
-    int64_t frames, height, width, steps, seed, vae_tile, samples, refresh, dense_first,
-        record_groups;
-    double guidance, shift, budget, cdf, warmup;
-    cli_list window;       /* of order tile3d; count 0: its own */
-    cli_list dense_layers; /* further dense layers */
-    int method, tail, order, scheduler, step_map;
-    int per_branch;    /* RECORD: guidance branches apart */
-    int latents_only;  /* 1: nothing is decoded, no frames come back */
-    const char *block; /* "QxK"; NULL: see clip_block */
+    esa_generate_params p;
+    clip_opening open;     /* the model that makes it */
+    int method;            /* METHOD_* */
+    int order;             /* ESA_ORDER_*; DEFAULT: the recommended one */
+    int tail;              /* ESA_TAIL_* where blocks are skipped */
+    const char *block;     /* "QxK"; NULL: the recommended blocks */
+    cli_list window;       /* box of order tile3d; count 0: its default */
+    cli_list dense_layers; /* more dense layers */
+    int64_t tokens;        /* of self-attention; set by clip_resolve */
 } clip_request;
 
-/* Entropy at 0.5, pooled tail, warm-up 0.2, first layer dense, seed 0. */
+/* Method entropy with esa_session_params_recommended; sizes, steps and guidance are the model's. */
 clip_request clip_request_default(void);
-/* CLI_OK, or CLI_USAGE after one sentence: what can be said against a request before a model is
- * there. */
+/* Checks what needs no model. CLI_OK, or CLI_USAGE after a message. */
 int clip_request_check(const clip_request *request, const char *what);
-/* The order that a request means: what --order says, else hilbert, whose blocks are compact, so
- * that their means can stand in for them (docs/quality.md), and which costs nothing here because
- * tokens are reordered once around the stack. rf_v2 has an order of its own and cached masks bring
- * theirs: ESA_ORDER_DEFAULT. */
+/* The order of a request; ESA_ORDER_DEFAULT: cached masks bring theirs. */
 int clip_order(const clip_request *request);
-/* Fills in the model's own sizes, steps and guidance, and rounds frames down as the engine does. */
-void clip_request_resolve(clip_request *request, const clip_maker *maker);
+/* Lets the engine check the request and fill in what it leaves open; p is then what will run. May
+ * be called again after the method, or anything else, has changed. CLI_FAILED after a message. */
+int clip_resolve(clip_maker *maker, clip_request *request);
 
-/* Tokens of self-attention of a resolved request, and its blocks: up to CLIP_SHORT tokens small
- * ones, which keep a few blocks per row also in short sequences and which CPU kernels do not mind;
- * beyond, those each selector was described with. */
-#define CLIP_SHORT 16384
-int64_t clip_tokens(const clip_request *request, const esa_model_info *info);
-const char *clip_block(const clip_request *request, const esa_model_info *info);
-
-/* Settings most commands share, as rows of an option table (clip_options.c): copies the caller's
- * rows, then the chosen groups of rows, then the end, into table and returns it. */
+/* Settings most commands share, as rows of an option table: copies the caller's rows, then the
+ * chosen groups of rows, then the end, into table and returns it. */
 enum {
     CLIP_OPTIONS_SIZE = 1,    /* --frames --height --width --steps */
     CLIP_OPTIONS_NOISE = 2,   /* --guidance --negative-prompt --scheduler --flow-shift */
@@ -95,7 +80,8 @@ enum {
     CLIP_OPTIONS_BLOCKS = 8,  /* --order --window --block --samples */
     CLIP_OPTIONS_SPARSE = 16, /* --tail --cdf --refresh */
     CLIP_OPTIONS_CACHED = 32, /* --masks --step-map */
-    CLIP_OPTIONS_ALL = 63
+    CLIP_OPTIONS_MODEL = 64,  /* --model --threads */
+    CLIP_OPTIONS_ALL = 127
 };
 #define CLIP_MAX_OPTIONS 64
 const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_option *own,
@@ -103,17 +89,16 @@ const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_opt
 
 /* ---------------------------------------------------------------- records */
 
-/* What was measured. Arrays are owned; free with clip_record_free. NaN: not known. */
+/* What was measured. Arrays are owned; free with clip_record_free. NaN means unknown. */
 typedef struct clip_record {
     /* sizes as run; seconds of text, denoising, decoding; session totals; peak_bytes */
     esa_generate_stats stats;
     int32_t steps, layers, heads;
-    /* steps at the beginning in which nothing ran sparse; 0 if nothing did at all */
-    int32_t warmup;
+    int32_t warmup;         /* dense steps at the start; 0 if nothing ran sparse */
     double *step_seconds;   /* [steps] */
-    double *step_select;    /* [steps] of which choosing blocks */
-    double *step_attention; /* [steps] of which attention itself */
-    double *layer_density;  /* [layers] mean over its sparse calls, NaN: none ran sparse */
+    double *step_select;    /* [steps] part of it: choosing blocks */
+    double *step_attention; /* [steps] part of it: attention */
+    double *layer_density;  /* [layers] mean over sparse calls, NaN: none ran sparse */
     double *head_density;   /* [layers][heads] likewise; NaN on a GPU */
 } clip_record;
 void clip_record_free(clip_record *record);
@@ -126,28 +111,28 @@ void clip_record_json(cli_json *json, const clip_record *record);
 
 /* ---------------------------------------------------------------- making */
 
-/* What is told while a clip is made (clip_watch.c). */
+/* Progress of one clip (clip_watch.c). */
 typedef struct clip_watch {
-    const char *label;   /* of the clip */
-    int64_t clips_left;  /* clips of the same size behind this one: they count in the time left */
-    int32_t quiet;       /* 1: only a terminal hears of it */
-    int32_t stage, done; /* last told; stage -1 at first */
+    const char *label;   /* names the clip */
+    int64_t clips_left;  /* clips of the same size after this one: they count in the time left */
+    int32_t quiet;       /* 1: progress goes to a terminal only */
+    int32_t stage, done; /* last shown; stage is -1 at first */
 } clip_watch;
 
-/* One clip. frames is the caller's (NULL may be given with latents_only). record may be NULL.
- * CLI_OK; CLI_FAILED after one sentence; CLIP_INTERRUPTED without one: the caller knows what is
- * left on disk. After a failure *frames is NULL and the record empty. */
+/* Makes one clip. frames is the caller's (NULL is allowed with p.decode 0). record may be NULL.
+ * CLI_OK; CLI_FAILED after a message; CLIP_INTERRUPTED without one, because only the caller knows
+ * what is left on disk. After a failure *frames is NULL and the record empty. */
 int clip_make(clip_maker *maker, esa_frames **frames, clip_record *record,
               const clip_request *request, const char *label, int64_t clips_left, int quiet);
-/* Whether the mask file of a resolved request can be read and has its number of steps; clip_make
- * asks too. */
+/* Whether the mask file of a resolved request can be read and has its number of steps. clip_make
+ * checks it too. */
 int clip_check_masks(const clip_maker *maker, const clip_request *request);
 /* PSNR and SSIM of frames against reference. */
 int clip_compare(clip_maker *maker, esa_metrics *metrics, const esa_frames *reference,
                  const esa_frames *frames);
 
-/* SIGINT, SIGTERM and SIGHUP end the work between two layers and leave nothing behind; the second
- * one ends the process. */
+/* SIGINT, SIGTERM and SIGHUP end the work between two layers and leave nothing behind; a second
+ * signal ends the process. */
 void clip_catch_signals(void);
 int clip_interrupted(void);
 /* Progress of esa_generate: user is a clip_watch. */

@@ -6,15 +6,15 @@
 #include "clip/clip.h"
 
 typedef struct generate_options {
-    clip_request clip; /* prompt, settings and attention of each video */
-    const char *model, *prompts_file, *out, *dense_out, *beside_out, *output_dir, *json;
-    int hold, compare, check;
-    int64_t num_prompts, threads, quality;
+    clip_request clip; /* model, prompt, settings and attention of each video */
+    const char *prompts_file, *out, *dense_out, *beside_out, *output_dir, *json;
+    int compare;
+    int64_t num_prompts, quality;
     double fps;
     cli_list seeds; /* one video each */
 } generate_options;
 
-/* Runs it all; CLI_OK, CLI_FAILED or CLI_USAGE after one sentence, 130 when interrupted. */
+/* CLI_OK, CLI_FAILED or CLI_USAGE after a message; CLIP_INTERRUPTED after a signal. */
 int generate_run(const generate_options *options);
 
 #endif

@@ -1,13 +1,12 @@
 /* generate_run.c - the work of `esa generate`: model, prompts, videos, comparison, files.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "clip/generate.h"
+#include "clip/video_list.h"
 #include "core/folders.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 #include <sys/stat.h>
 
 #define PATH_SIZE 4200
@@ -17,21 +16,15 @@ typedef struct job {
     clip_maker maker;
     cli_json *json;
     cli_table *table;
-    const char *ending; /* of files in --output-dir */
-    /* as they are written; NULL: -dense in the video's name, none */
-    const char *dense_out, *beside_out;
-    int64_t made; /* prompts whose videos are written */
+    const char *ending;                 /* format of files in --output-dir */
+    int64_t frames;                     /* of each video */
+    const char *dense_out, *beside_out; /* checked paths; NULL: -dense in the video's name, none */
+    int64_t made;                       /* prompts whose videos are written */
 } job;
 
 static const char what[] = "generate";
 
 /* ---------------------------------------------------------------- where videos go */
-
-static int ends_with(const char *path, const char *ending)
-{
-    const size_t n = strlen(path), m = strlen(ending);
-    return n > m && strcasecmp(path + n - m, ending) == 0;
-}
 
 static esa_save_params save_params(const job *j)
 {
@@ -41,60 +34,38 @@ static esa_save_params save_params(const job *j)
     return p;
 }
 
-/* A path that can be written, checked before the work begins: an ending that names a format for so
- * many frames, a folder that exists and may be written. Appends '/' where path is a folder.
- * CLI_FAILED after one sentence. */
-static int target_of(const job *j, char *target, size_t size, const char *path, int64_t frames)
+/* Checks, before any work, that a video can be saved at path, and copies path to target with a '/'
+ * after an existing folder. CLI_FAILED after a message. */
+static int target_of(const job *j, char *target, size_t size, const char *path)
 {
-    static const char *const files[] = { ".mp4", ".y4m", ".png", ".npy", ".safetensors" };
-    int known = 0;
     struct stat about;
+    const esa_save_params p = save_params(j);
     const size_t n = strlen(path);
     if (n == 0 || n + 2 > size)
         return cli_fail("%s: a name of %zu bytes cannot be written", what, n);
-    const int exists = stat(path, &about) == 0, why = errno;
-    snprintf(target, size, "%s%s", path,
-             exists && S_ISDIR(about.st_mode) && path[n - 1] != '/' ? "/" : "");
-    const int is_folder = target[strlen(target) - 1] == '/', mp4 = ends_with(target, ".mp4");
-    /* With a slash behind it a file is not found at all: ENOTDIR. */
-    const int file_as_folder = is_folder && (exists ? !S_ISDIR(about.st_mode) : why == ENOTDIR);
-    if (file_as_folder)
-        return cli_fail("%s: '%s' is a file, it cannot become a folder of pictures", what, path);
-    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++)
-        known |= ends_with(target, files[i]);
-    if (!is_folder && !known)
-        return cli_fail("%s: '%s' has no ending that names a format: expected .mp4, .y4m, .npy, "
-                        ".safetensors, .png (one frame), or a folder of PNG (a "
-                        "name that ends in /)",
-                        what, path);
-    if (ends_with(target, ".png") && frames > 1)
-        return cli_fail("%s: '%s' holds one picture, the video has %lld frames: give a folder (a "
-                        "name that ends in /) or --frames 1",
-                        what, path, (long long)frames);
-    if (mp4 && !cli_video_mp4())
+    const int exists = stat(path, &about) == 0, folder = exists && S_ISDIR(about.st_mode);
+    snprintf(target, size, "%s%s", path, folder && path[n - 1] != '/' ? "/" : "");
+    if (exists && !folder && !S_ISREG(about.st_mode))
+        return cli_fail("%s: '%s' is not a regular file and cannot be replaced", what, path);
+    if (video_format(target) == VIDEO_MP4 && !cli_video_mp4())
         return cli_fail("%s: '%s' cannot be written: this build has no FFmpeg (libavformat-dev, "
-                        "libavcodec-dev); .y4m, .npy, .safetensors and folders "
-                        "of PNG work",
+                        "libavcodec-dev); .y4m, .npy, .safetensors and folders of PNG work",
                         what, path);
-    if (exists && !S_ISDIR(about.st_mode) && !S_ISREG(about.st_mode))
-        return cli_fail("%s: '%s' is no regular file, it cannot be replaced", what, path);
-    const int status = cli_folder_ready(target, what);
-    if (status) return status;
-    const esa_save_params p = save_params(j);
-    const esa_status checked = j->maker.video.frames_save_check(j->maker.ctx, target, frames, &p);
-    return checked == ESA_OK ? CLI_OK : cli_fail_esa(j->maker.ctx, checked, what);
+    const esa_status checked = j->maker.video.frames_save_check(j->maker.ctx, target, j->frames,
+                                                                &p);
+    return checked == ESA_OK ? cli_folder_ready(target, what)
+                             : cli_fail_esa(j->maker.ctx, checked, what);
 }
 
-/* a.mp4 -> a-dense.mp4, frames/ -> frames-dense/ */
-static void dense_name(char *out, size_t size, const char *path)
+/* The dense video of path: given, or a.mp4 -> a-dense.mp4, frames/ -> frames-dense/ */
+static void dense_name(char *out, size_t size, const char *given, const char *path)
 {
     const size_t n = strlen(path);
-    if (path[n - 1] == '/')
-        snprintf(out, size, "%.*s-dense/", (int)(n - 1), path);
-    else {
-        const char *dot = strrchr(path, '.');
-        snprintf(out, size, "%.*s-dense%s", (int)(dot - path), path, dot);
-    }
+    const char *end = path[n - 1] == '/' ? path + n - 1 : strrchr(path, '.');
+    if (given)
+        snprintf(out, size, "%s", given);
+    else
+        snprintf(out, size, "%.*s-dense%s", (int)(end - path), path, end);
 }
 
 /* ---------------------------------------------------------------- one video */
@@ -139,24 +110,17 @@ static void table_row(job *j, const char *method, const char *path, const clip_r
     cli_cell(t, "%s", path);
     cli_cell(t, "%s", method);
     cli_cell(t, "%.1f s", s->seconds);
-    cli_cell(t, "%.2f", s->steps ? s->denoise_seconds / s->steps : 0.0);
-    if (dense)
-        cli_cell(t, "%.2fx", dense->stats.denoise_seconds / s->denoise_seconds);
-    else
+    cli_cell(t, "%.2f", s->denoise_seconds / s->steps);
+    if (!dense) { /* this is the dense video */
         cli_cell(t, "-");
-    if (s->session.sparse_calls)
-        cli_cell(t, "%.3f", s->session.density);
-    else
         cli_cell(t, "1");
-    if (!m) {
         cli_cell(t, "-");
         cli_cell(t, "-");
         return;
     }
-    if (isinf(m->psnr))
-        cli_cell(t, "equal");
-    else
-        cli_cell(t, "%.2f dB", m->psnr);
+    cli_cell(t, "%.2fx", dense->stats.denoise_seconds / s->denoise_seconds);
+    cli_cell(t, s->session.sparse_calls ? "%.3f" : "%g", clip_density(record));
+    cli_cell(t, isinf(m->psnr) ? "equal" : "%.2f dB", m->psnr);
     cli_cell(t, "%.4f", m->ssim);
 }
 
@@ -211,8 +175,8 @@ static void report(job *j, const char *prompt, int64_t seed, const char *path,
     cli_json_close(j->json);
 }
 
-/* One prompt: the video, and the dense one first where it is asked for. Files are written when
- * everything is made. */
+/* One prompt: the video, and before it the dense one to compare with. Files are written after both
+ * are made. */
 static int one_prompt(job *j, const char *prompt, int64_t seed, const char *path,
                       int64_t clips_left)
 {
@@ -223,28 +187,25 @@ static int one_prompt(job *j, const char *prompt, int64_t seed, const char *path
     esa_metrics metrics;
     clip_request r = o->clip;
     int status = CLI_OK;
-    r.prompt = prompt;
-    r.seed = seed;
+    r.p.prompt = prompt;
+    r.p.seed = (uint64_t)seed;
     cli_name(method, METHODS, r.method);
     if (o->compare) {
-        if (j->dense_out)
-            snprintf(dense_path, sizeof dense_path, "%s", j->dense_out);
-        else
-            dense_name(dense_path, sizeof dense_path, path);
         clip_request d = r;
         d.method = METHOD_DENSE;
-        d.save_embeds = d.save_latents = NULL;
-        status = make(j, &dense, &dense_record, &d, "dense", 2 * clips_left + 1);
+        d.p.save_embeds = d.p.save_latents = NULL;
+        dense_name(dense_path, sizeof dense_path, j->dense_out, path);
+        clips_left *= 2;
+        status = make(j, &dense, &dense_record, &d, "dense", clips_left + 1);
     }
-    if (!status)
-        status = make(j, &frames, &record, &r, method, o->compare ? 2 * clips_left : clips_left);
+    if (!status) status = make(j, &frames, &record, &r, method, clips_left);
     if (!status && o->compare) status = clip_compare(&j->maker, &metrics, dense, frames);
     if (!status && o->compare) status = save(j, dense, dense_path);
     if (!status) status = save(j, frames, path);
     if (!status && j->beside_out) status = beside(j, dense, frames, j->beside_out);
     j->made += !status;
     if (!status)
-        report(j, r.prompt_embeds ? NULL : prompt, seed, path, dense_path, &record, &dense_record,
+        report(j, r.p.prompt_embeds ? NULL : prompt, seed, path, dense_path, &record, &dense_record,
                &metrics);
     j->maker.video.frames_free(frames);
     j->maker.video.frames_free(dense);
@@ -255,53 +216,63 @@ static int one_prompt(job *j, const char *prompt, int64_t seed, const char *path
 
 /* ---------------------------------------------------------------- all videos */
 
-static int all_prompts(job *j, const cli_prompts *prompts)
+/* --out, or what stands for it */
+static int one_video(job *j, const char *prompt)
 {
     const generate_options *o = j->o;
-    char path[PATH_SIZE], target[PATH_SIZE + 32], dense[PATH_SIZE], other[PATH_SIZE];
-    const char *const files[] = { o->clip.save_embeds, o->clip.save_latents, o->json };
-    size_t kept = 0;
-    /* the other files may lie in it */
-    int status = o->output_dir ? cli_make_folders(o->output_dir, &kept, what) : CLI_OK;
-    if (status) return status;
-    clip_request r = o->clip;
-    clip_request_resolve(&r, &j->maker);
-    for (int i = 0; i < 3 && !status; i++) status = cli_file_ready(files[i], what);
-    if (!o->output_dir) {
-        if (!status)
-            status = target_of(j, target, sizeof target,
-                               o->out            ? o->out
-                               : cli_video_mp4() ? "out.mp4"
-                                                 : "out.y4m",
-                               r.frames);
-        if (!status && o->compare) {
-            if (o->dense_out)
-                snprintf(path, sizeof path, "%s", o->dense_out);
-            else
-                dense_name(path, sizeof path, target);
-            status = target_of(j, dense, sizeof dense, path, r.frames);
-            j->dense_out = dense;
-        }
-        if (!status && o->beside_out) {
-            status = target_of(j, other, sizeof other, o->beside_out, r.frames);
-            j->beside_out = other;
-        }
-        return status ? status : one_prompt(j, prompts->line[0], o->seeds.whole[0], target, 0);
+    char path[PATH_SIZE], target[PATH_SIZE], dense[PATH_SIZE], other[PATH_SIZE];
+    snprintf(path, sizeof path, "out%s", j->ending);
+    int status = target_of(j, target, sizeof target, o->out ? o->out : path);
+    if (!status && o->compare) {
+        dense_name(path, sizeof path, o->dense_out, target);
+        status = target_of(j, dense, sizeof dense, path);
+        j->dense_out = dense;
     }
+    if (!status && o->beside_out) {
+        status = target_of(j, other, sizeof other, o->beside_out);
+        j->beside_out = other;
+    }
+    return status ? status : one_prompt(j, prompt, o->seeds.whole[0], target, 0);
+}
+
+/* --output-dir */
+static int many_videos(job *j, const cli_prompts *prompts)
+{
+    const generate_options *o = j->o;
+    char path[PATH_SIZE], target[PATH_SIZE + 32], number[32] = "";
     const int64_t total = prompts->count * o->seeds.count;
+    int status = CLI_OK;
     for (int64_t i = 0; i < total && !status; i++) {
         const long long prompt = i / o->seeds.count, seed = o->seeds.whole[i % o->seeds.count];
-        const int room = o->seeds.count > 1 ? snprintf(path, sizeof path, "%s/%03lld-s%lld%s",
-                                                       o->output_dir, prompt, seed, j->ending)
-                                            : snprintf(path, sizeof path, "%s/%03lld%s",
-                                                       o->output_dir, prompt, j->ending);
-        if (room >= (int)sizeof path)
+        if (o->seeds.count > 1) snprintf(number, sizeof number, "-s%lld", seed);
+        if (snprintf(path, sizeof path, "%s/%03lld%s%s", o->output_dir, prompt, number,
+                     j->ending) >= (int)sizeof path)
             status = cli_fail("%s: the name of the folder is too long", what);
-        if (!status) status = target_of(j, target, sizeof target, path, r.frames);
+        if (!status) status = target_of(j, target, sizeof target, path);
         if (!status) status = one_prompt(j, prompts->line[prompt], seed, target, total - i - 1);
     }
-    /* stops where finished videos stand: they are whole and stay */
-    if (status) cli_unmake_folders(o->output_dir, kept);
+    return status;
+}
+
+static int all_videos(job *j, const cli_prompts *prompts)
+{
+    const generate_options *o = j->o;
+    const char *const files[] = { o->clip.p.save_embeds, o->clip.p.save_latents, o->json };
+    size_t kept = 0;
+    clip_request r = o->clip;
+    int status = clip_resolve(&j->maker, &r);
+    if (status) return status;
+    j->frames = r.p.frames;
+    cli_json_real(j->json, "guidance", r.p.guidance);
+    cli_json_real(j->json, "budget", r.p.session.select.budget);
+    cli_json_open(j->json, "videos", '[');
+    if (o->output_dir) status = cli_make_folders(o->output_dir, &kept, what);
+    if (status) return status;
+    for (int i = 0; i < 3 && !status; i++) /* they may lie in the new folder */
+        status = cli_file_ready(files[i], what);
+    if (!status) status = o->output_dir ? many_videos(j, prompts) : one_video(j, prompts->line[0]);
+    /* finished videos stay, and their folder with them */
+    if (status && o->output_dir) cli_unmake_folders(o->output_dir, kept);
     return status;
 }
 
@@ -314,24 +285,19 @@ static void report_line(void *user, const char *line)
 static int with_model(job *j)
 {
     const generate_options *o = j->o;
-    const esa_model_info *info = &j->maker.info;
     cli_prompts prompts;
-    int status = cli_prompts_get(&prompts, o->clip.prompt_embeds ? "" : o->clip.prompt,
+    int status = cli_prompts_get(&prompts, o->clip.p.prompt_embeds ? "" : o->clip.p.prompt,
                                  o->prompts_file, o->num_prompts, clip_is_tiny(&j->maker), what);
     if (status) return status;
-    if (prompts.count > 1 && !o->output_dir) {
-        cli_fail("%s: %lld prompts need --output-dir DIR", what, (long long)prompts.count);
-        status = CLI_USAGE;
-    }
+    if (prompts.count > 1 && !o->output_dir)
+        status = cli_usage("%s: %lld prompts need --output-dir DIR", what,
+                           (long long)prompts.count);
     j->json = cli_json_new();
     cli_machine_json(j->json, j->maker.ctx, NULL);
-    cli_json_text(j->json, "model", info->name);
-    cli_json_text(j->json, "config_hash", info->config_hash);
+    cli_json_text(j->json, "model", j->maker.info.name);
+    cli_json_text(j->json, "config_hash", j->maker.info.config_hash);
     cli_json_int(j->json, "seed", o->seeds.whole[0]);
-    cli_json_real(j->json, "guidance", isnan(o->clip.guidance) ? info->guidance : o->clip.guidance);
-    cli_json_real(j->json, "budget", o->clip.budget);
-    cli_json_open(j->json, "videos", '[');
-    if (!status) status = all_prompts(j, &prompts);
+    if (!status) status = all_videos(j, &prompts);
     if (j->table) { /* also after a failure: the videos in it are whole */
         cli_table_print(j->table, stdout);
         printf("\ntime: everything; speedup: of the denoising steps; density: kept key blocks "
@@ -346,16 +312,13 @@ static int with_model(job *j)
 int generate_run(const generate_options *o)
 {
     job j = { .o = o, .ending = cli_video_mp4() ? ".mp4" : ".y4m" };
-    const clip_opening opening = { .threads = o->threads,
-                                   .hold = o->hold,
-                                   .check = o->check,
-                                   .report = o->check ? report_line : NULL,
-                                   .parts = o->clip.prompt_embeds ? ESA_PART_ALL & ~ESA_PART_TEXT
-                                                                  : ESA_PART_ALL };
+    clip_opening opening = o->clip.open;
+    opening.report = o->clip.open.check ? report_line : NULL;
+    if (o->clip.p.prompt_embeds) opening.parts = ESA_PART_ALL & ~ESA_PART_TEXT;
     int status = clip_request_check(&o->clip, what);
     if (status) return status;
-    status = clip_open(&j.maker, o->model, &opening, what);
-    if (!status && o->check)
+    status = clip_open(&j.maker, &opening, what);
+    if (!status && opening.check)
         printf("%s: all files are there, every name and shape is as the configuration says\n",
                j.maker.folder);
     else if (!status)

@@ -8,8 +8,8 @@
 
 #define LONGEST_FILE (1 << 24)
 
-/* python/esa/programs/prompts_*.txt, put into the command by the build, each with a zero behind: the
- * package and the command have the same prompts. */
+/* python/esa/programs/prompts_*.txt, put into the command by the build, each with a zero behind:
+ * the package and the command have the same prompts. */
 extern const unsigned char esa_asset_prompts_tiny_txt[], esa_asset_prompts_large_txt[];
 
 void cli_prompts_free(cli_prompts *p)

@@ -29,10 +29,10 @@ typedef struct experiment_variant {
 
 typedef struct experiment {
     /* asked for */
-    clip_request clip; /* its masks: --masks */
-    const char *model, *tag, *results, *prompts_file, *eval_prompts, *lpips_weights;
+    clip_request clip; /* model and settings; its masks: --masks */
+    const char *tag, *results, *prompts_file, *eval_prompts, *lpips_weights;
     cli_list budgets, methods; /* methods: numbers in EXPERIMENT_METHODS */
-    int64_t num_prompts, threads;
+    int64_t num_prompts;
     int skip_calibrate, only_calibrate, keep_frames, net;
     char *command; /* as typed; owned */
     /* worked out */

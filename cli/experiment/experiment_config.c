@@ -71,12 +71,13 @@ static void add_variant(experiment *e, int method, double budget)
 int experiment_resolve(experiment *e, const char *what)
 {
     static const int methods[] = { METHOD_CACHED, METHOD_ENTROPY, METHOD_RF_V2, METHOD_ADA_BSA };
-    clip_request_resolve(&e->clip, &e->maker);
+    int status = clip_resolve(&e->maker, &e->clip);
+    if (status) return status;
     add_variant(e, METHOD_DENSE, 1);
     for (int m = 0; m < e->methods.count; m++)
         for (int b = 0; b < e->budgets.count; b++)
             add_variant(e, methods[e->methods.whole[m]], e->budgets.real[b]);
-    const int status = get_prompts(e, what);
+    status = get_prompts(e, what);
     return status ? status
                   : cli_model_weights(e->weights_hash, e->maker.folder, ESA_PART_ALL, what);
 }
@@ -93,15 +94,16 @@ static void json_lines(cli_json *json, const char *key, const cli_prompts *promp
 static void json_settings(cli_json *json, const experiment *e)
 {
     const clip_request *c = &e->clip;
+    const esa_session_params *s = &c->p.session;
     const esa_model_info *info = &e->maker.info;
     char name[32], order[32], tail[32];
     cli_json_open(json, "settings", '{');
     cli_json_fields(json,
-                    "model %s config_hash %s weights_hash %s frames %ld height %ld width %ld "
-                    "steps %ld seed %ld guidance %g negative_prompt %s scheduler %s flow_shift %g",
-                    info->name, info->config_hash, e->weights_hash, c->frames, c->height, c->width,
-                    c->steps, c->seed, c->guidance, c->negative,
-                    cli_name(name, "model|unipc|unipc-0.36|euler", c->scheduler), c->shift);
+                    "model %s config_hash %s weights_hash %s frames %d height %d width %d "
+                    "steps %d seed %ld guidance %g negative_prompt %s scheduler %s flow_shift %g",
+                    info->name, info->config_hash, e->weights_hash, c->p.frames, c->p.height,
+                    c->p.width, c->p.steps, (int64_t)c->p.seed, c->p.guidance, c->p.negative_prompt,
+                    cli_name(name, CLIP_SCHEDULERS, c->p.scheduler), c->p.flow_shift);
     cli_json_open(json, "methods", '[');
     for (int i = 0; i < e->methods.count; i++)
         cli_json_text(json, NULL, cli_name(name, EXPERIMENT_METHODS, (int)e->methods.whole[i]));
@@ -111,12 +113,12 @@ static void json_settings(cli_json *json, const experiment *e)
                     c->order < 0 ? "default" : cli_name(order, CLI_ORDERS, c->order));
     cli_json_reals(json, "window", c->window.real, c->window.count);
     cli_json_fields(json,
-                    "block %s samples %ld cdf %g refresh %ld step_map %s warmup %g "
+                    "block %s samples %d cdf %g refresh %d step_map %s warmup %g "
                     "dense_first_layer %i",
-                    c->block, c->samples, c->cdf, c->refresh, c->step_map ? "nearest" : "exact",
-                    c->warmup, (int)c->dense_first);
+                    c->block, s->select.samples, s->select.cdf_threshold, s->refresh_every,
+                    s->step_map ? "nearest" : "exact", s->warmup_frac, s->dense_first_layer);
     cli_json_reals(json, "dense_layers", c->dense_layers.real, c->dense_layers.count);
-    cli_json_text(json, "masks", c->masks);
+    cli_json_text(json, "masks", c->p.masks);
     json_lines(json, "calibration_prompts", &e->calibration);
     json_lines(json, "evaluation_prompts", &e->evaluation);
     cli_json_fields(json, "lpips_net %s lpips_weights %s",

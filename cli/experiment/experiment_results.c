@@ -152,8 +152,8 @@ static void json_variant(cli_json *json, const experiment_variant *v)
 
 static void json_sizes(cli_json *json, const experiment *e)
 {
-    cli_json_fields(json, "frames %ld height %ld width %ld steps %ld", e->clip.frames,
-                    e->clip.height, e->clip.width, e->clip.steps);
+    cli_json_fields(json, "frames %d height %d width %d steps %d", e->clip.p.frames,
+                    e->clip.p.height, e->clip.p.width, e->clip.p.steps);
 }
 
 /* ---------------------------------------------------------------- speed */
@@ -194,9 +194,9 @@ static void json_calibration(cli_json *json, const experiment *e, const char *wh
     struct stat about;
     cli_json_open(json, "calibration", '{');
     cli_json_fields(json, "file %s bytes %ld prompts %ld",
-                    !e->masks[0]    ? NULL
-                    : e->clip.masks ? e->masks
-                                    : "masks.safetensors",
+                    !e->masks[0]      ? NULL
+                    : e->clip.p.masks ? e->masks
+                                      : "masks.safetensors",
                     e->masks[0] && stat(e->masks, &about) == 0 ? (int64_t)about.st_size : 0,
                     e->calibration.count);
     experiment_path(e, path, "work/calibration.json");
@@ -219,7 +219,7 @@ int experiment_speed(const experiment *e, const char *what)
         cli_machine_json(json, e->maker.ctx, NULL);
         cli_json_text(json, "model", e->maker.info.name);
         json_sizes(json, e);
-        cli_json_int(json, "tokens", clip_tokens(&e->clip, &e->maker.info));
+        cli_json_int(json, "tokens", e->clip.tokens);
         json_calibration(json, e, what);
         cli_json_open(json, "variants", '[');
         for (int v = 0; v < e->variants; v++) speed_variant(json, e, &c, v, warmup, x);
@@ -280,7 +280,7 @@ static int measure(cli_json *json, const experiment *e, const clips *c, const ch
                                      .generated = sparse,
                                      .lpips_weights = e->lpips_weights,
                                      .net = e->net,
-                                     .threads = e->threads };
+                                     .threads = e->clip.open.threads };
         fprintf(stderr, "quality: %s\n", e->variant[v].name);
         status = evaluate_run(&r, &o, what);
         if (!status && r.count != c->count)

@@ -3,13 +3,13 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #define _DEFAULT_SOURCE /* flock */
 #include "experiment/experiment.h"
+#include "clip/calibrate.h"
 #include "core/folders.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -71,100 +71,6 @@ static void remove_folder(const char *folder, int depth)
 
 /* ---------------------------------------------------------------- calibration */
 
-typedef struct words {
-    char *word[80];
-    int count, failed;
-} words;
-
-static void add(words *w, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void add(words *w, const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    char text[EXPERIMENT_PATH];
-    const int n = vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    char *copy = n >= 0 && n < (int)sizeof text && w->count < 79 ? malloc((size_t)n + 1) : NULL;
-    if (!copy) {
-        w->failed = 1;
-        return;
-    }
-    memcpy(copy, text, (size_t)n + 1);
-    w->word[w->count++] = copy;
-}
-
-static void add_list(words *w, const char *name, const cli_list *list, int whole)
-{
-    char text[CLI_MAX_LIST * 24] = "";
-    size_t used = 0;
-    for (int i = 0; i < list->count; i++)
-        used += (size_t)(whole ? snprintf(text + used, sizeof text - used, "%s%lld", i ? "," : "",
-                                          (long long)list->whole[i])
-                               : snprintf(text + used, sizeof text - used, "%s%.9g", i ? "," : "",
-                                          list->real[i]));
-    if (list->count) {
-        add(w, "%s", name);
-        add(w, "%s", text);
-    }
-}
-
-/* What `esa calibrate` is told: the same sizes, noise and blocks as the clips will have. */
-static void calibrate_words(words *w, const experiment *e)
-{
-    const clip_request *c = &e->clip;
-    char name[32];
-    add(w, "--model");
-    add(w, "%s", e->maker.folder);
-    add(w, "--frames");
-    add(w, "%lld", (long long)c->frames);
-    add(w, "--height");
-    add(w, "%lld", (long long)c->height);
-    add(w, "--width");
-    add(w, "%lld", (long long)c->width);
-    add(w, "--steps");
-    add(w, "%lld", (long long)c->steps);
-    add(w, "--guidance");
-    add(w, "%.9g", c->guidance);
-    add(w, "--seed");
-    add(w, "%lld", (long long)c->seed);
-    add(w, "--scheduler");
-    add(w, "%s", cli_name(name, "model|unipc|unipc-0.36|euler", c->scheduler));
-    add(w, "--flow-shift");
-    add(w, "%.9g", c->shift);
-    add(w, "--warmup");
-    add(w, "%.9g", c->warmup);
-    add(w, "--dense-first-layer");
-    add(w, "%lld", (long long)c->dense_first);
-    add(w, "--samples");
-    add(w, "%lld", (long long)c->samples);
-    add(w, "--threads");
-    add(w, "%lld", (long long)e->threads);
-    add_list(w, "--dense-layers", &c->dense_layers, 1);
-    add_list(w, "--window", &c->window, 1);
-    add_list(w, "--budgets", &e->budgets, 0);
-    if (c->negative) {
-        add(w, "--negative-prompt");
-        add(w, "%s", c->negative);
-    }
-    if (c->order >= 0) {
-        add(w, "--order");
-        add(w, "%s", cli_name(name, CLI_ORDERS, c->order));
-    }
-    if (c->block) {
-        add(w, "--block");
-        add(w, "%s", c->block);
-    }
-    if (e->prompts_file) {
-        add(w, "--prompts");
-        add(w, "%s", e->prompts_file);
-    } else {
-        add(w, "--num-prompts");
-        add(w, "%lld", (long long)e->num_prompts);
-    }
-    add(w, "--output");
-    add(w, "%s", e->masks);
-}
-
 /* How long it took, for speed.json; null where an earlier run had begun it. */
 static int note_calibration(const experiment *e, double seconds)
 {
@@ -188,11 +94,15 @@ static int calibrate(const experiment *e)
                         what, e->masks);
     snprintf(part, sizeof part, "%s.part", e->masks);
     const int resumed = exists(part);
-    words w = { .count = 0 };
-    calibrate_words(&w, e);
+    calibrate_options o = calibrate_options_default();
+    o.clip = e->clip; /* the sizes, noise and blocks of the clips */
+    o.clip.open.model = e->maker.folder;
+    o.budgets = e->budgets;
+    o.prompts_file = e->prompts_file;
+    o.num_prompts = e->num_prompts;
+    o.output = e->masks;
     const double start = cli_seconds();
-    int status = w.failed ? cli_fail("%s: out of memory", what) : cmd_calibrate(w.count, w.word);
-    for (int i = 0; i < w.count; i++) free(w.word[i]);
+    const int status = calibrate_run(&o);
     if (status) return status;
     return e->only_calibrate ? CLI_OK
                              : note_calibration(e, resumed ? (double)NAN : cli_seconds() - start);
@@ -221,9 +131,9 @@ static int one_clip(experiment *e, const experiment_variant *v, int64_t index, i
     if (exists(record_path) && exists(frames_path) && exists(video)) return CLI_OK;
     clip_request r = e->clip;
     r.method = v->method;
-    r.budget = v->budget;
-    r.prompt = e->evaluation.line[index];
-    r.masks = v->method == METHOD_CACHED ? e->masks : NULL;
+    r.p.session.select.budget = v->budget;
+    r.p.prompt = e->evaluation.line[index];
+    r.p.masks = v->method == METHOD_CACHED ? e->masks : NULL;
     snprintf(label, sizeof label, "prompt %lld/%lld, %s", (long long)index + 1,
              (long long)e->evaluation.count, v->name);
     esa_frames *frames = NULL;
@@ -247,7 +157,7 @@ static int one_clip(experiment *e, const experiment_variant *v, int64_t index, i
     if (!status) {
         cli_json *json = cli_json_new();
         cli_json_compact(json);
-        cli_json_fields(json, "index %ld prompt %s file %s", index, r.prompt, name);
+        cli_json_fields(json, "index %ld prompt %s file %s", index, r.p.prompt, name);
         cli_json_open(json, "record", '{');
         clip_record_json(json, &record);
         cli_json_close(json);
@@ -310,11 +220,10 @@ static void leave_no_trace(const experiment *e, size_t kept)
 
 static int open_model(experiment *e, int only_look)
 {
-    /* To look at the configuration nothing need be converted. */
-    const clip_opening opening = { .threads = e->threads,
-                                   .hold = only_look ? ESA_HOLD_FILE : ESA_HOLD_AUTO,
-                                   .parts = ESA_PART_ALL };
-    return clip_open(&e->maker, e->model, &opening, what);
+    /* Reading the configuration converts no weights. */
+    clip_opening opening = e->clip.open;
+    if (only_look) opening.hold = ESA_HOLD_FILE;
+    return clip_open(&e->maker, &opening, what);
 }
 
 static int is_complete(const experiment *e)
@@ -352,7 +261,7 @@ static int stages(experiment *e, int *made)
     status = open_model(e, 0);
     /* Masks of its own belong to these settings already: a run that is stopped before its first
      * clip must not go on with others. */
-    if (!status && e->masks[0] && !e->clip.masks) status = experiment_config(e, what, 1);
+    if (!status && e->masks[0] && !e->clip.p.masks) status = experiment_config(e, what, 1);
     if (!status) status = all_clips(e);
     if (!status) status = experiment_speed(e, what);
     clip_close(&e->maker);

@@ -209,7 +209,7 @@ class Refusals(Base):
         self.fails("--out", "a", says=["ending"])
         self.fails("--out", "a.gif", says=["ending", ".npy", ".safetensors"])
         # said before the work, not after it
-        self.fails("--out", "a.png", says=["one picture", "frames", "--frames 1"])
+        self.fails("--out", "a.png", says=["one picture", "33 frames", "a folder"])
         self.fails("--out", "none/a.y4m", says=["none", "No such file"])
         self.fails("--out", "file/a.y4m", says=["file"])
         self.fails("--out", "file/", says=["file"])
