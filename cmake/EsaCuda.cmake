@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# libesa_cuda, the plugin that libesa opens at run time. ESA_CUDA AUTO builds it where nvcc is found; without it everything else works.
+# libesa_cuda, the plugin that libesa opens at run time. ESA_CUDA=AUTO builds it if nvcc is found; everything else works
+# without it.
 # Which architectures a file of src/cuda is built for follows from its name:
 #   sm90*.cu   sm_90a alone (wgmma, TMA)
 #   sm80*.cu   sm_80, and PTX from which the driver serves every newer GPU
@@ -19,7 +20,8 @@ if(NOT CMAKE_CUDA_COMPILER)
 endif()
 enable_language(CUDA)
 if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.4)
-  message(FATAL_ERROR "nvcc ${CMAKE_CUDA_COMPILER_VERSION} is too old, libesa_cuda needs 12.4 or newer (or configure with -DESA_CUDA=OFF)")
+  message(FATAL_ERROR "nvcc ${CMAKE_CUDA_COMPILER_VERSION} is too old, libesa_cuda needs 12.4 or newer"
+                      " (or configure with -DESA_CUDA=OFF)")
 endif()
 
 file(GLOB ESA_CUDA_SM90 CONFIGURE_DEPENDS src/cuda/*/sm90*.cu)
@@ -32,14 +34,17 @@ function(esa_cuda_objects name architectures)
   target_include_directories(${name} PRIVATE src include)
   target_compile_features(${name} PRIVATE cuda_std_17)
   target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra,-fvisibility=hidden>)
-  set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${architectures}" POSITION_INDEPENDENT_CODE ON CUDA_RUNTIME_LIBRARY Static)
+  set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${architectures}" POSITION_INDEPENDENT_CODE ON
+                        CUDA_RUNTIME_LIBRARY Static)
 endfunction()
 esa_cuda_objects(esa_cuda_sm90 "90a-real" ${ESA_CUDA_SM90})
 esa_cuda_objects(esa_cuda_sm80 "80-real;80-virtual" ${ESA_CUDA_SM80})
 esa_cuda_objects(esa_cuda_any "80-real;90-real;80-virtual" ${ESA_CUDA_ANY})
 
-add_library(esa_cuda MODULE $<TARGET_OBJECTS:esa_cuda_sm90> $<TARGET_OBJECTS:esa_cuda_sm80> $<TARGET_OBJECTS:esa_cuda_any>)
+add_library(esa_cuda MODULE $<TARGET_OBJECTS:esa_cuda_sm90> $<TARGET_OBJECTS:esa_cuda_sm80>
+            $<TARGET_OBJECTS:esa_cuda_any>)
 # One exported symbol; nothing of the C++ or CUDA runtime is looked up outside.
-target_link_options(esa_cuda PRIVATE -Wl,--version-script=${CMAKE_CURRENT_SOURCE_DIR}/cmake/esa_cuda.map -Wl,--no-undefined -static-libstdc++ -static-libgcc)
+target_link_options(esa_cuda PRIVATE -Wl,--version-script=${CMAKE_CURRENT_SOURCE_DIR}/cmake/esa_cuda.map
+                    -Wl,--no-undefined -static-libstdc++ -static-libgcc)
 set_target_properties(esa_cuda PROPERTIES LINKER_LANGUAGE CUDA CUDA_RUNTIME_LIBRARY Static CUDA_ARCHITECTURES OFF
                       LINK_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cmake/esa_cuda.map)

@@ -19,12 +19,14 @@ endif()
 
 # Warnings, visibility and the POSIX level for one target.
 function(esa_compile_settings target)
-  target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic $<$<BOOL:${ESA_WERROR}>:-Werror> -fvisibility=hidden)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic $<$<BOOL:${ESA_WERROR}>:-Werror>
+                         -fvisibility=hidden)
   target_compile_definitions(${target} PRIVATE _POSIX_C_SOURCE=200809L)
 endfunction()
 
 # Only files whose names end in an instruction set get its flags, and files of another architecture are left out.
-# Contraction of a*b+c is off outside src/cpu, so that reference code gives the same bits with every compiler; kernels want fma.
+# Contraction of a*b+c is off outside src/cpu, so that reference code gives the same bits with every compiler; kernels
+# need fma.
 function(esa_isa_flags list_name)
   set(kept "")
   set(x86 OFF)

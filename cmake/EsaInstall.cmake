@@ -25,7 +25,8 @@ endif()
 if(ESA_VIDEO_FOUND)
   install(TARGETS esa_video LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
   install(DIRECTORY models/wan-tiny DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/esa/models)
-  install(PROGRAMS tools/convert_lpips.py DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/esa/tools)     # `esa evaluate` names it
+  # `esa evaluate` names it in a message.
+  install(PROGRAMS tools/convert_lpips.py DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/esa/tools)
 endif()
 
 # The pkg-config file finds its prefix relative to itself, so the installed tree can be moved or staged.

@@ -41,15 +41,17 @@ static inline __attribute__((always_inline)) void tile_of(float *acc, const floa
     {                                                                                              \
         tile_of(acc, x, x_pixel, k, w, V, P, add);                                                 \
     }
-TILE(1, 1)
-TILE(2, 1)
-TILE(3, 1) TILE(1, 2) TILE(2, 2) TILE(3, 2) TILE(1, 4) TILE(2, 4) TILE(3, 4)
+/* clang-format off: it takes the list below for declarators */
+TILE(1, 1) TILE(2, 1) TILE(3, 1)
+TILE(1, 2) TILE(2, 2) TILE(3, 2)
+TILE(1, 4) TILE(2, 4) TILE(3, 4)
 #if PIXELS == 8
-    TILE(1, 8) TILE(2, 8) TILE(3, 8)
+TILE(1, 8) TILE(2, 8) TILE(3, 8)
 #endif
+/* clang-format on */
 
-        typedef void (*tile_fn)(float *acc, const float *x, int64_t x_pixel, int64_t k,
-                                const float *w, int32_t add);
+typedef void (*tile_fn)(float *acc, const float *x, int64_t x_pixel, int64_t k, const float *w,
+                        int32_t add);
 static const tile_fn sizes[][ESA_CONV_VECTORS] = {
     { tile_1_1, tile_2_1, tile_3_1 },
     { tile_1_2, tile_2_2, tile_3_2 },

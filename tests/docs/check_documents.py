@@ -6,7 +6,7 @@ In every Markdown file of the tree:
   [text](path#heading)          the file and the heading exist
   `src/attn/plan.c`             the file exists; so does a bare `plan.c`
   `plan.c: esa_plan_create`     the file defines or declares that name
-  `esa_plan_create`             some source file contains the name
+  `esa_plan_create`             some source file contains the name; so for every name with an underscore
   `esa bench attention --shape` the command and its options are in its --help; also in code blocks
   `make test`                   the Makefile has the target
 Then wrong documents are planted, one per kind, and each must be found."""
@@ -43,7 +43,7 @@ class Tree:
         self.folders = {str(p) for f in self.files for p in pathlib.PurePath(f).parents}
         self.text = "\n".join((top / f).read_text(errors="replace") for f in self.files
                               if f.endswith(CODE) and not f.startswith("tests/docs/"))
-        self.words = set(re.findall(r"\besa_\w+", self.text))
+        self.words = set(re.findall(r"\w+", self.text))
         self.targets = set(re.findall(r"^([a-z][\w-]*):", (top / "Makefile").read_text(), re.M))
 
     def find(self, name):
@@ -134,8 +134,8 @@ def check_token(tree, token):
         known = token.split("/")[0] in {f.split("/")[0] for f in tree.files if "/" in f}
         if token.endswith((*CODE, ".md")) or ("/" in token and known and not token.startswith("-")):
             return check_path(tree, token)
-    match = re.fullmatch(r"(esa_[a-z0-9_]+)(?:\(.*\))?", token)
-    if match and match[1] not in tree.words and not any(w.startswith(match[1]) for w in tree.words):
+    match = re.fullmatch(r"([A-Za-z]\w*_\w+)(?:\(.*\))?", token)
+    if match and match[1] not in tree.words:
         return f"`{token}`: no source file contains {match[1]}"
     return check_command(tree, token)
 
@@ -192,6 +192,7 @@ PLANTED = [
     ("`src/mask/mask.c: esa_mask_fry` does it.", "does not define esa_mask_fry"),
     ("`mask_fryer.c: esa_mask_free` does it.", "there is no file mask_fryer.c"),
     ("`esa_mask_fry(mask)` does it.", "no source file contains esa_mask_fry"),
+    ("The field `fries_per_block` says it.", "no source file contains fries_per_block"),
     ("Run `esa fry` now.", "has no `esa fry`"),
     ("```\nesa bench frying --shape x\n```", "has no `esa bench frying`"),
     ("```\nesa bench attention --fry 3\n```", "does not know --fry"),

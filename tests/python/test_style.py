@@ -15,6 +15,13 @@ def test_clean(tool):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_layout_of_every_file():
+    """clang-format, line lengths, ends of lines."""
+    done = subprocess.run([sys.executable, ROOT / "tests/tree/check_style.py", ROOT], capture_output=True, text=True,
+                          timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_every_file_says_its_licence():
     files = [
         *ROOT.glob("python/**/*.py"), *ROOT.glob("tests/python/*.py"), *ROOT.glob("scripts/*.py"),

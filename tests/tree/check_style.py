@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The style of every file: check_style.py SOURCE.
+
+C and CUDA are as clang-format 18.1.8 writes them (.clang-format). No line is longer than .editorconfig says: 100
+columns in C, CUDA and Markdown, 120 elsewhere (in Python, ruff checks it). Rows of Markdown tables and lines with a
+link may be longer. Files end with a newline, and no line ends with a blank. Then wrong files are planted, and each must
+be found."""
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+VERSION = "18.1.8"
+C_FILES = (".c", ".h", ".cu", ".cuh", ".def")
+WIDTH = {**dict.fromkeys(C_FILES, 100), ".md": 100, ".py": 10**6, ".sh": 120, ".cmake": 120, ".txt": 120, ".toml": 120,
+         ".yml": 120}
+NAMES = ("Makefile", ".editorconfig", ".clang-format", ".gitignore")
+# Other projects' files, data, and pages that programs write.
+NOT_OURS = ("third_party/", "models/", "tests/golden/", "docs/results/", "tests/fuzz/corpus/")
+# file: why its lines may be longer
+LONG = {
+    "docs/walk.md": "being rewritten", "docs/python.md": "being rewritten", "docs/compat.md": "being rewritten",
+    "compat/experiments/launch_all.sh": "being rewritten", "cmake/EsaVideo.cmake": "being rewritten",
+    "pyproject.toml": "being rewritten",
+}
+
+
+def tracked(top):
+    done = subprocess.run(["git", "ls-files", "-z"], cwd=top, capture_output=True, text=True, check=True)
+    for name in done.stdout.split("\0"):
+        path = pathlib.PurePath(name)
+        if (path.suffix in WIDTH or path.name in NAMES) and not any(part in name for part in NOT_OURS):
+            if (top / name).is_file() and not (top / name).is_symlink():
+                yield name
+
+
+def check_lines(top, name):
+    suffix = pathlib.PurePath(name).suffix
+    text = (top / name).read_text()
+    if text and not text.endswith("\n"):
+        yield f"{name}: no newline at the end"
+    for number, line in enumerate(text.splitlines(), 1):
+        if line != line.rstrip():
+            yield f"{name}:{number}: a blank at the end of the line"
+        if len(line) <= WIDTH.get(suffix, 120) or name in LONG:
+            continue
+        if suffix == ".md" and (line.lstrip().startswith("|") or re.search(r"\]\(|https?://", line)):
+            continue
+        yield f"{name}:{number}: {len(line)} columns, {WIDTH.get(suffix, 120)} are allowed"
+
+
+def clang_format():
+    """The program of the right version: beside this interpreter, or on the PATH."""
+    beside = pathlib.Path(sys.executable).parent / "clang-format"
+    for program in (str(beside), shutil.which("clang-format")):
+        if program and shutil.which(program):
+            done = subprocess.run([program, "--version"], capture_output=True, text=True)
+            if VERSION in done.stdout:
+                return program
+    sys.exit(f"clang-format {VERSION} is needed: pip install clang-format=={VERSION}")
+
+
+def check_format(program, top, names):
+    done = subprocess.run([program, "--dry-run", "-Werror", "--style=file", *names], cwd=top, capture_output=True,
+                          text=True)
+    wrong = dict.fromkeys(re.findall(r"^([^:\n]+):\d+:\d+: error:", done.stderr, re.M))
+    return [f"{name}: not as clang-format writes it: run clang-format -i {name}" for name in wrong]
+
+
+def check(program, top, names):
+    errors = check_format(program, top, [name for name in names if name.endswith(C_FILES)])
+    for name in names:
+        errors += check_lines(top, name)
+    return errors
+
+
+PLANTED = [
+    ("a.c", "int  a;\n", "not as clang-format writes it"),
+    ("b.c", "/* " + "x" * 100 + " */\n", "106 columns"),
+    ("c.md", "word " * 21 + "word\n", "109 columns"),
+    ("d.sh", "# " + "x" * 120 + "\n", "122 columns"),
+    ("e.py", "a = 1 \n", "a blank at the end"),
+    ("f.md", "no newline", "no newline at the end"),
+]
+
+
+def check_planted(program, top):
+    errors = []
+    with tempfile.TemporaryDirectory() as folder:
+        copy = pathlib.Path(folder)
+        shutil.copy(top / ".clang-format", copy)
+        for name, text, words in PLANTED:
+            (copy / name).write_text(text)
+            found = check(program, copy, [name])
+            if not any(words in error for error in found):
+                errors.append(f"planted {name}: expected an error with '{words}', found {found}")
+    return errors
+
+
+def main():
+    top = pathlib.Path(sys.argv[1]).resolve()
+    program = clang_format()
+    names = list(tracked(top))
+    if len(names) < 300:
+        sys.exit(f"only {len(names)} files were found")
+    errors = check(program, top, names) + check_planted(program, top)
+    print("\n".join(errors))
+    print(f"{len(names)} files, {len(PLANTED)} planted errors: {len(errors)} error(s)")
+    sys.exit(bool(errors))
+
+
+if __name__ == "__main__":
+    main()
