@@ -412,7 +412,7 @@ ESA_API esa_status esa_attention(esa_ctx *ctx, const esa_tensor *q, const esa_te
 /* A plan makes every decision once per shape. Its calls then only execute. */
 typedef struct esa_shapes {
     uint32_t struct_size;
-    int32_t dtype; /* of q, k, v and o */
+    int32_t dtype; /* ESA_DTYPE_* of q, k, v and o */
     int32_t device, device_index;
     int64_t B, Hq, Hkv, Nq, Nk, D;
     int64_t reserved[4];

@@ -50,7 +50,7 @@ enum {
 typedef struct esa_session_params {
     uint32_t struct_size;
     int32_t mode;              /* ESA_SESSION_* (ONLINE) */
-    int32_t layers, steps;     /* of the model and of the run, each >= 1; required */
+    int32_t layers, steps;     /* layers of the model, steps of the run, each >= 1; required */
     int32_t branches;          /* guidance branches, >= 1 (1) */
     int32_t strict;            /* 1: a call that falls back to dense is an error (1) */
     int32_t dense_first_layer; /* 1: layer 0 runs dense (1) */

@@ -6,6 +6,7 @@
  * filling a mask never allocates. */
 #include <math.h>
 #include <string.h>
+#include "base/status.h"
 #include "mask/mask.h"
 
 static int64_t count_bytes(const esa_mask *m)
@@ -84,27 +85,30 @@ esa_mask *esa_mask_like(const esa_allocator *mem, const esa_mask *src)
     return m;
 }
 
+/* Copies the lists and facts of a mask on a device to a CPU mask of the same geometry. */
+static esa_status download(esa_mask *copy, const esa_mask *mask)
+{
+    const esa_device_heap *dev = &mask->heap;
+    int64_t facts[2];
+    ESA_TRY(dev->download(dev->ordinal, copy->count, mask->count, count_bytes(copy), NULL));
+    ESA_TRY(dev->download(dev->ordinal, copy->index, mask->index, index_bytes(copy), NULL));
+    ESA_TRY(dev->download(dev->ordinal, facts, mask->facts, (int64_t)sizeof facts, NULL));
+    copy->existing = facts[0];
+    return ESA_OK;
+}
+
 esa_status esa_mask_on_host(const esa_mask **host, const esa_mask *mask, const esa_allocator *mem)
 {
     *host = mask;
     if (!mask->heap.download) return ESA_OK;
     esa_mask *copy = esa_mask_like(mem, mask);
     if (!copy) return ESA_ERR_MEMORY;
-    const esa_device_heap *dev = &mask->heap;
-    int64_t facts[2];
-    esa_status status = dev->download(dev->ordinal, copy->count, mask->count, count_bytes(copy),
-                                      NULL);
-    if (!status)
-        status = dev->download(dev->ordinal, copy->index, mask->index, index_bytes(copy), NULL);
-    if (!status)
-        status = dev->download(dev->ordinal, facts, mask->facts, (int64_t)sizeof facts, NULL);
-    if (status) {
+    const esa_status status = download(copy, mask);
+    if (status)
         esa_mask_free(copy);
-        return status;
-    }
-    copy->existing = facts[0];
-    *host = copy;
-    return ESA_OK;
+    else
+        *host = copy;
+    return status;
 }
 
 void esa_mask_set_row(esa_mask *mask, int64_t row, const uint8_t *keep)
@@ -149,9 +153,8 @@ esa_status esa_mask_get_info(const esa_mask *mask, esa_mask_info *info)
     int64_t existing = mask->existing, kept = 0;
     if (mask->heap.download && mask->filled) {
         int64_t facts[2];
-        const esa_status status = mask->heap.download(mask->heap.ordinal, facts, mask->facts,
-                                                      (int64_t)sizeof facts, NULL);
-        if (status) return status;
+        ESA_TRY(mask->heap.download(mask->heap.ordinal, facts, mask->facts, (int64_t)sizeof facts,
+                                    NULL));
         existing = facts[0];
         kept = facts[1];
     } else if (mask->filled) {

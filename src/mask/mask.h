@@ -57,8 +57,7 @@ esa_status esa_layout_resolve(esa_ctx *ctx, esa_layout *out, const esa_layout *i
                               int64_t Nk, int32_t selector, int32_t mode, int32_t causal);
 /* 1 if the resolved order is the identity, so that nothing is gathered. */
 int32_t esa_order_is_identity(const esa_layout *layout, int32_t side, int32_t mode);
-/* 1 if tensors must be gathered into this side's order: it is not the identity and not applied
- * already. */
+/* 1 if the tensors of this side must be gathered: its order moves tokens and is not applied yet. */
 static inline int32_t esa_layout_moves(const esa_layout *layout, int32_t side, int32_t mode)
 {
     return !layout->order_applied && !esa_order_is_identity(layout, side, mode);

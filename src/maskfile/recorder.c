@@ -1,4 +1,4 @@
-/* recorder.c - the running sums of a recording, saving them and taking them up again.
+/* recorder.c - the sums of a recording in memory: adds to them, saves them, resumes from a file.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "maskfile/recording.h"
 
@@ -39,7 +39,7 @@ void esa_recorder_free(esa_recorder *rec)
     memset(rec, 0, sizeof *rec);
 }
 
-/* Place of a cell in words. */
+/* Branch, layer and group of a cell number. */
 static void cell_place(const esa_recorder *rec, int64_t cell, int32_t *branch, int32_t *layer,
                        int32_t *group)
 {
@@ -54,17 +54,17 @@ esa_status esa_recorder_reserve(esa_recorder *rec, int64_t cell, int32_t more)
     cell_place(rec, cell, &branch, &layer, &group);
     if (rec->count[cell] > ESA_RECORD_MOST - more)
         return esa_fail(rec->ctx, ESA_ERR_STATE,
-                        "layer %d, step group %d already holds %d contributions and %d more were "
-                        "given, at most %d fit: "
-                        "record more groups, or fewer prompts per recording and merge them",
+                        "layer %d, step group %d already holds %d contributions; %d more do not "
+                        "fit (at most %d): record more groups, or fewer prompts per recording and "
+                        "merge them",
                         layer, group, rec->count[cell], more, ESA_RECORD_MOST);
     if (rec->sum[cell]) return ESA_OK;
     rec->sum[cell] = esa_mem_zalloc(&rec->ctx->mem, 4 * rec->blocks);
     if (rec->sum[cell]) return ESA_OK;
     return esa_fail(
         rec->ctx, ESA_ERR_MEMORY,
-        "out of memory: %lld bytes for the sums of layer %d, step group %d could not be allocated "
-        "(fewer step groups need less)",
+        "out of memory: cannot allocate %lld bytes for the sums of layer %d, step group %d (fewer "
+        "step groups need less)",
         (long long)(4 * rec->blocks), layer, group);
 }
 
@@ -72,8 +72,8 @@ void esa_recorder_add(esa_recorder *rec, int64_t cell, const float *p)
 {
     uint32_t *sum = rec->sum[cell];
     for (int64_t i = 0; i < rec->blocks; i++) {
-        /* Within 0 .. 2^24 whatever the model produced: NaN (a broken row) counts as nothing, so
-         * that it cannot poison the others. */
+        /* Clamped to 0 .. 2^24. NaN (a broken row) counts as 0, so that it does not spoil the
+         * other contributions. */
         const double v = (double)p[i] * ESA_RECORD_ONE;
         sum[i] += !(v > 0)              ? 0
                   : v >= ESA_RECORD_ONE ? (uint32_t)ESA_RECORD_ONE
@@ -93,7 +93,7 @@ void esa_recorder_forget(esa_recorder *rec)
     memset(&rec->info.layout, 0, sizeof rec->info.layout);
 }
 
-/* 1 if no cell holds anything. */
+/* 1 if nothing was added yet. */
 static int32_t is_empty(const esa_recorder *rec)
 {
     for (int64_t i = 0; i < rec->cells; i++)
@@ -131,8 +131,8 @@ esa_status esa_recorder_save(const esa_recorder *rec, const char *path)
 
 /* ---------------------------------------------------------------- resuming */
 
-/* Before the first call the shapes come from the file, and the first call will be compared with
- * them. layout is the session's own. */
+/* Compares the settings with those of the file. Before the first call the shapes come from the
+ * file, and the first call is compared with them. layout: that of the session. */
 static esa_status check_resume(const esa_recorder *rec, const esa_recording *file,
                                const esa_layout *layout)
 {
@@ -147,7 +147,7 @@ static esa_status check_resume(const esa_recorder *rec, const esa_recording *fil
         mine.nk = file->info.nk;
         if (esa_layout_resolve(ctx, &mine.layout, layout, mine.Nq, mine.Nk, mine.selector,
                                mine.mode, 0))
-            return esa_fail(ctx, ESA_ERR_MISMATCH, "%.160s was made for %s, the session has %s",
+            return esa_fail(ctx, ESA_ERR_MISMATCH, "%.160s was made for %s, but the session has %s",
                             name, esa_run_describe_layout(&file->info.layout).text,
                             esa_run_describe_layout(layout).text);
     }
@@ -156,17 +156,17 @@ static esa_status check_resume(const esa_recorder *rec, const esa_recording *fil
     if (file->dense_layers != n ||
         (n && memcmp(file->dense_layer, rec->dense_layer, 4 * (size_t)n) != 0))
         return esa_fail(ctx, ESA_ERR_MISMATCH,
-                        "%s leaves %d listed layers dense, the session %d, or others", name,
+                        "%s has %d listed dense layers, but the session has %d or other ones", name,
                         file->dense_layers, n);
     if ((int64_t)rec->info.prompts + file->info.prompts > INT32_MAX)
         return esa_fail(ctx, ESA_ERR_FORMAT,
-                        "%s claims %d prompts, with the session's %d these are more than can be",
-                        name, file->info.prompts, rec->info.prompts);
+                        "%s claims %d prompts, which are too many with the %d of the session", name,
+                        file->info.prompts, rec->info.prompts);
     return esa_recording_check_sums(ctx, file);
 }
 
-/* Everything that can fail comes before the first sum is touched, so a refused file leaves nothing
- * of itself behind. */
+/* Does everything that can fail before the first sum changes, so that a refused file adds nothing.
+ */
 static esa_status reserve_all(esa_recorder *rec, const esa_recording *file)
 {
     const int64_t blocks = rec->blocks;

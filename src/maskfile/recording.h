@@ -41,10 +41,10 @@ void esa_recorder_add(esa_recorder *rec, int64_t cell, const float *p);
 /* Resets to the state before the first call: no geometry, no sums. Only if nothing was added. */
 void esa_recorder_forget(esa_recorder *rec);
 
-/* Writes the sums as a recording file; ESA_ERR_STATE if there are none. */
+/* Writes the sums to a recording file. ESA_ERR_STATE if there are none. */
 esa_status esa_recorder_save(const esa_recorder *rec, const char *path);
-/* Adds the sums of a recording file of the same settings. layout: the session's, as it was asked
- * for. On failure nothing is added. */
+/* Adds the sums of a recording file with the same settings. layout: that of the session params. On
+ * failure nothing is added. */
 esa_status esa_recorder_load(esa_recorder *rec, const char *path, const esa_layout *layout);
 
 /* A mapped recording file. */

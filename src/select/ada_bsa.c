@@ -77,12 +77,6 @@ static int64_t lcm(int64_t a, int64_t b)
     return a / x * b;
 }
 
-static int64_t gathers(const esa_select_args *a, int32_t side)
-{
-    return !a->params.layout.order_applied &&
-           !esa_order_is_identity(&a->params.layout, side, a->params.mode);
-}
-
 static void carve(ada_work *w, esa_carve *c, const esa_select_args *a)
 {
     const int64_t threads = esa_pool_threads(a->pool), f = (int64_t)sizeof(float);
@@ -107,8 +101,10 @@ static void carve(ada_work *w, esa_carve *c, const esa_select_args *a)
     esa_rules_carve(&w->rules, c, a);
     w->k = esa_carve_take(c, w->kv_heads * G * w->k_bytes);
     /* The size follows from the layout, because scratch is also measured without permutations. */
-    w->q_row = esa_carve_take(c, gathers(a, 0) * G * w->rows * (int64_t)sizeof(int32_t));
-    w->k_row = esa_carve_take(c, gathers(a, 1) * G * w->columns * (int64_t)sizeof(int32_t));
+    const int64_t gather_q = esa_layout_moves(&a->params.layout, 0, a->params.mode),
+                  gather_k = esa_layout_moves(&a->params.layout, 1, a->params.mode);
+    w->q_row = esa_carve_take(c, gather_q * G * w->rows * (int64_t)sizeof(int32_t));
+    w->k_row = esa_carve_take(c, gather_k * G * w->columns * (int64_t)sizeof(int32_t));
     w->quota = esa_carve_take(c, a->nq * (int64_t)sizeof(int32_t));
     w->worker = esa_carve_take(c, threads * (int64_t)sizeof(ada_worker));
     for (int64_t t = 0; t < threads; t++) {

@@ -128,7 +128,7 @@ constexpr uint32_t NOTES_CUT = NOTE_COLUMNS | NOTE_VALUES, NOTES_MEANS = NOTES_C
 // sees.
 constexpr int DIAGONAL_STAGES = 2;
 struct stage_note {
-    uint32_t bits[4]; // of the 128 columns of the stage
+    uint32_t bits[4]; // one per column of the stage
     uint32_t flags;
     // Diagonal: first key of each half, minus the last key that the first row of the tile sees.
     int32_t key[2];

@@ -40,7 +40,7 @@ template <int PITCH> struct state_shape {
     static constexpr int COLS = PITCH == 256 ? 1 : 2;
     static constexpr int KEYS = 32 * COLS;        // means per step
     static constexpr int OUT = PITCH / 32;        // columns of o per lane
-    static constexpr int VEC = OUT < 4 ? OUT : 4; // of which this many are adjacent
+    static constexpr int VEC = OUT < 4 ? OUT : 4; // adjacent columns among them
     // 16 bytes more, so that eight rows use eight different sets of banks.
     static constexpr int KV_PITCH = PITCH + 4;
     static constexpr int BYTES = (KEYS * KV_PITCH + ROWS * PITCH + ROWS * KEYS) * 4;

@@ -43,11 +43,11 @@ __device__ __forceinline__ void bring(uint32_t dst, const T *src, int64_t stride
 
 // The operands of a thread block.
 template <class T, bool GATHER> struct tile_source {
-    const T *q, *k; // of the head
+    const T *q, *k; // rows of the head
     int64_t q_stride, k_stride;
     const int32_t *perm_q, *perm_k;
     int Nq, len, D;
-    int row, column; // of the first pieces of this thread
+    int row, column; // first pieces of this thread
     uint32_t shared;
 
     __device__ __forceinline__ void bring_step(int u, int d0, int stage) const

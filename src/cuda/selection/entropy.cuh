@@ -111,7 +111,7 @@ static __device__ __forceinline__ int tile_limit(const score_job &x, int first, 
 
 // The parts of the work of a thread block: one tile against consecutive steps of one key head.
 struct score_walk {
-    int64_t at, end; // of B * Hkv * steps
+    int64_t at, end; // position in B * Hkv * steps
     int item, tile;
     int b, g, len;    // batch entry, key head, existing keys
     int step0, step1; // steps of this part, without those that no row of the tile sees

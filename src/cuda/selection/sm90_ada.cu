@@ -25,7 +25,7 @@ constexpr int BARRIERS = STAGES * STAGE, BYTES = BARRIERS + 16 * STAGES + 1024;
 constexpr int GROUP_TILES = 8; // row tiles that run side by side and share columns
 
 struct ada_maps {
-    CUtensorMap q[8], k[8]; // of token u of every group
+    CUtensorMap q[8], k[8]; // map u: token u of every group
 };
 
 struct ada_tiles {
