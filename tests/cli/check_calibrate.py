@@ -111,7 +111,7 @@ class Refusals(Base):
         self.fails(*small, "x", "--step-groups", 3, says=["--step-groups 3", "2 steps"])
         self.fails(*small, "x", "--record-steps", 3, says=["--record-steps 3", "2 steps"])
         self.fails(*small, "x", "--dense-layers", 99, says=["99"])
-        self.fails(*small, "x", "--warmup", 1, says=["nothing would be stored"])
+        self.fails(*small, "x", "--warmup", 1, says=["no mask is stored"])
 
     def test_disk_is_checked_first(self):
         """Half a million prompts fill thousands of recordings of some gigabytes; no disk here holds that."""
