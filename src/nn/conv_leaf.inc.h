@@ -41,7 +41,8 @@ static inline __attribute__((always_inline)) void tile_of(float *acc, const floa
     {                                                                                              \
         tile_of(acc, x, x_pixel, k, w, V, P, add);                                                 \
     }
-/* clang-format off: it takes the list below for declarators */
+/* clang-format takes this list for declarators. */
+/* clang-format off */
 TILE(1, 1) TILE(2, 1) TILE(3, 1)
 TILE(1, 2) TILE(2, 2) TILE(3, 2)
 TILE(1, 4) TILE(2, 4) TILE(3, 4)
