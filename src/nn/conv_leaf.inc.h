@@ -41,6 +41,10 @@ static inline __attribute__((always_inline)) void tile_of(float *acc, const floa
     {                                                                                              \
         tile_of(acc, x, x_pixel, k, w, V, P, add);                                                 \
     }
+
+typedef void (*tile_fn)(float *acc, const float *x, int64_t x_pixel, int64_t k, const float *w,
+                        int32_t add);
+
 /* clang-format takes this list for declarators. */
 /* clang-format off */
 TILE(1, 1) TILE(2, 1) TILE(3, 1)
@@ -49,10 +53,7 @@ TILE(1, 4) TILE(2, 4) TILE(3, 4)
 #if PIXELS == 8
 TILE(1, 8) TILE(2, 8) TILE(3, 8)
 #endif
-/* clang-format on */
 
-typedef void (*tile_fn)(float *acc, const float *x, int64_t x_pixel, int64_t k, const float *w,
-                        int32_t add);
 static const tile_fn sizes[][ESA_CONV_VECTORS] = {
     { tile_1_1, tile_2_1, tile_3_1 },
     { tile_1_2, tile_2_2, tile_3_2 },
@@ -61,6 +62,7 @@ static const tile_fn sizes[][ESA_CONV_VECTORS] = {
     { tile_1_8, tile_2_8, tile_3_8 },
 #endif
 };
+/* clang-format on */
 
 /* Full tiles are one call; what is left over at the end of a row goes in halves. */
 static void tile(float *acc, const float *x, int64_t x_pixel, int64_t k, const float *w,
