@@ -14,6 +14,9 @@ int cmd_experiment(int argc, char **argv)
           "calibrate, then time and compare videos at each budget: results/<tag>/" },
         { "submit", cmd_experiment_submit, "the same as a Slurm job array, one task per budget" },
         { "collect", cmd_experiment_collect, "gather results/*/ into one table (CSV, Markdown)" },
+        { "begin", cmd_experiment_begin, "for programs that make the videos themselves: settings" },
+        { "finish", cmd_experiment_finish,
+          "the same: speed.json and quality.json of their videos" },
         { NULL, NULL, NULL },
     };
     return cli_dispatch(

@@ -1,13 +1,15 @@
-/* experiment.h - what the files of `esa experiment run | submit | collect` share.
+/* experiment.h - what the files of `esa experiment` share.
  * SPDX-License-Identifier: Apache-2.0
  *
  * An experiment is a folder, results/<tag>/:
  *
- *     config.json             the settings, written when the masks or the first clip are there; a
- * later run must ask for the same masks.safetensors       calibration (unless --masks names another
- * file) videos/<variant>/000.mp4 ..     variant dense, then b0.5 ... speed.json, quality.json at
- * the end (docs/schemas/experiment-*.schema.json) work/                   until then: the lock, one
- * record per finished clip, frames as they were before compression
+ *     config.json                   the settings, written when the masks or the first clip are
+ *                                   there; a later run must ask for the same
+ *     masks.safetensors             calibration, unless --masks names another file
+ *     videos/<variant>/000.mp4 ..   variant dense, then b0.5 ...
+ *     speed.json, quality.json      at the end (docs/schemas/experiment-*.schema.json)
+ *     work/                         until then: the lock, one record per finished clip, frames as
+ *                                   they were before compression
  *
  * Every file appears whole. What is there is not made again, so a run that was killed anywhere goes
  * on where it was. */
@@ -64,6 +66,13 @@ void experiment_put_word(FILE *out, const char *word);
 /* Prompts, sizes and variants of an experiment whose model is open. CLI_FAILED or CLI_USAGE after
  * one sentence. */
 int experiment_resolve(experiment *e, const char *what);
+/* The variants of e's methods and budgets, dense first. */
+void experiment_variants(experiment *e);
+/* The beginning of config.json, up to the settings. */
+cli_json *experiment_about(const experiment *e);
+/* Writes json as config.json, or compares its settings with those of the file that is there. Frees
+ * json. CLI_FAILED after a message that names the first setting that differs. */
+int experiment_agree(const experiment *e, cli_json *json, const char *what);
 /* write 0: compares with config.json where there is one, CLI_FAILED after a sentence that names the
  * first setting that differs. write 1: writes it where there is none. */
 int experiment_config(const experiment *e, const char *what, int write);
@@ -89,6 +98,12 @@ int experiment_quality(const experiment *e, const char *what);
 int cmd_experiment_run(int argc, char **argv);
 int cmd_experiment_submit(int argc, char **argv);
 int cmd_experiment_collect(int argc, char **argv);
+int cmd_experiment_begin(int argc, char **argv);
+int cmd_experiment_finish(int argc, char **argv);
+/* True if both results are there. */
+int experiment_complete(const experiment *e);
+/* Removes work/, whose frames become frames/ if they are to be kept. */
+int experiment_clean_up(const experiment *e, int made, const char *what);
 /* The rows of one experiment, as `collect` prints them. */
 int experiment_print(const char *folder, const char *what);
 

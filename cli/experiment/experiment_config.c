@@ -68,15 +68,20 @@ static void add_variant(experiment *e, int method, double budget)
         snprintf(v->name, sizeof v->name, "%s-b%s", cli_name(name, METHODS, method), number);
 }
 
-int experiment_resolve(experiment *e, const char *what)
+void experiment_variants(experiment *e)
 {
     static const int methods[] = { METHOD_CACHED, METHOD_ENTROPY, METHOD_RF_V2, METHOD_ADA_BSA };
-    int status = clip_resolve(&e->maker, &e->clip);
-    if (status) return status;
     add_variant(e, METHOD_DENSE, 1);
     for (int m = 0; m < e->methods.count; m++)
         for (int b = 0; b < e->budgets.count; b++)
             add_variant(e, methods[e->methods.whole[m]], e->budgets.real[b]);
+}
+
+int experiment_resolve(experiment *e, const char *what)
+{
+    int status = clip_resolve(&e->maker, &e->clip);
+    if (status) return status;
+    experiment_variants(e);
     status = get_prompts(e, what);
     return status ? status
                   : cli_model_weights(e->weights_hash, e->maker.folder, ESA_PART_ALL, what);
@@ -167,19 +172,33 @@ static int compare(const experiment *e, const json_t *old, json_t *now, const ch
     return CLI_OK;
 }
 
+cli_json *experiment_about(const experiment *e)
+{
+    cli_json *json = cli_json_new();
+    cli_json_fields(json, "format %d tag %s command %s", EXPERIMENT_FORMAT, e->tag, e->command);
+    cli_machine_json(json, e->maker.ctx, NULL);
+    return json;
+}
+
 int experiment_config(const experiment *e, const char *what, int write)
+{
+    char path[EXPERIMENT_PATH];
+    struct stat about;
+    experiment_path(e, path, "config.json");
+    /* compared before the first clip; nothing to compare */
+    if ((stat(path, &about) == 0) == write) return CLI_OK;
+    cli_json *json = experiment_about(e);
+    json_settings(json, e);
+    return experiment_agree(e, json, what);
+}
+
+int experiment_agree(const experiment *e, cli_json *json, const char *what)
 {
     char path[EXPERIMENT_PATH];
     struct stat about;
     size_t bytes = 0;
     experiment_path(e, path, "config.json");
-    const int begun = stat(path, &about) == 0;
-    if (begun == write) return CLI_OK; /* compared before the first clip; nothing to compare */
-    cli_json *json = cli_json_new();
-    cli_json_fields(json, "format %d tag %s command %s", EXPERIMENT_FORMAT, e->tag, e->command);
-    cli_machine_json(json, e->maker.ctx, NULL);
-    json_settings(json, e);
-    if (!begun) return experiment_save(e, json, "config.json", what);
+    if (stat(path, &about) != 0) return experiment_save(e, json, "config.json", what);
     char *text = cli_json_take(json, &bytes);
     /* all numbers as reals: 5 equals 5.0 */
     json_t *now = text ? json_loadb(text, bytes, JSON_DECODE_INT_AS_REAL, NULL) : NULL,

@@ -185,14 +185,13 @@ static int all_clips(experiment *e)
 
 /* ---------------------------------------------------------------- the whole */
 
-/* Everything is made: the work folder goes, the frames stay where that was asked for. */
-static int clean_up(const experiment *e, int made)
+int experiment_clean_up(const experiment *e, int made, const char *who)
 {
     char path[EXPERIMENT_PATH], frames[EXPERIMENT_PATH];
     if (made && e->keep_frames) {
         experiment_path(e, frames, "frames");
         remove_folder(frames, 2); /* of an older run */
-        const int status = experiment_move(e, "frames", "frames", what);
+        const int status = experiment_move(e, "frames", "frames", who);
         if (status) return status;
     }
     experiment_path(e, path, "work");
@@ -226,7 +225,7 @@ static int open_model(experiment *e, int only_look)
     return clip_open(&e->maker, &opening, what);
 }
 
-static int is_complete(const experiment *e)
+int experiment_complete(const experiment *e)
 {
     char speed[EXPERIMENT_PATH], quality[EXPERIMENT_PATH];
     experiment_path(e, speed, "speed.json");
@@ -250,7 +249,7 @@ static int stages(experiment *e, int *made)
     if (!status) status = experiment_resolve(e, what);
     if (!status && !e->only_calibrate) status = experiment_config(e, what, 0);
     if (!status && !e->only_calibrate) status = check_lpips(e);
-    if (!status && !e->only_calibrate && is_complete(e)) {
+    if (!status && !e->only_calibrate && experiment_complete(e)) {
         clip_close(&e->maker);
         return CLI_OK;
     }
@@ -292,7 +291,7 @@ int cmd_experiment_run(int argc, char **argv)
     const int locked = !status;
     if (!status) status = stages(&e, &made);
     if (!status && !e.only_calibrate)
-        status = clean_up(&e, made);
+        status = experiment_clean_up(&e, made, what);
     else if (locked)
         leave_no_trace(&e, kept);
     if (lock >= 0) close(lock);

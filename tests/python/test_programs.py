@@ -7,8 +7,6 @@ import pathlib
 import re
 import subprocess
 import sys
-import time
-import types
 
 import numpy
 import pipelines
@@ -23,6 +21,7 @@ from esa.programs import (
     evaluate,
     export_mp4,
     generate,
+    native,
     program,
     prompts,
     run_experiment,
@@ -66,7 +65,7 @@ def here(tmp_path, monkeypatch):
 # ---------------------------------------------------------------- all of them, in the order they are used
 
 @pytest.mark.parametrize("model", list(SIZES))
-def test_from_calibration_to_experiment(model, models, here, capsys):
+def test_from_calibration_to_experiment(model, models, here, capfd):
     common = ["--model", model, *SIZES[model]]
     assert run("calibrate", *common, "--steps", 2, "--num-prompts", 2, "--budgets", "0.5", "--warmup-frac", 0,
                "--output", "masks/m.pt") == 0
@@ -96,15 +95,18 @@ def test_from_calibration_to_experiment(model, models, here, capsys):
     assert len(cached["variants"][1]["records"][0]["step_seconds"]) == 3 and cached["variants"][1]["density"] < 1
     assert run("run_experiment", *common, "--steps", 2, "--tag", "t", "--num-prompts", 1, "--eval-prompts", 1,
                "--warmup-frac", 0.5) == 0
-    said = capsys.readouterr().out
-    assert "masks/m.pt: masks for budgets 0.5 from 2 prompts" in said and "results/t/speed.json" in said
+    said = capfd.readouterr().out
+    assert "masks/m.pt: masks for budgets 0.5 from 2 prompts" in said and "b0.5" in said
     check_schema("results/t")
+    assert not os.path.exists("results/t/work")
+    before = {path: path.stat().st_mtime_ns for path in pathlib.Path("results/t").glob("*")}
     assert run("run_experiment", *common, "--steps", 2, "--tag", "t", "--num-prompts", 1, "--eval-prompts", 1,
                "--warmup-frac", 0.5) == 0
-    assert "finished already" in capsys.readouterr().out
+    assert "b0.5" in capfd.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in pathlib.Path("results/t").glob("*")} == before
     assert run("run_experiment", *common, "--steps", 3, "--tag", "t", "--num-prompts", 1, "--eval-prompts", 1,
                "--warmup-frac", 0.5) == 1
-    assert "says steps is 2, now 3 is asked for" in capsys.readouterr().err
+    assert "was begun with steps 2, but this command asks for 3" in capfd.readouterr().err
 
 
 def check_schema(folder):
@@ -125,43 +127,57 @@ def check_schema(folder):
     assert done.returncode == 0 and "b0.5" in done.stdout, done.stdout + done.stderr
 
 
-
-def test_weights_are_told_as_the_native_command_does(models, here):
-    """Its experiment writes the settings first; then it may go."""
-    words = "--tag x --frames 5 --height 64 --width 64 --steps 4 --num-prompts 1 --eval-prompts 1 --threads 1"
-    process = subprocess.Popen([str(find_command()), "experiment", "run", "--model", TINY, *words.split()],
-                               stdout=subprocess.DEVNULL)
-    try:
-        while not os.path.exists("results/x/config.json"):
-            assert process.poll() is None, "it ended without settings"
-            time.sleep(0.01)
-    finally:
-        process.terminate()
-        process.wait()
-    settings = json.loads(pathlib.Path("results/x/config.json").read_text())["settings"]
-    assert settings["weights_hash"] == program.weights_hash(TINY) and settings["config_hash"] == program.config_hash(
-        TINY)
-
-
-def test_an_experiment_does_not_go_on_with_other_weights(here):
-    e = run_experiment.Experiment.__new__(run_experiment.Experiment)
-    e.args, e.folder = types.SimpleNamespace(skip_calibrate=False), "results/x"
+def test_an_experiment_does_not_go_on_with_other_settings_or_weights(here, capfd):
+    """Which weights a folder holds is told from their bytes, not from times."""
     os.makedirs("model/vae")
-    pathlib.Path("model/vae/a.safetensors").write_bytes(bytes(5000))
+    weights = pathlib.Path("model/vae/a.safetensors")
+    weights.write_bytes(bytes(5000))
+    config = pathlib.Path("results/x/config.json")
 
-    def begin():
-        e.config = {"settings": {"steps": 2, "weights_hash": program.weights_hash("model")}}
-        e.begin()
-    begin()
-    begin()
-    pathlib.Path("model/vae/a.safetensors").write_bytes(bytes(4999) + b"1")
-    # clocks of file systems tick slowly, and nobody else writes twice within a tick
-    os.utime("model/vae/a.safetensors", (1, 1))
-    with pytest.raises(program.Stop, match="'results/x' was begun with other weights"):
-        begin()
-    # of an esa that did not look at weights
-    pathlib.Path("results/x/config.json").write_text('{"settings": {"steps": 2}}')
-    begin()
+    def begin(**changes):
+        request = {"tag": "x", "command": "this test", "model": "model", "skip_calibrate": False,
+                   "settings": {"steps": 2, "budgets": [0.5], "calibration_prompts": ["a cat"], **changes}}
+        program.write_json("results/x/work/request.json", request)
+        status = native.call("experiment", "begin", "results/x")
+        assert not os.path.exists("results/x/work")
+        return status, capfd.readouterr().err
+    assert begin() == (0, "")
+    written = json.loads(config.read_text())
+    assert written["settings"]["weights_hash"].startswith("fnv1a64:") and written["machine"]["cores"] > 0
+    os.utime(weights, (1, 1))
+    assert begin() == (0, "") and json.loads(config.read_text()) == written
+    status, said = begin(steps=3)
+    assert status == 1 and "results/x" in said and "steps 2" in said and "3" in said
+    weights.write_bytes(bytes(4999) + b"1")
+    os.utime(weights, (1, 1))
+    status, said = begin()
+    assert status == 1 and "'results/x' was begun with other weights" in said
+    # of an esa that did not write which weights it used
+    del written["settings"]["weights_hash"]
+    config.write_text(json.dumps(written))
+    assert begin()[0] == 0
+
+
+@pytest.mark.parametrize("given, words", [("{}", "needs tag, command, model and settings"), ("[", "request.json"),
+                                          (None, "request.json")], ids=["empty", "not JSON", "missing"])
+def test_a_wrong_request_is_refused(given, words, here, capfd):
+    os.makedirs("x/work")
+    if given is not None:
+        pathlib.Path("x/work/request.json").write_text(given)
+    assert native.call("experiment", "begin", "x") == 1
+    said = capfd.readouterr().err
+    assert words in said and len(said.strip().splitlines()) == 1 and not os.path.exists("x/config.json")
+
+
+def test_finishing_without_videos_is_refused(here, capfd):
+    os.makedirs("x/work")
+    settings = {"model": "m", "config_hash": "", "frames": 5, "height": 64, "width": 64, "steps": 2,
+                "methods": ["cached"], "budgets": [0.5], "evaluation_prompts": ["a cat"], "calibration_prompts": []}
+    pathlib.Path("x/config.json").write_text(json.dumps({"format": 1, "tag": "x", "settings": settings}))
+    pathlib.Path("x/work/calibration.json").write_text('{"seconds": null, "tokens": 128}')
+    assert native.call("experiment", "finish", "x") == 1
+    assert "work/clips/dense-000.json" in capfd.readouterr().err
+    assert sorted(os.listdir("x")) == ["config.json", "work"]
 
 
 # ---------------------------------------------------------------- the native engine and diffusers

@@ -179,10 +179,10 @@ def check_metrics():
 def check_experiment(tag="1.3b-720p-b05", budget=0.5):
     speed, quality = (json.loads(pathlib.Path(f"results/{tag}/{name}.json").read_text())
                       for name in ("speed", "quality"))
-    assert [v["name"] for v in speed["variants"]] == [v["name"]
-                                                      for v in quality["variants"]] == ["dense", f"b{budget:g}"]
+    assert [v["name"] for v in speed["variants"]] == ["dense", f"b{budget:g}"]
+    assert [v["name"] for v in quality["variants"]] == [f"b{budget:g}"]
     assert speed["variants"][1]["speedup"] > 0 and speed["calibration"]["prompts"] == 5
-    assert quality["variants"][0]["identical"] == 3 and 0 < quality["variants"][1]["mean"]["ssim"] <= 1
+    assert len(quality["variants"][0]["videos"]) == 3 and 0 < quality["variants"][0]["mean"]["ssim"] <= 1
     assert all(
         os.path.getsize(f"results/{tag}/{v['file']}") > 100 for variant in speed["variants"] for v in variant["videos"])
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..diffusers import parallel
-from . import program
+from . import native, program
 from .program import Stop, say
 
 
@@ -88,11 +88,10 @@ def show(entries: list[dict[str, Any]]) -> None:
 
 
 def finish(args: argparse.Namespace, entries: list[dict[str, Any]], mode: str) -> None:
-    from . import clips
     show(entries)
     if args.json and parallel.rank() == 0:
         program.write_json(args.json, {
-            "machine": clips.machine(), "commit": clips.commit(), "model": args.model, "mode": mode, "variants": entries
+            **native.about_machine(), "model": args.model, "mode": mode, "variants": entries
         })
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -206,40 +205,3 @@ def speedup(dense: list[dict[str, Any]], sparse: list[dict[str, Any]], *, withou
         if a and b:
             found.append(a / b)
     return statistics.median(found) if found else None
-
-
-def machine() -> dict[str, Any]:
-    """The machine, with the fields of docs/schemas."""
-    import platform
-
-    from ..core.context import get_num_threads, shared_context
-    from ..core.library import load
-    cpu = platform.processor() or platform.machine()
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            cpu = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), cpu)
-    except OSError:
-        pass
-    lib = load()
-    return {
-        "cpu": cpu, "cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "os": f"{platform.system()} {platform.release()}", "threads": get_num_threads(),
-        "kernels": lib.c.esa_ctx_cpu(shared_context().ptr).decode(), "blas": None, "version": lib.version()
-    }
-
-
-def commit() -> str:
-    """The commit of the source tree this package lies in; its version where it is installed without one."""
-    import subprocess
-
-    from ..core.library import load
-    folder = os.path.dirname(os.path.abspath(__file__))
-    try:
-        found = subprocess.run(["git", "-C", folder, "describe", "--always", "--dirty", "--abbrev=12"],
-                               capture_output=True, text=True, timeout=20)
-        if found.returncode == 0 and found.stdout.strip():
-            return found.stdout.strip()
-    except (OSError, subprocess.TimeoutExpired):
-        pass
-    return load().version()

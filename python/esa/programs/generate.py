@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..diffusers import parallel
-from . import program
+from . import native, program
 from .program import Stop, say
 
 
@@ -85,7 +85,7 @@ def generate(args: argparse.Namespace) -> None:
     if args.json and parallel.rank() == 0:
         program.write_json(
             args.json, {
-                "machine": clips.machine(), "model": args.model, "method": method.name, "budget": method.budget,
+                **native.about_machine(), "model": args.model, "method": method.name, "budget": method.budget,
                 "settings": settings, "videos": made
             })
 

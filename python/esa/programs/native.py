@@ -3,11 +3,15 @@
 its work. It lies beside libesa in a build folder and in esa/bin of the installed package."""
 from __future__ import annotations
 
+import json
 import pathlib
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
+from typing import Any
 
+from ..core.context import get_num_threads
 from ..core.library import load, package_folders, tree_folders
 from .program import Stop
 
@@ -40,6 +44,17 @@ def run(*words: str) -> None:
     status = call(*words)
     if status:
         raise Stop("", status if status > 0 else 1)
+
+
+def about_machine() -> dict[str, Any]:
+    """"machine" and "commit" as the command writes them into its JSON files (docs/schemas), for those written here."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "doctor.json")
+        done = subprocess.run([str(find_command()), "doctor", "--json", str(path)], capture_output=True, text=True)
+        if not path.exists():
+            raise Stop(f"`esa doctor` failed: {done.stderr.strip()}")
+        found = json.loads(path.read_text(encoding="utf-8"))
+    return {"machine": {**found["machine"], "threads": get_num_threads()}, "commit": found["commit"]}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

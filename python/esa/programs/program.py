@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import json
 import math
 import os
@@ -256,51 +255,6 @@ def config_hash(folder: str) -> str | None:
     out = ctypes.create_string_buffer(80)
     context.run(function, context.ptr, out, os.fsencode(folder))
     return out.value.decode()
-
-
-_FNV_START, _FNV_PRIME, _FNV_BITS = 0xcbf29ce484222325, 0x100000001b3, (1 << 64) - 1
-_WHOLE_BELOW, _PIECE, _STRIDE, _STRIDES = 16 << 20, 4096, 1 << 20, 4096
-
-
-def _mix(value: int, data: bytes) -> int:
-    """FNV-1a.
-
-    >>> f"{_mix(_FNV_START, b'foobar'):016x}"
-    '85944171f73967e8'
-    """
-    for byte in data:
-        value = ((value ^ byte) * _FNV_PRIME) & _FNV_BITS
-    return value
-
-
-def weights_hash(folder: str) -> str:
-    """Which weights a model folder holds, as the native command tells (cli/model_weights.c): name, size and bytes of
-    every weight file, of those above 16 MB a piece out of every megabyte or more. A second per ten megabytes looked at,
-    half a minute for the largest models; files that did not change are looked at once."""
-    rooms: list[tuple[str, tuple[tuple[str, int, int, int], ...]]] = []
-    for room in ("text_encoder", "tokenizer", "transformer", "vae"):
-        place = os.path.join(folder, room)
-        names = [name for name in os.listdir(place)
-                 if name.endswith((".safetensors", ".model"))] if os.path.isdir(place) else []
-        abouts = [(os.path.join(place, name), os.stat(os.path.join(place, name)))
-                  for name in sorted(names, key=os.fsencode)]
-        rooms.append((room, tuple((path, about.st_ino, about.st_size, about.st_mtime_ns) for path, about in abouts)))
-    return f"fnv1a64:{_hash_files(tuple(rooms)):016x}"
-
-
-@functools.lru_cache(maxsize=8)
-def _hash_files(rooms: tuple[tuple[str, tuple[tuple[str, int, int, int], ...]], ...]) -> int:
-    value = _FNV_START
-    for room, files in rooms:
-        value = _mix(value, room.encode() + b"\0")
-        for path, _, size, _ in files:
-            value = _mix(_mix(value, os.fsencode(os.path.basename(path)) + b"\0"), size.to_bytes(8, "little"))
-            stride = _PIECE if size <= _WHOLE_BELOW else max(_STRIDE, size // _STRIDES)
-            with open(path, "rb") as file:
-                for at in range(0, size, stride):
-                    file.seek(at)
-                    value = _mix(value, file.read(_PIECE))
-    return value
 
 
 # ---------------------------------------------------------------- saying how far it is
