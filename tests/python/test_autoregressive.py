@@ -66,9 +66,11 @@ def mini():
     return minis.wan(seed=SEED, layers=3, grid=GRID)
 
 
-@pytest.mark.parametrize("config", [EsaConfig(budget=0.5, block=32, tail="none"), EsaConfig(selector="rf_v2", budget=0.4, block=32, tail="none"),
+@pytest.mark.parametrize("config", [EsaConfig(budget=0.5, block=32, tail="none"),
+                                    EsaConfig(selector="rf_v2", budget=0.4, block=32, tail="none"),
                                     EsaConfig(selector="ada_bsa", cdf_threshold=0.8, block=32, tail="none"),
-                                    EsaConfig(budget=0.5, block=(64, 32), order="hilbert", tail="none")], ids=lambda c: f"{c.selector}-{c.order}")
+                                    EsaConfig(budget=0.5, block=(64, 32), order="hilbert", tail="none")],
+                         ids=lambda c: f"{c.selector}-{c.order}")
 def test_chunks_equal_masked_attention(mini, config, monkeypatch):
     got, state = run(mini, config)
     seen = []

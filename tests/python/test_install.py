@@ -19,7 +19,8 @@ from esa.programs import prompts
 assert "torch" not in sys.modules
 assert prompts.built_in(2, tiny=True)[1]
 q, k, v = np.random.default_rng(0).standard_normal((3, 1, 4, 1024, 64), dtype=np.float32)
-out = esa.sparse_attention(q, k, v, head_num=4, sparse_type="rf_v2", sparsity=0.8, latent_shape_q=[4, 16, 16], latent_shape_k=[4, 16, 16])
+out = esa.sparse_attention(q, k, v, head_num=4, sparse_type="rf_v2", sparsity=0.8, latent_shape_q=[4, 16, 16],
+                           latent_shape_k=[4, 16, 16])
 assert np.isfinite(out).all()
 print(esa.__version__, pathlib.Path(esa.__file__).parent, library.load().path)
 """
@@ -74,6 +75,6 @@ def test_the_source_distribution_holds_what_it_needs(tmp_path):
         "src/attn/device.c", "src/cuda/cuda.h", "python/esa/core/sparse.py", "python/esa/programs/prompts_tiny.txt"
     } <= names
     assert not [
-        n for n in names
-        if n.split("/")[0] in ("build", "build-python", ".venv", "models", "tests", "docs", "lab", "tools", "compat", "experiments")
+        n for n in names if n.split("/")[0] in ("build", "build-python", ".venv", "models", "tests", "docs", "lab",
+                                                "tools", "compat", "experiments", "third_party", "scripts")
     ]

@@ -56,8 +56,8 @@ def test_every_field_lies_where_the_compiler_puts_it(tmp_path):
             for f, *_ in s._fields_
         ]
         lines.append(f'    printf("{s.__name__} %zu\\n", sizeof({name}));')
-    source = "#include <stddef.h>\n#include <stdio.h>\n#include <esa/esa_tensors.h>\n#include <esa/esa_video.h>\nint main(void)\n{\n" + "\n".join(
-        lines) + "\n}\n"
+    headers = ("stddef.h", "stdio.h", "esa/esa_tensors.h", "esa/esa_video.h")
+    source = "\n".join([*(f"#include <{name}>" for name in headers), "int main(void)", "{", *lines, "}", ""])
     (tmp_path / "fields.c").write_text(source)
     subprocess.run(["cc", "-I", ROOT / "include", "-o", tmp_path / "fields", tmp_path / "fields.c"], check=True)
     printed = subprocess.run([tmp_path / "fields"], capture_output=True, text=True, check=True).stdout.split("\n")

@@ -68,7 +68,8 @@ def test_does_not_install_over_the_real_one(environment, name):
     pretend(packages, name)
     done = pip(python, "install", "--no-index", "--no-deps", SOURCE)
     assert done.returncode != 0
-    assert f"already holds MindIE-SD ({name}-3.0.0.dist-info): esa-mindiesd does not install over it" in done.stdout + done.stderr
+    refusal = f"already holds MindIE-SD ({name}-3.0.0.dist-info): esa-mindiesd does not install over it"
+    assert refusal in done.stdout + done.stderr
     assert (packages / "mindiesd" / "__init__.py").read_text() == "real = True\n"
 
 
@@ -91,4 +92,5 @@ def test_a_wheel_that_got_over_the_real_one_says_so(environment, tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(packages)
     done = run(python, "import mindiesd")
-    assert done.returncode == 1 and "MindIE-SD 3.0.0 is installed, and esa-mindiesd has taken its place: pip uninstall esa-mindiesd" in done.stderr
+    advice = "MindIE-SD 3.0.0 is installed, and esa-mindiesd has taken its place: pip uninstall esa-mindiesd"
+    assert done.returncode == 1 and advice in done.stderr

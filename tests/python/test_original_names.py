@@ -381,8 +381,8 @@ def test_devices_and_dtypes_are_checked_before_weights_are_read(monkeypatch):
         models.load_pipeline("wan-tiny", torch_dtype="bfloat16")
 
 
-@pytest.mark.parametrize("name,frames,height,width", [("wan-t2v-1.3b", 81, 480, 832), ("wan-t2v-14b", 81, 480, 832), ("cogvideox-5b", 49, 480, 720),
-                                                      ("hunyuan-video", 129, 544, 960)])
+@pytest.mark.parametrize("name,frames,height,width", [("wan-t2v-1.3b", 81, 480, 832), ("wan-t2v-14b", 81, 480, 832),
+                                                      ("cogvideox-5b", 49, 480, 720), ("hunyuan-video", 129, 544, 960)])
 def test_sizes_come_from_the_table(name, frames, height, width):
     asked = {}
 

@@ -123,7 +123,8 @@ def check_schema(folder):
     for variant in speed["variants"]:
         for video in variant["videos"]:
             assert Frames.read(os.path.join(folder, video["file"])).shape[3] == 3
-    done = subprocess.run([str(find_command()), "experiment", "collect", "--results", "results"], capture_output=True, text=True)
+    done = subprocess.run([find_command(), "experiment", "collect", "--results", "results"], capture_output=True,
+                          text=True)
     assert done.returncode == 0 and "b0.5" in done.stdout, done.stdout + done.stderr
 
 
@@ -255,8 +256,8 @@ def test_calibration_resumes_and_shards_merge(models, here, monkeypatch, capsys)
     assert pathlib.Path("resumed.pt").read_bytes() == whole
     for i in range(2):
         assert run("calibrate", *calibration(f"shard{i}", "--shard", f"{i}/2")) == 0
-    done = subprocess.run([str(find_command()), "masks", "merge", "shard0", "shard1", "--budgets", "0.5", "--out", "merged.pt"],
-                          capture_output=True, text=True)
+    merge = [find_command(), "masks", "merge", "shard0", "shard1", "--budgets", "0.5", "--out", "merged.pt"]
+    done = subprocess.run(merge, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert pathlib.Path("merged.pt").read_bytes() == whole
     assert sorted(os.listdir(".")) == ["merged.pt", "resumed.pt", "shard0", "shard1", "whole.pt"]
@@ -293,7 +294,8 @@ def test_several_processes(models, here):
     ("calibrate", ["--output", "x", "--budgets", "0.5,0.5"], 2, "names a budget twice"),
     ("calibrate", ["--output", "x", "--shard", "3/2"], 2, "--shard 3/2"),
     ("calibrate", ["--output", "x", "--num-prompt", "3"], 2, "unrecognized arguments: --num-prompt"),
-    ("calibrate", ["--output", "x", "--model", "wan-t2v-1,3b"], 1, "there is no folder 'wan-t2v-1,3b', and it is not one of the models"),
+    ("calibrate", ["--output", "x", "--model", "wan-t2v-1,3b"], 1,
+     "there is no folder 'wan-t2v-1,3b', and it is not one of the models"),
     ("calibrate", ["--output", "x", "--model", "wan-t2v-14b"], 1, "hf download"),
     ("calibrate", ["--output", "x", "--prompts", "missing.txt"], 1, "missing.txt"),
     ("calibrate", ["--output", "x", "--gpus", "0"], 2, "0 is not between 1 and 64"),

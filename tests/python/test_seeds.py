@@ -32,11 +32,15 @@ CLUSTER = ROOT / "tests" / "slurm" / "cluster.sh"
 PATIENCE = 1800
 HEAD = """# The originals' own lines
 
-Every snippet and command line of the two documents esa was made from, in their order, as `tests/python/test_seeds.py` ran them last. Model names were
-found under `$ESA_MODELS` (pipelines with every part the real class, a few thousand weights, `tests/python/pipelines.py`), the device `npu` was `cpu`;
-nothing else was changed. `bash on Slurm`: `srun`, `sbatch` and `squeue` are a real Slurm's, with one node and four GPUs that are files
-(`tests/slurm/cluster.sh`), and `$ESA` is `python -m esa.run_experiment`; `tests/slurm/check_slurm.py` runs the native command there. `setup` ran in a
-clone and an environment of its own. This page is written by
+esa was made from two documents. This page lists every snippet and command line in them, in order,
+with the result of the last run of `tests/python/test_seeds.py`. Two things differ from the
+documents: model names are found under `$ESA_MODELS` (real pipeline classes with a few thousand
+weights, `tests/python/pipelines.py`), and the device `npu` is `cpu`.
+
+"bash on Slurm" means a real Slurm with one node and four GPUs that are files
+(`tests/slurm/cluster.sh`); `$ESA` is `python -m esa.run_experiment` there, and
+`tests/slurm/check_slurm.py` runs the native command. `setup` runs in a clone and an environment of
+its own. The page is written by
 
     ESA_COMPAT=docs/compat.md python -m pytest tests/python/test_seeds.py --slow
 
@@ -64,7 +68,7 @@ def place(tmp_path_factory):
             # The native command does not run pipelines whose VAE does not do what it says; its experiments and ours
             # have the same options and files.
             "esa": '[ "$1 $2" = "experiment run" ] || exit 2\nshift 2\nexec python -m esa.run_experiment "$@"',
-            # somebody looks for three seconds, then presses Ctrl-C
+            # a user looks for three seconds, then presses Ctrl-C
             "tail": 'timeout 3 /usr/bin/tail "$@"\n[ $? -eq 124 ]'}.items():
         (stand_ins / name).write_text(f"#!/bin/bash\n{text}\n")
         (stand_ins / name).chmod(0o755)

@@ -104,7 +104,8 @@ def test_entropy_budgets_follow_the_entropy(seed):
 # ---------------------------------------------------------------- outputs
 
 @pytest.mark.parametrize("sparse_type", TYPES)
-@pytest.mark.parametrize("words", [{}, {"txt_len": 100, "latent_shape_q": [3, 14, 22]}, {"latent_shape_q": [4, 16, 16], "order": "hilbert"},
+@pytest.mark.parametrize("words", [{}, {"txt_len": 100, "latent_shape_q": [3, 14, 22]},
+                                   {"latent_shape_q": [4, 16, 16], "order": "hilbert"},
                                    {"latent_shape_q": [4, 16, 16], "order": "tile3d", "window": [2, 4, 8]},
                                    {"latent_shape_q": [4, 16, 16], "order": "raster", "is_causal": True}], ids=str)
 def test_equals_dense_attention_under_the_mask(sparse_type, words, seed):
@@ -331,8 +332,9 @@ def test_an_image_is_not_all_first_frame(seed):
 
 def test_signature_is_the_originals():
     import inspect
-    want = """q, k, v, attn_mask=None, scale=None, is_causal=False, head_num=1, input_layout='BNSD', inner_precise=0, sparse_type=None, txt_len=0,
-    block_size=128, latent_shape_q=None, latent_shape_k=None, keep_sink=True, keep_recent=True, cdf_threshold=1.0, sparsity=0.0, **kwargs"""
+    want = """q, k, v, attn_mask=None, scale=None, is_causal=False, head_num=1, input_layout='BNSD', inner_precise=0,
+    sparse_type=None, txt_len=0, block_size=128, latent_shape_q=None, latent_shape_k=None, keep_sink=True,
+    keep_recent=True, cdf_threshold=1.0, sparsity=0.0, **kwargs"""
     parameters = [
         p.replace(annotation=inspect.Parameter.empty) for p in inspect.signature(sparse_attention).parameters.values()
     ]

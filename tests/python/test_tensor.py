@@ -34,7 +34,8 @@ def test_numpy_bfloat16():
     assert esa.attention(x, x, x).dtype == ml_dtypes.bfloat16
 
 
-@pytest.mark.parametrize("make", [lambda: torch.zeros(1, 1, 8, 4).transpose(2, 3), lambda: np.zeros((1, 1, 8, 4), np.float32).swapaxes(2, 3),
+@pytest.mark.parametrize("make", [lambda: torch.zeros(1, 1, 8, 4).transpose(2, 3),
+                                  lambda: np.zeros((1, 1, 8, 4), np.float32).swapaxes(2, 3),
                                   lambda: np.zeros((1, 1, 4, 8), np.float32)[:, :, ::-1],
                                   lambda: np.zeros((1, 1, 4, 9), np.dtype([("a", "f4"), ("b", "u1")]))["a"]])
 def test_what_cannot_be_a_view_is_copied_by_the_calls(make):
@@ -60,8 +61,10 @@ def test_strides_change_nothing(seed):
 
 @pytest.mark.parametrize(("array", "message"), [
     (torch.zeros(2, 3), "q must have four dimensions"), (np.zeros((1, 1, 2, 2)), "q has dtype float64"),
-    (np.zeros((1, 1, 2, 2), ">f4"), "q has dtype >f4"), (torch.zeros(1, 1, 2, 2, dtype=torch.int32), "q has dtype int32"),
-    ([[1.0]], "q must be a torch tensor or a numpy array, not list"), (torch.zeros(1, 1, 2, 2, device="meta"), "tensors on device meta cannot be used")])
+    (np.zeros((1, 1, 2, 2), ">f4"), "q has dtype >f4"),
+    (torch.zeros(1, 1, 2, 2, dtype=torch.int32), "q has dtype int32"),
+    ([[1.0]], "q must be a torch tensor or a numpy array, not list"),
+    (torch.zeros(1, 1, 2, 2, device="meta"), "tensors on device meta cannot be used")])
 def test_refused(array, message):
     with pytest.raises(ValueError, match=message):
         X.view(array, name="q")
