@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """`esa calibrate`, cached masks in `esa generate`, and `esa bench model`, as a stranger uses them: check_calibrate.py
-ESA MODELS (the folder with wan-tiny in it). Standard library only. ESA_TEST_SEED chooses the moments of the kills; the
+ESA MODELS (the folder with wan-tiny in it). ESA_TEST_SEED chooses the moments of the kills; the
 one in use is printed.
 
 Clips are tiny (9 frames of 32 x 32, two steps, blocks of 16 tokens): masks are made of bits, and bits either are the

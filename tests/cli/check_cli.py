@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The esa command as a stranger uses it: check_cli.py ESA MAKE_RECORDING STAND_IN (a plugin for a machine without a
-GPU). Standard library only.
+GPU).
 
 Every failure must be one sentence on stderr, an exit status, and nothing left on disk."""
 import json

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """`esa experiment` as a stranger uses it: check_experiment.py ESA MODELS (the folder with wan-tiny in it) [CLASS ...].
-Standard library only.
+
 
 Every failure must be one sentence on stderr and an exit status; what is on disk is whole at every moment. Clips are
 tiny: 5 frames of 64 x 64, two steps. The cluster is a stand-in here (a program called sbatch); tests/slurm has a
@@ -392,7 +392,9 @@ class Submit(Base):
             os.chmod(self.path("bin", name), 0o755)
         return {"PATH": self.path("bin") + ":" + os.environ["PATH"], "CALLS": self.dir}
 
-    GOOD = 'printf "%s\\n" "$@" > "$CALLS/call.$(ls "$CALLS" | grep -c ^call)"; echo "$((40 + $(ls "$CALLS" | grep -c ^call)));cluster"'
+    GOOD = """n=$(ls "$CALLS" | grep -c ^call)
+printf '%s\\n' "$@" > "$CALLS/call.$n"
+echo "$((41 + n));cluster\""""
 
     def test_dry_run(self):
         out = self.works("submit", "--dry-run", "--tag", "x", "--budgets", "0.7,0.5", *SMALL, "--negative-prompt",

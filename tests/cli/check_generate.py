@@ -174,7 +174,7 @@ class Models(Base):
         names = sorted(
             os.path.join(top, name) for top, _, files in os.walk(model) for name in files
             if name not in ("README.md", "prompts.png"))
-        configs = [name for name in names if name.endswith("config.json") or name.endswith("index.json")]
+        configs = [name for name in names if name.endswith(("config.json", "index.json"))]
         for run in range(30):
             path = rng.choice(configs if run % 3 else names)
             data = kit.read(path)
@@ -384,7 +384,8 @@ class Videos(Base):
     def test_several_prompts(self):
         with open(self.path("prompts"), "w") as file:
             file.write(
-                "# two\n a red ball rolls to the right over a blue floor \r\n\na green ring grows over a white background\n"
+                "# two\n a red ball rolls to the right over a blue floor \r\n\n"
+                "a green ring grows over a white background\n"
             )
         # a folder that is made on the way
         self.works(*SMALL, "--prompts", "prompts", "--output-dir", "videos", "--json", "videos/r.json")

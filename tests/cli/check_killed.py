@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Every command that writes a file, killed with SIGKILL at moments of chance: check_killed.py ESA MODELS
-MAKE_RECORDING. Standard library only.
+MAKE_RECORDING.
 
 Whatever the moment, each of its results is what stood there before or the new one whole, byte for byte; beside them lie
 at most files under temporary names. Half of the kills come when such a name appears, which is while a file is being

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`esa report` without a browser: check_report.py ESA MAKE_RECORDING. Standard library only.
+"""`esa report` without a browser: check_report.py ESA MAKE_RECORDING.
 
 The page is made from a results folder with made-up numbers, parsed, and what is embedded in it compared with what it
 was made from."""
@@ -42,7 +42,7 @@ def y4m(frames, width=64, height=48, fps=16):
                              for i in range(frames))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def mp4(codec="h264", frames=9):
     """The bytes of an MP4 file that esa has written."""
     with tempfile.TemporaryDirectory() as folder:
@@ -150,8 +150,9 @@ class Base(kit.Folder):
 
 
 # what a strict reader refuses: each is one mistake away from JSON
-NOT_JSON = [" ", "{", "[1,]", '{"format": 1,}', '{"format" 1}', "{format: 1}", "[1 2]", "1", "[01]", "[+1]", "[.5]", "[1.]",
-            "[1e]", "[-]", "[nul]", "[NaN]", "[Infinity]", "[1e999]", '["', '["\\x"]', '["\\u12"]', '["\\ud800"]',
+NOT_JSON = [" ", "{", "[1,]", '{"format": 1,}', '{"format" 1}', "{format: 1}", "[1 2]", "1", "[01]", "[+1]", "[.5]",
+            "[1.]", "[1e]", "[-]", "[nul]", "[NaN]", "[Infinity]",
+            "[1e999]", '["', '["\\x"]', '["\\u12"]', '["\\ud800"]',
             '["\\u0000"]', "{} x", '{"format": 1, "format": 1}', "{} // x", "['a']", "}", "[1]\0", "[" * 100000]
 
 
@@ -188,7 +189,8 @@ class Words(Base):
         self.fails("res", "empty", "--output", "r.html", says=["empty"])
         for name, text, says in (("speed.json", "{\n\"format\": 1,\n}", "line 3"), ("quality.json", "[1, 2", "line 1"),
                                  ("config.json", "{\"format\": 2}", "format"), ("speed.json", "", "line 1"),
-                                 ("quality.json", b"{\"format\": 1, \"tag\": \"\xff\"}", "0xff"), ("speed.json", "[]", "format"),
+                                 ("quality.json", b"{\"format\": 1, \"tag\": \"\xff\"}", "0xff"),
+                                 ("speed.json", "[]", "format"),
                                  *(("speed.json", text, "is not JSON: line 1") for text in NOT_JSON)):
             self.results("broken")
             self.put("broken/" + name, text)
@@ -333,7 +335,7 @@ class Pages(Base):
         good = mp4()
         old = mp4("mpeg4")
         videos = (good, good[:200], b"no video", old[:old.index(b"mdat") + 60])
-        self.results(videos=[self.put("v/%d.mp4" % i, data) for i, data in enumerate(videos)], prompts=["p"])
+        self.results(videos=[self.put(f"v/{i}.mp4", data) for i, data in enumerate(videos)], prompts=["p"])
         page, _ = self.page("res", notes=1)
         self.assertEqual(len(page.all("video")), 1)
         why = [e["text"] for e in page.all("p", class_="why")]
@@ -349,7 +351,7 @@ class Pages(Base):
     def test_what_browsers_do_not_play_is_converted(self):
         """Older MPEG-4, and H.264 of RGB: shown with all their frames, but not as they are."""
         videos = [mp4(), mp4("mpeg4"), mp4("lossless"), mp4()]
-        self.results(videos=[self.put("v/%d.mp4" % i, data) for i, data in enumerate(videos)], prompts=["p"])
+        self.results(videos=[self.put(f"v/{i}.mp4", data) for i, data in enumerate(videos)], prompts=["p"])
         page, _ = self.page("res")
         shown = [base64.b64decode(v["@src"].split(",")[1]) for v in page.all("video")]
         self.assertEqual([a == b for a, b in zip(shown, videos, strict=True)], [True, False, False, True])

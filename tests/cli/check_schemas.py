@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """What the commands write as JSON is what docs/schemas says: check_schemas.py ESA MAKE_RECORDING STAND_IN MODELS
-[--video]. Standard library only.
+[--video].
 
 --video: the engine was built, so its commands must write theirs too. Commands with tests of their own check their files
 there, with the same module (schemas.py): calibrate, bench model, evaluate, experiment, report."""
@@ -18,6 +18,11 @@ import schemas
 
 ESA, MAKE_RECORDING, STAND_IN, MODELS = map(os.path.abspath, sys.argv[1:5])
 VIDEO = "--video" in sys.argv
+KEYWORDS = {
+    "$schema", "$id", "$ref", "$defs", "title", "description", "type", "enum", "const", "anyOf", "properties",
+    "required", "additionalProperties", "items", "minItems", "maxItems", "minimum", "maximum", "exclusiveMinimum",
+    "pattern", "minLength"
+}
 
 
 def every(value, path=()):
@@ -31,23 +36,19 @@ def every(value, path=()):
 class Schemas(unittest.TestCase):
     """The documents themselves."""
 
-    def rules(self, rule, root, name):
-        """Walks a schema: known words only, references that lead somewhere, objects that are closed."""
-        if rule is True or rule is False:
+    def rules(self, rule, name):
+        """Walks a schema: known keywords only, so that no misspelt one is passed over, and objects that are closed."""
+        if isinstance(rule, bool):
             return
-        self.assertLessEqual(set(rule), schemas.KEYWORDS | schemas.REMARKS, name)
-        if "$ref" in rule:
-            target, document = schemas.resolve(rule["$ref"], root)
-            self.assertIsInstance(target, dict, (name, rule))
-            self.assertIsInstance(document, dict)
+        self.assertLessEqual(set(rule), KEYWORDS, name)
         if rule.get("type") == "object":
             self.assertIn("additionalProperties", rule, f"{name}: an object that takes anything")
             self.assertLessEqual(set(rule.get("required", [])), set(rule.get("properties", {})), name)
         for key in ("properties", "$defs"):
             for entry in rule.get(key, {}).values():
-                self.rules(entry, root, name)
+                self.rules(entry, name)
         for entry in [rule.get("items", True), *rule.get("anyOf", [])]:
-            self.rules(entry, root, name)
+            self.rules(entry, name)
 
     def test_documents(self):
         self.assertIn("common", schemas.names())
@@ -55,44 +56,14 @@ class Schemas(unittest.TestCase):
             root = schemas.schema(name)
             self.assertEqual(root["$schema"], "https://json-schema.org/draft/2020-12/schema", name)
             self.assertTrue(root["title"] and root["description"], name)
-            self.rules(root, root, name)
+            schemas.jsonschema.Draft202012Validator.check_schema(root)
+            self.rules(root, name)
 
     def test_list(self):
         """The table of docs/schemas/README.md names every file, and nothing else."""
         with open(os.path.join(schemas.FOLDER, "README.md"), encoding="utf-8") as file:
             listed = [line.split("`")[1] for line in file if line.startswith("| `")]
         self.assertEqual(sorted(listed), [name + ".schema.json" for name in schemas.names() if name != "common"])
-
-    def test_validator(self):
-        """Each keyword refuses what it should: a validator that takes everything would make every test below
-        worthless."""
-        good, bad = [
-            ({"type": "integer", "minimum": 0, "maximum": 3}, [0, 3, 3.0]), ({"type": ["string", "null"]}, ["x", None]),
-            ({"enum": ["a", 1]}, ["a", 1]), ({"const": 1}, [1]),
-            ({"type": "array", "items": {"type": "number"}, "minItems": 1, "maxItems": 2}, [[1], [1, 2]]),
-            ({"type": "string", "pattern": "^a+$", "minLength": 2}, ["aa"]),
-            ({"type": "number", "exclusiveMinimum": 0}, [0.1]),
-            ({
-                "type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"],
-                "additionalProperties": False
-            }, [{"a": True}]), ({"anyOf": [{"type": "null"}, {"type": "string"}]}, [None, "x"]),
-        ], [({"type": "integer", "minimum": 0, "maximum": 3}, [-1, 4, 1.5, True, "1", None]),
-            ({"type": ["string", "null"]}, [1, True]), ({"enum": ["a", 1]}, ["b", 2]), ({"const": 1}, [2]),
-            ({"type": "array", "items": {"type": "number"}, "minItems": 1, "maxItems": 2}, [[], ["x"], [1, 2, 3], {}]),
-            ({"type": "string", "pattern": "^a+$", "minLength": 2}, ["a", "ab"]),
-            ({"type": "number", "exclusiveMinimum": 0}, [0, float("nan"), float("inf")]),
-            ({
-                "type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"],
-                "additionalProperties": False
-            }, [{}, {"a": 1}, {"a": True, "b": 1}, []]), ({"anyOf": [{"type": "null"}, {"type": "string"}]}, [1]), ]
-        for rule, values in good:
-            for value in values:
-                self.assertEqual(schemas.faults(value, rule, rule), [], (rule, value))
-        for rule, values in bad:
-            for value in values:
-                self.assertTrue(schemas.faults(value, rule, rule), (rule, value))
-        with self.assertRaises(ValueError):
-            schemas.faults(1, {"maxLength": 1}, {})
 
 
 class Files(unittest.TestCase):

@@ -67,7 +67,7 @@ def png(samples, height, width, colour, depth, seed=0, level=6, strategy=zlib.Z_
 
 
 def npy(data, shape, word="|u1", order="False", version=1):
-    head = "{'descr': '%s', 'fortran_order': %s, 'shape': %s, }" % (word, order, str(tuple(shape)))
+    head = f"{{'descr': '{word}', 'fortran_order': {order}, 'shape': {tuple(shape)}, }}"
     size = 10 if version == 1 else 12
     head += " " * (-(size + len(head) + 1) % 64) + "\n"
     return b"\x93NUMPY" + bytes([version, 0]) + struct.pack("<H" if version == 1 else "<I",
