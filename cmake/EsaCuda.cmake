@@ -32,6 +32,7 @@ set(ESA_CUDA_OBJECTS)
 function(esa_cuda_objects name architectures)
   add_library(${name} OBJECT ${ARGN})
   target_include_directories(${name} PRIVATE src include)
+  esa_uses_build_id(${name})
   target_compile_features(${name} PRIVATE cuda_std_17)
   target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra,-fvisibility=hidden>)
   set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${architectures}" POSITION_INDEPENDENT_CODE ON

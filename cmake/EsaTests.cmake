@@ -138,6 +138,7 @@ endif()
 foreach(plugin stand_in other_abi)
   add_library(esa_${plugin} MODULE tests/cuda/${plugin}.c)
   esa_compile_settings(esa_${plugin})
+  esa_uses_build_id(esa_${plugin})
   target_include_directories(esa_${plugin} PRIVATE src include)
   target_link_libraries(esa_${plugin} PRIVATE esa_static)
   target_link_options(esa_${plugin} PRIVATE

@@ -3,6 +3,7 @@
 #include <stddef.h>
 #include "esa/esa_session.h"
 #include "esa/esa_tensors.h"
+#include "esa_build.h" /* written by the build: ESA_BUILD_ID */
 
 const char *esa_status_name(esa_status status)
 {
@@ -31,6 +32,7 @@ const char *esa_version(void)
 {
     return TEXT(ESA_VERSION_MAJOR) "." TEXT(ESA_VERSION_MINOR) "." TEXT(ESA_VERSION_PATCH);
 }
+const char *esa_build_id(void) { return ESA_BUILD_ID; }
 int32_t esa_api_version(void) { return ESA_API_VERSION; }
 
 const uint32_t *esa_abi(void)

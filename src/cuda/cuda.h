@@ -22,7 +22,7 @@
 extern "C" {
 #endif
 
-#define ESA_CUDA_ABI        1
+#define ESA_CUDA_ABI        2
 #define ESA_CUDA_ENTRY_NAME "esa_cuda_entry"
 
 /* One GPU as one ctx sees it: properties, kernel level, last error. */
@@ -31,7 +31,7 @@ typedef struct esa_cuda_device esa_cuda_device;
 typedef struct esa_cuda_host { /* how libesa was built; the plugin refuses anything else */
     uint32_t struct_size;
     uint32_t attn_args_size, select_args_size, mask_size, info_size, table_size;
-    const char *version; /* esa_version() */
+    const char *build; /* esa_build_id() */
 } esa_cuda_host;
 
 typedef struct esa_cuda_info {

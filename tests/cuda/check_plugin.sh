@@ -25,7 +25,7 @@ if command -v cuobjdump >/dev/null; then
 fi
 
 cc -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -I"$source/include" -I"$source/src" \
-    "$source/tests/cuda/use_plugin.c" -o "$work/use_plugin" -ldl
+    -I"$(dirname "$plugin")/generated" "$source/tests/cuda/use_plugin.c" -o "$work/use_plugin" -ldl
 "$work/use_plugin" "$plugin"
 CUDA_VISIBLE_DEVICES= "$work/use_plugin" "$plugin"      # a GPU that is hidden is no GPU
 echo "$(stat -Lc %s "$plugin") bytes"

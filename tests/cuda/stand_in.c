@@ -19,6 +19,7 @@
 
 #include "cpu/attn_cpu.h"
 #include "cuda/cuda.h"
+#include "esa_build.h" /* written by the build: ESA_BUILD_ID */
 #include "select/select.h"
 
 struct esa_cuda_device {
@@ -485,7 +486,10 @@ static const esa_cuda_table table = {
 __attribute__((visibility("default"))) const esa_cuda_table *esa_cuda_entry(
     uint32_t abi, const esa_cuda_host *host, char *error, int32_t error_bytes)
 {
-    if (abi == ESA_CUDA_ABI && host->table_size == sizeof table) return &table;
-    snprintf(error, (size_t)error_bytes, "the stand-in was built with another interface");
+    const int fits = abi == ESA_CUDA_ABI && host->table_size == sizeof table;
+    if (fits && strcmp(host->build, ESA_BUILD_ID) == 0) return &table;
+    snprintf(error, (size_t)error_bytes,
+             "the stand-in is build %s, libesa is build %s: install both from one build",
+             ESA_BUILD_ID, fits ? host->build : "of another interface");
     return NULL;
 }

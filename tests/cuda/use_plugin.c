@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "esa_build.h" /* written by the build: ESA_BUILD_ID */
+
 static char error[256];
 
 static void expect(int32_t holds, const char *what)
@@ -41,15 +43,21 @@ int main(int argc, char **argv)
     const esa_cuda_host host = {
         sizeof host,           sizeof(esa_attn_args), sizeof(esa_select_args),
         sizeof(esa_cuda_mask), sizeof(esa_cuda_info), sizeof(esa_cuda_table),
-        "0.0.0-test"
+        ESA_BUILD_ID
     };
     expect_refused(entry, ESA_CUDA_ABI + 1, &host, "another interface was accepted");
-    for (size_t field = 0; field < offsetof(esa_cuda_host, version) / sizeof(uint32_t); field++) {
+    for (size_t field = 0; field < offsetof(esa_cuda_host, build) / sizeof(uint32_t); field++) {
         esa_cuda_host other = host;
         ((uint32_t *)&other)[field]++;
         expect_refused(entry, ESA_CUDA_ABI, &other,
                        "a caller with another struct size was accepted");
     }
+
+    esa_cuda_host stranger = host;
+    stranger.build = "0.0.0-stranger";
+    expect_refused(entry, ESA_CUDA_ABI, &stranger, "a caller of another build was accepted");
+    expect(strstr(error, "0.0.0-stranger") && strstr(error, ESA_BUILD_ID),
+           "the refusal does not name both builds");
 
     const esa_cuda_table *table = entry(ESA_CUDA_ABI, &host, error, sizeof error);
     expect(table != NULL, "the plugin refuses its own header");

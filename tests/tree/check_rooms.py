@@ -48,7 +48,7 @@ ROOMS = [
 SISTERS = {"src/model": ("dit", "sched", "text", "vae")}
 
 # A header that the build writes, and the list of shapes, which is data.
-GENERATED = {"esa_commit.h", "shapes.def"}
+GENERATED = {"esa_build.h", "esa_commit.h", "shapes.def"}
 
 # The device is asked for in src/backend (and below it in src/cpu and src/cuda), not in the rooms above.
 DEVICE = re.compile(r"ESA_DEVICE_(?:CPU|CUDA)|\besa_cuda_\w*|->cuda\b|\.cuda\b|\bon_gpu\b")

@@ -4,6 +4,8 @@
 #include "cuda/runtime/plugin.cuh"
 
 #include <stdio.h>
+#include <string.h>
+#include "esa_build.h" // written by the build: ESA_BUILD_ID
 
 #define TEXT_OF(x) #x
 #define TEXT(x)    TEXT_OF(x)
@@ -43,15 +45,17 @@ static const esa_cuda_table table = {
 extern "C" __attribute__((visibility("default"))) const esa_cuda_table *esa_cuda_entry(
     uint32_t abi, const esa_cuda_host *host, char *error, int32_t error_bytes)
 {
-    if (abi == ESA_CUDA_ABI && host->struct_size == sizeof *host &&
-        host->attn_args_size == sizeof(esa_attn_args) &&
-        host->select_args_size == sizeof(esa_select_args) &&
-        host->mask_size == sizeof(esa_cuda_mask) && host->info_size == sizeof(esa_cuda_info) &&
-        host->table_size == sizeof table)
-        return &table;
+    /* only a struct of the same size has its build where we look for it */
+    const bool sizes = abi == ESA_CUDA_ABI && host->struct_size == sizeof *host &&
+                       host->attn_args_size == sizeof(esa_attn_args) &&
+                       host->select_args_size == sizeof(esa_select_args) &&
+                       host->mask_size == sizeof(esa_cuda_mask) &&
+                       host->info_size == sizeof(esa_cuda_info) && host->table_size == sizeof table;
+    const char *theirs = sizes && host->build ? host->build : "of another interface";
+    if (sizes && strcmp(theirs, ESA_BUILD_ID) == 0) return &table;
     snprintf(error, (size_t)error_bytes,
-             "libesa_cuda is version %s (plugin interface %d), libesa is %s (interface %u): "
+             "libesa_cuda is build %s (plugin interface %d), libesa is build %s (interface %u): "
              "install both from one build",
-             PLUGIN_VERSION, ESA_CUDA_ABI, host->version ? host->version : "unknown", abi);
+             ESA_BUILD_ID, ESA_CUDA_ABI, theirs, abi);
     return nullptr;
 }

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+# Writes OUTPUT with the build id of SOURCE: the version and a hash of src/ and include/. libesa, libesa_video, the CUDA
+# plugin and the Python package compare it when they meet. OUTPUT changes only when the id does.
+file(GLOB_RECURSE files RELATIVE ${SOURCE} ${SOURCE}/src/* ${SOURCE}/include/*)
+list(SORT files)
+set(sums "")
+foreach(name ${files})
+  file(SHA256 ${SOURCE}/${name} sum)
+  string(APPEND sums "${name} ${sum}\n")
+endforeach()
+string(SHA256 hash "${sums}")
+string(SUBSTRING ${hash} 0 12 hash)
+set(text "/* written by cmake/build_id.cmake */\n#define ESA_BUILD_ID \"${VERSION}-${hash}\"\n")
+set(old "")
+if(EXISTS ${OUTPUT})
+  file(READ ${OUTPUT} old)
+endif()
+if(NOT old STREQUAL text)
+  file(WRITE ${OUTPUT} "${text}")
+endif()
