@@ -141,7 +141,7 @@ static void test_build_refusals(void **state)
     scratch_remove(&s);
 }
 
-/* Every byte of the header of a real file changed: refused or harmless; the sentence is never
+/* Every byte of the header of a real file changed: refused or harmless; the message is never
  * empty. */
 static void test_corruption(void **state)
 {
@@ -188,115 +188,177 @@ static void test_corruption(void **state)
     scratch_remove(&s);
 }
 
-static void test_failures(void **state)
+/* What the calls below work on: files of a mini model, and objects they may make. */
+typedef struct faulty {
+    scratch dir;
+    char rec[640], ready[640], f16[640], fa4[640], out[640];
+    mini m;
+    esa_mask_build build;
+    esa_ctx *ctx; /* the one whose allocations fail */
+    esa_mask_file *f;
+    esa_mask *mask;
+    esa_session *session;
+} faulty;
+
+static faulty faulty_make(void)
+{
+    faulty w = { .dir = scratch_make(), .m = mini_make(2, 3, 1, 1) };
+    strcpy(w.rec, scratch_path(&w.dir, "rec"));
+    strcpy(w.ready, scratch_path(&w.dir, "ready"));
+    strcpy(w.f16, scratch_path(&w.dir, "f16"));
+    strcpy(w.fa4, scratch_path(&w.dir, "fa4"));
+    strcpy(w.out, scratch_path(&w.dir, "out"));
+    esa_session_params p = mini_params(&w.m, ESA_SESSION_RECORD);
+    record(&w.m, &p, w.rec);
+    const char *rec[] = { w.rec };
+    w.build = build_of(ESA_IMPORTANCE_F16, 2);
+    ok(ctx, esa_mask_file_build(ctx, w.f16, rec, 1, &w.build));
+    w.build.importance = ESA_IMPORTANCE_U8;
+    ok(ctx, esa_mask_file_build(ctx, w.ready, rec, 1, &w.build));
+    esa_mask_file *source = open_file(w.ready);
+    ok(ctx, esa_mask_file_export_fa4(ctx, w.fa4, source, 0.5));
+    esa_mask_file_free(source);
+    return w;
+}
+
+static void faulty_free(faulty *w)
+{
+    mini_free(&w->m);
+    scratch_remove(&w->dir);
+}
+
+static void open_ready(faulty *w) { ok(w->ctx, esa_mask_file_open(w->ctx, &w->f, w->ready)); }
+
+static void open_f16(faulty *w) { ok(w->ctx, esa_mask_file_open(w->ctx, &w->f, w->f16)); }
+
+static void get_mask(faulty *w)
+{
+    open_ready(w);
+    ok(w->ctx, esa_mask_file_get(w->f, &w->mask, 1, 2, 0, 0.5));
+}
+
+static esa_status run_build(faulty *w)
+{
+    const char *rec[] = { w->rec };
+    return esa_mask_file_build(w->ctx, w->out, rec, 1, &w->build);
+}
+
+static esa_status run_get(faulty *w)
+{
+    esa_status status = esa_mask_file_open(w->ctx, &w->f, w->ready);
+    if (status == ESA_OK) status = esa_mask_file_require(w->f, 0.123);
+    if (status == ESA_OK) status = esa_mask_file_get(w->f, &w->mask, 1, 2, 0, 0.123);
+    return status;
+}
+
+static esa_status run_derive(faulty *w)
+{
+    return esa_mask_file_derive(w->ctx, w->out, w->f, &w->build);
+}
+
+static esa_status run_export(faulty *w)
+{
+    return esa_mask_file_export_fa4(w->ctx, w->out, w->f, 0.6);
+}
+
+static esa_status run_import(faulty *w)
+{
+    return esa_mask_file_import_fa4(w->ctx, w->out, w->fa4, NULL, "mini");
+}
+
+static esa_status run_cached(faulty *w)
+{
+    esa_session_params p = mini_params(&w->m, ESA_SESSION_CACHED);
+    p.masks = w->f;
+    p.select.budget = 0.31;
+    const esa_status status = esa_session_create(w->ctx, &w->session, &p);
+    return status == ESA_OK ? mini_run(&w->m, w->session, NULL) : status;
+}
+
+static esa_status run_save(faulty *w) { return esa_mask_file_save(w->ctx, w->out, w->mask); }
+
+/* Each call with its first allocation failing, then the second, until it succeeds: the message says
+ * so, nothing is leaked, no file is left. */
+static void every_allocation_may_fail(void **state)
 {
     (void)state;
-    scratch s = scratch_make(), t = s;
-    mini m = mini_make(2, 3, 1, 1);
-    esa_session_params p = mini_params(&m, ESA_SESSION_RECORD);
-    record(&m, &p, scratch_path(&s, "rec"));
-    char in[640], ready[640], f16[640];
-    strcpy(in, scratch_path(&s, "rec"));
-    strcpy(ready, scratch_path(&s, "ready"));
-    strcpy(f16, scratch_path(&s, "f16"));
-    const char *rec[] = { in };
-    esa_mask_build b = build_of(ESA_IMPORTANCE_U8, 2);
-    ok(ctx, esa_mask_file_build(ctx, ready, rec, 1, &b));
-    b.importance = ESA_IMPORTANCE_F16;
-    ok(ctx, esa_mask_file_build(ctx, f16, rec, 1, &b));
-    b.importance = ESA_IMPORTANCE_U8;
-    char fa4[640];
-    strcpy(fa4, scratch_path(&s, "fa4"));
-    esa_mask_file *source = open_file(ready);
-    ok(ctx, esa_mask_file_export_fa4(ctx, fa4, source, 0.5));
-    esa_mask_file_free(source);
-
+    static const struct {
+        const char *name;
+        void (*prepare)(faulty *w); /* with all the memory there is; may be NULL */
+        esa_status (*run)(faulty *w);
+        int32_t writes; /* 1: a file */
+    } calls[] = {
+        { "build", NULL, run_build, 1 },
+        { "open, require, get", NULL, run_get, 0 },
+        { "derive", open_ready, run_derive, 1 },
+        { "derive from f16", open_f16, run_derive, 1 },
+        { "export", open_ready, run_export, 1 },
+        { "import", NULL, run_import, 1 },
+        { "cached session", open_ready, run_cached, 0 },
+        { "save", get_mask, run_save, 1 },
+    };
+    faulty w = faulty_make();
     counting c;
-    esa_ctx *small = counting_ctx(&c, 2);
+    w.ctx = counting_ctx(&c, 2);
     const int64_t base = c.live;
-    static const char *const names[] = { "build",          "open+require+get",
-                                         "derive",         "derive f16",
-                                         "export",         "import",
-                                         "cached session", "save" };
-    for (int what = 0; what < 8; what++) {
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         int64_t points = 0;
-        for (;; points++) {
-            esa_mask_file *f = NULL;
-            esa_mask *mask = NULL;
-            esa_session *x = NULL;
-            const char *out = scratch_path(&t, "out");
-            if (what == 2 || what == 3 || what == 4 || what == 6)
-                ok(small, esa_mask_file_open(small, &f, what == 3 ? f16 : ready));
-            if (what == 7) {
-                ok(small, esa_mask_file_open(small, &f, ready));
-                ok(small, esa_mask_file_get(f, &mask, 1, 2, 0, 0.5));
-            }
+        for (int32_t done = 0; !done; points++) {
+            w.f = NULL;
+            w.mask = NULL;
+            w.session = NULL;
+            if (calls[i].prepare) calls[i].prepare(&w);
             c.left = points;
-            esa_status status;
-            switch (what) {
-            case 0: status = esa_mask_file_build(small, out, rec, 1, &b); break;
-            case 1:
-                status = esa_mask_file_open(small, &f, ready);
-                if (status == ESA_OK) status = esa_mask_file_require(f, 0.123);
-                if (status == ESA_OK) status = esa_mask_file_get(f, &mask, 1, 2, 0, 0.123);
-                break;
-            case 2:
-            case 3: status = esa_mask_file_derive(small, out, f, &b); break;
-            case 4: status = esa_mask_file_export_fa4(small, out, f, 0.6); break;
-            case 5: status = esa_mask_file_import_fa4(small, out, fa4, NULL, "mini"); break;
-            case 6: {
-                esa_session_params q = mini_params(&m, ESA_SESSION_CACHED);
-                q.masks = f;
-                q.select.budget = 0.31;
-                status = esa_session_create(small, &x, &q);
-                if (status == ESA_OK) status = mini_run(&m, x, NULL);
-                break;
-            }
-            default: status = esa_mask_file_save(small, out, mask); break;
-            }
-            const int32_t done = c.left >= 0;
+            const esa_status status = calls[i].run(&w);
+            done = c.left >= 0;
             c.left = -1;
-            if (!done) {
-                assert_refused(small, status, ESA_ERR_MEMORY, "out of memory", NULL);
-                assert_int_equal(scratch_count(&s), 4);
-            } else
-                ok(small, status);
-            esa_session_free(x);
-            esa_mask_free(mask);
-            esa_mask_file_free(f);
-            esa_ctx_trim(small);
+            if (done)
+                ok(w.ctx, status);
+            else {
+                assert_refused(w.ctx, status, ESA_ERR_MEMORY, "out of memory", NULL);
+                assert_int_equal(scratch_count(&w.dir), 4);
+            }
+            esa_session_free(w.session);
+            esa_mask_free(w.mask);
+            esa_mask_file_free(w.f);
+            esa_ctx_trim(w.ctx);
             assert_int_equal(c.live, base);
-            if (!done) continue;
-            if (what != 1 && what != 6) assert_int_equal(unlink(scratch_path(&t, "out")), 0);
-            break;
         }
-        print_message("%s: %lld allocations failed once each\n", names[what], (long long)points);
+        if (calls[i].writes) assert_int_equal(unlink(w.out), 0);
+        print_message("%s: %lld allocations failed once each\n", calls[i].name,
+                      (long long)points - 1);
     }
-    esa_ctx_free(small);
+    esa_ctx_free(w.ctx);
     assert_int_equal(c.live, 0);
+    faulty_free(&w);
+}
 
-    /* A full disk at several points of a build: the old file stays, nothing else. */
+/* A full disk at several points of a build: the old file stays, nothing else. */
+static void a_full_disk_keeps_the_old_file(void **state)
+{
+    (void)state;
+    faulty w = faulty_make();
+    w.ctx = ctx;
     signal(SIGXFSZ, SIG_IGN);
     struct rlimit old, limit;
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
-    scratch_write(scratch_path(&t, "out"), "old", 3);
+    scratch_write(w.out, "old", 3);
     size_t n;
-    free(scratch_read(ready, &n));
+    free(scratch_read(w.ready, &n));
     const rlim_t limits[] = { 0, 100, n / 2, n - 1500, n - 700, n - 100, n - 1 };
     for (size_t i = 0; i < sizeof limits / sizeof limits[0]; i++) {
         limit = old;
         limit.rlim_cur = limits[i];
         assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
-        const esa_status status = esa_mask_file_build(ctx, scratch_path(&t, "out"), rec, 1, &b);
+        const esa_status status = run_build(&w);
         assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
         assert_refused(ctx, status, ESA_ERR_IO, "cannot be written", NULL);
-        assert_int_equal(scratch_count(&s), 5);
+        assert_int_equal(scratch_count(&w.dir), 5);
     }
-    uint8_t *was = scratch_read(scratch_path(&t, "out"), &n);
+    uint8_t *was = scratch_read(w.out, &n);
     assert_int_equal(n, 3);
     free(was);
-    mini_free(&m);
-    scratch_remove(&s);
+    faulty_free(&w);
 }
 
 int main(void)
@@ -304,6 +366,7 @@ int main(void)
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_mismatches),
                                         cmocka_unit_test(test_build_refusals),
                                         cmocka_unit_test(test_corruption),
-                                        cmocka_unit_test(test_failures) };
+                                        cmocka_unit_test(every_allocation_may_fail),
+                                        cmocka_unit_test(a_full_disk_keeps_the_old_file) };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
