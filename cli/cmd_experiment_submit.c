@@ -6,7 +6,7 @@
  * while another calibrates. Each task is `esa experiment run` with a tag of its own (TAG-b0.5),
  * makes its dense videos on the GPU its sparse ones run on, and goes on where it was when Slurm
  * requeues it. */
-#define _POSIX_C_SOURCE 200809L /* open_memstream */
+#define _POSIX_C_SOURCE 200809L /* open_memstream, popen */
 #include "experiment/experiment.h"
 #include "core/folders.h"
 
@@ -18,12 +18,13 @@
 #include <unistd.h>
 
 static const char what[] = "experiment submit";
+#define MAX_OPTIONS 64 /* for sbatch */
 
 typedef struct job {
     experiment *e;
-    char **words; /* what was typed for `run`, without what each script says itself */
+    char **words; /* typed for `run`, without those that each script sets itself */
     int count;
-    char **options; /* of sbatch, behind -- */
+    char **options; /* for sbatch: the words after -- */
     int option_count;
     int64_t gpus;
     char esa[4096];
@@ -105,68 +106,56 @@ static char *script(const job *j, void (*put)(FILE *, const job *), size_t *byte
 
 /* ---------------------------------------------------------------- sbatch */
 
-/* Runs sbatch and reads the job's number from its answer. What it says on stderr the user sees. */
+/* Runs a command of shell words and reads the first line it prints. Its messages go to our stderr.
+ * Returns its exit status, or -1. */
+static int run_words(char *line, int size, const char *const *words, int count)
+{
+    char *command = NULL;
+    size_t bytes = 0;
+    FILE *memory = open_memstream(&command, &bytes);
+    if (memory) fprintf(memory, "command -v %s >/dev/null || exit 127;", words[0]);
+    for (int i = 0; memory && i < count; i++) {
+        fputc(' ', memory);
+        experiment_put_word(memory, words[i]);
+    }
+    fflush(stdout);
+    FILE *child = memory && fclose(memory) == 0 ? popen(command, "r") : NULL;
+    free(command);
+    if (!child) return -1;
+    if (!fgets(line, size, child)) line[0] = 0;
+    const int ended = pclose(child);
+    return WIFEXITED(ended) ? WEXITSTATUS(ended) : -1;
+}
+
+/* Submits a script and reads the number of the job. */
 static int sbatch(const job *j, char id[64], const char *script_path, const char *suffix,
                   const char *dependency)
 {
-    char *arg[64 + 8], answer[256] = "", log[EXPERIMENT_PATH], after[128];
-    int n = 0, pipes[2], exited = 0;
+    const char *word[MAX_OPTIONS + 8];
+    char answer[256] = "", log[EXPERIMENT_PATH], after[128];
+    int n = 0;
     snprintf(log, sizeof log, "--output=%.4200s/logs/%%x-%s.log", j->e->folder, suffix);
-    arg[n++] = "sbatch";
-    arg[n++] = "--parsable";
-    arg[n++] = log;
+    word[n++] = "sbatch";
+    word[n++] = "--parsable";
+    word[n++] = log;
     if (dependency) {
         snprintf(after, sizeof after, "--dependency=afterok:%s", dependency);
-        arg[n++] = after;
-        arg[n++] = "--kill-on-invalid-dep=yes"; /* a calibration that failed ends the array too */
+        word[n++] = after;
+        word[n++] = "--kill-on-invalid-dep=yes"; /* a failed calibration ends the array too */
     }
-    for (int i = 0; i < j->option_count; i++) arg[n++] = j->options[i];
-    arg[n++] = (char *)script_path;
-    arg[n] = NULL;
-    if (pipe(pipes) != 0) return cli_fail("%s: %s", what, strerror(errno));
-    fflush(stdout);
-    const pid_t child = fork();
-    if (child < 0) return cli_fail("%s: %s", what, strerror(errno));
-    if (child == 0) {
-        dup2(pipes[1], STDOUT_FILENO);
-        close(pipes[0]);
-        close(pipes[1]);
-        execvp(arg[0], arg);
-        _exit(errno == ENOENT ? 127 : 126);
-    }
-    close(pipes[1]);
-    size_t used = 0;
-    for (ssize_t got; used < sizeof answer - 1 &&
-                      (got = read(pipes[0], answer + used, sizeof answer - 1 - used)) != 0;) {
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) break;
-        used += (size_t)got;
-    }
-    close(pipes[0]);
-    while (waitpid(child, &exited, 0) < 0 && errno == EINTR) continue;
-    if (WIFEXITED(exited) && WEXITSTATUS(exited) == 127)
+    for (int i = 0; i < j->option_count; i++) word[n++] = j->options[i];
+    word[n++] = script_path;
+    const int ended = run_words(answer, sizeof answer, word, n);
+    if (ended == 127)
         return cli_fail("%s: sbatch was not found; is this a machine with Slurm? (--dry-run prints "
                         "the scripts)",
                         what);
-    if (!WIFEXITED(exited) || WEXITSTATUS(exited) != 0)
-        return cli_fail("%s: sbatch refused '%s'", what, script_path);
-    /* "123" or "123;cluster" */
-    answer[strcspn(answer, ";\n")] = 0;
+    if (ended != 0) return cli_fail("%s: sbatch refused '%s'", what, script_path);
+    answer[strcspn(answer, ";\n")] = 0; /* "123" or "123;cluster" */
     if (!answer[0] || strspn(answer, "0123456789") != strlen(answer))
-        return cli_fail("%s: sbatch answered '%s', which is no job number", what, answer);
+        return cli_fail("%s: sbatch answered '%s', which is not a job number", what, answer);
     snprintf(id, 64, "%.60s", answer);
     return CLI_OK;
-}
-
-/* The calibration waits in vain without its array. */
-static void cancel(const char *id)
-{
-    const pid_t child = fork();
-    if (child == 0) {
-        execlp("scancel", "scancel", id, (char *)NULL);
-        _exit(127);
-    }
-    if (child > 0) waitpid(child, NULL, 0);
 }
 
 static int submit(const job *j, const char *calibration, size_t calibration_bytes,
@@ -185,7 +174,10 @@ static int submit(const job *j, const char *calibration, size_t calibration_byte
         experiment_path(j->e, path, "array.sbatch");
         status = cli_write_file(path, array, array_bytes);
         if (!status) status = sbatch(j, second, path, "%A_%a", first[0] ? first : NULL);
-        if (status && first[0]) cancel(first);
+        if (status && first[0]) { /* without the array the calibration has no use */
+            const char *const cancel[] = { "scancel", first };
+            run_words(path, sizeof path, cancel, 2);
+        }
     }
     if (!status)
         printf("job %s: %d task%s%s, results in %s/%s-b*; logs in %s/logs; `esa experiment "
@@ -197,35 +189,23 @@ static int submit(const job *j, const char *calibration, size_t calibration_byte
 
 /* ---------------------------------------------------------------- the command */
 
-/* 1 if word is this option; *skip: how many words it takes. */
-static int is_option(const char *word, const char *name, int takes, int *skip)
-{
-    const size_t n = strlen(name);
-    if (strncmp(word, name, n) != 0 || (word[n] != 0 && word[n] != '=')) return 0;
-    *skip = takes && word[n] == 0 ? 2 : 1;
-    return 1;
-}
-
-/* What every script passes on: the words as typed, without those it says itself. */
+/* The words every script passes on: those typed, without those that each script sets itself. */
 static void keep_words(job *j, int argc, char **argv)
 {
-    static const struct {
-        const char *name;
-        int takes;
-    } own[] = {
-        { "--budget", 1 },  { "--budgets", 1 },        { "--tag", 1 },  { "--masks", 1 },
-        { "--results", 1 }, { "--skip-calibrate", 0 }, { "--gpus", 1 }, { "--dry-run", 0 },
-    };
-    for (int i = 0; i < argc;) {
-        int skip = 0;
-        for (size_t k = 0; k < sizeof own / sizeof own[0] && !skip; k++)
-            is_option(argv[i], own[k].name, own[k].takes, &skip);
-        if (!skip) j->words[j->count++] = argv[i];
-        i += skip ? skip : 1;
+    static const char *const own[] = { "--skip-calibrate", "--dry-run", "--budget",
+                                       "--budgets",        "--tag",     "--masks",
+                                       "--results",        "--gpus" };
+    for (int i = 0; i < argc; i++) {
+        size_t k = 0;
+        while (k < 8 && !cli_given(1, &argv[i], own[k])) k++;
+        if (k == 8)
+            j->words[j->count++] = argv[i];
+        else if (k >= 2 && !strchr(argv[i], '=')) /* the first two are flags */
+            i++;
     }
 }
 
-/* What would end every task at once is better said here than in a log of tomorrow. */
+/* Finds what would end every task at once before anything is submitted. */
 static int check_early(const experiment *e)
 {
     char folder[4200];
@@ -240,6 +220,31 @@ static int check_early(const experiment *e)
     return CLI_OK;
 }
 
+/* Prints the scripts if dry, otherwise submits them. */
+static int make_scripts(job *j, int dry)
+{
+    const experiment *e = j->e;
+    const ssize_t n = readlink("/proc/self/exe", j->esa, sizeof j->esa - 1);
+    if (n <= 0) snprintf(j->esa, sizeof j->esa, "esa");
+    size_t calibration_bytes = 0, array_bytes = 0;
+    const int calibrates = e->masks[0] && !e->skip_calibrate;
+    char *calibration = calibrates ? script(j, put_calibrate, &calibration_bytes) : NULL,
+         *array = script(j, put_array, &array_bytes);
+    int status = CLI_OK;
+    if (!array || (calibrates && !calibration))
+        status = CLI_FAILED;
+    else if (!dry)
+        status = submit(j, calibration, calibration_bytes, array, array_bytes);
+    else {
+        if (calibration) printf("# %s/calibrate.sbatch\n%s\n", e->folder, calibration);
+        printf("# %s/array.sbatch%s\n%s", e->folder,
+               calibration ? ", once that has ended well" : "", array);
+    }
+    free(calibration);
+    free(array);
+    return status;
+}
+
 int cmd_experiment_submit(int argc, char **argv)
 {
     experiment e;
@@ -249,7 +254,7 @@ int cmd_experiment_submit(int argc, char **argv)
     j.options = argv + (own < argc ? own + 1 : own);
     j.option_count = argc - own - (own < argc);
     const cli_option more[] = {
-        { "--gpus", CLI_INT, &j.gpus, "N", 0, 64, 0, "per task; 0: processors alone (1)" },
+        { "--gpus", CLI_INT, &j.gpus, "N", 0, 64, 0, "GPUs per task; 0: CPU only (1)" },
         { "--dry-run", CLI_FLAG, &dry, NULL, 0, 0, 0, "print the scripts, submit nothing" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
@@ -263,41 +268,22 @@ int cmd_experiment_submit(int argc, char **argv)
     memcpy(copy, argv, (size_t)own * sizeof *copy); /* parsing moves words about */
     int status = experiment_parse(
         &e, "esa experiment submit",
-        "Writes and submits a Slurm job array, one task per budget, behind one job that "
-        "calibrates. Options of\n"
-        "`esa experiment run`; what follows -- goes to sbatch as it is:\n"
+        "Writes and submits a Slurm job array with one task per budget, which waits for one job "
+        "that calibrates.\n"
+        "Takes the options of `esa experiment run`. What follows -- goes to sbatch as it is:\n"
         "esa experiment submit --tag x --budgets 0.7,0.5 -- --partition=a100 --time=2:00:00",
         more, own, copy, &done);
     if (!status && !done && e.only_calibrate)
         status = cli_usage("%s: the first job calibrates; only `esa experiment run` takes "
                            "--only-calibrate",
                            what);
-    if (!status && !done && j.option_count > 64)
-        status = cli_usage("%s: %d options for sbatch, at most 64 are possible", what,
-                           j.option_count);
+    if (!status && !done && j.option_count > MAX_OPTIONS)
+        status = cli_usage("%s: %d options for sbatch, at most %d are possible", what,
+                           j.option_count, MAX_OPTIONS);
     if (!status && !done) status = check_early(&e);
     if (!status && !done) {
-        const ssize_t n = readlink("/proc/self/exe", j.esa, sizeof j.esa - 1);
-        if (n > 0)
-            j.esa[n] = 0;
-        else
-            snprintf(j.esa, sizeof j.esa, "esa");
         keep_words(&j, own, argv);
-        size_t calibration_bytes = 0, array_bytes = 0;
-        const int calibrates = e.masks[0] && !e.skip_calibrate;
-        char *calibration = calibrates ? script(&j, put_calibrate, &calibration_bytes) : NULL,
-             *array = script(&j, put_array, &array_bytes);
-        if (!array || (calibrates && !calibration))
-            status = CLI_FAILED;
-        else if (!dry)
-            status = submit(&j, calibration, calibration_bytes, array, array_bytes);
-        else {
-            if (calibration) printf("# %s/calibrate.sbatch\n%s\n", e.folder, calibration);
-            printf("# %s/array.sbatch%s\n%s", e.folder,
-                   calibration ? ", once that has ended well" : "", array);
-        }
-        free(calibration);
-        free(array);
+        status = make_scripts(&j, dry);
     }
     free(copy);
     free(j.words);

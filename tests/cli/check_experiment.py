@@ -459,7 +459,7 @@ echo "$((41 + n));cluster\""""
         self.assertIn("no such partition", err)
         self.assertIn("sbatch refused", err.splitlines()[-1])
         code, _, err = esa("submit", "--tag", "x", cwd=self.dir, env=self.sbatch("echo nonsense"))
-        self.assertIn("no job number", err)
+        self.assertIn("not a job number", err)
         # The array is refused: its calibration must not run for nothing.
         code, _, err = esa("submit", "--tag", "x", cwd=self.dir,
                            env=self.sbatch('case "$*" in *array*) exit 1 ;; esac; echo 7'))
