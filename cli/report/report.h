@@ -25,8 +25,9 @@ typedef struct report_text { /* zeros are an empty text */
 } report_text;
 void report_put(report_text *t, const char *text, size_t bytes);
 void report_puts(report_text *t, const char *text);
+/* Takes %s, %d, %u, %ld and %g alone. %s goes through report_html. */
 void report_printf(report_text *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* For elements and quoted attributes: & < > " are escaped, what is not UTF-8 becomes U+FFFD. */
+/* Escapes & < > " for elements and quoted attributes; bytes that are not UTF-8 become U+FFFD. */
 void report_html(report_text *t, const char *text);
 void report_base64(report_text *t, const void *data, size_t bytes);
 void report_text_free(report_text *t);

@@ -1,6 +1,7 @@
 /* report_media.c - one video inside the page. An MP4 that browsers play is taken as it is. Anything
  * else is converted to H.264, or to a pile of pictures if there is no H.264 encoder.
  * SPDX-License-Identifier: Apache-2.0 */
+#define _POSIX_C_SOURCE 200809L /* scandir, mkdtemp */
 #include "report/report.h"
 #include "clip/clip.h"
 
@@ -14,6 +15,7 @@
 
 #define PICTURES_FPS 16.0 /* folders of pictures carry no rate: Wan's own */
 #define MAX_PICTURES 1000
+#define PATH_SIZE    4800
 
 /* Writes a message in place of the video. */
 __attribute__((format(printf, 3, 4))) static void leave_out(report_text *t, report_media *media,
@@ -24,9 +26,7 @@ __attribute__((format(printf, 3, 4))) static void leave_out(report_text *t, repo
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    report_puts(t, "<p class=\"why\">");
-    report_html(t, text);
-    report_puts(t, "</p>");
+    report_printf(t, "<p class=\"why\">%s</p>", text);
     media->left_out++;
     free(media->reason);
     media->reason = malloc(strlen(text) + 1);
@@ -35,49 +35,10 @@ __attribute__((format(printf, 3, 4))) static void leave_out(report_text *t, repo
 
 /* ---------------------------------------------------------------- folders of pictures */
 
-static int by_name(const void *a, const void *b)
+static int is_png(const struct dirent *d)
 {
-    return strcmp(*(char *const *)a, *(char *const *)b);
-}
-
-static void free_names(char **names, int count)
-{
-    for (int i = 0; i < count; i++) free(names[i]);
-    free(names);
-}
-
-/* The PNG files of a folder, sorted; the count, or -1: out of memory or unreadable. */
-static int list_pictures(char ***names, const char *folder)
-{
-    DIR *d = opendir(folder);
-    int count = 0, room = 0, failed = !d;
-    *names = NULL;
-    for (struct dirent *e; !failed && count < MAX_PICTURES && (e = readdir(d));) {
-        const size_t n = strlen(e->d_name);
-        if (n < 5 || strcmp(e->d_name + n - 4, ".png") != 0) continue;
-        if (count == room) {
-            char **grown = realloc(*names, (size_t)(room = 2 * room + 64) * sizeof *grown);
-            if (!grown) {
-                failed = 1;
-                break;
-            }
-            *names = grown;
-        }
-        (*names)[count] = malloc(strlen(folder) + n + 2);
-        if (!(*names)[count]) {
-            failed = 1;
-            break;
-        }
-        sprintf((*names)[count++], "%s/%s", folder, e->d_name);
-    }
-    if (d) closedir(d);
-    if (failed) {
-        free_names(*names, count);
-        *names = NULL;
-        return -1;
-    }
-    qsort(*names, (size_t)count, sizeof **names, by_name);
-    return count;
+    const size_t n = strlen(d->d_name);
+    return n > 4 && strcmp(d->d_name + n - 4, ".png") == 0;
 }
 
 /* Width and height of a PNG; 0: it is none. */
@@ -93,25 +54,29 @@ static int png_size(const unsigned char *p, size_t bytes, unsigned *width, unsig
 /* Shows the pictures of a folder at rate frames per second. */
 static void embed_pictures(report_text *t, report_media *media, const char *folder, double rate)
 {
-    char **names;
+    struct dirent **names = NULL;
     report_text pile = { 0 };
-    const int count = list_pictures(&names, folder);
+    const int found = scandir(folder, &names, is_png, alphasort),
+              count = found < MAX_PICTURES ? found : MAX_PICTURES;
     if (count <= 0) {
+        free(names);
         leave_out(t, media, "'%s' holds no PNG pictures.", folder);
         return;
     }
-    report_puts(&pile, "<div class=\"frames\" role=\"img\" aria-label=\"");
-    report_html(&pile, media->label);
-    report_puts(&pile, "\">");
+    report_printf(&pile, "<div class=\"frames\" role=\"img\" aria-label=\"%s\">", media->label);
     int i = 0;
     for (; i < count; i++) {
         size_t size;
         unsigned width, height;
-        char *data = cli_read_file(names[i], &size);
+        char path[PATH_SIZE];
+        snprintf(path, sizeof path, "%s/%s", folder, names[i]->d_name);
+        char *data = cli_read_file(path, &size);
         const int good = data && png_size((const unsigned char *)data, size, &width, &height);
         if (good) {
-            report_printf(&pile, "<img alt=\"\" width=\"%u\" height=\"%u\" src=\"", width, height);
-            report_puts(&pile, "data:image/png;base64,");
+            report_printf(&pile,
+                          "<img alt=\"\" width=\"%u\" height=\"%u\" "
+                          "src=\"data:image/png;base64,",
+                          width, height);
             report_base64(&pile, data, size);
             report_puts(&pile, "\">");
         }
@@ -120,7 +85,7 @@ static void embed_pictures(report_text *t, report_media *media, const char *fold
     }
     report_puts(&pile, "</div>");
     if (i < count)
-        leave_out(t, media, "'%s' is not a readable PNG picture.", names[i]);
+        leave_out(t, media, "'%s/%s' is not a readable PNG picture.", folder, names[i]->d_name);
     else if (pile.failed)
         t->failed = 1;
     else {
@@ -130,7 +95,8 @@ static void embed_pictures(report_text *t, report_media *media, const char *fold
         media->embedded++;
     }
     report_text_free(&pile);
-    free_names(names, count);
+    for (i = 0; i < found; i++) free(names[i]);
+    free(names);
 }
 
 /* ---------------------------------------------------------------- files */
@@ -147,11 +113,9 @@ static int embed_mp4(report_text *t, report_media *media, const char *path, esa_
     char *data = cli_read_file(path, &size);
     if (!data) return 0;
     report_printf(t,
-                  "<video muted playsinline controls preload=\"auto\" width=\"%d\" height=\"%d\"",
-                  (int)info->width, (int)info->height);
-    report_puts(t, " aria-label=\"");
-    report_html(t, media->label);
-    report_puts(t, "\" src=\"data:video/mp4;base64,");
+                  "<video muted playsinline controls preload=\"auto\" width=\"%d\" height=\"%d\" "
+                  "aria-label=\"%s\" src=\"data:video/mp4;base64,",
+                  info->width, info->height, media->label);
     report_base64(t, data, size);
     report_puts(t, "\"></video>");
     free(data);
@@ -165,10 +129,15 @@ static int embed_mp4(report_text *t, report_media *media, const char *path, esa_
 
 static void remove_scratch(const char *folder, const char *mp4, const char *pictures)
 {
-    char **names;
-    const int count = list_pictures(&names, pictures);
-    for (int i = 0; i < count; i++) unlink(names[i]);
-    if (count > 0) free_names(names, count);
+    struct dirent **names = NULL;
+    const int count = scandir(pictures, &names, is_png, NULL);
+    for (int i = 0; i < count; i++) {
+        char path[PATH_SIZE];
+        snprintf(path, sizeof path, "%s/%s", pictures, names[i]->d_name);
+        unlink(path);
+        free(names[i]);
+    }
+    free(names);
     unlink(mp4);
     rmdir(pictures);
     rmdir(folder);

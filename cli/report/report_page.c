@@ -1,10 +1,9 @@
-/* report_page.c - the page: cli/report/page.html, whose marks <!--esa:name--> are filled in. Tables
- * and videos are written here, so that they are there without scripts; charts and mask pictures are
- * drawn by the page from its JSON.
- * SPDX-License-Identifier: Apache-2.0
+/* report_page.c - fills in the marks <!--esa:name--> of cli/report/page/page.html. Tables and
+ * videos are written here, so that the page shows them without scripts. Its scripts draw charts and
+ * mask pictures from the JSON. SPDX-License-Identifier: Apache-2.0
  *
- * <!--esa:if name--> ... <!--esa:end--> leaves out what lies between where there is nothing to
- * show. Such parts do not nest. */
+ * The part from <!--esa:if name--> to <!--esa:end--> is left out if there is nothing to show. Such
+ * parts do not nest. */
 #include "report/report.h"
 
 #include <math.h>
@@ -14,17 +13,10 @@
 extern const unsigned char esa_asset_page_html[], esa_asset_page_css[], esa_asset_core_js[],
     esa_asset_charts_js[], esa_asset_players_js[], esa_asset_masks_js[], esa_asset_heads_js[];
 
-static int has_quality(const report_page *p)
+static int has_file(const report_page *p, int file)
 {
     for (int r = 0; r < p->run_count; r++)
-        if (p->runs[r].value[REPORT_QUALITY]) return 1;
-    return 0;
-}
-
-static int has_speed(const report_page *p)
-{
-    for (int r = 0; r < p->run_count; r++)
-        if (p->runs[r].value[REPORT_SPEED]) return 1;
+        if (p->runs[r].value[file]) return 1;
     return 0;
 }
 
@@ -45,30 +37,36 @@ static int has_videos(const report_page *p)
     return 0;
 }
 
-/* The number of a colour: as core.js counts them. */
-static int tone_of(const report_page *p, int run, int variant)
+/* The colour of a variant, numbered as in core.js. */
+static const char *tone(char out[32], const report_page *p, int run, int variant)
 {
     int next = 0;
     for (int r = 0; r <= run; r++)
         for (int v = 0; v < (r == run ? variant : p->runs[r].variant_count); v++)
             next += !p->runs[r].variants[v].dense;
-    return next % 8;
-}
-
-static void tone(report_text *t, const report_page *p, int run, int variant)
-{
     if (p->runs[run].variants[variant].dense)
-        report_puts(t, "--tone:var(--dense)");
+        snprintf(out, 32, "--tone:var(--dense)");
     else
-        report_printf(t, "--tone:var(--s%d)", tone_of(p, run, variant));
+        snprintf(out, 32, "--tone:var(--s%d)", next % 8);
+    return out;
 }
 
-static void figure(report_text *t, double x, int digits, const char *unit)
+typedef char cell[32];
+
+static const char *figure(cell out, double x, int digits, const char *unit)
 {
     if (isfinite(x))
-        report_printf(t, "%.*f%s", digits, x, unit);
+        snprintf(out, sizeof(cell), "%.*f%s", digits, x, unit);
     else
-        report_puts(t, "–");
+        snprintf(out, sizeof(cell), "–");
+    return out;
+}
+
+/* A name of a run's part; the tag stands before it if there are several runs. */
+static void name_of(report_text *t, const report_page *p, int run, const char *name)
+{
+    const int several = p->run_count > 1;
+    report_printf(t, "%s%s%s", several ? p->runs[run].tag : "", several ? " · " : "", name);
 }
 
 /* ---------------------------------------------------------------- the head of the page */
@@ -83,40 +81,52 @@ static void facts(report_text *t, const report_page *p)
                *kernels = cli_json_string(about, "machine.kernels");
     const double cores = cli_json_number(about, "machine.cores"),
                  tokens = cli_json_number(r->value[REPORT_SPEED], "tokens");
+    cell number;
     int same = 1;
     for (int i = 1; i < p->run_count; i++)
         same = same && strcmp(p->runs[i].setting, r->setting) == 0;
     report_puts(t, "<ul class=\"facts\">");
     if (same && r->frames) {
-        report_puts(t, "<li>model <b>");
-        report_html(t, r->model);
-        report_printf(
-            t,
-            "</b></li><li><b>%lld</b> frames of <b>%lld × %lld</b></li><li><b>%lld</b> steps</li>",
-            (long long)r->frames, (long long)r->width, (long long)r->height,
-            (long long)r->step_count);
-        if (isfinite(tokens)) report_printf(t, "<li><b>%.0f</b> tokens</li>", tokens);
+        report_printf(t,
+                      "<li>model <b>%s</b></li><li><b>%ld</b> frames of <b>%ld × %ld</b></li>"
+                      "<li><b>%ld</b> steps</li>",
+                      r->model, r->frames, r->width, r->height, r->step_count);
+        if (isfinite(tokens))
+            report_printf(t, "<li><b>%s</b> tokens</li>", figure(number, tokens, 0, ""));
     } else
         report_printf(t, "<li><b>%d</b> runs</li>", p->run_count);
-    if (same && cpu) {
-        report_puts(t, "<li>");
-        report_html(t, cpu);
-        if (isfinite(cores)) report_printf(t, ", %.0f cores", cores);
-        if (kernels) {
-            report_puts(t, ", ");
-            report_html(t, kernels);
-        }
-        report_puts(t, "</li>");
-    }
-    if (same && commit) {
-        report_puts(t, "<li>commit <code>");
-        report_html(t, commit);
-        report_puts(t, "</code></li>");
-    }
+    if (same && cpu)
+        report_printf(t, "<li>%s%s%s%s%s</li>", cpu, isfinite(cores) ? ", " : "",
+                      isfinite(cores) ? figure(number, cores, 0, " cores") : "",
+                      kernels ? ", " : "", kernels ? kernels : "");
+    if (same && commit) report_printf(t, "<li>commit <code>%s</code></li>", commit);
     report_puts(t, "</ul>");
 }
 
-/* The largest figures of the sparse variants, while they are few enough to be read at a glance. */
+static void tile(report_text *t, const report_page *p, int run, int i)
+{
+    const report_variant *v = &p->runs[run].variants[i];
+    cell number, colour;
+    report_printf(t, "<div class=\"tile\" style=\"%s\"><div class=\"soft small\">",
+                  tone(colour, p, run, i));
+    name_of(t, p, run, v->label);
+    if (isfinite(v->speedup))
+        report_printf(t, "</div><div class=\"big\">%s<small>%s</small>",
+                      figure(number, v->speedup, 2, "×"),
+                      v->speedup >= 1 ? "faster" : "of the dense speed");
+    else
+        report_printf(t, "</div><div class=\"big\">%s<small>dB</small>",
+                      figure(number, v->psnr, 1, ""));
+    report_puts(t, "</div><dl>");
+    if (v->identical || isfinite(v->psnr))
+        report_printf(t, "<div><dt>PSNR</dt><dd>%s</dd></div>",
+                      v->identical ? "equal, bit for bit" : figure(number, v->psnr, 1, " dB"));
+    if (isfinite(v->ssim))
+        report_printf(t, "<div><dt>SSIM</dt><dd>%s</dd></div>", figure(number, v->ssim, 3, ""));
+    report_puts(t, "</dl></div>");
+}
+
+/* The main figures of the sparse variants, if there are few enough to read at a glance. */
 static void tiles(report_text *t, const report_page *p)
 {
     int sparse = 0;
@@ -125,96 +135,59 @@ static void tiles(report_text *t, const report_page *p)
     if (sparse == 0 || sparse > 6) return;
     report_puts(t, "<div class=\"tiles\">");
     for (int r = 0; r < p->run_count; r++)
-        for (int i = 0; i < p->runs[r].variant_count; i++) {
-            const report_variant *v = &p->runs[r].variants[i];
-            if (v->dense) continue;
-            report_puts(t, "<div class=\"tile\" style=\"");
-            tone(t, p, r, i);
-            report_puts(t, "\"><div class=\"soft small\">");
-            if (p->run_count > 1) {
-                report_html(t, p->runs[r].tag);
-                report_puts(t, " · ");
-            }
-            report_html(t, v->label);
-            report_puts(t, "</div><div class=\"big\">");
-            if (isfinite(v->speedup)) {
-                figure(t, v->speedup, 2, "×");
-                report_puts(t, v->speedup >= 1 ? "<small>faster</small>"
-                                               : "<small>of the dense speed</small>");
-            } else {
-                figure(t, v->psnr, 1, "");
-                report_puts(t, "<small>dB</small>");
-            }
-            report_puts(t, "</div><dl>");
-            if (v->identical)
-                report_puts(t, "<div><dt>PSNR</dt><dd>equal, bit for bit</dd></div>");
-            else if (isfinite(v->psnr)) {
-                report_puts(t, "<div><dt>PSNR</dt><dd>");
-                figure(t, v->psnr, 1, " dB");
-                report_puts(t, "</dd></div>");
-            }
-            if (isfinite(v->ssim)) {
-                report_puts(t, "<div><dt>SSIM</dt><dd>");
-                figure(t, v->ssim, 3, "");
-                report_puts(t, "</dd></div>");
-            }
-            report_puts(t, "</dl></div>");
-        }
+        for (int i = 0; i < p->runs[r].variant_count; i++)
+            if (!p->runs[r].variants[i].dense) tile(t, p, r, i);
     report_puts(t, "</div>");
+}
+
+static void table_row(report_text *t, const report_page *p, int run, int i, int lpips)
+{
+    const report_variant *v = &p->runs[run].variants[i];
+    const struct {
+        double value;
+        int digits;
+        const char *unit;
+    } cells[] = {
+        { v->density, 3, "" },  { v->seconds, 2, " s" },       { v->step_seconds, 3, " s" },
+        { v->speedup, 2, "×" }, { v->sparse_speedup, 2, "×" }, { v->psnr, 2, " dB" },
+        { v->ssim, 4, "" },     { v->lpips, 4, "" },           { v->flicker, 2, "" }
+    };
+    enum { PSNR = 5, LPIPS = 7, CELLS = 9 };
+    cell number, colour;
+    report_printf(t, "<tr><th scope=\"row\"><span class=\"key\" style=\"%s\"></span>",
+                  tone(colour, p, run, i));
+    name_of(t, p, run, v->label);
+    report_puts(t, "</th>");
+    for (int c = 0; c < CELLS; c++) {
+        if (c == LPIPS && !lpips) continue;
+        figure(number, c >= PSNR && v->dense ? (double)NAN : cells[c].value, cells[c].digits,
+               cells[c].unit);
+        report_printf(t, "<td>%s</td>",
+                      c == PSNR && v->dense       ? "reference"
+                      : c == PSNR && v->identical ? "equal"
+                                                  : number);
+    }
+    report_puts(t, "</tr>");
 }
 
 static void table(report_text *t, const report_page *p)
 {
+    static const char *const heads[] = { "variant",       "density", "time per video",
+                                         "time per step", "speedup", "without warm-up",
+                                         "PSNR",          "SSIM",    "LPIPS",
+                                         "flicker" };
     int lpips = 0;
     for (int r = 0; r < p->run_count; r++)
         for (int v = 0; v < p->runs[r].variant_count; v++)
             lpips |= isfinite(p->runs[r].variants[v].lpips);
+    if (p->run_count == 0) return;
     report_puts(t, "<div class=\"card scroll\"><table><caption class=\"visually-hidden\">Speed and "
-                   "quality of every variant</caption><thead><tr><th scope=\"col\">variant</th>"
-                   "<th scope=\"col\">density</th><th scope=\"col\">time per video</th><th "
-                   "scope=\"col\">time per step</th><th scope=\"col\">speedup</th>"
-                   "<th scope=\"col\">without warm-up</th><th scope=\"col\">PSNR</th><th "
-                   "scope=\"col\">SSIM</th>");
-    if (lpips) report_puts(t, "<th scope=\"col\">LPIPS</th>");
-    report_puts(t, "<th scope=\"col\">flicker</th></tr></thead><tbody>");
+                   "quality of every variant</caption><thead><tr>");
+    for (int i = 0; i < 10; i++)
+        if (i != 8 || lpips) report_printf(t, "<th scope=\"col\">%s</th>", heads[i]);
+    report_puts(t, "</tr></thead><tbody>");
     for (int r = 0; r < p->run_count; r++)
-        for (int i = 0; i < p->runs[r].variant_count; i++) {
-            const report_variant *v = &p->runs[r].variants[i];
-            report_puts(t, "<tr><th scope=\"row\"><span class=\"key\" style=\"");
-            tone(t, p, r, i);
-            report_puts(t, "\"></span>");
-            if (p->run_count > 1) {
-                report_html(t, p->runs[r].tag);
-                report_puts(t, " · ");
-            }
-            report_html(t, v->label);
-            report_puts(t, "</th><td>");
-            figure(t, v->density, 3, "");
-            report_puts(t, "</td><td>");
-            figure(t, v->seconds, 2, " s");
-            report_puts(t, "</td><td>");
-            figure(t, v->step_seconds, 3, " s");
-            report_puts(t, "</td><td>");
-            figure(t, v->speedup, 2, "×");
-            report_puts(t, "</td><td>");
-            figure(t, v->sparse_speedup, 2, "×");
-            report_puts(t, "</td><td>");
-            if (v->dense)
-                report_puts(t, "reference");
-            else if (v->identical)
-                report_puts(t, "equal");
-            else
-                figure(t, v->psnr, 2, " dB");
-            report_puts(t, "</td><td>");
-            figure(t, v->dense ? NAN : v->ssim, 4, "");
-            if (lpips) {
-                report_puts(t, "</td><td>");
-                figure(t, v->dense ? NAN : v->lpips, 4, "");
-            }
-            report_puts(t, "</td><td>");
-            figure(t, v->dense ? NAN : v->flicker, 2, "");
-            report_puts(t, "</td></tr>");
-        }
+        for (int i = 0; i < p->runs[r].variant_count; i++) table_row(t, p, r, i, lpips);
     report_puts(t, "</tbody></table></div>");
 }
 
@@ -222,12 +195,11 @@ static void notes(report_text *t, const report_page *p)
 {
     for (int r = 0; r < p->run_count; r++)
         for (int f = 0; f < 3; f++)
-            if (!p->runs[r].value[f]) {
-                report_printf(t, "<p class=\"note\">There is no <code>%s</code> in the results of ",
-                              report_file_names[f]);
-                report_html(t, p->runs[r].tag);
-                report_puts(t, ": what it would say is left out.</p>");
-            }
+            if (!p->runs[r].value[f])
+                report_printf(t,
+                              "<p class=\"note\">The results of %s have no <code>%s</code>: the "
+                              "page leaves out what it would say.</p>",
+                              p->runs[r].tag, report_file_names[f]);
 }
 
 /* ---------------------------------------------------------------- videos */
@@ -239,6 +211,7 @@ static void player(report_text *t, report_page *p, int run, int i, int64_t clip)
     const report_clip_figures *c = &v->clips[clip];
     report_text stage = { 0 };
     char label[400];
+    cell colour, speedup, psnr, ssim;
     p->media.frames = 0;
     snprintf(label, sizeof label, "%s: %.280s", v->label, r->prompts[clip] ? r->prompts[clip] : "");
     if (c->video)
@@ -247,31 +220,21 @@ static void player(report_text *t, report_page *p, int run, int i, int64_t clip)
         report_puts(&stage, "<p class=\"why\">No video of this variant.</p>");
     report_puts(t, "<figure class=\"player\"");
     if (p->media.frames > 0)
-        report_printf(t, " data-fps=\"%.6g\" data-frames=\"%lld\"", p->media.fps,
-                      (long long)p->media.frames);
-    if (v->dense) report_puts(t, " data-reference");
-    report_puts(t, "><div class=\"stage\">");
+        report_printf(t, " data-fps=\"%g\" data-frames=\"%ld\"", p->media.fps, p->media.frames);
+    report_printf(t, "%s><div class=\"stage\">", v->dense ? " data-reference" : "");
     if (stage.failed)
         t->failed = 1;
     else
         report_put(t, stage.text ? stage.text : "", stage.used);
     report_text_free(&stage);
-    report_puts(t, "</div><figcaption><span class=\"key\" style=\"");
-    tone(t, p, run, i);
-    report_puts(t, "\"></span><b>");
-    report_html(t, v->label);
-    report_puts(t, "</b>");
-    if (!v->dense) {
-        report_puts(t, "<br><span class=\"soft num\">");
-        if (isfinite(v->speedup)) figure(t, v->speedup, 2, "× · ");
-        if (c->identical)
-            report_puts(t, "equal to dense");
-        else {
-            figure(t, c->psnr, 2, " dB · SSIM ");
-            figure(t, c->ssim, 4, "");
-        }
-        report_puts(t, "</span>");
-    }
+    report_printf(t, "</div><figcaption><span class=\"key\" style=\"%s\"></span><b>%s</b>",
+                  tone(colour, p, run, i), v->label);
+    if (!v->dense)
+        report_printf(t, "<br><span class=\"soft num\">%s%s%s%s</span>",
+                      isfinite(v->speedup) ? figure(speedup, v->speedup, 2, "× · ") : "",
+                      c->identical ? "equal to dense" : figure(psnr, c->psnr, 2, " dB"),
+                      c->identical ? "" : " · SSIM ",
+                      c->identical ? "" : figure(ssim, c->ssim, 4, ""));
     report_puts(t, "</figcaption></figure>");
 }
 
@@ -285,28 +248,26 @@ static void videos(report_text *t, report_page *p)
                        "class=\"grow\">Prompt <select id=\"clip\">");
     for (int r = 0; r < p->run_count && all > 1; r++)
         for (int64_t c = 0; c < p->runs[r].clip_count && c < p->max_clips; c++, number++) {
-            report_printf(t, "<option value=\"%lld\">", (long long)number);
-            if (p->run_count > 1) {
-                report_html(t, p->runs[r].tag);
-                report_puts(t, " · ");
-            }
-            report_html(t, p->runs[r].prompts[c] ? p->runs[r].prompts[c] : "?");
+            report_printf(t, "<option value=\"%ld\">", number);
+            name_of(t, p, r, p->runs[r].prompts[c] ? p->runs[r].prompts[c] : "?");
             report_puts(t, "</option>");
         }
     if (all > 1) report_puts(t, "</select></label></div>");
     for (int r = 0; r < p->run_count; r++)
         for (int64_t c = 0; c < p->runs[r].clip_count && c < p->max_clips; c++) {
-            report_printf(t, "<div class=\"clip\"><p class=\"prompt%s\">“",
-                          all > 1 ? " listed" : "");
-            report_html(t, p->runs[r].prompts[c] ? p->runs[r].prompts[c] : "prompt not known");
-            report_puts(t, "”</p><div class=\"players\">");
+            report_printf(t,
+                          "<div class=\"clip\"><p class=\"prompt%s\">“%s”</p><div "
+                          "class=\"players\">",
+                          all > 1 ? " listed" : "",
+                          p->runs[r].prompts[c] ? p->runs[r].prompts[c] : "prompt not known");
             for (int v = 0; v < p->runs[r].variant_count; v++) player(t, p, r, v, c);
             report_puts(t, "</div></div>");
         }
     if (p->media.as_pictures)
-        report_puts(t, "<p class=\"note\">Some videos are shown picture by picture: where the page "
-                       "was made, FFmpeg has no H.264 encoder, and browsers play "
-                       "no older MPEG-4.</p>");
+        report_puts(t,
+                    "<p class=\"note\">Some videos are shown picture by picture: the FFmpeg that "
+                    "made the page has no H.264 encoder, and browsers do not play older "
+                    "MPEG-4.</p>");
 }
 
 /* ---------------------------------------------------------------- the rest */
@@ -315,14 +276,8 @@ static void details(report_text *t, const report_page *p)
 {
     for (int r = 0; r < p->run_count; r++) {
         const char *command = cli_json_string(p->runs[r].value[REPORT_CONFIG], "command");
-        report_puts(t, "<h3>");
-        report_html(t, p->runs[r].tag);
-        report_puts(t, "</h3>");
-        if (command) {
-            report_puts(t, "<p><code>");
-            report_html(t, command);
-            report_puts(t, "</code></p>");
-        }
+        report_printf(t, "<h3>%s</h3>", p->runs[r].tag);
+        if (command) report_printf(t, "<p><code>%s</code></p>", command);
         for (int f = 0; f < 3; f++)
             if (p->runs[r].text[f])
                 report_printf(t,
@@ -334,8 +289,8 @@ static void details(report_text *t, const report_page *p)
         report_puts(t, "<p class=\"soft\">This page was made from mask files alone.</p>");
 }
 
-/* Inside a script element nothing may look like markup; in JSON, < stands in strings only and can
- * be written otherwise. */
+/* Nothing inside a script element may look like markup. In JSON, < occurs in strings only and can
+ * be written as an escape. */
 static void data(report_text *t, const report_page *p)
 {
     const char *from = p->data, *end = p->data + p->data_bytes;
@@ -346,45 +301,33 @@ static void data(report_text *t, const report_page *p)
     report_put(t, from, (size_t)(end - from));
 }
 
-static void scripts(report_text *t)
-{
-    const unsigned char *const all[] = { esa_asset_core_js, esa_asset_charts_js,
-                                         esa_asset_players_js, esa_asset_masks_js,
-                                         esa_asset_heads_js };
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) report_puts(t, (const char *)all[i]);
-}
-
 static void fill(report_text *t, report_page *p, const char *name)
 {
-    if (strcmp(name, "title") == 0)
-        report_html(t, p->title);
-    else if (strcmp(name, "version") == 0)
-        report_printf(t, "esa %s (%s)", esa_version(), cli_commit());
-    else if (strcmp(name, "css") == 0)
-        report_puts(t, (const char *)esa_asset_page_css);
-    else if (strcmp(name, "facts") == 0)
-        facts(t, p);
-    else if (strcmp(name, "tiles") == 0)
-        tiles(t, p);
-    else if (strcmp(name, "table") == 0) {
-        if (p->run_count) table(t, p);
-    } else if (strcmp(name, "notes") == 0)
-        notes(t, p);
-    else if (strcmp(name, "videos") == 0)
-        videos(t, p);
-    else if (strcmp(name, "details") == 0)
-        details(t, p);
-    else if (strcmp(name, "data") == 0)
-        data(t, p);
-    else if (strcmp(name, "js") == 0)
-        scripts(t);
+    static const struct {
+        const char *name;
+        const unsigned char *text;
+    } assets[] = { { "css", esa_asset_page_css }, { "js", esa_asset_core_js },
+                   { "js", esa_asset_charts_js }, { "js", esa_asset_players_js },
+                   { "js", esa_asset_masks_js },  { "js", esa_asset_heads_js } };
+    static const struct {
+        const char *name;
+        void (*write)(report_text *, const report_page *);
+    } parts[] = { { "facts", facts }, { "tiles", tiles },     { "table", table },
+                  { "notes", notes }, { "details", details }, { "data", data } };
+    for (size_t i = 0; i < sizeof assets / sizeof *assets; i++)
+        if (strcmp(name, assets[i].name) == 0) report_puts(t, (const char *)assets[i].text);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (strcmp(name, parts[i].name) == 0) parts[i].write(t, p);
+    if (strcmp(name, "title") == 0) report_html(t, p->title);
+    if (strcmp(name, "version") == 0) report_printf(t, "esa %s (%s)", esa_version(), cli_commit());
+    if (strcmp(name, "videos") == 0) videos(t, p);
 }
 
 static int wanted(const report_page *p, const char *name)
 {
     if (strcmp(name, "videos") == 0) return has_videos(p);
-    if (strcmp(name, "quality") == 0) return has_quality(p);
-    if (strcmp(name, "speed") == 0) return has_speed(p);
+    if (strcmp(name, "quality") == 0) return has_file(p, REPORT_QUALITY);
+    if (strcmp(name, "speed") == 0) return has_file(p, REPORT_SPEED);
     if (strcmp(name, "heads") == 0) return has_heads(p);
     return strcmp(name, "masks") == 0 && p->mask_count > 0;
 }

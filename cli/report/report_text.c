@@ -34,15 +34,24 @@ void report_puts(report_text *t, const char *text) { report_put(t, text, strlen(
 
 void report_printf(report_text *t, const char *format, ...)
 {
-    va_list args, again;
+    va_list args;
     va_start(args, format);
-    va_copy(again, args);
-    const int n = vsnprintf(NULL, 0, format, args);
-    if (n > 0 && reserve(t, (size_t)n)) {
-        vsnprintf(t->text + t->used, (size_t)n + 1, format, again);
-        t->used += (size_t)n;
+    for (const char *p = format;;) {
+        char number[40] = "";
+        const size_t n = strcspn(p, "%");
+        report_put(t, p, n);
+        if (!p[n]) break;
+        p += n + 1;
+        switch (*p) {
+        case 's': report_html(t, va_arg(args, const char *)); break;
+        case 'd': snprintf(number, sizeof number, "%d", va_arg(args, int)); break;
+        case 'u': snprintf(number, sizeof number, "%u", va_arg(args, unsigned)); break;
+        case 'g': snprintf(number, sizeof number, "%g", va_arg(args, double)); break;
+        default: snprintf(number, sizeof number, "%ld", va_arg(args, long)); p++;
+        }
+        report_puts(t, number);
+        p++;
     }
-    va_end(again);
     va_end(args);
 }
 
