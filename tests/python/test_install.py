@@ -72,7 +72,7 @@ def test_the_source_distribution_holds_what_it_needs(tmp_path):
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
     assert {
         "CMakeLists.txt", "pyproject.toml", "LICENSE", "README.md", "include/esa/esa.h", "cmake/EsaInstall.cmake",
-        "src/attn/device.c", "src/cuda/cuda.h", "python/esa/core/sparse.py", "python/esa/programs/prompts_tiny.txt"
+        "src/attn/plan.c", "src/cuda/cuda.h", "python/esa/core/sparse.py", "python/esa/programs/prompts_tiny.txt"
     } <= names
     assert not [
         n for n in names if n.split("/")[0] in ("build", "build-python", ".venv", "models", "tests", "docs", "lab",
