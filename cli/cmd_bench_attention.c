@@ -1,15 +1,13 @@
-/* cmd_bench_attention.c - `esa bench attention`: dense and sparse attention beside sgemm,
- * interleaved.
+/* cmd_bench_attention.c - `esa bench attention`: dense and sparse attention next to sgemm.
  * SPDX-License-Identifier: Apache-2.0
  *
  * One round runs sgemm (2048^3, the machine's CBLAS with as many threads) and then every row of the
- * table once, so that all of them meet the same disturbances; best and median over the rounds are
- * printed. FLOP of a row: 4 * pairs * D, pairs being the query-key pairs of the kept blocks over
- * all heads (4 Nq Nk D H when dense). Rows of selector random are given their mask; for the others
- * selection is timed by itself and not part of a row's time. Every row has a ctx of its own, so
- * that its memory is its own. On a GPU there is no sgemm beside it, and a time is that of as many
- * calls as fill GPU_SECONDS, divided by their number: the clock is read only when the GPU has
- * finished. */
+ * table once, so that disturbances hit all of them alike. The table shows best and median over the
+ * rounds. The FLOP of a row are 4 * pairs * D, where pairs counts the query-key pairs of the kept
+ * blocks over all heads (4 Nq Nk D H when dense). Random masks are given; the other selectors are
+ * timed apart from attention. Every row has its own ctx, so that its memory can be told. On a GPU
+ * there is no sgemm, and a time is that of as many calls as fill GPU_SECONDS, divided by their
+ * number: the clock is read only when the GPU has finished. */
 #include "core/data.h"
 #include "core/folders.h"
 
@@ -49,19 +47,15 @@ typedef struct bench {
     double *gemm_seconds; /* [rounds] */
 } bench;
 
-static int compare(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
 /* Sorts times in place. */
 static void best_median(double *times, int64_t n, double *best, double *median)
 {
-    qsort(times, (size_t)n, sizeof *times, compare);
+    *median = measure_median(times, n);
     *best = times[0];
-    *median = n % 2 ? times[n / 2] : 0.5 * (times[n / 2 - 1] + times[n / 2]);
 }
+
+/* 1 if selection is part of the row: a random mask is given, dense needs none. */
+static int selects(const bench_row *r) { return !r->dense && r->selector != ESA_SELECT_RANDOM; }
 
 static double gemm_once(bench *b)
 {
@@ -110,20 +104,18 @@ static esa_status row_once(bench *b, bench_row *r, double *select_seconds, doubl
     if (b->device == ESA_DEVICE_CUDA) {
         esa_status status = ESA_OK;
         *select_seconds = NAN;
-        if (!r->dense && r->selector != ESA_SELECT_RANDOM)
-            status = gpu_time(b, r, 0, &r->select_repeats, select_seconds);
+        if (selects(r)) status = gpu_time(b, r, 0, &r->select_repeats, select_seconds);
         return status == ESA_OK ? gpu_time(b, r, 1, &r->repeats, seconds) : status;
     }
     const esa_tensor *q = &b->q[r->dtype], *k = &b->k[r->dtype], *v = &b->v[r->dtype],
                      *o = &b->o[r->dtype];
     esa_status status = ESA_OK;
     const double start = cli_seconds();
-    if (!r->dense && r->selector != ESA_SELECT_RANDOM)
-        status = esa_plan_select(r->plan, r->mask, q, k, NULL);
+    if (selects(r)) status = esa_plan_select(r->plan, r->mask, q, k, NULL);
     const double chosen = cli_seconds();
     if (status == ESA_OK) status = esa_plan_attention(r->plan, r->mask, q, k, v, o, NULL, NULL);
     *seconds = cli_seconds() - chosen;
-    *select_seconds = r->dense || r->selector == ESA_SELECT_RANDOM ? NAN : chosen - start;
+    *select_seconds = selects(r) ? chosen - start : NAN;
     return status;
 }
 
@@ -293,105 +285,73 @@ static int run_rounds(bench *b)
     return CLI_OK;
 }
 
-static void figure(cli_table *table, const char *format, double x)
+/* One row of the table and of the JSON; dense: best seconds of its dense row. */
+static void report_row(bench *b, bench_row *r, cli_table *table, cli_json *json, double gemm,
+                       double dense)
 {
-    if (isfinite(x))
-        cli_cell(table, format, x);
-    else
-        cli_cell(table, "-");
+    char dtype[32], selector[32], tail[32];
+    double best, median, select = NAN, ignored;
+    best_median(r->seconds, b->rounds, &best, &median);
+    if (selects(r)) best_median(r->select_seconds, b->rounds, &select, &ignored);
+    const double gflops = 4e-9 * (double)r->pairs * (double)b->shape.D / best,
+                 faster = dense / best;
+    const int digits = b->gpu ? 3 : 2;
+    cli_name(dtype, CLI_DTYPES, r->dtype);
+    cli_name(tail, CLI_TAILS, r->tail);
+    cli_name(selector, CLI_SELECTORS, r->selector);
+    if (r->dense) strcpy(selector, "dense");
+    cli_row(table, "%s|%s|%s|%.3g|%.4f|%.*f|%.*f|%.1f|%.3f|%.2f|%.3f|%.*f|%.1f", dtype, selector,
+            tail, r->asked, r->density, digits, 1e3 * best, digits, 1e3 * median, gflops,
+            gflops / gemm, faster, faster * r->density, digits, 1e3 * select,
+            1e-6 * (double)r->peak_bytes);
+    cli_json_open(json, NULL, '{');
+    cli_json_fields(json,
+                    "shape %s dtype %s kernel %s selector %s tail %s density_asked %g density %g "
+                    "seconds %g seconds_median %g gflops %g of_sgemm %g speedup_vs_dense %g "
+                    "select_seconds %g peak_extra_bytes %ld",
+                    b->shape.name, dtype, r->kernel, selector, tail, r->asked, r->density, best,
+                    median, gflops, gflops / gemm, faster, select, r->peak_bytes);
+    cli_json_close(json);
 }
 
 /* The table on stdout and the same as JSON. */
 static int report(bench *b, const char *json_path, const char *command)
 {
-    double gemm = NAN, gemm_median = NAN, dense[3] = { NAN, NAN, NAN };
-    if (b->gemm) {
-        best_median(b->gemm_seconds, b->rounds, &gemm, &gemm_median);
-        gemm = 2e-9 * GEMM * GEMM * (double)GEMM / gemm;
-        gemm_median = 2e-9 * GEMM * GEMM * (double)GEMM / gemm_median;
-    }
-    static const char *const head[] = { "dtype",     "selector",  "tail",    "asked",    "density",
-                                        "best ms",   "median ms", "GFLOP/s", "of sgemm", "speedup",
-                                        "x density", "select ms", "extra MB" };
-    const int columns = (int)(sizeof head / sizeof head[0]);
-    cli_table *table = cli_table_new(columns, 3);
+    const double work = 2e-9 * GEMM * GEMM * (double)GEMM;
+    double gemm = NAN, gemm_median = NAN, dense[3] = { NAN, NAN, NAN }, ignored;
+    if (b->gemm) best_median(b->gemm_seconds, b->rounds, &gemm, &gemm_median);
+    gemm = work / gemm;
+    gemm_median = work / gemm_median;
+    cli_table *table = cli_table_new(13, 3);
+    cli_row(table, "dtype|selector|tail|asked|density|best ms|median ms|GFLOP/s|of sgemm|speedup|"
+                   "x density|select ms|extra MB");
     cli_json *json = cli_json_new();
-    for (int i = 0; i < columns; i++) cli_cell(table, "%s", head[i]);
     cli_machine_json(json, b->rows[0].ctx, b->blas.handle ? b->blas.name : NULL);
     if (b->gpu) cli_gpu_json(json, "gpu", &b->gpu_info);
-    cli_json_text(json, "command", command);
-    cli_json_int(json, "rounds", b->rounds);
-    cli_json_real(json, "sgemm_gflops", gemm);
-    cli_json_real(json, "sgemm_gflops_median", gemm_median);
+    cli_json_fields(json, "command %s rounds %ld sgemm_gflops %g sgemm_gflops_median %g", command,
+                    b->rounds, gemm, gemm_median);
     cli_json_open(json, "rows", '[');
-    for (int i = 0; i < b->row_count; i++) /* dense first: later rows refer to it */
-        if (b->rows[i].dense) {
-            double best, median;
-            best_median(b->rows[i].seconds, b->rounds, &best, &median);
-            dense[b->rows[i].dtype] = best;
-        }
-    for (int i = 0; i < b->row_count; i++) {
-        bench_row *r = &b->rows[i];
-        char dtype[32], selector[32], tail[32];
-        double best, median, select = NAN, ignored;
-        best_median(r->seconds, b->rounds, &best, &median);
-        if (!r->dense && r->selector != ESA_SELECT_RANDOM)
-            best_median(r->select_seconds, b->rounds, &select, &ignored);
-        const double gflops = 4e-9 * (double)r->pairs * (double)b->shape.D / best,
-                     speedup = dense[r->dtype] / best;
-        cli_name(dtype, CLI_DTYPES, r->dtype);
-        cli_name(tail, CLI_TAILS, r->tail);
-        if (r->dense)
-            strcpy(selector, "dense");
-        else
-            cli_name(selector, CLI_SELECTORS, r->selector);
-        cli_cell(table, "%s", dtype);
-        cli_cell(table, "%s", selector);
-        cli_cell(table, "%s", tail);
-        cli_cell(table, "%.3g", r->asked);
-        cli_cell(table, "%.4f", r->density);
-        cli_cell(table, b->gpu ? "%.3f" : "%.2f", 1e3 * best);
-        cli_cell(table, b->gpu ? "%.3f" : "%.2f", 1e3 * median);
-        cli_cell(table, "%.1f", gflops);
-        figure(table, "%.3f", gflops / gemm);
-        figure(table, "%.2f", speedup);
-        figure(table, "%.3f", speedup * r->density);
-        figure(table, b->gpu ? "%.3f" : "%.2f", 1e3 * select);
-        cli_cell(table, "%.1f", 1e-6 * (double)r->peak_bytes);
-        cli_json_open(json, NULL, '{');
-        cli_json_text(json, "shape", b->shape.name);
-        cli_json_text(json, "dtype", dtype);
-        cli_json_text(json, "kernel", r->kernel);
-        cli_json_text(json, "selector", selector);
-        cli_json_text(json, "tail", tail);
-        cli_json_real(json, "density_asked", r->asked);
-        cli_json_real(json, "density", r->density);
-        cli_json_real(json, "seconds", best);
-        cli_json_real(json, "seconds_median", median);
-        cli_json_real(json, "gflops", gflops);
-        cli_json_real(json, "of_sgemm", gflops / gemm);
-        cli_json_real(json, "speedup_vs_dense", speedup);
-        cli_json_real(json, "select_seconds", select);
-        cli_json_int(json, "peak_extra_bytes", r->peak_bytes);
-        cli_json_close(json);
-    }
+    for (int i = 0; i < b->row_count; i++) /* dense first: the other rows refer to it */
+        if (b->rows[i].dense)
+            best_median(b->rows[i].seconds, b->rounds, &dense[b->rows[i].dtype], &ignored);
+    for (int i = 0; i < b->row_count; i++)
+        report_row(b, &b->rows[i], table, json, gemm, dense[b->rows[i].dtype]);
     printf("shape %s = B %lld, H %lld, N %lld, D %lld%s; %lld rounds, best/best\n", b->shape.name,
            (long long)b->shape.B, (long long)b->shape.H, (long long)b->shape.N,
            (long long)b->shape.D, b->causal ? ", causal" : "", (long long)b->rounds);
-    if (b->gpu)
+    if (b->gpu) {
         cli_gpu_print(stdout, &b->gpu_info);
-    else
+        printf("kernel of the first row: %s; the clock is read after the GPU has finished\n\n",
+               b->rows[0].kernel);
+    } else {
         cli_machine_print(stdout, b->rows[0].ctx);
-    if (b->gpu)
-        printf(
-            "kernel of the first row: %s; times from a clock read after the GPU has finished\n\n",
-            b->rows[0].kernel);
-    else if (b->gemm)
-        printf("sgemm 2048^3 with %s%s: best %.1f, median %.1f GFLOP/s\n\n", b->blas.name,
-               b->blas.threads_set ? "" : " (its thread count could not be set)", gemm,
-               gemm_median);
-    else
-        printf("no CBLAS found: sgemm not measured\n\n");
+        if (b->gemm)
+            printf("sgemm 2048^3 with %s%s: best %.1f, median %.1f GFLOP/s\n\n", b->blas.name,
+                   b->blas.threads_set ? "" : " (its thread count could not be set)", gemm,
+                   gemm_median);
+        else
+            printf("no CBLAS found: sgemm not measured\n\n");
+    }
     cli_table_print(table, stdout);
     return cli_json_save(json, json_path);
 }
@@ -431,14 +391,15 @@ int cmd_bench_attention(int argc, char **argv)
                 .rounds = 15 };
     cli_list grid = { 0, { 0 }, { 0 } }, window = { 0, { 0 }, { 0 } };
     const char *shape = "1,4,4096,128", *block = NULL, *json_path = NULL;
-    int64_t seed = 1, text_front = -1, text_back = -1;
+    int64_t seed = 1;
+    int32_t front = -1, back = -1;
     int order = ESA_ORDER_DEFAULT, done;
     double cdf = 1.0;
     char names[512], command[1024] = "esa bench attention", about[640];
     cli_shape_list(names, sizeof names);
     snprintf(about, sizeof about,
-             "Times dense and block-sparse attention, on the CPU beside sgemm, "
-             "interleaved.\nShapes by name: %s.",
+             "Times dense and block-sparse attention, on the CPU together with sgemm.\n"
+             "Shapes by name: %s.",
              names);
     const cli_option options[] = {
         { "--shape", CLI_TEXT, &shape, "NAME|B,H,N,D", 0, 0, 0,
@@ -446,27 +407,31 @@ int cmd_bench_attention(int argc, char **argv)
         { "--device", CLI_CHOICE, &b.device, CLI_DEVICES, 0, 0, 0,
           "cuda: GPU 0, through libesa_cuda (cpu)" },
         { "--density", CLI_REALS, &b.densities, "X,...", 0, 1, 0,
-          "kept fractions; 1 is dense, the others' baseline (1,0.5,0.2,0.1)" },
+          "fractions of key blocks to keep; 1 is dense, the baseline (1,0.5,0.2,0.1)" },
         { "--selector", CLI_CHOICES, &b.selectors, CLI_SELECTORS, 0, 0, 0,
-          "any, with commas; random: the mask is given (random)" },
-        { "--tail", CLI_CHOICES, &b.tails, CLI_TAILS, 0, 0, 0, "any, with commas (none)" },
-        { "--dtype", CLI_CHOICES, &b.dtypes, CLI_DTYPES, 0, 0, 0, "any, with commas (f32)" },
+          "one or more, with commas; random masks are not timed (random)" },
+        { "--tail", CLI_CHOICES, &b.tails, CLI_TAILS, 0, 0, 0, "one or more, with commas (none)" },
+        { "--dtype", CLI_CHOICES, &b.dtypes, CLI_DTYPES, 0, 0, 0,
+          "one or more, with commas (f32)" },
         { "--block", CLI_TEXT, &block, "QxK", 0, 0, 0,
-          "block size (the selector's own; random 128x128)" },
+          "query x key tokens of a block (the selector's own; random 128x128)" },
         { "--samples", CLI_INT, &b.samples, "N", 1, 256, 0,
           "entropy: queries scored per block (4)" },
-        { "--cdf", CLI_REAL, &cdf, "X", 0, 1, 0, "ada_bsa: CDF threshold (1: off)" },
+        { "--cdf", CLI_REAL, &cdf, "X", 0, 1, 0, "ada_bsa: CDF threshold; 1 turns it off (1)" },
         { "--order", CLI_CHOICE, &order, CLI_ORDERS, 0, 0, 0, "token order (the selector's own)" },
-        { "--grid", CLI_INTS, &grid, "t,h,w", 1, 65535, 3,
-          "video tokens (named shapes know theirs)" },
-        { "--window", CLI_INTS, &window, "t,h,w", 1, 4096, 3, "box of order tile3d" },
-        { "--text-front", CLI_INT, &text_front, "N", 0, 1e9, 0, "text tokens before the video" },
-        { "--text-back", CLI_INT, &text_back, "N", 0, 1e9, 0, "text tokens behind the video" },
+        { "--grid", CLI_INTS, &grid, "t,h,w", 1, 65535, 3, "video tokens (the shape's)" },
+        { "--window", CLI_INTS, &window, "t,h,w", 1, 4096, 3,
+          "box of order tile3d, in tokens (2,8,8)" },
+        { "--text-front", CLI_INT32, &front, "N", 0, 1e9, 0,
+          "text tokens before the video (the shape's)" },
+        { "--text-back", CLI_INT32, &back, "N", 0, 1e9, 0,
+          "text tokens after the video (the shape's)" },
         { "--causal", CLI_FLAG, &b.causal, NULL, 0, 0, 0,
-          "key j is visible to query i iff j <= i" },
-        { "--threads", CLI_INT, &b.threads, "N", 0, ESA_MAX_THREADS, 0, "0: one per core (0)" },
-        { "--rounds", CLI_INT, &b.rounds, "N", 1, 100000, 0, "interleaved rounds (15)" },
-        { "--seed", CLI_INT, &seed, "N", 0, 1e15, 0, "of data and random masks (1)" },
+          "key j is visible to query i iff j <= i (off)" },
+        { "--threads", CLI_INT, &b.threads, "N", 0, ESA_MAX_THREADS, 0,
+          "CPU threads; 0: one per core (0)" },
+        { "--rounds", CLI_INT, &b.rounds, "N", 1, 100000, 0, "timed rounds (15)" },
+        { "--seed", CLI_INT, &seed, "N", 0, 1e15, 0, "seed of data and random masks (1)" },
         { "--json", CLI_OUTPUT, &json_path, "FILE", 0, 0, 0, "also write the table as JSON" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
@@ -477,32 +442,24 @@ int cmd_bench_attention(int argc, char **argv)
     int status = cli_options("esa bench attention", "[options]", about, options, argc, argv, NULL,
                              &done);
     if (status || done) return status;
-    if (!status) status = cli_shape_parse(&b.shape, shape);
-    if (status) return status;
     b.select = esa_select_params_default(ESA_SELECT_RANDOM);
-    b.select.block_q = b.select.block_k = 0; /* each selector's own */
-    if (block) status = cli_block_parse(block, &b.select.block_q, &b.select.block_k);
-    if (status) return status;
     b.select.seed = (uint64_t)seed;
     b.select.cdf_threshold = cdf;
-    /* A grid brings text rules and orders with it; a random mask alone stays what it says, uniform
-     * rows. */
+    status = cli_shape_parse(&b.shape, shape);
+    if (!status && block) status = cli_block_parse(block, &b.select.block_q, &b.select.block_k);
+    if (!status && window.count && order != ESA_ORDER_TILE3D)
+        status = cli_usage("bench attention: --window needs --order tile3d");
+    if (status) return status;
+    /* A grid brings text rules and orders with it; random masks alone stay uniform rows. */
     const int only_random = b.selectors.count == 1 && b.selectors.whole[0] == ESA_SELECT_RANDOM;
-    if (window.count && order != ESA_ORDER_TILE3D) {
-        cli_fail("bench attention: --window goes with --order tile3d");
-        return CLI_USAGE;
-    }
-    if (grid.count || order != ESA_ORDER_DEFAULT || text_front >= 0 || text_back >= 0 ||
-        !only_random) {
+    if (grid.count || order != ESA_ORDER_DEFAULT || front >= 0 || back >= 0 || !only_random) {
         esa_layout *l = &b.select.layout;
         l->order = order;
         for (int i = 0; i < 3; i++)
             l->grid_q[i] = grid.count ? (int32_t)grid.whole[i] : b.shape.grid[i];
-        for (int i = 0; i < 3 && window.count; i++) l->window[i] = (int32_t)window.whole[i];
-        l->text_front_q = (int32_t)(text_front >= 0 ? text_front
-                                    : grid.count    ? 0
-                                                    : b.shape.text_front);
-        l->text_back_q = (int32_t)(text_back >= 0 ? text_back : grid.count ? 0 : b.shape.text_back);
+        for (int i = 0; i < window.count; i++) l->window[i] = (int32_t)window.whole[i];
+        l->text_front_q = front >= 0 ? front : grid.count ? 0 : b.shape.text_front;
+        l->text_back_q = back >= 0 ? back : grid.count ? 0 : b.shape.text_back;
     }
     if (b.device == ESA_DEVICE_CUDA) {
         status = cli_ctx_gpu(&b.gpu, &b.gpu_info, 0, "bench attention");

@@ -2,11 +2,11 @@
  * dense, online and cached.
  * SPDX-License-Identifier: Apache-2.0
  *
- * One row per mode and budget. Rounds go through all rows before the next one begins, so that a
- * machine that slows down slows down all of them. A median over rounds stands in the table, the
- * spread beside it; every single step of every round is in the JSON. */
+ * One row per mode and budget. Each round runs all rows once, so that a slower machine slows all of
+ * them. The table shows the median over rounds and the spread; the JSON holds every step of every
+ * round. */
 #include "clip/clip.h"
-#include "core/folders.h"
+#include "core/data.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -42,18 +42,6 @@ typedef struct figure {
     double median, low, high;
 } figure;
 
-static int by_value(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median_of(double *value, int64_t count)
-{
-    qsort(value, (size_t)count, sizeof *value, by_value);
-    return count % 2 ? value[count / 2] : 0.5 * (value[count / 2 - 1] + value[count / 2]);
-}
-
 /* What is measured of one clip. */
 enum { STEP_SPARSE, STEP_ALL, DENOISE, END_TO_END, SELECT_STEP, ATTENTION_STEP, FIGURES };
 static const char *const figure_names[FIGURES] = {
@@ -67,12 +55,12 @@ static double measure(const clip_record *r, int which)
     double sum = 0;
     double *step;
     switch (which) {
-    /* the median step behind the warm-up: one that was disturbed does not count */
+    /* the median step after the warm-up: a disturbed one does not count */
     case STEP_SPARSE:
         step = malloc((size_t)count * sizeof *step);
         if (!step) return (double)NAN;
         memcpy(step, r->step_seconds + first, (size_t)count * sizeof *step);
-        sum = median_of(step, count);
+        sum = measure_median(step, count);
         free(step);
         return sum;
     case STEP_ALL: return clip_step_mean(r, 1);
@@ -89,7 +77,7 @@ static figure over_rounds(const bench *b, const row *r, int which)
 {
     double value[1000];
     for (int64_t i = 0; i < b->rounds; i++) value[i] = measure(&r->record[i], which);
-    const double median = median_of(value, b->rounds);
+    const double median = measure_median(value, b->rounds);
     return (figure){ median, value[0], value[b->rounds - 1] };
 }
 
@@ -161,42 +149,32 @@ static double speedup(const figure *dense, const figure *figures, int which)
 static void cells(cli_table *t, const figure *dense, const figure *figures, int which)
 {
     const figure *f = &figures[which];
-    cli_cell(t, "%.3f", f->median);
-    cli_cell(t, "%.0f %%", 50 * (f->high - f->low) / f->median);
-    if (dense)
-        cli_cell(t, "%.2fx", speedup(dense, figures, which));
-    else
-        cli_cell(t, "-");
+    cli_row(t, "%.3f|%.0f %%|%.2fx", f->median, 50 * (f->high - f->low) / f->median,
+            speedup(dense, figures, which));
 }
 
 static void print_table(const bench *b, figure (*figures)[FIGURES])
 {
-    static const char *const head[] = { "mode",    "budget",     "density",   "s/step",       "+-",
-                                        "speedup", "select",     "attention", "with warm-up", "+-",
-                                        "speedup", "end to end", "+-",        "speedup" };
     const figure *dense = b->row[0].mode == MODE_DENSE ? figures[0] : NULL;
     cli_table *t = cli_table_new(14, 1);
-    for (int i = 0; i < 14; i++) cli_cell(t, "%s", head[i]);
+    cli_row(t, "mode|budget|density|s/step|+-|speedup|select|attention|with warm-up|+-|speedup|"
+               "end to end|+-|speedup");
     for (int i = 0; i < b->rows; i++) {
         char name[48];
         name_of(b, name, &b->row[i]);
-        cli_cell(t, "%s", name);
-        if (b->row[i].mode == MODE_DENSE)
-            cli_cell(t, "-");
-        else
-            cli_cell(t, "%g", b->row[i].budget);
-        cli_cell(t, "%.3f", clip_density(&b->row[i].record[0]));
+        const double budget = b->row[i].mode == MODE_DENSE ? (double)NAN : b->row[i].budget;
+        cli_row(t, "%s|%g|%.3f", name, budget, clip_density(&b->row[i].record[0]));
         cells(t, dense, figures[i], STEP_SPARSE);
-        cli_cell(t, "%.2f ms", 1e3 * figures[i][SELECT_STEP].median);
-        cli_cell(t, "%.1f ms", 1e3 * figures[i][ATTENTION_STEP].median);
+        cli_row(t, "%.2f ms|%.1f ms", 1e3 * figures[i][SELECT_STEP].median,
+                1e3 * figures[i][ATTENTION_STEP].median);
         cells(t, dense, figures[i], STEP_ALL);
         cells(t, dense, figures[i], END_TO_END);
     }
     cli_table_print(t, stdout);
-    printf("\ns/step: median step behind the dense warm-up steps, select and attention: their "
-           "means in it; with warm-up: mean of all %d steps;\n"
-           "end to end: text, steps%s; all medians of %lld round%s, +-: half of what lies between "
-           "the fastest and the slowest round.\n",
+    printf("\ns/step: median step after the dense warm-up steps; select and attention: their mean "
+           "parts of it; with warm-up: mean of all %d steps;\n"
+           "end to end: text, steps%s. All are medians of %lld round%s; +- is half the distance "
+           "between the fastest and the slowest round.\n",
            (int)b->row[0].record[0].steps, b->no_decode ? "" : " and decoding",
            (long long)b->rounds, b->rounds == 1 ? "" : "s");
 }
@@ -307,27 +285,29 @@ int cmd_bench_model(int argc, char **argv)
     int done, cached = 0;
     const cli_option own[] = {
         { "--mode", CLI_CHOICES, &b.modes, "online|cached|dense", 0, 0, 0,
-          "any, with commas (online, and cached if there are --masks)" },
+          "one or more, with commas (online, and cached with --masks)" },
         { "--budgets", CLI_REALS, &b.budgets, "X,...", 0, 1, 0,
-          "kept fractions of key blocks (0.7,0.5,0.3)" },
+          "fractions of key blocks to keep (0.7,0.5,0.3)" },
         { "--method", CLI_CHOICE, &b.method, ONLINE_METHODS, 0, 0, 0,
-          "how online chooses blocks (entropy)" },
+          "selector of mode online (entropy)" },
         { "--masks", CLI_TEXT, &b.base.p.masks, "FILE", 0, 0, 0,
-          "of mode cached; another number of steps is mapped to --steps" },
+          "mask file of mode cached; its steps are mapped to --steps" },
         { "--rounds", CLI_INT, &b.rounds, "N", 1, 1000, 0, "repetitions (3)" },
-        { "--skip-dense", CLI_FLAG, &b.skip_dense, NULL, 0, 0, 0, "no dense clip to compare with" },
-        { "--no-decode", CLI_FLAG, &b.no_decode, NULL, 0, 0, 0, "leave out the decoder" },
+        { "--skip-dense", CLI_FLAG, &b.skip_dense, NULL, 0, 0, 0,
+          "make no dense clip to compare with (off)" },
+        { "--no-decode", CLI_FLAG, &b.no_decode, NULL, 0, 0, 0, "leave out the decoder (off)" },
         { "--prompt", CLI_TEXT, &b.base.p.prompt, "TEXT", 0, 0, 0,
-          "what to show (the first built-in one)" },
-        { "--seed", CLI_INT, &b.base.p.seed, "N", 0, 9e15, 0, "of the noise (0)" },
+          "the prompt (the first built-in prompt)" },
+        { "--seed", CLI_INT, &b.base.p.seed, "N", 0, 9e15, 0, "seed of the noise (0)" },
         { "--json", CLI_OUTPUT, &b.json, "FILE", 0, 0, 0,
           "also write every step of every round as JSON" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
     int status = cli_options(
         "esa bench model", "[options]",
-        "Times whole clips: a step behind the dense warm-up steps, all steps, and end to end; "
-        "dense, online and cached.",
+        "Times whole clips, dense, online and cached: one step after the warm-up, all steps, and "
+        "end "
+        "to end.",
         clip_options(table, own, CLIP_OPTIONS_ALL & ~CLIP_OPTIONS_CACHED, &b.base), argc, argv,
         NULL, &done);
     if (status || done) return status;
@@ -340,10 +320,9 @@ int cmd_bench_model(int argc, char **argv)
     }
     if (cached && !b.base.p.masks)
         return cli_usage("bench model: --mode cached needs --masks FILE (made by `esa calibrate`)");
-    if (!cached && b.base.p.masks)
-        return cli_usage("bench model: --masks is read by --mode cached only");
+    if (!cached && b.base.p.masks) return cli_usage("bench model: --masks needs --mode cached");
     if (b.skip_dense && !others)
-        return cli_usage("bench model: --skip-dense leaves nothing of --mode dense");
+        return cli_usage("bench model: --skip-dense contradicts --mode dense");
     if ((status = clip_request_check(&b.base, what)) != 0) return status;
     b.base.p.session.step_map = ESA_STEP_MAP_NEAREST;
     b.base.p.decode = !b.no_decode;

@@ -281,25 +281,16 @@ static void means_row(const bench *b, cli_table *table, int method, int tail, do
     method_name(b, method_text, method);
     cli_cell(table, "%s", method_text);
     cli_cell(table, "%s", order_name(b, name, method));
-    cli_cell(table, "%s", cli_name(name, CLI_TAILS, tail));
-    cli_cell(table, "%.2f", budget);
-    cli_cell(table, "%d", clips);
-    cli_cell(table, "%.3f", sum.density / clips);
-    if (clips > equal)
-        cli_cell(table, "%.2f dB", sum.psnr / (clips - equal));
-    else
-        cli_cell(table, "equal");
-    cli_cell(table, "%.4f", sum.ssim / clips);
-    cli_cell(table, "%.2f", sum.step / clips);
-    cli_cell(table, "%.2fx", dense / sum.step);
+    cli_row(table, "%s|%.2f|%d|%.3f|%.2f dB|%.4f|%.2f|%.2fx", cli_name(name, CLI_TAILS, tail),
+            budget, clips, sum.density / clips,
+            clips > equal ? sum.psnr / (clips - equal) : (double)INFINITY, sum.ssim / clips,
+            sum.step / clips, dense / sum.step);
 }
 
 static void print_means(const bench *b)
 {
-    static const char *const head[] = { "method",  "order", "tail", "budget", "clips",
-                                        "density", "PSNR",  "SSIM", "s/step", "speedup" };
     cli_table *table = cli_table_new(10, 3);
-    for (int i = 0; i < 10; i++) cli_cell(table, "%s", head[i]);
+    cli_row(table, "method|order|tail|budget|clips|density|PSNR|SSIM|s/step|speedup");
     for (int m = 0; m < b->methods.count; m++)
         for (int t = 0; t < b->tails.count; t++)
             for (int d = 0; d < b->budgets.count; d++)

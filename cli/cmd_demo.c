@@ -70,32 +70,18 @@ fail:
     return -1;
 }
 
-static void print_cells(cli_table *table, const char *selector, const char *tail,
-                        const demo_row *row, double dense_seconds)
+static void add_row(cli_table *table, cli_json *json, const char *selector, const char *tail,
+                    const demo_row *row, double dense_seconds)
 {
-    cli_cell(table, "%s", selector);
-    cli_cell(table, "%s", tail);
-    cli_cell(table, "%.2f", row->asked);
-    cli_cell(table, "%.3f", row->density);
-    cli_cell(table, "%.1f %%", 100 * row->mass);
-    cli_cell(table, "%.2f %%", 100 * row->error);
-    cli_cell(table, "%.0f ms", 1e3 * row->seconds);
-    cli_cell(table, "%.2fx", dense_seconds / row->seconds);
-}
-
-static void json_row(cli_json *json, const char *selector, const char *tail, const demo_row *row,
-                     double dense_seconds)
-{
+    const double speedup = dense_seconds / row->seconds;
+    cli_row(table, "%s|%s|%.2f|%.3f|%.1f %%|%.2f %%|%.0f ms|%.2fx", selector, tail, row->asked,
+            row->density, 100 * row->mass, 100 * row->error, 1e3 * row->seconds, speedup);
     cli_json_open(json, NULL, '{');
-    cli_json_text(json, "selector", selector);
-    cli_json_text(json, "tail", tail);
-    cli_json_real(json, "density_asked", row->asked);
-    cli_json_real(json, "density", row->density);
-    cli_json_real(json, "kept_mass", row->mass);
-    cli_json_real(json, "output_error", row->error);
-    cli_json_real(json, "seconds", row->seconds);
-    cli_json_real(json, "select_seconds", row->select_seconds);
-    cli_json_real(json, "speedup_vs_dense", dense_seconds / row->seconds);
+    cli_json_fields(json,
+                    "selector %s tail %s density_asked %g density %g kept_mass %g output_error %g "
+                    "seconds %g select_seconds %g speedup_vs_dense %g",
+                    selector, tail, row->asked, row->density, row->mass, row->error, row->seconds,
+                    row->select_seconds, speedup);
     cli_json_close(json);
 }
 
@@ -117,15 +103,12 @@ static int run_demo(demo *d, const cli_list *budgets, const char *json_path)
     }
     cli_progress("demo", ++done, total);
 
-    static const char *const head[] = { "selector",  "tail",         "asked", "density",
-                                        "kept mass", "output error", "time",  "speedup" };
     cli_table *table = cli_table_new(8, 2);
     cli_json *json = cli_json_new();
-    for (int i = 0; i < 8; i++) cli_cell(table, "%s", head[i]);
+    cli_row(table, "selector|tail|asked|density|kept mass|output error|time|speedup");
     cli_machine_json(json, d->ctx, NULL);
     cli_json_open(json, "rows", '[');
-    print_cells(table, "dense", "-", &dense, dense.seconds);
-    json_row(json, "dense", "none", &dense, dense.seconds);
+    add_row(table, json, "dense", "none", &dense, dense.seconds);
     for (int b = 0; b < budgets->count; b++)
         for (int s = 0; s < 4; s++)
             for (int t = 0; t < 2; t++) {
@@ -138,8 +121,7 @@ static int run_demo(demo *d, const cli_list *budgets, const char *json_path)
                 }
                 cli_name(selector, CLI_SELECTORS, selectors[s]);
                 cli_name(tail, CLI_TAILS, tails[t]);
-                print_cells(table, selector, tail, &row, dense.seconds);
-                json_row(json, selector, tail, &row, dense.seconds);
+                add_row(table, json, selector, tail, &row, dense.seconds);
                 cli_progress("demo", ++done, total);
             }
     cli_progress_end();

@@ -68,18 +68,11 @@ static void describe(const esa_mask_file_info *i, const char *path, cli_json *js
 static void print_cell(const double *figures, int64_t H, cli_json *json)
 {
     cli_table *table = cli_table_new(4, 0);
-    static const char *const head[] = { "head", "entropy", "kept mass", "density" };
-    for (int i = 0; i < 4; i++) cli_cell(table, "%s", head[i]);
+    cli_row(table, "head|entropy|kept mass|density");
     cli_json_open(json, "heads_of_cell", '[');
     for (int64_t h = 0; h < H; h++) {
-        cli_cell(table, "%lld", (long long)h);
-        for (int i = 0; i < 3; i++) {
-            const double x = figures[i * H + h];
-            if (isfinite(x))
-                cli_cell(table, "%.4f", x);
-            else
-                cli_cell(table, "-");
-        }
+        cli_row(table, "%lld|%.4f|%.4f|%.4f", (long long)h, figures[h], figures[H + h],
+                figures[2 * H + h]);
         cli_json_open(json, NULL, '{');
         cli_json_fields(json, "entropy %g kept_mass %g density %g", figures[h], figures[H + h],
                         figures[2 * H + h]);

@@ -35,20 +35,6 @@ static int64_t prompt_of(const job *j, int64_t i)
 
 /* ---------------------------------------------------------------- settings */
 
-static void json_size(cli_json *json, const clip_request *r)
-{
-    cli_json_int(json, "frames", r->p.frames);
-    cli_json_int(json, "height", r->p.height);
-    cli_json_int(json, "width", r->p.width);
-}
-
-static void json_whole(cli_json *json, const char *key, const cli_list *list)
-{
-    cli_json_open(json, key, '[');
-    for (int i = 0; i < list->count; i++) cli_json_int(json, NULL, list->whole[i]);
-    cli_json_close(json);
-}
-
 /* Everything the recorded bits depend on, as text: runs with the same text can be continued. */
 static int make_settings(job *j)
 {
@@ -62,28 +48,20 @@ static int make_settings(job *j)
     if (status) return status;
     snprintf(block, sizeof block, "%dx%d", session->select.block_q, session->select.block_k);
     cli_json *json = cli_json_new();
-    cli_json_text(json, "format", "esa.calibration");
-    cli_json_int(json, "version", 1);
-    cli_json_text(json, "model", j->maker.info.name);
-    cli_json_text(json, "config_hash", j->maker.info.config_hash);
-    cli_json_text(json, "weights_hash", weights);
-    cli_json_text(json, "folder", j->maker.folder);
-    json_size(json, r);
-    cli_json_int(json, "recorded_steps", r->p.steps);
-    cli_json_int(json, "step_groups", calibrate_groups(r));
-    cli_json_bool(json, "per_branch", session->record_per_branch);
-    cli_json_real(json, "guidance", r->p.guidance);
-    cli_json_text(json, "negative_prompt", r->p.negative_prompt);
-    cli_json_int(json, "scheduler", r->p.scheduler);
-    cli_json_real(json, "flow_shift", r->p.flow_shift);
-    cli_json_text(json, "order", cli_name(name, CLI_ORDERS, session->select.layout.order));
-    json_whole(json, "window", &r->window);
-    cli_json_text(json, "block", block);
-    cli_json_int(json, "samples", session->select.samples);
-    json_whole(json, "dense_layers", &r->dense_layers);
-    cli_json_int(json, "seed", (int64_t)r->p.seed);
-    cli_json_int(json, "shard", o->shard_index);
-    cli_json_int(json, "shards", o->shard_count);
+    cli_json_fields(json,
+                    "format %s version %d model %s config_hash %s weights_hash %s folder %s "
+                    "frames %d height %d width %d recorded_steps %d step_groups %ld per_branch %i "
+                    "guidance %g negative_prompt %s scheduler %d flow_shift %g order %s",
+                    "esa.calibration", 1, j->maker.info.name, j->maker.info.config_hash, weights,
+                    j->maker.folder, r->p.frames, r->p.height, r->p.width, r->p.steps,
+                    calibrate_groups(r), session->record_per_branch, r->p.guidance,
+                    r->p.negative_prompt, r->p.scheduler, r->p.flow_shift,
+                    cli_name(name, CLI_ORDERS, session->select.layout.order));
+    cli_json_reals(json, "window", r->window.real, r->window.count);
+    cli_json_fields(json, "block %s samples %d", block, session->select.samples);
+    cli_json_reals(json, "dense_layers", r->dense_layers.real, r->dense_layers.count);
+    cli_json_fields(json, "seed %ld shard %d shards %d", (int64_t)r->p.seed, o->shard_index,
+                    o->shard_count);
     cli_json_open(json, "prompts", '[');
     for (int64_t i = 0; i < j->count; i++)
         cli_json_text(json, NULL, j->prompts.line[prompt_of(j, i)]);
@@ -108,7 +86,7 @@ static int record_prompts(job *j)
         const int status = clip_make(&j->maker, NULL, &record, &r, label, j->count - i - 1, 0);
         if (status == CLIP_INTERRUPTED)
             cli_fail("%s: interrupted; %lld of %lld prompts are recorded in '%s', the same command "
-                     "goes on from there",
+                     "continues",
                      what, (long long)i, (long long)j->count, j->work.folder);
         if (status) return status;
         j->recorded++;
@@ -210,28 +188,21 @@ static void json_result(job *j, const esa_mask_file_info *info, cli_json *json)
 {
     const clip_request *r = &j->o->clip;
     cli_machine_json(json, j->maker.ctx, NULL);
-    cli_json_text(json, "model", j->maker.info.name);
-    cli_json_text(json, "config_hash", j->maker.info.config_hash);
-    cli_json_text(json, "file", j->work.target);
-    json_size(json, r);
-    cli_json_int(json, "steps", info ? info->steps : j->served);
-    cli_json_int(json, "recorded_steps", r->p.steps);
-    cli_json_int(json, "step_groups", calibrate_groups(r));
-    cli_json_int(json, "samples", r->p.session.select.samples);
-    cli_json_int(json, "tokens", r->tokens);
-    cli_json_int(json, "prompts", j->count);
-    cli_json_int(json, "prompts_recorded_now", j->recorded);
-    cli_json_real(json, "seconds", j->seconds);
-    cli_json_real(json, "seconds_per_prompt",
-                  j->recorded ? j->seconds / (double)j->recorded : (double)NAN);
-    cli_json_real(json, "record_seconds", j->select_seconds);
-    cli_json_int(json, "bytes",
-                 info ? info->file_bytes : j->size.recordings * j->size.recording_bytes);
+    cli_json_fields(json,
+                    "model %s config_hash %s file %s frames %d height %d width %d steps %ld "
+                    "recorded_steps %d step_groups %ld samples %d tokens %ld prompts %ld "
+                    "prompts_recorded_now %ld seconds %g seconds_per_prompt %g record_seconds %g "
+                    "bytes %ld",
+                    j->maker.info.name, j->maker.info.config_hash, j->work.target, r->p.frames,
+                    r->p.height, r->p.width, info ? info->steps : j->served, r->p.steps,
+                    calibrate_groups(r), r->p.session.select.samples, r->tokens, j->count,
+                    j->recorded, j->seconds,
+                    j->recorded ? j->seconds / (double)j->recorded : (double)NAN, j->select_seconds,
+                    info ? info->file_bytes : j->size.recordings * j->size.recording_bytes);
 }
 
 static int describe_masks(job *j)
 {
-    static const char *const head[] = { "budget", "density", "kept mass" };
     esa_ctx *ctx = j->maker.ctx;
     esa_mask_file *file = NULL;
     esa_mask_file_info info = { .struct_size = sizeof info };
@@ -241,18 +212,14 @@ static int describe_masks(job *j)
     if (status == ESA_OK) status = esa_mask_file_get_info(file, &info);
     json_result(j, &info, json);
     cli_json_open(json, "budgets", '[');
-    for (int i = 0; i < 3; i++) cli_cell(table, "%s", head[i]);
+    cli_row(table, "budget|density|kept mass");
     double mean[3] = { NAN, NAN, NAN };
     for (int32_t b = 0; status == ESA_OK && b < info.budget_count; b++) {
         const double budget = info.budget_permille[b] / 1000.0;
         status = budget_means(file, &info, budget, mean);
-        cli_cell(table, "%g", budget);
-        cli_cell(table, "%.3f", mean[2]);
-        cli_cell(table, "%.1f %%", 100 * mean[1]);
+        cli_row(table, "%g|%.3f|%.1f %%", budget, mean[2], 100 * mean[1]);
         cli_json_open(json, NULL, '{');
-        cli_json_real(json, "budget", budget);
-        cli_json_real(json, "density", mean[2]);
-        cli_json_real(json, "kept_mass", mean[1]);
+        cli_json_fields(json, "budget %g density %g kept_mass %g", budget, mean[2], mean[1]);
         cli_json_close(json);
     }
     cli_json_close(json);

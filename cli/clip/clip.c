@@ -12,11 +12,7 @@ static int open_failed(const clip_maker *m, esa_status status)
 {
     const char *family = status == ESA_ERR_UNSUPPORTED ? cli_model_family(esa_ctx_error(m->ctx))
                                                        : NULL;
-    if (family)
-        return cli_fail("%s: the engine does not run %s yet; diffusers with esa.apply(pipe, "
-                        "esa.EsaConfig(budget=0.5)) in Python does",
-                        m->what, family);
-    return cli_fail_esa(m->ctx, status, m->what);
+    return family ? cli_model_in_python(family, m->what) : cli_fail_esa(m->ctx, status, m->what);
 }
 
 int clip_open(clip_maker *m, const clip_opening *o, const char *what)
@@ -70,7 +66,7 @@ void clip_record_free(clip_record *r)
     memset(r, 0, sizeof *r);
 }
 
-/* All arrays in one piece of memory. */
+/* All arrays share one allocation. */
 static int record_new(clip_record *r, int32_t steps, int32_t layers, int32_t heads)
 {
     memset(r, 0, sizeof *r);
@@ -101,48 +97,36 @@ double clip_density(const clip_record *r)
     return r->stats.session.sparse_calls ? r->stats.session.density : 1;
 }
 
-static void json_reals(cli_json *json, const char *key, const double *value, int64_t count)
-{
-    cli_json_open(json, key, '[');
-    for (int64_t i = 0; i < count; i++) cli_json_real(json, NULL, value[i]);
-    cli_json_close(json);
-}
-
 void clip_record_json(cli_json *json, const clip_record *r)
 {
     const esa_generate_stats *s = &r->stats;
-    cli_json_real(json, "seconds", s->seconds);
-    cli_json_real(json, "text_seconds", s->text_seconds);
-    cli_json_real(json, "denoise_seconds", s->denoise_seconds);
-    cli_json_real(json, "attention_seconds", s->attention_seconds);
-    cli_json_real(json, "select_seconds", s->session.select_seconds);
-    cli_json_real(json, "gemm_seconds", s->gemm_seconds);
-    cli_json_real(json, "decode_seconds", s->decode_seconds);
-    cli_json_int(json, "peak_bytes", s->peak_bytes);
-    cli_json_real(json, "density_asked", s->session.density_asked);
-    cli_json_real(json, "density", s->session.density);
-    cli_json_real(json, "kept_mass", s->session.mass);
-    cli_json_int(json, "calls", s->session.calls);
-    cli_json_int(json, "sparse_calls", s->session.sparse_calls);
-    cli_json_text(json, "kernel", s->session.kernel);
-    cli_json_int(json, "warmup_steps", r->warmup);
-    json_reals(json, "step_seconds", r->step_seconds, r->steps);
-    json_reals(json, "step_select_seconds", r->step_select, r->steps);
-    json_reals(json, "step_attention_seconds", r->step_attention, r->steps);
-    json_reals(json, "layer_density", r->layer_density, r->layers);
+    const esa_session_stats *t = &s->session;
+    cli_json_fields(json,
+                    "seconds %g text_seconds %g denoise_seconds %g attention_seconds %g "
+                    "select_seconds %g gemm_seconds %g decode_seconds %g peak_bytes %ld "
+                    "density_asked %g density %g kept_mass %g calls %ld sparse_calls %ld kernel %s "
+                    "warmup_steps %d",
+                    s->seconds, s->text_seconds, s->denoise_seconds, s->attention_seconds,
+                    t->select_seconds, s->gemm_seconds, s->decode_seconds, s->peak_bytes,
+                    t->density_asked, t->density, t->mass, t->calls, t->sparse_calls, t->kernel,
+                    r->warmup);
+    cli_json_reals(json, "step_seconds", r->step_seconds, r->steps);
+    cli_json_reals(json, "step_select_seconds", r->step_select, r->steps);
+    cli_json_reals(json, "step_attention_seconds", r->step_attention, r->steps);
+    cli_json_reals(json, "layer_density", r->layer_density, r->layers);
     cli_json_open(json, "head_density", '[');
     for (int32_t l = 0; l < r->layers; l++)
-        json_reals(json, NULL, r->head_density + (int64_t)l * r->heads, r->heads);
+        cli_json_reals(json, NULL, r->head_density + (int64_t)l * r->heads, r->heads);
     cli_json_close(json);
 }
 
 /* ---------------------------------------------------------------- making */
 
-/* What listens to one call of esa_generate. */
+/* The callbacks of one call of esa_generate. */
 typedef struct listener {
     clip_watch watch;
-    clip_record *record; /* NULL: nobody wants one */
-    double last;         /* time of the last step's end */
+    clip_record *record; /* may be NULL */
+    double last;         /* end of the last step */
 } listener;
 
 static int32_t on_progress(void *user, const esa_progress *p)
@@ -157,7 +141,7 @@ static int32_t on_progress(void *user, const esa_progress *p)
     return clip_progress(&l->watch, p);
 }
 
-/* The session as the last step left it. */
+/* Reads the session after the last step. */
 static void on_denoised(void *user, const esa_session *session)
 {
     clip_record *r = ((listener *)user)->record;

@@ -89,39 +89,23 @@ static int save(job *j, const esa_frames *frames, const char *path)
     return status == ESA_OK ? CLI_OK : cli_fail_esa(j->maker.ctx, status, what);
 }
 
-static void json_video(job *j, const char *method, const char *path, const clip_record *record)
-{
-    cli_json_text(j->json, "method", method);
-    cli_json_text(j->json, "file", path);
-    clip_record_json(j->json, record);
-}
-
+/* dense NULL: this is the dense video */
 static void table_row(job *j, const char *method, const char *path, const clip_record *record,
                       const clip_record *dense, const esa_metrics *m)
 {
     const esa_generate_stats *s = &record->stats;
-    static const char *const head[] = { "video",   "method",  "time", "s/step",
-                                        "speedup", "density", "PSNR", "SSIM" };
     if (!j->table) {
         j->table = cli_table_new(8, 2);
-        for (int i = 0; i < 8; i++) cli_cell(j->table, "%s", head[i]);
+        cli_row(j->table, "video|method|time|s/step|speedup|density|PSNR|SSIM");
     }
-    cli_table *t = j->table;
-    cli_cell(t, "%s", path);
-    cli_cell(t, "%s", method);
-    cli_cell(t, "%.1f s", s->seconds);
-    cli_cell(t, "%.2f", s->denoise_seconds / s->steps);
-    if (!dense) { /* this is the dense video */
-        cli_cell(t, "-");
-        cli_cell(t, "1");
-        cli_cell(t, "-");
-        cli_cell(t, "-");
-        return;
-    }
-    cli_cell(t, "%.2fx", dense->stats.denoise_seconds / s->denoise_seconds);
-    cli_cell(t, s->session.sparse_calls ? "%.3f" : "%g", clip_density(record));
-    cli_cell(t, isinf(m->psnr) ? "equal" : "%.2f dB", m->psnr);
-    cli_cell(t, "%.4f", m->ssim);
+    cli_cell(j->table, "%s", path);
+    cli_row(j->table, "%s|%.1f s|%.2f", method, s->seconds, s->denoise_seconds / s->steps);
+    if (dense)
+        cli_row(j->table, "%.2fx|%.3f|%.2f dB|%.4f",
+                dense->stats.denoise_seconds / s->denoise_seconds, clip_density(record), m->psnr,
+                m->ssim);
+    else
+        cli_row(j->table, "-|1|-|-");
 }
 
 static int beside(job *j, const esa_frames *left, const esa_frames *right, const char *path)
@@ -143,22 +127,19 @@ static void report(job *j, const char *prompt, int64_t seed, const char *path,
     char method[32];
     cli_name(method, METHODS, o->clip.method);
     cli_json_open(j->json, NULL, '{');
-    cli_json_text(j->json, "prompt", prompt);
-    cli_json_int(j->json, "seed", seed);
-    cli_json_int(j->json, "frames", s->frames);
-    cli_json_int(j->json, "height", s->height);
-    cli_json_int(j->json, "width", s->width);
-    cli_json_int(j->json, "steps", s->steps);
-    cli_json_int(j->json, "tokens", s->tokens);
-    json_video(j, method, path, record);
+    cli_json_fields(j->json,
+                    "prompt %s seed %ld frames %d height %d width %d steps %d tokens %d method %s "
+                    "file %s",
+                    prompt, seed, s->frames, s->height, s->width, s->steps, s->tokens, method,
+                    path);
+    clip_record_json(j->json, record);
     if (o->compare) {
-        cli_json_real(j->json, "speedup", dense->stats.denoise_seconds / s->denoise_seconds);
-        cli_json_real(j->json, "psnr", metrics->psnr);
-        cli_json_real(j->json, "ssim", metrics->ssim);
-        cli_json_real(j->json, "psnr_min", metrics->psnr_min);
-        cli_json_real(j->json, "ssim_min", metrics->ssim_min);
+        cli_json_fields(j->json, "speedup %g psnr %g ssim %g psnr_min %g ssim_min %g",
+                        dense->stats.denoise_seconds / s->denoise_seconds, metrics->psnr,
+                        metrics->ssim, metrics->psnr_min, metrics->ssim_min);
         cli_json_open(j->json, "dense", '{');
-        json_video(j, "dense", dense_path, dense);
+        cli_json_fields(j->json, "method %s file %s", "dense", dense_path);
+        clip_record_json(j->json, dense);
         cli_json_close(j->json);
         table_row(j, "dense", dense_path, dense, NULL, NULL);
         table_row(j, method, path, record, dense, metrics);
@@ -263,8 +244,7 @@ static int all_videos(job *j, const cli_prompts *prompts)
     int status = clip_resolve(&j->maker, &r);
     if (status) return status;
     j->frames = r.p.frames;
-    cli_json_real(j->json, "guidance", r.p.guidance);
-    cli_json_real(j->json, "budget", r.p.session.select.budget);
+    cli_json_fields(j->json, "guidance %g budget %g", r.p.guidance, r.p.session.select.budget);
     cli_json_open(j->json, "videos", '[');
     if (o->output_dir) status = cli_make_folders(o->output_dir, &kept, what);
     if (status) return status;
@@ -294,9 +274,8 @@ static int with_model(job *j)
                            (long long)prompts.count);
     j->json = cli_json_new();
     cli_machine_json(j->json, j->maker.ctx, NULL);
-    cli_json_text(j->json, "model", j->maker.info.name);
-    cli_json_text(j->json, "config_hash", j->maker.info.config_hash);
-    cli_json_int(j->json, "seed", o->seeds.whole[0]);
+    cli_json_fields(j->json, "model %s config_hash %s seed %ld", j->maker.info.name,
+                    j->maker.info.config_hash, o->seeds.whole[0]);
     if (!status) status = all_videos(j, &prompts);
     if (j->table) { /* also after a failure: the videos in it are whole */
         cli_table_print(j->table, stdout);

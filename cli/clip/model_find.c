@@ -1,6 +1,5 @@
-/* model_find.c - where a model's folder is: $ESA_MODELS, beside the command, the local cache of the
- * hub.
- * SPDX-License-Identifier: Apache-2.0 */
+/* model_find.c - finds a model's folder: $ESA_MODELS, beside the command, the local cache of the
+ * hub. SPDX-License-Identifier: Apache-2.0 */
 #define _XOPEN_SOURCE 700
 #include "clip/video.h"
 
@@ -69,6 +68,13 @@ const char *cli_model_family(const char *text)
     return NULL;
 }
 
+int cli_model_in_python(const char *family, const char *what)
+{
+    return cli_fail("%s: the engine does not run %s yet; diffusers with esa.apply(pipe, "
+                    "esa.EsaConfig(budget=0.5)) in Python does",
+                    what, family);
+}
+
 static int find_named(char *folder, size_t size, const named *m, const char *what)
 {
     const char *root = getenv("ESA_MODELS");
@@ -102,10 +108,7 @@ int cli_model_find(char *folder, size_t size, const char *model, const char *wha
     for (int i = 0; i < MODELS; i++) {
         names[i] = models[i].name;
         if (strcmp(model, models[i].name) != 0) continue;
-        if (models[i].family)
-            return cli_fail("%s: the engine does not run %s yet; diffusers with esa.apply(pipe, "
-                            "esa.EsaConfig(budget=0.5)) in Python does",
-                            what, models[i].family);
+        if (models[i].family) return cli_model_in_python(models[i].family, what);
         return find_named(folder, size, &models[i], what);
     }
     struct stat about;

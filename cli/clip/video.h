@@ -48,8 +48,8 @@ typedef struct cli_video {
 #undef CLI_VIDEO_FIELD
 } cli_video;
 
-/* CLI_FAILED after one sentence where the engine was not built, is not there, or is of another
- * build. what names the command. */
+/* CLI_FAILED after a message if the engine was not built, is missing, or comes from another build.
+ * what names the command. */
 int cli_video_open(cli_video *video, const char *what);
 void cli_video_close(cli_video *video);
 /* 1 if this command was built with an engine to open. */
@@ -59,19 +59,21 @@ int cli_video_mp4(void);
 
 /* ---------------------------------------------------------------- models by name (model_find.c) */
 
-/* The folder of a model: NULL is wan-tiny; a known name is looked up under $ESA_MODELS, beside the
- * command (wan-tiny) and in the local hub cache; anything else is a folder. CLI_FAILED after one
- * sentence, also for families the engine does not run. */
+/* The folder of a model. NULL is wan-tiny. A known name is looked up under $ESA_MODELS, beside the
+ * command (wan-tiny) and in the local hub cache; any other text is a folder. CLI_FAILED after a
+ * message, also for families the engine does not run. */
 int cli_model_find(char *folder, size_t size, const char *model, const char *what);
-/* "fnv1a64:..." of the weights of some parts (ESA_PART_*) of a model folder, to tell whether they
- * are still the same; a second for tens of gigabytes, because large files are only sampled
- * (model_weights.c). CLI_FAILED after one sentence. */
+/* "fnv1a64:..." of the weights of some parts (ESA_PART_*) of a model folder. It changes when the
+ * weights do, and takes a second for tens of gigabytes, because large files are sampled
+ * (model_weights.c). CLI_FAILED after a message. */
 int cli_model_weights(char out[32], const char *folder, int parts, const char *what);
-/* The folder the running command lies in; 0 if that cannot be found out. */
+/* The folder of the running command; 0 if it is unknown. */
 int cli_own_folder(char *out, size_t size);
-/* Of the pipeline class in an error's text, the family and how to run it in Python; NULL if there
- * is none. */
+/* The family that an error's text names by its pipeline class, if only Python runs it; else NULL.
+ */
 const char *cli_model_family(const char *text);
+/* The message for such a family; returns CLI_FAILED. */
+int cli_model_in_python(const char *family, const char *what);
 
 /* ---------------------------------------------------------------- prompts (prompts.c) */
 

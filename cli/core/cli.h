@@ -124,8 +124,11 @@ const char *cli_nearest(const char *word, const char *const *names, int count);
  * flush left. (table_print.c) */
 typedef struct cli_table cli_table;
 cli_table *cli_table_new(int columns, int left);
-/* One cell; after the last column a new row starts. */
+/* One cell; after the last column a new row starts. NaN is shown as "-", infinity, which is the
+ * PSNR of equal videos, as "equal". */
 void cli_cell(cli_table *table, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Several cells: "%s|%d|%.2f dB". */
+void cli_row(cli_table *table, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void cli_table_print(cli_table *table, FILE *out); /* prints and frees */
 
 /* A progress line on stderr: redrawn in place on a terminal, a plain line now and then

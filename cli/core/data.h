@@ -49,4 +49,7 @@ int64_t measure_pairs(const esa_mask *mask, const esa_tensor *q, const esa_tenso
  * Euclidean norm. */
 double measure_error(const esa_tensor *o, const esa_tensor *ref, int64_t head);
 
+/* The median of n numbers, NaN if n is 0; sorts them, so that the least comes first. */
+double measure_median(double *values, int64_t n);
+
 #endif

@@ -68,3 +68,16 @@ double measure_error(const esa_tensor *o, const esa_tensor *ref, int64_t head)
     }
     return bottom > 0 ? sqrt(top / bottom) : (top > 0 ? INFINITY : 0.0);
 }
+
+static int ascending(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double measure_median(double *values, int64_t n)
+{
+    if (n < 1) return (double)NAN;
+    qsort(values, (size_t)n, sizeof *values, ascending);
+    return n % 2 ? values[n / 2] : 0.5 * (values[n / 2 - 1] + values[n / 2]);
+}

@@ -24,20 +24,47 @@ cli_table *cli_table_new(int columns, int left)
     return t;
 }
 
-void cli_cell(cli_table *t, const char *format, ...)
+static void add(cli_table *t, const char *text)
 {
-    if (!t) return;
     if (t->cells == t->room) {
         const int64_t room = t->room ? 2 * t->room : 64;
-        char(*text)[CELL] = realloc(t->text, (size_t)room * CELL);
-        if (!text) return; /* a table without its last cells is the least of the worries then */
-        t->text = text;
+        char(*grown)[CELL] = realloc(t->text, (size_t)room * CELL);
+        if (!grown) return; /* out of memory: the table ends here */
+        t->text = grown;
         t->room = room;
     }
+    if (strncmp(text, "nan", 3) == 0 || strncmp(text, "-nan", 4) == 0) text = "-";
+    if (strncmp(text, "inf", 3) == 0) text = "equal";
+    snprintf(t->text[t->cells++], CELL, "%.*s", CELL - 1, text);
+}
+
+void cli_cell(cli_table *t, const char *format, ...)
+{
+    char text[CELL];
+    if (!t) return;
     va_list args;
     va_start(args, format);
-    vsnprintf(t->text[t->cells++], CELL, format, args);
+    vsnprintf(text, sizeof text, format, args);
     va_end(args);
+    add(t, text);
+}
+
+void cli_row(cli_table *t, const char *format, ...)
+{
+    enum { BAR = 0x1f }; /* stands for | in the text, which may hold one */
+    char split[512], text[2048];
+    if (!t) return;
+    snprintf(split, sizeof split, "%s", format);
+    for (char *c = split; (c = strchr(c, '|')) != NULL;) *c = BAR;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, split, args);
+    va_end(args);
+    for (char *cell = text, *end = text; end; cell = end + 1) {
+        end = strchr(cell, BAR);
+        if (end) *end = 0;
+        add(t, cell);
+    }
 }
 
 void cli_table_print(cli_table *t, FILE *out)
