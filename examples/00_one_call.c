@@ -46,8 +46,8 @@ int main(void)
     esa_mask *mask = NULL;
     if (esa_ctx_create(&ctx, NULL)) return 1;
 
-    /* Keep half of the key blocks. The pooled tail replaces each skipped block by its mean key and
-     * value. */
+    /* Keep half of the key blocks. The pooled tail replaces each skipped block by its mean
+     * key and value. */
     esa_select_params select = esa_select_params_default(ESA_SELECT_ENTROPY);
     select.budget = 0.5;
     esa_attention_params attention = esa_attention_params_default();

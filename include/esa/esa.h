@@ -204,9 +204,9 @@ ESA_API esa_status esa_ctx_set_stream(esa_ctx *ctx, void *cuda_stream);
 
 ESA_API const char *esa_version(void); /* for example "0.1.0" */
 ESA_API int32_t esa_api_version(void); /* ESA_API_VERSION of the loaded library */
-/* The version and a hash of the sources, for example "0.1.0-1f2e3d4c5b6a"; static storage.
- * libesa_video, the CUDA plugin and the Python package work only with a libesa of their own
- * build. */
+/* The version and a hash of the sources, for example "0.1.0-1f2e3d4c5b6a"; static
+ * storage. libesa_video, the CUDA plugin and the Python package work only with a libesa
+ * of their own build. */
 ESA_API const char *esa_build_id(void);
 
 /* Sizes of the public structs, indexed by ESA_ABI_*. A binding compares them when it loads. */

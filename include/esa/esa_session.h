@@ -68,8 +68,8 @@ typedef struct esa_session_params {
     const char *config_hash;
     /* CACHED: where the masks come from. Borrowed: must outlive the session and share its ctx. */
     esa_mask_file *masks;
-    /* RECORD: number of step groups G; 0: one per step (0). Step i belongs to group
-     * floor(i*G/steps). */
+    /* RECORD: number of step groups G; 0: one per step (0). Step i belongs
+     * to group floor(i*G/steps). */
     int32_t record_groups;
     int32_t record_per_branch; /* RECORD: 1 keeps the branches apart, 0 averages them (0) */
     /* ONLINE uses every field but kv_len. CACHED uses budget and layout.order_applied; the rest of
@@ -123,8 +123,8 @@ ESA_API esa_status esa_session_step(esa_session *session, int32_t step, int32_t 
  * without waiting, so there a new array needs a new mask. */
 ESA_API esa_status esa_session_set_kv_len(esa_session *session, const int32_t *kv_len);
 
-/* Runs one attention call of the model. kind: ESA_CALL_*. lse may be NULL. On failure o is
- * unchanged. */
+/* Runs one attention call of the model. kind: ESA_CALL_*. lse may be NULL. On failure
+ * o is unchanged. */
 ESA_API esa_status esa_session_attention(esa_session *session, int32_t layer, int32_t kind,
                                          const esa_tensor *q, const esa_tensor *k,
                                          const esa_tensor *v, const esa_tensor *o,
@@ -214,23 +214,23 @@ ESA_API void esa_mask_file_free(esa_mask_file *file);
 ESA_API esa_status esa_mask_file_get_info(const esa_mask_file *file, esa_mask_file_info *info);
 
 /* Makes the masks for budget available: prebuilt ones, or masks derived now from the stored
- * importance (the same bits). Budgets of mask files are whole per mille; others are rounded to the
- * nearest. */
+ * importance (the same bits). Budgets of mask files are whole per mille; others are rounded
+ * to the nearest. */
 ESA_API esa_status esa_mask_file_require(esa_mask_file *file, double budget);
 
-/* Returns the mask of one cell, owned by the caller. step is mapped to its group. Calls
- * esa_mask_file_require. ESA_ERR_STATE if the file does not store the cell (dense layer,
- * warm-up). */
+/* Returns the mask of one cell, owned by the caller. step is mapped to its group.
+ * Calls esa_mask_file_require. ESA_ERR_STATE if the file does not store the cell
+ * (dense layer, warm-up). */
 ESA_API esa_status esa_mask_file_get(esa_mask_file *file, esa_mask **mask, int32_t layer,
                                      int32_t step, int32_t branch, double budget);
 
-/* 1 if the file stores the cell of layer and step; 0 if not (dense layer, warm-up, out of range).
- */
+/* 1 if the file stores the cell of layer and step; 0 if not (dense layer, warm-up,
+ * out of range). */
 ESA_API int32_t esa_mask_file_stored(const esa_mask_file *file, int32_t layer, int32_t step);
 
-/* Values per head of one cell: normalised entropy, share of the recorded importance that the mask
- * keeps, and density. Each array is f64[H] or NULL. NaN where the file does not know. Calls
- * esa_mask_file_require. */
+/* Values per head of one cell: normalised entropy, share of the recorded importance that
+ * the mask keeps, and density. Each array is f64[H] or NULL. NaN where the file does not
+ * know. Calls esa_mask_file_require. */
 ESA_API esa_status esa_mask_file_heads(esa_mask_file *file, double *entropy, double *mass,
                                        double *density, int32_t layer, int32_t step, int32_t branch,
                                        double budget);
@@ -261,8 +261,8 @@ typedef struct esa_mask_build {
 
 ESA_API esa_mask_build esa_mask_build_default(void);
 
-/* Adds up one or more recordings (shards of a run) into one. Any order and any split give the same
- * bits. */
+/* Adds up one or more recordings (shards of a run) into one. Any order and any split give
+ * the same bits. */
 ESA_API esa_status esa_recording_merge(esa_ctx *ctx, const char *output,
                                        const char *const *recordings, int32_t count);
 

@@ -1,9 +1,8 @@
 /* version.h - the version numbers of esa.
  * SPDX-License-Identifier: Apache-2.0
  *
- * ESA_VERSION_*    release of the library (semantic versioning). CMake and pyproject read it here.
- * ESA_API_VERSION  counts incompatible changes of the headers. Compare it with esa_api_version().
- */
+ * ESA_VERSION_*    release of the library (semantic versioning); CMake and pyproject read it here
+ * ESA_API_VERSION  counts incompatible changes of the headers; see esa_api_version() */
 #ifndef ESA_VERSION_H
 #define ESA_VERSION_H
 

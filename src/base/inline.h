@@ -1,5 +1,5 @@
-/* inline.h - ESA_INLINE marks pure functions in headers, so that C and CUDA compile the same
- * source.
+/* inline.h - ESA_INLINE marks pure functions in headers, so that C and CUDA compile
+ * the same source.
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_BASE_INLINE_H
 #define ESA_BASE_INLINE_H

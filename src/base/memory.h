@@ -27,8 +27,8 @@ void esa_mem_free(const esa_allocator *mem, void *ptr, int64_t bytes);
 int64_t esa_size_mul(int64_t a, int64_t b);
 int64_t esa_size_add(int64_t a, int64_t b);
 
-/* Carves one block into parts. With base NULL it only counts, so the same code measures and
- * places. */
+/* Carves one block into parts. With base NULL it only counts, so the same code
+ * measures and places. */
 typedef struct esa_carve {
     char *base;
     int64_t used;

@@ -15,8 +15,8 @@ typedef void (*esa_pool_fn)(void *arg, int64_t item, int32_t worker);
 esa_status esa_pool_create(esa_pool **pool, int32_t threads, const esa_allocator *mem);
 void esa_pool_free(esa_pool *pool);
 int32_t esa_pool_threads(const esa_pool *pool);
-/* Runs fn over all items and returns when all are done. Items start in ascending order. Not
- * reentrant. */
+/* Runs fn over all items and returns when all are done. Items start in ascending
+ * order. Not reentrant. */
 void esa_pool_run(esa_pool *pool, esa_pool_fn fn, void *arg, int64_t items);
 
 #endif

@@ -350,8 +350,8 @@ static void finish_rows(const attn_run *run, attn_worker *w, const attn_pass *pa
             a->lse[pass->b * a->lse_stride[0] + pass->h * a->lse_stride[1] + n * a->lse_stride[2]] =
                 lse;
         }
-    /* If nothing is visible, the sum is 0 and o is 0, and 0 * 0 stays 0. NaN differs from 0 and
-     * passes. */
+    /* If nothing is visible, the sum is 0 and o is 0, and 0 * 0 stays 0. NaN differs from
+     * 0 and passes. */
     for (int64_t r = 0; r < run->z.rows_pad; r++) w->l[r] = w->l[r] == 0.0f ? 0.0f : 1.0f / w->l[r];
     const int32_t large = a->B * a->Hq * a->Nq * a->D * esa_dtype_size(a->dtype) > STREAM_BYTES;
     const esa_cpu_kernels *kern = a->kern;
@@ -487,8 +487,8 @@ static int64_t list_items(attn_run *run)
     return n;
 }
 
-/* Rows with gaps between them are copied: in place they would share a few cache sets (5 to 8 %
- * slower). */
+/* Rows with gaps between them are copied: in place they would share a few cache sets (5 to
+ * 8 % slower). */
 static int32_t reads_in_place(const esa_attn_args *a)
 {
     const int32_t floats = a->kern->packed_bytes == 4 && a->dtype == ESA_DTYPE_F32 &&

@@ -8,8 +8,8 @@
 
 /* Scratch bytes for esa_attn_cpu. Reads only sizes, kern, pool, blocks and tail. */
 int64_t esa_attn_cpu_workspace(const esa_attn_args *args);
-/* Computes attention. Cannot fail. ws: esa_attn_cpu_workspace bytes, aligned to
- * ESA_WORKSPACE_ALIGN. */
+/* Computes attention. Cannot fail. ws: esa_attn_cpu_workspace bytes,
+ * aligned to ESA_WORKSPACE_ALIGN. */
 void esa_attn_cpu(const esa_attn_args *args, void *ws);
 
 #endif

@@ -42,8 +42,8 @@ typedef struct esa_cpu_kernels {
     void (*rows_v)(void *dst, const void *src, int32_t dtype, int64_t stride, const int32_t *gather,
                    int64_t rows, int64_t D);
 
-    /* s[key][nr] = factor * dot over depth with one panel of queries. k: rows of k_stride
-     * elements. */
+    /* s[key][nr] = factor * dot over depth with one panel of queries. k: rows
+     * of k_stride elements. */
     void (*kq)(float *s, const void *q, const void *k, int64_t k_stride, int64_t keys,
                int64_t depth, float factor);
 
@@ -66,8 +66,8 @@ typedef struct esa_cpu_kernels {
      * r times factor[r], for r < rows <= nr. factor is readable up to nr. */
     void (*store)(void *dst, int32_t dtype, int64_t stride, const int32_t *scatter, const float *o,
                   const float *factor, int64_t rows, int64_t D);
-    /* The same with stores that bypass the cache, for outputs too large for it. NULL: this set has
-     * none. */
+    /* The same with stores that bypass the cache, for outputs too large for it. NULL: this
+     * set has none. */
     void (*stream)(void *dst, int32_t dtype, int64_t stride, const int32_t *scatter, const float *o,
                    const float *factor, int64_t rows, int64_t D);
 

@@ -37,9 +37,9 @@ uint32_t esa_cpu_detect(void)
     return levels;
 }
 
-/* AMD cores issue VDPBF16PS at the rate of an f32 FMA, which is twice the work. Intel cores issue
- * it at less than half that rate: 148 GFLOP/s against 233 for f32, measured on a 16-core Xeon
- * (docs/speed.md). */
+/* AMD cores issue VDPBF16PS at the rate of an f32 FMA, which is twice the work. Intel cores
+ * issue it at less than half that rate: 148 GFLOP/s against 233 for f32, measured on a
+ * 16-core Xeon (docs/speed.md). */
 int32_t esa_cpu_bf16_pays(void)
 {
     uint32_t a = 0, b = 0, c = 0, d = 0;

@@ -2,12 +2,12 @@
  * after defining the vector operations (simd_<isa>.h) and the tile: MR broadcast rows x NV vectors.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The tile is an outer product as in BLAS: MR x NV accumulators stay in registers, and each step
- * loads NV vectors of the right operand and broadcasts MR values of the left one. Attention puts
- * queries along the vectors and broadcasts keys and values, which therefore need no packing: the
- * product walks a row of K along D, and takes a row of V per step. Selectors put keys along the
- * vectors. Fewer than MR rows use smaller tiles (ROWS_A < ROWS_B < MR), so 128 rows waste
- * nothing. */
+ * The tile is an outer product as in BLAS: MR x NV accumulators stay in registers, and each
+ * step loads NV vectors of the right operand and broadcasts MR values of the left one.
+ * Attention puts queries along the vectors and broadcasts keys and values, which therefore need
+ * no packing: the product walks a row of K along D, and takes a row of V per step. Selectors
+ * put keys along the vectors. Fewer than MR rows use smaller tiles (ROWS_A < ROWS_B < MR), so
+ * 128 rows waste nothing. */
 
 #include <math.h>
 #include "cpu/tables.h"
@@ -22,8 +22,8 @@
 
 /* ---------------------------------------------------------------- packing */
 
-/* dst [D][W] from up to W rows (n exist): VL x VL transposes, then the columns past D one by
- * one. */
+/* dst [D][W] from up to W rows (n exist): VL x VL transposes, then the columns past D
+ * one by one. */
 INLINE void pack_panel(float *dst, const char *const *row, int64_t n, int64_t D, int32_t dtype,
                        vf factor, const int W)
 {

@@ -96,8 +96,8 @@ static void rows_v_bf16(void *dst, const void *src, int32_t dtype, int64_t strid
                                                (gather ? gather[i + s] : i + s) * stride * size,
                                            d, D, dtype)
                               : _mm512_setzero_si512();
-            /* a0 b0 a1 b1 ...: unpack works inside 128-bit lanes; the permutes put the lanes in
-             * order. */
+            /* a0 b0 a1 b1 ...: unpack works inside 128-bit lanes; the permutes put the
+             * lanes in order. */
             const __m512i lo = _mm512_unpacklo_epi16(pair[0], pair[1]),
                           hi = _mm512_unpackhi_epi16(pair[0], pair[1]);
             const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11),
@@ -116,8 +116,8 @@ INLINE __m512bh broadcast_pair(const void *p)
     return (__m512bh)_mm512_set1_epi32((int)w);
 }
 
-/* c += over word steps. a: pairs at a + step*a_step + r*a_row, in 16-bit units. b: [step][NR]
- * words. */
+/* c += over word steps. a: pairs at a + step*a_step + r*a_row, in 16-bit units.
+ * b: [step][NR] words. */
 INLINE void tile_pairs(vf c[][NV], const uint16_t *a, int64_t a_step, int64_t a_row,
                        const uint16_t *b, int64_t steps, const int R)
 {

@@ -1,5 +1,5 @@
-/* kernels_ref.c - every slot of the kernel table in plain C: the reference for tests, and the
- * fallback.
+/* kernels_ref.c - every slot of the kernel table in plain C: the reference for tests,
+ * and the fallback.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Contract: cpu/cpu.h and docs/kernels.md. Written to be read: one loop per sum, no blocking. */

@@ -66,8 +66,8 @@ static inline float v_reduce_add(vf x)
     return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
 }
 
-/* 2^x for x <= 127: round, a polynomial of degree 5 on [-1/2, 1/2], scale. -inf gives 0; NaN stays
- * NaN. */
+/* 2^x for x <= 127: round, a polynomial of degree 5 on [-1/2, 1/2], scale. -inf gives 0;
+ * NaN stays NaN. */
 static inline vf v_exp2(vf x)
 {
     x = v_max(v_set1(-151.0f), x); /* 2^-151 rounds to 0; keeps x - round(x) finite */

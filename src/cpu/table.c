@@ -1,5 +1,5 @@
-/* table.c - picks the kernel table: the best level of this machine, lowered by $ESA_CPU or the
- * caller.
+/* table.c - picks the kernel table: the best level of this machine, lowered by $ESA_CPU
+ * or the caller.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "cpu/cpu.h"
 #include "cpu/tables.h"

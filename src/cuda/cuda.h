@@ -79,8 +79,8 @@ typedef struct esa_cuda_table {
     esa_status (*copy)(esa_cuda_device *dev, void *dst, const void *src, int64_t bytes,
                        void *stream);
     esa_status (*sync)(esa_cuda_device *dev, void *stream);
-    /* Marks on a stream, for timing. elapsed: seconds between two recorded marks; waits for the
-     * second. */
+    /* Marks on a stream, for timing. elapsed: seconds between two recorded marks; waits
+     * for the second. */
     esa_status (*mark_create)(esa_cuda_device *dev, void **mark);
     void (*mark_release)(int32_t ordinal, void *mark);
     esa_status (*mark_record)(esa_cuda_device *dev, void *mark, void *stream);
@@ -94,10 +94,10 @@ typedef struct esa_cuda_table {
                             void *stream);
     const char *(*attention_kernel)(const esa_cuda_device *dev, const esa_attn_args *args);
 
-    /* Selection fills count, index and facts of mask. importance: out f32[B][Hq][nq][nk] and
-     * entropy f64[B][Hq] or NULL, both on the device, for params.selector = ENTROPY.
-     * from_importance: the second half of the entropy selector. All three use the same
-     * workspace. */
+    /* Selection fills count, index and facts of mask. importance: out
+     * f32[B][Hq][nq][nk] and entropy f64[B][Hq] or NULL, both on the device, for
+     * params.selector = ENTROPY. from_importance: the second half of the entropy
+     * selector. All three use the same workspace. */
     int64_t (*select_workspace)(const esa_cuda_device *dev, const esa_select_args *args);
     esa_status (*select)(esa_cuda_device *dev, const esa_select_args *args,
                          const esa_cuda_mask *mask, void *ws, void *stream);
@@ -107,9 +107,9 @@ typedef struct esa_cuda_table {
                                   const esa_cuda_mask *mask, const float *importance, void *ws,
                                   void *stream);
 
-    /* Stored masks: bits [B][H][nq][ceil(nk/8)]; block j is bit j%8 of byte j/8. Bits from nk on
-     * are ignored when read and 0 when written. bits_to_lists sets facts[1] and leaves facts[0]
-     * alone. */
+    /* Stored masks: bits [B][H][nq][ceil(nk/8)]; block j is bit j%8 of byte j/8. Bits from
+     * nk on are ignored when read and 0 when written. bits_to_lists sets facts[1] and
+     * leaves facts[0] alone. */
     esa_status (*bits_to_lists)(esa_cuda_device *dev, const esa_cuda_mask *mask,
                                 const uint8_t *bits, void *stream);
     esa_status (*lists_to_bits)(esa_cuda_device *dev, const esa_cuda_mask *mask, uint8_t *bits,

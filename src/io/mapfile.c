@@ -1,9 +1,9 @@
 /* mapfile.c - maps a file read-only; see mapfile.h.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The map is private. If another process truncates the file while it is mapped, access faults, as
- * with every mmap reader. Replace files by renaming, as our writers do; do not rewrite them in
- * place. */
+ * The map is private. If another process truncates the file while it is mapped, access
+ * faults, as with every mmap reader. Replace files by renaming, as our writers do; do not
+ * rewrite them in place. */
 #include "io/mapfile.h"
 
 #include <errno.h>

@@ -51,8 +51,8 @@ int32_t esa_file_dtype_from_name(const char *name);
 /* Bytes of a tensor, or -1 for overflow or a negative dimension. */
 int64_t esa_file_bytes(int32_t dtype, int32_t rank, const int64_t *dim);
 
-/* A name made safe for a message: control bytes replaced, at most 60 bytes, cut at a whole
- * character. */
+/* A name made safe for a message: control bytes replaced, at most 60 bytes, cut at
+ * a whole character. */
 typedef struct esa_quoted {
     char text[80];
 } esa_quoted;

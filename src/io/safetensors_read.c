@@ -163,8 +163,8 @@ static esa_status parse_offsets(esa_tensors *file, esa_json *json, esa_st_entry 
     return ESA_OK;
 }
 
-/* Parses the object of one tensor. Its three keys come in any order, each exactly once, and no
- * others. */
+/* Parses the object of one tensor. Its three keys come in any order, each exactly once,
+ * and no others. */
 static esa_status parse_entry(esa_tensors *file, esa_json *json, esa_st_entry *e)
 {
     enum { DTYPE = 1, SHAPE = 2, OFFSETS = 4 };

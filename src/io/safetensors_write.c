@@ -261,8 +261,8 @@ static esa_status write_header(esa_tensors_writer *w)
     int64_t length = w->tensors.used + 2;
     if (has_metadata)
         length += w->metadata.used + (int64_t)sizeof open_metadata - 2 + (w->tensors.used ? 2 : 1);
-    /* Spaces after the object align the data to 64 bytes, so that a mapped tensor can be used in
-     * place. */
+    /* Spaces after the object align the data to 64 bytes, so that a mapped tensor can be
+     * used in place. */
     const int64_t pad = (ESA_ST_ALIGN - (8 + length) % ESA_ST_ALIGN) % ESA_ST_ALIGN;
     const int64_t total = length + pad;
     if (total > ESA_ST_MAX_HEADER)

@@ -1,5 +1,5 @@
-/* tensors_api.c - the public calls for safetensors files: argument checks and the ctx guard around
- * safetensors.h.
+/* tensors_api.c - the public calls for safetensors files: argument checks and the ctx
+ * guard around safetensors.h.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "io/safetensors.h"
 

@@ -75,8 +75,8 @@ static void piece(walk *k, point p, axis a, axis b, axis c)
         piece(k, moved(p, a, a1), part(a, a2), b, c);
         return;
     }
-    /* Much flatter in one direction: keep the thin axis whole and walk the flat figure in the other
-     * two. */
+    /* Much flatter in one direction: keep the thin axis whole and walk the flat figure in
+     * the other two. */
     if (3 * b.n > 4 * c.n || c.n == 1) {
         const int64_t b1 = even_half(b.n), b2 = b.n - b1;
         piece(k, p, part(b, b1), c, part(a, a1));

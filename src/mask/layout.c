@@ -90,8 +90,8 @@ esa_status esa_layout_resolve(esa_ctx *ctx, esa_layout *out, const esa_layout *i
     esa_layout r = *in;
     const int32_t k_blank = !r.grid_k[0] && !r.grid_k[1] && !r.grid_k[2] && !r.text_front_k &&
                             !r.text_back_k;
-    /* Compat rf_v2 ignores the shape of the key side, as the original ignores its
-     * latent_shape_k. */
+    /* Compat rf_v2 ignores the shape of the key side, as the original
+     * ignores its latent_shape_k. */
     const int32_t compat_rf = selector == ESA_SELECT_RF_V2 && mode != ESA_MODE_FIXED;
     if ((k_blank && Nk == Nq) || (compat_rf && Nk == Nq)) {
         memcpy(r.grid_k, r.grid_q, sizeof r.grid_k);

@@ -32,11 +32,11 @@ struct esa_mask {
  * more than ceil(N/block). NULL if out of memory. */
 esa_mask *esa_mask_new(const esa_allocator *mem, int64_t B, int64_t H, int64_t Nq, int64_t Nk,
                        int64_t nq, int64_t nk, int32_t block_q, int32_t block_k);
-/* Makes an empty CPU mask with the geometry and info of src, without counts. NULL if out of
- * memory. */
+/* Makes an empty CPU mask with the geometry and info of src, without counts. NULL if
+ * out of memory. */
 esa_mask *esa_mask_like(const esa_allocator *mem, const esa_mask *src);
-/* *host is mask itself if it is on the CPU, else a CPU copy allocated from mem. The caller frees a
- * copy. */
+/* *host is mask itself if it is on the CPU, else a CPU copy allocated from mem. The caller
+ * frees a copy. */
 esa_status esa_mask_on_host(const esa_mask **host, const esa_mask *mask, const esa_allocator *mem);
 /* Number of row i of head h and batch entry b. A mask with B = 1 serves every batch entry. */
 static inline int64_t esa_mask_row(const esa_mask *m, int64_t b, int64_t h, int64_t i)
@@ -50,9 +50,9 @@ void esa_mask_set_row(esa_mask *mask, int64_t row, const uint8_t *keep);
 /* Number of kept blocks of a CPU mask. */
 int64_t esa_mask_kept(const esa_mask *mask);
 
-/* Checks a layout against the lengths and resolves every default: DEFAULT order, -1 protection, the
- * k side from the q side. mode and selector decide the defaults (esa.h). Errors leave a message in
- * ctx. */
+/* Checks a layout against the lengths and resolves every default: DEFAULT order, -1 protection,
+ * the k side from the q side. mode and selector decide the defaults (esa.h). Errors leave a
+ * message in ctx. */
 esa_status esa_layout_resolve(esa_ctx *ctx, esa_layout *out, const esa_layout *in, int64_t Nq,
                               int64_t Nk, int32_t selector, int32_t mode, int32_t causal);
 /* 1 if the resolved order is the identity, so that nothing is gathered. */
@@ -62,14 +62,14 @@ static inline int32_t esa_layout_moves(const esa_layout *layout, int32_t side, i
 {
     return !layout->order_applied && !esa_order_is_identity(layout, side, mode);
 }
-/* Generalised Hilbert curve through t x h x w cells: out[t*h*w] = base + raster index, in walking
- * order. */
+/* Generalised Hilbert curve through t x h x w cells: out[t*h*w] = base + raster index,
+ * in walking order. */
 void esa_hilbert(int32_t *out, int32_t base, int64_t t, int64_t h, int64_t w);
 /* Fills perm[N] from a resolved layout; side 0: q, 1: k. Cannot fail. */
 void esa_order_build(int32_t *perm, int64_t N, const esa_layout *layout, int32_t side,
                      int32_t mode);
-/* 1 if a mask made for layout a fits layout b: same order, grid and text. order_applied does not
- * matter. */
+/* 1 if a mask made for layout a fits layout b: same order, grid and text. order_applied
+ * does not matter. */
 int32_t esa_layout_same(const esa_layout *a, const esa_layout *b);
 
 /* Splits a budget between heads (rules/budget.h): k[H] blocks out of nk, with the exact sum.

@@ -1,10 +1,10 @@
-/* mask_cell.h - one cell (branch, layer, step group) of a mask file: turns stored importance into
- * masks.
+/* mask_cell.h - one cell (branch, layer, step group) of a mask file: turns stored
+ * importance into masks.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Prebuilt and derived masks are both made here from the bytes in the file, so they are identical.
- * The rule (entropies, budgets, forced blocks, top-k) is the second half of the entropy selector,
- * esa_select_from_importance. */
+ * Prebuilt and derived masks are both made here from the bytes in the file, so they are
+ * identical. The rule (entropies, budgets, forced blocks, top-k) is the second half of the
+ * entropy selector, esa_select_from_importance. */
 #ifndef ESA_MASKFILE_MASK_CELL_H
 #define ESA_MASKFILE_MASK_CELL_H
 

@@ -5,8 +5,8 @@
 #include <math.h>
 #include <string.h>
 
-/* 2^(-i/48) for i = 1 .. 48, correctly rounded: the borders between steps. Other octaves are exact
- * multiples. */
+/* 2^(-i/48) for i = 1 .. 48, correctly rounded: the borders between steps. Other octaves
+ * are exact multiples. */
 static const double edge[48] = {
     0x1.f8a8d8c60f8b0p-1, 0x1.f16ca2748c5b4p-1, 0x1.ea4afa2a490dap-1, 0x1.e3437e7101344p-1,
     0x1.dc55cf3825611p-1, 0x1.d5818dcfba487p-1, 0x1.cec65ce34ab6bp-1, 0x1.c823e074ec129p-1,

@@ -9,8 +9,8 @@
  * threshold of a mask (measured in docs/mask-files.md). At c = 255 the bits say how far below: 0,
  * 1, 2 are one octave each, 3 is zero.
  *
- * Coding and decoding use tables of constants instead of libm, so they give the same bits on every
- * machine. */
+ * Coding and decoding use tables of constants instead of libm, so they give the same bits
+ * on every machine. */
 #ifndef ESA_MASKFILE_MASK_CODE_H
 #define ESA_MASKFILE_MASK_CODE_H
 

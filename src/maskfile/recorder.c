@@ -165,8 +165,8 @@ static esa_status check_resume(const esa_recorder *rec, const esa_recording *fil
     return esa_recording_check_sums(ctx, file);
 }
 
-/* Does everything that can fail before the first sum changes, so that a refused file adds nothing.
- */
+/* Does everything that can fail before the first sum changes, so that a refused
+ * file adds nothing. */
 static esa_status reserve_all(esa_recorder *rec, const esa_recording *file)
 {
     const int64_t blocks = rec->blocks;

@@ -72,8 +72,8 @@ void esa_recordings_close(esa_ctx *ctx, esa_recording *rec, int32_t count);
 esa_status esa_recording_check_sums(esa_ctx *ctx, const esa_recording *rec);
 /* 1 if the layer was left out on purpose. */
 int32_t esa_recording_is_dense(const esa_recording *rec, int32_t layer);
-/* Contributions of a cell over several recordings; and row r (of H * nq) of their sum, into
- * sum[nk]. */
+/* Contributions of a cell over several recordings; and row r (of H * nq) of their
+ * sum, into sum[nk]. */
 int64_t esa_recordings_count(const esa_recording *rec, int32_t count, int64_t cell);
 void esa_recordings_row(uint64_t *sum, const esa_recording *rec, int32_t count, int64_t cell,
                         int64_t r);

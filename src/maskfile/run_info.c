@@ -1,8 +1,8 @@
 /* run_info.c - run info as metadata; see run_info.h.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Numbers are written and read with integer arithmetic only, so the locale of the program does not
- * matter. */
+ * Numbers are written and read with integer arithmetic only, so the locale of the program
+ * does not matter. */
 #include "maskfile/run_info.h"
 
 #include <math.h>

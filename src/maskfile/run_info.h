@@ -30,8 +30,8 @@ esa_status esa_run_same(esa_ctx *ctx, const esa_mask_file_info *a, const char *n
  * frames, which force blocks even where they move no token. */
 int32_t esa_run_layout_same(const esa_layout *a, const esa_layout *b);
 
-/* ESA_OK if the layout a caller gives matches the file (f, name). Fields the caller leaves open
- * match. */
+/* ESA_OK if the layout a caller gives matches the file (f, name). Fields the caller
+ * leaves open match. */
 esa_status esa_run_check_layout(esa_ctx *ctx, const esa_mask_file_info *f, const char *name,
                                 const esa_layout *given, const char *who);
 

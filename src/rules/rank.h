@@ -21,8 +21,8 @@ ESA_INLINE uint32_t esa_rank_bits(float value)
     return u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
-/* A key that sorts by value descending, then index ascending (larger is better); and the index of a
- * key. */
+/* A key that sorts by value descending, then index ascending (larger is better); and the index
+ * of a key. */
 ESA_INLINE uint64_t esa_rank_key(float value, int64_t index)
 {
     return (uint64_t)esa_rank_bits(value) << 32 | (uint32_t) ~(uint32_t)index;

@@ -87,9 +87,9 @@ static void carve(ada_work *w, esa_carve *c, const esa_select_args *a)
     w->rounded = a->params.mode == ESA_MODE_COMPAT_ROUND;
     w->k_bytes = esa_ceil_div(esa_k_pack_bytes(a->kern, w->columns, a->D), 64) * 64;
     w->heads = esa_args_window(a, G * w->k_bytes, WINDOW_BYTES, &w->kv_heads);
-    /* Long runs read the packed keys less often; short runs leave work for every thread. Both are
-     * multiples of 6 and of 12 rows. The choice depends on the shape alone, never on the number of
-     * threads. */
+    /* Long runs read the packed keys less often; short runs leave work for every thread. Both
+     * are multiples of 6 and of 12 rows. The choice depends on the shape alone, never on the
+     * number of threads. */
     const int64_t rows = w->heads * w->rows / LONG_RUN >= ENOUGH_ITEMS ? LONG_RUN : SHORT_RUN;
     w->run = w->rounded ? 1 : esa_max64(1, rows / Rq);
     w->run_rows = w->run * Rq;

@@ -53,8 +53,8 @@ void esa_entropy_carve(const esa_select_args *args, esa_carve *c)
     carve(&w, c, args);
 }
 
-/* Normalised entropy of one row. -1 if the row sees at most one block and says nothing about its
- * head. */
+/* Normalised entropy of one row. -1 if the row sees at most one block and says nothing
+ * about its head. */
 static void entropy_item(void *arg, int64_t item, int32_t worker)
 {
     const job *x = arg;
@@ -105,8 +105,8 @@ static void pick(const job *x)
     head_entropies(x);
     if (n > 0) esa_budget_entropy(w->blocks, w->entropy, a->Hq, n, a->params.budget, w->spare);
     for (int64_t h = 0; h < a->Hq; h++) {
-        /* k_h of n blocks per row. Rows that see less (causal) get the same share of what they
-         * see. */
+        /* k_h of n blocks per row. Rows that see less (causal) get the same share of
+         * what they see. */
         const int64_t total = n > 0 ? (2 * w->blocks[h] * w->rules.seen + n) / (2 * n) : 0;
         esa_budget_spread(w->quota + h * a->nq, w->rules.visible, w->rules.least, a->nq, total);
     }

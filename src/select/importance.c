@@ -13,8 +13,8 @@
  *      themselves never leave the tile.
  *   3. Work items (head, query block): turn maxima and sums into shares of the row and average them
  *      over the samples.
- * compat-round repeats step 2 once the maximum and sum of the row are known, to round every
- * probability. */
+ * compat-round repeats step 2 once the maximum and sum of the row are known, to
+ * round every probability. */
 #include <math.h>
 #include "select/importance.h"
 

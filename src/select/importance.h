@@ -25,8 +25,8 @@ typedef struct esa_importance_work {
 } esa_importance_work;
 
 void esa_importance_carve(esa_importance_work *work, esa_carve *carve, const esa_select_args *args);
-/* out[Hq][nq][nk] of batch entry b with the given rules. Rows sum to 1, or are 0 if nothing is
- * visible. */
+/* out[Hq][nq][nk] of batch entry b with the given rules. Rows sum to 1, or are 0 if
+ * nothing is visible. */
 void esa_importance_run(float *out, const esa_importance_work *work, const esa_select_args *args,
                         const esa_rules *rules, int64_t b);
 

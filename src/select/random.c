@@ -2,9 +2,9 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * A row keeps max(1, round(budget * visible)) blocks. Every block gets a random value, and rows
- * pick as in the other selectors, so the rules for forced blocks and budgets are the same. Values
- * depend on (seed, branch, b, h, i) only, so the mask is the same on any machine with any number of
- * threads. */
+ * pick as in the other selectors, so the rules for forced blocks and budgets are the same.
+ * Values depend on (seed, branch, b, h, i) only, so the mask is the same on any machine with any
+ * number of threads. */
 #include "base/rng.h"
 #include "select/rules.h"
 

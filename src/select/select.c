@@ -9,9 +9,9 @@ void esa_select_blocks(const esa_select_params *p, int64_t Nq, int64_t Nk, int64
     *nk = esa_ceil_div(Nk, p->block_k);
     *runnable = 1;
     if (p->selector != ESA_SELECT_RF_V2 || p->mode == ESA_MODE_FIXED) return;
-    /* Image and text are pooled separately, which gives one block more than the kernel has if
-     * neither fills its last block. Equal counts run even if the block borders differ, as in the
-     * original. */
+    /* Image and text are pooled separately, which gives one block more than the kernel has
+     * if neither fills its last block. Equal counts run even if the block borders differ, as
+     * in the original. */
     const int64_t text_q = (int64_t)p->layout.text_front_q + p->layout.text_back_q;
     const int64_t text_k = (int64_t)p->layout.text_front_k + p->layout.text_back_k;
     const int64_t pq = esa_ceil_div(Nq - text_q, p->block_q) + esa_ceil_div(text_q, p->block_q);

@@ -1,5 +1,5 @@
-// gather.cu - rows of q, k and v in block order. One launch copies those of the three that an order
-// moves.
+// gather.cu - rows of q, k and v in block order. One launch copies those of the three that
+// an order moves.
 // SPDX-License-Identifier: Apache-2.0
 //
 // dst[b][h][n] = src[b][h][perm[n]]. A thread block copies ROWS rows of one head. Each thread has

@@ -1,5 +1,5 @@
-// sm80_kernel.cuh - block-sparse flash attention for Ampere and later: mma.sync, ldmatrix,
-// cp.async.
+// sm80_kernel.cuh - block-sparse flash attention for Ampere and later:
+// mma.sync, ldmatrix, cp.async.
 // SPDX-License-Identifier: Apache-2.0
 //
 // One thread block of four warps computes 64 MT query rows of one head. A warp owns 16 MT of them,

@@ -83,8 +83,8 @@ template <int DP> DEV uint32_t fragment_by_column(int lane)
     return (lane / 16 * 8 + lane % 8) * DP * 2 + (lane / 8 % 2 ^ lane % 8) * 16;
 }
 
-// The queries of a warp, 16 MT rows: fragments in registers (HELD), or read from shared memory when
-// needed.
+// The queries of a warp, 16 MT rows: fragments in registers (HELD), or read from shared
+// memory when needed.
 template <int DP, int MT, bool HELD> struct warp_queries {
     uint32_t addr;
     uint32_t held[HELD ? DP / 16 : 1][MT][4];

@@ -54,8 +54,8 @@ struct kernel_args {
     int32_t tiles;     // B * Hq * nq * split
     int32_t o_vectors; // rows of o may be stored in pieces of 16 bytes
     float scale;
-    // Start value of row maxima. It stays finite when scaled, so -inf scores never meet -inf
-    // maxima.
+    // Start value of row maxima. It stays finite when scaled, so -inf scores never
+    // meet -inf maxima.
     float floor;
     // FULL
     int32_t causal, shift;                    // query i sees key j if j <= i + shift
@@ -124,8 +124,8 @@ enum : uint32_t {
 // The notes that can occur at each place.
 constexpr uint32_t NOTES_CUT = NOTE_COLUMNS | NOTE_VALUES, NOTES_MEANS = NOTES_CUT | NOTE_MEANS,
                    NOTES_ALL = NOTES_MEANS | NOTE_DIAGONAL;
-// A tile of 128 rows meets the diagonal within 128 keys, which are in the two highest stages it
-// sees.
+// A tile of 128 rows meets the diagonal within 128 keys, which are in the two highest
+// stages it sees.
 constexpr int DIAGONAL_STAGES = 2;
 struct stage_note {
     uint32_t bits[4]; // one per column of the stage

@@ -1,9 +1,9 @@
 // sm90_attn_kernel.cuh - the Hopper attention kernel and its launch.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Thread blocks are persistent, one per multiprocessor. Consumers are the first warps and producers
-// the last, so addresses and descriptors of the consumers stay in uniform registers (3 to 5 %
-// faster).
+// Thread blocks are persistent, one per multiprocessor. Consumers are the first warps and
+// producers the last, so addresses and descriptors of the consumers stay in uniform registers (3
+// to 5 % faster).
 #pragma once
 
 #include "cuda/attention/sm90_attn_d128.cuh"

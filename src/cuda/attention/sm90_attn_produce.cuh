@@ -113,8 +113,8 @@ template <int D, bool FULL> struct producer {
     }
 
     // Called with j = 0, 1, 2, ... An odd list of half stages starts with a stage that holds its
-    // last block twice. The second copy does not exist for the logits; it only keeps NaN out of 0 *
-    // V.
+    // last block twice. The second copy does not exist for the logits; it only keeps NaN out of
+    // 0 * V.
     __device__ __forceinline__ stage_source take(int j)
     {
         stage_source s;

@@ -81,8 +81,8 @@ template <bool BRANCH> struct softmax_rows {
         }
     }
 
-    // The same if only the first SLIVER columns exist. Often only an eighth of a stage of means is
-    // left.
+    // The same if only the first SLIVER columns exist. Often only an eighth of a stage of
+    // means is left.
     template <int N>
     __device__ __forceinline__ void next_sliver(float (&s)[N], float scale_log2, float bias)
     {

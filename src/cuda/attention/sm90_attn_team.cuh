@@ -1,5 +1,5 @@
-// sm90_attn_team.cuh - what both consumers share: the loop over tiles, notes, the first state, the
-// store.
+// sm90_attn_team.cuh - what both consumers share: the loop over tiles, notes, the first
+// state, the store.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -1,5 +1,5 @@
-// tail_state.cu - what the tail needs: the plan for means.cu, and the first states of the centroid
-// tail.
+// tail_state.cu - what the tail needs: the plan for means.cu, and the first states of
+// the centroid tail.
 // SPDX-License-Identifier: Apache-2.0
 //
 // state_kernel is centroid_state of src/cpu/attn_cpu.c: softmax of the mean query over the means
@@ -8,11 +8,11 @@
 //   s_j = scale log2(e) qm.km_j + log2 n_j
 //   m = max s,   l = sum exp2(s_j - m),   o = sum exp2(s_j - m) vm_j
 //
-// A thread block takes ROWS query blocks of one head and walks all its means. A warp owns four of
-// the rows from logits to o, so the softmax needs no other warp. A lane holds COLS columns of the
-// logits, then PITCH / 32 columns of o. 4 x COLS products per shared-memory read keep it near the
-// f32 rate. At 591 x 591 means and 12 heads that is 2.1 GFLOP, a few percent of what the mask
-// saves.
+// A thread block takes ROWS query blocks of one head and walks all its means. A warp owns four
+// of the rows from logits to o, so the softmax needs no other warp. A lane holds COLS columns of
+// the logits, then PITCH / 32 columns of o. 4 x COLS products per shared-memory read keep it
+// near the f32 rate. At 591 x 591 means and 12 heads that is 2.1 GFLOP, a few percent of what
+// the mask saves.
 #include "cuda/runtime/lanes.cuh"
 #include "cuda/attention/means.cuh"
 #include "cuda/runtime/prepare.cuh"

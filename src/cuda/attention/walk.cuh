@@ -18,13 +18,13 @@ struct tile_place { // which rows of which head
     // First row and number of existing rows; 0 or less past the end of a short last block.
     int row, rows;
     int len; // keys that exist: kv_len within 0 .. Nk
-    // Causal: keys the first row sees (may be negative); row r sees r more. Otherwise len for every
-    // row.
+    // Causal: keys the first row sees (may be negative); row r sees r more. Otherwise len
+    // for every row.
     int seen;
 };
 
-// Tile number t of a head-major grid, heaviest rows first if the job knows them. Dense: blocks are
-// tiles.
+// Tile number t of a head-major grid, heaviest rows first if the job knows them. Dense:
+// blocks are tiles.
 template <int ROWS>
 __device__ __forceinline__ tile_place place_of(const attention_job &job, unsigned t)
 {
@@ -143,8 +143,8 @@ template <int STEP> struct key_walk {
         return WALK_END;
     }
 
-    // Bit c: column c of the step exists (a key within kv_len and its block; a mean that stands
-    // in).
+    // Bit c: column c of the step exists (a key within kv_len and its block; a mean
+    // that stands in).
     static __device__ __forceinline__ uint64_t columns(const attention_job &job,
                                                        const tile_place &p, int step)
     {

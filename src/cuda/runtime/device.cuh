@@ -83,8 +83,8 @@ template <class T> static constexpr __host__ __device__ T ceil_div(T a, T b)
     return (a + b - 1) / b;
 }
 
-// The functions behind esa_cuda_table, one file each.
-// attention.cu
+// The functions behind esa_cuda_table, one
+// file each. attention.cu
 int64_t attention_workspace(const esa_cuda_device *dev, const esa_attn_args *args);
 esa_status attention_run(esa_cuda_device *dev, const esa_attn_args *args, void *ws, void *stream);
 const char *attention_kernel(const esa_cuda_device *dev, const esa_attn_args *args);

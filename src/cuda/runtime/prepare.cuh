@@ -4,8 +4,8 @@
 
 #include "cuda/runtime/views.cuh"
 
-// Parts of the workspace of one call; null if the call does not need them. Shapes as in
-// attention_job.
+// Parts of the workspace of one call; null if the call does not need them. Shapes
+// as in attention_job.
 struct prepared {
     // Rows in block order, [B][H][N][row_pitch]. q only with perm_q; k and v only with perm_k.
     void *q, *k, *v;
@@ -24,8 +24,8 @@ struct prepared {
 // of this length.
 enum { ORDER_RUN = 4096 };
 
-// Each call enqueues one launch. a: views in block order, except for gather_rows.
-// gather.cu
+// Each call enqueues one launch. a: views in block order, except
+// for gather_rows. gather.cu
 esa_status gather_rows(esa_cuda_device *dev, const esa_attn_args *a, const prepared *p,
                        cudaStream_t stream);
 // row_order.cu: ranks the rows and zeroes next. Without a mask it only zeroes next. A head with

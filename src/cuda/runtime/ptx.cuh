@@ -1,5 +1,5 @@
-// ptx.cuh - thin wrappers for instructions that CUDA C++ has no name for, and their types. No
-// policy.
+// ptx.cuh - thin wrappers for instructions that CUDA C++ has no name for, and their
+// types. No policy.
 // SPDX-License-Identifier: Apache-2.0
 //
 // This file has what every GPU since Ampere has. sm80_ptx.cuh adds what only the sm80 kernels use,

@@ -1,6 +1,6 @@
-// sm80_ptx.cuh - thin wrappers for Ampere instructions that Hopper's kernels replace with better
-// ones: cp.async, mma.sync, and ldmatrix as mma.sync needs it. sm80_tile.cuh has everything with a
-// policy.
+// sm80_ptx.cuh - thin wrappers for Ampere instructions that Hopper's kernels replace with
+// better ones: cp.async, mma.sync, and ldmatrix as mma.sync needs it. sm80_tile.cuh has
+// everything with a policy.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -1,5 +1,5 @@
-// sm90_ptx.cuh - thin wrappers for Hopper's own instructions: mbarrier, tensor copies, warpgroup
-// products.
+// sm90_ptx.cuh - thin wrappers for Hopper's own instructions: mbarrier, tensor
+// copies, warpgroup products.
 // SPDX-License-Identifier: Apache-2.0
 //
 // They need sm_90a; only sm90*.cu may call them.
@@ -30,8 +30,8 @@ DEV void mbar_arrive_tx(uint32_t bar, uint32_t bytes)
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
                  : "memory");
 }
-// Waits until the phase of the given parity is complete. On a fresh barrier, parity 1 passes at
-// once.
+// Waits until the phase of the given parity is complete. On a fresh barrier, parity 1
+// passes at once.
 DEV void mbar_wait(uint32_t bar, uint32_t parity)
 {
     asm volatile("{\n"

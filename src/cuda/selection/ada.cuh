@@ -30,14 +30,14 @@ esa_status ada_mma_launch(esa_cuda_device *dev, const ada_job &job, cudaStream_t
 // The same with Hopper's own instructions, if bulk copies can also bring the operands. sm90_ada.cu
 bool sm90_ada_takes(const esa_cuda_device *dev, const esa_select_args *a);
 esa_status sm90_ada_launch(esa_cuda_device *dev, ada_job job, cudaStream_t stream);
-// Everything else: f32 multiply-adds, with sums in memory. sums [heads][rows][columns of Nk].
-// ada_plain.cu
+// Everything else: f32 multiply-adds, with sums in memory. sums [heads][rows][columns
+// of Nk]. ada_plain.cu
 esa_status ada_plain_sums(esa_cuda_device *dev, const ada_job &job, float *sums,
                           cudaStream_t stream);
 esa_status ada_plain_lse(esa_cuda_device *dev, const ada_job &job, const float *sums,
                          cudaStream_t stream);
-// compat-round: scores directly from the sums. half: scratch [window rows of blocks][block_q /
-// 8][nk].
+// compat-round: scores directly from the sums. half: scratch [window rows of
+// blocks][block_q / 8][nk].
 esa_status ada_plain_rounded(esa_cuda_device *dev, const ada_job &job, const row_window &w,
                              float *sums, float *half, double *score, cudaStream_t stream);
 // value f32[rows][nk] (fixed) or score f64[rows][nk] (compat) of the block rows of the window, from
@@ -61,8 +61,8 @@ struct ada_head {
     }
 };
 
-// Sum of q.k over the pairs first .. end-1 of groups (i, j), if some existing pairs are not
-// visible.
+// Sum of q.k over the pairs first .. end-1 of groups (i, j), if some existing pairs
+// are not visible.
 static __device__ __noinline__ float ada_pairs(const ada_job &x, const ada_head &head, int i, int j,
                                                int first, int end)
 {

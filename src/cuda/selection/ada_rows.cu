@@ -1,5 +1,5 @@
-// ada_rows.cu - block scores of ada_bsa: shares of whole rows, added up over the rows of a query
-// block.
+// ada_rows.cu - block scores of ada_bsa: shares of whole rows, added up over the rows of
+// a query block.
 // SPDX-License-Identifier: Apache-2.0
 //
 //   score[I][J] = sum over the groups i of block I of weight_i 2^lse_iJ / sum_J 2^lse_iJ

@@ -42,8 +42,8 @@ struct score_job {
     int32_t tiles, ranges, steps;
 };
 
-// One kernel each. takes: true if the kernel can do it. The first that takes the job runs it.
-// sm90_score.cu
+// One kernel each. takes: true if the kernel can do it. The first that takes the job
+// runs it. sm90_score.cu
 bool sm90_score_takes(const esa_cuda_device *dev, const esa_select_args *a);
 esa_status sm90_score_launch(esa_cuda_device *dev, score_job job, cudaStream_t stream);
 // sm80_score.cu: 16-bit, everything else

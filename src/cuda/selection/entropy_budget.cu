@@ -2,9 +2,9 @@
 // blocks per row.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Everything is in double. Sums over key blocks and over rows run along the lanes of one warp and
-// down a fixed tree, so they are the same every time. rules/budget.h splits the budget, as on the
-// CPU.
+// Everything is in double. Sums over key blocks and over rows run along the lanes of one warp
+// and down a fixed tree, so they are the same every time. rules/budget.h splits the budget, as
+// on the CPU.
 #include "rules/budget.h"
 #include "cuda/selection/entropy_steps.cuh"
 #include "cuda/runtime/lanes.cuh"

@@ -1,5 +1,5 @@
-// entropy_steps.cuh - the steps of the entropy selector after the score pass, and their shared
-// scratch.
+// entropy_steps.cuh - the steps of the entropy selector after the score pass, and
+// their shared scratch.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

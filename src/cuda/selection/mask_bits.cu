@@ -1,5 +1,5 @@
-// mask_bits.cu - converts masks between bits (stored) and lists (in use). One warp per row, no
-// scratch.
+// mask_bits.cu - converts masks between bits (stored) and lists (in use). One warp per
+// row, no scratch.
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/selection/pick.cuh"
 

@@ -1,5 +1,5 @@
-// random.cu - uniformly random blocks, the same as on the CPU; and masks that keep every visible
-// block.
+// random.cu - uniformly random blocks, the same as on the CPU; and masks that keep
+// every visible block.
 // SPDX-License-Identifier: Apache-2.0
 #include "base/rng.h"
 #include "cuda/selection/pick.cuh"

@@ -1,5 +1,5 @@
-// select.cu - runs the selector named in the params on the GPU, and the two halves of the entropy
-// selector.
+// select.cu - runs the selector named in the params on the GPU, and the two halves of
+// the entropy selector.
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/selection/select.cuh"
 

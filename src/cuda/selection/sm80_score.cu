@@ -126,8 +126,8 @@ template <int DP, int MT> struct score_rows {
             high = fmaxf(high, __shfl_xor_sync(~0u, high, 1));
             high = fmaxf(high, __shfl_xor_sync(~0u, high, 2));
             if (!fresh) high = fmaxf(high, top[r]);
-            // Nothing seen yet: subtract 0, because -inf - -inf would be NaN and exp2(-inf - 0) is
-            // 0.
+            // Nothing seen yet: subtract 0, because -inf - -inf would be NaN and exp2(-inf -
+            // 0) is 0.
             const float base = (high == -INFINITY ? 0.0f : high) * scale;
             float part = fresh ? 0.0f : sum[r] * exp2_approx(fmaf(top[r], scale, -base));
 #pragma unroll

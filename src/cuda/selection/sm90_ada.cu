@@ -89,8 +89,8 @@ DEV void produce(const ada_job &x, const ada_maps &maps, const ada_tiles &tiles,
     }
 }
 
-// Adds the products of a stage, for the 64 rows of the warpgroup, to both halves of its 256
-// columns.
+// Adds the products of a stage, for the 64 rows of the warpgroup, to both halves of
+// its 256 columns.
 template <class T>
 DEV void multiply(float (&left)[64], float (&right)[64], uint32_t rows, uint32_t columns)
 {
