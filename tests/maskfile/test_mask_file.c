@@ -32,20 +32,29 @@ static void test_derived_equals_prebuilt(void **state)
 {
     (void)state;
     scratch s = scratch_make(), t = s;
-    for (int variant = 0; variant < 5; variant++) {
+    /* warm-up is steps 0 and 1: of 4 groups only the first is all warm-up */
+    static const struct {
+        int32_t per_branch, record_groups, groups, stored_groups;
+        int32_t text, order, importance;
+    } cases[] = {
+        { 0, 0, 6, 4, 0, ESA_ORDER_RASTER, ESA_IMPORTANCE_U8 },
+        { 1, 0, 6, 4, 0, ESA_ORDER_RASTER, ESA_IMPORTANCE_U8 },
+        { 0, 4, 4, 3, 0, ESA_ORDER_RASTER, ESA_IMPORTANCE_U8 },
+        { 0, 0, 6, 4, 30, ESA_ORDER_HILBERT, ESA_IMPORTANCE_U8 },
+        { 0, 0, 6, 4, 0, ESA_ORDER_RASTER, ESA_IMPORTANCE_F16 },
+    };
+    for (size_t one = 0; one < sizeof cases / sizeof *cases; one++) {
         mini m = mini_make(3, 6, 2, 1);
+        m.text = cases[one].text;
         /* 3*7*10 + 30 = 240: text fills a block and a part of the next */
-        if (variant == 3) {
-            m.grid[1] = 7;
-            m.text = 30;
-        }
+        if (m.text) m.grid[1] = 7;
         esa_session_params p = mini_params(&m, ESA_SESSION_RECORD);
-        p.record_per_branch = variant == 1;
-        p.record_groups = variant == 2 ? 4 : 0;
-        if (variant == 3) p.select.layout.order = ESA_ORDER_HILBERT;
+        p.record_per_branch = cases[one].per_branch;
+        p.record_groups = cases[one].record_groups;
+        p.select.layout.order = cases[one].order;
         record(&m, &p, scratch_path(&s, "rec"));
         const char *rec[] = { scratch_path(&s, "rec") };
-        const int32_t importance = variant == 4 ? ESA_IMPORTANCE_F16 : ESA_IMPORTANCE_U8;
+        const int32_t importance = cases[one].importance;
         esa_mask_build b = build_of(importance, 3);
         ok(ctx, esa_mask_file_build(ctx, scratch_path(&t, "all"), rec, 1, &b));
         esa_mask_file *all = open_file(scratch_path(&t, "all"));
@@ -65,11 +74,10 @@ static void test_derived_equals_prebuilt(void **state)
         assert_int_equal(i.budget_permille[0], 250);
         assert_int_equal(i.budget_permille[2], 700);
         assert_int_equal(info_of(bare).budget_count, 0);
-        assert_int_equal(i.groups, variant == 2 ? 4 : 6);
-        assert_int_equal(i.branches, variant == 1 ? 2 : 1);
+        assert_int_equal(i.groups, cases[one].groups);
+        assert_int_equal(i.branches, cases[one].per_branch ? 2 : 1);
         assert_int_equal(i.stored_layers, 2);
-        /* warm-up: steps 0 and 1; of 4 groups only the first is all warm-up */
-        assert_int_equal(i.stored_groups, variant == 2 ? 3 : 4);
+        assert_int_equal(i.stored_groups, cases[one].stored_groups);
         assert_int_equal(i.prompts, 2);
         assert_string_equal(i.model, "mini");
         assert_string_equal(i.config_hash, "00ff");
@@ -79,7 +87,7 @@ static void test_derived_equals_prebuilt(void **state)
         assert_int_equal(i.nk, 15);
         assert_int_equal(i.layout.grid_q[1], m.grid[1]);
         assert_int_equal(i.layout.text_front_q, m.text);
-        assert_int_equal(i.layout.order, variant == 3 ? ESA_ORDER_HILBERT : ESA_ORDER_RASTER);
+        assert_int_equal(i.layout.order, cases[one].order);
         assert_float_equal(i.warmup_frac, 0.2, 0);
         assert_int_equal(i.samples, 4);
         for (int k = 0; k < 3; k++) {
@@ -87,7 +95,7 @@ static void test_derived_equals_prebuilt(void **state)
             assert_same_cells(all, bare, budgets[k]);
             assert_same_cells(all, masks, budgets[k]);
         }
-        /* A budget nobody built, and derive into a new file, agree too. */
+        /* A budget that was not prebuilt, and derive into a new file, agree too. */
         ok(ctx, esa_mask_file_require(all, 0.333));
         assert_same_cells(all, bare, 0.333);
         const double third = 0.3334; /* rounded to 0.333 */
@@ -110,7 +118,7 @@ static void test_derived_equals_prebuilt(void **state)
             mean += density[h] / 3;
         }
         assert_float_equal(mean, 0.5, 0.02);
-        if (variant == 3) {
+        if (m.text) {
             int64_t n;
             uint8_t *bits = bits_of(all, 2, 5, 0, 0.25, &n);
             for (int64_t r = 0; r < 3 * 8; r++) {
@@ -173,11 +181,19 @@ static void test_cached_run(void **state)
 {
     (void)state;
     scratch s = scratch_make(), t = s;
-    for (int variant = 0; variant < 3; variant++) {
-        mini m = mini_make(3, 6, 2, variant == 2 ? 2 : 1);
+    static const struct {
+        int32_t batch, per_branch, order, tail;
+        double budget;
+    } cases[] = {
+        { 1, 0, ESA_ORDER_RASTER, ESA_TAIL_NONE, 0.5 },  /* prebuilt */
+        { 1, 1, ESA_ORDER_RASTER, ESA_TAIL_NONE, 0.35 }, /* derived */
+        { 2, 0, ESA_ORDER_TILE, ESA_TAIL_POOLED, 0.5 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        mini m = mini_make(3, 6, 2, cases[i].batch);
         esa_session_params p = mini_params(&m, ESA_SESSION_RECORD);
-        p.record_per_branch = variant == 1;
-        if (variant == 2) p.select.layout.order = ESA_ORDER_TILE;
+        p.record_per_branch = cases[i].per_branch;
+        p.select.layout.order = cases[i].order;
         record(&m, &p, scratch_path(&s, "rec"));
         const char *rec[] = { scratch_path(&s, "rec") };
         esa_mask_build b = build_of(ESA_IMPORTANCE_U8, 1);
@@ -185,8 +201,8 @@ static void test_cached_run(void **state)
         esa_mask_file *f = open_file(scratch_path(&t, "m"));
         p = mini_params(&m, ESA_SESSION_CACHED);
         p.masks = f;
-        p.select.budget = variant == 1 ? 0.35 : 0.5; /* derived, or prebuilt */
-        p.attention.tail = variant == 2 ? ESA_TAIL_POOLED : ESA_TAIL_NONE;
+        p.select.budget = cases[i].budget;
+        p.attention.tail = cases[i].tail;
         esa_session *x;
         ok(ctx, esa_session_create(ctx, &x, &p));
         const mini_views v = mini_view(&m);

@@ -49,18 +49,17 @@ static esa_mask_file_info describe(int32_t layers, int32_t steps, int64_t H)
     return f;
 }
 
-/* Rows made from a formula, natural logarithms: 0 sharp along the video, 1 peaked anywhere, 2
- * diffuse. */
+/* Rows made from a formula: natural logarithm = along_video * distance in frames + noise. */
+enum { SHARP_ALONG_VIDEO, PEAKED_ANYWHERE, DIFFUSE, KINDS };
+
 static void make_row(double *p, int kind, int64_t h, int64_t i, esa_rng *r)
 {
     double sum = 0;
     for (int64_t j = 0; j < NK; j++) {
         const double frames = fabs((double)(2 * i - j)) / 12.2; /* 12.2 key blocks a frame */
-        double z = 0;
-        if (kind == 0) z = -0.3 * frames * (1 + 0.3 * (double)h) + 1.5 * normal(r);
-        if (kind == 1) z = (2.0 + 0.1 * (double)h) * normal(r);
-        if (kind == 2) z = 0.25 * normal(r);
-        p[j] = exp(z);
+        const double noise[KINDS] = { 1.5, 2.0 + 0.1 * (double)h, 0.25 };
+        const double along_video = kind == SHARP_ALONG_VIDEO ? -0.3 * (1 + 0.3 * (double)h) : 0;
+        p[j] = exp(along_video * frames + noise[kind] * normal(r));
         sum += p[j];
     }
     for (int64_t j = 0; j < NK; j++) p[j] /= sum;
@@ -338,7 +337,7 @@ static void test_agreement(void **state)
         const double a = report(name, rec, &s, &info, exact);
         if (i < 2) video += a / 2;
     }
-    for (int kind = 0; kind < 3; kind++) {
+    for (int kind = 0; kind < KINDS; kind++) {
         write_recording(rec, &info, kind, NULL, 4, (uint64_t)(11 + kind), exact);
         report(names[kind], rec, &s, &info, exact);
     }

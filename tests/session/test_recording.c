@@ -11,11 +11,14 @@ static void test_order_and_shards(void **state)
 {
     (void)state;
     scratch s = scratch_make(), t = s, u = s;
-    for (int variant = 0; variant < 3; variant++) {
+    static const struct {
+        int32_t groups, per_branch;
+    } cases[] = { { 0, 0 }, { 2, 0 }, { 0, 1 } };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         mini m = mini_make(3, 5, 2, 1);
         esa_session_params p = mini_params(&m, ESA_SESSION_RECORD);
-        p.record_groups = variant == 1 ? 2 : 0;
-        p.record_per_branch = variant == 2;
+        p.record_groups = cases[i].groups;
+        p.record_per_branch = cases[i].per_branch;
         mini_record(ctx, &m, &p, 10, 3, scratch_path(&s, "one"));
 
         /* Other order. */
@@ -316,6 +319,18 @@ static void other_tokens(void **state)
     scratch_remove(&s);
 }
 
+static void protects_frame_0(esa_layout *y) { y->protect_first_frame = 1; }
+
+static void text_behind(esa_layout *y)
+{
+    y->text_front_q = 0;
+    y->text_back_q = 10;
+}
+
+static void other_order(esa_layout *y) { y->order = ESA_ORDER_TILE; }
+
+static void no_grid(esa_layout *y) { memset(y->grid_q, 0, sizeof y->grid_q); }
+
 /* Sums of other layouts do not go together, also where the layouts move no token differently:
  * neither by merging, nor by resuming before the first call, nor after it. */
 static void test_layouts(void **state)
@@ -328,23 +343,19 @@ static void test_layouts(void **state)
     n.text = 10;
     const esa_session_params p = mini_params(&n, ESA_SESSION_RECORD);
     mini_record(ctx, &n, &p, 1, 1, scratch_path(&s, "rec"));
-    for (int i = 0; i < 4; i++) {
+    static const struct {
+        void (*change)(esa_layout *y);
+        const char *word;
+    } cases[] = {
+        { protects_frame_0, "frame 0 protected" },
+        { text_behind, "text 0 + 10" },
+        { other_order, "order tile" },
+        { no_grid, "3x8x10" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         esa_session_params q = p;
-        const char *word = "frame 0 protected";
-        if (i == 0) q.select.layout.protect_first_frame = 1;
-        if (i == 1) {
-            q.select.layout.text_front_q = 0;
-            q.select.layout.text_back_q = 10;
-            word = "text 0 + 10";
-        }
-        if (i == 2) {
-            q.select.layout.order = ESA_ORDER_TILE;
-            word = "order tile";
-        }
-        if (i == 3) {
-            memset(q.select.layout.grid_q, 0, sizeof q.select.layout.grid_q);
-            word = "3x8x10";
-        }
+        const char *word = cases[i].word;
+        cases[i].change(&q.select.layout);
         esa_session *x;
         ok(ctx, esa_session_create(ctx, &x, &q));
         for (int round = 0; round < 2; round++) { /* before the first call, and after it */
@@ -378,7 +389,7 @@ static void test_layouts(void **state)
 static void test_failed_first_call(void **state)
 {
     (void)state;
-    if (on_gpu()) skip(); /* it fails by its lengths, which nobody looks at there */
+    if (on_gpu()) skip(); /* it fails by its lengths, which a GPU does not check */
     scratch s = scratch_make();
     mini m = mini_make(1, 2, 1, 1);
     esa_session_params p = mini_params(&m, ESA_SESSION_RECORD);

@@ -12,6 +12,34 @@ static esa_session_stats stats_of(const esa_session *s)
     return t;
 }
 
+static const int32_t window[3] = { 1, 4, 5 };
+
+static void says_nothing(esa_layout *y) { *y = esa_layout_default(); }
+
+static void as_the_file(esa_layout *y)
+{
+    y->order = ESA_ORDER_TILE3D;
+    memcpy(y->window, window, sizeof window);
+}
+
+static void other_window(esa_layout *y) { y->order = ESA_ORDER_TILE3D; }
+
+static void text_behind(esa_layout *y)
+{
+    y->text_front_q = 0;
+    y->text_back_q = 10;
+}
+
+static void other_order(esa_layout *y) { y->order = ESA_ORDER_HILBERT; }
+
+static void protects_frame_0(esa_layout *y) { y->protect_first_frame = 1; }
+
+static void other_keys(esa_layout *y)
+{
+    memcpy(y->grid_k, y->grid_q, sizeof y->grid_k);
+    y->text_back_k = 10;
+}
+
 /* A cached session says where its tokens stand, and the file must say the same: window, text,
  * order, protection. */
 static void test_cached_layout(void **state)
@@ -24,55 +52,40 @@ static void test_cached_layout(void **state)
     m.text = 10;
     esa_session_params r = mini_params(&m, ESA_SESSION_RECORD);
     r.select.layout.order = ESA_ORDER_TILE3D;
-    const int32_t window[3] = { 1, 4, 5 };
     memcpy(r.select.layout.window, window, sizeof window);
     mini_record(ctx, &m, &r, 1, 1, scratch_path(&s, "rec"));
     const char *one[] = { scratch_path(&s, "rec") };
     ok(ctx, esa_mask_file_build(ctx, scratch_path(&u, "masks"), one, 1, NULL));
     esa_mask_file *file;
     ok(ctx, esa_mask_file_open(ctx, &file, scratch_path(&u, "masks")));
-    for (int i = 0; i < 12; i++) {
-        esa_session_params p = mini_params(&m, ESA_SESSION_CACHED);
-        esa_layout *y = &p.select.layout;
-        p.masks = file;
-        y->order_applied = i % 2;
-        const char *word = NULL;
-        if (i == 1) *y = esa_layout_default(); /* says nothing: the file's */
-        if (i == 2 || i == 3) {
-            y->order = ESA_ORDER_TILE3D;
-            memcpy(y->window, window, sizeof window);
+    static const struct {
+        void (*change)(esa_layout *y); /* of the mini model's layout; NULL: none */
+        const char *refused;
+    } cases[] = {
+        { NULL, NULL },
+        { says_nothing, NULL }, /* the file's layout counts */
+        { as_the_file, NULL },
+        { other_window, "tile3d 2x8x8" },
+        { text_behind, "text 0 + 10" },
+        { other_order, "order hilbert" },
+        { protects_frame_0, "frame 0 protected" },
+        { other_keys, "keys: grid 3x8x10, text 0 + 10" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int32_t applied = 0; applied < 2; applied++) {
+            esa_session_params p = mini_params(&m, ESA_SESSION_CACHED);
+            p.masks = file;
+            if (cases[i].change) cases[i].change(&p.select.layout);
+            p.select.layout.order_applied = applied;
+            esa_session *x;
+            const esa_status status = esa_session_create(ctx, &x, &p);
+            if (!cases[i].refused)
+                ok(ctx, status);
+            else
+                assert_refused(ctx, status, ESA_ERR_MISMATCH, cases[i].refused,
+                               "tile3d 1x4x5, text 10 + 0", "the session", NULL);
+            esa_session_free(x);
         }
-        if (i == 4 || i == 5) {
-            y->order = ESA_ORDER_TILE3D;
-            word = "tile3d 2x8x8";
-        }
-        if (i == 6 || i == 7) {
-            y->text_front_q = 0;
-            y->text_back_q = 10;
-            word = "text 0 + 10";
-        }
-        if (i == 8 || i == 9) {
-            y->order = ESA_ORDER_HILBERT;
-            word = "order hilbert";
-        }
-        if (i == 10) {
-            y->protect_first_frame = 1;
-            word = "frame 0 protected";
-        }
-        if (i == 11) {
-            memcpy(y->grid_k, y->grid_q, sizeof y->grid_k);
-            y->text_back_k = 10;
-            word = "keys: grid 3x8x10, text 0 + 10";
-        }
-        esa_session *x;
-        const esa_status status = esa_session_create(ctx, &x, &p);
-        if (!word)
-            ok(ctx, status);
-        else
-            assert_refused(ctx, status, ESA_ERR_MISMATCH, word, "tile3d 1x4x5, text 10 + 0",
-                           "the session", NULL);
-        esa_session_free(x);
-    }
     esa_mask_file_free(file);
     scratch_remove(&s);
     mini_free(&m);

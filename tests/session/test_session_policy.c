@@ -32,24 +32,29 @@ static void test_policy_table(void **state)
 {
     (void)state;
     mini m = mini_make(4, 6, 2, 1);
-    const int32_t dense[] = { 2, 2 };
-    for (int variant = 0; variant < 6; variant++) {
-        esa_session_params p = mini_params(&m,
-                                           variant == 5 ? ESA_SESSION_DENSE : ESA_SESSION_ONLINE);
-        int32_t first = 1, warm = 2; /* ceil(0.2 * 6) */
-        if (variant == 1) {
-            p.dense_first_layer = 0;
-            first = 0;
-        }
-        if (variant == 2) {
-            p.warmup_frac = 0;
-            warm = 0;
-        }
-        if (variant == 3) {
-            p.dense_layers = dense;
-            p.dense_layer_count = 2;
-        }
-        if (variant == 4) { p.min_tokens = m.N + 1; }
+    static const int32_t two[] = { 2, 2 };
+    /* warm: dense steps, ceil(warmup_frac * 6); everything: 1 if no call runs sparse */
+    const struct {
+        int32_t mode, first, warm;
+        double warmup_frac;
+        int32_t dense_layers;
+        int64_t min_tokens;
+        int32_t everything;
+    } cases[] = {
+        { ESA_SESSION_ONLINE, 1, 2, 0.2, 0, 0, 0 },       /* the defaults */
+        { ESA_SESSION_ONLINE, 0, 2, 0.2, 0, 0, 0 },       /* layer 0 too */
+        { ESA_SESSION_ONLINE, 1, 0, 0.0, 0, 0, 0 },       /* no warm-up */
+        { ESA_SESSION_ONLINE, 1, 2, 0.2, 2, 0, 0 },       /* layer 2 dense, listed twice */
+        { ESA_SESSION_ONLINE, 1, 2, 0.2, 0, m.N + 1, 1 }, /* too few tokens */
+        { ESA_SESSION_DENSE, 1, 2, 0.2, 0, 0, 1 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        esa_session_params p = mini_params(&m, cases[i].mode);
+        p.dense_first_layer = cases[i].first;
+        p.warmup_frac = cases[i].warmup_frac;
+        p.dense_layers = two;
+        p.dense_layer_count = cases[i].dense_layers;
+        p.min_tokens = cases[i].min_tokens;
         esa_session *s;
         ok(ctx, esa_session_create(ctx, &s, &p));
         ok(ctx, mini_run(&m, s, NULL));
@@ -57,8 +62,8 @@ static void test_policy_table(void **state)
         for (int32_t l = 0; l < 4; l++)
             for (int32_t t = 0; t < 6; t++) {
                 const esa_session_stats c = stats_of(s, l, t);
-                const int is_dense = t < warm || (l == 0 && first) || (variant == 3 && l == 2) ||
-                                     variant >= 4;
+                const int is_dense = t < cases[i].warm || (l == 0 && cases[i].first) ||
+                                     (l == 2 && cases[i].dense_layers) || cases[i].everything;
                 assert_int_equal(c.calls, 2);
                 assert_int_equal(c.dense_calls, is_dense ? 2 : 0);
                 assert_int_equal(c.sparse_calls, is_dense ? 0 : 2);
@@ -69,7 +74,7 @@ static void test_policy_table(void **state)
                 if (!is_dense) {
                     assert_float_equal(c.density_asked, 0.4, 1e-12);
                     assert_float_equal(c.density, 0.4, 0.02);
-                    /* nobody waits there for the importance */
+                    /* a session on a GPU does not wait for the importance */
                     if (on_gpu())
                         assert_true(isnan(c.mass));
                     else
@@ -375,14 +380,19 @@ static void test_kv_len_cuts_order(void **state)
     ok(ctx, esa_mask_file_open(ctx, &file, scratch_path(&u, "masks")));
     float *expected = malloc((size_t)mini_size(&m) * 4);
     const int32_t len = 200;
-    /* online, online with a resting mask, cached; strict or not */
-    for (int variant = 0; variant < 6; variant++) {
-        esa_session_params p = mini_params(&m, variant % 3 == 2 ? ESA_SESSION_CACHED
-                                                                : ESA_SESSION_ONLINE);
+    const struct {
+        int32_t mode, refresh_every, strict;
+    } cases[] = {
+        { ESA_SESSION_ONLINE, 1, 1 }, { ESA_SESSION_ONLINE, 1, 0 },
+        { ESA_SESSION_ONLINE, 9, 1 }, { ESA_SESSION_ONLINE, 9, 0 }, /* a resting mask */
+        { ESA_SESSION_CACHED, 1, 1 }, { ESA_SESSION_CACHED, 1, 0 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        esa_session_params p = mini_params(&m, cases[i].mode);
         p.select.layout.order = ESA_ORDER_HILBERT;
-        p.masks = variant % 3 == 2 ? file : NULL;
-        p.refresh_every = variant % 3 == 1 ? 9 : 1;
-        p.strict = variant < 3;
+        p.masks = cases[i].mode == ESA_SESSION_CACHED ? file : NULL;
+        p.refresh_every = cases[i].refresh_every;
+        p.strict = cases[i].strict;
         esa_session *x;
         ok(ctx, esa_session_create(ctx, &x, &p));
         ok(ctx, esa_session_begin(x));
@@ -534,11 +544,19 @@ static void test_memory_failure(void **state)
         ok(small, esa_device_get_info(small, &info));
     }
     const int64_t base = c.live;
-    for (int variant = 0; variant < 4; variant++) {
-        esa_session_params p = mini_params(&m,
-                                           variant == 3 ? ESA_SESSION_RECORD : ESA_SESSION_ONLINE);
-        p.refresh_every = variant == 1 ? 2 : 1;
-        if (variant == 2) p.select.selector = ESA_SELECT_RF_V2;
+    static const struct {
+        const char *name;
+        int32_t mode, selector, refresh_every;
+    } cases[] = {
+        { "online", ESA_SESSION_ONLINE, ESA_SELECT_ENTROPY, 1 },
+        { "online, resting masks", ESA_SESSION_ONLINE, ESA_SELECT_ENTROPY, 2 },
+        { "online, rf_v2", ESA_SESSION_ONLINE, ESA_SELECT_RF_V2, 1 },
+        { "recording", ESA_SESSION_RECORD, ESA_SELECT_ENTROPY, 1 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        esa_session_params p = mini_params(&m, cases[i].mode);
+        p.refresh_every = cases[i].refresh_every;
+        p.select.selector = cases[i].selector;
         int64_t points = 0;
         for (;; points++) {
             esa_ctx_trim(small);
@@ -561,7 +579,7 @@ static void test_memory_failure(void **state)
             if (done) break;
         }
         assert_true(points > 6);
-        print_message("variant %d: every one of %lld allocations failed once\n", variant,
+        print_message("%s: every one of %lld allocations failed once\n", cases[i].name,
                       (long long)points);
     }
     esa_ctx_free(small);
