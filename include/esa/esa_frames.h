@@ -1,5 +1,4 @@
-/* esa_frames.h - videos as frames in memory: reading, writing and comparing them. Library
- * libesa_video.
+/* esa_frames.h - videos in memory: reading, writing and comparing frames. Library libesa_video.
  * SPDX-License-Identifier: Apache-2.0
  *
  * The rules of esa.h hold here too: a status and one message in the ctx, nothing printed, objects
@@ -29,17 +28,18 @@ typedef struct esa_frames_info { /* struct_size is set by the caller */
     int64_t reserved[1];
 } esa_frames_info;
 
-/* rgb is copied (NULL: black). */
+/* Copies rgb; NULL makes black frames. On success the caller owns *frames. */
 ESA_API esa_status esa_frames_create(esa_ctx *ctx, esa_frames **frames, const uint8_t *rgb,
                                      int32_t count, int32_t height, int32_t width, double fps);
 ESA_API void esa_frames_free(esa_frames *frames);
 ESA_API esa_status esa_frames_get_info(const esa_frames *frames, esa_frames_info *info);
-/* Left and right of one another; both must have the same count and height. */
+/* Puts two videos side by side. They must have the same count and height. On success the caller
+ * owns *both. */
 ESA_API esa_status esa_frames_beside(esa_ctx *ctx, esa_frames **both, const esa_frames *left,
                                      const esa_frames *right);
 
-/* Codecs of MP4. AUTO: H.264, else MPEG-4. LOSSLESS: H.264 of RGB without loss; every pixel comes
- * back, few browsers play it. */
+/* Codecs for MP4. AUTO is H.264 if FFmpeg has an encoder for it, else MPEG-4. LOSSLESS is H.264 in
+ * RGB: every pixel is kept, and few browsers play it. */
 enum {
     ESA_CODEC_AUTO = 0,
     ESA_CODEC_H264 = 1,
@@ -48,34 +48,35 @@ enum {
     ESA_CODEC_MPEG4 = 4,
     ESA_CODEC_LOSSLESS = 5
 };
-/* Elements of tensor files: bytes 0 .. 255, or numbers in [0, 1]. */
+/* Elements of tensor files: U8 is 0 .. 255, F32 and F16 are in [0, 1]. */
 enum { ESA_PIXELS_U8 = 0, ESA_PIXELS_F32 = 1, ESA_PIXELS_F16 = 2 };
 
 typedef struct esa_save_params {
     uint32_t struct_size;
-    int32_t quality; /* 0 .. 100, 0: default; lossy formats */
-    double fps;      /* 0: the frames' own */
-    int32_t codec;   /* ESA_CODEC_*, of MP4 */
-    int32_t pixels;  /* ESA_PIXELS_*, of .safetensors and .npy */
+    int32_t quality; /* 1 .. 100 for lossy formats; 0: 75 */
+    double fps;      /* 0.01 .. 1000; 0: the frames' own */
+    int32_t codec;   /* ESA_CODEC_*, for .mp4 (AUTO) */
+    int32_t pixels;  /* ESA_PIXELS_*, for .safetensors and .npy (U8) */
     int64_t reserved[3];
 } esa_save_params;
 
 ESA_API esa_save_params esa_save_params_default(void);
-/* The ending chooses: .mp4 (needs FFmpeg), .y4m, .png (one frame), .safetensors or .npy (a tensor
- * [frames, height, width, 3]; in .safetensors it is called `frames` and fps stands in the
- * metadata), or a path that ends in '/': a folder of 00000.png .. . Written to a temporary name and
- * renamed; on failure nothing is left. */
+/* Writes a video. The ending of path chooses the format: .mp4 (needs FFmpeg), .y4m, .png (one
+ * frame), .npy or .safetensors (a tensor [frames, height, width, 3]; in .safetensors it is called
+ * `frames`, and the metadata holds fps). A path that ends in '/' is a folder of 00000.png,
+ * 00001.png, ... The video is written under a temporary name and renamed; a failure leaves nothing
+ * behind. */
 ESA_API esa_status esa_frames_save(esa_ctx *ctx, const esa_frames *frames, const char *path,
                                    const esa_save_params *params);
-/* What can be said against saving so many frames there before they are made: params, the ending, a
- * folder that holds other things. Whether there is room and permission only saving tells. */
+/* Checks, before any work, that this many frames can be saved to this path: the params, the ending,
+ * and that a folder holds nothing else. It does not check permissions or free space. */
 ESA_API esa_status esa_frames_save_check(esa_ctx *ctx, const char *path, int64_t frames,
                                          const esa_save_params *params);
 
 typedef struct esa_load_params {
     uint32_t struct_size;
     int32_t reserved0;
-    double fps; /* of what does not say (PNG, .npy); 0: 16 */
+    double fps; /* for files that do not state it (PNG, .npy); 0: 16 */
     int64_t reserved[4];
 } esa_load_params;
 
@@ -96,8 +97,8 @@ ESA_API esa_load_params esa_load_params_default(void);
  * params may be NULL. On success the caller owns *frames. */
 ESA_API esa_status esa_frames_load(esa_ctx *ctx, esa_frames **frames, const char *path,
                                    const esa_load_params *params);
-/* The same without the pictures: sizes as the file's header says; info->rgb is NULL, info->frames 0
- * where only decoding tells. */
+/* Reads only the header: count, sizes and fps. info->rgb is NULL; info->frames is 0 if only
+ * decoding can tell the count. */
 ESA_API esa_status esa_frames_peek(esa_ctx *ctx, esa_frames_info *info, const char *path,
                                    const esa_load_params *params);
 
@@ -106,30 +107,30 @@ ESA_API esa_status esa_frames_peek(esa_ctx *ctx, esa_frames_info *info, const ch
 /* LPIPS (Zhang, Isola, Efros, Shechtman, Wang 2018), version 0.1, as the Python package `lpips`
  * computes it. */
 typedef struct esa_lpips esa_lpips;
-/* From a file that tools/convert_lpips.py wrote: AlexNet or VGG16, its metadata says which. ctx is
- * kept and must outlive it. ESA_ERR_IO, ESA_ERR_FORMAT (no such file), ESA_ERR_MISMATCH (a tensor
- * is missing or of another shape). */
+/* Opens weights that tools/convert_lpips.py wrote, for AlexNet or VGG16. The object keeps ctx,
+ * which must outlive it. Fails with ESA_ERR_IO, ESA_ERR_FORMAT (not such a file) or
+ * ESA_ERR_MISMATCH (a tensor is missing or has the wrong shape). */
 ESA_API esa_status esa_lpips_open(esa_ctx *ctx, esa_lpips **lpips, const char *path);
 ESA_API void esa_lpips_free(esa_lpips *lpips);
 ESA_API const char *esa_lpips_net(const esa_lpips *lpips); /* "alex" or "vgg"; static storage */
-/* shortest side of a picture it can look at, in pixels */
+/* The smallest side, in pixels, of frames that it can compare. */
 ESA_API int32_t esa_lpips_least(const esa_lpips *lpips);
 
 typedef struct esa_metrics { /* struct_size is set by the caller */
     uint32_t struct_size;
     int32_t frames;
-    double psnr;               /* dB over all frames; +inf for equal ones */
+    double psnr;               /* dB over all frames; +inf if they are equal */
     double ssim;               /* mean over frames */
     double psnr_min, ssim_min; /* worst frame */
-    double lpips, lpips_max;   /* mean over frames, worst frame; NaN: not measured */
-    /* how differently the videos change from frame to frame: the root of the mean square of
-     * (f[t] - f[t-1]) - (r[t] - r[t-1]) in grey levels; 0 for equal changes, NaN for one frame */
+    double lpips, lpips_max;   /* mean over frames, worst frame; NaN if not measured */
+    /* How differently the two videos change from frame to frame: the root mean square of
+     * (f[t] - f[t-1]) - (r[t] - r[t-1]) in levels of 0 .. 255. NaN for a single frame. */
     double flicker;
     int64_t reserved[1];
 } esa_metrics;
 
-/* Values of one frame, as esa_frames_measure writes them. FLICKER is that of the change from the
- * frame before, NaN for the first. */
+/* The values of one frame in the order esa_frames_measure writes them. FLICKER compares the change
+ * from the previous frame; it is NaN for the first. */
 enum {
     ESA_METRIC_PSNR = 0,
     ESA_METRIC_SSIM = 1,
@@ -138,13 +139,14 @@ enum {
     ESA_METRIC_COUNT = 4
 };
 
-/* PSNR, SSIM and flicker; LPIPS stays NaN. */
+/* Computes PSNR, SSIM and flicker; LPIPS is NaN. */
 ESA_API esa_status esa_frames_compare(esa_ctx *ctx, esa_metrics *metrics,
                                       const esa_frames *reference, const esa_frames *frames);
-/* The same frame by frame: each [frames][ESA_METRIC_COUNT] unless NULL, of the caller. lpips (of
- * the same ctx) may be NULL. Videos must have the same number of frames and size, sides of at least
- * 11 pixels, with lpips esa_lpips_least: ESA_ERR_SHAPE. progress (may be NULL) is called after
- * every frame of LPIPS; not 0 cancels: ESA_ERR_STATE. */
+/* Also gives the values of each frame and LPIPS. each is [frames][ESA_METRIC_COUNT], owned by the
+ * caller, or NULL. lpips must have been opened with the same ctx, or is NULL. The videos must have
+ * the same count and size, with sides of at least 11 pixels and, with lpips, esa_lpips_least; else
+ * ESA_ERR_SHAPE. progress is called after every frame of LPIPS and may be NULL; a return value
+ * other than 0 cancels the call with ESA_ERR_STATE. */
 ESA_API esa_status esa_frames_measure(esa_ctx *ctx, esa_metrics *metrics, double *each,
                                       const esa_frames *reference, const esa_frames *frames,
                                       esa_lpips *lpips,

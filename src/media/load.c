@@ -1,6 +1,5 @@
-/* load.c - esa_frames_load and esa_frames_peek: what a file is shows in its first bytes; a folder
- * is one of PNG.
- * SPDX-License-Identifier: Apache-2.0 */
+/* load.c - esa_frames_load and esa_frames_peek. The first bytes of a file decide its format; a
+ * folder holds PNG pictures. SPDX-License-Identifier: Apache-2.0 */
 #include "media/frames.h"
 
 #include <dirent.h>
@@ -12,8 +11,9 @@
 #include <sys/stat.h>
 #include "io/mapfile.h"
 
-#define FPS     16.0 /* of what does not say: Wan's */
-#define LONGEST 4000 /* of a path */
+#define FPS       16.0 /* for files that state none: Wan's */
+#define PNG_MAGIC "\x89PNG\r\n\x1a\n"
+#define LONGEST   4000 /* bytes of a path */
 
 esa_load_params esa_load_params_default(void)
 {
@@ -31,7 +31,7 @@ esa_status esa_video_read(esa_ctx *ctx, esa_frames **frames, esa_frames_info *in
                           const char *name, const uint8_t *bytes, int64_t size, double fps)
 {
     if (frames) *frames = NULL;
-    if (size >= 8 && memcmp(bytes, "\x89PNG\r\n\x1a\n", 8) == 0)
+    if (size >= 8 && memcmp(bytes, PNG_MAGIC, 8) == 0)
         return esa_png_read(ctx, frames, info, name, bytes, size, fps);
     if (size >= 10 && memcmp(bytes, "YUV4MPEG2", 9) == 0)
         return esa_y4m_read(ctx, frames, info, name, bytes, size, fps);
@@ -46,13 +46,13 @@ static esa_status load_file(esa_ctx *ctx, esa_frames **frames, esa_frames_info *
                             const char *path, double fps)
 {
     esa_mapped m;
-    esa_status status = esa_map_file(ctx, &m, path, path);
-    if (status != ESA_OK) return status;
+    esa_status status;
+    ESA_TRY(esa_map_file(ctx, &m, path, path));
     if (!m.bytes) return esa_fail(ctx, ESA_ERR_FORMAT, "%.200s is empty", path);
     ctx->error[0] = 0;
     if (m.size >= 4 && memcmp(m.bytes, "PK\x03\x04", 4) == 0)
         status = esa_fail(ctx, ESA_ERR_FORMAT,
-                          "%.200s is a ZIP archive (.pt and .npz are): save the video with "
+                          "%.200s is a ZIP archive, as .pt and .npz files are; save the video with "
                           "safetensors or numpy.save",
                           path);
     else
@@ -71,7 +71,7 @@ static int is_png(const char *name)
     return n > 4 && name[0] != '.' && strcasecmp(name + n - 4, ".png") == 0;
 }
 
-/* By the first number in the name, then by the name: frame2 stands before frame10. */
+/* Orders names with numbers compared as numbers: frame2 comes before frame10. */
 static int by_number(const void *a, const void *b)
 {
     const char *x = *(char *const *)a, *y = *(char *const *)b;
@@ -97,91 +97,104 @@ static int by_number(const void *a, const void *b)
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* The names of the pictures in one block: pointers, then text. */
+/* The names of the pictures, in one block: pointers, then text. */
 typedef struct names {
     char **name;
     int64_t count, bytes;
 } names;
 
+/* Counts the pictures of a folder; *text is the size of their names. */
+static int64_t count_pictures(DIR *d, int64_t *text)
+{
+    int64_t count = 0;
+    *text = 0;
+    for (struct dirent *e = readdir(d); e; e = readdir(d)) {
+        if (!is_png(e->d_name)) continue;
+        count++;
+        *text += (int64_t)strlen(e->d_name) + 1;
+    }
+    return count;
+}
+
+static esa_status read_names(esa_ctx *ctx, names *out, DIR *d, const char *folder)
+{
+    int64_t text;
+    const int64_t count = count_pictures(d, &text);
+    if (!count)
+        return esa_fail(ctx, ESA_ERR_FORMAT, "%.200s is a folder without PNG pictures", folder);
+    if (count > ESA_FRAMES_MAX_COUNT)
+        return esa_fail(ctx, ESA_ERR_FORMAT, "%.200s holds %lld pictures, expected at most %d",
+                        folder, (long long)count, ESA_FRAMES_MAX_COUNT);
+    out->bytes = count * (int64_t)sizeof(char *) + text;
+    out->name = esa_mem_alloc(&ctx->mem, out->bytes);
+    if (!out->name)
+        return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory while reading %.200s", folder);
+    char *at = (char *)(out->name + count);
+    rewinddir(d);
+    for (struct dirent *e = readdir(d); e && out->count < count; e = readdir(d)) {
+        const int64_t n = (int64_t)strlen(e->d_name) + 1;
+        /* files that were added since may not fit */
+        if (!is_png(e->d_name) || n > (char *)out->name + out->bytes - at) continue;
+        memcpy(at, e->d_name, (size_t)n);
+        out->name[out->count++] = at;
+        at += n;
+    }
+    if (!out->count) return esa_fail(ctx, ESA_ERR_IO, "%.200s changed while it was read", folder);
+    qsort(out->name, (size_t)out->count, sizeof *out->name, by_number);
+    return ESA_OK;
+}
+
+/* The caller frees out->name, also after a failure. */
 static esa_status list(esa_ctx *ctx, names *out, const char *folder)
 {
     *out = (names){ NULL, 0, 0 };
     DIR *d = opendir(folder);
     if (!d) return esa_fail(ctx, ESA_ERR_IO, "%.200s cannot be read: %s", folder, strerror(errno));
-    int64_t text = 0, count = 0;
-    for (struct dirent *e; (e = readdir(d));)
-        if (is_png(e->d_name)) {
-            count++;
-            text += (int64_t)strlen(e->d_name) + 1;
-        }
-    const int64_t bytes = count * (int64_t)sizeof(char *) + text;
-    esa_status status = ESA_OK;
-    char **name = NULL;
-    if (!count)
-        status = esa_fail(ctx, ESA_ERR_FORMAT, "%.200s is a folder without PNG pictures", folder);
-    else if (count > ESA_FRAMES_MAX_COUNT)
-        status = esa_fail(ctx, ESA_ERR_FORMAT, "%.200s holds %lld pictures, expected at most %d",
-                          folder, (long long)count, ESA_FRAMES_MAX_COUNT);
-    else if (!(name = esa_mem_alloc(&ctx->mem, bytes)))
-        status = esa_fail(ctx, ESA_ERR_MEMORY, "out of memory while reading %.200s", folder);
-    if (status == ESA_OK) {
-        char *at = (char *)(name + count);
-        int64_t i = 0;
-        rewinddir(d);
-        for (struct dirent *e; i < count && (e = readdir(d));) {
-            const int64_t n = (int64_t)strlen(e->d_name) + 1;
-            /* files that came meanwhile may not fit */
-            if (!is_png(e->d_name) || n > (char *)name + bytes - at) continue;
-            memcpy(at, e->d_name, (size_t)n);
-            name[i++] = at;
-            at += n;
-        }
-        qsort(name, (size_t)i, sizeof *name, by_number);
-        *out = (names){ name, i, bytes };
-        if (i == 0) status = esa_fail(ctx, ESA_ERR_IO, "%.200s changed while it was read", folder);
-    }
+    const esa_status status = read_names(ctx, out, d, folder);
     closedir(d);
     return status;
 }
 
-static esa_status picture(esa_ctx *ctx, esa_frames **frames, esa_frames_info *info, const names *n,
-                          int64_t i, const char *path, double fps)
+/* Picture i, whose bytes are m. The first one gives the size and makes the frames. */
+static esa_status read_picture(esa_ctx *ctx, esa_frames **frames, esa_frames_info *info,
+                               const names *n, int64_t i, const char *path, const esa_mapped *m,
+                               double fps)
 {
-    esa_mapped m;
-    esa_status status = esa_map_file(ctx, &m, path, path);
-    if (status != ESA_OK) return status;
-    if (m.size < 8 || memcmp(m.bytes, "\x89PNG\r\n\x1a\n", 8) != 0)
-        status = esa_fail(ctx, ESA_ERR_FORMAT, "%.200s is no PNG", path);
-    else if (i == 0) {
-        status = esa_png_read(ctx, NULL, info, path, m.bytes, m.size, fps);
+    if (m->size < 8 || memcmp(m->bytes, PNG_MAGIC, 8) != 0)
+        return esa_fail(ctx, ESA_ERR_FORMAT, "%.200s is not a PNG file", path);
+    if (i == 0) {
+        ESA_TRY(esa_png_read(ctx, NULL, info, path, m->bytes, m->size, fps));
         info->frames = (int32_t)n->count;
-        if (status == ESA_OK && frames)
-            status = esa_frames_new(ctx, frames, n->count, info->height, info->width, fps);
+        if (!frames) return ESA_OK;
+        ESA_TRY(esa_frames_new(ctx, frames, n->count, info->height, info->width, fps));
     }
-    if (status == ESA_OK && frames)
-        status = esa_png_read_into(ctx, *frames, i, path, m.bytes, m.size);
-    esa_unmap_file(&m);
-    return status;
+    return esa_png_read_into(ctx, *frames, i, path, m->bytes, m->size);
+}
+
+static esa_status load_pictures(esa_ctx *ctx, esa_frames **frames, esa_frames_info *info,
+                                const names *n, const char *folder, double fps)
+{
+    char path[LONGEST + 300];
+    const char *slash = folder[strlen(folder) - 1] == '/' ? "" : "/";
+    for (int64_t i = 0; i < (frames ? n->count : 1); i++) {
+        esa_mapped m;
+        snprintf(path, sizeof path, "%s%s%s", folder, slash, n->name[i]);
+        ESA_TRY(esa_map_file(ctx, &m, path, path));
+        const esa_status status = read_picture(ctx, frames, info, n, i, path, &m, fps);
+        esa_unmap_file(&m);
+        if (status) return status;
+    }
+    return ESA_OK;
 }
 
 static esa_status load_folder(esa_ctx *ctx, esa_frames **frames, esa_frames_info *info,
                               const char *folder, double fps)
 {
-    char path[LONGEST + 300];
     names n;
     esa_status status = list(ctx, &n, folder);
-    const int64_t last = frames ? n.count : esa_min64(n.count, 1);
-    for (int64_t i = 0; i < last && status == ESA_OK; i++) {
-        snprintf(path, sizeof path, "%s%s%s", folder, folder[strlen(folder) - 1] == '/' ? "" : "/",
-                 n.name[i]);
-        status = picture(ctx, frames, info, &n, i, path, fps);
-    }
+    if (!status) status = load_pictures(ctx, frames, info, &n, folder, fps);
     esa_mem_free(&ctx->mem, n.name, n.bytes);
-    if (status != ESA_OK && frames) {
-        esa_frames_free(*frames);
-        *frames = NULL;
-    }
-    return status;
+    return esa_frames_drop(status, frames);
 }
 
 /* ---------------------------------------------------------------- the calls */
@@ -194,13 +207,12 @@ static esa_status load(esa_ctx *ctx, esa_frames **frames, esa_frames_info *info,
     if (p.struct_size != sizeof p)
         return esa_fail(ctx, ESA_ERR_VERSION, "esa_load_params has %u bytes, expected %u",
                         p.struct_size, (unsigned)sizeof p);
-    if (p.fps != 0 && !(p.fps >= 0.01 && p.fps <= 1000))
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "fps was given %g, expected 0 or 0.01 .. 1000",
-                        p.fps);
+    if (p.fps != 0 && !esa_fps_valid(p.fps))
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "fps is %g, expected 0 or 0.01 .. 1000", p.fps);
     if (!path || !*path) return esa_fail(ctx, ESA_ERR_ARGUMENT, "no file name was given");
     if (strlen(path) > LONGEST)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "a path of %lld bytes is too long",
-                        (long long)strlen(path));
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "the path has %lld bytes, expected at most %d",
+                        (long long)strlen(path), LONGEST);
     if (stat(path, &about) != 0)
         return esa_fail(ctx, ESA_ERR_IO, "%.200s cannot be opened: %s", path, strerror(errno));
     return (S_ISDIR(about.st_mode) ? load_folder : load_file)(ctx, frames, info, path,
@@ -212,12 +224,9 @@ esa_status esa_frames_load(esa_ctx *ctx, esa_frames **frames, const char *path,
 {
     esa_frames_info info;
     if (frames) *frames = NULL;
-    esa_status status = esa_ctx_enter(ctx);
-    if (status != ESA_OK) return status;
-    if (!frames)
-        status = esa_fail(ctx, ESA_ERR_ARGUMENT, "frames is NULL");
-    else
-        status = load(ctx, frames, &info, path, params);
+    ESA_TRY(esa_ctx_enter(ctx));
+    const esa_status status = frames ? load(ctx, frames, &info, path, params)
+                                     : esa_fail(ctx, ESA_ERR_ARGUMENT, "frames is NULL");
     esa_ctx_leave(ctx);
     return status;
 }
@@ -225,8 +234,8 @@ esa_status esa_frames_load(esa_ctx *ctx, esa_frames **frames, const char *path,
 esa_status esa_frames_peek(esa_ctx *ctx, esa_frames_info *info, const char *path,
                            const esa_load_params *params)
 {
-    esa_status status = esa_ctx_enter(ctx);
-    if (status != ESA_OK) return status;
+    esa_status status;
+    ESA_TRY(esa_ctx_enter(ctx));
     if (!info)
         status = esa_fail(ctx, ESA_ERR_ARGUMENT, "info is NULL");
     else if (info->struct_size != sizeof *info)

@@ -230,11 +230,7 @@ esa_status esa_png_read_into(esa_ctx *ctx, esa_frames *frames, int64_t i, const 
 static esa_status read_all(image *p, esa_frames **frames, esa_frames_info *info, double fps)
 {
     ESA_TRY(guarded(p, read_header));
-    *info = (esa_frames_info){ .struct_size = sizeof *info,
-                               .frames = 1,
-                               .height = (int32_t)p->height,
-                               .width = (int32_t)p->width,
-                               .fps = fps };
+    *info = esa_frames_sizes(1, p->height, p->width, fps);
     if (!frames) return ESA_OK;
     ESA_TRY(esa_frames_new(p->ctx, frames, 1, p->height, p->width, fps));
     p->rgb = (*frames)->rgb;
@@ -248,9 +244,5 @@ esa_status esa_png_read(esa_ctx *ctx, esa_frames **frames, esa_frames_info *info
     if (frames) *frames = NULL;
     const esa_status status = read_all(&p, frames, info, fps);
     png_destroy_read_struct(&p.png, &p.info, NULL);
-    if (status && frames) {
-        esa_frames_free(*frames);
-        *frames = NULL;
-    }
-    return status;
+    return esa_frames_drop(status, frames);
 }

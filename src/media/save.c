@@ -1,5 +1,5 @@
-/* save.c - esa_frames_save: the ending of a path chooses the format; a folder of PNG appears whole
- * or not at all.
+/* save.c - esa_frames_save. The ending of the path chooses the format. A folder of PNG pictures
+ * appears whole or not at all.
  * SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE /* renameat2 */
 #include "media/frames.h"
@@ -16,27 +16,27 @@
 #include <unistd.h>
 #include "base/rng.h"
 
-#define LONGEST 4000 /* of a folder's path */
+#define LONGEST 4000 /* bytes of a folder's path */
 
 esa_save_params esa_save_params_default(void)
 {
     return (esa_save_params){ .struct_size = sizeof(esa_save_params) };
 }
 
-/* NNNNN.png, as we name them. */
+/* 1 for NNNNN.png, the names that save_folder gives. */
 static int is_ours(const char *name)
 {
     const size_t digits = strspn(name, "0123456789");
     return digits >= 5 && strcmp(name + digits, ".png") == 0;
 }
 
-/* Entries of folder that are not ours; -1: it cannot be read. */
+/* Counts the entries of folder that are not ours; -1 if it cannot be read. */
 static int64_t foreign(const char *folder)
 {
     DIR *d = opendir(folder);
     if (!d) return -1;
     int64_t count = 0;
-    for (struct dirent *e; (e = readdir(d));)
+    for (struct dirent *e = readdir(d); e; e = readdir(d))
         count += strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 && !is_ours(e->d_name);
     closedir(d);
     return count;
@@ -48,7 +48,7 @@ static void remove_folder(const char *folder)
     char path[LONGEST + 300];
     DIR *d = opendir(folder);
     if (d) {
-        for (struct dirent *e; (e = readdir(d));) {
+        for (struct dirent *e = readdir(d); e; e = readdir(d)) {
             if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
             snprintf(path, sizeof path, "%s/%s", folder, e->d_name);
             unlink(path);
@@ -58,7 +58,8 @@ static void remove_folder(const char *folder)
     rmdir(folder);
 }
 
-/* A new, empty folder beside `folder`, its name into temp; 0: errno says why not. */
+/* Makes an empty folder beside `folder` and writes its name to temp. Returns 0 on failure, with
+ * errno set. */
 static int make_beside(char *temp, size_t size, const char *folder)
 {
     struct timespec now;
@@ -72,7 +73,7 @@ static int make_beside(char *temp, size_t size, const char *folder)
     return 0;
 }
 
-/* The sentence of a failed picture names the folder the user gave, not the temporary one. */
+/* Makes the message of a failed picture name the folder the user gave, not the temporary one. */
 static void name_folder(esa_ctx *ctx, const char *temp, const char *folder)
 {
     char text[sizeof ctx->error];
@@ -82,9 +83,9 @@ static void name_folder(esa_ctx *ctx, const char *temp, const char *folder)
     memcpy(ctx->error, text, sizeof text);
 }
 
-/* The new folder takes the place of what stands there: nothing, or an older folder of pictures.
- * Both change places in one step where the system can; else the older one steps aside first, and a
- * process killed between two renames leaves it under a temporary name. */
+/* Moves the new folder to its place, where there is nothing or an older folder of pictures. The two
+ * are exchanged in one step if the system can do that. Otherwise the older one is renamed first,
+ * and a process killed between the two renames leaves it under a temporary name. */
 static esa_status put_in_place(esa_ctx *ctx, const char *temp, const char *folder)
 {
     if (rename(temp, folder) == 0) return ESA_OK; /* nothing, or an empty folder */
@@ -94,7 +95,7 @@ static esa_status put_in_place(esa_ctx *ctx, const char *temp, const char *folde
         remove_folder(temp);
         return ESA_OK;
     }
-    /* it went away meanwhile; else errno is that of a plain rename again */
+    /* The older folder may be gone by now. If not, this sets errno as a plain rename does. */
     if (rename(temp, folder) == 0) return ESA_OK;
 #endif
     char old[LONGEST + 40];
@@ -115,20 +116,21 @@ static esa_status put_in_place(esa_ctx *ctx, const char *temp, const char *folde
     return esa_fail(ctx, ESA_ERR_IO, "%.200s cannot be put in place: %s", folder, strerror(errno));
 }
 
-/* The folder's name without slashes at its end; refused where another folder or a file of that name
- * stands. */
+/* Writes path without slashes at its end to folder. Fails if a file has that name, or a folder that
+ * holds other things than our pictures. */
 static esa_status check_folder(esa_ctx *ctx, char folder[LONGEST + 8], const char *path)
 {
     size_t n = strlen(path);
     while (n > 1 && path[n - 1] == '/') n--;
     if (n > LONGEST)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "a folder's name of %lld bytes is too long",
-                        (long long)n);
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "the folder's name has %lld bytes, expected at most %d", (long long)n,
+                        LONGEST);
     snprintf(folder, LONGEST + 8, "%.*s", (int)n, path);
     struct stat about;
     if (stat(folder, &about) != 0) return ESA_OK;
     if (!S_ISDIR(about.st_mode))
-        return esa_fail(ctx, ESA_ERR_IO, "%.200s is a file, it cannot become a folder of pictures",
+        return esa_fail(ctx, ESA_ERR_IO, "%.200s is a file and cannot become a folder of pictures",
                         folder);
     const int64_t others = foreign(folder);
     if (others < 0)
@@ -141,20 +143,28 @@ static esa_status check_folder(esa_ctx *ctx, char folder[LONGEST + 8], const cha
     return ESA_OK;
 }
 
+static esa_status save_pictures(esa_ctx *ctx, const esa_frames *frames, const char *temp,
+                                const char *folder)
+{
+    char name[LONGEST + 80];
+    for (int64_t i = 0; i < frames->count; i++) {
+        snprintf(name, sizeof name, "%s/%05lld.png", temp, (long long)i);
+        const esa_status status = esa_png_save(ctx, frames, i, name);
+        if (!status) continue;
+        name_folder(ctx, temp, folder);
+        return status;
+    }
+    return put_in_place(ctx, temp, folder);
+}
+
 static esa_status save_folder(esa_ctx *ctx, const esa_frames *frames, const char *path)
 {
-    char folder[LONGEST + 8], temp[LONGEST + 40], name[LONGEST + 80];
-    esa_status status = check_folder(ctx, folder, path);
-    if (status != ESA_OK) return status;
+    char folder[LONGEST + 8], temp[LONGEST + 40];
+    ESA_TRY(check_folder(ctx, folder, path));
     if (!make_beside(temp, sizeof temp, folder))
         return esa_fail(ctx, ESA_ERR_IO, "%.200s cannot be written: %s", folder, strerror(errno));
-    for (int64_t i = 0; i < frames->count && status == ESA_OK; i++) {
-        snprintf(name, sizeof name, "%s/%05lld.png", temp, (long long)i);
-        status = esa_png_save(ctx, frames, i, name);
-        if (status != ESA_OK) name_folder(ctx, temp, folder);
-    }
-    if (status == ESA_OK) status = put_in_place(ctx, temp, folder);
-    if (status != ESA_OK) remove_folder(temp);
+    const esa_status status = save_pictures(ctx, frames, temp, folder);
+    if (status) remove_folder(temp);
     return status;
 }
 
@@ -171,11 +181,10 @@ static esa_status check(esa_ctx *ctx, const char *path, int64_t frames, const es
         return esa_fail(ctx, ESA_ERR_VERSION, "esa_save_params has %u bytes, expected %u",
                         p->struct_size, (unsigned)sizeof *p);
     if (p->quality < 0 || p->quality > 100)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "quality was given %d, expected 0 .. 100",
-                        p->quality);
-    if (p->fps != 0 && !(p->fps >= 0.01 && p->fps <= 1000))
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "quality is %d, expected 0 .. 100", p->quality);
+    if (p->fps != 0 && !esa_fps_valid(p->fps))
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
-                        "fps was given %g, expected 0 (the frames' own) or 0.01 .. 1000", p->fps);
+                        "fps is %g, expected 0 (the frames' own) or 0.01 .. 1000", p->fps);
     if (p->codec < ESA_CODEC_AUTO || p->codec > ESA_CODEC_LOSSLESS)
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "codec is %d, expected 0 .. %d", p->codec,
                         ESA_CODEC_LOSSLESS);
@@ -189,13 +198,13 @@ static esa_status check(esa_ctx *ctx, const char *path, int64_t frames, const es
         return ESA_OK;
     if (!ends_with(path, ".png"))
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
-                        "%.200s has no ending that names a format: expected .mp4, .y4m, .png, "
-                        ".safetensors, .npy, or a folder (a name that ends in /)",
+                        "%.200s has no known ending: expected .mp4, .y4m, .png, .safetensors, "
+                        ".npy, or a folder (a name that ends in /)",
                         path);
     if (frames > 1)
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
-                        "%.200s holds one picture, the video has %lld frames: give a folder (a "
-                        "name that ends in /)",
+                        "%.200s holds one picture, but the video has %lld frames; give a folder "
+                        "(a name that ends in /)",
                         path, (long long)frames);
     return ESA_OK;
 }
@@ -205,8 +214,7 @@ static esa_status save(esa_ctx *ctx, const esa_frames *frames, const char *path,
 {
     const esa_save_params p = params ? *params : esa_save_params_default();
     if (!frames) return esa_fail(ctx, ESA_ERR_ARGUMENT, "frames or path is missing");
-    const esa_status status = check(ctx, path, frames->count, &p);
-    if (status != ESA_OK) return status;
+    ESA_TRY(check(ctx, path, frames->count, &p));
     const double fps = p.fps > 0 ? p.fps : frames->fps;
     if (path[strlen(path) - 1] == '/') return save_folder(ctx, frames, path);
     if (ends_with(path, ".mp4")) return esa_mp4_save(ctx, frames, path, fps, p.quality, p.codec);
@@ -220,10 +228,9 @@ static esa_status save(esa_ctx *ctx, const esa_frames *frames, const char *path,
 esa_status esa_frames_save_check(esa_ctx *ctx, const char *path, int64_t frames,
                                  const esa_save_params *params)
 {
-    esa_status status = esa_ctx_enter(ctx);
-    if (status != ESA_OK) return status;
+    ESA_TRY(esa_ctx_enter(ctx));
     const esa_save_params p = params ? *params : esa_save_params_default();
-    status = check(ctx, path, frames, &p);
+    const esa_status status = check(ctx, path, frames, &p);
     esa_ctx_leave(ctx);
     return status;
 }
@@ -231,9 +238,8 @@ esa_status esa_frames_save_check(esa_ctx *ctx, const char *path, int64_t frames,
 esa_status esa_frames_save(esa_ctx *ctx, const esa_frames *frames, const char *path,
                            const esa_save_params *params)
 {
-    esa_status status = esa_ctx_enter(ctx);
-    if (status != ESA_OK) return status;
-    status = save(ctx, frames, path, params);
+    ESA_TRY(esa_ctx_enter(ctx));
+    const esa_status status = save(ctx, frames, path, params);
     esa_ctx_leave(ctx);
     return status;
 }

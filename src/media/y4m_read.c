@@ -1,11 +1,11 @@
-/* y4m_read.c - YUV4MPEG2 with 8 bits: 4:2:0 (chroma where JPEG or where MPEG-2 has it), 4:2:2,
- * 4:4:4, with or without alpha, and grey.
+/* y4m_read.c - reads YUV4MPEG2 with 8 bits: 4:2:0 (chroma placed as in JPEG or in MPEG-2), 4:2:2,
+ * 4:4:4 with or without alpha, and grey.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "media/frames.h"
 
 #include <string.h>
 
-#define LONGEST 4096 /* of a header line */
+#define LONGEST 4096 /* bytes of a header line */
 
 typedef struct y4m {
     const char *name;
@@ -15,7 +15,7 @@ typedef struct y4m {
     double fps;
 } y4m;
 
-/* A whole number at *at, which moves behind it; -1: none. */
+/* Reads the integer at *at and moves *at past it; -1 if there is none. */
 static int64_t number(const uint8_t **at, const uint8_t *end)
 {
     int64_t x = 0;
@@ -26,7 +26,7 @@ static int64_t number(const uint8_t **at, const uint8_t *end)
     return found;
 }
 
-/* The chroma word; 0: one we do not read. */
+/* Sets the layout from the chroma word; 0 if it is not supported. */
 static int chroma(y4m *v, const char *word, size_t n)
 {
     static const struct {
@@ -48,6 +48,28 @@ static int chroma(y4m *v, const char *word, size_t n)
     return 0;
 }
 
+/* One word of the header line: a letter and its value. */
+static esa_status read_word(esa_ctx *ctx, y4m *v, const uint8_t *word, const uint8_t *stop)
+{
+    const uint8_t *at = word + 1;
+    if (*word == 'W')
+        v->l.width = number(&at, stop);
+    else if (*word == 'H')
+        v->l.height = number(&at, stop);
+    else if (*word == 'F') {
+        const int64_t a = number(&at, stop);
+        at++;
+        const int64_t b = at < stop ? number(&at, stop) : -1;
+        if (a > 0 && b > 0 && esa_fps_valid((double)a / (double)b)) v->fps = (double)a / (double)b;
+    } else if (*word == 'C' && !chroma(v, (const char *)at, (size_t)(stop - at)))
+        return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
+                        "%.200s has colours C%.*s, expected 8 bits of C420, C422, C444 or Cmono",
+                        v->name, (int)esa_min64(stop - at, 20), (const char *)at);
+    else if (stop - word == 16 && memcmp(word, "XCOLORRANGE=FULL", 16) == 0)
+        v->l.full = 1;
+    return ESA_OK;
+}
+
 static esa_status read_header(esa_ctx *ctx, y4m *v, const uint8_t *bytes, int64_t size, double fps)
 {
     const uint8_t *end = memchr(bytes, '\n', (size_t)esa_min64(size, LONGEST));
@@ -61,28 +83,7 @@ static esa_status read_header(esa_ctx *ctx, y4m *v, const uint8_t *bytes, int64_
     for (const uint8_t *p = bytes + 9; p < end;) {
         const uint8_t *word = p + 1, *stop = memchr(word, ' ', (size_t)(end - word));
         if (!stop) stop = end;
-        if (word == stop) {
-            p = stop;
-            continue;
-        }
-        const uint8_t *at = word + 1;
-        if (*word == 'W')
-            v->l.width = number(&at, stop);
-        else if (*word == 'H')
-            v->l.height = number(&at, stop);
-        else if (*word == 'F') {
-            const int64_t a = number(&at, stop);
-            at++;
-            const int64_t b = at < stop ? number(&at, stop) : -1;
-            if (a > 0 && b > 0 && (double)a / (double)b >= 0.01 && (double)a / (double)b <= 1000)
-                v->fps = (double)a / (double)b;
-        } else if (*word == 'C' && !chroma(v, (const char *)at, (size_t)(stop - at)))
-            return esa_fail(
-                ctx, ESA_ERR_UNSUPPORTED,
-                "%.200s has colours C%.*s, expected 8 bits of C420, C422, C444 or Cmono", v->name,
-                (int)esa_min64(stop - at, 20), (const char *)at);
-        else if (stop - word == 16 && memcmp(word, "XCOLORRANGE=FULL", 16) == 0)
-            v->l.full = 1;
+        if (word < stop) ESA_TRY(read_word(ctx, v, word, stop));
         p = stop;
     }
     if (v->l.width < 1 || v->l.height < 1 || v->l.width > ESA_FRAMES_MAX_SIDE ||
@@ -93,7 +94,7 @@ static esa_status read_header(esa_ctx *ctx, y4m *v, const uint8_t *bytes, int64_
     return ESA_OK;
 }
 
-/* Bytes of the FRAME line at `at` (it may carry parameters), or -1. */
+/* The size of the FRAME line at `at`, which may have parameters; -1 if there is none. */
 static int64_t frame_line(const uint8_t *bytes, int64_t size, int64_t at)
 {
     if (size - at < 6 || memcmp(bytes + at, "FRAME", 5) != 0) return -1;
@@ -101,40 +102,43 @@ static int64_t frame_line(const uint8_t *bytes, int64_t size, int64_t at)
     return end && (bytes[at + 5] == '\n' || bytes[at + 5] == ' ') ? end + 1 - (bytes + at) : -1;
 }
 
-esa_status esa_y4m_read(esa_ctx *ctx, esa_frames **frames, esa_frames_info *info, const char *name,
-                        const uint8_t *bytes, int64_t size, double fps)
+/* Counts the frames, so that memory is only reserved for frames that exist. picture: bytes of one.
+ */
+static esa_status count_frames(esa_ctx *ctx, int64_t *count, const y4m *v, const uint8_t *bytes,
+                               int64_t size, int64_t picture)
 {
-    y4m v = { .name = name };
-    if (frames) *frames = NULL;
-    esa_status status = read_header(ctx, &v, bytes, size, fps);
-    if (status != ESA_OK) return status;
-    const int64_t luma = v.l.width * v.l.height, chroma_size = esa_ceil_div(v.l.width, v.l.across) *
-                                                               esa_ceil_div(v.l.height, v.l.down);
-    const int64_t picture = luma + (v.planes >= 3 ? 2 * chroma_size : 0) +
-                            (v.planes == 4 ? luma : 0);
-    int64_t count = 0;
-    /* counted first: the memory is there only for frames that are */
-    for (int64_t at = v.line; at < size; count++) {
+    *count = 0;
+    for (int64_t at = v->line; at < size; (*count)++) {
         const int64_t line = frame_line(bytes, size, at);
         if (line < 0 || size - at - line < picture)
             return esa_fail(
                 ctx, ESA_ERR_FORMAT,
-                "%.200s is a damaged Y4M: frame %lld of %lld x %lld pixels is not whole", name,
-                (long long)count, (long long)v.l.width, (long long)v.l.height);
+                "%.200s is a damaged Y4M: frame %lld of %lld x %lld pixels is incomplete", v->name,
+                (long long)*count, (long long)v->l.width, (long long)v->l.height);
         at += line + picture;
     }
-    if (!count) return esa_fail(ctx, ESA_ERR_FORMAT, "%.200s holds no frames", name);
-    if (count > ESA_FRAMES_MAX_COUNT)
-        return esa_fail(ctx, ESA_ERR_FORMAT, "%.200s holds %lld frames, expected at most %d", name,
-                        (long long)count, ESA_FRAMES_MAX_COUNT);
-    *info = (esa_frames_info){ .struct_size = sizeof *info,
-                               .frames = (int32_t)count,
-                               .height = (int32_t)v.l.height,
-                               .width = (int32_t)v.l.width,
-                               .fps = v.fps };
+    if (!*count) return esa_fail(ctx, ESA_ERR_FORMAT, "%.200s holds no frames", v->name);
+    if (*count > ESA_FRAMES_MAX_COUNT)
+        return esa_fail(ctx, ESA_ERR_FORMAT, "%.200s holds %lld frames, expected at most %d",
+                        v->name, (long long)*count, ESA_FRAMES_MAX_COUNT);
+    return ESA_OK;
+}
+
+esa_status esa_y4m_read(esa_ctx *ctx, esa_frames **frames, esa_frames_info *info, const char *name,
+                        const uint8_t *bytes, int64_t size, double fps)
+{
+    y4m v = { .name = name };
+    int64_t count;
+    if (frames) *frames = NULL;
+    ESA_TRY(read_header(ctx, &v, bytes, size, fps));
+    const int64_t luma = v.l.width * v.l.height, chroma_size = esa_ceil_div(v.l.width, v.l.across) *
+                                                               esa_ceil_div(v.l.height, v.l.down);
+    const int64_t picture = luma + (v.planes >= 3 ? 2 * chroma_size : 0) +
+                            (v.planes == 4 ? luma : 0);
+    ESA_TRY(count_frames(ctx, &count, &v, bytes, size, picture));
+    *info = esa_frames_sizes(count, v.l.height, v.l.width, v.fps);
     if (!frames) return ESA_OK;
-    status = esa_frames_new(ctx, frames, count, v.l.height, v.l.width, v.fps);
-    if (status != ESA_OK) return status;
+    ESA_TRY(esa_frames_new(ctx, frames, count, v.l.height, v.l.width, v.fps));
     int64_t at = v.line;
     for (int64_t i = 0; i < count; i++) {
         const uint8_t *plane = bytes + at + frame_line(bytes, size, at);

@@ -1,6 +1,5 @@
-/* yuv.c - RGB to the planes video formats hold, and back: limited-range BT.601 (luma 16 .. 235,
- * chroma 16 .. 240), rounded to nearest.
- * SPDX-License-Identifier: Apache-2.0 */
+/* yuv.c - converts RGB to the planes of video formats and back: limited-range BT.601 (luma 16 ..
+ * 235, chroma 16 .. 240), rounded to nearest. SPDX-License-Identifier: Apache-2.0 */
 #include "media/frames.h"
 
 #include <math.h>
@@ -11,7 +10,7 @@ static const int32_t matrix[3][3] = { { 16829, 33039, 6416 },
                                       { -9714, -19071, 28785 },
                                       { 28785, -24103, -4682 } };
 
-/* Row m of the matrix on the sum of 2^shift pixels. */
+/* Row m of the matrix, applied to the sum of 2^shift pixels. */
 static uint8_t component(int m, int r, int g, int b, int shift)
 {
     const int32_t x = matrix[m][0] * r + matrix[m][1] * g + matrix[m][2] * b;
@@ -57,9 +56,9 @@ void esa_fps_fraction(int32_t *numerator, int32_t *denominator, double fps)
     }
 }
 
-/* Where pixel p lies between chroma samples: *near is its own, *far the neighbour, returns how many
- * quarters the near one counts. A sample stands in the middle of its two pixels, or (first) on the
- * first of them. */
+/* Where pixel p lies between chroma samples: *near is its own sample, *far the neighbour. Returns
+ * the weight of the near one in quarters. A sample lies in the middle of its two pixels, or on the
+ * first of them (first). */
 static int32_t between(int64_t *near, int64_t *far, int64_t p, int64_t samples, int every,
                        int first)
 {

@@ -1,7 +1,6 @@
 /* compare.c - esa_frames_compare and esa_frames_measure: metrics over a video. PSNR, SSIM and
- * flicker spread frames over the ctx's threads; LPIPS takes a frame at a time, whose layers are
- * spread.
- * SPDX-License-Identifier: Apache-2.0 */
+ * flicker give each thread of the ctx whole frames. LPIPS takes one frame at a time and spreads its
+ * layers. SPDX-License-Identifier: Apache-2.0 */
 #include "base/pool.h"
 #include "media/frames.h"
 #include "metric/lpips.h"
@@ -55,17 +54,15 @@ static esa_status perceive(esa_ctx *ctx, compare *c, esa_lpips *lpips,
     for (int32_t i = 0; i < c->a->count; i++) {
         c->lpips[i] = NAN;
         if (!lpips) continue;
-        const esa_status status = esa_lpips_distance(lpips, &c->lpips[i], c->a->rgb + i * size,
-                                                     c->b->rgb + i * size, c->a->height,
-                                                     c->a->width);
-        if (status != ESA_OK) return status;
+        ESA_TRY(esa_lpips_distance(lpips, &c->lpips[i], c->a->rgb + i * size, c->b->rgb + i * size,
+                                   c->a->height, c->a->width));
         if (progress && progress(user, i + 1, c->a->count))
             return esa_fail(ctx, ESA_ERR_STATE, "cancelled");
     }
     return ESA_OK;
 }
 
-/* In order: the same bits whatever the number of threads. */
+/* Sums in the order of the frames: the same bits on any number of threads. */
 static void summarise(esa_metrics *out, double *each, const compare *c, const esa_lpips *lpips)
 {
     const int64_t count = c->a->count, size = (int64_t)c->a->height * c->a->width * 3;
@@ -101,8 +98,7 @@ static esa_status measure(esa_ctx *ctx, esa_metrics *out, double *each, const es
                           const esa_frames *b, esa_lpips *lpips,
                           int32_t (*progress)(void *, int32_t, int32_t), void *user)
 {
-    esa_status status = check(ctx, a, b, lpips);
-    if (status != ESA_OK) return status;
+    ESA_TRY(check(ctx, a, b, lpips));
     compare c = { .a = a, .b = b, .each = esa_ssim_scratch(a->width) };
     const int64_t threads = esa_pool_threads(ctx->pool), count = a->count;
     const int64_t bytes = (4 * count + threads * c.each) * (int64_t)sizeof(double);
@@ -115,8 +111,8 @@ static esa_status measure(esa_ctx *ctx, esa_metrics *out, double *each, const es
     c.error = (int64_t *)(void *)(c.lpips + count);
     c.change = c.error + count;
     esa_pool_run(ctx->pool, one_frame, &c, count);
-    status = perceive(ctx, &c, lpips, progress, user);
-    if (status == ESA_OK) summarise(out, each, &c, lpips);
+    const esa_status status = perceive(ctx, &c, lpips, progress, user);
+    if (!status) summarise(out, each, &c, lpips);
     esa_mem_free(&ctx->mem, block, bytes);
     return status;
 }
@@ -127,8 +123,8 @@ esa_status esa_frames_measure(esa_ctx *ctx, esa_metrics *metrics, double *each,
                               int32_t (*progress)(void *user, int32_t done, int32_t total),
                               void *user)
 {
-    esa_status status = esa_ctx_enter(ctx);
-    if (status != ESA_OK) return status;
+    esa_status status;
+    ESA_TRY(esa_ctx_enter(ctx));
     if (!metrics || !reference || !frames)
         status = esa_fail(ctx, ESA_ERR_ARGUMENT, "metrics, reference or frames is NULL");
     else if (metrics->struct_size != sizeof *metrics)

@@ -1,17 +1,17 @@
-/* lpips.c - both pictures run through the network side by side; at each tap their feature maps are
- * compared and forgotten.
+/* lpips.c - runs both pictures through the network side by side, and compares their feature maps at
+ * each tap.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Planes are channels-last with a border of zeros, so that a convolution writes straight into what
+ * Planes are channels-last with a border of zeros, so that a convolution writes directly into what
  * the next one reads. Two planes per picture are in use: input and output. */
 #include "metric/lpips.h"
 
 #include <math.h>
 #include <string.h>
 
-#define PIECE 1 /* rows of a plane that one worker takes */
+#define PIECE 1 /* rows of a plane per task */
 
-/* A plane of [height][width][channels] with `border` zeros around, in memory of its own. */
+/* A plane of [height][width][channels] with a border of zeros around it. */
 typedef struct plane {
     float *base;
     int64_t height, width, channels, border;
@@ -54,7 +54,7 @@ static float scaled(uint8_t value, int channel)
     return ((float)value / 127.5f - 1.0f - shift[channel]) / scale[channel];
 }
 
-/* Rows of pixels; or of cells of 4 x 4 pixels whose first one begins two pixels outside of the
+/* Fills rows of pixels, or of cells of 4 x 4 pixels. The first cell begins two pixels outside the
  * picture: the border of the convolution. */
 static void put_rows(void *arg, int64_t first, int64_t count, int32_t worker)
 {
@@ -144,7 +144,7 @@ static double tap(esa_lpips *l, const plane *a, const plane *b, const float *lin
     distance d = { a, b, lin, row };
     double sum = 0;
     esa_nn_parallel(&l->nn, distance_rows, &d, a->height, PIECE);
-    /* in order: the same bits whatever the number of threads */
+    /* in the order of the rows: the same bits on any number of threads */
     for (int64_t y = 0; y < a->height; y++) sum += row[y];
     return sum / (double)(a->height * a->width);
 }
@@ -188,9 +188,8 @@ static esa_status forward_one(esa_lpips *l, const plane *out, const plane *in, i
 {
     const int cells = i == 0 && l->kind->stride4;
     const float *x[1] = { cells ? pixel_of(in, 1, 1) : pixel_of(in, 0, 0) };
-    const esa_status status = esa_nn_conv(&l->nn, &l->conv[i], pixel_of(out, 0, 0), row_of(out), x,
-                                          row_of(in), out->height, out->width, NULL, 0);
-    if (status != ESA_OK) return status;
+    ESA_TRY(esa_nn_conv(&l->nn, &l->conv[i], pixel_of(out, 0, 0), row_of(out), x, row_of(in),
+                        out->height, out->width, NULL, 0));
     plane p = *out;
     esa_nn_parallel(&l->nn, relu_rows, &p, p.height, PIECE);
     clear_border(out);
@@ -206,9 +205,7 @@ esa_status esa_lpips_distance(esa_lpips *l, double *result, const uint8_t *a, co
     if (bytes > l->plane_bytes) {
         esa_nn_free(&l->nn, l->plane, l->plane_bytes);
         l->plane_bytes = 0;
-        const esa_status status = esa_nn_alloc(&l->nn, (void **)&l->plane, bytes,
-                                               "the feature maps of LPIPS");
-        if (status != ESA_OK) return status;
+        ESA_TRY(esa_nn_alloc(&l->nn, (void **)&l->plane, bytes, "the feature maps of LPIPS"));
         l->plane_bytes = bytes;
     }
     double *row = (double *)(void *)l->plane;
@@ -238,8 +235,7 @@ esa_status esa_lpips_distance(esa_lpips *l, double *result, const uint8_t *a, co
             } else
                 in.base = half[now];
             out[side].base = half[!at];
-            const esa_status status = forward_one(l, &out[side], &in, i);
-            if (status != ESA_OK) return status;
+            ESA_TRY(forward_one(l, &out[side], &in, i));
             if (side == 1) now = !at;
         }
         if (l->kind->layer[i].tap) sum += tap(l, &out[0], &out[1], l->lin[taps++], row);

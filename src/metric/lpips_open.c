@@ -1,4 +1,4 @@
-/* lpips_open.c - the two networks, and their weights from a file.
+/* lpips_open.c - describes the two networks and reads their weights from a file.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "metric/lpips.h"
 
@@ -41,15 +41,14 @@ static esa_status find(const esa_tensors *file, esa_weight *w, int32_t rank, con
     char name[48];
     snprintf(name, sizeof name, "%s.%d.%s", what, i, part);
     const esa_st_entry *e = esa_st_find(file, name);
-    if (!e)
-        return esa_fail(file->ctx, ESA_ERR_MISMATCH, "%s holds no tensor %s", file->label, name);
+    if (!e) return esa_fail(file->ctx, ESA_ERR_MISMATCH, "%s has no tensor %s", file->label, name);
     int same = e->rank == rank;
     for (int32_t d = 0; d < rank && same; d++) same = e->dim[d] == dim[d];
     if (!same ||
         (e->dtype != ESA_FILE_F32 && e->dtype != ESA_FILE_F16 && e->dtype != ESA_FILE_BF16))
         return esa_fail(file->ctx, ESA_ERR_MISMATCH,
-                        "%s: tensor %s has another shape or type than LPIPS needs (%lld elements "
-                        "of F32, F16 or BF16)",
+                        "%s: tensor %s has the wrong shape or type, expected %lld elements of F32, "
+                        "F16 or BF16",
                         file->label, name,
                         (long long)(rank == 1 ? dim[0] : dim[0] * dim[1] * dim[2] * dim[3]));
     *w = (esa_weight){ .data = esa_st_data(file, e), .dtype = e->dtype, .rank = rank };
@@ -57,8 +56,8 @@ static esa_status find(const esa_tensors *file, esa_weight *w, int32_t rank, con
     return ESA_OK;
 }
 
-/* 11 x 11 taps of stride 4 over pixels are 3 x 3 taps of stride 1 over cells of 4 x 4 pixels:
- * [out][48][3][3], channel (dy 4 + dx) 3 + c. */
+/* Rewrites 11 x 11 taps of stride 4 over pixels as 3 x 3 taps of stride 1 over cells of 4 x 4
+ * pixels: [out][48][3][3], channel (dy * 4 + dx) * 3 + c. */
 static void fold_stride(float *to, const esa_weight *w)
 {
     float taps[3 * 11 * 11];
@@ -77,56 +76,61 @@ static esa_status pack(esa_lpips *l, int32_t i, const esa_weight *w, const esa_w
     if (i || !l->kind->stride4) return esa_nn_conv_pack(&l->nn, &l->conv[i], w, bias, 0);
     const int64_t bytes = w->dim[0] * 48 * 9 * 4;
     void *folded;
-    esa_status status = esa_nn_alloc(&l->nn, &folded, bytes, "the weights of LPIPS");
-    if (status != ESA_OK) return status;
+    ESA_TRY(esa_nn_alloc(&l->nn, &folded, bytes, "the weights of LPIPS"));
     fold_stride(folded, w);
     const esa_weight cells = {
         .data = folded, .dtype = ESA_DTYPE_F32, .rank = 4, .dim = { w->dim[0], 48, 3, 3 }
     };
-    status = esa_nn_conv_pack(&l->nn, &l->conv[i], &cells, bias, 0);
+    const esa_status status = esa_nn_conv_pack(&l->nn, &l->conv[i], &cells, bias, 0);
     esa_nn_free(&l->nn, folded, bytes);
     return status;
 }
 
-static esa_status load(esa_lpips *l, const esa_tensors *file)
+static esa_status find_kind(esa_lpips *l, const esa_tensors *file)
 {
     const char *format = esa_st_metadata(file, "format"), *net = esa_st_metadata(file, "net");
     if (!format || strcmp(format, "esa-lpips-1") != 0)
         return esa_fail(l->ctx, ESA_ERR_FORMAT,
-                        "%s holds no LPIPS weights (made by tools/convert_lpips.py)", file->label);
+                        "%s does not hold LPIPS weights (tools/convert_lpips.py makes them)",
+                        file->label);
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
         if (net && strcmp(net, kinds[i].name) == 0) l->kind = &kinds[i];
     if (!l->kind)
         return esa_fail(l->ctx, ESA_ERR_FORMAT,
-                        "%s: the network '%.20s' is not known, expected alex or vgg", file->label,
+                        "%s names the network '%.20s', expected alex or vgg", file->label,
                         net ? net : "");
-    int32_t taps = 0;
+    return ESA_OK;
+}
+
+static esa_status load(esa_lpips *l, const esa_tensors *file)
+{
+    ESA_TRY(find_kind(l, file));
     for (int32_t i = 0; i < l->kind->convs; i++)
         l->block_bytes += l->kind->layer[i].tap * l->kind->layer[i].out * 4;
-    esa_status status = esa_nn_alloc(&l->nn, &l->block, l->block_bytes, "the weights of LPIPS");
+    ESA_TRY(esa_nn_alloc(&l->nn, &l->block, l->block_bytes, "the weights of LPIPS"));
     float *at = l->block;
-    for (int32_t i = 0; i < l->kind->convs && status == ESA_OK; i++) {
+    int32_t taps = 0;
+    for (int32_t i = 0; i < l->kind->convs; i++) {
         const esa_lpips_layer *layer = &l->kind->layer[i];
         const int64_t dim[4] = { layer->out, layer->in, layer->kernel, layer->kernel };
         esa_weight w, bias, lin;
-        status = find(file, &w, 4, dim, "conv", i, "weight");
-        if (status == ESA_OK) status = find(file, &bias, 1, dim, "conv", i, "bias");
-        if (status == ESA_OK) status = pack(l, i, &w, &bias);
-        if (status != ESA_OK || !layer->tap) continue;
-        status = find(file, &lin, 1, dim, "lin", taps, "weight");
-        if (status != ESA_OK) break;
+        ESA_TRY(find(file, &w, 4, dim, "conv", i, "weight"));
+        ESA_TRY(find(file, &bias, 1, dim, "conv", i, "bias"));
+        ESA_TRY(pack(l, i, &w, &bias));
+        if (!layer->tap) continue;
+        ESA_TRY(find(file, &lin, 1, dim, "lin", taps, "weight"));
         l->lin[taps++] = at;
         esa_weight_to_f32(at, &lin, 0, layer->out);
         at += layer->out;
     }
-    return status;
+    return ESA_OK;
 }
 
 static esa_status open_file(esa_ctx *ctx, esa_lpips **lpips, const char *path)
 {
     esa_tensors *file;
-    esa_status status = esa_st_open(ctx, &file, path);
-    if (status != ESA_OK) return status;
+    ESA_TRY(esa_st_open(ctx, &file, path));
+    esa_status status = ESA_OK;
     esa_lpips *l = esa_mem_zalloc(&ctx->mem, sizeof *l);
     if (!l)
         status = esa_fail(ctx, ESA_ERR_MEMORY, "out of memory while opening %.200s", path);
@@ -134,24 +138,21 @@ static esa_status open_file(esa_ctx *ctx, esa_lpips **lpips, const char *path)
         l->ctx = ctx;
         esa_nn_init(&l->nn, ctx);
         status = load(l, file);
-        if (status == ESA_OK)
-            *lpips = l;
-        else
-            esa_lpips_free(l);
     }
     esa_st_close(file);
+    if (status)
+        esa_lpips_free(l);
+    else
+        *lpips = l;
     return status;
 }
 
 esa_status esa_lpips_open(esa_ctx *ctx, esa_lpips **lpips, const char *path)
 {
     if (lpips) *lpips = NULL;
-    esa_status status = esa_ctx_enter(ctx);
-    if (status != ESA_OK) return status;
-    if (!lpips)
-        status = esa_fail(ctx, ESA_ERR_ARGUMENT, "lpips is NULL");
-    else
-        status = open_file(ctx, lpips, path);
+    ESA_TRY(esa_ctx_enter(ctx));
+    const esa_status status = lpips ? open_file(ctx, lpips, path)
+                                    : esa_fail(ctx, ESA_ERR_ARGUMENT, "lpips is NULL");
     esa_ctx_leave(ctx);
     return status;
 }

@@ -1,5 +1,5 @@
-/* ssim.c - see metric.h. Row by row: the five blurred quantities of a window row are kept for 11
- * picture rows, blurred across first, then down, in f64.
+/* ssim.c - see metric.h. Works row by row: five quantities are blurred across each picture row, the
+ * last 11 such rows are kept and blurred down, in f64.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "metric/metric.h"
 
@@ -8,8 +8,8 @@
 #define W     ESA_SSIM_WINDOW
 #define SIGMA 1.5
 
-/* A ring of W rows, five quantities each (a, b, aa, bb, ab), of one channel blurred across; then
- * one row blurred down too. */
+/* A ring of W rows of one channel, blurred across, with five quantities each (a, b, aa, bb, ab);
+ * then one row that is blurred down too. */
 int64_t esa_ssim_scratch(int64_t width) { return (W + 1) * 5 * width; }
 
 static void gaussian(double g[W])

@@ -1,5 +1,5 @@
-/* config.c - the configurations of a Wan folder. Ranges are generous (several times the largest
- * published model) and small enough that products of sizes stay far below 2^62.
+/* config.c - reads the config files of a Wan folder. Ranges are generous (several times the largest
+ * published model), but small enough that products of sizes stay far below 2^62.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model/config.h"
 
@@ -10,7 +10,7 @@
 #include "io/safetensors.h"
 #include "model/json_file.h"
 
-#define MAX_WIDTH 65536 /* of any layer */
+#define MAX_WIDTH 65536 /* widest layer */
 
 esa_status esa_path_join(esa_ctx *ctx, char **path, int64_t *bytes, const char *folder,
                          const char *name)
@@ -41,18 +41,19 @@ static void class_of(esa_json_file *f, const char *key, char *out, size_t size)
         strlen(json_string_value(name)) < size)
         snprintf(out, size, "%s", json_string_value(name));
     else
-        esa_json_fail(f, ESA_ERR_FORMAT, "%s is missing or not a pair of library and class", key);
+        esa_json_fail(f, ESA_ERR_FORMAT, "%s is missing, or is not a pair of library and class",
+                      key);
 }
 
 esa_status esa_config_index(esa_ctx *ctx, esa_model_index *index, const char *path)
 {
     esa_json_file f;
     memset(index, 0, sizeof *index);
-    if (esa_json_file_open(ctx, &f, path) == ESA_OK) {
+    if (!esa_json_file_open(ctx, &f, path)) {
         snprintf(index->pipeline, sizeof index->pipeline, "%.63s",
                  esa_quote(esa_json_text(&f, "_class_name", NULL)).text);
-        if (f.status == ESA_OK && strcmp(index->pipeline, "WanPipeline") != 0)
-            esa_json_fail(&f, ESA_ERR_UNSUPPORTED, "_class_name is %s, the engine runs WanPipeline",
+        if (!f.status && strcmp(index->pipeline, "WanPipeline") != 0)
+            esa_json_fail(&f, ESA_ERR_UNSUPPORTED, "_class_name is %s, expected WanPipeline",
                           index->pipeline);
         class_of(&f, "transformer", index->transformer, sizeof index->transformer);
         class_of(&f, "vae", index->vae, sizeof index->vae);
@@ -90,21 +91,21 @@ static void read_wan(esa_json_file *f, esa_wan_config *c)
     c->eps = esa_json_real(f, "eps", 1e-12, 1e-1, 1e-6);
     esa_json_ints(f, "patch_size", c->patch, 3, 3, 1, 16, patch);
     if (c->head_dim % 2)
-        esa_json_fail(f, ESA_ERR_UNSUPPORTED,
-                      "attention_head_dim is %d, an even number was expected", c->head_dim);
+        esa_json_fail(f, ESA_ERR_UNSUPPORTED, "attention_head_dim is %d, expected an even number",
+                      c->head_dim);
     if (c->freq_dim % 2)
-        esa_json_fail(f, ESA_ERR_UNSUPPORTED, "freq_dim is %d, an even number was expected",
+        esa_json_fail(f, ESA_ERR_UNSUPPORTED, "freq_dim is %d, expected an even number",
                       c->freq_dim);
     if ((int64_t)c->heads * c->head_dim > MAX_WIDTH)
-        esa_json_fail(f, ESA_ERR_FORMAT, "%d heads of %d are wider than %d", c->heads, c->head_dim,
-                      MAX_WIDTH);
+        esa_json_fail(f, ESA_ERR_FORMAT, "%d heads of %d channels are more than %d", c->heads,
+                      c->head_dim, MAX_WIDTH);
     esa_json_hash(f, c->hash);
 }
 
 esa_status esa_config_wan(esa_ctx *ctx, esa_wan_config *config, const char *path)
 {
     esa_json_file f;
-    if (esa_json_file_open(ctx, &f, path) == ESA_OK) read_wan(&f, config);
+    if (!esa_json_file_open(ctx, &f, path)) read_wan(&f, config);
     return done(&f);
 }
 
@@ -112,7 +113,7 @@ esa_status esa_config_wan_memory(esa_ctx *ctx, esa_wan_config *config, const cha
                                  int64_t bytes, const char *label)
 {
     esa_json_file f;
-    if (esa_json_file_parse(ctx, &f, text, bytes, label) == ESA_OK) read_wan(&f, config);
+    if (!esa_json_file_parse(ctx, &f, text, bytes, label)) read_wan(&f, config);
     return done(&f);
 }
 
@@ -122,9 +123,9 @@ static void read_constants(esa_json_file *f, const char *key, double *out, int32
                            double hi)
 {
     const json_t *list = f->root ? json_object_get(f->root, key) : NULL;
-    if (f->status != ESA_OK) return;
+    if (f->status) return;
     if ((int64_t)json_array_size(list) != count) {
-        esa_json_fail(f, ESA_ERR_FORMAT, "%s has %lld numbers, z_dim is %d", key,
+        esa_json_fail(f, ESA_ERR_FORMAT, "%s has %lld numbers, expected %d (z_dim)", key,
                       (long long)json_array_size(list), count);
         return;
     }
@@ -144,7 +145,7 @@ esa_status esa_config_wan_vae(esa_ctx *ctx, esa_wan_vae_config *c, const char *p
     static const int32_t mult[4] = { 1, 2, 4, 4 }, temporal[3] = { 0, 1, 1 };
     esa_json_file f;
     memset(c, 0, sizeof *c);
-    if (esa_json_file_open(ctx, &f, path) != ESA_OK) return done(&f);
+    if (esa_json_file_open(ctx, &f, path)) return done(&f);
     esa_json_only_text(&f, "_class_name", "AutoencoderKLWan");
     esa_json_only_bool(&f, "is_residual", 0);
     esa_json_only_null(&f, "patch_size");
@@ -168,22 +169,21 @@ esa_status esa_config_wan_vae(esa_ctx *ctx, esa_wan_vae_config *c, const char *p
     const json_t *scales = json_object_get(f.root, "attn_scales");
     c->attn_scales = (int32_t)json_array_size(scales);
     if (c->attn_scales)
-        esa_json_fail(&f, ESA_ERR_UNSUPPORTED,
-                      "attn_scales has %d entries, the engine runs models without them",
+        esa_json_fail(&f, ESA_ERR_UNSUPPORTED, "attn_scales has %d entries, expected none",
                       c->attn_scales);
     int32_t t = 1;
     for (int32_t i = 0; i + 1 < c->levels; i++) t *= c->temporal[i] ? 2 : 1;
-    /* The keys are the pipeline's; without them it takes Wan's own 4 and 8. */
+    /* These keys belong to the pipeline. Without them it uses Wan's 4 and 8. */
     c->factor_t = (int32_t)esa_json_int(&f, "scale_factor_temporal", 1, 1 << ESA_CONFIG_MAX_LEVELS,
                                         4);
     c->factor_s = (int32_t)esa_json_int(&f, "scale_factor_spatial", 1, 1 << ESA_CONFIG_MAX_LEVELS,
                                         8);
     if (c->factor_t != t)
         esa_json_fail(&f, ESA_ERR_FORMAT,
-                      "scale_factor_temporal is %d, but temperal_downsample makes %d", c->factor_t,
+                      "scale_factor_temporal is %d, but temperal_downsample gives %d", c->factor_t,
                       t);
     if (c->factor_s != 1 << (c->levels - 1))
-        esa_json_fail(&f, ESA_ERR_FORMAT, "scale_factor_spatial is %d, but %d levels make %d",
+        esa_json_fail(&f, ESA_ERR_FORMAT, "scale_factor_spatial is %d, but %d levels give %d",
                       c->factor_s, c->levels, 1 << (c->levels - 1));
     read_constants(&f, "latents_mean", c->mean, c->z_dim, -1e6, 1e6);
     read_constants(&f, "latents_std", c->std, c->z_dim, 1e-9, 1e6);
@@ -196,12 +196,12 @@ esa_status esa_config_umt5(esa_ctx *ctx, esa_umt5_config *c, const char *path)
 {
     esa_json_file f;
     memset(c, 0, sizeof *c);
-    if (esa_json_file_open(ctx, &f, path) != ESA_OK) return done(&f);
+    if (esa_json_file_open(ctx, &f, path)) return done(&f);
     esa_json_only_text(&f, "model_type", "umt5");
     const char *act = esa_json_text(&f, "feed_forward_proj", "gated-gelu");
     if (strcmp(act, "gated-gelu") != 0)
-        esa_json_fail(&f, ESA_ERR_UNSUPPORTED,
-                      "feed_forward_proj is %s, the engine runs gated-gelu", esa_quote(act).text);
+        esa_json_fail(&f, ESA_ERR_UNSUPPORTED, "feed_forward_proj is %s, expected gated-gelu",
+                      esa_quote(act).text);
     c->vocab = (int32_t)esa_json_int(&f, "vocab_size", 1, 1 << 24, ESA_JSON_REQUIRED);
     c->d_model = (int32_t)esa_json_int(&f, "d_model", 1, MAX_WIDTH, ESA_JSON_REQUIRED);
     c->d_kv = (int32_t)esa_json_int(&f, "d_kv", 1, 1024, ESA_JSON_REQUIRED);
@@ -214,15 +214,15 @@ esa_status esa_config_umt5(esa_ctx *ctx, esa_umt5_config *c, const char *path)
     c->eos = (int32_t)esa_json_int(&f, "eos_token_id", 0, c->vocab - 1, 1);
     c->eps = esa_json_real(&f, "layer_norm_epsilon", 1e-12, 1e-1, 1e-6);
     if ((int64_t)c->heads * c->d_kv > MAX_WIDTH)
-        esa_json_fail(&f, ESA_ERR_FORMAT, "%d heads of %d are wider than %d", c->heads, c->d_kv,
-                      MAX_WIDTH);
-    /* A quarter of the buckets are single distances; those beyond are spread by log(distance /
-     * quarter) / log(max_distance / quarter). */
+        esa_json_fail(&f, ESA_ERR_FORMAT, "%d heads of %d channels are more than %d", c->heads,
+                      c->d_kv, MAX_WIDTH);
+    /* A quarter of the buckets hold one distance each. Longer distances are spread by log(distance
+     * / quarter) / log(max_distance / quarter). */
     if (c->max_distance <= esa_max64(1, c->buckets / 4))
         esa_json_fail(
             &f, ESA_ERR_FORMAT,
-            "relative_attention_max_distance is %d, with %d buckets more than %d was expected",
-            c->max_distance, c->buckets, (int)esa_max64(1, c->buckets / 4));
+            "relative_attention_max_distance is %d, expected more than %d with %d buckets",
+            c->max_distance, (int)esa_max64(1, c->buckets / 4), c->buckets);
     return done(&f);
 }
 
@@ -236,18 +236,18 @@ static void read_unipc(esa_json_file *f, esa_sched_config *c)
     esa_json_only_bool(f, "predict_x0", 1);
     esa_json_only_text(f, "solver_type", "bh2");
     esa_json_only_text(f, "final_sigmas_type", "zero");
-    esa_json_only_bool(f, "lower_order_final",
-                       1); /* without it the last step divides by zero, in diffusers too */
+    /* without it the last step divides by zero, in diffusers too */
+    esa_json_only_bool(f, "lower_order_final", 1);
     esa_json_only_bool(f, "thresholding", 0);
     esa_json_only_null(f, "solver_p");
     if (json_array_size(json_object_get(f->root, "disable_corrector")))
         esa_json_fail(f, ESA_ERR_UNSUPPORTED,
-                      "disable_corrector is not empty, the engine corrects every step");
+                      "disable_corrector is not empty; the engine corrects every step");
     if (!json_object_get(f->root, "use_flow_sigmas") ||
         !json_object_get(f->root, "prediction_type"))
         esa_json_fail(
             f, ESA_ERR_UNSUPPORTED,
-            "use_flow_sigmas and prediction_type are missing, the engine runs flow models");
+            "use_flow_sigmas or prediction_type is missing; the engine runs flow models only");
     c->order = (int32_t)esa_json_int(f, "solver_order", 1, 2, 2);
     c->shift = esa_json_real(f, "flow_shift", 1e-3, 1e3, 1.0);
 }
@@ -257,7 +257,7 @@ static void read_euler(esa_json_file *f, esa_sched_config *c)
     c->kind = ESA_SCHED_EULER;
     esa_json_only_bool(f, "invert_sigmas", 0);
     esa_json_only_bool(f, "stochastic_sampling", 0);
-    c->order = 2; /* for a caller who asks for UniPC instead */
+    c->order = 2; /* used if the caller asks for UniPC instead */
     c->shift = esa_json_real(f, "shift", 1e-3, 1e3, 1.0);
 }
 
@@ -265,16 +265,16 @@ esa_status esa_config_sched(esa_ctx *ctx, esa_sched_config *c, const char *path)
 {
     esa_json_file f;
     memset(c, 0, sizeof *c);
-    if (esa_json_file_open(ctx, &f, path) != ESA_OK) return done(&f);
+    if (esa_json_file_open(ctx, &f, path)) return done(&f);
     const char *name = esa_json_text(&f, "_class_name", NULL);
-    if (f.status == ESA_OK) {
+    if (!f.status) {
         if (strcmp(name, "UniPCMultistepScheduler") == 0)
             read_unipc(&f, c);
         else if (strcmp(name, "FlowMatchEulerDiscreteScheduler") == 0)
             read_euler(&f, c);
         else
             esa_json_fail(&f, ESA_ERR_UNSUPPORTED,
-                          "_class_name is %s, the engine runs UniPCMultistepScheduler and "
+                          "_class_name is %s, expected UniPCMultistepScheduler or "
                           "FlowMatchEulerDiscreteScheduler",
                           esa_quote(name).text);
     }

@@ -1,17 +1,20 @@
-/* config.h - the json files of a diffusers model folder as checked structs. Nothing here opens
+/* config.h - reads the JSON files of a diffusers model folder into checked structs. Does not open
  * weights.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Strict: a file must be one JSON object; a key that is missing where diffusers has no default, of
- * another type, or out of the range the engine computes with (sizes are bounded so that no product
- * below can overflow 2^62) is an error naming file, key, value and what was expected. Settings the
- * engine does not run (image conditioning, other prediction types) are refused by name, not
- * ignored. Unknown keys are ignored: they come with every new version of diffusers. All functions:
- * ESA_ERR_IO, ESA_ERR_FORMAT (not such a file), ESA_ERR_UNSUPPORTED (well formed, not run here),
- * one sentence in ctx. */
+ * Reading is strict. A file must be one JSON object. A key is an error if it is missing and
+ * diffusers has no default, if it has the wrong type, or if it is out of the engine's range; sizes
+ * are bounded so that no product of them overflows 2^62. The message names file, key, value and
+ * what was expected. Settings that the engine does not run (image conditioning, other prediction
+ * types) are refused, not ignored. Unknown keys are ignored, because every new version of diffusers
+ * adds some.
+ *
+ * All functions fail with ESA_ERR_IO, ESA_ERR_FORMAT (not such a file) or ESA_ERR_UNSUPPORTED
+ * (valid, but not supported), and one message in ctx. */
 #ifndef ESA_MODEL_CONFIG_H
 #define ESA_MODEL_CONFIG_H
 
+#include "base/status.h"
 #include "ctx/ctx.h"
 
 #define ESA_CONFIG_MAX_LEVELS 8
@@ -23,10 +26,10 @@ typedef struct esa_wan_config {
     int32_t in_channels, out_channels;
     int32_t patch[3];
     int32_t text_dim, freq_dim;
-    int32_t rope_max;   /* longest grid side */
+    int32_t rope_max;   /* longest side of the grid */
     int32_t cross_norm; /* cross_attn_norm: norm2 has weight and bias; 0: it is the identity */
     double eps;
-    char hash[80]; /* of the whole file, keys sorted: goes into mask files */
+    char hash[80]; /* esa_json_hash of the file; stored in mask files */
 } esa_wan_config;
 
 /* AutoencoderKLWan. */
@@ -34,7 +37,7 @@ typedef struct esa_wan_vae_config {
     int32_t base_dim, decoder_base_dim, z_dim, levels, res_blocks;
     int32_t dim_mult[ESA_CONFIG_MAX_LEVELS];
     int32_t temporal[ESA_CONFIG_MAX_LEVELS]; /* temperal_downsample, [levels - 1] */
-    int32_t attn_scales;                     /* how many; only 0 is run */
+    int32_t attn_scales;                     /* number of entries; only 0 is supported */
     int32_t in_channels, out_channels;
     int32_t factor_t, factor_s; /* checked against temporal and levels */
     double mean[ESA_CONFIG_MAX_LATENT], std[ESA_CONFIG_MAX_LATENT]; /* [z_dim] */
@@ -48,8 +51,8 @@ typedef struct esa_umt5_config {
     double eps;
 } esa_umt5_config;
 
-/* UniPCMultistepScheduler with flow sigmas, or FlowMatchEulerDiscreteScheduler. kind is resolved by
- * the caller's wish as well. */
+/* UniPCMultistepScheduler with flow sigmas, or FlowMatchEulerDiscreteScheduler. The caller may
+ * override kind. */
 enum { ESA_SCHED_UNIPC = 0, ESA_SCHED_UNIPC_036, ESA_SCHED_EULER };
 typedef struct esa_sched_config {
     int32_t kind;        /* ESA_SCHED_* */
@@ -58,7 +61,7 @@ typedef struct esa_sched_config {
     double shift;        /* flow_shift, or shift */
 } esa_sched_config;
 
-/* model_index.json: which classes the folder is made of. */
+/* model_index.json: the classes of the folder's parts. */
 typedef struct esa_model_index {
     char pipeline[64], transformer[64], vae[64], text_encoder[64], tokenizer[64], scheduler[64];
 } esa_model_index;
@@ -68,12 +71,11 @@ esa_status esa_config_wan(esa_ctx *ctx, esa_wan_config *config, const char *path
 esa_status esa_config_wan_vae(esa_ctx *ctx, esa_wan_vae_config *config, const char *path);
 esa_status esa_config_umt5(esa_ctx *ctx, esa_umt5_config *config, const char *path);
 esa_status esa_config_sched(esa_ctx *ctx, esa_sched_config *config, const char *path);
-/* The same over text in memory (fuzzing); label is what sentences call it. */
+/* The same for text in memory, for fuzzing; label is its name in messages. */
 esa_status esa_config_wan_memory(esa_ctx *ctx, esa_wan_config *config, const char *text,
                                  int64_t bytes, const char *label);
 
-/* folder/name into a new string from ctx's allocator (free with esa_mem_free, *bytes), or
- * ESA_ERR_MEMORY. */
+/* Writes folder/name to a new string of *bytes from ctx's allocator; free it with esa_mem_free. */
 esa_status esa_path_join(esa_ctx *ctx, char **path, int64_t *bytes, const char *folder,
                          const char *name);
 

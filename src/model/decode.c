@@ -1,5 +1,4 @@
-/* decode.c - latents to frames: the last stage of esa_generate, and esa_decode, which is that stage
- * alone.
+/* decode.c - turns latents into frames: the last stage of esa_generate, and esa_decode.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model/model.h"
 
@@ -17,8 +16,8 @@ typedef struct taker {
     esa_frames *frames;
 } taker;
 
-/* As diffusers: x/2 + 0.5, clamped to 0 .. 1, times 255, to the nearest (even at half). A frame
- * that went wrong is not shown as black. */
+/* As in diffusers: x/2 + 0.5, clamped to 0 .. 1, times 255, rounded to nearest (ties to even). NaN
+ * is an error, so that a broken frame does not look like a black one. */
 static esa_status take_frame(void *user, int64_t frame, const float *rgb)
 {
     const taker *t = user;
@@ -31,8 +30,7 @@ static esa_status take_frame(void *user, int64_t frame, const float *rgb)
         out[i] = (uint8_t)lrintf((x > 0 ? (x < 1 ? x : 1.0f) : 0.0f) * 255.0f);
     }
     return wrong ? esa_fail(t->ctx, ESA_ERR_FORMAT,
-                            "the VAE gave pixels of frame %lld that are no numbers: its weights "
-                            "are broken",
+                            "the VAE gave NaN for pixels of frame %lld: its weights are damaged",
                             (long long)frame)
                  : ESA_OK;
 }
@@ -42,25 +40,42 @@ esa_status esa_model_decode(esa_model *m, esa_frames **frames, const float *late
 {
     int32_t size[3];
     esa_wan_vae_size(&m->vae_config, latent, size);
-    esa_status status = esa_frames_new(m->ctx, frames, size[0], size[1], size[2], m->info.fps);
-    if (status == ESA_OK) status = esa_model_progress(m, ESA_STAGE_DECODE, 0, latent[0]);
+    ESA_TRY(esa_frames_new(m->ctx, frames, size[0], size[1], size[2], m->info.fps));
+    ESA_TRY(esa_model_progress(m, ESA_STAGE_DECODE, 0, latent[0]));
     taker t = { m->ctx, *frames };
-    return status == ESA_OK ? esa_wan_vae_decode(m->vae, latents, latent, tile, take_frame, &t)
-                            : status;
+    return esa_wan_vae_decode(m->vae, latents, latent, tile, take_frame, &t);
 }
 
-/* Sides beyond what frames can have are refused before sizes are computed from them. */
+/* Refuses sides that frames cannot have, before sizes are computed from them. */
 static esa_status check_sides(esa_model *m, const char *path, const int64_t *dim)
 {
     static const int64_t most[3] = { ESA_FRAMES_MAX_COUNT, ESA_FRAMES_MAX_SIDE,
                                      ESA_FRAMES_MAX_SIDE };
     for (int i = 0; i < 3; i++)
         if (dim[1 + i] > most[i])
-            return esa_fail(
-                m->ctx, ESA_ERR_MISMATCH,
-                "%.200s: latents of %lld x %lld x %lld give more pixels than a video can have",
-                path, (long long)dim[1], (long long)dim[2], (long long)dim[3]);
+            return esa_fail(m->ctx, ESA_ERR_MISMATCH,
+                            "%.200s: latents of %lld x %lld x %lld are larger than a video can be",
+                            path, (long long)dim[1], (long long)dim[2], (long long)dim[3]);
     return ESA_OK;
+}
+
+static esa_status decode_latents(esa_model *m, esa_frames **frames, const esa_loaded *t,
+                                 const esa_decode_params *params)
+{
+    ESA_TRY(check_sides(m, params->latents, t->dim));
+    const int32_t latent[3] = { (int32_t)t->dim[1], (int32_t)t->dim[2], (int32_t)t->dim[3] };
+    esa_generate_params call = esa_generate_params_default(); /* holds the progress function */
+    call.progress = params->progress;
+    call.progress_user = params->progress_user;
+    m->call = &call;
+    m->cancelled = 0;
+    m->density = NAN;
+    m->began = m->stage_began = esa_nn_now();
+    esa_nn_enter(&m->nn);
+    const esa_status status = esa_model_decode(m, frames, t->data, latent, params->vae_tile);
+    esa_nn_leave(&m->nn);
+    m->call = NULL;
+    return status;
 }
 
 static esa_status decode_file(esa_model *m, esa_frames **frames, const esa_decode_params *params)
@@ -68,40 +83,20 @@ static esa_status decode_file(esa_model *m, esa_frames **frames, const esa_decod
     esa_loaded t;
     m->ctx->error[0] = 0;
     if (!m->vae) return esa_fail(m->ctx, ESA_ERR_STATE, "this model was opened without its VAE");
-    if (!params->latents) return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "no file of latents was given");
+    if (!params->latents) return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "no latents file was given");
     const int64_t expected[4] = { m->info.latent_channels, -1, -1, -1 };
-    esa_status status = esa_loaded_read(m->ctx, &t, params->latents, "latents", 4, expected);
-    if (status != ESA_OK) return status;
-    status = check_sides(m, params->latents, t.dim);
-    esa_generate_params call = esa_generate_params_default(); /* where progress is looked for */
-    call.progress = params->progress;
-    call.progress_user = params->progress_user;
-    m->call = &call;
-    m->cancelled = 0;
-    m->density = NAN;
-    m->began = m->stage_began = esa_nn_now();
-    if (status == ESA_OK) {
-        esa_nn_enter(&m->nn);
-        status = esa_model_decode(
-            m, frames, t.data,
-            (const int32_t[3]){ (int32_t)t.dim[1], (int32_t)t.dim[2], (int32_t)t.dim[3] },
-            params->vae_tile);
-        esa_nn_leave(&m->nn);
-    }
-    m->call = NULL;
+    ESA_TRY(esa_loaded_read(m->ctx, &t, params->latents, "latents", 4, expected));
+    const esa_status status = decode_latents(m, frames, &t, params);
     esa_loaded_free(m->ctx, &t);
-    if (status == ESA_OK) return ESA_OK;
-    esa_frames_free(*frames);
-    *frames = NULL;
-    return status;
+    return esa_frames_drop(status, frames);
 }
 
 esa_status esa_decode(esa_model *model, esa_frames **frames, const esa_decode_params *params)
 {
     if (frames) *frames = NULL;
     if (!model) return ESA_ERR_ARGUMENT;
-    esa_status status = esa_ctx_enter(model->outer);
-    if (status != ESA_OK) return status;
+    esa_status status;
+    ESA_TRY(esa_ctx_enter(model->outer));
     if (!frames || !params)
         status = esa_fail(model->outer, ESA_ERR_ARGUMENT, "frames or params is NULL");
     else if (params->struct_size != sizeof *params)

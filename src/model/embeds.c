@@ -1,5 +1,5 @@
-/* embeds.c - the text of a run: embeddings from a file, or from the text encoder; branch 0 is the
- * prompt, 1 the negative one.
+/* embeds.c - the embeddings of a run, from a file or from the text encoder. Branch 0 is the prompt,
+ * branch 1 the negative prompt.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model/model.h"
 
@@ -14,9 +14,7 @@ static esa_status from_file(esa_model *m, esa_embeds *e, const esa_generate_para
     const int64_t expected[2] = { -1, m->wan.text_dim };
     for (int32_t i = 0; i < branches; i++) {
         esa_loaded t;
-        const esa_status status = esa_loaded_read(m->ctx, &t, p->prompt_embeds, names[i], 2,
-                                                  expected);
-        if (status != ESA_OK) return status;
+        ESA_TRY(esa_loaded_read(m->ctx, &t, p->prompt_embeds, names[i], 2, expected));
         e->data[i] = t.data;
         e->bytes[i] = t.bytes;
         e->rows[i] = t.dim[0];
@@ -24,13 +22,13 @@ static esa_status from_file(esa_model *m, esa_embeds *e, const esa_generate_para
     return ESA_OK;
 }
 
-/* As diffusers' pipeline: rows of the tokens, then rows of zeros up to max_text_tokens. */
+/* As in diffusers: one row for each token, then rows of zeros up to max_text_tokens. */
 static esa_status from_prompt(esa_model *m, esa_embeds *e, const esa_generate_params *p,
                               int32_t branches)
 {
     const int32_t rows = p->max_text_tokens > 0 ? p->max_text_tokens : m->info.text_tokens;
-    esa_status status = esa_model_need_text(m);
-    for (int32_t i = 0; i < branches && status == ESA_OK; i++) {
+    ESA_TRY(esa_model_need_text(m));
+    for (int32_t i = 0; i < branches; i++) {
         const char *prompt = i ? (p->negative_prompt ? p->negative_prompt : "") : p->prompt;
         e->rows[i] = rows;
         e->bytes[i] = esa_size_mul(rows, (int64_t)m->wan.text_dim * 4);
@@ -38,10 +36,10 @@ static esa_status from_prompt(esa_model *m, esa_embeds *e, const esa_generate_pa
         if (!e->data[i])
             return esa_fail(m->ctx, ESA_ERR_MEMORY,
                             "out of memory for the embeddings of the prompt");
-        status = esa_text_part_encode(m->text, e->data[i], prompt, rows);
-        if (status == ESA_OK) status = esa_model_progress(m, ESA_STAGE_TEXT, i + 1, branches);
+        ESA_TRY(esa_text_part_encode(m->text, e->data[i], prompt, rows));
+        ESA_TRY(esa_model_progress(m, ESA_STAGE_TEXT, i + 1, branches));
     }
-    return status;
+    return ESA_OK;
 }
 
 esa_status esa_embeds_get(esa_model *m, esa_embeds *e, const esa_generate_params *p,

@@ -1,4 +1,4 @@
-/* model.c - opening, checking and describing a model folder.
+/* model.c - opens, checks and describes a model folder.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model/model.h"
 
@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Models whose shape we know: their name, and what diffusers makes of them by default. */
+/* Models whose shape we know, with their names and the defaults of diffusers. */
 typedef struct known {
     const char *name;
     int32_t layers, heads, head_dim, text_dim;
@@ -22,7 +22,7 @@ static const known models[] = {
     { "wan-t2v-1.3b", 30, 12, 128, 4096, 81, 480, 832, 50, 5.0 },
     { "wan-t2v-14b", 40, 40, 128, 4096, 81, 480, 832, 50, 5.0 },
 };
-#define FPS 16.0 /* of every Wan */
+#define FPS 16.0 /* for every Wan */
 
 esa_model_params esa_model_params_default(void)
 {
@@ -74,7 +74,7 @@ static esa_status inner_ctx(esa_ctx *outer, esa_ctx **inner)
 /* It was logged when it was made, so it is only copied. */
 esa_status esa_model_outward(esa_model *m, esa_status status)
 {
-    if (status != ESA_OK) snprintf(m->outer->error, sizeof m->outer->error, "%s", m->ctx->error);
+    if (status) snprintf(m->outer->error, sizeof m->outer->error, "%s", m->ctx->error);
     return status;
 }
 
@@ -82,12 +82,12 @@ static int32_t tick(void *user, int64_t done, int64_t total)
 {
     esa_model *m = user;
     if (m->stage == ESA_STAGE_DECODE)
-        return esa_model_progress(m, m->stage, (int32_t)done, (int32_t)total) != ESA_OK;
+        return esa_model_progress(m, m->stage, (int32_t)done, (int32_t)total) != 0;
     if (m->stage == ESA_STAGE_LOAD)
         return esa_model_progress(m, m->stage, (int32_t)(done / 1000000),
-                                  (int32_t)(total / 1000000)) != ESA_OK;
-    /* layers of a step: only to ask */
-    return esa_model_progress(m, m->stage, m->done, m->total) != ESA_OK;
+                                  (int32_t)(total / 1000000)) != 0;
+    /* between the layers of a step the count does not change; the caller may still cancel */
+    return esa_model_progress(m, m->stage, m->done, m->total) != 0;
 }
 
 /* ---------------------------------------------------------------- configurations */
@@ -101,28 +101,30 @@ static int file_exists(esa_model *m, const char *name)
 {
     char *path;
     int64_t bytes;
-    if (part_path(m, &path, &bytes, name) != ESA_OK) return 0;
+    if (part_path(m, &path, &bytes, name)) return 0;
     const int there = access(path, R_OK) == 0;
     esa_mem_free(&m->ctx->mem, path, bytes);
     return there;
 }
 
-/* One config file by its reader: which = 0 index, 1 transformer, 2 VAE, 3 text encoder, 4
- * scheduler. */
+enum { INDEX, TRANSFORMER, VAE, TEXT_ENCODER, SCHEDULER };
+
 static esa_status read_one(esa_model *m, int which)
 {
-    static const char *const names[] = { "model_index.json", "transformer/config.json",
-                                         "vae/config.json", "text_encoder/config.json",
-                                         "scheduler/scheduler_config.json" };
+    static const char *const names[] = { [INDEX] = "model_index.json",
+                                         [TRANSFORMER] = "transformer/config.json",
+                                         [VAE] = "vae/config.json",
+                                         [TEXT_ENCODER] = "text_encoder/config.json",
+                                         [SCHEDULER] = "scheduler/scheduler_config.json" };
     char *path;
     int64_t bytes;
-    esa_status status = part_path(m, &path, &bytes, names[which]);
-    if (status != ESA_OK) return status;
+    esa_status status;
+    ESA_TRY(part_path(m, &path, &bytes, names[which]));
     switch (which) {
-    case 0: status = esa_config_index(m->ctx, &m->index, path); break;
-    case 1: status = esa_config_wan(m->ctx, &m->wan, path); break;
-    case 2: status = esa_config_wan_vae(m->ctx, &m->vae_config, path); break;
-    case 3: status = esa_config_umt5(m->ctx, &m->text_config, path); break;
+    case INDEX: status = esa_config_index(m->ctx, &m->index, path); break;
+    case TRANSFORMER: status = esa_config_wan(m->ctx, &m->wan, path); break;
+    case VAE: status = esa_config_wan_vae(m->ctx, &m->vae_config, path); break;
+    case TEXT_ENCODER: status = esa_config_umt5(m->ctx, &m->text_config, path); break;
     default: status = esa_config_sched(m->ctx, &m->sched, path); break;
     }
     esa_mem_free(&m->ctx->mem, path, bytes);
@@ -131,29 +133,28 @@ static esa_status read_one(esa_model *m, int which)
 
 static esa_status read_configs(esa_model *m)
 {
-    esa_status status = read_one(m, 0);
-    if (status == ESA_OK) status = read_one(m, 1);
-    if (status == ESA_OK) status = read_one(m, 4);
-    /* Sizes of a video come from the VAE's config, also where the VAE itself is not used; without
-     * one they are Wan's. */
-    if (status == ESA_OK && ((m->parts & ESA_PART_VAE) || file_exists(m, "vae/config.json")))
-        status = read_one(m, 2);
+    ESA_TRY(read_one(m, INDEX));
+    ESA_TRY(read_one(m, TRANSFORMER));
+    ESA_TRY(read_one(m, SCHEDULER));
+    /* The sizes of a video come from the VAE's config, even if the VAE itself is not used. Without
+     * that file they are Wan's. */
+    if ((m->parts & ESA_PART_VAE) || file_exists(m, "vae/config.json"))
+        ESA_TRY(read_one(m, VAE));
     else
         m->vae_config = (esa_wan_vae_config){
             .z_dim = m->wan.in_channels, .out_channels = 3, .factor_t = 4, .factor_s = 8
         };
-    if (status == ESA_OK && (m->parts & ESA_PART_TEXT)) status = read_one(m, 3);
-    if (status != ESA_OK) return status;
+    if (m->parts & ESA_PART_TEXT) ESA_TRY(read_one(m, TEXT_ENCODER));
     if (m->wan.in_channels != m->vae_config.z_dim || m->wan.out_channels != m->vae_config.z_dim)
         return esa_fail(m->ctx, ESA_ERR_MISMATCH,
-                        "the transformer takes %d and gives %d latent channels, the VAE has %d",
+                        "the transformer takes %d and gives %d latent channels, but the VAE has %d",
                         m->wan.in_channels, m->wan.out_channels, m->vae_config.z_dim);
     if (m->vae_config.out_channels != 3)
         return esa_fail(m->ctx, ESA_ERR_UNSUPPORTED, "the VAE gives %d channels, expected 3 (RGB)",
                         m->vae_config.out_channels);
     if ((m->parts & ESA_PART_TEXT) && m->text_config.d_model != m->wan.text_dim)
         return esa_fail(m->ctx, ESA_ERR_MISMATCH,
-                        "the text encoder gives %d features, the transformer takes %d",
+                        "the text encoder gives %d features, but the transformer takes %d",
                         m->text_config.d_model, m->wan.text_dim);
     return ESA_OK;
 }
@@ -170,7 +171,7 @@ static void last_name(char *out, size_t size, const char *folder)
              folder + from);
 }
 
-/* Nearest sizes to Wan's own that this model's factors allow. */
+/* The largest multiple of unit up to size, at least one unit. */
 static int32_t down_to(int64_t size, int64_t unit)
 {
     return (int32_t)(size < unit ? unit : size / unit * unit);
@@ -243,7 +244,7 @@ void esa_model_free(esa_model *model)
     esa_mem_free(&mem, model, sizeof *model);
 }
 
-/* Everything but weights. On failure *model is NULL and the sentence stands in outer. */
+/* Does everything but the weights. On failure *model is NULL and outer has the message. */
 static esa_status begin(esa_ctx *outer, esa_model **model, const char *folder,
                         const esa_model_params *params)
 {
@@ -264,7 +265,7 @@ static esa_status begin(esa_ctx *outer, esa_model **model, const char *folder,
     m->outer = outer;
     m->parts = p.parts;
     esa_status status = inner_ctx(outer, &m->ctx);
-    if (status != ESA_OK) {
+    if (status) {
         esa_mem_free(&outer->mem, m, sizeof *m);
         return status;
     }
@@ -281,10 +282,10 @@ static esa_status begin(esa_ctx *outer, esa_model **model, const char *folder,
         memcpy(m->folder, folder, (size_t)m->folder_bytes);
         m->env.folder = m->folder;
         status = read_configs(m);
-        if (status == ESA_OK) describe(m);
+        if (!status) describe(m);
     } else
         status = esa_fail(m->ctx, ESA_ERR_MEMORY, "out of memory for a model");
-    if (status != ESA_OK) {
+    if (status) {
         esa_model_outward(m, status);
         esa_model_free(m);
         return status;
@@ -293,41 +294,45 @@ static esa_status begin(esa_ctx *outer, esa_model **model, const char *folder,
     return ESA_OK;
 }
 
+/* With a report all parts are checked, so that it is complete; the message is that of the first
+ * part that failed. */
 static esa_status check(esa_model *m)
 {
-    esa_status status = ESA_OK, each;
-    if (m->parts & ESA_PART_TRANSFORMER) status = esa_wan_dit_check(&m->env, &m->wan);
-    /* The report goes on through all parts; the sentence is of the first that failed. */
-    char first[sizeof m->ctx->error];
-    snprintf(first, sizeof first, "%s", m->ctx->error);
-    for (int part = 0; part < 2; part++) {
-        if (!(m->parts & (part ? ESA_PART_TEXT : ESA_PART_VAE))) continue;
-        if (status != ESA_OK && !m->env.report) break;
-        each = part ? esa_text_part_check(&m->env, &m->text_config)
-                    : esa_wan_vae_check(&m->env, &m->vae_config);
-        if (status != ESA_OK) continue;
+    esa_status status = ESA_OK;
+    char first[sizeof m->ctx->error] = "";
+    for (int part = ESA_PART_TRANSFORMER; part <= ESA_PART_TEXT; part *= 2) {
+        if (!(m->parts & part)) continue;
+        const esa_status each = part == ESA_PART_TRANSFORMER ? esa_wan_dit_check(&m->env, &m->wan)
+                                : part == ESA_PART_VAE
+                                    ? esa_wan_vae_check(&m->env, &m->vae_config)
+                                    : esa_text_part_check(&m->env, &m->text_config);
+        if (!each || status) continue;
         status = each;
         snprintf(first, sizeof first, "%s", m->ctx->error);
+        if (!m->env.report) break;
     }
-    if (status != ESA_OK) snprintf(m->ctx->error, sizeof m->ctx->error, "%s", first);
+    if (status) snprintf(m->ctx->error, sizeof m->ctx->error, "%s", first);
+    return status;
+}
+
+static esa_status config_hash(esa_ctx *ctx, char *hash, const char *folder)
+{
+    char path[4400];
+    esa_json_file file;
+    if (!hash || !folder) return esa_fail(ctx, ESA_ERR_ARGUMENT, "hash or folder is NULL");
+    const int length = snprintf(path, sizeof path, "%s/transformer/config.json", folder);
+    if (length >= (int)sizeof path)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "the name of the model's folder is too long");
+    const esa_status status = esa_json_file_open(ctx, &file, path);
+    if (!status) esa_json_hash(&file, hash);
+    esa_json_file_close(&file);
     return status;
 }
 
 esa_status esa_model_config_hash(esa_ctx *ctx, char *hash, const char *folder)
 {
-    esa_status status = esa_ctx_enter(ctx);
-    if (status != ESA_OK) return status;
-    char path[4400];
-    esa_json_file file;
-    if (!hash || !folder)
-        status = esa_fail(ctx, ESA_ERR_ARGUMENT, "hash or folder is NULL");
-    else if (snprintf(path, sizeof path, "%s/transformer/config.json", folder) >= (int)sizeof path)
-        status = esa_fail(ctx, ESA_ERR_ARGUMENT, "the name of the model's folder is too long");
-    else {
-        status = esa_json_file_open(ctx, &file, path);
-        if (status == ESA_OK) esa_json_hash(&file, hash);
-        esa_json_file_close(&file);
-    }
+    ESA_TRY(esa_ctx_enter(ctx));
+    const esa_status status = config_hash(ctx, hash, folder);
     esa_ctx_leave(ctx);
     return status;
 }
@@ -335,18 +340,26 @@ esa_status esa_model_config_hash(esa_ctx *ctx, char *hash, const char *folder)
 esa_status esa_model_check(esa_ctx *ctx, const char *folder, const esa_model_params *params)
 {
     esa_model *m;
-    esa_status status = esa_ctx_enter(ctx);
-    if (status != ESA_OK) return status;
-    status = begin(ctx, &m, folder, params);
-    if (status == ESA_OK) status = esa_model_outward(m, check(m));
+    ESA_TRY(esa_ctx_enter(ctx));
+    esa_status status = begin(ctx, &m, folder, params);
+    if (!status) status = esa_model_outward(m, check(m));
     esa_model_free(m);
     esa_ctx_leave(ctx);
     return status;
 }
 
+static esa_status load_parts(esa_model *m)
+{
+    ESA_TRY(check(m));
+    m->env.report = NULL; /* opening a part checks it again; the report is complete already */
+    if (m->parts & ESA_PART_TRANSFORMER) ESA_TRY(esa_wan_dit_open(&m->env, &m->dit, &m->wan));
+    if (m->parts & ESA_PART_VAE) ESA_TRY(esa_wan_vae_open(&m->env, &m->vae, &m->vae_config));
+    return ESA_OK;
+}
+
 static esa_status load(esa_model *m, const esa_model_params *params)
 {
-    esa_generate_params call = esa_generate_params_default(); /* where progress is looked for */
+    esa_generate_params call = esa_generate_params_default(); /* holds the progress function */
     if (params) {
         call.progress = params->progress;
         call.progress_user = params->progress_user;
@@ -355,13 +368,7 @@ static esa_status load(esa_model *m, const esa_model_params *params)
     m->stage = ESA_STAGE_LOAD;
     m->density = NAN;
     m->began = m->stage_began = esa_nn_now();
-    esa_status status = check(m);
-    /* Opening checks again what it loads; nothing is left to be said line by line. */
-    m->env.report = NULL;
-    if (status == ESA_OK && (m->parts & ESA_PART_TRANSFORMER))
-        status = esa_wan_dit_open(&m->env, &m->dit, &m->wan);
-    if (status == ESA_OK && (m->parts & ESA_PART_VAE))
-        status = esa_wan_vae_open(&m->env, &m->vae, &m->vae_config);
+    const esa_status status = load_parts(m);
     m->call = NULL;
     return status;
 }
@@ -370,19 +377,16 @@ esa_status esa_model_open(esa_ctx *ctx, esa_model **model, const char *folder,
                           const esa_model_params *params)
 {
     if (model) *model = NULL;
-    esa_status status = esa_ctx_enter(ctx);
-    if (status != ESA_OK) return status;
+    ESA_TRY(esa_ctx_enter(ctx));
     esa_model *m = NULL;
-    if (!model)
-        status = esa_fail(ctx, ESA_ERR_ARGUMENT, "model is NULL");
-    else
-        status = begin(ctx, &m, folder, params);
-    if (status == ESA_OK) {
+    esa_status status = model ? begin(ctx, &m, folder, params)
+                              : esa_fail(ctx, ESA_ERR_ARGUMENT, "model is NULL");
+    if (!status) {
         esa_nn_enter(&m->nn);
         status = esa_model_outward(m, load(m, params));
         esa_nn_leave(&m->nn);
     }
-    if (status == ESA_OK)
+    if (!status)
         *model = m;
     else
         esa_model_free(m);

@@ -22,7 +22,7 @@ struct esa_model {
     esa_part_env env;
     char *folder; /* owned */
     int64_t folder_bytes;
-    int32_t parts; /* ESA_PART_* that may be used */
+    int32_t parts; /* ESA_PART_* bits that may be used */
     int32_t reserved0;
     esa_model_index index;
     esa_wan_config wan;
@@ -32,40 +32,40 @@ struct esa_model {
     esa_wan_dit *dit;
     esa_wan_vae *vae;
     esa_text_part *text; /* NULL until first needed */
-    /* defaults and sizes; parameters and memory are filled in when asked for */
+    /* defaults and sizes; esa_model_get_info fills in parameters and memory */
     esa_model_info info;
-    /* the call that runs, for ticks of the parts */
+    /* the current call, for the ticks of the parts */
     const esa_generate_params *call;
     esa_session *session;
     double began, stage_began;
     int32_t stage, done, total;
     int32_t cancelled;
-    double density; /* of the sparse calls so far */
+    double density; /* density of the sparse calls so far */
 };
 
 /* The sentence of a failure goes from the inner ctx to the caller's; returns status. */
 esa_status esa_model_outward(esa_model *model, esa_status status);
 
-/* Opens the text encoder if it is not open yet. */
+/* Opens the text encoder unless it is open. */
 esa_status esa_model_need_text(esa_model *model);
 
-/* Reports where the call stands; ESA_ERR_STATE and a sentence when the caller wants it to end. */
+/* Reports progress. Fails with ESA_ERR_STATE if the caller cancels the call. */
 esa_status esa_model_progress(esa_model *model, int32_t stage, int32_t done, int32_t total);
 
-/* decode.c: latents [C][t][h][w] become frames (the caller's, also after a failure; NULL if there
- * are none yet). */
+/* decode.c: decodes latents [C][t][h][w]. The caller owns *frames, also after a failure (then it
+ * may be NULL). */
 esa_status esa_model_decode(esa_model *model, esa_frames **frames, const float *latents,
                             const int32_t latent[3], int32_t tile);
 
-/* Embeddings of the prompts: branch 0 the prompt, 1 the negative one. */
+/* The embeddings of the prompts: branch 0 is the prompt, branch 1 the negative prompt. */
 typedef struct esa_embeds {
     float *data[2]; /* [rows][text_dim], from the inner ctx; [1] NULL without guidance */
     int64_t rows[2];
     int64_t bytes[2];
 } esa_embeds;
 
-/* From params->prompt_embeds or by the text encoder. Free with esa_embeds_free, also after a
- * failure. */
+/* Reads params->prompt_embeds or runs the text encoder. Call esa_embeds_free, also after a failure.
+ */
 esa_status esa_embeds_get(esa_model *model, esa_embeds *embeds, const esa_generate_params *params,
                           int32_t branches);
 /* Writes a file that params->prompt_embeds can name. */

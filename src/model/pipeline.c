@@ -1,8 +1,9 @@
 /* pipeline.c - esa_generate: text, noise, denoising loop with guidance, decoder, frames.
  * SPDX-License-Identifier: Apache-2.0
  *
- * As diffusers' WanPipeline, in f32: per step v = v_negative + guidance (v_prompt - v_negative),
- * then the scheduler. The prompt is branch 0 of the session, the negative prompt branch 1. */
+ * Follows diffusers' WanPipeline in f32: each step computes v = v_negative + guidance (v_prompt -
+ * v_negative) and calls the scheduler. The prompt is branch 0 of the session, the negative prompt
+ * branch 1. */
 #include "model/model.h"
 
 #include <math.h>
@@ -25,15 +26,15 @@ esa_generate_params esa_generate_params_default(void)
     return p;
 }
 
-/* What a run works on; everything is freed by finish(). */
+/* The state of one run; finish() frees it. */
 typedef struct run {
     esa_generate_params p; /* sizes filled in */
     int32_t latent[3];     /* t, h, w */
     int32_t branches;
     int64_t count;   /* elements of the latents */
-    int64_t tokens;  /* of self-attention */
+    int64_t tokens;  /* tokens of a self-attention call */
     float *x, *v[2]; /* [C][T][H][W]: sample, velocities of the branches */
-    int64_t bytes;   /* of each */
+    int64_t bytes;   /* size of each */
     esa_embeds embeds;
     esa_mask_file *masks;
     esa_sched *sched;
@@ -76,28 +77,28 @@ static esa_status check_sizes(esa_model *m, run *r)
     if (p->steps == 0) p->steps = i->steps;
     if (isnan(p->guidance)) p->guidance = i->guidance;
     if (p->frames < 1 || p->frames > ESA_FRAMES_MAX_COUNT)
-        return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "%d frames were asked for, expected 1 .. %d",
-                        p->frames, ESA_FRAMES_MAX_COUNT);
+        return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "frames is %d, expected 1 .. %d", p->frames,
+                        ESA_FRAMES_MAX_COUNT);
     if (p->steps < 1 || p->steps > MAX_STEPS)
-        return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "%d steps were asked for, expected 1 .. %d",
-                        p->steps, MAX_STEPS);
+        return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "steps is %d, expected 1 .. %d", p->steps,
+                        MAX_STEPS);
     if (!isfinite(p->guidance) || fabs(p->guidance) > 1000)
-        return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "guidance is %g, expected a number up to 1000",
+        return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "guidance is %g, expected -1000 .. 1000",
                         p->guidance);
     const int32_t side[2] = { p->height, p->width };
     for (int s = 0; s < 2; s++) {
         const int32_t unit = i->factor[1 + s] * i->patch[1 + s];
         if (side[s] < unit || side[s] % unit || side[s] > ESA_FRAMES_MAX_SIDE)
             return esa_fail(m->ctx, ESA_ERR_ARGUMENT,
-                            "%s was given %d, this model takes multiples of %d from %d to %d",
+                            "%s is %d, expected a multiple of %d from %d to %d for this model",
                             s ? "width" : "height", side[s], unit, unit,
                             ESA_FRAMES_MAX_SIDE / unit * unit);
         r->latent[1 + s] = side[s] / i->factor[1 + s];
     }
-    const int32_t tile_unit = 4 * i->factor[1]; /* as the decoder wants it, which comes last */
+    const int32_t tile_unit = 4 * i->factor[1]; /* the decoder's rule, checked before the work */
     if (p->decode && (p->vae_tile < 0 || p->vae_tile % tile_unit))
         return esa_fail(m->ctx, ESA_ERR_ARGUMENT,
-                        "a VAE tile of %d pixels: expected 0 or a multiple of %d", p->vae_tile,
+                        "vae_tile is %d pixels, expected 0 or a multiple of %d", p->vae_tile,
                         tile_unit);
     r->latent[0] = (p->frames - 1) / i->factor[0] + 1;
     p->frames = (r->latent[0] - 1) * i->factor[0] + 1;
@@ -140,16 +141,16 @@ static esa_status check_inputs(const esa_model *m, const esa_generate_params *p)
         return esa_fail(m->ctx, ESA_ERR_ARGUMENT,
                         "a prompt and embeddings were given, expected one of them");
     if (p->session.mode == ESA_SESSION_CACHED && !p->masks)
-        return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "cached masks need a mask file");
+        return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "session mode CACHED needs a mask file");
     if (p->session.mode == ESA_SESSION_RECORD && !p->record)
-        return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "recording needs a file to record into");
+        return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "session mode RECORD needs a recording file");
     return ESA_OK;
 }
 
-/* ---------------------------------------------------------------- getting ready */
+/* ---------------------------------------------------------------- preparation */
 
-/* What can be said against the settings of the selection is said before the first step, not at the
- * first sparse call behind the warm-up. */
+/* Reports wrong settings of the selection before the first step, not at the first sparse call after
+ * the warm-up. */
 static esa_status check_selection(esa_model *m, const run *r, const esa_session_params *s)
 {
     const esa_model_info *i = &m->info;
@@ -167,37 +168,33 @@ static esa_status check_selection(esa_model *m, const run *r, const esa_session_
 static esa_status make_session(esa_model *m, run *r)
 {
     esa_session_params s = r->p.session;
-    esa_status status = ESA_OK;
     int32_t selector = s.select.selector, mode = s.select.mode;
     if (s.mode == ESA_SESSION_CACHED) {
-        /* Tokens must stand in the order the masks were made for. */
+        /* Tokens must be in the order that the masks were made for. */
         esa_mask_file_info info = { .struct_size = sizeof info };
-        status = esa_mask_file_open(m->ctx, &r->masks, r->p.masks);
-        if (status == ESA_OK) status = esa_mask_file_get_info(r->masks, &info);
-        if (status != ESA_OK) return status;
+        ESA_TRY(esa_mask_file_open(m->ctx, &r->masks, r->p.masks));
+        ESA_TRY(esa_mask_file_get_info(r->masks, &info));
         if (s.select.layout.order == ESA_ORDER_DEFAULT) s.select.layout = info.layout;
         selector = info.selector;
         mode = info.mode;
         s.masks = r->masks;
     }
-    status = esa_wan_dit_begin(m->dit, r->latent, &s.select.layout, selector, mode, r->branches);
-    if (status != ESA_OK) return status;
+    ESA_TRY(esa_wan_dit_begin(m->dit, r->latent, &s.select.layout, selector, mode, r->branches));
     if (s.mode == ESA_SESSION_ONLINE || s.mode == ESA_SESSION_RECORD)
-        status = check_selection(m, r, &s);
-    if (status != ESA_OK) return status;
+        ESA_TRY(check_selection(m, r, &s));
     s.layers = m->wan.layers;
     s.steps = r->p.steps;
     s.branches = r->branches;
     s.model = m->info.name;
     s.config_hash = m->info.config_hash;
-    status = esa_session_create(m->ctx, &m->session, &s);
-    if (status == ESA_OK && s.mode == ESA_SESSION_RECORD && access(r->p.record, F_OK) == 0)
-        status = esa_session_load_recording(m->session, r->p.record);
-    return status == ESA_OK ? esa_session_begin(m->session) : status;
+    ESA_TRY(esa_session_create(m->ctx, &m->session, &s));
+    if (s.mode == ESA_SESSION_RECORD && access(r->p.record, F_OK) == 0)
+        ESA_TRY(esa_session_load_recording(m->session, r->p.record));
+    return esa_session_begin(m->session);
 }
 
-/* The decoder's memory is asked for once and given back untouched: what a machine cannot give it
- * says at once, not after the last step. */
+/* Allocates the decoder's memory once and frees it again, so that a lack of memory is reported
+ * before the first step and not after the last. */
 static esa_status check_memory(esa_model *m, const run *r)
 {
     if (!r->p.decode) return ESA_OK;
@@ -211,8 +208,8 @@ static esa_status check_memory(esa_model *m, const run *r)
     const double least = (double)esa_wan_vae_bytes(m->vae, r->latent, tile);
     if (r->p.vae_tile == 0 && least < 0.5 * (double)bytes)
         return esa_fail(m->ctx, ESA_ERR_MEMORY,
-                        "out of memory: decoding %d x %d pixels takes %.1f GB, in VAE tiles of %d "
-                        "pixels %.1f GB",
+                        "out of memory: decoding %d x %d pixels takes %.1f GB; in VAE tiles of %d "
+                        "pixels it takes %.1f GB",
                         r->p.width, r->p.height, 1e-9 * (double)bytes, tile, 1e-9 * least);
     return esa_fail(m->ctx, ESA_ERR_MEMORY, "out of memory: decoding %d x %d pixels takes %.1f GB",
                     r->p.width, r->p.height, 1e-9 * (double)bytes);
@@ -229,15 +226,10 @@ static esa_status make_sched(esa_model *m, run *r)
 
 static esa_status make_latents(esa_model *m, run *r)
 {
-    void *x = NULL, *v[2] = { NULL, NULL };
     r->bytes = r->count * 4;
-    esa_status status = esa_nn_alloc(&m->nn, &x, r->bytes, "the latents");
-    for (int32_t i = 0; i < r->branches && status == ESA_OK; i++)
-        status = esa_nn_alloc(&m->nn, &v[i], r->bytes, "the velocities");
-    r->x = x;
-    r->v[0] = v[0];
-    r->v[1] = v[1];
-    if (status != ESA_OK) return status;
+    ESA_TRY(esa_nn_alloc(&m->nn, (void **)&r->x, r->bytes, "the latents"));
+    for (int32_t i = 0; i < r->branches; i++)
+        ESA_TRY(esa_nn_alloc(&m->nn, (void **)&r->v[i], r->bytes, "the velocities"));
     if (!r->p.latents) {
         esa_torch_rng rng;
         esa_torch_seed(&rng, r->p.seed);
@@ -247,8 +239,7 @@ static esa_status make_latents(esa_model *m, run *r)
     const int64_t expected[4] = { m->info.latent_channels, r->latent[0], r->latent[1],
                                   r->latent[2] };
     esa_loaded t;
-    status = esa_loaded_read(m->ctx, &t, r->p.latents, "latents", 4, expected);
-    if (status != ESA_OK) return status;
+    ESA_TRY(esa_loaded_read(m->ctx, &t, r->p.latents, "latents", 4, expected));
     memcpy(r->x, t.data, (size_t)r->bytes);
     esa_loaded_free(m->ctx, &t);
     return ESA_OK;
@@ -273,93 +264,87 @@ static void guide(void *arg, int64_t first, int64_t count, int32_t worker)
 static void note_density(esa_model *m)
 {
     esa_session_stats stats = { .struct_size = sizeof stats };
-    if (esa_session_get_stats(m->session, &stats, -1, -1) == ESA_OK) m->density = stats.density;
+    if (!esa_session_get_stats(m->session, &stats, -1, -1)) m->density = stats.density;
 }
 
-/* Weights that hold rubbish would otherwise end in a black video, hours later. */
+/* Without this check, damaged weights would end in a black video hours later. */
 static esa_status check_finite(const esa_model *m, const run *r, int32_t step)
 {
     int32_t wrong = 0;
     for (int64_t i = 0; i < r->count; i++) wrong |= !isfinite(r->x[i]);
     return wrong ? esa_fail(m->ctx, ESA_ERR_FORMAT,
-                            "step %d of %d gave numbers that are not finite: weights, embeddings "
-                            "or settings are not those of "
-                            "this model",
+                            "step %d of %d gave numbers that are not finite: the weights, "
+                            "embeddings or settings do not belong to this model",
                             step + 1, r->p.steps)
                  : ESA_OK;
 }
 
+static esa_status denoise_step(esa_model *m, run *r, int32_t i)
+{
+    for (int32_t b = 0; b < r->branches; b++) {
+        ESA_TRY(esa_session_step(m->session, i, b));
+        ESA_TRY(esa_wan_dit_forward(m->dit, m->session, b, r->v[b], r->x,
+                                    esa_sched_timestep(r->sched, i)));
+    }
+    if (r->branches == 2) {
+        guide_job job = { r->v[0], r->v[1], (float)r->p.guidance };
+        esa_nn_parallel(&m->nn, guide, &job, r->count, 16384);
+    }
+    ESA_TRY(esa_sched_step(r->sched, i, r->x, r->v[0]));
+    ESA_TRY(check_finite(m, r, i));
+    note_density(m);
+    return esa_model_progress(m, ESA_STAGE_DENOISE, i + 1, r->p.steps);
+}
+
 static esa_status denoise(esa_model *m, run *r)
 {
-    esa_status status = esa_model_progress(m, ESA_STAGE_DENOISE, 0, r->p.steps);
-    for (int32_t b = 0; b < r->branches && status == ESA_OK; b++)
-        status = esa_wan_dit_text(m->dit, b, r->embeds.data[b], r->embeds.rows[b]);
-    for (int32_t i = 0; i < r->p.steps && status == ESA_OK; i++) {
-        for (int32_t b = 0; b < r->branches && status == ESA_OK; b++) {
-            status = esa_session_step(m->session, i, b);
-            if (status == ESA_OK)
-                status = esa_wan_dit_forward(m->dit, m->session, b, r->v[b], r->x,
-                                             esa_sched_timestep(r->sched, i));
-        }
-        if (status != ESA_OK) break;
-        if (r->branches == 2) {
-            guide_job job = { r->v[0], r->v[1], (float)r->p.guidance };
-            esa_nn_parallel(&m->nn, guide, &job, r->count, 16384);
-        }
-        status = esa_sched_step(r->sched, i, r->x, r->v[0]);
-        if (status == ESA_OK) status = check_finite(m, r, i);
-        if (status == ESA_OK) note_density(m); /* clears the sentence of a failure */
-        if (status == ESA_OK) status = esa_model_progress(m, ESA_STAGE_DENOISE, i + 1, r->p.steps);
-    }
-    return status;
+    ESA_TRY(esa_model_progress(m, ESA_STAGE_DENOISE, 0, r->p.steps));
+    for (int32_t b = 0; b < r->branches; b++)
+        ESA_TRY(esa_wan_dit_text(m->dit, b, r->embeds.data[b], r->embeds.rows[b]));
+    for (int32_t i = 0; i < r->p.steps; i++) ESA_TRY(denoise_step(m, r, i));
+    return ESA_OK;
 }
 
 /* ---------------------------------------------------------------- the call */
 
-/* Files come last: a call that fails or is cancelled writes nothing. */
+/* Writes files after everything else: a call that fails or is cancelled writes nothing. */
 static esa_status keep_results(esa_model *m, run *r)
 {
-    esa_status status = r->p.save_embeds ? esa_embeds_save(m, &r->embeds, r->p.save_embeds)
-                                         : ESA_OK;
-    if (status == ESA_OK && r->p.save_latents) {
+    if (r->p.save_embeds) ESA_TRY(esa_embeds_save(m, &r->embeds, r->p.save_embeds));
+    if (r->p.save_latents) {
         const esa_to_save save = {
             "latents", r->x, { m->info.latent_channels, r->latent[0], r->latent[1], r->latent[2] }
         };
-        status = esa_loaded_write(m->ctx, r->p.save_latents, &save, 1, 4);
+        ESA_TRY(esa_loaded_write(m->ctx, r->p.save_latents, &save, 1, 4));
     }
-    if (status == ESA_OK && r->p.session.mode == ESA_SESSION_RECORD)
-        status = esa_session_save_recording(m->session, r->p.record);
-    return status;
+    if (r->p.session.mode == ESA_SESSION_RECORD)
+        ESA_TRY(esa_session_save_recording(m->session, r->p.record));
+    return ESA_OK;
 }
 
 static esa_status run_stages(esa_model *m, run *r)
 {
     esa_generate_stats *s = &r->stats;
-    esa_status status = make_sched(m, r);
-    if (status == ESA_OK) status = make_session(m, r);
-    /* beside the transformer's activations, which are there by now */
-    if (status == ESA_OK) status = check_memory(m, r);
-    if (status == ESA_OK) status = make_latents(m, r);
-    if (status != ESA_OK) return status;
+    ESA_TRY(make_sched(m, r));
+    ESA_TRY(make_session(m, r));
+    ESA_TRY(check_memory(m, r)); /* the transformer's activations are allocated by now */
+    ESA_TRY(make_latents(m, r));
     const double t0 = esa_nn_now();
-    status = esa_embeds_get(m, &r->embeds, &r->p, r->branches);
-    if (status != ESA_OK) return status;
+    ESA_TRY(esa_embeds_get(m, &r->embeds, &r->p, r->branches));
     const double t1 = esa_nn_now(), gemm = m->nn.seconds[ESA_NN_GEMM];
-    status = denoise(m, r);
-    if (status != ESA_OK) return status;
+    ESA_TRY(denoise(m, r));
     const double t2 = esa_nn_now();
     s->text_seconds = t1 - t0;
     s->denoise_seconds = t2 - t1;
     s->gemm_seconds = m->nn.seconds[ESA_NN_GEMM] - gemm;
     s->session.struct_size = sizeof s->session;
-    status = esa_session_get_stats(m->session, &s->session, -1, -1);
+    ESA_TRY(esa_session_get_stats(m->session, &s->session, -1, -1));
     if (r->p.denoised) r->p.denoised(r->p.denoised_user, m->session);
     s->attention_seconds = s->session.select_seconds + s->session.attention_seconds;
     s->tokens = (int32_t)r->tokens;
-    if (status == ESA_OK && r->p.decode)
-        status = esa_model_decode(m, &r->frames, r->x, r->latent, r->p.vae_tile);
+    if (r->p.decode) ESA_TRY(esa_model_decode(m, &r->frames, r->x, r->latent, r->p.vae_tile));
     s->decode_seconds = esa_nn_now() - t2;
-    return status == ESA_OK ? keep_results(m, r) : status;
+    return keep_results(m, r);
 }
 
 static void finish(esa_model *m, run *r)
@@ -374,6 +359,42 @@ static void finish(esa_model *m, run *r)
     m->call = NULL;
 }
 
+static void fill_stats(const esa_model *m, const run *r, esa_generate_stats *stats)
+{
+    esa_model_info info = { .struct_size = sizeof info };
+    int64_t held = 0, peak = 0, vae[3] = { 0, 0, 0 };
+    esa_model_get_info(m, &info);
+    /* The VAE's weights are in nn's memory already and must not count twice. */
+    if (m->vae) esa_wan_vae_memory(m->vae, &vae[0], &vae[1], &vae[2]);
+    esa_ctx_memory(m->ctx, &held, &peak);
+    *stats = r->stats;
+    stats->struct_size = sizeof *stats;
+    stats->frames = r->p.frames;
+    stats->height = r->p.height;
+    stats->width = r->p.width;
+    stats->steps = r->p.steps;
+    stats->seconds = esa_nn_now() - m->began;
+    stats->peak_bytes = m->nn.peak + peak + info.held_bytes - vae[1] +
+                        (r->frames ? r->frames->bytes : 0);
+}
+
+static esa_status run_all(esa_model *m, run *r, const esa_generate_params *params,
+                          esa_generate_stats *stats)
+{
+    const esa_generate_params fallback = esa_generate_params_default();
+    ESA_TRY(check_settings(m, r, params ? params : &fallback));
+    ESA_TRY(check_inputs(m, &r->p));
+    if (stats && stats->struct_size != sizeof *stats)
+        return esa_fail(m->ctx, ESA_ERR_VERSION, "esa_generate_stats has %u bytes, expected %u",
+                        stats->struct_size, (unsigned)sizeof *stats);
+    m->call = &r->p;
+    esa_nn_enter(&m->nn);
+    const esa_status status = run_stages(m, r);
+    esa_nn_leave(&m->nn);
+    if (!status && stats) fill_stats(m, r, stats);
+    return status;
+}
+
 static esa_status generate(esa_model *m, esa_frames **frames, const esa_generate_params *params,
                            esa_generate_stats *stats)
 {
@@ -386,41 +407,10 @@ static esa_status generate(esa_model *m, esa_frames **frames, const esa_generate
     m->stage = ESA_STAGE_TEXT;
     m->done = m->total = 0;
     m->nn.peak = m->nn.held;
-    const esa_generate_params fallback = esa_generate_params_default();
-    esa_status status = check_settings(m, &r, params ? params : &fallback);
-    if (status == ESA_OK) status = check_inputs(m, &r.p);
-    if (status == ESA_OK && stats && stats->struct_size != sizeof *stats)
-        status = esa_fail(m->ctx, ESA_ERR_VERSION, "esa_generate_stats has %u bytes, expected %u",
-                          stats->struct_size, (unsigned)sizeof *stats);
-    if (status == ESA_OK) {
-        m->call = &r.p;
-        esa_nn_enter(&m->nn);
-        status = run_stages(m, &r);
-        esa_nn_leave(&m->nn);
-    }
-    if (status == ESA_OK && stats) {
-        esa_model_info info = { .struct_size = sizeof info };
-        int64_t held = 0, peak = 0, vae[3] = { 0, 0, 0 };
-        esa_model_get_info(m, &info);
-        /* its weights stand in nn's memory: once is enough */
-        if (m->vae) esa_wan_vae_memory(m->vae, &vae[0], &vae[1], &vae[2]);
-        esa_ctx_memory(m->ctx, &held, &peak);
-        *stats = r.stats;
-        stats->struct_size = sizeof *stats;
-        stats->frames = r.p.frames;
-        stats->height = r.p.height;
-        stats->width = r.p.width;
-        stats->steps = r.p.steps;
-        stats->seconds = esa_nn_now() - m->began;
-        stats->peak_bytes = m->nn.peak + peak + info.held_bytes - vae[1] +
-                            (r.frames ? r.frames->bytes : 0);
-    }
+    const esa_status status = run_all(m, &r, params, stats);
     finish(m, &r);
-    if (status == ESA_OK)
-        *frames = r.frames;
-    else
-        esa_frames_free(r.frames);
-    return status;
+    *frames = r.frames;
+    return esa_frames_drop(status, frames);
 }
 
 esa_status esa_generate(esa_model *model, esa_frames **frames, const esa_generate_params *params,
@@ -428,12 +418,10 @@ esa_status esa_generate(esa_model *model, esa_frames **frames, const esa_generat
 {
     if (frames) *frames = NULL;
     if (!model) return ESA_ERR_ARGUMENT;
-    esa_status status = esa_ctx_enter(model->outer);
-    if (status != ESA_OK) return status;
-    if (!frames)
-        status = esa_fail(model->outer, ESA_ERR_ARGUMENT, "frames is NULL");
-    else
-        status = esa_model_outward(model, generate(model, frames, params, stats));
+    ESA_TRY(esa_ctx_enter(model->outer));
+    const esa_status status = frames
+                                  ? esa_model_outward(model, generate(model, frames, params, stats))
+                                  : esa_fail(model->outer, ESA_ERR_ARGUMENT, "frames is NULL");
     esa_ctx_leave(model->outer);
     return status;
 }
@@ -444,9 +432,7 @@ static esa_status resolve_selection(const esa_model *m, run *r)
     esa_select_params *s = &r->p.session.select, given = *s, resolved;
     for (int d = 0; d < 3; d++)
         given.layout.grid_q[d] = given.layout.grid_k[d] = r->latent[d] / m->info.patch[d];
-    const esa_status status = esa_check_select(m->ctx, &resolved, &given, r->tokens, r->tokens,
-                                               m->info.head_dim);
-    if (status != ESA_OK) return status;
+    ESA_TRY(esa_check_select(m->ctx, &resolved, &given, r->tokens, r->tokens, m->info.head_dim));
     s->block_q = resolved.block_q;
     s->block_k = resolved.block_k;
     s->layout.order = resolved.layout.order;
@@ -458,11 +444,9 @@ static esa_status resolve(esa_model *m, esa_generate_params *params, int64_t *to
     run r;
     memset(&r, 0, sizeof r);
     if (!params) return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "params is NULL");
-    esa_status status = check_settings(m, &r, params);
+    ESA_TRY(check_settings(m, &r, params));
     const int32_t mode = r.p.session.mode;
-    if (status == ESA_OK && (mode == ESA_SESSION_ONLINE || mode == ESA_SESSION_RECORD))
-        status = resolve_selection(m, &r);
-    if (status != ESA_OK) return status;
+    if (mode == ESA_SESSION_ONLINE || mode == ESA_SESSION_RECORD) ESA_TRY(resolve_selection(m, &r));
     *params = r.p;
     if (tokens) *tokens = r.tokens;
     return ESA_OK;
@@ -471,10 +455,9 @@ static esa_status resolve(esa_model *m, esa_generate_params *params, int64_t *to
 esa_status esa_generate_resolve(esa_model *model, esa_generate_params *params, int64_t *tokens)
 {
     if (!model) return ESA_ERR_ARGUMENT;
-    esa_status status = esa_ctx_enter(model->outer);
-    if (status != ESA_OK) return status;
+    ESA_TRY(esa_ctx_enter(model->outer));
     model->ctx->error[0] = 0;
-    status = esa_model_outward(model, resolve(model, params, tokens));
+    const esa_status status = esa_model_outward(model, resolve(model, params, tokens));
     esa_ctx_leave(model->outer);
     return status;
 }

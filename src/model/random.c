@@ -1,10 +1,10 @@
 /* random.c - see random.h.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The f32 polynomials are those of Moshier's Cephes library (logf, sinf, cosf) in the form vector
- * code uses: both of sine and cosine are evaluated and picked from by octant. Every fmaf below
- * stands where torch's binaries have a fused multiply-add; the build does not contract anything
- * else (-ffp-contract=off). */
+ * The f32 polynomials are those of Moshier's Cephes library (logf, sinf, cosf) in the form that
+ * vector code uses: sine and cosine are both evaluated, and the octant decides between them. Every
+ * fmaf below is a fused multiply-add in torch's binaries; the build contracts nothing else
+ * (-ffp-contract=off). */
 #include "model/random.h"
 
 #include <math.h>
@@ -93,7 +93,7 @@ static void sincos_f32(float *sine, float *cosine, float x)
     *sine = swap ? c : s;
     *cosine = swap ? s : c;
     if (octant & 4) *sine = -*sine;
-    if ((octant - 2) & 4) return; /* octants 0 and 6: cosine as it is */
+    if ((octant - 2) & 4) return; /* octants 0 and 6 keep the sign of the cosine */
     *cosine = -*cosine;
 }
 
@@ -103,7 +103,7 @@ static void box_muller_16(float *x)
         const float radius = sqrtf(-2.0f * log_f32(1.0f - x[i]));
         float sine, cosine;
         sincos_f32(&sine, &cosine, (float)TWO_PI * x[i + 8]);
-        x[i] = radius * cosine + 0.0f; /* times std plus mean: -0 becomes 0 */
+        x[i] = radius * cosine + 0.0f; /* torch adds the mean here: -0 becomes 0 */
         x[i + 8] = radius * sine + 0.0f;
     }
 }

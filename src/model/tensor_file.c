@@ -8,7 +8,7 @@
 #include "esa/esa_tensors.h"
 #include "nn/nn.h"
 
-/* "[512, 192]"; a side of -1 is written as "any". */
+/* Writes a shape as "[512, 192]"; a side of -1 is "any". */
 static void shape_text(char *out, size_t size, int32_t rank, const int64_t *dim)
 {
     size_t used = (size_t)snprintf(out, size, "[");
@@ -62,15 +62,15 @@ esa_status esa_loaded_read(esa_ctx *ctx, esa_loaded *out, const char *path, cons
 {
     esa_tensors *file;
     *out = (esa_loaded){ 0 };
-    esa_status status = esa_tensors_open(ctx, &file, path);
-    if (status != ESA_OK) return status;
+    ESA_TRY(esa_tensors_open(ctx, &file, path));
     esa_tensor_info info = { .struct_size = sizeof info };
-    if (esa_tensors_find(file, name, &info) == ESA_OK)
-        status = convert(ctx, out, &info, path, rank, expected);
+    esa_status status = esa_tensors_find(file, name, &info);
+    if (status)
+        status = esa_fail(ctx, ESA_ERR_MISMATCH, "%.200s has no tensor named %s", path, name);
     else
-        status = esa_fail(ctx, ESA_ERR_MISMATCH, "%.200s holds no tensor named %s", path, name);
+        status = convert(ctx, out, &info, path, rank, expected);
     esa_tensors_free(file);
-    if (status != ESA_OK) esa_loaded_free(ctx, out);
+    if (status) esa_loaded_free(ctx, out);
     return status;
 }
 
@@ -80,21 +80,26 @@ void esa_loaded_free(esa_ctx *ctx, esa_loaded *tensor)
     *tensor = (esa_loaded){ 0 };
 }
 
+static esa_status write_all(esa_tensors_writer *writer, const esa_to_save *tensors, int32_t count,
+                            int32_t rank)
+{
+    for (int32_t i = 0; i < count; i++)
+        ESA_TRY(esa_tensors_writer_declare(writer, tensors[i].name, ESA_FILE_F32, rank,
+                                           tensors[i].dim));
+    for (int32_t i = 0; i < count; i++) {
+        int64_t bytes = 4;
+        for (int32_t d = 0; d < rank; d++) bytes *= tensors[i].dim[d];
+        ESA_TRY(esa_tensors_writer_data(writer, tensors[i].data, bytes));
+    }
+    return esa_tensors_writer_finish(writer);
+}
+
 esa_status esa_loaded_write(esa_ctx *ctx, const char *path, const esa_to_save *tensors,
                             int32_t count, int32_t rank)
 {
     esa_tensors_writer *writer;
-    esa_status status = esa_tensors_writer_create(ctx, &writer, path);
-    if (status != ESA_OK) return status;
-    for (int32_t i = 0; i < count && status == ESA_OK; i++)
-        status = esa_tensors_writer_declare(writer, tensors[i].name, ESA_FILE_F32, rank,
-                                            tensors[i].dim);
-    for (int32_t i = 0; i < count && status == ESA_OK; i++) {
-        int64_t bytes = 4;
-        for (int32_t d = 0; d < rank; d++) bytes *= tensors[i].dim[d];
-        status = esa_tensors_writer_data(writer, tensors[i].data, bytes);
-    }
-    if (status == ESA_OK) status = esa_tensors_writer_finish(writer);
+    ESA_TRY(esa_tensors_writer_create(ctx, &writer, path));
+    const esa_status status = write_all(writer, tensors, count, rank);
     esa_tensors_writer_free(writer);
     return status;
 }

@@ -1,22 +1,22 @@
-/* tensor_file.h - single f32 tensors in safetensors files: embeddings and latents that are given
- * to, or taken from, a run.
- * SPDX-License-Identifier: Apache-2.0 */
+/* tensor_file.h - reads and writes single f32 tensors in safetensors files: the embeddings and
+ * latents of a run. SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_MODEL_TENSOR_FILE_H
 #define ESA_MODEL_TENSOR_FILE_H
 
+#include "base/status.h"
 #include "ctx/ctx.h"
 
 #define ESA_TENSOR_FILE_RANK 5
 
-typedef struct esa_loaded { /* owned by whoever loaded it */
+typedef struct esa_loaded { /* the caller of esa_loaded_read owns data */
     float *data;
     int64_t bytes;
     int64_t dim[ESA_TENSOR_FILE_RANK];
 } esa_loaded;
 
-/* Tensor `name` of the file (F32, F16 or BF16) as f32 with rank dims; leading dimensions of 1 (a
- * batch) may stand in front. Sides of expected that are not -1 must agree. ctx's guard is free.
- * Every value must be finite. */
+/* Reads tensor `name` of the file (F32, F16 or BF16) as f32 with rank dims; dimensions of 1 (a
+ * batch) may come first. Sides of expected that are not -1 must agree, and every value must be
+ * finite. The guard of ctx must be free. */
 esa_status esa_loaded_read(esa_ctx *ctx, esa_loaded *out, const char *path, const char *name,
                            int32_t rank, const int64_t *expected);
 void esa_loaded_free(esa_ctx *ctx, esa_loaded *tensor);

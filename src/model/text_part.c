@@ -21,9 +21,8 @@ static esa_status open_tokenizer(const esa_part_env *env, esa_tokenizer **tokeni
     char *folder;
     int64_t bytes;
     *tokenizer = NULL;
-    esa_status status = esa_path_join(ctx, &folder, &bytes, env->folder, "tokenizer");
-    if (status != ESA_OK) return status;
-    status = esa_tokenizer_open(ctx, tokenizer, folder, config->vocab);
+    ESA_TRY(esa_path_join(ctx, &folder, &bytes, env->folder, "tokenizer"));
+    const esa_status status = esa_tokenizer_open(ctx, tokenizer, folder, config->vocab);
     esa_mem_free(&ctx->mem, folder, bytes);
     return status;
 }
@@ -31,11 +30,10 @@ static esa_status open_tokenizer(const esa_part_env *env, esa_tokenizer **tokeni
 esa_status esa_text_part_check(const esa_part_env *env, const esa_umt5_config *config)
 {
     esa_tokenizer *tokenizer;
-    const esa_status status = esa_umt5_check(env, config);
-    if (status != ESA_OK) return status;
-    const esa_status read = open_tokenizer(env, &tokenizer, config);
+    ESA_TRY(esa_umt5_check(env, config));
+    const esa_status status = open_tokenizer(env, &tokenizer, config);
     esa_tokenizer_free(tokenizer);
-    return read;
+    return status;
 }
 
 esa_status esa_text_part_open(const esa_part_env *env, esa_text_part **part,
@@ -48,8 +46,8 @@ esa_status esa_text_part_open(const esa_part_env *env, esa_text_part **part,
     p->ctx = ctx;
     p->d_model = config->d_model;
     esa_status status = open_tokenizer(env, &p->tokenizer, config);
-    if (status == ESA_OK) status = esa_umt5_open(env, &p->encoder, config);
-    if (status == ESA_OK)
+    if (!status) status = esa_umt5_open(env, &p->encoder, config);
+    if (!status)
         *part = p;
     else
         esa_text_part_free(p);
@@ -71,26 +69,32 @@ void esa_text_part_memory(const esa_text_part *part, int64_t *parameters, int64_
     esa_umt5_memory(part->encoder, parameters, held, mapped);
 }
 
+/* clean: the prompt after esa_prompt_clean. ids: scratch [rows]. */
+static esa_status encode(esa_text_part *part, float *out, const char *clean, int32_t *ids,
+                         int32_t rows)
+{
+    int32_t count = 0, total = 0;
+    ESA_TRY(esa_tokenizer_encode(part->tokenizer, clean, ids, rows, &count, &total));
+    if (total > count)
+        esa_log(part->ctx, ESA_LOG_WARNING, "the prompt has %d tokens, the last %d are cut off",
+                total, total - count);
+    ESA_TRY(esa_umt5_encode(part->encoder, out, ids, count));
+    memset(out + (int64_t)count * part->d_model, 0,
+           (size_t)(rows - count) * (size_t)part->d_model * sizeof *out);
+    return ESA_OK;
+}
+
 esa_status esa_text_part_encode(esa_text_part *part, float *out, const char *prompt, int32_t rows)
 {
     esa_ctx *ctx = part->ctx;
     char *clean;
     int64_t clean_bytes;
-    int32_t count = 0, total = 0;
-    esa_status status = esa_prompt_clean(ctx, &clean, &clean_bytes, prompt);
-    if (status != ESA_OK) return status;
+    ESA_TRY(esa_prompt_clean(ctx, &clean, &clean_bytes, prompt));
     const int64_t id_bytes = (int64_t)rows * (int64_t)sizeof(int32_t);
     int32_t *ids = esa_mem_alloc(&ctx->mem, id_bytes);
-    if (!ids) status = esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the tokens of the prompt");
-    if (status == ESA_OK)
-        status = esa_tokenizer_encode(part->tokenizer, clean, ids, rows, &count, &total);
-    if (status == ESA_OK && total > count)
-        esa_log(ctx, ESA_LOG_WARNING, "the prompt has %d tokens, the last %d are cut off", total,
-                total - count);
-    if (status == ESA_OK) status = esa_umt5_encode(part->encoder, out, ids, count);
-    if (status == ESA_OK)
-        memset(out + (int64_t)count * part->d_model, 0,
-               (size_t)(rows - count) * (size_t)part->d_model * sizeof *out);
+    const esa_status status = ids ? encode(part, out, clean, ids, rows)
+                                  : esa_fail(ctx, ESA_ERR_MEMORY,
+                                             "out of memory for the tokens of the prompt");
     esa_mem_free(&ctx->mem, ids, id_bytes);
     esa_mem_free(&ctx->mem, clean, clean_bytes);
     return status;

@@ -1,5 +1,5 @@
-/* weights.c - finding the files of a part, and comparing what is in them with what is wanted.
- * Loading is in weights_load.c.
+/* weights.c - finds the weight files of a part and compares their tensors with those it needs.
+ * weights_load.c loads them.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model/weights_internal.h"
 
@@ -21,10 +21,9 @@ static esa_status add_shard(esa_weights *w, const char *folder, const char *name
                         ESA_WEIGHTS_MAX_SHARDS);
     char *path = NULL;
     int64_t bytes = 0;
-    esa_status status = esa_path_join(w->ctx, &path, &bytes, folder, name);
-    if (status != ESA_OK) return status;
-    status = esa_st_open(w->ctx, &w->shard[w->shard_count], path);
-    if (status == ESA_OK) w->shard_count++;
+    ESA_TRY(esa_path_join(w->ctx, &path, &bytes, folder, name));
+    const esa_status status = esa_st_open(w->ctx, &w->shard[w->shard_count], path);
+    if (!status) w->shard_count++;
     esa_mem_free(&w->ctx->mem, path, bytes);
     return status;
 }
@@ -42,55 +41,69 @@ static int by_text(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* The shards an index names, and that each tensor lies where the index says. */
+/* Checks the file names of the index and lists them in file[], sorted. */
+static esa_status list_files(esa_json_file *f, json_t *map, const char **file, int64_t count)
+{
+    int64_t i = 0;
+    const char *name;
+    json_t *value;
+    json_object_foreach(map, name, value)
+    {
+        file[i] = json_is_string(value) ? json_string_value(value) : "";
+        if (!plain_name(file[i]))
+            return esa_json_fail(f, ESA_ERR_FORMAT,
+                                 "weight_map names '%s', expected a .safetensors file of the same "
+                                 "folder",
+                                 esa_quote(file[i]).text);
+        i++;
+    }
+    qsort(file, (size_t)count, sizeof *file, by_text);
+    return ESA_OK;
+}
+
+/* Opens the shards that the index names, and checks that each tensor is where the index says. */
+static esa_status open_shards(esa_weights *w, esa_json_file *f, json_t *map, const char **file,
+                              int64_t count, const char *folder)
+{
+    const char *opened[ESA_WEIGHTS_MAX_SHARDS], *name;
+    json_t *value;
+    ESA_TRY(list_files(f, map, file, count));
+    for (int64_t i = 0; i < count; i++) {
+        if (i > 0 && strcmp(file[i], file[i - 1]) == 0) continue;
+        opened[w->shard_count < ESA_WEIGHTS_MAX_SHARDS ? w->shard_count : 0] = file[i];
+        ESA_TRY(add_shard(w, folder, file[i]));
+    }
+    json_object_foreach(map, name, value)
+    {
+        int32_t s = 0;
+        while (strcmp(opened[s], json_string_value(value)) != 0) s++;
+        if (!esa_st_find(w->shard[s], name))
+            return esa_fail(w->ctx, ESA_ERR_MISMATCH,
+                            "%s: the index says that %s is in %s, but it is not", w->part,
+                            esa_quote(name).text, esa_quote(opened[s]).text);
+    }
+    return ESA_OK;
+}
+
+static esa_status read_index(esa_weights *w, esa_json_file *f, const char *folder)
+{
+    json_t *map = json_object_get(f->root, "weight_map");
+    const int64_t count = (int64_t)json_object_size(map), size = (int64_t)sizeof(char *);
+    if (count < 1) return esa_json_fail(f, ESA_ERR_FORMAT, "weight_map is missing or empty");
+    const char **file = esa_mem_alloc(&w->ctx->mem, count * size);
+    if (!file) return esa_json_fail(f, ESA_ERR_MEMORY, "out of memory");
+    const esa_status status = open_shards(w, f, map, file, count, folder);
+    esa_mem_free(&w->ctx->mem, file, count * size);
+    return status;
+}
+
 static esa_status open_index(esa_weights *w, const char *folder, const char *path)
 {
     esa_json_file f;
-    const char **file = NULL;
-    int64_t count = 0, i = 0;
-    if (esa_json_file_open(w->ctx, &f, path) != ESA_OK) return f.status;
-    json_t *map = json_object_get(f.root, "weight_map"), *value;
-    const char *name;
-    count = (int64_t)json_object_size(map);
-    if (count < 1)
-        esa_json_fail(&f, ESA_ERR_FORMAT, "weight_map is missing or empty");
-    else if (!(file = esa_mem_alloc(&w->ctx->mem, count * (int64_t)sizeof *file)))
-        esa_json_fail(&f, ESA_ERR_MEMORY, "out of memory");
-    if (f.status == ESA_OK) {
-        json_object_foreach(map, name, value)
-        {
-            file[i] = json_is_string(value) ? json_string_value(value) : "";
-            if (!plain_name(file[i])) {
-                esa_json_fail(
-                    &f, ESA_ERR_FORMAT,
-                    "weight_map names '%s', a .safetensors file of the same folder was expected",
-                    esa_quote(file[i]).text);
-                break;
-            }
-            i++;
-        }
-    }
-    if (f.status == ESA_OK) qsort(file, (size_t)count, sizeof *file, by_text);
-    const char *opened[ESA_WEIGHTS_MAX_SHARDS];
-    for (i = 0; f.status == ESA_OK && i < count; i++)
-        if (i == 0 || strcmp(file[i], file[i - 1]) != 0) {
-            opened[w->shard_count < ESA_WEIGHTS_MAX_SHARDS ? w->shard_count : 0] = file[i];
-            f.status = add_shard(w, folder, file[i]);
-        }
-    if (f.status == ESA_OK) json_object_foreach(map, name, value)
-        {
-            int32_t s = 0;
-            while (strcmp(opened[s], json_string_value(value)) != 0) s++;
-            if (!esa_st_find(w->shard[s], name)) {
-                f.status = esa_fail(w->ctx, ESA_ERR_MISMATCH,
-                                    "%s: the index says that %s lies in %s, which does not hold it",
-                                    w->part, esa_quote(name).text, esa_quote(opened[s]).text);
-                break;
-            }
-        }
-    if (file) esa_mem_free(&w->ctx->mem, file, count * (int64_t)sizeof *file);
+    esa_status status = esa_json_file_open(w->ctx, &f, path);
+    if (!status) status = read_index(w, &f, folder);
     esa_json_file_close(&f);
-    return f.status;
+    return status;
 }
 
 static esa_status make(esa_ctx *ctx, esa_weights **out, const char *part)
@@ -107,9 +120,9 @@ static esa_status make(esa_ctx *ctx, esa_weights **out, const char *part)
 esa_status esa_weights_open_memory(esa_ctx *ctx, esa_weights **out, const void *bytes, int64_t size,
                                    const char *part)
 {
-    esa_status status = make(ctx, out, part);
-    if (status == ESA_OK) status = esa_st_open_memory(ctx, &(*out)->shard[0], bytes, size);
-    if (status == ESA_OK) {
+    ESA_TRY(make(ctx, out, part));
+    const esa_status status = esa_st_open_memory(ctx, &(*out)->shard[0], bytes, size);
+    if (!status) {
         (*out)->shard_count = 1;
     } else {
         esa_weights_free(*out);
@@ -118,39 +131,50 @@ esa_status esa_weights_open_memory(esa_ctx *ctx, esa_weights **out, const void *
     return status;
 }
 
+/* Opens folder/name, or the shards of folder/name.index.json, whichever exists. */
+static esa_status open_files(esa_weights *w, const char *folder, const char *name)
+{
+    char *single = NULL, *index = NULL, index_name[192];
+    int64_t single_bytes = 0, index_bytes = 0;
+    snprintf(index_name, sizeof index_name, "%s.index.json", name);
+    esa_status status = esa_path_join(w->ctx, &single, &single_bytes, folder, name);
+    if (!status) status = esa_path_join(w->ctx, &index, &index_bytes, folder, index_name);
+    if (!status && access(index, F_OK) == 0)
+        status = open_index(w, folder, index);
+    else if (!status && (access(single, F_OK) == 0 || errno != ENOENT))
+        status = add_shard(w, folder, name);
+    else if (!status)
+        status = esa_fail(w->ctx, ESA_ERR_IO, "%s: %.200s holds neither %s nor its .index.json",
+                          w->part, folder, name);
+    esa_mem_free(&w->ctx->mem, single, single_bytes);
+    esa_mem_free(&w->ctx->mem, index, index_bytes);
+    return status;
+}
+
 esa_status esa_weights_open(esa_ctx *ctx, esa_weights **out, const char *folder, const char *stem,
                             const char *part)
 {
-    esa_weights *w = NULL;
-    esa_status status = make(ctx, &w, part);
-    *out = NULL;
-    if (status != ESA_OK) return status;
-    char name[160], *single = NULL, *index = NULL;
-    int64_t single_bytes = 0, index_bytes = 0;
+    char name[160];
     snprintf(name, sizeof name, "%s.safetensors", stem);
-    status = esa_path_join(ctx, &single, &single_bytes, folder, name);
-    if (status == ESA_OK) {
-        char index_name[192];
-        snprintf(index_name, sizeof index_name, "%s.index.json", name);
-        status = esa_path_join(ctx, &index, &index_bytes, folder, index_name);
+    ESA_TRY(make(ctx, out, part));
+    const esa_status status = open_files(*out, folder, name);
+    if (status) {
+        esa_weights_free(*out);
+        *out = NULL;
     }
-    if (status == ESA_OK) {
-        if (access(index, F_OK) == 0)
-            status = open_index(w, folder, index);
-        else if (access(single, F_OK) == 0 || errno != ENOENT)
-            status = add_shard(w, folder, name);
-        else
-            status = esa_fail(ctx, ESA_ERR_IO, "%s: %.200s holds neither %s nor its .index.json",
-                              part, folder, name);
-    }
-    esa_mem_free(&ctx->mem, single, single_bytes);
-    esa_mem_free(&ctx->mem, index, index_bytes);
-    if (status != ESA_OK) {
-        esa_weights_free(w);
-        return status;
-    }
-    *out = w;
-    return ESA_OK;
+    return status;
+}
+
+esa_status esa_weights_open_part(esa_ctx *ctx, esa_weights **out, const char *root,
+                                 const char *folder, const char *stem, const char *part)
+{
+    char *path;
+    int64_t bytes;
+    *out = NULL;
+    ESA_TRY(esa_path_join(ctx, &path, &bytes, root, folder));
+    const esa_status status = esa_weights_open(ctx, out, path, stem, part);
+    esa_mem_free(&ctx->mem, path, bytes);
+    return status;
 }
 
 void esa_weights_free(esa_weights *w)
@@ -165,19 +189,19 @@ void esa_weights_free(esa_weights *w)
     esa_mem_free(&mem, w, (int64_t)sizeof *w);
 }
 
-/* ---------------------------------------------------------------- wishes */
+/* ---------------------------------------------------------------- what a part needs */
 
 void esa_weights_want(esa_weights *w, esa_weight *view, int32_t flags, int32_t rank,
                       const int64_t *dim, const char *name_format, ...)
 {
     if (view) *view = (esa_weight){ 0 };
-    if (w->status != ESA_OK) return;
+    if (w->status) return;
     if (w->count == w->cap) {
         const int64_t cap = w->cap ? 2 * w->cap : 256, size = (int64_t)sizeof *w->want;
         esa_wanted *bigger = esa_mem_alloc(&w->ctx->mem, cap * size);
         if (!bigger) {
-            w->status = esa_fail(w->ctx, ESA_ERR_MEMORY, "out of memory for the names of the %s",
-                                 w->part);
+            w->status = esa_fail(w->ctx, ESA_ERR_MEMORY,
+                                 "out of memory for the tensor names of the %s", w->part);
             return;
         }
         if (w->count) memcpy(bigger, w->want, (size_t)(w->count * size));
@@ -192,8 +216,8 @@ void esa_weights_want(esa_weights *w, esa_weight *view, int32_t flags, int32_t r
     const int n = vsnprintf(e->name, sizeof e->name, name_format, args);
     va_end(args);
     if (n < 0 || n >= (int)sizeof e->name || rank < 0 || rank > 5) {
-        w->status = esa_fail(w->ctx, ESA_ERR_INTERNAL, "%s: a name or rank that does not fit: %s",
-                             w->part, e->name);
+        w->status = esa_fail(w->ctx, ESA_ERR_INTERNAL,
+                             "%s: the name or rank of tensor %s is too large", w->part, e->name);
         return;
     }
     e->view = view;
@@ -207,8 +231,8 @@ void esa_weights_ignore(esa_weights *w, const char *prefix)
 {
     if (w->ignore_count < ESA_WEIGHTS_MAX_IGNORED && strlen(prefix) < sizeof w->ignore[0])
         snprintf(w->ignore[w->ignore_count++], sizeof w->ignore[0], "%s", prefix);
-    else if (w->status == ESA_OK)
-        w->status = esa_fail(w->ctx, ESA_ERR_INTERNAL, "%s: too many prefixes", w->part);
+    else if (!w->status)
+        w->status = esa_fail(w->ctx, ESA_ERR_INTERNAL, "%s: too many ignored prefixes", w->part);
 }
 
 /* ---------------------------------------------------------------- comparison */
@@ -240,10 +264,8 @@ static shape_text shape_of(int32_t rank, const int64_t *dim)
 static void found(findings *f, int32_t kind, const char *name, const char *detail, const char *part)
 {
     if (f->report) {
-        static const char *const says[KINDS] = {
-            "is missing",
-            "has another shape: ", "has a type that is not taken: ", "was not expected"
-        };
+        static const char *const says[KINDS] = { "is missing", "has the wrong shape: ",
+                                                 "has an unsupported type: ", "was not expected" };
         char line[512];
         snprintf(line, sizeof line, "%s: %s %s%s", part, esa_quote(name).text, says[kind], detail);
         f->report(f->user, line);
@@ -303,10 +325,11 @@ static void compare_entry(findings *f, esa_wanted *e, const esa_st_entry *entry,
     }
 }
 
-static esa_status sentence(const esa_weights *w, const findings *f)
+/* One message with the count and the first names of each kind of finding. */
+static esa_status mismatch(const esa_weights *w, const findings *f)
 {
-    static const char *const says[KINDS] = { "missing", "of another shape",
-                                             "of a type other than F32, F16, BF16",
+    static const char *const says[KINDS] = { "missing", "with the wrong shape",
+                                             "with a type other than F32, F16, BF16",
                                              "not expected" };
     char text[512] = "";
     size_t at = 0;
@@ -315,26 +338,13 @@ static esa_status sentence(const esa_weights *w, const findings *f)
             at += (size_t)snprintf(text + at, sizeof text - at, "%s%lld %s (%s%s)", at ? "; " : "",
                                    (long long)f->count[k], says[k], f->first[k],
                                    f->count[k] > 3 ? ", ..." : "");
-    return esa_fail(w->ctx, ESA_ERR_MISMATCH, "%s: the weights are not those of the config: %s",
+    return esa_fail(w->ctx, ESA_ERR_MISMATCH, "%s: the weights do not match the config: %s",
                     w->part, text);
 }
 
-esa_status esa_weights_check(esa_weights *w, void (*report)(void *user, const char *line),
-                             void *user)
+/* Compares every tensor of the files with what is wanted. */
+static esa_status compare_files(esa_weights *w, findings *f, int64_t *tensors, int64_t *bytes)
 {
-    w->checked = 0;
-    if (w->status != ESA_OK) return w->status;
-    if (!w->by_name &&
-        !(w->by_name = esa_mem_alloc(&w->ctx->mem, w->count * (int64_t)sizeof *w->by_name)))
-        return esa_fail(w->ctx, ESA_ERR_MEMORY, "out of memory for the names of the %s", w->part);
-    for (int64_t i = 0; i < w->count; i++) {
-        w->by_name[i] = &w->want[i];
-        w->want[i].entry = NULL;
-        w->want[i].present = 0;
-    }
-    qsort(w->by_name, (size_t)w->count, sizeof *w->by_name, by_name);
-    findings f = { .report = report, .user = user };
-    int64_t tensors = 0, bytes = 0;
     for (int32_t s = 0; s < w->shard_count; s++)
         for (int64_t i = 0; i < w->shard[s]->count; i++) {
             const esa_st_entry *entry = &w->shard[s]->entry[i];
@@ -344,17 +354,39 @@ esa_status esa_weights_check(esa_weights *w, void (*report)(void *user, const ch
                                 esa_quote(e->name).text, w->shard[e->shard]->label,
                                 w->shard[s]->label);
             if (e)
-                compare_entry(&f, e, entry, s, w->part);
+                compare_entry(f, e, entry, s, w->part);
             else if (!ignored(w, entry->name))
-                found(&f, EXTRA, entry->name, "", w->part);
-            tensors += e != NULL;
-            bytes += entry->end - entry->begin;
+                found(f, EXTRA, entry->name, "", w->part);
+            *tensors += e != NULL;
+            *bytes += entry->end - entry->begin;
         }
     for (int64_t i = 0; i < w->count; i++)
         if (!w->want[i].entry && !(w->want[i].flags & ESA_WANT_OPTIONAL))
-            found(&f, MISSING, w->want[i].name, "", w->part);
+            found(f, MISSING, w->want[i].name, "", w->part);
     for (int32_t k = 0; k < KINDS; k++)
-        if (f.count[k]) return sentence(w, &f);
+        if (f->count[k]) return mismatch(w, f);
+    return ESA_OK;
+}
+
+esa_status esa_weights_check(esa_weights *w, void (*report)(void *user, const char *line),
+                             void *user)
+{
+    w->checked = 0;
+    if (w->status) return w->status;
+    if (!w->by_name)
+        w->by_name = esa_mem_alloc(&w->ctx->mem, w->count * (int64_t)sizeof *w->by_name);
+    if (!w->by_name)
+        return esa_fail(w->ctx, ESA_ERR_MEMORY, "out of memory for the tensor names of the %s",
+                        w->part);
+    for (int64_t i = 0; i < w->count; i++) {
+        w->by_name[i] = &w->want[i];
+        w->want[i].entry = NULL;
+        w->want[i].present = 0;
+    }
+    qsort(w->by_name, (size_t)w->count, sizeof *w->by_name, by_name);
+    findings f = { .report = report, .user = user };
+    int64_t tensors = 0, bytes = 0;
+    ESA_TRY(compare_files(w, &f, &tensors, &bytes));
     if (report) {
         char line[200];
         snprintf(line, sizeof line, "%s: %lld tensors, %lld parameters, %.2f GB in %d file%s",

@@ -1,4 +1,4 @@
-/* weights_internal.h - what an esa_weights holds; shared by weights.c (files, comparison) and
+/* weights_internal.h - the struct behind esa_weights, for weights.c (files, comparison) and
  * weights_load.c.
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_MODEL_WEIGHTS_INTERNAL_H
@@ -11,10 +11,10 @@
 
 typedef struct esa_wanted {
     char name[160];
-    esa_weight *view; /* to fill; NULL: only checked */
+    esa_weight *view; /* filled by loading; NULL: only checked */
     int32_t flags, rank;
     int64_t dim[5];
-    /* found by the check; belongs to the shard, which may be closed after loading */
+    /* set by the check; belongs to the shard, which loading may close */
     const esa_st_entry *entry;
     int32_t shard, present;
     int32_t mapped; /* the view points into the shard */
@@ -25,18 +25,18 @@ typedef struct esa_wanted {
 struct esa_weights {
     esa_ctx *ctx;
     char part[64];
-    esa_status status; /* of the wishes */
+    esa_status status; /* first failure of esa_weights_want */
     int32_t checked;
-    int32_t (*tick)(void *user, int64_t done, int64_t total); /* NULL, or asked between tensors */
+    int32_t (*tick)(void *user, int64_t done, int64_t total); /* called between tensors, or NULL */
     void *tick_user;
-    /* NULL after loading, where nothing points into it any more */
+    /* NULL after loading if no view points into it */
     esa_tensors *shard[ESA_WEIGHTS_MAX_SHARDS];
     int32_t shard_count;
     int32_t ignore_count;
     char ignore[ESA_WEIGHTS_MAX_IGNORED][64];
     esa_wanted *want; /* [count of cap] */
     int64_t count, cap;
-    esa_wanted **by_name; /* [count], sorted; made by the check */
+    esa_wanted **by_name; /* [count], sorted; set by the check */
 };
 
 #endif

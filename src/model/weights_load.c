@@ -1,9 +1,9 @@
-/* weights_load.c - from checked files to views: mapped where the type fits, else converted piece by
+/* weights_load.c - turns checked files into views: mapped if the type fits, else converted piece by
  * piece.
  * SPDX-License-Identifier: Apache-2.0
  *
- * While a tensor is converted the pages of the file that were read are given back at once, so
- * reading a 57 GB folder needs the memory of the result and one piece of the file. */
+ * While a tensor is converted, the pages of the file are given back as soon as they were read.
+ * Loading a 57 GB folder therefore needs the memory of the result and of one piece of the file. */
 #define _DEFAULT_SOURCE /* madvise */
 #include "model/weights_internal.h"
 
@@ -12,16 +12,12 @@
 #include <unistd.h>
 #include "nn/leaf.h"
 
-#define SMALL_BYTES                                                                                \
-    (INT64_C(1) << 30) /* ESA_HOLD_AUTO: below this as f32, a part is held in f32                  \
-                        */
-#define PIECE                                                                                      \
-    (INT64_C(1)                                                                                    \
-     << 20) /* elements converted before their pages go back: 4 MB of an f32 file per worker */
-
-#define BEHIND                                                                                     \
-    (INT64_C(1) << 19) /* elements given back once more: the kernel maps some pages around the one \
-                          that is read */
+/* ESA_HOLD_AUTO keeps a part in f32 if it is smaller than this in f32 */
+#define SMALL_BYTES (INT64_C(1) << 30)
+/* elements converted before their pages are given back: 4 MB of an f32 file for each worker */
+#define PIECE       (INT64_C(1) << 20)
+/* elements given back a second time, because the kernel maps some pages around the one it reads */
+#define BEHIND      (INT64_C(1) << 19)
 
 /* The type a tensor is held in. */
 static int32_t held_dtype(const esa_wanted *e, int32_t hold, int32_t small)
@@ -42,8 +38,8 @@ typedef struct convert_job {
     uintptr_t page;
 } convert_job;
 
-/* Whole pages of the elements first .. end of the file. Neighbours in use are read again when
- * needed; failing costs memory only. */
+/* Gives back the whole pages of elements first .. end-1. Pages that are still needed are read
+ * again; a failure only costs memory. */
 static void give_back(const convert_job *j, int64_t first, int64_t end)
 {
     const int64_t size = esa_dtype_size(j->from.dtype);
@@ -116,7 +112,7 @@ static int64_t wanted_bytes(const esa_wanted *e)
 esa_status esa_weights_load(esa_weights *w, int32_t hold)
 {
     if (!w->checked)
-        return esa_fail(w->ctx, ESA_ERR_STATE, "%s: weights are loaded after a check that passed",
+        return esa_fail(w->ctx, ESA_ERR_STATE, "%s: weights can only be loaded after a check",
                         w->part);
     if (hold < ESA_HOLD_AUTO || hold > ESA_HOLD_BF16)
         return esa_fail(w->ctx, ESA_ERR_ARGUMENT,
@@ -128,8 +124,7 @@ esa_status esa_weights_load(esa_weights *w, int32_t hold)
     for (int64_t i = 0; i < w->count; i++) {
         esa_wanted *e = &w->want[i];
         if (!e->entry || !e->view) continue;
-        const esa_status status = load_one(w, e, held_dtype(e, hold, small));
-        if (status != ESA_OK) return status;
+        ESA_TRY(load_one(w, e, held_dtype(e, hold, small)));
         used[e->shard] |= e->mapped;
         done += wanted_bytes(e);
         if (w->tick && w->tick(w->tick_user, done, total))
@@ -140,7 +135,7 @@ esa_status esa_weights_load(esa_weights *w, int32_t hold)
             esa_st_close(w->shard[s]);
             w->shard[s] = NULL;
         }
-    w->checked = 0; /* entries of closed files are gone: a second load needs a new object */
+    w->checked = 0; /* the entries of closed files are gone, so this object cannot load again */
     return ESA_OK;
 }
 

@@ -4,7 +4,7 @@
 #include "nn/leaf.h"
 #include "nn/nn.h"
 
-#define PIECE 16384 /* elements: some microseconds of work */
+#define PIECE 16384 /* elements per task: a few microseconds */
 
 typedef struct geglu_job {
     const esa_nn_leaf *leaf;

@@ -1,14 +1,14 @@
-/* attention.c - plain attention with biases, a tile of queries at a time, on matrix products.
+/* attention.c - plain attention with biases: one tile of queries at a time, on matrix products.
  * SPDX-License-Identifier: Apache-2.0
  *
- * For the short or odd attentions around the transformer's own: text encoders (bias by distance,
- * padding), the decoder's frames (one wide head), cross-attention over a folded prompt. Per tile
- * and head: S = q k^T, softmax(S * scale + bias) by rows, o = S v. */
+ * For the attention calls around the transformer's own: text encoders (bias by distance, padding),
+ * the decoder's frames (one wide head), cross-attention over a folded prompt. Per tile and head: S
+ * = q k^T, softmax(S * scale + bias) by rows, o = S v. */
 #include "nn/nn.h"
 
 #include "nn/leaf.h"
 
-#define TILE 128 /* queries: their scores against 512 keys fill a quarter of a megabyte */
+#define TILE 128 /* queries; their scores for 512 keys take 256 KB */
 
 typedef struct attention_job {
     const esa_nn_leaf *leaf;
@@ -45,26 +45,25 @@ esa_status esa_nn_attention(esa_nn *nn, float *o, int64_t ldo, const float *q, i
 {
     const int64_t lds = esa_ceil_div(Nk, 16) * 16;
     void *s = NULL;
-    const esa_status status = esa_nn_scratch(
-        nn, &s, esa_size_mul(esa_size_mul(esa_pool_threads(nn->ctx->pool), TILE * 4), lds));
-    if (status != ESA_OK) return status;
-    attention_job j = { esa_nn_leaf_get(nn->ctx->kern->level),
-                        o,
-                        s,
-                        q,
-                        k,
-                        v,
-                        ldo,
-                        ldq,
-                        ldk,
-                        ldv,
-                        Nq,
-                        Nk,
-                        heads,
-                        D,
-                        lds,
-                        scale,
-                        bias };
+    ESA_TRY(esa_nn_scratch(
+        nn, &s, esa_size_mul(esa_size_mul(esa_pool_threads(nn->ctx->pool), TILE * 4), lds)));
+    attention_job j = { .leaf = esa_nn_leaf_get(nn->ctx->kern->level),
+                        .o = o,
+                        .s = s,
+                        .q = q,
+                        .k = k,
+                        .v = v,
+                        .ldo = ldo,
+                        .ldq = ldq,
+                        .ldk = ldk,
+                        .ldv = ldv,
+                        .Nq = Nq,
+                        .Nk = Nk,
+                        .heads = heads,
+                        .D = D,
+                        .lds = lds,
+                        .scale = scale,
+                        .bias = bias };
     const double start = esa_nn_now();
     esa_nn_enter(nn);
     esa_pool_run(nn->ctx->pool, attend_tile, &j, esa_ceil_div(Nq, TILE) * heads);

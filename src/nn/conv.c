@@ -1,21 +1,22 @@
-/* conv.c - convolutions over channels-last planes, frame by frame: 3-D ones get the frames of their
- * kernel one pointer each.
- * SPDX-License-Identifier: Apache-2.0
+/* conv.c - convolutions over channels-last planes, frame by frame. A 3-D convolution gets one
+ * pointer for each frame of its kernel. SPDX-License-Identifier: Apache-2.0
  *
- * An item of work is a patch of output pixels times one block of output channels: its sums stand in
- * a small buffer of the worker while the weights of the block pass by in slices that fit the
- * first-level cache; bias and residual are added on the way out. */
+ * A task is a patch of output pixels times one block of output channels. Its sums stay in a small
+ * buffer of the worker, while the weights of the block are read in slices that fit the first-level
+ * cache. Bias and residual are added when the sums are stored. */
 #include "nn/nn.h"
 
 #include <string.h>
 #include "nn/conv_leaf.h"
 
-#define PATCH      128 /* output pixels of an item: each slice of weights is used that often */
-#define PATCH_WIDE 512 /* where the weights of a block do not stay in the second-level cache: */
+#define PATCH      128 /* output pixels per task: how often each slice of weights is used */
+/* the same, if the weights of a block are larger than WIDE_BYTES and leave the second-level cache
+ */
+#define PATCH_WIDE 512
 #define WIDE_BYTES (INT64_C(512) << 10)
-#define SLICE      192 /* rows of weights in a slice: 36 KB of 48 channels */
+#define SLICE      192 /* rows of weights in a slice: 36 KB for 48 channels */
 
-/* Block b of the output channels: vectors are dealt out evenly. */
+/* Block b of the output channels. Vectors are distributed evenly over the blocks. */
 typedef struct conv_block {
     int64_t first, count, offset;
     int32_t vectors;
@@ -32,7 +33,7 @@ static conv_block block_of(const esa_conv *c, int32_t b)
     return out;
 }
 
-/* Which of the three taps fall on the low-resolution pixel `tap` (0 or 1) of a phase: nearest
+/* 1 if tap k of three falls on the low-resolution pixel `tap` (0 or 1) of a phase: nearest
  * neighbours share a source pixel. */
 static int32_t folded(int32_t phase, int32_t tap, int32_t k)
 {
@@ -73,13 +74,8 @@ esa_status esa_nn_conv_pack(esa_nn *nn, esa_conv *c, const esa_weight *w, const 
     c->bytes = 4 * (phases * phase_floats + c->cout);
     const int64_t count = esa_weight_count(w);
     void *source = NULL;
-    esa_status status = esa_nn_scratch(nn, &source, 4 * count);
-    if (status == ESA_OK)
-        status = esa_nn_alloc(nn, (void **)&c->packed, c->bytes, "the weights of a convolution");
-    if (status != ESA_OK) {
-        *c = (esa_conv){ 0 };
-        return status;
-    }
+    ESA_TRY(esa_nn_scratch(nn, &source, 4 * count));
+    ESA_TRY(esa_nn_alloc(nn, (void **)&c->packed, c->bytes, "the weights of a convolution"));
     esa_weight_to_f32(source, w, 0, count);
     for (int32_t phase = 0; phase < phases; phase++)
         for (int32_t b = 0; b < c->blocks; b++) {
@@ -109,7 +105,7 @@ void esa_nn_conv_free(esa_nn *nn, esa_conv *c)
 typedef struct conv_job {
     const esa_conv *c;
     const esa_conv_leaf *leaf;
-    float *y, *acc; /* acc: the pixels of a patch per worker */
+    float *y, *acc; /* acc: the sums of a patch, for each worker */
     const float *const *x;
     const float *residual;
     int64_t y_row, x_row, residual_row, height, width;
@@ -118,8 +114,8 @@ typedef struct conv_job {
     int32_t phases;
 } conv_job;
 
-/* Sums of one patch: acc[ph][pw][lanes of the block]. First input pixel of the window of output
- * pixel (r, q) is (r + top, q + left). */
+/* Computes the sums of one patch: acc[ph][pw][lanes of the block]. The window of output pixel (r,
+ * q) begins at input pixel (r + top, q + left). */
 static void patch_sums(const conv_job *j, float *acc, const float *w, int32_t vectors, int64_t r,
                        int64_t q, int64_t ph, int64_t pw, int64_t top, int64_t left)
 {
@@ -199,9 +195,8 @@ esa_status esa_nn_conv(esa_nn *nn, const esa_conv *c, float *y, int64_t y_row,
     j.across = esa_ceil_div(width, j.patch_w);
     j.acc_floats = patch * block_width;
     j.phase_floats = esa_ceil_div(c->cout, c->lanes) * c->lanes * c->rows * c->run;
-    const esa_status status = esa_nn_scratch(nn, (void **)&j.acc,
-                                             4 * j.acc_floats * esa_pool_threads(nn->ctx->pool));
-    if (status != ESA_OK) return status;
+    ESA_TRY(
+        esa_nn_scratch(nn, (void **)&j.acc, 4 * j.acc_floats * esa_pool_threads(nn->ctx->pool)));
     const double start = esa_nn_now();
     esa_pool_run(nn->ctx->pool, conv_item, &j,
                  esa_ceil_div(height, j.patch_h) * j.across * j.phases * c->blocks);

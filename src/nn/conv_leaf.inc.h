@@ -1,5 +1,5 @@
-/* conv_leaf.inc.h - body of conv_leaf.h. The including file defines vec, LANES, PIXELS (a power of
- * two), LOAD, STORE, BROADCAST and FMA(a, b, c) = a * b + c, and names its table.
+/* conv_leaf.inc.h - the tile function of conv_leaf.h. The including file defines vec, LANES, PIXELS
+ * (a power of two), LOAD, STORE, BROADCAST and FMA(a, b, c) = a * b + c, and names its table.
  * SPDX-License-Identifier: Apache-2.0
  *
  * A tile keeps P x V accumulators in registers; per k it loads V vectors of weights and broadcasts
@@ -35,17 +35,14 @@ static inline __attribute__((always_inline)) void tile_of(float *acc, const floa
         for (int v = 0; v < V; v++) STORE(acc + (p * V + v) * LANES, a[p][v]);
 }
 
+typedef void (*tile_fn)(float *acc, const float *x, int64_t x_pixel, int64_t k, const float *w,
+                        int32_t add);
 #define TILE(V, P)                                                                                 \
     static void tile_##V##_##P(float *acc, const float *x, int64_t x_pixel, int64_t k,             \
                                const float *w, int32_t add)                                        \
     {                                                                                              \
         tile_of(acc, x, x_pixel, k, w, V, P, add);                                                 \
     }
-
-typedef void (*tile_fn)(float *acc, const float *x, int64_t x_pixel, int64_t k, const float *w,
-                        int32_t add);
-
-/* clang-format takes this list for declarators. */
 /* clang-format off */
 TILE(1, 1) TILE(2, 1) TILE(3, 1)
 TILE(1, 2) TILE(2, 2) TILE(3, 2)
@@ -64,7 +61,7 @@ static const tile_fn sizes[][ESA_CONV_VECTORS] = {
 };
 /* clang-format on */
 
-/* Full tiles are one call; what is left over at the end of a row goes in halves. */
+/* A full tile is one call. The rest of a row is cut into powers of two. */
 static void tile(float *acc, const float *x, int64_t x_pixel, int64_t k, const float *w,
                  int32_t vectors, int32_t pixels, int32_t add)
 {

@@ -1,5 +1,5 @@
-/* conv_leaf_avx2.c - the convolution's inner loop in AVX2: 12 accumulators, 3 weights, 1 broadcast
- * are the 16 registers.
+/* conv_leaf_avx2.c - the convolution's inner loop in AVX2. Its 16 registers hold 12 accumulators, 3
+ * weights and 1 broadcast.
  * SPDX-License-Identifier: Apache-2.0 */
 #include <immintrin.h>
 

@@ -1,5 +1,5 @@
-/* conv_leaf_avx512.c - the convolution's inner loop in AVX-512: 24 accumulators, 3 weights,
- * broadcasts inside the fma.
+/* conv_leaf_avx512.c - the convolution's inner loop in AVX-512: 24 accumulators and 3 weights; the
+ * fma instructions do the broadcasts.
  * SPDX-License-Identifier: Apache-2.0 */
 #include <immintrin.h>
 

@@ -1,4 +1,4 @@
-/* conv_leaf_neon.c - the convolution's inner loop in NEON: 24 of the 32 registers accumulate.
+/* conv_leaf_neon.c - the convolution's inner loop in NEON: 24 of the 32 registers are accumulators.
  * SPDX-License-Identifier: Apache-2.0 */
 #include <arm_neon.h>
 

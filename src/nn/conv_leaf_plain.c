@@ -1,8 +1,8 @@
-/* conv_leaf_plain.c - the convolution's inner loop for any processor: the definition of right.
+/* conv_leaf_plain.c - the convolution's inner loop for any processor: the reference.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "cpu/cpu.h"
 
-/* Four floats side by side, so that a compiler may use whatever vectors every processor of the
+/* Four floats side by side, so that the compiler can use the vectors that every processor of the
  * architecture has. */
 typedef struct vec {
     float f[4];
@@ -19,15 +19,10 @@ static inline vec fma4(vec a, vec b, vec c)
     for (int i = 0; i < 4; i++) c.f[i] += a.f[i] * b.f[i];
     return c;
 }
-#define LOAD(p)     load4(p)
-#define STORE(p, v) store4(p, v)
-#define BROADCAST(s)                                                                               \
-    (vec)                                                                                          \
-    {                                                                                              \
-        {                                                                                          \
-            s, s, s, s                                                                             \
-        }                                                                                          \
-    }
+static inline vec splat4(float s) { return (vec){ { s, s, s, s } }; }
+#define LOAD(p)      load4(p)
+#define STORE(p, v)  store4(p, v)
+#define BROADCAST(s) splat4(s)
 #define FMA(a, b, c) fma4(a, b, c)
 #include "nn/conv_leaf.inc.h"
 

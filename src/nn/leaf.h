@@ -1,10 +1,10 @@
-/* leaf.h - the row loops of src/nn: plain C in leaf.inc.h, compiled once per instruction set,
+/* leaf.h - the row loops of src/nn: plain C in leaf.inc.h, compiled once per instruction set and
  * chosen by the ctx's kernel level.
  * SPDX-License-Identifier: Apache-2.0
  *
- * No allocation, no errors, no threads: ops split rows and call these. Sums run in LANES chains
- * that are folded by a fixed tree, so every set adds in the same order. In place is allowed
- * everywhere (y == x). */
+ * No allocation, no errors, no threads: operations split rows and call these. Sums run in LANES
+ * chains that are folded by a fixed tree, so every instruction set adds in the same order. All may
+ * work in place (y == x). */
 #ifndef ESA_NN_LEAF_H
 #define ESA_NN_LEAF_H
 
@@ -14,7 +14,7 @@
 
 typedef struct esa_nn_leaf {
     const char *name;
-    /* One row, see nn.h; every vector may be NULL. */
+    /* One row, see nn.h. weight, bias, scale and shift may be NULL. */
     void (*layer_norm)(float *y, const float *x, int64_t n, float eps, const float *weight,
                        const float *bias, const float *scale, const float *shift);
     void (*rms_norm)(float *y, const float *x, int64_t n, float eps, const float *weight);
@@ -22,12 +22,12 @@ typedef struct esa_nn_leaf {
     void (*gelu_tanh)(float *y, const float *x, int64_t n);
     void (*geglu)(float *y, const float *gate, const float *x, int64_t n);
     /* y = residual (NULL: 0) + gate (NULL: 1) * act(x + bias (NULL: 0)); act is an ESA_ACT_*. x is
-     * used up; y may be x or residual. */
+     * overwritten; y may be x or residual. */
     void (*finish)(float *y, float *x, const float *bias, int32_t act, const float *gate,
                    const float *residual, int64_t n);
-    /* x[heads][D] by cos, sin [D/2]. */
+    /* Rotates x[heads][D] by cos, sin [D/2]. */
     void (*rope)(float *x, int64_t heads, int64_t D, const float *cos, const float *sin);
-    /* s[n] = softmax(s * scale + a + b), a and b [n] or NULL; all -inf: zeros. */
+    /* s[n] = softmax(s * scale + a + b) with a and b [n] or NULL; zeros if all are -inf. */
     void (*softmax)(float *s, int64_t n, float scale, const float *a, const float *b);
     void (*from_bf16)(float *y, const uint16_t *x, int64_t n);
     void (*from_f16)(float *y, const uint16_t *x, int64_t n);
@@ -36,7 +36,7 @@ typedef struct esa_nn_leaf {
 
 extern const esa_nn_leaf esa_nn_leaf_plain, esa_nn_leaf_avx2, esa_nn_leaf_avx512;
 
-/* The set for a kernel level of the ctx (ESA_CPU_*). */
+/* The functions for a kernel level of the ctx (ESA_CPU_*). */
 const esa_nn_leaf *esa_nn_leaf_get(int32_t level);
 
 #endif

@@ -1,5 +1,5 @@
-/* leaf.inc.h - bodies of leaf.h, written so that compilers turn the loops into vectors; included by
- * leaf_<set>.c, which names the table.
+/* leaf.inc.h - the functions of leaf.h, written so that compilers vectorise the loops. leaf_<set>.c
+ * includes it and names the table.
  * SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
 #include <string.h>
@@ -9,9 +9,9 @@
 
 #define L ESA_NN_LANES
 
-/* e^x to 2 ulp for all finite x: x = n ln 2 + r, |r| <= ln 2 / 2, a polynomial in r, then n into
- * the exponent in two halves so that results below the normal range and above it come out right.
- * NaN stays NaN; the clamp comes by comparisons that NaN fails. */
+/* e^x to 2 ulp for all finite x: x = n ln 2 + r, |r| <= ln 2 / 2, a polynomial in r, then n goes
+ * into the exponent in two halves, so that results below and above the normal range are right. NaN
+ * stays NaN, because the comparisons of the clamp are false for it. */
 static inline float exp_near(float x)
 {
     x = x < -104.0f ? -104.0f : x;
@@ -113,7 +113,7 @@ static void add(float *y, const float *a, const float *b, int64_t n)
     for (int64_t i = 0; i < n; i++) y[i] = a[i] + b[i];
 }
 
-/* The ways models use it have a loop of their own; the others go step by step. */
+/* The combinations that models use have a loop each; the others go step by step. */
 static void finish(float *y, float *x, const float *bias, int32_t act, const float *gate,
                    const float *residual, int64_t n)
 {
@@ -179,8 +179,8 @@ static void from_bf16(float *y, const uint16_t *x, int64_t n)
     for (int64_t i = 0; i < n; i++) y[i] = esa_bf16_to_f32(x[i]);
 }
 
-/* Exponent and mantissa as a tiny float, times 2^112: exact for subnormals too; infinity and NaN
- * get their exponent back. */
+/* Reads exponent and mantissa as a tiny float and multiplies by 2^112, which is exact for
+ * subnormals too. Infinity and NaN get their exponent back. */
 static void from_f16(float *y, const uint16_t *x, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {

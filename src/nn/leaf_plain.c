@@ -1,4 +1,4 @@
-/* leaf_plain.c - the row loops for any processor: the definition of right.
+/* leaf_plain.c - the row loops for any processor: the reference.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "nn/leaf.inc.h"
 

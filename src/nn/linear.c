@@ -2,24 +2,24 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * A tile is ROWS rows by COLS columns of the result: one single-threaded sgemm, then bias,
- * activation, gate and residual while the tile is warm. Weights of 16 bits become f32 in blocks of
- * BLOCK_BYTES that all tiles of a column range share. Tiles do not depend on the number of threads,
- * so neither do the bits (of one BLAS on one machine). docs/engine.md has the measurements behind
- * the sizes. */
+ * activation, gate and residual while the tile is in cache. 16-bit weights are converted to f32 in
+ * blocks of BLOCK_BYTES that all tiles of a column range share. Tiles do not depend on the number
+ * of threads, so neither do the bits (with one BLAS on one machine). docs/engine.md has the
+ * measurements behind the sizes. */
 #include "nn/nn.h"
 
 #include <cblas.h>
 #include <string.h>
 #include "nn/leaf.h"
 
-#define ROWS                                                                                       \
-    512 /* of x in one tile, about, for long sequences: every tile packs the weights anew */
-#define COLS 2048 /* of y in one tile, when there are many rows */
-#define SPLIT                                                                                      \
-    16 /* many rows are cut into a multiple of this: even shares for 2, 4, 8 and 16 threads */
-#define FEW_ROWS    1024 /* below: columns are split too */
+/* rows of x per tile for long sequences; approximate. Every tile packs the weights again */
+#define ROWS        512
+#define COLS        2048 /* columns of y per tile, if there are many rows */
+/* many rows are cut into a multiple of this: equal shares for 2, 4, 8 and 16 threads */
+#define SPLIT       16
+#define FEW_ROWS    1024 /* with fewer rows, columns are split too */
 #define FEW_COLS    128
-#define BLOCK_BYTES (INT64_C(16) << 20) /* of f32 weights made at a time */
+#define BLOCK_BYTES (INT64_C(16) << 20) /* f32 weights converted at a time */
 
 void esa_nn_gemm_one(float *c, int64_t ldc, const float *a, int64_t lda, const float *b,
                      int64_t ldb, int64_t m, int64_t n, int64_t k, int32_t trans_b, float alpha,
@@ -33,14 +33,14 @@ typedef struct gemm_job {
     float *c;
     const float *a, *b;
     int64_t ldc, lda, ldb, m, n, k;
-    int64_t rows, cols, across; /* of a tile; tiles side by side */
+    int64_t rows, cols, across; /* size of a tile, tiles side by side */
     int32_t trans_b;
     float alpha, beta;
     const esa_nn_leaf *leaf;
     const float *bias; /* [n] */
     const esa_epilogue *epilogue;
-    int64_t first; /* column of y that column 0 of c is: gate and residual are those of y */
-    float *tile;   /* [threads][tile_size]; NULL: products go straight to c */
+    int64_t first; /* the column of y that is column 0 of c, for gate and residual */
+    float *tile;   /* [threads][tile_size]; NULL: products are written directly to c */
     int64_t tile_size;
 } gemm_job;
 
@@ -149,11 +149,10 @@ esa_status esa_nn_linear(esa_nn *nn, float *y, int64_t ldy, const float *x, int6
         esa_carve carve = { .base = scratch };
         f = ready ? NULL : esa_carve_take(&carve, block * in * 4);
         b = has_bias ? esa_carve_take(&carve, out * 4) : NULL;
-        /* A residual may be y itself, so the product is made aside. */
+        /* The residual may be y itself, so the product goes to a buffer of its own. */
         j.tile = aside ? esa_carve_take(&carve, esa_pool_threads(nn->ctx->pool) * j.tile_size * 4)
                        : NULL;
-        const esa_status status = pass == 0 ? esa_nn_scratch(nn, &scratch, carve.used) : ESA_OK;
-        if (status != ESA_OK) return status;
+        if (pass == 0) ESA_TRY(esa_nn_scratch(nn, &scratch, carve.used));
     }
     if (has_bias) esa_weight_to_f32(b, bias, 0, out);
     for (int64_t q = 0; q < out; q += block) {

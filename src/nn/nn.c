@@ -1,11 +1,11 @@
-/* nn.c - memory, threads and the BLAS around the operations of nn.h.
+/* nn.c - memory, threads and the BLAS for the operations of nn.h.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The BLAS: an OpenBLAS that starts threads of its own inside our workers makes two pools fight
- * over the same cores. So while the engine works it is told to use one thread, our pool splits the
- * rows of every product, and the old setting is put back afterwards. The setting belongs to the
- * process: another thread of the caller that multiplies matrices at that moment gets one thread
- * too. BLAS libraries without such a call are left as they are. */
+ * An OpenBLAS that starts its own threads inside our workers makes two pools compete for the same
+ * cores. While the engine works, it is therefore set to one thread, and our pool splits the rows of
+ * every product; the old setting is restored afterwards. The setting belongs to the process:
+ * another thread of the caller that multiplies matrices at that moment gets one thread too. BLAS
+ * libraries without such a call are left as they are. */
 #include "nn/nn.h"
 
 #include <time.h>
@@ -67,8 +67,7 @@ esa_status esa_nn_scratch(esa_nn *nn, void **ptr, int64_t bytes)
         esa_nn_free(nn, nn->scratch, nn->scratch_bytes);
         nn->scratch = NULL;
         nn->scratch_bytes = 0;
-        const esa_status status = esa_nn_alloc(nn, &nn->scratch, bytes, "scratch");
-        if (status != ESA_OK) return status;
+        ESA_TRY(esa_nn_alloc(nn, &nn->scratch, bytes, "scratch"));
         nn->scratch_bytes = bytes;
     }
     *ptr = nn->scratch;

@@ -3,8 +3,8 @@
 #include "nn/leaf.h"
 #include "nn/nn.h"
 
-#define PIECE_ELEMENTS                                                                             \
-    16384 /* of a piece of work: some microseconds, and half of a first-level cache */
+/* elements per task: a few microseconds, and half of a first-level cache */
+#define PIECE_ELEMENTS 16384
 
 typedef struct norm_job {
     const esa_nn_leaf *leaf;

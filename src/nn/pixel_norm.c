@@ -1,5 +1,4 @@
-/* pixel_norm.c - the norm of Wan's VAE over the channels of every pixel, with the activation behind
- * it.
+/* pixel_norm.c - the norm of Wan's VAE over the channels of every pixel, followed by an activation.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "nn/leaf.h"
 #include "nn/nn.h"
@@ -12,9 +11,9 @@ typedef struct pixel_job {
     int32_t act;
 } pixel_job;
 
-/* x / |x| * sqrt(channels) is x over its root mean square. What the 1e-12 of the definition is for,
- * a pixel of zeros, this eps does too: it is far below any square of a float that matters, so it
- * changes no other pixel. */
+/* x / |x| * sqrt(channels) is x over its root mean square. The definition has 1e-12 for pixels that
+ * are all zeros. This eps serves the same purpose; it is far below the square of any value that
+ * matters, so it changes no other pixel. */
 #define ZERO_PIXEL 1e-30f
 
 static void pixel_rows(void *arg, int64_t first, int64_t count, int32_t worker)

@@ -1,8 +1,8 @@
 /* rope.c - rotary positions of video tokens, and the timestep sinusoid.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Angles are computed in double and stored as f32, as diffusers does; the timestep sinusoid is f32
- * throughout, as there. */
+ * As in diffusers, angles are computed in double and stored as f32, and the timestep sinusoid is
+ * f32 throughout. */
 #include "nn/nn.h"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-/* weight.c - weights of any held type as f32.
+/* weight.c - converts weights of any type to f32.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "nn/nn.h"
 

@@ -163,7 +163,7 @@ class Raw(Base):
                         for have, want in zip(got[(y * width + x) * 3:], rgb(luma[y * width + x], u, v, full)):
                             self.assertLess(abs(have - want), 0.51, (name, full, x, y))
         for data, word in ((b"YUV4MPEG2 W4 H4 C420p10\nFRAME\n" + bytes(48),
-                            "C420p10"), (b"YUV4MPEG2 W4 H4 C444\nFRAME\n" + bytes(47), "not whole"),
+                            "C420p10"), (b"YUV4MPEG2 W4 H4 C444\nFRAME\n" + bytes(47), "incomplete"),
                            (b"YUV4MPEG2 W4 H4\n", "no frames"), (b"YUV4MPEG2 W0 H4\nFRAME\n",
                                                                  "0 x 4"), (b"YUV4MPEG2 W4 H4", "no end")):
             self.put("bad.y4m", data)
@@ -194,7 +194,7 @@ class Raw(Base):
     def test_refusals(self):
         data, u8 = bytes(72), (2, 3, 4, 3)
         for name, raw, words in (("first.npy", vf.npy(data, (2, 3, 3, 4)),
-                                  ["channels stand second",
+                                  ["channels come second",
                                    "permute(0, 2, 3, 1)"]), ("order.npy", vf.npy(data, u8, order="True"),
                                                              ["Fortran"]), ("big.npy", vf.npy(data * 4, u8,
                                                                                               ">f4"), ["'>f4'"]),
@@ -208,7 +208,7 @@ class Raw(Base):
                                  ("huge.npy", vf.npy(data, (2**40, 2**40, 4, 3)),
                                   ["72 bytes"]), ("none.npy", b"\x93NUMPY\x01\x00\xff\xff{", ["damaged"]),
                                  ("many.safetensors", vf.safetensors({"a": ("U8", u8, data), "b": ("U8", u8, data)}),
-                                  ["none called frames"
+                                  ["none of them is called frames"
                                    ]), ("bool.safetensors", vf.safetensors({"frames": ("BOOL", u8, data)}),
                                         ["BOOL"]), ("x.pt", b"PK\x03\x04" + bytes(60),
                                                     ["ZIP",

@@ -259,7 +259,7 @@ class Refusals(Base):
             self.at_once(*SMALL, "--out", "a.y4m", option, "mine", says=["mine", "folder"])
 
     def test_sizes(self):
-        self.fails("--height", 60, "--out", "a.y4m", says=["height", "60", "multiples of 8"])
+        self.fails("--height", 60, "--out", "a.y4m", says=["height", "60", "a multiple of 8"])
         self.fails("--width", 4, "--out", "a.y4m", says=["width", "4"])
         self.fails("--height", 16384, "--width", 16384, "--frames", 9, "--out", "a.y4m")
 

@@ -216,15 +216,16 @@ static void refusals(void **state)
     esa_generate_params p = tiny();
     p.height = 36;
     assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_ARGUMENT, "height", "36",
-                   "multiples of 8", NULL);
+                   "a multiple of 8", NULL);
     assert_null(frames);
     p = tiny();
     p.frames = -1;
-    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_ARGUMENT, "-1 frames",
+    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_ARGUMENT, "frames is -1",
                    NULL);
     p = tiny();
     p.steps = -2;
-    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_ARGUMENT, "-2 steps", NULL);
+    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_ARGUMENT, "steps is -2",
+                   NULL);
     p = tiny();
     p.prompt = NULL;
     assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_ARGUMENT, "prompt", NULL);
@@ -258,7 +259,7 @@ static void refusals(void **state)
     p.vae_tile = 15;
     p.progress = watch;
     p.progress_user = &w;
-    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_ARGUMENT, "tile of 15",
+    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_ARGUMENT, "vae_tile is 15",
                    "multiple of 16", NULL);
     assert_int_equal(w.calls, 0);
     p = tiny();

@@ -262,7 +262,7 @@ static void refuses_and_stops(void **unused)
     bench_open(&b, &tiny, NULL, 2);
     assert_int_equal(decode(&b, "x", (const int32_t[]){ 2, 4, 4 }, 40), ESA_ERR_ARGUMENT);
     assert_string_equal(esa_ctx_error(b.ctx),
-                        "a VAE tile of 40 pixels: expected 0 or a multiple of 32");
+                        "the VAE tile is 40 pixels, expected 0 or a multiple of 32");
     const float z = 0;
     assert_int_equal(esa_wan_vae_decode(b.vae, &z, (const int32_t[]){ 0, 4, 4 }, 0, keep, &b),
                      ESA_ERR_ARGUMENT);

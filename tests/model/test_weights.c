@@ -152,7 +152,7 @@ static void missing_extra_shape(void **state)
     lines l = { 0 };
     wan_write_holes(scratch_path(&f.part, single), s.list, s.count, "F32", 4);
     expect(check_folder(&f, &l), ESA_ERR_MISMATCH,
-           "1 missing (condition_embedder.time_embedder.linear_2.bias); 1 of another shape "
+           "1 missing (condition_embedder.time_embedder.linear_2.bias); 1 with the wrong shape "
            "(condition_embedder.time_embedder.linear_1.weight [24,257] instead of [24,256]); 2 not "
            "expected (");
     assert_int_equal(l.count, 4);
@@ -167,7 +167,7 @@ static void missing_extra_shape(void **state)
     /* a type */
     s = wan_transformer_shapes(&dit_cases[0].config);
     wan_write_holes(scratch_path(&f.part, single), s.list, s.count, "F64", 8);
-    expect(check_folder(&f, NULL), ESA_ERR_MISMATCH, "of a type other than F32, F16, BF16");
+    expect(check_folder(&f, NULL), ESA_ERR_MISMATCH, "with a type other than F32, F16, BF16");
     free(s.list);
     wan_folder_remove(&f);
 }
@@ -212,13 +212,13 @@ static void broken_files(void **state)
         { "{}", "weight_map is missing or empty", ESA_ERR_FORMAT },
         { "{\"weight_map\": {}}", "weight_map is missing or empty", ESA_ERR_FORMAT },
         { "{\"weight_map\": {\"a\": \"../x.safetensors\"}}",
-          "a .safetensors file of the same folder was expected", ESA_ERR_FORMAT },
-        { "{\"weight_map\": {\"a\": 3}}", "a .safetensors file of the same folder was expected",
+          "expected a .safetensors file of the same folder", ESA_ERR_FORMAT },
+        { "{\"weight_map\": {\"a\": 3}}", "expected a .safetensors file of the same folder",
           ESA_ERR_FORMAT },
-        { "{\"weight_map\": {\"a\": \"x.bin\"}}",
-          "a .safetensors file of the same folder was expected", ESA_ERR_FORMAT },
-        { "[]", "a JSON object was expected", ESA_ERR_FORMAT },
-        { "{\"weight_map\"", "not JSON", ESA_ERR_FORMAT },
+        { "{\"weight_map\": {\"a\": \"x.bin\"}}", "expected a .safetensors file of the same folder",
+          ESA_ERR_FORMAT },
+        { "[]", "is not a JSON object", ESA_ERR_FORMAT },
+        { "{\"weight_map\"", "is not JSON", ESA_ERR_FORMAT },
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         write_text(scratch_path(&f.part, index), bad[i].text);

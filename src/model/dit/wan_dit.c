@@ -1,12 +1,18 @@
-/* wan_dit.c - Wan's transformer forward, in f32: patches, timestep, blocks, head.
+/* wan_dit.c - the forward pass of Wan's transformer in f32: patches, timestep, blocks, head.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Block, with e = table + projection of the timestep = (shift1, scale1, gate1, shift2, scale2,
- * gate2): a = LN(x) (1 + scale1) + shift1;   q, k, v from a;  RMS norm of q and k over the whole
- * width;  rotation;  x += gate1 out(attention) c = LN(x) * w + b;                 q from c, k and v
- * from the text;  norms, no rotation;       x += out(attention) f = LN(x) (1 + scale2) + shift2; x
- * += gate2 down(gelu(up(f))) Head: (shift, scale) = table + timestep embedding;  LN(x) (1 + scale)
- * + shift;  linear to patches of (pt, ph, pw, channel). */
+ * A block, with e = table + projection of the timestep
+ *                 = (shift1, scale1, gate1, shift2, scale2, gate2):
+ *   a = LN(x) (1 + scale1) + shift1
+ *   q, k, v from a; RMS norm of q and k over the whole width; rotation
+ *   x += gate1 out(attention)
+ *   c = LN(x) * w + b
+ *   q from c, k and v from the text; norms, no rotation
+ *   x += out(attention)
+ *   f = LN(x) (1 + scale2) + shift2
+ *   x += gate2 down(gelu(up(f)))
+ * The head: (shift, scale) = table + timestep embedding; LN(x) (1 + scale) + shift; linear to
+ * patches of (pt, ph, pw, channel). */
 #include "model/dit/wan_dit_internal.h"
 
 #include <math.h>
@@ -46,7 +52,7 @@ static void move_patches(void *arg, int64_t first, int64_t count, int32_t worker
     }
 }
 
-/* gather 1 only reads latent. */
+/* With gather 1 latent is only read. */
 static void run_patches(esa_wan_dit *dit, float *latent, int32_t channels, int32_t gather)
 {
     patch_job j = { dit, latent, channels, gather };
@@ -55,7 +61,7 @@ static void run_patches(esa_wan_dit *dit, float *latent, int32_t channels, int32
     dit->nn->seconds[ESA_NN_OTHER] += esa_nn_now() - start;
 }
 
-/* ---------------------------------------------------------------- pieces of a block */
+/* ---------------------------------------------------------------- the parts of a block */
 
 static esa_status linear(esa_wan_dit *dit, float *y, int64_t ldy, const float *x, int64_t ldx,
                          int64_t rows, const wan_linear *l, const esa_epilogue *e)
@@ -63,7 +69,7 @@ static esa_status linear(esa_wan_dit *dit, float *y, int64_t ldy, const float *x
     return esa_nn_linear(dit->nn, y, ldy, x, ldx, rows, &l->weight, &l->bias, e);
 }
 
-/* x[N][d] into dit->a, normed; vectors may be NULL. */
+/* Norms x[N][d] into dit->a; the vectors may be NULL. */
 static void norm_into_a(esa_wan_dit *dit, const float *weight, const float *bias,
                         const float *scale, const float *shift)
 {
@@ -79,10 +85,9 @@ static esa_status self_attention(esa_wan_dit *dit, esa_session *session, int32_t
     const int64_t d = dit->d, N = dit->tokens, H = dit->config.heads, D = dit->config.head_dim;
     const float eps = (float)dit->config.eps;
     norm_into_a(dit, NULL, NULL, e + d, e);
-    esa_status status = linear(dit, dit->q, d, dit->a, d, N, &w->q, NULL);
-    if (status == ESA_OK) status = linear(dit, dit->k, d, dit->a, d, N, &w->k, NULL);
-    if (status == ESA_OK) status = linear(dit, dit->v, d, dit->a, d, N, &w->v, NULL);
-    if (status != ESA_OK) return status;
+    ESA_TRY(linear(dit, dit->q, d, dit->a, d, N, &w->q, NULL));
+    ESA_TRY(linear(dit, dit->k, d, dit->a, d, N, &w->k, NULL));
+    ESA_TRY(linear(dit, dit->v, d, dit->a, d, N, &w->v, NULL));
     esa_nn_rms_norm(dit->nn, dit->q, d, dit->q, d, N, d, eps, w->norm_q.data);
     esa_nn_rms_norm(dit->nn, dit->k, d, dit->k, d, N, d, eps, w->norm_k.data);
     esa_nn_rope(dit->nn, dit->q, d, N, H, D, dit->cos, dit->sin);
@@ -92,9 +97,8 @@ static esa_status self_attention(esa_wan_dit *dit, esa_session *session, int32_t
     const esa_tensor v = esa_tensor_bsnd(dit->v, ESA_DTYPE_F32, 1, H, N, D),
                      o = esa_tensor_bsnd(dit->a, ESA_DTYPE_F32, 1, H, N, D);
     const double start = esa_nn_now();
-    status = esa_session_attention(session, layer, ESA_CALL_SELF, &q, &k, &v, &o, NULL);
+    ESA_TRY(esa_session_attention(session, layer, ESA_CALL_SELF, &q, &k, &v, &o, NULL));
     dit->nn->seconds[ESA_NN_SELF] += esa_nn_now() - start;
-    if (status != ESA_OK) return status;
     const esa_epilogue add = { .gate = e + 2 * d, .residual = dit->x, .residual_ld = d };
     return linear(dit, dit->x, d, dit->a, d, N, &w->out, &add);
 }
@@ -108,15 +112,13 @@ static esa_status cross_attention(esa_wan_dit *dit, int32_t layer, const wan_tex
         norm_into_a(dit, b->norm2_weight.data, b->norm2_bias.data, NULL, NULL);
         input = dit->a;
     }
-    esa_status status = linear(dit, dit->q, d, input, d, N, &b->cross.q, NULL);
-    if (status != ESA_OK) return status;
+    ESA_TRY(linear(dit, dit->q, d, input, d, N, &b->cross.q, NULL));
     esa_nn_rms_norm(dit->nn, dit->q, d, dit->q, d, N, d, (float)dit->config.eps,
                     b->cross.norm_q.data);
     const float *k = text->kv + 2 * layer * text->rows * d, *v = k + text->rows * d;
     const esa_nn_bias bias = { .key = text->bias };
-    status = esa_nn_attention(dit->nn, dit->a, d, dit->q, d, k, d, v, d, N, text->rows, H, D,
-                              (float)(1 / sqrt((double)D)), &bias);
-    if (status != ESA_OK) return status;
+    ESA_TRY(esa_nn_attention(dit->nn, dit->a, d, dit->q, d, k, d, v, d, N, text->rows, H, D,
+                             (float)(1 / sqrt((double)D)), &bias));
     const esa_epilogue add = { .residual = dit->x, .residual_ld = d };
     return linear(dit, dit->x, d, dit->a, d, N, &b->cross.out, &add);
 }
@@ -127,29 +129,26 @@ static esa_status feed_forward(esa_wan_dit *dit, int32_t layer, const float *e)
     const int64_t d = dit->d, ffn = dit->config.ffn;
     const esa_epilogue gelu = { .act = ESA_ACT_GELU_TANH };
     norm_into_a(dit, NULL, NULL, e + 4 * d, e + 3 * d);
-    esa_status status = ESA_OK;
-    for (int64_t r = 0; r < dit->tokens && status == ESA_OK; r += dit->ff_rows) {
+    for (int64_t r = 0; r < dit->tokens; r += dit->ff_rows) {
         const int64_t n = esa_min64(dit->ff_rows, dit->tokens - r);
         const esa_epilogue add = { .gate = e + 5 * d,
                                    .residual = dit->x + r * d,
                                    .residual_ld = d };
-        status = linear(dit, dit->hidden, ffn, dit->a + r * d, d, n, &b->up, &gelu);
-        if (status == ESA_OK)
-            status = linear(dit, dit->x + r * d, d, dit->hidden, ffn, n, &b->down, &add);
+        ESA_TRY(linear(dit, dit->hidden, ffn, dit->a + r * d, d, n, &b->up, &gelu));
+        ESA_TRY(linear(dit, dit->x + r * d, d, dit->hidden, ffn, n, &b->down, &add));
     }
-    return status;
+    return ESA_OK;
 }
 
-/* temb[d], silu[d], proj[6d] from the timestep; vectors follow one another. */
+/* Computes temb[d], silu[d] and proj[6d], which lie one after the other, from the timestep. */
 static esa_status embed_time(esa_wan_dit *dit, double t)
 {
     const int64_t d = dit->d;
     float *temb = dit->temb, *silu = temb + d, *proj = silu + d, *wave = temb + 14 * d;
     const esa_epilogue act = { .act = ESA_ACT_SILU };
     esa_timestep_sinusoid(wave, dit->config.freq_dim, t);
-    esa_status status = linear(dit, silu, d, wave, dit->config.freq_dim, 1, &dit->time1, &act);
-    if (status == ESA_OK) status = linear(dit, temb, d, silu, d, 1, &dit->time2, NULL);
-    if (status != ESA_OK) return status;
+    ESA_TRY(linear(dit, silu, d, wave, dit->config.freq_dim, 1, &dit->time1, &act));
+    ESA_TRY(linear(dit, temb, d, silu, d, 1, &dit->time2, NULL));
     for (int64_t i = 0; i < d; i++) silu[i] = esa_silu(temb[i]);
     return linear(dit, proj, 6 * d, silu, d, 1, &dit->time_proj, NULL);
 }
@@ -171,31 +170,29 @@ static esa_status forward(esa_wan_dit *dit, esa_session *session, const wan_text
                   volume = (int64_t)c->patch[0] * c->patch[1] * c->patch[2];
     float *temb = dit->temb, *proj = temb + 2 * d, *e = temb + 8 * d;
     run_patches(dit, (float *)(uintptr_t)x, c->in_channels, 1);
-    esa_status status = linear(dit, dit->x, d, dit->patches, volume * c->in_channels, N,
-                               &dit->patch, NULL);
-    if (status == ESA_OK) status = embed_time(dit, t);
-    if (status == ESA_OK) show(dit, -1);
-    for (int32_t i = 0; i < c->layers && status == ESA_OK; i++) {
+    ESA_TRY(linear(dit, dit->x, d, dit->patches, volume * c->in_channels, N, &dit->patch, NULL));
+    ESA_TRY(embed_time(dit, t));
+    show(dit, -1);
+    for (int32_t i = 0; i < c->layers; i++) {
         const float *table = dit->block[i].table.data;
         for (int64_t n = 0; n < 6 * d; n++) e[n] = table[n] + proj[n];
-        status = self_attention(dit, session, i, e);
-        if (status == ESA_OK) status = cross_attention(dit, i, text);
-        if (status == ESA_OK) status = feed_forward(dit, i, e);
-        if (status == ESA_OK) show(dit, i);
-        if (status == ESA_OK && dit->tick && dit->tick(dit->tick_user, i + 1, c->layers))
-            status = esa_fail(dit->nn->ctx, ESA_ERR_STATE, "cancelled");
+        ESA_TRY(self_attention(dit, session, i, e));
+        ESA_TRY(cross_attention(dit, i, text));
+        ESA_TRY(feed_forward(dit, i, e));
+        show(dit, i);
+        if (dit->tick && dit->tick(dit->tick_user, i + 1, c->layers))
+            return esa_fail(dit->nn->ctx, ESA_ERR_STATE, "cancelled");
     }
-    if (status != ESA_OK) return status;
     const float *table = dit->table.data;
     for (int64_t n = 0; n < d; n++) {
         e[n] = table[n] + temb[n];
         e[d + n] = table[d + n] + temb[n];
     }
     norm_into_a(dit, NULL, NULL, e + d, e);
-    status = linear(dit, dit->patches, volume * c->out_channels, dit->a, d, N, &dit->proj_out,
-                    NULL);
-    if (status == ESA_OK) run_patches(dit, v, c->out_channels, 0);
-    return status;
+    ESA_TRY(
+        linear(dit, dit->patches, volume * c->out_channels, dit->a, d, N, &dit->proj_out, NULL));
+    run_patches(dit, v, c->out_channels, 0);
+    return ESA_OK;
 }
 
 esa_status esa_wan_dit_forward(esa_wan_dit *dit, esa_session *session, int32_t branch, float *v,

@@ -1,5 +1,5 @@
-/* wan_dit_begin.c - what is fixed for one video: the order of tokens, rotations, room for
- * activations, and the text of each branch.
+/* wan_dit_begin.c - prepares one video: the order of tokens, rotations, memory for activations, and
+ * the text of each branch.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model/dit/wan_dit_internal.h"
 
@@ -7,11 +7,11 @@
 #include <string.h>
 #include "session/session.h"
 
-#define MAX_TOKENS (INT64_C(1) << 26) /* 67 million: 64-bit sizes below stay far from their end */
-#define HIDDEN_BYTES                                                                               \
-    (INT64_C(64) << 20) /* of the feed-forward's inside; more rows run in pieces of this */
-#define MIN_FF_ROWS 512
-#define THETA       10000.0
+#define MAX_TOKENS   (INT64_C(1) << 26) /* 67 million: sizes computed from it fit in 64 bits */
+/* bytes of the feed-forward's hidden layer; longer sequences run in pieces of this size */
+#define HIDDEN_BYTES (INT64_C(64) << 20)
+#define MIN_FF_ROWS  512
+#define THETA        10000.0
 
 static void drop_text(esa_wan_dit *dit, wan_text *t)
 {
@@ -33,7 +33,7 @@ void esa_wan_dit_end(esa_wan_dit *dit)
     dit->tokens = 0;
 }
 
-/* Places everything; with carve->base NULL it only counts. */
+/* Places all buffers; only counts their size if carve->base is NULL. */
 static void place(esa_wan_dit *dit, esa_carve *carve, int32_t moved)
 {
     const esa_wan_config *c = &dit->config;
@@ -63,16 +63,16 @@ static esa_status check_size(esa_wan_dit *dit, const int32_t latent[3])
         const int32_t p = dit->config.patch[i];
         if (latent[i] < p || latent[i] % p)
             return esa_fail(ctx, ESA_ERR_ARGUMENT,
-                            "the latents have %d %s, a multiple of the patch's %d was expected",
+                            "the latents have %d %s, expected a multiple of %d (the patch)",
                             latent[i], side[i], p);
         if (latent[i] / p > dit->config.rope_max)
             return esa_fail(ctx, ESA_ERR_ARGUMENT,
-                            "the latents have %d %s, this model has positions for %lld", latent[i],
-                            side[i], (long long)dit->config.rope_max * p);
+                            "the latents have %d %s, but this model has positions for %lld",
+                            latent[i], side[i], (long long)dit->config.rope_max * p);
         tokens *= latent[i] / p; /* at most 2^60: rope_max is at most 2^20 */
     }
     if (tokens > MAX_TOKENS)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "the video has %lld tokens, at most %lld are run",
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "the video has %lld tokens, expected at most %lld",
                         (long long)tokens, (long long)MAX_TOKENS);
     return ESA_OK;
 }
@@ -82,8 +82,7 @@ esa_status esa_wan_dit_begin(esa_wan_dit *dit, const int32_t latent[3], esa_layo
 {
     esa_ctx *ctx = dit->nn->ctx;
     esa_wan_dit_end(dit);
-    esa_status status = check_size(dit, latent);
-    if (status != ESA_OK) return status;
+    ESA_TRY(check_size(dit, latent));
     if (branches < 1 || branches > 16)
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "branches is %d, expected 1 to 16", branches);
     dit->tokens = 1;
@@ -93,14 +92,12 @@ esa_status esa_wan_dit_begin(esa_wan_dit *dit, const int32_t latent[3], esa_layo
         dit->tokens *= dit->grid[i];
     }
     layout->text_front_q = layout->text_back_q = layout->text_front_k = layout->text_back_k = 0;
-    status = esa_layout_resolve(ctx, layout, layout, dit->tokens, dit->tokens, selector, mode, 0);
-    if (status != ESA_OK) return status;
+    ESA_TRY(esa_layout_resolve(ctx, layout, layout, dit->tokens, dit->tokens, selector, mode, 0));
     const int32_t moved = !esa_order_is_identity(layout, 0, mode);
     layout->order_applied = 1;
     esa_carve carve = { 0 };
     place(dit, &carve, moved);
-    status = esa_nn_alloc(dit->nn, &dit->room, carve.used, "the transformer's activations");
-    if (status != ESA_OK) return status;
+    ESA_TRY(esa_nn_alloc(dit->nn, &dit->room, carve.used, "the transformer's activations"));
     dit->room_bytes = carve.used;
     carve = (esa_carve){ .base = dit->room };
     place(dit, &carve, moved);
@@ -113,53 +110,58 @@ esa_status esa_wan_dit_begin(esa_wan_dit *dit, const int32_t latent[3], esa_layo
     return ESA_OK;
 }
 
+/* embeds[t->rows] becomes keys and values of every layer. room: scratch [2][t->rows][d]. */
+static esa_status text_states(esa_wan_dit *dit, wan_text *t, const float *embeds, float *room)
+{
+    const esa_wan_config *c = &dit->config;
+    const int64_t d = dit->d, R = t->rows, kv_row = R * d;
+    const esa_epilogue gelu = { .act = ESA_ACT_GELU_TANH };
+    float *h1 = room, *h2 = h1 + kv_row;
+    ESA_TRY(esa_nn_linear(dit->nn, h1, d, embeds, c->text_dim, R, &dit->text1.weight,
+                          &dit->text1.bias, &gelu));
+    ESA_TRY(esa_nn_linear(dit->nn, h2, d, h1, d, R, &dit->text2.weight, &dit->text2.bias, NULL));
+    for (int32_t i = 0; i < c->layers; i++) {
+        const wan_attn *a = &dit->block[i].cross;
+        float *k = t->kv + 2 * i * kv_row, *v = k + kv_row;
+        ESA_TRY(esa_nn_linear(dit->nn, k, d, h2, d, R, &a->k.weight, &a->k.bias, NULL));
+        ESA_TRY(esa_nn_linear(dit->nn, v, d, h2, d, R, &a->v.weight, &a->v.bias, NULL));
+        esa_nn_rms_norm(dit->nn, k, d, k, d, R, d, (float)c->eps, a->norm_k.data);
+    }
+    return ESA_OK;
+}
+
+/* same: how many equal rows the last one stands for. */
+static esa_status make_text(esa_wan_dit *dit, wan_text *t, const float *embeds, int64_t same)
+{
+    const int64_t R = t->rows, kv_row = R * dit->d, room_bytes = esa_size_mul(2 * kv_row, 4);
+    void *room;
+    t->kv_bytes = esa_size_mul(esa_size_mul(2 * dit->config.layers, kv_row), 4);
+    t->bias_bytes = R * 4;
+    ESA_TRY(esa_nn_alloc(dit->nn, (void **)&t->kv, t->kv_bytes, "the text's keys and values"));
+    ESA_TRY(esa_nn_alloc(dit->nn, (void **)&t->bias, t->bias_bytes, "the text's weights"));
+    memset(t->bias, 0, (size_t)R * 4);
+    t->bias[R - 1] = (float)log((double)same);
+    ESA_TRY(esa_nn_alloc(dit->nn, &room, room_bytes, "the text's states"));
+    const esa_status status = text_states(dit, t, embeds, room);
+    esa_nn_free(dit->nn, room, room_bytes);
+    return status;
+}
+
 esa_status esa_wan_dit_text(esa_wan_dit *dit, int32_t branch, const float *embeds, int64_t rows)
 {
-    esa_ctx *ctx = dit->nn->ctx;
-    const esa_wan_config *c = &dit->config;
-    const int64_t d = dit->d, width = c->text_dim;
+    const int64_t width = dit->config.text_dim;
     if (branch < 0 || branch >= dit->branches || rows < 1 || rows > INT32_MAX)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "text of %lld rows for branch %d of %d",
-                        (long long)rows, branch, dit->branches);
+        return esa_fail(dit->nn->ctx, ESA_ERR_ARGUMENT,
+                        "text of %lld rows for branch %d, expected 1 .. %d rows and branch 0 .. %d",
+                        (long long)rows, branch, INT32_MAX, dit->branches - 1);
     int64_t same = 1;
     while (same < rows && memcmp(embeds + (rows - 1 - same) * width, embeds + (rows - 1) * width,
                                  (size_t)width * 4) == 0)
         same++;
-    const int64_t R = rows - same + 1, kv_row = R * d;
     wan_text *t = &dit->text[branch];
     drop_text(dit, t);
-    t->rows = R;
-    t->kv_bytes = esa_size_mul(esa_size_mul(2 * c->layers, kv_row), 4);
-    t->bias_bytes = R * 4;
-    void *kv = NULL, *made = NULL, *room = NULL;
-    const int64_t room_bytes = esa_size_mul(2 * kv_row, 4);
-    esa_status status = esa_nn_alloc(dit->nn, &kv, t->kv_bytes, "the text's keys and values");
-    if (status == ESA_OK)
-        status = esa_nn_alloc(dit->nn, &made, t->bias_bytes, "the text's weights");
-    t->kv = kv;
-    t->bias = made;
-    if (status == ESA_OK) status = esa_nn_alloc(dit->nn, &room, room_bytes, "the text's states");
-    if (status == ESA_OK) {
-        float *h1 = room, *h2 = h1 + kv_row;
-        memset(t->bias, 0, (size_t)R * 4);
-        t->bias[R - 1] = (float)log((double)same);
-        const esa_epilogue gelu = { .act = ESA_ACT_GELU_TANH };
-        status = esa_nn_linear(dit->nn, h1, d, embeds, width, R, &dit->text1.weight,
-                               &dit->text1.bias, &gelu);
-        if (status == ESA_OK)
-            status = esa_nn_linear(dit->nn, h2, d, h1, d, R, &dit->text2.weight, &dit->text2.bias,
-                                   NULL);
-        for (int32_t i = 0; i < c->layers && status == ESA_OK; i++) {
-            const wan_attn *a = &dit->block[i].cross;
-            float *k = t->kv + 2 * i * kv_row, *v = k + kv_row;
-            status = esa_nn_linear(dit->nn, k, d, h2, d, R, &a->k.weight, &a->k.bias, NULL);
-            if (status == ESA_OK)
-                status = esa_nn_linear(dit->nn, v, d, h2, d, R, &a->v.weight, &a->v.bias, NULL);
-            if (status == ESA_OK)
-                esa_nn_rms_norm(dit->nn, k, d, k, d, R, d, (float)c->eps, a->norm_k.data);
-        }
-    }
-    esa_nn_free(dit->nn, room, room_bytes);
-    if (status != ESA_OK) drop_text(dit, t);
+    t->rows = rows - same + 1;
+    const esa_status status = make_text(dit, t, embeds, same);
+    if (status) drop_text(dit, t);
     return status;
 }

@@ -1,4 +1,4 @@
-/* wan_dit_open.c - the tensors of Wan's transformer, by name and shape.
+/* wan_dit_open.c - names the tensors of Wan's transformer with their shapes, and opens it.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model/dit/wan_dit_internal.h"
 
@@ -27,8 +27,8 @@ static void want_attn(esa_weights *w, wan_attn *a, int64_t d, int32_t layer, int
                      number);
 }
 
-/* What diffusers keeps in f32 when the rest is bf16 (time embedder, tables, norms) is held in f32
- * here too. */
+/* Tensors that diffusers keeps in f32 when the rest is bf16 (time embedder, tables, norms) are held
+ * in f32 here too. */
 static void want_all(esa_weights *w, esa_wan_dit *dit)
 {
     const esa_wan_config *c = &dit->config;
@@ -62,7 +62,21 @@ static void want_all(esa_weights *w, esa_wan_dit *dit)
     }
 }
 
-/* Everything but the loading; file NULL: from the folder. */
+/* Opens the weight files (file NULL: from the folder) and compares them with the config. */
+static esa_status check_file(const esa_part_env *env, esa_wan_dit *dit, const void *file,
+                             int64_t size)
+{
+    esa_ctx *ctx = env->nn->ctx;
+    dit->block = esa_mem_zalloc(&ctx->mem, dit->config.layers * (int64_t)sizeof *dit->block);
+    if (!dit->block) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the transformer");
+    ESA_TRY(file ? esa_weights_open_memory(ctx, &dit->weights, file, size, "transformer")
+                 : esa_weights_open_part(ctx, &dit->weights, env->folder, "transformer",
+                                         "diffusion_pytorch_model", "transformer"));
+    want_all(dit->weights, dit);
+    return esa_weights_check(dit->weights, env->report, env->report_user);
+}
+
+/* Does everything but load the weights. */
 static esa_status make(const esa_part_env *env, esa_wan_dit **out, const esa_wan_config *config,
                        const void *file, int64_t size)
 {
@@ -75,28 +89,12 @@ static esa_status make(const esa_part_env *env, esa_wan_dit **out, const esa_wan
     dit->d = (int64_t)config->heads * config->head_dim;
     dit->tick = env->tick;
     dit->tick_user = env->tick_user;
-    char *folder = NULL;
-    int64_t bytes = 0;
-    esa_status status = ESA_OK;
-    dit->block = esa_mem_zalloc(&ctx->mem, config->layers * (int64_t)sizeof *dit->block);
-    if (!dit->block) status = esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the transformer");
-    if (status == ESA_OK && !file)
-        status = esa_path_join(ctx, &folder, &bytes, env->folder, "transformer");
-    if (status == ESA_OK)
-        status = file ? esa_weights_open_memory(ctx, &dit->weights, file, size, "transformer")
-                      : esa_weights_open(ctx, &dit->weights, folder, "diffusion_pytorch_model",
-                                         "transformer");
-    if (folder) esa_mem_free(&ctx->mem, folder, bytes);
-    if (status == ESA_OK) {
-        want_all(dit->weights, dit);
-        status = esa_weights_check(dit->weights, env->report, env->report_user);
-    }
-    if (status != ESA_OK) {
+    const esa_status status = check_file(env, dit, file, size);
+    if (status)
         esa_wan_dit_free(dit);
-        return status;
-    }
-    *out = dit;
-    return ESA_OK;
+    else
+        *out = dit;
+    return status;
 }
 
 esa_status esa_wan_dit_check(const esa_part_env *env, const esa_wan_config *config)
@@ -107,29 +105,28 @@ esa_status esa_wan_dit_check(const esa_part_env *env, const esa_wan_config *conf
     return status;
 }
 
-static esa_status load(const esa_part_env *env, esa_wan_dit **dit, esa_status status)
+static esa_status load(const esa_part_env *env, esa_wan_dit **dit)
 {
-    if (status == ESA_OK) {
-        esa_weights_watch((*dit)->weights, env->tick, env->tick_user);
-        status = esa_weights_load((*dit)->weights, env->hold);
-    }
-    if (status != ESA_OK) {
-        esa_wan_dit_free(*dit);
-        *dit = NULL;
-    }
+    esa_weights_watch((*dit)->weights, env->tick, env->tick_user);
+    const esa_status status = esa_weights_load((*dit)->weights, env->hold);
+    if (!status) return ESA_OK;
+    esa_wan_dit_free(*dit);
+    *dit = NULL;
     return status;
 }
 
 esa_status esa_wan_dit_open(const esa_part_env *env, esa_wan_dit **dit,
                             const esa_wan_config *config)
 {
-    return load(env, dit, make(env, dit, config, NULL, 0));
+    ESA_TRY(make(env, dit, config, NULL, 0));
+    return load(env, dit);
 }
 
 esa_status esa_wan_dit_open_memory(const esa_part_env *env, esa_wan_dit **dit,
                                    const esa_wan_config *config, const void *bytes, int64_t size)
 {
-    return load(env, dit, make(env, dit, config, bytes, size));
+    ESA_TRY(make(env, dit, config, bytes, size));
+    return load(env, dit);
 }
 
 void esa_wan_dit_free(esa_wan_dit *dit)

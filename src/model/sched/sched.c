@@ -1,8 +1,8 @@
-/* sched.c - sigmas, timesteps and the order of calls; the steps are in unipc.c and euler.c.
+/* sched.c - sigmas, timesteps and the order of calls. The steps are in unipc.c and euler.c.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Sigmas are computed in double and stored as f32, as numpy and torch do it there, in the same
- * order of operations. */
+ * Sigmas are computed in double and stored as f32, with the operations of diffusers in the same
+ * order. */
 #include "model/sched/sched_internal.h"
 
 #include <math.h>
@@ -26,7 +26,7 @@ static void unipc_sigmas(esa_sched *s)
         double u = s->config.kind == ESA_SCHED_UNIPC ? linspace(1, 1 / T, n + 1, i)
                                                      : 1 - linspace(1, 1 / T, n + 1, n - i);
         u = shifted(shift, u);
-        /* So that log(1 - sigma) exists. */
+        /* so that log(1 - sigma) is finite */
         if (s->config.kind == ESA_SCHED_UNIPC && i == 0 && fabs(u - 1) < 1e-6) u -= 1e-6;
         s->sigma[i] = (float)u;
         s->timestep[i] = trunc(u * T);
@@ -37,8 +37,8 @@ static void euler_sigmas(esa_sched *s)
 {
     const int32_t n = s->steps;
     const float T = (float)s->config.train_steps, shift = (float)s->config.shift;
-    /* Largest and smallest sigma of training, shifted; the list between them is shifted again: so
-     * it is in diffusers. */
+    /* The largest and smallest sigma of training are shifted, and the list between them is shifted
+     * again, as in diffusers. */
     const float one = 1.0f / T, top = shift * 1.0f / (1 + (shift - 1) * 1.0f),
                 bottom = shift * one / (1 + (shift - 1) * one);
     for (int32_t i = 0; i < n; i++) {
@@ -110,9 +110,8 @@ double esa_sched_sigma(const esa_sched *s, int32_t i)
 esa_status esa_sched_step(esa_sched *s, int32_t i, float *x, const float *v)
 {
     if (i != s->next || i >= s->steps)
-        return esa_fail(s->ctx, ESA_ERR_STATE,
-                        "scheduler: step %d was given, step %d of %d comes next", i, s->next,
-                        s->steps);
+        return esa_fail(s->ctx, ESA_ERR_STATE, "the scheduler got step %d, expected step %d of %d",
+                        i, s->next, s->steps);
     if (s->config.kind == ESA_SCHED_EULER)
         esa_sched_step_euler(s, i, x, v);
     else

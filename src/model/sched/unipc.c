@@ -1,12 +1,14 @@
 /* unipc.c - UniPC of order 1 and 2 (bh2, prediction of x0) for flow models, in f32.
  * SPDX-License-Identifier: Apache-2.0
  *
- * alpha = 1 - sigma, lambda = ln(alpha / sigma). From s to t: h = lambda_t - lambda_s, B = e^-h -
- * 1, m = x - sigma v: predictor    x_t = sigma_t/sigma_s x_s - alpha_t B m_s [ - alpha_t B (m_{s-1}
- * - m_s) / (2 r) ] corrector    x_t = sigma_t/sigma_s x_s - alpha_t B m_s   - alpha_t B (rho_1
- * (m_{s-1} - m_s) / r + rho_2 (m_t - m_s)) with r = (lambda_{s-1} - lambda_s) / h. Order 1 has no
- * bracket, and rho_2 = 1/2. Order 2 solves [[1,1],[r,1]] rho = b. At the last step sigma_t = 0, h =
- * inf, B = -1 and x = m. Scalars are f32 as well: that is what the reference rounds to. */
+ * alpha = 1 - sigma, lambda = ln(alpha / sigma). From s to t, with h = lambda_t - lambda_s,
+ * B = e^-h - 1, m = x - sigma v, r = (lambda_{s-1} - lambda_s) / h:
+ *   predictor  x_t = sigma_t/sigma_s x_s - alpha_t B m_s [ - alpha_t B (m_{s-1} - m_s) / (2 r) ]
+ *   corrector  x_t = sigma_t/sigma_s x_s - alpha_t B m_s
+ *                    - alpha_t B (rho_1 (m_{s-1} - m_s) / r + rho_2 (m_t - m_s))
+ * Order 1 has no bracket, and rho_2 = 1/2. Order 2 solves [[1,1],[r,1]] rho = b. In the last step
+ * sigma_t = 0, h = inf, B = -1 and x = m. Scalars are f32 too, because the reference rounds them.
+ */
 #include "model/sched/sched_internal.h"
 
 #include <math.h>
@@ -20,7 +22,7 @@ typedef struct leap {
     float r, rho1, rho2; /* order 2: r; the corrector's weights */
 } leap;
 
-/* From sigma index `from` to from + 1, with the order's history. */
+/* The coefficients from sigma index `from` to from + 1. */
 static leap leap_of(const esa_sched *s, int32_t from, int32_t order)
 {
     const float sigma_t = s->sigma[from + 1], sigma_s = s->sigma[from];
@@ -30,8 +32,8 @@ static leap leap_of(const esa_sched *s, int32_t from, int32_t order)
     if (order < 2) return l;
     l.r = (lambda_of(s->sigma[from - 1]) - lambda_s) / h;
     const float phi2 = B / hh - 1, b1 = phi2 / B, phi3 = phi2 / hh - 0.5f, b2 = phi3 * 2 / B;
-    /* Gauss with the larger of 1 and |r| first, as LAPACK does: the last digits of rho depend on
-     * it. */
+    /* Gaussian elimination with the larger of 1 and |r| as pivot, as in LAPACK; the last digits of
+     * rho depend on it. */
     if (fabsf(l.r) > 1) {
         const float f = 1 / l.r;
         l.rho2 = (b1 - f * b2) / (1 - f);
@@ -50,8 +52,7 @@ void esa_sched_step_unipc(esa_sched *s, int32_t i, float *x, const float *v)
     if (i == 0) {
         for (int64_t n = 0; n < count; n++) s->m0[n] = x[n] - sigma * v[n];
     } else {
-        /* x is replaced by the corrected sample; m of this step is made from the uncorrected
-         * one. */
+        /* x becomes the corrected sample; m of this step comes from the uncorrected one. */
         const leap l = leap_of(s, i - 1, s->order);
         for (int64_t n = 0; n < count; n++) {
             const float m = x[n] - sigma * v[n], m0 = s->m0[n];

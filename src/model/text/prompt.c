@@ -46,7 +46,7 @@ static int32_t is_space(int32_t c)
            c == 0x205f || c == 0x3000;
 }
 
-/* Text of the named reference s[0 .. n), or NULL. */
+/* The text of the named reference s[0 .. n), or NULL. */
 static const char *entity(const char *s, int64_t n)
 {
     int32_t lo = 0, hi = esa_html_entity_count;
@@ -64,8 +64,8 @@ static const char *entity(const char *s, int64_t n)
     return NULL;
 }
 
-/* What number num of "&#num;" stands for: the codes that HTML takes for windows-1252, nothing for
- * characters that may not be. */
+/* Writes the character of "&#num;". HTML reads some codes as windows-1252, and drops characters
+ * that are not allowed. */
 static int32_t put_number(char *out, int64_t num)
 {
     static const uint16_t western[32] = { 0x20ac, 0x81,   0x201a, 0x192,  0x201e, 0x2026, 0x2020,
@@ -81,8 +81,8 @@ static int32_t put_number(char *out, int64_t num)
     return put_utf8(out, (int32_t)num);
 }
 
-/* One reference at s ("&" first): its replacement goes to out, *used says how much of s it was. 0
- * with *used 0: it is none. */
+/* Replaces the reference at s, which starts with "&": writes the replacement to out, returns its
+ * length, and sets *used to the length of the reference. *used is 0 if s is not a reference. */
 static int64_t reference(char *out, const char *s, int64_t *used)
 {
     const char *at = s + 1;
@@ -121,25 +121,26 @@ static int64_t reference(char *out, const char *s, int64_t *used)
     return 0;
 }
 
-/* to has room for GROWTH times the bytes of s: the worst is "&nLt;", five bytes that become six. */
+/* to has room for GROWTH times the bytes of s. The worst case is "&nLt;": five bytes become six. */
 #define GROWTH 2
 static void unescape(char *to, const char *s)
 {
     for (int64_t used; *s; s += used) {
-        const int64_t n = *s == '&' ? reference(to, s, &used) : (used = 0);
+        used = 0;
+        const int64_t n = *s == '&' ? reference(to, s, &used) : 0;
         to += n;
         if (!used) *to++ = *s, used = 1;
     }
     *to = 0;
 }
 
-/* At the ends Python's str.strip takes four more for white space: separators of files, groups,
- * records and units. */
+/* At the ends, Python's str.strip also removes the separators of files, groups, records and units.
+ */
 static int32_t is_end_space(int32_t c) { return is_space(c) || (c >= 0x1c && c < 0x20); }
 
 static void squeeze(char *s)
 {
-    char *to = s, *end = s; /* end: behind the last character that stays */
+    char *to = s, *end = s; /* end: after the last character that stays */
     const char *from = s;
     int32_t n, gap = 0;
     while (*from && is_end_space(esa_utf8_next(from, &n))) from += n;
@@ -169,8 +170,8 @@ esa_status esa_prompt_clean(esa_ctx *ctx, char **out, int64_t *bytes, const char
                             (unsigned)(uint8_t)text[at], (long long)at);
     if (count > ESA_PROMPT_MAX)
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
-                        "the prompt has %lld characters, at most %d can reach the text encoder",
-                        (long long)count, ESA_PROMPT_MAX);
+                        "the prompt has %lld characters, expected at most %d", (long long)count,
+                        ESA_PROMPT_MAX);
     const int64_t once = GROWTH * at + 1;
     char *half = esa_mem_alloc(&ctx->mem, once);
     *bytes = GROWTH * once;
@@ -184,7 +185,7 @@ esa_status esa_prompt_clean(esa_ctx *ctx, char **out, int64_t *bytes, const char
                                   ? ESA_OK
                                   : esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for a prompt");
     esa_mem_free(&ctx->mem, half, once);
-    if (status != ESA_OK) {
+    if (status) {
         esa_mem_free(&ctx->mem, *out, *bytes);
         *out = NULL;
     }

@@ -1,4 +1,4 @@
-/* sp_shim.cc - see sp_shim.h. The one file in C++.
+/* sp_shim.cc - see sp_shim.h. The only file in C++.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model/text/sp_shim.h"
 
@@ -41,13 +41,14 @@ extern "C" int32_t esa_sp_find(const esa_sp *sp, const char *piece)
 {
     try {
         const int id = sp->processor.PieceToId(piece);
-        return sp->processor.IdToPiece(id) == piece ? id : -1;      /* what it does not know gets the id of <unk> */
+        return sp->processor.IdToPiece(id) == piece ? id : -1; /* unknown pieces get the id of <unk> */
     } catch (...) {
         return -1;
     }
 }
 
-extern "C" int32_t esa_sp_encode(const esa_sp *sp, const char *text, size_t bytes, void (*put)(void *user, int32_t id), void *user)
+extern "C" int32_t esa_sp_encode(const esa_sp *sp, const char *text, size_t bytes,
+                                 void (*put)(void *user, int32_t id), void *user)
 {
     try {
         std::vector<int> ids;

@@ -18,7 +18,7 @@
 
 typedef struct special {
     char *text;
-    int64_t bytes; /* with its 0 */
+    int64_t bytes; /* with the final 0 */
     int32_t id;
 } special;
 
@@ -47,8 +47,8 @@ static esa_status add_special(esa_tokenizer *t, const char *text, int64_t id)
     return ESA_OK;
 }
 
-/* A token is a string, or an object whose content is one (the form older versions of transformers
- * write). */
+/* A token is a string, or an object with a string as its content (as older versions of transformers
+ * write it). */
 static const char *content(const json_t *token)
 {
     const json_t *text = json_is_object(token) ? json_object_get(token, "content") : token;
@@ -61,31 +61,28 @@ static esa_status add_token(esa_tokenizer *t, const json_t *token)
     return text ? add_special(t, text, esa_sp_find(t->sp, text)) : ESA_OK;
 }
 
-/* added_tokens_decoder says ids itself; the other keys name strings whose ids the vocabulary
- * knows. */
-static esa_status read_specials(esa_tokenizer *t, esa_json_file *f)
+/* added_tokens_decoder gives the ids itself. The other keys have strings, whose ids are looked up
+ * in the vocabulary. */
+static esa_status read_specials(esa_tokenizer *t, const json_t *root)
 {
-    static const char *const names[] = { "pad_token", "eos_token", "unk_token" }, *const lists[] = {
-        "extra_special_tokens", "additional_special_tokens"
-    };
-    esa_status status = ESA_OK;
+    static const char *const names[] = { "pad_token", "eos_token", "unk_token" };
+    static const char *const lists[] = { "extra_special_tokens", "additional_special_tokens" };
     const char *key;
     json_t *value;
-    json_t *decoder = json_object_get(f->root, "added_tokens_decoder");
+    json_t *decoder = json_object_get(root, "added_tokens_decoder");
     json_object_foreach(decoder, key, value)
     {
         const char *text = content(value);
-        if (status == ESA_OK && text && json_is_true(json_object_get(value, "special")))
-            status = add_special(t, text, strtoll(key, NULL, 10));
+        if (text && json_is_true(json_object_get(value, "special")))
+            ESA_TRY(add_special(t, text, strtoll(key, NULL, 10)));
     }
-    for (size_t i = 0; i < 3 && status == ESA_OK; i++)
-        status = add_token(t, json_object_get(f->root, names[i]));
+    for (size_t i = 0; i < 3; i++) ESA_TRY(add_token(t, json_object_get(root, names[i])));
     for (size_t i = 0; i < 2; i++) {
-        const json_t *list = json_object_get(f->root, lists[i]);
-        size_t at;
-        json_array_foreach(list, at, value) if (status == ESA_OK) status = add_token(t, value);
+        const json_t *list = json_object_get(root, lists[i]);
+        for (size_t at = 0; at < json_array_size(list); at++)
+            ESA_TRY(add_token(t, json_array_get(list, at)));
     }
-    return status;
+    return ESA_OK;
 }
 
 static int32_t special_id(const esa_tokenizer *t, const char *text)
@@ -95,40 +92,69 @@ static int32_t special_id(const esa_tokenizer *t, const char *text)
     return esa_sp_find(t->sp, text);
 }
 
-static esa_status open_parts(esa_tokenizer *t, const char *folder, const char *config,
-                             const char *model, int32_t vocab)
+static esa_status open_model(esa_tokenizer *t, const char *path)
 {
-    esa_ctx *ctx = t->ctx;
     struct stat st;
     char why[200];
-    if (stat(model, &st) != 0)
-        return esa_fail(ctx, ESA_ERR_IO, "%s cannot be opened: %s", model, strerror(errno));
+    if (stat(path, &st) != 0)
+        return esa_fail(t->ctx, ESA_ERR_IO, "%s cannot be opened: %s", path, strerror(errno));
     if (!S_ISREG(st.st_mode) || st.st_size > MAX_MODEL)
-        return esa_fail(ctx, ESA_ERR_FORMAT, "%s is not a SentencePiece model", model);
-    if (esa_sp_open(&t->sp, model, why, sizeof why) != 0)
-        return esa_fail(ctx, ESA_ERR_FORMAT, "%s is not a SentencePiece model: %s", model,
+        return esa_fail(t->ctx, ESA_ERR_FORMAT, "%s is not a SentencePiece model", path);
+    if (esa_sp_open(&t->sp, path, why, sizeof why) != 0)
+        return esa_fail(t->ctx, ESA_ERR_FORMAT, "%s is not a SentencePiece model: %s", path,
                         esa_quote(why).text);
+    return ESA_OK;
+}
+
+static esa_status read_config(esa_tokenizer *t, const char *path)
+{
     esa_json_file f;
-    esa_status status = esa_json_file_open(ctx, &f, config);
-    const char *eos = "</s>", *pad = "<pad>", *named;
-    if (status == ESA_OK) status = read_specials(t, &f);
-    if (status == ESA_OK && (named = content(json_object_get(f.root, "eos_token")))) eos = named;
-    if (status == ESA_OK && (named = content(json_object_get(f.root, "pad_token")))) pad = named;
-    t->eos = special_id(t, eos);
-    t->pad = special_id(t, pad);
+    esa_status status = esa_json_file_open(t->ctx, &f, path);
+    if (!status) status = read_specials(t, f.root);
+    if (!status) {
+        const char *eos = content(json_object_get(f.root, "eos_token"));
+        const char *pad = content(json_object_get(f.root, "pad_token"));
+        t->eos = special_id(t, eos ? eos : "</s>");
+        t->pad = special_id(t, pad ? pad : "<pad>");
+    }
     esa_json_file_close(&f);
-    if (status != ESA_OK) return status;
+    return status;
+}
+
+static esa_status check_ids(const esa_tokenizer *t, const char *folder, int32_t vocab)
+{
     if (t->eos < 0 || t->pad < 0)
-        return esa_fail(ctx, ESA_ERR_FORMAT, "the tokenizer in %s has no %s token", folder,
+        return esa_fail(t->ctx, ESA_ERR_FORMAT, "the tokenizer in %s has no %s token", folder,
                         t->eos < 0 ? "end-of-sentence" : "padding");
     int32_t largest = esa_sp_size(t->sp) - 1;
     for (int32_t i = 0; i < t->count; i++)
         largest = t->list[i].id > largest ? t->list[i].id : largest;
     if (vocab > 0 && largest >= vocab)
-        return esa_fail(ctx, ESA_ERR_MISMATCH,
-                        "the tokenizer in %s has ids up to %d, the text encoder knows %d", folder,
+        return esa_fail(t->ctx, ESA_ERR_MISMATCH,
+                        "the tokenizer in %s has ids up to %d, but the text encoder has %d", folder,
                         (int)largest, (int)vocab);
     return ESA_OK;
+}
+
+/* Opens folder/name with one of the functions above. */
+static esa_status open_with(esa_tokenizer *t, const char *folder, const char *name,
+                            esa_status (*open)(esa_tokenizer *t, const char *path))
+{
+    char *path;
+    int64_t bytes;
+    ESA_TRY(esa_path_join(t->ctx, &path, &bytes, folder, name));
+    const esa_status status = open(t, path);
+    esa_mem_free(&t->ctx->mem, path, bytes);
+    return status;
+}
+
+static esa_status open_parts(esa_tokenizer *t, const char *folder, int32_t vocab)
+{
+    t->list = esa_mem_zalloc(&t->ctx->mem, MAX_SPECIAL * (int64_t)sizeof(special));
+    if (!t->list) return esa_fail(t->ctx, ESA_ERR_MEMORY, "out of memory for the tokenizer");
+    ESA_TRY(open_with(t, folder, "spiece.model", open_model));
+    ESA_TRY(open_with(t, folder, "tokenizer_config.json", read_config));
+    return check_ids(t, folder, vocab);
 }
 
 esa_status esa_tokenizer_open(esa_ctx *ctx, esa_tokenizer **out, const char *folder, int32_t vocab)
@@ -137,18 +163,8 @@ esa_status esa_tokenizer_open(esa_ctx *ctx, esa_tokenizer **out, const char *fol
     esa_tokenizer *t = esa_mem_zalloc(&ctx->mem, sizeof *t);
     if (!t) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the tokenizer");
     t->ctx = ctx;
-    char *config = NULL, *model = NULL;
-    int64_t config_bytes = 0, model_bytes = 0;
-    t->list = esa_mem_zalloc(&ctx->mem, MAX_SPECIAL * (int64_t)sizeof(special));
-    esa_status status = t->list ? ESA_OK
-                                : esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the tokenizer");
-    if (status == ESA_OK)
-        status = esa_path_join(ctx, &config, &config_bytes, folder, "tokenizer_config.json");
-    if (status == ESA_OK) status = esa_path_join(ctx, &model, &model_bytes, folder, "spiece.model");
-    if (status == ESA_OK) status = open_parts(t, folder, config, model, vocab);
-    esa_mem_free(&ctx->mem, config, config_bytes);
-    esa_mem_free(&ctx->mem, model, model_bytes);
-    if (status == ESA_OK)
+    const esa_status status = open_parts(t, folder, vocab);
+    if (!status)
         *out = t;
     else
         esa_tokenizer_free(t);
@@ -167,7 +183,7 @@ void esa_tokenizer_free(esa_tokenizer *t)
 
 typedef struct id_list {
     int32_t *ids;
-    int64_t max, count; /* count goes on past max */
+    int64_t max, count; /* count may exceed max */
 } id_list;
 
 static void put_id(void *user, int32_t id)
@@ -177,7 +193,7 @@ static void put_id(void *user, int32_t id)
     l->count++;
 }
 
-/* The longest special token that begins at s, or NULL. */
+/* The longest special token at s, or NULL. */
 static const special *special_at(const esa_tokenizer *t, const char *s)
 {
     const special *best = NULL;
@@ -196,7 +212,7 @@ esa_status esa_tokenizer_encode(esa_tokenizer *t, const char *text, int32_t *ids
         const special *token = *s ? special_at(t, s) : NULL;
         if (*s && !token) continue;
         if (s > from && esa_sp_encode(t->sp, from, (size_t)(s - from), put_id, &list) != 0)
-            return esa_fail(t->ctx, ESA_ERR_MEMORY, "the prompt could not be cut into tokens");
+            return esa_fail(t->ctx, ESA_ERR_MEMORY, "the prompt could not be split into tokens");
         if (!*s) break;
         put_id(&list, token->id);
         s += token->bytes - 2; /* the loop adds one */
@@ -220,9 +236,8 @@ esa_status esa_tokenizer_open(esa_ctx *ctx, esa_tokenizer **tokenizer, const cha
     (void)vocab;
     *tokenizer = NULL;
     return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
-                    "this build cannot cut prompts into tokens (it was made without "
-                    "libsentencepiece), so %s is not read: "
-                    "give prompt embeddings instead",
+                    "%s cannot be read: this build has no libsentencepiece to split prompts into "
+                    "tokens; give prompt embeddings instead",
                     folder);
 }
 

@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-#define LARGE (INT64_C(1) << 30) /* bytes in f32 from which on an encoder stays in its file */
+#define LARGE (INT64_C(1) << 30) /* an encoder of this many bytes in f32 stays in its file */
 
 typedef struct umt5_layer {
     esa_weight norm1, q, k, v, o, bias, norm2, gate, linear, out;
@@ -57,42 +57,39 @@ static void want_all(esa_umt5 *e)
                          (int)i);
     }
     esa_weights_want(w, &e->norm, 0, 1, one, "encoder.final_layer_norm.weight");
-    esa_weights_ignore(
-        w, "encoder.embed_tokens."); /* some files hold the embedding under both of its names */
+    /* some files have the embedding under both of its names */
+    esa_weights_ignore(w, "encoder.embed_tokens.");
+}
+
+static esa_status read_file(esa_umt5 *e, int32_t load)
+{
+    const esa_part_env *env = &e->env;
+    esa_ctx *ctx = env->nn->ctx;
+    e->layer_bytes = (int64_t)sizeof(umt5_layer) * e->config.layers;
+    e->layer = esa_mem_zalloc(&ctx->mem, e->layer_bytes);
+    if (!e->layer) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the text encoder");
+    ESA_TRY(esa_weights_open_part(ctx, &e->weights, env->folder, "text_encoder", "model",
+                                  "text encoder"));
+    want_all(e);
+    ESA_TRY(esa_weights_check(e->weights, env->report, env->report_user));
+    if (!load) return ESA_OK;
+    const int32_t large = esa_weights_parameters(e->weights) >= LARGE / 4;
+    esa_weights_watch(e->weights, env->tick, env->tick_user);
+    return esa_weights_load(e->weights,
+                            env->hold == ESA_HOLD_AUTO && large ? ESA_HOLD_FILE : env->hold);
 }
 
 static esa_status open_encoder(const esa_part_env *env, esa_umt5 **out,
                                const esa_umt5_config *config, int32_t load)
 {
     esa_ctx *ctx = env->nn->ctx;
-    char *folder = NULL;
-    int64_t folder_bytes = 0;
     *out = NULL;
     esa_umt5 *e = esa_mem_zalloc(&ctx->mem, sizeof *e);
     if (!e) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the text encoder");
     e->env = *env;
     e->config = *config;
-    e->layer_bytes = (int64_t)sizeof(umt5_layer) * config->layers;
-    e->layer = esa_mem_zalloc(&ctx->mem, e->layer_bytes);
-    esa_status status = e->layer
-                            ? ESA_OK
-                            : esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the text encoder");
-    if (status == ESA_OK)
-        status = esa_path_join(ctx, &folder, &folder_bytes, env->folder, "text_encoder");
-    if (status == ESA_OK)
-        status = esa_weights_open(ctx, &e->weights, folder, "model", "text encoder");
-    if (status == ESA_OK) {
-        want_all(e);
-        status = esa_weights_check(e->weights, env->report, env->report_user);
-    }
-    if (status == ESA_OK && load) {
-        const int32_t large = esa_weights_parameters(e->weights) >= LARGE / 4;
-        esa_weights_watch(e->weights, env->tick, env->tick_user);
-        status = esa_weights_load(e->weights,
-                                  env->hold == ESA_HOLD_AUTO && large ? ESA_HOLD_FILE : env->hold);
-    }
-    esa_mem_free(&ctx->mem, folder, folder_bytes);
-    if (status == ESA_OK && load)
+    const esa_status status = read_file(e, load);
+    if (!status && load)
         *out = e;
     else
         esa_umt5_free(e);
@@ -125,7 +122,7 @@ void esa_umt5_memory(const esa_umt5 *e, int64_t *parameters, int64_t *held, int6
     esa_weights_memory(e->weights, held, mapped);
 }
 
-/* In f32, as there: the edges of the buckets depend on it. */
+/* In f32, as in transformers, because the edges of the buckets depend on it. */
 int32_t esa_umt5_bucket(const esa_umt5_config *c, int64_t distance)
 {
     const int32_t half = c->buckets / 2, exact = half / 2 > 0 ? half / 2 : 1,
@@ -138,7 +135,7 @@ int32_t esa_umt5_bucket(const esa_umt5_config *c, int64_t distance)
     return side + (far < (float)(half - exact) ? exact + (int32_t)far : half - 1);
 }
 
-/* What one call works on; all [n][...]. */
+/* The buffers of one call; [n][...] unless noted. */
 typedef struct umt5_run {
     float *x, *h, *q, *k, *v, *gate, *linear;
     float *distance, *norm; /* [heads][2n - 1], [d] */
@@ -158,7 +155,7 @@ static esa_status carve_run(esa_umt5 *e, umt5_run *r, void **block, int64_t *byt
         r->distance = esa_carve_take(&carve, 4 * c->heads * (2 * n - 1));
         r->bucket = esa_carve_take(&carve, 4 * (2 * n - 1));
         r->norm = esa_carve_take(&carve, 4 * d);
-        /* The feed-forward begins when attention is done: they share memory. */
+        /* Attention is done when the feed-forward begins, so they share memory. */
         char *shared = esa_carve_take(&carve,
                                       esa_max64(4 * 3 * n * r->inner, 4 * 2 * n * c->ff) + 256);
         if (pass == 1) {
@@ -170,9 +167,7 @@ static esa_status carve_run(esa_umt5 *e, umt5_run *r, void **block, int64_t *byt
             break;
         }
         *bytes = carve.used;
-        const esa_status status = esa_nn_alloc(e->env.nn, block, *bytes,
-                                               "the states of the text encoder");
-        if (status != ESA_OK) return status;
+        ESA_TRY(esa_nn_alloc(e->env.nn, block, *bytes, "the states of the text encoder"));
         carve = (esa_carve){ .base = *block };
     }
     return ESA_OK;
@@ -195,26 +190,29 @@ static esa_status run_layer(esa_umt5 *e, umt5_run *r, const umt5_layer *l)
             esa_weight_to_f32(r->distance + h * span + i, &l->bias,
                               (int64_t)r->bucket[i] * c->heads + h, 1);
     t5_norm(e, r, r->h, &l->norm1);
-    esa_status status = esa_nn_linear(nn, r->q, r->inner, r->h, d, r->n, &l->q, NULL, NULL);
-    if (status == ESA_OK)
-        status = esa_nn_linear(nn, r->k, r->inner, r->h, d, r->n, &l->k, NULL, NULL);
-    if (status == ESA_OK)
-        status = esa_nn_linear(nn, r->v, r->inner, r->h, d, r->n, &l->v, NULL, NULL);
+    ESA_TRY(esa_nn_linear(nn, r->q, r->inner, r->h, d, r->n, &l->q, NULL, NULL));
+    ESA_TRY(esa_nn_linear(nn, r->k, r->inner, r->h, d, r->n, &l->k, NULL, NULL));
+    ESA_TRY(esa_nn_linear(nn, r->v, r->inner, r->h, d, r->n, &l->v, NULL, NULL));
     const esa_nn_bias bias = { .distance = r->distance, .distance_ld = span, .center = r->n - 1 };
-    if (status == ESA_OK)
-        status = esa_nn_attention(nn, r->h, r->inner, r->q, r->inner, r->k, r->inner, r->v,
-                                  r->inner, r->n, r->n, c->heads, c->d_kv, 1.0f, &bias);
+    ESA_TRY(esa_nn_attention(nn, r->h, r->inner, r->q, r->inner, r->k, r->inner, r->v, r->inner,
+                             r->n, r->n, c->heads, c->d_kv, 1.0f, &bias));
     const esa_epilogue add = { .residual = r->x, .residual_ld = d };
-    if (status == ESA_OK)
-        status = esa_nn_linear(nn, r->x, d, r->h, r->inner, r->n, &l->o, NULL, &add);
-    if (status != ESA_OK) return status;
+    ESA_TRY(esa_nn_linear(nn, r->x, d, r->h, r->inner, r->n, &l->o, NULL, &add));
     t5_norm(e, r, r->h, &l->norm2);
-    status = esa_nn_linear(nn, r->gate, c->ff, r->h, d, r->n, &l->gate, NULL, NULL);
-    if (status == ESA_OK)
-        status = esa_nn_linear(nn, r->linear, c->ff, r->h, d, r->n, &l->linear, NULL, NULL);
-    if (status != ESA_OK) return status;
+    ESA_TRY(esa_nn_linear(nn, r->gate, c->ff, r->h, d, r->n, &l->gate, NULL, NULL));
+    ESA_TRY(esa_nn_linear(nn, r->linear, c->ff, r->h, d, r->n, &l->linear, NULL, NULL));
     esa_nn_geglu(nn, r->gate, r->gate, r->linear, r->n * c->ff);
     return esa_nn_linear(nn, r->x, d, r->gate, c->ff, r->n, &l->out, NULL, &add);
+}
+
+static esa_status run_layers(esa_umt5 *e, umt5_run *r)
+{
+    for (int32_t i = 0; i < e->config.layers; i++) {
+        ESA_TRY(run_layer(e, r, &e->layer[i]));
+        if (e->env.tick && e->env.tick(e->env.tick_user, i + 1, e->config.layers))
+            return esa_fail(e->env.nn->ctx, ESA_ERR_STATE, "cancelled");
+    }
+    return ESA_OK;
 }
 
 esa_status esa_umt5_encode(esa_umt5 *e, float *out, const int32_t *ids, int64_t n)
@@ -225,24 +223,18 @@ esa_status esa_umt5_encode(esa_umt5 *e, float *out, const int32_t *ids, int64_t 
     for (int64_t i = 0; i < n; i++)
         if (ids[i] < 0 || ids[i] >= e->config.vocab)
             return esa_fail(nn->ctx, ESA_ERR_ARGUMENT,
-                            "token id %d, the text encoder knows 0 to %d", (int)ids[i],
+                            "token id is %d, expected 0 .. %d for this text encoder", (int)ids[i],
                             (int)e->config.vocab - 1);
     umt5_run r = { .n = n };
     void *block = NULL;
     int64_t bytes = 0;
-    esa_status status = carve_run(e, &r, &block, &bytes);
-    if (status != ESA_OK) return status;
+    ESA_TRY(carve_run(e, &r, &block, &bytes));
     for (int64_t i = 0; i < 2 * n - 1; i++) r.bucket[i] = esa_umt5_bucket(&e->config, i - (n - 1));
     for (int64_t i = 0; i < n; i++) esa_weight_to_f32(r.x + i * d, &e->shared, ids[i] * d, d);
     esa_nn_enter(nn);
-    for (int32_t i = 0; i < e->config.layers && status == ESA_OK; i++) {
-        status = run_layer(e, &r, &e->layer[i]);
-        if (status == ESA_OK && e->env.tick &&
-            e->env.tick(e->env.tick_user, i + 1, e->config.layers))
-            status = esa_fail(nn->ctx, ESA_ERR_STATE, "cancelled");
-    }
+    const esa_status status = run_layers(e, &r);
     esa_nn_leave(nn);
-    if (status == ESA_OK) {
+    if (!status) {
         t5_norm(e, &r, r.h, &e->norm);
         memcpy(out, r.h, (size_t)(4 * n * d));
     }

@@ -1,20 +1,20 @@
-/* wan_vae.c - the layers of the decoder: which tensors they are, and their weights laid out.
+/* wan_vae.c - the layers of the decoder: names their tensors, loads and packs them.
  * SPDX-License-Identifier: Apache-2.0
  *
- * One walk over the layers states what is wanted: esa_wan_vae_check compares it with the file,
- * esa_wan_vae_open loads and packs it. */
+ * One walk over the layers states which tensors are needed. esa_wan_vae_check compares them with
+ * the file; esa_wan_vae_open also loads and packs them. */
 #include "model/vae/wan_vae.h"
 
 #include <stdio.h>
 #include <string.h>
 #include "model/vae/wan_vae_parts.h"
 
-/* One layer of the file and where it goes. */
+/* One layer of the file, and where its weights go. */
 typedef struct vae_piece {
     esa_weight weight, bias;
-    esa_conv *conv, *second; /* second: takes the upper half of the output channels */
+    esa_conv *conv, *second; /* second gets the upper half of the output channels, if not NULL */
     float **gamma;
-    int64_t channels; /* of gamma */
+    int64_t channels; /* channels of gamma */
     int32_t up2;
 } vae_piece;
 
@@ -65,7 +65,7 @@ static void res_block(vae_walk *k, esa_wan_vae *vae, esa_vae_res *r, int32_t cin
     if (cin != cout) conv3d(k, &r->shortcut, cout, cin, 1, 1, name);
 }
 
-/* The decoder in its own order: widths fall with the levels of the config read backwards. */
+/* The decoder from input to output; it uses the levels of the config in reverse order. */
 static void walk_layers(vae_walk *k, esa_wan_vae *vae)
 {
     const esa_wan_vae_config *c = &vae->config;
@@ -111,7 +111,7 @@ static void walk_layers(vae_walk *k, esa_wan_vae *vae)
            "decoder.conv_out");
 }
 
-/* The part of a tensor that belongs to output channels first .. first + count - 1. */
+/* The part of a tensor for output channels first .. first + count - 1. */
 static esa_weight part_of(const esa_weight *w, int64_t first, int64_t count)
 {
     esa_weight out = *w;
@@ -125,11 +125,10 @@ static esa_weight part_of(const esa_weight *w, int64_t first, int64_t count)
 static esa_status pack(esa_wan_vae *vae, vae_walk *k)
 {
     esa_nn *nn = vae->env.nn;
-    esa_status status = ESA_OK;
     for (int64_t i = 0; i < k->count; i++) vae->gamma_bytes += 4 * k->piece[i].channels;
-    status = esa_nn_alloc(nn, (void **)&vae->gammas, vae->gamma_bytes, "the norms of the VAE");
+    ESA_TRY(esa_nn_alloc(nn, (void **)&vae->gammas, vae->gamma_bytes, "the norms of the VAE"));
     float *gamma = vae->gammas;
-    for (int64_t i = 0; i < k->count && status == ESA_OK; i++) {
+    for (int64_t i = 0; i < k->count; i++) {
         vae_piece *p = &k->piece[i];
         if (p->gamma) {
             esa_weight_to_f32(gamma, &p->weight, 0, p->channels);
@@ -139,23 +138,40 @@ static esa_status pack(esa_wan_vae *vae, vae_walk *k)
         }
         const int64_t n = p->second ? p->weight.dim[0] / 2 : p->weight.dim[0];
         const esa_weight w = part_of(&p->weight, 0, n), b = part_of(&p->bias, 0, n);
-        status = esa_nn_conv_pack(nn, p->conv, &w, &b, p->up2);
-        if (status != ESA_OK || !p->second) continue;
+        ESA_TRY(esa_nn_conv_pack(nn, p->conv, &w, &b, p->up2));
+        if (!p->second) continue;
         const esa_weight w2 = part_of(&p->weight, n, n), b2 = part_of(&p->bias, n, n);
-        status = esa_nn_conv_pack(nn, p->second, &w2, &b2, p->up2);
+        ESA_TRY(esa_nn_conv_pack(nn, p->second, &w2, &b2, p->up2));
     }
-    return status;
+    return ESA_OK;
+}
+
+/* walk->piece and vae->res_all are allocated; walk->w is freed by the caller. */
+static esa_status read_file(esa_wan_vae *vae, vae_walk *walk, int32_t load)
+{
+    const esa_part_env *env = &vae->env;
+    const int64_t held = env->nn->held - env->nn->scratch_bytes;
+    ESA_TRY(esa_weights_open_part(env->nn->ctx, &walk->w, env->folder, "vae",
+                                  "diffusion_pytorch_model", "vae"));
+    walk_layers(walk, vae);
+    esa_weights_ignore(walk->w, "encoder.");
+    esa_weights_ignore(walk->w, "quant_conv.");
+    ESA_TRY(esa_weights_check(walk->w, env->report, env->report_user));
+    if (!load) return ESA_OK;
+    /* Packing copies every weight, so the file is only mapped and not copied a second time. */
+    ESA_TRY(esa_weights_load(walk->w, ESA_HOLD_FILE));
+    ESA_TRY(pack(vae, walk));
+    vae->parameters = esa_weights_parameters(walk->w);
+    vae->held = env->nn->held - env->nn->scratch_bytes - held;
+    return ESA_OK;
 }
 
 static esa_status open_vae(const esa_part_env *env, esa_wan_vae **out,
                            const esa_wan_vae_config *config, int32_t load)
 {
     esa_ctx *ctx = env->nn->ctx;
-    char *folder = NULL;
-    int64_t folder_bytes = 0;
     vae_walk walk = { .cap = 16 + (int64_t)(config->levels * (config->res_blocks + 1) + 2) * 5 +
                              2 * config->levels };
-    const int64_t held = env->nn->held - env->nn->scratch_bytes;
     *out = NULL;
     esa_wan_vae *vae = esa_mem_zalloc(&ctx->mem, sizeof *vae);
     if (!vae) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the VAE");
@@ -165,30 +181,12 @@ static esa_status open_vae(const esa_part_env *env, esa_wan_vae **out,
     vae->res_bytes = (int64_t)sizeof(esa_vae_res) * config->levels * (config->res_blocks + 1);
     vae->res_all = esa_mem_zalloc(&ctx->mem, vae->res_bytes);
     walk.piece = esa_mem_zalloc(&ctx->mem, walk.cap * (int64_t)sizeof(vae_piece));
-    esa_status status = vae->res_all && walk.piece
-                            ? ESA_OK
-                            : esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the VAE");
-    if (status == ESA_OK) status = esa_path_join(ctx, &folder, &folder_bytes, env->folder, "vae");
-    if (status == ESA_OK)
-        status = esa_weights_open(ctx, &walk.w, folder, "diffusion_pytorch_model", "vae");
-    if (status == ESA_OK) {
-        walk_layers(&walk, vae);
-        esa_weights_ignore(walk.w, "encoder.");
-        esa_weights_ignore(walk.w, "quant_conv.");
-        status = esa_weights_check(walk.w, env->report, env->report_user);
-    }
-    /* Everything is laid out anew, so the file is only looked at: two copies would be one too
-     * many. */
-    if (status == ESA_OK && load) status = esa_weights_load(walk.w, ESA_HOLD_FILE);
-    if (status == ESA_OK && load) status = pack(vae, &walk);
-    if (status == ESA_OK) {
-        vae->parameters = esa_weights_parameters(walk.w);
-        vae->held = env->nn->held - env->nn->scratch_bytes - held;
-    }
+    const esa_status status = vae->res_all && walk.piece
+                                  ? read_file(vae, &walk, load)
+                                  : esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the VAE");
     esa_weights_free(walk.w);
-    esa_mem_free(&ctx->mem, folder, folder_bytes);
     esa_mem_free(&ctx->mem, walk.piece, walk.cap * (int64_t)sizeof(vae_piece));
-    if (status == ESA_OK && load)
+    if (!status && load)
         *out = vae;
     else
         esa_wan_vae_free(vae);

@@ -1,17 +1,17 @@
-/* wan_vae.h - the decoder of Wan's VAE: latents in, frames of pixels out, one after the other. f32.
- * SPDX-License-Identifier: Apache-2.0
+/* wan_vae.h - the decoder of Wan's VAE: turns latents into frames of pixels, one after the other.
+ * f32. SPDX-License-Identifier: Apache-2.0
  *
- * Every convolution is causal in time, so decoding chunk by chunk with two frames of history per
- * convolution equals one pass over the whole clip. We go one step further and follow every single
- * frame to the end before the next one is begun: a frame of latents runs through the first level;
- * where time doubles, the first of the two frames goes all the way to pixels, then the second.
- * Memory is then two planes of history per convolution and a few planes at work, whatever the
+ * Every convolution is causal in time, so decoding in chunks with two frames of history per
+ * convolution gives the same result as one pass over the whole clip. We go further and follow each
+ * single frame to the end before the next one begins: a frame of latents runs through the first
+ * level; where time doubles, the first of the two frames goes all the way to pixels, then the
+ * second. Memory is then two planes of history per convolution and a few planes in use, for any
  * number of frames.
  *
- * The one rule that is not plain causality: the doubling in time passes the very first frame on as
- * it is (1 + k * factor frames come out of 1 + k latents) and does not take it into its history.
+ * One rule is not plain causality: the doubling in time passes the very first frame on unchanged
+ * (1 + k latents give 1 + k * factor frames) and does not add it to its history.
  *
- * Tiles (diffusers' enable_tiling): every tile is decoded alone over all frames, and neighbours are
+ * Tiles (diffusers' enable_tiling): each tile is decoded alone over all frames, and neighbours are
  * blended over a quarter of a tile. */
 #ifndef ESA_MODEL_WAN_VAE_H
 #define ESA_MODEL_WAN_VAE_H
@@ -21,33 +21,33 @@
 
 typedef struct esa_wan_vae esa_wan_vae;
 
-/* config->temporal and config->dim_mult are in the order of the file (encoder side first). */
+/* config->temporal and config->dim_mult are in the order of the file, encoder side first. */
 esa_status esa_wan_vae_check(const esa_part_env *env, const esa_wan_vae_config *config);
-/* env is copied; env->nn must outlive vae. Weights are laid out once for the machine (f32); the
- * file is not kept open. */
+/* Copies env; env->nn must outlive vae. Weights are packed once, in f32; the file is not kept
+ * open. */
 esa_status esa_wan_vae_open(const esa_part_env *env, esa_wan_vae **vae,
                             const esa_wan_vae_config *config);
 void esa_wan_vae_free(esa_wan_vae *vae);
-/* As for the other parts: memory of weights (copies, mapped) and number of parameters. */
+/* The number of parameters, and the bytes of weights in copies and in mapped files. */
 void esa_wan_vae_memory(const esa_wan_vae *vae, int64_t *parameters, int64_t *held,
                         int64_t *mapped);
 
-/* Pixels of `latent` (t, h, w) latents: 1 + (t - 1) * factor_t frames of h * factor_s by w *
- * factor_s. */
+/* The size of the video that latents (t, h, w) give: 1 + (t - 1) * factor_t frames of h * factor_s
+ * by w * factor_s pixels. */
 void esa_wan_vae_size(const esa_wan_vae_config *config, const int32_t latent[3], int32_t frames[3]);
-/* The memory that decoding takes besides the weights and the scratch of single operations, to the
- * byte; INT64_MAX when there is not even enough to count. tile as below. */
+/* The exact memory that decoding needs, without the weights and the scratch of single operations;
+ * INT64_MAX if there is not enough memory to count it. tile as below. */
 int64_t esa_wan_vae_bytes(const esa_wan_vae *vae, const int32_t latent[3], int32_t tile);
 
-/* Receives frame after frame: rgb [height][width][out_channels] in [-1, 1], valid for the call. Not
- * ESA_OK: decoding stops with it. */
+/* Receives one frame after the other: rgb [height][width][out_channels] in [-1, 1], valid during
+ * the call. Decoding stops if it fails, and returns its status. */
 typedef esa_status (*esa_wan_vae_sink)(void *user, int64_t frame, const float *rgb);
 
-/* latents [z_dim][t][h][w] as the denoising loop leaves them (zero mean, unit variance; the
- * config's statistics are applied here). tile: pixels of a square tile, a multiple of 4 * factor_s,
- * or 0: whole frames; used where a side is longer than it. ESA_ERR_ARGUMENT for sizes below 1 or
- * another tile, ESA_ERR_MEMORY, ESA_ERR_STATE when env's tick says stop (units: latent frames,
- * times tiles). Nothing of a decode is kept. */
+/* Decodes latents [z_dim][t][h][w] as the denoising loop leaves them (zero mean, unit variance; the
+ * config's statistics are applied here). tile: side of a square tile in pixels, a multiple of
+ * 4 * factor_s, used if a side is longer than it; 0 for whole frames. Fails with ESA_ERR_ARGUMENT
+ * for wrong sizes, ESA_ERR_MEMORY, or ESA_ERR_STATE if env's tick stops it (units: latent frames,
+ * times tiles). Keeps nothing between calls. */
 esa_status esa_wan_vae_decode(esa_wan_vae *vae, const float *latents, const int32_t latent[3],
                               int32_t tile, esa_wan_vae_sink sink, void *user);
 

@@ -1,38 +1,38 @@
-/* wan_vae_decode.c - one frame of latents after the other through the decoder; see wan_vae.h for
- * the order.
+/* wan_vae_decode.c - runs the decoder, one frame of latents after the other; wan_vae.h explains the
+ * order.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Planes: inputs of convolutions stand in planes with a border of one pixel of zeros, which is set
- * once, when the plane is made, and never written again. They pass from hand to hand: made from a
- * norm, they become the newest of a convolution's history, and two frames later they are spare for
- * the next norm of that shape. The stream between blocks has no border.
+ * Planes: the inputs of convolutions are planes with a border of one pixel of zeros. The border is
+ * set when the plane is made and never written again. Planes are passed on: a norm fills one, it
+ * becomes the newest of a convolution's history, and two frames later it is spare for the next norm
+ * of that shape. The stream between blocks has no border.
  *
- * A dry run goes the same way without computing and only counts: so the memory that is announced is
- * the memory that is taken. */
+ * A dry run takes the same path without computing and only counts, so the memory that is announced
+ * is the memory that is used. */
 #include <math.h>
 #include <string.h>
 #include "model/vae/wan_vae_parts.h"
 
 typedef struct plane {
     float *data;             /* (height + 2) x (width + 2) x channels; NULL: none */
-    int32_t level, channels; /* level says the size */
+    int32_t level, channels; /* the level gives the size */
 } plane;
 
 typedef struct vae_run {
     esa_wan_vae *vae;
     esa_nn *nn;
     int32_t dry, clamp;
-    int64_t bytes;         /* taken so far */
-    int64_t height, width; /* of latents */
+    int64_t bytes;         /* allocated so far */
+    int64_t height, width; /* size of the latents */
     plane *kept;           /* [slots][2]: older, newer */
     plane *spare;          /* [spare_cap] */
     int64_t spare_count, spare_cap, list_bytes;
-    int32_t started[ESA_CONFIG_MAX_LEVELS]; /* the doubling in time has seen its first frame */
+    int32_t started[ESA_CONFIG_MAX_LEVELS]; /* 1 after the first frame of the doubling in time */
     float *stream[ESA_CONFIG_MAX_LEVELS], *temp[ESA_CONFIG_MAX_LEVELS];
     float *z, *qkv, *rgb;
     esa_wan_vae_sink sink;
     void *user;
-    int64_t frame; /* of pixels, next */
+    int64_t frame; /* the next frame of pixels */
 } vae_run;
 
 static int64_t high(const vae_run *r, int32_t level) { return r->height << level; }
@@ -50,7 +50,7 @@ static int64_t plane_bytes(const vae_run *r, const plane *p)
     return 4 * (high(r, p->level) + 2) * pitch(r, p);
 }
 
-/* In a dry run memory is a pointer that nobody follows. */
+/* In a dry run memory is only counted, and the pointer is never dereferenced. */
 static esa_status take(vae_run *r, float **out, int64_t bytes)
 {
     static float nothing;
@@ -73,9 +73,9 @@ static esa_status plane_take(vae_run *r, plane *out, int32_t level, int32_t chan
             return ESA_OK;
         }
     *out = (plane){ .level = level, .channels = channels };
-    const esa_status status = take(r, &out->data, plane_bytes(r, out));
-    if (status == ESA_OK && !r->dry) memset(out->data, 0, (size_t)plane_bytes(r, out));
-    return status;
+    ESA_TRY(take(r, &out->data, plane_bytes(r, out)));
+    if (!r->dry) memset(out->data, 0, (size_t)plane_bytes(r, out));
+    return ESA_OK;
 }
 
 static void plane_give(vae_run *r, plane *p)
@@ -84,7 +84,7 @@ static void plane_give(vae_run *r, plane *p)
     *p = (plane){ 0 };
 }
 
-/* The newest frame of a slot's history; the oldest becomes spare. */
+/* Adds the newest frame to a slot's history; the oldest becomes spare. */
 static void remember(vae_run *r, int32_t slot, const plane *p)
 {
     plane *kept = r->kept + ESA_VAE_KEPT * slot;
@@ -93,7 +93,7 @@ static void remember(vae_run *r, int32_t slot, const plane *p)
     kept[1] = *p;
 }
 
-/* A convolution with its history in front of p; which does not remember p yet. */
+/* A convolution over its history and p. Does not add p to the history. */
 static esa_status causal(vae_run *r, const esa_conv *conv, int32_t slot, const plane *p, float *y,
                          int64_t y_row, const float *residual, int64_t residual_row)
 {
@@ -104,50 +104,51 @@ static esa_status causal(vae_run *r, const esa_conv *conv, int32_t slot, const p
                        residual, residual_row);
 }
 
-/* norm, SiLU, causal convolution of the stream x. */
+/* Norm, SiLU and causal convolution of the stream x. */
 static esa_status norm_conv(vae_run *r, const float *gamma, const esa_conv *conv, int32_t slot,
                             int32_t level, const float *x, float *y, int64_t y_row,
                             const float *residual, int64_t residual_row)
 {
     plane p;
-    esa_status status = plane_take(r, &p, level, conv->cin);
-    if (status != ESA_OK) return status;
+    ESA_TRY(plane_take(r, &p, level, conv->cin));
     if (!r->dry)
         esa_nn_pixel_norm(r->nn, inside(r, &p), pitch(r, &p), x, wide(r, level) * conv->cin,
                           high(r, level), wide(r, level), conv->cin, gamma, ESA_ACT_SILU);
-    status = causal(r, conv, slot, &p, y, y_row, residual, residual_row);
+    const esa_status status = causal(r, conv, slot, &p, y, y_row, residual, residual_row);
     remember(r, slot, &p);
     return status;
 }
 
-/* stream -> y (may be the stream itself). */
-static esa_status res_block(vae_run *r, const esa_vae_res *b, int32_t level, float *y,
-                            int64_t y_row)
+/* The second half of a res block: norm (from temp into p), shortcut (into temp), convolution. */
+static esa_status res_end(vae_run *r, const esa_vae_res *b, int32_t level, const plane *p, float *y,
+                          int64_t y_row)
 {
     float *x = r->stream[level], *t = r->temp[level];
     const int64_t row_in = wide(r, level) * b->cin, row_out = wide(r, level) * b->cout;
-    esa_status status = norm_conv(r, b->norm[0], &b->conv[0], b->slot, level, x, t, row_out, NULL,
-                                  0);
-    if (status != ESA_OK) return status;
-    plane p; /* the second norm frees temp for the shortcut */
-    status = plane_take(r, &p, level, b->cout);
-    if (status != ESA_OK) return status;
-    if (!r->dry) {
-        esa_nn_pixel_norm(r->nn, inside(r, &p), pitch(r, &p), t, row_out, high(r, level),
+    const float *from[1] = { x };
+    if (!r->dry)
+        esa_nn_pixel_norm(r->nn, inside(r, p), pitch(r, p), t, row_out, high(r, level),
                           wide(r, level), b->cout, b->norm[1], ESA_ACT_SILU);
-        const float *from[1] = { x };
-        if (b->shortcut.packed)
-            status = esa_nn_conv(r->nn, &b->shortcut, t, row_out, from, row_in, high(r, level),
-                                 wide(r, level), NULL, 0);
-    }
-    if (status == ESA_OK)
-        status = causal(r, &b->conv[1], b->slot + 1, &p, y, y_row, b->shortcut.packed ? t : x,
-                        row_out);
+    if (!r->dry && b->shortcut.packed)
+        ESA_TRY(esa_nn_conv(r->nn, &b->shortcut, t, row_out, from, row_in, high(r, level),
+                            wide(r, level), NULL, 0));
+    return causal(r, &b->conv[1], b->slot + 1, p, y, y_row, b->shortcut.packed ? t : x, row_out);
+}
+
+/* From the stream to y, which may be the stream itself. */
+static esa_status res_block(vae_run *r, const esa_vae_res *b, int32_t level, float *y,
+                            int64_t y_row)
+{
+    plane p;
+    ESA_TRY(norm_conv(r, b->norm[0], &b->conv[0], b->slot, level, r->stream[level], r->temp[level],
+                      wide(r, level) * b->cout, NULL, 0));
+    ESA_TRY(plane_take(r, &p, level, b->cout));
+    const esa_status status = res_end(r, b, level, &p, y, y_row);
     remember(r, b->slot + 1, &p);
     return status;
 }
 
-/* Attention over the pixels of the frame, one head as wide as the stream. */
+/* Attention over the pixels of the frame, with one head as wide as the stream. */
 static esa_status mid_attention(vae_run *r)
 {
     const esa_wan_vae *vae = r->vae;
@@ -156,30 +157,27 @@ static esa_status mid_attention(vae_run *r)
     float *x = r->stream[0], *t = r->temp[0];
     const float *from[1] = { t };
     esa_nn_pixel_norm(r->nn, t, row, x, row, r->height, r->width, c, vae->attn_norm, ESA_ACT_NONE);
-    esa_status status = esa_nn_conv(r->nn, &vae->qkv, r->qkv, 3 * row, from, row, r->height,
-                                    r->width, NULL, 0);
-    if (status == ESA_OK)
-        status = esa_nn_attention(r->nn, t, c, r->qkv, 3 * c, r->qkv + c, 3 * c, r->qkv + 2 * c,
-                                  3 * c, n, n, 1, c, 1.0f / sqrtf((float)c), NULL);
-    if (status == ESA_OK)
-        status = esa_nn_conv(r->nn, &vae->proj, x, row, from, row, r->height, r->width, x, row);
-    return status;
+    ESA_TRY(
+        esa_nn_conv(r->nn, &vae->qkv, r->qkv, 3 * row, from, row, r->height, r->width, NULL, 0));
+    ESA_TRY(esa_nn_attention(r->nn, t, c, r->qkv, 3 * c, r->qkv + c, 3 * c, r->qkv + 2 * c, 3 * c,
+                             n, n, 1, c, 1.0f / sqrtf((float)c), NULL));
+    return esa_nn_conv(r->nn, &vae->proj, x, row, from, row, r->height, r->width, x, row);
 }
 
 static esa_status to_pixels(vae_run *r)
 {
     const int32_t level = r->vae->levels - 1;
     const int64_t row = wide(r, level) * r->vae->conv_out.cout, n = high(r, level) * row;
-    const esa_status status = norm_conv(r, r->vae->norm_out, &r->vae->conv_out, r->vae->out_slot,
-                                        level, r->stream[level], r->rgb, row, NULL, 0);
-    if (status != ESA_OK || r->dry) return status;
+    ESA_TRY(norm_conv(r, r->vae->norm_out, &r->vae->conv_out, r->vae->out_slot, level,
+                      r->stream[level], r->rgb, row, NULL, 0));
+    if (r->dry) return ESA_OK;
     if (r->clamp) esa_vae_clamp(r->rgb, n);
     return r->sink(r->user, r->frame++, r->rgb);
 }
 
 static esa_status run_level(vae_run *r, int32_t level);
 
-/* Doubling in space, then everything behind it. p is given back. */
+/* Doubles p in space and runs the next level. p becomes spare. */
 static esa_status next_level(vae_run *r, int32_t level, plane *p)
 {
     const esa_vae_level *l = &r->vae->level[level];
@@ -189,49 +187,75 @@ static esa_status next_level(vae_run *r, int32_t level, plane *p)
         status = esa_nn_conv(r->nn, &l->up, r->stream[level + 1], wide(r, level + 1) * l->up.cout,
                              x, pitch(r, p), high(r, level), wide(r, level), NULL, 0);
     plane_give(r, p);
-    return status == ESA_OK ? run_level(r, level + 1) : status;
+    return status ? status : run_level(r, level + 1);
 }
 
-static esa_status run_level(vae_run *r, int32_t level)
+/* The two frames that p becomes where time doubles. */
+static esa_status split_time(vae_run *r, int32_t level, const plane *p, plane two[2])
 {
     const esa_vae_level *l = &r->vae->level[level];
-    esa_status status = ESA_OK;
-    for (int32_t i = 0; i + 1 < l->res_count && status == ESA_OK; i++)
-        status = res_block(r, &l->res[i], level, r->stream[level], wide(r, level) * l->cout);
-    const esa_vae_res *last = &l->res[l->res_count - 1];
-    if (level == r->vae->levels - 1) {
-        if (status == ESA_OK)
-            status = res_block(r, last, level, r->stream[level], wide(r, level) * l->cout);
-        return status == ESA_OK ? to_pixels(r) : status;
+    for (int32_t i = 0; i < 2; i++) {
+        ESA_TRY(plane_take(r, &two[i], level, l->cout));
+        ESA_TRY(causal(r, &l->time[i], l->slot, p, inside(r, &two[i]), pitch(r, &two[i]), NULL, 0));
     }
-    plane p = { 0 }, two[2] = { { 0 } };
-    if (status == ESA_OK) status = plane_take(r, &p, level, l->cout);
-    if (status == ESA_OK) status = res_block(r, last, level, inside(r, &p), pitch(r, &p));
-    if (status == ESA_OK && (!l->time[0].packed || !r->started[level])) {
-        r->started[level] = 1;
-        return next_level(r, level, &p);
-    }
-    for (int32_t i = 0; i < 2 && status == ESA_OK; i++) {
-        status = plane_take(r, &two[i], level, l->cout);
-        if (status == ESA_OK)
-            status = causal(r, &l->time[i], l->slot, &p, inside(r, &two[i]), pitch(r, &two[i]),
-                            NULL, 0);
-    }
-    if (status == ESA_OK)
-        remember(r, l->slot, &p);
+    return ESA_OK;
+}
+
+/* Doubles p in time; the first of the two frames goes all the way to pixels, then the second. */
+static esa_status double_time(vae_run *r, int32_t level, plane *p)
+{
+    plane two[2] = { { 0 } };
+    esa_status status = split_time(r, level, p, two);
+    if (!status)
+        remember(r, r->vae->level[level].slot, p);
     else
-        plane_give(r, &p);
-    for (int32_t i = 0; i < 2 && status == ESA_OK; i++) status = next_level(r, level, &two[i]);
+        plane_give(r, p);
+    for (int32_t i = 0; i < 2 && !status; i++) status = next_level(r, level, &two[i]);
     plane_give(r, &two[0]); /* what next_level did not reach */
     plane_give(r, &two[1]);
     return status;
 }
 
-/* One frame of latents: statistics, 1 x 1 x 1, then the decoder. */
+static esa_status run_level(vae_run *r, int32_t level)
+{
+    const esa_vae_level *l = &r->vae->level[level];
+    const esa_vae_res *last = &l->res[l->res_count - 1];
+    const int64_t row = wide(r, level) * l->cout;
+    for (int32_t i = 0; i + 1 < l->res_count; i++)
+        ESA_TRY(res_block(r, &l->res[i], level, r->stream[level], row));
+    if (level == r->vae->levels - 1) {
+        ESA_TRY(res_block(r, last, level, r->stream[level], row));
+        return to_pixels(r);
+    }
+    plane p;
+    ESA_TRY(plane_take(r, &p, level, l->cout));
+    const esa_status status = res_block(r, last, level, inside(r, &p), pitch(r, &p));
+    if (status) {
+        plane_give(r, &p);
+        return status;
+    }
+    if (l->time[0].packed && r->started[level]) return double_time(r, level, &p);
+    r->started[level] = 1;
+    return next_level(r, level, &p);
+}
+
+/* The first convolutions: r->z through 1 x 1 x 1 into p, then into the stream. */
+static esa_status start_frame(vae_run *r, const plane *p)
+{
+    const esa_wan_vae *vae = r->vae;
+    const float *from[1] = { r->z };
+    if (!r->dry)
+        ESA_TRY(esa_nn_conv(r->nn, &vae->post_quant, inside(r, p), pitch(r, p), from,
+                            r->width * vae->config.z_dim, r->height, r->width, NULL, 0));
+    return causal(r, &vae->conv_in, vae->in_slot, p, r->stream[0], r->width * vae->conv_in.cout,
+                  NULL, 0);
+}
+
+/* One frame of latents: applies the statistics, then runs the decoder. */
 static esa_status run_frame(vae_run *r, const esa_vae_cut *cut, int64_t t)
 {
     const esa_wan_vae *vae = r->vae;
-    const int64_t n = r->height * r->width, z = vae->config.z_dim, row = r->width * z;
+    const int64_t n = r->height * r->width, z = vae->config.z_dim;
     for (int64_t c = 0; c < z && !r->dry; c++) {
         const float scale = (float)vae->config.std[c], shift = (float)vae->config.mean[c];
         const float *from = cut->latents + c * cut->channel + t * cut->frame;
@@ -239,25 +263,17 @@ static esa_status run_frame(vae_run *r, const esa_vae_cut *cut, int64_t t)
             r->z[i * z + c] = from[i / r->width * cut->row + i % r->width] * scale + shift;
     }
     plane p;
-    esa_status status = plane_take(r, &p, 0, (int32_t)z);
-    if (status != ESA_OK) return status;
-    const float *from[1] = { r->z };
-    if (!r->dry)
-        status = esa_nn_conv(r->nn, &vae->post_quant, inside(r, &p), pitch(r, &p), from, row,
-                             r->height, r->width, NULL, 0);
-    if (status == ESA_OK)
-        status = causal(r, &vae->conv_in, vae->in_slot, &p, r->stream[0],
-                        r->width * vae->conv_in.cout, NULL, 0);
+    ESA_TRY(plane_take(r, &p, 0, (int32_t)z));
+    const esa_status status = start_frame(r, &p);
     remember(r, vae->in_slot, &p);
-    if (status == ESA_OK)
-        status = res_block(r, &vae->mid[0], 0, r->stream[0], r->width * vae->conv_in.cout);
-    if (status == ESA_OK) status = mid_attention(r);
-    if (status == ESA_OK)
-        status = res_block(r, &vae->mid[1], 0, r->stream[0], r->width * vae->conv_in.cout);
-    return status == ESA_OK ? run_level(r, 0) : status;
+    if (status) return status;
+    ESA_TRY(res_block(r, &vae->mid[0], 0, r->stream[0], r->width * vae->conv_in.cout));
+    ESA_TRY(mid_attention(r));
+    ESA_TRY(res_block(r, &vae->mid[1], 0, r->stream[0], r->width * vae->conv_in.cout));
+    return run_level(r, 0);
 }
 
-/* Streams, lists and single buffers; with set 0 they are given back. */
+/* Allocates the streams and single buffers, or frees them if set is 0. */
 static esa_status buffers(vae_run *r, int32_t set)
 {
     const esa_wan_vae *vae = r->vae;
@@ -277,34 +293,38 @@ static esa_status buffers(vae_run *r, int32_t set)
         list[count].at = &r->stream[l], list[count++].bytes = bytes;
         list[count].at = &r->temp[l], list[count++].bytes = bytes;
     }
-    esa_status status = ESA_OK;
-    for (int32_t i = 0; i < count && status == ESA_OK; i++) {
+    for (int32_t i = 0; i < count; i++)
         if (set)
-            status = take(r, list[i].at, list[i].bytes);
+            ESA_TRY(take(r, list[i].at, list[i].bytes));
         else
             give(r, *list[i].at, list[i].bytes);
+    return ESA_OK;
+}
+
+static esa_status run_frames(vae_run *r, const esa_vae_cut *cut)
+{
+    const esa_part_env *env = &r->vae->env;
+    ESA_TRY(buffers(r, 1));
+    for (int64_t t = 0; t < cut->frames; t++) {
+        ESA_TRY(run_frame(r, cut, t));
+        if (!r->dry && env->tick &&
+            env->tick(env->tick_user, cut->tick_base + t + 1, cut->tick_total))
+            return esa_fail(r->nn->ctx, ESA_ERR_STATE, "cancelled");
     }
-    return status;
+    return ESA_OK;
 }
 
 static esa_status run_all(vae_run *r, const esa_vae_cut *cut)
 {
-    const esa_part_env *env = &r->vae->env;
     esa_ctx *ctx = r->nn->ctx;
-    /* Never more planes than these: two per slot, one at work per slot's shape, three per
+    /* The most planes there can be: two per slot, one in use per slot's shape, three per
      * doubling. */
     r->spare_cap = (ESA_VAE_KEPT + 1) * r->vae->slots + 3 * r->vae->levels + 4;
     r->list_bytes = (int64_t)sizeof(plane) * (ESA_VAE_KEPT * r->vae->slots + r->spare_cap);
     r->kept = esa_mem_zalloc(&ctx->mem, r->list_bytes);
     if (!r->kept) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the VAE decoder");
     r->spare = r->kept + ESA_VAE_KEPT * r->vae->slots;
-    esa_status status = buffers(r, 1);
-    for (int64_t t = 0; t < cut->frames && status == ESA_OK; t++) {
-        status = run_frame(r, cut, t);
-        if (status == ESA_OK && !r->dry && env->tick &&
-            env->tick(env->tick_user, cut->tick_base + t + 1, cut->tick_total))
-            status = esa_fail(ctx, ESA_ERR_STATE, "cancelled");
-    }
+    const esa_status status = run_frames(r, cut);
     for (int32_t i = 0; i < ESA_VAE_KEPT * r->vae->slots; i++) plane_give(r, &r->kept[i]);
     for (int64_t i = 0; i < r->spare_count; i++)
         give(r, r->spare[i].data, plane_bytes(r, &r->spare[i]));
@@ -331,12 +351,12 @@ esa_status esa_vae_decode_cut(esa_wan_vae *vae, const esa_vae_cut *cut, esa_wan_
 
 int64_t esa_vae_cut_bytes(const esa_wan_vae *vae, int64_t frames, int64_t height, int64_t width)
 {
-    /* From the fourth latent frame on nothing new is taken. */
+    /* From the fourth latent frame on nothing more is allocated. */
     const esa_vae_cut cut = { .frames = esa_min64(frames, 4), .height = height, .width = width };
     vae_run run = {
         .vae = (esa_wan_vae *)vae, .nn = vae->env.nn, .dry = 1, .height = height, .width = width
     };
-    return run_all(&run, &cut) == ESA_OK ? run.bytes : INT64_MAX;
+    return run_all(&run, &cut) ? INT64_MAX : run.bytes;
 }
 
 void esa_wan_vae_size(const esa_wan_vae_config *config, const int32_t latent[3], int32_t frames[3])
@@ -363,12 +383,19 @@ esa_status esa_wan_vae_decode(esa_wan_vae *vae, const float *latents, const int3
                             (int)latent[0], (int)latent[1], (int)latent[2]);
     if (tile < 0 || tile % unit)
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
-                        "a VAE tile of %d pixels: expected 0 or a multiple of %d", (int)tile,
+                        "the VAE tile is %d pixels, expected 0 or a multiple of %d", (int)tile,
                         (int)unit);
     if (esa_vae_tiles(&vae->config, latent, tile))
         return esa_vae_decode_tiled(vae, latents, latent, tile, sink, user);
     const int64_t frame = (int64_t)latent[1] * latent[2];
-    const esa_vae_cut cut = { latents, latent[0],         latent[1], latent[2], latent[2],
-                              frame,   latent[0] * frame, 0,         latent[0], 1 };
+    const esa_vae_cut cut = { .latents = latents,
+                              .frames = latent[0],
+                              .height = latent[1],
+                              .width = latent[2],
+                              .row = latent[2],
+                              .frame = frame,
+                              .channel = latent[0] * frame,
+                              .tick_total = latent[0],
+                              .clamp = 1 };
     return esa_vae_decode_cut(vae, &cut, sink, user);
 }

@@ -1,14 +1,14 @@
-/* wan_vae_parts.h - what the files of the VAE decoder share.
+/* wan_vae_parts.h - the structs and functions that the files of the VAE decoder share.
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_MODEL_WAN_VAE_PARTS_H
 #define ESA_MODEL_WAN_VAE_PARTS_H
 
 #include "model/vae/wan_vae.h"
 
-#define ESA_VAE_KEPT 2 /* frames of history of a causal convolution with 3 taps in time */
+#define ESA_VAE_KEPT 2 /* frames of history for a causal convolution with 3 taps in time */
 
-/* norm1, SiLU, conv1, norm2, SiLU, conv2, plus the input (through shortcut where the channels
- * change). */
+/* norm1, SiLU, conv1, norm2, SiLU, conv2, plus the input (through shortcut if the number of
+ * channels changes). */
 typedef struct esa_vae_res {
     float *norm[2];             /* gamma */
     esa_conv conv[2], shortcut; /* shortcut.packed NULL: identity */
@@ -16,13 +16,14 @@ typedef struct esa_vae_res {
     int32_t slot; /* history of conv[0]; conv[1] has the next one */
 } esa_vae_res;
 
-/* One resolution: res blocks, then doubling in space, and in time where time[] is there (a
- * convolution to twice the channels, whose halves become the two frames: two convolutions here). */
+/* One resolution: res blocks, then doubling in space, and in time if time[] is packed. The file has
+ * one convolution to twice the channels, whose halves are the two frames; here it is two
+ * convolutions. */
 typedef struct esa_vae_level {
     esa_vae_res *res;
     int32_t res_count, cin, cout, widest;
     int32_t slot;         /* history of the doubling in time */
-    esa_conv time[2], up; /* up.packed NULL: the last level */
+    esa_conv time[2], up; /* up.packed is NULL in the last level */
 } esa_vae_level;
 
 struct esa_wan_vae {
@@ -41,19 +42,19 @@ struct esa_wan_vae {
     int64_t gamma_bytes;
 };
 
-/* Decodes latents [z_dim][t][rows][cols], cut out of planes with row pitch and channel and frame
- * pitches in floats; statistics are applied. tick_base, tick_total: units reported through env's
- * tick. wan_vae_decode.c */
+/* wan_vae_decode.c: decodes latents [z_dim][frames][height][width] that lie in larger planes, with
+ * the pitches row, frame and channel in floats. Applies the statistics. tick_base, tick_total: the
+ * units that env's tick reports. */
 typedef struct esa_vae_cut {
     const float *latents;
     int64_t frames, height, width;
     int64_t row, frame, channel;
     int64_t tick_base, tick_total;
-    int32_t clamp; /* to [-1, 1]: tiles are blended first */
+    int32_t clamp; /* 1: clamps to [-1, 1]; 0 for tiles, which are blended first */
 } esa_vae_cut;
 esa_status esa_vae_decode_cut(esa_wan_vae *vae, const esa_vae_cut *cut, esa_wan_vae_sink sink,
                               void *user);
-/* Memory of the above. */
+/* The memory that esa_vae_decode_cut needs. */
 int64_t esa_vae_cut_bytes(const esa_wan_vae *vae, int64_t frames, int64_t height, int64_t width);
 
 static inline void esa_vae_clamp(float *x, int64_t n)

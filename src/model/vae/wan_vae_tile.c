@@ -1,26 +1,25 @@
-/* wan_vae_tile.c - decoding in overlapping squares, as diffusers does with enable_tiling: less
- * memory for large frames.
- * SPDX-License-Identifier: Apache-2.0
+/* wan_vae_tile.c - decodes in overlapping squares, as diffusers does with enable_tiling, to save
+ * memory for large frames. SPDX-License-Identifier: Apache-2.0
  *
- * Tiles lie 3/4 of a tile apart and overlap by the last quarter. Row by row and left to right, a
- * tile is blended linearly with the lower edge of the tile above and then with the right edge of
- * the tile on its left, both already blended themselves; then its first 3/4 are its share of the
- * picture. Kept are the picture, one tile, and the edges that later tiles need. */
+ * Tiles are 3/4 of a tile apart and overlap by a quarter. They are decoded row by row, from left to
+ * right. Each tile is blended linearly with the lower edge of the tile above and then with the
+ * right edge of the tile on its left, which are blended already; its first 3/4 then go into the
+ * picture. Only the picture, one tile, and the edges for later tiles are kept. */
 #include <string.h>
 #include "model/vae/wan_vae_parts.h"
 
 typedef struct tile_run {
     esa_wan_vae *vae;
-    int64_t frames, channels, out_h, out_w; /* of the picture */
+    int64_t frames, channels, out_h, out_w; /* size of the picture */
     int64_t side, stride, blend;            /* pixels */
-    int64_t top, left, h, w;                /* of the tile at hand, pixels */
+    int64_t top, left, h, w;                /* the current tile, in pixels */
     float *out;                             /* [frames][out_h][out_w][channels] */
     float *tile;                            /* [frames][h][w][channels] */
-    /* [frames][blend][columns of tiles * side][channels]: lower edges of the row above */
+    /* [frames][blend][columns of tiles * side][channels]: lower edges of the row of tiles above */
     float *above;
-    float *beside;             /* [frames][side][blend][channels]: right edge of the tile before */
-    int64_t above_row;         /* floats of one row of above */
-    int64_t above_h, beside_w; /* rows and columns in there that are real: the last ones */
+    float *beside;     /* [frames][side][blend][channels]: right edge of the previous tile */
+    int64_t above_row; /* floats in one row of above */
+    int64_t above_h, beside_w; /* how many rows and columns of them are valid: the last ones */
 } tile_run;
 
 static esa_status keep_frame(void *user, int64_t frame, const float *rgb)
@@ -38,8 +37,8 @@ static void mix(float *to, const float *from, int64_t n, int64_t i, int64_t exte
     for (int64_t k = 0; k < n; k++) to[k] = from[k] * take + to[k] * keep;
 }
 
-/* Blends the tile, puts its share into the picture and its edges aside. column: of the tile in its
- * row. */
+/* Blends the tile, copies its share into the picture and keeps its edges. column: the tile's place
+ * in its row. */
 static void place(tile_run *r, int64_t column)
 {
     const int64_t c = r->channels, row = r->w * c, across = column * r->side * c;
@@ -96,48 +95,59 @@ static tile_sizes prepare(tile_run *r, const esa_wan_vae *vae, const int32_t lat
                          esa_ceil_div(r->out_h, r->stride) };
 }
 
+/* Decodes tile (i, j) and puts it into the picture. */
+static esa_status run_tile(tile_run *r, const tile_sizes *size, const float *latents,
+                           const int32_t latent[3], int64_t i, int64_t j)
+{
+    const int64_t factor = r->vae->config.factor_s, plane = (int64_t)latent[1] * latent[2];
+    r->top = i * r->stride;
+    r->left = j * r->stride;
+    r->h = esa_min64(r->side, r->out_h - r->top);
+    r->w = esa_min64(r->side, r->out_w - r->left);
+    const esa_vae_cut cut = { .latents = latents + r->top / factor * latent[2] + r->left / factor,
+                              .frames = latent[0],
+                              .height = r->h / factor,
+                              .width = r->w / factor,
+                              .row = latent[2],
+                              .frame = plane,
+                              .channel = latent[0] * plane,
+                              .tick_base = (i * size->columns + j) * latent[0],
+                              .tick_total = size->rows * size->columns * latent[0] };
+    ESA_TRY(esa_vae_decode_cut(r->vae, &cut, keep_frame, r));
+    place(r, j);
+    return ESA_OK;
+}
+
+static esa_status run_tiles(tile_run *r, const tile_sizes *size, const float *latents,
+                            const int32_t latent[3], esa_wan_vae_sink sink, void *user)
+{
+    esa_nn *nn = r->vae->env.nn;
+    ESA_TRY(esa_nn_alloc(nn, (void **)&r->out, size->out, "the frames of a tiled decode"));
+    ESA_TRY(esa_nn_alloc(nn, (void **)&r->tile, size->tile, "a tile of frames"));
+    ESA_TRY(esa_nn_alloc(nn, (void **)&r->above, size->above, "the edges of tiles"));
+    ESA_TRY(esa_nn_alloc(nn, (void **)&r->beside, size->beside, "the edges of tiles"));
+    for (int64_t i = 0; i < size->rows; i++) {
+        for (int64_t j = 0; j < size->columns; j++) {
+            ESA_TRY(run_tile(r, size, latents, latent, i, j));
+            r->beside_w = r->w;
+        }
+        r->above_h = r->h;
+    }
+    for (int64_t f = 0; f < r->frames; f++) {
+        float *frame = r->out + f * r->out_h * r->out_w * r->channels;
+        esa_vae_clamp(frame, r->out_h * r->out_w * r->channels);
+        ESA_TRY(sink(user, f, frame));
+    }
+    return ESA_OK;
+}
+
 esa_status esa_vae_decode_tiled(esa_wan_vae *vae, const float *latents, const int32_t latent[3],
                                 int32_t tile, esa_wan_vae_sink sink, void *user)
 {
     esa_nn *nn = vae->env.nn;
     tile_run r;
     const tile_sizes size = prepare(&r, vae, latent, tile);
-    const int64_t factor = vae->config.factor_s, plane = (int64_t)latent[1] * latent[2];
-    esa_status status = esa_nn_alloc(nn, (void **)&r.out, size.out, "the frames of a tiled decode");
-    if (status == ESA_OK)
-        status = esa_nn_alloc(nn, (void **)&r.tile, size.tile, "a tile of frames");
-    if (status == ESA_OK)
-        status = esa_nn_alloc(nn, (void **)&r.above, size.above, "the edges of tiles");
-    if (status == ESA_OK)
-        status = esa_nn_alloc(nn, (void **)&r.beside, size.beside, "the edges of tiles");
-    int64_t done = 0;
-    for (int64_t i = 0; i < size.rows && status == ESA_OK; i++) {
-        for (int64_t j = 0; j < size.columns && status == ESA_OK; j++, done += latent[0]) {
-            r.top = i * r.stride;
-            r.left = j * r.stride;
-            r.h = esa_min64(r.side, r.out_h - r.top);
-            r.w = esa_min64(r.side, r.out_w - r.left);
-            const esa_vae_cut cut = { latents + r.top / factor * latent[2] + r.left / factor,
-                                      latent[0],
-                                      r.h / factor,
-                                      r.w / factor,
-                                      latent[2],
-                                      plane,
-                                      latent[0] * plane,
-                                      done,
-                                      size.rows * size.columns * latent[0],
-                                      0 };
-            status = esa_vae_decode_cut(vae, &cut, keep_frame, &r);
-            if (status == ESA_OK) place(&r, j);
-            r.beside_w = r.w;
-        }
-        r.above_h = r.h;
-    }
-    for (int64_t f = 0; f < r.frames && status == ESA_OK; f++) {
-        float *frame = r.out + f * r.out_h * r.out_w * r.channels;
-        esa_vae_clamp(frame, r.out_h * r.out_w * r.channels);
-        status = sink(user, f, frame);
-    }
+    const esa_status status = run_tiles(&r, &size, latents, latent, sink, user);
     esa_nn_free(nn, r.out, size.out);
     esa_nn_free(nn, r.tile, size.tile);
     esa_nn_free(nn, r.above, size.above);
