@@ -1,5 +1,5 @@
-/* cmd_doctor.c - `esa doctor`: which kernels, libraries and machine are in use, and a check that
- * they compute the right thing.
+/* cmd_doctor.c - `esa doctor`: prints which kernels, libraries and machine are in use, and checks
+ * that every kernel set computes the right thing.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "core/data.h"
 
@@ -17,7 +17,7 @@ static const struct {
 };
 #define LEVELS ((int)(sizeof levels / sizeof levels[0]))
 
-/* awkward on purpose: no multiple of a block or a vector; but GPUs have fast head dims */
+/* Sizes that are not multiples of a block or a vector. GPUs take a head dim with fast kernels. */
 enum { HEADS = 2, TOKENS = 333, DIM = 80, GPU_DIM = 128 };
 
 /* Largest error of dense attention against a plain sum in double, over both heads. f32 tensors. */
@@ -52,35 +52,6 @@ static double check_error(const esa_tensor *q, const esa_tensor *k, const esa_te
     return worst;
 }
 
-/* Runs dense and full-mask attention on small data. NaN: the library refused (its sentence is in
- * ctx). */
-static double self_test(esa_ctx *ctx)
-{
-    esa_tensor t[4];
-    double error = NAN;
-    int ready = 1;
-    for (int i = 0; i < 4; i++) {
-        t[i] = data_tensor_new(ESA_DTYPE_F32, 1, HEADS, TOKENS, DIM);
-        ready = ready && t[i].data;
-        if (t[i].data) data_tensor_random(&t[i], (uint64_t)i + 1, 1.0);
-    }
-    esa_mask *mask = NULL;
-    const esa_select_params full = esa_select_params_default(ESA_SELECT_FULL);
-    if (ready && esa_attention(ctx, &t[0], &t[1], &t[2], &t[3], NULL, NULL) == ESA_OK) {
-        const double dense = check_error(&t[0], &t[1], &t[2], &t[3]);
-        if (esa_select(ctx, &mask, &t[0], &t[1], &full) == ESA_OK &&
-            esa_attention(ctx, &t[0], &t[1], &t[2], &t[3], mask, NULL) == ESA_OK) {
-            const double sparse = check_error(&t[0], &t[1], &t[2], &t[3]);
-            error = dense > sparse ? dense : sparse;
-        }
-    }
-    esa_mask_free(mask);
-    for (int i = 0; i < 4; i++) data_tensor_free(&t[i]);
-    return error;
-}
-
-/* ---------------------------------------------------------------- GPUs */
-
 /* f32 values that are exact in bf16: the last 16 bits cut off. */
 static void cut_to_bf16(esa_tensor *t)
 {
@@ -88,7 +59,7 @@ static void cut_to_bf16(esa_tensor *t)
     for (int64_t i = 0; i < data_tensor_count(t); i++) bits[i] &= 0xffff0000u;
 }
 
-/* o of the GPU into out (f32). */
+/* Copies o from the GPU into out, as f32. */
 static esa_status fetch(esa_ctx *ctx, esa_tensor *out, const esa_tensor *o)
 {
     const int64_t n = data_tensor_count(o);
@@ -103,63 +74,77 @@ static esa_status fetch(esa_ctx *ctx, esa_tensor *out, const esa_tensor *o)
     return status;
 }
 
-/* Dense and full-mask attention on the GPU; NaN: refused (its sentence is in ctx). *kernel: what
- * ran. */
-static double gpu_test(esa_ctx *ctx, int32_t dtype, const char **kernel)
+/* q, k, v or o of the self-test: as f32, and as the kernels take it */
+typedef struct operand {
+    esa_tensor f32, cast, given;
+} operand;
+
+/* Makes operand i. given is f32 itself on the CPU, a copy in dtype on the GPU. 0 if it failed. */
+static int operand_new(operand *x, esa_ctx *ctx, int32_t device, int32_t dtype, int dim, int i)
 {
-    esa_tensor t[4], cast[3], gpu[4];
+    x->f32 = data_tensor_new(ESA_DTYPE_F32, 1, HEADS, TOKENS, dim);
+    if (!x->f32.data) return 0;
+    data_tensor_random(&x->f32, (uint64_t)i + 1, 1.0);
+    x->given = x->f32;
+    if (device == ESA_DEVICE_CPU) return 1;
+    cut_to_bf16(&x->f32);
+    if (dtype != ESA_DTYPE_F32) {
+        x->cast = data_tensor_new(dtype, 1, HEADS, TOKENS, dim);
+        if (!x->cast.data) return 0;
+        data_tensor_convert(&x->cast, &x->f32);
+    }
+    x->given = data_tensor_to_gpu(ctx, x->cast.data ? &x->cast : &x->f32);
+    return x->given.data != NULL;
+}
+
+static void operand_free(operand *x, esa_ctx *ctx)
+{
+    if (x->given.data != x->f32.data) data_tensor_free_gpu(ctx, &x->given);
+    data_tensor_free(&x->f32);
+    data_tensor_free(&x->cast);
+}
+
+/* The largest error of dense and of full-mask attention on small data. NaN if the library refused;
+ * its message is in ctx. *kernel: the kernel that ran. */
+static double self_test(esa_ctx *ctx, int32_t device, int32_t dtype, const char **kernel)
+{
+    const int dim = device == ESA_DEVICE_CPU ? DIM : GPU_DIM;
+    operand x[4];
     esa_mask *mask = NULL;
     esa_plan *plan = NULL;
-    double error = NAN;
-    int ready = 1;
-    memset(gpu, 0, sizeof gpu);
-    memset(cast, 0, sizeof cast);
-    for (int i = 0; i < 4; i++) {
-        t[i] = data_tensor_new(ESA_DTYPE_F32, 1, HEADS, TOKENS, GPU_DIM);
-        if (!(ready = ready && t[i].data)) continue;
-        data_tensor_random(&t[i], (uint64_t)i + 1, 1.0);
-        cut_to_bf16(&t[i]);
-        if (i < 3 && dtype != ESA_DTYPE_F32)
-            cast[i] = data_tensor_new(dtype, 1, HEADS, TOKENS, GPU_DIM);
-        if (cast[i % 3].data && i < 3) data_tensor_convert(&cast[i], &t[i]);
-        /* o: any contents will do */
-        esa_tensor shape = esa_tensor_bnsd(t[i].data, dtype, 1, HEADS, TOKENS, GPU_DIM);
-        gpu[i] = data_tensor_to_gpu(ctx, i < 3 && cast[i].data ? &cast[i] : &shape);
-        ready = ready && gpu[i].data;
-    }
+    esa_status status = ESA_OK;
+    double worst = 0;
+    memset(x, 0, sizeof x);
+    for (int i = 0; i < 4 && status == ESA_OK; i++)
+        if (!operand_new(&x[i], ctx, device, dtype, dim, i)) status = ESA_ERR_MEMORY;
     esa_shapes shapes = esa_shapes_default();
     shapes.dtype = dtype;
-    shapes.device = ESA_DEVICE_CUDA;
+    shapes.device = device;
     shapes.B = 1;
     shapes.Hq = shapes.Hkv = HEADS;
     shapes.Nq = shapes.Nk = TOKENS;
-    shapes.D = GPU_DIM;
+    shapes.D = dim;
     const esa_select_params full = esa_select_params_default(ESA_SELECT_FULL);
-    if (ready) {
-        double worst = 0;
-        esa_status status = esa_plan_create(ctx, &plan, &shapes, &full, NULL);
-        if (status == ESA_OK) status = esa_mask_create(plan, &mask);
-        if (status == ESA_OK) status = esa_plan_select(plan, mask, &gpu[0], &gpu[1], NULL);
-        for (int sparse = 0; sparse < 2 && status == ESA_OK; sparse++) {
-            *kernel = esa_plan_kernel(plan, sparse ? mask : NULL, &gpu[0], &gpu[1], &gpu[2],
-                                      &gpu[3]);
-            status = esa_plan_attention(plan, sparse ? mask : NULL, &gpu[0], &gpu[1], &gpu[2],
-                                        &gpu[3], NULL, NULL);
-            if (status == ESA_OK) status = fetch(ctx, &t[3], &gpu[3]);
-            const double now = status == ESA_OK ? check_error(&t[0], &t[1], &t[2], &t[3]) : NAN;
-            if (!(now <= worst)) worst = now;
-        }
-        if (status == ESA_OK) error = worst;
+    const esa_tensor *q = &x[0].given, *k = &x[1].given, *v = &x[2].given;
+    esa_tensor *o = &x[3].given;
+    if (status == ESA_OK) status = esa_plan_create(ctx, &plan, &shapes, &full, NULL);
+    if (status == ESA_OK) status = esa_mask_create(plan, &mask);
+    if (status == ESA_OK) status = esa_plan_select(plan, mask, q, k, NULL);
+    for (int sparse = 0; sparse < 2 && status == ESA_OK; sparse++) {
+        *kernel = esa_plan_kernel(plan, sparse ? mask : NULL, q, k, v, o);
+        status = esa_plan_attention(plan, sparse ? mask : NULL, q, k, v, o, NULL, NULL);
+        if (status == ESA_OK && device != ESA_DEVICE_CPU) status = fetch(ctx, &x[3].f32, o);
+        if (status != ESA_OK) break;
+        const double error = check_error(&x[0].f32, &x[1].f32, &x[2].f32, &x[3].f32);
+        if (!(error <= worst)) worst = error;
     }
     esa_mask_free(mask);
     esa_plan_free(plan);
-    for (int i = 0; i < 4; i++) {
-        data_tensor_free(&t[i]);
-        if (i < 3) data_tensor_free(&cast[i]);
-        data_tensor_free_gpu(ctx, &gpu[i]);
-    }
-    return error;
+    for (int i = 0; i < 4; i++) operand_free(&x[i], ctx);
+    return status == ESA_OK ? worst : (double)NAN;
 }
+
+/* ---------------------------------------------------------------- GPUs */
 
 /* One GPU: what it is, which kernels it gets, and that they are right. */
 static int gpu_report(cli_json *json, int32_t ordinal)
@@ -180,7 +165,7 @@ static int gpu_report(cli_json *json, int32_t ordinal)
     cli_gpu_json(json, NULL, &info);
     for (int i = 0; i < 2; i++) {
         const char *kernel = "?";
-        const double error = gpu_test(ctx, checks[i].dtype, &kernel);
+        const double error = self_test(ctx, ESA_DEVICE_CUDA, checks[i].dtype, &kernel);
         const int ok = error <= checks[i].bound;
         printf("check     %-10s %s on GPU %d in %s (largest error %.1e)\n", kernel,
                ok ? "right" : "WRONG", (int)ordinal, checks[i].name, error);
@@ -192,7 +177,7 @@ static int gpu_report(cli_json *json, int32_t ordinal)
     return status;
 }
 
-/* No GPU is no failure: one line says why. */
+/* A machine without a GPU is fine: one line says why none is used. */
 static int gpus_report(cli_json *json, esa_ctx *ctx)
 {
     int32_t count = 0;
@@ -229,6 +214,41 @@ static void blas_report(const cli_blas *blas, const char *cpu)
                better);
 }
 
+/* Checks every kernel set of the CPU that this machine can run. */
+static int kernel_sets_report(cli_json *json, int64_t threads)
+{
+    /* f32 sums of 333 products of order one stay below 1e-6 in every kernel set; a wrong index
+     * gives errors near 0.1. */
+    const double bound = 1e-5;
+    int status = CLI_OK;
+    esa_ctx_params params = esa_ctx_params_default();
+    params.threads = (int32_t)threads;
+    cli_json_open(json, "kernel_sets", '[');
+    for (int i = 0; i < LEVELS; i++) {
+        esa_ctx *ctx;
+        const char *kernel, *name = levels[i].name;
+        params.cpu_level = levels[i].level;
+        const int have = esa_ctx_create(&ctx, &params) == ESA_OK;
+        cli_json_open(json, NULL, '{');
+        cli_json_fields(json, "name %s available %i", name, have);
+        if (have) {
+            const double error = self_test(ctx, ESA_DEVICE_CPU, ESA_DTYPE_F32, &kernel);
+            const int ok = error <= bound;
+            printf("check     %-10s %s (largest error %.1e)\n", name, ok ? "right" : "WRONG",
+                   error);
+            cli_json_fields(json, "largest_error %g right %i", error, ok);
+            if (!ok)
+                status = cli_fail("doctor: kernel set %s: %s", name,
+                                  esa_ctx_error(ctx)[0] ? esa_ctx_error(ctx) : "wrong results");
+        } else
+            printf("check     %-10s not on this machine\n", name);
+        cli_json_close(json);
+        esa_ctx_free(ctx);
+    }
+    cli_json_close(json);
+    return status;
+}
+
 int cmd_doctor(int argc, char **argv)
 {
     int64_t threads = 0;
@@ -241,7 +261,7 @@ int cmd_doctor(int argc, char **argv)
     };
     status = cli_options(
         "esa doctor", "[options]",
-        "Says which kernels, libraries and machine are in use, and checks every kernel set.",
+        "Prints which kernels, libraries and machine are in use, and checks every kernel set.",
         options, argc, argv, NULL, &done);
     if (status || done) return status;
     if (esa_api_version() != ESA_API_VERSION)
@@ -250,9 +270,6 @@ int cmd_doctor(int argc, char **argv)
             ESA_API_VERSION, (int)esa_api_version());
     esa_ctx *ctx;
     if ((status = cli_ctx_new(&ctx, threads)) != 0) return status;
-    esa_ctx_params params = esa_ctx_params_default();
-    params.threads = (int32_t)threads;
-
     cli_machine m;
     cli_blas blas;
     cli_machine_get(&m);
@@ -271,34 +288,7 @@ int cmd_doctor(int argc, char **argv)
     blas_report(&blas, esa_ctx_cpu(ctx));
     const int gpus = gpus_report(json, ctx);
 
-    /* 1e-5: f32 sums of 333 products of order one stay below 1e-6 in every kernel set, a wrong
-     * index gives errors near 0.1. */
-    const double bound = 1e-5;
-    cli_json_open(json, "kernel_sets", '[');
-    for (int i = 0; i < LEVELS; i++) {
-        esa_ctx *one;
-        params.cpu_level = levels[i].level;
-        cli_json_open(json, NULL, '{');
-        cli_json_text(json, "name", levels[i].name);
-        const esa_status have = esa_ctx_create(&one, &params);
-        cli_json_bool(json, "available", have == ESA_OK);
-        if (have == ESA_OK) {
-            const double error = self_test(one);
-            const int ok = error <= bound;
-            printf("check     %-10s %s (largest error %.1e)\n", levels[i].name,
-                   ok ? "right" : "WRONG", error);
-            cli_json_real(json, "largest_error", error);
-            cli_json_bool(json, "right", ok);
-            if (!ok)
-                status = cli_fail("doctor: kernel set %s: %s", levels[i].name,
-                                  esa_ctx_error(one)[0] ? esa_ctx_error(one) : "wrong results");
-        } else {
-            printf("check     %-10s not on this machine\n", levels[i].name);
-        }
-        cli_json_close(json);
-        esa_ctx_free(one);
-    }
-    cli_json_close(json);
+    status = kernel_sets_report(json, threads);
     cli_blas_close(&blas);
     esa_ctx_free(ctx);
     const int saved = cli_json_save(json, json_path);

@@ -16,7 +16,7 @@ import kit
 import video_files
 from video_files import f32, lcg
 
-ESA, MAKE_RECORDING, STAND_IN = sys.argv[1:4]
+ESA, MAKE_RECORDING, STAND_IN = map(os.path.abspath, sys.argv[1:4])
 COMMANDS = [[], ["bench"], ["masks"]]
 LEAVES = [["demo"], ["doctor"], ["bench", "attention"], ["bench", "quality"], ["masks", "select"], ["masks", "info"],
           ["masks", "derive"], ["masks", "merge"], ["masks", "convert"], ["report"]]
