@@ -1,4 +1,4 @@
-/* cmd_masks_info.c - `esa masks info`: what a mask file holds, and the figures of one of its cells.
+/* cmd_masks_info.c - `esa masks info`: describes a mask file and the figures of one of its cells.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "core/cli.h"
 
@@ -90,18 +90,18 @@ int cmd_masks_info(int argc, char **argv)
     int words = 0, done;
     const cli_option options[] = {
         { "--layer", CLI_INT, &layer, "N", 0, 1e6, 0,
-          "with --step: figures per head of this cell" },
+          "layer of a cell whose figures per head are shown; goes with --step" },
         { "--step", CLI_INT, &step, "N", 0, 1e6, 0,
-          "denoising step of the cell; goes with --layer" },
+          "denoising step of that cell; goes with --layer" },
         { "--branch", CLI_INT, &branch, "N", 0, 1e3, 0, "guidance branch of the cell (0)" },
         { "--budget", CLI_REAL, &budget, "X", 0, 1, 0,
           "budget of the cell (the first prebuilt one, else 0.5)" },
-        { "--json", CLI_OUTPUT, &json_path, "FILE", 0, 0, 0, "also write it as JSON" },
+        { "--json", CLI_OUTPUT, &json_path, "FILE", 0, 0, 0, "also write what is printed as JSON" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
     const int has_budget = cli_given(argc, argv, "--budget");
-    int status = cli_options("esa masks info", "FILE [options]", "Says what a mask file holds.",
-                             options, argc, argv, &words, &done);
+    int status = cli_options("esa masks info", "FILE [options]", "Describes a mask file.", options,
+                             argc, argv, &words, &done);
     if (status || done) return status;
     if (words != 1) return cli_usage("masks info: %d files were given, expected 1", words);
     if ((layer < 0) != (step < 0)) return cli_usage("masks info: --layer and --step go together");
@@ -113,8 +113,7 @@ int cmd_masks_info(int argc, char **argv)
     cli_json *json = cli_json_new();
     esa_status s = esa_mask_file_open(ctx, &file, argv[0]);
     if (s == ESA_OK) s = esa_mask_file_get_info(file, &info);
-    /* The cell is read before anything is printed: a call that fails says one sentence and nothing
-     * else. */
+    /* The cell is read before anything is printed: a call that fails prints its message alone. */
     double *figures = NULL;
     if (s == ESA_OK && layer >= 0) {
         if (!has_budget && info.budget_count > 0) budget = info.budget_permille[0] / 1000.0;

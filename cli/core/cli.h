@@ -109,6 +109,8 @@ typedef struct cli_option {
  * Returns 0 or CLI_USAGE after one sentence. */
 int cli_options(const char *path, const char *usage, const char *about, const cli_option *table,
                 int argc, char **argv, int *words, int *done);
+/* Copies a list of whole numbers; an empty list leaves out as it is. */
+void cli_list_copy(int32_t *out, const cli_list *list);
 /* The i and n of --shard i/n, i from 0; CLI_USAGE and one sentence otherwise. */
 int cli_shard(const char *text, int *index, int *count, const char *what);
 /* 1 if the option was given (looks for it in argv as cli_options left it: call before parsing). */

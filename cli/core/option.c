@@ -332,6 +332,11 @@ int cli_options(const char *path, const char *usage, const char *about, const cl
     return bad;
 }
 
+void cli_list_copy(int32_t *out, const cli_list *list)
+{
+    for (int i = 0; i < list->count; i++) out[i] = (int32_t)list->whole[i];
+}
+
 int cli_shard(const char *text, int *index, int *count, const char *what)
 {
     char *end = NULL;
