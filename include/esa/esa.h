@@ -175,8 +175,8 @@ ESA_API esa_ctx_params esa_ctx_params_default(void);
  * On failure *ctx is NULL, so there is no message. The status is one of
  *   ESA_ERR_ARGUMENT     threads, allocator or cpu_level out of range
  *   ESA_ERR_VERSION      unknown struct_size
- *   ESA_ERR_UNSUPPORTED  this machine lacks cpu_level, or $ESA_CPU is unknown or missing here
- *   ESA_ERR_MEMORY       out of memory */
+ *   ESA_ERR_UNSUPPORTED  this machine lacks cpu_level, or $ESA_CPU names an unknown or missing
+ * level ESA_ERR_MEMORY       out of memory */
 ESA_API esa_status esa_ctx_create(esa_ctx **ctx, const esa_ctx_params *params);
 ESA_API void esa_ctx_free(esa_ctx *ctx);
 
@@ -204,9 +204,10 @@ ESA_API esa_status esa_ctx_set_stream(esa_ctx *ctx, void *cuda_stream);
 
 ESA_API const char *esa_version(void); /* for example "0.1.0" */
 ESA_API int32_t esa_api_version(void); /* ESA_API_VERSION of the loaded library */
-/* The version and a hash of the sources, for example "0.1.0-1f2e3d4c5b6a"; static
- * storage. libesa_video, the CUDA plugin and the Python package work only with a libesa
- * of their own build. */
+
+/* The version and a hash of the sources, for example "0.1.0-1f2e3d4c5b6a". Static storage.
+ * libesa_video, the CUDA plugin and the Python package work only with a libesa of the same
+ * build. */
 ESA_API const char *esa_build_id(void);
 
 /* Sizes of the public structs, indexed by ESA_ABI_*. A binding compares them when it loads. */
@@ -304,7 +305,7 @@ ESA_API void esa_device_memory(const esa_ctx *ctx, int64_t *held_bytes, int64_t 
 
 /* ---------------------------------------------------------------- layout */
 
-/* The layout says which tokens a sequence holds and in which order they stand. A sequence is
+/* The layout says which tokens a sequence holds and in which order. A sequence is
  *
  *     [text front][video tokens, t*h*w][text back]
  *

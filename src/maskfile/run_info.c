@@ -401,7 +401,7 @@ esa_status esa_run_check_layout(esa_ctx *ctx, const esa_mask_file_info *f, const
                                                  0);
     if (!status && esa_run_layout_same(&full, z)) return ESA_OK;
     if (status == ESA_ERR_VERSION) return status;
-    return esa_fail(ctx, ESA_ERR_MISMATCH, "%.160s was made for %s, %s has %s", name,
+    return esa_fail(ctx, ESA_ERR_MISMATCH, "%.160s was made for %s, but %s has %s", name,
                     esa_run_describe_layout(z).text, who,
                     esa_run_describe_layout(status ? &y : &full).text);
 }
