@@ -24,8 +24,8 @@ CONVS = {"alex": (0, 3, 6, 8, 10), "vgg": (0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 2
 CHANNELS = {"alex": (64, 192, 384, 256, 256), "vgg": (64, 128, 256, 512, 512)}
 
 
-def fail(sentence):
-    sys.exit(f"convert_lpips.py: {sentence}")
+def fail(message):
+    sys.exit(f"convert_lpips.py: {message}")
 
 
 def load_state(torch, path):

@@ -1,4 +1,4 @@
-/* test_errors.c - bad input: the right status, a sentence that names what was given, and nothing
+/* test_errors.c - bad input: the right status, a message that names what was given, and nothing
  * written.
  * SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE /* setenv */

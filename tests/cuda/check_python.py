@@ -16,10 +16,10 @@ sys.dont_write_bytecode = True
 if len(sys.argv) > 1:
     os.environ["ESA_LIB"] = sys.argv[1]
 
-import torch
-import torch.nn.functional as F
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
 
-import esa
+import esa  # noqa: E402
 
 DEVICE = sys.argv[2] if len(sys.argv) > 2 else "cuda"
 GRID = (5, 14, 18)
@@ -162,7 +162,8 @@ def check_no_allocation():
 
 def main():
     print(
-        f"esa {esa.__version__}, torch {torch.__version__}, {torch.cuda.get_device_name() if DEVICE == 'cuda' else 'CPU'}"
+        f"esa {esa.__version__}, torch {torch.__version__}, "
+        f"{torch.cuda.get_device_name() if DEVICE == 'cuda' else 'CPU'}"
     )
     checks = [check_results, check_sessions, check_compile, check_autocast]
     if DEVICE == "cuda":

@@ -12,10 +12,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent.parent / "
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "bench"))
 sys.dont_write_bytecode = True
 
-import torch
-import torch.nn.functional as F
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
 
-import esa_ctypes as esa
+import esa_ctypes as esa  # noqa: E402
 
 SELECTORS = {"full": esa.FULL, "entropy": esa.ENTROPY, "rf_v2": esa.RF_V2, "ada_bsa": esa.ADA_BSA, "random": esa.RANDOM}
 GRID = (5, 14, 18)
@@ -200,8 +200,8 @@ class Checks:
             job[0].free()
 
     def check_stream_order(self):
-        """Work queued before ours on the same stream is seen, work queued behind it waits; nobody synchronises in
-        between."""
+        """Our call sees work queued before it on the same stream, and work queued behind it waits, without a
+        synchronisation."""
         q, k, v = (self.randn(1, 8, 4000, 128, torch.bfloat16) for _ in range(3))
         o = torch.empty_like(q)
         plan = esa.Plan(self.ctx[""], q, k)

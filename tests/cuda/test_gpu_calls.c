@@ -104,7 +104,7 @@ static void device_and_memory(void **state)
     esa_device_free(ctx, ptr);
     esa_device_free(ctx, nothing);
 
-    ptr = &ctx; /* more than any GPU has: a status, and life goes on */
+    ptr = &ctx; /* more than any GPU has: a status, and the next call works */
     refused(ctx, esa_device_alloc(ctx, &ptr, INT64_C(1) << 50), ESA_ERR_MEMORY, "GPU");
     assert_null(ptr);
     must(ctx, esa_device_alloc(ctx, &ptr, 16));

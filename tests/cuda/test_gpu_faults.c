@@ -1,5 +1,5 @@
-/* test_gpu_faults.c - a GPU that fails: at every point once, a status, a sentence, nothing lost,
- * and life goes on.
+/* test_gpu_faults.c - a GPU that fails once at every point. The call returns a status and a
+ * message, nothing leaks, and the next call works.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Only the stand-in can be told to fail (tests/cuda/stand_in.c: ESA_STAND_IN_FAIL). Views lie on
@@ -52,11 +52,11 @@ static int nothing_failed(void)
     return left;
 }
 
-/* A failure has a sentence, and if it is the stand-in's own, also the status that belongs to it. */
+/* A failure has a message; one of the stand-in's own also has the status that belongs to it. */
 static void check_failure(const esa_ctx *ctx, esa_status status, int point)
 {
     const char *text = esa_ctx_error(ctx);
-    if (strlen(text) < 20) fail_msg("point %d: \"%s\" is no sentence", point, text);
+    if (strlen(text) < 20) fail_msg("point %d: \"%s\" is not a message", point, text);
     if ((strstr(text, "told to fail") && status != ESA_ERR_DEVICE) ||
         (strstr(text, "memory free") && status != ESA_ERR_MEMORY))
         fail_msg("point %d: %s, but \"%s\"", point, esa_status_name(status), text);
@@ -148,7 +148,7 @@ static void plain_calls(void **state)
     finish(&f);
 }
 
-/* Copies of masks live in the memory of the ctx that was asked for them, whoever made the
+/* A copy of a mask lives in the memory of the ctx that made the copy, not of the ctx that made the
  * original. */
 static void copies_use_their_ctx(void **state)
 {

@@ -1,4 +1,4 @@
-/* test_no_gpu.c - no plugin, a wrong one, no driver, no GPU: ESA_ERR_DEVICE and a sentence, and the
+/* test_no_gpu.c - no plugin, a wrong one, no driver, no GPU: ESA_ERR_DEVICE and a message, and the
  * CPU works on.
  * SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE /* setenv, readlink, dladdr */
@@ -111,7 +111,7 @@ static void all_calls(const char *word)
     assert_true(held == 0 && peak == 0);
     esa_device_free(ctx, NULL);
 
-    assert_memory_equal(before, o, sizeof o); /* nobody wrote */
+    assert_memory_equal(before, o, sizeof o); /* unchanged */
     assert_int_equal(esa_attention(ctx, &cpu[0], &cpu[1], &cpu[2], &cpu[3], NULL, NULL), ESA_OK);
     assert_memory_equal(before, o, sizeof o);
     assert_string_equal(esa_ctx_error(ctx), "");

@@ -1,6 +1,6 @@
 /* use_plugin.c - opens libesa_cuda as libesa does and holds it to cuda.h: a caller built
- * differently is refused with a sentence, the table is whole, and without a GPU every way in
- * answers with a status and a sentence. With a GPU it is opened, asked and closed. use_plugin
+ * differently is refused with a message, the table is whole, and without a GPU every way in
+ * answers with a status and a message. With a GPU it is opened, asked and closed. use_plugin
  * PLUGIN
  * SPDX-License-Identifier: Apache-2.0 */
 #include "cuda/cuda.h"
@@ -22,13 +22,13 @@ static void expect(int32_t holds, const char *what)
     exit(1);
 }
 
-/* A refusal is NULL and a sentence that names the way out. */
+/* A refusal is NULL and a message that says what to do. */
 static void expect_refused(esa_cuda_entry_fn *entry, uint32_t abi, const esa_cuda_host *host,
                            const char *what)
 {
     error[0] = 0;
     expect(entry(abi, host, error, sizeof error) == NULL, what);
-    expect(strstr(error, "install both from one build") != NULL, "a refusal without a sentence");
+    expect(strstr(error, "install both from one build") != NULL, "a refusal without a message");
 }
 
 int main(int argc, char **argv)

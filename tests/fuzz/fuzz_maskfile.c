@@ -1,4 +1,4 @@
-/* fuzz_maskfile.c - any bytes as a mask file: refused with a sentence, or every question gets an
+/* fuzz_maskfile.c - any bytes as a mask file: refused with a message, or every question gets an
  * answer.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "fuzz_session_seeds.h"
@@ -9,7 +9,7 @@ static void ask_cell(esa_mask_file *file, const esa_mask_file_info *info, int32_
     esa_mask *mask = NULL;
     const esa_status status = esa_mask_file_get(file, &mask, layer, step, branch, budget);
     if (status != ESA_OK) {
-        must(!mask && esa_ctx_error(fuzz_ctx)[0], "a refusal has a sentence and no object");
+        must(!mask && esa_ctx_error(fuzz_ctx)[0], "a refusal has a message and no object");
         must(status == ESA_ERR_STATE || status == ESA_ERR_FORMAT || status == ESA_ERR_MISMATCH ||
                  status == ESA_ERR_ARGUMENT,
              "it is one of these");
@@ -37,7 +37,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (status != ESA_OK) {
         must(status == ESA_ERR_FORMAT || status == ESA_ERR_VERSION,
              "only the format or its version can be wrong");
-        must(!file && esa_ctx_error(fuzz_ctx)[0], "a refusal has a sentence and no object");
+        must(!file && esa_ctx_error(fuzz_ctx)[0], "a refusal has a message and no object");
         return 0;
     }
     esa_mask_file_info info = { .struct_size = sizeof info };

@@ -1,4 +1,4 @@
-/* fuzz_recording.c - any bytes as a recording: refused with a sentence, or it can be summed up row
+/* fuzz_recording.c - any bytes as a recording: refused with a message, or it can be summed up row
  * by row.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "fuzz_session_seeds.h"
@@ -13,7 +13,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (status != ESA_OK) {
         must(status == ESA_ERR_FORMAT || status == ESA_ERR_VERSION,
              "only the format or its version can be wrong");
-        must(esa_ctx_error(fuzz_ctx)[0], "a refusal has a sentence");
+        must(esa_ctx_error(fuzz_ctx)[0], "a refusal has a message");
         return 0;
     }
     uint64_t *row = malloc((size_t)rec.info.nk * sizeof *row);

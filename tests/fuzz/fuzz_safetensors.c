@@ -1,4 +1,4 @@
-/* fuzz_safetensors.c - any bytes as a tensor file: refused with a sentence, or everything it says
+/* fuzz_safetensors.c - any bytes as a tensor file: refused with a message, or everything it says
  * is true.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "fuzz_common.h"
@@ -10,7 +10,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const esa_status status = esa_tensors_open_memory(fuzz_ctx, &file, data, (int64_t)size);
     if (status != ESA_OK) {
         must(status == ESA_ERR_FORMAT, "only the format can be wrong");
-        must(!file && esa_ctx_error(fuzz_ctx)[0], "a refusal has a sentence and no object");
+        must(!file && esa_ctx_error(fuzz_ctx)[0], "a refusal has a message and no object");
         return 0;
     }
     int64_t total = 0;

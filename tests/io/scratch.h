@@ -132,7 +132,7 @@ static inline esa_ctx *counting_ctx(counting *c, int32_t threads)
     return ctx;
 }
 
-/* status, and a sentence that holds every one of the words (NULL ends the list). */
+/* Checks the status, and that the message contains each of the words (NULL ends the list). */
 static inline void assert_refused(const esa_ctx *ctx, esa_status status, esa_status expected, ...)
 {
     if (status != expected)

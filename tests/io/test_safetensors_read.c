@@ -1,5 +1,5 @@
 /* test_safetensors_read.c - the strict reader: what is right is read, everything else is refused
- * with a sentence.
+ * with a message.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "io/scratch.h"
 #include "common/one_ctx.h"
@@ -165,7 +165,7 @@ static void test_strings(void **state)
     refuse("{\"\xf4\x90\x80\x80\":{}}", 0, "not UTF-8");
     refuse("{\"\xf8\x88\x80\x80\x80\":{}}", 0, "not UTF-8");
     refuse("{\"\xe2\x82\":{}}", 0, "not UTF-8");
-    /* A control character in a name does not reach the sentence. */
+    /* A control character in a name does not reach the message. */
     refuse("{\"a\\u001b[31m\":{}}", 0, "'a?[31m'");
 }
 

@@ -1,4 +1,4 @@
-/* test_mask_faults.c - mask files that do not fit, are damaged, or cannot be written: a sentence,
+/* test_mask_faults.c - mask files that do not fit, are damaged, or cannot be written: a message,
  * and nothing lost or left behind.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "maskfile/mask_file_test.h"

@@ -46,7 +46,10 @@ def need_lpips(folder):
 def features(net):
     """The convolutional part of torchvision's alexnet or vgg16, not trained."""
     from torch import nn
-    conv = lambda *a, **k: [nn.Conv2d(*a, **k), nn.ReLU(inplace=True)]
+
+    def conv(*a, **k):
+        return [nn.Conv2d(*a, **k), nn.ReLU(inplace=True)]
+
     if net == "alex":
         layers = [
             *conv(3, 64, 11, stride=4, padding=2),
@@ -109,7 +112,10 @@ def check(folder, np, skimage, torch):
     torch.set_num_threads(1)
     rng = np.random.default_rng(seed)
     worst = {"psnr": 0.0, "ssim": 0.0, "alex": 0.0, "vgg": 0.0}
-    at = lambda *names: os.path.join(folder, *names)
+
+    def at(*names):
+        return os.path.join(folder, *names)
+
     pairs = []
     os.mkdir(at("a"))
     os.mkdir(at("b"))
@@ -143,9 +149,9 @@ def check(folder, np, skimage, torch):
         with open(at("m.json"), encoding="utf-8") as file:
             videos = json.load(file)["videos"]
         for (a, b), video in zip(pairs, videos):
-            to = lambda v: torch.from_numpy(v).permute(0, 3, 1, 2).float() / 127.5 - 1
+            frames = [torch.from_numpy(v).permute(0, 3, 1, 2).float() / 127.5 - 1 for v in (a, b)]
             with torch.no_grad():
-                distance = model(to(a), to(b)).reshape(-1).numpy()
+                distance = model(*frames).reshape(-1).numpy()
             for i in range(len(a)):
                 ssim = structural_similarity(a[i], b[i], channel_axis=-1, data_range=255, gaussian_weights=True,
                                              sigma=1.5, use_sample_covariance=False)

@@ -30,7 +30,10 @@ def main():
         for name in os.listdir(golden):                 # what is not made anew stays as it is
             path = os.path.join(golden, name)
             shutil.copytree(path, os.path.join(folder, name)) if os.path.isdir(path) else shutil.copy(path, folder)
-        at = lambda name: os.path.join(folder, name)
+
+        def at(name):
+            return os.path.join(folder, name)
+
         rule = "unipc" if newer else "unipc_036"
         masks = at("masks.safetensors")
         model = os.path.join(source, "models", "wan-tiny")

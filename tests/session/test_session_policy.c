@@ -104,8 +104,8 @@ static void test_policy_table(void **state)
     mini_free(&m);
 }
 
-/* Densities of single heads are those of the mask the plain call makes; on a GPU nobody counts
- * them. */
+/* Densities of single heads are those of the mask the plain call makes; a GPU does not
+ * count them. */
 static void check_heads(const esa_session *s, const esa_mask *mask, const mini *m, int32_t layer,
                         int32_t step)
 {
@@ -351,7 +351,7 @@ static void test_kv_len_and_lse(void **state)
         len[1] = 111; /* read at every call */
     }
     len[0] = 100000;
-    if (!on_gpu()) /* where nobody looks at lengths on the way */
+    if (!on_gpu()) /* a GPU does not check lengths */
         assert_refused(ctx,
                        esa_session_attention(s, 1, ESA_CALL_SELF, &t.q, &t.k, &t.v, &t.o, NULL),
                        ESA_ERR_ARGUMENT, "kv_len", NULL);

@@ -182,9 +182,8 @@ class Slurm(unittest.TestCase):
         with open(presets, "w", encoding="utf-8") as file:
             file.write("# a remark\n\n")
             for budget in BUDGETS[:3]:
-                file.write(
-                    f"launched-b{budget}  --budget {budget} {' '.join(SMALL)} --masks {self.plain}/results/x/masks.safetensors --skip-calibrate\n"
-                )
+                file.write(f"launched-b{budget}  --budget {budget} {' '.join(SMALL)} "
+                           f"--masks {self.plain}/results/x/masks.safetensors --skip-calibrate\n")
         results = os.path.join(self.scratch, "launched")
         script = os.path.join(self.tree, "experiments", "launch_all.sh")
         done = call("bash", script, presets, cwd=self.scratch, env={"RESULTS": results})

@@ -53,7 +53,7 @@ start() {
     rm -rf "$folder"
     mkdir -p "$folder"/{state,spool,munge} && chmod 755 "$folder"/{state,spool,munge} || cannot "cannot write '$folder'"
     folder=$(cd "$folder" && pwd)
-    # munge wants a key nobody else can read, and a socket folder everybody can reach.
+    # munge wants a key that only its owner can read, and a socket folder that all users can reach.
     (umask 077 && head -c 128 /dev/urandom >"$folder/munge/key")
     munged --force --key-file="$folder/munge/key" --socket="$folder/munge/socket" --pid-file="$folder/munged.pid" \
         --log-file="$folder/munged.log" --seed-file="$folder/munge/seed" >"$folder/munged.out" 2>&1 ||

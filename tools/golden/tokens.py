@@ -53,8 +53,10 @@ một quả bóng màu đỏ lăn sang phải trên sàn xanh
 ቀይ ኳስ በሰማያዊ ወለል ላይ ወደ ቀኝ ይንከባለላል
 """.strip().splitlines()
 
-NEGATIVE = ("色调艳丽，过曝，静态，细节模糊不清，字幕，风格，作品，画作，画面，静止，整体发灰，最差质量，低质量，JPEG压缩残留，丑陋的，残缺的，多余的手指，"
-            "画得不好的手部，画得不好的脸部，畸形的，毁容的，形态畸形的肢体，手指融合，静止不动的画面，杂乱的背景，三条腿，背景人很多，倒着走")
+NEGATIVE = ("色调艳丽，过曝，静态，细节模糊不清，字幕，风格，作品，画作，画面，静止，"
+            "整体发灰，最差质量，低质量，JPEG压缩残留，丑陋的，残缺的，多余的手指，"
+            "画得不好的手部，画得不好的脸部，畸形的，毁容的，形态畸形的肢体，手指融合，"
+            "静止不动的画面，杂乱的背景，三条腿，背景人很多，倒着走")
 
 ODD = [
     "", " ", "\n\t ", "a", "A", ".", "...", "…", "-", "--", "—", "0", "3.14159", "1,000,000", "100%", "50 €", "£5",
@@ -63,11 +65,14 @@ ODD = [
     "a  red   ball", "  leading and trailing  ", "tabs\tand\nnewlines\r\nhere", "vertical\x0bform\x0cfeed",
     "file\x1cseparator", "\x1c \x1fends\x1e\u2003\x1d", "x \x1c", "no\u00a0break", "thin\u2009space",
     "ideographic\u3000space", "zero\u200bwidth", "soft\u00adhyphen", "word\u2060joiner", "byte\ufefforder",
-    "line\u2028separator", "ＦＵＬＬ　ｗｉｄｔｈ １２３！", "ｶﾀｶﾅ", "ﬁne ﬂow oﬃce", "① ② ③ ⑩", "Ⅷ ⅳ", "½ ¾ ⅓", "x² + y³ = z⁴", "H₂O",
+    "line\u2028separator", "ＦＵＬＬ　ｗｉｄｔｈ １２３！", "ｶﾀｶﾅ", "ﬁne ﬂow oﬃce", "① ② ③ ⑩", "Ⅷ ⅳ", "½ ¾ ⅓",
+    "x² + y³ = z⁴", "H₂O",
     "№ 5 ™ © ®", "㎏ ㎡ ㍿", "ℌℑ ℝ ℕ", "𝐛𝐨𝐥𝐝 𝑖𝑡𝑎𝑙𝑖𝑐", "ſtraße", "ĳ Ĳ ŉ", "Ǆ ǆ", "ﷺ", "ﻻ ﻼ", "ﬀ", "Ω Å K", "µ μ",
     "café naïve façade", "Ångström", "El Niño", "Dvořák", "Łódź", "Šiauliai", "Győr", "🙂", "🙂 ball 🎉🎉",
     "👍🏽 👨‍👩‍👧‍👦 🏳️‍🌈", "🇩🇪🇯🇵", "❤️ ☀️ ☎", "→ ← ↑ ↓ ⇒", "♠♥♦♣", "∀x∈ℝ: x²≥0", "∑∏∫√∞≈≠≤≥", "▁ under ▁bar", "▁▁", "_",
-    "日本語とEnglishの混在text", "漢字kana混じり123", "中文,英文comma，全角", "한글과 English 혼용", "русский and English", "مرحبا world",
+    "日本語とEnglishの混在text", "漢字kana混じり123", "中文,英文comma，全角",
+    "한글과 English 혼용", "русский and English",
+    "مرحبا world",
     "שלום world", "नमस्ते दुनिया", "สวัสดีชาวโลก", "x" * 60, "supercalifragilisticexpialidocious",
     "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa bbbbbbbbbbbbbbb", "ha" * 40, "!" * 30, "- - - - -",
     "a b c d e f g h i j k l m n o p", "</s>", "a </s> b", "a</s>b", "<pad>", "<unk>", "<unk> ball", "ball<pad><pad>",
@@ -79,8 +84,10 @@ ODD = [
     "&" + "a" * 40 + ";", "&hearts;&#9829;", "100&percnt;", "tom&Jerry", "control\x01\x02chars", "del\x7fete",
     "c1\x85next\x80pad", "\u200e\u200fmarks", "a\u0301b (decomposed)", "e\u0301te\u0301", "n\u0303", "가",
     "quote \" backslash \\ slash /", "{json: [1, 2]}", "<b>bold</b>", "C:\\path\\file", "a/b/c", "~tilde^ `tick`",
-    "one\u2013two\u2014three", "5\u2032 7\u2033", "±0.5 × 2 ÷ 3", "½½½", "ⓐⓑⓒ", "⑴⑵", "㊤㊦", "ⅩⅩ", "㋿", "ｱｲｳ ＡＢＣ ａｂｃ",
-    "。「」、・", "！？：；", "٣٤٥ ۳۴۵ ३४५", "ⵜⴰⵎⴰⵣⵉⵖⵜ", "ᓄᓇᕗᑦ", "ᏣᎳᎩ", "𐌰𐌱𐌲", "𒀀𒁀", "\U0001f9ff\U0001fae0", "\ue000private",
+    "one\u2013two\u2014three", "5\u2032 7\u2033", "±0.5 × 2 ÷ 3", "½½½", "ⓐⓑⓒ", "⑴⑵", "㊤㊦", "ⅩⅩ", "㋿",
+    "ｱｲｳ ＡＢＣ ａｂｃ",
+    "。「」、・", "！？：；", "٣٤٥ ۳۴۵ ३४५", "ⵜⴰⵎⴰⵣⵉⵖⵜ", "ᓄᓇᕗᑦ", "ᏣᎳᎩ", "𐌰𐌱𐌲", "𒀀𒁀", "\U0001f9ff\U0001fae0",
+    "\ue000private",
     NEGATIVE,
 ]
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every step of diffusers' UniPC (flow) and flow-match Euler schedulers for the C tests.
 
-    python tools/golden/wan_sched.py --rule unipc --out tests/golden/sched_unipc.safetensors           diffusers 0.37 or newer
+    python tools/golden/wan_sched.py --rule unipc --out tests/golden/sched_unipc.safetensors           diffusers >= 0.37
     python tools/golden/wan_sched.py --rule unipc_036 --out tests/golden/sched_unipc_036.safetensors   diffusers 0.36
     python tools/golden/wan_sched.py --rule euler --out tests/golden/sched_euler.safetensors
 

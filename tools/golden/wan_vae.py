@@ -67,9 +67,8 @@ def main():
         flat = clip.reshape(-1)
         tensors[case] = flat[:: args.every].contiguous()
         tensors[case + ".scale"] = flat.abs().max().reshape(1)
-        print(
-            f"{case:12s} {tuple(clip.shape)}, largest {flat.abs().max():.3f}, at the limit {(flat.abs() >= 1).float().mean():.3f}"
-        )
+        print(f"{case:12s} {tuple(clip.shape)}, largest {flat.abs().max():.3f}, "
+              f"at the limit {(flat.abs() >= 1).float().mean():.3f}")
     save_file(tensors, args.out,
               metadata={"every": str(args.every), "diffusers": diffusers.__version__, "torch": torch.__version__})
 

@@ -277,7 +277,7 @@ def render(rows, frames=FRAMES, size=SIZE, crop=None, window=None, device="cpu",
         c, s = torch.cos(turn), torch.sin(turn)
         ox, oy = dx * c + dy * s, -dx * s + dy * c
         d = _distance(o(O_SHAPE), ox, oy, r)
-        # Balls and rings carry a band, or nobody could see them turn. The rim is a little darker for all.
+        # Balls and rings carry a band, so that one can see them turn. The rim is a little darker for all.
         round_shape = (o(O_SHAPE) == 0) | (o(O_SHAPE) == 4)
         band = torch.where(round_shape, _coverage(ox.abs() - 0.2 * r, size), torch.zeros_like(d))
         rim = (1 + d / (0.35 * r)).clamp(0, 1)

@@ -46,7 +46,7 @@ EVAL_PROMPTS = [
 ]
 
 
-def _whole_clip_resample(self, x, feat_cache=None, feat_idx=[0]):
+def _whole_clip_resample(self, x, feat_cache=None, feat_idx=None):
     """WanResample for a whole clip in one pass.
 
     diffusers feeds the autoencoder chunk by chunk through a feature cache. For training that means many
