@@ -59,7 +59,7 @@ install(FILES ${CMAKE_CURRENT_BINARY_DIR}/esaConfig.cmake ${CMAKE_CURRENT_BINARY
         DESTINATION ${ESA_PACKAGE_DIR})
 
 # The Python package (pyproject.toml) holds the shared libraries in esa/lib, without links, which a wheel
-# cannot carry, and the command in esa/bin.
+# cannot carry, the command in esa/bin, and the build id that the libraries must have.
 add_custom_target(esa_python DEPENDS esa)
 foreach(part esa_cli esa_video esa_cuda)
   if(TARGET ${part})
@@ -77,6 +77,7 @@ if(SKBUILD)
       install(TARGETS ${part} LIBRARY DESTINATION esa/lib NAMELINK_SKIP COMPONENT python)
     endif()
   endforeach()
+  install(FILES ${CMAKE_CURRENT_BINARY_DIR}/generated/esa_build.h DESTINATION esa/lib COMPONENT python)
   if(TARGET esa_cli)
     install(TARGETS esa_cli RUNTIME DESTINATION esa/bin COMPONENT python)
   endif()

@@ -41,6 +41,18 @@ def install(folder, *arguments):
     return version, pathlib.Path(package), pathlib.Path(library), python
 
 
+def check_command(python, folder):
+    """The esa command of the environment runs, and finds libesa_video where that was built."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "ESA_LIB")}
+    def run(*words):
+        return subprocess.run([python.parent / "esa", *words], cwd=folder, capture_output=True, text=True, timeout=300,
+                              env=environment)
+    assert run("--version").stdout.startswith("esa ")
+    done = run("export", "nothing.npy")
+    assert done.returncode == 1 and "nothing.npy" in done.stderr, done.stderr
+    assert run("masks", "info", "nothing").returncode == 1
+
+
 @pytest.mark.slow
 def test_install(tmp_path):
     version, package, library, python = install(tmp_path / "env", ".")
@@ -53,12 +65,14 @@ def test_install(tmp_path):
     # No compiled Python: the shared objects are the C libraries alone.
     assert {p.name.split(".")[0] for p in package.rglob("*.so*")} <= {"libesa", "libesa_video", "libesa_cuda"}
     assert not [p for p in (package / "lib").iterdir() if p.is_symlink()]
+    check_command(python, tmp_path)
 
 
 @pytest.mark.slow
 def test_editable(tmp_path):
-    _, package, library, _ = install(tmp_path / "env", "-e", ".")
+    _, package, library, python = install(tmp_path / "env", "-e", ".")
     assert package == ROOT / "python" / "esa" and library.is_relative_to(tmp_path)
+    check_command(python, tmp_path)
 
 
 def test_the_source_distribution_holds_what_it_needs(tmp_path):

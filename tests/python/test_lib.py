@@ -104,6 +104,22 @@ def test_a_missing_library_is_an_import_error(tmp_path):
     assert done.returncode == 1 and "could not be used: " in done.stderr and "ImportError" in done.stderr
 
 
+def test_a_package_of_another_build_is_refused(tmp_path, monkeypatch):
+    """An installed package carries the id of its build. Both ids are in the message."""
+    (tmp_path / "lib").mkdir()
+    note = tmp_path / "lib" / "esa_build.h"
+    build = library.load().c.esa_build_id().decode()
+    assert build.startswith(esa.__version__ + "-")
+    monkeypatch.setattr(library, "package_folders", lambda: [tmp_path])
+    for own, fits in ((build, True), ("0.1.0-000000000000", False)):
+        note.write_text(f'#define ESA_BUILD_ID "{own}"\n')
+        if fits:
+            assert library.Library(library.load().path).version() == esa.__version__
+        else:
+            with pytest.raises(ImportError, match=f"is build {build}, this package was installed with build {own}"):
+                library.Library(library.load().path)
+
+
 def test_errors_carry_the_librarys_message():
     x = np.zeros((1, 3, 64, 16), np.float32)
     with pytest.raises(esa.EsaValueError, match="query heads must be a multiple of key heads") as caught:

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """ESA's own modules: processor, cached_processor, models; its torch mask files; FlashAttention-4 as the kernel."""
+import importlib
 import math
 import os
+import pathlib
 import sys
 import types
 
@@ -17,6 +19,8 @@ from esa.compat.original_masks import OriginalMasks, is_original
 from esa.processor import K_BLOCK, Q_BLOCK, _make_step_callback, sparse_processor_mode
 
 STEPS = 5
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -343,6 +347,27 @@ def test_fa4_refuses_key_lengths(fa4):
 def test_fa4_not_installed():
     with pytest.raises(esa.EsaError, match="needs FlashAttention-4"):
         esa.apply(minis.wan().model, esa.EsaConfig(kernel="fa4", tail="none"))
+
+
+# ---------------------------------------------------------------- the modules' names
+
+@pytest.mark.parametrize("name, home", [("processor", "compat.processor"), ("metrics", "compat.metrics"),
+                                        ("cached_processor", "compat.cached_processor"), ("models", "diffusers.models"),
+                                        ("sparse_attention_processor", "diffusers.autoregressive")])
+def test_module_names_of_the_original(name, home):
+    """Each holds the public names of the module where the code is, and the same objects."""
+    stub, module = (importlib.import_module(f"esa.{n}") for n in (name, home))
+    assert stub.__all__ and all(getattr(stub, n) is getattr(module, n) for n in stub.__all__)
+    assert set(getattr(module, "__all__", ())) <= set(stub.__all__)
+
+
+@pytest.mark.parametrize("name", ["benchmark", "benchmark_cached", "calibrate", "evaluate", "export_mp4", "generate",
+                                  "run_experiment"])
+def test_programs_are_modules_and_scripts(name):
+    """`python -m esa.NAME` and the script at the original's place are the same program."""
+    assert importlib.import_module(f"esa.{name}").main is importlib.import_module(f"esa.programs.{name}").main
+    script = ROOT / ("experiments" if name == "run_experiment" else "scripts") / f"{name}.py"
+    assert script.resolve().is_relative_to(ROOT / "compat") and f"{name}.main" in script.read_text()
 
 
 # ---------------------------------------------------------------- esa.models

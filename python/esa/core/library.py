@@ -3,7 +3,8 @@
 
 libesa is looked for in this order: $ESA_LIB (a file), the installed package (esa/lib), the build folders of a source
 tree. libesa_video (frames and metrics) lies beside it and is opened on first use. A library is refused unless its API
-version and the sizes of all its public structs are the ones this package was written for."""
+version and the sizes of all its public structs are the ones this package was written for; an installed package works
+only with a library of its own build."""
 from __future__ import annotations
 
 import ctypes as C
@@ -56,6 +57,15 @@ def package_folders() -> list[pathlib.Path]:
     return [pathlib.Path(p) for p in getattr(sys.modules.get("esa"), "__path__", [own])]
 
 
+def own_build() -> str | None:
+    """The build that this package was installed with; None in a source tree, whose Python files belong to no build."""
+    for folder in package_folders():
+        note = folder / "lib" / "esa_build.h"
+        if note.is_file():
+            return note.read_text(encoding="utf-8").split('"')[1]
+    return None
+
+
 def tree_folders() -> Iterable[pathlib.Path]:
     """Where a source tree builds, and the top of a bundle, which has the libraries beside python/."""
     root = pathlib.Path(__file__).resolve().parents[3]
@@ -102,6 +112,10 @@ class Library:
         if version != API_VERSION:
             raise ImportError(f"{path} has API version {version}, this package was written for {API_VERSION}")
         self._compare(self.c.esa_abi(), dict(enumerate(T.ABI)), path)
+        build, own = self.c.esa_build_id().decode(), own_build()
+        if own is not None and build != own:
+            raise ImportError(f"{path} is build {build}, this package was installed with build {own}: they must come "
+                              "from one build")
         self._video: C.CDLL | None = None
 
     @staticmethod

@@ -15,6 +15,7 @@ _STATUS = C.c_int32
 LIBESA: dict[str, tuple[Any, list[Any]]] = {
     "esa_version": (_s, []),
     "esa_api_version": (_i32, []),
+    "esa_build_id": (_s, []),
     "esa_abi": (C.POINTER(C.c_uint32), []),
     "esa_status_name": (_s, [_i32]),
     "esa_layout_default": (T.Layout, []),
