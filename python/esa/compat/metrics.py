@@ -34,7 +34,7 @@ WITHOUT_WEIGHTS = (
 
 
 def find_lpips(weights: str | os.PathLike[str] | None = None) -> Lpips | None:
-    """The weights that were given, or those in the folder of models; None where there are none."""
+    """The given weights, else those in $ESA_MODELS; None if there are none."""
     if weights is not None:
         return Lpips(weights)
     path = os.path.join(os.environ.get("ESA_MODELS") or os.curdir, "lpips-alex.safetensors")

@@ -50,7 +50,7 @@ def _walk(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _squeeze(x: torch.Tensor, rank: int) -> torch.Tensor | None:
-    """x with `rank` dimensions; a batch of one between steps and heads goes."""
+    """x with `rank` dimensions, without a batch of one between steps and heads; None if that does not fit."""
     if x.ndim == rank + 1 and x.shape[2] == 1:
         x = x.squeeze(2)
     return x if x.ndim == rank else None
@@ -132,7 +132,7 @@ class OriginalMasks:
         return output, budget
 
     def _named(self, budget: float | None) -> float:
-        """A budget as its name says, or without one as the lists have it."""
+        """The budget in the name, or the mean density of lists without one."""
         return budget if budget is not None else float(self.lists[None]["cnt"].double().mean()) / self.shape[4]
 
     def _import_lists(self, output: str, lists: dict[str, torch.Tensor], tokens: int, layout: Layout) -> None:
@@ -179,8 +179,8 @@ class OriginalMasks:
 
 
 class TensorWriter:
-    """The library's writer of tensor files: everything declared first, then the data in that order; nothing is left
-    behind on failure."""
+    """The library's writer of tensor files. Declare all tensors, then write their data in the same order. A failure
+    leaves no file."""
 
     def __init__(self, path: str) -> None:
         self._context = shared_context()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EsaConfig: everything a user decides about sparse attention in a model, checked when it is made."""
+"""EsaConfig: a user's settings of sparse attention in a model, checked when the object is made."""
 from __future__ import annotations
 
 import dataclasses
@@ -147,7 +147,7 @@ class EsaConfig:
 
     @staticmethod
     def check(config: Any) -> EsaConfig:
-        """What was given as a config: None is the defaults, and anything but an EsaConfig a TypeError."""
+        """The config itself, or the defaults for None. TypeError for anything else."""
         if config is None:
             return EsaConfig()
         if config is EsaConfig:
@@ -158,7 +158,7 @@ class EsaConfig:
 
     @property
     def density(self) -> float:
-        """The asked budget, whichever way it was given."""
+        """The requested budget, given as budget or as sparsity."""
         if self.budget is not None:
             return float(self.budget)
         return float(_DEFAULT.select.budget) if self.sparsity is None else 1.0 - float(self.sparsity)
@@ -171,12 +171,12 @@ class EsaConfig:
 
     @classmethod
     def image(cls, **changes: Any) -> EsaConfig:
-        """rf_v2 at sparsity 0.6, as MindIE-SD recommends to begin with for images."""
+        """rf_v2 at sparsity 0.6, MindIE-SD's starting point for images."""
         return cls(selector="rf_v2", sparsity=0.6).replace(**changes)
 
     @classmethod
     def video(cls, **changes: Any) -> EsaConfig:
-        """rf_v2 at sparsity 0.8, as MindIE-SD recommends to begin with for videos."""
+        """rf_v2 at sparsity 0.8, MindIE-SD's starting point for videos."""
         return cls(selector="rf_v2", sparsity=0.8).replace(**changes)
 
     def replace(self, **changes: Any) -> EsaConfig:

@@ -16,8 +16,8 @@ _threads = 0
 
 
 def set_num_threads(threads: int) -> None:
-    """Threads of contexts made from now on; 0: as many as torch uses where torch is imported, else one per CPU.
-    Contexts in use by sessions keep theirs."""
+    """Sets the threads of contexts made from now on. 0: as many as torch uses if torch is imported, else one per CPU.
+    Sessions keep the context they have."""
     global _threads
     if not isinstance(threads, int) or not 0 <= threads <= 256:
         raise ValueError(f"threads must be 0 to 256, not {threads!r}")
@@ -75,13 +75,12 @@ class Context:
                 raise self.lib.error(status, self.lib.c.esa_ctx_error(self.ptr).decode(errors="replace"))
 
     def own(self, ptr: C.c_void_p, free: Callable[[C.c_void_p], None]) -> None:
-        """Something was made with this context and must be freed before it. Objects that hold each other die together,
-        and Python then calls their __del__ in any order: whichever comes first, `release` or the end of the context,
-        frees it, and the other finds NULL."""
+        """Registers an object that must be freed before this context. Python may call __del__ of the object and of the
+        context in any order: the first of `release` and the context's end frees it, the second finds NULL."""
         self.owned[id(ptr)] = ptr, free
 
     def release(self, ptr: C.c_void_p) -> None:
-        """Frees what `own` was told of; again is harmless."""
+        """Frees an object registered with `own`. Calling it again does nothing."""
         _, free = self.owned.pop(id(ptr), (None, None))
         if free is not None and ptr:
             with self.lock:
@@ -89,8 +88,7 @@ class Context:
             ptr.value = None
 
     def set_stream(self, stream: int) -> None:
-        """GPU work that follows goes to this stream (a cudaStream_t as an integer); a change waits for the one
-        before."""
+        """Sends later GPU work to this stream (a cudaStream_t as an integer). A change waits for the previous one."""
         if stream != self.stream:
             self.run(self.lib.c.esa_ctx_set_stream, self.ptr, C.c_void_p(stream or None))
             self.stream = stream
@@ -125,7 +123,7 @@ def shared_context(device_index: int = -1, stream: int = 0) -> Context:
 
 
 def _forget_contexts() -> None:
-    """In a forked child the threads of all contexts are gone, and locks may be held by threads that are not there."""
+    """Drops all contexts in a forked child: their threads are gone, and locks may be held by threads that are gone."""
     global _contexts, _contexts_lock
     _contexts, _contexts_lock = OrderedDict(), threading.Lock()
 

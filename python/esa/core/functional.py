@@ -21,7 +21,7 @@ from .session import complete_layout, select_params
 
 
 def refuse_gradients(*tensors: Any) -> None:
-    """A ValueError where torch would record a gradient: the library computes forward only."""
+    """ValueError if torch would record a gradient: the library computes forward only."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.is_grad_enabled() and any(X.is_torch(t) and t.requires_grad for t in tensors):
         raise ValueError(

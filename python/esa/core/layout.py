@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How tokens lie in the sequence: [text front][video t*h*w][text back], per side, and the order that makes blocks
+"""Where tokens are in the sequence, [text front][video t*h*w][text back] per side, and the order that makes blocks
 homogeneous."""
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Layout:
         return t * h * w + self.text_front + self.text_back if t else 0
 
     def struct(self) -> T.Layout:
-        """As the library wants it."""
+        """The library's struct."""
         out = load().c.esa_layout_default()
         out.order = T.ORDER_DEFAULT if self.order is None else T.number(T.ORDERS, self.order, "order")
         out.order_applied = int(self.order_applied)

@@ -33,7 +33,7 @@ class EsaError(RuntimeError):
 
 
 class EsaValueError(EsaError, ValueError):
-    """What was given does not fit: a value, a shape, a dtype, a mask or a file made for something else."""
+    """An argument does not fit: a value, a shape, a dtype, or a mask or file made for something else."""
 
 
 class EsaMemoryError(EsaError, MemoryError):
@@ -84,7 +84,7 @@ def _places(name: str) -> Iterable[pathlib.Path]:
 
 
 def find_library(name: str = "libesa.so") -> pathlib.Path:
-    """The file of a library, or an ImportError that says where it was looked for."""
+    """The file of a library. The ImportError lists the places that were searched."""
     given = os.environ.get("ESA_LIB")
     if given and name == "libesa.so":
         path = pathlib.Path(given)

@@ -77,7 +77,7 @@ class Mask:
 
     @property
     def runnable(self) -> bool:
-        """False for a compat mask whose blocks are not the kernel's: it can be looked at, attention refuses it."""
+        """False for a compat mask whose blocks the kernels do not have. It can be read, but attention refuses it."""
         return bool(self.info.runnable)
 
     def __repr__(self) -> str:
@@ -177,7 +177,7 @@ class Mask:
         return Mask(context, ptr)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """As a mask file of one layer and one step; a batch is kept as branches."""
+        """Writes a mask file of one layer and one step. A batch is stored as branches."""
         context = self._context
         context.run(context.lib.c.esa_mask_file_save, context.ptr, os.fsencode(path), self._ptr)
 

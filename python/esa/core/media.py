@@ -64,7 +64,7 @@ class Frames:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], fps: float = 0.0) -> Frames:
-        """From a file or a folder of PNG, recognised by content. fps counts where the file does not say."""
+        """Reads a file or a folder of PNG, recognised by content. fps is used if the file has none."""
         context, ptr = shared_context(), C.c_void_p()
         params = load().video.esa_load_params_default()
         params.fps = fps
@@ -72,14 +72,14 @@ class Frames:
         return cls(context, ptr)
 
     def array(self) -> Any:
-        """The pictures as a numpy array of their own."""
+        """A copy of the pictures as a numpy array."""
         import numpy
         info = self.info
         size = info.frames * info.height * info.width * 3
         return numpy.frombuffer((C.c_uint8 * size).from_address(info.rgb), numpy.uint8).reshape(self.shape).copy()
 
     def save(self, path: str | os.PathLike[str], *, fps: float = 0.0, quality: int = 0, codec: str = "auto") -> None:
-        """The ending chooses the format. Written to a temporary name and renamed."""
+        """Writes the format of the ending, to a temporary name that is then renamed."""
         params = load().video.esa_save_params_default()
         params.fps, params.quality, params.codec = fps, quality, T.number(T.CODECS, codec, "codec")
         self._context.run(load().video.esa_frames_save, self._context.ptr, self._ptr, os.fsencode(path),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans: what one shape and one set of settings need is decided once and kept in the context; after the first call
+"""Plans: the decisions for one shape and one set of settings, made once and kept in the context. After the first call
 nothing allocates or waits."""
 from __future__ import annotations
 

@@ -221,7 +221,7 @@ def mode_of(config: EsaConfig, record: bool) -> str:
 
 
 def complete_layout(layout: Layout, config: EsaConfig) -> Layout:
-    """The user's order, window and protection where the layout leaves them open."""
+    """The layout with the config's order, window and protection where it has none of its own."""
     changes: dict[str, Any] = {}
     if layout.order is None:
         changes.update(order=config.order, window=config.window)
@@ -249,7 +249,7 @@ def _context(device: Any) -> Context:
 
 def select_params(config: EsaConfig, layout: Layout, *, scale: float | None = None, causal: bool = False,
                   recording: bool = False) -> T.SelectParams:
-    """The selector's settings as the library wants them."""
+    """The selector's settings as the library's struct."""
     selector = "entropy" if recording or config.selector == "dense" else config.selector
     p = shared_context().lib.c.esa_select_params_default(T.SELECTORS[selector])
     p.mode = T.MODES[config.mode]

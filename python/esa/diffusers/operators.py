@@ -3,7 +3,7 @@
 
     esa::session_enter(handle, which, hidden_states, timestep?, text_mask?, text_length) -> hidden_states
     esa::session_attention(handle, layer, query, key, value) -> out                           (B, N, H, D) in and out
-    esa::session_order(handle, x, dim, back) -> x with its tokens ordered, or put back        (esa.reorder)
+    esa::session_order(handle, x, dim, back) -> x with its tokens ordered, or put back        (reorder.py)
 
 All are opaque to torch.compile: counting steps, choosing masks and calling C happen inside, at run time, and do not
 become part of a graph. `handle` and `layer` are tensors without dimensions on the CPU, because Python numbers would be

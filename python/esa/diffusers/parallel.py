@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 # ---------------------------------------------------------------- processes
 
 def rank() -> int:
-    """Number of this process among them."""
+    """The number of this process in the run."""
     return int(os.environ.get("RANK", 0)) if size() > 1 else 0
 
 
 def size() -> int:
-    """Processes of this run."""
+    """The number of processes of this run."""
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
@@ -48,8 +48,8 @@ def _check(number: int, device: str | None) -> None:
 
 
 def launch(number: int, device: str | None, module: str, arguments: Sequence[str]) -> int | None:
-    """Runs `python -m module arguments` in so many processes and returns the exit status; None where this process is
-    one of them or the only one, and has to go on itself."""
+    """Runs `python -m module arguments` in `number` processes and returns the exit status. None if this process is one
+    of them, or the only one, and must do the work itself."""
     if number <= 1 or size() > 1:
         if size() > 1 and number not in (1, size()):
             raise ValueError(f"--gpus {number} was asked for, but {size()} processes were started")
@@ -71,7 +71,7 @@ def launch(number: int, device: str | None, module: str, arguments: Sequence[str
 
 
 def _wait(children: list[subprocess.Popen[bytes]]) -> int:
-    """The first failure ends the others: they would wait for it for ever."""
+    """Waits for all. After the first failure returns at once, because the others would wait for it for ever."""
     import time
     while True:
         states = [child.poll() for child in children]

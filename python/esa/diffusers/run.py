@@ -81,7 +81,7 @@ class Run:
         return self._permutation(x, dim, back)
 
     def _check(self) -> None:
-        """What can be refused before the model runs."""
+        """Checks all that can be checked before the model runs."""
         config = self.config
         if config.selector == "full":
             raise ValueError("selector 'full' keeps every block: selector='dense' is the same and says so")
@@ -233,7 +233,7 @@ class Run:
         return self._key.steps if self._key is not None else None
 
     def close(self) -> None:
-        """Lets go of what belongs to the model; statistics stay readable."""
+        """Releases what belongs to the model. Statistics stay readable."""
         self._lengths.clear()
         self._permutations.clear()
         self.moment = self._permutation = None

@@ -65,8 +65,8 @@ def recording_size(layers: int, groups: int, heads: int, tokens: int, block: tup
 
 
 class Checkpoint:
-    """A recording beside the output and a note of which prompts are in it, replaced together: the note names the
-    recording it belongs to, and a recording without a note that fits is begun anew."""
+    """A recording beside the output and a note of which prompts are in it. The note names its recording; a recording
+    without a fitting note is not used."""
 
     def __init__(self, output: str, key: dict[str, Any]) -> None:
         self.note, self.key = output + ".resume.json", key
@@ -85,8 +85,8 @@ class Checkpoint:
             self.done, self.recording = int(note["done"]), note["recording"]
 
     def save(self, handle: Any, done: int) -> None:
-        """The new recording under a name of its own first, then the note, then the old recording goes: whenever it
-        stops, one pair is whole."""
+        """Writes the new recording under its own name, then the note, then removes the old recording. Wherever it is
+        killed, one pair is whole."""
         name = f"{self.output}.{done}.recording"
         handle.save_recording(name)
         program.write_json(self.note, {"settings": self.key, "done": done, "recording": name})
@@ -139,8 +139,8 @@ def record(args: argparse.Namespace, pipe: Any, jobs: list[tuple[int, str]], set
 
 
 def _disk_check(args: argparse.Namespace, handle: Any, output: str) -> Any:
-    """After the first step the model's shape is known: says what will be written, and stops if the disk has no room
-    for it."""
+    """A callback for the first step, after which the model's shape is known: prints how much will be written, and stops
+    if the disk has no room for it."""
     told = False
 
     def on_step_end(pipe: Any, step: int, timestep: Any, kwargs: dict[str, Any]) -> dict[str, Any]:

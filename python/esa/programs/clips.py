@@ -26,7 +26,7 @@ METHODS = ("dense", "entropy", "rf_v2", "ada_bsa", "cached")
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """How self-attention runs; config None: as the pipeline does it, by torch."""
+    """How self-attention runs. config None: torch's own attention, as the pipeline has it."""
     name: str
     config: EsaConfig | None
 
@@ -75,7 +75,7 @@ def method_of(args: argparse.Namespace, name: str, budget: float, *, masks: str 
 # ---------------------------------------------------------------- making
 
 class _Watch:
-    """Wall clock of text encoding, steps and decoding. A GPU is waited for where a time is taken."""
+    """Times text encoding, steps and decoding. Waits for the GPU before it reads the clock."""
 
     def __init__(self, pipe: Any) -> None:
         self.first = 0.0
@@ -197,7 +197,7 @@ def step_mean(record: dict[str, Any], *, warmup: int = 0) -> float | None:
 
 
 def speedup(dense: list[dict[str, Any]], sparse: list[dict[str, Any]], *, without_warmup: bool) -> float | None:
-    """Of the denoising steps, median over clips; without the steps that the sparse run does dense too."""
+    """Speedup of the denoising steps, median over clips; without_warmup leaves out the steps that both run dense."""
     found = []
     for d, s in zip(dense, sparse):
         warmup = s["warmup_steps"] if without_warmup else 0

@@ -34,8 +34,8 @@ def parser() -> program.Parser:
     p.add_argument("--out", metavar="FILE",
                    help="one video: .mp4, .y4m, .safetensors, .npy, or a folder of PNG (a name that ends in /)")
     p.add_argument("--format", choices=("safetensors", "mp4", "both"), default="safetensors",
-                   help="of the files in --output-dir (safetensors)")
-    p.add_argument("--fps", type=float, metavar="X", help="of the files (the model's own)")
+                   help="format of the files in --output-dir (safetensors)")
+    p.add_argument("--fps", type=float, metavar="X", help="frames per second of the files (the model's own)")
     p.add_argument("--json", metavar="FILE", help="write what was measured")
     return p
 

@@ -69,7 +69,7 @@ def run(name: str, main: Callable[[Sequence[str] | None], None], arguments: Sequ
 
 
 def done_by_others(args: argparse.Namespace, name: str, arguments: Sequence[str]) -> bool:
-    """With --gpus N: starts the processes and waits for them. False where this process has to do the work."""
+    """With --gpus N: starts the processes and waits for them. False if this process has to do the work."""
     from ..diffusers import parallel
     status = parallel.launch(args.gpus, args.device, f"esa.{name}", arguments)
     if status:
@@ -122,14 +122,14 @@ def _block(text: str) -> tuple[int, int]:
 
 
 def add_model(parser: argparse.ArgumentParser, default: str | None = "wan-t2v-1.3b") -> None:
-    """--model and where and how it runs."""
+    """--model, and options that say where and how it runs."""
     group = parser.add_argument_group("model")
     group.add_argument(
         "--model", default=default, metavar="NAME|FOLDER",
         help=f"wan-t2v-1.3b, wan-t2v-14b, cogvideox-5b, hunyuan-video, wan-tiny, or a diffusers folder ({default})")
     group.add_argument("--device", metavar="DEVICE", help="cpu, cuda, cuda:1 (the GPU if there is one)")
     group.add_argument("--dtype", choices=DTYPES, default="auto",
-                       help="of the weights (bfloat16 on a GPU, float32 on the CPU)")
+                       help="dtype of the weights (bfloat16 on a GPU, float32 on the CPU)")
     group.add_argument("--cpu-offload", action="store_true",
                        help="parts wait in main memory and visit the GPU in turn (14B on one GPU)")
     group.add_argument("--gpus", type=_whole(1, 64), default=1, metavar="N", help="share the work among N GPUs (1)")
@@ -138,17 +138,17 @@ def add_model(parser: argparse.ArgumentParser, default: str | None = "wan-t2v-1.
 
 
 def add_size(parser: argparse.ArgumentParser) -> None:
-    """Size of the video and what it is made with; nothing given: the model's own."""
+    """Size, steps, guidance and seed of the video. The defaults are the model's own."""
     group = parser.add_argument_group("video")
     for name in ("--height", "--width"):
         group.add_argument(name, type=_whole(1, 16384), metavar="N", help="pixels (the model's own)")
     group.add_argument("--frames", "--num-frames", dest="frames", type=_whole(1, 100000), metavar="N",
-                       help="(the model's own)")
+                       help="frames of the video (the model's own)")
     group.add_argument("--steps", type=_whole(1, 10000), metavar="N",
-                       help="of denoising (the model's own, 50 for the four large ones)")
+                       help="denoising steps (the model's own, 50 for the four large ones)")
     group.add_argument("--guidance", type=float, metavar="X", help="guidance scale (the model's own)")
     group.add_argument("--negative-prompt", metavar="TEXT", help="what to keep away from")
-    group.add_argument("--seed", type=_whole(0, 2 ** 63 - 1), default=0, metavar="N", help="of the noise (0)")
+    group.add_argument("--seed", type=_whole(0, 2 ** 63 - 1), default=0, metavar="N", help="seed of the noise (0)")
 
 
 def add_prompts(parser: argparse.ArgumentParser, number: int) -> None:
@@ -178,7 +178,7 @@ def add_sparse(parser: argparse.ArgumentParser) -> None:
 # ---------------------------------------------------------------- prompts
 
 def prompts_of(args: argparse.Namespace) -> list[str]:
-    """The prompts that were asked for."""
+    """The prompts of the options."""
     if sum(x is not None for x in (args.prompt, args.prompts, args.num_prompts)) > 1:
         raise Stop("--prompt, --prompts and --num-prompts are three ways to say one thing; give one", 2)
     if args.prompt is not None:
@@ -222,7 +222,7 @@ def load(args: argparse.Namespace, *, ulysses: bool = True) -> Any:
 
 
 def video_settings(args: argparse.Namespace, pipe: Any) -> dict[str, Any]:
-    """Keyword arguments of esa.models.generate_video for the size that was asked for, every one filled in."""
+    """Keyword arguments of esa.models.generate_video, all filled in from the options and the model."""
     from ..diffusers.models import model_of
     model = model_of(pipe, args.model)
     return {
@@ -234,8 +234,8 @@ def video_settings(args: argparse.Namespace, pipe: Any) -> dict[str, Any]:
 
 
 def identity(pipe: Any, model: str) -> tuple[str, str | None]:
-    """What mask files say of a model: its name and a hash of its transformer's configuration, both as the native
-    engine has them."""
+    """A model's name and the hash of its transformer's configuration, as mask files hold them; both are the native
+    engine's."""
     from ..diffusers.models import MODELS, find_model
     name = model if model in MODELS else os.path.basename(os.path.normpath(model))
     return name, config_hash(find_model(model))
