@@ -55,7 +55,7 @@ def _whole_clip_resample(self, x, feat_cache=None, feat_idx=None):
     leaves the temporal resampling out altogether, so it is done here.
     """
     if feat_cache is not None:
-        return WanResample.forward(self, x, feat_cache, feat_idx)
+        return WanResample.forward(self, x, feat_cache, [0] if feat_idx is None else feat_idx)
     if self.mode == "upsample3d" and x.shape[2] > 1:
         b, c, t, h, w = x.shape
         rest = self.time_conv(x[:, :, 1:]).reshape(b, 2, c, t - 1, h, w)

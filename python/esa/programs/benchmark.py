@@ -32,7 +32,8 @@ def parser(
     program.add_sparse(p)
     clips.add_tail(p)
     p.add_argument("--repeats", type=program._whole(1, 1000), default=1, metavar="N", help="runs of each method (1)")
-    p.add_argument("--prompt", default="A cat walking on grass", metavar="TEXT", help="prompt of the video (A cat walking on grass)")
+    p.add_argument("--prompt", default="A cat walking on grass", metavar="TEXT",
+                   help="prompt of the video (A cat walking on grass)")
     p.add_argument("--json", "--output", dest="json", metavar="FILE", help="write everything that was measured")
     return p
 
