@@ -20,7 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 def child(code, **environment):
     """Runs code in a fresh interpreter with this package."""
-    paths = os.pathsep.join([str(ROOT / "python"), str(ROOT / "python" / "mindiesd")])
+    paths = os.pathsep.join([str(ROOT / "python"), str(ROOT / "compat" / "mindiesd")])
     return subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300,
                           env={**os.environ, "PYTHONPATH": paths, **environment})
 
@@ -30,7 +30,7 @@ def test_version_is_that_of_the_header():
     words = dict(re.findall(r"#define ESA_(\w+) (\d+)", header))
     version = f"{words['VERSION_MAJOR']}.{words['VERSION_MINOR']}.{words['VERSION_PATCH']}"
     assert esa.__version__ == version and int(words["API_VERSION"]) == library.API_VERSION
-    pyproject = (ROOT / "python" / "mindiesd" / "pyproject.toml").read_text()
+    pyproject = (ROOT / "compat" / "mindiesd" / "pyproject.toml").read_text()
     assert f'version = "{version}"' in pyproject
 
 
