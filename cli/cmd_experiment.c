@@ -1,4 +1,4 @@
-/* cmd_experiment.c - `esa experiment`: its commands, and the options that `run` and `submit` share.
+/* cmd_experiment.c - `esa experiment`: its commands, and the options of `run` and `submit`.
  * SPDX-License-Identifier: Apache-2.0 */
 #define _POSIX_C_SOURCE 200809L /* open_memstream */
 #include "experiment/experiment.h"
@@ -27,8 +27,8 @@ int cmd_experiment(int argc, char **argv)
 
 void experiment_number(char out[32], double budget) { snprintf(out, 32, "%.4g", budget); }
 
-/* A tag is a folder's name and part of job names: letters, digits and . _ + - only, and no option
- * or hidden folder. */
+/* A tag is the name of a folder and part of job names: letters, digits and . _ + -, and it must not
+ * look like an option or a hidden folder. */
 static int tag_is_good(const char *tag)
 {
     static const char first[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_";
@@ -64,10 +64,9 @@ static int agree(experiment *e, const char *path, int numbered)
             "digit first",
             path, e->tag);
     if (e->prompts_file && numbered)
-        return cli_usage("%s: --prompts and --num-prompts are two ways to say one thing; give one",
-                         path);
+        return cli_usage("%s: give --prompts or --num-prompts, not both", path);
     if (e->skip_calibrate && e->only_calibrate)
-        return cli_usage("%s: --skip-calibrate and --only-calibrate contradict one another", path);
+        return cli_usage("%s: give --skip-calibrate or --only-calibrate, not both", path);
     if (!cached && (e->skip_calibrate || e->only_calibrate || e->clip.p.masks))
         return cli_usage(
             "%s: --masks, --skip-calibrate and --only-calibrate go with --method cached", path);
@@ -106,7 +105,7 @@ void experiment_put_word(FILE *out, const char *word)
     fputc('\'', out);
 }
 
-/* The words as they could be typed again; NULL: out of memory. */
+/* The command as it can be typed again; NULL when out of memory. */
 static char *spoken_command(const char *path, int argc, char **argv)
 {
     char *text = NULL;
@@ -138,30 +137,30 @@ int experiment_parse(experiment *e, const char *path, const char *about, const c
         { "--tag", CLI_TEXT, &e->tag, "NAME", 0, 0, 0,
           "name of the experiment and of its folder; required" },
         { "--budget", CLI_REALS, &e->budgets, "X,...", 0, 1, 0,
-          "kept fractions of key blocks (0.5)" },
+          "fractions of key blocks to keep (0.5)" },
         { "--budgets", CLI_REALS, &e->budgets, "X,...", 0, 1, 0, "the same" },
         { "--method", CLI_CHOICES, &e->methods, EXPERIMENT_METHODS, 0, 0, 0,
-          "any, with commas; only cached is calibrated (cached)" },
+          "one or more, with commas; only cached is calibrated (cached)" },
         { "--prompts", CLI_TEXT, &e->prompts_file, "FILE", 0, 0, 0,
           "calibration prompts, one per line" },
         { "--num-prompts", CLI_INT, &e->num_prompts, "N", 1, CLI_PROMPTS, 0,
           "calibrate with the first N built-in prompts (5)" },
         { "--eval-prompts", CLI_TEXT, &e->eval_prompts, "N|FILE", 0, 0, 0,
-          "prompts of the videos: the built-in ones behind those of the calibration, or a file "
+          "prompts of the videos: N built-in ones that the calibration does not use, or a file "
           "(3)" },
-        { "--seed", CLI_INT, &e->clip.p.seed, "N", 0, 9e15, 0, "of the noise (0)" },
+        { "--seed", CLI_INT, &e->clip.p.seed, "N", 0, 9e15, 0, "seed of the noise (0)" },
         { "--skip-calibrate", CLI_FLAG, &e->skip_calibrate, NULL, 0, 0, 0,
-          "the mask file must be there already" },
+          "use the mask file that exists already" },
         { "--only-calibrate", CLI_FLAG, &e->only_calibrate, NULL, 0, 0, 0,
           "make the mask file and stop" },
         { "--results", CLI_TEXT, &e->results, "DIR", 0, 0, 0,
-          "where experiments are kept (results)" },
+          "the folder with the experiments (results)" },
         { "--lpips-weights", CLI_TEXT, &e->lpips_weights, "FILE", 0, 0, 0,
-          "for LPIPS, as `esa evaluate` takes them" },
+          "weights for LPIPS, as for `esa evaluate` (none: no LPIPS)" },
         { "--lpips-net", CLI_CHOICE, &e->net, EVALUATE_NETS, 0, 0, 0,
-          "backbone of LPIPS (that of the weights, else alex)" },
+          "network of LPIPS (that of the weights, else alex)" },
         { "--keep-frames", CLI_FLAG, &e->keep_frames, NULL, 0, 0, 0,
-          "keep the frames as they were before compression: frames/" },
+          "keep the uncompressed frames in frames/" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
     cli_option mine[CLIP_MAX_OPTIONS], table[CLIP_MAX_OPTIONS];
@@ -172,7 +171,7 @@ int experiment_parse(experiment *e, const char *path, const char *about, const c
     const int numbered = cli_given(argc, argv, "--num-prompts");
     const char *name = strncmp(path, "esa ", 4) == 0 ? path + 4 : path;
     if (cli_given(argc, argv, "--budget") && cli_given(argc, argv, "--budgets"))
-        return cli_usage("%s: --budget and --budgets are one option; give one", name);
+        return cli_usage("%s: --budget and --budgets are the same option; give one", name);
     e->command = spoken_command(path, argc, argv);
     if (!e->command) return cli_fail("%s: out of memory", name);
     clip_options(table, mine, CLIP_OPTIONS_ALL, &e->clip);

@@ -1,18 +1,17 @@
-/* cmd_report.c - `esa report`: results folders and mask files become one HTML page that needs
- * nothing else.
+/* cmd_report.c - `esa report`: turns results folders and mask files into one self-contained HTML
+ * page.
  * SPDX-License-Identifier: Apache-2.0 */
+#define _POSIX_C_SOURCE 200809L /* strdup, strndup */
 #include "report/report.h"
 #include "clip/clip.h"
 #include "core/folders.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #define MAX_MASKS 16
-#define MAX_PAGE  (1000LL << 20) /* bytes: beyond it browsers give up */
+#define MAX_PAGE  (1000LL << 20) /* bytes; browsers do not open larger pages */
 
 typedef struct request {
     const char *output, *title, *masks;
@@ -20,31 +19,24 @@ typedef struct request {
     int no_videos;
 } request;
 
-/* Mask files: those of --masks (with commas), else those the results name; each once. */
+/* Lists the mask files: those of --masks, otherwise those that the results name, each once. */
 static int mask_files(char *names[MAX_MASKS], int *count, const request *q, const report_run *runs,
                       int run_count)
 {
     *count = 0;
-    for (const char *p = q->masks; p && *p;) {
+    for (const char *p = q->masks; p && *p; p += *p == ',') {
         const size_t n = strcspn(p, ",");
-        if (n > 0) {
-            if (*count == MAX_MASKS)
-                return cli_usage(REPORT_WHAT ": at most %d mask files", MAX_MASKS);
-            char *name = malloc(n + 1);
-            if (!name) return cli_fail(REPORT_WHAT ": out of memory");
-            memcpy(name, p, n);
-            name[n] = 0;
-            names[(*count)++] = name;
-        }
-        p += n + (p[n] == ',');
+        if (n && *count == MAX_MASKS)
+            return cli_usage(REPORT_WHAT ": at most %d mask files", MAX_MASKS);
+        if (n && !(names[(*count)++] = strndup(p, n)))
+            return cli_fail(REPORT_WHAT ": out of memory");
+        p += n;
     }
     for (int r = 0; r < run_count && !q->masks && *count < MAX_MASKS; r++) {
         int known = !runs[r].masks;
         for (int i = 0; i < *count && !known; i++) known = strcmp(names[i], runs[r].masks) == 0;
-        if (known) continue;
-        char *name = malloc(strlen(runs[r].masks) + 1);
-        if (!name) return cli_fail(REPORT_WHAT ": out of memory");
-        names[(*count)++] = strcpy(name, runs[r].masks);
+        if (!known && !(names[(*count)++] = strdup(runs[r].masks)))
+            return cli_fail(REPORT_WHAT ": out of memory");
     }
     return CLI_OK;
 }
@@ -61,30 +53,24 @@ static void default_title(char *out, size_t size, const report_run *runs, int co
         snprintf(out, size, "%s and %d more: sparse against dense", runs[0].tag, count - 1);
 }
 
-/* The folder the page will lie in; *room is "" where it goes into a pipe or a device. CLI_FAILED
- * after one sentence if it cannot be written there, which is better said before the work than after
- * it. */
-static int page_folder(char *room, size_t size, const char *output)
+/* The folder of the page, where videos are converted; "" if the page goes into a pipe or device. */
+static void page_folder(char *room, size_t size, const char *output)
 {
     struct stat about;
-    *room = 0;
-    const int exists = stat(output, &about) == 0;
-    if (exists && S_ISDIR(about.st_mode))
-        return cli_fail("cannot write '%s': %s", output, strerror(EISDIR));
-    if (exists && !S_ISREG(about.st_mode)) return CLI_OK;
-    cli_folder_of(room, size, output);
-    if (access(room, W_OK | X_OK) == 0 || exists) return CLI_OK;
-    return cli_fail("cannot write '%s': %s: %s", output, room, strerror(errno));
+    if (stat(output, &about) == 0 && !S_ISREG(about.st_mode))
+        *room = 0;
+    else
+        cli_folder_of(room, size, output);
 }
 
-/* runs and mask files are read: the page is made and written. */
+/* Makes and writes the page of these runs and mask files. */
 static int write_page(const request *q, esa_ctx *ctx, const report_run *runs, int count,
                       char *const *masks, int mask_count)
 {
     char title[256], room[4200];
-    int status = page_folder(room, sizeof room, q->output);
-    if (status) return status;
+    int status = CLI_OK;
     size_t bytes = 0;
+    page_folder(room, sizeof room, q->output);
     report_text text = { 0 };
     default_title(title, sizeof title, runs, count, masks);
     cli_json *json = cli_json_new();
@@ -127,7 +113,7 @@ static int write_page(const request *q, esa_ctx *ctx, const report_run *runs, in
                     (long long)page.media.as_pictures,
                     page.media.as_pictures == 1 ? " is shown" : "s are shown");
         if (page.media.left_out)
-            fprintf(stderr, "note: %lld video%s left out, a sentence stands there instead: %s\n",
+            fprintf(stderr, "note: %lld video%s left out, the page says why: %s\n",
                     (long long)page.media.left_out, page.media.left_out == 1 ? " is" : "s are",
                     page.media.reason ? page.media.reason : "");
     }
@@ -162,30 +148,31 @@ int cmd_report(int argc, char **argv)
     request q = { .output = "report.html", .max_clips = 100000, .mask_mb = 16 };
     int words = 0, done;
     const cli_option options[] = {
-        { "--output", CLI_OUTPUT, &q.output, "FILE", 0, 0, 0, "the page (report.html)" },
+        { "--output", CLI_OUTPUT, &q.output, "FILE", 0, 0, 0, "the page to write (report.html)" },
         { "--masks", CLI_TEXT, &q.masks, "FILE,...", 0, 0, 0,
-          "mask files to show (those of the results)" },
+          "mask files to show (those that the results name)" },
         { "--title", CLI_TEXT, &q.title, "TEXT", 0, 0, 0,
-          "heading of the page (the tags of the results)" },
+          "heading of the page (made from the tags)" },
         { "--max-prompts", CLI_INT, &q.max_clips, "N", 1, 100000, 0,
-          "put in the videos of the first N prompts of each folder (all)" },
+          "show the videos of the first N prompts of each folder (all)" },
         { "--no-videos", CLI_FLAG, &q.no_videos, NULL, 0, 0, 0,
-          "leave the videos out: a small page" },
+          "leave the videos out, for a small page" },
         { "--mask-mb", CLI_INT, &q.mask_mb, "N", 1, 500, 0,
-          "megabytes of mask pictures; large files are thinned out to fit (16)" },
+          "megabytes of mask pictures; of larger files, only some layers and steps are shown "
+          "(16)" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
     int status = cli_options("esa report", "RESULTS... [--output report.html] [options]",
                              "Makes one HTML page from results folders (esa experiment run) and "
-                             "mask files: videos side by side, quality against density\n"
-                             "and speed, time per step, density and entropy per head, mask "
-                             "pictures. The page needs nothing else, not even a network.",
+                             "mask files: videos side by side, quality against\n"
+                             "density and speed, time per step, density and entropy per head, mask "
+                             "pictures. The page needs no other file and no network.",
                              options, argc, argv, &words, &done);
     if (status || done) return status;
     if (words == 0 && !q.masks)
         return cli_usage(REPORT_WHAT ": give a results folder or --masks FILE; 'esa report --help' "
                                      "lists the options");
-    /* what is under way ends between two videos and takes its scratch folder with it */
+    /* after a signal, the work ends between two videos and removes its scratch folder */
     clip_catch_signals();
     return make_report(&q, argv, words);
 }

@@ -1,5 +1,5 @@
-/* blas.c - the machine's CBLAS, opened at run time as the yardstick of the benchmarks; nothing
- * links to a BLAS.
+/* blas.c - opens the machine's CBLAS at run time. Benchmarks compare with it; the command does not
+ * link to a BLAS.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "core/cli.h"
 
@@ -62,8 +62,8 @@ void cli_blas_close(cli_blas *blas)
     memset(blas, 0, sizeof *blas);
 }
 
-/* An OpenBLAS that is older than the processor takes kernels that run on anything: Debian 12's
- * takes Prescott's (SSE3) on a Xeon of 2023. */
+/* An OpenBLAS older than the processor takes kernels that run anywhere: that of Debian 12 takes
+ * Prescott's (SSE3) on a Xeon of 2023. */
 const char *cli_blas_better_core(const cli_blas *blas, const char *cpu)
 {
     static const char *const old[] = { "Katmai",       "Coppermine", "Northwood", "Prescott",

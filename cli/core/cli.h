@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * The command line uses the public headers only. A command returns its exit status: 0, CLI_FAILED
- * after one sentence on stderr, or CLI_USAGE when the arguments were wrong. Nothing here keeps
- * state between calls. */
+ * after a message on stderr, or CLI_USAGE after a message about wrong arguments. Functions that
+ * return such a status have printed the message. Nothing here keeps state between calls. */
 #ifndef ESA_CLI_CLI_H
 #define ESA_CLI_CLI_H
 
@@ -25,8 +25,9 @@ typedef struct cli_command {
     const char *help; /* one line */
 } cli_command;
 
-/* Picks argv[0] from the table, suggests a neighbour for typos, prints the list for --help and for
- * no words at all. path is what the user has typed so far, e.g. "esa masks". */
+/* Runs the command argv[0] of the table. Suggests a name for a typing error, and prints the list
+ * for
+ * --help and without words. path is what the user has typed so far: "esa masks". */
 int cli_dispatch(const char *path, const char *about, const cli_command *table, int argc,
                  char **argv);
 
@@ -56,14 +57,13 @@ int cmd_masks_convert(int argc, char **argv);
 int cli_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* The same for wrong arguments; returns CLI_USAGE. */
 int cli_usage(const char *format, ...) __attribute__((format(printf, 1, 2)));
-/* The same for the message of a failed library call; what names the work ("masks select: reading
+/* The same with the message of a failed library call; what names the work ("masks select: reading
  * q"). */
 int cli_fail_esa(const esa_ctx *ctx, esa_status status, const char *what);
 
-/* A context with the default settings and this many threads (0: one per core). CLI_FAILED after one
- * sentence. (machine.c) */
+/* Makes a context with the default settings and this many threads; 0: one per core. (machine.c) */
 int cli_ctx_new(esa_ctx **ctx, int64_t threads);
-/* The same on a GPU, with what is known about it; what names the work. */
+/* Makes a context on a GPU and describes the GPU; what names the work. */
 int cli_ctx_gpu(esa_ctx **ctx, esa_device_info *gpu, int32_t ordinal, const char *what);
 
 /* ---------------------------------------------------------------- options (option.c) */
@@ -96,34 +96,33 @@ typedef struct cli_option {
     /* FLAG int*, TEXT and OUTPUT const char**, INT int64_t*, INT32 int32_t*, REAL double*,
      * CHOICE int*, lists cli_list* */
     void *value;
-    /* shown in the help; CHOICE(S): the names, "a|b|c", in the order of their numbers */
+    /* the value's name in the help; CHOICE(S): all names, "a|b|c", in the order of their numbers */
     const char *argument;
-    /* INT(S), REAL(S): inclusive range, checked when lo < hi; INTS: hi also bounds nothing else */
-    double lo, hi;
-    int length; /* lists: required length, 0 = 1 .. CLI_MAX_LIST */
-    const char *help;
+    double lo, hi;    /* numbers: inclusive range, checked if lo < hi and shown in the help */
+    int length;       /* lists: required length; 0: 1 .. CLI_MAX_LIST */
+    const char *help; /* what it means and, in brackets, the default */
 } cli_option;
 
-/* Parses "--name value" and "--name=value" and the words between them. On --help prints usage and
- * sets *done. Words are moved to the front of argv and counted in *words (NULL: none are allowed).
- * Returns 0 or CLI_USAGE after one sentence. */
+/* Parses "--name value", "--name=value" and the words between them. Prints the usage and sets *done
+ * on --help. Moves words to the front of argv and counts them in *words (NULL: none are allowed).
+ */
 int cli_options(const char *path, const char *usage, const char *about, const cli_option *table,
                 int argc, char **argv, int *words, int *done);
 /* Copies a list of whole numbers; an empty list leaves out as it is. */
 void cli_list_copy(int32_t *out, const cli_list *list);
-/* The i and n of --shard i/n, i from 0; CLI_USAGE and one sentence otherwise. */
+/* Reads --shard i/n, with i from 0. */
 int cli_shard(const char *text, int *index, int *count, const char *what);
-/* 1 if the option was given (looks for it in argv as cli_options left it: call before parsing). */
+/* 1 if the option was given. Call it before cli_options, which moves words. */
 int cli_given(int argc, char **argv, const char *name);
-/* Number of name in "a|b|c", or -1. */
+/* The position of name in "a|b|c", or -1. */
 int cli_choice(const char *names, const char *name, int length);
 /* The entry nearest to word (at most two typing errors away), or NULL. */
 const char *cli_nearest(const char *word, const char *const *names, int count);
 
 /* ---------------------------------------------------------------- output */
 
-/* Tables on stdout: cells are copied, printed aligned at the end; the first columns (left) are
- * flush left. (table_print.c) */
+/* A table that is printed aligned at the end; the first `left` columns are flush left. Cells are
+ * copied. (table_print.c) */
 typedef struct cli_table cli_table;
 cli_table *cli_table_new(int columns, int left);
 /* One cell; after the last column a new row starts. NaN is shown as "-", infinity, which is the
@@ -133,8 +132,7 @@ void cli_cell(cli_table *table, const char *format, ...) __attribute__((format(p
 void cli_row(cli_table *table, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void cli_table_print(cli_table *table, FILE *out); /* prints and frees */
 
-/* A progress line on stderr: redrawn in place on a terminal, a plain line now and then
- * otherwise. */
+/* A progress line on stderr. A terminal shows it in place; other files get a line every quarter. */
 void cli_progress(const char *what, int64_t done, int64_t total);
 void cli_progress_end(void);
 
@@ -142,17 +140,18 @@ void cli_progress_end(void);
 
 typedef struct cli_machine {
     char cpu[128], os[160];
-    int cores; /* this process may use */
+    int cores; /* that this process may use */
     int64_t memory_bytes;
 } cli_machine;
 void cli_machine_get(cli_machine *machine);
-/* "machine": {...} and "commit": ..., as in every JSON we write; ctx gives threads and kernels;
+/* Adds "machine" and "commit", as in every JSON file of esa. ctx gives threads and kernels; ctx and
  * blas may be NULL. */
 void cli_machine_json(cli_json *json, const esa_ctx *ctx, const char *blas);
-/* One line for people. */
+/* Prints the same as one line. */
 void cli_machine_print(FILE *out, const esa_ctx *ctx);
 const char *cli_commit(void);
-/* "gpu": {...} and one line for people: name, compute capability, memory, driver, kernels. */
+/* Adds a GPU as an object, or prints it as one line: name, compute capability, memory, driver,
+ * kernels. */
 void cli_gpu_json(cli_json *json, const char *key, const esa_device_info *gpu);
 void cli_gpu_print(FILE *out, const esa_device_info *gpu);
 double cli_seconds(void); /* monotonic clock */
@@ -163,15 +162,15 @@ double cli_seconds(void); /* monotonic clock */
 typedef struct cli_blas {
     void *handle; /* NULL: none found */
     char name[64];
-    char core[32]; /* whose kernels OpenBLAS chose for this processor; empty: it does not say */
+    char core[32]; /* the processor whose kernels OpenBLAS chose; "" if it does not say */
     void (*sgemm)(int order, int ta, int tb, int m, int n, int k, float alpha, const float *a,
                   int lda, const float *b, int ldb, float beta, float *c, int ldc);
     int threads_set; /* 1: the thread count could be set */
 } cli_blas;
 void cli_blas_open(cli_blas *blas, int threads);
 void cli_blas_close(cli_blas *blas);
-/* The core whose kernels OpenBLAS should have chosen for a processor that runs the kernel set `cpu`
- * (of esa_ctx_cpu); NULL: its choice is fine. */
+/* The core OpenBLAS should have chosen for a processor that runs the kernel set cpu (esa_ctx_cpu);
+ * NULL if its choice is fine. */
 const char *cli_blas_better_core(const cli_blas *blas, const char *cpu);
 
 /* ---------------------------------------------------------------- names and shapes (names.c) */
@@ -183,7 +182,7 @@ const char *cli_blas_better_core(const cli_blas *blas, const char *cpu);
 #define CLI_MODES     "fixed|compat|compat-round"         /* ESA_MODE_* */
 #define CLI_DEVICES   "cpu|cuda"                          /* ESA_DEVICE_* */
 
-/* The i-th name of "a|b|c", in static storage of the caller's buffer; "?" out of range. */
+/* Copies the i-th name of "a|b|c" into buffer and returns it; "?" if i is out of range. */
 const char *cli_name(char buffer[32], const char *names, int i);
 
 typedef struct cli_shape {
@@ -191,11 +190,11 @@ typedef struct cli_shape {
     int64_t B, H, N, D;
     int32_t grid[3], text_front, text_back; /* zeros: no grid */
 } cli_shape;
-/* A model name or "B,H,N,D". Returns 0 or CLI_USAGE after one sentence. */
+/* Reads a model name or "B,H,N,D". */
 int cli_shape_parse(cli_shape *shape, const char *text);
-/* The known names, for the help: "wan-1.3b-480p, ...". */
+/* Lists the known names for the help: "wan-1.3b-480p, ...". */
 void cli_shape_list(char *buffer, size_t size);
-/* "128x64" -> 128, 64. */
+/* Reads "128x64". */
 int cli_block_parse(const char *text, int32_t *block_q, int32_t *block_k);
 
 #endif

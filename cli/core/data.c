@@ -1,4 +1,4 @@
-/* data.c - random numbers and tensors that tools own.
+/* data.c - random numbers and tensors of the benchmarks.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "core/data.h"
 
@@ -76,7 +76,7 @@ static uint16_t to_bf16(float f)
     return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
 }
 
-/* Finite values below 65504 only: what data_tensor_random and synth_fill make. */
+/* Takes finite values below 65504 only, as data_tensor_random and synth_fill make them. */
 static uint16_t to_f16(float f)
 {
     uint32_t u, bits;

@@ -1,4 +1,4 @@
-/* data.h - tensors that tools own, random and synthetic contents, and what a mask costs and keeps.
+/* data.h - tensors of the benchmarks, random and synthetic contents, and the cost of a mask.
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_CLI_DATA_H
 #define ESA_CLI_DATA_H
@@ -17,17 +17,17 @@ double data_normal(data_rng *rng); /* mean 0, variance 1; a sum of eight uniform
 
 /* ---------------------------------------------------------------- owning tensors (data.c) */
 
-/* A contiguous B,H,N,D view of 64-byte aligned memory; data is NULL when out of memory (one
- * sentence was printed). */
+/* A contiguous B,H,N,D view of 64-byte aligned memory; data is NULL after a message when out of
+ * memory. */
 esa_tensor data_tensor_new(int32_t dtype, int64_t B, int64_t H, int64_t N, int64_t D);
 void data_tensor_free(esa_tensor *tensor);
-/* A copy of a contiguous tensor on ctx's GPU; data is NULL after one sentence. */
+/* A copy of a contiguous tensor on ctx's GPU; data is NULL after a message. */
 esa_tensor data_tensor_to_gpu(esa_ctx *ctx, const esa_tensor *tensor);
 void data_tensor_free_gpu(esa_ctx *ctx, esa_tensor *tensor);
 int64_t data_tensor_count(const esa_tensor *tensor);
-/* Normal numbers times gain. */
+/* Fills t with normal numbers times gain. */
 void data_tensor_random(esa_tensor *tensor, uint64_t seed, double gain);
-/* f32 -> the dtype of out, rounded to nearest even; same shape. */
+/* Converts f32 to the dtype of out, rounding to nearest even; same shape. */
 void data_tensor_convert(esa_tensor *out, const esa_tensor *in);
 
 /* ---------------------------------------------------------------- synthetic video-like heads
@@ -41,12 +41,12 @@ void synth_fill(esa_tensor *q, esa_tensor *k, esa_tensor *v, const int32_t grid[
 
 /* ---------------------------------------------------------------- measures (measure.c) */
 
-/* Query-key pairs that mask computes (NULL: all), within causal, over all heads and batch entries;
- * with the pairs of head h of batch entry 0 in head[H] unless NULL. -1 when out of memory. */
+/* Counts the query-key pairs that a mask keeps (NULL: all) over all heads and batch entries.
+ * head[H] (may be NULL) receives the pairs of each head of batch entry 0. -1 when out of memory. */
 int64_t measure_pairs(const esa_mask *mask, const esa_tensor *q, const esa_tensor *k, int causal,
                       int64_t *head);
-/* |o - ref| / |ref| of one head of batch entry 0, both f32, contiguous: the relative error in the
- * Euclidean norm. */
+/* The relative error |o - ref| / |ref| (Euclidean norm) of one head of batch entry 0. Both tensors
+ * are f32 and contiguous. */
 double measure_error(const esa_tensor *o, const esa_tensor *ref, int64_t head);
 
 /* The median of n numbers, NaN if n is 0; sorts them, so that the least comes first. */

@@ -51,8 +51,8 @@ char *cli_read_file(const char *path, size_t *bytes)
 
 /* ---------------------------------------------------------------- writing */
 
-/* Where the links at path lead, into end (path itself if it is none). 1: through /proc, so path
- * stands for a file that is open already; -1: errno says why not. */
+/* Follows the links at path into end. Returns 1 if they lead through /proc, so that path stands for
+ * an open file; -1 with errno on failure. */
 static int follow_links(char end[PATH_MAX], const char *path)
 {
     char folder[PATH_MAX], target[PATH_MAX];
@@ -78,7 +78,7 @@ static int follow_links(char end[PATH_MAX], const char *path)
     return -1;
 }
 
-/* Into a pipe, a device or an open file, which are written and never replaced. */
+/* Writes to a pipe, a device or an open file, which must not be replaced. */
 static int write_through(const char *path, const char *text, size_t bytes)
 {
     const int fd = open(path, O_WRONLY | O_APPEND | O_NOCTTY | O_CLOEXEC);
@@ -97,8 +97,8 @@ static int write_through(const char *path, const char *text, size_t bytes)
     return error ? cli_fail("cannot write '%s': %s", path, strerror(error)) : CLI_OK;
 }
 
-/* A temporary file beside end, then a rename; 0 or an errno. name has room for end and 16 bytes
- * more. */
+/* Writes a temporary file beside end and renames it; returns 0 or an errno. name has room for end
+ * and 16 more bytes. */
 static int replace(const char *end, char *name, const char *text, size_t bytes)
 {
     const char *slash = strrchr(end, '/');
@@ -137,8 +137,8 @@ int cli_write_file(const char *path, const char *text, size_t bytes)
     const int exists = stat(path, &about) == 0;
     if (exists && S_ISDIR(about.st_mode))
         return cli_fail("cannot write '%s': %s", path, strerror(EISDIR));
-    /* The file that standard output goes to (/dev/stdout, or its name): in turn with what was
-     * printed, never replaced under it. */
+    /* Standard output itself (/dev/stdout, or the file's name): append to what was printed, and
+     * never replace the file. */
     if (exists && fstat(STDOUT_FILENO, &out) == 0 && about.st_dev == out.st_dev &&
         about.st_ino == out.st_ino) {
         if (fwrite(text, 1, bytes, stdout) == bytes && fflush(stdout) == 0) return CLI_OK;

@@ -1,4 +1,4 @@
-/* machine.c - what this machine is, which commit this is, and what time it is.
+/* machine.c - describes the machine and the build; contexts; the clock.
  * SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE /* sched_getaffinity */
 #include "core/cli.h"
@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* The value of the first line "key : value" of a file of such lines. */
+/* Copies the value of the first line "key : value" of a file. */
 static void field(char *out, size_t size, const char *path, const char *key, char separator)
 {
     char line[512];
@@ -54,7 +54,7 @@ int cli_ctx_new(esa_ctx **ctx, int64_t threads)
     params.threads = (int32_t)threads;
     const esa_status status = esa_ctx_create(ctx, &params);
     if (status == ESA_OK) return CLI_OK;
-    const char *asked = getenv("ESA_CPU"); /* there is no ctx yet that could hold a sentence */
+    const char *asked = getenv("ESA_CPU"); /* no ctx holds the message yet */
     if (status == ESA_ERR_UNSUPPORTED && asked)
         return cli_fail("ESA_CPU is '%s', expected a kernel set of this machine (ref, avx2, "
                         "avx512, avx512bf16, neon)",

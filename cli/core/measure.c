@@ -1,4 +1,4 @@
-/* measure.c - work that a mask leaves, and the error of an output.
+/* measure.c - the work a mask leaves, and the error of an output.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "core/data.h"
 
@@ -7,7 +7,7 @@
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* Visible pairs of queries q0 .. q1-1 and keys k0 .. k1-1; shift = Nk - Nq. */
+/* Counts the visible pairs of queries q0 .. q1-1 and keys k0 .. k1-1; shift = Nk - Nq. */
 static int64_t block_pairs(int64_t q0, int64_t q1, int64_t k0, int64_t k1, int causal,
                            int64_t shift)
 {

@@ -1,4 +1,4 @@
-/* names.c - names of shapes and small words of the command line.
+/* names.c - reads shapes, block sizes and lists of names.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "core/cli.h"
 

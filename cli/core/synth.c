@@ -1,20 +1,27 @@
-/* synth.c - synthetic q, k, v that look like heads of a video transformer: the same numbers for the
- * same seed.
+/* synth.c - synthetic q, k, v that look like heads of a video transformer. The same seed gives the
+ * same numbers.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Tokens lie on a grid t x h x w. As in the models, q and k are vectors turned by a rotary
- * embedding whose pairs are shared out over the three axes with frequencies 10000^(-f/F), so a
- * constant vector with energy a_f^2 in pair f scores sum_f a_f^2 cos(w_f (p_i - p_j)): energy in
- * the fast pairs of an axis makes attention local along that axis. On top lie content   fields of
- * plane waves that drift over the frames, in the slow pairs (which hardly turn): tokens that show
- * the same thing attract each other wherever they are; the strength varies smoothly from place to
- * place; sinks     a few patches whose keys carry a direction that all queries look for, in the
- * slowest pair; noise     independent per token, about 0.4 in the logits. Strengths are logits
- * (after the scale D^-0.5) at distance 0. The four kinds: local     sharp along all axes: a
- * neighbourhood in space and time temporal  sharp in space, flat in time: the same place in every
- * frame sink      most mass on the sink patches, the rest weakly local diffuse   weak everywhere,
- * mostly content: mass spread over the whole video Values drift smoothly too, each channel with its
- * own waves, plus noise: neighbours have similar values, as in real videos. */
+ * embedding, whose pairs are divided among the three axes with frequencies 10000^(-f/F). A constant
+ * vector with energy a_f^2 in pair f then scores sum_f a_f^2 cos(w_f (p_i - p_j)): energy in the
+ * fast pairs of an axis makes attention local along that axis. Added to it:
+ *
+ *   content   plane waves that drift over the frames, in the slow pairs, which hardly turn. Tokens
+ *             that show the same thing attract each other anywhere. The strength varies smoothly.
+ *   sinks     a few patches whose keys carry a direction, in the slowest pair, that all queries
+ *             look for
+ *   noise     independent per token, about 0.4 in the logits
+ *
+ * Strengths are logits (after the scale D^-0.5) at distance 0. The four kinds of heads:
+ *
+ *   local     sharp along all axes: a neighbourhood in space and time
+ *   temporal  sharp in space, flat in time: the same place in every frame
+ *   sink      most mass on the sink patches, the rest weakly local
+ *   diffuse   weak everywhere, mostly content: mass spread over the whole video
+ *
+ * Values drift smoothly too, each channel with its own waves, plus noise: neighbours have similar
+ * values, as in real videos. */
 #include "core/data.h"
 
 #include <math.h>
@@ -39,7 +46,7 @@ typedef struct wave {
     double kt, ky, kx, phase;
 } wave;
 
-/* A wave of 6 .. 40 tokens length whose pattern moves by (vy, vx) tokens a frame. */
+/* A wave 6 .. 40 tokens long, whose pattern moves by (vy, vx) tokens per frame. */
 static wave wave_new(data_rng *rng, double vy, double vx)
 {
     const double length = 6.0 * pow(40.0 / 6.0, data_unit(rng)), angle = TURN * data_unit(rng);
@@ -51,7 +58,7 @@ static wave wave_new(data_rng *rng, double vy, double vx)
     return w;
 }
 
-/* WAVES of them, scaled to variance 1. */
+/* The sum of WAVES waves at a token, scaled to variance 1. */
 static double field(const wave *w, double t, double y, double x)
 {
     double sum = 0;
@@ -66,8 +73,8 @@ typedef struct pair {
     int slow;
 } pair;
 
-/* Pairs shared out over t, h, w; an axis's strength goes to its pairs with 0.15 <= w_f, the fastest
- * counting most. */
+/* Divides the pairs among t, h, w. The strength of an axis goes to its pairs with w_f >= 0.15, most
+ * of it to the fastest. */
 static void pairs_new(pair *p, int count, const strengths *s)
 {
     const int each = count / 3, share[3] = { count - 2 * each, each, each };
@@ -85,7 +92,7 @@ static void pairs_new(pair *p, int count, const strengths *s)
     }
 }
 
-/* 1 inside one of four patches of 4 x 8 tokens, spread over the video, the first one in frame 0. */
+/* 1 inside one of four patches of 4 x 8 tokens spread over the video; the first is in frame 0. */
 static int is_sink(const int32_t g[3], int t, int y, int x)
 {
     for (int i = 0; i < 4; i++)

@@ -11,8 +11,8 @@
  *     work/                         until then: the lock, one record per finished clip, frames as
  *                                   they were before compression
  *
- * Every file appears whole. What is there is not made again, so a run that was killed anywhere goes
- * on where it was. */
+ * Every file appears whole. Files that exist are not made again, so a killed run continues where it
+ * stopped. */
 #ifndef ESA_CLI_EXPERIMENT_H
 #define ESA_CLI_EXPERIMENT_H
 
@@ -30,65 +30,63 @@ typedef struct experiment_variant {
 } experiment_variant;
 
 typedef struct experiment {
-    /* asked for */
+    /* from the command line */
     clip_request clip; /* model and settings; its masks: --masks */
     const char *tag, *results, *prompts_file, *eval_prompts, *lpips_weights;
     cli_list budgets, methods; /* methods: numbers in EXPERIMENT_METHODS */
     int64_t num_prompts;
     int skip_calibrate, only_calibrate, keep_frames, net;
     char *command; /* as typed; owned */
-    /* worked out */
+    /* derived */
     char folder[EXPERIMENT_PATH]; /* results/tag */
     char masks[EXPERIMENT_PATH];  /* the mask file; "": no method reads one */
     cli_prompts calibration, evaluation;
     experiment_variant variant[1 + 4 * CLI_MAX_LIST];
     int variants;          /* the first is dense */
-    char weights_hash[32]; /* of the model's files as they are now */
-    clip_maker maker;      /* its info stays when it is closed */
+    char weights_hash[32]; /* hash of the model's weight files */
+    clip_maker maker;      /* its info stays valid after it is closed */
 } experiment;
 
 /* ---------------------------------------------------------------- options (cmd_experiment.c) */
 
-/* Reads the options of `run` (submit: and the rows of more, which may be NULL) and checks what can
- * be checked without a model. *done: --help was printed. CLI_OK, or CLI_USAGE after one sentence.
- * experiment_free in any case. */
+/* Reads the options of `run`, and those of more (may be NULL), and checks what can be checked
+ * without a model. *done: --help was printed. Call experiment_free in any case. */
 int experiment_parse(experiment *e, const char *path, const char *about, const cli_option *more,
                      int argc, char **argv, int *done);
 void experiment_free(experiment *e);
-/* "0.5" as in names: b0.5. */
+/* Writes a budget as in names: "0.5" of b0.5. */
 void experiment_number(char out[32], double budget);
-/* word as a shell must be given it. */
+/* Writes a word quoted for a shell. */
 void experiment_put_word(FILE *out, const char *word);
 
 /* ---------------------------------------------------------------- settings
  * (experiment_config.c) */
 
-/* Prompts, sizes and variants of an experiment whose model is open. CLI_FAILED or CLI_USAGE after
- * one sentence. */
+/* Fills in prompts, sizes and variants. The model must be open. */
 int experiment_resolve(experiment *e, const char *what);
-/* The variants of e's methods and budgets, dense first. */
+/* Fills in the variants of all methods and budgets, dense first. */
 void experiment_variants(experiment *e);
 /* The beginning of config.json, up to the settings. */
 cli_json *experiment_about(const experiment *e);
 /* Writes json as config.json, or compares its settings with those of the file that is there. Frees
  * json. CLI_FAILED after a message that names the first setting that differs. */
 int experiment_agree(const experiment *e, cli_json *json, const char *what);
-/* write 0: compares with config.json where there is one, CLI_FAILED after a sentence that names the
- * first setting that differs. write 1: writes it where there is none. */
+/* write 0: compares the settings with config.json if it exists; CLI_FAILED after a message that
+ * names the first difference. write 1: writes config.json if it does not exist. */
 int experiment_config(const experiment *e, const char *what, int write);
 
 /* ---------------------------------------------------------------- results
  * (experiment_results.c) */
 
-/* A file of the experiment: folder/name, with printf's rest. */
+/* Writes the path of a file of the experiment: its folder, then format. */
 void experiment_path(const experiment *e, char path[EXPERIMENT_PATH], const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-/* work/from becomes to, in one step: what a killed run leaves half written lies in work/, which
- * goes at the end. */
+/* Renames work/from to `to`. Files are written in work/ first, so that a killed run leaves no
+ * unfinished file elsewhere. */
 int experiment_move(const experiment *e, const char *from, const char *to, const char *what);
-/* A JSON file of the folder, written that way; frees json. */
+/* Writes a JSON file that way and frees json. */
 int experiment_save(const experiment *e, cli_json *json, const char *name, const char *what);
-/* speed.json from the clips' records; quality.json from their frames, which are compared here. */
+/* Write speed.json from the records of the clips, and quality.json by comparing their frames. */
 int experiment_speed(const experiment *e, const char *what);
 int experiment_quality(const experiment *e, const char *what);
 
@@ -100,11 +98,11 @@ int cmd_experiment_submit(int argc, char **argv);
 int cmd_experiment_collect(int argc, char **argv);
 int cmd_experiment_begin(int argc, char **argv);
 int cmd_experiment_finish(int argc, char **argv);
-/* True if both results are there. */
+/* 1 if both results exist. */
 int experiment_complete(const experiment *e);
 /* Removes work/, whose frames become frames/ if they are to be kept. */
 int experiment_clean_up(const experiment *e, int made, const char *what);
-/* The rows of one experiment, as `collect` prints them. */
+/* Prints the rows of one experiment as `collect` does. */
 int experiment_print(const char *folder, const char *what);
 
 #endif

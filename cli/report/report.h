@@ -1,27 +1,27 @@
-/* report.h - what `esa report` is made of: results folders and mask files become one page that
- * needs nothing else.
+/* report.h - the parts of `esa report`, which turns results folders and mask files into one
+ * self-contained HTML page.
  * SPDX-License-Identifier: Apache-2.0
  *
- *   report_results.c   a results folder -> report_run (what was measured, which videos there are)
- *   report_data.c      runs -> the JSON the page draws from
- *   report_media.c     one video -> something a browser shows, inside the page
- *   report_masks.c     a mask file -> JSON: densities, entropies, and bits as base64
- *   report_page.c      the page: cli/report/page.html with its marks filled in
- *   report_text.c      the text all of them write to */
+ *   report_results.c   reads a results folder into a report_run: figures and videos
+ *   report_data.c      writes runs as the JSON that the page draws from
+ *   report_media.c     puts one video into the page
+ *   report_masks.c     writes a mask file as JSON: densities, entropies, and bits as base64
+ *   report_page.c      fills in the template cli/report/page/page.html
+ *   report_text.c      the growing text they all write to */
 #ifndef ESA_CLI_REPORT_H
 #define ESA_CLI_REPORT_H
 
 #include "core/cli.h"
 #include "clip/video.h"
 
-#define REPORT_WHAT "report" /* begins every sentence */
+#define REPORT_WHAT "report" /* begins every message */
 
 /* ---------------------------------------------------------------- text (report_text.c) */
 
-typedef struct report_text { /* zeros are an empty text */
+typedef struct report_text { /* all zeros: an empty text */
     char *text;
     size_t used, room;
-    int failed; /* out of memory: asked for at the end */
+    int failed; /* out of memory; checked at the end */
 } report_text;
 void report_put(report_text *t, const char *text, size_t bytes);
 void report_puts(report_text *t, const char *text);
@@ -34,49 +34,49 @@ void report_text_free(report_text *t);
 
 /* ---------------------------------------------------------------- results (report_results.c) */
 
-typedef struct report_clip_figures { /* of one clip in one variant; NaN: not known */
-    char *video;                     /* file or folder of pictures; NULL: none */
+typedef struct report_clip_figures { /* one clip of one variant; unknown figures are NaN */
+    char *video;                     /* file or folder of pictures, or NULL */
     double psnr, ssim, lpips, flicker;
     int identical; /* 1: equal to the dense video, bit for bit */
 } report_clip_figures;
 
 typedef struct report_variant { /* one way of running: dense, or a method at a budget */
     char name[64];              /* as in the files: "dense", "b0.5" */
-    char label[96];             /* for people: "cached 0.5" */
-    /* "cached masks, pooled tail": variants of one family differ in budget alone */
+    char label[96];             /* as shown: "cached 0.5" */
+    /* "cached masks, pooled tail": variants of a family differ only in their budget */
     char family[96];
     int dense, identical;
-    /* sparse_: without the warm-up steps */
+    /* sparse_ figures leave out the warm-up steps */
     double budget, density, mass, seconds, step_seconds, sparse_seconds, speedup, sparse_speedup;
     double psnr, ssim, lpips, flicker;
-    /* of the median clip; attention holds selection */
+    /* times of the clip with the median time; attention includes selection */
     double text_seconds, select_seconds, attention_seconds, denoise_seconds, decode_seconds;
-    double *steps; /* [step_count] seconds of every denoising step */
+    double *steps; /* [step_count]: seconds of every denoising step */
     int64_t step_count;
-    double *head_density; /* [layers][heads] as run, or NULL */
+    double *head_density; /* [layers][heads] as measured, or NULL */
     int64_t layers, heads;
     report_clip_figures *clips; /* [clip_count of the run] */
 } report_variant;
 
 typedef struct report_run {
     char *folder, *tag, *model;
-    /* model, size, steps, machine: runs of one setting can share a line in a chart */
+    /* model, size, steps and machine: charts join runs with the same setting by a line */
     char setting[256];
-    char *masks; /* the mask file it names, if that is there; or NULL */
+    char *masks; /* the mask file it names, or NULL if there is none */
     int64_t frames, height, width, step_count, warmup;
-    char **prompts; /* [clip_count], NULL: not known */
+    char **prompts; /* [clip_count]; unknown prompts are NULL */
     int64_t clip_count;
     report_variant *variants; /* the dense one first */
     int variant_count;
-    char *text[3]; /* config.json, speed.json, quality.json as they are; NULL: not there */
+    char *text[3]; /* config.json, speed.json, quality.json as they are; NULL if missing */
     json_t *value[3];
 } report_run;
 
 enum { REPORT_CONFIG = 0, REPORT_SPEED = 1, REPORT_QUALITY = 2 };
 extern const char *const report_file_names[3];
 
-/* Reads a results folder. Files that are missing are left out, but not all of them. CLI_FAILED
- * after one sentence; free in any case. */
+/* Reads a results folder. One of speed.json and quality.json may be missing, and config.json. Call
+ * report_run_free in any case. */
 int report_run_read(report_run *run, const char *folder);
 void report_run_free(report_run *run);
 
@@ -86,8 +86,8 @@ typedef struct report_media { /* the videos of a page */
     esa_ctx *ctx;             /* the caller's */
     const char *room;         /* the page's folder, where videos are converted; NULL: none */
     cli_video video;          /* the engine, opened for the first video */
-    const char *label;        /* of the current video */
-    double fps;               /* of the last video */
+    const char *label;        /* what the current video shows */
+    double fps;               /* rate and frames of the last video */
     int64_t frames;
     int64_t embedded;    /* videos in the page */
     int64_t as_pictures; /* those shown as pictures, because there is no encoder */
@@ -103,8 +103,8 @@ void report_media_close(report_media *media);
 
 /* ---------------------------------------------------------------- mask files (report_masks.c) */
 
-/* Adds the object of one mask file. limit: bytes of bits to put into the page at most; above it
- * layers and steps are thinned out evenly, and the page says so. CLI_FAILED after one sentence. */
+/* Adds the object of one mask file with at most limit bytes of mask bits. For larger files it picks
+ * layers and steps evenly, and the page says so. */
 int report_masks_json(cli_json *json, esa_ctx *ctx, const char *path, int64_t limit);
 
 /* ---------------------------------------------------------------- the page (report_data.c,
@@ -120,7 +120,7 @@ typedef struct report_page {
     const char *data; /* the JSON: {"runs": [...], "masks": [...]} */
     size_t data_bytes;
     int videos;         /* 0: no videos in the page */
-    int64_t max_clips;  /* videos of this many prompts of each run */
+    int64_t max_clips;  /* prompts of each run whose videos are shown */
     report_media media; /* what became of the videos */
 } report_page;
 void report_page_write(report_text *t, report_page *page);

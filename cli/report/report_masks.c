@@ -1,5 +1,5 @@
-/* report_masks.c - a mask file as the page wants it: densities, entropies and kept mass of every
- * cell and head, and the bits.
+/* report_masks.c - a mask file as JSON for the page: density, entropy and kept mass of every cell
+ * and head, and the mask bits.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "report/report.h"
 
@@ -8,11 +8,10 @@
 #include <string.h>
 #include <esa/esa_session.h>
 
-/* of one file: which layers and step groups are stored, and which of them go into the page as
- * pictures */
+/* Which layers and step groups a file stores, and which of them the page shows as pictures. */
 typedef struct axes {
     int32_t *layers, *groups; /* [layer_count], [group_count] */
-    int32_t *first, *last;    /* [groups of the file]: steps of a group */
+    int32_t *first, *last;    /* [groups of the file]: first and last step of a group */
     int layer_count, group_count;
     int32_t *shown_layers, *shown_groups;
     int shown_layer_count, shown_group_count;
@@ -28,7 +27,7 @@ static void axes_free(axes *a)
     free(a->shown_groups);
 }
 
-/* The group of a step as the format defines it: docs/mask-files.md. */
+/* The group of a step, as docs/mask-files.md defines it. */
 static int32_t group_of(const esa_mask_file_info *i, int32_t step)
 {
     return (int32_t)((int64_t)step * i->groups / i->steps);
@@ -57,7 +56,7 @@ static int axes_find(axes *a, const esa_mask_file *file, const esa_mask_file_inf
     return CLI_OK;
 }
 
-/* count of all, evenly spread, the ends among them. */
+/* Picks count of all evenly, including both ends. */
 static int thin(int32_t *out, const int32_t *all, int total, int count)
 {
     if (count > total) count = total;
@@ -67,7 +66,7 @@ static int thin(int32_t *out, const int32_t *all, int total, int count)
     return count;
 }
 
-/* Fewer steps first, they look alike; then fewer layers. */
+/* Drops steps first, because they look alike, then layers. */
 static void axes_show(axes *a, int64_t cell_bytes, int64_t limit)
 {
     const int64_t cells = cell_bytes > 0 && limit / cell_bytes > 1 ? limit / cell_bytes : 1;
@@ -79,7 +78,7 @@ static void axes_show(axes *a, int64_t cell_bytes, int64_t limit)
     a->shown_group_count = thin(a->shown_groups, a->groups, a->group_count, groups);
 }
 
-/* Four digits are plenty for colours, and 30 layers x 40 steps x 40 heads stay small. */
+/* Four digits are enough for colours and keep the page small. */
 static void figures(cli_json *json, const double *x, int64_t n)
 {
     cli_json_open(json, NULL, '[');
@@ -90,7 +89,7 @@ static void figures(cli_json *json, const double *x, int64_t n)
 
 enum { ENTROPY = 0, MASS = 1, DENSITY = 2, FIGURES = 3 };
 
-/* Figures of every cell and head at one budget: x[FIGURES][branch][layer][group][head]. */
+/* Fills x[FIGURES][branch][layer][group][head] with the figures at one budget. */
 static esa_status measure(double *x, int64_t plane, esa_mask_file *file,
                           const esa_mask_file_info *i, const axes *a, double budget)
 {
@@ -106,7 +105,7 @@ static esa_status measure(double *x, int64_t plane, esa_mask_file *file,
     return s;
 }
 
-/* [branch][layer][group][head] of one figure. */
+/* Adds one figure as [branch][layer][group][head]. */
 static void table(cli_json *json, const char *key, const double *x, const esa_mask_file_info *i,
                   const axes *a)
 {
@@ -198,7 +197,7 @@ static void describe(cli_json *json, const char *path, const esa_mask_file_info 
     cli_json_close(json);
 }
 
-/* Without prebuilt budgets one is derived: the default of every command. */
+/* Without prebuilt budgets, the page shows the default of every command. */
 static int budgets_of(double *budget, const esa_mask_file_info *i)
 {
     if (i->budget_count == 0) budget[0] = 0.5;
@@ -233,7 +232,7 @@ static int file_json(cli_json *json, esa_ctx *ctx, esa_mask_file *file, const es
         cli_json_close(json);
     }
     cli_json_close(json);
-    /* The same at every budget; not known without importance. */
+    /* The same at every budget; unknown without importance. */
     if (s == ESA_OK && isfinite(x[ENTROPY * plane]))
         table(json, "entropy", x + ENTROPY * plane, i, a);
     free(x);

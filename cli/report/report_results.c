@@ -1,9 +1,9 @@
-/* report_results.c - a results folder as `esa experiment` leaves it
- * (docs/schemas/experiment-*.schema.json) becomes a report_run.
+/* report_results.c - reads a results folder of `esa experiment`
+ * (docs/schemas/experiment-*.schema.json) into a report_run.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Everything is asked for by name and may be missing: an experiment that was stopped after its
- * speed stage still makes a page. */
+ * Every entry may be missing: an experiment that was stopped after its speed stage still makes a
+ * page. */
 #define _POSIX_C_SOURCE 200809L /* strdup */
 #include "report/report.h"
 
@@ -45,9 +45,10 @@ static int load_files(report_run *r)
             const double format = cli_json_number(r->value[i], "format");
             int status = r->value[i] ? CLI_OK : CLI_FAILED;
             if (!status && !(format == 1))
-                status = cli_fail(REPORT_WHAT
-                                  ": '%s' is not of the format this esa reads: \"format\" is not 1",
-                                  path);
+                status = cli_fail(
+                    REPORT_WHAT
+                    ": '%s' does not have the format this esa reads: \"format\" is not 1",
+                    path);
             if (status) {
                 free(path);
                 return status;
@@ -60,14 +61,14 @@ static int load_files(report_run *r)
     if (r->value[REPORT_CONFIG])
         return cli_fail(REPORT_WHAT
                         ": '%s' has no speed.json and no quality.json yet: its experiment has not "
-                        "come that far (run its command again, it goes on)",
+                        "finished (the same command continues it)",
                         r->folder);
-    return cli_fail(REPORT_WHAT ": '%s' is no results folder: no config.json, speed.json or "
-                                "quality.json in it (esa experiment run makes one)",
+    return cli_fail(REPORT_WHAT ": '%s' is not a results folder: it has no config.json, speed.json "
+                                "or quality.json (esa experiment run makes one)",
                     r->folder);
 }
 
-/* From the first of the three files that knows. */
+/* The number at path in the first of the three files that has it. */
 static double number_of(const report_run *r, const char *path)
 {
     for (int i = 2; i >= 0; i--) {
@@ -136,7 +137,7 @@ static report_variant *variant_of(report_run *r, const json_t *v)
     return n;
 }
 
-/* The clip a video belongs to, or NULL. */
+/* The clip of a video, or NULL. */
 static report_clip_figures *clip_of(report_run *r, report_variant *n, const json_t *video)
 {
     const double index = cli_json_number(video, "index");
@@ -329,7 +330,7 @@ static int read_variants(report_run *r, int file)
 
 /* ---------------------------------------------------------------- the run */
 
-/* Clips are numbered by "index": one more than the largest. */
+/* The number of clips: one more than the largest "index". */
 static int64_t count_clips(const report_run *r)
 {
     int64_t count = 0;
@@ -345,8 +346,7 @@ static int64_t count_clips(const report_run *r)
     return count;
 }
 
-/* The mask file a run names lies in its folder, or where it was given: seen from the folder the
- * experiment was started in, most often this one. */
+/* Looks for the mask file that a run names in its folder, then relative to the current folder. */
 static void find_masks(report_run *r)
 {
     const char *named[3] = { cli_json_string(r->value[REPORT_SPEED], "calibration.file"),

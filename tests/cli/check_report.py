@@ -181,7 +181,7 @@ class Words(Base):
         self.put("file", "x")
         self.fails("file", "--output", "r.html", says=["is a file", "--masks"])
         os.mkdir(self.path("empty"))
-        self.fails("empty", "--output", "r.html", says=["no results folder", "esa experiment run"])
+        self.fails("empty", "--output", "r.html", says=["not a results folder", "esa experiment run"])
         self.results()
         self.fails("res", "--output", "none/r.html", says=["none/r.html", "No such file"])
         self.fails("res", "--masks", "none", "--output", "r.html", says=["none"])
@@ -199,7 +199,7 @@ class Words(Base):
         self.results("early")
         for name in ("speed.json", "quality.json"):
             os.unlink(self.path("early/" + name))
-        self.fails("early", "--output", "r.html", says=["not come that far"])
+        self.fails("early", "--output", "r.html", says=["has not finished"])
         self.results("bare")
         for name in ("speed.json", "quality.json"):
             self.put("bare/" + name, "{\"format\": 1}")
