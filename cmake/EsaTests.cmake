@@ -167,6 +167,9 @@ if(NOT ESA_SANITIZE)
              COMMAND python3 ${checks}/tree/check_${name}.py ${CMAKE_CURRENT_SOURCE_DIR})
     set_tests_properties(tree.${name} PROPERTIES LABELS tree TIMEOUT 300)
   endforeach()
+  add_test(NAME tree.documents COMMAND python3 ${checks}/docs/check_documents.py
+           ${CMAKE_CURRENT_SOURCE_DIR} $<TARGET_FILE:esa_cli>)
+  set_tests_properties(tree.documents PROPERTIES LABELS tree TIMEOUT 300)
   if(TARGET esa_cuda)
     add_test(NAME tree.plugin COMMAND ${checks}/cuda/check_plugin.sh ${CMAKE_CURRENT_SOURCE_DIR}
              $<TARGET_FILE:esa_cuda>)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# libesa_video: the engine (src/nn, src/model, src/metric) behind include/esa/esa_video.h. It holds a private copy of libesa's objects, whose
-# symbols stay hidden, and needs a CBLAS, jansson and libpng; sentencepiece and FFmpeg are used where they are found. ESA_VIDEO AUTO builds it where
-# they are; everything else works without it.
+# libesa_video: the engine (src/nn, src/media, src/metric, src/model) behind include/esa/esa_video.h. It holds a private
+# copy of libesa's objects, whose symbols stay hidden. It needs a CBLAS, jansson and libpng, and uses sentencepiece and
+# FFmpeg if they are found. ESA_VIDEO=AUTO builds it if its libraries are found; everything else works without it.
 #   targets      esa_video (shared), esa_video_static (what tests link; carries the dependencies)
 #   variables    ESA_VIDEO_FOUND, ESA_VIDEO_FFMPEG, ESA_VIDEO_SENTENCEPIECE
 set(ESA_VIDEO AUTO CACHE STRING "build the engine libesa_video: AUTO, ON or OFF")
@@ -76,11 +76,13 @@ set(ESA_VIDEO_FFMPEG OFF)
 if(TARGET PkgConfig::ESA_FFMPEG)
   set(ESA_VIDEO_FFMPEG ON)
 else()
-  message(STATUS "FFmpeg libraries not found: videos are written as Y4M and PNG only (libavformat-dev libavcodec-dev libswscale-dev)")
+  message(STATUS "FFmpeg libraries not found: videos are written as Y4M and PNG only"
+                 " (libavformat-dev libavcodec-dev libswscale-dev)")
 endif()
 
 esa_isa_flags(ESA_VIDEO_SOURCES)
-# Nobody catches floating-point traps; without this gcc leaves loops that clamp a value scalar. NaN and infinities are as ever.
+# The engine does not use floating-point traps. Without this option gcc does not vectorise loops that clamp a value. NaN
+# and infinities behave as before.
 foreach(source ${ESA_VIDEO_SOURCES})
   if(source MATCHES "/src/nn/leaf_")
     set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS -fno-trapping-math)
@@ -92,7 +94,8 @@ target_include_directories(esa_video_objects PUBLIC include PRIVATE src)
 set_target_properties(esa_video_objects PROPERTIES POSITION_INDEPENDENT_CODE ON)
 target_compile_definitions(esa_video_objects PRIVATE $<$<BOOL:${ESA_VIDEO_FFMPEG}>:ESA_HAVE_FFMPEG>
                            $<$<BOOL:${ESA_VIDEO_SENTENCEPIECE}>:ESA_HAVE_SENTENCEPIECE>)
-set(ESA_VIDEO_LIBRARIES PkgConfig::ESA_BLAS PkgConfig::ESA_JANSSON PkgConfig::ESA_PNG m ${CMAKE_DL_LIBS} Threads::Threads)
+set(ESA_VIDEO_LIBRARIES PkgConfig::ESA_BLAS PkgConfig::ESA_JANSSON PkgConfig::ESA_PNG m ${CMAKE_DL_LIBS}
+    Threads::Threads)
 if(ESA_VIDEO_FFMPEG)
   list(APPEND ESA_VIDEO_LIBRARIES PkgConfig::ESA_FFMPEG)
 endif()
