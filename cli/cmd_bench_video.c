@@ -25,7 +25,7 @@ typedef struct bench {
     clip_request base; /* sizes and settings all clips share */
     const char *csv_path, *dense_dir;
     char *csv; /* text of the file, ends with a 0 */
-    size_t used, room;
+    size_t used;
     char size[64];      /* frames x height x width x steps */
     int shard, shards;  /* 0, 1: all of it */
     int64_t clips_made; /* sparse clips of this run */
@@ -36,12 +36,9 @@ typedef struct bench {
 static int csv_append(bench *b, const char *text)
 {
     const size_t n = strlen(text);
-    if (b->used + n + 1 > b->room) {
-        char *grown = realloc(b->csv, 2 * (b->used + n) + 4096);
-        if (!grown) return cli_fail("%s: out of memory", what);
-        b->csv = grown;
-        b->room = 2 * (b->used + n) + 4096;
-    }
+    char *grown = realloc(b->csv, b->used + n + 1);
+    if (!grown) return cli_fail("%s: out of memory", what);
+    b->csv = grown;
     memcpy(b->csv + b->used, text, n + 1);
     b->used += n;
     return CLI_OK;
@@ -50,22 +47,11 @@ static int csv_append(bench *b, const char *text)
 /* Continues an older file with the same columns, from its last whole line. */
 static int csv_open(bench *b)
 {
-    char part[4096];
-    FILE *file = fopen(b->csv_path, "rb");
-    if (!file)
-        return errno == ENOENT
-                   ? csv_append(b, header)
-                   : cli_fail("%s: cannot read '%s': %s", what, b->csv_path, strerror(errno));
-    int status = CLI_OK;
-    for (size_t n; !status && (n = fread(part, 1, sizeof part - 1, file)) > 0;) {
-        part[n] = 0;
-        status = strlen(part) == n ? csv_append(b, part)
-                                   : cli_fail("%s: '%s' is not a CSV file", what, b->csv_path);
-    }
-    fclose(file);
-    if (status) return status;
-    if (b->used == 0) return csv_append(b, header);
-    if (strncmp(b->csv, header, sizeof header - 1) != 0)
+    b->csv = cli_read_file(b->csv_path, &b->used);
+    if (!b->csv && errno != ENOENT)
+        return cli_fail("%s: cannot read '%s': %s", what, b->csv_path, strerror(errno));
+    if (!b->csv || b->used == 0) return csv_append(b, header);
+    if (strncmp(b->csv, header, sizeof header - 1) != 0 || strlen(b->csv) != b->used)
         return cli_fail("%s: '%s' holds other columns; give another name", what, b->csv_path);
     while (b->used && b->csv[b->used - 1] != '\n') b->csv[--b->used] = 0;
     return CLI_OK;

@@ -8,66 +8,56 @@
 #include <stdlib.h>
 
 typedef struct demo {
-    esa_ctx *ctx;
-    esa_tensor q, k, v, o, ref;
-    int32_t grid[3];
+    synth_case c;
     int64_t rounds;
-    uint64_t seed;
     int order; /* ESA_ORDER_* */
-    double dense_seconds;
 } demo;
 
 typedef struct demo_row {
     double asked, density, mass, error, select_seconds, seconds;
 } demo_row;
 
-/* Best of rounds for one selector and tail; -1 after a sentence. */
+/* The best of all rounds for one selector and tail. CLI_OK, or CLI_FAILED after a message. */
 static int run_row(demo *d, demo_row *row, int selector, int tail)
 {
     esa_select_params select = esa_select_params_default(selector);
     esa_attention_params attention = esa_attention_params_default();
-    const int64_t H = d->q.dim[1];
+    const int64_t H = d->c.q.dim[1];
     esa_mask *mask = NULL;
     esa_status status = ESA_OK;
     select.budget = row->asked;
-    select.seed = d->seed;
+    select.seed = d->c.seed;
     select.layout.order = d->order;
-    for (int i = 0; i < 3; i++) select.layout.grid_q[i] = d->grid[i];
+    for (int i = 0; i < 3; i++) select.layout.grid_q[i] = d->c.grid[i];
     attention.tail = tail;
     row->select_seconds = row->seconds = INFINITY;
     for (int64_t r = 0; r < d->rounds; r++) {
         esa_mask_free(mask);
         const double start = cli_seconds();
-        status = esa_select(d->ctx, &mask, &d->q, &d->k, &select);
+        status = esa_select(d->c.ctx, &mask, &d->c.q, &d->c.k, &select);
         const double chosen = cli_seconds();
         if (status == ESA_OK)
-            status = esa_attention(d->ctx, &d->q, &d->k, &d->v, &d->o, mask, &attention);
+            status = esa_attention(d->c.ctx, &d->c.q, &d->c.k, &d->c.v, &d->c.o, mask, &attention);
         const double end = cli_seconds();
-        if (status != ESA_OK) goto fail;
+        if (status != ESA_OK) break;
         if (chosen - start < row->select_seconds) row->select_seconds = chosen - start;
         if (end - start < row->seconds) row->seconds = end - start;
     }
-    esa_mask_info info;
-    info.struct_size = sizeof info;
-    status = esa_mask_get_info(mask, &info);
-    row->density = info.density;
+    esa_mask_info info = { .struct_size = sizeof info };
     double *mass = calloc((size_t)H, sizeof *mass);
+    if (!mass) status = ESA_ERR_MEMORY;
+    if (status == ESA_OK) status = esa_mask_get_info(mask, &info);
     if (status == ESA_OK)
-        status = mass ? esa_mask_mass(d->ctx, mass, mask, &d->q, &d->k, &attention, 7)
-                      : ESA_ERR_MEMORY;
+        status = esa_mask_mass(d->c.ctx, mass, mask, &d->c.q, &d->c.k, &attention, 7);
+    row->density = info.density;
     row->mass = row->error = 0;
     for (int64_t h = 0; status == ESA_OK && h < H; h++) {
         row->mass += mass[h] / (double)H;
-        row->error += measure_error(&d->o, &d->ref, h) / (double)H;
+        row->error += measure_error(&d->c.o, &d->c.ref, h) / (double)H;
     }
     free(mass);
-    if (status != ESA_OK) goto fail;
     esa_mask_free(mask);
-    return 0;
-fail:
-    esa_mask_free(mask);
-    cli_fail_esa(d->ctx, status, "demo");
-    return -1;
+    return cli_status(d->c.ctx, status, "demo");
 }
 
 static void add_row(cli_table *table, cli_json *json, const char *selector, const char *tail,
@@ -96,9 +86,10 @@ static int run_demo(demo *d, const cli_list *budgets, const char *json_path)
     cli_progress("demo", 0, total);
     for (int64_t r = 0; r < d->rounds + 1; r++) { /* the first call also grows the arena */
         const double start = cli_seconds();
-        const esa_status status = esa_attention(d->ctx, &d->q, &d->k, &d->v, &d->ref, NULL, NULL);
+        const esa_status status = esa_attention(d->c.ctx, &d->c.q, &d->c.k, &d->c.v, &d->c.ref,
+                                                NULL, NULL);
         const double seconds = cli_seconds() - start;
-        if (status != ESA_OK) return cli_fail_esa(d->ctx, status, "demo");
+        if (status != ESA_OK) return cli_fail_esa(d->c.ctx, status, "demo");
         if (seconds < dense.seconds) dense.seconds = seconds;
     }
     cli_progress("demo", ++done, total);
@@ -106,7 +97,7 @@ static int run_demo(demo *d, const cli_list *budgets, const char *json_path)
     cli_table *table = cli_table_new(8, 2);
     cli_json *json = cli_json_new();
     cli_row(table, "selector|tail|asked|density|kept mass|output error|time|speedup");
-    cli_machine_json(json, d->ctx, NULL);
+    cli_machine_json(json, d->c.ctx, NULL);
     cli_json_open(json, "rows", '[');
     add_row(table, json, "dense", "none", &dense, dense.seconds);
     for (int b = 0; b < budgets->count; b++)
@@ -114,7 +105,7 @@ static int run_demo(demo *d, const cli_list *budgets, const char *json_path)
             for (int t = 0; t < 2; t++) {
                 char selector[32], tail[32];
                 demo_row row = { .asked = budgets->real[b] };
-                if (run_row(d, &row, selectors[s], tails[t]) != 0) {
+                if (run_row(d, &row, selectors[s], tails[t]) != CLI_OK) {
                     cli_table_print(table, stdout);
                     cli_json_save(json, NULL);
                     return CLI_FAILED;
@@ -128,8 +119,8 @@ static int run_demo(demo *d, const cli_list *budgets, const char *json_path)
     cli_table_print(table, stdout);
     printf("\nkept mass: share of the true attention the mask keeps; output error: |o - dense| / "
            "|dense|; both means over heads.\n"
-           "time: selection and attention together, best of %lld; tail pooled: skipped blocks "
-           "count by their mean key and value.\n",
+           "time: selection and attention together, best of %lld; tail pooled: the mean key and "
+           "value of a skipped block stand in for it.\n",
            (long long)d->rounds);
     return cli_json_save(json, json_path);
 }
@@ -142,16 +133,17 @@ int cmd_demo(int argc, char **argv)
     int order = -1, done;
     const cli_option options[] = {
         { "--budget", CLI_REALS, &budgets, "X,...", 0, 1, 0,
-          "kept fractions of key blocks (0.5,0.2)" },
+          "fractions of key blocks to keep (0.5,0.2)" },
         { "--grid", CLI_INTS, &grid, "t,h,w", 1, 4096, 3,
           "video tokens: frames, height, width (21,15,26)" },
         { "--heads", CLI_INT, &heads, "N", 1, 256, 0,
-          "heads: local, temporal, sink, diffuse in turn (4)" },
+          "number of heads: local, temporal, sink, diffuse in turn (4)" },
         { "--dim", CLI_INT, &dim, "D", 16, ESA_MAX_HEAD_DIM, 0, "head dimension, even (128)" },
         { "--order", CLI_CHOICE, &order, CLI_ORDERS, 0, 0, 0, "token order (each selector's own)" },
-        { "--rounds", CLI_INT, &rounds, "N", 1, 1000, 0, "timed repetitions, the best counts (3)" },
-        { "--threads", CLI_INT, &threads, "N", 0, ESA_MAX_THREADS, 0, "0: one per core (0)" },
-        { "--seed", CLI_INT, &seed, "N", 0, 1e15, 0, "of the synthetic heads (1)" },
+        { "--rounds", CLI_INT, &rounds, "N", 1, 1000, 0, "timed rounds; the best counts (3)" },
+        { "--threads", CLI_INT, &threads, "N", 0, ESA_MAX_THREADS, 0,
+          "CPU threads; 0: one per core (0)" },
+        { "--seed", CLI_INT, &seed, "N", 0, 1e15, 0, "seed of the synthetic heads (1)" },
         { "--json", CLI_OUTPUT, &json_path, "FILE", 0, 0, 0, "also write the table as JSON" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
@@ -160,32 +152,18 @@ int cmd_demo(int argc, char **argv)
         "Dense attention against every selector on synthetic video-like heads.", options, argc,
         argv, NULL, &done);
     if (status || done) return status;
-    if (dim % 2) {
-        cli_fail("demo: --dim was given %lld, expected an even number", (long long)dim);
-        return CLI_USAGE;
-    }
-    const int64_t N = grid.whole[0] * grid.whole[1] * grid.whole[2];
-    demo d = { .grid = { (int32_t)grid.whole[0], (int32_t)grid.whole[1], (int32_t)grid.whole[2] },
-               .rounds = rounds,
-               .seed = (uint64_t)seed,
-               .order = order };
-    if ((status = cli_ctx_new(&d.ctx, threads)) != 0) return status;
-    esa_tensor *tensors[] = { &d.q, &d.k, &d.v, &d.o, &d.ref };
-    for (int i = 0; i < 5 && status == CLI_OK; i++) {
-        *tensors[i] = data_tensor_new(ESA_DTYPE_F32, 1, heads, N, dim);
-        if (!tensors[i]->data) status = CLI_FAILED;
-    }
-    if (status == CLI_OK) {
+    demo d = { .rounds = rounds, .order = order };
+    status = synth_open(&d.c, &grid, heads, dim, seed, threads, "demo");
+    if (!status) {
         printf("Synthetic video of %d x %d x %d = %lld tokens, %lld heads of %lld (local, "
                "temporal, sink, diffuse), f32\n",
-               d.grid[0], d.grid[1], d.grid[2], (long long)N, (long long)heads, (long long)dim);
-        cli_machine_print(stdout, d.ctx);
+               d.c.grid[0], d.c.grid[1], d.c.grid[2], (long long)d.c.q.dim[2], (long long)heads,
+               (long long)dim);
+        cli_machine_print(stdout, d.c.ctx);
         printf("\n");
         fflush(stdout);
-        synth_fill(&d.q, &d.k, &d.v, d.grid, d.seed);
         status = run_demo(&d, &budgets, json_path);
     }
-    for (int i = 0; i < 5; i++) data_tensor_free(tensors[i]);
-    esa_ctx_free(d.ctx);
+    synth_close(&d.c);
     return status;
 }

@@ -14,8 +14,7 @@ static int save(const evaluate_result *r, const evaluate_options *o, const char 
     if (status) return status;
     cli_json *json = cli_json_new();
     cli_machine_json(json, ctx, NULL);
-    cli_json_text(json, "reference", o->reference);
-    cli_json_text(json, "generated", o->generated);
+    cli_json_fields(json, "reference %s generated %s", o->reference, o->generated);
     evaluate_json(json, r, frames);
     esa_ctx_free(ctx);
     return cli_json_save(json, output);
@@ -27,31 +26,31 @@ int cmd_evaluate(int argc, char **argv)
     const char *output = NULL;
     int no_frames = 0, done;
     const cli_option options[] = {
-        { "--reference", CLI_TEXT, &o.reference, "PATH", 0, 0, 0, "a video or a folder of videos" },
+        { "--reference", CLI_TEXT, &o.reference, "PATH", 0, 0, 0,
+          "a video or a folder of videos; required" },
         { "--generated", CLI_TEXT, &o.generated, "PATH", 0, 0, 0,
-          "what is held against it; folders are paired by file stem" },
+          "a video or a folder to compare with it; folders are paired by file name; required" },
         { "--output", CLI_TEXT, &output, "FILE", 0, 0, 0,
-          "also write everything as JSON; its folder is made" },
+          "also write everything as JSON; its folder is created (not written)" },
         { "--lpips-weights", CLI_TEXT, &o.lpips_weights, "FILE", 0, 0, 0,
           "made by tools/convert_lpips.py ($ESA_MODELS/lpips-NET.safetensors)" },
         { "--net", CLI_CHOICE, &o.net, EVALUATE_NETS, 0, 0, 0, "backbone of LPIPS (alex)" },
         { "--no-frames", CLI_FLAG, &no_frames, NULL, 0, 0, 0,
-          "JSON without the values of single frames" },
-        { "--threads", CLI_INT, &o.threads, "N", 0, ESA_MAX_THREADS, 0, "0: one per core (0)" },
+          "leave the values of single frames out of the JSON (off)" },
+        { "--threads", CLI_INT, &o.threads, "N", 0, ESA_MAX_THREADS, 0,
+          "CPU threads; 0: one per core (0)" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
     int status = cli_options("esa evaluate", "--reference PATH --generated PATH [options]",
-                             "Holds videos against their references: PSNR, SSIM, LPIPS and flicker "
+                             "Compares videos with their references: PSNR, SSIM, LPIPS and flicker "
                              "per frame, per video and on average.\n"
                              "Videos: MP4 and what else FFmpeg reads, Y4M, folders of PNG, tensors "
                              "[frames, height, width, 3] in safetensors or NPY.",
                              options, argc, argv, NULL, &done);
     if (status || done) return status;
-    if (!o.reference || !o.generated) {
-        cli_fail("%s: %s is missing; 'esa evaluate --help' lists the options", what,
-                 o.reference ? "--generated PATH" : "--reference PATH");
-        return CLI_USAGE;
-    }
+    if (!o.reference || !o.generated)
+        return cli_usage("%s: %s is missing; 'esa evaluate --help' lists the options", what,
+                         o.reference ? "--generated PATH" : "--reference PATH");
     char folder[4200] = "";
     size_t kept = 0;
     evaluate_result r = { 0 };

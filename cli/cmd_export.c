@@ -1,5 +1,5 @@
-/* cmd_export.c - `esa export`: videos from one form into another. Tensors, frames and latents
- * become MP4; MP4 becomes frames or tensors.
+/* cmd_export.c - `esa export`: converts videos. Tensors, frames and latents become MP4; MP4 becomes
+ * frames or tensors.
  * SPDX-License-Identifier: Apache-2.0 */
 #define _XOPEN_SOURCE 700
 #include <stdlib.h>
@@ -24,7 +24,7 @@ typedef struct job {
     double fps;
     cli_video video;
     esa_ctx *ctx;
-    esa_model *model; /* its VAE; NULL until latents come by */
+    esa_model *model; /* its VAE; NULL until latents need it */
     cli_json *json;
     int64_t written;
 } job;
@@ -82,11 +82,9 @@ static int model_folder(const job *j, char *folder, size_t size)
 static int decode(job *j, esa_frames **frames, const video_entry *e)
 {
     char folder[PATH_SIZE];
-    if (!j->vae) {
-        cli_fail("%s: '%s' holds latents; --vae FOLDER names the model that decodes them", what,
-                 e->path);
-        return CLI_USAGE;
-    }
+    if (!j->vae)
+        return cli_usage("%s: '%s' holds latents; --vae FOLDER names the model that decodes them",
+                         what, e->path);
     if (!j->model) {
         const int status = model_folder(j, folder, sizeof folder);
         if (status) return status;
@@ -114,10 +112,10 @@ static int load(job *j, esa_frames **frames, const video_entry *e)
     if (e->latents) return decode(j, frames, e);
     esa_load_params p = j->video.load_params_default();
     p.fps = j->fps;
-    const esa_status status = j->video.frames_load(j->ctx, frames, e->path, &p);
-    return status == ESA_OK ? CLI_OK : cli_fail_esa(j->ctx, status, what);
+    return cli_status(j->ctx, j->video.frames_load(j->ctx, frames, e->path, &p), what);
 }
 
+/* frames NULL: only checks, before any work, that a video can be saved there. */
 static int save(job *j, const esa_frames *frames, const char *target)
 {
     esa_save_params p = j->video.save_params_default();
@@ -125,8 +123,10 @@ static int save(job *j, const esa_frames *frames, const char *target)
     p.quality = (int32_t)j->quality;
     p.codec = j->codec;
     p.pixels = j->pixels;
-    const esa_status status = j->video.frames_save(j->ctx, frames, target, &p);
-    return status == ESA_OK ? CLI_OK : cli_fail_esa(j->ctx, status, what);
+    return cli_status(j->ctx,
+                      frames ? j->video.frames_save(j->ctx, frames, target, &p)
+                             : j->video.frames_save_check(j->ctx, target, 1, &p),
+                      what);
 }
 
 static void report(job *j, const video_entry *e, const char *target, const esa_frames *frames)
@@ -141,13 +141,8 @@ static void report(job *j, const video_entry *e, const char *target, const esa_f
     if (is_file) printf(", %.1f KB", (double)about.st_size / 1000);
     printf("\n");
     cli_json_open(j->json, NULL, '{');
-    cli_json_text(j->json, "input", e->path);
-    cli_json_text(j->json, "output", target);
-    cli_json_bool(j->json, "latents", e->latents);
-    cli_json_int(j->json, "frames", info.frames);
-    cli_json_int(j->json, "height", info.height);
-    cli_json_int(j->json, "width", info.width);
-    cli_json_real(j->json, "fps", fps);
+    cli_json_fields(j->json, "input %s output %s latents %i frames %d height %d width %d fps %g",
+                    e->path, target, e->latents, info.frames, info.height, info.width, fps);
     if (is_file)
         cli_json_int(j->json, "bytes", about.st_size);
     else
@@ -165,7 +160,7 @@ static int export_one(job *j, const video_entry *e, int in_folder)
     if (status) return status;
     if (same_file(target, e->path)) {
         if (in_folder) {
-            printf("%s is in that form already\n", e->path);
+            printf("%s has that format already\n", e->path);
             return CLI_OK;
         }
         return cli_fail(
@@ -173,18 +168,18 @@ static int export_one(job *j, const video_entry *e, int in_folder)
             e->path);
     }
     if (clip_interrupted()) return CLIP_INTERRUPTED;
-    status = cli_make_folder_of(target, &kept, what);
+    status = save(j, NULL, target);
+    if (!status) status = cli_make_folder_of(target, &kept, what);
     if (status) return status;
     status = load(j, &frames, e);
     if (!status) status = save(j, frames, target);
-    if (!status)
-        report(j, e, target, frames);
-    else {
+    if (!status) report(j, e, target, frames);
+    j->video.frames_free(frames);
+    if (status) {
         char folder[PATH_SIZE];
         cli_folder_of(folder, sizeof folder, target);
         cli_unmake_folders(folder, kept);
     }
-    j->video.frames_free(frames);
     return status;
 }
 
@@ -199,13 +194,11 @@ static int export_path(job *j, const char *path)
     int64_t videos = 0;
     for (int64_t i = 0; i < list.count; i++)
         videos += !i || strcmp(list.entry[i].stem, list.entry[i - 1].stem) != 0;
-    if (!status && j->out && videos > 1) {
-        cli_fail("%s: '%s' holds %lld videos, --out names one; give --output-dir DIR", what, path,
-                 (long long)videos);
-        status = CLI_USAGE;
-    }
+    if (!status && j->out && videos > 1)
+        status = cli_usage("%s: '%s' holds %lld videos, --out names one; give --output-dir DIR",
+                           what, path, (long long)videos);
     for (int64_t i = 0; i < list.count && !status; i++) {
-        /* the same in a lossier form */
+        /* the same video in a lossier format */
         if (i && strcmp(list.entry[i].stem, list.entry[i - 1].stem) == 0) continue;
         status = export_one(j, &list.entry[i], list.folder);
     }
@@ -217,10 +210,7 @@ static int run(job *j, int words, char **argv)
 {
     int status = cli_video_open(&j->video, what);
     if (!status) status = cli_ctx_new(&j->ctx, j->threads);
-    if (status) {
-        cli_video_close(&j->video);
-        return status;
-    }
+    if (status) return status;
     clip_catch_signals();
     j->json = cli_json_new();
     cli_machine_json(j->json, j->ctx, NULL);
@@ -232,14 +222,7 @@ static int run(job *j, int words, char **argv)
     const int saved = cli_json_save(j->json, status ? NULL : j->json_path);
     j->video.model_free(j->model);
     esa_ctx_free(j->ctx);
-    cli_video_close(&j->video);
     return status ? status : saved;
-}
-
-static int usage(const char *sentence)
-{
-    cli_fail("%s: %s", what, sentence);
-    return CLI_USAGE;
 }
 
 int cmd_export(int argc, char **argv)
@@ -251,42 +234,46 @@ int cmd_export(int argc, char **argv)
         { "--out", CLI_TEXT, &j.out, "PATH", 0, 0, 0,
           "x.mp4, x.y4m, x.safetensors, x.npy, x.png (one frame), or a folder of PNG: x/" },
         { "--output-dir", CLI_TEXT, &j.output_dir, "DIR", 0, 0, 0,
-          "each video under its own stem (beside the original)" },
-        { "--to", CLI_CHOICE, &j.to, FORMATS, 0, 0, 0, "without --out: the form (mp4)" },
+          "folder for several videos, each under its own name (beside the original)" },
+        { "--to", CLI_CHOICE, &j.to, FORMATS, 0, 0, 0, "format, if --out does not name it (mp4)" },
         { "--fps", CLI_REAL, &j.fps, "X", 0.01, 1000, 0,
-          "frames a second (the video's own; 16 where it has none)" },
-        { "--quality", CLI_INT, &j.quality, "N", 1, 100, 0, "of MP4 (75)" },
+          "frames per second (the video's own, or 16)" },
+        { "--quality", CLI_INT, &j.quality, "N", 1, 100, 0, "quality of MP4 (75)" },
         { "--codec", CLI_CHOICE, &j.codec, CODECS, 0, 0, 0,
-          "of MP4; lossless: H.264 of RGB (auto: h264, else mpeg4)" },
+          "codec of MP4; lossless is H.264 of RGB (auto: h264, else mpeg4)" },
         { "--dtype", CLI_CHOICE, &j.pixels, PIXELS, 0, 0, 0,
-          "of tensors: bytes, or numbers in [0, 1] (u8)" },
+          "type of tensors: bytes, or numbers in [0, 1] (u8)" },
         { "--vae", CLI_TEXT, &j.vae, "FOLDER|NAME", 0, 0, 0,
           "the model that decodes latents (files of generate --save-latents)" },
         { "--vae-tile", CLI_INT, &j.tile, "N", 0, 16384, 0,
-          "decode in tiles of so many pixels (0: whole frames)" },
-        { "--threads", CLI_INT, &j.threads, "N", 0, ESA_MAX_THREADS, 0, "0: one per core (0)" },
+          "decode in tiles of N pixels, to save memory; 0: whole frames (0)" },
+        { "--threads", CLI_INT, &j.threads, "N", 0, ESA_MAX_THREADS, 0,
+          "CPU threads; 0: one per core (0)" },
         { "--json", CLI_OUTPUT, &j.json_path, "FILE", 0, 0, 0, "also write what was made as JSON" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
-    int status = cli_options(
-        "esa export", "VIDEO|FOLDER ... [--out PATH | --output-dir DIR] [options]",
-        "Turns videos from one form into another: tensors [frames, height, width, 3], folders of "
-        "PNG, Y4M and latents into MP4,\n"
-        "and MP4 into frames or tensors. A folder stands for the videos in it.",
-        options, argc, argv, &words, &done);
+    int status = cli_options("esa export",
+                             "VIDEO|FOLDER ... [--out PATH | --output-dir DIR] [options]",
+                             "Converts videos: tensors [frames, height, width, 3], folders of PNG, "
+                             "Y4M and latents to MP4, "
+                             "and MP4 to\nframes or tensors. A folder stands for the videos in it.",
+                             options, argc, argv, &words, &done);
     if (status || done) return status;
-    if (words == 0) return usage("no video was given; 'esa export --help' lists the options");
+    if (words == 0)
+        return cli_usage("export: no video was given; 'esa export --help' lists the options");
     if (j.out && j.output_dir)
-        return usage("--out names one video, --output-dir a folder for several; give one");
-    if (j.out && words > 1) return usage("--out names one video; several need --output-dir DIR");
+        return cli_usage(
+            "export: --out names one video, --output-dir a folder for several; give one");
+    if (j.out && words > 1)
+        return cli_usage("export: --out names one video; several need --output-dir DIR");
     if (j.out && form_given)
-        return usage("the ending of --out says the form; --to goes without it");
-    if (j.out && !j.out[0]) return usage("--out names no file");
+        return cli_usage("export: the ending of --out names the format; leave out --to");
+    if (j.out && !j.out[0]) return cli_usage("export: --out names no file");
     struct stat about;
     const int is_folder = j.out && (j.out[strlen(j.out) - 1] == '/' ||
                                     (stat(j.out, &about) == 0 && S_ISDIR(about.st_mode)));
     if (j.out && !is_folder && video_format(j.out) > VIDEO_MP4) /* the others are only read */
-        return usage("the ending of --out names no form that is written: .mp4, .y4m, .safetensors, "
-                     ".npy, .png, or a folder of PNG (a name that ends in /)");
+        return cli_usage("export: --out must end in .mp4, .y4m, .safetensors, .npy, .png, or in / "
+                         "for a folder of PNG");
     return run(&j, words, argv);
 }

@@ -1,5 +1,4 @@
-/* calibrate_work.c - the folder a calibration works in: made, locked, compared with what was begun
- * there, counted, removed.
+/* calibrate_work.c - the folder of a calibration: make, lock, compare settings, count, remove.
  * SPDX-License-Identifier: Apache-2.0 */
 #define _DEFAULT_SOURCE /* flock */
 #include "clip/calibrate.h"
@@ -16,9 +15,6 @@
 #include "core/folders.h"
 
 static const char what[] = "calibrate";
-#define LONGEST_SETTINGS                                                                           \
-    (1 << 26) /* a file of prompts may have 2^24 bytes; quoted they are more                       \
-               */
 
 void calibrate_recording(char path[CALIBRATE_PATH + 32], const calibrate_work *w, int64_t i)
 {
@@ -36,8 +32,8 @@ void calibrate_shard_file(char path[CALIBRATE_PATH + 64], const calibrate_work *
         snprintf(path, CALIBRATE_PATH + 64, "%.*s.%lld.recording", stem, w->target, (long long)i);
 }
 
-/* A finished shard is forgotten: its recordings, the first one first because it says "finished",
- * then its settings. */
+/* Removes a finished shard. The first recording goes first, because it marks the shard as finished;
+ * the settings go last. */
 static void remove_shard(const calibrate_work *w)
 {
     char path[CALIBRATE_PATH + 64];
@@ -50,20 +46,7 @@ static void remove_shard(const calibrate_work *w)
 
 /* ---------------------------------------------------------------- settings */
 
-static char *read_text(const char *path)
-{
-    FILE *file = fopen(path, "rb");
-    struct stat about;
-    char *text = NULL;
-    if (file && fstat(fileno(file), &about) == 0 && S_ISREG(about.st_mode) &&
-        about.st_size < LONGEST_SETTINGS)
-        text = malloc((size_t)about.st_size + 1);
-    if (text) text[fread(text, 1, (size_t)about.st_size, file)] = 0;
-    if (file) fclose(file);
-    return text;
-}
-
-/* The line text stands in, without blanks and commas around it. */
+/* The line that text starts in, without blanks and commas around it. */
 static void line_of(char out[120], const char *text)
 {
     const size_t before = strspn(text, " \t\n"), n = strcspn(text + before, "\n");
@@ -71,7 +54,7 @@ static void line_of(char out[120], const char *text)
     for (size_t i = strlen(out); i > 0 && strchr(" ,", out[i - 1]); i--) out[i - 1] = 0;
 }
 
-/* Two JSON texts of the same make: the first line in which they differ. */
+/* The first line in which two JSON texts differ. */
 static void first_difference(char theirs[120], char ours[120], const char *a, const char *b)
 {
     const char *line_a = a, *line_b = b;
@@ -91,29 +74,29 @@ static void first_difference(char theirs[120], char ours[120], const char *a, co
 static int same_settings(const char *path, const char *settings, const char *begun)
 {
     char theirs[120], ours[120];
-    char *old = read_text(path);
+    size_t bytes;
+    char *old = cli_read_file(path, &bytes);
     if (!old)
         return cli_fail(
-            "%s: '%s' cannot be read: give another --output, or --restart to begin anew", what,
+            "%s: '%s' cannot be read: give another --output, or start over with --restart", what,
             path);
     const int same = strcmp(old, settings) == 0;
     first_difference(theirs, ours, old, settings);
     free(old);
     if (same) return CLI_OK;
     if (strncmp(theirs, "\"weights_hash\"", 14) == 0)
-        return cli_fail("%s: '%s' was begun with other weights than those that are in the model's "
-                        "folder now; give another --output, or --restart to begin anew",
+        return cli_fail("%s: '%s' was begun with other weights than the model's folder holds "
+                        "now; give another --output, or start over with --restart",
                         what, begun);
     return cli_fail("%s: '%s' was begun with other settings: %s there, %s here; finish it, give "
-                    "another --output, or --restart to begin anew",
+                    "another --output, or start over with --restart",
                     what, begun, theirs, ours);
 }
 
 /* ---------------------------------------------------------------- what is there */
 
-/* Every file in the folder but settings and recordings, or all of them: then the first recording
- * first, because it says "begun", and a run that is killed here must not leave it without its
- * settings. */
+/* Removes the files that are neither settings nor recordings, or all of them. The first recording
+ * then goes first: it marks a run as begun, and must never be left without its settings. */
 static void sweep(const calibrate_work *w, int all)
 {
     char path[CALIBRATE_PATH + 300];
@@ -134,7 +117,7 @@ static void sweep(const calibrate_work *w, int all)
     if (folder) closedir(folder);
 }
 
-/* Prompts of the recording at path; -1 after one sentence. */
+/* Prompts in the recording at path; -1 after a message. */
 static int64_t prompts_of(esa_ctx *ctx, const char *path)
 {
     esa_tensors *file = NULL;
@@ -144,12 +127,12 @@ static int64_t prompts_of(esa_ctx *ctx, const char *path)
     if (status != ESA_OK)
         cli_fail_esa(ctx, status, what);
     else if (prompts < 1)
-        cli_fail("%s: '%s' is no recording: --restart begins anew", what, path);
+        cli_fail("%s: '%s' is not a recording: start over with --restart", what, path);
     esa_tensors_free(file);
     return prompts < 1 ? -1 : prompts;
 }
 
-/* Recordings are filled one after the other; all but the last hold as many prompts as fit. */
+/* Recordings are filled in turn; all but the last are full. */
 static int count_prompts(calibrate_work *w, const calibrate_size *size)
 {
     char path[CALIBRATE_PATH + 32];
@@ -166,7 +149,7 @@ static int count_prompts(calibrate_work *w, const calibrate_size *size)
         else if (w->done != i * size->prompts_per_recording ||
                  prompts > size->prompts_per_recording)
             status = cli_fail("%s: '%s' counts %lld prompts, which this command cannot have "
-                              "recorded: --restart begins anew",
+                              "recorded: start over with --restart",
                               what, path, (long long)prompts);
         w->done += prompts;
         w->bytes += about.st_size;
@@ -177,8 +160,8 @@ static int count_prompts(calibrate_work *w, const calibrate_size *size)
 
 /* ---------------------------------------------------------------- open and close */
 
-/* Two runs may make and remove the folder at the same time: what is locked must be what has the
- * name. */
+/* Two runs may make and remove the folder at the same time, so the locked folder must still have
+ * its name. */
 static int take_lock(calibrate_work *w)
 {
     struct stat held, named;
@@ -195,7 +178,7 @@ static int take_lock(calibrate_work *w)
             const int busy = errno == EWOULDBLOCK;
             close(w->lock);
             w->lock = -1;
-            return busy ? cli_fail("%s: another run is at work in '%s'", what, w->folder)
+            return busy ? cli_fail("%s: another run is working in '%s'", what, w->folder)
                         : cli_fail("%s: the folder '%s' cannot be locked: %s", what, w->folder,
                                    strerror(errno));
         }
@@ -204,7 +187,8 @@ static int take_lock(calibrate_work *w)
         close(w->lock);
         w->lock = -1;
     }
-    return cli_fail("%s: the folder '%s' comes and goes: is another run at work?", what, w->folder);
+    return cli_fail("%s: the folder '%s' comes and goes: is another run working in it?", what,
+                    w->folder);
 }
 
 int calibrate_work_open(calibrate_work *w, const calibrate_options *o, const char *settings,
@@ -219,7 +203,7 @@ int calibrate_work_open(calibrate_work *w, const calibrate_options *o, const cha
     if (snprintf(w->folder, sizeof w->folder, "%s.part", w->target) >= (int)sizeof w->folder - 32)
         return cli_fail("%s: a name of %zu bytes cannot be written", what, strlen(w->target));
     if (stat(w->target, &about) == 0 && !S_ISREG(about.st_mode))
-        return cli_fail("%s: '%s' is no regular file, it cannot be replaced", what, w->target);
+        return cli_fail("%s: '%s' is not a regular file and cannot be replaced", what, w->target);
     int status = cli_make_folder_of(w->target, &w->kept, what);
     if (!status) status = take_lock(w);
     if (status) return status;

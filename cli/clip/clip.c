@@ -44,7 +44,7 @@ int clip_open(clip_maker *m, const clip_opening *o, const char *what)
     if (o->check) return CLI_OK;
     m->info.struct_size = sizeof m->info;
     opened = m->video.model_get_info(m->model, &m->info);
-    return opened == ESA_OK ? CLI_OK : cli_fail_esa(m->ctx, opened, what);
+    return cli_status(m->ctx, opened, what);
 }
 
 void clip_close(clip_maker *m)
@@ -226,5 +226,5 @@ int clip_compare(clip_maker *m, esa_metrics *metrics, const esa_frames *referenc
     memset(metrics, 0, sizeof *metrics);
     metrics->struct_size = sizeof *metrics;
     const esa_status status = m->video.frames_compare(m->ctx, metrics, reference, frames);
-    return status == ESA_OK ? CLI_OK : cli_fail_esa(m->ctx, status, m->what);
+    return cli_status(m->ctx, status, m->what);
 }

@@ -69,7 +69,7 @@ int clip_resolve(clip_maker *m, clip_request *r)
         set_session(r);
         status = m->video.generate_resolve(m->model, &r->p, &r->tokens);
     }
-    return status == ESA_OK ? CLI_OK : cli_fail_esa(m->ctx, status, m->what);
+    return cli_status(m->ctx, status, m->what);
 }
 
 /* ---------------------------------------------------------------- options */

@@ -1,5 +1,4 @@
-/* evaluate.c - see evaluate.h: pairs are found and their sizes compared before anything is
- * measured.
+/* evaluate.c - see evaluate.h. Pairs are found and their sizes compared before any measurement.
  * SPDX-License-Identifier: Apache-2.0 */
 #define _XOPEN_SOURCE 700
 #include "clip/evaluate.h"
@@ -23,7 +22,7 @@ typedef struct job {
 
 /* ---------------------------------------------------------------- pairs */
 
-/* Entries with the stem of entry `from`: their number, and the formats they have as bits. */
+/* The number of entries with the stem of entry `from`, and their formats as bits. */
 static int64_t group(const video_list *list, int64_t from, int *formats)
 {
     int64_t n = 0;
@@ -35,7 +34,7 @@ static int64_t group(const video_list *list, int64_t from, int *formats)
     return n;
 }
 
-/* Of n entries from `from` that of the first format among `formats`. */
+/* The first of n entries from `from` whose format is among `formats`. */
 static const video_entry *pick(const video_list *list, int64_t from, int64_t n, int formats)
 {
     for (int64_t i = from; i < from + n; i++)
@@ -63,7 +62,7 @@ static int lonely(const job *j, const video_entry *e, const char *folder)
                     folder, e->stem);
 }
 
-/* Where both sides have a video in one format, that format; else the best each side has. */
+/* Takes the format both sides have; else the best of each side. */
 static int pair_folders(job *j, const video_list *a, const video_list *b)
 {
     int status = CLI_OK;
@@ -100,23 +99,22 @@ static int find_pairs(job *j)
 
 /* ---------------------------------------------------------------- sizes */
 
-/* frames 0: only decoding tells. */
+/* frames 0: unknown before decoding. */
 static int check_alike(const job *j, const evaluate_video *v, const esa_frames_info *a,
                        const esa_frames_info *b)
 {
     const int frames = a->frames && b->frames && a->frames != b->frames;
     if (!frames && a->height == b->height && a->width == b->width) return CLI_OK;
     if (frames)
-        return cli_fail("%s: '%s' has %d frames of %d x %d, '%s' has %d of %d x %d; only videos of "
-                        "one length and size can be compared",
+        return cli_fail("%s: '%s' has %d frames of %d x %d, '%s' has %d of %d x %d; compare "
+                        "videos of one length and size",
                         j->what, v->reference, a->frames, a->width, a->height, v->generated,
                         b->frames, b->width, b->height);
-    return cli_fail(
-        "%s: '%s' has %d x %d pixels, '%s' has %d x %d; only videos of one size can be compared",
-        j->what, v->reference, a->width, a->height, v->generated, b->width, b->height);
+    return cli_fail("%s: '%s' has %d x %d pixels, '%s' has %d x %d; compare videos of one size",
+                    j->what, v->reference, a->width, a->height, v->generated, b->width, b->height);
 }
 
-/* All of them before the first is measured: LPIPS of long videos takes its time. */
+/* Checks all pairs before the first is measured: LPIPS of long videos takes long. */
 static int check_pairs(job *j)
 {
     for (int64_t i = 0; i < j->r->count; i++) {
@@ -185,7 +183,7 @@ static int find_lpips(job *j)
     return CLI_OK;
 }
 
-/* Weights that can see the video, or NULL. */
+/* The weights, or NULL if the video is too small for them. */
 static esa_lpips *lpips_for(job *j, const evaluate_video *v)
 {
     const int32_t least = j->lpips ? j->video.lpips_least(j->lpips) : 0;
@@ -199,7 +197,7 @@ static esa_lpips *lpips_for(job *j, const evaluate_video *v)
 
 /* ---------------------------------------------------------------- measuring */
 
-static int32_t told(void *user, int32_t done, int32_t total)
+static int32_t show_progress(void *user, int32_t done, int32_t total)
 {
     const job *j = user;
     char label[96];
@@ -211,44 +209,41 @@ static int32_t told(void *user, int32_t done, int32_t total)
     return clip_interrupted();
 }
 
+static int measure_frames(job *j, evaluate_video *v, const esa_frames *a, const esa_frames *b)
+{
+    esa_frames_info x = { .struct_size = sizeof x }, y = { .struct_size = sizeof y };
+    j->video.frames_get_info(a, &x);
+    j->video.frames_get_info(b, &y);
+    const int bad = check_alike(j, v, &x, &y);
+    if (bad) return bad;
+    v->frames = x.frames;
+    v->height = x.height;
+    v->width = x.width;
+    v->metrics.struct_size = sizeof v->metrics;
+    v->each = malloc((size_t)x.frames * ESA_METRIC_COUNT * sizeof *v->each);
+    if (!v->each) return cli_fail("%s: out of memory", j->what);
+    const esa_status status = j->video.frames_measure(j->ctx, &v->metrics, v->each, a, b,
+                                                      lpips_for(j, v), show_progress, j);
+    cli_progress_end();
+    if (status == ESA_ERR_STATE && clip_interrupted()) return CLIP_INTERRUPTED;
+    if (status != ESA_OK)
+        return cli_fail("%s: '%s' and '%s': %s", j->what, v->reference, v->generated,
+                        esa_ctx_error(j->ctx));
+    for (int32_t i = 0; i < v->frames; i++)
+        v->psnr_mean += v->each[i * ESA_METRIC_COUNT + ESA_METRIC_PSNR] / v->frames;
+    return CLI_OK;
+}
+
 static int measure_one(job *j, evaluate_video *v)
 {
     esa_frames *a = NULL, *b = NULL;
-    esa_frames_info x = { .struct_size = sizeof x }, y = { .struct_size = sizeof y };
-    esa_status status = j->video.frames_load(j->ctx, &a, v->reference, NULL);
-    if (status == ESA_OK) status = j->video.frames_load(j->ctx, &b, v->generated, NULL);
-    int failed = status == ESA_OK ? CLI_OK : cli_fail_esa(j->ctx, status, j->what);
-    if (!failed) {
-        j->video.frames_get_info(a, &x);
-        j->video.frames_get_info(b, &y);
-        failed = check_alike(j, v, &x, &y);
-    }
-    if (!failed) {
-        v->frames = x.frames;
-        v->height = x.height;
-        v->width = x.width;
-        v->metrics.struct_size = sizeof v->metrics;
-        v->each = malloc((size_t)x.frames * ESA_METRIC_COUNT * sizeof *v->each);
-        if (!v->each) failed = cli_fail("%s: out of memory", j->what);
-    }
-    if (!failed) {
-        status = j->video.frames_measure(j->ctx, &v->metrics, v->each, a, b, lpips_for(j, v), told,
-                                         j);
-        cli_progress_end();
-        if (status == ESA_ERR_STATE && clip_interrupted())
-            failed = CLIP_INTERRUPTED;
-        else if (status != ESA_OK)
-            failed = cli_fail("%s: '%s' and '%s': %s", j->what, v->reference, v->generated,
-                              esa_ctx_error(j->ctx));
-    }
-    if (!failed) {
-        v->psnr_mean = 0;
-        for (int32_t i = 0; i < v->frames; i++)
-            v->psnr_mean += v->each[i * ESA_METRIC_COUNT + ESA_METRIC_PSNR] / v->frames;
-    }
+    esa_status loaded = j->video.frames_load(j->ctx, &a, v->reference, NULL);
+    if (loaded == ESA_OK) loaded = j->video.frames_load(j->ctx, &b, v->generated, NULL);
+    int status = cli_status(j->ctx, loaded, j->what);
+    if (!status) status = measure_frames(j, v, a, b);
     j->video.frames_free(a);
     j->video.frames_free(b);
-    return failed;
+    return status;
 }
 
 static void average(evaluate_result *r)
@@ -272,28 +267,25 @@ static void average(evaluate_result *r)
 int evaluate_run(evaluate_result *result, const evaluate_options *options, const char *what)
 {
     job j = { .o = options, .r = result, .what = what };
+    char label[64];
     memset(result, 0, sizeof *result);
     int status = cli_video_open(&j.video, what);
     if (!status) status = cli_ctx_new(&j.ctx, options->threads);
-    if (!status) {
-        clip_catch_signals();
-        status = find_pairs(&j);
-        if (!status) status = check_pairs(&j);
-        if (!status) status = find_lpips(&j);
-        char label[64];
-        snprintf(label, sizeof label, "%s: videos", what);
-        for (; !status && j.done < result->count; j.done++) {
-            status = clip_interrupted() ? CLIP_INTERRUPTED
-                                        : measure_one(&j, &result->video[j.done]);
-            if (!status && !options->quiet && !j.lpips && result->count > 1)
-                cli_progress(label, j.done + 1, result->count);
-        }
-        cli_progress_end();
-        if (!status) average(result);
-        j.video.lpips_free(j.lpips);
-        esa_ctx_free(j.ctx);
+    if (status) return status;
+    clip_catch_signals();
+    status = find_pairs(&j);
+    if (!status) status = check_pairs(&j);
+    if (!status) status = find_lpips(&j);
+    snprintf(label, sizeof label, "%s: videos", what);
+    for (; !status && j.done < result->count; j.done++) {
+        status = clip_interrupted() ? CLIP_INTERRUPTED : measure_one(&j, &result->video[j.done]);
+        if (!status && !options->quiet && !j.lpips && result->count > 1)
+            cli_progress(label, j.done + 1, result->count);
     }
-    cli_video_close(&j.video);
+    cli_progress_end();
+    if (!status) average(result);
+    j.video.lpips_free(j.lpips);
+    esa_ctx_free(j.ctx);
     return status;
 }
 

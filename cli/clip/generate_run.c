@@ -86,7 +86,7 @@ static int save(job *j, const esa_frames *frames, const char *path)
 {
     const esa_save_params p = save_params(j);
     const esa_status status = j->maker.video.frames_save(j->maker.ctx, frames, path, &p);
-    return status == ESA_OK ? CLI_OK : cli_fail_esa(j->maker.ctx, status, what);
+    return cli_status(j->maker.ctx, status, what);
 }
 
 /* dense NULL: this is the dense video */

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #define LONGEST_FILE (1 << 24)
 
@@ -54,27 +55,21 @@ static int add_lines(cli_prompts *p, const char *text, size_t bytes, int64_t mos
 
 static int from_file(cli_prompts *p, const char *path, const char *what)
 {
-    FILE *file = fopen(path, "rb");
-    if (!file) return cli_fail("%s: cannot read '%s': %s", what, path, strerror(errno));
-    char *text = malloc(LONGEST_FILE);
-    const size_t bytes = text ? fread(text, 1, LONGEST_FILE, file) : 0;
-    const int failed = ferror(file), why = errno, more = !feof(file);
-    fclose(file);
+    size_t bytes = 0;
+    struct stat about;
+    if (stat(path, &about) == 0 && about.st_size > LONGEST_FILE)
+        return cli_fail("%s: '%s' is longer than %d MB and is not a file of prompts", what, path,
+                        LONGEST_FILE >> 20);
+    char *text = cli_read_file(path, &bytes);
+    if (!text) return cli_fail("%s: cannot read '%s': %s", what, path, strerror(errno));
     int status = CLI_OK;
-    if (!text)
+    if (memchr(text, 0, bytes))
+        status = cli_fail("%s: '%s' holds zero bytes and is not a file of prompts", what, path);
+    else if (!add_lines(p, text, bytes, INT64_MAX))
         status = cli_fail("%s: out of memory for '%s'", what, path);
-    else if (failed)
-        status = cli_fail("%s: cannot read '%s': %s", what, path, strerror(why));
-    else if (more)
-        status = cli_fail("%s: '%s' is longer than %d MB, that is no file of prompts", what, path,
-                          LONGEST_FILE >> 20);
-    else if (memchr(text, 0, bytes))
-        status = cli_fail("%s: '%s' holds zero bytes, that is no file of prompts", what, path);
-    if (status == CLI_OK && !add_lines(p, text, bytes, INT64_MAX))
-        status = cli_fail("%s: out of memory for '%s'", what, path);
-    free(text);
-    if (status == CLI_OK && p->count == 0)
+    else if (p->count == 0)
         status = cli_fail("%s: '%s' holds no prompt", what, path);
+    free(text);
     return status;
 }
 

@@ -60,6 +60,8 @@ int cli_usage(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* The same with the message of a failed library call; what names the work ("masks select: reading
  * q"). */
 int cli_fail_esa(const esa_ctx *ctx, esa_status status, const char *what);
+/* CLI_OK for ESA_OK, else the same. */
+int cli_status(const esa_ctx *ctx, esa_status status, const char *what);
 
 /* Makes a context with the default settings and this many threads; 0: one per core. (machine.c) */
 int cli_ctx_new(esa_ctx **ctx, int64_t threads);

@@ -39,6 +39,19 @@ enum { SYNTH_LOCAL = 0, SYNTH_TEMPORAL = 1, SYNTH_SINK = 2, SYNTH_DIFFUSE = 3, S
  * least 16. */
 void synth_fill(esa_tensor *q, esa_tensor *k, esa_tensor *v, const int32_t grid[3], uint64_t seed);
 
+/* q, k, v of such heads, and room for an output and for the dense reference. */
+typedef struct synth_case {
+    esa_ctx *ctx;
+    esa_tensor q, k, v, o, ref;
+    int32_t grid[3];
+    uint64_t seed;
+} synth_case;
+/* grid has three entries. CLI_OK; CLI_USAGE or CLI_FAILED after a message that begins with what.
+ * Call synth_close in any case. */
+int synth_open(synth_case *c, const cli_list *grid, int64_t heads, int64_t dim, int64_t seed,
+               int64_t threads, const char *what);
+void synth_close(synth_case *c);
+
 /* ---------------------------------------------------------------- measures (measure.c) */
 
 /* Counts the query-key pairs that a mask keeps (NULL: all) over all heads and batch entries.

@@ -43,6 +43,11 @@ int cli_fail_esa(const esa_ctx *ctx, esa_status status, const char *what)
     return cli_fail("%s: %s", what, text[0] ? text : esa_status_name(status));
 }
 
+int cli_status(const esa_ctx *ctx, esa_status status, const char *what)
+{
+    return status == ESA_OK ? CLI_OK : cli_fail_esa(ctx, status, what);
+}
+
 /* Edit distance with swaps of neighbours, cut off above 2: enough for typing errors, too small for
  * wild guesses. */
 static int distance(const char *a, const char *b)

@@ -26,6 +26,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define WAVES     3 /* plane waves per content or value channel */
 #define TURN      6.283185307179586
@@ -171,4 +172,31 @@ void synth_fill(esa_tensor *q, esa_tensor *k, esa_tensor *v, const int32_t grid[
         fill_head((float *)q->data + h * N * D, (float *)k->data + h * N * D,
                   (float *)v->data + h * N * D, grid, (int)D, (int)(h % SYNTH_KINDS), &rng);
     }
+}
+
+int synth_open(synth_case *c, const cli_list *grid, int64_t heads, int64_t dim, int64_t seed,
+               int64_t threads, const char *what)
+{
+    esa_tensor *const all[] = { &c->q, &c->k, &c->v, &c->o, &c->ref };
+    memset(c, 0, sizeof *c);
+    if (dim % 2)
+        return cli_usage("%s: --dim was given %lld, expected an even number", what, (long long)dim);
+    c->seed = (uint64_t)seed;
+    for (int i = 0; i < 3; i++) c->grid[i] = (int32_t)grid->whole[i];
+    const int status = cli_ctx_new(&c->ctx, threads);
+    if (status) return status;
+    for (int i = 0; i < 5; i++) {
+        *all[i] = data_tensor_new(ESA_DTYPE_F32, 1, heads,
+                                  grid->whole[0] * grid->whole[1] * grid->whole[2], dim);
+        if (!all[i]->data) return CLI_FAILED;
+    }
+    synth_fill(&c->q, &c->k, &c->v, c->grid, c->seed);
+    return CLI_OK;
+}
+
+void synth_close(synth_case *c)
+{
+    esa_tensor *const all[] = { &c->q, &c->k, &c->v, &c->o, &c->ref };
+    for (int i = 0; i < 5; i++) data_tensor_free(all[i]);
+    esa_ctx_free(c->ctx);
 }

@@ -113,7 +113,7 @@ static int calibrate(const experiment *e)
 static int save(experiment *e, const esa_frames *frames, const char *path)
 {
     const esa_status status = e->maker.video.frames_save(e->maker.ctx, frames, path, NULL);
-    return status == ESA_OK ? CLI_OK : cli_fail_esa(e->maker.ctx, status, what);
+    return cli_status(e->maker.ctx, status, what);
 }
 
 /* The video for people, the frames as they are for the comparison, then the record, which says that
@@ -240,7 +240,7 @@ static int check_lpips(const experiment *e)
     if (!e->lpips_weights) return CLI_OK;
     const esa_status status = e->maker.video.lpips_open(e->maker.ctx, &lpips, e->lpips_weights);
     e->maker.video.lpips_free(lpips);
-    return status == ESA_OK ? CLI_OK : cli_fail_esa(e->maker.ctx, status, what);
+    return cli_status(e->maker.ctx, status, what);
 }
 
 static int stages(experiment *e, int *made)

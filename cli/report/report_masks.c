@@ -237,7 +237,7 @@ static int file_json(cli_json *json, esa_ctx *ctx, esa_mask_file *file, const es
         table(json, "entropy", x + ENTROPY * plane, i, a);
     free(x);
     cli_json_close(json);
-    return s == ESA_OK ? CLI_OK : cli_fail_esa(ctx, s, REPORT_WHAT);
+    return cli_status(ctx, s, REPORT_WHAT);
 }
 
 int report_masks_json(cli_json *json, esa_ctx *ctx, const char *path, int64_t limit)

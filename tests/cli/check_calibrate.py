@@ -243,7 +243,7 @@ class Resume(Base):
             if line.startswith("prompt 1/"):
                 break
         run.send_signal(signal.SIGSTOP)
-        self.fails("calibrate", *SMALL, "--num-prompts", 2, "--output", "x", says=["another run is at work", "x.part"])
+        self.fails("calibrate", *SMALL, "--num-prompts", 2, "--output", "x", says=["another run is working", "x.part"])
         run.send_signal(signal.SIGCONT)
         run.communicate()
         self.assertEqual((run.returncode, self.files()), (0, ["x"]))

@@ -263,7 +263,7 @@ class Export(Base):
                 "metrics.json"
             ]))
         self.works("results", "--to", "y4m")                              # again: from the tensors, not from the copies
-        self.assertIn("is in that form already", self.works("results", "--to", "safetensors"))
+        self.assertIn("has that format already", self.works("results", "--to", "safetensors"))
         self.works("results", "--to", "png", "--output-dir", "deep/er")
         self.assertEqual(sorted(os.listdir(self.path("deep/er"))), ["000", "001"])
         self.works("deep/er", "--to", "npy", "--output-dir", "flat")
@@ -278,7 +278,7 @@ class Export(Base):
         self.fails("a.npy", "--out", "c.y4m", "--output-dir", "d", status=2, says=["give one"])
         self.fails("a.npy", "--out", "c.y4m", "--to", "y4m", status=2, says=["--to"])
         for name in ("c.gif", "c.webm", "c", "--"):
-            self.fails("a.npy", f"--out={name}", status=2, says=["ending", ".mp4"])
+            self.fails("a.npy", f"--out={name}", status=2, says=["must end in", ".mp4"])
         self.fails("a.npy", "--out=", status=2, says=["--out"])
         self.fails("a.npy", "--codec", "vp8", status=2, says=["vp8", "h264"])
         self.fails("a.npy", "--quality", "101", status=2, says=["101"])
