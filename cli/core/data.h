@@ -64,5 +64,7 @@ double measure_error(const esa_tensor *o, const esa_tensor *ref, int64_t head);
 
 /* The median of n numbers, NaN if n is 0; sorts them, so that the least comes first. */
 double measure_median(double *values, int64_t n);
+/* The mean of n numbers, NaN if n is 0. */
+double measure_mean(const double *values, int64_t n);
 
 #endif

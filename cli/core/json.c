@@ -209,3 +209,13 @@ const char *cli_json_string(const json_t *value, const char *path)
 {
     return json_string_value(cli_json_at(value, path));
 }
+
+int64_t cli_json_column(double *out, const json_t *array, const char *path)
+{
+    int64_t count = 0;
+    for (size_t i = 0; i < json_array_size(array); i++) {
+        const double x = cli_json_number(json_array_get(array, i), path);
+        if (isfinite(x)) out[count++] = x;
+    }
+    return count;
+}

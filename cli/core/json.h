@@ -55,5 +55,7 @@ json_t *cli_json_at(const json_t *value, const char *path);
 /* The same as a number (NaN if it is no number) or as text (NULL if it is none). */
 double cli_json_number(const json_t *value, const char *path);
 const char *cli_json_string(const json_t *value, const char *path);
+/* Copies the finite numbers at path of every entry of an array into out; returns their count. */
+int64_t cli_json_column(double *out, const json_t *array, const char *path);
 
 #endif

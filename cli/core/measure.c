@@ -81,3 +81,10 @@ double measure_median(double *values, int64_t n)
     qsort(values, (size_t)n, sizeof *values, ascending);
     return n % 2 ? values[n / 2] : 0.5 * (values[n / 2 - 1] + values[n / 2]);
 }
+
+double measure_mean(const double *values, int64_t n)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++) sum += values[i];
+    return n > 0 ? sum / (double)n : (double)NAN;
+}

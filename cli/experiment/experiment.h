@@ -19,9 +19,10 @@
 #include "clip/clip.h"
 #include "clip/evaluate.h"
 
-#define EXPERIMENT_PATH    4400
-#define EXPERIMENT_METHODS "cached|entropy|rf_v2|ada_bsa"
-#define EXPERIMENT_FORMAT  1
+#define EXPERIMENT_PATH     4400
+#define EXPERIMENT_METHODS  "cached|entropy|rf_v2|ada_bsa"
+#define EXPERIMENT_FORMAT   1
+#define EXPERIMENT_VARIANTS (1 + 4 * CLI_MAX_LIST)
 
 typedef struct experiment_variant {
     char name[64]; /* dense, b0.5, entropy-b0.5: also the folder under videos/ */
@@ -41,7 +42,7 @@ typedef struct experiment {
     char folder[EXPERIMENT_PATH]; /* results/tag */
     char masks[EXPERIMENT_PATH];  /* the mask file; "": no method reads one */
     cli_prompts calibration, evaluation;
-    experiment_variant variant[1 + 4 * CLI_MAX_LIST];
+    experiment_variant variant[EXPERIMENT_VARIANTS];
     int variants;          /* the first is dense */
     char weights_hash[32]; /* hash of the model's weight files */
     clip_maker maker;      /* its info stays valid after it is closed */

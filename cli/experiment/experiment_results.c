@@ -1,7 +1,8 @@
-/* experiment_results.c - what an experiment found: speed.json from the records of its clips,
+/* experiment_results.c - the results of an experiment: speed.json from the records of its clips,
  * quality.json from their frames.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "experiment/experiment.h"
+#include "core/data.h"
 #include "core/folders.h"
 
 #include <errno.h>
@@ -44,33 +45,53 @@ int experiment_save(const experiment *e, cli_json *json, const char *name, const
 /* ---------------------------------------------------------------- records */
 
 typedef struct clips {
-    int64_t count;  /* clips per variant: the evaluation prompts */
-    json_t **value; /* [variants][count]: the records in work/clips */
+    int64_t count;                        /* clips per variant: the evaluation prompts */
+    json_t *records[EXPERIMENT_VARIANTS]; /* of every variant, an array of count records */
+    double *x;                            /* [count], for numbers of every clip */
 } clips;
 
-static void clips_free(clips *c, const experiment *e)
+static void clips_free(clips *c)
 {
-    for (int64_t i = 0; c->value && i < e->variants * c->count; i++) json_decref(c->value[i]);
-    free(c->value);
+    for (int v = 0; v < EXPERIMENT_VARIANTS; v++) json_decref(c->records[v]);
+    free(c->x);
 }
 
+/* Reads the records in work/clips. Call clips_free in any case. */
 static int clips_load(clips *c, const experiment *e, const char *what)
 {
-    const size_t all = (size_t)(e->variants * e->evaluation.count);
-    *c = (clips){ e->evaluation.count, calloc(all, sizeof *c->value) };
-    if (!c->value) return cli_fail("%s: out of memory", what);
-    for (int v = 0; v < e->variants; v++)
-        for (int64_t i = 0; i < c->count; i++) {
+    *c = (clips){ .count = e->evaluation.count };
+    c->x = calloc((size_t)c->count, sizeof *c->x);
+    int failed = !c->x;
+    for (int v = 0; v < e->variants && !failed; v++) {
+        c->records[v] = json_array();
+        for (int64_t i = 0; i < c->count && !failed; i++) {
             char path[EXPERIMENT_PATH];
             experiment_path(e, path, "work/clips/%s-%03lld.json", e->variant[v].name, (long long)i);
             json_t *record = cli_json_load(path, NULL, 0, what);
             if (!record) return CLI_FAILED;
-            c->value[v * c->count + i] = record;
+            failed = json_array_append_new(c->records[v], record) != 0;
         }
-    return CLI_OK;
+    }
+    return failed ? cli_fail("%s: out of memory", what) : CLI_OK;
 }
 
-static json_t *clip(const clips *c, int v, int64_t i) { return c->value[v * c->count + i]; }
+static json_t *clip(const clips *c, int v, int64_t i)
+{
+    return json_array_get(c->records[v], (size_t)i);
+}
+
+/* The mean of the numbers at path over the clips of a variant; NaN if there are none. */
+static double mean_of(const clips *c, int v, const char *path)
+{
+    return measure_mean(c->x, cli_json_column(c->x, c->records[v], path));
+}
+
+/* Dense clips and clips without sparse steps have no density: it is 1. */
+static double density_of(const clips *c, int v)
+{
+    const double density = mean_of(c, v, "record.density");
+    return isfinite(density) ? density : 1;
+}
 
 /* Mean time of the steps from `first` on; NaN if there are none. */
 static double step_mean(const json_t *record, int64_t first)
@@ -83,64 +104,24 @@ static double step_mean(const json_t *record, int64_t first)
     return count > first ? sum / (double)(count - first) : (double)NAN;
 }
 
-/* Steps that ran dense because they are the first: as the sparse clips say. */
+/* The number of steps that run dense as warm-up, as the sparse clips record it. */
 static int64_t warmup_of(const experiment *e, const clips *c)
 {
-    int64_t most = 0;
+    double most = 0;
     for (int v = 1; v < e->variants; v++)
-        for (int64_t i = 0; i < c->count; i++) {
-            const double w = cli_json_number(clip(c, v, i), "record.warmup_steps");
-            if (isfinite(w) && (int64_t)w > most) most = (int64_t)w;
-        }
-    return most;
-}
-
-/* ---------------------------------------------------------------- numbers of many clips */
-
-static int ascending(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-/* Sorts, NaN left out; the number of values. */
-static int64_t sorted(double *x, int64_t n)
-{
-    int64_t used = 0;
-    for (int64_t i = 0; i < n; i++)
-        if (isfinite(x[i])) x[used++] = x[i];
-    qsort(x, (size_t)used, sizeof *x, ascending);
-    return used;
-}
-
-static double median(double *x, int64_t n)
-{
-    n = sorted(x, n);
-    return n ? (x[(n - 1) / 2] + x[n / 2]) / 2 : (double)NAN;
+        for (int64_t i = cli_json_column(c->x, c->records[v], "record.warmup_steps") - 1; i >= 0;
+             i--)
+            most = fmax(most, c->x[i]);
+    return (int64_t)most;
 }
 
 static void json_spread(cli_json *json, const char *key, double *x, int64_t n)
 {
-    const double middle = median(x, n);
-    n = sorted(x, n);
+    const double median = measure_median(x, n); /* sorts */
     cli_json_open(json, key, '{');
-    cli_json_fields(json, "median %g lowest %g highest %g", middle, n ? x[0] : (double)NAN,
+    cli_json_fields(json, "median %g lowest %g highest %g", median, n ? x[0] : (double)NAN,
                     n ? x[n - 1] : (double)NAN);
     cli_json_close(json);
-}
-
-static double mean_of(const clips *c, int v, const char *key, double otherwise)
-{
-    double sum = 0;
-    int64_t n = 0;
-    for (int64_t i = 0; i < c->count; i++) {
-        const double x = cli_json_number(clip(c, v, i), key);
-        if (isfinite(x)) {
-            sum += x;
-            n++;
-        }
-    }
-    return n ? sum / (double)n : otherwise;
 }
 
 static void json_variant(cli_json *json, const experiment_variant *v)
@@ -159,32 +140,35 @@ static void json_sizes(cli_json *json, const experiment *e)
 /* ---------------------------------------------------------------- speed */
 
 static void speed_variant(cli_json *json, const experiment *e, const clips *c, int v,
-                          int64_t warmup, double *x)
+                          int64_t warmup)
 {
     static const char *const spreads[][2] = { { "clip_seconds", "record.seconds" },
                                               { "select_seconds", "record.select_seconds" },
                                               { "attention_seconds", "record.attention_seconds" } };
     cli_json_open(json, NULL, '{');
     json_variant(json, &e->variant[v]);
-    cli_json_fields(json, "clips %ld density %g", c->count, mean_of(c, v, "record.density", 1));
-    for (int k = 0; k < 3; k++) {
-        for (int64_t i = 0; i < c->count; i++) x[i] = cli_json_number(clip(c, v, i), spreads[k][1]);
-        json_spread(json, spreads[k][0], x, c->count);
+    cli_json_fields(json, "clips %ld density %g", c->count, density_of(c, v));
+    for (int k = 0; k < 3; k++)
+        json_spread(json, spreads[k][0], c->x, cli_json_column(c->x, c->records[v], spreads[k][1]));
+    for (int k = 0; k < 2; k++) {
+        int64_t n = 0;
+        for (int64_t i = 0; i < c->count; i++) {
+            c->x[n] = step_mean(clip(c, v, i), k ? warmup : 0);
+            n += isfinite(c->x[n]);
+        }
+        json_spread(json, k ? "step_seconds_sparse" : "step_seconds", c->x, n);
     }
-    for (int64_t i = 0; i < c->count; i++) x[i] = step_mean(clip(c, v, i), 0);
-    json_spread(json, "step_seconds", x, c->count);
-    for (int64_t i = 0; i < c->count; i++) x[i] = step_mean(clip(c, v, i), warmup);
-    json_spread(json, "step_seconds_sparse", x, c->count);
-    /* Prompt against prompt: each pair ran one after the other. */
-    for (int64_t i = 0; i < c->count; i++)
-        x[i] = step_mean(clip(c, 0, i), 0) / step_mean(clip(c, v, i), 0);
-    cli_json_real(json, "speedup", median(x, c->count));
-    for (int64_t i = 0; i < c->count; i++)
-        x[i] = step_mean(clip(c, 0, i), warmup) / step_mean(clip(c, v, i), warmup);
-    cli_json_real(json, "speedup_without_warmup", median(x, c->count));
-    cli_json_open(json, "videos", '[');
-    for (int64_t i = 0; i < c->count; i++) cli_json_add(json, NULL, json_incref(clip(c, v, i)));
-    cli_json_close(json);
+    /* Dense and sparse clips of a prompt ran one after the other, so prompts are compared. */
+    for (int k = 0; k < 2; k++) {
+        int64_t n = 0;
+        for (int64_t i = 0; i < c->count; i++) {
+            const int64_t first = k ? warmup : 0;
+            c->x[n] = step_mean(clip(c, 0, i), first) / step_mean(clip(c, v, i), first);
+            n += isfinite(c->x[n]);
+        }
+        cli_json_real(json, k ? "speedup_without_warmup" : "speedup", measure_median(c->x, n));
+    }
+    cli_json_add(json, "videos", json_incref(c->records[v]));
     cli_json_close(json);
 }
 
@@ -209,9 +193,7 @@ static void json_calibration(cli_json *json, const experiment *e, const char *wh
 int experiment_speed(const experiment *e, const char *what)
 {
     clips c;
-    double *x = calloc((size_t)e->evaluation.count, sizeof *x);
     int status = clips_load(&c, e, what);
-    if (!status && !x) status = cli_fail("%s: out of memory", what);
     if (!status) {
         const int64_t warmup = warmup_of(e, &c);
         cli_json *json = cli_json_new();
@@ -222,12 +204,11 @@ int experiment_speed(const experiment *e, const char *what)
         cli_json_int(json, "tokens", e->clip.tokens);
         json_calibration(json, e, what);
         cli_json_open(json, "variants", '[');
-        for (int v = 0; v < e->variants; v++) speed_variant(json, e, &c, v, warmup, x);
+        for (int v = 0; v < e->variants; v++) speed_variant(json, e, &c, v, warmup);
         cli_json_close(json);
         status = experiment_save(e, json, "speed.json", what);
     }
-    clips_free(&c, e);
-    free(x);
+    clips_free(&c);
     return status;
 }
 
@@ -244,9 +225,8 @@ static void quality_variant(cli_json *json, const experiment *e, const clips *c,
 {
     cli_json_open(json, NULL, '{');
     json_variant(json, &e->variant[v]);
-    cli_json_fields(json, "density %g kept_mass %g identical %ld",
-                    mean_of(c, v, "record.density", 1), mean_of(c, v, "record.kept_mass", NAN),
-                    r->equal);
+    cli_json_fields(json, "density %g kept_mass %g identical %ld", density_of(c, v),
+                    mean_of(c, v, "record.kept_mass"), r->equal);
     cli_json_open(json, "mean", '{');
     json_metrics(json, r->mean[ESA_METRIC_PSNR], r->mean[ESA_METRIC_SSIM],
                  r->mean[ESA_METRIC_LPIPS], r->mean[ESA_METRIC_FLICKER]);
@@ -315,6 +295,6 @@ int experiment_quality(const experiment *e, const char *what)
             status = experiment_save(e, json, "quality.json", what);
         if (!status && note[0]) fprintf(stderr, "%s\n", note);
     }
-    clips_free(&c, e);
+    clips_free(&c);
     return status;
 }

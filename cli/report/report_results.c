@@ -6,6 +6,7 @@
  * page. */
 #define _POSIX_C_SOURCE 200809L /* strdup */
 #include "report/report.h"
+#include "core/data.h"
 
 #include <math.h>
 #include <stddef.h>
@@ -149,52 +150,16 @@ static report_clip_figures *clip_of(report_run *r, report_variant *n, const json
     return clip;
 }
 
-static double mean_of(const json_t *videos, const char *path)
-{
-    double sum = 0;
-    int64_t count = 0;
-    size_t i;
-    json_t *v;
-    json_array_foreach(videos, i, v)
-    {
-        const double x = cli_json_number(v, path);
-        if (isfinite(x)) {
-            sum += x;
-            count++;
-        }
-    }
-    return count ? sum / (double)count : NAN;
-}
-
-static int ascending(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-/* The finite numbers at path of every video, sorted, into out; their count. */
-static size_t sorted(double *out, const json_t *videos, const char *path)
-{
-    size_t used = 0, i;
-    json_t *v;
-    json_array_foreach(videos, i, v)
-    {
-        const double x = cli_json_number(v, path);
-        if (isfinite(x)) out[used++] = x;
-    }
-    qsort(out, used, sizeof *out, ascending);
-    return used;
-}
-
 /* The video with the median time. The parts of a clip's time are shown for this one, so that they
  * add up. column has room for a number of every video. */
 static const json_t *median_video(const json_t *videos, double *column)
 {
-    const size_t used = sorted(column, videos, "record.seconds");
-    size_t i;
-    json_t *v;
-    json_array_foreach(videos, i, v) if (used && cli_json_number(v, "record.seconds") ==
-                                                     column[(used - 1) / 2]) return v;
+    const int64_t used = cli_json_column(column, videos, "record.seconds");
+    measure_median(column, used); /* sorts */
+    for (size_t i = 0; used && i < json_array_size(videos); i++) {
+        const json_t *v = json_array_get(videos, i);
+        if (cli_json_number(v, "record.seconds") == column[(used - 1) / 2]) return v;
+    }
     return json_array_get(videos, 0);
 }
 
@@ -207,14 +172,13 @@ static int step_medians(report_variant *n, const json_t *videos, double *column)
     for (int64_t s = 0; n->steps && s < n->step_count; s++) {
         char path[64];
         snprintf(path, sizeof path, "record.step_seconds.%lld", (long long)s);
-        const size_t used = sorted(column, videos, path);
-        n->steps[s] = used ? (column[(used - 1) / 2] + column[used / 2]) / 2 : NAN;
+        n->steps[s] = measure_median(column, cli_json_column(column, videos, path));
     }
     return n->steps != NULL;
 }
 
 /* [layers][heads], mean over the videos. */
-static int head_densities(report_variant *n, const json_t *videos)
+static int head_densities(report_variant *n, const json_t *videos, double *column)
 {
     const json_t *table = cli_json_at(videos, "0.record.head_density");
     int known = 0;
@@ -228,7 +192,7 @@ static int head_densities(report_variant *n, const json_t *videos)
             char path[96];
             snprintf(path, sizeof path, "record.head_density.%lld.%lld", (long long)l,
                      (long long)h);
-            const double x = mean_of(videos, path);
+            const double x = measure_mean(column, cli_json_column(column, videos, path));
             n->head_density[l * n->heads + h] = x;
             known |= isfinite(x);
         }
@@ -272,7 +236,8 @@ static int read_speed_of(report_run *r, report_variant *n, const json_t *v)
     };
     const json_t *videos = cli_json_at(v, "videos");
     double *column = malloc((json_array_size(videos) + 1) * sizeof *column);
-    const int ready = column && step_medians(n, videos, column) && head_densities(n, videos);
+    const int ready = column && step_medians(n, videos, column) &&
+                      head_densities(n, videos, column);
     if (ready) take(n, median_video(videos, column), parts, COUNT(parts));
     free(column);
     if (!ready) return 0;
