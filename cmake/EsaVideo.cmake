@@ -9,7 +9,8 @@ set(ESA_VIDEO_FOUND OFF)
 if(ESA_VIDEO STREQUAL "OFF" OR CMAKE_CROSSCOMPILING)
   return()
 endif()
-file(GLOB ESA_VIDEO_SOURCES CONFIGURE_DEPENDS src/nn/*.c src/model/*.c src/model/*/*.c src/metric/*.c src/media/*.c)
+file(GLOB ESA_VIDEO_SOURCES CONFIGURE_DEPENDS src/nn/*.c src/model/*.c src/model/*/*.c src/metric/*.c
+     src/media/*.c)
 if(NOT ESA_VIDEO_SOURCES)
   return()
 endif()
@@ -46,12 +47,12 @@ if(ESA_VIDEO_MISSING)
   return()
 endif()
 
-# The shim over libsentencepiece is the one file in C++.
+# The interface to libsentencepiece is the only file in C++.
 set(ESA_VIDEO_SENTENCEPIECE OFF)
 file(GLOB ESA_VIDEO_SHIM CONFIGURE_DEPENDS src/model/text/*.cc)
 if(TARGET PkgConfig::ESA_SENTENCEPIECE AND ESA_VIDEO_SHIM)
   include(CheckLanguage)
-  # One family of compilers: sanitizers and fuzzing do not mix.
+  # C and C++ need compilers of one family for sanitizers and fuzzing.
   if(CMAKE_C_COMPILER_ID MATCHES "Clang" AND NOT CMAKE_CXX_COMPILER AND NOT DEFINED ENV{CXX})
     get_filename_component(ESA_CC_FOLDER ${CMAKE_C_COMPILER} DIRECTORY)
     get_filename_component(ESA_CC_NAME ${CMAKE_C_COMPILER} NAME)
@@ -70,19 +71,20 @@ if(TARGET PkgConfig::ESA_SENTENCEPIECE AND ESA_VIDEO_SHIM)
   endif()
 endif()
 if(NOT ESA_VIDEO_SENTENCEPIECE)
-  message(STATUS "sentencepiece not found: libesa_video takes prompts as embeddings only (libsentencepiece-dev)")
+  message(STATUS "sentencepiece (libsentencepiece-dev) not found: "
+                 "libesa_video takes prompts as embeddings only")
 endif()
 set(ESA_VIDEO_FFMPEG OFF)
 if(TARGET PkgConfig::ESA_FFMPEG)
   set(ESA_VIDEO_FFMPEG ON)
 else()
-  message(STATUS "FFmpeg libraries not found: videos are written as Y4M and PNG only"
-                 " (libavformat-dev libavcodec-dev libswscale-dev)")
+  message(STATUS "FFmpeg libraries (libavformat-dev libavcodec-dev libswscale-dev) not found: "
+                 "libesa_video does not read or write MP4")
 endif()
 
 esa_isa_flags(ESA_VIDEO_SOURCES)
-# The engine does not use floating-point traps. Without this option gcc does not vectorise loops that clamp a value. NaN
-# and infinities behave as before.
+# No code relies on floating-point traps. Without this option gcc does not vectorise loops that clamp
+# a value. NaN and infinities are not affected.
 foreach(source ${ESA_VIDEO_SOURCES})
   if(source MATCHES "/src/nn/leaf_")
     set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS -fno-trapping-math)
@@ -94,8 +96,8 @@ target_include_directories(esa_video_objects PUBLIC include PRIVATE src)
 set_target_properties(esa_video_objects PROPERTIES POSITION_INDEPENDENT_CODE ON)
 target_compile_definitions(esa_video_objects PRIVATE $<$<BOOL:${ESA_VIDEO_FFMPEG}>:ESA_HAVE_FFMPEG>
                            $<$<BOOL:${ESA_VIDEO_SENTENCEPIECE}>:ESA_HAVE_SENTENCEPIECE>)
-set(ESA_VIDEO_LIBRARIES PkgConfig::ESA_BLAS PkgConfig::ESA_JANSSON PkgConfig::ESA_PNG m ${CMAKE_DL_LIBS}
-    Threads::Threads)
+set(ESA_VIDEO_LIBRARIES PkgConfig::ESA_BLAS PkgConfig::ESA_JANSSON PkgConfig::ESA_PNG m
+    ${CMAKE_DL_LIBS} Threads::Threads)
 if(ESA_VIDEO_FFMPEG)
   list(APPEND ESA_VIDEO_LIBRARIES PkgConfig::ESA_FFMPEG)
 endif()

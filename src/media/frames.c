@@ -93,7 +93,7 @@ static esa_status beside(esa_ctx *ctx, esa_frames **both, const esa_frames *left
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "both, left or right is NULL");
     if (left->count != right->count || left->height != right->height)
         return esa_fail(ctx, ESA_ERR_SHAPE,
-                        "%d frames of height %d cannot stand beside %d frames of height %d",
+                        "%d frames of height %d do not fit beside %d frames of height %d",
                         left->count, left->height, right->count, right->height);
     ESA_TRY(esa_frames_new(ctx, both, left->count, left->height,
                            (int64_t)left->width + right->width, left->fps));

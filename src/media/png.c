@@ -17,7 +17,7 @@
 
 typedef struct image {
     esa_ctx *ctx;
-    const char *name; /* of the file, for messages */
+    const char *name; /* the file's name in messages */
     png_structp png;
     png_infop info;
     jmp_buf failed;

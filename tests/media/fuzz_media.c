@@ -20,7 +20,7 @@ static void put32(uint8_t *at, uint32_t x)
     for (int i = 0; i < 4; i++) at[i] = (uint8_t)(x >> (24 - 8 * i));
 }
 
-/* The file's sizes with and without its pixels must agree, and every pixel be there. */
+/* The sizes with and without pixels must agree, and every pixel must be readable. */
 static void as_file(const uint8_t *bytes, size_t size)
 {
     esa_frames_info info = { 0 }, peek = { 0 };

@@ -1,4 +1,4 @@
-/* make_media.c - for check_media.py: raw RGB from a file becomes a video. make_media RAW FRAMES
+/* make_media.c - turns raw RGB from a file into a video, for check_media.py: make_media RAW FRAMES
  * HEIGHT WIDTH FPS OUT
  * SPDX-License-Identifier: Apache-2.0 */
 #include <stdio.h>

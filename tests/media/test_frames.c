@@ -1,4 +1,4 @@
-/* test_frames.c - frames in memory: creating, describing, side by side; files appear whole or not
+/* test_frames.c - frames in memory: creating, describing, side by side. Files appear whole or not
  * at all, whichever allocation fails.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "io/scratch.h"
@@ -74,8 +74,8 @@ static void side_by_side(void **state)
     esa_ctx_free(ctx);
 }
 
-/* Every allocation of every writer fails once: one sentence, nothing on disk, nothing leaked.
- * FFmpeg's own allocations are its own. */
+/* Every allocation of every writer fails once: one message, nothing on disk, nothing leaked.
+ * FFmpeg's own allocations are not counted. */
 static void out_of_memory(void **state)
 {
     static const char *const names[] = { "a.y4m", "a.png", "a.mp4", "out/" };
@@ -91,7 +91,7 @@ static void out_of_memory(void **state)
             const esa_status status = esa_frames_save(ctx, f, scratch_path(&s, names[n]), NULL);
             if (status == ESA_OK || status == ESA_ERR_UNSUPPORTED) break;
             assert_refused(ctx, status, ESA_ERR_MEMORY, "memory", NULL);
-            assert_int_equal(scratch_count(&s), n); /* what earlier turns made, and no more */
+            assert_int_equal(scratch_count(&s), n); /* only the files of earlier turns */
             assert_true(left < 20);
         }
     c.left = -1;

@@ -1,6 +1,6 @@
-/* test_load.c - videos from files: what our writers leave comes back, cut and damaged files are
- * refused with a sentence, memory that is not there leaks nothing. Pictures of other programs are
- * in tests/cli/check_export.py.
+/* test_load.c - reads videos from files: what our writers write comes back, cut and damaged files
+ * are refused with a message, a failed allocation leaks nothing. tests/cli/check_export.py has
+ * pictures of other programs.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "io/scratch.h"
 
@@ -9,8 +9,7 @@
 #include "esa/esa_video.h"
 #include "media/frames.h"
 
-/* x265 keeps a copy of its settings when it is closed; the leak checker is told that this is not
- * ours. */
+/* x265 keeps a copy of its settings when it is closed. The leak checker must ignore it. */
 __attribute__((visibility("default"))) const char *__lsan_default_suppressions(void);
 const char *__lsan_default_suppressions(void) { return "leak:libx265\n"; }
 
@@ -48,7 +47,7 @@ static esa_frames_info info_of(const esa_frames *f)
     return info;
 }
 
-/* Largest difference of two videos of one size. */
+/* The largest difference between two videos of the same size. */
 static int worst(const esa_frames *a, const esa_frames *b)
 {
     const esa_frames_info x = info_of(a), y = info_of(b);
@@ -61,8 +60,8 @@ static int worst(const esa_frames *a, const esa_frames *b)
 
 static void there_and_back(void **state)
 {
-    /* Y4M loses in the conversion to limited range and back: less than a level each way in luma,
-     * and in blue twice that. */
+    /* The conversion of Y4M to limited range and back loses less than a level each way in luma, and
+     * twice that in blue. */
     static const struct {
         const char *name;
         int32_t codec, pixels;
@@ -108,7 +107,7 @@ static void there_and_back(void **state)
         unlink(scratch_path(&s, cases[i].name));
     }
     esa_load_params p = esa_load_params_default();
-    p.fps = 30; /* of what does not say */
+    p.fps = 30; /* for files that state none */
     assert_int_equal(esa_frames_load(ctx, &back, scratch_path(&s, "out"), &p), ESA_OK);
     assert_true(info_of(back).fps == 30);
     esa_frames_free(back);
@@ -123,7 +122,7 @@ static void there_and_back(void **state)
     scratch_remove(&s);
 }
 
-/* Every codec this FFmpeg can write comes back near what went in. */
+/* A video in every codec of this FFmpeg comes back close to the original. */
 static void codecs(void **state)
 {
     static const char *const names[] = { "auto", "h264", "hevc", "av1", "mpeg4", "lossless" };
@@ -150,8 +149,8 @@ static void codecs(void **state)
             fail_msg("%s: %s", names[codec], esa_ctx_error(ctx));
         assert_int_equal(esa_frames_compare(ctx, &m, f, back), ESA_OK);
         print_message("%s: %.2f dB\n", names[codec], m.psnr);
-        /* Smooth pictures at quality 75: 40 dB and more for every codec; colours of a wrong matrix
-         * or range give 25. */
+        /* Smooth pictures at quality 75 give 40 dB or more with every codec; a wrong colour matrix
+         * or range gives 25. */
         assert_true(codec == ESA_CODEC_LOSSLESS ? isinf(m.psnr) : m.psnr > 36);
         assert_true(fabs(info_of(back).fps - 24000.0 / 1001) < 1e-6);
         esa_frames_info peek = { .struct_size = sizeof peek };
@@ -206,7 +205,7 @@ static void batch_and_floats(void **state)
     scratch_remove(&s);
 }
 
-/* A file cut at any byte, or with any byte changed: a sentence or a video, never a crash. */
+/* A file cut at any byte, or with any byte changed, gives a message or a video, never a crash. */
 static void cut_and_damaged(void **state)
 {
     static const char *const names[] = { "a.png", "a.y4m", "a.npy", "a.safetensors" };
@@ -221,7 +220,7 @@ static void cut_and_damaged(void **state)
         esa_frames_info info;
         int refused = 0;
         for (size_t cut = 0; cut < size; cut++) {
-            uint8_t *part = malloc(cut ? cut : 1); /* of its own size: a read behind it is seen */
+            uint8_t *part = malloc(cut ? cut : 1); /* exact: a read past it is seen */
             assert_non_null(part);
             memcpy(part, bytes, cut);
             ctx->error[0] = 0;
@@ -240,7 +239,7 @@ static void cut_and_damaged(void **state)
             if (status == ESA_OK) esa_frames_free(back);
             bytes[at] ^= 0x55;
         }
-        if (n == 0) assert_int_equal(refused, size); /* PNG has check sums over everything */
+        if (n == 0) assert_int_equal(refused, size); /* check sums cover every byte of a PNG */
         assert_true(refused > 0);
         free(bytes);
     }

@@ -1,5 +1,5 @@
-/* test_lpips.c - LPIPS against the package lpips, with weights and pictures by formula
- * (tools/golden/lpips_golden.py), and its file's faults.
+/* test_lpips.c - LPIPS against the package lpips, with weights and pictures from a formula
+ * (tools/golden/lpips_golden.py), and faults in its file.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "io/scratch.h"
 
@@ -8,9 +8,9 @@
 #include "esa/esa_video.h"
 #include "model/fill.h"
 
-/* The package computes in f32 with other orders of summation; distances here are of size 0.1, their
- * rounding errors some 1e-7. The promise is 1e-4; what a wrong border, pooling or normalisation
- * moves is 1e-3 and more. */
+/* The package computes in f32 with another order of summation. Distances here are about 0.1 and
+ * their rounding errors about 1e-7. The promise is 1e-4; a wrong border, pooling or normalisation
+ * changes them by 1e-3 or more. */
 #define CLOSE 1e-5
 
 typedef struct conv {
@@ -34,7 +34,7 @@ static esa_ctx *context(int32_t threads)
     return ctx;
 }
 
-/* What a broken file has: nothing wrong, another format, an unknown network, a layer short, a wrong
+/* What is wrong with a file: nothing, another format, an unknown network, a missing layer, a wrong
  * shape. */
 enum { WHOLE, FORMAT, UNKNOWN, SHORT, SHAPE };
 
@@ -94,8 +94,8 @@ static void make_weights(esa_ctx *ctx, const char *path, const char *net, int fa
     esa_tensors_writer_free(w);
 }
 
-/* Two videos of `frames` pictures: frame i is the pair rolled by i rows, so that a frame has a
- * neighbour that differs. */
+/* Two videos of `frames` pictures: frame i is the pair rolled by i rows, so that neighbouring
+ * frames differ. */
 static void make_pair(esa_ctx *ctx, esa_frames **a, esa_frames **b, int32_t frames, int32_t height,
                       int32_t width)
 {
@@ -213,7 +213,7 @@ static void frames_threads_and_memory(void **state)
             for (int at = 0; at < 3; at++) { /* metrics, planes, scratch of the convolutions */
                 c.left = at;
                 esa_status status = esa_frames_measure(ctx, &m, each, a, b, lpips, NULL, NULL);
-                if (status == ESA_OK) break; /* memory of an earlier turn was kept */
+                if (status == ESA_OK) break; /* memory from an earlier turn was kept */
                 assert_refused(ctx, status, ESA_ERR_MEMORY, "memory", NULL);
             }
             c.left = -1;

@@ -1,4 +1,4 @@
-/* test_metrics.c - PSNR and SSIM against scikit-image, and what esa_frames_compare makes of them.
+/* test_metrics.c - PSNR and SSIM against scikit-image, and esa_frames_compare over them.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "io/scratch.h"
 
@@ -7,7 +7,7 @@
 #include "esa/esa_video.h"
 #include "metric/metric.h"
 
-/* scikit-image blurs in f64 too, in another order of summation: 1e-9 is far above what that moves
+/* scikit-image blurs in f64 too, with another order of summation. 1e-9 is far above that difference
  * and far below any mistake. */
 #define CLOSE 1e-9
 
@@ -138,7 +138,7 @@ static void same_bits_with_any_threads(void **state)
     }
 }
 
-/* Frame by frame, and flicker against its definition, written down once more. */
+/* Values of each frame, and flicker against its definition, written here a second time. */
 static void frame_by_frame(void **state)
 {
     (void)state;
@@ -178,7 +178,7 @@ static void frame_by_frame(void **state)
     assert_true(fabs(m.flicker - sqrt(total / (COUNT - 1))) < CLOSE && m.flicker > 10);
     assert_true(fabs(m.ssim - ssim) < CLOSE && isnan(m.lpips) && isnan(m.lpips_max));
     for (size_t i = 0; i < sizeof b; i++) b[i] = (uint8_t)(a[i] / 2 + 7);
-    /* an error that stands still does not flicker */
+    /* an error that does not move does not flicker */
     for (size_t i = SIZE; i < sizeof a; i++) a[i] = a[i % SIZE], b[i] = b[i % SIZE];
     esa_frames_free(x);
     esa_frames_free(y);

@@ -1,4 +1,4 @@
-/* dit_cases.h - the transformers that are compared with diffusers: the same table as
+/* dit_cases.h - the transformers that are compared with diffusers; the same table as in
  * tools/golden/wan_dit.py.
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_TESTS_MODEL_DIT_CASES_H
@@ -98,8 +98,8 @@ static inline void dit_open(dit_bench *b, const dit_case *c, int32_t hold, int32
            (size_t)((c->text_rows - c->text_valid) * config.text_dim) * 4);
 }
 
-/* One forward as step 0 of one; params: mode and select of the session; the rest is filled in here.
- * The session is the caller's. */
+/* One forward as step 0 of 1. params gives mode and select of the session; the rest is filled in
+ * here. The caller frees the session. */
 static inline esa_session *dit_forward(dit_bench *b, const dit_case *c, esa_session_params *params)
 {
     esa_session *session = NULL;
@@ -119,7 +119,7 @@ static inline esa_session *dit_forward(dit_bench *b, const dit_case *c, esa_sess
 static inline void dit_close(dit_bench *b)
 {
     esa_wan_dit_free(b->dit);
-    assert_int_equal(b->nn.held, b->nn.scratch_bytes); /* parts gave everything back */
+    assert_int_equal(b->nn.held, b->nn.scratch_bytes); /* the parts freed everything */
     esa_nn_close(&b->nn);
     wan_folder_remove(&b->folder);
     esa_ctx_free(b->ctx);

@@ -1,5 +1,5 @@
-/* fill.h - numbers that Python and C make alike (tools/golden/fill.py): element i of tensor `name`
- * is a hash of both.
+/* fill.h - numbers that Python (tools/golden/fill.py) and C compute alike: element i of tensor
+ * `name` is a hash of both.
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_TESTS_MODEL_FILL_H
 #define ESA_TESTS_MODEL_FILL_H

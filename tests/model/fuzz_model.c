@@ -1,15 +1,15 @@
-/* fuzz_model.c - any config.json beside a weight file with any bytes changed: refused with a
- * sentence, or it loads and runs.
+/* fuzz_model.c - reads any config.json with a weight file in which any bytes are changed. Each
+ * input is refused with a message, or loads and runs.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Input: 8 bytes length n, n bytes of config.json, then changes to a good file of a very small
- * model, 4 bytes each: where (3) and what. A place beyond the file cuts it there. So inputs stay
- * short while the file has all its 42 tensors. */
+ * model, 4 bytes each: position (3 bytes) and new value. A position beyond the end cuts the file.
+ * Inputs stay short in this way, although the file has 42 tensors. */
 #include "fuzz/fuzz_common.h"
 #include "model/dit/wan_dit.h"
 
 #define WIDTH   4  /* 2 heads of 2 */
-#define MAX_RUN 64 /* widths up to which a model that loads is also run */
+#define MAX_RUN 64 /* models that load are also run up to these widths */
 
 static const char config_text[] =
     "{\"_class_name\":\"WanTransformer3DModel\",\"num_attention_heads\":2,\"attention_head_dim\":2,"
@@ -90,7 +90,7 @@ static void make_good(void)
     }
 }
 
-/* A model that was taken must run; whatever its numbers are. */
+/* A model that was accepted must run, whatever its numbers are. */
 static void run(esa_wan_dit *dit, const esa_wan_config *c)
 {
     static float x[4096], v[4096], text[2 * MAX_RUN];
@@ -125,7 +125,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     esa_status status = esa_config_wan_memory(fuzz_ctx, &c, (const char *)data + 8, (int64_t)n,
                                               "config.json");
     if (status != ESA_OK) {
-        must(esa_ctx_error(fuzz_ctx)[0] != 0, "a refusal has a sentence");
+        must(esa_ctx_error(fuzz_ctx)[0] != 0, "a refusal has a message");
         return 0;
     }
     uint8_t *file = malloc(good_size);
@@ -139,7 +139,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         else if (data[i + 2] < 0x40)
             length = at % good_size;
     }
-    uint8_t *exact = malloc(length + 1); /* so that reading beyond the end is seen */
+    uint8_t *exact = malloc(length + 1); /* so that a read past its end is seen */
     if (exact) {
         memcpy(exact, file, length);
         esa_nn nn;
@@ -150,7 +150,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         if (status == ESA_OK)
             run(dit, &c);
         else
-            must(!dit && esa_ctx_error(fuzz_ctx)[0], "a refusal has a sentence and no object");
+            must(!dit && esa_ctx_error(fuzz_ctx)[0], "a refusal has a message and no object");
         esa_wan_dit_free(dit);
         esa_nn_close(&nn);
     }

@@ -1,4 +1,4 @@
-/* golden.h - golden files of the engine's tests.
+/* golden.h - reads the golden files of the engine's tests.
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_TESTS_MODEL_GOLDEN_H
 #define ESA_TESTS_MODEL_GOLDEN_H

@@ -1,5 +1,5 @@
-/* test_config.c - configs: wan-tiny's own folder, and everything that must be refused with one
- * sentence.
+/* test_config.c - reads the configs of wan-tiny, and those that must be refused with one
+ * message.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model/golden.h"
 #include "model/config.h"
@@ -71,7 +71,7 @@ static void transformer(void **state)
     assert_true(c.out_channels == 4 && c.freq_dim == 256 && c.rope_max == 1024 && c.eps == 1e-6);
     memcpy(hash, c.hash, sizeof hash);
     assert_int_equal(esa_config_wan(ctx, &c, file(WAN(", \"_diffusers_version\": \"9\""))), ESA_OK);
-    assert_string_equal(hash, c.hash); /* who saved it does not matter */
+    assert_string_equal(hash, c.hash); /* the version that saved it does not matter */
     assert_int_equal(esa_config_wan(ctx, &c, file(WAN(", \"eps\": 1e-5"))), ESA_OK);
     assert_string_not_equal(hash, c.hash);
     static const struct {
@@ -195,7 +195,7 @@ static void scheduler_and_text(void **state)
                                      file(UMT5(", \"relative_attention_num_buckets\": 32, "
                                                "\"relative_attention_max_distance\": 9"))),
                      ESA_OK);
-    /* distances beyond would fall into buckets below 0 */
+    /* longer distances would fall into buckets below 0 */
     expect(esa_config_umt5(ctx, &u, file(UMT5(", \"relative_attention_max_distance\": 1"))),
            ESA_ERR_FORMAT, "max_distance is 1, expected more than 8 with 32 buckets");
     expect(esa_config_umt5(ctx, &u, file(UMT5(", \"relative_attention_max_distance\": 8"))),

@@ -1,5 +1,5 @@
-/* test_decode.c - esa_decode: latents of a file through the VAE alone. That it gives the frames of
- * esa_generate is shown in tests/cli/check_export.py.
+/* test_decode.c - esa_decode: decodes latents from a file with the VAE alone.
+ * tests/cli/check_export.py shows that it gives the frames of esa_generate.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "io/scratch.h"
 

@@ -68,9 +68,9 @@ static const void *find(esa_tensors *file, const char *name, const char *part, i
     return info.data;
 }
 
-/* Latents within 1e-4 of their scale: f32 in another order of summation, through 2 x 8 blocks per
- * step. Pixels above 50 dB: the same, plus rounding to 8 bits, which alone costs 59 dB where a
- * value lies at a half. */
+/* Latents within 1e-4 of their scale: f32 with another order of summation, through 2 x 8 blocks per
+ * step. Pixels above 50 dB: the same, plus rounding to 8 bits, which alone gives 59 dB if values
+ * lie halfway between levels. */
 static void like_diffusers(void **state)
 {
     (void)state;
@@ -247,7 +247,7 @@ static void refusals(void **state)
     p.session.mode = ESA_SESSION_ONLINE;
     p.session.select.budget = 7;
     assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_ARGUMENT, "7", NULL);
-    watcher w = { 0 }; /* before anything is computed, also where warm-up comes first */
+    watcher w = { 0 }; /* before anything is computed, also if warm-up comes first */
     p = tiny();
     p.session.mode = ESA_SESSION_ONLINE;
     p.session.select.block_q = 1;
@@ -270,7 +270,7 @@ static void refusals(void **state)
     assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_IO, "/nonexistent/latents",
                    NULL);
     assert_null(frames);
-    p = tiny(); /* the model goes on working */
+    p = tiny(); /* the model still works */
     p.save_embeds = scratch_path(&s, "e");
     esa_generate_stats stats = { .struct_size = sizeof stats };
     assert_int_equal(esa_generate(model, &frames, &p, &stats), ESA_OK);
@@ -278,7 +278,7 @@ static void refusals(void **state)
     assert_int_equal(esa_model_get_info(model, &info), ESA_OK);
     print_message("weights %.1f MB, peak %.1f MB\n", 1e-6 * (double)info.held_bytes,
                   1e-6 * (double)stats.peak_bytes);
-    /* each weight once: of a video this small little else is left */
+    /* weights count once; a video this small adds little */
     assert_true(stats.peak_bytes > info.held_bytes);
     assert_true(stats.peak_bytes < info.held_bytes + 9000000);
     assert_non_null(frames);
@@ -303,7 +303,8 @@ static void limited_free(void *user, void *ptr, uint64_t bytes)
     free(ptr);
 }
 
-/* A decoder that does not fit is told of before the first step, with what would fit. */
+/* A decoder that does not fit is reported before the first step, with a tile size that would
+ * fit. */
 static void decoder_too_large(void **state)
 {
     (void)state;
@@ -344,7 +345,7 @@ static void progress_and_cancel(void **state)
     p.session.select.block_q = p.session.select.block_k = 16;
     p.progress = watch;
     p.progress_user = &w;
-    /* while the text encoder is loaded, which happens when it is first needed */
+    /* while the text encoder is loaded, on first use */
     for (int stop = 1; stop < 4; stop++) {
         w = (watcher){ .stop_at = 7 * stop };
         assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_STATE, "cancelled",
@@ -352,13 +353,13 @@ static void progress_and_cancel(void **state)
         assert_true(w.last_stage == ESA_STAGE_TEXT && w.text == 0);
     }
     w = (watcher){ 0 };
-    assert_int_equal(esa_generate(model, &frames, &p, NULL), ESA_OK); /* now it is there */
+    assert_int_equal(esa_generate(model, &frames, &p, NULL), ESA_OK); /* now it is loaded */
     esa_frames_free(frames);
     w = (watcher){ 0 };
     assert_int_equal(esa_generate(model, &frames, &p, NULL), ESA_OK);
     assert_true(w.text == 2 && w.steps == 2 && w.frames == 2 && w.density > 0 && w.density <= 1);
     const int calls = w.calls;
-    /* wherever it is stopped, nothing comes of it and nothing is lost */
+    /* wherever it is stopped, there is no result and no leak */
     for (int stop = 1; stop <= calls; stop++) {
         esa_frames *none;
         w = (watcher){ .stop_at = stop };
@@ -415,10 +416,10 @@ static void cancel_loading(void **state)
     esa_ctx_free(ctx);
 }
 
-/* ---------------------------------------------------------------- numbers that are none */
+/* ---------------------------------------------------------------- NaN in the weights */
 
-/* A copy of a file of the model; 64 bytes of it, nan_from_end bytes before its end, become NaN in
- * f16. 0: none. */
+/* Copies a file of the model; 64 bytes of it, nan_from_end bytes before its end, become NaN in f16
+ * (0: none). */
 static void copy_file(const char *to, const char *name, size_t nan_from_end)
 {
     char path[900];
@@ -430,7 +431,7 @@ static void copy_file(const char *to, const char *name, size_t nan_from_end)
     free(bytes);
 }
 
-/* Broken weights: a sentence that says where, instead of a black video. */
+/* Damaged weights give a message that names the stage, not a black video. */
 static void not_finite(void **state)
 {
     (void)state;
@@ -476,8 +477,8 @@ static void not_finite(void **state)
 
 /* ---------------------------------------------------------------- memory */
 
-/* Allocations fail one after the other, spread over the call: a status, a sentence, no leak, and
- * the model goes on. */
+/* Allocations fail one after the other, spread over the call: a status, a message, no leak, and the
+ * model still works. */
 static void out_of_memory(void **state)
 {
     (void)state;
@@ -512,7 +513,7 @@ static void out_of_memory(void **state)
     }
     assert_int_equal(esa_generate(model, &frames, &p, NULL), ESA_OK);
     esa_frames_free(frames);
-    /* what a failed call gave up may have been taken anew in other pieces */
+    /* what a failed call freed may have been allocated again in other pieces */
     assert_true(c.live <= live + 2);
     esa_model_free(model);
     before = c.total;
@@ -581,7 +582,7 @@ static void record_then_cached(void **state)
     scratch_remove(&s);
 }
 
-/* esa_generate_resolve promises what esa_generate then does. */
+/* esa_generate_resolve gives the values that esa_generate then uses. */
 static void says_what_would_run(void **state)
 {
     (void)state;

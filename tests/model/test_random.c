@@ -1,5 +1,4 @@
-/* test_random.c - torch's CPU generator: equal bits, whatever the count and however calls follow
- * one another.
+/* test_random.c - torch's CPU generator: equal bits for any count and any sequence of calls.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "io/scratch.h"
 
@@ -95,8 +94,8 @@ static void calls_follow_one_another(void **state)
     esa_ctx_free(ctx);
 }
 
-/* Mean and variance of 2^20 numbers: five standard errors, so that no seed of ours fails and a
- * wrong scale does. */
+/* Mean and variance of 2^20 numbers within five standard errors: our seeds pass, a wrong scale
+ * fails. */
 static void looks_normal(void **state)
 {
     enum { N = 1 << 20 };

@@ -5,9 +5,9 @@
 #include "model/sched/sched.h"
 
 #define COUNT           64
-/* Sigmas are the same f32 numbers up to one rounding. Samples after i steps: some roundings of f32
- * per step (seen: 4e-7 of the scale at 50 steps); ten times that is allowed, as another libm rounds
- * logarithms differently. */
+/* Sigmas are the same f32 numbers up to one rounding. Samples differ by a few f32 roundings per
+ * step (seen: 4e-7 of the scale at 50 steps); ten times that is allowed, because another libm
+ * rounds logarithms differently. */
 #define SIGMA_TOLERANCE 1e-7
 #define STEP_TOLERANCE  5e-6
 

@@ -1,4 +1,4 @@
-/* test_tensor_file.c - embeddings and latents from and to files: types, a batch in front, and
+/* test_tensor_file.c - reads and writes embeddings and latents: types, a leading batch, and
  * everything that is refused.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "io/scratch.h"
@@ -102,7 +102,7 @@ static void refusals(void **state)
                    "[any, 4]", NULL);
     assert_refused(ctx, esa_loaded_read(ctx, &t, path, "x", 3, three), ESA_ERR_MISMATCH, "[2, 3]",
                    "[2, 1, 3]", NULL);
-    /* a 1 that does not stand in front is no batch */
+    /* a 1 that does not come first is not a batch */
     put(ctx, path, ESA_FILE_F32, 3, three, whole, 24);
     assert_refused(ctx, esa_loaded_read(ctx, &t, path, "x", 2, fits), ESA_ERR_MISMATCH, "[2, 1, 3]",
                    NULL);

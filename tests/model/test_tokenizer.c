@@ -157,7 +157,7 @@ static void refuses_broken_text(void **unused)
         }
     }
     free(text);
-    /* The text that grows most. */
+    /* The text that grows the most. */
     char grow[5 * 1000 + 1] = "";
     for (int i = 0; i < 1000; i++) memcpy(grow + 5 * i, "&nLt;", 6);
     assert_int_equal(esa_prompt_clean(ctx, &out, &bytes, grow), ESA_OK);
@@ -166,8 +166,8 @@ static void refuses_broken_text(void **unused)
     esa_ctx_free(ctx);
 }
 
-/* tokenizer_config.json as older versions of transformers write it: ids of special tokens are said,
- * some beyond the vocabulary. */
+/* tokenizer_config.json as older versions of transformers write it: it gives the ids of special
+ * tokens, some beyond the vocabulary. */
 static void older_configs(void **unused)
 {
     (void)unused;

@@ -1,12 +1,13 @@
-/* test_umt5.c - the text encoder against transformers' own; how weights are held does not matter;
- * bad ids and files.
+/* test_umt5.c - the text encoder against transformers; all ways to hold weights agree; bad ids and
+ * files.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model/golden.h"
 #include "model/text/umt5.h"
 #include "model/text_part.h"
 #include "model/wan_folder.h"
 
-/* f32 against f32 in another order of sums: 1e-6 of the scale is seen, the engine promises 1e-4. */
+/* f32 against f32 with another order of sums: 1e-6 of the scale is seen, the engine promises
+ * 1e-4. */
 #define TOLERANCE 2e-5
 
 typedef struct umt5_case {
@@ -88,8 +89,8 @@ static wan_shapes umt5_shapes(const esa_umt5_config *c)
     return s;
 }
 
-/* A folder with the made-up weights of a case as f32 or bf16; queries a quarter as large, as the
- * golden's. */
+/* A folder with made-up weights of a case as f32 or bf16; queries are a quarter as large, as in the
+ * golden. */
 static wan_folder make_folder(esa_ctx *ctx, const esa_umt5_config *c, int32_t dtype)
 {
     wan_folder f = { .top = scratch_make() };
@@ -225,7 +226,7 @@ static void model_folder(char *folder, size_t size)
     snprintf(folder, size, "%s/wan-tiny", models ? models : "models");
 }
 
-/* Only the live golden has it: real weights may be trained anew. */
+/* Only the live golden has it, because the real weights may be trained again. */
 static void matches_transformers_with_real_weights(void **unused)
 {
     (void)unused;
@@ -244,7 +245,7 @@ static void matches_transformers_with_real_weights(void **unused)
     esa_ctx_free(ctx);
 }
 
-/* bf16 weights mapped, converted once, or kept: one arithmetic. Threads do not matter either. */
+/* bf16 weights mapped, converted once, or kept give the same bits, on any number of threads. */
 static void held_in_any_way(void **unused)
 {
     (void)unused;
@@ -258,7 +259,7 @@ static void held_in_any_way(void **unused)
         bench_open(&b, ctx, f.top.dir, holds[i]);
         int64_t parameters, held, mapped;
         esa_umt5_memory(b.encoder, &parameters, &held, &mapped);
-        /* the others find bf16 in the file already */
+        /* the others use the bf16 of the file */
         const int32_t copied = holds[i] == ESA_HOLD_F32 || holds[i] == ESA_HOLD_AUTO;
         assert_true(copied ? held >= 4 * parameters
                            : mapped >= 2 * parameters && held < parameters);
@@ -299,8 +300,8 @@ static void refuses(void **unused)
     esa_ctx_free(ctx);
 }
 
-/* UMT5-XXL as the hub ships it (bf16, 11 GB): names and shapes fit, and opening it maps the file
- * instead of reading it. */
+/* UMT5-XXL as on the hub (bf16, 11 GB): names and shapes match, and opening maps the file instead
+ * of reading it. */
 static void hub_sized(void **unused)
 {
     (void)unused;
@@ -334,7 +335,7 @@ static void hub_sized(void **unused)
     esa_ctx_free(ctx);
 }
 
-/* Every allocation fails once: a sentence, and nothing is lost. */
+/* Every allocation fails once: a message, and no leak. */
 static void out_of_memory(void **unused)
 {
     (void)unused;
@@ -371,7 +372,7 @@ static void out_of_memory(void **unused)
     esa_ctx_free(ctx);
 }
 
-/* Prompt in, rows out: zeros behind the tokens, the end stays when the prompt is too long. */
+/* From prompt to rows: zeros follow the tokens, and eos stays if the prompt is too long. */
 static void whole_part(void **unused)
 {
     (void)unused;

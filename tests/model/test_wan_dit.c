@@ -1,12 +1,12 @@
-/* test_wan_dit.c - the transformer against diffusers' own: every block and the whole; orders and
- * threads change nothing they should not.
+/* test_wan_dit.c - the transformer against diffusers, block by block; orders and threads do not
+ * change the result.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model/golden.h"
 #include "model/dit_cases.h"
 
-/* f32 against f32 in another order of sums: up to 5e-6 of the scale is seen (mostly from the
+/* f32 against f32 with another order of sums: up to 5e-6 of the scale is seen (mostly from the
  * timestep: at t = 999 the last bit of a frequency is 6e-5 of an angle). The engine promises 1e-4
- * for single parts; a quarter of it here, so that a slip shows. */
+ * for single parts; a quarter of it is allowed here, so that a mistake shows. */
 #define TOLERANCE 2.5e-5
 
 typedef struct watcher {
@@ -129,7 +129,7 @@ static void holds(void **state)
             assert_true(held < parameters * 3); /* 2 bytes, and the f32 ones */
         } else {
             assert_true(e == 0);
-            assert_int_equal(held, 0); /* an f32 file is used where it lies */
+            assert_int_equal(held, 0); /* an f32 file is used in place */
         }
         esa_session_free(s);
         dit_close(&b);
@@ -163,8 +163,8 @@ static void wrong_sizes(void **state)
     dit_close(&b);
 }
 
-/* models/wan-tiny itself at 4,352 tokens, where the live test has made its golden (the file is not
- * in the tree). */
+/* models/wan-tiny itself at 4,352 tokens, if the live test has made its golden (the file is not in
+ * the tree). */
 static void wan_tiny_weights(void **state)
 {
     (void)state;

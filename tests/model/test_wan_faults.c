@@ -1,11 +1,11 @@
-/* test_wan_faults.c - every allocation of a transformer's life fails once: a status and a sentence
- * come back, and nothing is lost.
+/* test_wan_faults.c - every allocation in the life of a transformer fails once: a status, a
+ * message, and no leak.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model/golden.h"
 #include "model/dit_cases.h"
 #include "model/sched/sched.h"
 
-static char sentence[600]; /* of the failure, before trimming clears it */
+static char message[600]; /* the message, before trimming clears it */
 
 /* Config, weights as bf16 (so that copies are made), one video, text, a sparse forward, a scheduler
  * step. The first failure is returned. */
@@ -39,7 +39,7 @@ static esa_status life(esa_ctx *ctx, const char *folder, const char *config_path
     if (status == ESA_OK) status = esa_wan_dit_forward(dit, session, 0, v, x, c->t);
     if (status == ESA_OK) status = esa_sched_create(ctx, &sched, &sc, 1, 4 * 2 * 16 * 16);
     if (status == ESA_OK) status = esa_sched_step(sched, 0, v, x);
-    snprintf(sentence, sizeof sentence, "%s", esa_ctx_error(ctx));
+    snprintf(message, sizeof message, "%s", esa_ctx_error(ctx));
     esa_sched_free(sched);
     esa_session_free(session);
     esa_wan_dit_free(dit);
@@ -69,9 +69,9 @@ static void every_allocation(void **state)
         if (status != ESA_OK) {
             if (status != ESA_ERR_MEMORY)
                 print_error("allocation %lld: %s: %s\n", (long long)failures,
-                            esa_status_name(status), sentence);
+                            esa_status_name(status), message);
             assert_int_equal(status, ESA_ERR_MEMORY);
-            assert_true(strlen(sentence) > 10);
+            assert_true(strlen(message) > 10);
             failures++;
         }
         assert_int_equal(count.live, before);

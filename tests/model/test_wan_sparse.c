@@ -2,10 +2,10 @@
  * the expanded block mask in SDPA.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The golden (tools/golden/wan_sparse.py) holds, per selector, the masks that this program made
- * (ESA_TEST_DUMP=FILE writes them) and the output of diffusers under those masks. Here the engine
- * runs twice: with the golden's masks from a mask file, which must give the golden's output, and
- * online, whose masks must be the golden's but for ties that another instruction set may round the
+ * For each selector the golden (tools/golden/wan_sparse.py) holds the masks that this program made
+ * (ESA_TEST_DUMP=FILE writes them) and the output of diffusers with those masks. The engine runs
+ * twice: with the golden's masks from a mask file, which must give the golden's output, and online,
+ * whose masks must equal the golden's except for ties that another instruction set may round the
  * other way. */
 #include "model/golden.h"
 #include "model/dit_cases.h"
@@ -13,11 +13,11 @@
 
 /* As in test_wan_dit.c. */
 #define TOLERANCE       2.5e-5
-#define MASK_DIFFERENCE 0.01 /* of the kept blocks */
+#define MASK_DIFFERENCE 0.01 /* share of the kept blocks */
 
 typedef struct sparse_case {
     const char *name;
-    int32_t model; /* of dit_cases */
+    int32_t model; /* index in dit_cases */
     int32_t selector, order, block_q, block_k;
     double budget;
 } sparse_case;
@@ -33,7 +33,7 @@ static const sparse_case cases[] = {
 };
 
 typedef struct layers {
-    esa_session *session; /* set before the forward through its address: the watcher needs it */
+    esa_session *session; /* set before the forward, because the watcher needs it */
     uint8_t *bits[16];    /* [H][nq][ceil(nk/8)] */
     esa_mask_info info;
     int64_t bytes;
@@ -206,7 +206,7 @@ static void equals_diffusers(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) compare_case(&cases[i]);
 }
 
-/* Masks and orders for the golden's maker. */
+/* Writes masks and orders for the script that makes the golden. */
 static int dump(const char *path)
 {
     esa_ctx *ctx = NULL;

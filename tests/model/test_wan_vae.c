@@ -1,4 +1,4 @@
-/* test_wan_vae.c - the VAE decoder against diffusers' own; memory as announced; threads, tiles,
+/* test_wan_vae.c - the VAE decoder against diffusers; announced memory; threads, tiles,
  * cancelling.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model/golden.h"
@@ -6,9 +6,10 @@
 #include "model/vae_folder.h"
 
 /* Against f64, relative to the scale. The engine promises 1e-4 for single parts; 4e-6 is seen with
- * channels enough. diffusers' own tiny configuration normalises over one and over three channels,
- * where a pixel near zero magnifies rounding: torch's f32 is 1.1e-4 off in the worst of 76,000
- * elements, ours 2.7e-5 with fma and 1.5e-4 without. There the mean says more: 5e-7 is seen. */
+ * enough channels. diffusers' tiny test configuration normalises over one and three channels, where
+ * a pixel near zero magnifies rounding: torch's f32 is off by 1.1e-4 in the worst of 76,000
+ * elements, ours by 2.7e-5 with fma and 1.5e-4 without. There the mean is the better measure: 5e-7
+ * is seen. */
 #define TOLERANCE          2e-5
 #define TOLERANCE_TINY     1e-4
 #define TOLERANCE_TINY_REF 5e-4 /* kernels without fma */
@@ -197,7 +198,7 @@ static void matches_diffusers(void **unused)
     }
 }
 
-/* Only the live golden has it: real weights may be trained anew. */
+/* Only the live golden has it, because the real weights may be trained again. */
 static void matches_diffusers_with_real_weights(void **unused)
 {
     (void)unused;
@@ -218,7 +219,7 @@ static void matches_diffusers_with_real_weights(void **unused)
     bench_close(&b);
 }
 
-/* What is announced is what is taken, but for the scratch of single operations. */
+/* Decoding takes exactly the announced memory, plus the scratch of single operations. */
 static void memory_is_bounded(void **unused)
 {
     (void)unused;
@@ -270,7 +271,7 @@ static void refuses_and_stops(void **unused)
     b.stop_at = 2;
     assert_int_equal(decode(&b, "x", (const int32_t[]){ 4, 4, 4 }, 0), ESA_ERR_STATE);
     assert_int_equal(b.ticks, 2);
-    /* nothing leaks from a decode that was stopped */
+    /* a decode that was stopped leaks nothing */
     assert_int_equal(b.nn.held - b.nn.scratch_bytes, held);
     bench_close(&b);
 }
@@ -291,7 +292,7 @@ static void names_what_is_wrong(void **unused)
     bench_close(&b);
 }
 
-/* Wan2.1's own, as the hub ships it (f32, encoder too): names and shapes fit, and memory at 81
+/* Wan2.1's VAE as on the hub (f32, with encoder): names and shapes match, and the memory for 81
  * frames of 480 x 832 can be announced. */
 static void hub_sized(void **unused)
 {
@@ -330,7 +331,7 @@ static void hub_sized(void **unused)
     bench_close(&b);
 }
 
-/* Every allocation of opening and decoding fails once: a sentence, and nothing is lost. */
+/* Every allocation of opening and decoding fails once: a message, and no leak. */
 static void out_of_memory(void **unused)
 {
     (void)unused;

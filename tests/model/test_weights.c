@@ -1,5 +1,5 @@
-/* test_weights.c - folders as the hub ships them, folders with something wrong, and what is held
- * after loading.
+/* test_weights.c - weight folders as on the hub, folders with faults, and the memory held after
+ * loading.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model/golden.h"
 #include "model/dit_cases.h"
@@ -106,7 +106,7 @@ static void hub_folders(void **state)
                  (long long)model[i].parameters);
         print_message("%s\n", l.last);
         assert_non_null(strstr(l.last, want));
-        /* where cuts fall depends on the order of names */
+        /* the cuts depend on the order of names */
         assert_true(abs(shards - model[i].shards) <= 1);
         free(s.list);
         wan_folder_remove(&f);
@@ -179,7 +179,7 @@ static void broken_files(void **state)
     wan_shapes s = good_folder(&f);
     expect(check_folder(&f, NULL), ESA_ERR_IO,
            "holds neither diffusion_pytorch_model.safetensors nor its .index.json");
-    /* a download that stopped: the header is there, the data is not all there */
+    /* a download that stopped: the header is complete, the data is not */
     wan_write_holes(scratch_path(&f.part, single), s.list, s.count, "F32", 4);
     struct stat st;
     assert_int_equal(stat(scratch_path(&f.part, single), &st), 0);
@@ -310,8 +310,8 @@ static int64_t status_kb(const char *key)
     return kb;
 }
 
-/* A file of 256 MB becomes 128 MB of bf16; file and copy never stand side by side: less than 160 MB
- * more than before. One thread: each holds a few pieces at a time. */
+/* A file of 256 MB becomes 128 MB of bf16. File and copy are never in memory together: the peak
+ * grows by less than 160 MB. One thread, because each holds a few pieces at a time. */
 static void one_copy(void **state)
 {
     (void)state;
@@ -322,7 +322,7 @@ static void one_copy(void **state)
     scratch dir = scratch_make();
     wan_shape big = { .name = "big", .rank = 2, .dim = { 8192, 8192 } };
     wan_write_holes(scratch_path(&dir, "model.safetensors"), &big, 1, "F32", 4);
-    FILE *reset = fopen("/proc/self/clear_refs", "w"); /* 5: the peak starts again */
+    FILE *reset = fopen("/proc/self/clear_refs", "w"); /* 5 resets the peak */
     if (reset) {
         fputs("5", reset);
         fclose(reset);

@@ -1,5 +1,5 @@
-/* vae_folder.h - VAE folders for tests: the names and shapes of a Wan decoder, written down once
- * more and filled with made-up weights.
+/* vae_folder.h - makes VAE folders for tests: the names and shapes of a Wan decoder, written here a
+ * second time, with made-up weights.
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_TESTS_MODEL_VAE_FOLDER_H
 #define ESA_TESTS_MODEL_VAE_FOLDER_H
@@ -34,7 +34,7 @@ static inline void shapes_res(wan_shapes *s, int64_t in, int64_t out, const char
     if (in != out) shapes_conv(s, out, in, 1, 1, 1, name);
 }
 
-/* 108 tensors for Wan2.1's own. */
+/* 108 tensors for Wan2.1. */
 static inline wan_shapes vae_decoder_shapes(const esa_wan_vae_config *c)
 {
     wan_shapes s = { 0 };

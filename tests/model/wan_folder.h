@@ -1,5 +1,5 @@
-/* wan_folder.h - model folders for tests: the true names and shapes of a Wan transformer, written
- * with made-up weights or as holes.
+/* wan_folder.h - makes model folders for tests: the names and shapes of a Wan transformer, with
+ * made-up weights or as sparse files.
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_TESTS_MODEL_WAN_FOLDER_H
 #define ESA_TESTS_MODEL_WAN_FOLDER_H
@@ -42,7 +42,7 @@ static inline void shapes_linear(wan_shapes *s, int64_t out, int64_t in, const c
     shapes_add(s, 1, out, 0, 0, 0, 0, full);
 }
 
-/* 15 tensors and 27 per block, as published (Wan2.1 on the hub): written down here once more, not
+/* 15 tensors and 27 per block, as published (Wan2.1 on the hub); written here a second time, not
  * taken from the engine. */
 static inline wan_shapes wan_transformer_shapes(const esa_wan_config *c)
 {
@@ -117,7 +117,7 @@ static inline void wan_write_weights(esa_ctx *ctx, const char *path, const wan_s
     esa_tensors_writer_free(w);
 }
 
-/* A shard of the right length whose data is a hole: takes no disk space. */
+/* A sparse shard of the right length that takes no disk space. */
 static inline void wan_write_holes(const char *path, const wan_shape *list, int64_t count,
                                    const char *dtype, int64_t size)
 {
@@ -167,8 +167,8 @@ static inline void wan_write_config(const char *path, const esa_wan_config *c)
     fclose(f);
 }
 
-/* A folder DIR/transformer with config and one weight file; scratch_remove cannot take it away: use
- * wan_folder_remove. */
+/* Makes DIR/transformer with config and one weight file. Remove it with wan_folder_remove;
+ * scratch_remove cannot. */
 typedef struct wan_folder {
     scratch top;
     scratch part;

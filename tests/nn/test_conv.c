@@ -32,8 +32,8 @@ typedef struct conv_case {
     int32_t kt, kh, kw, cin, cout, height, width, up2, frames, residual;
 } conv_case;
 
-/* Pads of one pixel around planes; frames below kt: the oldest ones are absent. Returns y in a new
- * block of *count floats. */
+/* Planes have a border of one pixel; with fewer than kt frames the oldest are absent. Returns y in
+ * a new block of count floats. */
 static float *run_case(const conv_case *t, int32_t threads, int32_t level, float *worst,
                        int64_t *count)
 {
@@ -159,7 +159,7 @@ static void pixel_norm(void **unused)
     float x[H * W * C], y[(H + 2) * (W + 2) * C] = { 0 }, gamma[C];
     for (int i = 0; i < H * W * C; i++) x[i] = 3 * draw();
     for (int i = 0; i < C; i++) gamma[i] = draw();
-    memset(x + 7 * C, 0, C * 4); /* a pixel of zeros stays one */
+    memset(x + 7 * C, 0, C * 4); /* a pixel of zeros stays zero */
     esa_nn_pixel_norm(&nn, y + (W + 3) * C, (W + 2) * C, x, W * C, H, W, C, gamma, ESA_ACT_SILU);
     for (int r = -1; r <= H; r++)
         for (int q = -1; q <= W; q++) {

@@ -7,9 +7,9 @@
 #include "nn/leaf.h"
 #include "nn/nn.h"
 
-/* Roundings of f32: a sum of n products is off by about sqrt(n) 2^-24 of the sum of magnitudes;
- * everything is made with values near 1 and n <= 700, so 1e-6 of that sum is generous and a wrong
- * index is far above it. */
+/* Rounding in f32: a sum of n products is off by about sqrt(n) 2^-24 of the sum of magnitudes. All
+ * values are near 1 and n <= 700, so 1e-6 of that sum is generous, and a wrong index is far above
+ * it. */
 #define TOLERANCE 1e-6
 
 static esa_ctx *ctx[2]; /* 1 and 3 threads */
@@ -52,7 +52,7 @@ static void linear_case(int64_t rows, int64_t in, int64_t out, int32_t dtype, in
           *g = made("g", out), *start = made("y", rows * ldy);
     uint16_t *half = malloc((size_t)(out * in) * 2 + 2);
     assert_non_null(half);
-    char *odd = (char *)half + 1; /* files need not be aligned */
+    char *odd = (char *)half + 1; /* files may be unaligned */
     for (int64_t i = 0; i < out * in; i++) {
         const uint16_t h = dtype == ESA_DTYPE_F16 ? esa_f32_to_f16(w[i]) : esa_f32_to_bf16(w[i]);
         memcpy(odd + 2 * i, &h, 2);
@@ -393,7 +393,7 @@ static void folding(void **state)
     drop(folded, NQ * D);
 }
 
-/* The BLAS has its threads again afterwards, also with nested pairs. */
+/* The BLAS gets its threads back, also with nested pairs. */
 extern int openblas_get_num_threads(void) __attribute__((weak));
 extern void openblas_set_num_threads(int n) __attribute__((weak));
 static void blas_threads(void **state)
