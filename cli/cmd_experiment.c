@@ -11,8 +11,8 @@ int cmd_experiment(int argc, char **argv)
 {
     static const cli_command table[] = {
         { "run", cmd_experiment_run,
-          "calibrate, then time and compare videos at each budget: results/<tag>/" },
-        { "submit", cmd_experiment_submit, "the same as a Slurm job array, one task per budget" },
+          "calibrate, then time and compare videos at each budget; writes results/<tag>/" },
+        { "submit", cmd_experiment_submit, "run it as a Slurm job array, one task per budget" },
         { "collect", cmd_experiment_collect, "gather results/*/ into one table (CSV, Markdown)" },
         { "begin", cmd_experiment_begin, "for programs that make the videos themselves: settings" },
         { "finish", cmd_experiment_finish,

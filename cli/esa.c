@@ -13,13 +13,14 @@ static const char about[] = "esa - training-free sparse attention for video diff
 int cmd_bench(int argc, char **argv)
 {
     static const cli_command table[] = {
-        { "attention", cmd_bench_attention, "time dense and sparse attention beside sgemm" },
+        { "attention", cmd_bench_attention,
+          "time dense and sparse attention, and sgemm for comparison" },
         { "model", cmd_bench_model,
-          "time whole clips, step by step and end to end: dense, online, cached" },
+          "time whole clips, per step and in total: dense, online, cached" },
         { "quality", cmd_bench_quality,
           "kept mass and output error on synthetic video-like heads, as CSV" },
         { "video", cmd_bench_video,
-          "PSNR, SSIM and speed of whole videos against dense ones, as CSV; can be resumed" },
+          "PSNR, SSIM and speed of videos against dense ones, as CSV; can be resumed" },
         { NULL, NULL, NULL },
     };
     return cli_dispatch("esa bench", "Measures speed and quality.", table, argc, argv);
@@ -29,12 +30,12 @@ int cmd_masks(int argc, char **argv)
 {
     static const cli_command table[] = {
         { "select", cmd_masks_select, "run a selector on q and k from safetensors files" },
-        { "info", cmd_masks_info, "say what a mask file holds" },
+        { "info", cmd_masks_info, "describe a mask file" },
         { "derive", cmd_masks_derive,
           "rewrite a mask file with other budgets or another importance" },
-        { "merge", cmd_masks_merge, "sum recordings (shards) into a mask file" },
+        { "merge", cmd_masks_merge, "add up recordings (shards) into a mask file" },
         { "convert", cmd_masks_convert,
-          "to and from the full_block_cnt / full_block_idx exchange" },
+          "convert to and from full_block_cnt / full_block_idx files" },
         { NULL, NULL, NULL },
     };
     return cli_dispatch("esa masks", "Makes, inspects and converts block masks.", table, argc,
@@ -46,21 +47,21 @@ static int run(int argc, char **argv)
     static const cli_command table[] = {
         { "generate", cmd_generate, "make a video from a prompt, with dense or sparse attention" },
         { "calibrate", cmd_calibrate,
-          "record which key blocks matter over a few prompts, and write masks for each budget" },
+          "record which key blocks matter for a few prompts, and write masks for each budget" },
         { "demo", cmd_demo,
-          "dense attention against every selector on synthetic video-like heads" },
+          "compare every selector with dense attention on synthetic video-like heads" },
         { "bench", cmd_bench, "measure speed (attention, model) and quality (quality, video)" },
         { "evaluate", cmd_evaluate,
-          "hold videos against their references: PSNR, SSIM, LPIPS, flicker" },
+          "compare videos with their references: PSNR, SSIM, LPIPS, flicker" },
         { "export", cmd_export,
-          "turn tensors, frames and latents into MP4, and MP4 into frames and tensors" },
+          "convert tensors, frames and latents to MP4, and MP4 to frames and tensors" },
         { "masks", cmd_masks, "run selectors; inspect, derive, merge and convert mask files" },
         { "report", cmd_report,
-          "one HTML page from results: videos side by side, quality, speed, heads, masks" },
+          "make an HTML page of results: videos side by side, quality, speed, heads, masks" },
         { "experiment", cmd_experiment,
-          "calibrate, time and compare; on a Slurm cluster too; gather results" },
+          "calibrate, time and compare, also on a Slurm cluster; gather results" },
         { "doctor", cmd_doctor,
-          "say which kernels, libraries and machine are in use, and check them" },
+          "show which kernels, libraries and machine are in use, and check them" },
         { NULL, NULL, NULL },
     };
     if (argc == 2 && (strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "version") == 0)) {
@@ -72,12 +73,12 @@ static int run(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
-    /* A closed standard stream stays one that fails: its number must not go to a file that is
-     * written later. */
+    /* A closed standard stream must keep failing: without this, its number would go to the next
+     * file that is opened. */
     for (int fd = 0; fd < 3; fd++)
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd ? O_RDONLY : O_WRONLY) < 0)
             return CLI_FAILED;
-    signal(SIGXFSZ, SIG_IGN); /* a file size limit is then an error like a full disk */
+    signal(SIGXFSZ, SIG_IGN); /* exceeding a file size limit becomes an error, like a full disk */
     const int status = run(argc, argv);
     errno = 0;
     if (fflush(stdout) == 0 && !ferror(stdout)) return status;

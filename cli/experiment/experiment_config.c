@@ -1,5 +1,5 @@
-/* experiment_config.c - what an experiment is: prompts, sizes, variants; config.json, and whether a
- * later run asks for the same.
+/* experiment_config.c - the settings of an experiment: prompts, sizes, variants. config.json keeps
+ * them; a later run must ask for the same.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "experiment/experiment.h"
 
@@ -12,7 +12,7 @@
 
 /* ---------------------------------------------------------------- prompts and variants */
 
-/* The built-in prompts from the `first` one on. */
+/* Takes count built-in prompts from number `first` on. */
 static int built_in(cli_prompts *out, int64_t first, int64_t count, int tiny, const char *what)
 {
     if (first + count > CLI_PROMPTS)
@@ -34,7 +34,7 @@ static int get_prompts(experiment *e, const char *what)
     char *end;
     const long count = strtol(e->eval_prompts, &end, 10);
     int status = CLI_OK;
-    /* Videos show prompts the masks have not seen, also where the masks came from elsewhere. */
+    /* Videos use prompts that the calibration has not seen, also with masks of another run. */
     const int64_t seen = e->masks[0] && !e->prompts_file ? e->num_prompts : 0;
     if (e->masks[0] && !e->skip_calibrate)
         status = cli_prompts_get(&e->calibration, NULL, e->prompts_file, e->num_prompts, tiny,
@@ -185,7 +185,7 @@ int experiment_config(const experiment *e, const char *what, int write)
     char path[EXPERIMENT_PATH];
     struct stat about;
     experiment_path(e, path, "config.json");
-    /* compared before the first clip; nothing to compare */
+    /* write: the file was compared before; compare: there is no file */
     if ((stat(path, &about) == 0) == write) return CLI_OK;
     cli_json *json = experiment_about(e);
     json_settings(json, e);

@@ -17,7 +17,7 @@ void experiment_path(const experiment *e, char path[EXPERIMENT_PATH], const char
     va_list args;
     const int used = snprintf(path, EXPERIMENT_PATH, "%s/", e->folder);
     va_start(args, format);
-    /* agree() bounds the folder's name; names below are short */
+    /* the folder's name is at most 4000 bytes long, and the names below are short */
     vsnprintf(path + used, (size_t)(EXPERIMENT_PATH - used), format, args);
     va_end(args);
 }

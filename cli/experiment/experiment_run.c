@@ -1,5 +1,5 @@
-/* experiment_run.c - `esa experiment run`: calibrate, make the clips, measure. Each stage looks at
- * what is there and does the rest.
+/* experiment_run.c - `esa experiment run`: calibrates, makes the clips, measures. Each stage skips
+ * what exists already.
  * SPDX-License-Identifier: Apache-2.0 */
 #define _DEFAULT_SOURCE /* flock */
 #include "experiment/experiment.h"
@@ -26,8 +26,7 @@ static int exists(const char *path)
 
 /* ---------------------------------------------------------------- the work folder */
 
-/* One run at a time in a folder: a file in it is locked for as long as this process lives, and no
- * longer, however it ends. */
+/* Locks the folder against other runs. The lock ends with this process, however it ends. */
 static int take_lock(const experiment *e, int *lock)
 {
     char path[EXPERIMENT_PATH];
@@ -41,10 +40,9 @@ static int take_lock(const experiment *e, int *lock)
         if (*lock < 0) return cli_fail("%s: cannot write '%s': %s", what, path, strerror(errno));
         if (flock(*lock, LOCK_EX | LOCK_NB) != 0)
             return errno == EWOULDBLOCK
-                       ? cli_fail("%s: another run is at work in '%s'", what, e->folder)
+                       ? cli_fail("%s: another run is working in '%s'", what, e->folder)
                        : cli_fail("%s: cannot lock '%s': %s", what, path, strerror(errno));
-        /* A run that ended meanwhile has removed the file that was opened: then it guards
-         * nothing. */
+        /* If another run ended meanwhile, it has removed the file we locked: try again. */
         if (fstat(*lock, &held) == 0 && stat(path, &there) == 0 && held.st_ino == there.st_ino &&
             held.st_dev == there.st_dev)
             return CLI_OK;
@@ -55,7 +53,7 @@ static int take_lock(const experiment *e, int *lock)
     return cli_fail("%s: cannot lock '%s'", what, path);
 }
 
-/* Removes a folder of files and folders of files; depth bounds how far down. */
+/* Removes a folder with its contents, at most depth levels down. */
 static void remove_folder(const char *folder, int depth)
 {
     DIR *list = opendir(folder);
@@ -71,7 +69,7 @@ static void remove_folder(const char *folder, int depth)
 
 /* ---------------------------------------------------------------- calibration */
 
-/* How long it took, for speed.json; null where an earlier run had begun it. */
+/* Notes how long calibration took, for speed.json; NaN if an earlier run began it. */
 static int note_calibration(const experiment *e, double seconds)
 {
     char path[EXPERIMENT_PATH];
@@ -116,8 +114,8 @@ static int save(experiment *e, const esa_frames *frames, const char *path)
     return cli_status(e->maker.ctx, status, what);
 }
 
-/* The video for people, the frames as they are for the comparison, then the record, which says that
- * both are there. */
+/* Makes a clip unless it exists: the video, its uncompressed frames for the comparison, and last
+ * the record, which marks the clip as complete. */
 static int one_clip(experiment *e, const experiment_variant *v, int64_t index, int64_t clips_left)
 {
     char name[160], part[EXPERIMENT_PATH], video[EXPERIMENT_PATH], frames_path[EXPERIMENT_PATH],
@@ -140,13 +138,13 @@ static int one_clip(experiment *e, const experiment_variant *v, int64_t index, i
     clip_record record;
     int status = clip_make(&e->maker, &frames, &record, &r, label, clips_left, 0);
     if (status == CLIP_INTERRUPTED)
-        cli_fail("%s: interrupted; the clips before this one are kept, the same command goes on "
+        cli_fail("%s: interrupted; the clips before this one are kept; the same command continues "
                  "from there",
                  what);
     if (status) return status;
-    /* of an older clip whose frames are gone: the new one is not whole before its record is */
+    /* The record of an older clip without frames: the new clip is complete with its own record. */
     unlink(record_path);
-    /* not before anything was made: settings that cannot work must not hold the tag */
+    /* Only after the first clip: settings that cannot work must not occupy the tag. */
     status = experiment_config(e, what, 1);
     if (!status) status = cli_make_folder_of(frames_path, NULL, what);
     if (!status) status = cli_make_folder_of(record_path, NULL, what);
@@ -171,8 +169,8 @@ static int one_clip(experiment *e, const experiment_variant *v, int64_t index, i
     return status;
 }
 
-/* Prompt by prompt, dense and sparse in turn: what the machine does to the times it does to all of
- * them. */
+/* Makes the clips prompt by prompt, dense and sparse in turn, so that changes of the machine's
+ * speed affect all variants alike. */
 static int all_clips(experiment *e)
 {
     int status = CLI_OK;
@@ -199,8 +197,8 @@ int experiment_clean_up(const experiment *e, int made, const char *who)
     return CLI_OK;
 }
 
-/* A run that made nothing of its own leaves no folder behind: it failed early, or only calibrated.
- * We hold the lock. */
+/* Removes the work folder of a run that made nothing: it failed early, or only calibrated. The
+ * caller holds the lock. */
 static void leave_no_trace(const experiment *e, size_t kept)
 {
     char path[EXPERIMENT_PATH];
@@ -233,7 +231,7 @@ int experiment_complete(const experiment *e)
     return exists(speed) && exists(quality);
 }
 
-/* Weights that cannot be read would be found out when all clips are made. */
+/* Checks the LPIPS weights before the clips are made. */
 static int check_lpips(const experiment *e)
 {
     esa_lpips *lpips = NULL;
@@ -258,8 +256,8 @@ static int stages(experiment *e, int *made)
     if (!status) status = calibrate(e);
     if (status || e->only_calibrate) return status;
     status = open_model(e, 0);
-    /* Masks of its own belong to these settings already: a run that is stopped before its first
-     * clip must not go on with others. */
+    /* The masks were made for these settings: a run that is stopped before its first clip must not
+     * continue with others. */
     if (!status && e->masks[0] && !e->clip.p.masks) status = experiment_config(e, what, 1);
     if (!status) status = all_clips(e);
     if (!status) status = experiment_speed(e, what);
@@ -267,7 +265,7 @@ static int stages(experiment *e, int *made)
     if (status) return status;
     status = experiment_quality(e, what);
     if (status == CLIP_INTERRUPTED)
-        cli_fail("%s: interrupted; all clips are made, the same command compares them", what);
+        cli_fail("%s: interrupted; all clips are made; the same command compares them", what);
     return status;
 }
 
@@ -276,12 +274,13 @@ int cmd_experiment_run(int argc, char **argv)
     experiment e;
     size_t kept = 0;
     int done = 0, lock = -1, made = 0;
-    int status = experiment_parse(&e, "esa experiment run",
-                                  "Calibrates, then makes every video dense and at each budget: "
-                                  "how fast, and how near the dense one. Results go to\n"
-                                  "results/<tag>/. What is there already is not made again: a run "
-                                  "that was stopped goes on where it was.",
-                                  NULL, argc, argv, &done);
+    int status = experiment_parse(
+        &e, "esa experiment run",
+        "Calibrates, makes every video dense and at each budget, and "
+        "measures speed and difference from dense.\n"
+        "Results go to results/<tag>/. Finished parts are not made again: "
+        "a stopped run continues where it was.",
+        NULL, argc, argv, &done);
     if (status || done) {
         experiment_free(&e);
         return status;
