@@ -34,11 +34,34 @@ void report_text_free(report_text *t);
 
 /* ---------------------------------------------------------------- results (report_results.c) */
 
-typedef struct report_clip_figures { /* one clip of one variant; unknown figures are NaN */
-    char *video;                     /* file or folder of pictures, or NULL */
-    double psnr, ssim, lpips, flicker;
-    int identical; /* 1: equal to the dense video, bit for bit */
-} report_clip_figures;
+/* Figures of a variant; NaN if unknown. SPARSE_ figures leave out the warm-up steps. The seconds of
+ * the parts are those of the clip with the median time, and ATTENTION includes SELECT. */
+enum {
+    REPORT_BUDGET,
+    REPORT_DENSITY,
+    REPORT_MASS,
+    REPORT_SECONDS,
+    REPORT_STEP,
+    REPORT_SPARSE_STEP,
+    REPORT_SPEEDUP,
+    REPORT_SPARSE_SPEEDUP,
+    REPORT_PSNR,
+    REPORT_SSIM,
+    REPORT_LPIPS,
+    REPORT_FLICKER,
+    REPORT_TEXT,
+    REPORT_SELECT,
+    REPORT_ATTENTION,
+    REPORT_DENOISE,
+    REPORT_DECODE,
+    REPORT_FIGURES
+};
+
+typedef struct report_clip { /* one clip of one variant */
+    char *video;             /* file or folder of pictures, or NULL */
+    double psnr, ssim;       /* NaN if unknown */
+    int identical;           /* 1: equal to the dense video, bit for bit */
+} report_clip;
 
 typedef struct report_variant { /* one way of running: dense, or a method at a budget */
     char name[64];              /* as in the files: "dense", "b0.5" */
@@ -46,16 +69,12 @@ typedef struct report_variant { /* one way of running: dense, or a method at a b
     /* "cached masks, pooled tail": variants of a family differ only in their budget */
     char family[96];
     int dense, identical;
-    /* sparse_ figures leave out the warm-up steps */
-    double budget, density, mass, seconds, step_seconds, sparse_seconds, speedup, sparse_speedup;
-    double psnr, ssim, lpips, flicker;
-    /* times of the clip with the median time; attention includes selection */
-    double text_seconds, select_seconds, attention_seconds, denoise_seconds, decode_seconds;
+    double figure[REPORT_FIGURES];
     double *steps; /* [step_count]: seconds of every denoising step */
     int64_t step_count;
     double *head_density; /* [layers][heads] as measured, or NULL */
     int64_t layers, heads;
-    report_clip_figures *clips; /* [clip_count of the run] */
+    report_clip *clips; /* [clip_count of the run] */
 } report_variant;
 
 typedef struct report_run {

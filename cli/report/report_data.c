@@ -5,33 +5,34 @@
 
 #include <math.h>
 
+static double known(double x) { return isfinite(x) ? x : 0; }
+
 /* Selection is part of attention and attention is part of denoising: the page shows what remains
  * of each. */
-static void parts(cli_json *json, const report_variant *v)
+static void parts(cli_json *json, const double *x)
 {
-    if (!isfinite(v->denoise_seconds) || !isfinite(v->attention_seconds)) return;
-    const double select = isfinite(v->select_seconds) ? v->select_seconds : 0;
-    const double text = isfinite(v->text_seconds) ? v->text_seconds : 0,
-                 decode = isfinite(v->decode_seconds) ? v->decode_seconds : 0;
+    if (!isfinite(x[REPORT_DENOISE]) || !isfinite(x[REPORT_ATTENTION])) return;
+    const double select = known(x[REPORT_SELECT]), text = known(x[REPORT_TEXT]),
+                 decode = known(x[REPORT_DECODE]);
     cli_json_open(json, "parts", '{');
     cli_json_fields(json, "text %g select %g attention %g rest %g decode %g total %g", text, select,
-                    fmax(0, v->attention_seconds - select),
-                    fmax(0, v->denoise_seconds - v->attention_seconds), decode,
-                    text + v->denoise_seconds + decode);
+                    fmax(0, x[REPORT_ATTENTION] - select),
+                    fmax(0, x[REPORT_DENOISE] - x[REPORT_ATTENTION]), decode,
+                    text + x[REPORT_DENOISE] + decode);
     cli_json_close(json);
 }
 
 static void variant(cli_json *json, const report_variant *v)
 {
+    static const char *const names[REPORT_TEXT] = { "budget",  "density",        "mass",
+                                                    "seconds", "step_seconds",   "sparse_seconds",
+                                                    "speedup", "sparse_speedup", "psnr",
+                                                    "ssim",    "lpips",          "flicker" };
     cli_json_open(json, NULL, '{');
-    cli_json_fields(json,
-                    "id %s label %s family %s dense %i identical %i budget %g density %g mass %g "
-                    "seconds %g step_seconds %g sparse_seconds %g speedup %g sparse_speedup %g "
-                    "psnr %g ssim %g lpips %g flicker %g",
-                    v->name, v->label, v->family, v->dense, v->identical, v->budget, v->density,
-                    v->mass, v->seconds, v->step_seconds, v->sparse_seconds, v->speedup,
-                    v->sparse_speedup, v->psnr, v->ssim, v->lpips, v->flicker);
-    parts(json, v);
+    cli_json_fields(json, "id %s label %s family %s dense %i identical %i", v->name, v->label,
+                    v->family, v->dense, v->identical);
+    for (int i = 0; i < REPORT_TEXT; i++) cli_json_real(json, names[i], v->figure[i]);
+    parts(json, v->figure);
     cli_json_reals(json, "steps", v->steps, v->step_count);
     if (v->head_density) {
         cli_json_open(json, "head_density", '[');

@@ -110,19 +110,21 @@ static void tile(report_text *t, const report_page *p, int run, int i)
     report_printf(t, "<div class=\"tile\" style=\"%s\"><div class=\"soft small\">",
                   tone(colour, p, run, i));
     name_of(t, p, run, v->label);
-    if (isfinite(v->speedup))
+    if (isfinite(v->figure[REPORT_SPEEDUP]))
         report_printf(t, "</div><div class=\"big\">%s<small>%s</small>",
-                      figure(number, v->speedup, 2, "×"),
-                      v->speedup >= 1 ? "faster" : "of the dense speed");
+                      figure(number, v->figure[REPORT_SPEEDUP], 2, "×"),
+                      v->figure[REPORT_SPEEDUP] >= 1 ? "faster" : "of the dense speed");
     else
         report_printf(t, "</div><div class=\"big\">%s<small>dB</small>",
-                      figure(number, v->psnr, 1, ""));
+                      figure(number, v->figure[REPORT_PSNR], 1, ""));
     report_puts(t, "</div><dl>");
-    if (v->identical || isfinite(v->psnr))
+    if (v->identical || isfinite(v->figure[REPORT_PSNR]))
         report_printf(t, "<div><dt>PSNR</dt><dd>%s</dd></div>",
-                      v->identical ? "equal, bit for bit" : figure(number, v->psnr, 1, " dB"));
-    if (isfinite(v->ssim))
-        report_printf(t, "<div><dt>SSIM</dt><dd>%s</dd></div>", figure(number, v->ssim, 3, ""));
+                      v->identical ? "equal, bit for bit"
+                                   : figure(number, v->figure[REPORT_PSNR], 1, " dB"));
+    if (isfinite(v->figure[REPORT_SSIM]))
+        report_printf(t, "<div><dt>SSIM</dt><dd>%s</dd></div>",
+                      figure(number, v->figure[REPORT_SSIM], 3, ""));
     report_puts(t, "</dl></div>");
 }
 
@@ -143,14 +145,13 @@ static void tiles(report_text *t, const report_page *p)
 static void table_row(report_text *t, const report_page *p, int run, int i, int lpips)
 {
     const report_variant *v = &p->runs[run].variants[i];
-    const struct {
-        double value;
-        int digits;
+    static const struct {
+        int figure, digits;
         const char *unit;
     } cells[] = {
-        { v->density, 3, "" },  { v->seconds, 2, " s" },       { v->step_seconds, 3, " s" },
-        { v->speedup, 2, "×" }, { v->sparse_speedup, 2, "×" }, { v->psnr, 2, " dB" },
-        { v->ssim, 4, "" },     { v->lpips, 4, "" },           { v->flicker, 2, "" }
+        { REPORT_DENSITY, 3, "" },  { REPORT_SECONDS, 2, " s" },       { REPORT_STEP, 3, " s" },
+        { REPORT_SPEEDUP, 2, "×" }, { REPORT_SPARSE_SPEEDUP, 2, "×" }, { REPORT_PSNR, 2, " dB" },
+        { REPORT_SSIM, 4, "" },     { REPORT_LPIPS, 4, "" },           { REPORT_FLICKER, 2, "" }
     };
     enum { PSNR = 5, LPIPS = 7, CELLS = 9 };
     cell number, colour;
@@ -160,8 +161,8 @@ static void table_row(report_text *t, const report_page *p, int run, int i, int 
     report_puts(t, "</th>");
     for (int c = 0; c < CELLS; c++) {
         if (c == LPIPS && !lpips) continue;
-        figure(number, c >= PSNR && v->dense ? (double)NAN : cells[c].value, cells[c].digits,
-               cells[c].unit);
+        figure(number, c >= PSNR && v->dense ? (double)NAN : v->figure[cells[c].figure],
+               cells[c].digits, cells[c].unit);
         report_printf(t, "<td>%s</td>",
                       c == PSNR && v->dense       ? "reference"
                       : c == PSNR && v->identical ? "equal"
@@ -179,7 +180,7 @@ static void table(report_text *t, const report_page *p)
     int lpips = 0;
     for (int r = 0; r < p->run_count; r++)
         for (int v = 0; v < p->runs[r].variant_count; v++)
-            lpips |= isfinite(p->runs[r].variants[v].lpips);
+            lpips |= isfinite(p->runs[r].variants[v].figure[REPORT_LPIPS]);
     if (p->run_count == 0) return;
     report_puts(t, "<div class=\"card scroll\"><table><caption class=\"visually-hidden\">Speed and "
                    "quality of every variant</caption><thead><tr>");
@@ -208,7 +209,7 @@ static void player(report_text *t, report_page *p, int run, int i, int64_t clip)
 {
     const report_run *r = &p->runs[run];
     const report_variant *v = &r->variants[i];
-    const report_clip_figures *c = &v->clips[clip];
+    const report_clip *c = &v->clips[clip];
     report_text stage = { 0 };
     char label[400];
     cell colour, speedup, psnr, ssim;
@@ -231,7 +232,9 @@ static void player(report_text *t, report_page *p, int run, int i, int64_t clip)
                   tone(colour, p, run, i), v->label);
     if (!v->dense)
         report_printf(t, "<br><span class=\"soft num\">%s%s%s%s</span>",
-                      isfinite(v->speedup) ? figure(speedup, v->speedup, 2, "× · ") : "",
+                      isfinite(v->figure[REPORT_SPEEDUP])
+                          ? figure(speedup, v->figure[REPORT_SPEEDUP], 2, "× · ")
+                          : "",
                       c->identical ? "equal to dense" : figure(psnr, c->psnr, 2, " dB"),
                       c->identical ? "" : " · SSIM ",
                       c->identical ? "" : figure(ssim, c->ssim, 4, ""));

@@ -9,7 +9,6 @@
 #include "core/data.h"
 
 #include <math.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -69,30 +68,27 @@ static int load_files(report_run *r)
                     r->folder);
 }
 
-/* The number at path in the first of the three files that has it. */
-static double number_of(const report_run *r, const char *path)
+/* The value at path in the first of the three files that has it, else in the settings. */
+static const json_t *value_of(const report_run *r, const char *path)
 {
     for (int i = 2; i >= 0; i--) {
-        const double x = cli_json_number(r->value[i], path);
-        if (isfinite(x)) return x;
+        const json_t *v = cli_json_at(r->value[i], path);
+        if (json_is_number(v) || json_is_string(v)) return v;
     }
-    char inner[96];
-    snprintf(inner, sizeof inner, "settings.%s", path);
-    return cli_json_number(r->value[REPORT_CONFIG], inner);
+    return cli_json_at(cli_json_at(r->value[REPORT_CONFIG], "settings"), path);
 }
 
 static const char *text_of(const report_run *r, const char *path)
 {
-    for (int i = 2; i >= 0; i--) {
-        const char *text = cli_json_string(r->value[i], path);
-        if (text) return text;
-    }
-    char inner[96];
-    snprintf(inner, sizeof inner, "settings.%s", path);
-    return cli_json_string(r->value[REPORT_CONFIG], inner);
+    return json_string_value(value_of(r, path));
 }
 
 static int64_t whole(double x) { return isfinite(x) && x >= 0 && x < 1e15 ? (int64_t)x : 0; }
+
+static int64_t number_of(const report_run *r, const char *path)
+{
+    return whole(json_number_value(value_of(r, path)));
+}
 
 /* ---------------------------------------------------------------- variants */
 
@@ -115,16 +111,13 @@ static report_variant *variant_of(report_run *r, const json_t *v)
                *tail = cli_json_string(r->value[REPORT_CONFIG], "settings.tail");
     snprintf(n->name, sizeof n->name, "%s", name);
     n->dense = strcmp(method ? method : name, "dense") == 0;
-    n->budget = cli_json_number(v, "budget");
-    n->density = n->dense ? 1 : NAN;
-    n->mass = n->seconds = n->step_seconds = n->sparse_seconds = n->speedup = n->sparse_speedup =
-        n->psnr = n->ssim = n->lpips = n->flicker = NAN;
-    n->text_seconds = n->select_seconds = n->attention_seconds = n->denoise_seconds =
-        n->decode_seconds = NAN;
+    for (int i = 0; i < REPORT_FIGURES; i++) n->figure[i] = (double)NAN;
+    const double budget = n->figure[REPORT_BUDGET] = cli_json_number(v, "budget");
+    if (n->dense) n->figure[REPORT_DENSITY] = 1;
     if (n->dense)
         snprintf(n->label, sizeof n->label, "dense");
-    else if (isfinite(n->budget) && method)
-        snprintf(n->label, sizeof n->label, "%.32s %g", method, n->budget);
+    else if (isfinite(budget) && method)
+        snprintf(n->label, sizeof n->label, "%.32s %g", method, budget);
     else
         snprintf(n->label, sizeof n->label, "%.90s", name);
     snprintf(n->family, sizeof n->family, "%.32s%s%s%.20s%s",
@@ -133,17 +126,16 @@ static report_variant *variant_of(report_run *r, const json_t *v)
                                                      : name,
              tail ? ", " : "", tail && strcmp(tail, "none") == 0 ? "without " : "",
              tail ? (strcmp(tail, "none") == 0 ? "a" : tail) : "", tail ? " tail" : "");
-    for (int64_t c = 0; c < r->clip_count; c++)
-        n->clips[c].psnr = n->clips[c].ssim = n->clips[c].lpips = n->clips[c].flicker = NAN;
+    for (int64_t c = 0; c < r->clip_count; c++) n->clips[c].psnr = n->clips[c].ssim = (double)NAN;
     return n;
 }
 
 /* The clip of a video, or NULL. */
-static report_clip_figures *clip_of(report_run *r, report_variant *n, const json_t *video)
+static report_clip *clip_of(report_run *r, report_variant *n, const json_t *video)
 {
     const double index = cli_json_number(video, "index");
     if (!(index >= 0 && index < (double)r->clip_count)) return NULL;
-    report_clip_figures *clip = &n->clips[(int64_t)index];
+    report_clip *clip = &n->clips[(int64_t)index];
     const char *file = cli_json_string(video, "file"), *prompt = cli_json_string(video, "prompt");
     if (file && !clip->video) clip->video = joined(r->folder, file);
     if (prompt && !r->prompts[(int64_t)index]) r->prompts[(int64_t)index] = strdup(prompt);
@@ -203,90 +195,73 @@ static int head_densities(report_variant *n, const json_t *videos, double *colum
     return 1;
 }
 
-/* Copies numbers of a JSON value into fields of a variant or a clip. */
-typedef struct source {
+/* Where the figures of a variant are: in speed.json, in quality.json, or in the record of the video
+ * with the median time. */
+static const struct {
+    int figure;
     const char *path;
-    size_t field; /* offsetof a double */
-} source;
-
-static void take(void *to, const json_t *from, const source *list, size_t count)
-{
-    for (size_t i = 0; i < count; i++) {
-        const double x = cli_json_number(from, list[i].path);
-        memcpy((char *)to + list[i].field, &x, sizeof x);
-    }
-}
-#define COUNT(list) (sizeof(list) / sizeof *(list))
+} in_speed[] = { { REPORT_SECONDS, "clip_seconds.median" },
+                 { REPORT_STEP, "step_seconds.median" },
+                 { REPORT_SPARSE_STEP, "step_seconds_sparse.median" },
+                 { REPORT_SPEEDUP, "speedup" },
+                 { REPORT_SPARSE_SPEEDUP, "speedup_without_warmup" } },
+  in_quality[] = { { REPORT_MASS, "kept_mass" },
+                   { REPORT_PSNR, "mean.psnr" },
+                   { REPORT_SSIM, "mean.ssim" },
+                   { REPORT_LPIPS, "mean.lpips" },
+                   { REPORT_FLICKER, "mean.flicker" } },
+  in_record[] = { { REPORT_TEXT, "record.text_seconds" },
+                  { REPORT_DENOISE, "record.denoise_seconds" },
+                  { REPORT_ATTENTION, "record.attention_seconds" },
+                  { REPORT_SELECT, "record.select_seconds" },
+                  { REPORT_DECODE, "record.decode_seconds" } };
 
 static int read_speed_of(report_run *r, report_variant *n, const json_t *v)
 {
-    static const source figures[] = {
-        { "clip_seconds.median", offsetof(report_variant, seconds) },
-        { "step_seconds.median", offsetof(report_variant, step_seconds) },
-        { "step_seconds_sparse.median", offsetof(report_variant, sparse_seconds) },
-        { "speedup", offsetof(report_variant, speedup) },
-        { "speedup_without_warmup", offsetof(report_variant, sparse_speedup) },
-    };
-    static const source parts[] = {
-        { "record.text_seconds", offsetof(report_variant, text_seconds) },
-        { "record.denoise_seconds", offsetof(report_variant, denoise_seconds) },
-        { "record.attention_seconds", offsetof(report_variant, attention_seconds) },
-        { "record.select_seconds", offsetof(report_variant, select_seconds) },
-        { "record.decode_seconds", offsetof(report_variant, decode_seconds) },
-    };
     const json_t *videos = cli_json_at(v, "videos");
     double *column = malloc((json_array_size(videos) + 1) * sizeof *column);
     const int ready = column && step_medians(n, videos, column) &&
                       head_densities(n, videos, column);
-    if (ready) take(n, median_video(videos, column), parts, COUNT(parts));
+    const json_t *median = ready ? median_video(videos, column) : NULL;
     free(column);
-    if (!ready) return 0;
-    take(n, v, figures, COUNT(figures));
+    for (int i = 0; i < 5; i++) {
+        n->figure[in_speed[i].figure] = cli_json_number(v, in_speed[i].path);
+        n->figure[in_record[i].figure] = cli_json_number(median, in_record[i].path);
+    }
     if (n->dense)
-        n->speedup = n->sparse_speedup = 1;
+        n->figure[REPORT_SPEEDUP] = n->figure[REPORT_SPARSE_SPEEDUP] = 1;
     else
-        n->density = cli_json_number(v, "density");
+        n->figure[REPORT_DENSITY] = cli_json_number(v, "density");
     const int64_t warmup = whole(cli_json_number(videos, "0.record.warmup_steps"));
     if (!n->dense && warmup > r->warmup) r->warmup = warmup;
-    return 1;
+    return ready;
 }
 
 static void read_quality_of(report_variant *n, const json_t *v)
 {
-    static const source means[] = {
-        { "kept_mass", offsetof(report_variant, mass) },
-        { "mean.psnr", offsetof(report_variant, psnr) },
-        { "mean.ssim", offsetof(report_variant, ssim) },
-        { "mean.lpips", offsetof(report_variant, lpips) },
-        { "mean.flicker", offsetof(report_variant, flicker) },
-    };
     const size_t videos = json_array_size(cli_json_at(v, "videos"));
-    if (!isfinite(n->density)) n->density = cli_json_number(v, "density");
-    take(n, v, means, COUNT(means));
+    double *density = &n->figure[REPORT_DENSITY];
+    if (!isfinite(*density)) *density = cli_json_number(v, "density");
+    for (int i = 0; i < 5; i++)
+        n->figure[in_quality[i].figure] = cli_json_number(v, in_quality[i].path);
     n->identical = videos > 0 && cli_json_number(v, "identical") == (double)videos;
 }
 
 /* Reads the variants of speed.json or quality.json and their clips; 0 when out of memory. */
 static int read_variants(report_run *r, int file)
 {
-    static const source metrics[] = {
-        { "psnr", offsetof(report_clip_figures, psnr) },
-        { "ssim", offsetof(report_clip_figures, ssim) },
-        { "lpips", offsetof(report_clip_figures, lpips) },
-        { "flicker", offsetof(report_clip_figures, flicker) },
-    };
-    size_t i, k;
-    json_t *v, *video;
-    json_array_foreach(cli_json_at(r->value[file], "variants"), i, v)
-    {
+    const json_t *all = cli_json_at(r->value[file], "variants");
+    for (size_t i = 0; i < json_array_size(all); i++) {
+        const json_t *v = json_array_get(all, i), *videos = cli_json_at(v, "videos");
         report_variant *n = variant_of(r, v);
         if (!n || (file == REPORT_SPEED && !read_speed_of(r, n, v))) return 0;
         if (file == REPORT_QUALITY) read_quality_of(n, v);
-        json_array_foreach(cli_json_at(v, "videos"), k, video)
-        {
-            report_clip_figures *clip = clip_of(r, n, video);
+        for (size_t k = 0; k < json_array_size(videos); k++) {
+            const json_t *video = json_array_get(videos, k);
+            report_clip *clip = clip_of(r, n, video);
             if (!clip || file != REPORT_QUALITY) continue;
-            take(clip, video, metrics, COUNT(metrics));
+            clip->psnr = cli_json_number(video, "psnr");
+            clip->ssim = cli_json_number(video, "ssim");
             clip->identical = json_is_true(cli_json_at(video, "identical"));
         }
     }
@@ -299,15 +274,16 @@ static int read_variants(report_run *r, int file)
 static int64_t count_clips(const report_run *r)
 {
     int64_t count = 0;
-    size_t i, k;
-    json_t *v, *video;
-    for (int f = REPORT_SPEED; f <= REPORT_QUALITY; f++)
-        json_array_foreach(cli_json_at(r->value[f], "variants"), i, v)
-            json_array_foreach(cli_json_at(v, "videos"), k, video)
-        {
-            const double index = cli_json_number(video, "index");
-            if (index >= count && index < 100000) count = (int64_t)index + 1;
+    for (int f = REPORT_SPEED; f <= REPORT_QUALITY; f++) {
+        const json_t *all = cli_json_at(r->value[f], "variants");
+        for (size_t i = 0; i < json_array_size(all); i++) {
+            const json_t *videos = cli_json_at(json_array_get(all, i), "videos");
+            for (size_t k = 0; k < json_array_size(videos); k++) {
+                const double index = cli_json_number(json_array_get(videos, k), "index");
+                if (index >= (double)count && index < 100000) count = (int64_t)index + 1;
+            }
         }
+    }
     return count;
 }
 
@@ -356,10 +332,10 @@ int report_run_read(report_run *r, const char *folder)
                *model = text_of(r, "model"), *cpu = text_of(r, "machine.cpu");
     r->tag = strdup(tag ? tag : slash ? slash + 1 : r->folder);
     r->model = strdup(model ? model : "model not named");
-    r->frames = whole(number_of(r, "frames"));
-    r->height = whole(number_of(r, "height"));
-    r->width = whole(number_of(r, "width"));
-    r->step_count = whole(number_of(r, "steps"));
+    r->frames = number_of(r, "frames");
+    r->height = number_of(r, "height");
+    r->width = number_of(r, "width");
+    r->step_count = number_of(r, "steps");
     snprintf(r->setting, sizeof r->setting, "%.80s %lldx%lldx%lld %lld %.80s",
              r->model ? r->model : "", (long long)r->frames, (long long)r->height,
              (long long)r->width, (long long)r->step_count, cpu ? cpu : "");
