@@ -20,8 +20,7 @@ from ..core import structs as T
 from ..core.context import shared_context
 from ..core.layout import Layout
 from ..core.mask import MaskFile, build_mask_file
-
-Q_BLOCK, K_BLOCK = 256, 128         # the original's only sizes
+from . import K_BLOCK, Q_BLOCK
 
 _FILE_I32, _FILE_U32 = 5, 11        # ESA_FILE_* of esa_tensors.h
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from ..core.config import EsaConfig
 from ..diffusers.apply_model import Handle, apply
+from . import K_BLOCK, Q_BLOCK
 
-Q_BLOCK = 256
-K_BLOCK = 128
+__all__ = ["K_BLOCK", "Q_BLOCK", "_make_step_callback", "sparse_processor_mode"]
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from . import structs as T
 from . import tensor as X
-from .config import EsaConfig
+from .config import EsaConfig, recommended
 from .functional import attention_params, check_scale, context_of, refuse_gradients
 from .layout import Layout
 from .mask import Mask
@@ -203,7 +203,8 @@ def _given_mask(blocks: Any, views: Sequence[T.Tensor], settings: Settings) -> M
     layout = _layout(settings)
     rf = settings.selector == T.SELECTORS["rf_v2"]
     if layout.order is None and rf and layout.grid is not None:
-        layout = dataclasses.replace(layout, order="tile", protect_first_frame=layout.protect_first_frame is not False)
+        order = T.word(T.ORDERS, recommended("online", "rf_v2").select.layout.order)
+        layout = dataclasses.replace(layout, order=order, protect_first_frame=layout.protect_first_frame is not False)
     return Mask.from_blocks(blocks, views[0].dim[2], views[1].dim[2], block=(settings.block_q or 256, settings.block_k),
                             layout=layout)
 

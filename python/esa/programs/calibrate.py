@@ -21,7 +21,7 @@ from typing import Any
 
 from ..diffusers import parallel
 from . import program
-from .program import Stop, say
+from .program import BLOCK, Stop, say
 
 _LEAST_LEFT = 1 << 28           # bytes that stay free on the disk
 
@@ -111,7 +111,7 @@ def record(args: argparse.Namespace, pipe: Any, jobs: list[tuple[int, str]], set
     name, config_hash = program.identity(pipe, args.model)
     key = {
         "model": name, "config_hash": config_hash, "prompts": jobs, "samples": args.samples,
-        "block": args.block or [256, 128], "order": args.order, "step_groups": args.step_groups or 0,
+        "block": args.block or BLOCK, "order": args.order, "step_groups": args.step_groups or 0,
         "per_branch": args.per_branch, **settings
     }
     checkpoint = Checkpoint(output, key)
@@ -120,7 +120,7 @@ def record(args: argparse.Namespace, pipe: Any, jobs: list[tuple[int, str]], set
         say(f"{checkpoint.done} of {len(jobs)} prompts are recorded already")
     if checkpoint.done == len(jobs):
         return checkpoint.recording or "", checkpoint
-    config = EsaConfig(block=args.block or (256, 128), samples=args.samples,
+    config = EsaConfig(block=args.block or BLOCK, samples=args.samples,
                        order=args.order or "raster")
     progress = program.Progress(len(jobs) - checkpoint.done, settings["num_inference_steps"])
     begin = time.perf_counter()
@@ -149,10 +149,9 @@ def _disk_check(args: argparse.Namespace, handle: Any, output: str) -> Any:
         if not told and run.geometry is not None and handle.videos == 1 and step == 0:
             told = True
             heads = run.transformers[0].config.num_attention_heads
-            size = recording_size(run.layers, args.step_groups or run.steps, heads, run.geometry.tokens, args.block or
-                                  (256, 128), 2 if args.per_branch else 1)
-            need = 2 * size + int(size *
-                                  (0.35 if args.importance == "u8" else 0.6 if args.importance == "f16" else 0.05))
+            size = recording_size(run.layers, args.step_groups or run.steps, heads, run.geometry.tokens,
+                                  args.block or BLOCK, 2 if args.per_branch else 1)
+            need = 2 * size + int(size * {"u8": 0.35, "f16": 0.6, "none": 0.05}[args.importance])
             folder = os.path.dirname(os.path.abspath(output))
             free = shutil.disk_usage(folder).free
             say(f"{run.layers} layers, {heads} heads, {run.geometry.tokens} tokens: up to {need / 1e6:.0f} MB on disk "

@@ -19,7 +19,7 @@ import torch
 
 from ..core.config import EsaConfig
 from . import program
-from .program import Stop
+from .program import BLOCK, Stop
 
 METHODS = ("dense", "entropy", "rf_v2", "ada_bsa", "cached")
 
@@ -60,7 +60,7 @@ def method_of(args: argparse.Namespace, name: str, budget: float, *, masks: str 
         raise Stop("--method cached needs --masks FILE (made by `python -m esa.calibrate`)", 2)
     if name != "cached" and masks:
         raise Stop("--masks is read by --method cached only", 2)
-    block = args.block or ((256, 128) if name == "entropy" else None)
+    block = args.block or (BLOCK if name == "entropy" else None)
     common = {
         "budget": budget, "tail": args.tail, "warmup_frac": args.warmup_frac,
         "dense_first_layer": args.dense_first_layer

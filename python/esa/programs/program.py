@@ -17,11 +17,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
+from ..compat import K_BLOCK, Q_BLOCK
 from ..core.config import EsaConfig
 from ..core.library import EsaError
 from ..core.structs import ORDERS
 from .prompts import BUILT_IN, built_in
 
+BLOCK = (Q_BLOCK, K_BLOCK)          # of the programs that the original has
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 

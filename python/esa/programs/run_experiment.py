@@ -27,7 +27,7 @@ from typing import Any
 from ..core.config import EsaConfig
 from ..diffusers import parallel
 from . import calibrate, native, program
-from .program import Stop, say
+from .program import BLOCK, Stop, say
 from .prompts import BUILT_IN, built_in
 
 
@@ -75,7 +75,7 @@ class Experiment:
         from ..diffusers.models import find_model
         args, s = self.args, self.settings
         name, config_hash = program.identity(self.pipe, args.model)
-        block = args.block or (256, 128)
+        block = args.block or BLOCK
         return {
             "tag": args.tag, "command": command, "model": find_model(args.model),
             "skip_calibrate": args.skip_calibrate, "settings": {
