@@ -137,6 +137,13 @@ static int methods(experiment *e, const json_t *settings, const char *what)
     return CLI_OK;
 }
 
+/* A setting as a whole number; 0 if it is none. */
+static int32_t whole(const json_t *settings, const char *key)
+{
+    const double x = cli_json_number(settings, key);
+    return x >= 0 && x <= INT32_MAX ? (int32_t)x : 0;
+}
+
 /* What experiment_speed and experiment_quality need, from config.json. Texts stay config's. */
 static int take_settings(experiment *e, const json_t *config, const char *what)
 {
@@ -147,10 +154,10 @@ static int take_settings(experiment *e, const json_t *config, const char *what)
         return cli_fail("%s: '%s/config.json' is not that of an experiment", what, e->folder);
     snprintf(e->maker.info.name, sizeof e->maker.info.name, "%s", model);
     snprintf(e->maker.info.config_hash, sizeof e->maker.info.config_hash, "%s", hash);
-    e->clip.p.frames = (int32_t)cli_json_number(s, "frames");
-    e->clip.p.height = (int32_t)cli_json_number(s, "height");
-    e->clip.p.width = (int32_t)cli_json_number(s, "width");
-    e->clip.p.steps = (int32_t)cli_json_number(s, "steps");
+    e->clip.p.frames = whole(s, "frames");
+    e->clip.p.height = whole(s, "height");
+    e->clip.p.width = whole(s, "width");
+    e->clip.p.steps = whole(s, "steps");
     e->clip.p.masks = cli_json_string(s, "masks");
     e->lpips_weights = cli_json_string(s, "lpips_weights");
     if (e->clip.p.masks)
@@ -160,6 +167,8 @@ static int take_settings(experiment *e, const json_t *config, const char *what)
     int status = methods(e, s, what);
     if (!status) status = prompts(&e->calibration, cli_json_at(s, "calibration_prompts"), what);
     if (!status) status = prompts(&e->evaluation, cli_json_at(s, "evaluation_prompts"), what);
+    if (!status && !e->evaluation.count)
+        status = cli_fail("%s: '%s/config.json' names no prompts of videos", what, e->folder);
     return status;
 }
 
@@ -168,9 +177,8 @@ static int finish(experiment *e, const json_t *config, const char *what)
     int status = take_settings(e, config, what);
     json_t *note = status ? NULL : load(e, "work/calibration.json", what);
     if (!status && !note) status = CLI_FAILED;
-    const double tokens = cli_json_number(note, "tokens");
+    e->clip.tokens = whole(note, "tokens");
     json_decref(note);
-    e->clip.tokens = tokens > 0 ? (int64_t)tokens : 0;
     if (!status && !e->clip.tokens)
         status = cli_fail("%s: work/calibration.json holds no tokens", what);
     if (!status) status = experiment_speed(e, what);

@@ -181,6 +181,20 @@ def test_finishing_without_videos_is_refused(here, capfd):
     assert sorted(os.listdir("x")) == ["config.json", "work"]
 
 
+@pytest.mark.parametrize("changes, words", [({"methods": ["fast"]}, "unknown method"), ({"budgets": []}, "budgets"),
+                                            ({"evaluation_prompts": []}, "names no prompts"),
+                                            ({"evaluation_prompts": [3]}, "prompt that is no text"),
+                                            ({"model": None}, "not that of an experiment")])
+def test_finishing_with_wrong_settings_is_refused(changes, words, here, capfd):
+    os.makedirs("x/work")
+    settings = {"model": "m", "config_hash": "", "methods": ["cached"], "budgets": [0.5], "evaluation_prompts": ["a"],
+                **changes}
+    pathlib.Path("x/config.json").write_text(json.dumps({"format": 1, "tag": "x", "settings": settings}))
+    assert native.call("experiment", "finish", "x") == 1
+    said = capfd.readouterr().err
+    assert words in said and len(said.strip().splitlines()) == 1
+
+
 # ---------------------------------------------------------------- the native engine and diffusers
 
 def test_engine_and_diffusers_make_the_same_video(models, here):
