@@ -34,12 +34,12 @@ typedef struct bench_row {
 typedef struct bench {
     cli_shape shape;
     cli_list densities, selectors, tails, dtypes;
-    esa_select_params select; /* what is common to all rows: blocks, layout, seed, cdf_threshold */
+    esa_select_params select;         /* common to all rows: blocks, layout, seed, cdf_threshold */
     int64_t threads, rounds, samples; /* samples 0: the selector's own */
     int causal, device;               /* ESA_DEVICE_* */
-    esa_ctx *gpu;                     /* owner of the tensors there; NULL on the CPU */
+    esa_ctx *gpu;                     /* owns the tensors; NULL on the CPU */
     esa_device_info gpu_info;
-    esa_tensor q[3], k[3], v[3], o[3]; /* per dtype; data NULL where not asked for */
+    esa_tensor q[3], k[3], v[3], o[3]; /* per dtype; data NULL if unused */
     bench_row *rows;
     int row_count;
     cli_blas blas;
@@ -83,8 +83,7 @@ static esa_status gpu_repeat(bench *b, bench_row *r, int attend, int64_t repeats
     return status;
 }
 
-/* The same once more, after finding out how many calls fill GPU_SECONDS when that is not known
- * yet. */
+/* The same for as many calls as fill GPU_SECONDS; *repeats 0: their number is found first. */
 static esa_status gpu_time(bench *b, bench_row *r, int attend, int64_t *repeats, double *seconds)
 {
     esa_status status = ESA_OK;
@@ -147,7 +146,7 @@ static int row_open(bench *b, bench_row *r)
                                         &attention);
     if (status == ESA_OK && !r->dense) status = esa_mask_create(r->plan, &r->mask);
     if (status == ESA_OK && !r->dense) status = esa_plan_select(r->plan, r->mask, q, k, NULL);
-    /* The first call grows the arena and touches its pages: it warms up and is not counted. */
+    /* The first call grows the arena and touches its pages; it is not counted. */
     if (status == ESA_OK) status = row_once(b, r, &ignored[0], &ignored[1]);
     if (status != ESA_OK) return cli_fail_esa(r->ctx, status, "bench attention");
     r->density = 1.0;
@@ -202,7 +201,7 @@ static int data_new(bench *b)
         const int dtype = (int)b->dtypes.whole[t];
         esa_tensor *all[] = { &b->q[dtype], &b->k[dtype], &b->v[dtype], &b->o[dtype] };
         for (int i = 0; i < 4; i++) {
-            if (all[i]->data) continue; /* a dtype named twice */
+            if (all[i]->data) continue; /* the dtype was named twice */
             *all[i] = data_tensor_new(dtype, s->B, s->H, s->N, s->D);
             if (!all[i]->data) return CLI_FAILED;
             /* never zeros: pages must be real */
@@ -224,7 +223,7 @@ static int data_new(bench *b)
     return b->gemm_seconds ? CLI_OK : cli_fail("bench attention: out of memory");
 }
 
-/* Speed of a small dense call in FLOP/s: to announce how long this will take before it starts. */
+/* Speed of a small dense call in FLOP/s, to estimate the time of the whole run. */
 static double quick_flops(const bench *b)
 {
     enum { N = 1024 };
@@ -259,7 +258,7 @@ static void announce(const bench *b)
             (double)b->shape.N * (double)b->shape.D * (b->causal ? 0.5 : 1.0);
     const double seconds = work * (double)(b->rounds + 2) / quick_flops(b);
     if (seconds > 20)
-        fprintf(stderr, "about %.0f %s for %lld rounds (--rounds takes fewer)\n",
+        fprintf(stderr, "about %.0f %s for %lld rounds (fewer: --rounds)\n",
                 seconds < 120 ? seconds : seconds / 60, seconds < 120 ? "seconds" : "minutes",
                 (long long)b->rounds);
 }
@@ -382,19 +381,52 @@ static void bench_free(bench *b)
     cli_blas_close(&b->blas);
 }
 
+/* A grid brings text rules and orders with it; random masks alone stay uniform rows. */
+static void set_layout(bench *b, const cli_list *grid, int32_t front, int32_t back)
+{
+    const int only_random = b->selectors.count == 1 && b->selectors.whole[0] == ESA_SELECT_RANDOM;
+    esa_layout *l = &b->select.layout;
+    if (only_random && !grid->count && l->order == ESA_ORDER_DEFAULT && front < 0 && back < 0)
+        return;
+    memcpy(l->grid_q, b->shape.grid, sizeof l->grid_q);
+    cli_list_copy(l->grid_q, grid);
+    l->text_front_q = front >= 0 ? front : grid->count ? 0 : b->shape.text_front;
+    l->text_back_q = back >= 0 ? back : grid->count ? 0 : b->shape.text_back;
+}
+
+static int run(bench *b, const char *json_path, const char *command)
+{
+    int status;
+    if (b->device == ESA_DEVICE_CUDA) {
+        status = cli_ctx_gpu(&b->gpu, &b->gpu_info, 0, "bench attention");
+    } else {
+        esa_ctx *probe;
+        if ((status = cli_ctx_new(&probe, b->threads)) != 0) return status;
+        cli_blas_open(&b->blas, esa_ctx_threads(probe)); /* sgemm gets as many threads */
+        esa_ctx_free(probe);
+    }
+    if (!status) status = data_new(b);
+    if (!status) status = rows_new(b);
+    if (!status) announce(b);
+    if (!status) status = run_rounds(b);
+    if (!status) status = report(b, json_path, command);
+    bench_free(b);
+    return status;
+}
+
 int cmd_bench_attention(int argc, char **argv)
 {
     bench b = { .densities = { 4, { 1, 0.5, 0.2, 0.1 }, { 0 } },
                 .selectors = { 1, { 0 }, { ESA_SELECT_RANDOM } },
                 .tails = { 1, { 0 }, { 0 } },
                 .dtypes = { 1, { 0 }, { ESA_DTYPE_F32 } },
+                .select = esa_select_params_default(ESA_SELECT_RANDOM),
                 .rounds = 15 };
-    cli_list grid = { 0, { 0 }, { 0 } }, window = { 0, { 0 }, { 0 } };
+    cli_list grid = { 0 }, window = { 0 };
+    b.select.seed = 1;
     const char *shape = "1,4,4096,128", *block = NULL, *json_path = NULL;
-    int64_t seed = 1;
     int32_t front = -1, back = -1;
-    int order = ESA_ORDER_DEFAULT, done;
-    double cdf = 1.0;
+    int done;
     char names[512], command[1024] = "esa bench attention", about[640];
     cli_shape_list(names, sizeof names);
     snprintf(about, sizeof about,
@@ -417,8 +449,10 @@ int cmd_bench_attention(int argc, char **argv)
           "query x key tokens of a block (the selector's own; random 128x128)" },
         { "--samples", CLI_INT, &b.samples, "N", 1, 256, 0,
           "entropy: queries scored per block (4)" },
-        { "--cdf", CLI_REAL, &cdf, "X", 0, 1, 0, "ada_bsa: CDF threshold; 1 turns it off (1)" },
-        { "--order", CLI_CHOICE, &order, CLI_ORDERS, 0, 0, 0, "token order (the selector's own)" },
+        { "--cdf", CLI_REAL, &b.select.cdf_threshold, "X", 0, 1, 0,
+          "ada_bsa: CDF threshold; 1 turns it off (1)" },
+        { "--order", CLI_CHOICE, &b.select.layout.order, CLI_ORDERS, 0, 0, 0,
+          "token order (the selector's own)" },
         { "--grid", CLI_INTS, &grid, "t,h,w", 1, 65535, 3, "video tokens (the shape's)" },
         { "--window", CLI_INTS, &window, "t,h,w", 1, 4096, 3,
           "box of order tile3d, in tokens (2,8,8)" },
@@ -431,7 +465,7 @@ int cmd_bench_attention(int argc, char **argv)
         { "--threads", CLI_INT, &b.threads, "N", 0, ESA_MAX_THREADS, 0,
           "CPU threads; 0: one per core (0)" },
         { "--rounds", CLI_INT, &b.rounds, "N", 1, 100000, 0, "timed rounds (15)" },
-        { "--seed", CLI_INT, &seed, "N", 0, 1e15, 0, "seed of data and random masks (1)" },
+        { "--seed", CLI_INT, &b.select.seed, "N", 0, 1e15, 0, "seed of data and random masks (1)" },
         { "--json", CLI_OUTPUT, &json_path, "FILE", 0, 0, 0, "also write the table as JSON" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
@@ -442,38 +476,12 @@ int cmd_bench_attention(int argc, char **argv)
     int status = cli_options("esa bench attention", "[options]", about, options, argc, argv, NULL,
                              &done);
     if (status || done) return status;
-    b.select = esa_select_params_default(ESA_SELECT_RANDOM);
-    b.select.seed = (uint64_t)seed;
-    b.select.cdf_threshold = cdf;
     status = cli_shape_parse(&b.shape, shape);
     if (!status && block) status = cli_block_parse(block, &b.select.block_q, &b.select.block_k);
-    if (!status && window.count && order != ESA_ORDER_TILE3D)
+    if (!status && window.count && b.select.layout.order != ESA_ORDER_TILE3D)
         status = cli_usage("bench attention: --window needs --order tile3d");
     if (status) return status;
-    /* A grid brings text rules and orders with it; random masks alone stay uniform rows. */
-    const int only_random = b.selectors.count == 1 && b.selectors.whole[0] == ESA_SELECT_RANDOM;
-    if (grid.count || order != ESA_ORDER_DEFAULT || front >= 0 || back >= 0 || !only_random) {
-        esa_layout *l = &b.select.layout;
-        l->order = order;
-        for (int i = 0; i < 3; i++)
-            l->grid_q[i] = grid.count ? (int32_t)grid.whole[i] : b.shape.grid[i];
-        for (int i = 0; i < window.count; i++) l->window[i] = (int32_t)window.whole[i];
-        l->text_front_q = front >= 0 ? front : grid.count ? 0 : b.shape.text_front;
-        l->text_back_q = back >= 0 ? back : grid.count ? 0 : b.shape.text_back;
-    }
-    if (b.device == ESA_DEVICE_CUDA) {
-        status = cli_ctx_gpu(&b.gpu, &b.gpu_info, 0, "bench attention");
-    } else {
-        esa_ctx *probe;
-        if ((status = cli_ctx_new(&probe, b.threads)) != 0) return status;
-        cli_blas_open(&b.blas, esa_ctx_threads(probe)); /* sgemm gets as many threads as we take */
-        esa_ctx_free(probe);
-    }
-    if (!status) status = data_new(&b);
-    if (!status) status = rows_new(&b);
-    if (!status) announce(&b);
-    if (!status) status = run_rounds(&b);
-    if (!status) status = report(&b, json_path, command);
-    bench_free(&b);
-    return status;
+    cli_list_copy(b.select.layout.window, &window);
+    set_layout(&b, &grid, front, back);
+    return run(&b, json_path, command);
 }

@@ -1,4 +1,4 @@
-/* calibrate_size.c - what a calibration takes: tokens and blocks, disk, memory.
+/* calibrate_size.c - the size of a calibration: blocks, disk, memory.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "clip/calibrate.h"
 
@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/statvfs.h>
 
-#define MOST_CONTRIBUTIONS 255 /* of a cell, as the format of recordings says */
+#define MOST_CONTRIBUTIONS 255 /* per cell, see docs/mask-files.md */
 
 static int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

@@ -195,8 +195,7 @@ int clip_make(clip_maker *m, esa_frames **frames, clip_record *record, const cli
     if (!status && record && record_new(record, p->steps, m->info.layers, m->info.heads))
         status = cli_fail("%s: out of memory", m->what);
     if (status) return status;
-    for (int i = 0; i < r.dense_layers.count; i++)
-        dense_layer[i] = (int32_t)r.dense_layers.whole[i];
+    cli_list_copy(dense_layer, &r.dense_layers);
     p->session.dense_layers = dense_layer;
     p->session.dense_layer_count = r.dense_layers.count;
     if (p->prompt_embeds) p->prompt = NULL;
@@ -212,7 +211,7 @@ int clip_make(clip_maker *m, esa_frames **frames, clip_record *record, const cli
     m->video.frames_free(none);
     if (made == ESA_OK) {
         if (record) record->stats = stats;
-        /* nothing ran sparse: there is no warm-up to leave out */
+        /* nothing ran sparse, so there is no warm-up */
         if (record && stats.session.sparse_calls == 0) record->warmup = 0;
         return CLI_OK;
     }

@@ -1,4 +1,4 @@
-/* clip.h - one clip: a model opened once, a request, frames and the record of how they were made.
+/* clip.h - one clip: an open model, a request, frames, and a record of times and densities.
  * `esa generate`, the benchmarks, `esa calibrate` and `esa experiment` all make their clips here.
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_CLI_CLIP_H
@@ -58,7 +58,7 @@ typedef struct clip_request {
     const char *block;     /* "QxK"; NULL: the recommended blocks */
     cli_list window;       /* box of order tile3d; count 0: its default */
     cli_list dense_layers; /* more dense layers */
-    int64_t tokens;        /* of self-attention; set by clip_resolve */
+    int64_t tokens;        /* length of self-attention; set by clip_resolve */
 } clip_request;
 
 /* Method entropy with esa_session_params_recommended; sizes, steps and guidance are the model's. */

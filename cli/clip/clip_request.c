@@ -53,8 +53,7 @@ static void set_session(clip_request *r)
     s->attention.tail = best.attention.tail == ESA_TAIL_NONE ? ESA_TAIL_NONE : r->tail;
     s->select.selector = best.select.selector;
     s->select.layout.order = clip_order(r);
-    for (int i = 0; i < r->window.count; i++)
-        s->select.layout.window[i] = (int32_t)r->window.whole[i];
+    cli_list_copy(s->select.layout.window, &r->window);
     s->select.block_q = best.select.block_q;
     s->select.block_k = best.select.block_k;
     if (r->block) cli_block_parse(r->block, &s->select.block_q, &s->select.block_k);

@@ -1,5 +1,4 @@
-/* clip_watch.c - what the user sees and does while a clip is made: a progress line, and an end on
- * demand.
+/* clip_watch.c - while a clip is made: a progress line, and the end on a signal.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "clip/clip.h"
 
@@ -10,11 +9,12 @@
 
 static volatile sig_atomic_t interrupted, at_terminal;
 
-/* A layer of a large model takes minutes: who asks twice does not want to wait for it. Files under
- * their own names are whole at any moment. */
+/* A layer of a large model takes minutes, so a second signal ends the process at once. Files under
+ * their final names are whole at any moment. */
 static void on_signal(int number)
 {
-    static const char hint[] = "\ninterrupted: ends after this layer; once more: at once\n";
+    static const char hint[] =
+        "\ninterrupted: stops after this layer; press again to stop at once\n";
     (void)number;
     if (interrupted) _exit(CLIP_INTERRUPTED);
     interrupted = 1;

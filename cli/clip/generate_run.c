@@ -17,7 +17,7 @@ typedef struct job {
     cli_json *json;
     cli_table *table;
     const char *ending;                 /* format of files in --output-dir */
-    int64_t frames;                     /* of each video */
+    int64_t frames;                     /* per video */
     const char *dense_out, *beside_out; /* checked paths; NULL: -dense in the video's name, none */
     int64_t made;                       /* prompts whose videos are written */
 } job;

@@ -1,13 +1,12 @@
-/* model_weights.c - which weights a model folder holds, told from a small part of their bytes.
+/* model_weights.c - a hash of a model's weights, from a small part of their bytes.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Work that is taken up again must not mix two states of a model. Times would not do: a copy on
- * another machine has new ones and the same weights, and `cp -p` keeps them over other weights.
- * Reading all of 30 GB would cost more than the question is worth. So: the name, the size, and of
- * every file up to SMALL all bytes, of larger ones PIECE bytes out of every STRIDE (more sparsely
- * above STRIDES pieces). Training, merging an adapter or converting changes nearly every byte of
- * the tensors it touches, and those are larger than a stride; a few changed numbers in a large file
- * may go unseen. */
+ * A continued run must not mix two states of a model. File times cannot tell: a copy on another
+ * machine has new times and the same weights, and `cp -p` keeps times over other weights. Reading
+ * all of 30 GB takes too long. So the hash covers names, sizes, all bytes of files up to SMALL, and
+ * PIECE bytes out of every STRIDE of larger ones (more sparsely above STRIDES pieces). Training,
+ * merging an adapter or converting changes nearly every byte of a tensor, and tensors are larger
+ * than a stride. A few changed numbers in a large file can go unnoticed. */
 #define _XOPEN_SOURCE 700 /* pread */
 #include "clip/video.h"
 
@@ -65,7 +64,7 @@ static int is_weights(const char *name)
     return dot && (strcmp(dot, ".safetensors") == 0 || strcmp(dot, ".model") == 0);
 }
 
-/* The weight files of one folder, by name; 0 or an errno. A folder that is not there holds none. */
+/* The weight files of one folder, by name; 0 or an errno. A missing folder holds none. */
 static int mix_folder(uint64_t *hash, const char *folder)
 {
     char **names = NULL, path[4600];

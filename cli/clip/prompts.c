@@ -23,7 +23,7 @@ void cli_prompts_free(cli_prompts *p)
 
 static int add(cli_prompts *p, const char *text, size_t length)
 {
-    /* full: room doubles, for a file may have a million lines */
+    /* room doubles: a file may have a million lines */
     if ((p->count & (p->count - 1)) == 0) {
         char **more = realloc(p->line, (size_t)(p->count ? 2 * p->count : 1) * sizeof *more);
         if (!more) return 0;
@@ -37,8 +37,7 @@ static int add(cli_prompts *p, const char *text, size_t length)
     return 1;
 }
 
-/* The first `most` lines that are neither empty nor a remark, without the blanks around them; 0:
- * out of memory. */
+/* Adds up to `most` lines that are neither empty nor comments, trimmed; 0 when out of memory. */
 static int add_lines(cli_prompts *p, const char *text, size_t bytes, int64_t most)
 {
     for (size_t at = 0; at < bytes && p->count < most;) {

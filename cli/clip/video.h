@@ -1,5 +1,4 @@
-/* video.h - what `esa generate` and `esa bench video` are made of: the engine opened at run time,
- * models by name, prompts, progress.
+/* video.h - the engine, opened at run time; models by name; prompts.
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_CLI_VIDEO_H
 #define ESA_CLI_VIDEO_H
@@ -83,7 +82,7 @@ typedef struct cli_prompts {
 } cli_prompts; /* owned strings */
 /* One of: text alone; a file with a prompt per line (empty lines and lines that start with # are
  * skipped); the first `number` of the built-in ones for this model (tiny: those wan-tiny knows).
- * CLI_FAILED or CLI_USAGE after one sentence. */
+ * CLI_FAILED or CLI_USAGE after a message. */
 int cli_prompts_get(cli_prompts *prompts, const char *text, const char *file, int64_t number,
                     int tiny, const char *what);
 void cli_prompts_free(cli_prompts *prompts);

@@ -33,8 +33,8 @@ static int has_png(const char *folder)
     return found;
 }
 
-/* Of a tensor file in a folder: 1 a video, 2 latents, 0 something else. A file that cannot be read
- * at all counts: loading it says why. */
+/* What a tensor file in a folder holds: 1 a video, 2 latents, 0 neither. A file that cannot be read
+ * counts as a video: loading it reports the reason. */
 static int tensor_kind(const cli_video *video, esa_ctx *ctx, const char *path, int format)
 {
     esa_frames_info info = { .struct_size = sizeof info };

@@ -1,18 +1,17 @@
-/* video_list.h - the videos a path stands for: one, or those of a folder. For `esa evaluate` and
+/* video_list.h - lists the videos of a path: one file, or those of a folder. For `esa evaluate` and
  * `esa export`.
  * SPDX-License-Identifier: Apache-2.0
  *
- * A folder's videos are its files with an ending of VIDEO_ENDINGS and its folders of PNG; of the
- * safetensors and NPY files those that hold a video. Everything else is ignored (metrics.json may
- * lie among them, masks and latents too), as are names that begin with a dot. A folder without any
- * such video but with PNG pictures is one video itself. */
+ * The videos of a folder are its files with an ending of VIDEO_ENDINGS and its folders of PNG.
+ * safetensors and NPY files count if they hold a video. Other files (metrics.json, masks, latents)
+ * and names that begin with a dot are ignored. A folder with PNG pictures and no such video is one
+ * video itself. */
 #ifndef ESA_CLI_VIDEO_LIST_H
 #define ESA_CLI_VIDEO_LIST_H
 
 #include "clip/video.h"
 
-/* What keeps every pixel stands first: where a video is there in several formats, the first
- * counts. */
+/* Lossless formats come first: of a video in several formats the first one counts. */
 enum {
     VIDEO_SAFETENSORS = 0,
     VIDEO_NPY,
@@ -41,10 +40,10 @@ typedef struct video_list {
     int folder; /* 1: the path is a folder of videos */
 } video_list;
 
-/* VIDEO_* of a path's ending; VIDEO_OTHER if it has none of them. */
+/* VIDEO_* of a path's ending, else VIDEO_OTHER. */
 int video_format(const char *path);
-/* latents 1: files of latents count too. CLI_FAILED after one sentence: nothing there, or no videos
- * in it. Free in any case. */
+/* latents 1: files of latents count too. CLI_FAILED after a message if path does not exist or holds
+ * no videos. Free in any case. */
 int video_list_get(video_list *list, const cli_video *video, esa_ctx *ctx, const char *path,
                    int latents, const char *what);
 void video_list_free(video_list *list);

@@ -182,7 +182,7 @@ int synth_open(synth_case *c, const cli_list *grid, int64_t heads, int64_t dim, 
     if (dim % 2)
         return cli_usage("%s: --dim was given %lld, expected an even number", what, (long long)dim);
     c->seed = (uint64_t)seed;
-    for (int i = 0; i < 3; i++) c->grid[i] = (int32_t)grid->whole[i];
+    cli_list_copy(c->grid, grid);
     const int status = cli_ctx_new(&c->ctx, threads);
     if (status) return status;
     for (int i = 0; i < 5; i++) {
