@@ -80,6 +80,19 @@ static int add(cli_option *table, int used, const cli_option *rows)
     return used;
 }
 
+/* "token order (hilbert; rf_v2: tile)", as the library recommends */
+static const char *order_help(void)
+{
+    static char text[96];
+    char usual[32], tiled[32];
+    const clip_request any = { .method = METHOD_ENTROPY, .order = ESA_ORDER_DEFAULT },
+                       rf_v2 = { .method = METHOD_RF_V2, .order = ESA_ORDER_DEFAULT };
+    snprintf(text, sizeof text, "token order (%s; rf_v2: %s)",
+             cli_name(usual, CLI_ORDERS, clip_order(&any)),
+             cli_name(tiled, CLI_ORDERS, clip_order(&rf_v2)));
+    return text;
+}
+
 const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_option *own,
                                int groups, clip_request *r)
 {
@@ -115,8 +128,7 @@ const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_opt
         end,
     };
     const cli_option blocks[] = {
-        { "--order", CLI_CHOICE, &r->order, CLI_ORDERS, 0, 0, 0,
-          "token order (hilbert; rf_v2: tile)" },
+        { "--order", CLI_CHOICE, &r->order, CLI_ORDERS, 0, 0, 0, order_help() },
         { "--window", CLI_INTS, &r->window, "t,h,w", 1, 4096, 3,
           "box of order tile3d, in tokens (2,8,8)" },
         { "--block", CLI_TEXT, &r->block, "QxK", 0, 0, 0,
