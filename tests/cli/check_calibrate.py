@@ -99,7 +99,7 @@ class Refusals(Base):
         with open(self.path("file"), "w"):
             pass
         small = ["calibrate", *SMALL, "--num-prompts", 1, "--output"]
-        self.fails(*small, "folder", says=["folder", "no regular file"])
+        self.fails(*small, "folder", says=["folder", "not a regular file"])
         self.fails(*small, "file/x", says=["file", "Not a directory"])
         self.fails(*small, "n" * 5000, says=["5000 bytes"])
         self.fails(*small, "new/folders/x", "--model", "wan-tyni", says=["did you mean wan-tiny?"])
