@@ -121,8 +121,8 @@ python_tests() {
 }
 
 # Fetching and unpacking torch is mostly waiting, and pytest keeps one core busy: the Python stages run beside the
-# others, from the moment the release build is there. They form a process group of their own, so that all of it ends if
-# this script does; their output follows at the end.
+# others. They make their environment at once and run as soon as the libraries are built. They form a process group of
+# their own, so that all of it ends if this script does; their output follows at the end.
 python_start() {
     set -m
     {
@@ -165,12 +165,12 @@ table() {   # the closing table: a row per stage
 
 # The long run draws its random problems anew each time; failures print the seed.
 [ "$mode" = short ] || export ESA_TEST_SEED=${ESA_TEST_SEED:-$(date +%s)}
+python_start
 fuzz_start
-# The Python stages need the libraries and the command, so these are built first; the rest of the release build, which
-# may include the CUDA plugin, follows while pytest runs.
+# pytest waits for the libraries and the command, so these are built first; the rest of the release build, which may
+# include the CUDA plugin, follows while pytest runs.
 build release esa esa_cli >/dev/null
 touch "$scratch/release-built"
-python_start
 # Tests labelled long (a browser, the tutorial, a cluster) belong to the complete run, once.
 # Live parity with diffusers needs torch: the Python stage runs it, in the environment it makes.
 if [ "$mode" = all ]; then stage "release" release -LE '^live$'
