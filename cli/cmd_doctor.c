@@ -20,7 +20,7 @@ static const struct {
 /* Sizes that are not multiples of a block or a vector. GPUs take a head dim with fast kernels. */
 enum { HEADS = 2, TOKENS = 333, DIM = 80, GPU_DIM = 128 };
 
-/* Largest error of dense attention against a plain sum in double, over both heads. f32 tensors. */
+/* The largest error of dense attention against a plain sum in double, over both heads, in f32. */
 static double check_error(const esa_tensor *q, const esa_tensor *k, const esa_tensor *v,
                           const esa_tensor *o)
 {
@@ -52,7 +52,7 @@ static double check_error(const esa_tensor *q, const esa_tensor *k, const esa_te
     return worst;
 }
 
-/* f32 values that are exact in bf16: the last 16 bits cut off. */
+/* Makes f32 values exact in bf16 by clearing their last 16 bits. */
 static void cut_to_bf16(esa_tensor *t)
 {
     uint32_t *bits = t->data;
@@ -64,7 +64,7 @@ static esa_status fetch(esa_ctx *ctx, esa_tensor *out, const esa_tensor *o)
 {
     const int64_t n = data_tensor_count(o);
     if (o->dtype == ESA_DTYPE_F32) return esa_device_download(ctx, out->data, o->data, n * 4);
-    /* the upper half of the same memory: widening from the front does not overrun it */
+    /* Into the upper half of out: widening from the front never overwrites what is still needed. */
     uint16_t *half = (uint16_t *)out->data + n;
     const esa_status status = esa_device_download(ctx, half, o->data, n * 2);
     for (int64_t i = 0; i < n && status == ESA_OK; i++) {
@@ -146,7 +146,7 @@ static double self_test(esa_ctx *ctx, int32_t device, int32_t dtype, const char 
 
 /* ---------------------------------------------------------------- GPUs */
 
-/* One GPU: what it is, which kernels it gets, and that they are right. */
+/* Describes one GPU and checks the kernels it uses. */
 static int gpu_report(cli_json *json, int32_t ordinal)
 {
     /* bf16 keeps 8 bits: rounding probabilities and outputs of order one stays below 0.01. f32: as
@@ -204,13 +204,13 @@ static void blas_report(const cli_blas *blas, const char *cpu)
 {
     const char *better = cli_blas_better_core(blas, cpu);
     if (!blas->handle)
-        printf("cblas     none found; benchmarks compare with it\n");
+        printf("cblas     none found; benchmarks leave out sgemm\n");
     else
         printf("cblas     %s%s%s%s\n", blas->name, blas->core[0] ? ", kernels for " : "",
                blas->core, better ? ": slow on this processor" : "");
     if (better)
-        printf("hint      it does not know this processor; OPENBLAS_CORETYPE=%s in the environment "
-               "makes its products several times faster\n",
+        printf("hint      OpenBLAS does not know this processor; OPENBLAS_CORETYPE=%s in the "
+               "environment makes its products several times faster\n",
                better);
 }
 

@@ -1,11 +1,11 @@
-/* cmd_experiment_submit.c - `esa experiment submit`: an experiment as a Slurm job array, one task
- * per budget.
+/* cmd_experiment_submit.c - `esa experiment submit`: runs an experiment as a Slurm job array, one
+ * task per budget.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Two scripts: a job that calibrates once, and an array that waits for it, so that no GPU idles
- * while another calibrates. Each task is `esa experiment run` with a tag of its own (TAG-b0.5),
- * makes its dense videos on the GPU its sparse ones run on, and goes on where it was when Slurm
- * requeues it. */
+ * It writes two scripts: a job that calibrates once, and an array that waits for it, so that no GPU
+ * idles during the calibration. Each task is `esa experiment run` with a tag of its own (TAG-b0.5).
+ * It makes dense and sparse videos on the same GPU, and continues where it was if Slurm requeues
+ * it. */
 #define _POSIX_C_SOURCE 200809L /* open_memstream, popen */
 #include "experiment/experiment.h"
 #include "core/folders.h"
@@ -32,7 +32,7 @@ typedef struct job {
 
 /* ---------------------------------------------------------------- the scripts */
 
-/* " --name value", quoted as need be. */
+/* Writes " --name value", quoted if needed. */
 static void put_option(FILE *out, const char *name, const char *value)
 {
     fprintf(out, " %s ", name);
@@ -49,8 +49,8 @@ static void put_budgets(FILE *out, const job *j, char between)
     }
 }
 
-/* Where logs go is said on sbatch's command line: #SBATCH lines know no quotes, and folders may
- * have any name. */
+/* The path of the logs is an argument of sbatch: #SBATCH lines have no quotes, and folders may have
+ * any name. */
 static void put_head(FILE *out, const job *j, const char *suffix, int array)
 {
     fprintf(out, "#!/bin/bash\n#SBATCH --job-name=esa-%s%s\n", j->e->tag, suffix);
@@ -265,7 +265,7 @@ int cmd_experiment_submit(int argc, char **argv)
         free(j.words);
         return cli_fail("%s: out of memory", what);
     }
-    memcpy(copy, argv, (size_t)own * sizeof *copy); /* parsing moves words about */
+    memcpy(copy, argv, (size_t)own * sizeof *copy); /* parsing reorders words */
     int status = experiment_parse(
         &e, "esa experiment submit",
         "Writes and submits a Slurm job array with one task per budget, which waits for one job "

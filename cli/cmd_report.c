@@ -63,16 +63,11 @@ static void page_folder(char *room, size_t size, const char *output)
         cli_folder_of(room, size, output);
 }
 
-/* Makes and writes the page of these runs and mask files. */
-static int write_page(const request *q, esa_ctx *ctx, const report_run *runs, int count,
-                      char *const *masks, int mask_count)
+/* The JSON the page draws from; NULL after a message. */
+static char *page_data(const request *q, esa_ctx *ctx, const report_run *runs, int count,
+                       char *const *masks, int mask_count, size_t *bytes)
 {
-    char title[256], room[4200];
     int status = CLI_OK;
-    size_t bytes = 0;
-    page_folder(room, sizeof room, q->output);
-    report_text text = { 0 };
-    default_title(title, sizeof title, runs, count, masks);
     cli_json *json = cli_json_new();
     cli_json_compact(json);
     report_runs_json(json, runs, count);
@@ -80,7 +75,42 @@ static int write_page(const request *q, esa_ctx *ctx, const report_run *runs, in
     for (int i = 0; i < mask_count && !status; i++)
         status = report_masks_json(json, ctx, masks[i], (q->mask_mb << 20) / mask_count);
     cli_json_close(json);
-    char *data = cli_json_take(json, &bytes);
+    char *data = cli_json_take(json, bytes);
+    if (!status && !data) cli_fail(REPORT_WHAT ": out of memory");
+    if (!status) return data;
+    free(data);
+    return NULL;
+}
+
+static void print_summary(const request *q, const report_page *page, size_t bytes)
+{
+    const report_media *m = &page->media;
+    printf("%s: %.1f MB, %d run%s, %lld video%s, %d mask file%s\n", q->output, 1e-6 * (double)bytes,
+           page->run_count, page->run_count == 1 ? "" : "s", (long long)m->embedded,
+           m->embedded == 1 ? "" : "s", page->mask_count, page->mask_count == 1 ? "" : "s");
+    if (m->as_pictures)
+        fprintf(stderr,
+                "note: %lld video%s shown picture by picture: this FFmpeg has no H.264 encoder "
+                "(libx264), and browsers do not play older MPEG-4\n",
+                (long long)m->as_pictures, m->as_pictures == 1 ? " is" : "s are");
+    if (m->left_out)
+        fprintf(stderr, "note: %lld video%s left out, the page says why: %s\n",
+                (long long)m->left_out, m->left_out == 1 ? " is" : "s are",
+                m->reason ? m->reason : "");
+}
+
+/* Makes and writes the page of these runs and mask files. */
+static int write_page(const request *q, esa_ctx *ctx, const report_run *runs, int count,
+                      char *const *masks, int mask_count)
+{
+    char title[256], room[4200];
+    int status = CLI_OK;
+    size_t bytes = 0;
+    report_text text = { 0 };
+    char *data = page_data(q, ctx, runs, count, masks, mask_count, &bytes);
+    if (!data) return CLI_FAILED;
+    page_folder(room, sizeof room, q->output);
+    default_title(title, sizeof title, runs, count, masks);
     report_page page = { .title = q->title ? q->title : title,
                          .runs = runs,
                          .run_count = count,
@@ -90,33 +120,19 @@ static int write_page(const request *q, esa_ctx *ctx, const report_run *runs, in
                          .videos = !q->no_videos,
                          .max_clips = q->max_clips,
                          .media = { .ctx = ctx, .room = room[0] ? room : NULL } };
-    if (!status && data) report_page_write(&text, &page);
-    if (!status && clip_interrupted()) {
+    report_page_write(&text, &page);
+    if (clip_interrupted()) {
         cli_fail(REPORT_WHAT ": interrupted, nothing was written");
         status = CLIP_INTERRUPTED;
-    }
-    if (!status && (!data || text.failed)) status = cli_fail(REPORT_WHAT ": out of memory");
-    if (!status && (int64_t)text.used > MAX_PAGE)
+    } else if (text.failed)
+        status = cli_fail(REPORT_WHAT ": out of memory");
+    else if ((int64_t)text.used > MAX_PAGE)
         status = cli_fail(REPORT_WHAT ": the page would have %lld MB, more than browsers open; "
-                                      "--max-prompts N puts in the videos of fewer prompts",
+                                      "--max-prompts N shows the videos of fewer prompts",
                           (long long)(text.used >> 20));
-    if (!status) status = cli_write_file(q->output, text.text, text.used);
-    if (!status) {
-        printf("%s: %.1f MB, %d run%s, %lld video%s, %d mask file%s\n", q->output,
-               1e-6 * (double)text.used, count, count == 1 ? "" : "s",
-               (long long)page.media.embedded, page.media.embedded == 1 ? "" : "s", mask_count,
-               mask_count == 1 ? "" : "s");
-        if (page.media.as_pictures)
-            fprintf(stderr,
-                    "note: %lld video%s picture by picture: this FFmpeg has no H.264 encoder "
-                    "(libx264), and browsers play no MPEG-4 of the older kind\n",
-                    (long long)page.media.as_pictures,
-                    page.media.as_pictures == 1 ? " is shown" : "s are shown");
-        if (page.media.left_out)
-            fprintf(stderr, "note: %lld video%s left out, the page says why: %s\n",
-                    (long long)page.media.left_out, page.media.left_out == 1 ? " is" : "s are",
-                    page.media.reason ? page.media.reason : "");
-    }
+    else
+        status = cli_write_file(q->output, text.text, text.used);
+    if (!status) print_summary(q, &page, text.used);
     report_media_close(&page.media);
     report_text_free(&text);
     free(data);
