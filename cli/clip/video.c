@@ -1,4 +1,4 @@
-/* video.c - libesa_video, opened when a command needs it.
+/* video.c - opens libesa_video when a command needs it.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "clip/video.h"
 
@@ -35,8 +35,8 @@ static int symbol(void *function, void *handle, const char *name)
     return address != NULL;
 }
 
-/* Beside the command as in a build folder, or where an installation puts it. The run path would do,
- * but a sanitizer's dlopen does not know the command's. */
+/* Looks beside the command, as in a build folder, and where an installation puts it. The run path
+ * would find it too, but a sanitizer's dlopen ignores it. */
 static void *open_library(void)
 {
     static const char *const places[] = { "", ESA_VIDEO_FOLDER };
@@ -72,9 +72,8 @@ int cli_video_open(cli_video *v, const char *what)
     };
     if (whole && memcmp(v->video_abi(), sizes, sizeof sizes) == 0) return CLI_OK;
     cli_video_close(v);
-    return cli_fail("%s: %s is of another build than this command", what, ESA_VIDEO_LIBRARY);
+    return cli_fail("%s: %s comes from another build than this command", what, ESA_VIDEO_LIBRARY);
 }
 
-/* It stays mapped: a BLAS with threads of its own does not survive being unloaded, and the command
- * ends soon anyway. */
+/* The library stays mapped: a BLAS with its own threads does not survive unloading. */
 void cli_video_close(cli_video *v) { memset(v, 0, sizeof *v); }
