@@ -1,6 +1,5 @@
 /* cmd_experiment.c - `esa experiment`: its commands, and the options of `run` and `submit`.
  * SPDX-License-Identifier: Apache-2.0 */
-#define _POSIX_C_SOURCE 200809L /* open_memstream */
 #include "experiment/experiment.h"
 
 #include <math.h>

@@ -1,7 +1,6 @@
 /* cmd_experiment_collect.c - `esa experiment collect`: the results of many experiments in one
  * table.
  * SPDX-License-Identifier: Apache-2.0 */
-#define _POSIX_C_SOURCE 200809L /* open_memstream, scandir */
 #include "experiment/experiment.h"
 
 #include <dirent.h>

@@ -6,7 +6,6 @@
  * idles during the calibration. Each task is `esa experiment run` with a tag of its own (TAG-b0.5).
  * It makes dense and sparse videos on the same GPU, and continues where it was if Slurm requeues
  * it. */
-#define _POSIX_C_SOURCE 200809L /* open_memstream, popen */
 #include "experiment/experiment.h"
 #include "core/folders.h"
 

@@ -1,7 +1,6 @@
 /* cmd_report.c - `esa report`: turns results folders and mask files into one self-contained HTML
  * page.
  * SPDX-License-Identifier: Apache-2.0 */
-#define _POSIX_C_SOURCE 200809L /* strdup, strndup */
 #include "report/report.h"
 #include "clip/clip.h"
 #include "core/folders.h"

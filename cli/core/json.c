@@ -1,6 +1,5 @@
 /* json.c - see json.h.
  * SPDX-License-Identifier: Apache-2.0 */
-#define _POSIX_C_SOURCE 200809L /* strnlen */
 #include "core/json.h"
 #include "core/cli.h"
 #include "core/files.h"

@@ -1,7 +1,6 @@
 /* report_media.c - one video inside the page. An MP4 that browsers play is taken as it is. Anything
  * else is converted to H.264, or to a pile of pictures if there is no H.264 encoder.
  * SPDX-License-Identifier: Apache-2.0 */
-#define _POSIX_C_SOURCE 200809L /* scandir, mkdtemp */
 #include "report/report.h"
 #include "clip/clip.h"
 

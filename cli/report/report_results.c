@@ -4,7 +4,6 @@
  *
  * Every entry may be missing: an experiment that was stopped after its speed stage still makes a
  * page. */
-#define _POSIX_C_SOURCE 200809L /* strdup */
 #include "report/report.h"
 #include "core/data.h"
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`esa calibrate`, cached masks in `esa generate`, and `esa bench model`, as a stranger uses them: check_calibrate.py
+"""`esa calibrate`, cached masks in `esa generate`, and `esa bench model`, as a user runs them: check_calibrate.py
 ESA MODELS (the folder with wan-tiny in it). ESA_TEST_SEED chooses the moments of the kills; the
 one in use is printed.
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The esa command as a stranger uses it: check_cli.py ESA MAKE_RECORDING STAND_IN (a plugin for a machine without a
+"""The esa command as a user runs it: check_cli.py ESA MAKE_RECORDING STAND_IN (a plugin for a machine without a
 GPU).
 
-Every failure must be one sentence on stderr, an exit status, and nothing left on disk."""
+Every failure must be one message on stderr, an exit status, and nothing left on disk."""
 import json
 import os
 import re
@@ -95,7 +95,7 @@ class Words(Base):
                                                                                ",".join(["0.5"] * 17)], ["word"]):
             self.fails("bench", "attention", *args, status=2)
 
-    def test_library_refuses_with_a_sentence(self):
+    def test_library_refuses_with_a_message(self):
         self.fails("bench", "attention", "--shape", "1,1,64,257", "--rounds", "1", status=1, says=["257"])
         self.fails("bench", "attention", "--shape", "1,1,64,16", "--block", "100x100", "--density", "0.5", status=1,
                    says=["100"])

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`esa evaluate` as a stranger uses it: check_evaluate.py ESA. Standard library only; the metrics themselves are held
+"""`esa evaluate` as a user runs it: check_evaluate.py ESA. Standard library only; the metrics themselves are held
 against scikit-image and lpips in tests/metric.
 
-Every failure must be one sentence on stderr, an exit status, and nothing left on disk."""
+Every failure must be one message on stderr, an exit status, and nothing left on disk."""
 import math
 import os
 import signal

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`esa experiment` as a stranger uses it: check_experiment.py ESA MODELS (the folder with wan-tiny in it) [CLASS ...].
+"""`esa experiment` as a user runs it: check_experiment.py ESA MODELS (the folder with wan-tiny in it) [CLASS ...].
 
 
-Every failure must be one sentence on stderr and an exit status; what is on disk is whole at every moment. Clips are
+Every failure must be one message on stderr and an exit status; what is on disk is whole at every moment. Clips are
 tiny: 5 frames of 64 x 64, two steps. The cluster is a stand-in here (a program called sbatch); tests/slurm has a
 real one."""
 import csv
@@ -177,7 +177,7 @@ class Run(Base):
         self.works("run", "--tag", "x", *SMALL, *BUDGETS, "--skip-calibrate")
 
     def test_other_settings(self):
-        """A sentence that names what differs, then and now."""
+        """A message that names what differs, then and now."""
         self.copy()
         for args, says in ((["--steps", 3], ["steps", "2", "3"]), (["--budgets",
                                                                     "0.5"], ["budgets", "[0.5, 0.3]", "[0.5]"]),
@@ -363,7 +363,7 @@ class Run(Base):
         schemas.check(self.path("results/x/speed.json"), "experiment-speed")
 
     def test_interrupted(self):
-        """A signal ends it with a sentence and 130; a second run beside it is refused; the same command goes on."""
+        """A signal ends it with a message and 130; a second run beside it is refused; the same command goes on."""
         process = self.start()
         while not os.path.exists(self.path("results/x/work/clips/dense-000.json")):
             self.assertIsNone(process.poll(), "it ended before its first clip")

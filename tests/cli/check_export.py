@@ -3,7 +3,7 @@
 """`esa export`, and the readers below it on files of other programs: check_export.py ESA MODELS [CLASS ...]. Standard
 library only.
 
-Every failure must be one sentence on stderr, an exit status, and nothing left on disk."""
+Every failure must be one message on stderr, an exit status, and nothing left on disk."""
 import math
 import os
 import struct

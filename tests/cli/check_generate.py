@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`esa generate` as a stranger uses it: check_generate.py ESA MODELS (the folder with wan-tiny in it). Standard library
+"""`esa generate` as a user runs it: check_generate.py ESA MODELS (the folder with wan-tiny in it). Standard library
 only.
 
-Every failure must be one sentence on stderr, an exit status, and nothing left on disk. Videos are tiny: 9 frames of
+Every failure must be one message on stderr, an exit status, and nothing left on disk. Videos are tiny: 9 frames of
 64 x 64, two steps."""
 import json
 import os
@@ -162,7 +162,7 @@ class Models(Base):
 
 
     def test_changed_files(self):
-        """Any value in any configuration, any bytes of any file: a video or one sentence, never a crash, nothing
+        """Any value in any configuration, any bytes of any file: a video or one message, never a crash, nothing
         half written."""
         seed = int(os.environ.get("ESA_TEST_SEED", "1"))
         rng = random.Random(seed)
@@ -230,7 +230,7 @@ class Refusals(Base):
         self.fails(*SMALL, "--out", "mine/", says=["mine", "not pictures"])
 
     def at_once(self, *args, **more):
-        """Refused before anything was computed: nothing stands in front of the sentence."""
+        """Refused before anything was computed: nothing stands in front of the message."""
         before = self.files()
         code, out, err = esa(*args, cwd=self.dir)
         self.assertEqual((code, out, len(err.splitlines())), (1, "", 1), (args, err))

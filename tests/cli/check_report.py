@@ -454,12 +454,12 @@ class Pages(Base):
                     self.assertIn(self.path("out"), line)
         into_pipe = subprocess.run([ESA, "report", self.path("res"), "--output", "/dev/stdout"], cwd=self.dir, env=env,
                                    capture_output=True, text=True)
-        # no folder to convert in: a sentence in the video's place
+        # no folder to convert in: a message in the video's place
         self.assertEqual(into_pipe.returncode, 0, into_pipe.stderr)
         self.assertIn("give --output a file", into_pipe.stdout)
 
     def test_interrupted(self):
-        """A signal at moments of chance: the page as it was or the new one, one sentence, and no scratch."""
+        """A signal at moments of chance: the page as it was or the new one, one message, and no scratch."""
         self.videos_to_convert(frames=100)
         self.put("page.html", "older")
         before, rng, stopped = self.files(), random.Random(SEED), 0

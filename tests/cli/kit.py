@@ -43,7 +43,7 @@ def load(path):
 
 class Folder(unittest.TestCase):
     """Tests in an empty folder, self.dir, which goes afterwards."""
-    begins = "esa: "                    # what every sentence of failure begins with
+    begins = "esa: "                    # what every message of failure begins with
     # what a failure exits with where the test does not say; None: 1 or 2, but no crash
     status = 1
     progress = False                    # whether lines of progress may stand before it
@@ -80,7 +80,7 @@ class Folder(unittest.TestCase):
         return out
 
     def fails(self, *args, status=0, says=(), **how):
-        """The call fails with one sentence that holds every word of says, prints nothing and leaves no file behind.
+        """The call fails with one message that holds every word of says, prints nothing and leaves no file behind.
         status 0: self.status."""
         before = self.files()
         code, out, err = self.call(*args, cwd=self.dir, **how)
