@@ -41,7 +41,8 @@ extern "C" int32_t esa_sp_find(const esa_sp *sp, const char *piece)
 {
     try {
         const int id = sp->processor.PieceToId(piece);
-        return sp->processor.IdToPiece(id) == piece ? id : -1; /* unknown pieces get the id of <unk> */
+        /* unknown pieces get the id of <unk> */
+        return sp->processor.IdToPiece(id) == piece ? id : -1;
     } catch (...) {
         return -1;
     }
