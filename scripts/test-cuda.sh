@@ -57,7 +57,7 @@ start() {   # start NAME [VARIABLE=value...] command...: in the background, at m
 }
 
 collect() { # reads the logs of what was started; a program that died counts as one failed test more
-    local name status seconds good bad all unclean remark
+    local name status seconds good bad all unclean skipped remark
     wait "${pids[@]}" 2>/dev/null       # some may have been waited for already
     for name in "${names[@]}"; do
         status=$(sed -n 's/^status \([0-9]*\) .*/\1/p' "$out/$name.log" | tail -n 1)
@@ -72,7 +72,8 @@ collect() { # reads the logs of what was started; a program that died counts as 
         [ -z "$all" ] || good=$((all - ${bad:-0}))
         unclean=$(sed -n 's/^\[  ERROR   \] \([a-z_0-9]*\)$/\1/p' "$out/$name.log" | sort -u | wc -l)
         bad=$((${bad:-0} + unclean))
-        remark="${seconds:-?} s"
+        skipped=$(sed -n 's/^\[  SKIPPED \] \([a-z_0-9]*\)$/\1/p' "$out/$name.log" | sort -u | paste -sd' ')
+        remark="${seconds:-?} s${skipped:+, skipped: $skipped}"
         case ${status:-none} in
             0) ;;
             124) remark="$remark, stopped after $limit s"; bad=$((${bad:-0} + 1)) ;;
