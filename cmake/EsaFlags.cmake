@@ -22,7 +22,8 @@ endif()
 # Warnings, visibility and the POSIX level for one target.
 function(esa_compile_settings target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic $<$<BOOL:${ESA_WERROR}>:-Werror>
-                         -fvisibility=hidden)
+                         -fvisibility=hidden
+                         -fno-semantic-interposition)
   target_compile_definitions(${target} PRIVATE _POSIX_C_SOURCE=200809L)
 endfunction()
 

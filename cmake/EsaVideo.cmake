@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-# libesa_video: the engine (src/nn, src/media, src/metric, src/model) behind include/esa/esa_video.h. It holds a private
-# copy of libesa's objects, whose symbols stay hidden. It needs a CBLAS, jansson and libpng, and uses sentencepiece and
-# FFmpeg if they are found. ESA_VIDEO=AUTO builds it if its libraries are found; everything else works without it.
+# libesa_video: the engine (src/nn, src/media, src/metric, src/model) behind include/esa/esa_video.h and esa_frames.h.
+# It links libesa and works on the caller's ctx; the two compare their build ids. It needs a CBLAS, jansson and libpng,
+# and uses sentencepiece and FFmpeg if they are found. ESA_VIDEO=AUTO builds it if its libraries are found; everything
+# else works without it.
 #   targets      esa_video (shared), esa_video_static (what tests link; carries the dependencies)
 #   variables    ESA_VIDEO_FOUND, ESA_VIDEO_FFMPEG, ESA_VIDEO_SENTENCEPIECE
 set(ESA_VIDEO AUTO CACHE STRING "build the engine libesa_video: AUTO, ON or OFF")
@@ -92,6 +93,7 @@ foreach(source ${ESA_VIDEO_SOURCES})
 endforeach()
 add_library(esa_video_objects OBJECT ${ESA_VIDEO_SOURCES})
 esa_compile_settings(esa_video_objects)
+esa_uses_build_id(esa_video_objects)
 target_include_directories(esa_video_objects PUBLIC include PRIVATE src)
 set_target_properties(esa_video_objects PROPERTIES POSITION_INDEPENDENT_CODE ON)
 target_compile_definitions(esa_video_objects PRIVATE $<$<BOOL:${ESA_VIDEO_FFMPEG}>:ESA_HAVE_FFMPEG>
@@ -108,10 +110,8 @@ target_link_libraries(esa_video_objects PRIVATE ${ESA_VIDEO_LIBRARIES})
 
 add_library(esa_video SHARED $<TARGET_OBJECTS:esa_video_objects>)
 add_library(esa_video_static STATIC $<TARGET_OBJECTS:esa_video_objects>)
-target_link_libraries(esa_video PRIVATE esa_static ${ESA_VIDEO_LIBRARIES})
+target_link_libraries(esa_video PRIVATE esa ${ESA_VIDEO_LIBRARIES})
 target_link_libraries(esa_video_static PUBLIC esa_static ${ESA_VIDEO_LIBRARIES})
-# libesa's symbols come from an archive and stay inside; those of esa_video.h are ours.
-target_link_options(esa_video PRIVATE -Wl,--exclude-libs,ALL)
 if(NOT ESA_SANITIZE)
   target_link_options(esa_video PRIVATE -Wl,--no-undefined)
 endif()
@@ -119,6 +119,8 @@ foreach(face esa_video esa_video_static)
   target_include_directories(${face} PUBLIC $<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}/include>
                                             $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
 endforeach()
-set_target_properties(esa_video PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${ESA_API_VERSION})
+# libesa lies beside it, in the build folder and where they are installed.
+set_target_properties(esa_video PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${ESA_API_VERSION}
+                      BUILD_RPATH_USE_ORIGIN ON INSTALL_RPATH "$ORIGIN")
 set_target_properties(esa_video_static PROPERTIES OUTPUT_NAME esa_video)
 set(ESA_VIDEO_FOUND ON)

@@ -59,6 +59,10 @@ add_test(NAME live.diffusers COMMAND python3 ${top}/tests/model/check_live.py ${
          ${CMAKE_CURRENT_BINARY_DIR}/tests)
 set_tests_properties(live.diffusers PROPERTIES LABELS live TIMEOUT 1800 SKIP_RETURN_CODE 77)
 if(NOT ESA_SANITIZE)
+  add_test(NAME tree.builds COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/tests/tree/check_builds.py
+           $<TARGET_FILE:esa_cli> $<TARGET_FILE:esa> $<TARGET_FILE:esa_video> $<TARGET_FILE:esa_stand_in>
+           ${CMAKE_CURRENT_SOURCE_DIR})
+  set_tests_properties(tree.builds PROPERTIES LABELS tree TIMEOUT 300)
   add_test(NAME tree.video_symbols COMMAND ${top}/tests/headers/check_video_symbols.sh ${top}
            $<TARGET_FILE:esa_video>)
   set_tests_properties(tree.video_symbols PROPERTIES LABELS tree TIMEOUT 120)

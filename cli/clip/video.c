@@ -6,6 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "esa_build.h" /* written by the build: ESA_BUILD_ID */
+
 #ifndef ESA_VIDEO_LIBRARY /* set by the build where it builds the engine: libesa_video.so.N */
 #define ESA_VIDEO_LIBRARY ""
 #endif
@@ -64,15 +66,14 @@ int cli_video_open(cli_video *v, const char *what)
 #define FIND(name) whole &= symbol(&v->name, v->handle, "esa_" #name);
     CLI_VIDEO_CALLS(FIND)
 #undef FIND
-    static const uint32_t sizes[ESA_VIDEO_ABI_COUNT] = {
-        sizeof(esa_model_params),    sizeof(esa_model_info),     sizeof(esa_progress),
-        sizeof(esa_generate_params), sizeof(esa_generate_stats), sizeof(esa_frames_info),
-        sizeof(esa_save_params),     sizeof(esa_metrics),        sizeof(esa_load_params),
-        sizeof(esa_decode_params),
-    };
-    if (whole && memcmp(v->video_abi(), sizes, sizeof sizes) == 0) return CLI_OK;
+    const char *video = v->video_build_id ? v->video_build_id() : "unknown";
+    const char *libesa = esa_build_id();
+    if (whole && !strcmp(video, ESA_BUILD_ID) && !strcmp(libesa, ESA_BUILD_ID)) return CLI_OK;
     cli_video_close(v);
-    return cli_fail("%s: %s comes from another build than this command", what, ESA_VIDEO_LIBRARY);
+    return cli_fail(
+        "%s: libesa_video is build %s, libesa is build %s and this command is build %s: "
+        "install them from one build",
+        what, video, libesa, ESA_BUILD_ID);
 }
 
 /* The library stays mapped: a BLAS with its own threads does not survive unloading. */

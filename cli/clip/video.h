@@ -11,7 +11,7 @@
 /* libesa_video needs a BLAS and FFmpeg with about a hundred libraries behind it. Only commands that
  * use the engine open it, so the others start at once and also on machines without those. */
 #define CLI_VIDEO_CALLS(X)                                                                         \
-    X(video_abi)                                                                                   \
+    X(video_build_id)                                                                              \
     X(model_params_default)                                                                        \
     X(model_check)                                                                                 \
     X(model_open)                                                                                  \

@@ -17,8 +17,7 @@
  * NULL after a failure, params with struct_size, and the same bits for the same inputs on any
  * number of threads. libesa and libesa_video must come from the same build.
  *
- * A model computes with threads of its own, as many as its ctx has. While one of its calls runs,
- * the ctx is busy.
+ * A model computes with the threads of its ctx. While one of its calls runs, the ctx is busy.
  *
  * Strings in params are UTF-8 and are only read during the call. The CPU computes in f32. */
 #ifndef ESA_VIDEO_H
@@ -49,6 +48,8 @@ enum {
     ESA_VIDEO_ABI_COUNT
 };
 ESA_API const uint32_t *esa_video_abi(void); /* ESA_VIDEO_ABI_COUNT entries, static storage */
+/* The build id of libesa_video. It works only with a libesa whose esa_build_id is the same. */
+ESA_API const char *esa_video_build_id(void);
 
 /* ---------------------------------------------------------------- models */
 

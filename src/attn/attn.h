@@ -7,6 +7,7 @@
 #ifndef ESA_ATTN_ATTN_H
 #define ESA_ATTN_ATTN_H
 
+#include "base/engine.h"
 #include "backend/backend.h"
 #include "base/status.h"
 #include "select/select.h"
@@ -34,8 +35,9 @@ typedef struct esa_qkvo {
 
 /* Checks shapes and params and decides everything for them. On success *plan is the caller's, to be
  * given to esa_plan_free. select NULL: a plan without a selector. */
-esa_status esa_plan_make(esa_ctx *ctx, esa_plan **plan, const esa_shapes *shapes,
-                         const esa_select_params *select, const esa_attention_params *attention);
+ESA_ENGINE esa_status esa_plan_make(esa_ctx *ctx, esa_plan **plan, const esa_shapes *shapes,
+                                    const esa_select_params *select,
+                                    const esa_attention_params *attention);
 /* An empty mask of B batch entries on the plan's device; the caller's. */
 esa_status esa_plan_mask(const esa_plan *plan, esa_mask **mask, int64_t B);
 /* Fills mask, which esa_plan_mask made, from q and k. importance: as esa_backend.select takes it.
@@ -64,8 +66,9 @@ esa_status esa_check_against_shapes(esa_ctx *ctx, const esa_tensor *t, const esa
 esa_status esa_check_kv_len(esa_ctx *ctx, const int32_t *kv_len, int32_t device, int64_t B,
                             int64_t Nk, const esa_layout *layout, int32_t mode);
 /* Checks and resolves params: block sizes, scale, layout. in NULL: the defaults. */
-esa_status esa_check_select(esa_ctx *ctx, esa_select_params *out, const esa_select_params *in,
-                            int64_t Nq, int64_t Nk, int64_t D);
+ESA_ENGINE esa_status esa_check_select(esa_ctx *ctx, esa_select_params *out,
+                                       const esa_select_params *in, int64_t Nq, int64_t Nk,
+                                       int64_t D);
 esa_status esa_check_attention(esa_ctx *ctx, esa_attention_params *out,
                                const esa_attention_params *in, int64_t D);
 /* Checks that the mask fits an attention of this shape and that the tensors' device can reach it. A

@@ -3,6 +3,7 @@
 #ifndef ESA_BASE_MEMORY_H
 #define ESA_BASE_MEMORY_H
 
+#include "base/engine.h"
 #include "base/inline.h"
 #include <stddef.h>
 
@@ -18,14 +19,14 @@ typedef struct esa_allocator {
 /* Returns memory aligned to 64 bytes, or NULL if out of memory, for a negative size and for
  * overflow. 0 bytes give a valid 1-byte block. esa_mem_free needs the size given at allocation and
  * accepts NULL. */
-void *esa_mem_alloc(const esa_allocator *mem, int64_t bytes);
-void *esa_mem_zalloc(const esa_allocator *mem, int64_t bytes);
-void esa_mem_free(const esa_allocator *mem, void *ptr, int64_t bytes);
+ESA_ENGINE void *esa_mem_alloc(const esa_allocator *mem, int64_t bytes);
+ESA_ENGINE void *esa_mem_zalloc(const esa_allocator *mem, int64_t bytes);
+ESA_ENGINE void esa_mem_free(const esa_allocator *mem, void *ptr, int64_t bytes);
 
 /* a * b and a + b, or -1 for overflow or a negative operand. esa_mem_alloc(-1) fails, so sizes may
  * be chained. */
-int64_t esa_size_mul(int64_t a, int64_t b);
-int64_t esa_size_add(int64_t a, int64_t b);
+ESA_ENGINE int64_t esa_size_mul(int64_t a, int64_t b);
+ESA_ENGINE int64_t esa_size_add(int64_t a, int64_t b);
 
 /* Carves one block into parts. With base NULL it only counts, so the same code
  * measures and places. */
@@ -35,6 +36,6 @@ typedef struct esa_carve {
 } esa_carve;
 /* Returns the next part, aligned to ESA_WORKSPACE_ALIGN; NULL while counting. The size saturates at
  * INT64_MAX instead of overflowing. */
-void *esa_carve_take(esa_carve *carve, int64_t bytes);
+ESA_ENGINE void *esa_carve_take(esa_carve *carve, int64_t bytes);
 
 #endif

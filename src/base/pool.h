@@ -3,6 +3,7 @@
 #ifndef ESA_BASE_POOL_H
 #define ESA_BASE_POOL_H
 
+#include "base/engine.h"
 #include "base/memory.h"
 
 typedef struct esa_pool esa_pool;
@@ -14,9 +15,9 @@ typedef void (*esa_pool_fn)(void *arg, int64_t item, int32_t worker);
 /* threads >= 1. The calling thread is worker 0, so threads - 1 are started. */
 esa_status esa_pool_create(esa_pool **pool, int32_t threads, const esa_allocator *mem);
 void esa_pool_free(esa_pool *pool);
-int32_t esa_pool_threads(const esa_pool *pool);
+ESA_ENGINE int32_t esa_pool_threads(const esa_pool *pool);
 /* Runs fn over all items and returns when all are done. Items start in ascending
  * order. Not reentrant. */
-void esa_pool_run(esa_pool *pool, esa_pool_fn fn, void *arg, int64_t items);
+ESA_ENGINE void esa_pool_run(esa_pool *pool, esa_pool_fn fn, void *arg, int64_t items);
 
 #endif

@@ -137,18 +137,38 @@ void esa_log(esa_ctx *ctx, int32_t level, const char *format, ...)
     ctx->log(ctx->log_user, level, text);
 }
 
+/* Takes the guard if it is in this state. */
+static int32_t take(esa_ctx *ctx, int state)
+{
+    return atomic_compare_exchange_strong(&ctx->busy, &state, ESA_CTX_BUSY);
+}
+
 esa_status esa_ctx_enter(esa_ctx *ctx)
 {
     if (!ctx) return ESA_ERR_ARGUMENT;
-    /* A second thread must not touch the error text of the first one's call, so nothing is written
-     * here. */
-    if (atomic_exchange(&ctx->busy, 1)) return ESA_ERR_STATE;
+    /* A second thread must not touch the message of the first one's call, so none is written. */
+    if (!take(ctx, ESA_CTX_FREE) && !take(ctx, ESA_CTX_LENT)) return ESA_ERR_STATE;
     ctx->error[0] = 0;
     ctx->entries++;
     return ESA_OK;
 }
 
-void esa_ctx_leave(esa_ctx *ctx) { atomic_store(&ctx->busy, 0); }
+void esa_ctx_leave(esa_ctx *ctx)
+{
+    atomic_store(&ctx->busy, ctx->lent ? ESA_CTX_LENT : ESA_CTX_FREE);
+}
+
+void esa_ctx_lend(esa_ctx *ctx)
+{
+    ctx->lent = 1;
+    esa_ctx_leave(ctx);
+}
+
+void esa_ctx_take_back(esa_ctx *ctx)
+{
+    while (!take(ctx, ESA_CTX_LENT)) sched_yield();
+    ctx->lent = 0;
+}
 
 esa_status esa_ctx_scratch(esa_ctx *ctx, void **scratch, int64_t bytes)
 {

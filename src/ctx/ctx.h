@@ -5,6 +5,7 @@
 
 #include <stdatomic.h>
 #include <stddef.h>
+#include "base/engine.h"
 #include "base/memory.h"
 
 struct esa_pool;
@@ -20,6 +21,8 @@ typedef struct esa_device_heap {
                            void *stream);
 } esa_device_heap;
 
+enum { ESA_CTX_FREE = 0, ESA_CTX_BUSY = 1, ESA_CTX_LENT = 2 };
+
 struct esa_ctx {
     esa_allocator mem;
     void (*log)(void *user, int32_t level, const char *text);
@@ -33,22 +36,28 @@ struct esa_ctx {
     void *arena; /* scratch kept between calls */
     int64_t arena_bytes;
     int64_t arena_peak;
-    atomic_int busy;       /* 1 while a call is inside */
+    atomic_int busy;       /* ESA_CTX_*: whether a call is inside */
+    int32_t lent;          /* 1 between lend and take_back */
     int64_t entries;       /* calls that took the guard so far; a test counts them */
     int64_t views_checked; /* likewise, tensor views that were validated */
     char error[512];
 };
 
 /* Writes the message into ctx (NULL: nothing is written) and returns status. */
-esa_status esa_fail(esa_ctx *ctx, esa_status status, const char *format, ...)
+ESA_ENGINE esa_status esa_fail(esa_ctx *ctx, esa_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-void esa_log(esa_ctx *ctx, int32_t level, const char *format, ...)
+ESA_ENGINE void esa_log(esa_ctx *ctx, int32_t level, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
 /* Every public call that takes a ctx starts with enter (clears the error text; ESA_ERR_STATE if
  * another call is inside) and ends with leave. Internal functions never call them. */
-esa_status esa_ctx_enter(esa_ctx *ctx);
-void esa_ctx_leave(esa_ctx *ctx);
+ESA_ENGINE esa_status esa_ctx_enter(esa_ctx *ctx);
+ESA_ENGINE void esa_ctx_leave(esa_ctx *ctx);
+
+/* Around a callback of a call that is inside: calls of the callback may enter meanwhile, one at a
+ * time. take_back waits until the last of them has left. */
+ESA_ENGINE void esa_ctx_lend(esa_ctx *ctx);
+ESA_ENGINE void esa_ctx_take_back(esa_ctx *ctx);
 
 /* At least bytes of scratch, kept in the ctx until trim; grows, never shrinks. Contents are
  * undefined. */

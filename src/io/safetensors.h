@@ -7,6 +7,7 @@
 #ifndef ESA_IO_SAFETENSORS_H
 #define ESA_IO_SAFETENSORS_H
 
+#include "base/engine.h"
 #include "ctx/ctx.h"
 #include "esa/esa_tensors.h"
 
@@ -46,44 +47,49 @@ struct esa_tensors {
 /* Bytes of one element of an ESA_FILE_* dtype (0: unknown), its name in the header (NULL: unknown),
  * and the dtype of a name (-1: unknown). */
 int64_t esa_file_dtype_size(int32_t dtype);
-const char *esa_file_dtype_name(int32_t dtype);
+ESA_ENGINE const char *esa_file_dtype_name(int32_t dtype);
 int32_t esa_file_dtype_from_name(const char *name);
 /* Bytes of a tensor, or -1 for overflow or a negative dimension. */
-int64_t esa_file_bytes(int32_t dtype, int32_t rank, const int64_t *dim);
+ESA_ENGINE int64_t esa_file_bytes(int32_t dtype, int32_t rank, const int64_t *dim);
 
 /* A name made safe for a message: control bytes replaced, at most 60 bytes, cut at
  * a whole character. */
 typedef struct esa_quoted {
     char text[80];
 } esa_quoted;
-esa_quoted esa_quote(const char *name);
+ESA_ENGINE esa_quoted esa_quote(const char *name);
 
 /* Like the public calls. On failure *file is NULL. */
-esa_status esa_st_open(esa_ctx *ctx, esa_tensors **file, const char *path);
-esa_status esa_st_open_memory(esa_ctx *ctx, esa_tensors **file, const void *bytes, int64_t size);
-void esa_st_close(esa_tensors *file);
+ESA_ENGINE esa_status esa_st_open(esa_ctx *ctx, esa_tensors **file, const char *path);
+ESA_ENGINE esa_status esa_st_open_memory(esa_ctx *ctx, esa_tensors **file, const void *bytes,
+                                         int64_t size);
+ESA_ENGINE void esa_st_close(esa_tensors *file);
 /* Parses and checks file->bytes (safetensors_read.c). The rest of file is initialised and empty. */
 esa_status esa_st_parse(esa_tensors *file);
-const esa_st_entry *esa_st_find(const esa_tensors *file, const char *name); /* NULL: none */
-const char *esa_st_metadata(const esa_tensors *file, const char *key);      /* NULL: none */
+ESA_ENGINE const esa_st_entry *esa_st_find(const esa_tensors *file,
+                                           const char *name);                     /* NULL: none */
+ESA_ENGINE const char *esa_st_metadata(const esa_tensors *file, const char *key); /* NULL: none */
 static inline const uint8_t *esa_st_data(const esa_tensors *file, const esa_st_entry *entry)
 {
     return file->data + entry->begin;
 }
 
 /* The writer; esa_tensors.h gives the order of calls. Close removes an unfinished file. */
-esa_status esa_st_writer_open(esa_ctx *ctx, esa_tensors_writer **writer, const char *path);
-esa_status esa_st_writer_metadata(esa_tensors_writer *writer, const char *key, const char *value);
-esa_status esa_st_writer_declare(esa_tensors_writer *writer, const char *name, int32_t dtype,
-                                 int32_t rank, const int64_t *dim);
-esa_status esa_st_writer_data(esa_tensors_writer *writer, const void *data, int64_t bytes);
+ESA_ENGINE esa_status esa_st_writer_open(esa_ctx *ctx, esa_tensors_writer **writer,
+                                         const char *path);
+ESA_ENGINE esa_status esa_st_writer_metadata(esa_tensors_writer *writer, const char *key,
+                                             const char *value);
+ESA_ENGINE esa_status esa_st_writer_declare(esa_tensors_writer *writer, const char *name,
+                                            int32_t dtype, int32_t rank, const int64_t *dim);
+ESA_ENGINE esa_status esa_st_writer_data(esa_tensors_writer *writer, const void *data,
+                                         int64_t bytes);
 /* Writes bytes of declared tensor number `tensor` at offset, in any order, instead of streaming.
  * For files whose tensors grow side by side. Every byte must be written exactly once; only their
  * number is checked. */
 esa_status esa_st_writer_put(esa_tensors_writer *writer, int64_t tensor, int64_t offset,
                              const void *data, int64_t bytes);
-esa_status esa_st_writer_finish(esa_tensors_writer *writer);
-void esa_st_writer_close(esa_tensors_writer *writer);
+ESA_ENGINE esa_status esa_st_writer_finish(esa_tensors_writer *writer);
+ESA_ENGINE void esa_st_writer_close(esa_tensors_writer *writer);
 esa_ctx *esa_st_writer_ctx(const esa_tensors_writer *writer);
 
 #endif

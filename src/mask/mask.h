@@ -3,6 +3,7 @@
 #ifndef ESA_MASK_MASK_H
 #define ESA_MASK_MASK_H
 
+#include "base/engine.h"
 #include "ctx/ctx.h"
 #include "rules/rank.h"
 #include "rules/rows.h"
@@ -53,10 +54,11 @@ int64_t esa_mask_kept(const esa_mask *mask);
 /* Checks a layout against the lengths and resolves every default: DEFAULT order, -1 protection,
  * the k side from the q side. mode and selector decide the defaults (esa.h). Errors leave a
  * message in ctx. */
-esa_status esa_layout_resolve(esa_ctx *ctx, esa_layout *out, const esa_layout *in, int64_t Nq,
-                              int64_t Nk, int32_t selector, int32_t mode, int32_t causal);
+ESA_ENGINE esa_status esa_layout_resolve(esa_ctx *ctx, esa_layout *out, const esa_layout *in,
+                                         int64_t Nq, int64_t Nk, int32_t selector, int32_t mode,
+                                         int32_t causal);
 /* 1 if the resolved order is the identity, so that nothing is gathered. */
-int32_t esa_order_is_identity(const esa_layout *layout, int32_t side, int32_t mode);
+ESA_ENGINE int32_t esa_order_is_identity(const esa_layout *layout, int32_t side, int32_t mode);
 /* 1 if the tensors of this side must be gathered: its order moves tokens and is not applied yet. */
 static inline int32_t esa_layout_moves(const esa_layout *layout, int32_t side, int32_t mode)
 {
@@ -66,8 +68,8 @@ static inline int32_t esa_layout_moves(const esa_layout *layout, int32_t side, i
  * in walking order. */
 void esa_hilbert(int32_t *out, int32_t base, int64_t t, int64_t h, int64_t w);
 /* Fills perm[N] from a resolved layout; side 0: q, 1: k. Cannot fail. */
-void esa_order_build(int32_t *perm, int64_t N, const esa_layout *layout, int32_t side,
-                     int32_t mode);
+ESA_ENGINE void esa_order_build(int32_t *perm, int64_t N, const esa_layout *layout, int32_t side,
+                                int32_t mode);
 /* 1 if a mask made for layout a fits layout b: same order, grid and text. order_applied
  * does not matter. */
 int32_t esa_layout_same(const esa_layout *a, const esa_layout *b);

@@ -4,6 +4,7 @@
 #ifndef ESA_MASKFILE_MASK_FILE_H
 #define ESA_MASKFILE_MASK_FILE_H
 
+#include "base/engine.h"
 #include "maskfile/mask_cell.h"
 #include "maskfile/run_info.h"
 
@@ -37,7 +38,7 @@ struct esa_mask_file {
 };
 
 /* Takes over tensors, even on failure. */
-esa_status esa_mask_file_make(esa_ctx *ctx, esa_mask_file **file, esa_tensors *tensors);
+ESA_ENGINE esa_status esa_mask_file_make(esa_ctx *ctx, esa_mask_file **file, esa_tensors *tensors);
 /* Fails if file is NULL or belongs to another ctx. */
 esa_status esa_mask_file_check_ctx(esa_ctx *ctx, const esa_mask_file *file);
 /* Nearest per mille of a budget; -1 and a message if it is not in 0 .. 1. */

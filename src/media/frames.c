@@ -1,5 +1,6 @@
 /* frames.c - the object: creates, describes and frees frames, puts two videos side by side.
  * SPDX-License-Identifier: Apache-2.0 */
+#include "ctx/engine_door.h"
 #include "media/frames.h"
 
 #include <math.h>
@@ -61,7 +62,7 @@ esa_status esa_frames_create(esa_ctx *ctx, esa_frames **frames, const uint8_t *r
                              int32_t height, int32_t width, double fps)
 {
     if (frames) *frames = NULL;
-    ESA_TRY(esa_ctx_enter(ctx));
+    ESA_TRY(esa_engine_enter(ctx));
     const esa_status status = frames ? esa_frames_new(ctx, frames, count, height, width, fps)
                                      : esa_fail(ctx, ESA_ERR_ARGUMENT, "frames is NULL");
     if (!status && rgb) memcpy((*frames)->rgb, rgb, (size_t)(*frames)->bytes);
@@ -110,7 +111,7 @@ esa_status esa_frames_beside(esa_ctx *ctx, esa_frames **both, const esa_frames *
                              const esa_frames *right)
 {
     if (both) *both = NULL;
-    ESA_TRY(esa_ctx_enter(ctx));
+    ESA_TRY(esa_engine_enter(ctx));
     const esa_status status = beside(ctx, both, left, right);
     esa_ctx_leave(ctx);
     return status;

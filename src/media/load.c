@@ -1,5 +1,6 @@
 /* load.c - esa_frames_load and esa_frames_peek. The first bytes of a file decide its format; a
  * folder holds PNG pictures. SPDX-License-Identifier: Apache-2.0 */
+#include "ctx/engine_door.h"
 #include "media/frames.h"
 
 #include <dirent.h>
@@ -224,7 +225,7 @@ esa_status esa_frames_load(esa_ctx *ctx, esa_frames **frames, const char *path,
 {
     esa_frames_info info;
     if (frames) *frames = NULL;
-    ESA_TRY(esa_ctx_enter(ctx));
+    ESA_TRY(esa_engine_enter(ctx));
     const esa_status status = frames ? load(ctx, frames, &info, path, params)
                                      : esa_fail(ctx, ESA_ERR_ARGUMENT, "frames is NULL");
     esa_ctx_leave(ctx);
@@ -235,7 +236,7 @@ esa_status esa_frames_peek(esa_ctx *ctx, esa_frames_info *info, const char *path
                            const esa_load_params *params)
 {
     esa_status status;
-    ESA_TRY(esa_ctx_enter(ctx));
+    ESA_TRY(esa_engine_enter(ctx));
     if (!info)
         status = esa_fail(ctx, ESA_ERR_ARGUMENT, "info is NULL");
     else if (info->struct_size != sizeof *info)

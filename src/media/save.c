@@ -2,6 +2,7 @@
  * appears whole or not at all.
  * SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE /* renameat2 */
+#include "ctx/engine_door.h"
 #include "media/frames.h"
 
 #include <dirent.h>
@@ -228,7 +229,7 @@ static esa_status save(esa_ctx *ctx, const esa_frames *frames, const char *path,
 esa_status esa_frames_save_check(esa_ctx *ctx, const char *path, int64_t frames,
                                  const esa_save_params *params)
 {
-    ESA_TRY(esa_ctx_enter(ctx));
+    ESA_TRY(esa_engine_enter(ctx));
     const esa_save_params p = params ? *params : esa_save_params_default();
     const esa_status status = check(ctx, path, frames, &p);
     esa_ctx_leave(ctx);
@@ -238,7 +239,7 @@ esa_status esa_frames_save_check(esa_ctx *ctx, const char *path, int64_t frames,
 esa_status esa_frames_save(esa_ctx *ctx, const esa_frames *frames, const char *path,
                            const esa_save_params *params)
 {
-    ESA_TRY(esa_ctx_enter(ctx));
+    ESA_TRY(esa_engine_enter(ctx));
     const esa_status status = save(ctx, frames, path, params);
     esa_ctx_leave(ctx);
     return status;

@@ -1,6 +1,7 @@
 /* compare.c - esa_frames_compare and esa_frames_measure: metrics over a video. PSNR, SSIM and
  * flicker give each thread of the ctx whole frames. LPIPS takes one frame at a time and spreads its
  * layers. SPDX-License-Identifier: Apache-2.0 */
+#include "ctx/engine_door.h"
 #include "base/pool.h"
 #include "media/frames.h"
 #include "metric/lpips.h"
@@ -124,7 +125,7 @@ esa_status esa_frames_measure(esa_ctx *ctx, esa_metrics *metrics, double *each,
                               void *user)
 {
     esa_status status;
-    ESA_TRY(esa_ctx_enter(ctx));
+    ESA_TRY(esa_engine_enter(ctx));
     if (!metrics || !reference || !frames)
         status = esa_fail(ctx, ESA_ERR_ARGUMENT, "metrics, reference or frames is NULL");
     else if (metrics->struct_size != sizeof *metrics)

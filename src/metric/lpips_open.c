@@ -1,5 +1,6 @@
 /* lpips_open.c - describes the two networks and reads their weights from a file.
  * SPDX-License-Identifier: Apache-2.0 */
+#include "ctx/engine_door.h"
 #include "metric/lpips.h"
 
 #include <stdio.h>
@@ -150,7 +151,7 @@ static esa_status open_file(esa_ctx *ctx, esa_lpips **lpips, const char *path)
 esa_status esa_lpips_open(esa_ctx *ctx, esa_lpips **lpips, const char *path)
 {
     if (lpips) *lpips = NULL;
-    ESA_TRY(esa_ctx_enter(ctx));
+    ESA_TRY(esa_engine_enter(ctx));
     const esa_status status = lpips ? open_file(ctx, lpips, path)
                                     : esa_fail(ctx, ESA_ERR_ARGUMENT, "lpips is NULL");
     esa_ctx_leave(ctx);

@@ -1,5 +1,6 @@
 /* decode.c - turns latents into frames: the last stage of esa_generate, and esa_decode.
  * SPDX-License-Identifier: Apache-2.0 */
+#include "ctx/engine_door.h"
 #include "model/model.h"
 
 #include <math.h>
@@ -81,7 +82,6 @@ static esa_status decode_latents(esa_model *m, esa_frames **frames, const esa_lo
 static esa_status decode_file(esa_model *m, esa_frames **frames, const esa_decode_params *params)
 {
     esa_loaded t;
-    m->ctx->error[0] = 0;
     if (!m->vae) return esa_fail(m->ctx, ESA_ERR_STATE, "this model was opened without its VAE");
     if (!params->latents) return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "no latents file was given");
     const int64_t expected[4] = { m->info.latent_channels, -1, -1, -1 };
@@ -96,15 +96,15 @@ esa_status esa_decode(esa_model *model, esa_frames **frames, const esa_decode_pa
     if (frames) *frames = NULL;
     if (!model) return ESA_ERR_ARGUMENT;
     esa_status status;
-    ESA_TRY(esa_ctx_enter(model->outer));
+    ESA_TRY(esa_engine_enter(model->ctx));
     if (!frames || !params)
-        status = esa_fail(model->outer, ESA_ERR_ARGUMENT, "frames or params is NULL");
+        status = esa_fail(model->ctx, ESA_ERR_ARGUMENT, "frames or params is NULL");
     else if (params->struct_size != sizeof *params)
-        status = esa_fail(model->outer, ESA_ERR_VERSION,
+        status = esa_fail(model->ctx, ESA_ERR_VERSION,
                           "esa_decode_params has %u bytes, expected %u", params->struct_size,
                           (unsigned)sizeof *params);
     else
-        status = esa_model_outward(model, decode_file(model, frames, params));
-    esa_ctx_leave(model->outer);
+        status = decode_file(model, frames, params);
+    esa_ctx_leave(model->ctx);
     return status;
 }

@@ -1,5 +1,6 @@
 /* model.c - opens, checks and describes a model folder.
  * SPDX-License-Identifier: Apache-2.0 */
+#include "ctx/engine_door.h"
 #include "model/model.h"
 
 #include "model/json_file.h"
@@ -31,6 +32,8 @@ esa_model_params esa_model_params_default(void)
                                .parts = ESA_PART_ALL };
 }
 
+const char *esa_video_build_id(void) { return ESA_BUILD_ID; }
+
 const uint32_t *esa_video_abi(void)
 {
     static const uint32_t sizes[ESA_VIDEO_ABI_COUNT] = {
@@ -40,42 +43,6 @@ const uint32_t *esa_video_abi(void)
         sizeof(esa_decode_params),
     };
     return sizes;
-}
-
-/* A ctx like outer: its threads, allocator, logger and kernels. */
-static esa_status inner_ctx(esa_ctx *outer, esa_ctx **inner)
-{
-    static const struct {
-        const char *name;
-        int32_t level;
-    } levels[] = {
-        { "ref", ESA_CPU_REF },       { "avx2", ESA_CPU_AVX2 },
-        { "avx512", ESA_CPU_AVX512 }, { "avx512bf16", ESA_CPU_AVX512BF16 },
-        { "neon", ESA_CPU_NEON },
-    };
-    esa_ctx_params p = esa_ctx_params_default();
-    p.threads = esa_ctx_threads(outer);
-    p.alloc = outer->mem.alloc;
-    p.dealloc = outer->mem.dealloc;
-    p.alloc_user = outer->mem.user;
-    p.log = outer->log;
-    p.log_user = outer->log_user;
-    p.cuda_stream = outer->cuda_stream;
-    p.cuda_device = outer->cuda_device;
-    for (size_t i = 0; i < sizeof levels / sizeof levels[0]; i++)
-        if (strcmp(levels[i].name, esa_ctx_cpu(outer)) == 0) p.cpu_level = levels[i].level;
-    const esa_status status = esa_ctx_create(inner, &p);
-    return status == ESA_OK
-               ? ESA_OK
-               : esa_fail(outer, status, "the engine's threads could not be started: %s",
-                          esa_status_name(status));
-}
-
-/* It was logged when it was made, so it is only copied. */
-esa_status esa_model_outward(esa_model *m, esa_status status)
-{
-    if (status) snprintf(m->outer->error, sizeof m->outer->error, "%s", m->ctx->error);
-    return status;
 }
 
 static int32_t tick(void *user, int64_t done, int64_t total)
@@ -232,44 +199,36 @@ esa_status esa_model_get_info(const esa_model *model, esa_model_info *info)
 void esa_model_free(esa_model *model)
 {
     if (!model) return;
-    const esa_allocator mem = model->outer->mem;
+    const esa_allocator mem = model->ctx->mem;
     esa_text_part_free(model->text);
     esa_wan_vae_free(model->vae);
     esa_wan_dit_free(model->dit);
-    if (model->ctx) {
-        esa_nn_close(&model->nn);
-        esa_mem_free(&mem, model->folder, model->folder_bytes);
-    }
-    esa_ctx_free(model->ctx);
+    esa_nn_close(&model->nn);
+    esa_mem_free(&mem, model->folder, model->folder_bytes);
     esa_mem_free(&mem, model, sizeof *model);
 }
 
-/* Does everything but the weights. On failure *model is NULL and outer has the message. */
-static esa_status begin(esa_ctx *outer, esa_model **model, const char *folder,
+/* Does everything but the weights. On failure *model is NULL. */
+static esa_status begin(esa_ctx *ctx, esa_model **model, const char *folder,
                         const esa_model_params *params)
 {
     const esa_model_params p = params ? *params : esa_model_params_default();
     *model = NULL;
-    if (!folder || !*folder) return esa_fail(outer, ESA_ERR_ARGUMENT, "no model folder was given");
+    if (!folder || !*folder) return esa_fail(ctx, ESA_ERR_ARGUMENT, "no model folder was given");
     if (p.struct_size != sizeof p)
-        return esa_fail(outer, ESA_ERR_VERSION, "esa_model_params has %u bytes, expected %u",
+        return esa_fail(ctx, ESA_ERR_VERSION, "esa_model_params has %u bytes, expected %u",
                         p.struct_size, (unsigned)sizeof p);
     if (p.hold < ESA_HOLD_AUTO || p.hold > ESA_HOLD_BF16)
-        return esa_fail(outer, ESA_ERR_ARGUMENT, "hold is %d, expected 0 .. %d", p.hold,
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "hold is %d, expected 0 .. %d", p.hold,
                         ESA_HOLD_BF16);
     if (p.parts < 1 || p.parts > ESA_PART_ALL)
-        return esa_fail(outer, ESA_ERR_ARGUMENT, "parts is %d, expected 1 .. %d", p.parts,
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "parts is %d, expected 1 .. %d", p.parts,
                         ESA_PART_ALL);
-    esa_model *m = esa_mem_zalloc(&outer->mem, sizeof *m);
-    if (!m) return esa_fail(outer, ESA_ERR_MEMORY, "out of memory for a model");
-    m->outer = outer;
+    esa_model *m = esa_mem_zalloc(&ctx->mem, sizeof *m);
+    if (!m) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for a model");
+    m->ctx = ctx;
     m->parts = p.parts;
-    esa_status status = inner_ctx(outer, &m->ctx);
-    if (status) {
-        esa_mem_free(&outer->mem, m, sizeof *m);
-        return status;
-    }
-    esa_nn_init(&m->nn, m->ctx);
+    esa_nn_init(&m->nn, ctx);
     m->folder_bytes = (int64_t)strlen(folder) + 1;
     m->folder = esa_mem_alloc(&m->ctx->mem, m->folder_bytes);
     m->env = (esa_part_env){ .nn = &m->nn,
@@ -278,6 +237,7 @@ static esa_status begin(esa_ctx *outer, esa_model **model, const char *folder,
                              .report_user = p.report_user,
                              .tick = tick,
                              .tick_user = m };
+    esa_status status;
     if (m->folder) {
         memcpy(m->folder, folder, (size_t)m->folder_bytes);
         m->env.folder = m->folder;
@@ -285,13 +245,11 @@ static esa_status begin(esa_ctx *outer, esa_model **model, const char *folder,
         if (!status) describe(m);
     } else
         status = esa_fail(m->ctx, ESA_ERR_MEMORY, "out of memory for a model");
-    if (status) {
-        esa_model_outward(m, status);
+    if (status)
         esa_model_free(m);
-        return status;
-    }
-    *model = m;
-    return ESA_OK;
+    else
+        *model = m;
+    return status;
 }
 
 /* With a report all parts are checked, so that it is complete; the message is that of the first
@@ -331,7 +289,7 @@ static esa_status config_hash(esa_ctx *ctx, char *hash, const char *folder)
 
 esa_status esa_model_config_hash(esa_ctx *ctx, char *hash, const char *folder)
 {
-    ESA_TRY(esa_ctx_enter(ctx));
+    ESA_TRY(esa_engine_enter(ctx));
     const esa_status status = config_hash(ctx, hash, folder);
     esa_ctx_leave(ctx);
     return status;
@@ -340,9 +298,9 @@ esa_status esa_model_config_hash(esa_ctx *ctx, char *hash, const char *folder)
 esa_status esa_model_check(esa_ctx *ctx, const char *folder, const esa_model_params *params)
 {
     esa_model *m;
-    ESA_TRY(esa_ctx_enter(ctx));
+    ESA_TRY(esa_engine_enter(ctx));
     esa_status status = begin(ctx, &m, folder, params);
-    if (!status) status = esa_model_outward(m, check(m));
+    if (!status) status = check(m);
     esa_model_free(m);
     esa_ctx_leave(ctx);
     return status;
@@ -377,13 +335,13 @@ esa_status esa_model_open(esa_ctx *ctx, esa_model **model, const char *folder,
                           const esa_model_params *params)
 {
     if (model) *model = NULL;
-    ESA_TRY(esa_ctx_enter(ctx));
+    ESA_TRY(esa_engine_enter(ctx));
     esa_model *m = NULL;
     esa_status status = model ? begin(ctx, &m, folder, params)
                               : esa_fail(ctx, ESA_ERR_ARGUMENT, "model is NULL");
     if (!status) {
         esa_nn_enter(&m->nn);
-        status = esa_model_outward(m, load(m, params));
+        status = load(m, params);
         esa_nn_leave(&m->nn);
     }
     if (!status)

@@ -2,9 +2,7 @@
  * Behind the calls of esa_video.h: model.c opens and describes, embeds.c gets the text, pipeline.c
  * makes latents and videos, decode.c turns latents into frames.
  * SPDX-License-Identifier: Apache-2.0
- *
- * Everything below the calls of esa_video.h works on an inner ctx (see part.h); esa_model_outward
- * copies the sentence of a failure. */
+ */
 #ifndef ESA_MODEL_MODEL_H
 #define ESA_MODEL_MODEL_H
 
@@ -16,8 +14,7 @@
 #include "model/vae/wan_vae.h"
 
 struct esa_model {
-    esa_ctx *outer; /* the caller's; its guard is held while a call runs */
-    esa_ctx *ctx;   /* the inner one, owned */
+    esa_ctx *ctx; /* the caller's; its guard is held while a call runs */
     esa_nn nn;
     esa_part_env env;
     char *folder; /* owned */
@@ -43,9 +40,6 @@ struct esa_model {
     double density; /* density of the sparse calls so far */
 };
 
-/* The sentence of a failure goes from the inner ctx to the caller's; returns status. */
-esa_status esa_model_outward(esa_model *model, esa_status status);
-
 /* Opens the text encoder unless it is open. */
 esa_status esa_model_need_text(esa_model *model);
 
@@ -59,7 +53,7 @@ esa_status esa_model_decode(esa_model *model, esa_frames **frames, const float *
 
 /* The embeddings of the prompts: branch 0 is the prompt, branch 1 the negative prompt. */
 typedef struct esa_embeds {
-    float *data[2]; /* [rows][text_dim], from the inner ctx; [1] NULL without guidance */
+    float *data[2]; /* [rows][text_dim], from the ctx; [1] NULL without guidance */
     int64_t rows[2];
     int64_t bytes[2];
 } esa_embeds;

@@ -1,9 +1,8 @@
 /* part.h - the environment of a model part (transformer, VAE, text encoder).
  * SPDX-License-Identifier: Apache-2.0
  *
- * The engine makes an inner ctx with the threads, allocator and logger of the caller's, so that
- * public calls (sessions, attention) can be used below esa_generate, which holds the guard of the
- * caller's ctx; sentences are copied outward when a call ends.
+ * The engine works on the caller's ctx. Its public calls hold the guard, so parts call the rooms
+ * behind libesa's public calls (session/session.h, attn/attn.h), which do not take it.
  *
  * A part X has a forward call and three others:
  *     X_check(env, &config)          compares names and shapes only
@@ -17,7 +16,7 @@
 #include "nn/nn.h"
 
 typedef struct esa_part_env {
-    esa_nn *nn;         /* nn->ctx is the inner ctx */
+    esa_nn *nn;         /* nn->ctx is the caller's ctx */
     const char *folder; /* the model's folder */
     int32_t hold;       /* ESA_HOLD_* */
     int32_t reserved0;

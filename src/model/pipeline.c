@@ -4,6 +4,7 @@
  * Follows diffusers' WanPipeline in f32: each step computes v = v_negative + guidance (v_prompt -
  * v_negative) and calls the scheduler. The prompt is branch 0 of the session, the negative prompt
  * branch 1. */
+#include "ctx/engine_door.h"
 #include "model/model.h"
 
 #include <math.h>
@@ -15,6 +16,7 @@
 #include "model/random.h"
 #include "model/sched/sched.h"
 #include "model/tensor_file.h"
+#include "session/session.h"
 
 #define MAX_STEPS 10000
 
@@ -160,7 +162,7 @@ static esa_status check_selection(esa_model *m, const run *r, const esa_session_
     shapes.Nq = shapes.Nk = r->tokens;
     shapes.D = i->head_dim;
     esa_plan *plan = NULL;
-    const esa_status status = esa_plan_create(m->ctx, &plan, &shapes, &s->select, &s->attention);
+    const esa_status status = esa_plan_make(m->ctx, &plan, &shapes, &s->select, &s->attention);
     esa_plan_free(plan);
     return status;
 }
@@ -172,7 +174,9 @@ static esa_status make_session(esa_model *m, run *r)
     if (s.mode == ESA_SESSION_CACHED) {
         /* Tokens must be in the order that the masks were made for. */
         esa_mask_file_info info = { .struct_size = sizeof info };
-        ESA_TRY(esa_mask_file_open(m->ctx, &r->masks, r->p.masks));
+        esa_tensors *tensors;
+        ESA_TRY(esa_st_open(m->ctx, &tensors, r->p.masks));
+        ESA_TRY(esa_mask_file_make(m->ctx, &r->masks, tensors));
         ESA_TRY(esa_mask_file_get_info(r->masks, &info));
         if (s.select.layout.order == ESA_ORDER_DEFAULT) s.select.layout = info.layout;
         selector = info.selector;
@@ -187,10 +191,10 @@ static esa_status make_session(esa_model *m, run *r)
     s.branches = r->branches;
     s.model = m->info.name;
     s.config_hash = m->info.config_hash;
-    ESA_TRY(esa_session_create(m->ctx, &m->session, &s));
+    ESA_TRY(esa_session_make(m->ctx, &m->session, &s));
     if (s.mode == ESA_SESSION_RECORD && access(r->p.record, F_OK) == 0)
-        ESA_TRY(esa_session_load_recording(m->session, r->p.record));
-    return esa_session_begin(m->session);
+        ESA_TRY(esa_session_resume(m->session, r->p.record));
+    return esa_session_start(m->session);
 }
 
 /* Allocates the decoder's memory once and frees it again, so that a lack of memory is reported
@@ -264,7 +268,7 @@ static void guide(void *arg, int64_t first, int64_t count, int32_t worker)
 static void note_density(esa_model *m)
 {
     esa_session_stats stats = { .struct_size = sizeof stats };
-    if (!esa_session_get_stats(m->session, &stats, -1, -1)) m->density = stats.density;
+    if (!esa_session_sum(m->session, &stats, -1, -1)) m->density = stats.density;
 }
 
 /* Without this check, damaged weights would end in a black video hours later. */
@@ -282,7 +286,7 @@ static esa_status check_finite(const esa_model *m, const run *r, int32_t step)
 static esa_status denoise_step(esa_model *m, run *r, int32_t i)
 {
     for (int32_t b = 0; b < r->branches; b++) {
-        ESA_TRY(esa_session_step(m->session, i, b));
+        ESA_TRY(esa_session_place(m->session, i, b));
         ESA_TRY(esa_wan_dit_forward(m->dit, m->session, b, r->v[b], r->x,
                                     esa_sched_timestep(r->sched, i)));
     }
@@ -317,8 +321,7 @@ static esa_status keep_results(esa_model *m, run *r)
         };
         ESA_TRY(esa_loaded_write(m->ctx, r->p.save_latents, &save, 1, 4));
     }
-    if (r->p.session.mode == ESA_SESSION_RECORD)
-        ESA_TRY(esa_session_save_recording(m->session, r->p.record));
+    if (r->p.session.mode == ESA_SESSION_RECORD) ESA_TRY(esa_session_save(m->session, r->p.record));
     return ESA_OK;
 }
 
@@ -338,8 +341,12 @@ static esa_status run_stages(esa_model *m, run *r)
     s->denoise_seconds = t2 - t1;
     s->gemm_seconds = m->nn.seconds[ESA_NN_GEMM] - gemm;
     s->session.struct_size = sizeof s->session;
-    ESA_TRY(esa_session_get_stats(m->session, &s->session, -1, -1));
-    if (r->p.denoised) r->p.denoised(r->p.denoised_user, m->session);
+    ESA_TRY(esa_session_sum(m->session, &s->session, -1, -1));
+    if (r->p.denoised) { /* it reads figures from the session, through calls that take the guard */
+        esa_ctx_lend(m->ctx);
+        r->p.denoised(r->p.denoised_user, m->session);
+        esa_ctx_take_back(m->ctx);
+    }
     s->attention_seconds = s->session.select_seconds + s->session.attention_seconds;
     s->tokens = (int32_t)r->tokens;
     if (r->p.decode) ESA_TRY(esa_model_decode(m, &r->frames, r->x, r->latent, r->p.vae_tile));
@@ -400,7 +407,6 @@ static esa_status generate(esa_model *m, esa_frames **frames, const esa_generate
 {
     run r;
     memset(&r, 0, sizeof r);
-    m->ctx->error[0] = 0;
     m->cancelled = 0;
     m->density = NAN;
     m->began = m->stage_began = esa_nn_now();
@@ -418,11 +424,10 @@ esa_status esa_generate(esa_model *model, esa_frames **frames, const esa_generat
 {
     if (frames) *frames = NULL;
     if (!model) return ESA_ERR_ARGUMENT;
-    ESA_TRY(esa_ctx_enter(model->outer));
-    const esa_status status = frames
-                                  ? esa_model_outward(model, generate(model, frames, params, stats))
-                                  : esa_fail(model->outer, ESA_ERR_ARGUMENT, "frames is NULL");
-    esa_ctx_leave(model->outer);
+    ESA_TRY(esa_engine_enter(model->ctx));
+    const esa_status status = frames ? generate(model, frames, params, stats)
+                                     : esa_fail(model->ctx, ESA_ERR_ARGUMENT, "frames is NULL");
+    esa_ctx_leave(model->ctx);
     return status;
 }
 
@@ -455,9 +460,9 @@ static esa_status resolve(esa_model *m, esa_generate_params *params, int64_t *to
 esa_status esa_generate_resolve(esa_model *model, esa_generate_params *params, int64_t *tokens)
 {
     if (!model) return ESA_ERR_ARGUMENT;
-    ESA_TRY(esa_ctx_enter(model->outer));
+    ESA_TRY(esa_engine_enter(model->ctx));
     model->ctx->error[0] = 0;
-    const esa_status status = esa_model_outward(model, resolve(model, params, tokens));
-    esa_ctx_leave(model->outer);
+    const esa_status status = resolve(model, params, tokens);
+    esa_ctx_leave(model->ctx);
     return status;
 }

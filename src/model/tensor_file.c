@@ -5,7 +5,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include "esa/esa_tensors.h"
+#include "io/safetensors.h"
 #include "nn/nn.h"
 
 /* Writes a shape as "[512, 192]"; a side of -1 is "any". */
@@ -19,7 +19,8 @@ static void shape_text(char *out, size_t size, int32_t rank, const int64_t *dim)
     if (used < size) snprintf(out + used, size - used, "]");
 }
 
-static esa_status convert(esa_ctx *ctx, esa_loaded *out, const esa_tensor_info *info,
+/* data: the bytes of the tensor that info describes, at any alignment. */
+static esa_status convert(esa_ctx *ctx, esa_loaded *out, const esa_st_entry *info, const void *data,
                           const char *path, int32_t rank, const int64_t *expected)
 {
     const int32_t front = info->rank - rank;
@@ -47,7 +48,7 @@ static esa_status convert(esa_ctx *ctx, esa_loaded *out, const esa_tensor_info *
     out->data = esa_mem_alloc(&ctx->mem, out->bytes);
     if (!out->data)
         return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for %.60s of %.160s", info->name, path);
-    const esa_weight w = { .data = info->data, .dtype = info->dtype, .rank = 1, .dim = { count } };
+    const esa_weight w = { .data = data, .dtype = info->dtype, .rank = 1, .dim = { count } };
     esa_weight_to_f32(out->data, &w, 0, count);
     for (int64_t i = 0; i < count; i++)
         if (!isfinite(out->data[i]))
@@ -62,14 +63,13 @@ esa_status esa_loaded_read(esa_ctx *ctx, esa_loaded *out, const char *path, cons
 {
     esa_tensors *file;
     *out = (esa_loaded){ 0 };
-    ESA_TRY(esa_tensors_open(ctx, &file, path));
-    esa_tensor_info info = { .struct_size = sizeof info };
-    esa_status status = esa_tensors_find(file, name, &info);
-    if (status)
-        status = esa_fail(ctx, ESA_ERR_MISMATCH, "%.200s has no tensor named %s", path, name);
-    else
-        status = convert(ctx, out, &info, path, rank, expected);
-    esa_tensors_free(file);
+    ESA_TRY(esa_st_open(ctx, &file, path));
+    const esa_st_entry *info = esa_st_find(file, name);
+    const esa_status status = info ? convert(ctx, out, info, esa_st_data(file, info), path, rank,
+                                             expected)
+                                   : esa_fail(ctx, ESA_ERR_MISMATCH,
+                                              "%.200s has no tensor named %s", path, name);
+    esa_st_close(file);
     if (status) esa_loaded_free(ctx, out);
     return status;
 }
@@ -84,22 +84,21 @@ static esa_status write_all(esa_tensors_writer *writer, const esa_to_save *tenso
                             int32_t rank)
 {
     for (int32_t i = 0; i < count; i++)
-        ESA_TRY(esa_tensors_writer_declare(writer, tensors[i].name, ESA_FILE_F32, rank,
-                                           tensors[i].dim));
+        ESA_TRY(esa_st_writer_declare(writer, tensors[i].name, ESA_FILE_F32, rank, tensors[i].dim));
     for (int32_t i = 0; i < count; i++) {
         int64_t bytes = 4;
         for (int32_t d = 0; d < rank; d++) bytes *= tensors[i].dim[d];
-        ESA_TRY(esa_tensors_writer_data(writer, tensors[i].data, bytes));
+        ESA_TRY(esa_st_writer_data(writer, tensors[i].data, bytes));
     }
-    return esa_tensors_writer_finish(writer);
+    return esa_st_writer_finish(writer);
 }
 
 esa_status esa_loaded_write(esa_ctx *ctx, const char *path, const esa_to_save *tensors,
                             int32_t count, int32_t rank)
 {
-    esa_tensors_writer *writer;
-    ESA_TRY(esa_tensors_writer_create(ctx, &writer, path));
+    esa_tensors_writer *writer = NULL;
+    ESA_TRY(esa_st_writer_open(ctx, &writer, path));
     const esa_status status = write_all(writer, tensors, count, rank);
-    esa_tensors_writer_free(writer);
+    esa_st_writer_close(writer);
     return status;
 }

@@ -10,9 +10,7 @@
  * the number of threads, and each is reduced in a fixed order, so the bits are the same on any
  * number of threads. Operations are called from one thread, and not from inside esa_nn_parallel.
  *
- * Guard: operations do not take the guard of the ctx, because they run inside public calls.
- * esa_session_attention and esa_attention do take it. A model part that calls them therefore runs
- * on a ctx whose guard is free: the engine's inner ctx (see model/part.h). */
+ * Guard: ops do not take the ctx guard; the public call above them holds it. */
 #ifndef ESA_NN_NN_H
 #define ESA_NN_NN_H
 

@@ -8,6 +8,7 @@
 #ifndef ESA_SESSION_SESSION_INTERNAL_H
 #define ESA_SESSION_SESSION_INTERNAL_H
 
+#include "base/engine.h"
 #include "attn/attn.h"
 #include "maskfile/mask_file.h"
 #include "maskfile/recording.h"
@@ -72,14 +73,16 @@ struct esa_session {
  * As the public calls of the same purpose (esa_session.h), with the ctx guard held by the caller.
  * The engine uses these. */
 
-esa_status esa_session_make(esa_ctx *ctx, esa_session **session, const esa_session_params *params);
-esa_status esa_session_start(esa_session *s);
-esa_status esa_session_place(esa_session *s, int32_t step, int32_t branch);
-esa_status esa_session_attend(esa_session *s, int32_t layer, int32_t kind, const esa_qkvo *t);
-esa_status esa_session_sum(const esa_session *s, esa_session_stats *stats, int32_t layer,
-                           int32_t step);
-esa_status esa_session_save(esa_session *s, const char *path);
-esa_status esa_session_resume(esa_session *s, const char *path);
+ESA_ENGINE esa_status esa_session_make(esa_ctx *ctx, esa_session **session,
+                                       const esa_session_params *params);
+ESA_ENGINE esa_status esa_session_start(esa_session *s);
+ESA_ENGINE esa_status esa_session_place(esa_session *s, int32_t step, int32_t branch);
+ESA_ENGINE esa_status esa_session_attend(esa_session *s, int32_t layer, int32_t kind,
+                                         const esa_qkvo *t);
+ESA_ENGINE esa_status esa_session_sum(const esa_session *s, esa_session_stats *stats, int32_t layer,
+                                      int32_t step);
+ESA_ENGINE esa_status esa_session_save(esa_session *s, const char *path);
+ESA_ENGINE esa_status esa_session_resume(esa_session *s, const char *path);
 
 /* ---------------------------------------------------------------- between the files here */
 

@@ -112,10 +112,8 @@ class Library:
         if version != API_VERSION:
             raise ImportError(f"{path} has API version {version}, this package was written for {API_VERSION}")
         self._compare(self.c.esa_abi(), dict(enumerate(T.ABI)), path)
-        build, own = self.c.esa_build_id().decode(), own_build()
-        if own is not None and build != own:
-            raise ImportError(f"{path} is build {build}, this package was installed with build {own}: they must come "
-                              "from one build")
+        self.build: str = self.c.esa_build_id().decode()
+        self._same_build("this package", own_build(), path)
         self._video: C.CDLL | None = None
 
     @staticmethod
@@ -137,12 +135,18 @@ class Library:
                     f"{path}: {struct.__name__} has {sizes[i]} bytes there and {C.sizeof(struct)} in this package: "
                     "they are not of one version")
 
+    def _same_build(self, name: str, build: str | None, libesa: pathlib.Path) -> None:
+        if build is not None and build != self.build:
+            raise ImportError(
+                f"{name} is build {build}, {libesa} is build {self.build}: install both from one build")
+
     @property
     def video(self) -> C.CDLL:
         """libesa_video, opened at the first use. ImportError where it was not built."""
         if self._video is None:
             path = find_library("libesa_video.so")
             library = self._open(path, prototypes.LIBESA_VIDEO)
+            self._same_build(str(path), library.esa_video_build_id().decode(), self.path)
             self._compare(library.esa_video_abi(), T.VIDEO_ABI, path)
             self._video = library
         return self._video

@@ -100,6 +100,7 @@ LIBESA: dict[str, tuple[Any, list[Any]]] = {
 
 LIBESA_VIDEO: dict[str, tuple[Any, list[Any]]] = {
     "esa_video_abi": (C.POINTER(C.c_uint32), []),
+    "esa_video_build_id": (_s, []),
     "esa_save_params_default": (T.SaveParams, []),
     "esa_load_params_default": (T.LoadParams, []),
     "esa_model_config_hash": (_STATUS, [_p, _p, _s]),

@@ -14,6 +14,7 @@
  * The head: (shift, scale) = table + timestep embedding; LN(x) (1 + scale) + shift; linear to
  * patches of (pt, ph, pw, channel). */
 #include "model/dit/wan_dit_internal.h"
+#include "session/session.h"
 
 #include <math.h>
 #include <string.h>
@@ -97,7 +98,8 @@ static esa_status self_attention(esa_wan_dit *dit, esa_session *session, int32_t
     const esa_tensor v = esa_tensor_bsnd(dit->v, ESA_DTYPE_F32, 1, H, N, D),
                      o = esa_tensor_bsnd(dit->a, ESA_DTYPE_F32, 1, H, N, D);
     const double start = esa_nn_now();
-    ESA_TRY(esa_session_attention(session, layer, ESA_CALL_SELF, &q, &k, &v, &o, NULL));
+    const esa_qkvo views = { &q, &k, &v, &o, NULL };
+    ESA_TRY(esa_session_attend(session, layer, ESA_CALL_SELF, &views));
     dit->nn->seconds[ESA_NN_SELF] += esa_nn_now() - start;
     const esa_epilogue add = { .gate = e + 2 * d, .residual = dit->x, .residual_ld = d };
     return linear(dit, dit->x, d, dit->a, d, N, &w->out, &add);
