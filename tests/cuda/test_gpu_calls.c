@@ -303,11 +303,12 @@ static void masks_travel(void **state)
     finish(&f);
 }
 
-static void bad_input(void **state)
+/* Views on the wrong device, misaligned, or overlapping. */
+static void bad_views(void **state)
 {
     (void)state;
     fixture f = fresh();
-    esa_mask *mask, *hilbert;
+    esa_mask *mask;
     esa_tensor bad = f.k;
     bad.device = ESA_DEVICE_CPU;
     bad.data = f.host[1];
@@ -335,7 +336,15 @@ static void bad_input(void **state)
     refused(f.ctx, esa_attention(f.ctx, &f.q, &f.k, &f.v, &f.o, NULL, &ap), ESA_ERR_DEVICE, "lse");
     refused(f.ctx, esa_attention(f.ctx, &f.q, &f.k, &f.v, &f.q, NULL, NULL), ESA_ERR_ARGUMENT,
             "overlaps");
+    finish(&f);
+}
 
+/* Plans without a selector: shapes they refuse, and masks that do not fit. */
+static void bad_plans(void **state)
+{
+    (void)state;
+    fixture f = fresh();
+    esa_mask *mask, *hilbert, *cpu;
     esa_shapes s = shapes();
     esa_plan *bare, *plan;
     s.D = 300;
@@ -352,8 +361,8 @@ static void bad_input(void **state)
     p.layout.order = ESA_ORDER_RASTER;
     must(f.ctx, esa_select(f.ctx, &mask, &f.q, &f.k, &p));
     must(f.ctx, esa_plan_attention(bare, mask, &f.q, &f.k, &f.v, &f.o, NULL, NULL));
-    esa_mask *cpu;
     must(f.ctx, esa_mask_to_device(f.ctx, &cpu, mask, ESA_DEVICE_CPU));
+    assert_string_equal(esa_plan_kernel(bare, cpu, &f.q, &f.k, &f.v, &f.o), "");
     refused(f.ctx, esa_plan_attention(bare, cpu, &f.q, &f.k, &f.v, &f.o, NULL, NULL),
             ESA_ERR_DEVICE, "esa_mask_to_device");
     esa_tensor host = esa_tensor_bnsd(f.host[0], ESA_DTYPE_BF16, B, H, N, D);
@@ -366,17 +375,34 @@ static void bad_input(void **state)
     ho.data = f.host[3];
     refused(f.ctx, esa_attention(f.ctx, &host, &hk, &hv, &ho, mask, NULL), ESA_ERR_DEVICE, "");
     on_gpu_set(-1);
+    esa_mask_free(cpu);
+    esa_mask_free(mask);
+    esa_mask_free(hilbert);
+    esa_plan_free(bare);
+    finish(&f);
+}
 
+/* Empty masks, masks of another plan, and workspaces that do not fit. */
+static void bad_masks(void **state)
+{
+    (void)state;
+    fixture f = fresh();
+    esa_mask *empty, *mask, *hilbert, *cpu;
+    esa_plan *plan;
+    const esa_shapes s = shapes();
+    esa_select_params p = params(ESA_SELECT_RANDOM);
+    must(f.ctx, esa_select(f.ctx, &hilbert, &f.q, &f.k, &p));
+    p.layout.order = ESA_ORDER_RASTER;
+    must(f.ctx, esa_select(f.ctx, &mask, &f.q, &f.k, &p));
+    must(f.ctx, esa_mask_to_device(f.ctx, &cpu, mask, ESA_DEVICE_CPU));
     must(f.ctx, esa_plan_create(f.ctx, &plan, &s, &p, NULL));
-    esa_mask *empty;
     must(f.ctx, esa_mask_create(plan, &empty));
     refused(f.ctx, esa_plan_attention(plan, empty, &f.q, &f.k, &f.v, &f.o, NULL, NULL),
             ESA_ERR_STATE, "empty");
     assert_string_equal(esa_plan_kernel(plan, empty, &f.q, &f.k, &f.v, &f.o), "");
     assert_non_null(strstr(esa_ctx_error(f.ctx), "empty"));
     assert_string_equal(esa_plan_kernel(plan, NULL, &f.q, &f.k, &f.v, NULL), "");
-    assert_string_equal(esa_plan_kernel(bare, cpu, &f.q, &f.k, &f.v, &f.o), "");
-    /* what an empty mask says of itself, there as on the CPU */
+    /* an empty mask describes itself as it does on the CPU */
     const esa_mask_info nothing = kit_info(empty);
     assert_true(isnan(nothing.density_asked) && nothing.density == 0 && nothing.kept == 0 &&
                 nothing.selector == -1);
@@ -400,7 +426,6 @@ static void bad_input(void **state)
     esa_mask_free(mask);
     esa_mask_free(hilbert);
     esa_plan_free(plan);
-    esa_plan_free(bare);
     finish(&f);
 }
 
@@ -453,7 +478,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(device_and_memory), cmocka_unit_test(tiers_agree),
         cmocka_unit_test(another_stream),    cmocka_unit_test(masks_travel),
-        cmocka_unit_test(bad_input),         cmocka_unit_test(lengths_on_the_gpu),
+        cmocka_unit_test(bad_views),         cmocka_unit_test(bad_plans),
+        cmocka_unit_test(bad_masks),         cmocka_unit_test(lengths_on_the_gpu),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,23 +5,47 @@
 #include <signal.h>
 #include <sys/resource.h>
 
-static void test_mismatches(void **state)
+/* A mask file of a mini model with two branches. */
+typedef struct filed {
+    scratch dir;
+    char rec[640], file[640];
+    mini m;
+    esa_mask_file *f;
+} filed;
+
+static filed filed_make(void)
+{
+    filed w = { .dir = scratch_make(), .m = mini_make(3, 6, 2, 1) };
+    strcpy(w.rec, scratch_path(&w.dir, "rec"));
+    strcpy(w.file, scratch_path(&w.dir, "m"));
+    esa_session_params p = mini_params(&w.m, ESA_SESSION_RECORD);
+    p.record_per_branch = 1;
+    record(&w.m, &p, w.rec);
+    const char *rec[] = { w.rec };
+    const esa_mask_build b = build_of(ESA_IMPORTANCE_U8, 1);
+    ok(ctx, esa_mask_file_build(ctx, w.file, rec, 1, &b));
+    w.f = open_file(w.file);
+    return w;
+}
+
+static void filed_free(filed *w)
+{
+    esa_mask_file_free(w->f);
+    mini_free(&w->m);
+    scratch_remove(&w->dir);
+}
+
+/* A session that is not the file's: the message names both sides. */
+static void other_sessions(void **state)
 {
     (void)state;
-    scratch s = scratch_make(), t = s;
-    mini m = mini_make(3, 6, 2, 1);
-    esa_session_params p = mini_params(&m, ESA_SESSION_RECORD);
-    p.record_per_branch = 1;
-    record(&m, &p, scratch_path(&s, "rec"));
-    const char *rec[] = { scratch_path(&s, "rec") };
-    esa_mask_build b = build_of(ESA_IMPORTANCE_U8, 1);
-    ok(ctx, esa_mask_file_build(ctx, scratch_path(&t, "m"), rec, 1, &b));
-    esa_mask_file *f = open_file(scratch_path(&t, "m"));
+    filed w = filed_make();
+    esa_session_params p;
     esa_session *x;
 #define REFUSED(change, ...)                                                                       \
     do {                                                                                           \
-        p = mini_params(&m, ESA_SESSION_CACHED);                                                   \
-        p.masks = f;                                                                               \
+        p = mini_params(&w.m, ESA_SESSION_CACHED);                                                 \
+        p.masks = w.f;                                                                             \
         p.select.budget = 0.5;                                                                     \
         change;                                                                                    \
         assert_refused(ctx, esa_session_create(ctx, &x, &p), ESA_ERR_MISMATCH, __VA_ARGS__, NULL); \
@@ -34,28 +58,42 @@ static void test_mismatches(void **state)
     REFUSED(p.branches = 3, "2 branches", "3");
     REFUSED(p.select.layout.grid_q[2] = 13, "N=240 (grid 3x8x10)", "3x8x13");
 #undef REFUSED
-    /* Names that one side does not give are not compared. */
-    p = mini_params(&m, ESA_SESSION_CACHED);
-    p.masks = f;
+    filed_free(&w);
+}
+
+/* Names that one side does not give are not compared, but its calls are. */
+static void other_calls(void **state)
+{
+    (void)state;
+    filed w = filed_make();
+    esa_session *x;
+    esa_session_params p = mini_params(&w.m, ESA_SESSION_CACHED);
+    p.masks = w.f;
     p.model = p.config_hash = NULL;
     memset(p.select.layout.grid_q, 0, sizeof p.select.layout.grid_q);
     ok(ctx, esa_session_create(ctx, &x, &p));
-    m.N = 224;
-    assert_refused(ctx, mini_run(&m, x, NULL), ESA_ERR_MISMATCH, "N=240 (grid 3x8x10)", "N=224",
+    w.m.N = 224;
+    assert_refused(ctx, mini_run(&w.m, x, NULL), ESA_ERR_MISMATCH, "N=240 (grid 3x8x10)", "N=224",
                    "3 heads", NULL);
-    m.N = 240;
-    m.H = 2;
-    assert_refused(ctx, mini_run(&m, x, NULL), ESA_ERR_MISMATCH, "3 heads", "2 heads", NULL);
-    m.H = 3;
-    ok(ctx, mini_run(&m, x, NULL));
+    w.m.N = 240;
+    w.m.H = 2;
+    assert_refused(ctx, mini_run(&w.m, x, NULL), ESA_ERR_MISMATCH, "3 heads", "2 heads", NULL);
+    w.m.H = 3;
+    ok(ctx, mini_run(&w.m, x, NULL));
     esa_session_free(x);
 
     esa_ctx *other;
     ok(ctx, esa_ctx_create(&other, NULL));
     assert_refused(other, esa_session_create(other, &x, &p), ESA_ERR_ARGUMENT, "another ctx", NULL);
     esa_ctx_free(other);
+    filed_free(&w);
+}
 
-    /* Cells. */
+static void missing_cells(void **state)
+{
+    (void)state;
+    filed w = filed_make();
+    esa_mask_file *f = w.f;
     esa_mask *mask;
     assert_refused(ctx, esa_mask_file_get(f, &mask, 0, 4, 0, 0.5), ESA_ERR_STATE, "layer 0",
                    "dense layer", NULL);
@@ -73,25 +111,28 @@ static void test_mismatches(void **state)
     assert_int_equal(esa_mask_file_stored(f, 0, 4), 0);
     assert_int_equal(esa_mask_file_stored(f, 1, -1), 0);
     assert_int_equal(esa_mask_file_stored(NULL, 1, 1), 0);
+    filed_free(&w);
+}
 
-    /* Files of another kind. */
+static void files_of_another_kind(void **state)
+{
+    (void)state;
+    filed w = filed_make();
     esa_mask_file *g;
-    assert_refused(ctx, esa_mask_file_open(ctx, &g, rec[0]), ESA_ERR_FORMAT, "is a recording",
+    assert_refused(ctx, esa_mask_file_open(ctx, &g, w.rec), ESA_ERR_FORMAT, "is a recording",
                    "expected a mask file", NULL);
-    assert_refused(ctx,
-                   esa_recording_merge(ctx, "x", (const char *const[]){ scratch_path(&t, "m") }, 1),
-                   ESA_ERR_FORMAT, "is a mask file", "recording", NULL);
-    esa_tensors_writer *w;
-    ok(ctx, esa_tensors_writer_create(ctx, &w, scratch_path(&t, "plain")));
-    ok(ctx, esa_tensors_writer_finish(w));
-    esa_tensors_writer_free(w);
-    assert_refused(ctx, esa_mask_file_open(ctx, &g, scratch_path(&t, "plain")), ESA_ERR_FORMAT,
+    const char *masks[] = { w.file };
+    assert_refused(ctx, esa_recording_merge(ctx, "x", masks, 1), ESA_ERR_FORMAT, "is a mask file",
+                   "recording", NULL);
+    esa_tensors_writer *writer;
+    ok(ctx, esa_tensors_writer_create(ctx, &writer, scratch_path(&w.dir, "plain")));
+    ok(ctx, esa_tensors_writer_finish(writer));
+    esa_tensors_writer_free(writer);
+    assert_refused(ctx, esa_mask_file_open(ctx, &g, scratch_path(&w.dir, "plain")), ESA_ERR_FORMAT,
                    "not a mask file", NULL);
     assert_null(g);
-    esa_mask_file_free(f);
     esa_mask_file_free(NULL);
-    mini_free(&m);
-    scratch_remove(&s);
+    filed_free(&w);
 }
 
 static void test_build_refusals(void **state)
@@ -363,7 +404,10 @@ static void a_full_disk_keeps_the_old_file(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_mismatches),
+    const struct CMUnitTest tests[] = { cmocka_unit_test(other_sessions),
+                                        cmocka_unit_test(other_calls),
+                                        cmocka_unit_test(missing_cells),
+                                        cmocka_unit_test(files_of_another_kind),
                                         cmocka_unit_test(test_build_refusals),
                                         cmocka_unit_test(test_corruption),
                                         cmocka_unit_test(every_allocation_may_fail),

@@ -500,81 +500,125 @@ static void test_left_out(void **state)
     scratch_remove(&s);
 }
 
-static void test_failures(void **state)
+/* Recordings of one prompt, of another, and of both. */
+typedef struct recorded {
+    scratch dir;
+    char a[640], b[640], both[640], out[640];
+    mini m;
+    esa_session_params p;
+} recorded;
+
+static recorded recorded_make(void)
+{
+    recorded r = { .dir = scratch_make(), .m = mini_make(2, 3, 1, 1) };
+    strcpy(r.a, scratch_path(&r.dir, "rec"));
+    strcpy(r.b, scratch_path(&r.dir, "rec2"));
+    strcpy(r.both, scratch_path(&r.dir, "both"));
+    strcpy(r.out, scratch_path(&r.dir, "out"));
+    r.p = mini_params(&r.m, ESA_SESSION_RECORD);
+    mini_record(ctx, &r.m, &r.p, 1, 1, r.a);
+    mini_record(ctx, &r.m, &r.p, 2, 1, r.b);
+    mini_record(ctx, &r.m, &r.p, 1, 2, r.both);
+    return r;
+}
+
+static void recorded_free(recorded *r)
+{
+    mini_free(&r->m);
+    scratch_remove(&r->dir);
+}
+
+static esa_status load_and_save(const recorded *r, esa_ctx *with, esa_session *x)
+{
+    (void)with;
+    esa_status status = esa_session_load_recording(x, r->a);
+    if (status == ESA_OK) status = esa_session_load_recording(x, r->b);
+    if (status == ESA_OK) status = esa_session_save_recording(x, r->out);
+    return status;
+}
+
+static esa_status merge_both(const recorded *r, esa_ctx *with, esa_session *x)
+{
+    (void)x;
+    const char *ab[] = { r->a, r->b };
+    return esa_recording_merge(with, r->out, ab, 2);
+}
+
+/* Each allocation fails once: the message says so, nothing is leaked, no file is left. */
+static void every_allocation_may_fail(void **state)
 {
     (void)state;
-    scratch s = scratch_make(), t = s;
-    mini m = mini_make(2, 3, 1, 1);
-    const esa_session_params p = mini_params(&m, ESA_SESSION_RECORD);
-    mini_record(ctx, &m, &p, 1, 1, scratch_path(&s, "rec"));
-    mini_record(ctx, &m, &p, 2, 1, scratch_path(&s, "rec2"));
-    mini_record(ctx, &m, &p, 1, 2, scratch_path(&s, "both"));
-
+    static const struct {
+        const char *name;
+        esa_status (*run)(const recorded *r, esa_ctx *with, esa_session *x);
+    } calls[] = { { "load and save", load_and_save }, { "merge", merge_both } };
+    recorded r = recorded_make();
     counting c;
     esa_ctx *small = counting_ctx(&c, 2);
     const int64_t base = c.live;
-    char a[640], b[640];
-    strcpy(a, scratch_path(&s, "rec"));
-    strcpy(b, scratch_path(&s, "rec2"));
-    const char *ab[] = { a, b };
-    int64_t points[2] = { 0, 0 };
-    for (int what = 0; what < 2; what++)
-        for (;; points[what]++) {
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        int64_t points = 0;
+        for (int32_t done = 0; !done; points++) {
             esa_session *x;
-            ok(small, esa_session_create(small, &x, &p));
-            c.left = points[what];
-            esa_status status;
-            if (what == 0) {
-                status = esa_session_load_recording(x, a);
-                if (status == ESA_OK) status = esa_session_load_recording(x, b);
-                if (status == ESA_OK)
-                    status = esa_session_save_recording(x, scratch_path(&t, "out"));
-            } else
-                status = esa_recording_merge(small, scratch_path(&t, "out"), ab, 2);
-            const int32_t done = c.left >= 0;
+            ok(small, esa_session_create(small, &x, &r.p));
+            c.left = points;
+            const esa_status status = calls[i].run(&r, small, x);
+            done = c.left >= 0;
             c.left = -1;
-            if (!done) {
+            if (done)
+                ok(small, status);
+            else {
                 assert_refused(small, status, ESA_ERR_MEMORY, "out of memory", NULL);
-                assert_int_equal(scratch_count(&s), 3);
+                assert_int_equal(scratch_count(&r.dir), 3);
             }
             esa_session_free(x);
             esa_ctx_trim(small);
             assert_int_equal(c.live, base);
-            if (!done) continue;
-            ok(small, status);
-            assert_true(scratch_same(scratch_path(&s, "both"), scratch_path(&t, "out")));
-            assert_int_equal(unlink(scratch_path(&t, "out")), 0);
-            break;
         }
-    print_message("load+save: %lld, merge: %lld allocations failed once each\n",
-                  (long long)points[0], (long long)points[1]);
+        assert_true(scratch_same(r.both, r.out));
+        assert_int_equal(unlink(r.out), 0);
+        print_message("%s: %lld allocations failed once each\n", calls[i].name,
+                      (long long)points - 1);
+    }
     esa_ctx_free(small);
+    recorded_free(&r);
+}
 
-    /* A full disk while saving: the old file stays. */
+/* A full disk while saving: the old file stays. */
+static void a_full_disk_keeps_the_old_file(void **state)
+{
+    (void)state;
+    recorded r = recorded_make();
+    const char *ab[] = { r.a, r.b };
     signal(SIGXFSZ, SIG_IGN);
     struct rlimit old, limit;
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
     limit = old;
     limit.rlim_cur = 4000;
     esa_session *x;
-    ok(ctx, esa_session_create(ctx, &x, &p));
-    ok(ctx, esa_session_load_recording(x, a));
+    ok(ctx, esa_session_create(ctx, &x, &r.p));
+    ok(ctx, esa_session_load_recording(x, r.a));
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
-    const esa_status full = esa_session_save_recording(x, b),
-                     merged = esa_recording_merge(ctx, b, ab, 2);
+    const esa_status full = esa_session_save_recording(x, r.b),
+                     merged = esa_recording_merge(ctx, r.b, ab, 2);
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
     assert_int_equal(full, ESA_ERR_IO);
     assert_refused(ctx, merged, ESA_ERR_IO, "rec2", NULL);
     esa_session_free(x);
-    assert_int_equal(scratch_count(&s), 3);
-    ok(ctx, esa_recording_merge(ctx, scratch_path(&t, "out"), ab, 2));
-    assert_true(scratch_same(scratch_path(&s, "both"), scratch_path(&t, "out")));
+    assert_int_equal(scratch_count(&r.dir), 3);
+    ok(ctx, esa_recording_merge(ctx, r.out, ab, 2));
+    assert_true(scratch_same(r.both, r.out));
+    recorded_free(&r);
+}
+
+static void nothing_to_merge(void **state)
+{
+    (void)state;
+    const char *one[] = { "x" };
     assert_refused(ctx, esa_recording_merge(ctx, "x", NULL, 1), ESA_ERR_ARGUMENT, "no recordings",
                    NULL);
-    assert_refused(ctx, esa_recording_merge(ctx, "x", ab, 0), ESA_ERR_ARGUMENT, "no recordings",
+    assert_refused(ctx, esa_recording_merge(ctx, "x", one, 0), ESA_ERR_ARGUMENT, "no recordings",
                    NULL);
-    mini_free(&m);
-    scratch_remove(&s);
 }
 
 int main(void)
@@ -586,7 +630,9 @@ int main(void)
                                         cmocka_unit_test(other_settings),
                                         cmocka_unit_test(other_tokens),
                                         cmocka_unit_test(test_left_out),
-                                        cmocka_unit_test(test_failures),
+                                        cmocka_unit_test(every_allocation_may_fail),
+                                        cmocka_unit_test(a_full_disk_keeps_the_old_file),
+                                        cmocka_unit_test(nothing_to_merge),
                                         cmocka_unit_test(test_layouts),
                                         cmocka_unit_test(test_failed_first_call),
                                         cmocka_unit_test(test_hostile_numbers) };
