@@ -28,112 +28,163 @@ static void assert_same_cells(esa_mask_file *a, esa_mask_file *b, double budget)
     assert_true(cells > 0);
 }
 
-static void test_derived_equals_prebuilt(void **state)
+typedef struct build_case {
+    int32_t per_branch, record_groups, groups, stored_groups;
+    int32_t text, order, importance;
+} build_case;
+
+/* One recording as three files: budgets and importance, importance alone, budgets alone. */
+typedef struct built {
+    scratch dir;
+    mini m;
+    esa_mask_file *all, *bare, *masks;
+} built;
+
+static built build_files(const build_case *c)
+{
+    built f = { .dir = scratch_make(), .m = mini_make(3, 6, 2, 1) };
+    f.m.text = c->text;
+    /* 3*7*10 + 30 = 240: text fills a block and a part of the next */
+    if (f.m.text) f.m.grid[1] = 7;
+    esa_session_params p = mini_params(&f.m, ESA_SESSION_RECORD);
+    p.record_per_branch = c->per_branch;
+    p.record_groups = c->record_groups;
+    p.select.layout.order = c->order;
+    scratch s = f.dir, t = f.dir;
+    const char *rec[] = { scratch_path(&s, "rec") };
+    record(&f.m, &p, rec[0]);
+    esa_mask_build b = build_of(c->importance, 3);
+    ok(ctx, esa_mask_file_build(ctx, scratch_path(&t, "all"), rec, 1, &b));
+    f.all = open_file(scratch_path(&t, "all"));
+    b = build_of(c->importance, 0);
+    ok(ctx, esa_mask_file_build(ctx, scratch_path(&t, "bare"), rec, 1, &b));
+    f.bare = open_file(scratch_path(&t, "bare"));
+    b = build_of(ESA_IMPORTANCE_NONE, 3);
+    if (c->importance == ESA_IMPORTANCE_U8)
+        ok(ctx, esa_mask_file_build(ctx, scratch_path(&t, "masks"), rec, 1, &b));
+    else
+        ok(ctx, esa_mask_file_derive(ctx, scratch_path(&t, "masks"), f.all, &b));
+    f.masks = open_file(scratch_path(&t, "masks"));
+    return f;
+}
+
+static void built_free(built *f)
+{
+    esa_mask_file_free(f->all);
+    esa_mask_file_free(f->bare);
+    esa_mask_file_free(f->masks);
+    mini_free(&f->m);
+    scratch_remove(&f->dir);
+}
+
+static void check_description(const built *f, const build_case *c)
+{
+    const esa_mask_file_info i = info_of(f->all);
+    assert_int_equal(i.budget_count, 3);
+    assert_int_equal(i.budget_permille[0], 250);
+    assert_int_equal(i.budget_permille[2], 700);
+    assert_int_equal(info_of(f->bare).budget_count, 0);
+    assert_int_equal(i.groups, c->groups);
+    assert_int_equal(i.branches, c->per_branch ? 2 : 1);
+    assert_int_equal(i.stored_layers, 2);
+    assert_int_equal(i.stored_groups, c->stored_groups);
+    assert_int_equal(i.prompts, 2);
+    assert_string_equal(i.model, "mini");
+    assert_string_equal(i.config_hash, "00ff");
+    assert_int_equal(i.selector, ESA_SELECT_ENTROPY);
+    assert_int_equal(i.block_q, 32);
+    assert_int_equal(i.Nk, 240);
+    assert_int_equal(i.nk, 15);
+    assert_int_equal(i.layout.grid_q[1], f->m.grid[1]);
+    assert_int_equal(i.layout.text_front_q, f->m.text);
+    assert_int_equal(i.layout.order, c->order);
+    assert_float_equal(i.warmup_frac, 0.2, 0);
+    assert_int_equal(i.samples, 4);
+}
+
+static void check_derived(built *f, const build_case *c)
+{
+    for (int k = 0; k < 3; k++) {
+        ok(ctx, esa_mask_file_require(f->bare, budgets[k]));
+        assert_same_cells(f->all, f->bare, budgets[k]);
+        assert_same_cells(f->all, f->masks, budgets[k]);
+    }
+    /* A budget that was not prebuilt, and derive into a new file, agree too. */
+    ok(ctx, esa_mask_file_require(f->all, 0.333));
+    assert_same_cells(f->all, f->bare, 0.333);
+    const double third = 0.3334; /* rounded to 0.333 */
+    esa_mask_build b = build_of(c->importance, 1);
+    b.budgets = &third;
+    ok(ctx, esa_mask_file_derive(ctx, scratch_path(&f->dir, "third"), f->bare, &b));
+    esa_mask_file *derived = open_file(scratch_path(&f->dir, "third"));
+    assert_int_equal(info_of(derived).budget_permille[0], 333);
+    assert_same_cells(f->all, derived, 0.333);
+    assert_refused(ctx, esa_mask_file_require(f->masks, 0.4), ESA_ERR_MISMATCH,
+                   "0.250, 0.500, 0.700", "0.400", NULL);
+    assert_refused(ctx, esa_mask_file_require(f->all, 1.5), ESA_ERR_ARGUMENT, "1.5", NULL);
+    esa_mask_file_free(derived);
+}
+
+/* The mean over heads is the budget; columns and rows with text are whole. */
+static void check_budgets(const built *f)
+{
+    double entropy[3], mass[3], density[3], mean = 0;
+    ok(ctx, esa_mask_file_heads(f->all, entropy, mass, density, 2, 5, 0, 0.5));
+    for (int h = 0; h < 3; h++) {
+        assert_true(entropy[h] > 0 && entropy[h] <= 1 && mass[h] > density[h] * 0.99 &&
+                    mass[h] <= 1.000001);
+        mean += density[h] / 3;
+    }
+    assert_float_equal(mean, 0.5, 0.02);
+    if (f->m.text) {
+        int64_t bytes;
+        uint8_t *bits = bits_of(f->all, 2, 5, 0, 0.25, &bytes);
+        for (int64_t r = 0; r < 3 * 8; r++) {
+            assert_true((bits[r * 2] & 3) == 3);
+            if (r % 8 == 0) assert_true(bits[r * 2] == 0xff && bits[r * 2 + 1] == 0x7f);
+        }
+        free(bits);
+    }
+}
+
+static void check_case(const build_case *c)
+{
+    built f = build_files(c);
+    check_description(&f, c);
+    check_derived(&f, c);
+    check_budgets(&f);
+    built_free(&f);
+}
+
+/* Warm-up is steps 0 and 1: of 6 groups 4 are stored; of 4 groups only the first is all warm-up. */
+static void derived_branches_averaged(void **state)
 {
     (void)state;
-    scratch s = scratch_make(), t = s;
-    /* warm-up is steps 0 and 1: of 4 groups only the first is all warm-up */
-    static const struct {
-        int32_t per_branch, record_groups, groups, stored_groups;
-        int32_t text, order, importance;
-    } cases[] = {
-        { 0, 0, 6, 4, 0, ESA_ORDER_RASTER, ESA_IMPORTANCE_U8 },
-        { 1, 0, 6, 4, 0, ESA_ORDER_RASTER, ESA_IMPORTANCE_U8 },
-        { 0, 4, 4, 3, 0, ESA_ORDER_RASTER, ESA_IMPORTANCE_U8 },
-        { 0, 0, 6, 4, 30, ESA_ORDER_HILBERT, ESA_IMPORTANCE_U8 },
-        { 0, 0, 6, 4, 0, ESA_ORDER_RASTER, ESA_IMPORTANCE_F16 },
-    };
-    for (size_t one = 0; one < sizeof cases / sizeof *cases; one++) {
-        mini m = mini_make(3, 6, 2, 1);
-        m.text = cases[one].text;
-        /* 3*7*10 + 30 = 240: text fills a block and a part of the next */
-        if (m.text) m.grid[1] = 7;
-        esa_session_params p = mini_params(&m, ESA_SESSION_RECORD);
-        p.record_per_branch = cases[one].per_branch;
-        p.record_groups = cases[one].record_groups;
-        p.select.layout.order = cases[one].order;
-        record(&m, &p, scratch_path(&s, "rec"));
-        const char *rec[] = { scratch_path(&s, "rec") };
-        const int32_t importance = cases[one].importance;
-        esa_mask_build b = build_of(importance, 3);
-        ok(ctx, esa_mask_file_build(ctx, scratch_path(&t, "all"), rec, 1, &b));
-        esa_mask_file *all = open_file(scratch_path(&t, "all"));
-        b = build_of(importance, 0);
-        ok(ctx, esa_mask_file_build(ctx, scratch_path(&t, "bare"), rec, 1, &b));
-        esa_mask_file *bare = open_file(scratch_path(&t, "bare"));
-        b = build_of(ESA_IMPORTANCE_NONE, 3);
-        if (importance == ESA_IMPORTANCE_U8) {
-            ok(ctx, esa_mask_file_build(ctx, scratch_path(&t, "masks"), rec, 1, &b));
-        } else {
-            ok(ctx, esa_mask_file_derive(ctx, scratch_path(&t, "masks"), all, &b));
-        }
-        esa_mask_file *masks = open_file(scratch_path(&t, "masks"));
+    check_case(&(build_case){ 0, 0, 6, 4, 0, ESA_ORDER_RASTER, ESA_IMPORTANCE_U8 });
+}
 
-        const esa_mask_file_info i = info_of(all);
-        assert_int_equal(i.budget_count, 3);
-        assert_int_equal(i.budget_permille[0], 250);
-        assert_int_equal(i.budget_permille[2], 700);
-        assert_int_equal(info_of(bare).budget_count, 0);
-        assert_int_equal(i.groups, cases[one].groups);
-        assert_int_equal(i.branches, cases[one].per_branch ? 2 : 1);
-        assert_int_equal(i.stored_layers, 2);
-        assert_int_equal(i.stored_groups, cases[one].stored_groups);
-        assert_int_equal(i.prompts, 2);
-        assert_string_equal(i.model, "mini");
-        assert_string_equal(i.config_hash, "00ff");
-        assert_int_equal(i.selector, ESA_SELECT_ENTROPY);
-        assert_int_equal(i.block_q, 32);
-        assert_int_equal(i.Nk, 240);
-        assert_int_equal(i.nk, 15);
-        assert_int_equal(i.layout.grid_q[1], m.grid[1]);
-        assert_int_equal(i.layout.text_front_q, m.text);
-        assert_int_equal(i.layout.order, cases[one].order);
-        assert_float_equal(i.warmup_frac, 0.2, 0);
-        assert_int_equal(i.samples, 4);
-        for (int k = 0; k < 3; k++) {
-            ok(ctx, esa_mask_file_require(bare, budgets[k]));
-            assert_same_cells(all, bare, budgets[k]);
-            assert_same_cells(all, masks, budgets[k]);
-        }
-        /* A budget that was not prebuilt, and derive into a new file, agree too. */
-        ok(ctx, esa_mask_file_require(all, 0.333));
-        assert_same_cells(all, bare, 0.333);
-        const double third = 0.3334; /* rounded to 0.333 */
-        b = build_of(importance, 1);
-        b.budgets = &third;
-        ok(ctx, esa_mask_file_derive(ctx, scratch_path(&t, "third"), bare, &b));
-        esa_mask_file *derived = open_file(scratch_path(&t, "third"));
-        assert_int_equal(info_of(derived).budget_permille[0], 333);
-        assert_same_cells(all, derived, 0.333);
-        assert_refused(ctx, esa_mask_file_require(masks, 0.4), ESA_ERR_MISMATCH,
-                       "0.250, 0.500, 0.700", "0.400", NULL);
-        assert_refused(ctx, esa_mask_file_require(all, 1.5), ESA_ERR_ARGUMENT, "1.5", NULL);
+static void derived_branches_apart(void **state)
+{
+    (void)state;
+    check_case(&(build_case){ 1, 0, 6, 4, 0, ESA_ORDER_RASTER, ESA_IMPORTANCE_U8 });
+}
 
-        /* What is asked for is kept: mean over heads, text columns and rows whole. */
-        double entropy[3], mass[3], density[3], mean = 0;
-        ok(ctx, esa_mask_file_heads(all, entropy, mass, density, 2, 5, 0, 0.5));
-        for (int h = 0; h < 3; h++) {
-            assert_true(entropy[h] > 0 && entropy[h] <= 1 && mass[h] > density[h] * 0.99 &&
-                        mass[h] <= 1.000001);
-            mean += density[h] / 3;
-        }
-        assert_float_equal(mean, 0.5, 0.02);
-        if (m.text) {
-            int64_t n;
-            uint8_t *bits = bits_of(all, 2, 5, 0, 0.25, &n);
-            for (int64_t r = 0; r < 3 * 8; r++) {
-                assert_true((bits[r * 2] & 3) == 3);
-                if (r % 8 == 0) assert_true(bits[r * 2] == 0xff && bits[r * 2 + 1] == 0x7f);
-            }
-            free(bits);
-        }
-        esa_mask_file_free(all);
-        esa_mask_file_free(bare);
-        esa_mask_file_free(masks);
-        esa_mask_file_free(derived);
-        mini_free(&m);
-    }
-    scratch_remove(&s);
+static void derived_step_groups(void **state)
+{
+    (void)state;
+    check_case(&(build_case){ 0, 4, 4, 3, 0, ESA_ORDER_RASTER, ESA_IMPORTANCE_U8 });
+}
+
+static void derived_text_and_hilbert(void **state)
+{
+    (void)state;
+    check_case(&(build_case){ 0, 0, 6, 4, 30, ESA_ORDER_HILBERT, ESA_IMPORTANCE_U8 });
+}
+
+static void derived_from_f16(void **state)
+{
+    (void)state;
+    check_case(&(build_case){ 0, 0, 6, 4, 0, ESA_ORDER_RASTER, ESA_IMPORTANCE_F16 });
 }
 
 /* Decoded importance against the mean of what the calls measured. */
@@ -399,11 +450,12 @@ static void test_step_maps(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_derived_equals_prebuilt),
-                                        cmocka_unit_test(test_importance_values),
-                                        cmocka_unit_test(test_cached_run),
-                                        cmocka_unit_test(test_cached_equals_online),
-                                        cmocka_unit_test(test_order_applied),
-                                        cmocka_unit_test(test_step_maps) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(derived_branches_averaged), cmocka_unit_test(derived_branches_apart),
+        cmocka_unit_test(derived_step_groups),       cmocka_unit_test(derived_text_and_hilbert),
+        cmocka_unit_test(derived_from_f16),          cmocka_unit_test(test_importance_values),
+        cmocka_unit_test(test_cached_run),           cmocka_unit_test(test_cached_equals_online),
+        cmocka_unit_test(test_order_applied),        cmocka_unit_test(test_step_maps)
+    };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
