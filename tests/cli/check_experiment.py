@@ -368,7 +368,7 @@ class Run(Base):
         while not os.path.exists(self.path("results/x/work/clips/dense-000.json")):
             self.assertIsNone(process.poll(), "it ended before its first clip")
             time.sleep(0.005)
-        self.fails("run", "--tag", "x", *SMALL, *BUDGETS, says=["another run is at work"
+        self.fails("run", "--tag", "x", *SMALL, *BUDGETS, says=["another run is working"
                                                                 ]) if process.poll() is None else None
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate()
