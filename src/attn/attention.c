@@ -55,12 +55,11 @@ esa_status esa_attention(esa_ctx *ctx, const esa_tensor *q, const esa_tensor *k,
                          const esa_tensor *v, const esa_tensor *o, const esa_mask *mask,
                          const esa_attention_params *params)
 {
-    esa_status status = esa_ctx_enter(ctx);
-    if (status) return status;
+    ESA_TRY(esa_ctx_enter(ctx));
     /* params of an unknown size are refused inside, before lse is used */
     const int32_t known = params && params->struct_size == sizeof *params;
     const esa_qkvo t = { q, k, v, o, known ? params->lse : NULL };
-    status = attention_inside(ctx, &t, mask, params);
+    const esa_status status = attention_inside(ctx, &t, mask, params);
     esa_ctx_leave(ctx);
     return status;
 }
@@ -140,9 +139,8 @@ esa_status esa_select(esa_ctx *ctx, esa_mask **mask, const esa_tensor *q, const 
                       const esa_select_params *params)
 {
     if (mask) *mask = NULL;
-    esa_status status = esa_ctx_enter(ctx);
-    if (status) return status;
-    status = select_inside(ctx, mask, q, k, params);
+    ESA_TRY(esa_ctx_enter(ctx));
+    const esa_status status = select_inside(ctx, mask, q, k, params);
     esa_ctx_leave(ctx);
     return status;
 }
@@ -170,9 +168,8 @@ static esa_status importance_inside(esa_ctx *ctx, float *out, double *entropy, c
 esa_status esa_importance(esa_ctx *ctx, float *out, double *entropy, const esa_tensor *q,
                           const esa_tensor *k, const esa_select_params *params)
 {
-    esa_status status = esa_ctx_enter(ctx);
-    if (status) return status;
-    status = importance_inside(ctx, out, entropy, q, k, params);
+    ESA_TRY(esa_ctx_enter(ctx));
+    const esa_status status = importance_inside(ctx, out, entropy, q, k, params);
     esa_ctx_leave(ctx);
     return status;
 }
@@ -221,9 +218,8 @@ static esa_status mass_inside(esa_ctx *ctx, double *mass, const esa_mask *mask, 
 esa_status esa_mask_mass(esa_ctx *ctx, double *mass, const esa_mask *mask, const esa_tensor *q,
                          const esa_tensor *k, const esa_attention_params *params, int32_t row_step)
 {
-    esa_status status = esa_ctx_enter(ctx);
-    if (status) return status;
-    status = mass_inside(ctx, mass, mask, q, k, params, row_step);
+    ESA_TRY(esa_ctx_enter(ctx));
+    const esa_status status = mass_inside(ctx, mass, mask, q, k, params, row_step);
     esa_ctx_leave(ctx);
     return status;
 }
@@ -252,9 +248,8 @@ static esa_status budgets_inside(esa_ctx *ctx, int32_t *count, const double *ent
 esa_status esa_entropy_budgets(esa_ctx *ctx, int32_t *count, const double *entropy, int64_t H,
                                int64_t nk, double budget)
 {
-    esa_status status = esa_ctx_enter(ctx);
-    if (status) return status;
-    status = budgets_inside(ctx, count, entropy, H, nk, budget);
+    ESA_TRY(esa_ctx_enter(ctx));
+    const esa_status status = budgets_inside(ctx, count, entropy, H, nk, budget);
     esa_ctx_leave(ctx);
     return status;
 }

@@ -281,11 +281,11 @@ esa_status esa_plan_create(esa_ctx *ctx, esa_plan **out, const esa_shapes *shape
                            const esa_select_params *select, const esa_attention_params *attention)
 {
     if (out) *out = NULL;
-    esa_status status = esa_ctx_enter(ctx);
-    if (status) return status;
-    status = out ? esa_plan_make(ctx, out, shapes, select, attention)
-                 : esa_fail(ctx, ESA_ERR_ARGUMENT,
-                            "plan is NULL, a pointer that receives the plan is expected");
+    ESA_TRY(esa_ctx_enter(ctx));
+    const esa_status status =
+        out ? esa_plan_make(ctx, out, shapes, select, attention)
+            : esa_fail(ctx, ESA_ERR_ARGUMENT,
+                       "plan is NULL, a pointer that receives the plan is expected");
     esa_ctx_leave(ctx);
     return status;
 }
@@ -293,8 +293,7 @@ esa_status esa_plan_create(esa_ctx *ctx, esa_plan **out, const esa_shapes *shape
 /* Reports an output pointer that is NULL. */
 static esa_status refuse_null(const esa_plan *plan, const char *name)
 {
-    const esa_status status = esa_ctx_enter(plan->ctx);
-    if (status) return status;
+    ESA_TRY(esa_ctx_enter(plan->ctx));
     esa_fail(plan->ctx, ESA_ERR_ARGUMENT, "%s is NULL", name);
     esa_ctx_leave(plan->ctx);
     return ESA_ERR_ARGUMENT;
@@ -313,13 +312,13 @@ esa_status esa_mask_create(const esa_plan *plan, esa_mask **mask)
     if (mask) *mask = NULL;
     if (!plan) return ESA_ERR_ARGUMENT;
     if (!mask) return refuse_null(plan, "mask");
-    esa_status status = esa_ctx_enter(plan->ctx);
-    if (status) return status;
-    status = plan->has_select
-                 ? esa_plan_mask(plan, mask, plan->shapes.B)
-                 : esa_fail(plan->ctx, ESA_ERR_STATE,
-                            "this plan has no selector: make masks with esa_mask_from_lists, _bits "
-                            "or _fa4");
+    ESA_TRY(esa_ctx_enter(plan->ctx));
+    const esa_status status =
+        plan->has_select
+            ? esa_plan_mask(plan, mask, plan->shapes.B)
+            : esa_fail(plan->ctx, ESA_ERR_STATE,
+                       "this plan has no selector: make masks with esa_mask_from_lists, _bits "
+                       "or _fa4");
     esa_ctx_leave(plan->ctx);
     return status;
 }
@@ -328,9 +327,8 @@ esa_status esa_plan_select(const esa_plan *plan, esa_mask *mask, const esa_tenso
                            const esa_tensor *k, void *ws)
 {
     if (!plan) return ESA_ERR_ARGUMENT;
-    esa_status status = esa_ctx_enter(plan->ctx);
-    if (status) return status;
-    status = check_selection(plan, mask, q, k, ws);
+    ESA_TRY(esa_ctx_enter(plan->ctx));
+    esa_status status = check_selection(plan, mask, q, k, ws);
     if (!status) status = esa_plan_choose(plan, mask, q, k, NULL, ws);
     esa_ctx_leave(plan->ctx);
     return status;
@@ -341,10 +339,9 @@ esa_status esa_plan_attention(const esa_plan *plan, const esa_mask *mask, const 
                               const esa_tensor *lse, void *ws)
 {
     if (!plan) return ESA_ERR_ARGUMENT;
-    esa_status status = esa_ctx_enter(plan->ctx);
-    if (status) return status;
+    ESA_TRY(esa_ctx_enter(plan->ctx));
     const esa_qkvo t = { q, k, v, o, lse };
-    status = check_attention(plan, mask, &t, ws);
+    esa_status status = check_attention(plan, mask, &t, ws);
     if (!status) status = esa_plan_attend(plan, mask, &t, ws, NULL);
     esa_ctx_leave(plan->ctx);
     return status;

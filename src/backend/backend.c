@@ -116,21 +116,25 @@ esa_status esa_backend_mask_copy(esa_ctx *ctx, const esa_backend *be, esa_mask *
     return status;
 }
 
+static esa_status to_device(esa_ctx *ctx, esa_mask **copy, const esa_mask *mask, int32_t device)
+{
+    const esa_backend *be = esa_backend_of(device);
+    if (!copy || !mask)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is NULL", copy ? "mask" : "copy");
+    if (!mask->filled)
+        return esa_fail(ctx, ESA_ERR_STATE, "the mask is empty: there is nothing to copy");
+    if (!be)
+        return esa_fail(ctx, ESA_ERR_DEVICE,
+                        "device is %d, expected ESA_DEVICE_CPU or ESA_DEVICE_CUDA", (int)device);
+    ESA_TRY(be->open(ctx));
+    return esa_backend_mask_copy(ctx, be, copy, mask);
+}
+
 esa_status esa_mask_to_device(esa_ctx *ctx, esa_mask **copy, const esa_mask *mask, int32_t device)
 {
     if (copy) *copy = NULL;
-    esa_status status = esa_ctx_enter(ctx);
-    if (status) return status;
-    const esa_backend *be = esa_backend_of(device);
-    if (!copy || !mask)
-        status = esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is NULL", copy ? "mask" : "copy");
-    else if (!mask->filled)
-        status = esa_fail(ctx, ESA_ERR_STATE, "the mask is empty: there is nothing to copy");
-    else if (!be)
-        status = esa_fail(ctx, ESA_ERR_DEVICE,
-                          "device is %d, expected ESA_DEVICE_CPU or ESA_DEVICE_CUDA", (int)device);
-    if (!status) status = be->open(ctx);
-    if (!status) status = esa_backend_mask_copy(ctx, be, copy, mask);
+    ESA_TRY(esa_ctx_enter(ctx));
+    const esa_status status = to_device(ctx, copy, mask, device);
     esa_ctx_leave(ctx);
     return status;
 }

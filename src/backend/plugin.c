@@ -34,8 +34,8 @@ static int look_at_executable(struct dl_phdr_info *object, size_t size, void *in
 #endif
 
 /* The file this code was loaded from. dladdr knows an executable by the word it was called
- * with, which is no path when it was found through $PATH: the kernel knows better. 0 if nobody
- * knows. */
+ * with, which is no path if it was found through $PATH; the kernel has the path. 0 if it is
+ * unknown. */
 static int32_t own_path(char *path, size_t bytes)
 {
 #if defined(__linux__)

@@ -321,11 +321,10 @@ esa_status esa_session_place(esa_session *s, int32_t step, int32_t branch)
 esa_status esa_session_create(esa_ctx *ctx, esa_session **session, const esa_session_params *params)
 {
     if (session) *session = NULL;
-    esa_status status = esa_ctx_enter(ctx);
-    if (status) return status;
-    status = session && params
-                 ? esa_session_make(ctx, session, params)
-                 : esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is NULL", session ? "params" : "session");
+    ESA_TRY(esa_ctx_enter(ctx));
+    const esa_status status = session && params ? esa_session_make(ctx, session, params)
+                                                : esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is NULL",
+                                                           session ? "params" : "session");
     esa_ctx_leave(ctx);
     return status;
 }
@@ -333,9 +332,8 @@ esa_status esa_session_create(esa_ctx *ctx, esa_session **session, const esa_ses
 esa_status esa_session_begin(esa_session *s)
 {
     if (!s) return ESA_ERR_ARGUMENT;
-    esa_status status = esa_ctx_enter(s->ctx);
-    if (status) return status;
-    status = esa_session_start(s);
+    ESA_TRY(esa_ctx_enter(s->ctx));
+    const esa_status status = esa_session_start(s);
     esa_ctx_leave(s->ctx);
     return status;
 }
@@ -343,9 +341,8 @@ esa_status esa_session_begin(esa_session *s)
 esa_status esa_session_step(esa_session *s, int32_t step, int32_t branch)
 {
     if (!s) return ESA_ERR_ARGUMENT;
-    esa_status status = esa_ctx_enter(s->ctx);
-    if (status) return status;
-    status = esa_session_place(s, step, branch);
+    ESA_TRY(esa_ctx_enter(s->ctx));
+    const esa_status status = esa_session_place(s, step, branch);
     esa_ctx_leave(s->ctx);
     return status;
 }
@@ -353,8 +350,7 @@ esa_status esa_session_step(esa_session *s, int32_t step, int32_t branch)
 esa_status esa_session_set_kv_len(esa_session *s, const int32_t *kv_len)
 {
     if (!s) return ESA_ERR_ARGUMENT;
-    const esa_status status = esa_ctx_enter(s->ctx);
-    if (status) return status;
+    ESA_TRY(esa_ctx_enter(s->ctx));
     s->kv_len = kv_len;
     esa_ctx_leave(s->ctx);
     return ESA_OK;

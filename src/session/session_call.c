@@ -399,9 +399,8 @@ esa_status esa_session_attention(esa_session *s, int32_t layer, int32_t kind, co
 {
     if (!s) return ESA_ERR_ARGUMENT;
     const esa_qkvo t = { q, k, v, o, lse };
-    esa_status status = esa_ctx_enter(s->ctx);
-    if (status) return status;
-    status = esa_session_attend(s, layer, kind, &t);
+    ESA_TRY(esa_ctx_enter(s->ctx));
+    const esa_status status = esa_session_attend(s, layer, kind, &t);
     esa_ctx_leave(s->ctx);
     return status;
 }

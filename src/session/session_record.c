@@ -23,9 +23,8 @@ esa_status esa_session_resume(esa_session *s, const char *path)
 esa_status esa_session_save_recording(esa_session *s, const char *path)
 {
     if (!s) return ESA_ERR_ARGUMENT;
-    esa_status status = esa_ctx_enter(s->ctx);
-    if (status) return status;
-    status = esa_session_save(s, path);
+    ESA_TRY(esa_ctx_enter(s->ctx));
+    const esa_status status = esa_session_save(s, path);
     esa_ctx_leave(s->ctx);
     return status;
 }
@@ -33,9 +32,8 @@ esa_status esa_session_save_recording(esa_session *s, const char *path)
 esa_status esa_session_load_recording(esa_session *s, const char *path)
 {
     if (!s) return ESA_ERR_ARGUMENT;
-    esa_status status = esa_ctx_enter(s->ctx);
-    if (status) return status;
-    status = esa_session_resume(s, path);
+    ESA_TRY(esa_ctx_enter(s->ctx));
+    const esa_status status = esa_session_resume(s, path);
     esa_ctx_leave(s->ctx);
     return status;
 }

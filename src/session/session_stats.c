@@ -59,9 +59,8 @@ esa_status esa_session_get_heads(const esa_session *s, double *density, int64_t 
                                  int32_t layer, int32_t step)
 {
     if (!s) return ESA_ERR_ARGUMENT;
-    esa_status status = esa_ctx_enter(s->ctx);
-    if (status) return status;
-    status = check_heads(s, density, heads, layer, step);
+    ESA_TRY(esa_ctx_enter(s->ctx));
+    esa_status status = check_heads(s, density, heads, layer, step);
     if (!status) sum_heads(s, density, heads, layer, step);
     esa_ctx_leave(s->ctx);
     return status;
@@ -130,9 +129,8 @@ esa_status esa_session_get_stats(const esa_session *s, esa_session_stats *stats,
                                  int32_t step)
 {
     if (!s) return ESA_ERR_ARGUMENT;
-    esa_status status = esa_ctx_enter(s->ctx);
-    if (status) return status;
-    status = esa_session_sum(s, stats, layer, step);
+    ESA_TRY(esa_ctx_enter(s->ctx));
+    const esa_status status = esa_session_sum(s, stats, layer, step);
     esa_ctx_leave(s->ctx);
     return status;
 }
