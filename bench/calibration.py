@@ -3,7 +3,7 @@
 """What masks from a few prompts are worth on prompts they have not seen, and what a cheaper calibration loses: the
 tables of docs/calibrate.md.
 
-    bench/calibration.py --esa build/release/esa --work /somewhere [-- options of the clips, e.g. --frames 17 --height
+    bench/calibration.py --esa build/esa --work /somewhere [-- options of the clips, e.g. --frames 17 --height
     64 --width 64]
 
 Calibrates with 2 and with 8 prompts and in the cheaper ways, then makes clips of 5 other prompts: dense, online, and
@@ -42,7 +42,7 @@ CHEAPER = [("samples1", "2 prompts, `--samples 1`", ["--samples", "1"]),
 
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--esa", default="build/release/esa")
+    ap.add_argument("--esa", default="build/esa")
     ap.add_argument("--work", required=True, help="folder for masks, clips and times; what is in it is not made again")
     ap.add_argument("--budgets", default="0.5,0.3")
     ap.add_argument("--tails", default="none,pooled")

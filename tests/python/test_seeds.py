@@ -30,17 +30,18 @@ CLUSTER = ROOT / "tests" / "slurm" / "cluster.sh"
 # Experiments with thousands of small steps, up to four at once on one machine that may have two cores: minutes on an
 # idle one.
 PATIENCE = 1800
-HEAD = """# The originals' own lines
+HEAD = """# The commands of ESA and MindIE-SD
 
-esa was made from two documents. This page lists every snippet and command line in them, in order,
-with the result of the last run of `tests/python/test_seeds.py`. Two things differ from the
-documents: model names are found under `$ESA_MODELS` (real pipeline classes with a few thousand
-weights, `tests/python/pipelines.py`), and the device `npu` is `cpu`.
+esa follows two documents, that of ESA and that of MindIE-SD. This page lists every snippet and
+command line in them, in order, with the result of the last run of `tests/python/test_seeds.py`. Two
+things differ from the documents. Model names are found under `$ESA_MODELS`, which holds the real
+pipeline classes with a few thousand weights (`tests/python/pipelines.py`). The device `npu` is
+replaced by `cpu`.
 
-"bash on Slurm" means a real Slurm with one node and four GPUs that are files
-(`tests/slurm/cluster.sh`); `$ESA` is `python -m esa.run_experiment` there, and
+"bash on Slurm" means a real Slurm with one node and four simulated GPUs
+(`tests/slurm/cluster.sh`). `$ESA` is `python -m esa.run_experiment` there;
 `tests/slurm/check_slurm.py` runs the native command. `setup` runs in a clone and an environment of
-its own. The page is written by
+its own. This command writes the page:
 
     ESA_COMPAT=docs/compat.md python -m pytest tests/python/test_seeds.py --slow
 
