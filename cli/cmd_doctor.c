@@ -277,7 +277,7 @@ int cmd_doctor(int argc, char **argv)
     const char *lowered = getenv("ESA_CPU");
     cli_json *json = cli_json_new();
     cli_machine_json(json, ctx, blas.handle ? blas.name : NULL);
-    printf("esa       %s, API %d, commit %s\n", esa_version(), (int)esa_api_version(),
+    printf("esa       build %s, API %d, commit %s\n", esa_build_id(), (int)esa_api_version(),
            cli_commit());
     printf("machine   %s, %d cores, %.1f GiB\n", m.cpu, m.cores,
            (double)m.memory_bytes / 1073741824.0);
