@@ -17,7 +17,8 @@
  * NULL after a failure, params with struct_size, and the same bits for the same inputs on any
  * number of threads. libesa and libesa_video must come from the same build.
  *
- * A model computes with the threads of its ctx. While one of its calls runs, the ctx is busy.
+ * A model computes with the threads of its ctx. While one of its calls runs, other calls on the ctx
+ * return ESA_ERR_STATE.
  *
  * Strings in params are UTF-8 and are only read during the call. The CPU computes in f32. */
 #ifndef ESA_VIDEO_H
@@ -32,8 +33,8 @@ extern "C" {
 
 typedef struct esa_model esa_model;
 
-/* The sizes of this header's structs, in this order. A binding compares them when it is imported.
- */
+/* Sizes of the structs of this header and of esa_frames.h, in this order. A binding compares them
+ * when it loads. */
 enum {
     ESA_VIDEO_ABI_MODEL_PARAMS = 0,
     ESA_VIDEO_ABI_MODEL_INFO,
@@ -48,7 +49,7 @@ enum {
     ESA_VIDEO_ABI_COUNT
 };
 ESA_API const uint32_t *esa_video_abi(void); /* ESA_VIDEO_ABI_COUNT entries, static storage */
-/* The build id of libesa_video. It works only with a libesa whose esa_build_id is the same. */
+/* The build id of libesa_video, which works only with a libesa of the same esa_build_id. */
 ESA_API const char *esa_video_build_id(void);
 
 /* ---------------------------------------------------------------- models */
@@ -90,7 +91,8 @@ ESA_API esa_model_params esa_model_params_default(void);
 ESA_API esa_status esa_model_check(esa_ctx *ctx, const char *folder,
                                    const esa_model_params *params);
 /* Checks the folder, then loads the transformer and the VAE. The text encoder is loaded when it is
- * first needed. The model keeps ctx, which must outlive it. */
+ * first needed. On success the caller owns *model and frees it with esa_model_free. The model keeps
+ * ctx, which must outlive it. */
 ESA_API esa_status esa_model_open(esa_ctx *ctx, esa_model **model, const char *folder,
                                   const esa_model_params *params);
 ESA_API void esa_model_free(esa_model *model);
@@ -177,8 +179,9 @@ typedef struct esa_generate_params {
      * cancels the call with ESA_ERR_STATE; nothing is written. */
     int32_t (*progress)(void *user, const esa_progress *progress);
     void *progress_user;
-    /* Called once between the last step and the decoder; may be NULL. It may read statistics of
-     * layers, steps and heads from the session, and must do nothing else with it. */
+    /* Called once between the last step and the decoder; may be NULL. It may read the statistics of
+     * the session (esa_session_get_stats, esa_session_get_heads), and must do nothing else with it.
+     * It may use the ctx, but not this model: such a call returns ESA_ERR_STATE. */
     void (*denoised)(void *user, const esa_session *session);
     void *denoised_user;
     int64_t reserved[6];
@@ -187,10 +190,10 @@ typedef struct esa_generate_params {
 /* The session mode is DENSE. */
 ESA_API esa_generate_params esa_generate_params_default(void);
 
-/* What esa_generate would run. Checks the settings and fills in what they leave open: frames,
+/* Says what esa_generate would run. Checks the settings and fills in what they leave open: frames,
  * height, width, steps, guidance, and in session modes ONLINE and RECORD the order and the block
- * sizes of the selection. *tokens (may be NULL) receives the tokens of self-attention. Prompt and
- * files are not looked at. On failure params is unchanged. */
+ * sizes of the selection. *tokens (may be NULL) receives the number of tokens of self-attention.
+ * Prompt and files are not read. On failure params is unchanged. */
 ESA_API esa_status esa_generate_resolve(esa_model *model, esa_generate_params *params,
                                         int64_t *tokens);
 
@@ -201,7 +204,7 @@ typedef struct esa_generate_stats { /* struct_size is set by the caller */
     double text_seconds, denoise_seconds, decode_seconds, seconds;
     double attention_seconds; /* self-attention and selection, part of denoise_seconds */
     double gemm_seconds;      /* matrix products, part of denoise_seconds */
-    int64_t peak_bytes;       /* peak memory of the call with weights, without mapped files */
+    int64_t peak_bytes;       /* most memory held at once, with weights, without mapped files */
     esa_session_stats session;
     int64_t reserved[4];
 } esa_generate_stats;

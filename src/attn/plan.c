@@ -1,8 +1,8 @@
-/* plan.c - the plan tier: everything is decided once per shape; executing allocates nothing.
+/* plan.c - plans: they decide everything once per shape, so that their calls allocate nothing.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The first half are the rooms (attn.h): they expect a held guard and checked arguments. The second
- * half are the doors: the public calls, which take the guard, check and call a room. */
+ * The first half holds the rooms (attn.h), which expect a held guard and checked arguments. The
+ * second half holds the doors: public calls that take the guard, check and call a room. */
 #include "attn/attn.h"
 
 #include <math.h>
@@ -13,7 +13,7 @@
 /* Workspace of attention with masks of one block size, or dense (block_q 0). */
 static int64_t attention_bytes(const esa_plan *plan, int32_t block_q, int32_t block_k)
 {
-    /* stand for lists and permutations: only NULL or not NULL counts */
+    /* They stand for lists and permutations: the backend only looks whether a pointer is NULL. */
     static const int32_t some = 0;
     static const uint16_t listed = 0;
     esa_attn_args a;
@@ -33,8 +33,8 @@ static int64_t attention_bytes(const esa_plan *plan, int32_t block_q, int32_t bl
     return plan->backend->attention_workspace(plan->ctx, &a);
 }
 
-/* A plan without a selector takes masks of every block size and, where that needs no room to move
- * tokens, of every order: the permutations are made in its workspace. */
+/* A plan without a selector takes masks of every block size. On devices without order_room it also
+ * takes every order: then the workspace holds the permutations. */
 static int64_t bytes_for_any_mask(const esa_plan *plan)
 {
     const esa_shapes *s = &plan->shapes;
@@ -67,8 +67,9 @@ static esa_status resolve_select(esa_plan *plan, const esa_select_params *select
     ESA_TRY(esa_check_select(ctx, &plan->select, select, s->Nq, s->Nk, s->D));
     if (plan->select.kv_len && plan->attention.kv_len &&
         plan->select.kv_len != plan->attention.kv_len)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT,
-                        "select and attention params of a plan name different kv_len arrays");
+        return esa_fail(
+            ctx, ESA_ERR_ARGUMENT,
+            "select and attention of a plan have different kv_len pointers, expected the same");
     if (!plan->select.kv_len) plan->select.kv_len = plan->attention.kv_len;
     plan->attention.kv_len = plan->select.kv_len;
     esa_select_blocks(&plan->select, s->Nq, s->Nk, &plan->nq, &plan->nk, &plan->runnable);
@@ -77,7 +78,7 @@ static esa_status resolve_select(esa_plan *plan, const esa_select_params *select
     const int32_t moves_q = esa_layout_moves(l, 0, mode), moves_k = esa_layout_moves(l, 1, mode);
     if (plan->attention.causal && (moves_q || moves_k))
         return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
-                        "causal attention needs raster order, or tensors that already stand in "
+                        "causal attention needs raster order, or tensors that are already in "
                         "their order (order_applied)");
     if (moves_q) ESA_TRY(esa_backend_order(ctx, plan->backend, &plan->perm_q, l, 0, mode, s->Nq));
     if (moves_k) ESA_TRY(esa_backend_order(ctx, plan->backend, &plan->perm_k, l, 1, mode, s->Nk));
@@ -92,14 +93,14 @@ static esa_status resolve(esa_plan *plan, const esa_shapes *shapes, const esa_se
     plan->shapes = *shapes;
     plan->backend = esa_backend_of(shapes->device);
     ESA_TRY(esa_check_attention(ctx, &plan->attention, attention, shapes->D));
-    plan->attention.lse = NULL; /* comes with each call */
+    plan->attention.lse = NULL; /* each call brings its own */
     plan->has_select = select != NULL;
     if (select) ESA_TRY(resolve_select(plan, select));
     const int64_t bytes = plan_bytes(plan);
     if (bytes < 0 || bytes > INT64_MAX - ESA_WORKSPACE_ALIGN)
         return esa_fail(
             ctx, ESA_ERR_MEMORY,
-            "out of memory: the workspace for these shapes would leave the address space");
+            "out of memory: the workspace for these shapes is larger than the address space");
     plan->workspace = esa_ceil_div(bytes, ESA_WORKSPACE_ALIGN) * ESA_WORKSPACE_ALIGN;
     return ESA_OK;
 }
@@ -186,7 +187,7 @@ esa_status esa_plan_attend(const esa_plan *plan, const esa_mask *mask, const esa
     if (mask && plan->has_select) { /* dense attention does not depend on the order of tokens */
         args.perm_q = plan->perm_q;
         args.perm_k = plan->perm_k;
-    } else if (mask) { /* only devices without order_room get here with an order to make */
+    } else if (mask) { /* on devices with order_room the checks refuse masks that need an order */
         const int64_t N[2] = { s->Nq, s->Nk };
         const int32_t **const perm[2] = { &args.perm_q, &args.perm_k };
         for (int32_t side = 0; side < 2; side++) {
@@ -226,7 +227,7 @@ static esa_status check_selection(const esa_plan *plan, const esa_mask *mask, co
         mask->block_q != plan->select.block_q || mask->block_k != plan->select.block_k)
         return esa_fail(ctx, ESA_ERR_SHAPE,
                         "the mask has room for %lld x %lld heads, %lld x %lld tokens in blocks of "
-                        "%dx%d, the plan makes %lld x %lld, %lld x %lld, %dx%d",
+                        "%dx%d, but the plan makes %lld x %lld, %lld x %lld, %dx%d",
                         (long long)mask->B, (long long)mask->H, (long long)mask->Nq,
                         (long long)mask->Nk, (int)mask->block_q, (int)mask->block_k,
                         (long long)s->B, (long long)s->Hq, (long long)s->Nq, (long long)s->Nk,
@@ -235,6 +236,16 @@ static esa_status check_selection(const esa_plan *plan, const esa_mask *mask, co
         return esa_fail(ctx, ESA_ERR_MISMATCH,
                         "the mask was made for another device than the plan: make it with "
                         "esa_mask_create of this plan");
+    /* A mask that holds permutations keeps them, so a selection cannot change its order. */
+    const esa_select_params *p = &plan->select;
+    if ((mask->perm_q || mask->perm_k) &&
+        (mask->mode != p->mode || mask->layout.order_applied != p->layout.order_applied ||
+         !esa_layout_same(&mask->layout, &p->layout)))
+        return esa_fail(ctx, ESA_ERR_MISMATCH,
+                        "the mask was made for order %d, but the plan selects in order %d (grid, "
+                        "text, mode and order_applied must agree too): make it with "
+                        "esa_mask_create of this plan",
+                        (int)mask->layout.order, (int)p->layout.order);
     return check_workspace(plan, ws);
 }
 
@@ -247,7 +258,7 @@ static esa_status check_attention(const esa_plan *plan, const esa_mask *mask, co
     ESA_TRY(esa_check_against_shapes(ctx, t->q, s, "q", s->Hq, s->Nq));
     ESA_TRY(esa_check_against_shapes(ctx, t->k, s, "k", s->Hkv, s->Nk));
     ESA_TRY(esa_check_qkvo(ctx, t));
-    /* A plan with a selector has its own permutations; otherwise the mask says where tokens lie. */
+    /* A plan with a selector has its own order; otherwise the mask gives the order. */
     const esa_layout *layout = !mask ? NULL : plan->has_select ? &p->layout : &mask->layout;
     ESA_TRY(esa_check_kv_len(ctx, plan->attention.kv_len, s->device, s->B, s->Nk, layout,
                              mask ? mask->mode : 0));
@@ -255,14 +266,15 @@ static esa_status check_attention(const esa_plan *plan, const esa_mask *mask, co
     ESA_TRY(esa_check_mask(ctx, mask, s, plan->attention.causal));
     if (plan->has_select && (mask->block_q != p->block_q || mask->block_k != p->block_k ||
                              mask->mode != p->mode || !esa_layout_same(&mask->layout, &p->layout)))
-        return esa_fail(ctx, ESA_ERR_MISMATCH,
-                        "the mask has %d x %d blocks in order %d, the plan was made for %d x %d in "
-                        "order %d (grid and text must agree too)",
-                        (int)mask->block_q, (int)mask->block_k, (int)mask->layout.order,
-                        (int)p->block_q, (int)p->block_k, (int)p->layout.order);
+        return esa_fail(
+            ctx, ESA_ERR_MISMATCH,
+            "the mask has %d x %d blocks in order %d, but the plan was made for %d x %d in "
+            "order %d (grid and text must agree too)",
+            (int)mask->block_q, (int)mask->block_k, (int)mask->layout.order, (int)p->block_q,
+            (int)p->block_k, (int)p->layout.order);
     if (mask->device != s->device)
         return esa_fail(ctx, ESA_ERR_DEVICE,
-                        "the mask lies on the %s and the plan works on a %s: copy it with "
+                        "the mask is on the %s, but the plan works on the %s: copy the mask with "
                         "esa_mask_to_device",
                         esa_backend_of(mask->device)->name, plan->backend->name);
     if (plan->backend->order_room && !plan->has_select &&
@@ -270,7 +282,7 @@ static esa_status check_attention(const esa_plan *plan, const esa_mask *mask, co
          esa_layout_moves(&mask->layout, 1, mask->mode)))
         return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
                         "this plan has no room to gather tokens into the mask's order: give it "
-                        "select params with that layout, or tensors that already stand in it "
+                        "select params with that layout, or tensors that are already in that order "
                         "(order_applied)");
     return check_workspace(plan, ws);
 }
@@ -282,10 +294,10 @@ esa_status esa_plan_create(esa_ctx *ctx, esa_plan **out, const esa_shapes *shape
 {
     if (out) *out = NULL;
     ESA_TRY(esa_ctx_enter(ctx));
-    const esa_status status =
-        out ? esa_plan_make(ctx, out, shapes, select, attention)
-            : esa_fail(ctx, ESA_ERR_ARGUMENT,
-                       "plan is NULL, a pointer that receives the plan is expected");
+    const esa_status status = out ? esa_plan_make(ctx, out, shapes, select, attention)
+                                  : esa_fail(
+                                        ctx, ESA_ERR_ARGUMENT,
+                                        "plan is NULL, expected a pointer that receives the plan");
     esa_ctx_leave(ctx);
     return status;
 }

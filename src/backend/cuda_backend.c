@@ -1,5 +1,4 @@
-/* cuda_backend.c - the GPU's filling of the table: bound arguments go to the plugin, its messages
- * come back.
+/* cuda_backend.c - the table of the GPU: calls the plugin, and copies its messages into the ctx.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "backend/backend.h"
 
@@ -14,16 +13,16 @@ static esa_status cuda_reach(esa_ctx *ctx, const esa_tensor *t, const char *name
     if (status) {
         char why[sizeof ctx->error];
         memcpy(why, ctx->error, sizeof why);
-        return esa_fail(ctx, status, "%s lies on a CUDA device, but %.460s", name, why);
+        return esa_fail(ctx, status, "%s is on a CUDA device, but %.460s", name, why);
     }
     if (t->device_index != ctx->cuda_device)
         return esa_fail(ctx, ESA_ERR_DEVICE,
-                        "%s lies on GPU %d, this ctx works on GPU %d (esa_ctx_params.cuda_device)",
+                        "%s is on GPU %d, but this ctx uses GPU %d (esa_ctx_params.cuda_device)",
                         name, (int)t->device_index, (int)ctx->cuda_device);
     if ((uintptr_t)t->data % (uintptr_t)esa_dtype_size(t->dtype))
         return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
-                        "%s starts at an address that is not a multiple of its %d-byte elements, "
-                        "which a GPU cannot read",
+                        "%s starts at an address that is not a multiple of its element size (%d "
+                        "bytes), which a GPU cannot read",
                         name, (int)esa_dtype_size(t->dtype));
     return ESA_OK;
 }
@@ -121,9 +120,10 @@ static esa_status cuda_select(esa_ctx *ctx, const esa_select_args *args, esa_mas
     const esa_cuda *c = ctx->cuda;
     const esa_cuda_mask view = mask_view(mask);
     if (importance)
-        return esa_fail(ctx, ESA_ERR_INTERNAL, "a GPU does not hand out importance with a mask");
+        return esa_fail(ctx, ESA_ERR_INTERNAL,
+                        "a GPU cannot return importance together with a mask");
     if (!ws) ESA_TRY(esa_cuda_scratch(ctx, &ws, c->table->select_workspace(c->dev, args)));
-    mask->filled = 0; /* a selection that fails half way leaves an empty mask, not the old one */
+    mask->filled = 0; /* a selection that fails from here on leaves an empty mask */
     ESA_TRY(esa_cuda_status(ctx, c->table->select(c->dev, args, &view, ws, ctx->cuda_stream)));
     esa_select_sign(args, mask, 0); /* the number of blocks that exist is in mask->facts */
     return ESA_OK;
@@ -170,7 +170,7 @@ static esa_status cuda_importance(esa_ctx *ctx, const esa_select_args *args, flo
 
 /* ---------------------------------------------------------------- masks */
 
-/* Counts, lists, facts and, where its layout moves tokens, the permutations. */
+/* Allocates counts, lists and facts, and makes the permutations if the layout moves tokens. */
 static esa_status furnish(esa_ctx *ctx, esa_mask *m)
 {
     const int64_t rows = esa_size_mul(esa_size_mul(m->B, m->H), m->nq);

@@ -1,5 +1,5 @@
-/* ctx.c - making and freeing a ctx: error text, log, scratch memory, the guard that lets one call
- * in at a time.
+/* ctx.c - makes and frees a ctx: message, log, scratch memory, and the guard that admits one call
+ * at a time.
  * SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE /* sched_getaffinity */
 #include "ctx/ctx.h"
@@ -146,7 +146,7 @@ static int32_t take(esa_ctx *ctx, int state)
 esa_status esa_ctx_enter(esa_ctx *ctx)
 {
     if (!ctx) return ESA_ERR_ARGUMENT;
-    /* A second thread must not touch the message of the first one's call, so none is written. */
+    /* The message belongs to the call that is inside, so this one writes none. */
     if (!take(ctx, ESA_CTX_FREE) && !take(ctx, ESA_CTX_LENT)) return ESA_ERR_STATE;
     ctx->error[0] = 0;
     ctx->entries++;
@@ -160,20 +160,20 @@ void esa_ctx_leave(esa_ctx *ctx)
 
 void esa_ctx_lend(esa_ctx *ctx)
 {
-    ctx->lent = 1;
+    ctx->lent++;
     esa_ctx_leave(ctx);
 }
 
 void esa_ctx_take_back(esa_ctx *ctx)
 {
     while (!take(ctx, ESA_CTX_LENT)) sched_yield();
-    ctx->lent = 0;
+    ctx->lent--;
 }
 
 esa_status esa_ctx_scratch(esa_ctx *ctx, void **scratch, int64_t bytes)
 {
-    if (bytes > ctx->arena_bytes) {
-        /* Freed before the new one is taken, so that the two never stand side by side. */
+    if (bytes < 0 || bytes > ctx->arena_bytes) { /* negative: beyond 64 bits, which alloc refuses */
+        /* Free the old memory first, so that the two are never held together. */
         esa_mem_free(&ctx->mem, ctx->arena, ctx->arena_bytes);
         ctx->arena_bytes = 0;
         ctx->arena = esa_mem_alloc(&ctx->mem, bytes);

@@ -10,7 +10,8 @@
 #include "ctx/ctx.h"
 #include "esa_build.h" /* written by the build: ESA_BUILD_ID */
 
-/* As esa_ctx_enter, and refuses a libesa of another build. Pair it with esa_ctx_leave. */
+/* Like esa_ctx_enter, but also refuses a libesa of another build. End the call with
+ * esa_ctx_leave. */
 static inline esa_status esa_engine_enter(esa_ctx *ctx)
 {
     ESA_TRY(esa_ctx_enter(ctx));

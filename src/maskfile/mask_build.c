@@ -35,10 +35,12 @@ static esa_status read_build(esa_ctx *ctx, esa_mask_file_info *info, const esa_m
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
                         "importance is %d, expected ESA_IMPORTANCE_NONE, U8 or F16",
                         build->importance);
-    if (build->budget_count < 0 || build->budget_count > ESA_MAX_BUDGETS ||
-        (build->budget_count && !build->budgets))
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "%d budgets were given, expected 0 to %d",
+    if (build->budget_count < 0 || build->budget_count > ESA_MAX_BUDGETS)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "budget_count is %d, expected 0 to %d",
                         build->budget_count, ESA_MAX_BUDGETS);
+    if (build->budget_count && !build->budgets)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "budget_count is %d, but budgets is NULL",
+                        build->budget_count);
     if (!build->budget_count && build->importance == ESA_IMPORTANCE_NONE)
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
                         "neither budgets nor importance are given: the file would be empty");
@@ -229,11 +231,11 @@ esa_status esa_mask_file_build(esa_ctx *ctx, const char *output, const char *con
                                int32_t count, const esa_mask_build *params)
 {
     ESA_TRY(esa_ctx_enter(ctx));
-    const esa_mask_build p = params ? *params : esa_mask_build_default();
+    const esa_mask_build fallback = esa_mask_build_default();
     esa_recording *rec = NULL;
     esa_mask_file_info info;
     esa_status status = esa_recordings_open(ctx, &rec, &info, recordings, count);
-    if (!status) status = build(ctx, output, rec, count, &info, &p);
+    if (!status) status = build(ctx, output, rec, count, &info, params ? params : &fallback);
     esa_recordings_close(ctx, rec, count);
     esa_ctx_leave(ctx);
     return status;
@@ -341,8 +343,8 @@ esa_status esa_mask_file_derive(esa_ctx *ctx, const char *output, esa_mask_file 
                                 const esa_mask_build *params)
 {
     ESA_TRY(esa_ctx_enter(ctx));
-    const esa_mask_build p = params ? *params : esa_mask_build_default();
-    const esa_status status = derive(ctx, output, file, &p);
+    const esa_mask_build fallback = esa_mask_build_default();
+    const esa_status status = derive(ctx, output, file, params ? params : &fallback);
     esa_ctx_leave(ctx);
     return status;
 }

@@ -162,7 +162,7 @@ static esa_status locate(esa_mask_file *f, int64_t *cell, int32_t layer, int32_t
         (info->branches > 1 && branch >= info->branches))
         return esa_fail(
             f->ctx, ESA_ERR_ARGUMENT,
-            "layer %d, step %d, branch %d was asked for, but %s has %d layers, %d steps, %d "
+            "layer is %d, step is %d and branch is %d, but %s has %d layers, %d steps and %d "
             "branches",
             layer, step, branch, f->tensors->label, info->layers, info->steps, info->branches);
     *cell = esa_mask_file_cell(f, layer, f->step_group[step], branch);

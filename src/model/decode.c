@@ -82,6 +82,7 @@ static esa_status decode_latents(esa_model *m, esa_frames **frames, const esa_lo
 static esa_status decode_file(esa_model *m, esa_frames **frames, const esa_decode_params *params)
 {
     esa_loaded t;
+    ESA_TRY(esa_model_check_idle(m));
     if (!m->vae) return esa_fail(m->ctx, ESA_ERR_STATE, "this model was opened without its VAE");
     if (!params->latents) return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "no latents file was given");
     const int64_t expected[4] = { m->info.latent_channels, -1, -1, -1 };
@@ -101,8 +102,8 @@ esa_status esa_decode(esa_model *model, esa_frames **frames, const esa_decode_pa
         status = esa_fail(model->ctx, ESA_ERR_ARGUMENT, "frames or params is NULL");
     else if (params->struct_size != sizeof *params)
         status = esa_fail(model->ctx, ESA_ERR_VERSION,
-                          "esa_decode_params has %u bytes, expected %u", params->struct_size,
-                          (unsigned)sizeof *params);
+                          "esa_decode_params has struct_size %u, this library expects %u",
+                          params->struct_size, (unsigned)sizeof *params);
     else
         status = decode_file(model, frames, params);
     esa_ctx_leave(model->ctx);

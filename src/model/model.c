@@ -216,7 +216,8 @@ static esa_status begin(esa_ctx *ctx, esa_model **model, const char *folder,
     *model = NULL;
     if (!folder || !*folder) return esa_fail(ctx, ESA_ERR_ARGUMENT, "no model folder was given");
     if (p.struct_size != sizeof p)
-        return esa_fail(ctx, ESA_ERR_VERSION, "esa_model_params has %u bytes, expected %u",
+        return esa_fail(ctx, ESA_ERR_VERSION,
+                        "esa_model_params has struct_size %u, this library expects %u",
                         p.struct_size, (unsigned)sizeof p);
     if (p.hold < ESA_HOLD_AUTO || p.hold > ESA_HOLD_BF16)
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "hold is %d, expected 0 .. %d", p.hold,
@@ -350,6 +351,13 @@ esa_status esa_model_open(esa_ctx *ctx, esa_model **model, const char *folder,
         esa_model_free(m);
     esa_ctx_leave(ctx);
     return status;
+}
+
+esa_status esa_model_check_idle(const esa_model *model)
+{
+    if (!model->call) return ESA_OK;
+    return esa_fail(model->ctx, ESA_ERR_STATE,
+                    "this model is busy: its callback must not start another call of it");
 }
 
 esa_status esa_model_need_text(esa_model *model)

@@ -1,8 +1,8 @@
-/* model.h - an opened model folder: configurations, parts, and what the call that runs is doing.
- * Behind the calls of esa_video.h: model.c opens and describes, embeds.c gets the text, pipeline.c
- * makes latents and videos, decode.c turns latents into frames.
+/* model.h - an opened model folder: configurations, parts, and the state of the current call.
  * SPDX-License-Identifier: Apache-2.0
- */
+ *
+ * The calls of esa_video.h: model.c opens and describes a folder, embeds.c gets the embeddings,
+ * pipeline.c makes latents and videos, decode.c turns latents into frames. */
 #ifndef ESA_MODEL_MODEL_H
 #define ESA_MODEL_MODEL_H
 
@@ -40,14 +40,18 @@ struct esa_model {
     double density; /* density of the sparse calls so far */
 };
 
+/* Fails with ESA_ERR_STATE if a call of this model runs. That happens when its denoised callback,
+ * to which the ctx is lent, calls the same model. */
+esa_status esa_model_check_idle(const esa_model *model);
+
 /* Opens the text encoder unless it is open. */
 esa_status esa_model_need_text(esa_model *model);
 
 /* Reports progress. Fails with ESA_ERR_STATE if the caller cancels the call. */
 esa_status esa_model_progress(esa_model *model, int32_t stage, int32_t done, int32_t total);
 
-/* decode.c: decodes latents [C][t][h][w]. The caller owns *frames, also after a failure (then it
- * may be NULL). */
+/* decode.c: decodes latents [C][t][h][w]. The caller owns *frames, even after a failure; then it
+ * may be NULL. */
 esa_status esa_model_decode(esa_model *model, esa_frames **frames, const float *latents,
                             const int32_t latent[3], int32_t tile);
 

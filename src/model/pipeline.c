@@ -114,7 +114,8 @@ static esa_status check_sizes(esa_model *m, run *r)
 static esa_status check_settings(esa_model *m, run *r, const esa_generate_params *params)
 {
     if (params->struct_size != sizeof *params)
-        return esa_fail(m->ctx, ESA_ERR_VERSION, "esa_generate_params has %u bytes, expected %u",
+        return esa_fail(m->ctx, ESA_ERR_VERSION,
+                        "esa_generate_params has struct_size %u, this library expects %u",
                         params->struct_size, (unsigned)sizeof *params);
     r->p = *params;
     const esa_generate_params *p = &r->p;
@@ -141,7 +142,7 @@ static esa_status check_inputs(const esa_model *m, const esa_generate_params *p)
         return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "neither a prompt nor embeddings were given");
     if (p->prompt && p->prompt_embeds)
         return esa_fail(m->ctx, ESA_ERR_ARGUMENT,
-                        "a prompt and embeddings were given, expected one of them");
+                        "both a prompt and embeddings were given, expected only one of them");
     if (p->session.mode == ESA_SESSION_CACHED && !p->masks)
         return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "session mode CACHED needs a mask file");
     if (p->session.mode == ESA_SESSION_RECORD && !p->record)
@@ -342,7 +343,7 @@ static esa_status run_stages(esa_model *m, run *r)
     s->gemm_seconds = m->nn.seconds[ESA_NN_GEMM] - gemm;
     s->session.struct_size = sizeof s->session;
     ESA_TRY(esa_session_sum(m->session, &s->session, -1, -1));
-    if (r->p.denoised) { /* it reads figures from the session, through calls that take the guard */
+    if (r->p.denoised) { /* it reads statistics through public calls, which take the guard */
         esa_ctx_lend(m->ctx);
         r->p.denoised(r->p.denoised_user, m->session);
         esa_ctx_take_back(m->ctx);
@@ -392,7 +393,8 @@ static esa_status run_all(esa_model *m, run *r, const esa_generate_params *param
     ESA_TRY(check_settings(m, r, params ? params : &fallback));
     ESA_TRY(check_inputs(m, &r->p));
     if (stats && stats->struct_size != sizeof *stats)
-        return esa_fail(m->ctx, ESA_ERR_VERSION, "esa_generate_stats has %u bytes, expected %u",
+        return esa_fail(m->ctx, ESA_ERR_VERSION,
+                        "esa_generate_stats has struct_size %u, this library expects %u",
                         stats->struct_size, (unsigned)sizeof *stats);
     m->call = &r->p;
     esa_nn_enter(&m->nn);
@@ -425,8 +427,9 @@ esa_status esa_generate(esa_model *model, esa_frames **frames, const esa_generat
     if (frames) *frames = NULL;
     if (!model) return ESA_ERR_ARGUMENT;
     ESA_TRY(esa_engine_enter(model->ctx));
-    const esa_status status = frames ? generate(model, frames, params, stats)
-                                     : esa_fail(model->ctx, ESA_ERR_ARGUMENT, "frames is NULL");
+    esa_status status = frames ? esa_model_check_idle(model)
+                               : esa_fail(model->ctx, ESA_ERR_ARGUMENT, "frames is NULL");
+    if (!status) status = generate(model, frames, params, stats);
     esa_ctx_leave(model->ctx);
     return status;
 }
@@ -461,7 +464,6 @@ esa_status esa_generate_resolve(esa_model *model, esa_generate_params *params, i
 {
     if (!model) return ESA_ERR_ARGUMENT;
     ESA_TRY(esa_engine_enter(model->ctx));
-    model->ctx->error[0] = 0;
     const esa_status status = resolve(model, params, tokens);
     esa_ctx_leave(model->ctx);
     return status;

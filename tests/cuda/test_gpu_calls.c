@@ -323,8 +323,9 @@ static void bad_views(void **state)
     /* half an element: a GPU that tried would be lost for the whole process */
     bad.data = (char *)bad.data + 1;
     refused(f.ctx, esa_attention(f.ctx, &f.q, &f.k, &bad, &f.o, NULL, NULL), ESA_ERR_UNSUPPORTED,
-            "2-byte");
-    refused(f.ctx, esa_select(f.ctx, &mask, &bad, &f.k, NULL), ESA_ERR_UNSUPPORTED, "2-byte");
+            "not a multiple of its element size (2 bytes)");
+    refused(f.ctx, esa_select(f.ctx, &mask, &bad, &f.k, NULL), ESA_ERR_UNSUPPORTED,
+            "not a multiple of its element size (2 bytes)");
     esa_select_params rounding = params(ESA_SELECT_ENTROPY);
     rounding.mode = ESA_MODE_COMPAT_ROUND;
     refused(f.ctx, esa_select(f.ctx, &mask, &f.q, &f.k, &rounding), ESA_ERR_UNSUPPORTED,
@@ -417,6 +418,10 @@ static void bad_masks(void **state)
     refused(f.ctx, esa_plan_select(plan, cpu, &f.q, &f.k, ws), ESA_ERR_MISMATCH, "esa_mask_create");
     refused(f.ctx, esa_plan_attention(plan, hilbert, &f.q, &f.k, &f.v, &f.o, NULL, ws),
             ESA_ERR_MISMATCH, "order");
+    /* a selection would change the order of the mask, but not its permutations */
+    refused(f.ctx, esa_plan_select(plan, hilbert, &f.q, &f.k, ws), ESA_ERR_MISMATCH,
+            "the mask was made for order 3, but the plan selects in order 0");
+    must(f.ctx, esa_attention(f.ctx, &f.q, &f.k, &f.v, &f.o, hilbert, NULL));
     must(f.ctx, esa_plan_select(plan, empty, &f.q, &f.k, ws));
     must(f.ctx, esa_plan_attention(plan, empty, &f.q, &f.k, &f.v, &f.o, NULL, ws));
     must(f.ctx, esa_device_sync(f.ctx));

@@ -99,12 +99,12 @@ static void missing_cells(void **state)
                    "dense layer", NULL);
     assert_refused(ctx, esa_mask_file_get(f, &mask, 1, 1, 0, 0.5), ESA_ERR_STATE, "step 1",
                    "warm-up", NULL);
-    assert_refused(ctx, esa_mask_file_get(f, &mask, 3, 4, 0, 0.5), ESA_ERR_ARGUMENT, "layer 3",
-                   "3 layers", NULL);
-    assert_refused(ctx, esa_mask_file_get(f, &mask, 1, 6, 0, 0.5), ESA_ERR_ARGUMENT, "step 6",
-                   NULL);
-    assert_refused(ctx, esa_mask_file_get(f, &mask, 1, 4, 2, 0.5), ESA_ERR_ARGUMENT, "branch 2",
-                   NULL);
+    assert_refused(ctx, esa_mask_file_get(f, &mask, 3, 4, 0, 0.5), ESA_ERR_ARGUMENT,
+                   "layer is 3, step is 4 and branch is 0", "3 layers", NULL);
+    assert_refused(ctx, esa_mask_file_get(f, &mask, 1, 6, 0, 0.5), ESA_ERR_ARGUMENT,
+                   "layer is 1, step is 6 and branch is 0", NULL);
+    assert_refused(ctx, esa_mask_file_get(f, &mask, 1, 4, 2, 0.5), ESA_ERR_ARGUMENT,
+                   "layer is 1, step is 4 and branch is 2", NULL);
     assert_null(mask);
     assert_refused(ctx, esa_mask_file_importance(f, NULL, 1, 4, 0), ESA_ERR_ARGUMENT, "NULL", NULL);
     assert_int_equal(esa_mask_file_stored(f, 1, 4), 1);
@@ -154,11 +154,11 @@ static void test_build_refusals(void **state)
     const double twice[] = { 0.5, 0.5003 }, wrong[] = { 0.5, -0.1 };
     REFUSED(b.struct_size = 1, ESA_ERR_VERSION, "struct_size");
     REFUSED(b.importance = 3, ESA_ERR_ARGUMENT, "importance is 3");
-    REFUSED(b.budget_count = 17, ESA_ERR_ARGUMENT, "17 budgets");
+    REFUSED(b.budget_count = 17, ESA_ERR_ARGUMENT, "budget_count is 17, expected 0 to 16");
     REFUSED((b.importance = 0, b.budget_count = 0), ESA_ERR_ARGUMENT, "would be empty");
     REFUSED(b.budgets = twice, ESA_ERR_ARGUMENT, "twice");
     REFUSED(b.budgets = wrong, ESA_ERR_ARGUMENT, "-0.1");
-    REFUSED(b.budgets = NULL, ESA_ERR_ARGUMENT, "2 budgets");
+    REFUSED(b.budgets = NULL, ESA_ERR_ARGUMENT, "budget_count is 2, but budgets is NULL");
     REFUSED(b.warmup_frac = 2, ESA_ERR_ARGUMENT, "warmup_frac is 2");
     REFUSED(b.warmup_frac = 1, ESA_ERR_ARGUMENT, "nothing would be stored");
 #undef REFUSED

@@ -91,7 +91,8 @@ static void frames_and_refusals(void **state)
     assert_refused(ctx, esa_decode(model, &again, &d), ESA_ERR_ARGUMENT, "tile", NULL);
     d.vae_tile = 0;
     d.struct_size = 3;
-    assert_refused(ctx, esa_decode(model, &again, &d), ESA_ERR_VERSION, "3 bytes", NULL);
+    assert_refused(ctx, esa_decode(model, &again, &d), ESA_ERR_VERSION,
+                   "esa_decode_params has struct_size 3", NULL);
     d.struct_size = sizeof d;
     d.latents = NULL;
     assert_refused(ctx, esa_decode(model, &again, &d), ESA_ERR_ARGUMENT, "latents", NULL);

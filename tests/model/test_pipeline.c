@@ -264,7 +264,8 @@ static void refusals(void **state)
     assert_int_equal(w.calls, 0);
     p = tiny();
     p.struct_size = 8;
-    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_VERSION, "8 bytes", NULL);
+    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_VERSION,
+                   "esa_generate_params has struct_size 8", NULL);
     p = tiny();
     p.save_latents = "/nonexistent/latents";
     assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_IO, "/nonexistent/latents",

@@ -1,5 +1,5 @@
-/* test_session_entry.c - one call enters once: the guard is taken once and each view is checked
- * once, in every mode and for every public call that a session is used through.
+/* test_session_entry.c - a call takes the guard once and checks each view once, in every mode of a
+ * session and in the other public calls. Also how the guard is lent, and sizes of scratch.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "attn/attn.h"
 #include "maskfile/mask_file_test.h"
@@ -101,12 +101,48 @@ static void test_doors(void **state)
     mini_free(&m);
 }
 
+/* A call that the ctx was lent to may lend it again. Each take_back ends only its own loan. */
+static void test_lending(void **state)
+{
+    (void)state;
+    ok(ctx, esa_ctx_enter(ctx));
+    assert_int_equal(esa_ctx_enter(ctx), ESA_ERR_STATE);
+    esa_ctx_lend(ctx);
+    ok(ctx, esa_ctx_enter(ctx)); /* a call of the outer callback */
+    esa_ctx_lend(ctx);
+    ok(ctx, esa_ctx_enter(ctx)); /* a call of the inner callback */
+    assert_int_equal(esa_ctx_enter(ctx), ESA_ERR_STATE);
+    esa_ctx_leave(ctx);
+    esa_ctx_take_back(ctx);
+    assert_int_equal(esa_ctx_enter(ctx), ESA_ERR_STATE);
+    esa_ctx_leave(ctx);
+    esa_ctx_take_back(ctx);
+    assert_int_equal(esa_ctx_enter(ctx), ESA_ERR_STATE);
+    esa_ctx_leave(ctx);
+    ok(ctx, esa_ctx_enter(ctx));
+    esa_ctx_leave(ctx);
+}
+
+/* A size that has overflowed is refused, also while the ctx holds some scratch. */
+static void test_scratch_sizes(void **state)
+{
+    (void)state;
+    void *memory;
+    ok(ctx, esa_ctx_scratch(ctx, &memory, 100));
+    assert_refused(ctx, esa_ctx_scratch(ctx, &memory, esa_size_mul(INT64_MAX, 8)), ESA_ERR_MEMORY,
+                   "out of memory", NULL);
+    assert_refused(ctx, esa_ctx_scratch(ctx, &memory, INT64_MAX), ESA_ERR_MEMORY, "out of memory",
+                   NULL);
+    ok(ctx, esa_ctx_scratch(ctx, &memory, 100));
+    assert_non_null(memory);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_modes),
-        cmocka_unit_test(test_cached),
-        cmocka_unit_test(test_doors),
+        cmocka_unit_test(test_modes),         cmocka_unit_test(test_cached),
+        cmocka_unit_test(test_doors),         cmocka_unit_test(test_lending),
+        cmocka_unit_test(test_scratch_sizes),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
