@@ -2,12 +2,12 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * One round runs sgemm (2048^3, the machine's CBLAS with as many threads) and then every row of the
- * table once, so that disturbances hit all of them alike. The table shows best and median over the
+ * table once, so that disturbances affect all of them. The table shows best and median over the
  * rounds. The FLOP of a row are 4 * pairs * D, where pairs counts the query-key pairs of the kept
- * blocks over all heads (4 Nq Nk D H when dense). Random masks are given; the other selectors are
- * timed apart from attention. Every row has its own ctx, so that its memory can be told. On a GPU
- * there is no sgemm, and a time is that of as many calls as fill GPU_SECONDS, divided by their
- * number: the clock is read only when the GPU has finished. */
+ * blocks over all heads (4 Nq Nk D H when dense). Random masks are made before the rounds; the
+ * other selectors are timed separately from attention. Every row has its own ctx, so that its
+ * memory can be measured. On a GPU there is no sgemm. There, a time is the mean over as many calls
+ * as fill GPU_SECONDS, because the clock can be read only when the GPU has finished. */
 #include "core/data.h"
 #include "core/folders.h"
 
@@ -168,7 +168,7 @@ static int row_open(bench *b, bench_row *r)
     return CLI_OK;
 }
 
-/* Rows: per dtype one dense row if density 1 is asked for, then densities x selectors x tails. */
+/* Rows per dtype: one dense row if --density has 1, then densities x selectors x tails. */
 static int rows_new(bench *b)
 {
     const int most = b->dtypes.count * b->densities.count * b->selectors.count * b->tails.count;
@@ -441,19 +441,21 @@ int cmd_bench_attention(int argc, char **argv)
         { "--density", CLI_REALS, &b.densities, "X,...", 0, 1, 0,
           "fractions of key blocks to keep; 1 is dense, the baseline (1,0.5,0.2,0.1)" },
         { "--selector", CLI_CHOICES, &b.selectors, CLI_SELECTORS, 0, 0, 0,
-          "one or more, with commas; random masks are not timed (random)" },
+          "one or more, with commas; making random masks is not timed (random)" },
         { "--tail", CLI_CHOICES, &b.tails, CLI_TAILS, 0, 0, 0, "one or more, with commas (none)" },
         { "--dtype", CLI_CHOICES, &b.dtypes, CLI_DTYPES, 0, 0, 0,
           "one or more, with commas (f32)" },
         { "--block", CLI_TEXT, &block, "QxK", 0, 0, 0,
-          "query x key tokens of a block (the selector's own; random 128x128)" },
+          "query x key tokens of a block, multiples of 16 up to 256 (entropy 256x128, others "
+          "128x128)" },
         { "--samples", CLI_INT, &b.samples, "N", 1, 256, 0,
           "entropy: queries scored per block (4)" },
         { "--cdf", CLI_REAL, &b.select.cdf_threshold, "X", 0, 1, 0,
-          "ada_bsa: CDF threshold; 1 turns it off (1)" },
+          "ada_bsa: cumulative mass to keep; 1 turns the rule off (1)" },
         { "--order", CLI_CHOICE, &b.select.layout.order, CLI_ORDERS, 0, 0, 0,
           "token order (the selector's own)" },
-        { "--grid", CLI_INTS, &grid, "t,h,w", 1, 65535, 3, "video tokens (the shape's)" },
+        { "--grid", CLI_INTS, &grid, "t,h,w", 1, 65535, 3,
+          "video tokens: frames, height, width (the shape's)" },
         { "--window", CLI_INTS, &window, "t,h,w", 1, 4096, 3,
           "box of order tile3d, in tokens (2,8,8)" },
         { "--text-front", CLI_INT32, &front, "N", 0, 1e9, 0,
@@ -461,7 +463,7 @@ int cmd_bench_attention(int argc, char **argv)
         { "--text-back", CLI_INT32, &back, "N", 0, 1e9, 0,
           "text tokens after the video (the shape's)" },
         { "--causal", CLI_FLAG, &b.causal, NULL, 0, 0, 0,
-          "key j is visible to query i iff j <= i (off)" },
+          "query i sees key j only if j <= i (off)" },
         { "--threads", CLI_INT, &b.threads, "N", 0, ESA_MAX_THREADS, 0,
           "CPU threads; 0: one per core (0)" },
         { "--rounds", CLI_INT, &b.rounds, "N", 1, 100000, 0, "timed rounds (15)" },

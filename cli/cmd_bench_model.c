@@ -229,7 +229,7 @@ static int save_json(const bench *b, figure (*figures)[FIGURES])
 
 /* ---------------------------------------------------------------- the command */
 
-/* Dense first, then what was asked for, budget by budget. */
+/* The dense row first, then each mode, budget by budget. */
 static int make_rows(bench *b)
 {
     b->row = calloc(1 + (size_t)b->modes.count * (size_t)b->budgets.count, sizeof *b->row);
@@ -291,8 +291,9 @@ int cmd_bench_model(int argc, char **argv)
         { "--method", CLI_CHOICE, &b.method, ONLINE_METHODS, 0, 0, 0,
           "selector of mode online (entropy)" },
         { "--masks", CLI_TEXT, &b.base.p.masks, "FILE", 0, 0, 0,
-          "mask file of mode cached; its steps are mapped to --steps" },
-        { "--rounds", CLI_INT, &b.rounds, "N", 1, 1000, 0, "repetitions (3)" },
+          "mask file of mode cached; steps of the run use the nearest steps of the file" },
+        { "--rounds", CLI_INT, &b.rounds, "N", 1, 1000, 0,
+          "rounds; the table shows medians over them (3)" },
         { "--skip-dense", CLI_FLAG, &b.skip_dense, NULL, 0, 0, 0,
           "make no dense clip to compare with (off)" },
         { "--no-decode", CLI_FLAG, &b.no_decode, NULL, 0, 0, 0, "leave out the decoder (off)" },

@@ -1,5 +1,6 @@
 /* cmd_bench_video.c - `esa bench video`: whole videos, sparse against dense: PSNR, SSIM, seconds
- * per step. SPDX-License-Identifier: Apache-2.0
+ * per step.
+ * SPDX-License-Identifier: Apache-2.0
  *
  * The CSV has one row per clip (prompt, seed, method, budget, tail). It is rewritten whole after
  * every clip, and the next run continues from it. A dense clip is made once: it stays in memory for
@@ -341,10 +342,11 @@ int cmd_bench_video(int argc, char **argv)
     cli_option table[CLIP_MAX_OPTIONS];
     const cli_option own[] = {
         { "--csv", CLI_OUTPUT, &b.csv_path, "FILE", 0, 0, 0,
-          "one row per clip; clips in it are not made again; required" },
+          "the table, one row per clip; clips that it holds are not made again; required" },
         { "--dense-dir", CLI_TEXT, &b.dense_dir, "DIR", 0, 0, 0,
           "keep the dense clips in this folder; empty it when the weights change (not kept)" },
-        { "--prompts", CLI_TEXT, &prompts, "FILE", 0, 0, 0, "a file with one prompt per line" },
+        { "--prompts", CLI_TEXT, &prompts, "FILE", 0, 0, 0,
+          "a file with one prompt per line (the built-in prompts)" },
         { "--num-prompts", CLI_INT, &number, "N", 1, CLI_PROMPTS, 0,
           "use the first N built-in prompts (8)" },
         { "--seeds", CLI_INTS, &b.seeds, "N,...", 0, 9e15, 0, "seeds of the noise (0,1)" },

@@ -255,7 +255,8 @@ int cmd_doctor(int argc, char **argv)
     const char *json_path = NULL;
     int done, status = CLI_OK;
     const cli_option options[] = {
-        { "--threads", CLI_INT, &threads, "N", 0, ESA_MAX_THREADS, 0, "0: one per core (0)" },
+        { "--threads", CLI_INT, &threads, "N", 0, ESA_MAX_THREADS, 0,
+          "CPU threads; 0: one per core (0)" },
         { "--json", CLI_OUTPUT, &json_path, "FILE", 0, 0, 0, "also write what is printed as JSON" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };

@@ -284,8 +284,10 @@ int cmd_experiment_collect(int argc, char **argv)
     const cli_option options[] = {
         { "--results", CLI_TEXT, &results, "DIR", 0, 0, 0,
           "the folder with the experiments (results)" },
-        { "--csv", CLI_OUTPUT, &csv, "FILE", 0, 0, 0, "also write the table as CSV, all digits" },
-        { "--markdown", CLI_OUTPUT, &markdown, "FILE", 0, 0, 0, "also write it as Markdown" },
+        { "--csv", CLI_OUTPUT, &csv, "FILE", 0, 0, 0,
+          "also write the table as CSV, with all digits" },
+        { "--markdown", CLI_OUTPUT, &markdown, "FILE", 0, 0, 0,
+          "also write the table as Markdown" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
     int status = cli_options("esa experiment collect", "[options]",

@@ -254,7 +254,8 @@ int cmd_experiment_submit(int argc, char **argv)
     j.option_count = argc - own - (own < argc);
     const cli_option more[] = {
         { "--gpus", CLI_INT, &j.gpus, "N", 0, 64, 0, "GPUs per task; 0: CPU only (1)" },
-        { "--dry-run", CLI_FLAG, &dry, NULL, 0, 0, 0, "print the scripts, submit nothing" },
+        { "--dry-run", CLI_FLAG, &dry, NULL, 0, 0, 0,
+          "print the scripts and submit nothing (off)" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
     char **copy = calloc((size_t)own + 1, sizeof *copy);

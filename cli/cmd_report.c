@@ -171,10 +171,10 @@ int cmd_report(int argc, char **argv)
         { "--max-prompts", CLI_INT, &q.max_clips, "N", 1, 100000, 0,
           "show the videos of the first N prompts of each folder (all)" },
         { "--no-videos", CLI_FLAG, &q.no_videos, NULL, 0, 0, 0,
-          "leave the videos out, for a small page" },
+          "leave out the videos, for a small page (off)" },
         { "--mask-mb", CLI_INT, &q.mask_mb, "N", 1, 500, 0,
-          "megabytes of mask pictures; of larger files, only some layers and steps are shown "
-          "(16)" },
+          "most megabytes of mask pictures; the page shows only some layers and steps of larger "
+          "files (16)" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
     int status = cli_options("esa report", "RESULTS... [--output report.html] [options]",

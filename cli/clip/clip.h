@@ -47,11 +47,11 @@ int clip_is_tiny(const clip_maker *maker);
 
 /* ---------------------------------------------------------------- requests (clip_request.c) */
 
-/* What a clip is asked for. p holds the engine's settings; the rest decides its session, which
- * clip_resolve completes: mode, selector, order, blocks and tail. Strings are borrowed. */
+/* The settings of a clip. p holds the engine's settings. From the rest, clip_resolve completes its
+ * session: mode, selector, order, blocks and tail. Strings are borrowed. */
 typedef struct clip_request {
     esa_generate_params p;
-    clip_opening open;     /* the model that makes it */
+    clip_opening open;     /* the model that makes the clip */
     int method;            /* METHOD_* */
     int order;             /* ESA_ORDER_*; DEFAULT: the recommended one */
     int tail;              /* ESA_TAIL_* where blocks are skipped */

@@ -1,4 +1,4 @@
-/* clip_request.c - what a clip is asked for: defaults, option rows, and the settings that will run.
+/* clip_request.c - the settings of a clip: defaults, option rows, and what will run.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "clip/clip.h"
 
@@ -113,7 +113,8 @@ const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_opt
         { "--negative-prompt", CLI_TEXT, &p->negative_prompt, "TEXT", 0, 0, 0,
           "what to avoid (nothing)" },
         { "--scheduler", CLI_CHOICE, &p->scheduler, CLIP_SCHEDULERS, 0, 0, 0,
-          "unipc-0.36 has the sigmas of diffusers up to 0.36 (model)" },
+          "model: as the model's folder says; unipc-0.36: with the sigmas of diffusers up to 0.36 "
+          "(model)" },
         { "--flow-shift", CLI_REAL, &p->flow_shift, "X", 0, 1000, 0,
           "shift of the noise schedule (the model's own)" },
         end,
@@ -140,18 +141,18 @@ const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_opt
     };
     const cli_option sparse[] = {
         { "--tail", CLI_CHOICE, &r->tail, CLI_TAILS, 0, 0, 0,
-          "what stands in for skipped blocks (pooled)" },
+          "what replaces skipped blocks (pooled)" },
         { "--cdf", CLI_REAL, &s->select.cdf_threshold, "X", 0, 1, 0,
-          "ada_bsa: CDF threshold; 1 turns it off (1)" },
+          "ada_bsa: cumulative mass to keep; 1 turns the rule off (1)" },
         { "--refresh", CLI_INT32, &s->refresh_every, "N", 1, 1000, 0,
-          "make new masks every N steps (1)" },
+          "make new masks every N sparse steps and reuse them in between (1)" },
         end,
     };
     const cli_option cached[] = {
         { "--masks", CLI_TEXT, &p->masks, "FILE", 0, 0, 0,
           "cached: the mask file, made by `esa calibrate`" },
         { "--step-map", CLI_CHOICE, &s->step_map, "exact|nearest", 0, 0, 0,
-          "cached: nearest takes masks made for another number of steps (exact)" },
+          "cached: nearest also takes masks that were made for another number of steps (exact)" },
         end,
     };
     const cli_option model[] = {

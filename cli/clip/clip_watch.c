@@ -1,4 +1,4 @@
-/* clip_watch.c - while a clip is made: a progress line, and the end on a signal.
+/* clip_watch.c - shows progress while a clip is made, and stops on a signal.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "clip/clip.h"
 

@@ -178,8 +178,8 @@ static int find_lpips(job *j)
     if (status != ESA_OK) return cli_fail_esa(j->ctx, status, j->what);
     snprintf(r->net, sizeof r->net, "%s", j->video.lpips_net(j->lpips));
     if (o->net != EVALUATE_ANY && strcmp(r->net, name) != 0)
-        return cli_fail("%s: '%s' holds the weights of %s, %s was asked for", j->what,
-                        r->lpips_file, r->net, name);
+        return cli_fail("%s: '%s' holds the weights of %s, expected %s", j->what, r->lpips_file,
+                        r->net, name);
     return CLI_OK;
 }
 

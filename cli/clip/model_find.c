@@ -1,5 +1,6 @@
 /* model_find.c - finds a model's folder: $ESA_MODELS, beside the command, the local cache of the
- * hub. SPDX-License-Identifier: Apache-2.0 */
+ * hub.
+ * SPDX-License-Identifier: Apache-2.0 */
 #define _XOPEN_SOURCE 700
 #include "clip/video.h"
 

@@ -25,8 +25,7 @@ static int parse(experiment *e, const char *path, const char *about, const cli_o
     int words = 0;
     const int status = cli_options(path, "FOLDER", about, options, argc, argv, &words, done);
     if (status || *done) return status;
-    if (words != 1)
-        return cli_usage("%s: one folder is expected, %d words were given", path + 4, words);
+    if (words != 1) return cli_usage("%s: %d folders were given, expected 1", path + 4, words);
     if (strlen(argv[0]) > 4000) return cli_usage("%s: the name is too long", path + 4);
     snprintf(e->folder, sizeof e->folder, "%s", argv[0]);
     return cli_ctx_new(&e->maker.ctx, e->clip.open.threads);

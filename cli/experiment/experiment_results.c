@@ -46,7 +46,7 @@ int experiment_save(const experiment *e, cli_json *json, const char *name, const
 
 typedef struct clips {
     int64_t count;                        /* clips per variant: the evaluation prompts */
-    json_t *records[EXPERIMENT_VARIANTS]; /* of every variant, an array of count records */
+    json_t *records[EXPERIMENT_VARIANTS]; /* per variant: an array of count records */
     double *x;                            /* [count], for numbers of every clip */
 } clips;
 

@@ -188,7 +188,7 @@ int experiment_clean_up(const experiment *e, int made, const char *who)
     char path[EXPERIMENT_PATH], frames[EXPERIMENT_PATH];
     if (made && e->keep_frames) {
         experiment_path(e, frames, "frames");
-        remove_folder(frames, 2); /* of an older run */
+        remove_folder(frames, 2); /* frames of an older run */
         const int status = experiment_move(e, "frames", "frames", who);
         if (status) return status;
     }

@@ -1,6 +1,7 @@
 /* report_page.c - fills in the marks <!--esa:name--> of cli/report/page/page.html. Tables and
  * videos are written here, so that the page shows them without scripts. Its scripts draw charts and
- * mask pictures from the JSON. SPDX-License-Identifier: Apache-2.0
+ * mask pictures from the JSON.
+ * SPDX-License-Identifier: Apache-2.0
  *
  * The part from <!--esa:if name--> to <!--esa:end--> is left out if there is nothing to show. Such
  * parts do not nest. */

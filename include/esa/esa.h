@@ -21,7 +21,7 @@
  *   nq, nk    number of query and key blocks: ceil(Nq/Bq), ceil(Nk/Bk)
  *
  * Terms:
- *   budget    the fraction of key blocks to keep, as asked for (1 - sparsity)
+ *   budget    the requested fraction of key blocks to keep (1 - sparsity)
  *   density   the fraction of key blocks a mask really keeps
  *   selector  the rule that chooses the blocks
  *   order     a permutation of the tokens that puts similar tokens into one block
@@ -29,19 +29,22 @@
  *
  * Rules for every call:
  *  - It returns ESA_OK (0) or a negative esa_status. After a failure, esa_ctx_error(ctx) returns a
- *    message that says what was given and what was expected. Objects to be returned are set to
- *    NULL, and nothing leaks.
+ *    message that says what was given and what was expected. An object that the call should have
+ *    returned is NULL, and nothing leaks. Calls on a mask alone (esa_mask_get_info, esa_mask_to_*)
+ *    have no ctx and leave no message.
  *  - The library never prints, exits or aborts, and it has no mutable global state.
  *  - Views (esa_tensor) never own memory. The caller keeps q, k, v and o alive until the call
  *    returns (CPU), or until the stream has finished the work (CUDA).
- *  - A ctx takes one call at a time. A second concurrent call returns ESA_ERR_STATE. Different
- *    contexts are independent.
- *  - A filled mask is immutable; threads and contexts may share it. On a GPU the mask is filled
- *    when its stream gets there: a caller who uses it on another stream must synchronise the two.
+ *  - A ctx takes one call at a time. A second concurrent call returns ESA_ERR_STATE and leaves no
+ *    message. Different contexts are independent.
+ *  - A filled mask does not change, unless esa_plan_select fills it again; threads and contexts may
+ *    share it. A GPU may fill a mask after the call has returned: a caller who uses the mask
+ *    on another stream must synchronise the two streams.
  *  - The same inputs on the same backend and ISA level give the same bits for any number of
  *    threads.
  *  - A public struct starts with struct_size and has fixed-width fields only. Its *_default()
- *    function fills it. Reserved fields must stay zero. A NULL params pointer means the defaults.
+ *    function fills it. Reserved fields must stay zero. A NULL params pointer means the defaults,
+ *    unless the comment of the call says otherwise.
  *  - The free functions accept NULL.
  *  - Numbers in parentheses after a field are its default.
  *
@@ -49,10 +52,10 @@
  *  - A row with no visible key gives output 0 and LSE -inf.
  *  - A score of -inf counts as an absent key.
  *  - NaN or a score of +inf gives NaN in the output of its own row and changes no other row.
- *  - NaN or infinity in v reaches every row that computes its block, even if causality hides it
- *    from that row. With a tail it also reaches every row that uses the mean of that block.
- *  - A centroid tail uses the mean query of a query block, so NaN in one query reaches all rows of
- *    its block.
+ *  - NaN or infinity in v spreads to every row that computes its block, even if causality hides
+ *    that key from the row. With a tail it also spreads to every row that uses the block's mean.
+ *  - A centroid tail uses the mean query of a query block, so NaN in one query spreads to all rows
+ *    of its block.
  *  - Values above 65504 round to infinity in f16, as in IEEE 754. */
 #ifndef ESA_ESA_H
 #define ESA_ESA_H
@@ -79,7 +82,7 @@ enum {
     ESA_ERR_ARGUMENT = -1,    /* a null pointer, or a value out of range */
     ESA_ERR_SHAPE = -2,       /* views, plan and mask do not fit each other */
     ESA_ERR_DTYPE = -3,       /* this call does not take this dtype */
-    ESA_ERR_UNSUPPORTED = -4, /* valid, but no kernel can do it */
+    ESA_ERR_UNSUPPORTED = -4, /* valid, but this library or device cannot do it */
     ESA_ERR_MEMORY = -5,      /* an allocation failed */
     ESA_ERR_DEVICE = -6,      /* no such device, no plugin, or the device reported an error */
     ESA_ERR_IO = -7,          /* the operating system refused a read or a write */
@@ -161,10 +164,10 @@ typedef struct esa_ctx_params {
     /* Receives log lines, on the calling thread only. NULL: silent. */
     void (*log)(void *user, int32_t level, const char *text);
     void *log_user;
-    void *cuda_stream;   /* cudaStream_t for CUDA calls; NULL: the default stream */
+    void *cuda_stream;   /* cudaStream_t for CUDA calls; NULL: the default stream (NULL) */
     int32_t cuda_device; /* ordinal of the GPU for CUDA calls (0) */
-    /* ESA_CPU_*. BEST: the best level of this CPU, or the one in $ESA_CPU. Other values lower the
-     * level; they cannot raise it. */
+    /* ESA_CPU_* (BEST). BEST: the level in $ESA_CPU if it is set, else the fastest of this CPU. A
+     * level that this CPU lacks is an error. */
     int32_t cpu_level;
     int64_t reserved[4];
 } esa_ctx_params;
@@ -172,11 +175,14 @@ typedef struct esa_ctx_params {
 ESA_API esa_ctx_params esa_ctx_params_default(void);
 
 /* On success the caller owns *ctx and frees it with esa_ctx_free. Its threads sleep when idle.
- * On failure *ctx is NULL, so there is no message. The status is one of
- *   ESA_ERR_ARGUMENT     threads, allocator or cpu_level out of range
+ * On failure *ctx is NULL, so there is no message. The status is one of:
+ *
+ *   ESA_ERR_ARGUMENT     ctx is NULL, a params field is out of range, or only one of alloc and
+ *                        dealloc is set
  *   ESA_ERR_VERSION      unknown struct_size
- *   ESA_ERR_UNSUPPORTED  this machine lacks cpu_level, or $ESA_CPU names an unknown or missing
- * level ESA_ERR_MEMORY       out of memory */
+ *   ESA_ERR_UNSUPPORTED  this machine lacks cpu_level or the level in $ESA_CPU, or the name in
+ *                        $ESA_CPU is unknown
+ *   ESA_ERR_MEMORY       out of memory, or the threads could not be started */
 ESA_API esa_status esa_ctx_create(esa_ctx **ctx, const esa_ctx_params *params);
 ESA_API void esa_ctx_free(esa_ctx *ctx);
 
@@ -190,11 +196,11 @@ ESA_API int32_t esa_ctx_threads(const esa_ctx *ctx);
 /* Name of the CPU kernel set in use, for example "avx2". Static storage. */
 ESA_API const char *esa_ctx_cpu(const esa_ctx *ctx);
 
-/* held_bytes: memory the ctx keeps between calls (its arena). peak_bytes: the most that the ctx and
- * its calls ever held at once. */
+/* held_bytes: scratch memory that the ctx keeps between calls (its arena). peak_bytes: the most it
+ * ever kept. Either pointer may be NULL. Plans, masks and sessions are not counted. */
 ESA_API void esa_ctx_memory(const esa_ctx *ctx, int64_t *held_bytes, int64_t *peak_bytes);
 
-/* Returns the arena to the allocator. */
+/* Frees the arena, on the CPU and on the GPU. Later calls allocate it again. */
 ESA_API void esa_ctx_trim(esa_ctx *ctx);
 
 /* Sets the stream for the following CUDA calls of this ctx, its plans and its sessions. Calls share
@@ -234,9 +240,9 @@ ESA_API const uint32_t *esa_abi(void); /* ESA_ABI_COUNT entries, static storage 
  * their strides. */
 typedef struct esa_tensor {
     uint32_t struct_size;
-    int32_t dtype;  /* ESA_DTYPE_* */
-    int32_t device; /* ESA_DEVICE_* */
-    int32_t device_index;
+    int32_t dtype;        /* ESA_DTYPE_* */
+    int32_t device;       /* ESA_DEVICE_* */
+    int32_t device_index; /* CUDA: ordinal of the GPU; CPU: ignored */
     void *data;
     int64_t dim[4]; /* B, H, N, D, always in this order */
     /* In elements. stride[3] must be 1. Batch and head strides may be 0 to broadcast, but not
@@ -244,7 +250,8 @@ typedef struct esa_tensor {
     int64_t stride[4];
 } esa_tensor;
 
-/* Contiguous views: memory order b, h, n, d (BNSD) or b, n, h, d (BSND). */
+/* Contiguous views on the CPU: memory order b, h, n, d (BNSD) or b, n, h, d (BSND). For a GPU, set
+ * device and device_index afterwards. */
 ESA_API esa_tensor esa_tensor_bnsd(void *data, int32_t dtype, int64_t B, int64_t H, int64_t N,
                                    int64_t D);
 ESA_API esa_tensor esa_tensor_bsnd(void *data, int32_t dtype, int64_t B, int64_t H, int64_t N,
@@ -259,8 +266,8 @@ ESA_API esa_tensor esa_tensor_bsnd(void *data, int32_t dtype, int64_t B, int64_t
  * If the plugin is missing, does not match, or finds no GPU, calls with CUDA views return
  * ESA_ERR_DEVICE with a message. CPU calls keep working.
  *
- * A ctx uses one GPU (esa_ctx_params.cuda_device) and one stream (cuda_stream). Views must carry
- * that ordinal as device_index.
+ * A ctx uses one GPU (esa_ctx_params.cuda_device) and one stream (cuda_stream). device_index of a
+ * view must be the ordinal of that GPU.
  *
  * A GPU refuses two things a CPU accepts (ESA_ERR_UNSUPPORTED): views whose data is not aligned to
  * the element size, and the entropy selector in ESA_MODE_COMPAT_ROUND.
@@ -284,7 +291,8 @@ typedef struct esa_device_info {
  * and the message says why. */
 ESA_API esa_status esa_device_count(esa_ctx *ctx, int32_t *count);
 
-/* Describes the GPU of this ctx. */
+/* Describes the GPU of this ctx. The caller sets info->struct_size to sizeof *info before the
+ * call. */
 ESA_API esa_status esa_device_get_info(esa_ctx *ctx, esa_device_info *info);
 
 /* Memory on the GPU of this ctx, for callers that do not call CUDA themselves. Views may use any
@@ -299,8 +307,8 @@ ESA_API esa_status esa_device_upload(esa_ctx *ctx, void *dst, const void *src, i
 ESA_API esa_status esa_device_download(esa_ctx *ctx, void *dst, const void *src, int64_t bytes);
 ESA_API esa_status esa_device_sync(esa_ctx *ctx);
 
-/* held_bytes: GPU memory the ctx keeps between calls (esa_ctx_trim frees it). peak_bytes: the most
- * it ever kept. */
+/* held_bytes: GPU memory that the ctx keeps between calls (esa_ctx_trim frees it). peak_bytes: the
+ * most it ever kept. Either pointer may be NULL. */
 ESA_API void esa_device_memory(const esa_ctx *ctx, int64_t *held_bytes, int64_t *peak_bytes);
 
 /* ---------------------------------------------------------------- layout */
@@ -316,8 +324,9 @@ ESA_API void esa_device_memory(const esa_ctx *ctx, int64_t *held_bytes, int64_t 
  *     tile3d   boxes of window[t, h, w]
  *     hilbert  a generalised Hilbert curve; takes any size
  *
- * It moves tokens only inside a segment: [text front][frame 0 if protected][other frames]
- * [text back]. Blocks are cut from the permuted sequence without padding.
+ * The sequence has up to four segments: [text front][frame 0, if protected][other frames]
+ * [text back]. An order moves tokens only inside a segment (for compat modes see esa_order). Blocks
+ * are cut from the permuted sequence without padding.
  *
  * A grid of zeros means no grid: only raster is possible, and no frame is protected. If the k side
  * is all zero and Nk = Nq, it takes the grid and text of the q side. Causal attention needs raster
@@ -332,8 +341,8 @@ typedef struct esa_layout {
                                   * ESA_MODE_FIXED. */
     int32_t window[3];           /* tile3d: t, h, w, each >= 1 (2, 8, 8) */
     int32_t grid_q[3];           /* t, h, w of the video tokens on the query side */
-    int32_t text_front_q, text_back_q;
-    int32_t grid_k[3];
+    int32_t text_front_q, text_back_q; /* text tokens before and after the video tokens */
+    int32_t grid_k[3];                 /* the same for the key side */
     int32_t text_front_k, text_back_k;
     int32_t reserved[8];
 } esa_layout;
@@ -366,13 +375,13 @@ typedef struct esa_select_params {
     int32_t keep_sink;        /* ada_bsa: 1 always keeps the first key block (1) */
     int32_t keep_recent;      /* ada_bsa: 1 always keeps the last key block a row sees (1) */
     int32_t causal;           /* 1: query i sees key j only if j <= i + Nk - Nq (0) */
-    int32_t branch;           /* random: part of the seed; other selectors ignore it */
-    uint64_t seed;            /* random */
+    int32_t branch;           /* random: guidance branch, mixed into the seed (0) */
+    uint64_t seed;            /* random: seed (0) */
     /* Key lengths, int32[B] on the device of the tensors; NULL: Nk. Keys at and beyond the length
      * do not exist. The caller keeps the array alive; every call reads it. If the library applies
      * an order (order_applied 0), a length may only cut text at the end.
-     * The CPU checks the values. A GPU cannot without waiting: there, values are clamped to
-     * 0 .. Nk, and the caller must not cut tokens that an order moves. */
+     * The CPU checks the values. A GPU cannot check them without waiting. It clamps values to
+     * 0 .. Nk, and the caller must make sure that no length cuts tokens that an order moves. */
     const int32_t *kv_len;
     esa_layout layout;
     int64_t reserved[4];
@@ -439,15 +448,18 @@ ESA_API void esa_plan_free(esa_plan *plan);
  * aligned to ESA_WORKSPACE_ALIGN. */
 ESA_API esa_status esa_plan_workspace(const esa_plan *plan, int64_t *bytes);
 
-/* Makes an empty mask with room for the result of esa_plan_select. The caller owns it. */
+/* Makes an empty mask that esa_plan_select of this plan can fill. The caller owns *mask; on failure
+ * it is NULL. The mask may outlive plan and ctx. */
 ESA_API esa_status esa_mask_create(const esa_plan *plan, esa_mask **mask);
 
-/* These two calls neither allocate nor synchronise. With ws NULL they use the arena of the ctx,
- * which may grow at the first call.
+/* Selects into mask; computes o. These two calls neither allocate nor synchronise, except that with
+ * ws NULL they use the arena of the ctx, which may have to grow.
  *
  * On a GPU:
- *  - Masks must be in GPU memory. esa_mask_create and esa_select put them there;
+ *  - Masks must be in GPU memory. esa_mask_create and esa_select make them there;
  *    esa_mask_to_device copies them there.
+ *  - esa_plan_select refuses a mask that was made for another order, if that order moves tokens
+ *    (ESA_ERR_MISMATCH).
  *  - A plan without a selector takes only masks that need no permutation (raster, or
  *    order_applied).
  *  - Calls captured into a CUDA graph need a workspace. With ws NULL the first call may allocate,
@@ -471,13 +483,13 @@ typedef struct esa_mask_info {
     int32_t block_q, block_k;
     int32_t device; /* ESA_DEVICE_* */
     int64_t B, H, Nq, Nk, nq, nk;
-    double density_asked; /* the budget the mask was made with; NaN if unknown */
+    double density_asked; /* the budget the mask was made for; NaN if unknown */
     double density;       /* kept blocks / existing blocks, over all rows. A block exists if it is
                            * within kv_len and causality. */
     int64_t kept;         /* number of kept blocks */
-    int32_t selector;     /* the selector that made the mask; -1: the caller made it */
+    int32_t selector;     /* ESA_SELECT_* that made the mask; -1: the caller made it */
     int32_t mode;         /* ESA_MODE_* */
-    int32_t runnable;     /* 0: a compat mask with blocks no kernel has; attention refuses it */
+    int32_t runnable; /* 0: a compat mask with blocks that no kernel runs; attention refuses it */
     int32_t reserved0;
     esa_layout layout;
     int64_t reserved[4];
@@ -485,12 +497,13 @@ typedef struct esa_mask_info {
 
 ESA_API void esa_mask_free(esa_mask *mask);
 
-/* For a mask on a GPU, this call and the esa_mask_to_* conversions wait until it is filled. */
+/* The caller sets info->struct_size to sizeof *info before the call. For a mask on a GPU, this call
+ * and the esa_mask_to_* conversions wait until the mask is filled. */
 ESA_API esa_status esa_mask_get_info(const esa_mask *mask, esa_mask_info *info);
 
 /* Copies a filled mask, with the permutations of its order, to the CPU or to the GPU of the ctx
- * (device: ESA_DEVICE_*). esa_attention takes CPU masks for CUDA views too, but makes this copy in
- * every call. */
+ * (device: ESA_DEVICE_*). The caller owns *copy; on failure it is NULL. esa_attention takes CPU
+ * masks for CUDA views too, but makes this copy in every call. */
 ESA_API esa_status esa_mask_to_device(esa_ctx *ctx, esa_mask **copy, const esa_mask *mask,
                                       int32_t device);
 
@@ -536,9 +549,9 @@ extern "C" {
 ESA_API esa_status esa_importance(esa_ctx *ctx, float *out, double *entropy, const esa_tensor *q,
                                   const esa_tensor *k, const esa_select_params *params);
 
-/* Share of the true attention mass that mask keeps, per head: mass f64[B,H], the mean over every
- * row_step-th query of the ordered sequence (1: all). causal, kv_len and scale come from params.
- * Needs O(N D) memory. CPU only. */
+/* Share of the true attention mass that mask keeps, per head: mass f64[B,H]. It is the mean over
+ * every row_step-th query of the ordered sequence (1: all queries). causal, kv_len and scale come
+ * from params. Needs O(N D) memory. CPU only. */
 ESA_API esa_status esa_mask_mass(esa_ctx *ctx, double *mass, const esa_mask *mask,
                                  const esa_tensor *q, const esa_tensor *k,
                                  const esa_attention_params *params, int32_t row_step);

@@ -53,8 +53,8 @@ enum { ESA_PIXELS_U8 = 0, ESA_PIXELS_F32 = 1, ESA_PIXELS_F16 = 2 };
 
 typedef struct esa_save_params {
     uint32_t struct_size;
-    int32_t quality; /* 1 .. 100 for lossy formats; 0: 75 */
-    double fps;      /* 0.01 .. 1000; 0: the frames' own */
+    int32_t quality; /* MP4 except LOSSLESS: 1 .. 100, higher is better; 0: 75 (0) */
+    double fps;      /* frames per second, 0.01 .. 1000; 0: those of the frames (0) */
     int32_t codec;   /* ESA_CODEC_*, for .mp4 (AUTO) */
     int32_t pixels;  /* ESA_PIXELS_*, for .safetensors and .npy (U8) */
     int64_t reserved[3];
@@ -76,7 +76,7 @@ ESA_API esa_status esa_frames_save_check(esa_ctx *ctx, const char *path, int64_t
 typedef struct esa_load_params {
     uint32_t struct_size;
     int32_t reserved0;
-    double fps; /* for files that do not state it (PNG, .npy); 0: 16 */
+    double fps; /* frames per second of files that do not state it (PNG, .npy); 0: 16 (0) */
     int64_t reserved[4];
 } esa_load_params;
 
@@ -113,7 +113,7 @@ typedef struct esa_lpips esa_lpips;
 ESA_API esa_status esa_lpips_open(esa_ctx *ctx, esa_lpips **lpips, const char *path);
 ESA_API void esa_lpips_free(esa_lpips *lpips);
 ESA_API const char *esa_lpips_net(const esa_lpips *lpips); /* "alex" or "vgg"; static storage */
-/* The smallest side, in pixels, of frames that it can compare. */
+/* The smallest side, in pixels, of frames that this network can compare. */
 ESA_API int32_t esa_lpips_least(const esa_lpips *lpips);
 
 typedef struct esa_metrics { /* struct_size is set by the caller */
@@ -142,11 +142,11 @@ enum {
 /* Computes PSNR, SSIM and flicker; LPIPS is NaN. */
 ESA_API esa_status esa_frames_compare(esa_ctx *ctx, esa_metrics *metrics,
                                       const esa_frames *reference, const esa_frames *frames);
-/* Also gives the values of each frame and LPIPS. each is [frames][ESA_METRIC_COUNT], owned by the
- * caller, or NULL. lpips must have been opened with the same ctx, or is NULL. The videos must have
- * the same count and size, with sides of at least 11 pixels and, with lpips, esa_lpips_least; else
- * ESA_ERR_SHAPE. progress is called after every frame of LPIPS and may be NULL; a return value
- * other than 0 cancels the call with ESA_ERR_STATE. */
+/* Like esa_frames_compare, but also computes LPIPS and the values of each frame. each is
+ * [frames][ESA_METRIC_COUNT], owned by the caller, or NULL. lpips must have been opened with the
+ * same ctx, or is NULL. The videos must have the same count and size, with sides of at least 11
+ * pixels and, with lpips, esa_lpips_least; else ESA_ERR_SHAPE. progress is called after every frame
+ * of LPIPS and may be NULL; a return value other than 0 cancels the call with ESA_ERR_STATE. */
 ESA_API esa_status esa_frames_measure(esa_ctx *ctx, esa_metrics *metrics, double *each,
                                       const esa_frames *reference, const esa_frames *frames,
                                       esa_lpips *lpips,

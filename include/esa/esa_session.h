@@ -106,25 +106,29 @@ ESA_API esa_session_params esa_session_params_recommended(int32_t mode, int32_t 
                                                           int64_t tokens);
 
 /* On success the caller owns *session and frees it with esa_session_free. On failure *session is
- * NULL. The session keeps ctx, which must outlive it. */
+ * NULL. params must not be NULL, because layers and steps have no default. The session keeps ctx,
+ * which must outlive it. */
 ESA_API esa_status esa_session_create(esa_ctx *ctx, esa_session **session,
                                       const esa_session_params *params);
 ESA_API void esa_session_free(esa_session *session);
 
-/* Starts a new video: resets the step counters, the masks kept for reuse, the key lengths and the
+/* Starts a new video: resets the step, the masks kept for reuse, the key lengths and the
  * statistics. A RECORD session keeps its sums and counts one more prompt. */
 ESA_API esa_status esa_session_begin(esa_session *session);
+
+/* Sets the denoising step (0 .. steps - 1) and the guidance branch (0 .. branches - 1) of the
+ * following attention calls. */
 ESA_API esa_status esa_session_step(esa_session *session, int32_t step, int32_t branch);
 
 /* Sets the key lengths for the following ESA_CALL_SELF calls: int32[B] as in
  * esa_attention_params.kv_len, or NULL for all keys. The array is borrowed; every call reads it
  * until it is replaced. esa_session_begin clears it. Recorded importance is 0 beyond the lengths.
- * With refresh_every > 1, new lengths need a new mask. On a GPU the session cannot read the lengths
- * without waiting, so there a new array needs a new mask. */
+ * With refresh_every > 1, the session makes a new mask when the lengths change. On a GPU it cannot
+ * read them without waiting, so it makes a new mask when the pointer changes. */
 ESA_API esa_status esa_session_set_kv_len(esa_session *session, const int32_t *kv_len);
 
-/* Runs one attention call of the model. kind: ESA_CALL_*. lse may be NULL. On failure
- * o is unchanged. */
+/* Runs one attention call of the model. kind: ESA_CALL_*. lse may be NULL. On failure o is
+ * unchanged; see esa_attention for errors of a GPU. */
 ESA_API esa_status esa_session_attention(esa_session *session, int32_t layer, int32_t kind,
                                          const esa_tensor *q, const esa_tensor *k,
                                          const esa_tensor *v, const esa_tensor *o,
@@ -135,11 +139,11 @@ typedef struct esa_session_stats {
     int32_t reserved0;
     int64_t calls, dense_calls, sparse_calls, fallback_calls, masks_made, masks_loaded;
     double density_asked, density; /* means over the sparse calls; NaN if there were none */
-    /* Share of the attention mass that the masks kept, as the selector estimates it. NaN if the
-     * selector has no estimate, and for masks made on a GPU. */
+    /* Share of the attention mass that the masks kept, as the entropy selector or the mask file
+     * estimates it. NaN if there is no estimate, as for masks made on a GPU. */
     double mass;
     double select_seconds, attention_seconds;
-    int64_t device_bytes; /* masks held on a device */
+    int64_t device_bytes; /* GPU memory of the masks that the session keeps between calls */
     char kernel[32];      /* kernel set of the last call, for example "avx2" */
     int64_t reserved[4];
 } esa_session_stats;
@@ -149,17 +153,18 @@ typedef struct esa_session_stats {
 ESA_API esa_status esa_session_get_stats(const esa_session *session, esa_session_stats *stats,
                                          int32_t layer, int32_t step);
 
-/* Mean density per query head over the same calls: density f64[heads]. NaN if no call ran sparse,
- * and for calls on a GPU, which does not count heads separately. ESA_ERR_ARGUMENT if the model has
- * another number of heads. */
+/* Mean density per query head over the calls that layer and step choose, as above: density
+ * f64[heads]. NaN if none of them ran sparse, or all ran on a GPU, which does not count heads
+ * separately. ESA_ERR_ARGUMENT if the model has another number of heads. */
 ESA_API esa_status esa_session_get_heads(const esa_session *session, double *density, int64_t heads,
                                          int32_t layer, int32_t step);
 
 /* ---------------------------------------------------------------- recordings */
 
-/* A recording file holds the summed importance as integers (round(p * 2^24)), the number of prompts
- * and everything a mask file needs. Integers make the sums exact: prompts may be recorded, resumed
- * and merged in any order. The file is written under a temporary name and then renamed. */
+/* Writes the recording of a RECORD session. The file holds sums of importance as integers
+ * (round(p * 2^24)), the number of prompts and everything a mask file needs. Integers make the sums
+ * exact, so prompts may be recorded, resumed and merged in any order. The file is written under a
+ * temporary name and then renamed. ESA_ERR_STATE if nothing is recorded yet. */
 ESA_API esa_status esa_session_save_recording(esa_session *session, const char *path);
 
 /* Adds the sums of a recording with the same settings to this RECORD session, to resume it. On
@@ -196,7 +201,7 @@ typedef struct esa_mask_file_info {
     esa_layout layout;
     char model[128];
     char config_hash[80];
-    double scale; /* scale the selection was asked for; 0: D^-0.5, or unknown */
+    double scale; /* scale of the selection (esa_select_params); 0: D^-0.5, or unknown */
     int64_t reserved[3];
 } esa_mask_file_info;
 
@@ -266,8 +271,8 @@ ESA_API esa_mask_build esa_mask_build_default(void);
 ESA_API esa_status esa_recording_merge(esa_ctx *ctx, const char *output,
                                        const char *const *recordings, int32_t count);
 
-/* Adds up one or more recordings of the same run and writes a mask file. It works cell by cell and
- * never holds the whole in memory. */
+/* Adds up one or more recordings of the same run and writes a mask file. It works cell by cell, so
+ * it never holds a whole recording in memory. build NULL: the defaults. */
 ESA_API esa_status esa_mask_file_build(esa_ctx *ctx, const char *output,
                                        const char *const *recordings, int32_t count,
                                        const esa_mask_build *build);

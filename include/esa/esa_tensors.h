@@ -72,8 +72,8 @@ ESA_API esa_status esa_tensors_at(const esa_tensors *file, int64_t i, esa_tensor
 ESA_API esa_status esa_tensors_find(const esa_tensors *file, const char *name,
                                     esa_tensor_info *info);
 
-/* Keys and values of __metadata__, owned by the file. esa_tensors_metadata returns NULL for an
- * unknown key. */
+/* Keys and values of __metadata__; the strings are owned by the file. esa_tensors_metadata returns
+ * NULL for an unknown key. */
 ESA_API const char *esa_tensors_metadata(const esa_tensors *file, const char *key);
 ESA_API int64_t esa_tensors_metadata_count(const esa_tensors *file);
 ESA_API esa_status esa_tensors_metadata_at(const esa_tensors *file, int64_t i, const char **key,

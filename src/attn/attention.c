@@ -1,15 +1,14 @@
-/* attention.c - the one-call tier: check, bind, scratch from the ctx, run.
+/* attention.c - the calls that need no plan: each checks, binds, takes scratch from the ctx, runs.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Each public call takes the guard and hands over to a function above it, which checks and works.
- */
+ * Each public call takes the guard and calls the function above it, which does the rest. */
 #define ESA_EXPERIMENTAL
 #include "attn/attn.h"
 
 /* ---------------------------------------------------------------- attention */
 
-/* Permutations of the mask's layout and a workspace behind them. A mask in device memory may bring
- * its permutations along. */
+/* Runs attention with the permutations of the mask's layout. A mask in device memory may hold them;
+ * otherwise they are made in the ctx's scratch, before the workspace. */
 static esa_status attend(esa_ctx *ctx, const esa_backend *be, esa_attn_args *args,
                          const esa_mask *mask)
 {
@@ -39,7 +38,7 @@ static esa_status attention_inside(esa_ctx *ctx, const esa_qkvo *t, const esa_ma
                              mask ? mask->mode : 0));
     if (mask) ESA_TRY(esa_check_mask(ctx, mask, &s, p.causal));
 
-    esa_mask *copy = NULL; /* a mask that lies elsewhere is copied for the call */
+    esa_mask *copy = NULL; /* a mask on another device is copied for this call */
     if (mask && mask->device != s.device) {
         ESA_TRY(esa_backend_mask_copy(ctx, be, &copy, mask));
         mask = copy;
@@ -56,7 +55,7 @@ esa_status esa_attention(esa_ctx *ctx, const esa_tensor *q, const esa_tensor *k,
                          const esa_attention_params *params)
 {
     ESA_TRY(esa_ctx_enter(ctx));
-    /* params of an unknown size are refused inside, before lse is used */
+    /* Params of an unknown size are refused below, so lse must not be read from them. */
     const int32_t known = params && params->struct_size == sizeof *params;
     const esa_qkvo t = { q, k, v, o, known ? params->lse : NULL };
     const esa_status status = attention_inside(ctx, &t, mask, params);
@@ -79,7 +78,7 @@ static esa_status select_bind(esa_ctx *ctx, esa_select_args *args, const esa_ten
     return ESA_OK;
 }
 
-/* The permutations of the selector's layout into args, and bytes of workspace behind them. */
+/* Sets the permutations of args, and *ws to a workspace. Both are in the ctx's scratch. */
 static esa_status select_orders(esa_ctx *ctx, const esa_backend *be, esa_select_args *args,
                                 void **ws,
                                 int64_t (*workspace)(esa_ctx *ctx, const esa_select_args *args))
@@ -112,7 +111,7 @@ static esa_status select_inside(esa_ctx *ctx, esa_mask **mask, const esa_tensor 
     esa_select_args a;
     if (!mask)
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
-                        "mask is NULL, a pointer that receives the mask is expected");
+                        "mask is NULL, expected a pointer that receives the mask");
     ESA_TRY(select_bind(ctx, &a, q, k, params));
     const esa_backend *be = esa_backend_of(q->device);
     const esa_mask like = { .B = a.B,
@@ -154,7 +153,7 @@ static esa_status importance_inside(esa_ctx *ctx, float *out, double *entropy, c
                         "esa_select_params has struct_size %u, this library expects %u",
                         params->struct_size, (unsigned)sizeof p);
     if (!out)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "out is NULL, an array f32[B,H,nq,nk] is expected");
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "out is NULL, expected an array f32[B,H,nq,nk]");
     if (params) p = *params;
     p.selector = ESA_SELECT_ENTROPY;
     esa_select_args args;
@@ -192,7 +191,7 @@ static esa_status mass_inside(esa_ctx *ctx, double *mass, const esa_mask *mask, 
     ESA_TRY(esa_check_attention(ctx, &p, params, s.D));
     if (!be->host_memory || mask->device != s.device)
         return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
-                        "the kept mass is measured on the CPU: give it q, k and mask there");
+                        "esa_mask_mass runs only on the CPU, but q, k or mask is on a GPU");
     ESA_TRY(esa_check_kv_len(ctx, p.kv_len, s.device, s.B, s.Nk, &mask->layout, mask->mode));
     ESA_TRY(esa_check_mask(ctx, mask, &s, p.causal));
 
@@ -231,9 +230,9 @@ static esa_status budgets_inside(esa_ctx *ctx, int32_t *count, const double *ent
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is NULL", count ? "entropy" : "count");
     if (H < 1 || nk < 1 || nk > ESA_MAX_BLOCKS || !(budget >= 0.0 && budget <= 1.0))
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
-                        "budgets need at least one head, 1 .. %d blocks and a budget in 0 .. 1; "
-                        "got %lld, %lld, %g",
-                        ESA_MAX_BLOCKS, (long long)H, (long long)nk, budget);
+                        "H is %lld, nk is %lld and budget is %g, expected H >= 1, nk in 1 .. %d "
+                        "and budget in 0 .. 1",
+                        (long long)H, (long long)nk, budget, ESA_MAX_BLOCKS);
     for (int64_t h = 0; h < H; h++)
         if (!(entropy[h] >= 0.0 && entropy[h] <= 1.0 + 1e-9))
             return esa_fail(ctx, ESA_ERR_ARGUMENT,

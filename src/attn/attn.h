@@ -1,9 +1,10 @@
-/* attn.h - plans and the rooms behind the public calls of attention and selection.
+/* attn.h - plans, and the functions behind the public calls of attention and selection.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Doors and rooms: a public call (esa_attention, esa_select, esa_plan_*) takes the ctx guard once,
- * checks its arguments once (check.c), and calls a function of this header. These functions expect
- * a held guard and checked arguments. Sessions and the engine call them directly. */
+ * Doors and rooms: a public call (a door: esa_attention, esa_select, esa_plan_*) takes the ctx
+ * guard once, checks its arguments once (check.c), and then calls a room. The rooms are the
+ * functions of plan.c below; they expect a held guard and checked arguments. Sessions and the
+ * engine call rooms directly. */
 #ifndef ESA_ATTN_ATTN_H
 #define ESA_ATTN_ATTN_H
 
@@ -33,22 +34,22 @@ typedef struct esa_qkvo {
 /* ---------------------------------------------------------------- plan.c: rooms
  * All of them leave a message in the plan's ctx on failure. */
 
-/* Checks shapes and params and decides everything for them. On success *plan is the caller's, to be
- * given to esa_plan_free. select NULL: a plan without a selector. */
+/* Makes a plan; also checks shapes and params. On success the caller owns *plan and frees it with
+ * esa_plan_free; on failure *plan is NULL. select NULL: a plan without a selector. */
 ESA_ENGINE esa_status esa_plan_make(esa_ctx *ctx, esa_plan **plan, const esa_shapes *shapes,
                                     const esa_select_params *select,
                                     const esa_attention_params *attention);
-/* An empty mask of B batch entries on the plan's device; the caller's. */
+/* *mask = an empty mask of B batch entries on the plan's device. The caller owns it. */
 esa_status esa_plan_mask(const esa_plan *plan, esa_mask **mask, int64_t B);
-/* Fills mask, which esa_plan_mask made, from q and k. importance: as esa_backend.select takes it.
- * ws NULL: the ctx's scratch. */
+/* Selects: fills mask, which esa_plan_mask made, from q and k. importance: as in
+ * esa_backend.select. ws NULL: uses the ctx's scratch. */
 esa_status esa_plan_choose(const esa_plan *plan, esa_mask *mask, const esa_tensor *q,
                            const esa_tensor *k, float *importance, void *ws);
-/* The importance of q and k, f32[B][Hq][nq][nk], into host memory; waits. */
+/* Writes the importance f32[B][Hq][nq][nk] of q and k to host memory; waits. */
 esa_status esa_plan_importance(const esa_plan *plan, float *out, const esa_tensor *q,
                                const esa_tensor *k);
-/* Attention of views that fit the plan; mask NULL: dense. *kernel (may be NULL) receives the name
- * of the kernel that runs, in static storage. ws NULL: the ctx's scratch. */
+/* Runs attention on views that fit the plan. mask NULL: dense. *kernel (may be NULL) receives the
+ * name of the kernel, in static storage. ws NULL: uses the ctx's scratch. */
 esa_status esa_plan_attend(const esa_plan *plan, const esa_mask *mask, const esa_qkvo *t, void *ws,
                            const char **kernel);
 
@@ -61,8 +62,7 @@ esa_status esa_check_qkvo(esa_ctx *ctx, const esa_qkvo *t);
 esa_status esa_check_shapes(esa_ctx *ctx, const esa_shapes *shapes);
 esa_status esa_check_against_shapes(esa_ctx *ctx, const esa_tensor *t, const esa_shapes *shapes,
                                     const char *name, int64_t H, int64_t N);
-/* layout NULL: no order is involved (dense). Lengths in memory that the host cannot read are not
- * checked. */
+/* layout NULL: dense, so no order is involved. Does not check lengths that the host cannot read. */
 esa_status esa_check_kv_len(esa_ctx *ctx, const int32_t *kv_len, int32_t device, int64_t B,
                             int64_t Nk, const esa_layout *layout, int32_t mode);
 /* Checks and resolves params: block sizes, scale, layout. in NULL: the defaults. */
@@ -71,13 +71,13 @@ ESA_ENGINE esa_status esa_check_select(esa_ctx *ctx, esa_select_params *out,
                                        int64_t D);
 esa_status esa_check_attention(esa_ctx *ctx, esa_attention_params *out,
                                const esa_attention_params *in, int64_t D);
-/* Checks that the mask fits an attention of this shape and that the tensors' device can reach it. A
- * mask on the CPU counts as reachable from a GPU. */
+/* Checks that the mask fits attention of these shapes, and that it is on the CPU or on the device
+ * of the tensors. */
 esa_status esa_check_mask(esa_ctx *ctx, const esa_mask *mask, const esa_shapes *shapes,
                           int32_t causal);
 
 /* ---------------------------------------------------------------- bind.c
- * Views and params become arguments of the backend. t, q NULL: sizes only. */
+ * These turn views and params into arguments of the backend. t or q NULL: sizes only. */
 
 void esa_bind_attention(esa_attn_args *args, const esa_shapes *shapes,
                         const esa_attention_params *params, const esa_mask *mask,

@@ -1,4 +1,5 @@
-/* bind.c - views, params and mask become plain argument structs; default params and view makers.
+/* bind.c - turns views, params and mask into the argument structs of a backend. Also makes default
+ * params and views.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "attn/attn.h"
 

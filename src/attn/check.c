@@ -29,8 +29,8 @@ static esa_status check_reserved(esa_ctx *ctx, const int64_t *reserved, int32_t 
     return ESA_OK;
 }
 
-/* 1 if every element of the view has its own address: each stride, from the smallest up, passes
- * over all that lies inside it. */
+/* 1 if every element of the view has its own address: each stride, from the smallest to the
+ * largest, steps over everything that the smaller ones reach. */
 static int32_t view_is_injective(const esa_tensor *t)
 {
     int64_t dim[3], stride[3], inner = t->dim[3];
@@ -55,7 +55,7 @@ static int32_t view_is_injective(const esa_tensor *t)
 
 esa_status esa_check_view(esa_ctx *ctx, const esa_tensor *t, const char *name)
 {
-    if (!t) return esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is NULL, a tensor view is expected", name);
+    if (!t) return esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is NULL, expected a tensor view", name);
     ctx->views_checked++;
     ESA_TRY(check_struct(ctx, t->struct_size, sizeof *t, name));
     if (t->dtype < ESA_DTYPE_F32 || t->dtype > ESA_DTYPE_BF16)
@@ -82,11 +82,11 @@ esa_status esa_check_view(esa_ctx *ctx, const esa_tensor *t, const char *name)
             esa_size_mul(t->dim[i], esa_max64(stride, 1)) > (INT64_C(1) << 60))
             return esa_fail(
                 ctx, ESA_ERR_SHAPE,
-                "%s: dimension %d of size %lld with stride %lld leaves the address space", name,
+                "%s: dimension %d of size %lld with stride %lld exceeds the address space", name,
                 (int)i, LL(t->dim[i]), LL(t->stride[i]));
     }
     if (t->stride[3] != 1)
-        return esa_fail(ctx, ESA_ERR_SHAPE, "%s has a head-dim stride of %lld, it must be 1", name,
+        return esa_fail(ctx, ESA_ERR_SHAPE, "%s has a head-dim stride of %lld, expected 1", name,
                         LL(t->stride[3]));
     if (t->dim[3] > ESA_MAX_HEAD_DIM)
         return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
@@ -107,7 +107,7 @@ static esa_status check_same(esa_ctx *ctx, const esa_tensor *a, const char *an, 
     static const char *const word[] = { "batch", "heads", "tokens", "head dim" };
     if (a->device != b->device)
         return esa_fail(ctx, ESA_ERR_DEVICE,
-                        "%s and %s lie on different devices, one on the CPU and one on a GPU", an,
+                        "%s and %s are on different devices, one on the CPU and one on a GPU", an,
                         bn);
     if (a->dtype != b->dtype)
         return esa_fail(ctx, ESA_ERR_DTYPE, "%s and %s have different dtypes (%d and %d)", an, bn,
@@ -133,8 +133,8 @@ esa_status esa_check_qk(esa_ctx *ctx, const esa_tensor *q, const esa_tensor *k)
     return ESA_OK;
 }
 
-/* A view as bytes: lowest address, and dims of more than one element with positive strides, D as a
- * run of bytes at the bottom. */
+/* A view in bytes: its lowest address, the length of a row (D), and the other dimensions that have
+ * more than one element, with positive strides. */
 typedef struct byte_view {
     const char *low;
     int64_t run, dim[3], stride[3];
@@ -164,8 +164,8 @@ static int64_t extent(const byte_view *v, int64_t below)
     return bytes;
 }
 
-/* 1 if, looked at modulo a period, each view stays inside its own part of it: how q, k, v and o lie
- * side by side in one buffer. */
+/* 1 if the addresses of the two views, taken modulo a period, do not meet. That is so when q, k, v
+ * and o are interleaved in one buffer. */
 static int32_t apart_modulo(const byte_view *a, const byte_view *b, int64_t period)
 {
     const byte_view *const view[2] = { a, b };
@@ -206,9 +206,10 @@ esa_status esa_check_qkvo(esa_ctx *ctx, const esa_qkvo *t)
     ESA_TRY(esa_check_view(ctx, t->lse, "lse"));
     if (t->lse->device != t->q->device)
         return esa_fail(ctx, ESA_ERR_DEVICE,
-                        "q and lse lie on different devices, one on the CPU and one on a GPU");
+                        "q and lse are on different devices, one on the CPU and one on a GPU");
     if (t->lse->dtype != ESA_DTYPE_F32)
-        return esa_fail(ctx, ESA_ERR_DTYPE, "lse has dtype %d, it must be f32", (int)t->lse->dtype);
+        return esa_fail(ctx, ESA_ERR_DTYPE, "lse has dtype %d, expected ESA_DTYPE_F32",
+                        (int)t->lse->dtype);
     if ((uintptr_t)t->lse->data % 4)
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "lse must point to f32 memory aligned to 4 bytes");
     if (t->lse->dim[0] != t->q->dim[0] || t->lse->dim[1] != t->q->dim[1] ||
@@ -241,7 +242,7 @@ esa_status esa_check_shapes(esa_ctx *ctx, const esa_shapes *s)
                             LL(dim[0]), LL(dim[1]), LL(dim[2]), LL(dim[3]), LL(dim[4]), LL(dim[5]));
     if (esa_size_mul(esa_size_mul(s->B, esa_max64(s->Hq, s->Hkv)),
                      esa_size_mul(esa_max64(s->Nq, s->Nk), s->D)) < 0)
-        return esa_fail(ctx, ESA_ERR_SHAPE, "tensors of these shapes leave the address space");
+        return esa_fail(ctx, ESA_ERR_SHAPE, "tensors of these shapes exceed the address space");
     /* Views of these shapes follow the same rules; their data is never read. */
     int64_t nothing = 0;
     esa_tensor q = esa_tensor_bnsd(&nothing, s->dtype, s->B, s->Hq, s->Nq, s->D),
@@ -256,17 +257,17 @@ esa_status esa_check_against_shapes(esa_ctx *ctx, const esa_tensor *t, const esa
 {
     ESA_TRY(esa_check_view(ctx, t, name));
     if (t->device != s->device)
-        return esa_fail(ctx, ESA_ERR_DEVICE, "%s lies on the %s, the plan was made for the %s",
+        return esa_fail(ctx, ESA_ERR_DEVICE, "%s is on the %s, but the plan was made for the %s",
                         name, esa_backend_of(t->device)->name, esa_backend_of(s->device)->name);
     if (t->dtype != s->dtype)
-        return esa_fail(ctx, ESA_ERR_DTYPE, "%s has dtype %d, the plan was made for %d", name,
+        return esa_fail(ctx, ESA_ERR_DTYPE, "%s has dtype %d, but the plan was made for %d", name,
                         (int)t->dtype, (int)s->dtype);
     if (t->dim[0] != s->B || t->dim[1] != H || t->dim[2] != N || t->dim[3] != s->D)
         return esa_fail(
             ctx, ESA_ERR_SHAPE,
-            "%s has shape [%lld,%lld,%lld,%lld], the plan was made for [%lld,%lld,%lld,%lld]", name,
-            LL(t->dim[0]), LL(t->dim[1]), LL(t->dim[2]), LL(t->dim[3]), LL(s->B), LL(H), LL(N),
-            LL(s->D));
+            "%s has shape [%lld,%lld,%lld,%lld], but the plan was made for [%lld,%lld,%lld,%lld]",
+            name, LL(t->dim[0]), LL(t->dim[1]), LL(t->dim[2]), LL(t->dim[3]), LL(s->B), LL(H),
+            LL(N), LL(s->D));
     return ESA_OK;
 }
 
@@ -274,8 +275,8 @@ esa_status esa_check_kv_len(esa_ctx *ctx, const int32_t *kv_len, int32_t device,
                             int64_t Nk, const esa_layout *layout, int32_t mode)
 {
     if (!kv_len || !esa_backend_of(device)->host_memory) return ESA_OK;
-    /* Lengths are counted in the sequence as given; an order that moves tokens must not move any
-     * across the cut. */
+    /* A length counts tokens of the sequence as given, so the order must not move tokens across
+     * that point. */
     int64_t least = 0;
     if (layout && esa_layout_moves(layout, 1, mode))
         least = mode != ESA_MODE_FIXED && layout->order == ESA_ORDER_TILE && layout->text_front_k
@@ -288,9 +289,9 @@ esa_status esa_check_kv_len(esa_ctx *ctx, const int32_t *kv_len, int32_t device,
         if (kv_len[b] < least)
             return esa_fail(
                 ctx, ESA_ERR_UNSUPPORTED,
-                "kv_len[%lld] is %d and cuts into tokens that the order moves (it may cut text at "
-                "the end, from %lld on): "
-                "use raster order, or tensors that already stand in their order (order_applied)",
+                "kv_len[%lld] is %d and cuts into tokens that the order moves (only text at the "
+                "end, from %lld on, may be cut): use raster order, or tensors that are already in "
+                "their order (order_applied)",
                 LL(b), (int)kv_len[b], LL(least));
     }
     return ESA_OK;
@@ -307,7 +308,7 @@ static esa_status check_blocks_fit(esa_ctx *ctx, int64_t N, int32_t block, const
 {
     if (esa_ceil_div(N, block) <= ESA_MAX_BLOCKS) return ESA_OK;
     return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
-                    "%lld tokens in blocks of %d (%s) are more than %d blocks: take larger blocks",
+                    "%lld tokens in blocks of %d (%s) are more than %d blocks: use larger blocks",
                     LL(N), (int)block, name, ESA_MAX_BLOCKS);
 }
 
@@ -321,7 +322,7 @@ static esa_status check_flag(esa_ctx *ctx, int32_t flag, const char *name)
 esa_status esa_check_select(esa_ctx *ctx, esa_select_params *out, const esa_select_params *in,
                             int64_t Nq, int64_t Nk, int64_t D)
 {
-    /* The size is read first: an older caller's struct may be shorter than ours. */
+    /* Check the size before reading more: an older caller's struct may be shorter. */
     if (in) ESA_TRY(check_struct(ctx, in->struct_size, sizeof *in, "esa_select_params"));
     *out = in ? *in : esa_select_params_default(ESA_SELECT_ENTROPY);
     ESA_TRY(check_reserved(ctx, out->reserved, 4, "esa_select_params"));
@@ -365,7 +366,7 @@ esa_status esa_check_select(esa_ctx *ctx, esa_select_params *out, const esa_sele
         if (out->causal)
             return esa_fail(
                 ctx, ESA_ERR_UNSUPPORTED,
-                "rf_v2 in compat mode is bidirectional: causal is only honoured in fixed mode");
+                "causal is 1, but rf_v2 in compat mode is bidirectional: use fixed mode");
     }
     if (out->selector == ESA_SELECT_ADA_BSA && out->mode != ESA_MODE_FIXED && out->causal &&
         Nq != Nk)
@@ -400,21 +401,21 @@ esa_status esa_check_mask(esa_ctx *ctx, const esa_mask *mask, const esa_shapes *
     if (!esa_backend_of(mask->device)->host_memory &&
         !esa_backend_mask_here(ctx, esa_backend_of(s->device), mask))
         return esa_fail(ctx, ESA_ERR_DEVICE,
-                        "the mask lies on GPU %d and q does not: copy it with esa_mask_to_device",
+                        "the mask is on GPU %d, but q is not: copy it with esa_mask_to_device",
                         (int)mask->heap.ordinal);
     if (!mask->filled)
         return esa_fail(ctx, ESA_ERR_STATE, "the mask is empty: run esa_plan_select on it first");
     if (!mask->runnable)
         return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
-                        "the mask has %lld x %lld blocks, the kernel cuts %lld x %lld (compat "
-                        "rf_v2 pools text apart from the "
-                        "image): it can be printed, not run; use fixed mode",
+                        "the mask has %lld x %lld blocks, but kernels need %lld x %lld (compat "
+                        "rf_v2 pools text and image separately): it can be printed, but not run; "
+                        "use fixed mode",
                         LL(mask->nq), LL(mask->nk), LL(esa_ceil_div(Nq, mask->block_q)),
                         LL(esa_ceil_div(Nk, mask->block_k)));
     if ((mask->B != B && mask->B != 1) || mask->H != Hq || mask->Nq != Nq || mask->Nk != Nk)
         return esa_fail(ctx, ESA_ERR_SHAPE,
-                        "the mask was made for batch %lld, %lld heads, %lld queries, %lld keys; "
-                        "the call has %lld, %lld, %lld, %lld",
+                        "the mask was made for batch %lld, %lld heads, %lld queries, %lld keys, "
+                        "but the call has %lld, %lld, %lld, %lld",
                         LL(mask->B), LL(mask->H), LL(mask->Nq), LL(mask->Nk), LL(B), LL(Hq), LL(Nq),
                         LL(Nk));
     ESA_TRY(check_block(ctx, mask->block_q, "the mask's block_q"));
@@ -422,7 +423,7 @@ esa_status esa_check_mask(esa_ctx *ctx, const esa_mask *mask, const esa_shapes *
     if (causal && (esa_layout_moves(&mask->layout, 0, mask->mode) ||
                    esa_layout_moves(&mask->layout, 1, mask->mode)))
         return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
-                        "causal attention needs raster order, or tensors that already stand in the "
+                        "causal attention needs raster order, or tensors that are already in the "
                         "mask's order (order_applied)");
     return ESA_OK;
 }

@@ -1,4 +1,4 @@
-/* backend.c - finding a device's table, and what every device does the same way with it.
+/* backend.c - finds the table of a device, and makes orders and mask copies on any device.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "backend/backend.h"
 
@@ -13,7 +13,8 @@ const esa_backend *esa_backend_of(int32_t device)
 
 /* ---------------------------------------------------------------- orders */
 
-/* Builds one side's permutation in the host's arena, where the host cannot write to dst itself. */
+/* Writes one side's permutation to dst. If the host cannot write there, it is built in host scratch
+ * and uploaded. */
 static esa_status place_order(esa_ctx *ctx, const esa_backend *be, int32_t *dst,
                               const esa_layout *layout, int32_t side, int32_t mode, int64_t N)
 {
@@ -73,7 +74,7 @@ int32_t esa_backend_mask_here(const esa_ctx *ctx, const esa_backend *be, const e
            (be->host_memory || mask->heap.ordinal == ctx->cuda_device);
 }
 
-/* *host = the mask in host memory: the mask itself, or a copy in memory of ctx. */
+/* *host = the mask itself if it is in host memory, else a copy, which the caller frees. */
 static esa_status read_mask(esa_ctx *ctx, const esa_mask **host, const esa_mask *mask)
 {
     const esa_status status = esa_mask_on_host(host, mask, &ctx->mem);
@@ -102,7 +103,7 @@ esa_status esa_backend_mask_copy(esa_ctx *ctx, const esa_backend *be, esa_mask *
     esa_mask *m = NULL;
     *copy = NULL;
     ESA_TRY(read_mask(ctx, &host, mask));
-    if (be->host_memory && host != mask) { /* reading it made the copy */
+    if (be->host_memory && host != mask) { /* read_mask has made the copy */
         *copy = (esa_mask *)host;
         return ESA_OK;
     }

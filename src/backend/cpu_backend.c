@@ -1,5 +1,4 @@
-/* cpu_backend.c - the CPU's filling of the table: host memory, kernels of src/cpu, selectors of
- * src/select.
+/* cpu_backend.c - the table of the CPU: host memory, kernels of src/cpu, selectors of src/select.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "backend/backend.h"
 

@@ -1,4 +1,4 @@
-/* device_api.c - the public calls about the GPU: count, info, memory, copies, stream.
+/* device_api.c - the public calls for the GPU: count, info, memory, copies, stream.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "backend/backend.h"
 #include "backend/plugin.h"
@@ -64,9 +64,10 @@ esa_status esa_device_get_info(esa_ctx *ctx, esa_device_info *info)
 static esa_status alloc(esa_ctx *ctx, void **ptr, int64_t bytes)
 {
     if (!ptr || bytes < 0)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT,
-                        "esa_device_alloc needs a pointer to fill and 0 or more bytes, got %lld",
-                        (long long)bytes);
+        return esa_fail(
+            ctx, ESA_ERR_ARGUMENT,
+            "ptr is NULL, or bytes is %lld; expected a pointer to fill and 0 or more bytes",
+            (long long)bytes);
     ESA_TRY(esa_cuda_open(ctx));
     return esa_backend_cuda.alloc(ctx, ptr, bytes);
 }
@@ -87,12 +88,13 @@ void esa_device_free(esa_ctx *ctx, void *ptr)
 
 typedef esa_status copy_fn(esa_ctx *ctx, void *dst, const void *src, int64_t bytes);
 
-/* Upload and download: checks the arguments, opens the GPU, copies. */
+/* Does the work of upload and download: checks the arguments, opens the GPU, copies. */
 static esa_status copy(esa_ctx *ctx, void *dst, const void *src, int64_t bytes, copy_fn *fn)
 {
     if (bytes < 0 || (bytes && (!dst || !src)))
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
-                        "a copy needs two pointers and 0 or more bytes, got %lld",
+                        "dst or src is NULL, or bytes is %lld; expected two pointers and 0 or more "
+                        "bytes",
                         (long long)bytes);
     ESA_TRY(esa_cuda_open(ctx));
     return bytes ? fn(ctx, dst, src, bytes) : ESA_OK;

@@ -1,4 +1,4 @@
-/* plugin.c - finding and opening the CUDA plugin, and GPU scratch.
+/* plugin.c - finds and opens the CUDA plugin, and manages GPU scratch.
  * SPDX-License-Identifier: Apache-2.0 */
 #define _GNU_SOURCE /* dladdr, dl_iterate_phdr */
 #include "backend/plugin.h"
@@ -15,11 +15,11 @@
 
 #define PLUGIN_NAME "libesa_cuda.so"
 
-static const char here = 0; /* its address tells which file this code was loaded from */
+static const char here = 0; /* its address shows which file this code was loaded from */
 
 #if defined(__linux__)
-/* For the first object of the process, the executable: 1 into *inside if it holds `here`, that is,
- * if libesa is linked into it. */
+/* Called with the first object of the process, which is the executable. Sets *inside to 1 if the
+ * executable holds `here`, that is, if libesa is linked into it. */
 static int look_at_executable(struct dl_phdr_info *object, size_t size, void *inside)
 {
     (void)size;
@@ -29,13 +29,13 @@ static int look_at_executable(struct dl_phdr_info *object, size_t size, void *in
             (uintptr_t)&here - low < object->dlpi_phdr[i].p_memsz)
             *(int32_t *)inside = 1;
     }
-    return 1; /* the others are not looked at */
+    return 1; /* stop: the other objects do not matter */
 }
 #endif
 
-/* The file this code was loaded from. dladdr knows an executable by the word it was called
- * with, which is no path if it was found through $PATH; the kernel has the path. 0 if it is
- * unknown. */
+/* Writes the path of the file that this code was loaded from; 0 if it cannot be found. For an
+ * executable, dladdr gives the name it was called with, which is not a path if the shell found it
+ * through $PATH. So the path of an executable comes from /proc/self/exe. */
 static int32_t own_path(char *path, size_t bytes)
 {
 #if defined(__linux__)
@@ -53,8 +53,8 @@ static int32_t own_path(char *path, size_t bytes)
            (size_t)snprintf(path, bytes, "%s", info.dli_fname) < bytes;
 }
 
-/* $ESA_CUDA_LIB, or the file beside the one this code was loaded from. The path always has a slash,
- * because dlopen searches the system's folders for a bare name. 0 if the path does not fit. */
+/* Writes $ESA_CUDA_LIB, or the path of the plugin beside the file of own_path. The path always has
+ * a slash, because dlopen looks for a bare name in system folders. 0 if the path does not fit. */
 static int32_t plugin_path(char *path, size_t bytes)
 {
     const char *given = getenv("ESA_CUDA_LIB");
@@ -71,7 +71,8 @@ static esa_status load(esa_ctx *ctx, esa_cuda *cuda)
     char path[4096], error[256] = "";
     if (!plugin_path(path, sizeof path))
         return esa_fail(ctx, ESA_ERR_DEVICE,
-                        "the path of " PLUGIN_NAME " could not be determined: set ESA_CUDA_LIB");
+                        "the folder of libesa, which holds " PLUGIN_NAME
+                        ", could not be found: set ESA_CUDA_LIB");
     /* NODELETE: masks keep pointers into the plugin and may be freed after the ctx. */
     cuda->handle = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (!cuda->handle)

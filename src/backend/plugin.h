@@ -1,4 +1,4 @@
-/* plugin.h - the GPU of a ctx: the plugin libesa_cuda, opened when first needed, and its scratch.
+/* plugin.h - the GPU of a ctx: the plugin libesa_cuda, which is opened on first use, and scratch.
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_BACKEND_PLUGIN_H
 #define ESA_BACKEND_PLUGIN_H
@@ -7,21 +7,23 @@
 #include "cuda/cuda.h"
 
 typedef struct esa_cuda {
-    void *handle; /* from dlopen; the code itself stays loaded, because masks may outlive the ctx */
+    /* from dlopen; the code stays loaded after dlclose, because masks may outlive the ctx */
+    void *handle;
     const esa_cuda_table *table;
     esa_cuda_device *dev; /* NULL until a call needs the GPU */
     void *arena;          /* scratch kept between calls */
     int64_t arena_bytes, arena_peak;
 } esa_cuda;
 
-/* Opens the plugin without a GPU: enough to count GPUs. */
+/* Opens the plugin, but no GPU. That is enough to count GPUs. */
 esa_status esa_cuda_plugin(esa_ctx *ctx);
-/* Opens plugin and GPU on first use; ctx->cuda is complete afterwards. ESA_ERR_DEVICE and a message
- * otherwise. */
+/* Opens the plugin and the GPU on first use. On success ctx->cuda is complete. Fails with
+ * ESA_ERR_DEVICE if there is no plugin or no such GPU. */
 esa_status esa_cuda_open(esa_ctx *ctx);
-/* Carries a status of the table into ctx, with the device's message. */
+/* Returns status. If it is a failure, copies the device's message into ctx. */
 esa_status esa_cuda_status(esa_ctx *ctx, esa_status status);
-/* At least bytes of GPU scratch, kept in the ctx. */
+/* *scratch = at least bytes of GPU memory, which the ctx owns. Valid until the next call of this
+ * function, which may move it. */
 esa_status esa_cuda_scratch(esa_ctx *ctx, void **scratch, int64_t bytes);
 
 #endif

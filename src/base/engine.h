@@ -1,9 +1,9 @@
-/* engine.h - the mark of internal functions that the engine calls.
+/* engine.h - ESA_ENGINE marks internal functions of libesa that the engine calls.
  * SPDX-License-Identifier: Apache-2.0
  *
- * libesa_video links libesa and works on the caller's ctx. It uses some internal functions of
- * libesa, which ESA_ENGINE exports. They are no part of the API: no installed header declares them,
- * and libesa_video refuses a libesa of another build (esa_build_id). */
+ * libesa_video links libesa and works on the caller's ctx. It calls some internal functions of
+ * libesa, which ESA_ENGINE exports. They are not part of the API: no installed header declares
+ * them, and libesa_video refuses a libesa of another build (esa_build_id). */
 #ifndef ESA_BASE_ENGINE_H
 #define ESA_BASE_ENGINE_H
 

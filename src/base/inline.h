@@ -1,5 +1,4 @@
-/* inline.h - ESA_INLINE marks pure functions in headers, so that C and CUDA compile
- * the same source.
+/* inline.h - ESA_INLINE marks pure functions in headers. C and CUDA compile the same source.
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_BASE_INLINE_H
 #define ESA_BASE_INLINE_H
@@ -16,8 +15,8 @@ ESA_INLINE int64_t esa_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; 
 ESA_INLINE int64_t esa_min64(int64_t a, int64_t b) { return a < b ? a : b; }
 ESA_INLINE int64_t esa_max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* A product that is rounded before it is added to anything. The GPU compiler would fuse the two
- * operations, and a count could change by one. */
+/* A product that is rounded before a sum uses it. Otherwise the GPU compiler fuses the two
+ * operations, and a count can change by one. */
 ESA_INLINE double esa_mul(double a, double b)
 {
 #ifdef __CUDA_ARCH__

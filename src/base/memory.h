@@ -16,9 +16,9 @@ typedef struct esa_allocator {
     void *user;
 } esa_allocator;
 
-/* Returns memory aligned to 64 bytes, or NULL if out of memory, for a negative size and for
- * overflow. 0 bytes give a valid 1-byte block. esa_mem_free needs the size given at allocation and
- * accepts NULL. */
+/* Returns memory aligned to 64 bytes, or NULL if there is not enough, or if bytes is negative or
+ * above 2^56. 0 bytes give a valid 1-byte block. esa_mem_free needs the size given at allocation
+ * and accepts NULL. */
 ESA_ENGINE void *esa_mem_alloc(const esa_allocator *mem, int64_t bytes);
 ESA_ENGINE void *esa_mem_zalloc(const esa_allocator *mem, int64_t bytes);
 ESA_ENGINE void esa_mem_free(const esa_allocator *mem, void *ptr, int64_t bytes);
@@ -28,8 +28,8 @@ ESA_ENGINE void esa_mem_free(const esa_allocator *mem, void *ptr, int64_t bytes)
 ESA_ENGINE int64_t esa_size_mul(int64_t a, int64_t b);
 ESA_ENGINE int64_t esa_size_add(int64_t a, int64_t b);
 
-/* Carves one block into parts. With base NULL it only counts, so the same code
- * measures and places. */
+/* Carves one block into parts. With base NULL it only counts bytes, so that the same code can first
+ * measure and then place. */
 typedef struct esa_carve {
     char *base;
     int64_t used;

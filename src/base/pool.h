@@ -8,16 +8,16 @@
 
 typedef struct esa_pool esa_pool;
 
-/* item: 0 .. items-1; each runs exactly once. worker: 0 .. threads-1, one thread for the whole run;
- * use it to index scratch. */
+/* item: 0 .. items-1; each runs exactly once. worker: 0 .. threads-1, the number of the thread in
+ * this run; use it to index scratch. */
 typedef void (*esa_pool_fn)(void *arg, int64_t item, int32_t worker);
 
 /* threads >= 1. The calling thread is worker 0, so threads - 1 are started. */
 esa_status esa_pool_create(esa_pool **pool, int32_t threads, const esa_allocator *mem);
 void esa_pool_free(esa_pool *pool);
 ESA_ENGINE int32_t esa_pool_threads(const esa_pool *pool);
-/* Runs fn over all items and returns when all are done. Items start in ascending
- * order. Not reentrant. */
+/* Runs fn on all items and returns when all are done. Items start in ascending order. Not
+ * reentrant. */
 ESA_ENGINE void esa_pool_run(esa_pool *pool, esa_pool_fn fn, void *arg, int64_t items);
 
 #endif

@@ -60,8 +60,8 @@ esa_status esa_tensors_at(const esa_tensors *file, int64_t i, esa_tensor_info *i
         fill_info(file, &file->entry[i], info);
     else
         status = esa_fail(file->ctx, ESA_ERR_ARGUMENT,
-                          "%s: tensor number %lld was asked for, but the file has %lld tensors",
-                          file->label, (long long)i, (long long)file->count);
+                          "%s: i is %lld, but the file has %lld tensors", file->label, (long long)i,
+                          (long long)file->count);
     esa_ctx_leave(file->ctx);
     return status;
 }

@@ -2,12 +2,16 @@
  * one float per row.
  * SPDX-License-Identifier: Apache-2.0
  *
- * A row p[nk] is stored as rowmax (f32) and, with x = log2(rowmax / p), the code c = min(255,
- * round(12 x)): twelve steps per octave, 21 octaves. Two more bits divide each step into four: with
- * f = floor(48 x + 2), c = f / 4 and fine = f % 4. The decoded value is the middle of the step: p'
- * = rowmax 2^(-(f - 1.5) / 48). Without the two bits, two blocks in a hundred change sides at the
- * threshold of a mask (measured in docs/mask-files.md). At c = 255 the bits say how far below: 0,
- * 1, 2 are one octave each, 3 is zero.
+ * A row p[nk] is stored as rowmax (f32) and one code per block, with x = log2(rowmax / p):
+ *
+ *     c  = min(255, round(12 x))                 twelve steps per octave, 21 octaves
+ *     f  = floor(48 x + 2)                       two more bits divide each step into four:
+ *     c  = f / 4, fine = f % 4
+ *     p' = rowmax 2^(-(f - 1.5) / 48)            the decoded value, the middle of a fine step
+ *
+ * Without the two bits, two blocks in a hundred would move across the threshold of a mask (measured
+ * in docs/mask-files.md). At c = 255 they say how small p is: 0, 1 and 2 are one octave each, 3 is
+ * zero.
  *
  * Coding and decoding use tables of constants instead of libm, so they give the same bits
  * on every machine. */

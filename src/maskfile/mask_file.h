@@ -8,13 +8,13 @@
 #include "maskfile/mask_cell.h"
 #include "maskfile/run_info.h"
 
-/* Masks of one budget for all stored cells: mapped, or derived and owned. */
+/* Masks of one budget for all stored cells. They are in the mapped file, or derived and owned. */
 typedef struct esa_budget_masks {
     struct esa_budget_masks *next;
     int32_t permille;
     const uint8_t *bits; /* [cells][H][nq][ceil(nk/8)] */
     const uint8_t *mass; /* f32[cells][H] at any alignment; NULL: unknown */
-    uint8_t *owned;      /* NULL, or the allocation of both */
+    uint8_t *owned;      /* derived masks: the memory of bits and mass; NULL: mapped */
     int64_t owned_bytes;
 } esa_budget_masks;
 
@@ -37,7 +37,7 @@ struct esa_mask_file {
     esa_budget_masks *budgets; /* owned list */
 };
 
-/* Takes over tensors, even on failure. */
+/* Takes ownership of tensors, even on failure. */
 ESA_ENGINE esa_status esa_mask_file_make(esa_ctx *ctx, esa_mask_file **file, esa_tensors *tensors);
 /* Fails if file is NULL or belongs to another ctx. */
 esa_status esa_mask_file_check_ctx(esa_ctx *ctx, const esa_mask_file *file);

@@ -159,9 +159,10 @@ static esa_status check_resume(const esa_recorder *rec, const esa_recording *fil
                         "%s has %d listed dense layers, but the session has %d or other ones", name,
                         file->dense_layers, n);
     if ((int64_t)rec->info.prompts + file->info.prompts > INT32_MAX)
-        return esa_fail(ctx, ESA_ERR_FORMAT,
-                        "%s claims %d prompts, which are too many with the %d of the session", name,
-                        file->info.prompts, rec->info.prompts);
+        return esa_fail(
+            ctx, ESA_ERR_FORMAT,
+            "%s claims %d prompts, which is too many together with the %d of the session", name,
+            file->info.prompts, rec->info.prompts);
     return esa_recording_check_sums(ctx, file);
 }
 

@@ -1,4 +1,4 @@
-/* recording.c - recording files: opens them, compares their settings, reads rows, merges.
+/* recording.c - recording files: opens them, compares their settings, reads rows and merges them.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "maskfile/recording.h"
 

@@ -38,7 +38,8 @@ esa_status esa_recorder_reserve(esa_recorder *rec, int64_t cell, int32_t more);
 /* Adds p[H][nq][nk] to a reserved cell. */
 void esa_recorder_add(esa_recorder *rec, int64_t cell, const float *p);
 
-/* Resets to the state before the first call: no geometry, no sums. Only if nothing was added. */
+/* Resets to the state before the first call: no geometry, no sums. Call it only if nothing was
+ * added. */
 void esa_recorder_forget(esa_recorder *rec);
 
 /* Writes the sums to a recording file. ESA_ERR_STATE if there are none. */
@@ -59,7 +60,7 @@ typedef struct esa_recording {
     int32_t dense_layers;
 } esa_recording;
 
-/* On failure rec is empty. esa_recording_make takes over tensors, even on failure. */
+/* On failure rec is empty. esa_recording_make takes ownership of tensors, even on failure. */
 esa_status esa_recording_open(esa_ctx *ctx, esa_recording *rec, const char *path);
 esa_status esa_recording_make(esa_ctx *ctx, esa_recording *rec, esa_tensors *tensors);
 void esa_recording_close(esa_ctx *ctx, esa_recording *rec);
@@ -72,8 +73,8 @@ void esa_recordings_close(esa_ctx *ctx, esa_recording *rec, int32_t count);
 esa_status esa_recording_check_sums(esa_ctx *ctx, const esa_recording *rec);
 /* 1 if the layer was left out on purpose. */
 int32_t esa_recording_is_dense(const esa_recording *rec, int32_t layer);
-/* Contributions of a cell over several recordings; and row r (of H * nq) of their
- * sum, into sum[nk]. */
+/* Over several recordings: the number of contributions of a cell, and row r (0 .. H * nq - 1) of
+ * their sum, written to sum[nk]. */
 int64_t esa_recordings_count(const esa_recording *rec, int32_t count, int64_t cell);
 void esa_recordings_row(uint64_t *sum, const esa_recording *rec, int32_t count, int64_t cell,
                         int64_t r);

@@ -17,8 +17,8 @@
  * follow from the tensors. */
 esa_status esa_run_write(esa_tensors_writer *writer, const esa_mask_file_info *info,
                          const char *format);
-/* Reads and checks them. A file of another format is refused with a message that says what it is.
- * The layout is resolved and fits Nq and Nk. */
+/* Reads and checks these fields. Refuses a file of another format with a message that says what the
+ * file is. The layout of *info is resolved and fits Nq and Nk. */
 esa_status esa_run_read(esa_ctx *ctx, esa_mask_file_info *info, const esa_tensors *file,
                         const char *format);
 /* ESA_OK if both runs have the same settings (prompts may differ). Else ESA_ERR_MISMATCH with a
@@ -30,8 +30,8 @@ esa_status esa_run_same(esa_ctx *ctx, const esa_mask_file_info *a, const char *n
  * frames, which force blocks even where they move no token. */
 int32_t esa_run_layout_same(const esa_layout *a, const esa_layout *b);
 
-/* ESA_OK if the layout a caller gives matches the file (f, name). Fields the caller
- * leaves open match. */
+/* ESA_OK if the given layout matches that of the file (f, name). Fields that the caller leaves open
+ * always match. who: the name of the caller in messages. */
 esa_status esa_run_check_layout(esa_ctx *ctx, const esa_mask_file_info *f, const char *name,
                                 const esa_layout *given, const char *who);
 
@@ -48,7 +48,7 @@ typedef struct esa_run_text {
 } esa_run_text;
 /* esa_run_describe_layout: "grid 21x30x52, order tile3d 2x8x8, text 0 + 512, frame 0 protected",
  * and the key side if it differs. esa_run_describe: "N=32760 (grid 21x30x52), 12 heads, 30 layers,
- * 50 steps", without negative layers or steps. */
+ * 50 steps"; it leaves out layers or steps that are negative. */
 esa_run_text esa_run_describe_layout(const esa_layout *y);
 esa_run_text esa_run_describe(int64_t Nq, int64_t Nk, const int32_t grid_q[3], int64_t H,
                               int32_t layers, int32_t steps);

@@ -32,13 +32,13 @@ esa_status esa_frames_new(esa_ctx *ctx, esa_frames **frames, int64_t count, int6
     if (count < 1 || count > ESA_FRAMES_MAX_COUNT || height < 1 || height > ESA_FRAMES_MAX_SIDE ||
         width < 1 || width > ESA_FRAMES_MAX_SIDE)
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
-                        "%lld frames of %lld x %lld were asked for, expected 1 .. %d frames with "
+                        "the video has %lld frames of %lld x %lld, expected 1 .. %d frames with "
                         "sides of 1 .. %d pixels",
                         (long long)count, (long long)width, (long long)height, ESA_FRAMES_MAX_COUNT,
                         ESA_FRAMES_MAX_SIDE);
     if (!esa_fps_valid(fps))
-        return esa_fail(ctx, ESA_ERR_ARGUMENT,
-                        "%g frames a second were asked for, expected 0.01 .. 1000", fps);
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "fps is %g, expected 0.01 .. 1000 frames per second",
+                        fps);
     esa_frames *f = esa_mem_zalloc(&ctx->mem, sizeof *f);
     const int64_t bytes = count * height * width * 3;
     uint8_t *rgb = f ? esa_mem_zalloc(&ctx->mem, bytes) : NULL;

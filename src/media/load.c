@@ -1,5 +1,6 @@
 /* load.c - esa_frames_load and esa_frames_peek. The first bytes of a file decide its format; a
- * folder holds PNG pictures. SPDX-License-Identifier: Apache-2.0 */
+ * folder holds PNG pictures.
+ * SPDX-License-Identifier: Apache-2.0 */
 #include "ctx/engine_door.h"
 #include "media/frames.h"
 
@@ -206,7 +207,8 @@ static esa_status load(esa_ctx *ctx, esa_frames **frames, esa_frames_info *info,
     const esa_load_params p = params ? *params : esa_load_params_default();
     struct stat about;
     if (p.struct_size != sizeof p)
-        return esa_fail(ctx, ESA_ERR_VERSION, "esa_load_params has %u bytes, expected %u",
+        return esa_fail(ctx, ESA_ERR_VERSION,
+                        "esa_load_params has struct_size %u, this library expects %u",
                         p.struct_size, (unsigned)sizeof p);
     if (p.fps != 0 && !esa_fps_valid(p.fps))
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "fps is %g, expected 0 or 0.01 .. 1000", p.fps);
@@ -240,7 +242,8 @@ esa_status esa_frames_peek(esa_ctx *ctx, esa_frames_info *info, const char *path
     if (!info)
         status = esa_fail(ctx, ESA_ERR_ARGUMENT, "info is NULL");
     else if (info->struct_size != sizeof *info)
-        status = esa_fail(ctx, ESA_ERR_VERSION, "esa_frames_info has %u bytes, expected %u",
+        status = esa_fail(ctx, ESA_ERR_VERSION,
+                          "esa_frames_info has struct_size %u, this library expects %u",
                           info->struct_size, (unsigned)sizeof *info);
     else
         status = load(ctx, NULL, info, path, params);

@@ -1,5 +1,6 @@
 /* mp4.c - writes MP4 through the FFmpeg libraries. The default codec is H.264 if there is an
- * encoder for it, else MPEG-4 part 2. SPDX-License-Identifier: Apache-2.0
+ * encoder for it, else MPEG-4 part 2.
+ * SPDX-License-Identifier: Apache-2.0
  *
  * The file is assembled in memory, where the muxer can go back and fill in its sizes, and then
  * written like every other file. It contains nothing that changes from run to run, such as dates or

@@ -179,7 +179,8 @@ static esa_status check(esa_ctx *ctx, const char *path, int64_t frames, const es
 {
     if (!path || !*path) return esa_fail(ctx, ESA_ERR_ARGUMENT, "frames or path is missing");
     if (p->struct_size != sizeof *p)
-        return esa_fail(ctx, ESA_ERR_VERSION, "esa_save_params has %u bytes, expected %u",
+        return esa_fail(ctx, ESA_ERR_VERSION,
+                        "esa_save_params has struct_size %u, this library expects %u",
                         p->struct_size, (unsigned)sizeof *p);
     if (p->quality < 0 || p->quality > 100)
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "quality is %d, expected 0 .. 100", p->quality);

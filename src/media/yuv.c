@@ -1,5 +1,6 @@
 /* yuv.c - converts RGB to the planes of video formats and back: limited-range BT.601 (luma 16 ..
- * 235, chroma 16 .. 240), rounded to nearest. SPDX-License-Identifier: Apache-2.0 */
+ * 235, chroma 16 .. 240), rounded to nearest.
+ * SPDX-License-Identifier: Apache-2.0 */
 #include "media/frames.h"
 
 #include <math.h>

@@ -1,6 +1,7 @@
 /* compare.c - esa_frames_compare and esa_frames_measure: metrics over a video. PSNR, SSIM and
  * flicker give each thread of the ctx whole frames. LPIPS takes one frame at a time and spreads its
- * layers. SPDX-License-Identifier: Apache-2.0 */
+ * layers.
+ * SPDX-License-Identifier: Apache-2.0 */
 #include "ctx/engine_door.h"
 #include "base/pool.h"
 #include "media/frames.h"
@@ -129,7 +130,8 @@ esa_status esa_frames_measure(esa_ctx *ctx, esa_metrics *metrics, double *each,
     if (!metrics || !reference || !frames)
         status = esa_fail(ctx, ESA_ERR_ARGUMENT, "metrics, reference or frames is NULL");
     else if (metrics->struct_size != sizeof *metrics)
-        status = esa_fail(ctx, ESA_ERR_VERSION, "esa_metrics has %u bytes, expected %u",
+        status = esa_fail(ctx, ESA_ERR_VERSION,
+                          "esa_metrics has struct_size %u, this library expects %u",
                           metrics->struct_size, (unsigned)sizeof *metrics);
     else
         status = measure(ctx, metrics, each, reference, frames, lpips, progress, user);

@@ -1,13 +1,14 @@
 /* random.h - the normal numbers of torch's CPU generator, so that a seed gives the same noise here
- * and in diffusers. SPDX-License-Identifier: Apache-2.0
+ * and in diffusers.
+ * SPDX-License-Identifier: Apache-2.0
  *
  *     torch.randn(count, generator=torch.Generator("cpu").manual_seed(seed))
  *
  * A Mersenne twister (MT19937, Matsumoto and Nishimura 1998), seeded with the low 32 bits of the
  * seed. For 16 or more elements torch draws one 24-bit uniform per element and turns each 16 of
- * them into 16 normal numbers by Box-Muller; u1 are the first eight. If count is not a multiple of
- * 16, the last 16 elements are drawn again. For fewer than 16 elements it makes pairs in f64 from
- * 53-bit uniforms.
+ * them into 16 normal numbers by Box-Muller; the first eight are u1, the others u2. If count is not
+ * a multiple of 16, the last 16 elements are drawn again. For fewer than 16 elements it makes pairs
+ * in f64 from 53-bit uniforms.
  *
  * The f32 logarithm, sine and cosine are polynomials, evaluated in the order of torch's x86 kernels
  * (AVX2 and AVX-512). The result has the same bits on every machine. (torch without AVX2 differs by

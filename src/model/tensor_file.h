@@ -1,5 +1,6 @@
 /* tensor_file.h - reads and writes single f32 tensors in safetensors files: the embeddings and
- * latents of a run. SPDX-License-Identifier: Apache-2.0 */
+ * latents of a run.
+ * SPDX-License-Identifier: Apache-2.0 */
 #ifndef ESA_MODEL_TENSOR_FILE_H
 #define ESA_MODEL_TENSOR_FILE_H
 
@@ -16,7 +17,7 @@ typedef struct esa_loaded { /* the caller of esa_loaded_read owns data */
 
 /* Reads tensor `name` of the file (F32, F16 or BF16) as f32 with rank dims; dimensions of 1 (a
  * batch) may come first. Sides of expected that are not -1 must agree, and every value must be
- * finite. The guard of ctx must be free. */
+ * finite. On success the caller frees *out with esa_loaded_free. */
 esa_status esa_loaded_read(esa_ctx *ctx, esa_loaded *out, const char *path, const char *name,
                            int32_t rank, const int64_t *expected);
 void esa_loaded_free(esa_ctx *ctx, esa_loaded *tensor);

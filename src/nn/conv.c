@@ -1,5 +1,6 @@
 /* conv.c - convolutions over channels-last planes, frame by frame. A 3-D convolution gets one
- * pointer for each frame of its kernel. SPDX-License-Identifier: Apache-2.0
+ * pointer for each frame of its kernel.
+ * SPDX-License-Identifier: Apache-2.0
  *
  * A task is a patch of output pixels times one block of output channels. Its sums stay in a small
  * buffer of the worker, while the weights of the block are read in slices that fit the first-level

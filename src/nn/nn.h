@@ -1,5 +1,6 @@
 /* nn.h - the operations that models are made of: plain functions over f32 rows, no graph. Each
- * family has its own file beside this header. SPDX-License-Identifier: Apache-2.0
+ * family has its own file beside this header.
+ * SPDX-License-Identifier: Apache-2.0
  *
  * Conventions: outputs first. Activations are f32, row-major, [rows][cols] with a row pitch ld in
  * elements. Weights come as esa_weight, in the type they are held in. An output may be the same

@@ -1,4 +1,4 @@
-/* session.c - making a session, telling it where the model stands, freeing it.
+/* session.c - makes and frees a session, and sets its step and branch.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "session/session.h"
 
@@ -7,7 +7,7 @@
 #include <string.h>
 #include "io/json.h"
 
-/* The layout a binding sees; a change here is a change of the ABI. */
+/* Bindings rely on these offsets; changing them changes the ABI. */
 _Static_assert(offsetof(esa_session_params, warmup_frac) == 32 &&
                    offsetof(esa_session_params, min_tokens) == 40 &&
                    offsetof(esa_session_params, dense_layers) == 48 &&
@@ -31,8 +31,8 @@ esa_session_params esa_session_params_default(void)
     return p;
 }
 
-/* NULL, or UTF-8 of at most room - 1 bytes: what a file can hold. Told now, not after hours of
- * recording. */
+/* 1 if text is NULL, or UTF-8 of at most room - 1 bytes, which is what a file can hold. Checked
+ * now, not after hours of recording. */
 static int fits_file(const char *text, size_t room)
 {
     if (!text) return 1;
@@ -47,16 +47,19 @@ static esa_status check_params(esa_ctx *ctx, const esa_session_params *p)
 {
     if (p->struct_size != sizeof *p)
         return esa_fail(ctx, ESA_ERR_VERSION,
-                        "esa_session_params has struct_size %u, this library knows %u",
+                        "esa_session_params has struct_size %u, this library expects %u",
                         (unsigned)p->struct_size, (unsigned)sizeof *p);
     if (p->select.struct_size != sizeof p->select ||
         p->attention.struct_size != sizeof p->attention)
         return esa_fail(ctx, ESA_ERR_VERSION,
-                        "select or attention of the session params has an unknown struct_size (%u, "
-                        "%u), use the defaults functions",
-                        (unsigned)p->select.struct_size, (unsigned)p->attention.struct_size);
+                        "select and attention of esa_session_params have struct_size %u and %u, "
+                        "this library expects %u and %u: fill them with their default functions",
+                        (unsigned)p->select.struct_size, (unsigned)p->attention.struct_size,
+                        (unsigned)sizeof p->select, (unsigned)sizeof p->attention);
     if (p->mode < ESA_SESSION_DENSE || p->mode > ESA_SESSION_RECORD)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "mode is %d, expected ESA_SESSION_*", p->mode);
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "mode is %d, expected ESA_SESSION_DENSE, ONLINE, CACHED or RECORD",
+                        p->mode);
     const struct {
         const char *name;
         int32_t value, low, high;
@@ -83,51 +86,50 @@ static esa_status check_params(esa_ctx *ctx, const esa_session_params *p)
     if (!(p->select.budget >= 0 && p->select.budget <= 1))
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "budget is %g, expected 0 to 1", p->select.budget);
     if (p->dense_layer_count && !p->dense_layers)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT,
-                        "%d dense layers were announced, but dense_layers is NULL",
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "dense_layer_count is %d, but dense_layers is NULL",
                         p->dense_layer_count);
     for (int32_t i = 0; i < p->dense_layer_count; i++)
         if (p->dense_layers[i] < 0 || p->dense_layers[i] >= p->layers)
             return esa_fail(ctx, ESA_ERR_ARGUMENT,
-                            "dense layer %d was listed, the model has layers 0 to %d",
+                            "dense_layers names layer %d, but the model has layers 0 to %d",
                             p->dense_layers[i], p->layers - 1);
     if (!fits_file(p->model, sizeof((esa_session *)0)->model) ||
         !fits_file(p->config_hash, sizeof((esa_session *)0)->config_hash))
-        return esa_fail(
-            ctx, ESA_ERR_ARGUMENT,
-            "the model's name or configuration hash is longer than %d or %d bytes, or not UTF-8",
-            127, 79);
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "model or config_hash is not UTF-8, or longer than %d or %d bytes", 127,
+                        79);
     if ((p->mode == ESA_SESSION_ONLINE || p->mode == ESA_SESSION_RECORD) &&
         p->select.causal != p->attention.causal)
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
-                        "causal is %d for selection and %d for attention, they must agree",
+                        "causal is %d in select and %d in attention, expected the same",
                         p->select.causal, p->attention.causal);
     if (p->mode == ESA_SESSION_RECORD &&
         (p->select.selector != ESA_SELECT_ENTROPY || p->select.causal))
         return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
-                        "a recording holds importance of the entropy selector without causal, got "
-                        "selector %d, causal %d",
+                        "mode RECORD needs selector ENTROPY and causal 0, got selector %d and "
+                        "causal %d",
                         p->select.selector, p->select.causal);
     if (p->mode == ESA_SESSION_ONLINE && p->select.selector == ESA_SELECT_FULL)
         return esa_fail(ctx, p->strict ? ESA_ERR_POLICY : ESA_ERR_ARGUMENT,
-                        "the selector FULL keeps every block: ask for mode DENSE instead");
+                        "selector FULL keeps every block: use mode DENSE instead");
     if (p->mode == ESA_SESSION_CACHED && !p->masks)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "mode CACHED needs a mask file, masks is NULL");
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "mode CACHED needs a mask file, but masks is NULL");
     if (p->first_head < 0 || p->total_heads < 0 ||
         (p->first_head && p->first_head >= p->total_heads))
         return esa_fail(
             ctx, ESA_ERR_ARGUMENT,
-            "first_head is %d of total_heads %d, expected 0 to total_heads - 1, or 0 and 0",
+            "first_head is %d and total_heads is %d, expected first_head in 0 .. total_heads - 1, "
+            "or both 0",
             p->first_head, p->total_heads);
     if (p->total_heads && p->mode == ESA_SESSION_RECORD)
         return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
-                        "a recording holds all heads of a model, this session is told that its "
-                        "calls have some of %d",
+                        "mode RECORD needs calls with all heads of the model: total_heads is %d, "
+                        "expected 0",
                         p->total_heads);
     return ESA_OK;
 }
 
-/* Does the mask file belong to this model, shape and step count? */
+/* Checks that the mask file was made for this model, shape and step count. */
 static esa_status check_masks(esa_ctx *ctx, const esa_session_params *p)
 {
     const esa_mask_file *file = p->masks;
@@ -136,47 +138,50 @@ static esa_status check_masks(esa_ctx *ctx, const esa_session_params *p)
     const esa_mask_file_info *f = &file->info;
     const char *name = file->tensors->label;
     if (p->model && f->model[0] && strcmp(p->model, f->model) != 0)
-        return esa_fail(ctx, ESA_ERR_MISMATCH, "%s was made for model '%s', the session runs '%s'",
-                        name, esa_quote(f->model).text, esa_quote(p->model).text);
+        return esa_fail(ctx, ESA_ERR_MISMATCH,
+                        "%s was made for model '%s', but the session runs '%s'", name,
+                        esa_quote(f->model).text, esa_quote(p->model).text);
     if (p->config_hash && f->config_hash[0] && strcmp(p->config_hash, f->config_hash) != 0)
         return esa_fail(ctx, ESA_ERR_MISMATCH,
-                        "%s was made for model configuration '%s', the session has '%s'", name,
+                        "%s was made for model configuration '%s', but the session has '%s'", name,
                         esa_quote(f->config_hash).text, esa_quote(p->config_hash).text);
     if (f->layers != p->layers)
         return esa_fail(
-            ctx, ESA_ERR_MISMATCH, "%s was made for %s, the session has %d layers", name,
+            ctx, ESA_ERR_MISMATCH, "%s was made for %s, but the session has %d layers", name,
             esa_run_describe(f->Nq, f->Nk, f->layout.grid_q, f->H, f->layers, -1).text, p->layers);
     if (f->steps != p->steps && p->step_map == ESA_STEP_MAP_EXACT)
-        return esa_fail(ctx, ESA_ERR_MISMATCH,
-                        "%s was made for %d steps, the session has %d (step_map NEAREST maps them)",
-                        name, f->steps, p->steps);
+        return esa_fail(
+            ctx, ESA_ERR_MISMATCH,
+            "%s was made for %d steps, but the session has %d (step_map NEAREST maps them)", name,
+            f->steps, p->steps);
     if (f->branches > 1 && f->branches != p->branches)
-        return esa_fail(ctx, ESA_ERR_MISMATCH, "%s keeps %d branches apart, the session has %d",
-                        name, f->branches, p->branches);
+        return esa_fail(ctx, ESA_ERR_MISMATCH,
+                        "%s holds separate masks for %d branches, but the session has %d", name,
+                        f->branches, p->branches);
     if (f->causal != p->attention.causal)
         return esa_fail(ctx, ESA_ERR_MISMATCH,
-                        "%s holds %s masks, the session's attention is %scausal", name,
+                        "%s holds %s masks, but the session's attention is %scausal", name,
                         f->causal ? "causal" : "bidirectional", p->attention.causal ? "" : "not ");
     if (p->total_heads && p->total_heads != f->H)
-        return esa_fail(ctx, ESA_ERR_MISMATCH, "%s was made for %lld heads, the session has %d",
+        return esa_fail(ctx, ESA_ERR_MISMATCH, "%s was made for %lld heads, but the session has %d",
                         name, (long long)f->H, p->total_heads);
     const esa_layout *y = &p->select.layout, *z = &f->layout;
     if (f->causal && z->order != ESA_ORDER_RASTER && !y->order_applied)
         return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
-                        "%s holds causal masks of ordered tokens: only tensors that already stand "
-                        "in that order can use them (order_applied)",
+                        "%s holds causal masks in another order than raster: they need tensors "
+                        "that are already in that order (order_applied)",
                         name);
     if ((y->grid_q[0] || y->grid_q[1] || y->grid_q[2]) &&
         memcmp(y->grid_q, z->grid_q, sizeof y->grid_q) != 0)
         return esa_fail(ctx, ESA_ERR_MISMATCH,
-                        "%s was made for N=%lld (grid %dx%dx%d) and %d layers, the session has "
+                        "%s was made for N=%lld (grid %dx%dx%d) and %d layers, but the session has "
                         "grid %dx%dx%d and %d layers",
                         name, (long long)f->Nq, z->grid_q[0], z->grid_q[1], z->grid_q[2], f->layers,
                         y->grid_q[0], y->grid_q[1], y->grid_q[2], p->layers);
     return esa_run_check_layout(ctx, f, name, y, "the session");
 }
 
-/* What a recording of this session will say of itself; geometry comes with the first call. */
+/* Makes the recorder with the settings of this session. The first call adds the geometry. */
 static esa_status make_recorder(esa_session *s)
 {
     const esa_session_params *p = &s->params;
@@ -196,7 +201,7 @@ static esa_status make_recorder(esa_session *s)
     f.branches = p->record_per_branch ? p->branches : 1;
     memcpy(f.model, s->model, sizeof f.model);
     memcpy(f.config_hash, s->config_hash, sizeof f.config_hash);
-    /* Listed once and ascending, so that two sessions with the same layers write the same bytes. */
+    /* Each layer once and ascending, so that sessions with the same layers write the same bytes. */
     int32_t n = 0, *layer = esa_mem_alloc(&s->ctx->mem, 4 * (int64_t)p->layers);
     if (!layer)
         return esa_fail(s->ctx, ESA_ERR_MEMORY, "out of memory for a session of %d layers",
@@ -285,7 +290,7 @@ esa_status esa_session_start(esa_session *s)
     const int32_t records = s->params.mode == ESA_SESSION_RECORD;
     if (records && s->recorder.info.prompts == INT32_MAX)
         return esa_fail(s->ctx, ESA_ERR_STATE,
-                        "the recording already counts %d prompts, no more can be counted",
+                        "the recording already holds %d prompts, which is the most it can count",
                         INT32_MAX);
     esa_session_figures_forget(&s->figures);
     memset(s->cell, 0, sizeof *s->cell * cells);
@@ -305,12 +310,12 @@ esa_status esa_session_start(esa_session *s)
 esa_status esa_session_place(esa_session *s, int32_t step, int32_t branch)
 {
     if (!s->begun)
-        return esa_fail(s->ctx, ESA_ERR_STATE, "a step was announced before esa_session_begin");
+        return esa_fail(s->ctx, ESA_ERR_STATE,
+                        "esa_session_step was called before esa_session_begin");
     if (step < 0 || step >= s->params.steps || branch < 0 || branch >= s->params.branches)
-        return esa_fail(
-            s->ctx, ESA_ERR_ARGUMENT,
-            "step %d, branch %d was announced, the session has %d steps and %d branches", step,
-            branch, s->params.steps, s->params.branches);
+        return esa_fail(s->ctx, ESA_ERR_ARGUMENT,
+                        "step is %d and branch is %d, but the session has %d steps and %d branches",
+                        step, branch, s->params.steps, s->params.branches);
     s->step = step;
     s->branch = branch;
     return ESA_OK;

@@ -1,10 +1,14 @@
 /* session.h - what a session holds, and the rooms behind its public calls.
  * SPDX-License-Identifier: Apache-2.0
  *
- * session.c makes a session and tells it where the model stands. session_call.c runs one attention
- * call. session_plans.c keeps plans per shape, session_rest.c masks between calls,
- * session_figures.c times and densities, session_stats.c adds them up, session_record.c saves
- * recordings. */
+ *   session.c           makes a session, sets step and branch
+ *   session_defaults.c  the recommended settings
+ *   session_call.c      runs one attention call
+ *   session_plans.c     plans per shape
+ *   session_rest.c      mask bits kept between calls
+ *   session_figures.c   times and densities of single calls
+ *   session_stats.c     statistics: their sums
+ *   session_record.c    saves and resumes recordings */
 #ifndef ESA_SESSION_SESSION_INTERNAL_H
 #define ESA_SESSION_SESSION_INTERNAL_H
 
@@ -15,7 +19,7 @@
 #include "session/session_figures.h"
 #include "session/session_rest.h"
 
-#define ESA_SESSION_PLANS 8 /* shapes kept ready; the least recently used one makes room */
+#define ESA_SESSION_PLANS 8 /* plans kept; a new one replaces the least recently used */
 
 /* A plan for one shape. Dense calls and cross-attention have plans without a selector. */
 typedef struct esa_session_plan {
@@ -31,47 +35,47 @@ typedef struct esa_session_plan {
     uint64_t used; /* tick of the last use */
 } esa_session_plan;
 
-/* Sums of one (layer, step), over branches and calls. Density and times arrive when they are
- * settled (session_figures.h). */
+/* Sums of one (layer, step) over branches and calls. Density and times are added later
+ * (session_figures.h). */
 typedef struct esa_session_cell {
     int64_t calls, dense, sparse, fallback, made, loaded, with_mass, by_head;
-    /* sums over sparse calls; with_mass of them have a mass, by_head of them are in
-     * esa_session.head */
+    /* Sums over sparse calls. with_mass counts those that have a mass, by_head those that
+     * esa_session.head includes. */
     double asked, density, mass;
     double select_seconds, attention_seconds;
-    const char *kernel; /* of the last call, static storage; NULL: none */
-    int64_t when;       /* order of that call */
+    const char *kernel; /* kernel set of the last call, static storage; NULL: no call yet */
+    int64_t when;       /* number of that call, ascending over the session */
 } esa_session_cell;
 
 struct esa_session {
     esa_ctx *ctx;
-    /* pointers in it are ours (dense layers) or the caller's (masks); model and hash are not kept
-     * here */
+    /* As given, but only the pointer masks is kept. dense_layer, model and config_hash below are
+     * copies. */
     esa_session_params params;
     char model[128], config_hash[80];
     int32_t warmup;       /* dense steps at the beginning */
     uint8_t *dense_layer; /* [L] flags */
-    int32_t step, branch; /* -1: not told yet */
-    int32_t begun;
+    int32_t step, branch; /* -1: not set yet */
+    int32_t begun;        /* 1: esa_session_begin was called */
     const int32_t *kv_len;
-    const esa_budget_masks *masks; /* CACHED */
-    int32_t permille;
+    const esa_budget_masks *masks; /* CACHED: masks of the budget, owned by the mask file */
+    int32_t permille;              /* CACHED: the budget */
     esa_session_plan plan[ESA_SESSION_PLANS];
     uint64_t tick;
     esa_session_rest *rest; /* [branches][L]; ONLINE with refresh_every > 1 */
     esa_session_cell *cell; /* [L][T] */
-    /* [L][T][heads] densities of sparse calls, summed, where the host can read counts; NULL: none
-     * yet */
+    /* [L][T][heads]: sums of the densities of sparse calls whose counts the host can read; NULL:
+     * none yet */
     double *head;
-    int64_t heads;             /* of the first such call */
+    int64_t heads;             /* heads of the first such call */
     esa_recorder recorder;     /* RECORD */
     esa_session_chunks chunks; /* CACHED: bits on the device */
     esa_session_figures figures;
 };
 
 /* ---------------------------------------------------------------- rooms
- * As the public calls of the same purpose (esa_session.h), with the ctx guard held by the caller.
- * The engine uses these. */
+ * These do the work of the public calls (esa_session.h). The caller holds the ctx guard. The engine
+ * uses them. */
 
 ESA_ENGINE esa_status esa_session_make(esa_ctx *ctx, esa_session **session,
                                        const esa_session_params *params);
@@ -93,7 +97,8 @@ static inline esa_session_cell *esa_session_at(esa_session *s, int32_t layer)
 }
 /* 1 if calls of these shapes can share a plan. */
 int32_t esa_session_same_shapes(const esa_shapes *a, const esa_shapes *b);
-/* The plan for these views, made if need be. sparse 0: without a selector. */
+/* *entry = the plan for these views, made if needed. It belongs to the session, and the next call
+ * may free it. sparse 0: without a selector. */
 esa_status esa_session_get_plan(esa_session *s, esa_session_plan **entry, const esa_tensor *q,
                                 const esa_tensor *k, int32_t kind, int32_t sparse);
 void esa_session_drop_plans(esa_session *s);

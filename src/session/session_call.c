@@ -1,8 +1,9 @@
-/* session_call.c - one attention call: what the policy says, and doing it.
+/* session_call.c - runs one attention call as the policy of the session says.
  * SPDX-License-Identifier: Apache-2.0
  *
- * esa_session_attention takes the guard and checks the views, once. Everything below works on
- * checked views. Everything that can fail comes before the kernel, so on failure o is unchanged. */
+ * esa_session_attention takes the guard and checks the views once. All other functions get checked
+ * views. What can fail comes before the kernel, so on failure o is unchanged. Only a GPU can still
+ * report an error afterwards. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -17,7 +18,7 @@ typedef struct call {
     const esa_qkvo *t;
 } call;
 
-/* Figures of a sparse call until it has succeeded. */
+/* Figures of a sparse call. They are booked only when the call has succeeded. */
 typedef struct figures {
     double asked, mass;
     const int64_t *facts; /* [2] on the device: blocks that exist, blocks kept */
@@ -37,16 +38,17 @@ static int32_t decide(const call *c)
 
 /* ---------------------------------------------------------------- running and booking */
 
-/* Memory for densities per head, made at the first sparse call: only then is their number known. */
+/* Allocates the densities per head at the first sparse call, which tells the number of heads. */
 static esa_status reserve_heads(esa_session *s, int64_t heads)
 {
-    if (s->head) return ESA_OK; /* calls with another number of heads are not booked by head */
+    if (s->head) return ESA_OK; /* book_heads skips calls with another number of heads */
     const int64_t cells = esa_size_mul(s->params.layers, s->params.steps);
     s->head = esa_mem_zalloc(&s->ctx->mem,
                              esa_size_mul(esa_size_mul(cells, heads), (int64_t)sizeof *s->head));
     s->heads = s->head ? heads : 0;
     if (s->head) return ESA_OK;
-    return esa_fail(s->ctx, ESA_ERR_MEMORY, "out of memory for the densities of single heads");
+    return esa_fail(s->ctx, ESA_ERR_MEMORY, "out of memory for the densities of %lld heads",
+                    (long long)heads);
 }
 
 static void book_heads(esa_session *s, int32_t layer, const esa_mask *m, int64_t existing)
@@ -58,7 +60,7 @@ static void book_heads(esa_session *s, int32_t layer, const esa_mask *m, int64_t
         for (int64_t h = 0; h < m->H; h++) {
             int64_t kept = 0;
             for (int64_t i = 0; i < m->nq; i++) kept += *count++;
-            /* every head has the same share of the blocks that exist */
+            /* every head has the same number of existing blocks */
             head[h] += (double)(kept * m->H) / (double)existing;
         }
     esa_session_at(s, layer)->by_head++;
@@ -103,8 +105,8 @@ static esa_status run_dense(const call *c)
     return attend(c, e, NULL);
 }
 
-/* The policy wants this call sparse, but it cannot be: an error in a strict session, else it runs
- * dense and is counted. ctx holds the reason. */
+/* For a call that should run sparse but cannot; the message in ctx holds the reason. A strict
+ * session fails. Other sessions run the call dense and count a fallback. */
 static esa_status run_fallback(const call *c, esa_status why)
 {
     esa_session *s = c->s;
@@ -120,14 +122,14 @@ static esa_status run_fallback(const call *c, esa_status why)
     return ESA_OK;
 }
 
-/* Statuses that mean "these views cannot run sparse", as opposed to a failure. */
+/* 1 if the status means that these views cannot run sparse, 0 for other failures. */
 static int32_t cannot_be_sparse(esa_status status)
 {
     return status == ESA_ERR_UNSUPPORTED || status == ESA_ERR_SHAPE;
 }
 
-/* The sparse plan of the call. Key lengths that cut into tokens the order moves cannot run sparse
- * (ESA_ERR_UNSUPPORTED); dense attention takes any. */
+/* Gets the sparse plan of the call. Fails with ESA_ERR_UNSUPPORTED if the key lengths cut into
+ * tokens that the order moves; dense attention takes any lengths. */
 static esa_status sparse_plan(const call *c, esa_session_plan **e)
 {
     ESA_TRY(esa_session_get_plan(c->s, e, c->t->q, c->t->k, c->kind, 1));
@@ -166,7 +168,7 @@ static esa_status make_mask(const call *c, const esa_session_plan *e, figures *f
     return ESA_OK;
 }
 
-/* With refresh_every > 1 a mask rests as bits between the steps that make it. */
+/* With refresh_every > 1: makes a mask and keeps it as bits, or reuses the kept one. */
 static esa_status refresh_mask(const call *c, const esa_session_plan *e, figures *f)
 {
     esa_session *s = c->s;
@@ -199,14 +201,14 @@ static esa_status run_online(const call *c)
     if (status) return status;
     ESA_TRY(esa_session_figures_begin(&s->figures, e->plan->backend));
     status = s->params.refresh_every > 1 ? refresh_mask(c, e, &f) : make_mask(c, e, &f);
-    /* a selector that this device does not have */
+    /* this device does not have the selector */
     if (status == ESA_ERR_UNSUPPORTED) return run_fallback(c, ESA_ERR_POLICY);
     return status ? status : attend(c, e, &f);
 }
 
 /* ---------------------------------------------------------------- cached */
 
-/* Group of the file for the session's step, or -1: not stored. */
+/* The step group of the file that serves the session's step. The file may not store it. */
 static int32_t cached_group(const esa_session *s)
 {
     const esa_mask_file *file = s->params.masks;
@@ -214,8 +216,8 @@ static int32_t cached_group(const esa_session *s)
     if (T == s->params.steps) return file->step_group[s->step];
     const int32_t group = file->step_group[(int64_t)s->step * T / s->params.steps];
     if (file->group_slot[group] >= 0) return group;
-    /* floor() may fall just short of the file's first sparse step although the warm-up rule,
-     * applied to this step count, is over. Then the first stored group is meant. */
+    /* floor() may give the file's last warm-up step although the warm-up of this step count is
+     * over. Then use the first stored group. */
     return s->step >= esa_warmup_steps(file->info.warmup_frac, s->params.steps)
                ? file->stored_group[0]
                : group;
@@ -227,7 +229,7 @@ static esa_status fail_mismatch(const call *c)
     const esa_mask_file *file = s->params.masks;
     const esa_mask_file_info *f = &file->info;
     const esa_tensor *q = c->t->q, *k = c->t->k;
-    return esa_fail(s->ctx, ESA_ERR_MISMATCH, "%.120s was made for %.180s, the call has %.180s",
+    return esa_fail(s->ctx, ESA_ERR_MISMATCH, "%.120s was made for %.180s, but the call has %.180s",
                     file->tensors->label,
                     esa_run_describe(f->Nq, f->Nk, f->layout.grid_q, f->H, f->layers, -1).text,
                     esa_run_describe(q->dim[2], k->dim[2], s->params.select.layout.grid_q,
@@ -247,7 +249,7 @@ static esa_status fail_not_stored(const call *c)
         f->stored_groups, f->groups);
 }
 
-/* Mean of what the file says its masks of these heads keep; NaN if it does not say. */
+/* Mean kept mass of these heads, as stored in the file; NaN if the file does not store it. */
 static double cached_mass(const esa_session *s, int64_t cell, int64_t first, int64_t heads)
 {
     if (!s->masks->mass) return (double)NAN;
@@ -260,7 +262,7 @@ static double cached_mass(const esa_session *s, int64_t cell, int64_t first, int
     return sum;
 }
 
-/* The mask of a stored cell into e->mask. */
+/* Fills e->mask with a stored cell. */
 static esa_status load_mask(const call *c, const esa_session_plan *e, int64_t cell, figures *f)
 {
     esa_session *s = c->s;
@@ -303,7 +305,7 @@ static esa_status run_cached(const call *c)
 
 /* ---------------------------------------------------------------- record */
 
-/* The first call fixes the geometry; every later one must have it. */
+/* The first call fixes the geometry of the recording. Later calls must have the same. */
 static esa_status check_geometry(const call *c, const esa_plan *p)
 {
     esa_session *s = c->s;
@@ -320,13 +322,13 @@ static esa_status check_geometry(const call *c, const esa_plan *p)
     }
     if (f->H != h->Hq || f->Nq != h->Nq || f->Nk != h->Nk)
         return esa_fail(
-            s->ctx, ESA_ERR_MISMATCH, "the recording was made for %.220s, this call has %.220s",
+            s->ctx, ESA_ERR_MISMATCH, "the recording was made for %.220s, but the call has %.220s",
             esa_run_describe(f->Nq, f->Nk, f->layout.grid_q, f->H, f->layers, -1).text,
             esa_run_describe(h->Nq, h->Nk, p->select.layout.grid_q, h->Hq, s->params.layers, -1)
                 .text);
     if (!esa_run_layout_same(&f->layout, &p->select.layout))
         return esa_fail(s->ctx, ESA_ERR_MISMATCH,
-                        "the recording was made for %.220s, this call has %.220s",
+                        "the recording was made for %.220s, but the call has %.220s",
                         esa_run_describe_layout(&f->layout).text,
                         esa_run_describe_layout(&p->select.layout).text);
     return ESA_OK;
@@ -370,10 +372,9 @@ static esa_status check_call(const call *c)
     const esa_session *s = c->s;
     if (s->step < 0)
         return esa_fail(s->ctx, ESA_ERR_STATE,
-                        "attention was called before esa_session_begin and esa_session_step said "
-                        "where the model stands");
+                        "attention was called before esa_session_begin and esa_session_step");
     if (c->layer < 0 || c->layer >= s->params.layers)
-        return esa_fail(s->ctx, ESA_ERR_ARGUMENT, "layer is %d, the session has layers 0 to %d",
+        return esa_fail(s->ctx, ESA_ERR_ARGUMENT, "layer is %d, but the session has layers 0 to %d",
                         c->layer, s->params.layers - 1);
     if (c->kind != ESA_CALL_SELF && c->kind != ESA_CALL_CROSS)
         return esa_fail(s->ctx, ESA_ERR_ARGUMENT,

@@ -1,4 +1,4 @@
-/* session_figures.c - times and densities, booked when the device has run the calls.
+/* session_figures.c - times and densities of calls; see session_figures.h.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "session/session_figures.h"
 
@@ -17,7 +17,7 @@ void esa_session_figures_free(esa_session_figures *f)
 
 void esa_session_figures_forget(esa_session_figures *f) { f->used = 0; }
 
-/* Calls on another device than before: what is pending there is booked first. */
+/* Books what is pending on the old device, then prepares for calls on another one. */
 static esa_status change_backend(esa_session_figures *f, const esa_backend *backend)
 {
     ESA_TRY(esa_session_figures_settle(f));

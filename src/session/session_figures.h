@@ -1,9 +1,9 @@
 /* session_figures.h - times and densities of calls that a device may still be running.
  * SPDX-License-Identifier: Apache-2.0
  *
- * A device that only enqueues does not know the realised density and the times of a call when the
- * call returns. They wait in a list of pending figures and are booked when the list is full or when
- * statistics are asked for; both wait for the device. */
+ * On a device that only enqueues work, the density and the times of a call are not known when the
+ * call returns. A list holds these pending figures. They are booked into their cells when the list
+ * is full or the caller reads statistics; both wait for the device. */
 #ifndef ESA_SESSION_SESSION_FIGURES_H
 #define ESA_SESSION_SESSION_FIGURES_H
 
@@ -21,18 +21,18 @@ typedef struct esa_session_pending {
 
 typedef struct esa_session_figures {
     esa_ctx *ctx;
-    const esa_backend *backend; /* of the pending calls; NULL: no call yet */
+    const esa_backend *backend; /* device of the pending calls; NULL: no call yet */
     int64_t *facts;             /* [ESA_SESSION_PENDING][2] on the device; NULL: none yet */
-    /* before selection, after selection, after attention */
+    /* marks of each call: before selection, after selection, after attention */
     esa_mark mark[ESA_SESSION_PENDING][3];
     esa_session_pending pending[ESA_SESSION_PENDING];
     int32_t used;
-    int32_t selected; /* 1: the call that runs has passed its second mark */
+    int32_t selected; /* 1: the current call has passed its second mark */
 } esa_session_figures;
 
-/* One call: begin before any work, selected when the selection is enqueued (not in dense calls),
- * end after attention. facts: the mask's, on the device; NULL: dense. A call that fails in between
- * needs nothing: the next begin starts over. Messages are in the ctx. */
+/* The order for one call: begin before any work; selected after the selection (not in dense calls);
+ * end after attention. facts: those of the mask, on the device; NULL: dense. A call that fails in
+ * between needs no end: the next begin starts over. On failure ctx holds a message. */
 esa_status esa_session_figures_begin(esa_session_figures *f, const esa_backend *backend);
 esa_status esa_session_figures_selected(esa_session_figures *f);
 esa_status esa_session_figures_end(esa_session_figures *f, struct esa_session_cell *cell,

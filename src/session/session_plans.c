@@ -1,4 +1,5 @@
-/* session_plans.c - the plans of a session: one per shape, the least recently used one makes room.
+/* session_plans.c - the plans of a session, one per shape. A new plan replaces the least recently
+ * used one.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "session/session.h"
 
@@ -24,7 +25,7 @@ int32_t esa_session_same_shapes(const esa_shapes *a, const esa_shapes *b)
            a->D == b->D;
 }
 
-/* Select params a sparse plan is made with. */
+/* The select params for a sparse plan. */
 static esa_select_params plan_select(const esa_session *s)
 {
     if (s->params.mode != ESA_SESSION_CACHED) return s->params.select;
@@ -41,7 +42,7 @@ static esa_select_params plan_select(const esa_session *s)
     return p;
 }
 
-/* Mask and importance buffer of a sparse plan. */
+/* Makes the mask and the importance buffer of a sparse plan. */
 static esa_status furnish(esa_session *s, esa_session_plan *e)
 {
     const esa_plan *p = e->plan;
@@ -49,12 +50,12 @@ static esa_status furnish(esa_session *s, esa_session_plan *e)
     const int32_t record = s->params.mode == ESA_SESSION_RECORD;
     const int32_t entropy = !cached && s->params.select.selector == ESA_SELECT_ENTROPY;
     if (!record) ESA_TRY(esa_plan_mask(p, &e->mask, cached ? 1 : p->shapes.B));
-    if (cached) { /* the blocks that exist in a file's masks are the same in every call */
+    if (cached) { /* every mask of a file has the same number of existing blocks */
         const esa_mask_file_info *f = &s->params.masks->info;
         const int64_t facts[2] = { esa_mask_file_existing(f) / f->H * p->shapes.Hq, 0 };
         ESA_TRY(p->backend->upload(s->ctx, e->mask->facts, facts, sizeof facts));
     }
-    /* elsewhere the importance of an online mask stays on the device */
+    /* without host_memory the importance of an ONLINE mask stays on the device */
     if (entropy && (record || p->backend->host_memory)) {
         const int64_t rows = esa_size_mul(p->shapes.B * p->shapes.Hq, p->nq);
         e->importance_bytes = esa_size_mul(esa_size_mul(rows, p->nk), 4);
@@ -75,9 +76,8 @@ static esa_status make_entry(esa_session *s, esa_session_plan *e, const esa_shap
     ESA_TRY(esa_plan_make(s->ctx, &e->plan, shapes, e->sparse ? &select : NULL, &attention));
     if (!e->sparse) return ESA_OK;
     if (!e->plan->runnable)
-        return esa_fail(
-            s->ctx, ESA_ERR_UNSUPPORTED,
-            "compat masks of this selector have blocks no kernel runs when there is text");
+        return esa_fail(s->ctx, ESA_ERR_UNSUPPORTED,
+                        "with text, compat masks of this selector have blocks that no kernel runs");
     return furnish(s, e);
 }
 
@@ -95,7 +95,7 @@ esa_status esa_session_get_plan(esa_session *s, esa_session_plan **entry, const 
             *entry = e;
             return ESA_OK;
         }
-        if (e->used < oldest->used) oldest = e; /* free places were used at tick 0 */
+        if (e->used < oldest->used) oldest = e; /* a free place has used 0 */
     }
     drop(s, oldest);
     oldest->kind = kind;

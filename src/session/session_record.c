@@ -1,11 +1,12 @@
-/* session_record.c - saving what a RECORD session has recorded, and going on with it.
+/* session_record.c - saves the recording of a RECORD session, and resumes from a file.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "session/session.h"
 
 static esa_status check_records(const esa_session *s)
 {
     if (s->params.mode == ESA_SESSION_RECORD) return ESA_OK;
-    return esa_fail(s->ctx, ESA_ERR_STATE, "this session does not record: its mode is not RECORD");
+    return esa_fail(s->ctx, ESA_ERR_STATE,
+                    "this session does not record: recordings need mode RECORD");
 }
 
 esa_status esa_session_save(esa_session *s, const char *path)

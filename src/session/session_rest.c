@@ -1,4 +1,4 @@
-/* session_rest.c - masks at rest: bits that a session keeps on the device between calls.
+/* session_rest.c - mask bits that a session keeps on the device between calls.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "session/session_rest.h"
 
@@ -83,8 +83,8 @@ void esa_session_rest_free(esa_session_chunks *c, esa_session_rest *rest)
     rest->kv_bytes = 0;
 }
 
-/* Lengths are compared by value where the host can read them: the caller may write new ones into
- * the same array, or the same ones into another. */
+/* Compares lengths by value where the host can read them, because the caller may write new ones
+ * into the same array, or the same ones into another. */
 int32_t esa_session_rest_fits(const esa_session_rest *rest, const esa_plan *plan)
 {
     const int32_t *kv_len = plan->select.kv_len;

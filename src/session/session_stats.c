@@ -1,4 +1,4 @@
-/* session_stats.c - what ran: sums over layers and steps.
+/* session_stats.c - the statistics of a session: sums over layers and steps.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "session/session.h"
 
@@ -14,8 +14,8 @@ _Static_assert(offsetof(esa_session_stats, density_asked) == 56 &&
 static esa_status fail_place(const esa_session *s, int32_t layer, int32_t step)
 {
     return esa_fail(s->ctx, ESA_ERR_ARGUMENT,
-                    "statistics of layer %d, step %d were asked for, the session has %d layers and "
-                    "%d steps (-1: all of them)",
+                    "layer is %d and step is %d, but the session has %d layers and %d steps (-1 "
+                    "means all)",
                     layer, step, s->params.layers, s->params.steps);
 }
 
@@ -29,12 +29,11 @@ static esa_status check_heads(const esa_session *s, const double *density, int64
 {
     if (!density || heads < 1)
         return esa_fail(s->ctx, ESA_ERR_ARGUMENT,
-                        "there is no room for densities: density is NULL, or heads is %lld",
+                        "density is NULL, or heads is %lld; expected an array of 1 or more heads",
                         (long long)heads);
     if (!is_place(s, layer, step)) return fail_place(s, layer, step);
     if (s->head && heads != s->heads)
-        return esa_fail(s->ctx, ESA_ERR_ARGUMENT,
-                        "densities of %lld heads were asked for, the model has %lld",
+        return esa_fail(s->ctx, ESA_ERR_ARGUMENT, "heads is %lld, but the model has %lld heads",
                         (long long)heads, (long long)s->heads);
     return ESA_OK;
 }
@@ -112,10 +111,10 @@ esa_status esa_session_sum(const esa_session *s, esa_session_stats *stats, int32
     if (!stats) return esa_fail(s->ctx, ESA_ERR_ARGUMENT, "stats is NULL");
     if (stats->struct_size != sizeof *stats)
         return esa_fail(s->ctx, ESA_ERR_VERSION,
-                        "esa_session_stats has struct_size %u, this library knows %u",
+                        "esa_session_stats has struct_size %u, this library expects %u",
                         (unsigned)stats->struct_size, (unsigned)sizeof *stats);
     if (!is_place(s, layer, step)) return fail_place(s, layer, step);
-    /* what a device has run by now changes how the session looks, not what it is */
+    /* Booking finished calls changes only figures, so the session counts as const. */
     ESA_TRY(esa_session_figures_settle((esa_session_figures *)&s->figures));
     esa_session_cell sum = { .when = -1 };
     for (int32_t l = layer < 0 ? 0 : layer; l < (layer < 0 ? L : layer + 1); l++)

@@ -173,7 +173,7 @@ static void test_plans_and_foreign_masks(void **state)
     assert_int_equal(esa_plan_create(f.ctx, &b, &s, &p, NULL), ESA_OK);
     assert_int_equal(esa_mask_create(a, &mask), ESA_OK);
     f.q.dim[2] = f.k.dim[2] = N - 3;
-    expect(&f, esa_plan_select(b, mask, &f.q, &f.k, NULL), ESA_ERR_SHAPE, "the plan makes");
+    expect(&f, esa_plan_select(b, mask, &f.q, &f.k, NULL), ESA_ERR_SHAPE, "but the plan makes");
     esa_mask_free(mask);
     esa_plan_free(a);
     esa_plan_free(b);

@@ -329,8 +329,8 @@ static void many_calls(void **state)
     assert_refused(ctx, esa_session_get_stats(s, &wrong, -1, -1), ESA_ERR_VERSION, "struct_size 8",
                    NULL);
     wrong.struct_size = sizeof wrong;
-    assert_refused(ctx, esa_session_get_stats(s, &wrong, LAYERS, -1), ESA_ERR_ARGUMENT, "layer 3",
-                   "3 layers", NULL);
+    assert_refused(ctx, esa_session_get_stats(s, &wrong, LAYERS, -1), ESA_ERR_ARGUMENT,
+                   "layer is 3 and step is -1", "3 layers", NULL);
     assert_refused(ctx, esa_session_get_stats(s, NULL, -1, -1), ESA_ERR_ARGUMENT, "NULL", NULL);
     esa_session_free(s);
     for (int i = 0; i < 4; i++) free(t[i].data);

@@ -158,7 +158,8 @@ static void wrong_settings(void **state)
     assert_refused(ctx, esa_frames_save(ctx, f, path, &p), ESA_ERR_ARGUMENT, "fps", NULL);
     p.fps = 0;
     p.struct_size = 3;
-    assert_refused(ctx, esa_frames_save(ctx, f, path, &p), ESA_ERR_VERSION, "3 bytes", NULL);
+    assert_refused(ctx, esa_frames_save(ctx, f, path, &p), ESA_ERR_VERSION,
+                   "esa_save_params has struct_size 3", NULL);
     assert_refused(ctx, esa_frames_save(ctx, NULL, path, NULL), ESA_ERR_ARGUMENT, "missing", NULL);
     assert_refused(ctx, esa_frames_save(ctx, f, "", NULL), ESA_ERR_ARGUMENT, "missing", NULL);
     assert_int_equal(scratch_count(&s), 0);

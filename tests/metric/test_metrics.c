@@ -211,7 +211,8 @@ static void refusals(void **state)
                    "11 x 11", NULL);
     assert_refused(ctx, esa_frames_compare(ctx, &m, a, NULL), ESA_ERR_ARGUMENT, "NULL", NULL);
     m.struct_size = 4;
-    assert_refused(ctx, esa_frames_compare(ctx, &m, a, a), ESA_ERR_VERSION, "4 bytes", NULL);
+    assert_refused(ctx, esa_frames_compare(ctx, &m, a, a), ESA_ERR_VERSION,
+                   "esa_metrics has struct_size 4", NULL);
     m.struct_size = sizeof m;
     c.left = 0;
     assert_refused(ctx, esa_frames_compare(ctx, &m, a, a), ESA_ERR_MEMORY, "memory", NULL);

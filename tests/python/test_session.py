@@ -193,7 +193,7 @@ def test_misuse():
     with pytest.raises(esa.EsaError, match="before esa_session_begin"):
         session.step(0)
     session.begin()
-    with pytest.raises(ValueError, match="step 5, branch 0 was announced, the session has 1 steps"):
+    with pytest.raises(ValueError, match="step is 5 and branch is 0, but the session has 1 steps and 1 branches"):
         session.step(5)
     session.step(0)
     with pytest.raises(ValueError, match="layer"):

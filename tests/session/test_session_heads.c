@@ -102,12 +102,12 @@ static void test_refusals(void **state)
     refuse(&p, ESA_ERR_UNSUPPORTED, "all heads");
     p.mode = ESA_SESSION_ONLINE;
     p.first_head = 3;
-    refuse(&p, ESA_ERR_ARGUMENT, "first_head is 3 of total_heads 3");
+    refuse(&p, ESA_ERR_ARGUMENT, "first_head is 3 and total_heads is 3");
     p.first_head = -1;
     refuse(&p, ESA_ERR_ARGUMENT, "first_head is -1");
     p.first_head = 1;
     p.total_heads = 0;
-    refuse(&p, ESA_ERR_ARGUMENT, "first_head is 1 of total_heads 0");
+    refuse(&p, ESA_ERR_ARGUMENT, "first_head is 1 and total_heads is 0");
     p = mini_params(&m, ESA_SESSION_RECORD);
     record(&m, &p, scratch_path(&s, "rec"));
     const char *rec[] = { scratch_path(&s, "rec") };
@@ -117,7 +117,7 @@ static void test_refusals(void **state)
     p = mini_params(&m, ESA_SESSION_CACHED);
     p.masks = f;
     p.total_heads = 4;
-    refuse(&p, ESA_ERR_MISMATCH, "made for 3 heads, the session has 4");
+    refuse(&p, ESA_ERR_MISMATCH, "made for 3 heads, but the session has 4");
     /* More heads in the call than are left behind first_head. */
     p.total_heads = 3;
     p.first_head = 1;

@@ -489,11 +489,12 @@ static void test_refusals(void **state)
     REFUSED(p.select.budget = 2, ESA_ERR_ARGUMENT, "budget is 2");
     REFUSED(p.dense_layer_count = 1, ESA_ERR_ARGUMENT, "dense_layers is NULL");
     const int32_t beyond = 2;
-    REFUSED((p.dense_layers = &beyond, p.dense_layer_count = 1), ESA_ERR_ARGUMENT, "dense layer 2");
+    REFUSED((p.dense_layers = &beyond, p.dense_layer_count = 1), ESA_ERR_ARGUMENT,
+            "dense_layers names layer 2, but the model has layers 0 to 1");
     REFUSED(p.select.causal = 1, ESA_ERR_ARGUMENT, "causal");
     REFUSED(p.select.selector = ESA_SELECT_FULL, ESA_ERR_POLICY, "DENSE");
     REFUSED((p.mode = ESA_SESSION_RECORD, p.select.selector = ESA_SELECT_RF_V2),
-            ESA_ERR_UNSUPPORTED, "entropy");
+            ESA_ERR_UNSUPPORTED, "mode RECORD needs selector ENTROPY");
     REFUSED((p.mode = ESA_SESSION_RECORD, p.record_groups = 5), ESA_ERR_ARGUMENT,
             "record_groups is 5");
     REFUSED(p.mode = ESA_SESSION_CACHED, ESA_ERR_ARGUMENT, "masks is NULL");
@@ -513,8 +514,8 @@ static void test_refusals(void **state)
                    "esa_session_begin", NULL);
     assert_refused(ctx, esa_session_step(s, 0, 0), ESA_ERR_STATE, "esa_session_begin", NULL);
     ok(ctx, esa_session_begin(s));
-    assert_refused(ctx, esa_session_step(s, 4, 0), ESA_ERR_ARGUMENT, "step 4", NULL);
-    assert_refused(ctx, esa_session_step(s, 0, 2), ESA_ERR_ARGUMENT, "branch 2", NULL);
+    assert_refused(ctx, esa_session_step(s, 4, 0), ESA_ERR_ARGUMENT, "step is 4", NULL);
+    assert_refused(ctx, esa_session_step(s, 0, 2), ESA_ERR_ARGUMENT, "branch is 2", NULL);
     ok(ctx, esa_session_step(s, 3, 1));
     assert_refused(ctx, esa_session_attention(s, 2, 0, &t.q, &t.k, &t.v, &t.o, NULL),
                    ESA_ERR_ARGUMENT, "layer is 2", NULL);

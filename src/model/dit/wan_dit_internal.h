@@ -1,5 +1,6 @@
 /* wan_dit_internal.h - the struct behind esa_wan_dit: weights (wan_dit_open.c), geometry of one
- * video and activations (wan_dit_begin.c). SPDX-License-Identifier: Apache-2.0
+ * video and activations (wan_dit_begin.c).
+ * SPDX-License-Identifier: Apache-2.0
  *
  * Letters: N tokens, d = heads * head_dim, P = patch volume, C channels, R rows of folded text. */
 #ifndef ESA_MODEL_WAN_DIT_INTERNAL_H

@@ -1,5 +1,6 @@
 /* tokenizer.h - turns text into the ids of a SentencePiece vocabulary, as transformers' T5
- * tokenizers do. SPDX-License-Identifier: Apache-2.0
+ * tokenizers do.
+ * SPDX-License-Identifier: Apache-2.0
  *
  * It reads spiece.model (vocabulary and normalisation, through libsentencepiece) and
  * tokenizer_config.json (the special strings). Special tokens in a text ("</s>", "<extra_id_0>")

@@ -1,5 +1,6 @@
 /* wan_vae.h - the decoder of Wan's VAE: turns latents into frames of pixels, one after the other.
- * f32. SPDX-License-Identifier: Apache-2.0
+ * f32.
+ * SPDX-License-Identifier: Apache-2.0
  *
  * Every convolution is causal in time, so decoding in chunks with two frames of history per
  * convolution gives the same result as one pass over the whole clip. We go further and follow each

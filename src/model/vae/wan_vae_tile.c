@@ -1,5 +1,6 @@
 /* wan_vae_tile.c - decodes in overlapping squares, as diffusers does with enable_tiling, to save
- * memory for large frames. SPDX-License-Identifier: Apache-2.0
+ * memory for large frames.
+ * SPDX-License-Identifier: Apache-2.0
  *
  * Tiles are 3/4 of a tile apart and overlap by a quarter. They are decoded row by row, from left to
  * right. Each tile is blended linearly with the lower edge of the tile above and then with the
