@@ -43,23 +43,9 @@ static int fits_file(const char *text, size_t room)
     return 1;
 }
 
-static esa_status check_params(esa_ctx *ctx, const esa_session_params *p)
+/* Numbers within their ranges. */
+static esa_status check_ranges(esa_ctx *ctx, const esa_session_params *p)
 {
-    if (p->struct_size != sizeof *p)
-        return esa_fail(ctx, ESA_ERR_VERSION,
-                        "esa_session_params has struct_size %u, this library expects %u",
-                        (unsigned)p->struct_size, (unsigned)sizeof *p);
-    if (p->select.struct_size != sizeof p->select ||
-        p->attention.struct_size != sizeof p->attention)
-        return esa_fail(ctx, ESA_ERR_VERSION,
-                        "select and attention of esa_session_params have struct_size %u and %u, "
-                        "this library expects %u and %u: fill them with their default functions",
-                        (unsigned)p->select.struct_size, (unsigned)p->attention.struct_size,
-                        (unsigned)sizeof p->select, (unsigned)sizeof p->attention);
-    if (p->mode < ESA_SESSION_DENSE || p->mode > ESA_SESSION_RECORD)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT,
-                        "mode is %d, expected ESA_SESSION_DENSE, ONLINE, CACHED or RECORD",
-                        p->mode);
     const struct {
         const char *name;
         int32_t value, low, high;
@@ -85,6 +71,11 @@ static esa_status check_params(esa_ctx *ctx, const esa_session_params *p)
                         (long long)p->min_tokens);
     if (!(p->select.budget >= 0 && p->select.budget <= 1))
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "budget is %g, expected 0 to 1", p->select.budget);
+    return ESA_OK;
+}
+
+static esa_status check_layers_and_names(esa_ctx *ctx, const esa_session_params *p)
+{
     if (p->dense_layer_count && !p->dense_layers)
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "dense_layer_count is %d, but dense_layers is NULL",
                         p->dense_layer_count);
@@ -98,6 +89,12 @@ static esa_status check_params(esa_ctx *ctx, const esa_session_params *p)
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
                         "model or config_hash is not UTF-8, or longer than %d or %d bytes", 127,
                         79);
+    return ESA_OK;
+}
+
+/* What the mode needs, and what it cannot do. */
+static esa_status check_mode(esa_ctx *ctx, const esa_session_params *p)
+{
     if ((p->mode == ESA_SESSION_ONLINE || p->mode == ESA_SESSION_RECORD) &&
         p->select.causal != p->attention.causal)
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
@@ -127,6 +124,28 @@ static esa_status check_params(esa_ctx *ctx, const esa_session_params *p)
                         "expected 0",
                         p->total_heads);
     return ESA_OK;
+}
+
+static esa_status check_params(esa_ctx *ctx, const esa_session_params *p)
+{
+    if (p->struct_size != sizeof *p)
+        return esa_fail(ctx, ESA_ERR_VERSION,
+                        "esa_session_params has struct_size %u, this library expects %u",
+                        (unsigned)p->struct_size, (unsigned)sizeof *p);
+    if (p->select.struct_size != sizeof p->select ||
+        p->attention.struct_size != sizeof p->attention)
+        return esa_fail(ctx, ESA_ERR_VERSION,
+                        "select and attention of esa_session_params have struct_size %u and %u, "
+                        "this library expects %u and %u: fill them with their default functions",
+                        (unsigned)p->select.struct_size, (unsigned)p->attention.struct_size,
+                        (unsigned)sizeof p->select, (unsigned)sizeof p->attention);
+    if (p->mode < ESA_SESSION_DENSE || p->mode > ESA_SESSION_RECORD)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "mode is %d, expected ESA_SESSION_DENSE, ONLINE, CACHED or RECORD",
+                        p->mode);
+    ESA_TRY(check_ranges(ctx, p));
+    ESA_TRY(check_layers_and_names(ctx, p));
+    return check_mode(ctx, p);
 }
 
 /* Checks that the mask file was made for this model, shape and step count. */
