@@ -103,7 +103,8 @@ enum {
     ESA_SELECT_ENTROPY = 1, /* scores sampled queries; splits the budget between heads by entropy */
     ESA_SELECT_RF_V2 = 2,   /* scores block means; protects the first frame */
     ESA_SELECT_ADA_BSA = 3, /* scores groups of 8 tokens; can also cut by cumulative mass */
-    ESA_SELECT_RANDOM = 4   /* keeps random blocks of each row; for benchmarks */
+    ESA_SELECT_RANDOM = 4,  /* keeps random blocks of each row; for benchmarks */
+    ESA_SELECT_ERROR = 5    /* keeps the blocks that the tail would get most wrong; reads v */
 };
 
 /* How closely a selector follows the original implementation it comes from. */
@@ -120,14 +121,16 @@ enum {
     ESA_ORDER_RASTER = 0,
     ESA_ORDER_TILE = 1,
     ESA_ORDER_TILE3D = 2,
-    ESA_ORDER_HILBERT = 3
+    ESA_ORDER_HILBERT = 3,
+    ESA_ORDER_ADAPTIVE = 4 /* made from q and k, for each head its own; needs ESA_SELECT_ERROR */
 };
 
 /* What replaces the skipped blocks of a row. */
 enum {
     ESA_TAIL_NONE = 0,    /* nothing: skipped blocks count as absent */
     ESA_TAIL_POOLED = 1,  /* each skipped block's mean key and value, scored by the row's query */
-    ESA_TAIL_CENTROID = 2 /* the same means, scored once by the query block's mean query */
+    ESA_TAIL_CENTROID = 2, /* the same means, scored once by the query block's mean query */
+    ESA_TAIL_LEVELS = 3 /* as POOLED, but blocks on the mask's fine level have several means each */
 };
 
 #define ESA_MAX_HEAD_DIM    256   /* largest D */
@@ -323,6 +326,7 @@ ESA_API void esa_device_memory(const esa_ctx *ctx, int64_t *held_bytes, int64_t 
  *     tile     8x8 tiles inside each frame (the rule of rf_v2)
  *     tile3d   boxes of window[t, h, w]
  *     hilbert  a generalised Hilbert curve; takes any size
+ *     adaptive each head has its own order, made from its q and k: see esa_plan_order
  *
  * The sequence has up to four segments: [text front][frame 0, if protected][other frames]
  * [text back]. An order moves tokens only inside a segment (for compat modes see esa_order). Blocks
@@ -384,15 +388,39 @@ typedef struct esa_select_params {
      * 0 .. Nk, and the caller must make sure that no length cuts tokens that an order moves. */
     const int32_t *kv_len;
     esa_layout layout;
-    int64_t reserved[4];
+    int32_t group_q, group_k; /* error: scores means of so many queries and keys, 1 .. 16, a power
+                               * of two; 0: chosen by block size (0) */
+    int32_t tail;             /* error: the tail that will stand in for skipped blocks,
+                               * ESA_TAIL_NONE, POOLED or LEVELS (POOLED) */
+    int32_t fine;             /* error with LEVELS: means per block on the fine level, 2, 4, 8 or
+                               * 16 (4) */
+    int64_t reserved[2];
 } esa_select_params;
 
 ESA_API esa_select_params esa_select_params_default(int32_t selector);
 
 /* Runs a selector on q and k. On success the caller owns *mask and frees it with esa_mask_free.
- * On failure *mask is NULL. */
+ * On failure *mask is NULL. The error selector reads v too: give it to esa_select_qkv. */
 ESA_API esa_status esa_select(esa_ctx *ctx, esa_mask **mask, const esa_tensor *q,
                               const esa_tensor *k, const esa_select_params *params);
+
+/* The same for every selector; v may be NULL unless the selector is ESA_SELECT_ERROR.
+ *
+ * The error selector estimates, for every query block and key block, the squared error of the
+ * output if the tail stands in for the key block. It keeps blocks in the order of this error, with
+ * one threshold for all heads and rows of a batch entry. Every row keeps at least one block.
+ *
+ *     budget with tail NONE or POOLED   the fraction of key blocks to keep, as for the others
+ *     budget with tail LEVELS           the cost of exact blocks, fine means and block means
+ *                                       together, as a fraction of dense attention
+ *
+ * With LEVELS a block is computed exactly, replaced by `fine` means (each of block_k / fine tokens),
+ * or replaced by one mean: whatever gives the least total error at that cost.
+ *
+ * With ESA_ORDER_ADAPTIVE the call also makes the order (esa_plan_order), and the mask holds it. */
+ESA_API esa_status esa_select_qkv(esa_ctx *ctx, esa_mask **mask, const esa_tensor *q,
+                                  const esa_tensor *k, const esa_tensor *v,
+                                  const esa_select_params *params);
 
 /* ---------------------------------------------------------------- attention */
 
@@ -466,6 +494,21 @@ ESA_API esa_status esa_mask_create(const esa_plan *plan, esa_mask **mask);
  *    and a later larger call or esa_ctx_trim frees the memory that the graph uses. */
 ESA_API esa_status esa_plan_select(const esa_plan *plan, esa_mask *mask, const esa_tensor *q,
                                    const esa_tensor *k, void *ws);
+/* esa_plan_select for selectors that read v; see esa_select_qkv. */
+ESA_API esa_status esa_plan_select_qkv(const esa_plan *plan, esa_mask *mask, const esa_tensor *q,
+                                       const esa_tensor *k, const esa_tensor *v, void *ws);
+
+/* Makes the adaptive order of mask from q and k. The layout of the plan must say
+ * ESA_ORDER_ADAPTIVE. Selections into mask and attention with it then use this order, until the
+ * next call changes it. esa_plan_select_qkv returns ESA_ERR_STATE if the mask has no order yet.
+ *
+ * The order starts from Hilbert order (raster without a grid). It cuts the video tokens of a head
+ * in halves across their principal direction, again and again, until a piece is one block, and on
+ * to small groups inside a block. Keys are compared by the logits that the head's queries give
+ * them, and queries by the logits that the head's keys give them. Tokens stay in their segment
+ * (text, protected frame, other frames). Every (batch entry, head) has its own order. */
+ESA_API esa_status esa_plan_order(const esa_plan *plan, esa_mask *mask, const esa_tensor *q,
+                                  const esa_tensor *k, void *ws);
 ESA_API esa_status esa_plan_attention(const esa_plan *plan, const esa_mask *mask,
                                       const esa_tensor *q, const esa_tensor *k, const esa_tensor *v,
                                       const esa_tensor *o, const esa_tensor *lse, void *ws);
@@ -490,9 +533,10 @@ typedef struct esa_mask_info {
     int32_t selector;     /* ESA_SELECT_* that made the mask; -1: the caller made it */
     int32_t mode;         /* ESA_MODE_* */
     int32_t runnable; /* 0: a compat mask with blocks that no kernel runs; attention refuses it */
-    int32_t reserved0;
+    int32_t fine;     /* means per block on the fine level; 0: the mask has no fine level */
     esa_layout layout;
-    int64_t reserved[4];
+    int64_t fine_blocks; /* number of blocks on the fine level; kept and density do not count them */
+    int64_t reserved[3];
 } esa_mask_info;
 
 ESA_API void esa_mask_free(esa_mask *mask);
@@ -507,14 +551,16 @@ ESA_API esa_status esa_mask_get_info(const esa_mask *mask, esa_mask_info *info);
 ESA_API esa_status esa_mask_to_device(esa_ctx *ctx, esa_mask **copy, const esa_mask *mask,
                                       int32_t device);
 
-/* Masks made by the caller. info gives block_q, block_k, B, H, Nq, Nk and layout; its other fields
- * are ignored. The data is copied. The caller owns *mask; on failure it is NULL.
+/* Masks made by the caller. info gives block_q, block_k, B, H, Nq, Nk, layout and, for levels,
+ * fine; its other fields are ignored. The data is copied. The caller owns *mask; on failure it is
+ * NULL.
  *
  *   lists  count int32[B,H,nq]; index int32[B,H,nq,cap]: the first count entries of a row,
  *          ascending and < nk
  *   bits   uint8[B,H,nq,ceil(nk/8)]: block j is bit j%8 of byte j/8; bits from nk on must be 0
  *   fa4    full_block_cnt int32[B,H,nq]; full_block_idx int32[B,H,nq,nk]; entries after the count
- *          are ignored */
+ *          are ignored
+ *   levels uint8[B,H,nq,nk]: 0 exact, 1 fine (needs info.fine), 2 neither */
 ESA_API esa_status esa_mask_from_lists(esa_ctx *ctx, esa_mask **mask, const esa_mask_info *info,
                                        const int32_t *count, const int32_t *index, int64_t cap);
 ESA_API esa_status esa_mask_from_bits(esa_ctx *ctx, esa_mask **mask, const esa_mask_info *info,
@@ -522,14 +568,28 @@ ESA_API esa_status esa_mask_from_bits(esa_ctx *ctx, esa_mask **mask, const esa_m
 ESA_API esa_status esa_mask_from_fa4(esa_ctx *ctx, esa_mask **mask, const esa_mask_info *info,
                                      const int32_t *full_block_cnt, const int32_t *full_block_idx);
 
-/* Write a mask into the caller's arrays, in the formats above. Entries of index and full_block_idx
- * after the count are set to 0. If cap is less than the largest count, esa_mask_to_lists returns
- * ESA_ERR_ARGUMENT and writes nothing. */
+ESA_API esa_status esa_mask_from_levels(esa_ctx *ctx, esa_mask **mask, const esa_mask_info *info,
+                                        const uint8_t *level);
+
+/* Gives a CPU mask with ESA_ORDER_ADAPTIVE its orders: perm_q int32[B,H,Nq] and perm_k
+ * int32[B,Hkv,Nk], position -> token, copied. H must be a multiple of Hkv. Each row must be a
+ * permutation that keeps tokens in their segments. */
+ESA_API esa_status esa_mask_set_orders(esa_ctx *ctx, esa_mask *mask, const int32_t *perm_q,
+                                       const int32_t *perm_k, int64_t Hkv);
+/* Copies the adaptive orders of a mask to the caller's arrays, in the same shapes. *Hkv receives
+ * the heads of perm_k. Any pointer may be NULL. ESA_ERR_STATE: the mask has no such order. */
+ESA_API esa_status esa_mask_get_orders(const esa_mask *mask, int32_t *perm_q, int32_t *perm_k,
+                                       int64_t *Hkv);
+
+/* Write a mask into the caller's arrays, in the formats above. Lists, bits and fa4 hold the exact
+ * blocks only. Entries of index and full_block_idx after the count are set to 0. If cap is less
+ * than the largest count, esa_mask_to_lists returns ESA_ERR_ARGUMENT and writes nothing. */
 ESA_API esa_status esa_mask_to_lists(const esa_mask *mask, int32_t *count, int32_t *index,
                                      int64_t cap);
 ESA_API esa_status esa_mask_to_bits(const esa_mask *mask, uint8_t *bits);
 ESA_API esa_status esa_mask_to_fa4(const esa_mask *mask, int32_t *full_block_cnt,
                                    int32_t *full_block_idx);
+ESA_API esa_status esa_mask_to_levels(const esa_mask *mask, uint8_t *level);
 
 #ifdef __cplusplus
 }
@@ -548,6 +608,12 @@ extern "C" {
  * normalised entropies; it may be NULL. */
 ESA_API esa_status esa_importance(esa_ctx *ctx, float *out, double *entropy, const esa_tensor *q,
                                   const esa_tensor *k, const esa_select_params *params);
+
+/* Error scores as the error selector computes them: out f32[levels,B,H,nq,nk] in host memory, also
+ * for CUDA views. levels is 2 with tail LEVELS (one mean, then fine means), else 1. Blocks that a
+ * row does not see are 0. */
+ESA_API esa_status esa_errors(esa_ctx *ctx, float *out, const esa_tensor *q, const esa_tensor *k,
+                              const esa_tensor *v, const esa_select_params *params);
 
 /* Share of the true attention mass that mask keeps, per head: mass f64[B,H]. It is the mean over
  * every row_step-th query of the ordered sequence (1: all queries). causal, kv_len and scale come

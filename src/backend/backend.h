@@ -85,13 +85,26 @@ typedef struct esa_backend {
     esa_status (*importance)(esa_ctx *ctx, const esa_select_args *args, float *out, double *entropy,
                              void *ws);
 
+    /* The error selector. errors writes its scores f32[levels][B][Hq][nq][nk] to host memory and
+     * waits; levels is 2 with tail LEVELS, else 1. */
+    int64_t (*errors_workspace)(esa_ctx *ctx, const esa_select_args *args);
+    esa_status (*errors)(esa_ctx *ctx, const esa_select_args *args, float *out, void *ws);
+
+    /* Makes adaptive orders from q and k: perm_q [B][Hq][Nq] and perm_k [B][Hkv][Nk] are device
+     * pointers. perm_q and perm_k of args are the orders to start from ([Nq], [Nk]; NULL:
+     * raster). */
+    int64_t (*order_workspace)(esa_ctx *ctx, const esa_select_args *args);
+    esa_status (*order)(esa_ctx *ctx, const esa_select_args *args, int32_t *perm_q, int32_t *perm_k,
+                        void *ws);
+
     /* Masks. mask_create makes an empty mask on the device with the geometry, layout and settings
-     * of like, which may be on any device. The caller owns *mask; on failure it is NULL. bits are
-     * device pointers, [B][H][nq][ceil(nk/8)]. mask_set_bits fills the lists and facts[1], and
-     * leaves facts[0]. */
+     * of like, which may be on any device. The caller owns *mask; on failure it is NULL. bits and
+     * fine are device pointers, [B][H][nq][ceil(nk/8)]; fine is NULL if the mask has no fine level.
+     * mask_set_bits fills the lists, facts[1] and facts[2], and leaves facts[0]. */
     esa_status (*mask_create)(esa_ctx *ctx, esa_mask **mask, const esa_mask *like);
-    esa_status (*mask_set_bits)(esa_ctx *ctx, esa_mask *mask, const uint8_t *bits);
-    esa_status (*mask_get_bits)(esa_ctx *ctx, const esa_mask *mask, uint8_t *bits);
+    esa_status (*mask_set_bits)(esa_ctx *ctx, esa_mask *mask, const uint8_t *bits,
+                                const uint8_t *fine);
+    esa_status (*mask_get_bits)(esa_ctx *ctx, const esa_mask *mask, uint8_t *bits, uint8_t *fine);
 } esa_backend;
 
 /* The table of a device, in static storage; NULL for a number that is no ESA_DEVICE_*. */

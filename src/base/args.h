@@ -25,9 +25,17 @@ typedef struct esa_attn_args {
     float *lse; /* may be NULL; element (b,h,n) is found with lse_stride, as above */
     int64_t lse_stride[3];
     const int32_t *kv_len;          /* [B] or NULL; values are clamped to 0 .. Nk */
-    const int32_t *perm_q, *perm_k; /* position -> token, or NULL */
-    const int32_t *count;           /* [mask_B][Hq][nq]; NULL: dense */
-    const uint16_t *index;          /* [mask_B][Hq][nq][cap] */
+    /* position -> token, or NULL. The order of (b,h) starts at b*stride[0] + h*stride[1]; both are
+     * 0 if all heads share one order. h is a query head for q and a kv head for k. */
+    const int32_t *perm_q, *perm_k;
+    int64_t perm_q_stride[2], perm_k_stride[2];
+    const int32_t *count;  /* [mask_B][Hq][nq]; NULL: dense */
+    const uint16_t *index; /* [mask_B][Hq][nq][cap] */
+    /* Tail LEVELS: blocks that `fine` means replace, lists as above. Listed nowhere else. A block
+     * that some query of the row does not fully see counts as absent. fine_count NULL: none. */
+    int32_t fine;
+    const int32_t *fine_count;
+    const uint16_t *fine_index;
     int64_t mask_batch; /* heads between batch entries of the mask: Hq, or 0 to broadcast */
     int64_t cap;        /* room for key blocks in a row of index */
 } esa_attn_args;
@@ -40,9 +48,11 @@ typedef struct esa_select_args {
     int32_t dtype;
     int64_t B, Hq, Hkv, Nq, Nk, D;
     int64_t nq, nk;    /* blocks of the mask this selector makes (esa_select_blocks) */
-    const void *q, *k; /* first element of b = 0, h = 0 */
-    int64_t q_stride[3], k_stride[3]; /* batch, head, token; in elements */
-    const int32_t *perm_q, *perm_k;   /* [Nq], [Nk]; NULL: identity */
+    const void *q, *k, *v; /* first element of b = 0, h = 0; v: only the error selector */
+    int64_t q_stride[3], k_stride[3], v_stride[3]; /* batch, head, token; in elements */
+    /* As in esa_attn_args. Strides differ from 0 only for the error selector. */
+    const int32_t *perm_q, *perm_k;
+    int64_t perm_q_stride[2], perm_k_stride[2];
     /* CPU: how many bytes of heads to process at once; 0: each selector decides. It does not change
      * the mask. */
     int64_t window;

@@ -22,7 +22,7 @@
 extern "C" {
 #endif
 
-#define ESA_CUDA_ABI        2
+#define ESA_CUDA_ABI        3
 #define ESA_CUDA_ENTRY_NAME "esa_cuda_entry"
 
 /* One GPU as one ctx sees it: properties, kernel level, last error. */
@@ -46,7 +46,11 @@ typedef struct esa_cuda_info {
 typedef struct esa_cuda_mask {
     int32_t *count;  /* [B][Hq][nq] */
     uint16_t *index; /* [B][Hq][nq][cap], ascending; undefined after the count */
-    /* [2]: existing blocks (within kv_len and causality) over all rows; kept blocks. */
+    /* The fine level, lists as above; null if the mask has none. */
+    int32_t *fine_count;
+    uint16_t *fine_index;
+    /* [3]: existing blocks (within kv_len and causality) over all rows; kept blocks; blocks on the
+     * fine level. */
     int64_t *facts;
     int64_t B, H, nq, nk, cap;
 } esa_cuda_mask;
@@ -107,13 +111,24 @@ typedef struct esa_cuda_table {
                                   const esa_cuda_mask *mask, const float *importance, void *ws,
                                   void *stream);
 
+    /* Error scores out f32[levels][B][Hq][nq][nk] on the device, for params.selector = ERROR; levels
+     * is 2 with tail LEVELS, else 1. The same workspace as select. */
+    esa_status (*errors)(esa_cuda_device *dev, const esa_select_args *args, float *out, void *ws,
+                         void *stream);
+
+    /* Adaptive orders: perm_q [B][Hq][Nq] and perm_k [B][Hkv][Nk] from q and k. args->perm_q and
+     * args->perm_k: the orders to start from. */
+    int64_t (*order_workspace)(const esa_cuda_device *dev, const esa_select_args *args);
+    esa_status (*order)(esa_cuda_device *dev, const esa_select_args *args, int32_t *perm_q,
+                        int32_t *perm_k, void *ws, void *stream);
+
     /* Stored masks: bits [B][H][nq][ceil(nk/8)]; block j is bit j%8 of byte j/8. Bits from
-     * nk on are ignored when read and 0 when written. bits_to_lists sets facts[1] and
-     * leaves facts[0] alone. */
+     * nk on are ignored when read and 0 when written. fine: the same for the fine level, null if
+     * the mask has none. bits_to_lists sets facts[1] and facts[2] and leaves facts[0] alone. */
     esa_status (*bits_to_lists)(esa_cuda_device *dev, const esa_cuda_mask *mask,
-                                const uint8_t *bits, void *stream);
+                                const uint8_t *bits, const uint8_t *fine, void *stream);
     esa_status (*lists_to_bits)(esa_cuda_device *dev, const esa_cuda_mask *mask, uint8_t *bits,
-                                void *stream);
+                                uint8_t *fine, void *stream);
 } esa_cuda_table;
 
 /* The only exported symbol of the plugin. abi: ESA_CUDA_ABI of the caller. Returns NULL if abi or

@@ -8,18 +8,29 @@
 #include "rules/rank.h"
 #include "rules/rows.h"
 
-/* An ascending list of key blocks per (batch, head, query block). */
+enum { ESA_FACTS = 3 }; /* existing blocks, kept blocks, blocks on the fine level */
+
+/* An ascending list of key blocks per (batch, head, query block), and a second one of the blocks on
+ * the fine level if the mask has one. */
 struct esa_mask {
     esa_allocator mem; /* own copy: the mask may outlive its ctx */
     int64_t B, H, Nq, Nk, nq, nk, cap;
     int32_t block_q, block_k;
     int32_t *count;        /* [B][H][nq] */
     uint16_t *index;       /* [B][H][nq][cap] */
-    int32_t device;        /* ESA_DEVICE_*: device of count, index, facts and the permutations */
+    int32_t fine;          /* means per block on the fine level; 0: no fine level */
+    int32_t *fine_count;   /* [B][H][nq]; NULL if fine is 0 */
+    uint16_t *fine_index;  /* [B][H][nq][cap]; NULL if fine is 0 */
+    int32_t device;        /* ESA_DEVICE_*: device of lists, facts and permutations */
     esa_device_heap heap;  /* reads and frees memory that the host cannot reach; zeros on the CPU */
-    int64_t *facts;        /* [2] on the device: existing blocks, kept blocks */
-    int64_t host_facts[2]; /* CPU: facts points here */
-    int32_t *perm_q, *perm_k; /* CUDA: position -> token; NULL if the layout moves no tokens */
+    int64_t *facts;        /* [ESA_FACTS] on the device */
+    int64_t host_facts[ESA_FACTS]; /* CPU: facts points here */
+    /* Position -> token, owned. Adaptive: perm_q [B][H][Nq], perm_k [B][Hkv][Nk], on any device, and
+     * `ordered` says whether they are filled. Other orders: [Nq] and [Nk] on CUDA only; NULL if the
+     * layout moves no tokens. */
+    int32_t *perm_q, *perm_k;
+    int64_t Hkv;     /* adaptive: heads of perm_k; else 0 */
+    int32_t ordered; /* adaptive: 1 once perm_q and perm_k are filled */
     int32_t filled;           /* 1: a selector or a conversion has written it */
     int32_t runnable, selector, mode;
     int32_t causal; /* 1: made with causal, so it holds no future key block */
@@ -44,12 +55,14 @@ static inline int64_t esa_mask_row(const esa_mask *m, int64_t b, int64_t h, int6
 {
     return ((m->B == 1 ? 0 : b) * m->H + h) * m->nq + i;
 }
-/* Fills all rows from bits [B][H][nq][ceil(nk/8)]. Bits beyond nk are ignored. */
-void esa_mask_set_bits(esa_mask *mask, const uint8_t *bits);
+/* Fills all rows from bits [B][H][nq][ceil(nk/8)]. Bits beyond nk are ignored. fine: the same for
+ * the fine level; NULL: no block is on it. */
+void esa_mask_set_bits(esa_mask *mask, const uint8_t *bits, const uint8_t *fine);
 /* Fills one row from a flag per key block (non-zero: kept). */
 void esa_mask_set_row(esa_mask *mask, int64_t row, const uint8_t *keep);
-/* Number of kept blocks of a CPU mask. */
+/* Number of kept blocks of a CPU mask, and of blocks on its fine level. */
 int64_t esa_mask_kept(const esa_mask *mask);
+int64_t esa_mask_fine(const esa_mask *mask);
 
 /* Checks a layout against the lengths and resolves every default: DEFAULT order, -1 protection,
  * the k side from the q side. mode and selector decide the defaults (esa.h). Errors leave a

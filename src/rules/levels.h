@@ -1,0 +1,90 @@
+/* levels.h - the rules of the error selector: group sizes, and which level each block gets.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * The score of a block is the squared error of the output if the tail stands in for it: e_mean for
+ * one mean (or nothing), e_fine for `fine` means. Exact blocks have error 0. Costs are in key
+ * columns: an exact block costs Bk, a fine block `fine`, a mean 1 (tails NONE and POOLED: exact
+ * costs 1, anything else 0, so that the budget counts blocks).
+ *
+ * Every block starts at its cheapest level and is raised in steps. A step has a gain (error saved
+ * per column) and a weight (columns). A block has one or two steps:
+ *
+ *     mean -> fine     (e_mean - e_fine) / (fine - 1)
+ *     fine -> exact     e_fine / (Bk - fine)
+ *     mean -> exact     e_mean / (Bk - 1)
+ *
+ * It takes the two upper ones if the first gains more per column than the second, else the third.
+ * Steps with the largest gains are taken, over all heads and rows of a batch entry, as long as the
+ * budget lasts. Equal gains are taken in the order of (head, row, block); the first that does not
+ * fit ends the selection. Forced blocks (rules/rows.h) and the block with the largest e_mean of
+ * every row (the first of equals) are exact in any case and are paid for first.
+ *
+ * Pure functions for the CPU and the GPU. */
+#ifndef ESA_RULES_LEVELS_H
+#define ESA_RULES_LEVELS_H
+
+#include <math.h>
+#include <string.h>
+#include "base/args.h"
+#include "base/inline.h"
+
+enum { ESA_LEVEL_EXACT = 0, ESA_LEVEL_FINE = 1, ESA_LEVEL_MEAN = 2 };
+
+typedef struct esa_level_costs {
+    int32_t exact, fine, mean; /* columns */
+    int32_t levels;            /* 2: with the fine level; 1: without */
+} esa_level_costs;
+
+ESA_INLINE esa_level_costs esa_level_costs_of(const esa_select_params *p)
+{
+    const esa_level_costs with = { p->block_k, p->fine, 1, 2 }, without = { 1, 0, 0, 1 };
+    return p->tail == ESA_TAIL_LEVELS ? with : without;
+}
+
+/* A gain as a number that sorts like it: gains are never negative, and NaN counts as infinite. */
+ESA_INLINE uint32_t esa_gain_key(float gain)
+{
+    uint32_t bits;
+    if (!(gain > 0.0f)) return gain == gain ? 0u : 0x7f800000u;
+    memcpy(&bits, &gain, 4);
+    return bits;
+}
+
+typedef struct esa_level_steps {
+    uint32_t key[2];   /* gains, not ascending */
+    int32_t weight[2]; /* columns; 0: no such step */
+    int32_t via_fine;  /* 1: the first step leads to the fine level, the second to exact */
+} esa_level_steps;
+
+ESA_INLINE esa_level_steps esa_level_steps_of(const esa_level_costs *c, float e_mean, float e_fine)
+{
+    esa_level_steps s = { { 0u, 0u }, { c->exact - c->mean, 0 }, 0 };
+    s.key[0] = esa_gain_key(e_mean / (float)(c->exact - c->mean));
+    if (c->levels == 1) return s;
+    const uint32_t first = esa_gain_key((e_mean - e_fine) / (float)(c->fine - c->mean)),
+                   second = esa_gain_key(e_fine / (float)(c->exact - c->fine));
+    if (first <= second) return s;
+    s.key[0] = first;
+    s.key[1] = second;
+    s.weight[0] = c->fine - c->mean;
+    s.weight[1] = c->exact - c->fine;
+    s.via_fine = 1;
+    return s;
+}
+
+/* Columns that the budget gives one batch entry. existing: blocks of all heads and rows. */
+ESA_INLINE int64_t esa_level_budget(const esa_level_costs *c, double budget, int64_t existing)
+{
+    return (int64_t)floor(esa_mul(budget, (double)existing * c->exact) + 0.5);
+}
+
+/* Tokens that a mean query and a mean key stand for, if the params leave it open. A group must
+ * divide the block, and a mean key must be finer than a fine mean. */
+ESA_INLINE int32_t esa_error_group_q(int32_t block_q) { return block_q >= 128 ? 16 : 8; }
+ESA_INLINE int32_t esa_error_group_k(int32_t block_k)
+{
+    (void)block_k;
+    return 4;
+}
+
+#endif
