@@ -325,7 +325,7 @@ esa_status esa_check_select(esa_ctx *ctx, esa_select_params *out, const esa_sele
     /* Check the size before reading more: an older caller's struct may be shorter. */
     if (in) ESA_TRY(check_struct(ctx, in->struct_size, sizeof *in, "esa_select_params"));
     *out = in ? *in : esa_select_params_default(ESA_SELECT_ENTROPY);
-    ESA_TRY(check_reserved(ctx, out->reserved, 4, "esa_select_params"));
+    ESA_TRY(check_reserved(ctx, out->reserved, 2, "esa_select_params"));
     if (out->selector < ESA_SELECT_FULL || out->selector > ESA_SELECT_RANDOM)
         return esa_fail(
             ctx, ESA_ERR_ARGUMENT,

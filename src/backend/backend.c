@@ -88,10 +88,19 @@ static esa_status read_mask(esa_ctx *ctx, const esa_mask **host, const esa_mask 
 static esa_status write_mask(esa_ctx *ctx, const esa_backend *be, esa_mask *m, const esa_mask *host)
 {
     const int64_t rows = m->B * m->H * m->nq;
-    const int64_t facts[2] = { host->existing, esa_mask_kept(host) };
+    const int64_t facts[ESA_FACTS] = { host->existing, esa_mask_kept(host), esa_mask_fine(host) };
     ESA_TRY(be->upload(ctx, m->count, host->count, rows * 4));
     ESA_TRY(be->upload(ctx, m->index, host->index, rows * m->cap * 2));
     ESA_TRY(be->upload(ctx, m->facts, facts, sizeof facts));
+    if (m->fine) {
+        ESA_TRY(be->upload(ctx, m->fine_count, host->fine_count, rows * 4));
+        ESA_TRY(be->upload(ctx, m->fine_index, host->fine_index, rows * m->cap * 2));
+    }
+    if (host->ordered) {
+        ESA_TRY(be->upload(ctx, m->perm_q, host->perm_q, esa_mask_order_bytes(m, 0)));
+        ESA_TRY(be->upload(ctx, m->perm_k, host->perm_k, esa_mask_order_bytes(m, 1)));
+        m->ordered = 1;
+    }
     m->filled = 1;
     return ESA_OK;
 }

@@ -115,6 +115,7 @@ static void write_facts(esa_mask *mask)
 {
     mask->facts[0] = mask->existing;
     mask->facts[1] = esa_mask_kept(mask);
+    mask->facts[2] = esa_mask_fine(mask);
 }
 
 static esa_status cpu_select(esa_ctx *ctx, const esa_select_args *args, esa_mask *mask,
@@ -154,18 +155,23 @@ static esa_status cpu_mask_create(esa_ctx *ctx, esa_mask **mask, const esa_mask 
     return ESA_OK;
 }
 
-static esa_status cpu_mask_set_bits(esa_ctx *ctx, esa_mask *mask, const uint8_t *bits)
+static esa_status cpu_mask_set_bits(esa_ctx *ctx, esa_mask *mask, const uint8_t *bits,
+                                    const uint8_t *fine)
 {
     (void)ctx;
-    esa_mask_set_bits(mask, bits);
+    esa_mask_set_bits(mask, bits, fine);
     mask->facts[1] = esa_mask_kept(mask);
+    mask->facts[2] = esa_mask_fine(mask);
     return ESA_OK;
 }
 
-static esa_status cpu_mask_get_bits(esa_ctx *ctx, const esa_mask *mask, uint8_t *bits)
+static esa_status cpu_mask_get_bits(esa_ctx *ctx, const esa_mask *mask, uint8_t *bits,
+                                    uint8_t *fine)
 {
     (void)ctx;
-    return esa_mask_to_bits(mask, bits);
+    esa_mask_write_bits(bits, mask, mask->count, mask->index);
+    if (mask->fine) esa_mask_write_bits(fine, mask, mask->fine_count, mask->fine_index);
+    return ESA_OK;
 }
 
 const esa_backend esa_backend_cpu = {

@@ -111,7 +111,8 @@ static int64_t cuda_select_workspace(esa_ctx *ctx, const esa_select_args *args)
 
 static esa_cuda_mask mask_view(const esa_mask *m)
 {
-    return (esa_cuda_mask){ m->count, m->index, m->facts, m->B, m->H, m->nq, m->nk, m->cap };
+    return (esa_cuda_mask){ m->count, m->index, m->fine_count, m->fine_index, m->facts,
+                            m->B,     m->H,     m->nq,         m->nk,         m->cap };
 }
 
 static esa_status cuda_select(esa_ctx *ctx, const esa_select_args *args, esa_mask *mask,
@@ -170,16 +171,25 @@ static esa_status cuda_importance(esa_ctx *ctx, const esa_select_args *args, flo
 
 /* ---------------------------------------------------------------- masks */
 
-/* Allocates counts, lists and facts, and makes the permutations if the layout moves tokens. */
+/* Allocates counts, lists and facts, and makes the permutations if the layout moves tokens.
+ * Adaptive orders get room only. */
 static esa_status furnish(esa_ctx *ctx, esa_mask *m)
 {
-    const int64_t rows = esa_size_mul(esa_size_mul(m->B, m->H), m->nq);
+    const int64_t rows = esa_size_mul(esa_size_mul(m->B, m->H), m->nq),
+                  indices = esa_size_mul(esa_size_mul(rows, m->cap), 2);
     ESA_TRY(cuda_alloc(ctx, (void **)&m->count, esa_size_mul(rows, 4)));
-    ESA_TRY(cuda_alloc(ctx, (void **)&m->index, esa_size_mul(esa_size_mul(rows, m->cap), 2)));
-    ESA_TRY(cuda_alloc(ctx, (void **)&m->facts, 16));
+    ESA_TRY(cuda_alloc(ctx, (void **)&m->index, indices));
+    ESA_TRY(cuda_alloc(ctx, (void **)&m->facts, ESA_FACTS * 8));
+    if (m->fine) {
+        ESA_TRY(cuda_alloc(ctx, (void **)&m->fine_count, esa_size_mul(rows, 4)));
+        ESA_TRY(cuda_alloc(ctx, (void **)&m->fine_index, indices));
+    }
     int32_t **const perm[2] = { &m->perm_q, &m->perm_k };
     for (int32_t side = 0; side < 2; side++)
-        if (esa_layout_moves(&m->layout, side, m->mode))
+        if (m->layout.order == ESA_ORDER_ADAPTIVE) {
+            if (m->Hkv)
+                ESA_TRY(cuda_alloc(ctx, (void **)perm[side], esa_mask_order_bytes(m, side)));
+        } else if (esa_layout_moves(&m->layout, side, m->mode))
             ESA_TRY(esa_backend_order(ctx, &esa_backend_cuda, perm[side], &m->layout, side, m->mode,
                                       side ? m->Nk : m->Nq));
     return ESA_OK;
@@ -199,8 +209,11 @@ static esa_status cuda_mask_create(esa_ctx *ctx, esa_mask **mask, const esa_mask
     m->filled = 0;
     m->count = NULL;
     m->index = NULL;
+    m->fine_count = NULL;
+    m->fine_index = NULL;
     m->facts = NULL;
     m->perm_q = m->perm_k = NULL;
+    m->ordered = 0;
     const esa_status status = furnish(ctx, m);
     if (status)
         esa_mask_free(m);
@@ -209,20 +222,24 @@ static esa_status cuda_mask_create(esa_ctx *ctx, esa_mask **mask, const esa_mask
     return status;
 }
 
-static esa_status cuda_mask_set_bits(esa_ctx *ctx, esa_mask *mask, const uint8_t *bits)
+static esa_status cuda_mask_set_bits(esa_ctx *ctx, esa_mask *mask, const uint8_t *bits,
+                                     const uint8_t *fine)
 {
     const esa_cuda *c = ctx->cuda;
     const esa_cuda_mask view = mask_view(mask);
-    ESA_TRY(esa_cuda_status(ctx, c->table->bits_to_lists(c->dev, &view, bits, ctx->cuda_stream)));
+    ESA_TRY(
+        esa_cuda_status(ctx, c->table->bits_to_lists(c->dev, &view, bits, fine, ctx->cuda_stream)));
     mask->filled = 1;
     return ESA_OK;
 }
 
-static esa_status cuda_mask_get_bits(esa_ctx *ctx, const esa_mask *mask, uint8_t *bits)
+static esa_status cuda_mask_get_bits(esa_ctx *ctx, const esa_mask *mask, uint8_t *bits,
+                                     uint8_t *fine)
 {
     const esa_cuda *c = ctx->cuda;
     const esa_cuda_mask view = mask_view(mask);
-    return esa_cuda_status(ctx, c->table->lists_to_bits(c->dev, &view, bits, ctx->cuda_stream));
+    return esa_cuda_status(ctx,
+                           c->table->lists_to_bits(c->dev, &view, bits, fine, ctx->cuda_stream));
 }
 
 const esa_backend esa_backend_cuda = {

@@ -149,7 +149,7 @@ static esa_status from_bits(esa_ctx *ctx, esa_mask **mask, const esa_mask_info *
         esa_mask_free(m);
         return status;
     }
-    esa_mask_set_bits(m, bits);
+    esa_mask_set_bits(m, bits, NULL);
     *mask = m;
     return ESA_OK;
 }
@@ -227,13 +227,7 @@ esa_status esa_mask_to_bits(const esa_mask *mask, uint8_t *bits)
     if (!mask->filled) return ESA_ERR_STATE;
     const esa_mask *host;
     ESA_TRY(esa_mask_on_host(&host, mask, &mask->mem));
-    const int64_t rows = mask->B * mask->H * mask->nq, pitch = esa_ceil_div(mask->nk, 8);
-    memset(bits, 0, (size_t)(rows * pitch));
-    for (int64_t r = 0; r < rows; r++)
-        for (int32_t c = 0; c < host->count[r]; c++) {
-            const uint16_t j = host->index[r * host->cap + c];
-            bits[r * pitch + j / 8] |= (uint8_t)(1u << (j % 8));
-        }
+    esa_mask_write_bits(bits, host, host->count, host->index);
     if (host != mask) esa_mask_free((esa_mask *)host);
     return ESA_OK;
 }

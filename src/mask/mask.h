@@ -16,22 +16,22 @@ struct esa_mask {
     esa_allocator mem; /* own copy: the mask may outlive its ctx */
     int64_t B, H, Nq, Nk, nq, nk, cap;
     int32_t block_q, block_k;
-    int32_t *count;        /* [B][H][nq] */
-    uint16_t *index;       /* [B][H][nq][cap] */
-    int32_t fine;          /* means per block on the fine level; 0: no fine level */
-    int32_t *fine_count;   /* [B][H][nq]; NULL if fine is 0 */
-    uint16_t *fine_index;  /* [B][H][nq][cap]; NULL if fine is 0 */
-    int32_t device;        /* ESA_DEVICE_*: device of lists, facts and permutations */
-    esa_device_heap heap;  /* reads and frees memory that the host cannot reach; zeros on the CPU */
-    int64_t *facts;        /* [ESA_FACTS] on the device */
+    int32_t *count;       /* [B][H][nq] */
+    uint16_t *index;      /* [B][H][nq][cap] */
+    int32_t fine;         /* means per block on the fine level; 0: no fine level */
+    int32_t *fine_count;  /* [B][H][nq]; NULL if fine is 0 */
+    uint16_t *fine_index; /* [B][H][nq][cap]; NULL if fine is 0 */
+    int32_t device;       /* ESA_DEVICE_*: device of lists, facts and permutations */
+    esa_device_heap heap; /* reads and frees memory that the host cannot reach; zeros on the CPU */
+    int64_t *facts;       /* [ESA_FACTS] on the device */
     int64_t host_facts[ESA_FACTS]; /* CPU: facts points here */
-    /* Position -> token, owned. Adaptive: perm_q [B][H][Nq], perm_k [B][Hkv][Nk], on any device, and
-     * `ordered` says whether they are filled. Other orders: [Nq] and [Nk] on CUDA only; NULL if the
-     * layout moves no tokens. */
+    /* Position -> token, owned. Adaptive: perm_q [B][H][Nq], perm_k [B][Hkv][Nk], on any device,
+     * and `ordered` says whether they are filled. Other orders: [Nq] and [Nk] on CUDA only; NULL if
+     * the layout moves no tokens. */
     int32_t *perm_q, *perm_k;
     int64_t Hkv;     /* adaptive: heads of perm_k; else 0 */
     int32_t ordered; /* adaptive: 1 once perm_q and perm_k are filled */
-    int32_t filled;           /* 1: a selector or a conversion has written it */
+    int32_t filled;  /* 1: a selector or a conversion has written it */
     int32_t runnable, selector, mode;
     int32_t causal; /* 1: made with causal, so it holds no future key block */
     double asked;   /* NaN: unknown */
@@ -44,9 +44,16 @@ struct esa_mask {
  * more than ceil(N/block). NULL if out of memory. */
 esa_mask *esa_mask_new(const esa_allocator *mem, int64_t B, int64_t H, int64_t Nq, int64_t Nk,
                        int64_t nq, int64_t nk, int32_t block_q, int32_t block_k);
-/* Makes an empty CPU mask with the geometry and info of src, without counts. NULL if
- * out of memory. */
+/* Makes an empty CPU mask with the geometry and info of src, with room for a fine level and for
+ * adaptive orders if src has them (fine, Hkv), but without counts and orders. NULL if out of
+ * memory. */
 esa_mask *esa_mask_like(const esa_allocator *mem, const esa_mask *src);
+/* Give a CPU mask room for a fine level, and for adaptive orders with Hkv heads of keys. Orders
+ * that it has are dropped. 0 if out of memory: then the mask is as it was. */
+int32_t esa_mask_add_fine(esa_mask *mask, int32_t fine);
+int32_t esa_mask_add_orders(esa_mask *mask, int64_t Hkv);
+/* Bytes of the adaptive order of one side (0: q, 1: k); -1 if that exceeds the address space. */
+int64_t esa_mask_order_bytes(const esa_mask *mask, int32_t side);
 /* *host is mask itself if it is on the CPU, else a CPU copy allocated from mem. The caller
  * frees a copy. */
 esa_status esa_mask_on_host(const esa_mask **host, const esa_mask *mask, const esa_allocator *mem);
@@ -58,6 +65,9 @@ static inline int64_t esa_mask_row(const esa_mask *m, int64_t b, int64_t h, int6
 /* Fills all rows from bits [B][H][nq][ceil(nk/8)]. Bits beyond nk are ignored. fine: the same for
  * the fine level; NULL: no block is on it. */
 void esa_mask_set_bits(esa_mask *mask, const uint8_t *bits, const uint8_t *fine);
+/* The reverse for CPU memory: bits [B][H][nq][ceil(nk/8)] of lists (count, index) of the mask. */
+void esa_mask_write_bits(uint8_t *bits, const esa_mask *mask, const int32_t *count,
+                         const uint16_t *index);
 /* Fills one row from a flag per key block (non-zero: kept). */
 void esa_mask_set_row(esa_mask *mask, int64_t row, const uint8_t *keep);
 /* Number of kept blocks of a CPU mask, and of blocks on its fine level. */

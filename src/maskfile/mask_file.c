@@ -201,7 +201,7 @@ static esa_status get(esa_mask_file *f, esa_mask **mask, int32_t layer, int32_t 
     esa_mask *m = esa_mask_new(&f->mem, 1, info->H, info->Nq, info->Nk, info->nq, info->nk,
                                info->block_q, info->block_k);
     if (!m) return esa_fail(f->ctx, ESA_ERR_MEMORY, "out of memory for a mask");
-    esa_mask_set_bits(m, bits);
+    esa_mask_set_bits(m, bits, NULL);
     m->filled = 1;
     m->selector = info->selector;
     m->mode = info->mode;

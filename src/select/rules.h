@@ -67,5 +67,7 @@ void esa_ada_bsa_carve(const esa_select_args *args, esa_carve *carve);
 void esa_ada_bsa_run(const esa_select_args *args, esa_mask *mask, void *ws);
 void esa_random_carve(const esa_select_args *args, esa_carve *carve);
 void esa_random_run(const esa_select_args *args, esa_mask *mask, void *ws);
+void esa_error_carve(const esa_select_args *args, esa_carve *carve);
+void esa_error_run(const esa_select_args *args, esa_mask *mask, void *ws);
 
 #endif

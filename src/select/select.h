@@ -29,6 +29,17 @@ void esa_select_importance(const esa_select_args *args, float *out, double *entr
 void esa_select_from_importance(const esa_select_args *args, esa_mask *mask,
                                 const float *importance, void *ws);
 
+/* Error scores out f32[levels][B][Hq][nq][nk], with params.selector = ERROR; levels is 2 with tail
+ * LEVELS, else 1. */
+int64_t esa_select_errors_workspace(const esa_select_args *args);
+void esa_select_errors(const esa_select_args *args, float *out, void *ws);
+
+/* Adaptive orders perm_q [B][Hq][Nq] and perm_k [B][Hkv][Nk] from q and k. args->perm_q and
+ * args->perm_k are the orders to start from ([Nq], [Nk]; NULL: raster). Of params it uses block_q,
+ * block_k, scale and layout. */
+int64_t esa_adaptive_workspace(const esa_select_args *args);
+void esa_adaptive_order(const esa_select_args *args, int32_t *perm_q, int32_t *perm_k, void *ws);
+
 /* Share of the true attention mass that mask keeps (esa_mask_mass): mass f64[B,Hq] over every
  * row_step-th query. Of params it uses scale, causal, kv_len and layout; block sizes and rows come
  * from mask. */

@@ -186,7 +186,7 @@ static esa_status refresh_mask(const call *c, const esa_session_plan *e, figures
     }
     f->mass = rest->mass;
     f->facts = rest->facts;
-    ESA_TRY(e->plan->backend->mask_set_bits(s->ctx, e->mask, rest->bits));
+    ESA_TRY(e->plan->backend->mask_set_bits(s->ctx, e->mask, rest->bits, NULL));
     return esa_session_figures_selected(&s->figures);
 }
 
@@ -272,7 +272,7 @@ static esa_status load_mask(const call *c, const esa_session_plan *e, int64_t ce
     const uint8_t *bits;
     ESA_TRY(esa_session_chunks_cell(&s->chunks, e->plan->backend, &bits, file, s->masks, cell));
     bits += first * info->nq * esa_ceil_div(info->nk, 8);
-    ESA_TRY(e->plan->backend->mask_set_bits(s->ctx, e->mask, bits));
+    ESA_TRY(e->plan->backend->mask_set_bits(s->ctx, e->mask, bits, NULL));
     ESA_TRY(esa_session_figures_selected(&s->figures));
     e->mask->selector = info->selector;
     e->mask->asked = f->asked;

@@ -131,7 +131,7 @@ esa_status esa_session_rest_store(esa_session_chunks *c, esa_session_rest *rest,
     rest->made = 0;
     ESA_TRY(reserve_bits(c, rest, backend, mask));
     ESA_TRY(reserve_lengths(c, rest, kv_len && backend->host_memory ? 4 * plan->shapes.B : 0));
-    ESA_TRY(backend->mask_get_bits(c->ctx, mask, rest->bits));
+    ESA_TRY(backend->mask_get_bits(c->ctx, mask, rest->bits, NULL));
     ESA_TRY(backend->copy(c->ctx, rest->facts, mask->facts, 16));
     if (rest->kv_len) memcpy(rest->kv_len, kv_len, (size_t)rest->kv_bytes);
     rest->kv_address = kv_len;

@@ -349,11 +349,14 @@ static esa_mask mask_over(const esa_select_args *a, const esa_cuda_mask *m)
     mask.cap = m->cap;
     mask.count = m->count;
     mask.index = m->index;
+    mask.fine_count = m->fine_count;
+    mask.fine_index = m->fine_index;
     if (a) {
         mask.Nq = a->Nq;
         mask.Nk = a->Nk;
         mask.block_q = a->params.block_q;
         mask.block_k = a->params.block_k;
+        mask.fine = m->fine_count ? a->params.fine : 0;
     }
     return mask;
 }
@@ -385,6 +388,7 @@ static esa_status select_with(esa_cuda_device *dev, const esa_select_args *args,
         esa_select_run(&a, &mask, ws);
     m->facts[0] = mask.existing;
     m->facts[1] = esa_mask_kept(&mask);
+    m->facts[2] = esa_mask_fine(&mask);
     free(len);
     leave();
     return ESA_OK;
@@ -422,33 +426,30 @@ static esa_status importance(esa_cuda_device *dev, const esa_select_args *args, 
 }
 
 static esa_status bits_to_lists(esa_cuda_device *dev, const esa_cuda_mask *m, const uint8_t *bits,
-                                void *stream)
+                                const uint8_t *fine, void *stream)
 {
     (void)stream;
     const esa_status status = luck(dev);
     if (status) return status;
     enter();
     esa_mask mask = mask_over(NULL, m);
-    esa_mask_set_bits(&mask, bits);
+    esa_mask_set_bits(&mask, bits, fine);
     m->facts[1] = esa_mask_kept(&mask);
+    m->facts[2] = esa_mask_fine(&mask);
     leave();
     return ESA_OK;
 }
 
 static esa_status lists_to_bits(esa_cuda_device *dev, const esa_cuda_mask *m, uint8_t *bits,
-                                void *stream)
+                                uint8_t *fine, void *stream)
 {
     (void)stream;
-    const int64_t rows = m->B * m->H * m->nq, width = (m->nk + 7) / 8;
     const esa_status status = luck(dev);
     if (status) return status;
     enter();
-    memset(bits, 0, (size_t)(rows * width));
-    for (int64_t r = 0; r < rows; r++)
-        for (int32_t c = 0; c < m->count[r]; c++) {
-            const int64_t j = m->index[r * m->cap + c];
-            bits[r * width + j / 8] |= (uint8_t)(1u << (j % 8));
-        }
+    const esa_mask mask = mask_over(NULL, m);
+    esa_mask_write_bits(bits, &mask, m->count, m->index);
+    if (m->fine_count) esa_mask_write_bits(fine, &mask, m->fine_count, m->fine_index);
     leave();
     return ESA_OK;
 }

@@ -254,7 +254,7 @@ static void rows_and_bits(void **state)
     assert_int_equal(esa_mask_to_lists(m, count, index, 13), ESA_ERR_STATE); /* nothing in it yet */
     uint8_t bits[12], keep[13] = { 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 7 };
     memset(bits, 0xff, sizeof bits); /* bits beyond nk are ignored here */
-    esa_mask_set_bits(m, bits);
+    esa_mask_set_bits(m, bits, NULL);
     assert_int_equal(esa_mask_kept(m), 6 * 13);
     assert_int_equal(esa_mask_row(m, 5, 1, 2), 5); /* B = 1 broadcasts */
     esa_mask_set_row(m, 5, keep);

@@ -97,8 +97,15 @@ esa_status importance_run(esa_cuda_device *dev, const esa_select_args *args, flo
 esa_status from_importance_run(esa_cuda_device *dev, const esa_select_args *args,
                                const esa_cuda_mask *mask, const float *importance, void *ws,
                                void *stream);
+// error.cu
+esa_status errors_run(esa_cuda_device *dev, const esa_select_args *args, float *out, void *ws,
+                      void *stream);
+// order.cu
+int64_t order_workspace(const esa_cuda_device *dev, const esa_select_args *args);
+esa_status order_run(esa_cuda_device *dev, const esa_select_args *args, int32_t *perm_q,
+                     int32_t *perm_k, void *ws, void *stream);
 // mask_bits.cu
 esa_status bits_to_lists(esa_cuda_device *dev, const esa_cuda_mask *mask, const uint8_t *bits,
-                         void *stream);
+                         const uint8_t *fine, void *stream);
 esa_status lists_to_bits(esa_cuda_device *dev, const esa_cuda_mask *mask, uint8_t *bits,
-                         void *stream);
+                         uint8_t *fine, void *stream);

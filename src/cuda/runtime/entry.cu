@@ -38,6 +38,9 @@ static const esa_cuda_table table = {
     select_run,
     importance_run,
     from_importance_run,
+    nullptr, // errors
+    nullptr, // order_workspace
+    nullptr, // order
     bits_to_lists,
     lists_to_bits,
 };

@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         for (int64_t other = 1; other < a.B; other++) all += seen_of(a, other, shared);
         if (threadIdx.x == 0) {
             facts[0] = a.Hq * all;
-            facts[1] = 0;
+            facts[1] = facts[2] = 0;
         }
     }
     if (!quota) return;
