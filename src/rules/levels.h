@@ -72,19 +72,79 @@ ESA_INLINE esa_level_steps esa_level_steps_of(const esa_level_costs *c, float e_
     return s;
 }
 
+/* Where the selection of a batch entry ends. Blocks are numbered in the order of (head, row,
+ * block). A step is taken if its gain is above key, or if it equals key and its block comes before
+ * first_out. */
+typedef struct esa_level_cut {
+    uint32_t key;
+    int64_t first_out;
+} esa_level_cut;
+
+ESA_INLINE int32_t esa_step_taken(const esa_level_cut *cut, uint32_t key, int64_t block)
+{
+    return key > cut->key || (key == cut->key && block < cut->first_out);
+}
+
+/* ESA_LEVEL_* of a block that is not exact in any case. */
+ESA_INLINE int32_t esa_level_of(const esa_level_steps *s, const esa_level_cut *cut, int64_t block)
+{
+    if (!esa_step_taken(cut, s->key[0], block)) return ESA_LEVEL_MEAN;
+    if (s->via_fine && !esa_step_taken(cut, s->key[1], block)) return ESA_LEVEL_FINE;
+    return ESA_LEVEL_EXACT;
+}
+
+/* The key of the cut is found digit by digit: a round sums the weights of the steps per digit,
+ * among the steps whose higher digits are those found so far. Sums of integers do not depend on
+ * their order, so any number of threads finds the same cut. Keys have 31 bits. */
+enum { ESA_CUT_ROUNDS = 3, ESA_CUT_BINS = 2048 };
+
+ESA_INLINE int32_t esa_cut_shift(int32_t round) { return round == 0 ? 20 : round == 1 ? 9 : 0; }
+
+/* Digit of a key in a round; -1 if its higher digits differ from those of found. */
+ESA_INLINE int32_t esa_cut_digit(uint32_t key, uint32_t found, int32_t round)
+{
+    const int32_t shift = esa_cut_shift(round), above = round == 0 ? 31 : esa_cut_shift(round - 1);
+    if (key >> above != found >> above) return -1;
+    return (int32_t)(key >> shift & ((1u << (above - shift)) - 1u));
+}
+
+/* The digit in which the columns that are left run out, from the highest digit on; -1 if every step
+ * fits. *left keeps what the higher digits leave. */
+ESA_INLINE int32_t esa_cut_walk(const int64_t *weight, int64_t *left)
+{
+    for (int32_t d = ESA_CUT_BINS; d-- > 0;) {
+        if (weight[d] > *left) return d;
+        *left -= weight[d];
+    }
+    return -1;
+}
+
 /* Columns that the budget gives one batch entry. existing: blocks of all heads and rows. */
 ESA_INLINE int64_t esa_level_budget(const esa_level_costs *c, double budget, int64_t existing)
 {
     return (int64_t)floor(esa_mul(budget, (double)existing * c->exact) + 0.5);
 }
 
-/* Tokens that a mean query and a mean key stand for, if the params leave it open. A group must
- * divide the block, and a mean key must be finer than a fine mean. */
+/* Tokens that a mean query and a mean key stand for: the default of a block size, and the size that
+ * params ask for or leave open. A group must divide the block, and a mean key must be finer than a
+ * fine mean. */
 ESA_INLINE int32_t esa_error_group_q(int32_t block_q) { return block_q >= 128 ? 16 : 8; }
 ESA_INLINE int32_t esa_error_group_k(int32_t block_k)
 {
     (void)block_k;
     return 4;
+}
+ESA_INLINE int32_t esa_error_queries(const esa_select_params *p)
+{
+    return p->group_q > 0 ? p->group_q : esa_error_group_q(p->block_q);
+}
+ESA_INLINE int32_t esa_error_keys(const esa_select_params *p)
+{
+    int32_t group = esa_error_group_k(p->block_k);
+    if (p->group_k > 0) return p->group_k;
+    if (p->tail == ESA_TAIL_LEVELS && p->fine > 0)
+        while (group > 1 && 2 * group > p->block_k / p->fine) group /= 2;
+    return group;
 }
 
 #endif
