@@ -233,6 +233,8 @@ enum {
     ESA_ABI_MASK_FILE_INFO,
     ESA_ABI_TENSOR_INFO,
     ESA_ABI_DEVICE_INFO,
+    ESA_ABI_WORK_PLAN_INFO,
+    ESA_ABI_WORK_COSTS,
     ESA_ABI_COUNT
 };
 ESA_API const uint32_t *esa_abi(void); /* ESA_ABI_COUNT entries, static storage */

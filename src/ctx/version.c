@@ -3,6 +3,7 @@
 #include <stddef.h>
 #include "esa/esa_session.h"
 #include "esa/esa_tensors.h"
+#include "esa/esa_work.h"
 #include "esa_build.h" /* written by the build: ESA_BUILD_ID */
 
 const char *esa_status_name(esa_status status)
@@ -50,6 +51,8 @@ const uint32_t *esa_abi(void)
         [ESA_ABI_MASK_FILE_INFO] = sizeof(esa_mask_file_info),
         [ESA_ABI_TENSOR_INFO] = sizeof(esa_tensor_info),
         [ESA_ABI_DEVICE_INFO] = sizeof(esa_device_info),
+        [ESA_ABI_WORK_PLAN_INFO] = sizeof(esa_work_plan_info),
+        [ESA_ABI_WORK_COSTS] = sizeof(esa_work_costs),
     };
     return size;
 }

@@ -30,6 +30,7 @@ ROOMS = [
     ("src/backend", "src/cpu src/cuda src/ctx src/mask src/select"),
     ("src/attn", "src/select src/backend"),
     ("src/maskfile", "src/mask src/select src/io"),
+    ("src/workplan", "src/rules src/ctx src/io"),
     ("src/session", "src/io src/backend src/attn src/maskfile"),
     ("src/nn", "src/cpu src/ctx"),
     ("src/media", "src/ctx src/io"),

@@ -1,0 +1,47 @@
+/* work_plan.h - what a work plan holds, and the calls behind esa_work.h. They do not take the ctx
+ * guard; the public calls do.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ *   work_plan.c        makes a plan, checks its values, reads its quality curve
+ *   work_plan_file.c   reads and writes plan files
+ *   work_plan_solve.c  maps a plan to a run and solves for its densities */
+#ifndef ESA_WORKPLAN_WORK_PLAN_H
+#define ESA_WORKPLAN_WORK_PLAN_H
+
+#include "base/engine.h"
+#include "ctx/ctx.h"
+#include "esa/esa_work.h"
+#include "io/safetensors.h"
+
+#define ESA_WORK_FORMAT_VERSION 1
+#define ESA_WORK_MAX_AXIS       65535 /* most layers and steps */
+
+struct esa_work_plan {
+    esa_ctx *ctx;
+    esa_allocator mem;
+    esa_work_plan_info info;
+    double *sigma;   /* [steps]; the four arrays share one allocation */
+    double *density; /* [points] */
+    double *error;   /* [layers][steps][points] */
+    double *weight;  /* [layers][steps] */
+    int64_t bytes;
+    double work[ESA_WORK_MAX_LEVELS], psnr[ESA_WORK_MAX_LEVELS], spread[ESA_WORK_MAX_LEVELS];
+};
+
+/* name: what messages call the plan. */
+esa_status esa_work_plan_make(esa_ctx *ctx, esa_work_plan **plan, const char *name,
+                              const esa_work_plan_info *info, const double *sigma,
+                              const double *density, const double *error, const double *weight);
+esa_status esa_work_plan_rate(esa_work_plan *plan, const char *name, int32_t count,
+                              const double *work, const double *psnr, const double *spread);
+/* Takes ownership of tensors, even on failure. */
+ESA_ENGINE esa_status esa_work_plan_read(esa_ctx *ctx, esa_work_plan **plan, esa_tensors *tensors);
+ESA_ENGINE esa_status esa_work_plan_densities(esa_ctx *ctx, const esa_work_plan *plan,
+                                              double *density, int32_t layers, int32_t steps,
+                                              const double *sigma, double work,
+                                              const esa_work_costs *costs, double *realised);
+/* As esa_work_plan_reach. */
+ESA_ENGINE esa_status esa_work_plan_find(esa_ctx *ctx, const esa_work_plan *plan, double psnr,
+                                         double *work);
+
+#endif

@@ -1,0 +1,233 @@
+/* work_plan_solve.c - maps a work plan to a run and solves for the density of each cell.
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "workplan/work_plan.h"
+
+#include <math.h>
+#include <string.h>
+#include "base/status.h"
+#include "rules/plan.h"
+
+esa_work_costs esa_work_costs_default(void)
+{
+    const esa_work_costs c = {
+        .struct_size = (uint32_t)sizeof c, .branches = 1, .refresh_every = 1, .order_every = 1
+    };
+    return c;
+}
+
+/* A run to solve for: everything but the result. */
+typedef struct run {
+    int32_t layers, steps, points;
+    const esa_work_costs *costs;
+    double *sigma, *density, *error, *weight, *fixed; /* as in esa_plan_curves */
+} run;
+
+/* ---------------------------------------------------------------- curves of the run */
+
+/* Noise level that the plan has after the share `part` of its steps. */
+static double level_at(const esa_work_plan *p, double part)
+{
+    const double at = part * p->info.steps;
+    const int32_t i = (int32_t)at, last = p->info.steps - 1;
+    const double here = p->sigma[i < last ? i : last], next = i < last ? p->sigma[i + 1] : 0;
+    return i > last ? 0 : here + (at - i) * (next - here);
+}
+
+static void noise_levels(run *r, const esa_work_plan *p, const double *sigma)
+{
+    for (int32_t t = 0; t < r->steps; t++) {
+        const double part = (double)t / r->steps;
+        r->sigma[t] = sigma ? sigma[t] : p ? level_at(p, part) : 1 - part;
+    }
+}
+
+/* The length of a step in noise levels; the last one ends at 0. */
+static double length_of(const double *sigma, int32_t steps, int32_t t)
+{
+    return sigma[t] - (t + 1 < steps ? sigma[t + 1] : 0);
+}
+
+/* Position of a noise level among the steps of the plan: between step i and i + 1. */
+static int32_t place(const esa_work_plan *p, double sigma, double *part)
+{
+    const int32_t last = p->info.steps - 1;
+    int32_t i = 0;
+    *part = 0;
+    if (sigma >= p->sigma[0]) return 0;
+    while (i < last && p->sigma[i + 1] >= sigma) i++;
+    if (i < last) *part = (p->sigma[i] - sigma) / (p->sigma[i] - p->sigma[i + 1]);
+    return i;
+}
+
+/* The curves of a plan at the noise levels of the run. An error in one step moves the result in
+ * proportion to the step's length, so weights go with its square. */
+static void curves_from_plan(run *r, const esa_work_plan *p)
+{
+    const int32_t T = p->info.steps, K = p->info.points;
+    memcpy(r->density, p->density, (size_t)K * sizeof *r->density);
+    for (int32_t t = 0; t < r->steps; t++) {
+        double part;
+        const int32_t i = place(p, r->sigma[t], &part), j = i + 1 < T ? i + 1 : i;
+        const double run_length = length_of(r->sigma, r->steps, t);
+        const double li = run_length / length_of(p->sigma, T, i),
+                     lj = run_length / length_of(p->sigma, T, j);
+        for (int32_t l = 0; l < r->layers; l++) {
+            const int64_t cell = (int64_t)l * r->steps + t, a = (int64_t)l * T + i,
+                          b = (int64_t)l * T + j;
+            r->weight[cell] = (1 - part) * p->weight[a] * li * li + part * p->weight[b] * lj * lj;
+            for (int32_t k = 0; k < K; k++)
+                r->error[cell * K + k] = (1 - part) * p->error[a * K + k] +
+                                         part * p->error[b * K + k];
+        }
+    }
+}
+
+static void curves_from_shape(run *r)
+{
+    for (int32_t k = 0; k < r->points; k++) r->density[k] = esa_shape_density(k);
+    for (int32_t l = 0; l < r->layers; l++)
+        for (int32_t t = 0; t < r->steps; t++) {
+            const int64_t cell = (int64_t)l * r->steps + t;
+            const double depth = r->layers > 1 ? (double)l / (r->layers - 1) : 0;
+            r->weight[cell] = esa_shape_weight(r->sigma[t], depth);
+            for (int32_t k = 0; k < r->points; k++)
+                r->error[cell * r->points + k] = esa_shape_error(r->density[k]);
+        }
+}
+
+/* ---------------------------------------------------------------- costs */
+
+static int32_t is_due(int32_t every, int32_t n) { return every ? n % every == 0 : n == 0; }
+
+/* What the n-th sparse step of a layer (from 0) pays for its mask and order. A new order needs a
+ * new mask. */
+static double paid_at(const esa_work_costs *c, int32_t n)
+{
+    const int32_t order = c->order > 0 && is_due(c->order_every, n);
+    const int32_t mask = order || is_due(c->refresh_every, n);
+    const double cost = order * c->order + mask * c->select;
+    return c->share_branches ? cost / c->branches : cost;
+}
+
+/* The same as a mean over the sparse steps of a layer, if there are `steps` of them. */
+static double paid_mean(const esa_work_costs *c, int32_t steps)
+{
+    double sum = 0;
+    for (int32_t n = 0; n < steps; n++) sum += paid_at(c, n);
+    return sum / steps;
+}
+
+/* The work of these densities. */
+static double work_of(const run *r, const double *density)
+{
+    double sum = 0;
+    for (int32_t l = 0; l < r->layers; l++) {
+        int32_t n = 0;
+        for (int32_t t = 0; t < r->steps; t++) {
+            const double d = density[(int64_t)l * r->steps + t];
+            sum += d < 1 ? d + paid_at(r->costs, n++) : 1;
+        }
+    }
+    return sum / ((double)r->layers * r->steps);
+}
+
+/* Solves, and corrects for what the mean price of masks and orders leaves out: layers with dense
+ * steps pay theirs over fewer steps. */
+static esa_status solve(esa_ctx *ctx, const run *r, double *density, double work, double *realised)
+{
+    const esa_plan_curves curves = {
+        (int64_t)r->layers * r->steps, r->points, r->density, r->error, r->weight, r->fixed
+    };
+    const double fixed = paid_mean(r->costs, r->steps);
+    double asked = work, got = 0;
+    for (int64_t i = 0; i < curves.cells; i++) r->fixed[i] = fixed;
+    for (int round = 0; round < 6; round++) {
+        const double solved = esa_plan_solve(density, &curves, asked);
+        got = work_of(r, density);
+        if (round == 0 && solved > work + 1e-9)
+            return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                            "work is %g, but at the lowest density (%g) masks, orders and "
+                            "attention take %.3f",
+                            work, r->density[0], solved);
+        if (fabs(got - work) < 1e-9) break;
+        asked += work - got;
+        asked = asked < 0 ? 0 : asked > 1 ? 1 : asked;
+    }
+    if (realised) *realised = got;
+    return ESA_OK;
+}
+
+/* ---------------------------------------------------------------- the call */
+
+static esa_status check(esa_ctx *ctx, const esa_work_plan *p, int32_t layers, int32_t steps,
+                        const double *sigma, double work, const esa_work_costs *c)
+{
+    if (layers < 1 || steps < 1 || layers > ESA_WORK_MAX_AXIS || steps > ESA_WORK_MAX_AXIS)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "the run has %d layers and %d steps, expected 1 to %d of each", layers,
+                        steps, ESA_WORK_MAX_AXIS);
+    if (p && p->info.layers != layers)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "the work plan was made for %d layers, but the run has %d", p->info.layers,
+                        layers);
+    if (!(work >= 0 && work <= 1))
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "work is %g, expected 0 to 1", work);
+    if (c->struct_size != sizeof *c)
+        return esa_fail(ctx, ESA_ERR_VERSION,
+                        "esa_work_costs has struct_size %u, this library expects %u",
+                        (unsigned)c->struct_size, (unsigned)sizeof *c);
+    if (c->branches < 1 || c->refresh_every < 0 || c->order_every < 0 || !(c->select >= 0) ||
+        !(c->order >= 0))
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "branches is %d, refresh_every %d, order_every %d, select %g, order %g: "
+                        "expected at least 1, and numbers of at least 0",
+                        c->branches, c->refresh_every, c->order_every, c->select, c->order);
+    for (int32_t i = 0; sigma && i < steps; i++)
+        if (!(sigma[i] >= 0 && sigma[i] <= 1 && (i == 0 || sigma[i] < sigma[i - 1])))
+            return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                            "the noise level of step %d is %g, expected falling numbers within "
+                            "0 .. 1",
+                            i, sigma[i]);
+    return ESA_OK;
+}
+
+esa_status esa_work_plan_densities(esa_ctx *ctx, const esa_work_plan *p, double *density,
+                                   int32_t layers, int32_t steps, const double *sigma, double work,
+                                   const esa_work_costs *costs, double *realised)
+{
+    const esa_work_costs fallback = esa_work_costs_default();
+    if (!costs) costs = &fallback;
+    ESA_TRY(check(ctx, p, layers, steps, sigma, work, costs));
+    run r = { layers, steps, p ? p->info.points : ESA_SHAPE_POINTS, costs, 0, 0, 0, 0, 0 };
+    const int64_t cells = (int64_t)layers * steps;
+    const int64_t bytes = 8 * (steps + r.points + cells * (r.points + 2));
+    double *memory = esa_mem_alloc(&ctx->mem, bytes);
+    if (!memory)
+        return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the densities of %d x %d cells",
+                        layers, steps);
+    r.sigma = memory;
+    r.density = r.sigma + steps;
+    r.error = r.density + r.points;
+    r.weight = r.error + cells * r.points;
+    r.fixed = r.weight + cells;
+    noise_levels(&r, p, sigma);
+    if (p)
+        curves_from_plan(&r, p);
+    else
+        curves_from_shape(&r);
+    const esa_status status = solve(ctx, &r, density, work, realised);
+    esa_mem_free(&ctx->mem, memory, bytes);
+    return status;
+}
+
+esa_status esa_work_plan_solve(esa_ctx *ctx, const esa_work_plan *plan, double *density,
+                               int32_t layers, int32_t steps, const double *sigma, double work,
+                               const esa_work_costs *costs, double *realised)
+{
+    ESA_TRY(esa_ctx_enter(ctx));
+    const esa_status status = density ? esa_work_plan_densities(ctx, plan, density, layers, steps,
+                                                                sigma, work, costs, realised)
+                                      : esa_fail(ctx, ESA_ERR_ARGUMENT, "density is NULL");
+    esa_ctx_leave(ctx);
+    return status;
+}
