@@ -40,6 +40,13 @@ void esa_select_errors(const esa_select_args *args, float *out, void *ws);
 int64_t esa_adaptive_workspace(const esa_select_args *args);
 void esa_adaptive_order(const esa_select_args *args, int32_t *perm_q, int32_t *perm_k, void *ws);
 
+/* The adaptive order (rules/order.h): perm_q [B][Hq][Nq] and perm_k [B][Hkv][Nk], position -> token,
+ * from q and k. args->perm_q [Nq] and args->perm_k [Nk] are the orders to start from; NULL: raster.
+ * Needs params.layout, block_q, block_k and kv_len. Cannot fail. The same bits for any number of
+ * threads. */
+int64_t esa_adaptive_workspace(const esa_select_args *args);
+void esa_adaptive_order(const esa_select_args *args, int32_t *perm_q, int32_t *perm_k, void *ws);
+
 /* Share of the true attention mass that mask keeps (esa_mask_mass): mass f64[B,Hq] over every
  * row_step-th query. Of params it uses scale, causal, kv_len and layout; block sizes and rows come
  * from mask. */
