@@ -95,6 +95,15 @@ typedef struct esa_cpu_kernels {
     void (*mean)(float *dst, const void *src, int32_t dtype, int64_t stride, const int32_t *gather,
                  int64_t rows, int64_t D);
 
+    /* Error selector, in the shapes of attention. fold: dst[n] = (accumulate ? dst[n] : 0) + sum
+     * over rows of src[rows][n]; n is a multiple of nr. */
+    void (*fold)(float *dst, const float *src, int64_t rows, int64_t n, int32_t accumulate);
+    /* Squared distance that is left when `means` values v with weights t[means][nr] stand in for a
+     * sum a[D][nr] of weight w[nr], seen from o[D][nr]: adds sum_d (a - sum_i t_i v_i - (w - sum_i
+     * t_i) o)^2 to e[nr]. v: rows of v_stride elements. means may be 0. */
+    void (*residue)(float *e, const float *a, const float *o, const float *w, const float *t,
+                    const float *v, int64_t v_stride, int64_t means, int64_t D);
+
     const struct esa_cpu_kernels *bf16; /* set for bf16 tensors in attention; NULL: this one */
 } esa_cpu_kernels;
 

@@ -411,11 +411,74 @@ INLINE void mean_as(float *dst, const void *src, const int32_t dtype, int64_t st
 }
 
 static void mean(float *dst, const void *src, int32_t dtype, int64_t stride, const int32_t *gather,
-                 int64_t rows,
-                 int64_t D){ BY_DTYPE(dtype, mean_as(dst, src, DT, stride, gather, rows, D)) }
+                 int64_t rows, int64_t D)
+{
+    BY_DTYPE(dtype, mean_as(dst, src, DT, stride, gather, rows, D))
+}
+
+/* ---------------------------------------------------------------- the error selector */
+
+static void fold(float *dst, const float *src, int64_t rows, int64_t n, int32_t accumulate)
+{
+    for (int64_t base = 0; base < n; base += NR) {
+        vf sum[NV];
+        UNROLL
+        for (int j = 0; j < NV; j++) sum[j] = accumulate ? v_load(dst + base + j * VL) : v_zero();
+        for (int64_t r = 0; r < rows; r++) UNROLL
+        for (int j = 0; j < NV; j++) sum[j] = v_add(sum[j], v_load(src + r * n + base + j * VL));
+        UNROLL
+        for (int j = 0; j < NV; j++) v_store(dst + base + j * VL, sum[j]);
+    }
+}
+
+/* sum[NV] += the squares of R columns. rest: -(w - sum of t). */
+INLINE void residue_tile(vf sum[NV], const vf rest[NV], const float *a, const float *o,
+                         const float *t, const float *v, int64_t v_stride, int64_t means,
+                         const int R)
+{
+    vf x[4][NV];
+    UNROLL
+    for (int r = 0; r < R; r++) UNROLL
+    for (int j = 0; j < NV; j++)
+        x[r][j] = v_fma(rest[j], v_load(o + r * NR + j * VL), v_load(a + r * NR + j * VL));
+    for (int64_t i = 0; i < means; i++) {
+        vf minus[NV];
+        UNROLL
+        for (int j = 0; j < NV; j++) minus[j] = v_sub(v_zero(), v_load(t + i * NR + j * VL));
+        UNROLL
+        for (int r = 0; r < R; r++) {
+            const vf y = v_set1(v[i * v_stride + r]);
+            UNROLL
+            for (int j = 0; j < NV; j++) x[r][j] = v_fma(minus[j], y, x[r][j]);
+        }
+    }
+    UNROLL
+    for (int r = 0; r < R; r++) UNROLL
+    for (int j = 0; j < NV; j++) sum[j] = v_fma(x[r][j], x[r][j], sum[j]);
+}
+
+static void residue(float *e, const float *a, const float *o, const float *w, const float *t,
+                    const float *v, int64_t v_stride, int64_t means, int64_t D)
+{
+    vf sum[NV], rest[NV];
+    int64_t d = 0;
+    UNROLL
+    for (int j = 0; j < NV; j++) {
+        sum[j] = v_load(e + j * VL);
+        rest[j] = v_sub(v_zero(), v_load(w + j * VL));
+    }
+    for (int64_t i = 0; i < means; i++) UNROLL
+    for (int j = 0; j < NV; j++) rest[j] = v_add(rest[j], v_load(t + i * NR + j * VL));
+    for (; d + 4 <= D; d += 4)
+        residue_tile(sum, rest, a + d * NR, o + d * NR, t, v + d, v_stride, means, 4);
+    for (; d < D; d++)
+        residue_tile(sum, rest, a + d * NR, o + d * NR, t, v + d, v_stride, means, 1);
+    UNROLL
+    for (int j = 0; j < NV; j++) v_store(e + j * VL, sum[j]);
+}
 
 #define KERNEL_SLOTS                                                                               \
     .mr = MR, .nr = NR, .packed_bytes = 4, .panel_q = panel_q, .rows_k = copy_rows,                \
     .rows_v = copy_rows, .kq = kq, .softmax = softmax, .pv = pv, .store = store,                   \
     .stream = STREAM_SLOT, .pack_q = pack_q, .pack_k = pack_k, .qk = qk, .stats = stats,           \
-    .mean = mean
+    .mean = mean, .fold = fold, .residue = residue

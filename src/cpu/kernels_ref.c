@@ -168,6 +168,30 @@ static void mean(float *dst, const void *src, int32_t dtype, int64_t stride, con
     }
 }
 
+static void fold(float *dst, const float *src, int64_t rows, int64_t n, int32_t accumulate)
+{
+    for (int64_t i = 0; i < n; i++) {
+        float sum = accumulate ? dst[i] : 0.0f;
+        for (int64_t r = 0; r < rows; r++) sum += src[r * n + i];
+        dst[i] = sum;
+    }
+}
+
+static void residue(float *e, const float *a, const float *o, const float *w, const float *t,
+                    const float *v, int64_t v_stride, int64_t means, int64_t D)
+{
+    for (int64_t c = 0; c < NR; c++) {
+        float rest = w[c], sum = e[c];
+        for (int64_t i = 0; i < means; i++) rest -= t[i * NR + c];
+        for (int64_t d = 0; d < D; d++) {
+            float x = a[d * NR + c] - rest * o[d * NR + c];
+            for (int64_t i = 0; i < means; i++) x -= t[i * NR + c] * v[i * v_stride + d];
+            sum += x * x;
+        }
+        e[c] = sum;
+    }
+}
+
 const esa_cpu_kernels esa_kernels_ref = {
     .name = "ref",
     .level = ESA_CPU_REF,
@@ -186,5 +210,7 @@ const esa_cpu_kernels esa_kernels_ref = {
     .qk = qk,
     .stats = stats,
     .mean = mean,
+    .fold = fold,
+    .residue = residue,
     .bf16 = NULL,
 };

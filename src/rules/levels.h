@@ -142,8 +142,10 @@ ESA_INLINE int32_t esa_error_keys(const esa_select_params *p)
 {
     int32_t group = esa_error_group_k(p->block_k);
     if (p->group_k > 0) return p->group_k;
-    if (p->tail == ESA_TAIL_LEVELS && p->fine > 0)
-        while (group > 1 && 2 * group > p->block_k / p->fine) group /= 2;
+    if (p->tail == ESA_TAIL_LEVELS && p->fine > 0) {
+        const int32_t part = p->block_k / p->fine;
+        while (group > 1 && (2 * group > part || part % group != 0)) group /= 2;
+    }
     return group;
 }
 

@@ -31,6 +31,7 @@ int64_t esa_select_workspace(const esa_select_args *args)
     case ESA_SELECT_RF_V2: esa_rf_v2_carve(args, &c); break;
     case ESA_SELECT_ADA_BSA: esa_ada_bsa_carve(args, &c); break;
     case ESA_SELECT_RANDOM: esa_random_carve(args, &c); break;
+    case ESA_SELECT_ERROR: esa_error_carve(args, &c); break;
     default: break;
     }
     return c.used;
@@ -44,6 +45,7 @@ static void full_run(const esa_select_args *args, esa_mask *mask, const esa_rule
             for (int32_t j = 0; j < rules->visible[i]; j++)
                 mask->index[row * mask->cap + j] = (uint16_t)j;
             mask->count[row] = rules->visible[i];
+            if (mask->fine_count) mask->fine_count[row] = 0;
         }
 }
 
@@ -79,6 +81,7 @@ void esa_select_run(const esa_select_args *args, esa_mask *mask, void *ws)
         case ESA_SELECT_ENTROPY: esa_entropy_run(args, mask, rest); break;
         case ESA_SELECT_RF_V2: esa_rf_v2_run(args, mask, rest); break;
         case ESA_SELECT_ADA_BSA: esa_ada_bsa_run(args, mask, rest); break;
+        case ESA_SELECT_ERROR: esa_error_run(args, mask, rest); break;
         default: esa_random_run(args, mask, rest); break;
         }
     }

@@ -33,6 +33,10 @@ void esa_select_from_importance(const esa_select_args *args, esa_mask *mask,
  * LEVELS, else 1. */
 int64_t esa_select_errors_workspace(const esa_select_args *args);
 void esa_select_errors(const esa_select_args *args, float *out, void *ws);
+/* The choice alone: fills mask from such scores. q, k and v are not read. Scratch:
+ * esa_select_workspace of the same args, or esa_select_errors_workspace. */
+void esa_select_from_errors(const esa_select_args *args, esa_mask *mask, const float *errors,
+                            void *ws);
 
 /* Adaptive orders perm_q [B][Hq][Nq] and perm_k [B][Hkv][Nk] from q and k. args->perm_q and
  * args->perm_k are the orders to start from ([Nq], [Nk]; NULL: raster). Of params it uses block_q,
