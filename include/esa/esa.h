@@ -502,7 +502,8 @@ ESA_API esa_status esa_plan_select_qkv(const esa_plan *plan, esa_mask *mask, con
 
 /* Makes the adaptive order of mask from q and k. The layout of the plan must say
  * ESA_ORDER_ADAPTIVE. Selections into mask and attention with it then use this order, until the
- * next call changes it. esa_plan_select_qkv returns ESA_ERR_STATE if the mask has no order yet.
+ * next call changes it. The call empties the mask, because its blocks belonged to the order it had.
+ * esa_plan_select_qkv returns ESA_ERR_STATE if the mask has no order yet.
  *
  * The order starts from Hilbert order (raster without a grid). It cuts the video tokens of a head
  * in halves across their principal direction, again and again, until a piece is one block, and on

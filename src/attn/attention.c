@@ -14,8 +14,7 @@ static esa_status attend(esa_ctx *ctx, const esa_backend *be, esa_attn_args *arg
 {
     static const int32_t some = 0; /* stands for a permutation while bytes are counted */
     if (!mask || mask->perm_q || mask->perm_k) {
-        args->perm_q = mask ? mask->perm_q : NULL;
-        args->perm_k = mask ? mask->perm_k : NULL;
+        if (mask) esa_bind_attention_order(args, mask);
         return be->attention(ctx, args, NULL);
     }
     if (esa_layout_moves(&mask->layout, 0, mask->mode)) args->perm_q = &some;
@@ -67,14 +66,16 @@ esa_status esa_attention(esa_ctx *ctx, const esa_tensor *q, const esa_tensor *k,
 
 /* Checks and binds for a selector; no permutations yet. */
 static esa_status select_bind(esa_ctx *ctx, esa_select_args *args, const esa_tensor *q,
-                              const esa_tensor *k, const esa_select_params *params)
+                              const esa_tensor *k, const esa_tensor *v,
+                              const esa_select_params *params)
 {
     esa_select_params p;
     ESA_TRY(esa_check_qk(ctx, q, k));
     const esa_shapes s = esa_shapes_of(q, k);
     ESA_TRY(esa_check_select(ctx, &p, params, s.Nq, s.Nk, s.D));
     ESA_TRY(esa_check_kv_len(ctx, p.kv_len, s.device, s.B, s.Nk, &p.layout, p.mode));
-    esa_bind_select(args, &s, &p, q, k);
+    if (v || p.selector == ESA_SELECT_ERROR) ESA_TRY(esa_check_v(ctx, k, v));
+    esa_bind_select(args, &s, &p, q, k, v);
     return ESA_OK;
 }
 
@@ -96,9 +97,14 @@ static esa_status select_into(esa_ctx *ctx, const esa_backend *be, esa_select_ar
                               esa_mask *mask)
 {
     void *ws = NULL;
+    if (mask->Hkv) {
+        ESA_TRY(select_orders(ctx, be, a, &ws, be->order_workspace));
+        ESA_TRY(be->order(ctx, a, mask->perm_q, mask->perm_k, ws));
+        mask->ordered = 1;
+        ws = NULL;
+    }
     if (mask->perm_q || mask->perm_k) {
-        a->perm_q = mask->perm_q;
-        a->perm_k = mask->perm_k;
+        esa_bind_select_order(a, mask);
     } else {
         ESA_TRY(select_orders(ctx, be, a, &ws, be->select_workspace));
     }
@@ -106,14 +112,16 @@ static esa_status select_into(esa_ctx *ctx, const esa_backend *be, esa_select_ar
 }
 
 static esa_status select_inside(esa_ctx *ctx, esa_mask **mask, const esa_tensor *q,
-                                const esa_tensor *k, const esa_select_params *params)
+                                const esa_tensor *k, const esa_tensor *v,
+                                const esa_select_params *params)
 {
     esa_select_args a;
     if (!mask)
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
                         "mask is NULL, expected a pointer that receives the mask");
-    ESA_TRY(select_bind(ctx, &a, q, k, params));
+    ESA_TRY(select_bind(ctx, &a, q, k, v, params));
     const esa_backend *be = esa_backend_of(q->device);
+    const int32_t error = a.params.selector == ESA_SELECT_ERROR;
     const esa_mask like = { .B = a.B,
                             .H = a.Hq,
                             .Nq = a.Nq,
@@ -122,6 +130,8 @@ static esa_status select_inside(esa_ctx *ctx, esa_mask **mask, const esa_tensor 
                             .nk = a.nk,
                             .block_q = a.params.block_q,
                             .block_k = a.params.block_k,
+                            .fine = error && a.params.tail == ESA_TAIL_LEVELS ? a.params.fine : 0,
+                            .Hkv = a.params.layout.order == ESA_ORDER_ADAPTIVE ? a.Hkv : 0,
                             .mode = a.params.mode,
                             .layout = a.params.layout };
     esa_mask *made;
@@ -139,7 +149,17 @@ esa_status esa_select(esa_ctx *ctx, esa_mask **mask, const esa_tensor *q, const 
 {
     if (mask) *mask = NULL;
     ESA_TRY(esa_ctx_enter(ctx));
-    const esa_status status = select_inside(ctx, mask, q, k, params);
+    const esa_status status = select_inside(ctx, mask, q, k, NULL, params);
+    esa_ctx_leave(ctx);
+    return status;
+}
+
+esa_status esa_select_qkv(esa_ctx *ctx, esa_mask **mask, const esa_tensor *q, const esa_tensor *k,
+                          const esa_tensor *v, const esa_select_params *params)
+{
+    if (mask) *mask = NULL;
+    ESA_TRY(esa_ctx_enter(ctx));
+    const esa_status status = select_inside(ctx, mask, q, k, v, params);
     esa_ctx_leave(ctx);
     return status;
 }
@@ -158,7 +178,7 @@ static esa_status importance_inside(esa_ctx *ctx, float *out, double *entropy, c
     p.selector = ESA_SELECT_ENTROPY;
     esa_select_args args;
     void *ws;
-    ESA_TRY(select_bind(ctx, &args, q, k, &p));
+    ESA_TRY(select_bind(ctx, &args, q, k, NULL, &p));
     const esa_backend *be = esa_backend_of(q->device);
     ESA_TRY(select_orders(ctx, be, &args, &ws, be->importance_workspace));
     return be->importance(ctx, &args, out, entropy, ws);
@@ -169,6 +189,71 @@ esa_status esa_importance(esa_ctx *ctx, float *out, double *entropy, const esa_t
 {
     ESA_TRY(esa_ctx_enter(ctx));
     const esa_status status = importance_inside(ctx, out, entropy, q, k, params);
+    esa_ctx_leave(ctx);
+    return status;
+}
+
+/* Makes adaptive orders into perm, writes the scores and waits. */
+static esa_status errors_ordered(esa_ctx *ctx, const esa_backend *be, esa_select_args *args,
+                                 float *out, int32_t *const perm[2])
+{
+    const esa_mask order = { .B = args->B,
+                             .H = args->Hq,
+                             .Hkv = args->Hkv,
+                             .Nq = args->Nq,
+                             .Nk = args->Nk,
+                             .perm_q = perm[0],
+                             .perm_k = perm[1] };
+    void *ws;
+    ESA_TRY(select_orders(ctx, be, args, &ws, be->order_workspace));
+    ESA_TRY(be->order(ctx, args, perm[0], perm[1], ws));
+    esa_bind_select_order(args, &order);
+    return be->errors(ctx, args, out, NULL);
+}
+
+static esa_status errors_adaptive(esa_ctx *ctx, const esa_backend *be, esa_select_args *args,
+                                  float *out)
+{
+    const int64_t heads[2] = { args->B * args->Hq, args->B * args->Hkv },
+                  N[2] = { args->Nq, args->Nk };
+    void *perm[2] = { NULL, NULL };
+    esa_status status = ESA_OK;
+    for (int32_t side = 0; side < 2 && !status; side++)
+        status = be->alloc(ctx, &perm[side], esa_size_mul(heads[side], 4 * N[side]));
+    int32_t *const orders[2] = { perm[0], perm[1] };
+    if (!status) status = errors_ordered(ctx, be, args, out, orders);
+    for (int32_t side = 0; side < 2; side++)
+        be->release(ctx, perm[side], esa_size_mul(heads[side], 4 * N[side]));
+    return status;
+}
+
+static esa_status errors_inside(esa_ctx *ctx, float *out, const esa_tensor *q, const esa_tensor *k,
+                                const esa_tensor *v, const esa_select_params *params)
+{
+    esa_select_params p = esa_select_params_default(ESA_SELECT_ERROR);
+    if (params && params->struct_size != sizeof *params)
+        return esa_fail(ctx, ESA_ERR_VERSION,
+                        "esa_select_params has struct_size %u, this library expects %u",
+                        params->struct_size, (unsigned)sizeof p);
+    if (!out)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "out is NULL, expected an array f32[levels,B,H,nq,nk]");
+    if (params) p = *params;
+    p.selector = ESA_SELECT_ERROR;
+    esa_select_args args;
+    void *ws;
+    ESA_TRY(select_bind(ctx, &args, q, k, v, &p));
+    const esa_backend *be = esa_backend_of(q->device);
+    if (args.params.layout.order == ESA_ORDER_ADAPTIVE) return errors_adaptive(ctx, be, &args, out);
+    ESA_TRY(select_orders(ctx, be, &args, &ws, be->errors_workspace));
+    return be->errors(ctx, &args, out, ws);
+}
+
+esa_status esa_errors(esa_ctx *ctx, float *out, const esa_tensor *q, const esa_tensor *k,
+                      const esa_tensor *v, const esa_select_params *params)
+{
+    ESA_TRY(esa_ctx_enter(ctx));
+    const esa_status status = errors_inside(ctx, out, q, k, v, params);
     esa_ctx_leave(ctx);
     return status;
 }
@@ -204,10 +289,16 @@ static esa_status mass_inside(esa_ctx *ctx, double *mass, const esa_mask *mask, 
     sel.causal = p.causal;
     sel.kv_len = p.kv_len;
     esa_select_args args;
-    esa_bind_select(&args, &s, &sel, q, k);
+    esa_bind_select(&args, &s, &sel, q, k, NULL);
     args.kern = ctx->kern;
     args.pool = ctx->pool;
     void *ws;
+    if (mask->Hkv) {
+        ESA_TRY(esa_ctx_scratch(ctx, &ws, esa_select_mass_workspace(&args, mask)));
+        esa_bind_select_order(&args, mask);
+        esa_select_mass(&args, mask, mass, row_step, ws);
+        return ESA_OK;
+    }
     ESA_TRY(esa_backend_orders(ctx, be, &args.perm_q, &args.perm_k, &ws, &sel.layout, sel.mode,
                                s.Nq, s.Nk, esa_select_mass_workspace(&args, mask)));
     esa_select_mass(&args, mask, mass, row_step, ws);

@@ -22,8 +22,11 @@ struct esa_plan {
     esa_attention_params attention; /* resolved: scale set */
     int64_t nq, nk;                 /* blocks of the selected mask */
     int32_t runnable;
-    int32_t *perm_q, *perm_k; /* on the device, owned; NULL: identity or order_applied */
-    int64_t workspace;        /* bytes */
+    int32_t fine; /* tail LEVELS: the workspace has room for masks with so many fine means */
+    /* On the device, owned; NULL: identity or order_applied. Adaptive: the order to start from;
+     * masks hold the others. */
+    int32_t *perm_q, *perm_k;
+    int64_t workspace; /* bytes */
 };
 
 /* The views of one attention call; lse may be NULL. */
@@ -41,10 +44,20 @@ ESA_ENGINE esa_status esa_plan_make(esa_ctx *ctx, esa_plan **plan, const esa_sha
                                     const esa_attention_params *attention);
 /* *mask = an empty mask of B batch entries on the plan's device. The caller owns it. */
 esa_status esa_plan_mask(const esa_plan *plan, esa_mask **mask, int64_t B);
-/* Selects: fills mask, which esa_plan_mask made, from q and k. importance: as in
- * esa_backend.select. ws NULL: uses the ctx's scratch. */
+/* Selects: fills mask, which esa_plan_mask made, from q, k and v. v: only the error selector reads
+ * it. budget NaN: the plan's. importance: as in esa_backend.select. With an adaptive order the mask
+ * must have one (esa_plan_reorder). ws NULL: uses the ctx's scratch. */
 esa_status esa_plan_choose(const esa_plan *plan, esa_mask *mask, const esa_tensor *q,
-                           const esa_tensor *k, float *importance, void *ws);
+                           const esa_tensor *k, const esa_tensor *v, double budget,
+                           float *importance, void *ws);
+/* Makes the adaptive order of mask from q and k, and empties the mask: its lists belonged to the
+ * order it had. On failure the mask has no order. */
+esa_status esa_plan_reorder(const esa_plan *plan, esa_mask *mask, const esa_tensor *q,
+                            const esa_tensor *k, void *ws);
+/* Writes the error scores f32[levels][B][Hq][nq][nk] to host memory; waits. mask: holds the
+ * adaptive order; may be NULL for other orders. */
+esa_status esa_plan_errors(const esa_plan *plan, float *out, const esa_mask *mask,
+                           const esa_tensor *q, const esa_tensor *k, const esa_tensor *v);
 /* Writes the importance f32[B][Hq][nq][nk] of q and k to host memory; waits. */
 esa_status esa_plan_importance(const esa_plan *plan, float *out, const esa_tensor *q,
                                const esa_tensor *k);
@@ -59,6 +72,8 @@ esa_status esa_plan_attend(const esa_plan *plan, const esa_mask *mask, const esa
 esa_status esa_check_view(esa_ctx *ctx, const esa_tensor *t, const char *name);
 esa_status esa_check_qk(esa_ctx *ctx, const esa_tensor *q, const esa_tensor *k);
 esa_status esa_check_qkvo(esa_ctx *ctx, const esa_qkvo *t);
+/* v of a selection; k is checked. */
+esa_status esa_check_v(esa_ctx *ctx, const esa_tensor *k, const esa_tensor *v);
 esa_status esa_check_shapes(esa_ctx *ctx, const esa_shapes *shapes);
 esa_status esa_check_against_shapes(esa_ctx *ctx, const esa_tensor *t, const esa_shapes *shapes,
                                     const char *name, int64_t H, int64_t N);
@@ -71,6 +86,8 @@ ESA_ENGINE esa_status esa_check_select(esa_ctx *ctx, esa_select_params *out,
                                        int64_t D);
 esa_status esa_check_attention(esa_ctx *ctx, esa_attention_params *out,
                                const esa_attention_params *in, int64_t D);
+/* Checks that a mask with an adaptive order holds it, for as many key heads as shapes has. */
+esa_status esa_check_ordered(esa_ctx *ctx, const esa_mask *mask, const esa_shapes *shapes);
 /* Checks that the mask fits attention of these shapes, and that it is on the CPU or on the device
  * of the tensors. */
 esa_status esa_check_mask(esa_ctx *ctx, const esa_mask *mask, const esa_shapes *shapes,
@@ -83,7 +100,11 @@ void esa_bind_attention(esa_attn_args *args, const esa_shapes *shapes,
                         const esa_attention_params *params, const esa_mask *mask,
                         const esa_qkvo *t);
 void esa_bind_select(esa_select_args *args, const esa_shapes *shapes,
-                     const esa_select_params *params, const esa_tensor *q, const esa_tensor *k);
+                     const esa_select_params *params, const esa_tensor *q, const esa_tensor *k,
+                     const esa_tensor *v);
+/* Set the permutations to those that the mask holds; without any, to NULL. */
+void esa_bind_attention_order(esa_attn_args *args, const esa_mask *mask);
+void esa_bind_select_order(esa_select_args *args, const esa_mask *mask);
 esa_shapes esa_shapes_of(const esa_tensor *q, const esa_tensor *k);
 
 #endif

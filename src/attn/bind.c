@@ -93,6 +93,13 @@ void esa_bind_attention(esa_attn_args *a, const esa_shapes *s, const esa_attenti
         a->index = mask->index;
         a->cap = mask->cap;
         a->mask_batch = mask->B == 1 ? 0 : mask->H;
+        if (a->tail == ESA_TAIL_LEVELS && mask->fine) {
+            a->fine = mask->fine;
+            a->fine_count = mask->fine_count;
+            a->fine_index = mask->fine_index;
+        } else if (a->tail == ESA_TAIL_LEVELS) {
+            a->tail = ESA_TAIL_POOLED; /* the same without a fine level */
+        }
     }
     if (!t) return;
     a->q = t->q->data;
@@ -110,7 +117,7 @@ void esa_bind_attention(esa_attn_args *a, const esa_shapes *s, const esa_attenti
 }
 
 void esa_bind_select(esa_select_args *a, const esa_shapes *s, const esa_select_params *p,
-                     const esa_tensor *q, const esa_tensor *k)
+                     const esa_tensor *q, const esa_tensor *k, const esa_tensor *v)
 {
     int32_t runnable;
     memset(a, 0, sizeof *a);
@@ -128,4 +135,31 @@ void esa_bind_select(esa_select_args *a, const esa_shapes *s, const esa_select_p
     a->k = k->data;
     copy_strides(a->q_stride, q);
     copy_strides(a->k_stride, k);
+    if (!v) return;
+    a->v = v->data;
+    copy_strides(a->v_stride, v);
+}
+
+/* Distances between the orders of batch entries and heads; 0 if all heads share one order. */
+static void order_strides(int64_t q[2], int64_t k[2], const esa_mask *m)
+{
+    const int64_t own = m->Hkv > 0, batch = own && m->B > 1;
+    q[0] = batch * m->H * m->Nq;
+    q[1] = own * m->Nq;
+    k[0] = batch * m->Hkv * m->Nk;
+    k[1] = own * m->Nk;
+}
+
+void esa_bind_attention_order(esa_attn_args *a, const esa_mask *m)
+{
+    a->perm_q = m->perm_q;
+    a->perm_k = m->perm_k;
+    order_strides(a->perm_q_stride, a->perm_k_stride, m);
+}
+
+void esa_bind_select_order(esa_select_args *a, const esa_mask *m)
+{
+    a->perm_q = m->perm_q;
+    a->perm_k = m->perm_k;
+    order_strides(a->perm_q_stride, a->perm_k_stride, m);
 }

@@ -3,6 +3,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "attn/attn.h"
 #include "base/half.h"
+#include "rules/levels.h"
 
 #include <math.h>
 #include <string.h>
@@ -297,6 +298,17 @@ esa_status esa_check_kv_len(esa_ctx *ctx, const int32_t *kv_len, int32_t device,
     return ESA_OK;
 }
 
+esa_status esa_check_v(esa_ctx *ctx, const esa_tensor *k, const esa_tensor *v)
+{
+    static const int32_t all[] = { 0, 1, 2, 3 };
+    if (!v)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "v is NULL, but the error selector reads v: use esa_select_qkv or "
+                        "esa_plan_select_qkv");
+    ESA_TRY(esa_check_view(ctx, v, "v"));
+    return check_same(ctx, k, "k", v, "v", all, 4);
+}
+
 static esa_status check_block(esa_ctx *ctx, int32_t block, const char *name)
 {
     if (block >= 16 && block <= 256 && block % 16 == 0) return ESA_OK;
@@ -319,6 +331,53 @@ static esa_status check_flag(esa_ctx *ctx, int32_t flag, const char *name)
                : esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is %d, expected 0 or 1", name, (int)flag);
 }
 
+static esa_status check_group(esa_ctx *ctx, int32_t group, const char *name)
+{
+    if (group >= 0 && group <= 16 && (group & (group - 1)) == 0) return ESA_OK;
+    return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                    "%s is %d, expected 1, 2, 4, 8 or 16 tokens, or 0 for the default", name,
+                    (int)group);
+}
+
+/* The params that only the error selector reads. Fills in its default group sizes. Every group
+ * divides its block, because blocks are multiples of 16. */
+static esa_status check_error_params(esa_ctx *ctx, esa_select_params *p)
+{
+    if (p->mode != ESA_MODE_FIXED)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "mode is %d, but the error selector has no compat mode: use "
+                        "ESA_MODE_FIXED (%d)",
+                        (int)p->mode, ESA_MODE_FIXED);
+    if (p->causal)
+        return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
+                        "causal is 1, but the error selector is bidirectional: use another "
+                        "selector for causal attention");
+    if (p->tail != ESA_TAIL_NONE && p->tail != ESA_TAIL_POOLED && p->tail != ESA_TAIL_LEVELS)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "tail of the error selector is %d, expected ESA_TAIL_NONE (%d), POOLED "
+                        "(%d) or LEVELS (%d)",
+                        (int)p->tail, ESA_TAIL_NONE, ESA_TAIL_POOLED, ESA_TAIL_LEVELS);
+    ESA_TRY(check_group(ctx, p->group_q, "group_q"));
+    ESA_TRY(check_group(ctx, p->group_k, "group_k"));
+    const int32_t levels = p->tail == ESA_TAIL_LEVELS, given = p->group_k;
+    if (levels && p->fine != 2 && p->fine != 4 && p->fine != 8 && p->fine != 16)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "fine is %d, expected 2, 4, 8 or 16 means per block",
+                        (int)p->fine);
+    const int32_t tokens = levels ? p->block_k / p->fine : p->block_k;
+    if (tokens < 2)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "fine is %d and block_k is %d: a fine mean must stand for 2 tokens or more",
+                        (int)p->fine, (int)p->block_k);
+    if (levels && tokens <= given)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "group_k is %d, but a fine mean stands for %d tokens (block_k %d / fine "
+                        "%d): a group must be smaller",
+                        (int)given, (int)tokens, (int)p->block_k, (int)p->fine);
+    p->group_q = esa_error_queries(p);
+    p->group_k = esa_error_keys(p);
+    return ESA_OK;
+}
+
 esa_status esa_check_select(esa_ctx *ctx, esa_select_params *out, const esa_select_params *in,
                             int64_t Nq, int64_t Nk, int64_t D)
 {
@@ -326,10 +385,10 @@ esa_status esa_check_select(esa_ctx *ctx, esa_select_params *out, const esa_sele
     if (in) ESA_TRY(check_struct(ctx, in->struct_size, sizeof *in, "esa_select_params"));
     *out = in ? *in : esa_select_params_default(ESA_SELECT_ENTROPY);
     ESA_TRY(check_reserved(ctx, out->reserved, 2, "esa_select_params"));
-    if (out->selector < ESA_SELECT_FULL || out->selector > ESA_SELECT_RANDOM)
+    if (out->selector < ESA_SELECT_FULL || out->selector > ESA_SELECT_ERROR)
         return esa_fail(
             ctx, ESA_ERR_ARGUMENT,
-            "selector is %d, expected ESA_SELECT_FULL, ENTROPY, RF_V2, ADA_BSA or RANDOM",
+            "selector is %d, expected ESA_SELECT_FULL, ENTROPY, RF_V2, ADA_BSA, RANDOM or ERROR",
             (int)out->selector);
     if (out->mode < ESA_MODE_FIXED || out->mode > ESA_MODE_COMPAT_ROUND)
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
@@ -374,6 +433,7 @@ esa_status esa_check_select(esa_ctx *ctx, esa_select_params *out, const esa_sele
             ctx, ESA_ERR_UNSUPPORTED,
             "causal ada_bsa in compat mode needs as many queries as keys, got %lld and %lld",
             LL(Nq), LL(Nk));
+    if (out->selector == ESA_SELECT_ERROR) ESA_TRY(check_error_params(ctx, out));
     return esa_layout_resolve(ctx, &out->layout, &out->layout, Nq, Nk, out->selector, out->mode,
                               out->causal);
 }
@@ -384,14 +444,29 @@ esa_status esa_check_attention(esa_ctx *ctx, esa_attention_params *out,
     if (in) ESA_TRY(check_struct(ctx, in->struct_size, sizeof *in, "esa_attention_params"));
     *out = in ? *in : esa_attention_params_default();
     ESA_TRY(check_reserved(ctx, out->reserved, 4, "esa_attention_params"));
-    if (out->tail < ESA_TAIL_NONE || out->tail > ESA_TAIL_CENTROID)
+    if (out->tail < ESA_TAIL_NONE || out->tail > ESA_TAIL_LEVELS)
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
-                        "tail is %d, expected ESA_TAIL_NONE, POOLED or CENTROID", (int)out->tail);
+                        "tail is %d, expected ESA_TAIL_NONE, POOLED, CENTROID or LEVELS",
+                        (int)out->tail);
     ESA_TRY(check_flag(ctx, out->causal, "causal"));
     if (!isfinite(out->scale))
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
                         "scale is %g, expected a finite number (0 means D^-0.5)", out->scale);
     if (out->scale == 0.0) out->scale = 1.0 / sqrt((double)D);
+    return ESA_OK;
+}
+
+esa_status esa_check_ordered(esa_ctx *ctx, const esa_mask *mask, const esa_shapes *s)
+{
+    if (mask->layout.order != ESA_ORDER_ADAPTIVE) return ESA_OK;
+    if (!mask->ordered)
+        return esa_fail(ctx, ESA_ERR_STATE,
+                        "the mask has no adaptive order yet: run esa_plan_order or "
+                        "esa_mask_set_orders on it first");
+    if (mask->Hkv != s->Hkv)
+        return esa_fail(ctx, ESA_ERR_SHAPE,
+                        "the mask's order was made for %lld key heads, but the call has %lld",
+                        LL(mask->Hkv), LL(s->Hkv));
     return ESA_OK;
 }
 
@@ -418,6 +493,7 @@ esa_status esa_check_mask(esa_ctx *ctx, const esa_mask *mask, const esa_shapes *
                         "but the call has %lld, %lld, %lld, %lld",
                         LL(mask->B), LL(mask->H), LL(mask->Nq), LL(mask->Nk), LL(B), LL(Hq), LL(Nq),
                         LL(Nk));
+    ESA_TRY(esa_check_ordered(ctx, mask, s));
     ESA_TRY(check_block(ctx, mask->block_q, "the mask's block_q"));
     ESA_TRY(check_block(ctx, mask->block_k, "the mask's block_k"));
     if (causal && (esa_layout_moves(&mask->layout, 0, mask->mode) ||

@@ -19,6 +19,7 @@ static int64_t attention_bytes(const esa_plan *plan, int32_t block_q, int32_t bl
     esa_attn_args a;
     esa_bind_attention(&a, &plan->shapes, &plan->attention, NULL, NULL);
     if (block_q) {
+        const int64_t own = plan->select.layout.order == ESA_ORDER_ADAPTIVE;
         a.block_q = block_q;
         a.block_k = block_k;
         a.nq = esa_ceil_div(plan->shapes.Nq, block_q);
@@ -29,8 +30,19 @@ static int64_t attention_bytes(const esa_plan *plan, int32_t block_q, int32_t bl
         a.index = &listed;
         a.perm_q = plan->perm_q ? &some : NULL;
         a.perm_k = plan->perm_k ? &some : NULL;
+        a.perm_q_stride[1] = own * plan->shapes.Nq;
+        a.perm_q_stride[0] = plan->shapes.Hq * a.perm_q_stride[1];
+        a.perm_k_stride[1] = own * plan->shapes.Nk;
+        a.perm_k_stride[0] = plan->shapes.Hkv * a.perm_k_stride[1];
     }
-    return plan->backend->attention_workspace(plan->ctx, &a);
+    if (a.tail != ESA_TAIL_LEVELS) return plan->backend->attention_workspace(plan->ctx, &a);
+    a.tail = ESA_TAIL_POOLED; /* masks without a fine level */
+    const int64_t pooled = plan->backend->attention_workspace(plan->ctx, &a);
+    a.tail = ESA_TAIL_LEVELS;
+    a.fine = plan->fine;
+    a.fine_count = &some;
+    a.fine_index = &listed;
+    return esa_max64(pooled, plan->backend->attention_workspace(plan->ctx, &a));
 }
 
 /* A plan without a selector takes masks of every block size. On devices without order_room it also
@@ -51,14 +63,30 @@ static int64_t plan_bytes(const esa_plan *plan)
     const int64_t dense = attention_bytes(plan, 0, 0);
     if (!plan->has_select) return esa_max64(dense, bytes_for_any_mask(plan));
     esa_select_args a;
-    esa_bind_select(&a, &plan->shapes, &plan->select, NULL, NULL);
+    esa_bind_select(&a, &plan->shapes, &plan->select, NULL, NULL, NULL);
     a.perm_q = plan->perm_q;
     a.perm_k = plan->perm_k;
     const int64_t sparse = attention_bytes(plan, plan->select.block_q, plan->select.block_k);
-    return esa_max64(esa_max64(dense, sparse), plan->backend->select_workspace(plan->ctx, &a));
+    int64_t bytes = esa_max64(esa_max64(dense, sparse),
+                              plan->backend->select_workspace(plan->ctx, &a));
+    if (plan->select.layout.order == ESA_ORDER_ADAPTIVE)
+        bytes = esa_max64(bytes, plan->backend->order_workspace(plan->ctx, &a));
+    return bytes;
 }
 
 /* ---------------------------------------------------------------- rooms */
+
+/* Means per block on the fine level of the masks that the plan makes; 0: they have none. */
+static int32_t mask_fine(const esa_plan *plan)
+{
+    const esa_select_params *p = &plan->select;
+    return p->selector == ESA_SELECT_ERROR && p->tail == ESA_TAIL_LEVELS ? p->fine : 0;
+}
+
+static int64_t mask_Hkv(const esa_plan *plan)
+{
+    return plan->select.layout.order == ESA_ORDER_ADAPTIVE ? plan->shapes.Hkv : 0;
+}
 
 static esa_status resolve_select(esa_plan *plan, const esa_select_params *select)
 {
@@ -73,6 +101,7 @@ static esa_status resolve_select(esa_plan *plan, const esa_select_params *select
     if (!plan->select.kv_len) plan->select.kv_len = plan->attention.kv_len;
     plan->attention.kv_len = plan->select.kv_len;
     esa_select_blocks(&plan->select, s->Nq, s->Nk, &plan->nq, &plan->nk, &plan->runnable);
+    if (mask_fine(plan)) plan->fine = mask_fine(plan);
     const esa_layout *l = &plan->select.layout;
     const int32_t mode = plan->select.mode;
     const int32_t moves_q = esa_layout_moves(l, 0, mode), moves_k = esa_layout_moves(l, 1, mode);
@@ -95,6 +124,7 @@ static esa_status resolve(esa_plan *plan, const esa_shapes *shapes, const esa_se
     ESA_TRY(esa_check_attention(ctx, &plan->attention, attention, shapes->D));
     plan->attention.lse = NULL; /* each call brings its own */
     plan->has_select = select != NULL;
+    plan->fine = ESA_MAX_FINE;
     if (select) ESA_TRY(resolve_select(plan, select));
     const int64_t bytes = plan_bytes(plan);
     if (bytes < 0 || bytes > INT64_MAX - ESA_WORKSPACE_ALIGN)
@@ -141,6 +171,8 @@ esa_status esa_plan_mask(const esa_plan *plan, esa_mask **mask, int64_t B)
         .nk = plan->nk,
         .block_q = plan->select.block_q,
         .block_k = plan->select.block_k,
+        .fine = mask_fine(plan),
+        .Hkv = mask_Hkv(plan),
         .runnable = plan->runnable,
         .selector = -1,
         .mode = plan->select.mode,
@@ -151,19 +183,24 @@ esa_status esa_plan_mask(const esa_plan *plan, esa_mask **mask, int64_t B)
     return plan->backend->mask_create(plan->ctx, mask, &like);
 }
 
-static esa_select_args bind_select(const esa_plan *plan, const esa_tensor *q, const esa_tensor *k)
+/* mask: holds the adaptive order, if the plan has one. */
+static esa_select_args bind_select(const esa_plan *plan, const esa_mask *mask, const esa_tensor *q,
+                                   const esa_tensor *k, const esa_tensor *v)
 {
     esa_select_args args;
-    esa_bind_select(&args, &plan->shapes, &plan->select, q, k);
+    esa_bind_select(&args, &plan->shapes, &plan->select, q, k, v);
     args.perm_q = plan->perm_q;
     args.perm_k = plan->perm_k;
+    if (mask && mask_Hkv(plan)) esa_bind_select_order(&args, mask);
     return args;
 }
 
 esa_status esa_plan_choose(const esa_plan *plan, esa_mask *mask, const esa_tensor *q,
-                           const esa_tensor *k, float *importance, void *ws)
+                           const esa_tensor *k, const esa_tensor *v, double budget,
+                           float *importance, void *ws)
 {
-    const esa_select_args args = bind_select(plan, q, k);
+    esa_select_args args = bind_select(plan, mask, q, k, v);
+    if (!isnan(budget)) args.params.budget = budget;
     if (!ws) ESA_TRY(plan->backend->scratch(plan->ctx, &ws, plan->workspace));
     return plan->backend->select(plan->ctx, &args, mask, importance, ws);
 }
@@ -171,8 +208,26 @@ esa_status esa_plan_choose(const esa_plan *plan, esa_mask *mask, const esa_tenso
 esa_status esa_plan_importance(const esa_plan *plan, float *out, const esa_tensor *q,
                                const esa_tensor *k)
 {
-    const esa_select_args args = bind_select(plan, q, k);
+    const esa_select_args args = bind_select(plan, NULL, q, k, NULL);
     return plan->backend->importance(plan->ctx, &args, out, NULL, NULL);
+}
+
+esa_status esa_plan_reorder(const esa_plan *plan, esa_mask *mask, const esa_tensor *q,
+                            const esa_tensor *k, void *ws)
+{
+    const esa_select_args args = bind_select(plan, NULL, q, k, NULL);
+    if (!ws) ESA_TRY(plan->backend->scratch(plan->ctx, &ws, plan->workspace));
+    mask->filled = mask->ordered = 0;
+    ESA_TRY(plan->backend->order(plan->ctx, &args, mask->perm_q, mask->perm_k, ws));
+    mask->ordered = 1;
+    return ESA_OK;
+}
+
+esa_status esa_plan_errors(const esa_plan *plan, float *out, const esa_mask *mask,
+                           const esa_tensor *q, const esa_tensor *k, const esa_tensor *v)
+{
+    const esa_select_args args = bind_select(plan, mask, q, k, v);
+    return plan->backend->errors(plan->ctx, &args, out, NULL);
 }
 
 esa_status esa_plan_attend(const esa_plan *plan, const esa_mask *mask, const esa_qkvo *t, void *ws,
@@ -184,7 +239,10 @@ esa_status esa_plan_attend(const esa_plan *plan, const esa_mask *mask, const esa
     esa_attn_args args;
     esa_bind_attention(&args, s, &plan->attention, mask, t);
     esa_carve carve = { ws, 0 };
-    if (mask && plan->has_select) { /* dense attention does not depend on the order of tokens */
+    if (mask && mask->Hkv) {
+        esa_bind_attention_order(&args, mask);
+    } else if (mask &&
+               plan->has_select) { /* dense attention does not depend on the order of tokens */
         args.perm_q = plan->perm_q;
         args.perm_k = plan->perm_k;
     } else if (mask) { /* on devices with order_room the checks refuse masks that need an order */
@@ -211,8 +269,9 @@ static esa_status check_workspace(const esa_plan *plan, const void *ws)
                     ESA_WORKSPACE_ALIGN);
 }
 
+/* v NULL: the call has none. */
 static esa_status check_selection(const esa_plan *plan, const esa_mask *mask, const esa_tensor *q,
-                                  const esa_tensor *k, const void *ws)
+                                  const esa_tensor *k, const esa_tensor *v, const void *ws)
 {
     esa_ctx *ctx = plan->ctx;
     const esa_shapes *s = &plan->shapes;
@@ -246,6 +305,14 @@ static esa_status check_selection(const esa_plan *plan, const esa_mask *mask, co
                         "text, mode and order_applied must agree too): make it with "
                         "esa_mask_create of this plan",
                         (int)mask->layout.order, (int)p->layout.order);
+    if (mask->fine != mask_fine(plan) || mask->Hkv != mask_Hkv(plan))
+        return esa_fail(ctx, ESA_ERR_MISMATCH,
+                        "the mask has %d fine means per block and adaptive orders of %lld key "
+                        "heads, but the plan makes %d and %lld: make it with esa_mask_create of "
+                        "this plan",
+                        (int)mask->fine, (long long)mask->Hkv, (int)mask_fine(plan),
+                        (long long)mask_Hkv(plan));
+    if (v) ESA_TRY(esa_check_v(ctx, k, v));
     return check_workspace(plan, ws);
 }
 
@@ -272,6 +339,10 @@ static esa_status check_attention(const esa_plan *plan, const esa_mask *mask, co
             "order %d (grid and text must agree too)",
             (int)mask->block_q, (int)mask->block_k, (int)mask->layout.order, (int)p->block_q,
             (int)p->block_k, (int)p->layout.order);
+    if (plan->attention.tail == ESA_TAIL_LEVELS && mask->fine > plan->fine)
+        return esa_fail(ctx, ESA_ERR_MISMATCH,
+                        "the mask has %d fine means per block, but the plan was made for %d",
+                        (int)mask->fine, (int)plan->fine);
     if (mask->device != s->device)
         return esa_fail(ctx, ESA_ERR_DEVICE,
                         "the mask is on the %s, but the plan works on the %s: copy the mask with "
@@ -335,13 +406,53 @@ esa_status esa_mask_create(const esa_plan *plan, esa_mask **mask)
     return status;
 }
 
+static esa_status select_inside(const esa_plan *plan, esa_mask *mask, const esa_tensor *q,
+                                const esa_tensor *k, const esa_tensor *v, void *ws)
+{
+    ESA_TRY(check_selection(plan, mask, q, k, v, ws));
+    if (plan->select.selector == ESA_SELECT_ERROR && !v) return esa_check_v(plan->ctx, k, v);
+    ESA_TRY(esa_check_ordered(plan->ctx, mask, &plan->shapes));
+    return esa_plan_choose(plan, mask, q, k, v, (double)NAN, NULL, ws);
+}
+
 esa_status esa_plan_select(const esa_plan *plan, esa_mask *mask, const esa_tensor *q,
                            const esa_tensor *k, void *ws)
 {
     if (!plan) return ESA_ERR_ARGUMENT;
     ESA_TRY(esa_ctx_enter(plan->ctx));
-    esa_status status = check_selection(plan, mask, q, k, ws);
-    if (!status) status = esa_plan_choose(plan, mask, q, k, NULL, ws);
+    const esa_status status = select_inside(plan, mask, q, k, NULL, ws);
+    esa_ctx_leave(plan->ctx);
+    return status;
+}
+
+esa_status esa_plan_select_qkv(const esa_plan *plan, esa_mask *mask, const esa_tensor *q,
+                               const esa_tensor *k, const esa_tensor *v, void *ws)
+{
+    if (!plan) return ESA_ERR_ARGUMENT;
+    ESA_TRY(esa_ctx_enter(plan->ctx));
+    const esa_status status = select_inside(plan, mask, q, k, v, ws);
+    esa_ctx_leave(plan->ctx);
+    return status;
+}
+
+static esa_status order_inside(const esa_plan *plan, esa_mask *mask, const esa_tensor *q,
+                               const esa_tensor *k, void *ws)
+{
+    if (plan->has_select && !mask_Hkv(plan))
+        return esa_fail(plan->ctx, ESA_ERR_STATE,
+                        "this plan has order %d: only a layout with ESA_ORDER_ADAPTIVE (%d) makes "
+                        "an order from q and k",
+                        (int)plan->select.layout.order, ESA_ORDER_ADAPTIVE);
+    ESA_TRY(check_selection(plan, mask, q, k, NULL, ws));
+    return esa_plan_reorder(plan, mask, q, k, ws);
+}
+
+esa_status esa_plan_order(const esa_plan *plan, esa_mask *mask, const esa_tensor *q,
+                          const esa_tensor *k, void *ws)
+{
+    if (!plan) return ESA_ERR_ARGUMENT;
+    ESA_TRY(esa_ctx_enter(plan->ctx));
+    const esa_status status = order_inside(plan, mask, q, k, ws);
     esa_ctx_leave(plan->ctx);
     return status;
 }
@@ -370,6 +481,7 @@ const char *esa_plan_kernel(const esa_plan *plan, const esa_mask *mask, const es
         esa_bind_attention(&args, &plan->shapes, &plan->attention, mask, &t);
         args.perm_q = mask ? plan->perm_q : NULL;
         args.perm_k = mask ? plan->perm_k : NULL;
+        if (mask && mask->Hkv) esa_bind_attention_order(&args, mask);
         name = plan->backend->attention_kernel(plan->ctx, &args);
     }
     esa_ctx_leave(plan->ctx);

@@ -142,6 +142,35 @@ static esa_status cpu_importance(esa_ctx *ctx, const esa_select_args *args, floa
     return ESA_OK;
 }
 
+static int64_t cpu_errors_workspace(esa_ctx *ctx, const esa_select_args *args)
+{
+    const esa_select_args a = with_selectors(ctx, args);
+    return esa_select_errors_workspace(&a);
+}
+
+static esa_status cpu_errors(esa_ctx *ctx, const esa_select_args *args, float *out, void *ws)
+{
+    const esa_select_args a = with_selectors(ctx, args);
+    if (!ws) ESA_TRY(esa_ctx_scratch(ctx, &ws, esa_select_errors_workspace(&a)));
+    esa_select_errors(&a, out, ws);
+    return ESA_OK;
+}
+
+static int64_t cpu_order_workspace(esa_ctx *ctx, const esa_select_args *args)
+{
+    const esa_select_args a = with_selectors(ctx, args);
+    return esa_adaptive_workspace(&a);
+}
+
+static esa_status cpu_order(esa_ctx *ctx, const esa_select_args *args, int32_t *perm_q,
+                            int32_t *perm_k, void *ws)
+{
+    const esa_select_args a = with_selectors(ctx, args);
+    if (!ws) ESA_TRY(esa_ctx_scratch(ctx, &ws, esa_adaptive_workspace(&a)));
+    esa_adaptive_order(&a, perm_q, perm_k, ws);
+    return ESA_OK;
+}
+
 /* ---------------------------------------------------------------- masks */
 
 static esa_status cpu_mask_create(esa_ctx *ctx, esa_mask **mask, const esa_mask *like)
@@ -197,6 +226,10 @@ const esa_backend esa_backend_cpu = {
     .select = cpu_select,
     .importance_workspace = cpu_select_workspace,
     .importance = cpu_importance,
+    .errors_workspace = cpu_errors_workspace,
+    .errors = cpu_errors,
+    .order_workspace = cpu_order_workspace,
+    .order = cpu_order,
     .mask_create = cpu_mask_create,
     .mask_set_bits = cpu_mask_set_bits,
     .mask_get_bits = cpu_mask_get_bits,

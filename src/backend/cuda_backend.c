@@ -130,6 +130,53 @@ static esa_status cuda_select(esa_ctx *ctx, const esa_select_args *args, esa_mas
     return ESA_OK;
 }
 
+/* Workspace of the functions below: scores [cells] on the device, then the selector's. */
+static float *errors_carve(esa_ctx *ctx, esa_carve *carve, const esa_select_args *args,
+                           int64_t *cells, void **rest)
+{
+    const int64_t rows = esa_size_mul(args->B * args->Hq, args->nq),
+                  levels = args->params.tail == ESA_TAIL_LEVELS ? 2 : 1;
+    *cells = esa_size_mul(esa_size_mul(rows, args->nk), levels);
+    float *out = esa_carve_take(carve, esa_size_mul(*cells, 4));
+    *rest = esa_carve_take(carve, cuda_select_workspace(ctx, args));
+    return out;
+}
+
+static int64_t cuda_errors_workspace(esa_ctx *ctx, const esa_select_args *args)
+{
+    esa_carve carve = { NULL, 0 };
+    int64_t cells;
+    void *rest;
+    errors_carve(ctx, &carve, args, &cells, &rest);
+    return carve.used;
+}
+
+static esa_status cuda_errors(esa_ctx *ctx, const esa_select_args *args, float *out, void *ws)
+{
+    const esa_cuda *c = ctx->cuda;
+    if (!ws) ESA_TRY(esa_cuda_scratch(ctx, &ws, cuda_errors_workspace(ctx, args)));
+    esa_carve carve = { ws, 0 };
+    int64_t cells;
+    void *rest;
+    float *scores = errors_carve(ctx, &carve, args, &cells, &rest);
+    ESA_TRY(esa_cuda_status(ctx, c->table->errors(c->dev, args, scores, rest, ctx->cuda_stream)));
+    return cuda_download(ctx, out, scores, cells * 4);
+}
+
+static int64_t cuda_order_workspace(esa_ctx *ctx, const esa_select_args *args)
+{
+    return ctx->cuda->table->order_workspace(ctx->cuda->dev, args);
+}
+
+static esa_status cuda_order(esa_ctx *ctx, const esa_select_args *args, int32_t *perm_q,
+                             int32_t *perm_k, void *ws)
+{
+    const esa_cuda *c = ctx->cuda;
+    if (!ws) ESA_TRY(esa_cuda_scratch(ctx, &ws, c->table->order_workspace(c->dev, args)));
+    return esa_cuda_status(ctx,
+                           c->table->order(c->dev, args, perm_q, perm_k, ws, ctx->cuda_stream));
+}
+
 typedef struct importance_parts {
     int64_t cells;
     float *value;    /* [cells] */
@@ -265,6 +312,10 @@ const esa_backend esa_backend_cuda = {
     .select = cuda_select,
     .importance_workspace = cuda_importance_workspace,
     .importance = cuda_importance,
+    .errors_workspace = cuda_errors_workspace,
+    .errors = cuda_errors,
+    .order_workspace = cuda_order_workspace,
+    .order = cuda_order,
     .mask_create = cuda_mask_create,
     .mask_set_bits = cuda_mask_set_bits,
     .mask_get_bits = cuda_mask_get_bits,

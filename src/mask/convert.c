@@ -1,5 +1,5 @@
-/* convert.c - converts masks to and from the caller's arrays: lists, bits, and the full_block_cnt /
- * full_block_idx of FA4.
+/* convert.c - converts masks to and from the caller's arrays: lists, bits, levels, and the
+ * full_block_cnt / full_block_idx of FA4.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Input is read once and checked while it is copied. The first error ends the call with a message
@@ -8,6 +8,7 @@
 #include <string.h>
 #include "base/status.h"
 #include "mask/mask.h"
+#include "rules/levels.h"
 
 /* In tokens. Far above any kernel's block, and low enough that no product overflows. */
 #define MAX_BLOCK_SIZE (1 << 20)
@@ -154,6 +155,62 @@ static esa_status from_bits(esa_ctx *ctx, esa_mask **mask, const esa_mask_info *
     return ESA_OK;
 }
 
+/* Fills both lists of every row from level[rows][nk]. */
+static esa_status copy_levels(esa_ctx *ctx, esa_mask *m, const uint8_t *level)
+{
+    const int64_t rows = m->B * m->H * m->nq;
+    const uint8_t most = ESA_LEVEL_MEAN;
+    for (int64_t r = 0; r < rows; r++) {
+        const uint8_t *src = level + r * m->nk;
+        char buf[80];
+        int32_t exact = 0, fine = 0;
+        for (int64_t j = 0; j < m->nk; j++) {
+            if (src[j] > most || (src[j] == ESA_LEVEL_FINE && !m->fine))
+                return esa_fail(ctx, ESA_ERR_ARGUMENT, "level at %s, block %lld is %d, expected %s",
+                                row_name(buf, m, r), (long long)j, (int)src[j],
+                                m->fine ? "0 (exact), 1 (fine) or 2 (neither)"
+                                        : "0 (exact) or 2 (neither), because info.fine is 0");
+            if (src[j] == ESA_LEVEL_EXACT) m->index[r * m->cap + exact++] = (uint16_t)j;
+            if (src[j] == ESA_LEVEL_FINE) m->fine_index[r * m->cap + fine++] = (uint16_t)j;
+        }
+        m->count[r] = exact;
+        if (m->fine) m->fine_count[r] = fine;
+    }
+    m->filled = 1;
+    return ESA_OK;
+}
+
+static esa_status fill_levels(esa_ctx *ctx, esa_mask *m, int32_t fine, const uint8_t *level)
+{
+    if (fine && fine != 2 && fine != 4 && fine != 8 && fine != 16)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "info.fine is %d, expected 2, 4, 8 or 16 means per block, or 0 for no "
+                        "fine level",
+                        (int)fine);
+    if (fine && m->block_k % fine)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "info.fine is %d and block_k is %d: fine must divide the block", (int)fine,
+                        (int)m->block_k);
+    if (fine && !esa_mask_add_fine(m, fine))
+        return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the fine level of a mask");
+    return copy_levels(ctx, m, level);
+}
+
+static esa_status from_levels(esa_ctx *ctx, esa_mask **mask, const esa_mask_info *info,
+                              const uint8_t *level)
+{
+    if (!mask || !level)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is NULL", !mask ? "mask" : "level");
+    esa_mask *m = NULL;
+    ESA_TRY(begin(ctx, &m, info));
+    const esa_status status = fill_levels(ctx, m, info->fine, level);
+    if (status)
+        esa_mask_free(m);
+    else
+        *mask = m;
+    return status;
+}
+
 esa_status esa_mask_from_lists(esa_ctx *ctx, esa_mask **mask, const esa_mask_info *info,
                                const int32_t *count, const int32_t *index, int64_t cap)
 {
@@ -186,6 +243,16 @@ esa_status esa_mask_from_bits(esa_ctx *ctx, esa_mask **mask, const esa_mask_info
     if (mask) *mask = NULL;
     ESA_TRY(esa_ctx_enter(ctx));
     const esa_status status = from_bits(ctx, mask, info, bits);
+    esa_ctx_leave(ctx);
+    return status;
+}
+
+esa_status esa_mask_from_levels(esa_ctx *ctx, esa_mask **mask, const esa_mask_info *info,
+                                const uint8_t *level)
+{
+    if (mask) *mask = NULL;
+    ESA_TRY(esa_ctx_enter(ctx));
+    const esa_status status = from_levels(ctx, mask, info, level);
     esa_ctx_leave(ctx);
     return status;
 }
@@ -228,6 +295,25 @@ esa_status esa_mask_to_bits(const esa_mask *mask, uint8_t *bits)
     const esa_mask *host;
     ESA_TRY(esa_mask_on_host(&host, mask, &mask->mem));
     esa_mask_write_bits(bits, host, host->count, host->index);
+    if (host != mask) esa_mask_free((esa_mask *)host);
+    return ESA_OK;
+}
+
+esa_status esa_mask_to_levels(const esa_mask *mask, uint8_t *level)
+{
+    if (!mask || !level) return ESA_ERR_ARGUMENT;
+    if (!mask->filled) return ESA_ERR_STATE;
+    const esa_mask *host;
+    ESA_TRY(esa_mask_on_host(&host, mask, &mask->mem));
+    const int64_t rows = mask->B * mask->H * mask->nq;
+    memset(level, ESA_LEVEL_MEAN, (size_t)(rows * mask->nk));
+    for (int64_t r = 0; r < rows; r++) {
+        uint8_t *dst = level + r * mask->nk;
+        for (int32_t c = 0; c < host->count[r]; c++)
+            dst[host->index[r * host->cap + c]] = ESA_LEVEL_EXACT;
+        for (int32_t c = 0; host->fine && c < host->fine_count[r]; c++)
+            dst[host->fine_index[r * host->cap + c]] = ESA_LEVEL_FINE;
+    }
     if (host != mask) esa_mask_free((esa_mask *)host);
     return ESA_OK;
 }

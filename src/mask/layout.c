@@ -20,8 +20,8 @@ esa_layout esa_layout_default(void)
 
 static const char *order_name(int32_t order)
 {
-    static const char *const name[] = { "raster", "tile", "tile3d", "hilbert" };
-    return order >= 0 && order <= ESA_ORDER_HILBERT ? name[order] : "default";
+    static const char *const name[] = { "raster", "tile", "tile3d", "hilbert", "adaptive" };
+    return order >= 0 && order <= ESA_ORDER_ADAPTIVE ? name[order] : "default";
 }
 
 static int32_t has_grid(const int32_t grid[3]) { return grid[0] > 0; }
@@ -62,12 +62,16 @@ static esa_status check_fields(esa_ctx *ctx, const esa_layout *in)
         return esa_fail(ctx, ESA_ERR_VERSION,
                         "esa_layout has struct_size %u, this library expects %u",
                         (unsigned)in->struct_size, (unsigned)sizeof *in);
-    if (in->order < ESA_ORDER_DEFAULT || in->order > ESA_ORDER_HILBERT)
+    if (in->order < ESA_ORDER_DEFAULT || in->order > ESA_ORDER_ADAPTIVE)
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "order is %d, expected -1 (default) .. %d",
-                        (int)in->order, ESA_ORDER_HILBERT);
+                        (int)in->order, ESA_ORDER_ADAPTIVE);
     if (in->order_applied < 0 || in->order_applied > 1)
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "order_applied is %d, expected 0 or 1",
                         (int)in->order_applied);
+    if (in->order_applied && in->order == ESA_ORDER_ADAPTIVE)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "order_applied is 1 with order adaptive, but each head has its own "
+                        "adaptive order, which only the library applies");
     if (in->protect_first_frame < -1 || in->protect_first_frame > 1)
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "protect_first_frame is %d, expected -1, 0 or 1",
                         (int)in->protect_first_frame);
@@ -116,7 +120,12 @@ esa_status esa_layout_resolve(esa_ctx *ctx, esa_layout *out, const esa_layout *i
                               (!causal || r.order_applied);
         r.order = tiled ? ESA_ORDER_TILE : ESA_ORDER_RASTER;
     }
-    if (r.order != ESA_ORDER_RASTER && !(grid_q && grid_k))
+    if (r.order == ESA_ORDER_ADAPTIVE && selector >= 0 && selector != ESA_SELECT_ERROR)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "order adaptive needs the error selector (ESA_SELECT_ERROR), given "
+                        "selector %d",
+                        (int)selector);
+    if (r.order != ESA_ORDER_RASTER && r.order != ESA_ORDER_ADAPTIVE && !(grid_q && grid_k))
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "order %s needs a grid of the %s side",
                         order_name(r.order), grid_q ? "k" : "q");
     /* Reordered keys have no past and future. Compat rf_v2 ignores causal. */
@@ -142,7 +151,8 @@ int32_t esa_layout_same(const esa_layout *a, const esa_layout *b)
     if (a->text_front_q != b->text_front_q || a->text_back_q != b->text_back_q) return 0;
     if (a->text_front_k != b->text_front_k || a->text_back_k != b->text_back_k) return 0;
     if (a->order == ESA_ORDER_TILE3D && memcmp(a->window, b->window, sizeof a->window)) return 0;
-    /* These two orders walk a protected frame 0 on its own. Raster and tile do not depend on it. */
-    const int32_t cut = a->order == ESA_ORDER_TILE3D || a->order == ESA_ORDER_HILBERT;
+    /* These orders walk a protected frame 0 on its own. Raster and tile do not depend on it. */
+    const int32_t cut = a->order == ESA_ORDER_TILE3D || a->order == ESA_ORDER_HILBERT ||
+                        a->order == ESA_ORDER_ADAPTIVE;
     return !cut || a->protect_first_frame == b->protect_first_frame;
 }

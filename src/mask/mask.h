@@ -8,7 +8,8 @@
 #include "rules/rank.h"
 #include "rules/rows.h"
 
-enum { ESA_FACTS = 3 }; /* existing blocks, kept blocks, blocks on the fine level */
+enum { ESA_FACTS = 3 };     /* existing blocks, kept blocks, blocks on the fine level */
+enum { ESA_MAX_FINE = 16 }; /* most means of a block on the fine level */
 
 /* An ascending list of key blocks per (batch, head, query block), and a second one of the blocks on
  * the fine level if the mask has one. */
@@ -90,7 +91,8 @@ static inline int32_t esa_layout_moves(const esa_layout *layout, int32_t side, i
 /* Generalised Hilbert curve through t x h x w cells: out[t*h*w] = base + raster index,
  * in walking order. */
 void esa_hilbert(int32_t *out, int32_t base, int64_t t, int64_t h, int64_t w);
-/* Fills perm[N] from a resolved layout; side 0: q, 1: k. Cannot fail. */
+/* Fills perm[N] from a resolved layout; side 0: q, 1: k. Adaptive: the order to start from, which
+ * is Hilbert, or raster without a grid. Cannot fail. */
 ESA_ENGINE void esa_order_build(int32_t *perm, int64_t N, const esa_layout *layout, int32_t side,
                                 int32_t mode);
 /* 1 if a mask made for layout a fits layout b: same order, grid and text. order_applied

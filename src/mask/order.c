@@ -65,7 +65,7 @@ static void put_video(writer *w, const esa_layout *layout, int32_t side, int32_t
         const int32_t flat[3] = { 1, layout->window[1], layout->window[2] };
         if (protect) put_boxes(w, 0, 1, h, wd, flat);
         put_boxes(w, protect, t, h, wd, layout->window);
-    } else if (layout->order == ESA_ORDER_HILBERT) {
+    } else if (layout->order == ESA_ORDER_HILBERT || layout->order == ESA_ORDER_ADAPTIVE) {
         if (protect) {
             esa_hilbert(w->perm + w->at, w->base, 1, h, wd);
             w->at += frame;
@@ -82,13 +82,15 @@ static void put_video(writer *w, const esa_layout *layout, int32_t side, int32_t
 int32_t esa_order_is_identity(const esa_layout *layout, int32_t side, int32_t mode)
 {
     (void)mode; /* raster is the identity in every mode; no other order is */
+    if (layout->order == ESA_ORDER_ADAPTIVE) return 0; /* needs no grid */
     return layout->order == ESA_ORDER_RASTER || (side ? layout->grid_k[0] : layout->grid_q[0]) == 0;
 }
 
 void esa_order_build(int32_t *perm, int64_t N, const esa_layout *layout, int32_t side, int32_t mode)
 {
     writer w = { perm, 0, side ? layout->text_front_k : layout->text_front_q };
-    if (esa_order_is_identity(layout, side, mode)) {
+    const int32_t grid = side ? layout->grid_k[0] : layout->grid_q[0];
+    if (esa_order_is_identity(layout, side, mode) || !grid) {
         put_run(&w, 0, N);
         return;
     }
@@ -116,6 +118,10 @@ static esa_status order_checked(esa_ctx *ctx, int32_t *perm, int64_t N, const es
         return esa_fail(ctx, ESA_ERR_VERSION,
                         "esa_layout has struct_size %u, this library expects %u",
                         layout->struct_size, (unsigned)sizeof *layout);
+    if (layout->order == ESA_ORDER_ADAPTIVE)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "order adaptive is made from q and k, by esa_plan_order: a layout alone "
+                        "does not give it");
     /* The length of the other side is unknown and does not matter: this side is used for both. */
     esa_layout one = *layout, resolved;
     const int32_t k_blank = !one.grid_k[0] && !one.grid_k[1] && !one.grid_k[2] &&

@@ -17,7 +17,7 @@ typedef struct mass_work {
     int64_t chunk;            /* keys per step: whole packed panels and whole blocks */
     int64_t q_bytes, k_bytes; /* packed queries of a run; packed keys of a head */
     int64_t runs;             /* runs per head if every query is measured */
-    int32_t *source;          /* [Nq] rows of q in the order they are measured */
+    int32_t *source;          /* [threads][RUN_ROWS] rows of q that a run measures */
     char *k, *q;              /* [kv_heads][k_bytes], [threads][q_bytes] */
     float *tile, *top, *sum;  /* [threads][mr][chunk], [threads][run][nk] twice */
     double *line;             /* [threads][nk] */
@@ -44,7 +44,7 @@ static void carve(mass_work *w, esa_carve *c, const esa_select_args *a, const es
     w->k_bytes = esa_ceil_div(esa_k_pack_bytes(a->kern, a->Nk, a->D), 64) * 64;
     w->heads = esa_args_window(a, w->k_bytes, WINDOW_BYTES, &w->kv_heads);
     w->runs = esa_ceil_div(a->Nq, RUN_ROWS);
-    w->source = esa_carve_take(c, a->Nq * (int64_t)sizeof(int32_t));
+    w->source = esa_carve_take(c, threads * RUN_ROWS * (int64_t)sizeof(int32_t));
     w->k = esa_carve_take(c, w->kv_heads * w->k_bytes);
     w->q = esa_carve_take(c, threads * w->q_bytes);
     w->tile = esa_carve_take(c, threads * a->kern->mr * w->chunk * f);
@@ -75,7 +75,10 @@ static void pack_item(void *arg, int64_t item, int32_t worker)
                 first / a->kern->nr * esa_k_pack_bytes(a->kern, a->kern->nr, a->D);
     (void)worker;
     if (a->perm_k)
-        a->kern->pack_k(dst, src, a->dtype, a->k_stride[2], a->perm_k + first, n, a->D);
+        a->kern->pack_k(dst, src, a->dtype, a->k_stride[2],
+                        a->perm_k + x->b * a->perm_k_stride[0] +
+                            (x->g0 + head) * a->perm_k_stride[1] + first,
+                        n, a->D);
     else
         a->kern->pack_k(dst, src + first * a->k_stride[2] * esa_dtype_size(a->dtype), a->dtype,
                         a->k_stride[2], NULL, n, a->D);
@@ -106,8 +109,15 @@ static void measure_item(void *arg, int64_t item, int32_t worker)
     double *mass = w->line + worker * nk, kept = 0.0;
     int64_t seen = 0;
 
-    a->kern->pack_q(q, esa_args_q(a, x->b, x->h0 + head), a->dtype, a->q_stride[2],
-                    w->source + first, n, a->D, (float)(a->params.scale * ESA_LOG2E));
+    int32_t *source = w->source + worker * RUN_ROWS;
+    const int32_t *perm = a->perm_q;
+    if (perm) perm += x->b * a->perm_q_stride[0] + (x->h0 + head) * a->perm_q_stride[1];
+    for (int64_t r = 0; r < n; r++) {
+        const int64_t p = (first + r) * x->step;
+        source[r] = perm ? perm[p] : (int32_t)p;
+    }
+    a->kern->pack_q(q, esa_args_q(a, x->b, x->h0 + head), a->dtype, a->q_stride[2], source, n, a->D,
+                    (float)(a->params.scale * ESA_LOG2E));
     for (int64_t r = 0; r < n * nk; r++) {
         top[r] = -INFINITY;
         sum[r] = 0.0f;
@@ -156,8 +166,6 @@ void esa_select_mass(const esa_select_args *args, const esa_mask *mask, double *
               .rows = esa_ceil_div(args->Nq, row_step) };
     const int64_t ratio = args->Hq / args->Hkv;
     x.runs = esa_ceil_div(x.rows, RUN_ROWS);
-    for (int64_t r = 0; r < x.rows; r++)
-        w.source[r] = args->perm_q ? args->perm_q[r * x.step] : (int32_t)(r * x.step);
     for (x.b = 0; x.b < args->B; x.b++) {
         x.kv_len = esa_args_kv_len(args, x.b);
         x.pack_runs = esa_ceil_div(x.kv_len, 16 * args->kern->nr);

@@ -160,7 +160,8 @@ static double kept_mass(const esa_session_plan *e)
 
 static esa_status make_mask(const call *c, const esa_session_plan *e, figures *f)
 {
-    ESA_TRY(esa_plan_choose(e->plan, e->mask, c->t->q, c->t->k, e->importance, NULL));
+    ESA_TRY(esa_plan_choose(e->plan, e->mask, c->t->q, c->t->k, c->t->v, (double)NAN, e->importance,
+                            NULL));
     ESA_TRY(esa_session_figures_selected(&c->s->figures));
     f->made = 1;
     f->facts = e->mask->facts;

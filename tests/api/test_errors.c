@@ -213,8 +213,8 @@ static void test_attention_params(void **state)
     p.struct_size = 0;
     expect(&f, ATTEND(f, NULL, &p), ESA_ERR_VERSION, "esa_attention_params");
     p = esa_attention_params_default();
-    p.tail = 3;
-    expect(&f, ATTEND(f, NULL, &p), ESA_ERR_ARGUMENT, "tail is 3");
+    p.tail = 4;
+    expect(&f, ATTEND(f, NULL, &p), ESA_ERR_ARGUMENT, "tail is 4");
     p = esa_attention_params_default();
     p.scale = NAN;
     expect(&f, ATTEND(f, NULL, &p), ESA_ERR_ARGUMENT, "scale");

@@ -425,6 +425,41 @@ static esa_status importance(esa_cuda_device *dev, const esa_select_args *args, 
     return ESA_OK;
 }
 
+static esa_status errors(esa_cuda_device *dev, const esa_select_args *args, float *out, void *ws,
+                         void *stream)
+{
+    (void)stream;
+    esa_select_args a = select_args(dev, args);
+    const esa_status status = luck(dev);
+    if (status) return status;
+    enter();
+    int32_t *len = lengths(a.params.kv_len, a.B, a.Nk);
+    a.params.kv_len = len;
+    esa_select_errors(&a, out, ws);
+    free(len);
+    leave();
+    return ESA_OK;
+}
+
+static int64_t order_workspace(const esa_cuda_device *dev, const esa_select_args *args)
+{
+    const esa_select_args a = select_args(dev, args);
+    return esa_adaptive_workspace(&a);
+}
+
+static esa_status order(esa_cuda_device *dev, const esa_select_args *args, int32_t *perm_q,
+                        int32_t *perm_k, void *ws, void *stream)
+{
+    (void)stream;
+    const esa_select_args a = select_args(dev, args);
+    const esa_status status = luck(dev);
+    if (status) return status;
+    enter();
+    esa_adaptive_order(&a, perm_q, perm_k, ws);
+    leave();
+    return ESA_OK;
+}
+
 static esa_status bits_to_lists(esa_cuda_device *dev, const esa_cuda_mask *m, const uint8_t *bits,
                                 const uint8_t *fine, void *stream)
 {
@@ -480,6 +515,9 @@ static const esa_cuda_table table = {
     .select = select_mask,
     .importance = importance,
     .from_importance = from_importance,
+    .errors = errors,
+    .order_workspace = order_workspace,
+    .order = order,
     .bits_to_lists = bits_to_lists,
     .lists_to_bits = lists_to_bits,
 };

@@ -209,8 +209,12 @@ static void refused(void **state)
     good.grid_q[1] = 4;
     good.grid_q[2] = 8;
     l = good;
-    l.order = 4;
-    expect_refused(ctx, l, 64, "order is 4");
+    l.order = 5;
+    expect_refused(ctx, l, 64, "order is 5");
+    l.order = ESA_ORDER_ADAPTIVE;
+    expect_refused(ctx, l, 64, "made from q and k");
+    l.order_applied = 1;
+    expect_refused(ctx, l, 64, "made from q and k");
     l = good;
     l.grid_q[1] = 0;
     expect_refused(ctx, l, 64, "grid_q is 2,0,8");

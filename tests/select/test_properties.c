@@ -188,7 +188,7 @@ static uint8_t *select_in_window(esa_ctx *ctx, const world *w, int64_t window, f
     esa_select_params p;
     esa_select_args a;
     assert_int_equal(esa_check_select(ctx, &p, &w->p, w->Nq, w->Nk, w->D), ESA_OK);
-    esa_bind_select(&a, &shapes, &p, &w->q.view, &w->k.view);
+    esa_bind_select(&a, &shapes, &p, &w->q.view, &w->k.view, NULL);
     a.kern = ctx->kern;
     a.pool = ctx->pool;
     const int32_t gathered = !p.layout.order_applied && p.layout.order != ESA_ORDER_RASTER;

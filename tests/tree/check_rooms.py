@@ -28,7 +28,7 @@ ROOMS = [
     ("src/select", "src/rules src/cpu src/mask"),
     ("src/io", "src/ctx"),
     ("src/backend", "src/cpu src/cuda src/ctx src/mask src/select"),
-    ("src/attn", "src/select src/backend"),
+    ("src/attn", "src/rules src/select src/backend"),
     ("src/maskfile", "src/mask src/select src/io"),
     ("src/workplan", "src/rules src/ctx src/io"),
     ("src/session", "src/io src/backend src/attn src/maskfile"),
