@@ -438,12 +438,80 @@ static void test_small_slots(void **state)
     }
 }
 
+/* fold and residue, which only sets with selector slots have. */
+static void test_error_slots(void **state)
+{
+    (void)state;
+    static const int64_t D_of[] = { 1, 3, 4, 12, 40, 127 };
+    enum { NR = ESA_CPU_MAX_NR, MEANS = 4, D_MAX = 127 };
+    for (int s = 0; s < sets; s++) {
+        const esa_cpu_kernels *k = set[s];
+        const int64_t nr = k->nr;
+        if (!k->fold) continue;
+        float *src = malloc(9 * 5 * NR * sizeof *src), *a = malloc(D_MAX * NR * sizeof *a),
+              *o = malloc(D_MAX * NR * sizeof *o);
+        float w[NR], t[MEANS * NR], v[MEANS * (D_MAX + 2)], before[5 * NR];
+        assert_true(src && a && o);
+        esa_rng r = { test_seed() + (uint64_t)s };
+        for (int i = 0; i < 9 * 5 * NR; i++) src[i] = 2.0f * esa_rng_unit(&r) - 1.0f;
+        for (int i = 0; i < 5 * NR; i++) before[i] = esa_rng_unit(&r);
+        for (int64_t rows = 0; rows <= 9; rows++)
+            for (int64_t n = nr; n <= 5 * nr; n += 2 * nr)
+                for (int32_t accumulate = 0; accumulate < 2; accumulate++) {
+                    guarded g = guard_alloc(n * 4, 0);
+                    float *got = g.data;
+                    memcpy(got, before, (size_t)n * 4);
+                    k->fold(got, src, rows, n, accumulate);
+                    assert_true(guard_check(&g));
+                    for (int64_t i = 0; i < n; i++) {
+                        double want = accumulate ? (double)before[i] : 0.0;
+                        for (int64_t j = 0; j < rows; j++) want += (double)src[j * n + i];
+                        /* at most 10 sums of values below 10 */
+                        assert_true(fabs((double)got[i] - want) <= 10 * 10 * 0x1p-24);
+                    }
+                    guard_free(&g);
+                }
+        for (int i = 0; i < D_MAX * NR; i++) {
+            a[i] = 2.0f * esa_rng_unit(&r) - 1.0f;
+            o[i] = 2.0f * esa_rng_unit(&r) - 1.0f;
+        }
+        for (int i = 0; i < NR; i++) w[i] = esa_rng_unit(&r);
+        for (int i = 0; i < MEANS * NR; i++) t[i] = esa_rng_unit(&r);
+        for (int i = 0; i < MEANS * (D_MAX + 2); i++) v[i] = 2.0f * esa_rng_unit(&r) - 1.0f;
+        for (size_t c = 0; c < 6; c++)
+            for (int64_t means = 0; means <= MEANS; means++) {
+                const int64_t D = D_of[c], stride = D + 2;
+                guarded g = guard_alloc(nr * 4, 0);
+                float *e = g.data;
+                for (int64_t i = 0; i < nr; i++) e[i] = 0.5f;
+                k->residue(e, a, o, w, t, v, stride, means, D);
+                assert_true(guard_check(&g));
+                for (int64_t i = 0; i < nr; i++) {
+                    double rest = (double)w[i], want = 0.5;
+                    for (int64_t m = 0; m < means; m++) rest -= (double)t[m * nr + i];
+                    for (int64_t d = 0; d < D; d++) {
+                        double x = (double)a[d * nr + i] - rest * (double)o[d * nr + i];
+                        for (int64_t m = 0; m < means; m++)
+                            x -= (double)t[m * nr + i] * (double)v[m * stride + d];
+                        want += x * x;
+                    }
+                    /* x is a sum of 6 numbers below 5; then D squares in one chain */
+                    assert_true(fabs((double)e[i] - want) <= (40.0 + (double)D) * 0x1p-23 * want);
+                }
+                guard_free(&g);
+            }
+        free(src);
+        free(a);
+        free(o);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_pack),        cmocka_unit_test(test_qk),
         cmocka_unit_test(test_products),    cmocka_unit_test(test_softmax_rules),
-        cmocka_unit_test(test_small_slots),
+        cmocka_unit_test(test_small_slots), cmocka_unit_test(test_error_slots),
     };
     return cmocka_run_group_tests(tests, find_sets, NULL);
 }
