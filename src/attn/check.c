@@ -368,10 +368,10 @@ static esa_status check_error_params(esa_ctx *ctx, esa_select_params *p)
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
                         "fine is %d and block_k is %d: a fine mean must stand for 2 tokens or more",
                         (int)p->fine, (int)p->block_k);
-    if (levels && tokens <= given)
+    if (levels && given && (tokens <= given || tokens % given != 0))
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
                         "group_k is %d, but a fine mean stands for %d tokens (block_k %d / fine "
-                        "%d): a group must be smaller",
+                        "%d): a group must be smaller and divide it",
                         (int)given, (int)tokens, (int)p->block_k, (int)p->fine);
     p->group_q = esa_error_queries(p);
     p->group_k = esa_error_keys(p);
