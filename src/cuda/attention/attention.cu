@@ -35,6 +35,12 @@ static prepared carve_parts(carve *ws, const esa_attn_args *a)
     p.k_mean = ws->take<char>(a->B * a->Hkv * p.nk_pad * p.mean_pitch * element);
     p.v_mean = ws->take<char>(a->B * a->Hkv * p.nk_pad * p.mean_pitch * element);
     p.stands = ws->take<uint32_t>(rows * (p.nk_pad / 32));
+    if (a->tail == ESA_TAIL_LEVELS) {
+        const int64_t fine = a->B * a->Hkv * a->nk * a->fine * p.mean_pitch * element;
+        p.k_fine = ws->take<char>(fine);
+        p.v_fine = ws->take<char>(fine);
+        p.fine_columns = ws->take<int32_t>(rows);
+    }
     if (a->tail != ESA_TAIL_CENTROID) return p;
     p.q_mean = ws->take<float>(rows * p.mean_pitch);
     p.state_o = ws->take<float>(rows * p.mean_pitch);
@@ -66,8 +72,14 @@ static attention_job job_of(const esa_attn_args *args, const prepared *p)
         view_gathered(&a->v, a->v_stride, p->v, a->Hkv, a->Nk, p->row_pitch);
     }
     a->perm_q = a->perm_k = nullptr;
-    if (!has_tail(args)) a->tail = ESA_TAIL_NONE;
+    const bool fine = has_tail(args) && a->tail == ESA_TAIL_LEVELS && a->fine && a->fine_count;
+    if (!has_tail(args))
+        a->tail = ESA_TAIL_NONE;
+    else if (a->tail == ESA_TAIL_LEVELS)
+        a->tail = ESA_TAIL_POOLED;
+    if (!fine) a->fine = 0, a->fine_count = nullptr, a->fine_index = nullptr;
     job.scatter = args->perm_q;
+    for (int i = 0; i < 2; ++i) job.scatter_stride[i] = args->perm_q_stride[i];
     job.next = p->next;
     job.order = args->count ? p->order : nullptr;
     if (a->tail == ESA_TAIL_NONE) return job;
@@ -76,6 +88,7 @@ static attention_job job_of(const esa_attn_args *args, const prepared *p)
     job.mean_pitch = p->mean_pitch;
     job.nk_pad = p->nk_pad;
     job.stands = p->stands;
+    if (fine) job.k_fine = p->k_fine, job.v_fine = p->v_fine, job.fine_columns = p->fine_columns;
     job.state_o = p->state_o;
     job.state_m = p->state_m;
     job.state_l = p->state_l;

@@ -10,20 +10,33 @@
 struct attention_job {
     // Views in block order (gathered if there is an order), so perm_q and perm_k are null.
     esa_attn_args a;
-    const int32_t *scatter; // position -> token of o and lse; null: identity
-    int32_t *next;          // tile counter, 0 when the kernel starts
+    // Position -> token of o and lse; null: identity. The order of (b,h) starts at
+    // b * scatter_stride[0] + h * scatter_stride[1].
+    const int32_t *scatter;
+    int64_t scatter_stride[2];
+    int32_t *next; // tile counter, 0 when the kernel starts
     // [B][Hq][nq] rows (query blocks) of each head, heaviest first; null without a mask.
     const int32_t *order;
 
-    // Tail (a.tail): the mean key and value of every key block, rounded to a.dtype, contiguous,
-    // with mean_pitch elements per row (D rounded up to 64, 128 or 256). Columns from D on are 0,
-    // and so are rows from nk on and those of blocks beyond kv_len.
+    // Tail: a.tail is NONE, POOLED (also if levels were asked for) or CENTROID. The mean key and
+    // value of every key block, rounded to a.dtype, contiguous, with mean_pitch elements per row (D
+    // rounded up to 64, 128 or 256). Columns from D on are 0, and so are rows from nk on and those
+    // of blocks beyond kv_len.
     const void *k_mean, *v_mean; // [B][Hkv][nk_pad][mean_pitch], nk_pad = ceil(nk/128)*128
     int64_t mean_pitch, nk_pad;
     // [B][Hq][nq][nk_pad/32]: the means that stand in for blocks of row (b,h,i), bit j of word
-    // j/32. Never a listed block, one beyond kv_len, or one that some query of the row does not
-    // fully see. The logit of block j is scale q.k_mean + ln(min(Bk, kv_len - j Bk)).
+    // j/32. Never a listed block, one of the fine level, one beyond kv_len, or one that some query
+    // of the row does not fully see. The logit of block j is scale q.k_mean + ln(min(Bk, kv_len - j
+    // Bk)).
     const uint32_t *stands;
+
+    // Fine level, if a.fine_count is set: a.fine means for every key block, laid out as above
+    // without padding. Means of parts beyond kv_len are 0. Row (b,h,i) has fine_columns of them:
+    // column c is mean c % fine of block c / fine of its fine list. Only the last column can stand
+    // for less than Bk / fine tokens. The logit gets the logarithm of this number.
+    const void *k_fine, *v_fine; // [B][Hkv][nk * fine][mean_pitch]
+    const int32_t *fine_columns; // [B][Hq][nq]
+
     // Centroid tail: the first state of every row of query block (b,h,i), made from its mean query.
     // o is the weighted sum (not divided by l). m is the reference maximum of the logits in log2
     // units (scale and log2(e) included); -inf if nothing stands in, and then o and l are 0.

@@ -2,9 +2,9 @@
 // an order moves.
 // SPDX-License-Identifier: Apache-2.0
 //
-// dst[b][h][n] = src[b][h][perm[n]]. A thread block copies ROWS rows of one head. Each thread has
-// PIECES loads in flight before its first store, so random rows still come at memory speed (a row
-// of D = 128 is two 128-byte lines).
+// dst[b][h][n] = src[b][h][perm[b][h][n]]. A thread block copies ROWS rows of one head. Each thread
+// has PIECES loads in flight before its first store, so random rows still come at memory speed (a
+// row of D = 128 is two 128-byte lines).
 #include "cuda/runtime/prepare.cuh"
 
 namespace
@@ -17,6 +17,7 @@ struct gather_part {
     char *dst;
     const int32_t *perm;
     int64_t batch, head, row;   // bytes between entries of src
+    int64_t perm_stride[2];     // elements between the orders of batch entries and heads
     int64_t first;              // first thread block of this part
     int32_t rows, heads, tiles; // N; H; thread blocks per head
 };
@@ -36,7 +37,8 @@ template <class Piece> __global__ void __launch_bounds__(THREADS) gather_kernel(
     const int row0 = (int)(block % part.tiles) * ROWS, rows = min((int)ROWS, part.rows - row0);
     const char *src = part.src + bh / part.heads * part.batch + bh % part.heads * part.head;
     char *dst = part.dst + (bh * part.rows + row0) * plan.pitch;
-    const int32_t *perm = part.perm + row0;
+    const int32_t *perm = part.perm + bh / part.heads * part.perm_stride[0] +
+                          bh % part.heads * part.perm_stride[1] + row0;
     const unsigned columns = plan.columns, total = rows * columns;
 
     for (unsigned first = threadIdx.x; first < total; first += PIECES * THREADS) {
@@ -58,7 +60,7 @@ struct gather_source {
     const void *src;
     void *dst;
     const int32_t *perm;
-    const int64_t *stride;
+    const int64_t *stride, *perm_stride;
     int64_t H, N;
 };
 
@@ -67,9 +69,11 @@ struct gather_source {
 esa_status gather_rows(esa_cuda_device *dev, const esa_attn_args *a, const prepared *p,
                        cudaStream_t stream)
 {
-    const gather_source source[3] = { { a->q, p->q, a->perm_q, a->q_stride, a->Hq, a->Nq },
-                                      { a->k, p->k, a->perm_k, a->k_stride, a->Hkv, a->Nk },
-                                      { a->v, p->v, a->perm_k, a->v_stride, a->Hkv, a->Nk } };
+    const gather_source source[3] = {
+        { a->q, p->q, a->perm_q, a->q_stride, a->perm_q_stride, a->Hq, a->Nq },
+        { a->k, p->k, a->perm_k, a->k_stride, a->perm_k_stride, a->Hkv, a->Nk },
+        { a->v, p->v, a->perm_k, a->v_stride, a->perm_k_stride, a->Hkv, a->Nk }
+    };
     const int64_t element = element_bytes(a->dtype);
     bool wide = true;
     gather_plan plan = {};
@@ -77,11 +81,13 @@ esa_status gather_rows(esa_cuda_device *dev, const esa_attn_args *a, const prepa
         if (!s.perm) continue;
         wide = wide && rows_in_pieces({ s.src, s.stride, { a->B, s.H, s.N } }, a->D, element, 16);
         const int64_t tiles = ceil_div(s.N, (int64_t)ROWS);
-        plan.part[plan.parts++] = {
-            (const char *)s.src,   (char *)s.dst,         s.perm,      s.stride[0] * element,
-            s.stride[1] * element, s.stride[2] * element, plan.blocks, (int32_t)s.N,
-            (int32_t)s.H,          (int32_t)tiles
-        };
+        gather_part &part = plan.part[plan.parts++];
+        part.src = (const char *)s.src, part.dst = (char *)s.dst, part.perm = s.perm;
+        part.batch = s.stride[0] * element, part.head = s.stride[1] * element,
+        part.row = s.stride[2] * element;
+        part.perm_stride[0] = s.perm_stride[0], part.perm_stride[1] = s.perm_stride[1];
+        part.first = plan.blocks;
+        part.rows = (int32_t)s.N, part.heads = (int32_t)s.H, part.tiles = (int32_t)tiles;
         plan.blocks += a->B * s.H * tiles;
     }
     if (plan.blocks == 0) return ESA_OK;

@@ -21,6 +21,10 @@ struct mean_part {
     int32_t dst_dtype; // dtype of dst: f32, or that of the views
     // The dtype an f32 dst is rounded to; f32: not rounded.
     int32_t round;
+    // Fine means: each block also gets `fine` means of rows / fine consecutive rows. fine must
+    // divide rows; 0: none. Not together with perm or split.
+    int32_t fine = 0;
+    void *fine_dst = nullptr; // [B][H][blocks * fine][pitch], as dst
 };
 
 // The blocks that a tail stands in for, marked by thread blocks of the same launch. A launch of its
@@ -28,9 +32,13 @@ struct mean_part {
 struct stands_part {
     const int32_t *count, *kv_len;
     const uint16_t *index;
-    uint32_t *stands;              // [rows][nk_pad / 32]
+    uint32_t *stands; // [rows][nk_pad / 32]
+    // Fine level: blocks with means of their own, which get no bit. null: none.
+    const int32_t *fine_count;
+    const uint16_t *fine_index;
+    int32_t *fine_columns;         // [rows], as in attention_job
     int64_t mask_batch, cap, rows; // rows: B * Hq * nq; 0: nothing to mark
-    int32_t Hq, nq, nk_pad, block_q, block_k, Nk, shift, causal;
+    int32_t Hq, nq, nk_pad, block_q, block_k, Nk, shift, causal, fine;
 };
 
 struct mean_plan {

@@ -48,24 +48,45 @@ __device__ __forceinline__ void load_tile(float *dst, const T *src, int64_t stri
     }
 }
 
+// Loads 32 fine means from column `first` of the tile on. src: those of the head.
+template <class T>
+__device__ __forceinline__ void load_fine(float *dst, const T *src, const attention_job &job,
+                                          const tile_place &p, int first, uint32_t valid)
+{
+    const uint16_t *const list = fine_list(job.a, p);
+    const int D = (int)job.a.D, pitch = pitch_of(D);
+    for (int r = threadIdx.x / 32; r < STEP; r += THREADS / 32) {
+        const bool exists = valid >> r & 1;
+        const T *const row = src +
+                             (exists ? fine_row(list, job.a.fine, first + r) : 0) * job.mean_pitch;
+        for (int d = threadIdx.x % 32; d < pitch; d += 32)
+            dst[r * pitch + d] = exists && d < D ? to_float(row[d]) : 0.0f;
+    }
+}
+
 // K or V of one head, and where the rows of a step are.
 template <class T> struct step_source {
-    const T *rows, *means;
+    const T *rows, *means, *fine;
     int64_t stride, pitch;
     __device__ __forceinline__ step_source(const void *view, const int64_t *strides,
-                                           const void *mean, const attention_job &job,
-                                           const tile_place &p)
+                                           const void *mean, const void *fine_mean,
+                                           const attention_job &job, const tile_place &p)
     {
-        const int64_t hkv = kv_head(job.a, p);
+        const int64_t hkv = kv_head(job.a, p), head = p.b * job.a.Hkv + hkv;
         rows = (const T *)view + p.b * strides[0] + hkv * strides[1];
-        means = (const T *)mean + (p.b * job.a.Hkv + hkv) * job.nk_pad * job.mean_pitch;
+        means = (const T *)mean + head * job.nk_pad * job.mean_pitch;
+        fine = (const T *)fine_mean + head * job.a.nk * job.a.fine * job.mean_pitch;
         stride = strides[2];
         pitch = job.mean_pitch;
     }
-    __device__ __forceinline__ void load(float *dst, int step, uint32_t valid, int D) const
+    __device__ __forceinline__ void load(float *dst, const attention_job &job, const tile_place &p,
+                                         int step, uint32_t valid) const
     {
+        const int D = (int)job.a.D;
         if (step >= 0)
             load_tile(dst, rows + step * stride, stride, valid, D, 1.0f);
+        else if (is_fine(step))
+            load_fine(dst, fine, job, p, key_walk<STEP>::first_fine(step), valid);
         else
             load_tile(dst, means + (int64_t)~step * STEP * pitch, pitch, valid, D, 1.0f);
     }
@@ -84,7 +105,7 @@ struct thread_rows { // state of the four rows of a thread
 
     __device__ __forceinline__ void begin(const attention_job &job, const tile_place &p, int x)
     {
-        const int64_t i = ((int64_t)p.b * job.a.Hq + p.h) * job.a.nq + p.i;
+        const int64_t i = row_of(job.a, p);
         const bool state = job.a.tail == ESA_TAIL_CENTROID && job.state_o &&
                            job.state_m[i] != -INFINITY;
         for (int r = 0; r < 4; ++r) {
@@ -160,8 +181,7 @@ struct thread_rows { // state of the four rows of a thread
             if (4 * y + r >= p.rows) continue;
             // An empty row is 0; NaN stays NaN.
             const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-            const int row = p.row + 4 * y + r;
-            const int64_t token = job.scatter ? job.scatter[row] : row;
+            const int64_t token = token_of(job, p, p.row + 4 * y + r);
             T *const dst = (T *)a.o + p.b * a.o_stride[0] + p.h * a.o_stride[1] +
                            token * a.o_stride[2];
 #pragma unroll
@@ -188,8 +208,8 @@ __global__ __launch_bounds__(THREADS,
     float *const q = shared, *const kv = q + ROWS * pitch, *const p_tile = kv + STEP * pitch;
     const tile_place p = place_of<ROWS>(job, blockIdx.x);
     if (p.rows <= 0) return;
-    const step_source<T> k_source(a.k, a.k_stride, job.k_mean, job, p),
-        v_source(a.v, a.v_stride, job.v_mean, job, p);
+    const step_source<T> k_source(a.k, a.k_stride, job.k_mean, job.k_fine, job, p),
+        v_source(a.v, a.v_stride, job.v_mean, job.v_fine, job, p);
     key_walk<STEP> walk(job, p);
 
     load_tile(q, (const T *)a.q + p.b * a.q_stride[0] + p.h * a.q_stride[1] + p.row * a.q_stride[2],
@@ -198,7 +218,7 @@ __global__ __launch_bounds__(THREADS,
     rows.begin(job, p, x);
     for (int step = walk.next(job, p); step != WALK_END; step = walk.next(job, p)) {
         const uint32_t valid = (uint32_t)walk.columns(job, p, step);
-        k_source.load(kv, step, valid, D);
+        k_source.load(kv, job, p, step, valid);
         __syncthreads();
         float s[4][2] = {};
         for (int d = 0; d < D; d += 4) {
@@ -220,11 +240,12 @@ __global__ __launch_bounds__(THREADS,
                 if (!seen || !(valid >> column & 1))
                     s[r][j] = -INFINITY;
                 else if (step < 0)
-                    s[r][j] += mean_bias(a, p, ~step * STEP + column);
+                    s[r][j] += is_fine(step) ? fine_bias(a, p, walk.first_fine(step) + column)
+                                             : mean_bias(a, p, ~step * STEP + column);
             }
         rows.soften(s, p_tile, y, x);
         __syncthreads();
-        v_source.load(kv, step, valid, D);
+        v_source.load(kv, job, p, step, valid);
         __syncthreads();
         rows.attend(p_tile, kv, D, y, x);
         __syncthreads();

@@ -27,19 +27,26 @@ template <int DP, int MT, int STAGES> constexpr int sm80_shared_bytes()
     return (64 * MT + STAGES * SM80_KEYS) * DP * 2;
 }
 
-// K or V of one step: 64 keys of a view, or 64 means.
+// K or V of one step: 64 keys of a view, 64 fine means, or 64 means.
 template <class T, int DP>
 DEV void load_step(uint32_t dst, int step, const T *head, int64_t stride, const void *mean,
-                   const attention_job &job, const tile_place &p, bool vectors)
+                   const void *fine_mean, const attention_job &job, const tile_place &p,
+                   bool vectors)
 {
     using loader = row_loader<T, DP>;
     const int D = (int)job.a.D;
     if (__builtin_expect(vectors && step >= 0 && step + SM80_KEYS <= p.len, 1))
         return loader::copy_all(dst, head + step * stride, stride, D);
+    const int64_t kv = p.b * job.a.Hkv + kv_head(job.a, p);
+    if (is_fine(step)) {
+        const int first = key_walk<SM80_KEYS>::first_fine(step);
+        return loader::copy_fine(dst, (const T *)fine_mean + kv * job.a.nk * job.a.fine * DP,
+                                 fine_list(job.a, p), job.a.fine, first,
+                                 fine_columns(job, p, first));
+    }
     const uint64_t valid = key_walk<SM80_KEYS>::columns(job, p, step);
     if (step >= 0) return loader::load(dst, head + step * stride, stride, valid, D, vectors);
-    const int64_t row = (p.b * job.a.Hkv + kv_head(job.a, p)) * job.nk_pad +
-                        (int64_t)~step * SM80_KEYS;
+    const int64_t row = kv * job.nk_pad + (int64_t)~step * SM80_KEYS;
     loader::copy_some(dst, (const T *)mean + row * DP, DP, valid, DP);
 }
 
@@ -78,12 +85,12 @@ __global__ __launch_bounds__(SM80_THREADS,
     const auto load_k = [&](int slot, int step) {
         if (step != WALK_END)
             load_step<T, DP>(ring + slot * STAGE_BYTES, step, k_head, a.k_stride[2], job.k_mean,
-                             job, p, params.k_vectors);
+                             job.k_fine, job, p, params.k_vectors);
     };
     const auto load_v = [&](int slot, int step) {
         if (step != WALK_END)
             load_step<T, DP>(ring + slot * STAGE_BYTES, step, v_head, a.v_stride[2], job.v_mean,
-                             job, p, params.v_vectors);
+                             job.v_fine, job, p, params.v_vectors);
     };
     const auto later = [](int slot, int by) {
         return slot + by >= STAGES ? slot + by - STAGES : slot + by;
@@ -101,7 +108,7 @@ __global__ __launch_bounds__(SM80_THREADS,
     warp_rows<DP, MT> rows;
     rows.clear();
     if (a.tail == ESA_TAIL_CENTROID && job.state_o) {
-        const int64_t i = ((int64_t)p.b * a.Hq + p.h) * a.nq + p.i;
+        const int64_t i = row_of(a, p);
         rows.begin_with(job.state_o + i * DP, job.state_m[i], job.state_l[i], params.unscale, lane);
     }
     // Keys the first row of the warp sees.
@@ -134,9 +141,13 @@ __global__ __launch_bounds__(SM80_THREADS,
         float s[MT][8][4];
         scores<T, DP, MT, HELD>(s, queries, k_lane + slot * STAGE_BYTES);
         if (__builtin_expect(step < 0, 0)) {
-            const int last = (p.len - 1) / a.block_k, first = ~step * SM80_KEYS;
-            add_mean_bias<MT>(s, mean_bias(a, p, 0) * params.unscale,
-                              mean_bias(a, p, last) * params.unscale, last - first, lane);
+            const bool fine = is_fine(step);
+            const int first = fine ? walk.first_fine(step) : ~step * SM80_KEYS,
+                      last = fine ? fine_columns(job, p, 0) - 1 : (p.len - 1) / a.block_k;
+            add_mean_bias<MT>(s, (fine ? fine_bias(a, p, 0) : mean_bias(a, p, 0)) * params.unscale,
+                              (fine ? fine_bias(a, p, last) : mean_bias(a, p, last)) *
+                                  params.unscale,
+                              last - first, lane);
             hide_columns<MT>(s, walk.columns(job, p, step), INT32_MAX / 2, lane);
         } else if (__builtin_expect(step > whole, 0)) {
             hide_columns<MT>(s, walk.columns(job, p, step), warp_seen - step, lane);

@@ -46,6 +46,19 @@ template <class T, int DP> struct row_loader {
         }
     }
 
+    // Fine means from column `first` of the tile on, `exist` of which exist. src: those of the
+    // head, in rows of DP.
+    DEV void copy_fine(uint32_t dst, const T *src, const uint16_t *list, int fine, int first,
+                       int exist)
+    {
+        const int chunk = threadIdx.x % CHUNKS, row = threadIdx.x / CHUNKS;
+#pragma unroll 1
+        for (int r = row; r < 64; r += PASS) {
+            const int64_t from = r < exist ? fine_row(list, fine, first + r) : 0;
+            copy_16(dst + place(chunk, r), src + from * DP + chunk * 8, r < exist);
+        }
+    }
+
     // Any pointer, stride and D: reads every element separately.
     DEV void read(uint32_t dst, const T *src, int64_t stride, uint64_t valid, int D)
     {
@@ -333,8 +346,7 @@ template <int DP, int MT> struct warp_rows {
                              pack2<T>(o[r / 2][n][r % 2 * 2] * inverse,
                                       o[r / 2][n][r % 2 * 2 + 1] * inverse));
             if (a.lse && lane % 4 == 0 && first + row < p.rows) {
-                const int64_t token = job.scatter ? job.scatter[p.row + first + row]
-                                                  : p.row + first + row;
+                const int64_t token = token_of(job, p, p.row + first + row);
                 a.lse[p.b * a.lse_stride[0] + p.h * a.lse_stride[1] + token * a.lse_stride[2]] =
                     sum == 0.0f ? -INFINITY
                                 : fmaf(m[r] * scale_log2, 0.6931471805599453f, logf(sum));
@@ -347,8 +359,7 @@ template <int DP, int MT> struct warp_rows {
         if (chunk * 8 >= D) return;
 #pragma unroll 1
         for (int row = lane / CHUNKS; row < 16 * MT && first + row < p.rows; row += PASS) {
-            const int64_t token = job.scatter ? job.scatter[p.row + first + row]
-                                              : p.row + first + row;
+            const int64_t token = token_of(job, p, p.row + first + row);
             T *const dst = head + token * a.o_stride[2] + chunk * 8;
             const uint4 x = load_shared(tile + row * DP * 2 + (chunk ^ row % 8) * 16);
             if (vectors) {

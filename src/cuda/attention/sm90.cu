@@ -26,12 +26,19 @@ bool make_maps(attn_launch *l, const esa_cuda_device *dev, const attention_job *
         !make(&l->v, { a->v, a->v_stride, { a->B, a->Hkv, a->Nk } }, l->args.Bk, key_chunks))
         return false;
     if (!l->args.stands) return true;
-    const int64_t stride[3] = { a->Hkv * job->nk_pad * job->mean_pitch,
-                                job->nk_pad * job->mean_pitch, job->mean_pitch };
-    return make(&l->k_mean, { job->k_mean, stride, { a->B, a->Hkv, job->nk_pad } }, STAGE_KEYS,
-                chunks) &&
-           make(&l->v_mean, { job->v_mean, stride, { a->B, a->Hkv, job->nk_pad } }, STAGE_KEYS,
-                chunks);
+    const auto make_means = [&](CUtensorMap *map, const void *means, int64_t n, int rows,
+                                int box_chunks) {
+        const int64_t stride[3] = { a->Hkv * n * job->mean_pitch, n * job->mean_pitch,
+                                    job->mean_pitch };
+        return make(map, { means, stride, { a->B, a->Hkv, n } }, rows, box_chunks);
+    };
+    if (!make_means(&l->k_mean, job->k_mean, job->nk_pad, STAGE_KEYS, chunks) ||
+        !make_means(&l->v_mean, job->v_mean, job->nk_pad, STAGE_KEYS, chunks))
+        return false;
+    if (!l->args.fine_columns) return true;
+    // A box is one chunk of the means of one block.
+    return make_means(&l->k_fine, job->k_fine, a->nk * a->fine, a->fine, 1) &&
+           make_means(&l->v_fine, job->v_fine, a->nk * a->fine, a->fine, 1);
 }
 
 // Without a mask there are no blocks, so rows are cut as the kernel likes.
@@ -48,6 +55,7 @@ kernel_args kernel_args_of(const attention_job *job)
     kernel_args k = {};
     k.count = a->count, k.index = a->index, k.kv_len = a->kv_len, k.scatter = job->scatter,
     k.next = job->next;
+    for (int i = 0; i < 2; ++i) k.scatter_stride[i] = job->scatter_stride[i];
     k.order = a->count ? job->order : nullptr;
     k.o = a->o, k.lse = a->lse;
     for (int i = 0; i < 3; ++i) k.o_stride[i] = a->o_stride[i], k.lse_stride[i] = a->lse_stride[i];
@@ -66,6 +74,10 @@ kernel_args kernel_args_of(const attention_job *job)
     k.from_log2 = (float)(1.0 / (a->scale * LOG2_E));
     if (tail && a->tail == ESA_TAIL_POOLED)
         k.stands = job->stands, k.mean_stages = (int32_t)(job->nk_pad / STAGE_KEYS);
+    if (k.stands && job->fine_columns) {
+        k.fine_columns = job->fine_columns, k.fine_index = a->fine_index;
+        while (1 << k.fine_log2 < a->fine) ++k.fine_log2;
+    }
     if (tail && a->tail == ESA_TAIL_CENTROID)
         k.state_o = job->state_o, k.state_m = job->state_m, k.state_l = job->state_l;
     return k;

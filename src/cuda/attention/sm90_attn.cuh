@@ -5,7 +5,8 @@
 // A tile is 128 query rows of one head. A team of two consumer warpgroups (64 query rows each) and
 // a producer warp takes one tile after the other. K and V come through a ring of equal stages of
 // 128 keys x D. A list block of 64 keys is half a stage, and a pooled tail adds stages of 128 block
-// means. The order of the ring is the order in which the consumers need it:
+// means. A tail of levels also adds stages of 128 fine means, which the producer gathers. The order
+// of the ring is the order in which the consumers need it:
 //
 //   D = 128   K0 K1 V0 K2 V1 ... K(n-1) V(n-2) V(n-1)
 //   D = 64    K0 V0 K1 V1 ...
@@ -37,12 +38,15 @@ constexpr int TEAM_CONSUMERS = 2; // warpgroups
 constexpr int SLIVER = 16;        // columns that justify a softmax of their own
 
 struct kernel_args {
-    const int32_t *count;   // [mask_B][Hq][nq] or null: dense
-    const uint16_t *index;  // [mask_B][Hq][nq][cap], ascending
-    const int32_t *order;   // [B][Hq][nq] rows of each head, heaviest first; null: in order
-    const int32_t *kv_len;  // [B] or null
-    const int32_t *scatter; // [Nq] position -> token of o and lse, or null
-    int32_t *next;          // tile counter, 0 at launch
+    const int32_t *count;  // [mask_B][Hq][nq] or null: dense
+    const uint16_t *index; // [mask_B][Hq][nq][cap], ascending
+    const int32_t *order;  // [B][Hq][nq] rows of each head, heaviest first; null: in order
+    const int32_t *kv_len; // [B] or null
+    // Position -> token of o and lse, or null. The order of (b,h) starts at b * scatter_stride[0] +
+    // h * scatter_stride[1].
+    const int32_t *scatter;
+    int64_t scatter_stride[2];
+    int32_t *next; // tile counter, 0 at launch
     void *o;
     float *lse;                         // or null
     int64_t o_stride[3], lse_stride[3]; // B, H, N
@@ -61,13 +65,16 @@ struct kernel_args {
     int32_t causal, shift;                    // query i sees key j if j <= i + shift
     const uint32_t *stands;                   // [B][Hq][nq][32-bit words]; null: no pooled tail
     int32_t mean_stages;                      // nk_pad / 128
+    int32_t fine_log2;                        // fine means per block
+    const int32_t *fine_columns;              // [B][Hq][nq]; null: no fine level
+    const uint16_t *fine_index;               // [mask_B][Hq][nq][cap], ascending
     const float *state_o, *state_m, *state_l; // [B][Hq][nq] x [D], [], []; null: no centroid tail
     float from_log2; // 1 / (scale log2(e)): logits in log2 units to unscaled ones
 };
 
 struct attn_launch { // filled by sm90.cu
     kernel_args args;
-    CUtensorMap q, k, v, k_mean, v_mean;
+    CUtensorMap q, k, v, k_mean, v_mean, k_fine, v_fine;
     int32_t D, blocks;
     bool full;
     cudaStream_t stream;
@@ -94,7 +101,7 @@ template <int D> struct block_shape {
 // What the producer tells the consumers about a tile.
 struct tile_info {
     int32_t n;      // stages; 0: no visible key, -1: no more tiles
-    int32_t listed; // the first `listed` stages come from the list, the others are means
+    int32_t listed; // the first `listed` stages come from the list, then come fine means and means
     int32_t bh, q0; // batch * Hq + head, first query row
 };
 
@@ -109,6 +116,7 @@ struct tile_facts {
     // The current 32 stages of means, and which of them are still to come.
     int32_t mean_base;
     uint32_t mean_left;
+    int32_t fine; // columns of fine means
 };
 
 // What is special about a stage of keys. 0: nothing.
@@ -117,7 +125,7 @@ enum : uint32_t {
     // their values may be NaN: clear them, because 0 * NaN is NaN
     NOTE_VALUES = 2,
     NOTE_DIAGONAL = 4, // causality hides some keys from some rows
-    NOTE_MEANS = 8,    // block means: the logit gets the logarithm of the block length
+    NOTE_MEANS = 8,    // means: the logit gets the logarithm of the number of tokens
     NOTE_SHORT = 16,   // no column of the upper half exists
     NOTE_SLIVER = 32,  // only the first SLIVER columns exist
 };
@@ -132,10 +140,12 @@ struct stage_note {
     uint32_t flags;
     // Diagonal: first key of each half, minus the last key that the first row of the tile sees.
     int32_t key[2];
-    // Means: column of a last block that is shorter than the others, or -1.
+    // Means: what their unscaled logits get, the column of a last mean of fewer tokens than the
+    // others or -1, and how much less that one gets.
+    float bias;
     int32_t last;
-    float last_less; // how much less its unscaled logit gets
-    int32_t unused[3];
+    float last_less;
+    int32_t unused[2];
 };
 
 constexpr int STAGES = 6; // with Q they fill 224 KB at D = 128, and twice 112 KB at D = 64

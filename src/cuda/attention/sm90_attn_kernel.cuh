@@ -25,7 +25,9 @@ __global__ void __launch_bounds__(block_shape<D>::THREADS, 1)
     attn_kernel(const __grid_constant__ kernel_args a, const __grid_constant__ CUtensorMap qm,
                 const __grid_constant__ CUtensorMap km, const __grid_constant__ CUtensorMap vm,
                 const __grid_constant__ CUtensorMap k_mean,
-                const __grid_constant__ CUtensorMap v_mean)
+                const __grid_constant__ CUtensorMap v_mean,
+                const __grid_constant__ CUtensorMap k_fine,
+                const __grid_constant__ CUtensorMap v_fine)
 {
     using S = block_shape<D>;
     extern __shared__ unsigned char raw[];
@@ -40,7 +42,7 @@ __global__ void __launch_bounds__(block_shape<D>::THREADS, 1)
 
     if (produces) {
         regs_lower<S::PRODUCER_REGS>();
-        const tensor_maps maps = { &qm, &km, &vm, &k_mean, &v_mean };
+        const tensor_maps maps = { &qm, &km, &vm, &k_mean, &v_mean, &k_fine, &v_fine };
         if (team < S::TEAMS)
             producer<D, FULL>(a, maps, sm, lane).run(blockIdx.x + gridDim.x * team);
     } else {
@@ -57,7 +59,7 @@ template <class T, int D, bool FULL> static cudaError_t launch(const attn_launch
                                                cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (e != cudaSuccess) return e;
     attn_kernel<T, D, FULL><<<l.blocks, block_shape<D>::THREADS, bytes, l.stream>>>(
-        l.args, l.q, l.k, l.v, l.k_mean, l.v_mean);
+        l.args, l.q, l.k, l.v, l.k_mean, l.v_mean, l.k_fine, l.v_fine);
     return cudaGetLastError();
 }
 

@@ -1,7 +1,8 @@
 // sm90_attn_produce.cuh - the producer warp: turns lists and tails into stages and copies them.
 // SPDX-License-Identifier: Apache-2.0
 //
-// It is a whole warp: lane 0 waits, writes notes and copies; all lanes hold list entries.
+// It is a whole warp: lane 0 waits, writes notes and copies; all lanes hold list entries and gather
+// fine means.
 #pragma once
 
 #include "cuda/attention/sm90_attn.cuh"
@@ -10,7 +11,7 @@ namespace sm90
 {
 
 struct tensor_maps {
-    const CUtensorMap *q, *k, *v, *k_mean, *v_mean;
+    const CUtensorMap *q, *k, *v, *k_mean, *v_mean, *k_fine, *v_fine;
 };
 
 // Number of entries of an ascending list below bound: a search in 32 places at once, called by the
@@ -47,9 +48,12 @@ template <int D, bool FULL> struct producer {
     int blocks;             // listed blocks to visit
     int entry, entry_ahead; // this lane's entry of the current and of the next 32
 
+    enum { MEANS = -1, FINE = -2 }; // signs
     struct stage_source {
-        int block[2]; // list block of each half; or the number of a stage of means, and -1
+        // List block of each half; or the number of a stage of means or of fine means, and a sign.
+        int block[2];
         __device__ __forceinline__ bool means() const { return FULL && block[1] < 0; }
+        __device__ __forceinline__ bool fine() const { return FULL && block[1] == FINE; }
     };
 
     __device__ __forceinline__ producer(const kernel_args &a, const tensor_maps &map,
@@ -68,6 +72,23 @@ template <int D, bool FULL> struct producer {
     __device__ __forceinline__ const uint16_t *list() const
     {
         return a.index + (int64_t)sm.facts->mask_row * a.cap;
+    }
+    __device__ __forceinline__ const uint16_t *fine_list() const
+    {
+        return a.fine_index + (int64_t)sm.facts->mask_row * a.cap;
+    }
+    __device__ __forceinline__ int fine_stages() const
+    {
+        return (sm.facts->fine + STAGE_KEYS - 1) / STAGE_KEYS;
+    }
+    // Tokens of the last fine mean, if they are fewer than the others'. The list ascends, so only
+    // this one can be cut.
+    __device__ __forceinline__ int last_fine() const
+    {
+        const int last = sm.facts->fine - 1, fine_log2 = a.fine_log2,
+                  row = (fine_list()[last >> fine_log2] << fine_log2) +
+                        (last & ((1 << fine_log2) - 1));
+        return keys() - (row << (a.Bk_log2 - fine_log2));
     }
     __device__ __forceinline__ const uint4 *stands() const
     {
@@ -119,8 +140,9 @@ template <int D, bool FULL> struct producer {
     {
         stage_source s;
         if (FULL && j >= listed()) {
-            s.block[0] = next_means();
-            s.block[1] = -1;
+            const int stage = j - listed();
+            s.block[1] = stage < fine_stages() ? FINE : MEANS;
+            s.block[0] = s.fine() ? stage : next_means();
         } else if (!halves()) {
             s.block[0] = s.block[1] = get(j);
         } else {
@@ -131,24 +153,41 @@ template <int D, bool FULL> struct producer {
         return s;
     }
 
+    // Notes a stage of means, each for 1 << tokens_log2 tokens. length: those of the last mean,
+    // which is in column `last`.
+    __device__ __forceinline__ uint32_t note_means(stage_note &note, uint4 bits, int tokens_log2,
+                                                   int last, int length) const
+    {
+        *(uint4 *)note.bits = bits;
+        note.bias = tokens_log2 * a.from_log2;
+        note.last = length < 1 << tokens_log2 && last < STAGE_KEYS ? last : -1;
+        note.last_less = (tokens_log2 - __log2f((float)length)) * a.from_log2;
+        const uint32_t flags = NOTE_MEANS | NOTE_COLUMNS;
+        if (bits.z | bits.w) return flags;
+        return flags | NOTE_SHORT | (bits.x >> SLIVER | bits.y ? 0 : NOTE_SLIVER);
+    }
+
     // Notes what is special about key stage s; lane 0 only. Only the first stage can be cut by
     // kv_len or the end of the sequence.
     template <bool FIRST>
     __device__ __forceinline__ void write_note(stage_note &note, const stage_source &s) const
     {
         uint32_t flags = 0;
-        if (s.means()) {
-            const int keys = this->keys(), last = (keys - 1) >> a.Bk_log2,
-                      length = keys - (last << a.Bk_log2);
-            const uint4 bits = stands()[s.block[0]];
-            *(uint4 *)note.bits = bits;
-            note.last = length < a.Bk && last / STAGE_KEYS == s.block[0] ? last % STAGE_KEYS : -1;
-            note.last_less = (a.Bk_log2 - __log2f((float)length)) * a.from_log2;
-            // A mean that exists and does not stand in belongs to a listed block. The row meets its
-            // values anyway, unless causality hides them.
-            flags = NOTE_MEANS | NOTE_COLUMNS | (a.causal ? NOTE_VALUES : 0);
-            if (!(bits.z | bits.w))
-                flags |= bits.x >> SLIVER | bits.y ? NOTE_SHORT : NOTE_SHORT | NOTE_SLIVER;
+        if (s.fine()) {
+            // Columns from this stage on.
+            const int columns = sm.facts->fine - s.block[0] * STAGE_KEYS;
+            flags = note_means(note,
+                               make_uint4(first_columns(columns, 0), first_columns(columns, 1),
+                                          first_columns(columns, 2), first_columns(columns, 3)),
+                               a.Bk_log2 - a.fine_log2, columns - 1, last_fine());
+        } else if (s.means()) {
+            const int keys = this->keys(), last = (keys - 1) >> a.Bk_log2;
+            // A mean that exists and does not stand in belongs to a listed block or to the fine
+            // level. The row meets its values anyway, unless causality hides them.
+            flags = note_means(note, stands()[s.block[0]], a.Bk_log2,
+                               last / STAGE_KEYS == s.block[0] ? last % STAGE_KEYS : STAGE_KEYS,
+                               keys - (last << a.Bk_log2)) |
+                    (a.causal ? NOTE_VALUES : 0);
         } else {
             if (FIRST) {
                 const int keys = this->keys(), there = min(a.Bk, keys - s.block[1] * a.Bk) +
@@ -170,13 +209,14 @@ template <int D, bool FULL> struct producer {
         if (FULL || FIRST) note.flags = flags;
     }
 
-    // Fills the next stage of the ring; lane 0 only.
+    // Opens the next stage of the ring and, unless it is gathered, fills it; lane 0 only.
     __device__ __forceinline__ void copy(const CUtensorMap *from, const CUtensorMap *from_means,
                                          const stage_source &s) const
     {
         const uint32_t bar = sm.full(ring.stage), dst = sm.stage(ring.stage);
         const int h = sm.facts->h, b = sm.facts->b;
         mbar_arrive_tx(bar, plan::TILE_BYTES);
+        if (s.fine()) return;
         if (s.means()) {
             tma_load(dst, from_means, bar, s.block[0] * STAGE_KEYS, 0, h, b, L2_EVICT_LAST);
         } else if (!halves()) {
@@ -188,6 +228,38 @@ template <int D, bool FULL> struct producer {
                              bar, s.block[half] * 64, c, h, b, L2_EVICT_LAST);
         }
     }
+    // Fills the stage that lane 0 has opened with fine means, one box per block and chunk; called
+    // by the whole warp. Past the end of the list it holds the last block again and again. These
+    // columns do not exist for the logits; they only keep NaN out of 0 * V.
+    __device__ __forceinline__ void gather(const CUtensorMap *from, int stage) const
+    {
+#ifdef ESA_GATHER_LANES
+        __syncwarp(); // lane 0 has opened the stage
+#pragma unroll 1
+        for (int i = lane; i < D / 64 * STAGE_KEYS >> a.fine_log2; i += 32) {
+            const int c = i % (D / 64), slot = i / (D / 64),
+                      n = fine_list()[min((stage * STAGE_KEYS >> a.fine_log2) + slot,
+                                          (sm.facts->fine - 1) >> a.fine_log2)]
+                          << a.fine_log2;
+            tma_load(sm.stage(ring.stage) + c * plan::CHUNK_BYTES + (slot << a.fine_log2) * 128,
+                     from, sm.full(ring.stage), n, c, sm.facts->h, sm.facts->b, L2_EVICT_LAST);
+        }
+#else
+        int block = 0;
+#pragma unroll 1
+        for (int row = 0; row < STAGE_KEYS; row += 1 << a.fine_log2) {
+            const int slot = row >> a.fine_log2;
+            if (slot % 32 == 0)
+                block = fine_list()[min((stage * STAGE_KEYS + row >> a.fine_log2) + lane,
+                                        (sm.facts->fine - 1) >> a.fine_log2)];
+            const int n = __shfl_sync(~0u, block, slot % 32) << a.fine_log2;
+            if (lane == 0)
+                for (int c = 0; c < D / 64; ++c)
+                    tma_load(sm.stage(ring.stage) + c * plan::CHUNK_BYTES + row * 128, from,
+                             sm.full(ring.stage), n, c, sm.facts->h, sm.facts->b, L2_EVICT_LAST);
+        }
+#endif
+    }
     template <bool FIRST> __device__ __forceinline__ void load_keys(const stage_source &s)
     {
         if (lane == 0) {
@@ -195,6 +267,7 @@ template <int D, bool FULL> struct producer {
             write_note<FIRST>(sm.notes[ring.stage], s);
             copy(map.k, map.k_mean, s);
         }
+        if (s.fine()) gather(map.k_fine, s.block[0]);
         ring.step();
     }
     __device__ __forceinline__ void load_values(const stage_source &s)
@@ -203,6 +276,7 @@ template <int D, bool FULL> struct producer {
             mbar_wait(sm.empty(ring.stage), ring.phase ^ 1);
             copy(map.v, map.v_mean, s);
         }
+        if (s.fine()) gather(map.v_fine, s.block[0]);
         ring.step();
     }
 
@@ -235,6 +309,8 @@ template <int D, bool FULL> struct producer {
             sm.facts->b = b;
             sm.facts->hidden = q0 + a.shift;
             sm.facts->mean_base = -32, sm.facts->mean_left = 0;
+            sm.facts->fine = FULL && a.fine_columns && q0 < a.Nq ? a.fine_columns[bh * a.nq + r]
+                                                                 : 0;
         }
         __syncwarp();
         // Keys that some row of the tile sees. A cut query block may have tiles past the end.
@@ -248,7 +324,7 @@ template <int D, bool FULL> struct producer {
             if (bound < a.nk) blocks = entries_below(list(), blocks, bound, lane);
         }
         int n = listed();
-        if (FULL && a.stands && q0 < a.Nq) n += count_means();
+        if (FULL && a.stands && q0 < a.Nq) n += fine_stages() + count_means();
         if (n == 0) {
             open_tile({ 0, 0, bh, q0 });
             return;

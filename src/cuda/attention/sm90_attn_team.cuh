@@ -45,7 +45,10 @@ DEV void store_tile(const kernel_args &a, const tile_info &t, const float (&o)[D
         sum += __shfl_xor_sync(~0u, sum, 2);
         const float inv = sum == 0.0f ? 0.0f : 1.0f / sum; // NaN stays NaN
         const bool inside = row + 8 * r < a.Nq;
-        const int64_t token = inside && a.scatter ? a.scatter[row + 8 * r] : row + 8 * r;
+        const int64_t token =
+            inside && a.scatter
+                ? a.scatter[b * a.scatter_stride[0] + h * a.scatter_stride[1] + row + 8 * r]
+                : row + 8 * r;
         if (a.lse && inside && quad == 0)
             a.lse[b * a.lse_stride[0] + h * a.lse_stride[1] + token * a.lse_stride[2]] =
                 sum == 0.0f ? -INFINITY : m[r] * a.scale + logf(sum);
@@ -142,7 +145,7 @@ template <int D, bool FULL> struct team_member {
         const stage_note &note = sm.notes[k];
         float bias = 0.0f;
         if (NOTES & flags & NOTE_MEANS) {
-            bias = a.Bk_log2 * a.from_log2;
+            bias = note.bias;
             if (note.last >= 0) shorten_last(s, note, half, lane);
         }
         if (NOTES & flags & NOTE_COLUMNS) hide_columns(s, note, half, lane);

@@ -276,7 +276,13 @@ esa_status tail_means(esa_cuda_device *dev, const esa_attn_args *a, const prepar
         wide = add(a->q, p->q_mean, nullptr, a->q_stride, a->Hq, a->Nq, a->block_q, nq, nq,
                    ESA_DTYPE_F32) &&
                wide;
+    if (a->fine_count) {
+        plan.part[0].fine = plan.part[1].fine = a->fine;
+        plan.part[0].fine_dst = p->k_fine, plan.part[1].fine_dst = p->v_fine;
+    }
     stands_part &s = plan.stands;
+    s.fine_count = a->fine_count, s.fine_index = a->fine_index, s.fine_columns = p->fine_columns,
+    s.fine = a->fine;
     s.count = a->count, s.kv_len = a->kv_len, s.index = a->index, s.stands = p->stands;
     s.mask_batch = a->mask_batch, s.cap = a->cap, s.rows = a->B * a->Hq * a->nq;
     s.Hq = (int32_t)a->Hq, s.nq = nq, s.nk_pad = nk_pad;

@@ -2,16 +2,19 @@
 // the sm80 and the simt kernel.
 // SPDX-License-Identifier: Apache-2.0
 //
-// A step is STEP keys of one listed block, or STEP block means (pooled tail). One int names it: the
-// first key, or ~t for the means t STEP .. t STEP + STEP - 1, or WALK_END. Lists are walked last to
-// first. Blocks cut by causality or kv_len then come first, and everything after them is whole.
-// Blocks that no row of the tile sees are never visited.
+// A step is STEP keys of one listed block, STEP fine means, or STEP block means (pooled tail). One
+// int names it: the first key, ~(WALK_FINE + t) for the fine columns t STEP .. t STEP + STEP - 1 of
+// the row, ~t for the same means, or WALK_END. Lists are walked last to first. Blocks cut by
+// causality or kv_len then come first, and everything after them is whole. Blocks that no row of
+// the tile sees are never visited.
 #pragma once
 
 #include "cuda/attention/attention.cuh"
 #include "cuda/runtime/views.cuh"
 
-constexpr int WALK_END = INT32_MIN;
+constexpr int WALK_END = INT32_MIN, WALK_FINE = 1 << 28;
+
+__device__ __forceinline__ bool is_fine(int step) { return step <= ~WALK_FINE; }
 
 struct tile_place { // which rows of which head
     int b, h, i;    // batch entry, query head, query block
@@ -68,6 +71,35 @@ __device__ __forceinline__ int kv_head(const esa_attn_args &a, const tile_place 
     return p.h / (int)(a.Hq / a.Hkv);
 }
 
+// Row of the arrays [B][Hq][nq] of a job.
+__device__ __forceinline__ int64_t row_of(const esa_attn_args &a, const tile_place &p)
+{
+    return ((int64_t)p.b * a.Hq + p.h) * a.nq + p.i;
+}
+
+// The token that a row of q belongs to.
+__device__ __forceinline__ int64_t token_of(const attention_job &job, const tile_place &p, int row)
+{
+    if (!job.scatter) return row;
+    return job.scatter[p.b * job.scatter_stride[0] + p.h * job.scatter_stride[1] + row];
+}
+
+// Fine columns of the tile: how many from column `first` on, the list of their blocks, and the row
+// of k_fine and v_fine, within the head, that column c reads.
+__device__ __forceinline__ int fine_columns(const attention_job &job, const tile_place &p,
+                                            int first)
+{
+    return job.fine_columns[row_of(job.a, p)] - first;
+}
+__device__ __forceinline__ const uint16_t *fine_list(const esa_attn_args &a, const tile_place &p)
+{
+    return a.fine_index + ((p.b * a.mask_batch + p.h) * a.nq + p.i) * a.cap;
+}
+__device__ __forceinline__ int fine_row(const uint16_t *list, int fine, int c)
+{
+    return list[c / fine] * fine + c % fine;
+}
+
 __device__ __forceinline__ uint64_t first_bits(int n)
 {
     return n >= 64 ? ~0ull : n > 0 ? (1ull << n) - 1 : 0;
@@ -77,7 +109,7 @@ template <int STEP> struct key_walk {
     static constexpr int WORDS = STEP / 32;
     const uint16_t *list; // null: dense
     int left;             // steps of keys still to come
-    int means;            // steps of means still to come
+    int fine, means;      // steps of fine means and of means still to come
 
     __device__ __forceinline__ key_walk(const attention_job &job, const tile_place &p)
     {
@@ -85,7 +117,7 @@ template <int STEP> struct key_walk {
         // Keys that some row of the tile sees.
         const int limit = max(0, a.causal ? min(p.len, p.seen + p.rows - 1) : p.len);
         list = nullptr;
-        means = 0;
+        fine = means = 0;
         left = (limit + STEP - 1) / STEP;
         if (!a.count) return;
         const int64_t row = (p.b * a.mask_batch + p.h) * a.nq + p.i;
@@ -109,6 +141,7 @@ template <int STEP> struct key_walk {
         }
         if (a.tail == ESA_TAIL_POOLED && job.stands)
             means = ((p.len + a.block_k - 1) / a.block_k + STEP - 1) / STEP;
+        if (a.fine_count) fine = (fine_columns(job, p, 0) + STEP - 1) / STEP;
     }
 
     static __device__ __forceinline__ int per_block(const esa_attn_args &a)
@@ -116,14 +149,18 @@ template <int STEP> struct key_walk {
         return (a.block_k + STEP - 1) / STEP;
     }
 
+    // The first fine column of a step.
+    static __device__ __forceinline__ int first_fine(int step)
+    {
+        return (~step - WALK_FINE) * STEP;
+    }
+
     // Which of the STEP means from t STEP on stand in. Read again at each use: that is rare, and it
     // costs no registers in between.
     static __device__ __forceinline__ uint64_t stands(const attention_job &job, const tile_place &p,
                                                       int t)
     {
-        const uint32_t *const word = job.stands +
-                                     ((p.b * job.a.Hq + p.h) * job.a.nq + p.i) * (job.nk_pad / 32) +
-                                     t * WORDS;
+        const uint32_t *const word = job.stands + row_of(job.a, p) * (job.nk_pad / 32) + t * WORDS;
         return word[0] | (WORDS == 2 ? (uint64_t)word[WORDS - 1] << 32 : 0);
     }
 
@@ -136,6 +173,7 @@ template <int STEP> struct key_walk {
             const int per = per_block(job.a), entry = STEP == 64 ? left >> (per - 1) : left / per;
             return list[entry] * job.a.block_k + (left - entry * per) * STEP;
         }
+        if (fine > 0) return ~(WALK_FINE + --fine);
         while (means > 0) {
             --means;
             if (stands(job, p, means)) return ~means;
@@ -143,13 +181,15 @@ template <int STEP> struct key_walk {
         return WALK_END;
     }
 
-    // Bit c: column c of the step exists (a key within kv_len and its block; a mean
+    // Bit c: column c of the step exists (a key within kv_len and its block; a fine mean; a mean
     // that stands in).
     static __device__ __forceinline__ uint64_t columns(const attention_job &job,
                                                        const tile_place &p, int step)
     {
         const esa_attn_args &a = job.a;
-        if (__builtin_expect(step < 0, 0)) return stands(job, p, ~step);
+        if (__builtin_expect(step < 0, 0))
+            return is_fine(step) ? first_bits(fine_columns(job, p, first_fine(step)))
+                                 : stands(job, p, ~step);
         int end = p.len;
         if (STEP < 64 && a.count) end = min(end, (step / a.block_k + 1) * a.block_k);
         return first_bits(end - step);
@@ -160,4 +200,11 @@ template <int STEP> struct key_walk {
 __device__ __forceinline__ float mean_bias(const esa_attn_args &a, const tile_place &p, int j)
 {
     return log2f((float)min(a.block_k, p.len - j * a.block_k));
+}
+
+// The same for fine column c of the tile.
+__device__ __forceinline__ float fine_bias(const esa_attn_args &a, const tile_place &p, int c)
+{
+    const int tokens = a.block_k / a.fine, first = fine_row(fine_list(a, p), a.fine, c) * tokens;
+    return log2f((float)min(tokens, p.len - first));
 }

@@ -17,6 +17,8 @@ struct prepared {
     float *q_mean; // [B][Hq][nq][mean_pitch] centroid
     int64_t mean_pitch, nk_pad;
     uint32_t *stands;
+    void *k_fine, *v_fine;
+    int32_t *fine_columns;
     float *state_o, *state_m, *state_l;
 };
 
@@ -32,8 +34,8 @@ esa_status gather_rows(esa_cuda_device *dev, const esa_attn_args *a, const prepa
 // more than ORDER_RUN rows takes two launches.
 esa_status row_order(esa_cuda_device *dev, const esa_attn_args *a, const prepared *p,
                      cudaStream_t stream);
-// tail_state.cu: means of k and v and the bits; for the centroid tail also means of q and the
-// states, which need both.
+// tail_state.cu: means of k and v, fine ones too if a->fine_count is set, and the bits; for the
+// centroid tail also means of q and the states, which need both.
 esa_status tail_means(esa_cuda_device *dev, const esa_attn_args *a, const prepared *p,
                       cudaStream_t stream);
 esa_status tail_states(esa_cuda_device *dev, const esa_attn_args *a, const prepared *p,
