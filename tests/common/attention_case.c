@@ -97,6 +97,58 @@ static void make_keys_equal(const prepared *p, const attention_case *c)
     }
 }
 
+/* A random mask, as flags (naive.h) and as an object. */
+static void prepare_mask(prepared *p, const attention_case *c, esa_mask_info *info)
+{
+    const int64_t nq = (c->Nq + info->block_q - 1) / info->block_q,
+                  nk = (c->Nk + info->block_k - 1) / info->block_k, mask_B = c->one_mask ? 1 : c->B,
+                  cells = mask_B * c->Hq * nq * nk;
+    p->keep = calloc((size_t)(c->B * c->Hq * nq), (size_t)nk);
+    uint8_t *level = malloc((size_t)cells);
+    esa_rng r = { test_seed() + 77 };
+    for (int64_t i = 0; i < cells; i++) {
+        if ((double)esa_rng_unit(&r) < c->density)
+            p->keep[i] = 1;
+        else if (c->fine && (double)esa_rng_unit(&r) < c->fine_density)
+            p->keep[i] = 2;
+        level[i] = (uint8_t)(p->keep[i] == 1 ? 0 : p->keep[i] == 2 ? 1 : 2);
+    }
+    for (int64_t b = mask_B; b < c->B; b++) memcpy(p->keep + b * cells, p->keep, (size_t)cells);
+    info->B = mask_B;
+    info->fine = c->fine;
+    const esa_status status = esa_mask_from_levels(p->ctx, &p->mask, info, level);
+    if (status) fail_msg("%s: %s", esa_status_name(status), esa_ctx_error(p->ctx));
+    free(level);
+}
+
+/* Random orders for all heads of a side. Text stays where it is. */
+static int32_t *random_orders(const attention_case *c, int64_t heads, int64_t N, uint64_t seed)
+{
+    const int64_t first = c->text_front, n = N - c->text_front - c->text_back;
+    int32_t *perm = malloc(sizeof(int32_t) * (size_t)(heads * N));
+    esa_rng r = { seed };
+    for (int64_t h = 0; h < heads; h++) {
+        int32_t *order = perm + h * N;
+        for (int64_t i = 0; i < N; i++) order[i] = (int32_t)i;
+        for (int64_t i = n - 1; i > 0; i--) {
+            const int64_t j = (int64_t)((double)esa_rng_unit(&r) * (double)(i + 1));
+            const int32_t other = order[first + j];
+            order[first + j] = order[first + i];
+            order[first + i] = other;
+        }
+    }
+    return perm;
+}
+
+static void prepare_orders(prepared *p, const attention_case *c)
+{
+    const int64_t mask_B = c->one_mask ? 1 : c->B;
+    p->perm_q = random_orders(c, mask_B * c->Hq, c->Nq, test_seed() + 5);
+    p->perm_k = random_orders(c, mask_B * c->Hkv, c->Nk, test_seed() + 6);
+    const esa_status status = esa_mask_set_orders(p->ctx, p->mask, p->perm_q, p->perm_k, c->Hkv);
+    if (status) fail_msg("%s: %s", esa_status_name(status), esa_ctx_error(p->ctx));
+}
+
 static void prepare(prepared *p, const attention_case *c, int32_t level, int32_t threads)
 {
     memset(p, 0, sizeof *p);
@@ -127,21 +179,12 @@ static void prepare(prepared *p, const attention_case *c, int32_t level, int32_t
     }
     info.layout.text_front_q = info.layout.text_front_k = c->text_front;
     info.layout.text_back_q = info.layout.text_back_k = c->text_back;
+    if (c->own_orders) info.layout.order = ESA_ORDER_ADAPTIVE;
     if (c->density >= 0.0) {
-        const int64_t nq = (c->Nq + info.block_q - 1) / info.block_q,
-                      nk = (c->Nk + info.block_k - 1) / info.block_k, w = (nk + 7) / 8;
-        p->keep = calloc(1, (size_t)(c->B * c->Hq * nq * nk));
-        uint8_t *bits = calloc(1, (size_t)(c->B * c->Hq * nq * w));
-        esa_rng r = { test_seed() + 77 };
-        for (int64_t row = 0; row < c->B * c->Hq * nq; row++)
-            for (int64_t j = 0; j < nk; j++)
-                if ((double)esa_rng_unit(&r) < c->density) {
-                    p->keep[row * nk + j] = 1;
-                    bits[row * w + j / 8] |= (uint8_t)(1u << (j % 8));
-                }
-        assert_int_equal(esa_mask_from_bits(p->ctx, &p->mask, &info, bits), ESA_OK);
-        free(bits);
-        if (c->order > ESA_ORDER_RASTER) {
+        prepare_mask(p, c, &info);
+        if (c->own_orders)
+            prepare_orders(p, c);
+        else if (c->order > ESA_ORDER_RASTER) {
             p->perm_q = malloc(sizeof(int32_t) * (size_t)c->Nq);
             p->perm_k = malloc(sizeof(int32_t) * (size_t)c->Nk);
             assert_int_equal(esa_order(p->ctx, p->perm_q, c->Nq, &info.layout, 0, ESA_MODE_FIXED),
@@ -150,11 +193,18 @@ static void prepare(prepared *p, const attention_case *c, int32_t level, int32_t
                              ESA_OK);
         }
     }
-    p->naive = (naive_case){ c->B,         c->Hq,     c->Hkv,   c->Nq,
-                             c->Nk,        c->D,      c->dtype, info.block_q,
-                             info.block_k, c->causal, c->tail,  1.0 / sqrt((double)c->D),
-                             &p->t[0],     &p->t[1],  &p->t[2], c->kv_len,
-                             p->keep,      p->perm_q, p->perm_k };
+    p->naive = (naive_case){ c->B,         c->Hq,     c->Hkv,    c->Nq,
+                             c->Nk,        c->D,      c->dtype,  info.block_q,
+                             info.block_k, c->causal, c->tail,   1.0 / sqrt((double)c->D),
+                             &p->t[0],     &p->t[1],  &p->t[2],  c->kv_len,
+                             p->keep,      p->perm_q, p->perm_k, { 0, 0 },
+                             { 0, 0 },     c->fine };
+    if (c->own_orders) {
+        p->naive.perm_q_stride[0] = c->one_mask ? 0 : c->Hq * c->Nq;
+        p->naive.perm_k_stride[0] = c->one_mask ? 0 : c->Hkv * c->Nk;
+        p->naive.perm_q_stride[1] = c->Nq;
+        p->naive.perm_k_stride[1] = c->Nk;
+    }
 }
 
 static void release(prepared *p)
@@ -221,12 +271,12 @@ int no_wrong_case(void **state)
 static void describe(const attention_case *c, const prepared *p, int32_t level, const char *verdict)
 {
     printf("%s B %lld Hq %lld Hkv %lld Nq %lld Nk %lld D %lld dtype %d blocks %dx%d density %g "
-           "causal %d tail %d order %d bsnd %d pad %d misalign %d "
-           "kv_len %d level %d: ",
+           "causal %d tail %d fine %d (%g) order %d own_orders %d one_mask %d bsnd %d pad %d "
+           "misalign %d kv_len %d level %d: ",
            verdict, (long long)c->B, (long long)c->Hq, (long long)c->Hkv, (long long)c->Nq,
            (long long)c->Nk, (long long)c->D, c->dtype, p->naive.block_q, p->naive.block_k,
-           c->density, c->causal, c->tail, c->order, c->bsnd, c->pad, c->misalign,
-           c->kv_len ? (int)c->kv_len[0] : -1, level);
+           c->density, c->causal, c->tail, c->fine, c->fine_density, c->order, c->own_orders,
+           c->one_mask, c->bsnd, c->pad, c->misalign, c->kv_len ? (int)c->kv_len[0] : -1, level);
 }
 
 /* Largest difference of the LSE and the largest LSE; an empty row on one side only, or one with an

@@ -23,6 +23,12 @@ typedef struct attention_case {
     int32_t grid[3]; /* with order */
     int32_t text_front, text_back;
     int32_t equal_keys; /* 1: all keys and values inside each block are equal */
+    /* Tail LEVELS: means of a block on the fine level; 0: the mask has no fine level. The chance of
+     * a block that is not kept to be on it. */
+    int32_t fine;
+    double fine_density;
+    int32_t one_mask;   /* 1: the mask has one batch entry, for all of them */
+    int32_t own_orders; /* 1: every head has an order of its own; kv_len may only cut text_back */
 } attention_case;
 
 /* All levels this machine has, into level (room for 8); returns their number. native: how many a

@@ -14,8 +14,8 @@ static double element(const esa_tensor *t, int64_t b, int64_t h, int64_t n, int6
                                 t->dtype);
 }
 
-/* One tensor of a case in its order: [B*H][N + blocks][D], the rows of a head and behind them the
- * means of its blocks. */
+/* One tensor of a case in its order: [B*H][N + blocks + blocks*fine][D], the rows of a head, behind
+ * them the means of its blocks, and behind those its fine means. */
 typedef struct naive_rows {
     double *exact;
     float *same;     /* the same numbers in f32, for runs in the precision of the call; else NULL */
@@ -26,36 +26,48 @@ typedef struct naive_rows {
  * element dear. */
 typedef struct naive_data {
     naive_rows q, k, v;
-    double *score;   /* one row's columns: [Nk + nk] */
-    int64_t *column; /* which row of k and v each is: [Nk + nk] */
+    double *score;   /* one row's columns: [Nk + nk + nk*fine] */
+    int64_t *column; /* which row of k and v each is, likewise */
     int64_t nq, nk;
 } naive_data;
 
-/* kv_len: lengths per batch entry, or NULL; round: means are rounded to the tensor's type. */
-static naive_rows rows_open(const esa_tensor *t, const int32_t *perm, int64_t block,
-                            const int32_t *kv_len, int32_t same, int32_t round)
+/* Means of each `block` of the first `length` of the rows, until these end. round: they are rounded
+ * to this dtype; -1: not. */
+static void means_of(double *mean, const double *row, int64_t length, int64_t block, int64_t D,
+                     int32_t round)
+{
+    for (int64_t from = 0; from < length; from += block, mean += D) {
+        const int64_t to = length < from + block ? length : from + block;
+        for (int64_t n = from; n < to; n++)
+            for (int64_t d = 0; d < D; d++) mean[d] += row[n * D + d];
+        for (int64_t d = 0; d < D; d++) {
+            mean[d] /= (double)(to - from);
+            if (round >= 0) mean[d] = (double)esa_round_to((float)mean[d], round);
+        }
+    }
+}
+
+/* perm: the order of every (b,h), found with perm_stride, or NULL. kv_len: lengths per batch entry,
+ * or NULL. fine: fine means per block; 0: none. round: means are rounded to the tensor's type. */
+static naive_rows rows_open(const esa_tensor *t, const int32_t *perm, const int64_t *perm_stride,
+                            int64_t block, int64_t fine, const int32_t *kv_len, int32_t same,
+                            int32_t round)
 {
     const int64_t B = t->dim[0], H = t->dim[1], N = t->dim[2], D = t->dim[3],
-                  blocks = (N + block - 1) / block;
-    const int64_t total = B * H * (N + blocks) * D;
+                  blocks = (N + block - 1) / block, rows = N + blocks + blocks * fine;
+    const int64_t total = B * H * rows * D;
     naive_rows x = { calloc((size_t)total, sizeof(double)),
-                     same ? malloc(sizeof(float) * (size_t)total) : NULL, (N + blocks) * D, D };
+                     same ? malloc(sizeof(float) * (size_t)total) : NULL, rows * D, D };
     for (int64_t bh = 0; bh < B * H; bh++) {
-        double *row = x.exact + bh * x.head, *mean = row + N * D;
+        const int64_t b = bh / H, h = bh % H, length = kv_len ? kv_len[b] : N;
+        const int32_t *order = perm ? perm + b * perm_stride[0] + h * perm_stride[1] : NULL;
+        double *row = x.exact + bh * x.head;
         for (int64_t n = 0; n < N; n++)
             for (int64_t d = 0; d < D; d++)
-                row[n * D + d] = element(t, bh / H, bh % H, perm ? perm[n] : n, d);
-        for (int64_t j = 0; j < blocks; j++, mean += D) {
-            const int64_t length = kv_len ? kv_len[bh / H] : N, from = j * block,
-                          to = length < from + block ? length : from + block;
-            if (to <= from) break;
-            for (int64_t n = from; n < to; n++)
-                for (int64_t d = 0; d < D; d++) mean[d] += row[n * D + d];
-            for (int64_t d = 0; d < D; d++) {
-                mean[d] /= (double)(to - from);
-                if (round) mean[d] = (double)esa_round_to((float)mean[d], t->dtype);
-            }
-        }
+                row[n * D + d] = element(t, b, h, order ? order[n] : n, d);
+        means_of(row + N * D, row, length, block, D, round ? t->dtype : -1);
+        if (fine)
+            means_of(row + (N + blocks) * D, row, length, block / fine, D, round ? t->dtype : -1);
     }
     if (same)
         for (int64_t i = 0; i < total; i++) x.same[i] = (float)x.exact[i];
@@ -67,11 +79,13 @@ static naive_data naive_open(const naive_case *c, int32_t same)
     naive_data x;
     x.nq = (c->Nq + c->block_q - 1) / c->block_q;
     x.nk = (c->Nk + c->block_k - 1) / c->block_k;
-    x.q = rows_open(c->q, c->perm_q, c->block_q, NULL, same, 0);
-    x.k = rows_open(c->k, c->perm_k, c->block_k, c->kv_len, same, same);
-    x.v = rows_open(c->v, c->perm_k, c->block_k, c->kv_len, same, same);
-    x.score = malloc(sizeof(double) * (size_t)(c->Nk + x.nk));
-    x.column = malloc(sizeof(int64_t) * (size_t)(c->Nk + x.nk));
+    const int64_t fine = c->tail == ESA_TAIL_LEVELS ? c->fine : 0,
+                  columns = c->Nk + x.nk + x.nk * fine;
+    x.q = rows_open(c->q, c->perm_q, c->perm_q_stride, c->block_q, 0, NULL, same, 0);
+    x.k = rows_open(c->k, c->perm_k, c->perm_k_stride, c->block_k, fine, c->kv_len, same, same);
+    x.v = rows_open(c->v, c->perm_k, c->perm_k_stride, c->block_k, fine, c->kv_len, same, same);
+    x.score = malloc(sizeof(double) * (size_t)columns);
+    x.column = malloc(sizeof(int64_t) * (size_t)columns);
     return x;
 }
 
@@ -100,6 +114,19 @@ static double dot_of(const naive_data *x, int64_t hq, int64_t i, int64_t hk, int
     return dot;
 }
 
+/* Adds the fine means of the block of keys from .. to - 1. */
+static int64_t fine_columns(naive_data *x, const naive_case *c, int64_t n, int64_t hq, int64_t i,
+                            int64_t hk, int64_t from, int64_t to)
+{
+    const int64_t part = c->block_k / c->fine;
+    for (int64_t t = from; t < to; t += part) {
+        const int64_t row = c->Nk + x->nk + t / part, tokens = to - t < part ? to - t : part;
+        x->score[n] = dot_of(x, hq, i, hk, row) * c->scale + log((double)tokens);
+        x->column[n++] = row;
+    }
+    return n;
+}
+
 /* Fills score and column with the columns of query position i: real keys, then pooled ones; returns
  * their number. */
 static int64_t row_columns(naive_data *x, const naive_case *c, int64_t b, int64_t h, int64_t i,
@@ -111,13 +138,17 @@ static int64_t row_columns(naive_data *x, const naive_case *c, int64_t b, int64_
     for (int64_t j = 0; j < x->nk; j++) {
         const int64_t from = j * c->block_k, to = kv < from + c->block_k ? kv : from + c->block_k;
         if (to <= from) break;
-        if (!keep || keep[j]) {
+        if (!keep || keep[j] == 1) {
             for (int64_t t = from; t < to; t++) {
                 if (c->causal && t > i + c->Nk - c->Nq) continue;
                 x->score[n] = dot_of(x, hq, i, hk, t) * c->scale;
                 x->column[n++] = t;
             }
         } else if (c->tail && !(c->causal && to - 1 > I * c->block_q + c->Nk - c->Nq)) {
+            if (c->tail == ESA_TAIL_LEVELS && keep[j] == 2) {
+                n = fine_columns(x, c, n, hq, i, hk, from, to);
+                continue;
+            }
             const int64_t from_q = c->tail == ESA_TAIL_CENTROID ? c->Nq + I : i;
             x->score[n] = dot_of(x, hq, from_q, hk, c->Nk + j) * c->scale +
                           log((double)(to - from));
@@ -125,6 +156,13 @@ static int64_t row_columns(naive_data *x, const naive_case *c, int64_t b, int64_
         }
     }
     return n;
+}
+
+/* The token of query position i. */
+static int64_t token_of(const naive_case *c, int64_t b, int64_t h, int64_t i)
+{
+    if (!c->perm_q) return i;
+    return c->perm_q[b * c->perm_q_stride[0] + h * c->perm_q_stride[1] + i];
 }
 
 void naive_attention(double *out, double *lse, const naive_case *c)
@@ -135,7 +173,7 @@ void naive_attention(double *out, double *lse, const naive_case *c)
             for (int64_t i = 0; i < c->Nq; i++) {
                 const int64_t hk = b * c->Hkv + h / (c->Hq / c->Hkv),
                               n = row_columns(&x, c, b, h, i, hk);
-                const int64_t row = (b * c->Hq + h) * c->Nq + (c->perm_q ? c->perm_q[i] : i);
+                const int64_t row = (b * c->Hq + h) * c->Nq + token_of(c, b, h, i);
                 double top = -INFINITY, sum = 0.0, *o = out + row * c->D;
                 for (int64_t j = 0; j < n; j++)
                     if (x.score[j] > top) top = x.score[j];
@@ -162,7 +200,7 @@ void naive_attention_same(double *out, const naive_case *c)
             for (int64_t i = 0; i < c->Nq; i++) {
                 const int64_t hk = b * c->Hkv + h / (c->Hq / c->Hkv),
                               n = row_columns(&x, c, b, h, i, hk);
-                const int64_t row = (b * c->Hq + h) * c->Nq + (c->perm_q ? c->perm_q[i] : i);
+                const int64_t row = (b * c->Hq + h) * c->Nq + token_of(c, b, h, i);
                 float top = -INFINITY, sum = 0.0f;
                 for (int64_t j = 0; j < n; j++)
                     if ((float)x.score[j] > top) top = (float)x.score[j];

@@ -12,9 +12,14 @@ typedef struct naive_case {
     int32_t dtype, block_q, block_k, causal, tail;
     double scale;
     const esa_tensor *q, *k, *v;
-    const int32_t *kv_len;          /* [B] or NULL */
-    const uint8_t *keep;            /* [B][Hq][nq][nk] flags; NULL: dense */
+    const int32_t *kv_len; /* [B] or NULL */
+    /* [B][Hq][nq][nk]: 0 not listed, 1 listed, 2 on the fine level (tail LEVELS; other tails: not
+     * listed); NULL: dense */
+    const uint8_t *keep;
     const int32_t *perm_q, *perm_k; /* position -> token, or NULL */
+    /* The order of (b,h) starts at b*stride[0] + h*stride[1]. */
+    int64_t perm_q_stride[2], perm_k_stride[2];
+    int32_t fine; /* means of a block on the fine level */
 } naive_case;
 
 /* out [B][Hq][Nq][D] and lse [B][Hq][Nq] (may be NULL) in double from the inputs as stored. */
