@@ -60,7 +60,7 @@ ESA_INLINE uint32_t esa_order_cut(esa_order_node node, uint32_t block)
 {
     if (node.n <= ESA_ORDER_LEAF) return 0;
     const uint32_t last = node.first + node.n - 1,
-                   unit = node.first / block != last / block ? block : ESA_ORDER_LEAF;
+                   unit = node.first / block != last / block ? block : (uint32_t)ESA_ORDER_LEAF;
     const uint32_t twice = 2 * node.first + node.n; /* two times the middle */
     const uint32_t low = (node.first / unit + 1) * unit, high = last / unit * unit;
     uint32_t cut = (twice + unit - 1) / (2 * unit) * unit;
@@ -130,7 +130,7 @@ static inline double esa_order_node_work(esa_order_node node, uint32_t block, do
                                          int32_t inside)
 {
     const uint32_t cut = esa_order_cut(node, block);
-    const double n = node.n, sample = n < ESA_ORDER_SAMPLE ? n : ESA_ORDER_SAMPLE,
+    const double n = node.n, sample = n < ESA_ORDER_SAMPLE ? n : (double)ESA_ORDER_SAMPLE,
                  turns = ESA_ORDER_ROUNDS + 1;
     double work = 0.0;
     if (!cut) return 0.0;
@@ -147,7 +147,8 @@ static inline double esa_order_node_work(esa_order_node node, uint32_t block, do
  * metric can sample. */
 static inline double esa_order_work(esa_order_node root, uint32_t block, int64_t D, double others)
 {
-    const double d = (double)D, moments = others < ESA_ORDER_MOMENTS ? others : ESA_ORDER_MOMENTS;
+    const double d = (double)D,
+                 moments = others < ESA_ORDER_MOMENTS ? others : (double)ESA_ORDER_MOMENTS;
     return moments * d * d + esa_order_node_work(root, block, d, 0);
 }
 
