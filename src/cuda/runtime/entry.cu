@@ -39,8 +39,8 @@ static const esa_cuda_table table = {
     importance_run,
     from_importance_run,
     nullptr, // errors
-    nullptr, // order_workspace
-    nullptr, // order
+    order_workspace,
+    order_run,
     bits_to_lists,
     lists_to_bits,
 };
