@@ -21,7 +21,7 @@
 #include <string.h>
 #include "select/error.h"
 
-enum { WINDOW_BYTES = 48 << 20, SUM_BYTES = 384 << 10 };
+enum { WINDOW_BYTES = 24 << 20, SUM_BYTES = 384 << 10 };
 
 typedef struct job {
     const esa_select_args *args;
