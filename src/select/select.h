@@ -38,16 +38,10 @@ void esa_select_errors(const esa_select_args *args, float *out, void *ws);
 void esa_select_from_errors(const esa_select_args *args, esa_mask *mask, const float *errors,
                             void *ws);
 
-/* Adaptive orders perm_q [B][Hq][Nq] and perm_k [B][Hkv][Nk] from q and k. args->perm_q and
- * args->perm_k are the orders to start from ([Nq], [Nk]; NULL: raster). Of params it uses block_q,
- * block_k, scale and layout. */
-int64_t esa_adaptive_workspace(const esa_select_args *args);
-void esa_adaptive_order(const esa_select_args *args, int32_t *perm_q, int32_t *perm_k, void *ws);
-
-/* The adaptive order (rules/order.h): perm_q [B][Hq][Nq] and perm_k [B][Hkv][Nk], position -> token,
- * from q and k. args->perm_q [Nq] and args->perm_k [Nk] are the orders to start from; NULL: raster.
- * Needs params.layout, block_q, block_k and kv_len. Cannot fail. The same bits for any number of
- * threads. */
+/* The adaptive order (rules/order.h): perm_q [B][Hq][Nq] and perm_k [B][Hkv][Nk], position ->
+ * token, from q and k. args->perm_q [Nq] and args->perm_k [Nk] are the orders to start from; NULL:
+ * raster. Needs params.layout, block_q, block_k and kv_len. Cannot fail. The same bits for any
+ * number of threads. */
 int64_t esa_adaptive_workspace(const esa_select_args *args);
 void esa_adaptive_order(const esa_select_args *args, int32_t *perm_q, int32_t *perm_k, void *ws);
 
