@@ -101,16 +101,15 @@ static void make_keys_equal(const prepared *p, const attention_case *c)
 static void prepare_mask(prepared *p, const attention_case *c, esa_mask_info *info)
 {
     const int64_t nq = (c->Nq + info->block_q - 1) / info->block_q,
-                  nk = (c->Nk + info->block_k - 1) / info->block_k, mask_B = c->one_mask ? 1 : c->B,
-                  cells = mask_B * c->Hq * nq * nk;
+                  nk = (c->Nk + info->block_k - 1) / info->block_k,
+                  mask_B = c->broadcast ? 1 : c->B, cells = mask_B * c->Hq * nq * nk;
     p->keep = calloc((size_t)(c->B * c->Hq * nq), (size_t)nk);
     uint8_t *level = malloc((size_t)cells);
-    esa_rng r = { test_seed() + 77 };
+    /* The kept blocks are the same with and without a fine level. */
+    esa_rng r = { test_seed() + 77 }, r_fine = { test_seed() + 78 };
     for (int64_t i = 0; i < cells; i++) {
-        if ((double)esa_rng_unit(&r) < c->density)
-            p->keep[i] = 1;
-        else if (c->fine && (double)esa_rng_unit(&r) < c->fine_density)
-            p->keep[i] = 2;
+        const int32_t fine = c->fine && (double)esa_rng_unit(&r_fine) < c->refined;
+        p->keep[i] = (double)esa_rng_unit(&r) < c->density ? 1 : fine ? 2 : 0;
         level[i] = (uint8_t)(p->keep[i] == 1 ? 0 : p->keep[i] == 2 ? 1 : 2);
     }
     for (int64_t b = mask_B; b < c->B; b++) memcpy(p->keep + b * cells, p->keep, (size_t)cells);
@@ -142,7 +141,7 @@ static int32_t *random_orders(const attention_case *c, int64_t heads, int64_t N,
 
 static void prepare_orders(prepared *p, const attention_case *c)
 {
-    const int64_t mask_B = c->one_mask ? 1 : c->B;
+    const int64_t mask_B = c->broadcast ? 1 : c->B;
     p->perm_q = random_orders(c, mask_B * c->Hq, c->Nq, test_seed() + 5);
     p->perm_k = random_orders(c, mask_B * c->Hkv, c->Nk, test_seed() + 6);
     const esa_status status = esa_mask_set_orders(p->ctx, p->mask, p->perm_q, p->perm_k, c->Hkv);
@@ -179,10 +178,9 @@ static void prepare(prepared *p, const attention_case *c, int32_t level, int32_t
     }
     info.layout.text_front_q = info.layout.text_front_k = c->text_front;
     info.layout.text_back_q = info.layout.text_back_k = c->text_back;
-    if (c->own_orders) info.layout.order = ESA_ORDER_ADAPTIVE;
     if (c->density >= 0.0) {
         prepare_mask(p, c, &info);
-        if (c->own_orders)
+        if (c->order == ESA_ORDER_ADAPTIVE)
             prepare_orders(p, c);
         else if (c->order > ESA_ORDER_RASTER) {
             p->perm_q = malloc(sizeof(int32_t) * (size_t)c->Nq);
@@ -199,9 +197,9 @@ static void prepare(prepared *p, const attention_case *c, int32_t level, int32_t
                              &p->t[0],     &p->t[1],  &p->t[2],  c->kv_len,
                              p->keep,      p->perm_q, p->perm_k, { 0, 0 },
                              { 0, 0 },     c->fine };
-    if (c->own_orders) {
-        p->naive.perm_q_stride[0] = c->one_mask ? 0 : c->Hq * c->Nq;
-        p->naive.perm_k_stride[0] = c->one_mask ? 0 : c->Hkv * c->Nk;
+    if (c->order == ESA_ORDER_ADAPTIVE) {
+        p->naive.perm_q_stride[0] = c->broadcast ? 0 : c->Hq * c->Nq;
+        p->naive.perm_k_stride[0] = c->broadcast ? 0 : c->Hkv * c->Nk;
         p->naive.perm_q_stride[1] = c->Nq;
         p->naive.perm_k_stride[1] = c->Nk;
     }
@@ -271,12 +269,12 @@ int no_wrong_case(void **state)
 static void describe(const attention_case *c, const prepared *p, int32_t level, const char *verdict)
 {
     printf("%s B %lld Hq %lld Hkv %lld Nq %lld Nk %lld D %lld dtype %d blocks %dx%d density %g "
-           "causal %d tail %d fine %d (%g) order %d own_orders %d one_mask %d bsnd %d pad %d "
+           "causal %d tail %d fine %d (%g) order %d broadcast %d bsnd %d pad %d "
            "misalign %d kv_len %d level %d: ",
            verdict, (long long)c->B, (long long)c->Hq, (long long)c->Hkv, (long long)c->Nq,
            (long long)c->Nk, (long long)c->D, c->dtype, p->naive.block_q, p->naive.block_k,
-           c->density, c->causal, c->tail, c->fine, c->fine_density, c->order, c->own_orders,
-           c->one_mask, c->bsnd, c->pad, c->misalign, c->kv_len ? (int)c->kv_len[0] : -1, level);
+           c->density, c->causal, c->tail, c->fine, c->refined, c->order, c->broadcast, c->bsnd,
+           c->pad, c->misalign, c->kv_len ? (int)c->kv_len[0] : -1, level);
 }
 
 /* Largest difference of the LSE and the largest LSE; an empty row on one side only, or one with an

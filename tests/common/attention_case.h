@@ -12,7 +12,8 @@ enum { CPU_BF16_EMULATED = 100, GPU_BEST = 200, GPU_SM80 = 201 };
 
 typedef struct attention_case {
     int64_t B, Hq, Hkv, Nq, Nk, D;
-    int32_t dtype, block_q, block_k, causal, tail, order;
+    int32_t dtype, block_q, block_k, causal, tail;
+    int32_t order; /* ADAPTIVE: every head has a random order of its own; text stays in place */
     /* 1: tokens before heads in memory; 2: k and o the other way round than q and v */
     int32_t bsnd;
     int32_t pad;      /* elements left free behind each row; twice as many in k, three times in v */
@@ -23,12 +24,11 @@ typedef struct attention_case {
     int32_t grid[3]; /* with order */
     int32_t text_front, text_back;
     int32_t equal_keys; /* 1: all keys and values inside each block are equal */
-    /* Tail LEVELS: means of a block on the fine level; 0: the mask has no fine level. The chance of
-     * a block that is not kept to be on it. */
+    /* Means of a block on the fine level (0: the mask has none), and the chance that a block which
+     * is not kept is on it. */
     int32_t fine;
-    double fine_density;
-    int32_t one_mask;   /* 1: the mask has one batch entry, for all of them */
-    int32_t own_orders; /* 1: every head has an order of its own; kv_len may only cut text_back */
+    double refined;
+    int32_t broadcast; /* 1: the mask has one batch entry for all */
 } attention_case;
 
 /* All levels this machine has, into level (room for 8); returns their number. native: how many a
