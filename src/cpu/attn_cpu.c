@@ -17,10 +17,9 @@
  *
  *     S = K Q^T (log2 units),  P = exp2(S - m),  O = O alpha + V^T P
  *
- * Queries are the columns of all three. The tail is added as extra blocks of pooled keys with a
- * bias log2(n_j) per key, or -inf for blocks in the list. */
-#include "cpu/attn_cpu.h"
-#include "base/half.h"
+ * Queries are the columns of all three. The tail is added as extra blocks of mean keys, before the
+ * listed blocks (attn_cpu_tail.c). */
+#include "cpu/attn_cpu_run.h"
 
 #include <math.h>
 #include <string.h>
@@ -32,47 +31,6 @@
 #define STREAM_BYTES     (INT64_C(2) << 20)
 #define LOG2_E           1.4426950408889634
 #define LN_2             0.6931471805599453
-#define TAIL_BLOCK       128 /* pooled columns per step */
-
-typedef struct attn_sizes {
-    int64_t window;           /* kv heads copied at once */
-    int64_t k_block, v_block; /* bytes of a copied K or V block */
-    /* Virtual blocks; bytes of a copied block of pooled K and of pooled V. */
-    int64_t tail_blocks, tail_k, tail_v;
-    int64_t depth, rows_pad; /* D of queries and keys; rows of a block rounded up to nr */
-} attn_sizes;
-
-typedef struct attn_worker { /* scratch of one thread */
-    void *q;                 /* query panels of one block [rows_pad/nr][depth][nr] */
-    float *o;                /* [rows_pad/nr][D][nr] */
-    float *s;                /* [keys][nr] */
-    float *m, *l, *alpha;    /* [rows_pad], [rows_pad], [nr] */
-    void *p;                 /* bf16 set: [keys/2][nr][2]; f32 sets: = s */
-    float *limit;            /* [nr] causal */
-    float *bias;             /* [nk rounded up] tail */
-    float *mean_q;           /* [D] centroid */
-    float *clean;            /* [TAIL_BLOCK][D] and ... */
-    void *clean_v;           /* ... its copy for pv; see tail_values */
-} attn_worker;
-
-typedef struct attn_item {
-    int64_t head_work, work;
-    int32_t head, row;
-} attn_item;
-
-typedef struct attn_run {
-    const esa_attn_args *a;
-    attn_sizes z;
-    float factor;           /* scale * log2(e) */
-    int32_t in_place;       /* 1: k and v are read in place */
-    char *k_copy, *v_copy;  /* [window][nk] blocks */
-    float *k_mean, *v_mean; /* [window][nk][D] */
-    uint8_t *odd;           /* [window][nk] 1: the mean value is not finite */
-    char *tail_k, *tail_v;  /* [window][tail_blocks] */
-    attn_worker *worker;
-    attn_item *item;      /* items of the window */
-    int64_t first, heads; /* kv heads (b*Hkv + h) of the window */
-} attn_run;
 
 static attn_sizes sizes_of(const esa_attn_args *a)
 {
@@ -86,7 +44,8 @@ static attn_sizes sizes_of(const esa_attn_args *a)
     z.tail_k = esa_rows_k_bytes(kern, TAIL_BLOCK, a->D);
     z.tail_v = esa_rows_v_bytes(kern, TAIL_BLOCK, a->D);
     int64_t per_head = a->nk * (z.k_block + z.v_block);
-    if (a->tail) per_head += a->nk * 2 * a->D * 4 + z.tail_blocks * (z.tail_k + z.tail_v);
+    if (a->tail)
+        per_head += a->nk * (1 + a->fine) * 2 * a->D * 4 + z.tail_blocks * (z.tail_k + z.tail_v);
     const int64_t items_per_head = a->nq * (a->Hq / a->Hkv),
                   fit = esa_max64(1, WINDOW_BYTES / esa_max64(1, per_head));
     const int64_t wanted = esa_ceil_div((int64_t)ITEMS_PER_THREAD * esa_pool_threads(a->pool),
@@ -111,6 +70,8 @@ static void carve_run(attn_run *run, esa_carve *carve)
         run->odd = esa_carve_take(carve, z->window * a->nk);
         run->tail_k = esa_carve_take(carve, z->window * z->tail_blocks * z->tail_k);
         run->tail_v = esa_carve_take(carve, z->window * z->tail_blocks * z->tail_v);
+        run->k_fine = esa_carve_take(carve, z->window * a->nk * a->fine * a->D * 4);
+        run->v_fine = esa_carve_take(carve, z->window * a->nk * a->fine * a->D * 4);
     }
     run->worker = esa_carve_take(carve, threads * (int64_t)sizeof(attn_worker));
     for (int64_t t = 0; t < threads; t++) {
@@ -127,6 +88,10 @@ static void carve_run(attn_run *run, esa_carve *carve)
         w.mean_q = esa_carve_take(carve, a->D * 4);
         w.clean = esa_carve_take(carve, a->tail ? TAIL_BLOCK * a->D * 4 : 0);
         w.clean_v = esa_carve_take(carve, a->tail ? z->tail_v : 0);
+        w.fine_k = esa_carve_take(carve, a->fine ? z->tail_k : 0);
+        w.fine_v = esa_carve_take(carve, a->fine ? z->tail_v : 0);
+        w.fine_row = esa_carve_take(carve, a->fine ? TAIL_BLOCK * 4 : 0);
+        w.fine_bias = esa_carve_take(carve, a->fine ? TAIL_BLOCK * 4 : 0);
         if (carve->base) run->worker[t] = w;
     }
 }
@@ -137,31 +102,6 @@ int64_t esa_attn_cpu_workspace(const esa_attn_args *args)
     esa_carve carve = { NULL, 0 };
     carve_run(&run, &carve);
     return carve.used;
-}
-
-static int64_t kv_len_of(const esa_attn_args *a, int64_t b)
-{
-    return a->kv_len ? esa_min64(esa_max64(a->kv_len[b], 0), a->Nk) : a->Nk;
-}
-
-static const void *at(const void *base, int64_t offset, int32_t dtype)
-{
-    return (const char *)base + offset * esa_dtype_size(dtype);
-}
-
-/* Start of the rows of a block. With an order the gather list advances, else the pointer. */
-typedef struct rows_ref {
-    const void *data;
-    const int32_t *gather;
-} rows_ref;
-
-static rows_ref rows_at(const void *base, const int64_t *stride, const int32_t *perm, int64_t b,
-                        int64_t h, int64_t n, int32_t dtype)
-{
-    rows_ref r;
-    r.gather = perm ? perm + n : NULL;
-    r.data = at(base, b * stride[0] + h * stride[1] + (perm ? 0 : n * stride[2]), dtype);
-    return r;
 }
 
 /* ---------------------------------------------------------------- phase 1: copying */
@@ -176,63 +116,22 @@ static void copy_item(void *arg, int64_t item, int32_t worker)
                   b = head / a->Hkv, h = head % a->Hkv;
     const int64_t n = esa_min64(a->block_k, kv_len_of(a, b) - j * a->block_k);
     if (n <= 0) return;
-    const rows_ref k = rows_at(a->k, a->k_stride, a->perm_k, b, h, j * a->block_k, a->dtype);
-    const rows_ref v = rows_at(a->v, a->v_stride, a->perm_k, b, h, j * a->block_k, a->dtype);
+    const int32_t *perm = order_at(a->perm_k, a->perm_k_stride, b, h);
+    const rows_ref k = rows_at(a->k, a->k_stride, perm, b, h, j * a->block_k, a->dtype);
+    const rows_ref v = rows_at(a->v, a->v_stride, perm, b, h, j * a->block_k, a->dtype);
     if (!run->in_place) {
         a->kern->rows_k(run->k_copy + item * z->k_block, k.data, a->dtype, a->k_stride[2], k.gather,
                         n, a->D);
         a->kern->rows_v(run->v_copy + item * z->v_block, v.data, a->dtype, a->v_stride[2], v.gather,
                         n, a->D);
     }
-    if (a->tail) {
-        a->kern->mean(run->k_mean + item * a->D, k.data, a->dtype, a->k_stride[2], k.gather, n,
-                      a->D);
-        a->kern->mean(run->v_mean + item * a->D, v.data, a->dtype, a->v_stride[2], v.gather, n,
-                      a->D);
-        run->odd[item] = 0;
-        for (int64_t d = 0; d < a->D; d++)
-            run->odd[item] |= !isfinite(run->v_mean[item * a->D + d]);
-    }
-}
-
-static void copy_tail_item(void *arg, int64_t item, int32_t worker)
-{
-    (void)worker;
-    const attn_run *run = arg;
-    const esa_attn_args *a = run->a;
-    const attn_sizes *z = &run->z;
-    const int64_t slot = item / z->tail_blocks, t = item % z->tail_blocks,
-                  b = (run->first + slot) / a->Hkv;
-    const int64_t blocks = esa_ceil_div(kv_len_of(a, b), a->block_k),
-                  n = esa_min64(TAIL_BLOCK, blocks - t * TAIL_BLOCK);
-    if (n <= 0) return;
-    const int64_t from = slot * a->nk + t * TAIL_BLOCK;
-    a->kern->rows_k(run->tail_k + item * z->tail_k, run->k_mean + from * a->D, ESA_DTYPE_F32, a->D,
-                    NULL, n, a->D);
-    a->kern->rows_v(run->tail_v + item * z->tail_v, run->v_mean + from * a->D, ESA_DTYPE_F32, a->D,
-                    NULL, n, a->D);
+    if (a->tail) esa_attn_means(run, item, k, v, n);
 }
 
 /* ---------------------------------------------------------------- phase 2: one query block */
 
-/* A block of keys ready for the products: rows of K and V with their strides. */
-typedef struct key_block {
-    const void *k, *v;
-    int64_t k_stride, v_stride, keys;
-    const float *bias;
-} key_block;
-
-/* State of one query block while it goes through its list. */
-typedef struct attn_pass {
-    /* Query head, slot of its kv head in the window, first row, number of rows. */
-    int64_t b, h, slot, row0, rows;
-    int32_t fresh; /* 1: no block attended yet; w->o is not valid */
-} attn_pass;
-
-/* Attends one key block with the rows of the query block. Row r sees the first `seen + r` keys;
- * with causal attention this may be negative. */
-static void attend(const attn_run *run, attn_worker *w, attn_pass *pass, const key_block *kb,
-                   int64_t seen)
+void esa_attn_attend(const attn_run *run, attn_worker *w, attn_pass *pass, const key_block *kb,
+                     int64_t seen)
 {
     const esa_attn_args *a = run->a;
     const esa_cpu_kernels *kern = a->kern;
@@ -254,96 +153,15 @@ static void attend(const attn_run *run, attn_worker *w, attn_pass *pass, const k
     pass->fresh = 0;
 }
 
-/* Fills bias[nk]: log2 of the block length where the tail replaces a block; -inf where the list
- * computes the block, or where a row of the query block does not see all of it. Returns 0 if there
- * is nothing to replace. */
-static int32_t tail_bias(float *bias, const esa_attn_args *a, int64_t blocks, int64_t kv_len,
-                         int64_t visible, const uint16_t *list, int64_t count)
-{
-    int32_t any = 0;
-    int64_t c = 0;
-    for (int64_t j = 0; j < blocks; j++) {
-        const int64_t n = esa_min64(a->block_k, kv_len - j * a->block_k);
-        const int32_t listed = c < count && list[c] == j;
-        c += listed;
-        const int32_t stands = !listed && j * a->block_k + n <= visible;
-        bias[j] = stands ? log2f((float)n) : -INFINITY;
-        any |= stands;
-    }
-    for (int64_t j = blocks; j < esa_ceil_div(blocks, TAIL_BLOCK) * TAIL_BLOCK; j++)
-        bias[j] = -INFINITY;
-    return any;
-}
-
-/* Columns with bias -inf have probability 0, but 0 times NaN is NaN. If the mean value of such a
- * column is not finite, the values are copied again with zeros in its place. */
-static const void *tail_values(const attn_run *run, attn_worker *w, int64_t slot, int64_t t,
-                               int64_t keys, const float *bias)
-{
-    const esa_attn_args *a = run->a;
-    const int64_t first = slot * a->nk + t * TAIL_BLOCK;
-    int32_t poisoned = 0;
-    for (int64_t c = 0; c < keys; c++) poisoned |= run->odd[first + c] && bias[c] == -INFINITY;
-    if (!poisoned) return run->tail_v + (slot * run->z.tail_blocks + t) * run->z.tail_v;
-    for (int64_t c = 0; c < keys; c++) {
-        if (bias[c] == -INFINITY)
-            memset(w->clean + c * a->D, 0, (size_t)a->D * 4);
-        else
-            memcpy(w->clean + c * a->D, run->v_mean + (first + c) * a->D, (size_t)a->D * 4);
-    }
-    a->kern->rows_v(w->clean_v, w->clean, ESA_DTYPE_F32, a->D, NULL, keys, a->D);
-    return w->clean_v;
-}
-
-static void attend_tail(const attn_run *run, attn_worker *w, attn_pass *pass, int64_t blocks)
-{
-    const attn_sizes *z = &run->z;
-    const int64_t slot = pass->slot, D = run->a->D;
-    for (int64_t t = 0; t * TAIL_BLOCK < blocks; t++) {
-        const float *bias = w->bias + t * TAIL_BLOCK;
-        const int64_t keys = esa_min64(TAIL_BLOCK, blocks - t * TAIL_BLOCK);
-        int32_t any = 0;
-        for (int64_t c = 0; c < keys && !any; c++) any = bias[c] != -INFINITY;
-        if (!any) continue;
-        const key_block kb = { run->tail_k + (slot * z->tail_blocks + t) * z->tail_k,
-                               tail_values(run, w, slot, t, keys, bias),
-                               z->depth,
-                               D,
-                               keys,
-                               bias };
-        attend(run, w, pass, &kb, keys);
-    }
-}
-
-/* Centroid tail: computed once with the mean query, then the first state of every row. */
-static void centroid_state(const attn_run *run, attn_worker *w, attn_pass *pass, rows_ref q,
-                           int64_t blocks)
-{
-    const esa_attn_args *a = run->a;
-    const int64_t nr = a->kern->nr;
-    attn_pass one = { .slot = pass->slot, .rows = 1, .fresh = 1 };
-    a->kern->mean(w->mean_q, q.data, a->dtype, a->q_stride[2], q.gather, pass->rows, a->D);
-    a->kern->panel_q(w->q, w->mean_q, ESA_DTYPE_F32, a->D, NULL, 1, a->D, run->factor);
-    attend_tail(run, w, &one, blocks);
-    for (int64_t d = 0; d < a->D; d++) w->mean_q[d] = w->o[d * nr];
-    for (int64_t r = 0; r < run->z.rows_pad; r += nr)
-        for (int64_t d = 0; d < a->D; d++)
-            for (int64_t i = 0; i < nr; i++) w->o[r * a->D + d * nr + i] = w->mean_q[d];
-    for (int64_t r = 1; r < run->z.rows_pad; r++) {
-        w->m[r] = w->m[0];
-        w->l[r] = w->l[0];
-    }
-    pass->fresh = 0;
-}
-
 static void finish_rows(const attn_run *run, attn_worker *w, const attn_pass *pass)
 {
     const esa_attn_args *a = run->a;
     const int64_t nr = a->kern->nr, row0 = pass->row0;
+    const int32_t *perm = order_at(a->perm_q, a->perm_q_stride, pass->b, pass->h);
     if (pass->fresh) memset(w->o, 0, (size_t)(run->z.rows_pad * a->D * 4));
     if (a->lse)
         for (int64_t r = 0; r < pass->rows; r++) {
-            const int64_t n = a->perm_q ? a->perm_q[row0 + r] : row0 + r;
+            const int64_t n = perm ? perm[row0 + r] : row0 + r;
             const float lse = w->l[r] == 0.0f
                                   ? -INFINITY
                                   : (float)(LN_2 * ((double)w->m[r] + log2((double)w->l[r])));
@@ -356,8 +174,7 @@ static void finish_rows(const attn_run *run, attn_worker *w, const attn_pass *pa
     const int32_t large = a->B * a->Hq * a->Nq * a->D * esa_dtype_size(a->dtype) > STREAM_BYTES;
     const esa_cpu_kernels *kern = a->kern;
     for (int64_t r = 0; r < pass->rows; r += nr) {
-        const rows_ref o = rows_at(a->o, a->o_stride, a->perm_q, pass->b, pass->h, row0 + r,
-                                   a->dtype);
+        const rows_ref o = rows_at(a->o, a->o_stride, perm, pass->b, pass->h, row0 + r, a->dtype);
         (large && kern->stream ? kern->stream : kern->store)(
             (void *)o.data, a->dtype, a->o_stride[2], o.gather, w->o + r * a->D, w->l + r,
             esa_min64(nr, pass->rows - r), a->D);
@@ -406,13 +223,15 @@ static void attn_item_run(void *arg, int64_t number, int32_t worker)
         w->l[r] = 0.0f;
     }
 
-    const rows_ref q = rows_at(a->q, a->q_stride, a->perm_q, b, h, row0, a->dtype);
+    const rows_ref q = rows_at(a->q, a->q_stride, order_at(a->perm_q, a->perm_q_stride, b, h), b, h,
+                               row0, a->dtype);
+    const int64_t visible = a->causal ? row0 + shift + 1 : a->Nk;
     const int32_t tail = a->tail && a->count &&
-                         tail_bias(w->bias, a, blocks, kv_len, a->causal ? row0 + shift + 1 : a->Nk,
-                                   list, listed);
-    if (tail && a->tail == ESA_TAIL_CENTROID) centroid_state(run, w, &pass, q, blocks);
+                         esa_attn_tail_bias(run, w, mask_row, kv_len, visible);
+    if (tail && a->tail == ESA_TAIL_CENTROID) esa_attn_tail_centroid(run, w, &pass, q, blocks);
     a->kern->panel_q(w->q, q.data, a->dtype, a->q_stride[2], q.gather, rows, a->D, run->factor);
-    if (tail && a->tail == ESA_TAIL_POOLED) attend_tail(run, w, &pass, blocks);
+    if (tail && a->tail != ESA_TAIL_CENTROID) esa_attn_tail(run, w, &pass, blocks);
+    if (a->fine_count) esa_attn_tail_fine(run, w, &pass, mask_row, kv_len, visible);
 
     for (int64_t c = 0; c < listed; c++) {
         const int64_t j = list ? list[c] : c;
@@ -423,7 +242,7 @@ static void attn_item_run(void *arg, int64_t number, int32_t worker)
         /* The last row sees neither this block nor a later one. */
         if (seen + rows - 1 <= 0) break;
         const key_block kb = key_block_of(run, slot, j, keys);
-        attend(run, w, &pass, &kb, seen);
+        esa_attn_attend(run, w, &pass, &kb, seen);
     }
     finish_rows(run, w, &pass);
 }
@@ -462,7 +281,11 @@ static void sort_items(attn_item *item, int64_t n)
 /* Work of a row in key blocks, without those that causality hides. */
 static int64_t row_work(const esa_attn_args *a, int64_t b, int64_t h, int64_t i)
 {
-    if (a->count) return a->count[(b * a->mask_batch + h) * a->nq + i];
+    if (a->count) {
+        const int64_t row = (b * a->mask_batch + h) * a->nq + i;
+        const int64_t fine = a->fine_count ? (int64_t)a->fine * a->fine_count[row] : 0;
+        return a->count[row] + fine / a->block_k;
+    }
     int64_t keys = kv_len_of(a, b);
     if (a->causal) keys = esa_min64(keys, esa_max64(0, (i + 1) * a->block_q + a->Nk - a->Nq));
     return esa_ceil_div(keys, a->block_k);
@@ -509,7 +332,7 @@ void esa_attn_cpu(const esa_attn_args *args, void *ws)
         if (!run.in_place || args->tail)
             esa_pool_run(args->pool, copy_item, &run, run.heads * args->nk);
         if (args->tail)
-            esa_pool_run(args->pool, copy_tail_item, &run, run.heads * run.z.tail_blocks);
+            esa_pool_run(args->pool, esa_attn_tail_copy, &run, run.heads * run.z.tail_blocks);
         esa_pool_run(args->pool, attn_item_run, &run, list_items(&run));
     }
 }
