@@ -10,7 +10,7 @@
 # The one list of programs that also run on a GPU. It is written to tests/gpu_tests.txt in the build
 # folder, where scripts/test-cuda.sh reads it.
 set(ESA_GPU_TESTS
-    test_attention test_plan test_threads
+    test_attention test_levels test_plan test_threads
     test_properties test_reference test_golden test_mass test_mask
     test_session_policy test_session_cached test_session_heads test_mask_file test_recording
     test_gpu_attention test_gpu_select test_gpu_order test_gpu_calls test_gpu_session test_gpu_faults)
