@@ -180,6 +180,7 @@ template <int D, bool FULL> struct producer {
                                make_uint4(first_columns(columns, 0), first_columns(columns, 1),
                                           first_columns(columns, 2), first_columns(columns, 3)),
                                a.Bk_log2 - a.fine_log2, columns - 1, last_fine());
+            if (columns >= STAGE_KEYS) flags &= ~NOTE_COLUMNS;
         } else if (s.means()) {
             const int keys = this->keys(), last = (keys - 1) >> a.Bk_log2;
             // A mean that exists and does not stand in belongs to a listed block or to the fine
