@@ -13,7 +13,8 @@ set(ESA_GPU_TESTS
     test_attention test_levels test_plan test_threads
     test_properties test_reference test_golden test_mass test_mask
     test_session_policy test_session_cached test_session_heads test_mask_file test_recording
-    test_gpu_attention test_gpu_select test_gpu_order test_gpu_calls test_gpu_session test_gpu_faults)
+    test_gpu_attention test_gpu_levels test_gpu_select test_gpu_order test_gpu_calls test_gpu_session
+    test_gpu_faults)
 
 if(ESA_FUZZ)
   if(NOT CMAKE_C_COMPILER_ID MATCHES "Clang")
