@@ -19,9 +19,9 @@ from esa.core.structs import CPU, CUDA, ORDERS, SELECTORS, DeviceInfo, MaskInfo 
 from esa.core.tensor import view  # noqa: E402
 
 OK = 0
-FULL, ENTROPY, RF_V2, ADA_BSA, RANDOM = SELECTORS.values()
-RASTER, TILE, TILE3D, HILBERT = ORDERS.values()
-NONE, POOLED, CENTROID = range(3)
+FULL, ENTROPY, RF_V2, ADA_BSA, RANDOM = (SELECTORS[s] for s in ("full", "entropy", "rf_v2", "ada_bsa", "random"))
+RASTER, TILE, TILE3D, HILBERT = (ORDERS[o] for o in ("raster", "tile", "tile3d", "hilbert"))
+NONE, POOLED, CENTROID, LEVELS = range(4)
 TAILS = ("none", "pooled", "centroid")
 
 
@@ -60,10 +60,19 @@ class Ctx:
 
     def mask_from_bits(self, bits, B, H, Nq, Nk, block_q, block_k, layout=None):
         """bits: contiguous uint8 numpy array [B,H,nq,ceil(nk/8)]. Returns a mask on the GPU."""
-        info = MaskInfo(struct_size=C.sizeof(MaskInfo), block_q=block_q, block_k=block_k, B=B, H=H, Nq=Nq, Nk=Nk)
+        info = MaskInfo(block_q=block_q, block_k=block_k, B=B, H=H, Nq=Nq, Nk=Nk)
+        return self.mask_given(self.lib.c.esa_mask_from_bits, bits, info, layout)
+
+    def mask_from_levels(self, levels, fine, Nq, Nk, block_q, block_k):
+        """levels: contiguous uint8 numpy array [B,H,nq,nk] of 0 (exact), 1 (fine), 2 (neither). A mask on the GPU."""
+        info = MaskInfo(block_q=block_q, block_k=block_k, B=levels.shape[0], H=levels.shape[1], Nq=Nq, Nk=Nk, fine=fine)
+        return self.mask_given(self.lib.c.esa_mask_from_levels, levels, info)
+
+    def mask_given(self, call, array, info, layout=None):
+        info.struct_size = C.sizeof(MaskInfo)
         info.layout = layout or self.lib.c.esa_layout_default()
         host, gpu = C.c_void_p(), C.c_void_p()
-        self.check(self.lib.c.esa_mask_from_bits(self.ptr, C.byref(host), C.byref(info), bits.ctypes.data))
+        self.check(call(self.ptr, C.byref(host), C.byref(info), array.ctypes.data))
         try:
             self.check(self.lib.c.esa_mask_to_device(self.ptr, C.byref(gpu), host, CUDA))
         finally:

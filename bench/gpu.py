@@ -21,7 +21,7 @@ import torch
 import esa_ctypes as esa
 import gpu_measure as g
 
-SECTIONS = ("speed", "ragged", "tail", "select", "online", "sm80", "numerics")
+SECTIONS = ("speed", "ragged", "tail", "levels", "select", "online", "sm80", "numerics")
 BARS = {  # speedup x density at dense, 0.5, 0.2, 0.1
     "wan-1.3b-720p": (0.95, 0.95, 0.92, 0.88), "wan-1.3b-480p": (0.95, 0.92, 0.88, 0.80),
     "cogvideox-5b": (0.95, 0.92, 0.86, 0.75), "hunyuan-544p": (0.95, 0.95, 0.92, 0.88)
@@ -232,6 +232,37 @@ class Bench:
                 rows.append([f"{shape} {name}", f"{ms:.3f}", cell(cost, wanted, False, 1)])
             torch.cuda.empty_cache()
         print_table("the tail at density 0.2", ["", "ms", "cost %"], rows)
+
+    # ---- what the fine level costs beyond the pooled tail ----
+
+    def levels(self):
+        rows = []
+        for shape in self.a.shapes:
+            H, N, D = g.SHAPES[shape][:3]
+            gen = self.generator()
+            q, k, v = g.tensors(shape, gen)
+            o = torch.empty_like(q)
+            for bq in (128, 256):
+                levels = g.random_levels(H, -(-N // bq), -(-N // 128), 0.2, 0.1, gen)
+                jobs = {}
+                for fine in (2, 4, 8, 16):
+                    mask = self.ctx.mask_from_levels(levels, fine, N, N, bq, 128)
+                    _, jobs[fine] = self.ours(self.ctx, mask, q, k, v, o, esa.LEVELS)
+                _, jobs["pooled"] = self.ours(self.ctx, mask, q, k, v, o, esa.POOLED)
+                times, failed = self.measure(jobs)
+                for fine in (2, 4, 8, 16):
+                    name = f"{shape} {bq}x128 {fine} means"
+                    if fine not in times or "pooled" not in times:
+                        self.report.failed("levels", name, failed.get(fine) or failed.get("pooled"))
+                        continue
+                    ms, pooled = g.median(times[fine]), g.median(times["pooled"])
+                    cost = 100 * (ms / pooled - 1)
+                    bar = 6.0 if shape == "wan-1.3b-720p" and bq == 256 and fine in (4, 8) else None
+                    self.report.add("levels", name, cost, bar, higher=False, ms=ms, ms_pooled=pooled)
+                    rows.append([name, f"{ms:.3f}", f"{pooled:.3f}", cell(cost, bar, False, 1)])
+            del q, k, v, o, jobs
+            torch.cuda.empty_cache()
+        print_table("density 0.2, 0.1 of the blocks on the fine level", ["", "ms", "pooled ms", "cost %"], rows)
 
     # ---- mask making, and mask making with attention ----
 

@@ -37,6 +37,13 @@ def random_kept(H, nq, nk, density, gen):
     return rank < keep
 
 
+def random_levels(H, nq, nk, density, share, gen):
+    """uint8 [1,H,nq,nk] numpy: each row its own random blocks, density of them exact (0), share fine (1), others 2."""
+    exact, fine = round(density * nk), round(share * nk)
+    rank = torch.rand(1, H, nq, nk, device="cuda", generator=gen).argsort(-1).argsort(-1)
+    return ((rank >= exact).to(torch.uint8) + (rank >= exact + fine).to(torch.uint8)).cpu().numpy()
+
+
 def esa_mask(ctx, kept, N, block_q, block_k):
     """The same set as a mask of ours on the GPU."""
     import numpy

@@ -48,6 +48,7 @@ LIBESA: dict[str, tuple[Any, list[Any]]] = {
     "esa_mask_to_device": (_STATUS, [_p, _p, _p, _i32]),
     "esa_mask_from_lists": (_STATUS, [_p, _p, _p, _p, _p, _i64]),
     "esa_mask_from_bits": (_STATUS, [_p, _p, _p, _p]),
+    "esa_mask_from_levels": (_STATUS, [_p, _p, _p, _p]),
     "esa_mask_from_fa4": (_STATUS, [_p] * 5),
     "esa_mask_to_lists": (_STATUS, [_p, _p, _p, _i64]),
     "esa_mask_to_bits": (_STATUS, [_p, _p]),

@@ -70,8 +70,8 @@ class MaskInfo(C.Structure):
     _fields_ = [("struct_size", C.c_uint32), ("block_q", C.c_int32), ("block_k", C.c_int32), ("device", C.c_int32),
                 ("B", C.c_int64), ("H", C.c_int64), ("Nq", C.c_int64), ("Nk", C.c_int64), ("nq", C.c_int64),
                 ("nk", C.c_int64), ("density_asked", C.c_double), ("density", C.c_double), ("kept", C.c_int64),
-                ("selector", C.c_int32), ("mode", C.c_int32), ("runnable", C.c_int32), ("reserved0", C.c_int32),
-                ("layout", Layout), ("reserved", _Reserved)]
+                ("selector", C.c_int32), ("mode", C.c_int32), ("runnable", C.c_int32), ("fine", C.c_int32),
+                ("layout", Layout), ("fine_blocks", C.c_int64), ("reserved", C.c_int64 * 3)]
 
 
 class SessionParams(C.Structure):
