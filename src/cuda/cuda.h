@@ -91,8 +91,8 @@ typedef struct esa_cuda_table {
     esa_status (*mark_elapsed)(esa_cuda_device *dev, double *seconds, void *from, void *to);
 
     /* Attention. workspace: bytes for any views of these sizes. It reads only sizes, dtype, tail,
-     * causal, blocks, scale, and whether count, kv_len, perm_q and perm_k are NULL. kernel: name of
-     * the kernel that would run ("sm90a", "sm80", "simt"), static storage. */
+     * causal, blocks, fine, scale, and whether count, kv_len, perm_q and perm_k are NULL. kernel:
+     * name of the kernel that would run ("sm90a", "sm80", "simt"), static storage. */
     int64_t (*attention_workspace)(const esa_cuda_device *dev, const esa_attn_args *args);
     esa_status (*attention)(esa_cuda_device *dev, const esa_attn_args *args, void *ws,
                             void *stream);
@@ -111,8 +111,8 @@ typedef struct esa_cuda_table {
                                   const esa_cuda_mask *mask, const float *importance, void *ws,
                                   void *stream);
 
-    /* Error scores out f32[levels][B][Hq][nq][nk] on the device, for params.selector = ERROR; levels
-     * is 2 with tail LEVELS, else 1. The same workspace as select. */
+    /* Error scores out f32[levels][B][Hq][nq][nk] on the device, for params.selector = ERROR;
+     * levels is 2 with tail LEVELS, else 1. The same workspace as select. */
     esa_status (*errors)(esa_cuda_device *dev, const esa_select_args *args, float *out, void *ws,
                          void *stream);
 
