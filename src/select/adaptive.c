@@ -13,7 +13,7 @@
 #include <string.h>
 #include "select/adaptive.h"
 
-enum { CHUNK = 1024, RUN = 64 };
+enum { CHUNK = 1024, RUN = 64, AHEAD = 4 };
 
 static void lay_out(esa_adaptive_job *x, esa_carve *c, const esa_select_args *a)
 {
@@ -135,13 +135,18 @@ static void key_item(void *arg, int64_t item, int32_t worker)
                   end = esa_min64(first + CHUNK, node.first + node.n);
     for (int64_t p = first; p < end; p += RUN) {
         const int64_t n = esa_min64(RUN, end - p);
+        const float *row[RUN];
         if (a->dtype != ESA_DTYPE_F32)
             a->kern->rows_k(rows, x.data, a->dtype, x.side->stride[2], x.perm + p, n, D);
+        for (int64_t i = 0; i < n; i++)
+            row[i] = a->dtype != ESA_DTYPE_F32
+                         ? rows + i * D
+                         : (const float *)x.data + x.perm[p + i] * x.side->stride[2];
         for (int64_t i = 0; i < n; i++) {
-            const float *row = a->dtype != ESA_DTYPE_F32
-                                   ? rows + i * D
-                                   : (const float *)x.data + x.perm[p + i] * x.side->stride[2];
-            x.key[p + i] = esa_rank_bits(dot(row, w, D));
+            /* Rows lie anywhere in memory: without this, most of the time is waiting. */
+            if (i + AHEAD < n)
+                for (int64_t d = 0; d < D; d += 16) __builtin_prefetch(row[i + AHEAD] + d);
+            x.key[p + i] = esa_rank_bits(dot(row[i], w, D));
         }
     }
 }

@@ -2,9 +2,10 @@
  * every call, and blocks that are as alike as the CPU's.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The GPU rounds samples and the metric to bf16 (2^-9), so its directions differ from the CPU's by
- * about that much, and tokens near a cut change sides. A direction that is off by an angle e loses
- * e^2 of the variance that a cut takes, so the spread inside blocks must agree within 5 %.
+ * The GPU rounds samples and the metric to bf16 (2^-9), so tokens near a cut change sides, and the
+ * nodes below differ. Neither order is the better one: where clusters are cut, some heads gain and
+ * some lose. What an order gains is the spread inside blocks that it removes from the start order.
+ * Of the CPU's gain the GPU must reach 99 % over all heads and 95 % in each.
  *
  * With ESA_ORDER_TIME=1 the program prints milliseconds per call for the shapes of bench/shapes.def
  * instead. */
@@ -112,21 +113,29 @@ static void run_cpu(const order_world *w, int32_t *q, int32_t *k)
 static void compare_spread(const order_world *w, const int32_t *const got[2],
                            const int32_t *const cpu[2])
 {
+    double mine[2] = { 0 }, theirs[2] = { 0 };
     for (int64_t i = 0; i < order_heads(w); i++) {
-        const int32_t *mine, *theirs;
-        const order_head x = order_head_at(w, i, got[0], got[1], &mine);
-        order_head_at(w, i, cpu[0], cpu[1], &theirs);
+        const int32_t *perm, *other;
+        const order_head x = order_head_at(w, i, got[0], got[1], &perm);
+        order_head_at(w, i, cpu[0], cpu[1], &other);
+        const esa_order_node root = order_root_of(&x);
         double *turned = order_turned(&x);
         const int64_t units[2] = { x.block, ESA_ORDER_LEAF };
         for (int u = 0; u < 2; u++) {
-            const double a = order_spread(turned, mine, order_root_of(&x), units[u], w->c.D),
-                         b = order_spread(turned, theirs, order_root_of(&x), units[u], w->c.D);
-            if (!(a <= 1.05 * b + 1e-9))
-                fail_msg("%s: head %d has a spread of %g in %d tokens, the CPU %g", w->name, (int)i,
-                         a, (int)units[u], b);
+            const double start = order_spread(turned, x.start, root, units[u], w->c.D),
+                         a = start - order_spread(turned, perm, root, units[u], w->c.D),
+                         b = start - order_spread(turned, other, root, units[u], w->c.D);
+            if (!(a >= 0.95 * b - 1e-9))
+                fail_msg("%s: head %d removes %g of %g in %d tokens, the CPU %g", w->name, (int)i,
+                         a, start, (int)units[u], b);
+            mine[u] += a;
+            theirs[u] += b;
         }
         free(turned);
     }
+    for (int u = 0; u < 2; u++)
+        if (!(mine[u] >= 0.99 * theirs[u] - 1e-9))
+            fail_msg("%s: all heads remove %g, those of the CPU %g", w->name, mine[u], theirs[u]);
 }
 
 /* Runs a case twice on the GPU and once on the CPU. */
