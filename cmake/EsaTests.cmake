@@ -10,8 +10,8 @@
 # The one list of programs that also run on a GPU. It is written to tests/gpu_tests.txt in the build
 # folder, where scripts/test-cuda.sh reads it.
 set(ESA_GPU_TESTS
-    test_attention test_levels test_plan test_threads
-    test_properties test_reference test_golden test_mass test_mask
+    test_attention test_levels test_plan test_plan_order test_threads
+    test_properties test_reference test_golden test_mass test_mask test_mask_levels
     test_session_policy test_session_cached test_session_heads test_mask_file test_recording
     test_gpu_attention test_gpu_levels test_gpu_select test_gpu_order test_gpu_calls test_gpu_session
     test_gpu_faults)
@@ -71,7 +71,7 @@ file(GLOB common CONFIGURE_DEPENDS tests/common/*.c)
 file(GLOB tests CONFIGURE_DEPENDS tests/*/test_*.c)
 # Tests of libesa_video stand in EsaVideoTests.cmake.
 list(FILTER tests EXCLUDE REGEX "/tests/(nn|model|media|metric)/")
-list(FILTER common EXCLUDE REGEX "/on_gpu\\.c$")
+list(FILTER common EXCLUDE REGEX "/on_gpu(_calls)?\\.c$")
 esa_isa_flags(common)
 if(ESA_SANITIZE)
   # The plain reference is not under test and would take most of a sanitizer run.
@@ -79,11 +79,12 @@ if(ESA_SANITIZE)
                APPEND PROPERTY COMPILE_OPTIONS -fno-sanitize=all -O3)
 endif()
 set(wrapped "")
-foreach(call attention select importance mask_mass plan_create plan_free plan_select plan_attention
+foreach(call attention select select_qkv errors importance mask_mass plan_create plan_free plan_select
+             plan_select_qkv plan_order plan_attention
              session_begin session_set_kv_len session_attention session_free)
   list(APPEND wrapped -Wl,--wrap=esa_${call})
 endforeach()
-add_library(esa_on_gpu OBJECT tests/common/on_gpu.c)
+add_library(esa_on_gpu OBJECT tests/common/on_gpu.c tests/common/on_gpu_calls.c)
 esa_compile_settings(esa_on_gpu)
 target_include_directories(esa_on_gpu PRIVATE tests src include)
 if(common AND tests)

@@ -1,20 +1,18 @@
-/* on_gpu.c - see on_gpu.h.
- * SPDX-License-Identifier: Apache-2.0
+/* on_gpu.c - copies on the GPU of what a test gives to a call; see on_gpu.h. on_gpu_calls.c holds
+ * the calls. SPDX-License-Identifier: Apache-2.0
  *
  * Copies go through a ctx of their own: the test's may be busy or counting its allocations. Both
  * work on the default stream, so they are in order. $ESA_TEST_TIGHT leaves the guards behind the
  * bytes away: then compute-sanitizer sees reads past the end, too. */
-#define ESA_EXPERIMENTAL
-#include "common/on_gpu.h"
+#include "common/on_gpu_mirror.h"
 #include "base/half.h"
-#include "esa/esa_session.h"
 
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { GUARD = 256, GUARD_BYTE = 0xa5, MOST_VIEWS = 6, MOST_OWNERS = 256, MOST_BATCH = 64 };
+enum { GUARD = 256, GUARD_BYTE = 0xa5, MOST_OWNERS = 256 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static esa_ctx *mover;
@@ -46,7 +44,7 @@ static int move_failed(esa_status status, const char *what, int64_t bytes)
     return status != ESA_OK;
 }
 
-static void *gpu_new(int64_t bytes)
+void *gpu_new(int64_t bytes)
 {
     void *ptr = NULL;
     pthread_mutex_lock(&lock);
@@ -61,7 +59,7 @@ static void *gpu_new(int64_t bytes)
     return ptr;
 }
 
-static void gpu_free(void *ptr)
+void gpu_free(void *ptr)
 {
     pthread_mutex_lock(&lock);
     if (ptr) esa_device_free(mover, ptr);
@@ -88,23 +86,7 @@ static int gpu_get(void *dst, const void *src, int64_t bytes)
 /* ---------------------------------------------------------------- regions: host bytes and their
  * copy */
 
-typedef struct region {
-    char *low, *high;     /* host bytes [low, high) */
-    char *gpu;            /* the allocation */
-    int64_t lead, bytes;  /* offset of low in it; its size */
-    unsigned char *image; /* what was uploaded */
-} region;
-
-typedef struct mirror {
-    region region[MOST_VIEWS];
-    int regions;
-    const esa_tensor *host[MOST_VIEWS];
-    esa_tensor view[MOST_VIEWS]; /* the same on the GPU */
-    int views;
-    int32_t *kv_len;
-} mirror;
-
-static int usable(const esa_tensor *t)
+int usable(const esa_tensor *t)
 {
     return t && t->struct_size == sizeof *t && t->device == ESA_DEVICE_CPU && t->data &&
            t->dtype >= 0 && t->dtype <= ESA_DTYPE_BF16 && t->dim[0] > 0 && t->dim[1] > 0 &&
@@ -154,7 +136,7 @@ static int open_region(region *r)
     return gpu_put(r->gpu, r->image, r->bytes);
 }
 
-static void mirror_close(mirror *m)
+void mirror_close(mirror *m)
 {
     for (int i = 0; i < m->regions; i++) {
         gpu_free(m->region[i].gpu);
@@ -164,7 +146,7 @@ static void mirror_close(mirror *m)
 }
 
 /* 0 if a copy failed. host[i] NULL: not given. */
-static int mirror_open(mirror *m, const esa_tensor *const *host, int views)
+int mirror_open(mirror *m, const esa_tensor *const *host, int views)
 {
     memset(m, 0, sizeof *m);
     m->views = views;
@@ -191,13 +173,10 @@ static int mirror_open(mirror *m, const esa_tensor *const *host, int views)
     return 1;
 }
 
-static const esa_tensor *gpu_view(const mirror *m, int i)
-{
-    return m->host[i] ? &m->view[i] : NULL;
-}
+const esa_tensor *gpu_view(const mirror *m, int i) { return m->host[i] ? &m->view[i] : NULL; }
 
 /* Lengths, on the GPU like the tensors. */
-static const int32_t *put_lengths(mirror *m, const int32_t *kv_len, int64_t B)
+const int32_t *put_lengths(mirror *m, const int32_t *kv_len, int64_t B)
 {
     if (!kv_len) return NULL;
     m->kv_len = gpu_new(B * 4);
@@ -223,7 +202,7 @@ static void take_rows(const esa_tensor *t, region *r, const unsigned char *now)
 
 /* Outputs (views from `first` on) go back to the host; nothing else may have changed, and nothing
  * at all after a failure. */
-static esa_status mirror_check(mirror *m, esa_status status, int first, const char *call)
+esa_status mirror_check(mirror *m, esa_status status, int first, const char *call)
 {
     for (int i = 0; i < m->regions; i++) {
         region *r = &m->region[i];
@@ -254,12 +233,7 @@ static esa_status mirror_check(mirror *m, esa_status status, int first, const ch
 /* ---------------------------------------------------------------- the caller's workspace, exactly
  * as large as announced */
 
-typedef struct workspace {
-    char *gpu, *ws;
-    int64_t bytes;
-} workspace;
-
-static workspace workspace_open(const esa_plan *plan, const void *host)
+workspace workspace_open(const esa_plan *plan, const void *host)
 {
     workspace w = { NULL, NULL, 0 };
     if (!host || esa_plan_workspace(plan, &w.bytes)) return w;
@@ -274,7 +248,7 @@ static workspace workspace_open(const esa_plan *plan, const void *host)
     return w;
 }
 
-static esa_status workspace_close(const workspace *w, esa_status status)
+esa_status workspace_close(const workspace *w, esa_status status)
 {
     if (!w->gpu) return status;
     const int64_t before = w->ws - w->gpu, after = w->bytes + 2 * GUARD - before - w->bytes;
@@ -310,7 +284,7 @@ static owner *owner_find(const void *of)
     return NULL;
 }
 
-static void owner_drop(const void *of)
+void owner_drop(const void *of)
 {
     pthread_mutex_lock(&lock);
     owner *o = of ? owner_find(of) : NULL;
@@ -320,7 +294,7 @@ static void owner_drop(const void *of)
     gpu_free(gone.gpu);
 }
 
-static int32_t *owner_keep(const void *of, const int32_t *host, int64_t B, int32_t *gpu)
+int32_t *owner_keep(const void *of, const int32_t *host, int64_t B, int32_t *gpu)
 {
     pthread_mutex_lock(&lock);
     owner *o = owner_find(NULL);
@@ -330,238 +304,11 @@ static int32_t *owner_keep(const void *of, const int32_t *host, int64_t B, int32
 }
 
 /* The values may have changed since the last call. */
-static void owner_renew(const void *of, int64_t B)
+void owner_renew(const void *of, int64_t B)
 {
     pthread_mutex_lock(&lock);
     const owner *o = owner_find(of);
     const owner copy = o ? *o : (owner){ NULL, NULL, NULL, 0 };
     pthread_mutex_unlock(&lock);
     if (copy.gpu && copy.host) gpu_put(copy.gpu, copy.host, (copy.B ? copy.B : B) * 4);
-}
-
-/* ---------------------------------------------------------------- the calls */
-
-#define REAL(name) __real_##name
-esa_status REAL(esa_attention)(esa_ctx *, const esa_tensor *, const esa_tensor *,
-                               const esa_tensor *, const esa_tensor *, const esa_mask *,
-                               const esa_attention_params *);
-esa_status REAL(esa_select)(esa_ctx *, esa_mask **, const esa_tensor *, const esa_tensor *,
-                            const esa_select_params *);
-esa_status REAL(esa_importance)(esa_ctx *, float *, double *, const esa_tensor *,
-                                const esa_tensor *, const esa_select_params *);
-esa_status REAL(esa_mask_mass)(esa_ctx *, double *, const esa_mask *, const esa_tensor *,
-                               const esa_tensor *, const esa_attention_params *, int32_t);
-esa_status REAL(esa_plan_create)(esa_ctx *, esa_plan **, const esa_shapes *,
-                                 const esa_select_params *, const esa_attention_params *);
-void REAL(esa_plan_free)(esa_plan *);
-esa_status REAL(esa_plan_select)(const esa_plan *, esa_mask *, const esa_tensor *,
-                                 const esa_tensor *, void *);
-esa_status REAL(esa_plan_attention)(const esa_plan *, const esa_mask *, const esa_tensor *,
-                                    const esa_tensor *, const esa_tensor *, const esa_tensor *,
-                                    const esa_tensor *, void *);
-esa_status REAL(esa_session_begin)(esa_session *);
-esa_status REAL(esa_session_set_kv_len)(esa_session *, const int32_t *);
-esa_status REAL(esa_session_attention)(esa_session *, int32_t, int32_t, const esa_tensor *,
-                                       const esa_tensor *, const esa_tensor *, const esa_tensor *,
-                                       const esa_tensor *);
-void REAL(esa_session_free)(esa_session *);
-
-/* Prototypes for the names the linker makes up. */
-#define WRAP(name) __wrap_##name
-__typeof__(REAL(esa_attention)) WRAP(esa_attention);
-__typeof__(REAL(esa_select)) WRAP(esa_select);
-__typeof__(REAL(esa_importance)) WRAP(esa_importance);
-__typeof__(REAL(esa_mask_mass)) WRAP(esa_mask_mass);
-__typeof__(REAL(esa_plan_create)) WRAP(esa_plan_create);
-__typeof__(REAL(esa_plan_free)) WRAP(esa_plan_free);
-__typeof__(REAL(esa_plan_select)) WRAP(esa_plan_select);
-__typeof__(REAL(esa_plan_attention)) WRAP(esa_plan_attention);
-__typeof__(REAL(esa_session_begin)) WRAP(esa_session_begin);
-__typeof__(REAL(esa_session_set_kv_len)) WRAP(esa_session_set_kv_len);
-__typeof__(REAL(esa_session_attention)) WRAP(esa_session_attention);
-__typeof__(REAL(esa_session_free)) WRAP(esa_session_free);
-
-esa_status WRAP(esa_attention)(esa_ctx *ctx, const esa_tensor *q, const esa_tensor *k,
-                               const esa_tensor *v, const esa_tensor *o, const esa_mask *mask,
-                               const esa_attention_params *params)
-{
-    const esa_tensor *lse = params && params->struct_size == sizeof *params ? params->lse : NULL;
-    if (!on_gpu() || !usable(q) || !usable(k) || !usable(v) || !usable(o) || (lse && !usable(lse)))
-        return REAL(esa_attention)(ctx, q, k, v, o, mask, params);
-    mirror m;
-    const esa_tensor *const host[] = { q, k, v, o, lse };
-    esa_attention_params p = params ? *params : esa_attention_params_default();
-    esa_status status = ESA_ERR_INTERNAL;
-    if (mirror_open(&m, host, 5)) {
-        if (p.struct_size == sizeof p) {
-            p.kv_len = put_lengths(&m, p.kv_len, q->dim[0]);
-            p.lse = gpu_view(&m, 4);
-        }
-        status = REAL(esa_attention)(ctx, gpu_view(&m, 0), gpu_view(&m, 1), gpu_view(&m, 2),
-                                     gpu_view(&m, 3), mask, &p);
-        status = mirror_check(&m, status, 3, "esa_attention");
-    }
-    mirror_close(&m);
-    return status;
-}
-
-esa_status WRAP(esa_select)(esa_ctx *ctx, esa_mask **mask, const esa_tensor *q, const esa_tensor *k,
-                            const esa_select_params *params)
-{
-    if (!on_gpu() || !usable(q) || !usable(k)) return REAL(esa_select)(ctx, mask, q, k, params);
-    mirror m;
-    const esa_tensor *const host[] = { q, k };
-    esa_select_params p = params ? *params : esa_select_params_default(ESA_SELECT_ENTROPY);
-    esa_status status = ESA_ERR_INTERNAL;
-    if (mirror_open(&m, host, 2)) {
-        if (p.struct_size == sizeof p) p.kv_len = put_lengths(&m, p.kv_len, q->dim[0]);
-        status = mirror_check(&m, REAL(esa_select)(ctx, mask, gpu_view(&m, 0), gpu_view(&m, 1), &p),
-                              2, "esa_select");
-    }
-    mirror_close(&m);
-    return status;
-}
-
-esa_status WRAP(esa_importance)(esa_ctx *ctx, float *out, double *entropy, const esa_tensor *q,
-                                const esa_tensor *k, const esa_select_params *params)
-{
-    if (!on_gpu() || !usable(q) || !usable(k))
-        return REAL(esa_importance)(ctx, out, entropy, q, k, params);
-    mirror m;
-    const esa_tensor *const host[] = { q, k };
-    esa_select_params p = params ? *params : esa_select_params_default(ESA_SELECT_ENTROPY);
-    esa_status status = ESA_ERR_INTERNAL;
-    if (mirror_open(&m, host, 2)) {
-        if (p.struct_size == sizeof p) p.kv_len = put_lengths(&m, p.kv_len, q->dim[0]);
-        status = mirror_check(
-            &m, REAL(esa_importance)(ctx, out, entropy, gpu_view(&m, 0), gpu_view(&m, 1), &p), 2,
-            "esa_importance");
-    }
-    mirror_close(&m);
-    return status;
-}
-
-/* The mass is measured on the CPU: only the mask comes back. */
-esa_status WRAP(esa_mask_mass)(esa_ctx *ctx, double *mass, const esa_mask *mask,
-                               const esa_tensor *q, const esa_tensor *k,
-                               const esa_attention_params *params, int32_t row_step)
-{
-    esa_mask *copy = NULL;
-    esa_status status = ESA_OK;
-    if (on_gpu() && mask) status = esa_mask_to_device(ctx, &copy, mask, ESA_DEVICE_CPU);
-    if (!status)
-        status = REAL(esa_mask_mass)(ctx, mass, copy ? copy : mask, q, k, params, row_step);
-    esa_mask_free(copy);
-    return status;
-}
-
-esa_status WRAP(esa_plan_create)(esa_ctx *ctx, esa_plan **plan, const esa_shapes *shapes,
-                                 const esa_select_params *select,
-                                 const esa_attention_params *attention)
-{
-    if (!on_gpu() || !shapes || shapes->struct_size != sizeof *shapes ||
-        shapes->device != ESA_DEVICE_CPU)
-        return REAL(esa_plan_create)(ctx, plan, shapes, select, attention);
-    esa_shapes s = *shapes;
-    esa_select_params sp = select ? *select : esa_select_params_default(ESA_SELECT_ENTROPY);
-    esa_attention_params ap = attention ? *attention : esa_attention_params_default();
-    const int32_t *host = select && sp.struct_size == sizeof sp && sp.kv_len ? sp.kv_len
-                          : ap.struct_size == sizeof ap                      ? ap.kv_len
-                                                                             : NULL;
-    int32_t *gpu = host ? gpu_new(s.B * 4) : NULL;
-    if (gpu && sp.struct_size == sizeof sp && sp.kv_len) sp.kv_len = gpu;
-    if (gpu && ap.kv_len) ap.kv_len = gpu;
-    s.device = ESA_DEVICE_CUDA;
-    const esa_status status = REAL(esa_plan_create)(ctx, plan, &s, select ? &sp : NULL,
-                                                    attention ? &ap : NULL);
-    if (status || !gpu)
-        gpu_free(gpu);
-    else
-        owner_keep(*plan, host, s.B, gpu);
-    return status;
-}
-
-void WRAP(esa_plan_free)(esa_plan *plan)
-{
-    owner_drop(plan);
-    REAL(esa_plan_free)(plan);
-}
-
-esa_status WRAP(esa_plan_select)(const esa_plan *plan, esa_mask *mask, const esa_tensor *q,
-                                 const esa_tensor *k, void *ws)
-{
-    if (!on_gpu() || !usable(q) || !usable(k)) return REAL(esa_plan_select)(plan, mask, q, k, ws);
-    mirror m;
-    const esa_tensor *const host[] = { q, k };
-    esa_status status = ESA_ERR_INTERNAL;
-    owner_renew(plan, q->dim[0]);
-    const workspace w = workspace_open(plan, ws);
-    if (mirror_open(&m, host, 2))
-        status = mirror_check(
-            &m, REAL(esa_plan_select)(plan, mask, gpu_view(&m, 0), gpu_view(&m, 1), w.ws), 2,
-            "esa_plan_select");
-    mirror_close(&m);
-    return workspace_close(&w, status);
-}
-
-esa_status WRAP(esa_plan_attention)(const esa_plan *plan, const esa_mask *mask, const esa_tensor *q,
-                                    const esa_tensor *k, const esa_tensor *v, const esa_tensor *o,
-                                    const esa_tensor *lse, void *ws)
-{
-    if (!on_gpu() || !usable(q) || !usable(k) || !usable(v) || !usable(o) || (lse && !usable(lse)))
-        return REAL(esa_plan_attention)(plan, mask, q, k, v, o, lse, ws);
-    mirror m;
-    const esa_tensor *const host[] = { q, k, v, o, lse };
-    esa_status status = ESA_ERR_INTERNAL;
-    owner_renew(plan, q->dim[0]);
-    const workspace w = workspace_open(plan, ws);
-    if (mirror_open(&m, host, 5)) {
-        status = REAL(esa_plan_attention)(plan, mask, gpu_view(&m, 0), gpu_view(&m, 1),
-                                          gpu_view(&m, 2), gpu_view(&m, 3), gpu_view(&m, 4), w.ws);
-        status = mirror_check(&m, status, 3, "esa_plan_attention");
-    }
-    mirror_close(&m);
-    return workspace_close(&w, status);
-}
-
-esa_status WRAP(esa_session_begin)(esa_session *session)
-{
-    owner_drop(session);
-    return REAL(esa_session_begin)(session);
-}
-
-esa_status WRAP(esa_session_set_kv_len)(esa_session *session, const int32_t *kv_len)
-{
-    if (!on_gpu() || !session) return REAL(esa_session_set_kv_len)(session, kv_len);
-    owner_drop(session);
-    /* the batch is known when attention is called */
-    int32_t *gpu = kv_len ? gpu_new(MOST_BATCH * 4) : NULL;
-    if (gpu) owner_keep(session, kv_len, 0, gpu);
-    return REAL(esa_session_set_kv_len)(session, gpu);
-}
-
-esa_status WRAP(esa_session_attention)(esa_session *session, int32_t layer, int32_t kind,
-                                       const esa_tensor *q, const esa_tensor *k,
-                                       const esa_tensor *v, const esa_tensor *o,
-                                       const esa_tensor *lse)
-{
-    if (!on_gpu() || !usable(q) || !usable(k) || !usable(v) || !usable(o) || (lse && !usable(lse)))
-        return REAL(esa_session_attention)(session, layer, kind, q, k, v, o, lse);
-    mirror m;
-    const esa_tensor *const host[] = { q, k, v, o, lse };
-    esa_status status = ESA_ERR_INTERNAL;
-    owner_renew(session, q->dim[0]);
-    if (mirror_open(&m, host, 5)) {
-        status = REAL(esa_session_attention)(session, layer, kind, gpu_view(&m, 0), gpu_view(&m, 1),
-                                             gpu_view(&m, 2), gpu_view(&m, 3), gpu_view(&m, 4));
-        status = mirror_check(&m, status, 3, "esa_session_attention");
-    }
-    mirror_close(&m);
-    return status;
-}
-
-void WRAP(esa_session_free)(esa_session *session)
-{
-    owner_drop(session);
-    REAL(esa_session_free)(session);
 }

@@ -2,7 +2,7 @@
  * on the GPU.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The linker puts the functions of on_gpu.c between the tests and the library (--wrap,
+ * The linker puts the functions of on_gpu_calls.c between the tests and the library (--wrap,
  * cmake/EsaTests.cmake). For views on the CPU they copy the bytes behind the views to the GPU (same
  * alignment, guard bytes around), run the call there, copy the outputs back, and answer
  * ESA_ERR_INTERNAL with a line on stderr if a byte that is not an output changed. Workspaces given
