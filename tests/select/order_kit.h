@@ -54,15 +54,23 @@ static inline void order_fill(kit_tensor *t, esa_rng *r, int32_t clusters)
     free(centre);
 }
 
-static inline void order_make(order_world *w, const order_case *c, uint64_t seed)
+static inline kit_tensor order_tensor(const order_case *c, int64_t H, int64_t N)
 {
-    esa_rng r = { seed };
+    kit_tensor t;
+    t.data = malloc((size_t)(c->B * H * N * c->D * esa_dtype_size(c->dtype)));
+    assert_non_null(t.data);
+    t.view = c->bsnd ? esa_tensor_bsnd(t.data, c->dtype, c->B, H, N, c->D)
+                     : esa_tensor_bnsd(t.data, c->dtype, c->B, H, N, c->D);
+    return t;
+}
+
+/* Everything but the values of q and k. */
+static inline void order_open(order_world *w, const order_case *c)
+{
     memset(w, 0, sizeof *w);
     w->c = *c;
-    w->q = kit_random(&r, c->dtype, c->B, c->Hq, c->Nq, c->D, c->bsnd, 1.0f);
-    w->k = kit_random(&r, c->dtype, c->B, c->Hkv, c->Nk, c->D, c->bsnd, 1.0f);
-    order_fill(&w->q, &r, c->clusters);
-    order_fill(&w->k, &r, c->clusters);
+    w->q = order_tensor(c, c->Hq, c->Nq);
+    w->k = order_tensor(c, c->Hkv, c->Nk);
     esa_select_args *a = &w->args;
     a->params = esa_select_params_default(ESA_SELECT_ERROR);
     a->params.mode = ESA_MODE_FIXED;
@@ -100,6 +108,14 @@ static inline void order_make(order_world *w, const order_case *c, uint64_t seed
              (int)c->B, (int)c->Hq, (int)c->Hkv, (int)c->Nq, (int)c->Nk, (int)c->D, c->block_q,
              c->block_k, c->dtype, c->grid_q[0], c->grid_q[1], c->grid_q[2], c->front, c->back,
              c->protect, c->cut, c->clusters);
+}
+
+static inline void order_make(order_world *w, const order_case *c, uint64_t seed)
+{
+    esa_rng r = { seed };
+    order_open(w, c);
+    order_fill(&w->q, &r, c->clusters);
+    order_fill(&w->k, &r, c->clusters);
 }
 
 static inline void order_free(order_world *w)
