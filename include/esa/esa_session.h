@@ -12,8 +12,9 @@
  *
  * These calls run dense by policy: warm-up steps (the first ceil(warmup_frac * steps - 1e-9)),
  * layer 0 with dense_first_layer, the layers in dense_layers, sequences shorter than min_tokens,
- * cross-attention, and every call in the modes DENSE and RECORD. If any other call would run dense,
- * a strict session returns ESA_ERR_POLICY; other sessions run it and count a fallback.
+ * cross-attention, cells of density 1, and every call in the modes DENSE, RECORD and PROBE. If any
+ * other call would run dense, a strict session returns ESA_ERR_POLICY; other sessions run it and
+ * count a fallback.
  *
  * A cell is one (layer, step group, branch). A recording and a mask file hold one entry per cell.
  *
@@ -23,6 +24,7 @@
 #define ESA_SESSION_H
 
 #include "esa.h"
+#include "esa_work.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -37,7 +39,10 @@ enum {
     ESA_SESSION_DENSE = 0,  /* every call runs dense */
     ESA_SESSION_ONLINE = 1, /* masks come from a selector during the run */
     ESA_SESSION_CACHED = 2, /* masks come from a mask file */
-    ESA_SESSION_RECORD = 3  /* every call runs dense and its block importance is recorded */
+    ESA_SESSION_RECORD = 3, /* every call runs dense and its block importance is recorded */
+    /* Every call runs dense, and the error that it would have at some densities is measured. For
+     * work plans. CPU only. */
+    ESA_SESSION_PROBE = 4
 };
 enum { ESA_CALL_SELF = 0, ESA_CALL_CROSS = 1 };
 
@@ -54,8 +59,9 @@ typedef struct esa_session_params {
     int32_t branches;          /* guidance branches, >= 1 (1) */
     int32_t strict;            /* 1: a call that falls back to dense is an error (1) */
     int32_t dense_first_layer; /* 1: layer 0 runs dense (1) */
-    /* ONLINE: each (layer, branch) makes a mask at every n-th sparse step and reuses it in
-     * between (1). */
+    /* ONLINE: each (layer, branch) makes a mask at every n-th sparse step and reuses it in between;
+     * 0: it makes one mask per video, at its first sparse step (1). Only steps that really run
+     * count, so a caller may leave steps out. */
     int32_t refresh_every;
     double warmup_frac;          /* fraction of the steps that run dense first, 0 .. 1 (0.2) */
     int64_t min_tokens;          /* calls with fewer query tokens run dense (0) */
@@ -82,7 +88,32 @@ typedef struct esa_session_params {
      * all heads). CACHED uses that part of each mask. ONLINE entropy splits the budget between the
      * heads of the call. RECORD refuses it. */
     int32_t first_head, total_heads;
-    int64_t reserved[3];
+    /* ONLINE with ESA_ORDER_ADAPTIVE: orders are made anew at every n-th sparse step, as with
+     * refresh_every; 0: once per video (1). A new order needs a new mask, whatever refresh_every
+     * says. */
+    int32_t order_every;
+    /* ONLINE: 1: all branches use the masks and orders of the first branch that runs the layer at
+     * the same step; 0: each branch has its own (0). */
+    int32_t share_branches;
+    /* ONLINE: how dense each layer and step runs; the first of these that is given.
+     *
+     *     density  f64[layers][steps], copied: the budget of each cell; 1: the cell runs dense
+     *     work     the attention work of the whole video as a share of dense, everything counted
+     *              (esa_work.h). 0: not given. The session solves for the densities at the first
+     *              call that may run sparse.
+     *     neither  select.budget for every cell
+     *
+     * A mask that is kept for several steps gets the mean density of those steps. Cells that the
+     * rules above make dense stay dense, and their work counts. */
+    const double *density;
+    double work;
+    const esa_work_plan *plan; /* for work; borrowed. NULL: the built-in rule (NULL) */
+    const double *sigma;       /* for work: noise level of each step, f64[steps], falling, within
+                                * 0 .. 1; copied. NULL: spaced as in the plan (NULL) */
+    const double *probe;       /* PROBE: densities, copied */
+    int32_t probe_count;       /* 1 .. ESA_WORK_MAX_POINTS in mode PROBE */
+    int32_t reserved0;
+    int64_t reserved[4];
 } esa_session_params;
 
 ESA_API esa_session_params esa_session_params_default(void);
@@ -96,14 +127,23 @@ ESA_API esa_session_params esa_session_params_default(void);
  *     blocks   64x64 up to ESA_SHORT_TOKENS tokens; 0, the selector's own sizes, beyond
  *     tail     pooled; none for DENSE and RECORD, which skip no block
  *
- * Warm-up (0.2), dense first layer (1), budget (0.5) and the rest keep their defaults.
+ * For ESA_SELECT_ERROR it changes more: adaptive order, tail levels, no warm-up and no dense layer
+ * (the work is spread by a plan or by the built-in rule), masks and orders made every second step
+ * and shared by the branches.
  *
- * mode is ESA_SESSION_*. selector is ESA_SELECT_*; only ONLINE reads it, the other modes take
- * ENTROPY. tokens is the length of self-attention, or 0 for the selector's own block sizes.
+ * For the other selectors, warm-up (0.2), dense first layer (1) and the rest keep their defaults.
+ * The budget is 0.5.
+ *
+ * mode is ESA_SESSION_*. selector is ESA_SELECT_*; only ONLINE and PROBE read it, the other modes
+ * take ENTROPY. tokens is the length of self-attention, or 0 for the selector's own block sizes.
  * Hilbert and tile need a grid and no causal attention; otherwise set ESA_ORDER_DEFAULT. */
 #define ESA_SHORT_TOKENS 16384
 ESA_API esa_session_params esa_session_params_recommended(int32_t mode, int32_t selector,
                                                           int64_t tokens);
+
+/* Presets: the work of a whole video (params.work) for three aims. NaN for any other number. */
+enum { ESA_PRESET_FAITHFUL = 0, ESA_PRESET_BALANCED = 1, ESA_PRESET_FAST = 2 };
+ESA_API double esa_preset_work(int32_t preset);
 
 /* On success the caller owns *session and frees it with esa_session_free. On failure *session is
  * NULL. params must not be NULL, because layers and steps have no default. The session keeps ctx,
@@ -145,7 +185,11 @@ typedef struct esa_session_stats {
     double select_seconds, attention_seconds;
     int64_t device_bytes; /* GPU memory of the masks that the session keeps between calls */
     char kernel[32];      /* kernel set of the last call, for example "avx2" */
-    int64_t reserved[4];
+    /* Work of the self-attention calls as a share of dense attention: attention, tail, selection
+     * and orders. NaN if there were none. */
+    double work;
+    double work_asked; /* work of the params; NaN if it was not given */
+    int64_t reserved[2];
 } esa_session_stats;
 
 /* Statistics of the current video: all calls (layer -1, step -1), one layer (step -1), one step
@@ -157,6 +201,12 @@ ESA_API esa_status esa_session_get_stats(const esa_session *session, esa_session
  * f64[heads]. NaN if none of them ran sparse, or all ran on a GPU, which does not count heads
  * separately. ESA_ERR_ARGUMENT if the model has another number of heads. */
 ESA_API esa_status esa_session_get_heads(const esa_session *session, double *density, int64_t heads,
+                                         int32_t layer, int32_t step);
+
+/* Mean squared error of a cell's output at each density of a PROBE session: error f64[count], where
+ * count is the number of densities. NaN if the cell did not run. Adds up over videos; nothing
+ * resets it. */
+ESA_API esa_status esa_session_get_probe(const esa_session *session, double *error, int32_t count,
                                          int32_t layer, int32_t step);
 
 /* ---------------------------------------------------------------- recordings */

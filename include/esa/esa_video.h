@@ -172,8 +172,8 @@ typedef struct esa_generate_params {
     int32_t vae_tile;         /* side of a decoder tile in pixels; 0: whole frames */
     int32_t reserved0;
     /* How self-attention runs: mode, select (selector, budget, blocks, order), attention (tail),
-     * warm-up, dense layers, refresh. The engine sets layers, steps, branches, model, config_hash,
-     * masks, the grid and order_applied. */
+     * warm-up, dense layers, refresh, work. The engine sets layers, steps, branches, model,
+     * config_hash, masks, plan, sigma, the grid and order_applied. */
     esa_session_params session;
     /* Called after every unit, in the calling thread; may be NULL. A return value other than 0
      * cancels the call with ESA_ERR_STATE; nothing is written. */
@@ -184,7 +184,10 @@ typedef struct esa_generate_params {
      * It may use the ctx, but not this model: such a call returns ESA_ERR_STATE. */
     void (*denoised)(void *user, const esa_session *session);
     void *denoised_user;
-    int64_t reserved[6];
+    const char *plan; /* work plan file for session.work and quality; NULL: the built-in rule */
+    double quality; /* instead of session.work: PSNR in dB against dense that the plan shall expect;
+                     * 0: not given */
+    int64_t reserved[4];
 } esa_generate_params;
 
 /* The session mode is DENSE. */

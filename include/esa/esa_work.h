@@ -102,12 +102,14 @@ ESA_API esa_work_costs esa_work_costs_default(void);
 
 /* Solves for the density of each cell of a run: density f64[layers][steps], where 1 means dense.
  * plan NULL: the built-in rule. sigma f64[steps]: noise levels of the run, falling; NULL: spaced as
- * in the plan. work: 0 .. 1. costs NULL: the defaults. *realised (may be NULL) receives the work
+ * in the plan. dense u8[layers][steps]: 1 where the cell must be dense; NULL: none. work: 0 .. 1.
+ * costs NULL: the defaults. *realised (may be NULL) receives the work
  * that the densities will cost. ESA_ERR_ARGUMENT if no densities cost so little, or if the plan has
  * another number of layers. */
 ESA_API esa_status esa_work_plan_solve(esa_ctx *ctx, const esa_work_plan *plan, double *density,
                                        int32_t layers, int32_t steps, const double *sigma,
-                                       double work, const esa_work_costs *costs, double *realised);
+                                       const uint8_t *dense, double work,
+                                       const esa_work_costs *costs, double *realised);
 
 #ifdef __cplusplus
 }

@@ -17,6 +17,7 @@
 #include "model/sched/sched.h"
 #include "model/tensor_file.h"
 #include "session/session.h"
+#include "workplan/work_plan.h"
 
 #define MAX_STEPS 10000
 
@@ -39,6 +40,8 @@ typedef struct run {
     int64_t bytes;   /* size of each */
     esa_embeds embeds;
     esa_mask_file *masks;
+    esa_work_plan *plan;
+    double *sigma; /* [steps] noise levels, for the plan */
     esa_sched *sched;
     esa_frames *frames;
     esa_generate_stats stats;
@@ -145,6 +148,14 @@ static esa_status check_inputs(const esa_model *m, const esa_generate_params *p)
                         "both a prompt and embeddings were given, expected only one of them");
     if (p->session.mode == ESA_SESSION_CACHED && !p->masks)
         return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "session mode CACHED needs a mask file");
+    if ((p->plan || p->quality) && p->session.mode != ESA_SESSION_ONLINE)
+        return esa_fail(m->ctx, ESA_ERR_ARGUMENT,
+                        "a work plan and a quality need session mode "
+                        "ONLINE");
+    if (p->quality && !p->plan)
+        return esa_fail(m->ctx, ESA_ERR_ARGUMENT,
+                        "quality is %g dB, but there is no work plan that knows what to expect",
+                        p->quality);
     if (p->session.mode == ESA_SESSION_RECORD && !p->record)
         return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "session mode RECORD needs a recording file");
     return ESA_OK;
@@ -168,6 +179,24 @@ static esa_status check_selection(esa_model *m, const run *r, const esa_session_
     return status;
 }
 
+/* Opens the work plan, turns a quality into a work, and notes the noise levels of the steps. */
+static esa_status prepare_work(esa_model *m, run *r, esa_session_params *s)
+{
+    esa_tensors *tensors;
+    if (r->p.plan) {
+        ESA_TRY(esa_st_open(m->ctx, &tensors, r->p.plan));
+        ESA_TRY(esa_work_plan_read(m->ctx, &r->plan, tensors));
+    }
+    if (r->p.quality) ESA_TRY(esa_work_plan_find(m->ctx, r->plan, r->p.quality, &s->work));
+    if (!(s->work > 0)) return ESA_OK;
+    r->sigma = esa_mem_alloc(&m->ctx->mem, 8 * (int64_t)r->p.steps);
+    if (!r->sigma) return esa_fail(m->ctx, ESA_ERR_MEMORY, "out of memory for the noise levels");
+    for (int32_t i = 0; i < r->p.steps; i++) r->sigma[i] = esa_sched_sigma(r->sched, i);
+    s->sigma = r->sigma;
+    s->plan = r->plan;
+    return ESA_OK;
+}
+
 static esa_status make_session(esa_model *m, run *r)
 {
     esa_session_params s = r->p.session;
@@ -185,8 +214,9 @@ static esa_status make_session(esa_model *m, run *r)
         s.masks = r->masks;
     }
     ESA_TRY(esa_wan_dit_begin(m->dit, r->latent, &s.select.layout, selector, mode, r->branches));
-    if (s.mode == ESA_SESSION_ONLINE || s.mode == ESA_SESSION_RECORD)
+    if (s.mode == ESA_SESSION_ONLINE || s.mode == ESA_SESSION_RECORD || s.mode == ESA_SESSION_PROBE)
         ESA_TRY(check_selection(m, r, &s));
+    if (s.mode == ESA_SESSION_ONLINE) ESA_TRY(prepare_work(m, r, &s));
     s.layers = m->wan.layers;
     s.steps = r->p.steps;
     s.branches = r->branches;
@@ -363,6 +393,8 @@ static void finish(esa_model *m, run *r)
     esa_session_free(m->session);
     m->session = NULL;
     esa_mask_file_free(r->masks);
+    esa_work_plan_free(r->plan);
+    esa_mem_free(&m->ctx->mem, r->sigma, 8 * (int64_t)r->p.steps);
     esa_sched_free(r->sched);
     m->call = NULL;
 }
@@ -454,7 +486,8 @@ static esa_status resolve(esa_model *m, esa_generate_params *params, int64_t *to
     if (!params) return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "params is NULL");
     ESA_TRY(check_settings(m, &r, params));
     const int32_t mode = r.p.session.mode;
-    if (mode == ESA_SESSION_ONLINE || mode == ESA_SESSION_RECORD) ESA_TRY(resolve_selection(m, &r));
+    if (mode == ESA_SESSION_ONLINE || mode == ESA_SESSION_RECORD || mode == ESA_SESSION_PROBE)
+        ESA_TRY(resolve_selection(m, &r));
     *params = r.p;
     if (tokens) *tokens = r.tokens;
     return ESA_OK;

@@ -24,7 +24,7 @@ esa_session_params esa_session_params_default(void)
     p.branches = 1;
     p.strict = 1;
     p.dense_first_layer = 1;
-    p.refresh_every = 1;
+    p.refresh_every = p.order_every = 1;
     p.warmup_frac = 0.2;
     p.select = esa_select_params_default(ESA_SELECT_ENTROPY);
     p.attention = esa_attention_params_default();
@@ -54,7 +54,9 @@ static esa_status check_ranges(esa_ctx *ctx, const esa_session_params *p)
                   { "branches", p->branches, 1, 256 },
                   { "strict", p->strict, 0, 1 },
                   { "dense_first_layer", p->dense_first_layer, 0, 1 },
-                  { "refresh_every", p->refresh_every, 1, INT32_MAX },
+                  { "refresh_every", p->refresh_every, 0, INT32_MAX },
+                  { "order_every", p->order_every, 0, INT32_MAX },
+                  { "share_branches", p->share_branches, 0, 1 },
                   { "step_map", p->step_map, ESA_STEP_MAP_EXACT, ESA_STEP_MAP_NEAREST },
                   { "dense_layer_count", p->dense_layer_count, 0, ESA_MAX_CELL_AXIS },
                   { "record_groups", p->record_groups, 0, p->steps },
@@ -71,6 +73,14 @@ static esa_status check_ranges(esa_ctx *ctx, const esa_session_params *p)
                         (long long)p->min_tokens);
     if (!(p->select.budget >= 0 && p->select.budget <= 1))
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "budget is %g, expected 0 to 1", p->select.budget);
+    if (!(p->work >= 0 && p->work <= 1))
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "work is %g, expected 0 to 1 (0: not given)",
+                        p->work);
+    for (int64_t i = 0; p->density && i < (int64_t)p->layers * p->steps; i++)
+        if (!(p->density[i] >= 0 && p->density[i] <= 1))
+            return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                            "density of layer %d, step %d is %g, expected 0 to 1",
+                            (int)(i / p->steps), (int)(i % p->steps), p->density[i]);
     return ESA_OK;
 }
 
@@ -95,8 +105,9 @@ static esa_status check_layers_and_names(esa_ctx *ctx, const esa_session_params 
 /* What the mode needs, and what it cannot do. */
 static esa_status check_mode(esa_ctx *ctx, const esa_session_params *p)
 {
-    if ((p->mode == ESA_SESSION_ONLINE || p->mode == ESA_SESSION_RECORD) &&
-        p->select.causal != p->attention.causal)
+    const int selects = p->mode == ESA_SESSION_ONLINE || p->mode == ESA_SESSION_RECORD ||
+                        p->mode == ESA_SESSION_PROBE;
+    if (selects && p->select.causal != p->attention.causal)
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
                         "causal is %d in select and %d in attention, expected the same",
                         p->select.causal, p->attention.causal);
@@ -109,6 +120,19 @@ static esa_status check_mode(esa_ctx *ctx, const esa_session_params *p)
     if (p->mode == ESA_SESSION_ONLINE && p->select.selector == ESA_SELECT_FULL)
         return esa_fail(ctx, p->strict ? ESA_ERR_POLICY : ESA_ERR_ARGUMENT,
                         "selector FULL keeps every block: use mode DENSE instead");
+    if (p->mode != ESA_SESSION_ONLINE && p->mode != ESA_SESSION_DENSE &&
+        (p->density || p->work > 0))
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "density and work belong to mode ONLINE: mode is %d",
+                        p->mode);
+    if (p->mode == ESA_SESSION_PROBE &&
+        (!p->probe || p->probe_count < 1 || p->probe_count > ESA_WORK_MAX_POINTS))
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "probe is NULL, or probe_count is %d: mode PROBE needs 1 to %d densities",
+                        p->probe_count, ESA_WORK_MAX_POINTS);
+    for (int32_t i = 0; p->mode == ESA_SESSION_PROBE && i < p->probe_count; i++)
+        if (!(p->probe[i] >= 0 && p->probe[i] <= 1))
+            return esa_fail(ctx, ESA_ERR_ARGUMENT, "probe %d is %g, expected 0 to 1", i,
+                            p->probe[i]);
     if (p->mode == ESA_SESSION_CACHED && !p->masks)
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "mode CACHED needs a mask file, but masks is NULL");
     if (p->first_head < 0 || p->total_heads < 0 ||
@@ -139,9 +163,9 @@ static esa_status check_params(esa_ctx *ctx, const esa_session_params *p)
                         "this library expects %u and %u: fill them with their default functions",
                         (unsigned)p->select.struct_size, (unsigned)p->attention.struct_size,
                         (unsigned)sizeof p->select, (unsigned)sizeof p->attention);
-    if (p->mode < ESA_SESSION_DENSE || p->mode > ESA_SESSION_RECORD)
+    if (p->mode < ESA_SESSION_DENSE || p->mode > ESA_SESSION_PROBE)
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
-                        "mode is %d, expected ESA_SESSION_DENSE, ONLINE, CACHED or RECORD",
+                        "mode is %d, expected ESA_SESSION_DENSE, ONLINE, CACHED, RECORD or PROBE",
                         p->mode);
     ESA_TRY(check_ranges(ctx, p));
     ESA_TRY(check_layers_and_names(ctx, p));
@@ -200,6 +224,44 @@ static esa_status check_masks(esa_ctx *ctx, const esa_session_params *p)
     return esa_run_check_layout(ctx, f, name, y, "the session");
 }
 
+/* Checks that the work plan was made for this model. */
+static esa_status check_plan(esa_ctx *ctx, const esa_session_params *p)
+{
+    esa_work_plan_info f = { .struct_size = sizeof f };
+    if (!p->plan || !(p->work > 0)) return ESA_OK;
+    ESA_TRY(esa_work_plan_get_info(p->plan, &f));
+    if (p->model && f.model[0] && strcmp(p->model, f.model) != 0)
+        return esa_fail(ctx, ESA_ERR_MISMATCH,
+                        "the work plan was made for model '%s', but the session runs '%s'",
+                        esa_quote(f.model).text, esa_quote(p->model).text);
+    if (p->config_hash && f.config_hash[0] && strcmp(p->config_hash, f.config_hash) != 0)
+        return esa_fail(
+            ctx, ESA_ERR_MISMATCH,
+            "the work plan was made for model configuration '%s', but the session has '%s'",
+            esa_quote(f.config_hash).text, esa_quote(p->config_hash).text);
+    if (f.layers != p->layers)
+        return esa_fail(ctx, ESA_ERR_MISMATCH,
+                        "the work plan was made for %d layers, but the session has %d", f.layers,
+                        p->layers);
+    return ESA_OK;
+}
+
+/* Copies density and sigma, and reserves room for densities that are still to be solved. */
+static esa_status copy_spending(esa_session *s, const esa_session_params *p)
+{
+    const int64_t cells = (int64_t)p->layers * p->steps;
+    if (p->density || p->work > 0) s->density = esa_mem_zalloc(&s->ctx->mem, 8 * cells);
+    if (p->sigma) s->sigma = esa_mem_alloc(&s->ctx->mem, 8 * (int64_t)p->steps);
+    if (((p->density || p->work > 0) && !s->density) || (p->sigma && !s->sigma))
+        return esa_fail(s->ctx, ESA_ERR_MEMORY, "out of memory for the densities of %lld cells",
+                        (long long)cells);
+    if (p->density) memcpy(s->density, p->density, 8 * (size_t)cells);
+    if (p->sigma) memcpy(s->sigma, p->sigma, 8 * (size_t)p->steps);
+    s->given = p->density != NULL;
+    s->params.density = s->params.sigma = NULL;
+    return ESA_OK;
+}
+
 /* Makes the recorder with the settings of this session. The first call adds the geometry. */
 static esa_status make_recorder(esa_session *s)
 {
@@ -255,8 +317,10 @@ static esa_status create(esa_ctx *ctx, esa_session *s, const esa_session_params 
         return esa_fail(ctx, ESA_ERR_MEMORY,
                         "out of memory for a session of %d layers and %d steps", p->layers,
                         p->steps);
+    ESA_TRY(copy_spending(s, p));
     for (int32_t i = 0; i < p->dense_layer_count; i++) s->dense_layer[p->dense_layers[i]] = 1;
     if (p->mode == ESA_SESSION_RECORD) ESA_TRY(make_recorder(s));
+    if (p->mode == ESA_SESSION_PROBE) ESA_TRY(esa_session_probe_make(s, p));
     s->params.dense_layers = NULL;
     s->params.dense_layer_count = 0;
     if (p->dense_first_layer && p->mode != ESA_SESSION_RECORD) s->dense_layer[0] = 1;
@@ -281,8 +345,11 @@ void esa_session_free(esa_session *s)
     esa_mem_free(mem, s->rest, (int64_t)sizeof *s->rest * rests);
     esa_mem_free(mem, s->cell, (int64_t)sizeof *s->cell * cells);
     esa_mem_free(mem, s->head, (int64_t)sizeof *s->head * cells * s->heads);
+    esa_mem_free(mem, s->density, 8 * cells);
+    esa_mem_free(mem, s->sigma, 8 * (int64_t)s->params.steps);
     esa_mem_free(mem, s->dense_layer, s->params.layers);
     esa_recorder_free(&s->recorder);
+    esa_session_probe_free(s);
     esa_mem_free(mem, s, (int64_t)sizeof *s);
 }
 
@@ -293,6 +360,7 @@ esa_status esa_session_make(esa_ctx *ctx, esa_session **session, const esa_sessi
     *session = NULL;
     ESA_TRY(check_params(ctx, params));
     if (params->mode == ESA_SESSION_CACHED) ESA_TRY(check_masks(ctx, params));
+    ESA_TRY(check_plan(ctx, params));
     esa_session *s = esa_mem_zalloc(&ctx->mem, (int64_t)sizeof *s);
     if (!s) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for a session");
     const esa_status status = create(ctx, s, params);
@@ -314,11 +382,8 @@ esa_status esa_session_start(esa_session *s)
     esa_session_figures_forget(&s->figures);
     memset(s->cell, 0, sizeof *s->cell * cells);
     if (s->head) memset(s->head, 0, sizeof *s->head * cells * (size_t)s->heads);
-    for (int64_t i = 0; i < (int64_t)s->params.layers * s->params.branches; i++) {
-        s->rest[i].made = 0;
-        s->rest[i].sparse_steps = 0;
-        s->rest[i].last_step = -1;
-    }
+    for (int64_t i = 0; i < (int64_t)s->params.layers * s->params.branches; i++)
+        esa_session_rest_forget(&s->rest[i]);
     s->step = s->branch = -1;
     s->kv_len = NULL;
     s->begun = 1;

@@ -4,10 +4,13 @@
  *   session.c           makes a session, sets step and branch
  *   session_defaults.c  the recommended settings
  *   session_call.c      runs one attention call
+ *   session_masks.c     makes and reuses masks and orders
+ *   session_spend.c     the budget of each layer and step
  *   session_plans.c     plans per shape
- *   session_rest.c      mask bits kept between calls
+ *   session_rest.c      mask bits and orders kept between calls
  *   session_figures.c   times and densities of single calls
  *   session_stats.c     statistics: their sums
+ *   session_probe.c     measures the error at several densities
  *   session_record.c    saves and resumes recordings */
 #ifndef ESA_SESSION_SESSION_INTERNAL_H
 #define ESA_SESSION_SESSION_INTERNAL_H
@@ -43,18 +46,26 @@ typedef struct esa_session_cell {
      * esa_session.head includes. */
     double asked, density, mass;
     double select_seconds, attention_seconds;
+    /* Self-attention calls: multiply-adds of dense attention in units of 2, and the work in it. */
+    double dense_work, work;
     const char *kernel; /* kernel set of the last call, static storage; NULL: no call yet */
     int64_t when;       /* number of that call, ascending over the session */
 } esa_session_cell;
 
 struct esa_session {
     esa_ctx *ctx;
-    /* As given, but only the pointer masks is kept. dense_layer, model and config_hash below are
-     * copies. */
+    /* As given, but only the pointers masks and plan are kept. dense_layer, density, sigma, model
+     * and config_hash below are copies. */
     esa_session_params params;
     char model[128], config_hash[80];
     int32_t warmup;       /* dense steps at the beginning */
     uint8_t *dense_layer; /* [L] flags */
+    double *density;      /* [L][T] budgets; NULL: params.select.budget everywhere */
+    double *sigma;        /* [T] or NULL */
+    int32_t given;        /* 1: density was given; else it is solved */
+    int32_t solved;       /* 1: density is solved, for these shapes */
+    esa_shapes solved_for;
+    double means;         /* part of the solved densities that pays for means, per skipped block */
     int32_t step, branch; /* -1: not set yet */
     int32_t begun;        /* 1: esa_session_begin was called */
     const int32_t *kv_len;
@@ -62,13 +73,21 @@ struct esa_session {
     int32_t permille;              /* CACHED: the budget */
     esa_session_plan plan[ESA_SESSION_PLANS];
     uint64_t tick;
-    esa_session_rest *rest; /* [branches][L]; ONLINE with refresh_every > 1 */
+    esa_session_rest *rest; /* [branches][L]; ONLINE, if masks or orders are used again */
     esa_session_cell *cell; /* [L][T] */
     /* [L][T][heads]: sums of the densities of sparse calls whose counts the host can read; NULL:
      * none yet */
     double *head;
-    int64_t heads;             /* heads of the first such call */
-    esa_recorder recorder;     /* RECORD */
+    int64_t heads;         /* heads of the first such call */
+    esa_recorder recorder; /* RECORD */
+    struct {               /* PROBE */
+        int32_t points;
+        double density[ESA_WORK_MAX_POINTS];
+        double *sum; /* [L][T][points + 1]: errors, and the number of calls */
+        int64_t bytes;
+        void *o; /* a second output, and sums of its heads */
+        int64_t o_bytes;
+    } probe;
     esa_session_chunks chunks; /* CACHED: bits on the device */
     esa_session_figures figures;
 };
@@ -89,6 +108,41 @@ ESA_ENGINE esa_status esa_session_save(esa_session *s, const char *path);
 ESA_ENGINE esa_status esa_session_resume(esa_session *s, const char *path);
 
 /* ---------------------------------------------------------------- between the files here */
+
+typedef struct esa_session_call {
+    esa_session *s;
+    int32_t layer, kind;
+    const esa_qkvo *t;
+} esa_session_call;
+
+/* Figures of a sparse call. They are booked only when the call has succeeded. */
+typedef struct esa_session_sparse {
+    double asked, mass;
+    const int64_t *facts; /* [ESA_FACTS] on the device */
+    int32_t made, loaded, ordered;
+} esa_session_sparse;
+
+/* Fills e->mask for an ONLINE call: makes mask and order, or reuses them. (session_masks.c) */
+esa_status esa_session_online_mask(const esa_session_call *c, const esa_session_plan *e,
+                                   esa_session_sparse *f);
+
+/* (session_spend.c) With params.work: solves for the densities of all cells, once per shape. */
+esa_status esa_session_solve(esa_session *s, const esa_plan *p);
+/* The budget of a mask that is made now, and 1 if the cell of this layer and step runs dense. */
+double esa_session_budget(const esa_session *s, int32_t layer);
+int32_t esa_session_runs_dense(const esa_session *s, int32_t layer);
+/* (session_probe.c) Measures a call whose dense result is in its o. */
+esa_status esa_session_probe_make(esa_session *s, const esa_session_params *p);
+esa_status esa_session_probe_call(const esa_session_call *c, const esa_session_plan *e);
+void esa_session_probe_free(esa_session *s);
+/* What a call costs; f NULL: it runs dense. Cross-attention is no part of the work. Then the work
+ * itself, with the facts of the mask where they decide it. */
+esa_session_price esa_session_price_of(const esa_session_call *c, const esa_session_plan *e,
+                                       const esa_session_sparse *f);
+double esa_session_price_work(const esa_session_price *p, const int64_t *facts);
+/* Work of one selection and of one order. */
+double esa_session_select_work(const esa_plan *p);
+double esa_session_order_work(const esa_plan *p);
 
 /* The sums of the current (layer, step). */
 static inline esa_session_cell *esa_session_at(esa_session *s, int32_t layer)

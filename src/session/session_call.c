@@ -10,28 +10,16 @@
 #include "session/session.h"
 
 /* What one call does. */
-enum { ACTION_DENSE, ACTION_RECORD, ACTION_ONLINE, ACTION_CACHED };
+enum { ACTION_DENSE, ACTION_RECORD, ACTION_PROBE, ACTION_ONLINE, ACTION_CACHED };
 
-typedef struct call {
-    esa_session *s;
-    int32_t layer, kind;
-    const esa_qkvo *t;
-} call;
-
-/* Figures of a sparse call. They are booked only when the call has succeeded. */
-typedef struct figures {
-    double asked, mass;
-    const int64_t *facts; /* [2] on the device: blocks that exist, blocks kept */
-    int32_t made, loaded;
-} figures;
-
-static int32_t decide(const call *c)
+static int32_t decide(const esa_session_call *c)
 {
     const esa_session *s = c->s;
     if (c->kind == ESA_CALL_CROSS || s->params.mode == ESA_SESSION_DENSE ||
         c->t->q->dim[2] < s->params.min_tokens || s->dense_layer[c->layer])
         return ACTION_DENSE;
     if (s->params.mode == ESA_SESSION_RECORD) return ACTION_RECORD;
+    if (s->params.mode == ESA_SESSION_PROBE) return ACTION_PROBE;
     if (s->step < s->warmup) return ACTION_DENSE;
     return s->params.mode == ESA_SESSION_ONLINE ? ACTION_ONLINE : ACTION_CACHED;
 }
@@ -67,7 +55,8 @@ static void book_heads(esa_session *s, int32_t layer, const esa_mask *m, int64_t
 }
 
 /* Runs the kernel and books the call. f NULL: dense. */
-static esa_status attend(const call *c, const esa_session_plan *e, const figures *f)
+static esa_status attend(const esa_session_call *c, const esa_session_plan *e,
+                         const esa_session_sparse *f)
 {
     esa_session *s = c->s;
     const esa_mask *mask = f ? e->mask : NULL;
@@ -76,7 +65,8 @@ static esa_status attend(const call *c, const esa_session_plan *e, const figures
     if (by_head) ESA_TRY(reserve_heads(s, mask->H));
     ESA_TRY(esa_plan_attend(e->plan, mask, c->t, NULL, &kernel));
     esa_session_cell *cell = esa_session_at(s, c->layer);
-    ESA_TRY(esa_session_figures_end(&s->figures, cell, f ? f->facts : NULL));
+    const esa_session_price price = esa_session_price_of(c, e, f);
+    ESA_TRY(esa_session_figures_end(&s->figures, cell, f ? f->facts : NULL, &price));
     cell->calls++;
     cell->kernel = kernel;
     cell->when = (int64_t)s->tick;
@@ -96,7 +86,7 @@ static esa_status attend(const call *c, const esa_session_plan *e, const figures
     return ESA_OK;
 }
 
-static esa_status run_dense(const call *c)
+static esa_status run_dense(const esa_session_call *c)
 {
     esa_session *s = c->s;
     esa_session_plan *e;
@@ -107,7 +97,7 @@ static esa_status run_dense(const call *c)
 
 /* For a call that should run sparse but cannot; the message in ctx holds the reason. A strict
  * session fails. Other sessions run the call dense and count a fallback. */
-static esa_status run_fallback(const call *c, esa_status why)
+static esa_status run_fallback(const esa_session_call *c, esa_status why)
 {
     esa_session *s = c->s;
     char text[512];
@@ -130,7 +120,7 @@ static int32_t cannot_be_sparse(esa_status status)
 
 /* Gets the sparse plan of the call. Fails with ESA_ERR_UNSUPPORTED if the key lengths cut into
  * tokens that the order moves; dense attention takes any lengths. */
-static esa_status sparse_plan(const call *c, esa_session_plan **e)
+static esa_status sparse_plan(const esa_session_call *c, esa_session_plan **e)
 {
     ESA_TRY(esa_session_get_plan(c->s, e, c->t->q, c->t->k, c->kind, 1));
     const esa_plan *p = (*e)->plan;
@@ -140,71 +130,24 @@ static esa_status sparse_plan(const call *c, esa_session_plan **e)
 
 /* ---------------------------------------------------------------- online */
 
-/* Share of the importance that the mask keeps. */
-static double kept_mass(const esa_session_plan *e)
-{
-    const esa_mask *m = e->mask;
-    const int64_t rows = m->B * m->H * m->nq;
-    double kept = 0, all = 0;
-    for (int64_t r = 0; r < rows; r++) {
-        const float *p = e->importance + r * m->nk;
-        const uint16_t *index = m->index + r * m->cap;
-        double k = 0, a = 0;
-        for (int64_t j = 0; j < m->nk; j++) a += p[j];
-        for (int32_t i = 0; i < m->count[r]; i++) k += p[index[i]];
-        kept += k;
-        all += a;
-    }
-    return all > 0 ? kept / all : 1;
-}
-
-static esa_status make_mask(const call *c, const esa_session_plan *e, figures *f)
-{
-    ESA_TRY(esa_plan_choose(e->plan, e->mask, c->t->q, c->t->k, c->t->v, (double)NAN, e->importance,
-                            NULL));
-    ESA_TRY(esa_session_figures_selected(&c->s->figures));
-    f->made = 1;
-    f->facts = e->mask->facts;
-    f->mass = e->importance ? kept_mass(e) : (double)NAN;
-    return ESA_OK;
-}
-
-/* With refresh_every > 1: makes a mask and keeps it as bits, or reuses the kept one. */
-static esa_status refresh_mask(const call *c, const esa_session_plan *e, figures *f)
-{
-    esa_session *s = c->s;
-    esa_session_rest *rest = &s->rest[(int64_t)s->branch * s->params.layers + c->layer];
-    if (rest->last_step != s->step) {
-        rest->last_step = s->step;
-        rest->sparse_steps++;
-    }
-    const int32_t due = (rest->sparse_steps - 1) % s->params.refresh_every == 0;
-    if (due || !esa_session_rest_fits(rest, e->plan)) {
-        ESA_TRY(make_mask(c, e, f));
-        ESA_TRY(esa_session_rest_store(&s->chunks, rest, e->plan, e->mask));
-        rest->mass = f->mass;
-        return ESA_OK;
-    }
-    f->mass = rest->mass;
-    f->facts = rest->facts;
-    ESA_TRY(e->plan->backend->mask_set_bits(s->ctx, e->mask, rest->bits, NULL));
-    return esa_session_figures_selected(&s->figures);
-}
-
-static esa_status run_online(const call *c)
+static esa_status run_online(const esa_session_call *c)
 {
     esa_session *s = c->s;
     esa_session_plan *e;
-    figures f = { .asked = s->params.select.budget };
+    esa_session_sparse f = { 0 };
     esa_status status = sparse_plan(c, &e);
     if (cannot_be_sparse(status) || status == ESA_ERR_MISMATCH)
         return run_fallback(c, ESA_ERR_POLICY);
     if (status) return status;
+    ESA_TRY(esa_session_solve(s, e->plan));
+    if (esa_session_runs_dense(s, c->layer)) return run_dense(c);
     ESA_TRY(esa_session_figures_begin(&s->figures, e->plan->backend));
-    status = s->params.refresh_every > 1 ? refresh_mask(c, e, &f) : make_mask(c, e, &f);
+    status = esa_session_online_mask(c, e, &f);
     /* this device does not have the selector */
     if (status == ESA_ERR_UNSUPPORTED) return run_fallback(c, ESA_ERR_POLICY);
-    return status ? status : attend(c, e, &f);
+    if (status) return status;
+    ESA_TRY(esa_session_figures_selected(&s->figures));
+    return attend(c, e, &f);
 }
 
 /* ---------------------------------------------------------------- cached */
@@ -224,7 +167,7 @@ static int32_t cached_group(const esa_session *s)
                : group;
 }
 
-static esa_status fail_mismatch(const call *c)
+static esa_status fail_mismatch(const esa_session_call *c)
 {
     esa_session *s = c->s;
     const esa_mask_file *file = s->params.masks;
@@ -238,7 +181,7 @@ static esa_status fail_mismatch(const call *c)
                         .text);
 }
 
-static esa_status fail_not_stored(const call *c)
+static esa_status fail_not_stored(const esa_session_call *c)
 {
     const esa_mask_file *file = c->s->params.masks;
     const esa_mask_file_info *f = &file->info;
@@ -264,7 +207,8 @@ static double cached_mass(const esa_session *s, int64_t cell, int64_t first, int
 }
 
 /* Fills e->mask with a stored cell. */
-static esa_status load_mask(const call *c, const esa_session_plan *e, int64_t cell, figures *f)
+static esa_status load_mask(const esa_session_call *c, const esa_session_plan *e, int64_t cell,
+                            esa_session_sparse *f)
 {
     esa_session *s = c->s;
     const esa_mask_file *file = s->params.masks;
@@ -282,7 +226,7 @@ static esa_status load_mask(const call *c, const esa_session_plan *e, int64_t ce
     return ESA_OK;
 }
 
-static esa_status run_cached(const call *c)
+static esa_status run_cached(const esa_session_call *c)
 {
     esa_session *s = c->s;
     const esa_mask_file *file = s->params.masks;
@@ -298,7 +242,7 @@ static esa_status run_cached(const call *c)
     if (!status) status = esa_mask_file_check_bits(file, s->masks, cell);
     if (cannot_be_sparse(status)) return run_fallback(c, ESA_ERR_POLICY);
     if (status) return status;
-    figures f = { .asked = s->permille / 1000.0, .loaded = 1 };
+    esa_session_sparse f = { .asked = s->permille / 1000.0, .loaded = 1 };
     ESA_TRY(esa_session_figures_begin(&s->figures, e->plan->backend));
     ESA_TRY(load_mask(c, e, cell, &f));
     return attend(c, e, &f);
@@ -307,7 +251,7 @@ static esa_status run_cached(const call *c)
 /* ---------------------------------------------------------------- record */
 
 /* The first call fixes the geometry of the recording. Later calls must have the same. */
-static esa_status check_geometry(const call *c, const esa_plan *p)
+static esa_status check_geometry(const esa_session_call *c, const esa_plan *p)
 {
     esa_session *s = c->s;
     esa_mask_file_info *f = &s->recorder.info;
@@ -335,7 +279,7 @@ static esa_status check_geometry(const call *c, const esa_plan *p)
     return ESA_OK;
 }
 
-static esa_status record(const call *c, const esa_session_plan *e)
+static esa_status record(const esa_session_call *c, const esa_session_plan *e)
 {
     esa_session *s = c->s;
     esa_recorder *rec = &s->recorder;
@@ -355,7 +299,7 @@ static esa_status record(const call *c, const esa_session_plan *e)
     return ESA_OK;
 }
 
-static esa_status run_record(const call *c)
+static esa_status run_record(const esa_session_call *c)
 {
     esa_session *s = c->s;
     esa_session_plan *e;
@@ -366,9 +310,19 @@ static esa_status run_record(const call *c)
     return status;
 }
 
+/* ---------------------------------------------------------------- probe */
+
+static esa_status run_probe(const esa_session_call *c)
+{
+    esa_session_plan *e;
+    ESA_TRY(run_dense(c));
+    ESA_TRY(sparse_plan(c, &e));
+    return esa_session_probe_call(c, e);
+}
+
 /* ---------------------------------------------------------------- the call */
 
-static esa_status check_call(const call *c)
+static esa_status check_call(const esa_session_call *c)
 {
     const esa_session *s = c->s;
     if (s->step < 0)
@@ -385,10 +339,11 @@ static esa_status check_call(const call *c)
 
 esa_status esa_session_attend(esa_session *s, int32_t layer, int32_t kind, const esa_qkvo *t)
 {
-    const call c = { s, layer, kind, t };
+    const esa_session_call c = { s, layer, kind, t };
     ESA_TRY(check_call(&c));
     switch (decide(&c)) {
     case ACTION_RECORD: return run_record(&c);
+    case ACTION_PROBE: return run_probe(&c);
     case ACTION_ONLINE: return run_online(&c);
     case ACTION_CACHED: return run_cached(&c);
     default: return run_dense(&c);

@@ -1,28 +1,56 @@
-/* session_defaults.c - the product's default rules: order, blocks and tail of a model run.
- * SPDX-License-Identifier: Apache-2.0
+/* session_defaults.c - the product's default rules: order, blocks, tail, reuse and presets of a
+ * model run. SPDX-License-Identifier: Apache-2.0
  *
  * docs/quality.md holds the measurements behind them. */
+#include <math.h>
 #include <esa/esa_session.h>
 
 /* Small blocks keep several blocks per row in short sequences, and CPU kernels run them as fast as
  * large ones. */
 enum { SHORT_BLOCK = 64 };
 
+/* Masks and orders of the error selector change slowly: every second step is enough. */
+enum { ERROR_REFRESH = 2, ERROR_ORDER = 2 };
+
+/* The work of each preset, in the order of ESA_PRESET_*. */
+static const double preset_work[] = { 0.57, 0.44, 0.30 };
+
+double esa_preset_work(int32_t preset)
+{
+    return preset >= ESA_PRESET_FAITHFUL && preset <= ESA_PRESET_FAST ? preset_work[preset]
+                                                                      : (double)NAN;
+}
+
 static int32_t order_of(int32_t mode, int32_t selector)
 {
     if (mode == ESA_SESSION_CACHED) return ESA_ORDER_DEFAULT;
+    if (selector == ESA_SELECT_ERROR) return ESA_ORDER_ADAPTIVE;
     return selector == ESA_SELECT_RF_V2 ? ESA_ORDER_TILE : ESA_ORDER_HILBERT;
+}
+
+/* The error selector needs no rule for dense steps and layers: a plan, or the built-in rule, spends
+ * the work. */
+static void recommend_error(esa_session_params *p)
+{
+    p->warmup_frac = 0;
+    p->dense_first_layer = 0;
+    p->refresh_every = ERROR_REFRESH;
+    p->order_every = ERROR_ORDER;
+    p->share_branches = 1;
+    p->select.tail = p->attention.tail = ESA_TAIL_LEVELS;
 }
 
 esa_session_params esa_session_params_recommended(int32_t mode, int32_t selector, int64_t tokens)
 {
     esa_session_params p = esa_session_params_default();
-    if (mode != ESA_SESSION_ONLINE) selector = ESA_SELECT_ENTROPY;
+    const int probes = mode == ESA_SESSION_PROBE;
+    if (mode != ESA_SESSION_ONLINE && !probes) selector = ESA_SELECT_ENTROPY;
     p.mode = mode;
     p.select = esa_select_params_default(selector);
     p.select.layout.order = order_of(mode, selector);
     if (tokens > 0 && tokens <= ESA_SHORT_TOKENS) p.select.block_q = p.select.block_k = SHORT_BLOCK;
-    const int skips = mode == ESA_SESSION_ONLINE || mode == ESA_SESSION_CACHED;
+    const int skips = mode == ESA_SESSION_ONLINE || mode == ESA_SESSION_CACHED || probes;
     p.attention.tail = skips ? ESA_TAIL_POOLED : ESA_TAIL_NONE;
+    if (selector == ESA_SELECT_ERROR) recommend_error(&p);
     return p;
 }

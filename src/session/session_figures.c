@@ -4,10 +4,12 @@
 
 #include "session/session.h"
 
+enum { FACTS_BYTES = ESA_FACTS * 8 };
+
 void esa_session_figures_free(esa_session_figures *f)
 {
     if (!f->backend) return;
-    f->backend->release(f->ctx, f->facts, ESA_SESSION_PENDING * 16);
+    f->backend->release(f->ctx, f->facts, ESA_SESSION_PENDING * FACTS_BYTES);
     f->facts = NULL;
     for (int32_t i = 0; i < ESA_SESSION_PENDING; i++)
         for (int32_t m = 0; m < 3; m++) f->backend->mark_release(f->ctx, &f->mark[i][m]);
@@ -23,7 +25,7 @@ static esa_status change_backend(esa_session_figures *f, const esa_backend *back
     ESA_TRY(esa_session_figures_settle(f));
     esa_session_figures_free(f);
     void *facts;
-    ESA_TRY(backend->alloc(f->ctx, &facts, ESA_SESSION_PENDING * 16));
+    ESA_TRY(backend->alloc(f->ctx, &facts, ESA_SESSION_PENDING * FACTS_BYTES));
     f->facts = facts;
     f->backend = backend;
     return ESA_OK;
@@ -44,11 +46,12 @@ esa_status esa_session_figures_selected(esa_session_figures *f)
 }
 
 esa_status esa_session_figures_end(esa_session_figures *f, esa_session_cell *cell,
-                                   const int64_t *facts)
+                                   const int64_t *facts, const esa_session_price *price)
 {
     ESA_TRY(f->backend->mark_record(f->ctx, &f->mark[f->used][2]));
-    if (facts) ESA_TRY(f->backend->copy(f->ctx, f->facts + 2 * f->used, facts, 16));
-    f->pending[f->used++] = (esa_session_pending){ cell, facts != NULL, f->selected };
+    if (facts)
+        ESA_TRY(f->backend->copy(f->ctx, f->facts + ESA_FACTS * f->used, facts, FACTS_BYTES));
+    f->pending[f->used++] = (esa_session_pending){ cell, facts != NULL, f->selected, *price };
     return ESA_OK;
 }
 
@@ -61,18 +64,23 @@ static esa_status settle_one(esa_session_figures *f, int32_t i, const int64_t *f
     if (p->selected) ESA_TRY(f->backend->mark_elapsed(f->ctx, &select, &mark[0], &mark[1]));
     p->cell->attention_seconds += attention;
     p->cell->select_seconds += select;
-    if (p->sparse)
-        p->cell->density += facts[2 * i] > 0 ? (double)facts[2 * i + 1] / (double)facts[2 * i]
-                                             : 1.0;
+    const int64_t *fact = facts + ESA_FACTS * i;
+    double work = 1;
+    if (p->sparse) {
+        p->cell->density += fact[0] > 0 ? (double)fact[1] / (double)fact[0] : 1.0;
+        work = esa_session_price_work(&p->price, fact);
+    }
+    p->cell->dense_work += p->price.dense;
+    p->cell->work += work * p->price.dense;
     return ESA_OK;
 }
 
 esa_status esa_session_figures_settle(esa_session_figures *f)
 {
-    int64_t facts[2 * ESA_SESSION_PENDING];
+    int64_t facts[ESA_FACTS * ESA_SESSION_PENDING];
     const int32_t used = f->used;
     f->used = 0;
-    if (used) ESA_TRY(f->backend->download(f->ctx, facts, f->facts, used * 16));
+    if (used) ESA_TRY(f->backend->download(f->ctx, facts, f->facts, used * FACTS_BYTES));
     for (int32_t i = 0; i < used; i++) ESA_TRY(settle_one(f, i, facts));
     return ESA_OK;
 }

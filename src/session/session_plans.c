@@ -52,7 +52,7 @@ static esa_status furnish(esa_session *s, esa_session_plan *e)
     if (!record) ESA_TRY(esa_plan_mask(p, &e->mask, cached ? 1 : p->shapes.B));
     if (cached) { /* every mask of a file has the same number of existing blocks */
         const esa_mask_file_info *f = &s->params.masks->info;
-        const int64_t facts[2] = { esa_mask_file_existing(f) / f->H * p->shapes.Hq, 0 };
+        const int64_t facts[ESA_FACTS] = { esa_mask_file_existing(f) / f->H * p->shapes.Hq };
         ESA_TRY(p->backend->upload(s->ctx, e->mask->facts, facts, sizeof facts));
     }
     /* without host_memory the importance of an ONLINE mask stays on the device */

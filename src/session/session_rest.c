@@ -65,22 +65,30 @@ esa_status esa_session_chunks_cell(esa_session_chunks *c, const esa_backend *bac
 
 /* ---------------------------------------------------------------- masks between refreshes */
 
-static void drop_bits(esa_session_chunks *c, esa_session_rest *rest)
+static void drop_memory(esa_session_chunks *c, esa_session_rest *rest)
 {
     if (!rest->bits) return;
     rest->backend->release(c->ctx, rest->bits, rest->bytes);
     if (!rest->backend->host_memory) c->bytes -= rest->bytes;
-    rest->bits = NULL;
+    rest->bits = rest->fine = NULL;
     rest->facts = NULL;
+    rest->perm_q = rest->perm_k = NULL;
     rest->bytes = 0;
 }
 
 void esa_session_rest_free(esa_session_chunks *c, esa_session_rest *rest)
 {
-    drop_bits(c, rest);
+    drop_memory(c, rest);
     esa_mem_free(&c->ctx->mem, rest->kv_len, rest->kv_bytes);
     rest->kv_len = NULL;
     rest->kv_bytes = 0;
+}
+
+void esa_session_rest_forget(esa_session_rest *rest)
+{
+    rest->made = rest->ordered = 0;
+    rest->sparse_steps = 0;
+    rest->last_step = rest->own_step = -1;
 }
 
 /* Compares lengths by value where the host can read them, because the caller may write new ones
@@ -94,18 +102,34 @@ int32_t esa_session_rest_fits(const esa_session_rest *rest, const esa_plan *plan
     return !kv_len || memcmp(rest->kv_len, kv_len, 4 * (size_t)plan->shapes.B) == 0;
 }
 
-static esa_status reserve_bits(esa_session_chunks *c, esa_session_rest *rest,
-                               const esa_backend *backend, const esa_mask *m)
+/* Places the parts of a rest in base, or only counts their bytes. */
+static int64_t place(esa_session_rest *rest, void *base, const esa_mask *m)
 {
-    const int64_t facts_at = esa_ceil_div(m->B * m->H * m->nq * esa_ceil_div(m->nk, 8), 16) * 16;
-    if (rest->bits && rest->bytes == facts_at + 16 && rest->backend == backend) return ESA_OK;
+    esa_carve carve = { base, 0 };
+    const int64_t plane = m->B * m->H * m->nq * esa_ceil_div(m->nk, 8);
+    rest->bits = esa_carve_take(&carve, plane);
+    rest->fine = m->fine ? esa_carve_take(&carve, plane) : NULL;
+    rest->facts = esa_carve_take(&carve, ESA_FACTS * 8);
+    rest->perm_q = m->Hkv ? esa_carve_take(&carve, esa_mask_order_bytes(m, 0)) : NULL;
+    rest->perm_k = m->Hkv ? esa_carve_take(&carve, esa_mask_order_bytes(m, 1)) : NULL;
+    return carve.used;
+}
+
+static esa_status reserve_memory(esa_session_chunks *c, esa_session_rest *rest,
+                                 const esa_backend *backend, const esa_mask *m)
+{
+    esa_session_rest sizes;
+    const int64_t bytes = place(&sizes, NULL, m);
+    if (rest->bits && rest->bytes == bytes && rest->backend == backend) {
+        place(rest, rest->bits, m); /* equal sizes may be parts of other sizes */
+        return ESA_OK;
+    }
     void *made;
-    ESA_TRY(backend->alloc(c->ctx, &made, facts_at + 16));
-    drop_bits(c, rest);
+    ESA_TRY(backend->alloc(c->ctx, &made, bytes));
+    drop_memory(c, rest);
     rest->backend = backend;
-    rest->bits = made;
-    rest->facts = (int64_t *)(void *)(rest->bits + facts_at);
-    rest->bytes = facts_at + 16;
+    rest->bytes = bytes;
+    place(rest, made, m);
     if (!backend->host_memory) c->bytes += rest->bytes;
     return ESA_OK;
 }
@@ -123,19 +147,48 @@ static esa_status reserve_lengths(esa_session_chunks *c, esa_session_rest *rest,
     return ESA_OK;
 }
 
+static esa_status copy_order(esa_session_chunks *c, const esa_backend *backend, int32_t *perm_q,
+                             int32_t *perm_k, const int32_t *from_q, const int32_t *from_k,
+                             const esa_mask *like)
+{
+    ESA_TRY(backend->copy(c->ctx, perm_q, from_q, esa_mask_order_bytes(like, 0)));
+    return backend->copy(c->ctx, perm_k, from_k, esa_mask_order_bytes(like, 1));
+}
+
 esa_status esa_session_rest_store(esa_session_chunks *c, esa_session_rest *rest,
                                   const esa_plan *plan, const esa_mask *mask)
 {
     const esa_backend *backend = plan->backend;
     const int32_t *kv_len = plan->select.kv_len;
-    rest->made = 0;
-    ESA_TRY(reserve_bits(c, rest, backend, mask));
+    rest->made = rest->ordered = 0;
+    ESA_TRY(reserve_memory(c, rest, backend, mask));
     ESA_TRY(reserve_lengths(c, rest, kv_len && backend->host_memory ? 4 * plan->shapes.B : 0));
-    ESA_TRY(backend->mask_get_bits(c->ctx, mask, rest->bits, NULL));
-    ESA_TRY(backend->copy(c->ctx, rest->facts, mask->facts, 16));
+    ESA_TRY(backend->mask_get_bits(c->ctx, mask, rest->bits, rest->fine));
+    ESA_TRY(backend->copy(c->ctx, rest->facts, mask->facts, ESA_FACTS * 8));
+    if (mask->ordered)
+        ESA_TRY(
+            copy_order(c, backend, rest->perm_q, rest->perm_k, mask->perm_q, mask->perm_k, mask));
     if (rest->kv_len) memcpy(rest->kv_len, kv_len, (size_t)rest->kv_bytes);
     rest->kv_address = kv_len;
     rest->shapes = plan->shapes;
+    rest->ordered = mask->ordered;
     rest->made = 1;
     return ESA_OK;
+}
+
+esa_status esa_session_rest_order(esa_session_chunks *c, const esa_session_rest *rest,
+                                  esa_mask *mask)
+{
+    mask->ordered = 0;
+    ESA_TRY(
+        copy_order(c, rest->backend, mask->perm_q, mask->perm_k, rest->perm_q, rest->perm_k, mask));
+    mask->ordered = 1;
+    return ESA_OK;
+}
+
+esa_status esa_session_rest_mask(esa_session_chunks *c, const esa_session_rest *rest,
+                                 esa_mask *mask)
+{
+    if (rest->ordered) ESA_TRY(esa_session_rest_order(c, rest, mask));
+    return rest->backend->mask_set_bits(c->ctx, mask, rest->bits, rest->fine);
 }

@@ -3,21 +3,25 @@
  *
  * There are two kinds:
  *  - chunks: the bits of a mask file, uploaded layer by layer when they are first needed;
- *  - rests: with refresh_every > 1, the latest mask of each layer and branch. */
+ *  - rests: the latest mask and order of each layer and branch, if they are used again. */
 #ifndef ESA_SESSION_SESSION_REST_H
 #define ESA_SESSION_SESSION_REST_H
 
 #include "attn/attn.h"
 #include "maskfile/mask_file.h"
 
-/* The mask of one (branch, layer), kept until the next refresh. */
+/* The mask and the adaptive order of one (branch, layer), kept until the next refresh. One
+ * allocation holds bits, fine, facts and orders. */
 typedef struct esa_session_rest {
-    const esa_backend *backend; /* owns the memory of bits and facts */
-    uint8_t *bits;              /* [B][H][nq][ceil(nk/8)]; NULL: none yet */
-    int64_t *facts;             /* [2] after the bits: existing blocks, kept blocks */
-    int64_t bytes;              /* bits and facts together */
-    int32_t made;               /* 1: bits holds a mask of this video */
-    esa_shapes shapes;          /* shapes the mask was made for; other shapes need a new mask */
+    const esa_backend *backend; /* owns the memory */
+    uint8_t *bits;              /* [B][H][nq][ceil(nk/8)]; NULL: nothing is kept yet */
+    uint8_t *fine;              /* the same for the fine level; NULL: the masks have none */
+    int64_t *facts;             /* [ESA_FACTS] */
+    int32_t *perm_q, *perm_k;   /* adaptive: as in esa_mask; else NULL */
+    int64_t bytes;
+    int32_t made;      /* 1: bits holds a mask of this video */
+    int32_t ordered;   /* 1: perm_q and perm_k hold orders of this video */
+    esa_shapes shapes; /* shapes the mask was made for; other shapes need a new mask */
     /* key lengths the mask was made for: a copy [B] where the host can read them, otherwise only
      * their address; NULL: all keys */
     int32_t *kv_len;
@@ -25,7 +29,10 @@ typedef struct esa_session_rest {
     int64_t kv_bytes;
     int32_t sparse_steps; /* sparse steps since esa_session_begin */
     int32_t last_step;    /* the last of these steps; -1: none */
-    double mass;          /* kept mass of the mask; NaN: unknown */
+    int32_t own_step;     /* the last step that used this rest and no other branch's; -1: none */
+    int32_t mask_at, order_at; /* sparse step, from 0, at which mask and order were made */
+    double mass;               /* kept mass of the mask; NaN: unknown */
+    double asked;              /* budget of the mask */
 } esa_session_rest;
 
 /* Bits of a mask file on the device. */
@@ -45,11 +52,19 @@ esa_status esa_session_chunks_cell(esa_session_chunks *c, const esa_backend *bac
                                    const esa_budget_masks *masks, int64_t cell);
 void esa_session_chunks_free(esa_session_chunks *c);
 
-/* 1 if the rest holds a mask that this plan can reuse. */
+/* 1 if what the rest holds was made for the shapes and key lengths of this plan. */
 int32_t esa_session_rest_fits(const esa_session_rest *rest, const esa_plan *plan);
-/* Stores the bits of mask, which was made for the plan. On failure the rest holds no mask. */
+/* Stores the bits and the order of mask, which was made for the plan. On failure the rest holds
+ * neither. */
 esa_status esa_session_rest_store(esa_session_chunks *c, esa_session_rest *rest,
                                   const esa_plan *plan, const esa_mask *mask);
+/* Writes the order that the rest holds into mask; then the mask of that order. */
+esa_status esa_session_rest_order(esa_session_chunks *c, const esa_session_rest *rest,
+                                  esa_mask *mask);
+esa_status esa_session_rest_mask(esa_session_chunks *c, const esa_session_rest *rest,
+                                 esa_mask *mask);
+/* Forgets the mask and order of the last video; keeps the memory. */
+void esa_session_rest_forget(esa_session_rest *rest);
 void esa_session_rest_free(esa_session_chunks *c, esa_session_rest *rest);
 
 #endif

@@ -79,13 +79,16 @@ static void add(esa_session_cell *sum, const esa_session_cell *c)
     sum->mass += c->mass;
     sum->select_seconds += c->select_seconds;
     sum->attention_seconds += c->attention_seconds;
+    sum->dense_work += c->dense_work;
+    sum->work += c->work;
     if (c->kernel && c->when >= sum->when) {
         sum->when = c->when;
         sum->kernel = c->kernel;
     }
 }
 
-static void write_stats(esa_session_stats *stats, const esa_session_cell *sum, int64_t device_bytes)
+static void write_stats(esa_session_stats *stats, const esa_session_cell *sum, double work_asked,
+                        int64_t device_bytes)
 {
     memset(stats, 0, sizeof *stats);
     stats->struct_size = (uint32_t)sizeof *stats;
@@ -101,6 +104,8 @@ static void write_stats(esa_session_stats *stats, const esa_session_cell *sum, i
     stats->select_seconds = sum->select_seconds;
     stats->attention_seconds = sum->attention_seconds;
     stats->device_bytes = device_bytes;
+    stats->work = sum->dense_work > 0 ? sum->work / sum->dense_work : (double)NAN;
+    stats->work_asked = work_asked > 0 ? work_asked : (double)NAN;
     if (sum->kernel) snprintf(stats->kernel, sizeof stats->kernel, "%s", sum->kernel);
 }
 
@@ -120,7 +125,7 @@ esa_status esa_session_sum(const esa_session *s, esa_session_stats *stats, int32
     for (int32_t l = layer < 0 ? 0 : layer; l < (layer < 0 ? L : layer + 1); l++)
         for (int32_t t = step < 0 ? 0 : step; t < (step < 0 ? T : step + 1); t++)
             add(&sum, &s->cell[(int64_t)l * T + t]);
-    write_stats(stats, &sum, s->chunks.bytes);
+    write_stats(stats, &sum, s->params.work, s->chunks.bytes);
     return ESA_OK;
 }
 

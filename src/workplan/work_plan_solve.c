@@ -133,14 +133,16 @@ static double work_of(const run *r, const double *density)
 
 /* Solves, and corrects for what the mean price of masks and orders leaves out: layers with dense
  * steps pay theirs over fewer steps. */
-static esa_status solve(esa_ctx *ctx, const run *r, double *density, double work, double *realised)
+static esa_status solve(esa_ctx *ctx, const run *r, double *density, const uint8_t *dense,
+                        double work, double *realised)
 {
     const esa_plan_curves curves = {
         (int64_t)r->layers * r->steps, r->points, r->density, r->error, r->weight, r->fixed
     };
     const double fixed = paid_mean(r->costs, r->steps);
     double asked = work, got = 0;
-    for (int64_t i = 0; i < curves.cells; i++) r->fixed[i] = fixed;
+    /* a cell whose mask costs as much as dense attention runs dense */
+    for (int64_t i = 0; i < curves.cells; i++) r->fixed[i] = dense && dense[i] ? 1 : fixed;
     for (int round = 0; round < 6; round++) {
         const double solved = esa_plan_solve(density, &curves, asked);
         got = work_of(r, density);
@@ -192,8 +194,9 @@ static esa_status check(esa_ctx *ctx, const esa_work_plan *p, int32_t layers, in
 }
 
 esa_status esa_work_plan_densities(esa_ctx *ctx, const esa_work_plan *p, double *density,
-                                   int32_t layers, int32_t steps, const double *sigma, double work,
-                                   const esa_work_costs *costs, double *realised)
+                                   int32_t layers, int32_t steps, const double *sigma,
+                                   const uint8_t *dense, double work, const esa_work_costs *costs,
+                                   double *realised)
 {
     const esa_work_costs fallback = esa_work_costs_default();
     if (!costs) costs = &fallback;
@@ -215,18 +218,19 @@ esa_status esa_work_plan_densities(esa_ctx *ctx, const esa_work_plan *p, double 
         curves_from_plan(&r, p);
     else
         curves_from_shape(&r);
-    const esa_status status = solve(ctx, &r, density, work, realised);
+    const esa_status status = solve(ctx, &r, density, dense, work, realised);
     esa_mem_free(&ctx->mem, memory, bytes);
     return status;
 }
 
 esa_status esa_work_plan_solve(esa_ctx *ctx, const esa_work_plan *plan, double *density,
-                               int32_t layers, int32_t steps, const double *sigma, double work,
-                               const esa_work_costs *costs, double *realised)
+                               int32_t layers, int32_t steps, const double *sigma,
+                               const uint8_t *dense, double work, const esa_work_costs *costs,
+                               double *realised)
 {
     ESA_TRY(esa_ctx_enter(ctx));
     const esa_status status = density ? esa_work_plan_densities(ctx, plan, density, layers, steps,
-                                                                sigma, work, costs, realised)
+                                                                sigma, dense, work, costs, realised)
                                       : esa_fail(ctx, ESA_ERR_ARGUMENT, "density is NULL");
     esa_ctx_leave(ctx);
     return status;

@@ -50,8 +50,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const int32_t steps = 5;
     double *density = calloc((size_t)info.layers * (size_t)steps, sizeof *density);
     if (density && info.layers < 1000 &&
-        esa_work_plan_solve(fuzz_ctx, plan, density, info.layers, steps, NULL, 0.5, NULL, NULL) ==
-            ESA_OK)
+        esa_work_plan_solve(fuzz_ctx, plan, density, info.layers, steps, NULL, NULL, 0.5, NULL,
+                            NULL) == ESA_OK)
         for (int64_t i = 0; i < (int64_t)info.layers * steps; i++)
             must(density[i] > 0 && density[i] <= 1, "densities are densities");
     free(density);

@@ -161,7 +161,7 @@ static void test_built_in_rule(void **state)
 {
     (void)state;
     double out[CELLS], realised;
-    ok(esa_work_plan_solve(ctx, NULL, out, L, T, NULL, 0.44, NULL, &realised));
+    ok(esa_work_plan_solve(ctx, NULL, out, L, T, NULL, NULL, 0.44, NULL, &realised));
     assert_true(fabs(realised - 0.44) < 1e-9);
     for (int i = 0; i < CELLS; i++) assert_true(out[i] > 0 && out[i] <= 1);
 }
@@ -180,9 +180,9 @@ static void test_mapping_by_noise(void **state)
     esa_work_plan *plan = make(&n);
     double own[CELLS], spaced[CELLS], twice[L * 2 * T], levels[2 * T];
     for (int t = 0; t < 2 * T; t++) levels[t] = 1 - t / (2.0 * T);
-    ok(esa_work_plan_solve(ctx, plan, own, L, T, sigmas, 0.5, NULL, NULL));
-    ok(esa_work_plan_solve(ctx, plan, spaced, L, T, NULL, 0.5, NULL, NULL));
-    ok(esa_work_plan_solve(ctx, plan, twice, L, 2 * T, levels, 0.5, NULL, NULL));
+    ok(esa_work_plan_solve(ctx, plan, own, L, T, sigmas, NULL, 0.5, NULL, NULL));
+    ok(esa_work_plan_solve(ctx, plan, spaced, L, T, NULL, NULL, 0.5, NULL, NULL));
+    ok(esa_work_plan_solve(ctx, plan, twice, L, 2 * T, levels, NULL, 0.5, NULL, NULL));
     assert_memory_equal(own, spaced, sizeof own);
     assert_true(fabs(mean(twice, L * 2 * T) - 0.5) < 1e-9);
     assert_true(own[0] > own[T - 1]);
@@ -207,8 +207,8 @@ static void test_costs(void **state)
     cheap.order_every = 0;
     cheap.share_branches = 1;
     double a[CELLS], b[CELLS], got_a, got_b;
-    ok(esa_work_plan_solve(ctx, plan, a, L, T, NULL, 0.5, &dear, &got_a));
-    ok(esa_work_plan_solve(ctx, plan, b, L, T, NULL, 0.5, &cheap, &got_b));
+    ok(esa_work_plan_solve(ctx, plan, a, L, T, NULL, NULL, 0.5, &dear, &got_a));
+    ok(esa_work_plan_solve(ctx, plan, b, L, T, NULL, NULL, 0.5, &cheap, &got_b));
     /* the correction for dense steps converges; a cell that becomes dense in it moves the sum */
     assert_true(fabs(got_a - 0.5) < 0.01 && fabs(got_b - 0.5) < 0.01);
     /* all sparse: 0.16 a call against (0.04 * 2 + 0.12) / 4 steps / 2 branches = 0.025 */
@@ -225,17 +225,17 @@ static void test_bad_runs(void **state)
     const double rising[T] = { 0.1, 0.2, 0.3, 0.4 };
     esa_work_costs costs = esa_work_costs_default();
     costs.branches = 0;
-    assert_refused(ctx, esa_work_plan_solve(ctx, plan, out, L + 1, T, NULL, 0.5, NULL, NULL),
+    assert_refused(ctx, esa_work_plan_solve(ctx, plan, out, L + 1, T, NULL, NULL, 0.5, NULL, NULL),
                    ESA_ERR_ARGUMENT, "made for 3 layers, but the run has 4", NULL);
-    assert_refused(ctx, esa_work_plan_solve(ctx, plan, out, L, T, rising, 0.5, NULL, NULL),
+    assert_refused(ctx, esa_work_plan_solve(ctx, plan, out, L, T, rising, NULL, 0.5, NULL, NULL),
                    ESA_ERR_ARGUMENT, "noise level of step 1 is 0.2", NULL);
-    assert_refused(ctx, esa_work_plan_solve(ctx, plan, out, L, T, NULL, 0.05, NULL, NULL),
+    assert_refused(ctx, esa_work_plan_solve(ctx, plan, out, L, T, NULL, NULL, 0.05, NULL, NULL),
                    ESA_ERR_ARGUMENT, "work is 0.05, but at the lowest density (0.1)", NULL);
-    assert_refused(ctx, esa_work_plan_solve(ctx, plan, out, L, T, NULL, 1.5, NULL, NULL),
+    assert_refused(ctx, esa_work_plan_solve(ctx, plan, out, L, T, NULL, NULL, 1.5, NULL, NULL),
                    ESA_ERR_ARGUMENT, "work is 1.5", NULL);
-    assert_refused(ctx, esa_work_plan_solve(ctx, plan, out, L, T, NULL, 0.5, &costs, NULL),
+    assert_refused(ctx, esa_work_plan_solve(ctx, plan, out, L, T, NULL, NULL, 0.5, &costs, NULL),
                    ESA_ERR_ARGUMENT, "branches is 0", NULL);
-    assert_refused(ctx, esa_work_plan_solve(ctx, plan, NULL, L, T, NULL, 0.5, NULL, NULL),
+    assert_refused(ctx, esa_work_plan_solve(ctx, plan, NULL, L, T, NULL, NULL, 0.5, NULL, NULL),
                    ESA_ERR_ARGUMENT, "density is NULL", NULL);
     esa_work_plan_free(plan);
 }
@@ -327,7 +327,8 @@ static void test_damaged_files(void **state)
             continue;
         }
         double out[CELLS];
-        const esa_status solved = esa_work_plan_solve(ctx, plan, out, L, T, NULL, 0.5, NULL, NULL);
+        const esa_status solved = esa_work_plan_solve(ctx, plan, out, L, T, NULL, NULL, 0.5, NULL,
+                                                      NULL);
         assert_true(solved == ESA_OK || solved == ESA_ERR_ARGUMENT);
         esa_work_plan_free(plan);
     }

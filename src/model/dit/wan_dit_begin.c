@@ -93,8 +93,10 @@ esa_status esa_wan_dit_begin(esa_wan_dit *dit, const int32_t latent[3], esa_layo
     }
     layout->text_front_q = layout->text_back_q = layout->text_front_k = layout->text_back_k = 0;
     ESA_TRY(esa_layout_resolve(ctx, layout, layout, dit->tokens, dit->tokens, selector, mode, 0));
-    const int32_t moved = !esa_order_is_identity(layout, 0, mode);
-    layout->order_applied = 1;
+    /* Adaptive orders differ between heads and layers, so the calls apply them. */
+    const int32_t adaptive = layout->order == ESA_ORDER_ADAPTIVE;
+    const int32_t moved = !adaptive && !esa_order_is_identity(layout, 0, mode);
+    layout->order_applied = !adaptive;
     esa_carve carve = { 0 };
     place(dit, &carve, moved);
     ESA_TRY(esa_nn_alloc(dit->nn, &dit->room, carve.used, "the transformer's activations"));

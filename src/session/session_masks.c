@@ -1,0 +1,127 @@
+/* session_masks.c - masks and adaptive orders of ONLINE calls: made now, kept from an earlier step,
+ * or taken from another branch.
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
+#include "session/session.h"
+
+
+static int32_t is_adaptive(const esa_plan *p)
+{
+    return p->select.layout.order == ESA_ORDER_ADAPTIVE && !p->select.layout.order_applied;
+}
+
+/* 1 if a mask or an order is used again after the call that makes it. */
+static int32_t keeps(const esa_session *s, const esa_plan *p)
+{
+    const esa_session_params *q = &s->params;
+    return q->refresh_every != 1 || (q->share_branches && q->branches > 1) ||
+           (is_adaptive(p) && q->order_every != 1);
+}
+
+/* Share of the importance that the mask keeps. */
+static double kept_mass(const esa_session_plan *e)
+{
+    const esa_mask *m = e->mask;
+    const int64_t rows = m->B * m->H * m->nq;
+    double kept = 0, all = 0;
+    for (int64_t r = 0; r < rows; r++) {
+        const float *p = e->importance + r * m->nk;
+        const uint16_t *index = m->index + r * m->cap;
+        double k = 0, a = 0;
+        for (int64_t j = 0; j < m->nk; j++) a += p[j];
+        for (int32_t i = 0; i < m->count[r]; i++) k += p[index[i]];
+        kept += k;
+        all += a;
+    }
+    return all > 0 ? kept / all : 1;
+}
+
+/* Selects into e->mask, which has its order already. */
+static esa_status choose(const esa_session_call *c, const esa_session_plan *e,
+                         esa_session_sparse *f)
+{
+    f->asked = esa_session_budget(c->s, c->layer);
+    ESA_TRY(esa_plan_choose(e->plan, e->mask, c->t->q, c->t->k, c->t->v, f->asked, e->importance,
+                            NULL));
+    f->made = 1;
+    f->facts = e->mask->facts;
+    f->mass = e->importance ? kept_mass(e) : (double)NAN;
+    return ESA_OK;
+}
+
+static esa_status reorder(const esa_session_call *c, const esa_session_plan *e,
+                          esa_session_sparse *f)
+{
+    f->ordered = 1;
+    return esa_plan_reorder(e->plan, e->mask, c->t->q, c->t->k, NULL);
+}
+
+/* ---------------------------------------------------------------- kept masks */
+
+/* 1 if something made at sparse step `at` must be made anew at sparse step n. The first condition
+ * keeps the steps regular; the second counts for a branch that used another branch's masks in
+ * between. */
+static int32_t is_due(int32_t every, int32_t n, int32_t at)
+{
+    return every && (n % every == 0 || n - at >= every);
+}
+
+/* The rest of the first branch that ran this layer at this step with a mask of its own, if this
+ * branch shall use it; else NULL. */
+static esa_session_rest *donor_of(const esa_session_call *c, const esa_session_plan *e)
+{
+    esa_session *s = c->s;
+    for (int32_t b = 0; s->params.share_branches && b < s->branch; b++) {
+        esa_session_rest *other = &s->rest[(int64_t)b * s->params.layers + c->layer];
+        if (other->own_step == s->step && esa_session_rest_fits(other, e->plan)) return other;
+    }
+    return NULL;
+}
+
+static esa_status reuse(const esa_session_call *c, const esa_session_plan *e,
+                        const esa_session_rest *rest, esa_session_sparse *f)
+{
+    f->mass = rest->mass;
+    f->asked = rest->asked;
+    f->facts = rest->facts;
+    return esa_session_rest_mask(&c->s->chunks, rest, e->mask);
+}
+
+static esa_status refresh(const esa_session_call *c, const esa_session_plan *e,
+                          esa_session_sparse *f)
+{
+    esa_session *s = c->s;
+    esa_session_rest *rest = &s->rest[(int64_t)s->branch * s->params.layers + c->layer];
+    if (rest->last_step != s->step) {
+        rest->last_step = s->step;
+        rest->sparse_steps++;
+    }
+    const esa_session_rest *donor = donor_of(c, e);
+    if (donor) return reuse(c, e, donor, f);
+    rest->own_step = s->step;
+    const int32_t n = rest->sparse_steps - 1, adaptive = is_adaptive(e->plan);
+    const int32_t fits = esa_session_rest_fits(rest, e->plan);
+    const int32_t new_order = adaptive &&
+                              (!fits || is_due(s->params.order_every, n, rest->order_at));
+    if (fits && !new_order && !is_due(s->params.refresh_every, n, rest->mask_at))
+        return reuse(c, e, rest, f);
+    if (new_order)
+        ESA_TRY(reorder(c, e, f));
+    else if (adaptive)
+        ESA_TRY(esa_session_rest_order(&s->chunks, rest, e->mask));
+    ESA_TRY(choose(c, e, f));
+    ESA_TRY(esa_session_rest_store(&s->chunks, rest, e->plan, e->mask));
+    rest->mass = f->mass;
+    rest->asked = f->asked;
+    rest->mask_at = n;
+    if (new_order) rest->order_at = n;
+    return ESA_OK;
+}
+
+esa_status esa_session_online_mask(const esa_session_call *c, const esa_session_plan *e,
+                                   esa_session_sparse *f)
+{
+    if (keeps(c->s, e->plan)) return refresh(c, e, f);
+    if (is_adaptive(e->plan)) ESA_TRY(reorder(c, e, f));
+    return choose(c, e, f);
+}

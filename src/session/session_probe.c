@@ -1,0 +1,144 @@
+/* session_probe.c - mode PROBE: every call runs dense, and its error at several densities is
+ * measured. SPDX-License-Identifier: Apache-2.0 */
+#include "session/session.h"
+
+#include <math.h>
+#include <string.h>
+#include "base/half.h"
+#include "base/pool.h"
+
+esa_status esa_session_probe_make(esa_session *s, const esa_session_params *p)
+{
+    const int64_t cells = (int64_t)p->layers * p->steps;
+    s->probe.points = p->probe_count;
+    memcpy(s->probe.density, p->probe, 8 * (size_t)p->probe_count);
+    s->probe.bytes = 8 * cells * (p->probe_count + 1);
+    s->probe.sum = esa_mem_zalloc(&s->ctx->mem, s->probe.bytes);
+    if (!s->probe.sum)
+        return esa_fail(s->ctx, ESA_ERR_MEMORY, "out of memory for the errors of %lld cells",
+                        (long long)cells);
+    s->params.probe = NULL;
+    return ESA_OK;
+}
+
+void esa_session_probe_free(esa_session *s)
+{
+    esa_mem_free(&s->ctx->mem, s->probe.sum, s->probe.bytes);
+    esa_mem_free(&s->ctx->mem, s->probe.o, s->probe.o_bytes);
+    s->probe.sum = NULL;
+    s->probe.o = NULL;
+}
+
+/* ---------------------------------------------------------------- comparing */
+
+/* Compares o with other, head by head. */
+typedef struct compare_job {
+    const esa_tensor *o, *other;
+    double *sum; /* [B * H] */
+} compare_job;
+
+static void compare_head(void *arg, int64_t i, int32_t worker)
+{
+    const compare_job *j = arg;
+    const esa_tensor *a = j->o, *b = j->other;
+    const int64_t H = a->dim[1], head = i % H, batch = i / H;
+    double sum = 0;
+    (void)worker;
+    for (int64_t n = 0; n < a->dim[2]; n++) {
+        const int64_t at = batch * a->stride[0] + head * a->stride[1] + n * a->stride[2],
+                      bt = batch * b->stride[0] + head * b->stride[1] + n * b->stride[2];
+        for (int64_t d = 0; d < a->dim[3]; d++) {
+            const double e = (double)esa_load_f32(a->data, at + d, a->dtype) -
+                             (double)esa_load_f32(b->data, bt + d, b->dtype);
+            sum += e * e;
+        }
+    }
+    j->sum[i] = sum;
+}
+
+/* Mean squared difference. heads: one number per (batch entry, head), of the caller. */
+static double compare(esa_ctx *ctx, const esa_tensor *o, const esa_tensor *other, double *heads)
+{
+    const int64_t count = o->dim[0] * o->dim[1];
+    compare_job job = { o, other, heads };
+    double sum = 0;
+    esa_pool_run(ctx->pool, compare_head, &job, count);
+    for (int64_t i = 0; i < count; i++) sum += heads[i];
+    return sum / ((double)count * (double)o->dim[2] * (double)o->dim[3]);
+}
+
+/* *other = a view like o of memory that the session keeps; *heads = room for its heads. */
+static esa_status other_output(esa_session *s, esa_tensor *other, double **heads,
+                               const esa_tensor *o)
+{
+    const int64_t count = o->dim[0] * o->dim[1],
+                  bytes = esa_size_mul(esa_size_mul(count, o->dim[2]), 4 * o->dim[3]),
+                  total = esa_size_add(8 * count, bytes);
+    if (s->probe.o_bytes != total) {
+        esa_mem_free(&s->ctx->mem, s->probe.o, s->probe.o_bytes);
+        s->probe.o = esa_mem_alloc(&s->ctx->mem, total);
+        s->probe.o_bytes = s->probe.o ? total : 0;
+        if (!s->probe.o)
+            return esa_fail(s->ctx, ESA_ERR_MEMORY, "out of memory for a second output");
+    }
+    *heads = s->probe.o;
+    *other = esa_tensor_bnsd(*heads + count, o->dtype, o->dim[0], o->dim[1], o->dim[2], o->dim[3]);
+    return ESA_OK;
+}
+
+/* ---------------------------------------------------------------- the call */
+
+esa_status esa_session_probe_call(const esa_session_call *c, const esa_session_plan *e)
+{
+    esa_session *s = c->s;
+    const esa_plan *p = e->plan;
+    esa_tensor other;
+    double *heads = NULL, error[ESA_WORK_MAX_POINTS];
+    if (!p->backend->host_memory)
+        return esa_fail(s->ctx, ESA_ERR_UNSUPPORTED,
+                        "mode PROBE needs tensors in the memory of the host");
+    ESA_TRY(other_output(s, &other, &heads, c->t->o));
+    const esa_qkvo t = { c->t->q, c->t->k, c->t->v, &other, NULL };
+    if (p->select.layout.order == ESA_ORDER_ADAPTIVE && !p->select.layout.order_applied)
+        ESA_TRY(esa_plan_reorder(p, e->mask, t.q, t.k, NULL));
+    for (int32_t k = 0; k < s->probe.points; k++) {
+        ESA_TRY(
+            esa_plan_choose(p, e->mask, t.q, t.k, t.v, s->probe.density[k], e->importance, NULL));
+        ESA_TRY(esa_plan_attend(p, e->mask, &t, NULL, NULL));
+        error[k] = compare(s->ctx, c->t->o, &other, heads);
+    }
+    double *sum = s->probe.sum +
+                  ((int64_t)c->layer * s->params.steps + s->step) * (s->probe.points + 1);
+    for (int32_t k = 0; k < s->probe.points; k++) sum[k] += error[k];
+    sum[s->probe.points]++;
+    return ESA_OK;
+}
+
+static esa_status get(const esa_session *s, double *error, int32_t count, int32_t layer,
+                      int32_t step)
+{
+    if (s->params.mode != ESA_SESSION_PROBE)
+        return esa_fail(s->ctx, ESA_ERR_STATE, "this session does not measure errors: mode is %d",
+                        s->params.mode);
+    if (!error || count != s->probe.points || layer < 0 || layer >= s->params.layers || step < 0 ||
+        step >= s->params.steps)
+        return esa_fail(s->ctx, ESA_ERR_ARGUMENT,
+                        "error is NULL, or count is %d, layer %d, step %d; the session measures %d "
+                        "densities in %d layers and %d steps",
+                        count, layer, step, s->probe.points, s->params.layers, s->params.steps);
+    const double *sum = s->probe.sum +
+                        ((int64_t)layer * s->params.steps + step) * (s->probe.points + 1);
+    const double calls = sum[s->probe.points];
+    for (int32_t k = 0; k < count; k++) error[k] = calls > 0 ? sum[k] / calls : (double)NAN;
+    return ESA_OK;
+}
+
+esa_status esa_session_get_probe(const esa_session *s, double *error, int32_t count, int32_t layer,
+                                 int32_t step)
+{
+    if (!s) return ESA_ERR_ARGUMENT;
+    ESA_TRY(esa_ctx_enter(s->ctx));
+    const esa_status status = get(s, error, count, layer, step);
+    esa_ctx_leave(s->ctx);
+    return status;
+}

@@ -1,0 +1,130 @@
+/* session_spend.c - the budget of each cell, and the work of calls.
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
+#include "session/session.h"
+
+#include "rules/work.h"
+#include "workplan/work_plan.h"
+
+/* 1 if the rules of the params make the cell dense. */
+static int32_t is_dense(const esa_session *s, int32_t layer, int32_t step)
+{
+    return s->dense_layer[layer] || step < s->warmup;
+}
+
+/* Steps that one mask serves; 0: all that follow. */
+static int32_t steps_served(const esa_session *s)
+{
+    const int32_t mask = s->params.refresh_every, order = s->params.order_every;
+    const int32_t adaptive = s->params.select.layout.order == ESA_ORDER_ADAPTIVE;
+    if (!adaptive || !order) return mask;
+    return mask && mask < order ? mask : order;
+}
+
+double esa_session_budget(const esa_session *s, int32_t layer)
+{
+    if (!s->density) return s->params.select.budget;
+    const double *density = s->density + (int64_t)layer * s->params.steps;
+    const int32_t most = steps_served(s);
+    double sum = 0;
+    int32_t n = 0;
+    for (int32_t t = s->step; t < s->params.steps && (!most || n < most); t++)
+        if (!is_dense(s, layer, t) && density[t] < 1) {
+            sum += density[t];
+            n++;
+        }
+    if (!n) return s->params.select.budget;
+    const double mean = (sum / n - s->means) / (1 - s->means);
+    return mean > 0 ? mean : 0;
+}
+
+/* Share of dense attention that the means of a tail take for skipped blocks, where the budget of
+ * the selector counts blocks only. Solved densities include it. */
+static double means_of(const esa_plan *p)
+{
+    const int32_t counted = p->select.selector == ESA_SELECT_ERROR &&
+                            p->select.tail == ESA_TAIL_LEVELS;
+    return p->attention.tail == ESA_TAIL_NONE || counted ? 0 : 1.0 / p->select.block_k;
+}
+
+int32_t esa_session_runs_dense(const esa_session *s, int32_t layer)
+{
+    return s->density && s->density[(int64_t)layer * s->params.steps + s->step] >= 1;
+}
+
+/* ---------------------------------------------------------------- costs */
+
+double esa_session_order_work(const esa_plan *p)
+{
+    const esa_shapes *h = &p->shapes;
+    return esa_work_order(&p->select, h->Hq, h->Hkv, h->Nq, h->Nk, h->D);
+}
+
+double esa_session_select_work(const esa_plan *p)
+{
+    return esa_work_select(&p->select, p->shapes.Nq, p->shapes.Nk, p->shapes.Nk);
+}
+
+esa_session_price esa_session_price_of(const esa_session_call *c, const esa_session_plan *e,
+                                       const esa_session_sparse *f)
+{
+    const esa_shapes *h = &e->plan->shapes;
+    esa_session_price p = { .sparse = (double)NAN };
+    if (c->kind != ESA_CALL_SELF) return p;
+    p.dense = (double)h->B * (double)h->Hq * (double)h->Nq * (double)h->Nk * (double)h->D;
+    if (!f) return p;
+    p.args.tail = e->plan->attention.tail;
+    p.args.block_q = e->mask->block_q;
+    p.args.block_k = e->mask->block_k;
+    p.args.Nk = e->mask->Nk;
+    p.args.fine = e->mask->fine;
+    p.rows = e->mask->B * e->mask->H * e->mask->nq;
+    p.extra = (f->made ? esa_session_select_work(e->plan) : 0) +
+              (f->ordered ? esa_session_order_work(e->plan) : 0);
+    if (e->plan->backend->host_memory) { /* the lists are at hand */
+        esa_attn_args args;
+        esa_bind_attention(&args, h, &e->plan->attention, e->mask, NULL);
+        p.sparse = esa_work_attention(&args);
+    }
+    return p;
+}
+
+double esa_session_price_work(const esa_session_price *p, const int64_t *facts)
+{
+    return p->extra + (isnan(p->sparse) ? esa_work_facts(&p->args, facts, p->rows) : p->sparse);
+}
+
+/* ---------------------------------------------------------------- solving */
+
+esa_status esa_session_solve(esa_session *s, const esa_plan *p)
+{
+    if (!s->density || s->given) return ESA_OK;
+    if (s->solved && esa_session_same_shapes(&s->solved_for, &p->shapes)) return ESA_OK;
+    const esa_session_params *q = &s->params;
+    const int32_t adaptive = p->select.layout.order == ESA_ORDER_ADAPTIVE &&
+                             !p->select.layout.order_applied;
+    esa_work_costs costs = esa_work_costs_default();
+    /* Bindings announce more branches than they run; guidance has two. */
+    costs.branches = q->branches < 2 ? q->branches : 2;
+    costs.share_branches = q->share_branches;
+    costs.refresh_every = q->refresh_every;
+    costs.order_every = q->order_every;
+    costs.select = esa_session_select_work(p);
+    costs.order = adaptive ? esa_session_order_work(p) : 0;
+    const int64_t cells = (int64_t)q->layers * q->steps;
+    uint8_t *dense = esa_mem_alloc(&s->ctx->mem, cells);
+    if (!dense)
+        return esa_fail(s->ctx, ESA_ERR_MEMORY, "out of memory for the densities of %lld cells",
+                        (long long)cells);
+    for (int32_t l = 0; l < q->layers; l++)
+        for (int32_t t = 0; t < q->steps; t++)
+            dense[(int64_t)l * q->steps + t] = (uint8_t)is_dense(s, l, t);
+    const esa_status status = esa_work_plan_densities(
+        s->ctx, q->plan, s->density, q->layers, q->steps, s->sigma, dense, q->work, &costs, NULL);
+    esa_mem_free(&s->ctx->mem, dense, cells);
+    if (status) return status;
+    s->solved = 1;
+    s->solved_for = p->shapes;
+    s->means = means_of(p);
+    return ESA_OK;
+}
