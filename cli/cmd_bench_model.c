@@ -33,7 +33,7 @@ typedef struct bench {
     int rows;
 } bench;
 
-#define ONLINE_METHODS "entropy|rf_v2|ada_bsa"
+#define ONLINE_METHODS "entropy|rf_v2|ada_bsa|error"
 
 /* ---------------------------------------------------------------- figures over rounds */
 
@@ -87,9 +87,10 @@ static void request_of(const bench *b, clip_request *r, const row *w)
 {
     *r = b->base;
     r->p.session.select.budget = w->budget;
-    r->method = w->mode == MODE_DENSE    ? METHOD_DENSE
-                : w->mode == MODE_CACHED ? METHOD_CACHED
-                                         : METHOD_ENTROPY + b->method;
+    r->method = w->mode == MODE_DENSE                        ? METHOD_DENSE
+                : w->mode == MODE_CACHED                     ? METHOD_CACHED
+                : b->method < METHOD_CACHED - METHOD_ENTROPY ? METHOD_ENTROPY + b->method
+                                                             : METHOD_ERROR;
     if (w->mode != MODE_CACHED) r->p.masks = NULL;
 }
 
@@ -198,7 +199,8 @@ static int save_json(const bench *b, figure (*figures)[FIGURES])
                     "rounds %ld guidance %g tail %s masks %s decoded %i",
                     b->maker.info.name, b->maker.info.config_hash, s->frames, s->height, s->width,
                     s->steps, s->tokens, b->rounds, b->base.p.guidance,
-                    cli_name(name, CLI_TAILS, b->base.tail), b->base.p.masks, !b->no_decode);
+                    cli_name(name, CLI_TAILS, b->base.p.session.attention.tail), b->base.p.masks,
+                    !b->no_decode);
     cli_json_open(json, "rows", '[');
     for (int i = 0; i < b->rows; i++) {
         const row *w = &b->row[i];
@@ -210,6 +212,10 @@ static int save_json(const bench *b, figure (*figures)[FIGURES])
                                                  : cli_name(method, ONLINE_METHODS, b->method),
                         w->mode == MODE_DENSE ? 1 : w->budget, clip_density(&w->record[0]),
                         w->record[0].warmup);
+        const esa_session_stats *t = &w->record[0].stats.session;
+        cli_json_open(json, "attention_work", '{');
+        cli_json_fields(json, "asked %g realised %g", t->work_asked, t->work);
+        cli_json_close(json);
         for (int f = 0; f < FIGURES; f++) json_figure(json, figure_names[f], &figures[i][f]);
         cli_json_fields(
             json, "speedup %g speedup_with_warmup %g speedup_end_to_end %g peak_bytes %ld",

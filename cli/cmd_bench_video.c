@@ -16,8 +16,9 @@
 #include <sys/stat.h>
 
 static const char what[] = "bench video";
-static const char header[] = "model,size,prompt,seed,method,budget,tail,order,density,psnr,ssim,"
-                             "psnr_min,ssim_min,seconds_per_step,attention_seconds\n";
+static const char header[] =
+    "model,size,prompt,seed,method,budget,tail,order,density,psnr,ssim,"
+    "psnr_min,ssim_min,seconds_per_step,attention_seconds,attention_work\n";
 
 typedef struct bench {
     clip_maker maker;
@@ -59,7 +60,7 @@ static int csv_open(bench *b)
 }
 
 typedef struct row {
-    double density, psnr, ssim, psnr_min, ssim_min, step, attention;
+    double density, psnr, ssim, psnr_min, ssim_min, step, attention, work;
 } row;
 
 /* Finds the row that begins with key; returns 1 if there is one. Equal videos have PSNR inf. */
@@ -69,13 +70,13 @@ static int csv_find(const bench *b, const char *key, row *r)
     for (const char *line = b->csv; line && *line;
          line = strchr(line, '\n'), line = line ? line + 1 : NULL) {
         if (strncmp(line, key, n) != 0) continue;
-        double *const fields[] = { &r->density,  &r->psnr, &r->ssim,     &r->psnr_min,
-                                   &r->ssim_min, &r->step, &r->attention };
+        double *const fields[] = { &r->density,  &r->psnr, &r->ssim,      &r->psnr_min,
+                                   &r->ssim_min, &r->step, &r->attention, &r->work };
         const char *at = line + n;
-        for (int i = 0; i < 7; i++) {
+        for (int i = 0; i < 8; i++) {
             char *end;
             *fields[i] = strtod(at, &end);
-            if (end == at || *end != (i < 6 ? ',' : '\n')) return 0;
+            if (end == at || *end != (i < 7 ? ',' : '\n')) return 0;
             at = end + 1;
         }
         return 1;
@@ -119,8 +120,8 @@ static void key_of(const bench *b, char key[256], int64_t prompt, int64_t seed, 
 static int csv_add(bench *b, const char *key, const row *r)
 {
     char line[512];
-    snprintf(line, sizeof line, "%s%.4f,%.4f,%.6f,%.4f,%.6f,%.4f,%.4f\n", key, r->density, r->psnr,
-             r->ssim, r->psnr_min, r->ssim_min, r->step, r->attention);
+    snprintf(line, sizeof line, "%s%.4f,%.4f,%.6f,%.4f,%.6f,%.4f,%.4f,%.4f\n", key, r->density,
+             r->psnr, r->ssim, r->psnr_min, r->ssim_min, r->step, r->attention, r->work);
     const int status = csv_append(b, line);
     return status ? status : cli_write_file(b->csv_path, b->csv, b->used);
 }
@@ -139,6 +140,7 @@ static int make(bench *b, esa_frames **frames, row *r, const clip_request *reque
     r->density = clip_density(&record);
     r->step = record.stats.denoise_seconds / record.steps;
     r->attention = record.stats.attention_seconds / record.steps;
+    r->work = record.stats.session.work;
     clip_record_free(&record);
     return CLI_OK;
 }

@@ -46,6 +46,8 @@ int cmd_generate(int argc, char **argv)
     generate_options o = { .clip = clip_request_default(),
                            .num_prompts = 1,
                            .seeds = { 1, { 0 }, { 0 } } };
+    const int method = cli_given(argc, argv, "--method"),
+              budget = cli_given(argc, argv, "--budget");
     int compare = -1, done;
     cli_option table[CLIP_MAX_OPTIONS];
     const cli_option own[] = {
@@ -56,7 +58,7 @@ int cmd_generate(int argc, char **argv)
         { "--num-prompts", CLI_INT, &o.num_prompts, "N", 1, CLI_PROMPTS, 0,
           "use the first N built-in prompts; one video each (1)" },
         { "--method", CLI_CHOICE, &o.clip.method, METHODS, 0, 0, 0,
-          "how self-attention runs (entropy)" },
+          "how self-attention runs (entropy; with --work, --quality or --preset: error)" },
         { "--budget", CLI_REAL, &o.clip.p.session.select.budget, "X", 0, 1, 0,
           "fraction of key blocks to keep (0.5)" },
         { "--seed", CLI_INTS, &o.seeds, "N,...", 0, 9e15, 0,
@@ -73,7 +75,7 @@ int cmd_generate(int argc, char **argv)
           "also write both side by side, dense on the left (off)" },
         { "--fps", CLI_REAL, &o.fps, "X", 0, 1000, 0,
           "frames per second of the file, from 0.01 (the model's own)" },
-        { "--quality", CLI_INT, &o.quality, "N", 0, 100, 0,
+        { "--mp4-quality", CLI_INT, &o.quality, "N", 0, 100, 0,
           "quality of MP4, from 1; higher is better (75)" },
         { "--vae-tile", CLI_INT32, &o.clip.p.vae_tile, "N", 0, 16384, 0,
           "decode in tiles of N pixels, to save memory; 0: whole frames (0)" },
@@ -100,6 +102,10 @@ int cmd_generate(int argc, char **argv)
                              &done);
     if (status || done) return status;
     o.compare = compare == 0;
+    if (clip_wants_work(&o.clip) && budget)
+        return cli_usage("generate: --budget and --work, --quality or --preset say the same thing; "
+                         "give one");
+    if (clip_wants_work(&o.clip) && !method) o.clip.method = METHOD_ERROR;
     if ((status = agree(&o, argc, argv)) != 0) return status;
     return generate_run(&o);
 }

@@ -110,6 +110,9 @@ void clip_record_json(cli_json *json, const clip_record *r)
                     t->select_seconds, s->gemm_seconds, s->decode_seconds, s->peak_bytes,
                     t->density_asked, t->density, t->mass, t->calls, t->sparse_calls, t->kernel,
                     r->warmup);
+    cli_json_open(json, "attention_work", '{');
+    cli_json_fields(json, "asked %g realised %g", t->work_asked, t->work);
+    cli_json_close(json);
     cli_json_reals(json, "step_seconds", r->step_seconds, r->steps);
     cli_json_reals(json, "step_select_seconds", r->step_select, r->steps);
     cli_json_reals(json, "step_attention_seconds", r->step_attention, r->steps);

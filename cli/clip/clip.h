@@ -12,9 +12,11 @@ enum {
     METHOD_RF_V2,
     METHOD_ADA_BSA,
     METHOD_CACHED,
-    METHOD_RECORD /* not offered to users: `esa calibrate` sets it */
+    METHOD_ERROR,
+    METHOD_RECORD, /* not offered to users: `esa calibrate` sets these two */
+    METHOD_PROBE
 };
-#define METHODS          "dense|entropy|rf_v2|ada_bsa|cached"
+#define METHODS          "dense|entropy|rf_v2|ada_bsa|cached|error"
 #define CLIP_SCHEDULERS  "model|unipc|unipc-0.36|euler" /* ESA_SCHEDULER_* */
 #define CLIP_INTERRUPTED 130                            /* exit status after a signal */
 
@@ -51,10 +53,14 @@ int clip_is_tiny(const clip_maker *maker);
  * session: mode, selector, order, blocks and tail. Strings are borrowed. */
 typedef struct clip_request {
     esa_generate_params p;
-    clip_opening open;     /* the model that makes the clip */
-    int method;            /* METHOD_* */
-    int order;             /* ESA_ORDER_*; DEFAULT: the recommended one */
-    int tail;              /* ESA_TAIL_* where blocks are skipped */
+    clip_opening open; /* the model that makes the clip */
+    int method;        /* METHOD_* */
+    int order;         /* ESA_ORDER_*; DEFAULT: the recommended one */
+    int tail;          /* ESA_TAIL_* where blocks are skipped; -1: the recommended one */
+    /* The recommended ones if NaN or -1. */
+    double warmup;
+    int32_t dense_first_layer, refresh_every, order_every, share_branches;
+    int preset;            /* ESA_PRESET_*: the work of the session; -1: none */
     const char *block;     /* "QxK"; NULL: the recommended blocks */
     cli_list window;       /* box of order tile3d; count 0: its default */
     cli_list dense_layers; /* more dense layers */
@@ -65,6 +71,8 @@ typedef struct clip_request {
 clip_request clip_request_default(void);
 /* Checks what needs no model. CLI_OK, or CLI_USAGE after a message. */
 int clip_request_check(const clip_request *request, const char *what);
+/* 1 if the request says how much work to spend: a work, a quality, a plan or a preset. */
+int clip_wants_work(const clip_request *request);
 /* The order of a request; ESA_ORDER_DEFAULT: cached masks bring theirs. */
 int clip_order(const clip_request *request);
 /* Lets the engine check the request and fill in what it leaves open; p is then what will run. May
@@ -78,10 +86,11 @@ enum {
     CLIP_OPTIONS_NOISE = 2,   /* --guidance --negative-prompt --scheduler --flow-shift */
     CLIP_OPTIONS_DENSE = 4,   /* --warmup --dense-first-layer --dense-layers */
     CLIP_OPTIONS_BLOCKS = 8,  /* --order --window --block --samples */
-    CLIP_OPTIONS_SPARSE = 16, /* --tail --cdf --refresh */
+    CLIP_OPTIONS_SPARSE = 16, /* --tail --cdf --refresh --order-every --share-branches */
     CLIP_OPTIONS_CACHED = 32, /* --masks --step-map */
     CLIP_OPTIONS_MODEL = 64,  /* --model --threads */
-    CLIP_OPTIONS_ALL = 127
+    CLIP_OPTIONS_WORK = 128,  /* --work --quality --plan --preset */
+    CLIP_OPTIONS_ALL = 255
 };
 #define CLIP_MAX_OPTIONS 64
 const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_option *own,

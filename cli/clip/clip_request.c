@@ -15,7 +15,8 @@ static esa_session_params recommended(const clip_request *r)
         /* METHOD_* */
         { ESA_SESSION_DENSE, ESA_SELECT_ENTROPY },  { ESA_SESSION_ONLINE, ESA_SELECT_ENTROPY },
         { ESA_SESSION_ONLINE, ESA_SELECT_RF_V2 },   { ESA_SESSION_ONLINE, ESA_SELECT_ADA_BSA },
-        { ESA_SESSION_CACHED, ESA_SELECT_ENTROPY }, { ESA_SESSION_RECORD, ESA_SELECT_ENTROPY },
+        { ESA_SESSION_CACHED, ESA_SELECT_ENTROPY }, { ESA_SESSION_ONLINE, ESA_SELECT_ERROR },
+        { ESA_SESSION_RECORD, ESA_SELECT_ENTROPY }, { ESA_SESSION_PROBE, ESA_SELECT_ERROR },
     };
     return esa_session_params_recommended(methods[r->method].mode, methods[r->method].selector,
                                           r->tokens);
@@ -23,12 +24,24 @@ static esa_session_params recommended(const clip_request *r)
 
 clip_request clip_request_default(void)
 {
-    clip_request r = { .method = METHOD_ENTROPY, .order = ESA_ORDER_DEFAULT };
+    clip_request r = { .method = METHOD_ENTROPY,
+                       .order = ESA_ORDER_DEFAULT,
+                       .tail = -1,
+                       .warmup = NAN,
+                       .dense_first_layer = -1,
+                       .refresh_every = -1,
+                       .order_every = -1,
+                       .share_branches = -1,
+                       .preset = -1 };
     /* as esa_generate_params_default, which cannot be asked before the engine is open */
     r.p = (esa_generate_params){ .struct_size = sizeof r.p, .decode = 1, .guidance = NAN };
     r.p.session = recommended(&r);
-    r.tail = r.p.session.attention.tail;
     return r;
+}
+
+int clip_wants_work(const clip_request *r)
+{
+    return r->p.session.work > 0 || r->p.quality > 0 || r->p.plan || r->preset >= 0;
 }
 
 int clip_request_check(const clip_request *r, const char *what)
@@ -36,6 +49,19 @@ int clip_request_check(const clip_request *r, const char *what)
     int32_t q, k;
     if (r->window.count && r->order != ESA_ORDER_TILE3D)
         return cli_usage("%s: --window belongs to --order tile3d", what);
+    const int amounts = (r->p.session.work > 0) + (r->p.quality > 0) + (r->preset >= 0);
+    const int online = r->method != METHOD_DENSE && r->method != METHOD_CACHED &&
+                       r->method != METHOD_RECORD;
+    if (amounts > 1)
+        return cli_usage("%s: --work, --quality and --preset say the same thing; give one", what);
+    if (r->p.plan && !amounts)
+        return cli_usage("%s: --plan needs --work X, --quality Y or --preset NAME", what);
+    if (r->p.quality > 0 && !r->p.plan)
+        return cli_usage("%s: --quality needs --plan FILE (made by `esa calibrate --plan`)", what);
+    if (amounts && !online)
+        return cli_usage("%s: --work, --quality and --preset go with methods that choose blocks "
+                         "while they run: error, entropy, rf_v2, ada_bsa",
+                         what);
     return r->block ? cli_block_parse(r->block, &q, &k) : CLI_OK;
 }
 
@@ -44,14 +70,33 @@ int clip_order(const clip_request *r)
     return r->order != ESA_ORDER_DEFAULT ? r->order : recommended(r).select.layout.order;
 }
 
+static int32_t pick(int32_t chosen, int32_t recommended_one)
+{
+    return chosen < 0 ? recommended_one : chosen;
+}
+
 /* The recommended settings of the method, and what the user chose instead. */
 static void set_session(clip_request *r)
 {
     const esa_session_params best = recommended(r);
     esa_session_params *s = &r->p.session;
     s->mode = best.mode;
-    s->attention.tail = best.attention.tail == ESA_TAIL_NONE ? ESA_TAIL_NONE : r->tail;
+    s->attention.tail = best.attention.tail == ESA_TAIL_NONE || r->tail < 0 ? best.attention.tail
+                                                                            : r->tail;
     s->select.selector = best.select.selector;
+    s->select.tail = s->attention.tail;
+    s->warmup_frac = isnan(r->warmup) ? best.warmup_frac : r->warmup;
+    s->dense_first_layer = pick(r->dense_first_layer, best.dense_first_layer);
+    s->refresh_every = pick(r->refresh_every, best.refresh_every);
+    s->order_every = pick(r->order_every, best.order_every);
+    s->share_branches = pick(r->share_branches, best.share_branches);
+    if (r->preset >= 0) s->work = esa_preset_work(r->preset);
+    if (s->mode != ESA_SESSION_ONLINE) { /* a request for another method, such as the dense clip */
+        s->work = 0;
+        r->p.quality = 0;
+        r->p.plan = NULL;
+        r->preset = -1;
+    }
     s->select.layout.order = clip_order(r);
     cli_list_copy(s->select.layout.window, &r->window);
     s->select.block_q = best.select.block_q;
@@ -80,16 +125,18 @@ static int add(cli_option *table, int used, const cli_option *rows)
     return used;
 }
 
-/* "token order (hilbert; rf_v2: tile)", as the library recommends */
+/* "token order (hilbert; rf_v2: tile; error: adaptive)", as the library recommends */
 static const char *order_help(void)
 {
-    static char text[96];
-    char usual[32], tiled[32];
+    static char text[128];
+    char usual[32], tiled[32], errors[32];
     const clip_request any = { .method = METHOD_ENTROPY, .order = ESA_ORDER_DEFAULT },
-                       rf_v2 = { .method = METHOD_RF_V2, .order = ESA_ORDER_DEFAULT };
-    snprintf(text, sizeof text, "token order (%s; rf_v2: %s)",
+                       rf_v2 = { .method = METHOD_RF_V2, .order = ESA_ORDER_DEFAULT },
+                       error = { .method = METHOD_ERROR, .order = ESA_ORDER_DEFAULT };
+    snprintf(text, sizeof text, "token order (%s; rf_v2: %s; error: %s)",
              cli_name(usual, CLI_ORDERS, clip_order(&any)),
-             cli_name(tiled, CLI_ORDERS, clip_order(&rf_v2)));
+             cli_name(tiled, CLI_ORDERS, clip_order(&rf_v2)),
+             cli_name(errors, CLI_ORDERS, clip_order(&error)));
     return text;
 }
 
@@ -120,10 +167,10 @@ const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_opt
         end,
     };
     const cli_option dense[] = {
-        { "--warmup", CLI_REAL, &s->warmup_frac, "X", 0, 1, 0,
-          "fraction of the steps that run dense at the start (0.2)" },
-        { "--dense-first-layer", CLI_INT32, &s->dense_first_layer, "0|1", 0, 1, 0,
-          "1: layer 0 always runs dense (1)" },
+        { "--warmup", CLI_REAL, &r->warmup, "X", 0, 1, 0,
+          "fraction of the steps that run dense at the start (0.2; error: 0)" },
+        { "--dense-first-layer", CLI_INT32, &r->dense_first_layer, "0|1", 0, 1, 0,
+          "1: layer 0 always runs dense (1; error: 0)" },
         { "--dense-layers", CLI_INTS, &r->dense_layers, "N,...", 0, 65535, 0,
           "more layers that always run dense (none)" },
         end,
@@ -141,11 +188,17 @@ const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_opt
     };
     const cli_option sparse[] = {
         { "--tail", CLI_CHOICE, &r->tail, CLI_TAILS, 0, 0, 0,
-          "what replaces skipped blocks (pooled)" },
+          "what replaces skipped blocks (pooled; error: levels)" },
         { "--cdf", CLI_REAL, &s->select.cdf_threshold, "X", 0, 1, 0,
           "ada_bsa: cumulative mass to keep; 1 turns the rule off (1)" },
-        { "--refresh", CLI_INT32, &s->refresh_every, "N", 1, 1000, 0,
-          "make new masks every N sparse steps and reuse them in between (1)" },
+        { "--refresh", CLI_INT32, &r->refresh_every, "N", 0, 1000, 0,
+          "make new masks every N sparse steps and reuse them in between; 0: only once, at the "
+          "first "
+          "sparse step (1; error: 2)" },
+        { "--order-every", CLI_INT32, &r->order_every, "N", 0, 1000, 0,
+          "order adaptive: make new orders every N sparse steps; 0: only once (2)" },
+        { "--share-branches", CLI_INT32, &r->share_branches, "0|1", 0, 1, 0,
+          "1: the negative prompt uses the masks of the prompt (0; error: 1)" },
         end,
     };
     const cli_option cached[] = {
@@ -162,9 +215,21 @@ const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_opt
           "CPU threads; 0: one per core (0)" },
         end,
     };
-    const cli_option *const rows[] = { size, noise, dense, blocks, sparse, cached, model };
+    const cli_option work[] = {
+        { "--work", CLI_REAL, &s->work, "X", 0.01, 1, 0,
+          "attention work of the whole video as a share of dense, everything counted; instead of a "
+          "budget (not given)" },
+        { "--quality", CLI_REAL, &p->quality, "DB", 1, 100, 0,
+          "instead of --work: the PSNR against dense that --plan shall reach (not given)" },
+        { "--preset", CLI_CHOICE, &r->preset, CLI_PRESETS, 0, 0, 0,
+          "instead of --work: 0.57, 0.44 or 0.30 (not given)" },
+        { "--plan", CLI_TEXT, &p->plan, "FILE", 0, 0, 0,
+          "work plan, made by `esa calibrate --plan` (a built-in rule)" },
+        end,
+    };
+    const cli_option *const rows[] = { size, noise, dense, blocks, sparse, cached, model, work };
     int used = add(table, 0, own);
-    for (int i = 0; i < 7; i++)
+    for (int i = 0; i < 8; i++)
         if (groups & 1 << i) used = add(table, used, rows[i]);
     return table;
 }

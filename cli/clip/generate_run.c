@@ -147,7 +147,8 @@ static void report(job *j, const char *prompt, int64_t seed, const char *path,
         printf("%s: %d frame%s of %d x %d, %d step%s, seed %lld, %s", path, s->frames,
                s->frames > 1 ? "s" : "", s->width, s->height, s->steps, s->steps > 1 ? "s" : "",
                (long long)seed, method);
-        if (s->session.sparse_calls) printf(" at density %.3f", s->session.density);
+        if (s->session.sparse_calls)
+            printf(" at density %.3f, attention work %.3f", s->session.density, s->session.work);
         printf("; %.1f s (text %.1f, denoising %.1f, decoding %.1f), peak %.0f MB\n", s->seconds,
                s->text_seconds, s->denoise_seconds, s->decode_seconds,
                1e-6 * (double)s->peak_bytes);

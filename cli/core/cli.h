@@ -177,9 +177,10 @@ const char *cli_blas_better_core(const cli_blas *blas, const char *cpu);
 
 /* ---------------------------------------------------------------- names and shapes (names.c) */
 
-#define CLI_SELECTORS "full|entropy|rf_v2|ada_bsa|random" /* in the order of ESA_SELECT_* */
-#define CLI_ORDERS    "raster|tile|tile3d|hilbert"        /* ESA_ORDER_* */
-#define CLI_TAILS     "none|pooled|centroid"              /* ESA_TAIL_* */
+#define CLI_SELECTORS "full|entropy|rf_v2|ada_bsa|random|error" /* in the order of ESA_SELECT_* */
+#define CLI_ORDERS    "raster|tile|tile3d|hilbert|adaptive"     /* ESA_ORDER_* */
+#define CLI_TAILS     "none|pooled|centroid|levels"             /* ESA_TAIL_* */
+#define CLI_PRESETS   "faithful|balanced|fast"                  /* ESA_PRESET_* */
 #define CLI_DTYPES    "f32|f16|bf16"                      /* ESA_DTYPE_* */
 #define CLI_MODES     "fixed|compat|compat-round"         /* ESA_MODE_* */
 #define CLI_DEVICES   "cpu|cuda"                          /* ESA_DEVICE_* */
