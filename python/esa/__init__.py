@@ -25,6 +25,7 @@ from .core.library import EsaError, EsaFileError, EsaMemoryError, EsaValueError,
 from .core.mask import Mask, MaskFile, build_mask_file
 from .core.session import Session, Stats
 from .core.sparse import sparse_attention
+from .core.work import WorkPlan
 
 __version__ = load().version()
 
@@ -34,7 +35,7 @@ _LATER = {"apply": "diffusers.apply_model", "register_backend": "diffusers.backe
 
 __all__ = [
     "EsaConfig", "EsaError", "EsaFileError", "EsaMemoryError", "EsaValueError", "Layout", "Mask", "MaskFile", "Session",
-    "Stats", "__version__", "attention", "build_mask_file", "get_num_threads", "select", "set_num_threads",
+    "Stats", "WorkPlan", "__version__", "attention", "build_mask_file", "get_num_threads", "select", "set_num_threads",
     "sparse_attention", *_LATER
 ]
 

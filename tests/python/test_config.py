@@ -29,7 +29,7 @@ def test_defaults():
 
 @pytest.mark.parametrize(("words", "message"), [
     ({"selector": "magic"},
-     "selector must be one of 'entropy', 'rf_v2', 'ada_bsa', 'random', 'full', 'dense', not 'magic'"),
+     "selector must be one of 'error', 'entropy', 'rf_v2', 'ada_bsa', 'random', 'full', 'dense', not 'magic'"),
     ({"budget": 0.5, "sparsity": 0.5}, "budget (0.5) and sparsity (0.5) say the same thing"),
     ({"budget": -0.1}, "budget must lie between 0 and 1"),
     ({"sparsity": "0.5"}, "sparsity must lie between 0 and 1"), ({"budget": True}, "budget must lie between 0 and 1"),
@@ -42,7 +42,7 @@ def test_defaults():
     ({"tail": "long"}, "tail must be"),
     ({"mode": "strange"}, "mode must be"),
     ({"kernel": "fa5"}, "kernel must be one of 'auto', 'fa4'"),
-    ({"refresh_every": 0}, "refresh_every must be an integer of at least 1"),
+    ({"refresh_every": -1}, "refresh_every must be an integer of at least 0"),
     ({"samples": 0}, "samples must be"),
     ({"min_tokens": -1}, "min_tokens must be"),
     ({"step_map": "maybe"}, "step_map must be"),
@@ -50,7 +50,7 @@ def test_defaults():
     # Wrong types: the message names the setting, whatever Python would have said further down.
     ({"selector": ["entropy"]}, "selector must be one of"),
     ({"order": ["tile"]}, "order must be one of"),
-    ({"warmup_frac": None}, "warmup_frac must lie"),
+    ({"warmup_frac": "0.2"}, "warmup_frac must lie"),
     ({"dense_layers": 3}, "dense_layers must be a list of layer numbers, not 3"),
     ({"dense_layers": "12"}, "dense_layers must be a list"),
     ({"dense_layers": (1.5,)}, "dense_layers must be a list"),
@@ -105,3 +105,25 @@ def test_layouts():
         Layout(text_front=-1).struct()
     with pytest.raises(ValueError, match="does not make Nq = 7 tokens"):
         order(Layout(grid=(2, 2, 2), order="raster"), 7)
+
+
+def test_selector_decides():
+    """What a selector recommends follows the selector, unless it was chosen."""
+    plain, error = EsaConfig(), EsaConfig(selector="error")
+    assert (plain.warmup_frac, plain.dense_first_layer, plain.tail, plain.refresh_every) == (0.2, True, "pooled", 1)
+    assert (error.warmup_frac, error.dense_first_layer, error.tail) == (0.0, False, "levels")
+    assert error.refresh_every == error.order_every == 2 and error.share_branches
+    assert plain.replace(selector="error") == error
+    assert error.replace(selector="entropy") == plain
+    assert EsaConfig(warmup_frac=0.1).replace(selector="error").warmup_frac == 0.1
+    assert repr(error) == "EsaConfig(selector='error')"
+
+
+def test_work():
+    """One amount replaces another; presets are the library's."""
+    assert EsaConfig(work=0.44).selector == "error" and EsaConfig(work=0.44, selector="entropy").selector == "entropy"
+    assert [EsaConfig(preset=name).work_asked for name in ("faithful", "balanced", "fast")] == [0.57, 0.44, 0.3]
+    assert EsaConfig(work=0.44).replace(preset="fast") == EsaConfig(preset="fast")
+    assert EsaConfig(budget=0.3).replace(work=0.5).budget is None
+    assert EsaConfig(work=0.5).spends_work and not EsaConfig().spends_work
+    assert repr(EsaConfig(work=0.5)) == "EsaConfig(work=0.5)"

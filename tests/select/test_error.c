@@ -2,8 +2,6 @@
  * loses, its masks hold what they promise, and bad requests are refused in plain words.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "select/world.h"
-#include "mask/mask.h"
-#include "rules/work.h"
 
 static esa_mask *select_qkv(esa_ctx *ctx, const esa_tensor *q, const esa_tensor *k,
                             const esa_tensor *v, const esa_select_params *p)
@@ -55,7 +53,7 @@ static void scores_predict_attention(void **state)
 {
     esa_rng r = { kit_seed("scores_predict_attention") };
     esa_ctx *ctx = kit_ctx(2);
-    static const int32_t tails[] = { ESA_TAIL_NONE, ESA_TAIL_POOLED, ESA_TAIL_LEVELS };
+    static const int32_t tails[] = { ESA_TAIL_NONE, ESA_TAIL_POOLED, ESA_TAIL_POOLED };
     enum { NQ = 75, NK = 150, D = 24, BQ = 32, BK = 48, nq = 3, nk = 4 };
     (void)state;
     for (int round = 0; round < 6; round++) {
@@ -272,46 +270,6 @@ static void budgets_are_exact(void **state)
     esa_ctx_free(ctx);
 }
 
-/* Without short blocks, the budget of tail levels is the work of attention with that mask. */
-static void budget_of_levels_is_work(void **state)
-{
-    esa_rng r = { kit_seed("budget_of_levels_is_work") };
-    esa_ctx *ctx = kit_ctx(2);
-    enum { H = 2, N = 1024, D = 16, BLOCK = 64, n = N / BLOCK };
-    (void)state;
-    kit_tensor t[3];
-    for (int i = 0; i < 3; i++) t[i] = kit_random(&r, ESA_DTYPE_F32, 1, H, N, D, 0, 1.5f);
-    for (int round = 0; round < 8; round++) {
-        const esa_select_params p = params_of(BLOCK, BLOCK, ESA_TAIL_LEVELS, 0.1 + 0.1 * round);
-        esa_mask *m = select_qkv(ctx, &t[0].view, &t[1].view, &t[2].view, &p);
-        const esa_attn_args a = { .tail = ESA_TAIL_LEVELS,
-                                  .block_q = BLOCK,
-                                  .block_k = BLOCK,
-                                  .B = 1,
-                                  .Hq = H,
-                                  .Hkv = H,
-                                  .Nq = N,
-                                  .Nk = N,
-                                  .D = D,
-                                  .nq = n,
-                                  .nk = n,
-                                  .count = m->count,
-                                  .index = m->index,
-                                  .fine = m->fine,
-                                  .fine_count = m->fine_count,
-                                  .fine_index = m->fine_index,
-                                  .mask_batch = H,
-                                  .cap = m->cap };
-        const double work = esa_work_attention(&a), step = (double)BLOCK / (H * n * n * BLOCK);
-        if (!(work <= p.budget + 1e-9 && work > p.budget - step))
-            fail_msg("budget %g, work %g", p.budget, work);
-        assert_true(fabs(esa_work_facts(&a, m->facts, H * n) - work) < 1e-12);
-        esa_mask_free(m);
-    }
-    for (int i = 0; i < 3; i++) free(t[i].data);
-    esa_ctx_free(ctx);
-}
-
 static void odd_values_end(void **state)
 {
     esa_rng r = { kit_seed("odd_values_end") };
@@ -404,7 +362,6 @@ int main(void)
         cmocka_unit_test(masks_do_not_depend_on_the_way),
         cmocka_unit_test(kv_len_is_truncation),
         cmocka_unit_test(budgets_are_exact),
-        cmocka_unit_test(budget_of_levels_is_work),
         cmocka_unit_test(odd_values_end),
         cmocka_unit_test(bad_requests_are_refused),
     };

@@ -10,7 +10,7 @@ from typing import Any
 from . import structs as T
 from .library import load
 
-SELECTORS = ("entropy", "rf_v2", "ada_bsa", "random", "full", "dense")
+SELECTORS = ("error", "entropy", "rf_v2", "ada_bsa", "random", "full", "dense")
 KERNELS = ("auto", "fa4")
 _ALIASES = {"rf_v3": "rf_v2"}           # MindIE-SD's rf_v3 has rf_v2's mask rule
 
@@ -25,16 +25,31 @@ def recommended(mode: str, selector: str) -> T.SessionParams:
 
 
 _DEFAULT = recommended("online", "entropy")
+# Fields whose default the selector decides.
+_BY_SELECTOR = ("tail", "warmup_frac", "dense_first_layer", "refresh_every", "order_every", "share_branches")
+
+
+def _defaults(selector: str) -> dict[str, Any]:
+    p = recommended("online", selector)
+    return {"tail": T.word(T.TAILS, p.attention.tail), "warmup_frac": p.warmup_frac,
+            "dense_first_layer": bool(p.dense_first_layer), "refresh_every": p.refresh_every,
+            "order_every": p.order_every, "share_branches": bool(p.share_branches)}
 
 
 @dataclasses.dataclass(frozen=True)
 class EsaConfig:
     """How self-attention runs. Immutable; `replace` makes a changed copy.
 
+    work, quality, preset, plan
+        How much attention the whole video may cost, as a share of dense attention, everything counted: work (0.44), a
+        preset ("faithful", "balanced", "fast"), or a quality, the PSNR against dense in dB that the plan shall reach.
+        plan is the path of a work plan (`esa calibrate --plan`); without one a built-in rule spreads the work. Give one
+        of work, quality, preset, budget and sparsity.
     selector
-        "entropy" (ESA: per-head budgets from attention entropy), "rf_v2" (RainFusion 2.0; "rf_v3" is the same rule),
-        "ada_bsa" (CDF threshold), "random" and "full" for measurements, "dense" for plain attention through the same
-        path.
+        "error" (keeps what the tail would get most wrong; the default with work, quality or preset), "entropy" (the
+        default otherwise; ESA: per-head budgets from attention entropy), "rf_v2" (RainFusion 2.0; "rf_v3" is the same
+        rule), "ada_bsa" (CDF threshold), "random" and "full" for measurements, "dense" for plain attention through the
+        same path.
     budget, sparsity
         Kept fraction of key blocks, or its complement; give one of them (neither: budget 0.5).
     cdf_threshold, keep_sink, keep_recent
@@ -44,16 +59,22 @@ class EsaConfig:
     samples
         entropy only: queries scored per query block.
     order, window
-        "raster", "tile", "tile3d" (boxes of window t, h, w; 2, 8, 8), "hilbert", or None. None in esa.apply: Hilbert,
-        for rf_v2 tile, with a mask file the file's order. None in a Session: tile for rf_v2, else raster.
+        "raster", "tile", "tile3d" (boxes of window t, h, w; 2, 8, 8), "hilbert", "adaptive" (an order per head, for
+        selector "error"), or None. None in esa.apply: Hilbert, for rf_v2 tile, for error adaptive, with a mask file the
+        file's order. None in a Session: tile for rf_v2, else raster.
     protect_first_frame
         Keep frame 0's rows and columns whole; None: as the selector's original does.
     tail
-        What stands in for skipped blocks: "none", "pooled" (default) or "centroid".
+        What stands in for skipped blocks: "none", "pooled" (default), "centroid" or, for selector "error" and its
+        default, "levels".
     warmup_frac, dense_first_layer, dense_layers, min_tokens
-        What runs dense by policy: the first share of the steps, layer 0, listed layers, shorter sequences.
-    refresh_every
-        A mask is made at every n-th sparse step of its layer and branch and reused between.
+        What runs dense by policy: the first share of the steps (0.2; error: 0), layer 0 (yes; error: no), listed
+        layers, shorter sequences.
+    refresh_every, order_every
+        A mask, or an adaptive order, is made at every n-th sparse step of its layer and branch and reused between; 0:
+        only at the first (1; error: 2).
+    share_branches
+        All guidance branches use the masks and orders of the first one that runs (no; error: yes).
     masks
         A mask file (made by calibration): cached mode, no selection at run time.
     step_map
@@ -69,15 +90,23 @@ class EsaConfig:
     0.25
     >>> EsaConfig.video()
     EsaConfig(selector='rf_v2', sparsity=0.8)
+    >>> EsaConfig(work=0.44).selector
+    'error'
+    >>> EsaConfig(preset="faithful").work_asked
+    0.57
     >>> EsaConfig(budget=1.5)
     Traceback (most recent call last):
         ...
     ValueError: budget must lie between 0 and 1, not 1.5
     """
 
-    selector: str = "entropy"
+    selector: str = None  # type: ignore[assignment]  # __post_init__ sets it
     budget: float | None = None
     sparsity: float | None = None
+    work: float | None = None
+    quality: float | None = None
+    preset: str | None = None
+    plan: str | os.PathLike[str] | None = None
     cdf_threshold: float = 1.0
     keep_sink: bool = True
     keep_recent: bool = True
@@ -86,12 +115,14 @@ class EsaConfig:
     order: str | None = None
     window: tuple[int, int, int] | None = None
     protect_first_frame: bool | None = None
-    tail: str = T.word(T.TAILS, _DEFAULT.attention.tail)
-    warmup_frac: float = _DEFAULT.warmup_frac
-    dense_first_layer: bool = bool(_DEFAULT.dense_first_layer)
+    tail: str = None  # type: ignore[assignment]  # this and the others of _BY_SELECTOR: __post_init__ sets them
+    warmup_frac: float = None  # type: ignore[assignment]
+    dense_first_layer: bool = None  # type: ignore[assignment]
     dense_layers: tuple[int, ...] = ()
     min_tokens: int = 0
-    refresh_every: int = _DEFAULT.refresh_every
+    refresh_every: int = None  # type: ignore[assignment]
+    order_every: int = None  # type: ignore[assignment]
+    share_branches: bool = None  # type: ignore[assignment]
     masks: str | os.PathLike[str] | None = None
     step_map: str = "exact"
     kernel: str = "auto"
@@ -102,12 +133,19 @@ class EsaConfig:
         put = object.__setattr__
         if isinstance(self.selector, str):
             put(self, "selector", _ALIASES.get(self.selector, self.selector))
+        amounts = [name for name in ("work", "quality", "preset") if getattr(self, name) is not None]
+        if self.selector is None:
+            put(self, "selector", "error" if amounts else "entropy")
+        for name, value in _defaults(str(self.selector)).items():
+            if getattr(self, name) is None:
+                put(self, name, value)
         for name, choices in (("selector", SELECTORS), ("tail", tuple(T.TAILS)), ("mode", tuple(T.MODES)),
                               ("kernel", KERNELS), ("step_map", tuple(T.STEP_MAPS))):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, not {getattr(self, name)!r}")
         if self.order is not None and self.order not in tuple(T.ORDERS):
             raise ValueError(f"order must be one of {', '.join(map(repr, T.ORDERS))} or None, not {self.order!r}")
+        self._check_work(amounts)
         for name in ("budget", "sparsity", "warmup_frac"):
             value = getattr(self, name)
             if value is None and name != "warmup_frac":
@@ -116,7 +154,8 @@ class EsaConfig:
                 raise ValueError(f"{name} must lie between 0 and 1, not {value!r}")
             if not isinstance(value, (int, float)):
                 put(self, name, float(value))           # numpy's float32 is no Python float
-        for name in ("keep_sink", "keep_recent", "dense_first_layer", "strict", "protect_first_frame"):
+        for name in ("keep_sink", "keep_recent", "dense_first_layer", "share_branches", "strict",
+                     "protect_first_frame"):
             value = getattr(self, name)
             if not isinstance(value, bool) and not (value is None and name == "protect_first_frame"):
                 raise ValueError(f"{name} must be True or False, not {value!r}")
@@ -141,9 +180,41 @@ class EsaConfig:
                 raise ValueError(f"{message}, not {self.window!r}")
         if self.window is not None and self.order != "tile3d":
             raise ValueError(f"window belongs to order 'tile3d', not to {self.order!r}")
-        for name, least in (("samples", 1), ("refresh_every", 1), ("min_tokens", 0)):
+        for name, least in (("samples", 1), ("refresh_every", 0), ("order_every", 0), ("min_tokens", 0)):
             if not T.whole(getattr(self, name)) or getattr(self, name) < least:
                 raise ValueError(f"{name} must be an integer of at least {least}, not {getattr(self, name)!r}")
+
+    def _check_work(self, amounts: list[str]) -> None:
+        given = amounts + [name for name in ("budget", "sparsity") if getattr(self, name) is not None]
+        if len(given) > 1 and amounts:
+            raise ValueError(f"{' and '.join(given)} say the same thing: give one of them")
+        for name, high in (("work", 1), ("quality", 200)):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, numbers.Real) and not isinstance(value, bool)
+                                          and 0 < float(value) <= high):
+                raise ValueError(f"{name} must be above 0 and at most {high}, not {value!r}")
+        if self.preset is not None and self.preset not in tuple(T.PRESETS):
+            raise ValueError(f"preset must be one of {', '.join(map(repr, T.PRESETS))}, not {self.preset!r}")
+        if self.plan is not None and not isinstance(self.plan, (str, os.PathLike)):
+            raise ValueError(f"plan must be the path of a work plan, not {self.plan!r}")
+        if self.plan is not None and not amounts:
+            raise ValueError("plan needs work, quality or preset: it says how to spend it")
+        if self.quality is not None and self.plan is None:
+            raise ValueError("quality needs a plan, which knows what to expect: `esa calibrate --plan` makes one")
+        if amounts and (self.masks is not None or self.selector in ("dense", "full")):
+            raise ValueError(f"{amounts[0]} is for blocks chosen at run time, not for masks or selector 'dense'")
+
+    @property
+    def work_asked(self) -> float:
+        """The requested work, given as work or as preset; 0 if neither was given (a quality needs its plan)."""
+        if self.preset is not None:
+            return float(load().c.esa_preset_work(T.PRESETS[self.preset]))
+        return 0.0 if self.work is None else float(self.work)
+
+    @property
+    def spends_work(self) -> bool:
+        """True if work, quality or preset was given."""
+        return self.work is not None or self.quality is not None or self.preset is not None
 
     @staticmethod
     def check(config: Any) -> EsaConfig:
@@ -180,17 +251,24 @@ class EsaConfig:
         return cls(selector="rf_v2", sparsity=0.8).replace(**changes)
 
     def replace(self, **changes: Any) -> EsaConfig:
-        """A changed copy; a new budget replaces an old sparsity and the other way round.
+        """A changed copy. A new budget, sparsity, work, quality or preset replaces the old one. Settings that the
+        selector decides follow a new selector, unless they were chosen.
 
         >>> EsaConfig.video().replace(budget=0.3).density
         0.3
         """
-        for one, other in (("budget", "sparsity"), ("sparsity", "budget")):
-            if changes.get(one) is not None and other not in changes:
-                changes[other] = None
+        amounts = ("budget", "sparsity", "work", "quality", "preset")
+        if any(changes.get(name) is not None for name in amounts):
+            for name in amounts:
+                changes.setdefault(name, None)
+        if "selector" in changes and changes["selector"] != self.selector:
+            for name, value in _defaults(self.selector).items():
+                if getattr(self, name) == value:
+                    changes.setdefault(name, None)
         return dataclasses.replace(self, **changes)
 
     def __repr__(self) -> str:
+        usual = {"selector": "error" if self.spends_work else "entropy", **_defaults(self.selector)}
         changed = (f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self)
-                   if getattr(self, f.name) != f.default)
+                   if getattr(self, f.name) != usual.get(f.name, f.default))
         return f"EsaConfig({', '.join(changed)})"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes as C
 import dataclasses
+import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import structs as T
@@ -16,12 +17,15 @@ from .context import Context, shared_context, usable
 from .layout import Layout
 from .library import EsaError
 from .mask import MaskFile
+from .work import WorkPlan
 
 
 @dataclasses.dataclass(frozen=True)
 class Stats:
     """What ran: of a whole video, of one layer, of one step, or of one layer at one step. Times in seconds; density and
-    mass are means over the sparse calls (NaN without any; mass also where the selector has no estimate of its own)."""
+    mass are means over the sparse calls (NaN without any; mass also where the selector has no estimate of its own).
+    work is the arithmetic of self-attention as a share of dense, everything counted; work_asked is NaN if none was
+    asked for."""
     calls: int
     dense_calls: int
     sparse_calls: int
@@ -35,6 +39,8 @@ class Stats:
     attention_seconds: float
     device_bytes: int
     kernel: str
+    work: float = math.nan
+    work_asked: float = math.nan
 
 
 class Session:
@@ -70,6 +76,8 @@ class Session:
         that GPU, or of the CPU.
     scale, causal
         Of the attention; scale None: D ** -0.5.
+    sigma
+        Noise level of each step, falling, within 0 .. 1; None: unknown. A work plan looks the steps up by it.
     heads
         (first, total): calls have the heads from `first` on of `total` (sequence parallelism); (0, 0): all of them.
 
@@ -97,7 +105,7 @@ class Session:
     def __init__(self, config: EsaConfig, *, layers: int, steps: int, branches: int = 1, layout: Layout | None = None,
                  model: str | None = None, config_hash: str | None = None, record: bool = False, record_groups: int = 0,
                  record_per_branch: bool = False, device: Any = None, scale: float | None = None, causal: bool = False,
-                 heads: tuple[int, int] = (0, 0)) -> None:
+                 heads: tuple[int, int] = (0, 0), sigma: Sequence[float] | None = None) -> None:
         config = EsaConfig.check(config)
         for name, value in (("layers", layers), ("steps", steps), ("branches", branches)):
             if not T.whole(value) or value < 1:
@@ -117,7 +125,15 @@ class Session:
         p.warmup_frac, p.min_tokens, p.step_map = config.warmup_frac, config.min_tokens, T.STEP_MAPS[config.step_map]
         dense = (C.c_int32 * max(1, len(config.dense_layers)))(*config.dense_layers)
         p.dense_layers, p.dense_layer_count = dense, len(config.dense_layers)
+        p.order_every, p.share_branches = config.order_every, int(config.share_branches)
         p.model, p.config_hash = _text(model), _text(config_hash)
+        self.plan = WorkPlan(config.plan, self._context) if config.plan is not None else None
+        if self.mode == "online" and config.spends_work:
+            known = config.quality is None or self.plan is None
+            p.work = config.work_asked if known else self.plan.reach(config.quality)  # type: ignore[union-attr,arg-type]
+            p.plan = self.plan.ptr if self.plan else None
+            if sigma is not None:
+                p.sigma = (C.c_double * steps)(*sigma)
         p.masks = self.masks.ptr if self.masks else None
         p.record_groups, p.record_per_branch = record_groups, int(record_per_branch)
         p.first_head, p.total_heads = heads
@@ -257,4 +273,6 @@ def select_params(config: EsaConfig, layout: Layout, *, scale: float | None = No
     p.samples, p.budget, p.cdf_threshold, p.scale = config.samples, config.density, config.cdf_threshold, scale or 0.0
     p.keep_sink, p.keep_recent, p.causal = int(config.keep_sink), int(config.keep_recent), int(causal)
     p.layout = layout.struct()
+    if selector == "error":
+        p.tail = T.TAILS[config.tail]
     return p

@@ -14,13 +14,14 @@ from typing import Any
 F32, F16, BF16 = range(3)
 CPU, CUDA = range(2)
 DTYPES = {"float32": F32, "float16": F16, "bfloat16": BF16}
-SELECTORS = {"full": 0, "entropy": 1, "rf_v2": 2, "ada_bsa": 3, "random": 4}
+SELECTORS = {"full": 0, "entropy": 1, "rf_v2": 2, "ada_bsa": 3, "random": 4, "error": 5}
 MODES = {"fixed": 0, "compat": 1, "compat-round": 2}
-ORDERS = {"raster": 0, "tile": 1, "tile3d": 2, "hilbert": 3}
+ORDERS = {"raster": 0, "tile": 1, "tile3d": 2, "hilbert": 3, "adaptive": 4}
 ORDER_DEFAULT = -1
-TAILS = {"none": 0, "pooled": 1, "centroid": 2}
+TAILS = {"none": 0, "pooled": 1, "centroid": 2, "levels": 3}
 # ---- constants of esa_session.h
-SESSION_MODES = {"dense": 0, "online": 1, "cached": 2, "record": 3}
+SESSION_MODES = {"dense": 0, "online": 1, "cached": 2, "record": 3, "probe": 4}
+PRESETS = {"faithful": 0, "balanced": 1, "fast": 2}
 CALL_KINDS = {"self": 0, "cross": 1}
 STEP_MAPS = {"exact": 0, "nearest": 1}
 IMPORTANCES = {"none": 0, "u8": 1, "f16": 2}
@@ -52,7 +53,8 @@ class SelectParams(C.Structure):
                 ("block_k", C.c_int32), ("samples", C.c_int32), ("budget", C.c_double), ("cdf_threshold", C.c_double),
                 ("scale", C.c_double), ("keep_sink", C.c_int32), ("keep_recent", C.c_int32), ("causal", C.c_int32),
                 ("branch", C.c_int32), ("seed", C.c_uint64), ("kv_len", C.c_void_p), ("layout", Layout),
-                ("reserved", _Reserved)]
+                ("group_q", C.c_int32), ("group_k", C.c_int32), ("tail", C.c_int32), ("fine", C.c_int32),
+                ("reserved", C.c_int64 * 2)]
 
 
 class AttentionParams(C.Structure):
@@ -81,7 +83,10 @@ class SessionParams(C.Structure):
                 ("dense_layers", C.POINTER(C.c_int32)), ("dense_layer_count", C.c_int32), ("step_map", C.c_int32),
                 ("model", C.c_char_p), ("config_hash", C.c_char_p), ("masks", C.c_void_p), ("record_groups", C.c_int32),
                 ("record_per_branch", C.c_int32), ("select", SelectParams), ("attention", AttentionParams),
-                ("first_head", C.c_int32), ("total_heads", C.c_int32), ("reserved", C.c_int64 * 3)]
+                ("first_head", C.c_int32), ("total_heads", C.c_int32), ("order_every", C.c_int32),
+                ("share_branches", C.c_int32), ("density", C.POINTER(C.c_double)), ("work", C.c_double),
+                ("plan", C.c_void_p), ("sigma", C.POINTER(C.c_double)), ("probe", C.POINTER(C.c_double)),
+                ("probe_count", C.c_int32), ("reserved0", C.c_int32), ("reserved", _Reserved)]
 
 
 class SessionStats(C.Structure):
@@ -89,7 +94,8 @@ class SessionStats(C.Structure):
                 ("sparse_calls", C.c_int64), ("fallback_calls", C.c_int64), ("masks_made", C.c_int64),
                 ("masks_loaded", C.c_int64), ("density_asked", C.c_double), ("density", C.c_double),
                 ("mass", C.c_double), ("select_seconds", C.c_double), ("attention_seconds", C.c_double),
-                ("device_bytes", C.c_int64), ("kernel", C.c_char * 32), ("reserved", _Reserved)]
+                ("device_bytes", C.c_int64), ("kernel", C.c_char * 32), ("work", C.c_double),
+                ("work_asked", C.c_double), ("reserved", C.c_int64 * 2)]
 
 
 class MaskFileInfo(C.Structure):
@@ -123,9 +129,23 @@ class DeviceInfo(C.Structure):
                 ("plugin", C.c_char * 16), ("reserved", _Reserved)]
 
 
+class WorkPlanInfo(C.Structure):
+    _fields_ = [("struct_size", C.c_uint32), ("format_version", C.c_int32), ("layers", C.c_int32), ("steps", C.c_int32),
+                ("points", C.c_int32), ("levels", C.c_int32), ("prompts", C.c_int32), ("selector", C.c_int32),
+                ("order", C.c_int32), ("tail", C.c_int32), ("block_q", C.c_int32), ("block_k", C.c_int32),
+                ("model", C.c_char * 128), ("config_hash", C.c_char * 80), ("reserved", _Reserved)]
+
+
+class WorkCosts(C.Structure):
+    _fields_ = [("struct_size", C.c_uint32), ("branches", C.c_int32), ("share_branches", C.c_int32),
+                ("refresh_every", C.c_int32), ("order_every", C.c_int32), ("reserved0", C.c_int32),
+                ("select", C.c_double), ("order", C.c_double), ("reserved", _Reserved)]
+
+
 # In the order of ESA_ABI_*.
 ABI: tuple[type[C.Structure], ...] = (CtxParams, Tensor, Layout, SelectParams, AttentionParams, Shapes, MaskInfo,
-                                      SessionParams, SessionStats, MaskFileInfo, TensorInfo, DeviceInfo)
+                                      SessionParams, SessionStats, MaskFileInfo, TensorInfo, DeviceInfo,
+                                      WorkPlanInfo, WorkCosts)
 
 
 # ---- esa_video.h, as far as the package uses it

@@ -214,7 +214,7 @@ class Handle:
             f"{self.family}, {self.layers} layers, kernel {total.kernel or 'none'}: {total.calls} calls, "
             f"{total.dense_calls} dense, "
             f"{total.sparse_calls} sparse at density {total.density:.3f} (asked {total.density_asked:.3f}), "
-            f"{total.fallback_calls} fallbacks"
+            f"{total.fallback_calls} fallbacks, attention work {total.work:.3f} of dense"
         ]
         for step in range(min(self.step + 1, self.steps or 0)):
             s = self.stats(step=step)

@@ -78,6 +78,9 @@ def register_backend(config: EsaConfig | None = None, name: str = "esa") -> str:
     config = EsaConfig.check(config)
     if not isinstance(name, str) or not name:
         raise ValueError(f"name must be a word for set_attention_backend, not {name!r}")
+    if config.spends_work or config.selector == "error":
+        raise ValueError(
+            "an attention backend knows no layers and steps: work and selector 'error' belong to esa.apply")
     if config.masks is not None or config.order not in (
             None, "raster") or config.refresh_every != 1 or config.kernel != "auto":
         raise ValueError(

@@ -54,7 +54,8 @@ def wanted(run: Run, layout: Layout) -> bool:
         # diffusers spreads the tokens over processes at the same places: attention orders them, call by call
         return False
     conditions = {getattr(t.config, "image_condition_type", None) for t in run.transformers}  # type: ignore[union-attr]
-    return (resolved.order != "raster" and may_order(run)
+    # adaptive: every head has its own order, which each call applies
+    return (resolved.order not in ("raster", "adaptive") and may_order(run)
             and ("token_replace" not in conditions or bool(resolved.protect_first_frame)))
 
 

@@ -179,12 +179,21 @@ class Run:
     def _steps(self, moment: Moment) -> int:
         if moment.steps is not None:
             return moment.steps
-        if self.config.masks is None and self.record is None and (self.config.warmup_frac == 0 or
-                                                                  self.config.selector == "dense"):
+        if self.config.masks is None and self.record is None and not self.config.spends_work and (
+                self.config.warmup_frac == 0 or self.config.selector == "dense"):
             return _OPEN_ENDED
         raise EsaError(
             "the number of steps is not known here (no pipeline runs the transformer): esa.apply(transformer, config, "
             "steps=50), or EsaConfig(warmup_frac=0)")
+
+    def _sigma(self, steps: int) -> list[float] | None:
+        """Noise levels of the steps, if the pipeline's scheduler has them."""
+        sigmas: Any = getattr(getattr(self.clock.pipe, "scheduler", None), "sigmas", None)
+        if not torch.is_tensor(sigmas) or sigmas.ndim != 1 or sigmas.numel() < steps:
+            return None
+        values = [float(x) for x in sigmas[:steps].cpu()]
+        falling = all(a > b for a, b in zip(values, values[1:], strict=False))
+        return values if falling and 0 <= values[-1] and values[0] <= 1 else None
 
     def _make(self, key: _Key) -> Any:
         config, geometry = self.config, key.geometry
@@ -204,7 +213,7 @@ class Run:
         session = Session(config, layers=self.layers, steps=key.steps, branches=branches, layout=layout,
                           model=self.model, config_hash=self.config_hash, record=self.record is not None,
                           record_groups=record.groups, record_per_branch=record.per_branch, device=key.device,
-                          heads=self._heads())
+                          heads=self._heads(), sigma=self._sigma(key.steps) if config.spends_work else None)
         if self.resume is not None:
             session.load_recording(self.resume)
         return session
@@ -224,7 +233,8 @@ class Run:
     def stats(self, layer: int = -1, step: int = -1) -> Stats:
         if self.session is None:
             nan = math.nan
-            return Stats(0, 0, 0, 0, 0, 0, self.config.density, nan, nan, 0.0, 0.0, 0, "")
+            return Stats(0, 0, 0, 0, 0, 0, self.config.density, nan, nan, 0.0, 0.0, 0, "", nan,
+                         self.config.work_asked or nan)
         return self.session.stats(layer, step)
 
     @property
