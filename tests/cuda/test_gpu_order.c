@@ -5,7 +5,7 @@
  * The GPU rounds samples and the metric to bf16 (2^-9), so tokens near a cut change sides, and the
  * nodes below differ. Neither order is the better one: where clusters are cut, some heads gain and
  * some lose. What an order gains is the spread inside blocks that it removes from the start order.
- * Of the CPU's gain the GPU must reach 99 % over all heads and 95 % in each.
+ * Of the CPU's gain the GPU must reach 99 % over all heads and 90 % in each.
  *
  * With ESA_ORDER_TIME=1 the program prints milliseconds per call for the shapes of bench/shapes.def
  * instead. */
@@ -125,7 +125,7 @@ static void compare_spread(const order_world *w, const int32_t *const got[2],
             const double start = order_spread(turned, x.start, root, units[u], w->c.D),
                          a = start - order_spread(turned, perm, root, units[u], w->c.D),
                          b = start - order_spread(turned, other, root, units[u], w->c.D);
-            if (!(a >= 0.95 * b - 1e-9))
+            if (!(a >= 0.9 * b - 1e-9))
                 fail_msg("%s: head %d removes %g of %g in %d tokens, the CPU %g", w->name, (int)i,
                          a, start, (int)units[u], b);
             mine[u] += a;
