@@ -1,8 +1,11 @@
-"""Procedural captioned clips: the training data of wan-tiny.
+"""Procedural captioned clips: the training data of wan-tiny and wan-tiny-b.
 
 A clip is one or two flat shapes that move over a background; its caption comes from the same draw
 through a small grammar, so caption and picture always agree. Clip number `index` of seed `seed` is
 always the same clip. A whole batch is rendered at once from a table of numbers, on any torch device.
+
+A `World` says what is drawn: sizes, mix of scenes, backgrounds, how things move. Both worlds have the
+same words, so both models share one tokenizer and one text encoder, but their clips look different.
 
 Pictures are in [-1, 1], layout (batch, 3, frames, height, width). Scene coordinates run from -1 to 1
 with y pointing down, so the same clip can be drawn at any size.
@@ -16,6 +19,7 @@ import torch
 FRAMES = 33
 SIZE = 128
 
+# One palette for both worlds: the autoencoder draws these colours well and no others.
 COLOURS = {
     "red": (0.88, 0.12, 0.10),
     "green": (0.15, 0.68, 0.22),
@@ -27,8 +31,9 @@ COLOURS = {
     "orange": (0.97, 0.52, 0.08),
 }
 COLOUR_NAMES = list(COLOURS)
+WALL = (0.64, 0.68, 0.74)  # above a floor
 SHAPES = ["ball", "square", "triangle", "star", "ring", "cross"]
-SIZES = {"small": 0.22, "": 0.30, "large": 0.40}
+SIZES = ["small", "", "large"]
 BACKGROUNDS = ["plain", "striped", "checkered", "dotted", "gradient", "floor"]
 
 # Several wordings of one motion: the text encoder then learns meanings rather than one fixed sentence.
@@ -53,9 +58,40 @@ ACTIVE_MOTIONS = [m for m in MOTION_NAMES if m != "still"]
 # On a floor these stand on the ground; the others fly.
 GROUNDED = {"right", "left", "roll_right", "roll_left", "spin", "grow", "shrink", "bounce", "swing", "still"}
 
-HORIZON = 0.22   # where a floor begins
-GROUND = 0.66    # where an object on it stands
-WALL = (0.64, 0.68, 0.74)
+
+@dataclass(frozen=True)
+class World:
+    """What the clips of one model are drawn from. `name` is part of the seed of every clip."""
+    name: str
+    sizes: dict          # radius by word
+    layouts: tuple       # shares of clips with one object, and with one or two that keep apart; the rest pass
+    backgrounds: tuple   # drawn evenly: a kind named twice comes twice as often
+    angles: tuple        # few: a free angle would be one more thing to learn that no caption names
+    frequencies: tuple
+    horizon: float       # where a floor begins
+    ground: float        # where an object on it stands
+    drift: float         # how far stripes, checks and dots travel during a clip
+    gradient_across: bool  # a gradient runs from left to right, not from top to bottom
+    spin: float          # turns of a spinning object during a clip; negative is the other way round
+    circle: float        # rounds of a circling object
+    bounce: float        # half the number of hops
+    swing: float         # swings to and fro
+
+
+WORLD_A = World(
+    name="wan-tiny",
+    sizes={"small": 0.22, "": 0.30, "large": 0.40}, layouts=(0.62, 0.82), backgrounds=tuple(BACKGROUNDS),
+    angles=(0.0, math.pi / 4, math.pi / 2), frequencies=(2.5, 3.0), horizon=0.22, ground=0.66,
+    drift=0.0, gradient_across=False, spin=1.0, circle=1.0, bounce=1.0, swing=1.0)
+
+# Mostly two objects, sizes further apart, other patterns that slide, other paths.
+WORLD_B = World(
+    name="wan-tiny-b",
+    sizes={"small": 0.19, "": 0.28, "large": 0.45}, layouts=(0.30, 0.70),
+    backgrounds=("plain", "gradient", "floor", "floor", "striped", "striped", "checkered", "checkered", "dotted",
+                 "dotted"),
+    angles=(math.pi / 6, math.pi / 3, 2 * math.pi / 3), frequencies=(1.75, 3.75), horizon=0.02, ground=0.52,
+    drift=0.5, gradient_across=True, spin=-1.5, circle=-1.0, bounce=1.5, swing=1.5)
 
 # Columns of the number table: 4 for the background, then OBJECT_COLUMNS for each of two objects.
 BG_COLOUR, BG_KIND, BG_ANGLE, BG_FREQUENCY = range(4)
@@ -91,19 +127,18 @@ def _background_words(rng, colour, kind):
     return f"{rng.choice(['over', 'over', 'on'])} {words}"
 
 
-def _object_row(rng, size, colour, shape, motion, x, y, span, grounded):
-    return [1.0, SIZES[size] * rng.uniform(0.93, 1.07), COLOUR_NAMES.index(colour), SHAPES.index(shape),
+def _object_row(rng, world, size, colour, shape, motion, x, y, span, grounded):
+    return [1.0, world.sizes[size] * rng.uniform(0.93, 1.07), COLOUR_NAMES.index(colour), SHAPES.index(shape),
             MOTION_NAMES.index(motion), x, y, rng.uniform(0, 2 * math.pi), rng.uniform(0.9, 1.1), span,
             float(grounded)]
 
 
-def make_clip(seed, index):
-    """Clip `index` of the endless list that `seed` names."""
-    rng = random.Random(f"wan-tiny/{seed}/{index}")
-    bg_colour, bg_kind = rng.choice(COLOUR_NAMES), rng.choice(BACKGROUNDS)
-    # Few angles: a free angle would be one more thing to learn that no caption names.
-    bg_row = [COLOUR_NAMES.index(bg_colour), BACKGROUNDS.index(bg_kind), rng.choice([0, 1, 2]) * math.pi / 4,
-              rng.choice([2.5, 3.0])]
+def make_clip(seed, index, world=WORLD_A):
+    """Clip `index` of the endless list that `seed` names in a world."""
+    rng = random.Random(f"{world.name}/{seed}/{index}")
+    bg_colour, bg_kind = rng.choice(COLOUR_NAMES), rng.choice(world.backgrounds)
+    bg_row = [COLOUR_NAMES.index(bg_colour), BACKGROUNDS.index(bg_kind), rng.choice(world.angles),
+              rng.choice(world.frequencies)]
     free = [c for c in COLOUR_NAMES if c != bg_colour]
     # White dots behind a white object (and the light tone behind it) would hide the shape.
     if bg_kind == "dotted":
@@ -112,26 +147,26 @@ def make_clip(seed, index):
     floor = bg_kind == "floor"
     layout = rng.random()
 
-    if layout < 0.62:  # one object
-        size, shape, motion = rng.choice(list(SIZES)), rng.choice(SHAPES), rng.choice(ACTIVE_MOTIONS)
+    if layout < world.layouts[0]:  # one object
+        size, shape, motion = rng.choice(SIZES), rng.choice(SHAPES), rng.choice(ACTIVE_MOTIONS)
         grounded = floor and motion in GROUNDED
-        objects = [_object_row(rng, size, first, shape, motion, rng.uniform(-0.3, 0.3), rng.uniform(-0.3, 0.3),
-                               0.85 - 0.6 * SIZES[size], grounded)]
+        objects = [_object_row(rng, world, size, first, shape, motion, rng.uniform(-0.3, 0.3),
+                               rng.uniform(-0.3, 0.3), 0.85 - 0.6 * world.sizes[size], grounded)]
         text = f"{_object_words(size, first, shape)} {rng.choice(MOTIONS[motion])}"
-    elif layout < 0.82:  # two objects that keep to their own corners
+    elif layout < world.layouts[1]:  # two objects that keep to their own corners
         sx, sy = rng.choice([-1, 1]), rng.choice([-1, 1])
         objects, parts = [], []
         for colour, (x, y) in ((first, (0.42 * sx, 0.42 * sy)), (second, (-0.42 * sx, -0.42 * sy))):
             size, shape, motion = rng.choice(["small", ""]), rng.choice(SHAPES), rng.choice(ACTIVE_MOTIONS)
-            objects.append(_object_row(rng, size, colour, shape, motion, x, y, 0.6, False))
+            objects.append(_object_row(rng, world, size, colour, shape, motion, x, y, 0.6, False))
             parts.append(f"{_object_words(size, colour, shape)} {rng.choice(MOTIONS[motion])}")
         text = " and ".join(parts)
     else:  # one object passes behind or before a standing one
         motion = rng.choice(["right", "left", "roll_right", "roll_left"])
         size, shape, other = rng.choice(["small", ""]), rng.choice(SHAPES), rng.choice(SHAPES)
         x, y, front = rng.uniform(-0.15, 0.15), rng.uniform(-0.2, 0.2), rng.random() < 0.5
-        mover = _object_row(rng, size, first, shape, motion, x, y, 0.75, floor)
-        stander = _object_row(rng, "large", second, other, "still", x, y, 0.7, floor)
+        mover = _object_row(rng, world, size, first, shape, motion, x, y, 0.75, floor)
+        stander = _object_row(rng, world, "large", second, other, "still", x, y, 0.7, floor)
         objects = [mover, stander] if front else [stander, mover]
         text = (f"{_object_words(size, first, shape)} {rng.choice(MOTIONS[motion])} "
                 f"{'in front of' if front else 'behind'} {_object_words('large', second, other)}")
@@ -159,12 +194,13 @@ def _second_tone(colours):
     return torch.where(dark, colours + 0.26, colours * 0.6)
 
 
-def _background(table, x, y, palette, size):
+def _background(world, table, x, y, t, palette, size):
     def col(i):
         return table[:, i].view(-1, 1, 1, 1)
 
     kind, angle, frequency = col(BG_KIND), col(BG_ANGLE), col(BG_FREQUENCY)
-    u = x * torch.cos(angle) + y * torch.sin(angle)
+    slide = world.drift * t
+    u = x * torch.cos(angle) + y * torch.sin(angle) - slide
     w = -x * torch.sin(angle) + y * torch.cos(angle)
     # `edge` turns a wave into a two-tone pattern with an edge about two pixels wide.
     edge = size / (2 * math.pi * frequency)
@@ -172,12 +208,12 @@ def _background(table, x, y, palette, size):
     stripes = (0.5 + wave_u * edge).clamp(0, 1)
     checks = (0.5 + wave_u * wave_w * edge).clamp(0, 1)
     cell = 0.5
-    du = torch.remainder(x, cell) - cell / 2
+    du = torch.remainder(x - slide, cell) - cell / 2
     dw = torch.remainder(y, cell) - cell / 2
     dots = _coverage(torch.sqrt(du * du + dw * dw) - 0.1, size)
-    ramp = (0.5 + 0.5 * y) + 0 * x
-    floor_part = _coverage(HORIZON - y, size) + 0 * x
-    floor_ramp = ((y - HORIZON) / (1 - HORIZON)).clamp(0, 1) + 0 * x
+    ramp = (0.5 + 0.5 * x) + 0 * y if world.gradient_across else (0.5 + 0.5 * y) + 0 * x
+    floor_part = _coverage(world.horizon - y, size) + 0 * x
+    floor_ramp = ((y - world.horizon) / (1 - world.horizon)).clamp(0, 1) + 0 * x
 
     colour = palette[table[:, BG_COLOUR].long()].view(-1, 3, 1, 1, 1)
     tone = _second_tone(palette)[table[:, BG_COLOUR].long()].view(-1, 3, 1, 1, 1)
@@ -198,7 +234,7 @@ def _background(table, x, y, palette, size):
     return torch.where(kind == 5, on_floor, picture)
 
 
-def _path(motion, o, t):
+def _path(world, motion, o, t):
     """Centre, radius and turn of one object over time t in [0, 1], for every clip of the batch."""
     def is_(name):
         return motion == MOTION_NAMES.index(name)
@@ -212,17 +248,17 @@ def _path(motion, o, t):
     cy = torch.where(is_("down"), travel, torch.where(is_("up"), -travel, cy))
     # Rolling without slipping: the angle is the way divided by the radius.
     turn = torch.where(is_("roll_right") | is_("roll_left"), cx / radius.clamp_min(1e-3) + phase, turn)
-    turn = torch.where(is_("spin"), 2 * math.pi * speed * t + phase, turn)
+    turn = torch.where(is_("spin"), 2 * math.pi * world.spin * speed * t + phase, turn)
     r = torch.where(is_("grow"), radius * (0.55 + 0.9 * t), r)
     r = torch.where(is_("shrink"), radius * (1.45 - 0.9 * t), r)
-    angle = 2 * math.pi * t + phase
+    angle = 2 * math.pi * world.circle * t + phase
     cx = torch.where(is_("circle"), o(O_X) * 0.5 + 0.65 * span * torch.cos(angle), cx)
     cy = torch.where(is_("circle"), o(O_Y) * 0.5 + 0.65 * span * torch.sin(angle), cy)
-    cx = torch.where(is_("swing"), 0.85 * span * torch.sin(angle), cx)
-    hop = torch.sin(2 * math.pi * t + phase).abs()
+    cx = torch.where(is_("swing"), 0.85 * span * torch.sin(2 * math.pi * world.swing * t + phase), cx)
+    hop = torch.sin(2 * math.pi * world.bounce * t + phase).abs()
     cy = torch.where(is_("bounce"), 0.6 - 1.4 * span * hop, cy)
     lift = torch.where(is_("bounce"), 1.4 * span * hop, zero)
-    cy = torch.where(o(O_GROUNDED) > 0, GROUND - r - lift, cy)
+    cy = torch.where(o(O_GROUNDED) > 0, world.ground - r - lift, cy)
     return cx, cy, r.clamp_min(1e-3), turn
 
 
@@ -249,9 +285,9 @@ def _distance(shape, x, y, r):
 
 
 @torch.no_grad()
-def render(rows, frames=FRAMES, size=SIZE, crop=None, window=None, device="cpu", rng=None):
-    """Draw a batch. `crop` cuts a random square of that many pixels out of each picture and `window` a
-    random stretch of that many frames out of the `frames` (both need `rng`, a random.Random)."""
+def render(rows, frames=FRAMES, size=SIZE, crop=None, window=None, device="cpu", rng=None, world=WORLD_A):
+    """Draw a batch of clips of one world. `crop` cuts a random square of that many pixels out of each picture
+    and `window` a random stretch of that many frames out of the `frames` (both need `rng`, a random.Random)."""
     table = torch.tensor(rows, dtype=torch.float32, device=device)
     batch, n, steps = len(rows), crop or size, window or frames
     cuts = torch.zeros(batch, 3, device=device)
@@ -265,14 +301,16 @@ def render(rows, frames=FRAMES, size=SIZE, crop=None, window=None, device="cpu",
     t = (torch.arange(steps, device=device, dtype=torch.float32).view(1, -1, 1, 1) + start) / max(frames - 1, 1)
     palette = torch.tensor([COLOURS[c] for c in COLOUR_NAMES], device=device)
 
-    picture = _background(table, x, y, palette, size).expand(batch, 3, steps, n, n)
+    # A background that stands still is drawn once, not for every frame.
+    when = t if world.drift else torch.zeros_like(t[:, :1])
+    picture = _background(world, table, x, y, when, palette, size).expand(batch, 3, steps, n, n)
     for j in (1, 0):  # the second object lies behind the first
         base = 4 + OBJECT_COLUMNS * j
 
         def o(i, base=base):
             return table[:, base + i].view(-1, 1, 1, 1)
 
-        cx, cy, r, turn = _path(o(O_MOTION), o, t)
+        cx, cy, r, turn = _path(world, o(O_MOTION), o, t)
         dx, dy = x - cx, y - cy
         c, s = torch.cos(turn), torch.sin(turn)
         ox, oy = dx * c + dy * s, -dx * s + dy * c

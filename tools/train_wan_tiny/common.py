@@ -16,11 +16,10 @@ from diffusers.models.autoencoders.autoencoder_kl_wan import WanResample
 from PIL import Image, ImageDraw
 from safetensors.torch import load_file
 
+from models import PARTS
+
 VAE_CONFIG = dict(base_dim=24, z_dim=16, dim_mult=[1, 2, 4], num_res_blocks=1, attn_scales=[],
                   temperal_downsample=[False, True], scale_factor_temporal=2, scale_factor_spatial=4)
-DIT_CONFIG = dict(patch_size=(1, 2, 2), num_attention_heads=4, attention_head_dim=64, in_channels=16,
-                  out_channels=16, text_dim=192, freq_dim=256, ffn_dim=512, num_layers=8, cross_attn_norm=True,
-                  qk_norm="rms_norm_across_heads", eps=1e-6, rope_max_seq_len=1024)
 TEXT_CONFIG = dict(d_model=192, d_kv=64, num_heads=3, d_ff=384, num_layers=2, feed_forward_proj="gated-gelu",
                    relative_attention_num_buckets=32, relative_attention_max_distance=128, dropout_rate=0.0,
                    pad_token_id=0, eos_token_id=1, decoder_start_token_id=0, is_encoder_decoder=False,
@@ -98,12 +97,25 @@ def _load(kind, folder, device):
     return model.to(device)
 
 
+def find_part(folders, name):
+    """The part's folder in the last of the stage folders that has it (they are given oldest first), or None."""
+    found = [Path(f) / name for f in folders if (Path(f) / name / PARTS[name]).is_file()]
+    return found[-1] if found else None
+
+
+def need_part(folders, name):
+    found = find_part(folders, name)
+    if found is None:
+        raise SystemExit(f"none of these folders holds {name}/{PARTS[name]}: {', '.join(map(str, folders))}")
+    return found
+
+
 def load_vae(folder, device):
-    return enable_whole_clip(_load(AutoencoderKLWan, Path(folder) / "vae", device))
+    return enable_whole_clip(_load(AutoencoderKLWan, folder, device))
 
 
 def load_transformer(folder, device):
-    return _load(WanTransformer3DModel, Path(folder) / "transformer", device)
+    return _load(WanTransformer3DModel, folder, device)
 
 
 def same_shape(model):
@@ -117,8 +129,11 @@ def same_shape(model):
 def save_half(model, folder):
     """Write config and weights in f16. Its rounding (2^-11 relative) is far below one optimiser step, so
     these files serve as restart points as well as for the release; f16 keeps three bits more than bf16
-    and all weights here are well inside its range."""
+    and all weights here are well inside its range. New files replace old ones only when they are complete: a
+    run that is stopped in the middle of this still has its last checkpoint."""
     folder = Path(folder)
+    unfinished = folder.with_name(folder.name + ".unfinished")
+    unfinished.mkdir(parents=True, exist_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     state = {k: v.detach().to("cpu", torch.float16) for k, v in model.state_dict().items()}
     for name, value in state.items():
@@ -126,7 +141,10 @@ def save_half(model, folder):
             raise SystemExit(f"{folder.name}: {name} does not fit f16")
     copy = same_shape(model).half()
     copy.load_state_dict(state)
-    copy.save_pretrained(folder, max_shard_size="15MB")
+    copy.save_pretrained(unfinished, max_shard_size="16MB")
+    for path in sorted(unfinished.iterdir()):
+        path.replace(folder / path.name)
+    unfinished.rmdir()
 
 
 class Average:

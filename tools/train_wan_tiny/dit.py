@@ -1,13 +1,14 @@
-"""Train the text-to-video transformer of wan-tiny by flow matching, together with its text encoder.
+"""Train the text-to-video transformer of wan-tiny or wan-tiny-b by flow matching.
 
     python dit.py --init stage --out stage --size 64 --minutes 1.5
     python dit.py --init stage --out stage --minutes 4
+    python dit.py --model wan-tiny-b --new --init ../../models/wan-tiny --out stage-b --minutes 8
 
 The clips of a stage are rendered and encoded once, then kept on the device. A first stage at half size learns
 words, colours and motions about eight times as fast per clip; the later ones learn the full size.
 
-The small UMT5 encoder (see text.py) is trained along, not frozen: its cost is lost beside the transformer's, and
-its states then say what the transformer needs.
+wan-tiny's small UMT5 encoder (see text.py) is trained along, not frozen: its cost is lost beside the transformer's,
+and its states then say what the transformer needs. wan-tiny-b reads the finished states of that encoder.
 
 Prompts are treated exactly as WanPipeline does: rows past the prompt are zero, the transformer attends all
 512 rows without a mask, and "no prompt" is the empty string.
@@ -22,8 +23,9 @@ from transformers import UMT5EncoderModel
 
 import tokenizer as tokenizer_step
 from clips import make_clip, render, swap_colours
-from common import (DIT_CONFIG, EVAL_PROMPTS, HELD_OUT_SEED, Average, Log, contact_sheet, decode, encode,
-                    learning_rate, load_transformer, load_vae, same_shape, save_half)
+from common import (EVAL_PROMPTS, HELD_OUT_SEED, Average, Log, contact_sheet, decode, encode, find_part,
+                    learning_rate, load_transformer, load_vae, need_part, same_shape, save_half)
+from models import MODELS
 from optim import MuonAdam, split_parameters
 from text import tokenize
 
@@ -33,13 +35,16 @@ SHIFT = 3.0          # of the noise levels all held-out losses are measured at
 
 def parse_arguments():
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    p.add_argument("--init", required=True, help="folder with vae/, tokenizer/ and text_encoder/; a transformer/ in it "
-                   "is continued, else a new one begun")
+    p.add_argument("--model", choices=MODELS, default="wan-tiny")
+    p.add_argument("--init", required=True, nargs="+", help="folders with vae/, tokenizer/ and text_encoder/, oldest "
+                   "first; a transformer/ in them is continued, else a new one begun")
+    p.add_argument("--new", action="store_true", help="begin a new transformer even where --init has one")
     p.add_argument("--out", required=True, help="stage folder to write")
     p.add_argument("--minutes", type=float, default=4, help="for everything, preparation included")
     p.add_argument("--steps", type=int, default=10**9)
     p.add_argument("--seed", type=int, default=11, help="clips and noise of this stage: give each stage its own")
     p.add_argument("--clips", type=int, default=8000)
+    p.add_argument("--held-out", type=int, default=64, help="clips to judge by")
     p.add_argument("--size", type=int, default=128)
     p.add_argument("--frames", type=int, default=33)
     p.add_argument("--batch", type=int, default=32)
@@ -50,14 +55,18 @@ def parse_arguments():
     p.add_argument("--average", type=float, default=0.995, help="decay of the weight average")
     p.add_argument("--dropout", type=float, default=0.1, help="part of the captions left empty, for guidance")
     p.add_argument("--shift", type=float, default=SHIFT, help="of the noise levels trained: more is noisier")
+    p.add_argument("--end-shift", type=float, help="the shift moves there evenly over the time (default: it stays)")
     p.add_argument("--save-every", type=float, default=100, help="seconds between checkpoints")
     p.add_argument("--sheet-steps", type=int, default=8)
-    p.add_argument("--sheet-shifts", type=float, nargs="+", help="draw a sheet with each of these (default: --shift)")
+    p.add_argument("--sheet-shifts", type=float, nargs="+", help="draw a sheet with each of these (default: the "
+                   "last one trained)")
     p.add_argument("--guidance", type=float, nargs="+", default=[2.5], help="and with each of these")
     p.add_argument("--prompts", type=int, default=len(EVAL_PROMPTS), help="how many to draw at the end")
     p.add_argument("--no-compile", action="store_true")
     p.add_argument("--profile", action="store_true", help="write where the time of a step goes to profile.txt")
-    return p.parse_args()
+    args = p.parse_args()
+    args.end_shift = args.end_shift or args.shift
+    return args
 
 
 def initialise(net):
@@ -107,32 +116,45 @@ class TrainingAttention:
         return attn.to_out[0](out.transpose(1, 2).flatten(2))
 
 
-def load_models(folder, device, config=DIT_CONFIG):
-    """The text encoder, and the transformer: continued where the folder has one, else new."""
-    folder = Path(folder)
-    text = UMT5EncoderModel.from_pretrained(folder / "text_encoder", dtype=torch.float32).to(device)
-    if (folder / "transformer").is_dir():
-        return load_transformer(folder, device), text, "continued"
-    return initialise(WanTransformer3DModel(**config).to(device)), text, "new"
+def load_models(args, device):
+    """The text encoder, and the transformer: continued where a folder has one, else new."""
+    config = MODELS[args.model].transformer
+    text = UMT5EncoderModel.from_pretrained(need_part(args.init, "text_encoder"), dtype=torch.float32).to(device)
+    folder = None if args.new else find_part(args.init, "transformer")
+    if folder is None:
+        return initialise(WanTransformer3DModel(**config).to(device)), text, "new"
+    net = load_transformer(folder, device)
+    other = {k: net.config[k] for k, v in config.items() if k != "patch_size" and net.config[k] != v}
+    if other:
+        raise SystemExit(f"{folder} is no {args.model}: it has {other}; --new begins a new transformer")
+    return net, text, "continued"
+
+
+def token_states(text_encoder, ids):
+    """Hidden states of the tokens; padding is zero."""
+    mask = (ids != 0).long()
+    return text_encoder(ids, mask).last_hidden_state * mask.unsqueeze(-1)
+
+
+def pad_states(states):
+    return torch.nn.functional.pad(states, (0, 0, 0, TEXT_ROWS - states.shape[1]))
 
 
 def encode_text(text_encoder, ids):
     """Hidden states of the tokens, then zero rows up to TEXT_ROWS: what WanPipeline hands the transformer."""
-    mask = (ids != 0).long()
-    hidden = text_encoder(ids, mask).last_hidden_state * mask.unsqueeze(-1)
-    return torch.nn.functional.pad(hidden, (0, 0, 0, TEXT_ROWS - ids.shape[1]))
+    return pad_states(token_states(text_encoder, ids))
 
 
 @torch.no_grad()
-def make_latents(vae, seed, count, size, frames, device):
+def make_latents(vae, world, seed, count, size, frames, device):
     """Normalised latents of clips 0..count-1 and their captions."""
     mean = torch.tensor(vae.config.latents_mean, device=device).view(1, -1, 1, 1, 1)
     std = torch.tensor(vae.config.latents_std, device=device).view(1, -1, 1, 1, 1)
     captions, parts = [], []
     for i in range(0, count, 32):
-        clips = [make_clip(seed, j) for j in range(i, min(i + 32, count))]
+        clips = [make_clip(seed, j, world) for j in range(i, min(i + 32, count))]
         captions += [c.caption for c in clips]
-        video = render([c.row for c in clips], frames, size, device=device)
+        video = render([c.row for c in clips], frames, size, device=device, world=world)
         with torch.autocast(device.type, torch.bfloat16):
             latents = encode(vae, video.contiguous(memory_format=torch.channels_last_3d))[0]
         parts.append(((latents.float() - mean) / std).to(torch.bfloat16).contiguous())
@@ -200,36 +222,50 @@ def quickest_attention(shape, log):
 
 class Trainer:
     def __init__(self, args, device, log):
-        self.args, self.device = args, device
-        self.tokenizer = tokenizer_step.load(Path(args.init) / "tokenizer")
-        self.net, self.text, origin = load_models(args.init, device)
+        self.args, self.device, self.model = args, device, MODELS[args.model]
+        self.shift, self.best = args.shift, float("inf")
+        self.tokenizer = tokenizer_step.load(need_part(args.init, "tokenizer"))
+        self.net, self.text, origin = load_models(args, device)
         self.average = Average(self.net, same_shape(self.net).to(device), args.average)
         self.text_average = Average(self.text, same_shape(self.text).to(device), args.average)
         attention = TrainingAttention(self.net.config.attention_head_dim, device)
         for block in self.net.blocks:
             block.attn1.set_processor(attention)
             block.attn2.set_processor(attention)
-        self.vae = load_vae(args.init, device).requires_grad_(False).eval()
+        self.vae = load_vae(need_part(args.init, "vae"), device).requires_grad_(False).eval()
         start = time.time()
-        self.latents, captions = make_latents(self.vae, args.seed, args.clips, args.size, args.frames, device)
-        self.held_out, held_captions = make_latents(self.vae, HELD_OUT_SEED, 64, args.size, args.frames, device)
+        shape = (args.size, args.frames, device)
+        self.latents, captions = make_latents(self.vae, self.model.world, args.seed, args.clips, *shape)
+        self.held_out, held_captions = make_latents(self.vae, self.model.world, HELD_OUT_SEED, args.held_out, *shape)
         self.ids = tokenize(self.tokenizer, captions, device)
         self.held_ids = tokenize(self.tokenizer, held_captions, device)
         self.swapped_ids = tokenize(self.tokenizer, [swap_colours(c) for c in held_captions], device)
         self.empty = tokenize(self.tokenizer, [""], device)
-        matrices, others = split_parameters(self.net, self.text)
+        if self.model.trains_text:
+            matrices, others = split_parameters(self.net, self.text)
+        else:
+            matrices, others = split_parameters(self.net)
+            self.freeze_text()
         self.parameters = matrices + others
         self.optimizer = MuonAdam(matrices, others)
-        log(event="start", transformer=origin, parameters=sum(p.numel() for p in self.net.parameters()),
+        log(event="start", model=args.model, transformer=origin,
+            parameters=sum(p.numel() for p in self.net.parameters()),
             text_parameters=sum(p.numel() for p in self.text.parameters()), latents=list(self.latents.shape),
             std=self.latents.float().std().item(), encode_seconds=round(time.time() - start, 1), seed=args.seed,
-            held_out_at_shift=[args.shift, round(self.held_out_loss(self.held_ids, args.shift), 5)])
+            held_out_at_shift=[args.end_shift, round(self.held_out_loss(self.held_ids, args.end_shift), 5)])
         if device.type == "cuda":
             frames, height, width = self.latents.shape[2:]
             quickest_attention((args.batch, frames * height * width // 4, self.net.config.num_attention_heads,
                                 self.net.config.attention_head_dim), log)
         if not args.no_compile:
             self.compile(log)
+
+    @torch.no_grad()
+    def freeze_text(self):
+        """A text encoder that is not trained reads every caption once. The last row is the empty caption's."""
+        self.text.requires_grad_(False)
+        ids = torch.cat([self.ids, self.empty])
+        self.states = torch.cat([token_states(self.text, part) for part in ids.split(512)])
 
     def compile(self, log):
         """All blocks are alike: compiling one serves them all and takes seconds instead of minutes."""
@@ -246,17 +282,21 @@ class Trainer:
         a = self.args
         pick = torch.randint(0, len(self.latents), (a.batch,), device=self.device)
         drop = torch.rand(a.batch, 1, device=self.device) < a.dropout
-        text = encode_text(self.text, torch.where(drop, self.empty, self.ids[pick]))
+        if self.model.trains_text:
+            text = encode_text(self.text, torch.where(drop, self.empty, self.ids[pick]))
+        else:
+            text = pad_states(self.states[torch.where(drop[:, 0], len(self.ids), pick)])
         latents = self.latents[pick].float()
         # One noise level from each of `batch` equal parts: the loss varies less from step to step.
         u = (torch.randperm(a.batch, device=self.device) + torch.rand(a.batch, device=self.device)) / a.batch
-        loss = flow_loss(self.net, latents, text, torch.randn_like(latents), shifted(u, a.shift)).mean()
+        loss = flow_loss(self.net, latents, text, torch.randn_like(latents), shifted(u, self.shift)).mean()
         self.optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
         self.optimizer.step(lr)
         self.average.update()
-        self.text_average.update()
+        if self.model.trains_text:
+            self.text_average.update()
         return loss.detach()
 
     @torch.no_grad()
@@ -272,9 +312,16 @@ class Trainer:
             losses.append(flow_loss(self.average.copy, latents, text, noise, sigma))
         return torch.cat(losses).mean().item()
 
-    def save(self):
+    def save(self, log):
+        """Keep the averaged weights if they are the best so far on the held-out clips."""
+        found = self.held_out_loss(self.held_ids, self.args.end_shift)
+        log(event="held out", held_out_at_shift=[self.args.end_shift, round(found, 5)], saved=found < self.best)
+        if not found < self.best:  # worse, or no number at all
+            return
+        self.best = found
         save_half(self.average.copy, Path(self.args.out) / "transformer")
-        save_half(self.text_average.copy, Path(self.args.out) / "text_encoder")
+        if self.model.trains_text:
+            save_half(self.text_average.copy, Path(self.args.out) / "text_encoder")
 
     @torch.no_grad()
     def draw(self, path, shift, guidance):
@@ -313,21 +360,23 @@ def main():
     every = 100 if device.type == "cuda" else 5
     step, total = 0, torch.zeros((), device=device)
     while step < args.steps and time.time() - start < budget:
-        lr = learning_rate(args.lr, step, (time.time() - start) / budget, args.warmup, args.decay_from, args.end_lr)
+        fraction = (time.time() - start) / budget
+        trainer.shift = args.shift + (args.end_shift - args.shift) * fraction
+        lr = learning_rate(args.lr, step, fraction, args.warmup, args.decay_from, args.end_lr)
         total += trainer.step(lr)
         step += 1
         if step % every == 0:
             log(step=step, loss=total.item() / every, lr=lr)
             total.zero_()
             if time.time() - saved > args.save_every:
-                trainer.save()
+                trainer.save(log)
                 saved = time.time()
-    trainer.save()
+    trainer.save(log)
     log(event="end", steps=step, clips_seen=step * args.batch, held_out_loss=trainer.held_out_loss(trainer.held_ids),
-        held_out_at_shift=[args.shift, round(trainer.held_out_loss(trainer.held_ids, args.shift), 5)],
+        held_out_at_shift=[args.end_shift, round(trainer.best, 5)],
         colours_swapped=trainer.held_out_loss(trainer.swapped_ids),
         no_caption=trainer.held_out_loss(trainer.empty.expand(len(trainer.held_ids), -1)))
-    for shift in args.sheet_shifts or [args.shift]:
+    for shift in args.sheet_shifts or [args.end_shift]:
         for guidance in args.guidance:
             trainer.draw(
                 Path(args.out) / "sheets" / f"dit_{args.size}_shift{shift:g}_guidance{guidance:g}.png", shift, guidance)

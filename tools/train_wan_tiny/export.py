@@ -1,9 +1,13 @@
-"""Put the trained parts together as one model folder that diffusers' WanPipeline loads.
+"""Put the trained parts together as one model folder.
 
     python export.py --stage stage --out ../../models/wan-tiny
+    python export.py --model wan-tiny-b --stage stage-b --out ../../tests/quality/wan-tiny-b
 
-Checks what a release must keep: every part there, each weight file at most 16 MB, all files together under
-25 MB, and the autoencoder's compression factors in agreement with its layers.
+wan-tiny becomes a folder that diffusers' WanPipeline loads. wan-tiny-b is the transformer alone;
+tests/quality/assemble_model.py puts it into one folder with the parts it shares with wan-tiny.
+
+Checks what a release must keep: every part there and the transformer of the model's shape, each weight file at
+most 16 MB, all files together under 25 MB, and the autoencoder's compression factors in agreement with its layers.
 """
 import argparse
 import json
@@ -13,9 +17,10 @@ from pathlib import Path
 from diffusers import UniPCMultistepScheduler
 from diffusers import __version__ as diffusers_version
 
+from common import need_part
+from models import MODELS
+
 MAX_FILE, MAX_ALL = 16_000_000, 25_000_000
-PARTS = {"vae": "config.json", "transformer": "config.json", "text_encoder": "config.json",
-         "tokenizer": "tokenizer_config.json"}
 # Wan2.1 has 3. These clips are few facts in many pixels: where, what and how it moves is settled while the picture is
 # still nine tenths noise, so most of the eight steps belong there, and the last stage is trained with this shift too.
 FLOW_SHIFT = 8.0
@@ -25,14 +30,12 @@ LOCAL_KEYS = ("is_local", "local_files_only", "name_or_path")
 
 def copy_part(stages, name, out):
     """The newest stage that has the part wins; stages are given oldest first."""
-    found = [Path(s) / name for s in stages if (Path(s) / name / PARTS[name]).is_file()]
-    if not found:
-        raise SystemExit(f"no stage holds {name}/")
+    found = need_part(stages, name)
     target = out / name
     target.mkdir(parents=True, exist_ok=True)
     for old in target.glob("*.safetensors*"):
         old.unlink()  # a change of sharding must not leave old shards behind
-    for path in sorted(found[-1].iterdir()):
+    for path in sorted(found.iterdir()):
         shutil.copyfile(path, target / path.name)
     return target
 
@@ -49,15 +52,24 @@ def clean_config(path, drop):
     return config
 
 
-def check(out):
+def check_transformer(out, name):
+    config = json.loads((out / "transformer/config.json").read_text())
+    for key, value in MODELS[name].transformer.items():
+        value = list(value) if isinstance(value, tuple) else value
+        if config[key] != value:
+            raise SystemExit(f"transformer: {key} is {config[key]}, {name} has {value}")
+
+
+def check_vae(out):
     vae = json.loads((out / "vae/config.json").read_text())
     temporal = 2 ** sum(vae["temperal_downsample"])
     spatial = 2 ** len(vae["temperal_downsample"])
     if (vae["scale_factor_temporal"], vae["scale_factor_spatial"]) != (temporal, spatial):
         raise SystemExit(f"vae: scale factors in config.json are not {temporal} and {spatial}")
+
+
+def check_sizes(out, files):
     total = 0
-    # The model's own files; a model card or pictures beside them are not counted against the release size.
-    files = [p for part in (*PARTS, "scheduler") for p in sorted((out / part).iterdir())] + [out / "model_index.json"]
     for path in files:
         size = path.stat().st_size
         total += size
@@ -69,18 +81,8 @@ def check(out):
         raise SystemExit(f"all files together must stay under {MAX_ALL} bytes")
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--stage", required=True, nargs="+", help="stage folders, oldest first")
-    parser.add_argument("--out", required=True)
-    args = parser.parse_args()
-    out = Path(args.out)
-    for name in PARTS:
-        copy_part(args.stage, name, out)
-    for name in ("vae", "transformer"):
-        clean_config(out / name / "config.json", ["_name_or_path"])
-    clean_config(out / "tokenizer/tokenizer_config.json", LOCAL_KEYS)
-    # As Wan2.1's own folders have it: UniPC with the flow schedule.
+def write_pipeline(out):
+    """What makes the parts one pipeline: the scheduler, as Wan2.1's own folders have it, and the index."""
     scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=FLOW_SHIFT,
                                         num_train_timesteps=1000, solver_order=2, solver_type="bh2")
     scheduler.save_pretrained(out / "scheduler")
@@ -93,7 +95,28 @@ def main():
         "transformer": ["diffusers", "WanTransformer3DModel"],
         "vae": ["diffusers", "AutoencoderKLWan"],
     })
-    check(out)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=MODELS, default="wan-tiny")
+    parser.add_argument("--stage", required=True, nargs="+", help="stage folders, oldest first")
+    parser.add_argument("--out", required=True)
+    args = parser.parse_args()
+    out, parts = Path(args.out), MODELS[args.model].exports
+    for name in parts:
+        copy_part(args.stage, name, out)
+    for name in {"vae", "transformer"} & set(parts):
+        clean_config(out / name / "config.json", ["_name_or_path"])
+    check_transformer(out, args.model)
+    # The model's own files; a model card or pictures beside them are not counted against the release size.
+    files = [p for part in parts for p in sorted((out / part).iterdir())]
+    if "vae" in parts:
+        clean_config(out / "tokenizer/tokenizer_config.json", LOCAL_KEYS)
+        check_vae(out)
+        write_pipeline(out)
+        files += [*sorted((out / "scheduler").iterdir()), out / "model_index.json"]
+    check_sizes(out, files)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from transformers import UMT5Config, UMT5EncoderModel
 
 import tokenizer as tokenizer_step
 from clips import (BACKGROUNDS, BG_COLOUR, BG_KIND, COLOUR_NAMES, MOTION_NAMES, O_COLOUR, O_MOTION, O_ON, O_RADIUS,
-                   O_SHAPE, OBJECT_COLUMNS, SHAPES, SIZES, make_clip)
+                   O_SHAPE, OBJECT_COLUMNS, SHAPES, SIZES, WORLD_A, make_clip)
 from common import HELD_OUT_SEED, TEXT_CONFIG, Log, learning_rate, save_half
 from optim import MuonAdam, split_parameters
 
@@ -55,7 +55,7 @@ def answers(row):
         if not row[base + O_ON]:
             return found + [NONE] * len(OBJECT_ANSWERS)
         radius = row[base + O_RADIUS]
-        size = min(range(len(SIZES)), key=lambda i: abs(list(SIZES.values())[i] - radius))
+        size = min(range(len(SIZES)), key=lambda i: abs(WORLD_A.sizes[SIZES[i]] - radius))
         found += [int(row[base + O_COLOUR]), int(row[base + O_SHAPE]), int(row[base + O_MOTION]), size]
     return found
 

@@ -55,7 +55,7 @@ class Trainer:
         self.args, self.device, self.rng = args, device, random.Random(args.seed)
         self.clips_used = 0
         if args.init:
-            self.vae = load_vae(args.init, device)
+            self.vae = load_vae(Path(args.init) / "vae", device)
         else:
             self.vae = enable_whole_clip(AutoencoderKLWan(**dict(VAE_CONFIG, base_dim=args.width))).to(device)
         if args.decoder_only:
