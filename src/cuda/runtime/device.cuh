@@ -97,7 +97,6 @@ esa_status importance_run(esa_cuda_device *dev, const esa_select_args *args, flo
 esa_status from_importance_run(esa_cuda_device *dev, const esa_select_args *args,
                                const esa_cuda_mask *mask, const float *importance, void *ws,
                                void *stream);
-// error.cu
 esa_status errors_run(esa_cuda_device *dev, const esa_select_args *args, float *out, void *ws,
                       void *stream);
 // order.cu

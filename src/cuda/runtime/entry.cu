@@ -38,7 +38,7 @@ static const esa_cuda_table table = {
     select_run,
     importance_run,
     from_importance_run,
-    nullptr, // errors
+    errors_run,
     order_workspace,
     order_run,
     bits_to_lists,

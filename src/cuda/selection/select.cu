@@ -1,5 +1,5 @@
-// select.cu - runs the selector named in the params on the GPU, and the two halves of
-// the entropy selector.
+// select.cu - runs the selector named in the params on the GPU, the two halves of the entropy
+// selector, and the scores of the error selector.
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/selection/select.cuh"
 
@@ -53,6 +53,7 @@ int64_t select_workspace(const esa_cuda_device *dev, const esa_select_args *a)
     case ESA_SELECT_ENTROPY: entropy_carve(c, dev, a); break;
     case ESA_SELECT_RF_V2: rf_v2_carve(c, dev, a); break;
     case ESA_SELECT_ADA_BSA: ada_bsa_carve(c, dev, a); break;
+    case ESA_SELECT_ERROR: error_carve(c, dev, a); break;
     default: break;
     }
     return c.bytes();
@@ -65,16 +66,24 @@ esa_status select_run(esa_cuda_device *dev, const esa_select_args *a, const esa_
     const cudaStream_t stream = (cudaStream_t)stream_given;
     carve c(ws);
     const select_parts p = lay_out(c, a);
-    const bool all = esa_keeps_all(&a->params), entropy = a->params.selector == ESA_SELECT_ENTROPY;
-    const bool quotas = !all && !entropy &&
+    const bool all = esa_keeps_all(&a->params), entropy = a->params.selector == ESA_SELECT_ENTROPY,
+               error = a->params.selector == ESA_SELECT_ERROR;
+    const bool quotas = !all && !entropy && !error &&
                         (a->params.mode == ESA_MODE_FIXED ||
                          a->params.selector == ESA_SELECT_RANDOM);
     esa_status status = check(dev, a, mask);
     if (!status)
         status = rules_launch(dev, a, p.rules, quotas ? p.quota : nullptr, mask->facts, stream);
+    if (!status && mask->fine_count && (all || !error))
+        status = device_check(
+            dev,
+            cudaMemsetAsync(mask->fine_count, 0,
+                            (size_t)(a->B * a->Hq * a->nq) * sizeof *mask->fine_count, stream),
+            "clearing the fine level");
     if (status) return status;
     if (all) return full_run(dev, a, p.rules, mask, stream);
     switch (a->params.selector) {
+    case ESA_SELECT_ERROR: return error_run(dev, a, p.rules, mask, c, stream);
     case ESA_SELECT_RF_V2: return rf_v2_run(dev, a, p.rules, p.quota, mask, c, stream);
     case ESA_SELECT_ADA_BSA: return ada_bsa_run(dev, a, p.rules, p.quota, mask, c, stream);
     case ESA_SELECT_RANDOM: return random_run(dev, a, p.rules, p.quota, mask, stream);
@@ -96,6 +105,17 @@ esa_status importance_run(esa_cuda_device *dev, const esa_select_args *a, float 
     if (!status && entropy)
         status = entropy_budgets(dev, a, p.rules, out, entropy, nullptr, c, stream);
     return status;
+}
+
+esa_status errors_run(esa_cuda_device *dev, const esa_select_args *a, float *out, void *ws,
+                      void *stream_given)
+{
+    const current_device scope(dev->ordinal);
+    const cudaStream_t stream = (cudaStream_t)stream_given;
+    carve c(ws);
+    const select_parts p = lay_out(c, a);
+    const esa_status status = rules_launch(dev, a, p.rules, nullptr, nullptr, stream);
+    return status ? status : error_scores_run(dev, a, p.rules, out, c, stream);
 }
 
 esa_status from_importance_run(esa_cuda_device *dev, const esa_select_args *a,

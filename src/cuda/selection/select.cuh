@@ -8,6 +8,7 @@
 //   rules   rules.cu                         what each row sees, must keep, and how many it may
 //                                            keep; facts[0], and facts[1] = 0
 //   values  rf_v2.cu, ada_bsa.cu, entropy.cu one float per (row, key block): larger is better
+//           (error.cu has scores and a choice of its own)
 //   pick    pick.cu                          forced blocks, then the best by value up to the quota;
 //                                            ascending lists, counts, facts[1]
 //
@@ -125,6 +126,13 @@ void ada_bsa_carve(carve &c, const esa_cuda_device *dev, const esa_select_args *
 esa_status ada_bsa_run(esa_cuda_device *dev, const esa_select_args *a, const select_rules &rules,
                        const int32_t *quota, const esa_cuda_mask *mask, carve c,
                        cudaStream_t stream);
+// The error selector (error.cu and its neighbours). error_scores_run: the scores alone, out
+// f32[levels][B][Hq][nq][nk] with 0 from `existing` on; null: into the scratch, for error_run.
+void error_carve(carve &c, const esa_cuda_device *dev, const esa_select_args *a);
+esa_status error_scores_run(esa_cuda_device *dev, const esa_select_args *a,
+                            const select_rules &rules, float *out, carve c, cudaStream_t stream);
+esa_status error_run(esa_cuda_device *dev, const esa_select_args *a, const select_rules &rules,
+                     const esa_cuda_mask *mask, carve c, cudaStream_t stream);
 esa_status random_run(esa_cuda_device *dev, const esa_select_args *a, const select_rules &rules,
                       const int32_t *quota, const esa_cuda_mask *mask, cudaStream_t stream);
 esa_status full_run(esa_cuda_device *dev, const esa_select_args *a, const select_rules &rules,
