@@ -51,9 +51,10 @@ def check_scale(scale: float | None) -> float:
     return float(scale)
 
 
-def select(q: Any, k: Any, config: EsaConfig | None = None, *, layout: Layout | None = None, input_layout: str = "BNSD",
-           scale: float | None = None, causal: bool = False, kv_len: Any = None) -> Mask:
-    """Runs a selector on q and k; returns the mask, on the device of q.
+def select(q: Any, k: Any, config: EsaConfig | None = None, *, v: Any = None, layout: Layout | None = None,
+           input_layout: str = "BNSD", scale: float | None = None, causal: bool = False, kv_len: Any = None) -> Mask:
+    """Runs a selector on q and k; returns the mask, on the device of q. The selector "error" also needs v, and with
+    order "adaptive" it makes the orders too.
 
     >>> import numpy as np
     >>> q, k = np.random.default_rng(0).standard_normal((2, 1, 4, 1024, 64), dtype=np.float32)
@@ -61,15 +62,17 @@ def select(q: Any, k: Any, config: EsaConfig | None = None, *, layout: Layout | 
     >>> mask.shape, mask.density
     ((1, 4, 4, 8), 0.25)
     """
-    X.check_same(q, k, k)
-    q, k = X.dense(q), X.dense(k)
-    views = [X.view(x, input_layout, name) for x, name in ((q, "q"), (k, "k"))]
+    X.check_same(q, k, k if v is None else v)
+    q, k, v = X.dense(q), X.dense(k), None if v is None else X.dense(v)
+    views = [X.view(x, input_layout, name) for x, name in ((q, "q"), (k, "k"), (v, "v")) if x is not None]
     config = EsaConfig.check(config)
     params = select_params(config, complete_layout(layout or Layout(), config), scale=check_scale(scale), causal=causal)
     lengths = X.lengths(kv_len, q, views[0].dim[0])
     params.kv_len = None if lengths is None else X.address(lengths)
     context, ptr = context_of(q), C.c_void_p()
-    context.run(context.lib.c.esa_select, context.ptr, C.byref(ptr), *map(C.byref, views), C.byref(params))
+    values = C.byref(views[2]) if v is not None else None
+    context.run(context.lib.c.esa_select_qkv, context.ptr, C.byref(ptr), C.byref(views[0]), C.byref(views[1]), values,
+                C.byref(params))
     return Mask(context, ptr)
 
 

@@ -67,6 +67,11 @@ class Mask:
         return float(self.info.density)
 
     @property
+    def fine(self) -> int:
+        """Means per block on the fine level; 0: the mask has none."""
+        return int(self.info.fine)
+
+    @property
     def density_asked(self) -> float:
         return float(self.info.density_asked)
 
@@ -99,6 +104,27 @@ class Mask:
         import numpy
         return numpy.unpackbits(self.bits(), axis=-1, count=self.shape[3], bitorder="little").astype(bool)
 
+    def levels(self) -> Any:
+        """uint8 [B, H, nq, nk]: 0 exact, 1 on the fine level, 2 neither."""
+        import numpy
+        out: Any = numpy.zeros(self.shape, numpy.uint8)
+        self._context.run(self._context.lib.c.esa_mask_to_levels, self._ptr, out.ctypes.data)
+        return out
+
+    def orders(self) -> tuple[Any, Any] | None:
+        """The adaptive order of every head, position -> token: int32 [B, H, Nq] and [B, Hkv, Nk]. None: the layout has
+        no adaptive order."""
+        import numpy
+        i, heads = self.info, C.c_int64()
+        if i.layout.order != T.ORDERS["adaptive"]:
+            return None
+        run, get = self._context.run, self._context.lib.c.esa_mask_get_orders
+        run(get, self._ptr, None, None, C.byref(heads))
+        perm_q: Any = numpy.zeros((i.B, i.H, i.Nq), numpy.int32)
+        perm_k: Any = numpy.zeros((i.B, heads.value, i.Nk), numpy.int32)
+        run(get, self._ptr, perm_q.ctypes.data, perm_k.ctypes.data, None)
+        return perm_q, perm_k
+
     def fa4(self) -> tuple[Any, Any]:
         """FlashAttention-4's exchange: full_block_cnt int32 [B, H, nq] and full_block_idx int32 [B, H, nq, nk]."""
         import numpy
@@ -114,6 +140,12 @@ class Mask:
         i = self.info
         mode = T.word(T.MODES, i.mode)
         rows, columns = numpy.arange(i.Nq) // i.block_q, numpy.arange(i.Nk) // i.block_k
+        own = self.orders()
+        if own is not None:
+            # Sorting the tokens of an order by number gives the position of each token.
+            q, k = own[0].argsort(-1), numpy.repeat(own[1].argsort(-1), i.H // own[1].shape[1], 1)
+            kept = numpy.take_along_axis(self.blocks(), rows[q][..., None], 2)
+            return numpy.take_along_axis(kept, columns[k][:, :, None, :], 3)
         if not i.layout.order_applied:
             for side, count, where in (("q", i.Nq, rows), ("k", i.Nk, columns)):
                 perm = order(i.layout, count, side=side, mode=mode)
@@ -124,11 +156,11 @@ class Mask:
 
     @classmethod
     def _given(cls, function: str, arrays: tuple[Any, ...], batch: int, heads: int, Nq: int, Nk: int,
-               block: int | tuple[int, int], layout: Layout | None) -> Mask:
+               block: int | tuple[int, int], layout: Layout | None, fine: int = 0) -> Mask:
         context = shared_context()
         bq, bk = (block, block) if isinstance(block, int) else block
         info = T.MaskInfo(struct_size=C.sizeof(T.MaskInfo), block_q=bq, block_k=bk, B=batch, H=heads, Nq=Nq, Nk=Nk)
-        info.layout = (layout or Layout()).struct()
+        info.layout, info.fine = (layout or Layout()).struct(), fine
         ptr = C.c_void_p()
         context.run(getattr(context.lib.c, function), context.ptr, C.byref(ptr), C.byref(info),
                     *(a.ctypes.data for a in arrays))
@@ -163,6 +195,32 @@ class Mask:
                 f"full_block_cnt must be (B, H, {want[0]}) and full_block_idx (B, H, {want[0]}, {want[1]}) for {Nq} "
                 f"and {Nk} tokens, they are {count.shape} and {index.shape}")
         return cls._given("esa_mask_from_fa4", (count, index), count.shape[0], count.shape[1], Nq, Nk, (bq, bk), layout)
+
+    @classmethod
+    def from_levels(cls, levels: Any, Nq: int, Nk: int, *, fine: int = 4, block: int | tuple[int, int] = 128,
+                    layout: Layout | None = None, orders: tuple[Any, Any] | None = None) -> Mask:
+        """From uint8 [B, H, nq, nk]: 0 exact, 1 on the fine level (`fine` means per block), 2 neither. orders: for a
+        layout of order "adaptive", int32 [B, H, Nq] and [B, Hkv, Nk]."""
+        import numpy
+        levels = numpy.ascontiguousarray(levels, numpy.uint8)
+        bq, bk = (block, block) if isinstance(block, int) else block
+        want = (-(-Nq // bq), -(-Nk // bk))
+        if levels.ndim != 4 or levels.shape[2:] != want:
+            raise ValueError(
+                f"levels must have the shape (B, H, {want[0]}, {want[1]}) for {Nq} and {Nk} tokens, it is "
+                f"{levels.shape}")
+        batch, heads = levels.shape[:2]
+        mask = cls._given("esa_mask_from_levels", (levels,), batch, heads, Nq, Nk, (bq, bk), layout, fine)
+        if orders is None:
+            return mask
+        perm_q, perm_k = (numpy.ascontiguousarray(perm, numpy.int32) for perm in orders)
+        if perm_q.shape != (batch, heads, Nq) or perm_k.ndim != 3 or (perm_k.shape[0], perm_k.shape[2]) != (batch, Nk):
+            raise ValueError(f"orders must have the shapes ({batch}, {heads}, {Nq}) and ({batch}, Hkv, {Nk}), they are "
+                             f"{perm_q.shape} and {perm_k.shape}")
+        context = mask._context
+        context.run(context.lib.c.esa_mask_set_orders, context.ptr, mask._ptr, perm_q.ctypes.data, perm_k.ctypes.data,
+                    perm_k.shape[1])
+        return mask
 
     def to(self, device: Any) -> Mask:
         """A copy on the CPU ("cpu") or on a GPU ("cuda:1", a torch.device, or an ordinal)."""
