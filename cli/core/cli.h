@@ -181,9 +181,9 @@ const char *cli_blas_better_core(const cli_blas *blas, const char *cpu);
 #define CLI_ORDERS    "raster|tile|tile3d|hilbert|adaptive"     /* ESA_ORDER_* */
 #define CLI_TAILS     "none|pooled|centroid|levels"             /* ESA_TAIL_* */
 #define CLI_PRESETS   "faithful|balanced|fast"                  /* ESA_PRESET_* */
-#define CLI_DTYPES    "f32|f16|bf16"                      /* ESA_DTYPE_* */
-#define CLI_MODES     "fixed|compat|compat-round"         /* ESA_MODE_* */
-#define CLI_DEVICES   "cpu|cuda"                          /* ESA_DEVICE_* */
+#define CLI_DTYPES    "f32|f16|bf16"                            /* ESA_DTYPE_* */
+#define CLI_MODES     "fixed|compat|compat-round"               /* ESA_MODE_* */
+#define CLI_DEVICES   "cpu|cuda"                                /* ESA_DEVICE_* */
 
 /* Copies the i-th name of "a|b|c" into buffer and returns it; "?" if i is out of range. */
 const char *cli_name(char buffer[32], const char *names, int i);

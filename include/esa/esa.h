@@ -127,8 +127,8 @@ enum {
 
 /* What replaces the skipped blocks of a row. */
 enum {
-    ESA_TAIL_NONE = 0,    /* nothing: skipped blocks count as absent */
-    ESA_TAIL_POOLED = 1,  /* each skipped block's mean key and value, scored by the row's query */
+    ESA_TAIL_NONE = 0,     /* nothing: skipped blocks count as absent */
+    ESA_TAIL_POOLED = 1,   /* each skipped block's mean key and value, scored by the row's query */
     ESA_TAIL_CENTROID = 2, /* the same means, scored once by the query block's mean query */
     ESA_TAIL_LEVELS = 3 /* as POOLED, but blocks on the mask's fine level have several means each */
 };
@@ -416,8 +416,8 @@ ESA_API esa_status esa_select(esa_ctx *ctx, esa_mask **mask, const esa_tensor *q
  *     budget with tail LEVELS           the cost of exact blocks, fine means and block means
  *                                       together, as a fraction of dense attention
  *
- * With LEVELS a block is computed exactly, replaced by `fine` means (each of block_k / fine tokens),
- * or replaced by one mean: whatever gives the least total error at that cost.
+ * With LEVELS a block is computed exactly, replaced by `fine` means (each of block_k / fine
+ * tokens), or replaced by one mean: whatever gives the least total error at that cost.
  *
  * With ESA_ORDER_ADAPTIVE the call also makes the order (esa_plan_order), and the mask holds it. */
 ESA_API esa_status esa_select_qkv(esa_ctx *ctx, esa_mask **mask, const esa_tensor *q,
@@ -538,7 +538,7 @@ typedef struct esa_mask_info {
     int32_t runnable; /* 0: a compat mask with blocks that no kernel runs; attention refuses it */
     int32_t fine;     /* means per block on the fine level; 0: the mask has no fine level */
     esa_layout layout;
-    int64_t fine_blocks; /* number of blocks on the fine level; kept and density do not count them */
+    int64_t fine_blocks; /* blocks on the fine level, which kept and density do not count */
     int64_t reserved[3];
 } esa_mask_info;
 

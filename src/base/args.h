@@ -24,7 +24,7 @@ typedef struct esa_attn_args {
     int64_t q_stride[3], k_stride[3], v_stride[3], o_stride[3];
     float *lse; /* may be NULL; element (b,h,n) is found with lse_stride, as above */
     int64_t lse_stride[3];
-    const int32_t *kv_len;          /* [B] or NULL; values are clamped to 0 .. Nk */
+    const int32_t *kv_len; /* [B] or NULL; values are clamped to 0 .. Nk */
     /* position -> token, or NULL. The order of (b,h) starts at b*stride[0] + h*stride[1]; both are
      * 0 if all heads share one order. h is a query head for q and a kv head for k. */
     const int32_t *perm_q, *perm_k;
@@ -47,7 +47,7 @@ typedef struct esa_select_args {
     esa_select_params params;
     int32_t dtype;
     int64_t B, Hq, Hkv, Nq, Nk, D;
-    int64_t nq, nk;    /* blocks of the mask this selector makes (esa_select_blocks) */
+    int64_t nq, nk;        /* blocks of the mask this selector makes (esa_select_blocks) */
     const void *q, *k, *v; /* first element of b = 0, h = 0; v: only the error selector */
     int64_t q_stride[3], k_stride[3], v_stride[3]; /* batch, head, token; in elements */
     /* As in esa_attn_args. Strides differ from 0 only for the error selector. */
