@@ -1,22 +1,36 @@
 /* cmd_calibrate.c - `esa calibrate`: its options. The work is in clip/calibrate_run.c.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "clip/calibrate.h"
+#include "clip/plan.h"
 
 #include <math.h>
 
 int cmd_calibrate(int argc, char **argv)
 {
     calibrate_options o = calibrate_options_default();
+    plan_options plan = { .num_prompts = 2, .held_out = 2, .groups = 8 };
+    const int counted = cli_given(argc, argv, "--num-prompts");
     const char *shard = NULL;
     cli_option table[CLIP_MAX_OPTIONS];
     int done;
     const cli_option own[] = {
         { "--output", CLI_TEXT, &o.output, "FILE", 0, 0, 0,
-          "the mask file; its folder is created; required" },
+          "the mask file; its folder is created; this or --plan is required" },
+        { "--plan", CLI_TEXT, &plan.output, "FILE", 0, 0, 0,
+          "instead of masks, measure a work plan: how much each layer and step matters" },
+        { "--quality", CLI_REAL, &plan.quality, "DB", 1, 100, 0,
+          "--plan: find the work that reaches this PSNR, and check it on held-out prompts "
+          "(not given)" },
+        { "--speedup", CLI_REAL, &plan.speedup, "X", 1, 100, 0,
+          "--plan: check the work 1/X on held-out prompts (not given)" },
+        { "--held-out", CLI_INT, &plan.held_out, "N", 1, 1000, 0,
+          "--plan: prompts for that check, after the measured ones (2)" },
+        { "--groups", CLI_INT, &plan.groups, "N", 1, 64, 0,
+          "--plan: groups of layers and of steps that are measured apart (8)" },
         { "--prompts", CLI_TEXT, &o.prompts_file, "FILE", 0, 0, 0,
           "a file with one prompt per line (the built-in prompts)" },
         { "--num-prompts", CLI_INT, &o.num_prompts, "N", 1, CLI_PROMPTS, 0,
-          "the first N built-in prompts (5)" },
+          "the first N built-in prompts (5; --plan: 2)" },
         { "--seed", CLI_INT, &o.clip.p.seed, "N", 0, 9e15, 0,
           "seed of the noise; prompt i uses N + i (0)" },
         { "--budgets", CLI_REALS, &o.budgets, "X,...", 0, 1, 0,
@@ -46,7 +60,7 @@ int cmd_calibrate(int argc, char **argv)
     };
     const int texts = (cli_given(argc, argv, "--prompts") != 0) +
                       (cli_given(argc, argv, "--num-prompts") != 0);
-    int status = cli_options("esa calibrate", "--output FILE [options]",
+    int status = cli_options("esa calibrate", "--output FILE | --plan FILE [options]",
                              "Runs a few prompts dense, records which key blocks matter in every "
                              "layer and step, and writes masks for each budget.\n"
                              "The same command continues an interrupted run.",
@@ -57,7 +71,23 @@ int cmd_calibrate(int argc, char **argv)
                                           &o.clip),
                              argc, argv, NULL, &done);
     if (status || done) return status;
-    if (!o.output || !o.output[0]) return cli_usage("calibrate: --output FILE is required");
+    if (plan.output && plan.output[0]) {
+        if (o.output || shard || o.keep_recording)
+            return cli_usage("calibrate: --plan measures a plan, --output, --shard and "
+                             "--keep-recording record masks; give one kind");
+        if (plan.quality > 0 && plan.speedup > 0)
+            return cli_usage("calibrate: give one of --quality and --speedup");
+        plan.clip = o.clip;
+        plan.prompts_file = o.prompts_file;
+        plan.json = o.json;
+        plan.restart = o.restart;
+        if (counted) plan.num_prompts = o.num_prompts;
+        return plan_run(&plan);
+    }
+    if (plan.quality > 0 || plan.speedup > 0)
+        return cli_usage("calibrate: --quality and --speedup need --plan FILE");
+    if (!o.output || !o.output[0])
+        return cli_usage("calibrate: --output FILE is required (or --plan FILE)");
     if (texts > 1) return cli_usage("calibrate: give one of --prompts and --num-prompts");
     if (shard && o.keep_recording)
         return cli_usage(

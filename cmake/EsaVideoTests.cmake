@@ -86,6 +86,7 @@ endfunction()
 # Whole videos are slow under sanitizers, and test_pipeline makes some there.
 esa_cli_test(generate 1200 60 Words Models Refusals)
 esa_cli_test(calibrate 1200 60 Words Refusals)
+esa_cli_test(plan 1200 60 Words Refusals)
 esa_cli_test(experiment 1200 50 Words Submit)
 esa_cli_test(export 600 20 Pictures Raw Export)
 add_test(NAME cli.evaluate COMMAND python3 ${top}/tests/cli/check_evaluate.py $<TARGET_FILE:esa_cli>)

@@ -203,6 +203,9 @@ ESA_API esa_status esa_session_get_stats(const esa_session *session, esa_session
 ESA_API esa_status esa_session_get_heads(const esa_session *session, double *density, int64_t heads,
                                          int32_t layer, int32_t step);
 
+/* Copies the noise levels of the params: sigma f64[steps]. ESA_ERR_STATE if they were not given. */
+ESA_API esa_status esa_session_get_sigma(const esa_session *session, double *sigma, int32_t steps);
+
 /* Mean squared error of a cell's output at each density of a PROBE session: error f64[count], where
  * count is the number of densities. NaN if the cell did not run. Adds up over videos; nothing
  * resets it. */

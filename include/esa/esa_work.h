@@ -86,6 +86,20 @@ ESA_API esa_status esa_work_plan_expect(const esa_work_plan *plan, double work, 
  * first work. */
 ESA_API esa_status esa_work_plan_reach(const esa_work_plan *plan, double psnr, double *work);
 
+/* Estimates the weights of cells from how much the result moved when only some layers, or only some
+ * steps, ran sparse. It assumes weight[l][t] = a[group of l] b[group of t] and that the effects of
+ * cells add up.
+ *
+ *     weight    f64[layers][steps]  receives the weights
+ *     error     f64[layers][steps]  error of each cell at the density of those runs, >= 0
+ *     by_layer  f64[layer_groups]   squared change of the result with the layers of a group sparse
+ *     by_step   f64[step_groups]    the same with the steps of a group sparse
+ *
+ * Layer l belongs to group floor(l * layer_groups / layers); steps alike. */
+ESA_API esa_status esa_work_fit(esa_ctx *ctx, double *weight, int32_t layers, int32_t steps,
+                                const double *error, int32_t layer_groups, const double *by_layer,
+                                int32_t step_groups, const double *by_step);
+
 /* What a sparse cell pays beside its density, and when. Shares of one dense call. */
 typedef struct esa_work_costs {
     uint32_t struct_size;

@@ -188,7 +188,6 @@ static esa_status prepare_work(esa_model *m, run *r, esa_session_params *s)
         ESA_TRY(esa_work_plan_read(m->ctx, &r->plan, tensors));
     }
     if (r->p.quality) ESA_TRY(esa_work_plan_find(m->ctx, r->plan, r->p.quality, &s->work));
-    if (!(s->work > 0)) return ESA_OK;
     r->sigma = esa_mem_alloc(&m->ctx->mem, 8 * (int64_t)r->p.steps);
     if (!r->sigma) return esa_fail(m->ctx, ESA_ERR_MEMORY, "out of memory for the noise levels");
     for (int32_t i = 0; i < r->p.steps; i++) r->sigma[i] = esa_sched_sigma(r->sched, i);
@@ -216,7 +215,7 @@ static esa_status make_session(esa_model *m, run *r)
     ESA_TRY(esa_wan_dit_begin(m->dit, r->latent, &s.select.layout, selector, mode, r->branches));
     if (s.mode == ESA_SESSION_ONLINE || s.mode == ESA_SESSION_RECORD || s.mode == ESA_SESSION_PROBE)
         ESA_TRY(check_selection(m, r, &s));
-    if (s.mode == ESA_SESSION_ONLINE) ESA_TRY(prepare_work(m, r, &s));
+    ESA_TRY(prepare_work(m, r, &s));
     s.layers = m->wan.layers;
     s.steps = r->p.steps;
     s.branches = r->branches;

@@ -142,3 +142,24 @@ esa_status esa_session_get_probe(const esa_session *s, double *error, int32_t co
     esa_ctx_leave(s->ctx);
     return status;
 }
+
+static esa_status get_sigma(const esa_session *s, double *sigma, int32_t steps)
+{
+    if (!sigma || steps != s->params.steps)
+        return esa_fail(s->ctx, ESA_ERR_ARGUMENT,
+                        "sigma is NULL, or steps is %d; the session has %d steps", steps,
+                        s->params.steps);
+    if (!s->sigma)
+        return esa_fail(s->ctx, ESA_ERR_STATE, "the session does not know its noise levels");
+    memcpy(sigma, s->sigma, 8 * (size_t)steps);
+    return ESA_OK;
+}
+
+esa_status esa_session_get_sigma(const esa_session *s, double *sigma, int32_t steps)
+{
+    if (!s) return ESA_ERR_ARGUMENT;
+    ESA_TRY(esa_ctx_enter(s->ctx));
+    const esa_status status = get_sigma(s, sigma, steps);
+    esa_ctx_leave(s->ctx);
+    return status;
+}

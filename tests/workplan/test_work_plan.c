@@ -216,6 +216,31 @@ static void test_costs(void **state)
     esa_work_plan_free(plan);
 }
 
+/* Weights that are a product are found again from the sums over layers and over steps. */
+static void test_fit(void **state)
+{
+    (void)state;
+    const double a[2] = { 3, 0.2 }, b[2] = { 0.5, 7 };
+    double error[CELLS], weight[CELLS], by_layer[2] = { 0 }, by_step[2] = { 0 };
+    esa_rng r = { 9 };
+    for (int i = 0; i < CELLS; i++) {
+        const int g = i / T * 2 / L, h = i % T * 2 / T;
+        error[i] = 0.1 + (double)esa_rng_unit(&r);
+        by_layer[g] += a[g] * b[h] * error[i];
+        by_step[h] += a[g] * b[h] * error[i];
+    }
+    ok(esa_work_fit(ctx, weight, L, T, error, 2, by_layer, 2, by_step));
+    for (int i = 0; i < CELLS; i++) {
+        const double expected = a[i / T * 2 / L] * b[i % T * 2 / T];
+        assert_true(fabs(weight[i] - expected) < 1e-6 * expected);
+    }
+    by_step[0] = -1;
+    assert_refused(ctx, esa_work_fit(ctx, weight, L, T, error, 2, by_layer, 2, by_step),
+                   ESA_ERR_ARGUMENT, "by_step number 0 is -1", NULL);
+    assert_refused(ctx, esa_work_fit(ctx, weight, L, T, error, L + 1, by_layer, 2, by_layer),
+                   ESA_ERR_ARGUMENT, "3 layers in 4 groups", NULL);
+}
+
 static void test_bad_runs(void **state)
 {
     (void)state;
@@ -370,6 +395,7 @@ int main(void)
                                         cmocka_unit_test(test_built_in_rule),
                                         cmocka_unit_test(test_mapping_by_noise),
                                         cmocka_unit_test(test_costs),
+                                        cmocka_unit_test(test_fit),
                                         cmocka_unit_test(test_bad_runs),
                                         cmocka_unit_test(test_quality),
                                         cmocka_unit_test(test_file),

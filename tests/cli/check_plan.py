@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`esa calibrate --plan`, and `esa generate` with a work, a quality and a plan, as a user runs them: check_plan.py
+ESA MODELS (the folder with wan-tiny in it)."""
+import json
+import os
+import signal
+import subprocess
+import sys
+import unittest
+
+import kit
+
+ESA, MODELS = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
+SMALL = ["--frames", 5, "--steps", 2]
+PLAN = ["calibrate", *SMALL, "--num-prompts", 1, "--held-out", 1, "--groups", 2]
+ENV = {**{k: v for k, v in os.environ.items() if not k.startswith("HF_")}, "ESA_MODELS": MODELS}
+
+
+def esa(*args, cwd):
+    return kit.run(ESA, *args, cwd=cwd, env=ENV)
+
+
+class Base(kit.Folder):
+    call = staticmethod(esa)
+    progress = True
+
+    def video(self, *more):
+        self.works("generate", *SMALL, "--out", "a.y4m", "--json", "r.json", *more)
+        return json.loads(self.read("r.json"))["videos"][0]
+
+
+class Words(Base):
+    def test_wrong_words(self):
+        for args, says in ((["--work", 0.5, "--budget", 0.5], "say the same thing"),
+                           (["--work", 0.5, "--preset", "fast"], "say the same thing"),
+                           (["--plan", "p"], "--plan needs"), (["--quality", 40], "--quality needs --plan"),
+                           (["--work", 0.5, "--method", "dense"], "choose blocks"),
+                           (["--work", 1.5], "--work"), (["--preset", "fats"], "did you mean fast?")):
+            self.fails("generate", *args, status=2, says=[says])
+        for args, says in ((["--plan", "p", "--output", "m"], "give one kind"),
+                           (["--plan", "p", "--quality", 40, "--speedup", 2], "one of --quality and --speedup"),
+                           (["--output", "m", "--speedup", 2], "need --plan")):
+            self.fails("calibrate", *args, status=2, says=[says])
+
+
+class Refusals(Base):
+    def test_inputs(self):
+        self.fails("calibrate", *SMALL, "--plan", "p", "--num-prompts", 12, "--held-out", 5,
+                   says=["12 prompts", "12 are measured and 5 held out"])
+        self.fails("generate", *SMALL, "--work", 0.5, "--plan", "none", "--out", "a.y4m", says=["none"])
+        self.fails("generate", *SMALL, "--work", 0.01, "--out", "a.y4m", says=["work is 0.01"])
+        self.put("text", b"no plan")
+        self.fails("generate", *SMALL, "--work", 0.5, "--plan", "text", "--out", "a.y4m", says=["text"])
+
+
+class Work(Base):
+    def test_generate(self):
+        """The work that was asked for is spent, by every method that chooses blocks."""
+        for more, asked in ((["--work", 0.6], 0.6), (["--preset", "balanced"], 0.44),
+                            (["--work", 0.6, "--method", "entropy"], 0.6),
+                            (["--work", 0.6, "--refresh", 0, "--order-every", 0], 0.6)):
+            video = self.video(*more)
+            self.assertEqual(video["attention_work"]["asked"], asked)
+            # whole blocks: 12 of 64 tokens in a row, split between heads or over the layer
+            self.assertAlmostEqual(video["attention_work"]["realised"], asked, delta=0.03)
+        video = self.video("--budget", 0.5)
+        self.assertIsNone(video["attention_work"]["asked"])
+        self.assertEqual((video["method"], self.video("--work", 0.6)["method"]), ("entropy", "error"))
+
+    def test_plan(self):
+        out = self.works(*PLAN, "--plan", "p", "--speedup", 2, "--json", "p.json")
+        self.assertIn("work 0.500: expected", out)
+        found = json.loads(self.read("p.json"))
+        self.assertEqual((found["layers"], found["steps"], found["prompts"], len(found["psnr"])), (8, 2, 1, 5))
+        self.assertGreater(found["psnr"][-1], found["psnr"][0])
+        self.assertEqual(self.files(), ["p", "p.json"])
+        even, planned = self.video("--work", 0.5), self.video("--work", 0.5, "--plan", "p")
+        self.assertAlmostEqual(planned["attention_work"]["realised"], 0.5, delta=0.03)
+        self.assertNotEqual(even["layer_density"], planned["layer_density"])
+        asked = self.video("--quality", (found["psnr"][1] + found["psnr"][2]) / 2, "--plan", "p")
+        self.assertTrue(found["work"][1] <= asked["attention_work"]["asked"] <= found["work"][2])
+        self.fails("generate", *SMALL, "--quality", 99, "--plan", "p", "--out", "b.y4m", says=["99", "at most"])
+        # another number of steps: by noise level
+        self.works("generate", "--frames", 5, "--steps", 3, "--work", 0.5, "--plan", "p", "--out", "b.y4m")
+
+    def test_killed(self):
+        """The same command continues; the plan has the same bits as one that was never interrupted."""
+        self.works(*PLAN, "--plan", "whole")
+        run = subprocess.Popen([ESA, *map(str, [*PLAN, "--plan", "cut"])], cwd=self.dir, env=ENV,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for line in run.stderr:
+            if line.startswith("step group 1/"):
+                break
+        run.send_signal(signal.SIGKILL)
+        run.communicate()
+        self.assertIn("cut.part", self.files())
+        self.fails(*PLAN, "--plan", "cut", "--guidance", 2, says=["other settings", "--restart"])
+        code, _, err = esa(*PLAN, "--plan", "cut", cwd=self.dir)
+        self.assertEqual(code, 0, err)
+        self.assertNotIn("errors of prompt", err)
+        self.assertEqual(self.read("cut"), self.read("whole"))
+        self.assertNotIn("cut.part", self.files())
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1] + sys.argv[3:])
