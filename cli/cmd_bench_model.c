@@ -288,6 +288,8 @@ int cmd_bench_model(int argc, char **argv)
                 .budgets = { 3, { 0.7, 0.5, 0.3 }, { 0 } },
                 .rounds = 3 };
     cli_option table[CLIP_MAX_OPTIONS];
+    const int budgets = cli_given(argc, argv, "--budgets"),
+              method = cli_given(argc, argv, "--method");
     int done, cached = 0;
     const cli_option own[] = {
         { "--mode", CLI_CHOICES, &b.modes, "online|cached|dense", 0, 0, 0,
@@ -318,6 +320,13 @@ int cmd_bench_model(int argc, char **argv)
         clip_options(table, own, CLIP_OPTIONS_ALL & ~CLIP_OPTIONS_CACHED, &b.base), argc, argv,
         NULL, &done);
     if (status || done) return status;
+    if (clip_wants_work(&b.base)) { /* one row: the work decides */
+        if (budgets)
+            return cli_usage("bench model: --budgets and --work say the same thing; give one");
+        if (!method) b.method = METHOD_CACHED - METHOD_ENTROPY; /* error */
+        b.budgets = (cli_list){ 1, { b.base.p.session.select.budget }, { 0 } };
+        b.base.method = METHOD_ERROR;
+    }
     if (!b.modes.count)
         b.modes = (cli_list){ b.base.p.masks ? 2 : 1, { 0 }, { MODE_ONLINE, MODE_CACHED } };
     int others = 0;

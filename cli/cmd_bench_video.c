@@ -24,6 +24,7 @@ typedef struct bench {
     clip_maker maker;
     cli_prompts prompts;
     cli_list seeds, methods, budgets, tails;
+    int by_work;       /* 1: budgets are works of whole clips */
     clip_request base; /* sizes and settings all clips share */
     const char *csv_path, *dense_dir;
     char *csv; /* text of the file, ends with a 0 */
@@ -112,8 +113,9 @@ static void key_of(const bench *b, char key[256], int64_t prompt, int64_t seed, 
 {
     char m[96], t[32], o[32];
     method_name(b, m, method);
-    snprintf(key, 256, "%.60s,%.40s,%lld,%lld,%s,%.2f,%s,%s,", b->maker.info.name, b->size,
-             (long long)prompt, (long long)seed, m, budget, cli_name(t, CLI_TAILS, tail),
+    const char *kind = b->by_work && method != METHOD_DENSE ? "work " : "";
+    snprintf(key, 256, "%.60s,%.40s,%lld,%lld,%s,%s%.2f,%s,%s,", b->maker.info.name, b->size,
+             (long long)prompt, (long long)seed, m, kind, budget, cli_name(t, CLI_TAILS, tail),
              order_name(b, o, method));
 }
 
@@ -229,10 +231,14 @@ static int one_source(bench *b, int64_t prompt, int64_t seed, int64_t *done, int
         q.p.prompt = b->prompts.line[prompt];
         q.p.seed = (uint64_t)seed;
         q.method = (int)b->methods.whole[i / each] + 1;
-        q.p.session.select.budget = b->budgets.real[i / b->tails.count % b->budgets.count];
+        const double amount = b->budgets.real[i / b->tails.count % b->budgets.count];
+        if (b->by_work)
+            q.p.session.work = amount;
+        else
+            q.p.session.select.budget = amount;
         q.tail = (int)b->tails.whole[i % b->tails.count];
         if (q.method != METHOD_CACHED) q.p.masks = NULL;
-        key_of(b, key, prompt, seed, q.method, q.p.session.select.budget, q.tail);
+        key_of(b, key, prompt, seed, q.method, amount, q.tail);
         snprintf(label, sizeof label, "clip %lld/%lld", (long long)++*done, (long long)total);
         if (csv_find(b, key, &r)) continue;
         if (!dense) status = dense_clip(b, &dense, &q, prompt, seed);
@@ -339,6 +345,8 @@ int cmd_bench_video(int argc, char **argv)
                 .shards = 1,
                 .base = clip_request_default() };
     const char *prompts = NULL, *shard = NULL;
+    const int budgets = cli_given(argc, argv, "--budget");
+    cli_list works = { 0 };
     int64_t number = 8;
     int done;
     cli_option table[CLIP_MAX_OPTIONS];
@@ -352,34 +360,56 @@ int cmd_bench_video(int argc, char **argv)
         { "--num-prompts", CLI_INT, &number, "N", 1, CLI_PROMPTS, 0,
           "use the first N built-in prompts (8)" },
         { "--seeds", CLI_INTS, &b.seeds, "N,...", 0, 9e15, 0, "seeds of the noise (0,1)" },
-        { "--method", CLI_CHOICES, &b.methods, "entropy|rf_v2|ada_bsa|cached", 0, 0, 0,
+        { "--method", CLI_CHOICES, &b.methods, "entropy|rf_v2|ada_bsa|cached|error", 0, 0, 0,
           "one or more, with commas (entropy,rf_v2,ada_bsa)" },
         { "--budget", CLI_REALS, &b.budgets, "X,...", 0, 1, 0,
           "fractions of key blocks to keep (0.7,0.5,0.3,0.2)" },
+        { "--work", CLI_REALS, &works, "X,...", 0.01, 1, 0,
+          "instead of --budget: works of whole clips; the table names them \"work 0.44\" (not "
+          "given)" },
+        { "--plan", CLI_TEXT, &b.base.p.plan, "FILE", 0, 0, 0,
+          "--work: a work plan, made by `esa calibrate --plan` (a built-in rule)" },
+        { "--refresh", CLI_INT32, &b.base.refresh_every, "N", 0, 1000, 0,
+          "make new masks every N sparse steps; 0: only once (1; error: 2)" },
+        { "--order-every", CLI_INT32, &b.base.order_every, "N", 0, 1000, 0,
+          "order adaptive: make new orders every N sparse steps; 0: only once (2)" },
+        { "--share-branches", CLI_INT32, &b.base.share_branches, "0|1", 0, 1, 0,
+          "1: the negative prompt uses the masks of the prompt (0; error: 1)" },
         { "--tail", CLI_CHOICES, &b.tails, CLI_TAILS, 0, 0, 0,
           "one or more, with commas (none,pooled)" },
         { "--shard", CLI_TEXT, &shard, "i/n", 0, 0, 0,
           "part i of n of the pairs of prompt and seed, i from 0 (all)" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
-    int status = cli_options("esa bench video", "--csv FILE [options]",
-                             "Makes videos with every method, budget and tail and compares them "
-                             "with the dense ones.\nThe same command continues a stopped run.",
-                             clip_options(table, own,
-                                          CLIP_OPTIONS_MODEL | CLIP_OPTIONS_SIZE |
-                                              CLIP_OPTIONS_NOISE | CLIP_OPTIONS_DENSE |
-                                              CLIP_OPTIONS_BLOCKS | CLIP_OPTIONS_CACHED,
-                                          &b.base),
-                             argc, argv, NULL, &done);
+    int status = cli_options(
+        "esa bench video", "--csv FILE [options]",
+        "Makes videos with every method, budget or work, and tail, and compares them "
+        "with the dense ones.\nThe same command continues a stopped run.",
+        clip_options(table, own,
+                     CLIP_OPTIONS_MODEL | CLIP_OPTIONS_SIZE | CLIP_OPTIONS_NOISE |
+                         CLIP_OPTIONS_DENSE | CLIP_OPTIONS_BLOCKS | CLIP_OPTIONS_CACHED,
+                     &b.base),
+        argc, argv, NULL, &done);
     if (status || done) return status;
     if (!b.csv_path) return cli_usage("%s: --csv FILE is required", what);
     if (shard && (status = cli_shard(shard, &b.shard, &b.shards, what)) != 0) return status;
+    if (works.count && budgets)
+        return cli_usage("%s: --budget and --work say the same thing; give one", what);
+    if (b.base.p.plan && !works.count) return cli_usage("%s: --plan needs --work X,...", what);
+    if (works.count) {
+        b.budgets = works;
+        b.by_work = 1;
+    }
     int cached = 0;
     for (int i = 0; i < b.methods.count; i++) cached |= b.methods.whole[i] + 1 == METHOD_CACHED;
     if (cached && !b.base.p.masks)
         return cli_usage("%s: --method cached needs --masks FILE (made by `esa calibrate`)", what);
     if (!cached && b.base.p.masks) return cli_usage("%s: --masks needs --method cached", what);
-    if ((status = clip_request_check(&b.base, what)) != 0) return status;
+    if (cached && works.count)
+        return cli_usage("%s: --work goes with methods that choose blocks while they run", what);
+    clip_request first = b.base;
+    if (b.by_work) first.p.session.work = works.real[0];
+    if ((status = clip_request_check(&first, what)) != 0) return status;
     status = clip_open(&b.maker, &b.base.open, what);
     if (!status) status = with_model(&b, prompts, number);
     clip_close(&b.maker);
