@@ -114,6 +114,7 @@ names=()
 pids=()
 if python3 -c 'import torch' 2>/dev/null; then
     start check_torch timeout "$limit" python3 "$here/tests/cuda/check_torch.py" "$folder/libesa.so"
+    collect                         # alone on the GPU: the next program looks at the memory of the whole GPU
     start check_python timeout "$limit" python3 "$here/tests/cuda/check_python.py" "$folder/libesa.so"
     collect
 else
