@@ -140,6 +140,16 @@ static const char *order_help(void)
     return text;
 }
 
+/* "instead of --work: 0.57, 0.44 or 0.30 (not given)", as the library says */
+static const char *preset_help(void)
+{
+    static char text[96];
+    snprintf(text, sizeof text, "instead of --work: %.2f, %.2f or %.2f (not given)",
+             esa_preset_work(ESA_PRESET_FAITHFUL), esa_preset_work(ESA_PRESET_BALANCED),
+             esa_preset_work(ESA_PRESET_FAST));
+    return text;
+}
+
 const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_option *own,
                                int groups, clip_request *r)
 {
@@ -221,8 +231,7 @@ const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_opt
           "budget (not given)" },
         { "--quality", CLI_REAL, &p->quality, "DB", 1, 100, 0,
           "instead of --work: the PSNR against dense that --plan shall reach (not given)" },
-        { "--preset", CLI_CHOICE, &r->preset, CLI_PRESETS, 0, 0, 0,
-          "instead of --work: 0.57, 0.44 or 0.30 (not given)" },
+        { "--preset", CLI_CHOICE, &r->preset, CLI_PRESETS, 0, 0, 0, preset_help() },
         { "--plan", CLI_TEXT, &p->plan, "FILE", 0, 0, 0,
           "work plan, made by `esa calibrate --plan` (a built-in rule)" },
         end,

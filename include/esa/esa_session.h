@@ -78,9 +78,9 @@ typedef struct esa_session_params {
      * to group floor(i*G/steps). */
     int32_t record_groups;
     int32_t record_per_branch; /* RECORD: 1 keeps the branches apart, 0 averages them (0) */
-    /* ONLINE uses every field but kv_len. CACHED uses budget and layout.order_applied; the rest of
-     * the layout (grid, text, order, window, protection) must match the file. RECORD uses samples,
-     * block sizes and layout, and the selector must be ENTROPY. */
+    /* ONLINE and PROBE use every field but kv_len. CACHED uses budget and layout.order_applied; the
+     * rest of the layout (grid, text, order, window, protection) must match the file. RECORD uses
+     * samples, block sizes and layout, and the selector must be ENTROPY. */
     esa_select_params select;
     /* lse and kv_len are ignored; each call brings its own. CACHED: causal must match the file. */
     esa_attention_params attention;

@@ -548,16 +548,22 @@ static void test_memory_failure(void **state)
     static const struct {
         const char *name;
         int32_t mode, selector, refresh_every;
+        double work;
     } cases[] = {
-        { "online", ESA_SESSION_ONLINE, ESA_SELECT_ENTROPY, 1 },
-        { "online, resting masks", ESA_SESSION_ONLINE, ESA_SELECT_ENTROPY, 2 },
-        { "online, rf_v2", ESA_SESSION_ONLINE, ESA_SELECT_RF_V2, 1 },
-        { "recording", ESA_SESSION_RECORD, ESA_SELECT_ENTROPY, 1 },
+        { "online", ESA_SESSION_ONLINE, ESA_SELECT_ENTROPY, 1, 0 },
+        { "online, resting masks", ESA_SESSION_ONLINE, ESA_SELECT_ENTROPY, 2, 0 },
+        { "online, rf_v2", ESA_SESSION_ONLINE, ESA_SELECT_RF_V2, 1, 0 },
+        { "online, work", ESA_SESSION_ONLINE, ESA_SELECT_ENTROPY, 0, 0.9 },
+        { "online, errors and kept orders", ESA_SESSION_ONLINE, ESA_SELECT_ERROR, 2, 0 },
+        { "recording", ESA_SESSION_RECORD, ESA_SELECT_ENTROPY, 1, 0 },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         esa_session_params p = mini_params(&m, cases[i].mode);
         p.refresh_every = cases[i].refresh_every;
         p.select.selector = cases[i].selector;
+        p.work = cases[i].work;
+        p.share_branches = cases[i].refresh_every == 0;
+        if (cases[i].selector == ESA_SELECT_ERROR) p.select.layout.order = ESA_ORDER_ADAPTIVE;
         int64_t points = 0;
         for (;; points++) {
             esa_ctx_trim(small);
