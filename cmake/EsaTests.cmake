@@ -10,7 +10,7 @@
 # The one list of programs that also run on a GPU. It is written to tests/gpu_tests.txt in the build
 # folder, where scripts/test-cuda.sh reads it.
 set(ESA_GPU_TESTS
-    test_attention test_levels test_plan test_plan_order test_threads
+    test_attention test_levels test_exact_rows test_plan test_plan_order test_threads
     test_properties test_reference test_golden test_mass test_mask test_mask_levels
     test_session_policy test_session_cached test_session_heads test_session_reuse
     test_mask_file test_recording

@@ -54,6 +54,8 @@
  *  - NaN or a score of +inf gives NaN in the output of its own row and changes no other row.
  *  - NaN or infinity in v spreads to every row that computes its block, even if causality hides
  *    that key from the row. With a tail it also spreads to every row that uses the block's mean.
+ *  - Exact rows see every key, so NaN in v reaches them. Errors that are not finite correct
+ * nothing.
  *  - A centroid tail uses the mean query of a query block, so NaN in one query spreads to all rows
  *    of its block.
  *  - Values above 65504 round to infinity in f16, as in IEEE 754. */
@@ -136,6 +138,7 @@ enum {
 #define ESA_MAX_HEAD_DIM    256   /* largest D */
 #define ESA_MAX_BLOCKS      65535 /* largest nq and nk: block indices are uint16 */
 #define ESA_MAX_THREADS     256
+#define ESA_MAX_EXACT_ROWS  16 /* largest esa_attention_params.exact_rows */
 #define ESA_WORKSPACE_ALIGN 64 /* workspace pointers must be multiples of this */
 
 /* ---------------------------------------------------------------- context */
@@ -430,7 +433,9 @@ typedef struct esa_attention_params {
     uint32_t struct_size;
     int32_t tail;   /* ESA_TAIL_* (NONE) */
     int32_t causal; /* as in esa_select_params: aligned at the bottom right (0) */
-    int32_t reserved0;
+    /* Queries of each query block that are computed exactly, 0 .. ESA_MAX_EXACT_ROWS (0). Not with
+     * causal. Dense calls ignore it. */
+    int32_t exact_rows;
     double scale;          /* factor of q k^T; 0: D^-0.5 (0) */
     const int32_t *kv_len; /* as in esa_select_params */
     const esa_tensor *lse; /* esa_attention only: receives the log-sum-exp, an f32 view of shape
@@ -441,6 +446,13 @@ typedef struct esa_attention_params {
 ESA_API esa_attention_params esa_attention_params_default(void);
 
 /* o = softmax(scale q k^T over the kept blocks [+ tail]) v. mask NULL: dense.
+ *
+ * With exact_rows = R, R queries of every query block, evenly spaced in the order of the mask, get
+ * dense attention: their rows of o and lse are exact. The other rows of the block get the mean
+ * error of the R rows (exact - sparse) added to o. The mean is shrunk by max(0, 1 - noise /
+ * |mean|^2); the noise is the expected squared error of the mean, from the spread of the R errors.
+ * With R = 1 it is not shrunk. The lse of the other rows stays that of the kept blocks and the
+ * tail. A block of at most R queries is exact altogether. This costs R / block_q of a dense call.
  *
  * Hq must be a multiple of Hkv; query head h reads key/value head h / (Hq/Hkv). A mask has Hq heads
  * and B or 1 batch entries. o must not overlap q, k or v.

@@ -15,14 +15,15 @@ static esa_status attend(esa_ctx *ctx, const esa_backend *be, esa_attn_args *arg
     static const int32_t some = 0; /* stands for a permutation while bytes are counted */
     if (!mask || mask->perm_q || mask->perm_k) {
         if (mask) esa_bind_attention_order(args, mask);
-        return be->attention(ctx, args, NULL);
+        return esa_attend(ctx, be, args, NULL);
     }
     if (esa_layout_moves(&mask->layout, 0, mask->mode)) args->perm_q = &some;
     if (esa_layout_moves(&mask->layout, 1, mask->mode)) args->perm_k = &some;
     void *ws;
     ESA_TRY(esa_backend_orders(ctx, be, &args->perm_q, &args->perm_k, &ws, &mask->layout,
-                               mask->mode, args->Nq, args->Nk, be->attention_workspace(ctx, args)));
-    return be->attention(ctx, args, ws);
+                               mask->mode, args->Nq, args->Nk,
+                               esa_attend_workspace(ctx, be, args)));
+    return esa_attend(ctx, be, args, ws);
 }
 
 static esa_status attention_inside(esa_ctx *ctx, const esa_qkvo *t, const esa_mask *mask,

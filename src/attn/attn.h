@@ -66,6 +66,14 @@ esa_status esa_plan_importance(const esa_plan *plan, float *out, const esa_tenso
 esa_status esa_plan_attend(const esa_plan *plan, const esa_mask *mask, const esa_qkvo *t, void *ws,
                            const char **kernel);
 
+/* ---------------------------------------------------------------- exact_rows.c
+ * One attention call on any device, with exact rows if args->exact_rows says so. */
+
+/* Bytes that esa_attend needs for any views of these sizes. */
+int64_t esa_attend_workspace(esa_ctx *ctx, const esa_backend *be, const esa_attn_args *args);
+/* ws NULL: uses the ctx's scratch. */
+esa_status esa_attend(esa_ctx *ctx, const esa_backend *be, const esa_attn_args *args, void *ws);
+
 /* ---------------------------------------------------------------- check.c: argument errors
  * Each function leaves one message in ctx that says what was given and what was expected. */
 

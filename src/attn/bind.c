@@ -93,6 +93,7 @@ void esa_bind_attention(esa_attn_args *a, const esa_shapes *s, const esa_attenti
         a->index = mask->index;
         a->cap = mask->cap;
         a->mask_batch = mask->B == 1 ? 0 : mask->H;
+        a->exact_rows = p->exact_rows;
         if (a->tail == ESA_TAIL_LEVELS && mask->fine) {
             a->fine = mask->fine;
             a->fine_count = mask->fine_count;

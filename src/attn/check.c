@@ -449,6 +449,14 @@ esa_status esa_check_attention(esa_ctx *ctx, esa_attention_params *out,
                         "tail is %d, expected ESA_TAIL_NONE, POOLED, CENTROID or LEVELS",
                         (int)out->tail);
     ESA_TRY(check_flag(ctx, out->causal, "causal"));
+    if (out->exact_rows < 0 || out->exact_rows > ESA_MAX_EXACT_ROWS)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "exact_rows is %d, expected 0 .. %d",
+                        (int)out->exact_rows, ESA_MAX_EXACT_ROWS);
+    if (out->exact_rows && out->causal)
+        return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
+                        "exact_rows is %d and causal is 1, but causal attention has no exact rows: "
+                        "set one of them to 0",
+                        (int)out->exact_rows);
     if (!isfinite(out->scale))
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
                         "scale is %g, expected a finite number (0 means D^-0.5)", out->scale);

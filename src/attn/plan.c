@@ -26,6 +26,7 @@ static int64_t attention_bytes(const esa_plan *plan, int32_t block_q, int32_t bl
         a.nk = esa_ceil_div(plan->shapes.Nk, block_k);
         a.cap = a.nk;
         a.tail = plan->attention.tail;
+        a.exact_rows = plan->attention.exact_rows;
         a.count = &some;
         a.index = &listed;
         a.perm_q = plan->perm_q ? &some : NULL;
@@ -35,14 +36,14 @@ static int64_t attention_bytes(const esa_plan *plan, int32_t block_q, int32_t bl
         a.perm_k_stride[1] = own * plan->shapes.Nk;
         a.perm_k_stride[0] = plan->shapes.Hkv * a.perm_k_stride[1];
     }
-    if (a.tail != ESA_TAIL_LEVELS) return plan->backend->attention_workspace(plan->ctx, &a);
+    if (a.tail != ESA_TAIL_LEVELS) return esa_attend_workspace(plan->ctx, plan->backend, &a);
     a.tail = ESA_TAIL_POOLED; /* masks without a fine level */
-    const int64_t pooled = plan->backend->attention_workspace(plan->ctx, &a);
+    const int64_t pooled = esa_attend_workspace(plan->ctx, plan->backend, &a);
     a.tail = ESA_TAIL_LEVELS;
     a.fine = plan->fine;
     a.fine_count = &some;
     a.fine_index = &listed;
-    return esa_max64(pooled, plan->backend->attention_workspace(plan->ctx, &a));
+    return esa_max64(pooled, esa_attend_workspace(plan->ctx, plan->backend, &a));
 }
 
 /* A plan without a selector takes masks of every block size. On devices without order_room it also
@@ -256,7 +257,7 @@ esa_status esa_plan_attend(const esa_plan *plan, const esa_mask *mask, const esa
         }
     }
     if (kernel) *kernel = plan->backend->attention_kernel(ctx, &args);
-    return plan->backend->attention(ctx, &args, carve.base + carve.used);
+    return esa_attend(ctx, plan->backend, &args, carve.base + carve.used);
 }
 
 /* ---------------------------------------------------------------- checks of the doors */

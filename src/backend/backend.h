@@ -73,6 +73,14 @@ typedef struct esa_backend {
     esa_status (*attention)(esa_ctx *ctx, const esa_attn_args *args, void *ws);
     const char *(*attention_kernel)(esa_ctx *ctx, const esa_attn_args *args);
 
+    /* Exact rows: R = args->exact_rows rows of every query block (rules/exact_rows.h). exact_take
+     * copies these rows of q to rows [B][Hq][nq*R][D], contiguous, in args->dtype. exact_mend has
+     * their exact output o [B][Hq][nq*R][D] and, if args->lse is set, lse [B][Hq][nq*R]. It writes
+     * them to args->o and args->lse, and corrects the other rows of args->o. */
+    esa_status (*exact_take)(esa_ctx *ctx, const esa_attn_args *args, void *rows);
+    esa_status (*exact_mend)(esa_ctx *ctx, const esa_attn_args *args, const void *o,
+                             const float *lse);
+
     /* Selection. select fills the mask and its facts. If importance is not NULL, it receives the
      * entropy selector's importance f32[B][Hq][nq][nk]; without host_memory it must be NULL. If
      * there is no scratch, the mask stays as it was; after any other failure it is empty. */

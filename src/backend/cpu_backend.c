@@ -95,6 +95,21 @@ static const char *cpu_attention_kernel(esa_ctx *ctx, const esa_attn_args *args)
     return with_kernels(ctx, args).kern->name;
 }
 
+static esa_status cpu_exact_take(esa_ctx *ctx, const esa_attn_args *args, void *rows)
+{
+    const esa_attn_args a = with_kernels(ctx, args);
+    esa_attn_cpu_take(&a, rows);
+    return ESA_OK;
+}
+
+static esa_status cpu_exact_mend(esa_ctx *ctx, const esa_attn_args *args, const void *o,
+                                 const float *lse)
+{
+    const esa_attn_args a = with_kernels(ctx, args);
+    esa_attn_cpu_mend(&a, o, lse);
+    return ESA_OK;
+}
+
 /* ---------------------------------------------------------------- selection */
 
 static esa_select_args with_selectors(const esa_ctx *ctx, const esa_select_args *args)
@@ -222,6 +237,8 @@ const esa_backend esa_backend_cpu = {
     .attention_workspace = cpu_attention_workspace,
     .attention = cpu_attention,
     .attention_kernel = cpu_attention_kernel,
+    .exact_take = cpu_exact_take,
+    .exact_mend = cpu_exact_mend,
     .select_workspace = cpu_select_workspace,
     .select = cpu_select,
     .importance_workspace = cpu_select_workspace,

@@ -102,6 +102,19 @@ static const char *cuda_attention_kernel(esa_ctx *ctx, const esa_attn_args *args
     return ctx->cuda->table->attention_kernel(ctx->cuda->dev, args);
 }
 
+static esa_status cuda_exact_take(esa_ctx *ctx, const esa_attn_args *args, void *rows)
+{
+    const esa_cuda *c = ctx->cuda;
+    return esa_cuda_status(ctx, c->table->exact_take(c->dev, args, rows, ctx->cuda_stream));
+}
+
+static esa_status cuda_exact_mend(esa_ctx *ctx, const esa_attn_args *args, const void *o,
+                                  const float *lse)
+{
+    const esa_cuda *c = ctx->cuda;
+    return esa_cuda_status(ctx, c->table->exact_mend(c->dev, args, o, lse, ctx->cuda_stream));
+}
+
 /* ---------------------------------------------------------------- selection */
 
 static int64_t cuda_select_workspace(esa_ctx *ctx, const esa_select_args *args)
@@ -308,6 +321,8 @@ const esa_backend esa_backend_cuda = {
     .attention_workspace = cuda_attention_workspace,
     .attention = cuda_attention,
     .attention_kernel = cuda_attention_kernel,
+    .exact_take = cuda_exact_take,
+    .exact_mend = cuda_exact_mend,
     .select_workspace = cuda_select_workspace,
     .select = cuda_select,
     .importance_workspace = cuda_importance_workspace,

@@ -38,6 +38,9 @@ typedef struct esa_attn_args {
     const uint16_t *fine_index;
     int64_t mask_batch; /* heads between batch entries of the mask: Hq, or 0 to broadcast */
     int64_t cap;        /* room for key blocks in a row of index */
+    /* Exact rows per query block; 0: none. Only src/attn, exact_take and exact_mend read it. The
+     * attention kernels do not. */
+    int32_t exact_rows;
 } esa_attn_args;
 
 typedef struct esa_select_args {

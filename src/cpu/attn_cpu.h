@@ -12,4 +12,8 @@ int64_t esa_attn_cpu_workspace(const esa_attn_args *args);
  * aligned to ESA_WORKSPACE_ALIGN. */
 void esa_attn_cpu(const esa_attn_args *args, void *ws);
 
+/* Exact rows (attn_cpu_exact.c), as exact_take and exact_mend of backend/backend.h. */
+void esa_attn_cpu_take(const esa_attn_args *args, void *rows);
+void esa_attn_cpu_mend(const esa_attn_args *args, const void *exact, const float *lse);
+
 #endif

@@ -10,7 +10,8 @@
  * (esa_cuda_table.error) or in the text it was given. No function aborts, prints, or leaves a CUDA
  * error behind for the caller's next call. "stream" is a cudaStream_t; NULL is the default stream.
  *
- * attention, select, importance, from_importance and the mask conversions only enqueue work. They
+ * attention, exact_take, exact_mend, select, importance, from_importance and the mask conversions
+ * only enqueue work. They
  * do not allocate, synchronise or read host memory after they return, so a CUDA graph can capture
  * them. Every function restores the caller's current device. */
 #ifndef ESA_CUDA_CUDA_H
@@ -97,6 +98,15 @@ typedef struct esa_cuda_table {
     esa_status (*attention)(esa_cuda_device *dev, const esa_attn_args *args, void *ws,
                             void *stream);
     const char *(*attention_kernel)(const esa_cuda_device *dev, const esa_attn_args *args);
+
+    /* Exact rows: args->exact_rows = R rows of every query block. exact_take copies these rows of q
+     * to rows [B][Hq][nq*R][D], contiguous. exact_mend gets their exact output o [B][Hq][nq*R][D]
+     * and lse [B][Hq][nq*R] (read only if args->lse is set), and changes args->o and args->lse as
+     * rules/exact_rows.h says. */
+    esa_status (*exact_take)(esa_cuda_device *dev, const esa_attn_args *args, void *rows,
+                             void *stream);
+    esa_status (*exact_mend)(esa_cuda_device *dev, const esa_attn_args *args, const void *o,
+                             const float *lse, void *stream);
 
     /* Selection fills count, index and facts of mask. importance: out
      * f32[B][Hq][nq][nk] and entropy f64[B][Hq] or NULL, both on the device, for

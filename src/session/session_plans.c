@@ -72,7 +72,10 @@ static esa_status make_entry(esa_session *s, esa_session_plan *e, const esa_shap
     esa_select_params select = plan_select(s);
     attention.kv_len = select.kv_len = e->kv_len;
     if (e->kind == ESA_CALL_CROSS) attention.causal = 0;
-    if (!e->sparse) attention.tail = ESA_TAIL_NONE;
+    if (!e->sparse) {
+        attention.tail = ESA_TAIL_NONE;
+        attention.exact_rows = 0;
+    }
     ESA_TRY(esa_plan_make(s->ctx, &e->plan, shapes, e->sparse ? &select : NULL, &attention));
     if (!e->sparse) return ESA_OK;
     if (!e->plan->runnable)

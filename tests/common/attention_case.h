@@ -29,6 +29,7 @@ typedef struct attention_case {
     int32_t fine;
     double refined;
     int32_t broadcast; /* 1: the mask has one batch entry for all */
+    int32_t exact_rows;
 } attention_case;
 
 /* All levels this machine has, into level (room for 8); returns their number. native: how many a

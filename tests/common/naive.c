@@ -165,6 +165,65 @@ static int64_t token_of(const naive_case *c, int64_t b, int64_t h, int64_t i)
     return c->perm_q[b * c->perm_q_stride[0] + h * c->perm_q_stride[1] + i];
 }
 
+/* Adds the mean error of the exact rows of one block to its other rows: out [Nq][D] of one head is
+ * sparse, exact is dense; both are found through order. round: sums are rounded to the dtype. */
+static void mend_block(double *out, double *lse, const double *exact, const double *exact_lse,
+                       const naive_case *c, const int64_t *token, int64_t rows, int32_t round)
+{
+    const int64_t R = c->exact_rows < rows ? c->exact_rows : rows, D = c->D;
+    uint8_t sampled[256] = { 0 }; /* no block is longer */
+    double *mean = calloc((size_t)D, sizeof(double)), size = 0.0, spread = 0.0, share = 0.0;
+    for (int64_t i = 0; i < R; i++) {
+        const int64_t r = (2 * i + 1) * rows / (2 * R);
+        sampled[r] = 1;
+        for (int64_t d = 0; d < D; d++)
+            mean[d] += (exact[token[r] * D + d] - out[token[r] * D + d]) / (double)R;
+    }
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t d = 0; d < D && sampled[r]; d++) {
+            const double x = exact[token[r] * D + d] - out[token[r] * D + d] - mean[d];
+            spread += x * x;
+        }
+    for (int64_t d = 0; d < D; d++) size += mean[d] * mean[d];
+    if (size > 0.0) share = R == 1 ? 1.0 : fmax(0.0, 1.0 - spread / (double)((R - 1) * R) / size);
+    for (int64_t r = 0; r < rows; r++) {
+        for (int64_t d = 0; d < D; d++) {
+            double *o = out + token[r] * D + d;
+            *o = sampled[r] ? exact[token[r] * D + d] : *o + share * mean[d];
+            if (round) *o = (double)esa_round_to((float)*o, c->dtype);
+        }
+        if (lse && sampled[r]) lse[token[r]] = exact_lse[token[r]];
+    }
+    free(mean);
+}
+
+/* Mends a sparse out [B][Hq][Nq][D] with the dense one. */
+static void mend(double *out, double *lse, const naive_case *c, int32_t same)
+{
+    naive_case dense = *c;
+    const int64_t rows = c->B * c->Hq * c->Nq;
+    double *exact = malloc(sizeof(double) * (size_t)(rows * c->D)),
+           *exact_lse = malloc(sizeof(double) * (size_t)rows);
+    int64_t token[256];
+    dense.keep = NULL;
+    dense.tail = ESA_TAIL_NONE;
+    dense.exact_rows = 0;
+    if (same)
+        naive_attention_same(exact, &dense);
+    else
+        naive_attention(exact, exact_lse, &dense);
+    for (int64_t bh = 0; bh < c->B * c->Hq; bh++)
+        for (int64_t from = 0; from < c->Nq; from += c->block_q) {
+            const int64_t n = c->Nq - from < c->block_q ? c->Nq - from : c->block_q;
+            for (int64_t r = 0; r < n; r++)
+                token[r] = token_of(c, bh / c->Hq, bh % c->Hq, from + r);
+            mend_block(out + bh * c->Nq * c->D, lse ? lse + bh * c->Nq : NULL,
+                       exact + bh * c->Nq * c->D, exact_lse + bh * c->Nq, c, token, n, same);
+        }
+    free(exact);
+    free(exact_lse);
+}
+
 void naive_attention(double *out, double *lse, const naive_case *c)
 {
     naive_data x = naive_open(c, 0);
@@ -189,6 +248,7 @@ void naive_attention(double *out, double *lse, const naive_case *c)
                 if (lse) lse[row] = sum > 0.0 ? top + log(sum) : -INFINITY;
             }
     naive_close(&x);
+    if (c->keep && c->exact_rows) mend(out, lse, c, 0);
 }
 
 void naive_attention_same(double *out, const naive_case *c)
@@ -220,6 +280,7 @@ void naive_attention_same(double *out, const naive_case *c)
             }
     free(o);
     naive_close(&x);
+    if (c->keep && c->exact_rows) mend(out, NULL, c, 1);
 }
 
 double max_error(const double *a, const double *ref, int64_t n)

@@ -326,6 +326,32 @@ static const char *attention_kernel(const esa_cuda_device *dev, const esa_attn_a
     return "stand-in";
 }
 
+static esa_status exact_take(esa_cuda_device *dev, const esa_attn_args *args, void *rows,
+                             void *stream)
+{
+    (void)stream;
+    const esa_attn_args a = attention_args(dev, args);
+    const esa_status status = luck(dev);
+    if (status) return status;
+    enter();
+    esa_attn_cpu_take(&a, rows);
+    leave();
+    return ESA_OK;
+}
+
+static esa_status exact_mend(esa_cuda_device *dev, const esa_attn_args *args, const void *o,
+                             const float *lse, void *stream)
+{
+    (void)stream;
+    const esa_attn_args a = attention_args(dev, args);
+    const esa_status status = luck(dev);
+    if (status) return status;
+    enter();
+    esa_attn_cpu_mend(&a, o, lse);
+    leave();
+    return ESA_OK;
+}
+
 static int64_t select_workspace(const esa_cuda_device *dev, const esa_select_args *args)
 {
     esa_select_args a = select_args(dev, args);
@@ -511,6 +537,8 @@ static const esa_cuda_table table = {
     .attention_workspace = attention_workspace,
     .attention = attention,
     .attention_kernel = attention_kernel,
+    .exact_take = exact_take,
+    .exact_mend = exact_mend,
     .select_workspace = select_workspace,
     .select = select_mask,
     .importance = importance,

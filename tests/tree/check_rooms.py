@@ -18,10 +18,10 @@ import tempfile
 ROOMS = [
     ("src/base", ""),
     ("src/rules", ""),
-    ("src/cpu", ""),
+    ("src/cpu", "src/rules"),
     ("src/cuda", ""),
     ("src/cuda/runtime", "src/cuda"),
-    ("src/cuda/attention", "src/cuda/runtime"),
+    ("src/cuda/attention", "src/rules src/cuda/runtime"),
     ("src/cuda/selection", "src/rules src/cuda/runtime src/cuda/attention"),
     ("src/ctx", "src/cpu"),
     ("src/mask", "src/rules src/ctx"),

@@ -88,6 +88,10 @@ template <class T> static constexpr __host__ __device__ T ceil_div(T a, T b)
 int64_t attention_workspace(const esa_cuda_device *dev, const esa_attn_args *args);
 esa_status attention_run(esa_cuda_device *dev, const esa_attn_args *args, void *ws, void *stream);
 const char *attention_kernel(const esa_cuda_device *dev, const esa_attn_args *args);
+// exact_rows.cu
+esa_status exact_take(esa_cuda_device *dev, const esa_attn_args *args, void *rows, void *stream);
+esa_status exact_mend(esa_cuda_device *dev, const esa_attn_args *args, const void *o,
+                      const float *lse, void *stream);
 // select.cu
 int64_t select_workspace(const esa_cuda_device *dev, const esa_select_args *args);
 esa_status select_run(esa_cuda_device *dev, const esa_select_args *args, const esa_cuda_mask *mask,

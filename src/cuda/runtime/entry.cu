@@ -34,6 +34,8 @@ static const esa_cuda_table table = {
     attention_workspace,
     attention_run,
     attention_kernel,
+    exact_take,
+    exact_mend,
     select_workspace,
     select_run,
     importance_run,
