@@ -109,7 +109,8 @@ typedef struct esa_work_costs {
     int32_t order_every;    /* likewise (1) */
     int32_t reserved0;
     double select, order; /* one selection; one order; 0: none (0) */
-    int64_t reserved[4];
+    double exact;         /* exact rows, paid by every sparse call; 0: none (0) */
+    int64_t reserved[3];
 } esa_work_costs;
 
 ESA_API esa_work_costs esa_work_costs_default(void);

@@ -8,6 +8,7 @@
  *   attention  A block costs its queries times its keys, so short blocks cost less. A mean costs
  *              its queries times one column. A mean of the centroid tail costs one column for the
  *              whole query block.
+ *   exact rows cost their number times all keys (rules/exact_rows.h).
  *   selection  The products of the scores: rows times columns, and a half if there is no product
  *              with the values.
  *   order      rules/order.h.
@@ -19,6 +20,7 @@
 #ifndef ESA_RULES_WORK_H
 #define ESA_RULES_WORK_H
 
+#include "rules/exact_rows.h"
 #include "rules/levels.h"
 #include "rules/order.h"
 #include "rules/rows.h"
@@ -69,6 +71,14 @@ ESA_INLINE double esa_work_row_pairs(const esa_attn_args *a, int64_t kv_len, int
            (double)(a->tail == ESA_TAIL_CENTROID ? 1 : queries) * (double)means;
 }
 
+/* Number of exact rows of one head. */
+ESA_INLINE int64_t esa_work_exact_rows(const esa_attn_args *a)
+{
+    const int64_t last = a->Nq - (a->nq - 1) * a->block_q;
+    return (a->nq - 1) * esa_exact_rows_of(a->block_q, a->exact_rows) +
+           esa_exact_rows_of(last, a->exact_rows);
+}
+
 /* Work of an attention call, from the lists of its mask. Dense without a mask. */
 static inline double esa_work_attention(const esa_attn_args *a)
 {
@@ -79,6 +89,7 @@ static inline double esa_work_attention(const esa_attn_args *a)
             pairs += (double)a->Hq * esa_work_dense_pairs(a, kv_len);
             continue;
         }
+        pairs += (double)a->Hq * (double)esa_work_exact_rows(a) * (double)kv_len;
         for (int64_t h = 0; h < a->Hq; h++)
             for (int64_t i = 0; i < a->nq; i++)
                 pairs += esa_work_row_pairs(a, kv_len, i, (b * a->mask_batch + h) * a->nq + i);
@@ -99,7 +110,8 @@ ESA_INLINE double esa_work_facts(const esa_attn_args *a, const int64_t *facts, i
                          : a->tail == ESA_TAIL_CENTROID
                              ? (existing - (double)facts[1]) / (double)a->block_q
                              : existing - (double)facts[1] - fine;
-    return ((double)facts[1] * keys + (fine * (double)a->fine + means) * n) / (existing * Nk);
+    return ((double)facts[1] * keys + (fine * (double)a->fine + means) * n) / (existing * Nk) +
+           (double)esa_work_exact_rows(a) * keys / ((double)a->Nq * Nk);
 }
 
 /* Work of one selection. kv_len: keys that exist. Causality is not subtracted. */

@@ -65,6 +65,16 @@ double esa_session_select_work(const esa_plan *p)
     return esa_work_select(&p->select, p->shapes.Nq, p->shapes.Nk, p->shapes.Nk);
 }
 
+/* Exact rows of one sparse call. */
+static double exact_work(const esa_plan *p)
+{
+    const esa_attn_args a = { .block_q = p->select.block_q,
+                              .Nq = p->shapes.Nq,
+                              .nq = p->nq,
+                              .exact_rows = p->attention.exact_rows };
+    return (double)esa_work_exact_rows(&a) / (double)a.Nq;
+}
+
 esa_session_price esa_session_price_of(const esa_session_call *c, const esa_session_plan *e,
                                        const esa_session_sparse *f)
 {
@@ -76,6 +86,9 @@ esa_session_price esa_session_price_of(const esa_session_call *c, const esa_sess
     p.args.tail = e->plan->attention.tail;
     p.args.block_q = e->mask->block_q;
     p.args.block_k = e->mask->block_k;
+    p.args.exact_rows = e->plan->attention.exact_rows;
+    p.args.Nq = e->mask->Nq;
+    p.args.nq = e->mask->nq;
     p.args.Nk = e->mask->Nk;
     p.args.fine = e->mask->fine;
     p.rows = e->mask->B * e->mask->H * e->mask->nq;
@@ -111,6 +124,7 @@ esa_status esa_session_solve(esa_session *s, const esa_plan *p)
     costs.order_every = q->order_every;
     costs.select = esa_session_select_work(p);
     costs.order = adaptive ? esa_session_order_work(p) : 0;
+    costs.exact = exact_work(p);
     const int64_t cells = (int64_t)q->layers * q->steps;
     uint8_t *dense = esa_mem_alloc(&s->ctx->mem, cells);
     if (!dense)

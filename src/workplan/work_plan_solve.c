@@ -99,14 +99,14 @@ static void curves_from_shape(run *r)
 
 static int32_t is_due(int32_t every, int32_t n) { return every ? n % every == 0 : n == 0; }
 
-/* What the n-th sparse step of a layer (from 0) pays for its mask and order. A new order needs a
- * new mask. */
+/* What the n-th sparse step of a layer (from 0) pays for its mask and order, which branches may
+ * share, and for exact rows. A new order needs a new mask. */
 static double paid_at(const esa_work_costs *c, int32_t n)
 {
     const int32_t order = c->order > 0 && is_due(c->order_every, n);
     const int32_t mask = order || is_due(c->refresh_every, n);
     const double cost = order * c->order + mask * c->select;
-    return c->share_branches ? cost / c->branches : cost;
+    return c->exact + (c->share_branches ? cost / c->branches : cost);
 }
 
 /* The same as a mean over the sparse steps of a layer, if there are `steps` of them. */
@@ -179,11 +179,12 @@ static esa_status check(esa_ctx *ctx, const esa_work_plan *p, int32_t layers, in
                         "esa_work_costs has struct_size %u, this library expects %u",
                         (unsigned)c->struct_size, (unsigned)sizeof *c);
     if (c->branches < 1 || c->refresh_every < 0 || c->order_every < 0 || !(c->select >= 0) ||
-        !(c->order >= 0))
+        !(c->order >= 0) || !(c->exact >= 0))
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
-                        "branches is %d, refresh_every %d, order_every %d, select %g, order %g: "
-                        "expected at least 1, and numbers of at least 0",
-                        c->branches, c->refresh_every, c->order_every, c->select, c->order);
+                        "branches is %d, refresh_every %d, order_every %d, select %g, order %g, "
+                        "exact %g: expected at least 1, and numbers of at least 0",
+                        c->branches, c->refresh_every, c->order_every, c->select, c->order,
+                        c->exact);
     for (int32_t i = 0; sigma && i < steps; i++)
         if (!(sigma[i] >= 0 && sigma[i] <= 1 && (i == 0 || sigma[i] < sigma[i - 1])))
             return esa_fail(ctx, ESA_ERR_ARGUMENT,

@@ -213,6 +213,15 @@ static void test_costs(void **state)
     assert_true(fabs(got_a - 0.5) < 0.01 && fabs(got_b - 0.5) < 0.01);
     /* all sparse: 0.16 a call against (0.04 * 2 + 0.12) / 4 steps / 2 branches = 0.025 */
     assert_true(mean(b, CELLS) > mean(a, CELLS) + 0.05);
+    /* exact rows are paid by every call, shared or not: they cost the densities what they take */
+    esa_work_costs rows = cheap;
+    rows.exact = 0.0625;
+    ok(esa_work_plan_solve(ctx, plan, a, L, T, NULL, NULL, 0.5, &rows, &got_a));
+    assert_true(fabs(got_a - 0.5) < 0.01);
+    assert_true(mean(b, CELLS) > mean(a, CELLS) + 0.05);
+    rows.exact = -1.0;
+    assert_refused(ctx, esa_work_plan_solve(ctx, plan, a, L, T, NULL, NULL, 0.5, &rows, NULL),
+                   ESA_ERR_ARGUMENT, "exact -1", NULL);
     esa_work_plan_free(plan);
 }
 

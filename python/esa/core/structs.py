@@ -58,7 +58,7 @@ class SelectParams(C.Structure):
 
 
 class AttentionParams(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("tail", C.c_int32), ("causal", C.c_int32), ("reserved0", C.c_int32),
+    _fields_ = [("struct_size", C.c_uint32), ("tail", C.c_int32), ("causal", C.c_int32), ("exact_rows", C.c_int32),
                 ("scale", C.c_double), ("kv_len", C.c_void_p), ("lse", C.c_void_p), ("reserved", _Reserved)]
 
 
@@ -139,7 +139,7 @@ class WorkPlanInfo(C.Structure):
 class WorkCosts(C.Structure):
     _fields_ = [("struct_size", C.c_uint32), ("branches", C.c_int32), ("share_branches", C.c_int32),
                 ("refresh_every", C.c_int32), ("order_every", C.c_int32), ("reserved0", C.c_int32),
-                ("select", C.c_double), ("order", C.c_double), ("reserved", _Reserved)]
+                ("select", C.c_double), ("order", C.c_double), ("exact", C.c_double), ("reserved", C.c_int64 * 3)]
 
 
 # In the order of ESA_ABI_*.
