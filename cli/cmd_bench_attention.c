@@ -36,8 +36,9 @@ typedef struct bench {
     cli_list densities, selectors, tails, dtypes;
     esa_select_params select;         /* common to all rows: blocks, layout, seed, cdf_threshold */
     int64_t threads, rounds, samples; /* samples 0: the selector's own */
-    int causal, device;               /* ESA_DEVICE_* */
-    esa_ctx *gpu;                     /* owns the tensors; NULL on the CPU */
+    int64_t exact_rows;
+    int causal, device; /* ESA_DEVICE_* */
+    esa_ctx *gpu;       /* owns the tensors; NULL on the CPU */
     esa_device_info gpu_info;
     esa_tensor q[3], k[3], v[3], o[3]; /* per dtype; data NULL if unused */
     bench_row *rows;
@@ -133,6 +134,7 @@ static int row_open(bench *b, bench_row *r)
     shapes.Nq = shapes.Nk = b->shape.N;
     shapes.D = b->shape.D;
     attention.tail = r->dense ? ESA_TAIL_NONE : r->tail;
+    attention.exact_rows = r->dense ? 0 : (int32_t)b->exact_rows;
     attention.causal = select.causal = b->causal;
     select.budget = r->asked;
     select.block_q = b->select.block_q;
@@ -443,6 +445,8 @@ int cmd_bench_attention(int argc, char **argv)
         { "--selector", CLI_CHOICES, &b.selectors, CLI_SELECTORS, 0, 0, 0,
           "one or more, with commas; making random masks is not timed (random)" },
         { "--tail", CLI_CHOICES, &b.tails, CLI_TAILS, 0, 0, 0, "one or more, with commas (none)" },
+        { "--exact-rows", CLI_INT, &b.exact_rows, "N", 0, ESA_MAX_EXACT_ROWS, 0,
+          "queries per query block that are computed exactly and correct the others (0)" },
         { "--dtype", CLI_CHOICES, &b.dtypes, CLI_DTYPES, 0, 0, 0,
           "one or more, with commas (f32)" },
         { "--block", CLI_TEXT, &block, "QxK", 0, 0, 0,
