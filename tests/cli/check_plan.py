@@ -72,7 +72,7 @@ class Work(Base):
     def test_plan(self):
         out = self.works(*PLAN, "--plan", "p", "--speedup", 2, "--json", "p.json")
         self.assertIn("work 0.500: expected", out)
-        found = schemas.check(self.path("p.json"), "calibrate-plan")
+        found = schemas.check(self.path("p.json"), "plan")
         self.assertEqual((found["layers"], found["steps"], found["prompts"], len(found["psnr"])), (8, 2, 1, 5))
         self.assertGreater(found["psnr"][-1], found["psnr"][0])
         self.assertEqual(self.files(), ["p", "p.json"])
