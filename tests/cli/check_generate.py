@@ -48,7 +48,8 @@ class Words(Base):
                      ["--num-prompts", 0], ["--num-prompts",
                                             13], ["--compare",
                                                   "sparse"], ["--block", "64"], ["--block", "x64"], ["--window", "1,2"],
-                     ["--mp4-quality", 101], ["--out"], ["--out", "-"], ["word"], ["--guidance", "inf"], ["--hold", "f64"]):
+                     ["--mp4-quality", 101], ["--out"],
+                     ["--out", "-"], ["word"], ["--guidance", "inf"], ["--hold", "f64"]):
             self.fails(*args, status=2)
         self.fails("--seed", 10**16, status=2, says=["0 .. 9e+15"])
         self.fails("--promt", "x", status=2, says=["did you mean --prompt?"])
