@@ -132,12 +132,12 @@ watch() {   # watch TOOL PROGRAM [VARIABLE=value...]
 if [ -z "$sanitizer" ] || [ -n "${ESA_TEST_NO_SANITIZER:-}" ]; then
     echo "---- compute-sanitizer: not run"
 else
-    for name in test_gpu_attention test_gpu_levels test_gpu_select test_gpu_order test_gpu_session test_plan \
-                test_golden; do
+    for name in test_gpu_attention test_gpu_levels test_gpu_exact_rows test_gpu_select test_gpu_order test_gpu_session \
+                test_plan test_golden; do
         watch memcheck "$name"
     done
     api_errors=no watch memcheck test_gpu_calls     # it asks for more memory than there is, and expects the refusal
-    for name in test_gpu_attention test_gpu_levels; do
+    for name in test_gpu_attention test_gpu_levels test_gpu_exact_rows; do
         watch racecheck "$name" ESA_CUDA=sm80
         case $gpu in *"sm90a kernels"*) watch synccheck "$name" ESA_CUDA=sm90a ;; esac
     done

@@ -50,12 +50,12 @@ class Checks:
 
     # ---- CUDA graphs: select and attention in one capture, replayed on new data ----
 
-    def check_graph(self, name, level, tail, applied, D):
+    def check_graph(self, name, level, tail, applied, D, exact):
         ctx = self.ctx[level]
         q, k, v = (self.randn(1, 4, N, D, torch.bfloat16) for _ in range(3))
         o = torch.empty_like(q)
         lse = torch.empty(1, 4, N, 1, device="cuda")
-        plan = esa.Plan(ctx, q, k, self.params(SELECTORS[name], applied), tail=tail)
+        plan = esa.Plan(ctx, q, k, self.params(SELECTORS[name], applied), tail=tail, exact_rows=exact)
         mask, ws = plan.mask(), torch.empty(plan.workspace, dtype=torch.uint8, device="cuda")
         choose, attend = plan.select(mask, q, k, ws), plan.attention(mask, q, k, v, o, ws, lse)
         choose()
@@ -262,9 +262,9 @@ class Checks:
 def cases(c):
     for level in ("", "sm80"):
         for name in SELECTORS:
-            for tail, applied, D in ((esa.NONE, 1, 128), (esa.POOLED, 0, 128), (esa.CENTROID, 0, 64)):
-                yield f"graph {level or 'best'} {name} tail {esa.TAILS[tail]} applied {applied} D {D}", c.check_graph, (
-                    name, level, tail, applied, D)
+            for tail, applied, D, exact in ((esa.NONE, 1, 128, 0), (esa.POOLED, 0, 128, 4), (esa.CENTROID, 0, 64, 0)):
+                text = f"{name} tail {esa.TAILS[tail]} applied {applied} D {D} exact rows {exact}"
+                yield f"graph {level or 'best'} {text}", c.check_graph, (name, level, tail, applied, D, exact)
         for shape in ((1, 2, 128, 128, 128, 128, 128), (2, 3, 1023, 1025, 64, 128, 128),
                       (1, 4, 3000, 3001, 128, 128, 128), (1, 4, 3000, 2999, 64, 256, 128),
                       (1, 4, 2000, 3001, 128, 128, 64), (1, 2, 700, 900, 64, 64, 64), (1, 12, 4000, 4000, 128, 256,

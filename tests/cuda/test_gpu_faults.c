@@ -81,6 +81,8 @@ static esa_status plain_story(const fixture *f, int *silent)
 {
     enum { NQ = 8, NK = 15, CELLS = B * H * NQ * NK };
     const esa_select_params sp = selection();
+    esa_attention_params exact = esa_attention_params_default();
+    exact.exact_rows = 4;
     esa_shapes s = esa_shapes_default();
     s.device = ESA_DEVICE_CUDA;
     s.B = B;
@@ -97,6 +99,7 @@ static esa_status plain_story(const fixture *f, int *silent)
     *silent = 0;
     esa_status status = esa_select(f->ctx, &mask, &f->q, &f->k, &sp);
     if (!status) status = esa_attention(f->ctx, &f->q, &f->k, &f->v, &f->o, mask, NULL);
+    if (!status) status = esa_attention(f->ctx, &f->q, &f->k, &f->v, &f->o, mask, &exact);
     if (!status) status = esa_importance(f->ctx, importance, entropy, &f->q, &f->k, &sp);
     if (!status) status = esa_mask_to_device(f->ctx, &cpu, mask, ESA_DEVICE_CPU);
     if (!status) status = esa_attention(f->ctx, &f->q, &f->k, &f->v, &f->o, cpu, NULL);

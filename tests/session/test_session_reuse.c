@@ -226,10 +226,13 @@ static void test_work(void **state)
     mini m = mini_make(4, 6, 2, 1);
     const struct {
         double work, warmup;
-        int32_t refresh, share, first, tail;
-    } cases[] = { { 0.5, 0, 1, 0, 0, ESA_TAIL_NONE },   { 0.5, 0, 1, 0, 0, ESA_TAIL_POOLED },
-                  { 0.7, 0.2, 1, 0, 1, ESA_TAIL_NONE }, { 0.35, 0, 2, 1, 0, ESA_TAIL_NONE },
-                  { 0.8, 0, 0, 1, 0, ESA_TAIL_NONE },   { 1, 0, 1, 0, 0, ESA_TAIL_NONE } };
+        int32_t refresh, share, first, tail, exact;
+    } cases[] = {
+        { 0.5, 0, 1, 0, 0, ESA_TAIL_NONE, 0 },   { 0.5, 0, 1, 0, 0, ESA_TAIL_POOLED, 0 },
+        { 0.7, 0.2, 1, 0, 1, ESA_TAIL_NONE, 0 }, { 0.35, 0, 2, 1, 0, ESA_TAIL_NONE, 0 },
+        { 0.8, 0, 0, 1, 0, ESA_TAIL_NONE, 0 },   { 1, 0, 1, 0, 0, ESA_TAIL_NONE, 0 },
+        { 0.5, 0, 2, 1, 0, ESA_TAIL_POOLED, 4 }, { 0.7, 0.2, 1, 0, 1, ESA_TAIL_NONE, 2 }
+    };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         esa_session_params p = sparse_params(&m);
         p.work = cases[i].work;
@@ -238,6 +241,7 @@ static void test_work(void **state)
         p.share_branches = cases[i].share;
         p.dense_first_layer = cases[i].first;
         p.attention.tail = cases[i].tail;
+        p.attention.exact_rows = cases[i].exact;
         esa_session *s;
         ok(ctx, esa_session_create(ctx, &s, &p));
         ok(ctx, mini_run(&m, s, NULL));
@@ -272,6 +276,14 @@ static void test_work_is_counted(void **state)
     assert_true(isnan(c.work_asked));
     assert_true(fabs(c.work - expected) < 1e-9);
     assert_true(stats_of(s, 0, -1).work == 1);
+    esa_session_free(s);
+
+    /* four exact rows in each of the nq blocks (none has fewer), at every sparse call */
+    p.attention.exact_rows = 4;
+    ok(ctx, esa_session_create(ctx, &s, &p));
+    ok(ctx, mini_run(&m, s, NULL));
+    assert_true(m.N % 32 == 0 || m.N % 32 >= 4);
+    assert_true(fabs(stats_of(s, -1, -1).work - expected - 6 * 4 * nq / (double)m.N / 16) < 1e-9);
     esa_session_free(s);
     mini_free(&m);
 }
