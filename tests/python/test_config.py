@@ -40,6 +40,8 @@ def test_defaults():
     ({"window": (1, 2, 3)}, "window belongs to"),
     ({"order": "tile3d", "window": (1, 2)}, "window must be three"),
     ({"tail": "long"}, "tail must be"),
+    ({"exact_rows": 17}, "exact_rows must be an integer of 0 to 16, not 17"),
+    ({"exact_rows": 1.5}, "exact_rows must be"),
     ({"mode": "strange"}, "mode must be"),
     ({"kernel": "fa5"}, "kernel must be one of 'auto', 'fa4'"),
     ({"refresh_every": -1}, "refresh_every must be an integer of at least 0"),

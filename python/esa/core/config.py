@@ -26,13 +26,15 @@ def recommended(mode: str, selector: str) -> T.SessionParams:
 
 _DEFAULT = recommended("online", "entropy")
 # Fields whose default the selector decides.
-_BY_SELECTOR = ("tail", "warmup_frac", "dense_first_layer", "refresh_every", "order_every", "share_branches")
+_BY_SELECTOR = ("tail", "exact_rows", "warmup_frac", "dense_first_layer", "refresh_every", "order_every",
+                "share_branches")
 
 
 def _defaults(selector: str) -> dict[str, Any]:
     p = recommended("online", selector)
-    return {"tail": T.word(T.TAILS, p.attention.tail), "warmup_frac": p.warmup_frac,
-            "dense_first_layer": bool(p.dense_first_layer), "refresh_every": p.refresh_every,
+    return {"tail": T.word(T.TAILS, p.attention.tail), "exact_rows": p.attention.exact_rows,
+            "warmup_frac": p.warmup_frac, "dense_first_layer": bool(p.dense_first_layer),
+            "refresh_every": p.refresh_every,
             "order_every": p.order_every, "share_branches": bool(p.share_branches)}
 
 
@@ -67,6 +69,9 @@ class EsaConfig:
     tail
         What stands in for skipped blocks: "none", "pooled" (default), "centroid" or, for selector "error" and its
         default, "levels".
+    exact_rows
+        Queries of each query block, 0 to 16, that are computed exactly and whose mean error corrects the others (0).
+        Each costs 1 / block of a dense call. Not for causal attention.
     warmup_frac, dense_first_layer, dense_layers, min_tokens
         What runs dense by policy: the first share of the steps (0.2; error: 0), layer 0 (yes; error: no), listed
         layers, shorter sequences.
@@ -116,6 +121,7 @@ class EsaConfig:
     window: tuple[int, int, int] | None = None
     protect_first_frame: bool | None = None
     tail: str = None  # type: ignore[assignment]  # this and the others of _BY_SELECTOR: __post_init__ sets them
+    exact_rows: int = None  # type: ignore[assignment]
     warmup_frac: float = None  # type: ignore[assignment]
     dense_first_layer: bool = None  # type: ignore[assignment]
     dense_layers: tuple[int, ...] = ()
@@ -183,6 +189,8 @@ class EsaConfig:
         for name, least in (("samples", 1), ("refresh_every", 0), ("order_every", 0), ("min_tokens", 0)):
             if not T.whole(getattr(self, name)) or getattr(self, name) < least:
                 raise ValueError(f"{name} must be an integer of at least {least}, not {getattr(self, name)!r}")
+
+        put(self, "exact_rows", T.exact_rows(self.exact_rows))
 
     def _check_work(self, amounts: list[str]) -> None:
         given = amounts + [name for name in ("budget", "sparsity") if getattr(self, name) is not None]

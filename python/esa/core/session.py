@@ -139,6 +139,7 @@ class Session:
         p.first_head, p.total_heads = heads
         p.select = select_params(config, self.layout, scale=scale, causal=causal, recording=record)
         p.attention.tail, p.attention.causal, p.attention.scale = T.TAILS[config.tail], int(causal), scale or 0.0
+        p.attention.exact_rows = config.exact_rows
         self._context.run(c.esa_session_create, self._context.ptr, C.byref(self._ptr), C.byref(p))
         self._context.own(self._ptr, c.esa_session_free)
 

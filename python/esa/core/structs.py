@@ -21,6 +21,7 @@ ORDER_DEFAULT = -1
 TAILS = {"none": 0, "pooled": 1, "centroid": 2, "levels": 3}
 # ---- constants of esa_session.h
 SESSION_MODES = {"dense": 0, "online": 1, "cached": 2, "record": 3, "probe": 4}
+MAX_EXACT_ROWS = 16
 PRESETS = {"faithful": 0, "balanced": 1, "fast": 2}
 CALL_KINDS = {"self": 0, "cross": 1}
 STEP_MAPS = {"exact": 0, "nearest": 1}
@@ -190,6 +191,13 @@ def number(table: dict[str, int], name: str, what: str) -> int:
 def whole(value: Any) -> bool:
     """True for an integer, numpy's included; True and False are none."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def exact_rows(value: Any) -> int:
+    """A number of exact rows per query block, or a ValueError."""
+    if not whole(value) or not 0 <= value <= MAX_EXACT_ROWS:
+        raise ValueError(f"exact_rows must be an integer of 0 to {MAX_EXACT_ROWS}, not {value!r}")
+    return int(value)
 
 
 def wholes(value: Any, message: str) -> tuple[int, ...]:
