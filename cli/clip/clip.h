@@ -53,10 +53,11 @@ int clip_is_tiny(const clip_maker *maker);
  * session: mode, selector, order, blocks and tail. Strings are borrowed. */
 typedef struct clip_request {
     esa_generate_params p;
-    clip_opening open; /* the model that makes the clip */
-    int method;        /* METHOD_* */
-    int order;         /* ESA_ORDER_*; DEFAULT: the recommended one */
-    int tail;          /* ESA_TAIL_* where blocks are skipped; -1: the recommended one */
+    clip_opening open;  /* the model that makes the clip */
+    int method;         /* METHOD_* */
+    int order;          /* ESA_ORDER_*; DEFAULT: the recommended one */
+    int tail;           /* ESA_TAIL_* where blocks are skipped; -1: the recommended one */
+    int32_t exact_rows; /* of each query block; -1: the recommended number */
     /* The recommended ones if NaN or -1. */
     double warmup;
     int32_t dense_first_layer, refresh_every, order_every, share_branches;
@@ -82,11 +83,12 @@ int clip_resolve(clip_maker *maker, clip_request *request);
 /* Settings most commands share, as rows of an option table: copies the caller's rows, then the
  * chosen groups of rows, then the end, into table and returns it. */
 enum {
-    CLIP_OPTIONS_SIZE = 1,    /* --frames --height --width --steps */
-    CLIP_OPTIONS_NOISE = 2,   /* --guidance --negative-prompt --scheduler --flow-shift */
-    CLIP_OPTIONS_DENSE = 4,   /* --warmup --dense-first-layer --dense-layers */
-    CLIP_OPTIONS_BLOCKS = 8,  /* --order --window --block --samples */
-    CLIP_OPTIONS_SPARSE = 16, /* --tail --cdf --refresh --order-every --share-branches */
+    CLIP_OPTIONS_SIZE = 1,   /* --frames --height --width --steps */
+    CLIP_OPTIONS_NOISE = 2,  /* --guidance --negative-prompt --scheduler --flow-shift */
+    CLIP_OPTIONS_DENSE = 4,  /* --warmup --dense-first-layer --dense-layers */
+    CLIP_OPTIONS_BLOCKS = 8, /* --order --window --block --samples */
+    CLIP_OPTIONS_SPARSE =
+        16, /* --tail --exact-rows --cdf --refresh --order-every --share-branches */
     CLIP_OPTIONS_CACHED = 32, /* --masks --step-map */
     CLIP_OPTIONS_MODEL = 64,  /* --model --threads */
     CLIP_OPTIONS_WORK = 128,  /* --work --quality --plan --preset */

@@ -27,6 +27,7 @@ clip_request clip_request_default(void)
     clip_request r = { .method = METHOD_ENTROPY,
                        .order = ESA_ORDER_DEFAULT,
                        .tail = -1,
+                       .exact_rows = -1,
                        .warmup = NAN,
                        .dense_first_layer = -1,
                        .refresh_every = -1,
@@ -83,6 +84,7 @@ static void set_session(clip_request *r)
     s->mode = best.mode;
     s->attention.tail = best.attention.tail == ESA_TAIL_NONE || r->tail < 0 ? best.attention.tail
                                                                             : r->tail;
+    s->attention.exact_rows = pick(r->exact_rows, best.attention.exact_rows);
     s->select.selector = best.select.selector;
     s->select.tail = s->attention.tail;
     s->warmup_frac = isnan(r->warmup) ? best.warmup_frac : r->warmup;
@@ -199,6 +201,8 @@ const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_opt
     const cli_option sparse[] = {
         { "--tail", CLI_CHOICE, &r->tail, CLI_TAILS, 0, 0, 0,
           "what replaces skipped blocks (pooled; error: levels)" },
+        { "--exact-rows", CLI_INT32, &r->exact_rows, "N", 0, ESA_MAX_EXACT_ROWS, 0,
+          "queries of each block that are computed exactly and correct the others (0)" },
         { "--cdf", CLI_REAL, &s->select.cdf_threshold, "X", 0, 1, 0,
           "ada_bsa: cumulative mass to keep; 1 turns the rule off (1)" },
         { "--refresh", CLI_INT32, &r->refresh_every, "N", 0, 1000, 0,

@@ -336,12 +336,13 @@ static char *settings_of(const job *j)
                     "negative_prompt %s scheduler %d flow_shift %g seed %ld",
                     j->maker.info.name, weights, p->frames, p->height, p->width, p->steps,
                     p->guidance, p->negative_prompt, p->scheduler, p->flow_shift, (int64_t)p->seed);
-    cli_json_fields(json,
-                    "order %d tail %d block_q %d block_k %d refresh %d order_every %d share %d "
-                    "warmup %g first_layer %d groups %ld prompts %ld",
-                    s->select.layout.order, s->attention.tail, s->select.block_q, s->select.block_k,
-                    s->refresh_every, s->order_every, s->share_branches, s->warmup_frac,
-                    s->dense_first_layer, j->o->groups, j->measured);
+    cli_json_fields(
+        json,
+        "order %d tail %d exact_rows %d block_q %d block_k %d refresh %d order_every %d share %d "
+        "warmup %g first_layer %d groups %ld prompts %ld",
+        s->select.layout.order, s->attention.tail, s->attention.exact_rows, s->select.block_q,
+        s->select.block_k, s->refresh_every, s->order_every, s->share_branches, s->warmup_frac,
+        s->dense_first_layer, j->o->groups, j->measured);
     cli_json_open(json, "lines", '[');
     for (int64_t i = 0; i < j->prompts.count; i++) cli_json_text(json, NULL, j->prompts.line[i]);
     cli_json_close(json);
