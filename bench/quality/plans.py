@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Density of each layer and step ("cell") such that the whole clip costs the work that was asked for."""
+import math
+
+import attend
+import orders
+import scores
+from spec import due
+
+LEAST = 0.02        # density of a cell at least, unless one block a row is more
+
+
+class Shape:
+    """Sizes that costs follow from."""
+
+    def __init__(self, steps, layers, tokens, dim, sigmas):
+        self.steps, self.layers, self.tokens, self.dim, self.sigmas = steps, layers, tokens, dim, sigmas
+
+
+def extra_work(spec, shape, step, layer):
+    """Work of one call beside its exact blocks and means, by what the schedule says is made in it: (order, scores,
+    exact rows). Sharing guidance branches halves the first two."""
+    i = step - spec.warm
+    N, D = shape.tokens, shape.dim
+    if spec.is_dense(step, layer):
+        mask = scores.work(spec) if spec.src == "warm" and step == spec.warm - 1 and layer >= spec.l0 else 0.0
+        return 0.0, mask, 0.0
+    rows = spec.resid / spec.bq
+    if spec.order == "kmeans":
+        return attend.cluster_work(spec, N, spec.carry if i and spec.carry else spec.rounds), 0.0, 0.0
+    half = 0.5 if spec.share else 1.0
+    order = half * orders.work(spec, N, D) if spec.adaptive() and due(spec.oref, i) else 0.0
+    mask = half * scores.work(spec, i == 0) if spec.src == "online" and mask_due(spec, i) else 0.0
+    return order, mask, rows
+
+
+def mask_due(spec, i):
+    """Masks are made anew by their schedule and with every new order."""
+    return due(spec.refresh, i) or (spec.adaptive() and due(spec.oref, i))
+
+
+def tail_share(spec):
+    """Cost of a call's tail if every block were skipped; with levels it is part of the density."""
+    if spec.lev or spec.sizes() == [0] or spec.field == "svg2":
+        return 0.0
+    return 1 / spec.sizes()[0]
+
+
+def solve(spec, shape, curves=None):
+    """{cell: density} of the sparse cells (with levels: cost of blocks and means; otherwise kept blocks), and the work
+    that this should cost. Raises ValueError if the work is too small for what must be paid anyway.
+    curves: {cell: function of density -> expected error}, for plan=cell and plan=even."""
+    cells = [(s, layer) for s in range(shape.steps) for layer in range(shape.layers)]
+    live = [c for c in cells if not spec.is_dense(*c)]
+    fixed = len(cells) - len(live) + sum(sum(extra_work(spec, shape, *c)) for c in cells)
+    t = tail_share(spec)
+    least = max(LEAST, 1.0 / (shape.tokens // spec.bk)) + t
+    spend = spec.work * len(cells) - fixed
+    if not live or spend < least * len(live):
+        raise ValueError(f"work {spec.work} is too small: {fixed / len(cells):.3f} goes to dense calls and choosing, "
+                         f"{least * len(live) / len(cells):.3f} is the least for the blocks")
+    if spec.plan == "flat":
+        cost = dict.fromkeys(live, min(1.0, spend / len(live)))
+    elif spec.plan in ("cell", "even"):
+        cost = by_curves(live, curves, spend, least)
+    elif spec.plan == "shape":
+        cost = by_weight({c: shape_of(spec.shape, shape, *c) for c in live}, spend, least)
+    else:
+        raise ValueError(f"no such plan: {spec.plan}")
+    if spec.src == "online" and spec.order != "kmeans":
+        cost = hold(spec, cost)
+    total = (fixed + sum(cost.values())) / len(cells)
+    return {c: (x - t) / (1 - t) for c, x in cost.items()}, total
+
+
+def hold(spec, cost):
+    """Steps that use one mask have one density: the mean of what they would have."""
+    out = dict(cost)
+    for layer in {c[1] for c in cost}:
+        group = []
+        for step in sorted(c[0] for c in cost if c[1] == layer) + [None]:
+            if group and (step is None or mask_due(spec, step - spec.warm)):
+                mean = sum(cost[s, layer] for s in group) / len(group)
+                out.update({(s, layer): mean for s in group})
+                group = []
+            group.append(step)
+    return out
+
+
+GRID = [0.02 * (50 ** (i / 60)) for i in range(61)]     # densities 0.02 .. 1
+
+
+def by_curves(live, curves, spend, least):
+    """Least sum of the curves' errors at this cost: one price of density for all cells."""
+    grid = [x for x in GRID if x >= least] or [1.0]
+    value = {c: [curves[c](x) if x < 1 else 0.0 for x in grid] for c in live}
+
+    def at(price):
+        return {c: min(zip(value[c], grid), key=lambda y: y[0] + price * y[1])[1] for c in live}
+    lo, hi = -80.0, 40.0
+    for _ in range(80):
+        mid = (lo + hi) / 2
+        if sum(at(math.exp(mid)).values()) > spend:
+            lo = mid
+        else:
+            hi = mid
+    return by_weight(at(math.exp(hi)), spend, least)    # the grid's remainder is spread
+
+
+def by_weight(weight, spend, least):
+    """Densities proportional to weights, inside [least, 1], that sum to `spend`."""
+    lo, hi = -40.0, 40.0
+    for _ in range(100):
+        mid = (lo + hi) / 2
+        if sum(min(1.0, max(least, w * math.exp(mid))) for w in weight.values()) < spend:
+            lo = mid
+        else:
+            hi = mid
+    return {c: min(1.0, max(least, w * math.exp(hi))) for c, w in weight.items()}
+
+
+def features(sigma, depth):
+    """What a built-in shape knows of a cell: noise level 1 .. 0 and relative depth 0 .. 1."""
+    return [sigma, sigma * sigma, depth, depth * depth, math.exp(-depth * 12)]
+
+
+def shape_of(text, shape, step, layer):
+    """Weight of a cell: exp(sum of parameters times features). text: parameters with / between."""
+    x = features(shape.sigmas[step], layer / max(1, shape.layers - 1))
+    return math.exp(sum(float(b) * y for b, y in zip(text.split("/"), x)))
+
+
+def fit_shape(density, shape):
+    """Parameters of shape_of that fit log densities {cell: density} of a plan, least squares; as text."""
+    import torch
+    rows = [features(shape.sigmas[s], layer / max(1, shape.layers - 1)) + [1.0] for s, layer in density]
+    a = torch.tensor(rows, dtype=torch.float64)
+    y = torch.tensor([math.log(x) for x in density.values()], dtype=torch.float64)
+    ridge = 1e-3 * torch.eye(a.shape[1], dtype=torch.float64)
+    b = torch.linalg.solve(a.T @ a + ridge, a.T @ y)
+    rest = (a @ b - y).square().mean().sqrt()
+    return "/".join(f"{x:.2f}" for x in b[:-1].tolist()), float(rest)

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Named groups of settings. A group is a list of (words, works): the words of spec.Spec and the total works at which
+they run, most valuable first, so that a clock may cut the end off."""
+
+HIGH, LOW, LEAN = 0.57, 0.44, 0.30      # today's default at budgets 0.3 and 0.1, and less than its dense calls cost
+BOTH = (LOW, HIGH)
+ALL = (LOW, HIGH, LEAN)
+
+ERR = "sel=errq8m4 bud=layer lev=64/16 share=1"
+FREE = "warm=0 l0=0"                                    # no dense step or layer by rule
+AD = f"{ERR} {FREE} order=ad refresh=2 oref=2"          # the new default as it stands
+WIDE = f"bud=layer share=1 {FREE} order=ad refresh=2 oref=2"
+TODAY = ["base", FREE]
+
+
+def swap(words, **new):
+    """Words with some of them replaced or added."""
+    kept = [w for w in words.split() if w.split("=")[0] not in new]
+    return " ".join(kept + [f"{k}={v}" for k, v in new.items()])
+
+
+def at(works, *settings):
+    return [(s, works) for s in settings]
+
+
+DECIDE = [
+    *at(BOTH, "base"),
+    *at(BOTH, swap(AD, order="kdm"), AD),
+    # 1: how cheap may the order be
+    *at((LOW,), swap(AD, asamp=64, aiter=4), swap(AD, asamp=128, aiter=4), swap(AD, asamp=128), swap(AD, asamp=512,
+        aiter=12, amet=4352), swap(AD, amet=128), swap(AD, amet=0), swap(AD, acen=0), swap(AD, asamp=32, aiter=3,
+        amet=128), swap(AD, leafk=8), swap(AD, leafk=4, leafq=4), swap(AD, leafq=64, leafk=64), swap(AD, order="adk")),
+    # 2: where the output estimate comes from
+    *at((LOW,), swap(AD, twice=1), swap(AD, osrc="block"), swap(AD, osrc="fine16"), swap(AD, osrc="prev"),
+        swap(AD, osrc="block", zsrc="same"), swap(AD, osrc="fine16", zsrc="same")),
+    # 3: blocks of other sizes, and group sizes
+    *at((LOW,), swap(WIDE, sel="errq16m4", lev="128/32", bq=128, bk=128),
+        swap(WIDE, sel="errq16m4", lev="128/16", bq=128, bk=128),
+        swap(WIDE, sel="errq16m8", lev="128/16", bq=128, bk=128),
+        swap(WIDE, sel="errq8m8", lev="128/16", bq=128, bk=128),
+        swap(WIDE, sel="errq32m4", lev="128/16", bq=256, bk=128),
+        swap(WIDE, sel="errq16m8", lev="128/16", bq=256, bk=128),
+        swap(WIDE, sel="errq16m8", lev="128/32", bq=256, bk=128),
+        swap(WIDE, sel="errq16m4", lev="64/16", bq=128, bk=64)),
+    *at((LOW,), swap(AD, lev="64/8"), swap(AD, sel="errq8m8"), swap(AD, sel="errq4m4"), swap(AD, sel="errq4m8"),
+        swap(AD, sel="errq16m4"), swap(AD, sel="errq16m8"), swap(AD, sel="errq8m2")),
+    # 4: how often
+    *at((LOW,), swap(AD, refresh=1, oref=1), swap(AD, refresh=2, oref=4), swap(AD, refresh=2, oref=0),
+        swap(AD, refresh=4, oref=4), swap(AD, refresh=3, oref=3), swap(AD, refresh=1, oref=2),
+        swap(AD, refresh=0, oref=0), swap(AD, refresh="0/1/2/4", oref="0/1/2/4"), swap(AD, share=0)),
+    # 5: exact rows
+    *at((LOW,), swap(AD, resid=4), swap(AD, resid=2),
+        swap(WIDE, sel="errq16m8", lev="128/16", bq=128, bk=128, resid=4),
+        swap(WIDE, sel="errq16m8", lev="128/16", bq=256, bk=128, resid=4),
+        swap(WIDE, sel="errq16m8", lev="128/16", bq=256, bk=128, resid=8)),
+    # the rest
+    *at((LOW,), swap(AD, wt="head"), swap(AD, least=0), FREE, f"{ERR} {FREE} refresh=2"),
+    *at((LEAN,), AD, FREE),
+]
+
+PLAN = [
+    *at(BOTH, "base", f"{ERR} order=ad refresh=2 oref=2", AD, swap(AD, plan="cell"), swap(AD, plan="even")),
+    *at((LEAN,), AD, swap(AD, plan="cell"), swap(AD, plan="even")),
+    *at((LOW,), swap(AD, plan="cell", wt="head"), swap(AD, plan="cell", refresh=1, oref=1)),
+]
+
+REC = f"src=cached sel=errq8m4 bud=layer lev=64/16 {FREE}"
+RECORDED = [
+    *at(BOTH, swap(REC, bud="joint", wt="cell"), swap(REC, bud="joint"), REC,
+        swap(REC, bud="joint", wt="cell", P=32), swap(REC, bud="joint", wt="cell", P=32, sel="err16"),
+        "src=cached P=8", "src=cached P=32", swap(REC, bud="joint", wt="cell", sel="err16"),
+        swap(REC, bud="joint", wt="cell", P=2), swap(REC, bud="joint", wt="cell", lev="64/8"),
+        swap(REC, bud="joint", wt="cell", lev="64")),
+    *at((LEAN,), swap(REC, bud="joint", wt="cell"), swap(REC, bud="joint", wt="cell", P=32)),
+    # masks of the clip itself: kept from its first steps, or made anew now and then
+    *at(BOTH, f"{ERR} {FREE} refresh=0", f"{ERR} {FREE} refresh=0/1", f"{ERR} {FREE} refresh=4",
+        f"{ERR} {FREE} refresh=2", swap(AD, refresh=0, oref=0), swap(AD, refresh="0/1", oref="0/1"),
+        swap(AD, refresh="0/2", oref="0/2"),
+        swap(AD, refresh="0/1/3", oref="0/1/3")),
+]
+
+# Other projects, re-implemented from their descriptions, each with the dense steps it comes with and without any:
+# sparge  SpargeAttn's top-k entrance: softmax of mean-pooled blocks ranks them, as many in every row, no tail
+# sol     Sol-Attn: pooled scores, a set by share of each row, what is skipped is replaced by its mean
+# svg2, ear  see attend.clusters; losa  LoSA: exact masses of the last dense step, a set by share, kept for the clip
+SPARGE, SOL = "sel=massq1m64 bud=uniform tail=0", "sel=massq1m64 bud=topp"
+SVG2, EAR = "order=kmeans field=svg2 carry=2", "order=kmeans field=ear carry=2"
+LOSA = "src=warm sel=mass64 bud=topp tail=0"
+FIELD = [
+    *at(BOTH, "base", AD),
+    *at(BOTH, SPARGE, f"{SPARGE} {FREE}", SOL, f"{SOL} {FREE}", SVG2, f"{SVG2} {FREE}", EAR, f"{EAR} {FREE}"),
+    *at(BOTH, f"{LOSA} l0=0", f"{LOSA} warm=1 l0=0", f"{LOSA} warm=1 l0=0 bk=32"),
+    *at((LEAN,), AD, f"{SPARGE} {FREE}", f"{SOL} {FREE}", f"{SVG2} {FREE}", f"{EAR} {FREE}", f"{LOSA} warm=1 l0=0"),
+]
+
+# One idea after the other, then together
+TABLE = [
+    *at(BOTH, "base"), *at(ALL, FREE),
+    *at(BOTH, "sel=errq8m4 bud=layer", "sel=errq8m4 bud=layer lev=64/16"),
+    *at(ALL, f"sel=errq8m4 bud=layer lev=64/16 {FREE}", f"{ERR} {FREE} refresh=2", AD, swap(AD, plan="cell")),
+    *at(ALL, swap(REC, bud="joint", wt="cell")), *at(BOTH, "src=cached"),
+    *at(BOTH, swap(AD, refresh=0, oref=0), swap(AD, oref=0)),
+]
+
+GROUPS = {"decide": DECIDE, "plan": PLAN, "recorded": RECORDED, "field": FIELD, "table": TABLE}

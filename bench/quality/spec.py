@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one run of the study is: a setting, written as words (`sel=errq8m4 bud=layer lev=64/16 work=0.44`)."""
+import re
+from dataclasses import dataclass, fields
+
+SEL = re.compile(r"^(mass|err)(q?)(\d+)(?:m(\d+))?$")
+KD = re.compile(r"^kd(k?)(m?)(\d*)$")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Every field is a word of a setting. The defaults are the project's default before this study ("base")."""
+    work: float = 0.57      # attention work of the whole clip as a share of dense, everything counted
+    sel: str = "mass4"      # score of a block: mass or err, [q] S queries a block (q: means), [m M] means of M keys
+    src: str = "online"     # online | cached (recorded on other prompts) | warm (made in the last dense step, kept)
+    P: int = 8              # prompts that recorded things come from
+    bud: str = "entropy"    # who shares a budget: entropy uniform (rows) layer (one threshold) topp | joint (cached)
+    plan: str = "flat"      # density of each layer and step: flat | cell (by sensitivity) | even (without) | shape
+    shape: str = ""         # parameters of plan=shape, see plans.shape_of
+    tail: int = -1          # tokens that one mean of the tail stands for; -1: a block; 0: no tail
+    lev: str = ""           # levels of the tail, tokens a mean: "64/16"; chosen by error and cost
+    least: int = 1          # exact blocks a row at least (levels)
+    osrc: str = "self"      # output estimate inside err: self | fineG (means of G keys) | block | prev (last step's)
+    zsrc: str = "own"       # normaliser inside err: own (same pass as the weights) | same (as osrc; block or fineG)
+    twice: int = 0          # 1: a fused kernel that makes the pass over the means twice; counted so
+    resid: int = 0          # exact rows a query block; their mean error, shrunk, is added to the others
+    bq: int = 64
+    bk: int = 64
+    order: str = "hilbert"  # hilbert | raster | kd.. (full, see orders.make) | ad, adk (sampled) | kmeans
+    asamp: int = 256        # ad: tokens a node that directions are taken from
+    aiter: int = 6          # ad: power iterations a node
+    amet: int = 512         # ad: tokens that the metric of the other side is taken from; 0: no metric
+    acen: int = 1           # ad: 1: metric of the queries from keys minus their mean (softmax ignores it)
+    leafq: int = 0          # tokens of a piece of queries that is not cut further; 0: queries of one mean
+    leafk: int = 0          # the same of keys; 0: tokens of the finest level
+    warm: int = 2           # dense steps in front
+    l0: int = 1             # dense layers in front
+    refresh: str = "1"      # masks are made anew every so many sparse steps; 0: once; "0/1/4": in these
+    oref: str = "1"         # orders likewise; new orders always bring new masks
+    share: int = 0          # 1: the unguided branch uses masks and orders of the guided one
+    wt: str = "none"        # errors of heads weighted by gate and output projection: none | head
+    field: str = ""         # order=kmeans: svg2 | ear
+    rounds: int = 6         # order=kmeans: rounds of k-means
+    carry: int = 0          # order=kmeans: rounds in later steps, which start from the last centroids; 0: anew
+
+    def label(self):
+        """The words that differ from the defaults; work is named apart."""
+        base = Spec()
+        words = [f"{f.name}={getattr(self, f.name)}" for f in fields(self)
+                 if f.name != "work" and getattr(self, f.name) != getattr(base, f.name)]
+        return " ".join(words) or "base"
+
+    @staticmethod
+    def parse(text, **more):
+        kinds = {f.name: type(f.default) for f in fields(Spec)}
+        values = {}
+        for word in filter(None, re.split(r"[,\s]+", text)):
+            if word == "base":
+                continue
+            name, _, value = word.partition("=")
+            if name not in kinds or not value:
+                raise ValueError(f"no such word of a setting: {word}")
+            values[name] = kinds[name](value)
+        spec = Spec(**{**values, **more})
+        spec.check()
+        return spec
+
+    def check(self):
+        self.score()
+        if self.src != "online" and self.order not in ("hilbert", "raster"):
+            raise ValueError(f"masks of src={self.src} need a fixed order, not order={self.order}")
+        if self.lev and self.score()[0] != "err":
+            raise ValueError(f"levels are chosen by error, not by sel={self.sel}")
+        if self.lev and self.score()[3] >= min(self.sizes()):
+            raise ValueError(f"sel={self.sel} cannot see the error of means of {min(self.sizes())} tokens")
+        if self.bud == "joint" and (self.src != "cached" or not self.lev):
+            raise ValueError("bud=joint is one price for all recorded levels: src=cached and lev=.. are needed")
+        if any(self.bk % s for s in self.sizes() if s):
+            raise ValueError(f"means of {self.sizes()} tokens do not divide blocks of {self.bk}")
+        if self.zsrc == "same" and self.osrc in ("self", "prev"):
+            raise ValueError(f"zsrc=same needs osrc=block or osrc=fineG, not osrc={self.osrc}")
+
+    def score(self):
+        """(kind, queries are means, queries a block, keys a mean)."""
+        m = SEL.match(self.sel)
+        if not m:
+            raise ValueError(f"no such score: {self.sel}")
+        return m[1], bool(m[2]), int(m[3]), max(1, int(m[4] or 1))
+
+    def sizes(self):
+        """Tokens a mean of every level of the tail, coarse to fine; [0]: no tail."""
+        if self.lev:
+            return [int(x) for x in self.lev.split("/")]
+        return [self.bk if self.tail < 0 else self.tail]
+
+    def leaves(self):
+        """Tokens of the smallest pieces that an order cuts: queries, keys. The full order cuts down to 8."""
+        if KD.match(self.order):
+            return self.leafq or 8, self.leafk or 8
+        _, mean, s, _ = self.score()
+        fine = [x for x in self.sizes() if x]
+        return self.leafq or (max(1, self.bq // s) if mean else self.bq), self.leafk or min(fine + [self.bk])
+
+    def adaptive(self):
+        return self.order[:2] in ("kd", "ad")
+
+    def is_dense(self, step, layer):
+        return step < self.warm or layer < self.l0
+
+
+def due(text, i):
+    """Is something with this schedule made in the i-th sparse step?"""
+    if "/" in text:
+        return str(i) in text.split("/")
+    return i == 0 if int(text) == 0 else i % int(text) == 0
