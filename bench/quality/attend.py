@@ -30,21 +30,23 @@ def sparse(spec, q, k, v, level, want_dense=False):
         t = t.view(B, H, N, nk * tail.r)
         num, den = num + t @ tail.v, den + t.sum(-1, keepdim=True)
     o = num / den
-    return (with_exact_rows(o, dense, nq, spec.resid) if spec.resid else o), dense
+    return (with_exact_rows(o, dense, nq, spec.resid, spec.near) if spec.resid else o), dense
 
 
-def with_exact_rows(o, dense, nq, rows):
-    """A few rows of each block exact; the mean of their errors, shrunk by its own noise, added to the others."""
+def with_exact_rows(o, dense, nq, rows, near=0.0):
+    """A few rows of each block exact; the mean of their errors, shrunk by its own noise, added to the others. near: so
+    much of what the error of the nearest exact row differs from that mean is added too."""
     B, H, N, D = o.shape
     bq = N // nq
     pos = positions(bq, rows)
     o, dense = o.view(B, H, nq, bq, D), dense.view(B, H, nq, bq, D)
     x = (dense - o)[:, :, :, pos]
     mean = x.mean(3, keepdim=True)
+    extra = near * (x - mean).repeat_interleave(bq // len(pos), 3) if near else 0.0
     if len(pos) > 1:
         noise = (x - mean).square().sum((3, 4), keepdim=True) / (len(pos) - 1) / len(pos)
         mean = mean * (1 - noise / mean.square().sum(-1, keepdim=True).clamp_min(1e-30)).clamp_min(0)
-    o = o + mean
+    o = o + mean + extra
     o[:, :, :, pos] = dense[:, :, :, pos]
     return o.view(B, H, N, D)
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is measured on other prompts than the judged ones: recorded scores, error curves and sensitivities of cells."""
 import math
+from dataclasses import replace
 
 import torch
 
@@ -46,25 +47,26 @@ class Calib:
         arrives in the last latents. Fitted by a sum over steps and layers, for single measurements are noisy."""
         if "sensitivity" not in self.saved:
             sim, clips, w = self.sim, self.make(n), self.head_weights()
-            logs = torch.zeros(sim.steps, sim.layers)
+            raw = self.saved.setdefault("sensitivity_raw", [[None] * sim.layers for _ in range(sim.steps)])
             for s in range(sim.steps):
                 for layer in range(sim.layers):
+                    if raw[s][layer] is not None:       # from an earlier call that the clock cut off
+                        continue
                     sim.hub.begin("one", Spec.parse(PROBE), cell=(s, layer), density={(s, layer): 0.15})
                     last = sim.denoise(clips, s)
                     seen = (sim.hub.found * w[s, layer]).sum()
-                    logs[s, layer] = torch.log((last - clips.last).square().mean() / seen).cpu()
+                    raw[s][layer] = float(torch.log((last - clips.last).square().mean() / seen))
+            logs = torch.tensor(raw)
             fit = logs.mean(1, keepdim=True) + logs.mean(0, keepdim=True) - logs.mean()
-            self.saved["sensitivity_raw"] = logs.tolist()
             self.saved["sensitivity"] = (fit - fit.mean()).tolist()
         return self.saved["sensitivity"]
 
     def errors(self, spec, n=4):
         """{"step,layer": [error of the residual stream at each density of GRID]} of this way to choose."""
-        from dataclasses import replace
-        key = "curve " + replace(spec, plan="flat", warm=0, l0=0, resid=0, P=n).label()
+        probe = replace(spec, plan="flat", shape="", warm=0, l0=0)
+        key = f"curve of {n}: {probe.label()}"
         if key not in self.saved:
             clips, w = self.make(n), self.head_weights()
-            probe = replace(spec, plan="flat", warm=0, l0=0, resid=0)
             self.sim.hub.begin("curve", probe, grid_d=GRID, weights=w)
             self.sim.denoise(clips, 0)
             self.saved[key] = {f"{s},{layer}": (x * w[s, layer]).sum(1).tolist()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every self-attention call of the model does in a run: dense, sparse, or dense while something is recorded."""
+import time
+
 import torch
 import torch.nn.functional as F
 
@@ -11,13 +13,19 @@ import scores
 from spec import due
 
 
+class Late(Exception):
+    """The clock ran out in the middle of a run or a calibration."""
+
+
 class Hub:
-    """grid: tokens along time, height, width; chunk: batch entries whose N x N weights exist at once."""
+    """grid: tokens along time, height, width; chunk: batch entries whose N x N weights exist at once. deadline: a time
+    after which every call raises Late; None: never."""
 
     def __init__(self, grid, chunk):
         self.grid, self.chunk = grid, chunk
         self.perm = {}
         self.step = 0
+        self.deadline = None
         self.begin()
 
     def begin(self, mode="dense", spec=None, **more):
@@ -32,6 +40,8 @@ class Hub:
 
     def attend(self, layer, q, k, v):
         cell = (self.step, layer)
+        if self.deadline and time.time() > self.deadline:
+            raise Late
         if self.mode == "dense":
             return F.scaled_dot_product_attention(q, k, v)
         self.calls += 1
@@ -93,7 +103,8 @@ class Hub:
         """Scores of the call and its mass, counted; head weights are applied."""
         spec = self.spec
         last = self.last.get(layer)
-        self.pay(scores=(0.5 if spec.share else 1.0) * scores.work(spec, last is None))
+        if spec.src != "warm":                  # those of a dense call cost nothing more
+            self.pay(scores=(0.5 if spec.share else 1.0) * scores.work(spec, last is None))
         n = q.shape[0] // 2 if spec.share else q.shape[0]
         last = None if last is None else self.same_order(layer, last)[:n]
         found, p = scores.of_batch(spec, q[:n], k[:n], v[:n], self.chunk, last)
@@ -199,6 +210,8 @@ class Hub:
         found, ref = [], None
         for d in self.grid_d:
             level = self.choose(self.kept[layer], d)
+            if self.deadline and time.time() > self.deadline:
+                raise Late
             o, dense = self.run_sparse(q1, k1, v1, level, ref is None)
             ref = dense if ref is None else ref
             found.append((o - ref).square().mean((0, 2, 3)))

@@ -8,6 +8,7 @@ import scores
 from spec import due
 
 LEAST = 0.02        # density of a cell at least, unless one block a row is more
+SHAPE = "9/0/0"     # the built-in rule's parameters, see shape_curves
 
 
 class Shape:
@@ -23,8 +24,7 @@ def extra_work(spec, shape, step, layer):
     i = step - spec.warm
     N, D = shape.tokens, shape.dim
     if spec.is_dense(step, layer):
-        mask = scores.work(spec) if spec.src == "warm" and step == spec.warm - 1 and layer >= spec.l0 else 0.0
-        return 0.0, mask, 0.0
+        return 0.0, 0.0, 0.0        # a dense call has the products of src=warm already
     rows = spec.resid / spec.bq
     if spec.order == "kmeans":
         return attend.cluster_work(spec, N, spec.carry if i and spec.carry else spec.rounds), 0.0, 0.0
@@ -46,10 +46,13 @@ def tail_share(spec):
     return 1 / spec.sizes()[0]
 
 
-def solve(spec, shape, curves=None):
+def solve(spec, shape, curves=None, held=True):
     """{cell: density} of the sparse cells (with levels: cost of blocks and means; otherwise kept blocks), and the work
     that this should cost. Raises ValueError if the work is too small for what must be paid anyway.
-    curves: {cell: function of density -> expected error}, for plan=cell and plan=even."""
+    curves: {cell: function of density -> expected error}, for plan=cell and plan=even. held: steps that share a mask
+    get one density. spec: resolved for the steps of the run."""
+    if spec.warm < 0:
+        raise ValueError("the setting must be resolved for a number of steps first")
     cells = [(s, layer) for s in range(shape.steps) for layer in range(shape.layers)]
     live = [c for c in cells if not spec.is_dense(*c)]
     fixed = len(cells) - len(live) + sum(sum(extra_work(spec, shape, *c)) for c in cells)
@@ -64,10 +67,10 @@ def solve(spec, shape, curves=None):
     elif spec.plan in ("cell", "even"):
         cost = by_curves(live, curves, spend, least)
     elif spec.plan == "shape":
-        cost = by_weight({c: shape_of(spec.shape, shape, *c) for c in live}, spend, least)
+        cost = by_curves(live, shape_curves(spec.shape or SHAPE, shape, live), spend, least)
     else:
         raise ValueError(f"no such plan: {spec.plan}")
-    if spec.src == "online" and spec.order != "kmeans":
+    if held and spec.src == "online" and spec.order != "kmeans":
         cost = hold(spec, cost)
     total = (fixed + sum(cost.values())) / len(cells)
     return {c: (x - t) / (1 - t) for c, x in cost.items()}, total
@@ -119,24 +122,36 @@ def by_weight(weight, spend, least):
     return {c: min(1.0, max(least, w * math.exp(hi))) for c, w in weight.items()}
 
 
-def features(sigma, depth):
-    """What a built-in shape knows of a cell: noise level 1 .. 0 and relative depth 0 .. 1."""
-    return [sigma, sigma * sigma, depth, depth * depth, math.exp(-depth * 12)]
+def shape_curves(text, shape, cells):
+    """Curves of the built-in rule, as in src/rules/plan.h: exp(-decay density) for every cell, times exp(sigma s +
+    depth l) for noise level s (1 .. 0) and relative depth l (0 .. 1). text: decay/sigma/depth."""
+    decay, sigma, depth = (float(x) for x in text.split("/"))
+
+    def of(step, layer):
+        w = math.exp(sigma * shape.sigmas[step] + depth * layer / max(1, shape.layers - 1))
+        return lambda d: w * (math.exp(-decay * d) - math.exp(-decay))
+    return {c: of(*c) for c in cells}
 
 
-def shape_of(text, shape, step, layer):
-    """Weight of a cell: exp(sum of parameters times features). text: parameters with / between."""
-    x = features(shape.sigmas[step], layer / max(1, shape.layers - 1))
-    return math.exp(sum(float(b) * y for b, y in zip(text.split("/"), x)))
-
-
-def fit_shape(density, shape):
-    """Parameters of shape_of that fit log densities {cell: density} of a plan, least squares; as text."""
+def fit_shape(density, curves, shape):
+    """Parameters of shape_curves whose densities come closest to those of a plan {cell: density} (before `hold`), as
+    text; and standard deviations of the densities: theirs, what the shape leaves, and what a richer one would leave
+    (squares of both, and the first layer). The optimal density of such a curve is linear in its log weight."""
     import torch
-    rows = [features(shape.sigmas[s], layer / max(1, shape.layers - 1)) + [1.0] for s, layer in density]
-    a = torch.tensor(rows, dtype=torch.float64)
-    y = torch.tensor([math.log(x) for x in density.values()], dtype=torch.float64)
-    ridge = 1e-3 * torch.eye(a.shape[1], dtype=torch.float64)
-    b = torch.linalg.solve(a.T @ a + ridge, a.T @ y)
-    rest = (a @ b - y).square().mean().sqrt()
-    return "/".join(f"{x:.2f}" for x in b[:-1].tolist()), float(rest)
+    free = [c for c in density if 0.03 < density[c] < 0.97]
+    y = torch.tensor([density[c] for c in free], dtype=torch.float64)
+
+    def left(columns):
+        a = torch.tensor([columns(shape.sigmas[s], layer / max(1, shape.layers - 1)) + [1.0] for s, layer in free],
+                         dtype=torch.float64)
+        b = torch.linalg.lstsq(a, y.unsqueeze(1), driver="gelsd").solution.squeeze(1)
+        return b, float((a @ b - y).square().mean().sqrt())
+    points = [0.12, 0.25, 0.5]
+    logs = [[math.log(max(curves[c](d), 1e-30)) for d in points] for c in free]
+    mean = sum(points) / len(points)
+    decay = -sum((d - mean) * x[i] for x in logs for i, d in enumerate(points))
+    decay /= sum((d - mean) ** 2 for d in points) * len(free)
+    b, rest = left(lambda s, x: [s, x])
+    _, rich = left(lambda s, x: [s, s * s, x, x * x, float(x == 0)])
+    return (f"{decay:.2f}/{decay * float(b[0]):.2f}/{decay * float(b[1]):.2f}",
+            (float(y.std(unbiased=False)), rest, rich))

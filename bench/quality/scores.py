@@ -97,7 +97,14 @@ def estimate(spec, q, k, v, last=None):
             x = a - per_block(t, tail.v, nk)
             x -= (w - tw).transpose(2, 3).unsqueeze(-1) * o.unsqueeze(2)
             del t, tw
-        out.append(rows(x.square_().sum(-1).transpose(2, 3) / (Z * Z)))
+        if spec.cent:
+            x /= Z.unsqueeze(2)
+            x = x.view(B, H, nk, nq, -1, D)
+            middle = x.mean(4).square().sum(-1).transpose(2, 3)             # [B, H, nq, nk]
+            found = x.square_().sum(-1).mean(-1).transpose(2, 3) - spec.cent * middle
+            out.append(found.clamp_min(0))
+        else:
+            out.append(rows(x.square_().sum(-1).transpose(2, 3) / (Z * Z)))
         del x
     return out, p
 
@@ -117,6 +124,7 @@ def work(spec, first=False):
         total += rows / (int(spec.osrc[4:]) if spec.osrc.startswith("fine") else spec.bk)
     for size in spec.sizes():
         total += rows / spec.bk + (0.5 * rows / size if size else 0.0)
+        total += 0.5 / (spec.bq * spec.bk) if spec.cent else 0.0
     return total
 
 

@@ -8,7 +8,7 @@ ALL = (LOW, HIGH, LEAN)
 
 ERR = "sel=errq8m4 bud=layer lev=64/16 share=1"
 FREE = "warm=0 l0=0"                                    # no dense step or layer by rule
-AD = f"{ERR} {FREE} order=ad refresh=2 oref=2"          # the new default as it stands
+AD = f"{ERR} {FREE} order=ad refresh=2 oref=2"          # the default before the group settle
 WIDE = f"bud=layer share=1 {FREE} order=ad refresh=2 oref=2"
 TODAY = ["base", FREE]
 
@@ -58,26 +58,53 @@ DECIDE = [
     *at((LEAN,), AD, FREE),
 ]
 
-PLAN = [
-    *at(BOTH, "base", f"{ERR} order=ad refresh=2 oref=2", AD, swap(AD, plan="cell"), swap(AD, plan="even")),
-    *at((LEAN,), AD, swap(AD, plan="cell"), swap(AD, plan="even")),
-    *at((LOW,), swap(AD, plan="cell", wt="head"), swap(AD, plan="cell", refresh=1, oref=1)),
+# What the group decide left open, around one candidate. Schedules are shares of the run: 0/1/2/4 of 8 steps.
+EARLY = "0/.125/.25/.5"
+CORE = f"bud=layer share=1 {FREE} order=ad refresh={EARLY} oref={EARLY} osrc=block amet=0"
+NEW = f"sel=errq8m4 lev=64/8 leafq=4 leafk=4 resid=4 {CORE}"
+NEW128 = f"sel=errq16m4 lev=128/16 bq=128 bk=128 resid=4 {CORE}"
+NEW256 = swap(NEW128, bq=256)
+SETTLE = [
+    *at(BOTH, NEW),
+    *at((LOW,), swap(NEW, resid=2), swap(NEW, resid=0), swap(NEW, lev="64/16"), swap(NEW, amet=512),
+        swap(NEW, osrc="self"), swap(NEW, leafq=0, leafk=0), swap(NEW, refresh=2, oref=2),
+        swap(NEW, refresh="0/1/3", oref="0/1/3"), swap(NEW, cent=1), swap(NEW, near=0.5)),
+    *at((LOW,), NEW128, swap(NEW128, resid=8), NEW256, swap(NEW256, resid=8)),
+    *at((HIGH,), swap(NEW, cent=1), swap(NEW, resid=2)),
+]
+MORE = [
+    *at((HIGH,), swap(NEW, refresh=2, oref=2), NEW128, swap(NEW, resid=0)),
+    *at((LOW,), swap(NEW128, leafq=4, leafk=4), swap(NEW, cent=0.7)),
 ]
 
-REC = f"src=cached sel=errq8m4 bud=layer lev=64/16 {FREE}"
-RECORDED = [
-    *at(BOTH, swap(REC, bud="joint", wt="cell"), swap(REC, bud="joint"), REC,
-        swap(REC, bud="joint", wt="cell", P=32), swap(REC, bud="joint", wt="cell", P=32, sel="err16"),
-        "src=cached P=8", "src=cached P=32", swap(REC, bud="joint", wt="cell", sel="err16"),
-        swap(REC, bud="joint", wt="cell", P=2), swap(REC, bud="joint", wt="cell", lev="64/8"),
-        swap(REC, bud="joint", wt="cell", lev="64")),
-    *at((LEAN,), swap(REC, bud="joint", wt="cell"), swap(REC, bud="joint", wt="cell", P=32)),
-    # masks of the clip itself: kept from its first steps, or made anew now and then
-    *at(BOTH, f"{ERR} {FREE} refresh=0", f"{ERR} {FREE} refresh=0/1", f"{ERR} {FREE} refresh=4",
-        f"{ERR} {FREE} refresh=2", swap(AD, refresh=0, oref=0), swap(AD, refresh="0/1", oref="0/1"),
-        swap(AD, refresh="0/2", oref="0/2"),
-        swap(AD, refresh="0/1/3", oref="0/1/3")),
+PLAN = [
+    *at(BOTH, "base", NEW, swap(NEW, plan="cell"), swap(NEW, plan="shape", shape="fit"), swap(NEW, plan="even")),
+    *at((LEAN,), NEW, swap(NEW, plan="cell"), swap(NEW, plan="shape", shape="fit")),
+    *at(BOTH, swap(NEW, warm=-1), swap(NEW, l0=1)),
 ]
+
+REC = f"src=cached sel=errq8m4 bud=joint lev=64/16 {FREE}"
+REC4 = swap(REC, resid=4)
+RECORDED = [
+    *at(BOTH, swap(REC4, lev="64/8"), swap(REC4, lev="64/8", P=32), REC4, swap(REC4, lev="64/8", wt="cell"), REC,
+        swap(REC4, lev="64/8", P=32, sel="err16"), swap(REC4, lev="64/8", wt="head")),
+    *at(BOTH, "src=cached P=8"),
+    *at((LOW,), swap(REC4, lev="64/8", P=2), swap(REC4, lev="64"), swap(REC4, lev="64/8", bud="layer")),
+    *at((LEAN,), swap(REC4, lev="64/8", P=32)),
+    # masks and orders of the clip itself, kept from its first steps
+    *at(BOTH, swap(NEW, refresh=0, oref=0), swap(NEW, refresh="0/.125", oref="0/.125")),
+    *at((LOW,), swap(NEW, refresh="0/.25", oref="0/.25"), f"{ERR} {FREE} refresh=0/.125"),
+]
+
+# A model that nothing was chosen on, other step counts and other guidance: called with their options
+JUDGE = [
+    *at(BOTH, "base", NEW, FREE, swap(REC4, lev="64/8"), swap(NEW, plan="shape", shape="fit")),
+    *at(BOTH, swap(REC4, lev="64/8", P=32)),
+]
+OTHER = [*at((LOW,), "base", NEW, FREE), *at((HIGH,), "base", NEW)]
+
+# In the order of their value, for one call under a clock
+SECOND = [*SETTLE, *RECORDED[:3], *PLAN[:5], *RECORDED[3:6], *MORE, *PLAN[5:], *RECORDED[6:]]
 
 # Other projects, re-implemented from their descriptions, each with the dense steps it comes with and without any:
 # sparge  SpargeAttn's top-k entrance: softmax of mean-pooled blocks ranks them, as many in every row, no tail
@@ -87,19 +114,19 @@ SPARGE, SOL = "sel=massq1m64 bud=uniform tail=0", "sel=massq1m64 bud=topp"
 SVG2, EAR = "order=kmeans field=svg2 carry=2", "order=kmeans field=ear carry=2"
 LOSA = "src=warm sel=mass64 bud=topp tail=0"
 FIELD = [
-    *at(BOTH, "base", AD),
+    *at(BOTH, "base", NEW),
     *at(BOTH, SPARGE, f"{SPARGE} {FREE}", SOL, f"{SOL} {FREE}", SVG2, f"{SVG2} {FREE}", EAR, f"{EAR} {FREE}"),
     *at(BOTH, f"{LOSA} l0=0", f"{LOSA} warm=1 l0=0", f"{LOSA} warm=1 l0=0 bk=32"),
-    *at((LEAN,), AD, f"{SPARGE} {FREE}", f"{SOL} {FREE}", f"{SVG2} {FREE}", f"{EAR} {FREE}", f"{LOSA} warm=1 l0=0"),
+    *at((LEAN,), NEW, f"{SPARGE} {FREE}", f"{SOL} {FREE}", f"{SVG2} {FREE}", f"{EAR} {FREE}", f"{LOSA} warm=1 l0=0"),
 ]
 
 # One idea after the other, then together
 TABLE = [
     *at(BOTH, "base"), *at(ALL, FREE),
     *at(BOTH, "sel=errq8m4 bud=layer", "sel=errq8m4 bud=layer lev=64/16"),
-    *at(ALL, f"sel=errq8m4 bud=layer lev=64/16 {FREE}", f"{ERR} {FREE} refresh=2", AD, swap(AD, plan="cell")),
-    *at(ALL, swap(REC, bud="joint", wt="cell")), *at(BOTH, "src=cached"),
-    *at(BOTH, swap(AD, refresh=0, oref=0), swap(AD, oref=0)),
+    *at(ALL, f"sel=errq8m4 bud=layer lev=64/16 {FREE}", f"{ERR} {FREE} refresh=2", AD, swap(NEW, resid=0), NEW),
+    *at(ALL, swap(REC4, lev="64/8", P=32)), *at(BOTH, "src=cached"),
 ]
 
-GROUPS = {"decide": DECIDE, "plan": PLAN, "recorded": RECORDED, "field": FIELD, "table": TABLE}
+GROUPS = {"decide": DECIDE, "settle": SETTLE + MORE, "plan": PLAN, "recorded": RECORDED, "judge": JUDGE, "other": OTHER,
+          "second": SECOND, "field": FIELD, "table": TABLE}

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one run of the study is: a setting, written as words (`sel=errq8m4 bud=layer lev=64/16 work=0.44`)."""
+import math
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 SEL = re.compile(r"^(mass|err)(q?)(\d+)(?:m(\d+))?$")
 KD = re.compile(r"^kd(k?)(m?)(\d*)$")
@@ -16,7 +17,7 @@ class Spec:
     P: int = 8              # prompts that recorded things come from
     bud: str = "entropy"    # who shares a budget: entropy uniform (rows) layer (one threshold) topp | joint (cached)
     plan: str = "flat"      # density of each layer and step: flat | cell (by sensitivity) | even (without) | shape
-    shape: str = ""         # parameters of plan=shape, see plans.shape_of
+    shape: str = ""         # plan=shape: decay/sigma/depth, see plans.shape_curves; fit: as fitted to plan=cell
     tail: int = -1          # tokens that one mean of the tail stands for; -1: a block; 0: no tail
     lev: str = ""           # levels of the tail, tokens a mean: "64/16"; chosen by error and cost
     least: int = 1          # exact blocks a row at least (levels)
@@ -24,6 +25,8 @@ class Spec:
     zsrc: str = "own"       # normaliser inside err: own (same pass as the weights) | same (as osrc; block or fineG)
     twice: int = 0          # 1: a fused kernel that makes the pass over the means twice; counted so
     resid: int = 0          # exact rows a query block; their mean error, shrunk, is added to the others
+    near: float = 0.0       # resid: share of the difference between a row's nearest exact row and that mean, added too
+    cent: float = 0.0       # err: this share of the block's mean error is left out, because exact rows remove it
     bq: int = 64
     bk: int = 64
     order: str = "hilbert"  # hilbert | raster | kd.. (full, see orders.make) | ad, adk (sampled) | kmeans
@@ -33,9 +36,10 @@ class Spec:
     acen: int = 1           # ad: 1: metric of the queries from keys minus their mean (softmax ignores it)
     leafq: int = 0          # tokens of a piece of queries that is not cut further; 0: queries of one mean
     leafk: int = 0          # the same of keys; 0: tokens of the finest level
-    warm: int = 2           # dense steps in front
+    warm: int = -1          # dense steps in front; -1: a fifth of the steps, rounded up
     l0: int = 1             # dense layers in front
-    refresh: str = "1"      # masks are made anew every so many sparse steps; 0: once; "0/1/4": in these
+    refresh: str = "1"      # masks are made anew every so many sparse steps; 0: once; "0/1/4": in these;
+                            # "0/.25/.5": in front of these shares of the sparse steps
     oref: str = "1"         # orders likewise; new orders always bring new masks
     share: int = 0          # 1: the unguided branch uses masks and orders of the guided one
     wt: str = "none"        # errors of heads weighted by gate and output projection: none | head
@@ -77,8 +81,20 @@ class Spec:
             raise ValueError("bud=joint is one price for all recorded levels: src=cached and lev=.. are needed")
         if any(self.bk % s for s in self.sizes() if s):
             raise ValueError(f"means of {self.sizes()} tokens do not divide blocks of {self.bk}")
+        if (self.near or self.cent) and not self.resid:
+            raise ValueError("near and cent need exact rows: resid=4")
         if self.zsrc == "same" and self.osrc in ("self", "prev"):
             raise ValueError(f"zsrc=same needs osrc=block or osrc=fineG, not osrc={self.osrc}")
+
+    def resolved(self, steps):
+        """The same with dense steps and schedules as numbers of steps of a run of this length."""
+        warm = math.ceil(0.2 * steps - 1e-9) if self.warm < 0 else self.warm
+
+        def numbers(text):
+            if "." not in text:
+                return text
+            return "/".join(map(str, sorted({int(float(x) * (steps - warm) + 1e-9) for x in text.split("/")})))
+        return replace(self, warm=warm, refresh=numbers(self.refresh), oref=numbers(self.oref))
 
     def score(self):
         """(kind, queries are means, queries a block, keys a mean)."""

@@ -16,6 +16,7 @@ import os
 import sys
 import time
 import traceback
+from dataclasses import replace
 
 import torch
 
@@ -26,6 +27,7 @@ import model
 import plans
 import table
 from calib import Calib
+from hub import Late
 from prompts import EVAL, OTHERS, PUBLISHED
 from settings import GROUPS
 from spec import Spec
@@ -74,8 +76,8 @@ class Study:
     def __init__(self, a):
         self.a, self.start, self.slowest = a, time.time(), 3.0
         self.path = a.out or os.path.join(os.environ.get("OUT", "."), "quality.json")
-        self.results = {"torch": torch.__version__, "device": a.device, "runs": [], "notes": [], "left": []}
-        self.results["calib"] = {}
+        self.results = {"torch": torch.__version__, "device": a.device, "runs": [], "notes": [], "left": [],
+                        "calib": {}, "shape": ""}
         self.kind = f"{a.transformer or a.model} {a.steps} steps guidance {a.guidance:g} {a.frames}x{a.side}"
         self.kind += f" heldout {a.heldout}" if a.heldout else f" clips {a.clips}"
         if a.done:
@@ -83,6 +85,7 @@ class Study:
                 old = json.load(f)
             self.results["runs"] = old["runs"]
             self.results["calib"] = old["calib"]
+            self.results["shape"] = old.get("shape", "")
         self.mine = self.results["calib"].setdefault(f"{a.transformer or a.model} {a.steps} {a.frames}x{a.side}", {})
 
     def left(self):
@@ -103,6 +106,7 @@ class Study:
         prompts = sorted(set(EVAL + OTHERS) | {""})
         embeds = torch.load(a.embeds, weights_only=True) if a.embeds else model.encode(a.model, prompts)
         self.sim = model.Sim(a, embeds)
+        self.sim.hub.deadline = self.start + a.minutes * 60 - 2
         print(f"model ready, grid {self.sim.hub.grid}, {self.left():.0f} s left", flush=True)
         if a.heldout:
             chosen = OTHERS[-a.heldout:]
@@ -123,7 +127,12 @@ class Study:
 
     def run(self, spec):
         """One setting over all clips."""
-        sim, hub = self.sim, self.sim.hub
+        sim, hub, label = self.sim, self.sim.hub, spec.label()
+        if spec.shape == "fit":
+            if not self.results["shape"]:
+                raise ValueError("no shape was fitted: run plan=cell with --fit first, or give its results with --done")
+            spec = replace(spec, shape=self.results["shape"])
+        spec = spec.resolved(sim.steps)
         if sim.shape.tokens % spec.bq or sim.shape.tokens % spec.bk:
             raise ValueError(f"blocks of {spec.bq} x {spec.bk} do not divide {sim.shape.tokens} tokens")
         curves = self.calib.curves(spec) if spec.plan in ("cell", "even") else None
@@ -134,8 +143,7 @@ class Study:
         if spec.src == "cached":
             more.update(self.recording(spec, density, more.get("weights")))
         if self.a.fit and spec.plan == "cell":
-            text, rest = plans.fit_shape(density, sim.shape)
-            print(f"plan at work {spec.work}: shape={text}, log densities off by {rest:.2f}", flush=True)
+            self.fit(spec, curves)
         begun = time.time()
         hub.begin("run", spec, **more)
         last = sim.denoise(self.clips, 0)
@@ -145,11 +153,22 @@ class Study:
         found = metrics.compare(self.clips.frames, sim.decode(last))
         seconds = time.time() - begun
         mean = {name: sum(x) / len(x) for name, x in found.items()}
-        return {"label": spec.label(), "asked": spec.work, "expected": expected, "work": sum(parts.values()),
-                "clips": self.kind, "parts": parts, **mean, "psnrs": found["psnr"], "ssims": found["ssim"],
-                "psnr_mins": found["psnr_min"], "flickers": found["flicker"], "seconds": seconds,
+        return {"label": label, "asked": spec.work, "expected": expected, "work": sum(parts.values()),
+                "clips": self.kind, "parts": parts, "shape": spec.shape, **mean,
+                "psnrs": found["psnr"], "ssims": found["ssim"], "psnr_mins": found["psnr_min"],
+                "flickers": found["flicker"], "seconds": seconds,
                 "latent_mse": float((last - self.clips.last).square().mean()),
                 "density": {f"{s},{layer}": d for (s, layer), d in density.items()} if spec.plan != "flat" else None}
+
+    def fit(self, spec, curves):
+        """Prints the shape that comes closest to a plan; the first one is what shape=fit means."""
+        wanted = plans.solve(spec, self.sim.shape, curves, held=False)[0]
+        text, (all_, rest, rich) = plans.fit_shape(wanted, curves, self.sim.shape)
+        print(f"plan at work {spec.work}: shape={text}; its densities vary by {all_:.3f}, {rest:.3f} around the shape, "
+              f"{rich:.3f} around one with squares and the first layer", flush=True)
+        for layer in range(self.sim.layers):
+            print(f"  layer {layer}: " + " ".join(f"{wanted[s, layer]:.2f}" for s in range(self.sim.steps)), flush=True)
+        self.results["shape"] = self.results["shape"] or text
 
     def recording(self, spec, density, heads):
         """Recorded errors for the hub, weighted; levels of all cells at once for bud=joint."""
@@ -176,6 +195,10 @@ class Study:
         begun = time.time()
         try:
             r = self.run(spec)
+        except Late:
+            self.results["left"].append([spec.label(), spec.work])
+            self.save()                         # parts of calibrations are kept
+            return
         except Exception as e:
             where = traceback.extract_tb(e.__traceback__)[-1]
             self.note(f"{spec.label()} at {spec.work}: {type(e).__name__} {str(e)[:300]} "
@@ -206,7 +229,10 @@ def main():
         print("wrote", a.embeds)
         return
     study = Study(a)
-    study.prepare()
+    try:
+        study.prepare()
+    except Late:
+        sys.exit(f"{a.minutes:g} minutes are too short for the dense clips")
     for spec in specs:
         study.one(spec)
     study.save()
