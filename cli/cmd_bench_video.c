@@ -16,9 +16,11 @@
 #include <sys/stat.h>
 
 static const char what[] = "bench video";
-static const char header[] =
-    "model,size,prompt,seed,method,budget,tail,order,density,psnr,ssim,"
-    "psnr_min,ssim_min,seconds_per_step,attention_seconds,attention_work\n";
+#define COLUMNS                                                                                    \
+    "model,size,prompt,seed,method,budget,tail,order,density,psnr,ssim,"                           \
+    "psnr_min,ssim_min,seconds_per_step,attention_seconds"
+static const char header[] = COLUMNS ",attention_work\n";
+static const char first_columns[] = COLUMNS "\n"; /* of files from before work was counted */
 
 typedef struct bench {
     clip_maker maker;
@@ -47,40 +49,55 @@ static int csv_append(bench *b, const char *text)
     return CLI_OK;
 }
 
-/* Continues an older file with the same columns, from its last whole line. */
+/* Continues an older file from its last whole line. In files without attention_work it is empty. */
 static int csv_open(bench *b)
 {
-    b->csv = cli_read_file(b->csv_path, &b->used);
-    if (!b->csv && errno != ENOENT)
+    size_t bytes = 0;
+    char *old = cli_read_file(b->csv_path, &bytes);
+    if (!old && errno != ENOENT)
         return cli_fail("%s: cannot read '%s': %s", what, b->csv_path, strerror(errno));
-    if (!b->csv || b->used == 0) return csv_append(b, header);
-    if (strncmp(b->csv, header, sizeof header - 1) != 0 || strlen(b->csv) != b->used)
-        return cli_fail("%s: '%s' holds other columns; give another name", what, b->csv_path);
-    while (b->used && b->csv[b->used - 1] != '\n') b->csv[--b->used] = 0;
-    return CLI_OK;
+    const int first = old && strncmp(old, first_columns, sizeof first_columns - 1) == 0;
+    int status = csv_append(b, header);
+    if (!status && bytes &&
+        (strlen(old) != bytes || (!first && strncmp(old, header, sizeof header - 1) != 0)))
+        status = cli_fail("%s: '%s' holds other columns; give another name", what, b->csv_path);
+    char *line = bytes ? strchr(old, '\n') : NULL, *end = line ? strchr(++line, '\n') : NULL;
+    while (!status && end) {
+        *end = 0;
+        status = csv_append(b, line);
+        if (!status) status = csv_append(b, first ? ",\n" : "\n");
+        line = end + 1;
+        end = strchr(line, '\n');
+    }
+    free(old);
+    return status;
 }
 
 typedef struct row {
     double density, psnr, ssim, psnr_min, ssim_min, step, attention, work;
 } row;
 
-/* Finds the row that begins with key; returns 1 if there is one. Equal videos have PSNR inf. */
+/* Finds the row that begins with key; returns 1 if there is one. Equal videos have PSNR inf; the
+ * work is NaN if it was not counted. */
 static int csv_find(const bench *b, const char *key, row *r)
 {
     const size_t n = strlen(key);
     for (const char *line = b->csv; line && *line;
          line = strchr(line, '\n'), line = line ? line + 1 : NULL) {
         if (strncmp(line, key, n) != 0) continue;
-        double *const fields[] = { &r->density,  &r->psnr, &r->ssim,      &r->psnr_min,
-                                   &r->ssim_min, &r->step, &r->attention, &r->work };
+        double *const fields[] = { &r->density,  &r->psnr, &r->ssim,     &r->psnr_min,
+                                   &r->ssim_min, &r->step, &r->attention };
         const char *at = line + n;
-        for (int i = 0; i < 8; i++) {
-            char *end;
+        char *end;
+        for (int i = 0; i < 7; i++) {
             *fields[i] = strtod(at, &end);
-            if (end == at || *end != (i < 7 ? ',' : '\n')) return 0;
+            if (end == at || *end != ',') return 0;
             at = end + 1;
         }
-        return 1;
+        r->work = NAN;
+        if (*at == '\n') return 1;
+        r->work = strtod(at, &end);
+        return end != at && *end == '\n';
     }
     return 0;
 }

@@ -485,6 +485,34 @@ class Bench(Base):
                                                                  ("rf_v2", "tile")])
         self.assertEqual(self.files(), ["dense", "dense/wan-tiny-9x64x64x2-p0-s3.rgb", "q.csv"])
 
+    def test_continues_older_files(self):
+        """Files from before work was counted lack the last column: it is empty, and the rows count."""
+        args = [*self.ARGS, "--method", "entropy", "--budget", "0.5", "--steps", 1, "--csv", "q.csv"]
+        self.assertIn("1 clips made, 0 were there", self.bench(*args)[1])
+        header, *rows = self.read("q.csv").decode().splitlines()
+        self.assertTrue(header.endswith(",attention_seconds,attention_work"))
+        older = "\n".join(line.rpartition(",")[0] for line in (header, *rows)) + "\n"
+        self.put("q.csv", older)
+        code, out, err = self.bench(*args)
+        self.assertEqual(code, 0, err)
+        self.assertIn("0 clips made, 1 were there", out)
+        self.assertEqual(self.read("q.csv").decode(), older)                 # nothing was made, so it stays as it is
+        self.put("q.csv", older + rows[-1][:-30])                            # cut off within its last line
+        self.assertIn("1 clips made, 0 were there", self.bench(*args, "--tail", "none")[1])
+        again = self.read("q.csv").decode().splitlines()
+        self.assertEqual(again[:-1], [header, *(line + "," for line in older.splitlines()[1:])])
+        self.assertEqual(again[-1].split(",")[6], "none")
+        self.assertRegex(again[-1].split(",")[-1], r"^0\.[0-9]{4}$")
+        self.assertIn("0 clips made, 2 were there", self.bench(*args, "--tail", "none,pooled")[1])
+
+    def test_continues_the_table_of_the_repository(self):
+        table = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "quality", "video.csv")
+        shutil.copy(table, self.path("q.csv"))
+        code, out, err = self.bench("--csv", "q.csv", "--order", "raster", "--num-prompts", 2, "--seeds", "0", "--method",
+                                    "entropy,ada_bsa", "--budget", "0.7,0.2", "--tail", "none,pooled")
+        self.assertEqual(code, 0, err)
+        self.assertIn("0 clips made, 16 were there", out)
+
     def test_shards(self):
         """Two shards' rows put together are the rows of one run, and the whole command finds nothing left to do."""
         args = [*self.ARGS, "--seeds", "3,4", "--method", "entropy", "--budget", "0.5", "--steps", 1]
