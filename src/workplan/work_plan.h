@@ -36,11 +36,10 @@ esa_status esa_work_plan_rate(esa_work_plan *plan, const char *name, int32_t cou
                               const double *work, const double *psnr, const double *spread);
 /* Takes ownership of tensors, even on failure. */
 ESA_ENGINE esa_status esa_work_plan_read(esa_ctx *ctx, esa_work_plan **plan, esa_tensors *tensors);
-ESA_ENGINE esa_status esa_work_plan_densities(esa_ctx *ctx, const esa_work_plan *plan,
-                                              double *density, int32_t layers, int32_t steps,
-                                              const double *sigma, const uint8_t *dense,
-                                              double work, const esa_work_costs *costs,
-                                              double *realised);
+esa_status esa_work_plan_densities(esa_ctx *ctx, const esa_work_plan *plan, double *density,
+                                   int32_t layers, int32_t steps, const double *sigma,
+                                   const uint8_t *dense, double work, const esa_work_costs *costs,
+                                   double *realised);
 /* As esa_work_plan_reach. */
 ESA_ENGINE esa_status esa_work_plan_find(esa_ctx *ctx, const esa_work_plan *plan, double psnr,
                                          double *work);

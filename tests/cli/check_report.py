@@ -317,6 +317,15 @@ class Pages(Base):
         self.assertEqual(len(page.all("video")), 3 * 2 + 3 * 3)
         self.assertIsNone(data["runs"][1]["variants"][1]["lpips"])
 
+    def test_older_folders(self):
+        """Records that do not count the work give the same page."""
+        self.results("new", work=True)
+        self.results("old", work=False)
+        self.assertNotEqual(self.read("new/speed.json"), self.read("old/speed.json"))
+        self.assertNotIn(b"attention_work", self.read("old/speed.json"))
+        pages = [self.page(name)[1]["runs"][0]["variants"] for name in ("new", "old")]
+        self.assertEqual(pages[0], pages[1])
+
     def test_stages_that_are_missing(self):
         self.results()
         for name, gone in (("quality.json", "quality"), ("speed.json", "speed")):

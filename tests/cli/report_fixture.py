@@ -33,16 +33,19 @@ def spread(x):
     return {"median": x, "lowest": 0.97 * x, "highest": 1.06 * x}
 
 
-def record(budget, steps, warmup, layers, heads, dense):
-    """Times that fall with the budget; layer 0 is dense, so its densities are null."""
+def record(budget, steps, warmup, layers, heads, dense, work=True):
+    """Times that fall with the budget; layer 0 is dense, so its densities are null. work False: as older files, which
+    do not count the work."""
     step = [0.4 if dense or i < warmup else 0.4 * (0.45 + 0.55 * budget) + 0.002 * (i % 3) for i in range(steps)]
     attention = [0.25 if dense or i < warmup else 0.25 * budget for i in range(steps)]
     heads_of = [[
         None if dense or layer == 0 else round(min(1, budget * (0.6 + 0.8 * h / max(1, heads - 1))), 4)
         for h in range(heads)
     ] for layer in range(layers)]
+    sparse = (layers - 1) * (steps - warmup) / (layers * steps)
+    counted = {"attention_work": {"asked": None, "realised": 1 if dense else 1 - sparse * (1 - budget)}}
     return {
-        "seconds": sum(step) + 0.9, "text_seconds": 0.2, "denoise_seconds": sum(step),
+        **(counted if work else {}), "seconds": sum(step) + 0.9, "text_seconds": 0.2, "denoise_seconds": sum(step),
         "attention_seconds": sum(attention), "select_seconds": 0.0 if dense else 0.004 * steps,
         "gemm_seconds": 0.1 * steps, "decode_seconds": 0.7, "peak_bytes": 10**8,
         "density_asked": None if dense else budget, "density": None if dense else budget,
@@ -55,9 +58,9 @@ def record(budget, steps, warmup, layers, heads, dense):
 
 
 def make(folder, tag, videos, budgets=(0.7, 0.5, 0.3), methods=("cached", ), prompts=PROMPTS, lpips=True,
-         size=(9, 64, 64), steps=5, layers=3, heads=2):
+         size=(9, 64, 64), steps=5, layers=3, heads=2, work=True):
     """Writes folder. videos: files or folders of pictures to copy, in turn (empty: none are there, as after a
-    cleaning up)."""
+    cleaning up). work False: as older folders, whose records do not count the work."""
     warmup, frames, height, width = 1, *size
     os.makedirs(folder)
     settings = {
@@ -90,7 +93,7 @@ def make(folder, tag, videos, budgets=(0.7, 0.5, 0.3), methods=("cached", ), pro
                 (shutil.copytree if os.path.isdir(source) else shutil.copy)(source, target)
                 copied += 1
             files.append(file)
-        one = record(budget, steps, warmup, layers, heads, dense)
+        one = record(budget, steps, warmup, layers, heads, dense, work)
         total = sum(one["step_seconds"])
         speed["variants"].append({
             "name": name, "method": method, "budget": budget, "clips": len(prompts), "density": budget,
