@@ -5,9 +5,10 @@
  * table once, so that disturbances affect all of them. The table shows best and median over the
  * rounds. The FLOP of a row are 4 * pairs * D, where pairs counts the query-key pairs of the kept
  * blocks over all heads (4 Nq Nk D H when dense). Random masks are made before the rounds; the
- * other selectors are timed separately from attention. Every row has its own ctx, so that its
- * memory can be measured. On a GPU there is no sgemm. There, a time is the mean over as many calls
- * as fill GPU_SECONDS, because the clock can be read only when the GPU has finished. */
+ * other selectors are timed separately from attention, and so are adaptive orders. Every row has
+ * its own ctx, so that its memory can be measured. On a GPU there is no sgemm. There, a time is the
+ * mean over as many calls as fill GPU_SECONDS, because the clock can be read only when the GPU has
+ * finished. */
 #include "core/data.h"
 #include "core/folders.h"
 
@@ -16,6 +17,7 @@
 #include <string.h>
 
 enum { GEMM = 2048 };
+enum { ORDER, SELECT, ATTEND, PARTS }; /* the calls of a row, in this order */
 #define GPU_SECONDS 0.02
 
 typedef struct bench_row {
@@ -25,17 +27,18 @@ typedef struct bench_row {
     int64_t pairs, peak_bytes;
     esa_ctx *ctx;
     esa_plan *plan;
-    esa_mask *mask;                   /* NULL: dense */
-    double *seconds, *select_seconds; /* [rounds] */
+    esa_mask *mask;         /* NULL: dense */
+    double *seconds[PARTS]; /* [rounds] */
     const char *kernel;
-    int64_t repeats, select_repeats; /* calls per time on a GPU */
+    int64_t repeats[PARTS]; /* calls per time on a GPU */
 } bench_row;
 
 typedef struct bench {
     cli_shape shape;
     cli_list densities, selectors, tails, dtypes;
-    esa_select_params select;         /* common to all rows: blocks, layout, seed, cdf_threshold */
-    int64_t threads, rounds, samples; /* samples 0: the selector's own */
+    esa_select_params select; /* common to all rows: blocks, layout, seed, cdf_threshold */
+    int64_t threads, rounds;
+    int64_t samples, fine; /* 0: the selector's own */
     int64_t exact_rows;
     int causal, device; /* ESA_DEVICE_* */
     esa_ctx *gpu;       /* owns the tensors; NULL on the CPU */
@@ -55,8 +58,14 @@ static void best_median(double *times, int64_t n, double *best, double *median)
     *best = times[0];
 }
 
-/* 1 if selection is part of the row: a random mask is given, dense needs none. */
-static int selects(const bench_row *r) { return !r->dense && r->selector != ESA_SELECT_RANDOM; }
+/* 1 if a call is part of the row. A random mask is given and dense needs none, so neither selects;
+ * adaptive orders are made, other orders are given. */
+static int has(const bench *b, const bench_row *r, int part)
+{
+    if (part == ATTEND) return 1;
+    if (r->dense || r->selector == ESA_SELECT_RANDOM) return 0;
+    return part == SELECT || b->select.layout.order == ESA_ORDER_ADAPTIVE;
+}
 
 static double gemm_once(bench *b)
 {
@@ -69,53 +78,56 @@ static double gemm_once(bench *b)
     return cli_seconds() - start;
 }
 
-/* Seconds per call of `repeats` selections (attend 0) or attentions (attend 1) on the GPU. */
-static esa_status gpu_repeat(bench *b, bench_row *r, int attend, int64_t repeats, double *seconds)
+static esa_status call(const bench *b, const bench_row *r, int part)
 {
-    const esa_tensor *q = &b->q[r->dtype], *k = &b->k[r->dtype], *v = &b->v[r->dtype],
-                     *o = &b->o[r->dtype];
+    const esa_tensor *q = &b->q[r->dtype], *k = &b->k[r->dtype], *v = &b->v[r->dtype];
+    if (part == ORDER) return esa_plan_order(r->plan, r->mask, q, k, NULL);
+    if (part == SELECT) return esa_plan_select_qkv(r->plan, r->mask, q, k, v, NULL);
+    return esa_plan_attention(r->plan, r->mask, q, k, v, &b->o[r->dtype], NULL, NULL);
+}
+
+/* Seconds per call of `repeats` calls on the GPU. */
+static esa_status gpu_repeat(const bench *b, const bench_row *r, int part, int64_t repeats,
+                             double *seconds)
+{
     esa_status status = esa_device_sync(r->ctx);
     const double start = cli_seconds();
-    for (int64_t i = 0; i < repeats && status == ESA_OK; i++)
-        status = attend ? esa_plan_attention(r->plan, r->mask, q, k, v, o, NULL, NULL)
-                        : esa_plan_select(r->plan, r->mask, q, k, NULL);
+    for (int64_t i = 0; i < repeats && status == ESA_OK; i++) status = call(b, r, part);
     if (status == ESA_OK) status = esa_device_sync(r->ctx);
     *seconds = (cli_seconds() - start) / (double)repeats;
     return status;
 }
 
-/* The same for as many calls as fill GPU_SECONDS; *repeats 0: their number is found first. */
-static esa_status gpu_time(bench *b, bench_row *r, int attend, int64_t *repeats, double *seconds)
+/* The same for as many calls as fill GPU_SECONDS; the first time their number is found. */
+static esa_status gpu_time(const bench *b, bench_row *r, int part, double *seconds)
 {
     esa_status status = ESA_OK;
-    if (!*repeats) {
-        *repeats = 1;
-        status = gpu_repeat(b, r, attend, 1, seconds); /* the first call grows the scratch */
-        if (status == ESA_OK) status = gpu_repeat(b, r, attend, 3, seconds);
+    if (!r->repeats[part]) {
+        r->repeats[part] = 1;
+        status = gpu_repeat(b, r, part, 1, seconds); /* the first call grows the scratch */
+        if (status == ESA_OK) status = gpu_repeat(b, r, part, 3, seconds);
         const double fill = GPU_SECONDS / *seconds;
-        if (status == ESA_OK && fill > 1) *repeats = fill < 10000 ? (int64_t)fill + 1 : 10000;
+        if (status == ESA_OK && fill > 1)
+            r->repeats[part] = fill < 10000 ? (int64_t)fill + 1 : 10000;
     }
-    return status == ESA_OK ? gpu_repeat(b, r, attend, *repeats, seconds) : status;
+    return status == ESA_OK ? gpu_repeat(b, r, part, r->repeats[part], seconds) : status;
 }
 
-/* One selection (unless the mask is given) and one attention call of a row. */
-static esa_status row_once(bench *b, bench_row *r, double *select_seconds, double *seconds)
+/* The calls of a row, once. seconds[part] is NaN for calls it does not have. */
+static esa_status row_once(const bench *b, bench_row *r, double seconds[PARTS])
 {
-    if (b->device == ESA_DEVICE_CUDA) {
-        esa_status status = ESA_OK;
-        *select_seconds = NAN;
-        if (selects(r)) status = gpu_time(b, r, 0, &r->select_repeats, select_seconds);
-        return status == ESA_OK ? gpu_time(b, r, 1, &r->repeats, seconds) : status;
-    }
-    const esa_tensor *q = &b->q[r->dtype], *k = &b->k[r->dtype], *v = &b->v[r->dtype],
-                     *o = &b->o[r->dtype];
     esa_status status = ESA_OK;
-    const double start = cli_seconds();
-    if (selects(r)) status = esa_plan_select(r->plan, r->mask, q, k, NULL);
-    const double chosen = cli_seconds();
-    if (status == ESA_OK) status = esa_plan_attention(r->plan, r->mask, q, k, v, o, NULL, NULL);
-    *seconds = cli_seconds() - chosen;
-    *select_seconds = selects(r) ? chosen - start : NAN;
+    for (int part = 0; part < PARTS && status == ESA_OK; part++) {
+        seconds[part] = NAN;
+        if (!has(b, r, part)) continue;
+        if (b->device == ESA_DEVICE_CUDA) {
+            status = gpu_time(b, r, part, &seconds[part]);
+        } else {
+            const double start = cli_seconds();
+            status = call(b, r, part);
+            seconds[part] = cli_seconds() - start;
+        }
+    }
     return status;
 }
 
@@ -125,7 +137,7 @@ static int row_open(bench *b, bench_row *r)
     esa_shapes shapes = esa_shapes_default();
     esa_attention_params attention = esa_attention_params_default();
     esa_select_params select = esa_select_params_default(r->selector);
-    double ignored[2];
+    double ignored[PARTS];
     if (cli_ctx_new(&r->ctx, b->threads) != CLI_OK) return CLI_FAILED;
     shapes.dtype = r->dtype;
     shapes.device = b->device;
@@ -142,14 +154,17 @@ static int row_open(bench *b, bench_row *r)
     select.cdf_threshold = b->select.cdf_threshold;
     select.seed = b->select.seed;
     select.layout = b->select.layout;
+    select.tail = r->tail;
     if (b->samples) select.samples = (int32_t)b->samples;
+    if (b->fine) select.fine = (int32_t)b->fine;
     if (!select.block_q && r->selector == ESA_SELECT_RANDOM) select.block_q = select.block_k = 128;
     esa_status status = esa_plan_create(r->ctx, &r->plan, &shapes, r->dense ? NULL : &select,
                                         &attention);
     if (status == ESA_OK && !r->dense) status = esa_mask_create(r->plan, &r->mask);
-    if (status == ESA_OK && !r->dense) status = esa_plan_select(r->plan, r->mask, q, k, NULL);
+    if (status == ESA_OK && r->selector == ESA_SELECT_RANDOM && !r->dense)
+        status = call(b, r, SELECT);
     /* The first call grows the arena and touches its pages; it is not counted. */
-    if (status == ESA_OK) status = row_once(b, r, &ignored[0], &ignored[1]);
+    if (status == ESA_OK) status = row_once(b, r, ignored);
     if (status != ESA_OK) return cli_fail_esa(r->ctx, status, "bench attention");
     r->density = 1.0;
     r->kernel = esa_plan_kernel(r->plan, r->mask, q, k, &b->v[r->dtype], &b->o[r->dtype]);
@@ -187,10 +202,10 @@ static int rows_new(bench *b)
                     r->dense = dense;
                     r->selector = dense ? ESA_SELECT_FULL : (int)b->selectors.whole[s];
                     r->tail = dense ? ESA_TAIL_NONE : (int)b->tails.whole[tail];
-                    r->seconds = calloc((size_t)b->rounds, sizeof *r->seconds);
-                    r->select_seconds = calloc((size_t)b->rounds, sizeof *r->select_seconds);
-                    if (!r->seconds || !r->select_seconds)
-                        return cli_fail("bench attention: out of memory");
+                    for (int part = 0; part < PARTS; part++) {
+                        r->seconds[part] = calloc((size_t)b->rounds, sizeof *r->seconds[part]);
+                        if (!r->seconds[part]) return cli_fail("bench attention: out of memory");
+                    }
                 }
         }
     return CLI_OK;
@@ -277,7 +292,9 @@ static int run_rounds(bench *b)
         if (b->gemm) b->gemm_seconds[round] = gemm_once(b);
         for (int i = 0; i < b->row_count; i++) {
             bench_row *r = &b->rows[i];
-            const esa_status status = row_once(b, r, &r->select_seconds[round], &r->seconds[round]);
+            double seconds[PARTS];
+            const esa_status status = row_once(b, r, seconds);
+            for (int part = 0; part < PARTS; part++) r->seconds[part][round] = seconds[part];
             if (status != ESA_OK) return cli_fail_esa(r->ctx, status, "bench attention");
         }
         cli_progress("round", round + 1, b->rounds);
@@ -291,9 +308,10 @@ static void report_row(bench *b, bench_row *r, cli_table *table, cli_json *json,
                        double dense)
 {
     char dtype[32], selector[32], tail[32];
-    double best, median, select = NAN, ignored;
-    best_median(r->seconds, b->rounds, &best, &median);
-    if (selects(r)) best_median(r->select_seconds, b->rounds, &select, &ignored);
+    double best, median, select = NAN, order = NAN, ignored;
+    best_median(r->seconds[ATTEND], b->rounds, &best, &median);
+    if (has(b, r, SELECT)) best_median(r->seconds[SELECT], b->rounds, &select, &ignored);
+    if (has(b, r, ORDER)) best_median(r->seconds[ORDER], b->rounds, &order, &ignored);
     const double gflops = 4e-9 * (double)r->pairs * (double)b->shape.D / best,
                  faster = dense / best;
     const int digits = b->gpu ? 3 : 2;
@@ -301,17 +319,17 @@ static void report_row(bench *b, bench_row *r, cli_table *table, cli_json *json,
     cli_name(tail, CLI_TAILS, r->tail);
     cli_name(selector, CLI_SELECTORS, r->selector);
     if (r->dense) strcpy(selector, "dense");
-    cli_row(table, "%s|%s|%s|%.3g|%.4f|%.*f|%.*f|%.1f|%.3f|%.2f|%.3f|%.*f|%.1f", dtype, selector,
-            tail, r->asked, r->density, digits, 1e3 * best, digits, 1e3 * median, gflops,
-            gflops / gemm, faster, faster * r->density, digits, 1e3 * select,
+    cli_row(table, "%s|%s|%s|%.3g|%.4f|%.*f|%.*f|%.1f|%.3f|%.2f|%.3f|%.*f|%.*f|%.1f", dtype,
+            selector, tail, r->asked, r->density, digits, 1e3 * best, digits, 1e3 * median, gflops,
+            gflops / gemm, faster, faster * r->density, digits, 1e3 * select, digits, 1e3 * order,
             1e-6 * (double)r->peak_bytes);
     cli_json_open(json, NULL, '{');
     cli_json_fields(json,
                     "shape %s dtype %s kernel %s selector %s tail %s density_asked %g density %g "
                     "seconds %g seconds_median %g gflops %g of_sgemm %g speedup_vs_dense %g "
-                    "select_seconds %g peak_extra_bytes %ld",
+                    "select_seconds %g order_seconds %g peak_extra_bytes %ld",
                     b->shape.name, dtype, r->kernel, selector, tail, r->asked, r->density, best,
-                    median, gflops, gflops / gemm, faster, select, r->peak_bytes);
+                    median, gflops, gflops / gemm, faster, select, order, r->peak_bytes);
     cli_json_close(json);
 }
 
@@ -323,9 +341,9 @@ static int report(bench *b, const char *json_path, const char *command)
     if (b->gemm) best_median(b->gemm_seconds, b->rounds, &gemm, &gemm_median);
     gemm = work / gemm;
     gemm_median = work / gemm_median;
-    cli_table *table = cli_table_new(13, 3);
+    cli_table *table = cli_table_new(14, 3);
     cli_row(table, "dtype|selector|tail|asked|density|best ms|median ms|GFLOP/s|of sgemm|speedup|"
-                   "x density|select ms|extra MB");
+                   "x density|select ms|order ms|extra MB");
     cli_json *json = cli_json_new();
     cli_machine_json(json, b->rows[0].ctx, b->blas.handle ? b->blas.name : NULL);
     if (b->gpu) cli_gpu_json(json, "gpu", &b->gpu_info);
@@ -334,7 +352,7 @@ static int report(bench *b, const char *json_path, const char *command)
     cli_json_open(json, "rows", '[');
     for (int i = 0; i < b->row_count; i++) /* dense first: the other rows refer to it */
         if (b->rows[i].dense)
-            best_median(b->rows[i].seconds, b->rounds, &dense[b->rows[i].dtype], &ignored);
+            best_median(b->rows[i].seconds[ATTEND], b->rounds, &dense[b->rows[i].dtype], &ignored);
     for (int i = 0; i < b->row_count; i++)
         report_row(b, &b->rows[i], table, json, gemm, dense[b->rows[i].dtype]);
     printf("shape %s = B %lld, H %lld, N %lld, D %lld%s; %lld rounds, best/best\n", b->shape.name,
@@ -364,8 +382,7 @@ static void bench_free(bench *b)
         esa_mask_free(r->mask);
         esa_plan_free(r->plan);
         esa_ctx_free(r->ctx);
-        free(r->seconds);
-        free(r->select_seconds);
+        for (int part = 0; part < PARTS; part++) free(r->seconds[part]);
     }
     free(b->rows);
     for (int t = 0; t < 3; t++) {
@@ -394,6 +411,22 @@ static void set_layout(bench *b, const cli_list *grid, int32_t front, int32_t ba
     cli_list_copy(l->grid_q, grid);
     l->text_front_q = front >= 0 ? front : grid->count ? 0 : b->shape.text_front;
     l->text_back_q = back >= 0 ? back : grid->count ? 0 : b->shape.text_back;
+}
+
+/* What no row can do is told before the first one runs. */
+static int check_rows(const bench *b)
+{
+    int status = CLI_OK;
+    for (int s = 0; s < b->selectors.count && !status; s++) {
+        const int selector = (int)b->selectors.whole[s];
+        for (int t = 0; t < b->tails.count && !status; t++)
+            status = cli_selector_takes(selector, b->select.layout.order, (int)b->tails.whole[t],
+                                        "bench attention");
+        if (!status && selector == ESA_SELECT_ERROR && b->causal)
+            status = cli_usage("bench attention: --selector error does not take --causal: it "
+                               "chooses for bidirectional attention");
+    }
+    return status;
 }
 
 static int run(bench *b, const char *json_path, const char *command)
@@ -441,7 +474,8 @@ int cmd_bench_attention(int argc, char **argv)
         { "--device", CLI_CHOICE, &b.device, CLI_DEVICES, 0, 0, 0,
           "cuda: GPU 0, through libesa_cuda (cpu)" },
         { "--density", CLI_REALS, &b.densities, "X,...", 0, 1, 0,
-          "fractions of key blocks to keep; 1 is dense, the baseline (1,0.5,0.2,0.1)" },
+          "fractions of key blocks to keep; 1 is dense, the baseline; error with tail levels: the "
+          "cost of blocks and means together (1,0.5,0.2,0.1)" },
         { "--selector", CLI_CHOICES, &b.selectors, CLI_SELECTORS, 0, 0, 0,
           "one or more, with commas; making random masks is not timed (random)" },
         { "--tail", CLI_CHOICES, &b.tails, CLI_TAILS, 0, 0, 0, "one or more, with commas (none)" },
@@ -454,10 +488,12 @@ int cmd_bench_attention(int argc, char **argv)
           "128x128)" },
         { "--samples", CLI_INT, &b.samples, "N", 1, 256, 0,
           "entropy: queries scored per block (4)" },
+        { "--fine", CLI_INT, &b.fine, "N", 2, 16, 0,
+          "error with tail levels: means per block on the fine level, 2, 4, 8 or 16 (4)" },
         { "--cdf", CLI_REAL, &b.select.cdf_threshold, "X", 0, 1, 0,
           "ada_bsa: cumulative mass to keep; 1 turns the rule off (1)" },
         { "--order", CLI_CHOICE, &b.select.layout.order, CLI_ORDERS, 0, 0, 0,
-          "token order (the selector's own)" },
+          "token order; adaptive is for error, and its making is timed (the selector's own)" },
         { "--grid", CLI_INTS, &grid, "t,h,w", 1, 65535, 3,
           "video tokens: frames, height, width (the shape's)" },
         { "--window", CLI_INTS, &window, "t,h,w", 1, 4096, 3,
@@ -486,6 +522,7 @@ int cmd_bench_attention(int argc, char **argv)
     if (!status && block) status = cli_block_parse(block, &b.select.block_q, &b.select.block_k);
     if (!status && window.count && b.select.layout.order != ESA_ORDER_TILE3D)
         status = cli_usage("bench attention: --window needs --order tile3d");
+    if (!status) status = check_rows(&b);
     if (status) return status;
     cli_list_copy(b.select.layout.window, &window);
     set_layout(&b, &grid, front, back);

@@ -16,38 +16,57 @@ typedef struct quality {
     cli_list selectors, orders, densities, tails;
 } quality;
 
-/* One mask, all tails. */
-static int run_mask(quality *u, FILE *csv, int selector, int order, double density)
-{
-    char names[4][32];
+typedef struct mask_case {
+    int selector, order;
+    double density;
+    esa_mask *mask;
     double mass[SYNTH_KINDS];
     int64_t pairs[SYNTH_KINDS];
-    esa_mask *mask = NULL;
-    esa_select_params select = esa_select_params_default(selector);
-    esa_attention_params attention = esa_attention_params_default();
-    select.budget = density;
+} mask_case;
+
+/* tail: what the error selector chooses for; the others do not look at it. */
+static esa_status make_mask(quality *u, mask_case *m, int tail)
+{
+    const esa_attention_params attention = esa_attention_params_default();
+    esa_select_params select = esa_select_params_default(m->selector);
+    select.budget = m->density;
     select.seed = u->c.seed;
-    select.layout.order = order;
+    select.tail = tail;
+    select.layout.order = m->order;
     memcpy(select.layout.grid_q, u->c.grid, sizeof u->c.grid);
-    esa_status status = esa_select(u->c.ctx, &mask, &u->c.q, &u->c.k, &select);
+    esa_mask_free(m->mask);
+    esa_status status = esa_select_qkv(u->c.ctx, &m->mask, &u->c.q, &u->c.k, &u->c.v, &select);
     /* Every 5th query of the ordered sequence: 5 is prime to block sizes and tile widths, so every
      * place of a block is sampled. */
     if (status == ESA_OK)
-        status = esa_mask_mass(u->c.ctx, mass, mask, &u->c.q, &u->c.k, &attention, 5);
-    if (status == ESA_OK && measure_pairs(mask, &u->c.q, &u->c.k, 0, pairs) < 0)
+        status = esa_mask_mass(u->c.ctx, m->mass, m->mask, &u->c.q, &u->c.k, &attention, 5);
+    if (status == ESA_OK && measure_pairs(m->mask, &u->c.q, &u->c.k, 0, m->pairs) < 0)
         status = ESA_ERR_MEMORY;
+    return status;
+}
+
+/* All tails with one mask; the error selector makes one for each tail. */
+static int run_mask(quality *u, FILE *csv, int selector, int order, double density)
+{
+    char names[4][32];
+    mask_case m = { .selector = selector, .order = order, .density = density };
+    esa_attention_params attention = esa_attention_params_default();
+    esa_status status = ESA_OK;
     for (int t = 0; status == ESA_OK && t < u->tails.count; t++) {
         attention.tail = (int32_t)u->tails.whole[t];
-        status = esa_attention(u->c.ctx, &u->c.q, &u->c.k, &u->c.v, &u->c.o, mask, &attention);
+        if (!m.mask || selector == ESA_SELECT_ERROR) status = make_mask(u, &m, attention.tail);
+        if (status == ESA_OK)
+            status = esa_attention(u->c.ctx, &u->c.q, &u->c.k, &u->c.v, &u->c.o, m.mask,
+                                   &attention);
         for (int h = 0; status == ESA_OK && h < SYNTH_KINDS; h++)
             fprintf(csv, "%s,%s,%s,%.2f,%.4f,%s,%.4f,%.4f\n", cli_name(names[0], SYNTH_NAMES, h),
                     cli_name(names[1], CLI_SELECTORS, selector),
                     cli_name(names[2], CLI_ORDERS, order), density,
-                    (double)pairs[h] / ((double)u->c.q.dim[2] * (double)u->c.k.dim[2]),
-                    cli_name(names[3], CLI_TAILS, attention.tail), mass[h],
+                    (double)m.pairs[h] / ((double)u->c.q.dim[2] * (double)u->c.k.dim[2]),
+                    cli_name(names[3], CLI_TAILS, attention.tail), m.mass[h],
                     measure_error(&u->c.o, &u->c.ref, h));
     }
-    esa_mask_free(mask);
+    esa_mask_free(m.mask);
     return cli_status(u->c.ctx, status, "bench quality");
 }
 
@@ -71,6 +90,18 @@ static int run_all(quality *u, FILE *csv)
     return CLI_OK;
 }
 
+/* What cannot be run is told before the first case. */
+static int check_cases(const quality *u)
+{
+    int status = CLI_OK;
+    for (int s = 0; s < u->selectors.count; s++)
+        for (int o = 0; o < u->orders.count; o++)
+            for (int t = 0; t < u->tails.count && !status; t++)
+                status = cli_selector_takes((int)u->selectors.whole[s], (int)u->orders.whole[o],
+                                            (int)u->tails.whole[t], "bench quality");
+    return status;
+}
+
 int cmd_bench_quality(int argc, char **argv)
 {
     quality u = { .selectors = { 4,
@@ -84,15 +115,18 @@ int cmd_bench_quality(int argc, char **argv)
     int64_t dim = 64, threads = 0, seed = 1;
     const char *out = NULL;
     int done;
+    const int tails = cli_given(argc, argv, "--tail");
     const cli_option options[] = {
         { "--out", CLI_OUTPUT, &out, "FILE", 0, 0, 0, "the CSV file (standard output)" },
         { "--selector", CLI_CHOICES, &u.selectors, CLI_SELECTORS, 0, 0, 0,
           "one or more, with commas (entropy,rf_v2,ada_bsa,random)" },
         { "--density", CLI_REALS, &u.densities, "X,...", 0, 1, 0,
-          "fractions of key blocks to keep (0.5,0.3,0.2,0.1)" },
-        { "--tail", CLI_CHOICES, &u.tails, CLI_TAILS, 0, 0, 0, "one or more, with commas (all)" },
+          "fractions of key blocks to keep; error with tail levels: the cost of blocks and means "
+          "together (0.5,0.3,0.2,0.1)" },
+        { "--tail", CLI_CHOICES, &u.tails, CLI_TAILS, 0, 0, 0,
+          "one or more, with commas (none,pooled,centroid; with error: none,pooled,levels)" },
         { "--order", CLI_CHOICES, &u.orders, CLI_ORDERS, 0, 0, 0,
-          "one or more, with commas (all)" },
+          "one or more, with commas; adaptive is for error (raster,tile,tile3d,hilbert)" },
         { "--grid", CLI_INTS, &grid, "t,h,w", 1, 4096, 3,
           "video tokens: frames, height, width (21,16,24)" },
         { "--dim", CLI_INT, &dim, "D", 16, ESA_MAX_HEAD_DIM, 0, "head dimension, even (64)" },
@@ -106,6 +140,9 @@ int cmd_bench_quality(int argc, char **argv)
                              "temporal, sink, diffuse), as CSV.",
                              options, argc, argv, NULL, &done);
     if (status || done) return status;
+    for (int s = 0; s < u.selectors.count && !tails; s++)
+        if (u.selectors.whole[s] == ESA_SELECT_ERROR) u.tails.whole[2] = ESA_TAIL_LEVELS;
+    if ((status = check_cases(&u)) != 0) return status;
     char *csv = NULL;
     size_t bytes = 0;
     FILE *memory = NULL;

@@ -424,9 +424,14 @@ int cmd_bench_video(int argc, char **argv)
     if (!cached && b.base.p.masks) return cli_usage("%s: --masks needs --method cached", what);
     if (cached && works.count)
         return cli_usage("%s: --work goes with methods that choose blocks while they run", what);
-    clip_request first = b.base;
-    if (b.by_work) first.p.session.work = works.real[0];
-    if ((status = clip_request_check(&first, what)) != 0) return status;
+    clip_request one = b.base;
+    if (b.by_work) one.p.session.work = works.real[0];
+    for (int i = 0; i < b.methods.count * b.tails.count && !status; i++) {
+        one.method = (int)b.methods.whole[i / b.tails.count] + 1;
+        one.tail = (int)b.tails.whole[i % b.tails.count];
+        status = clip_request_check(&one, what);
+    }
+    if (status) return status;
     status = clip_open(&b.maker, &b.base.open, what);
     if (!status) status = with_model(&b, prompts, number);
     clip_close(&b.maker);

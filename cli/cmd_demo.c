@@ -1,5 +1,5 @@
-/* cmd_demo.c - `esa demo`: dense attention against every selector, with and without the pooled
- * tail, on synthetic heads.
+/* cmd_demo.c - `esa demo`: dense attention against every selector, with and without a tail, on
+ * synthetic heads.
  * SPDX-License-Identifier: Apache-2.0 */
 #define ESA_EXPERIMENTAL
 #include "core/data.h"
@@ -17,6 +17,14 @@ typedef struct demo_row {
     double asked, density, mass, error, select_seconds, seconds;
 } demo_row;
 
+/* The order of a selector. Adaptive orders are for error, and they are its own. */
+static int order_of(const demo *d, int selector)
+{
+    if (selector == ESA_SELECT_ERROR)
+        return d->order == ESA_ORDER_DEFAULT ? ESA_ORDER_ADAPTIVE : d->order;
+    return d->order == ESA_ORDER_ADAPTIVE ? ESA_ORDER_DEFAULT : d->order;
+}
+
 /* The best of all rounds for one selector and tail. CLI_OK, or CLI_FAILED after a message. */
 static int run_row(demo *d, demo_row *row, int selector, int tail)
 {
@@ -27,14 +35,15 @@ static int run_row(demo *d, demo_row *row, int selector, int tail)
     esa_status status = ESA_OK;
     select.budget = row->asked;
     select.seed = d->c.seed;
-    select.layout.order = d->order;
+    select.tail = tail;
+    select.layout.order = order_of(d, selector);
     for (int i = 0; i < 3; i++) select.layout.grid_q[i] = d->c.grid[i];
     attention.tail = tail;
     row->select_seconds = row->seconds = INFINITY;
     for (int64_t r = 0; r < d->rounds; r++) {
         esa_mask_free(mask);
         const double start = cli_seconds();
-        status = esa_select(d->c.ctx, &mask, &d->c.q, &d->c.k, &select);
+        status = esa_select_qkv(d->c.ctx, &mask, &d->c.q, &d->c.k, &d->c.v, &select);
         const double chosen = cli_seconds();
         if (status == ESA_OK)
             status = esa_attention(d->c.ctx, &d->c.q, &d->c.k, &d->c.v, &d->c.o, mask, &attention);
@@ -77,10 +86,17 @@ static void add_row(cli_table *table, cli_json *json, const char *selector, cons
 
 static int run_demo(demo *d, const cli_list *budgets, const char *json_path)
 {
-    static const int selectors[] = { ESA_SELECT_ENTROPY, ESA_SELECT_RF_V2, ESA_SELECT_ADA_BSA,
-                                     ESA_SELECT_RANDOM };
-    static const int tails[] = { ESA_TAIL_NONE, ESA_TAIL_POOLED };
-    const int64_t total = 1 + (int64_t)budgets->count * 8;
+    static const struct {
+        int selector, tail;
+    } cases[] = {
+        { ESA_SELECT_ENTROPY, ESA_TAIL_NONE }, { ESA_SELECT_ENTROPY, ESA_TAIL_POOLED },
+        { ESA_SELECT_RF_V2, ESA_TAIL_NONE },   { ESA_SELECT_RF_V2, ESA_TAIL_POOLED },
+        { ESA_SELECT_ADA_BSA, ESA_TAIL_NONE }, { ESA_SELECT_ADA_BSA, ESA_TAIL_POOLED },
+        { ESA_SELECT_ERROR, ESA_TAIL_POOLED }, { ESA_SELECT_ERROR, ESA_TAIL_LEVELS },
+        { ESA_SELECT_RANDOM, ESA_TAIL_NONE },  { ESA_SELECT_RANDOM, ESA_TAIL_POOLED },
+    };
+    enum { CASES = sizeof cases / sizeof cases[0] };
+    const int64_t total = 1 + (int64_t)budgets->count * CASES;
     int64_t done = 0;
     demo_row dense = { 1, 1, 1, 0, 0, INFINITY };
     cli_progress("demo", 0, total);
@@ -101,26 +117,27 @@ static int run_demo(demo *d, const cli_list *budgets, const char *json_path)
     cli_json_open(json, "rows", '[');
     add_row(table, json, "dense", "none", &dense, dense.seconds);
     for (int b = 0; b < budgets->count; b++)
-        for (int s = 0; s < 4; s++)
-            for (int t = 0; t < 2; t++) {
-                char selector[32], tail[32];
-                demo_row row = { .asked = budgets->real[b] };
-                if (run_row(d, &row, selectors[s], tails[t]) != CLI_OK) {
-                    cli_table_print(table, stdout);
-                    cli_json_save(json, NULL);
-                    return CLI_FAILED;
-                }
-                cli_name(selector, CLI_SELECTORS, selectors[s]);
-                cli_name(tail, CLI_TAILS, tails[t]);
-                add_row(table, json, selector, tail, &row, dense.seconds);
-                cli_progress("demo", ++done, total);
+        for (int i = 0; i < CASES; i++) {
+            char selector[32], tail[32];
+            demo_row row = { .asked = budgets->real[b] };
+            if (run_row(d, &row, cases[i].selector, cases[i].tail) != CLI_OK) {
+                cli_table_print(table, stdout);
+                cli_json_save(json, NULL);
+                return CLI_FAILED;
             }
+            cli_name(selector, CLI_SELECTORS, cases[i].selector);
+            cli_name(tail, CLI_TAILS, cases[i].tail);
+            add_row(table, json, selector, tail, &row, dense.seconds);
+            cli_progress("demo", ++done, total);
+        }
     cli_progress_end();
     cli_table_print(table, stdout);
     printf("\nkept mass: share of the true attention the mask keeps; output error: |o - dense| / "
            "|dense|; both means over heads.\n"
-           "time: selection and attention together, best of %lld; tail pooled: the mean key and "
-           "value of a skipped block stand in for it.\n",
+           "time: order, selection and attention together, best of %lld; tail pooled: the mean key "
+           "and value of a skipped block stand in for it;\n"
+           "tail levels: some skipped blocks have several means, and the budget pays for all "
+           "means too.\n",
            (long long)d->rounds);
     return cli_json_save(json, json_path);
 }
@@ -139,7 +156,8 @@ int cmd_demo(int argc, char **argv)
         { "--heads", CLI_INT, &heads, "N", 1, 256, 0,
           "number of heads: local, temporal, sink, diffuse in turn (4)" },
         { "--dim", CLI_INT, &dim, "D", 16, ESA_MAX_HEAD_DIM, 0, "head dimension, even (128)" },
-        { "--order", CLI_CHOICE, &order, CLI_ORDERS, 0, 0, 0, "token order (each selector's own)" },
+        { "--order", CLI_CHOICE, &order, CLI_ORDERS, 0, 0, 0,
+          "token order; adaptive: error alone takes it (each selector's own; error: adaptive)" },
         { "--rounds", CLI_INT, &rounds, "N", 1, 1000, 0, "timed rounds; the best counts (3)" },
         { "--threads", CLI_INT, &threads, "N", 0, ESA_MAX_THREADS, 0,
           "CPU threads; 0: one per core (0)" },

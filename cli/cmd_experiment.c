@@ -76,7 +76,11 @@ static int agree(experiment *e, const char *path, int numbered)
         for (int j = 0; j < i; j++)
             if (e->methods.whole[i] == e->methods.whole[j])
                 return cli_usage("%s: --method names one method twice", path);
-    if (!status) status = clip_request_check(&e->clip, path);
+    clip_request one = e->clip;
+    for (int i = 0; i < e->methods.count && !status; i++) {
+        one.method = experiment_method(e->methods.whole[i]);
+        status = clip_request_check(&one, path);
+    }
     if (status) return status;
     snprintf(e->folder, sizeof e->folder, "%s/%s", e->results, e->tag);
     if (cached && e->clip.p.masks)
@@ -175,7 +179,7 @@ int experiment_parse(experiment *e, const char *path, const char *about, const c
         return cli_usage("%s: --budget and --budgets are the same option; give one", name);
     e->command = spoken_command(path, argc, argv);
     if (!e->command) return cli_fail("%s: out of memory", name);
-    clip_options(table, mine, CLIP_OPTIONS_ALL, &e->clip);
+    clip_options(table, mine, CLIP_OPTIONS_ALL & ~CLIP_OPTIONS_WORK, &e->clip);
     const int status = cli_options(path, "--tag NAME [options]", about, table, argc, argv, NULL,
                                    done);
     return status || *done ? status : agree(e, name, numbered);

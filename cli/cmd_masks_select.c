@@ -1,4 +1,4 @@
-/* cmd_masks_select.c - `esa masks select`: runs a selector on q and k from safetensors files.
+/* cmd_masks_select.c - `esa masks select`: runs a selector on q, k and v from safetensors files.
  * Prints the rows as hex, or writes a mask file.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "core/cli.h"
@@ -11,12 +11,12 @@
 static const char what[] = "masks select";
 
 typedef struct request {
-    const char *q, *k, *tensor, *out;
+    const char *q, *k, *v, *tensor, *out; /* v NULL: the selector does not read it */
     esa_select_params params;
     int64_t seed, threads;
 } request;
 
-/* A q or k tensor: a view into the file, or into copy if the file does not align its data. */
+/* A q, k or v tensor: a view into the file, or into copy if the file does not align its data. */
 typedef struct source {
     esa_tensors *file;
     void *copy;
@@ -29,7 +29,7 @@ static void source_free(source *s)
     esa_tensors_free(s->file);
 }
 
-/* side is "q" or "k". name NULL takes the only tensor of the file, or the one called side. */
+/* side is "q", "k" or "v". name NULL takes the only tensor of the file, or the one called side. */
 static int source_open(esa_ctx *ctx, source *s, const char *path, const char *side,
                        const char *name)
 {
@@ -69,32 +69,57 @@ static int source_open(esa_ctx *ctx, source *s, const char *path, const char *si
     return CLI_OK;
 }
 
-/* Prints a line per (batch, head, query block): "b h i hex". Bit j of the number is set if key
- * block j is kept. */
-static int print_rows(const esa_mask *mask)
+/* Writes bits as one number in hex, which line has room for. */
+static void hex(char *line, const uint8_t *bits, int64_t width)
 {
     static const char digit[] = "0123456789abcdef";
+    int64_t n = 0;
+    for (int64_t j = 2 * width - 1; j >= 0; j--) {
+        const int nibble = bits[j / 2] >> (j % 2 * 4) & 15;
+        if (nibble || n || j == 0) line[n++] = digit[nibble];
+    }
+    line[n] = 0;
+}
+
+/* Sets the bits of the fine blocks. 0 when out of memory. */
+static int fine_bits(const esa_mask *mask, const esa_mask_info *info, uint8_t *bits)
+{
+    const int64_t rows = info->B * info->H * info->nq, nk = info->nk, width = (nk + 7) / 8;
+    uint8_t *level = malloc((size_t)(rows * nk));
+    const int made = level && esa_mask_to_levels(mask, level) == ESA_OK;
+    memset(bits, 0, (size_t)(rows * width));
+    for (int64_t i = 0; made && i < rows * nk; i++)
+        if (level[i] == 1) bits[i / nk * width + i % nk / 8] |= (uint8_t)(1 << i % nk % 8);
+    free(level);
+    return made;
+}
+
+/* Prints a line per (batch, head, query block): "b h i hex". Bit j of the number is set if key
+ * block j is kept. A mask with levels has a second number for its fine blocks. */
+static int print_rows(const esa_mask *mask)
+{
     esa_mask_info info;
     info.struct_size = sizeof info;
     if (esa_mask_get_info(mask, &info) != ESA_OK)
         return cli_fail("%s: the mask cannot be described", what);
     const int64_t width = (info.nk + 7) / 8, rows = info.B * info.H * info.nq;
-    uint8_t *bits = malloc((size_t)(rows * width));
+    uint8_t *bits = malloc((size_t)(2 * rows * width)), *fine = bits ? bits + rows * width : NULL;
     char *line = malloc((size_t)(2 * width + 1));
-    if (!bits || !line || esa_mask_to_bits(mask, bits) != ESA_OK) {
+    if (!bits || !line || esa_mask_to_bits(mask, bits) != ESA_OK ||
+        (info.fine && !fine_bits(mask, &info, fine))) {
         free(bits);
         free(line);
         return cli_fail("%s: out of memory", what);
     }
     for (int64_t r = 0; r < rows; r++) {
-        int64_t n = 0;
-        for (int64_t j = 2 * width - 1; j >= 0; j--) {
-            const int nibble = bits[r * width + j / 2] >> (j % 2 * 4) & 15;
-            if (nibble || n || j == 0) line[n++] = digit[nibble];
-        }
-        line[n] = 0;
-        printf("%lld %lld %lld %s\n", (long long)(r / info.nq / info.H),
+        hex(line, bits + r * width, width);
+        printf("%lld %lld %lld %s", (long long)(r / info.nq / info.H),
                (long long)(r / info.nq % info.H), (long long)(r % info.nq), line);
+        if (info.fine) {
+            hex(line, fine + r * width, width);
+            printf(" %s", line);
+        }
+        printf("\n");
     }
     free(bits);
     free(line);
@@ -129,11 +154,15 @@ static int parse(request *r, int argc, char **argv, int *done)
           "safetensors file with the queries [B,H,Nq,D]; required" },
         { "--k", CLI_TEXT, &r->k, "FILE", 0, 0, 0,
           "safetensors file with the keys [B,Hkv,Nk,D]; required" },
+        { "--v", CLI_TEXT, &r->v, "FILE", 0, 0, 0,
+          "error: safetensors file with the values [B,Hkv,Nk,D]" },
         { "--tensor", CLI_TEXT, &r->tensor, "NAME", 0, 0, 0,
-          "name of the tensor in both files (the only tensor, else q and k)" },
+          "name of the tensor in all files (the only tensor, else q, k and v)" },
         { "--selector", CLI_CHOICE, &p->selector, CLI_SELECTORS, 0, 0, 0,
           "how key blocks are chosen (entropy)" },
-        { "--budget", CLI_REAL, &p->budget, "X", 0, 1, 0, "fraction of key blocks to keep (0.5)" },
+        { "--budget", CLI_REAL, &p->budget, "X", 0, 1, 0,
+          "fraction of key blocks to keep; with tail levels: the cost of blocks and means together "
+          "(0.5)" },
         { "--sparsity", CLI_REAL, &sparsity, "X", 0, 1, 0,
           "instead of --budget: 1 - budget (0.5)" },
         { "--mode", CLI_CHOICE, &p->mode, CLI_MODES, 0, 0, 0,
@@ -144,6 +173,10 @@ static int parse(request *r, int argc, char **argv, int *done)
           "128x128)" },
         { "--samples", CLI_INT32, &p->samples, "N", 1, 256, 0,
           "entropy: queries scored per block (4)" },
+        { "--tail", CLI_CHOICE, &p->tail, CLI_TAILS, 0, 0, 0,
+          "error: what will replace skipped blocks, none, pooled or levels (pooled)" },
+        { "--fine", CLI_INT32, &p->fine, "N", 2, 16, 0,
+          "error with tail levels: means per block on the fine level, 2, 4, 8 or 16 (4)" },
         { "--cdf", CLI_REAL, &p->cdf_threshold, "X", 0, 1, 0,
           "ada_bsa: cumulative mass to keep; 1 turns the rule off (1)" },
         { "--keep-sink", CLI_INT32, &p->keep_sink, "0|1", 0, 1, 0,
@@ -154,7 +187,7 @@ static int parse(request *r, int argc, char **argv, int *done)
           "query i sees key j only if j <= i + Nk - Nq (off)" },
         { "--scale", CLI_REAL, &p->scale, "X", 0, 1e30, 0, "factor of q k^T; 0: D^-0.5 (0)" },
         { "--order", CLI_CHOICE, &l->order, CLI_ORDERS, 0, 0, 0,
-          "token order (tile for rf_v2 with a grid, else raster)" },
+          "token order; adaptive is for error (tile for rf_v2 with a grid, else raster)" },
         { "--order-applied", CLI_FLAG, &l->order_applied, NULL, 0, 0, 0,
           "the tensors are already in that order (off)" },
         { "--window", CLI_INTS, &window, "t,h,w", 1, 4096, 3,
@@ -181,15 +214,28 @@ static int parse(request *r, int argc, char **argv, int *done)
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
     const int has_budget = cli_given(argc, argv, "--budget"),
-              has_sparsity = cli_given(argc, argv, "--sparsity");
+              has_sparsity = cli_given(argc, argv, "--sparsity"),
+              has_tail = cli_given(argc, argv, "--tail"),
+              has_fine = cli_given(argc, argv, "--fine");
     const int status = cli_options(
         "esa masks select", "--q FILE --k FILE [options]",
         "Runs a selector and prints one line per (batch, head, query block): b h i hex.\n"
-        "Bit j of the number is set if key block j is kept.",
+        "Bit j of the number is set if key block j is kept. With tail levels a second number\n"
+        "has the blocks on the fine level.",
         options, argc, argv, NULL, done);
     if (status || *done) return status;
     if (!r->q || !r->k)
         return cli_usage("%s: %s is required", what, r->q ? "--k FILE" : "--q FILE");
+    if (p->selector == ESA_SELECT_ERROR && !r->v)
+        return cli_usage("%s: --selector error reads the values: --v FILE is required", what);
+    if (p->selector != ESA_SELECT_ERROR && (r->v || has_tail || has_fine))
+        return cli_usage("%s: %s needs --selector error", what,
+                         r->v       ? "--v"
+                         : has_tail ? "--tail"
+                                    : "--fine");
+    if (has_fine && p->tail != ESA_TAIL_LEVELS)
+        return cli_usage("%s: --fine needs --tail levels", what);
+    if (cli_selector_takes(p->selector, l->order, has_tail ? p->tail : -1, what)) return CLI_USAGE;
     if (has_budget && has_sparsity)
         return cli_usage("%s: --sparsity is 1 - budget: give --budget or --sparsity", what);
     if (has_sparsity) p->budget = 1.0 - sparsity;
@@ -212,18 +258,21 @@ int cmd_masks_select(int argc, char **argv)
     if (status || done) return status;
     esa_ctx *ctx;
     if ((status = cli_ctx_new(&ctx, r.threads)) != 0) return status;
-    source q = { 0 }, k = { 0 };
+    source q = { 0 }, k = { 0 }, v = { 0 };
     esa_mask *mask = NULL;
     status = source_open(ctx, &q, r.q, "q", r.tensor);
     if (!status) status = source_open(ctx, &k, r.k, "k", r.tensor);
+    if (!status && r.v) status = source_open(ctx, &v, r.v, "v", r.tensor);
     if (!status) {
-        const esa_status chosen = esa_select(ctx, &mask, &q.view, &k.view, &r.params);
+        const esa_status chosen = esa_select_qkv(ctx, &mask, &q.view, &k.view, r.v ? &v.view : NULL,
+                                                 &r.params);
         if (chosen != ESA_OK) status = cli_fail_esa(ctx, chosen, what);
     }
     if (!status) status = r.out ? save(ctx, mask, r.out) : print_rows(mask);
     esa_mask_free(mask);
     source_free(&q);
     source_free(&k);
+    source_free(&v);
     esa_ctx_free(ctx);
     return status;
 }

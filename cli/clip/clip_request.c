@@ -48,8 +48,16 @@ int clip_wants_work(const clip_request *r)
 int clip_request_check(const clip_request *r, const char *what)
 {
     int32_t q, k;
+    char name[32];
     if (r->window.count && r->order != ESA_ORDER_TILE3D)
         return cli_usage("%s: --window belongs to --order tile3d", what);
+    if (r->order == ESA_ORDER_ADAPTIVE &&
+        (r->method == METHOD_ENTROPY || r->method == METHOD_RF_V2 || r->method == METHOD_ADA_BSA))
+        return cli_usage("%s: --order adaptive goes with --method error, not %s", what,
+                         cli_name(name, METHODS, r->method));
+    if (r->tail == ESA_TAIL_CENTROID && r->method == METHOD_ERROR)
+        return cli_usage("%s: --method error takes --tail none, pooled or levels, not centroid",
+                         what);
     const int amounts = (r->p.session.work > 0) + (r->p.quality > 0) + (r->preset >= 0);
     const int online = r->method != METHOD_DENSE && r->method != METHOD_CACHED &&
                        r->method != METHOD_RECORD;

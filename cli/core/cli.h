@@ -197,6 +197,9 @@ typedef struct cli_shape {
 int cli_shape_parse(cli_shape *shape, const char *text);
 /* Lists the known names for the help: "wan-1.3b-480p, ...". */
 void cli_shape_list(char *buffer, size_t size);
+/* CLI_OK if a selector (ESA_SELECT_*) takes an order and a tail (ESA_ORDER_*, ESA_TAIL_*; negative:
+ * not given), else CLI_USAGE after a message that begins with what. */
+int cli_selector_takes(int selector, int order, int tail, const char *what);
 /* Reads "128x64". */
 int cli_block_parse(const char *text, int32_t *block_q, int32_t *block_k);
 

@@ -27,6 +27,18 @@ const char *cli_name(char buffer[32], const char *names, int i)
     return buffer;
 }
 
+int cli_selector_takes(int selector, int order, int tail, const char *what)
+{
+    char name[32];
+    if (order == ESA_ORDER_ADAPTIVE && selector != ESA_SELECT_ERROR)
+        return cli_usage("%s: --order adaptive needs --selector error, not %s", what,
+                         cli_name(name, CLI_SELECTORS, selector));
+    if (tail == ESA_TAIL_CENTROID && selector == ESA_SELECT_ERROR)
+        return cli_usage("%s: --selector error takes --tail none, pooled or levels, not centroid",
+                         what);
+    return CLI_OK;
+}
+
 int cli_shape_parse(cli_shape *shape, const char *text)
 {
     const char *names[SHAPES];

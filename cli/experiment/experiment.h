@@ -19,10 +19,11 @@
 #include "clip/clip.h"
 #include "clip/evaluate.h"
 
-#define EXPERIMENT_PATH     4400
-#define EXPERIMENT_METHODS  "cached|entropy|rf_v2|ada_bsa"
+#define EXPERIMENT_PATH    4400
+#define EXPERIMENT_METHODS "cached|entropy|rf_v2|ada_bsa|error"
+enum { EXPERIMENT_METHOD_COUNT = 5 };
 #define EXPERIMENT_FORMAT   1
-#define EXPERIMENT_VARIANTS (1 + 4 * CLI_MAX_LIST)
+#define EXPERIMENT_VARIANTS (1 + EXPERIMENT_METHOD_COUNT * CLI_MAX_LIST)
 
 typedef struct experiment_variant {
     char name[64]; /* dense, b0.5, entropy-b0.5: also the folder under videos/ */
@@ -65,6 +66,8 @@ void experiment_put_word(FILE *out, const char *word);
 
 /* Fills in prompts, sizes and variants. The model must be open. */
 int experiment_resolve(experiment *e, const char *what);
+/* METHOD_* of a number in EXPERIMENT_METHODS. */
+int experiment_method(int64_t number);
 /* Fills in the variants of all methods and budgets, dense first. */
 void experiment_variants(experiment *e);
 /* The beginning of config.json, up to the settings. */

@@ -68,13 +68,20 @@ static void add_variant(experiment *e, int method, double budget)
         snprintf(v->name, sizeof v->name, "%s-b%s", cli_name(name, METHODS, method), number);
 }
 
+int experiment_method(int64_t number)
+{
+    static const int methods[EXPERIMENT_METHOD_COUNT] = { METHOD_CACHED, METHOD_ENTROPY,
+                                                          METHOD_RF_V2, METHOD_ADA_BSA,
+                                                          METHOD_ERROR };
+    return methods[number];
+}
+
 void experiment_variants(experiment *e)
 {
-    static const int methods[] = { METHOD_CACHED, METHOD_ENTROPY, METHOD_RF_V2, METHOD_ADA_BSA };
     add_variant(e, METHOD_DENSE, 1);
     for (int m = 0; m < e->methods.count; m++)
         for (int b = 0; b < e->budgets.count; b++)
-            add_variant(e, methods[e->methods.whole[m]], e->budgets.real[b]);
+            add_variant(e, experiment_method(e->methods.whole[m]), e->budgets.real[b]);
 }
 
 int experiment_resolve(experiment *e, const char *what)
@@ -96,6 +103,48 @@ static void json_lines(cli_json *json, const char *key, const cli_prompts *promp
     cli_json_close(json);
 }
 
+/* 1 if a method has other defaults than the others. */
+static int defaults_differ(const experiment *e)
+{
+    for (int i = 0; i < e->methods.count; i++)
+        if (experiment_method(e->methods.whole[i]) == METHOD_ERROR) return 1;
+    return 0;
+}
+
+static void json_given(cli_json *json, const char *key, int32_t value)
+{
+    if (value < 0)
+        cli_json_text(json, key, NULL);
+    else
+        cli_json_int(json, key, value);
+}
+
+/* Settings whose default depends on the method: the value that was given, else the default that all
+ * methods share. null: each method has its own. */
+static void json_defaults(cli_json *json, const experiment *e)
+{
+    const clip_request *c = &e->clip;
+    const esa_session_params *s = &c->p.session; /* resolved as for entropy */
+    const int differ = defaults_differ(e);
+    const int first = differ ? c->dense_first_layer : s->dense_first_layer;
+    json_given(json, "refresh", differ ? c->refresh_every : s->refresh_every);
+    cli_json_real(json, "warmup", differ ? c->warmup : s->warmup_frac);
+    if (first < 0)
+        cli_json_text(json, "dense_first_layer", NULL);
+    else
+        cli_json_bool(json, "dense_first_layer", first);
+    json_given(json, "exact_rows", c->exact_rows);
+    json_given(json, "order_every", c->order_every);
+    json_given(json, "share_branches", c->share_branches);
+}
+
+static const char *tail_name(char buffer[32], const experiment *e)
+{
+    const clip_request *c = &e->clip;
+    if (c->tail < 0 && defaults_differ(e)) return "default";
+    return cli_name(buffer, CLI_TAILS, c->tail < 0 ? c->p.session.attention.tail : c->tail);
+}
+
 static void json_settings(cli_json *json, const experiment *e)
 {
     const clip_request *c = &e->clip;
@@ -114,14 +163,12 @@ static void json_settings(cli_json *json, const experiment *e)
         cli_json_text(json, NULL, cli_name(name, EXPERIMENT_METHODS, (int)e->methods.whole[i]));
     cli_json_close(json);
     cli_json_reals(json, "budgets", e->budgets.real, e->budgets.count);
-    cli_json_fields(json, "tail %s order %s", cli_name(tail, CLI_TAILS, c->tail),
+    cli_json_fields(json, "tail %s order %s", tail_name(tail, e),
                     c->order < 0 ? "default" : cli_name(order, CLI_ORDERS, c->order));
     cli_json_reals(json, "window", c->window.real, c->window.count);
-    cli_json_fields(json,
-                    "block %s samples %d cdf %g refresh %d step_map %s warmup %g "
-                    "dense_first_layer %i",
-                    c->block, s->select.samples, s->select.cdf_threshold, s->refresh_every,
-                    s->step_map ? "nearest" : "exact", s->warmup_frac, s->dense_first_layer);
+    cli_json_fields(json, "block %s samples %d cdf %g step_map %s", c->block, s->select.samples,
+                    s->select.cdf_threshold, s->step_map ? "nearest" : "exact");
+    json_defaults(json, e);
     cli_json_reals(json, "dense_layers", c->dense_layers.real, c->dense_layers.count);
     cli_json_text(json, "masks", c->p.masks);
     json_lines(json, "calibration_prompts", &e->calibration);
@@ -155,6 +202,7 @@ static int compare(const experiment *e, const json_t *old, json_t *now, const ch
         char before[80], asked[80];
         json_t *then = json_object_get(old, key);
         if (json_equal(then, v)) continue;
+        if (!then && json_is_null(v)) continue; /* begun by an older esa, and not asked for now */
         /* With --skip-calibrate the command need not say how the masks were made. */
         if (e->skip_calibrate && strcmp(key, "calibration_prompts") == 0) continue;
         if (strcmp(key, "weights_hash") == 0) {

@@ -120,14 +120,18 @@ static int methods(experiment *e, const json_t *settings, const char *what)
     const json_t *words = cli_json_at(settings, "methods"),
                  *budgets = cli_json_at(settings, "budgets");
     const size_t most = CLI_MAX_LIST;
-    if (json_array_size(words) > 4 || json_array_size(budgets) > most || !json_array_size(budgets))
+    if (json_array_size(words) > EXPERIMENT_METHOD_COUNT || json_array_size(budgets) > most ||
+        !json_array_size(budgets))
         return cli_fail("%s: config.json holds no methods and budgets of an experiment", what);
     for (size_t i = 0; i < json_array_size(words); i++) {
         const char *word = json_string_value(json_array_get(words, i));
         char name[32];
         int at = 0;
-        while (at < 4 && word && strcmp(word, cli_name(name, EXPERIMENT_METHODS, at)) != 0) at++;
-        if (!word || at == 4) return cli_fail("%s: config.json names an unknown method", what);
+        while (at < EXPERIMENT_METHOD_COUNT && word &&
+               strcmp(word, cli_name(name, EXPERIMENT_METHODS, at)) != 0)
+            at++;
+        if (!word || at == EXPERIMENT_METHOD_COUNT)
+            return cli_fail("%s: config.json names an unknown method", what);
         e->methods.whole[e->methods.count++] = at;
     }
     for (size_t i = 0; i < json_array_size(budgets); i++)

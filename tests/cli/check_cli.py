@@ -311,6 +311,44 @@ class SelectFiles(Base):
                    says=["--sparsity"])
         self.fails("masks", "select", "--q", "q", "--k", "k", "--keep-sink", "2", status=2)
 
+    def test_error(self):
+        """The error selector reads v, and its rows have a second number for the fine blocks."""
+        write_tensors(self.path("v"), {"v": f32(5, 1, 2, 400, 16), "other": f32(6, 1, 2, 400, 16)})
+        args = ["masks", "select", "--q", "q", "--k", "k"]
+        error = [*args, "--selector", "error", "--v", "v", "--budget", "0.3", "--block", "32x32"]
+        seen = set()
+        for more in ([], ["--order", "adaptive"], ["--grid", "4,10,10", "--order", "adaptive"],
+                     ["--tail", "none"], ["--tensor", "other"]):
+            lines = [line.split() for line in self.works(*error, *more).splitlines()]
+            self.assertEqual([line[:3] for line in lines], [["0", str(h), str(i)] for h in (0, 1) for i in range(13)])
+            self.assertEqual({len(line) for line in lines}, {4})
+            kept = [bin(int(line[3], 16)).count("1") for line in lines]
+            self.assertGreaterEqual(min(kept), 1)
+            self.assertAlmostEqual(sum(kept) / (26 * 13), 0.3, delta=0.01)       # one block of 338 is 0.003
+            seen.add(" ".join(line[3] for line in lines))
+        self.assertEqual(len(seen), 5)
+        for fine in ([], ["--fine", "8"]):
+            lines = [line.split() for line in self.works(*error, "--tail", "levels", *fine).splitlines()]
+            self.assertEqual({len(line) for line in lines}, {5})
+            exact, means = ([int(line[at], 16) for line in lines] for at in (3, 4))
+            self.assertFalse(any(a & b for a, b in zip(exact, means)))           # a block is exact or fine
+            self.assertTrue(any(means))
+            self.assertLess(sum(bin(x).count("1") for x in exact) / (26 * 13), 0.3)
+        self.assertEqual(self.works(*error, "--threads", "1"), self.works(*error, "--threads", "2"))
+        self.fails(*args, "--selector", "error", status=2, says=["--v FILE"])
+        self.fails(*args, "--v", "v", status=2, says=["--v needs --selector error"])
+        self.fails(*args, "--tail", "pooled", status=2, says=["--tail needs --selector error"])
+        self.fails(*args, "--fine", "4", status=2, says=["--fine needs --selector error"])
+        self.fails(*args, "--order", "adaptive", status=2, says=["--selector error", "not entropy"])
+        self.fails(*error, "--fine", "4", status=2, says=["--tail levels"])
+        self.fails(*error, "--tail", "centroid", status=2, says=["none, pooled or levels"])
+        self.fails(*error, "--tail", "levels", "--fine", "5", status=1, says=["fine is 5"])
+        self.fails(*error, "--causal", status=1, says=["bidirectional"])
+        self.fails(*error, "--mode", "compat", status=1, says=["compat"])
+        write_tensors(self.path("short"), {"v": f32(5, 1, 2, 300, 16)})
+        self.fails(*args, "--selector", "error", "--v", "short", status=1, says=["300", "400"])
+        self.fails(*args, "--selector", "error", "--v", "none", status=1, says=["none"])
+
     def test_missing_and_wrong_files(self):
         self.fails("masks", "select", "--q", "nowhere", "--k", "k", status=1, says=["nowhere"])
         self.fails("masks", "select", "--q", "q", "--k", "k", "--tensor", "absent", status=1, says=["absent"])
@@ -512,7 +550,7 @@ class Recordings(Base):
 class Bench(Base):
     FIELDS = {
         "shape", "dtype", "kernel", "selector", "tail", "density_asked", "density", "seconds", "seconds_median",
-        "gflops", "of_sgemm", "speedup_vs_dense", "select_seconds", "peak_extra_bytes"
+        "gflops", "of_sgemm", "speedup_vs_dense", "select_seconds", "order_seconds", "peak_extra_bytes"
     }
 
     def test_json(self):
@@ -529,6 +567,7 @@ class Bench(Base):
                          (1, 1, "1,2,512,32", "random"))
         self.assertEqual(half["density"], 0.5)
         self.assertIsNone(half["select_seconds"])
+        self.assertIsNone(half["order_seconds"])
         self.assertGreater(half["peak_extra_bytes"], 0)
         for row in data["rows"]:
             self.assertLessEqual(row["seconds"], row["seconds_median"])
@@ -548,8 +587,42 @@ class Bench(Base):
         for row in data["rows"]:
             self.assertEqual(row["select_seconds"] is None, row["selector"] == "dense")
             self.assertGreater(row["gflops"], 0)
+            self.assertIsNone(row["order_seconds"])
         self.works("bench", "attention", "--shape", "2,1,300,16", "--causal", "--density", "1,0.5", "--rounds", "1",
                    "--threads", "1")
+
+    def error(self, *args, **how):
+        """Rows of the error selector: [with an adaptive order], [without], by tail."""
+        found = []
+        for order in (["--order", "adaptive"], []):
+            self.works("bench", "attention", "--shape", "1,2,600,32", "--grid", "6,10,10", "--density", "1,0.4",
+                       "--selector", "error", "--tail", "none,pooled,levels", "--block", "64x64", "--rounds", "2",
+                       "--json", "b.json", *order, *args, **how)
+            dense, *more = kit.load(self.path("b.json"))["rows"]
+            self.assertEqual([dense[name] for name in ("selector", "select_seconds", "order_seconds")],
+                             ["dense", None, None])
+            self.assertEqual([row["tail"] for row in more], ["none", "pooled", "levels"])
+            for row in more:
+                self.assertGreater(row["select_seconds"], 0)
+                # with levels, means take some of the budget; one block of 100 is 0.01
+                self.assertAlmostEqual(row["density"], 0.4, delta=0.1 if row["tail"] == "levels" else 0.011)
+            found.append(more)
+        for adaptive, plain in zip(*found):
+            self.assertGreater(adaptive["order_seconds"], 0)
+            self.assertIsNone(plain["order_seconds"])
+        return found
+
+    def test_error(self):
+        self.error()
+        self.error("--fine", "8")
+        for args, says in ((["--selector", "error,entropy", "--order", "adaptive"], ["adaptive", "not entropy"]),
+                           (["--order", "adaptive"], ["--selector error", "not random"]),
+                           (["--selector", "error", "--tail", "pooled,centroid"], ["none, pooled or levels"]),
+                           (["--selector", "error", "--causal"], ["--causal"]),
+                           (["--selector", "error", "--fine", "32"], ["2 .. 16"])):
+            self.fails("bench", "attention", "--rounds", "1", *args, status=2, says=says)
+        self.fails("bench", "attention", "--rounds", "1", "--shape", "1,1,600,16", "--selector", "error", "--tail",
+                   "levels", "--density", "0.5", "--fine", "3", status=1, says=["fine is 3"])
 
     def test_random_takes_layouts_too(self):
         args = [
@@ -588,6 +661,21 @@ class Bench(Base):
         self.assertEqual(kit.read(self.path("q.csv"), "r"), out)          # the same on any number of threads
         self.fails(*args, "--dim", "33", status=2, says=["33"])
 
+    def test_quality_of_error(self):
+        args = ["bench", "quality", "--grid", "2,16,16", "--dim", "32", "--density", "0.3", "--selector"]
+        lines = [line.split(",") for line in self.works(*args, "error", "--order", "hilbert,adaptive").splitlines()[1:]]
+        self.assertEqual(len(lines), 2 * 3 * 4)
+        self.assertEqual({line[2] for line in lines}, {"hilbert", "adaptive"})
+        self.assertEqual({line[5] for line in lines}, {"none", "pooled", "levels"})     # its own tails
+        # One budget for all heads, up to the 16 blocks of one row of 4 heads; levels also pay for means.
+        for order in ("hilbert", "adaptive"):
+            kept = [float(line[4]) for line in lines if line[2] == order and line[5] == "pooled"]
+            self.assertAlmostEqual(sum(kept) / 4, 0.3, delta=0.04)
+        mixed = self.works(*args, "entropy,error", "--order", "raster")
+        self.assertEqual(len(mixed.splitlines()), 1 + 2 * 3 * 4)
+        self.fails(*args, "error", "--tail", "centroid", status=2, says=["none, pooled or levels"])
+        self.fails(*args, "entropy", "--order", "adaptive", status=2, says=["--selector error", "not entropy"])
+
     def test_demo(self):
         out = self.works("demo", "--grid", "4,16,16", "--dim", "32", "--budget", "0.5", "--rounds", "1", "--json",
                          "d.json")
@@ -595,12 +683,19 @@ class Bench(Base):
         data = kit.load(self.path("d.json"))
         names = [(row["selector"], row["tail"]) for row in data["rows"]]
         self.assertEqual(names[0], ("dense", "none"))
-        self.assertEqual(sorted(names[1:]),
-                         sorted((s, t) for s in ("entropy", "rf_v2", "ada_bsa", "random") for t in ("none", "pooled")))
+        self.assertEqual(
+            sorted(names[1:]),
+            sorted([*((s, t) for s in ("entropy", "rf_v2", "ada_bsa", "random") for t in ("none", "pooled")),
+                    ("error", "pooled"), ("error", "levels")]))
         by = {name: row for name, row in zip(names, data["rows"])}
         # Any selector that looks at q and k must keep more than chance does.
         for selector in ("entropy", "rf_v2", "ada_bsa"):
             self.assertGreater(by[selector, "none"]["kept_mass"], by["random", "none"]["kept_mass"] + 0.05)
+        # The error selector minimises just this error, with orders made for these heads.
+        self.assertLess(by["error", "pooled"]["output_error"],
+                        min(by[s, "pooled"]["output_error"] for s in ("entropy", "rf_v2", "ada_bsa")))
+        self.works("demo", "--grid", "2,16,16", "--dim", "32", "--budget", "0.5", "--rounds", "1", "--order",
+                   "adaptive")
 
 
 class Doctor(Base):
@@ -650,6 +745,9 @@ class Gpu(Base):
             self.assertGreater(row["seconds"], 0)
             self.assertEqual(row["kernel"], "stand-in")
             self.assertEqual(row["select_seconds"] is not None, row["selector"] == "entropy")
+
+    def test_bench_error(self):
+        Bench.error(self, "--device", "cuda", env=self.env)
 
 
 if __name__ == "__main__":

@@ -188,6 +188,19 @@ class Run(Base):
             line = self.fails("run", "--tag", "x", *SMALL, *BUDGETS, *args, says=says)
             self.assertIn("another --tag", line)
 
+    def test_settings_of_an_older_folder(self):
+        """An older esa did not write some settings: they were not asked for then, so they may not be asked for now."""
+        self.copy()
+        config = kit.load(self.path("results/x/config.json"))
+        self.assertEqual(config["settings"]["tail"], "pooled")
+        for name in ("exact_rows", "order_every", "share_branches"):
+            self.assertIsNone(config["settings"].pop(name))
+        self.put("results/x/config.json", json.dumps(config))
+        schemas.check(self.path("results/x/config.json"), "experiment-config")
+        self.works("run", "--tag", "x", *SMALL, *BUDGETS)
+        self.works("run", "--tag", "x", *SMALL, *BUDGETS, "--tail", "pooled")        # the default, said aloud
+        self.fails("run", "--tag", "x", *SMALL, *BUDGETS, "--exact-rows", 2, says=["exact_rows", "nothing", "2"])
+
     def model(self):
         shutil.copytree(os.path.join(MODELS, "wan-tiny"), self.path("model"))
         return self.path("model")
@@ -286,6 +299,22 @@ class Run(Base):
         self.assertEqual(speed["calibration"]["file"], None)
         self.assertFalse(os.path.exists(self.path("results/z/work")))
         self.assertTrue(os.path.exists(self.path("results/z/frames/dense/000.safetensors")))
+
+    def test_error(self):
+        """The error selector beside another one: each has its own defaults, and config.json says so."""
+        args = ["run", "--tag", "e", *SMALL[:8], "--eval-prompts", 1, "--budget", 0.5, "--method", "entropy,error"]
+        self.works(*args)
+        config, speed = (schemas.check(self.path(f"results/e/{n}.json"), f"experiment-{n}")
+                         for n in ("config", "speed"))
+        self.assertEqual([v["name"] for v in speed["variants"]], ["dense", "entropy-b0.5", "error-b0.5"])
+        self.assertEqual(config["settings"]["tail"], "default")
+        for name in ("refresh", "warmup", "dense_first_layer", "exact_rows", "order_every", "share_branches"):
+            self.assertIsNone(config["settings"][name], name)
+        self.fails(*args, "--warmup", 0.5, says=["warmup", "nothing", "0.5"])
+        self.fails("run", "--tag", "x", "--method", "entropy,error", "--order", "adaptive", status=2,
+                   says=["adaptive", "--method error", "not entropy"])
+        self.fails("run", "--tag", "x", "--method", "error", "--tail", "centroid", status=2, says=["centroid"])
+        self.fails("run", "--tag", "x", "--work", 0.5, status=2, says=["--work"])
 
     def test_collect(self):
         self.copy()

@@ -508,8 +508,8 @@ class Bench(Base):
     def test_continues_the_table_of_the_repository(self):
         table = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "quality", "video.csv")
         shutil.copy(table, self.path("q.csv"))
-        code, out, err = self.bench("--csv", "q.csv", "--order", "raster", "--num-prompts", 2, "--seeds", "0", "--method",
-                                    "entropy,ada_bsa", "--budget", "0.7,0.2", "--tail", "none,pooled")
+        code, out, err = self.bench("--csv", "q.csv", "--order", "raster", "--num-prompts", 2, "--seeds", "0",
+                                    "--method", "entropy,ada_bsa", "--budget", "0.7,0.2", "--tail", "none,pooled")
         self.assertEqual(code, 0, err)
         self.assertIn("0 clips made, 16 were there", out)
 
