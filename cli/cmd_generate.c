@@ -15,6 +15,10 @@ static int agree(const generate_options *o, int argc, char **argv)
     if (o->out && o->output_dir)
         return cli_usage(
             "generate: --out names one video, --output-dir a folder for several; give one");
+    if (o->clip.p.quality > 0 && !o->clip.p.plan)
+        return cli_usage("generate: --quality is the PSNR that a plan shall reach and needs --plan "
+                         "FILE (made by `esa calibrate --plan`); the quality of MP4 is "
+                         "--mp4-quality");
     if (o->clip.method == METHOD_CACHED && !o->clip.p.masks)
         return cli_usage("generate: --method cached needs --masks FILE (made by `esa calibrate`)");
     if (o->clip.method != METHOD_CACHED && o->clip.p.masks)

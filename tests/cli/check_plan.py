@@ -35,7 +35,7 @@ class Words(Base):
     def test_wrong_words(self):
         for args, says in ((["--work", 0.5, "--budget", 0.5], "say the same thing"),
                            (["--work", 0.5, "--preset", "fast"], "say the same thing"),
-                           (["--plan", "p"], "--plan needs"), (["--quality", 40], "--quality needs --plan"),
+                           (["--plan", "p"], "--plan needs"), (["--quality", 40], "--mp4-quality"),
                            (["--work", 0.5, "--method", "dense"], "choose blocks"),
                            (["--work", 1.5], "--work"), (["--preset", "fats"], "did you mean fast?")):
             self.fails("generate", *args, status=2, says=[says])

@@ -38,6 +38,8 @@ def test_defaults():
     ({"block": (128, 128, 128)}, "block must be one or two"),
     ({"order": "spiral"}, "order must be one of"),
     ({"window": (1, 2, 3)}, "window belongs to"),
+    ({"order": "adaptive"}, "order 'adaptive' is for selector 'error', not for 'entropy'"),
+    ({"selector": "error", "tail": "centroid"}, "selector 'error' takes tail 'none', 'pooled' or 'levels'"),
     ({"order": "tile3d", "window": (1, 2)}, "window must be three"),
     ({"tail": "long"}, "tail must be"),
     ({"exact_rows": 17}, "exact_rows must be an integer of 0 to 16, not 17"),

@@ -85,7 +85,7 @@ def test_bad_input_is_named(qkv):
     with pytest.raises(ValueError, match="reads v"):
         esa.select(q, k, esa.EsaConfig(**CONFIG), layout=LAYOUT)
     with pytest.raises(ValueError, match="needs the error selector"):
-        esa.select(q, k, esa.EsaConfig(selector="entropy", order="adaptive"), layout=LAYOUT)
+        esa.select(q, k, esa.EsaConfig(selector="entropy"), layout=LAYOUT)
     with pytest.raises(ValueError, match=r"levels must have the shape \(B, H, 5, 10\)"):
         Mask.from_levels(np.zeros((1, HEADS, 4, 10)), TOKENS, TOKENS, block=BLOCK)
     with pytest.raises(ValueError, match="info.fine is 3"):

@@ -195,6 +195,19 @@ def test_finishing_with_wrong_settings_is_refused(changes, words, here, capfd):
     assert words in said and len(said.strip().splitlines()) == 1
 
 
+def test_generate_by_error(models, here):
+    """The method error brings its own order, tail and warm-up."""
+    common = ["--model", "wan-tiny", *SIZES["wan-tiny"], "--steps", 2, "--method", "error", "--budget", 0.5, "--out",
+              "v.safetensors", "--json", "v.json"]
+    sparse = []
+    for more in ([], ["--warmup-frac", 0.5], ["--tail", "pooled", "--order", "hilbert"]):
+        assert run("generate", *common, *more) == 0
+        made = json.loads(pathlib.Path("v.json").read_text())["videos"][0]
+        assert 0.3 < made["density"] < 0.6
+        sparse.append(made["sparse_calls"] / made["calls"])
+    assert sparse == [1, 0.5, 1]
+
+
 # ---------------------------------------------------------------- the native engine and diffusers
 
 def test_engine_and_diffusers_make_the_same_video(models, here):
@@ -317,6 +330,7 @@ def test_several_processes(models, here):
     ("generate", ["--method", "cached", "--output-dir", "x"], 2, "--masks"),
     ("generate", ["--method", "cached", "--masks", "no.pt", "--output-dir", "x"], 1, "'no.pt' does not exist"),
     ("generate", ["--method", "fast", "--output-dir", "x"], 2, "invalid choice"),
+    ("generate", ["--order", "adaptive", "--output-dir", "x"], 1, "order 'adaptive' is for selector 'error'"),
     ("generate", ["--prompt", "a", "--num-prompts", "2", "--output-dir", "x"], 2, "three ways to say one thing"),
     ("generate", ["--num-prompts", "2", "--out", "x.mp4"], 2, "need --output-dir"),
     ("generate", ["--block", "100x100", "--output-dir", "x"], 2, "multiples of 16"),

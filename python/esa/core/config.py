@@ -186,10 +186,13 @@ class EsaConfig:
                 raise ValueError(f"{message}, not {self.window!r}")
         if self.window is not None and self.order != "tile3d":
             raise ValueError(f"window belongs to order 'tile3d', not to {self.order!r}")
+        if self.masks is None and self.order == "adaptive" and self.selector != "error":
+            raise ValueError(f"order 'adaptive' is for selector 'error', not for {self.selector!r}")
+        if self.masks is None and self.tail == "centroid" and self.selector == "error":
+            raise ValueError("selector 'error' takes tail 'none', 'pooled' or 'levels', not 'centroid'")
         for name, least in (("samples", 1), ("refresh_every", 0), ("order_every", 0), ("min_tokens", 0)):
             if not T.whole(getattr(self, name)) or getattr(self, name) < least:
                 raise ValueError(f"{name} must be an integer of at least {least}, not {getattr(self, name)!r}")
-
         put(self, "exact_rows", T.exact_rows(self.exact_rows))
 
     def _check_work(self, amounts: list[str]) -> None:

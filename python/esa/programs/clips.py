@@ -21,7 +21,7 @@ from ..core.config import EsaConfig
 from . import program
 from .program import BLOCK, Stop
 
-METHODS = ("dense", "entropy", "rf_v2", "ada_bsa", "cached")
+METHODS = ("dense", "entropy", "rf_v2", "ada_bsa", "cached", "error")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,14 +41,16 @@ def add_method(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--budget", type=program._share, default=0.5, metavar="X",
                        help="kept fraction of key blocks (0.5)")
     group.add_argument("--masks", metavar="FILE", help="mask file of --method cached")
-    add_tail(group)
+    add_tail(group, "levels")
     group.add_argument("--cdf-threshold", type=float, default=1.0, metavar="X",
                        help="ada_bsa: share of the attention to keep (1.0: off)")
 
 
-def add_tail(group: Any) -> None:
-    group.add_argument("--tail", choices=("none", "pooled", "centroid"), default="none",
-                       help="what stands in for skipped blocks (none, as the original)")
+def add_tail(group: Any, *more: str) -> None:
+    """more: tails of the method error."""
+    group.add_argument("--tail", choices=("none", "pooled", "centroid", *more), default="none",
+                       help="what stands in for skipped blocks (none, as the original" +
+                       "".join(f"; error: {tail}" for tail in more) + ")")
 
 
 def method_of(args: argparse.Namespace, name: str, budget: float, *, masks: str | None = None,
@@ -61,13 +63,15 @@ def method_of(args: argparse.Namespace, name: str, budget: float, *, masks: str 
     if name != "cached" and masks:
         raise Stop("--masks is read by --method cached only", 2)
     block = args.block or (BLOCK if name == "entropy" else None)
-    common = {
-        "budget": budget, "tail": args.tail, "warmup_frac": args.warmup_frac,
+    chosen = {
+        "tail": args.tail or (None if name == "error" else "none"), "warmup_frac": args.warmup_frac,
         "dense_first_layer": args.dense_first_layer
     }
+    common = {"budget": budget, **{key: value for key, value in chosen.items() if value is not None}}
     if name == "cached":
         return Method(name, EsaConfig(masks=masks, step_map=step_map, **common))
-    order = args.order or (None if name == "rf_v2" else "raster")           # the original does not reorder
+    # the original does not reorder
+    order = args.order or (None if name in ("rf_v2", "error") else "raster")
     return Method(name, EsaConfig(selector=name, block=block, order=order,
                                   cdf_threshold=getattr(args, "cdf_threshold", 1.0), **common))
 

@@ -28,6 +28,8 @@ def parser() -> program.Parser:
     clips.add_method(p)
     program.add_size(p)
     program.add_sparse(p)
+    # The method error has other defaults than the original's methods: clips.method_of chooses.
+    p.set_defaults(tail=None, warmup_frac=None, dense_first_layer=None)
     p.add_argument("--step-map", choices=("exact", "nearest"), default="exact",
                    help="cached: masks made for another number of steps (exact)")
     p.add_argument("--output-dir", metavar="DIR", help="folder of the videos; made if it is not there")
