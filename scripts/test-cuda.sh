@@ -107,9 +107,14 @@ note "esa doctor" $((doctor == 0)) $((doctor != 0))
 start bench_attention timeout "$limit" "${esa[@]}" bench attention --device cuda --shape 1,4,4096,128 \
     --dtype bf16,f16,f32 --selector random,entropy,rf_v2,ada_bsa --grid 16,16,16 --tail none,pooled --density 1,0.2 \
     --rounds 3 --json "$out/bench_attention.json"
+start bench_error timeout "$limit" "${esa[@]}" bench attention --device cuda --shape 1,4,4096,128 \
+    --dtype bf16,f16,f32 --selector error --order adaptive --grid 16,16,16 --tail none,pooled,levels --density 1,0.2 \
+    --rounds 3 --json "$out/bench_error.json"
 wait "${pids[@]}" 2>/dev/null
-if [ "$(sed -n 's/^status \([0-9]*\) .*/\1/p' "$out/bench_attention.log")" = 0 ]; then note "esa bench attention" 1 0
-else note "esa bench attention" 0 1; tail -n 5 "$out/bench_attention.log"; fi
+for name in bench_attention bench_error; do
+    if [ "$(sed -n 's/^status \([0-9]*\) .*/\1/p' "$out/$name.log")" = 0 ]; then note "esa ${name/_/ }" 1 0
+    else note "esa ${name/_/ }" 0 1; tail -n 5 "$out/$name.log"; fi
+done
 names=()
 pids=()
 if python3 -c 'import torch' 2>/dev/null; then
