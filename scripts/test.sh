@@ -177,6 +177,8 @@ if [ "$mode" = all ]; then stage "release" release -LE '^live$'
 else stage "release" release -LE '^(long|live)$'
 fi
 touch "$scratch/release-done"
+# Sanitizers and emulation are slow: there the short run takes a part of the problems.
+[ "$mode" = all ] || export ESA_TEST_SMALL=1
 stage "asan + ubsan" asan -LE '^(long|live)$'
 # Emulation is some thirty times slower than the machine. The short run takes what depends on the processor; sessions
 # and mask files do not, and follow in the complete run.

@@ -596,7 +596,7 @@ class Bench(Base):
         found = []
         for order in (["--order", "adaptive"], []):
             self.works("bench", "attention", "--shape", "1,2,600,32", "--grid", "6,10,10", "--density", "1,0.4",
-                       "--selector", "error", "--tail", "none,pooled,levels", "--block", "64x64", "--rounds", "2",
+                       "--selector", "error", "--tail", "none,pooled,levels", "--block", "64x64", "--rounds", "1",
                        "--json", "b.json", *order, *args, **how)
             dense, *more = kit.load(self.path("b.json"))["rows"]
             self.assertEqual([dense[name] for name in ("selector", "select_seconds", "order_seconds")],
@@ -613,7 +613,6 @@ class Bench(Base):
         return found
 
     def test_error(self):
-        self.error()
         self.error("--fine", "8")
         for args, says in ((["--selector", "error,entropy", "--order", "adaptive"], ["adaptive", "not entropy"]),
                            (["--order", "adaptive"], ["--selector error", "not random"]),
