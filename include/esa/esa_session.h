@@ -39,7 +39,9 @@ enum {
     ESA_SESSION_DENSE = 0,  /* every call runs dense */
     ESA_SESSION_ONLINE = 1, /* masks come from a selector during the run */
     ESA_SESSION_CACHED = 2, /* masks come from a mask file */
-    ESA_SESSION_RECORD = 3, /* every call runs dense and its block importance is recorded */
+    /* Every call runs dense, and the importance of its blocks (selector ENTROPY) or their error
+     * scores (selector ERROR) are recorded. */
+    ESA_SESSION_RECORD = 3,
     /* Every call runs dense, and the error that it would have at some densities is measured. For
      * work plans. CPU only. */
     ESA_SESSION_PROBE = 4
@@ -72,15 +74,19 @@ typedef struct esa_session_params {
      * a mask file that holds other ones. */
     const char *model;
     const char *config_hash;
-    /* CACHED: where the masks come from. Borrowed: must outlive the session and share its ctx. */
+    /* CACHED: where the masks come from. Borrowed: must outlive the session and share its ctx. A
+     * file from recordings of errors also says which calls run dense: its own warm-up and first
+     * layer, in place of warmup_frac and dense_first_layer, and cells of density 1. */
     esa_mask_file *masks;
     /* RECORD: number of step groups G; 0: one per step (0). Step i belongs
      * to group floor(i*G/steps). */
     int32_t record_groups;
     int32_t record_per_branch; /* RECORD: 1 keeps the branches apart, 0 averages them (0) */
     /* ONLINE and PROBE use every field but kv_len. CACHED uses budget and layout.order_applied; the
-     * rest of the layout (grid, text, order, window, protection) must match the file. RECORD uses
-     * samples, block sizes and layout, and the selector must be ENTROPY. */
+     * rest of the layout (grid, text, order, window, protection) must match the file. For a file
+     * from recordings of errors the budget is a total work. RECORD takes selector ENTROPY and uses
+     * samples, block sizes and layout, or ERROR and uses block sizes, layout, groups, tail and
+     * fine; the order must not be adaptive. */
     esa_select_params select;
     /* lse and kv_len are ignored; each call brings its own. CACHED: causal must match the file. */
     esa_attention_params attention;
@@ -102,6 +108,10 @@ typedef struct esa_session_params {
      *              (esa_work.h). 0: not given. The session solves for the densities at the first
      *              call that may run sparse.
      *     neither  select.budget for every cell
+     *
+     * CACHED with masks from recordings of errors: work picks, among the works of the file, the
+     * largest whose total with the exact rows (attention.exact_rows) is not above it. The masks
+     * were built for blocks, means and dense calls; exact rows come on top.
      *
      * A mask that is kept for several steps gets the mean density of those steps. Cells that the
      * rules above make dense stay dense, and their work counts. */
@@ -125,18 +135,21 @@ ESA_API esa_session_params esa_session_params_default(void);
  *     order    Hilbert, whose compact blocks are worth 3 to 5 dB. rf_v2: tile, its own rule.
  *              CACHED: ESA_ORDER_DEFAULT, because the mask file brings its order.
  *     blocks   64x64 up to ESA_SHORT_TOKENS tokens; 0, the selector's own sizes, beyond
- *     tail     pooled; none for DENSE and RECORD, which skip no block
+ *     tail     pooled; none for DENSE and RECORD, which skip no block; levels for CACHED, which is
+ *              pooled for masks without a fine level
  *
  * For ESA_SELECT_ERROR it changes more: adaptive order, tail levels, no warm-up and no dense layer
  * (the work is spread by a plan or by the built-in rule), masks and orders made every second step
- * and shared by the branches.
+ * and shared by the branches. RECORD with ERROR has Hilbert order, because recorded masks need one
+ * order for all prompts.
  *
  * For the other selectors, warm-up (0.2), dense first layer (1) and the rest keep their defaults.
  * The budget is 0.5.
  *
- * mode is ESA_SESSION_*. selector is ESA_SELECT_*; only ONLINE and PROBE read it, the other modes
- * take ENTROPY. tokens is the length of self-attention, or 0 for the selector's own block sizes.
- * Hilbert and tile need a grid and no causal attention; otherwise set ESA_ORDER_DEFAULT. */
+ * mode is ESA_SESSION_*. selector is ESA_SELECT_*; ONLINE and PROBE read it, RECORD takes ERROR or
+ * ENTROPY, the other modes take ENTROPY. tokens is the length of self-attention, or 0 for the
+ * selector's own block sizes. Hilbert and tile need a grid and no causal attention; otherwise set
+ * ESA_ORDER_DEFAULT. */
 #define ESA_SHORT_TOKENS 16384
 ESA_API esa_session_params esa_session_params_recommended(int32_t mode, int32_t selector,
                                                           int64_t tokens);
@@ -215,7 +228,8 @@ ESA_API esa_status esa_session_get_probe(const esa_session *session, double *err
 /* ---------------------------------------------------------------- recordings */
 
 /* Writes the recording of a RECORD session. The file holds sums of importance as integers
- * (round(p * 2^24)), the number of prompts and everything a mask file needs. Integers make the sums
+ * (round(p * 2^24)) or of error scores (round(min(e, 2^16) * 2^40)), the number of prompts and
+ * everything a mask file needs. Integers make the sums
  * exact, so prompts may be recorded, resumed and merged in any order. The file is written under a
  * temporary name and then renamed. ESA_ERR_STATE if nothing is recorded yet. */
 ESA_API esa_status esa_session_save_recording(esa_session *session, const char *path);
@@ -255,7 +269,12 @@ typedef struct esa_mask_file_info {
     char model[128];
     char config_hash[80];
     double scale; /* scale of the selection (esa_select_params); 0: D^-0.5, or unknown */
-    int64_t reserved[3];
+    /* Selector ERROR: the tail that the masks were made for, and the groups of the scores, as in
+     * esa_select_params. */
+    int32_t tail;
+    int32_t fine; /* means per block on the fine level of the masks; 0: they have none */
+    int32_t group_q, group_k;
+    int64_t reserved[1];
 } esa_mask_file_info;
 
 /* Opens a mask file with mmap and checks every size before use. The content decides the format, not
@@ -287,11 +306,22 @@ ESA_API esa_status esa_mask_file_get(esa_mask_file *file, esa_mask **mask, int32
 ESA_API int32_t esa_mask_file_stored(const esa_mask_file *file, int32_t layer, int32_t step);
 
 /* Values per head of one cell: normalised entropy, share of the recorded importance that
- * the mask keeps, and density. Each array is f64[H] or NULL. NaN where the file does not
- * know. Calls esa_mask_file_require. */
+ * the mask keeps (of recorded errors: the share that it removes), and density. Each array is f64[H]
+ * or NULL. NaN where the file does not know. Calls esa_mask_file_require. */
 ESA_API esa_status esa_mask_file_heads(esa_mask_file *file, double *entropy, double *mass,
                                        double *density, int32_t layer, int32_t step, int32_t branch,
                                        double budget);
+
+/* *density = the budget of one cell, which differs between cells in files from recordings of
+ * errors; 1: the cell runs dense. Calls esa_mask_file_require. */
+ESA_API esa_status esa_mask_file_density(esa_mask_file *file, double *density, int32_t layer,
+                                         int32_t step, int32_t branch, double budget);
+
+/* *work = the attention work of a whole run of the file's steps as a share of dense, counted from
+ * the masks of budget: exact blocks, means, dense calls and exact_rows (esa_attention_params).
+ * Files without a tail of their own count pooled means. Calls esa_mask_file_require. */
+ESA_API esa_status esa_mask_file_work(esa_mask_file *file, double *work, double budget,
+                                      int32_t exact_rows);
 
 /* Writes the decoded importance of one cell to out f32[H,nq,nk]. */
 ESA_API esa_status esa_mask_file_importance(esa_mask_file *file, float *out, int32_t layer,
@@ -309,12 +339,16 @@ typedef struct esa_mask_build {
     const double *budgets;     /* budgets to prebuild */
     int32_t budget_count;      /* 0 .. 16; at least 1 if importance is NONE (0) */
     int32_t store_dense;       /* 1: also stores layer 0 and the warm-up groups (0) */
-    int32_t dense_first_layer; /* 1: sessions run layer 0 dense (1) */
+    int32_t dense_first_layer; /* 1: sessions run layer 0 dense; -1: 1 for recordings of importance,
+                                * 0 for recordings of errors (-1) */
     int32_t steps;             /* number of steps the file is for; 0: as recorded (0). Step i uses
                                 * recorded step floor(i * recorded / steps). esa_mask_file_derive
                                 * ignores it. */
-    double warmup_frac;        /* as in esa_session_params (0.2) */
-    int64_t reserved[4];
+    double warmup_frac; /* as in esa_session_params; -1: 0.2 for recordings of importance, 0 for
+                         * recordings of errors (-1) */
+    const esa_work_plan *plan; /* recordings of errors: how much each layer and step matters. NULL:
+                                * all alike (NULL). Borrowed during the call. */
+    int64_t reserved[3];
 } esa_mask_build;
 
 ESA_API esa_mask_build esa_mask_build_default(void);
@@ -325,7 +359,14 @@ ESA_API esa_status esa_recording_merge(esa_ctx *ctx, const char *output,
                                        const char *const *recordings, int32_t count);
 
 /* Adds up one or more recordings of the same run and writes a mask file. It works cell by cell, so
- * it never holds a whole recording in memory. build NULL: the defaults. */
+ * it never holds a whole recording in memory. build NULL: the defaults.
+ *
+ * From recordings of importance, a budget is the kept fraction of key blocks in every cell. From
+ * recordings of errors (selector ERROR) it is the attention work of the whole run as a share of
+ * dense: exact blocks, means and dense calls, but not exact rows, which a session adds. The work is
+ * spread over layers and steps for the least sum of errors, and the mean over all calls is the
+ * budget as closely as whole blocks allow. Such a file holds no importance, so build->importance is
+ * ignored and at least one budget must be given. */
 ESA_API esa_status esa_mask_file_build(esa_ctx *ctx, const char *output,
                                        const char *const *recordings, int32_t count,
                                        const esa_mask_build *build);

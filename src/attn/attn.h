@@ -42,8 +42,9 @@ typedef struct esa_qkvo {
 ESA_ENGINE esa_status esa_plan_make(esa_ctx *ctx, esa_plan **plan, const esa_shapes *shapes,
                                     const esa_select_params *select,
                                     const esa_attention_params *attention);
-/* *mask = an empty mask of B batch entries on the plan's device. The caller owns it. */
-esa_status esa_plan_mask(const esa_plan *plan, esa_mask **mask, int64_t B);
+/* *mask = an empty mask of B batch entries on the plan's device. The caller owns it. fine: means
+ * per block on its fine level; -1: as the plan's selector makes them. */
+esa_status esa_plan_mask(const esa_plan *plan, esa_mask **mask, int64_t B, int32_t fine);
 /* Selects: fills mask, which esa_plan_mask made, from q, k and v. v: only the error selector reads
  * it. budget NaN: the plan's. importance: as in esa_backend.select. With an adaptive order the mask
  * must have one (esa_plan_reorder). ws NULL: uses the ctx's scratch. */

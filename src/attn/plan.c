@@ -160,7 +160,7 @@ esa_status esa_plan_make(esa_ctx *ctx, esa_plan **out, const esa_shapes *shapes,
     return status;
 }
 
-esa_status esa_plan_mask(const esa_plan *plan, esa_mask **mask, int64_t B)
+esa_status esa_plan_mask(const esa_plan *plan, esa_mask **mask, int64_t B, int32_t fine)
 {
     const esa_shapes *s = &plan->shapes;
     const esa_mask like = {
@@ -172,7 +172,7 @@ esa_status esa_plan_mask(const esa_plan *plan, esa_mask **mask, int64_t B)
         .nk = plan->nk,
         .block_q = plan->select.block_q,
         .block_k = plan->select.block_k,
-        .fine = mask_fine(plan),
+        .fine = fine < 0 ? mask_fine(plan) : fine,
         .Hkv = mask_Hkv(plan),
         .runnable = plan->runnable,
         .selector = -1,
@@ -399,7 +399,7 @@ esa_status esa_mask_create(const esa_plan *plan, esa_mask **mask)
     ESA_TRY(esa_ctx_enter(plan->ctx));
     const esa_status status =
         plan->has_select
-            ? esa_plan_mask(plan, mask, plan->shapes.B)
+            ? esa_plan_mask(plan, mask, plan->shapes.B, -1)
             : esa_fail(plan->ctx, ESA_ERR_STATE,
                        "this plan has no selector: make masks with esa_mask_from_lists, _bits "
                        "or _fa4");

@@ -5,7 +5,7 @@
  * It works cell by cell. Sums are averaged and coded, and masks are made from the codes (never from
  * the sums), so a reader derives the same masks. With importance NONE the codes are made too, but
  * not stored. */
-#include "maskfile/mask_file.h"
+#include "maskfile/mask_build.h"
 
 #include <string.h>
 #include "base/half.h"
@@ -19,18 +19,22 @@ esa_mask_build esa_mask_build_default(void)
     memset(&b, 0, sizeof b);
     b.struct_size = (uint32_t)sizeof b;
     b.importance = ESA_IMPORTANCE_U8;
-    b.dense_first_layer = 1;
-    b.warmup_frac = 0.2;
+    b.dense_first_layer = -1;
+    b.warmup_frac = -1;
     return b;
+}
+
+static esa_status check_build(esa_ctx *ctx, const esa_mask_build *build)
+{
+    if (build->struct_size == sizeof *build) return ESA_OK;
+    return esa_fail(ctx, ESA_ERR_VERSION,
+                    "esa_mask_build has struct_size %u, this library expects %u",
+                    (unsigned)build->struct_size, (unsigned)sizeof *build);
 }
 
 /* Copies importance and budgets (in per mille, ascending) to info. */
 static esa_status read_build(esa_ctx *ctx, esa_mask_file_info *info, const esa_mask_build *build)
 {
-    if (build->struct_size != sizeof *build)
-        return esa_fail(ctx, ESA_ERR_VERSION,
-                        "esa_mask_build has struct_size %u, this library expects %u",
-                        (unsigned)build->struct_size, (unsigned)sizeof *build);
     if (build->importance < ESA_IMPORTANCE_NONE || build->importance > ESA_IMPORTANCE_F16)
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
                         "importance is %d, expected ESA_IMPORTANCE_NONE, U8 or F16",
@@ -43,7 +47,9 @@ static esa_status read_build(esa_ctx *ctx, esa_mask_file_info *info, const esa_m
                         build->budget_count);
     if (!build->budget_count && build->importance == ESA_IMPORTANCE_NONE)
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
-                        "neither budgets nor importance are given: the file would be empty");
+                        info->selector == ESA_SELECT_ERROR
+                            ? "no work is given: masks from error scores are built for total works"
+                            : "neither budgets nor importance are given: the file would be empty");
     info->importance = build->importance;
     info->budget_count = 0;
     memset(info->budget_permille, 0, sizeof info->budget_permille);
@@ -91,6 +97,15 @@ static void code_head(void *arg, int64_t h, int32_t worker)
             c->rowmax[r] = (float)((double)top / one);
         }
     }
+}
+
+/* Fills in what the kind of recording decides. */
+static void complete(esa_mask_build *b, const esa_mask_file_info *recorded)
+{
+    const int32_t errors = recorded->selector == ESA_SELECT_ERROR;
+    if (b->dense_first_layer == -1) b->dense_first_layer = !errors;
+    if (b->warmup_frac == -1) b->warmup_frac = errors ? 0 : 0.2;
+    if (errors) b->importance = ESA_IMPORTANCE_NONE;
 }
 
 /* Maps each step of the file to the group of the recorded step at the same noise level: noise
@@ -179,19 +194,28 @@ static esa_status write_file(esa_ctx *ctx, const char *output, coder *c, int32_t
     int32_t *layer = axis, *group = axis + info->layers, *step_group = group + info->groups;
     map_steps(step_group, info->steps, recorded);
     ESA_TRY(choose(ctx, info, layer, group, step_group, c->rec, c->count, build));
-    const esa_mask_axes axes = { step_group, layer, group, 1, 1 };
+    const int32_t errors = info->selector == ESA_SELECT_ERROR;
+    const esa_mask_axes axes = { step_group, layer, group, !errors, 1, errors };
     esa_mask_output out = { 0 };
     ESA_TRY(esa_mask_output_begin(ctx, &out, output, info, &axes));
-    esa_status status = build_cells(ctx, &out, c, layer, group);
+    esa_status status = errors ? esa_mask_build_errors(&out, c->rec, c->count, &axes, build->plan)
+                               : build_cells(ctx, &out, c, layer, group);
     if (!status) status = esa_mask_output_finish(&out);
     esa_mask_output_free(&out);
     return status;
 }
 
 static esa_status build(esa_ctx *ctx, const char *output, const esa_recording *rec, int32_t count,
-                        esa_mask_file_info *info, const esa_mask_build *build)
+                        esa_mask_file_info *info, const esa_mask_build *given)
 {
+    ESA_TRY(check_build(ctx, given));
+    esa_mask_build completed = *given;
+    const esa_mask_build *build = &completed;
+    complete(&completed, info);
     ESA_TRY(read_build(ctx, info, build));
+    if (build->plan && info->selector != ESA_SELECT_ERROR)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "a work plan weighs error scores, but these recordings hold importance");
     if (!(build->warmup_frac >= 0 && build->warmup_frac <= 1))
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "warmup_frac is %g, expected 0 to 1",
                         build->warmup_frac);
@@ -301,7 +325,10 @@ static esa_status copy_cells(esa_mask_file *f, esa_mask_output *out)
             ESA_TRY(esa_mask_file_check_bits(f, masks, i));
             if (masks->mass)
                 memcpy(out->heads, masks->mass + 4 * i * f->info.H, 4 * (size_t)f->info.H);
-            ESA_TRY(esa_mask_output_bits(out, i, b, masks->bits + i * f->cell_bytes, out->heads));
+            const int64_t at = i * f->cell_bytes;
+            const esa_cell_masks cell = { masks->bits + at, masks->fine ? masks->fine + at : NULL,
+                                          out->heads, (float)esa_mask_file_cell_density(masks, i) };
+            ESA_TRY(esa_mask_output_masks(out, i, b, &cell));
         }
     }
     for (int64_t i = 0; out->tensor_entropy >= 0 && i < f->cells; i++)
@@ -315,6 +342,7 @@ static esa_status derive(esa_ctx *ctx, const char *output, esa_mask_file *f,
 {
     ESA_TRY(esa_mask_file_check_ctx(ctx, f));
     esa_mask_file_info info = f->info;
+    ESA_TRY(check_build(ctx, p));
     ESA_TRY(read_build(ctx, &info, p));
     static const char *const name[] = { "none", "u8", "f16" };
     if (info.importance > f->info.importance)
@@ -329,8 +357,9 @@ static esa_status derive(esa_ctx *ctx, const char *output, esa_mask_file *f,
             with_mass = with_mass && masks->mass;
         }
     }
-    const esa_mask_axes axes = { f->step_group, f->stored_layer, f->stored_group,
-                                 f->importance || f->entropy, with_mass };
+    const esa_mask_axes axes = { f->step_group,   f->stored_layer,
+                                 f->stored_group, f->importance || f->entropy,
+                                 with_mass,       esa_mask_file_has_works(f) };
     esa_mask_output out = { 0 };
     ESA_TRY(esa_mask_output_begin(ctx, &out, output, &info, &axes));
     esa_status status = f->importance ? derive_cells(f, &out) : copy_cells(f, &out);

@@ -26,11 +26,19 @@ static esa_status save_mask(esa_ctx *ctx, const char *output, const esa_mask *ma
     if (mask->B > ESA_MAX_CELL_AXIS)
         return esa_fail(ctx, ESA_ERR_SHAPE, "the mask has %lld batch entries, expected at most %d",
                         (long long)mask->B, ESA_MAX_CELL_AXIS);
+    if (mask->layout.order == ESA_ORDER_ADAPTIVE)
+        return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
+                        "the mask has an adaptive order, which belongs to its q and k: mask files "
+                        "hold masks of fixed orders");
     esa_mask_file_info info;
     memset(&info, 0, sizeof info);
     info.struct_size = (uint32_t)sizeof info;
-    info.format_version = ESA_MASK_FORMAT_VERSION;
     info.selector = mask->selector;
+    info.fine = mask->fine;
+    info.tail = mask->fine                           ? ESA_TAIL_LEVELS
+                : mask->selector == ESA_SELECT_ERROR ? ESA_TAIL_POOLED
+                                                     : ESA_TAIL_NONE;
+    info.format_version = esa_run_version(&info);
     info.mode = mask->mode;
     info.causal = mask->causal;
     info.block_q = mask->block_q;
@@ -46,19 +54,31 @@ static esa_status save_mask(esa_ctx *ctx, const char *output, const esa_mask *ma
     info.nk = mask->nk;
     info.layout = mask->layout;
     const int32_t zero = 0;
-    const esa_mask_axes axes = { &zero, &zero, &zero, 0, 0 };
+    const esa_mask_axes axes = { &zero, &zero, &zero, 0, 0, 0 };
     const int64_t pitch = esa_ceil_div(mask->nk, 8),
                   bytes = esa_size_mul(mask->B * mask->H * mask->nq, pitch);
-    uint8_t *bits = esa_mem_alloc(&ctx->mem, bytes);
-    if (!bits) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory while saving a mask");
-    esa_mask_to_bits(mask, bits);
+    const esa_mask *host;
+    const esa_status copied = esa_mask_on_host(&host, mask, &ctx->mem);
+    if (copied) return esa_fail(ctx, copied, "the mask cannot be copied to the host");
+    uint8_t *bits = esa_mem_alloc(&ctx->mem, 2 * bytes);
+    if (!bits) {
+        if (host != mask) esa_mask_free((esa_mask *)host);
+        return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory while saving a mask");
+    }
+    uint8_t *fine = bits + bytes;
+    esa_mask_write_bits(bits, host, host->count, host->index);
+    if (host->fine) esa_mask_write_bits(fine, host, host->fine_count, host->fine_index);
+    if (host != mask) esa_mask_free((esa_mask *)host);
     esa_mask_output out = { 0 };
     esa_status status = esa_mask_output_begin(ctx, &out, output, &info, &axes);
-    for (int64_t b = 0; !status && b < mask->B; b++)
-        status = esa_mask_output_bits(&out, b, 0, bits + b * out.cell_bytes, NULL);
+    for (int64_t b = 0; !status && b < mask->B; b++) {
+        const int64_t at = b * out.cell_bytes;
+        const esa_cell_masks masks = { .bits = bits + at, .fine = fine + at };
+        status = esa_mask_output_masks(&out, b, 0, &masks);
+    }
     if (!status) status = esa_mask_output_finish(&out);
     esa_mask_output_free(&out);
-    esa_mem_free(&ctx->mem, bits, bytes);
+    esa_mem_free(&ctx->mem, bits, 2 * bytes);
     return status;
 }
 
@@ -131,6 +151,11 @@ static esa_status export_fa4(esa_ctx *ctx, const char *output, esa_mask_file *f,
     const esa_budget_masks *masks;
     ESA_TRY(esa_mask_file_budget(f, &masks, permille));
     esa_mask_file_info info = f->info;
+    if (info.selector == ESA_SELECT_ERROR ||
+        info.fine) { /* the exchange holds exact blocks alone */
+        info.selector = -1;
+        info.tail = info.fine = info.group_q = info.group_k = 0;
+    }
     info.importance = ESA_IMPORTANCE_NONE;
     info.budget_permille[0] = permille;
     const int64_t count_bytes = 4 * info.H * info.nq,
@@ -293,7 +318,9 @@ static esa_status import_axes(esa_ctx *ctx, fa4 *x, esa_mask_file_info *f, int32
                                 x->file->label);
         }
     }
-    *axes = (esa_mask_axes){ x->axis, x->axis + length[0], x->axis + length[0] + length[1], 0, 0 };
+    *axes = (esa_mask_axes){
+        x->axis, x->axis + length[0], x->axis + length[0] + length[1], 0, 0, 0
+    };
     return ESA_OK;
 }
 
@@ -315,7 +342,8 @@ static esa_status write_cells(esa_ctx *ctx, const char *output, const fa4 *x, es
     esa_status status = ESA_OK;
     for (int64_t i = 0; !status && i < x->cells; i++) {
         status = bits_from_lists(ctx, bits, &kept, x, i);
-        if (!status) status = esa_mask_output_bits(&out, i, 0, bits, NULL);
+        const esa_cell_masks masks = { .bits = bits };
+        if (!status) status = esa_mask_output_masks(&out, i, 0, &masks);
     }
     if (!status) status = esa_mask_output_finish(&out);
     esa_mask_output_free(&out);
@@ -338,6 +366,11 @@ static esa_status import_own(esa_ctx *ctx, esa_mask_file_info *f, const fa4 *x,
                              const int64_t dim[5], const esa_mask_info *info, const char *model)
 {
     ESA_TRY(esa_run_read(ctx, f, x->file, "esa.fa4"));
+    if (f->fine || f->selector == ESA_SELECT_ERROR)
+        return esa_fail(
+            ctx, ESA_ERR_FORMAT,
+            "%s claims masks by error or of two levels, which the exchange does not hold",
+            x->file->label);
     f->stored_layers = (int32_t)esa_min64(dim[1], ESA_MAX_CELL_AXIS);
     f->stored_groups = (int32_t)esa_min64(dim[2], ESA_MAX_CELL_AXIS);
     const char *asked = esa_st_metadata(x->file, "budget_permille");

@@ -41,6 +41,19 @@ int64_t esa_mask_file_cell(const esa_mask_file *f, int32_t layer, int32_t group,
     return (b * f->info.stored_layers + ls) * f->info.stored_groups + gs;
 }
 
+double esa_mask_file_cell_density(const esa_budget_masks *masks, int64_t cell)
+{
+    float v;
+    if (!masks->density) return masks->permille / 1000.0;
+    memcpy(&v, masks->density + 4 * cell, 4);
+    return (double)v;
+}
+
+int32_t esa_mask_file_has_works(const esa_mask_file *f)
+{
+    return f->budgets && f->budgets->density != NULL;
+}
+
 int64_t esa_mask_file_existing(const esa_mask_file_info *f)
 {
     if (!f->causal) return f->H * f->nq * f->nk;
@@ -70,7 +83,10 @@ static esa_status no_budget(const esa_mask_file *f, int32_t permille)
         n += snprintf(list + n, sizeof list - (size_t)n, "%s%.3f", i ? ", " : "",
                       f->info.budget_permille[i] / 1000.0);
     return esa_fail(f->ctx, ESA_ERR_MISMATCH,
-                    "%s has masks for the budgets %s and no importance, so %.3f cannot be derived",
+                    esa_mask_file_has_works(f)
+                        ? "%s has masks for the total works %s, but not for %.3f"
+                        : "%s has masks for the budgets %s and no importance, so %.3f cannot be "
+                          "derived",
                     f->tensors->label, list, permille / 1000.0);
 }
 
@@ -176,14 +192,23 @@ static esa_status locate(esa_mask_file *f, int64_t *cell, int32_t layer, int32_t
 esa_status esa_mask_file_check_bits(const esa_mask_file *f, const esa_budget_masks *masks,
                                     int64_t cell)
 {
-    if (esa_bits_clean(masks->bits + cell * f->cell_bytes, f->info.H * f->info.nq, f->info.nk))
+    const uint8_t *bits = masks->bits + cell * f->cell_bytes,
+                  *fine = masks->fine ? masks->fine + cell * f->cell_bytes : NULL;
+    const int64_t rows = f->info.H * f->info.nq;
+    int32_t twice = 0;
+    for (int64_t i = 0; fine && i < f->cell_bytes; i++) twice |= bits[i] & fine[i];
+    if (!twice && esa_bits_clean(bits, rows, f->info.nk) &&
+        (!fine || esa_bits_clean(fine, rows, f->info.nk)))
         return ESA_OK;
     const int64_t layer = cell / f->info.stored_groups % f->info.stored_layers,
                   group = cell % f->info.stored_groups;
-    return esa_fail(f->ctx, ESA_ERR_FORMAT,
-                    "%s: a mask of layer %d, step group %d has bits beyond its %lld key blocks",
-                    f->tensors->label, f->stored_layer[layer], f->stored_group[group],
-                    (long long)f->info.nk);
+    return esa_fail(
+        f->ctx, ESA_ERR_FORMAT,
+        twice ? "%s: a mask of layer %d, step group %d has one of its %lld key blocks on "
+                "two levels"
+              : "%s: a mask of layer %d, step group %d has bits beyond its %lld key "
+                "blocks",
+        f->tensors->label, f->stored_layer[layer], f->stored_group[group], (long long)f->info.nk);
 }
 
 static esa_status get(esa_mask_file *f, esa_mask **mask, int32_t layer, int32_t step,
@@ -200,13 +225,16 @@ static esa_status get(esa_mask_file *f, esa_mask **mask, int32_t layer, int32_t 
     const uint8_t *bits = masks->bits + cell * f->cell_bytes;
     esa_mask *m = esa_mask_new(&f->mem, 1, info->H, info->Nq, info->Nk, info->nq, info->nk,
                                info->block_q, info->block_k);
-    if (!m) return esa_fail(f->ctx, ESA_ERR_MEMORY, "out of memory for a mask");
-    esa_mask_set_bits(m, bits, NULL);
+    if (!m || (info->fine && !esa_mask_add_fine(m, info->fine))) {
+        esa_mask_free(m);
+        return esa_fail(f->ctx, ESA_ERR_MEMORY, "out of memory for a mask");
+    }
+    esa_mask_set_bits(m, bits, masks->fine ? masks->fine + cell * f->cell_bytes : NULL);
     m->filled = 1;
     m->selector = info->selector;
     m->mode = info->mode;
     m->causal = info->causal;
-    m->asked = permille / 1000.0;
+    m->asked = masks->density ? esa_mask_file_cell_density(masks, cell) : permille / 1000.0;
     m->layout = info->layout;
     *mask = m;
     return ESA_OK;
@@ -263,6 +291,23 @@ esa_status esa_mask_file_heads(esa_mask_file *file, double *entropy, double *mas
     int64_t cell = -1;
     esa_status status = locate(file, &cell, layer, step, branch);
     if (!status) status = heads(file, entropy, mass, density, cell, budget);
+    esa_ctx_leave(file->ctx);
+    return status;
+}
+
+esa_status esa_mask_file_density(esa_mask_file *file, double *density, int32_t layer, int32_t step,
+                                 int32_t branch, double budget)
+{
+    if (!file) return ESA_ERR_ARGUMENT;
+    ESA_TRY(esa_ctx_enter(file->ctx));
+    int64_t cell = -1;
+    const esa_budget_masks *masks = NULL;
+    esa_status status = density ? locate(file, &cell, layer, step, branch)
+                                : esa_fail(file->ctx, ESA_ERR_ARGUMENT, "density is NULL");
+    const int32_t permille = status ? 0 : esa_budget_permille(file->ctx, budget);
+    if (permille < 0) status = ESA_ERR_ARGUMENT;
+    if (!status) status = esa_mask_file_budget(file, &masks, permille);
+    if (!status) *density = esa_mask_file_cell_density(masks, cell);
     esa_ctx_leave(file->ctx);
     return status;
 }

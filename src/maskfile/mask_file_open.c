@@ -167,6 +167,20 @@ static int32_t permille_of(const char *name)
     return v <= 1000 ? v : -1;
 }
 
+/* density f32[cells] at any alignment; NULL: none. */
+static esa_status check_density(const esa_mask_file *f, const uint8_t *density, const char *name)
+{
+    for (int64_t i = 0; density && i < f->cells; i++) {
+        float v;
+        memcpy(&v, density + 4 * i, 4);
+        if (!(v >= 0 && v <= 1))
+            return esa_fail(f->ctx, ESA_ERR_FORMAT,
+                            "%s: '%s' entry %lld is %g, expected numbers within 0 .. 1",
+                            f->tensors->label, name, (long long)i, (double)v);
+    }
+    return ESA_OK;
+}
+
 static esa_status read_budgets(esa_mask_file *f)
 {
     esa_mask_file_info *info = &f->info;
@@ -179,8 +193,10 @@ static esa_status read_budgets(esa_mask_file *f)
         if (info->budget_count == ESA_MAX_BUDGETS)
             return esa_fail(f->ctx, ESA_ERR_FORMAT, "%s holds more than %d budgets",
                             f->tensors->label, ESA_MAX_BUDGETS);
-        char mass_name[16];
+        char mass_name[24], fine_name[24], density_name[24];
         snprintf(mass_name, sizeof mass_name, "mask.%04d.mass", permille);
+        snprintf(fine_name, sizeof fine_name, "mask.%04d.fine", permille);
+        snprintf(density_name, sizeof density_name, "mask.%04d.density", permille);
         esa_status status;
         const uint8_t *bits = find(
             f,
@@ -191,13 +207,30 @@ static esa_status read_budgets(esa_mask_file *f)
         const uint8_t *mass = find(f, &(wanted){ mass_name, ESA_FILE_F32, 0, 1, 1, { info->H } },
                                    &status);
         if (status) return status;
+        const uint8_t *fine = NULL, *density = NULL;
+        if (info->fine)
+            fine = find(f,
+                        &(wanted){ fine_name,
+                                   ESA_FILE_U8,
+                                   0,
+                                   0,
+                                   3,
+                                   { info->H, info->nq, esa_ceil_div(info->nk, 8) } },
+                        &status);
+        if (status) return status;
+        if (info->selector == ESA_SELECT_ERROR)
+            density = find(f, &(wanted){ density_name, ESA_FILE_F32, 0, 1, 0, { 0 } }, &status);
+        if (status) return status;
+        ESA_TRY(check_density(f, density, density_name));
         esa_budget_masks *m = esa_mem_zalloc(&f->mem, (int64_t)sizeof *m);
         if (!m)
             return esa_fail(f->ctx, ESA_ERR_MEMORY, "out of memory while opening %s",
                             f->tensors->label);
         m->permille = permille;
         m->bits = bits;
+        m->fine = fine;
         m->mass = mass;
+        m->density = density;
         *last = m;
         last = &m->next;
         info->budget_permille[info->budget_count++] = permille;

@@ -44,13 +44,17 @@ static esa_status declare_all(declarer *d, esa_mask_output *out, const esa_mask_
     ESA_TRY(declare_axis(d, "step_group", f->steps));
     ESA_TRY(declare_axis(d, "stored_layers", f->stored_layers));
     ESA_TRY(declare_axis(d, "stored_groups", f->stored_groups));
-    char name[16];
+    char name[24];
     if (axes->with_entropy)
         ESA_TRY(declare(d, &out->tensor_entropy, "entropy", ESA_FILE_F32, 1, &H));
     for (int32_t b = 0; b < f->budget_count; b++) {
         snprintf(name, sizeof name, "mask.%04d.mass", f->budget_permille[b]);
         out->tensor_mass[b] = -1;
         if (axes->with_mass) ESA_TRY(declare(d, &out->tensor_mass[b], name, ESA_FILE_F32, 1, &H));
+        snprintf(name, sizeof name, "mask.%04d.density", f->budget_permille[b]);
+        out->tensor_density[b] = -1;
+        if (axes->with_density)
+            ESA_TRY(declare(d, &out->tensor_density[b], name, ESA_FILE_F32, 0, NULL));
     }
     const int32_t u8 = f->importance == ESA_IMPORTANCE_U8;
     if (u8) ESA_TRY(declare(d, &out->tensor_rowmax, "importance.rowmax", ESA_FILE_F32, 2, rows));
@@ -61,6 +65,9 @@ static esa_status declare_all(declarer *d, esa_mask_output *out, const esa_mask_
     for (int32_t b = 0; b < f->budget_count; b++) {
         snprintf(name, sizeof name, "mask.%04d.bits", f->budget_permille[b]);
         ESA_TRY(declare(d, &out->tensor_bits[b], name, ESA_FILE_U8, 3, bytes));
+        snprintf(name, sizeof name, "mask.%04d.fine", f->budget_permille[b]);
+        out->tensor_level[b] = -1;
+        if (f->fine) ESA_TRY(declare(d, &out->tensor_level[b], name, ESA_FILE_U8, 3, bytes));
     }
     return ESA_OK;
 }
@@ -69,7 +76,7 @@ static esa_status declare_all(declarer *d, esa_mask_output *out, const esa_mask_
 static esa_status begin(esa_mask_output *out, const char *path, const esa_mask_axes *axes)
 {
     const esa_mask_file_info *info = &out->info;
-    out->bits = esa_mem_alloc(&out->ctx->mem, out->cell_bytes);
+    out->bits = esa_mem_alloc(&out->ctx->mem, 2 * out->cell_bytes);
     out->heads = esa_mem_alloc(&out->ctx->mem, info->H * 4);
     if (!out->bits || !out->heads)
         return esa_fail(out->ctx, ESA_ERR_MEMORY, "out of memory while writing %.200s", path);
@@ -97,14 +104,17 @@ esa_status esa_mask_output_begin(esa_ctx *ctx, esa_mask_output *out, const char 
     return status;
 }
 
-esa_status esa_mask_output_bits(esa_mask_output *out, int64_t index, int32_t b, const uint8_t *bits,
-                                const float *mass)
+esa_status esa_mask_output_masks(esa_mask_output *out, int64_t index, int32_t b,
+                                 const esa_cell_masks *m)
 {
-    const int64_t H = out->info.H;
-    ESA_TRY(esa_st_writer_put(out->writer, out->tensor_bits[b], index * out->cell_bytes, bits,
-                              out->cell_bytes));
+    const int64_t H = out->info.H, at = index * out->cell_bytes, bytes = out->cell_bytes;
+    ESA_TRY(esa_st_writer_put(out->writer, out->tensor_bits[b], at, m->bits, bytes));
+    if (out->tensor_level[b] >= 0)
+        ESA_TRY(esa_st_writer_put(out->writer, out->tensor_level[b], at, m->fine, bytes));
+    if (out->tensor_density[b] >= 0)
+        ESA_TRY(esa_st_writer_put(out->writer, out->tensor_density[b], index * 4, &m->density, 4));
     if (out->tensor_mass[b] < 0) return ESA_OK;
-    return esa_st_writer_put(out->writer, out->tensor_mass[b], index * H * 4, mass, H * 4);
+    return esa_st_writer_put(out->writer, out->tensor_mass[b], index * H * 4, m->mass, H * 4);
 }
 
 esa_status esa_mask_output_select(esa_mask_output *out, int64_t index, esa_cell *cell)
@@ -117,7 +127,8 @@ esa_status esa_mask_output_select(esa_mask_output *out, int64_t index, esa_cell 
     }
     for (int32_t b = 0; b < out->info.budget_count; b++) {
         esa_cell_mask(cell, out->info.budget_permille[b], out->bits, out->heads);
-        ESA_TRY(esa_mask_output_bits(out, index, b, out->bits, out->heads));
+        const esa_cell_masks masks = { .bits = out->bits, .mass = out->heads };
+        ESA_TRY(esa_mask_output_masks(out, index, b, &masks));
     }
     return ESA_OK;
 }
@@ -146,7 +157,7 @@ esa_status esa_mask_output_finish(esa_mask_output *out)
 void esa_mask_output_free(esa_mask_output *out)
 {
     if (!out->ctx) return;
-    esa_mem_free(&out->ctx->mem, out->bits, out->cell_bytes);
+    esa_mem_free(&out->ctx->mem, out->bits, 2 * out->cell_bytes);
     esa_mem_free(&out->ctx->mem, out->heads, out->info.H * 4);
     esa_st_writer_close(out->writer);
     out->bits = NULL;

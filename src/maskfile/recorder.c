@@ -13,6 +13,7 @@ esa_status esa_recorder_create(esa_ctx *ctx, esa_recorder *rec, const esa_mask_f
     rec->ctx = ctx;
     rec->info = *info;
     rec->cells = (int64_t)info->branches * info->layers * info->groups;
+    rec->width = esa_record_width(info);
     rec->dense_layers = dense_layers;
     rec->dense_layer = esa_mem_alloc(&ctx->mem, 4 * (int64_t)dense_layers);
     rec->count = esa_mem_zalloc(&ctx->mem, 4 * rec->cells);
@@ -32,7 +33,7 @@ void esa_recorder_free(esa_recorder *rec)
     if (!rec->ctx) return;
     const esa_allocator *mem = &rec->ctx->mem;
     for (int64_t i = 0; rec->sum && i < rec->cells; i++)
-        esa_mem_free(mem, rec->sum[i], 4 * rec->blocks);
+        esa_mem_free(mem, rec->sum[i], rec->width * rec->blocks);
     esa_mem_free(mem, rec->sum, (int64_t)sizeof *rec->sum * rec->cells);
     esa_mem_free(mem, rec->count, 4 * rec->cells);
     esa_mem_free(mem, rec->dense_layer, 4 * (int64_t)rec->dense_layers);
@@ -59,17 +60,41 @@ esa_status esa_recorder_reserve(esa_recorder *rec, int64_t cell, int32_t more)
                         "merge them",
                         layer, group, rec->count[cell], more, ESA_RECORD_MOST);
     if (rec->sum[cell]) return ESA_OK;
-    rec->sum[cell] = esa_mem_zalloc(&rec->ctx->mem, 4 * rec->blocks);
+    rec->sum[cell] = esa_mem_zalloc(&rec->ctx->mem, rec->width * rec->blocks);
     if (rec->sum[cell]) return ESA_OK;
     return esa_fail(
         rec->ctx, ESA_ERR_MEMORY,
         "out of memory: cannot allocate %lld bytes for the sums of layer %d, step group %d (fewer "
         "step groups need less)",
-        (long long)(4 * rec->blocks), layer, group);
+        (long long)(rec->width * rec->blocks), layer, group);
 }
 
-void esa_recorder_add(esa_recorder *rec, int64_t cell, const float *p)
+/* Infinity and NaN (a broken block) count as the largest error: such a block is computed exactly.
+ */
+static uint64_t error_units(float e)
 {
+    if (e < (float)ESA_RECORD_ERROR_TOP)
+        return e > 0 ? (uint64_t)((double)e * ESA_RECORD_ERROR_ONE + 0.5) : 0;
+    return (uint64_t)(ESA_RECORD_ERROR_TOP * ESA_RECORD_ERROR_ONE);
+}
+
+static void add_errors(esa_recorder *rec, int64_t cell, const float *p, int64_t level_stride)
+{
+    const int32_t levels = esa_run_levels(&rec->info);
+    const int64_t level = rec->blocks / levels;
+    uint64_t *sum = rec->sum[cell];
+    for (int32_t l = 0; l < levels; l++)
+        for (int64_t i = 0; i < level; i++)
+            sum[l * level + i] += error_units(p[l * level_stride + i]);
+    rec->count[cell]++;
+}
+
+void esa_recorder_add(esa_recorder *rec, int64_t cell, const float *p, int64_t level_stride)
+{
+    if (rec->info.selector == ESA_SELECT_ERROR) {
+        add_errors(rec, cell, p, level_stride);
+        return;
+    }
     uint32_t *sum = rec->sum[cell];
     for (int64_t i = 0; i < rec->blocks; i++) {
         /* Clamped to 0 .. 2^24. NaN (a broken row) counts as 0, so that it does not spoil the
@@ -85,7 +110,7 @@ void esa_recorder_add(esa_recorder *rec, int64_t cell, const float *p)
 void esa_recorder_forget(esa_recorder *rec)
 {
     for (int64_t i = 0; i < rec->cells; i++) {
-        esa_mem_free(&rec->ctx->mem, rec->sum[i], 4 * rec->blocks);
+        esa_mem_free(&rec->ctx->mem, rec->sum[i], rec->width * rec->blocks);
         rec->sum[i] = NULL;
     }
     rec->blocks = 0;
@@ -106,16 +131,11 @@ static esa_status write_sums(const esa_recorder *rec, esa_tensors_writer *w)
     const esa_mask_file_info *f = &rec->info;
     int64_t used = 0;
     for (int64_t i = 0; i < rec->cells; i++) used += rec->count[i] > 0;
-    const int64_t dense = rec->dense_layers, count[3] = { f->branches, f->layers, f->groups },
-                  sums[4] = { used, f->H, f->nq, f->nk };
-    ESA_TRY(esa_run_write(w, f, "esa.recording"));
-    ESA_TRY(esa_st_writer_declare(w, "dense_layers", ESA_FILE_I32, 1, &dense));
-    ESA_TRY(esa_st_writer_declare(w, "count", ESA_FILE_I32, 3, count));
-    ESA_TRY(esa_st_writer_declare(w, "sums", ESA_FILE_U32, 4, sums));
-    ESA_TRY(esa_st_writer_data(w, rec->dense_layer, 4 * dense));
+    ESA_TRY(esa_recording_declare(w, f, rec->dense_layers, used));
+    ESA_TRY(esa_st_writer_data(w, rec->dense_layer, 4 * (int64_t)rec->dense_layers));
     ESA_TRY(esa_st_writer_data(w, rec->count, 4 * rec->cells));
     for (int64_t i = 0; i < rec->cells; i++)
-        if (rec->count[i]) ESA_TRY(esa_st_writer_data(w, rec->sum[i], 4 * rec->blocks));
+        if (rec->count[i]) ESA_TRY(esa_st_writer_data(w, rec->sum[i], rec->width * rec->blocks));
     return esa_st_writer_finish(w);
 }
 
@@ -178,7 +198,7 @@ static esa_status reserve_all(esa_recorder *rec, const esa_recording *file)
     if (!status) return ESA_OK;
     for (int64_t i = 0; i < rec->cells; i++) {
         if (rec->count[i] || !rec->sum[i]) continue;
-        esa_mem_free(&rec->ctx->mem, rec->sum[i], 4 * rec->blocks);
+        esa_mem_free(&rec->ctx->mem, rec->sum[i], rec->width * rec->blocks);
         rec->sum[i] = NULL;
     }
     rec->blocks = blocks;
@@ -194,11 +214,13 @@ static void add_file(esa_recorder *rec, const esa_recording *file)
     }
     for (int64_t i = 0; i < rec->cells; i++) {
         if (!file->count[i]) continue;
-        const uint8_t *from = file->sums + file->slot[i] * 4 * file->blocks;
+        const uint8_t *from = file->sums + file->slot[i] * rec->width * file->blocks;
         for (int64_t j = 0; j < rec->blocks; j++) {
-            uint32_t v;
-            memcpy(&v, from + 4 * j, 4);
-            rec->sum[i][j] += v;
+            const uint64_t v = esa_recording_sum(from, j, rec->width);
+            if (rec->width == 8)
+                ((uint64_t *)rec->sum[i])[j] += v;
+            else
+                ((uint32_t *)rec->sum[i])[j] += (uint32_t)v;
         }
         rec->count[i] += file->count[i];
     }

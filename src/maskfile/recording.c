@@ -17,22 +17,28 @@ static esa_status check(esa_ctx *ctx, esa_recording *rec)
     const esa_st_entry *dense = esa_st_find(rec->tensors, "dense_layers"),
                        *count = esa_st_find(rec->tensors, "count"),
                        *sums = esa_st_find(rec->tensors, "sums");
-    if (f->selector != ESA_SELECT_ENTROPY)
-        return bad(ctx, rec->tensors, "its selector is not entropy, the only one that is recorded");
+    const int32_t errors = f->selector == ESA_SELECT_ERROR, front = errors;
+    if (!errors && f->selector != ESA_SELECT_ENTROPY)
+        return bad(ctx, rec->tensors,
+                   "its selector is neither entropy nor error, the only ones that are recorded");
     if (!dense || dense->dtype != ESA_FILE_I32 || dense->rank != 1 || dense->dim[0] > f->layers)
         return bad(ctx, rec->tensors, "tensor 'dense_layers' is missing or of another shape");
     if (!count || count->dtype != ESA_FILE_I32 || count->rank != 3 ||
         count->dim[0] != f->branches || count->dim[1] != f->layers || count->dim[2] != f->groups)
         return bad(ctx, rec->tensors,
                    "tensor 'count' is missing or not I32 [branches, layers, groups]");
-    if (!sums || sums->dtype != ESA_FILE_U32 || sums->rank != 4 || sums->dim[1] != f->H ||
-        sums->dim[2] != f->nq || sums->dim[3] != f->nk)
-        return bad(ctx, rec->tensors, "tensor 'sums' is missing or not U32 [cells, heads, nq, nk]");
+    if (!sums || sums->dtype != (errors ? ESA_FILE_U64 : ESA_FILE_U32) || sums->rank != 4 + front ||
+        (errors && sums->dim[1] != esa_run_levels(f)) || sums->dim[front + 1] != f->H ||
+        sums->dim[front + 2] != f->nq || sums->dim[front + 3] != f->nk)
+        return bad(ctx, rec->tensors,
+                   errors ? "tensor 'sums' is missing or not U64 [cells, levels, heads, nq, nk]"
+                          : "tensor 'sums' is missing or not U32 [cells, heads, nq, nk]");
     rec->dense_layers = (int32_t)dense->dim[0];
     rec->dense_layer = esa_st_data(rec->tensors, dense);
     rec->sums = esa_st_data(rec->tensors, sums);
     rec->cells = (int64_t)f->branches * f->layers * f->groups;
-    rec->blocks = esa_size_mul(esa_size_mul(f->H, f->nq), f->nk);
+    rec->width = esa_record_width(f);
+    rec->blocks = esa_size_mul(esa_size_mul(f->H * esa_run_levels(f), f->nq), f->nk);
     if (rec->blocks < 0 || rec->blocks > INT64_MAX / 8)
         return bad(ctx, rec->tensors, "its blocks do not fit into the address space");
     rec->count = esa_mem_alloc(&ctx->mem, 4 * rec->cells);
@@ -144,11 +150,11 @@ void esa_recordings_row(uint64_t *sum, const esa_recording *rec, int32_t count, 
     memset(sum, 0, (size_t)nk * sizeof *sum);
     for (int32_t i = 0; i < count; i++) {
         if (!rec[i].count[cell]) continue;
-        const uint8_t *row = rec[i].sums + 4 * (rec[i].slot[cell] * rec[i].blocks + r * nk);
+        const int64_t width = rec[i].width;
+        const uint8_t *row = rec[i].sums + width * (rec[i].slot[cell] * rec[i].blocks + r * nk);
         for (int64_t j = 0; j < nk; j++) {
-            uint32_t v;
-            memcpy(&v, row + 4 * j, 4);
-            sum[j] += v;
+            const uint64_t v = esa_recording_sum(row, j, width);
+            sum[j] = v > UINT64_MAX - sum[j] ? UINT64_MAX : sum[j] + v;
         }
     }
 }
@@ -157,31 +163,43 @@ esa_status esa_recording_check_sums(esa_ctx *ctx, const esa_recording *rec)
 {
     for (int64_t c = 0; c < rec->cells; c++) {
         if (!rec->count[c]) continue;
-        const uint8_t *sums = rec->sums + 4 * rec->slot[c] * rec->blocks;
-        const uint32_t most = (uint32_t)rec->count[c] << 24; /* at most 255 contributions of 2^24 */
-        for (int64_t i = 0; i < rec->blocks; i++) {
-            uint32_t v;
-            memcpy(&v, sums + 4 * i, 4);
-            if (v > most)
+        const uint8_t *sums = rec->sums + rec->width * rec->slot[c] * rec->blocks;
+        const uint64_t most = (uint64_t)rec->count[c] * esa_record_top(&rec->info);
+        for (int64_t i = 0; i < rec->blocks; i++)
+            if (esa_recording_sum(sums, i, rec->width) > most)
                 return bad(ctx, rec->tensors,
                            "a sum is larger than its number of contributions allows");
-        }
     }
     return ESA_OK;
 }
 
 /* ---------------------------------------------------------------- merging into one recording */
 
+esa_status esa_recording_declare(esa_tensors_writer *w, const esa_mask_file_info *f,
+                                 int64_t dense_layers, int64_t used)
+{
+    const int32_t errors = f->selector == ESA_SELECT_ERROR;
+    const int64_t count[3] = { f->branches, f->layers, f->groups },
+                  narrow[4] = { used, f->H, f->nq, f->nk },
+                  wide[5] = { used, esa_run_levels(f), f->H, f->nq, f->nk };
+    ESA_TRY(esa_run_write(w, f, "esa.recording"));
+    ESA_TRY(esa_st_writer_declare(w, "dense_layers", ESA_FILE_I32, 1, &dense_layers));
+    ESA_TRY(esa_st_writer_declare(w, "count", ESA_FILE_I32, 3, count));
+    return errors ? esa_st_writer_declare(w, "sums", ESA_FILE_U64, 5, wide)
+                  : esa_st_writer_declare(w, "sums", ESA_FILE_U32, 4, narrow);
+}
+
 static esa_status merge_cells(esa_tensors_writer *w, const esa_recording *rec, int32_t count,
                               uint64_t *wide, uint32_t *row)
 {
-    const int64_t rows = rec->info.H * rec->info.nq, nk = rec->info.nk;
+    const int64_t nk = rec->info.nk, rows = rec->blocks / nk;
     for (int64_t c = 0; c < rec->cells; c++) {
         if (!esa_recordings_count(rec, count, c)) continue;
         for (int64_t r = 0; r < rows; r++) {
             esa_recordings_row(wide, rec, count, c, r);
             for (int64_t j = 0; j < nk; j++) row[j] = (uint32_t)wide[j];
-            ESA_TRY(esa_st_writer_data(w, row, 4 * nk));
+            ESA_TRY(esa_st_writer_data(w, rec->width == 8 ? (void *)wide : (void *)row,
+                                       rec->width * nk));
         }
     }
     return ESA_OK;
@@ -203,15 +221,9 @@ static esa_status merge_all(esa_ctx *ctx, esa_tensors_writer *w, const esa_recor
         total[c] = (int32_t)n;
         used += n > 0;
     }
-    const int64_t dense = rec->dense_layers,
-                  shape[3] = { info->branches, info->layers, info->groups },
-                  sums[4] = { used, info->H, info->nq, info->nk };
     for (int32_t i = 0; i < count; i++) ESA_TRY(esa_recording_check_sums(ctx, &rec[i]));
-    ESA_TRY(esa_run_write(w, info, "esa.recording"));
-    ESA_TRY(esa_st_writer_declare(w, "dense_layers", ESA_FILE_I32, 1, &dense));
-    ESA_TRY(esa_st_writer_declare(w, "count", ESA_FILE_I32, 3, shape));
-    ESA_TRY(esa_st_writer_declare(w, "sums", ESA_FILE_U32, 4, sums));
-    ESA_TRY(esa_st_writer_data(w, rec->dense_layer, 4 * dense));
+    ESA_TRY(esa_recording_declare(w, info, rec->dense_layers, used));
+    ESA_TRY(esa_st_writer_data(w, rec->dense_layer, 4 * (int64_t)rec->dense_layers));
     ESA_TRY(esa_st_writer_data(w, total, 4 * rec->cells));
     ESA_TRY(merge_cells(w, rec, count, wide, row));
     return esa_st_writer_finish(w);

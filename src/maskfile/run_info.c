@@ -11,10 +11,12 @@
 #include "base/status.h"
 #include "mask/mask.h"
 
-static const char *const selector_names[] = { "full", "entropy", "rf_v2", "ada_bsa", "random" };
+static const char *const selector_names[] = { "full",    "entropy", "rf_v2",
+                                              "ada_bsa", "random",  "error" };
 static const char *const mode_names[] = { "fixed", "compat", "compat-round" };
 static const char *const order_names[] = { "raster", "tile", "tile3d", "hilbert" };
 static const char *const importance_names[] = { "none", "u8", "f16" };
+static const char *const tail_names[] = { "none", "pooled", "centroid", "levels" };
 
 int32_t esa_warmup_steps(double frac, int32_t steps)
 {
@@ -108,7 +110,7 @@ esa_status esa_run_write(esa_tensors_writer *w, const esa_mask_file_info *f, con
     const struct {
         const char *key;
         int64_t value;
-    } ints[] = { { "format_version", f->format_version },
+    } ints[] = { { "format_version", esa_run_version(f) },
                  { "layers", f->layers },
                  { "steps", f->steps },
                  { "groups", f->groups },
@@ -147,7 +149,12 @@ esa_status esa_run_write(esa_tensors_writer *w, const esa_mask_file_info *f, con
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
         ESA_TRY(put_ints(w, lists[i].key, lists[i].value, lists[i].n));
     ESA_TRY(put_fraction(w, "warmup_frac", f->warmup_frac));
-    return put_double(w, "scale", f->scale);
+    ESA_TRY(put_double(w, "scale", f->scale));
+    if (esa_run_version(f) < ESA_MASK_FORMAT_LEVELS) return ESA_OK;
+    const int32_t group[2] = { f->group_q, f->group_k };
+    ESA_TRY(esa_st_writer_metadata(w, "tail", tail_names[f->tail]));
+    ESA_TRY(put_int64(w, "fine", f->fine));
+    return put_ints(w, "group", group, 2);
 }
 
 /* ---------------------------------------------------------------- reading */
@@ -291,6 +298,30 @@ static void get_layout(reader *r, esa_layout *y)
     y->text_back_k = (int32_t)v[1];
 }
 
+/* What only version 2 has; the blocks are read. */
+static void get_levels(reader *r, esa_mask_file_info *f)
+{
+    int64_t group[2];
+    f->tail = get_word(r, "tail", tail_names, 4);
+    f->fine = (int32_t)get_int(r, "fine", 0, ESA_MAX_FINE);
+    get_ints(r, "group", group, 2, 0, 256);
+    f->group_q = (int32_t)group[0];
+    f->group_k = (int32_t)group[1];
+    const int32_t fine = f->fine;
+    const int32_t power = fine == 0 || fine == 2 || fine == 4 || fine == 8 || fine == 16;
+    if (!r->status &&
+        (!power || (fine && f->block_k % fine) || !fine != (f->tail != ESA_TAIL_LEVELS)))
+        r->status = esa_fail(
+            r->ctx, ESA_ERR_FORMAT,
+            "%s has tail %s and %d fine means in blocks of %d keys, expected 2, 4, 8 or "
+            "16 with tail levels that divide the block, and 0 with other tails",
+            r->file->label, tail_names[f->tail], fine, f->block_k);
+    if (!r->status && f->tail == ESA_TAIL_CENTROID)
+        r->status = esa_fail(r->ctx, ESA_ERR_FORMAT,
+                             "%s has tail centroid, expected none, pooled or levels",
+                             r->file->label);
+}
+
 /* Fails with a message that says what the file is. */
 static esa_status wrong_kind(esa_ctx *ctx, const esa_tensors *file, const char *format)
 {
@@ -321,13 +352,15 @@ esa_status esa_run_read(esa_ctx *ctx, esa_mask_file_info *f, const esa_tensors *
     if (!found || strcmp(found, format) != 0) return wrong_kind(ctx, file, format);
     reader r = { ctx, file, ESA_OK };
     f->format_version = (int32_t)get_int(&r, "format_version", 1, INT32_MAX);
-    if (!r.status && f->format_version != ESA_MASK_FORMAT_VERSION)
-        return esa_fail(ctx, ESA_ERR_VERSION, "%s has format version %d, this library expects %d",
-                        file->label, f->format_version, ESA_MASK_FORMAT_VERSION);
+    if (!r.status && f->format_version > ESA_MASK_FORMAT_LEVELS)
+        return esa_fail(ctx, ESA_ERR_VERSION,
+                        "%s has format version %d, this library expects %d or %d", file->label,
+                        f->format_version, ESA_MASK_FORMAT_VERSION, ESA_MASK_FORMAT_LEVELS);
+    const int32_t levels = f->format_version == ESA_MASK_FORMAT_LEVELS;
     const char *selector = get_text(&r, "selector");
     f->selector = selector && strcmp(selector, "given") == 0
                       ? -1
-                      : get_word(&r, "selector", selector_names, 5);
+                      : get_word(&r, "selector", selector_names, levels ? 6 : 5);
     f->mode = get_word(&r, "mode", mode_names, 3);
     f->importance = get_word(&r, "importance", importance_names, 3);
     f->layers = (int32_t)get_int(&r, "layers", 1, ESA_MAX_CELL_AXIS);
@@ -348,6 +381,7 @@ esa_status esa_run_read(esa_ctx *ctx, esa_mask_file_info *f, const esa_tensors *
     f->block_k = (int32_t)block[1];
     f->warmup_frac = get_fraction(&r, "warmup_frac");
     f->scale = esa_st_metadata(file, "scale") ? get_double(&r, "scale") : 0;
+    if (levels) get_levels(&r, f);
     get_string(&r, "model", f->model, sizeof f->model);
     get_string(&r, "config_hash", f->config_hash, sizeof f->config_hash);
     esa_layout layout;
@@ -424,6 +458,21 @@ esa_status esa_run_same(esa_ctx *ctx, const esa_mask_file_info *a, const char *n
             esa_run_describe(a->Nq, a->Nk, a->layout.grid_q, a->H, a->layers, a->steps).text,
             name_b,
             esa_run_describe(b->Nq, b->Nk, b->layout.grid_q, b->H, b->layers, b->steps).text);
+    const int32_t error_a = a->selector == ESA_SELECT_ERROR,
+                  error_b = b->selector == ESA_SELECT_ERROR;
+    if (error_a != error_b)
+        return esa_fail(ctx, ESA_ERR_MISMATCH,
+                        "%.120s holds %s, %.120s holds %s: the two kinds do not go together",
+                        name_a, error_a ? "error scores" : "importance", name_b,
+                        error_b ? "error scores" : "importance");
+    if (a->tail != b->tail || a->fine != b->fine || a->group_q != b->group_q ||
+        a->group_k != b->group_k)
+        return esa_fail(
+            ctx, ESA_ERR_MISMATCH,
+            "%.100s has tail %s, %d fine means and scores of %dx%d tokens, %.100s has %s, "
+            "%d and %dx%d",
+            name_a, tail_names[a->tail], a->fine, a->group_q, a->group_k, name_b,
+            tail_names[b->tail], b->fine, b->group_q, b->group_k);
     if (a->groups != b->groups || a->branches != b->branches || a->block_q != b->block_q ||
         a->block_k != b->block_k || a->samples != b->samples)
         return esa_fail(ctx, ESA_ERR_MISMATCH,

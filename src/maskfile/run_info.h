@@ -9,9 +9,24 @@
 #include "esa/esa_session.h"
 #include "io/safetensors.h"
 
+/* Version 1 holds importance and masks of one level. Version 2 adds error scores and the fine
+ * level; files that need neither are still written as version 1. */
 #define ESA_MASK_FORMAT_VERSION 1
+#define ESA_MASK_FORMAT_LEVELS  2
 #define ESA_MAX_CELL_AXIS       65535 /* largest L, T, G and number of branches in a file */
 #define ESA_MAX_BUDGETS         16
+
+/* The format version that these settings need. */
+static inline int32_t esa_run_version(const esa_mask_file_info *f)
+{
+    return f->selector == ESA_SELECT_ERROR || f->fine ? ESA_MASK_FORMAT_LEVELS
+                                                      : ESA_MASK_FORMAT_VERSION;
+}
+/* Scores that a recording holds per block: of one mean and, with tail LEVELS, of fine means. */
+static inline int32_t esa_run_levels(const esa_mask_file_info *f)
+{
+    return f->selector == ESA_SELECT_ERROR && f->tail == ESA_TAIL_LEVELS ? 2 : 1;
+}
 
 /* Writes format, version and all fields except budgets, file_bytes and the stored_* counts, which
  * follow from the tensors. */

@@ -31,6 +31,9 @@ typedef struct esa_plan_curves {
     const double *error;   /* [cells][points], >= 0 */
     const double *weight;  /* [cells], >= 0 */
     const double *fixed;   /* [cells], >= 0: cost of mask and order of a sparse cell */
+    /* [cells][points], or NULL: what each point costs instead of density + fixed, where cells
+     * differ. Then the solution gives costs, not densities. */
+    const double *cost;
 } esa_plan_curves;
 
 /* The lower convex hull of one cell: gains fall strictly from segment to segment. */
@@ -62,7 +65,8 @@ ESA_INLINE void esa_plan_hull_of(esa_plan_hull *h, const esa_plan_curves *c, int
 {
     h->points = 0;
     for (int32_t i = 0; i < c->points; i++) {
-        const double cost = c->density[i] + c->fixed[cell];
+        const double cost = c->cost ? c->cost[cell * c->points + i]
+                                    : c->density[i] + c->fixed[cell];
         if (cost < 1) esa_plan_hull_add(h, cost, c->weight[cell] * c->error[cell * c->points + i]);
     }
     if (h->points)
@@ -107,9 +111,9 @@ ESA_INLINE double esa_plan_spent(const esa_plan_curves *c, uint64_t price, doubl
     return spent;
 }
 
-/* Solves for the densities of all cells: out[cells], 1 means dense. work: mean cost per cell.
- * Returns the mean cost of the solution. It is above work if even the cheapest points cost more,
- * and below if more work would save nothing. */
+/* Solves for the densities (with cost: the costs) of all cells: out[cells], 1 means dense. work:
+ * mean cost per cell. Returns the mean cost of the solution. It is above work if even the cheapest
+ * points cost more, and below if more work would save nothing. */
 ESA_INLINE double esa_plan_solve(double *out, const esa_plan_curves *c, double work)
 {
     const double budget = work * (double)c->cells;
@@ -133,7 +137,7 @@ ESA_INLINE double esa_plan_solve(double *out, const esa_plan_curves *c, double w
         esa_plan_hull_of(&h, c, i);
         const double cost = esa_plan_cost_at(&h, high, &tied);
         const double paid = cost + part * tied;
-        out[i] = paid < 1 - 1e-12 ? paid - c->fixed[i] : 1;
+        out[i] = paid < 1 - 1e-12 ? paid - (c->cost ? 0 : c->fixed[i]) : 1;
         total += paid;
     }
     return total / (double)c->cells;

@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <string.h>
 #include "io/json.h"
+#include "rules/levels.h"
 
 /* Bindings rely on these offsets; changing them changes the ABI. */
 _Static_assert(offsetof(esa_session_params, warmup_frac) == 32 &&
@@ -111,18 +112,24 @@ static esa_status check_mode(esa_ctx *ctx, const esa_session_params *p)
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
                         "causal is %d in select and %d in attention, expected the same",
                         p->select.causal, p->attention.causal);
-    if (p->mode == ESA_SESSION_RECORD &&
-        (p->select.selector != ESA_SELECT_ENTROPY || p->select.causal))
+    const int32_t recorded = p->select.selector == ESA_SELECT_ENTROPY ||
+                             p->select.selector == ESA_SELECT_ERROR;
+    if (p->mode == ESA_SESSION_RECORD && (!recorded || p->select.causal))
         return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
-                        "mode RECORD needs selector ENTROPY and causal 0, got selector %d and "
-                        "causal %d",
+                        "mode RECORD needs selector ENTROPY or ERROR and causal 0, got selector %d "
+                        "and causal %d",
                         p->select.selector, p->select.causal);
+    if (p->mode == ESA_SESSION_RECORD && p->select.layout.order == ESA_ORDER_ADAPTIVE)
+        return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
+                        "mode RECORD needs one order for all prompts: an adaptive order differs "
+                        "from prompt to prompt");
     if (p->mode == ESA_SESSION_ONLINE && p->select.selector == ESA_SELECT_FULL)
         return esa_fail(ctx, p->strict ? ESA_ERR_POLICY : ESA_ERR_ARGUMENT,
                         "selector FULL keeps every block: use mode DENSE instead");
-    if (p->mode != ESA_SESSION_ONLINE && p->mode != ESA_SESSION_DENSE &&
-        (p->density || p->work > 0))
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "density and work belong to mode ONLINE: mode is %d",
+    const int32_t spends = p->mode == ESA_SESSION_ONLINE || p->mode == ESA_SESSION_DENSE;
+    if (!spends && (p->density || (p->work > 0 && p->mode != ESA_SESSION_CACHED)))
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "density belongs to mode ONLINE, and work to ONLINE and CACHED: mode is %d",
                         p->mode);
     if (p->mode == ESA_SESSION_PROBE &&
         (!p->probe || p->probe_count < 1 || p->probe_count > ESA_WORK_MAX_POINTS))
@@ -208,6 +215,11 @@ static esa_status check_masks(esa_ctx *ctx, const esa_session_params *p)
     if (p->total_heads && p->total_heads != f->H)
         return esa_fail(ctx, ESA_ERR_MISMATCH, "%s was made for %lld heads, but the session has %d",
                         name, (long long)f->H, p->total_heads);
+    if (p->work > 0 && !esa_mask_file_has_works(file))
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "work is %g, but %s was built for budgets, not for total works: give a "
+                        "budget, or masks from a recording of errors",
+                        p->work, name);
     const esa_layout *y = &p->select.layout, *z = &f->layout;
     if (f->causal && z->order != ESA_ORDER_RASTER && !y->order_applied)
         return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
@@ -250,9 +262,10 @@ static esa_status check_plan(esa_ctx *ctx, const esa_session_params *p)
 static esa_status copy_spending(esa_session *s, const esa_session_params *p)
 {
     const int64_t cells = (int64_t)p->layers * p->steps;
-    if (p->density || p->work > 0) s->density = esa_mem_zalloc(&s->ctx->mem, 8 * cells);
+    const int32_t spends = p->density || (p->work > 0 && p->mode != ESA_SESSION_CACHED);
+    if (spends) s->density = esa_mem_zalloc(&s->ctx->mem, 8 * cells);
     if (p->sigma) s->sigma = esa_mem_alloc(&s->ctx->mem, 8 * (int64_t)p->steps);
-    if (((p->density || p->work > 0) && !s->density) || (p->sigma && !s->sigma))
+    if ((spends && !s->density) || (p->sigma && !s->sigma))
         return esa_fail(s->ctx, ESA_ERR_MEMORY, "out of memory for the densities of %lld cells",
                         (long long)cells);
     if (p->density) memcpy(s->density, p->density, 8 * (size_t)cells);
@@ -269,13 +282,23 @@ static esa_status make_recorder(esa_session *s)
     esa_mask_file_info f;
     memset(&f, 0, sizeof f);
     f.struct_size = (uint32_t)sizeof f;
-    f.format_version = ESA_MASK_FORMAT_VERSION;
-    f.selector = ESA_SELECT_ENTROPY;
+    const int32_t errors = p->select.selector == ESA_SELECT_ERROR;
+    f.selector = p->select.selector;
     f.mode = p->select.mode;
-    f.samples = p->select.samples;
+    f.samples = errors ? 0 : p->select.samples;
     f.scale = p->select.scale;
-    f.block_q = p->select.block_q ? p->select.block_q : 256;
+    f.block_q = p->select.block_q ? p->select.block_q : errors ? 128 : 256;
     f.block_k = p->select.block_k ? p->select.block_k : 128;
+    if (errors) {
+        esa_select_params select = p->select;
+        select.block_q = f.block_q;
+        select.block_k = f.block_k;
+        f.tail = select.tail;
+        f.fine = select.tail == ESA_TAIL_LEVELS ? select.fine : 0;
+        f.group_q = esa_error_queries(&select);
+        f.group_k = esa_error_keys(&select);
+    }
+    f.format_version = esa_run_version(&f);
     f.layers = p->layers;
     f.steps = p->steps;
     f.groups = p->record_groups ? p->record_groups : p->steps;
@@ -296,6 +319,20 @@ static esa_status make_recorder(esa_session *s)
     const esa_status status = esa_recorder_create(s->ctx, &s->recorder, &f, layer, n);
     esa_mem_free(&s->ctx->mem, layer, 4 * (int64_t)p->layers);
     return status;
+}
+
+/* CACHED: finds the masks of the budget or of the work. */
+static esa_status find_masks(esa_session *s)
+{
+    const esa_session_params *p = &s->params;
+    if (p->work > 0)
+        ESA_TRY(esa_mask_file_pick(p->masks, &s->permille, p->work, p->attention.exact_rows));
+    else
+        s->permille = esa_budget_permille(s->ctx, p->select.budget);
+    if (s->permille < 0) return ESA_ERR_ARGUMENT;
+    ESA_TRY(esa_mask_file_budget(p->masks, &s->masks, s->permille));
+    if (s->masks->density && !(p->work > 0)) s->params.work = s->permille / 1000.0;
+    return ESA_OK;
 }
 
 static esa_status create(esa_ctx *ctx, esa_session *s, const esa_session_params *p)
@@ -323,12 +360,15 @@ static esa_status create(esa_ctx *ctx, esa_session *s, const esa_session_params 
     if (p->mode == ESA_SESSION_PROBE) ESA_TRY(esa_session_probe_make(s, p));
     s->params.dense_layers = NULL;
     s->params.dense_layer_count = 0;
-    if (p->dense_first_layer && p->mode != ESA_SESSION_RECORD) s->dense_layer[0] = 1;
+    int32_t first = p->dense_first_layer && p->mode != ESA_SESSION_RECORD;
     if (p->mode == ESA_SESSION_CACHED) {
-        s->permille = esa_budget_permille(ctx, p->select.budget);
-        return s->permille < 0 ? ESA_ERR_ARGUMENT
-                               : esa_mask_file_budget(p->masks, &s->masks, s->permille);
+        ESA_TRY(find_masks(s));
+        if (s->masks->density) {
+            first = p->masks->info.dense_first_layer;
+            s->warmup = esa_warmup_steps(p->masks->info.warmup_frac, p->steps);
+        }
     }
+    if (first) s->dense_layer[0] = 1;
     return ESA_OK;
 }
 

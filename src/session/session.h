@@ -28,8 +28,8 @@
 typedef struct esa_session_plan {
     esa_plan *plan; /* NULL: free place */
     esa_mask *mask; /* ONLINE: [B,...]; CACHED: [1,...]; NULL for dense plans */
-    /* f32[B][H][nq][nk] for RECORD, and for ONLINE entropy where the host can read it (for the kept
-     * mass); else NULL */
+    /* f32[levels][B][H][nq][nk] for RECORD, and f32[B][H][nq][nk] for ONLINE entropy where the host
+     * can read it (for the kept mass); else NULL */
     float *importance;
     int64_t importance_bytes;
     int32_t kind; /* ESA_CALL_*: cross-attention is never causal and has no tail */

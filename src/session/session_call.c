@@ -196,7 +196,8 @@ static esa_status fail_not_stored(const esa_session_call *c)
 /* Mean kept mass of these heads, as stored in the file; NaN if the file does not store it. */
 static double cached_mass(const esa_session *s, int64_t cell, int64_t first, int64_t heads)
 {
-    if (!s->masks->mass) return (double)NAN;
+    /* masks by error hold another figure in its place */
+    if (!s->masks->mass || s->masks->density) return (double)NAN;
     double sum = 0;
     for (int64_t h = first; h < first + heads; h++) {
         float m;
@@ -214,10 +215,12 @@ static esa_status load_mask(const esa_session_call *c, const esa_session_plan *e
     const esa_mask_file *file = s->params.masks;
     const esa_mask_file_info *info = &file->info;
     const int64_t heads = c->t->q->dim[1], first = s->params.first_head;
-    const uint8_t *bits;
-    ESA_TRY(esa_session_chunks_cell(&s->chunks, e->plan->backend, &bits, file, s->masks, cell));
-    bits += first * info->nq * esa_ceil_div(info->nk, 8);
-    ESA_TRY(e->plan->backend->mask_set_bits(s->ctx, e->mask, bits, NULL));
+    const int64_t skipped = first * info->nq * esa_ceil_div(info->nk, 8);
+    const uint8_t *bits, *fine;
+    ESA_TRY(
+        esa_session_chunks_cell(&s->chunks, e->plan->backend, &bits, &fine, file, s->masks, cell));
+    ESA_TRY(e->plan->backend->mask_set_bits(s->ctx, e->mask, bits + skipped,
+                                            fine ? fine + skipped : NULL));
     ESA_TRY(esa_session_figures_selected(&s->figures));
     e->mask->selector = info->selector;
     e->mask->asked = f->asked;
@@ -237,12 +240,14 @@ static esa_status run_cached(const esa_session_call *c)
         return run_fallback(c, fail_mismatch(c));
     const int64_t cell = esa_mask_file_cell(file, c->layer, cached_group(s), s->branch);
     if (cell < 0) return run_fallback(c, fail_not_stored(c));
+    const double density = esa_mask_file_cell_density(s->masks, cell);
+    if (s->masks->density && density >= 1) return run_dense(c);
     esa_session_plan *e;
     esa_status status = sparse_plan(c, &e);
     if (!status) status = esa_mask_file_check_bits(file, s->masks, cell);
     if (cannot_be_sparse(status)) return run_fallback(c, ESA_ERR_POLICY);
     if (status) return status;
-    esa_session_sparse f = { .asked = s->permille / 1000.0, .loaded = 1 };
+    esa_session_sparse f = { .asked = density, .loaded = 1 };
     ESA_TRY(esa_session_figures_begin(&s->figures, e->plan->backend));
     ESA_TRY(load_mask(c, e, cell, &f));
     return attend(c, e, &f);
@@ -263,7 +268,7 @@ static esa_status check_geometry(const esa_session_call *c, const esa_plan *p)
         f->nq = p->nq;
         f->nk = p->nk;
         f->layout = p->select.layout;
-        s->recorder.blocks = f->H * f->nq * f->nk;
+        s->recorder.blocks = esa_run_levels(f) * f->H * f->nq * f->nk;
     }
     if (f->H != h->Hq || f->Nq != h->Nq || f->Nk != h->Nk)
         return esa_fail(
@@ -292,10 +297,15 @@ static esa_status record(const esa_session_call *c, const esa_session_plan *e)
     ESA_TRY(esa_check_kv_len(s->ctx, p->select.kv_len, p->shapes.device, B, p->shapes.Nk,
                              &p->select.layout, p->select.mode));
     ESA_TRY(esa_session_figures_begin(&s->figures, p->backend));
-    ESA_TRY(esa_plan_importance(p, e->importance, c->t->q, c->t->k));
+    if (rec->info.selector == ESA_SELECT_ERROR)
+        ESA_TRY(esa_plan_errors(p, e->importance, NULL, c->t->q, c->t->k, c->t->v));
+    else
+        ESA_TRY(esa_plan_importance(p, e->importance, c->t->q, c->t->k));
     ESA_TRY(esa_session_figures_selected(&s->figures));
     ESA_TRY(attend(c, e, NULL));
-    for (int64_t b = 0; b < B; b++) esa_recorder_add(rec, cell, e->importance + b * rec->blocks);
+    const int64_t level = rec->blocks / esa_run_levels(&rec->info);
+    for (int64_t b = 0; b < B; b++)
+        esa_recorder_add(rec, cell, e->importance + b * level, B * level);
     return ESA_OK;
 }
 

@@ -24,7 +24,8 @@ double esa_preset_work(int32_t preset)
 static int32_t order_of(int32_t mode, int32_t selector)
 {
     if (mode == ESA_SESSION_CACHED) return ESA_ORDER_DEFAULT;
-    if (selector == ESA_SELECT_ERROR) return ESA_ORDER_ADAPTIVE;
+    if (selector == ESA_SELECT_ERROR)
+        return mode == ESA_SESSION_RECORD ? ESA_ORDER_HILBERT : ESA_ORDER_ADAPTIVE;
     return selector == ESA_SELECT_RF_V2 ? ESA_ORDER_TILE : ESA_ORDER_HILBERT;
 }
 
@@ -44,7 +45,9 @@ esa_session_params esa_session_params_recommended(int32_t mode, int32_t selector
 {
     esa_session_params p = esa_session_params_default();
     const int probes = mode == ESA_SESSION_PROBE;
-    if (mode != ESA_SESSION_ONLINE && !probes) selector = ESA_SELECT_ENTROPY;
+    const int records = mode == ESA_SESSION_RECORD;
+    if (mode != ESA_SESSION_ONLINE && !probes && !(records && selector == ESA_SELECT_ERROR))
+        selector = ESA_SELECT_ENTROPY;
     p.mode = mode;
     p.select = esa_select_params_default(selector);
     p.select.layout.order = order_of(mode, selector);
@@ -52,5 +55,7 @@ esa_session_params esa_session_params_recommended(int32_t mode, int32_t selector
     const int skips = mode == ESA_SESSION_ONLINE || mode == ESA_SESSION_CACHED || probes;
     p.attention.tail = skips ? ESA_TAIL_POOLED : ESA_TAIL_NONE;
     if (selector == ESA_SELECT_ERROR) recommend_error(&p);
+    if (mode == ESA_SESSION_CACHED) p.attention.tail = ESA_TAIL_LEVELS;
+    if (records) p.attention.tail = ESA_TAIL_NONE;
     return p;
 }

@@ -49,15 +49,17 @@ static esa_status furnish(esa_session *s, esa_session_plan *e)
     const int32_t cached = s->params.mode == ESA_SESSION_CACHED;
     const int32_t record = s->params.mode == ESA_SESSION_RECORD;
     const int32_t entropy = !cached && s->params.select.selector == ESA_SELECT_ENTROPY;
-    if (!record) ESA_TRY(esa_plan_mask(p, &e->mask, cached ? 1 : p->shapes.B));
+    const int32_t levels = record ? esa_run_levels(&s->recorder.info) : 1;
+    const int32_t fine = cached ? s->params.masks->info.fine : -1;
+    if (!record) ESA_TRY(esa_plan_mask(p, &e->mask, cached ? 1 : p->shapes.B, fine));
     if (cached) { /* every mask of a file has the same number of existing blocks */
         const esa_mask_file_info *f = &s->params.masks->info;
         const int64_t facts[ESA_FACTS] = { esa_mask_file_existing(f) / f->H * p->shapes.Hq };
         ESA_TRY(p->backend->upload(s->ctx, e->mask->facts, facts, sizeof facts));
     }
     /* without host_memory the importance of an ONLINE mask stays on the device */
-    if (entropy && (record || p->backend->host_memory)) {
-        const int64_t rows = esa_size_mul(p->shapes.B * p->shapes.Hq, p->nq);
+    if (record || (entropy && p->backend->host_memory)) {
+        const int64_t rows = esa_size_mul(levels * p->shapes.B * p->shapes.Hq, p->nq);
         e->importance_bytes = esa_size_mul(esa_size_mul(rows, p->nk), 4);
         e->importance = esa_mem_alloc(&s->ctx->mem, e->importance_bytes);
         if (!e->importance)

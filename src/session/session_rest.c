@@ -25,7 +25,7 @@ static esa_status make_chunks(esa_session_chunks *c, const esa_backend *backend,
     const int64_t groups = file->info.stored_groups;
     esa_session_chunks_free(c);
     c->chunks = file->cells / groups;
-    c->chunk_bytes = groups * file->cell_bytes;
+    c->chunk_bytes = groups * file->cell_bytes * (file->info.fine ? 2 : 1);
     c->chunk = esa_mem_zalloc(&c->ctx->mem, c->chunks * (int64_t)sizeof *c->chunk);
     if (!c->chunk)
         return esa_fail(c->ctx, ESA_ERR_MEMORY, "out of memory for the masks of a session");
@@ -33,11 +33,15 @@ static esa_status make_chunks(esa_session_chunks *c, const esa_backend *backend,
     return ESA_OK;
 }
 
-static esa_status upload_chunk(esa_session_chunks *c, uint8_t **chunk, const uint8_t *host)
+/* bits, fine: where those of the layer begin on the host; fine may be NULL. */
+static esa_status upload_chunk(esa_session_chunks *c, uint8_t **chunk, const uint8_t *bits,
+                               const uint8_t *fine)
 {
+    const int64_t plane = c->chunk_bytes / (fine ? 2 : 1);
     void *made;
     ESA_TRY(c->backend->alloc(c->ctx, &made, c->chunk_bytes));
-    const esa_status status = c->backend->upload(c->ctx, made, host, c->chunk_bytes);
+    esa_status status = c->backend->upload(c->ctx, made, bits, plane);
+    if (!status && fine) status = c->backend->upload(c->ctx, (uint8_t *)made + plane, fine, plane);
     if (status) {
         c->backend->release(c->ctx, made, c->chunk_bytes);
         return status;
@@ -48,18 +52,23 @@ static esa_status upload_chunk(esa_session_chunks *c, uint8_t **chunk, const uin
 }
 
 esa_status esa_session_chunks_cell(esa_session_chunks *c, const esa_backend *backend,
-                                   const uint8_t **bits, const esa_mask_file *file,
-                                   const esa_budget_masks *masks, int64_t cell)
+                                   const uint8_t **bits, const uint8_t **fine,
+                                   const esa_mask_file *file, const esa_budget_masks *masks,
+                                   int64_t cell)
 {
-    const int64_t groups = file->info.stored_groups, layer = cell / groups;
+    const int64_t groups = file->info.stored_groups, layer = cell / groups,
+                  plane = groups * file->cell_bytes;
     if (backend->host_memory) {
         *bits = masks->bits + cell * file->cell_bytes;
+        *fine = masks->fine ? masks->fine + cell * file->cell_bytes : NULL;
         return ESA_OK;
     }
     if (c->backend != backend) ESA_TRY(make_chunks(c, backend, file));
     if (!c->chunk[layer])
-        ESA_TRY(upload_chunk(c, &c->chunk[layer], masks->bits + layer * c->chunk_bytes));
+        ESA_TRY(upload_chunk(c, &c->chunk[layer], masks->bits + layer * plane,
+                             masks->fine ? masks->fine + layer * plane : NULL));
     *bits = c->chunk[layer] + cell % groups * file->cell_bytes;
+    *fine = masks->fine ? *bits + plane : NULL;
     return ESA_OK;
 }
 

@@ -39,17 +39,19 @@ typedef struct esa_session_rest {
 typedef struct esa_session_chunks {
     esa_ctx *ctx;
     const esa_backend *backend; /* NULL: nothing is uploaded yet */
-    /* [chunks], each with all groups of one stored layer and branch; NULL: not needed yet */
+    /* [chunks], each with all groups of one stored layer and branch, first their bits, then their
+     * bits of the fine level, if there is one; NULL: not needed yet */
     uint8_t **chunk;
     int64_t chunks, chunk_bytes;
     int64_t bytes; /* device memory of chunks and rests together */
 } esa_session_chunks;
 
-/* *bits = the bits of a cell in the memory of backend, uploaded if needed. They belong to c or,
- * with host_memory, to the file. */
+/* *bits = the bits of a cell in the memory of backend, uploaded if needed, and *fine = those of its
+ * fine level, or NULL. They belong to c or, with host_memory, to the file. */
 esa_status esa_session_chunks_cell(esa_session_chunks *c, const esa_backend *backend,
-                                   const uint8_t **bits, const esa_mask_file *file,
-                                   const esa_budget_masks *masks, int64_t cell);
+                                   const uint8_t **bits, const uint8_t **fine,
+                                   const esa_mask_file *file, const esa_budget_masks *masks,
+                                   int64_t cell);
 void esa_session_chunks_free(esa_session_chunks *c);
 
 /* 1 if what the rest holds was made for the shapes and key lengths of this plan. */

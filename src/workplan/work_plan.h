@@ -40,6 +40,10 @@ esa_status esa_work_plan_densities(esa_ctx *ctx, const esa_work_plan *plan, doub
                                    int32_t layers, int32_t steps, const double *sigma,
                                    const uint8_t *dense, double work, const esa_work_costs *costs,
                                    double *realised);
+/* The weights of a run of so many steps, spaced as in the plan: weight[layers][steps].
+ * ESA_ERR_ARGUMENT if the plan has another number of layers. */
+esa_status esa_work_plan_weights(esa_ctx *ctx, const esa_work_plan *plan, double *weight,
+                                 int32_t layers, int32_t steps);
 /* As esa_work_plan_reach. */
 ESA_ENGINE esa_status esa_work_plan_find(esa_ctx *ctx, const esa_work_plan *plan, double psnr,
                                          double *work);

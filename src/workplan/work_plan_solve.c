@@ -59,12 +59,12 @@ static int32_t place(const esa_work_plan *p, double sigma, double *part)
     return i;
 }
 
-/* The curves of a plan at the noise levels of the run. An error in one step moves the result in
- * proportion to the step's length, so weights go with its square. */
+/* The curves of a plan at the noise levels of the run; density and error may be NULL. An error in
+ * one step moves the result in proportion to the step's length, so weights go with its square. */
 static void curves_from_plan(run *r, const esa_work_plan *p)
 {
     const int32_t T = p->info.steps, K = p->info.points;
-    memcpy(r->density, p->density, (size_t)K * sizeof *r->density);
+    if (r->density) memcpy(r->density, p->density, (size_t)K * sizeof *r->density);
     for (int32_t t = 0; t < r->steps; t++) {
         double part;
         const int32_t i = place(p, r->sigma[t], &part), j = i + 1 < T ? i + 1 : i;
@@ -75,7 +75,7 @@ static void curves_from_plan(run *r, const esa_work_plan *p)
             const int64_t cell = (int64_t)l * r->steps + t, a = (int64_t)l * T + i,
                           b = (int64_t)l * T + j;
             r->weight[cell] = (1 - part) * p->weight[a] * li * li + part * p->weight[b] * lj * lj;
-            for (int32_t k = 0; k < K; k++)
+            for (int32_t k = 0; r->error && k < K; k++)
                 r->error[cell * K + k] = (1 - part) * p->error[a * K + k] +
                                          part * p->error[b * K + k];
         }
@@ -137,7 +137,7 @@ static esa_status solve(esa_ctx *ctx, const run *r, double *density, const uint8
                         double work, double *realised)
 {
     const esa_plan_curves curves = {
-        (int64_t)r->layers * r->steps, r->points, r->density, r->error, r->weight, r->fixed
+        (int64_t)r->layers * r->steps, r->points, r->density, r->error, r->weight, r->fixed, NULL
     };
     const double fixed = paid_mean(r->costs, r->steps);
     double asked = work, got = 0;
@@ -161,6 +161,14 @@ static esa_status solve(esa_ctx *ctx, const run *r, double *density, const uint8
 
 /* ---------------------------------------------------------------- the call */
 
+static esa_status check_layers(esa_ctx *ctx, const esa_work_plan *p, int32_t layers)
+{
+    if (p->info.layers == layers) return ESA_OK;
+    return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                    "the work plan was made for %d layers, but the run has %d", p->info.layers,
+                    layers);
+}
+
 static esa_status check(esa_ctx *ctx, const esa_work_plan *p, int32_t layers, int32_t steps,
                         const double *sigma, double work, const esa_work_costs *c)
 {
@@ -168,10 +176,7 @@ static esa_status check(esa_ctx *ctx, const esa_work_plan *p, int32_t layers, in
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
                         "the run has %d layers and %d steps, expected 1 to %d of each", layers,
                         steps, ESA_WORK_MAX_AXIS);
-    if (p && p->info.layers != layers)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT,
-                        "the work plan was made for %d layers, but the run has %d", p->info.layers,
-                        layers);
+    if (p) ESA_TRY(check_layers(ctx, p, layers));
     if (!(work >= 0 && work <= 1))
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "work is %g, expected 0 to 1", work);
     if (c->struct_size != sizeof *c)
@@ -191,6 +196,19 @@ static esa_status check(esa_ctx *ctx, const esa_work_plan *p, int32_t layers, in
                             "the noise level of step %d is %g, expected falling numbers within "
                             "0 .. 1",
                             i, sigma[i]);
+    return ESA_OK;
+}
+
+esa_status esa_work_plan_weights(esa_ctx *ctx, const esa_work_plan *p, double *weight,
+                                 int32_t layers, int32_t steps)
+{
+    ESA_TRY(check_layers(ctx, p, layers));
+    run r = { .layers = layers, .steps = steps, .points = p->info.points, .weight = weight };
+    r.sigma = esa_mem_alloc(&ctx->mem, 8 * (int64_t)steps);
+    if (!r.sigma) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the weights of a plan");
+    noise_levels(&r, p, NULL);
+    curves_from_plan(&r, p);
+    esa_mem_free(&ctx->mem, r.sigma, 8 * (int64_t)steps);
     return ESA_OK;
 }
 

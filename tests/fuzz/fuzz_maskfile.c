@@ -28,6 +28,10 @@ static void ask_cell(esa_mask_file *file, const esa_mask_file_info *info, int32_
                                  branch, budget) == ESA_OK,
              "heads have figures");
     free(heads);
+    double density = -1;
+    must(esa_mask_file_density(file, &density, layer, step, branch, budget) == ESA_OK &&
+             density >= 0 && density <= 1,
+         "a cell has a budget");
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -49,6 +53,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
              "prebuilt budgets are there");
         ask_cell(file, &info, last_layer, last_step, last_branch, info.budget_permille[b] / 1000.0);
         ask_cell(file, &info, 0, 0, 0, info.budget_permille[b] / 1000.0);
+        double work = -1;
+        const esa_status counted = esa_mask_file_work(file, &work, info.budget_permille[b] / 1000.0,
+                                                      2);
+        must(counted == ESA_OK ? work >= 0 : counted == ESA_ERR_FORMAT || counted == ESA_ERR_MEMORY,
+             "masks have a work, or their bits are broken");
     }
     /* Deriving works on all cells: cheap only while they are few. The sizes are backed by the file,
      * so the product cannot overflow. */

@@ -20,9 +20,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (int64_t cell = 0; row && cell < rec.cells; cell++) {
         if (!esa_recordings_count(&rec, 1, cell)) continue;
         esa_recordings_row(row, &rec, 1, cell, 0);
-        esa_recordings_row(row, &rec, 1, cell, rec.info.H * rec.info.nq - 1);
+        esa_recordings_row(row, &rec, 1, cell, rec.blocks / rec.info.nk - 1);
     }
     free(row);
+    (void)esa_recording_check_sums(fuzz_ctx, &rec);
     (void)esa_recording_is_dense(&rec, 0);
     esa_recording_close(fuzz_ctx, &rec);
     return 0;

@@ -20,7 +20,8 @@ static int make_seeds(const char *folder)
                      tv = esa_tensor_bnsd(v, ESA_DTYPE_F32, 1, 2, 96, 8),
                      to = esa_tensor_bnsd(o, ESA_DTYPE_F32, 1, 2, 96, 8);
     int bad = 0;
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 8; i++) {
+        const int errors = i >= 6;
         esa_session_params p = esa_session_params_default();
         p.mode = ESA_SESSION_RECORD;
         p.layers = 2;
@@ -29,6 +30,10 @@ static int make_seeds(const char *folder)
         p.record_per_branch = 1;
         p.record_groups = i == 2 ? 2 : 0;
         p.model = i == 3 ? "a \"model\"" : NULL;
+        if (errors) {
+            p.select.selector = ESA_SELECT_ERROR;
+            p.select.tail = i == 6 ? ESA_TAIL_LEVELS : ESA_TAIL_POOLED;
+        }
         p.select.block_q = 48;
         p.select.block_k = i == 4 ? 48 : 16;
         p.select.layout.grid_q[0] = 2;
@@ -51,7 +56,7 @@ static int make_seeds(const char *folder)
         esa_session_free(s);
         for (int32_t kind = 0; status == ESA_OK && kind < 3; kind++) {
             esa_mask_build b = esa_mask_build_default();
-            const double budgets[2] = { 0.5, 0.3 };
+            const double budgets[2] = { 0.5, errors ? 0.7 : 0.3 };
             const char *from = recording;
             b.importance = kind;
             b.budgets = budgets;

@@ -84,7 +84,7 @@ static void test_solver_is_optimal(void **state)
         for (size_t w = 0; w < sizeof works / sizeof works[0]; w++) {
             const numbers n = random_numbers(seed);
             const double fixed[CELLS] = { 0 };
-            const esa_plan_curves c = { CELLS, K, grid, n.error, n.weight, fixed };
+            const esa_plan_curves c = { CELLS, K, grid, n.error, n.weight, fixed, NULL };
             double out[CELLS];
             /* 1e-12: rounding of a sum of 12 numbers below 1 */
             assert_true(fabs(esa_plan_solve(out, &c, works[w]) - works[w]) < 1e-12);
@@ -113,7 +113,7 @@ static void test_solver_pays_fixed_costs(void **state)
         const numbers n = random_numbers(seed);
         double fixed[CELLS], out[CELLS];
         for (int i = 0; i < CELLS; i++) fixed[i] = 0.05 + 0.01 * i;
-        const esa_plan_curves c = { CELLS, K, grid, n.error, n.weight, fixed };
+        const esa_plan_curves c = { CELLS, K, grid, n.error, n.weight, fixed, NULL };
         for (double work = 0.25; work < 1; work += 0.05) {
             assert_true(fabs(esa_plan_solve(out, &c, work) - work) < 1e-12);
             double paid = 0;
@@ -133,7 +133,7 @@ static void test_solver_limits(void **state)
     numbers n = random_numbers(7);
     const double fixed[CELLS] = { 0 };
     double out[CELLS];
-    esa_plan_curves c = { CELLS, K, grid, n.error, n.weight, fixed };
+    esa_plan_curves c = { CELLS, K, grid, n.error, n.weight, fixed, NULL };
     assert_true(fabs(esa_plan_solve(out, &c, 0.01) - 0.1) < 1e-12); /* the cheapest costs 0.1 */
     assert_true(esa_plan_solve(out, &c, 1) == 1);
     for (int i = 0; i < CELLS; i++) assert_true(out[i] == 1);
