@@ -33,6 +33,16 @@ int cmd_calibrate(int argc, char **argv)
           "the first N built-in prompts (5; --plan: 2)" },
         { "--seed", CLI_INT, &o.clip.p.seed, "N", 0, 9e15, 0,
           "seed of the noise; prompt i uses N + i (0)" },
+        { "--method", CLI_CHOICE, &o.method, CALIBRATE_METHODS, 0, 0, 0,
+          "what is recorded: entropy (importance of blocks; masks per budget) or error (error "
+          "scores; "
+          "masks for a total work, spread over layers and steps) (entropy)" },
+        { "--work", CLI_REALS, &o.works, "X,...", 0.01, 1, 0,
+          "error: attention work of a whole video as a share of dense, for each set of masks "
+          "(0.57,0.44,0.3)" },
+        { "--weights", CLI_TEXT, &o.weights, "PLAN", 0, 0, 0,
+          "error: a work plan (`esa calibrate --plan`) that says how much each layer and step "
+          "matters (all alike)" },
         { "--budgets", CLI_REALS, &o.budgets, "X,...", 0, 1, 0,
           "kept fractions of key blocks to prebuild (0.7,0.5,0.3)" },
         { "--importance", CLI_CHOICE, &o.importance, "none|u8|f16", 0, 0, 0,
@@ -58,6 +68,13 @@ int cmd_calibrate(int argc, char **argv)
           "also write sizes, times and budgets as JSON" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
+    static const char *const entropy_only[] = { "--budgets", "--importance", "--samples" };
+    static const char *const error_only[] = { "--work", "--weights" };
+    const char *for_entropy = NULL, *for_error = NULL;
+    for (int i = 0; i < 3; i++)
+        if (cli_given(argc, argv, entropy_only[i])) for_entropy = entropy_only[i];
+    for (int i = 0; i < 2; i++)
+        if (cli_given(argc, argv, error_only[i])) for_error = error_only[i];
     const int texts = (cli_given(argc, argv, "--prompts") != 0) +
                       (cli_given(argc, argv, "--num-prompts") != 0);
     int status = cli_options("esa calibrate", "--output FILE | --plan FILE [options]",
@@ -89,15 +106,21 @@ int cmd_calibrate(int argc, char **argv)
     if (!o.output || !o.output[0])
         return cli_usage("calibrate: --output FILE is required (or --plan FILE)");
     if (texts > 1) return cli_usage("calibrate: give one of --prompts and --num-prompts");
+    if (o.method == CALIBRATE_ERROR ? for_entropy != NULL : for_error != NULL)
+        return cli_usage("calibrate: %s goes with --method %s",
+                         for_entropy ? for_entropy : for_error, for_entropy ? "entropy" : "error");
     if (shard && o.keep_recording)
         return cli_usage(
             "calibrate: a shard is a recording already: --keep-recording goes without --shard");
     if (shard && (status = cli_shard(shard, &o.shard_index, &o.shard_count, "calibrate")) != 0)
         return status;
-    for (int i = 0; i < o.budgets.count; i++) /* mask files know budgets in per mille */
+    const cli_list *const amounts = o.method == CALIBRATE_ERROR ? &o.works : &o.budgets;
+    for (int i = 0; i < amounts->count; i++) /* mask files know budgets and works in per mille */
         for (int k = 0; k < i; k++)
-            if (lround(1000 * o.budgets.real[i]) == lround(1000 * o.budgets.real[k]))
-                return cli_usage("calibrate: --budgets names a budget twice (in per mille)");
+            if (lround(1000 * amounts->real[i]) == lround(1000 * amounts->real[k]))
+                return cli_usage("calibrate: --%s names a %s twice (in per mille)",
+                                 o.method == CALIBRATE_ERROR ? "work" : "budgets",
+                                 o.method == CALIBRATE_ERROR ? "work" : "budget");
     status = clip_request_check(&o.clip, "calibrate");
     return status ? status : calibrate_run(&o);
 }

@@ -5,6 +5,7 @@
 
 #include <string.h>
 #include <esa/esa_session.h>
+#include <esa/esa_tensors.h>
 
 #define IMPORTANCE "none|u8|f16" /* in the order of ESA_IMPORTANCE_* */
 
@@ -66,29 +67,89 @@ int cmd_masks_derive(int argc, char **argv)
     return finish(ctx, file, s, "masks derive", out);
 }
 
+/* 1 if the file is a recording of errors, 0 for any other file: the library reports what is wrong.
+ */
+static int holds_errors(esa_ctx *ctx, const char *path)
+{
+    esa_tensors *file = NULL;
+    const char *selector = NULL;
+    if (esa_tensors_open(ctx, &file, path) == ESA_OK)
+        selector = esa_tensors_metadata(file, "selector");
+    const int errors = selector && strcmp(selector, "error") == 0;
+    esa_tensors_free(file);
+    return errors;
+}
+
+typedef struct merging {
+    esa_mask_build build;
+    cli_list budgets, works;
+    const char *out, *weights;
+    int recording, has_budgets, has_works;
+} merging;
+
+static esa_status merge(esa_ctx *ctx, merging *m, const char *const *files, int count)
+{
+    esa_work_plan *plan = NULL;
+    if (m->recording) return esa_recording_merge(ctx, m->out, files, count);
+    const cli_list *const amounts = holds_errors(ctx, files[0]) ? &m->works : &m->budgets;
+    m->build.budgets = amounts->real;
+    m->build.budget_count = amounts->count;
+    esa_status status = m->weights ? esa_work_plan_open(ctx, &plan, m->weights) : ESA_OK;
+    m->build.plan = plan;
+    if (status == ESA_OK) status = esa_mask_file_build(ctx, m->out, files, count, &m->build);
+    esa_work_plan_free(plan);
+    return status;
+}
+
+/* Refuses an option of the other kind of recording. */
+static int check_kind(esa_ctx *ctx, const merging *m, const char *path)
+{
+    const int errors = holds_errors(ctx, path);
+    if (m->recording) return CLI_OK;
+    if (errors && m->has_budgets)
+        return cli_usage(
+            "masks merge: '%s' holds error scores, so masks are built for total works: "
+            "give --work, not --budgets",
+            path);
+    if (!errors && (m->has_works || m->weights))
+        return cli_usage(
+            "masks merge: --work and --weights need recordings of errors (`esa calibrate "
+            "--method error`), which '%s' is not",
+            path);
+    return CLI_OK;
+}
+
 int cmd_masks_merge(int argc, char **argv)
 {
     esa_ctx *ctx;
-    esa_mask_build build = esa_mask_build_default();
-    cli_list budgets = { 3, { 0.7, 0.5, 0.3 }, { 0 } };
-    const char *out = NULL;
-    int recording = 0, words = 0, done;
+    merging m = { .build = esa_mask_build_default(),
+                  .budgets = { 3, { 0.7, 0.5, 0.3 }, { 0 } },
+                  .works = cli_preset_works(),
+                  .has_budgets = cli_given(argc, argv, "--budgets"),
+                  .has_works = cli_given(argc, argv, "--work") };
+    int words = 0, done;
     const cli_option options[] = {
-        { "--budgets", CLI_REALS, &budgets, "X,...", 0, 1, 0,
+        { "--budgets", CLI_REALS, &m.budgets, "X,...", 0, 1, 0,
           "fractions of key blocks to prebuild masks for (0.7,0.5,0.3)" },
-        { "--importance", CLI_CHOICE, &build.importance, IMPORTANCE, 0, 0, 0,
+        { "--work", CLI_REALS, &m.works, "X,...", 0.01, 1, 0,
+          "recordings of errors: total works to build masks for (0.57,0.44,0.3)" },
+        { "--weights", CLI_TEXT, &m.weights, "PLAN", 0, 0, 0,
+          "recordings of errors: a work plan that says how much each layer and step matters (all "
+          "alike)" },
+        { "--importance", CLI_CHOICE, &m.build.importance, IMPORTANCE, 0, 0, 0,
           "how the importance is stored (u8)" },
-        { "--dense-first-layer", CLI_INT32, &build.dense_first_layer, "0|1", 0, 1, 0,
-          "1: layer 0 runs dense and is not stored (1)" },
-        { "--warmup-frac", CLI_REAL, &build.warmup_frac, "X", 0, 1, 0,
-          "fraction of the steps that run dense first and are not stored (0.2)" },
-        { "--store-dense", CLI_FLAG, &build.store_dense, NULL, 0, 0, 0,
+        { "--dense-first-layer", CLI_INT32, &m.build.dense_first_layer, "0|1", 0, 1, 0,
+          "1: layer 0 runs dense and is not stored (1; recordings of errors: 0)" },
+        { "--warmup-frac", CLI_REAL, &m.build.warmup_frac, "X", 0, 1, 0,
+          "fraction of the steps that run dense first and are not stored (0.2; recordings of "
+          "errors: 0)" },
+        { "--store-dense", CLI_FLAG, &m.build.store_dense, NULL, 0, 0, 0,
           "also store the layers and steps that run dense (off)" },
-        { "--steps", CLI_INT32, &build.steps, "N", 1, 65535, 0,
+        { "--steps", CLI_INT32, &m.build.steps, "N", 1, 65535, 0,
           "denoising steps the file is for (as recorded)" },
-        { "--recording", CLI_FLAG, &recording, NULL, 0, 0, 0,
+        { "--recording", CLI_FLAG, &m.recording, NULL, 0, 0, 0,
           "write one summed recording instead of a mask file (off)" },
-        { "--out", CLI_OUTPUT, &out, "FILE", 0, 0, 0,
+        { "--out", CLI_OUTPUT, &m.out, "FILE", 0, 0, 0,
           "the mask file or, with --recording, the recording; required" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
@@ -97,15 +158,15 @@ int cmd_masks_merge(int argc, char **argv)
                              "file. Any order and any split give the same bits.",
                              options, argc, argv, &words, &done);
     if (!status && !done)
-        status = start(&ctx, "masks merge", words, 0, "at least 1 recording", out);
+        status = start(&ctx, "masks merge", words, 0, "at least 1 recording", m.out);
     if (status || done) return status;
-    build.budgets = budgets.real;
-    build.budget_count = budgets.count;
-    const char *const *files = (const char *const *)argv;
-    return finish(ctx, NULL,
-                  recording ? esa_recording_merge(ctx, out, files, words)
-                            : esa_mask_file_build(ctx, out, files, words, &build),
-                  "masks merge", out);
+    status = check_kind(ctx, &m, argv[0]);
+    if (status) {
+        esa_ctx_free(ctx);
+        return status;
+    }
+    return finish(ctx, NULL, merge(ctx, &m, (const char *const *)argv, words), "masks merge",
+                  m.out);
 }
 
 /* ---------------------------------------------------------------- convert */

@@ -9,9 +9,11 @@
 
 static const char importance_names[] = "none|u8|f16";
 
-static void describe(const esa_mask_file_info *i, const char *path, cli_json *json)
+/* work[budgets]: what the masks of each budget cost. */
+static void describe(const esa_mask_file_info *i, const char *path, const double *work,
+                     cli_json *json)
 {
-    char selector[32], order[32], importance[32], mode[32], budgets[160] = "";
+    char tail[32], selector[32], order[32], importance[32], mode[32], budgets[160] = "";
     size_t used = 0;
     cli_name(importance, importance_names, i->importance);
     cli_name(order, CLI_ORDERS, i->layout.order);
@@ -44,6 +46,10 @@ static void describe(const esa_mask_file_info *i, const char *path, cli_json *js
                                      i->budget_permille[b] / 1000.0);
     }
     cli_json_close(json);
+    cli_json_reals(json, "works", work, i->budget_count);
+    cli_name(tail, CLI_TAILS, i->tail);
+    const int levels = i->selector == ESA_SELECT_ERROR || i->fine;
+    cli_json_fields(json, "tail %s fine %d", levels ? tail : NULL, i->fine);
     printf("file        %s, %.2f MB, format %d\n", path, 1e-6 * (double)i->file_bytes,
            (int)i->format_version);
     printf("model       %s%s%s%s\n", i->model[0] ? i->model : "not named",
@@ -61,7 +67,13 @@ static void describe(const esa_mask_file_info *i, const char *path, cli_json *js
            (int)i->layout.grid_q[0], (int)i->layout.grid_q[1], (int)i->layout.grid_q[2],
            (int)i->layout.text_front_q, (int)i->layout.text_back_q);
     printf("importance  %s\n", importance);
-    printf("budgets     %s\n", budgets[0] ? budgets : "none prebuilt");
+    if (levels) printf("tail        %s, %d fine means per block\n", tail, (int)i->fine);
+    printf("%s%s\n", i->selector == ESA_SELECT_ERROR ? "works       " : "budgets     ",
+           budgets[0] ? budgets : "none prebuilt");
+    if (!i->budget_count) return;
+    printf("counted    ");
+    for (int b = 0; b < i->budget_count; b++) printf("%s%.4f", b ? ", " : " ", work[b]);
+    printf(" of dense attention, means and dense calls included\n");
 }
 
 /* Entropy, kept mass and density per head of one cell: figures[3][H]. */
@@ -114,21 +126,27 @@ int cmd_masks_info(int argc, char **argv)
     esa_status s = esa_mask_file_open(ctx, &file, argv[0]);
     if (s == ESA_OK) s = esa_mask_file_get_info(file, &info);
     /* The cell is read before anything is printed: a call that fails prints its message alone. */
-    double *figures = NULL;
+    double *figures = NULL, work[16] = { 0 }, density = NAN;
+    for (int b = 0; s == ESA_OK && b < info.budget_count; b++)
+        s = esa_mask_file_work(file, &work[b], info.budget_permille[b] / 1000.0, 0);
     if (s == ESA_OK && layer >= 0) {
         if (!has_budget && info.budget_count > 0) budget = info.budget_permille[0] / 1000.0;
         figures = calloc((size_t)info.H * 3, sizeof *figures);
         s = figures ? esa_mask_file_heads(file, figures, figures + info.H, figures + 2 * info.H,
                                           (int32_t)layer, (int32_t)step, (int32_t)branch, budget)
                     : ESA_ERR_MEMORY;
+        if (s == ESA_OK)
+            s = esa_mask_file_density(file, &density, (int32_t)layer, (int32_t)step,
+                                      (int32_t)branch, budget);
     }
     if (s != ESA_OK)
         status = cli_fail_esa(ctx, s, "masks info");
     else
-        describe(&info, argv[0], json);
+        describe(&info, argv[0], work, json);
     if (s == ESA_OK && figures) {
-        printf("\nlayer %lld, step %lld, branch %lld, budget %g\n", (long long)layer,
-               (long long)step, (long long)branch, budget);
+        printf("\nlayer %lld, step %lld, branch %lld, budget %g (of this cell: %.4f)\n",
+               (long long)layer, (long long)step, (long long)branch, budget, density);
+        cli_json_real(json, "density_of_cell", density);
         print_cell(figures, info.H, json);
     }
     free(figures);

@@ -8,17 +8,23 @@
 
 #define CALIBRATE_PATH 4200
 
+enum { CALIBRATE_ENTROPY = 0, CALIBRATE_ERROR };
+#define CALIBRATE_METHODS "entropy|error"
+
 typedef struct calibrate_options {
     clip_request clip; /* model, sizes, steps, noise, blocks; prompt i starts from its seed + i */
     const char *prompts_file, *output, *json;
-    cli_list budgets;
+    int method;          /* CALIBRATE_*: what is recorded */
+    cli_list budgets;    /* entropy */
+    cli_list works;      /* error */
+    const char *weights; /* error: a work plan, or NULL */
     int64_t num_prompts;
     int32_t record_steps; /* 0: as many as the clip has */
     int importance, store_dense, keep_recording, restart;
     int shard_index, shard_count; /* 0, 0: no shard */
 } calibrate_options;
 
-/* 5 built-in prompts; budgets 0.7, 0.5, 0.3; importance u8. */
+/* 5 built-in prompts; budgets 0.7, 0.5, 0.3; importance u8; works: those of the presets. */
 calibrate_options calibrate_options_default(void);
 /* Runs the prompts and writes output. CLI_OK; CLI_FAILED or CLIP_INTERRUPTED after a message. */
 int calibrate_run(const calibrate_options *options);
@@ -31,7 +37,7 @@ typedef struct calibrate_size {
     int64_t recording_bytes;       /* one recording; the sums take as much memory */
     int64_t masks_bytes;           /* the mask file */
     int64_t work_bytes;            /* the most it needs on disk at once */
-    int64_t prompts_per_recording; /* sums of 32 bits hold 255 contributions per cell */
+    int64_t prompts_per_recording; /* sums hold 255 contributions per cell */
     int64_t recordings;
 } calibrate_size;
 

@@ -1,6 +1,6 @@
-/* calibrate_run.c - a calibration: dense runs over a few prompts, importance recorded at every
- * layer and step, masks for each budget.
- * SPDX-License-Identifier: Apache-2.0
+/* calibrate_run.c - a calibration: dense runs over a few prompts, importance or error scores
+ * recorded at every layer and step, masks for each budget or work. SPDX-License-Identifier:
+ * Apache-2.0
  *
  * Recordings are integer sums (docs/mask-files.md): the order of the prompts and the number of runs
  * and machines do not change a bit of the mask file. docs/calibrate.md is the manual. */
@@ -25,7 +25,8 @@ typedef struct job {
     int64_t count;       /* prompts of this run */
     int64_t served;      /* steps the mask file serves; p.steps are recorded */
     char *settings;
-    int64_t recorded; /* prompts recorded by this process, and the time they took */
+    esa_work_plan *plan; /* --weights; NULL: none */
+    int64_t recorded;    /* prompts recorded by this process, and the time they took */
     double seconds, select_seconds;
 } job;
 
@@ -59,7 +60,12 @@ static int make_settings(job *j)
                     r->p.negative_prompt, r->p.scheduler, r->p.flow_shift,
                     cli_name(name, CLI_ORDERS, session->select.layout.order));
     cli_json_reals(json, "window", r->window.real, r->window.count);
-    cli_json_fields(json, "block %s samples %d", block, session->select.samples);
+    cli_json_fields(json, "block %s", block);
+    if (o->method == CALIBRATE_ERROR)
+        cli_json_fields(json, "method %s group_q %d group_k %d fine %d", "error",
+                        session->select.group_q, session->select.group_k, session->select.fine);
+    else
+        cli_json_fields(json, "samples %d", session->select.samples);
     cli_json_reals(json, "dense_layers", r->dense_layers.real, r->dense_layers.count);
     cli_json_fields(json, "seed %ld shard %d shards %d", (int64_t)r->p.seed, o->shard_index,
                     o->shard_count);
@@ -131,9 +137,11 @@ static int finish_masks(job *j)
     const calibrate_options *o = j->o;
     struct stat about;
     esa_mask_build build = esa_mask_build_default();
+    const cli_list *const amounts = o->method == CALIBRATE_ERROR ? &o->works : &o->budgets;
     build.importance = o->importance;
-    build.budgets = o->budgets.real;
-    build.budget_count = o->budgets.count;
+    build.budgets = amounts->real;
+    build.budget_count = amounts->count;
+    build.plan = j->plan;
     build.store_dense = o->store_dense;
     build.dense_first_layer = o->clip.p.session.dense_first_layer;
     build.warmup_frac = o->clip.p.session.warmup_frac;
@@ -208,23 +216,33 @@ static int describe_masks(job *j)
     esa_mask_file *file = NULL;
     esa_mask_file_info info = { .struct_size = sizeof info };
     cli_json *json = cli_json_new();
-    cli_table *table = cli_table_new(3, 0);
+    cli_table *table = cli_table_new(j->o->method == CALIBRATE_ERROR ? 4 : 3, 0);
     esa_status status = esa_mask_file_open(ctx, &file, j->work.target);
     if (status == ESA_OK) status = esa_mask_file_get_info(file, &info);
     json_result(j, &info, json);
-    cli_json_open(json, "budgets", '[');
-    cli_row(table, "budget|density|kept mass");
+    cli_json_open(json, j->o->method == CALIBRATE_ERROR ? "works" : "budgets", '[');
+    const int errors = j->o->method == CALIBRATE_ERROR;
+    cli_row(table, errors ? "work|counted|density|error removed" : "budget|density|kept mass");
     double mean[3] = { NAN, NAN, NAN };
     for (int32_t b = 0; status == ESA_OK && b < info.budget_count; b++) {
         const double budget = info.budget_permille[b] / 1000.0;
+        double work = NAN;
         status = budget_means(file, &info, budget, mean);
-        cli_row(table, "%g|%.3f|%.1f %%", budget, mean[2], 100 * mean[1]);
+        if (status == ESA_OK && errors) status = esa_mask_file_work(file, &work, budget, 0);
+        if (errors)
+            cli_row(table, "%g|%.4f|%.3f|%.1f %%", budget, work, mean[2], 100 * mean[1]);
+        else
+            cli_row(table, "%g|%.3f|%.1f %%", budget, mean[2], 100 * mean[1]);
         cli_json_open(json, NULL, '{');
-        cli_json_fields(json, "budget %g density %g kept_mass %g", budget, mean[2], mean[1]);
+        if (errors)
+            cli_json_fields(json, "work %g counted %g density %g error_removed %g", budget, work,
+                            mean[2], mean[1]);
+        else
+            cli_json_fields(json, "budget %g density %g kept_mass %g", budget, mean[2], mean[1]);
         cli_json_close(json);
     }
     cli_json_close(json);
-    cli_json_real(json, "entropy", mean[0]);
+    if (!errors) cli_json_real(json, "entropy", mean[0]);
     esa_mask_file_free(file);
     if (status != ESA_OK) {
         cli_json_save(json, NULL);
@@ -232,10 +250,11 @@ static int describe_masks(job *j)
         return cli_fail_esa(ctx, status, what);
     }
     cli_table_print(table, stdout);
-    printf("\n%s: %.2f MB, %lld prompts, %d steps in %d groups, %d of %d layers; mean entropy of a "
-           "head %.3f\n",
-           j->work.target, 1e-6 * (double)info.file_bytes, (long long)j->count, (int)info.steps,
-           (int)info.groups, (int)info.stored_layers, (int)info.layers, mean[0]);
+    printf("\n%s: %.2f MB, %lld prompts, %d steps in %d groups, %d of %d layers", j->work.target,
+           1e-6 * (double)info.file_bytes, (long long)j->count, (int)info.steps, (int)info.groups,
+           (int)info.stored_layers, (int)info.layers);
+    if (!errors) printf("; mean entropy of a head %.3f", mean[0]);
+    printf("\n");
     return cli_json_save(json, j->o->json);
 }
 
@@ -243,14 +262,17 @@ static int describe_masks(job *j)
 static int describe_shard(job *j)
 {
     const calibrate_options *o = j->o;
+    const int errors = o->method == CALIBRATE_ERROR;
+    const cli_list *const amounts = errors ? &o->works : &o->budgets;
     char name[32];
     printf("%s: %s, %lld prompts; when all %d shards are there:\n  esa masks merge "
-           "'%s'.shard-*-of-%d*.recording --out '%s' --budgets ",
+           "'%s'.shard-*-of-%d*.recording --out '%s' %s ",
            j->work.target, j->work.complete ? "complete already" : "complete", (long long)j->count,
-           o->shard_count, o->output, o->shard_count, o->output);
-    for (int i = 0; i < o->budgets.count; i++) printf("%s%g", i ? "," : "", o->budgets.real[i]);
-    printf(" --importance %s --warmup-frac %g --dense-first-layer %d%s",
-           cli_name(name, "none|u8|f16", o->importance), o->clip.p.session.warmup_frac,
+           o->shard_count, o->output, o->shard_count, o->output, errors ? "--work" : "--budgets");
+    for (int i = 0; i < amounts->count; i++) printf("%s%g", i ? "," : "", amounts->real[i]);
+    if (!errors) printf(" --importance %s", cli_name(name, "none|u8|f16", o->importance));
+    if (o->weights) printf(" --weights '%s'", o->weights);
+    printf(" --warmup-frac %g --dense-first-layer %d%s", o->clip.p.session.warmup_frac,
            o->clip.p.session.dense_first_layer, o->store_dense ? " --store-dense" : "");
     if (j->served != o->clip.p.steps) printf(" --steps %lld", (long long)j->served);
     printf("\n");
@@ -301,6 +323,9 @@ static int with_model(job *j)
 {
     calibrate_options *o = j->o;
     int status = clip_resolve(&j->maker, &o->clip);
+    if (!status && o->weights)
+        status = cli_status(j->maker.ctx, esa_work_plan_open(j->maker.ctx, &j->plan, o->weights),
+                            what);
     if (!status) status = set_steps(j);
     if (!status) status = set_prompts(j);
     if (!status) status = calibrate_measure(&j->size, o, &j->maker.info, j->count);
@@ -323,14 +348,15 @@ calibrate_options calibrate_options_default(void)
     return (calibrate_options){ .clip = clip_request_default(),
                                 .num_prompts = 5,
                                 .importance = ESA_IMPORTANCE_U8,
-                                .budgets = { 3, { 0.7, 0.5, 0.3 }, { 0 } } };
+                                .budgets = { 3, { 0.7, 0.5, 0.3 }, { 0 } },
+                                .works = cli_preset_works() };
 }
 
 int calibrate_run(const calibrate_options *options)
 {
     calibrate_options o = *options;
     job j = { .o = &o, .work = { .lock = -1, .kept = (size_t)-1 } };
-    o.clip.method = METHOD_RECORD;
+    o.clip.method = o.method == CALIBRATE_ERROR ? METHOD_RECORD_ERROR : METHOD_RECORD;
     o.clip.p.decode = 0;
     const size_t room = sizeof j.work.target;
     const int length = o.shard_count ? snprintf(j.work.target, room, "%s.shard-%d-of-%d.recording",
@@ -342,6 +368,7 @@ int calibrate_run(const calibrate_options *options)
     int status = clip_open(&j.maker, &o.clip.open, what);
     if (!status) status = with_model(&j);
     calibrate_work_close(&j.work);
+    esa_work_plan_free(j.plan);
     clip_close(&j.maker);
     cli_prompts_free(&j.prompts);
     free(j.settings);

@@ -27,18 +27,22 @@ int calibrate_measure(calibrate_size *z, const calibrate_options *o, const esa_m
     z->nk = up(r->tokens, s->select.block_k);
     const int64_t apart = s->record_per_branch ? branches : 1,
                   cells = apart * info->layers * groups, rows = info->heads * z->nq;
-    const int64_t row_bytes = (o->importance == ESA_IMPORTANCE_U8    ? z->nk + up(z->nk, 4) + 4
-                               : o->importance == ESA_IMPORTANCE_F16 ? 2 * z->nk
-                                                                     : 0) +
-                              o->budgets.count * up(z->nk, 8);
-    z->recording_bytes = cells * (rows * z->nk * 4 + 4) + 4096;
+    const int errors = o->method == CALIBRATE_ERROR, levels = s->select.tail == ESA_TAIL_LEVELS;
+    const int64_t masks = errors ? o->works.count : o->budgets.count,
+                  scores = errors                                ? 0
+                           : o->importance == ESA_IMPORTANCE_U8  ? z->nk + up(z->nk, 4) + 4
+                           : o->importance == ESA_IMPORTANCE_F16 ? 2 * z->nk
+                                                                 : 0,
+                  planes = errors && levels ? 2 : 1;
+    const int64_t row_bytes = scores + masks * planes * up(z->nk, 8);
+    z->recording_bytes = cells * (rows * z->nk * (errors ? 8 * planes : 4) + 4) + 4096;
     /* Dense layers and steps are recorded, but not stored. Rounding to groups is left out. */
     const double sparse = o->store_dense
                               ? 1
                               : (1 - (double)(s->dense_first_layer != 0) / info->layers) *
                                     (1 - s->warmup_frac);
     const int64_t stored = (int64_t)ceil(sparse * (double)cells);
-    z->masks_bytes = stored * (rows * row_bytes + info->heads * 4 * (1 + o->budgets.count)) + 8192;
+    z->masks_bytes = stored * (rows * row_bytes + info->heads * 4 * (1 + masks) + 4 * masks) + 8192;
     const int64_t each = up(r->p.steps, groups) * (s->record_per_branch ? 1 : branches);
     z->prompts_per_recording = MOST_CONTRIBUTIONS / each;
     if (z->prompts_per_recording < 1)

@@ -13,8 +13,9 @@ enum {
     METHOD_ADA_BSA,
     METHOD_CACHED,
     METHOD_ERROR,
-    METHOD_RECORD, /* not offered to users: `esa calibrate` sets these two */
-    METHOD_PROBE
+    METHOD_RECORD, /* not offered to users: `esa calibrate` sets these three */
+    METHOD_PROBE,
+    METHOD_RECORD_ERROR
 };
 #define METHODS          "dense|entropy|rf_v2|ada_bsa|cached|error"
 #define CLIP_SCHEDULERS  "model|unipc|unipc-0.36|euler" /* ESA_SCHEDULER_* */

@@ -17,6 +17,7 @@ static esa_session_params recommended(const clip_request *r)
         { ESA_SESSION_ONLINE, ESA_SELECT_RF_V2 },   { ESA_SESSION_ONLINE, ESA_SELECT_ADA_BSA },
         { ESA_SESSION_CACHED, ESA_SELECT_ENTROPY }, { ESA_SESSION_ONLINE, ESA_SELECT_ERROR },
         { ESA_SESSION_RECORD, ESA_SELECT_ENTROPY }, { ESA_SESSION_PROBE, ESA_SELECT_ERROR },
+        { ESA_SESSION_RECORD, ESA_SELECT_ERROR },
     };
     return esa_session_params_recommended(methods[r->method].mode, methods[r->method].selector,
                                           r->tokens);
@@ -60,16 +61,18 @@ int clip_request_check(const clip_request *r, const char *what)
                          what);
     const int amounts = (r->p.session.work > 0) + (r->p.quality > 0) + (r->preset >= 0);
     const int online = r->method != METHOD_DENSE && r->method != METHOD_CACHED &&
-                       r->method != METHOD_RECORD;
+                       r->method != METHOD_RECORD && r->method != METHOD_RECORD_ERROR;
     if (amounts > 1)
         return cli_usage("%s: --work, --quality and --preset say the same thing; give one", what);
     if (r->p.plan && !amounts)
         return cli_usage("%s: --plan needs --work X, --quality Y or --preset NAME", what);
     if (r->p.quality > 0 && !r->p.plan)
         return cli_usage("%s: --quality needs --plan FILE (made by `esa calibrate --plan`)", what);
-    if (amounts && !online)
+    const int stored = r->method == METHOD_CACHED && !r->p.quality && !r->p.plan;
+    if (amounts && !online && !stored)
         return cli_usage("%s: --work, --quality and --preset go with methods that choose blocks "
-                         "while they run: error, entropy, rf_v2, ada_bsa",
+                         "while they run: error, entropy, rf_v2, ada_bsa; --work and --preset also "
+                         "go with cached",
                          what);
     return r->block ? cli_block_parse(r->block, &q, &k) : CLI_OK;
 }
@@ -94,7 +97,7 @@ static void set_session(clip_request *r)
                                                                             : r->tail;
     s->attention.exact_rows = pick(r->exact_rows, best.attention.exact_rows);
     s->select.selector = best.select.selector;
-    s->select.tail = s->attention.tail;
+    s->select.tail = s->mode == ESA_SESSION_RECORD ? best.select.tail : s->attention.tail;
     s->warmup_frac = isnan(r->warmup) ? best.warmup_frac : r->warmup;
     s->dense_first_layer = pick(r->dense_first_layer, best.dense_first_layer);
     s->refresh_every = pick(r->refresh_every, best.refresh_every);
@@ -102,9 +105,11 @@ static void set_session(clip_request *r)
     s->share_branches = pick(r->share_branches, best.share_branches);
     if (r->preset >= 0) s->work = esa_preset_work(r->preset);
     if (s->mode != ESA_SESSION_ONLINE) { /* a request for another method, such as the dense clip */
-        s->work = 0;
         r->p.quality = 0;
         r->p.plan = NULL;
+    }
+    if (s->mode != ESA_SESSION_ONLINE && s->mode != ESA_SESSION_CACHED) {
+        s->work = 0;
         r->preset = -1;
     }
     s->select.layout.order = clip_order(r);
@@ -240,7 +245,7 @@ const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_opt
     const cli_option work[] = {
         { "--work", CLI_REAL, &s->work, "X", 0.01, 1, 0,
           "attention work of the whole video as a share of dense, everything counted; instead of a "
-          "budget (not given)" },
+          "budget. cached: the largest work in the mask file that is not above it (not given)" },
         { "--quality", CLI_REAL, &p->quality, "DB", 1, 100, 0,
           "instead of --work: the PSNR against dense that --plan shall reach (not given)" },
         { "--preset", CLI_CHOICE, &r->preset, CLI_PRESETS, 0, 0, 0, preset_help() },

@@ -4,6 +4,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <esa/esa_session.h>
 
 static const cli_shape shapes[] = {
 #define SHAPE(name, H, D, t, h, w, front, back)                                                    \
@@ -37,6 +38,14 @@ int cli_selector_takes(int selector, int order, int tail, const char *what)
         return cli_usage("%s: --selector error takes --tail none, pooled or levels, not centroid",
                          what);
     return CLI_OK;
+}
+
+cli_list cli_preset_works(void)
+{
+    cli_list works = { 0 };
+    for (int preset = ESA_PRESET_FAITHFUL; preset <= ESA_PRESET_FAST; preset++)
+        works.real[works.count++] = esa_preset_work(preset);
+    return works;
 }
 
 int cli_shape_parse(cli_shape *shape, const char *text)

@@ -332,6 +332,71 @@ class Cached(Base):
         self.assertEqual(self.read("merged"), self.read("m"))
 
 
+class Errors(Base):
+    """--method error: masks for total works."""
+    WORKS = ["--method", "error", "--work", "0.7,0.55"]
+
+    def test_killed_and_sharded(self):
+        """A killed run that goes on, and shards merged by the printed line, make the file of one run."""
+        self.calibrate("one", *self.WORKS, prompts=3)
+        self.begin("killed", *self.WORKS)
+        out = self.calibrate("killed", *self.WORKS, "--json", "c.json", prompts=3)
+        self.assertIn("error removed", out)
+        schemas.check(self.path("c.json"), "calibrate")
+        self.assertEqual(self.read("killed"), self.read("one"))
+        for shard in (1, 0):
+            out = self.works("calibrate", *SMALL, "--num-prompts", 3, *self.WORKS, "--output", "m/all", "--shard",
+                             f"{shard}/2")
+            schemas.check(self.path(f"m/all.shard-{shard}-of-2.json"), "calibration-settings")
+        line = out.splitlines()[1].strip()
+        self.assertTrue(line.startswith("esa masks merge ") and "--work 0.7,0.55" in line, out)
+        subprocess.run(["bash", "-c", shlex.quote(ESA) + line[3:]], cwd=self.dir, env=ENV, check=True,
+                       stdout=subprocess.DEVNULL)
+        self.assertEqual(self.read("m/all"), self.read("one"))
+        part = glob.glob(self.path("m/*shard-0*.recording"))[0]
+        self.fails("masks", "merge", part, "--budgets", 0.5, "--out", "x", status=2, says=["--work", "error scores"])
+        self.calibrate("old", "--keep-recording", prompts=1)
+        self.fails("masks", "merge", part, "old.recording", "--out", "x", says=["error scores", "importance"])
+        self.fails("masks", "merge", "old.recording", "--work", 0.5, "--out", "x", status=2, says=["--method error"])
+        self.begin("other", *self.WORKS)
+        self.fails("calibrate", *SMALL, "--num-prompts", 3, "--output", "other", says=["other settings"])
+
+    def test_generate(self):
+        self.calibrate("m", *self.WORKS)
+        info = self.info("m")
+        self.assertEqual((info["selector"], info["format_version"], info["tail"], info["fine"], info["budgets"]),
+                         ("error", 2, "levels", 4, [0.55, 0.7]))
+        for asked, counted in zip(info["budgets"], info["works"]):
+            self.assertAlmostEqual(asked, counted, delta=0.002)
+        self.works("masks", "info", "m", "--layer", 0, "--step", 0, "--json", "i.json")
+        schemas.check(self.path("i.json"), "masks-info")
+        small = ["generate", *SIZE, "--steps", 2, "--method", "cached", "--masks", "m", "--out", "a.y4m", "--json",
+                 "r.json"]
+        for words, asked, work in ((["--work", 0.6], 0.6, info["works"][0]), (["--budget", 0.7], 0.7, info["works"][1]),
+                                   (["--preset", "faithful"], 0.57, info["works"][0])):
+            self.works(*small, *words)
+            video = json.loads(self.read("r.json"))["videos"][0]
+            self.assertAlmostEqual(video["attention_work"]["asked"], asked, delta=1e-6)
+            self.assertAlmostEqual(video["attention_work"]["realised"], work, delta=1e-6)
+            self.assertEqual(video["warmup_steps"], 0)
+        self.works(*small, "--work", 0.8, "--exact-rows", 2)            # 2 of 16 rows: 0.55 + 0.125 at most
+        realised = json.loads(self.read("r.json"))["videos"][0]["attention_work"]["realised"]
+        self.assertTrue(info["works"][0] < realised <= 0.8, realised)
+        self.fails(*small, "--work", 0.4, says=["0.400", "0.550"])
+        self.fails(*small, "--budget", 0.5, says=["total works 0.550, 0.700"])
+        self.calibrate("old", prompts=1)
+        self.fails("generate", *SIZE, "--steps", 2, "--method", "cached", "--masks", "old", "--work", 0.5, "--out",
+                   "b.y4m", says=["total works"])
+
+    def test_wrong_words(self):
+        for args in (["--method", "error", "--budgets", 0.5], ["--method", "error", "--importance", "u8"],
+                     ["--method", "error", "--samples", 2], ["--work", 0.5], ["--weights", "p"],
+                     ["--method", "error", "--work", "0.5,0.5001"], ["--method", "rf_v2"]):
+            self.fails("calibrate", "--output", "x", *args, status=2)
+        self.fails("calibrate", *SMALL, "--num-prompts", 1, "--output", "x", "--method", "error", "--weights", "none",
+                   says=["none"])
+
+
 class Bench(Base):
     def test_model(self):
         self.calibrate("m", prompts=1)
