@@ -37,6 +37,32 @@ def test_work_is_spent(family, config):
     assert torch.equal(mini(), dense)
 
 
+@pytest.mark.parametrize("family", sorted(minis.MAKERS))
+def test_recorded_errors(family, tmp_path):
+    """Error scores of one video, masks built for a work, and a run that only loads them."""
+    mini = minis.MAKERS[family]()
+    dense = mini()
+    steps = len(TIMES)
+    with esa.apply(mini.model, esa.EsaConfig(selector="error", block=minis.BLOCK), steps=steps, record=True) as handle:
+        assert all(torch.isfinite(x).all() for x in run(mini))
+        handle.save_recording(str(tmp_path / "rec"))
+    esa.build_mask_file(tmp_path / "masks", [tmp_path / "rec"], works=(0.85, 0.75))
+    file = esa.MaskFile(tmp_path / "masks")
+    assert file.info.layout.order == 3 and file.info.fine == 4            # Hilbert
+    with esa.apply(mini.model, esa.EsaConfig(masks=tmp_path / "masks", work=0.8), steps=steps) as handle:
+        results = run(mini)
+        stats = handle.stats()
+        # a few blocks a row and two layers: whole blocks meet the work only so closely
+        assert abs(file.work(0.75) - 0.75) < 0.01 and stats.work_asked == 0.8
+        if family == "hunyuan":                     # its text is shorter than the tokens it has: fewer keys
+            assert file.work(0.75) - 0.05 < stats.work < file.work(0.75)
+        else:
+            assert stats.work == pytest.approx(file.work(0.75), abs=1e-9)
+        assert stats.masks_made == stats.fallback_calls == 0 and stats.masks_loaded == stats.sparse_calls > 0
+    assert all(torch.isfinite(x).all() for x in results)
+    assert torch.equal(mini(), dense)
+
+
 def test_branches_share_masks():
     mini = minis.wan()
     config = WORK.replace(refresh_every=2, order_every=0)

@@ -136,6 +136,38 @@ def test_record_and_cached(tmp_path, seed):
     Session(EsaConfig(masks=tmp_path / "both.pt", step_map="nearest"), **{**words, "steps": 8})
 
 
+def test_recorded_errors(tmp_path, seed):
+    config = EsaConfig(selector="error", block=32, order="hilbert")
+    words = {"layers": 3, "steps": 4, "layout": Layout(grid=GRID), "model": "test-model", "config_hash": "abc"}
+    recorder = Session(config, record=True, **words)
+    video(recorder, seed)
+    recorder.save_recording(tmp_path / "errors.rec")
+    esa.build_mask_file(tmp_path / "errors.pt", [tmp_path / "errors.rec"], works=(0.5, 0.35))
+    file = esa.MaskFile(tmp_path / "errors.pt")
+    assert file.budgets == [0.35, 0.5] and file.info.fine == 4 and file.info.format_version == 2
+    assert abs(file.work(0.35) - 0.35) < 0.002 < file.work(0.35, exact_rows=2) - 0.35
+    assert all(0 < file.density(layer, step, budget=0.5) <= 1 for layer in range(3) for step in range(4))
+    mask = file.mask(1, 2, budget=0.35)
+    assert mask.fine == 4 and (mask.levels() == 1).any() and mask.selector == "error"
+
+    for amount in ({"budget": 0.35}, {"work": 0.4}):        # the largest stored work that is not above 0.4
+        session = Session(EsaConfig(masks=tmp_path / "errors.pt", **amount), **words)
+        out = video(session, seed + 5000)
+        q, k, v = qkv(seed + 5000 + 200 + 1)
+        if file.density(1, 2, budget=0.35) < 1:
+            assert torch.equal(out[2, 0, 1], esa.attention(q, k, v, mask, tail="levels"))
+        total = session.stats()
+        assert total.work == pytest.approx(file.work(0.35), abs=1e-9)
+        assert total.work_asked == pytest.approx(amount.get("work", 0.35))
+        assert total.fallback_calls == total.masks_made == 0
+    with pytest.raises(ValueError, match="exact rows"):
+        Session(EsaConfig(masks=tmp_path / "errors.pt", work=0.36, exact_rows=4), **words)
+    with pytest.raises(ValueError, match="quality and plan"):
+        EsaConfig(masks=tmp_path / "errors.pt", quality=40, plan="x")
+    with pytest.raises(ValueError, match="not both"):
+        esa.build_mask_file(tmp_path / "x", [tmp_path / "errors.rec"], works=(0.5,), budgets=(0.5,))
+
+
 def test_strict_sessions_do_not_fall_back(tmp_path, seed):
     config = EsaConfig(warmup_frac=0, dense_first_layer=False)
     short = tuple(x[:, :, :100] for x in qkv(seed))

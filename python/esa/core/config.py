@@ -30,9 +30,10 @@ _BY_SELECTOR = ("tail", "exact_rows", "warmup_frac", "dense_first_layer", "refre
                 "share_branches")
 
 
-def _defaults(selector: str) -> dict[str, Any]:
+def _defaults(selector: str, masks: Any = None) -> dict[str, Any]:
     p = recommended("online", selector)
-    return {"tail": T.word(T.TAILS, p.attention.tail), "exact_rows": p.attention.exact_rows,
+    tail = (p if masks is None else recommended("cached", selector)).attention.tail
+    return {"tail": T.word(T.TAILS, tail), "exact_rows": p.attention.exact_rows,
             "warmup_frac": p.warmup_frac, "dense_first_layer": bool(p.dense_first_layer),
             "refresh_every": p.refresh_every,
             "order_every": p.order_every, "share_branches": bool(p.share_branches)}
@@ -142,7 +143,7 @@ class EsaConfig:
         amounts = [name for name in ("work", "quality", "preset") if getattr(self, name) is not None]
         if self.selector is None:
             put(self, "selector", "error" if amounts else "entropy")
-        for name, value in _defaults(str(self.selector)).items():
+        for name, value in _defaults(str(self.selector), self.masks).items():
             if getattr(self, name) is None:
                 put(self, name, value)
         for name, choices in (("selector", SELECTORS), ("tail", tuple(T.TAILS)), ("mode", tuple(T.MODES)),
@@ -212,8 +213,11 @@ class EsaConfig:
             raise ValueError("plan needs work, quality or preset: it says how to spend it")
         if self.quality is not None and self.plan is None:
             raise ValueError("quality needs a plan, which knows what to expect: `esa calibrate --plan` makes one")
-        if amounts and (self.masks is not None or self.selector in ("dense", "full")):
-            raise ValueError(f"{amounts[0]} is for blocks chosen at run time, not for masks or selector 'dense'")
+        if amounts and self.selector in ("dense", "full"):
+            raise ValueError(f"{amounts[0]} is for blocks that are chosen, not for selector {self.selector!r}")
+        if self.masks is not None and (self.quality is not None or self.plan is not None):
+            raise ValueError("quality and plan are for blocks chosen at run time: the masks of a file are built for "
+                             "works (work=...), with the plan given to esa.build_mask_file")
 
     @property
     def work_asked(self) -> float:
@@ -272,14 +276,14 @@ class EsaConfig:
         if any(changes.get(name) is not None for name in amounts):
             for name in amounts:
                 changes.setdefault(name, None)
-        if "selector" in changes and changes["selector"] != self.selector:
-            for name, value in _defaults(self.selector).items():
+        if changes.get("selector", self.selector) != self.selector or "masks" in changes:
+            for name, value in _defaults(self.selector, self.masks).items():
                 if getattr(self, name) == value:
                     changes.setdefault(name, None)
         return dataclasses.replace(self, **changes)
 
     def __repr__(self) -> str:
-        usual = {"selector": "error" if self.spends_work else "entropy", **_defaults(self.selector)}
+        usual = {"selector": "error" if self.spends_work else "entropy", **_defaults(self.selector, self.masks)}
         changed = (f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self)
                    if getattr(self, f.name) != usual.get(f.name, f.default))
         return f"EsaConfig({', '.join(changed)})"

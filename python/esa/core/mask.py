@@ -11,6 +11,7 @@ from . import structs as T
 from .context import Context, shared_context, usable
 from .layout import Layout, order
 from .library import load
+from .work import WorkPlan
 
 
 class Mask:
@@ -262,7 +263,8 @@ class MaskFile:
 
     @property
     def budgets(self) -> list[float]:
-        """Budgets whose masks are stored; others are derived from the stored importance."""
+        """Budgets whose masks are stored; others are derived from the stored importance. Of a file from recordings of
+        errors: total works, and there are no others."""
         return [p / 1000 for p in self.info.budget_permille[:self.info.budget_count]]
 
     @property
@@ -279,6 +281,20 @@ class MaskFile:
         self.context.run(self.context.lib.c.esa_mask_file_get, self.ptr, C.byref(ptr), layer, step, branch, budget)
         return Mask(self.context, ptr)
 
+    def density(self, layer: int, step: int, *, budget: float, branch: int = 0) -> float:
+        """The budget of one cell; 1: it runs dense. Cells differ in files from recordings of errors."""
+        value = C.c_double()
+        self.context.run(self.context.lib.c.esa_mask_file_density, self.ptr, C.byref(value), layer, step, branch,
+                         budget)
+        return value.value
+
+    def work(self, budget: float, *, exact_rows: int = 0) -> float:
+        """Attention work of a whole run with the masks of budget as a share of dense, counted from the masks."""
+        value = C.c_double()
+        self.context.run(self.context.lib.c.esa_mask_file_work, self.ptr, C.byref(value), budget,
+                         T.exact_rows(exact_rows))
+        return value.value
+
     def importance(self, layer: int, step: int, branch: int = 0) -> Any:
         """Recorded block importance of one cell, float32 [H, nq, nk]."""
         import numpy
@@ -294,7 +310,8 @@ class MaskFile:
 
 def build_mask_file(output: str | os.PathLike[str], recordings: list[str | os.PathLike[str]], *,
                     budgets: tuple[float, ...] = (), importance: str | None = None, store_dense: bool = False,
-                    dense_first_layer: bool | None = None, warmup_frac: float | None = None, steps: int = 0) -> None:
+                    dense_first_layer: bool | None = None, warmup_frac: float | None = None, steps: int = 0,
+                    works: tuple[float, ...] = (), plan: WorkPlan | str | os.PathLike[str] | None = None) -> None:
     """Sums recordings of the same run (`Session.save_recording`) and writes a mask file.
 
     budgets
@@ -305,17 +322,26 @@ def build_mask_file(output: str | os.PathLike[str], recordings: list[str | os.Pa
         Which cells run dense and are left out of the file; store_dense keeps them.
     steps
         Steps the file will serve; 0: those recorded.
+    works, plan
+        For recordings of errors, instead of budgets: attention works of a whole run as shares of dense, for each of
+        which masks are stored; and a work plan that says how much each layer and step matters (None: all alike).
 
-    None stands for the library's default (u8, True, 0.2)."""
+    None stands for the library's default (u8, True, 0.2; recordings of errors: no importance, False, 0)."""
     if isinstance(recordings, (str, bytes, os.PathLike)) or not len(recordings):
         raise ValueError(f"recordings must be a list of files, at least one, not {recordings!r}")
-    if not isinstance(budgets, (tuple, list)):
-        raise ValueError(f"budgets must be a list of numbers, not {budgets!r}")
+    for name, value in (("budgets", budgets), ("works", works)):
+        if not isinstance(value, (tuple, list)):
+            raise ValueError(f"{name} must be a list of numbers, not {value!r}")
+    if budgets and works:
+        raise ValueError("give budgets for recordings of importance or works for recordings of errors, not both")
     lib = load()
     context = shared_context()
     build = lib.c.esa_mask_build_default()
-    values = (C.c_double * max(1, len(budgets)))(*budgets)
-    build.budgets, build.budget_count = values, len(budgets)
+    amounts = works or budgets
+    values = (C.c_double * max(1, len(amounts)))(*amounts)
+    build.budgets, build.budget_count = values, len(amounts)
+    opened = plan if plan is None or isinstance(plan, WorkPlan) else WorkPlan(plan, context)
+    build.plan = opened.ptr if opened else None
     build.store_dense, build.steps = int(store_dense), steps
     if importance is not None:
         build.importance = T.number(T.IMPORTANCES, importance, "importance")

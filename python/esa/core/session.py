@@ -69,8 +69,9 @@ class Session:
     model, config_hash
         Written into recordings; a mask file that names others is refused.
     record, record_groups, record_per_branch
-        Calibration: every call runs dense and its block importance is summed. `save_recording` writes the sums,
-        `load_recording` resumes, `esa.build_mask_file` makes a mask file of one or more recordings.
+        Calibration: every call runs dense and its block importance is summed, or with selector "error" its error
+        scores. `save_recording` writes the sums, `load_recording` resumes, `esa.build_mask_file` makes a mask file of
+        one or more recordings.
     device
         "cpu", "cuda", "cuda:1", a torch.device, or None: torch's current GPU where there is one. Calls take tensors of
         that GPU, or of the CPU.
@@ -134,6 +135,8 @@ class Session:
             p.plan = self.plan.ptr if self.plan else None
             if sigma is not None:
                 p.sigma = (C.c_double * steps)(*sigma)
+        if self.mode == "cached" and config.spends_work:
+            p.work = config.work_asked
         p.masks = self.masks.ptr if self.masks else None
         p.record_groups, p.record_per_branch = record_groups, int(record_per_branch)
         p.first_head, p.total_heads = heads
@@ -267,7 +270,9 @@ def _context(device: Any) -> Context:
 def select_params(config: EsaConfig, layout: Layout, *, scale: float | None = None, causal: bool = False,
                   recording: bool = False) -> T.SelectParams:
     """The selector's settings as the library's struct."""
-    selector = "entropy" if recording or config.selector == "dense" else config.selector
+    selector = config.selector
+    if selector == "dense" or (recording and selector != "error"):
+        selector = "entropy"
     p = shared_context().lib.c.esa_select_params_default(T.SELECTORS[selector])
     p.mode = T.MODES[config.mode]
     p.block_q, p.block_k = config.blocks

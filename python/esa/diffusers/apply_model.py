@@ -39,7 +39,8 @@ def apply(target: Any, config: EsaConfig | None = None, *, steps: int | None = N
     steps
         Steps of a video, for a transformer without its pipeline. A pipeline knows them.
     record, resume, model, config_hash
-        Calibration: everything runs dense and block importance is recorded (`Handle.save_recording`). resume adds an
+        Calibration: everything runs dense and block importance (selector "error": error scores) is recorded
+        (`Handle.save_recording`). resume adds an
         earlier recording; model and config_hash are written into the file.
 
     Returns a handle; `handle.remove()`, or leaving its `with` block, restores the model. ::

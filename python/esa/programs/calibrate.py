@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calibration of a diffusers pipeline: dense runs over a few prompts, block importance recorded at every layer and
-step, masks for each budget.
+"""Calibration of a diffusers pipeline: dense runs over a few prompts, block importance (or with --method error, error
+scores) recorded at every layer and step, masks for each budget or total work.
 
     python -m esa.calibrate --model wan-t2v-1.3b --num-prompts 5 --budgets 0.7,0.5,0.3 --output masks/wan-1.3b.pt
 
@@ -37,6 +37,14 @@ def parser() -> program.Parser:
         "--budgets", type=program._shares, default=(0.7, 0.5, 0.3), metavar="X,X",
         help="prebuilt budgets (0.7,0.5,0.3); any other one is "
         "derived from the stored importance when it is asked for")
+    p.add_argument("--method", choices=("entropy", "error"), default="entropy",
+                   help="what is recorded: entropy (importance; masks per budget), error (error scores; masks for "
+                   "total works, spread over layers and steps) (entropy)")
+    p.add_argument("--work", type=program._shares, metavar="X,X",
+                   help="--method error: attention works of a whole video as shares of dense, one set of masks each "
+                   f"({','.join(f'{w:g}' for w in preset_works())})")
+    p.add_argument("--weights", metavar="PLAN", help="--method error: work plan that says how much each layer and step "
+                   "matters (all alike)")
     p.add_argument("--output", required=True, metavar="FILE", help="mask file to write; its folder is made")
     p.add_argument("--importance", choices=("u8", "f16", "none"), default="u8",
                    help="how importance is stored; none: only prebuilt budgets (u8)")
@@ -50,6 +58,13 @@ def parser() -> program.Parser:
     return p
 
 
+def preset_works() -> tuple[float, ...]:
+    """The works of the presets."""
+    from ..core import structs as T
+    from ..core.library import load
+    return tuple(load().c.esa_preset_work(number) for number in T.PRESETS.values())
+
+
 def _shard(text: str | None) -> tuple[int, int]:
     if text is None:
         return (0, 1)
@@ -59,9 +74,10 @@ def _shard(text: str | None) -> tuple[int, int]:
     return (int(index), int(count))
 
 
-def recording_size(layers: int, groups: int, heads: int, tokens: int, block: tuple[int, int], branches: int) -> int:
+def recording_size(layers: int, groups: int, heads: int, tokens: int, block: tuple[int, int], branches: int,
+                   errors: bool = False) -> int:
     """Bytes of a recording's sums."""
-    return 4 * layers * groups * branches * heads * -(-tokens // block[0]) * -(-tokens // block[1])
+    return (16 if errors else 4) * layers * groups * branches * heads * -(-tokens // block[0]) * -(-tokens // block[1])
 
 
 class Checkpoint:
@@ -112,7 +128,7 @@ def record(args: argparse.Namespace, pipe: Any, jobs: list[tuple[int, str]], set
     key = {
         "model": name, "config_hash": config_hash, "prompts": jobs, "samples": args.samples,
         "block": args.block or BLOCK, "order": args.order, "step_groups": args.step_groups or 0,
-        "per_branch": args.per_branch, **settings
+        "per_branch": args.per_branch, **({"method": "error"} if args.method == "error" else {}), **settings
     }
     checkpoint = Checkpoint(output, key)
     checkpoint.load()
@@ -120,8 +136,8 @@ def record(args: argparse.Namespace, pipe: Any, jobs: list[tuple[int, str]], set
         say(f"{checkpoint.done} of {len(jobs)} prompts are recorded already")
     if checkpoint.done == len(jobs):
         return checkpoint.recording or "", checkpoint
-    config = EsaConfig(block=args.block or BLOCK, samples=args.samples,
-                       order=args.order or "raster")
+    config = (EsaConfig(selector="error", block=args.block, order=args.order) if args.method == "error" else EsaConfig(
+        block=args.block or BLOCK, samples=args.samples, order=args.order or "raster"))
     progress = program.Progress(len(jobs) - checkpoint.done, settings["num_inference_steps"])
     begin = time.perf_counter()
     with apply(pipe, config, record=Recording(args.step_groups or 0, args.per_branch), resume=checkpoint.recording,
@@ -150,7 +166,7 @@ def _disk_check(args: argparse.Namespace, handle: Any, output: str) -> Any:
             told = True
             heads = run.transformers[0].config.num_attention_heads
             size = recording_size(run.layers, args.step_groups or run.steps, heads, run.geometry.tokens,
-                                  args.block or BLOCK, 2 if args.per_branch else 1)
+                                  args.block or BLOCK, 2 if args.per_branch else 1, args.method == "error")
             need = 2 * size + int(size * {"u8": 0.35, "f16": 0.6, "none": 0.05}[args.importance])
             folder = os.path.dirname(os.path.abspath(output))
             free = shutil.disk_usage(folder).free
@@ -166,6 +182,8 @@ def _disk_check(args: argparse.Namespace, handle: Any, output: str) -> Any:
 
 def calibrate(args: argparse.Namespace) -> None:
     from ..core.mask import build_mask_file
+    if args.method != "error" and (args.work or args.weights):
+        raise Stop("--work and --weights go with --method error", 2)
     shard, shards = _shard(args.shard)
     prompts = program.prompts_of(args)
     own = list(range(shard, len(prompts), shards))
@@ -197,9 +215,15 @@ def calibrate(args: argparse.Namespace) -> None:
             say(f"{args.output}: recording of prompts {', '.join(str(i) for i in own)}; `esa masks merge` makes a "
                 "mask file of all shards")
         else:
-            build_mask_file(args.output, list(found), budgets=args.budgets, importance=args.importance,
-                            dense_first_layer=args.dense_first_layer, warmup_frac=args.warmup_frac)
-            say(f"{args.output}: masks for budgets {', '.join(f'{b:g}' for b in args.budgets)} from {len(own)} "
+            errors = args.method == "error"
+            amounts = (args.work or preset_works()) if errors else args.budgets
+            if errors:
+                build_mask_file(args.output, list(found), works=amounts, plan=args.weights)
+            else:
+                build_mask_file(args.output, list(found), budgets=amounts, importance=args.importance,
+                                dense_first_layer=args.dense_first_layer, warmup_frac=args.warmup_frac)
+            say(f"{args.output}: masks for {'works' if errors else 'budgets'} "
+                f"{', '.join(f'{b:g}' for b in amounts)} from {len(own)} "
                 f"prompt{'s' if len(own) > 1 else ''}, "
                 f"{os.path.getsize(args.output) / 1e6:.1f} MB; {program.clock(time.perf_counter() - begin)}")
     parallel.barrier()
