@@ -398,7 +398,7 @@ typedef struct esa_select_params {
     int32_t tail;             /* error: the tail that will stand in for skipped blocks,
                                * ESA_TAIL_NONE, POOLED or LEVELS (POOLED) */
     int32_t fine;             /* error with LEVELS: means per block on the fine level, 2, 4, 8 or
-                               * 16 (4) */
+                               * 16; 0: chosen by block size, 8 or for short blocks 4 (0) */
     int64_t reserved[2];
 } esa_select_params;
 

@@ -28,7 +28,6 @@ esa_select_params esa_select_params_default(int32_t selector)
     p.cdf_threshold = 1.0;
     p.keep_sink = p.keep_recent = 1;
     p.tail = ESA_TAIL_POOLED;
-    p.fine = 4;
     p.layout = esa_layout_default();
     return p;
 }

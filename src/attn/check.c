@@ -360,8 +360,10 @@ static esa_status check_error_params(esa_ctx *ctx, esa_select_params *p)
     ESA_TRY(check_group(ctx, p->group_q, "group_q"));
     ESA_TRY(check_group(ctx, p->group_k, "group_k"));
     const int32_t levels = p->tail == ESA_TAIL_LEVELS, given = p->group_k;
+    p->fine = esa_error_fine(p);
     if (levels && p->fine != 2 && p->fine != 4 && p->fine != 8 && p->fine != 16)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "fine is %d, expected 2, 4, 8 or 16 means per block",
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "fine is %d, expected 2, 4, 8 or 16 means per block, or 0 for the default",
                         (int)p->fine);
     const int32_t tokens = levels ? p->block_k / p->fine : p->block_k;
     if (tokens < 2)

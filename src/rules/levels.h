@@ -127,7 +127,7 @@ ESA_INLINE int64_t esa_level_budget(const esa_level_costs *c, double budget, int
 
 /* Tokens that a mean query and a mean key stand for: the default of a block size, and the size that
  * params ask for or leave open. A group must divide the block, and a mean key must be finer than a
- * fine mean. */
+ * fine mean. esa_error_keys reads the chosen number of fine means. */
 ESA_INLINE int32_t esa_error_group_q(int32_t block_q) { return block_q >= 128 ? 16 : 8; }
 ESA_INLINE int32_t esa_error_group_k(int32_t block_k)
 {
@@ -137,6 +137,14 @@ ESA_INLINE int32_t esa_error_group_k(int32_t block_k)
 ESA_INLINE int32_t esa_error_queries(const esa_select_params *p)
 {
     return p->group_q > 0 ? p->group_q : esa_error_group_q(p->block_q);
+}
+/* Means of a fine block: 8, if they are long enough for the groups of mean keys; else 4. */
+ESA_INLINE int32_t esa_error_fine(const esa_select_params *p)
+{
+    const int32_t group = p->group_k > 0 ? p->group_k : esa_error_group_k(p->block_k),
+                  part = p->block_k / 8;
+    if (p->fine) return p->fine;
+    return part > group && part % group == 0 ? 8 : 4;
 }
 ESA_INLINE int32_t esa_error_keys(const esa_select_params *p)
 {

@@ -344,7 +344,7 @@ static void test_params(void **state)
     EXPECT_SELECT(p.causal = 1, ESA_ERR_UNSUPPORTED, "bidirectional");
     EXPECT_SELECT(p.tail = ESA_TAIL_CENTROID, ESA_ERR_ARGUMENT, "tail of the error selector is 2");
     EXPECT_SELECT(p.fine = 3, ESA_ERR_ARGUMENT, "fine is 3");
-    EXPECT_SELECT(p.fine = 0, ESA_ERR_ARGUMENT, "fine is 0");
+    EXPECT_SELECT(p.fine = -8, ESA_ERR_ARGUMENT, "fine is -8");
     EXPECT_SELECT(p.fine = 16, ESA_ERR_ARGUMENT, "2 tokens or more");
     EXPECT_SELECT(p.group_k = 4, ESA_ERR_ARGUMENT, "group_k is 4");
     EXPECT_SELECT(p.group_k = 3, ESA_ERR_ARGUMENT, "group_k is 3");
@@ -385,6 +385,20 @@ static void test_params(void **state)
     assert_int_equal(info.fine, 4);
     assert_int_equal(info.layout.order, ESA_ORDER_ADAPTIVE);
     esa_mask_free(mask);
+    /* Without a number of fine means: 8 where they are longer than a group of keys and whole
+     * groups, else 4. */
+    const int32_t fine[][3] = { { 64, 0, 8 },  { 32, 0, 4 }, { 48, 0, 4 },  { 96, 0, 8 },
+                                { 128, 0, 8 }, { 32, 2, 8 }, { 128, 16, 4 } };
+    for (size_t i = 0; i < sizeof fine / sizeof fine[0]; i++) {
+        p = select_params(ESA_TAIL_LEVELS, ESA_ORDER_ADAPTIVE);
+        p.block_k = fine[i][0];
+        p.group_k = fine[i][1];
+        assert_int_equal(p.fine, 0);
+        expect_ok(ctx, esa_select_qkv(ctx, &mask, &d->q, &d->k, &d->v, &p));
+        assert_int_equal(esa_mask_get_info(mask, &info), ESA_OK);
+        assert_int_equal(info.fine, fine[i][2]);
+        esa_mask_free(mask);
+    }
     esa_ctx_free(ctx);
     assert_int_equal(count.live, 0);
     free(d);
