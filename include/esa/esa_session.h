@@ -62,8 +62,9 @@ typedef struct esa_session_params {
     int32_t strict;            /* 1: a call that falls back to dense is an error (1) */
     int32_t dense_first_layer; /* 1: layer 0 runs dense (1) */
     /* ONLINE: each (layer, branch) makes a mask at every n-th sparse step and reuses it in between;
-     * 0: it makes one mask per video, at its first sparse step (1). Only steps that really run
-     * count, so a caller may leave steps out. */
+     * 0: it makes one mask per video, at its first sparse step; or ESA_REFRESH_EARLY (1). A caller
+     * may leave steps out: every n-th step counts the steps that really run, and EARLY makes a mask
+     * at the first step that reaches or passes one of its steps. */
     int32_t refresh_every;
     double warmup_frac;          /* fraction of the steps that run dense first, 0 .. 1 (0.2) */
     int64_t min_tokens;          /* calls with fewer query tokens run dense (0) */
@@ -95,8 +96,8 @@ typedef struct esa_session_params {
      * heads of the call. RECORD refuses it. */
     int32_t first_head, total_heads;
     /* ONLINE with ESA_ORDER_ADAPTIVE: orders are made anew at every n-th sparse step, as with
-     * refresh_every; 0: once per video (1). A new order needs a new mask, whatever refresh_every
-     * says. */
+     * refresh_every; 0: once per video; or ESA_REFRESH_EARLY (1). A new order needs a new mask,
+     * whatever refresh_every says. */
     int32_t order_every;
     /* ONLINE: 1: all branches use the masks and orders of the first branch that runs the layer at
      * the same step; 0: each branch has its own (0). */
@@ -139,9 +140,9 @@ ESA_API esa_session_params esa_session_params_default(void);
  *              pooled for masks without a fine level
  *
  * For ESA_SELECT_ERROR it changes more: adaptive order, tail levels, no warm-up and no dense layer
- * (the work is spread by a plan or by the built-in rule), masks and orders made every second step
- * and shared by the branches. RECORD with ERROR has Hilbert order, because recorded masks need one
- * order for all prompts.
+ * (the work is spread by a plan or by the built-in rule), masks and orders made early
+ * (ESA_REFRESH_EARLY) and shared by the branches, and two exact rows per query block.
+ * RECORD with ERROR has Hilbert order, because recorded masks need one order for all prompts.
  *
  * For the other selectors, warm-up (0.2), dense first layer (1) and the rest keep their defaults.
  * The budget is 0.5.
@@ -176,7 +177,7 @@ ESA_API esa_status esa_session_step(esa_session *session, int32_t step, int32_t 
 /* Sets the key lengths for the following ESA_CALL_SELF calls: int32[B] as in
  * esa_attention_params.kv_len, or NULL for all keys. The array is borrowed; every call reads it
  * until it is replaced. esa_session_begin clears it. Recorded importance is 0 beyond the lengths.
- * With refresh_every > 1, the session makes a new mask when the lengths change. On a GPU it cannot
+ * If masks are kept, the session makes a new one when the lengths change. On a GPU it cannot
  * read them without waiting, so it makes a new mask when the pointer changes. */
 ESA_API esa_status esa_session_set_kv_len(esa_session *session, const int32_t *kv_len);
 

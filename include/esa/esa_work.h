@@ -100,12 +100,18 @@ ESA_API esa_status esa_work_fit(esa_ctx *ctx, double *weight, int32_t layers, in
                                 const double *error, int32_t layer_groups, const double *by_layer,
                                 int32_t step_groups, const double *by_step);
 
+/* A value of refresh_every and order_every: masks or orders are made at the first sparse step of a
+ * layer, and at 1/8, 1/4 and 1/2 of its sparse steps in the run (rounded down). For 8 steps these
+ * are the steps 0, 1, 2 and 4, for 50 steps 0, 6, 12 and 25. Attention changes most early in a run,
+ * so this is better than even distances, and a long run makes no more masks than a short one. */
+#define ESA_REFRESH_EARLY (-1)
+
 /* What a sparse cell pays beside its density, and when. Shares of one dense call. */
 typedef struct esa_work_costs {
     uint32_t struct_size;
     int32_t branches;       /* guidance branches, >= 1 (1) */
     int32_t share_branches; /* 1: the branches share masks and orders (0) */
-    int32_t refresh_every;  /* as in esa_session_params; 0: once (1) */
+    int32_t refresh_every;  /* as in esa_session_params; 0: once; or ESA_REFRESH_EARLY (1) */
     int32_t order_every;    /* likewise (1) */
     int32_t reserved0;
     double select, order; /* one selection; one order; 0: none (0) */

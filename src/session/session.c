@@ -7,6 +7,7 @@
 #include <string.h>
 #include "io/json.h"
 #include "rules/levels.h"
+#include "rules/schedule.h"
 
 /* Bindings rely on these offsets; changing them changes the ABI. */
 _Static_assert(offsetof(esa_session_params, warmup_frac) == 32 &&
@@ -55,8 +56,6 @@ static esa_status check_ranges(esa_ctx *ctx, const esa_session_params *p)
                   { "branches", p->branches, 1, 256 },
                   { "strict", p->strict, 0, 1 },
                   { "dense_first_layer", p->dense_first_layer, 0, 1 },
-                  { "refresh_every", p->refresh_every, 0, INT32_MAX },
-                  { "order_every", p->order_every, 0, INT32_MAX },
                   { "share_branches", p->share_branches, 0, 1 },
                   { "step_map", p->step_map, ESA_STEP_MAP_EXACT, ESA_STEP_MAP_NEAREST },
                   { "dense_layer_count", p->dense_layer_count, 0, ESA_MAX_CELL_AXIS },
@@ -66,6 +65,11 @@ static esa_status check_ranges(esa_ctx *ctx, const esa_session_params *p)
         if (range[i].value < range[i].low || range[i].value > range[i].high)
             return esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is %d, expected %d to %d", range[i].name,
                             range[i].value, range[i].low, range[i].high);
+    if (!esa_schedule_valid(p->refresh_every) || !esa_schedule_valid(p->order_every))
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "refresh_every is %d and order_every is %d, expected 0 or more, or "
+                        "ESA_REFRESH_EARLY (%d)",
+                        p->refresh_every, p->order_every, ESA_REFRESH_EARLY);
     if (!(p->warmup_frac >= 0 && p->warmup_frac <= 1))
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "warmup_frac is %g, expected 0 to 1",
                         p->warmup_frac);

@@ -122,14 +122,24 @@ typedef struct esa_session_sparse {
     int32_t made, loaded, ordered;
 } esa_session_sparse;
 
+/* Where a step stands in the schedules of its layer (rules/schedule.h). */
+typedef struct esa_session_turn {
+    int32_t steps;       /* sparse steps of the layer in the run */
+    int32_t mask, order; /* number of this step, from 0, as refresh_every and order_every count */
+    int32_t order_at;    /* that of the step at which the order in use was made */
+    int32_t adaptive;    /* 0: there are no orders to make */
+} esa_session_turn;
+
 /* Fills e->mask for an ONLINE call: makes mask and order, or reuses them. (session_masks.c) */
 esa_status esa_session_online_mask(const esa_session_call *c, const esa_session_plan *e,
                                    esa_session_sparse *f);
 
 /* (session_spend.c) With params.work: solves for the densities of all cells, once per shape. */
 esa_status esa_session_solve(esa_session *s, const esa_plan *p);
+/* Number of steps before `step` at which the layer shall run sparse. */
+int32_t esa_session_sparse_before(const esa_session *s, int32_t layer, int32_t step);
 /* The budget of a mask that is made now, and 1 if the cell of this layer and step runs dense. */
-double esa_session_budget(const esa_session *s, int32_t layer);
+double esa_session_budget(const esa_session *s, int32_t layer, const esa_session_turn *turn);
 int32_t esa_session_runs_dense(const esa_session *s, int32_t layer);
 /* (session_probe.c) Measures a call whose dense result is in its o. */
 esa_status esa_session_probe_make(esa_session *s, const esa_session_params *p);

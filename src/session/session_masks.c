@@ -4,6 +4,7 @@
 #include <math.h>
 #include "session/session.h"
 
+#include "rules/schedule.h"
 
 static int32_t is_adaptive(const esa_plan *p)
 {
@@ -38,9 +39,9 @@ static double kept_mass(const esa_session_plan *e)
 
 /* Selects into e->mask, which has its order already. */
 static esa_status choose(const esa_session_call *c, const esa_session_plan *e,
-                         esa_session_sparse *f)
+                         const esa_session_turn *turn, esa_session_sparse *f)
 {
-    f->asked = esa_session_budget(c->s, c->layer);
+    f->asked = esa_session_budget(c->s, c->layer, turn);
     ESA_TRY(esa_plan_choose(e->plan, e->mask, c->t->q, c->t->k, c->t->v, f->asked, e->importance,
                             NULL));
     f->made = 1;
@@ -58,12 +59,22 @@ static esa_status reorder(const esa_session_call *c, const esa_session_plan *e,
 
 /* ---------------------------------------------------------------- kept masks */
 
-/* 1 if something made at sparse step `at` must be made anew at sparse step n. The first condition
- * keeps the steps regular; the second counts for a branch that used another branch's masks in
- * between. */
-static int32_t is_due(int32_t every, int32_t n, int32_t at)
+/* The turn of this call. Every n-th step counts the steps that really run; EARLY goes by the step
+ * of the run. Both count the same when no step is left out. */
+static esa_session_turn turn_of(const esa_session_call *c, const esa_session_plan *e,
+                                const esa_session_rest *rest)
 {
-    return every && (n % every == 0 || n - at >= every);
+    const esa_session *s = c->s;
+    const int32_t ran = rest->sparse_steps - 1,
+                  planned = esa_session_sparse_before(s, c->layer, s->step);
+    const esa_session_turn turn = {
+        .steps = esa_session_sparse_before(s, c->layer, s->params.steps),
+        .mask = s->params.refresh_every == ESA_REFRESH_EARLY ? planned : ran,
+        .order = s->params.order_every == ESA_REFRESH_EARLY ? planned : ran,
+        .order_at = rest->order_at,
+        .adaptive = is_adaptive(e->plan),
+    };
+    return turn;
 }
 
 /* The rest of the first branch that ran this layer at this step with a mask of its own, if this
@@ -99,29 +110,34 @@ static esa_status refresh(const esa_session_call *c, const esa_session_plan *e,
     const esa_session_rest *donor = donor_of(c, e);
     if (donor) return reuse(c, e, donor, f);
     rest->own_step = s->step;
-    const int32_t n = rest->sparse_steps - 1, adaptive = is_adaptive(e->plan);
-    const int32_t fits = esa_session_rest_fits(rest, e->plan);
-    const int32_t new_order = adaptive &&
-                              (!fits || is_due(s->params.order_every, n, rest->order_at));
-    if (fits && !new_order && !is_due(s->params.refresh_every, n, rest->mask_at))
-        return reuse(c, e, rest, f);
-    if (new_order)
+    esa_session_turn turn = turn_of(c, e, rest);
+    const int32_t fits = esa_session_rest_fits(rest, e->plan),
+                  new_order = turn.adaptive &&
+                              (!fits || esa_schedule_due(s->params.order_every, turn.order,
+                                                         turn.steps, rest->order_at)),
+                  new_mask = !fits || new_order ||
+                             esa_schedule_due(s->params.refresh_every, turn.mask, turn.steps,
+                                              rest->mask_at);
+    if (!new_mask) return reuse(c, e, rest, f);
+    if (new_order) {
+        turn.order_at = turn.order;
         ESA_TRY(reorder(c, e, f));
-    else if (adaptive)
+    } else if (turn.adaptive)
         ESA_TRY(esa_session_rest_order(&s->chunks, rest, e->mask));
-    ESA_TRY(choose(c, e, f));
+    ESA_TRY(choose(c, e, &turn, f));
     ESA_TRY(esa_session_rest_store(&s->chunks, rest, e->plan, e->mask));
     rest->mass = f->mass;
     rest->asked = f->asked;
-    rest->mask_at = n;
-    if (new_order) rest->order_at = n;
+    rest->mask_at = turn.mask;
+    rest->order_at = turn.order_at;
     return ESA_OK;
 }
 
 esa_status esa_session_online_mask(const esa_session_call *c, const esa_session_plan *e,
                                    esa_session_sparse *f)
 {
+    const esa_session_turn every = { .adaptive = is_adaptive(e->plan) };
     if (keeps(c->s, e->plan)) return refresh(c, e, f);
-    if (is_adaptive(e->plan)) ESA_TRY(reorder(c, e, f));
-    return choose(c, e, f);
+    if (every.adaptive) ESA_TRY(reorder(c, e, f));
+    return choose(c, e, &every, f);
 }

@@ -30,7 +30,7 @@ typedef struct esa_session_rest {
     int32_t sparse_steps; /* sparse steps since esa_session_begin */
     int32_t last_step;    /* the last of these steps; -1: none */
     int32_t own_step;     /* the last step that used this rest and no other branch's; -1: none */
-    int32_t mask_at, order_at; /* sparse step, from 0, at which mask and order were made */
+    int32_t mask_at, order_at; /* turns at which mask and order were made */
     double mass;               /* kept mass of the mask; NaN: unknown */
     double asked;              /* budget of the mask */
 } esa_session_rest;

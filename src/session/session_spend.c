@@ -3,6 +3,7 @@
 #include <math.h>
 #include "session/session.h"
 
+#include "rules/schedule.h"
 #include "rules/work.h"
 #include "workplan/work_plan.h"
 
@@ -12,27 +13,41 @@ static int32_t is_dense(const esa_session *s, int32_t layer, int32_t step)
     return s->dense_layer[layer] || step < s->warmup;
 }
 
-/* Steps that one mask serves; 0: all that follow. */
-static int32_t steps_served(const esa_session *s)
+/* 1 if the cell shall run sparse. */
+static int32_t is_sparse(const esa_session *s, int32_t layer, int32_t step)
 {
-    const int32_t mask = s->params.refresh_every, order = s->params.order_every;
-    const int32_t adaptive = s->params.select.layout.order == ESA_ORDER_ADAPTIVE;
-    if (!adaptive || !order) return mask;
-    return mask && mask < order ? mask : order;
+    const int64_t cell = (int64_t)layer * s->params.steps + step;
+    return !is_dense(s, layer, step) && !(s->density && s->density[cell] >= 1);
 }
 
-double esa_session_budget(const esa_session *s, int32_t layer)
+int32_t esa_session_sparse_before(const esa_session *s, int32_t layer, int32_t step)
+{
+    int32_t n = 0;
+    for (int32_t t = 0; t < step; t++) n += is_sparse(s, layer, t);
+    return n;
+}
+
+/* 1 if a mask that is made now does not serve the n-th sparse step after this one. */
+static int32_t is_over(const esa_session *s, const esa_session_turn *turn, int32_t n)
+{
+    const esa_session_params *p = &s->params;
+    return esa_schedule_due(p->refresh_every, turn->mask + n, turn->steps, turn->mask) ||
+           (turn->adaptive &&
+            esa_schedule_due(p->order_every, turn->order + n, turn->steps, turn->order_at));
+}
+
+double esa_session_budget(const esa_session *s, int32_t layer, const esa_session_turn *turn)
 {
     if (!s->density) return s->params.select.budget;
     const double *density = s->density + (int64_t)layer * s->params.steps;
-    const int32_t most = steps_served(s);
     double sum = 0;
     int32_t n = 0;
-    for (int32_t t = s->step; t < s->params.steps && (!most || n < most); t++)
-        if (!is_dense(s, layer, t) && density[t] < 1) {
-            sum += density[t];
-            n++;
-        }
+    for (int32_t t = s->step; t < s->params.steps; t++) {
+        if (!is_sparse(s, layer, t)) continue;
+        if (n && is_over(s, turn, n)) break;
+        sum += density[t];
+        n++;
+    }
     if (!n) return s->params.select.budget;
     const double mean = (sum / n - s->means) / (1 - s->means);
     return mean > 0 ? mean : 0;

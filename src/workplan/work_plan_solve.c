@@ -6,6 +6,7 @@
 #include <string.h>
 #include "base/status.h"
 #include "rules/plan.h"
+#include "rules/schedule.h"
 
 esa_work_costs esa_work_costs_default(void)
 {
@@ -97,24 +98,35 @@ static void curves_from_shape(run *r)
 
 /* ---------------------------------------------------------------- costs */
 
-static int32_t is_due(int32_t every, int32_t n) { return every ? n % every == 0 : n == 0; }
-
-/* What the n-th sparse step of a layer (from 0) pays for its mask and order, which branches may
- * share, and for exact rows. A new order needs a new mask. */
-static double paid_at(const esa_work_costs *c, int32_t n)
+/* What the n-th sparse step of a layer (from 0, of `steps`) pays for its mask and order, which
+ * branches may share, and for exact rows. A new order needs a new mask. */
+static double paid_at(const esa_work_costs *c, int32_t n, int32_t steps)
 {
-    const int32_t order = c->order > 0 && is_due(c->order_every, n);
-    const int32_t mask = order || is_due(c->refresh_every, n);
+    const int32_t order = c->order > 0 && esa_schedule_makes(c->order_every, n, steps);
+    const int32_t mask = order || esa_schedule_makes(c->refresh_every, n, steps);
     const double cost = order * c->order + mask * c->select;
     return c->exact + (c->share_branches ? cost / c->branches : cost);
 }
 
-/* The same as a mean over the sparse steps of a layer, if there are `steps` of them. */
+/* The same as a mean over the sparse steps of a layer. */
 static double paid_mean(const esa_work_costs *c, int32_t steps)
 {
     double sum = 0;
-    for (int32_t n = 0; n < steps; n++) sum += paid_at(c, n);
-    return sum / steps;
+    for (int32_t n = 0; n < steps; n++) sum += paid_at(c, n, steps);
+    return steps ? sum / steps : 0;
+}
+
+/* What each cell pays beside its density: 1 where it must be dense, else the mean of its layer. */
+static void set_fixed(const run *r, const uint8_t *dense)
+{
+    for (int32_t l = 0; l < r->layers; l++) {
+        const int64_t first = (int64_t)l * r->steps;
+        int32_t sparse = 0;
+        for (int32_t t = 0; t < r->steps; t++) sparse += !(dense && dense[first + t]);
+        const double mean = paid_mean(r->costs, sparse);
+        for (int32_t t = 0; t < r->steps; t++)
+            r->fixed[first + t] = dense && dense[first + t] ? 1 : mean;
+    }
 }
 
 /* The work of these densities. */
@@ -122,27 +134,25 @@ static double work_of(const run *r, const double *density)
 {
     double sum = 0;
     for (int32_t l = 0; l < r->layers; l++) {
-        int32_t n = 0;
-        for (int32_t t = 0; t < r->steps; t++) {
-            const double d = density[(int64_t)l * r->steps + t];
-            sum += d < 1 ? d + paid_at(r->costs, n++) : 1;
-        }
+        const double *d = density + (int64_t)l * r->steps;
+        int32_t n = 0, sparse = 0;
+        for (int32_t t = 0; t < r->steps; t++) sparse += d[t] < 1;
+        for (int32_t t = 0; t < r->steps; t++)
+            sum += d[t] < 1 ? d[t] + paid_at(r->costs, n++, sparse) : 1;
     }
     return sum / ((double)r->layers * r->steps);
 }
 
-/* Solves, and corrects for what the mean price of masks and orders leaves out: layers with dense
- * steps pay theirs over fewer steps. */
+/* Solves, and corrects for what the mean price of masks and orders leaves out: layers that the
+ * solution gives dense steps pay theirs over fewer steps. */
 static esa_status solve(esa_ctx *ctx, const run *r, double *density, const uint8_t *dense,
                         double work, double *realised)
 {
     const esa_plan_curves curves = {
         (int64_t)r->layers * r->steps, r->points, r->density, r->error, r->weight, r->fixed, NULL
     };
-    const double fixed = paid_mean(r->costs, r->steps);
     double asked = work, got = 0;
-    /* a cell whose mask costs as much as dense attention runs dense */
-    for (int64_t i = 0; i < curves.cells; i++) r->fixed[i] = dense && dense[i] ? 1 : fixed;
+    set_fixed(r, dense); /* a cell whose mask costs as much as dense attention runs dense */
     for (int round = 0; round < 6; round++) {
         const double solved = esa_plan_solve(density, &curves, asked);
         got = work_of(r, density);
@@ -183,13 +193,16 @@ static esa_status check(esa_ctx *ctx, const esa_work_plan *p, int32_t layers, in
         return esa_fail(ctx, ESA_ERR_VERSION,
                         "esa_work_costs has struct_size %u, this library expects %u",
                         (unsigned)c->struct_size, (unsigned)sizeof *c);
-    if (c->branches < 1 || c->refresh_every < 0 || c->order_every < 0 || !(c->select >= 0) ||
-        !(c->order >= 0) || !(c->exact >= 0))
+    if (!esa_schedule_valid(c->refresh_every) || !esa_schedule_valid(c->order_every))
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
-                        "branches is %d, refresh_every %d, order_every %d, select %g, order %g, "
-                        "exact %g: expected at least 1, and numbers of at least 0",
-                        c->branches, c->refresh_every, c->order_every, c->select, c->order,
-                        c->exact);
+                        "refresh_every is %d and order_every is %d, expected 0 or more, or "
+                        "ESA_REFRESH_EARLY (%d)",
+                        c->refresh_every, c->order_every, ESA_REFRESH_EARLY);
+    if (c->branches < 1 || !(c->select >= 0) || !(c->order >= 0) || !(c->exact >= 0))
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "branches is %d, select %g, order %g, exact %g: expected at least 1, and "
+                        "numbers of at least 0",
+                        c->branches, c->select, c->order, c->exact);
     for (int32_t i = 0; sigma && i < steps; i++)
         if (!(sigma[i] >= 0 && sigma[i] <= 1 && (i == 0 || sigma[i] < sigma[i - 1])))
             return esa_fail(ctx, ESA_ERR_ARGUMENT,

@@ -48,8 +48,9 @@ static void test_nothing_changed(void **state)
 {
     (void)state;
     mini m = mini_make(2, 4, 2, 2);
-    const int32_t every[][3] = { { 1, 1, 0 }, { 1, 1, 1 }, { 2, 1, 0 },
-                                 { 3, 2, 1 }, { 0, 0, 0 }, { 0, 0, 1 } };
+    const int32_t early = ESA_REFRESH_EARLY; /* of four steps: 0, 1 and 2 */
+    const int32_t every[][3] = { { 1, 1, 0 }, { 1, 1, 1 }, { 2, 1, 0 },     { 3, 2, 1 },
+                                 { 0, 0, 0 }, { 0, 0, 1 }, { early, 0, 0 }, { early, early, 1 } };
     float *expected = malloc((size_t)mini_size(&m) * 4);
     mini_fill(&m, 0, 0, 0);
     const size_t count = sizeof every / sizeof every[0];
@@ -71,9 +72,12 @@ static void test_nothing_changed(void **state)
                 assert_memory_equal(expected, m.o, mini_size(&m) * 4);
             }
         int32_t steps = 0; /* with masks; a new order needs a new mask */
-        for (int32_t t = 0; t < 4; t++)
-            steps += (every[i][0] ? t % every[i][0] == 0 : t == 0) ||
-                     (n >= count && every[i][1] && t % every[i][1] == 0);
+        for (int32_t t = 0; t < 4; t++) {
+            int32_t makes = 0; /* orders are made with the error selector only */
+            for (int k = 0; k < (n >= count ? 2 : 1); k++)
+                makes |= every[i][k] == early ? t < 3 : every[i][k] ? t % every[i][k] == 0 : t == 0;
+            steps += makes;
+        }
         assert_int_equal(stats_of(s, -1, -1).masks_made, steps * (every[i][2] ? 1 : 2));
         esa_session_free(s);
     }
@@ -339,8 +343,8 @@ static void test_refusals(void **state)
     p.work = 0.5;
     assert_refused(ctx, esa_session_create(ctx, &s, &p), ESA_ERR_ARGUMENT, "mode ONLINE", NULL);
     p = sparse_params(&m);
-    p.order_every = -1;
-    assert_refused(ctx, esa_session_create(ctx, &s, &p), ESA_ERR_ARGUMENT, "order_every is -1",
+    p.order_every = -2;
+    assert_refused(ctx, esa_session_create(ctx, &s, &p), ESA_ERR_ARGUMENT, "order_every is -2",
                    NULL);
     p = sparse_params(&m);
     p.share_branches = 2;
