@@ -489,7 +489,8 @@ int cmd_bench_attention(int argc, char **argv)
         { "--samples", CLI_INT, &b.samples, "N", 1, 256, 0,
           "entropy: queries scored per block (4)" },
         { "--fine", CLI_INT, &b.fine, "N", 2, 16, 0,
-          "error with tail levels: means per block on the fine level, 2, 4, 8 or 16 (4)" },
+          "error with tail levels: means per block on the fine level, 2, 4, 8 or 16 (8; short "
+          "blocks: 4)" },
         { "--cdf", CLI_REAL, &b.select.cdf_threshold, "X", 0, 1, 0,
           "ada_bsa: cumulative mass to keep; 1 turns the rule off (1)" },
         { "--order", CLI_CHOICE, &b.select.layout.order, CLI_ORDERS, 0, 0, 0,

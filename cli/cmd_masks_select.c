@@ -176,7 +176,8 @@ static int parse(request *r, int argc, char **argv, int *done)
         { "--tail", CLI_CHOICE, &p->tail, CLI_TAILS, 0, 0, 0,
           "error: what will replace skipped blocks, none, pooled or levels (pooled)" },
         { "--fine", CLI_INT32, &p->fine, "N", 2, 16, 0,
-          "error with tail levels: means per block on the fine level, 2, 4, 8 or 16 (4)" },
+          "error with tail levels: means per block on the fine level, 2, 4, 8 or 16 (8; short "
+          "blocks: 4)" },
         { "--cdf", CLI_REAL, &p->cdf_threshold, "X", 0, 1, 0,
           "ada_bsa: cumulative mass to keep; 1 turns the rule off (1)" },
         { "--keep-sink", CLI_INT32, &p->keep_sink, "0|1", 0, 1, 0,

@@ -50,6 +50,8 @@ int clip_is_tiny(const clip_maker *maker);
 
 /* ---------------------------------------------------------------- requests (clip_request.c) */
 
+#define CLIP_RECOMMENDED INT32_MIN /* of a schedule, where -1 is ESA_REFRESH_EARLY */
+
 /* The settings of a clip. p holds the engine's settings. From the rest, clip_resolve completes its
  * session: mode, selector, order, blocks and tail. Strings are borrowed. */
 typedef struct clip_request {
@@ -61,12 +63,13 @@ typedef struct clip_request {
     int32_t exact_rows; /* of each query block; -1: the recommended number */
     /* The recommended ones if NaN or -1. */
     double warmup;
-    int32_t dense_first_layer, refresh_every, order_every, share_branches;
-    int preset;            /* ESA_PRESET_*: the work of the session; -1: none */
-    const char *block;     /* "QxK"; NULL: the recommended blocks */
-    cli_list window;       /* box of order tile3d; count 0: its default */
-    cli_list dense_layers; /* more dense layers */
-    int64_t tokens;        /* length of self-attention; set by clip_resolve */
+    int32_t dense_first_layer, share_branches;
+    int32_t refresh_every, order_every; /* CLIP_RECOMMENDED: the recommended ones */
+    int preset;                         /* ESA_PRESET_*: the work of the session; -1: none */
+    const char *block;                  /* "QxK"; NULL: the recommended blocks */
+    cli_list window;                    /* box of order tile3d; count 0: its default */
+    cli_list dense_layers;              /* more dense layers */
+    int64_t tokens;                     /* length of self-attention; set by clip_resolve */
 } clip_request;
 
 /* Method entropy with esa_session_params_recommended; sizes, steps and guidance are the model's. */
@@ -96,6 +99,10 @@ enum {
     CLIP_OPTIONS_ALL = 255
 };
 #define CLIP_MAX_OPTIONS 64
+#define CLIP_REFRESH_HELP                                                                          \
+    "make new masks every N sparse steps and reuse them in between; 0: only once, at the first "   \
+    "sparse step; early: at the first, and at 1/8, 1/4 and 1/2 of them (1; error: early)"
+#define CLIP_ORDER_EVERY_HELP "order adaptive: when to make new orders, as --refresh (early)"
 const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_option *own,
                                int groups, clip_request *request);
 

@@ -31,8 +31,8 @@ clip_request clip_request_default(void)
                        .exact_rows = -1,
                        .warmup = NAN,
                        .dense_first_layer = -1,
-                       .refresh_every = -1,
-                       .order_every = -1,
+                       .refresh_every = CLIP_RECOMMENDED,
+                       .order_every = CLIP_RECOMMENDED,
                        .share_branches = -1,
                        .preset = -1 };
     /* as esa_generate_params_default, which cannot be asked before the engine is open */
@@ -87,6 +87,11 @@ static int32_t pick(int32_t chosen, int32_t recommended_one)
     return chosen < 0 ? recommended_one : chosen;
 }
 
+static int32_t pick_schedule(int32_t chosen, int32_t recommended_one)
+{
+    return chosen == CLIP_RECOMMENDED ? recommended_one : chosen;
+}
+
 /* The recommended settings of the method, and what the user chose instead. */
 static void set_session(clip_request *r)
 {
@@ -100,8 +105,8 @@ static void set_session(clip_request *r)
     s->select.tail = s->mode == ESA_SESSION_RECORD ? best.select.tail : s->attention.tail;
     s->warmup_frac = isnan(r->warmup) ? best.warmup_frac : r->warmup;
     s->dense_first_layer = pick(r->dense_first_layer, best.dense_first_layer);
-    s->refresh_every = pick(r->refresh_every, best.refresh_every);
-    s->order_every = pick(r->order_every, best.order_every);
+    s->refresh_every = pick_schedule(r->refresh_every, best.refresh_every);
+    s->order_every = pick_schedule(r->order_every, best.order_every);
     s->share_branches = pick(r->share_branches, best.share_branches);
     if (r->preset >= 0) s->work = esa_preset_work(r->preset);
     if (s->mode != ESA_SESSION_ONLINE) { /* a request for another method, such as the dense clip */
@@ -215,15 +220,12 @@ const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_opt
         { "--tail", CLI_CHOICE, &r->tail, CLI_TAILS, 0, 0, 0,
           "what replaces skipped blocks (pooled; error: levels)" },
         { "--exact-rows", CLI_INT32, &r->exact_rows, "N", 0, ESA_MAX_EXACT_ROWS, 0,
-          "queries of each block that are computed exactly and correct the others (0)" },
+          "queries of each block that are computed exactly and correct the others (0; error: 2)" },
         { "--cdf", CLI_REAL, &s->select.cdf_threshold, "X", 0, 1, 0,
           "ada_bsa: cumulative mass to keep; 1 turns the rule off (1)" },
-        { "--refresh", CLI_INT32, &r->refresh_every, "N", 0, 1000, 0,
-          "make new masks every N sparse steps and reuse them in between; 0: only once, at the "
-          "first "
-          "sparse step (1; error: 2)" },
-        { "--order-every", CLI_INT32, &r->order_every, "N", 0, 1000, 0,
-          "order adaptive: make new orders every N sparse steps; 0: only once (2)" },
+        { "--refresh", CLI_SCHEDULE, &r->refresh_every, "early|N", 0, 1000, 0, CLIP_REFRESH_HELP },
+        { "--order-every", CLI_SCHEDULE, &r->order_every, "early|N", 0, 1000, 0,
+          CLIP_ORDER_EVERY_HELP },
         { "--share-branches", CLI_INT32, &r->share_branches, "0|1", 0, 1, 0,
           "1: the negative prompt uses the masks of the prompt (0; error: 1)" },
         end,

@@ -71,13 +71,15 @@ int cli_ctx_gpu(esa_ctx **ctx, esa_device_info *gpu, int32_t ordinal, const char
 /* ---------------------------------------------------------------- options (option.c) */
 
 /* OUTPUT is TEXT that names a file the command writes at the end: cli_options refuses a path that
- * cannot be written. INT32 is INT for a field of an API struct. */
+ * cannot be written. INT32 is INT for a field of an API struct. SCHEDULE is INT32, or the word
+ * early for ESA_REFRESH_EARLY. */
 enum {
     CLI_FLAG,
     CLI_TEXT,
     CLI_OUTPUT,
     CLI_INT,
     CLI_INT32,
+    CLI_SCHEDULE,
     CLI_REAL,
     CLI_CHOICE,
     CLI_INTS,
@@ -95,8 +97,8 @@ typedef struct cli_list { /* value of CLI_INTS, CLI_REALS, CLI_CHOICES */
 typedef struct cli_option {
     const char *name; /* "--budget"; NULL ends a table */
     int type;         /* CLI_* */
-    /* FLAG int*, TEXT and OUTPUT const char**, INT int64_t*, INT32 int32_t*, REAL double*,
-     * CHOICE int*, lists cli_list* */
+    /* FLAG int*, TEXT and OUTPUT const char**, INT int64_t*, INT32 and SCHEDULE int32_t*,
+     * REAL double*, CHOICE int*, lists cli_list* */
     void *value;
     /* the value's name in the help; CHOICE(S): all names, "a|b|c", in the order of their numbers */
     const char *argument;

@@ -5,6 +5,7 @@
 #include "core/folders.h"
 
 #include <errno.h>
+#include <esa/esa_work.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -131,7 +132,8 @@ int cli_choice(const char *names, const char *name, int length)
 
 static int is_whole(const cli_option *o)
 {
-    return o->type == CLI_INT || o->type == CLI_INT32 || o->type == CLI_INTS;
+    return o->type == CLI_INT || o->type == CLI_INT32 || o->type == CLI_SCHEDULE ||
+           o->type == CLI_INTS;
 }
 
 static int has_range(const cli_option *o) { return o->lo < o->hi; }
@@ -175,7 +177,8 @@ static int range_error(const char *path, const cli_option *o, const char *given)
     char range[64], text[128];
     range_text(range, o);
     const char *join = !has_range(o) ? "" : o->hi < 1e16 ? " in " : " of ";
-    snprintf(text, sizeof text, "a %s%s%s", is_whole(o) ? "whole number" : "number", join, range);
+    snprintf(text, sizeof text, "%sa %s%s%s", o->type == CLI_SCHEDULE ? "early or " : "",
+             is_whole(o) ? "whole number" : "number", join, range);
     return bad_value(path, o, given, text);
 }
 
@@ -245,11 +248,15 @@ static int parse_value(const char *path, const cli_option *o, const char *text)
     }
     case CLI_INT:
     case CLI_INT32:
+    case CLI_SCHEDULE:
     case CLI_REAL:
-        if (!number(o, text, (int)strlen(text), &x)) return range_error(path, o, text);
+        if (o->type == CLI_SCHEDULE && strcmp(text, "early") == 0)
+            x = ESA_REFRESH_EARLY;
+        else if (!number(o, text, (int)strlen(text), &x))
+            return range_error(path, o, text);
         if (o->type == CLI_INT)
             *(int64_t *)o->value = (int64_t)x;
-        else if (o->type == CLI_INT32)
+        else if (o->type == CLI_INT32 || o->type == CLI_SCHEDULE)
             *(int32_t *)o->value = (int32_t)x;
         else
             *(double *)o->value = x;

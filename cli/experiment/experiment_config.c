@@ -119,6 +119,14 @@ static void json_given(cli_json *json, const char *key, int32_t value)
         cli_json_int(json, key, value);
 }
 
+static void json_schedule(cli_json *json, const char *key, int32_t every)
+{
+    if (every == CLIP_RECOMMENDED || every == ESA_REFRESH_EARLY)
+        cli_json_text(json, key, every == ESA_REFRESH_EARLY ? "early" : NULL);
+    else
+        cli_json_int(json, key, every);
+}
+
 /* Settings whose default depends on the method: the value that was given, else the default that all
  * methods share. null: each method has its own. */
 static void json_defaults(cli_json *json, const experiment *e)
@@ -127,14 +135,14 @@ static void json_defaults(cli_json *json, const experiment *e)
     const esa_session_params *s = &c->p.session; /* resolved as for entropy */
     const int differ = defaults_differ(e);
     const int first = differ ? c->dense_first_layer : s->dense_first_layer;
-    json_given(json, "refresh", differ ? c->refresh_every : s->refresh_every);
+    json_schedule(json, "refresh", differ ? c->refresh_every : s->refresh_every);
     cli_json_real(json, "warmup", differ ? c->warmup : s->warmup_frac);
     if (first < 0)
         cli_json_text(json, "dense_first_layer", NULL);
     else
         cli_json_bool(json, "dense_first_layer", first);
     json_given(json, "exact_rows", c->exact_rows);
-    json_given(json, "order_every", c->order_every);
+    json_schedule(json, "order_every", c->order_every);
     json_given(json, "share_branches", c->share_branches);
 }
 

@@ -35,8 +35,8 @@ def _defaults(selector: str, masks: Any = None) -> dict[str, Any]:
     tail = (p if masks is None else recommended("cached", selector)).attention.tail
     return {"tail": T.word(T.TAILS, tail), "exact_rows": p.attention.exact_rows,
             "warmup_frac": p.warmup_frac, "dense_first_layer": bool(p.dense_first_layer),
-            "refresh_every": p.refresh_every,
-            "order_every": p.order_every, "share_branches": bool(p.share_branches)}
+            "refresh_every": T.schedule_word(p.refresh_every), "order_every": T.schedule_word(p.order_every),
+            "share_branches": bool(p.share_branches)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,14 +71,15 @@ class EsaConfig:
         What stands in for skipped blocks: "none", "pooled" (default), "centroid" or, for selector "error" and its
         default, "levels".
     exact_rows
-        Queries of each query block, 0 to 16, that are computed exactly and whose mean error corrects the others (0).
-        Each costs 1 / block of a dense call. Not for causal attention.
+        Queries of each query block, 0 to 16, that are computed exactly and whose mean error corrects the others (0;
+        error: 2). Each costs 1 / block of a dense call. Not for causal attention.
     warmup_frac, dense_first_layer, dense_layers, min_tokens
         What runs dense by policy: the first share of the steps (0.2; error: 0), layer 0 (yes; error: no), listed
         layers, shorter sequences.
     refresh_every, order_every
         A mask, or an adaptive order, is made at every n-th sparse step of its layer and branch and reused between; 0:
-        only at the first (1; error: 2).
+        only at the first; "early": at the first and at 1/8, 1/4 and 1/2 of the layer's sparse steps, because attention
+        changes most early in a run (1; error: "early").
     share_branches
         All guidance branches use the masks and orders of the first one that runs (no; error: yes).
     masks
@@ -127,8 +128,8 @@ class EsaConfig:
     dense_first_layer: bool = None  # type: ignore[assignment]
     dense_layers: tuple[int, ...] = ()
     min_tokens: int = 0
-    refresh_every: int = None  # type: ignore[assignment]
-    order_every: int = None  # type: ignore[assignment]
+    refresh_every: int | str = None  # type: ignore[assignment]
+    order_every: int | str = None  # type: ignore[assignment]
     share_branches: bool = None  # type: ignore[assignment]
     masks: str | os.PathLike[str] | None = None
     step_map: str = "exact"
@@ -191,7 +192,9 @@ class EsaConfig:
             raise ValueError(f"order 'adaptive' is for selector 'error', not for {self.selector!r}")
         if self.masks is None and self.tail == "centroid" and self.selector == "error":
             raise ValueError("selector 'error' takes tail 'none', 'pooled' or 'levels', not 'centroid'")
-        for name, least in (("samples", 1), ("refresh_every", 0), ("order_every", 0), ("min_tokens", 0)):
+        for name in ("refresh_every", "order_every"):
+            T.schedule(getattr(self, name), name)
+        for name, least in (("samples", 1), ("min_tokens", 0)):
             if not T.whole(getattr(self, name)) or getattr(self, name) < least:
                 raise ValueError(f"{name} must be an integer of at least {least}, not {getattr(self, name)!r}")
         put(self, "exact_rows", T.exact_rows(self.exact_rows))

@@ -121,12 +121,13 @@ class Session:
         c = self._context.lib.c
         p = c.esa_session_params_default()
         p.mode, p.layers, p.steps, p.branches = T.SESSION_MODES[self.mode], layers, steps, branches
-        p.strict, p.dense_first_layer, p.refresh_every = int(config.strict), int(
-            config.dense_first_layer), config.refresh_every
+        p.strict, p.dense_first_layer = int(config.strict), int(config.dense_first_layer)
+        p.refresh_every = T.schedule(config.refresh_every, "refresh_every")
+        p.order_every = T.schedule(config.order_every, "order_every")
         p.warmup_frac, p.min_tokens, p.step_map = config.warmup_frac, config.min_tokens, T.STEP_MAPS[config.step_map]
         dense = (C.c_int32 * max(1, len(config.dense_layers)))(*config.dense_layers)
         p.dense_layers, p.dense_layer_count = dense, len(config.dense_layers)
-        p.order_every, p.share_branches = config.order_every, int(config.share_branches)
+        p.share_branches = int(config.share_branches)
         p.model, p.config_hash = _text(model), _text(config_hash)
         self.plan = WorkPlan(config.plan, self._context) if config.plan is not None else None
         if self.mode == "online" and config.spends_work:

@@ -22,6 +22,7 @@ TAILS = {"none": 0, "pooled": 1, "centroid": 2, "levels": 3}
 # ---- constants of esa_session.h
 SESSION_MODES = {"dense": 0, "online": 1, "cached": 2, "record": 3, "probe": 4}
 MAX_EXACT_ROWS = 16
+REFRESH_EARLY = -1
 PRESETS = {"faithful": 0, "balanced": 1, "fast": 2}
 CALL_KINDS = {"self": 0, "cross": 1}
 STEP_MAPS = {"exact": 0, "nearest": 1}
@@ -199,6 +200,20 @@ def exact_rows(value: Any) -> int:
     if not whole(value) or not 0 <= value <= MAX_EXACT_ROWS:
         raise ValueError(f"exact_rows must be an integer of 0 to {MAX_EXACT_ROWS}, not {value!r}")
     return int(value)
+
+
+def schedule(value: Any, name: str) -> int:
+    """The library's number of a schedule ("early", or an integer of at least 0), or a ValueError."""
+    if isinstance(value, str) and value == "early":
+        return REFRESH_EARLY
+    if not whole(value) or value < 0:
+        raise ValueError(f"{name} must be 'early' or an integer of at least 0, not {value!r}")
+    return int(value)
+
+
+def schedule_word(value: int) -> int | str:
+    """A schedule as users say it."""
+    return "early" if value == REFRESH_EARLY else value
 
 
 def wholes(value: Any, message: str) -> tuple[int, ...]:
