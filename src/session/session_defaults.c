@@ -9,8 +9,8 @@
  * large ones. */
 enum { SHORT_BLOCK = 64 };
 
-/* Masks and orders of the error selector change slowly: every second step is enough. */
-enum { ERROR_REFRESH = 2, ERROR_ORDER = 2 };
+/* Two exact rows per query block are worth more than the blocks that they cost. */
+enum { ERROR_EXACT_ROWS = 2 };
 
 /* The work of each preset, in the order of ESA_PRESET_*. */
 static const double preset_work[] = { 0.57, 0.44, 0.30 };
@@ -35,9 +35,9 @@ static void recommend_error(esa_session_params *p)
 {
     p->warmup_frac = 0;
     p->dense_first_layer = 0;
-    p->refresh_every = ERROR_REFRESH;
-    p->order_every = ERROR_ORDER;
+    p->refresh_every = p->order_every = ESA_REFRESH_EARLY;
     p->share_branches = 1;
+    p->attention.exact_rows = ERROR_EXACT_ROWS;
     p->select.tail = p->attention.tail = ESA_TAIL_LEVELS;
 }
 

@@ -38,7 +38,11 @@ class Words(Base):
                            (["--work", 0.5, "--preset", "fast"], "say the same thing"),
                            (["--plan", "p"], "--plan needs"), (["--quality", 40], "--mp4-quality"),
                            (["--work", 0.5, "--method", "dense"], "choose blocks"),
-                           (["--work", 1.5], "--work"), (["--preset", "fats"], "did you mean fast?")):
+                           (["--work", 1.5], "--work"), (["--preset", "fats"], "did you mean fast?"),
+                           (["--refresh", "late"],
+                            "--refresh was given 'late', expected early or a whole number in 0 .. 1000"),
+                           (["--refresh", -1], "--refresh was given '-1'"),
+                           (["--order-every", "often"], "--order-every was given 'often', expected early or")):
             self.fails("generate", *args, status=2, says=[says])
         for args, says in ((["--plan", "p", "--output", "m"], "give one kind"),
                            (["--plan", "p", "--quality", 40, "--speedup", 2], "one of --quality and --speedup"),
@@ -77,6 +81,12 @@ class Work(Base):
             self.assertEqual(video["attention_work"]["asked"], asked)
             # whole blocks: 14 of 32 tokens in a row, split between heads or over the layer
             self.assertAlmostEqual(video["attention_work"]["realised"], asked, delta=0.03)
+        # early is what the error selector does by itself
+        same = self.video("--work", 0.6, "--refresh", "early", "--order-every=early", "--exact-rows", 2)
+        other = self.video("--work", 0.6, "--refresh", 1, "--order-every", 1)
+        usual = self.video("--work", 0.6)
+        self.assertEqual(same["layer_density"], usual["layer_density"])
+        self.assertNotEqual(other["layer_density"], usual["layer_density"])
         video = self.video("--budget", 0.5)
         self.assertIsNone(video["attention_work"]["asked"])
         self.assertEqual((video["method"], self.video("--work", 0.6)["method"]), ("entropy", "error"))

@@ -46,7 +46,9 @@ def test_defaults():
     ({"exact_rows": 1.5}, "exact_rows must be"),
     ({"mode": "strange"}, "mode must be"),
     ({"kernel": "fa5"}, "kernel must be one of 'auto', 'fa4'"),
-    ({"refresh_every": -1}, "refresh_every must be an integer of at least 0"),
+    ({"refresh_every": -1}, "refresh_every must be 'early' or an integer of at least 0, not -1"),
+    ({"order_every": "late"}, "order_every must be 'early' or an integer of at least 0, not 'late'"),
+    ({"refresh_every": True}, "refresh_every must be 'early' or"), ({"order_every": 1.5}, "order_every must be"),
     ({"samples": 0}, "samples must be"),
     ({"min_tokens": -1}, "min_tokens must be"),
     ({"step_map": "maybe"}, "step_map must be"),
@@ -116,7 +118,10 @@ def test_selector_decides():
     plain, error = EsaConfig(), EsaConfig(selector="error")
     assert (plain.warmup_frac, plain.dense_first_layer, plain.tail, plain.refresh_every) == (0.2, True, "pooled", 1)
     assert (error.warmup_frac, error.dense_first_layer, error.tail) == (0.0, False, "levels")
-    assert error.refresh_every == error.order_every == 2 and error.share_branches
+    assert error.refresh_every == error.order_every == "early" and error.share_branches
+    assert (plain.exact_rows, error.exact_rows) == (0, 2)
+    assert EsaConfig(refresh_every="early").replace(selector="error") == error
+    assert repr(EsaConfig(refresh_every="early")) == "EsaConfig(refresh_every='early')"
     assert plain.replace(selector="error") == error
     assert error.replace(selector="entropy") == plain
     assert EsaConfig(warmup_frac=0.1).replace(selector="error").warmup_frac == 0.1

@@ -57,6 +57,25 @@ static void test_rest_is_plain(void **state)
     assert_memory_equal(&p, &plain, sizeof p);
 }
 
+/* The rules of the error selector. */
+static void test_error(void **state)
+{
+    (void)state;
+    for (int32_t probes = 0; probes < 2; probes++) {
+        const esa_session_params p = esa_session_params_recommended(
+            probes ? ESA_SESSION_PROBE : ESA_SESSION_ONLINE, ESA_SELECT_ERROR, 1000);
+        assert_int_equal(p.select.layout.order, ESA_ORDER_ADAPTIVE);
+        assert_int_equal(p.select.tail, ESA_TAIL_LEVELS);
+        assert_int_equal(p.attention.tail, ESA_TAIL_LEVELS);
+        assert_int_equal(p.attention.exact_rows, 2);
+        assert_int_equal(p.refresh_every, ESA_REFRESH_EARLY);
+        assert_int_equal(p.order_every, ESA_REFRESH_EARLY);
+        assert_int_equal(p.share_branches, 1);
+        assert_int_equal(p.select.fine, 0); /* 8 at these blocks */
+        assert_true(p.warmup_frac == 0 && p.dense_first_layer == 0);
+    }
+}
+
 static void test_sessions_accept_them(void **state)
 {
     (void)state;
@@ -80,6 +99,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rules),
         cmocka_unit_test(test_rest_is_plain),
+        cmocka_unit_test(test_error),
         cmocka_unit_test(test_sessions_accept_them),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
