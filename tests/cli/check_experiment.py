@@ -182,6 +182,7 @@ class Run(Base):
         for args, says in ((["--steps", 3], ["steps", "2", "3"]), (["--budgets",
                                                                     "0.5"], ["budgets", "[0.5, 0.3]", "[0.5]"]),
                            (["--tail", "none"], ["tail", '"pooled"', '"none"']), (["--seed", 9], ["seed", "0", "9"]),
+                           (["--refresh", "early"], ["refresh 1", 'asks for "early"']),
                            (["--eval-prompts",
                              1], ["evaluation_prompts"]), (["--negative-prompt",
                                                             "blur"], ["negative_prompt", "nothing", '"blur"'])):
