@@ -297,6 +297,7 @@ static esa_status make_recorder(esa_session *s)
         esa_select_params select = p->select;
         select.block_q = f.block_q;
         select.block_k = f.block_k;
+        select.fine = esa_error_fine(&select);
         f.tail = select.tail;
         f.fine = select.tail == ESA_TAIL_LEVELS ? select.fine : 0;
         f.group_q = esa_error_queries(&select);

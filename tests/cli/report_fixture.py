@@ -19,6 +19,7 @@ PROMPTS = [
 
 def least(schema):
     """Some value a schema allows: of settings the page does not look at."""
+    schema = schema.get("anyOf", [schema])[0]
     kind = schema["type"] if isinstance(schema.get("type"),
                                         str) else "null" if "null" in schema.get("type", []) else None
     if "enum" in schema:
