@@ -4,7 +4,7 @@ import ast
 import dataclasses
 import re
 
-from settings import AD, BOTH, ERR, FREE, HIGH, LEAN, LOW, swap
+from settings import BOTH, EARLY, FREE, HIGH, LEAN, LOW, NEW, REC2, swap
 from spec import Spec
 
 BUDGETS = (0.5, 0.3, 0.2, 0.1)          # of the former default
@@ -76,26 +76,30 @@ def today_free(work):
 
 
 def new(work):
-    return Run("new default", f"work={work} {SMALL}", AD)
+    return Run("new default", f"work={work} {SMALL}", NEW)
 
 
 def rows(work):
-    return Run("new default, 4 exact rows", f"work={work} exact_rows=4 {SMALL}", swap(AD, resid=4))
+    return Run("new default, 4 exact rows", f"work={work} exact_rows=4 {SMALL}", swap(NEW, resid=4))
 
 
 def ideas(work):
     """One idea after the other, up to the new default."""
     error = f"work={work} selector=error {SMALL}"
     plain = "exact_rows=0 order=hilbert"
-    levels = "sel=errq8m4 bud=layer lev=64/16"
+    levels = "sel=errq8m4 bud=layer lev=64/8 osrc=block"
+    order = f"sel=errq8m4 bud=layer lev=64/8 osrc=block {FREE} order=ad amet=0 leafq=4 leafk=4"
     return [
         Run("today, by work", f"work={work} selector=entropy {SMALL}", "base"),
-        Run("error", f"{error} tail=pooled {plain} {OLD_RULES} {OLD_REUSE}", "sel=errq8m4 bud=layer"),
+        Run("error", f"{error} tail=pooled {plain} {OLD_RULES} {OLD_REUSE}", "sel=errq8m4 bud=layer osrc=block"),
         Run("error, levels", f"{error} tail=levels {plain} {OLD_RULES} {OLD_REUSE}", levels),
         Run("error, levels, no dense calls", f"{error} tail=levels {plain} {OLD_REUSE}", f"{levels} {FREE}"),
-        Run("error, levels, no dense calls, reuse", f"{error} tail=levels {plain}", f"{ERR} {FREE} refresh=2"),
+        Run("error, levels, no dense calls, reuse", f"{error} tail=levels {plain}",
+            f"{levels} {FREE} refresh={EARLY} share=1"),
         Run("error, levels, no dense calls, adaptive order",
-            f"{error} tail=levels exact_rows=0 order=adaptive {OLD_REUSE}", swap(AD, refresh=1, oref=1, share=0)),
+            f"{error} tail=levels exact_rows=0 order=adaptive {OLD_REUSE}", order),
+        Run("error, levels, no dense calls, adaptive order, reuse", f"{error} tail=levels exact_rows=0 order=adaptive",
+            swap(NEW, resid=0)),
         new(work),
         rows(work),
     ]
@@ -104,10 +108,17 @@ def ideas(work):
 def apart(work):
     """The new default with one idea taken back."""
     return [
-        Run("new, pooled tail", f"work={work} tail=pooled {SMALL}", AD.replace(" lev=64/16", "")),
-        Run("new, Hilbert order", f"work={work} order=hilbert {SMALL}", f"{ERR} {FREE} refresh=2"),
-        Run("new, dense steps and layer 0", f"work={work} {OLD_RULES} {SMALL}", swap(AD, warm=-1, l0=1)),
-        Run("new, no reuse", f"work={work} {OLD_REUSE} {SMALL}", swap(AD, refresh=1, oref=1, share=0)),
+        Run("new, pooled tail", f"work={work} tail=pooled {SMALL}", NEW.replace(" lev=64/8", "")),
+        Run("new, Hilbert order", f"work={work} order=hilbert {SMALL}",
+            f"sel=errq8m4 bud=layer lev=64/8 osrc=block resid=2 {FREE} refresh={EARLY} share=1"),
+        Run("new, dense steps and layer 0", f"work={work} {OLD_RULES} {SMALL}", swap(NEW, warm=-1, l0=1)),
+        Run("new, no reuse", f"work={work} {OLD_REUSE} {SMALL}", swap(NEW, refresh=1, oref=1, share=0)),
+        Run("new, every second step", f"work={work} refresh_every=2 order_every=2 {SMALL}",
+            swap(NEW, refresh=2, oref=2)),
+        Run("new, no exact rows", f"work={work} exact_rows=0 {SMALL}", swap(NEW, resid=0)),
+        Run("new, masks of the first step", f"work={work} refresh_every=0 order_every=0 {SMALL}",
+            swap(NEW, refresh=0, oref=0)),
+        Run("new, blocks of 128", f"work={work} block=128", swap(NEW, sel="errq16m4", lev="128/16", bq=128, bk=128)),
     ]
 
 

@@ -61,16 +61,16 @@ DECIDE = [
 # What the group decide left open, around one candidate. Schedules are shares of the run: 0/1/2/4 of 8 steps.
 EARLY = "0/.125/.25/.5"
 CORE = f"bud=layer share=1 {FREE} order=ad refresh={EARLY} oref={EARLY} osrc=block amet=0"
-NEW = f"sel=errq8m4 lev=64/8 leafq=4 leafk=4 resid=4 {CORE}"
-NEW128 = f"sel=errq16m4 lev=128/16 bq=128 bk=128 resid=4 {CORE}"
+NEW = f"sel=errq8m4 lev=64/8 leafq=4 leafk=4 resid=2 {CORE}"        # what the library does
+NEW128 = f"sel=errq16m4 lev=128/16 bq=128 bk=128 resid=2 {CORE}"
 NEW256 = swap(NEW128, bq=256)
 SETTLE = [
     *at(BOTH, NEW),
-    *at((LOW,), swap(NEW, resid=2), swap(NEW, resid=0), swap(NEW, lev="64/16"), swap(NEW, amet=512),
+    *at((LOW,), swap(NEW, resid=4), swap(NEW, resid=0), swap(NEW, lev="64/16"), swap(NEW, amet=512),
         swap(NEW, osrc="self"), swap(NEW, leafq=0, leafk=0), swap(NEW, refresh=2, oref=2),
         swap(NEW, refresh="0/1/3", oref="0/1/3"), swap(NEW, cent=1), swap(NEW, near=0.5)),
-    *at((LOW,), NEW128, swap(NEW128, resid=8), NEW256, swap(NEW256, resid=8)),
-    *at((HIGH,), swap(NEW, cent=1), swap(NEW, resid=2)),
+    *at((LOW,), NEW128, swap(NEW128, resid=4), NEW256, swap(NEW256, resid=4)),
+    *at((HIGH,), swap(NEW, cent=1), swap(NEW, resid=4)),
 ]
 MORE = [
     *at((HIGH,), swap(NEW, refresh=2, oref=2), NEW128, swap(NEW, resid=0)),
@@ -85,7 +85,9 @@ PLAN = [
 
 REC = f"src=cached sel=errq8m4 bud=joint lev=64/16 {FREE}"
 REC4 = swap(REC, resid=4)
+REC2 = swap(REC, resid=2, lev="64/8")
 RECORDED = [
+    *at(BOTH, REC2, swap(REC2, P=32)), *at((LEAN,), REC2),
     *at(BOTH, swap(REC4, lev="64/8"), swap(REC4, lev="64/8", P=32), REC4, swap(REC4, lev="64/8", wt="cell"), REC,
         swap(REC4, lev="64/8", P=32, sel="err16"), swap(REC4, lev="64/8", wt="head")),
     *at(BOTH, "src=cached P=8"),
