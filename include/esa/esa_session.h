@@ -188,6 +188,12 @@ ESA_API esa_status esa_session_attention(esa_session *session, int32_t layer, in
                                          const esa_tensor *v, const esa_tensor *o,
                                          const esa_tensor *lse);
 
+/* *costs = what sparse calls of an ONLINE session with these params pay when self-attention has
+ * these shapes. esa_work_plan_solve then says, before anything runs, which densities a work gives,
+ * or that it cannot be reached. costs->struct_size is set by the caller. */
+ESA_API esa_status esa_session_costs(esa_ctx *ctx, esa_work_costs *costs,
+                                     const esa_session_params *params, const esa_shapes *shapes);
+
 typedef struct esa_session_stats {
     uint32_t struct_size;
     int32_t reserved0;
@@ -202,7 +208,8 @@ typedef struct esa_session_stats {
     /* Work of the self-attention calls as a share of dense attention: attention, tail, selection
      * and orders. NaN if there were none. */
     double work;
-    double work_asked; /* work of the params; NaN if it was not given */
+    double work_asked; /* work of the params; NaN if it was not given. work is above it where rows
+                        * keep more blocks than a selector was asked for */
     int64_t reserved[2];
 } esa_session_stats;
 

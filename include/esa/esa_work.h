@@ -106,7 +106,8 @@ ESA_API esa_status esa_work_fit(esa_ctx *ctx, double *weight, int32_t layers, in
  * so this is better than even distances, and a long run makes no more masks than a short one. */
 #define ESA_REFRESH_EARLY (-1)
 
-/* What a sparse cell pays beside its density, and when. Shares of one dense call. */
+/* What a sparse cell pays beside its density, and when. Shares of one dense call. esa_session_costs
+ * fills it in for a session. */
 typedef struct esa_work_costs {
     uint32_t struct_size;
     int32_t branches;       /* guidance branches, >= 1 (1) */
@@ -116,7 +117,8 @@ typedef struct esa_work_costs {
     int32_t reserved0;
     double select, order; /* one selection; one order; 0: none (0) */
     double exact;         /* exact rows, paid by every sparse call; 0: none (0) */
-    int64_t reserved[3];
+    double floor;         /* least density of a sparse call: each row keeps a block (0) */
+    int64_t reserved[2];
 } esa_work_costs;
 
 ESA_API esa_work_costs esa_work_costs_default(void);
@@ -124,9 +126,9 @@ ESA_API esa_work_costs esa_work_costs_default(void);
 /* Solves for the density of each cell of a run: density f64[layers][steps], where 1 means dense.
  * plan NULL: the built-in rule. sigma f64[steps]: noise levels of the run, falling; NULL: spaced as
  * in the plan. dense u8[layers][steps]: 1 where the cell must be dense; NULL: none. work: 0 .. 1.
- * costs NULL: the defaults. *realised (may be NULL) receives the work
- * that the densities will cost. ESA_ERR_ARGUMENT if no densities cost so little, or if the plan has
- * another number of layers. */
+ * costs NULL: the defaults. *realised (may be NULL) receives the work that the densities will cost.
+ * ESA_ERR_ARGUMENT if no densities cost so little (*realised then receives the least work), or if
+ * the plan has another number of layers. */
 ESA_API esa_status esa_work_plan_solve(esa_ctx *ctx, const esa_work_plan *plan, double *density,
                                        int32_t layers, int32_t steps, const double *sigma,
                                        const uint8_t *dense, double work,

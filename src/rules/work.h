@@ -12,6 +12,7 @@
  *   selection  The products of the scores: rows times columns, and a half if there is no product
  *              with the values.
  *   order      rules/order.h.
+ *   floor      the blocks that rows keep in any case, as a density
  *
  * The figures follow from the method, not from how a device carries it out: a kernel that computes
  * a column and drops it does not raise them.
@@ -144,6 +145,26 @@ ESA_INLINE double esa_work_select(const esa_select_params *p, int64_t Nq, int64_
     }
     default: return 0.0;
     }
+}
+
+/* Least density of a mask: each row keeps its forced blocks and its best one, which may be forced:
+ * it counts as if any block could be the best. Skipped blocks cost `mean` of a kept one. */
+static inline double esa_work_floor(const esa_select_args *a, int64_t kv_len, double mean)
+{
+    const int64_t existing = esa_blocks_existing(a, kv_len);
+    double least = 0.0, seen = 0.0;
+    for (int64_t i = 0; i < a->nq; i++) {
+        const int64_t visible = esa_row_visible(a, kv_len, existing, i),
+                      diagonal = esa_row_diagonal(a, kv_len, visible, i);
+        int32_t columns = 0;
+        for (int64_t j = 0; j < diagonal; j++) columns += esa_column_forced(a, kv_len, existing, j);
+        const double v = (double)visible,
+                     n = esa_row_dense(a, i) ? v : (double)(visible - diagonal + columns);
+        least += visible ? n + (v - n) / v : 0.0;
+        seen += v;
+    }
+    const double kept = seen > 0.0 ? least / seen : 1.0;
+    return kept + (1.0 - kept) * mean;
 }
 
 /* Work of one adaptive order of all heads. */

@@ -53,15 +53,6 @@ double esa_session_budget(const esa_session *s, int32_t layer, const esa_session
     return mean > 0 ? mean : 0;
 }
 
-/* Share of dense attention that the means of a tail take for skipped blocks, where the budget of
- * the selector counts blocks only. Solved densities include it. */
-static double means_of(const esa_plan *p)
-{
-    const int32_t counted = p->select.selector == ESA_SELECT_ERROR &&
-                            p->select.tail == ESA_TAIL_LEVELS;
-    return p->attention.tail == ESA_TAIL_NONE || counted ? 0 : 1.0 / p->select.block_k;
-}
-
 int32_t esa_session_runs_dense(const esa_session *s, int32_t layer)
 {
     return s->density && s->density[(int64_t)layer * s->params.steps + s->step] >= 1;
@@ -122,13 +113,30 @@ double esa_session_price_work(const esa_session_price *p, const int64_t *facts)
     return p->extra + (isnan(p->sparse) ? esa_work_facts(&p->args, facts, p->rows) : p->sparse);
 }
 
-/* ---------------------------------------------------------------- solving */
-
-esa_status esa_session_solve(esa_session *s, const esa_plan *p)
+/* Share of dense attention that the mean of one skipped block takes. */
+static double mean_of(const esa_plan *p)
 {
-    if (!s->density || s->given) return ESA_OK;
-    if (s->solved && esa_session_same_shapes(&s->solved_for, &p->shapes)) return ESA_OK;
-    const esa_session_params *q = &s->params;
+    return p->attention.tail == ESA_TAIL_NONE ? 0 : 1.0 / p->select.block_k;
+}
+
+/* Share of dense attention that the means of a tail take for skipped blocks, where the budget of
+ * the selector counts blocks only. Solved densities include it. */
+static double means_of(const esa_plan *p)
+{
+    const int32_t counted = p->select.selector == ESA_SELECT_ERROR &&
+                            p->select.tail == ESA_TAIL_LEVELS;
+    return counted ? 0 : mean_of(p);
+}
+
+static double floor_work(const esa_plan *p)
+{
+    esa_select_args a;
+    esa_bind_select(&a, &p->shapes, &p->select, NULL, NULL, NULL);
+    return esa_work_floor(&a, p->shapes.Nk, mean_of(p));
+}
+
+static esa_work_costs costs_of(const esa_session_params *q, const esa_plan *p)
+{
     const int32_t adaptive = p->select.layout.order == ESA_ORDER_ADAPTIVE &&
                              !p->select.layout.order_applied;
     esa_work_costs costs = esa_work_costs_default();
@@ -140,6 +148,51 @@ esa_status esa_session_solve(esa_session *s, const esa_plan *p)
     costs.select = esa_session_select_work(p);
     costs.order = adaptive ? esa_session_order_work(p) : 0;
     costs.exact = exact_work(p);
+    costs.floor = floor_work(p);
+    return costs;
+}
+
+static esa_status costs_checked(esa_ctx *ctx, esa_work_costs *costs, const esa_session_params *q,
+                                const esa_shapes *shapes)
+{
+    esa_plan *plan;
+    if (!costs || !q || !shapes)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is NULL",
+                        !costs ? "costs"
+                        : !q   ? "params"
+                               : "shapes");
+    if (costs->struct_size != sizeof *costs || q->struct_size != sizeof *q)
+        return esa_fail(ctx, ESA_ERR_VERSION,
+                        "esa_work_costs has struct_size %u and esa_session_params %u, this library "
+                        "expects %u and %u",
+                        (unsigned)costs->struct_size, (unsigned)q->struct_size,
+                        (unsigned)sizeof *costs, (unsigned)sizeof *q);
+    if (q->mode != ESA_SESSION_ONLINE)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "mode is %d, expected ESA_SESSION_ONLINE (%d)",
+                        q->mode, ESA_SESSION_ONLINE);
+    ESA_TRY(esa_plan_make(ctx, &plan, shapes, &q->select, &q->attention));
+    *costs = costs_of(q, plan);
+    esa_plan_free(plan);
+    return ESA_OK;
+}
+
+esa_status esa_session_costs(esa_ctx *ctx, esa_work_costs *costs, const esa_session_params *params,
+                             const esa_shapes *shapes)
+{
+    ESA_TRY(esa_ctx_enter(ctx));
+    const esa_status status = costs_checked(ctx, costs, params, shapes);
+    esa_ctx_leave(ctx);
+    return status;
+}
+
+/* ---------------------------------------------------------------- solving */
+
+esa_status esa_session_solve(esa_session *s, const esa_plan *p)
+{
+    if (!s->density || s->given) return ESA_OK;
+    if (s->solved && esa_session_same_shapes(&s->solved_for, &p->shapes)) return ESA_OK;
+    const esa_session_params *q = &s->params;
+    const esa_work_costs costs = costs_of(q, p);
     const int64_t cells = (int64_t)q->layers * q->steps;
     uint8_t *dense = esa_mem_alloc(&s->ctx->mem, cells);
     if (!dense)

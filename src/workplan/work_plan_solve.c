@@ -96,6 +96,28 @@ static void curves_from_shape(run *r)
         }
 }
 
+/* Lets the curves begin at a density: points below it go, and the last of them moves up to it, with
+ * the error between its neighbours. The dense end has error 0. */
+static void begin_at(run *r, double floor)
+{
+    const int32_t K = r->points;
+    int32_t first = 0; /* the first point that is not below */
+    while (first < K && r->density[first] < floor) first++;
+    if (!first) return;
+    const double low = r->density[first - 1], high = first < K ? r->density[first] : 1,
+                 part = (floor - low) / (high - low);
+    r->points = K - first + 1;
+    for (int64_t cell = 0; cell < (int64_t)r->layers * r->steps; cell++) {
+        double *to = r->error + cell * r->points;
+        const double *from = r->error + cell * K + first - 1;
+        const double next = first < K ? from[1] : 0;
+        to[0] = from[0] + part * (next - from[0]);
+        memmove(to + 1, from + 1, (size_t)(K - first) * sizeof *to);
+    }
+    r->density[0] = floor;
+    memmove(r->density + 1, r->density + first, (size_t)(K - first) * sizeof *r->density);
+}
+
 /* ---------------------------------------------------------------- costs */
 
 /* What the n-th sparse step of a layer (from 0, of `steps`) pays for its mask and order, which
@@ -156,11 +178,13 @@ static esa_status solve(esa_ctx *ctx, const run *r, double *density, const uint8
     for (int round = 0; round < 6; round++) {
         const double solved = esa_plan_solve(density, &curves, asked);
         got = work_of(r, density);
-        if (round == 0 && solved > work + 1e-9)
+        if (round == 0 && solved > work + 1e-9) {
+            if (realised) *realised = solved;
             return esa_fail(ctx, ESA_ERR_ARGUMENT,
                             "work is %g, but at the lowest density (%g) masks, orders and "
                             "attention take %.3f",
                             work, r->density[0], solved);
+        }
         if (fabs(got - work) < 1e-9) break;
         asked += work - got;
         asked = asked < 0 ? 0 : asked > 1 ? 1 : asked;
@@ -198,11 +222,12 @@ static esa_status check(esa_ctx *ctx, const esa_work_plan *p, int32_t layers, in
                         "refresh_every is %d and order_every is %d, expected 0 or more, or "
                         "ESA_REFRESH_EARLY (%d)",
                         c->refresh_every, c->order_every, ESA_REFRESH_EARLY);
-    if (c->branches < 1 || !(c->select >= 0) || !(c->order >= 0) || !(c->exact >= 0))
+    if (c->branches < 1 || !(c->select >= 0) || !(c->order >= 0) || !(c->exact >= 0) ||
+        !(c->floor >= 0 && c->floor <= 1))
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
-                        "branches is %d, select %g, order %g, exact %g: expected at least 1, and "
-                        "numbers of at least 0",
-                        c->branches, c->select, c->order, c->exact);
+                        "branches is %d, select %g, order %g, exact %g, floor %g: expected at "
+                        "least 1, numbers of at least 0, and a floor up to 1",
+                        c->branches, c->select, c->order, c->exact, c->floor);
     for (int32_t i = 0; sigma && i < steps; i++)
         if (!(sigma[i] >= 0 && sigma[i] <= 1 && (i == 0 || sigma[i] < sigma[i - 1])))
             return esa_fail(ctx, ESA_ERR_ARGUMENT,
@@ -250,6 +275,7 @@ esa_status esa_work_plan_densities(esa_ctx *ctx, const esa_work_plan *p, double 
         curves_from_plan(&r, p);
     else
         curves_from_shape(&r);
+    begin_at(&r, costs->floor);
     const esa_status status = solve(ctx, &r, density, dense, work, realised);
     esa_mem_free(&ctx->mem, memory, bytes);
     return status;

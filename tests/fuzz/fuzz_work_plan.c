@@ -49,11 +49,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
              "a work that the plan names has an expected quality");
     const int32_t steps = 5;
     double *density = calloc((size_t)info.layers * (size_t)steps, sizeof *density);
-    if (density && info.layers < 1000 &&
-        esa_work_plan_solve(fuzz_ctx, plan, density, info.layers, steps, NULL, NULL, 0.5, NULL,
-                            NULL) == ESA_OK)
+    esa_work_costs costs = esa_work_costs_default();
+    for (int round = 0; density && info.layers < 1000 && round < 4; round++) {
+        costs.floor = round / 3.0; /* below all points, between them, above them, dense */
+        if (esa_work_plan_solve(fuzz_ctx, plan, density, info.layers, steps, NULL, NULL, 0.5,
+                                &costs, NULL) != ESA_OK)
+            continue;
         for (int64_t i = 0; i < (int64_t)info.layers * steps; i++)
-            must(density[i] > 0 && density[i] <= 1, "densities are densities");
+            must(density[i] > 0 && density[i] <= 1 && density[i] >= costs.floor - 1e-9,
+                 "densities are densities, and none is below the floor");
+    }
     free(density);
     esa_work_plan_free(plan);
     return 0;

@@ -288,6 +288,67 @@ static void test_work(void **state)
     }
 }
 
+/* The least work that the costs of a session allow can be spent, with every tail, and less is
+ * refused. Rows with text and the protected frame keep more than one block. */
+static void test_least_work(void **state)
+{
+    (void)state;
+    const struct {
+        int32_t selector, tail, text, protect;
+        double more; /* entropy gives heads unlike budgets, and raises those below the least */
+    } cases[] = {
+        { ESA_SELECT_ERROR, ESA_TAIL_LEVELS, 0, 0, 0 },
+        { ESA_SELECT_ERROR, ESA_TAIL_POOLED, 0, 0, 0 },
+        { ESA_SELECT_ERROR, ESA_TAIL_NONE, 0, 0, 0 },
+        { ESA_SELECT_ENTROPY, ESA_TAIL_POOLED, 0, 0, 0 },
+        { ESA_SELECT_ERROR, ESA_TAIL_LEVELS, 0, 1, 0 },
+        { ESA_SELECT_ERROR, ESA_TAIL_POOLED, 30, 1, 0 },
+        { ESA_SELECT_ENTROPY, ESA_TAIL_NONE, 30, 1, 0.04 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        mini m = mini_make(2, 6, 1, 1);
+        esa_session_params p = error_params(&m);
+        esa_session *s;
+        esa_work_costs costs = { .struct_size = sizeof costs };
+        esa_shapes shapes = esa_shapes_default();
+        double density[12], least = 0;
+        p.refresh_every = p.order_every = 0;
+        p.select.selector = cases[i].selector;
+        p.select.layout.order = ESA_ORDER_HILBERT;
+        p.select.layout.protect_first_frame = cases[i].protect;
+        p.select.tail = p.attention.tail = cases[i].tail;
+        p.select.layout.text_front_q = m.text = cases[i].text;
+        if (m.text) p.select.layout.grid_q[1] = m.grid[1] = 7; /* 3 * 7 * 10 + 30 = 240 tokens */
+        m.N = (int64_t)m.grid[0] * m.grid[1] * m.grid[2] + m.text;
+        shapes.B = 1;
+        shapes.Hq = shapes.Hkv = m.H;
+        shapes.Nq = shapes.Nk = m.N;
+        shapes.D = m.D;
+        ok(ctx, esa_session_costs(ctx, &costs, &p, &shapes));
+        assert_true(costs.floor >= 1.0 / 15 && costs.exact > 0 && costs.select > 0);
+        assert_int_equal(
+            esa_work_plan_solve(ctx, NULL, density, 2, 6, NULL, NULL, 0, &costs, &least),
+            ESA_ERR_ARGUMENT);
+        p.work = least + 1e-6;
+        ok(ctx, esa_session_create(ctx, &s, &p));
+        ok(ctx, mini_run(&m, s, NULL));
+        const double work = stats_of(s, -1, -1).work;
+        print_message("case %d: floor %.4f, least work %.4f, spent %.4f\n", (int)i, costs.floor,
+                      least, work);
+        /* a mask is made once, for all steps: its best blocks may be forced more or less often */
+        assert_true(work > least - 0.01 && work < least + 0.01 + cases[i].more);
+        esa_session_free(s);
+        p.work = least - 0.01;
+        ok(ctx, esa_session_create(ctx, &s, &p));
+        assert_refused(ctx, mini_run(&m, s, NULL), ESA_ERR_ARGUMENT, "lowest density", NULL);
+        esa_session_free(s);
+        p.mode = ESA_SESSION_DENSE;
+        assert_refused(ctx, esa_session_costs(ctx, &costs, &p, &shapes), ESA_ERR_ARGUMENT,
+                       "expected ESA_SESSION_ONLINE", NULL);
+        mini_free(&m);
+    }
+}
+
 /* What the solver leaves for attention, recomputed: the work less masks, orders and exact rows. */
 static void test_solver(void **state)
 {
@@ -345,6 +406,7 @@ int main(void)
         cmocka_unit_test(test_nothing_changed),
         cmocka_unit_test(test_mean_density),
         cmocka_unit_test(test_work),
+        cmocka_unit_test(test_least_work),
         cmocka_unit_test(test_solver),
         cmocka_unit_test(test_refusals),
     };

@@ -225,6 +225,45 @@ static void test_costs(void **state)
     esa_work_plan_free(plan);
 }
 
+/* A floor below all points changes nothing. Elsewhere the curves begin at it: no density is below,
+ * and the least work is the floor and what a cell pays beside it. */
+static void test_floor(void **state)
+{
+    (void)state;
+    const double floors[] = { 0.05, 0.1, 0.17, 0.4, 0.75, 0.93 };
+    for (uint64_t seed = 1; seed <= 10; seed++) {
+        const numbers n = random_numbers(seed);
+        esa_work_plan *plan = make(&n);
+        for (size_t f = 0; f < sizeof floors / sizeof floors[0]; f++) {
+            const double floor = floors[f], low = floor > grid[0] ? floor : grid[0];
+            esa_work_costs costs = esa_work_costs_default();
+            double free_out[CELLS], out[CELLS], got, least = 0;
+            costs.exact = 0.02;
+            ok(esa_work_plan_solve(ctx, plan, free_out, L, T, NULL, NULL, low + 0.03, &costs,
+                                   &got));
+            costs.floor = floor;
+            ok(esa_work_plan_solve(ctx, plan, out, L, T, NULL, NULL, low + 0.03, &costs, &got));
+            assert_true(fabs(got - (low + 0.03)) < 0.01);
+            for (int i = 0; i < CELLS; i++) assert_true(out[i] >= low - 1e-12 && out[i] <= 1);
+            if (floor <= grid[0]) assert_memory_equal(out, free_out, sizeof out);
+            assert_refused(
+                ctx,
+                esa_work_plan_solve(ctx, plan, out, L, T, NULL, NULL, low + 0.01, &costs, &least),
+                ESA_ERR_ARGUMENT, "at the lowest density", NULL);
+            assert_true(fabs(least - (low + 0.02)) < 1e-9);
+        }
+        esa_work_costs costs = esa_work_costs_default();
+        double out[CELLS];
+        costs.floor = 1; /* one block a row: everything is dense */
+        ok(esa_work_plan_solve(ctx, plan, out, L, T, NULL, NULL, 1, &costs, NULL));
+        assert_true(mean(out, CELLS) == 1);
+        costs.floor = 1.5;
+        assert_refused(ctx, esa_work_plan_solve(ctx, plan, out, L, T, NULL, NULL, 1, &costs, NULL),
+                       ESA_ERR_ARGUMENT, "floor 1.5", NULL);
+        esa_work_plan_free(plan);
+    }
+}
+
 /* Weights that are a product are found again from the sums over layers and over steps. */
 static void test_fit(void **state)
 {
@@ -404,6 +443,7 @@ int main(void)
                                         cmocka_unit_test(test_built_in_rule),
                                         cmocka_unit_test(test_mapping_by_noise),
                                         cmocka_unit_test(test_costs),
+                                        cmocka_unit_test(test_floor),
                                         cmocka_unit_test(test_fit),
                                         cmocka_unit_test(test_bad_runs),
                                         cmocka_unit_test(test_quality),

@@ -142,7 +142,8 @@ class WorkPlanInfo(C.Structure):
 class WorkCosts(C.Structure):
     _fields_ = [("struct_size", C.c_uint32), ("branches", C.c_int32), ("share_branches", C.c_int32),
                 ("refresh_every", C.c_int32), ("order_every", C.c_int32), ("reserved0", C.c_int32),
-                ("select", C.c_double), ("order", C.c_double), ("exact", C.c_double), ("reserved", C.c_int64 * 3)]
+                ("select", C.c_double), ("order", C.c_double), ("exact", C.c_double), ("floor", C.c_double),
+                ("reserved", C.c_int64 * 2)]
 
 
 # In the order of ESA_ABI_*.
