@@ -79,7 +79,10 @@ int clip_request_check(const clip_request *r, const char *what)
 
 int clip_order(const clip_request *r)
 {
-    return r->order != ESA_ORDER_DEFAULT ? r->order : recommended(r).select.layout.order;
+    /* the dense clip of a request with adaptive orders: dense attention needs no order */
+    const int any = r->order == ESA_ORDER_DEFAULT ||
+                    (r->order == ESA_ORDER_ADAPTIVE && r->method == METHOD_DENSE);
+    return any ? recommended(r).select.layout.order : r->order;
 }
 
 static int32_t pick(int32_t chosen, int32_t recommended_one)

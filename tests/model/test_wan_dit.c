@@ -49,6 +49,7 @@ static void run_case(const dit_case *c, int32_t order)
     esa_session_params p = esa_session_params_default();
     p.mode = ESA_SESSION_DENSE;
     p.select.layout.order = order;
+    if (order == ESA_ORDER_ADAPTIVE) p.select.selector = ESA_SELECT_ERROR; /* it needs it */
     esa_session *s = dit_forward(&b, c, &p);
     const double e = compare(&w, "output", b.v, b.out_count);
     print_message("%s, order %d: blocks %.2e, output %.2e\n", c->name, order, w.worst, e);
@@ -73,6 +74,43 @@ static void orders(void **state)
     run_case(&dit_cases[1], ESA_ORDER_HILBERT);
     run_case(&dit_cases[2], ESA_ORDER_TILE);
     run_case(&dit_cases[4], ESA_ORDER_TILE3D);
+}
+
+/* Adaptive orders are made by the calls: the transformer leaves its tokens in raster order. A dense
+ * run is the golden's, and a run that keeps most blocks stays near it. */
+static void adaptive_order(void **state)
+{
+    (void)state;
+    const dit_case *c = &dit_cases[2];
+    run_case(c, ESA_ORDER_ADAPTIVE);
+    dit_bench b;
+    dit_open(&b, c, ESA_HOLD_F32, 2);
+    esa_session_params p = esa_session_params_default();
+    p.mode = ESA_SESSION_DENSE;
+    esa_session *s = dit_forward(&b, c, &p);
+    float *dense = malloc((size_t)b.out_count * 4);
+    assert_non_null(dense);
+    memcpy(dense, b.v, (size_t)b.out_count * 4);
+    esa_session_free(s);
+    double scale = 0, error[2];
+    for (int64_t i = 0; i < b.out_count; i++) scale = fmax(scale, fabs((double)dense[i]));
+    for (int32_t i = 0; i < 2; i++) {
+        p = esa_session_params_recommended(ESA_SESSION_ONLINE, ESA_SELECT_ERROR, b.tokens);
+        if (i) p.select.layout.order = ESA_ORDER_HILBERT;
+        p.select.budget = 0.8;
+        s = dit_forward(&b, c, &p);
+        assert_int_equal(p.select.layout.order_applied, i);
+        error[i] = golden_error(b.v, 1, dense, b.out_count, scale);
+        esa_session_stats stats = { .struct_size = sizeof stats };
+        dit_ok(&b, esa_session_get_stats(s, &stats, -1, -1));
+        assert_int_equal(stats.sparse_calls, c->config.layers);
+        esa_session_free(s);
+    }
+    print_message("budget 0.8: adaptive %.2e, Hilbert %.2e\n", error[0], error[1]);
+    /* Tokens in a wrong order, or turned for other places, are off by the scale itself. */
+    assert_true(error[0] > 0 && error[0] < 0.2 && error[1] < 0.2);
+    free(dense);
+    dit_close(&b);
 }
 
 /* The same bits at 1, 2 and 3 threads. */
@@ -235,9 +273,13 @@ static void wan_tiny_weights(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(blocks_and_output), cmocka_unit_test(orders),
-        cmocka_unit_test(threads),           cmocka_unit_test(holds),
-        cmocka_unit_test(wrong_sizes),       cmocka_unit_test(wan_tiny_weights),
+        cmocka_unit_test(blocks_and_output),
+        cmocka_unit_test(orders),
+        cmocka_unit_test(adaptive_order),
+        cmocka_unit_test(threads),
+        cmocka_unit_test(holds),
+        cmocka_unit_test(wrong_sizes),
+        cmocka_unit_test(wan_tiny_weights),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
