@@ -23,8 +23,12 @@ int cmd_calibrate(int argc, char **argv)
           "(not given)" },
         { "--speedup", CLI_REAL, &plan.speedup, "X", 1, 100, 0,
           "--plan: check the work 1/X on held-out prompts (not given)" },
+        { "--curve-prompts", CLI_INT, &plan.curve_prompts, "N", 1, 1000, 0,
+          "--plan: prompts of the quality curve, the measured ones first; more of them make it "
+          "more "
+          "certain (as many as are measured)" },
         { "--held-out", CLI_INT, &plan.held_out, "N", 1, 1000, 0,
-          "--plan: prompts for that check, after the measured ones (2)" },
+          "--plan: prompts for that check, after the others (2)" },
         { "--groups", CLI_INT, &plan.groups, "N", 1, 64, 0,
           "--plan: groups of layers and of steps that are measured apart (8)" },
         { "--prompts", CLI_TEXT, &o.prompts_file, "FILE", 0, 0, 0,

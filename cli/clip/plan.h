@@ -4,8 +4,8 @@
  * For every prompt: a dense clip, in which the error of each layer and step at several densities is
  * measured; then clips in which only one group of layers, or one group of steps, is sparse; their
  * final latents say how much an error there moves the result. From both follows the plan. Clips
- * with the plan at several works give its quality curve, and held-out prompts check a work that was
- * asked for. */
+ * with the plan at several works give its quality curve, if wanted with more prompts, and held-out
+ * prompts check a work that was asked for. */
 #ifndef ESA_CLI_PLAN_H
 #define ESA_CLI_PLAN_H
 
@@ -13,16 +13,17 @@
 
 #define PLAN_PATH   4200
 #define PLAN_POINTS 8 /* densities of the error curves */
-#define PLAN_WORKS  5 /* works of the quality curve */
+#define PLAN_WORKS  8 /* works of the quality curve, less those that a size cannot reach */
 
 typedef struct plan_options {
     clip_request clip; /* method error; prompt i starts from its seed + i */
     const char *prompts_file, *output, *json;
-    int64_t num_prompts; /* prompts that are measured */
-    int64_t held_out;    /* prompts after these, for the check */
-    int64_t groups;      /* groups of layers and of steps that are made sparse alone */
-    double quality;      /* 0: not asked for */
-    double speedup;      /* 0: not asked for; else the work is 1 / speedup */
+    int64_t num_prompts;   /* prompts that are measured */
+    int64_t curve_prompts; /* prompts of the quality curve, measured ones first; 0: only these */
+    int64_t held_out;      /* prompts after these, for the check */
+    int64_t groups;        /* groups of layers and of steps that are made sparse alone */
+    double quality;        /* 0: not asked for */
+    double speedup;        /* 0: not asked for; else the work is 1 / speedup */
     int restart;
 } plan_options;
 

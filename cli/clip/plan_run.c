@@ -14,21 +14,22 @@ static const char what[] = "calibrate";
 
 static const double densities[PLAN_POINTS] = { 0.05, 0.1, 0.15, 0.2, 0.3, 0.45, 0.6, 0.8 };
 enum { ALONE = 4 }; /* the density of layers and steps that are sparse alone: its point */
-static const double works[PLAN_WORKS] = { 0.25, 0.35, 0.45, 0.57, 0.7 };
+static const double all_works[PLAN_WORKS] = { 0.12, 0.16, 0.22, 0.3, 0.4, 0.55, 0.7, 0.85 };
 
 typedef struct job {
     const plan_options *o;
     clip_request base; /* resolved */
     clip_maker maker;
-    cli_prompts prompts; /* measured ones, then those held out */
-    int64_t measured, held_out;
+    cli_prompts prompts; /* measured ones, more of the quality curve, then those held out */
+    int64_t measured, curve, held_out;
     plan_state state;
     int32_t layers, steps, layer_groups, step_groups;
     int64_t left;    /* clips after this one */
     double *numbers; /* sigma [steps], error [L][T][K], weight [L][T], of one prompt [L][T][K] */
     double *sigma, *error, *weight, *one, *density;
     double by_layer[64], by_step[64];
-    double psnr[PLAN_WORKS], spread[PLAN_WORKS];
+    int32_t levels; /* works of the quality curve */
+    double works[PLAN_WORKS], psnr[PLAN_WORKS], spread[PLAN_WORKS];
 } job;
 
 /* ---------------------------------------------------------------- clips */
@@ -255,11 +256,12 @@ static int quality_curve(job *j, esa_work_plan *plan)
     char path[PLAN_PATH + 64];
     plan_state_path(path, &j->state, "plan.safetensors");
     int status = cli_status(j->maker.ctx, esa_work_plan_save(plan, path), what);
-    for (int i = 0; i < PLAN_WORKS && !status; i++)
-        status = rate_all(j, path, works[i], 0, j->measured, &j->psnr[i], &j->spread[i]);
+    for (int i = 0; i < j->levels && !status; i++)
+        status = rate_all(j, path, j->works[i], 0, j->curve, &j->psnr[i], &j->spread[i]);
     if (status) return status;
     return cli_status(j->maker.ctx,
-                      esa_work_plan_set_quality(plan, PLAN_WORKS, works, j->psnr, j->spread), what);
+                      esa_work_plan_set_quality(plan, j->levels, j->works, j->psnr, j->spread),
+                      what);
 }
 
 /* The work that --quality or --speedup asks for; 0: neither was given. */
@@ -277,11 +279,11 @@ static int report(job *j, const esa_work_plan *plan, double work, double expecte
 {
     cli_table *table = cli_table_new(3, 0);
     cli_row(table, "work|PSNR|spread");
-    for (int i = 0; i < PLAN_WORKS; i++)
-        cli_row(table, "%.2f|%.2f dB|%.2f", works[i], j->psnr[i], j->spread[i]);
+    for (int i = 0; i < j->levels; i++)
+        cli_row(table, "%.2f|%.2f dB|%.2f", j->works[i], j->psnr[i], j->spread[i]);
     cli_table_print(table, stdout);
     printf("\n%s: %lld prompt%s, %d layers, %d steps; PSNR against dense, spread between prompts\n",
-           j->o->output, (long long)j->measured, j->measured > 1 ? "s" : "", j->layers, j->steps);
+           j->o->output, (long long)j->curve, j->curve > 1 ? "s" : "", j->layers, j->steps);
     if (work > 0)
         printf("work %.3f: expected %.2f dB, reached %.2f dB on %lld held-out prompt%s (spread "
                "%.2f)\n",
@@ -291,9 +293,9 @@ static int report(job *j, const esa_work_plan *plan, double work, double expecte
     cli_json_fields(json, "plan %s model %s config_hash %s layers %d steps %d prompts %ld",
                     j->o->output, j->maker.info.name, j->maker.info.config_hash, j->layers,
                     j->steps, j->measured);
-    cli_json_reals(json, "work", works, PLAN_WORKS);
-    cli_json_reals(json, "psnr", j->psnr, PLAN_WORKS);
-    cli_json_reals(json, "spread", j->spread, PLAN_WORKS);
+    cli_json_reals(json, "work", j->works, j->levels);
+    cli_json_reals(json, "psnr", j->psnr, j->levels);
+    cli_json_reals(json, "spread", j->spread, j->levels);
     cli_json_open(json, "check", '{');
     cli_json_fields(json, "work %g expected %g reached %g prompts %ld", work > 0 ? work : NAN,
                     expected, reached, work > 0 ? j->held_out : 0);
@@ -312,7 +314,7 @@ static int finish(job *j, esa_work_plan *plan)
     if (!status && work > 0) {
         /* outside of the curve nothing is expected */
         if (esa_work_plan_expect(plan, work, &expected, NULL) != ESA_OK) expected = NAN;
-        status = rate_all(j, path, work, j->measured, j->held_out, &reached, &spread);
+        status = rate_all(j, path, work, j->curve, j->held_out, &reached, &spread);
     }
     if (!status) status = cli_status(j->maker.ctx, esa_work_plan_save(plan, j->o->output), what);
     if (!status) status = report(j, plan, work, expected, reached, spread);
@@ -353,17 +355,20 @@ static char *settings_of(const job *j)
 static int set_prompts(job *j)
 {
     const plan_options *o = j->o;
-    const int64_t wanted = o->num_prompts + o->held_out;
+    const int64_t curve = o->curve_prompts > o->num_prompts ? o->curve_prompts : o->num_prompts,
+                  wanted = curve + o->held_out;
     const int status = cli_prompts_get(&j->prompts, NULL, o->prompts_file,
                                        wanted < CLI_PROMPTS ? wanted : CLI_PROMPTS,
                                        clip_is_tiny(&j->maker), what);
     if (status) return status;
     if (j->prompts.count < wanted)
         return cli_fail("%s: there are %lld prompts, but %lld are measured and %lld held out: give "
-                        "more with --prompts, or fewer with --num-prompts and --held-out",
-                        what, (long long)j->prompts.count, (long long)o->num_prompts,
+                        "more with --prompts, or fewer with --num-prompts, --curve-prompts and "
+                        "--held-out",
+                        what, (long long)j->prompts.count, (long long)curve,
                         (long long)o->held_out);
     j->measured = o->num_prompts;
+    j->curve = curve;
     j->held_out = o->held_out;
     return CLI_OK;
 }
@@ -381,17 +386,93 @@ static int reserve(job *j)
     return CLI_OK;
 }
 
+/* ---------------------------------------------------------------- works that can be reached */
+
+/* What sparse calls of the clips cost, at densities that the plan will know. */
+static int costs_of(const job *j, esa_work_costs *costs)
+{
+    const esa_generate_params *p = &j->base.p;
+    const esa_model_info *m = &j->maker.info;
+    esa_session_params s = p->session;
+    esa_shapes shapes = esa_shapes_default();
+    const int32_t size[3] = { (p->frames - 1) / m->factor[0] + 1, p->height / m->factor[1],
+                              p->width / m->factor[2] };
+    for (int i = 0; i < 3; i++) s.select.layout.grid_q[i] = size[i] / m->patch[i];
+    s.branches = p->guidance > 1 ? 2 : 1;
+    shapes.B = 1;
+    shapes.Hq = shapes.Hkv = m->heads;
+    shapes.Nq = shapes.Nk = j->base.tokens;
+    shapes.D = m->head_dim;
+    costs->struct_size = sizeof *costs;
+    const esa_status status = esa_session_costs(j->maker.ctx, costs, &s, &shapes);
+    if (costs->floor < densities[0]) costs->floor = densities[0];
+    return cli_status(j->maker.ctx, status, what);
+}
+
+/* The least work of a clip; *reached receives 1 if it is not above work. */
+static int least_work(job *j, const esa_work_costs *costs, double work, int *reached, double *least)
+{
+    const int32_t T = j->steps, cells = j->layers * T;
+    const esa_session_params *s = &j->base.p.session;
+    uint8_t *dense = calloc((size_t)cells, 1);
+    if (!dense) return cli_fail("%s: out of memory", what);
+    for (int32_t i = 0; i < cells; i++) {
+        dense[i] = i % T < ceil(s->warmup_frac * T - 1e-9) || (s->dense_first_layer && i < T);
+        for (int k = 0; k < j->base.dense_layers.count; k++)
+            dense[i] |= i / T == j->base.dense_layers.whole[k];
+    }
+    /* the built-in rule: what is least does not depend on the plan */
+    const esa_status status = esa_work_plan_solve(j->maker.ctx, NULL, j->density, j->layers, T,
+                                                  NULL, dense, work, costs, least);
+    free(dense);
+    *reached = status == ESA_OK;
+    return status == ESA_ERR_ARGUMENT ? CLI_OK : cli_status(j->maker.ctx, status, what);
+}
+
+/* Leaves out works that clips of this size cannot reach. */
+static int choose_works(job *j)
+{
+    esa_work_costs costs;
+    double least = 0;
+    int reached = 0, status = costs_of(j, &costs);
+    char left_out[PLAN_WORKS * 8] = "";
+    for (int i = 0; i < PLAN_WORKS && !status; i++) {
+        const size_t used = strlen(left_out);
+        status = least_work(j, &costs, all_works[i], &reached, &least);
+        if (reached)
+            j->works[j->levels++] = all_works[i];
+        else
+            snprintf(left_out + used, sizeof left_out - used, " %g", all_works[i]);
+    }
+    if (!status && j->o->speedup > 0)
+        status = least_work(j, &costs, 1 / j->o->speedup, &reached, &least);
+    if (status) return status;
+    if (!j->levels || (j->o->speedup > 0 && !reached))
+        return cli_fail("%s: %lld tokens and %d steps: masks, orders and the blocks that every row "
+                        "keeps take %.3f of dense attention, so work %g cannot be reached; more "
+                        "frames, more steps or --order hilbert cost less",
+                        what, (long long)j->base.tokens, j->steps, least,
+                        j->levels ? 1 / j->o->speedup : all_works[PLAN_WORKS - 1]);
+    if (left_out[0])
+        fprintf(stderr,
+                "%s: leaves out work%s, which %lld tokens and %d steps cannot reach: masks, orders "
+                "and the blocks that every row keeps take more\n",
+                what, left_out, (long long)j->base.tokens, j->steps);
+    return CLI_OK;
+}
+
 static int measure(job *j)
 {
     int status = CLI_OK;
-    const int64_t each = 1 + j->layer_groups + j->step_groups + PLAN_WORKS;
+    const int64_t each = 1 + j->layer_groups + j->step_groups;
     const int checks = j->o->quality > 0 || j->o->speedup > 0;
-    j->left = each * j->measured + (checks ? 2 * j->held_out : 0) - 1;
+    j->left = each * j->measured + j->curve - j->measured + j->levels * j->curve +
+              (checks ? 2 * j->held_out : 0) - 1;
     fprintf(stderr,
-            "%s: %lld clips: errors, %d groups of layers, %d groups of steps and %d works "
-            "for %lld prompts\n",
-            what, (long long)j->left + 1, j->layer_groups, j->step_groups, PLAN_WORKS,
-            (long long)j->measured);
+            "%s: %lld clips: errors, %d groups of layers and %d groups of steps for %lld prompts, "
+            "%d works for %lld\n",
+            what, (long long)j->left + 1, j->layer_groups, j->step_groups, (long long)j->measured,
+            j->levels, (long long)j->curve);
     for (int64_t i = 0; i < j->measured && !status; i++) {
         status = probe(j, i);
         for (int32_t g = 0; g < j->layer_groups && !status; g++) status = alone(j, i, 0, g);
@@ -410,6 +491,7 @@ static int with_model(job *j)
     j->step_groups = (int32_t)(j->o->groups < j->steps ? j->o->groups : j->steps);
     if (!status) status = set_prompts(j);
     if (!status) status = reserve(j);
+    if (!status) status = choose_works(j);
     if (!status) status = cli_make_folder_of(j->o->output, NULL, what);
     if (!status) status = cli_file_ready(j->o->output, what);
     if (!status) status = cli_file_ready(j->o->json, what);
