@@ -2,10 +2,11 @@
  * per step.
  * SPDX-License-Identifier: Apache-2.0
  *
- * The CSV has one row per clip (prompt, seed, method, budget, tail). It is rewritten whole after
- * every clip, and the next run continues from it. A dense clip is made once: it stays in memory for
- * its prompt and seed, and with --dense-dir on disk. With --shard i/n several processes share the
- * work, each with its own file; their rows together are those of one run. */
+ * The CSV has one row per clip (prompt, seed, method, budget or work or quality, tail). It is
+ * rewritten whole after every clip, and the next run continues from it. A dense clip is made once:
+ * it stays in memory for its prompt and seed, and with --dense-dir on disk. With --shard i/n
+ * several processes share the work, each with its own file; their rows together are those of one
+ * run. */
 #include "clip/clip.h"
 #include "core/folders.h"
 
@@ -22,11 +23,14 @@ static const char what[] = "bench video";
 static const char header[] = COLUMNS ",attention_work\n";
 static const char first_columns[] = COLUMNS "\n"; /* of files from before work was counted */
 
+enum { KEY_SIZE = 384 };
+enum { UNIT_BUDGET, UNIT_WORK, UNIT_QUALITY };
+
 typedef struct bench {
     clip_maker maker;
     cli_prompts prompts;
     cli_list seeds, methods, budgets, tails;
-    int by_work;       /* 1: budgets are works of whole clips */
+    int unit;          /* UNIT_*: what budgets are */
     clip_request base; /* sizes and settings all clips share */
     const char *csv_path, *dense_dir;
     char *csv; /* text of the file, ends with a 0 */
@@ -125,14 +129,23 @@ static const char *order_name(const bench *b, char out[32], int method)
     return order == ESA_ORDER_DEFAULT ? "masks" : cli_name(out, CLI_ORDERS, order);
 }
 
-static void key_of(const bench *b, char key[256], int64_t prompt, int64_t seed, int method,
+/* "0.50", "work 0.44", "quality 40" */
+static void amount_name(const bench *b, char out[32], int method, double amount)
+{
+    if (b->unit == UNIT_QUALITY && method != METHOD_DENSE)
+        snprintf(out, 32, "quality %g", amount);
+    else
+        snprintf(out, 32, "%s%.2f", b->unit && method != METHOD_DENSE ? "work " : "", amount);
+}
+
+static void key_of(const bench *b, char key[KEY_SIZE], int64_t prompt, int64_t seed, int method,
                    double budget, int tail)
 {
-    char m[96], t[32], o[32];
+    char m[96], a[32], t[32], o[32];
     method_name(b, m, method);
-    const char *kind = b->by_work && method != METHOD_DENSE ? "work " : "";
-    snprintf(key, 256, "%.60s,%.40s,%lld,%lld,%s,%s%.2f,%s,%s,", b->maker.info.name, b->size,
-             (long long)prompt, (long long)seed, m, kind, budget, cli_name(t, CLI_TAILS, tail),
+    amount_name(b, a, method, budget);
+    snprintf(key, KEY_SIZE, "%.60s,%.40s,%lld,%lld,%s,%s,%s,%s,", b->maker.info.name, b->size,
+             (long long)prompt, (long long)seed, m, a, cli_name(t, CLI_TAILS, tail),
              order_name(b, o, method));
 }
 
@@ -192,7 +205,7 @@ static int dense_load(bench *b, esa_frames **frames, int64_t prompt, int64_t see
 static int dense_clip(bench *b, esa_frames **frames, const clip_request *request, int64_t prompt,
                       int64_t seed)
 {
-    char key[256], path[4200];
+    char key[KEY_SIZE], path[4200];
     row r = { .psnr = INFINITY, .ssim = 1, .psnr_min = INFINITY, .ssim_min = 1 }, old;
     key_of(b, key, prompt, seed, METHOD_DENSE, 1.0, ESA_TAIL_NONE);
     const int known = csv_find(b, key, &old);
@@ -235,6 +248,16 @@ static int sparse_clip(bench *b, const esa_frames *dense, const clip_request *re
     return CLI_OK;
 }
 
+static void set_amount(const bench *b, clip_request *q, double amount)
+{
+    if (b->unit == UNIT_QUALITY)
+        q->p.quality = amount;
+    else if (b->unit == UNIT_WORK)
+        q->p.session.work = amount;
+    else
+        q->p.session.select.budget = amount;
+}
+
 /* All settings of one prompt and seed; the dense clip is made when the first row is missing. */
 static int one_source(bench *b, int64_t prompt, int64_t seed, int64_t *done, int64_t total)
 {
@@ -242,17 +265,14 @@ static int one_source(bench *b, int64_t prompt, int64_t seed, int64_t *done, int
     int status = CLI_OK;
     const int each = b->budgets.count * b->tails.count;
     for (int i = 0; i < b->methods.count * each && !status; i++) {
-        char key[256], label[96];
+        char key[KEY_SIZE], label[96];
         row r;
         clip_request q = b->base;
         q.p.prompt = b->prompts.line[prompt];
         q.p.seed = (uint64_t)seed;
         q.method = (int)b->methods.whole[i / each] + 1;
         const double amount = b->budgets.real[i / b->tails.count % b->budgets.count];
-        if (b->by_work)
-            q.p.session.work = amount;
-        else
-            q.p.session.select.budget = amount;
+        set_amount(b, &q, amount);
         q.tail = (int)b->tails.whole[i % b->tails.count];
         if (q.method != METHOD_CACHED) q.p.masks = NULL;
         key_of(b, key, prompt, seed, q.method, amount, q.tail);
@@ -273,7 +293,7 @@ static void means_row(const bench *b, cli_table *table, int method, int tail, do
     row sum = { 0 };
     double dense = 0;
     int clips = 0, equal = 0;
-    char key[256], name[32], method_text[96];
+    char key[KEY_SIZE], name[32], amount[32], method_text[96];
     for (int64_t i = 0; i < b->prompts.count * b->seeds.count; i++) {
         const int64_t prompt = i / b->seeds.count, seed = b->seeds.whole[i % b->seeds.count];
         row r, full;
@@ -284,6 +304,7 @@ static void means_row(const bench *b, cli_table *table, int method, int tail, do
         clips++;
         equal += isinf(r.psnr);
         sum.density += r.density;
+        sum.work += r.work;
         sum.psnr += isinf(r.psnr) ? 0 : r.psnr;
         sum.ssim += r.ssim;
         sum.step += r.step;
@@ -293,16 +314,17 @@ static void means_row(const bench *b, cli_table *table, int method, int tail, do
     method_name(b, method_text, method);
     cli_cell(table, "%s", method_text);
     cli_cell(table, "%s", order_name(b, name, method));
-    cli_row(table, "%s|%.2f|%d|%.3f|%.2f dB|%.4f|%.2f|%.2fx", cli_name(name, CLI_TAILS, tail),
-            budget, clips, sum.density / clips,
+    amount_name(b, amount, method, budget);
+    cli_row(table, "%s|%s|%d|%.3f|%.3f|%.2f dB|%.4f|%.2f|%.2fx", cli_name(name, CLI_TAILS, tail),
+            amount, clips, sum.density / clips, sum.work / clips,
             clips > equal ? sum.psnr / (clips - equal) : (double)INFINITY, sum.ssim / clips,
             sum.step / clips, dense / sum.step);
 }
 
 static void print_means(const bench *b)
 {
-    cli_table *table = cli_table_new(10, 3);
-    cli_row(table, "method|order|tail|budget|clips|density|PSNR|SSIM|s/step|speedup");
+    cli_table *table = cli_table_new(11, 3);
+    cli_row(table, "method|order|tail|budget|clips|density|work|PSNR|SSIM|s/step|speedup");
     for (int m = 0; m < b->methods.count; m++)
         for (int t = 0; t < b->tails.count; t++)
             for (int d = 0; d < b->budgets.count; d++)
@@ -311,9 +333,23 @@ static void print_means(const bench *b)
     cli_table_print(table, stdout);
 }
 
+/* Whether the plan knows works for the qualities, before the first clip. */
+static int check_qualities(const bench *b)
+{
+    esa_work_plan *plan = NULL;
+    double work;
+    if (b->unit != UNIT_QUALITY) return CLI_OK;
+    esa_status status = esa_work_plan_open(b->maker.ctx, &plan, b->base.p.plan);
+    for (int i = 0; i < b->budgets.count && !status; i++)
+        status = esa_work_plan_reach(plan, b->budgets.real[i], &work);
+    esa_work_plan_free(plan);
+    return cli_status(b->maker.ctx, status, what);
+}
+
 static int run_all(bench *b)
 {
-    int status = csv_open(b);
+    int status = check_qualities(b);
+    if (!status) status = csv_open(b);
     const int64_t each = (int64_t)b->methods.count * b->budgets.count * b->tails.count,
                   sources = b->prompts.count * b->seeds.count;
     const int64_t total = each * ((sources - b->shard + b->shards - 1) / b->shards);
@@ -362,8 +398,9 @@ int cmd_bench_video(int argc, char **argv)
                 .shards = 1,
                 .base = clip_request_default() };
     const char *prompts = NULL, *shard = NULL;
-    const int budgets = cli_given(argc, argv, "--budget");
-    cli_list works = { 0 };
+    const int budgets = cli_given(argc, argv, "--budget"),
+              methods = cli_given(argc, argv, "--method"), tails = cli_given(argc, argv, "--tail");
+    cli_list works = { 0 }, qualities = { 0 };
     int64_t number = 8;
     int done;
     cli_option table[CLIP_MAX_OPTIONS];
@@ -378,14 +415,19 @@ int cmd_bench_video(int argc, char **argv)
           "use the first N built-in prompts (8)" },
         { "--seeds", CLI_INTS, &b.seeds, "N,...", 0, 9e15, 0, "seeds of the noise (0,1)" },
         { "--method", CLI_CHOICES, &b.methods, "entropy|rf_v2|ada_bsa|cached|error", 0, 0, 0,
-          "one or more, with commas (entropy,rf_v2,ada_bsa)" },
+          "one or more, with commas (entropy,rf_v2,ada_bsa; with --plan error)" },
         { "--budget", CLI_REALS, &b.budgets, "X,...", 0, 1, 0,
           "fractions of key blocks to keep (0.7,0.5,0.3,0.2)" },
         { "--work", CLI_REALS, &works, "X,...", 0.01, 1, 0,
           "instead of --budget: works of whole clips; the table names them \"work 0.44\" (not "
           "given)" },
+        { "--quality", CLI_REALS, &qualities, "DB,...", 1, 100, 0,
+          "instead of --work: PSNR against dense that --plan shall reach; the table names them "
+          "\"quality 40\" (not given)" },
         { "--plan", CLI_TEXT, &b.base.p.plan, "FILE", 0, 0, 0,
-          "--work: a work plan, made by `esa calibrate --plan` (a built-in rule)" },
+          "--work, --quality: a work plan, made by `esa calibrate --plan`; it goes with method "
+          "error "
+          "and tail levels (a built-in rule)" },
         { "--refresh", CLI_SCHEDULE, &b.base.refresh_every, "early|N", 0, 1000, 0,
           CLIP_REFRESH_HELP },
         { "--order-every", CLI_SCHEDULE, &b.base.order_every, "early|N", 0, 1000, 0,
@@ -393,14 +435,14 @@ int cmd_bench_video(int argc, char **argv)
         { "--share-branches", CLI_INT32, &b.base.share_branches, "0|1", 0, 1, 0,
           "1: the negative prompt uses the masks of the prompt (0; error: 1)" },
         { "--tail", CLI_CHOICES, &b.tails, CLI_TAILS, 0, 0, 0,
-          "one or more, with commas (none,pooled)" },
+          "one or more, with commas (none,pooled; with --plan levels)" },
         { "--shard", CLI_TEXT, &shard, "i/n", 0, 0, 0,
           "part i of n of the pairs of prompt and seed, i from 0 (all)" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
     int status = cli_options(
         "esa bench video", "--csv FILE [options]",
-        "Makes videos with every method, budget or work, and tail, and compares them "
+        "Makes videos with every method, budget (or work, or quality), and tail, and compares them "
         "with the dense ones.\nThe same command continues a stopped run.",
         clip_options(table, own,
                      CLIP_OPTIONS_MODEL | CLIP_OPTIONS_SIZE | CLIP_OPTIONS_NOISE |
@@ -410,22 +452,27 @@ int cmd_bench_video(int argc, char **argv)
     if (status || done) return status;
     if (!b.csv_path) return cli_usage("%s: --csv FILE is required", what);
     if (shard && (status = cli_shard(shard, &b.shard, &b.shards, what)) != 0) return status;
-    if (works.count && budgets)
-        return cli_usage("%s: --budget and --work say the same thing; give one", what);
-    if (b.base.p.plan && !works.count) return cli_usage("%s: --plan needs --work X,...", what);
-    if (works.count) {
-        b.budgets = works;
-        b.by_work = 1;
+    if ((works.count > 0) + (qualities.count > 0) + budgets > 1)
+        return cli_usage("%s: --budget, --work and --quality say the same thing; give one", what);
+    if (b.base.p.plan && !works.count && !qualities.count)
+        return cli_usage("%s: --plan needs --work X,... or --quality DB,...", what);
+    if (works.count || qualities.count) {
+        b.budgets = works.count ? works : qualities;
+        b.unit = works.count ? UNIT_WORK : UNIT_QUALITY;
     }
+    if (b.base.p.plan && !methods) b.methods = (cli_list){ 1, { 0 }, { METHOD_ERROR - 1 } };
+    if (b.base.p.plan && !tails) b.tails = (cli_list){ 1, { 0 }, { ESA_TAIL_LEVELS } };
     int cached = 0;
     for (int i = 0; i < b.methods.count; i++) cached |= b.methods.whole[i] + 1 == METHOD_CACHED;
     if (cached && !b.base.p.masks)
         return cli_usage("%s: --method cached needs --masks FILE (made by `esa calibrate`)", what);
     if (!cached && b.base.p.masks) return cli_usage("%s: --masks needs --method cached", what);
-    if (cached && works.count)
-        return cli_usage("%s: --work goes with methods that choose blocks while they run", what);
+    if (cached && b.unit)
+        return cli_usage("%s: --work and --quality go with methods that choose blocks while they "
+                         "run",
+                         what);
     clip_request one = b.base;
-    if (b.by_work) one.p.session.work = works.real[0];
+    if (b.unit) set_amount(&b, &one, b.budgets.real[0]);
     for (int i = 0; i < b.methods.count * b.tails.count && !status; i++) {
         one.method = (int)b.methods.whole[i / b.tails.count] + 1;
         one.tail = (int)b.tails.whole[i % b.tails.count];
