@@ -9,7 +9,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#define PATH_SIZE 4200
+#define PATH_SIZE   4200
+#define WORK_MARGIN 1.02 /* more work than this times what was asked for is worth a line */
 
 typedef struct job {
     const generate_options *o;
@@ -20,6 +21,7 @@ typedef struct job {
     int64_t frames;                     /* per video */
     const char *dense_out, *beside_out; /* checked paths; NULL: -dense in the video's name, none */
     int64_t made;                       /* prompts whose videos are written */
+    int told;                           /* 1: a line about the work was printed */
 } job;
 
 static const char what[] = "generate";
@@ -133,6 +135,11 @@ static void report(job *j, const char *prompt, int64_t seed, const char *path,
                     prompt, seed, s->frames, s->height, s->width, s->steps, s->tokens, method,
                     path);
     clip_record_json(j->json, record);
+    if (s->session.work > WORK_MARGIN * s->session.work_asked && !j->told++)
+        fprintf(stderr,
+                "%s: work %.3f was asked for, but %.3f was spent: blocks are whole, and every row "
+                "keeps at least one, which counts in short videos\n",
+                what, s->session.work_asked, s->session.work);
     if (o->compare) {
         cli_json_fields(j->json, "speedup %g psnr %g ssim %g psnr_min %g ssim_min %g",
                         dense->stats.denoise_seconds / s->denoise_seconds, metrics->psnr,

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """esa.apply with a work: what is spent, what is shared, and what a plan and a pipeline's noise levels change."""
+import dataclasses
+import warnings
+
 import esa
 import minis
 import pytest
@@ -20,7 +23,7 @@ def run(mini, names=("cond", "uncond")):
 
 
 @pytest.mark.parametrize("family", sorted(minis.MAKERS))
-@pytest.mark.parametrize("config", [WORK, WORK.replace(selector="entropy"), WORK.replace(preset="faithful")],
+@pytest.mark.parametrize("config", [WORK, WORK.replace(selector="entropy", work=0.8), WORK.replace(preset="faithful")],
                          ids=["error", "entropy", "preset"])
 def test_work_is_spent(family, config):
     mini = minis.MAKERS[family]()
@@ -97,3 +100,19 @@ def test_missing_plan():
     with esa.apply(mini.model, WORK.replace(work=0.5, plan="/no/such.plan"), steps=2):
         with pytest.raises(esa.EsaError, match="such.plan"):
             mini()
+
+
+def test_more_work_than_asked():
+    """A video that takes more than was asked for says so once."""
+    mini = minis.MAKERS["wan"]()
+    with esa.apply(mini.model, WORK, steps=len(TIMES)) as handle:
+        run(mini)
+        stats = handle._run.stats()
+        short = dataclasses.replace(stats, work_asked=stats.work / 1.03)
+        handle._run.stats = lambda layer, step: short
+        with pytest.warns(UserWarning, match=rf"work {short.work_asked:.3f} was asked for, but {short.work:.3f} was"):
+            handle.stats()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert handle.stats() is short
+        assert f"(asked {short.work_asked:.3f})" in handle.report()

@@ -7,7 +7,9 @@ not interfere, and `remove` leaves no trace. The pre-hook is torch's own, not a 
 offloading exchanges `forward` between two videos."""
 from __future__ import annotations
 
+import math
 import os
+import warnings
 from types import TracebackType
 from typing import Any
 
@@ -111,6 +113,7 @@ class Handle:
         self._hooks: list[Any] = []
         self._ears: list[Ear] = []
         self._applied = True
+        self._told = False
         self.steps_done = 0             # what a step callback said last (esa.processor._make_step_callback)
         try:
             for which, transformer in enumerate(run.transformers):
@@ -205,8 +208,15 @@ class Handle:
 
     def stats(self, layer: int = -1, step: int = -1) -> Stats:
         """What ran in the video in hand (or the last one): of all, of one layer, of one step, or of one layer at one
-        step."""
-        return self._run.stats(layer, step)
+        step. Warns once if a whole video took more than 2 % more work than was asked for."""
+        found = self._run.stats(layer, step)
+        whole = layer < 0 and step < 0 and self.steps is not None and self.step + 1 == self.steps
+        if whole and not self._told and found.work > 1.02 * found.work_asked:
+            self._told = True
+            warnings.warn(
+                f"work {found.work_asked:.3f} was asked for, but {found.work:.3f} was spent: blocks are whole, and "
+                "every row keeps at least one, which counts in short videos", stacklevel=2)
+        return found
 
     def report(self) -> str:
         """The same as text: a line in all and one per step."""
@@ -216,6 +226,7 @@ class Handle:
             f"{total.dense_calls} dense, "
             f"{total.sparse_calls} sparse at density {total.density:.3f} (asked {total.density_asked:.3f}), "
             f"{total.fallback_calls} fallbacks, attention work {total.work:.3f} of dense"
+            + ("" if math.isnan(total.work_asked) else f" (asked {total.work_asked:.3f})")
         ]
         for step in range(min(self.step + 1, self.steps or 0)):
             s = self.stats(step=step)
