@@ -15,7 +15,8 @@ import schemas
 
 ESA, MODELS = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
 # so few tokens and steps: with adaptive orders no work below 0.4 can be had
-SMALL = ["--frames", 5, "--height", 96, "--width", 96, "--steps", 2, "--block", "32x32", "--order", "hilbert"]
+TINY = ["--frames", 5, "--height", 96, "--width", 96, "--steps", 2, "--block", "32x32"]
+SMALL = [*TINY, "--order", "hilbert"]
 ADAPTIVE = ["--order", "adaptive"]
 PLAN = ["calibrate", *SMALL, "--num-prompts", 1, "--held-out", 1, "--groups", 2, "--speedup", 2]
 ENV = {**{k: v for k, v in os.environ.items() if not k.startswith("HF_")}, "ESA_MODELS": MODELS}
@@ -77,12 +78,15 @@ class Work(Base):
     def test_generate(self):
         """The work that was asked for is spent, by every method that chooses blocks."""
         for more, asked in ((["--work", 0.6, *ADAPTIVE], 0.6), (["--preset", "balanced"], 0.44),
-                            (["--work", 0.75, "--method", "entropy"], 0.75),
+                            (["--work", 0.65, "--method", "entropy"], 0.65),
                             (["--work", 0.6, *ADAPTIVE, "--refresh", 0, "--order-every", 0], 0.6)):
             video = self.video(*more)
             self.assertEqual(video["attention_work"]["asked"], asked)
             # whole blocks: 14 of 32 tokens in a row, split between heads or over the layer
             self.assertAlmostEqual(video["attention_work"]["realised"], asked, delta=0.03)
+        # a dense step, a dense layer and one block in every row: entropy cannot spend less
+        self.fails("generate", *SMALL, "--out", "b.y4m", "--work", 0.6, "--method", "entropy",
+                   says=["work is 0.6", "lowest density", "take 0.635"])
         # early is what the error selector does by itself
         usual = self.video("--work", 0.6, *ADAPTIVE)
         same = self.video("--work", 0.6, *ADAPTIVE, "--refresh", "early", "--order-every=early", "--exact-rows", 2)
@@ -96,7 +100,8 @@ class Work(Base):
     def test_plan(self):
         self.assertIn("work 0.500: expected", self.out)
         found = schemas.check(self.plan + ".json", "plan")
-        self.assertEqual((found["layers"], found["steps"], found["prompts"], len(found["psnr"])), (8, 2, 1, 5))
+        self.assertEqual((found["layers"], found["steps"], found["prompts"], found["work"]),
+                         (8, 2, 1, [0.22, 0.3, 0.4, 0.55, 0.7, 0.85]))
         self.assertGreater(found["psnr"][-1], found["psnr"][0])
         even, planned = self.video("--work", 0.5), self.video("--work", 0.5, "--plan", self.plan)
         self.assertAlmostEqual(planned["attention_work"]["realised"], 0.5, delta=0.03)
@@ -106,6 +111,47 @@ class Work(Base):
         self.fails("generate", *SMALL, "--quality", 99, "--plan", self.plan, "--out", "b.y4m", says=["99", "at most"])
         # another number of steps: by noise level
         self.works("generate", *SMALL, "--steps", 3, "--work", 0.5, "--plan", self.plan, "--out", "b.y4m")
+
+    def test_left_out(self):
+        """Works that so few tokens cannot reach are left out before anything is measured. Adaptive orders cost more."""
+        plan = ["calibrate", *TINY, *ADAPTIVE, "--plan", "q", "--num-prompts", 1, "--held-out", 1, "--groups", 1]
+        code, out, err = esa(*plan, "--curve-prompts", 2, "--json", "q.json", cwd=self.dir)
+        self.assertEqual(code, 0, err)
+        self.assertIn("leaves out work 0.12 0.16 0.22 0.3 0.4, which 432 tokens and 2 steps cannot reach", err)
+        self.assertIn("10 clips: errors, 1 groups of layers and 1 groups of steps for 1 prompts, 3 works for 2", err)
+        self.assertIn("q: 2 prompts", out)
+        found = schemas.check(self.path("q.json"), "plan")
+        self.assertEqual((found["work"], found["prompts"]), ([0.55, 0.7, 0.85], 1))
+        self.assertTrue(all(spread > 0 for spread in found["spread"]))
+        planned = self.video("--work", 0.55, "--plan", "q", *ADAPTIVE)
+        self.assertAlmostEqual(planned["attention_work"]["realised"], 0.55, delta=0.03)
+        for args, says in ((["--steps", 1, "--frames", 1, "--height", 64, "--width", 64],
+                            "64 tokens and 1 steps: masks, orders and the blocks that every row keeps take 1.000"),
+                           (["--speedup", 5], "so work 0.2 cannot be reached")):
+            self.fails(*plan, "--plan", "r", *args, says=[says])
+        self.assertEqual(self.files(), ["a.y4m", "q", "q.json", "r.json"])
+
+    def test_bench_quality(self):
+        """A row for every quality that is asked for, with the work it took."""
+        found = json.loads(kit.read(self.plan + ".json"))
+        bench = ["bench", "video", *SMALL, "--csv", "b.csv", "--plan", self.plan, "--num-prompts", 1]
+        asked = [round(found["psnr"][i] + 0.5, 2) for i in (1, 3)]
+        out = self.works(*bench, "--seeds", "0,1", "--quality", ",".join(map(str, asked)))
+        rows = [line.split(",") for line in self.read("b.csv").decode().splitlines()[1:]]
+        works = {row[5]: float(row[-1]) for row in rows if row[3] == "0"}
+        self.assertEqual([row[4] for row in rows], ["dense", "error", "error"] * 2)
+        names = [f"quality {x:g}" for x in asked]
+        self.assertEqual(list(works), ["1.00", *names])
+        for name, i in zip(names, (1, 3)):
+            # between two works of the curve, which spend what they say within 0.03
+            self.assertTrue(found["work"][i] - 0.03 < works[name] < found["work"][i + 1] + 0.03, works)
+            self.assertIn(name, out)
+        self.assertIn("0 clips made, 4 were there", self.works(*bench, "--seeds", "0,1", "--quality",
+                                                               ",".join(map(str, asked))))
+        self.fails(*bench, "--quality", "20,99", says=["99", "at most"])
+        self.fails(*bench, "--quality", 20, "--work", 0.5, status=2, says=["say the same thing"])
+        self.fails("bench", "video", "--csv", "c.csv", "--quality", 20, "--method", "error", "--tail", "levels",
+                   status=2, says=["--quality needs --plan"])
 
     def test_killed(self):
         """The same command continues; the plan has the same bits as one that was never interrupted."""
