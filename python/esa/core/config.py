@@ -32,8 +32,8 @@ _BY_SELECTOR = ("tail", "exact_rows", "warmup_frac", "dense_first_layer", "refre
 
 def _defaults(selector: str, masks: Any = None) -> dict[str, Any]:
     p = recommended("online", selector)
-    tail = (p if masks is None else recommended("cached", selector)).attention.tail
-    return {"tail": T.word(T.TAILS, tail), "exact_rows": p.attention.exact_rows,
+    attention = (p if masks is None else recommended("cached", selector)).attention
+    return {"tail": T.word(T.TAILS, attention.tail), "exact_rows": attention.exact_rows,
             "warmup_frac": p.warmup_frac, "dense_first_layer": bool(p.dense_first_layer),
             "refresh_every": T.schedule_word(p.refresh_every), "order_every": T.schedule_word(p.order_every),
             "share_branches": bool(p.share_branches)}
@@ -72,7 +72,7 @@ class EsaConfig:
         default, "levels".
     exact_rows
         Queries of each query block, 0 to 16, that are computed exactly and whose mean error corrects the others (0;
-        error: 2). Each costs 1 / block of a dense call. Not for causal attention.
+        error without masks: 2). Each costs 1 / block of a dense call. Not for causal attention.
     warmup_frac, dense_first_layer, dense_layers, min_tokens
         What runs dense by policy: the first share of the steps (0.2; error: 0), layer 0 (yes; error: no), listed
         layers, shorter sequences.
