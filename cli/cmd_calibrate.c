@@ -47,6 +47,9 @@ int cmd_calibrate(int argc, char **argv)
         { "--weights", CLI_TEXT, &o.weights, "PLAN", 0, 0, 0,
           "error: a work plan (`esa calibrate --plan`) that says how much each layer and step "
           "matters (all alike)" },
+        { "--exact-rows", CLI_INT32, &o.exact_rows, "N", 0, ESA_MAX_EXACT_ROWS, 0,
+          "error: queries of each block that are computed exactly and correct the others; the work "
+          "includes them (2)" },
         { "--budgets", CLI_REALS, &o.budgets, "X,...", 0, 1, 0,
           "kept fractions of key blocks to prebuild (0.7,0.5,0.3)" },
         { "--importance", CLI_CHOICE, &o.importance, "none|u8|f16", 0, 0, 0,
@@ -73,11 +76,11 @@ int cmd_calibrate(int argc, char **argv)
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
     static const char *const entropy_only[] = { "--budgets", "--importance", "--samples" };
-    static const char *const error_only[] = { "--work", "--weights" };
+    static const char *const error_only[] = { "--work", "--weights", "--exact-rows" };
     const char *for_entropy = NULL, *for_error = NULL;
     for (int i = 0; i < 3; i++)
         if (cli_given(argc, argv, entropy_only[i])) for_entropy = entropy_only[i];
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 3; i++)
         if (cli_given(argc, argv, error_only[i])) for_error = error_only[i];
     const int texts = (cli_given(argc, argv, "--prompts") != 0) +
                       (cli_given(argc, argv, "--num-prompts") != 0);

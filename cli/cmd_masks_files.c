@@ -111,10 +111,10 @@ static int check_kind(esa_ctx *ctx, const merging *m, const char *path)
             "masks merge: '%s' holds error scores, so masks are built for total works: "
             "give --work, not --budgets",
             path);
-    if (!errors && (m->has_works || m->weights))
+    if (!errors && (m->has_works || m->weights || m->build.exact_rows >= 0))
         return cli_usage(
-            "masks merge: --work and --weights need recordings of errors (`esa calibrate "
-            "--method error`), which '%s' is not",
+            "masks merge: --work, --weights and --exact-rows need recordings of errors (`esa "
+            "calibrate --method error`), which '%s' is not",
             path);
     return CLI_OK;
 }
@@ -136,6 +136,9 @@ int cmd_masks_merge(int argc, char **argv)
         { "--weights", CLI_TEXT, &m.weights, "PLAN", 0, 0, 0,
           "recordings of errors: a work plan that says how much each layer and step matters (all "
           "alike)" },
+        { "--exact-rows", CLI_INT32, &m.build.exact_rows, "N", 0, ESA_MAX_EXACT_ROWS, 0,
+          "recordings of errors: queries of each block that are computed exactly and correct the "
+          "others; the work includes them (2)" },
         { "--importance", CLI_CHOICE, &m.build.importance, IMPORTANCE, 0, 0, 0,
           "how the importance is stored (u8)" },
         { "--dense-first-layer", CLI_INT32, &m.build.dense_first_layer, "0|1", 0, 1, 0,

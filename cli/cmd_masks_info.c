@@ -49,7 +49,8 @@ static void describe(const esa_mask_file_info *i, const char *path, const double
     cli_json_reals(json, "works", work, i->budget_count);
     cli_name(tail, CLI_TAILS, i->tail);
     const int levels = i->selector == ESA_SELECT_ERROR || i->fine;
-    cli_json_fields(json, "tail %s fine %d", levels ? tail : NULL, i->fine);
+    cli_json_fields(json, "tail %s fine %d exact_rows %d", levels ? tail : NULL, i->fine,
+                    i->exact_rows);
     printf("file        %s, %.2f MB, format %d\n", path, 1e-6 * (double)i->file_bytes,
            (int)i->format_version);
     printf("model       %s%s%s%s\n", i->model[0] ? i->model : "not named",
@@ -68,12 +69,13 @@ static void describe(const esa_mask_file_info *i, const char *path, const double
            (int)i->layout.text_front_q, (int)i->layout.text_back_q);
     printf("importance  %s\n", importance);
     if (levels) printf("tail        %s, %d fine means per block\n", tail, (int)i->fine);
+    if (levels) printf("exact rows  %d per query block\n", (int)i->exact_rows);
     printf("%s%s\n", i->selector == ESA_SELECT_ERROR ? "works       " : "budgets     ",
            budgets[0] ? budgets : "none prebuilt");
     if (!i->budget_count) return;
     printf("counted    ");
     for (int b = 0; b < i->budget_count; b++) printf("%s%.4f", b ? ", " : " ", work[b]);
-    printf(" of dense attention, means and dense calls included\n");
+    printf(" of dense attention, means, exact rows and dense calls included\n");
 }
 
 /* Entropy, kept mass and density per head of one cell: figures[3][H]. */
@@ -128,7 +130,7 @@ int cmd_masks_info(int argc, char **argv)
     /* The cell is read before anything is printed: a call that fails prints its message alone. */
     double *figures = NULL, work[16] = { 0 }, density = NAN;
     for (int b = 0; s == ESA_OK && b < info.budget_count; b++)
-        s = esa_mask_file_work(file, &work[b], info.budget_permille[b] / 1000.0, 0);
+        s = esa_mask_file_work(file, &work[b], info.budget_permille[b] / 1000.0);
     if (s == ESA_OK && layer >= 0) {
         if (!has_budget && info.budget_count > 0) budget = info.budget_permille[0] / 1000.0;
         figures = calloc((size_t)info.H * 3, sizeof *figures);

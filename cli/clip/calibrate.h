@@ -18,13 +18,15 @@ typedef struct calibrate_options {
     cli_list budgets;    /* entropy */
     cli_list works;      /* error */
     const char *weights; /* error: a work plan, or NULL */
+    int32_t exact_rows;  /* error; -1: the recommended number */
     int64_t num_prompts;
     int32_t record_steps; /* 0: as many as the clip has */
     int importance, store_dense, keep_recording, restart;
     int shard_index, shard_count; /* 0, 0: no shard */
 } calibrate_options;
 
-/* 5 built-in prompts; budgets 0.7, 0.5, 0.3; importance u8; works: those of the presets. */
+/* 5 built-in prompts; budgets 0.7, 0.5, 0.3; importance u8; works: those of the presets, with the
+ * recommended exact rows. */
 calibrate_options calibrate_options_default(void);
 /* Runs the prompts and writes output. CLI_OK; CLI_FAILED or CLIP_INTERRUPTED after a message. */
 int calibrate_run(const calibrate_options *options);

@@ -142,6 +142,7 @@ static int finish_masks(job *j)
     build.budgets = amounts->real;
     build.budget_count = amounts->count;
     build.plan = j->plan;
+    build.exact_rows = o->exact_rows;
     build.store_dense = o->store_dense;
     build.dense_first_layer = o->clip.p.session.dense_first_layer;
     build.warmup_frac = o->clip.p.session.warmup_frac;
@@ -228,7 +229,7 @@ static int describe_masks(job *j)
         const double budget = info.budget_permille[b] / 1000.0;
         double work = NAN;
         status = budget_means(file, &info, budget, mean);
-        if (status == ESA_OK && errors) status = esa_mask_file_work(file, &work, budget, 0);
+        if (status == ESA_OK && errors) status = esa_mask_file_work(file, &work, budget);
         if (errors)
             cli_row(table, "%g|%.4f|%.3f|%.1f %%", budget, work, mean[2], 100 * mean[1]);
         else
@@ -243,6 +244,7 @@ static int describe_masks(job *j)
     }
     cli_json_close(json);
     if (!errors) cli_json_real(json, "entropy", mean[0]);
+    if (errors) cli_json_fields(json, "exact_rows %d", info.exact_rows);
     esa_mask_file_free(file);
     if (status != ESA_OK) {
         cli_json_save(json, NULL);
@@ -254,6 +256,7 @@ static int describe_masks(job *j)
            1e-6 * (double)info.file_bytes, (long long)j->count, (int)info.steps, (int)info.groups,
            (int)info.stored_layers, (int)info.layers);
     if (!errors) printf("; mean entropy of a head %.3f", mean[0]);
+    if (errors) printf("; %d exact rows per query block", (int)info.exact_rows);
     printf("\n");
     return cli_json_save(json, j->o->json);
 }
@@ -272,6 +275,7 @@ static int describe_shard(job *j)
     for (int i = 0; i < amounts->count; i++) printf("%s%g", i ? "," : "", amounts->real[i]);
     if (!errors) printf(" --importance %s", cli_name(name, "none|u8|f16", o->importance));
     if (o->weights) printf(" --weights '%s'", o->weights);
+    if (o->exact_rows >= 0) printf(" --exact-rows %d", (int)o->exact_rows);
     printf(" --warmup-frac %g --dense-first-layer %d%s", o->clip.p.session.warmup_frac,
            o->clip.p.session.dense_first_layer, o->store_dense ? " --store-dense" : "");
     if (j->served != o->clip.p.steps) printf(" --steps %lld", (long long)j->served);
@@ -349,7 +353,8 @@ calibrate_options calibrate_options_default(void)
                                 .num_prompts = 5,
                                 .importance = ESA_IMPORTANCE_U8,
                                 .budgets = { 3, { 0.7, 0.5, 0.3 }, { 0 } },
-                                .works = cli_preset_works() };
+                                .works = cli_preset_works(),
+                                .exact_rows = -1 };
 }
 
 int calibrate_run(const calibrate_options *options)

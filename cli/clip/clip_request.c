@@ -148,18 +148,23 @@ static int add(cli_option *table, int used, const cli_option *rows)
     return used;
 }
 
-/* "token order (hilbert; rf_v2: tile; error: adaptive)", as the library recommends */
-static const char *order_help(void)
+/* The orders that the library recommends: "token order (hilbert; rf_v2: tile; error: adaptive)", or
+ * for `esa calibrate`, which records in one order, "token order (hilbert; --plan: adaptive)" */
+static const char *order_help(int records)
 {
     static char text[128];
     char usual[32], tiled[32], errors[32];
-    const clip_request any = { .method = METHOD_ENTROPY, .order = ESA_ORDER_DEFAULT },
+    const clip_request any = { .method = records ? METHOD_RECORD_ERROR : METHOD_ENTROPY,
+                               .order = ESA_ORDER_DEFAULT },
                        rf_v2 = { .method = METHOD_RF_V2, .order = ESA_ORDER_DEFAULT },
                        error = { .method = METHOD_ERROR, .order = ESA_ORDER_DEFAULT };
-    snprintf(text, sizeof text, "token order (%s; rf_v2: %s; error: %s)",
-             cli_name(usual, CLI_ORDERS, clip_order(&any)),
-             cli_name(tiled, CLI_ORDERS, clip_order(&rf_v2)),
-             cli_name(errors, CLI_ORDERS, clip_order(&error)));
+    cli_name(usual, CLI_ORDERS, clip_order(&any));
+    cli_name(tiled, CLI_ORDERS, clip_order(&rf_v2));
+    cli_name(errors, CLI_ORDERS, clip_order(&error));
+    if (records)
+        snprintf(text, sizeof text, "token order (%s; --plan: %s)", usual, errors);
+    else
+        snprintf(text, sizeof text, "token order (%s; rf_v2: %s; error: %s)", usual, tiled, errors);
     return text;
 }
 
@@ -179,6 +184,7 @@ const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_opt
     esa_generate_params *p = &r->p;
     esa_session_params *s = &p->session;
     const cli_option end = { 0 };
+    const int records = !(groups & CLIP_OPTIONS_CACHED); /* `esa calibrate` uses no masks */
     const cli_option size[] = {
         { "--frames", CLI_INT32, &p->frames, "N", 1, 100000, 0,
           "number of frames, rounded down to what the model makes (the model's own)" },
@@ -209,7 +215,7 @@ const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_opt
         end,
     };
     const cli_option blocks[] = {
-        { "--order", CLI_CHOICE, &r->order, CLI_ORDERS, 0, 0, 0, order_help() },
+        { "--order", CLI_CHOICE, &r->order, CLI_ORDERS, 0, 0, 0, order_help(records) },
         { "--window", CLI_INTS, &r->window, "t,h,w", 1, 4096, 3,
           "box of order tile3d, in tokens (2,8,8)" },
         { "--block", CLI_TEXT, &r->block, "QxK", 0, 0, 0,
@@ -223,7 +229,9 @@ const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_opt
         { "--tail", CLI_CHOICE, &r->tail, CLI_TAILS, 0, 0, 0,
           "what replaces skipped blocks (pooled; error: levels)" },
         { "--exact-rows", CLI_INT32, &r->exact_rows, "N", 0, ESA_MAX_EXACT_ROWS, 0,
-          "queries of each block that are computed exactly and correct the others (0; error: 2)" },
+          "queries of each block that are computed exactly and correct the others (0; error: 2; "
+          "cached "
+          "with masks by error: as in the file)" },
         { "--cdf", CLI_REAL, &s->select.cdf_threshold, "X", 0, 1, 0,
           "ada_bsa: cumulative mass to keep; 1 turns the rule off (1)" },
         { "--refresh", CLI_SCHEDULE, &r->refresh_every, "early|N", 0, 1000, 0, CLIP_REFRESH_HELP },

@@ -77,7 +77,9 @@ typedef struct esa_session_params {
     const char *config_hash;
     /* CACHED: where the masks come from. Borrowed: must outlive the session and share its ctx. A
      * file from recordings of errors also says which calls run dense: its own warm-up and first
-     * layer, in place of warmup_frac and dense_first_layer, and cells of density 1. */
+     * layer, in place of warmup_frac and dense_first_layer, and cells of density 1. Sparse calls
+     * have the exact rows of the file, because its works include them: attention.exact_rows must
+     * be 0 (as in the file) or the same number; any other returns ESA_ERR_MISMATCH. */
     esa_mask_file *masks;
     /* RECORD: number of step groups G; 0: one per step (0). Step i belongs
      * to group floor(i*G/steps). */
@@ -110,9 +112,8 @@ typedef struct esa_session_params {
      *              call that may run sparse.
      *     neither  select.budget for every cell
      *
-     * CACHED with masks from recordings of errors: work picks, among the works of the file, the
-     * largest whose total with the exact rows (attention.exact_rows) is not above it. The masks
-     * were built for blocks, means and dense calls; exact rows come on top.
+     * CACHED with masks from recordings of errors: work picks the largest work of the file that is
+     * not above it.
      *
      * A mask that is kept for several steps gets the mean density of those steps. Cells that the
      * rules above make dense stay dense, and their work counts. */
@@ -282,7 +283,10 @@ typedef struct esa_mask_file_info {
     int32_t tail;
     int32_t fine; /* means per block on the fine level of the masks; 0: they have none */
     int32_t group_q, group_k;
-    int64_t reserved[1];
+    /* Files from recordings of errors: exact rows of each sparse call (esa_attention_params), which
+     * the works include. Else 0. */
+    int32_t exact_rows;
+    int32_t reserved0;
 } esa_mask_file_info;
 
 /* Opens a mask file with mmap and checks every size before use. The content decides the format, not
@@ -326,10 +330,9 @@ ESA_API esa_status esa_mask_file_density(esa_mask_file *file, double *density, i
                                          int32_t step, int32_t branch, double budget);
 
 /* *work = the attention work of a whole run of the file's steps as a share of dense, counted from
- * the masks of budget: exact blocks, means, dense calls and exact_rows (esa_attention_params).
- * Files without a tail of their own count pooled means. Calls esa_mask_file_require. */
-ESA_API esa_status esa_mask_file_work(esa_mask_file *file, double *work, double budget,
-                                      int32_t exact_rows);
+ * the masks of budget: exact blocks, means, dense calls and the exact rows of the file. Files
+ * without a tail of their own count pooled means. Calls esa_mask_file_require. */
+ESA_API esa_status esa_mask_file_work(esa_mask_file *file, double *work, double budget);
 
 /* Writes the decoded importance of one cell to out f32[H,nq,nk]. */
 ESA_API esa_status esa_mask_file_importance(esa_mask_file *file, float *out, int32_t layer,
@@ -356,7 +359,11 @@ typedef struct esa_mask_build {
                          * recordings of errors (-1) */
     const esa_work_plan *plan; /* recordings of errors: how much each layer and step matters. NULL:
                                 * all alike (NULL). Borrowed during the call. */
-    int64_t reserved[3];
+    int32_t exact_rows;        /* recordings of errors: exact rows of each sparse call, 0 ..
+                                * ESA_MAX_EXACT_ROWS; -1: the recommended number, for recordings of
+                                * importance 0 (-1) */
+    int32_t reserved0;
+    int64_t reserved[2];
 } esa_mask_build;
 
 ESA_API esa_mask_build esa_mask_build_default(void);
@@ -371,17 +378,18 @@ ESA_API esa_status esa_recording_merge(esa_ctx *ctx, const char *output,
  *
  * From recordings of importance, a budget is the kept fraction of key blocks in every cell. From
  * recordings of errors (selector ERROR) it is the attention work of the whole run as a share of
- * dense: exact blocks, means and dense calls, but not exact rows, which a session adds. The work is
- * spread over layers and steps for the least sum of errors, and the mean over all calls is the
- * budget as closely as whole blocks allow. Such a file holds no importance, so build->importance is
- * ignored and at least one budget must be given. */
+ * dense: exact blocks, means, exact rows and dense calls. The work is spread over layers and steps
+ * for the least sum of errors, and the mean over all calls is the budget as closely as whole blocks
+ * allow. ESA_ERR_ARGUMENT if a work does not even pay for the exact rows and the blocks that every
+ * mask has. Such a file holds no importance, so build->importance is ignored and at least one
+ * budget must be given. */
 ESA_API esa_status esa_mask_file_build(esa_ctx *ctx, const char *output,
                                        const char *const *recordings, int32_t count,
                                        const esa_mask_build *build);
 
 /* Rewrites a mask file with other budgets or less importance (F16 -> U8 -> NONE). The stored cells
- * stay: store_dense, dense_first_layer and warmup_frac of build are ignored. A file without
- * importance offers only its prebuilt budgets. */
+ * stay: store_dense, dense_first_layer, warmup_frac and exact_rows of build are ignored. A file
+ * without importance offers only its prebuilt budgets. */
 ESA_API esa_status esa_mask_file_derive(esa_ctx *ctx, const char *output, esa_mask_file *file,
                                         const esa_mask_build *build);
 

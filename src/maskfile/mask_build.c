@@ -12,6 +12,7 @@
 #include "base/pool.h"
 #include "base/status.h"
 #include "maskfile/recording.h"
+#include "rules/exact_rows.h"
 
 esa_mask_build esa_mask_build_default(void)
 {
@@ -21,6 +22,7 @@ esa_mask_build esa_mask_build_default(void)
     b.importance = ESA_IMPORTANCE_U8;
     b.dense_first_layer = -1;
     b.warmup_frac = -1;
+    b.exact_rows = -1;
     return b;
 }
 
@@ -105,6 +107,7 @@ static void complete(esa_mask_build *b, const esa_mask_file_info *recorded)
     const int32_t errors = recorded->selector == ESA_SELECT_ERROR;
     if (b->dense_first_layer == -1) b->dense_first_layer = !errors;
     if (b->warmup_frac == -1) b->warmup_frac = errors ? 0 : 0.2;
+    if (b->exact_rows == -1) b->exact_rows = errors ? ESA_EXACT_ROWS_RECOMMENDED : 0;
     if (errors) b->importance = ESA_IMPORTANCE_NONE;
 }
 
@@ -216,6 +219,14 @@ static esa_status build(esa_ctx *ctx, const char *output, const esa_recording *r
     if (build->plan && info->selector != ESA_SELECT_ERROR)
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
                         "a work plan weighs error scores, but these recordings hold importance");
+    if (build->exact_rows < 0 || build->exact_rows > ESA_MAX_EXACT_ROWS)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "exact_rows is %d, expected 0 to %d",
+                        build->exact_rows, ESA_MAX_EXACT_ROWS);
+    if (build->exact_rows && info->selector != ESA_SELECT_ERROR)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "exact_rows is %d, but these recordings hold importance: their masks have "
+                        "budgets, and sessions choose exact rows",
+                        build->exact_rows);
     if (!(build->warmup_frac >= 0 && build->warmup_frac <= 1))
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "warmup_frac is %g, expected 0 to 1",
                         build->warmup_frac);
@@ -225,6 +236,7 @@ static esa_status build(esa_ctx *ctx, const char *output, const esa_recording *r
                         info->groups, ESA_MAX_CELL_AXIS);
     const esa_mask_file_info recorded = *info;
     if (build->steps) info->steps = build->steps;
+    info->exact_rows = build->exact_rows;
     info->warmup_frac = build->store_dense ? 0 : build->warmup_frac;
     info->dense_first_layer = build->store_dense ? 0 : build->dense_first_layer != 0;
 

@@ -33,7 +33,7 @@ void esa_error_cell_load(esa_error_cell *cell, const esa_recording *rec, int32_t
                          int64_t index);
 /* Makes the mask of a budget (esa_select_qkv; 1: every block) and fills left. */
 void esa_error_cell_choose(esa_error_cell *cell, double budget);
-/* Mean over heads and rows of the errors that the mask leaves, and its work. */
+/* Mean over heads and rows of the errors that the mask leaves, and its work with exact rows. */
 double esa_error_cell_error(const esa_error_cell *cell);
 double esa_error_cell_work(const esa_error_cell *cell);
 

@@ -154,7 +154,7 @@ static esa_status export_fa4(esa_ctx *ctx, const char *output, esa_mask_file *f,
     if (info.selector == ESA_SELECT_ERROR ||
         info.fine) { /* the exchange holds exact blocks alone */
         info.selector = -1;
-        info.tail = info.fine = info.group_q = info.group_k = 0;
+        info.tail = info.fine = info.group_q = info.group_k = info.exact_rows = 0;
     }
     info.importance = ESA_IMPORTANCE_NONE;
     info.budget_permille[0] = permille;

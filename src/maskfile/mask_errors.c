@@ -139,5 +139,5 @@ double esa_error_cell_error(const esa_error_cell *cell)
 
 double esa_error_cell_work(const esa_error_cell *cell)
 {
-    return esa_mask_file_mask_work(cell->mask, cell->info.tail, 0);
+    return esa_mask_file_mask_work(cell->mask, cell->info.tail, cell->info.exact_rows);
 }

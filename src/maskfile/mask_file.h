@@ -62,12 +62,11 @@ double esa_mask_file_cell_density(const esa_budget_masks *masks, int64_t cell);
 int32_t esa_mask_file_has_works(const esa_mask_file *file);
 /* Work of one call with a mask on the host. (mask_work.c) */
 double esa_mask_file_mask_work(const esa_mask *mask, int32_t tail, int32_t exact_rows);
-/* Share of the calls of a run that these masks make sparse. (mask_work.c) */
-double esa_mask_file_sparse_share(const esa_mask_file *file, const esa_budget_masks *masks);
-/* *permille = the largest stored work that, with the exact rows added, is not above work.
- * ESA_ERR_MISMATCH if there is none. (mask_work.c) */
-esa_status esa_mask_file_pick(esa_mask_file *file, int32_t *permille, double work,
-                              int32_t exact_rows);
+/* Work of the exact rows of one sparse call. (mask_work.c) */
+double esa_mask_file_exact_work(const esa_mask_file_info *info);
+/* *permille = the largest stored work that is not above work. ESA_ERR_MISMATCH if there is none.
+ * (mask_work.c) */
+esa_status esa_mask_file_pick(esa_mask_file *file, int32_t *permille, double work);
 /* Number of blocks of all heads that a selection may keep. */
 int64_t esa_mask_file_existing(const esa_mask_file_info *info);
 /* Loads the importance of a cell into cell->p. */

@@ -37,6 +37,7 @@ typedef struct spending {
     int64_t cells;      /* stored cells */
     int64_t runs;       /* calls of a run that use them: one per branch, stored layer and step */
     int64_t dense_runs; /* its other calls */
+    double exact;       /* work of the exact rows of one call */
     int32_t *steps;     /* [Gs] steps of each stored group that use its masks */
     /* [cells]; cost and error: [cells][POINTS] */
     double *weight, *cost, *error, *budget, *best;
@@ -108,7 +109,8 @@ static void expand(spending *s)
         }
 }
 
-/* The budget at which a cell costs so much, between the points of its curve. */
+/* The budget at which a cell costs so much, between the points of its curve. A sparse cell with
+ * every block costs more than a dense one: it still has exact rows. */
 static double budget_at(const spending *s, int64_t i, double cost)
 {
     const double *c = s->cost + i * POINTS;
@@ -116,7 +118,8 @@ static double budget_at(const spending *s, int64_t i, double cost)
     int32_t k = 0;
     while (k < POINTS && c[k] < cost) k++;
     if (k == 0) return budgets[0];
-    const double c1 = k < POINTS ? c[k] : 1, b1 = k < POINTS ? budgets[k] : 1, b0 = budgets[k - 1];
+    const double c1 = k < POINTS ? c[k] : 1 + s->exact, b1 = k < POINTS ? budgets[k] : 1,
+                 b0 = budgets[k - 1];
     return c1 > c[k - 1] ? b0 + (b1 - b0) * (cost - c[k - 1]) / (c1 - c[k - 1]) : b0;
 }
 
@@ -182,9 +185,10 @@ static esa_status spend(spending *s, int32_t b)
         if (round == 0 && solved > mean + 1e-9)
             return esa_fail(
                 s->ctx, ESA_ERR_ARGUMENT,
-                "work is %.3f, but forced blocks, one block per row, means and dense calls "
-                "take %.3f",
-                work, (solved * (double)s->runs + (double)s->dense_runs) / all);
+                "work is %.3f, but forced blocks, one block per row, means, %d exact rows per "
+                "query block and dense calls take %.3f",
+                work, s->out->info.exact_rows,
+                (solved * (double)s->runs + (double)s->dense_runs) / all);
         const double off = mean - count_costs(s);
         if (fabs(off) < nearest) {
             nearest = fabs(off);
@@ -255,6 +259,7 @@ esa_status esa_mask_build_errors(esa_mask_output *out, const esa_recording *rec,
     s.steps = esa_mem_alloc(&s.ctx->mem, steps_bytes);
     if (!s.steps) return esa_fail(s.ctx, ESA_ERR_MEMORY, "out of memory for the steps of a run");
     count_steps(&s);
+    s.exact = esa_mask_file_exact_work(&out->info);
     const esa_status status = build(&s, plan);
     esa_error_cell_free(&s.cell);
     esa_mem_free(&s.ctx->mem, s.memory, s.bytes);

@@ -54,46 +54,32 @@ static int32_t is_dense(const esa_budget_masks *masks, int64_t cell)
     return masks->density && esa_mask_file_cell_density(masks, cell) >= 1;
 }
 
-double esa_mask_file_sparse_share(const esa_mask_file *f, const esa_budget_masks *masks)
-{
-    double calls = 0;
-    for (int64_t i = 0; i < f->cells; i++)
-        if (!is_dense(masks, i)) calls += steps_of(f, i % f->info.stored_groups);
-    return calls / all_calls(f);
-}
-
-/* Exact rows of one sparse call. */
-static double exact_share(const esa_mask_file_info *f, int32_t exact_rows)
+double esa_mask_file_exact_work(const esa_mask_file_info *f)
 {
     const esa_attn_args a = {
-        .block_q = f->block_q, .Nq = f->Nq, .nq = f->nq, .exact_rows = exact_rows
+        .block_q = f->block_q, .Nq = f->Nq, .nq = f->nq, .exact_rows = f->exact_rows
     };
     return (double)esa_work_exact_rows(&a) / (double)f->Nq;
 }
 
-esa_status esa_mask_file_pick(esa_mask_file *f, int32_t *permille, double work, int32_t exact_rows)
+esa_status esa_mask_file_pick(esa_mask_file *f, int32_t *permille, double work)
 {
     const esa_mask_file_info *info = &f->info;
-    const double exact = exact_share(info, exact_rows);
     char list[200] = "";
     *permille = -1;
     for (int32_t b = 0, n = 0; b < info->budget_count; b++) {
-        const esa_budget_masks *masks;
-        ESA_TRY(esa_mask_file_budget(f, &masks, info->budget_permille[b]));
-        const double total = info->budget_permille[b] / 1000.0 +
-                             exact * esa_mask_file_sparse_share(f, masks);
-        if (total <= work + rounding) *permille = info->budget_permille[b];
-        n += snprintf(list + n, sizeof list - (size_t)n, "%s%.3f", b ? ", " : "", total);
+        const double stored = info->budget_permille[b] / 1000.0;
+        if (stored <= work + rounding) *permille = info->budget_permille[b];
+        n += snprintf(list + n, sizeof list - (size_t)n, "%s%.3f", b ? ", " : "", stored);
     }
     if (*permille >= 0) return ESA_OK;
-    return esa_fail(f->ctx, ESA_ERR_MISMATCH,
-                    "work is %.3f, but the masks of %.120s with %d exact rows a block take %s",
-                    work, f->tensors->label, exact_rows, list);
+    return esa_fail(f->ctx, ESA_ERR_MISMATCH, "work is %.3f, but %.120s has masks for the works %s",
+                    work, f->tensors->label, list);
 }
 
 /* mask: scratch. */
 static esa_status count_work(esa_mask_file *f, double *work, const esa_budget_masks *masks,
-                             int32_t exact_rows, esa_mask *mask)
+                             esa_mask *mask)
 {
     const int32_t own = f->info.fine || f->info.selector == ESA_SELECT_ERROR;
     const int32_t tail = own ? f->info.tail : ESA_TAIL_POOLED;
@@ -103,38 +89,36 @@ static esa_status count_work(esa_mask_file *f, double *work, const esa_budget_ma
         const int32_t steps = steps_of(f, i % f->info.stored_groups);
         ESA_TRY(esa_mask_file_check_bits(f, masks, i));
         esa_mask_set_bits(mask, masks->bits + at, masks->fine ? masks->fine + at : NULL);
-        sum += steps * (is_dense(masks, i) ? 1 : esa_mask_file_mask_work(mask, tail, exact_rows));
+        sum += steps *
+               (is_dense(masks, i) ? 1 : esa_mask_file_mask_work(mask, tail, f->info.exact_rows));
         calls += steps;
     }
     *work = (sum + all_calls(f) - calls) / all_calls(f);
     return ESA_OK;
 }
 
-static esa_status work_of(esa_mask_file *f, double *work, double budget, int32_t exact_rows)
+static esa_status work_of(esa_mask_file *f, double *work, double budget)
 {
     const esa_mask_file_info *info = &f->info;
     const int32_t permille = esa_budget_permille(f->ctx, budget);
     if (permille < 0) return ESA_ERR_ARGUMENT;
-    if (exact_rows < 0 || exact_rows > ESA_MAX_EXACT_ROWS)
-        return esa_fail(f->ctx, ESA_ERR_ARGUMENT, "exact_rows is %d, expected 0 to %d", exact_rows,
-                        ESA_MAX_EXACT_ROWS);
     const esa_budget_masks *masks;
     ESA_TRY(esa_mask_file_budget(f, &masks, permille));
     esa_mask *mask = esa_mask_new(&f->mem, 1, info->H, info->Nq, info->Nk, info->nq, info->nk,
                                   info->block_q, info->block_k);
     const int32_t made = mask && (!info->fine || esa_mask_add_fine(mask, info->fine));
     if (made) mask->causal = info->causal;
-    const esa_status status = made ? count_work(f, work, masks, exact_rows, mask)
+    const esa_status status = made ? count_work(f, work, masks, mask)
                                    : esa_fail(f->ctx, ESA_ERR_MEMORY, "out of memory for a mask");
     esa_mask_free(mask);
     return status;
 }
 
-esa_status esa_mask_file_work(esa_mask_file *file, double *work, double budget, int32_t exact_rows)
+esa_status esa_mask_file_work(esa_mask_file *file, double *work, double budget)
 {
     if (!file) return ESA_ERR_ARGUMENT;
     ESA_TRY(esa_ctx_enter(file->ctx));
-    const esa_status status = work ? work_of(file, work, budget, exact_rows)
+    const esa_status status = work ? work_of(file, work, budget)
                                    : esa_fail(file->ctx, ESA_ERR_ARGUMENT, "work is NULL");
     esa_ctx_leave(file->ctx);
     return status;

@@ -154,6 +154,7 @@ esa_status esa_run_write(esa_tensors_writer *w, const esa_mask_file_info *f, con
     const int32_t group[2] = { f->group_q, f->group_k };
     ESA_TRY(esa_st_writer_metadata(w, "tail", tail_names[f->tail]));
     ESA_TRY(put_int64(w, "fine", f->fine));
+    ESA_TRY(put_int64(w, "exact_rows", f->exact_rows));
     return put_ints(w, "group", group, 2);
 }
 
@@ -304,6 +305,7 @@ static void get_levels(reader *r, esa_mask_file_info *f)
     int64_t group[2];
     f->tail = get_word(r, "tail", tail_names, 4);
     f->fine = (int32_t)get_int(r, "fine", 0, ESA_MAX_FINE);
+    f->exact_rows = (int32_t)get_int(r, "exact_rows", 0, ESA_MAX_EXACT_ROWS);
     get_ints(r, "group", group, 2, 0, 256);
     f->group_q = (int32_t)group[0];
     f->group_k = (int32_t)group[1];
@@ -320,6 +322,11 @@ static void get_levels(reader *r, esa_mask_file_info *f)
         r->status = esa_fail(r->ctx, ESA_ERR_FORMAT,
                              "%s has tail centroid, expected none, pooled or levels",
                              r->file->label);
+    if (!r->status && f->causal && f->exact_rows)
+        r->status = esa_fail(r->ctx, ESA_ERR_FORMAT,
+                             "%s has causal masks and %d exact rows, expected 0: causal attention "
+                             "has none",
+                             r->file->label, f->exact_rows);
 }
 
 /* Fails with a message that says what the file is. */

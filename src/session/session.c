@@ -224,6 +224,12 @@ static esa_status check_masks(esa_ctx *ctx, const esa_session_params *p)
                         "work is %g, but %s was built for budgets, not for total works: give a "
                         "budget, or masks from a recording of errors",
                         p->work, name);
+    const int32_t rows = p->attention.exact_rows;
+    if (esa_mask_file_has_works(file) && rows && rows != f->exact_rows)
+        return esa_fail(ctx, ESA_ERR_MISMATCH,
+                        "exact_rows is %d, but the works of %s include %d exact rows per query "
+                        "block: leave exact_rows out, or build the masks with exact_rows %d",
+                        rows, name, f->exact_rows, rows);
     const esa_layout *y = &p->select.layout, *z = &f->layout;
     if (f->causal && z->order != ESA_ORDER_RASTER && !y->order_applied)
         return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
@@ -331,7 +337,7 @@ static esa_status find_masks(esa_session *s)
 {
     const esa_session_params *p = &s->params;
     if (p->work > 0)
-        ESA_TRY(esa_mask_file_pick(p->masks, &s->permille, p->work, p->attention.exact_rows));
+        ESA_TRY(esa_mask_file_pick(p->masks, &s->permille, p->work));
     else
         s->permille = esa_budget_permille(s->ctx, p->select.budget);
     if (s->permille < 0) return ESA_ERR_ARGUMENT;
@@ -370,6 +376,7 @@ static esa_status create(esa_ctx *ctx, esa_session *s, const esa_session_params 
         ESA_TRY(find_masks(s));
         if (s->masks->density) {
             first = p->masks->info.dense_first_layer;
+            s->params.attention.exact_rows = p->masks->info.exact_rows;
             s->warmup = esa_warmup_steps(p->masks->info.warmup_frac, p->steps);
         }
     }

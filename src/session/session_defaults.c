@@ -4,13 +4,11 @@
  * docs/quality.md holds the measurements behind them. */
 #include <math.h>
 #include <esa/esa_session.h>
+#include "rules/exact_rows.h"
 
 /* Small blocks keep several blocks per row in short sequences, and CPU kernels run them as fast as
  * large ones. */
 enum { SHORT_BLOCK = 64 };
-
-/* Two exact rows per query block are worth more than the blocks that they cost. */
-enum { ERROR_EXACT_ROWS = 2 };
 
 /* The work of each preset, in the order of ESA_PRESET_*. */
 static const double preset_work[] = { 0.57, 0.44, 0.30 };
@@ -37,7 +35,7 @@ static void recommend_error(esa_session_params *p)
     p->dense_first_layer = 0;
     p->refresh_every = p->order_every = ESA_REFRESH_EARLY;
     p->share_branches = 1;
-    p->attention.exact_rows = ERROR_EXACT_ROWS;
+    p->attention.exact_rows = ESA_EXACT_ROWS_RECOMMENDED;
     p->select.tail = p->attention.tail = ESA_TAIL_LEVELS;
 }
 

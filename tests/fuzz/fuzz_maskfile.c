@@ -54,8 +54,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         ask_cell(file, &info, last_layer, last_step, last_branch, info.budget_permille[b] / 1000.0);
         ask_cell(file, &info, 0, 0, 0, info.budget_permille[b] / 1000.0);
         double work = -1;
-        const esa_status counted = esa_mask_file_work(file, &work, info.budget_permille[b] / 1000.0,
-                                                      2);
+        const esa_status counted = esa_mask_file_work(file, &work,
+                                                      info.budget_permille[b] / 1000.0);
         must(counted == ESA_OK ? work >= 0 : counted == ESA_ERR_FORMAT || counted == ESA_ERR_MEMORY,
              "masks have a work, or their bits are broken");
     }
