@@ -339,6 +339,18 @@ class Errors(Base):
     def test_killed_and_sharded(self):
         """A killed run that goes on, and shards merged by the printed line, make the file of one run."""
         self.calibrate("one", *self.WORKS, prompts=3)
+        self.calibrate("three", *self.WORKS, "--exact-rows", 3, "--keep-recording", "--json", "c.json", prompts=3)
+        self.assertEqual(json.loads(self.read("c.json"))["exact_rows"], 3)
+        self.works("masks", "merge", "three.recording", "--work", "0.7,0.55", "--out", "merged")
+        self.assertEqual(self.read("merged"), self.read("one"))
+        self.works("masks", "merge", "three.recording", "--work", "0.7,0.55", "--exact-rows", 3, "--out", "merged")
+        self.assertEqual(self.read("merged"), self.read("three"))
+        info = self.info("three")
+        self.assertEqual(info["exact_rows"], 3)
+        for asked, counted in zip(info["budgets"], info["works"]):
+            self.assertAlmostEqual(asked, counted, delta=0.002)
+        self.fails("masks", "merge", "three.recording", "--work", 0.2, "--exact-rows", 16, "--out", "x",
+                   says=["work is 0.200", "16 exact rows per query block"])
         self.begin("killed", *self.WORKS)
         out = self.calibrate("killed", *self.WORKS, "--json", "c.json", prompts=3)
         self.assertIn("error removed", out)
@@ -357,15 +369,16 @@ class Errors(Base):
         self.fails("masks", "merge", part, "--budgets", 0.5, "--out", "x", status=2, says=["--work", "error scores"])
         self.calibrate("old", "--keep-recording", prompts=1)
         self.fails("masks", "merge", part, "old.recording", "--out", "x", says=["error scores", "importance"])
-        self.fails("masks", "merge", "old.recording", "--work", 0.5, "--out", "x", status=2, says=["--method error"])
+        for word in ("--work", 0.5), ("--exact-rows", 2):
+            self.fails("masks", "merge", "old.recording", *word, "--out", "x", status=2, says=["--method error"])
         self.begin("other", *self.WORKS)
         self.fails("calibrate", *SMALL, "--num-prompts", 3, "--output", "other", says=["other settings"])
 
     def test_generate(self):
         self.calibrate("m", *self.WORKS)
         info = self.info("m")
-        self.assertEqual((info["selector"], info["format_version"], info["tail"], info["fine"], info["budgets"]),
-                         ("error", 2, "levels", 4, [0.55, 0.7]))
+        self.assertEqual((info["selector"], info["format_version"], info["tail"], info["fine"], info["exact_rows"],
+                          info["budgets"]), ("error", 2, "levels", 4, 2, [0.55, 0.7]))
         for asked, counted in zip(info["budgets"], info["works"]):
             self.assertAlmostEqual(asked, counted, delta=0.002)
         self.works("masks", "info", "m", "--layer", 0, "--step", 0, "--json", "i.json")
@@ -379,9 +392,11 @@ class Errors(Base):
             self.assertAlmostEqual(video["attention_work"]["asked"], asked, delta=1e-6)
             self.assertAlmostEqual(video["attention_work"]["realised"], work, delta=1e-6)
             self.assertEqual(video["warmup_steps"], 0)
-        self.works(*small, "--work", 0.8, "--exact-rows", 2)            # 2 of 16 rows: 0.55 + 0.125 at most
+        # the works include the exact rows of the file, and no other number goes with them
+        self.works(*small, "--work", 0.6, "--exact-rows", 2)
         realised = json.loads(self.read("r.json"))["videos"][0]["attention_work"]["realised"]
-        self.assertTrue(info["works"][0] < realised <= 0.8, realised)
+        self.assertAlmostEqual(realised, info["works"][0], delta=1e-6)
+        self.fails(*small, "--work", 0.6, "--exact-rows", 4, says=["exact_rows is 4", "include 2 exact rows"])
         self.fails(*small, "--work", 0.4, says=["0.400", "0.550"])
         self.fails(*small, "--budget", 0.5, says=["total works 0.550, 0.700"])
         self.calibrate("old", prompts=1)
@@ -390,7 +405,7 @@ class Errors(Base):
 
     def test_wrong_words(self):
         for args in (["--method", "error", "--budgets", 0.5], ["--method", "error", "--importance", "u8"],
-                     ["--method", "error", "--samples", 2], ["--work", 0.5], ["--weights", "p"],
+                     ["--method", "error", "--samples", 2], ["--work", 0.5], ["--weights", "p"], ["--exact-rows", 2],
                      ["--method", "error", "--work", "0.5,0.5001"], ["--method", "rf_v2"]):
             self.fails("calibrate", "--output", "x", *args, status=2)
         self.fails("calibrate", *SMALL, "--num-prompts", 1, "--output", "x", "--method", "error", "--weights", "none",

@@ -335,6 +335,17 @@ class SelectFiles(Base):
             self.assertTrue(any(means))
             self.assertLess(sum(bin(x).count("1") for x in exact) / (26 * 13), 0.3)
         self.assertEqual(self.works(*error, "--threads", "1"), self.works(*error, "--threads", "2"))
+        # A stored mask is read again with its selector, its level and its blocks.
+        for tail in ("none", "pooled", "levels"):
+            blocks = [line.split()[3:] for line in self.works(*error, "--tail", tail).splitlines()]
+            self.works(*error, "--tail", tail, "--out", "m")
+            self.works("masks", "info", "m", "--layer", "0", "--step", "0", "--json", "i")
+            info = kit.load(self.path("i"))
+            self.assertEqual((info["selector"], info["format_version"], info["exact_rows"], info["fine"]),
+                             ("error", 2, 0, 4 if tail == "levels" else 0))
+            density = sum(cell["density"] for cell in info["heads_of_cell"]) / 2
+            self.assertAlmostEqual(density, sum(bin(int(row[0], 16)).count("1") for row in blocks) / (26 * 13))
+        self.fails(*error, "--order", "adaptive", "--out", "m", status=1, says=["adaptive"])
         self.fails(*args, "--selector", "error", status=2, says=["--v FILE"])
         self.fails(*args, "--v", "v", status=2, says=["--v needs --selector error"])
         self.fails(*args, "--tail", "pooled", status=2, says=["--tail needs --selector error"])

@@ -145,7 +145,7 @@ def test_recorded_errors(tmp_path, seed):
     esa.build_mask_file(tmp_path / "errors.pt", [tmp_path / "errors.rec"], works=(0.5, 0.35))
     file = esa.MaskFile(tmp_path / "errors.pt")
     assert file.budgets == [0.35, 0.5] and file.info.fine == 4 and file.info.format_version == 2
-    assert abs(file.work(0.35) - 0.35) < 0.002 < file.work(0.35, exact_rows=2) - 0.35
+    assert file.exact_rows == 2 and abs(file.work(0.35) - 0.35) < 0.002
     assert all(0 < file.density(layer, step, budget=0.5) <= 1 for layer in range(3) for step in range(4))
     mask = file.mask(1, 2, budget=0.35)
     assert mask.fine == 4 and (mask.levels() == 1).any() and mask.selector == "error"
@@ -155,13 +155,19 @@ def test_recorded_errors(tmp_path, seed):
         out = video(session, seed + 5000)
         q, k, v = qkv(seed + 5000 + 200 + 1)
         if file.density(1, 2, budget=0.35) < 1:
-            assert torch.equal(out[2, 0, 1], esa.attention(q, k, v, mask, tail="levels"))
+            assert torch.equal(out[2, 0, 1], esa.attention(q, k, v, mask, tail="levels", exact_rows=2))
         total = session.stats()
         assert total.work == pytest.approx(file.work(0.35), abs=1e-9)
         assert total.work_asked == pytest.approx(amount.get("work", 0.35))
         assert total.fallback_calls == total.masks_made == 0
-    with pytest.raises(ValueError, match="exact rows"):
+    Session(EsaConfig(masks=tmp_path / "errors.pt", work=0.36, exact_rows=2), **words)
+    with pytest.raises(ValueError, match="exact_rows is 4, but the works of .* include 2 exact rows"):
         Session(EsaConfig(masks=tmp_path / "errors.pt", work=0.36, exact_rows=4), **words)
+    esa.build_mask_file(tmp_path / "none.pt", [tmp_path / "errors.rec"], works=(0.35,), exact_rows=0)
+    none = esa.MaskFile(tmp_path / "none.pt")
+    assert none.exact_rows == 0 and abs(none.work(0.35) - 0.35) < 0.002
+    with pytest.raises(ValueError, match="exact_rows must be an integer of 0 to 16"):
+        esa.build_mask_file(tmp_path / "x", [tmp_path / "errors.rec"], works=(0.35,), exact_rows=17)
     with pytest.raises(ValueError, match="quality and plan"):
         EsaConfig(masks=tmp_path / "errors.pt", quality=40, plan="x")
     with pytest.raises(ValueError, match="not both"):

@@ -72,7 +72,8 @@ class EsaConfig:
         default, "levels".
     exact_rows
         Queries of each query block, 0 to 16, that are computed exactly and whose mean error corrects the others (0;
-        error without masks: 2). Each costs 1 / block of a dense call. Not for causal attention.
+        error without masks: 2). Each costs 1 / block of a dense call. Not for causal attention. Masks from recordings
+        of errors bring their own number, because their works include it: 0 takes it, and another number is an error.
     warmup_frac, dense_first_layer, dense_layers, min_tokens
         What runs dense by policy: the first share of the steps (0.2; error: 0), layer 0 (yes; error: no), listed
         layers, shorter sequences.

@@ -288,11 +288,17 @@ class MaskFile:
                          budget)
         return value.value
 
-    def work(self, budget: float, *, exact_rows: int = 0) -> float:
-        """Attention work of a whole run with the masks of budget as a share of dense, counted from the masks."""
+    @property
+    def exact_rows(self) -> int:
+        """Exact rows of each query block that a session with a file from recordings of errors has; its works include
+        them. 0 for other files: there the config decides."""
+        return int(self.info.exact_rows)
+
+    def work(self, budget: float) -> float:
+        """Attention work of a whole run with the masks of budget as a share of dense, counted from the masks, with the
+        exact rows of the file."""
         value = C.c_double()
-        self.context.run(self.context.lib.c.esa_mask_file_work, self.ptr, C.byref(value), budget,
-                         T.exact_rows(exact_rows))
+        self.context.run(self.context.lib.c.esa_mask_file_work, self.ptr, C.byref(value), budget)
         return value.value
 
     def importance(self, layer: int, step: int, branch: int = 0) -> Any:
@@ -311,7 +317,8 @@ class MaskFile:
 def build_mask_file(output: str | os.PathLike[str], recordings: list[str | os.PathLike[str]], *,
                     budgets: tuple[float, ...] = (), importance: str | None = None, store_dense: bool = False,
                     dense_first_layer: bool | None = None, warmup_frac: float | None = None, steps: int = 0,
-                    works: tuple[float, ...] = (), plan: WorkPlan | str | os.PathLike[str] | None = None) -> None:
+                    works: tuple[float, ...] = (), plan: WorkPlan | str | os.PathLike[str] | None = None,
+                    exact_rows: int | None = None) -> None:
     """Sums recordings of the same run (`Session.save_recording`) and writes a mask file.
 
     budgets
@@ -325,8 +332,12 @@ def build_mask_file(output: str | os.PathLike[str], recordings: list[str | os.Pa
     works, plan
         For recordings of errors, instead of budgets: attention works of a whole run as shares of dense, for each of
         which masks are stored; and a work plan that says how much each layer and step matters (None: all alike).
+    exact_rows
+        For recordings of errors: queries of each query block that are computed exactly. The works include them, and
+        sessions take the number from the file.
 
-    None stands for the library's default (u8, True, 0.2; recordings of errors: no importance, False, 0)."""
+    None stands for the library's default (u8, True, 0.2; recordings of errors: no importance, False, 0, two exact
+    rows)."""
     if isinstance(recordings, (str, bytes, os.PathLike)) or not len(recordings):
         raise ValueError(f"recordings must be a list of files, at least one, not {recordings!r}")
     for name, value in (("budgets", budgets), ("works", works)):
@@ -349,5 +360,7 @@ def build_mask_file(output: str | os.PathLike[str], recordings: list[str | os.Pa
         build.dense_first_layer = int(dense_first_layer)
     if warmup_frac is not None:
         build.warmup_frac = warmup_frac
+    if exact_rows is not None:
+        build.exact_rows = T.exact_rows(exact_rows)
     paths = (C.c_char_p * len(recordings))(*(os.fsencode(p) for p in recordings))
     context.run(lib.c.esa_mask_file_build, context.ptr, os.fsencode(output), paths, len(recordings), C.byref(build))

@@ -66,7 +66,7 @@ LIBESA: dict[str, tuple[Any, list[Any]]] = {
     "esa_mask_file_get": (_STATUS, [_p, _p, _i32, _i32, _i32, _f64]),
     "esa_mask_file_stored": (_i32, [_p, _i32, _i32]),
     "esa_mask_file_density": (_STATUS, [_p, _p, _i32, _i32, _i32, _f64]),
-    "esa_mask_file_work": (_STATUS, [_p, _p, _f64, _i32]),
+    "esa_mask_file_work": (_STATUS, [_p, _p, _f64]),
     "esa_mask_file_heads": (_STATUS, [_p, _p, _p, _p, _i32, _i32, _i32, _f64]),
     "esa_mask_file_importance": (_STATUS, [_p, _p, _i32, _i32, _i32]),
     "esa_mask_file_build": (_STATUS, [_p, _s, _p, _i32, _p]),

@@ -110,13 +110,14 @@ class MaskFileInfo(C.Structure):
                 ("Nk", C.c_int64), ("nq", C.c_int64), ("nk", C.c_int64), ("file_bytes", C.c_int64), ("layout", Layout),
                 ("model", C.c_char * 128), ("config_hash", C.c_char * 80), ("scale", C.c_double),
                 ("tail", C.c_int32), ("fine", C.c_int32), ("group_q", C.c_int32), ("group_k", C.c_int32),
-                ("reserved", C.c_int64 * 1)]
+                ("exact_rows", C.c_int32), ("reserved0", C.c_int32)]
 
 
 class MaskBuild(C.Structure):
     _fields_ = [("struct_size", C.c_uint32), ("importance", C.c_int32), ("budgets", C.POINTER(C.c_double)),
                 ("budget_count", C.c_int32), ("store_dense", C.c_int32), ("dense_first_layer", C.c_int32),
-                ("steps", C.c_int32), ("warmup_frac", C.c_double), ("plan", C.c_void_p), ("reserved", C.c_int64 * 3)]
+                ("steps", C.c_int32), ("warmup_frac", C.c_double), ("plan", C.c_void_p), ("exact_rows", C.c_int32),
+                ("reserved0", C.c_int32), ("reserved", C.c_int64 * 2)]
 
 
 class TensorInfo(C.Structure):

@@ -45,6 +45,9 @@ def parser() -> program.Parser:
                    f"({','.join(f'{w:g}' for w in preset_works())})")
     p.add_argument("--weights", metavar="PLAN", help="--method error: work plan that says how much each layer and step "
                    "matters (all alike)")
+    p.add_argument("--exact-rows", type=program._whole(0, 16), metavar="N",
+                   help="--method error: queries of each block that are computed exactly and correct the others; the "
+                   "work includes them (2)")
     p.add_argument("--output", required=True, metavar="FILE", help="mask file to write; its folder is made")
     p.add_argument("--importance", choices=("u8", "f16", "none"), default="u8",
                    help="how importance is stored; none: only prebuilt budgets (u8)")
@@ -182,8 +185,8 @@ def _disk_check(args: argparse.Namespace, handle: Any, output: str) -> Any:
 
 def calibrate(args: argparse.Namespace) -> None:
     from ..core.mask import build_mask_file
-    if args.method != "error" and (args.work or args.weights):
-        raise Stop("--work and --weights go with --method error", 2)
+    if args.method != "error" and (args.work or args.weights or args.exact_rows is not None):
+        raise Stop("--work, --weights and --exact-rows go with --method error", 2)
     shard, shards = _shard(args.shard)
     prompts = program.prompts_of(args)
     own = list(range(shard, len(prompts), shards))
@@ -218,7 +221,8 @@ def calibrate(args: argparse.Namespace) -> None:
             errors = args.method == "error"
             amounts = (args.work or preset_works()) if errors else args.budgets
             if errors:
-                build_mask_file(args.output, list(found), works=amounts, plan=args.weights)
+                build_mask_file(args.output, list(found), works=amounts, plan=args.weights,
+                                exact_rows=args.exact_rows)
             else:
                 build_mask_file(args.output, list(found), budgets=amounts, importance=args.importance,
                                 dense_first_layer=args.dense_first_layer, warmup_frac=args.warmup_frac)
