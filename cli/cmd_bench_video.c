@@ -419,8 +419,9 @@ int cmd_bench_video(int argc, char **argv)
         { "--budget", CLI_REALS, &b.budgets, "X,...", 0, 1, 0,
           "fractions of key blocks to keep (0.7,0.5,0.3,0.2)" },
         { "--work", CLI_REALS, &works, "X,...", 0.01, 1, 0,
-          "instead of --budget: works of whole clips; the table names them \"work 0.44\" (not "
-          "given)" },
+          "instead of --budget: works of whole clips; the table names them \"work 0.44\". cached: "
+          "the "
+          "largest work in the mask file that is not above it (not given)" },
         { "--quality", CLI_REALS, &qualities, "DB,...", 1, 100, 0,
           "instead of --work: PSNR against dense that --plan shall reach; the table names them "
           "\"quality 40\" (not given)" },
@@ -467,10 +468,6 @@ int cmd_bench_video(int argc, char **argv)
     if (cached && !b.base.p.masks)
         return cli_usage("%s: --method cached needs --masks FILE (made by `esa calibrate`)", what);
     if (!cached && b.base.p.masks) return cli_usage("%s: --masks needs --method cached", what);
-    if (cached && b.unit)
-        return cli_usage("%s: --work and --quality go with methods that choose blocks while they "
-                         "run",
-                         what);
     clip_request one = b.base;
     if (b.unit) set_amount(&b, &one, b.budgets.real[0]);
     for (int i = 0; i < b.methods.count * b.tails.count && !status; i++) {
