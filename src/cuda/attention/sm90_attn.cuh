@@ -5,7 +5,7 @@
 // A tile is 128 query rows of one head. A team of two consumer warpgroups (64 query rows each) and
 // a producer warp takes one tile after the other. K and V come through a ring of equal stages of
 // 128 keys x D. A list block of 64 keys is half a stage, and a pooled tail adds stages of 128 block
-// means. A tail of levels also adds stages of 128 fine means, which the producer gathers. The order
+// means. A tail of levels also adds stages of 128 fine means, which helper warps gather. The order
 // of the ring is the order in which the consumers need it:
 //
 //   D = 128   K0 K1 V0 K2 V1 ... K(n-1) V(n-2) V(n-1)
@@ -19,10 +19,11 @@
 // the first stage of a tile can have a note. FULL also reads notes at the second stage (causal) and
 // after the list (means). The main loop reads none in either.
 //
-// Files: sm90_attn_produce.cuh (lists, tails, copies), sm90_attn_softmax.cuh (logits to
-// probabilities), sm90_attn_team.cuh (shared by both consumers), sm90_attn_d128.cuh and
-// sm90_attn_d64.cuh (main loops), sm90_attn_kernel.cuh (the kernel and its launch),
-// sm90_attn_bf16.cu and sm90_attn_f16.cu (instantiations), sm90.cu (accepted jobs, tensor maps).
+// Files: sm90_attn_produce.cuh (lists, tails, copies), sm90_attn_gather.cuh (helper warps),
+// sm90_attn_softmax.cuh (logits to probabilities), sm90_attn_team.cuh (shared by both consumers),
+// sm90_attn_d128.cuh and sm90_attn_d64.cuh (main loops), sm90_attn_kernel.cuh (the kernel and its
+// launch), sm90_attn_bf16.cu and sm90_attn_f16.cu (instantiations), sm90.cu (accepted jobs, tensor
+// maps).
 #pragma once
 
 #include "cuda/attention/attention.cuh"
@@ -79,11 +80,14 @@ struct attn_launch { // filled by sm90.cu
     bool full;
     cudaStream_t stream;
 };
+struct tensor_maps { // those of attn_launch, as the kernel's parameters
+    const CUtensorMap *q, *k, *v, *k_mean, *v_mean, *k_fine, *v_fine;
+};
 template <class T> cudaError_t attn_run(const attn_launch &l); // bf16, f16
 
 // How a multiprocessor is divided. The producers of all teams share one warpgroup, whose registers
-// go to the consumers. setmaxnreg moves registers within what the launch allocated; asking for more
-// hangs.
+// go to the consumers. Its other warps are the helpers. setmaxnreg moves registers within what the
+// launch allocated; asking for more hangs.
 //
 // D = 128: O, S, P and Q in registers leave room for one tile at a time. D = 64: with 64 keys per
 // step, S and P take half the registers, and two tiles at a time give four consumers that hide each
@@ -91,6 +95,7 @@ template <class T> cudaError_t attn_run(const attn_launch &l); // bf16, f16
 template <int D> struct block_shape {
     static constexpr int TEAMS = D == 128 ? 1 : 2;
     static constexpr int CONSUMERS = TEAMS * TEAM_CONSUMERS;
+    static constexpr int HELPERS = 4 / TEAMS - 1; // per team
     static constexpr int THREADS = 128 * (CONSUMERS + 1);
     static constexpr int LAUNCH_REGS = 65536 / THREADS / 8 * 8;
     static constexpr int CONSUMER_REGS = D == 128 ? 232 : 112;
@@ -101,7 +106,7 @@ template <int D> struct block_shape {
 // What the producer tells the consumers about a tile.
 struct tile_info {
     int32_t n;      // stages; 0: no visible key, -1: no more tiles
-    int32_t listed; // the first `listed` stages come from the list, then come fine means and means
+    int32_t listed; // the first `listed` stages come from the list, the others hold means
     int32_t bh, q0; // batch * Hq + head, first query row
 };
 
@@ -116,7 +121,20 @@ struct tile_facts {
     // The current 32 stages of means, and which of them are still to come.
     int32_t mean_base;
     uint32_t mean_left;
-    int32_t fine; // columns of fine means
+    int32_t fine;   // columns of fine means
+    int32_t tail;   // stages of fine means and of means
+    uint32_t asked; // stages that helpers were asked for, in all tiles
+};
+
+// A stage that a helper fills with fine means.
+struct gather_job {
+    int32_t values;   // 0: keys
+    int32_t b, h;     // batch entry, kv head
+    int32_t mask_row; // of the fine list
+    int32_t first;    // column of the row's fine means that comes first
+    int32_t columns;  // from there to the end of the row; more than a stage may hold
+    int32_t stage;    // of the ring; -1: no more jobs
+    int32_t unused;
 };
 
 // What is special about a stage of keys. 0: nothing.
@@ -160,7 +178,11 @@ template <int D> struct smem_plan {
     static constexpr int BARS = NOTES + STAGES * (int)sizeof(stage_note);
     static constexpr int INFO = BARS + 8 * (2 * STAGES + 2);
     static constexpr int FACTS = INFO + (int)sizeof(tile_info);
-    static constexpr int TEAM = (FACTS + (int)sizeof(tile_facts) + 1023) & ~1023;
+    static constexpr int DESKS = (FACTS + (int)sizeof(tile_facts) + 15) & ~15;
+    static constexpr int HELPERS = block_shape<D>::HELPERS;
+    // ready[HELPERS], free[HELPERS]
+    static constexpr int DESK_BARS = DESKS + HELPERS * (int)sizeof(gather_job);
+    static constexpr int TEAM = (DESK_BARS + 8 * (2 * HELPERS) + 1023) & ~1023;
     // Room to align the base to a swizzle atom.
     static constexpr int BLOCK = block_shape<D>::TEAMS * TEAM + 1024;
     static_assert(BLOCK <= 227 * 1024, "more shared memory than a block may have");
@@ -180,6 +202,7 @@ template <int D> struct smem_view {
     stage_note *notes; // [STAGES]; those of value stages are unused
     tile_info *info;
     volatile tile_facts *facts; // volatile: read at each use, not kept in registers
+    gather_job *desks;          // [HELPERS]
     __device__ __forceinline__ smem_view(unsigned char *raw, int team)
     {
         const uint32_t a = smem_addr(raw);
@@ -187,6 +210,7 @@ template <int D> struct smem_view {
         notes = (stage_note *)(raw + (base - a) + plan::NOTES);
         info = (tile_info *)(raw + (base - a) + plan::INFO);
         facts = (tile_facts *)(raw + (base - a) + plan::FACTS);
+        desks = (gather_job *)(raw + (base - a) + plan::DESKS);
     }
     __device__ __forceinline__ uint32_t q() const { return base; }
     __device__ __forceinline__ uint32_t stage(uint32_t s) const
@@ -206,8 +230,17 @@ template <int D> struct smem_view {
     {
         return base + plan::BARS + 8 * (2 * STAGES + 1);
     }
+    // A job lies on the helper's desk; the helper has read it.
+    __device__ __forceinline__ uint32_t desk_ready(uint32_t helper) const
+    {
+        return base + plan::DESK_BARS + 8 * helper;
+    }
+    __device__ __forceinline__ uint32_t desk_free(uint32_t helper) const
+    {
+        return base + plan::DESK_BARS + 8 * (plan::HELPERS + helper);
+    }
 
-    __device__ __forceinline__ void init_barriers() const
+    template <bool FULL> __device__ __forceinline__ void init_barriers() const
     {
         for (int s = 0; s < STAGES; ++s) {
             mbar_init(full(s), 1);
@@ -215,6 +248,10 @@ template <int D> struct smem_view {
         }
         mbar_init(q_full(), 1);
         mbar_init(q_empty(), TEAM_CONSUMERS * 4);
+        for (int i = 0; FULL && i < plan::HELPERS; ++i) {
+            mbar_init(desk_ready(i), 1);
+            mbar_init(desk_free(i), 1);
+        }
         mbar_init_fence();
     }
 };

@@ -33,10 +33,11 @@ __global__ void __launch_bounds__(block_shape<D>::THREADS, 1)
     extern __shared__ unsigned char raw[];
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const bool produces = warp >= 4 * S::CONSUMERS;
+    // Producer warps from TEAMS on are helpers.
     const int team = produces ? warp - 4 * S::CONSUMERS : warp / (4 * TEAM_CONSUMERS);
     const smem_view<D> sm(raw, team);
 
-    if (produces && team < S::TEAMS && lane == 0) sm.init_barriers();
+    if (produces && team < S::TEAMS && lane == 0) sm.template init_barriers<FULL>();
     if (threadIdx.x == 0) tma_prefetch_map(&qm), tma_prefetch_map(&km), tma_prefetch_map(&vm);
     __syncthreads();
 
@@ -45,6 +46,8 @@ __global__ void __launch_bounds__(block_shape<D>::THREADS, 1)
         const tensor_maps maps = { &qm, &km, &vm, &k_mean, &v_mean, &k_fine, &v_fine };
         if (team < S::TEAMS)
             producer<D, FULL>(a, maps, sm, lane).run(blockIdx.x + gridDim.x * team);
+        else if (FULL && a.fine_columns)
+            help<D>(a, maps, smem_view<D>(raw, team % S::TEAMS), team / S::TEAMS - 1, lane);
     } else {
         regs_raise<S::CONSUMER_REGS>();
         typename consumer_of<T, D, FULL>::type c(a, sm, team, warp % (4 * TEAM_CONSUMERS), lane);

@@ -1,18 +1,13 @@
 // sm90_attn_produce.cuh - the producer warp: turns lists and tails into stages and copies them.
 // SPDX-License-Identifier: Apache-2.0
 //
-// It is a whole warp: lane 0 waits, writes notes and copies; all lanes hold list entries and gather
-// fine means.
+// It is a whole warp: lane 0 waits, writes notes and copies; all lanes hold list entries.
 #pragma once
 
-#include "cuda/attention/sm90_attn.cuh"
+#include "cuda/attention/sm90_attn_gather.cuh"
 
 namespace sm90
 {
-
-struct tensor_maps {
-    const CUtensorMap *q, *k, *v, *k_mean, *v_mean, *k_fine, *v_fine;
-};
 
 // Number of entries of an ascending list below bound: a search in 32 places at once, called by the
 // whole warp.
@@ -135,14 +130,14 @@ template <int D, bool FULL> struct producer {
 
     // Called with j = 0, 1, 2, ... An odd list of half stages starts with a stage that holds its
     // last block twice. The second copy does not exist for the logits; it only keeps NaN out of
-    // 0 * V.
+    // 0 * V. Stages of fine means take longest to fill, so they are spread evenly among the means.
     __device__ __forceinline__ stage_source take(int j)
     {
         stage_source s;
         if (FULL && j >= listed()) {
-            const int stage = j - listed();
-            s.block[1] = stage < fine_stages() ? FINE : MEANS;
-            s.block[0] = s.fine() ? stage : next_means();
+            const int tail = sm.facts->tail, at = (j - listed()) * fine_stages();
+            s.block[1] = at % tail < fine_stages() ? FINE : MEANS;
+            s.block[0] = s.fine() ? at / tail : next_means();
         } else if (!halves()) {
             s.block[0] = s.block[1] = get(j);
         } else {
@@ -210,14 +205,17 @@ template <int D, bool FULL> struct producer {
         if (FULL || FIRST) note.flags = flags;
     }
 
-    // Opens the next stage of the ring and, unless it is gathered, fills it; lane 0 only.
-    __device__ __forceinline__ void copy(const CUtensorMap *from, const CUtensorMap *from_means,
-                                         const stage_source &s) const
+    // Fills the next stage of the ring, or has a helper fill it; lane 0 only.
+    __device__ __forceinline__ void fill(const CUtensorMap *from, const CUtensorMap *from_means,
+                                         bool values, const stage_source &s) const
     {
+        if (s.fine()) {
+            gather_queue<D>::ask(sm, values, s.block[0], ring.stage);
+            return;
+        }
         const uint32_t bar = sm.full(ring.stage), dst = sm.stage(ring.stage);
         const int h = sm.facts->h, b = sm.facts->b;
         mbar_arrive_tx(bar, plan::TILE_BYTES);
-        if (s.fine()) return;
         if (s.means()) {
             tma_load(dst, from_means, bar, s.block[0] * STAGE_KEYS, 0, h, b, L2_EVICT_LAST);
         } else if (!halves()) {
@@ -229,55 +227,21 @@ template <int D, bool FULL> struct producer {
                              bar, s.block[half] * 64, c, h, b, L2_EVICT_LAST);
         }
     }
-    // Fills the stage that lane 0 has opened with fine means, one box per block and chunk; called
-    // by the whole warp. Past the end of the list it holds the last block again and again. These
-    // columns do not exist for the logits; they only keep NaN out of 0 * V.
-    __device__ __forceinline__ void gather(const CUtensorMap *from, int stage) const
-    {
-#ifdef ESA_GATHER_LANES
-        __syncwarp(); // lane 0 has opened the stage
-#pragma unroll 1
-        for (int i = lane; i < D / 64 * STAGE_KEYS >> a.fine_log2; i += 32) {
-            const int c = i % (D / 64), slot = i / (D / 64),
-                      n = fine_list()[min((stage * STAGE_KEYS >> a.fine_log2) + slot,
-                                          (sm.facts->fine - 1) >> a.fine_log2)]
-                          << a.fine_log2;
-            tma_load(sm.stage(ring.stage) + c * plan::CHUNK_BYTES + (slot << a.fine_log2) * 128,
-                     from, sm.full(ring.stage), n, c, sm.facts->h, sm.facts->b, L2_EVICT_LAST);
-        }
-#else
-        int block = 0;
-#pragma unroll 1
-        for (int row = 0; row < STAGE_KEYS; row += 1 << a.fine_log2) {
-            const int slot = row >> a.fine_log2;
-            if (slot % 32 == 0)
-                block = fine_list()[min((stage * STAGE_KEYS + row >> a.fine_log2) + lane,
-                                        (sm.facts->fine - 1) >> a.fine_log2)];
-            const int n = __shfl_sync(~0u, block, slot % 32) << a.fine_log2;
-            if (lane == 0)
-                for (int c = 0; c < D / 64; ++c)
-                    tma_load(sm.stage(ring.stage) + c * plan::CHUNK_BYTES + row * 128, from,
-                             sm.full(ring.stage), n, c, sm.facts->h, sm.facts->b, L2_EVICT_LAST);
-        }
-#endif
-    }
     template <bool FIRST> __device__ __forceinline__ void load_keys(const stage_source &s)
     {
         if (lane == 0) {
             mbar_wait(sm.empty(ring.stage), ring.phase ^ 1);
             write_note<FIRST>(sm.notes[ring.stage], s);
-            copy(map.k, map.k_mean, s);
+            fill(map.k, map.k_mean, false, s);
         }
-        if (s.fine()) gather(map.k_fine, s.block[0]);
         ring.step();
     }
     __device__ __forceinline__ void load_values(const stage_source &s)
     {
         if (lane == 0) {
             mbar_wait(sm.empty(ring.stage), ring.phase ^ 1);
-            copy(map.v, map.v_mean, s);
+            fill(map.v, map.v_mean, true, s);
         }
-        if (s.fine()) gather(map.v_fine, s.block[0]);
         ring.step();
     }
 
@@ -325,7 +289,12 @@ template <int D, bool FULL> struct producer {
             if (bound < a.nk) blocks = entries_below(list(), blocks, bound, lane);
         }
         int n = listed();
-        if (FULL && a.stands && q0 < a.Nq) n += fine_stages() + count_means();
+        if (FULL && a.stands && q0 < a.Nq) {
+            const int tail = fine_stages() + count_means();
+            if (lane == 0) sm.facts->tail = tail;
+            __syncwarp();
+            n += tail;
+        }
         if (n == 0) {
             open_tile({ 0, 0, bh, q0 });
             return;
@@ -347,7 +316,10 @@ template <int D, bool FULL> struct producer {
     // from the counter.
     __device__ __forceinline__ void run(int item)
     {
-        if (lane == 0) sm.facts->q_phase = 1; // on a fresh barrier parity 1 passes at once
+        if (lane == 0) {
+            sm.facts->q_phase = 1; // on a fresh barrier parity 1 passes at once
+            if (FULL) sm.facts->asked = 0;
+        }
         while (item < a.tiles) {
             tile(item);
             if (lane == 0) item = gridDim.x * block_shape<D>::TEAMS + atomicAdd(a.next, 1);
@@ -357,6 +329,7 @@ template <int D, bool FULL> struct producer {
             mbar_wait(sm.q_empty(), sm.facts->q_phase);
             sm.info->n = -1;
             mbar_arrive(sm.q_full());
+            if (FULL && a.fine_columns) gather_queue<D>::close(sm);
         }
     }
 };
