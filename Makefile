@@ -25,7 +25,7 @@ demo:
 	@scripts/setup.sh video
 	@$(MAKE) --no-print-directory command
 	@mkdir -p demo
-	@$(BUILD)/esa generate --method entropy --budget 0.5 --tail pooled --compare dense \
+	@$(BUILD)/esa generate --compare dense \
 	    --dense-out demo/dense.mp4 --out demo/sparse.mp4 --beside-out demo/side-by-side.mp4 --json demo/demo.json
 
 test:

@@ -53,6 +53,7 @@ int cmd_generate(int argc, char **argv)
     const int method = cli_given(argc, argv, "--method"),
               budget = cli_given(argc, argv, "--budget");
     int compare = -1, done;
+    o.clip.method = METHOD_ERROR;
     cli_option table[CLIP_MAX_OPTIONS];
     const cli_option own[] = {
         { "--prompt", CLI_TEXT, &o.clip.p.prompt, "TEXT", 0, 0, 0,
@@ -62,9 +63,9 @@ int cmd_generate(int argc, char **argv)
         { "--num-prompts", CLI_INT, &o.num_prompts, "N", 1, CLI_PROMPTS, 0,
           "use the first N built-in prompts; one video each (1)" },
         { "--method", CLI_CHOICE, &o.clip.method, METHODS, 0, 0, 0,
-          "how self-attention runs (entropy; with --work, --quality or --preset: error)" },
+          "how self-attention runs (error; with --budget: entropy; with --masks: cached)" },
         { "--budget", CLI_REAL, &o.clip.p.session.select.budget, "X", 0, 1, 0,
-          "fraction of key blocks to keep (0.5)" },
+          "fraction of key blocks to keep in every sparse call (0.5; error: --preset balanced)" },
         { "--seed", CLI_INTS, &o.seeds, "N,...", 0, 9e15, 0,
           "seed of the noise, as in diffusers with a CPU generator; one video per seed (0)" },
         { "--out", CLI_TEXT, &o.out, "FILE", 0, 0, 0,
@@ -109,7 +110,10 @@ int cmd_generate(int argc, char **argv)
     if (clip_wants_work(&o.clip) && budget)
         return cli_usage("generate: --budget and --work, --quality or --preset say the same thing; "
                          "give one");
-    if (clip_wants_work(&o.clip) && !method) o.clip.method = METHOD_ERROR;
+    if (!method && o.clip.p.masks) o.clip.method = METHOD_CACHED;
+    if (!method && budget && !o.clip.p.masks) o.clip.method = METHOD_ENTROPY;
+    if (o.clip.method == METHOD_ERROR && !budget && !clip_wants_work(&o.clip))
+        o.clip.preset = ESA_PRESET_BALANCED;
     if ((status = agree(&o, argc, argv)) != 0) return status;
     return generate_run(&o);
 }

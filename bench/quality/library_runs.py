@@ -129,7 +129,7 @@ def plain(work):
 
 def recorded(masks, budgets, step_map="exact"):
     """Masks of a file at every one of its budgets."""
-    return [Run("recorded masks", f"masks={masks} budget={b:g} step_map={step_map}") for b in budgets]
+    return [Run("recorded masks", f"masks={masks} budget={b:g} step_map={step_map}", REC2) for b in budgets]
 
 
 MAIN = [today(0.1), new(LOW), new(HIGH), today(0.3), new(LEAN), today_free(LEAN)]

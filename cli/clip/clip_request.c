@@ -112,6 +112,7 @@ static void set_session(clip_request *r)
     s->order_every = pick_schedule(r->order_every, best.order_every);
     s->share_branches = pick(r->share_branches, best.share_branches);
     if (r->preset >= 0) s->work = esa_preset_work(r->preset);
+    s->work_or_least = r->preset >= 0;   /* a preset suits any length */
     if (s->mode != ESA_SESSION_ONLINE) { /* a request for another method, such as the dense clip */
         r->p.quality = 0;
         r->p.plan = NULL;

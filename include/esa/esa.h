@@ -138,8 +138,11 @@ enum {
 #define ESA_MAX_HEAD_DIM    256   /* largest D */
 #define ESA_MAX_BLOCKS      65535 /* largest nq and nk: block indices are uint16 */
 #define ESA_MAX_THREADS     256
-#define ESA_MAX_EXACT_ROWS  16 /* largest esa_attention_params.exact_rows */
-#define ESA_WORKSPACE_ALIGN 64 /* workspace pointers must be multiples of this */
+#define ESA_MAX_EXACT_ROWS  16    /* largest esa_attention_params.exact_rows */
+#define ESA_SHORT_TOKENS    16384 /* short sequences: up to here blocks are small, so that a row ... \
+                                   */
+#define ESA_SHORT_BLOCK     64    /* ... has enough of them to choose from */
+#define ESA_WORKSPACE_ALIGN 64    /* workspace pointers must be multiples of this */
 
 /* ---------------------------------------------------------------- context */
 
@@ -376,7 +379,8 @@ typedef struct esa_select_params {
     int32_t selector;         /* ESA_SELECT_* */
     int32_t mode;             /* ESA_MODE_* (FIXED) */
     int32_t block_q, block_k; /* 16 .. 256 in steps of 16; 0: the selector's default, 256x128 for
-                               * entropy and 128x128 for the others (0) */
+                               * entropy and 128x128 for the others; error: 64x64 up to
+                               * ESA_SHORT_TOKENS keys (0) */
     int32_t samples;          /* entropy: queries scored per query block, 1 .. 256 (4) */
     double budget;            /* fraction of key blocks to keep, 0 .. 1 (0.5) */
     double cdf_threshold;     /* ada_bsa: cumulative mass to keep; >= 1 turns the rule off (1.0) */

@@ -124,7 +124,9 @@ typedef struct esa_session_params {
                                 * 0 .. 1; copied. NULL: spaced as in the plan (NULL) */
     const double *probe;       /* PROBE: densities, copied */
     int32_t probe_count;       /* 1 .. ESA_WORK_MAX_POINTS in mode PROBE */
-    int32_t reserved0;
+    /* A work so small that no densities reach it (short sequences, few steps): 1: the run takes the
+     * least work that it can, which the stats report; 0: the call fails (0) */
+    int32_t work_or_least;
     int64_t reserved[4];
 } esa_session_params;
 
@@ -136,7 +138,8 @@ ESA_API esa_session_params esa_session_params_default(void);
  *
  *     order    Hilbert, whose compact blocks are worth 3 to 5 dB. rf_v2: tile, its own rule.
  *              CACHED: ESA_ORDER_DEFAULT, because the mask file brings its order.
- *     blocks   64x64 up to ESA_SHORT_TOKENS tokens; 0, the selector's own sizes, beyond
+ *     blocks   64x64 (ESA_SHORT_BLOCK) up to ESA_SHORT_TOKENS tokens; 0, the selector's own sizes,
+ *              beyond
  *     tail     pooled; none for DENSE and RECORD, which skip no block; levels for CACHED, which is
  *              pooled for masks without a fine level
  *
@@ -152,7 +155,6 @@ ESA_API esa_session_params esa_session_params_default(void);
  * ENTROPY, the other modes take ENTROPY. tokens is the length of self-attention, or 0 for the
  * selector's own block sizes. Hilbert and tile need a grid and no causal attention; otherwise set
  * ESA_ORDER_DEFAULT. */
-#define ESA_SHORT_TOKENS 16384
 ESA_API esa_session_params esa_session_params_recommended(int32_t mode, int32_t selector,
                                                           int64_t tokens);
 

@@ -114,7 +114,7 @@ typedef struct esa_work_costs {
     int32_t share_branches; /* 1: the branches share masks and orders (0) */
     int32_t refresh_every;  /* as in esa_session_params; 0: once; or ESA_REFRESH_EARLY (1) */
     int32_t order_every;    /* likewise (1) */
-    int32_t reserved0;
+    int32_t or_least;     /* 1: a work that no densities reach becomes the least; 0: an error (0) */
     double select, order; /* one selection; one order; 0: none (0) */
     double exact;         /* exact rows, paid by every sparse call; 0: none (0) */
     double floor;         /* least density of a sparse call: each row keeps a block (0) */
@@ -127,8 +127,8 @@ ESA_API esa_work_costs esa_work_costs_default(void);
  * plan NULL: the built-in rule. sigma f64[steps]: noise levels of the run, falling; NULL: spaced as
  * in the plan. dense u8[layers][steps]: 1 where the cell must be dense; NULL: none. work: 0 .. 1.
  * costs NULL: the defaults. *realised (may be NULL) receives the work that the densities will cost.
- * ESA_ERR_ARGUMENT if no densities cost so little (*realised then receives the least work), or if
- * the plan has another number of layers. */
+ * ESA_ERR_ARGUMENT if no densities cost so little (*realised then receives the least work), unless
+ * costs->or_least; or if the plan has another number of layers. */
 ESA_API esa_status esa_work_plan_solve(esa_ctx *ctx, const esa_work_plan *plan, double *density,
                                        int32_t layers, int32_t steps, const double *sigma,
                                        const uint8_t *dense, double work,

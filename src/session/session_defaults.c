@@ -6,9 +6,6 @@
 #include <esa/esa_session.h>
 #include "rules/exact_rows.h"
 
-/* Small blocks keep several blocks per row in short sequences, and CPU kernels run them as fast as
- * large ones. */
-enum { SHORT_BLOCK = 64 };
 
 /* The work of each preset, in the order of ESA_PRESET_*. */
 static const double preset_work[] = { 0.57, 0.44, 0.30 };
@@ -49,7 +46,8 @@ esa_session_params esa_session_params_recommended(int32_t mode, int32_t selector
     p.mode = mode;
     p.select = esa_select_params_default(selector);
     p.select.layout.order = order_of(mode, selector);
-    if (tokens > 0 && tokens <= ESA_SHORT_TOKENS) p.select.block_q = p.select.block_k = SHORT_BLOCK;
+    if (tokens > 0 && tokens <= ESA_SHORT_TOKENS)
+        p.select.block_q = p.select.block_k = ESA_SHORT_BLOCK;
     const int skips = mode == ESA_SESSION_ONLINE || mode == ESA_SESSION_CACHED || probes;
     p.attention.tail = skips ? ESA_TAIL_POOLED : ESA_TAIL_NONE;
     if (selector == ESA_SELECT_ERROR) recommend_error(&p);

@@ -149,6 +149,7 @@ static esa_work_costs costs_of(const esa_session_params *q, const esa_plan *p)
     costs.order = adaptive ? esa_session_order_work(p) : 0;
     costs.exact = exact_work(p);
     costs.floor = floor_work(p);
+    costs.or_least = q->work_or_least;
     return costs;
 }
 

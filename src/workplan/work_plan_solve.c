@@ -178,7 +178,9 @@ static esa_status solve(esa_ctx *ctx, const run *r, double *density, const uint8
     for (int round = 0; round < 6; round++) {
         const double solved = esa_plan_solve(density, &curves, asked);
         got = work_of(r, density);
-        if (round == 0 && solved > work + 1e-9) {
+        const int32_t missed = round == 0 && solved > work + 1e-9;
+        if (missed && r->costs->or_least) break;
+        if (missed) {
             if (realised) *realised = solved;
             return esa_fail(ctx, ESA_ERR_ARGUMENT,
                             "work is %g, but at the lowest density (%g) masks, orders and "

@@ -59,7 +59,8 @@ class Words(Base):
         for args in (["--prompt", "a", "--prompts", "f"], ["--prompt", "a", "--num-prompts",
                                                            2], ["--prompt-embeds", "f", "--prompt",
                                                                 "a"], ["--out", "a.mp4", "--output-dir",
-                                                                       "d"], ["--method", "cached"], ["--masks", "m"],
+                                                                       "d"], ["--method", "cached"],
+                     ["--method", "entropy", "--masks", "m"],
                      ["--method", "dense", "--compare",
                       "dense"], ["--dense-out", "d.y4m"], ["--beside-out",
                                                            "d.y4m"], ["--window",
@@ -360,8 +361,8 @@ class Videos(Base):
         self.assertEqual(self.files(), ["p", "p/00000.png"])
 
     def test_compare(self):
-        out = self.works(*SMALL, "--compare", "dense", "--warmup", 0, "--dense-out", "d.y4m", "--beside-out",
-                         "both.y4m", "--out", "s.y4m", "--json", "r.json")
+        out = self.works(*SMALL, "--compare", "dense", "--budget", 0.5, "--warmup", 0, "--dense-out", "d.y4m",
+                         "--beside-out", "both.y4m", "--out", "s.y4m", "--json", "r.json")
         for word in ("speedup", "density", "PSNR", "SSIM", "d.y4m", "s.y4m"):
             self.assertIn(word, out)
         self.assertEqual(self.files(), ["both.y4m", "d.y4m", "r.json", "s.y4m"])
@@ -374,6 +375,21 @@ class Videos(Base):
         self.assertLess(video["ssim"], 1)
         self.works(*SMALL, "--method", "dense", "--out", "d2.y4m")
         self.assertEqual(self.read("d2.y4m"), self.read("d.y4m"))
+
+    def test_what_nothing_means(self):
+        """No method, budget or work: the error selector and the preset balanced. A clip as short as this one cannot
+        reach it and takes the least work; a work that was asked for and cannot be reached is an error."""
+        self.works(*SMALL, "--out", "a.y4m", "--json", "a.json")
+        self.works(*SMALL, "--out", "b.y4m", "--method", "error", "--preset", "balanced")
+        video = json.loads(self.read("a.json"))["videos"][0]
+        self.assertEqual((video["method"], video["attention_work"]["asked"]), ("error", 0.44))
+        self.assertEqual(self.read("a.y4m"), self.read("b.y4m"))
+        line = self.fails(*SMALL, "--work", 0.44, "--out", "c.y4m", says=["work is 0.44, but at the lowest density"])
+        least = float(line.split()[-1])
+        # whole blocks: 7 in a row, so a row is 1/7 dearer or cheaper than the mean that was solved for
+        self.assertAlmostEqual(video["attention_work"]["realised"], least, delta=0.03)
+        self.works(*SMALL, "--budget", 0.3, "--out", "d.y4m", "--json", "d.json")
+        self.assertEqual(json.loads(self.read("d.json"))["videos"][0]["method"], "entropy")
 
     def test_names_beside_each_other(self):
         self.works(*SMALL, "--compare", "dense", "--out", "v.y4m")

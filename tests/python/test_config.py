@@ -17,8 +17,16 @@ def test_presets_are_mindie_sds():
 
 def test_defaults():
     c = EsaConfig()
-    assert (c.selector, c.density, c.tail, c.warmup_frac, c.dense_first_layer, c.refresh_every,
-            c.strict) == ("entropy", 0.5, "pooled", 0.2, True, 1, True)
+    assert (c.selector, c.work_asked, c.tail, c.warmup_frac, c.dense_first_layer, c.refresh_every,
+            c.strict) == ("error", 0.44, "levels", 0.0, False, "early", True)
+    c = EsaConfig(selector="entropy")
+    assert (c.work_asked, c.density, c.tail, c.warmup_frac, c.dense_first_layer, c.refresh_every,
+            c.strict) == (0, 0.5, "pooled", 0.2, True, 1, True)
+    for words in ({"budget": 0.3}, {"sparsity": 0.8}, {"masks": "m"}, {"masks": "m", "work": 0.44}, {"mode": "compat"},
+                  {"kernel": "fa4", "tail": "none"}):
+        assert EsaConfig(**words).selector == "entropy"
+    assert EsaConfig().replace(budget=0.3) == EsaConfig(selector="error", budget=0.3)
+    c = EsaConfig()
     assert c.blocks == (0, 0) and EsaConfig(block=64).blocks == (64, 64) and EsaConfig(block=(256, 128)).blocks == (256,
                                                                                                                     128)
     assert repr(c) == "EsaConfig()" and eval(repr(EsaConfig.video(masks="m"))) == EsaConfig.video(masks="m")
@@ -38,7 +46,7 @@ def test_defaults():
     ({"block": (128, 128, 128)}, "block must be one or two"),
     ({"order": "spiral"}, "order must be one of"),
     ({"window": (1, 2, 3)}, "window belongs to"),
-    ({"order": "adaptive"}, "order 'adaptive' is for selector 'error', not for 'entropy'"),
+    ({"order": "adaptive", "selector": "entropy"}, "order 'adaptive' is for selector 'error', not for 'entropy'"),
     ({"selector": "error", "tail": "centroid"}, "selector 'error' takes tail 'none', 'pooled' or 'levels'"),
     ({"order": "tile3d", "window": (1, 2)}, "window must be three"),
     ({"tail": "long"}, "tail must be"),
@@ -115,17 +123,19 @@ def test_layouts():
 
 def test_selector_decides():
     """What a selector recommends follows the selector, unless it was chosen."""
-    plain, error = EsaConfig(), EsaConfig(selector="error")
+    plain, error = EsaConfig(selector="entropy"), EsaConfig(selector="error")
     assert (plain.warmup_frac, plain.dense_first_layer, plain.tail, plain.refresh_every) == (0.2, True, "pooled", 1)
     assert (error.warmup_frac, error.dense_first_layer, error.tail) == (0.0, False, "levels")
     assert error.refresh_every == error.order_every == "early" and error.share_branches
     assert (plain.exact_rows, error.exact_rows) == (0, 2)
-    assert EsaConfig(refresh_every="early").replace(selector="error") == error
-    assert repr(EsaConfig(refresh_every="early")) == "EsaConfig(refresh_every='early')"
+    assert EsaConfig(selector="entropy", refresh_every="early").replace(selector="error") == error
+    assert repr(EsaConfig(budget=0.5, refresh_every="early")) == "EsaConfig(budget=0.5, refresh_every='early')"
     assert plain.replace(selector="error") == error
     assert error.replace(selector="entropy") == plain
-    assert EsaConfig(warmup_frac=0.1).replace(selector="error").warmup_frac == 0.1
-    assert repr(error) == "EsaConfig(selector='error')"
+    assert EsaConfig(selector="entropy", warmup_frac=0.1).replace(selector="error").warmup_frac == 0.1
+    assert repr(error) == "EsaConfig()" and repr(plain) == "EsaConfig(selector='entropy')"
+    for words in ({}, {"budget": 0.3}, {"masks": "m"}, {"selector": "error", "budget": 0.3}, {"mode": "compat"}):
+        assert eval(repr(EsaConfig(**words))) == EsaConfig(**words)
 
 
 def test_work():
@@ -134,5 +144,6 @@ def test_work():
     assert [EsaConfig(preset=name).work_asked for name in ("faithful", "balanced", "fast")] == [0.57, 0.44, 0.3]
     assert EsaConfig(work=0.44).replace(preset="fast") == EsaConfig(preset="fast")
     assert EsaConfig(budget=0.3).replace(work=0.5).budget is None
-    assert EsaConfig(work=0.5).spends_work and not EsaConfig().spends_work
+    assert EsaConfig(work=0.5).spends_work and EsaConfig().spends_work and EsaConfig().work_asked == 0.44
+    assert not EsaConfig(budget=0.5).spends_work and not EsaConfig(selector="entropy").spends_work
     assert repr(EsaConfig(work=0.5)) == "EsaConfig(work=0.5)"

@@ -102,7 +102,7 @@ def test_leaving_by_an_exception_restores(wan_pipe):
 
 
 def calibrate(pipe, path, **settings):
-    with esa.apply(pipe, esa.EsaConfig(block=16, **settings), record=True) as handle:
+    with esa.apply(pipe, esa.EsaConfig(**{"selector": "entropy", "block": 16, **settings}), record=True) as handle:
         latents(pipe)
         assert handle.stats().dense_calls == handle.stats().calls > 0
         handle.save_recording(str(path) + ".recording")

@@ -94,7 +94,7 @@ def test_key_lengths(seed):
 
 
 def test_record_and_cached(tmp_path, seed):
-    config = EsaConfig(block=(64, 32), warmup_frac=0.25)
+    config = EsaConfig(selector="entropy", block=(64, 32), warmup_frac=0.25)
     words = {"layers": 3, "steps": 4, "layout": Layout(grid=GRID), "model": "test-model", "config_hash": "abc"}
     whole = Session(config, record=True, **words)
     for prompt in range(2):

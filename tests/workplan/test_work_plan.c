@@ -289,6 +289,24 @@ static void test_fit(void **state)
                    ESA_ERR_ARGUMENT, "3 layers in 4 groups", NULL);
 }
 
+/* or_least: the least that can be, and it says what that costs; a work within reach is met. */
+static void test_least(void **state)
+{
+    (void)state;
+    const numbers n = random_numbers(6);
+    esa_work_plan *plan = make(&n);
+    double out[CELLS], least = 0, met = 0;
+    esa_work_costs costs = esa_work_costs_default();
+    costs.or_least = 1;
+    costs.exact = 0.02;
+    ok(esa_work_plan_solve(ctx, plan, out, L, T, NULL, NULL, 0.05, &costs, &least));
+    for (int i = 0; i < CELLS; i++) assert_true(out[i] == 0.1);
+    assert_true(fabs(least - 0.12) < 1e-12); /* sums of a few doubles */
+    ok(esa_work_plan_solve(ctx, plan, out, L, T, NULL, NULL, 0.5, &costs, &met));
+    assert_true(fabs(met - 0.5) < 1e-6);
+    esa_work_plan_free(plan);
+}
+
 static void test_bad_runs(void **state)
 {
     (void)state;
@@ -445,6 +463,7 @@ int main(void)
                                         cmocka_unit_test(test_costs),
                                         cmocka_unit_test(test_floor),
                                         cmocka_unit_test(test_fit),
+                                        cmocka_unit_test(test_least),
                                         cmocka_unit_test(test_bad_runs),
                                         cmocka_unit_test(test_quality),
                                         cmocka_unit_test(test_file),

@@ -19,7 +19,7 @@ _ALIASES = {"rf_v3": "rf_v2"}           # MindIE-SD's rf_v3 has rf_v2's mask rul
 
 def recommended(mode: str, selector: str) -> T.SessionParams:
     """The product's default rules, which the library holds: order, blocks, tail, warm-up of a model run. Blocks are
-    the selector's own at any length."""
+    the selector's own, which the library chooses at the first call."""
     number = T.SELECTORS.get(selector, T.SELECTORS["entropy"])
     return load().c.esa_session_params_recommended(T.SESSION_MODES[mode], number, 0)
 
@@ -47,18 +47,20 @@ class EsaConfig:
         How much attention the whole video may cost, as a share of dense attention, everything counted: work (0.44), a
         preset ("faithful", "balanced", "fast"), or a quality, the PSNR against dense in dB that the plan shall reach.
         plan is the path of a work plan (`esa calibrate --plan`); without one a built-in rule spreads the work. Give one
-        of work, quality, preset, budget and sparsity.
+        of work, quality, preset, budget and sparsity; with none of them selector "error" has preset "balanced".
     selector
-        "error" (keeps what the tail would get most wrong; the default with work, quality or preset), "entropy" (the
-        default otherwise; ESA: per-head budgets from attention entropy), "rf_v2" (RainFusion 2.0; "rf_v3" is the same
-        rule), "ada_bsa" (CDF threshold), "random" and "full" for measurements, "dense" for plain attention through the
-        same path.
+        "error" (the default: keeps what the tail would get most wrong), "entropy" (ESA: per-head budgets from attention
+        entropy; the default with a budget, masks, kernel "fa4" or another mode than "fixed"), "rf_v2" (RainFusion 2.0;
+        "rf_v3" is the same rule), "ada_bsa" (CDF threshold), "random" and "full" for measurements, "dense" for plain
+        attention through the same path.
     budget, sparsity
-        Kept fraction of key blocks, or its complement; give one of them (neither: budget 0.5).
+        Kept fraction of key blocks in every sparse call, or its complement; give one of them. Neither: 0.5, and in a
+        model with selector "error" the preset.
     cdf_threshold, keep_sink, keep_recent
         ada_bsa only.
     block
-        Block sizes (query, key), one int for both, or None: 256 x 128 for entropy, 128 x 128 otherwise.
+        Block sizes (query, key), one int for both, or None: 256 x 128 for entropy, 128 x 128 otherwise; error: 64 x 64
+        up to 16384 tokens.
     samples
         entropy only: queries scored per query block.
     order, window
@@ -144,7 +146,7 @@ class EsaConfig:
             put(self, "selector", _ALIASES.get(self.selector, self.selector))
         amounts = [name for name in ("work", "quality", "preset") if getattr(self, name) is not None]
         if self.selector is None:
-            put(self, "selector", "error" if amounts else "entropy")
+            put(self, "selector", self._usual_selector)
         for name, value in _defaults(str(self.selector), self.masks).items():
             if getattr(self, name) is None:
                 put(self, name, value)
@@ -225,15 +227,33 @@ class EsaConfig:
 
     @property
     def work_asked(self) -> float:
-        """The requested work, given as work or as preset; 0 if neither was given (a quality needs its plan)."""
-        if self.preset is not None:
-            return float(load().c.esa_preset_work(T.PRESETS[self.preset]))
+        """The requested work, given as work or as preset, or meant by neither; 0 for a quality, which needs its plan,
+        and for a budget."""
+        preset = "balanced" if self._unsaid else self.preset
+        if preset is not None:
+            return float(load().c.esa_preset_work(T.PRESETS[preset]))
         return 0.0 if self.work is None else float(self.work)
 
     @property
+    def _usual_selector(self) -> str:
+        """The selector where none is given."""
+        if self.masks is not None:
+            return "entropy"
+        if self.work is not None or self.quality is not None or self.preset is not None:
+            return "error"
+        plain = self.budget is None and self.sparsity is None and self.kernel == "auto" and self.mode == "fixed"
+        return "error" if plain else "entropy"
+
+    @property
+    def _unsaid(self) -> bool:
+        """Nothing says how much, and the selector takes a work."""
+        said = (self.work, self.quality, self.preset, self.budget, self.sparsity, self.masks)
+        return self.selector == "error" and all(x is None for x in said)
+
+    @property
     def spends_work(self) -> bool:
-        """True if work, quality or preset was given."""
-        return self.work is not None or self.quality is not None or self.preset is not None
+        """True if a work decides: work, quality or preset was given, or nothing and the selector is "error"."""
+        return self._unsaid or self.work is not None or self.quality is not None or self.preset is not None
 
     @staticmethod
     def check(config: Any) -> EsaConfig:
@@ -287,7 +307,7 @@ class EsaConfig:
         return dataclasses.replace(self, **changes)
 
     def __repr__(self) -> str:
-        usual = {"selector": "error" if self.spends_work else "entropy", **_defaults(self.selector, self.masks)}
+        usual = {"selector": self._usual_selector, **_defaults(self.selector, self.masks)}
         changed = (f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self)
                    if getattr(self, f.name) != usual.get(f.name, f.default))
         return f"EsaConfig({', '.join(changed)})"

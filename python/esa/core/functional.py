@@ -56,7 +56,7 @@ def check_scale(scale: float | None) -> float:
 def select(q: Any, k: Any, config: EsaConfig | None = None, *, v: Any = None, layout: Layout | None = None,
            input_layout: str = "BNSD", scale: float | None = None, causal: bool = False, kv_len: Any = None) -> Mask:
     """Runs a selector on q and k; returns the mask, on the device of q. The selector "error" also needs v, and with
-    order "adaptive" it makes the orders too.
+    order "adaptive" it makes the orders too. config None: "error" with v, "entropy" without.
 
     >>> import numpy as np
     >>> q, k = np.random.default_rng(0).standard_normal((2, 1, 4, 1024, 64), dtype=np.float32)
@@ -67,7 +67,7 @@ def select(q: Any, k: Any, config: EsaConfig | None = None, *, v: Any = None, la
     X.check_same(q, k, k if v is None else v)
     q, k, v = X.dense(q), X.dense(k), None if v is None else X.dense(v)
     views = [X.view(x, input_layout, name) for x, name in ((q, "q"), (k, "k"), (v, "v")) if x is not None]
-    config = EsaConfig.check(config)
+    config = EsaConfig(selector="entropy") if config is None and v is None else EsaConfig.check(config)
     params = select_params(config, complete_layout(layout or Layout(), config), scale=check_scale(scale), causal=causal)
     lengths = X.lengths(kv_len, q, views[0].dim[0])
     params.kv_len = None if lengths is None else X.address(lengths)

@@ -134,6 +134,7 @@ class Session:
             known = config.quality is None or self.plan is None
             p.work = config.work_asked if known else self.plan.reach(config.quality)  # type: ignore[union-attr,arg-type]
             p.plan = self.plan.ptr if self.plan else None
+            p.work_or_least = int(config.work is None and config.quality is None)    # a preset suits any length
             if sigma is not None:
                 p.sigma = (C.c_double * steps)(*sigma)
         if self.mode == "cached" and config.spends_work:

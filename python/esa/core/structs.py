@@ -88,7 +88,7 @@ class SessionParams(C.Structure):
                 ("first_head", C.c_int32), ("total_heads", C.c_int32), ("order_every", C.c_int32),
                 ("share_branches", C.c_int32), ("density", C.POINTER(C.c_double)), ("work", C.c_double),
                 ("plan", C.c_void_p), ("sigma", C.POINTER(C.c_double)), ("probe", C.POINTER(C.c_double)),
-                ("probe_count", C.c_int32), ("reserved0", C.c_int32), ("reserved", _Reserved)]
+                ("probe_count", C.c_int32), ("work_or_least", C.c_int32), ("reserved", _Reserved)]
 
 
 class SessionStats(C.Structure):
@@ -142,7 +142,7 @@ class WorkPlanInfo(C.Structure):
 
 class WorkCosts(C.Structure):
     _fields_ = [("struct_size", C.c_uint32), ("branches", C.c_int32), ("share_branches", C.c_int32),
-                ("refresh_every", C.c_int32), ("order_every", C.c_int32), ("reserved0", C.c_int32),
+                ("refresh_every", C.c_int32), ("order_every", C.c_int32), ("or_least", C.c_int32),
                 ("select", C.c_double), ("order", C.c_double), ("exact", C.c_double), ("floor", C.c_double),
                 ("reserved", C.c_int64 * 2)]
 

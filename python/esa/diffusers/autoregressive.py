@@ -224,14 +224,14 @@ def autoregressive_mode(target: Any, config: EsaConfig | None = None, *, steps: 
     target
         A WanTransformer3DModel, or a pipeline that has one.
     config
-        `EsaConfig`; None: its defaults. Cached masks belong to squares and are refused.
+        `EsaConfig`; None: selector "entropy" with its defaults. Cached masks belong to squares and are refused.
     steps
         Denoising steps of a chunk.
     sink_frames, window_frames
         Latent frames that stay in the cache: the first ones and the last ones; window_frames 0: all of them.
 
     Leaving the block, also by an exception, restores the model."""
-    config = config if config is not None else EsaConfig()
+    config = config if config is not None else EsaConfig(selector="entropy")
     transformer = target if isinstance(target, nn.Module) else getattr(target, "transformer", None)
     if not isinstance(transformer, nn.Module) or detect(transformer) is not WAN:
         raise TypeError(

@@ -72,10 +72,10 @@ def register_backend(config: EsaConfig | None = None, name: str = "esa") -> str:
     """Makes `name` known to diffusers (`set_attention_backend(name)`, `attention_backend(name)`); again with other
     settings changes them.
 
-    Of config what a single call can obey counts: selector, budget, block, samples (4), tail, cdf_threshold, keep_sink,
-    keep_recent, mode, min_tokens. masks, order and refresh_every are an error, warm-up and dense layers do not exist
-    here. Returns the name."""
-    config = EsaConfig.check(config)
+    config None: selector "entropy" with its defaults. Of config what a single call can obey counts: selector, budget,
+    block, samples (4), tail, cdf_threshold, keep_sink, keep_recent, mode, min_tokens. masks, order and refresh_every
+    are an error, warm-up and dense layers do not exist here. Returns the name."""
+    config = EsaConfig(selector="entropy") if config is None else EsaConfig.check(config)
     if not isinstance(name, str) or not name:
         raise ValueError(f"name must be a word for set_attention_backend, not {name!r}")
     if config.spends_work or config.selector == "error":

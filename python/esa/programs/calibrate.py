@@ -140,7 +140,7 @@ def record(args: argparse.Namespace, pipe: Any, jobs: list[tuple[int, str]], set
     if checkpoint.done == len(jobs):
         return checkpoint.recording or "", checkpoint
     config = (EsaConfig(selector="error", block=args.block, order=args.order) if args.method == "error" else EsaConfig(
-        block=args.block or BLOCK, samples=args.samples, order=args.order or "raster"))
+        selector="entropy", block=args.block or BLOCK, samples=args.samples, order=args.order or "raster"))
     progress = program.Progress(len(jobs) - checkpoint.done, settings["num_inference_steps"])
     begin = time.perf_counter()
     with apply(pipe, config, record=Recording(args.step_groups or 0, args.per_branch), resume=checkpoint.recording,

@@ -166,8 +166,8 @@ def add_prompts(parser: argparse.ArgumentParser, number: int) -> None:
 def add_sparse(parser: argparse.ArgumentParser) -> None:
     """Settings of sparse attention that mean the same in every program."""
     group = parser.add_argument_group("sparse attention")
-    group.add_argument("--warmup-frac", type=_share, default=EsaConfig().warmup_frac, metavar="X",
-                       help=f"first share of the steps that runs dense ({EsaConfig().warmup_frac:g})")
+    group.add_argument("--warmup-frac", type=_share, default=EsaConfig(selector="entropy").warmup_frac, metavar="X",
+                       help=f"first share of the steps that runs dense ({EsaConfig(selector='entropy').warmup_frac:g})")
     group.add_argument("--order", choices=tuple(order for order in ORDERS if order != "tile3d"),
                        help="order of the tokens that blocks are cut from (raster, as the original; rf_v2: tile; a "
                        "mask file brings its own)")
