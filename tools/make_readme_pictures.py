@@ -8,8 +8,8 @@
 
 frames.png shows frames of the clip of `make demo`: dense, and sparse at two budgets. The script makes the clips with
 build/esa (a minute or two), or takes them from --clips FOLDER if an earlier run left them there. chart.png shows
-quality against density, from tests/quality/video.csv, and speed against density, from
-docs/results/diffusers-h200.md."""
+quality against the work of attention, from docs/results/quality-h200.csv, and speed against density, from
+docs/results/diffusers-h200.md. --only chart leaves the frames as they are."""
 import argparse
 import collections
 import csv
@@ -82,16 +82,14 @@ def draw_frames(folder, path):
     save(figure, path)
 
 
-def quality(path):
-    """{(method, order, tail): {budget: mean PSNR}} where all 16 clips are there."""
-    found = collections.defaultdict(lambda: collections.defaultdict(list))
-    with open(path, encoding="utf-8") as file:
+def quality(path, kind, settings):
+    """[(mean work, mean PSNR)] of the settings of wan-tiny whose 16 clips are all there, by work."""
+    found = collections.defaultdict(list)
+    with open(path, encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            found[row["method"], row["order"], row["tail"]][float(row["budget"])].append(float(row["psnr"]))
-    return {
-        key: {budget: sum(psnr) / len(psnr) for budget, psnr in sorted(budgets.items()) if len(psnr) == 16}
-        for key, budgets in found.items()
-    }
+            if row["kind"].startswith(kind) and re.fullmatch(settings, row["words"]):
+                found[row["words"]].append((float(row["work"]), float(row["psnr"])))
+    return sorted(tuple(sum(x) / 16 for x in zip(*clips)) for clips in found.values() if len(clips) == 16)
 
 
 def speed(path):
@@ -108,7 +106,7 @@ def speed(path):
     return found
 
 
-def style(axis, title):
+def style(axis, title, below="key blocks computed"):
     axis.set_title(title, fontsize=10.5, fontweight="bold", color=INK, loc="left", pad=8)
     axis.grid(axis="y", color="#e4e7ee", linewidth=0.8)
     axis.set_axisbelow(True)
@@ -117,7 +115,7 @@ def style(axis, title):
     for side in ("left", "bottom"):
         axis.spines[side].set_color(SOFT)
     axis.tick_params(colors=INK, labelsize=9)
-    axis.set_xlabel("key blocks computed", fontsize=9, color=INK)
+    axis.set_xlabel(below, fontsize=9, color=INK)
 
 
 def draw_lines(axis, lines, where):
@@ -134,18 +132,24 @@ def draw_lines(axis, lines, where):
 
 def draw_chart(path):
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.5))
-    psnr = quality(ROOT / "tests" / "quality" / "video.csv")
-    lines = [("Hilbert order, pooled tail (default)", psnr["entropy", "hilbert", "pooled"], COLOURS[0], "-"),
-             ("raster order, no tail", psnr["entropy", "raster", "none"], SOFT, "--")]
-    drawn = list(draw_lines(left, lines, [0.5, 0.3, 0.2]))
-    for points, offset in zip(drawn, (0.9, -2.0)):
+    measured = ROOT / "docs" / "results" / "quality-h200.csv"
+    kind = "wan-tiny 8 steps guidance 2.5 33x128"
+    for label, settings, colour, dash, below in (
+            ("default", r"work=[\d.]+ block=64", COLOURS[0], "-", 9),
+            ("masks from a file", r"masks=.*", COLOURS[2], "-", -14),
+            ("former default: entropy", r"budget=[\d.]+ block=64", SOFT, "--", -14)):
+        points = quality(measured, kind, settings)
+        left.plot([x for x, _ in points], [y for _, y in points], dash, color=colour, label=label, linewidth=2,
+                  marker="o", markersize=5)
         for x, y in points:
-            left.annotate(f"{y:.1f}", (x, y + offset), ha="center", fontsize=8.5, color=INK)
-    left.set_ylim(24, 46)
-    left.set_yticks(range(25, 46, 5))
+            left.annotate(f"{y:.1f}", (x, y), xytext=(0, below), textcoords="offset points", ha="center", fontsize=8,
+                          color=INK)
+    left.set_xlim(0.22, 0.73)
+    left.set_xticks([0.3, 0.4, 0.5, 0.6, 0.7], ["30%", "40%", "50%", "60%", "70%"])
+    left.set_ylim(22, 60)
     left.set_ylabel("PSNR against dense, dB", fontsize=9, color=INK)
-    left.legend(fontsize=8.5, frameon=False, loc="upper right")
-    style(left, "Quality: wan-tiny, 16 clips, entropy")
+    left.legend(fontsize=8, frameon=False, loc="upper left")
+    style(left, "Quality: wan-tiny, 16 clips", "attention work of the whole clip, dense = 100%")
 
     measured = speed(ROOT / "docs" / "results" / "diffusers-h200.md")
     names = {"wan-1.3b-720p": "Wan 1.3B 720p", "hunyuan-544p": "HunyuanVideo 544p", "wan-14b-720p": "Wan 14B 720p",
@@ -168,13 +172,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--esa", default=ROOT / "build" / "esa", help="the command (build/esa)")
     parser.add_argument("--clips", type=pathlib.Path, help="folder for the clips (a temporary one)")
+    parser.add_argument("--only", choices=("frames", "chart"), help="make one of the pictures (both)")
     args = parser.parse_args()
+    if args.only != "frames":
+        draw_chart(ROOT / "docs" / "chart.png")
+    if args.only == "chart":
+        return
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.clips or pathlib.Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         make_clips(args.esa, folder)
         draw_frames(folder, ROOT / "docs" / "frames.png")
-    draw_chart(ROOT / "docs" / "chart.png")
 
 
 if __name__ == "__main__":

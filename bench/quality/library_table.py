@@ -3,14 +3,17 @@
 """Tables of what library.py measured.
 
     bench/quality/library_table.py library.json [more.json ..] [--study study.json] [--engine video.csv] [--markdown]
+    bench/quality/library_table.py library.json [more.json ..] --csv docs/results/quality-h200.csv
 
 Every run with its work (asked and realised), PSNR, the difference to the former default at equal work with the standard
 error of the paired differences over the clips, SSIM, worst frame, flicker and seconds. --study adds the simulation's
-PSNR of the same setting, --engine the mean difference to the rows that `esa bench video` has of the same clips."""
+PSNR of the same setting, --engine the mean difference to the rows that `esa bench video` has of the same clips.
+--no-seconds leaves out the times, for runs that shared a machine. --csv writes one row per clip and no table."""
 import argparse
 import csv
 import json
 import math
+import re
 
 from library_runs import TODAY, TODAY_FREE, Run, values
 from table import difference
@@ -38,7 +41,7 @@ def write_csv(path, runs):
         for r in runs:
             for clip in r["clips"]:
                 row = (clip[name] for name in COLUMNS)
-                out.writerow((r["kind"], r["name"], r["words"],
+                out.writerow((r["kind"], r["name"], re.sub(r"masks=\S*/", "masks=", r["words"]),
                               *(f"{x:.6g}" if isinstance(x, float) else x for x in row)))
 
 
@@ -106,9 +109,10 @@ def engine(r, rows):
     return (sum(found) / len(found), len(found)) if found else None
 
 
-def table(runs, study=(), rows=None, markdown=False):
+def table(runs, study=(), rows=None, markdown=False, seconds=True):
     """Text: one part per kind of clips."""
-    heads = ["run", "asked", "work", "PSNR", "to today", "SSIM", "worst", "flicker", "s a clip", "clips"]
+    heads = ["run", "asked", "work", "PSNR", "to today", "SSIM", "worst", "flicker", "clips"]
+    heads += ["s a clip"] if seconds else []
     heads += ["study"] if study else []
     heads += ["to engine"] if rows else []
     out = []
@@ -120,8 +124,8 @@ def table(runs, study=(), rows=None, markdown=False):
             diff = paired(r, base) if base is not None and base is not r else None
             line = [r["name"], f"{asked(r):g}", f"{mean(r, 'work'):.4f}", f"{mean(r, 'psnr'):.2f}",
                     f"{diff[0]:+.2f} ±{diff[1]:.2f}" if diff else "", f"{mean(r, 'ssim'):.4f}",
-                    f"{mean(r, 'psnr_min'):.2f}", f"{mean(r, 'flicker'):.3f}", f"{middle(r, 'seconds'):.3f}",
-                    str(len(r["clips"]))]
+                    f"{mean(r, 'psnr_min'):.2f}", f"{mean(r, 'flicker'):.3f}", str(len(r["clips"]))]
+            line += [f"{middle(r, 'seconds'):.3f}"] if seconds else []
             if study:
                 sim = simulated(r, study)
                 line.append("" if sim is None else f"{sim:.2f}")
@@ -145,8 +149,14 @@ def main():
     ap.add_argument("--study", nargs="*", default=[], help="results of study.py")
     ap.add_argument("--engine", default="", help="table of `esa bench video` with the same prompts")
     ap.add_argument("--markdown", action="store_true")
+    ap.add_argument("--no-seconds", action="store_true")
+    ap.add_argument("--csv", default="", help="write the clips of all files, one row each")
     a = ap.parse_args()
-    print(table(read(a.files), studies(a.study), engine_rows(a.engine) if a.engine else None, a.markdown))
+    if a.csv:
+        write_csv(a.csv, read(a.files))
+        return
+    engine_table = engine_rows(a.engine) if a.engine else None
+    print(table(read(a.files), studies(a.study), engine_table, a.markdown, not a.no_seconds))
 
 
 def studies(names):
