@@ -139,9 +139,8 @@ enum {
 #define ESA_MAX_BLOCKS      65535 /* largest nq and nk: block indices are uint16 */
 #define ESA_MAX_THREADS     256
 #define ESA_MAX_EXACT_ROWS  16    /* largest esa_attention_params.exact_rows */
-#define ESA_SHORT_TOKENS    16384 /* short sequences: up to here blocks are small, so that a row ... \
-                                   */
-#define ESA_SHORT_BLOCK     64    /* ... has enough of them to choose from */
+#define ESA_SHORT_TOKENS    16384 /* up to so many keys, blocks are small by default, so that a */
+#define ESA_SHORT_BLOCK     64    /* row has enough of them to choose from */
 #define ESA_WORKSPACE_ALIGN 64    /* workspace pointers must be multiples of this */
 
 /* ---------------------------------------------------------------- context */
