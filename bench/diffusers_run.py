@@ -1,0 +1,155 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Seconds of a whole denoising run at equal attention work, in one process: dense, the former default (entropy, with a
+fifth of the steps and layer 0 dense) and the default (error).
+
+    python bench/diffusers_run.py --json run.json               Wan 1.3B at 480p and 720p; a GPU of 80 GB
+    python bench/diffusers_run.py --shapes wan-1.3b-480p --works 0.44 --real
+    python bench/diffusers_run.py --mini --device cpu           a tiny model, to see whether the program runs
+
+Models, inputs and environment are those of diffusers_step.py: real configurations, random bf16 weights, eager on both
+sides, transformer alone. A run has --steps steps of two guidance branches. The program times forwards of each kind that
+a run has: dense, with a new mask (and order), with a mask that is kept, in the branch that makes masks and in the other
+one. `run` multiplies them out by how often the run has each. --real also makes the whole run and shows its seconds.
+The two defaults are asked for the same work, so their attention has the same arithmetic; what differs is the time for
+making masks and orders, for gathering tokens, and how well kernels use the GPU."""
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import json
+import sys
+import time
+
+import diffusers_step as base
+import torch
+
+import esa
+
+FORMER = dict(selector="entropy")
+RULES = {"former default": FORMER, "default": {}}
+
+
+def kinds_of(handle, steps):
+    """{kind: (step to time, how many steps are of this kind)}. A dense step has only dense calls; a step that makes
+    masks is told from one that keeps them by what the library did there."""
+    made, dense = [], []
+    for step in range(steps):
+        stats = handle.stats(step=step)
+        (dense if not stats.sparse_calls else made if stats.masks_made else []).append(step)
+    kept = [s for s in range(steps) if s not in made and s not in dense]
+    return {name: found for name, found in (("dense", dense), ("new masks", made), ("kept masks", kept)) if found}
+
+
+def whole(model, inputs, handle, steps):
+    handle.begin()
+    for step in range(steps):
+        for branch in (0, 1):
+            handle.pin(step, branch)
+            model(**inputs)
+
+
+def measure(model, inputs, family, config, steps, clock, rounds, real):
+    """Times of one setting. A first run, with two layers unless it is to be shown, tells which steps are of which kind;
+    then the first step of each kind is timed."""
+    with esa.apply(model, config, steps=steps) as handle:
+        with contextlib.nullcontext() if real else base.two_layers(model, family):
+            seconds = clock(lambda: whole(model, inputs, handle, steps))
+        kinds, timed = kinds_of(handle, steps), {}
+        for _ in range(rounds):
+            handle.begin()
+            for step in range(max(found[0] for found in kinds.values()) + 1):
+                for branch in (0, 1):
+                    handle.pin(step, branch)
+                    took = clock(lambda: model(**inputs))
+                    for kind, found in kinds.items():
+                        if step == found[0]:
+                            timed.setdefault((kind, branch), []).append(took)
+        each = {f"{kind}, branch {branch}": base.median(x) for (kind, branch), x in timed.items()}
+        run = sum(base.median(timed[kind, branch]) * len(found) for kind, found in kinds.items() for branch in (0, 1))
+        one = {kind: handle.stats(step=found[0]) for kind, found in kinds.items()}
+        total = handle.stats()
+    work = sum(one[kind].work * len(found) for kind, found in kinds.items()) / steps
+    return {"run_s": run, "real_s": seconds if real else None, "forward_s": each,
+            "steps": {kind: len(found) for kind, found in kinds.items()}, "work": work, "density": total.density,
+            "select_s": {kind: s.select_seconds for kind, s in one.items()},
+            "attention_s": {kind: s.attention_seconds for kind, s in one.items()},
+            "fallback_calls": total.fallback_calls, "kernel": total.kernel}
+
+
+def run_shape(name, shape, args):
+    gpu = args.device.startswith("cuda")
+    clock = base.Clock(gpu)
+    dtype = torch.bfloat16 if gpu else torch.float32
+    model, inputs = base.build(shape, args.device, dtype)
+    tokens = base.tokens_of(shape)
+    result = {"shape": name, "tokens": tokens, "rows": []}
+    with torch.no_grad():
+        sdpa, seconds, attention = base.measure_dense(model, inputs, shape, tokens, clock, lambda _: args.rounds)
+        dense = 2 * args.steps * base.median(seconds)
+        result.update(sdpa=sdpa, dense_forward_s=base.median(seconds), dense_attention_s=attention, dense_run_s=dense)
+        print(f"\n{name}: {tokens} tokens; dense, {sdpa} SDPA: {base.median(seconds):.3f} s per forward, {dense:.1f} s "
+              f"for {args.steps} steps of two branches", flush=True)
+        for work in args.works:
+            for rule, words in RULES.items():
+                config = esa.EsaConfig(**words, work=work, **({"block": 16} if args.mini else {}))
+                try:
+                    row = measure(model, inputs, shape.family, config, args.steps, clock, args.rounds, args.real)
+                except esa.EsaError as error:
+                    print(f"  work {work:g}, {rule}: {error}", flush=True)
+                    result["rows"].append({"rule": rule, "asked": work, "error": str(error)})
+                    continue
+                row = {"rule": rule, "asked": work, "speedup": dense / row["run_s"], **row}
+                result["rows"].append(row)
+                each = ", ".join(f"{kind} {x:.3f}" for kind, x in row["forward_s"].items())
+                real = f", for real {row['real_s']:.1f} s" if args.real else ""
+                print(f"  work {work:g} (realised {row['work']:.3f}), {rule:14s} run {row['run_s']:7.1f} s, "
+                      f"{row['speedup']:.2f}x{real}; forwards: {each}; {row['kernel']}", flush=True)
+    model = inputs = None
+    gc.collect()
+    if gpu:
+        torch.cuda.empty_cache()
+    return result
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", default="", help=f"comma-separated, of {', '.join(base.SHAPES)} "
+                        "(wan-1.3b-480p,wan-1.3b-720p)")
+    parser.add_argument("--works", default="0.57,0.44", help="attention works of the whole run (0.57,0.44)")
+    parser.add_argument("--steps", type=int, default=50, help="denoising steps (50)")
+    parser.add_argument("--rounds", type=int, default=3, help="timed forwards of each kind (3)")
+    parser.add_argument("--real", action="store_true", help="also show the seconds of a run that was made whole")
+    parser.add_argument("--mini", action="store_true", help="a tiny model instead (also on the CPU)")
+    parser.add_argument("--device", default="cuda", help="cuda, cuda:1 or cpu (with --mini)")
+    parser.add_argument("--json", metavar="FILE", help="everything measured, for machines")
+    args = parser.parse_args(arguments)
+    try:
+        args.works = [float(x) for x in args.works.split(",")]
+    except ValueError:
+        parser.error(f"--works must be numbers with commas, not {args.works!r}")
+    if args.steps < 2 or args.rounds < 1 or not all(0 < w <= 1 for w in args.works):
+        parser.error("--steps must be at least 2, --rounds at least 1, and works above 0 and at most 1")
+    known = base.MINIS if args.mini else base.SHAPES
+    names = args.shapes.split(",") if args.shapes else ["mini-wan"] if args.mini else ["wan-1.3b-480p", "wan-1.3b-720p"]
+    unknown = [n for n in names if n not in known]
+    if unknown:
+        parser.error(f"unknown shape {unknown[0]!r}, expected {', '.join(known)}")
+    if args.device.startswith("cuda") and not torch.cuda.is_available():
+        parser.error("torch sees no GPU here (--mini --device cpu runs a tiny model on the CPU)")
+    about = {"machine": torch.cuda.get_device_name() if args.device.startswith("cuda") else "CPU",
+             "torch": torch.__version__, "esa": esa.__version__, "commit": base.commit(), "steps": args.steps,
+             "branches": 2, "date": time.strftime("%Y-%m-%d", time.gmtime())}
+    print(", ".join(f"{k} {v}" for k, v in about.items()))
+    results = []
+    for name in names:
+        results.append(run_shape(name, known[name], args))
+        if args.json:
+            with open(args.json, "w", encoding="utf-8") as file:
+                json.dump({**about, "shapes": results}, file, indent=1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

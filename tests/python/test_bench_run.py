@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bench/diffusers_run.py with a tiny model: works are met, every kind of step is found and counted, words are checked."""
+import json
+import pathlib
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("diffusers")
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
+import diffusers_run  # noqa: E402
+
+STEPS = 8
+
+
+def test_run_at_equal_work(tmp_path, capsys):
+    path = tmp_path / "run.json"
+    diffusers_run.main(["--mini", "--device", "cpu", "--steps", str(STEPS), "--works", "0.9,0.05", "--rounds", "1",
+                        "--json", str(path)])
+    shape, = json.loads(path.read_text())["shapes"]
+    former, new, *unreached = shape["rows"]
+    assert (former["rule"], new["rule"]) == ("former default", "default")
+    # whole blocks of 16 of 600 tokens
+    assert all(abs(row["work"] - 0.9) < 0.02 and row["fallback_calls"] == 0 for row in (former, new))
+    # a fifth of 8 steps is dense, the others have masks of their own; early: steps 0, 1, 2 and 4
+    assert former["steps"] == {"dense": 2, "new masks": 6} and new["steps"] == {"new masks": 4, "kept masks": 4}
+    for row in (former, new):
+        forwards = {f"{kind}, branch {b}" for kind in row["steps"] for b in (0, 1)}
+        assert set(row["forward_s"]) == forwards and all(x > 0 for x in row["forward_s"].values())
+        total = sum(row["forward_s"][f"{kind}, branch {b}"] * n for kind, n in row["steps"].items() for b in (0, 1))
+        assert row["run_s"] == pytest.approx(total)
+    assert [row["error"][:12] for row in unreached] == ["work is 0.05"] * 2
+    assert "work 0.05, default: work is 0.05" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["--works", "x"], ["--works", "1.5"], ["--steps", "1"], ["--shapes", "wan-tiny"]])
+def test_wrong_words(words):
+    with pytest.raises(SystemExit) as stop:
+        diffusers_run.main(["--mini", "--device", "cpu", *words])
+    assert stop.value.code == 2
