@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench/diffusers_run.py with a tiny model: works are met, every kind of step is found and counted, words are checked."""
+"""bench/diffusers_run.py with a tiny model: works are met, every kind of step is found and counted."""
 import json
 import pathlib
 import sys
