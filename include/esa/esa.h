@@ -37,9 +37,10 @@
  *    returns (CPU), or until the stream has finished the work (CUDA).
  *  - A ctx takes one call at a time. A second concurrent call returns ESA_ERR_STATE and leaves no
  *    message. Different contexts are independent.
- *  - A filled mask does not change, unless esa_plan_select fills it again; threads and contexts may
- *    share it. A GPU may fill a mask after the call has returned: a caller who uses the mask
- *    on another stream must synchronise the two streams.
+ *  - A filled mask does not change, unless a call of a plan fills or orders it again, or
+ *    esa_mask_set_orders changes it; threads and contexts may share it. A GPU may fill a mask after
+ *    the call has returned: a caller who uses the mask on another stream must synchronise the two
+ *    streams.
  *  - The same inputs on the same backend and ISA level give the same bits for any number of
  *    threads.
  *  - A public struct starts with struct_size and has fixed-width fields only. Its *_default()
@@ -54,8 +55,8 @@
  *  - NaN or a score of +inf gives NaN in the output of its own row and changes no other row.
  *  - NaN or infinity in v spreads to every row that computes its block, even if causality hides
  *    that key from the row. With a tail it also spreads to every row that uses the block's mean.
- *  - Exact rows see every key, so NaN in v reaches them. Errors that are not finite correct
- * nothing.
+ *  - Exact rows see every key, so NaN in v reaches them. If their errors are not finite, the other
+ *    rows are not corrected.
  *  - A centroid tail uses the mean query of a query block, so NaN in one query spreads to all rows
  *    of its block.
  *  - Values above 65504 round to infinity in f16, as in IEEE 754. */
@@ -139,8 +140,8 @@ enum {
 #define ESA_MAX_BLOCKS      65535 /* largest nq and nk: block indices are uint16 */
 #define ESA_MAX_THREADS     256
 #define ESA_MAX_EXACT_ROWS  16    /* largest esa_attention_params.exact_rows */
-#define ESA_SHORT_TOKENS    16384 /* up to so many keys, blocks are small by default, so that a */
-#define ESA_SHORT_BLOCK     64    /* row has enough of them to choose from */
+#define ESA_SHORT_TOKENS    16384 /* up to so many keys, the default blocks of the error selector */
+#define ESA_SHORT_BLOCK     64    /* and of model runs are small, so that a row has more of them */
 #define ESA_WORKSPACE_ALIGN 64    /* workspace pointers must be multiples of this */
 
 /* ---------------------------------------------------------------- context */
@@ -381,7 +382,8 @@ typedef struct esa_select_params {
                                * entropy and 128x128 for the others; error: 64x64 up to
                                * ESA_SHORT_TOKENS keys (0) */
     int32_t samples;          /* entropy: queries scored per query block, 1 .. 256 (4) */
-    double budget;            /* fraction of key blocks to keep, 0 .. 1 (0.5) */
+    double budget;            /* fraction of key blocks to keep, 0 .. 1; for error with LEVELS see
+                               * esa_select_qkv (0.5) */
     double cdf_threshold;     /* ada_bsa: cumulative mass to keep; >= 1 turns the rule off (1.0) */
     double scale;             /* factor of q k^T; 0: D^-0.5 (0) */
     int32_t keep_sink;        /* ada_bsa: 1 always keeps the first key block (1) */
@@ -401,7 +403,8 @@ typedef struct esa_select_params {
     int32_t tail;             /* error: the tail that will stand in for skipped blocks,
                                * ESA_TAIL_NONE, POOLED or LEVELS (POOLED) */
     int32_t fine;             /* error with LEVELS: means per block on the fine level, 2, 4, 8 or
-                               * 16; 0: chosen by block size, 8 or for short blocks 4 (0) */
+                               * 16; 0: 8 if block_k is a multiple of 32 and at least 64, else 4,
+                               * unless group_k asks for another (0) */
     int64_t reserved[2];
 } esa_select_params;
 
@@ -415,8 +418,10 @@ ESA_API esa_status esa_select(esa_ctx *ctx, esa_mask **mask, const esa_tensor *q
 /* The same for every selector; v may be NULL unless the selector is ESA_SELECT_ERROR.
  *
  * The error selector estimates, for every query block and key block, the squared error of the
- * output if the tail stands in for the key block. It keeps blocks in the order of this error, with
+ * output if the tail stands in for the key block. It keeps the blocks with the largest errors, with
  * one threshold for all heads and rows of a batch entry. Every row keeps at least one block.
+ * Attention with the mask should use the tail that the selector was told (params->tail). Causal
+ * attention and compat modes are refused.
  *
  *     budget with tail NONE or POOLED   the fraction of key blocks to keep, as for the others
  *     budget with tail LEVELS           the cost of exact blocks, fine means and block means
@@ -489,16 +494,17 @@ ESA_API esa_status esa_plan_create(esa_ctx *ctx, esa_plan **plan, const esa_shap
                                    const esa_attention_params *attention);
 ESA_API void esa_plan_free(esa_plan *plan);
 
-/* Bytes of scratch that esa_plan_select and esa_plan_attention need, on the device of the plan and
- * aligned to ESA_WORKSPACE_ALIGN. */
+/* Bytes of scratch (ws) that any call of the plan needs, on the device of the plan and aligned to
+ * ESA_WORKSPACE_ALIGN. */
 ESA_API esa_status esa_plan_workspace(const esa_plan *plan, int64_t *bytes);
 
 /* Makes an empty mask that esa_plan_select of this plan can fill. The caller owns *mask; on failure
  * it is NULL. The mask may outlive plan and ctx. */
 ESA_API esa_status esa_mask_create(const esa_plan *plan, esa_mask **mask);
 
-/* Selects into mask; computes o. These two calls neither allocate nor synchronise, except that with
- * ws NULL they use the arena of the ctx, which may have to grow.
+/* The calls of a plan: esa_plan_select and esa_plan_select_qkv select into mask, esa_plan_order
+ * makes its adaptive order, and esa_plan_attention computes o. They neither allocate nor
+ * synchronise, except that with ws NULL they use the arena of the ctx, which may have to grow.
  *
  * On a GPU:
  *  - Masks must be in GPU memory. esa_mask_create and esa_select make them there;
@@ -521,10 +527,10 @@ ESA_API esa_status esa_plan_select_qkv(const esa_plan *plan, esa_mask *mask, con
  * esa_plan_select_qkv returns ESA_ERR_STATE if the mask has no order yet.
  *
  * The order starts from Hilbert order (raster without a grid). It cuts the video tokens of a head
- * in halves across their principal direction, again and again, until a piece is one block, and on
- * to small groups inside a block. Keys are compared by the logits that the head's queries give
- * them, and queries by the logits that the head's keys give them. Tokens stay in their segment
- * (text, protected frame, other frames). Every (batch entry, head) has its own order. */
+ * into halves across their principal direction, again and again, until a piece is one block, and
+ * then on to groups of 8 tokens. Keys are compared by the logits that the head's queries give them,
+ * and queries by the logits that the head's keys give them. Text and a protected frame keep their
+ * places. Every (batch entry, head) has its own order. */
 ESA_API esa_status esa_plan_order(const esa_plan *plan, esa_mask *mask, const esa_tensor *q,
                                   const esa_tensor *k, void *ws);
 ESA_API esa_status esa_plan_attention(const esa_plan *plan, const esa_mask *mask,

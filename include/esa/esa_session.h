@@ -136,20 +136,21 @@ ESA_API esa_session_params esa_session_params_default(void);
  * `esa generate` and `esa.apply` start from here, and so should an engine. It changes
  * esa_session_params_default as follows:
  *
- *     order    Hilbert, whose compact blocks are worth 3 to 5 dB. rf_v2: tile, its own rule.
+ *     order    Hilbert, whose compact blocks gain 3 to 5 dB over raster. rf_v2: tile, its own rule.
  *              CACHED: ESA_ORDER_DEFAULT, because the mask file brings its order.
  *     blocks   64x64 (ESA_SHORT_BLOCK) up to ESA_SHORT_TOKENS tokens; 0, the selector's own sizes,
  *              beyond
  *     tail     pooled; none for DENSE and RECORD, which skip no block; levels for CACHED, which is
  *              pooled for masks without a fine level
  *
- * For ESA_SELECT_ERROR it changes more: adaptive order, tail levels, no warm-up and no dense layer
- * (the work is spread by a plan or by the built-in rule), masks and orders made early
- * (ESA_REFRESH_EARLY) and shared by the branches, and two exact rows per query block.
+ * For ESA_SELECT_ERROR it changes more: adaptive order, tail levels, no warm-up and no dense layer,
+ * masks and orders made early (ESA_REFRESH_EARLY) and shared by the branches, and two exact rows
+ * per query block. It does not set work: set it yourself, for example to
+ * esa_preset_work(ESA_PRESET_BALANCED), which is the default of `esa generate` and `esa.apply`.
  * RECORD with ERROR has Hilbert order, because recorded masks need one order for all prompts.
  *
  * For the other selectors, warm-up (0.2), dense first layer (1) and the rest keep their defaults.
- * The budget is 0.5.
+ * The budget is 0.5 for all of them.
  *
  * mode is ESA_SESSION_*. selector is ESA_SELECT_*; ONLINE and PROBE read it, RECORD takes ERROR or
  * ENTROPY, the other modes take ENTROPY. tokens is the length of self-attention, or 0 for the
@@ -158,7 +159,8 @@ ESA_API esa_session_params esa_session_params_default(void);
 ESA_API esa_session_params esa_session_params_recommended(int32_t mode, int32_t selector,
                                                           int64_t tokens);
 
-/* Presets: the work of a whole video (params.work) for three aims. NaN for any other number. */
+/* Presets: the work of a whole video (params.work) for three aims: 0.57, 0.44 and 0.30. NaN for any
+ * other number. Set work_or_least too, so that a short video takes the least work that it can. */
 enum { ESA_PRESET_FAITHFUL = 0, ESA_PRESET_BALANCED = 1, ESA_PRESET_FAST = 2 };
 ESA_API double esa_preset_work(int32_t preset);
 
@@ -192,8 +194,8 @@ ESA_API esa_status esa_session_attention(esa_session *session, int32_t layer, in
                                          const esa_tensor *lse);
 
 /* *costs = what sparse calls of an ONLINE session with these params pay when self-attention has
- * these shapes. esa_work_plan_solve then says, before anything runs, which densities a work gives,
- * or that it cannot be reached. costs->struct_size is set by the caller. */
+ * these shapes. With it, esa_work_plan_solve says before anything runs which densities a work
+ * gives, or that no densities reach it. The caller sets costs->struct_size. */
 ESA_API esa_status esa_session_costs(esa_ctx *ctx, esa_work_costs *costs,
                                      const esa_session_params *params, const esa_shapes *shapes);
 
@@ -208,11 +210,11 @@ typedef struct esa_session_stats {
     double select_seconds, attention_seconds;
     int64_t device_bytes; /* GPU memory of the masks that the session keeps between calls */
     char kernel[32];      /* kernel set of the last call, for example "avx2" */
-    /* Work of the self-attention calls as a share of dense attention: attention, tail, selection
-     * and orders. NaN if there were none. */
+    /* Work of the self-attention calls as a share of dense attention, everything counted
+     * (esa_work.h). NaN if there were none. */
     double work;
-    double work_asked; /* work of the params; NaN if it was not given. work is above it where rows
-                        * keep more blocks than a selector was asked for */
+    double work_asked; /* work of the params; NaN if it was not given. work may be above it, because
+                        * blocks are whole and every row keeps at least one */
     int64_t reserved[2];
 } esa_session_stats;
 
@@ -240,9 +242,9 @@ ESA_API esa_status esa_session_get_probe(const esa_session *session, double *err
 
 /* Writes the recording of a RECORD session. The file holds sums of importance as integers
  * (round(p * 2^24)) or of error scores (round(min(e, 2^16) * 2^40)), the number of prompts and
- * everything a mask file needs. Integers make the sums
- * exact, so prompts may be recorded, resumed and merged in any order. The file is written under a
- * temporary name and then renamed. ESA_ERR_STATE if nothing is recorded yet. */
+ * everything a mask file needs. Integers make the sums exact, so prompts may be recorded, resumed
+ * and merged in any order. The file is written under a temporary name and then renamed.
+ * ESA_ERR_STATE if nothing is recorded yet. */
 ESA_API esa_status esa_session_save_recording(esa_session *session, const char *path);
 
 /* Adds the sums of a recording with the same settings to this RECORD session, to resume it. On

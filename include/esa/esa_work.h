@@ -2,13 +2,14 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Work is the attention arithmetic of a whole clip as a share of dense attention, everything
- * counted: exact blocks, means of the tail, dense calls, the selection of blocks, adaptive orders.
+ * counted: exact blocks, means of the tail, exact rows, dense calls, the selection of blocks and
+ * adaptive orders.
  *
  * A work plan knows, for each cell (layer, step) of a model, how large the error is at a few
- * densities, and how much such an error moves the result. From that, and the work that a run may
- * spend, it follows how dense each cell must be for the least expected error. A plan serves any
- * resolution and any number of steps: it holds noise levels, and a run looks its steps up by
- * theirs. `esa calibrate --plan` makes plans. docs/plans.md describes the file.
+ * densities, and how much such an error moves the result. From that and from the work that a run
+ * may spend, esa_work_plan_solve finds how dense each cell must be for the least expected error. A
+ * plan serves any resolution and any number of steps: it holds noise levels, and a run looks its
+ * steps up by theirs. `esa calibrate --plan` makes plans. docs/plans.md describes the file.
  *
  * Without a plan, a built-in rule of noise level and depth takes its place (src/rules/plan.h).
  *
@@ -102,8 +103,8 @@ ESA_API esa_status esa_work_fit(esa_ctx *ctx, double *weight, int32_t layers, in
 
 /* A value of refresh_every and order_every: masks or orders are made at the first sparse step of a
  * layer, and at 1/8, 1/4 and 1/2 of its sparse steps in the run (rounded down). For 8 steps these
- * are the steps 0, 1, 2 and 4, for 50 steps 0, 6, 12 and 25. Attention changes most early in a run,
- * so this is better than even distances, and a long run makes no more masks than a short one. */
+ * are the steps 0, 1, 2 and 4, for 50 steps 0, 6, 12 and 25. Attention changes most early in a run.
+ * A long run makes no more masks than a short one. */
 #define ESA_REFRESH_EARLY (-1)
 
 /* What a sparse cell pays beside its density, and when. Shares of one dense call. esa_session_costs
@@ -117,7 +118,7 @@ typedef struct esa_work_costs {
     int32_t or_least;     /* 1: a work that no densities reach becomes the least; 0: an error (0) */
     double select, order; /* one selection; one order; 0: none (0) */
     double exact;         /* exact rows, paid by every sparse call; 0: none (0) */
-    double floor;         /* least density of a sparse call: each row keeps a block (0) */
+    double floor;         /* least density of a sparse call, because each row keeps a block (0) */
     int64_t reserved[2];
 } esa_work_costs;
 
