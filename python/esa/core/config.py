@@ -54,13 +54,14 @@ class EsaConfig:
         "rf_v3" is the same rule), "ada_bsa" (CDF threshold), "random" and "full" for measurements, "dense" for plain
         attention through the same path.
     budget, sparsity
-        Kept fraction of key blocks in every sparse call, or its complement; give one of them. Neither: 0.5, and in a
-        model with selector "error" the preset.
+        Kept fraction of key blocks in every sparse call, or its complement; give one of them. With tail "levels" it is
+        the cost of blocks and means as a fraction of dense attention. Neither: 0.5, but selector "error" in a model
+        has the preset instead.
     cdf_threshold, keep_sink, keep_recent
         ada_bsa only.
     block
-        Block sizes (query, key), one int for both, or None: 256 x 128 for entropy, 128 x 128 otherwise; error: 64 x 64
-        up to 16384 tokens.
+        Block sizes (query, key), one int for both, or None: 256 x 128 for entropy, 128 x 128 for the others; for error
+        64 x 64 up to 16384 tokens.
     samples
         entropy only: queries scored per query block.
     order, window
@@ -70,19 +71,20 @@ class EsaConfig:
     protect_first_frame
         Keep frame 0's rows and columns whole; None: as the selector's original does.
     tail
-        What stands in for skipped blocks: "none", "pooled" (default), "centroid" or, for selector "error" and its
-        default, "levels".
+        What stands in for skipped blocks: "none", "pooled" (the default), "centroid", or "levels" (the default of
+        selector "error" and of mask files).
     exact_rows
         Queries of each query block, 0 to 16, that are computed exactly and whose mean error corrects the others (0;
-        error without masks: 2). Each costs 1 / block of a dense call. Not for causal attention. Masks from recordings
-        of errors bring their own number, because their works include it: 0 takes it, and another number is an error.
+        error without masks: 2). R of them in a block of Bq queries cost R / Bq of a dense call. Not for causal
+        attention. Masks from recordings of errors bring their own number, because their works include it: 0 takes that
+        number, and any other one is an error.
     warmup_frac, dense_first_layer, dense_layers, min_tokens
         What runs dense by policy: the first share of the steps (0.2; error: 0), layer 0 (yes; error: no), listed
         layers, shorter sequences.
     refresh_every, order_every
-        A mask, or an adaptive order, is made at every n-th sparse step of its layer and branch and reused between; 0:
-        only at the first; "early": at the first and at 1/8, 1/4 and 1/2 of the layer's sparse steps, because attention
-        changes most early in a run (1; error: "early").
+        A mask, or an adaptive order, is made at every n-th sparse step of its layer and branch and reused in between;
+        0: only at the first; "early": at the first and at 1/8, 1/4 and 1/2 of the layer's sparse steps, because
+        attention changes most early in a run (1; error: "early").
     share_branches
         All guidance branches use the masks and orders of the first one that runs (no; error: yes).
     masks

@@ -36,14 +36,14 @@ def apply(target: Any, config: EsaConfig | None = None, *, steps: int | None = N
         A pipeline or a transformer of Wan 2.1 / 2.2, CogVideoX or HunyuanVideo, recognised by class; others are an
         error that lists these.
     config
-        `EsaConfig`; None: its defaults (entropy, budget 0.5, pooled tail). Tokens are put into Hilbert order unless the
-        config names another one (rf_v2: tile; a mask file: the file's).
+        `EsaConfig`; None: its defaults (selector "error" with the preset "balanced"). Without an order in the config
+        each head has its own, adaptive one; with other selectors tokens are put into Hilbert order (rf_v2: tile; a mask
+        file: the file's).
     steps
         Steps of a video, for a transformer without its pipeline. A pipeline knows them.
     record, resume, model, config_hash
         Calibration: everything runs dense and block importance (selector "error": error scores) is recorded
-        (`Handle.save_recording`). resume adds an
-        earlier recording; model and config_hash are written into the file.
+        (`Handle.save_recording`). resume adds an earlier recording; model and config_hash are written into the file.
 
     Returns a handle; `handle.remove()`, or leaving its `with` block, restores the model. ::
 
