@@ -419,16 +419,14 @@ int cmd_bench_video(int argc, char **argv)
         { "--budget", CLI_REALS, &b.budgets, "X,...", 0, 1, 0,
           "fractions of key blocks to keep (0.7,0.5,0.3,0.2)" },
         { "--work", CLI_REALS, &works, "X,...", 0.01, 1, 0,
-          "instead of --budget: works of whole clips; the table names them \"work 0.44\". cached: "
-          "the "
-          "largest work in the mask file that is not above it (not given)" },
+          "instead of --budget: works of whole clips; the table names them \"work 0.44\"; cached: "
+          "the largest work in the mask file that is not above it (not given)" },
         { "--quality", CLI_REALS, &qualities, "DB,...", 1, 100, 0,
-          "instead of --work: PSNR against dense that --plan shall reach; the table names them "
-          "\"quality 40\" (not given)" },
+          "instead of --work: PSNR against dense that --plan expects to reach; the table names "
+          "them \"quality 40\" (not given)" },
         { "--plan", CLI_TEXT, &b.base.p.plan, "FILE", 0, 0, 0,
-          "--work, --quality: a work plan, made by `esa calibrate --plan`; it goes with method "
-          "error "
-          "and tail levels (a built-in rule)" },
+          "for --work and --quality: a work plan, made by `esa calibrate --plan`; with it method "
+          "error and tail levels are the defaults (a built-in rule)" },
         { "--refresh", CLI_SCHEDULE, &b.base.refresh_every, "early|N", 0, 1000, 0,
           CLIP_REFRESH_HELP },
         { "--order-every", CLI_SCHEDULE, &b.base.order_every, "early|N", 0, 1000, 0,

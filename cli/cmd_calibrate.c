@@ -24,9 +24,8 @@ int cmd_calibrate(int argc, char **argv)
         { "--speedup", CLI_REAL, &plan.speedup, "X", 1, 100, 0,
           "--plan: check the work 1/X on held-out prompts (not given)" },
         { "--curve-prompts", CLI_INT, &plan.curve_prompts, "N", 1, 1000, 0,
-          "--plan: prompts of the quality curve, the measured ones first; more of them make it "
-          "more "
-          "certain (as many as are measured)" },
+          "--plan: prompts of the quality curve, the measured ones first; more prompts make it "
+          "more certain (as many as are measured)" },
         { "--held-out", CLI_INT, &plan.held_out, "N", 1, 1000, 0,
           "--plan: prompts for that check, after the others (2)" },
         { "--groups", CLI_INT, &plan.groups, "N", 1, 64, 0,
@@ -38,9 +37,8 @@ int cmd_calibrate(int argc, char **argv)
         { "--seed", CLI_INT, &o.clip.p.seed, "N", 0, 9e15, 0,
           "seed of the noise; prompt i uses N + i (0)" },
         { "--method", CLI_CHOICE, &o.method, CALIBRATE_METHODS, 0, 0, 0,
-          "what is recorded: entropy (importance of blocks; masks per budget) or error (error "
-          "scores; "
-          "masks for a total work, spread over layers and steps) (entropy)" },
+          "what is recorded: entropy (importance of blocks, for masks per budget) or error (error "
+          "scores, for masks per total work) (entropy)" },
         { "--work", CLI_REALS, &o.works, "X,...", 0.01, 1, 0,
           "error: attention work of a whole video as a share of dense, for each set of masks "
           "(0.57,0.44,0.3)" },
@@ -51,9 +49,9 @@ int cmd_calibrate(int argc, char **argv)
           "error: queries of each block that are computed exactly and correct the others; the work "
           "includes them (2)" },
         { "--budgets", CLI_REALS, &o.budgets, "X,...", 0, 1, 0,
-          "kept fractions of key blocks to prebuild (0.7,0.5,0.3)" },
+          "entropy: kept fractions of key blocks to prebuild (0.7,0.5,0.3)" },
         { "--importance", CLI_CHOICE, &o.importance, "none|u8|f16", 0, 0, 0,
-          "format of the stored importance, from which other budgets are derived (u8)" },
+          "entropy: format of the stored importance, from which other budgets are derived (u8)" },
         { "--record-steps", CLI_INT32, &o.record_steps, "N", 1, 10000, 0,
           "steps to run and record, at most --steps; the masks still serve a run of --steps "
           "(--steps)" },
@@ -86,7 +84,7 @@ int cmd_calibrate(int argc, char **argv)
                       (cli_given(argc, argv, "--num-prompts") != 0);
     int status = cli_options("esa calibrate", "--output FILE | --plan FILE [options]",
                              "Runs a few prompts dense, records which key blocks matter in every "
-                             "layer and step, and writes masks for each budget.\n"
+                             "layer and step, and writes masks for each budget or work.\n"
                              "The same command continues an interrupted run.",
                              clip_options(table, own,
                                           CLIP_OPTIONS_MODEL | CLIP_OPTIONS_SIZE |

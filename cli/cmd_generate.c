@@ -65,7 +65,8 @@ int cmd_generate(int argc, char **argv)
         { "--method", CLI_CHOICE, &o.clip.method, METHODS, 0, 0, 0,
           "how self-attention runs (error; with --budget: entropy; with --masks: cached)" },
         { "--budget", CLI_REAL, &o.clip.p.session.select.budget, "X", 0, 1, 0,
-          "fraction of key blocks to keep in every sparse call (0.5; error: --preset balanced)" },
+          "fraction of key blocks to keep in every sparse call (0.5; error has --preset balanced "
+          "instead)" },
         { "--seed", CLI_INTS, &o.seeds, "N,...", 0, 9e15, 0,
           "seed of the noise, as in diffusers with a CPU generator; one video per seed (0)" },
         { "--out", CLI_TEXT, &o.out, "FILE", 0, 0, 0,
@@ -97,7 +98,7 @@ int cmd_generate(int argc, char **argv)
         { "--hold", CLI_CHOICE, &o.clip.open.hold, "auto|file|f32|bf16", 0, 0, 0,
           "how weights are held in memory (auto)" },
         { "--json", CLI_TEXT, &o.json, "FILE", 0, 0, 0,
-          "also write times, densities and metrics as JSON" },
+          "also write times, densities, works and metrics as JSON" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
     int status = cli_options("esa generate", "[options]",

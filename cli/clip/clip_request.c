@@ -221,7 +221,7 @@ const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_opt
           "box of order tile3d, in tokens (2,8,8)" },
         { "--block", CLI_TEXT, &r->block, "QxK", 0, 0, 0,
           "query x key tokens of a block, multiples of 16 up to 256 (64x64; beyond 16384 tokens "
-          "256x128, rf_v2 and ada_bsa 128x128)" },
+          "128x128, entropy 256x128)" },
         { "--samples", CLI_INT32, &s->select.samples, "N", 1, 256, 0,
           "entropy: queries scored per block (4)" },
         end,
@@ -231,8 +231,7 @@ const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_opt
           "what replaces skipped blocks (pooled; error: levels)" },
         { "--exact-rows", CLI_INT32, &r->exact_rows, "N", 0, ESA_MAX_EXACT_ROWS, 0,
           "queries of each block that are computed exactly and correct the others (0; error: 2; "
-          "cached "
-          "with masks by error: as in the file)" },
+          "masks by error: as in the file)" },
         { "--cdf", CLI_REAL, &s->select.cdf_threshold, "X", 0, 1, 0,
           "ada_bsa: cumulative mass to keep; 1 turns the rule off (1)" },
         { "--refresh", CLI_SCHEDULE, &r->refresh_every, "early|N", 0, 1000, 0, CLIP_REFRESH_HELP },
@@ -258,10 +257,10 @@ const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_opt
     };
     const cli_option work[] = {
         { "--work", CLI_REAL, &s->work, "X", 0.01, 1, 0,
-          "attention work of the whole video as a share of dense, everything counted; instead of a "
-          "budget. cached: the largest work in the mask file that is not above it (not given)" },
+          "instead of --budget: attention work of the whole video as a share of dense, everything "
+          "counted; cached: the largest work in the mask file that is not above it (not given)" },
         { "--quality", CLI_REAL, &p->quality, "DB", 1, 100, 0,
-          "instead of --work: the PSNR against dense that --plan shall reach (not given)" },
+          "instead of --work: the PSNR against dense that --plan expects to reach (not given)" },
         { "--preset", CLI_CHOICE, &r->preset, CLI_PRESETS, 0, 0, 0, preset_help() },
         { "--plan", CLI_TEXT, &p->plan, "FILE", 0, 0, 0,
           "work plan, made by `esa calibrate --plan` (a built-in rule)" },
