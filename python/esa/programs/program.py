@@ -174,8 +174,8 @@ def add_sparse(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--no-dense-first-layer", dest="dense_first_layer", action="store_false",
                        help="layer 0 may run sparse too")
     group.add_argument("--block", type=_block, metavar="QxK",
-                       help="tokens of a query and of a key block (256x128; rf_v2, ada_bsa: 128x128; error: 64x64 up to "
-                       "16384 tokens, else 128x128)")
+                       help="tokens of a query and of a key block (256x128; rf_v2, ada_bsa: 128x128; error: 64x64 up "
+                       "to 16384 tokens, else 128x128)")
 
 
 # ---------------------------------------------------------------- prompts
