@@ -448,15 +448,15 @@ static int choose_works(job *j)
         status = least_work(j, &costs, 1 / j->o->speedup, &reached, &least);
     if (status) return status;
     if (!j->levels || (j->o->speedup > 0 && !reached))
-        return cli_fail("%s: %lld tokens and %d steps: masks, orders and the blocks that every row "
-                        "keeps take %.3f of dense attention, so work %g cannot be reached; more "
-                        "frames, more steps or --order hilbert cost less",
+        return cli_fail("%s: %lld tokens and %d steps: masks, orders, exact rows and the blocks "
+                        "that every row keeps take %.3f of dense attention, so work %g cannot be "
+                        "reached; more frames, more steps or --order hilbert cost less",
                         what, (long long)j->base.tokens, j->steps, least,
                         j->levels ? 1 / j->o->speedup : all_works[PLAN_WORKS - 1]);
     if (left_out[0])
         fprintf(stderr,
-                "%s: leaves out work%s, which %lld tokens and %d steps cannot reach: masks, orders "
-                "and the blocks that every row keeps take more\n",
+                "%s: leaves out work%s, which %lld tokens and %d steps cannot reach: masks, "
+                "orders, exact rows and the blocks that every row keeps take more\n",
                 what, left_out, (long long)j->base.tokens, j->steps);
     return CLI_OK;
 }

@@ -126,7 +126,8 @@ class Work(Base):
         planned = self.video("--work", 0.55, "--plan", "q", *ADAPTIVE)
         self.assertAlmostEqual(planned["attention_work"]["realised"], 0.55, delta=0.03)
         for args, says in ((["--steps", 1, "--frames", 1, "--height", 64, "--width", 64],
-                            "64 tokens and 1 steps: masks, orders and the blocks that every row keeps take 1.000"),
+                            "64 tokens and 1 steps: masks, orders, exact rows and the blocks that every row keeps take "
+                            "1.000"),
                            (["--speedup", 5], "so work 0.2 cannot be reached")):
             self.fails(*plan, "--plan", "r", *args, says=[says])
         self.assertEqual(self.files(), ["a.y4m", "q", "q.json", "r.json"])
