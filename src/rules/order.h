@@ -15,7 +15,8 @@
  *   direction  X: at most ESA_ORDER_SAMPLE tokens of the node, minus their mean. With y =
  *              esa_order_weight, 1 + ESA_ORDER_ROUNDS times: w = C X^T y, y = X w. These are power
  *              iterations in the metric: with C = L L^T and w = L u they are u <- L^T X^T X L u,
- * and L is not needed. The sign of w makes the largest |y| positive (the first of equals).
+ *              and L is not needed. The sign of w makes the largest |y| positive (the first of
+ *              equals).
  *   partition  The coordinate of a token is x . w. The lower ones go into the first half. Equal
  *              coordinates go by position. Both halves keep the order that their tokens had.
  *

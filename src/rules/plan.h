@@ -3,9 +3,9 @@
  *
  * A cell may run at any density. Its curve says what the result loses there: points (density,
  * error), with the densities ascending and common to all cells, and a dense end (cost 1, error 0).
- * A sparse cell of density d costs d plus a fixed part for its mask and order; a dense cell
- * costs 1. All costs are shares of one dense cell, and the work of a run is the mean cost of its
- * cells.
+ * A sparse cell of density d costs d plus a fixed part for its mask, its order and its exact rows;
+ * a dense cell costs 1. All costs are shares of one dense cell, and the work of a run is the mean
+ * cost of its cells.
  *
  * Every cell starts at its cheapest point and climbs the lower convex hull of its curve. A segment
  * of the hull has a gain: weighted error saved per cost. Segments are taken in the order of their
@@ -30,7 +30,7 @@ typedef struct esa_plan_curves {
     const double *density; /* [points], ascending, within 0 .. 1 */
     const double *error;   /* [cells][points], >= 0 */
     const double *weight;  /* [cells], >= 0 */
-    const double *fixed;   /* [cells], >= 0: cost of mask and order of a sparse cell */
+    const double *fixed;   /* [cells], >= 0: cost of mask, order and exact rows of a sparse cell */
     /* [cells][points], or NULL: what each point costs instead of density + fixed, where cells
      * differ. Then the solution gives costs, not densities. */
     const double *cost;
