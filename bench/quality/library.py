@@ -12,6 +12,7 @@ clips are those of tests/quality/video.csv: prompt i / 2, seed i mod 2, same noi
 written after every clip to --out and, one row per clip, to the CSV beside it; the same command goes on. Needs torch,
 diffusers (without its pipelines is enough) and libesa, which $ESA_LIB may name; transformers only without --embeds."""
 import argparse
+import inspect
 import json
 import os
 import platform
@@ -83,6 +84,8 @@ class Pipe:
         side = a.side // c.scale_factor_spatial
         self.latent = (1, c.z_dim, (a.frames - 1) // c.scale_factor_temporal + 1, side, side)
         self.steps, self.guidance, self.embeds = a.steps, a.guidance, embeds
+        # diffusers up to 0.36 tells caches the branch alone
+        self.told = len(inspect.signature(self.transformer.cache_context).parameters) > 1
         self._current_timestep, self._num_timesteps = None, a.steps
 
     def text(self, prompt):
@@ -91,8 +94,8 @@ class Pipe:
         return x[None].to(self.device, self.dtype)
 
     def velocity(self, branch, i, latents, t, text):
-        sigma = float(self.scheduler.sigmas[i])
-        with self.transformer.cache_context(branch, step_index=i, sigma=sigma, num_inference_steps=self.steps):
+        more = {"step_index": i, "sigma": float(self.scheduler.sigmas[i]), "num_inference_steps": self.steps}
+        with self.transformer.cache_context(branch, **(more if self.told else {})):
             return self.transformer(hidden_states=latents.to(self.dtype), timestep=t.expand(1),
                                     encoder_hidden_states=text, return_dict=False)[0]
 
