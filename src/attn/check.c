@@ -380,15 +380,6 @@ static esa_status check_error_params(esa_ctx *ctx, esa_select_params *p)
     return ESA_OK;
 }
 
-/* The selector's own block sizes, where none were given. */
-static void set_blocks(esa_select_params *p, int64_t Nk)
-{
-    const int32_t small = p->selector == ESA_SELECT_ERROR && Nk <= ESA_SHORT_TOKENS,
-                  usual = small ? ESA_SHORT_BLOCK : 128;
-    if (!p->block_q) p->block_q = p->selector == ESA_SELECT_ENTROPY ? 256 : usual;
-    if (!p->block_k) p->block_k = usual;
-}
-
 esa_status esa_check_select(esa_ctx *ctx, esa_select_params *out, const esa_select_params *in,
                             int64_t Nq, int64_t Nk, int64_t D)
 {
@@ -405,7 +396,7 @@ esa_status esa_check_select(esa_ctx *ctx, esa_select_params *out, const esa_sele
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
                         "mode is %d, expected ESA_MODE_FIXED, COMPAT or COMPAT_ROUND",
                         (int)out->mode);
-    set_blocks(out, Nk);
+    esa_default_blocks(out, Nk);
     ESA_TRY(check_block(ctx, out->block_q, "block_q"));
     ESA_TRY(check_block(ctx, out->block_k, "block_k"));
     ESA_TRY(check_blocks_fit(ctx, Nq, out->block_q, "block_q"));

@@ -5,13 +5,14 @@
 #include <string.h>
 #include "base/status.h"
 #include "mask/mask.h"
+#include "rules/levels.h"
 
 esa_status esa_recorder_create(esa_ctx *ctx, esa_recorder *rec, const esa_mask_file_info *info,
                                const int32_t *dense_layer, int32_t dense_layers)
 {
     memset(rec, 0, sizeof *rec);
     rec->ctx = ctx;
-    rec->info = *info;
+    rec->info = rec->asked = *info;
     rec->cells = (int64_t)info->branches * info->layers * info->groups;
     rec->width = esa_record_width(info);
     rec->dense_layers = dense_layers;
@@ -38,6 +39,25 @@ void esa_recorder_free(esa_recorder *rec)
     esa_mem_free(mem, rec->count, 4 * rec->cells);
     esa_mem_free(mem, rec->dense_layer, 4 * (int64_t)rec->dense_layers);
     memset(rec, 0, sizeof *rec);
+}
+
+void esa_recorder_sizes(esa_mask_file_info *f, int64_t Nk)
+{
+    esa_select_params p = { .selector = f->selector,
+                            .block_q = f->block_q,
+                            .block_k = f->block_k,
+                            .tail = f->tail,
+                            .fine = f->fine,
+                            .group_q = f->group_q,
+                            .group_k = f->group_k };
+    esa_default_blocks(&p, Nk);
+    f->block_q = p.block_q;
+    f->block_k = p.block_k;
+    if (f->selector != ESA_SELECT_ERROR) return;
+    p.fine = esa_error_fine(&p);
+    f->fine = p.tail == ESA_TAIL_LEVELS ? p.fine : 0;
+    f->group_q = esa_error_queries(&p);
+    f->group_k = esa_error_keys(&p);
 }
 
 /* Branch, layer and group of a cell number. */
@@ -113,9 +133,10 @@ void esa_recorder_forget(esa_recorder *rec)
         esa_mem_free(&rec->ctx->mem, rec->sum[i], rec->width * rec->blocks);
         rec->sum[i] = NULL;
     }
+    const int32_t prompts = rec->info.prompts;
     rec->blocks = 0;
-    rec->info.H = rec->info.Nq = rec->info.Nk = rec->info.nq = rec->info.nk = 0;
-    memset(&rec->info.layout, 0, sizeof rec->info.layout);
+    rec->info = rec->asked;
+    rec->info.prompts = prompts;
 }
 
 /* 1 if nothing was added yet. */
@@ -165,6 +186,7 @@ static esa_status check_resume(const esa_recorder *rec, const esa_recording *fil
         mine.Nk = file->info.Nk;
         mine.nq = file->info.nq;
         mine.nk = file->info.nk;
+        esa_recorder_sizes(&mine, mine.Nk);
         if (esa_layout_resolve(ctx, &mine.layout, layout, mine.Nq, mine.Nk, mine.selector,
                                mine.mode, 0))
             return esa_fail(ctx, ESA_ERR_MISMATCH, "%.160s was made for %s, but the session has %s",

@@ -40,8 +40,9 @@ static inline int64_t esa_record_width(const esa_mask_file_info *f)
 /* The sums in memory. Cell number: (branch * L + layer) * G + group. */
 typedef struct esa_recorder {
     esa_ctx *ctx;
-    esa_mask_file_info info; /* H = 0 until the first call sets the geometry */
-    int32_t *dense_layer;    /* [dense_layers], ascending; owned */
+    esa_mask_file_info info;  /* H = 0 until the first call sets the geometry */
+    esa_mask_file_info asked; /* as created: 0 where the selector has its own sizes */
+    int32_t *dense_layer;     /* [dense_layers], ascending; owned */
     int32_t dense_layers;
     int64_t cells, blocks; /* branches L G; levels H nq nk */
     int64_t width;         /* bytes of a sum */
@@ -49,11 +50,14 @@ typedef struct esa_recorder {
     void **sum; /* [cells], each [levels][H][nq][nk], allocated at the first contribution */
 } esa_recorder;
 
-/* info gives everything but the geometry (H, Nq, Nk, nq, nk, layout). dense_layer is copied. On
- * failure the recorder is empty. */
+/* info gives everything but the geometry (H, Nq, Nk, nq, nk, layout). Sizes of blocks and groups,
+ * and fine, may be 0: the selector's own. dense_layer is copied. On failure the recorder is
+ * empty. */
 esa_status esa_recorder_create(esa_ctx *ctx, esa_recorder *rec, const esa_mask_file_info *info,
                                const int32_t *dense_layer, int32_t dense_layers);
 void esa_recorder_free(esa_recorder *rec);
+/* Fills in the sizes of blocks and groups, and fine, that info leaves open, for Nk keys. */
+void esa_recorder_sizes(esa_mask_file_info *info, int64_t Nk);
 /* Checks that `more` contributions fit into a cell, and allocates its sums. */
 esa_status esa_recorder_reserve(esa_recorder *rec, int64_t cell, int32_t more);
 /* Adds p[H][nq][nk] to a reserved cell; of errors the second level is at p + level_stride. */

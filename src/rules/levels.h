@@ -1,4 +1,5 @@
-/* levels.h - the rules of the error selector: group sizes, and which level each block gets.
+/* levels.h - the rules of the error selector: block and group sizes, and which level each block
+ * gets.
  * SPDX-License-Identifier: Apache-2.0
  *
  * The score of a block is the squared error of the output if the tail stands in for it: e_mean for
@@ -123,6 +124,15 @@ ESA_INLINE int32_t esa_cut_walk(const int64_t *weight, int64_t *left)
 ESA_INLINE int64_t esa_level_budget(const esa_level_costs *c, double budget, int64_t existing)
 {
     return (int64_t)floor(esa_mul(budget, (double)existing * c->exact) + 0.5);
+}
+
+/* The selector's own block sizes for Nk keys, where none were given. */
+ESA_INLINE void esa_default_blocks(esa_select_params *p, int64_t Nk)
+{
+    const int32_t small = p->selector == ESA_SELECT_ERROR && Nk <= ESA_SHORT_TOKENS,
+                  usual = small ? ESA_SHORT_BLOCK : 128;
+    if (!p->block_q) p->block_q = p->selector == ESA_SELECT_ENTROPY ? 256 : usual;
+    if (!p->block_k) p->block_k = usual;
 }
 
 /* Tokens that a mean query and a mean key stand for: the default of a block size, and the size that

@@ -6,7 +6,6 @@
 #include <stddef.h>
 #include <string.h>
 #include "io/json.h"
-#include "rules/levels.h"
 #include "rules/schedule.h"
 
 /* Bindings rely on these offsets; changing them changes the ABI. */
@@ -297,17 +296,13 @@ static esa_status make_recorder(esa_session *s)
     f.mode = p->select.mode;
     f.samples = errors ? 0 : p->select.samples;
     f.scale = p->select.scale;
-    f.block_q = p->select.block_q ? p->select.block_q : errors ? 128 : 256;
-    f.block_k = p->select.block_k ? p->select.block_k : 128;
+    f.block_q = p->select.block_q;
+    f.block_k = p->select.block_k;
     if (errors) {
-        esa_select_params select = p->select;
-        select.block_q = f.block_q;
-        select.block_k = f.block_k;
-        select.fine = esa_error_fine(&select);
-        f.tail = select.tail;
-        f.fine = select.tail == ESA_TAIL_LEVELS ? select.fine : 0;
-        f.group_q = esa_error_queries(&select);
-        f.group_k = esa_error_keys(&select);
+        f.tail = p->select.tail;
+        f.fine = p->select.fine;
+        f.group_q = p->select.group_q;
+        f.group_k = p->select.group_k;
     }
     f.format_version = esa_run_version(&f);
     f.layers = p->layers;

@@ -262,6 +262,7 @@ static esa_status check_geometry(const esa_session_call *c, const esa_plan *p)
     esa_mask_file_info *f = &s->recorder.info;
     const esa_shapes *h = &p->shapes;
     if (!f->H) {
+        esa_recorder_sizes(f, h->Nk);
         f->H = h->Hq;
         f->Nq = h->Nq;
         f->Nk = h->Nk;

@@ -106,6 +106,45 @@ static void broken_blocks_saturate(void **state)
     scratch_remove(&s);
 }
 
+/* Without block sizes the selector's own are recorded, and a recording with them can be resumed. */
+static void own_blocks(void **state)
+{
+    (void)state;
+    scratch s = scratch_make();
+    mini m = mini_make(1, 1, 1, 1);
+    char own[640], given[640], masks[640];
+    strcpy(own, scratch_path(&s, "own"));
+    strcpy(given, scratch_path(&s, "given"));
+    strcpy(masks, scratch_path(&s, "masks"));
+    esa_session_params p = error_params(&m, ESA_TAIL_LEVELS), small = p;
+    p.select.block_q = p.select.block_k = 0;
+    mini_record(ctx, &m, &p, 1, 1, own);
+    p.select.block_q = p.select.block_k = ESA_SHORT_BLOCK;
+    mini_record(ctx, &m, &p, 1, 1, given);
+    assert_true(scratch_same(own, given));
+    const double works[] = { 0.9 };
+    build(masks, own, works, 1);
+    esa_mask_file *f = open_file(masks);
+    const esa_mask_file_info i = info_of(f);
+    assert_int_equal(i.block_q, ESA_SHORT_BLOCK);
+    assert_int_equal(i.block_k, ESA_SHORT_BLOCK);
+    assert_int_equal(i.fine, 8);
+    esa_mask_file_free(f);
+    esa_session *x;
+    p.select.block_q = p.select.block_k = 0;
+    ok(ctx, esa_session_create(ctx, &x, &p));
+    ok(ctx, esa_session_load_recording(x, own));
+    ok(ctx, mini_run(&m, x, NULL));
+    ok(ctx, esa_session_save_recording(x, given));
+    esa_session_free(x);
+    build(masks, given, works, 1);
+    ok(ctx, esa_session_create(ctx, &x, &small));
+    assert_refused(ctx, esa_session_load_recording(x, own), ESA_ERR_MISMATCH, "tokens", NULL);
+    esa_session_free(x);
+    mini_free(&m);
+    scratch_remove(&s);
+}
+
 /* Order, resume and shards change no bit of the sums, nor of the masks. */
 static void order_and_shards(void **state)
 {
@@ -416,13 +455,12 @@ static void broken_files(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(sums_are_the_scores),
-                                        cmocka_unit_test(broken_blocks_saturate),
-                                        cmocka_unit_test(order_and_shards),
-                                        cmocka_unit_test(kinds_stay_apart),
-                                        cmocka_unit_test(bad_builds),
-                                        cmocka_unit_test(rewritten_files),
-                                        cmocka_unit_test(adaptive_masks_are_not_stored),
-                                        cmocka_unit_test(broken_files) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(sums_are_the_scores), cmocka_unit_test(broken_blocks_saturate),
+        cmocka_unit_test(own_blocks),          cmocka_unit_test(order_and_shards),
+        cmocka_unit_test(kinds_stay_apart),    cmocka_unit_test(bad_builds),
+        cmocka_unit_test(rewritten_files),     cmocka_unit_test(adaptive_masks_are_not_stored),
+        cmocka_unit_test(broken_files)
+    };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
