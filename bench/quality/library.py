@@ -57,7 +57,7 @@ def options():
     ap.add_argument("--study", nargs="*", default=[], help="results of study.py, shown beside")
     ap.add_argument("--engine", default="", help="table of `esa bench video`, shown beside")
     ap.add_argument("--done", default="", help="earlier results to go on from (default: --out)")
-    ap.add_argument("--out", default="", help="results (default $OUT/library.json or ./library.json)")
+    ap.add_argument("--out", default="library.json", help="results (library.json)")
     ap.add_argument("--list", action="store_true", help="print the runs and stop")
     return ap.parse_args()
 
@@ -134,7 +134,7 @@ def finite(x):
 class Bench:
     def __init__(self, a):
         self.a, self.start = a, time.time()
-        self.path = a.out or os.path.join(os.environ.get("OUT", "."), "library.json")
+        self.path = a.out
         clips = f"heldout {a.heldout}" if a.heldout else "judged"
         size = f"{a.steps} steps guidance {a.guidance:g} {a.frames}x{a.side}"
         name = os.path.basename(os.path.normpath(a.transformer or a.model))

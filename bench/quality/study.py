@@ -53,7 +53,7 @@ def options():
     ap.add_argument("--frames", type=int, default=33)
     ap.add_argument("--side", type=int, default=128)
     ap.add_argument("--done", default="", help="earlier results: their runs and calibrations are not made again")
-    ap.add_argument("--out", default="", help="results (default $OUT/quality.json or ./quality.json)")
+    ap.add_argument("--out", default="quality.json", help="results (quality.json)")
     ap.add_argument("--fit", action="store_true", help="print the plan of each setting with plan=cell and its shape")
     ap.add_argument("--list", action="store_true", help="print the settings and stop")
     return ap.parse_args()
@@ -75,7 +75,7 @@ def wanted(a):
 class Study:
     def __init__(self, a):
         self.a, self.start, self.slowest = a, time.time(), 3.0
-        self.path = a.out or os.path.join(os.environ.get("OUT", "."), "quality.json")
+        self.path = a.out
         self.results = {"torch": torch.__version__, "device": a.device, "runs": [], "notes": [], "left": [],
                         "calib": {}, "shape": ""}
         self.kind = f"{a.transformer or a.model} {a.steps} steps guidance {a.guidance:g} {a.frames}x{a.side}"

@@ -6,6 +6,7 @@
 #include <string.h>
 #include "base/half.h"
 #include "base/pool.h"
+#include "maskfile/run_info.h"
 
 esa_status esa_cell_create(esa_ctx *ctx, esa_cell *cell, const esa_mask_file_info *info)
 {
@@ -14,23 +15,8 @@ esa_status esa_cell_create(esa_ctx *ctx, esa_cell *cell, const esa_mask_file_inf
     cell->info = *info;
     esa_code_table_init(&cell->table);
     esa_select_args *a = &cell->args;
-    a->kern = ctx->kern;
-    a->pool = ctx->pool;
-    a->params = esa_select_params_default(ESA_SELECT_ENTROPY);
-    a->params.mode = info->mode;
-    a->params.block_q = info->block_q;
-    a->params.block_k = info->block_k;
-    a->params.layout = info->layout;
-    a->params.scale = 1; /* resolved params need a scale; importance does not */
+    esa_run_bind(a, ctx, ESA_SELECT_ENTROPY, info);
     if (info->samples) a->params.samples = info->samples;
-    a->dtype = ESA_DTYPE_F32;
-    a->B = 1;
-    a->Hq = a->Hkv = info->H;
-    a->Nq = info->Nq;
-    a->Nk = info->Nk;
-    a->D = 1; /* q and k are not read, but the scratch size depends on it */
-    a->nq = info->nq;
-    a->nk = info->nk;
     cell->p_bytes = esa_size_mul(esa_size_mul(esa_size_mul(info->H, info->nq), info->nk), 4);
     cell->p = esa_mem_alloc(&ctx->mem, cell->p_bytes);
     cell->mask = cell->p ? esa_mask_new(&ctx->mem, 1, info->H, info->Nq, info->Nk, info->nq,

@@ -14,26 +14,11 @@ esa_status esa_error_cell_create(esa_ctx *ctx, esa_error_cell *cell, const esa_m
     cell->ctx = ctx;
     cell->info = *info;
     esa_select_args *a = &cell->args;
-    a->kern = ctx->kern;
-    a->pool = ctx->pool;
-    a->params = esa_select_params_default(ESA_SELECT_ERROR);
-    a->params.mode = info->mode;
-    a->params.block_q = info->block_q;
-    a->params.block_k = info->block_k;
-    a->params.layout = info->layout;
-    a->params.scale = 1; /* resolved params need a scale; scores do not */
+    esa_run_bind(a, ctx, ESA_SELECT_ERROR, info);
     a->params.tail = info->tail;
     a->params.fine = info->fine;
     a->params.group_q = info->group_q;
     a->params.group_k = info->group_k;
-    a->dtype = ESA_DTYPE_F32;
-    a->B = 1;
-    a->Hq = a->Hkv = info->H;
-    a->Nq = info->Nq;
-    a->Nk = info->Nk;
-    a->D = 1; /* q, k and v are not read, but the scratch size depends on it */
-    a->nq = info->nq;
-    a->nk = info->nk;
     const esa_allocator *mem = &ctx->mem;
     cell->errors_bytes = esa_size_mul(
         esa_size_mul(esa_size_mul(4 * esa_run_levels(info), info->H), info->nq), info->nk);

@@ -18,6 +18,27 @@ static const char *const order_names[] = { "raster", "tile", "tile3d", "hilbert"
 static const char *const importance_names[] = { "none", "u8", "f16" };
 static const char *const tail_names[] = { "none", "pooled", "centroid", "levels" };
 
+void esa_run_bind(esa_select_args *args, const esa_ctx *ctx, int32_t selector,
+                  const esa_mask_file_info *info)
+{
+    args->kern = ctx->kern;
+    args->pool = ctx->pool;
+    args->params = esa_select_params_default(selector);
+    args->params.mode = info->mode;
+    args->params.block_q = info->block_q;
+    args->params.block_k = info->block_k;
+    args->params.layout = info->layout;
+    args->params.scale = 1; /* resolved params need a scale; stored scores do not */
+    args->dtype = ESA_DTYPE_F32;
+    args->B = 1;
+    args->Hq = args->Hkv = info->H;
+    args->Nq = info->Nq;
+    args->Nk = info->Nk;
+    args->D = 1; /* q, k and v are not read, but the scratch size depends on it */
+    args->nq = info->nq;
+    args->nk = info->nk;
+}
+
 int32_t esa_warmup_steps(double frac, int32_t steps)
 {
     const double n = ceil(frac * steps - 1e-9);

@@ -6,6 +6,7 @@
 #ifndef ESA_MASKFILE_RUN_INFO_H
 #define ESA_MASKFILE_RUN_INFO_H
 
+#include "base/args.h"
 #include "esa/esa_session.h"
 #include "io/safetensors.h"
 
@@ -27,6 +28,11 @@ static inline int32_t esa_run_levels(const esa_mask_file_info *f)
 {
     return f->selector == ESA_SELECT_ERROR && f->tail == ESA_TAIL_LEVELS ? 2 : 1;
 }
+
+/* Binds selection of one cell from stored scores: geometry, layout and mode of the run, one batch
+ * entry. Views and the selector's own params are left to the caller. */
+void esa_run_bind(esa_select_args *args, const esa_ctx *ctx, int32_t selector,
+                  const esa_mask_file_info *info);
 
 /* Writes format, version and all fields except budgets, file_bytes and the stored_* counts, which
  * follow from the tensors. */

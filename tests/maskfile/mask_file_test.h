@@ -5,8 +5,8 @@
 
 #include "session/mini_model.h"
 #include <math.h>
-#include "common/one_ctx.h"
 #include "esa/esa_tensors.h"
+#include "maskfile/open_file.h"
 
 static const double budgets[] = { 0.5, 0.25, 0.7 };
 
@@ -17,20 +17,6 @@ static inline esa_mask_build build_of(int32_t importance, int32_t count)
     b.budgets = budgets;
     b.budget_count = count;
     return b;
-}
-
-static inline esa_mask_file *open_file(const char *path)
-{
-    esa_mask_file *f;
-    ok(ctx, esa_mask_file_open(ctx, &f, path));
-    return f;
-}
-
-static inline esa_mask_file_info info_of(const esa_mask_file *f)
-{
-    esa_mask_file_info i = { .struct_size = sizeof i };
-    assert_int_equal(esa_mask_file_get_info(f, &i), ESA_OK);
-    return i;
 }
 
 /* Bits of one cell; the caller frees. */

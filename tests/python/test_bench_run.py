@@ -6,8 +6,6 @@ import sys
 
 import pytest
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("diffusers")
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
 import diffusers_run  # noqa: E402
 

@@ -11,8 +11,8 @@ import types
 
 import esa
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "bench" / "quality"
 sys.path.append(str(FOLDER))

@@ -6,8 +6,8 @@ import pathlib
 import sys
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "bench" / "quality"))
 import attend  # noqa: E402
 import choose  # noqa: E402

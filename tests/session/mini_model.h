@@ -90,6 +90,22 @@ static inline esa_session_params mini_params(const mini *m, int32_t mode)
     return p;
 }
 
+/* Online; every cell may run sparse. */
+static inline esa_session_params mini_sparse_params(const mini *m)
+{
+    esa_session_params p = mini_params(m, ESA_SESSION_ONLINE);
+    p.warmup_frac = 0;
+    p.dense_first_layer = 0;
+    return p;
+}
+
+static inline esa_session_stats mini_stats(const esa_session *s, int32_t layer, int32_t step)
+{
+    esa_session_stats t = { .struct_size = sizeof t };
+    assert_int_equal(esa_session_get_stats(s, &t, layer, step), ESA_OK);
+    return t;
+}
+
 static inline uint64_t mini_hash(uint64_t h, const void *data, int64_t bytes)
 {
     const uint8_t *b = data;

@@ -7,7 +7,7 @@
 #define ESA_EXPERIMENTAL
 #include "session/mini_model.h"
 #include "common/on_gpu.h"
-#include "common/one_ctx.h"
+#include "maskfile/open_file.h"
 
 static inline esa_session_params error_params(const mini *m, int32_t tail)
 {
@@ -25,20 +25,6 @@ static inline void build(const char *output, const char *recording, const double
     b.budgets = works;
     b.budget_count = count;
     ok(ctx, esa_mask_file_build(ctx, output, &recording, 1, &b));
-}
-
-static inline esa_mask_file *open_file(const char *path)
-{
-    esa_mask_file *f;
-    ok(ctx, esa_mask_file_open(ctx, &f, path));
-    return f;
-}
-
-static inline esa_mask_file_info info_of(const esa_mask_file *f)
-{
-    esa_mask_file_info i = { .struct_size = sizeof i };
-    assert_int_equal(esa_mask_file_get_info(f, &i), ESA_OK);
-    return i;
 }
 
 static inline double density_of(esa_mask_file *f, int32_t layer, int32_t step, double work)

@@ -7,13 +7,6 @@
 #include "common/one_ctx.h"
 #include "maskfile/run_info.h"
 
-static esa_session_stats stats_of(const esa_session *s, int32_t layer, int32_t step)
-{
-    esa_session_stats t = { .struct_size = sizeof t };
-    assert_int_equal(esa_session_get_stats(s, &t, layer, step), ESA_OK);
-    return t;
-}
-
 static void test_warmup(void **state)
 {
     (void)state;
@@ -61,7 +54,7 @@ static void test_policy_table(void **state)
         int64_t sparse = 0;
         for (int32_t l = 0; l < 4; l++)
             for (int32_t t = 0; t < 6; t++) {
-                const esa_session_stats c = stats_of(s, l, t);
+                const esa_session_stats c = mini_stats(s, l, t);
                 const int is_dense = t < cases[i].warm || (l == 0 && cases[i].first) ||
                                      (l == 2 && cases[i].dense_layers) || cases[i].everything;
                 assert_int_equal(c.calls, 2);
@@ -83,16 +76,16 @@ static void test_policy_table(void **state)
                 assert_true(c.attention_seconds > 0 && c.kernel[0]);
                 sparse += c.sparse_calls;
             }
-        const esa_session_stats all = stats_of(s, -1, -1);
+        const esa_session_stats all = mini_stats(s, -1, -1);
         assert_int_equal(all.calls, 48);
         assert_int_equal(all.sparse_calls, sparse);
-        assert_int_equal(stats_of(s, 1, -1).calls, 12);
-        assert_int_equal(stats_of(s, -1, 3).calls, 8);
+        assert_int_equal(mini_stats(s, 1, -1).calls, 12);
+        assert_int_equal(mini_stats(s, -1, 3).calls, 8);
         assert_int_equal(all.device_bytes, 0);
         /* A new video starts new figures. */
         ok(ctx, esa_session_begin(s));
-        assert_int_equal(stats_of(s, -1, -1).calls, 0);
-        assert_string_equal(stats_of(s, -1, -1).kernel, "");
+        assert_int_equal(mini_stats(s, -1, -1).calls, 0);
+        assert_string_equal(mini_stats(s, -1, -1).kernel, "");
         esa_session_stats bad = { .struct_size = 3 };
         assert_int_equal(esa_session_get_stats(s, &bad, 0, 0), ESA_ERR_VERSION);
         bad.struct_size = sizeof bad;
@@ -130,7 +123,7 @@ static void check_heads(const esa_session *s, const esa_mask *mask, const mini *
         assert_float_equal(density[h], (double)kept / (double)(info.B * info.nq * info.nk), 1e-12);
         mean += density[h] / (double)m->H;
     }
-    assert_float_equal(mean, stats_of(s, layer, step).density, 1e-12);
+    assert_float_equal(mean, mini_stats(s, layer, step).density, 1e-12);
     free(count);
     free(index);
 }
@@ -171,7 +164,7 @@ static void test_same_as_plain(void **state)
         double heads[3];
         assert_int_equal(esa_session_get_heads(s, heads, 3, 3, 0), ESA_ERR_ARGUMENT);
         assert_int_equal(esa_session_get_heads(s, NULL, 3, 0, 0), ESA_ERR_ARGUMENT);
-        if (selectors[i % 4] != ESA_SELECT_ENTROPY) assert_true(isnan(stats_of(s, 1, 2).mass));
+        if (selectors[i % 4] != ESA_SELECT_ENTROPY) assert_true(isnan(mini_stats(s, 1, 2).mass));
         esa_session_free(s);
     }
     free(expected);
@@ -205,12 +198,12 @@ static void test_refresh(void **state)
                 memcpy(expected, m.o, (size_t)mini_size(&m) * 4);
                 ok(ctx, esa_session_attention(s, 1, ESA_CALL_SELF, &t.q, &t.k, &t.v, &t.o, NULL));
                 assert_memory_equal(expected, m.o, mini_size(&m) * 4);
-                const esa_session_stats c = stats_of(s, 1, step);
+                const esa_session_stats c = mini_stats(s, 1, step);
                 assert_int_equal(c.masks_made, step >= 2 && (step - 2) % 3 == 0 ? branch + 1 : 0);
                 if (step >= 2) assert_true(c.density > 0.3 && (on_gpu() || c.mass > c.density));
             }
-        assert_int_equal(stats_of(s, -1, -1).masks_made, 2 * 3);
-        assert_int_equal(stats_of(s, -1, -1).sparse_calls, 2 * 7);
+        assert_int_equal(mini_stats(s, -1, -1).masks_made, 2 * 3);
+        assert_int_equal(mini_stats(s, -1, -1).sparse_calls, 2 * 7);
         esa_mask_free(kept[0]);
         esa_mask_free(kept[1]);
     }
@@ -224,7 +217,7 @@ static void test_refresh(void **state)
     ok(ctx, esa_session_step(s, 4, 0));
     mini_fill(&other, 1, 4, 0);
     ok(ctx, esa_session_attention(s, 1, ESA_CALL_SELF, &u.q, &u.k, &u.v, &u.o, NULL));
-    assert_int_equal(stats_of(s, 1, 4).masks_made, 1);
+    assert_int_equal(mini_stats(s, 1, 4).masks_made, 1);
     esa_session_free(s);
     mini_free(&other);
     free(expected);
@@ -267,7 +260,7 @@ static void test_many_shapes(void **state)
                 esa_mask_free(mask);
             }
         }
-    assert_int_equal(stats_of(s, 1, 1).dense_calls, stats_of(s, 1, 1).sparse_calls);
+    assert_int_equal(mini_stats(s, 1, 1).dense_calls, mini_stats(s, 1, 1).sparse_calls);
     free(expected);
     esa_session_free(s);
     mini_free(&m);
@@ -291,7 +284,7 @@ static void test_fallback(void **state)
     assert_refused(ctx, esa_session_attention(s, 1, ESA_CALL_SELF, &t.q, &t.k, &t.v, &t.o, NULL),
                    ESA_ERR_POLICY, "layer 1, step 2 would have run dense", "3x8x11", "240", NULL);
     assert_memory_equal(before, m.o, mini_size(&m) * 4);
-    assert_int_equal(stats_of(s, -1, -1).calls, 0);
+    assert_int_equal(mini_stats(s, -1, -1).calls, 0);
     /* Dense by policy is no fallback. */
     ok(ctx, esa_session_attention(s, 0, ESA_CALL_SELF, &t.q, &t.k, &t.v, &t.o, NULL));
     ok(ctx, esa_session_attention(s, 1, ESA_CALL_CROSS, &t.q, &t.k, &t.v, &t.o, NULL));
@@ -305,8 +298,8 @@ static void test_fallback(void **state)
     memcpy(before, m.o, (size_t)mini_size(&m) * 4);
     ok(ctx, esa_session_attention(s, 1, ESA_CALL_SELF, &t.q, &t.k, &t.v, &t.o, NULL));
     assert_memory_equal(before, m.o, mini_size(&m) * 4);
-    assert_int_equal(stats_of(s, 1, 2).fallback_calls, 1);
-    assert_int_equal(stats_of(s, 1, 2).dense_calls, 1);
+    assert_int_equal(mini_stats(s, 1, 2).fallback_calls, 1);
+    assert_int_equal(mini_stats(s, 1, 2).dense_calls, 1);
     /* Wrong views are wrong in any mode. */
     esa_tensor wrong = t.k;
     wrong.dim[3] = 8;
@@ -411,7 +404,7 @@ static void test_kv_len_cuts_order(void **state)
             memcpy(expected, m.o, (size_t)mini_size(&m) * 4);
             ok(ctx, esa_session_attention(x, 1, 0, &t.q, &t.k, &t.v, &t.o, NULL));
             assert_memory_equal(expected, m.o, mini_size(&m) * 4);
-            assert_int_equal(stats_of(x, 1, 2).fallback_calls, 1);
+            assert_int_equal(mini_stats(x, 1, 2).fallback_calls, 1);
         }
         esa_session_free(x);
     }
@@ -456,7 +449,7 @@ static void test_refresh_and_kv_len(void **state)
         esa_mask_free(mask);
         ok(ctx, esa_session_attention(s, 1, 0, &t.q, &t.k, &t.v, &t.o, NULL));
         assert_memory_equal(expected, m.o, mini_size(&m) * 4);
-        assert_int_equal(stats_of(s, 1, step).masks_made, made[step]);
+        assert_int_equal(mini_stats(s, 1, step).masks_made, made[step]);
     }
     free(expected);
     esa_session_free(s);

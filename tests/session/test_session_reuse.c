@@ -7,22 +7,6 @@
 #include "common/on_gpu.h"
 #include "common/one_ctx.h"
 
-static esa_session_stats stats_of(const esa_session *s, int32_t layer, int32_t step)
-{
-    esa_session_stats t = { .struct_size = sizeof t };
-    assert_int_equal(esa_session_get_stats(s, &t, layer, step), ESA_OK);
-    return t;
-}
-
-/* Every cell may run sparse. */
-static esa_session_params sparse_params(const mini *m)
-{
-    esa_session_params p = mini_params(m, ESA_SESSION_ONLINE);
-    p.warmup_frac = 0;
-    p.dense_first_layer = 0;
-    return p;
-}
-
 static void attend(const mini *m, esa_session *s, int32_t layer, int32_t step, int32_t branch)
 {
     const mini_views t = mini_view(m);
@@ -56,7 +40,7 @@ static void test_nothing_changed(void **state)
     const size_t count = sizeof every / sizeof every[0];
     for (size_t n = 0; n < 2 * count; n++) {
         const size_t i = n % count;
-        esa_session_params p = sparse_params(&m);
+        esa_session_params p = mini_sparse_params(&m);
         if (n >= count) use_error(&p);
         p.refresh_every = every[i][0];
         p.order_every = every[i][1];
@@ -78,7 +62,7 @@ static void test_nothing_changed(void **state)
                 makes |= every[i][k] == early ? t < 3 : every[i][k] ? t % every[i][k] == 0 : t == 0;
             steps += makes;
         }
-        assert_int_equal(stats_of(s, -1, -1).masks_made, steps * (every[i][2] ? 1 : 2));
+        assert_int_equal(mini_stats(s, -1, -1).masks_made, steps * (every[i][2] ? 1 : 2));
         esa_session_free(s);
     }
     free(expected);
@@ -91,7 +75,7 @@ static void test_shared_branches(void **state)
     (void)state;
     mini m = mini_make(1, 6, 2, 1);
     const mini_views t = mini_view(&m);
-    esa_session_params p = sparse_params(&m);
+    esa_session_params p = mini_sparse_params(&m);
     p.share_branches = 1;
     p.refresh_every = 2;
     esa_session *s;
@@ -119,7 +103,7 @@ static void test_shared_branches(void **state)
             esa_mask_free(mask);
         }
         /* branch 0 at its sparse steps 0 and 2, branch 1 at steps 2 and 4 */
-        assert_int_equal(stats_of(s, -1, -1).masks_made, 4);
+        assert_int_equal(mini_stats(s, -1, -1).masks_made, 4);
     }
     free(expected);
     esa_session_free(s);
@@ -133,7 +117,7 @@ static void test_orders_between_masks(void **state)
     if (on_gpu()) skip(); /* plans there take views of the GPU; tests/cuda has its own */
     mini m = mini_make(1, 5, 1, 2);
     const mini_views t = mini_view(&m);
-    esa_session_params p = sparse_params(&m);
+    esa_session_params p = mini_sparse_params(&m);
     use_error(&p);
     p.order_every = 2;
     esa_session *s;
@@ -159,9 +143,9 @@ static void test_orders_between_masks(void **state)
         assert_memory_equal(expected, m.o, mini_size(&m) * 4);
     }
     /* three orders for five selections */
-    const double with = stats_of(s, 0, 0).work, without = stats_of(s, 0, 1).work;
+    const double with = mini_stats(s, 0, 0).work, without = mini_stats(s, 0, 1).work;
     assert_true(with > without + 0.001);
-    assert_int_equal(stats_of(s, -1, -1).masks_made, 5);
+    assert_int_equal(mini_stats(s, -1, -1).masks_made, 5);
     free(expected);
     esa_mask_free(mask);
     esa_plan_free(plan);
@@ -174,7 +158,7 @@ static void test_skipped_steps(void **state)
 {
     (void)state;
     mini m = mini_make(1, 12, 1, 1);
-    esa_session_params p = sparse_params(&m);
+    esa_session_params p = mini_sparse_params(&m);
     p.refresh_every = 2;
     esa_session *s;
     ok(ctx, esa_session_create(ctx, &s, &p));
@@ -183,7 +167,7 @@ static void test_skipped_steps(void **state)
     for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {
         mini_fill(&m, 0, runs[i], 0);
         attend(&m, s, 0, runs[i], 0);
-        assert_int_equal(stats_of(s, 0, runs[i]).masks_made, i % 2 == 0);
+        assert_int_equal(mini_stats(s, 0, runs[i]).masks_made, i % 2 == 0);
     }
     esa_session_free(s);
     mini_free(&m);
@@ -197,7 +181,7 @@ static void test_density_table(void **state)
     mini m = mini_make(3, 4, 1, 1);
     double density[12];
     for (int i = 0; i < 12; i++) density[i] = i % 4 == 3 ? 1 : 0.2 + 0.05 * i;
-    esa_session_params p = sparse_params(&m);
+    esa_session_params p = mini_sparse_params(&m);
     p.density = density;
     for (int32_t refresh = 1; refresh <= 2; refresh++) {
         p.refresh_every = refresh;
@@ -206,7 +190,7 @@ static void test_density_table(void **state)
         ok(ctx, mini_run(&m, s, NULL));
         for (int32_t l = 0; l < 3; l++)
             for (int32_t t = 0; t < 4; t++) {
-                const esa_session_stats c = stats_of(s, l, t);
+                const esa_session_stats c = mini_stats(s, l, t);
                 assert_int_equal(c.dense_calls, t == 3);
                 if (t == 3) continue;
                 /* a mask for two steps has their mean density; step 2 is followed by a dense one */
@@ -238,7 +222,7 @@ static void test_work(void **state)
         { 0.5, 0, 2, 1, 0, ESA_TAIL_POOLED, 4 }, { 0.7, 0.2, 1, 0, 1, ESA_TAIL_NONE, 2 }
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        esa_session_params p = sparse_params(&m);
+        esa_session_params p = mini_sparse_params(&m);
         p.work = cases[i].work;
         p.warmup_frac = cases[i].warmup;
         p.refresh_every = cases[i].refresh;
@@ -249,7 +233,7 @@ static void test_work(void **state)
         esa_session *s;
         ok(ctx, esa_session_create(ctx, &s, &p));
         ok(ctx, mini_run(&m, s, NULL));
-        const esa_session_stats c = stats_of(s, -1, -1);
+        const esa_session_stats c = mini_stats(s, -1, -1);
         assert_true(c.work_asked == cases[i].work);
         /* the entropy selector rounds to whole blocks: 3 heads of 15 blocks a row */
         if (fabs(c.work - cases[i].work) > 1.0 / 45)
@@ -272,14 +256,14 @@ static void test_work_is_counted(void **state)
     esa_session *s;
     ok(ctx, esa_session_create(ctx, &s, &p));
     ok(ctx, mini_run(&m, s, NULL));
-    const esa_session_stats c = stats_of(s, -1, -1);
+    const esa_session_stats c = mini_stats(s, -1, -1);
     /* layer 0 and step 0 dense; layer 1 sparse at 3 steps, masks at two of them; both branches */
     const double nq = (double)((m.N + 31) / 32),
                  select = p.select.samples * nq / (2.0 * (double)m.N);
     const double expected = (5 * 2 + 3 * 2 * c.density + 2 * 2 * select) / 16;
     assert_true(isnan(c.work_asked));
     assert_true(fabs(c.work - expected) < 1e-9);
-    assert_true(stats_of(s, 0, -1).work == 1);
+    assert_true(mini_stats(s, 0, -1).work == 1);
     esa_session_free(s);
 
     /* four exact rows in each of the nq blocks (none has fewer), at every sparse call */
@@ -287,7 +271,7 @@ static void test_work_is_counted(void **state)
     ok(ctx, esa_session_create(ctx, &s, &p));
     ok(ctx, mini_run(&m, s, NULL));
     assert_true(m.N % 32 == 0 || m.N % 32 >= 4);
-    assert_true(fabs(stats_of(s, -1, -1).work - expected - 6 * 4 * nq / (double)m.N / 16) < 1e-9);
+    assert_true(fabs(mini_stats(s, -1, -1).work - expected - 6 * 4 * nq / (double)m.N / 16) < 1e-9);
     esa_session_free(s);
     mini_free(&m);
 }
@@ -305,7 +289,7 @@ static void test_probe(void **state)
     ok(ctx, esa_session_create(ctx, &s, &p));
     ok(ctx, mini_run(&m, s, &dense));
     esa_session_free(s);
-    p = sparse_params(&m);
+    p = mini_sparse_params(&m);
     p.mode = ESA_SESSION_PROBE;
     assert_refused(ctx, esa_session_create(ctx, &s, &p), ESA_ERR_ARGUMENT, "probe is NULL", NULL);
     p.probe = probe;
@@ -332,21 +316,21 @@ static void test_refusals(void **state)
     mini m = mini_make(2, 4, 2, 1);
     esa_session *s;
     double density[8] = { 0.5, 0.5, 0.5, 0.5, 0.5, 1.5, 0.5, 0.5 };
-    esa_session_params p = sparse_params(&m);
+    esa_session_params p = mini_sparse_params(&m);
     p.work = 1.5;
     assert_refused(ctx, esa_session_create(ctx, &s, &p), ESA_ERR_ARGUMENT, "work is 1.5", NULL);
-    p = sparse_params(&m);
+    p = mini_sparse_params(&m);
     p.density = density;
     assert_refused(ctx, esa_session_create(ctx, &s, &p), ESA_ERR_ARGUMENT, "layer 1, step 1 is 1.5",
                    NULL);
     p = mini_params(&m, ESA_SESSION_RECORD);
     p.work = 0.5;
     assert_refused(ctx, esa_session_create(ctx, &s, &p), ESA_ERR_ARGUMENT, "mode ONLINE", NULL);
-    p = sparse_params(&m);
+    p = mini_sparse_params(&m);
     p.order_every = -2;
     assert_refused(ctx, esa_session_create(ctx, &s, &p), ESA_ERR_ARGUMENT, "order_every is -2",
                    NULL);
-    p = sparse_params(&m);
+    p = mini_sparse_params(&m);
     p.share_branches = 2;
     assert_refused(ctx, esa_session_create(ctx, &s, &p), ESA_ERR_ARGUMENT, "share_branches is 2",
                    NULL);
@@ -357,7 +341,7 @@ static void test_refusals(void **state)
     const double one[] = { 1 }, point[] = { 0.5 }, two[] = { 1, 1 };
     esa_work_plan *plan;
     ok(ctx, esa_work_plan_create(ctx, &plan, &info, one, point, two, two));
-    p = sparse_params(&m);
+    p = mini_sparse_params(&m);
     p.work = 0.5;
     p.plan = plan;
     assert_refused(ctx, esa_session_create(ctx, &s, &p), ESA_ERR_MISMATCH, "model 'other'", NULL);

@@ -9,26 +9,11 @@
 
 enum { EARLY = ESA_REFRESH_EARLY, MOST = 60 };
 
-static esa_session_stats stats_of(const esa_session *s, int32_t layer, int32_t step)
-{
-    esa_session_stats t = { .struct_size = sizeof t };
-    assert_int_equal(esa_session_get_stats(s, &t, layer, step), ESA_OK);
-    return t;
-}
-
-static esa_session_params sparse_params(const mini *m)
-{
-    esa_session_params p = mini_params(m, ESA_SESSION_ONLINE);
-    p.warmup_frac = 0;
-    p.dense_first_layer = 0;
-    return p;
-}
-
 /* The error selector in blocks of 16 x 16, with masks and adaptive orders made early and shared,
  * and two exact rows. */
 static esa_session_params error_params(const mini *m)
 {
-    const esa_session_params plain = sparse_params(m);
+    const esa_session_params plain = mini_sparse_params(m);
     esa_session_params p = esa_session_params_recommended(ESA_SESSION_ONLINE, ESA_SELECT_ERROR, 0);
     p.layers = m->layers;
     p.steps = m->steps;
@@ -113,7 +98,7 @@ static void test_all_lengths(void **state)
     for (int32_t steps = 1; steps <= MOST; steps++) {
         mini m = mini_make(1, steps, 1, 1);
         mini_fill(&m, 0, 0, 0);
-        esa_session_params p = sparse_params(&m);
+        esa_session_params p = mini_sparse_params(&m);
         p.refresh_every = EARLY;
         for (int w = 0; w < 2; w++) {
             const int32_t warm = (int32_t)ceil(warmups[w] * steps - 1e-9);
@@ -125,7 +110,7 @@ static void test_all_lengths(void **state)
                 for (int32_t t = 0; t < steps; t++) {
                     attend(&m, s, t);
                     const int32_t makes = t >= warm && is_early(t - warm, steps - warm);
-                    if (stats_of(s, 0, t).masks_made != makes)
+                    if (mini_stats(s, 0, t).masks_made != makes)
                         fail_msg("%d steps, warm-up %g: step %d makes a mask: %d", steps,
                                  warmups[w], t, !makes);
                 }
@@ -150,7 +135,7 @@ static void test_steps_left_out(void **state)
         int32_t step, first, second; /* masks made by layer 0 and 1 */
     } runs[] = { { 1, 0, 0 },  { 5, 1, 0 },  { 7, 1, 1 },  { 9, 1, 1 },
                  { 10, 0, 0 }, { 11, 0, 0 }, { 15, 1, 1 }, { 19, 0, 0 } };
-    esa_session_params p = sparse_params(&m);
+    esa_session_params p = mini_sparse_params(&m);
     p.density = density;
     p.warmup_frac = 0.2;
     for (int32_t error = 0; error < 2; error++) {
@@ -166,8 +151,8 @@ static void test_steps_left_out(void **state)
         ok(ctx, esa_session_begin(s));
         for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {
             attend(&m, s, runs[i].step);
-            assert_int_equal(stats_of(s, 0, runs[i].step).masks_made, runs[i].first);
-            assert_int_equal(stats_of(s, 1, runs[i].step).masks_made, runs[i].second);
+            assert_int_equal(mini_stats(s, 0, runs[i].step).masks_made, runs[i].first);
+            assert_int_equal(mini_stats(s, 1, runs[i].step).masks_made, runs[i].second);
         }
         esa_session_free(s);
     }
@@ -193,7 +178,7 @@ static void test_nothing_changed(void **state)
             if (!early && t == 0) memcpy(expected, m.o, (size_t)mini_size(&m) * 4);
             assert_memory_equal(expected, m.o, mini_size(&m) * 4);
         }
-        assert_int_equal(stats_of(s, -1, -1).masks_made, early ? 4 : 9);
+        assert_int_equal(mini_stats(s, -1, -1).masks_made, early ? 4 : 9);
         esa_session_free(s);
     }
     free(expected);
@@ -241,7 +226,7 @@ static void test_mean_density(void **state)
         ok(ctx, esa_session_begin(s));
         for (int32_t t = 0; t < STEPS; t++) attend(&m, s, t);
         for (int32_t k = 0; k < S; k++) {
-            const esa_session_stats c = stats_of(s, 0, step[k]);
+            const esa_session_stats c = mini_stats(s, 0, step[k]);
             assert_int_equal(c.masks_made, makes[k]);
             assert_true(fabs(c.density_asked - mean[step[k]]) < 1e-12);
         }
@@ -279,7 +264,7 @@ static void test_work(void **state)
         if (cases[i].steps == 1) p.select.layout.order = ESA_ORDER_HILBERT;
         ok(ctx, esa_session_create(ctx, &s, &p));
         ok(ctx, mini_run(&m, s, NULL));
-        const esa_session_stats c = stats_of(s, -1, -1);
+        const esa_session_stats c = mini_stats(s, -1, -1);
         /* A selector stops before the first block that does not fit: at most 1 of 3 * 15 * 15. */
         if (!(fabs(c.work - cases[i].work) < 0.002))
             fail_msg("case %d: work %.5f, asked %.5f", (int)i, c.work, cases[i].work);
@@ -332,7 +317,7 @@ static void test_least_work(void **state)
         p.work = least + 1e-6;
         ok(ctx, esa_session_create(ctx, &s, &p));
         ok(ctx, mini_run(&m, s, NULL));
-        const double work = stats_of(s, -1, -1).work;
+        const double work = mini_stats(s, -1, -1).work;
         print_message("case %d: floor %.4f, least work %.4f, spent %.4f\n", (int)i, costs.floor,
                       least, work);
         /* a mask is made once, for all steps: its best blocks may be forced more or less often */
@@ -384,7 +369,7 @@ static void test_refusals(void **state)
     mini m = mini_make(1, 4, 1, 1);
     esa_session *s;
     double density[4];
-    esa_session_params p = sparse_params(&m);
+    esa_session_params p = mini_sparse_params(&m);
     p.order_every = -2;
     assert_refused(ctx, esa_session_create(ctx, &s, &p), ESA_ERR_ARGUMENT, "order_every is -2",
                    "ESA_REFRESH_EARLY (-1)", NULL);
