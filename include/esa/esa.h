@@ -420,8 +420,9 @@ ESA_API esa_status esa_select(esa_ctx *ctx, esa_mask **mask, const esa_tensor *q
  * The error selector estimates, for every query block and key block, the squared error of the
  * output if the tail stands in for the key block. It keeps the blocks with the largest errors, with
  * one threshold for all heads and rows of a batch entry. Every row keeps at least one block.
- * Attention with the mask should use the tail that the selector was told (params->tail). Causal
- * attention and compat modes are refused.
+ * The choice is the best one for the tail in params->tail, so attention with the mask normally uses
+ * the same tail. Any other tail runs too, on the same exact blocks; without LEVELS a block on the
+ * fine level counts as skipped. Causal attention and compat modes are refused.
  *
  *     budget with tail NONE or POOLED   the fraction of key blocks to keep, as for the others
  *     budget with tail LEVELS           the cost of exact blocks, fine means and block means

@@ -176,7 +176,7 @@ static attention_case usual(int32_t dtype)
                              .refined = 0.5 };
 }
 
-/* Without blocks on the fine level LEVELS is POOLED, and POOLED does not look at the fine level. */
+/* Without blocks on the fine level LEVELS is POOLED. */
 static void test_without_fine_blocks(void **state)
 {
     (void)state;
@@ -189,10 +189,22 @@ static void test_without_fine_blocks(void **state)
         other = usual(dtype);
         other.refined = 0; /* it has one, with no block on it */
         expect_same_bits(&pooled, &other);
-        other = usual(dtype);
-        other.tail = ESA_TAIL_POOLED; /* a full one that POOLED must ignore */
-        expect_same_bits(&pooled, &other);
     }
+}
+
+/* The other tails do not look at a mask's fine level: its blocks count as skipped. */
+static void test_other_tails_skip_fine_blocks(void **state)
+{
+    (void)state;
+    for (int32_t tail = ESA_TAIL_NONE; tail < ESA_TAIL_LEVELS; tail++)
+        for (int32_t dtype = 0; dtype < 3; dtype++)
+            for (int32_t rows = 0; rows <= 2; rows += 2) {
+                attention_case without = usual(dtype), with = usual(dtype);
+                without.tail = with.tail = tail;
+                without.exact_rows = with.exact_rows = rows;
+                without.fine = 0;
+                expect_same_bits(&without, &with);
+            }
 }
 
 /* A mask that keeps everything is dense attention. */
@@ -369,6 +381,7 @@ int main(void)
         CASES(test_causal_lengths_and_batches),
         CASES(test_own_orders),
         cmocka_unit_test(test_without_fine_blocks),
+        cmocka_unit_test(test_other_tails_skip_fine_blocks),
         cmocka_unit_test(test_all_exact_is_dense),
         cmocka_unit_test(test_means_of_one_token),
         cmocka_unit_test(test_same_bits_for_any_threads),
