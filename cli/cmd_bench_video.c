@@ -30,6 +30,7 @@ typedef struct bench {
     clip_maker maker;
     cli_prompts prompts;
     cli_list seeds, methods, budgets, tails;
+    int own_tails;     /* 1: --tail was not given; error has its own tail, not tails */
     int unit;          /* UNIT_*: what budgets are */
     clip_request base; /* sizes and settings all clips share */
     const char *csv_path, *dense_dir;
@@ -248,6 +249,25 @@ static int sparse_clip(bench *b, const esa_frames *dense, const clip_request *re
     return CLI_OK;
 }
 
+/* The tails of a method: those of --tail, else the recommended one of error, and tails of the
+ * others. */
+static cli_list tails_of(const bench *b, int method)
+{
+    const esa_session_params best = esa_session_params_recommended(ESA_SESSION_ONLINE,
+                                                                   ESA_SELECT_ERROR, 0);
+    return b->own_tails && method == METHOD_ERROR ? (cli_list){ 1, { 0 }, { best.attention.tail } }
+                                                  : b->tails;
+}
+
+/* Clips of one prompt and seed, without the dense one. */
+static int64_t clips_each(const bench *b)
+{
+    int64_t tails = 0;
+    for (int i = 0; i < b->methods.count; i++)
+        tails += tails_of(b, (int)b->methods.whole[i] + 1).count;
+    return tails * b->budgets.count;
+}
+
 static void set_amount(const bench *b, clip_request *q, double amount)
 {
     if (b->unit == UNIT_QUALITY)
@@ -258,30 +278,48 @@ static void set_amount(const bench *b, clip_request *q, double amount)
         q->p.session.select.budget = amount;
 }
 
-/* All settings of one prompt and seed; the dense clip is made when the first row is missing. */
+/* One prompt and seed. */
+typedef struct source {
+    int64_t prompt, seed;
+    esa_frames *dense; /* made when the first row is missing */
+} source;
+
+/* Makes the clip of one method, amount and tail, unless its row is there. */
+static int one_setting(bench *b, source *from, int method, double amount, int tail,
+                       const char *label)
+{
+    char key[KEY_SIZE];
+    row r;
+    clip_request q = b->base;
+    q.p.prompt = b->prompts.line[from->prompt];
+    q.p.seed = (uint64_t)from->seed;
+    q.method = method;
+    q.tail = tail;
+    set_amount(b, &q, amount);
+    if (method != METHOD_CACHED) q.p.masks = NULL;
+    key_of(b, key, from->prompt, from->seed, method, amount, tail);
+    if (csv_find(b, key, &r)) return CLI_OK;
+    int status = CLI_OK;
+    if (!from->dense) status = dense_clip(b, &from->dense, &q, from->prompt, from->seed);
+    return status ? status : sparse_clip(b, from->dense, &q, key, label);
+}
+
+/* All settings of one prompt and seed. */
 static int one_source(bench *b, int64_t prompt, int64_t seed, int64_t *done, int64_t total)
 {
-    esa_frames *dense = NULL;
+    source from = { prompt, seed, NULL };
     int status = CLI_OK;
-    const int each = b->budgets.count * b->tails.count;
-    for (int i = 0; i < b->methods.count * each && !status; i++) {
-        char key[KEY_SIZE], label[96];
-        row r;
-        clip_request q = b->base;
-        q.p.prompt = b->prompts.line[prompt];
-        q.p.seed = (uint64_t)seed;
-        q.method = (int)b->methods.whole[i / each] + 1;
-        const double amount = b->budgets.real[i / b->tails.count % b->budgets.count];
-        set_amount(b, &q, amount);
-        q.tail = (int)b->tails.whole[i % b->tails.count];
-        if (q.method != METHOD_CACHED) q.p.masks = NULL;
-        key_of(b, key, prompt, seed, q.method, amount, q.tail);
-        snprintf(label, sizeof label, "clip %lld/%lld", (long long)++*done, (long long)total);
-        if (csv_find(b, key, &r)) continue;
-        if (!dense) status = dense_clip(b, &dense, &q, prompt, seed);
-        if (!status) status = sparse_clip(b, dense, &q, key, label);
+    for (int m = 0; m < b->methods.count; m++) {
+        const int method = (int)b->methods.whole[m] + 1;
+        const cli_list tails = tails_of(b, method);
+        for (int i = 0; i < b->budgets.count * tails.count && !status; i++) {
+            char label[96];
+            snprintf(label, sizeof label, "clip %lld/%lld", (long long)++*done, (long long)total);
+            status = one_setting(b, &from, method, b->budgets.real[i / tails.count],
+                                 (int)tails.whole[i % tails.count], label);
+        }
     }
-    b->maker.video.frames_free(dense);
+    b->maker.video.frames_free(from.dense);
     return status;
 }
 
@@ -325,11 +363,13 @@ static void print_means(const bench *b)
 {
     cli_table *table = cli_table_new(11, 3);
     cli_row(table, "method|order|tail|budget|clips|density|work|PSNR|SSIM|s/step|speedup");
-    for (int m = 0; m < b->methods.count; m++)
-        for (int t = 0; t < b->tails.count; t++)
+    for (int m = 0; m < b->methods.count; m++) {
+        const int method = (int)b->methods.whole[m] + 1;
+        const cli_list tails = tails_of(b, method);
+        for (int t = 0; t < tails.count; t++)
             for (int d = 0; d < b->budgets.count; d++)
-                means_row(b, table, (int)b->methods.whole[m] + 1, (int)b->tails.whole[t],
-                          b->budgets.real[d]);
+                means_row(b, table, method, (int)tails.whole[t], b->budgets.real[d]);
+    }
     cli_table_print(table, stdout);
 }
 
@@ -350,9 +390,8 @@ static int run_all(bench *b)
 {
     int status = check_qualities(b);
     if (!status) status = csv_open(b);
-    const int64_t each = (int64_t)b->methods.count * b->budgets.count * b->tails.count,
-                  sources = b->prompts.count * b->seeds.count;
-    const int64_t total = each * ((sources - b->shard + b->shards - 1) / b->shards);
+    const int64_t sources = b->prompts.count * b->seeds.count,
+                  total = clips_each(b) * ((sources - b->shard + b->shards - 1) / b->shards);
     int64_t done = 0;
     if (!status && total == 0)
         status = cli_fail(
@@ -399,7 +438,8 @@ int cmd_bench_video(int argc, char **argv)
                 .base = clip_request_default() };
     const char *prompts = NULL, *shard = NULL;
     const int budgets = cli_given(argc, argv, "--budget"),
-              methods = cli_given(argc, argv, "--method"), tails = cli_given(argc, argv, "--tail");
+              methods = cli_given(argc, argv, "--method");
+    b.own_tails = !cli_given(argc, argv, "--tail");
     cli_list works = { 0 }, qualities = { 0 };
     int64_t number = 8;
     int done;
@@ -415,7 +455,7 @@ int cmd_bench_video(int argc, char **argv)
           "use the first N built-in prompts (8)" },
         { "--seeds", CLI_INTS, &b.seeds, "N,...", 0, 9e15, 0, "seeds of the noise (0,1)" },
         { "--method", CLI_CHOICES, &b.methods, "entropy|rf_v2|ada_bsa|cached|error", 0, 0, 0,
-          "one or more, with commas (entropy,rf_v2,ada_bsa; with --plan error)" },
+          "one or more, with commas (entropy,rf_v2,ada_bsa; with --work or --quality: error)" },
         { "--budget", CLI_REALS, &b.budgets, "X,...", 0, 1, 0,
           "fractions of key blocks to keep (0.7,0.5,0.3,0.2)" },
         { "--work", CLI_REALS, &works, "X,...", 0.01, 1, 0,
@@ -425,8 +465,8 @@ int cmd_bench_video(int argc, char **argv)
           "instead of --work: PSNR against dense that --plan expects to reach; the table names "
           "them \"quality 40\" (not given)" },
         { "--plan", CLI_TEXT, &b.base.p.plan, "FILE", 0, 0, 0,
-          "for --work and --quality: a work plan, made by `esa calibrate --plan`; with it method "
-          "error and tail levels are the defaults (a built-in rule)" },
+          "for --work and --quality: a work plan, made by `esa calibrate --plan` (a built-in "
+          "rule)" },
         { "--refresh", CLI_SCHEDULE, &b.base.refresh_every, "early|N", 0, 1000, 0,
           CLIP_REFRESH_HELP },
         { "--order-every", CLI_SCHEDULE, &b.base.order_every, "early|N", 0, 1000, 0,
@@ -434,7 +474,7 @@ int cmd_bench_video(int argc, char **argv)
         { "--share-branches", CLI_INT32, &b.base.share_branches, "0|1", 0, 1, 0,
           "1: the negative prompt uses the masks of the prompt (0; error: 1)" },
         { "--tail", CLI_CHOICES, &b.tails, CLI_TAILS, 0, 0, 0,
-          "one or more, with commas (none,pooled; with --plan levels)" },
+          "one or more, with commas (none,pooled; error: levels)" },
         { "--shard", CLI_TEXT, &shard, "i/n", 0, 0, 0,
           "part i of n of the pairs of prompt and seed, i from 0 (all)" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
@@ -459,8 +499,7 @@ int cmd_bench_video(int argc, char **argv)
         b.budgets = works.count ? works : qualities;
         b.unit = works.count ? UNIT_WORK : UNIT_QUALITY;
     }
-    if (b.base.p.plan && !methods) b.methods = (cli_list){ 1, { 0 }, { METHOD_ERROR - 1 } };
-    if (b.base.p.plan && !tails) b.tails = (cli_list){ 1, { 0 }, { ESA_TAIL_LEVELS } };
+    if (b.unit && !methods) b.methods = (cli_list){ 1, { 0 }, { METHOD_ERROR - 1 } };
     int cached = 0;
     for (int i = 0; i < b.methods.count; i++) cached |= b.methods.whole[i] + 1 == METHOD_CACHED;
     if (cached && !b.base.p.masks)
@@ -468,10 +507,13 @@ int cmd_bench_video(int argc, char **argv)
     if (!cached && b.base.p.masks) return cli_usage("%s: --masks needs --method cached", what);
     clip_request one = b.base;
     if (b.unit) set_amount(&b, &one, b.budgets.real[0]);
-    for (int i = 0; i < b.methods.count * b.tails.count && !status; i++) {
-        one.method = (int)b.methods.whole[i / b.tails.count] + 1;
-        one.tail = (int)b.tails.whole[i % b.tails.count];
-        status = clip_request_check(&one, what);
+    for (int m = 0; m < b.methods.count; m++) {
+        one.method = (int)b.methods.whole[m] + 1;
+        const cli_list tails = tails_of(&b, one.method);
+        for (int t = 0; t < tails.count && !status; t++) {
+            one.tail = (int)tails.whole[t];
+            status = clip_request_check(&one, what);
+        }
     }
     if (status) return status;
     status = clip_open(&b.maker, &b.base.open, what);

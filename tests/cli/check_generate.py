@@ -369,6 +369,8 @@ class Videos(Base):
         self.assertTrue(self.read("both.y4m").startswith(b"YUV4MPEG2 W128 H64 "))
         report = json.loads(self.read("r.json"))
         self.assertEqual((report["model"], report["seed"]), ("wan-tiny", 0))
+        self.assertEqual(report["budget"], 0.5)
+        self.assertNotIn("asked", out)
         video = report["videos"][0]
         self.assertLess(abs(video["density"] - 0.5), 0.15)
         self.assertGreater(video["psnr"], 10)
@@ -390,6 +392,22 @@ class Videos(Base):
         self.assertAlmostEqual(video["attention_work"]["realised"], least, delta=0.03)
         self.works(*SMALL, "--budget", 0.3, "--out", "d.y4m", "--json", "d.json")
         self.assertEqual(json.loads(self.read("d.json"))["videos"][0]["method"], "entropy")
+
+    def test_works_are_shown(self):
+        """Asked and realised work on the terminal, and no budget in the JSON, because none counts."""
+        out = self.works(*SMALL, "--work", 0.9, "--compare", "dense", "--out", "a.y4m", "--json", "a.json")
+        report = json.loads(self.read("a.json"))
+        work = report["videos"][0]["attention_work"]
+        self.assertEqual((report["budget"], work["asked"]), (None, 0.9))
+        head, dense, sparse = out.splitlines()[:3]
+        cell = f"{work['realised']:.3f} (asked 0.9)"
+        end = head.index("work") + len("work")                           # numbers are right-aligned
+        self.assertEqual((dense[:end].split()[-1], sparse[:end][-len(cell):]), ("1", cell))
+        out = self.works(*SMALL, "--work", 0.9, "--out", "a.y4m")
+        self.assertIn(f"attention work {work['realised']:.3f} (asked 0.9);", out)
+        for method, budget in (("dense", 1), ("entropy", 0.5)):
+            self.works(*SMALL, "--method", method, "--out", "a.y4m", "--json", "a.json")
+            self.assertEqual(json.loads(self.read("a.json"))["budget"], budget)
 
     def test_names_beside_each_other(self):
         self.works(*SMALL, "--compare", "dense", "--out", "v.y4m")
@@ -528,6 +546,23 @@ class Bench(Base):
                                     "--method", "entropy,ada_bsa", "--budget", "0.7,0.2", "--tail", "none,pooled")
         self.assertEqual(code, 0, err)
         self.assertIn("0 clips made, 16 were there", out)
+
+    def test_what_works_mean(self):
+        """Works without a method mean error; error without a tail has its own, and other methods have two."""
+        args = [*self.ARGS[:-2], "--csv", "q.csv"]
+
+        def rows():
+            return [tuple(line.split(",")[4:7]) for line in self.read("q.csv").decode().splitlines()[1:]]
+        code, out, err = self.bench(*args, "--work", 0.9)
+        self.assertEqual((code, rows()), (0, [("dense", "1.00", "none"), ("error", "work 0.90", "levels")]), err)
+        self.assertIn("0 clips made, 1 were there", self.bench(*args, "--work", 0.9, "--method", "error")[1])
+        self.assertIn("clips made, 1 were there", self.bench(*args, "--work", 0.9, "--tail", "levels,none")[1])
+        self.assertEqual(rows()[2:], [("error", "work 0.90", "none")])
+        code, out, err = self.bench(*args, "--budget", 0.5, "--method", "error,entropy")
+        self.assertEqual(code, 0, err)
+        self.assertIn("3 clips made, 0 were there", out)
+        self.assertEqual(rows()[3:], [("error", "0.50", "levels"), ("entropy", "0.50", "none"),
+                                      ("entropy", "0.50", "pooled")])
 
     def test_shards(self):
         """Two shards' rows put together are the rows of one run, and the whole command finds nothing left to do."""
