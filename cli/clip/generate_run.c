@@ -91,23 +91,34 @@ static int save(job *j, const esa_frames *frames, const char *path)
     return cli_status(j->maker.ctx, status, what);
 }
 
+/* "0.437 (asked 0.44)"; only realised if no work was asked for */
+static void work_cell(cli_table *table, const esa_session_stats *s)
+{
+    if (isfinite(s->work_asked))
+        cli_cell(table, "%.3f (asked %.4g)", s->work, s->work_asked);
+    else
+        cli_cell(table, "%.3f", s->work);
+}
+
 /* dense NULL: this is the dense video */
 static void table_row(job *j, const char *method, const char *path, const clip_record *record,
                       const clip_record *dense, const esa_metrics *m)
 {
     const esa_generate_stats *s = &record->stats;
     if (!j->table) {
-        j->table = cli_table_new(8, 2);
-        cli_row(j->table, "video|method|time|s/step|speedup|density|PSNR|SSIM");
+        j->table = cli_table_new(9, 2);
+        cli_row(j->table, "video|method|time|s/step|speedup|density|work|PSNR|SSIM");
     }
     cli_cell(j->table, "%s", path);
     cli_row(j->table, "%s|%.1f s|%.2f", method, s->seconds, s->denoise_seconds / s->steps);
-    if (dense)
-        cli_row(j->table, "%.2fx|%.3f|%.2f dB|%.4f",
-                dense->stats.denoise_seconds / s->denoise_seconds, clip_density(record), m->psnr,
-                m->ssim);
-    else
-        cli_row(j->table, "-|1|-|-");
+    if (!dense) {
+        cli_row(j->table, "-|1|1|-|-");
+        return;
+    }
+    cli_row(j->table, "%.2fx|%.3f", dense->stats.denoise_seconds / s->denoise_seconds,
+            clip_density(record));
+    work_cell(j->table, &s->session);
+    cli_row(j->table, "%.2f dB|%.4f", m->psnr, m->ssim);
 }
 
 static int beside(job *j, const esa_frames *left, const esa_frames *right, const char *path)
@@ -156,6 +167,8 @@ static void report(job *j, const char *prompt, int64_t seed, const char *path,
                (long long)seed, method);
         if (s->session.sparse_calls)
             printf(" at density %.3f, attention work %.3f", s->session.density, s->session.work);
+        if (s->session.sparse_calls && isfinite(s->session.work_asked))
+            printf(" (asked %.4g)", s->session.work_asked);
         printf("; %.1f s (text %.1f, denoising %.1f, decoding %.1f), peak %.0f MB\n", s->seconds,
                s->text_seconds, s->denoise_seconds, s->decode_seconds,
                1e-6 * (double)s->peak_bytes);
@@ -205,6 +218,13 @@ static int one_prompt(job *j, const char *prompt, int64_t seed, const char *path
 
 /* ---------------------------------------------------------------- all videos */
 
+/* The kept fraction that every sparse call was asked for; NaN if a work was asked for instead. */
+static double budget_of(const clip_request *r)
+{
+    if (r->method == METHOD_DENSE) return 1;
+    return clip_wants_work(r) ? (double)NAN : r->p.session.select.budget;
+}
+
 /* --out, or what stands for it */
 static int one_video(job *j, const char *prompt)
 {
@@ -252,7 +272,7 @@ static int all_videos(job *j, const cli_prompts *prompts)
     int status = clip_resolve(&j->maker, &r);
     if (status) return status;
     j->frames = r.p.frames;
-    cli_json_fields(j->json, "guidance %g budget %g", r.p.guidance, r.p.session.select.budget);
+    cli_json_fields(j->json, "guidance %g budget %g", r.p.guidance, budget_of(&o->clip));
     cli_json_open(j->json, "videos", '[');
     if (o->output_dir) status = cli_make_folders(o->output_dir, &kept, what);
     if (status) return status;
@@ -289,6 +309,7 @@ static int with_model(job *j)
         cli_table_print(j->table, stdout);
         printf("\ntime: everything; speedup: of the denoising steps; density: kept key blocks "
                "where attention is sparse;\n"
+               "work: attention of the whole video as a share of dense, everything counted;\n"
                "PSNR, SSIM: against the dense video.\n");
     }
     const int saved = cli_json_save(j->json, status ? NULL : o->json);
