@@ -37,6 +37,22 @@ class Plan:
         self.ptr, self.mask = C.c_void_p(), C.c_void_p()
 
 
+def own_blocks(context: Context, selector: str, tokens: int) -> tuple[int, int]:
+    """Block sizes (query, key) that the library takes for a sequence of this length where none are given."""
+    c = context.lib.c
+    shapes, select = c.esa_shapes_default(), c.esa_select_params_default(T.SELECTORS[selector])
+    shapes.B = shapes.Hq = shapes.Hkv = 1
+    shapes.Nq = shapes.Nk = tokens
+    shapes.D = 16
+    info = T.MaskInfo(struct_size=C.sizeof(T.MaskInfo))
+    plan = Plan(context, shapes, select, c.esa_attention_params_default())
+    try:
+        context.run(c.esa_mask_get_info, plan.mask, C.byref(info))
+    finally:
+        plan.free()
+    return info.block_q, info.block_k
+
+
 def shapes_of(library: Library, q: T.Tensor, k: T.Tensor) -> T.Shapes:
     s = library.c.esa_shapes_default()
     s.dtype, s.device, s.device_index = q.dtype, q.device, q.device_index

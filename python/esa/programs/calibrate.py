@@ -77,6 +77,11 @@ def _shard(text: str | None) -> tuple[int, int]:
     return (int(index), int(count))
 
 
+def _block(args: argparse.Namespace) -> tuple[int, int] | None:
+    """Block sizes of the options; None: the library's own, which depend on the number of tokens."""
+    return args.block or (None if args.method == "error" else BLOCK)
+
+
 def recording_size(layers: int, groups: int, heads: int, tokens: int, block: tuple[int, int], branches: int,
                    errors: bool = False) -> int:
     """Bytes of a recording's sums."""
@@ -130,7 +135,7 @@ def record(args: argparse.Namespace, pipe: Any, jobs: list[tuple[int, str]], set
     name, config_hash = program.identity(pipe, args.model)
     key = {
         "model": name, "config_hash": config_hash, "prompts": jobs, "samples": args.samples,
-        "block": args.block or BLOCK, "order": args.order, "step_groups": args.step_groups or 0,
+        "block": _block(args), "order": args.order, "step_groups": args.step_groups or 0,
         "per_branch": args.per_branch, **({"method": "error"} if args.method == "error" else {}), **settings
     }
     checkpoint = Checkpoint(output, key)
@@ -139,8 +144,8 @@ def record(args: argparse.Namespace, pipe: Any, jobs: list[tuple[int, str]], set
         say(f"{checkpoint.done} of {len(jobs)} prompts are recorded already")
     if checkpoint.done == len(jobs):
         return checkpoint.recording or "", checkpoint
-    config = (EsaConfig(selector="error", block=args.block, order=args.order) if args.method == "error" else EsaConfig(
-        selector="entropy", block=args.block or BLOCK, samples=args.samples, order=args.order or "raster"))
+    config = (EsaConfig(selector="error", block=_block(args), order=args.order) if args.method == "error" else
+              EsaConfig(selector="entropy", block=_block(args), samples=args.samples, order=args.order or "raster"))
     progress = program.Progress(len(jobs) - checkpoint.done, settings["num_inference_steps"])
     begin = time.perf_counter()
     with apply(pipe, config, record=Recording(args.step_groups or 0, args.per_branch), resume=checkpoint.recording,
@@ -160,6 +165,8 @@ def record(args: argparse.Namespace, pipe: Any, jobs: list[tuple[int, str]], set
 def _disk_check(args: argparse.Namespace, handle: Any, output: str) -> Any:
     """A callback for the first step, after which the model's shape is known: prints how much will be written, and stops
     if the disk has no room for it."""
+    from ..core.context import shared_context
+    from ..core.plan import own_blocks
     told = False
 
     def on_step_end(pipe: Any, step: int, timestep: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -167,10 +174,14 @@ def _disk_check(args: argparse.Namespace, handle: Any, output: str) -> Any:
         run = handle._run
         if not told and run.geometry is not None and handle.videos == 1 and step == 0:
             told = True
-            heads = run.transformers[0].config.num_attention_heads
-            size = recording_size(run.layers, args.step_groups or run.steps, heads, run.geometry.tokens,
-                                  args.block or BLOCK, 2 if args.per_branch else 1, args.method == "error")
-            need = 2 * size + int(size * {"u8": 0.35, "f16": 0.6, "none": 0.05}[args.importance])
+            heads, errors = run.transformers[0].config.num_attention_heads, args.method == "error"
+            block = _block(args) or own_blocks(shared_context(), args.method, run.geometry.tokens)
+            size = recording_size(run.layers, args.step_groups or run.steps, heads, run.geometry.tokens, block,
+                                  2 if args.per_branch else 1, errors)
+            # masks of a work have 2 bits per block, the recording has 16 bytes
+            masks = (0.02 * len(args.work or preset_works()) if errors else
+                     {"u8": 0.35, "f16": 0.6, "none": 0.05}[args.importance])
+            need = 2 * size + int(size * masks)
             folder = os.path.dirname(os.path.abspath(output))
             free = shutil.disk_usage(folder).free
             say(f"{run.layers} layers, {heads} heads, {run.geometry.tokens} tokens: up to {need / 1e6:.0f} MB on disk "
