@@ -11,8 +11,10 @@ import sys
 import numpy
 import pipelines
 import pytest
+from esa.core.context import shared_context
 from esa.core.mask import MaskFile
 from esa.core.media import Frames
+from esa.core.plan import own_blocks
 from esa.metrics import compare, psnr
 from esa.programs import (
     benchmark,
@@ -208,6 +210,50 @@ def test_generate_by_error(models, here):
     assert sparse == [1, 0.5, 1]
 
 
+def test_generate_with_a_work(models, here, capfd):
+    """A work or a preset means the method error, as does the method without any amount; the JSON has no budget."""
+    common = ["--model", "wan-tiny", "--frames", 9, "--height", 64, "--width", 64, "--steps", 2, "--json", "v.json",
+              "--out"]
+
+    def made(name, *more):
+        assert run("generate", *common, name, *more) == 0
+        found = json.loads(pathlib.Path("v.json").read_text())
+        return found["method"], found["budget"], found["videos"][0]["attention_work"]
+    method, budget, work = made("w.safetensors", "--work", 0.9)
+    assert (method, budget, work["asked"]) == ("error", None, 0.9) and abs(work["realised"] - 0.9) < 0.05
+    assert f"attention work {work['realised']:.3f} (asked 0.9)" in capfd.readouterr().out
+    with pytest.warns(UserWarning, match="blocks are whole"):              # so short a clip spends more
+        named = made("p.safetensors", "--preset", "balanced")
+        assert named[:2] == ("error", None) and named[2]["asked"] == 0.44
+        assert made("e.safetensors", "--method", "error") == named
+    assert pathlib.Path("p.safetensors").read_bytes() == pathlib.Path("e.safetensors").read_bytes()
+    method, budget, work = made("b.safetensors", "--budget", 0.4)
+    assert (method, budget, work["asked"]) == ("entropy", 0.4, None) and 0 < work["realised"] <= 1
+    assert made("d.safetensors", "--method", "dense") == ("dense", 1, {"asked": None, "realised": 1})
+
+
+def test_calibrate_by_error(models, here, capfd):
+    """Without --block the blocks are the library's own, and the estimate of the disk is made with them."""
+    common = ["--model", "wan-tiny", "--frames", 9, "--height", 64, "--width", 64, "--steps", 2, "--num-prompts", 1,
+              "--method", "error", "--work", "0.9"]
+    assert run("calibrate", *common, "--shard", "0/1", "--output", "r") == 0
+    told = re.search(r"(\d+) layers, (\d+) heads, (\d+) tokens: up to (\d+) MB", capfd.readouterr().out)
+    layers, heads, tokens, megabytes = map(int, told.groups())
+    # two recordings, of 16 bytes per block, layer, head and step, and 2 % for the masks of a work; whole megabytes
+    size = 16 * layers * heads * 2 * (-(-tokens // 64)) ** 2
+    assert megabytes == round(2.02 * size / 1e6) and size <= os.path.getsize("r") < 1.1 * size + 8192
+    assert calibrate.recording_size(layers, 2, heads, tokens, (64, 64), 1, errors=True) == size
+    assert run("calibrate", *common, "--output", "m") == 0
+    info = MaskFile("m").info
+    assert (info.block_q, info.block_k, info.nq) == (64, 64, -(-tokens // 64))
+
+
+@pytest.mark.parametrize("selector, tokens, blocks", [
+    ("error", 16384, (64, 64)), ("error", 16385, (128, 128)), ("entropy", 100, (256, 128)), ("rf_v2", 100, (128, 128))])
+def test_blocks_of_the_library(selector, tokens, blocks):
+    assert own_blocks(shared_context(), selector, tokens) == blocks
+
+
 # ---------------------------------------------------------------- the native engine and diffusers
 
 def test_engine_and_diffusers_make_the_same_video(models, here):
@@ -333,6 +379,9 @@ def test_several_processes(models, here):
     ("generate", ["--order", "adaptive", "--output-dir", "x"], 1, "order 'adaptive' is for selector 'error'"),
     ("generate", ["--prompt", "a", "--num-prompts", "2", "--output-dir", "x"], 2, "three ways to say one thing"),
     ("generate", ["--num-prompts", "2", "--out", "x.mp4"], 2, "need --output-dir"),
+    ("generate", ["--work", "0.5", "--budget", "0.5", "--output-dir", "x"], 2, "--budget and --work say the same"),
+    ("generate", ["--work", "0.5", "--preset", "fast", "--output-dir", "x"], 2, "--work and --preset say the same"),
+    ("generate", ["--preset", "fast", "--method", "dense", "--output-dir", "x"], 2, "not for dense"),
     ("generate", ["--block", "100x100", "--output-dir", "x"], 2, "multiples of 16"),
     ("benchmark", ["--budgets", "half"], 2, "'half' is not a number"),
     ("benchmark_cached", ["--masks", "no.pt"], 1, "python -m esa.calibrate makes one"),

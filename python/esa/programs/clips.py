@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ..core.config import EsaConfig
+from ..core.structs import PRESETS
 from . import program
 from .program import BLOCK, Stop
 
@@ -31,15 +32,23 @@ class Method:
     config: EsaConfig | None
 
     @property
-    def budget(self) -> float:
-        return 1.0 if self.config is None else self.config.density
+    def budget(self) -> float | None:
+        """Kept fraction of key blocks that was asked for; None if a work was asked for instead."""
+        if self.config is None:
+            return 1.0
+        return None if self.config.spends_work else self.config.density
 
 
 def add_method(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("method")
-    group.add_argument("--method", choices=METHODS, default="entropy", help="how self-attention runs (entropy)")
-    group.add_argument("--budget", type=program._share, default=0.5, metavar="X",
-                       help="kept fraction of key blocks (0.5)")
+    group.add_argument("--method", choices=METHODS,
+                       help="how self-attention runs (entropy; with --work or --preset: error)")
+    group.add_argument("--budget", type=program._share, metavar="X",
+                       help="kept fraction of key blocks (0.5; error has --preset balanced instead)")
+    group.add_argument("--work", type=program._share, metavar="X",
+                       help="instead of --budget: attention work of the whole video as a share of dense, everything "
+                       "counted; cached: the largest work in the mask file that is not above it")
+    group.add_argument("--preset", choices=tuple(PRESETS), help="instead of --work: a work by name")
     group.add_argument("--masks", metavar="FILE", help="mask file of --method cached")
     add_tail(group, "levels")
     group.add_argument("--cdf-threshold", type=float, default=1.0, metavar="X",
@@ -53,9 +62,23 @@ def add_tail(group: Any, *more: str) -> None:
                        "".join(f"; error: {tail}" for tail in more) + ")")
 
 
-def method_of(args: argparse.Namespace, name: str, budget: float, *, masks: str | None = None,
-              step_map: str = "exact") -> Method:
-    """A method with the options of add_sparse and add_tail."""
+def chosen_method(args: argparse.Namespace, step_map: str) -> Method:
+    """The method of the options of add_method."""
+    amounts = {name: getattr(args, name) for name in ("budget", "work", "preset") if getattr(args, name) is not None}
+    if len(amounts) > 1:
+        raise Stop(f"{' and '.join('--' + name for name in amounts)} say the same thing; give one", 2)
+    spends = "budget" not in amounts and bool(amounts)
+    name = args.method or ("error" if spends else "entropy")
+    if name == "dense" and spends:
+        raise Stop("--work and --preset are for methods that choose blocks, not for dense", 2)
+    if not amounts and name != "error":                 # error has its preset
+        amounts["budget"] = 0.5
+    return method_of(args, name, masks=args.masks, step_map=step_map, **amounts)
+
+
+def method_of(args: argparse.Namespace, name: str, budget: float | None = None, *, masks: str | None = None,
+              step_map: str = "exact", **work: Any) -> Method:
+    """A method with the options of add_sparse and add_tail. work: work or preset, instead of a budget."""
     if name == "dense":
         return Method("dense", None)
     if name == "cached" and not masks:
@@ -67,7 +90,7 @@ def method_of(args: argparse.Namespace, name: str, budget: float, *, masks: str 
         "tail": args.tail or (None if name == "error" else "none"), "warmup_frac": args.warmup_frac,
         "dense_first_layer": args.dense_first_layer
     }
-    common = {"budget": budget, **{key: value for key, value in chosen.items() if value is not None}}
+    common = {"budget": budget, **work, **{key: value for key, value in chosen.items() if value is not None}}
     if name == "cached":
         return Method(name, EsaConfig(masks=masks, step_map=step_map, **common))
     # the original does not reorder
@@ -147,9 +170,11 @@ def make(pipe: Any, prompt: str, method: Method, name: str, settings: dict[str, 
     record: dict[str, Any] = {
         "seconds": end - begin, "text_seconds": watch.first - begin, "denoise_seconds": sum(steps),
         "attention_seconds": None, "select_seconds": 0.0, "gemm_seconds": None, "decode_seconds": end - watch.ends[-1],
-        "peak_bytes": _peak(), "density_asked": None, "density": None, "kept_mass": None, "calls": 0, "sparse_calls": 0,
-        "kernel": "torch", "warmup_steps": 0, "step_seconds": steps, "step_select_seconds": [None] * len(steps),
-        "step_attention_seconds": [None] * len(steps), "layer_density": [], "head_density": []
+        "peak_bytes": _peak(), "density_asked": None, "density": None, "kept_mass": None,
+        "attention_work": {"asked": None, "realised": None if handle is not None else 1.0}, "calls": 0,
+        "sparse_calls": 0, "kernel": "torch", "warmup_steps": 0, "step_seconds": steps,
+        "step_select_seconds": [None] * len(steps), "step_attention_seconds": [None] * len(steps), "layer_density": [],
+        "head_density": []
     }
     if handle is not None:
         _add_stats(record, handle, len(steps))
@@ -171,7 +196,9 @@ def _add_stats(record: dict[str, Any], handle: Any, steps: int) -> None:
     sparse = [i for i, s in enumerate(each) if s.sparse_calls]
     record.update(attention_seconds=total.select_seconds + total.attention_seconds, select_seconds=total.select_seconds,
                   density_asked=_number(total.density_asked) if sparse else None, density=_number(total.density),
-                  kept_mass=_number(total.mass), calls=total.calls, sparse_calls=total.sparse_calls,
+                  kept_mass=_number(total.mass), attention_work={
+                      "asked": _number(total.work_asked), "realised": _number(total.work)
+                  }, calls=total.calls, sparse_calls=total.sparse_calls,
                   kernel=total.kernel, warmup_steps=sparse[0] if sparse else 0,
                   step_select_seconds=[s.select_seconds
                                        for s in each], step_attention_seconds=[s.attention_seconds for s in each],

@@ -3,6 +3,7 @@
 
     python -m esa.generate --model wan-t2v-1.3b --method dense --output-dir results/dense
     python -m esa.generate --model wan-t2v-1.3b --method entropy --budget 0.5 --output-dir results/sparse-0.5
+    python -m esa.generate --model wan-t2v-1.3b --preset balanced --output-dir results/balanced
 
 Files are 000.safetensors, 001.safetensors, ...: one tensor `frames`, uint8 [frames, height, width, 3], every pixel as
 it was made. `python -m esa.evaluate` and `esa evaluate` compare such folders, `python -m esa.export_mp4` makes MP4
@@ -60,7 +61,7 @@ def generate(args: argparse.Namespace) -> None:
     from . import clips
     prompts = program.prompts_of(args)
     files = targets(args, len(prompts))
-    method = clips.method_of(args, args.method, args.budget, masks=args.masks, step_map=args.step_map)
+    method = clips.chosen_method(args, args.step_map)
     if args.masks and not os.path.exists(args.masks):
         raise Stop(f"the mask file '{args.masks}' does not exist")
     if args.output_dir is not None:
@@ -80,6 +81,10 @@ def generate(args: argparse.Namespace) -> None:
         made.append({"prompt": prompt, "files": names, **record})
         count, height, width, _ = video.shape
         density = "" if record["density"] is None else f" at density {record['density']:.3f}"
+        work = record["attention_work"]
+        if density and work["realised"] is not None:
+            density += f", attention work {work['realised']:.3f}"
+            density += "" if work["asked"] is None else f" (asked {work['asked']:g})"
         say(f"{names[0]}: {count} frames of {width} x {height}, {settings['num_inference_steps']} steps, seed "
             f"{args.seed}, {method.name}{density}; "
             f"{program.clock(record['seconds'])} (text {record['text_seconds']:.1f}, denoising "
