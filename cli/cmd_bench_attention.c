@@ -36,7 +36,7 @@ typedef struct bench_row {
 typedef struct bench {
     cli_shape shape;
     cli_list densities, selectors, tails, dtypes;
-    esa_select_params select; /* common to all rows: blocks, layout, seed, cdf_threshold */
+    esa_select_params select; /* common to all rows: blocks, groups, layout, seed, cdf_threshold */
     int64_t threads, rounds;
     int64_t samples, fine; /* 0: the selector's own */
     int64_t exact_rows;
@@ -155,6 +155,8 @@ static int row_open(bench *b, bench_row *r)
     select.seed = b->select.seed;
     select.layout = b->select.layout;
     select.tail = r->tail;
+    select.group_q = b->select.group_q;
+    select.group_k = b->select.group_k;
     if (b->samples) select.samples = (int32_t)b->samples;
     if (b->fine) select.fine = (int32_t)b->fine;
     if (!select.block_q && r->selector == ESA_SELECT_RANDOM) select.block_q = select.block_k = 128;
@@ -429,6 +431,16 @@ static int check_rows(const bench *b)
     return status;
 }
 
+/* Reads --score-groups, which at least one row must use. */
+static int read_groups(bench *b, const char *text)
+{
+    int errors = 0;
+    for (int s = 0; s < b->selectors.count; s++)
+        errors |= b->selectors.whole[s] == ESA_SELECT_ERROR;
+    if (!errors) return cli_usage("bench attention: " CLI_SCORE_GROUPS " needs --selector error");
+    return cli_groups_parse(text, &b->select.group_q, &b->select.group_k);
+}
+
 static int run(bench *b, const char *json_path, const char *command)
 {
     int status;
@@ -459,7 +471,7 @@ int cmd_bench_attention(int argc, char **argv)
                 .rounds = 15 };
     cli_list grid = { 0 }, window = { 0 };
     b.select.seed = 1;
-    const char *shape = "1,4,4096,128", *block = NULL, *json_path = NULL;
+    const char *shape = "1,4,4096,128", *block = NULL, *groups = NULL, *json_path = NULL;
     int32_t front = -1, back = -1;
     int done;
     char names[512], command[1024] = "esa bench attention", about[640];
@@ -491,6 +503,7 @@ int cmd_bench_attention(int argc, char **argv)
         { "--fine", CLI_INT, &b.fine, "N", 2, 16, 0,
           "error with tail levels: means per block on the fine level, 2, 4, 8 or 16 (8; short "
           "blocks: 4)" },
+        { CLI_SCORE_GROUPS, CLI_TEXT, &groups, "QxK", 0, 0, 0, CLI_SCORE_GROUPS_HELP },
         { "--cdf", CLI_REAL, &b.select.cdf_threshold, "X", 0, 1, 0,
           "ada_bsa: cumulative mass to keep; 1 turns the rule off (1)" },
         { "--order", CLI_CHOICE, &b.select.layout.order, CLI_ORDERS, 0, 0, 0,
@@ -521,6 +534,7 @@ int cmd_bench_attention(int argc, char **argv)
     if (status || done) return status;
     status = cli_shape_parse(&b.shape, shape);
     if (!status && block) status = cli_block_parse(block, &b.select.block_q, &b.select.block_k);
+    if (!status && groups) status = read_groups(&b, groups);
     if (!status && window.count && b.select.layout.order != ESA_ORDER_TILE3D)
         status = cli_usage("bench attention: --window needs --order tile3d");
     if (!status) status = check_rows(&b);

@@ -500,8 +500,13 @@ int cmd_bench_video(int argc, char **argv)
         b.unit = works.count ? UNIT_WORK : UNIT_QUALITY;
     }
     if (b.unit && !methods) b.methods = (cli_list){ 1, { 0 }, { METHOD_ERROR - 1 } };
-    int cached = 0;
-    for (int i = 0; i < b.methods.count; i++) cached |= b.methods.whole[i] + 1 == METHOD_CACHED;
+    int cached = 0, errors = 0;
+    for (int i = 0; i < b.methods.count; i++) {
+        cached |= b.methods.whole[i] + 1 == METHOD_CACHED;
+        errors |= b.methods.whole[i] + 1 == METHOD_ERROR;
+    }
+    if (b.base.score_groups && !errors)
+        return cli_usage("%s: " CLI_SCORE_GROUPS " needs --method error", what);
     if (cached && !b.base.p.masks)
         return cli_usage("%s: --method cached needs --masks FILE (made by `esa calibrate`)", what);
     if (!cached && b.base.p.masks) return cli_usage("%s: --masks needs --method cached", what);

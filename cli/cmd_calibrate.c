@@ -74,11 +74,12 @@ int cmd_calibrate(int argc, char **argv)
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
     static const char *const entropy_only[] = { "--budgets", "--importance", "--samples" };
-    static const char *const error_only[] = { "--work", "--weights", "--exact-rows" };
+    static const char *const error_only[] = { "--work", "--weights", "--exact-rows",
+                                              CLI_SCORE_GROUPS };
     const char *for_entropy = NULL, *for_error = NULL;
     for (int i = 0; i < 3; i++)
         if (cli_given(argc, argv, entropy_only[i])) for_entropy = entropy_only[i];
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 4; i++)
         if (cli_given(argc, argv, error_only[i])) for_error = error_only[i];
     const int texts = (cli_given(argc, argv, "--prompts") != 0) +
                       (cli_given(argc, argv, "--num-prompts") != 0);

@@ -49,8 +49,8 @@ static void describe(const esa_mask_file_info *i, const char *path, const double
     cli_json_reals(json, "works", work, i->budget_count);
     cli_name(tail, CLI_TAILS, i->tail);
     const int levels = i->selector == ESA_SELECT_ERROR || i->fine;
-    cli_json_fields(json, "tail %s fine %d exact_rows %d", levels ? tail : NULL, i->fine,
-                    i->exact_rows);
+    cli_json_fields(json, "tail %s fine %d exact_rows %d group_q %d group_k %d",
+                    levels ? tail : NULL, i->fine, i->exact_rows, i->group_q, i->group_k);
     printf("file        %s, %.2f MB, format %d\n", path, 1e-6 * (double)i->file_bytes,
            (int)i->format_version);
     printf("model       %s%s%s%s\n", i->model[0] ? i->model : "not named",
@@ -70,6 +70,9 @@ static void describe(const esa_mask_file_info *i, const char *path, const double
     printf("importance  %s\n", importance);
     if (levels) printf("tail        %s, %d fine means per block\n", tail, (int)i->fine);
     if (levels) printf("exact rows  %d per query block\n", (int)i->exact_rows);
+    if (i->group_q)
+        printf("scores      of means of %d queries and %d keys\n", (int)i->group_q,
+               (int)i->group_k);
     printf("%s%s\n", i->selector == ESA_SELECT_ERROR ? "works       " : "budgets     ",
            budgets[0] ? budgets : "none prebuilt");
     if (!i->budget_count) return;

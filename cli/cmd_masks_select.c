@@ -145,7 +145,7 @@ static int parse(request *r, int argc, char **argv, int *done)
 {
     esa_select_params *p = &r->params;
     esa_layout *l = &p->layout;
-    const char *block = NULL;
+    const char *block = NULL, *groups = NULL;
     double sparsity = 0.5;
     int32_t front_k = -1, back_k = -1;
     cli_list grid = { 0 }, grid_k = { 0 }, window = { 0 };
@@ -178,6 +178,7 @@ static int parse(request *r, int argc, char **argv, int *done)
         { "--fine", CLI_INT32, &p->fine, "N", 2, 16, 0,
           "error with tail levels: means per block on the fine level, 2, 4, 8 or 16 (8; short "
           "blocks: 4)" },
+        { CLI_SCORE_GROUPS, CLI_TEXT, &groups, "QxK", 0, 0, 0, CLI_SCORE_GROUPS_HELP },
         { "--cdf", CLI_REAL, &p->cdf_threshold, "X", 0, 1, 0,
           "ada_bsa: cumulative mass to keep; 1 turns the rule off (1)" },
         { "--keep-sink", CLI_INT32, &p->keep_sink, "0|1", 0, 1, 0,
@@ -229,11 +230,13 @@ static int parse(request *r, int argc, char **argv, int *done)
         return cli_usage("%s: %s is required", what, r->q ? "--k FILE" : "--q FILE");
     if (p->selector == ESA_SELECT_ERROR && !r->v)
         return cli_usage("%s: --selector error reads the values: --v FILE is required", what);
-    if (p->selector != ESA_SELECT_ERROR && (r->v || has_tail || has_fine))
+    if (p->selector != ESA_SELECT_ERROR && (r->v || has_tail || has_fine || groups))
         return cli_usage("%s: %s needs --selector error", what,
                          r->v       ? "--v"
                          : has_tail ? "--tail"
-                                    : "--fine");
+                         : has_fine ? "--fine"
+                                    : CLI_SCORE_GROUPS);
+    if (groups && cli_groups_parse(groups, &p->group_q, &p->group_k)) return CLI_USAGE;
     if (has_fine && p->tail != ESA_TAIL_LEVELS)
         return cli_usage("%s: --fine needs --tail levels", what);
     if (cli_selector_takes(p->selector, l->order, has_tail ? p->tail : -1, what)) return CLI_USAGE;

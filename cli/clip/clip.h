@@ -67,6 +67,7 @@ typedef struct clip_request {
     int32_t refresh_every, order_every; /* CLIP_RECOMMENDED: the recommended ones */
     int preset;                         /* ESA_PRESET_*: the work of the session; -1: none */
     const char *block;                  /* "QxK"; NULL: the recommended blocks */
+    const char *score_groups;           /* error: "QxK"; NULL: the recommended groups */
     cli_list window;                    /* box of order tile3d; count 0: its default */
     cli_list dense_layers;              /* more dense layers */
     int64_t tokens;                     /* length of self-attention; set by clip_resolve */
@@ -90,7 +91,7 @@ enum {
     CLIP_OPTIONS_SIZE = 1,   /* --frames --height --width --steps */
     CLIP_OPTIONS_NOISE = 2,  /* --guidance --negative-prompt --scheduler --flow-shift */
     CLIP_OPTIONS_DENSE = 4,  /* --warmup --dense-first-layer --dense-layers */
-    CLIP_OPTIONS_BLOCKS = 8, /* --order --window --block --samples */
+    CLIP_OPTIONS_BLOCKS = 8, /* --order --window --block --samples --score-groups */
     CLIP_OPTIONS_SPARSE =
         16, /* --tail --exact-rows --cdf --refresh --order-every --share-branches */
     CLIP_OPTIONS_CACHED = 32, /* --masks --step-map */

@@ -74,6 +74,7 @@ int clip_request_check(const clip_request *r, const char *what)
                          "while they run: error, entropy, rf_v2, ada_bsa; --work and --preset also "
                          "go with cached",
                          what);
+    if (r->score_groups && cli_groups_parse(r->score_groups, &q, &k)) return CLI_USAGE;
     return r->block ? cli_block_parse(r->block, &q, &k) : CLI_OK;
 }
 
@@ -126,6 +127,9 @@ static void set_session(clip_request *r)
     s->select.block_q = best.select.block_q;
     s->select.block_k = best.select.block_k;
     if (r->block) cli_block_parse(r->block, &s->select.block_q, &s->select.block_k);
+    s->select.group_q = best.select.group_q;
+    s->select.group_k = best.select.group_k;
+    if (r->score_groups) cli_groups_parse(r->score_groups, &s->select.group_q, &s->select.group_k);
 }
 
 int clip_resolve(clip_maker *m, clip_request *r)
@@ -224,6 +228,7 @@ const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_opt
           "128x128, entropy 256x128)" },
         { "--samples", CLI_INT32, &s->select.samples, "N", 1, 256, 0,
           "entropy: queries scored per block (4)" },
+        { CLI_SCORE_GROUPS, CLI_TEXT, &r->score_groups, "QxK", 0, 0, 0, CLI_SCORE_GROUPS_HELP },
         end,
     };
     const cli_option sparse[] = {

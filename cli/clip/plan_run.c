@@ -341,10 +341,10 @@ static char *settings_of(const job *j)
     cli_json_fields(
         json,
         "order %d tail %d exact_rows %d block_q %d block_k %d refresh %d order_every %d share %d "
-        "warmup %g first_layer %d groups %ld prompts %ld",
+        "warmup %g first_layer %d groups %ld prompts %ld group_q %d group_k %d",
         s->select.layout.order, s->attention.tail, s->attention.exact_rows, s->select.block_q,
         s->select.block_k, s->refresh_every, s->order_every, s->share_branches, s->warmup_frac,
-        s->dense_first_layer, j->o->groups, j->measured);
+        s->dense_first_layer, j->o->groups, j->measured, s->select.group_q, s->select.group_k);
     cli_json_open(json, "lines", '[');
     for (int64_t i = 0; i < j->prompts.count; i++) cli_json_text(json, NULL, j->prompts.line[i]);
     cli_json_close(json);

@@ -206,5 +206,12 @@ void cli_shape_list(char *buffer, size_t size);
 int cli_selector_takes(int selector, int order, int tail, const char *what);
 /* Reads "128x64". */
 int cli_block_parse(const char *text, int32_t *block_q, int32_t *block_k);
+/* Reads the groups of the error selector, "8x4": each is 1, 2, 4, 8 or 16. The option is
+ * CLI_SCORE_GROUPS. */
+int cli_groups_parse(const char *text, int32_t *group_q, int32_t *group_k);
+#define CLI_SCORE_GROUPS "--score-groups"
+#define CLI_SCORE_GROUPS_HELP                                                                      \
+    "error: query x key tokens of a mean that is scored, 1, 2, 4, 8 or 16 each; smaller is more "  \
+    "exact and slower (8x4; from query blocks of 128 on: 16x4)"
 
 #endif

@@ -95,17 +95,35 @@ void cli_shape_list(char *buffer, size_t size)
         used += (size_t)snprintf(buffer + used, size - used, "%s%s", i ? ", " : "", shapes[i].name);
 }
 
-int cli_block_parse(const char *text, int32_t *block_q, int32_t *block_k)
+/* Reads "128x64", numbers from 1 to 65536. 1: it is that. */
+static int pair_parse(const char *text, int32_t *first, int32_t *second)
 {
     char *end, *last;
     const long q = strtol(text, &end, 10);
-    if (end != text && *end == 'x') {
-        const long k = strtol(end + 1, &last, 10);
-        if (last != end + 1 && *last == 0 && q > 0 && k > 0 && q <= 65536 && k <= 65536) {
-            *block_q = (int32_t)q;
-            *block_k = (int32_t)k;
-            return 0;
-        }
-    }
+    if (end == text || *end != 'x') return 0;
+    const long k = strtol(end + 1, &last, 10);
+    if (last == end + 1 || *last != 0 || q < 1 || k < 1 || q > 65536 || k > 65536) return 0;
+    *first = (int32_t)q;
+    *second = (int32_t)k;
+    return 1;
+}
+
+int cli_block_parse(const char *text, int32_t *block_q, int32_t *block_k)
+{
+    if (pair_parse(text, block_q, block_k)) return CLI_OK;
     return cli_usage("--block was given '%s', expected query x key tokens such as 128x128", text);
+}
+
+int cli_groups_parse(const char *text, int32_t *group_q, int32_t *group_k)
+{
+    int32_t q, k;
+    if (pair_parse(text, &q, &k) && q <= 16 && k <= 16 && !(q & (q - 1)) && !(k & (k - 1))) {
+        *group_q = q;
+        *group_k = k;
+        return CLI_OK;
+    }
+    return cli_usage(CLI_SCORE_GROUPS
+                     " was given '%s', expected query x key tokens of a mean, each "
+                     "1, 2, 4, 8 or 16, such as 8x4",
+                     text);
 }

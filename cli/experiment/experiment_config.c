@@ -144,6 +144,7 @@ static void json_defaults(cli_json *json, const experiment *e)
     json_given(json, "exact_rows", c->exact_rows);
     json_schedule(json, "order_every", c->order_every);
     json_given(json, "share_branches", c->share_branches);
+    cli_json_text(json, "score_groups", c->score_groups);
 }
 
 static const char *tail_name(char buffer[32], const experiment *e)

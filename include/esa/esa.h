@@ -398,8 +398,8 @@ typedef struct esa_select_params {
      * 0 .. Nk, and the caller must make sure that no length cuts tokens that an order moves. */
     const int32_t *kv_len;
     esa_layout layout;
-    int32_t group_q, group_k; /* error: scores means of so many queries and keys, 1 .. 16, a power
-                               * of two; 0: chosen by block size (0) */
+    int32_t group_q, group_k; /* error: scores means of so many queries and keys, 1, 2, 4, 8 or 16;
+                               * smaller is more exact and slower; 0: chosen by block size (0) */
     int32_t tail;             /* error: the tail that will stand in for skipped blocks,
                                * ESA_TAIL_NONE, POOLED or LEVELS (POOLED) */
     int32_t fine;             /* error with LEVELS: means per block on the fine level, 2, 4, 8 or

@@ -409,9 +409,36 @@ class Errors(Base):
         self.fails("generate", *SIZE, "--steps", 2, "--method", "cached", "--masks", "old", "--work", 0.5, "--out",
                    "b.y4m", says=["total works"])
 
+    def test_score_groups(self):
+        """Groups are a setting of the recording: the file names them, and a run with others does not go on."""
+        self.calibrate("m", *self.WORKS, "--keep-recording", prompts=1)
+        self.calibrate("fine", *self.WORKS, "--score-groups", "1x1", "--keep-recording", prompts=1)
+        usual, fine = self.info("m"), self.info("fine")
+        self.assertEqual((fine["group_q"], fine["group_k"]), (1, 1))
+        self.assertNotEqual((usual["group_q"], usual["group_k"]), (1, 1))
+        named = f"{usual['group_q']}x{usual['group_k']}"
+        self.calibrate("same", *self.WORKS, "--score-groups", named, prompts=1)
+        self.assertEqual(self.read("same"), self.read("m"))
+        self.assertNotEqual(self.read("fine"), self.read("m"))
+        self.fails("masks", "merge", "m.recording", "fine.recording", "--work", 0.6, "--out", "x",
+                   says=[f"scores of {named}", "1x1"])
+        self.begin("killed", *self.WORKS, "--score-groups", "1x1")
+        self.fails("calibrate", *SMALL, "--num-prompts", 3, *self.WORKS, "--output", "killed",
+                   says=["other settings", "group"])
+        small = ["generate", *SMALL, "--out", "a.y4m"]
+        works = []
+        for groups in ([], ["--score-groups", "1x1"]):
+            self.works(*small, "--method", "error", "--budget", 0.5, *groups, "--json", "r.json")
+            works.append(json.loads(self.read("r.json"))["videos"][0]["attention_work"]["realised"])
+        self.assertGreater(works[1], works[0])              # finer scores cost more
+        self.fails(*small, "--method", "entropy", "--score-groups", "4x2", status=2, says=["--method error"])
+        self.fails("bench", "video", *SIZE, "--steps", 2, "--csv", "b.csv", "--method", "entropy", "--score-groups",
+                   "4x2", status=2, says=["--method error"])
+
     def test_wrong_words(self):
         for args in (["--method", "error", "--budgets", 0.5], ["--method", "error", "--importance", "u8"],
                      ["--method", "error", "--samples", 2], ["--work", 0.5], ["--weights", "p"], ["--exact-rows", 2],
+                     ["--score-groups", "8x4"], ["--method", "error", "--score-groups", "8x3"],
                      ["--method", "error", "--work", "0.5,0.5001"], ["--method", "rf_v2"]):
             self.fails("calibrate", "--output", "x", *args, status=2)
         self.fails("calibrate", *SMALL, "--num-prompts", 1, "--output", "x", "--method", "error", "--weights", "none",

@@ -335,6 +335,13 @@ class SelectFiles(Base):
             self.assertTrue(any(means))
             self.assertLess(sum(bin(x).count("1") for x in exact) / (26 * 13), 0.3)
         self.assertEqual(self.works(*error, "--threads", "1"), self.works(*error, "--threads", "2"))
+        # Groups of tokens that are scored: the default by name changes nothing, other ones do.
+        self.assertEqual(self.works(*error, "--score-groups", "8x4"), self.works(*error))
+        self.assertNotEqual(self.works(*error, "--score-groups", "1x1"), self.works(*error))
+        for groups in ("8", "8x", "0x4", "3x4", "8x32", "x4", "8x4x2"):
+            self.fails(*error, "--score-groups", groups, status=2, says=["--score-groups", groups, "1, 2, 4, 8 or 16"])
+        self.fails(*error, "--tail", "levels", "--score-groups", "8x8", status=1, says=["group_k is 8", "fine mean"])
+        self.fails(*args, "--score-groups", "8x4", status=2, says=["--score-groups needs --selector error"])
         # A stored mask is read again with its selector, its level and its blocks.
         for tail in ("none", "pooled", "levels"):
             blocks = [line.split()[3:] for line in self.works(*error, "--tail", tail).splitlines()]

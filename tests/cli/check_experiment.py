@@ -194,13 +194,15 @@ class Run(Base):
         self.copy()
         config = kit.load(self.path("results/x/config.json"))
         self.assertEqual(config["settings"]["tail"], "pooled")
-        for name in ("exact_rows", "order_every", "share_branches"):
+        for name in ("exact_rows", "order_every", "share_branches", "score_groups"):
             self.assertIsNone(config["settings"].pop(name))
         self.put("results/x/config.json", json.dumps(config))
         schemas.check(self.path("results/x/config.json"), "experiment-config")
         self.works("run", "--tag", "x", *SMALL, *BUDGETS)
         self.works("run", "--tag", "x", *SMALL, *BUDGETS, "--tail", "pooled")        # the default, said aloud
         self.fails("run", "--tag", "x", *SMALL, *BUDGETS, "--exact-rows", 2, says=["exact_rows", "nothing", "2"])
+        self.fails("run", "--tag", "x", *SMALL, *BUDGETS, "--score-groups", "4x2",
+                   says=["score_groups", "nothing", '"4x2"'])
 
     def model(self):
         shutil.copytree(os.path.join(MODELS, "wan-tiny"), self.path("model"))

@@ -269,6 +269,10 @@ static void tile_sizes(void **state)
         { 1, 1, 300, 600, 128, 256, 256, 16, 8, ESA_TAIL_LEVELS, 8, 0 },
         { 1, 1, 300, 400, 200, 128, 128, 16, 4, ESA_TAIL_LEVELS, 4, 398 },
         { 2, 1, 260, 390, 128, 256, 128, 4, 2, ESA_TAIL_POOLED, 0, 0 },
+        /* the finest groups that tensor cores take, and finer ones, as in recordings */
+        { 2, 1, 330, 390, 64, 64, 64, 2, 2, ESA_TAIL_LEVELS, 8, 387 },
+        { 2, 2, 270, 330, 64, 64, 64, 2, 1, ESA_TAIL_LEVELS, 8, 329 },
+        { 1, 1, 200, 270, 128, 64, 64, 1, 1, ESA_TAIL_LEVELS, 8, 0 },
     };
     esa_rng r = { kit_seed("tile_sizes") };
     tally t[3] = { { 0.0, 0.0, 0 } };

@@ -52,6 +52,11 @@ def test_defaults():
     ({"tail": "long"}, "tail must be"),
     ({"exact_rows": 17}, "exact_rows must be an integer of 0 to 16, not 17"),
     ({"exact_rows": 1.5}, "exact_rows must be"),
+    ({"groups": 4}, "groups must be two of 1, 2, 4, 8, 16 (queries and keys of a mean), not 4"),
+    ({"groups": (8,)}, "groups must be two"), ({"groups": (8, 3)}, "groups must be two"),
+    ({"groups": "8x4"}, "groups must be two"), ({"groups": (8, 4.0)}, "groups must be two"),
+    ({"groups": (8, 4), "selector": "entropy"}, "groups is for scores of selector 'error', not for 'entropy'"),
+    ({"groups": (8, 4), "masks": "m"}, "groups is for scores of selector 'error', not for masks of a file"),
     ({"mode": "strange"}, "mode must be"),
     ({"kernel": "fa5"}, "kernel must be one of 'auto', 'fa4'"),
     ({"refresh_every": -1}, "refresh_every must be 'early' or an integer of at least 0, not -1"),
@@ -136,6 +141,18 @@ def test_selector_decides():
     assert repr(error) == "EsaConfig()" and repr(plain) == "EsaConfig(selector='entropy')"
     for words in ({}, {"budget": 0.3}, {"masks": "m"}, {"selector": "error", "budget": 0.3}, {"mode": "compat"}):
         assert eval(repr(EsaConfig(**words))) == EsaConfig(**words)
+
+
+def test_groups():
+    """Groups reach the selector: the default by name changes nothing, finer ones change the choice."""
+    config = EsaConfig(selector="error", budget=0.3, block=64)
+    assert config.groups is None and EsaConfig(groups=[4, 2]).groups == (4, 2)
+    assert repr(EsaConfig(groups=(4, 2))) == "EsaConfig(groups=(4, 2))"
+    q, k, v = numpy.random.default_rng(5).standard_normal((3, 1, 2, 300, 16), dtype=numpy.float32)
+    levels = {g: select(q, k, config.replace(groups=g), v=v).levels() for g in (None, (8, 4), (1, 1))}
+    assert (levels[None] == levels[8, 4]).all() and (levels[None] != levels[1, 1]).any()
+    with pytest.raises(ValueError, match="group_k is 16, but a fine mean stands for 16 tokens"):
+        select(q, k, config.replace(groups=(16, 16)), v=v)
 
 
 def test_work():

@@ -254,6 +254,19 @@ def test_blocks_of_the_library(selector, tokens, blocks):
     assert own_blocks(shared_context(), selector, tokens) == blocks
 
 
+def test_calibrate_with_score_groups(models, here):
+    """Blocks are the recommended ones for the length, groups those that were asked for."""
+    import esa
+    size = SIZES["wan-tiny"][:-2]           # without --block
+    common = ["--model", "wan-tiny", *size, "--steps", 2, "--num-prompts", 1, "--method", "error", "--work", "0.9,0.8",
+              "--exact-rows", 0]
+    for name, more, groups in (("a", [], (8, 4)), ("b", ["--score-groups", "2x1"], (2, 1))):
+        assert run("calibrate", *common, *more, "--output", name) == 0
+        file = esa.MaskFile(name)
+        assert (file.info.block_q, file.info.block_k, file.info.group_q, file.info.group_k) == (64, 64, *groups)
+        assert file.budgets == [0.8, 0.9]
+
+
 # ---------------------------------------------------------------- the native engine and diffusers
 
 def test_engine_and_diffusers_make_the_same_video(models, here):
@@ -366,6 +379,8 @@ def test_several_processes(models, here):
     ("calibrate", ["--output", "x", "--budgets", "1.5"], 2, "1.5 is not between 0 and 1"),
     ("calibrate", ["--output", "x", "--budgets", "0.5,0.5"], 2, "names a budget twice"),
     ("calibrate", ["--output", "x", "--shard", "3/2"], 2, "--shard 3/2"),
+    ("calibrate", ["--output", "x", "--score-groups", "8x4"], 2, "go with --method error"),
+    ("calibrate", ["--output", "x", "--method", "error", "--score-groups", "8x5"], 2, "'8x5' is not two of 1, 2, 4"),
     ("calibrate", ["--output", "x", "--num-prompt", "3"], 2, "unrecognized arguments: --num-prompt"),
     ("calibrate", ["--output", "x", "--model", "wan-t2v-1,3b"], 1,
      "there is no folder 'wan-t2v-1,3b', and it is not one of the models"),

@@ -174,6 +174,20 @@ def test_recorded_errors(tmp_path, seed):
         esa.build_mask_file(tmp_path / "x", [tmp_path / "errors.rec"], works=(0.5,), budgets=(0.5,))
 
 
+@pytest.mark.parametrize(("block", "groups", "want"), [
+    (None, None, (128, 16, 4)), (32, None, (32, 8, 4)), (32, (2, 1), (32, 2, 1)), (32, (1, 1), (32, 1, 1))])
+def test_groups_of_a_recording(tmp_path, seed, block, groups, want):
+    """The file names the blocks and groups that the calls had."""
+    config = EsaConfig(selector="error", block=block, order="hilbert", groups=groups)
+    recorder = Session(config, record=True, layers=1, steps=1, layout=Layout(grid=GRID))
+    video(recorder, seed, steps=1, layers=1)
+    recorder.save_recording(tmp_path / "errors.rec")
+    esa.build_mask_file(tmp_path / "errors.pt", [tmp_path / "errors.rec"], works=(0.9,))
+    info = esa.MaskFile(tmp_path / "errors.pt").info
+    assert (info.block_q, info.group_q, info.group_k) == want
+    assert info.nq == -(-info.Nq // info.block_q)
+
+
 def test_strict_sessions_do_not_fall_back(tmp_path, seed):
     config = EsaConfig(warmup_frac=0, dense_first_layer=False)
     short = tuple(x[:, :, :100] for x in qkv(seed))

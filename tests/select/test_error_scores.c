@@ -67,6 +67,40 @@ static void scores_follow_the_rule(void **state)
     esa_ctx_free(ctx);
 }
 
+/* Every size of groups at the usual blocks, with a short last block and a short last group. */
+static void groups_of_any_size_follow_the_rule(void **state)
+{
+    static const int32_t sizes[] = { 1, 2, 4, 8, 16 };
+    esa_rng r = { kit_seed("groups_of_any_size_follow_the_rule") };
+    esa_ctx *ctx = kit_ctx(2);
+    (void)state;
+    for (int round = 0; round < 50; round++) {
+        error_case c;
+        memset(&c, 0, sizeof c);
+        esa_select_params *p = &c.args.params;
+        *p = esa_select_params_default(ESA_SELECT_ERROR);
+        p->block_q = p->block_k = round < 25 ? 64 : 128;
+        p->group_q = sizes[round % 5];
+        p->group_k = sizes[round / 5 % 5];
+        p->tail = ESA_TAIL_LEVELS;
+        p->fine = p->block_k / p->group_k < 16 ? 2 : 4; /* longer than a group */
+        p->layout.order = ESA_ORDER_RASTER;
+        p->layout.protect_first_frame = 0;
+        c.B = 1;
+        c.Hkv = 1;
+        c.Hq = 2;
+        c.Nq = 131 + esa_rng_below(&r, 40);
+        c.Nk = 131 + esa_rng_below(&r, 40);
+        c.D = 40;
+        case_fill(&c, &r, round % 3, 0, 1.5f, round % 2);
+        float *got = scores_of(&c, ctx, ctx->kern, 0);
+        check_scores(&c, got);
+        free(got);
+        case_free(&c);
+    }
+    esa_ctx_free(ctx);
+}
+
 static void same_bits_for_any_number_of_threads(void **state)
 {
     esa_rng r = { kit_seed("same_bits_for_any_number_of_threads") };
@@ -159,6 +193,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(scores_follow_the_rule),
+        cmocka_unit_test(groups_of_any_size_follow_the_rule),
         cmocka_unit_test(same_bits_for_any_number_of_threads),
         cmocka_unit_test(homogeneous_blocks_have_no_error),
         cmocka_unit_test(odd_numbers_stay_in_their_head),

@@ -76,6 +76,25 @@ static void test_error(void **state)
     }
 }
 
+/* Recordings of errors: one order for all prompts, no tail, groups that the library knows. */
+static void test_recorded_errors(void **state)
+{
+    (void)state;
+    const esa_session_params p = esa_session_params_recommended(ESA_SESSION_RECORD,
+                                                                ESA_SELECT_ERROR, 1000),
+                             online = esa_session_params_recommended(ESA_SESSION_ONLINE,
+                                                                     ESA_SELECT_ERROR, 1000);
+    assert_int_equal(p.select.selector, ESA_SELECT_ERROR);
+    assert_int_equal(p.select.layout.order, ESA_ORDER_HILBERT);
+    assert_int_equal(p.select.tail, ESA_TAIL_LEVELS);
+    assert_int_equal(p.attention.tail, ESA_TAIL_NONE);
+    const int32_t group[] = { p.select.group_q, p.select.group_k };
+    for (int i = 0; i < 2; i++)
+        assert_true(group[i] == 0 || (group[i] <= 16 && !(group[i] & (group[i] - 1))));
+    assert_true(group[0] <= 8 && group[1] <= 4); /* never coarser than while a model runs */
+    assert_true(online.select.group_q == 0 && online.select.group_k == 0);
+}
+
 static void test_sessions_accept_them(void **state)
 {
     (void)state;
@@ -100,6 +119,7 @@ int main(void)
         cmocka_unit_test(test_rules),
         cmocka_unit_test(test_rest_is_plain),
         cmocka_unit_test(test_error),
+        cmocka_unit_test(test_recorded_errors),
         cmocka_unit_test(test_sessions_accept_them),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -64,6 +64,10 @@ class EsaConfig:
         64 x 64 up to 16384 tokens.
     samples
         entropy only: queries scored per query block.
+    groups
+        error only: queries and keys of a mean that is scored, 1, 2, 4, 8 or 16 each, or None: by block size, 8 and 4
+        at blocks of 64. Smaller groups follow the true error more closely and cost more, which suits recordings: with
+        (1, 1) scores cost as much as dense attention, and on a GPU more than that.
     order, window
         "raster", "tile", "tile3d" (boxes of window t, h, w; 2, 8, 8), "hilbert", "adaptive" (an order per head, for
         selector "error"), or None. None in esa.apply: Hilbert, for rf_v2 tile, for error adaptive, with a mask file the
@@ -124,6 +128,7 @@ class EsaConfig:
     keep_recent: bool = True
     block: int | tuple[int, int] | None = None
     samples: int = _DEFAULT.select.samples
+    groups: tuple[int, int] | None = None
     order: str | None = None
     window: tuple[int, int, int] | None = None
     protect_first_frame: bool | None = None
@@ -191,6 +196,11 @@ class EsaConfig:
             put(self, "window", T.wholes(self.window, message))
             if len(self.window) != 3 or min(self.window) < 1:
                 raise ValueError(f"{message}, not {self.window!r}")
+        if self.groups is not None:
+            put(self, "groups", T.groups(self.groups))
+            if self.selector != "error" or self.masks is not None:
+                raise ValueError("groups is for scores of selector 'error', not for "
+                                 + (repr(self.selector) if self.masks is None else "masks of a file"))
         if self.window is not None and self.order != "tile3d":
             raise ValueError(f"window belongs to order 'tile3d', not to {self.order!r}")
         if self.masks is None and self.order == "adaptive" and self.selector != "error":

@@ -12,7 +12,7 @@ from typing import Any
 
 from . import structs as T
 from . import tensor as X
-from .config import EsaConfig
+from .config import EsaConfig, recommended
 from .context import Context, shared_context, usable
 from .layout import Layout
 from .library import EsaError
@@ -283,4 +283,6 @@ def select_params(config: EsaConfig, layout: Layout, *, scale: float | None = No
     p.layout = layout.struct()
     if selector == "error":
         p.tail = T.TAILS[config.tail]
+        best = recommended("record" if recording else "online", selector).select
+        p.group_q, p.group_k = config.groups or (best.group_q, best.group_k)
     return p

@@ -22,6 +22,7 @@ TAILS = {"none": 0, "pooled": 1, "centroid": 2, "levels": 3}
 # ---- constants of esa_session.h
 SESSION_MODES = {"dense": 0, "online": 1, "cached": 2, "record": 3, "probe": 4}
 MAX_EXACT_ROWS = 16
+GROUP_SIZES = (1, 2, 4, 8, 16)
 REFRESH_EARLY = -1
 PRESETS = {"faithful": 0, "balanced": 1, "fast": 2}
 CALL_KINDS = {"self": 0, "cross": 1}
@@ -202,6 +203,15 @@ def exact_rows(value: Any) -> int:
     if not whole(value) or not 0 <= value <= MAX_EXACT_ROWS:
         raise ValueError(f"exact_rows must be an integer of 0 to {MAX_EXACT_ROWS}, not {value!r}")
     return int(value)
+
+
+def groups(value: Any) -> tuple[int, int]:
+    """Groups of the error selector (queries, keys) as a tuple, or a ValueError."""
+    message = "groups must be two of 1, 2, 4, 8, 16 (queries and keys of a mean)"
+    found = wholes(value, message)
+    if len(found) != 2 or any(g not in GROUP_SIZES for g in found):
+        raise ValueError(f"{message}, not {value!r}")
+    return (found[0], found[1])
 
 
 def schedule(value: Any, name: str) -> int:

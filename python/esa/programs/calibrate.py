@@ -48,6 +48,9 @@ def parser() -> program.Parser:
     p.add_argument("--exact-rows", type=program._whole(0, 16), metavar="N",
                    help="--method error: queries of each block that are computed exactly and correct the others; the "
                    "work includes them (2)")
+    p.add_argument("--score-groups", type=program._groups, metavar="QxK",
+                   help="--method error: query x key tokens of a mean that is scored, 1, 2, 4, 8 or 16 each; smaller "
+                   "is more exact and slower (8x4; from query blocks of 128 on: 16x4)")
     p.add_argument("--output", required=True, metavar="FILE", help="mask file to write; its folder is made")
     p.add_argument("--importance", choices=("u8", "f16", "none"), default="u8",
                    help="how importance is stored; none: only prebuilt budgets (u8)")
@@ -136,7 +139,8 @@ def record(args: argparse.Namespace, pipe: Any, jobs: list[tuple[int, str]], set
     key = {
         "model": name, "config_hash": config_hash, "prompts": jobs, "samples": args.samples,
         "block": _block(args), "order": args.order, "step_groups": args.step_groups or 0,
-        "per_branch": args.per_branch, **({"method": "error"} if args.method == "error" else {}), **settings
+        "per_branch": args.per_branch, **({"method": "error"} if args.method == "error" else {}),
+        **({"score_groups": args.score_groups} if args.score_groups else {}), **settings
     }
     checkpoint = Checkpoint(output, key)
     checkpoint.load()
@@ -144,8 +148,11 @@ def record(args: argparse.Namespace, pipe: Any, jobs: list[tuple[int, str]], set
         say(f"{checkpoint.done} of {len(jobs)} prompts are recorded already")
     if checkpoint.done == len(jobs):
         return checkpoint.recording or "", checkpoint
-    config = (EsaConfig(selector="error", block=_block(args), order=args.order) if args.method == "error" else
-              EsaConfig(selector="entropy", block=_block(args), samples=args.samples, order=args.order or "raster"))
+    if args.method == "error":
+        config = EsaConfig(selector="error", block=_block(args), order=args.order, groups=args.score_groups)
+    else:
+        config = EsaConfig(selector="entropy", block=_block(args), samples=args.samples,
+                           order=args.order or "raster")
     progress = program.Progress(len(jobs) - checkpoint.done, settings["num_inference_steps"])
     begin = time.perf_counter()
     with apply(pipe, config, record=Recording(args.step_groups or 0, args.per_branch), resume=checkpoint.recording,
@@ -196,8 +203,8 @@ def _disk_check(args: argparse.Namespace, handle: Any, output: str) -> Any:
 
 def calibrate(args: argparse.Namespace) -> None:
     from ..core.mask import build_mask_file
-    if args.method != "error" and (args.work or args.weights or args.exact_rows is not None):
-        raise Stop("--work, --weights and --exact-rows go with --method error", 2)
+    if args.method != "error" and (args.work or args.weights or args.exact_rows is not None or args.score_groups):
+        raise Stop("--work, --weights, --exact-rows and --score-groups go with --method error", 2)
     shard, shards = _shard(args.shard)
     prompts = program.prompts_of(args)
     own = list(range(shard, len(prompts), shards))

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from ..compat import K_BLOCK, Q_BLOCK
 from ..core.config import EsaConfig
 from ..core.library import EsaError
-from ..core.structs import ORDERS
+from ..core.structs import ORDERS, groups
 from .prompts import BUILT_IN, built_in
 
 BLOCK = (Q_BLOCK, K_BLOCK)          # of the programs that the original has
@@ -121,6 +121,14 @@ def _block(text: str) -> tuple[int, int]:
     if len(sizes) != 2 or any(s < 16 or s > 256 or s % 16 for s in sizes):
         raise argparse.ArgumentTypeError(f"{text!r} is not two multiples of 16 between 16 and 256, such as 256x128")
     return (sizes[0], sizes[1])
+
+
+def _groups(text: str) -> tuple[int, int]:
+    try:
+        return groups(int(part) for part in text.lower().split("x"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not two of 1, 2, 4, 8, 16 with an x between them, such as 8x4") from None
 
 
 def add_model(parser: argparse.ArgumentParser, default: str | None = "wan-t2v-1.3b") -> None:
