@@ -32,12 +32,8 @@ from prompts import EVAL, OTHERS
 TEXT_ROWS = 512         # WanPipeline's max_sequence_length
 
 
-def options():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--group", default="", help="named runs, several with commas: " + " ".join(library_runs.GROUPS))
-    ap.add_argument("--runs", default="", help="own runs, ; between them")
-    ap.add_argument("--masks", default="", help="a mask file: runs at each of its budgets too")
-    ap.add_argument("--minutes", type=float, default=1e9, help="no clip is begun later")
+def add_model(ap):
+    """Options that say what Pipe runs."""
     ap.add_argument("--model", default="models/wan-tiny")
     ap.add_argument("--transformer", default="", help="folder of another transformer, or of a model with one "
                     "(default: the model's)")
@@ -45,13 +41,22 @@ def options():
     ap.add_argument("--embeds", default="", help="file of encoded prompts, see study.py (default: encode now)")
     ap.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cuda", "cpu"))
     ap.add_argument("--dtype", default="f32", choices=("f32", "bf16"), help="of the transformer; the VAE is f32")
-    ap.add_argument("--clips", type=int, default=16, help="1 to 16")
-    ap.add_argument("--heldout", type=int, default=0, help="judge so many of the other prompts (from the end) instead")
     ap.add_argument("--steps", type=int, default=8)
     ap.add_argument("--guidance", type=float, default=2.5)
     ap.add_argument("--frames", type=int, default=33)
     ap.add_argument("--side", type=int, default=128)
     ap.add_argument("--threads", type=int, default=0, help="torch's threads (default: its own)")
+
+
+def options():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_model(ap)
+    ap.add_argument("--group", default="", help="named runs, several with commas: " + " ".join(library_runs.GROUPS))
+    ap.add_argument("--runs", default="", help="own runs, ; between them")
+    ap.add_argument("--masks", default="", help="a mask file: runs at each of its budgets too")
+    ap.add_argument("--minutes", type=float, default=1e9, help="no clip is begun later")
+    ap.add_argument("--clips", type=int, default=16, help="1 to 16")
+    ap.add_argument("--heldout", type=int, default=0, help="judge so many of the other prompts (from the end) instead")
     ap.add_argument("--keep", default="", help="folder for all clips as NPY, which `esa evaluate` reads; dense clips "
                     "that are in it are not made again")
     ap.add_argument("--study", nargs="*", default=[], help="results of study.py, shown beside")
