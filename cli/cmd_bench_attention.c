@@ -497,7 +497,7 @@ int cmd_bench_attention(int argc, char **argv)
           "one or more, with commas (f32)" },
         { "--block", CLI_TEXT, &block, "QxK", 0, 0, 0,
           "query x key tokens of a block, multiples of 16 up to 256 (entropy 256x128, others "
-          "128x128; error up to 16384 keys: 64x64)" },
+          "128x128; error up to 8192 keys: 64x64)" },
         { "--samples", CLI_INT, &b.samples, "N", 1, 256, 0,
           "entropy: queries scored per block (4)" },
         { "--fine", CLI_INT, &b.fine, "N", 2, 16, 0,

@@ -170,7 +170,7 @@ static int parse(request *r, int argc, char **argv, int *done)
           "(fixed)" },
         { "--block", CLI_TEXT, &block, "QxK", 0, 0, 0,
           "query x key tokens of a block, multiples of 16 up to 256 (entropy 256x128, others "
-          "128x128; error up to 16384 keys: 64x64)" },
+          "128x128; error up to 8192 keys: 64x64)" },
         { "--samples", CLI_INT32, &p->samples, "N", 1, 256, 0,
           "entropy: queries scored per block (4)" },
         { "--tail", CLI_CHOICE, &p->tail, CLI_TAILS, 0, 0, 0,

@@ -9,7 +9,7 @@ from spec import Spec
 
 BUDGETS = (0.5, 0.3, 0.2, 0.1)          # of the former default
 TODAY, TODAY_FREE = "today", "today, no dense calls"
-# The engine cuts sequences of up to 16384 tokens into blocks of 64; esa.apply asks the selector, so it is said here.
+# The engine cuts sequences of up to 8192 tokens into blocks of 64; esa.apply asks the selector, so it is said here.
 SMALL = "block=64"
 OLD_RULES = "warmup_frac=0.2 dense_first_layer=True"
 OLD_REUSE = "refresh_every=1 order_every=1 share_branches=False"

@@ -183,7 +183,7 @@ def add_sparse(parser: argparse.ArgumentParser) -> None:
                        help="layer 0 may run sparse too")
     group.add_argument("--block", type=_block, metavar="QxK",
                        help="tokens of a query and of a key block (256x128; rf_v2, ada_bsa: 128x128; error: 64x64 up "
-                       "to 16384 tokens, else 128x128)")
+                       "to 8192 tokens, else 128x128)")
 
 
 # ---------------------------------------------------------------- prompts
