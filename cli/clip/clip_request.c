@@ -127,8 +127,6 @@ static void set_session(clip_request *r)
     s->select.block_q = best.select.block_q;
     s->select.block_k = best.select.block_k;
     if (r->block) cli_block_parse(r->block, &s->select.block_q, &s->select.block_k);
-    s->select.group_q = best.select.group_q;
-    s->select.group_k = best.select.group_k;
     if (r->score_groups) cli_groups_parse(r->score_groups, &s->select.group_q, &s->select.group_k);
 }
 
@@ -224,7 +222,7 @@ const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_opt
         { "--window", CLI_INTS, &r->window, "t,h,w", 1, 4096, 3,
           "box of order tile3d, in tokens (2,8,8)" },
         { "--block", CLI_TEXT, &r->block, "QxK", 0, 0, 0,
-          "query x key tokens of a block, multiples of 16 up to 256 (64x64; beyond 16384 tokens "
+          "query x key tokens of a block, multiples of 16 up to 256 (64x64; beyond 8192 tokens "
           "128x128, entropy 256x128)" },
         { "--samples", CLI_INT32, &s->select.samples, "N", 1, 256, 0,
           "entropy: queries scored per block (4)" },

@@ -50,14 +50,13 @@ void esa_recorder_sizes(esa_mask_file_info *f, int64_t Nk)
                             .fine = f->fine,
                             .group_q = f->group_q,
                             .group_k = f->group_k };
-    esa_default_blocks(&p, Nk);
+    esa_record_sizes(&p, Nk);
     f->block_q = p.block_q;
     f->block_k = p.block_k;
     if (f->selector != ESA_SELECT_ERROR) return;
-    p.fine = esa_error_fine(&p);
     f->fine = p.tail == ESA_TAIL_LEVELS ? p.fine : 0;
-    f->group_q = esa_error_queries(&p);
-    f->group_k = esa_error_keys(&p);
+    f->group_q = p.group_q;
+    f->group_k = p.group_k;
 }
 
 /* Branch, layer and group of a cell number. */

@@ -156,15 +156,37 @@ ESA_INLINE int32_t esa_error_fine(const esa_select_params *p)
     if (p->fine) return p->fine;
     return part > group && part % group == 0 ? 8 : 4;
 }
-ESA_INLINE int32_t esa_error_keys(const esa_select_params *p)
+/* A group of keys, halved until a fine mean of params is longer than it and a multiple of it. */
+ESA_INLINE int32_t esa_error_group_fits(const esa_select_params *p, int32_t group)
 {
-    int32_t group = esa_error_group_k(p->block_k);
-    if (p->group_k > 0) return p->group_k;
     if (p->tail == ESA_TAIL_LEVELS && p->fine > 0) {
         const int32_t part = p->block_k / p->fine;
         while (group > 1 && (2 * group > part || part % group != 0)) group /= 2;
     }
     return group;
+}
+ESA_INLINE int32_t esa_error_keys(const esa_select_params *p)
+{
+    return p->group_k > 0 ? p->group_k : esa_error_group_fits(p, esa_error_group_k(p->block_k));
+}
+
+/* Scores are recorded once for many videos, so they may cost more than those of a running model.
+ * Where params leave the groups open, a recording has about 32 means a block: the most that the
+ * tensor cores of a GPU take. */
+ESA_INLINE int32_t esa_record_group(int32_t block)
+{
+    int32_t group = 1;
+    while (group < 16 && block / (2 * group) >= 32) group *= 2;
+    return group;
+}
+/* Fills the blocks, fine means and groups of a recording that are open. */
+ESA_INLINE void esa_record_sizes(esa_select_params *p, int64_t Nk)
+{
+    esa_default_blocks(p, Nk);
+    if (p->selector != ESA_SELECT_ERROR) return;
+    if (p->tail == ESA_TAIL_LEVELS) p->fine = esa_error_fine(p);
+    if (!p->group_q) p->group_q = esa_record_group(p->block_q);
+    if (!p->group_k) p->group_k = esa_error_group_fits(p, esa_record_group(p->block_k));
 }
 
 #endif

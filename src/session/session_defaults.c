@@ -6,7 +6,6 @@
 #include <esa/esa_session.h>
 #include "rules/exact_rows.h"
 
-
 /* The work of each preset, in the order of ESA_PRESET_*. */
 static const double preset_work[] = { 0.57, 0.44, 0.30 };
 
@@ -23,11 +22,6 @@ static int32_t order_of(int32_t mode, int32_t selector)
         return mode == ESA_SESSION_RECORD ? ESA_ORDER_HILBERT : ESA_ORDER_ADAPTIVE;
     return selector == ESA_SELECT_RF_V2 ? ESA_ORDER_TILE : ESA_ORDER_HILBERT;
 }
-
-/* Tokens of a mean query and of a mean key when error scores are recorded (esa_select_params).
- * A recording is made once, so its scores may cost more than those of a running model. 0: as in a
- * running model, by block size. */
-enum { RECORD_GROUP_Q = 0, RECORD_GROUP_K = 0 };
 
 /* The error selector needs no rule for dense steps and layers: a plan, or the built-in rule, spends
  * the work. */
@@ -56,10 +50,6 @@ esa_session_params esa_session_params_recommended(int32_t mode, int32_t selector
     const int skips = mode == ESA_SESSION_ONLINE || mode == ESA_SESSION_CACHED || probes;
     p.attention.tail = skips ? ESA_TAIL_POOLED : ESA_TAIL_NONE;
     if (selector == ESA_SELECT_ERROR) recommend_error(&p);
-    if (selector == ESA_SELECT_ERROR && records) {
-        p.select.group_q = RECORD_GROUP_Q;
-        p.select.group_k = RECORD_GROUP_K;
-    }
     if (mode == ESA_SESSION_CACHED) p.attention.tail = ESA_TAIL_LEVELS;
     if (records) p.attention.tail = ESA_TAIL_NONE;
     return p;

@@ -1,6 +1,7 @@
 /* session_plans.c - the plans of a session, one per shape. A new plan replaces the least recently
  * used one.
  * SPDX-License-Identifier: Apache-2.0 */
+#include "rules/levels.h"
 #include "session/session.h"
 
 #include <string.h>
@@ -72,6 +73,7 @@ static esa_status make_entry(esa_session *s, esa_session_plan *e, const esa_shap
 {
     esa_attention_params attention = s->params.attention;
     esa_select_params select = plan_select(s);
+    if (s->params.mode == ESA_SESSION_RECORD) esa_record_sizes(&select, shapes->Nk);
     attention.kv_len = select.kv_len = e->kv_len;
     if (e->kind == ESA_CALL_CROSS) attention.causal = 0;
     if (!e->sparse) {

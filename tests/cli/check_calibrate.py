@@ -412,17 +412,14 @@ class Errors(Base):
     def test_score_groups(self):
         """Groups are a setting of the recording: the file names them, and a run with others does not go on."""
         self.calibrate("m", *self.WORKS, "--keep-recording", prompts=1)
-        self.calibrate("fine", *self.WORKS, "--score-groups", "1x1", "--keep-recording", prompts=1)
-        usual, fine = self.info("m"), self.info("fine")
-        self.assertEqual((fine["group_q"], fine["group_k"]), (1, 1))
-        self.assertNotEqual((usual["group_q"], usual["group_k"]), (1, 1))
-        named = f"{usual['group_q']}x{usual['group_k']}"
-        self.calibrate("same", *self.WORKS, "--score-groups", named, prompts=1)
-        self.assertEqual(self.read("same"), self.read("m"))
-        self.assertNotEqual(self.read("fine"), self.read("m"))
-        self.fails("masks", "merge", "m.recording", "fine.recording", "--work", 0.6, "--out", "x",
-                   says=[f"scores of {named}", "1x1"])
-        self.begin("killed", *self.WORKS, "--score-groups", "1x1")
+        self.calibrate("coarse", *self.WORKS, "--score-groups", "4x2", "--keep-recording", prompts=1)
+        usual, coarse = self.info("m"), self.info("coarse")
+        self.assertEqual((coarse["group_q"], coarse["group_k"]), (4, 2))
+        self.assertEqual((usual["group_q"], usual["group_k"]), (1, 1))      # blocks of 16 are scored token by token
+        self.assertNotEqual(self.read("coarse"), self.read("m"))
+        self.fails("masks", "merge", "m.recording", "coarse.recording", "--work", 0.6, "--out", "x",
+                   says=["scores of 1x1", "4x2"])
+        self.begin("killed", *self.WORKS, "--score-groups", "4x2")
         self.fails("calibrate", *SMALL, "--num-prompts", 3, *self.WORKS, "--output", "killed",
                    says=["other settings", "group"])
         small = ["generate", *SMALL, "--out", "a.y4m"]

@@ -249,7 +249,7 @@ def test_calibrate_by_error(models, here, capfd):
 
 
 @pytest.mark.parametrize("selector, tokens, blocks", [
-    ("error", 16384, (64, 64)), ("error", 16385, (128, 128)), ("entropy", 100, (256, 128)), ("rf_v2", 100, (128, 128))])
+    ("error", 8192, (64, 64)), ("error", 8193, (128, 128)), ("entropy", 100, (256, 128)), ("rf_v2", 100, (128, 128))])
 def test_blocks_of_the_library(selector, tokens, blocks):
     assert own_blocks(shared_context(), selector, tokens) == blocks
 
@@ -260,7 +260,7 @@ def test_calibrate_with_score_groups(models, here):
     size = SIZES["wan-tiny"][:-2]           # without --block
     common = ["--model", "wan-tiny", *size, "--steps", 2, "--num-prompts", 1, "--method", "error", "--work", "0.9,0.8",
               "--exact-rows", 0]
-    for name, more, groups in (("a", [], (8, 4)), ("b", ["--score-groups", "2x1"], (2, 1))):
+    for name, more, groups in (("a", [], (2, 2)), ("b", ["--score-groups", "2x1"], (2, 1))):
         assert run("calibrate", *common, *more, "--output", name) == 0
         file = esa.MaskFile(name)
         assert (file.info.block_q, file.info.block_k, file.info.group_q, file.info.group_k) == (64, 64, *groups)

@@ -9,11 +9,14 @@
 #include "common/on_gpu.h"
 #include "maskfile/open_file.h"
 
+/* The groups are those of a running model, so that random data needs both levels. */
 static inline esa_session_params error_params(const mini *m, int32_t tail)
 {
     esa_session_params p = mini_params(m, ESA_SESSION_RECORD);
     p.select.selector = ESA_SELECT_ERROR;
     p.select.tail = tail;
+    p.select.group_q = 8;
+    p.select.group_k = 2;
     return p;
 }
 

@@ -145,6 +145,44 @@ static void own_blocks(void **state)
     scratch_remove(&s);
 }
 
+/* Where no groups are given, a recording has about 32 means a block and side. */
+static void own_groups(void **state)
+{
+    (void)state;
+    static const struct {
+        int32_t block_q, block_k, group_q, group_k;
+    } cases[] = {
+        { 32, 16, 1, 1 }, { 64, 64, 2, 2 }, { 96, 80, 2, 2 }, { 128, 128, 4, 4 }, { 256, 128, 8, 4 }
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        scratch s = scratch_make();
+        mini m = mini_make(1, 1, 1, 1);
+        char own[640], given[640], masks[640];
+        strcpy(own, scratch_path(&s, "own"));
+        strcpy(given, scratch_path(&s, "given"));
+        strcpy(masks, scratch_path(&s, "masks"));
+        esa_session_params p = error_params(&m, ESA_TAIL_LEVELS);
+        p.select.block_q = cases[i].block_q;
+        p.select.block_k = cases[i].block_k;
+        p.select.group_q = p.select.group_k = 0;
+        mini_record(ctx, &m, &p, 1, 1, own);
+        const double works[] = { 0.9 };
+        build(masks, own, works, 1);
+        esa_mask_file *f = open_file(masks);
+        const esa_mask_file_info info = info_of(f);
+        assert_int_equal(info.group_q, cases[i].group_q);
+        assert_int_equal(info.group_k, cases[i].group_k);
+        esa_mask_file_free(f);
+        p.select.group_q = cases[i].group_q;
+        p.select.group_k = cases[i].group_k;
+        p.select.fine = info.fine;
+        mini_record(ctx, &m, &p, 1, 1, given);
+        assert_true(scratch_same(own, given));
+        mini_free(&m);
+        scratch_remove(&s);
+    }
+}
+
 /* Order, resume and shards change no bit of the sums, nor of the masks. */
 static void order_and_shards(void **state)
 {
@@ -455,12 +493,15 @@ static void broken_files(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sums_are_the_scores), cmocka_unit_test(broken_blocks_saturate),
-        cmocka_unit_test(own_blocks),          cmocka_unit_test(order_and_shards),
-        cmocka_unit_test(kinds_stay_apart),    cmocka_unit_test(bad_builds),
-        cmocka_unit_test(rewritten_files),     cmocka_unit_test(adaptive_masks_are_not_stored),
-        cmocka_unit_test(broken_files)
-    };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(sums_are_the_scores),
+                                        cmocka_unit_test(broken_blocks_saturate),
+                                        cmocka_unit_test(own_blocks),
+                                        cmocka_unit_test(own_groups),
+                                        cmocka_unit_test(order_and_shards),
+                                        cmocka_unit_test(kinds_stay_apart),
+                                        cmocka_unit_test(bad_builds),
+                                        cmocka_unit_test(rewritten_files),
+                                        cmocka_unit_test(adaptive_masks_are_not_stored),
+                                        cmocka_unit_test(broken_files) };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -88,10 +88,8 @@ static void test_recorded_errors(void **state)
     assert_int_equal(p.select.layout.order, ESA_ORDER_HILBERT);
     assert_int_equal(p.select.tail, ESA_TAIL_LEVELS);
     assert_int_equal(p.attention.tail, ESA_TAIL_NONE);
-    const int32_t group[] = { p.select.group_q, p.select.group_k };
-    for (int i = 0; i < 2; i++)
-        assert_true(group[i] == 0 || (group[i] <= 16 && !(group[i] & (group[i] - 1))));
-    assert_true(group[0] <= 8 && group[1] <= 4); /* never coarser than while a model runs */
+    /* The first call of a session chooses them by its blocks: test_recorded_errors. */
+    assert_true(p.select.group_q == 0 && p.select.group_k == 0);
     assert_true(online.select.group_q == 0 && online.select.group_k == 0);
 }
 

@@ -61,13 +61,13 @@ class EsaConfig:
         ada_bsa only.
     block
         Block sizes (query, key), one int for both, or None: 256 x 128 for entropy, 128 x 128 for the others; for error
-        64 x 64 up to 16384 tokens.
+        64 x 64 up to 8192 tokens.
     samples
         entropy only: queries scored per query block.
     groups
         error only: queries and keys of a mean that is scored, 1, 2, 4, 8 or 16 each, or None: by block size, 8 and 4
-        at blocks of 64. Smaller groups follow the true error more closely and cost more, which suits recordings: with
-        (1, 1) scores cost as much as dense attention, and on a GPU more than that.
+        at blocks of 64, and 2 and 2 if scores are recorded. Smaller groups follow the true error more closely and cost
+        more: with (1, 1) scores cost as much as dense attention, and on a GPU more than that.
     order, window
         "raster", "tile", "tile3d" (boxes of window t, h, w; 2, 8, 8), "hilbert", "adaptive" (an order per head, for
         selector "error"), or None. None in esa.apply: Hilbert, for rf_v2 tile, for error adaptive, with a mask file the
