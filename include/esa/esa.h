@@ -139,10 +139,10 @@ enum {
 #define ESA_MAX_HEAD_DIM    256   /* largest D */
 #define ESA_MAX_BLOCKS      65535 /* largest nq and nk: block indices are uint16 */
 #define ESA_MAX_THREADS     256
-#define ESA_MAX_EXACT_ROWS  16    /* largest esa_attention_params.exact_rows */
-#define ESA_SHORT_TOKENS    8192  /* up to so many keys, the default blocks of the error selector */
-#define ESA_SHORT_BLOCK     64    /* and of model runs are small, so that a row has more of them */
-#define ESA_WORKSPACE_ALIGN 64    /* workspace pointers must be multiples of this */
+#define ESA_MAX_EXACT_ROWS  16   /* largest esa_attention_params.exact_rows */
+#define ESA_SHORT_TOKENS    8192 /* up to so many keys, the default blocks of the error selector */
+#define ESA_SHORT_BLOCK     64   /* and of model runs are small, so that a row has more of them */
+#define ESA_WORKSPACE_ALIGN 64   /* workspace pointers must be multiples of this */
 
 /* ---------------------------------------------------------------- context */
 

@@ -34,11 +34,11 @@ def test_recordings_and_masks(tmp_path, own_torch, capsys):
     words = ["--model", str(MODEL), "--embeds", str(tmp_path / "e.pt"), "--device", "cpu", "--threads", "1", "--frames",
              "5", "--side", "64", "--steps", "2", "--guidance", "1", "--block", "16", "--works", "0.8,0.7", "--out",
              str(tmp_path / "out")]
-    record.main([*words, "--groups", "default,1x1", "--prompts", "2,1", "--rows", "0,1"])
+    record.main([*words, "--groups", "default,4x2", "--prompts", "2,1", "--rows", "0,1"])
     names = sorted(p.name for p in (tmp_path / "out").iterdir())
-    assert names == sorted(f"{g}-p{n}{end}" for g in ("default", "1x1") for n in (1, 2)
+    assert names == sorted(f"{g}-p{n}{end}" for g in ("default", "4x2") for n in (1, 2)
                            for end in (".recording", "-rows0.safetensors", "-rows1.safetensors"))
-    for name, groups in (("default", (8, 2)), ("1x1", (1, 1))):
+    for name, groups in (("default", (1, 1)), ("4x2", (4, 2))):
         for rows in (0, 1):
             file = esa.MaskFile(tmp_path / "out" / f"{name}-p2-rows{rows}.safetensors")
             assert (file.info.group_q, file.info.group_k, file.exact_rows, file.info.block_q) == (*groups, rows, 16)
@@ -46,16 +46,16 @@ def test_recordings_and_masks(tmp_path, own_torch, capsys):
             # a block more or less is 1 / 144 of a call here
             assert all(abs(file.work(b) - b) < 0.02 for b in file.budgets)
     out = tmp_path / "out"
-    assert (out / "1x1-p1.recording").read_bytes() != (out / "1x1-p2.recording").read_bytes()
+    assert (out / "4x2-p1.recording").read_bytes() != (out / "4x2-p2.recording").read_bytes()
 
     before = {p.name: p.stat().st_mtime_ns for p in out.iterdir()}
     capsys.readouterr()
-    record.main([*words, "--groups", "1x1", "--prompts", "2", "--rows", "0,2"])
+    record.main([*words, "--groups", "4x2", "--prompts", "2", "--rows", "0,2"])
     made = {p.name for p in out.iterdir() if p.stat().st_mtime_ns != before.get(p.name)}
-    assert made == {"1x1-p2-rows2.safetensors"} and "1x1-p2-rows2" in capsys.readouterr().out
+    assert made == {"4x2-p2-rows2.safetensors"} and "4x2-p2-rows2" in capsys.readouterr().out
 
     pipe = library.Pipe(record.options(words), torch.load(tmp_path / "e.pt", weights_only=True))
-    with torch.no_grad(), esa.apply(pipe, esa.EsaConfig(masks=out / "1x1-p2-rows2.safetensors", work=0.8)) as handle:
+    with torch.no_grad(), esa.apply(pipe, esa.EsaConfig(masks=out / "4x2-p2-rows2.safetensors", work=0.8)) as handle:
         last = pipe.denoise(OTHERS[0], 1)
     assert torch.isfinite(last).all() and abs(handle.stats().work - 0.8) < 0.02
 
