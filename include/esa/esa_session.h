@@ -148,8 +148,9 @@ ESA_API esa_session_params esa_session_params_default(void);
  * per query block. It does not set work: set it yourself, for example to
  * esa_preset_work(ESA_PRESET_BALANCED), which is the default of `esa generate` and `esa.apply`.
  * RECORD with ERROR has Hilbert order, because recorded masks need one order for all prompts. Where
- * select.group_q and group_k are 0, a recording scores about 32 means a block and side: scores that
- * are recorded once may cost more than those of a running model.
+ * select.group_q and group_k are 0, a recording scores groups of 2 queries and single keys at
+ * blocks of 64, and groups of 4 queries and 4 keys at blocks of 128: scores that are recorded once
+ * may cost more than those of a running model.
  *
  * For the other selectors, warm-up (0.2), dense first layer (1) and the rest keep their defaults.
  * The budget is 0.5 for all of them.

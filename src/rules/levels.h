@@ -171,13 +171,18 @@ ESA_INLINE int32_t esa_error_keys(const esa_select_params *p)
 }
 
 /* Scores are recorded once for many videos, so they may cost more than those of a running model.
- * Where params leave the groups open, a recording has about 32 means a block: the most that the
- * tensor cores of a GPU take. */
+ * Where params leave the groups open, a recording has about 32 means a block, which is the most
+ * that the tensor cores of a GPU take. Short blocks belong to short videos, and single keys are
+ * worth more there than the time they cost. */
 ESA_INLINE int32_t esa_record_group(int32_t block)
 {
     int32_t group = 1;
     while (group < 16 && block / (2 * group) >= 32) group *= 2;
     return group;
+}
+ESA_INLINE int32_t esa_record_group_k(int32_t block_k)
+{
+    return block_k <= ESA_SHORT_BLOCK ? 1 : esa_record_group(block_k);
 }
 /* Fills the blocks, fine means and groups of a recording that are open. */
 ESA_INLINE void esa_record_sizes(esa_select_params *p, int64_t Nk)
@@ -186,7 +191,7 @@ ESA_INLINE void esa_record_sizes(esa_select_params *p, int64_t Nk)
     if (p->selector != ESA_SELECT_ERROR) return;
     if (p->tail == ESA_TAIL_LEVELS) p->fine = esa_error_fine(p);
     if (!p->group_q) p->group_q = esa_record_group(p->block_q);
-    if (!p->group_k) p->group_k = esa_error_group_fits(p, esa_record_group(p->block_k));
+    if (!p->group_k) p->group_k = esa_error_group_fits(p, esa_record_group_k(p->block_k));
 }
 
 #endif

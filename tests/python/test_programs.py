@@ -260,7 +260,7 @@ def test_calibrate_with_score_groups(models, here):
     size = SIZES["wan-tiny"][:-2]           # without --block
     common = ["--model", "wan-tiny", *size, "--steps", 2, "--num-prompts", 1, "--method", "error", "--work", "0.9,0.8",
               "--exact-rows", 0]
-    for name, more, groups in (("a", [], (2, 2)), ("b", ["--score-groups", "2x1"], (2, 1))):
+    for name, more, groups in (("a", [], (2, 1)), ("b", ["--score-groups", "4x2"], (4, 2))):
         assert run("calibrate", *common, *more, "--output", name) == 0
         file = esa.MaskFile(name)
         assert (file.info.block_q, file.info.block_k, file.info.group_q, file.info.group_k) == (64, 64, *groups)

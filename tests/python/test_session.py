@@ -175,7 +175,7 @@ def test_recorded_errors(tmp_path, seed):
 
 
 @pytest.mark.parametrize(("block", "groups", "want"), [
-    (None, None, (64, 2, 2)), (128, None, (128, 4, 4)), (32, None, (32, 1, 1)), (32, (2, 1), (32, 2, 1)),
+    (None, None, (64, 2, 1)), (128, None, (128, 4, 4)), (32, None, (32, 1, 1)), (32, (2, 1), (32, 2, 1)),
     (32, (1, 1), (32, 1, 1))])
 def test_groups_of_a_recording(tmp_path, seed, block, groups, want):
     """The file names the blocks and groups that the calls had."""

@@ -66,7 +66,7 @@ class EsaConfig:
         entropy only: queries scored per query block.
     groups
         error only: queries and keys of a mean that is scored, 1, 2, 4, 8 or 16 each, or None: by block size, 8 and 4
-        at blocks of 64, and 2 and 2 if scores are recorded. Smaller groups follow the true error more closely and cost
+        at blocks of 64, and 2 and 1 if scores are recorded. Smaller groups follow the true error more closely and cost
         more: with (1, 1) scores cost as much as dense attention, and on a GPU more than that.
     order, window
         "raster", "tile", "tile3d" (boxes of window t, h, w; 2, 8, 8), "hilbert", "adaptive" (an order per head, for
