@@ -6,7 +6,7 @@
     make command
     python3 tools/make_readme_pictures.py
 
-frames.png shows frames of the clip of `make demo`: dense, and sparse at two budgets. The script makes the clips with
+frames.png shows frames of the clip of `make demo`: dense, and sparse with two presets. The script makes the clips with
 build/esa (a minute or two), or takes them from --clips FOLDER if an earlier run left them there. chart.png shows
 quality against the work of attention, from docs/results/quality-h200.csv, and speed against density, from
 docs/results/diffusers-h200.md. --only chart leaves the frames as they are."""
@@ -27,7 +27,7 @@ import matplotlib.pyplot as plt
 from PIL import Image
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-BUDGETS = (0.5, 0.2)
+PRESETS = ("balanced", "fast")
 FRAMES = (0, 6, 13, 19, 26, 32)
 LARGEST = 200_000           # bytes of one picture
 INK = "#1f2430"
@@ -36,14 +36,13 @@ COLOURS = ("#2458d3", "#d1495b", "#2a9d6f", "#b7791f")
 
 
 def make_clips(esa, folder):
-    """dense/, sparse-0.5/ and sparse-0.2/ as folders of PNG, each sparse one with its figures in JSON."""
-    for budget in BUDGETS:
-        sparse = folder / f"sparse-{budget}"
-        if (folder / f"sparse-{budget}.json").exists():
+    """dense/, balanced/ and fast/ as folders of PNG, each sparse one with its figures in JSON."""
+    for preset in PRESETS:
+        sparse = folder / preset
+        if (folder / f"{preset}.json").exists():
             continue
-        subprocess.run([esa, "generate", "--method", "entropy", "--budget", str(budget), "--tail", "pooled",
-                        "--compare", "dense", "--dense-out", f"{folder}/dense/", "--out", f"{sparse}/",
-                        "--json", f"{sparse}.json"], check=True)
+        subprocess.run([esa, "generate", "--preset", preset, "--compare", "dense", "--dense-out", f"{folder}/dense/",
+                        "--out", f"{sparse}/", "--json", f"{sparse}.json"], check=True)
 
 
 def save(figure, path):
@@ -58,11 +57,12 @@ def save(figure, path):
 
 
 def draw_frames(folder, path):
-    rows = [("dense/", "dense", "all key blocks")]
-    for budget in BUDGETS:
-        with open(folder / f"sparse-{budget}.json", encoding="utf-8") as file:
+    rows = [("dense/", "dense", "100% work")]
+    for preset in PRESETS:
+        with open(folder / f"{preset}.json", encoding="utf-8") as file:
             video = json.load(file)["videos"][0]
-        rows.append((f"sparse-{budget}/", f"esa, {budget:.0%}", f"of key blocks, {video['psnr']:.1f} dB"))
+        work = video["attention_work"]["realised"]
+        rows.append((f"{preset}/", f"esa, {preset}", f"{work:.0%} work, {video['psnr']:.1f} dB"))
     height = 128 * 2 // 3                       # the ball rolls over the lower two thirds
     figure, axes = plt.subplots(len(rows), len(FRAMES), figsize=(9, 0.86 * len(rows) + 0.22))
     for (clip, title, remark), line in zip(rows, axes):
@@ -87,7 +87,7 @@ def quality(path, kind, settings):
     found = collections.defaultdict(list)
     with open(path, encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            if row["kind"].startswith(kind) and re.fullmatch(settings, row["words"]):
+            if row["kind"] == kind and re.fullmatch(settings, row["words"]):
                 found[row["words"]].append((float(row["work"]), float(row["psnr"])))
     return sorted(tuple(sum(x) / 16 for x in zip(*clips)) for clips in found.values() if len(clips) == 16)
 
@@ -133,10 +133,10 @@ def draw_lines(axis, lines, where):
 def draw_chart(path):
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.5))
     measured = ROOT / "docs" / "results" / "quality-h200.csv"
-    kind = "wan-tiny 8 steps guidance 2.5 33x128"
+    kind = "wan-tiny 8 steps guidance 2.5 33x128 f32 cuda judged"
     for label, settings, colour, dash, below in (
             ("default", r"work=[\d.]+ block=64", COLOURS[0], "-", 9),
-            ("masks from a file", r"masks=.*", COLOURS[2], "-", -14),
+            ("masks from a file", r"masks=2x1-p8-rows2.*", COLOURS[2], "-", -14),
             ("former default: entropy", r"budget=[\d.]+ block=64", SOFT, "--", -14)):
         points = quality(measured, kind, settings)
         left.plot([x for x, _ in points], [y for _, y in points], dash, color=colour, label=label, linewidth=2,
