@@ -15,6 +15,7 @@
 #ifndef ESA_NN_NN_H
 #define ESA_NN_NN_H
 
+#include "base/nn_args.h"
 #include "base/status.h"
 #include "ctx/ctx.h"
 #include "base/half.h"
@@ -71,8 +72,6 @@ void esa_weight_to_f32(float *dst, const esa_weight *w, int64_t first, int64_t c
 int64_t esa_weight_count(const esa_weight *w);
 
 /* ---------------------------------------------------------------- linear.c (CBLAS) */
-
-enum { ESA_ACT_NONE = 0, ESA_ACT_SILU, ESA_ACT_GELU_TANH };
 
 /* What is done to x W^T + b before it is stored, in this order: activation, times gate, plus
  * residual. NULL fields are skipped. */

@@ -1,0 +1,149 @@
+/* nn_args.h - the arguments of the operations of networks as kernels get them.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * The engine (src/nn), the backend table (backend/engine.h) and the plugin (cuda/cuda.h) share
+ * these structs. Pointers are in the memory of the device. Sizes agree: the caller has checked
+ * them. Vectors over columns are f32, because diffusers keeps modulation, norms and tables in f32.
+ * Views of one operation may have different types. Sums over a row run in f32 in a fixed order, so
+ * the same inputs give the same bits. */
+#ifndef ESA_BASE_NN_ARGS_H
+#define ESA_BASE_NN_ARGS_H
+
+#include "base/view.h"
+
+/* GELU is the approximation with tanh. */
+enum { ESA_ACT_NONE = 0, ESA_ACT_SILU, ESA_ACT_GELU_TANH };
+
+/* ---------------------------------------------------------------- rows */
+
+enum { ESA_NORM_NONE = 0, ESA_NORM_LAYER, ESA_NORM_RMS };
+
+/* Two steps over each row, in one pass through memory:
+ *   1. if add.data is set:  x += gate * add, rounded to the type of x and stored
+ *   2. if norm is not NONE: y = norm(x) * weight + bias, then * (1 + scale) + shift
+ * LAYER is (x - mean) / sqrt(var + eps), RMS is x / sqrt(mean(x^2) + eps). Step 2 sees x as it is
+ * stored. y may be x if step 1 is not done. An F8 y gets its scales: the largest magnitude of the
+ * row over ESA_F8_MAX, or 1 if that magnitude is at most ESA_F8_ZERO. */
+typedef struct esa_norm_args {
+    esa_view y;        /* F32, BF16 or F8; absent with NONE */
+    esa_view x;        /* F32 or BF16 */
+    esa_view add;      /* of the type of x; may be absent */
+    const float *gate; /* [cols] or NULL: 1 */
+    int32_t norm;      /* ESA_NORM_* */
+    float eps;
+    const float *weight, *bias; /* [cols] or NULL */
+    const float *scale, *shift; /* [cols] or NULL */
+} esa_norm_args;
+
+/* RMS norm over the whole row (all heads) with weight, then the rotation of adjacent channels of
+ * every head, in place. Row r is rotated by row r of cos and sin: the tokens are in the order of
+ * the session already. */
+typedef struct esa_qk_args {
+    esa_view q, k;                    /* F32 or BF16, of one type; k may be absent */
+    const float *q_weight, *k_weight; /* [cols] */
+    const float *cos, *sin;           /* [rows][D/2]; both NULL: no rotation */
+    int64_t D;                        /* head dimension, even; cols is a multiple of it */
+    float eps;
+} esa_qk_args;
+
+/* y = act(x), or act(gate) * x if gate is present. With act NONE it converts between types; an F8 y
+ * gets its scales as above. y may be x or gate if the types are the same. */
+typedef struct esa_act_args {
+    esa_view y;       /* F32, BF16 or F8 */
+    esa_view x, gate; /* F32 or BF16, of one type; gate may be absent */
+    int32_t act;      /* ESA_ACT_* */
+} esa_act_args;
+
+/* ---------------------------------------------------------------- products */
+
+/* y[rows][out] = act(x[rows][in] W^T + bias), accumulated in f32. x and w are both BF16, both F8,
+ * or both F32. */
+typedef struct esa_product_args {
+    esa_view y;       /* BF16 or F32 */
+    esa_view x;       /* [rows][in] */
+    esa_view w;       /* [out][in]; F8: one scale for each output row */
+    const void *bias; /* [out] in BF16; NULL: none */
+    int32_t act;      /* ESA_ACT_NONE or ESA_ACT_GELU_TANH */
+} esa_product_args;
+
+/* o = softmax(scale q k^T + bias) v for each head; heads lie side by side in the columns. The
+ * biases are added to the scores after scale (natural logarithm). */
+typedef struct esa_biased_args {
+    esa_view o, q, k, v; /* [Nq][heads*D], [Nq][heads*D], [Nk][heads*D] twice; BF16 */
+    int64_t heads, D;
+    float scale;
+    /* [Nk] or NULL; -INFINITY removes the key, log(c) makes it count as c equal keys */
+    const float *key;
+    /* [heads][distance_ld] or NULL; query q and key k get distance[h][k - q + center] */
+    const float *distance;
+    int64_t distance_ld, center;
+} esa_biased_args;
+
+/* ---------------------------------------------------------------- patches and latents */
+
+/* Moves between latents f32 [channels][T][H][W] and rows of patches. gather 1: row i gets patch
+ * perm[i] in the order (channel, t, h, w). gather 0: the rows hold (t, h, w, channel) and are
+ * written to the latents. */
+typedef struct esa_patch_args {
+    esa_view rows; /* [T/pt * H/ph * W/pw][pt*ph*pw*channels]; F32 or BF16 */
+    float *latent;
+    const int32_t *perm; /* [rows] position -> patch of the grid (t slowest); NULL: identity */
+    int32_t channels, gather;
+    int32_t size[3], patch[3]; /* T, H, W; pt, ph, pw */
+} esa_patch_args;
+
+/* One step of a scheduler (model/sched) for count elements, in f32:
+ *   m = x - sigma v
+ *   if correct: x = (keep last - pull m0) - pull (rho1 (m1 - m0) / r + rho2 (m - m0))
+ *   m1 = m0, m0 = m, last = x
+ *   x = (keep x - pull m0) - pull (m1 - m0) / (2 r)
+ * with the coefficients [0] for the corrector and [1] for the predictor. Order 1 drops the terms
+ * with m1. EULER is x += dt v. */
+typedef struct esa_step_args {
+    float *x, *m0, *m1, *last; /* [count]; EULER uses x alone */
+    const float *v;
+    int64_t count;
+    int32_t euler, correct; /* 0 or 1 */
+    int32_t order[2];       /* of the corrector and of the predictor: 1 or 2 */
+    float sigma, dt;
+    float keep[2], pull[2], r[2], rho1, rho2;
+} esa_step_args;
+
+/* The figures of one step, reduced on the device: sums over elements. */
+typedef struct esa_step_figures {
+    double wrong;     /* elements of x that are not finite */
+    double x_change;  /* sum |x - x_before| */
+    double v_size[2]; /* sum |v| of each branch */
+    double v_change[2];
+} esa_step_figures;
+
+/* ---------------------------------------------------------------- planes */
+
+/* A convolution of stride 1 over channels-last planes, as nn.h describes it: y = conv(x) + bias
+ * (+ residual). Pitches are in elements. */
+typedef struct esa_plane_conv_args {
+    const void *packed; /* the device's own layout of the weights */
+    const float *bias;  /* [cout] */
+    int32_t kt, kh, kw, cin, cout, up2;
+    void *y; /* BF16 or F32 like the planes; dtype says */
+    int64_t y_row;
+    const void *x[3]; /* [kt] frames, oldest first; NULL: a frame of zeros */
+    int64_t x_row;
+    int64_t height, width;
+    const void *residual; /* like y, or NULL */
+    int64_t residual_row;
+    int32_t dtype; /* ESA_DTYPE_BF16 or ESA_DTYPE_F32 */
+} esa_plane_conv_args;
+
+/* y = x / max(|x|, 1e-12) * sqrt(channels) * gamma for each pixel, then act. */
+typedef struct esa_plane_norm_args {
+    void *y;
+    int64_t y_row;
+    const void *x;
+    int64_t x_row;
+    int64_t height, width, channels;
+    const float *gamma; /* [channels] */
+    int32_t act, dtype;
+} esa_plane_norm_args;
+
+#endif
