@@ -14,13 +14,13 @@
  * Without host_memory, functions only enqueue work on the ctx's stream, unless a comment says that
  * they wait.
  *
- * A new device is a new table; no file above changes. A new group of operations (for networks:
- * linear, norm, rope, convolution, elementwise) is a new group of members, which can use the
- * memory, copies, marks and scratch that are here. A device that lacks the group leaves its members
- * NULL. */
+ * A new device is a new table; no file above changes. The operations of networks are groups of
+ * their own (engine.h), which use the memory, copies, marks and scratch that are here. A device
+ * that lacks a group leaves its pointer NULL. */
 #ifndef ESA_BACKEND_BACKEND_H
 #define ESA_BACKEND_BACKEND_H
 
+#include "backend/engine.h"
 #include "base/args.h"
 #include "base/status.h"
 #include "ctx/ctx.h"
@@ -113,6 +113,9 @@ typedef struct esa_backend {
     esa_status (*mask_set_bits)(esa_ctx *ctx, esa_mask *mask, const uint8_t *bits,
                                 const uint8_t *fine);
     esa_status (*mask_get_bits)(esa_ctx *ctx, const esa_mask *mask, uint8_t *bits, uint8_t *fine);
+
+    /* The operations of networks (engine.h); NULL: the device has none. */
+    const esa_engine_rows *rows;
 } esa_backend;
 
 /* The table of a device, in static storage; NULL for a number that is no ESA_DEVICE_*. */

@@ -3,6 +3,7 @@
 #include "backend/backend.h"
 
 #include <string.h>
+#include "backend/cuda_engine.h"
 #include "backend/plugin.h"
 #include "base/half.h"
 #include "select/select.h"
@@ -334,4 +335,5 @@ const esa_backend esa_backend_cuda = {
     .mask_create = cuda_mask_create,
     .mask_set_bits = cuda_mask_set_bits,
     .mask_get_bits = cuda_mask_get_bits,
+    .rows = &esa_cuda_engine_rows,
 };

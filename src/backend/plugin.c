@@ -86,7 +86,8 @@ static esa_status load(esa_ctx *ctx, esa_cuda *cuda)
     const esa_cuda_host host = {
         sizeof host,           sizeof(esa_attn_args), sizeof(esa_select_args),
         sizeof(esa_cuda_mask), sizeof(esa_cuda_info), sizeof(esa_cuda_table),
-        esa_build_id()
+        sizeof(esa_view),      sizeof(esa_norm_args), sizeof(esa_qk_args),
+        sizeof(esa_act_args),  esa_build_id()
     };
     cuda->table = entry(ESA_CUDA_ABI, &host, error, (int32_t)sizeof error);
     if (!cuda->table)

@@ -10,20 +10,21 @@
  * (esa_cuda_table.error) or in the text it was given. No function aborts, prints, or leaves a CUDA
  * error behind for the caller's next call. "stream" is a cudaStream_t; NULL is the default stream.
  *
- * attention, exact_take, exact_mend, select, importance, from_importance and the mask conversions
- * only enqueue work. They
- * do not allocate, synchronise or read host memory after they return, so a CUDA graph can capture
- * them. Every function restores the caller's current device. */
+ * attention, exact_take, exact_mend, select, importance, from_importance, the mask conversions and
+ * the operations of networks only enqueue work. They do not allocate, synchronise or read host
+ * memory after they return, so a CUDA graph can capture them. Every function restores the caller's
+ * current device. */
 #ifndef ESA_CUDA_CUDA_H
 #define ESA_CUDA_CUDA_H
 
 #include "base/args.h"
+#include "base/nn_args.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-#define ESA_CUDA_ABI        3
+#define ESA_CUDA_ABI        4
 #define ESA_CUDA_ENTRY_NAME "esa_cuda_entry"
 
 /* One GPU as one ctx sees it: properties, kernel level, last error. */
@@ -32,6 +33,7 @@ typedef struct esa_cuda_device esa_cuda_device;
 typedef struct esa_cuda_host { /* how libesa was built; the plugin refuses anything else */
     uint32_t struct_size;
     uint32_t attn_args_size, select_args_size, mask_size, info_size, table_size;
+    uint32_t view_size, norm_args_size, qk_args_size, act_args_size;
     const char *build; /* esa_build_id() */
 } esa_cuda_host;
 
@@ -55,6 +57,13 @@ typedef struct esa_cuda_mask {
     int64_t *facts;
     int64_t B, H, nq, nk, cap;
 } esa_cuda_mask;
+
+/* The operations of networks on rows; base/nn_args.h has their arguments. */
+typedef struct esa_cuda_rows {
+    esa_status (*norm)(esa_cuda_device *dev, const esa_norm_args *args, void *stream);
+    esa_status (*qk)(esa_cuda_device *dev, const esa_qk_args *args, void *stream);
+    esa_status (*act)(esa_cuda_device *dev, const esa_act_args *args, void *stream);
+} esa_cuda_rows;
 
 typedef struct esa_cuda_table {
     uint32_t struct_size, abi;
@@ -139,6 +148,9 @@ typedef struct esa_cuda_table {
                                 const uint8_t *bits, const uint8_t *fine, void *stream);
     esa_status (*lists_to_bits)(esa_cuda_device *dev, const esa_cuda_mask *mask, uint8_t *bits,
                                 uint8_t *fine, void *stream);
+
+    /* Groups of operations of networks, each complete. */
+    const esa_cuda_rows *rows;
 } esa_cuda_table;
 
 /* The only exported symbol of the plugin. abi: ESA_CUDA_ABI of the caller. Returns NULL if abi or

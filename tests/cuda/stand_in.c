@@ -21,6 +21,7 @@
 #include "cuda/cuda.h"
 #include "esa_build.h" /* written by the build: ESA_BUILD_ID */
 #include "select/select.h"
+#include "stand_in_rows.h"
 
 struct esa_cuda_device {
     int32_t sm80; /* 1: lowered by $ESA_CUDA */
@@ -515,6 +516,58 @@ static esa_status lists_to_bits(esa_cuda_device *dev, const esa_cuda_mask *m, ui
     return ESA_OK;
 }
 
+/* ---------------------------------------------------------------- operations of networks */
+
+static esa_status room_for(esa_cuda_device *dev, float **room, int64_t cols)
+{
+    *room = NULL;
+    const esa_status status = luck(dev);
+    if (status) return status;
+    *room = malloc((size_t)(cols > 0 ? cols : 1) * 4);
+    return *room ? ESA_OK : say(dev, ESA_ERR_MEMORY, "out of memory for a row");
+}
+
+static esa_status norm(esa_cuda_device *dev, const esa_norm_args *args, void *stream)
+{
+    float *room;
+    (void)stream;
+    const esa_status status = room_for(dev, &room, args->x.cols);
+    if (status) return status;
+    enter();
+    stand_in_norm(args, room);
+    leave();
+    free(room);
+    return ESA_OK;
+}
+
+static esa_status qk(esa_cuda_device *dev, const esa_qk_args *args, void *stream)
+{
+    float *room;
+    (void)stream;
+    const esa_status status = room_for(dev, &room, args->q.cols);
+    if (status) return status;
+    enter();
+    stand_in_qk(args, room);
+    leave();
+    free(room);
+    return ESA_OK;
+}
+
+static esa_status act(esa_cuda_device *dev, const esa_act_args *args, void *stream)
+{
+    float *room;
+    (void)stream;
+    const esa_status status = room_for(dev, &room, args->x.cols);
+    if (status) return status;
+    enter();
+    stand_in_act(args, room);
+    leave();
+    free(room);
+    return ESA_OK;
+}
+
+static const esa_cuda_rows rows = { norm, qk, act };
+
 static const esa_cuda_table table = {
     .struct_size = sizeof(esa_cuda_table),
     .abi = ESA_CUDA_ABI,
@@ -548,6 +601,7 @@ static const esa_cuda_table table = {
     .order = order,
     .bits_to_lists = bits_to_lists,
     .lists_to_bits = lists_to_bits,
+    .rows = &rows,
 };
 
 __attribute__((visibility("default"))) const esa_cuda_table *esa_cuda_entry(

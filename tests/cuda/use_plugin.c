@@ -43,7 +43,8 @@ int main(int argc, char **argv)
     const esa_cuda_host host = {
         sizeof host,           sizeof(esa_attn_args), sizeof(esa_select_args),
         sizeof(esa_cuda_mask), sizeof(esa_cuda_info), sizeof(esa_cuda_table),
-        ESA_BUILD_ID
+        sizeof(esa_view),      sizeof(esa_norm_args), sizeof(esa_qk_args),
+        sizeof(esa_act_args),  ESA_BUILD_ID
     };
     expect_refused(entry, ESA_CUDA_ABI + 1, &host, "another interface was accepted");
     for (size_t field = 0; field < offsetof(esa_cuda_host, build) / sizeof(uint32_t); field++) {
@@ -68,6 +69,8 @@ int main(int argc, char **argv)
         memcpy(&function, (const char *)table + at, sizeof function);
         expect(function != NULL, "an entry of the table is NULL");
     }
+    expect(table->rows->norm && table->rows->qk && table->rows->act,
+           "an operation on rows is NULL");
 
     int32_t count = -1;
     esa_cuda_device *dev = (esa_cuda_device *)(void *)error; /* must become NULL */

@@ -14,7 +14,7 @@ import sys
 import tempfile
 
 # Room, and the rooms it includes. Every room of src/ may also include src/base. "src/cuda" is cuda/cuda.h, the plugin's
-# interface; the plugin itself has three rooms.
+# interface; the plugin itself has four rooms.
 ROOMS = [
     ("src/base", ""),
     ("src/rules", ""),
@@ -23,6 +23,7 @@ ROOMS = [
     ("src/cuda/runtime", "src/cuda"),
     ("src/cuda/attention", "src/rules src/cuda/runtime"),
     ("src/cuda/selection", "src/rules src/cuda/runtime src/cuda/attention"),
+    ("src/cuda/engine", "src/cuda/runtime"),
     ("src/ctx", "src/cpu"),
     ("src/mask", "src/rules src/ctx"),
     ("src/select", "src/rules src/cpu src/mask"),

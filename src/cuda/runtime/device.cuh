@@ -112,3 +112,7 @@ esa_status bits_to_lists(esa_cuda_device *dev, const esa_cuda_mask *mask, const 
                          const uint8_t *fine, void *stream);
 esa_status lists_to_bits(esa_cuda_device *dev, const esa_cuda_mask *mask, uint8_t *bits,
                          uint8_t *fine, void *stream);
+// engine/norm.cu, engine/qk.cu, engine/act.cu
+esa_status norm_run(esa_cuda_device *dev, const esa_norm_args *args, void *stream);
+esa_status qk_run(esa_cuda_device *dev, const esa_qk_args *args, void *stream);
+esa_status act_run(esa_cuda_device *dev, const esa_act_args *args, void *stream);

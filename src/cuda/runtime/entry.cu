@@ -12,6 +12,8 @@
 #define PLUGIN_VERSION                                                                             \
     TEXT(ESA_VERSION_MAJOR) "." TEXT(ESA_VERSION_MINOR) "." TEXT(ESA_VERSION_PATCH)
 
+static const esa_cuda_rows rows = { norm_run, qk_run, act_run };
+
 static const esa_cuda_table table = {
     sizeof(esa_cuda_table),
     ESA_CUDA_ABI,
@@ -45,6 +47,7 @@ static const esa_cuda_table table = {
     order_run,
     bits_to_lists,
     lists_to_bits,
+    &rows,
 };
 
 extern "C" __attribute__((visibility("default"))) const esa_cuda_table *esa_cuda_entry(
@@ -55,7 +58,11 @@ extern "C" __attribute__((visibility("default"))) const esa_cuda_table *esa_cuda
                        host->attn_args_size == sizeof(esa_attn_args) &&
                        host->select_args_size == sizeof(esa_select_args) &&
                        host->mask_size == sizeof(esa_cuda_mask) &&
-                       host->info_size == sizeof(esa_cuda_info) && host->table_size == sizeof table;
+                       host->info_size == sizeof(esa_cuda_info) &&
+                       host->table_size == sizeof table && host->view_size == sizeof(esa_view) &&
+                       host->norm_args_size == sizeof(esa_norm_args) &&
+                       host->qk_args_size == sizeof(esa_qk_args) &&
+                       host->act_args_size == sizeof(esa_act_args);
     const char *theirs = sizes && host->build ? host->build : "of another interface";
     if (sizes && strcmp(theirs, ESA_BUILD_ID) == 0) return &table;
     snprintf(error, (size_t)error_bytes,

@@ -1,0 +1,26 @@
+/* cuda_engine.c - the operations of networks on the GPU: calls the plugin, and copies its messages
+ * into the ctx.
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "backend/cuda_engine.h"
+
+#include "backend/plugin.h"
+
+static esa_status rows_norm(esa_ctx *ctx, const esa_norm_args *args)
+{
+    const esa_cuda *c = ctx->cuda;
+    return esa_cuda_status(ctx, c->table->rows->norm(c->dev, args, ctx->cuda_stream));
+}
+
+static esa_status rows_qk(esa_ctx *ctx, const esa_qk_args *args)
+{
+    const esa_cuda *c = ctx->cuda;
+    return esa_cuda_status(ctx, c->table->rows->qk(c->dev, args, ctx->cuda_stream));
+}
+
+static esa_status rows_act(esa_ctx *ctx, const esa_act_args *args)
+{
+    const esa_cuda *c = ctx->cuda;
+    return esa_cuda_status(ctx, c->table->rows->act(c->dev, args, ctx->cuda_stream));
+}
+
+const esa_engine_rows esa_cuda_engine_rows = { rows_norm, rows_qk, rows_act };

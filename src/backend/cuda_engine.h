@@ -1,0 +1,10 @@
+/* cuda_engine.h - the groups of engine.h for the GPU, filled by cuda_engine.c.
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef ESA_BACKEND_CUDA_ENGINE_H
+#define ESA_BACKEND_CUDA_ENGINE_H
+
+#include "backend/engine.h"
+
+extern const esa_engine_rows esa_cuda_engine_rows;
+
+#endif

@@ -1,0 +1,83 @@
+/* engine.h - the operations of networks in the backend table, in groups.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * A device has a group completely or not at all: a group of esa_backend is NULL, or all its members
+ * are set. The CPU has none of them here. Its operations need a BLAS, so they live in the engine
+ * (src/nn), which uses them for every device with host_memory.
+ *
+ * The rules of backend.h hold: the caller holds the guard of ctx, arguments are checked, a failure
+ * leaves one message in ctx. All functions only enqueue work on the ctx's stream, allocate nothing
+ * and do not wait, unless a comment says otherwise. */
+#ifndef ESA_BACKEND_ENGINE_H
+#define ESA_BACKEND_ENGINE_H
+
+#include "base/nn_args.h"
+#include "base/status.h"
+
+/* Work on single rows (nn_args.h). */
+typedef struct esa_engine_rows {
+    esa_status (*norm)(esa_ctx *ctx, const esa_norm_args *args);
+    esa_status (*qk)(esa_ctx *ctx, const esa_qk_args *args);
+    esa_status (*act)(esa_ctx *ctx, const esa_act_args *args);
+} esa_engine_rows;
+
+/* Matrix products and attention with biases. */
+typedef struct esa_engine_products {
+    /* Finds the library of products. Fails with ESA_ERR_DEVICE and a message that says how to get
+     * it. *name, in static storage, is its path and version. */
+    esa_status (*library)(esa_ctx *ctx, const char **name);
+    /* Prepares products of these sizes and types: measures the algorithms of the library once and
+     * keeps the fastest for this ctx. Pointers in args are scratch of the right size, whose
+     * contents are lost. Waits. A shape that was prepared before costs nothing. */
+    esa_status (*prepare)(esa_ctx *ctx, const esa_product_args *args);
+    /* Fails with ESA_ERR_STATE for a shape that was not prepared. ws: bytes from workspace. */
+    int64_t (*workspace)(esa_ctx *ctx);
+    esa_status (*product)(esa_ctx *ctx, const esa_product_args *args, void *ws);
+    int64_t (*biased_workspace)(esa_ctx *ctx, const esa_biased_args *args);
+    esa_status (*biased)(esa_ctx *ctx, const esa_biased_args *args, void *ws);
+} esa_engine_products;
+
+/* Patches, guidance and the scheduler. */
+typedef struct esa_engine_latents {
+    esa_status (*patches)(esa_ctx *ctx, const esa_patch_args *args);
+    /* v = negative + scale (v - negative) */
+    esa_status (*guide)(esa_ctx *ctx, float *v, const float *negative, float scale, int64_t count);
+    esa_status (*step)(esa_ctx *ctx, const esa_step_args *args);
+    /* *figures on the device. x_before, v[b] and v_before[b] may be NULL: their sums are 0. */
+    esa_status (*figures)(esa_ctx *ctx, esa_step_figures *figures, const float *x,
+                          const float *x_before, const float *const v[2],
+                          const float *const v_before[2], int64_t count);
+} esa_engine_latents;
+
+/* Planes of the decoder. */
+typedef struct esa_engine_planes {
+    /* Packs a weight f32 [cout][cin][kt][kh][kw] for conv. packed has conv_bytes bytes. */
+    int64_t (*conv_bytes)(esa_ctx *ctx, const esa_plane_conv_args *args);
+    esa_status (*conv_pack)(esa_ctx *ctx, void *packed, const esa_plane_conv_args *args,
+                            const float *weight);
+    esa_status (*conv)(esa_ctx *ctx, const esa_plane_conv_args *args);
+    esa_status (*pixel_norm)(esa_ctx *ctx, const esa_plane_norm_args *args);
+    /* bytes [count] = round(clamp((x + 1) / 2) * 255) */
+    esa_status (*to_bytes)(esa_ctx *ctx, uint8_t *bytes, const void *x, int32_t dtype,
+                           int64_t count);
+} esa_engine_planes;
+
+/* Weights on their way to the device. A lane is one piece of device memory that is filled again and
+ * again; lanes are numbered from 0. Copies run beside the ctx's stream. */
+enum { ESA_ENGINE_LANES = 4 };
+typedef struct esa_engine_transfer {
+    /* Host memory that the device reads without staging. *ptr belongs to the caller. */
+    esa_status (*pin)(esa_ctx *ctx, void **ptr, int64_t bytes);
+    void (*unpin)(esa_ctx *ctx, void *ptr);
+    /* Copies pinned src to dst, which belongs to the lane, after the last `used` of the lane. src
+     * must not change before `landed` or a download. */
+    esa_status (*fetch)(esa_ctx *ctx, int32_t lane, void *dst, const void *src, int64_t bytes);
+    /* Work that is enqueued from now on sees what fetch copied into the lane. */
+    esa_status (*arrive)(esa_ctx *ctx, int32_t lane);
+    /* The work enqueued so far is the last that reads the lane. */
+    esa_status (*used)(esa_ctx *ctx, int32_t lane);
+    /* Waits until the copies of the lane have read their sources. */
+    esa_status (*landed)(esa_ctx *ctx, int32_t lane);
+} esa_engine_transfer;
+
+#endif
