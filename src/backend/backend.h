@@ -116,6 +116,7 @@ typedef struct esa_backend {
 
     /* The operations of networks (engine.h); NULL: the device has none. */
     const esa_engine_rows *rows;
+    const esa_engine_latents *latents;
 } esa_backend;
 
 /* The table of a device, in static storage; NULL for a number that is no ESA_DEVICE_*. */

@@ -336,4 +336,5 @@ const esa_backend esa_backend_cuda = {
     .mask_set_bits = cuda_mask_set_bits,
     .mask_get_bits = cuda_mask_get_bits,
     .rows = &esa_cuda_engine_rows,
+    .latents = &esa_cuda_engine_latents,
 };

@@ -24,3 +24,32 @@ static esa_status rows_act(esa_ctx *ctx, const esa_act_args *args)
 }
 
 const esa_engine_rows esa_cuda_engine_rows = { rows_norm, rows_qk, rows_act };
+
+static esa_status latents_patches(esa_ctx *ctx, const esa_patch_args *args)
+{
+    const esa_cuda *c = ctx->cuda;
+    return esa_cuda_status(ctx, c->table->latents->patches(c->dev, args, ctx->cuda_stream));
+}
+
+static esa_status latents_guide(esa_ctx *ctx, float *v, const float *negative, float scale,
+                                int64_t count)
+{
+    const esa_cuda *c = ctx->cuda;
+    return esa_cuda_status(
+        ctx, c->table->latents->guide(c->dev, v, negative, scale, count, ctx->cuda_stream));
+}
+
+static esa_status latents_step(esa_ctx *ctx, const esa_step_args *args)
+{
+    const esa_cuda *c = ctx->cuda;
+    return esa_cuda_status(ctx, c->table->latents->step(c->dev, args, ctx->cuda_stream));
+}
+
+static esa_status latents_figures(esa_ctx *ctx, const esa_figures_args *args)
+{
+    const esa_cuda *c = ctx->cuda;
+    return esa_cuda_status(ctx, c->table->latents->figures(c->dev, args, ctx->cuda_stream));
+}
+
+const esa_engine_latents esa_cuda_engine_latents = { latents_patches, latents_guide, latents_step,
+                                                     latents_figures };

@@ -40,13 +40,10 @@ typedef struct esa_engine_products {
 /* Patches, guidance and the scheduler. */
 typedef struct esa_engine_latents {
     esa_status (*patches)(esa_ctx *ctx, const esa_patch_args *args);
-    /* v = negative + scale (v - negative) */
+    /* v = negative + scale (v - negative), each operation rounded to f32. */
     esa_status (*guide)(esa_ctx *ctx, float *v, const float *negative, float scale, int64_t count);
     esa_status (*step)(esa_ctx *ctx, const esa_step_args *args);
-    /* *figures on the device. x_before, v[b] and v_before[b] may be NULL: their sums are 0. */
-    esa_status (*figures)(esa_ctx *ctx, esa_step_figures *figures, const float *x,
-                          const float *x_before, const float *const v[2],
-                          const float *const v_before[2], int64_t count);
+    esa_status (*figures)(esa_ctx *ctx, const esa_figures_args *args);
 } esa_engine_latents;
 
 /* Planes of the decoder. */

@@ -92,30 +92,42 @@ typedef struct esa_patch_args {
     int32_t size[3], patch[3]; /* T, H, W; pt, ph, pw */
 } esa_patch_args;
 
-/* One step of a scheduler (model/sched) for count elements, in f32:
+/* One step of a scheduler (model/sched) for count elements, in f32. EULER: x += dt v. UniPC, in one
+ * pass, with the coefficients [0] for the corrector and [1] for the predictor:
  *   m = x - sigma v
- *   if correct: x = (keep last - pull m0) - pull (rho1 (m1 - m0) / r + rho2 (m - m0))
- *   m1 = m0, m0 = m, last = x
- *   x = (keep x - pull m0) - pull (m1 - m0) / (2 r)
- * with the coefficients [0] for the corrector and [1] for the predictor. Order 1 drops the terms
- * with m1. EULER is x += dt v. */
+ *   if correct:  x = (keep0 last - pull0 m0) - pull0 (rho1 (m1 - m0) / r0 + rho2 (m - m0)), m1 = m0
+ *   m0 = m, last = x
+ *   x = (keep1 x - pull1 m0) - pull1 (m1 - m0) / r1 / 2
+ * Order 1 drops the terms with r. Every operation is rounded to f32 by itself, in the order of
+ * model/sched/unipc.c, so all devices give the same bits. */
 typedef struct esa_step_args {
     float *x, *m0, *m1, *last; /* [count]; EULER uses x alone */
-    const float *v;
+    const float *v;            /* [count] */
     int64_t count;
     int32_t euler, correct; /* 0 or 1 */
-    int32_t order[2];       /* of the corrector and of the predictor: 1 or 2 */
+    int32_t order[2];       /* 1 or 2 */
     float sigma, dt;
-    float keep[2], pull[2], r[2], rho1, rho2;
+    float keep[2], pull[2], r[2];
+    float rho1, rho2;
 } esa_step_args;
 
-/* The figures of one step, reduced on the device: sums over elements. */
+/* Figures of one step: sums over elements, in double. */
 typedef struct esa_step_figures {
-    double wrong;     /* elements of x that are not finite */
-    double x_change;  /* sum |x - x_before| */
-    double v_size[2]; /* sum |v| of each branch */
-    double v_change[2];
+    double wrong;       /* number of elements of x that are not finite */
+    double x_change;    /* sum |x - x_before| */
+    double v_size[2];   /* sum |v| of each branch */
+    double v_change[2]; /* sum |v - v_before| of each branch */
 } esa_step_figures;
+
+/* Reduces the figures on the device. Inputs that are NULL give 0. The order of the sums is fixed.
+ */
+enum { ESA_STEP_PARTS = 256 };
+typedef struct esa_figures_args {
+    esa_step_figures *out; /* [1 + ESA_STEP_PARTS]; the first is the result, the rest is scratch */
+    const float *x, *x_before;       /* [count] */
+    const float *v[2], *v_before[2]; /* [count] */
+    int64_t count;
+} esa_figures_args;
 
 /* ---------------------------------------------------------------- planes */
 

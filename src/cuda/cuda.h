@@ -33,7 +33,8 @@ typedef struct esa_cuda_device esa_cuda_device;
 typedef struct esa_cuda_host { /* how libesa was built; the plugin refuses anything else */
     uint32_t struct_size;
     uint32_t attn_args_size, select_args_size, mask_size, info_size, table_size;
-    uint32_t view_size, norm_args_size, qk_args_size, act_args_size;
+    uint32_t norm_args_size, qk_args_size, act_args_size;
+    uint32_t patch_args_size, step_args_size, figures_args_size;
     const char *build; /* esa_build_id() */
 } esa_cuda_host;
 
@@ -64,6 +65,16 @@ typedef struct esa_cuda_rows {
     esa_status (*qk)(esa_cuda_device *dev, const esa_qk_args *args, void *stream);
     esa_status (*act)(esa_cuda_device *dev, const esa_act_args *args, void *stream);
 } esa_cuda_rows;
+
+/* Patches, guidance and the scheduler. */
+typedef struct esa_cuda_latents {
+    esa_status (*patches)(esa_cuda_device *dev, const esa_patch_args *args, void *stream);
+    /* v = negative + scale (v - negative) */
+    esa_status (*guide)(esa_cuda_device *dev, float *v, const float *negative, float scale,
+                        int64_t count, void *stream);
+    esa_status (*step)(esa_cuda_device *dev, const esa_step_args *args, void *stream);
+    esa_status (*figures)(esa_cuda_device *dev, const esa_figures_args *args, void *stream);
+} esa_cuda_latents;
 
 typedef struct esa_cuda_table {
     uint32_t struct_size, abi;
@@ -151,6 +162,7 @@ typedef struct esa_cuda_table {
 
     /* Groups of operations of networks, each complete. */
     const esa_cuda_rows *rows;
+    const esa_cuda_latents *latents;
 } esa_cuda_table;
 
 /* The only exported symbol of the plugin. abi: ESA_CUDA_ABI of the caller. Returns NULL if abi or

@@ -21,6 +21,7 @@
 #include "cuda/cuda.h"
 #include "esa_build.h" /* written by the build: ESA_BUILD_ID */
 #include "select/select.h"
+#include "stand_in_latents.h"
 #include "stand_in_rows.h"
 
 struct esa_cuda_device {
@@ -568,6 +569,53 @@ static esa_status act(esa_cuda_device *dev, const esa_act_args *args, void *stre
 
 static const esa_cuda_rows rows = { norm, qk, act };
 
+static esa_status patches(esa_cuda_device *dev, const esa_patch_args *args, void *stream)
+{
+    (void)stream;
+    const esa_status status = luck(dev);
+    if (status) return status;
+    enter();
+    stand_in_patches(args);
+    leave();
+    return ESA_OK;
+}
+
+static esa_status guide(esa_cuda_device *dev, float *v, const float *negative, float scale,
+                        int64_t count, void *stream)
+{
+    (void)stream;
+    const esa_status status = luck(dev);
+    if (status) return status;
+    enter();
+    stand_in_guide(v, negative, scale, count);
+    leave();
+    return ESA_OK;
+}
+
+static esa_status step(esa_cuda_device *dev, const esa_step_args *args, void *stream)
+{
+    (void)stream;
+    const esa_status status = luck(dev);
+    if (status) return status;
+    enter();
+    stand_in_step(args);
+    leave();
+    return ESA_OK;
+}
+
+static esa_status figures(esa_cuda_device *dev, const esa_figures_args *args, void *stream)
+{
+    (void)stream;
+    const esa_status status = luck(dev);
+    if (status) return status;
+    enter();
+    stand_in_figures(args);
+    leave();
+    return ESA_OK;
+}
+
+static const esa_cuda_latents latents = { patches, guide, step, figures };
+
 static const esa_cuda_table table = {
     .struct_size = sizeof(esa_cuda_table),
     .abi = ESA_CUDA_ABI,
@@ -602,6 +650,7 @@ static const esa_cuda_table table = {
     .bits_to_lists = bits_to_lists,
     .lists_to_bits = lists_to_bits,
     .rows = &rows,
+    .latents = &latents,
 };
 
 __attribute__((visibility("default"))) const esa_cuda_table *esa_cuda_entry(

@@ -40,12 +40,19 @@ int main(int argc, char **argv)
     *(void **)&entry = dlsym(plugin, ESA_CUDA_ENTRY_NAME);
     expect(entry != NULL, "the entry function is missing");
 
-    const esa_cuda_host host = {
-        sizeof host,           sizeof(esa_attn_args), sizeof(esa_select_args),
-        sizeof(esa_cuda_mask), sizeof(esa_cuda_info), sizeof(esa_cuda_table),
-        sizeof(esa_view),      sizeof(esa_norm_args), sizeof(esa_qk_args),
-        sizeof(esa_act_args),  ESA_BUILD_ID
-    };
+    const esa_cuda_host host = { sizeof host,
+                                 sizeof(esa_attn_args),
+                                 sizeof(esa_select_args),
+                                 sizeof(esa_cuda_mask),
+                                 sizeof(esa_cuda_info),
+                                 sizeof(esa_cuda_table),
+                                 sizeof(esa_norm_args),
+                                 sizeof(esa_qk_args),
+                                 sizeof(esa_act_args),
+                                 sizeof(esa_patch_args),
+                                 sizeof(esa_step_args),
+                                 sizeof(esa_figures_args),
+                                 ESA_BUILD_ID };
     expect_refused(entry, ESA_CUDA_ABI + 1, &host, "another interface was accepted");
     for (size_t field = 0; field < offsetof(esa_cuda_host, build) / sizeof(uint32_t); field++) {
         esa_cuda_host other = host;
@@ -71,6 +78,9 @@ int main(int argc, char **argv)
     }
     expect(table->rows->norm && table->rows->qk && table->rows->act,
            "an operation on rows is NULL");
+    expect(table->latents->patches && table->latents->guide && table->latents->step &&
+               table->latents->figures,
+           "an operation on latents is NULL");
 
     int32_t count = -1;
     esa_cuda_device *dev = (esa_cuda_device *)(void *)error; /* must become NULL */

@@ -116,3 +116,10 @@ esa_status lists_to_bits(esa_cuda_device *dev, const esa_cuda_mask *mask, uint8_
 esa_status norm_run(esa_cuda_device *dev, const esa_norm_args *args, void *stream);
 esa_status qk_run(esa_cuda_device *dev, const esa_qk_args *args, void *stream);
 esa_status act_run(esa_cuda_device *dev, const esa_act_args *args, void *stream);
+// engine/patches.cu
+esa_status patches_run(esa_cuda_device *dev, const esa_patch_args *args, void *stream);
+// engine/latents.cu
+esa_status guide_run(esa_cuda_device *dev, float *v, const float *negative, float scale,
+                     int64_t count, void *stream);
+esa_status step_run(esa_cuda_device *dev, const esa_step_args *args, void *stream);
+esa_status figures_run(esa_cuda_device *dev, const esa_figures_args *args, void *stream);

@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/runtime/plugin.cuh"
 
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include "esa_build.h" // written by the build: ESA_BUILD_ID
@@ -13,6 +14,7 @@
     TEXT(ESA_VERSION_MAJOR) "." TEXT(ESA_VERSION_MINOR) "." TEXT(ESA_VERSION_PATCH)
 
 static const esa_cuda_rows rows = { norm_run, qk_run, act_run };
+static const esa_cuda_latents latents = { patches_run, guide_run, step_run, figures_run };
 
 static const esa_cuda_table table = {
     sizeof(esa_cuda_table),
@@ -48,21 +50,22 @@ static const esa_cuda_table table = {
     bits_to_lists,
     lists_to_bits,
     &rows,
+    &latents,
 };
 
 extern "C" __attribute__((visibility("default"))) const esa_cuda_table *esa_cuda_entry(
     uint32_t abi, const esa_cuda_host *host, char *error, int32_t error_bytes)
 {
     /* only a struct of the same size has its build where we look for it */
+    const uint32_t ours[] = {
+        sizeof *host,           sizeof(esa_attn_args), sizeof(esa_select_args),
+        sizeof(esa_cuda_mask),  sizeof(esa_cuda_info), sizeof table,
+        sizeof(esa_norm_args),  sizeof(esa_qk_args),   sizeof(esa_act_args),
+        sizeof(esa_patch_args), sizeof(esa_step_args), sizeof(esa_figures_args)
+    };
+    static_assert(sizeof ours == offsetof(esa_cuda_host, build), "every size is compared");
     const bool sizes = abi == ESA_CUDA_ABI && host->struct_size == sizeof *host &&
-                       host->attn_args_size == sizeof(esa_attn_args) &&
-                       host->select_args_size == sizeof(esa_select_args) &&
-                       host->mask_size == sizeof(esa_cuda_mask) &&
-                       host->info_size == sizeof(esa_cuda_info) &&
-                       host->table_size == sizeof table && host->view_size == sizeof(esa_view) &&
-                       host->norm_args_size == sizeof(esa_norm_args) &&
-                       host->qk_args_size == sizeof(esa_qk_args) &&
-                       host->act_args_size == sizeof(esa_act_args);
+                       !memcmp(host, ours, sizeof ours);
     const char *theirs = sizes && host->build ? host->build : "of another interface";
     if (sizes && strcmp(theirs, ESA_BUILD_ID) == 0) return &table;
     snprintf(error, (size_t)error_bytes,
