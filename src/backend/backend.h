@@ -22,6 +22,7 @@
 
 #include "backend/engine.h"
 #include "base/args.h"
+#include "base/engine.h"
 #include "base/status.h"
 #include "ctx/ctx.h"
 #include "mask/mask.h"
@@ -120,7 +121,7 @@ typedef struct esa_backend {
 } esa_backend;
 
 /* The table of a device, in static storage; NULL for a number that is no ESA_DEVICE_*. */
-const esa_backend *esa_backend_of(int32_t device);
+ESA_ENGINE const esa_backend *esa_backend_of(int32_t device);
 
 /* Makes the permutations of a resolved layout for one call, and a workspace of bytes. All three are
  * device pointers into the ctx's scratch, valid until the next call that takes scratch. A
@@ -140,6 +141,7 @@ esa_status esa_backend_mask_copy(esa_ctx *ctx, const esa_backend *be, esa_mask *
 /* 1 if the mask is in the memory of be, and on the GPU that ctx uses if be is a GPU. */
 int32_t esa_backend_mask_here(const esa_ctx *ctx, const esa_backend *be, const esa_mask *mask);
 
-extern const esa_backend esa_backend_cpu, esa_backend_cuda;
+extern ESA_ENGINE const esa_backend esa_backend_cpu;
+extern const esa_backend esa_backend_cuda;
 
 #endif

@@ -222,10 +222,13 @@ void esa_weights_want(esa_weights *w, esa_weight *view, int32_t flags, int32_t r
     }
     e->view = view;
     e->flags = flags;
+    e->group = w->group;
     e->rank = rank;
     for (int32_t i = 0; i < rank; i++) e->dim[i] = dim[i];
     w->count++;
 }
+
+void esa_weights_group(esa_weights *w, int32_t group) { w->group = group; }
 
 void esa_weights_ignore(esa_weights *w, const char *prefix)
 {

@@ -26,7 +26,10 @@ typedef struct esa_weights esa_weights;
 enum {
     /* always held in f32 (Wan's time embedder, tables, norms); tensors of rank 1 always are */
     ESA_WANT_F32 = 1,
-    ESA_WANT_OPTIONAL = 2 /* may be missing; the view's data is then NULL */
+    ESA_WANT_OPTIONAL = 2, /* may be missing; the view's data is then NULL */
+    /* for a store (store.h): follows the tensor wanted before it, with nothing between */
+    ESA_WANT_JOIN = 4,
+    ESA_WANT_F8 = 8 /* for a store: may be held in F8 */
 };
 
 /* Opens the files folder/STEM*. part is its name in messages. The object keeps ctx, which must
@@ -39,8 +42,14 @@ esa_status esa_weights_open_part(esa_ctx *ctx, esa_weights **w, const char *root
 /* Opens one file in memory, which must outlive the object; for fuzzing. */
 esa_status esa_weights_open_memory(esa_ctx *ctx, esa_weights **w, const void *bytes, int64_t size,
                                    const char *part);
+/* Opens no file: every wanted tensor is there, with random numbers. Matrices have the standard
+ * deviation 0.02, vectors whose names end in norm*.weight are 1, other vectors 0.02. For
+ * measurements of true shapes without a checkpoint. */
+esa_status esa_weights_open_random(esa_ctx *ctx, esa_weights **w, const char *part);
 void esa_weights_free(esa_weights *w);
 
+/* The group of the tensors that are wanted from now on, for a store; 0 at first. */
+void esa_weights_group(esa_weights *w, int32_t group);
 /* Requests a tensor. With view NULL it is checked but not loaded. The first failure (memory, a name
  * longer than 159 bytes) is kept and returned by esa_weights_check, so callers need not check each
  * call. */

@@ -12,7 +12,7 @@
 typedef struct esa_wanted {
     char name[160];
     esa_weight *view; /* filled by loading; NULL: only checked */
-    int32_t flags, rank;
+    int32_t flags, rank, group;
     int64_t dim[5];
     /* set by the check; belongs to the shard, which loading may close */
     const esa_st_entry *entry;
@@ -27,6 +27,8 @@ struct esa_weights {
     char part[64];
     esa_status status; /* first failure of esa_weights_want */
     int32_t checked;
+    int32_t random; /* 1: no files, random numbers */
+    int32_t group;  /* of the tensors wanted next */
     int32_t (*tick)(void *user, int64_t done, int64_t total); /* called between tensors, or NULL */
     void *tick_user;
     /* NULL after loading if no view points into it */

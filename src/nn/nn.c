@@ -21,7 +21,7 @@ double esa_nn_now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-void esa_nn_init(esa_nn *nn, esa_ctx *ctx) { *nn = (esa_nn){ .ctx = ctx }; }
+void esa_nn_init(esa_nn *nn, esa_ctx *ctx) { *nn = (esa_nn){ .ctx = ctx, .be = &esa_backend_cpu }; }
 
 void esa_nn_close(esa_nn *nn)
 {

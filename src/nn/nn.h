@@ -15,6 +15,7 @@
 #ifndef ESA_NN_NN_H
 #define ESA_NN_NN_H
 
+#include "backend/backend.h"
 #include "base/nn_args.h"
 #include "base/status.h"
 #include "ctx/ctx.h"
@@ -29,15 +30,22 @@ typedef struct esa_weight {
     int32_t dtype;    /* ESA_DTYPE_* */
     int32_t rank;
     int64_t dim[5];
+    const float *scale; /* ESA_DTYPE_F8: [dim[0]]; else NULL */
 } esa_weight;
+
+/* A linear layer: [out,in] and [out]. */
+typedef struct esa_linear {
+    esa_weight weight, bias;
+} esa_linear;
 
 /* Kinds of work, for the statistics of time spent. SELF is attention through sessions, ATTENTION is
  * esa_nn_attention. */
 enum { ESA_NN_GEMM = 0, ESA_NN_SELF, ESA_NN_ATTENTION, ESA_NN_CONV, ESA_NN_OTHER, ESA_NN_KINDS };
 
 typedef struct esa_nn {
-    esa_ctx *ctx;  /* pool, kernels, allocator, error message; must outlive this */
-    void *scratch; /* kept between operations; not the ctx's arena, which attention uses */
+    esa_ctx *ctx;          /* pool, kernels, allocator, error message; must outlive this */
+    const esa_backend *be; /* the device that views of operations are on */
+    void *scratch;         /* kept between operations; not the ctx's arena, which attention uses */
     int64_t scratch_bytes;
     int64_t held, peak;           /* bytes from esa_nn_alloc with scratch, now and at most */
     double seconds[ESA_NN_KINDS]; /* operations add to it; the reader resets it */
@@ -45,6 +53,7 @@ typedef struct esa_nn {
     int32_t blas_threads;         /* the BLAS's setting before esa_nn_enter */
 } esa_nn;
 
+/* For the CPU. */
 void esa_nn_init(esa_nn *nn, esa_ctx *ctx);
 /* Frees scratch. */
 void esa_nn_close(esa_nn *nn);

@@ -61,9 +61,10 @@ static float *run_case(const conv_case *t, int32_t threads, int32_t level, float
                 x[f * plane + (r + 1) * row + t->cin + i] = draw();
     }
     const esa_weight weight =
-        t->kt == 1 ? (esa_weight){ w, ESA_DTYPE_F32, 4, { t->cout, t->cin, t->kh, t->kw } }
-                   : (esa_weight){ w, ESA_DTYPE_F32, 5, { t->cout, t->cin, t->kt, t->kh, t->kw } };
-    const esa_weight b = { bias, ESA_DTYPE_F32, 1, { t->cout } };
+        t->kt == 1
+            ? (esa_weight){ w, ESA_DTYPE_F32, 4, { t->cout, t->cin, t->kh, t->kw }, NULL }
+            : (esa_weight){ w, ESA_DTYPE_F32, 5, { t->cout, t->cin, t->kt, t->kh, t->kw }, NULL };
+    const esa_weight b = { bias, ESA_DTYPE_F32, 1, { t->cout }, NULL };
     esa_conv conv;
     assert_int_equal(esa_nn_conv_pack(&nn, &conv, &weight, &b, t->up2), ESA_OK);
     assert_int_equal(esa_nn_conv(&nn, &conv, y, W * t->cout, frame, row, t->height, t->width,

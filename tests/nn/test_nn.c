@@ -62,8 +62,9 @@ static void linear_case(int64_t rows, int64_t in, int64_t out, int32_t dtype, in
     const esa_weight weight = { dtype == ESA_DTYPE_F32 ? (const void *)w : odd,
                                 dtype,
                                 2,
-                                { out, in } },
-                     bias = { b, ESA_DTYPE_F32, 1, { out } };
+                                { out, in },
+                                NULL },
+                     bias = { b, ESA_DTYPE_F32, 1, { out }, NULL };
     float *y[2];
     for (int32_t t = 0; t < 2; t++) {
         y[t] = room(rows * ldy);

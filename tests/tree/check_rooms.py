@@ -33,7 +33,7 @@ ROOMS = [
     ("src/workplan", "src/rules src/ctx src/io"),
     ("src/maskfile", "src/rules src/mask src/select src/io src/workplan"),
     ("src/session", "src/rules src/io src/backend src/attn src/maskfile src/workplan"),
-    ("src/nn", "src/cpu src/ctx"),
+    ("src/nn", "src/cpu src/ctx src/backend"),
     ("src/media", "src/ctx src/io"),
     ("src/metric", "src/ctx src/io src/nn src/media"),
     ("src/model", "src/ctx src/io src/attn src/workplan src/session src/nn src/media"),
