@@ -21,21 +21,26 @@ typedef struct esa_engine_rows {
     esa_status (*act)(esa_ctx *ctx, const esa_act_args *args);
 } esa_engine_rows;
 
-/* Matrix products and attention with biases. */
+/* Matrix products. */
 typedef struct esa_engine_products {
     /* Finds the library of products. Fails with ESA_ERR_DEVICE and a message that says how to get
-     * it. *name, in static storage, is its path and version. */
+     * it. *name is its version and path; it belongs to ctx. */
     esa_status (*library)(esa_ctx *ctx, const char **name);
-    /* Prepares products of these sizes and types: measures the algorithms of the library once and
-     * keeps the fastest for this ctx. Pointers in args are scratch of the right size, whose
-     * contents are lost. Waits. A shape that was prepared before costs nothing. */
+    /* Measures the algorithms of the library for products of these sizes, types and alignments, and
+     * keeps the fastest for this ctx. The contents of x, its scales and y are lost; w and bias are
+     * not touched. Allocates and waits. A shape that was prepared before costs nothing. */
     esa_status (*prepare)(esa_ctx *ctx, const esa_product_args *args);
-    /* Fails with ESA_ERR_STATE for a shape that was not prepared. ws: bytes from workspace. */
+    /* Bytes of ws of any product. */
     int64_t (*workspace)(esa_ctx *ctx);
+    /* A shape that was not prepared runs too, with the same bits, but may be slower. */
     esa_status (*product)(esa_ctx *ctx, const esa_product_args *args, void *ws);
-    int64_t (*biased_workspace)(esa_ctx *ctx, const esa_biased_args *args);
-    esa_status (*biased)(esa_ctx *ctx, const esa_biased_args *args, void *ws);
 } esa_engine_products;
+
+/* Attention with biases. */
+typedef struct esa_engine_biased {
+    int64_t (*workspace)(esa_ctx *ctx, const esa_biased_args *args);
+    esa_status (*attention)(esa_ctx *ctx, const esa_biased_args *args, void *ws);
+} esa_engine_biased;
 
 /* Patches, guidance and the scheduler. */
 typedef struct esa_engine_latents {
