@@ -36,10 +36,10 @@ typedef struct esa_engine_products {
     esa_status (*product)(esa_ctx *ctx, const esa_product_args *args, void *ws);
 } esa_engine_products;
 
-/* Attention with biases. */
+/* Attention with biases: cross-attention, text encoders, frames of decoders. */
 typedef struct esa_engine_biased {
-    int64_t (*workspace)(esa_ctx *ctx, const esa_biased_args *args);
-    esa_status (*attention)(esa_ctx *ctx, const esa_biased_args *args, void *ws);
+    /* ESA_ERR_UNSUPPORTED for D above ESA_BIASED_MAX_D. */
+    esa_status (*attention)(esa_ctx *ctx, const esa_biased_args *args);
 } esa_engine_biased;
 
 /* Patches, guidance and the scheduler. */

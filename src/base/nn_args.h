@@ -68,7 +68,8 @@ typedef struct esa_product_args {
 } esa_product_args;
 
 /* o = softmax(scale q k^T + bias) v for each head; heads lie side by side in the columns. The
- * biases are added to the scores after scale (natural logarithm). */
+ * biases are added to the scores after scale (natural logarithm). A query without keys gives 0. */
+enum { ESA_BIASED_MAX_D = 512 };
 typedef struct esa_biased_args {
     esa_view o, q, k, v; /* [Nq][heads*D], [Nq][heads*D], [Nk][heads*D] twice; BF16 */
     int64_t heads, D;
