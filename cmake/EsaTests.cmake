@@ -143,7 +143,8 @@ if(CMAKE_CROSSCOMPILING)
   return()
 endif()
 # Plugins for tests: one whose GPU is the processor, one with another interface version.
-set(ESA_PLUGIN_PARTS_stand_in tests/cuda/stand_in_rows.c tests/cuda/stand_in_latents.c)
+set(ESA_PLUGIN_PARTS_stand_in tests/cuda/stand_in_engine.c tests/cuda/stand_in_rows.c
+    tests/cuda/stand_in_latents.c)
 # The bits of the scheduler do not depend on fused operations.
 set_property(SOURCE tests/cuda/stand_in_latents.c APPEND PROPERTY COMPILE_OPTIONS -ffp-contract=off)
 foreach(plugin stand_in other_abi)

@@ -21,14 +21,7 @@
 #include "cuda/cuda.h"
 #include "esa_build.h" /* written by the build: ESA_BUILD_ID */
 #include "select/select.h"
-#include "stand_in_latents.h"
-#include "stand_in_rows.h"
-
-struct esa_cuda_device {
-    int32_t sm80; /* 1: lowered by $ESA_CUDA */
-    esa_pool *pool;
-    char error[256];
-};
+#include "stand_in.h"
 
 /* ---------------------------------------------------------------- memory that only the plugin may
  * touch */
@@ -48,21 +41,21 @@ static void open_memory(int right)
     for (int i = 0; i < blocks; i++) mprotect(block[i].base, (size_t)block[i].bytes, right);
 }
 
-static void enter(void)
+void stand_in_enter(void)
 {
     pthread_mutex_lock(&lock);
     if (!inside++) open_memory(PROT_READ | PROT_WRITE);
     pthread_mutex_unlock(&lock);
 }
 
-static void leave(void)
+void stand_in_leave(void)
 {
     pthread_mutex_lock(&lock);
     if (!--inside) open_memory(PROT_NONE);
     pthread_mutex_unlock(&lock);
 }
 
-static esa_status say(esa_cuda_device *dev, esa_status status, const char *text)
+esa_status stand_in_say(esa_cuda_device *dev, esa_status status, const char *text)
 {
     snprintf(dev->error, sizeof dev->error, "%s", text);
     return status;
@@ -78,10 +71,10 @@ static int out_of_luck(void)
     return atoi(left) > 0 ? setenv("ESA_STAND_IN_FAIL", now, 1) : !unsetenv("ESA_STAND_IN_FAIL");
 }
 
-/* The failure of a call that needs no memory. */
-static esa_status luck(esa_cuda_device *dev)
+esa_status stand_in_luck(esa_cuda_device *dev)
 {
-    return out_of_luck() ? say(dev, ESA_ERR_DEVICE, "the stand-in GPU was told to fail") : ESA_OK;
+    return out_of_luck() ? stand_in_say(dev, ESA_ERR_DEVICE, "the stand-in GPU was told to fail")
+                         : ESA_OK;
 }
 
 static int64_t free_bytes(void)
@@ -96,11 +89,12 @@ static esa_status alloc(esa_cuda_device *dev, void **ptr, int64_t bytes)
 {
     *ptr = NULL;
     if (bytes < 0 || bytes > free_bytes() || out_of_luck())
-        return say(dev, ESA_ERR_MEMORY, "GPU 0 has less memory free than is needed");
+        return stand_in_say(dev, ESA_ERR_MEMORY, "GPU 0 has less memory free than is needed");
     const int64_t size = bytes ? (bytes + PAGE - 1) / PAGE * PAGE : PAGE;
     void *base = mmap(NULL, (size_t)size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
                       0);
-    if (base == MAP_FAILED) return say(dev, ESA_ERR_MEMORY, "out of memory for the stand-in GPU");
+    if (base == MAP_FAILED)
+        return stand_in_say(dev, ESA_ERR_MEMORY, "out of memory for the stand-in GPU");
     memset(base, 0x7f, (size_t)size); /* as a GPU's memory: anything but zeros */
     pthread_mutex_lock(&lock);
     const int full = blocks == MOST_BLOCKS;
@@ -113,7 +107,8 @@ static esa_status alloc(esa_cuda_device *dev, void **ptr, int64_t bytes)
     pthread_mutex_unlock(&lock);
     if (full) {
         munmap(base, (size_t)size);
-        return say(dev, ESA_ERR_MEMORY, "the stand-in GPU holds too many blocks: something leaks");
+        return stand_in_say(dev, ESA_ERR_MEMORY,
+                            "the stand-in GPU holds too many blocks: something leaks");
     }
     *ptr = base;
     return ESA_OK;
@@ -136,9 +131,9 @@ static void release(int32_t ordinal, void *ptr)
 
 static esa_status move(void *dst, const void *src, int64_t bytes)
 {
-    enter();
+    stand_in_enter();
     memcpy(dst, src, (size_t)bytes);
-    leave();
+    stand_in_leave();
     return ESA_OK;
 }
 
@@ -146,7 +141,7 @@ static esa_status upload(esa_cuda_device *dev, void *dst, const void *src, int64
                          void *stream)
 {
     (void)stream;
-    const esa_status status = luck(dev);
+    const esa_status status = stand_in_luck(dev);
     return status ? status : move(dst, src, bytes);
 }
 
@@ -160,7 +155,7 @@ static esa_status download(int32_t ordinal, void *dst, const void *src, int64_t 
 static esa_status sync_stream(esa_cuda_device *dev, void *stream)
 {
     (void)stream;
-    return luck(dev);
+    return stand_in_luck(dev);
 }
 
 /* ---------------------------------------------------------------- the device */
@@ -241,10 +236,10 @@ static void count_mark(int64_t bytes)
 static esa_status mark_create(esa_cuda_device *dev, void **out)
 {
     *out = NULL;
-    const esa_status status = luck(dev);
+    const esa_status status = stand_in_luck(dev);
     if (status) return status;
     *out = calloc(1, sizeof(mark));
-    if (!*out) return say(dev, ESA_ERR_MEMORY, "out of memory for a mark");
+    if (!*out) return stand_in_say(dev, ESA_ERR_MEMORY, "out of memory for a mark");
     count_mark(sizeof(mark));
     return ESA_OK;
 }
@@ -260,14 +255,14 @@ static esa_status mark_record(esa_cuda_device *dev, void *at, void *stream)
 {
     (void)stream;
     clock_gettime(CLOCK_MONOTONIC, &((mark *)at)->at);
-    return luck(dev);
+    return stand_in_luck(dev);
 }
 
 static esa_status mark_elapsed(esa_cuda_device *dev, double *seconds, void *from, void *to)
 {
     const struct timespec *a = &((mark *)from)->at, *b = &((mark *)to)->at;
     *seconds = (double)(b->tv_sec - a->tv_sec) + 1e-9 * (double)(b->tv_nsec - a->tv_nsec) + 1e-9;
-    return luck(dev);
+    return stand_in_luck(dev);
 }
 
 /* ---------------------------------------------------------------- kernels: the CPU's, with the
@@ -310,14 +305,14 @@ static esa_status attention(esa_cuda_device *dev, const esa_attn_args *args, voi
 {
     (void)stream;
     esa_attn_args a = attention_args(dev, args);
-    const esa_status status = luck(dev);
+    const esa_status status = stand_in_luck(dev);
     if (status) return status;
-    enter();
+    stand_in_enter();
     int32_t *len = lengths(a.kv_len, a.B, a.Nk);
     a.kv_len = len;
     esa_attn_cpu(&a, ws);
     free(len);
-    leave();
+    stand_in_leave();
     return ESA_OK;
 }
 
@@ -333,11 +328,11 @@ static esa_status exact_take(esa_cuda_device *dev, const esa_attn_args *args, vo
 {
     (void)stream;
     const esa_attn_args a = attention_args(dev, args);
-    const esa_status status = luck(dev);
+    const esa_status status = stand_in_luck(dev);
     if (status) return status;
-    enter();
+    stand_in_enter();
     esa_attn_cpu_take(&a, rows);
-    leave();
+    stand_in_leave();
     return ESA_OK;
 }
 
@@ -346,11 +341,11 @@ static esa_status exact_mend(esa_cuda_device *dev, const esa_attn_args *args, co
 {
     (void)stream;
     const esa_attn_args a = attention_args(dev, args);
-    const esa_status status = luck(dev);
+    const esa_status status = stand_in_luck(dev);
     if (status) return status;
-    enter();
+    stand_in_enter();
     esa_attn_cpu_mend(&a, o, lse);
-    leave();
+    stand_in_leave();
     return ESA_OK;
 }
 
@@ -394,9 +389,9 @@ static esa_status check_selector(esa_cuda_device *dev, const esa_select_args *a)
 {
     if (a->params.selector == ESA_SELECT_ENTROPY && a->params.mode == ESA_MODE_COMPAT_ROUND &&
         !esa_keeps_all(&a->params))
-        return say(dev, ESA_ERR_UNSUPPORTED,
-                   "the entropy selector in mode compat-round runs on the CPU only");
-    return luck(dev);
+        return stand_in_say(dev, ESA_ERR_UNSUPPORTED,
+                            "the entropy selector in mode compat-round runs on the CPU only");
+    return stand_in_luck(dev);
 }
 
 /* importance NULL: the selector of args runs; else its second half. */
@@ -406,7 +401,7 @@ static esa_status select_with(esa_cuda_device *dev, const esa_select_args *args,
     esa_select_args a = select_args(dev, args);
     const esa_status status = check_selector(dev, &a);
     if (status) return status;
-    enter();
+    stand_in_enter();
     esa_mask mask = mask_over(&a, m);
     int32_t *len = lengths(a.params.kv_len, a.B, a.Nk);
     a.params.kv_len = len;
@@ -418,7 +413,7 @@ static esa_status select_with(esa_cuda_device *dev, const esa_select_args *args,
     m->facts[1] = esa_mask_kept(&mask);
     m->facts[2] = esa_mask_fine(&mask);
     free(len);
-    leave();
+    stand_in_leave();
     return ESA_OK;
 }
 
@@ -444,12 +439,12 @@ static esa_status importance(esa_cuda_device *dev, const esa_select_args *args, 
     esa_select_args a = select_args(dev, args);
     const esa_status status = check_selector(dev, &a);
     if (status) return status;
-    enter();
+    stand_in_enter();
     int32_t *len = lengths(a.params.kv_len, a.B, a.Nk);
     a.params.kv_len = len;
     esa_select_importance(&a, out, entropy, ws);
     free(len);
-    leave();
+    stand_in_leave();
     return ESA_OK;
 }
 
@@ -458,14 +453,14 @@ static esa_status errors(esa_cuda_device *dev, const esa_select_args *args, floa
 {
     (void)stream;
     esa_select_args a = select_args(dev, args);
-    const esa_status status = luck(dev);
+    const esa_status status = stand_in_luck(dev);
     if (status) return status;
-    enter();
+    stand_in_enter();
     int32_t *len = lengths(a.params.kv_len, a.B, a.Nk);
     a.params.kv_len = len;
     esa_select_errors(&a, out, ws);
     free(len);
-    leave();
+    stand_in_leave();
     return ESA_OK;
 }
 
@@ -480,11 +475,11 @@ static esa_status order(esa_cuda_device *dev, const esa_select_args *args, int32
 {
     (void)stream;
     const esa_select_args a = select_args(dev, args);
-    const esa_status status = luck(dev);
+    const esa_status status = stand_in_luck(dev);
     if (status) return status;
-    enter();
+    stand_in_enter();
     esa_adaptive_order(&a, perm_q, perm_k, ws);
-    leave();
+    stand_in_leave();
     return ESA_OK;
 }
 
@@ -492,14 +487,14 @@ static esa_status bits_to_lists(esa_cuda_device *dev, const esa_cuda_mask *m, co
                                 const uint8_t *fine, void *stream)
 {
     (void)stream;
-    const esa_status status = luck(dev);
+    const esa_status status = stand_in_luck(dev);
     if (status) return status;
-    enter();
+    stand_in_enter();
     esa_mask mask = mask_over(NULL, m);
     esa_mask_set_bits(&mask, bits, fine);
     m->facts[1] = esa_mask_kept(&mask);
     m->facts[2] = esa_mask_fine(&mask);
-    leave();
+    stand_in_leave();
     return ESA_OK;
 }
 
@@ -507,114 +502,15 @@ static esa_status lists_to_bits(esa_cuda_device *dev, const esa_cuda_mask *m, ui
                                 uint8_t *fine, void *stream)
 {
     (void)stream;
-    const esa_status status = luck(dev);
+    const esa_status status = stand_in_luck(dev);
     if (status) return status;
-    enter();
+    stand_in_enter();
     const esa_mask mask = mask_over(NULL, m);
     esa_mask_write_bits(bits, &mask, m->count, m->index);
     if (m->fine_count) esa_mask_write_bits(fine, &mask, m->fine_count, m->fine_index);
-    leave();
+    stand_in_leave();
     return ESA_OK;
 }
-
-/* ---------------------------------------------------------------- operations of networks */
-
-static esa_status room_for(esa_cuda_device *dev, float **room, int64_t cols)
-{
-    *room = NULL;
-    const esa_status status = luck(dev);
-    if (status) return status;
-    *room = malloc((size_t)(cols > 0 ? cols : 1) * 4);
-    return *room ? ESA_OK : say(dev, ESA_ERR_MEMORY, "out of memory for a row");
-}
-
-static esa_status norm(esa_cuda_device *dev, const esa_norm_args *args, void *stream)
-{
-    float *room;
-    (void)stream;
-    const esa_status status = room_for(dev, &room, args->x.cols);
-    if (status) return status;
-    enter();
-    stand_in_norm(args, room);
-    leave();
-    free(room);
-    return ESA_OK;
-}
-
-static esa_status qk(esa_cuda_device *dev, const esa_qk_args *args, void *stream)
-{
-    float *room;
-    (void)stream;
-    const esa_status status = room_for(dev, &room, args->q.cols);
-    if (status) return status;
-    enter();
-    stand_in_qk(args, room);
-    leave();
-    free(room);
-    return ESA_OK;
-}
-
-static esa_status act(esa_cuda_device *dev, const esa_act_args *args, void *stream)
-{
-    float *room;
-    (void)stream;
-    const esa_status status = room_for(dev, &room, args->x.cols);
-    if (status) return status;
-    enter();
-    stand_in_act(args, room);
-    leave();
-    free(room);
-    return ESA_OK;
-}
-
-static const esa_cuda_rows rows = { norm, qk, act };
-
-static esa_status patches(esa_cuda_device *dev, const esa_patch_args *args, void *stream)
-{
-    (void)stream;
-    const esa_status status = luck(dev);
-    if (status) return status;
-    enter();
-    stand_in_patches(args);
-    leave();
-    return ESA_OK;
-}
-
-static esa_status guide(esa_cuda_device *dev, float *v, const float *negative, float scale,
-                        int64_t count, void *stream)
-{
-    (void)stream;
-    const esa_status status = luck(dev);
-    if (status) return status;
-    enter();
-    stand_in_guide(v, negative, scale, count);
-    leave();
-    return ESA_OK;
-}
-
-static esa_status step(esa_cuda_device *dev, const esa_step_args *args, void *stream)
-{
-    (void)stream;
-    const esa_status status = luck(dev);
-    if (status) return status;
-    enter();
-    stand_in_step(args);
-    leave();
-    return ESA_OK;
-}
-
-static esa_status figures(esa_cuda_device *dev, const esa_figures_args *args, void *stream)
-{
-    (void)stream;
-    const esa_status status = luck(dev);
-    if (status) return status;
-    enter();
-    stand_in_figures(args);
-    leave();
-    return ESA_OK;
-}
-
-static const esa_cuda_latents latents = { patches, guide, step, figures };
 
 static const esa_cuda_table table = {
     .struct_size = sizeof(esa_cuda_table),
@@ -649,8 +545,8 @@ static const esa_cuda_table table = {
     .order = order,
     .bits_to_lists = bits_to_lists,
     .lists_to_bits = lists_to_bits,
-    .rows = &rows,
-    .latents = &latents,
+    .rows = &stand_in_rows,
+    .latents = &stand_in_latents,
 };
 
 __attribute__((visibility("default"))) const esa_cuda_table *esa_cuda_entry(

@@ -1,0 +1,27 @@
+/* stand_in.h - what the files of the stand-in GPU share.
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef ESA_TESTS_CUDA_STAND_IN_H
+#define ESA_TESTS_CUDA_STAND_IN_H
+
+#include "base/pool.h"
+#include "cuda/cuda.h"
+
+struct esa_cuda_device {
+    int32_t sm80; /* 1: lowered by $ESA_CUDA */
+    esa_pool *pool;
+    char error[512];
+};
+
+/* Put around work that touches "device" memory; pairs may nest. */
+void stand_in_enter(void);
+void stand_in_leave(void);
+/* Writes the message into dev and returns status. */
+esa_status stand_in_say(esa_cuda_device *dev, esa_status status, const char *text);
+/* The failure of a call that needs no memory, if $ESA_STAND_IN_FAIL says that it is its turn. */
+esa_status stand_in_luck(esa_cuda_device *dev);
+
+/* stand_in_engine.c */
+extern const esa_cuda_rows stand_in_rows;
+extern const esa_cuda_latents stand_in_latents;
+
+#endif
