@@ -146,6 +146,16 @@ static double self_test(esa_ctx *ctx, int32_t device, int32_t dtype, const char 
 
 /* ---------------------------------------------------------------- GPUs */
 
+/* The library of matrix products, which the engine needs and attention does not: without it there
+ * is only a line that says how to get it. */
+static void library_report(cli_json *json, esa_ctx *ctx)
+{
+    char name[1200];
+    const int found = esa_device_library(ctx, name, (int32_t)sizeof name) == ESA_OK;
+    printf("cublasLt  %s%s\n", found ? "" : "not in use: ", found ? name : esa_ctx_error(ctx));
+    cli_json_text(json, "cublaslt", found ? name : esa_ctx_error(ctx));
+}
+
 /* Describes one GPU and checks the kernels it uses. */
 static int gpu_report(cli_json *json, int32_t ordinal)
 {
@@ -197,6 +207,7 @@ static int gpus_report(cli_json *json, esa_ctx *ctx)
         if (failed) status = failed;
     }
     cli_json_close(json);
+    if (count) library_report(json, ctx);
     return status;
 }
 

@@ -117,6 +117,7 @@ typedef struct esa_backend {
 
     /* The operations of networks (engine.h); NULL: the device has none. */
     const esa_engine_rows *rows;
+    const esa_engine_products *products;
     const esa_engine_latents *latents;
 } esa_backend;
 

@@ -336,5 +336,6 @@ const esa_backend esa_backend_cuda = {
     .mask_set_bits = cuda_mask_set_bits,
     .mask_get_bits = cuda_mask_get_bits,
     .rows = &esa_cuda_engine_rows,
+    .products = &esa_cuda_engine_products,
     .latents = &esa_cuda_engine_latents,
 };

@@ -25,6 +25,33 @@ static esa_status rows_act(esa_ctx *ctx, const esa_act_args *args)
 
 const esa_engine_rows esa_cuda_engine_rows = { rows_norm, rows_qk, rows_act };
 
+static esa_status products_library(esa_ctx *ctx, const char **name)
+{
+    const esa_cuda *c = ctx->cuda;
+    return esa_cuda_status(ctx, c->table->products->library(c->dev, name));
+}
+
+static esa_status products_prepare(esa_ctx *ctx, const esa_product_args *args)
+{
+    const esa_cuda *c = ctx->cuda;
+    return esa_cuda_status(ctx, c->table->products->prepare(c->dev, args, ctx->cuda_stream));
+}
+
+static int64_t products_workspace(esa_ctx *ctx)
+{
+    return ctx->cuda->table->products->workspace(ctx->cuda->dev);
+}
+
+static esa_status products_product(esa_ctx *ctx, const esa_product_args *args, void *ws)
+{
+    const esa_cuda *c = ctx->cuda;
+    if (!ws) ESA_TRY(esa_cuda_scratch(ctx, &ws, c->table->products->workspace(c->dev)));
+    return esa_cuda_status(ctx, c->table->products->product(c->dev, args, ws, ctx->cuda_stream));
+}
+
+const esa_engine_products esa_cuda_engine_products = { products_library, products_prepare,
+                                                       products_workspace, products_product };
+
 static esa_status latents_patches(esa_ctx *ctx, const esa_patch_args *args)
 {
     const esa_cuda *c = ctx->cuda;

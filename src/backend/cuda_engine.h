@@ -6,6 +6,7 @@
 #include "backend/engine.h"
 
 extern const esa_engine_rows esa_cuda_engine_rows;
+extern const esa_engine_products esa_cuda_engine_products;
 extern const esa_engine_latents esa_cuda_engine_latents;
 
 #endif

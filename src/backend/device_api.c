@@ -61,6 +61,27 @@ esa_status esa_device_get_info(esa_ctx *ctx, esa_device_info *info)
     return status;
 }
 
+static esa_status library(esa_ctx *ctx, char *text, int32_t bytes)
+{
+    const char *name;
+    if (!text || bytes < 1)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "text is NULL, or bytes is %d; expected room for a text", (int)bytes);
+    ESA_TRY(esa_cuda_open(ctx));
+    ESA_TRY(esa_backend_cuda.products->library(ctx, &name));
+    snprintf(text, (size_t)bytes, "%s", name);
+    return ESA_OK;
+}
+
+esa_status esa_device_library(esa_ctx *ctx, char *text, int32_t bytes)
+{
+    if (text && bytes > 0) text[0] = 0;
+    ESA_TRY(esa_ctx_enter(ctx));
+    const esa_status status = library(ctx, text, bytes);
+    esa_ctx_leave(ctx);
+    return status;
+}
+
 static esa_status alloc(esa_ctx *ctx, void **ptr, int64_t bytes)
 {
     if (!ptr || bytes < 0)

@@ -95,6 +95,7 @@ static esa_status load(esa_ctx *ctx, esa_cuda *cuda)
                                  sizeof(esa_patch_args),
                                  sizeof(esa_step_args),
                                  sizeof(esa_figures_args),
+                                 sizeof(esa_product_args),
                                  esa_build_id() };
     cuda->table = entry(ESA_CUDA_ABI, &host, error, (int32_t)sizeof error);
     if (!cuda->table)

@@ -56,14 +56,14 @@ typedef struct esa_act_args {
 
 /* ---------------------------------------------------------------- products */
 
-/* y[rows][out] = act(x[rows][in] W^T + bias), accumulated in f32. x and w are both BF16, both F8, or
- * both F32. A single row of x may be F32 with w in BF16. */
+/* y[rows][out] = act(x[rows][in] W^T + bias), accumulated in f32. x and w are both BF16, both F8,
+ * or both F32. A single row of x may be F32 with w in BF16. */
 typedef struct esa_product_args {
     esa_view y;       /* BF16 or F32 */
     esa_view x;       /* [rows][in] */
     esa_view w;       /* [out][in]; F8: one scale for each output row */
     const void *bias; /* [out], F32 if w is F32, else BF16; NULL: none */
-    int32_t act;      /* ESA_ACT_NONE or ESA_ACT_GELU_TANH */
+    int32_t act;      /* ESA_ACT_*; SiLU costs a pass of its own if there are several rows */
     int32_t fast;     /* 1: sums of F8 products may be kept with fewer bits than f32 has */
 } esa_product_args;
 

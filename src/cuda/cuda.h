@@ -35,6 +35,7 @@ typedef struct esa_cuda_host { /* how libesa was built; the plugin refuses anyth
     uint32_t attn_args_size, select_args_size, mask_size, info_size, table_size;
     uint32_t norm_args_size, qk_args_size, act_args_size;
     uint32_t patch_args_size, step_args_size, figures_args_size;
+    uint32_t product_args_size;
     const char *build; /* esa_build_id() */
 } esa_cuda_host;
 
@@ -65,6 +66,16 @@ typedef struct esa_cuda_rows {
     esa_status (*qk)(esa_cuda_device *dev, const esa_qk_args *args, void *stream);
     esa_status (*act)(esa_cuda_device *dev, const esa_act_args *args, void *stream);
 } esa_cuda_rows;
+
+/* Matrix products. prepare allocates and waits; the contents of x, its scales and y are lost.
+ * library: *name is the version and path of the library, valid until close. */
+typedef struct esa_cuda_products {
+    esa_status (*library)(esa_cuda_device *dev, const char **name);
+    esa_status (*prepare)(esa_cuda_device *dev, const esa_product_args *args, void *stream);
+    int64_t (*workspace)(const esa_cuda_device *dev);
+    esa_status (*product)(esa_cuda_device *dev, const esa_product_args *args, void *ws,
+                          void *stream);
+} esa_cuda_products;
 
 /* Patches, guidance and the scheduler. */
 typedef struct esa_cuda_latents {
@@ -162,6 +173,7 @@ typedef struct esa_cuda_table {
 
     /* Groups of operations of networks, each complete. */
     const esa_cuda_rows *rows;
+    const esa_cuda_products *products;
     const esa_cuda_latents *latents;
 } esa_cuda_table;
 

@@ -746,7 +746,12 @@ class Gpu(Base):
         out = self.works("doctor", "--json", "d.json", env=self.env)
         self.assertRegex(out, r"gpu 0 +stand-in.*sm90a kernels")
         self.assertEqual(out.count("right on GPU 0"), 2)
-        self.assertEqual(kit.load(self.path("d.json"))["gpus"][0]["kernels"], "sm90a")
+        data = kit.load(self.path("d.json"))
+        self.assertEqual(data["gpus"][0]["kernels"], "sm90a")
+        self.assertRegex(out, r"cublasLt +stand-in")
+        self.assertEqual(data["cublaslt"], "stand-in")
+        missing = self.works("doctor", env={**self.env, "ESA_STAND_IN_BLAS": "missing"})
+        self.assertRegex(missing, r"cublasLt +not in use: .*pip install nvidia-cublas")
         self.assertRegex(self.works("doctor", env={**self.env, "ESA_CUDA": "sm80"}), r"sm80 kernels \(ESA_CUDA=sm80\)")
         self.assertIn("nonsense", esa("doctor", env={**self.env, "ESA_CUDA": "nonsense"})[2])
 

@@ -8,7 +8,7 @@
  * streams, graphs) is not here.
  *
  * $ESA_STAND_IN_FAIL=n lets the n-th call from now on that a real GPU may fail (0: the next) do so,
- * once; then the variable is gone. */
+ * once; then the variable is gone. $ESA_STAND_IN_BLAS=missing: it has no library of products. */
 #define _GNU_SOURCE /* MAP_ANONYMOUS, setenv */
 #include <pthread.h>
 #include <stdio.h>
@@ -546,6 +546,7 @@ static const esa_cuda_table table = {
     .bits_to_lists = bits_to_lists,
     .lists_to_bits = lists_to_bits,
     .rows = &stand_in_rows,
+    .products = &stand_in_products,
     .latents = &stand_in_latents,
 };
 

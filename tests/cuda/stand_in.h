@@ -23,5 +23,7 @@ esa_status stand_in_luck(esa_cuda_device *dev);
 /* stand_in_engine.c */
 extern const esa_cuda_rows stand_in_rows;
 extern const esa_cuda_latents stand_in_latents;
+/* stand_in_products.c */
+extern const esa_cuda_products stand_in_products;
 
 #endif

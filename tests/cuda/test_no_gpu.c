@@ -74,6 +74,8 @@ static void all_calls(const char *word)
     expect(ctx, esa_device_upload(ctx, q, k, 4), word);
     expect(ctx, esa_device_download(ctx, q, k, 4), word);
     expect(ctx, esa_device_sync(ctx), word);
+    char library[64];
+    expect(ctx, esa_device_library(ctx, library, (int32_t)sizeof library), word);
     expect(ctx, esa_attention(ctx, &gpu[0], &gpu[1], &gpu[2], &gpu[3], NULL, NULL), word);
     esa_mask *mask, *copy;
     expect(ctx, esa_select(ctx, &mask, &gpu[0], &gpu[1], NULL), word);
@@ -276,6 +278,8 @@ static void arguments(void **state)
     assert_int_equal(esa_device_upload(ctx, NULL, q, 4), ESA_ERR_ARGUMENT);
     assert_int_equal(esa_device_download(ctx, q, NULL, 4), ESA_ERR_ARGUMENT);
     assert_int_equal(esa_device_upload(ctx, q, k, -4), ESA_ERR_ARGUMENT);
+    assert_int_equal(esa_device_library(ctx, NULL, 4), ESA_ERR_ARGUMENT);
+    assert_int_equal(esa_device_library(NULL, NULL, 0), ESA_ERR_ARGUMENT);
     assert_int_equal(esa_ctx_set_stream(NULL, NULL), ESA_ERR_ARGUMENT);
     /* no GPU in use: remembered, not looked at */
     assert_int_equal(esa_ctx_set_stream(ctx, &ctx), ESA_OK);

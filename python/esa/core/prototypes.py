@@ -41,6 +41,7 @@ LIBESA: dict[str, tuple[Any, list[Any]]] = {
     "esa_ctx_trim": (None, [_p]),
     "esa_device_count": (_STATUS, [_p, _p]),
     "esa_device_get_info": (_STATUS, [_p, _p]),
+    "esa_device_library": (_STATUS, [_p, _p, _i32]),
     "esa_device_memory": (None, [_p, _p, _p]),
     "esa_device_sync": (_STATUS, [_p]),
     "esa_mask_build_default": (T.MaskBuild, []),

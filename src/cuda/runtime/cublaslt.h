@@ -10,7 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { LT_SUCCESS = 0, LT_NOT_SUPPORTED = 15 }; /* cublasStatus_t */
+/* cublasStatus_t. The last three refuse a product; nothing was enqueued then. */
+enum { LT_SUCCESS = 0, LT_INVALID_VALUE = 7, LT_ARCH_MISMATCH = 8, LT_NOT_SUPPORTED = 15 };
 
 enum { LT_F32 = 0, LT_F16 = 2, LT_BF16 = 14, LT_F8_E4M3 = 28 }; /* cudaDataType */
 enum { LT_COMPUTE_F32 = 68, LT_COMPUTE_TF32 = 77 };             /* cublasComputeType_t */
@@ -41,7 +42,15 @@ enum {
 enum { LT_SCALE_ONE = 0, LT_SCALE_OUTER = 3 };
 enum { LT_VERSION_LEAST = 120000, LT_VERSION_OUTER = 120900 };
 enum { LT_LAYOUT_BATCH = 5, LT_LAYOUT_BATCH_STRIDE = 6 }; /* int32_t; int64_t, in elements */
-enum { LT_PREF_WORKSPACE = 1 };                           /* uint64_t, bytes */
+/* cublasLtMatmulPreferenceAttributes_t */
+enum {
+    LT_PREF_WORKSPACE = 1, /* uint64_t, bytes */
+    LT_PREF_REDUCTION = 3, /* uint32_t, mask of ways to split the sums; 0: none */
+    LT_PREF_ALIGN_A = 5,   /* uint32_t, bytes; the next three numbers are those of B, C and D */
+    LT_PREF_ALIGN_B = 6,
+    LT_PREF_ALIGN_C = 7,
+    LT_PREF_ALIGN_D = 8
+};
 
 typedef struct lt_algo { /* cublasLtMatmulAlgo_t */
     uint64_t data[8];

@@ -167,7 +167,11 @@ esa_status device_open(esa_cuda_device **out, int32_t ordinal, const char *level
     return ESA_OK;
 }
 
-void device_close(esa_cuda_device *dev) { free(dev); }
+void device_close(esa_cuda_device *dev)
+{
+    products_close(dev);
+    free(dev);
+}
 
 const char *device_error(const esa_cuda_device *dev) { return dev->error; }
 

@@ -15,13 +15,16 @@ typedef CUresult esa_encode_tiled(CUtensorMap *, CUtensorMapDataType, cuuint32_t
 
 enum { LEVEL_SM80 = 80, LEVEL_SM90A = 90 };
 
+struct product_state; // engine/product.cuh
+
 struct esa_cuda_device {
     int ordinal, major, minor;
     int multiprocessors;
     int shared_bytes;               // most dynamic shared memory per thread block
     int level;                      // LEVEL_*: the attention kernels in use
     esa_encode_tiled *encode_tiled; // tensor maps; null below sm_90
-    char error[256];
+    product_state *products;        // null until the first product
+    char error[512];
 };
 
 // Writes the message into dev and returns status.
@@ -116,6 +119,13 @@ esa_status lists_to_bits(esa_cuda_device *dev, const esa_cuda_mask *mask, uint8_
 esa_status norm_run(esa_cuda_device *dev, const esa_norm_args *args, void *stream);
 esa_status qk_run(esa_cuda_device *dev, const esa_qk_args *args, void *stream);
 esa_status act_run(esa_cuda_device *dev, const esa_act_args *args, void *stream);
+// engine/product.cu
+esa_status products_library(esa_cuda_device *dev, const char **name);
+esa_status product_prepare(esa_cuda_device *dev, const esa_product_args *args, void *stream);
+int64_t product_workspace(const esa_cuda_device *dev);
+esa_status product_run(esa_cuda_device *dev, const esa_product_args *args, void *ws, void *stream);
+// engine/lt_plan.cu
+void products_close(esa_cuda_device *dev);
 // engine/patches.cu
 esa_status patches_run(esa_cuda_device *dev, const esa_patch_args *args, void *stream);
 // engine/latents.cu
