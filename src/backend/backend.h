@@ -142,7 +142,6 @@ esa_status esa_backend_mask_copy(esa_ctx *ctx, const esa_backend *be, esa_mask *
 /* 1 if the mask is in the memory of be, and on the GPU that ctx uses if be is a GPU. */
 int32_t esa_backend_mask_here(const esa_ctx *ctx, const esa_backend *be, const esa_mask *mask);
 
-extern ESA_ENGINE const esa_backend esa_backend_cpu;
-extern const esa_backend esa_backend_cuda;
+extern const esa_backend esa_backend_cpu, esa_backend_cuda;
 
 #endif

@@ -47,7 +47,8 @@ typedef struct esa_qk_args {
 } esa_qk_args;
 
 /* y = act(x), or act(gate) * x if gate is present. With act NONE it converts between types; an F8 y
- * gets its scales as above. y may be x or gate if the types are the same. */
+ * gets its scales as above. y may be x or gate if the types are the same, or if y is F8 and its
+ * rows begin where those of x or gate begin. */
 typedef struct esa_act_args {
     esa_view y;       /* F32, BF16 or F8 */
     esa_view x, gate; /* F32 or BF16, of one type; gate may be absent */

@@ -6,9 +6,10 @@
  * every product; the old setting is restored afterwards. The setting belongs to the process:
  * another thread of the caller that multiplies matrices at that moment gets one thread too. BLAS
  * libraries without such a call are left as they are. */
-#include "nn/nn.h"
+#include "nn/ops.h"
 
 #include <time.h>
+#include "nn/leaf.h"
 
 /* Weak, so that any CBLAS links. */
 extern void openblas_set_num_threads(int threads) __attribute__((weak));
@@ -21,7 +22,10 @@ double esa_nn_now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-void esa_nn_init(esa_nn *nn, esa_ctx *ctx) { *nn = (esa_nn){ .ctx = ctx, .be = &esa_backend_cpu }; }
+void esa_nn_init(esa_nn *nn, esa_ctx *ctx)
+{
+    *nn = (esa_nn){ .ctx = ctx, .be = esa_backend_of(ESA_DEVICE_CPU), .ops = &esa_nn_cpu_ops };
+}
 
 void esa_nn_close(esa_nn *nn)
 {
@@ -45,10 +49,11 @@ void esa_nn_leave(esa_nn *nn)
 
 esa_status esa_nn_alloc(esa_nn *nn, void **ptr, int64_t bytes, const char *what)
 {
-    *ptr = esa_mem_alloc(&nn->ctx->mem, bytes);
-    if (!*ptr)
-        return esa_fail(nn->ctx, ESA_ERR_MEMORY, "out of memory for %s: %lld bytes", what,
+    const esa_status status = nn->be->alloc(nn->ctx, ptr, bytes);
+    if (status == ESA_ERR_MEMORY)
+        return esa_fail(nn->ctx, status, "out of memory for %s: %lld bytes", what,
                         (long long)bytes);
+    if (status) return status;
     nn->held += bytes;
     nn->peak = esa_max64(nn->peak, nn->held);
     return ESA_OK;
@@ -57,8 +62,42 @@ esa_status esa_nn_alloc(esa_nn *nn, void **ptr, int64_t bytes, const char *what)
 void esa_nn_free(esa_nn *nn, void *ptr, int64_t bytes)
 {
     if (!ptr) return;
-    esa_mem_free(&nn->ctx->mem, ptr, bytes);
+    nn->be->release(nn->ctx, ptr, bytes);
     nn->held -= bytes;
+}
+
+esa_status esa_nn_write(esa_nn *nn, const esa_view *to, const float *from)
+{
+    const int64_t count = to->rows * to->cols;
+    if (to->dtype == ESA_DTYPE_F32) return nn->be->upload(nn->ctx, to->data, from, count * 4);
+    uint16_t *half = esa_mem_alloc(&nn->ctx->mem, count * 2);
+    if (!half) return esa_fail(nn->ctx, ESA_ERR_MEMORY, "out of memory for a copy to the device");
+    esa_nn_leaf_get(nn->ctx->kern->level)->to_bf16(half, from, count);
+    const esa_status status = nn->be->upload(nn->ctx, to->data, half, count * 2);
+    esa_mem_free(&nn->ctx->mem, half, count * 2);
+    return status;
+}
+
+esa_status esa_nn_read(esa_nn *nn, float *to, const esa_view *from)
+{
+    const int64_t count = from->rows * from->cols;
+    if (from->dtype == ESA_DTYPE_F32) return nn->be->download(nn->ctx, to, from->data, count * 4);
+    uint16_t *half = esa_mem_alloc(&nn->ctx->mem, count * 2);
+    if (!half) return esa_fail(nn->ctx, ESA_ERR_MEMORY, "out of memory for a copy from the device");
+    const esa_status status = nn->be->download(nn->ctx, half, from->data, count * 2);
+    if (!status) esa_nn_leaf_get(nn->ctx->kern->level)->from_bf16(to, half, count);
+    esa_mem_free(&nn->ctx->mem, half, count * 2);
+    return status;
+}
+
+esa_status esa_nn_upload(esa_nn *nn, void *to, const void *from, int64_t bytes)
+{
+    return nn->be->upload(nn->ctx, to, from, bytes);
+}
+
+esa_status esa_nn_download(esa_nn *nn, void *to, const void *from, int64_t bytes)
+{
+    return nn->be->download(nn->ctx, to, from, bytes);
 }
 
 esa_status esa_nn_scratch(esa_nn *nn, void **ptr, int64_t bytes)

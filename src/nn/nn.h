@@ -42,13 +42,18 @@ typedef struct esa_linear {
  * esa_nn_attention. */
 enum { ESA_NN_GEMM = 0, ESA_NN_SELF, ESA_NN_ATTENTION, ESA_NN_CONV, ESA_NN_OTHER, ESA_NN_KINDS };
 
+typedef struct esa_nn_ops esa_nn_ops; /* ops.h */
+
 typedef struct esa_nn {
     esa_ctx *ctx;          /* pool, kernels, allocator, error message; must outlive this */
     const esa_backend *be; /* the device that views of operations are on */
+    const esa_nn_ops *ops; /* the operations for that device */
     void *scratch;         /* kept between operations; not the ctx's arena, which attention uses */
     int64_t scratch_bytes;
     int64_t held, peak;           /* bytes from esa_nn_alloc with scratch, now and at most */
     double seconds[ESA_NN_KINDS]; /* operations add to it; the reader resets it */
+    double self_began;            /* set by self_begin */
+    int32_t preparing;            /* 1: products are measured (ops.h: prepares) */
     int32_t entered;              /* depth of esa_nn_enter */
     int32_t blas_threads;         /* the BLAS's setting before esa_nn_enter */
 } esa_nn;
@@ -63,10 +68,17 @@ void esa_nn_enter(esa_nn *nn);
 void esa_nn_leave(esa_nn *nn);
 double esa_nn_now(void); /* seconds of a monotonic clock */
 
-/* Allocates memory, 64-byte aligned, and counts it in held and peak. what completes the message
- * "out of memory for ...". */
+/* Allocates memory of the device, 64-byte aligned, and counts it in held and peak. what completes
+ * the message "out of memory for ...". */
 esa_status esa_nn_alloc(esa_nn *nn, void **ptr, int64_t bytes, const char *what);
 void esa_nn_free(esa_nn *nn, void *ptr, int64_t bytes);
+/* Copies between host and device; read waits. The view's rows are contiguous, F32 or BF16; the host
+ * has f32. */
+esa_status esa_nn_write(esa_nn *nn, const esa_view *to, const float *from);
+esa_status esa_nn_read(esa_nn *nn, float *to, const esa_view *from);
+/* Bytes as they are; download waits. */
+esa_status esa_nn_upload(esa_nn *nn, void *to, const void *from, int64_t bytes);
+esa_status esa_nn_download(esa_nn *nn, void *to, const void *from, int64_t bytes);
 /* Gives scratch of at least this many bytes, valid until the next operation that asks for some. */
 esa_status esa_nn_scratch(esa_nn *nn, void **ptr, int64_t bytes);
 

@@ -1,4 +1,4 @@
-/* wan_dit.c - the forward pass of Wan's transformer in f32: patches, timestep, blocks, head.
+/* wan_dit.c - the forward pass of Wan's transformer: patches, timestep, blocks, head.
  * SPDX-License-Identifier: Apache-2.0
  *
  * A block, with e = table + projection of the timestep
@@ -19,188 +19,214 @@
 #include <math.h>
 #include <string.h>
 
-/* ---------------------------------------------------------------- latents and patches */
-
-typedef struct patch_job {
-    const esa_wan_dit *dit;
-    float *latent; /* [C][T][H][W] */
-    int32_t channels;
-    int32_t gather; /* 1: latents to rows (c, pt, ph, pw); 0: rows (pt, ph, pw, c) to latents */
-} patch_job;
-
-static void move_patches(void *arg, int64_t first, int64_t count, int32_t worker)
+static esa_status run_patches(esa_wan_dit *dit, const esa_view *rows, float *latent,
+                              int32_t channels, int32_t gather)
 {
-    (void)worker;
-    const patch_job *j = arg;
-    const esa_wan_dit *dit = j->dit;
-    const int32_t *p = dit->config.patch, *g = dit->grid;
-    const int64_t W = dit->latent[2], HW = dit->latent[1] * W, THW = dit->latent[0] * HW;
-    const int64_t volume = (int64_t)p[0] * p[1] * p[2], width = volume * j->channels;
-    for (int64_t i = first; i < first + count; i++) {
-        const int64_t n = dit->perm ? dit->perm[i] : i;
-        const int64_t t = n / ((int64_t)g[1] * g[2]) * p[0], y = n / g[2] % g[1] * p[1],
-                      x = n % g[2] * p[2];
-        float *row = dit->patches + i * width, *base = j->latent + t * HW + y * W + x;
-        for (int64_t c = 0; c < j->channels; c++)
-            for (int64_t m = 0; m < volume; m++) {
-                float *at = base + c * THW + m / ((int64_t)p[1] * p[2]) * HW + m / p[2] % p[1] * W +
-                            m % p[2];
-                if (j->gather)
-                    row[c * volume + m] = *at;
-                else
-                    *at = row[m * j->channels + c];
-            }
-    }
-}
-
-/* With gather 1 latent is only read. */
-static void run_patches(esa_wan_dit *dit, float *latent, int32_t channels, int32_t gather)
-{
-    patch_job j = { dit, latent, channels, gather };
-    const double start = esa_nn_now();
-    esa_nn_parallel(dit->nn, move_patches, &j, dit->tokens, 64);
-    dit->nn->seconds[ESA_NN_OTHER] += esa_nn_now() - start;
+    esa_patch_args a = {
+        .rows = *rows, .latent = latent, .perm = dit->perm, .channels = channels, .gather = gather
+    };
+    memcpy(a.size, dit->latent, sizeof a.size);
+    memcpy(a.patch, dit->config.patch, sizeof a.patch);
+    return dit->nn->ops->patches(dit->nn, &a);
 }
 
 /* ---------------------------------------------------------------- the parts of a block */
 
-static esa_status linear(esa_wan_dit *dit, float *y, int64_t ldy, const float *x, int64_t ldx,
-                         int64_t rows, const wan_linear *l, const esa_epilogue *e)
+/* The norm of x into a, as input of the layer next. */
+static esa_norm_args norm_for(const esa_wan_dit *dit, const esa_linear *next, const float *scale,
+                              const float *shift)
 {
-    return esa_nn_linear(dit->nn, y, ldy, x, ldx, rows, &l->weight, &l->bias, e);
+    return (esa_norm_args){ .y = dit->nn->ops->input(dit->nn, &dit->a, next),
+                            .x = dit->x,
+                            .norm = ESA_NORM_LAYER,
+                            .eps = (float)dit->config.eps,
+                            .scale = scale,
+                            .shift = shift };
 }
 
-/* Norms x[N][d] into dit->a; the vectors may be NULL. */
-static void norm_into_a(esa_wan_dit *dit, const float *weight, const float *bias,
-                        const float *scale, const float *shift)
+/* *in = x as input of a layer: x itself, or a copy in a. */
+static esa_status input_of(esa_wan_dit *dit, esa_view *in, const esa_view *x, const esa_linear *l)
 {
-    const int64_t d = dit->d;
-    esa_nn_layer_norm(dit->nn, dit->a, d, dit->x, d, dit->tokens, d, (float)dit->config.eps, weight,
-                      bias, scale, shift);
+    const esa_view copy = dit->nn->ops->input(dit->nn, &dit->a, l);
+    *in = x->dtype == copy.dtype ? *x : copy;
+    if (in->data == x->data) return ESA_OK;
+    const esa_act_args convert = { .y = copy, .x = *x, .act = ESA_ACT_NONE };
+    return dit->nn->ops->act(dit->nn, &convert);
 }
 
+/* A matrix [N][d] as attention takes it. */
+static esa_tensor heads_of(const esa_wan_dit *dit, const esa_view *v)
+{
+    const int64_t H = dit->config.heads, D = dit->config.head_dim;
+    esa_tensor t = esa_tensor_bsnd(v->data, v->dtype, 1, H, v->rows, D);
+    t.device = v->device;
+    t.device_index = dit->nn->ctx->cuda_device;
+    t.stride[0] = v->rows * v->ld;
+    t.stride[2] = v->ld;
+    return t;
+}
+
+static esa_status attend(esa_wan_dit *dit, esa_session *session, int32_t layer)
+{
+    const esa_tensor q = heads_of(dit, &dit->qkv[0]), k = heads_of(dit, &dit->qkv[1]),
+                     v = heads_of(dit, &dit->qkv[2]), o = heads_of(dit, &dit->o);
+    const esa_qkvo views = { &q, &k, &v, &o, NULL };
+    ESA_TRY(dit->nn->ops->self_begin(dit->nn));
+    ESA_TRY(esa_session_attend(session, layer, ESA_CALL_SELF, &views));
+    return dit->nn->ops->self_end(dit->nn);
+}
+
+/* a: the normed input. Leaves the input of cross-attention in a, or in x without its norm. */
 static esa_status self_attention(esa_wan_dit *dit, esa_session *session, int32_t layer,
                                  const float *e)
 {
-    const wan_attn *w = &dit->block[layer].self;
-    const int64_t d = dit->d, N = dit->tokens, H = dit->config.heads, D = dit->config.head_dim;
-    const float eps = (float)dit->config.eps;
-    norm_into_a(dit, NULL, NULL, e + d, e);
-    ESA_TRY(linear(dit, dit->q, d, dit->a, d, N, &w->q, NULL));
-    ESA_TRY(linear(dit, dit->k, d, dit->a, d, N, &w->k, NULL));
-    ESA_TRY(linear(dit, dit->v, d, dit->a, d, N, &w->v, NULL));
-    esa_nn_rms_norm(dit->nn, dit->q, d, dit->q, d, N, d, eps, w->norm_q.data);
-    esa_nn_rms_norm(dit->nn, dit->k, d, dit->k, d, N, d, eps, w->norm_k.data);
-    esa_nn_rope(dit->nn, dit->q, d, N, H, D, dit->cos, dit->sin);
-    esa_nn_rope(dit->nn, dit->k, d, N, H, D, dit->cos, dit->sin);
-    const esa_tensor q = esa_tensor_bsnd(dit->q, ESA_DTYPE_F32, 1, H, N, D),
-                     k = esa_tensor_bsnd(dit->k, ESA_DTYPE_F32, 1, H, N, D);
-    const esa_tensor v = esa_tensor_bsnd(dit->v, ESA_DTYPE_F32, 1, H, N, D),
-                     o = esa_tensor_bsnd(dit->a, ESA_DTYPE_F32, 1, H, N, D);
-    const double start = esa_nn_now();
-    const esa_qkvo views = { &q, &k, &v, &o, NULL };
-    ESA_TRY(esa_session_attend(session, layer, ESA_CALL_SELF, &views));
-    dit->nn->seconds[ESA_NN_SELF] += esa_nn_now() - start;
-    const esa_epilogue add = { .gate = e + 2 * d, .residual = dit->x, .residual_ld = d };
-    return linear(dit, dit->x, d, dit->a, d, N, &w->out, &add);
+    const wan_block *b = &dit->block[layer];
+    const wan_attn *w = &b->self;
+    const esa_nn_ops *op = dit->nn->ops;
+    const int64_t d = dit->d;
+    const esa_linear *const l[3] = { &w->q, &w->k, &w->v };
+    const esa_view a = op->input(dit->nn, &dit->a, &w->q);
+    const esa_qk_args qk = { .q = dit->qkv[0],
+                             .k = dit->qkv[1],
+                             .q_weight = w->norm_q.data,
+                             .k_weight = w->norm_k.data,
+                             .cos = dit->cos,
+                             .sin = dit->sin,
+                             .D = dit->config.head_dim,
+                             .eps = (float)dit->config.eps };
+    esa_view o;
+    ESA_TRY(op->qkv(dit->nn, dit->qkv, &a, l));
+    ESA_TRY(op->qk(dit->nn, &qk));
+    ESA_TRY(attend(dit, session, layer));
+    ESA_TRY(input_of(dit, &o, &dit->o, &w->out));
+    esa_norm_args n = norm_for(dit, &b->cross.q, NULL, NULL);
+    n.weight = b->norm2_weight.data;
+    n.bias = b->norm2_bias.data;
+    n.gate = e + 2 * d;
+    if (!dit->config.cross_norm) n.norm = ESA_NORM_NONE;
+    return op->linear_add(dit->nn, &n, &o, &w->out, &dit->flat);
 }
 
-static esa_status cross_attention(esa_wan_dit *dit, int32_t layer, const wan_text *text)
+static esa_status cross_attention(esa_wan_dit *dit, int32_t layer, const wan_text *text,
+                                  const float *e)
 {
     const wan_block *b = &dit->block[layer];
-    const int64_t d = dit->d, N = dit->tokens, H = dit->config.heads, D = dit->config.head_dim;
-    const float *input = dit->x;
-    if (dit->config.cross_norm) {
-        norm_into_a(dit, b->norm2_weight.data, b->norm2_bias.data, NULL, NULL);
-        input = dit->a;
-    }
-    ESA_TRY(linear(dit, dit->q, d, input, d, N, &b->cross.q, NULL));
-    esa_nn_rms_norm(dit->nn, dit->q, d, dit->q, d, N, d, (float)dit->config.eps,
-                    b->cross.norm_q.data);
-    const float *k = text->kv + 2 * layer * text->rows * d, *v = k + text->rows * d;
-    const esa_nn_bias bias = { .key = text->bias };
-    ESA_TRY(esa_nn_attention(dit->nn, dit->a, d, dit->q, d, k, d, v, d, N, text->rows, H, D,
-                             (float)(1 / sqrt((double)D)), &bias));
-    const esa_epilogue add = { .residual = dit->x, .residual_ld = d };
-    return linear(dit, dit->x, d, dit->a, d, N, &b->cross.out, &add);
+    const esa_nn_ops *op = dit->nn->ops;
+    const int64_t d = dit->d, R = text->rows, D = dit->config.head_dim;
+    const esa_qk_args qk = {
+        .q = dit->flat, .q_weight = b->cross.norm_q.data, .D = D, .eps = (float)dit->config.eps
+    };
+    const esa_biased_args attention = { .o = dit->o,
+                                        .q = dit->flat,
+                                        .k = esa_view_rows(text->kv, 2 * layer * R, R),
+                                        .v = esa_view_rows(text->kv, (2 * layer + 1) * R, R),
+                                        .heads = dit->config.heads,
+                                        .D = D,
+                                        .scale = (float)(1 / sqrt((double)D)),
+                                        .key = text->bias };
+    esa_view in = op->input(dit->nn, &dit->a, &b->cross.q), o;
+    if (!dit->config.cross_norm) ESA_TRY(input_of(dit, &in, &dit->x, &b->cross.q));
+    ESA_TRY(op->linear(dit->nn, &dit->flat, &in, &b->cross.q, ESA_ACT_NONE));
+    ESA_TRY(op->qk(dit->nn, &qk));
+    ESA_TRY(op->biased(dit->nn, &attention));
+    ESA_TRY(input_of(dit, &o, &dit->o, &b->cross.out));
+    const esa_norm_args n = norm_for(dit, &b->up, e + 4 * d, e + 3 * d);
+    return op->linear_add(dit->nn, &n, &o, &b->cross.out, &dit->flat);
 }
 
-static esa_status feed_forward(esa_wan_dit *dit, int32_t layer, const float *e)
+/* Leaves the normed input of the layer next in a, with shift and scale of that layer. */
+static esa_status feed_forward(esa_wan_dit *dit, int32_t layer, const float *e,
+                               const esa_linear *next, const float *next_e)
 {
     const wan_block *b = &dit->block[layer];
-    const int64_t d = dit->d, ffn = dit->config.ffn;
-    const esa_epilogue gelu = { .act = ESA_ACT_GELU_TANH };
-    norm_into_a(dit, NULL, NULL, e + 4 * d, e + 3 * d);
-    for (int64_t r = 0; r < dit->tokens; r += dit->ff_rows) {
-        const int64_t n = esa_min64(dit->ff_rows, dit->tokens - r);
-        const esa_epilogue add = { .gate = e + 5 * d,
-                                   .residual = dit->x + r * d,
-                                   .residual_ld = d };
-        ESA_TRY(linear(dit, dit->hidden, ffn, dit->a + r * d, d, n, &b->up, &gelu));
-        ESA_TRY(linear(dit, dit->x + r * d, d, dit->hidden, ffn, n, &b->down, &add));
-    }
-    return ESA_OK;
+    const int64_t d = dit->d;
+    const esa_view in = dit->nn->ops->input(dit->nn, &dit->a, &b->up);
+    esa_norm_args n = norm_for(dit, next, next_e + d, next_e);
+    n.gate = e + 5 * d;
+    return dit->nn->ops->feed_forward(dit->nn, &n, &in, &b->up, &b->down, &dit->hidden, &dit->o);
 }
 
-/* Computes temb[d], silu[d] and proj[6d], which lie one after the other, from the timestep. */
+/* ---------------------------------------------------------------- the forward pass */
+
+/* Computes temb, silu and proj from the timestep. */
 static esa_status embed_time(esa_wan_dit *dit, double t)
 {
-    const int64_t d = dit->d;
-    float *temb = dit->temb, *silu = temb + d, *proj = silu + d, *wave = temb + 14 * d;
-    const esa_epilogue act = { .act = ESA_ACT_SILU };
-    esa_timestep_sinusoid(wave, dit->config.freq_dim, t);
-    ESA_TRY(linear(dit, silu, d, wave, dit->config.freq_dim, 1, &dit->time1, &act));
-    ESA_TRY(linear(dit, temb, d, silu, d, 1, &dit->time2, NULL));
-    for (int64_t i = 0; i < d; i++) silu[i] = esa_silu(temb[i]);
-    return linear(dit, proj, 6 * d, silu, d, 1, &dit->time_proj, NULL);
+    const esa_nn_ops *op = dit->nn->ops;
+    const esa_view silu = op->input(dit->nn, &dit->silu, &dit->time_proj);
+    const esa_act_args act = { .y = silu, .x = dit->temb, .act = ESA_ACT_SILU };
+    esa_timestep_sinusoid(dit->wave, dit->config.freq_dim, t);
+    ESA_TRY(esa_nn_write(dit->nn, &dit->sinusoid, dit->wave));
+    ESA_TRY(op->linear(dit->nn, &dit->silu, &dit->sinusoid, &dit->time1, ESA_ACT_SILU));
+    ESA_TRY(op->linear(dit->nn, &dit->temb, &dit->silu, &dit->time2, ESA_ACT_NONE));
+    ESA_TRY(op->act(dit->nn, &act));
+    return op->linear(dit->nn, &dit->proj, &silu, &dit->time_proj, ESA_ACT_NONE);
 }
 
-static void show(esa_wan_dit *dit, int32_t block)
+/* Shows x in grid order to the watcher. */
+static esa_status show(esa_wan_dit *dit, int32_t block)
 {
-    if (!dit->watch) return;
-    const int64_t d = dit->d;
-    for (int64_t i = 0; i < dit->tokens; i++) /* k is free between blocks */
-        memcpy(dit->k + (dit->perm ? dit->perm[i] : i) * d, dit->x + i * d, (size_t)d * 4);
-    dit->watch(dit->watch_user, block, dit->k, dit->tokens, d);
+    if (!dit->watch) return ESA_OK;
+    const esa_allocator *mem = &dit->nn->ctx->mem;
+    const int64_t d = dit->d, N = dit->tokens, bytes = N * (2 * d + 1) * 4;
+    float *hidden = esa_mem_alloc(mem, bytes), *rows = hidden + N * d;
+    int32_t *perm = (int32_t *)(rows + N * d);
+    if (!hidden) return esa_fail(dit->nn->ctx, ESA_ERR_MEMORY, "out of memory for a watched block");
+    esa_status status = esa_nn_read(dit->nn, rows, &dit->x);
+    if (!status && dit->perm) status = esa_nn_download(dit->nn, perm, dit->perm, N * 4);
+    for (int64_t i = 0; !status && i < N; i++)
+        memcpy(hidden + (dit->perm ? perm[i] : i) * d, rows + i * d, (size_t)d * 4);
+    if (!status) dit->watch(dit->watch_user, block, hidden, N, d);
+    esa_mem_free(mem, hidden, bytes);
+    return status;
+}
+
+/* e of block i; of the head (shift, scale) after the last. */
+static esa_status modulate(esa_wan_dit *dit, int32_t i)
+{
+    const esa_nn_ops *op = dit->nn->ops;
+    float *e = dit->e[i % 2];
+    return i < dit->config.layers
+               ? op->modulate(dit->nn, e, dit->block[i].table.data, dit->proj.data, 1, 6 * dit->d)
+               : op->modulate(dit->nn, e, dit->table.data, dit->temb.data, 2, dit->d);
+}
+
+static esa_status run_block(esa_wan_dit *dit, esa_session *session, int32_t i, const wan_text *text)
+{
+    const float *e = dit->e[i % 2], *next_e = dit->e[(i + 1) % 2];
+    const int32_t last = i + 1 == dit->config.layers;
+    ESA_TRY(self_attention(dit, session, i, e));
+    ESA_TRY(cross_attention(dit, i, text, e));
+    ESA_TRY(modulate(dit, i + 1));
+    return feed_forward(dit, i, e, last ? &dit->proj_out : &dit->block[i + 1].self.q, next_e);
 }
 
 static esa_status forward(esa_wan_dit *dit, esa_session *session, const wan_text *text, float *v,
                           const float *x, double t)
 {
     const esa_wan_config *c = &dit->config;
-    const int64_t d = dit->d, N = dit->tokens,
-                  volume = (int64_t)c->patch[0] * c->patch[1] * c->patch[2];
-    float *temb = dit->temb, *proj = temb + 2 * d, *e = temb + 8 * d;
-    run_patches(dit, (float *)(uintptr_t)x, c->in_channels, 1);
-    ESA_TRY(linear(dit, dit->x, d, dit->patches, volume * c->in_channels, N, &dit->patch, NULL));
+    const esa_nn_ops *op = dit->nn->ops;
+    ESA_TRY(run_patches(dit, &dit->patch_in, (float *)(uintptr_t)x, c->in_channels, 1));
+    ESA_TRY(op->linear(dit->nn, &dit->x, &dit->patch_in, &dit->patch, ESA_ACT_NONE));
     ESA_TRY(embed_time(dit, t));
-    show(dit, -1);
+    ESA_TRY(modulate(dit, 0));
+    const esa_norm_args first = norm_for(dit, &dit->block[0].self.q, dit->e[0] + dit->d, dit->e[0]);
+    ESA_TRY(op->norm(dit->nn, &first));
+    ESA_TRY(show(dit, -1));
     for (int32_t i = 0; i < c->layers; i++) {
-        const float *table = dit->block[i].table.data;
-        for (int64_t n = 0; n < 6 * d; n++) e[n] = table[n] + proj[n];
-        ESA_TRY(self_attention(dit, session, i, e));
-        ESA_TRY(cross_attention(dit, i, text));
-        ESA_TRY(feed_forward(dit, i, e));
-        show(dit, i);
+        ESA_TRY(run_block(dit, session, i, text));
+        ESA_TRY(show(dit, i));
         if (dit->tick && dit->tick(dit->tick_user, i + 1, c->layers))
             return esa_fail(dit->nn->ctx, ESA_ERR_STATE, "cancelled");
     }
-    const float *table = dit->table.data;
-    for (int64_t n = 0; n < d; n++) {
-        e[n] = table[n] + temb[n];
-        e[d + n] = table[d + n] + temb[n];
-    }
-    norm_into_a(dit, NULL, NULL, e + d, e);
-    ESA_TRY(
-        linear(dit, dit->patches, volume * c->out_channels, dit->a, d, N, &dit->proj_out, NULL));
-    run_patches(dit, v, c->out_channels, 0);
-    return ESA_OK;
+    const esa_view a = op->input(dit->nn, &dit->a, &dit->proj_out);
+    ESA_TRY(op->linear(dit->nn, &dit->patch_out, &a, &dit->proj_out, ESA_ACT_NONE));
+    return run_patches(dit, &dit->patch_out, v, c->out_channels, 0);
 }
 
 esa_status esa_wan_dit_forward(esa_wan_dit *dit, esa_session *session, int32_t branch, float *v,
                                const float *x, double t)
 {
-    if (branch < 0 || branch >= dit->branches || !dit->text[branch].kv)
+    if (branch < 0 || branch >= dit->branches || !dit->text[branch].kv.data)
         return esa_fail(dit->nn->ctx, ESA_ERR_STATE, "the transformer has no text for branch %d",
                         branch);
     esa_nn_enter(dit->nn);

@@ -15,7 +15,7 @@
 
 static void drop_text(esa_wan_dit *dit, wan_text *t)
 {
-    esa_nn_free(dit->nn, t->kv, t->kv_bytes);
+    esa_nn_free(dit->nn, t->kv.data, t->kv_bytes);
     esa_nn_free(dit->nn, t->bias, t->bias_bytes);
     *t = (wan_text){ 0 };
 }
@@ -33,25 +33,88 @@ void esa_wan_dit_end(esa_wan_dit *dit)
     dit->tokens = 0;
 }
 
+static esa_view take(const esa_wan_dit *dit, esa_carve *carve, int32_t dtype, int64_t rows,
+                     int64_t cols)
+{
+    void *data = esa_carve_take(carve, rows * cols * esa_view_element(dtype));
+    return esa_view_of(data, dtype, dit->nn->be->device, rows, cols);
+}
+
+/* q, k, v, the output of attention and the hidden layer. */
+static void place_layers(esa_wan_dit *dit, esa_carve *carve)
+{
+    const esa_nn_ops *op = dit->nn->ops;
+    const int32_t type = op->dtype;
+    const int64_t N = dit->tokens, d = dit->d, ffn = dit->config.ffn;
+    if (!op->joined) {
+        const int64_t rows = esa_min64(N, esa_max64(MIN_FF_ROWS, HIDDEN_BYTES / 4 / ffn));
+        for (int32_t i = 0; i < 3; i++) dit->qkv[i] = take(dit, carve, type, N, d);
+        dit->flat = dit->qkv[0];
+        dit->o = dit->a;
+        dit->hidden = take(dit, carve, type, rows, ffn);
+        return;
+    }
+    /* The hidden layer takes the place of q, k and v. */
+    const esa_view wide = take(dit, carve, type, N, esa_max64(3 * d, ffn));
+    const esa_view all = esa_view_of(wide.data, type, wide.device, N, 3 * d);
+    for (int32_t i = 0; i < 3; i++) dit->qkv[i] = esa_view_cols(all, i * d, d);
+    dit->flat = esa_view_of(wide.data, type, wide.device, N, d);
+    dit->hidden = esa_view_of(wide.data, type, wide.device, N, ffn);
+    dit->o = take(dit, carve, type, N, d);
+    dit->a.scale = esa_carve_take(carve, N * 4);
+    dit->hidden.scale = esa_carve_take(carve, N * 4);
+}
+
 /* Places all buffers; only counts their size if carve->base is NULL. */
 static void place(esa_wan_dit *dit, esa_carve *carve, int32_t moved)
 {
     const esa_wan_config *c = &dit->config;
-    const int64_t N = dit->tokens, d = dit->d, row = N * d * 4, half = c->head_dim / 2;
+    const int32_t type = dit->nn->ops->dtype, wide = ESA_DTYPE_F32;
+    const int64_t N = dit->tokens, d = dit->d, half = c->head_dim / 2;
     const int64_t volume = (int64_t)c->patch[0] * c->patch[1] * c->patch[2];
-    dit->ff_rows = esa_min64(N, esa_max64(MIN_FF_ROWS, HIDDEN_BYTES / 4 / c->ffn));
-    dit->x = esa_carve_take(carve, row);
-    dit->a = esa_carve_take(carve, row);
-    dit->q = esa_carve_take(carve, row);
-    dit->k = esa_carve_take(carve, row);
-    dit->v = esa_carve_take(carve, row);
-    dit->patches = esa_carve_take(carve,
-                                  N * volume * esa_max64(c->in_channels, c->out_channels) * 4);
-    dit->hidden = esa_carve_take(carve, dit->ff_rows * c->ffn * 4);
-    dit->temb = esa_carve_take(carve, (14 * d + c->freq_dim) * 4);
+    dit->x = take(dit, carve, type, N, d);
+    dit->a = take(dit, carve, type, N, d);
+    place_layers(dit, carve);
+    dit->patch_in = dit->patch_out = take(dit, carve, wide, N,
+                                          volume * esa_max64(c->in_channels, c->out_channels));
+    dit->patch_in = esa_view_of(dit->patch_in.data, type, dit->x.device, N,
+                                volume * c->in_channels);
+    dit->patch_out = esa_view_of(dit->patch_out.data, wide, dit->x.device, N,
+                                 volume * c->out_channels);
+    dit->temb = take(dit, carve, wide, 1, d);
+    dit->silu = take(dit, carve, wide, 1, d);
+    dit->proj = take(dit, carve, wide, 1, 6 * d);
+    dit->sinusoid = take(dit, carve, wide, 1, c->freq_dim);
+    for (int32_t i = 0; i < 2; i++) dit->e[i] = esa_carve_take(carve, 6 * d * 4);
     dit->cos = esa_carve_take(carve, N * half * 4);
     dit->sin = esa_carve_take(carve, N * half * 4);
     dit->perm = moved ? esa_carve_take(carve, N * 4) : NULL;
+}
+
+/* Makes the order of tokens and the rotations in host memory, and copies them to the device. */
+static esa_status make_tables(esa_wan_dit *dit, const esa_layout *layout, int32_t mode)
+{
+    esa_nn *nn = dit->nn;
+    const int64_t N = dit->tokens, table = N * (dit->config.head_dim / 2) * 4;
+    esa_carve carve = { 0 };
+    float *cos = NULL, *sin = NULL;
+    int32_t *perm = NULL;
+    void *host = NULL;
+    for (int32_t pass = 0; pass < 2; pass++) {
+        carve = (esa_carve){ .base = host };
+        cos = esa_carve_take(&carve, table);
+        sin = esa_carve_take(&carve, table);
+        perm = dit->perm ? esa_carve_take(&carve, N * 4) : NULL;
+        if (pass == 0) host = esa_mem_alloc(&nn->ctx->mem, carve.used);
+        if (!host) return esa_fail(nn->ctx, ESA_ERR_MEMORY, "out of memory for the rotations");
+    }
+    if (perm) esa_order_build(perm, N, layout, 0, mode);
+    esa_rope_table(cos, sin, dit->grid, perm, dit->config.head_dim, THETA);
+    esa_status status = esa_nn_upload(nn, dit->cos, cos, table);
+    if (!status) status = esa_nn_upload(nn, dit->sin, sin, table);
+    if (!status && perm) status = esa_nn_upload(nn, dit->perm, perm, N * 4);
+    esa_mem_free(&nn->ctx->mem, host, carve.used);
+    return status;
 }
 
 static esa_status check_size(esa_wan_dit *dit, const int32_t latent[3])
@@ -103,8 +166,7 @@ esa_status esa_wan_dit_begin(esa_wan_dit *dit, const int32_t latent[3], esa_layo
     dit->room_bytes = carve.used;
     carve = (esa_carve){ .base = dit->room };
     place(dit, &carve, moved);
-    if (moved) esa_order_build(dit->perm, dit->tokens, layout, 0, mode);
-    esa_rope_table(dit->cos, dit->sin, dit->grid, dit->perm, dit->config.head_dim, THETA);
+    ESA_TRY(make_tables(dit, layout, mode));
     dit->text = esa_mem_zalloc(&ctx->mem, branches * (int64_t)sizeof *dit->text);
     if (!dit->text)
         return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the transformer's text");
@@ -112,40 +174,66 @@ esa_status esa_wan_dit_begin(esa_wan_dit *dit, const int32_t latent[3], esa_layo
     return ESA_OK;
 }
 
-/* embeds[t->rows] becomes keys and values of every layer. room: scratch [2][t->rows][d]. */
-static esa_status text_states(esa_wan_dit *dit, wan_text *t, const float *embeds, float *room)
+/* embeds[R] becomes keys and values of every layer. state: [R][text_dim], [R][d], [R][d]. */
+static esa_status text_states(esa_wan_dit *dit, const wan_text *t, const float *embeds,
+                              const esa_view state[3])
 {
-    const esa_wan_config *c = &dit->config;
-    const int64_t d = dit->d, R = t->rows, kv_row = R * d;
-    const esa_epilogue gelu = { .act = ESA_ACT_GELU_TANH };
-    float *h1 = room, *h2 = h1 + kv_row;
-    ESA_TRY(esa_nn_linear(dit->nn, h1, d, embeds, c->text_dim, R, &dit->text1.weight,
-                          &dit->text1.bias, &gelu));
-    ESA_TRY(esa_nn_linear(dit->nn, h2, d, h1, d, R, &dit->text2.weight, &dit->text2.bias, NULL));
-    for (int32_t i = 0; i < c->layers; i++) {
+    esa_nn *nn = dit->nn;
+    const esa_nn_ops *op = nn->ops;
+    const int64_t R = t->rows;
+    ESA_TRY(esa_nn_write(nn, &state[0], embeds));
+    ESA_TRY(op->linear(nn, &state[1], &state[0], &dit->text1, ESA_ACT_GELU_TANH));
+    ESA_TRY(op->linear(nn, &state[2], &state[1], &dit->text2, ESA_ACT_NONE));
+    for (int32_t i = 0; i < dit->config.layers; i++) {
         const wan_attn *a = &dit->block[i].cross;
-        float *k = t->kv + 2 * i * kv_row, *v = k + kv_row;
-        ESA_TRY(esa_nn_linear(dit->nn, k, d, h2, d, R, &a->k.weight, &a->k.bias, NULL));
-        ESA_TRY(esa_nn_linear(dit->nn, v, d, h2, d, R, &a->v.weight, &a->v.bias, NULL));
-        esa_nn_rms_norm(dit->nn, k, d, k, d, R, d, (float)c->eps, a->norm_k.data);
+        const esa_view k = esa_view_rows(t->kv, 2 * i * R, R),
+                       v = esa_view_rows(t->kv, (2 * i + 1) * R, R);
+        const esa_qk_args norm = { .q = k,
+                                   .q_weight = a->norm_k.data,
+                                   .D = dit->config.head_dim,
+                                   .eps = (float)dit->config.eps };
+        ESA_TRY(op->linear(nn, &k, &state[2], &a->k, ESA_ACT_NONE));
+        ESA_TRY(op->linear(nn, &v, &state[2], &a->v, ESA_ACT_NONE));
+        ESA_TRY(op->qk(nn, &norm));
     }
     return ESA_OK;
+}
+
+/* The weights of the folded rows: the last stands for `same` rows. */
+static esa_status text_bias(esa_wan_dit *dit, wan_text *t, int64_t same)
+{
+    const esa_allocator *mem = &dit->nn->ctx->mem;
+    t->bias_bytes = t->rows * 4;
+    ESA_TRY(esa_nn_alloc(dit->nn, (void **)&t->bias, t->bias_bytes, "the text's weights"));
+    float *bias = esa_mem_zalloc(mem, t->bias_bytes);
+    if (!bias)
+        return esa_fail(dit->nn->ctx, ESA_ERR_MEMORY, "out of memory for the text's weights");
+    bias[t->rows - 1] = (float)log((double)same);
+    const esa_status status = esa_nn_upload(dit->nn, t->bias, bias, t->bias_bytes);
+    esa_mem_free(mem, bias, t->bias_bytes);
+    return status;
 }
 
 /* same: how many equal rows the last one stands for. */
 static esa_status make_text(esa_wan_dit *dit, wan_text *t, const float *embeds, int64_t same)
 {
-    const int64_t R = t->rows, kv_row = R * dit->d, room_bytes = esa_size_mul(2 * kv_row, 4);
-    void *room;
-    t->kv_bytes = esa_size_mul(esa_size_mul(2 * dit->config.layers, kv_row), 4);
-    t->bias_bytes = R * 4;
-    ESA_TRY(esa_nn_alloc(dit->nn, (void **)&t->kv, t->kv_bytes, "the text's keys and values"));
-    ESA_TRY(esa_nn_alloc(dit->nn, (void **)&t->bias, t->bias_bytes, "the text's weights"));
-    memset(t->bias, 0, (size_t)R * 4);
-    t->bias[R - 1] = (float)log((double)same);
-    ESA_TRY(esa_nn_alloc(dit->nn, &room, room_bytes, "the text's states"));
-    const esa_status status = text_states(dit, t, embeds, room);
-    esa_nn_free(dit->nn, room, room_bytes);
+    const int32_t type = dit->nn->ops->dtype;
+    const int64_t R = t->rows, d = dit->d, all = esa_size_mul(2 * dit->config.layers, R);
+    const int64_t width[3] = { dit->config.text_dim, d, d };
+    esa_view state[3];
+    esa_carve carve = { 0 };
+    void *room = NULL;
+    t->kv = esa_view_of(NULL, type, dit->x.device, all, d);
+    t->kv_bytes = esa_size_mul(esa_size_mul(all, d), esa_view_element(type));
+    ESA_TRY(esa_nn_alloc(dit->nn, &t->kv.data, t->kv_bytes, "the text's keys and values"));
+    ESA_TRY(text_bias(dit, t, same));
+    for (int32_t pass = 0; pass < 2; pass++) {
+        carve = (esa_carve){ .base = room };
+        for (int32_t i = 0; i < 3; i++) state[i] = take(dit, &carve, type, R, width[i]);
+        if (pass == 0) ESA_TRY(esa_nn_alloc(dit->nn, &room, carve.used, "the text's states"));
+    }
+    const esa_status status = text_states(dit, t, embeds, state);
+    esa_nn_free(dit->nn, room, carve.used);
     return status;
 }
 

@@ -2,18 +2,16 @@
  * video and activations (wan_dit_begin.c).
  * SPDX-License-Identifier: Apache-2.0
  *
- * Letters: N tokens, d = heads * head_dim, P = patch volume, C channels, R rows of folded text. */
+ * Letters: N tokens, d = heads * head_dim, P = patch volume, C channels, R rows of folded text.
+ * Weights and activations are in the memory of nn's device. */
 #ifndef ESA_MODEL_WAN_DIT_INTERNAL_H
 #define ESA_MODEL_WAN_DIT_INTERNAL_H
 
 #include "model/dit/wan_dit.h"
-
-typedef struct wan_linear {
-    esa_weight weight, bias;
-} wan_linear; /* [out,in], [out] */
+#include "nn/ops.h"
 
 typedef struct wan_attn {
-    wan_linear q, k, v, out;   /* [d,d] */
+    esa_linear q, k, v, out;   /* [d,d] */
     esa_weight norm_q, norm_k; /* [d] f32 */
 } wan_attn;
 
@@ -23,12 +21,12 @@ typedef struct wan_block {
     wan_attn self, cross;
     /* [d] f32, before cross-attention; absent without cross_norm */
     esa_weight norm2_weight, norm2_bias;
-    wan_linear up, down; /* [ffn,d], [d,ffn] */
+    esa_linear up, down; /* [ffn,d], [d,ffn] */
 } wan_block;
 
 /* The folded text of one guidance branch: the last row stands for all the equal rows at the end. */
 typedef struct wan_text {
-    float *kv;   /* [layers][2][R][d]: keys (normed) and values of every layer; owned */
+    esa_view kv; /* [layers * 2 * R][d]: keys (normed) and values of every layer; owned */
     float *bias; /* [R]: 0, and log(count) in the last */
     int64_t rows, kv_bytes, bias_bytes;
 } wan_text;
@@ -40,11 +38,12 @@ struct esa_wan_dit {
     int64_t d;
     int32_t (*tick)(void *user, int64_t done, int64_t total);
     void *tick_user;
-    wan_linear patch; /* [d,C,pt,ph,pw] */
-    wan_linear time1, time2, time_proj, text1, text2;
-    wan_linear proj_out; /* [P*C_out, d] */
+    esa_linear patch; /* [d,C,pt,ph,pw] */
+    esa_linear time1, time2, time_proj, text1, text2;
+    esa_linear proj_out; /* [P*C_out, d] */
     esa_weight table;    /* [1,2,d] f32: shift, scale of the head */
     wan_block *block;    /* [layers] */
+    float *wave;         /* [freq_dim] in host memory: the sinusoid of a timestep */
 
     /* for one video */
     int32_t latent[3], grid[3];
@@ -55,13 +54,16 @@ struct esa_wan_dit {
     int32_t branches;
     void *room; /* one block for the activations below */
     int64_t room_bytes;
-    float *x;         /* [N][d] the residual stream */
-    float *a;         /* [N][d] normed input, then output of attention */
-    float *q, *k, *v; /* [N][d] */
-    float *patches;   /* [N][P * max(C_in, C_out)] */
-    float *hidden;    /* [ff_rows][ffn] */
-    int64_t ff_rows;
-    float *temb; /* [d], [d] SiLU of it, [6d] projection, [6d] of a block, [freq_dim] */
+    esa_view x;      /* [N][d] the residual stream */
+    esa_view a;      /* [N][d] normed input of a layer */
+    esa_view o;      /* [N][d] output of attention */
+    esa_view qkv[3]; /* [N][d] each */
+    esa_view flat;   /* [N][d] q of cross-attention, then the product of a layer after attention */
+    esa_view patch_in, patch_out; /* [N][P * C] in the same memory */
+    esa_view hidden;              /* [N or fewer][ffn] */
+    esa_view temb, silu, proj;    /* [1][d], [1][d], [1][6d]: embedding of the timestep */
+    esa_view sinusoid;            /* [1][freq_dim] */
+    float *e[2];                  /* [6d] each: modulation of a block and of the one after it */
     esa_wan_dit_watch watch;
     void *watch_user;
 };

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static void want_linear(esa_weights *w, wan_linear *l, int32_t flags, int64_t out, int64_t in,
+static void want_linear(esa_weights *w, esa_linear *l, int32_t flags, int64_t out, int64_t in,
                         const char *name)
 {
     esa_weights_want(w, &l->weight, flags, 2, (int64_t[]){ out, in }, "%s.weight", name);
@@ -15,7 +15,7 @@ static void want_linear(esa_weights *w, wan_linear *l, int32_t flags, int64_t ou
 static void want_attn(esa_weights *w, wan_attn *a, int64_t d, int32_t layer, int32_t number)
 {
     char name[96];
-    wan_linear *const part[4] = { &a->q, &a->k, &a->v, &a->out };
+    esa_linear *const part[4] = { &a->q, &a->k, &a->v, &a->out };
     static const char *const called[4] = { "to_q", "to_k", "to_v", "to_out.0" };
     for (int32_t i = 0; i < 4; i++) {
         snprintf(name, sizeof name, "blocks.%d.attn%d.%s", layer, number, called[i]);
@@ -68,7 +68,9 @@ static esa_status check_file(const esa_part_env *env, esa_wan_dit *dit, const vo
 {
     esa_ctx *ctx = env->nn->ctx;
     dit->block = esa_mem_zalloc(&ctx->mem, dit->config.layers * (int64_t)sizeof *dit->block);
-    if (!dit->block) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the transformer");
+    dit->wave = esa_mem_alloc(&ctx->mem, 4 * (int64_t)dit->config.freq_dim);
+    if (!dit->block || !dit->wave)
+        return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the transformer");
     ESA_TRY(file ? esa_weights_open_memory(ctx, &dit->weights, file, size, "transformer")
                  : esa_weights_open_part(ctx, &dit->weights, env->folder, "transformer",
                                          "diffusion_pytorch_model", "transformer"));
@@ -135,6 +137,7 @@ void esa_wan_dit_free(esa_wan_dit *dit)
     const esa_allocator mem = dit->nn->ctx->mem;
     esa_wan_dit_end(dit);
     esa_weights_free(dit->weights);
+    esa_mem_free(&mem, dit->wave, 4 * (int64_t)dit->config.freq_dim);
     esa_mem_free(&mem, dit->block, dit->config.layers * (int64_t)sizeof *dit->block);
     esa_mem_free(&mem, dit, (int64_t)sizeof *dit);
 }

@@ -1,0 +1,218 @@
+/* cpu_ops.c - the operations of ops.h in host memory: f32, through the functions of nn.h.
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "nn/ops.h"
+
+#include <string.h>
+#include "nn/leaf.h"
+
+#define PATCHES 64 /* patches per task */
+
+static esa_view cpu_input(const esa_nn *nn, const esa_view *room, const esa_linear *l)
+{
+    (void)nn;
+    (void)l;
+    return *room;
+}
+
+/* ---------------------------------------------------------------- linear layers */
+
+static esa_status product(esa_nn *nn, const esa_view *y, const esa_view *x, const esa_linear *l,
+                          const esa_epilogue *e)
+{
+    return esa_nn_linear(nn, y->data, y->ld, x->data, x->ld, x->rows, &l->weight, &l->bias, e);
+}
+
+static esa_status cpu_linear(esa_nn *nn, const esa_view *y, const esa_view *x, const esa_linear *l,
+                             int32_t act)
+{
+    const esa_epilogue e = { .act = act };
+    return product(nn, y, x, l, act ? &e : NULL);
+}
+
+static esa_status cpu_qkv(esa_nn *nn, const esa_view y[3], const esa_view *x,
+                          const esa_linear *const l[3])
+{
+    for (int32_t i = 0; i < 3; i++) ESA_TRY(product(nn, &y[i], x, l[i], NULL));
+    return ESA_OK;
+}
+
+static esa_status cpu_norm(esa_nn *nn, const esa_norm_args *n)
+{
+    const esa_view *y = &n->y, *x = &n->x;
+    if (n->norm == ESA_NORM_LAYER)
+        esa_nn_layer_norm(nn, y->data, y->ld, x->data, x->ld, x->rows, x->cols, n->eps, n->weight,
+                          n->bias, n->scale, n->shift);
+    if (n->norm == ESA_NORM_RMS)
+        esa_nn_rms_norm(nn, y->data, y->ld, x->data, x->ld, x->rows, x->cols, n->eps, n->weight);
+    return ESA_OK;
+}
+
+/* x += gate * linear(in) */
+static esa_status add(esa_nn *nn, const esa_view *x, const float *gate, const esa_view *in,
+                      const esa_linear *l)
+{
+    const esa_epilogue e = { .gate = gate, .residual = x->data, .residual_ld = x->ld };
+    return product(nn, x, in, l, &e);
+}
+
+static esa_status cpu_linear_add(esa_nn *nn, const esa_norm_args *n, const esa_view *in,
+                                 const esa_linear *l, const esa_view *t)
+{
+    (void)t;
+    ESA_TRY(add(nn, &n->x, n->gate, in, l));
+    return cpu_norm(nn, n);
+}
+
+static esa_status cpu_feed_forward(esa_nn *nn, const esa_norm_args *n, const esa_view *in,
+                                   const esa_linear *up, const esa_linear *down,
+                                   const esa_view *hidden, const esa_view *t)
+{
+    (void)t;
+    for (int64_t r = 0; r < in->rows; r += hidden->rows) {
+        const int64_t count = esa_min64(hidden->rows, in->rows - r);
+        const esa_view from = esa_view_rows(*in, r, count), h = esa_view_rows(*hidden, 0, count),
+                       to = esa_view_rows(n->x, r, count);
+        ESA_TRY(cpu_linear(nn, &h, &from, up, ESA_ACT_GELU_TANH));
+        ESA_TRY(add(nn, &to, n->gate, &h, down));
+    }
+    return cpu_norm(nn, n);
+}
+
+/* ---------------------------------------------------------------- rows */
+
+static esa_status cpu_qk(esa_nn *nn, const esa_qk_args *a)
+{
+    const esa_view *v[2] = { &a->q, &a->k };
+    const float *weight[2] = { a->q_weight, a->k_weight };
+    for (int32_t i = 0; i < 2; i++)
+        if (v[i]->data)
+            esa_nn_rms_norm(nn, v[i]->data, v[i]->ld, v[i]->data, v[i]->ld, v[i]->rows, v[i]->cols,
+                            a->eps, weight[i]);
+    for (int32_t i = 0; i < 2; i++)
+        if (v[i]->data && a->cos)
+            esa_nn_rope(nn, v[i]->data, v[i]->ld, v[i]->rows, v[i]->cols / a->D, a->D, a->cos,
+                        a->sin);
+    return ESA_OK;
+}
+
+typedef struct act_job {
+    const esa_nn_leaf *leaf;
+    const esa_act_args *a;
+} act_job;
+
+static void act_rows(void *arg, int64_t first, int64_t count, int32_t worker)
+{
+    (void)worker;
+    const act_job *j = arg;
+    const esa_act_args *a = j->a;
+    const int64_t n = a->x.cols;
+    for (int64_t i = first; i < first + count; i++) {
+        float *y = (float *)a->y.data + i * a->y.ld;
+        const float *x = (const float *)a->x.data + i * a->x.ld,
+                    *gate = a->gate.data ? (const float *)a->gate.data + i * a->gate.ld : NULL,
+                    *from = gate ? gate : x;
+        if (gate && a->act == ESA_ACT_GELU_TANH) {
+            j->leaf->geglu(y, gate, x, n);
+            continue;
+        }
+        if (a->act == ESA_ACT_SILU)
+            j->leaf->silu(y, from, n);
+        else if (a->act == ESA_ACT_GELU_TANH)
+            j->leaf->gelu_tanh(y, from, n);
+        else if (y != from)
+            memcpy(y, from, (size_t)n * 4);
+        for (int64_t c = 0; gate && c < n; c++) y[c] *= x[c];
+    }
+}
+
+static esa_status cpu_act(esa_nn *nn, const esa_act_args *a)
+{
+    act_job j = { esa_nn_leaf_get(nn->ctx->kern->level), a };
+    const double start = esa_nn_now();
+    esa_nn_parallel(nn, act_rows, &j, a->x.rows, esa_max64(1, 16384 / a->x.cols));
+    nn->seconds[ESA_NN_OTHER] += esa_nn_now() - start;
+    return ESA_OK;
+}
+
+static esa_status cpu_biased(esa_nn *nn, const esa_biased_args *a)
+{
+    const esa_nn_bias bias = { a->key, a->distance, a->distance_ld, a->center };
+    return esa_nn_attention(nn, a->o.data, a->o.ld, a->q.data, a->q.ld, a->k.data, a->k.ld,
+                            a->v.data, a->v.ld, a->q.rows, a->k.rows, a->heads, a->D, a->scale,
+                            &bias);
+}
+
+/* ---------------------------------------------------------------- patches, timestep, time */
+
+static void move_patches(void *arg, int64_t first, int64_t count, int32_t worker)
+{
+    (void)worker;
+    const esa_patch_args *a = arg;
+    const int32_t *p = a->patch, *s = a->size;
+    const int64_t gh = s[1] / p[1], gw = s[2] / p[2];
+    const int64_t W = s[2], HW = s[1] * W, THW = s[0] * HW;
+    const int64_t volume = (int64_t)p[0] * p[1] * p[2];
+    for (int64_t i = first; i < first + count; i++) {
+        const int64_t n = a->perm ? a->perm[i] : i;
+        const int64_t t = n / (gh * gw) * p[0], y = n / gw % gh * p[1], x = n % gw * p[2];
+        float *row = (float *)a->rows.data + i * a->rows.ld, *base = a->latent + t * HW + y * W + x;
+        for (int64_t c = 0; c < a->channels; c++)
+            for (int64_t m = 0; m < volume; m++) {
+                float *at = base + c * THW + m / ((int64_t)p[1] * p[2]) * HW + m / p[2] % p[1] * W +
+                            m % p[2];
+                if (a->gather)
+                    row[c * volume + m] = *at;
+                else
+                    *at = row[m * a->channels + c];
+            }
+    }
+}
+
+static esa_status cpu_patches(esa_nn *nn, const esa_patch_args *args)
+{
+    esa_patch_args a = *args;
+    const double start = esa_nn_now();
+    esa_nn_parallel(nn, move_patches, &a, a.rows.rows, PATCHES);
+    nn->seconds[ESA_NN_OTHER] += esa_nn_now() - start;
+    return ESA_OK;
+}
+
+static esa_status cpu_modulate(esa_nn *nn, float *e, const float *table, const float *add,
+                               int64_t rows, int64_t cols)
+{
+    (void)nn;
+    for (int64_t r = 0; r < rows; r++, e += cols, table += cols)
+        for (int64_t n = 0; n < cols; n++) e[n] = table[n] + add[n];
+    return ESA_OK;
+}
+
+static esa_status cpu_self_begin(esa_nn *nn)
+{
+    nn->self_began = esa_nn_now();
+    return ESA_OK;
+}
+
+static esa_status cpu_self_end(esa_nn *nn)
+{
+    nn->seconds[ESA_NN_SELF] += esa_nn_now() - nn->self_began;
+    return ESA_OK;
+}
+
+const esa_nn_ops esa_nn_cpu_ops = {
+    .dtype = ESA_DTYPE_F32,
+    .joined = 0,
+    .prepares = 0,
+    .input = cpu_input,
+    .linear = cpu_linear,
+    .qkv = cpu_qkv,
+    .linear_add = cpu_linear_add,
+    .feed_forward = cpu_feed_forward,
+    .norm = cpu_norm,
+    .qk = cpu_qk,
+    .act = cpu_act,
+    .biased = cpu_biased,
+    .patches = cpu_patches,
+    .modulate = cpu_modulate,
+    .self_begin = cpu_self_begin,
+    .self_end = cpu_self_end,
+};
