@@ -119,6 +119,7 @@ typedef struct esa_backend {
     const esa_engine_rows *rows;
     const esa_engine_products *products;
     const esa_engine_latents *latents;
+    const esa_engine_biased *biased;
 } esa_backend;
 
 /* The table of a device, in static storage; NULL for a number that is no ESA_DEVICE_*. */

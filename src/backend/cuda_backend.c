@@ -338,4 +338,5 @@ const esa_backend esa_backend_cuda = {
     .rows = &esa_cuda_engine_rows,
     .products = &esa_cuda_engine_products,
     .latents = &esa_cuda_engine_latents,
+    .biased = &esa_cuda_engine_biased,
 };

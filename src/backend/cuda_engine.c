@@ -80,3 +80,11 @@ static esa_status latents_figures(esa_ctx *ctx, const esa_figures_args *args)
 
 const esa_engine_latents esa_cuda_engine_latents = { latents_patches, latents_guide, latents_step,
                                                      latents_figures };
+
+static esa_status biased_attention(esa_ctx *ctx, const esa_biased_args *args)
+{
+    const esa_cuda *c = ctx->cuda;
+    return esa_cuda_status(ctx, c->table->biased->attention(c->dev, args, ctx->cuda_stream));
+}
+
+const esa_engine_biased esa_cuda_engine_biased = { biased_attention };

@@ -31,11 +31,12 @@ extern "C" {
 typedef struct esa_cuda_device esa_cuda_device;
 
 typedef struct esa_cuda_host { /* how libesa was built; the plugin refuses anything else */
-    uint32_t struct_size;
-    uint32_t attn_args_size, select_args_size, mask_size, info_size, table_size;
-    uint32_t norm_args_size, qk_args_size, act_args_size;
-    uint32_t patch_args_size, step_args_size, figures_args_size;
-    uint32_t product_args_size;
+    /* 64 bits, so that there is no gap before the pointer, whatever their number */
+    uint64_t struct_size;
+    uint64_t attn_args_size, select_args_size, mask_size, info_size, table_size;
+    uint64_t norm_args_size, qk_args_size, act_args_size;
+    uint64_t patch_args_size, step_args_size, figures_args_size;
+    uint64_t product_args_size, biased_args_size;
     const char *build; /* esa_build_id() */
 } esa_cuda_host;
 
@@ -76,6 +77,11 @@ typedef struct esa_cuda_products {
     esa_status (*product)(esa_cuda_device *dev, const esa_product_args *args, void *ws,
                           void *stream);
 } esa_cuda_products;
+
+/* Attention with biases. */
+typedef struct esa_cuda_biased {
+    esa_status (*attention)(esa_cuda_device *dev, const esa_biased_args *args, void *stream);
+} esa_cuda_biased;
 
 /* Patches, guidance and the scheduler. */
 typedef struct esa_cuda_latents {
@@ -175,6 +181,7 @@ typedef struct esa_cuda_table {
     const esa_cuda_rows *rows;
     const esa_cuda_products *products;
     const esa_cuda_latents *latents;
+    const esa_cuda_biased *biased;
 } esa_cuda_table;
 
 /* The only exported symbol of the plugin. abi: ESA_CUDA_ABI of the caller. Returns NULL if abi or

@@ -548,6 +548,7 @@ static const esa_cuda_table table = {
     .rows = &stand_in_rows,
     .products = &stand_in_products,
     .latents = &stand_in_latents,
+    .biased = &stand_in_biased,
 };
 
 __attribute__((visibility("default"))) const esa_cuda_table *esa_cuda_entry(

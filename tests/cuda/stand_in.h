@@ -25,5 +25,7 @@ extern const esa_cuda_rows stand_in_rows;
 extern const esa_cuda_latents stand_in_latents;
 /* stand_in_products.c */
 extern const esa_cuda_products stand_in_products;
+/* stand_in_biased.c */
+extern const esa_cuda_biased stand_in_biased;
 
 #endif

@@ -52,6 +52,8 @@ int main(int argc, char **argv)
                                  sizeof(esa_patch_args),
                                  sizeof(esa_step_args),
                                  sizeof(esa_figures_args),
+                                 sizeof(esa_product_args),
+                                 sizeof(esa_biased_args),
                                  ESA_BUILD_ID };
     expect_refused(entry, ESA_CUDA_ABI + 1, &host, "another interface was accepted");
     for (size_t field = 0; field < offsetof(esa_cuda_host, build) / sizeof(uint32_t); field++) {
@@ -81,6 +83,10 @@ int main(int argc, char **argv)
     expect(table->latents->patches && table->latents->guide && table->latents->step &&
                table->latents->figures,
            "an operation on latents is NULL");
+    expect(table->products->library && table->products->prepare && table->products->workspace &&
+               table->products->product,
+           "an operation of products is NULL");
+    expect(table->biased->attention != NULL, "attention with biases is NULL");
 
     int32_t count = -1;
     esa_cuda_device *dev = (esa_cuda_device *)(void *)error; /* must become NULL */

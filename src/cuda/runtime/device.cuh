@@ -133,3 +133,5 @@ esa_status guide_run(esa_cuda_device *dev, float *v, const float *negative, floa
                      int64_t count, void *stream);
 esa_status step_run(esa_cuda_device *dev, const esa_step_args *args, void *stream);
 esa_status figures_run(esa_cuda_device *dev, const esa_figures_args *args, void *stream);
+// engine/biased.cu
+esa_status biased_run(esa_cuda_device *dev, const esa_biased_args *args, void *stream);

@@ -17,6 +17,7 @@ static const esa_cuda_rows rows = { norm_run, qk_run, act_run };
 static const esa_cuda_products products = { products_library, product_prepare, product_workspace,
                                             product_run };
 static const esa_cuda_latents latents = { patches_run, guide_run, step_run, figures_run };
+static const esa_cuda_biased biased = { biased_run };
 
 static const esa_cuda_table table = {
     sizeof(esa_cuda_table),
@@ -54,27 +55,30 @@ static const esa_cuda_table table = {
     &rows,
     &products,
     &latents,
+    &biased,
 };
 
 extern "C" __attribute__((visibility("default"))) const esa_cuda_table *esa_cuda_entry(
     uint32_t abi, const esa_cuda_host *host, char *error, int32_t error_bytes)
 {
     /* only a struct of the same size has its build where we look for it */
-    const uint32_t ours[] = { sizeof *host,
-                              sizeof(esa_attn_args),
-                              sizeof(esa_select_args),
-                              sizeof(esa_cuda_mask),
-                              sizeof(esa_cuda_info),
-                              sizeof table,
-                              sizeof(esa_norm_args),
-                              sizeof(esa_qk_args),
-                              sizeof(esa_act_args),
-                              sizeof(esa_patch_args),
-                              sizeof(esa_step_args),
-                              sizeof(esa_figures_args),
-                              sizeof(esa_product_args) };
-    static_assert((sizeof ours + 7) / 8 * 8 == offsetof(esa_cuda_host, build),
-                  "every size is compared; padding may follow");
+    const uint64_t ours[] = {
+        sizeof *host,
+        sizeof(esa_attn_args),
+        sizeof(esa_select_args),
+        sizeof(esa_cuda_mask),
+        sizeof(esa_cuda_info),
+        sizeof table,
+        sizeof(esa_norm_args),
+        sizeof(esa_qk_args),
+        sizeof(esa_act_args),
+        sizeof(esa_patch_args),
+        sizeof(esa_step_args),
+        sizeof(esa_figures_args),
+        sizeof(esa_product_args),
+        sizeof(esa_biased_args),
+    };
+    static_assert(sizeof ours == offsetof(esa_cuda_host, build), "every size is compared");
     const bool sizes = abi == ESA_CUDA_ABI && host->struct_size == sizeof *host &&
                        !memcmp(host, ours, sizeof ours);
     const char *theirs = sizes && host->build ? host->build : "of another interface";
