@@ -58,6 +58,14 @@ static esa_status latents_patches(esa_ctx *ctx, const esa_patch_args *args)
     return esa_cuda_status(ctx, c->table->latents->patches(c->dev, args, ctx->cuda_stream));
 }
 
+static esa_status latents_modulate(esa_ctx *ctx, float *e, const float *table, const float *add,
+                                   int64_t rows, int64_t cols)
+{
+    const esa_cuda *c = ctx->cuda;
+    return esa_cuda_status(
+        ctx, c->table->latents->modulate(c->dev, e, table, add, rows, cols, ctx->cuda_stream));
+}
+
 static esa_status latents_guide(esa_ctx *ctx, float *v, const float *negative, float scale,
                                 int64_t count)
 {
@@ -78,8 +86,8 @@ static esa_status latents_figures(esa_ctx *ctx, const esa_figures_args *args)
     return esa_cuda_status(ctx, c->table->latents->figures(c->dev, args, ctx->cuda_stream));
 }
 
-const esa_engine_latents esa_cuda_engine_latents = { latents_patches, latents_guide, latents_step,
-                                                     latents_figures };
+const esa_engine_latents esa_cuda_engine_latents = { latents_patches, latents_modulate,
+                                                     latents_guide, latents_step, latents_figures };
 
 static esa_status biased_attention(esa_ctx *ctx, const esa_biased_args *args)
 {

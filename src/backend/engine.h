@@ -42,9 +42,12 @@ typedef struct esa_engine_biased {
     esa_status (*attention)(esa_ctx *ctx, const esa_biased_args *args);
 } esa_engine_biased;
 
-/* Patches, guidance and the scheduler. */
+/* Patches, timestep, guidance and the scheduler. */
 typedef struct esa_engine_latents {
     esa_status (*patches)(esa_ctx *ctx, const esa_patch_args *args);
+    /* e[rows][cols] = table[rows][cols] + add[cols] */
+    esa_status (*modulate)(esa_ctx *ctx, float *e, const float *table, const float *add,
+                           int64_t rows, int64_t cols);
     /* v = negative + scale (v - negative), each operation rounded to f32. */
     esa_status (*guide)(esa_ctx *ctx, float *v, const float *negative, float scale, int64_t count);
     esa_status (*step)(esa_ctx *ctx, const esa_step_args *args);

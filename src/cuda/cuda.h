@@ -83,9 +83,12 @@ typedef struct esa_cuda_biased {
     esa_status (*attention)(esa_cuda_device *dev, const esa_biased_args *args, void *stream);
 } esa_cuda_biased;
 
-/* Patches, guidance and the scheduler. */
+/* Patches, timestep, guidance and the scheduler. */
 typedef struct esa_cuda_latents {
     esa_status (*patches)(esa_cuda_device *dev, const esa_patch_args *args, void *stream);
+    /* e[rows][cols] = table[rows][cols] + add[cols] */
+    esa_status (*modulate)(esa_cuda_device *dev, float *e, const float *table, const float *add,
+                           int64_t rows, int64_t cols, void *stream);
     /* v = negative + scale (v - negative) */
     esa_status (*guide)(esa_cuda_device *dev, float *v, const float *negative, float scale,
                         int64_t count, void *stream);

@@ -68,6 +68,18 @@ static esa_status patches(esa_cuda_device *dev, const esa_patch_args *args, void
     return ESA_OK;
 }
 
+static esa_status modulate(esa_cuda_device *dev, float *e, const float *table, const float *add,
+                           int64_t rows, int64_t cols, void *stream)
+{
+    (void)stream;
+    const esa_status status = stand_in_luck(dev);
+    if (status) return status;
+    stand_in_enter();
+    for (int64_t i = 0; i < rows * cols; i++) e[i] = table[i] + add[i % cols];
+    stand_in_leave();
+    return ESA_OK;
+}
+
 static esa_status guide(esa_cuda_device *dev, float *v, const float *negative, float scale,
                         int64_t count, void *stream)
 {
@@ -102,4 +114,4 @@ static esa_status figures(esa_cuda_device *dev, const esa_figures_args *args, vo
     return ESA_OK;
 }
 
-const esa_cuda_latents stand_in_latents = { patches, guide, step, figures };
+const esa_cuda_latents stand_in_latents = { patches, modulate, guide, step, figures };

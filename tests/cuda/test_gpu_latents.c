@@ -328,9 +328,26 @@ static void figures(void **state)
     }
 }
 
+static void modulation(void **state)
+{
+    (void)state;
+    static const int64_t sizes[][2] = { { 1, 6 }, { 2, 60 }, { 1, 6 * 1536 }, { 7, 5121 } };
+    for (int n = 0; n < 4; n++) {
+        const int64_t rows = sizes[n][0], cols = sizes[n][1];
+        array e = array_new(rows * cols), table = array_new(rows * cols), add = array_new(cols);
+        must(ctx, be->latents->modulate(ctx, e.gpu, table.gpu, add.gpu, rows, cols));
+        for (int64_t i = 0; i < rows * cols; i++) e.host[i] = table.host[i] + add.host[i % cols];
+        same(&e, "modulation");
+        array_free(&e);
+        array_free(&table);
+        array_free(&add);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(patches), cmocka_unit_test(guidance),
-                                        cmocka_unit_test(steps), cmocka_unit_test(figures) };
+                                        cmocka_unit_test(steps), cmocka_unit_test(figures),
+                                        cmocka_unit_test(modulation) };
     return cmocka_run_group_tests(tests, begin, end);
 }

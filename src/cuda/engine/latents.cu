@@ -1,4 +1,4 @@
-// latents.cu - guidance, a step of the scheduler, and the figures of a step.
+// latents.cu - modulation, guidance, a step of the scheduler, and the figures of a step.
 // SPDX-License-Identifier: Apache-2.0
 //
 // The latents are f32. Products and sums are written as single operations (__fmul_rn, __fadd_rn),
@@ -17,6 +17,13 @@ __device__ __forceinline__ int64_t first_element()
     return (int64_t)blockIdx.x * THREADS + threadIdx.x;
 }
 __device__ __forceinline__ int64_t all_threads() { return (int64_t)gridDim.x * THREADS; }
+
+__global__ void __launch_bounds__(THREADS)
+    modulate_kernel(float *e, const float *table, const float *add, int64_t count, int64_t cols)
+{
+    for (int64_t i = first_element(); i < count; i += all_threads())
+        e[i] = table[i] + add[i % cols];
+}
 
 __global__ void __launch_bounds__(THREADS)
     guide_kernel(float *v, const float *negative, float scale, int64_t count)
@@ -131,6 +138,17 @@ unsigned blocks_for(const esa_cuda_device *dev, int64_t count)
 }
 
 } // namespace
+
+esa_status modulate_run(esa_cuda_device *dev, float *e, const float *table, const float *add,
+                        int64_t rows, int64_t cols, void *stream)
+{
+    const current_device scope(dev->ordinal);
+    const int64_t count = rows * cols;
+    if (count < 1) return ESA_OK;
+    modulate_kernel<<<blocks_for(dev, count), THREADS, 0, (cudaStream_t)stream>>>(e, table, add,
+                                                                                  count, cols);
+    return launch_check(dev, "modulation");
+}
 
 esa_status guide_run(esa_cuda_device *dev, float *v, const float *negative, float scale,
                      int64_t count, void *stream)

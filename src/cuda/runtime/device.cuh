@@ -129,6 +129,8 @@ void products_close(esa_cuda_device *dev);
 // engine/patches.cu
 esa_status patches_run(esa_cuda_device *dev, const esa_patch_args *args, void *stream);
 // engine/latents.cu
+esa_status modulate_run(esa_cuda_device *dev, float *e, const float *table, const float *add,
+                        int64_t rows, int64_t cols, void *stream);
 esa_status guide_run(esa_cuda_device *dev, float *v, const float *negative, float scale,
                      int64_t count, void *stream);
 esa_status step_run(esa_cuda_device *dev, const esa_step_args *args, void *stream);
