@@ -15,7 +15,8 @@ set(ESA_GPU_TESTS
     test_session_policy test_session_cached test_session_heads test_session_reuse
     test_mask_file test_recording test_recorded_errors test_recorded_masks
     test_gpu_attention test_gpu_levels test_gpu_exact_rows test_gpu_select test_gpu_order
-    test_gpu_calls test_gpu_session test_gpu_rows test_gpu_products test_gpu_latents test_gpu_biased
+    test_gpu_calls test_gpu_session test_gpu_rows test_gpu_products test_gpu_transfer
+    test_gpu_latents test_gpu_biased
     test_gpu_error test_gpu_faults)
 
 if(ESA_FUZZ)
@@ -144,7 +145,8 @@ if(CMAKE_CROSSCOMPILING)
 endif()
 # Plugins for tests: one whose GPU is the processor, one with another interface version.
 set(ESA_PLUGIN_PARTS_stand_in tests/cuda/stand_in_engine.c tests/cuda/stand_in_rows.c
-    tests/cuda/stand_in_products.c tests/cuda/stand_in_latents.c tests/cuda/stand_in_biased.c)
+    tests/cuda/stand_in_products.c tests/cuda/stand_in_transfer.c tests/cuda/stand_in_latents.c
+    tests/cuda/stand_in_biased.c)
 # The bits of the scheduler do not depend on fused operations.
 set_property(SOURCE tests/cuda/stand_in_latents.c APPEND PROPERTY COMPILE_OPTIONS -ffp-contract=off)
 foreach(plugin stand_in other_abi)

@@ -306,9 +306,9 @@ ESA_API esa_status esa_device_count(esa_ctx *ctx, int32_t *count);
  * call. */
 ESA_API esa_status esa_device_get_info(esa_ctx *ctx, esa_device_info *info);
 
-/* Writes the version and path of the library of matrix products that networks use on the GPU of this
- * ctx (cuBLASLt) to text, which has room for bytes. Attention does not need the library. Fails with
- * ESA_ERR_DEVICE and a message that says how to get the library if it is not found. */
+/* Writes the version and path of the library of matrix products that networks use on the GPU of
+ * this ctx (cuBLASLt) to text, which has room for bytes. Attention does not need the library. Fails
+ * with ESA_ERR_DEVICE and a message that says how to get the library if it is not found. */
 ESA_API esa_status esa_device_library(esa_ctx *ctx, char *text, int32_t bytes);
 
 /* Memory on the GPU of this ctx, for callers that do not call CUDA themselves. Views may use any

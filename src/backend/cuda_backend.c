@@ -339,4 +339,5 @@ const esa_backend esa_backend_cuda = {
     .products = &esa_cuda_engine_products,
     .latents = &esa_cuda_engine_latents,
     .biased = &esa_cuda_engine_biased,
+    .transfer = &esa_cuda_engine_transfer,
 };

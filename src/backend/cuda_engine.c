@@ -96,3 +96,45 @@ static esa_status biased_attention(esa_ctx *ctx, const esa_biased_args *args)
 }
 
 const esa_engine_biased esa_cuda_engine_biased = { biased_attention };
+
+_Static_assert((int)ESA_ENGINE_LANES == (int)ESA_CUDA_LANES, "lanes of the backend and the plugin");
+
+static esa_status transfer_pin(esa_ctx *ctx, void **ptr, int64_t bytes)
+{
+    const esa_cuda *c = ctx->cuda;
+    return esa_cuda_status(ctx, c->table->transfer->pin(c->dev, ptr, bytes));
+}
+
+static void transfer_unpin(esa_ctx *ctx, void *ptr)
+{
+    if (ptr) ctx->cuda->table->transfer->unpin(ctx->cuda->dev, ptr);
+}
+
+static esa_status transfer_fetch(esa_ctx *ctx, int32_t lane, void *dst, const void *src,
+                                 int64_t bytes)
+{
+    const esa_cuda *c = ctx->cuda;
+    return esa_cuda_status(ctx, c->table->transfer->fetch(c->dev, lane, dst, src, bytes));
+}
+
+static esa_status transfer_arrive(esa_ctx *ctx, int32_t lane)
+{
+    const esa_cuda *c = ctx->cuda;
+    return esa_cuda_status(ctx, c->table->transfer->arrive(c->dev, lane, ctx->cuda_stream));
+}
+
+static esa_status transfer_used(esa_ctx *ctx, int32_t lane)
+{
+    const esa_cuda *c = ctx->cuda;
+    return esa_cuda_status(ctx, c->table->transfer->used(c->dev, lane, ctx->cuda_stream));
+}
+
+static esa_status transfer_landed(esa_ctx *ctx, int32_t lane)
+{
+    const esa_cuda *c = ctx->cuda;
+    return esa_cuda_status(ctx, c->table->transfer->landed(c->dev, lane));
+}
+
+const esa_engine_transfer esa_cuda_engine_transfer = { transfer_pin,   transfer_unpin,
+                                                       transfer_fetch, transfer_arrive,
+                                                       transfer_used,  transfer_landed };

@@ -71,11 +71,12 @@ typedef struct esa_engine_planes {
  * again; lanes are numbered from 0. Copies run beside the ctx's stream. */
 enum { ESA_ENGINE_LANES = 4 };
 typedef struct esa_engine_transfer {
-    /* Host memory that the device reads without staging. *ptr belongs to the caller. */
+    /* Host memory that the device reads without staging. The caller owns *ptr and gives it to
+     * unpin, after `landed` of the lanes that read it; on failure it is NULL. */
     esa_status (*pin)(esa_ctx *ctx, void **ptr, int64_t bytes);
     void (*unpin)(esa_ctx *ctx, void *ptr);
     /* Copies pinned src to dst, which belongs to the lane, after the last `used` of the lane. src
-     * must not change before `landed` or a download. */
+     * must not change before `landed`. */
     esa_status (*fetch)(esa_ctx *ctx, int32_t lane, void *dst, const void *src, int64_t bytes);
     /* Work that is enqueued from now on sees what fetch copied into the lane. */
     esa_status (*arrive)(esa_ctx *ctx, int32_t lane);

@@ -96,6 +96,18 @@ typedef struct esa_cuda_latents {
     esa_status (*figures)(esa_cuda_device *dev, const esa_figures_args *args, void *stream);
 } esa_cuda_latents;
 
+/* Weights on their way to the GPU, as backend/engine.h describes it. landed waits. */
+enum { ESA_CUDA_LANES = 4 };
+typedef struct esa_cuda_transfer {
+    esa_status (*pin)(esa_cuda_device *dev, void **ptr, int64_t bytes);
+    void (*unpin)(esa_cuda_device *dev, void *ptr);
+    esa_status (*fetch)(esa_cuda_device *dev, int32_t lane, void *dst, const void *src,
+                        int64_t bytes);
+    esa_status (*arrive)(esa_cuda_device *dev, int32_t lane, void *stream);
+    esa_status (*used)(esa_cuda_device *dev, int32_t lane, void *stream);
+    esa_status (*landed)(esa_cuda_device *dev, int32_t lane);
+} esa_cuda_transfer;
+
 typedef struct esa_cuda_table {
     uint32_t struct_size, abi;
     const char *version; /* version of the plugin */
@@ -185,6 +197,7 @@ typedef struct esa_cuda_table {
     const esa_cuda_products *products;
     const esa_cuda_latents *latents;
     const esa_cuda_biased *biased;
+    const esa_cuda_transfer *transfer;
 } esa_cuda_table;
 
 /* The only exported symbol of the plugin. abi: ESA_CUDA_ABI of the caller. Returns NULL if abi or

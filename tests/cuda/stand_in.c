@@ -225,11 +225,10 @@ typedef struct mark {
     struct timespec at;
 } mark;
 
-/* Marks count as memory, so that a leak of them is seen. */
-static void count_mark(int64_t bytes)
+void stand_in_count(int64_t change)
 {
     pthread_mutex_lock(&lock);
-    in_use += bytes;
+    in_use += change * (int64_t)sizeof(mark);
     pthread_mutex_unlock(&lock);
 }
 
@@ -240,14 +239,14 @@ static esa_status mark_create(esa_cuda_device *dev, void **out)
     if (status) return status;
     *out = calloc(1, sizeof(mark));
     if (!*out) return stand_in_say(dev, ESA_ERR_MEMORY, "out of memory for a mark");
-    count_mark(sizeof(mark));
+    stand_in_count(1);
     return ESA_OK;
 }
 
 static void mark_release(int32_t ordinal, void *at)
 {
     (void)ordinal;
-    count_mark(-(int64_t)sizeof(mark));
+    stand_in_count(-1);
     free(at);
 }
 
@@ -549,6 +548,7 @@ static const esa_cuda_table table = {
     .products = &stand_in_products,
     .latents = &stand_in_latents,
     .biased = &stand_in_biased,
+    .transfer = &stand_in_transfer,
 };
 
 __attribute__((visibility("default"))) const esa_cuda_table *esa_cuda_entry(

@@ -6,9 +6,21 @@
 #include "base/pool.h"
 #include "cuda/cuda.h"
 
+/* Copies into a lane that have not happened yet. */
+enum { STAND_IN_COPIES = 256 };
+typedef struct stand_in_lane {
+    struct {
+        void *dst;
+        const void *src;
+        int64_t bytes;
+    } copy[STAND_IN_COPIES];
+    int32_t copies;
+} stand_in_lane;
+
 struct esa_cuda_device {
     int32_t sm80; /* 1: lowered by $ESA_CUDA */
     esa_pool *pool;
+    stand_in_lane lane[ESA_CUDA_LANES];
     char error[512];
 };
 
@@ -20,9 +32,15 @@ esa_status stand_in_say(esa_cuda_device *dev, esa_status status, const char *tex
 /* The failure of a call that needs no memory, if $ESA_STAND_IN_FAIL says that it is its turn. */
 esa_status stand_in_luck(esa_cuda_device *dev);
 
+/* Counts something small that must be given back, so that a leak of it is seen: 1 when it is made,
+ * -1 when it is gone. */
+void stand_in_count(int64_t change);
+
 /* stand_in_engine.c */
 extern const esa_cuda_rows stand_in_rows;
 extern const esa_cuda_latents stand_in_latents;
+/* stand_in_transfer.c */
+extern const esa_cuda_transfer stand_in_transfer;
 /* stand_in_products.c */
 extern const esa_cuda_products stand_in_products;
 /* stand_in_biased.c */

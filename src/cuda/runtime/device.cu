@@ -169,6 +169,7 @@ esa_status device_open(esa_cuda_device **out, int32_t ordinal, const char *level
 
 void device_close(esa_cuda_device *dev)
 {
+    transfer_close(dev);
     products_close(dev);
     free(dev);
 }

@@ -15,7 +15,8 @@ typedef CUresult esa_encode_tiled(CUtensorMap *, CUtensorMapDataType, cuuint32_t
 
 enum { LEVEL_SM80 = 80, LEVEL_SM90A = 90 };
 
-struct product_state; // engine/product.cuh
+struct product_state;  // engine/product.cuh
+struct transfer_state; // transfer.cu
 
 struct esa_cuda_device {
     int ordinal, major, minor;
@@ -24,6 +25,7 @@ struct esa_cuda_device {
     int level;                      // LEVEL_*: the attention kernels in use
     esa_encode_tiled *encode_tiled; // tensor maps; null below sm_90
     product_state *products;        // null until the first product
+    transfer_state *transfer;       // null until the first lane is used
     char error[512];
 };
 

@@ -16,6 +16,8 @@
 static const esa_cuda_rows rows = { norm_run, qk_run, act_run };
 static const esa_cuda_products products = { products_library, product_prepare, product_workspace,
                                             product_run };
+static const esa_cuda_transfer transfer = { transfer_pin,    transfer_unpin, transfer_fetch,
+                                            transfer_arrive, transfer_used,  transfer_landed };
 static const esa_cuda_latents latents = { patches_run, modulate_run, guide_run, step_run,
                                           figures_run };
 static const esa_cuda_biased biased = { biased_run };
@@ -57,6 +59,7 @@ static const esa_cuda_table table = {
     &products,
     &latents,
     &biased,
+    &transfer,
 };
 
 extern "C" __attribute__((visibility("default"))) const esa_cuda_table *esa_cuda_entry(

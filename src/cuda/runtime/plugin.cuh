@@ -1,4 +1,4 @@
-// plugin.cuh - the device half of the table, between device.cu and entry.cu.
+// plugin.cuh - the device half of the table, between device.cu, transfer.cu and entry.cu.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -19,6 +19,14 @@ esa_status device_copy(esa_cuda_device *dev, void *dst, const void *src, int64_t
 esa_status device_download(int32_t ordinal, void *dst, const void *src, int64_t bytes,
                            void *stream);
 esa_status device_sync(esa_cuda_device *dev, void *stream);
+void transfer_close(esa_cuda_device *dev);
+esa_status transfer_pin(esa_cuda_device *dev, void **ptr, int64_t bytes);
+void transfer_unpin(esa_cuda_device *dev, void *ptr);
+esa_status transfer_fetch(esa_cuda_device *dev, int32_t lane, void *dst, const void *src,
+                          int64_t bytes);
+esa_status transfer_arrive(esa_cuda_device *dev, int32_t lane, void *stream);
+esa_status transfer_used(esa_cuda_device *dev, int32_t lane, void *stream);
+esa_status transfer_landed(esa_cuda_device *dev, int32_t lane);
 esa_status mark_create(esa_cuda_device *dev, void **mark);
 void mark_release(int32_t ordinal, void *mark);
 esa_status mark_record(esa_cuda_device *dev, void *mark, void *stream);

@@ -1,0 +1,127 @@
+/* stand_in_transfer.c - copies to the stand-in GPU beside its work.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * A real GPU copies at any time between `fetch` and `arrive`. Here the target is spoilt at once, so
+ * work that still reads the old contents is caught, and the copy happens as late as it may, so work
+ * that does not wait, and a source that changes too early, are caught. */
+#include "stand_in.h"
+
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_PINNED = 256 };
+static struct {
+    char *base;
+    int64_t bytes;
+} pinned[MOST_PINNED];
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static esa_status pin(esa_cuda_device *dev, void **ptr, int64_t bytes)
+{
+    *ptr = NULL;
+    const esa_status status = stand_in_luck(dev);
+    if (status) return stand_in_say(dev, ESA_ERR_MEMORY, "the stand-in GPU pins no more memory");
+    char *base = bytes < 0 || bytes > INT64_C(1) << 34 ? NULL : malloc((size_t)bytes + 1);
+    if (!base) return stand_in_say(dev, ESA_ERR_MEMORY, "out of memory to pin");
+    pthread_mutex_lock(&lock);
+    int32_t place = 0;
+    while (place < MOST_PINNED && pinned[place].base) place++;
+    if (place < MOST_PINNED) {
+        pinned[place].base = base;
+        pinned[place].bytes = bytes;
+    }
+    pthread_mutex_unlock(&lock);
+    if (place == MOST_PINNED) {
+        free(base);
+        return stand_in_say(dev, ESA_ERR_MEMORY, "too much is pinned: something leaks");
+    }
+    stand_in_count(1);
+    *ptr = base;
+    return ESA_OK;
+}
+
+/* 1 if the bytes lie in pinned memory. */
+static int is_pinned(const char *src, int64_t bytes)
+{
+    int found = 0;
+    pthread_mutex_lock(&lock);
+    for (int32_t i = 0; i < MOST_PINNED; i++)
+        found |= pinned[i].base && src >= pinned[i].base &&
+                 src + bytes <= pinned[i].base + pinned[i].bytes;
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+static void unpin(esa_cuda_device *dev, void *ptr)
+{
+    (void)dev;
+    if (!ptr) return;
+    pthread_mutex_lock(&lock);
+    int32_t place = 0;
+    while (place < MOST_PINNED && pinned[place].base != ptr) place++;
+    if (place == MOST_PINNED) abort();              /* freed twice, or never ours */
+    memset(ptr, 0xff, (size_t)pinned[place].bytes); /* a copy that comes too late is seen */
+    pinned[place].base = NULL;
+    pthread_mutex_unlock(&lock);
+    stand_in_count(-1);
+    free(ptr);
+}
+
+static esa_status check_lane(esa_cuda_device *dev, int32_t lane)
+{
+    if (lane < 0 || lane >= ESA_CUDA_LANES)
+        return stand_in_say(dev, ESA_ERR_INTERNAL, "no such lane, expected 0 to 3");
+    return stand_in_luck(dev);
+}
+
+static esa_status fetch(esa_cuda_device *dev, int32_t lane, void *dst, const void *src,
+                        int64_t bytes)
+{
+    const esa_status status = check_lane(dev, lane);
+    if (status) return status;
+    stand_in_lane *l = &dev->lane[lane];
+    if (!is_pinned(src, bytes))
+        return stand_in_say(dev, ESA_ERR_DEVICE, "a copy from memory that is not pinned");
+    if (l->copies == STAND_IN_COPIES)
+        return stand_in_say(dev, ESA_ERR_DEVICE, "too many copies into one lane");
+    stand_in_enter();
+    memset(dst, 0xff, (size_t)bytes);
+    stand_in_leave();
+    l->copy[l->copies].dst = dst;
+    l->copy[l->copies].src = src;
+    l->copy[l->copies++].bytes = bytes;
+    return ESA_OK;
+}
+
+static void copy_now(stand_in_lane *l)
+{
+    stand_in_enter();
+    for (int32_t i = 0; i < l->copies; i++)
+        memcpy(l->copy[i].dst, l->copy[i].src, (size_t)l->copy[i].bytes);
+    stand_in_leave();
+    l->copies = 0;
+}
+
+static esa_status landed(esa_cuda_device *dev, int32_t lane)
+{
+    const esa_status status = check_lane(dev, lane);
+    if (!status) copy_now(&dev->lane[lane]);
+    return status;
+}
+
+static esa_status arrive(esa_cuda_device *dev, int32_t lane, void *stream)
+{
+    (void)stream;
+    return landed(dev, lane);
+}
+
+static esa_status used(esa_cuda_device *dev, int32_t lane, void *stream)
+{
+    (void)stream;
+    return check_lane(dev, lane);
+}
+
+const esa_cuda_transfer stand_in_transfer = { pin, unpin, fetch, arrive, used, landed };
