@@ -135,6 +135,22 @@ static esa_status transfer_landed(esa_ctx *ctx, int32_t lane)
     return esa_cuda_status(ctx, c->table->transfer->landed(c->dev, lane));
 }
 
-const esa_engine_transfer esa_cuda_engine_transfer = { transfer_pin,   transfer_unpin,
-                                                       transfer_fetch, transfer_arrive,
-                                                       transfer_used,  transfer_landed };
+static esa_status transfer_convert(esa_ctx *ctx, const esa_convert_args *args)
+{
+    const esa_cuda *c = ctx->cuda;
+    return esa_cuda_status(ctx, c->table->transfer->convert(c->dev, args, ctx->cuda_stream));
+}
+
+static esa_status transfer_room(esa_ctx *ctx, int64_t *bytes)
+{
+    const esa_cuda *c = ctx->cuda;
+    esa_cuda_info info;
+    ESA_TRY(esa_cuda_status(ctx, c->table->info(c->dev, &info)));
+    *bytes = info.free_memory;
+    return ESA_OK;
+}
+
+const esa_engine_transfer esa_cuda_engine_transfer = { transfer_pin,     transfer_unpin,
+                                                       transfer_fetch,   transfer_arrive,
+                                                       transfer_used,    transfer_landed,
+                                                       transfer_convert, transfer_room };

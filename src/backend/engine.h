@@ -84,6 +84,10 @@ typedef struct esa_engine_transfer {
     esa_status (*used)(esa_ctx *ctx, int32_t lane);
     /* Waits until the copies of the lane have read their sources. */
     esa_status (*landed)(esa_ctx *ctx, int32_t lane);
+    /* From the type of a file to that of products. Work of the ctx's stream, like operations. */
+    esa_status (*convert)(esa_ctx *ctx, const esa_convert_args *args);
+    /* Bytes of device memory that are free now. */
+    esa_status (*room)(esa_ctx *ctx, int64_t *bytes);
 } esa_engine_transfer;
 
 #endif

@@ -1,4 +1,4 @@
-/* half.h - converts bf16 and f16 to and from f32 in plain C.
+/* half.h - converts bf16, f16 and E4M3 to and from f32 in plain C.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Rounds to nearest even, keeps NaN quiet, and is exact for subnormals. */
@@ -54,6 +54,31 @@ ESA_INLINE uint16_t esa_f32_to_f16(float f)
     }
     const uint32_t r = a + 0xfffu + ((a >> 13) & 1u);
     return (uint16_t)(sign | ((r - 0x38000000u) >> 13));
+}
+
+/* E4M3: 4 bits of exponent with bias 7, 3 bits of mantissa, no infinity; 0x7f is NaN. */
+ESA_INLINE float esa_f8_to_f32(uint8_t code)
+{
+    const uint32_t sign = (uint32_t)(code & 0x80u) << 24, em = code & 0x7fu;
+    if (em == 0x7fu) return esa_f32_from_bits(sign | 0x7fc00000u);
+    if (em >= 8u) return esa_f32_from_bits(sign | ((em << 20) + 0x3c000000u));
+    const float f = (float)em * 0x1p-9f; /* subnormal, exact */
+    return esa_f32_from_bits(sign | esa_bits_from_f32(f));
+}
+
+/* Magnitudes above 448 become 448. */
+ESA_INLINE uint8_t esa_f32_to_f8(float f)
+{
+    const uint32_t u = esa_bits_from_f32(f), a = u & 0x7fffffffu;
+    const uint8_t sign = (uint8_t)((u >> 24) & 0x80u);
+    if (a > 0x7f800000u) return (uint8_t)(sign | 0x7fu);
+    if (a >= 0x43e00000u) return (uint8_t)(sign | 0x7eu);
+    if (a < 0x3c800000u) {                               /* below 2^-6: subnormal result */
+        const float m = esa_f32_from_bits(a) + 16384.0f; /* puts 2^-9 at the last mantissa bit */
+        return (uint8_t)(sign | (esa_bits_from_f32(m) - 0x46800000u));
+    }
+    const uint32_t r = a + 0x7ffffu + ((a >> 20) & 1u);
+    return (uint8_t)(sign | ((r - 0x3c000000u) >> 20));
 }
 
 ESA_INLINE int64_t esa_dtype_size(int32_t dtype) { return dtype == ESA_DTYPE_F32 ? 4 : 2; }

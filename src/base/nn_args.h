@@ -82,6 +82,23 @@ typedef struct esa_biased_args {
     int64_t distance_ld, center;
 } esa_biased_args;
 
+/* ---------------------------------------------------------------- weights */
+
+/* A matrix of weights in the type of products, from the type of a file or from random numbers. y is
+ * contiguous (ld = cols). An F8 y gets scales as in rows; if x is F8 too, its bytes are kept and
+ * its scales become those of the rows. */
+typedef struct esa_convert_args {
+    esa_view y;           /* F32, BF16 or F8 */
+    const void *x;        /* [rows][cols], contiguous; NULL: random numbers */
+    int32_t x_dtype;      /* ESA_DTYPE_F32, F16, BF16 or F8 */
+    int32_t x_scales;     /* F8: 0 (the scale is 1), 1, or one for each row */
+    const float *x_scale; /* [x_scales] */
+    /* Random: element i of y is mean + deviation * esa_rng_bell(seed, first + i). */
+    uint64_t seed;
+    int64_t first;
+    float mean, deviation;
+} esa_convert_args;
+
 /* ---------------------------------------------------------------- patches and latents */
 
 /* Moves between latents f32 [channels][T][H][W] and rows of patches. gather 1: row i gets patch

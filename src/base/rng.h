@@ -27,6 +27,17 @@ ESA_INLINE uint32_t esa_rng_below(esa_rng *r, uint32_t n)
 /* Uniform in [0, 1) with 24 bits. */
 ESA_INLINE float esa_rng_unit(esa_rng *r) { return (float)(esa_rng_next(r) >> 40) * 0x1p-24f; }
 
+/* Number i of a bell curve with deviation 1: the sum of four uniform numbers. Its largest magnitude
+ * is 3.46. All devices give the same bits. */
+ESA_INLINE float esa_rng_bell(uint64_t seed, uint64_t i)
+{
+    esa_rng r = { seed + 0x9e3779b97f4a7c15u * i };
+    const uint64_t z = esa_rng_next(&r);
+    const int32_t sum = (int32_t)(z & 0xffff) + (int32_t)(z >> 16 & 0xffff) +
+                        (int32_t)(z >> 32 & 0xffff) + (int32_t)(z >> 48);
+    return (float)(sum - 131070) * (1.0f / 37837.0f);
+}
+
 /* The generator of one row of a random mask. */
 ESA_INLINE esa_rng esa_rng_of_row(uint64_t seed, int32_t branch, int64_t row)
 {

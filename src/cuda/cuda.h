@@ -36,7 +36,7 @@ typedef struct esa_cuda_host { /* how libesa was built; the plugin refuses anyth
     uint64_t attn_args_size, select_args_size, mask_size, info_size, table_size;
     uint64_t norm_args_size, qk_args_size, act_args_size;
     uint64_t patch_args_size, step_args_size, figures_args_size;
-    uint64_t product_args_size, biased_args_size;
+    uint64_t product_args_size, biased_args_size, convert_args_size;
     const char *build; /* esa_build_id() */
 } esa_cuda_host;
 
@@ -106,6 +106,7 @@ typedef struct esa_cuda_transfer {
     esa_status (*arrive)(esa_cuda_device *dev, int32_t lane, void *stream);
     esa_status (*used)(esa_cuda_device *dev, int32_t lane, void *stream);
     esa_status (*landed)(esa_cuda_device *dev, int32_t lane);
+    esa_status (*convert)(esa_cuda_device *dev, const esa_convert_args *args, void *stream);
 } esa_cuda_transfer;
 
 typedef struct esa_cuda_table {

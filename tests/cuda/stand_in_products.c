@@ -12,15 +12,6 @@
  * is one that compilers turn into vector code without changing the order of a sum. */
 enum { LANES = 32 };
 
-static float f8_value(uint8_t code)
-{
-    const int exponent = (code >> 3) & 15, mantissa = code & 7;
-    const float size = exponent ? ldexpf((float)(8 + mantissa), exponent - 10)
-                                : ldexpf((float)mantissa, -9);
-    if (exponent == 15 && mantissa == 7) return NAN;
-    return code & 0x80 ? -size : size;
-}
-
 /* The stored number, without the scale of an F8 row. */
 static float element(const esa_view *v, int64_t row, int64_t col, const float *f8)
 {
@@ -70,7 +61,7 @@ static void columns(const esa_product_args *a, int64_t first, int64_t n, const f
 static void all_columns(const esa_product_args *a, float *room)
 {
     float f8[256];
-    for (int i = 0; i < 256; i++) f8[i] = f8_value((uint8_t)i);
+    for (int i = 0; i < 256; i++) f8[i] = esa_f8_to_f32((uint8_t)i);
     for (int64_t c = 0; c < a->w.rows; c += LANES)
         columns(a, c, a->w.rows - c < LANES ? a->w.rows - c : LANES, f8, room);
 }

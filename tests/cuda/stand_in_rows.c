@@ -8,24 +8,6 @@
 
 /* ---------------------------------------------------------------- elements of any type */
 
-/* E4M3: 4 bits of exponent with bias 7, 3 bits of mantissa, no infinity. x is at most ESA_F8_MAX.
- */
-static uint8_t f8_of(float x)
-{
-    const uint8_t sign = signbit(x) ? 0x80 : 0;
-    if (isnan(x)) return 0x7f;
-    int exponent;
-    const float size = fminf(fabsf(x), ESA_F8_MAX);
-    if (size == 0) return sign;
-    frexpf(size, &exponent);                              /* size = m * 2^exponent, m in [0.5, 1) */
-    const int step = (exponent < -5 ? -5 : exponent) - 4; /* 2^step: distance of neighbours */
-    const float whole = rintf(ldexpf(size, -step));       /* ties to even */
-    /* The steps below the smallest normal number count from 0; above it the mantissa carries into
-     * the exponent by itself. */
-    const int code = (int)whole + 8 * (step + 9);
-    return sign | (uint8_t)(code > 0x7e ? 0x7e : code);
-}
-
 static float get(const esa_view *v, int64_t row, int64_t col)
 {
     const int64_t at = row * v->ld + col;
@@ -41,7 +23,7 @@ static void put(const esa_view *v, int64_t row, int64_t col, float x)
     else if (v->dtype == ESA_DTYPE_BF16)
         ((uint16_t *)v->data)[at] = esa_f32_to_bf16(x);
     else
-        ((uint8_t *)v->data)[at] = f8_of(x / v->scale[row]);
+        ((uint8_t *)v->data)[at] = esa_f32_to_f8(x / v->scale[row]);
 }
 
 static void put_row(const esa_view *v, int64_t row, const float *x)

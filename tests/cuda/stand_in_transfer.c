@@ -1,16 +1,20 @@
-/* stand_in_transfer.c - copies to the stand-in GPU beside its work.
+/* stand_in_transfer.c - copies to the stand-in GPU beside its work, and conversions of weights.
  * SPDX-License-Identifier: Apache-2.0
  *
  * A real GPU copies at any time between `fetch` and `arrive`. Here the target is spoilt at once, so
  * work that still reads the old contents is caught, and the copy happens as late as it may, so work
- * that does not wait, and a source that changes too early, are caught. */
+ * that does not wait, and a source that changes too early, are caught. $ESA_STAND_IN_PIN=n refuses
+ * to pin more than n bytes at once. */
 #include "stand_in.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "base/half.h"
+#include "base/rng.h"
 
 enum { MOST_PINNED = 256 };
 static struct {
@@ -24,7 +28,9 @@ static esa_status pin(esa_cuda_device *dev, void **ptr, int64_t bytes)
     *ptr = NULL;
     const esa_status status = stand_in_luck(dev);
     if (status) return stand_in_say(dev, ESA_ERR_MEMORY, "the stand-in GPU pins no more memory");
-    char *base = bytes < 0 || bytes > INT64_C(1) << 34 ? NULL : malloc((size_t)bytes + 1);
+    const char *most = getenv("ESA_STAND_IN_PIN");
+    const int64_t limit = most ? atoll(most) : INT64_C(1) << 34;
+    char *base = bytes < 0 || bytes > limit ? NULL : malloc((size_t)bytes + 1);
     if (!base) return stand_in_say(dev, ESA_ERR_MEMORY, "out of memory to pin");
     pthread_mutex_lock(&lock);
     int32_t place = 0;
@@ -124,4 +130,48 @@ static esa_status used(esa_cuda_device *dev, int32_t lane, void *stream)
     return check_lane(dev, lane);
 }
 
-const esa_cuda_transfer stand_in_transfer = { pin, unpin, fetch, arrive, used, landed };
+/* ---------------------------------------------------------------- conversions */
+
+static float source(const esa_convert_args *a, int64_t row, int64_t i)
+{
+    if (!a->x) return a->mean + a->deviation * esa_rng_bell(a->seed, (uint64_t)(a->first + i));
+    if (a->x_dtype != ESA_DTYPE_F8) return esa_load_f32(a->x, i, a->x_dtype);
+    const float x = esa_f8_to_f32(((const uint8_t *)a->x)[i]);
+    return a->x_scales ? x * a->x_scale[a->x_scales > 1 ? row : 0] : x;
+}
+
+static void convert_row(const esa_convert_args *a, int64_t row)
+{
+    const esa_view *y = &a->y;
+    const int64_t first = row * y->cols;
+    float top = 0;
+    for (int64_t i = first; i < first + y->cols; i++) {
+        const float x = source(a, row, i);
+        if (y->dtype == ESA_DTYPE_F8)
+            top = fmaxf(top, fabsf(x));
+        else
+            esa_store_f32(y->data, i, y->dtype, x);
+    }
+    if (y->dtype != ESA_DTYPE_F8) return;
+    if (a->x && a->x_dtype == ESA_DTYPE_F8) {
+        memcpy((uint8_t *)y->data + first, (const uint8_t *)a->x + first, (size_t)y->cols);
+        y->scale[row] = a->x_scales ? a->x_scale[a->x_scales > 1 ? row : 0] : 1;
+        return;
+    }
+    y->scale[row] = top > ESA_F8_ZERO ? top / ESA_F8_MAX : 1;
+    for (int64_t i = first; i < first + y->cols; i++)
+        ((uint8_t *)y->data)[i] = esa_f32_to_f8(source(a, row, i) / y->scale[row]);
+}
+
+static esa_status convert(esa_cuda_device *dev, const esa_convert_args *args, void *stream)
+{
+    (void)stream;
+    const esa_status status = stand_in_luck(dev);
+    if (status) return status;
+    stand_in_enter();
+    for (int64_t r = 0; r < args->y.rows; r++) convert_row(args, r);
+    stand_in_leave();
+    return ESA_OK;
+}
+
+const esa_cuda_transfer stand_in_transfer = { pin, unpin, fetch, arrive, used, landed, convert };

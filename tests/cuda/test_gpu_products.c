@@ -60,18 +60,11 @@ typedef struct matrix {
 
 enum { GUARD = 64, PERIOD = 509 }; /* elements; rows */
 
-static double f8_value(uint8_t code)
-{
-    const int exponent = (code >> 3) & 15, mantissa = code & 7;
-    const double size = exponent ? ldexp(8 + mantissa, exponent - 10) : ldexp(mantissa, -9);
-    return code & 0x80 ? -size : size;
-}
-
 static double stored(const matrix *m, const uint8_t *at)
 {
     float wide;
     uint16_t half;
-    if (m->view.dtype == F8) return f8_value(*at);
+    if (m->view.dtype == F8) return esa_f8_to_f32(*at);
     if (m->view.dtype == BF16) {
         memcpy(&half, at, 2);
         return esa_bf16_to_f32(half);

@@ -1,5 +1,6 @@
 /* test_gpu_transfer.c - copies to the GPU beside its work (backend/engine.h): what arrives, in
- * which order, when sources may change, and failures. SPDX-License-Identifier: Apache-2.0
+ * which order, when sources may change, failures, and conversions of weights.
+ * SPDX-License-Identifier: Apache-2.0
  *
  * ESA_TEST_TIMES=1 also prints the rate of the copies. */
 #include <setjmp.h>
@@ -7,11 +8,13 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "backend/backend.h"
+#include "base/half.h"
 #include "base/rng.h"
 #include "common/naive.h"
 #include "gpu_kit.h"
@@ -202,6 +205,122 @@ static void bad_luck(void **state)
     assert_int_equal(gpu_free_bytes(), before);
 }
 
+/* ---------------------------------------------------------------- conversions */
+
+enum { F32 = ESA_DTYPE_F32, F16 = ESA_DTYPE_F16, BF16 = ESA_DTYPE_BF16, F8 = ESA_DTYPE_F8 };
+
+typedef struct convert_case {
+    int32_t from, to; /* from -1: random numbers */
+    int64_t rows, cols;
+    int32_t scales;
+} convert_case;
+
+/* The numbers that the conversion sees, and the bytes behind them. */
+static uint8_t *source(const convert_case *c, float *value, const float *scale)
+{
+    const int64_t n = c->rows * c->cols;
+    uint8_t *bytes = calloc((size_t)n, 4);
+    for (int64_t i = 0; i < n; i++) {
+        const float x = i / c->cols == 1 ? 0 : 3 * esa_rng_unit(&rng) - 1.5f; /* a row of zeros */
+        const float s = !c->scales ? 1 : scale[c->scales > 1 ? i / c->cols : 0];
+        if (c->from < 0) {
+            const volatile float product = 0.25f * esa_rng_bell(77, (uint64_t)(9 + i));
+            value[i] = 0.5f + product;
+        } else if (c->from == F8) {
+            bytes[i] = esa_f32_to_f8(200 * x);
+            value[i] = esa_f8_to_f32(bytes[i]) * s;
+        } else {
+            esa_store_f32(bytes, i, c->from, x);
+            value[i] = esa_load_f32(bytes, i, c->from);
+        }
+    }
+    return bytes;
+}
+
+/* F8: the scale is exact; rounding may differ where the quotient by the scale and the product with
+ * its inverse lie on two sides of a middle. */
+static void check_f8(const convert_case *c, const float *value, const uint8_t *bytes,
+                     const float *given, const uint8_t *got, const float *scale)
+{
+    for (int64_t r = 0; r < c->rows; r++) {
+        float top = 0;
+        for (int64_t i = r * c->cols; i < (r + 1) * c->cols; i++) top = fmaxf(top, fabsf(value[i]));
+        const float own = top > ESA_F8_ZERO ? top / ESA_F8_MAX : 1,
+                    kept = c->scales ? given[c->scales > 1 ? r : 0] : 1;
+        assert_true(scale[r] == (c->from == F8 ? kept : own));
+        for (int64_t i = r * c->cols; i < (r + 1) * c->cols; i++) {
+            const float x = esa_f8_to_f32(got[i]) * scale[r];
+            if (c->from == F8)
+                assert_int_equal(got[i], bytes[i]);
+            else
+                assert_true(fabsf(x - value[i]) <=
+                            1.001f * (0x1p-4f * fabsf(value[i]) + 0x1p-10f * scale[r]));
+        }
+    }
+}
+
+static void check_convert(const convert_case *c)
+{
+    const int64_t n = c->rows * c->cols;
+    float *value = malloc((size_t)n * 4), *given = malloc((size_t)c->rows * 4),
+          *scale = malloc((size_t)c->rows * 4);
+    for (int64_t i = 0; i < c->rows; i++) given[i] = 0.01f + esa_rng_unit(&rng);
+    uint8_t *bytes = source(c, value, given), *got = malloc((size_t)n * 4), *x = device(4 * n),
+            *y = device(4 * n);
+    float *x_scale = device(4 * c->rows), *y_scale = device(4 * c->rows);
+    must(ctx, be->upload(ctx, x, bytes, 4 * n));
+    must(ctx, be->upload(ctx, x_scale, given, 4 * c->rows));
+    esa_convert_args args = { .y = esa_view_of(y, c->to, ESA_DEVICE_CUDA, c->rows, c->cols),
+                              .x = c->from < 0 ? NULL : x,
+                              .x_dtype = c->from,
+                              .x_scales = c->scales,
+                              .x_scale = c->scales ? x_scale : NULL,
+                              .seed = 77,
+                              .first = 9,
+                              .mean = 0.5f,
+                              .deviation = 0.25f };
+    args.y.scale = c->to == F8 ? y_scale : NULL;
+    must(ctx, tr->convert(ctx, &args));
+    must(ctx, be->download(ctx, got, y, 4 * n));
+    must(ctx, be->download(ctx, scale, y_scale, 4 * c->rows));
+    if (c->to == F8)
+        check_f8(c, value, bytes, given, got, scale);
+    else
+        for (int64_t i = 0; i < n; i++)
+            if (esa_load_f32(got, i, c->to) != esa_round_to(value[i], c->to))
+                fail_msg("from %d to %d, element %lld is %.9g, expected %.9g", c->from, c->to,
+                         (long long)i, (double)esa_load_f32(got, i, c->to),
+                         (double)esa_round_to(value[i], c->to));
+    be->release(ctx, x, 4 * n);
+    be->release(ctx, y, 4 * n);
+    be->release(ctx, x_scale, 4 * c->rows);
+    be->release(ctx, y_scale, 4 * c->rows);
+    free(value);
+    free(given);
+    free(scale);
+    free(bytes);
+    free(got);
+}
+
+/* Every type of files to every type of products, with the bits of the CPU. */
+static void conversions(void **state)
+{
+    static const int32_t from[] = { F32, F16, BF16, F8, -1 }, to[] = { F32, BF16, F8 };
+    static const int64_t size[][2] = { { 1, 1 }, { 3, 7 }, { 5, 256 }, { 33, 1000 }, { 2, 20000 } };
+    (void)state;
+    for (int f = 0; f < 5; f++)
+        for (int t = 0; t < 3; t++)
+            for (int s = 0; s < 5; s++)
+                for (int scales = 0; scales < (from[f] == F8 ? 3 : 1); scales++) {
+                    const convert_case c = { from[f], to[t], size[s][0], size[s][1],
+                                             scales < 2 ? scales : (int32_t)size[s][0] };
+                    check_convert(&c);
+                }
+    int64_t room = 0;
+    must(ctx, tr->room(ctx, &room));
+    assert_true(room > 0);
+}
+
 /* ---------------------------------------------------------------- times */
 
 /* Copies of one block of Wan 14B, alone and beside copies on the GPU that take its bandwidth. */
@@ -241,9 +360,9 @@ static void times(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sizes),  cmocka_unit_test(blocks),   cmocka_unit_test(sources),
-        cmocka_unit_test(caught), cmocka_unit_test(bad_luck), cmocka_unit_test(failures),
-        cmocka_unit_test(times),
+        cmocka_unit_test(sizes),       cmocka_unit_test(blocks),   cmocka_unit_test(sources),
+        cmocka_unit_test(caught),      cmocka_unit_test(bad_luck), cmocka_unit_test(failures),
+        cmocka_unit_test(conversions), cmocka_unit_test(times),
     };
     return cmocka_run_group_tests(tests, begin, end);
 }

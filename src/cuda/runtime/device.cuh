@@ -128,6 +128,8 @@ int64_t product_workspace(const esa_cuda_device *dev);
 esa_status product_run(esa_cuda_device *dev, const esa_product_args *args, void *ws, void *stream);
 // engine/lt_plan.cu
 void products_close(esa_cuda_device *dev);
+// engine/convert.cu
+esa_status convert_run(esa_cuda_device *dev, const esa_convert_args *args, void *stream);
 // engine/patches.cu
 esa_status patches_run(esa_cuda_device *dev, const esa_patch_args *args, void *stream);
 // engine/latents.cu

@@ -17,7 +17,8 @@ static const esa_cuda_rows rows = { norm_run, qk_run, act_run };
 static const esa_cuda_products products = { products_library, product_prepare, product_workspace,
                                             product_run };
 static const esa_cuda_transfer transfer = { transfer_pin,    transfer_unpin, transfer_fetch,
-                                            transfer_arrive, transfer_used,  transfer_landed };
+                                            transfer_arrive, transfer_used,  transfer_landed,
+                                            convert_run };
 static const esa_cuda_latents latents = { patches_run, modulate_run, guide_run, step_run,
                                           figures_run };
 static const esa_cuda_biased biased = { biased_run };
@@ -81,6 +82,7 @@ extern "C" __attribute__((visibility("default"))) const esa_cuda_table *esa_cuda
         sizeof(esa_figures_args),
         sizeof(esa_product_args),
         sizeof(esa_biased_args),
+        sizeof(esa_convert_args),
     };
     static_assert(sizeof ours == offsetof(esa_cuda_host, build), "every size is compared");
     const bool sizes = abi == ESA_CUDA_ABI && host->struct_size == sizeof *host &&

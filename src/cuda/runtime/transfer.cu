@@ -1,5 +1,6 @@
 // transfer.cu - weights on their way to the GPU: pinned host memory, and copies on a stream of
-// their own beside the work. SPDX-License-Identifier: Apache-2.0
+// their own beside the work.
+// SPDX-License-Identifier: Apache-2.0
 //
 // Each lane has two events: `arrived`, recorded after a copy into it, and `used`, recorded after
 // the last work that reads it. A copy waits for used, the work waits for arrived; the host waits
