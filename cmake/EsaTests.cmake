@@ -16,7 +16,7 @@ set(ESA_GPU_TESTS
     test_mask_file test_recording test_recorded_errors test_recorded_masks
     test_gpu_attention test_gpu_levels test_gpu_exact_rows test_gpu_select test_gpu_order
     test_gpu_calls test_gpu_session test_gpu_rows test_gpu_products test_gpu_transfer
-    test_gpu_latents test_gpu_biased
+    test_gpu_latents test_gpu_biased test_gpu_planes
     test_gpu_error test_gpu_faults)
 
 if(ESA_FUZZ)
@@ -146,9 +146,10 @@ endif()
 # Plugins for tests: one whose GPU is the processor, one with another interface version.
 set(ESA_PLUGIN_PARTS_stand_in tests/cuda/stand_in_engine.c tests/cuda/stand_in_rows.c
     tests/cuda/stand_in_products.c tests/cuda/stand_in_transfer.c tests/cuda/stand_in_latents.c
-    tests/cuda/stand_in_biased.c)
-# The bits of the scheduler do not depend on fused operations.
-set_property(SOURCE tests/cuda/stand_in_latents.c APPEND PROPERTY COMPILE_OPTIONS -ffp-contract=off)
+    tests/cuda/stand_in_biased.c tests/cuda/stand_in_planes.c)
+# The bits of the scheduler, and of latents and bytes, do not depend on fused operations.
+set_property(SOURCE tests/cuda/stand_in_latents.c tests/cuda/stand_in_planes.c
+             APPEND PROPERTY COMPILE_OPTIONS -ffp-contract=off)
 foreach(plugin stand_in other_abi)
   add_library(esa_${plugin} MODULE tests/cuda/${plugin}.c ${ESA_PLUGIN_PARTS_${plugin}})
   esa_compile_settings(esa_${plugin})

@@ -120,6 +120,7 @@ typedef struct esa_backend {
     const esa_engine_products *products;
     const esa_engine_latents *latents;
     const esa_engine_biased *biased;
+    const esa_engine_planes *planes;
     const esa_engine_transfer *transfer;
 } esa_backend;
 

@@ -339,5 +339,6 @@ const esa_backend esa_backend_cuda = {
     .products = &esa_cuda_engine_products,
     .latents = &esa_cuda_engine_latents,
     .biased = &esa_cuda_engine_biased,
+    .planes = &esa_cuda_engine_planes,
     .transfer = &esa_cuda_engine_transfer,
 };

@@ -154,3 +154,52 @@ const esa_engine_transfer esa_cuda_engine_transfer = { transfer_pin,     transfe
                                                        transfer_fetch,   transfer_arrive,
                                                        transfer_used,    transfer_landed,
                                                        transfer_convert, transfer_room };
+
+static int64_t planes_conv_bytes(esa_ctx *ctx, const esa_plane_conv_args *args)
+{
+    const esa_cuda *c = ctx->cuda;
+    return c->table->planes->conv_bytes(c->dev, args);
+}
+
+static esa_status planes_conv_pack(esa_ctx *ctx, void *packed, const esa_plane_conv_args *args,
+                                   const float *weight)
+{
+    const esa_cuda *c = ctx->cuda;
+    return esa_cuda_status(
+        ctx, c->table->planes->conv_pack(c->dev, packed, args, weight, ctx->cuda_stream));
+}
+
+static esa_status planes_conv(esa_ctx *ctx, const esa_plane_conv_args *args)
+{
+    const esa_cuda *c = ctx->cuda;
+    return esa_cuda_status(ctx, c->table->planes->conv(c->dev, args, ctx->cuda_stream));
+}
+
+static esa_status planes_pixel_norm(esa_ctx *ctx, const esa_plane_norm_args *args)
+{
+    const esa_cuda *c = ctx->cuda;
+    return esa_cuda_status(ctx, c->table->planes->pixel_norm(c->dev, args, ctx->cuda_stream));
+}
+
+static esa_status planes_from_latents(esa_ctx *ctx, const esa_plane_latent_args *args)
+{
+    const esa_cuda *c = ctx->cuda;
+    return esa_cuda_status(ctx, c->table->planes->from_latents(c->dev, args, ctx->cuda_stream));
+}
+
+static esa_status planes_to_bytes(esa_ctx *ctx, const esa_plane_bytes_args *args)
+{
+    const esa_cuda *c = ctx->cuda;
+    return esa_cuda_status(ctx, c->table->planes->to_bytes(c->dev, args, ctx->cuda_stream));
+}
+
+static esa_status planes_zero(esa_ctx *ctx, void *ptr, int64_t bytes)
+{
+    const esa_cuda *c = ctx->cuda;
+    return esa_cuda_status(ctx, c->table->planes->zero(c->dev, ptr, bytes, ctx->cuda_stream));
+}
+
+const esa_engine_planes esa_cuda_engine_planes = { planes_conv_bytes,   planes_conv_pack,
+                                                   planes_conv,         planes_pixel_norm,
+                                                   planes_from_latents, planes_to_bytes,
+                                                   planes_zero };

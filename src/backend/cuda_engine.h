@@ -9,6 +9,7 @@ extern const esa_engine_rows esa_cuda_engine_rows;
 extern const esa_engine_products esa_cuda_engine_products;
 extern const esa_engine_latents esa_cuda_engine_latents;
 extern const esa_engine_biased esa_cuda_engine_biased;
+extern const esa_engine_planes esa_cuda_engine_planes;
 extern const esa_engine_transfer esa_cuda_engine_transfer;
 
 #endif

@@ -54,17 +54,20 @@ typedef struct esa_engine_latents {
     esa_status (*figures)(esa_ctx *ctx, const esa_figures_args *args);
 } esa_engine_latents;
 
-/* Planes of the decoder. */
+/* Planes of decoders. */
 typedef struct esa_engine_planes {
-    /* Packs a weight f32 [cout][cin][kt][kh][kw] for conv. packed has conv_bytes bytes. */
+    /* Bytes of the packed weights of a convolution; reads kt to up2 only. */
     int64_t (*conv_bytes)(esa_ctx *ctx, const esa_plane_conv_args *args);
+    /* Packs weight f32 [cout][cin][kt][kh][kw], which is on the device, into packed. */
     esa_status (*conv_pack)(esa_ctx *ctx, void *packed, const esa_plane_conv_args *args,
                             const float *weight);
+    /* ESA_ERR_UNSUPPORTED for sizes of kernels other than nn_args.h names. */
     esa_status (*conv)(esa_ctx *ctx, const esa_plane_conv_args *args);
     esa_status (*pixel_norm)(esa_ctx *ctx, const esa_plane_norm_args *args);
-    /* bytes [count] = round(clamp((x + 1) / 2) * 255) */
-    esa_status (*to_bytes)(esa_ctx *ctx, uint8_t *bytes, const void *x, int32_t dtype,
-                           int64_t count);
+    esa_status (*from_latents)(esa_ctx *ctx, const esa_plane_latent_args *args);
+    esa_status (*to_bytes)(esa_ctx *ctx, const esa_plane_bytes_args *args);
+    /* Sets bytes to 0. */
+    esa_status (*zero)(esa_ctx *ctx, void *ptr, int64_t bytes);
 } esa_engine_planes;
 
 /* Weights on their way to the device. A lane is one piece of device memory that is filled again and

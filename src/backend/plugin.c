@@ -98,6 +98,10 @@ static esa_status load(esa_ctx *ctx, esa_cuda *cuda)
                                  sizeof(esa_product_args),
                                  sizeof(esa_biased_args),
                                  sizeof(esa_convert_args),
+                                 sizeof(esa_plane_conv_args),
+                                 sizeof(esa_plane_norm_args),
+                                 sizeof(esa_plane_latent_args),
+                                 sizeof(esa_plane_bytes_args),
                                  esa_build_id() };
     cuda->table = entry(ESA_CUDA_ABI, &host, error, (int32_t)sizeof error);
     if (!cuda->table)

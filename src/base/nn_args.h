@@ -151,20 +151,25 @@ typedef struct esa_figures_args {
 
 /* ---------------------------------------------------------------- planes */
 
-/* A convolution of stride 1 over channels-last planes, as nn.h describes it: y = conv(x) + bias
- * (+ residual). Pitches are in elements. */
+/* Planes are [height][width][channels]. A pointer is that of pixel (0, 0), and a pitch (..._row) is
+ * the number of elements from row to row. */
+
+/* A convolution of stride 1, as nn.h describes it: y = conv(x) + bias (+ residual). x is surrounded
+ * by kh/2 rows and kw/2 pixels of zeros. kh and kw are equal, 1 or 3. */
 typedef struct esa_plane_conv_args {
     const void *packed; /* the device's own layout of the weights */
     const float *bias;  /* [cout] */
-    int32_t kt, kh, kw, cin, cout, up2;
-    void *y; /* BF16 or F32 like the planes; dtype says */
+    int32_t kt, kh, kw, cin, cout;
+    int32_t up2; /* 1: the plane is first doubled in both directions; kt is 1, kh is 3 */
+    void *y;
     int64_t y_row;
     const void *x[3]; /* [kt] frames, oldest first; NULL: a frame of zeros */
     int64_t x_row;
     int64_t height, width;
-    const void *residual; /* like y, or NULL */
+    const void *residual; /* like y, may be y; NULL: none */
     int64_t residual_row;
-    int32_t dtype; /* ESA_DTYPE_BF16 or ESA_DTYPE_F32 */
+    int32_t dtype;   /* of x: ESA_DTYPE_BF16 */
+    int32_t y_dtype; /* of y and residual: ESA_DTYPE_BF16 or F32 */
 } esa_plane_conv_args;
 
 /* y = x / max(|x|, 1e-12) * sqrt(channels) * gamma for each pixel, then act. */
@@ -175,7 +180,27 @@ typedef struct esa_plane_norm_args {
     int64_t x_row;
     int64_t height, width, channels;
     const float *gamma; /* [channels] */
-    int32_t act, dtype;
+    int32_t act;        /* ESA_ACT_NONE or ESA_ACT_SILU */
+    int32_t dtype;      /* ESA_DTYPE_BF16 or F32 */
 } esa_plane_norm_args;
+
+/* One frame of latents as a plane: y = latents * scale + shift, by channels. */
+typedef struct esa_plane_latent_args {
+    void *y;
+    int64_t y_row;
+    const float *latents; /* pixel (0, 0) of channel 0 */
+    int64_t channel, row; /* elements from channel to channel, from row to row */
+    int64_t height, width, channels;
+    const float *scale, *shift; /* [channels] */
+    int32_t dtype;              /* of y: ESA_DTYPE_BF16 or F32 */
+} esa_plane_latent_args;
+
+/* Pixels as bytes: x/2 + 0.5, clamped to 0 .. 1, times 255, rounded to nearest (ties to even). */
+typedef struct esa_plane_bytes_args {
+    uint8_t *bytes; /* [count] */
+    const float *x; /* [count] */
+    int64_t count;
+    int32_t *wrong; /* becomes 1 if some x is NaN; unchanged otherwise */
+} esa_plane_bytes_args;
 
 #endif

@@ -37,6 +37,8 @@ typedef struct esa_cuda_host { /* how libesa was built; the plugin refuses anyth
     uint64_t norm_args_size, qk_args_size, act_args_size;
     uint64_t patch_args_size, step_args_size, figures_args_size;
     uint64_t product_args_size, biased_args_size, convert_args_size;
+    uint64_t plane_conv_args_size, plane_norm_args_size;
+    uint64_t plane_latent_args_size, plane_bytes_args_size;
     const char *build; /* esa_build_id() */
 } esa_cuda_host;
 
@@ -82,6 +84,20 @@ typedef struct esa_cuda_products {
 typedef struct esa_cuda_biased {
     esa_status (*attention)(esa_cuda_device *dev, const esa_biased_args *args, void *stream);
 } esa_cuda_biased;
+
+/* Planes of decoders. conv_bytes reads the sizes of the kernel only. weight: f32
+ * [cout][cin][kt][kh][kw] on the device. */
+typedef struct esa_cuda_planes {
+    int64_t (*conv_bytes)(const esa_cuda_device *dev, const esa_plane_conv_args *args);
+    esa_status (*conv_pack)(esa_cuda_device *dev, void *packed, const esa_plane_conv_args *args,
+                            const float *weight, void *stream);
+    esa_status (*conv)(esa_cuda_device *dev, const esa_plane_conv_args *args, void *stream);
+    esa_status (*pixel_norm)(esa_cuda_device *dev, const esa_plane_norm_args *args, void *stream);
+    esa_status (*from_latents)(esa_cuda_device *dev, const esa_plane_latent_args *args,
+                               void *stream);
+    esa_status (*to_bytes)(esa_cuda_device *dev, const esa_plane_bytes_args *args, void *stream);
+    esa_status (*zero)(esa_cuda_device *dev, void *ptr, int64_t bytes, void *stream);
+} esa_cuda_planes;
 
 /* Patches, timestep, guidance and the scheduler. */
 typedef struct esa_cuda_latents {
@@ -198,6 +214,7 @@ typedef struct esa_cuda_table {
     const esa_cuda_products *products;
     const esa_cuda_latents *latents;
     const esa_cuda_biased *biased;
+    const esa_cuda_planes *planes;
     const esa_cuda_transfer *transfer;
 } esa_cuda_table;
 

@@ -548,6 +548,7 @@ static const esa_cuda_table table = {
     .products = &stand_in_products,
     .latents = &stand_in_latents,
     .biased = &stand_in_biased,
+    .planes = &stand_in_planes,
     .transfer = &stand_in_transfer,
 };
 

@@ -45,5 +45,7 @@ extern const esa_cuda_transfer stand_in_transfer;
 extern const esa_cuda_products stand_in_products;
 /* stand_in_biased.c */
 extern const esa_cuda_biased stand_in_biased;
+/* stand_in_planes.c */
+extern const esa_cuda_planes stand_in_planes;
 
 #endif

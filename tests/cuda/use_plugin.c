@@ -54,6 +54,11 @@ int main(int argc, char **argv)
                                  sizeof(esa_figures_args),
                                  sizeof(esa_product_args),
                                  sizeof(esa_biased_args),
+                                 sizeof(esa_convert_args),
+                                 sizeof(esa_plane_conv_args),
+                                 sizeof(esa_plane_norm_args),
+                                 sizeof(esa_plane_latent_args),
+                                 sizeof(esa_plane_bytes_args),
                                  ESA_BUILD_ID };
     expect_refused(entry, ESA_CUDA_ABI + 1, &host, "another interface was accepted");
     for (size_t field = 0; field < offsetof(esa_cuda_host, build) / sizeof(uint32_t); field++) {
@@ -87,6 +92,10 @@ int main(int argc, char **argv)
                table->products->product,
            "an operation of products is NULL");
     expect(table->biased->attention != NULL, "attention with biases is NULL");
+    expect(table->planes->conv_bytes && table->planes->conv_pack && table->planes->conv &&
+               table->planes->pixel_norm && table->planes->from_latents &&
+               table->planes->to_bytes && table->planes->zero,
+           "an operation on planes is NULL");
 
     int32_t count = -1;
     esa_cuda_device *dev = (esa_cuda_device *)(void *)error; /* must become NULL */

@@ -141,3 +141,12 @@ esa_status step_run(esa_cuda_device *dev, const esa_step_args *args, void *strea
 esa_status figures_run(esa_cuda_device *dev, const esa_figures_args *args, void *stream);
 // engine/biased.cu
 esa_status biased_run(esa_cuda_device *dev, const esa_biased_args *args, void *stream);
+// engine/planes.cu
+int64_t conv_bytes(const esa_cuda_device *dev, const esa_plane_conv_args *args);
+esa_status conv_pack(esa_cuda_device *dev, void *packed, const esa_plane_conv_args *args,
+                     const float *weight, void *stream);
+esa_status conv_run(esa_cuda_device *dev, const esa_plane_conv_args *args, void *stream);
+esa_status pixel_norm_run(esa_cuda_device *dev, const esa_plane_norm_args *args, void *stream);
+esa_status from_latents_run(esa_cuda_device *dev, const esa_plane_latent_args *args, void *stream);
+esa_status to_bytes_run(esa_cuda_device *dev, const esa_plane_bytes_args *args, void *stream);
+esa_status zero_run(esa_cuda_device *dev, void *ptr, int64_t bytes, void *stream);

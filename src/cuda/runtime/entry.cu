@@ -22,6 +22,8 @@ static const esa_cuda_transfer transfer = { transfer_pin,    transfer_unpin, tra
 static const esa_cuda_latents latents = { patches_run, modulate_run, guide_run, step_run,
                                           figures_run };
 static const esa_cuda_biased biased = { biased_run };
+static const esa_cuda_planes planes = { conv_bytes,       conv_pack,    conv_run, pixel_norm_run,
+                                        from_latents_run, to_bytes_run, zero_run };
 
 static const esa_cuda_table table = {
     sizeof(esa_cuda_table),
@@ -60,6 +62,7 @@ static const esa_cuda_table table = {
     &products,
     &latents,
     &biased,
+    &planes,
     &transfer,
 };
 
@@ -83,6 +86,10 @@ extern "C" __attribute__((visibility("default"))) const esa_cuda_table *esa_cuda
         sizeof(esa_product_args),
         sizeof(esa_biased_args),
         sizeof(esa_convert_args),
+        sizeof(esa_plane_conv_args),
+        sizeof(esa_plane_norm_args),
+        sizeof(esa_plane_latent_args),
+        sizeof(esa_plane_bytes_args),
     };
     static_assert(sizeof ours == offsetof(esa_cuda_host, build), "every size is compared");
     const bool sizes = abi == ESA_CUDA_ABI && host->struct_size == sizeof *host &&
