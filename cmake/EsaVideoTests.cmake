@@ -39,9 +39,16 @@ foreach(source ${video_tests})
   target_link_libraries(${name} PRIVATE esa_video_static esa_test_common esa_cmocka m)
   set_target_properties(${name} PROPERTIES
                         RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/tests)
-  add_test(NAME ${folder}.${name} COMMAND ${name})
-  set_tests_properties(${folder}.${name} PROPERTIES LABELS video TIMEOUT 1200 ENVIRONMENT
-                       "ESA_TEST_GOLDEN=${top}/tests/golden;ESA_TEST_MODELS=${top}/models")
+  set(environment "ESA_TEST_GOLDEN=${top}/tests/golden;ESA_TEST_MODELS=${top}/models")
+  if(NOT name MATCHES "_gpu$")
+    add_test(NAME ${folder}.${name} COMMAND ${name})
+    set_tests_properties(${folder}.${name} PROPERTIES LABELS video TIMEOUT 1200 ENVIRONMENT
+                         "${environment}")
+  elseif(TARGET esa_stand_in) # scripts/test-cuda.sh runs them on a GPU
+    add_test(NAME stand_in.${name} COMMAND ${name})
+    set_tests_properties(stand_in.${name} PROPERTIES LABELS stand_in TIMEOUT 1200 ENVIRONMENT
+                         "${environment};ESA_CUDA_LIB=$<TARGET_FILE:esa_stand_in>")
+  endif()
 endforeach()
 set_tests_properties(model.test_pipeline PROPERTIES COST 30)
 

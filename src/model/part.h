@@ -18,8 +18,10 @@
 typedef struct esa_part_env {
     esa_nn *nn;         /* nn->ctx is the caller's ctx */
     const char *folder; /* the model's folder */
-    int32_t hold;       /* ESA_HOLD_* */
-    int32_t reserved0;
+    int32_t hold;       /* ESA_HOLD_*, for weights in host memory */
+    int32_t linear;     /* ESA_DTYPE_BF16 (or 0) or ESA_DTYPE_F8: linear layers on a device */
+    const char *keep;   /* tensors that stay in BF16 (store.h); may be NULL */
+    int64_t limit;      /* bytes of device memory for weights; 0: no limit */
     void (*report)(void *user, const char *line); /* esa_model_params.report */
     void *report_user;
     /* Called between units of work with done and total; may be NULL. A return value other than 0

@@ -35,7 +35,7 @@ typedef struct esa_store esa_store;
 
 typedef struct esa_store_settings {
     int32_t hold;   /* ESA_HOLD_*, for host memory */
-    int32_t linear; /* ESA_DTYPE_BF16 or ESA_DTYPE_F8, for tensors with ESA_WANT_F8 */
+    int32_t linear; /* ESA_DTYPE_F8 for tensors with ESA_WANT_F8; anything else: BF16 */
     /* Names of tensors that stay in BF16: patterns with *, separated by commas; NULL: none. Only
      * read by esa_store_open. */
     const char *keep;

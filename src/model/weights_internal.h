@@ -27,8 +27,8 @@ struct esa_weights {
     char part[64];
     esa_status status; /* first failure of esa_weights_want */
     int32_t checked;
-    int32_t random; /* 1: no files, random numbers */
-    int32_t group;  /* of the tensors wanted next */
+    int32_t random;                                           /* 1: no files, random numbers */
+    int32_t group;                                            /* of the tensors wanted next */
     int32_t (*tick)(void *user, int64_t done, int64_t total); /* called between tensors, or NULL */
     void *tick_user;
     /* NULL after loading if no view points into it */

@@ -198,6 +198,13 @@ static esa_status cpu_self_end(esa_nn *nn)
     return ESA_OK;
 }
 
+/* The work is done, and its time is counted. */
+static esa_status cpu_nothing(esa_nn *nn)
+{
+    (void)nn;
+    return ESA_OK;
+}
+
 const esa_nn_ops esa_nn_cpu_ops = {
     .dtype = ESA_DTYPE_F32,
     .joined = 0,
@@ -215,4 +222,6 @@ const esa_nn_ops esa_nn_cpu_ops = {
     .modulate = cpu_modulate,
     .self_begin = cpu_self_begin,
     .self_end = cpu_self_end,
+    .pace = cpu_nothing,
+    .settle = cpu_nothing,
 };

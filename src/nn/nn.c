@@ -10,6 +10,7 @@
 
 #include <time.h>
 #include "nn/leaf.h"
+#include "nn/marks.h"
 
 /* Weak, so that any CBLAS links. */
 extern void openblas_set_num_threads(int threads) __attribute__((weak));
@@ -27,8 +28,25 @@ void esa_nn_init(esa_nn *nn, esa_ctx *ctx)
     *nn = (esa_nn){ .ctx = ctx, .be = esa_backend_of(ESA_DEVICE_CPU), .ops = &esa_nn_cpu_ops };
 }
 
+esa_status esa_nn_use(esa_nn *nn, int32_t device)
+{
+    const esa_backend *be = esa_backend_of(device);
+    const char *library;
+    if (!be) return esa_fail(nn->ctx, ESA_ERR_DEVICE, "device %d is not known", device);
+    ESA_TRY(be->open(nn->ctx));
+    if (be->host_memory) return ESA_OK; /* it is there already */
+    if (!be->rows || !be->products || !be->latents || !be->biased)
+        return esa_fail(nn->ctx, ESA_ERR_UNSUPPORTED, "the %s cannot run networks", be->name);
+    ESA_TRY(be->products->library(nn->ctx, &library));
+    ESA_TRY(esa_nn_marks_make(nn));
+    nn->be = be;
+    nn->ops = &esa_nn_device_ops;
+    return ESA_OK;
+}
+
 void esa_nn_close(esa_nn *nn)
 {
+    esa_nn_marks_free(nn);
     esa_nn_free(nn, nn->scratch, nn->scratch_bytes);
     nn->scratch = NULL;
     nn->scratch_bytes = 0;

@@ -42,7 +42,8 @@ typedef struct esa_linear {
  * esa_nn_attention. */
 enum { ESA_NN_GEMM = 0, ESA_NN_SELF, ESA_NN_ATTENTION, ESA_NN_CONV, ESA_NN_OTHER, ESA_NN_KINDS };
 
-typedef struct esa_nn_ops esa_nn_ops; /* ops.h */
+typedef struct esa_nn_ops esa_nn_ops;     /* ops.h */
+typedef struct esa_nn_marks esa_nn_marks; /* marks.h */
 
 typedef struct esa_nn {
     esa_ctx *ctx;          /* pool, kernels, allocator, error message; must outlive this */
@@ -53,6 +54,7 @@ typedef struct esa_nn {
     int64_t held, peak;           /* bytes from esa_nn_alloc with scratch, now and at most */
     double seconds[ESA_NN_KINDS]; /* operations add to it; the reader resets it */
     double self_began;            /* set by self_begin */
+    esa_nn_marks *marks;          /* without host memory: where kinds of work begin */
     int32_t preparing;            /* 1: products are measured (ops.h: prepares) */
     int32_t entered;              /* depth of esa_nn_enter */
     int32_t blas_threads;         /* the BLAS's setting before esa_nn_enter */
@@ -60,7 +62,10 @@ typedef struct esa_nn {
 
 /* For the CPU. */
 void esa_nn_init(esa_nn *nn, esa_ctx *ctx);
-/* Frees scratch. */
+/* Moves a new nn to a device (ESA_DEVICE_*). Fails with ESA_ERR_DEVICE or ESA_ERR_UNSUPPORTED if
+ * the device cannot run networks; nn stays as it was. */
+esa_status esa_nn_use(esa_nn *nn, int32_t device);
+/* Frees scratch and marks. */
 void esa_nn_close(esa_nn *nn);
 /* Put around work with matrix products: between them the BLAS runs one thread inside each of our
  * workers. This is a setting of the process, which leave restores. Pairs may nest. */

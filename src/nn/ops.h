@@ -56,8 +56,13 @@ struct esa_nn_ops {
     /* Put around attention through a session: its time counts as ESA_NN_SELF. */
     esa_status (*self_begin)(esa_nn *nn);
     esa_status (*self_end)(esa_nn *nn);
+    /* Called after each block: lets the host be a few blocks ahead of the device, so that a call
+     * can be cancelled within that time. */
+    esa_status (*pace)(esa_nn *nn);
+    /* Adds the time of the work so far to nn->seconds; waits for that work. */
+    esa_status (*settle)(esa_nn *nn);
 };
 
-extern const esa_nn_ops esa_nn_cpu_ops;
+extern const esa_nn_ops esa_nn_cpu_ops, esa_nn_device_ops;
 
 #endif

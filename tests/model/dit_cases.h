@@ -58,7 +58,8 @@ typedef struct dit_bench {
     esa_nn nn;
     esa_wan_dit *dit;
     wan_folder folder;
-    float *x, *v, *text;
+    float *x, *v, *text; /* host memory */
+    esa_view on_x, on_v; /* x and v on the device of nn */
     int64_t in_count, out_count, tokens;
 } dit_bench;
 
@@ -68,13 +69,16 @@ static inline void dit_ok(dit_bench *b, esa_status status)
     assert_int_equal(status, ESA_OK);
 }
 
-static inline void dit_open(dit_bench *b, const dit_case *c, int32_t hold, int32_t threads)
+/* device: ESA_DEVICE_*. */
+static inline void dit_open_on(dit_bench *b, const dit_case *c, int32_t hold, int32_t threads,
+                               int32_t device)
 {
     memset(b, 0, sizeof *b);
     esa_ctx_params p = esa_ctx_params_default();
     p.threads = threads;
     assert_int_equal(esa_ctx_create(&b->ctx, &p), ESA_OK);
     esa_nn_init(&b->nn, b->ctx);
+    dit_ok(b, esa_nn_use(&b->nn, device));
     b->folder = wan_folder_make();
     wan_folder_fill(&b->folder, b->ctx, &c->config);
     esa_wan_config config;
@@ -96,6 +100,15 @@ static inline void dit_open(dit_bench *b, const dit_case *c, int32_t hold, int32
     fill_tensor(b->text, c->text_rows * config.text_dim, name, 1.0f, 0);
     memset(b->text + c->text_valid * config.text_dim, 0,
            (size_t)((c->text_rows - c->text_valid) * config.text_dim) * 4);
+    b->on_x = esa_view_of(NULL, ESA_DTYPE_F32, device, 1, b->in_count);
+    b->on_v = esa_view_of(NULL, ESA_DTYPE_F32, device, 1, b->out_count);
+    dit_ok(b, esa_nn_alloc(&b->nn, &b->on_x.data, b->in_count * 4, "x"));
+    dit_ok(b, esa_nn_alloc(&b->nn, &b->on_v.data, b->out_count * 4, "v"));
+}
+
+static inline void dit_open(dit_bench *b, const dit_case *c, int32_t hold, int32_t threads)
+{
+    dit_open_on(b, c, hold, threads, ESA_DEVICE_CPU);
 }
 
 /* One forward as step 0 of 1. params gives mode and select of the session; the rest is filled in
@@ -112,13 +125,17 @@ static inline esa_session *dit_forward(dit_bench *b, const dit_case *c, esa_sess
     dit_ok(b, esa_session_create(b->ctx, &session, params));
     dit_ok(b, esa_session_begin(session));
     dit_ok(b, esa_session_step(session, 0, 0));
-    dit_ok(b, esa_wan_dit_forward(b->dit, session, 0, b->v, b->x, c->t));
+    dit_ok(b, esa_nn_write(&b->nn, &b->on_x, b->x));
+    dit_ok(b, esa_wan_dit_forward(b->dit, session, 0, b->on_v.data, b->on_x.data, c->t));
+    dit_ok(b, esa_nn_read(&b->nn, b->v, &b->on_v));
     return session;
 }
 
 static inline void dit_close(dit_bench *b)
 {
     esa_wan_dit_free(b->dit);
+    esa_nn_free(&b->nn, b->on_x.data, b->in_count * 4);
+    esa_nn_free(&b->nn, b->on_v.data, b->out_count * 4);
     assert_int_equal(b->nn.held, b->nn.scratch_bytes); /* the parts freed everything */
     esa_nn_close(&b->nn);
     wan_folder_remove(&b->folder);

@@ -2,9 +2,12 @@
 """Outputs of diffusers' WanTransformer3DModel (whole, and after every block) for the C tests.
 
     python tools/golden/wan_dit.py --out tests/golden/wan_dit.safetensors
+    python tools/golden/wan_dit.py --bf16 --out tests/golden/wan_dit_bf16.safetensors
 
 Weights and inputs come from fill.py; the file holds every n-th element of each output and the largest magnitude of all.
---every 1 keeps everything (the live test does)."""
+--every 1 keeps everything (the live test does). With --bf16 the file holds how far bf16 is from f32: for each case the
+root mean square of the difference over that of f32, for the input of block 0, the output of each block, and the output
+of the model."""
 import argparse
 
 import torch
@@ -30,7 +33,14 @@ CASES = {
 }
 
 
-def run(case):
+def halve(model):
+    """The model in bf16, as from_pretrained(torch_dtype=bfloat16) makes it: some modules stay in f32."""
+    for name, value in model.named_parameters():
+        if not any(kept in name.split(".") for kept in model._keep_in_fp32_modules):
+            value.data = value.data.bfloat16()
+
+
+def run(case, bf16=False):
     config, latent, rows, valid, t = CASES[case]
     config = {"patch_size": (1, 2, 2), "cross_attn_norm": True, **config}
     model = WanTransformer3DModel(**config).eval()
@@ -38,6 +48,9 @@ def run(case):
     x = fill.tensor(case + ".latents", (1,) + latent, 2.0)
     text = fill.tensor(case + ".text", (1, rows, config["text_dim"]), 1.0)
     text[:, valid:] = 0
+    if bf16:
+        halve(model)
+        x, text = x.bfloat16(), text.bfloat16()
     out = {}
     with torch.no_grad():
         hooks = [
@@ -52,14 +65,24 @@ def run(case):
     return out
 
 
+def distances(case):
+    exact, rounded = run(case), run(case, bf16=True)
+    names = sorted((name for name in exact if name != "output"), key=lambda name: int(name.split(".")[1])) + ["output"]
+    return torch.tensor([
+        float((rounded[name].float() - exact[name]).square().mean().sqrt() / exact[name].square().mean().sqrt())
+        for name in names
+    ])
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", required=True)
     parser.add_argument("--every", type=int, default=29)
+    parser.add_argument("--bf16", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    tensors = {}
-    for case in CASES:
+    tensors = {case: distances(case) for case in CASES} if args.bf16 else {}
+    for case in CASES if not args.bf16 else ():
         for name, value in run(case).items():
             flat = value.float().reshape(-1)
             tensors[f"{case}.{name}"] = flat[:: args.every].contiguous()

@@ -152,14 +152,13 @@ static esa_status feed_forward(esa_wan_dit *dit, int32_t layer, const float *e,
 static esa_status embed_time(esa_wan_dit *dit, double t)
 {
     const esa_nn_ops *op = dit->nn->ops;
-    const esa_view silu = op->input(dit->nn, &dit->silu, &dit->time_proj);
-    const esa_act_args act = { .y = silu, .x = dit->temb, .act = ESA_ACT_SILU };
+    const esa_act_args act = { .y = dit->silu, .x = dit->temb, .act = ESA_ACT_SILU };
     esa_timestep_sinusoid(dit->wave, dit->config.freq_dim, t);
     ESA_TRY(esa_nn_write(dit->nn, &dit->sinusoid, dit->wave));
     ESA_TRY(op->linear(dit->nn, &dit->silu, &dit->sinusoid, &dit->time1, ESA_ACT_SILU));
     ESA_TRY(op->linear(dit->nn, &dit->temb, &dit->silu, &dit->time2, ESA_ACT_NONE));
     ESA_TRY(op->act(dit->nn, &act));
-    return op->linear(dit->nn, &dit->proj, &silu, &dit->time_proj, ESA_ACT_NONE);
+    return op->linear(dit->nn, &dit->proj, &dit->silu, &dit->time_proj, ESA_ACT_NONE);
 }
 
 /* Shows x in grid order to the watcher. */
@@ -194,10 +193,12 @@ static esa_status run_block(esa_wan_dit *dit, esa_session *session, int32_t i, c
 {
     const float *e = dit->e[i % 2], *next_e = dit->e[(i + 1) % 2];
     const int32_t last = i + 1 == dit->config.layers;
+    ESA_TRY(esa_store_begin(dit->store, 1 + i));
     ESA_TRY(self_attention(dit, session, i, e));
     ESA_TRY(cross_attention(dit, i, text, e));
     ESA_TRY(modulate(dit, i + 1));
-    return feed_forward(dit, i, e, last ? &dit->proj_out : &dit->block[i + 1].self.q, next_e);
+    ESA_TRY(feed_forward(dit, i, e, last ? &dit->proj_out : &dit->block[i + 1].self.q, next_e));
+    return esa_store_end(dit->store, 1 + i);
 }
 
 static esa_status forward(esa_wan_dit *dit, esa_session *session, const wan_text *text, float *v,
@@ -215,12 +216,47 @@ static esa_status forward(esa_wan_dit *dit, esa_session *session, const wan_text
     for (int32_t i = 0; i < c->layers; i++) {
         ESA_TRY(run_block(dit, session, i, text));
         ESA_TRY(show(dit, i));
+        ESA_TRY(op->pace(dit->nn));
         if (dit->tick && dit->tick(dit->tick_user, i + 1, c->layers))
             return esa_fail(dit->nn->ctx, ESA_ERR_STATE, "cancelled");
     }
     const esa_view a = op->input(dit->nn, &dit->a, &dit->proj_out);
     ESA_TRY(op->linear(dit->nn, &dit->patch_out, &a, &dit->proj_out, ESA_ACT_NONE));
     return run_patches(dit, &dit->patch_out, v, c->out_channels, 0);
+}
+
+/* Calls every layer of block i once, with the sizes of this video. */
+static esa_status prepare_layers(esa_wan_dit *dit, int32_t i)
+{
+    const wan_block *b = &dit->block[i];
+    const esa_nn_ops *op = dit->nn->ops;
+    esa_nn *nn = dit->nn;
+    const esa_norm_args n = { .x = dit->x, .norm = ESA_NORM_NONE };
+    const esa_linear *const qkv[3] = { &b->self.q, &b->self.k, &b->self.v };
+    const esa_view in[4] = { op->input(nn, &dit->a, &b->self.q),
+                             op->input(nn, &dit->a, &b->cross.q), op->input(nn, &dit->a, &b->up),
+                             op->input(nn, &dit->a, &dit->proj_out) };
+    const esa_linear *const out[2] = { &b->self.out, &b->cross.out };
+    ESA_TRY(op->linear(nn, &dit->x, &dit->patch_in, &dit->patch, ESA_ACT_NONE));
+    ESA_TRY(op->qkv(nn, dit->qkv, &in[0], qkv));
+    for (int32_t k = 0; k < 2; k++) {
+        esa_view o;
+        ESA_TRY(input_of(dit, &o, &dit->o, out[k]));
+        ESA_TRY(op->linear_add(nn, &n, &o, out[k], &dit->flat));
+    }
+    ESA_TRY(op->linear(nn, &dit->flat, &in[1], &b->cross.q, ESA_ACT_NONE));
+    ESA_TRY(op->feed_forward(nn, &n, &in[2], &b->up, &b->down, &dit->hidden, &dit->o));
+    return op->linear(nn, &dit->patch_out, &in[3], &dit->proj_out, ESA_ACT_NONE);
+}
+
+esa_status esa_wan_dit_prepare(esa_wan_dit *dit, int32_t i)
+{
+    if (!dit->nn->ops->prepares || dit->prepared > i) return ESA_OK;
+    dit->nn->preparing = 1;
+    const esa_status status = prepare_layers(dit, i);
+    dit->nn->preparing = 0;
+    if (!status) dit->prepared = i + 1;
+    return status;
 }
 
 esa_status esa_wan_dit_forward(esa_wan_dit *dit, esa_session *session, int32_t branch, float *v,

@@ -31,6 +31,7 @@ void esa_wan_dit_end(esa_wan_dit *dit)
     dit->room = NULL;
     dit->room_bytes = 0;
     dit->tokens = 0;
+    dit->prepared = 0;
 }
 
 static esa_view take(const esa_wan_dit *dit, esa_carve *carve, int32_t dtype, int64_t rows,
@@ -192,9 +193,12 @@ static esa_status text_states(esa_wan_dit *dit, const wan_text *t, const float *
                                    .q_weight = a->norm_k.data,
                                    .D = dit->config.head_dim,
                                    .eps = (float)dit->config.eps };
+        ESA_TRY(esa_store_begin(dit->store, 1 + i));
+        if (i < 2) ESA_TRY(esa_wan_dit_prepare(dit, i));
         ESA_TRY(op->linear(nn, &k, &state[2], &a->k, ESA_ACT_NONE));
         ESA_TRY(op->linear(nn, &v, &state[2], &a->v, ESA_ACT_NONE));
         ESA_TRY(op->qk(nn, &norm));
+        ESA_TRY(esa_store_end(dit->store, 1 + i));
     }
     return ESA_OK;
 }

@@ -8,6 +8,7 @@
 #define ESA_MODEL_WAN_DIT_INTERNAL_H
 
 #include "model/dit/wan_dit.h"
+#include "model/store.h"
 #include "nn/ops.h"
 
 typedef struct wan_attn {
@@ -34,7 +35,8 @@ typedef struct wan_text {
 struct esa_wan_dit {
     esa_nn *nn;
     esa_wan_config config;
-    esa_weights *weights; /* owned; all weights below point into it */
+    esa_weights *weights; /* owned */
+    esa_store *store;     /* owned; all weights below point into it */
     int64_t d;
     int32_t (*tick)(void *user, int64_t done, int64_t total);
     void *tick_user;
@@ -43,6 +45,7 @@ struct esa_wan_dit {
     esa_linear proj_out; /* [P*C_out, d] */
     esa_weight table;    /* [1,2,d] f32: shift, scale of the head */
     wan_block *block;    /* [layers] */
+    int32_t prepared;    /* blocks whose products were measured for this video */
     float *wave;         /* [freq_dim] in host memory: the sinusoid of a timestep */
 
     /* for one video */
@@ -68,6 +71,9 @@ struct esa_wan_dit {
     void *watch_user;
 };
 
+/* Measures the products of block i for this video's sizes, if the device can. Blocks 0 and 1 stand
+ * for all: others have the sizes and types of one of them. Between begin and end of the block. */
+esa_status esa_wan_dit_prepare(esa_wan_dit *dit, int32_t i);
 /* Frees everything that belongs to one video. */
 void esa_wan_dit_end(esa_wan_dit *dit);
 

@@ -9,31 +9,60 @@ static void want_linear(esa_weights *w, esa_linear *l, int32_t flags, int64_t ou
                         const char *name)
 {
     esa_weights_want(w, &l->weight, flags, 2, (int64_t[]){ out, in }, "%s.weight", name);
-    esa_weights_want(w, &l->bias, flags, 1, (int64_t[]){ out }, "%s.bias", name);
+    esa_weights_want(w, &l->bias, flags & ~ESA_WANT_F8, 1, (int64_t[]){ out }, "%s.bias", name);
 }
 
-static void want_attn(esa_weights *w, wan_attn *a, int64_t d, int32_t layer, int32_t number)
+/* q, k and v of self-attention are one matrix on devices that can use it. f8: ESA_WANT_F8 or 0. The
+ * keys and values of the text are made once, so they stay as they are. */
+static void want_attn(esa_weights *w, wan_attn *a, int64_t d, int32_t layer, int32_t number,
+                      int32_t f8)
 {
+    static const char *const called[3] = { "to_q", "to_k", "to_v" };
+    esa_linear *const part[3] = { &a->q, &a->k, &a->v };
+    const int32_t self = number == 1;
     char name[96];
-    esa_linear *const part[4] = { &a->q, &a->k, &a->v, &a->out };
-    static const char *const called[4] = { "to_q", "to_k", "to_v", "to_out.0" };
-    for (int32_t i = 0; i < 4; i++) {
-        snprintf(name, sizeof name, "blocks.%d.attn%d.%s", layer, number, called[i]);
-        want_linear(w, part[i], 0, d, d, name);
-    }
+    for (int32_t i = 0; i < 3; i++)
+        esa_weights_want(
+            w, &part[i]->weight, (self || i == 0 ? f8 : 0) | (self && i ? ESA_WANT_JOIN : 0), 2,
+            (int64_t[]){ d, d }, "blocks.%d.attn%d.%s.weight", layer, number, called[i]);
+    for (int32_t i = 0; i < 3; i++)
+        esa_weights_want(w, &part[i]->bias, self && i ? ESA_WANT_JOIN : 0, 1, &d,
+                         "blocks.%d.attn%d.%s.bias", layer, number, called[i]);
+    snprintf(name, sizeof name, "blocks.%d.attn%d.to_out.0", layer, number);
+    want_linear(w, &a->out, f8, d, d, name);
     esa_weights_want(w, &a->norm_q, ESA_WANT_F32, 1, &d, "blocks.%d.attn%d.norm_q.weight", layer,
                      number);
     esa_weights_want(w, &a->norm_k, ESA_WANT_F32, 1, &d, "blocks.%d.attn%d.norm_k.weight", layer,
                      number);
 }
 
+static void want_block(esa_weights *w, esa_wan_dit *dit, int32_t i)
+{
+    const esa_wan_config *c = &dit->config;
+    const int64_t d = dit->d;
+    /* The first and the last block lose most by F8. */
+    const int32_t f8 = i > 0 && i < c->layers - 1 ? ESA_WANT_F8 : 0;
+    wan_block *b = &dit->block[i];
+    char name[96];
+    want_attn(w, &b->self, d, i, 1, f8);
+    want_attn(w, &b->cross, d, i, 2, f8);
+    if (c->cross_norm) {
+        esa_weights_want(w, &b->norm2_weight, ESA_WANT_F32, 1, &d, "blocks.%d.norm2.weight", i);
+        esa_weights_want(w, &b->norm2_bias, ESA_WANT_F32, 1, &d, "blocks.%d.norm2.bias", i);
+    }
+    snprintf(name, sizeof name, "blocks.%d.ffn.net.0.proj", i);
+    want_linear(w, &b->up, f8, c->ffn, d, name);
+    snprintf(name, sizeof name, "blocks.%d.ffn.net.2", i);
+    want_linear(w, &b->down, f8, d, c->ffn, name);
+}
+
 /* Tensors that diffusers keeps in f32 when the rest is bf16 (time embedder, tables, norms) are held
- * in f32 here too. */
+ * in f32 here too. The tables of all blocks are in group 0, because the norm at the end of a block
+ * uses that of the next. */
 static void want_all(esa_weights *w, esa_wan_dit *dit)
 {
     const esa_wan_config *c = &dit->config;
     const int64_t d = dit->d, volume = (int64_t)c->patch[0] * c->patch[1] * c->patch[2];
-    char name[96];
     const int64_t kernel[5] = { d, c->in_channels, c->patch[0], c->patch[1], c->patch[2] };
     esa_weights_want(w, &dit->patch.weight, 0, 5, kernel, "patch_embedding.weight");
     esa_weights_want(w, &dit->patch.bias, 0, 1, &d, "patch_embedding.bias");
@@ -45,20 +74,12 @@ static void want_all(esa_weights *w, esa_wan_dit *dit)
     want_linear(w, &dit->text2, 0, d, d, "condition_embedder.text_embedder.linear_2");
     want_linear(w, &dit->proj_out, 0, volume * c->out_channels, d, "proj_out");
     esa_weights_want(w, &dit->table, ESA_WANT_F32, 3, (int64_t[]){ 1, 2, d }, "scale_shift_table");
-    for (int32_t i = 0; i < c->layers; i++) {
-        wan_block *b = &dit->block[i];
-        esa_weights_want(w, &b->table, ESA_WANT_F32, 3, (int64_t[]){ 1, 6, d },
+    for (int32_t i = 0; i < c->layers; i++)
+        esa_weights_want(w, &dit->block[i].table, ESA_WANT_F32, 3, (int64_t[]){ 1, 6, d },
                          "blocks.%d.scale_shift_table", i);
-        want_attn(w, &b->self, d, i, 1);
-        want_attn(w, &b->cross, d, i, 2);
-        if (c->cross_norm) {
-            esa_weights_want(w, &b->norm2_weight, ESA_WANT_F32, 1, &d, "blocks.%d.norm2.weight", i);
-            esa_weights_want(w, &b->norm2_bias, ESA_WANT_F32, 1, &d, "blocks.%d.norm2.bias", i);
-        }
-        snprintf(name, sizeof name, "blocks.%d.ffn.net.0.proj", i);
-        want_linear(w, &b->up, 0, c->ffn, d, name);
-        snprintf(name, sizeof name, "blocks.%d.ffn.net.2", i);
-        want_linear(w, &b->down, 0, d, c->ffn, name);
+    for (int32_t i = 0; i < c->layers; i++) {
+        esa_weights_group(w, 1 + i);
+        want_block(w, dit, i);
     }
 }
 
@@ -110,7 +131,10 @@ esa_status esa_wan_dit_check(const esa_part_env *env, const esa_wan_config *conf
 static esa_status load(const esa_part_env *env, esa_wan_dit **dit)
 {
     esa_weights_watch((*dit)->weights, env->tick, env->tick_user);
-    const esa_status status = esa_weights_load((*dit)->weights, env->hold);
+    const esa_store_settings settings = {
+        .hold = env->hold, .linear = env->linear, .keep = env->keep, .limit = env->limit
+    };
+    const esa_status status = esa_store_open(env->nn, &(*dit)->store, (*dit)->weights, &settings);
     if (!status) return ESA_OK;
     esa_wan_dit_free(*dit);
     *dit = NULL;
@@ -136,6 +160,7 @@ void esa_wan_dit_free(esa_wan_dit *dit)
     if (!dit) return;
     const esa_allocator mem = dit->nn->ctx->mem;
     esa_wan_dit_end(dit);
+    esa_store_free(dit->store);
     esa_weights_free(dit->weights);
     esa_mem_free(&mem, dit->wave, 4 * (int64_t)dit->config.freq_dim);
     esa_mem_free(&mem, dit->block, dit->config.layers * (int64_t)sizeof *dit->block);
