@@ -16,6 +16,7 @@
 #include "model/random.h"
 #include "model/sched/sched.h"
 #include "model/tensor_file.h"
+#include "nn/ops.h"
 #include "session/session.h"
 #include "workplan/work_plan.h"
 
@@ -34,10 +35,12 @@ typedef struct run {
     esa_generate_params p; /* sizes filled in */
     int32_t latent[3];     /* t, h, w */
     int32_t branches;
-    int64_t count;   /* elements of the latents */
-    int64_t tokens;  /* tokens of a self-attention call */
-    float *x, *v[2]; /* [C][T][H][W]: sample, velocities of the branches */
-    int64_t bytes;   /* size of each */
+    int64_t count;  /* elements of the latents */
+    int64_t tokens; /* tokens of a self-attention call */
+    /* on the device: [C][T][H][W] sample, velocities of the branches; sums over a step */
+    float *x, *v[2];
+    esa_step_figures *figures;
+    int64_t bytes; /* size of x and of each v */
     esa_embeds embeds;
     esa_mask_file *masks;
     esa_work_plan *plan;
@@ -255,7 +258,23 @@ static esa_status make_sched(esa_model *m, run *r)
     esa_sched_config c = m->sched;
     if (r->p.scheduler != ESA_SCHEDULER_MODEL) c.kind = kinds[r->p.scheduler];
     if (r->p.flow_shift > 0) c.shift = r->p.flow_shift;
-    return esa_sched_create(m->ctx, &r->sched, &c, r->p.steps, r->count);
+    return esa_sched_create(&m->nn, &r->sched, &c, r->p.steps, r->count);
+}
+
+#define FIGURES_BYTES ((1 + ESA_STEP_PARTS) * (int64_t)sizeof(esa_step_figures))
+
+/* Noise in host memory goes to the device. */
+static esa_status make_noise(esa_model *m, const run *r)
+{
+    const esa_view x = esa_view_of(r->x, ESA_DTYPE_F32, m->nn.be->device, 1, r->count);
+    float *noise = esa_mem_alloc(&m->ctx->mem, r->bytes);
+    if (!noise) return esa_fail(m->ctx, ESA_ERR_MEMORY, "out of memory for the noise");
+    esa_torch_rng rng;
+    esa_torch_seed(&rng, r->p.seed);
+    esa_torch_randn(&rng, noise, r->count);
+    const esa_status status = esa_nn_write(&m->nn, &x, noise);
+    esa_mem_free(&m->ctx->mem, noise, r->bytes);
+    return status;
 }
 
 static esa_status make_latents(esa_model *m, run *r)
@@ -264,36 +283,18 @@ static esa_status make_latents(esa_model *m, run *r)
     ESA_TRY(esa_nn_alloc(&m->nn, (void **)&r->x, r->bytes, "the latents"));
     for (int32_t i = 0; i < r->branches; i++)
         ESA_TRY(esa_nn_alloc(&m->nn, (void **)&r->v[i], r->bytes, "the velocities"));
-    if (!r->p.latents) {
-        esa_torch_rng rng;
-        esa_torch_seed(&rng, r->p.seed);
-        esa_torch_randn(&rng, r->x, r->count);
-        return ESA_OK;
-    }
+    ESA_TRY(esa_nn_alloc(&m->nn, (void **)&r->figures, FIGURES_BYTES, "the figures of a step"));
+    if (!r->p.latents) return make_noise(m, r);
     const int64_t expected[4] = { m->info.latent_channels, r->latent[0], r->latent[1],
                                   r->latent[2] };
     esa_loaded t;
     ESA_TRY(esa_loaded_read(m->ctx, &t, r->p.latents, "latents", 4, expected));
-    memcpy(r->x, t.data, (size_t)r->bytes);
+    const esa_status status = esa_nn_upload(&m->nn, r->x, t.data, r->bytes);
     esa_loaded_free(m->ctx, &t);
-    return ESA_OK;
+    return status;
 }
 
 /* ---------------------------------------------------------------- denoising */
-
-typedef struct guide_job {
-    float *v;
-    const float *negative;
-    float scale;
-} guide_job;
-
-static void guide(void *arg, int64_t first, int64_t count, int32_t worker)
-{
-    const guide_job *j = arg;
-    (void)worker;
-    for (int64_t i = first; i < first + count; i++)
-        j->v[i] = j->negative[i] + j->scale * (j->v[i] - j->negative[i]);
-}
 
 static void note_density(esa_model *m)
 {
@@ -301,16 +302,22 @@ static void note_density(esa_model *m)
     if (!esa_session_sum(m->session, &stats, -1, -1)) m->density = stats.density;
 }
 
-/* Without this check, damaged weights would end in a black video hours later. */
-static esa_status check_finite(const esa_model *m, const run *r, int32_t step)
+/* The end of a step, where the host waits for the device. Without the check, damaged weights would
+ * end in a black video hours later. */
+static esa_status end_step(esa_model *m, const run *r, int32_t step)
 {
-    int32_t wrong = 0;
-    for (int64_t i = 0; i < r->count; i++) wrong |= !isfinite(r->x[i]);
-    return wrong ? esa_fail(m->ctx, ESA_ERR_FORMAT,
-                            "step %d of %d gave numbers that are not finite: the weights, "
-                            "embeddings or settings do not belong to this model",
-                            step + 1, r->p.steps)
-                 : ESA_OK;
+    const esa_figures_args args = { .out = r->figures, .x = r->x, .count = r->count };
+    esa_step_figures figures;
+    ESA_TRY(m->nn.ops->figures(&m->nn, &args));
+    ESA_TRY(esa_nn_download(&m->nn, &figures, r->figures, (int64_t)sizeof figures));
+    ESA_TRY(m->nn.ops->settle(&m->nn));
+    if (figures.wrong > 0)
+        return esa_fail(m->ctx, ESA_ERR_FORMAT,
+                        "step %d of %d gave numbers that are not finite: the weights, embeddings "
+                        "or settings do not belong to this model",
+                        step + 1, r->p.steps);
+    note_density(m);
+    return ESA_OK;
 }
 
 static esa_status denoise_step(esa_model *m, run *r, int32_t i)
@@ -320,13 +327,10 @@ static esa_status denoise_step(esa_model *m, run *r, int32_t i)
         ESA_TRY(esa_wan_dit_forward(m->dit, m->session, b, r->v[b], r->x,
                                     esa_sched_timestep(r->sched, i)));
     }
-    if (r->branches == 2) {
-        guide_job job = { r->v[0], r->v[1], (float)r->p.guidance };
-        esa_nn_parallel(&m->nn, guide, &job, r->count, 16384);
-    }
+    if (r->branches == 2)
+        ESA_TRY(m->nn.ops->guide(&m->nn, r->v[0], r->v[1], (float)r->p.guidance, r->count));
     ESA_TRY(esa_sched_step(r->sched, i, r->x, r->v[0]));
-    ESA_TRY(check_finite(m, r, i));
-    note_density(m);
+    ESA_TRY(end_step(m, r, i));
     return esa_model_progress(m, ESA_STAGE_DENOISE, i + 1, r->p.steps);
 }
 
@@ -341,18 +345,40 @@ static esa_status denoise(esa_model *m, run *r)
 
 /* ---------------------------------------------------------------- the call */
 
-/* Writes files after everything else: a call that fails or is cancelled writes nothing. */
-static esa_status keep_results(esa_model *m, run *r)
+/* Writes files after everything else: a call that fails or is cancelled writes nothing. latents is
+ * in host memory. */
+static esa_status keep_results(esa_model *m, const run *r, const float *latents)
 {
     if (r->p.save_embeds) ESA_TRY(esa_embeds_save(m, &r->embeds, r->p.save_embeds));
     if (r->p.save_latents) {
-        const esa_to_save save = {
-            "latents", r->x, { m->info.latent_channels, r->latent[0], r->latent[1], r->latent[2] }
-        };
+        const esa_to_save save = { "latents",
+                                   latents,
+                                   { m->info.latent_channels, r->latent[0], r->latent[1],
+                                     r->latent[2] } };
         ESA_TRY(esa_loaded_write(m->ctx, r->p.save_latents, &save, 1, 4));
     }
     if (r->p.session.mode == ESA_SESSION_RECORD) ESA_TRY(esa_session_save(m->session, r->p.record));
     return ESA_OK;
+}
+
+/* Decodes and writes files. */
+static esa_status use_latents(esa_model *m, run *r, const float *latents)
+{
+    const double start = esa_nn_now();
+    if (r->p.decode) ESA_TRY(esa_model_decode(m, &r->frames, latents, r->latent, r->p.vae_tile));
+    r->stats.decode_seconds = esa_nn_now() - start;
+    return keep_results(m, r, latents);
+}
+
+/* The same for latents on a device that the host cannot read. */
+static esa_status use_copy(esa_model *m, run *r)
+{
+    float *latents = esa_mem_alloc(&m->ctx->mem, r->bytes);
+    if (!latents) return esa_fail(m->ctx, ESA_ERR_MEMORY, "out of memory for the latents");
+    esa_status status = esa_nn_download(&m->nn, latents, r->x, r->bytes);
+    if (!status) status = use_latents(m, r, latents);
+    esa_mem_free(&m->ctx->mem, latents, r->bytes);
+    return status;
 }
 
 static esa_status run_stages(esa_model *m, run *r)
@@ -379,15 +405,14 @@ static esa_status run_stages(esa_model *m, run *r)
     }
     s->attention_seconds = s->session.select_seconds + s->session.attention_seconds;
     s->tokens = (int32_t)r->tokens;
-    if (r->p.decode) ESA_TRY(esa_model_decode(m, &r->frames, r->x, r->latent, r->p.vae_tile));
-    s->decode_seconds = esa_nn_now() - t2;
-    return keep_results(m, r);
+    return m->nn.be->host_memory ? use_latents(m, r, r->x) : use_copy(m, r);
 }
 
 static void finish(esa_model *m, run *r)
 {
     esa_nn_free(&m->nn, r->x, r->x ? r->bytes : 0);
     for (int i = 0; i < 2; i++) esa_nn_free(&m->nn, r->v[i], r->v[i] ? r->bytes : 0);
+    esa_nn_free(&m->nn, r->figures, FIGURES_BYTES);
     esa_embeds_free(m, &r->embeds);
     esa_session_free(m->session);
     m->session = NULL;

@@ -2,10 +2,12 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "nn/ops.h"
 
+#include <math.h>
 #include <string.h>
 #include "nn/leaf.h"
 
-#define PATCHES 64 /* patches per task */
+#define PATCHES 64    /* patches per task */
+#define LATENTS 16384 /* elements of latents per task */
 
 static esa_view cpu_input(const esa_nn *nn, const esa_view *room, const esa_linear *l)
 {
@@ -142,7 +144,7 @@ static esa_status cpu_biased(esa_nn *nn, const esa_biased_args *a)
                             &bias);
 }
 
-/* ---------------------------------------------------------------- patches, timestep, time */
+/* ---------------------------------------------------------------- patches and timestep */
 
 static void move_patches(void *arg, int64_t first, int64_t count, int32_t worker)
 {
@@ -186,6 +188,80 @@ static esa_status cpu_modulate(esa_nn *nn, float *e, const float *table, const f
     return ESA_OK;
 }
 
+/* ---------------------------------------------------------------- latents */
+
+typedef struct guide_job {
+    float *v;
+    const float *negative;
+    float scale;
+} guide_job;
+
+static void guide_piece(void *arg, int64_t first, int64_t count, int32_t worker)
+{
+    const guide_job *j = arg;
+    (void)worker;
+    for (int64_t i = first; i < first + count; i++)
+        j->v[i] = j->negative[i] + j->scale * (j->v[i] - j->negative[i]);
+}
+
+static esa_status cpu_guide(esa_nn *nn, float *v, const float *negative, float scale, int64_t count)
+{
+    guide_job j = { v, negative, scale };
+    esa_nn_parallel(nn, guide_piece, &j, count, LATENTS);
+    return ESA_OK;
+}
+
+static void step_piece(void *arg, int64_t first, int64_t count, int32_t worker)
+{
+    const esa_step_args *a = arg;
+    const int64_t end = first + count;
+    (void)worker;
+    for (int64_t i = first; i < end && a->euler; i++) a->x[i] += a->dt * a->v[i];
+    for (int64_t i = first; i < end && !a->euler; i++) {
+        const float m = a->x[i] - a->sigma * a->v[i];
+        float x = a->x[i], m1 = 0;
+        if (a->correct) {
+            const float m0 = a->m0[i],
+                        old = a->order[0] > 1 ? a->rho1 * ((a->m1[i] - m0) / a->r[0]) : 0;
+            x = (a->keep[0] * a->last[i] - a->pull[0] * m0) -
+                a->pull[0] * (old + a->rho2 * (m - m0));
+            a->m1[i] = m1 = m0;
+        }
+        a->m0[i] = m;
+        a->last[i] = x;
+        const float ahead = a->order[1] > 1 ? 0.5f * ((m1 - m) / a->r[1]) : 0;
+        a->x[i] = (a->keep[1] * x - a->pull[1] * m) - a->pull[1] * ahead;
+    }
+}
+
+static esa_status cpu_step(esa_nn *nn, const esa_step_args *args)
+{
+    esa_step_args a = *args;
+    esa_nn_parallel(nn, step_piece, &a, a.count, LATENTS);
+    return ESA_OK;
+}
+
+/* In one thread: the sums do not depend on the number of threads. */
+static esa_status cpu_figures(esa_nn *nn, const esa_figures_args *a)
+{
+    esa_step_figures f = { 0 };
+    int64_t wrong = 0;
+    (void)nn;
+    for (int64_t i = 0; a->x && i < a->count; i++) wrong += !isfinite(a->x[i]);
+    for (int64_t i = 0; a->x && a->x_before && i < a->count; i++)
+        f.x_change += fabs((double)a->x[i] - (double)a->x_before[i]);
+    for (int32_t b = 0; b < 2; b++) {
+        for (int64_t i = 0; a->v[b] && i < a->count; i++) f.v_size[b] += fabs((double)a->v[b][i]);
+        for (int64_t i = 0; a->v[b] && a->v_before[b] && i < a->count; i++)
+            f.v_change[b] += fabs((double)a->v[b][i] - (double)a->v_before[b][i]);
+    }
+    f.wrong = (double)wrong;
+    *a->out = f;
+    return ESA_OK;
+}
+
+/* ---------------------------------------------------------------- time */
+
 static esa_status cpu_self_begin(esa_nn *nn)
 {
     nn->self_began = esa_nn_now();
@@ -220,6 +296,9 @@ const esa_nn_ops esa_nn_cpu_ops = {
     .biased = cpu_biased,
     .patches = cpu_patches,
     .modulate = cpu_modulate,
+    .guide = cpu_guide,
+    .step = cpu_step,
+    .figures = cpu_figures,
     .self_begin = cpu_self_begin,
     .self_end = cpu_self_end,
     .pace = cpu_nothing,

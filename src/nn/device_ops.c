@@ -143,6 +143,25 @@ static esa_status device_modulate(esa_nn *nn, float *e, const float *table, cons
     return nn->be->latents->modulate(nn->ctx, e, table, add, rows, cols);
 }
 
+static esa_status device_guide(esa_nn *nn, float *v, const float *negative, float scale,
+                               int64_t count)
+{
+    ESA_TRY(esa_nn_mark(nn, ESA_NN_OTHER));
+    return nn->be->latents->guide(nn->ctx, v, negative, scale, count);
+}
+
+static esa_status device_step(esa_nn *nn, const esa_step_args *args)
+{
+    ESA_TRY(esa_nn_mark(nn, ESA_NN_OTHER));
+    return nn->be->latents->step(nn->ctx, args);
+}
+
+static esa_status device_figures(esa_nn *nn, const esa_figures_args *args)
+{
+    ESA_TRY(esa_nn_mark(nn, ESA_NN_OTHER));
+    return nn->be->latents->figures(nn->ctx, args);
+}
+
 static esa_status device_self_begin(esa_nn *nn) { return esa_nn_mark(nn, ESA_NN_SELF); }
 
 static esa_status device_self_end(esa_nn *nn) { return esa_nn_mark(nn, ESA_NN_OTHER); }
@@ -162,6 +181,9 @@ const esa_nn_ops esa_nn_device_ops = {
     .biased = device_biased,
     .patches = device_patches,
     .modulate = device_modulate,
+    .guide = device_guide,
+    .step = device_step,
+    .figures = device_figures,
     .self_begin = device_self_begin,
     .self_end = device_self_end,
     .pace = esa_nn_marks_pace,

@@ -108,6 +108,11 @@ esa_status esa_nn_read(esa_nn *nn, float *to, const esa_view *from)
     return status;
 }
 
+esa_status esa_nn_copy(esa_nn *nn, void *to, const void *from, int64_t bytes)
+{
+    return nn->be->copy(nn->ctx, to, from, bytes);
+}
+
 esa_status esa_nn_upload(esa_nn *nn, void *to, const void *from, int64_t bytes)
 {
     return nn->be->upload(nn->ctx, to, from, bytes);

@@ -81,7 +81,8 @@ void esa_nn_free(esa_nn *nn, void *ptr, int64_t bytes);
  * has f32. */
 esa_status esa_nn_write(esa_nn *nn, const esa_view *to, const float *from);
 esa_status esa_nn_read(esa_nn *nn, float *to, const esa_view *from);
-/* Bytes as they are; download waits. */
+/* Bytes as they are; download waits, copy stays on the device. */
+esa_status esa_nn_copy(esa_nn *nn, void *to, const void *from, int64_t bytes);
 esa_status esa_nn_upload(esa_nn *nn, void *to, const void *from, int64_t bytes);
 esa_status esa_nn_download(esa_nn *nn, void *to, const void *from, int64_t bytes);
 /* Gives scratch of at least this many bytes, valid until the next operation that asks for some. */

@@ -53,6 +53,12 @@ struct esa_nn_ops {
     esa_status (*modulate)(esa_nn *nn, float *e, const float *table, const float *add, int64_t rows,
                            int64_t cols);
 
+    /* Latents, f32. v = negative + scale (v - negative); a step of a scheduler; sums over a step.
+     * All give the same bits on every device. */
+    esa_status (*guide)(esa_nn *nn, float *v, const float *negative, float scale, int64_t count);
+    esa_status (*step)(esa_nn *nn, const esa_step_args *args);
+    esa_status (*figures)(esa_nn *nn, const esa_figures_args *args);
+
     /* Put around attention through a session: its time counts as ESA_NN_SELF. */
     esa_status (*self_begin)(esa_nn *nn);
     esa_status (*self_end)(esa_nn *nn);

@@ -12,6 +12,7 @@
 #define STEP_TOLERANCE  5e-6
 
 static esa_ctx *ctx;
+static esa_nn nn;
 
 static void run_rule(int32_t kind, const char *file)
 {
@@ -27,7 +28,7 @@ static void run_rule(int32_t kind, const char *file)
                 .kind = kind, .train_steps = 1000, .order = 2, .shift = shifts[b]
             };
             esa_sched *s = NULL;
-            assert_int_equal(esa_sched_create(ctx, &s, &config, steps[a], COUNT), ESA_OK);
+            assert_int_equal(esa_sched_create(&nn, &s, &config, steps[a], COUNT), ESA_OK);
             char name[64];
             int64_t n;
             snprintf(name, sizeof name, "%d.%g.sigmas", steps[a], shifts[b]);
@@ -88,13 +89,13 @@ static void bad_calls(void **state)
     };
     esa_sched *s = NULL;
     float x[4] = { 0 }, v[4] = { 0 };
-    assert_int_equal(esa_sched_create(ctx, &s, &config, 0, 4), ESA_ERR_ARGUMENT);
+    assert_int_equal(esa_sched_create(&nn, &s, &config, 0, 4), ESA_ERR_ARGUMENT);
     assert_null(s);
-    assert_int_equal(esa_sched_create(ctx, &s, &config, 2, INT64_MAX), ESA_ERR_MEMORY);
+    assert_int_equal(esa_sched_create(&nn, &s, &config, 2, INT64_MAX), ESA_ERR_MEMORY);
     config.shift = -1;
-    assert_int_equal(esa_sched_create(ctx, &s, &config, 2, 4), ESA_ERR_ARGUMENT);
+    assert_int_equal(esa_sched_create(&nn, &s, &config, 2, 4), ESA_ERR_ARGUMENT);
     config.shift = 3;
-    assert_int_equal(esa_sched_create(ctx, &s, &config, 2, 4), ESA_OK);
+    assert_int_equal(esa_sched_create(&nn, &s, &config, 2, 4), ESA_OK);
     assert_int_equal(esa_sched_step(s, 1, x, v), ESA_ERR_STATE);
     assert_int_equal(esa_sched_step(s, 0, x, v), ESA_OK);
     assert_int_equal(esa_sched_step(s, 0, x, v), ESA_ERR_STATE);
@@ -105,9 +106,11 @@ static void bad_calls(void **state)
 int main(void)
 {
     if (esa_ctx_create(&ctx, NULL) != ESA_OK) return 1;
+    esa_nn_init(&nn, ctx);
     const struct CMUnitTest tests[] = { cmocka_unit_test(unipc), cmocka_unit_test(unipc_036),
                                         cmocka_unit_test(euler), cmocka_unit_test(bad_calls) };
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    esa_nn_close(&nn);
     esa_ctx_free(ctx);
     return failed;
 }

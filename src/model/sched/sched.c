@@ -1,9 +1,11 @@
-/* sched.c - sigmas, timesteps and the order of calls. The steps are in unipc.c and euler.c.
+/* sched.c - sigmas, timesteps and the order of calls. unipc.c has the coefficients of UniPC;
+ * flow matching with Euler is x += (sigma_{i+1} - sigma_i) v.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Sigmas are computed in double and stored as f32, with the operations of diffusers in the same
  * order. */
 #include "model/sched/sched_internal.h"
+#include "nn/ops.h"
 
 #include <math.h>
 
@@ -49,9 +51,10 @@ static void euler_sigmas(esa_sched *s)
     }
 }
 
-esa_status esa_sched_create(esa_ctx *ctx, esa_sched **out, const esa_sched_config *config,
+esa_status esa_sched_create(esa_nn *nn, esa_sched **out, const esa_sched_config *config,
                             int32_t steps, int64_t count)
 {
+    esa_ctx *ctx = nn->ctx;
     *out = NULL;
     if (steps < 1 || steps > MAX_STEPS)
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "steps is %d, expected 1 to %d", steps, MAX_STEPS);
@@ -60,23 +63,22 @@ esa_status esa_sched_create(esa_ctx *ctx, esa_sched **out, const esa_sched_confi
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "shift is %g, expected more than 0", config->shift);
     esa_sched *s = esa_mem_zalloc(&ctx->mem, (int64_t)sizeof *s);
     if (!s) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the scheduler");
-    s->ctx = ctx;
+    s->nn = nn;
     s->config = *config;
     s->steps = steps;
     s->count = count;
-    const int64_t bytes = s->bytes = esa_size_mul(count, 4);
+    s->bytes = esa_size_mul(count, 4);
     s->sigma = esa_mem_zalloc(&ctx->mem, (steps + 1) * (int64_t)sizeof *s->sigma);
     s->timestep = esa_mem_zalloc(&ctx->mem, steps * (int64_t)sizeof *s->timestep);
-    int good = s->sigma && s->timestep;
-    if (good && config->kind != ESA_SCHED_EULER) {
-        s->m0 = esa_mem_alloc(&ctx->mem, bytes);
-        s->m1 = esa_mem_alloc(&ctx->mem, bytes);
-        s->last = esa_mem_alloc(&ctx->mem, bytes);
-        good = s->m0 && s->m1 && s->last;
-    }
-    if (!good) {
+    esa_status status = ESA_OK;
+    if (!s->sigma || !s->timestep)
+        status = esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the scheduler");
+    float **const past[3] = { &s->m0, &s->m1, &s->last };
+    for (int32_t k = 0; k < 3 && config->kind != ESA_SCHED_EULER && !status; k++)
+        status = esa_nn_alloc(nn, (void **)past[k], s->bytes, "the scheduler");
+    if (status) {
         esa_sched_free(s);
-        return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the scheduler");
+        return status;
     }
     if (config->kind == ESA_SCHED_EULER)
         euler_sigmas(s);
@@ -89,12 +91,12 @@ esa_status esa_sched_create(esa_ctx *ctx, esa_sched **out, const esa_sched_confi
 void esa_sched_free(esa_sched *s)
 {
     if (!s) return;
-    const esa_allocator mem = s->ctx->mem;
+    const esa_allocator mem = s->nn->ctx->mem;
     esa_mem_free(&mem, s->sigma, (s->steps + 1) * (int64_t)sizeof *s->sigma);
     esa_mem_free(&mem, s->timestep, s->steps * (int64_t)sizeof *s->timestep);
-    esa_mem_free(&mem, s->m0, s->bytes);
-    esa_mem_free(&mem, s->m1, s->bytes);
-    esa_mem_free(&mem, s->last, s->bytes);
+    esa_nn_free(s->nn, s->m0, s->bytes);
+    esa_nn_free(s->nn, s->m1, s->bytes);
+    esa_nn_free(s->nn, s->last, s->bytes);
     esa_mem_free(&mem, s, (int64_t)sizeof *s);
 }
 
@@ -109,13 +111,17 @@ double esa_sched_sigma(const esa_sched *s, int32_t i)
 
 esa_status esa_sched_step(esa_sched *s, int32_t i, float *x, const float *v)
 {
+    esa_step_args a = { .x = x, .v = v, .m0 = s->m0, .m1 = s->m1, .last = s->last };
     if (i != s->next || i >= s->steps)
-        return esa_fail(s->ctx, ESA_ERR_STATE, "the scheduler got step %d, expected step %d of %d",
-                        i, s->next, s->steps);
-    if (s->config.kind == ESA_SCHED_EULER)
-        esa_sched_step_euler(s, i, x, v);
+        return esa_fail(s->nn->ctx, ESA_ERR_STATE,
+                        "the scheduler got step %d, expected step %d of %d", i, s->next, s->steps);
+    a.count = s->count;
+    a.euler = s->config.kind == ESA_SCHED_EULER;
+    if (a.euler)
+        a.dt = s->sigma[i + 1] - s->sigma[i];
     else
-        esa_sched_step_unipc(s, i, x, v);
+        esa_sched_unipc(s, i, &a);
+    ESA_TRY(s->nn->ops->step(s->nn, &a));
     s->next++;
     return ESA_OK;
 }

@@ -14,11 +14,13 @@
 #define ESA_MODEL_SCHED_H
 
 #include "model/config.h"
+#include "nn/nn.h"
 
 typedef struct esa_sched esa_sched;
 
-/* For steps >= 1 and latents of count elements. Fails with ESA_ERR_ARGUMENT or ESA_ERR_MEMORY. */
-esa_status esa_sched_create(esa_ctx *ctx, esa_sched **sched, const esa_sched_config *config,
+/* For steps >= 1 and latents of count elements on the device of nn, which must outlive it. Fails
+ * with ESA_ERR_ARGUMENT or ESA_ERR_MEMORY. */
+esa_status esa_sched_create(esa_nn *nn, esa_sched **sched, const esa_sched_config *config,
                             int32_t steps, int64_t count);
 void esa_sched_free(esa_sched *sched);
 /* The model's timestep at step i, and sigma_i (0 for i = steps). */

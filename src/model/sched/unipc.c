@@ -1,4 +1,5 @@
-/* unipc.c - UniPC of order 1 and 2 (bh2, prediction of x0) for flow models, in f32.
+/* unipc.c - the coefficients of UniPC of order 1 and 2 (bh2, prediction of x0) for flow models, in
+ * f32. base/nn_args.h has the step itself (esa_step_args).
  * SPDX-License-Identifier: Apache-2.0
  *
  * alpha = 1 - sigma, lambda = ln(alpha / sigma). From s to t, with h = lambda_t - lambda_s,
@@ -12,7 +13,6 @@
 #include "model/sched/sched_internal.h"
 
 #include <math.h>
-#include <string.h>
 
 static float lambda_of(float sigma) { return logf(1.0f - sigma) - logf(sigma); }
 
@@ -45,31 +45,26 @@ static leap leap_of(const esa_sched *s, int32_t from, int32_t order)
     return l;
 }
 
-void esa_sched_step_unipc(esa_sched *s, int32_t i, float *x, const float *v)
+void esa_sched_unipc(esa_sched *s, int32_t i, esa_step_args *a)
 {
-    const int64_t count = s->count;
-    const float sigma = s->sigma[i];
-    if (i == 0) {
-        for (int64_t n = 0; n < count; n++) s->m0[n] = x[n] - sigma * v[n];
-    } else {
-        /* x becomes the corrected sample; m of this step comes from the uncorrected one. */
+    a->sigma = s->sigma[i];
+    if (i > 0) { /* corrects x with the velocity of this step */
         const leap l = leap_of(s, i - 1, s->order);
-        for (int64_t n = 0; n < count; n++) {
-            const float m = x[n] - sigma * v[n], m0 = s->m0[n];
-            const float old = s->order > 1 ? l.rho1 * ((s->m1[n] - m0) / l.r) : 0;
-            x[n] = (l.keep * s->last[n] - l.pull * m0) - l.pull * (old + l.rho2 * (m - m0));
-            s->m1[n] = m0;
-            s->m0[n] = m;
-        }
+        a->correct = 1;
+        a->order[0] = s->order;
+        a->keep[0] = l.keep;
+        a->pull[0] = l.pull;
+        a->r[0] = l.r;
+        a->rho1 = l.rho1;
+        a->rho2 = l.rho2;
     }
     int32_t order = s->config.order;
     if (order > s->steps - i) order = s->steps - i;
     if (order > i + 1) order = i + 1;
     s->order = order;
-    memcpy(s->last, x, (size_t)count * 4);
     const leap l = leap_of(s, i, order);
-    for (int64_t n = 0; n < count; n++) {
-        const float m0 = s->m0[n], ahead = order > 1 ? 0.5f * ((s->m1[n] - m0) / l.r) : 0;
-        x[n] = (l.keep * x[n] - l.pull * m0) - l.pull * ahead;
-    }
+    a->order[1] = order;
+    a->keep[1] = l.keep;
+    a->pull[1] = l.pull;
+    a->r[1] = l.r;
 }
