@@ -12,30 +12,6 @@ esa_decode_params esa_decode_params_default(void)
     return (esa_decode_params){ .struct_size = sizeof(esa_decode_params) };
 }
 
-typedef struct taker {
-    esa_ctx *ctx;
-    esa_frames *frames;
-} taker;
-
-/* As in diffusers: x/2 + 0.5, clamped to 0 .. 1, times 255, rounded to nearest (ties to even). NaN
- * is an error, so that a broken frame does not look like a black one. */
-static esa_status take_frame(void *user, int64_t frame, const float *rgb)
-{
-    const taker *t = user;
-    const int64_t size = (int64_t)t->frames->height * t->frames->width * 3;
-    uint8_t *out = t->frames->rgb + frame * size;
-    int32_t wrong = 0;
-    for (int64_t i = 0; i < size; i++) {
-        const float x = rgb[i] * 0.5f + 0.5f;
-        wrong |= isnan(x);
-        out[i] = (uint8_t)lrintf((x > 0 ? (x < 1 ? x : 1.0f) : 0.0f) * 255.0f);
-    }
-    return wrong ? esa_fail(t->ctx, ESA_ERR_FORMAT,
-                            "the VAE gave NaN for pixels of frame %lld: its weights are damaged",
-                            (long long)frame)
-                 : ESA_OK;
-}
-
 esa_status esa_model_decode(esa_model *m, esa_frames **frames, const float *latents,
                             const int32_t latent[3], int32_t tile)
 {
@@ -43,8 +19,7 @@ esa_status esa_model_decode(esa_model *m, esa_frames **frames, const float *late
     esa_wan_vae_size(&m->vae_config, latent, size);
     ESA_TRY(esa_frames_new(m->ctx, frames, size[0], size[1], size[2], m->info.fps));
     ESA_TRY(esa_model_progress(m, ESA_STAGE_DECODE, 0, latent[0]));
-    taker t = { m->ctx, *frames };
-    return esa_wan_vae_decode(m->vae, latents, latent, tile, take_frame, &t);
+    return esa_wan_vae_frames(m->vae, latents, latent, tile, (*frames)->rgb);
 }
 
 /* Refuses sides that frames cannot have, before sizes are computed from them. */
@@ -60,6 +35,19 @@ static esa_status check_sides(esa_model *m, const char *path, const int64_t *dim
     return ESA_OK;
 }
 
+/* Decodes latents in host memory. */
+static esa_status decode_host(esa_model *m, esa_frames **frames, const float *latents,
+                              const int32_t latent[3], int32_t tile)
+{
+    const int64_t bytes = (int64_t)4 * m->info.latent_channels * latent[0] * latent[1] * latent[2];
+    void *x = NULL;
+    ESA_TRY(esa_nn_alloc(&m->nn, &x, bytes, "the latents"));
+    esa_status status = esa_nn_upload(&m->nn, x, latents, bytes);
+    if (!status) status = esa_model_decode(m, frames, x, latent, tile);
+    esa_nn_free(&m->nn, x, bytes);
+    return status;
+}
+
 static esa_status decode_latents(esa_model *m, esa_frames **frames, const esa_loaded *t,
                                  const esa_decode_params *params)
 {
@@ -73,7 +61,7 @@ static esa_status decode_latents(esa_model *m, esa_frames **frames, const esa_lo
     m->density = NAN;
     m->began = m->stage_began = esa_nn_now();
     esa_nn_enter(&m->nn);
-    const esa_status status = esa_model_decode(m, frames, t->data, latent, params->vae_tile);
+    const esa_status status = decode_host(m, frames, t->data, latent, params->vae_tile);
     esa_nn_leave(&m->nn);
     m->call = NULL;
     return status;

@@ -50,8 +50,8 @@ esa_status esa_model_need_text(esa_model *model);
 /* Reports progress. Fails with ESA_ERR_STATE if the caller cancels the call. */
 esa_status esa_model_progress(esa_model *model, int32_t stage, int32_t done, int32_t total);
 
-/* decode.c: decodes latents [C][t][h][w]. The caller owns *frames, even after a failure; then it
- * may be NULL. */
+/* decode.c: decodes latents [C][t][h][w], which are in the memory of the device of nn. The caller
+ * owns *frames, even after a failure; then it may be NULL. */
 esa_status esa_model_decode(esa_model *model, esa_frames **frames, const float *latents,
                             const int32_t latent[3], int32_t tile);
 

@@ -299,6 +299,7 @@ const esa_nn_ops esa_nn_cpu_ops = {
     .guide = cpu_guide,
     .step = cpu_step,
     .figures = cpu_figures,
+    .planes = &esa_nn_cpu_planes,
     .self_begin = cpu_self_begin,
     .self_end = cpu_self_end,
     .pace = cpu_nothing,

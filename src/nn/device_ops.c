@@ -184,6 +184,7 @@ const esa_nn_ops esa_nn_device_ops = {
     .guide = device_guide,
     .step = device_step,
     .figures = device_figures,
+    .planes = &esa_nn_device_planes,
     .self_begin = device_self_begin,
     .self_end = device_self_end,
     .pace = esa_nn_marks_pace,

@@ -35,7 +35,7 @@ esa_status esa_nn_use(esa_nn *nn, int32_t device)
     if (!be) return esa_fail(nn->ctx, ESA_ERR_DEVICE, "device %d is not known", device);
     ESA_TRY(be->open(nn->ctx));
     if (be->host_memory) return ESA_OK; /* it is there already */
-    if (!be->rows || !be->products || !be->latents || !be->biased)
+    if (!be->rows || !be->products || !be->latents || !be->biased || !be->planes)
         return esa_fail(nn->ctx, ESA_ERR_UNSUPPORTED, "the %s cannot run networks", be->name);
     ESA_TRY(be->products->library(nn->ctx, &library));
     ESA_TRY(esa_nn_marks_make(nn));
@@ -82,6 +82,23 @@ void esa_nn_free(esa_nn *nn, void *ptr, int64_t bytes)
     if (!ptr) return;
     nn->be->release(nn->ctx, ptr, bytes);
     nn->held -= bytes;
+}
+
+esa_status esa_nn_alloc_host(esa_nn *nn, void **ptr, int64_t bytes, const char *what)
+{
+    if (nn->be->host_memory) return esa_nn_alloc(nn, ptr, bytes, what);
+    *ptr = esa_mem_alloc(&nn->ctx->mem, bytes);
+    return *ptr ? ESA_OK
+                : esa_fail(nn->ctx, ESA_ERR_MEMORY, "out of memory for %s: %lld bytes", what,
+                           (long long)bytes);
+}
+
+void esa_nn_free_host(esa_nn *nn, void *ptr, int64_t bytes)
+{
+    if (nn->be->host_memory)
+        esa_nn_free(nn, ptr, bytes);
+    else
+        esa_mem_free(&nn->ctx->mem, ptr, bytes);
 }
 
 esa_status esa_nn_write(esa_nn *nn, const esa_view *to, const float *from)

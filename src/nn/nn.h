@@ -77,6 +77,9 @@ double esa_nn_now(void); /* seconds of a monotonic clock */
  * the message "out of memory for ...". */
 esa_status esa_nn_alloc(esa_nn *nn, void **ptr, int64_t bytes, const char *what);
 void esa_nn_free(esa_nn *nn, void *ptr, int64_t bytes);
+/* The same for memory of the host; it counts if that is the device's. */
+esa_status esa_nn_alloc_host(esa_nn *nn, void **ptr, int64_t bytes, const char *what);
+void esa_nn_free_host(esa_nn *nn, void *ptr, int64_t bytes);
 /* Copies between host and device; read waits. The view's rows are contiguous, F32 or BF16; the host
  * has f32. */
 esa_status esa_nn_write(esa_nn *nn, const esa_view *to, const float *from);

@@ -12,6 +12,7 @@
 #define ESA_NN_OPS_H
 
 #include "nn/nn.h"
+#include "nn/planes.h"
 
 struct esa_nn_ops {
     int32_t dtype; /* of activations: ESA_DTYPE_F32 or BF16 */
@@ -58,6 +59,8 @@ struct esa_nn_ops {
     esa_status (*guide)(esa_nn *nn, float *v, const float *negative, float scale, int64_t count);
     esa_status (*step)(esa_nn *nn, const esa_step_args *args);
     esa_status (*figures)(esa_nn *nn, const esa_figures_args *args);
+
+    const esa_nn_planes *planes;
 
     /* Put around attention through a session: its time counts as ESA_NN_SELF. */
     esa_status (*self_begin)(esa_nn *nn);

@@ -2,10 +2,11 @@
 """Frames that diffusers' AutoencoderKLWan decodes, for the C tests: 1, 5, 9 and 33 frames, odd shapes, tiles.
 
     python tools/golden/wan_vae.py --out tests/golden/wan_vae.safetensors
+    python tools/golden/wan_vae.py --bf16 --model models/wan-tiny --out tests/golden/wan_vae_bf16.safetensors
 
 Weights and latents come from fill.py; the file holds every n-th element of each clip (frames, height, width, rgb) and
 the largest magnitude of all. --every 1 keeps everything (the live test does), --model adds a real folder with its own
-weights.
+weights. With --bf16 the file holds how far bf16 is from f64: for each case the root mean square of the difference.
 
 Computed in f64: diffusers' own tiny configuration normalises over one to three channels, where rounding grows so much
 that its f32 results are 1e-4 away from these."""
@@ -35,35 +36,44 @@ CASES = {
 }
 
 
-def decode(vae, latents, tile):
+def decode(vae, latents, tile, dtype=torch.float64):
     """As the pipeline does it: statistics of the config, then decode. Frames, height, width, rgb."""
-    mean = torch.tensor(vae.config.latents_mean, dtype=torch.float64).view(1, -1, 1, 1, 1)
-    std = 1.0 / torch.tensor(vae.config.latents_std, dtype=torch.float64).view(1, -1, 1, 1, 1)
+    latents = latents.to(dtype)
+    mean = torch.tensor(vae.config.latents_mean, dtype=torch.float64).view(1, -1, 1, 1, 1).to(dtype)
+    std = (1.0 / torch.tensor(vae.config.latents_std, dtype=torch.float64)).view(1, -1, 1, 1, 1).to(dtype)
     if tile:
         vae.enable_tiling(tile, tile, tile * 3 // 4, tile * 3 // 4)
     with torch.no_grad():
-        return vae.double().decode(latents / std + mean, return_dict=False)[0][0].permute(1, 2, 3,
-                                                                                          0).float().contiguous()
+        return vae.to(dtype).decode(latents / std + mean, return_dict=False)[0][0].permute(1, 2, 3,
+                                                                                           0).float().contiguous()
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", required=True)
     parser.add_argument("--every", type=int, default=41)
+    parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--model", help="a model folder: its VAE decodes 5 latent frames of 8 x 8 as case 'model'")
     args = parser.parse_args()
     torch.set_num_threads(1)
     WanUpsample.forward = lambda self, x: torch.nn.Upsample.forward(self, x)        # without its detour over f32
-    clips = {}
+    clips, tensors = {}, {}
+
+    def add(case, vae, latents, tile):
+        clips[case] = decode(vae, latents, tile)
+        if args.bf16:
+            rounded = decode(vae, latents, tile, torch.bfloat16)
+            tensors[case] = (rounded - clips[case]).square().mean().sqrt().reshape(1)
+            print(f"{case:12s} bf16 is off by {float(tensors[case]):.5f}")
+
     for case, (config, latent, tile) in CASES.items():
         vae = AutoencoderKLWan(**config).eval()
         fill.fill_module(vae)
-        clips[case] = decode(vae, fill.tensor(case + ".latents", (1, vae.config.z_dim) + latent, 2.0), tile)
+        add(case, vae, fill.tensor(case + ".latents", (1, vae.config.z_dim) + latent, 2.0), tile)
     if args.model:
         vae = AutoencoderKLWan.from_pretrained(Path(args.model) / "vae", torch_dtype=torch.float32).eval()
-        clips["model"] = decode(vae, fill.tensor("model.latents", (1, vae.config.z_dim, 5, 8, 8), 2.0), 0)
-    tensors = {}
-    for case, clip in clips.items():
+        add("model", vae, fill.tensor("model.latents", (1, vae.config.z_dim, 5, 8, 8), 2.0), 0)
+    for case, clip in clips.items() if not args.bf16 else ():
         flat = clip.reshape(-1)
         tensors[case] = flat[:: args.every].contiguous()
         tensors[case + ".scale"] = flat.abs().max().reshape(1)

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 #include "model/vae/wan_vae_parts.h"
+#include "nn/ops.h"
 
 /* One layer of the file, and where its weights go. */
 typedef struct vae_piece {
@@ -122,28 +123,55 @@ static esa_weight part_of(const esa_weight *w, int64_t first, int64_t count)
     return out;
 }
 
-static esa_status pack(esa_wan_vae *vae, vae_walk *k)
+static esa_status pack_convs(esa_wan_vae *vae, const vae_walk *k)
 {
     esa_nn *nn = vae->env.nn;
-    for (int64_t i = 0; i < k->count; i++) vae->gamma_bytes += 4 * k->piece[i].channels;
-    ESA_TRY(esa_nn_alloc(nn, (void **)&vae->gammas, vae->gamma_bytes, "the norms of the VAE"));
-    float *gamma = vae->gammas;
     for (int64_t i = 0; i < k->count; i++) {
-        vae_piece *p = &k->piece[i];
-        if (p->gamma) {
-            esa_weight_to_f32(gamma, &p->weight, 0, p->channels);
-            *p->gamma = gamma;
-            gamma += p->channels;
-            continue;
-        }
+        const vae_piece *p = &k->piece[i];
+        if (p->gamma) continue;
         const int64_t n = p->second ? p->weight.dim[0] / 2 : p->weight.dim[0];
         const esa_weight w = part_of(&p->weight, 0, n), b = part_of(&p->bias, 0, n);
-        ESA_TRY(esa_nn_conv_pack(nn, p->conv, &w, &b, p->up2));
+        ESA_TRY(nn->ops->planes->conv_pack(nn, p->conv, &w, &b, p->up2));
         if (!p->second) continue;
         const esa_weight w2 = part_of(&p->weight, n, n), b2 = part_of(&p->bias, n, n);
-        ESA_TRY(esa_nn_conv_pack(nn, p->second, &w2, &b2, p->up2));
+        ESA_TRY(nn->ops->planes->conv_pack(nn, p->second, &w2, &b2, p->up2));
     }
     return ESA_OK;
+}
+
+/* The norms, then the statistics of the latents, from host to the device. */
+static esa_status place_vectors(esa_wan_vae *vae, const vae_walk *k, float *host)
+{
+    esa_nn *nn = vae->env.nn;
+    const int32_t z = vae->config.z_dim;
+    int64_t at = 0;
+    for (int64_t i = 0; i < k->count; i++) {
+        const vae_piece *p = &k->piece[i];
+        if (!p->gamma) continue;
+        esa_weight_to_f32(host + at, &p->weight, 0, p->channels);
+        *p->gamma = vae->vectors + at;
+        at += p->channels;
+    }
+    vae->scale = vae->vectors + at;
+    vae->shift = vae->scale + z;
+    for (int32_t c = 0; c < z; c++) {
+        host[at + c] = (float)vae->config.std[c];
+        host[at + z + c] = (float)vae->config.mean[c];
+    }
+    return esa_nn_upload(nn, vae->vectors, host, vae->vector_bytes);
+}
+
+static esa_status pack(esa_wan_vae *vae, const vae_walk *k)
+{
+    esa_nn *nn = vae->env.nn;
+    vae->vector_bytes = (int64_t)8 * vae->config.z_dim;
+    for (int64_t i = 0; i < k->count; i++) vae->vector_bytes += 4 * k->piece[i].channels;
+    ESA_TRY(esa_nn_alloc(nn, (void **)&vae->vectors, vae->vector_bytes, "the norms of the VAE"));
+    float *host = esa_mem_alloc(&nn->ctx->mem, vae->vector_bytes);
+    if (!host) return esa_fail(nn->ctx, ESA_ERR_MEMORY, "out of memory for the norms of the VAE");
+    const esa_status status = place_vectors(vae, k, host);
+    esa_mem_free(&nn->ctx->mem, host, vae->vector_bytes);
+    return status ? status : pack_convs(vae, k);
 }
 
 /* walk->piece and vae->res_all are allocated; walk->w is freed by the caller. */
@@ -227,7 +255,7 @@ void esa_wan_vae_free(esa_wan_vae *vae)
         esa_nn_conv_free(nn, &l->time[1]);
         esa_nn_conv_free(nn, &l->up);
     }
-    esa_nn_free(nn, vae->gammas, vae->gamma_bytes);
+    esa_nn_free(nn, vae->vectors, vae->vector_bytes);
     esa_mem_free(&nn->ctx->mem, vae->res_all, vae->res_bytes);
     esa_mem_free(&nn->ctx->mem, vae, sizeof *vae);
 }

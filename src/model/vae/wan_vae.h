@@ -1,5 +1,4 @@
 /* wan_vae.h - the decoder of Wan's VAE: turns latents into frames of pixels, one after the other.
- * f32.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Every convolution is causal in time, so decoding in chunks with two frames of history per
@@ -24,8 +23,8 @@ typedef struct esa_wan_vae esa_wan_vae;
 
 /* config->temporal and config->dim_mult are in the order of the file, encoder side first. */
 esa_status esa_wan_vae_check(const esa_part_env *env, const esa_wan_vae_config *config);
-/* Copies env; env->nn must outlive vae. Weights are packed once, in f32; the file is not kept
- * open. */
+/* Copies env; env->nn must outlive vae. Weights are packed once, for the device of nn; the file is
+ * not kept open. */
 esa_status esa_wan_vae_open(const esa_part_env *env, esa_wan_vae **vae,
                             const esa_wan_vae_config *config);
 void esa_wan_vae_free(esa_wan_vae *vae);
@@ -36,20 +35,25 @@ void esa_wan_vae_memory(const esa_wan_vae *vae, int64_t *parameters, int64_t *he
 /* The size of the video that latents (t, h, w) give: 1 + (t - 1) * factor_t frames of h * factor_s
  * by w * factor_s pixels. */
 void esa_wan_vae_size(const esa_wan_vae_config *config, const int32_t latent[3], int32_t frames[3]);
-/* The exact memory that decoding needs, without the weights and the scratch of single operations;
- * INT64_MAX if there is not enough memory to count it. tile as below. */
+/* The exact memory of the device that esa_wan_vae_frames needs, without the weights and the scratch
+ * of single operations; INT64_MAX if there is not enough memory to count it. tile as below. */
 int64_t esa_wan_vae_bytes(const esa_wan_vae *vae, const int32_t latent[3], int32_t tile);
 
-/* Receives one frame after the other: rgb [height][width][out_channels] in [-1, 1], valid during
- * the call. Decoding stops if it fails, and returns its status. */
+/* Receives one frame after the other: rgb [height][width][out_channels] in [-1, 1], in host memory
+ * and valid during the call. Decoding stops if it fails, and returns its status. */
 typedef esa_status (*esa_wan_vae_sink)(void *user, int64_t frame, const float *rgb);
 
-/* Decodes latents [z_dim][t][h][w] as the denoising loop leaves them (zero mean, unit variance; the
- * config's statistics are applied here). tile: side of a square tile in pixels, a multiple of
- * 4 * factor_s, used if a side is longer than it; 0 for whole frames. Fails with ESA_ERR_ARGUMENT
- * for wrong sizes, ESA_ERR_MEMORY, or ESA_ERR_STATE if env's tick stops it (units: latent frames,
- * times tiles). Keeps nothing between calls. */
+/* Decodes latents [z_dim][t][h][w], in the memory of the device of nn, as the denoising loop leaves
+ * them (zero mean, unit variance; the config's statistics are applied here). tile: side of a square
+ * tile in pixels, a multiple of 4 * factor_s, used if a side is longer than it; 0 for whole frames.
+ * Fails with ESA_ERR_ARGUMENT for wrong sizes, ESA_ERR_MEMORY, or ESA_ERR_STATE if env's tick stops
+ * it (units: latent frames, times tiles). Keeps nothing between calls. */
 esa_status esa_wan_vae_decode(esa_wan_vae *vae, const float *latents, const int32_t latent[3],
                               int32_t tile, esa_wan_vae_sink sink, void *user);
+/* The same with frames as bytes: rgb [frames][height][width][out_channels] in host memory, as
+ * diffusers converts them (esa_plane_bytes_args). Fails with ESA_ERR_FORMAT if a pixel is NaN, so
+ * that a broken frame does not look like a black one. */
+esa_status esa_wan_vae_frames(esa_wan_vae *vae, const float *latents, const int32_t latent[3],
+                              int32_t tile, uint8_t *rgb);
 
 #endif

@@ -7,6 +7,8 @@
 
 #define ESA_VAE_KEPT 2 /* frames of history for a causal convolution with 3 taps in time */
 
+/* Weights and planes are in the memory of the device of env.nn. */
+
 /* norm1, SiLU, conv1, norm2, SiLU, conv2, plus the input (through shortcut if the number of
  * channels changes). */
 typedef struct esa_vae_res {
@@ -38,24 +40,30 @@ struct esa_wan_vae {
     int64_t parameters, held;
     esa_vae_res *res_all; /* the res blocks of all levels */
     int64_t res_bytes;
-    float *gammas; /* all norms */
-    int64_t gamma_bytes;
+    float *vectors; /* all norms, then scale and shift of the latents [z_dim] each */
+    float *scale, *shift;
+    int64_t vector_bytes;
 };
 
 /* wan_vae_decode.c: decodes latents [z_dim][frames][height][width] that lie in larger planes, with
  * the pitches row, frame and channel in floats. Applies the statistics. tick_base, tick_total: the
  * units that env's tick reports. */
 typedef struct esa_vae_cut {
-    const float *latents;
+    const float *latents; /* on the device */
     int64_t frames, height, width;
     int64_t row, frame, channel;
     int64_t tick_base, tick_total;
     int32_t clamp; /* 1: clamps to [-1, 1]; 0 for tiles, which are blended first */
+    /* Where the frames go as bytes, in host memory; NULL: to sink. */
+    uint8_t *bytes;
 } esa_vae_cut;
 esa_status esa_vae_decode_cut(esa_wan_vae *vae, const esa_vae_cut *cut, esa_wan_vae_sink sink,
                               void *user);
-/* The memory that esa_vae_decode_cut needs. */
-int64_t esa_vae_cut_bytes(const esa_wan_vae *vae, int64_t frames, int64_t height, int64_t width);
+/* The memory that esa_vae_decode_cut needs on the device; bytes: 1 if the frames become bytes. */
+int64_t esa_vae_cut_bytes(const esa_wan_vae *vae, int64_t frames, int64_t height, int64_t width,
+                          int32_t bytes);
+/* The error of a frame with a pixel that is not a number. */
+esa_status esa_vae_nan(const esa_wan_vae *vae, int64_t frame);
 
 static inline void esa_vae_clamp(float *x, int64_t n)
 {

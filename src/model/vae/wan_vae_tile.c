@@ -5,7 +5,7 @@
  * Tiles are 3/4 of a tile apart and overlap by a quarter. They are decoded row by row, from left to
  * right. Each tile is blended linearly with the lower edge of the tile above and then with the
  * right edge of the tile on its left, which are blended already; its first 3/4 then go into the
- * picture. Only the picture, one tile, and the edges for later tiles are kept. */
+ * picture. Only the picture, one tile, and the edges for later tiles are kept, in host memory. */
 #include <string.h>
 #include "model/vae/wan_vae_parts.h"
 
@@ -123,10 +123,10 @@ static esa_status run_tiles(tile_run *r, const tile_sizes *size, const float *la
                             const int32_t latent[3], esa_wan_vae_sink sink, void *user)
 {
     esa_nn *nn = r->vae->env.nn;
-    ESA_TRY(esa_nn_alloc(nn, (void **)&r->out, size->out, "the frames of a tiled decode"));
-    ESA_TRY(esa_nn_alloc(nn, (void **)&r->tile, size->tile, "a tile of frames"));
-    ESA_TRY(esa_nn_alloc(nn, (void **)&r->above, size->above, "the edges of tiles"));
-    ESA_TRY(esa_nn_alloc(nn, (void **)&r->beside, size->beside, "the edges of tiles"));
+    ESA_TRY(esa_nn_alloc_host(nn, (void **)&r->out, size->out, "the frames of a tiled decode"));
+    ESA_TRY(esa_nn_alloc_host(nn, (void **)&r->tile, size->tile, "a tile of frames"));
+    ESA_TRY(esa_nn_alloc_host(nn, (void **)&r->above, size->above, "the edges of tiles"));
+    ESA_TRY(esa_nn_alloc_host(nn, (void **)&r->beside, size->beside, "the edges of tiles"));
     for (int64_t i = 0; i < size->rows; i++) {
         for (int64_t j = 0; j < size->columns; j++) {
             ESA_TRY(run_tile(r, size, latents, latent, i, j));
@@ -149,10 +149,10 @@ esa_status esa_vae_decode_tiled(esa_wan_vae *vae, const float *latents, const in
     tile_run r;
     const tile_sizes size = prepare(&r, vae, latent, tile);
     const esa_status status = run_tiles(&r, &size, latents, latent, sink, user);
-    esa_nn_free(nn, r.out, size.out);
-    esa_nn_free(nn, r.tile, size.tile);
-    esa_nn_free(nn, r.above, size.above);
-    esa_nn_free(nn, r.beside, size.beside);
+    esa_nn_free_host(nn, r.out, size.out);
+    esa_nn_free_host(nn, r.tile, size.tile);
+    esa_nn_free_host(nn, r.above, size.above);
+    esa_nn_free_host(nn, r.beside, size.beside);
     return status;
 }
 
@@ -161,7 +161,8 @@ int64_t esa_vae_tiled_bytes(const esa_wan_vae *vae, const int32_t latent[3], int
     tile_run r;
     const tile_sizes size = prepare(&r, vae, latent, tile);
     const int64_t side = tile / vae->config.factor_s;
-    return size.out + size.tile + size.above + size.beside +
-           esa_vae_cut_bytes(vae, latent[0], esa_min64(side, latent[1]),
-                             esa_min64(side, latent[2]));
+    const int64_t host = size.out + size.tile + size.above + size.beside;
+    return (vae->env.nn->be->host_memory ? host : 0) +
+           esa_vae_cut_bytes(vae, latent[0], esa_min64(side, latent[1]), esa_min64(side, latent[2]),
+                             0);
 }
