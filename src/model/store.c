@@ -1,119 +1,177 @@
-/* store.c - holds the weights of a part in host memory as esa_weights_load does, or all of them in
- * the memory of a device.
+/* store.c - opens, fits and frees a store of weights.
  * SPDX-License-Identifier: Apache-2.0 */
-#include "model/store.h"
+#include "model/store_internal.h"
 
 #include <string.h>
-#include "model/weights_internal.h"
 
-#define ALIGNMENT 256
+/* Left free when there is no limit: the library of products, and what other programs ask for. */
+#define MARGIN (INT64_C(256) << 20)
 
-struct esa_store {
-    esa_nn *nn;
-    int64_t groups;
-    void *base; /* on the device; NULL with host memory */
-    int64_t bytes;
-};
-
-static int32_t dtype_of(const esa_wanted *e)
+/* Bytes that the weights may take, given what is wanted (0: the settings' limit). */
+static esa_status limit_of(const esa_store *s, int64_t *limit, int64_t wanted)
 {
-    return e->flags & ESA_WANT_F32 ? ESA_DTYPE_F32 : ESA_DTYPE_BF16;
-}
-
-/* Copies a loaded tensor to the device, and moves its view there. */
-static esa_status upload(esa_nn *nn, const esa_wanted *e, char *to)
-{
-    const esa_allocator *mem = &nn->ctx->mem;
-    const int64_t count = esa_weight_count(e->view);
-    const esa_view view = esa_view_of(to, dtype_of(e), nn->be->device, 1, count);
-    float *wide = esa_mem_alloc(mem, esa_size_mul(count, 4));
-    if (!wide) return esa_fail(nn->ctx, ESA_ERR_MEMORY, "out of memory for %s", e->name);
-    esa_weight_to_f32(wide, e->view, 0, count);
-    const esa_status status = esa_nn_write(nn, &view, wide);
-    esa_mem_free(mem, wide, count * 4);
-    e->view->data = to;
-    e->view->dtype = view.dtype;
-    return status;
-}
-
-/* Uploads every tensor, or only counts the bytes if there is no memory yet. */
-static esa_status place(esa_store *s, const esa_weights *w)
-{
-    int64_t at = 0;
-    for (int64_t i = 0; i < w->count; i++) {
-        const esa_wanted *e = &w->want[i];
-        if (!e->view || !e->view->data) continue;
-        if (!(e->flags & ESA_WANT_JOIN)) at = esa_ceil_div(at, ALIGNMENT) * ALIGNMENT;
-        if (s->base) ESA_TRY(upload(s->nn, e, (char *)s->base + at));
-        at += esa_weight_count(e->view) * esa_view_element(dtype_of(e));
-        s->groups = esa_max64(s->groups, e->group);
-    }
-    s->bytes = at;
+    *limit = wanted ? wanted : s->limit;
+    if (*limit) return ESA_OK;
+    ESA_TRY(s->nn->be->transfer->room(s->nn->ctx, limit));
+    const int64_t margin = esa_min64(MARGIN, *limit / 8);
+    *limit += esa_store_held(s) - margin;
     return ESA_OK;
 }
 
-static esa_status fill(esa_store *s, esa_weights *w, const esa_store_settings *settings)
+static esa_status check_settings(esa_nn *nn, const esa_weights *w,
+                                 const esa_store_settings *settings)
 {
-    esa_nn *nn = s->nn;
-    if (settings->linear == ESA_DTYPE_F8)
-        return esa_fail(nn->ctx, ESA_ERR_UNSUPPORTED, "weights in F8 are not supported");
-    ESA_TRY(esa_weights_load(w, ESA_HOLD_FILE));
-    ESA_TRY(place(s, w));
-    ESA_TRY(esa_store_fit(s, settings->limit));
-    ESA_TRY(esa_nn_alloc(nn, &s->base, s->bytes, "the weights"));
-    return place(s, w);
+    const esa_product_args f8 = { .x = { .dtype = ESA_DTYPE_F8 }, .w = { .dtype = ESA_DTYPE_F8 } };
+    if (!w->checked)
+        return esa_fail(nn->ctx, ESA_ERR_STATE, "%s: weights can only be loaded after a check",
+                        w->part);
+    if (settings->limit < 0)
+        return esa_fail(nn->ctx, ESA_ERR_ARGUMENT, "limit is %lld, expected 0 or more bytes",
+                        (long long)settings->limit);
+    /* A product of no rows says whether the device has products of F8. */
+    return settings->linear == ESA_DTYPE_F8 ? nn->be->products->prepare(nn->ctx, &f8) : ESA_OK;
 }
 
-esa_status esa_store_open(esa_nn *nn, esa_store **store, esa_weights *w,
+/* Tensors that are wanted in host memory. */
+static esa_status load_host(esa_store *s, int32_t hold)
+{
+    for (int64_t i = 0; i < s->w->count; i++) {
+        esa_wanted *e = &s->w->want[i];
+        if (e->view && e->present && (e->flags & ESA_WANT_HOST))
+            ESA_TRY(esa_weights_load_one(s->w, e, esa_weights_held(s->w, e, hold)));
+    }
+    return ESA_OK;
+}
+
+static esa_status fill(esa_store *s, const esa_store_settings *settings)
+{
+    int64_t limit;
+    if (s->nn->be->host_memory) return esa_weights_load(s->w, settings->hold);
+    ESA_TRY(check_settings(s->nn, s->w, settings));
+    ESA_TRY(esa_store_layout(s, settings));
+    ESA_TRY(limit_of(s, &limit, 0));
+    ESA_TRY(esa_store_choose(s, limit));
+    esa_store_look(s);
+    ESA_TRY(esa_store_lanes(s));
+    ESA_TRY(esa_store_load(s));
+    ESA_TRY(load_host(s, settings->hold));
+    esa_weights_close_files(s->w);
+    return esa_store_start(s);
+}
+
+esa_status esa_store_open(esa_nn *nn, esa_store **out, esa_weights *w,
                           const esa_store_settings *settings)
 {
-    *store = NULL;
+    *out = NULL;
     esa_store *s = esa_mem_zalloc(&nn->ctx->mem, (int64_t)sizeof *s);
-    if (!s) return esa_fail(nn->ctx, ESA_ERR_MEMORY, "out of memory for the weights");
+    if (!s)
+        return esa_fail(nn->ctx, ESA_ERR_MEMORY, "out of memory for the weights of the %s",
+                        w->part);
     s->nn = nn;
-    const esa_status status = nn->be->host_memory ? esa_weights_load(w, settings->hold)
-                                                  : fill(s, w, settings);
+    s->w = w;
+    s->limit = settings->limit;
+    const esa_status status = fill(s, settings);
     if (status)
         esa_store_free(s);
     else
-        *store = s;
+        *out = s;
     return status;
 }
 
-void esa_store_free(esa_store *store)
+void esa_store_free(esa_store *s)
 {
-    if (!store) return;
-    const esa_allocator mem = store->nn->ctx->mem;
-    esa_nn_free(store->nn, store->base, store->bytes);
-    esa_mem_free(&mem, store, (int64_t)sizeof *store);
+    if (!s) return;
+    const esa_allocator mem = s->nn->ctx->mem;
+    char error[sizeof s->nn->ctx->error]; /* freeing must not replace the message of a failure */
+    memcpy(error, s->nn->ctx->error, sizeof error);
+    esa_store_lanes_free(s);
+    for (int32_t g = 0; g < s->groups && s->group; g++) {
+        esa_nn_free(s->nn, s->group[g].device, s->group[g].bytes);
+        if (s->group[g].host) esa_store_host_free(s, &s->group[g]);
+    }
+    memcpy(s->nn->ctx->error, error, sizeof error);
+    esa_mem_free(&mem, s->group, s->groups * (int64_t)sizeof *s->group);
+    esa_mem_free(&mem, s->queue, s->groups * (int64_t)sizeof *s->queue);
+    esa_mem_free(&mem, s->tensor, s->tensors * (int64_t)sizeof *s->tensor);
+    esa_mem_free(&mem, s, (int64_t)sizeof *s);
 }
 
-esa_status esa_store_fit(esa_store *store, int64_t bytes)
+static esa_status move_to_host(esa_store *s, esa_store_group *g)
 {
-    if (!bytes || bytes >= store->bytes) return ESA_OK;
-    return esa_fail(store->nn->ctx, ESA_ERR_MEMORY,
-                    "the weights need %lld bytes of device memory, but may use %lld",
-                    (long long)store->bytes, (long long)bytes);
+    ESA_TRY(esa_store_host(s, g));
+    const esa_status status = s->nn->be->download(s->nn->ctx, g->host, g->device, g->bytes);
+    if (status) {
+        esa_store_host_free(s, g);
+        return status;
+    }
+    esa_nn_free(s->nn, g->device, g->bytes);
+    g->device = NULL;
+    return ESA_OK;
 }
 
-void esa_store_get_plan(const esa_store *store, esa_store_plan *plan)
+static esa_status move_to_device(esa_store *s, esa_store_group *g)
+{
+    const esa_backend *be = s->nn->be;
+    ESA_TRY(esa_nn_alloc(s->nn, &g->device, g->bytes, "the weights"));
+    const esa_status status = be->upload(s->nn->ctx, g->device, g->host, g->bytes);
+    if (status) {
+        esa_nn_free(s->nn, g->device, g->bytes);
+        g->device = NULL;
+        return status;
+    }
+    esa_store_host_free(s, g);
+    return ESA_OK;
+}
+
+/* Groups that leave go first: they make room for those that come. */
+static esa_status move_groups(esa_store *s)
+{
+    esa_store_look(s);
+    for (int32_t g = 1; g < s->groups; g++)
+        if (!s->group[g].stays && s->group[g].device) ESA_TRY(move_to_host(s, &s->group[g]));
+    for (int32_t g = 1; g < s->groups; g++)
+        if (s->group[g].stays && s->group[g].host) ESA_TRY(move_to_device(s, &s->group[g]));
+    return ESA_OK;
+}
+
+esa_status esa_store_fit(esa_store *s, int64_t bytes)
+{
+    int64_t limit;
+    if (!s->group) return ESA_OK;
+    ESA_TRY(limit_of(s, &limit, bytes));
+    const int64_t old_bytes = s->lane_bytes;
+    const int32_t old_lanes = s->lanes;
+    esa_status status = esa_store_choose(s, limit);
+    const int64_t new_bytes = s->lane_bytes;
+    const int32_t new_lanes = s->lanes;
+    s->lane_bytes = old_bytes; /* of the lanes that are there */
+    s->lanes = old_lanes;
+    if (status) return status; /* all is as it was */
+    esa_store_lanes_free(s);
+    status = move_groups(s);
+    s->lane_bytes = new_bytes;
+    s->lanes = status ? 0 : new_lanes;
+    if (!status) status = esa_store_lanes(s);
+    if (status) s->lanes = 0; /* groups that are copied cannot be begun */
+    const esa_status started = esa_store_start(s);
+    return status ? status : started;
+}
+
+void esa_store_get_plan(const esa_store *s, esa_store_plan *plan)
 {
     *plan = (esa_store_plan){ 0 };
-    if (!store->base) return;
-    plan->groups = plan->resident = store->groups;
-    plan->resident_bytes = store->bytes;
-}
-
-esa_status esa_store_begin(esa_store *store, int32_t group)
-{
-    (void)store;
-    (void)group;
-    return ESA_OK;
-}
-
-esa_status esa_store_end(esa_store *store, int32_t group)
-{
-    (void)store;
-    (void)group;
-    return ESA_OK;
+    if (!s->group) return;
+    plan->groups = s->groups - 1;
+    plan->resident_bytes = s->group[0].bytes;
+    plan->pinned = 1;
+    for (int32_t g = 1; g < s->groups; g++) {
+        const esa_store_group *one = &s->group[g];
+        plan->resident += one->device != NULL;
+        *(one->device ? &plan->resident_bytes : &plan->streamed_bytes) += one->bytes;
+        if (!one->device) plan->pinned &= one->pinned;
+    }
+    plan->lanes = s->lanes;
+    plan->lane_bytes = s->lanes * s->lane_bytes;
+    plan->f8 = s->f8;
+    plan->rate = s->rate;
 }

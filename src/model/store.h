@@ -24,7 +24,8 @@
  * Group 0 stays on the device. Other groups stay too if they fit; the rest is copied from host
  * memory for each use, two groups ahead of the work at most. data and scale of the views of such a
  * group are valid between begin and end only, and may change from one begin to the next. Groups are
- * begun in ascending order, one at a time; after the last the order starts again at 1. */
+ * begun in ascending order, one at a time; after the last the order starts again at 1. A begin
+ * without the end of the one before it ends that first, so a forward may be broken off. */
 #ifndef ESA_MODEL_STORE_H
 #define ESA_MODEL_STORE_H
 
@@ -50,6 +51,7 @@ typedef struct esa_store_plan {
     int64_t streamed_bytes;    /* copied for each forward */
     int32_t pinned;            /* 1: the device reads the copies' source directly */
     int32_t f8;                /* tensors in F8 */
+    double rate;               /* bytes per second of a copy, measured; 0: nothing is copied */
 } esa_store_plan;
 
 /* Loads checked weights. store keeps nn and w, which must outlive it; views stay in place. w's tick

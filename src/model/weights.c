@@ -131,6 +131,13 @@ esa_status esa_weights_open_memory(esa_ctx *ctx, esa_weights **out, const void *
     return status;
 }
 
+esa_status esa_weights_open_random(esa_ctx *ctx, esa_weights **out, const char *part)
+{
+    ESA_TRY(make(ctx, out, part));
+    (*out)->random = 1;
+    return ESA_OK;
+}
+
 /* Opens folder/name, or the shards of folder/name.index.json, whichever exists. */
 static esa_status open_files(esa_weights *w, const char *folder, const char *name)
 {
@@ -288,7 +295,7 @@ static int by_name(const void *a, const void *b)
     return strcmp((*(esa_wanted *const *)a)->name, (*(esa_wanted *const *)b)->name);
 }
 
-static esa_wanted *find_wanted(const esa_weights *w, const char *name)
+esa_wanted *esa_weights_find(const esa_weights *w, const char *name)
 {
     for (int64_t lo = 0, hi = w->count; lo < hi;) {
         const int64_t mid = lo + (hi - lo) / 2;
@@ -323,7 +330,7 @@ static void compare_entry(findings *f, esa_wanted *e, const esa_st_entry *entry,
                  shape_of(e->rank, e->dim).text);
         found(f, SHAPE, e->name, detail, part);
     } else if (entry->dtype != ESA_FILE_F32 && entry->dtype != ESA_FILE_F16 &&
-               entry->dtype != ESA_FILE_BF16) {
+               entry->dtype != ESA_FILE_BF16 && entry->dtype != ESA_FILE_F8_E4M3) {
         found(f, TYPE, e->name, esa_file_dtype_name(entry->dtype), part);
     }
 }
@@ -332,7 +339,7 @@ static void compare_entry(findings *f, esa_wanted *e, const esa_st_entry *entry,
 static esa_status mismatch(const esa_weights *w, const findings *f)
 {
     static const char *const says[KINDS] = { "missing", "with the wrong shape",
-                                             "with a type other than F32, F16, BF16",
+                                             "with a type other than F32, F16, BF16, F8_E4M3",
                                              "not expected" };
     char text[512] = "";
     size_t at = 0;
@@ -351,21 +358,24 @@ static esa_status compare_files(esa_weights *w, findings *f, int64_t *tensors, i
     for (int32_t s = 0; s < w->shard_count; s++)
         for (int64_t i = 0; i < w->shard[s]->count; i++) {
             const esa_st_entry *entry = &w->shard[s]->entry[i];
-            esa_wanted *e = find_wanted(w, entry->name);
+            esa_wanted *e = esa_weights_find(w, entry->name);
             if (e && e->entry)
                 return esa_fail(w->ctx, ESA_ERR_FORMAT, "%s: %s is in %s and in %s", w->part,
                                 esa_quote(e->name).text, w->shard[e->shard]->label,
                                 w->shard[s]->label);
             if (e)
                 compare_entry(f, e, entry, s, w->part);
-            else if (!ignored(w, entry->name))
+            else if (!ignored(w, entry->name) && !esa_weights_take_scale(w, entry, s))
                 found(f, EXTRA, entry->name, "", w->part);
             *tensors += e != NULL;
             *bytes += entry->end - entry->begin;
         }
-    for (int64_t i = 0; i < w->count; i++)
-        if (!w->want[i].entry && !(w->want[i].flags & ESA_WANT_OPTIONAL))
-            found(f, MISSING, w->want[i].name, "", w->part);
+    for (int64_t i = 0; i < w->count; i++) {
+        const esa_wanted *e = &w->want[i];
+        const char *fault = esa_weights_scale_fault(e);
+        if (fault) found(f, SHAPE, e->scale->name, fault, w->part);
+        if (!e->entry && !(e->flags & ESA_WANT_OPTIONAL)) found(f, MISSING, e->name, "", w->part);
+    }
     for (int32_t k = 0; k < KINDS; k++)
         if (f->count[k]) return mismatch(w, f);
     return ESA_OK;
@@ -383,14 +393,19 @@ esa_status esa_weights_check(esa_weights *w, void (*report)(void *user, const ch
                         w->part);
     for (int64_t i = 0; i < w->count; i++) {
         w->by_name[i] = &w->want[i];
-        w->want[i].entry = NULL;
-        w->want[i].present = 0;
+        w->want[i].entry = w->want[i].scale = NULL;
+        w->want[i].present = w->random;
     }
     qsort(w->by_name, (size_t)w->count, sizeof *w->by_name, by_name);
     findings f = { .report = report, .user = user };
     int64_t tensors = 0, bytes = 0;
-    ESA_TRY(compare_files(w, &f, &tensors, &bytes));
-    if (report) {
+    if (!w->random) ESA_TRY(compare_files(w, &f, &tensors, &bytes));
+    if (report && w->random) {
+        char line[200];
+        snprintf(line, sizeof line, "%s: %lld tensors, %lld parameters, random numbers", w->part,
+                 (long long)w->count, (long long)esa_weights_parameters(w));
+        report(user, line);
+    } else if (report) {
         char line[200];
         snprintf(line, sizeof line, "%s: %lld tensors, %lld parameters, %.2f GB in %d file%s",
                  w->part, (long long)tensors, (long long)esa_weights_parameters(w),

@@ -12,8 +12,8 @@
  *     esa_weights_load(w, ESA_HOLD_AUTO);  // fills every view
  *
  * Files: STEM.safetensors, or STEM.safetensors.index.json and the shards it names, with tensors of
- * F32, F16 or BF16. Shards are mapped; an incomplete shard is refused because of its header. Views
- * stay valid until esa_weights_free. */
+ * F32, F16, BF16 or E4M3 (weights_f8.c). Shards are mapped; an incomplete shard is refused because
+ * of its header. Views stay valid until esa_weights_free. */
 #ifndef ESA_MODEL_WEIGHTS_H
 #define ESA_MODEL_WEIGHTS_H
 
@@ -29,7 +29,8 @@ enum {
     ESA_WANT_OPTIONAL = 2, /* may be missing; the view's data is then NULL */
     /* for a store (store.h): follows the tensor wanted before it, with nothing between */
     ESA_WANT_JOIN = 4,
-    ESA_WANT_F8 = 8 /* for a store: may be held in F8 */
+    ESA_WANT_F8 = 8,   /* for a store: may be held in F8 */
+    ESA_WANT_HOST = 16 /* for a store: stays in host memory, as esa_weights_load holds it */
 };
 
 /* Opens the files folder/STEM*. part is its name in messages. The object keeps ctx, which must

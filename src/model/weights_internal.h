@@ -17,6 +17,8 @@ typedef struct esa_wanted {
     /* set by the check; belongs to the shard, which loading may close */
     const esa_st_entry *entry;
     int32_t shard, present;
+    const esa_st_entry *scale; /* E4M3: its scale in the file; NULL: 1 */
+    int32_t scale_shard;
     int32_t mapped; /* the view points into the shard */
     void *copy;     /* owned; NULL: none */
     int64_t copy_bytes;
@@ -40,5 +42,35 @@ struct esa_weights {
     int64_t count, cap;
     esa_wanted **by_name; /* [count], sorted; set by the check */
 };
+
+/* weights.c: NULL if no tensor of this name is wanted; after by_name is set. */
+esa_wanted *esa_weights_find(const esa_weights *w, const char *name);
+
+/* weights_load.c. The type of a wanted tensor in the file, as ESA_DTYPE_*. */
+int32_t esa_weights_file_dtype(const esa_wanted *e);
+/* Rows that an E4M3 tensor may have scales for: dim[0], or 1 for a vector. */
+int64_t esa_weights_rows(const esa_wanted *e);
+/* Loads one tensor into host memory, held in dtype, and fills its view. */
+esa_status esa_weights_load_one(esa_weights *w, esa_wanted *e, int32_t dtype);
+/* The type that hold means for a tensor. */
+int32_t esa_weights_held(const esa_weights *w, const esa_wanted *e, int32_t hold);
+/* Copies bytes of a shard with all threads, and gives the pages of the file back. */
+void esa_weights_copy(esa_weights *w, int32_t shard, void *dst, const void *src, int64_t bytes);
+/* Bytes of the tensor in the file; 0 if it is not loaded. Random tensors count as BF16. */
+int64_t esa_weights_bytes(const esa_weights *w, const esa_wanted *e);
+/* Closes the shards that no view points into. The object cannot load again. */
+void esa_weights_close_files(esa_weights *w);
+
+/* weights_f8.c. 1 if a tensor of the file belongs to a wanted E4M3 tensor: its scale, or a scale of
+ * activations, which is not used. */
+int32_t esa_weights_take_scale(esa_weights *w, const esa_st_entry *entry, int32_t shard);
+/* NULL, or what is wrong with the scale of a tensor. */
+const char *esa_weights_scale_fault(const esa_wanted *e);
+/* *scale = the scales of the rows, [esa_weights_rows], to be freed by the caller with ctx->mem. */
+esa_status esa_weights_scales(esa_weights *w, const esa_wanted *e, float **scale);
+
+/* weights_random.c. Mean and deviation of a random tensor, and its seed. */
+void esa_weights_bell(const esa_wanted *e, float *mean, float *deviation);
+uint64_t esa_weights_seed(const esa_wanted *e);
 
 #endif

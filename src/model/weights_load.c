@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
+#include "base/rng.h"
 #include "nn/leaf.h"
 
 /* ESA_HOLD_AUTO keeps a part in f32 if it is smaller than this in f32 */
@@ -19,18 +20,30 @@
 /* elements given back a second time, because the kernel maps some pages around the one it reads */
 #define BEHIND      (INT64_C(1) << 19)
 
-/* The type a tensor is held in. */
-static int32_t held_dtype(const esa_wanted *e, int32_t hold, int32_t small)
+int32_t esa_weights_file_dtype(const esa_wanted *e)
 {
-    const int32_t in_file = e->entry->dtype; /* ESA_FILE_F32, F16, BF16 equal ESA_DTYPE_* */
+    if (!e->entry) return ESA_DTYPE_F32; /* random */
+    if (e->entry->dtype == ESA_FILE_F8_E4M3) return ESA_DTYPE_F8;
+    return e->entry->dtype; /* ESA_FILE_F32, F16, BF16 equal ESA_DTYPE_* */
+}
+
+int64_t esa_weights_rows(const esa_wanted *e) { return e->rank > 1 ? e->dim[0] : 1; }
+
+int32_t esa_weights_held(const esa_weights *w, const esa_wanted *e, int32_t hold)
+{
+    const int32_t small = esa_weights_parameters(w) < SMALL_BYTES / 4;
+    int32_t in_file = esa_weights_file_dtype(e);
     if ((e->flags & ESA_WANT_F32) || e->rank <= 1) return ESA_DTYPE_F32;
+    if (in_file == ESA_DTYPE_F8) in_file = ESA_DTYPE_BF16; /* the CPU has no products of E4M3 */
     if (hold == ESA_HOLD_AUTO)
         hold = small ? ESA_HOLD_F32 : (in_file == ESA_DTYPE_F32 ? ESA_HOLD_BF16 : ESA_HOLD_FILE);
     return hold == ESA_HOLD_F32 ? ESA_DTYPE_F32 : hold == ESA_HOLD_BF16 ? ESA_DTYPE_BF16 : in_file;
 }
 
 typedef struct convert_job {
-    esa_weight from;
+    esa_weight from; /* data NULL: random numbers */
+    float mean, deviation;
+    uint64_t seed;
     void *to;
     int32_t dtype;
     int64_t count;
@@ -42,11 +55,22 @@ typedef struct convert_job {
  * again; a failure only costs memory. */
 static void give_back(const convert_job *j, int64_t first, int64_t end)
 {
-    const int64_t size = esa_dtype_size(j->from.dtype);
+    const int64_t size = esa_view_element(j->from.dtype);
     const uintptr_t a = ((uintptr_t)j->from.data + (uintptr_t)(first * size) + j->page - 1) /
                         j->page * j->page;
     const uintptr_t b = ((uintptr_t)j->from.data + (uintptr_t)(end * size)) / j->page * j->page;
     if (b > a) madvise((void *)a, b - a, MADV_DONTNEED);
+}
+
+/* Elements first .. first+n-1 in f32. */
+static void read_piece(float *dst, const convert_job *j, int64_t first, int64_t n)
+{
+    if (j->from.data) {
+        esa_weight_to_f32(dst, &j->from, first, n);
+        return;
+    }
+    for (int64_t i = 0; i < n; i++)
+        dst[i] = j->mean + j->deviation * esa_rng_bell(j->seed, (uint64_t)(first + i));
 }
 
 static void convert_piece(void *arg, int64_t item, int32_t worker)
@@ -55,47 +79,99 @@ static void convert_piece(void *arg, int64_t item, int32_t worker)
     const convert_job *j = arg;
     const int64_t first = item * PIECE, n = esa_min64(PIECE, j->count - first);
     if (j->dtype == ESA_DTYPE_F32) {
-        esa_weight_to_f32((float *)j->to + first, &j->from, first, n);
+        read_piece((float *)j->to + first, j, first, n);
     } else {
         float part[512];
         for (int64_t i = 0; i < n; i += 512) {
             const int64_t m = esa_min64(512, n - i);
-            esa_weight_to_f32(part, &j->from, first + i, m);
+            read_piece(part, j, first + i, m);
             esa_nn_leaf_plain.to_bf16((uint16_t *)j->to + first + i, part, m);
         }
     }
     if (j->mapped) give_back(j, esa_max64(0, first - BEHIND), first + n);
 }
 
-static esa_status load_one(esa_weights *w, esa_wanted *e, int32_t dtype)
+/* Converts into memory of our own. view is that of the file; its data is NULL for random numbers.
+ */
+static esa_status convert(esa_weights *w, esa_wanted *e, esa_weight *view, int32_t dtype)
 {
-    const esa_tensors *file = w->shard[e->shard];
-    const void *data = esa_st_data(file, e->entry);
-    esa_weight view = { .data = data, .dtype = e->entry->dtype, .rank = e->rank };
-    memcpy(view.dim, e->dim, sizeof view.dim);
-    const int32_t aligned = ((uintptr_t)data & 3) == 0;
-    if (dtype == view.dtype && (dtype != ESA_DTYPE_F32 || aligned)) {
-        e->mapped = 1;
-        *e->view = view;
-        return ESA_OK;
-    }
-    const int64_t count = esa_weight_count(&view),
-                  bytes = esa_size_mul(count, esa_dtype_size(dtype));
+    const int64_t count = esa_weight_count(view),
+                  bytes = esa_size_mul(count, esa_dtype_size(dtype)),
+                  rows = esa_weights_rows(e) * (int64_t)sizeof(float);
+    float *scale = NULL;
     e->copy = esa_mem_alloc(&w->ctx->mem, bytes);
     if (!e->copy)
         return esa_fail(w->ctx, ESA_ERR_MEMORY, "out of memory for %s of the %s: %lld bytes",
                         e->name, w->part, (long long)bytes);
     e->copy_bytes = bytes;
-    convert_job job = {
-        view, e->copy, dtype, count, file->mapped, (uintptr_t)sysconf(_SC_PAGESIZE)
-    };
+    if (view->dtype == ESA_DTYPE_F8) ESA_TRY(esa_weights_scales(w, e, &scale));
+    convert_job job = { .from = *view,
+                        .to = e->copy,
+                        .dtype = dtype,
+                        .count = count,
+                        .mapped = e->entry && w->shard[e->shard]->mapped,
+                        .page = (uintptr_t)sysconf(_SC_PAGESIZE),
+                        .seed = esa_weights_seed(e) };
+    job.from.scale = scale;
+    esa_weights_bell(e, &job.mean, &job.deviation);
     esa_pool_run(w->ctx->pool, convert_piece, &job, esa_ceil_div(count, PIECE));
     if (job.mapped) give_back(&job, 0, count);
-    view.data = e->copy;
-    view.dtype = dtype;
+    if (scale) esa_mem_free(&w->ctx->mem, scale, rows);
+    view->data = e->copy;
+    view->dtype = dtype;
+    return ESA_OK;
+}
+
+esa_status esa_weights_load_one(esa_weights *w, esa_wanted *e, int32_t dtype)
+{
+    esa_weight view = { .dtype = esa_weights_file_dtype(e), .rank = e->rank };
+    memcpy(view.dim, e->dim, sizeof view.dim);
+    if (e->entry) view.data = esa_st_data(w->shard[e->shard], e->entry);
+    const int32_t aligned = ((uintptr_t)view.data & 3) == 0;
+    e->mapped = e->entry && dtype == view.dtype && (dtype != ESA_DTYPE_F32 || aligned);
+    if (!e->mapped) ESA_TRY(convert(w, e, &view, dtype));
     *e->view = view;
     return ESA_OK;
 }
+
+/* ---------------------------------------------------------------- bytes as they are */
+
+/* Bytes that one thread copies at once. */
+#define SLICE (INT64_C(4) << 20)
+
+typedef struct copy_job {
+    char *dst;
+    const char *src;
+    int64_t bytes;
+    int32_t mapped;
+    uintptr_t page;
+} copy_job;
+
+static void copy_slice(void *arg, int64_t item, int32_t worker)
+{
+    (void)worker;
+    const copy_job *j = arg;
+    const int64_t first = item * SLICE, n = esa_min64(SLICE, j->bytes - first);
+    const uintptr_t at = (uintptr_t)j->src + (uintptr_t)first, below = at / j->page * j->page,
+                    inside = (at + j->page - 1) / j->page * j->page,
+                    end = (at + (uintptr_t)n) / j->page * j->page;
+#ifdef MADV_POPULATE_READ
+    /* One call instead of a fault for every few pages; an old kernel refuses it. */
+    if (j->mapped) madvise((void *)below, at + (uintptr_t)n - below, MADV_POPULATE_READ);
+#else
+    (void)below;
+#endif
+    memcpy(j->dst + first, j->src + first, (size_t)n);
+    if (j->mapped && end > inside) madvise((void *)inside, end - inside, MADV_DONTNEED);
+}
+
+void esa_weights_copy(esa_weights *w, int32_t shard, void *dst, const void *src, int64_t bytes)
+{
+    copy_job job = { dst, src, bytes, w->shard[shard]->mapped, (uintptr_t)sysconf(_SC_PAGESIZE) };
+    esa_pool_run(w->ctx->pool, copy_slice, &job, esa_ceil_div(bytes, SLICE));
+}
+
+/* ---------------------------------------------------------------- all tensors */
 
 void esa_weights_watch(esa_weights *w, int32_t (*tick)(void *user, int64_t done, int64_t total),
                        void *user)
@@ -104,9 +180,25 @@ void esa_weights_watch(esa_weights *w, int32_t (*tick)(void *user, int64_t done,
     w->tick_user = user;
 }
 
-static int64_t wanted_bytes(const esa_wanted *e)
+int64_t esa_weights_bytes(const esa_weights *w, const esa_wanted *e)
 {
-    return e->entry && e->view ? e->entry->end - e->entry->begin : 0;
+    if (!e->present || !e->view) return 0;
+    if (!w->random) return e->entry->end - e->entry->begin;
+    int64_t count = 1;
+    for (int32_t i = 0; i < e->rank; i++) count = esa_size_mul(count, e->dim[i]);
+    return esa_size_mul(count, 2);
+}
+
+void esa_weights_close_files(esa_weights *w)
+{
+    int32_t used[ESA_WEIGHTS_MAX_SHARDS] = { 0 };
+    for (int64_t i = 0; i < w->count; i++) used[w->want[i].shard] |= w->want[i].mapped;
+    for (int32_t s = 0; s < w->shard_count; s++)
+        if (!used[s]) {
+            esa_st_close(w->shard[s]);
+            w->shard[s] = NULL;
+        }
+    w->checked = 0;
 }
 
 esa_status esa_weights_load(esa_weights *w, int32_t hold)
@@ -117,25 +209,17 @@ esa_status esa_weights_load(esa_weights *w, int32_t hold)
     if (hold < ESA_HOLD_AUTO || hold > ESA_HOLD_BF16)
         return esa_fail(w->ctx, ESA_ERR_ARGUMENT,
                         "hold is %d, expected ESA_HOLD_AUTO, FILE, F32 or BF16", hold);
-    const int32_t small = esa_weights_parameters(w) < SMALL_BYTES / 4;
-    int32_t used[ESA_WEIGHTS_MAX_SHARDS] = { 0 };
     int64_t done = 0, total = 0;
-    for (int64_t i = 0; i < w->count; i++) total += wanted_bytes(&w->want[i]);
+    for (int64_t i = 0; i < w->count; i++) total += esa_weights_bytes(w, &w->want[i]);
     for (int64_t i = 0; i < w->count; i++) {
         esa_wanted *e = &w->want[i];
-        if (!e->entry || !e->view) continue;
-        ESA_TRY(load_one(w, e, held_dtype(e, hold, small)));
-        used[e->shard] |= e->mapped;
-        done += wanted_bytes(e);
+        if (!e->present || !e->view) continue;
+        ESA_TRY(esa_weights_load_one(w, e, esa_weights_held(w, e, hold)));
+        done += esa_weights_bytes(w, e);
         if (w->tick && w->tick(w->tick_user, done, total))
             return esa_fail(w->ctx, ESA_ERR_STATE, "cancelled");
     }
-    for (int32_t s = 0; s < w->shard_count; s++)
-        if (!used[s]) {
-            esa_st_close(w->shard[s]);
-            w->shard[s] = NULL;
-        }
-    w->checked = 0; /* the entries of closed files are gone, so this object cannot load again */
+    esa_weights_close_files(w);
     return ESA_OK;
 }
 

@@ -30,7 +30,7 @@ typedef struct esa_weight {
     int32_t dtype;    /* ESA_DTYPE_* */
     int32_t rank;
     int64_t dim[5];
-    const float *scale; /* ESA_DTYPE_F8: [dim[0]]; else NULL */
+    const float *scale; /* ESA_DTYPE_F8: [dim[0]], or [1] for a vector; else NULL */
 } esa_weight;
 
 /* A linear layer: [out,in] and [out]. */

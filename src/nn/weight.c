@@ -18,6 +18,14 @@ void esa_weight_to_f32(float *dst, const esa_weight *w, int64_t first, int64_t c
         memcpy(dst, (const char *)w->data + 4 * first, (size_t)(4 * count));
         return;
     }
+    if (w->dtype == ESA_DTYPE_F8) {
+        const int64_t cols = w->rank > 1 ? esa_weight_count(w) / w->dim[0] : esa_weight_count(w);
+        for (int64_t i = 0; i < count; i++) {
+            const float x = esa_f8_to_f32(((const uint8_t *)w->data)[first + i]);
+            dst[i] = w->scale ? x * w->scale[(first + i) / cols] : x;
+        }
+        return;
+    }
     const esa_nn_leaf *leaf = &esa_nn_leaf_plain;
     const char *src = (const char *)w->data + 2 * first;
     uint16_t part[512]; /* a mapped file need not be aligned */

@@ -3,8 +3,8 @@
  *
  * A real GPU copies at any time between `fetch` and `arrive`. Here the target is spoilt at once, so
  * work that still reads the old contents is caught, and the copy happens as late as it may, so work
- * that does not wait, and a source that changes too early, are caught. $ESA_STAND_IN_PIN=n refuses
- * to pin more than n bytes at once. */
+ * that does not wait, and a source that changes too early, are caught. $ESA_STAND_IN_PIN=n lets
+ * the next n calls of pin fail. */
 #include "stand_in.h"
 
 #include <math.h>
@@ -23,14 +23,27 @@ static struct {
 } pinned[MOST_PINNED];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
+/* 1: $ESA_STAND_IN_PIN says that this call is to fail. */
+static int refuse_pin(void)
+{
+    const char *left = getenv("ESA_STAND_IN_PIN");
+    char now[16];
+    if (!left) return 0;
+    snprintf(now, sizeof now, "%d", atoi(left) - 1);
+    if (atoi(left) > 1)
+        setenv("ESA_STAND_IN_PIN", now, 1);
+    else
+        unsetenv("ESA_STAND_IN_PIN");
+    return 1;
+}
+
 static esa_status pin(esa_cuda_device *dev, void **ptr, int64_t bytes)
 {
     *ptr = NULL;
     const esa_status status = stand_in_luck(dev);
     if (status) return stand_in_say(dev, ESA_ERR_MEMORY, "the stand-in GPU pins no more memory");
-    const char *most = getenv("ESA_STAND_IN_PIN");
-    const int64_t limit = most ? atoll(most) : INT64_C(1) << 34;
-    char *base = bytes < 0 || bytes > limit ? NULL : malloc((size_t)bytes + 1);
+    char *base = bytes < 0 || bytes > INT64_C(1) << 34 || refuse_pin() ? NULL
+                                                                       : malloc((size_t)bytes + 1);
     if (!base) return stand_in_say(dev, ESA_ERR_MEMORY, "out of memory to pin");
     pthread_mutex_lock(&lock);
     int32_t place = 0;

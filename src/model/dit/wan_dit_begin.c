@@ -189,11 +189,11 @@ static esa_status text_states(esa_wan_dit *dit, const wan_text *t, const float *
         const wan_attn *a = &dit->block[i].cross;
         const esa_view k = esa_view_rows(t->kv, 2 * i * R, R),
                        v = esa_view_rows(t->kv, (2 * i + 1) * R, R);
+        ESA_TRY(esa_store_begin(dit->store, 1 + i)); /* from here on views point to weights */
         const esa_qk_args norm = { .q = k,
                                    .q_weight = a->norm_k.data,
                                    .D = dit->config.head_dim,
                                    .eps = (float)dit->config.eps };
-        ESA_TRY(esa_store_begin(dit->store, 1 + i));
         if (i < 2) ESA_TRY(esa_wan_dit_prepare(dit, i));
         ESA_TRY(op->linear(nn, &k, &state[2], &a->k, ESA_ACT_NONE));
         ESA_TRY(op->linear(nn, &v, &state[2], &a->v, ESA_ACT_NONE));

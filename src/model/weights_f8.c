@@ -1,0 +1,68 @@
+/* weights_f8.c - tensors that a file holds in E4M3, and their scales.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * The scale of X.weight is called X.weight_scale or X.scale_weight. It holds one number, or one for
+ * each row, by which the stored numbers are multiplied; without it the factor is 1. Such files may
+ * also hold scales of activations (X.input_scale, X.scale_input), which we do not use, because ours
+ * are computed for every token, and an empty tensor scaled_fp8 that says what the file is. */
+#include <stdio.h>
+#include <string.h>
+
+#include "model/weights_internal.h"
+
+/* The tensor whose name is that of entry with `end` replaced by ".weight"; NULL: none. */
+static esa_wanted *owner(const esa_weights *w, const char *name, const char *end)
+{
+    char full[176];
+    const size_t length = strlen(name), tail = strlen(end);
+    if (length <= tail || length - tail > 150 || strcmp(name + length - tail, end) != 0)
+        return NULL;
+    snprintf(full, sizeof full, "%.*s.weight", (int)(length - tail), name);
+    return esa_weights_find(w, full);
+}
+
+int32_t esa_weights_take_scale(esa_weights *w, const esa_st_entry *entry, int32_t shard)
+{
+    if (strcmp(entry->name, "scaled_fp8") == 0) return 1;
+    if (owner(w, entry->name, ".input_scale") || owner(w, entry->name, ".scale_input")) return 1;
+    esa_wanted *e = owner(w, entry->name, ".weight_scale");
+    if (!e) e = owner(w, entry->name, ".scale_weight");
+    if (!e || e->scale) return 0;
+    e->scale = entry;
+    e->scale_shard = shard;
+    return 1;
+}
+
+static int64_t scale_count(const esa_st_entry *scale)
+{
+    int64_t n = 1;
+    for (int32_t i = 0; i < scale->rank; i++) n = esa_size_mul(n, scale->dim[i]);
+    return n;
+}
+
+const char *esa_weights_scale_fault(const esa_wanted *e)
+{
+    if (!e->scale) return NULL;
+    if (!e->entry || e->entry->dtype != ESA_FILE_F8_E4M3)
+        return "a scale of a tensor that is not F8_E4M3";
+    const int32_t type = e->scale->dtype;
+    if (type != ESA_FILE_F32 && type != ESA_FILE_F16 && type != ESA_FILE_BF16)
+        return "the type is not F32, F16 or BF16";
+    const int64_t n = scale_count(e->scale);
+    return n == 1 || n == esa_weights_rows(e) ? NULL : "expected one number, or one for each row";
+}
+
+esa_status esa_weights_scales(esa_weights *w, const esa_wanted *e, float **scale)
+{
+    const int64_t rows = esa_weights_rows(e);
+    float *out = esa_mem_alloc(&w->ctx->mem, esa_size_mul(rows, 4));
+    *scale = out;
+    if (!out)
+        return esa_fail(w->ctx, ESA_ERR_MEMORY, "out of memory for the scales of %s of the %s",
+                        e->name, w->part);
+    const int64_t n = e->scale ? scale_count(e->scale) : 0;
+    const void *data = e->scale ? esa_st_data(w->shard[e->scale_shard], e->scale) : NULL;
+    for (int64_t i = 0; i < rows; i++)
+        out[i] = n == 0 ? 1.0f : esa_load_f32(data, n == 1 ? 0 : i, e->scale->dtype);
+    return ESA_OK;
+}
