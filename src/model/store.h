@@ -67,6 +67,10 @@ void esa_store_free(esa_store *store);
  */
 esa_status esa_store_fit(esa_store *store, int64_t bytes);
 void esa_store_get_plan(const esa_store *store, esa_store_plan *plan);
+/* The plan in words, one line at a time: what stays, what is copied, and what that costs. Nothing
+ * with host memory. */
+void esa_store_describe(const esa_store *store, void (*say)(void *user, const char *line),
+                        void *user);
 
 /* Only enqueue. After begin the views of the group can be used; work enqueued before end may read
  * them. */

@@ -4,6 +4,7 @@
  *
  * Groups that stay and groups that are copied alternate as evenly as possible, so that the copies
  * have the whole forward to run in. */
+#include <stdio.h>
 #include <string.h>
 
 #include "model/store_internal.h"
@@ -179,4 +180,34 @@ int64_t esa_store_held(const esa_store *s)
     for (int32_t g = 0; g < s->groups; g++) bytes += s->group[g].device ? s->group[g].bytes : 0;
     for (int32_t l = 0; l < ESA_STORE_LANES; l++) bytes += s->lane[l] ? s->lane_bytes : 0;
     return bytes;
+}
+
+void esa_store_describe(const esa_store *s, void (*say)(void *user, const char *line), void *user)
+{
+    const double gib = 1073741824.0;
+    char line[256], f8[48] = "";
+    esa_store_plan p;
+    esa_store_get_plan(s, &p);
+    if (!p.groups) return;
+    if (p.f8) snprintf(f8, sizeof f8, ", %d tensors in fp8", (int)p.f8);
+    const double bytes = (double)(p.resident_bytes + p.streamed_bytes) / gib;
+    if (!p.streamed_bytes) {
+        snprintf(line, sizeof line, "weights   %s %.2f GiB%s: all on the %s", s->w->part, bytes, f8,
+                 s->nn->be->name);
+        say(user, line);
+        return;
+    }
+    snprintf(line, sizeof line,
+             "weights   %s %.2f GiB%s: %lld of %lld blocks stay on the %s, %lld are copied through "
+             "%lld buffer%s of %.2f GiB",
+             s->w->part, bytes, f8, (long long)p.resident, (long long)p.groups, s->nn->be->name,
+             (long long)(p.groups - p.resident), (long long)p.lanes, p.lanes == 1 ? "" : "s",
+             (double)(p.lane_bytes / p.lanes) / gib);
+    say(user, line);
+    snprintf(line, sizeof line, "copies    %.2f GiB a forward at %.1f GB/s: %.3f s %s%s",
+             (double)p.streamed_bytes / gib, 1e-9 * p.rate,
+             p.rate > 0 ? (double)p.streamed_bytes / p.rate : 0.0,
+             p.lanes == 1 ? "in turn with the work" : "beside the work",
+             p.pinned ? "" : "; host memory is not pinned, so they need the processor too");
+    say(user, line);
 }
