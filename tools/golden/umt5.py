@@ -2,10 +2,12 @@
 """Hidden states of transformers' UMT5EncoderModel for the C tests.
 
     python tools/golden/umt5.py --out tests/golden/umt5.safetensors
+    python tools/golden/umt5.py --bf16 --model models/wan-tiny --out tests/golden/umt5_bf16.safetensors
 
 Weights come from fill.py; the file holds every n-th element of the states of the tokens that are there (run with
 padding and its mask, as the pipeline does) and the largest magnitude of all. --every 1 keeps everything (the live
-test does), --model adds a real folder."""
+test does), --model adds a real folder. With --bf16 the file holds how far bf16 is from f32: for each case the root mean
+square of the difference over that of f32."""
 import argparse
 from pathlib import Path
 
@@ -46,10 +48,19 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", required=True)
     parser.add_argument("--every", type=int, default=7)
+    parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--model", help="a model folder: its encoder sees 40 tokens as case 'model'")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    states = {}
+    states, tensors = {}, {}
+
+    def add(case, model, ids, padded):
+        states[case] = run(model, ids, padded)
+        if args.bf16:
+            off = run(model.bfloat16(), ids, padded).float() - states[case]
+            tensors[case] = (off.square().mean() / states[case].square().mean()).sqrt().reshape(1)
+            print(f"{case:8s} bf16 is off by {float(tensors[case]):.5f}")
+
     for case, (config, count, padded) in CASES.items():
         model = UMT5EncoderModel(UMT5Config(dropout_rate=0.0, feed_forward_proj="gated-gelu", **config)).eval()
         fill.fill_module(model)
@@ -57,12 +68,11 @@ def main():
             for name, parameter in model.named_parameters():
                 if ".SelfAttention.q." in name:
                     parameter.mul_(0.25)
-        states[case] = run(model, ids_of(case + ".ids", count, config["vocab_size"]), padded)
+        add(case, model, ids_of(case + ".ids", count, config["vocab_size"]), padded)
     if args.model:
         model = UMT5EncoderModel.from_pretrained(Path(args.model) / "text_encoder", dtype=torch.float32).eval()
-        states["model"] = run(model, ids_of("model.ids", 40, model.config.vocab_size), 512)
-    tensors = {}
-    for case, state in states.items():
+        add("model", model, ids_of("model.ids", 40, model.config.vocab_size), 512)
+    for case, state in states.items() if not args.bf16 else ():
         flat = state.float().reshape(-1)
         tensors[case] = flat[:: args.every].contiguous()
         tensors[case + ".scale"] = flat.abs().max().reshape(1)

@@ -3,62 +3,81 @@
 #include "model/text/umt5.h"
 
 #include <math.h>
-#include <string.h>
+#include "model/store.h"
+#include "nn/ops.h"
 
 #define LARGE (INT64_C(1) << 30) /* an encoder of this many bytes in f32 stays in its file */
 
 typedef struct umt5_layer {
-    esa_weight norm1, q, k, v, o, bias, norm2, gate, linear, out;
+    esa_linear q, k, v, o, gate, linear, out; /* without biases */
+    esa_weight norm1, norm2;
+    esa_weight bias; /* [buckets][heads], in host memory */
 } umt5_layer;
 
 struct esa_umt5 {
     esa_part_env env;
     esa_umt5_config config;
     esa_weights *weights;
-    esa_weight shared, norm;
+    esa_store *store;
+    esa_weight shared; /* [vocab][d_model], in host memory */
+    esa_weight norm;
     umt5_layer *layer;
     int64_t layer_bytes;
 };
 
-static void want_all(esa_umt5 *e)
+/* The norms are in group 0, because the one at the end of a layer is that of the next. Only a few
+ * rows of the vocabulary are needed, and the biases by distance are looked up by the host. */
+static void want_vectors(esa_umt5 *e)
 {
     const esa_umt5_config *c = &e->config;
-    const int64_t d = c->d_model, inner = (int64_t)c->heads * c->d_kv, one[] = { d },
-                  in[] = { inner, d }, out[] = { d, inner }, up[] = { c->ff, d };
-    const int64_t down[] = { d, c->ff }, table[] = { c->buckets, c->heads },
-                  words[] = { c->vocab, d };
+    const int64_t d = c->d_model, table[] = { c->buckets, c->heads }, words[] = { c->vocab, d };
     esa_weights *w = e->weights;
-    esa_weights_want(w, &e->shared, 0, 2, words, "shared.weight");
+    esa_weights_want(w, &e->shared, ESA_WANT_HOST, 2, words, "shared.weight");
     for (int32_t i = 0; i < c->layers; i++) {
         umt5_layer *l = &e->layer[i];
-        struct {
-            esa_weight *view;
-            const int64_t *dim;
-            const char *name;
-        } attention[] = {
-            { &l->q, in, "q" }, { &l->k, in, "k" }, { &l->v, in, "v" }, { &l->o, out, "o" }
-        };
-        for (int32_t k = 0; k < 4; k++)
-            esa_weights_want(w, attention[k].view, 0, 2, attention[k].dim,
-                             "encoder.block.%d.layer.0.SelfAttention.%s.weight", (int)i,
-                             attention[k].name);
-        esa_weights_want(w, &l->bias, ESA_WANT_F32, 2, table,
+        esa_weights_want(w, &l->bias, ESA_WANT_F32 | ESA_WANT_HOST, 2, table,
                          "encoder.block.%d.layer.0.SelfAttention.relative_attention_bias.weight",
                          (int)i);
-        esa_weights_want(w, &l->norm1, 0, 1, one, "encoder.block.%d.layer.0.layer_norm.weight",
-                         (int)i);
-        esa_weights_want(w, &l->gate, 0, 2, up,
-                         "encoder.block.%d.layer.1.DenseReluDense.wi_0.weight", (int)i);
-        esa_weights_want(w, &l->linear, 0, 2, up,
-                         "encoder.block.%d.layer.1.DenseReluDense.wi_1.weight", (int)i);
-        esa_weights_want(w, &l->out, 0, 2, down,
-                         "encoder.block.%d.layer.1.DenseReluDense.wo.weight", (int)i);
-        esa_weights_want(w, &l->norm2, 0, 1, one, "encoder.block.%d.layer.1.layer_norm.weight",
-                         (int)i);
+        esa_weights_want(w, &l->norm1, ESA_WANT_F32, 1, &d,
+                         "encoder.block.%d.layer.0.layer_norm.weight", (int)i);
+        esa_weights_want(w, &l->norm2, ESA_WANT_F32, 1, &d,
+                         "encoder.block.%d.layer.1.layer_norm.weight", (int)i);
     }
-    esa_weights_want(w, &e->norm, 0, 1, one, "encoder.final_layer_norm.weight");
+    esa_weights_want(w, &e->norm, ESA_WANT_F32, 1, &d, "encoder.final_layer_norm.weight");
     /* some files have the embedding under both of its names */
     esa_weights_ignore(w, "encoder.embed_tokens.");
+}
+
+static void want_layer(esa_umt5 *e, int32_t number)
+{
+    const esa_umt5_config *c = &e->config;
+    const int64_t d = c->d_model, inner = (int64_t)c->heads * c->d_kv, in[] = { inner, d },
+                  out[] = { d, inner }, up[] = { c->ff, d }, down[] = { d, c->ff };
+    umt5_layer *l = &e->layer[number];
+    const struct {
+        esa_linear *layer;
+        const int64_t *dim;
+        int32_t flags;
+        const char *name;
+    } list[] = { { &l->q, in, 0, "0.SelfAttention.q" },
+                 { &l->k, in, ESA_WANT_JOIN, "0.SelfAttention.k" },
+                 { &l->v, in, ESA_WANT_JOIN, "0.SelfAttention.v" },
+                 { &l->o, out, 0, "0.SelfAttention.o" },
+                 { &l->gate, up, 0, "1.DenseReluDense.wi_0" },
+                 { &l->linear, up, 0, "1.DenseReluDense.wi_1" },
+                 { &l->out, down, 0, "1.DenseReluDense.wo" } };
+    for (size_t i = 0; i < sizeof list / sizeof list[0]; i++)
+        esa_weights_want(e->weights, &list[i].layer->weight, list[i].flags, 2, list[i].dim,
+                         "encoder.block.%d.layer.%s.weight", (int)number, list[i].name);
+}
+
+static void want_all(esa_umt5 *e)
+{
+    want_vectors(e);
+    for (int32_t i = 0; i < e->config.layers; i++) {
+        esa_weights_group(e->weights, 1 + i);
+        want_layer(e, i);
+    }
 }
 
 static esa_status read_file(esa_umt5 *e, int32_t load)
@@ -74,9 +93,11 @@ static esa_status read_file(esa_umt5 *e, int32_t load)
     ESA_TRY(esa_weights_check(e->weights, env->report, env->report_user));
     if (!load) return ESA_OK;
     const int32_t large = esa_weights_parameters(e->weights) >= LARGE / 4;
+    const esa_store_settings settings = {
+        .hold = env->hold == ESA_HOLD_AUTO && large ? ESA_HOLD_FILE : env->hold, .limit = env->limit
+    };
     esa_weights_watch(e->weights, env->tick, env->tick_user);
-    return esa_weights_load(e->weights,
-                            env->hold == ESA_HOLD_AUTO && large ? ESA_HOLD_FILE : env->hold);
+    return esa_store_open(env->nn, &e->store, e->weights, &settings);
 }
 
 static esa_status open_encoder(const esa_part_env *env, esa_umt5 **out,
@@ -111,6 +132,7 @@ void esa_umt5_free(esa_umt5 *e)
 {
     if (!e) return;
     esa_ctx *ctx = e->env.nn->ctx;
+    esa_store_free(e->store);
     esa_weights_free(e->weights);
     esa_mem_free(&ctx->mem, e->layer, e->layer_bytes);
     esa_mem_free(&ctx->mem, e, sizeof *e);
@@ -135,109 +157,178 @@ int32_t esa_umt5_bucket(const esa_umt5_config *c, int64_t distance)
     return side + (far < (float)(half - exact) ? exact + (int32_t)far : half - 1);
 }
 
-/* The buffers of one call; [n][...] unless noted. */
+/* The buffers of one call, on the device. The stream x and what is added to it are f32 on every
+ * device: its values grow to thousands, and there are few tokens. */
 typedef struct umt5_run {
-    float *x, *h, *q, *k, *v, *gate, *linear;
-    float *distance, *norm; /* [heads][2n - 1], [d] */
-    int32_t *bucket;        /* [2n - 1] */
-    int64_t n, inner;
+    esa_view x, t;         /* [n][d] */
+    esa_view h, o;         /* [n][d], [n][inner]: the same memory */
+    esa_view qkv[3];       /* [n][inner] */
+    esa_view gate, linear; /* [n][ff]: in the place of q, k and v */
+    float *distance;       /* [layers][heads][2n - 1] */
+    int64_t n, inner, span, heads;
 } umt5_run;
 
-static esa_status carve_run(esa_umt5 *e, umt5_run *r, void **block, int64_t *bytes)
+static esa_view take(const esa_umt5 *e, esa_carve *carve, int32_t dtype, int64_t rows, int64_t cols)
+{
+    void *data = esa_carve_take(carve, rows * cols * esa_view_element(dtype));
+    return esa_view_of(data, dtype, e->env.nn->be->device, rows, cols);
+}
+
+/* The same memory as another matrix, from byte `at` on. */
+static esa_view reuse(const esa_view *v, int64_t at, int64_t rows, int64_t cols)
+{
+    return esa_view_of((char *)v->data + at, v->dtype, v->device, rows, cols);
+}
+
+/* Places all buffers; only counts their size if carve->base is NULL. */
+static void place(const esa_umt5 *e, umt5_run *r, esa_carve *carve)
 {
     const esa_umt5_config *c = &e->config;
-    const int64_t n = r->n, d = c->d_model;
-    r->inner = (int64_t)c->heads * c->d_kv;
-    esa_carve carve = { 0 };
-    for (int32_t pass = 0; pass < 2; pass++) {
-        r->x = esa_carve_take(&carve, 4 * n * d);
-        r->h = esa_carve_take(&carve, 4 * n * esa_max64(d, r->inner));
-        r->distance = esa_carve_take(&carve, 4 * c->heads * (2 * n - 1));
-        r->bucket = esa_carve_take(&carve, 4 * (2 * n - 1));
-        r->norm = esa_carve_take(&carve, 4 * d);
-        /* Attention is done when the feed-forward begins, so they share memory. */
-        char *shared = esa_carve_take(&carve,
-                                      esa_max64(4 * 3 * n * r->inner, 4 * 2 * n * c->ff) + 256);
-        if (pass == 1) {
-            r->q = (float *)shared;
-            r->k = r->q + n * r->inner;
-            r->v = r->k + n * r->inner;
-            r->gate = (float *)shared;
-            r->linear = r->gate + n * c->ff;
-            break;
-        }
-        *bytes = carve.used;
-        ESA_TRY(esa_nn_alloc(e->env.nn, block, *bytes, "the states of the text encoder"));
-        carve = (esa_carve){ .base = *block };
-    }
-    return ESA_OK;
+    const esa_nn_ops *op = e->env.nn->ops;
+    const int64_t n = r->n, d = c->d_model, inner = r->inner, ff = c->ff,
+                  element = esa_view_element(op->dtype);
+    r->x = take(e, carve, ESA_DTYPE_F32, n, d);
+    r->t = take(e, carve, ESA_DTYPE_F32, n, d);
+    r->h = take(e, carve, op->dtype, n, esa_max64(d, inner));
+    r->o = esa_view_of(r->h.data, r->h.dtype, r->h.device, n, inner);
+    r->h.cols = r->h.ld = d;
+    r->distance = esa_carve_take(carve, 4 * c->layers * r->heads * r->span);
+    /* Attention is done when the feed-forward begins, so they share memory. */
+    const esa_view all = take(e, carve, op->dtype, n, esa_max64(3 * inner, 2 * ff));
+    if (!carve->base) return;
+    const esa_view joined = reuse(&all, 0, n, 3 * inner);
+    for (int32_t i = 0; i < 3; i++)
+        r->qkv[i] = op->joined ? esa_view_cols(joined, i * inner, inner)
+                               : reuse(&all, i * n * inner * element, n, inner);
+    r->gate = reuse(&all, 0, n, ff);
+    r->linear = reuse(&all, n * ff * element, n, ff);
 }
 
-static void t5_norm(esa_umt5 *e, umt5_run *r, float *y, const esa_weight *weight)
+/* The biases of all layers by distance, in host memory. */
+static void look_up(const esa_umt5 *e, const umt5_run *r, float *distance)
 {
-    const int64_t d = e->config.d_model;
-    esa_weight_to_f32(r->norm, weight, 0, d);
-    esa_nn_rms_norm(e->env.nn, y, d, r->x, d, r->n, d, (float)e->config.eps, r->norm);
+    for (int64_t i = 0; i < r->span; i++) {
+        const int64_t bucket = esa_umt5_bucket(&e->config, i - (r->n - 1));
+        for (int32_t l = 0; l < e->config.layers; l++) {
+            const float *row = (const float *)e->layer[l].bias.data + bucket * r->heads;
+            float *to = distance + l * r->heads * r->span + i;
+            for (int64_t h = 0; h < r->heads; h++) to[h * r->span] = row[h];
+        }
+    }
 }
 
-static esa_status run_layer(esa_umt5 *e, umt5_run *r, const umt5_layer *l)
+/* Words and biases, from host memory to the device. room: [max(n d, layers heads span)] */
+static esa_status write_inputs(esa_umt5 *e, umt5_run *r, const int32_t *ids, float *room)
 {
     esa_nn *nn = e->env.nn;
-    const esa_umt5_config *c = &e->config;
-    const int64_t d = c->d_model, span = 2 * r->n - 1;
-    for (int64_t i = 0; i < span; i++)
-        for (int32_t h = 0; h < c->heads; h++)
-            esa_weight_to_f32(r->distance + h * span + i, &l->bias,
-                              (int64_t)r->bucket[i] * c->heads + h, 1);
-    t5_norm(e, r, r->h, &l->norm1);
-    ESA_TRY(esa_nn_linear(nn, r->q, r->inner, r->h, d, r->n, &l->q, NULL, NULL));
-    ESA_TRY(esa_nn_linear(nn, r->k, r->inner, r->h, d, r->n, &l->k, NULL, NULL));
-    ESA_TRY(esa_nn_linear(nn, r->v, r->inner, r->h, d, r->n, &l->v, NULL, NULL));
-    const esa_nn_bias bias = { .distance = r->distance, .distance_ld = span, .center = r->n - 1 };
-    ESA_TRY(esa_nn_attention(nn, r->h, r->inner, r->q, r->inner, r->k, r->inner, r->v, r->inner,
-                             r->n, r->n, c->heads, c->d_kv, 1.0f, &bias));
-    const esa_epilogue add = { .residual = r->x, .residual_ld = d };
-    ESA_TRY(esa_nn_linear(nn, r->x, d, r->h, r->inner, r->n, &l->o, NULL, &add));
-    t5_norm(e, r, r->h, &l->norm2);
-    ESA_TRY(esa_nn_linear(nn, r->gate, c->ff, r->h, d, r->n, &l->gate, NULL, NULL));
-    ESA_TRY(esa_nn_linear(nn, r->linear, c->ff, r->h, d, r->n, &l->linear, NULL, NULL));
-    esa_nn_geglu(nn, r->gate, r->gate, r->linear, r->n * c->ff);
-    return esa_nn_linear(nn, r->x, d, r->gate, c->ff, r->n, &l->out, NULL, &add);
+    const int64_t d = e->config.d_model;
+    for (int64_t i = 0; i < r->n; i++) esa_weight_to_f32(room + i * d, &e->shared, ids[i] * d, d);
+    ESA_TRY(esa_nn_upload(nn, r->x.data, room, 4 * r->n * d));
+    look_up(e, r, room);
+    return esa_nn_upload(nn, r->distance, room, 4 * e->config.layers * r->heads * r->span);
+}
+
+static esa_status begin(esa_umt5 *e, umt5_run *r, const int32_t *ids)
+{
+    esa_nn *nn = e->env.nn;
+    const int64_t bytes = 4 * esa_max64(r->n * e->config.d_model,
+                                        e->config.layers * r->heads * r->span);
+    float *room = esa_mem_alloc(&nn->ctx->mem, bytes);
+    if (!room) return esa_fail(nn->ctx, ESA_ERR_MEMORY, "out of memory for the text encoder");
+    const esa_status status = write_inputs(e, r, ids, room);
+    esa_mem_free(&nn->ctx->mem, room, bytes);
+    return status;
+}
+
+/* The norm of x with a weight, into y; weight NULL: none. */
+static esa_norm_args norm_of(const esa_umt5 *e, const umt5_run *r, const esa_view *y,
+                             const esa_weight *weight)
+{
+    return (esa_norm_args){ .y = *y,
+                            .x = r->x,
+                            .norm = weight ? ESA_NORM_RMS : ESA_NORM_NONE,
+                            .eps = (float)e->config.eps,
+                            .weight = weight ? weight->data : NULL };
+}
+
+/* From h, the norm of x, to the norm of the new x for the next layer. */
+static esa_status run_layer(esa_umt5 *e, umt5_run *r, int32_t number)
+{
+    esa_nn *nn = e->env.nn;
+    const esa_nn_ops *op = nn->ops;
+    const umt5_layer *l = &e->layer[number], *next = number + 1 < e->config.layers ? l + 1 : NULL;
+    const esa_linear *const qkv[3] = { &l->q, &l->k, &l->v };
+    ESA_TRY(op->qkv(nn, r->qkv, &r->h, qkv));
+    const esa_biased_args attention = { .o = r->o,
+                                        .q = r->qkv[0],
+                                        .k = r->qkv[1],
+                                        .v = r->qkv[2],
+                                        .heads = r->heads,
+                                        .D = e->config.d_kv,
+                                        .scale = 1.0f,
+                                        .distance = r->distance + number * r->heads * r->span,
+                                        .distance_ld = r->span,
+                                        .center = r->n - 1 };
+    ESA_TRY(op->biased(nn, &attention));
+    const esa_norm_args middle = norm_of(e, r, &r->h, &l->norm2),
+                        end = norm_of(e, r, &r->h, next ? &next->norm1 : NULL);
+    ESA_TRY(op->linear_add(nn, &middle, &r->o, &l->o, &r->t));
+    ESA_TRY(op->linear(nn, &r->gate, &r->h, &l->gate, ESA_ACT_NONE));
+    ESA_TRY(op->linear(nn, &r->linear, &r->h, &l->linear, ESA_ACT_NONE));
+    const esa_act_args gated = {
+        .y = r->gate, .x = r->linear, .gate = r->gate, .act = ESA_ACT_GELU_TANH
+    };
+    ESA_TRY(op->act(nn, &gated));
+    return op->linear_add(nn, &end, &r->gate, &l->out, &r->t);
 }
 
 static esa_status run_layers(esa_umt5 *e, umt5_run *r)
 {
+    esa_nn *nn = e->env.nn;
+    const esa_norm_args first = norm_of(e, r, &r->h, &e->layer[0].norm1),
+                        last = norm_of(e, r, &r->t, &e->norm);
+    ESA_TRY(nn->ops->norm(nn, &first));
     for (int32_t i = 0; i < e->config.layers; i++) {
-        ESA_TRY(run_layer(e, r, &e->layer[i]));
+        ESA_TRY(esa_store_begin(e->store, 1 + i));
+        ESA_TRY(run_layer(e, r, i));
+        ESA_TRY(esa_store_end(e->store, 1 + i));
+        ESA_TRY(nn->ops->pace(nn));
         if (e->env.tick && e->env.tick(e->env.tick_user, i + 1, e->config.layers))
-            return esa_fail(e->env.nn->ctx, ESA_ERR_STATE, "cancelled");
+            return esa_fail(nn->ctx, ESA_ERR_STATE, "cancelled");
     }
-    return ESA_OK;
+    return nn->ops->norm(nn, &last);
+}
+
+static esa_status run_in_memory(esa_umt5 *e, umt5_run *r, float *out, const int32_t *ids)
+{
+    ESA_TRY(begin(e, r, ids));
+    esa_nn_enter(e->env.nn);
+    const esa_status status = run_layers(e, r);
+    esa_nn_leave(e->env.nn);
+    return status ? status : esa_nn_read(e->env.nn, out, &r->t);
 }
 
 esa_status esa_umt5_encode(esa_umt5 *e, float *out, const int32_t *ids, int64_t n)
 {
     esa_nn *nn = e->env.nn;
-    const int64_t d = e->config.d_model;
     if (n < 1) return esa_fail(nn->ctx, ESA_ERR_ARGUMENT, "the text encoder got no tokens");
     for (int64_t i = 0; i < n; i++)
         if (ids[i] < 0 || ids[i] >= e->config.vocab)
             return esa_fail(nn->ctx, ESA_ERR_ARGUMENT,
                             "token id is %d, expected 0 .. %d for this text encoder", (int)ids[i],
                             (int)e->config.vocab - 1);
-    umt5_run r = { .n = n };
+    umt5_run r = { .n = n,
+                   .inner = (int64_t)e->config.heads * e->config.d_kv,
+                   .span = 2 * n - 1,
+                   .heads = e->config.heads };
+    esa_carve carve = { 0 };
     void *block = NULL;
-    int64_t bytes = 0;
-    ESA_TRY(carve_run(e, &r, &block, &bytes));
-    for (int64_t i = 0; i < 2 * n - 1; i++) r.bucket[i] = esa_umt5_bucket(&e->config, i - (n - 1));
-    for (int64_t i = 0; i < n; i++) esa_weight_to_f32(r.x + i * d, &e->shared, ids[i] * d, d);
-    esa_nn_enter(nn);
-    const esa_status status = run_layers(e, &r);
-    esa_nn_leave(nn);
-    if (!status) {
-        t5_norm(e, &r, r.h, &e->norm);
-        memcpy(out, r.h, (size_t)(4 * n * d));
-    }
+    place(e, &r, &carve);
+    const int64_t bytes = carve.used;
+    ESA_TRY(esa_nn_alloc(nn, &block, bytes, "the states of the text encoder"));
+    carve = (esa_carve){ .base = block };
+    place(e, &r, &carve);
+    const esa_status status = run_in_memory(e, &r, out, ids);
     esa_nn_free(nn, block, bytes);
     return status;
 }

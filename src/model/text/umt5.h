@@ -1,4 +1,4 @@
-/* umt5.h - the UMT5 encoder: turns token ids into hidden states. f32.
+/* umt5.h - the UMT5 encoder: turns token ids into hidden states.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Each layer has a T5 norm (no mean, no bias), attention without scale, and a feed-forward gated by
@@ -23,8 +23,8 @@ esa_status esa_umt5_open(const esa_part_env *env, esa_umt5 **encoder,
 void esa_umt5_free(esa_umt5 *encoder);
 void esa_umt5_memory(const esa_umt5 *encoder, int64_t *parameters, int64_t *held, int64_t *mapped);
 
-/* Computes out [n][d_model] from ids[n], n >= 1. Fails with ESA_ERR_ARGUMENT for an id outside the
- * vocabulary, or ESA_ERR_MEMORY. */
+/* Computes out [n][d_model], f32 in host memory, from ids[n], n >= 1. Fails with ESA_ERR_ARGUMENT
+ * for an id outside the vocabulary, or ESA_ERR_MEMORY. */
 esa_status esa_umt5_encode(esa_umt5 *encoder, float *out, const int32_t *ids, int64_t n);
 
 /* The bucket for distance = key - query. */
