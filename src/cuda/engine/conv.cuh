@@ -8,6 +8,8 @@
 //
 //   [phase][frame][group of channels][tap][tile of N output channels][N][KC]
 //
+// For wgmma the last two axes are [KC/8][N][8].
+//
 // A phase is one of the four pixels that a doubled plane has for each of its source; a convolution
 // without doubling has one.
 #pragma once
@@ -30,8 +32,16 @@ template <int KC> static constexpr __host__ __device__ int place(int piece, int 
     return row * KC * 2 + (piece ^ twist<KC>(row)) * 16;
 }
 
+// Where the k-th 16 channels of a row begin, from the start of the row. half: which 8 of the 16,
+// turned as twist says.
+template <int KC> static constexpr __host__ __device__ int along(int half, int k)
+{
+    return KC == 96 ? (half ^ k % 2 * 2) * 16 + k / 2 * 64 : half * 16 + k * 32;
+}
+
 // How the weights are packed and multiplied; it depends on the sizes of the kernel and on the GPU.
 struct plan {
+    bool wgmma;          // by sm90_conv.cu
     int KC, N;           // channels of a group, output channels of a tile
     int side;            // taps in each direction: 1, 2 (doubled) or 3
     int groups, n_tiles; // of channels
@@ -59,6 +69,8 @@ struct job {
 
 } // namespace conv
 
-// conv_mma.cu: launches the kernel for a plan.
+// Launch the kernel for a plan. sm90_conv.cu: plans with wgmma, which are for GPUs at that level.
 esa_status conv_mma_launch(esa_cuda_device *dev, const conv::plan &p, conv::job job,
                            cudaStream_t stream);
+esa_status conv_sm90_launch(esa_cuda_device *dev, const conv::plan &p, conv::job job,
+                            cudaStream_t stream);

@@ -132,6 +132,7 @@ conv::plan plan_of(const esa_cuda_device *dev, const esa_plane_conv_args &a)
     // memory than GPUs other than Hopper's have.
     p.KC = a.cin % 96 == 0 && dev->shared_bytes >= 200 << 10 ? 96 : a.cin % 48 == 0 ? 48 : 16;
     p.N = p.KC == 96 && p.side == 3 && a.cout <= 16 ? 16 : 96;
+    p.wgmma = dev->level >= LEVEL_SM90A && p.KC == 96 && p.N == 96;
     p.groups = ceil_div(a.cin, p.KC);
     p.n_tiles = ceil_div(a.cout, p.N);
     p.bytes = (int64_t)p.phases * a.kt * p.groups * p.taps * p.n_tiles * p.N * p.KC * 2;
@@ -176,7 +177,8 @@ __global__ void __launch_bounds__(THREADS)
                     value += w[k];
     }
     const int64_t row = at / KC - n;
-    round_to(packed + row * KC + conv::place<KC>(ch / 8, n) / 2 + ch % 8, value);
+    const int place = p.wgmma ? (ch / 8 * p.N + n) * 8 : conv::place<KC>(ch / 8, n) / 2;
+    round_to(packed + row * KC + place + ch % 8, value);
 }
 
 esa_status check_conv(esa_cuda_device *dev, const esa_plane_conv_args &a)
@@ -247,7 +249,7 @@ esa_status conv_run(esa_cuda_device *dev, const esa_plane_conv_args *args, void 
     job.up2 = a.up2;
     job.height = (int)a.height, job.width = (int)a.width, job.cin = a.cin, job.cout = a.cout;
     job.groups = p.groups, job.n_tiles = p.n_tiles, job.kt = a.kt;
-    return conv_mma_launch(dev, p, job, (cudaStream_t)stream);
+    return (p.wgmma ? conv_sm90_launch : conv_mma_launch)(dev, p, job, (cudaStream_t)stream);
 }
 
 esa_status pixel_norm_run(esa_cuda_device *dev, const esa_plane_norm_args *args, void *stream)

@@ -112,13 +112,26 @@ DEV uint64_t wgmma_desc(uint32_t addr, uint32_t lead, uint32_t stride)
            (uint64_t)(stride >> 4) << 32 | (uint64_t)1 << 62;
 }
 
+// The same without swizzle, for matrices of 8 x 8 cores of 128 bytes in a row. K-major operand:
+// lead = bytes between cores along K, stride = bytes between groups of 8 rows.
+DEV uint64_t wgmma_plain_desc(uint32_t addr, uint32_t lead, uint32_t stride)
+{
+    return (uint64_t)((addr & 0x3FFFF) >> 4) | (uint64_t)(lead >> 4) << 16 |
+           (uint64_t)(stride >> 4) << 32;
+}
+
 #define R4(d, i)  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define R16(d, i) R4(d, i), R4(d, i + 4), R4(d, i + 8), R4(d, i + 12)
 #define R32(d)    R16(d, 0), R16(d, 16)
+#define R48(d)    R16(d, 0), R16(d, 16), R16(d, 32)
 #define R64(d)    R16(d, 0), R16(d, 16), R16(d, 32), R16(d, 48)
 #define L32                                                                                        \
     "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%" \
     "25,%26,%27,%28,%29,%30,%31}"
+#define L48                                                                                        \
+    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%" \
+    "25,%26,%27,%28,%29,%30,%31,%32,%33,%34,"                                                      \
+    "%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}"
 #define L64                                                                                        \
     "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%" \
     "25,%26,%27,%28,%29,%30,%31,%32,%33,%34,"                                                      \
@@ -210,9 +223,21 @@ template <class T> DEV void wgmma_rs(float (&d)[32], const uint32_t *a, uint64_t
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
+// O (64 x 96) += A (64 x 16, registers, bf16) * B (96 x 16, shared, K-major)^T
+DEV void wgmma_rs_kmajor(float (&d)[48], const uint32_t *a, uint64_t b)
+{
+    asm volatile("{.reg .pred p; setp.ne.b32 p, 1, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 " L48
+                 ", {%48,%49,%50,%51}, %52, p, 1, 1, 0;}"
+                 : R48(d)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
 #undef R4
 #undef R16
 #undef R32
+#undef R48
 #undef R64
 #undef L32
+#undef L48
 #undef L64
