@@ -1,45 +1,7 @@
 /* test_store_gpu.c - weights on the GPU: what the views hold, the same bytes whether groups stay or
- * are copied, limits, failures, random weights, E4M3 files.
+ * are copied, limits, failures.
  * SPDX-License-Identifier: Apache-2.0 */
-#include "model/store_file.h"
-#include "model/dit_cases.h"
-#include "model/dit/wan_dit_internal.h"
-
-static esa_ctx *ctx;
-static esa_nn nn;
-static int32_t stand_in;
-
-static int begin(void **state)
-{
-    (void)state;
-    esa_device_info info = { .struct_size = sizeof info };
-    esa_ctx_params p = esa_ctx_params_default();
-    p.threads = 2;
-    if (esa_ctx_create(&ctx, &p) || esa_device_get_info(ctx, &info)) return -1;
-    stand_in = strcmp(info.name, "stand-in") == 0;
-    esa_nn_init(&nn, ctx);
-    return esa_nn_use(&nn, ESA_DEVICE_CUDA) ? -1 : 0;
-}
-
-static int end(void **state)
-{
-    (void)state;
-    esa_nn_close(&nn);
-    esa_ctx_free(ctx);
-    return 0;
-}
-
-static void must(esa_status status)
-{
-    if (status) fail_msg("%s: %s", esa_status_name(status), esa_ctx_error(ctx));
-}
-
-static void refused(esa_status got, esa_status want, const char *word)
-{
-    if (got != want || !strstr(esa_ctx_error(ctx), word))
-        fail_msg("%s instead of %s, \"%s\" should mention \"%s\"", esa_status_name(got),
-                 esa_status_name(want), esa_ctx_error(ctx), word);
-}
+#include "model/store_kit.h"
 
 static int64_t free_bytes(void)
 {
@@ -77,20 +39,6 @@ static bench bench_open(part *p, int32_t linear, const char *keep, int64_t limit
     const esa_store_settings settings = { .linear = linear, .keep = keep, .limit = limit };
     must(try_open(&b, p, &settings));
     return b;
-}
-
-/* Bytes and scales of a tensor on the device; the caller frees. */
-static uint8_t *read_view(const part_tensor *t, int64_t *bytes)
-{
-    const int64_t data = part_count(t) * esa_view_element(t->view.dtype),
-                  scales = t->view.dtype == ESA_DTYPE_F8 ? 4 * t->dim[0] : 0;
-    uint8_t *out = malloc((size_t)(data + scales));
-    assert_non_null(t->view.data);
-    assert_int_equal(scales > 0, t->view.scale != NULL);
-    must(nn.be->download(ctx, out, t->view.data, data));
-    if (scales) must(nn.be->download(ctx, out + data, t->view.scale, scales));
-    *bytes = data + scales;
-    return out;
 }
 
 /* What one forward sees, groups 0 and 1 .. last. */
@@ -484,174 +432,12 @@ static void bad_luck(void **state)
     scratch_remove(&p.folder);
 }
 
-/* ---------------------------------------------------------------- random weights */
-
-/* The same numbers on the device and on the host, whatever the type; norms are 1. */
-static void random_weights(void **state)
-{
-    (void)state;
-    esa_nn host;
-    part p, q;
-    esa_weights *w[2];
-    esa_store *s[2];
-    const esa_store_settings settings = { .hold = ESA_HOLD_F32 };
-    esa_nn_init(&host, ctx);
-    for (int i = 0; i < 2; i++) {
-        part *one = i ? &q : &p;
-        part_make(one, -1);
-        must(esa_weights_open_random(ctx, &w[i], "part"));
-        part_want(one, w[i]);
-        must(esa_weights_check(w[i], NULL, NULL));
-        must(esa_store_open(i ? &host : &nn, &s[i], w[i], &settings));
-    }
-    double squares = 0;
-    int64_t count = 0;
-    for (int32_t i = 0; i < p.count; i++) {
-        const part_tensor *t = &p.tensor[i], *u = &q.tensor[i];
-        int64_t bytes;
-        if (t->flags & ESA_WANT_HOST) continue;
-        uint8_t *data = read_view(t, &bytes);
-        assert_int_equal(u->view.dtype, ESA_DTYPE_F32);
-        for (int64_t k = 0; k < part_count(t); k++) {
-            const float x = ((const float *)u->view.data)[k];
-            assert_true(esa_load_f32(data, k, t->view.dtype) == esa_round_to(x, t->view.dtype));
-            if (strstr(t->name, "norm.weight"))
-                assert_true(x == 1);
-            else
-                squares += (double)x * (double)x;
-            count += !strstr(t->name, "norm.weight");
-        }
-        free(data);
-    }
-    assert_true(fabs(sqrt(squares / (double)count) - 0.02) < 0.001);
-    assert_memory_not_equal(q.tensor[3].view.data, q.tensor[4].view.data, 400);
-    for (int i = 0; i < 2; i++) {
-        esa_store_plan plan;
-        esa_store_get_plan(s[i], &plan);
-        assert_int_equal(plan.groups, i ? 0 : PART_BLOCKS);
-        must(esa_store_begin(s[i], 1));
-        must(esa_store_end(s[i], 1));
-        must(esa_store_fit(s[i], 0));
-        esa_store_free(s[i]);
-        esa_weights_free(w[i]);
-    }
-    esa_nn_close(&host);
-}
-
-/* ---------------------------------------------------------------- E4M3 files elsewhere */
-
-/* On the CPU their values are there too; wrong scales are refused by name. */
-static void f8_files(void **state)
-{
-    (void)state;
-    part p;
-    esa_nn host;
-    esa_nn_init(&host, ctx);
-    part_make(&p, ESA_FILE_F8_E4M3);
-    part_write(&p, ctx);
-    esa_weights *w;
-    must(esa_weights_open(ctx, &w, p.folder.dir, "part", "part"));
-    part_want(&p, w);
-    must(esa_weights_check(w, NULL, NULL));
-    must(esa_weights_load(w, ESA_HOLD_F32));
-    for (int32_t i = 0; i < p.count; i++)
-        for (int64_t k = 0; k < part_count(&p.tensor[i]); k++)
-            assert_true(((const float *)p.tensor[i].view.data)[k] ==
-                        part_value(&p, &p.tensor[i], k));
-    esa_weights_free(w);
-    esa_nn_close(&host);
-    scratch_remove(&p.folder);
-    /* a scale of a tensor in BF16, and one of the wrong length */
-    for (int n = 0; n < 2; n++) {
-        scratch folder = scratch_make();
-        esa_tensors_writer *out = NULL;
-        const int64_t dim[2] = { 4, 2 }, scales = n ? 3 : 1;
-        const float zeros[8] = { 0 };
-        must(esa_tensors_writer_create(ctx, &out, scratch_path(&folder, "part.safetensors")));
-        must(esa_tensors_writer_declare(out, "a.weight", n ? ESA_FILE_F8_E4M3 : ESA_FILE_BF16, 2,
-                                        dim));
-        must(esa_tensors_writer_declare(out, "a.weight_scale", ESA_FILE_F32, 1, &scales));
-        must(esa_tensors_writer_data(out, zeros, n ? 8 : 16));
-        must(esa_tensors_writer_data(out, zeros, 4 * scales));
-        must(esa_tensors_writer_finish(out));
-        esa_tensors_writer_free(out);
-        esa_weight view;
-        must(esa_weights_open(ctx, &w, folder.dir, "part", "part"));
-        esa_weights_want(w, &view, 0, 2, dim, "a.weight");
-        refused(esa_weights_check(w, NULL, NULL), ESA_ERR_MISMATCH, "a.weight_scale");
-        esa_weights_free(w);
-        scratch_remove(&folder);
-    }
-}
-
-/* ---------------------------------------------------------------- a whole transformer */
-
-static double distance(const float *a, const float *b, int64_t count)
-{
-    double difference = 0, size = 0;
-    for (int64_t i = 0; i < count; i++) {
-        difference += ((double)a[i] - (double)b[i]) * ((double)a[i] - (double)b[i]);
-        size += (double)b[i] * (double)b[i];
-    }
-    return sqrt(difference / size);
-}
-
-/* Opens the transformer of a bench again, with linear layers of another type. */
-static void reopen(dit_bench *b, const dit_case *c, int32_t linear)
-{
-    const esa_part_env env = { .nn = &b->nn, .folder = b->folder.top.dir, .linear = linear };
-    esa_wan_dit_free(b->dit);
-    b->dit = NULL;
-    dit_ok(b, esa_wan_dit_open(&env, &b->dit, &c->config));
-}
-
-/* The output of wan-tiny's case, bit for bit, with weights that stay and with ever less memory, in
- * BF16 and F8. F8 has 3 bits of mantissa: rounding is off by 2.6 % on average, weights and inputs
- * together by 3.7 %, and residuals dilute it. */
-static void transformer(void **state)
-{
-    (void)state;
-    const dit_case *c = &dit_cases[3];
-    dit_bench b;
-    float *want[2];
-    esa_session_params params = esa_session_params_default();
-    params.mode = ESA_SESSION_DENSE;
-    dit_open_on(&b, c, ESA_HOLD_F32, 2, ESA_DEVICE_CUDA);
-    for (int f8 = 0; f8 < 2; f8++) {
-        if (f8) reopen(&b, c, ESA_DTYPE_F8);
-        esa_session_free(dit_forward(&b, c, &params));
-        want[f8] = malloc((size_t)b.out_count * 4);
-        memcpy(want[f8], b.v, (size_t)b.out_count * 4);
-        esa_store_plan plan;
-        esa_store_get_plan(b.dit->store, &plan);
-        assert_int_equal(plan.f8, f8 ? 8 * (c->config.layers - 2) : 0);
-        const int64_t total = plan.resident_bytes;
-        for (int percent = 85; percent >= 50; percent -= 35) {
-            dit_ok(&b, esa_store_fit(b.dit->store, total * percent / 100));
-            esa_store_get_plan(b.dit->store, &plan);
-            print_message("%s, %d %%: %lld of %lld blocks stay\n", f8 ? "F8" : "BF16", percent,
-                          (long long)plan.resident, (long long)plan.groups);
-            assert_true(plan.resident < plan.groups);
-            memset(b.v, 0, (size_t)b.out_count * 4);
-            esa_session_free(dit_forward(&b, c, &params));
-            assert_memory_equal(b.v, want[f8], (size_t)b.out_count * 4);
-        }
-    }
-    const double error = distance(want[1], want[0], b.out_count);
-    print_message("F8 against BF16: %.4f\n", error);
-    assert_true(error > 0 && error < 0.04);
-    free(want[0]);
-    free(want[1]);
-    dit_close(&b);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(values),         cmocka_unit_test(kept),        cmocka_unit_test(limits),
-        cmocka_unit_test(described),      cmocka_unit_test(fitted),      cmocka_unit_test(pageable),
-        cmocka_unit_test(cancelled),      cmocka_unit_test(bad_luck),    cmocka_unit_test(f8_files),
-        cmocka_unit_test(random_weights), cmocka_unit_test(transformer),
+        cmocka_unit_test(values),    cmocka_unit_test(kept),     cmocka_unit_test(limits),
+        cmocka_unit_test(described), cmocka_unit_test(fitted),   cmocka_unit_test(pageable),
+        cmocka_unit_test(cancelled), cmocka_unit_test(bad_luck),
     };
     return cmocka_run_group_tests(tests, begin, end);
 }
