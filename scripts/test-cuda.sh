@@ -98,6 +98,10 @@ collect() { # reads the logs of what was started; a program that died counts as 
 while read -r name; do
     start "$name" ESA_TEST_DEVICE=cuda timeout "$limit" "$folder/tests/$name"
 done <"$folder/tests/gpu_tests.txt"
+for program in "$folder"/tests/test_*_gpu; do       # of the engine, if it was built: model/ and golden files
+    [ -x "$program" ] && start "$(basename "$program")" ESA_TEST_GOLDEN="$here/tests/golden" \
+        ESA_TEST_MODELS="$here/models" timeout "$limit" "$program"
+done
 start test_no_gpu ESA_CUDA_LIB= timeout "$limit" "$folder/tests/test_no_gpu"
 collect
 note "esa doctor" $((doctor == 0)) $((doctor != 0))
@@ -138,7 +142,7 @@ if [ -z "$sanitizer" ] || [ -n "${ESA_TEST_NO_SANITIZER:-}" ]; then
     echo "---- compute-sanitizer: not run"
 else
     for name in test_gpu_attention test_gpu_levels test_gpu_exact_rows test_gpu_select test_gpu_order test_gpu_session \
-                test_plan test_golden; do
+                test_gpu_biased test_gpu_planes test_plan test_golden; do
         watch memcheck "$name"
     done
     for name in test_gpu_calls test_gpu_transfer; do    # they ask for more memory than there is, and expect the refusal
@@ -150,6 +154,11 @@ else
     for name in test_gpu_attention test_gpu_levels test_gpu_exact_rows; do
         watch racecheck "$name" ESA_CUDA=sm80
         case $gpu in *"sm90a kernels"*) watch synccheck "$name" ESA_CUDA=sm90a ;; esac
+    done
+    for name in test_gpu_biased test_gpu_planes; do
+        watch racecheck "$name" ESA_CUDA=sm80
+        watch synccheck "$name"
+        watch initcheck "$name"
     done
     watch racecheck test_gpu_select
     watch racecheck test_gpu_order

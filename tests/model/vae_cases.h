@@ -97,8 +97,8 @@ static inline int32_t tick(void *user, int64_t done, int64_t total)
     return ++b->ticks == b->stop_at;
 }
 
-static inline void bench_open_on(bench *b, const esa_wan_vae_config *made, const char *folder,
-                                 int32_t threads, int32_t device)
+static inline void bench_begin(bench *b, const esa_wan_vae_config *made, const char *folder,
+                               int32_t threads, int32_t device, int32_t open)
 {
     memset(b, 0, sizeof *b);
     esa_ctx_params p = esa_ctx_params_default();
@@ -114,7 +114,13 @@ static inline void bench_open_on(bench *b, const esa_wan_vae_config *made, const
     b->env = (esa_part_env){
         .nn = &b->nn, .folder = made ? b->folder.top.dir : folder, .tick = tick, .tick_user = b
     };
-    ok(b, esa_wan_vae_open(&b->env, &b->vae, &b->config));
+    if (open) ok(b, esa_wan_vae_open(&b->env, &b->vae, &b->config));
+}
+
+static inline void bench_open_on(bench *b, const esa_wan_vae_config *made, const char *folder,
+                                 int32_t threads, int32_t device)
+{
+    bench_begin(b, made, folder, threads, device, 1);
 }
 
 static inline void bench_open(bench *b, const esa_wan_vae_config *made, const char *folder,

@@ -1,6 +1,7 @@
 // planes.cu - what a decoder does with planes: norms over the channels of a pixel, latents as
 // planes, pixels as bytes; and convolutions as the rest of the plugin sees them.
 // SPDX-License-Identifier: Apache-2.0
+#include "cuda/engine/activate.cuh"
 #include "cuda/engine/conv.cuh"
 #include "cuda/runtime/lanes.cuh"
 
@@ -10,11 +11,6 @@ namespace
 enum { THREADS = 256 };
 
 // ---- norms ----
-
-__device__ __forceinline__ float activate(float x, int act)
-{
-    return act == ESA_ACT_SILU ? __fdividef(x, 1.0f + __expf(-x)) : x;
-}
 
 // The factor of a pixel whose squares sum to `squares`.
 __device__ __forceinline__ float pixel_factor(float squares, int64_t channels)
