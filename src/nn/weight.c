@@ -19,7 +19,7 @@ void esa_weight_to_f32(float *dst, const esa_weight *w, int64_t first, int64_t c
         return;
     }
     if (w->dtype == ESA_DTYPE_F8) {
-        const int64_t cols = w->rank > 1 ? esa_weight_count(w) / w->dim[0] : esa_weight_count(w);
+        const int64_t cols = esa_weight_count(w) / (w->rank > 1 ? esa_max64(1, w->dim[0]) : 1);
         for (int64_t i = 0; i < count; i++) {
             const float x = esa_f8_to_f32(((const uint8_t *)w->data)[first + i]);
             dst[i] = w->scale ? x * w->scale[(first + i) / cols] : x;
