@@ -147,8 +147,10 @@ endif()
 set(ESA_PLUGIN_PARTS_stand_in tests/cuda/stand_in_engine.c tests/cuda/stand_in_rows.c
     tests/cuda/stand_in_products.c tests/cuda/stand_in_transfer.c tests/cuda/stand_in_latents.c
     tests/cuda/stand_in_biased.c tests/cuda/stand_in_planes.c)
-# The bits of the scheduler, and of latents and bytes, do not depend on fused operations.
+# The bits of the scheduler, of latents and bytes, and of random weights do not depend on fused
+# operations.
 set_property(SOURCE tests/cuda/stand_in_latents.c tests/cuda/stand_in_planes.c
+             tests/cuda/stand_in_transfer.c
              APPEND PROPERTY COMPILE_OPTIONS -ffp-contract=off)
 foreach(plugin stand_in other_abi)
   add_library(esa_${plugin} MODULE tests/cuda/${plugin}.c ${ESA_PLUGIN_PARTS_${plugin}})
