@@ -28,7 +28,8 @@ typedef struct esa_engine_products {
     esa_status (*library)(esa_ctx *ctx, const char **name);
     /* Measures the algorithms of the library for products of these sizes, types and alignments, and
      * keeps the fastest for this ctx. The contents of x, its scales and y are lost; w and bias are
-     * not touched. Allocates and waits. A shape that was prepared before costs nothing. */
+     * not touched. Allocates and waits; without memory to measure in, it does nothing. A shape that
+     * was prepared before costs nothing. */
     esa_status (*prepare)(esa_ctx *ctx, const esa_product_args *args);
     /* Bytes of ws of any product. */
     int64_t (*workspace)(esa_ctx *ctx);

@@ -170,8 +170,12 @@ esa_status prepare(esa_cuda_device *dev, plan *p, const esa_product_args &args, 
 {
     void *block = nullptr;
     trial t = { dev, p, args, nullptr, nullptr, nullptr, nullptr, stream };
-    esa_status status = device_check(dev, cudaMalloc(&block, (size_t)block_bytes(args)),
-                                     "allocating GPU memory to measure matrix products");
+    const cudaError_t result = cudaMalloc(&block, (size_t)block_bytes(args));
+    if (result == cudaErrorMemoryAllocation) { // then the first algorithm has to do
+        cudaGetLastError();
+        return ESA_OK;
+    }
+    esa_status status = device_check(dev, result, "allocating GPU memory to measure products");
     if (!status) status = device_check(dev, cudaEventCreate(&t.from), "creating a timing event");
     if (!status) status = device_check(dev, cudaEventCreate(&t.to), "creating a timing event");
     if (!status) status = fill_and_measure(&t, block);
