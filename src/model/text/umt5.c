@@ -204,38 +204,49 @@ static void place(const esa_umt5 *e, umt5_run *r, esa_carve *carve)
     r->linear = reuse(&all, n * ff * element, n, ff);
 }
 
-/* The biases of all layers by distance, in host memory. */
-static void look_up(const esa_umt5 *e, const umt5_run *r, float *distance)
+typedef struct look_up {
+    const esa_umt5 *e;
+    const umt5_run *r;
+    const int32_t *bucket; /* [span] */
+    float *distance;       /* [layers][heads][span], in host memory */
+} look_up;
+
+/* Rows are heads of layers. */
+static void look_up_rows(void *arg, int64_t first, int64_t count, int32_t worker)
 {
-    for (int64_t i = 0; i < r->span; i++) {
-        const int64_t bucket = esa_umt5_bucket(&e->config, i - (r->n - 1));
-        for (int32_t l = 0; l < e->config.layers; l++) {
-            const float *row = (const float *)e->layer[l].bias.data + bucket * r->heads;
-            float *to = distance + l * r->heads * r->span + i;
-            for (int64_t h = 0; h < r->heads; h++) to[h * r->span] = row[h];
-        }
+    (void)worker;
+    const look_up *job = arg;
+    const int64_t heads = job->r->heads, span = job->r->span;
+    for (int64_t i = first; i < first + count; i++) {
+        const float *table = (const float *)job->e->layer[i / heads].bias.data + i % heads;
+        float *to = job->distance + i * span;
+        for (int64_t k = 0; k < span; k++) to[k] = table[job->bucket[k] * heads];
     }
 }
 
-/* Words and biases, from host memory to the device. room: [max(n d, layers heads span)] */
-static esa_status write_inputs(esa_umt5 *e, umt5_run *r, const int32_t *ids, float *room)
+/* Words and biases, from host memory to the device. */
+static esa_status write_inputs(esa_umt5 *e, umt5_run *r, const int32_t *ids, int32_t *bucket,
+                               float *room)
 {
     esa_nn *nn = e->env.nn;
-    const int64_t d = e->config.d_model;
+    const int64_t d = e->config.d_model, rows = e->config.layers * r->heads;
+    look_up job = { e, r, bucket, room };
     for (int64_t i = 0; i < r->n; i++) esa_weight_to_f32(room + i * d, &e->shared, ids[i] * d, d);
     ESA_TRY(esa_nn_upload(nn, r->x.data, room, 4 * r->n * d));
-    look_up(e, r, room);
-    return esa_nn_upload(nn, r->distance, room, 4 * e->config.layers * r->heads * r->span);
+    for (int64_t k = 0; k < r->span; k++) bucket[k] = esa_umt5_bucket(&e->config, k - (r->n - 1));
+    esa_nn_parallel(nn, look_up_rows, &job, rows, 16);
+    return esa_nn_upload(nn, r->distance, room, 4 * rows * r->span);
 }
 
 static esa_status begin(esa_umt5 *e, umt5_run *r, const int32_t *ids)
 {
     esa_nn *nn = e->env.nn;
-    const int64_t bytes = 4 * esa_max64(r->n * e->config.d_model,
-                                        e->config.layers * r->heads * r->span);
+    const int64_t floats = esa_max64(r->n * e->config.d_model,
+                                     e->config.layers * r->heads * r->span),
+                  bytes = 4 * (floats + r->span);
     float *room = esa_mem_alloc(&nn->ctx->mem, bytes);
     if (!room) return esa_fail(nn->ctx, ESA_ERR_MEMORY, "out of memory for the text encoder");
-    const esa_status status = write_inputs(e, r, ids, room);
+    const esa_status status = write_inputs(e, r, ids, (int32_t *)(room + floats), room);
     esa_mem_free(&nn->ctx->mem, room, bytes);
     return status;
 }

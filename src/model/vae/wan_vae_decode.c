@@ -398,6 +398,8 @@ static esa_status run_frames(vae_run *r, const esa_vae_cut *cut)
     for (int64_t t = 0; t < cut->frames; t++) {
         ESA_TRY(run_frame(r, cut, t));
         if (r->dry) continue;
+        /* The pages of the frames are made while the device works, not while they arrive. */
+        if (t == 0 && r->bytes != r->out) memset(r->out, 0, (size_t)(r->frames * pixels(r)));
         ESA_TRY(r->nn->ops->pace(r->nn));
         if (env->tick && env->tick(env->tick_user, cut->tick_base + t + 1, cut->tick_total))
             return esa_fail(r->nn->ctx, ESA_ERR_STATE, "cancelled");
