@@ -194,6 +194,7 @@ static int save_json(const bench *b, figure (*figures)[FIGURES])
     const figure *dense = b->row[0].mode == MODE_DENSE ? figures[0] : NULL;
     cli_json *json = cli_json_new();
     cli_machine_json(json, b->maker.ctx, NULL);
+    clip_maker_json(json, &b->maker);
     cli_json_fields(json,
                     "model %s config_hash %s frames %d height %d width %d steps %d tokens %d "
                     "rounds %ld guidance %g tail %s masks %s decoded %i",
@@ -308,6 +309,9 @@ int cmd_bench_model(int argc, char **argv)
         { "--prompt", CLI_TEXT, &b.base.p.prompt, "TEXT", 0, 0, 0,
           "the prompt (the first built-in prompt)" },
         { "--seed", CLI_INT, &b.base.p.seed, "N", 0, 9e15, 0, "seed of the noise (0)" },
+        { "--random-weights", CLI_FLAG, &b.base.open.random, NULL, 0, 0, 0,
+          "measure true shapes without a checkpoint: --model wan-1.3b-480p, wan-1.3b-720p, "
+          "wan-14b-480p or wan-14b-720p; only the transformer runs (off)" },
         { "--json", CLI_OUTPUT, &b.json, "FILE", 0, 0, 0,
           "also write every step of every round as JSON" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
@@ -340,6 +344,7 @@ int cmd_bench_model(int argc, char **argv)
     if (b.skip_dense && !others)
         return cli_usage("bench model: --skip-dense contradicts --mode dense");
     if ((status = clip_request_check(&b.base, what)) != 0) return status;
+    if (b.base.open.random) b.no_decode = 1;
     b.base.p.session.step_map = ESA_STEP_MAP_NEAREST;
     b.base.p.decode = !b.no_decode;
     if (b.no_decode) b.base.open.parts = ESA_PART_TRANSFORMER | ESA_PART_TEXT;

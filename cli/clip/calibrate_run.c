@@ -198,6 +198,7 @@ static void json_result(job *j, const esa_mask_file_info *info, cli_json *json)
 {
     const clip_request *r = &j->o->clip;
     cli_machine_json(json, j->maker.ctx, NULL);
+    clip_maker_json(json, &j->maker);
     cli_json_fields(json,
                     "model %s config_hash %s file %s frames %d height %d width %d steps %ld "
                     "recorded_steps %d step_groups %ld samples %d tokens %ld prompts %ld "

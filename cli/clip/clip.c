@@ -15,18 +15,64 @@ static int open_failed(const clip_maker *m, esa_status status)
     return family ? cli_model_in_python(family, m->what) : cli_fail_esa(m->ctx, status, m->what);
 }
 
+/* The folder of the model, or the name of a shape with random weights. */
+static int find_model(char *folder, size_t size, const clip_opening *o, const char *what)
+{
+    if (!o->random) return cli_model_find(folder, size, o->model, what);
+    if (!o->model)
+        return cli_usage("%s: --random-weights needs --model wan-1.3b-480p, wan-1.3b-720p, "
+                         "wan-14b-480p or wan-14b-720p",
+                         what);
+    snprintf(folder, size, "%s", o->model);
+    return CLI_OK;
+}
+
+/* What the weights take on the GPU, before the work. */
+static void print_plan(const clip_maker *m)
+{
+    const double gib = 1073741824.0;
+    const esa_model_info *i = &m->info;
+    if (m->device.device != ESA_DEVICE_CUDA) return;
+    fprintf(stderr, "weights   %.2f GiB on the GPU", (double)i->device_bytes / gib);
+    if (i->streamed_bytes)
+        fprintf(stderr, ": %d of %d blocks stay there, the others are copied: %.2f GiB a forward",
+                (int)i->resident_blocks, (int)i->layers, (double)i->streamed_bytes / gib);
+    fprintf(stderr, "\n");
+}
+
+void clip_maker_json(cli_json *json, const clip_maker *m)
+{
+    cli_device_json(json, &m->device);
+    if (m->device.device != ESA_DEVICE_CUDA) return;
+    cli_json_open(json, "memory", '{');
+    cli_json_fields(json, "weights_bytes %ld resident_blocks %d blocks %d streamed_bytes %ld",
+                    m->info.device_bytes, m->info.resident_blocks, m->info.layers,
+                    m->info.streamed_bytes);
+    cli_json_close(json);
+}
+
 int clip_open(clip_maker *m, const clip_opening *o, const char *what)
 {
     char folder[4200];
+    int64_t limit = 0;
     memset(m, 0, sizeof *m);
     m->what = what;
-    int status = cli_video_open(&m->video, what);
-    if (!status) status = cli_model_find(folder, sizeof folder, o->model, what);
-    if (!status) status = cli_ctx_new(&m->ctx, o->threads);
+    int status = o->max_vram ? cli_size_parse(o->max_vram, &limit, "--max-vram", what) : CLI_OK;
+    if (!status) status = cli_video_open(&m->video, what);
+    if (!status) status = find_model(folder, sizeof folder, o, what);
+    if (!status && !o->check) status = cli_device_choose(&m->device, o->device, what);
+    if (!status) status = cli_ctx_on(&m->ctx, o->threads, m->device.ordinal);
     if (status) return status;
+    if (m->device.device == ESA_DEVICE_CPU && (o->linear || limit))
+        return cli_fail("%s: %s needs a GPU", what, limit ? "--max-vram" : "--linear fp8");
     clip_catch_signals();
     esa_model_params p = m->video.model_params_default();
     p.hold = o->hold;
+    p.device = m->device.device;
+    p.linear = o->linear;
+    p.keep = o->keep;
+    p.max_memory = limit;
+    p.random = o->random;
     if (o->parts) p.parts = o->parts;
     p.report = o->report;
     clip_watch watch = { .label = "loading the model", .stage = -1, .done = -1 };
@@ -44,6 +90,7 @@ int clip_open(clip_maker *m, const clip_opening *o, const char *what)
     if (o->check) return CLI_OK;
     m->info.struct_size = sizeof m->info;
     opened = m->video.model_get_info(m->model, &m->info);
+    if (opened == ESA_OK) print_plan(m);
     return cli_status(m->ctx, opened, what);
 }
 
@@ -112,6 +159,15 @@ void clip_record_json(cli_json *json, const clip_record *r)
                     r->warmup);
     cli_json_open(json, "attention_work", '{');
     cli_json_fields(json, "asked %g realised %g", t->work_asked, t->work);
+    cli_json_close(json);
+    if (s->device_peak_bytes) cli_json_int(json, "device_peak_bytes", s->device_peak_bytes);
+    cli_json_open(json, "work_seconds", '{');
+    cli_json_fields(json,
+                    "products %g attention %g selection %g cross_attention %g convolutions %g "
+                    "other %g",
+                    s->work_seconds[ESA_WORK_PRODUCTS], s->work_seconds[ESA_WORK_ATTENTION],
+                    s->work_seconds[ESA_WORK_SELECTION], s->work_seconds[ESA_WORK_CROSS],
+                    s->work_seconds[ESA_WORK_CONVOLUTIONS], s->work_seconds[ESA_WORK_OTHER]);
     cli_json_close(json);
     cli_json_reals(json, "step_seconds", r->step_seconds, r->steps);
     cli_json_reals(json, "step_select_seconds", r->step_select, r->steps);

@@ -28,16 +28,22 @@ typedef struct clip_maker {
     esa_ctx *ctx;
     esa_model *model;
     esa_model_info info;
+    cli_device device;
     char folder[4200]; /* the model's */
     const char *what;  /* the command's name, for messages; borrowed */
 } clip_maker;
 
 typedef struct clip_opening {
-    const char *model; /* a name, a folder, or NULL: wan-tiny */
-    int64_t threads;   /* 0: one per core */
-    int hold;          /* ESA_HOLD_* */
-    int parts;         /* ESA_PART_* that will be needed; 0: all */
-    int check;         /* 1: checks names and shapes only, opens no model */
+    const char *model;    /* a name, a folder, or NULL: wan-tiny */
+    int64_t threads;      /* 0: one per core */
+    int hold;             /* ESA_HOLD_* */
+    int parts;            /* ESA_PART_* that will be needed; 0: all */
+    int check;            /* 1: checks names and shapes only, opens no model */
+    const char *device;   /* --device; NULL: auto */
+    int linear;           /* ESA_LINEAR_* */
+    const char *keep;     /* F8: tensors that stay in bf16; NULL: none */
+    const char *max_vram; /* a size; NULL: no limit */
+    int random;           /* 1: random weights; model is then the name of a shape */
     void (*report)(void *user, const char *line); /* NULL, or as in esa_model_params */
 } clip_opening;
 
@@ -45,6 +51,8 @@ typedef struct clip_opening {
  * clip_close in any case. */
 int clip_open(clip_maker *maker, const clip_opening *opening, const char *what);
 void clip_close(clip_maker *maker);
+/* Writes where the model runs and what it takes there into the open object. */
+void clip_maker_json(cli_json *json, const clip_maker *maker);
 /* 1 if the built-in prompts are those of wan-tiny. */
 int clip_is_tiny(const clip_maker *maker);
 
@@ -95,7 +103,7 @@ enum {
     CLIP_OPTIONS_SPARSE =
         16, /* --tail --exact-rows --cdf --refresh --order-every --share-branches */
     CLIP_OPTIONS_CACHED = 32, /* --masks --step-map */
-    CLIP_OPTIONS_MODEL = 64,  /* --model --threads */
+    CLIP_OPTIONS_MODEL = 64,  /* --model --threads --device --linear --keep --max-vram */
     CLIP_OPTIONS_WORK = 128,  /* --work --quality --plan --preset */
     CLIP_OPTIONS_ALL = 255
 };

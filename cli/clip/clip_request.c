@@ -256,6 +256,15 @@ const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_opt
           "a diffusers folder, or wan-tiny, wan-t2v-1.3b, wan-t2v-14b (wan-tiny)" },
         { "--threads", CLI_INT, &r->open.threads, "N", 0, ESA_MAX_THREADS, 0,
           "CPU threads; 0: one per core (0)" },
+        { "--device", CLI_TEXT, &r->open.device, CLI_DEVICE_NAMES, 0, 0, 0, CLI_DEVICE_HELP },
+        { "--linear", CLI_CHOICE, &r->open.linear, "bf16|fp8", 0, 0, 0,
+          "GPU: type of the transformer's linear layers; the first and the last block stay in bf16 "
+          "(bf16)" },
+        { "--keep", CLI_TEXT, &r->open.keep, "NAME,...", 0, 0, 0,
+          "fp8: tensors that stay in bf16; * stands for any text (none)" },
+        { "--max-vram", CLI_TEXT, &r->open.max_vram, "SIZE", 0, 0, 0,
+          "GPU: memory to use at most, such as 16G; weights that do not fit are copied when they "
+          "are used (what is free)" },
         end,
     };
     const cli_option work[] = {

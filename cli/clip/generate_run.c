@@ -302,6 +302,7 @@ static int with_model(job *j)
                            (long long)prompts.count);
     j->json = cli_json_new();
     cli_machine_json(j->json, j->maker.ctx, NULL);
+    clip_maker_json(j->json, &j->maker);
     cli_json_fields(j->json, "model %s config_hash %s seed %ld", j->maker.info.name,
                     j->maker.info.config_hash, o->seeds.whole[0]);
     if (!status) status = all_videos(j, &prompts);

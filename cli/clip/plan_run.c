@@ -290,6 +290,7 @@ static int report(job *j, const esa_work_plan *plan, double work, double expecte
                work, expected, reached, (long long)j->held_out, j->held_out > 1 ? "s" : "", spread);
     cli_json *json = cli_json_new();
     cli_machine_json(json, j->maker.ctx, NULL);
+    clip_maker_json(json, &j->maker);
     cli_json_fields(json, "plan %s model %s config_hash %s layers %d steps %d prompts %ld",
                     j->o->output, j->maker.info.name, j->maker.info.config_hash, j->layers,
                     j->steps, j->measured);

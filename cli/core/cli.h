@@ -65,6 +65,8 @@ int cli_status(const esa_ctx *ctx, esa_status status, const char *what);
 
 /* Makes a context with the default settings and this many threads; 0: one per core. (machine.c) */
 int cli_ctx_new(esa_ctx **ctx, int64_t threads);
+/* The same on GPU `ordinal`, if a GPU is used. */
+int cli_ctx_on(esa_ctx **ctx, int64_t threads, int32_t ordinal);
 /* Makes a context on a GPU and describes the GPU; what names the work. */
 int cli_ctx_gpu(esa_ctx **ctx, esa_device_info *gpu, int32_t ordinal, const char *what);
 
@@ -160,6 +162,27 @@ const char *cli_commit(void);
  * kernels. */
 void cli_gpu_json(cli_json *json, const char *key, const esa_device_info *gpu);
 void cli_gpu_print(FILE *out, const esa_device_info *gpu);
+
+/* ---------------------------------------------------------------- the device (device.c) */
+
+/* Where networks run. */
+typedef struct cli_device {
+    int32_t device, ordinal; /* ESA_DEVICE_*; number of the GPU */
+    int32_t gpus;            /* in this machine */
+    esa_device_info gpu;     /* if it is used */
+    char library[400];       /* of matrix products on the GPU: version and path */
+} cli_device;
+#define CLI_DEVICE_NAMES "auto|cpu|cuda|cuda:N"
+#define CLI_DEVICE_HELP  "where networks run; auto: the first GPU if there is one that can (auto)"
+
+/* Reads --device (NULL: auto). Names a GPU on stderr when it is taken, and says why if one is there
+ * and cannot be used. CLI_USAGE or CLI_FAILED after a message. */
+int cli_device_choose(cli_device *device, const char *asked, const char *what);
+/* Writes the object "device". */
+void cli_device_json(cli_json *json, const cli_device *device);
+/* Reads a size: 800M, 16G (1024 each), or bytes. CLI_USAGE after a message with the option's
+ * name. */
+int cli_size_parse(const char *text, int64_t *bytes, const char *name, const char *what);
 double cli_seconds(void); /* monotonic clock */
 
 /* ---------------------------------------------------------------- the machine's CBLAS, opened at

@@ -48,10 +48,13 @@ void cli_machine_get(cli_machine *m)
     m->memory_bytes = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
 }
 
-int cli_ctx_new(esa_ctx **ctx, int64_t threads)
+int cli_ctx_new(esa_ctx **ctx, int64_t threads) { return cli_ctx_on(ctx, threads, 0); }
+
+int cli_ctx_on(esa_ctx **ctx, int64_t threads, int32_t ordinal)
 {
     esa_ctx_params params = esa_ctx_params_default();
     params.threads = (int32_t)threads;
+    params.cuda_device = ordinal;
     const esa_status status = esa_ctx_create(ctx, &params);
     if (status == ESA_OK) return CLI_OK;
     const char *asked = getenv("ESA_CPU"); /* no ctx holds the message yet */

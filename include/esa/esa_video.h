@@ -20,7 +20,8 @@
  * A model computes with the threads of its ctx. While one of its calls runs, other calls on the ctx
  * return ESA_ERR_STATE.
  *
- * Strings in params are UTF-8 and are only read during the call. The CPU computes in f32. */
+ * Strings in params are UTF-8 and are only read during the call. The CPU computes in f32, a GPU in
+ * bf16 with f32 where diffusers keeps it. */
 #ifndef ESA_VIDEO_H
 #define ESA_VIDEO_H
 
@@ -65,13 +66,28 @@ enum { ESA_HOLD_AUTO = 0, ESA_HOLD_FILE = 1, ESA_HOLD_F32 = 2, ESA_HOLD_BF16 = 3
 /* Parts of a model, as bits. */
 enum { ESA_PART_TRANSFORMER = 1, ESA_PART_VAE = 2, ESA_PART_TEXT = 4, ESA_PART_ALL = 7 };
 
+/* How the linear layers of the transformer run on a GPU. F8 is E4M3 with one scale for each output
+ * of a weight and each token; the first and the last block and the embedders stay in BF16. It needs
+ * compute capability 9.0. */
+enum { ESA_LINEAR_BF16 = 0, ESA_LINEAR_F8 = 1 };
+
 struct esa_progress; /* below */
 
 typedef struct esa_model_params {
     uint32_t struct_size;
-    int32_t hold;  /* ESA_HOLD_* (AUTO) */
-    int32_t parts; /* ESA_PART_* bits to check and use (ALL); other parts may be missing */
-    int32_t reserved0;
+    int32_t hold;   /* ESA_HOLD_* (AUTO) */
+    int32_t parts;  /* ESA_PART_* bits to check and use (ALL); other parts may be missing */
+    int32_t device; /* ESA_DEVICE_* that computes (CPU); CUDA: the GPU of the ctx */
+    int32_t linear; /* GPU: ESA_LINEAR_* (BF16) */
+    /* 1: random weights of true shapes, for measurements. The folder is then the name of a shape:
+     * wan-1.3b-480p, wan-1.3b-720p, wan-14b-480p or wan-14b-720p. There is the transformer alone;
+     * without prompt_embeds the embeddings are random too. (0) */
+    int32_t random;
+    const char
+        *keep; /* F8: tensors that stay in BF16: patterns with *, separated by commas; NULL */
+    /* GPU: bytes that weights, activations and scratch may take together; 0: what is free. Weights
+     * that do not fit are copied from host memory when they are used. */
+    int64_t max_memory;
     /* Called for each tensor that is missing, unexpected or has the wrong shape, and once per part
      * with its totals; may be NULL. The message in the ctx names only the first ones. */
     void (*report)(void *user, const char *line);
@@ -113,6 +129,11 @@ typedef struct esa_model_info { /* struct_size is set by the caller */
     int64_t mapped_bytes;  /* weights in mapped files */
     char name[128];        /* the model if its shape is known, else the folder */
     char config_hash[80];  /* stored in mask files */
+    /* The transformer on a GPU; all 0 on the CPU. Blocks that do not stay there are copied for each
+     * forward. */
+    int32_t device, resident_blocks;
+    int64_t device_bytes;   /* GPU memory of the weights */
+    int64_t streamed_bytes; /* copied to the GPU for each forward */
     int64_t reserved[4];
 } esa_model_info;
 
@@ -200,14 +221,28 @@ ESA_API esa_generate_params esa_generate_params_default(void);
 ESA_API esa_status esa_generate_resolve(esa_model *model, esa_generate_params *params,
                                         int64_t *tokens);
 
+/* Kinds of work. ATTENTION is self-attention, CROSS all other attention, SELECTION what chooses
+ * blocks and orders. */
+enum {
+    ESA_WORK_PRODUCTS = 0,
+    ESA_WORK_ATTENTION = 1,
+    ESA_WORK_SELECTION = 2,
+    ESA_WORK_CROSS = 3,
+    ESA_WORK_CONVOLUTIONS = 4,
+    ESA_WORK_OTHER = 5,
+    ESA_WORK_KINDS = 6
+};
+
 typedef struct esa_generate_stats { /* struct_size is set by the caller */
     uint32_t struct_size;
     int32_t frames, height, width, steps; /* as computed */
     int32_t tokens;                       /* tokens of a self-attention call */
     double text_seconds, denoise_seconds, decode_seconds, seconds;
-    double attention_seconds; /* self-attention and selection, part of denoise_seconds */
-    double gemm_seconds;      /* matrix products, part of denoise_seconds */
-    int64_t peak_bytes;       /* most memory held at once, with weights, without mapped files */
+    double attention_seconds;  /* self-attention and selection, part of denoise_seconds */
+    double gemm_seconds;       /* matrix products, part of denoise_seconds */
+    int64_t peak_bytes;        /* most memory held at once, with weights, without mapped files */
+    int64_t device_peak_bytes; /* the same on the GPU; 0 on the CPU */
+    double work_seconds[ESA_WORK_KINDS]; /* of text, denoising and decoding together */
     esa_session_stats session;
     int64_t reserved[4];
 } esa_generate_stats;

@@ -46,7 +46,8 @@ esa_status esa_embeds_get(esa_model *m, esa_embeds *e, const esa_generate_params
                           int32_t branches)
 {
     memset(e, 0, sizeof *e);
-    return p->prompt_embeds ? from_file(m, e, p, branches) : from_prompt(m, e, p, branches);
+    if (p->prompt_embeds) return from_file(m, e, p, branches);
+    return m->random ? esa_embeds_random(m, e, branches) : from_prompt(m, e, p, branches);
 }
 
 esa_status esa_embeds_save(esa_model *m, const esa_embeds *e, const char *path)

@@ -185,6 +185,7 @@ esa_status esa_model_get_info(const esa_model *model, esa_model_info *info)
     *info = model->info;
     int64_t held[3] = { 0, 0, 0 }, mapped[3] = { 0, 0, 0 };
     if (model->dit) esa_wan_dit_memory(model->dit, &info->parameters[0], &held[0], &mapped[0]);
+    if (model->dit) esa_wan_dit_plan(model->dit, info);
     if (model->vae) esa_wan_vae_memory(model->vae, &info->parameters[1], &held[1], &mapped[1]);
     if (model->text) esa_text_part_memory(model->text, &info->parameters[2], &held[2], &mapped[2]);
     for (int i = 0; i < 3; i++) {
@@ -222,30 +223,42 @@ static esa_status begin(esa_ctx *ctx, esa_model **model, const char *folder,
     if (p.hold < ESA_HOLD_AUTO || p.hold > ESA_HOLD_BF16)
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "hold is %d, expected 0 .. %d", p.hold,
                         ESA_HOLD_BF16);
+    if (p.linear < ESA_LINEAR_BF16 || p.linear > ESA_LINEAR_F8)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "linear is %d, expected ESA_LINEAR_BF16 or F8",
+                        p.linear);
+    if (p.max_memory < 0)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "max_memory is %lld, expected 0 or more",
+                        (long long)p.max_memory);
     if (p.parts < 1 || p.parts > ESA_PART_ALL)
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "parts is %d, expected 1 .. %d", p.parts,
                         ESA_PART_ALL);
     esa_model *m = esa_mem_zalloc(&ctx->mem, sizeof *m);
     if (!m) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for a model");
     m->ctx = ctx;
-    m->parts = p.parts;
+    m->parts = p.random ? ESA_PART_TRANSFORMER : p.parts;
+    m->random = p.random;
     esa_nn_init(&m->nn, ctx);
+    esa_status status = esa_nn_use(&m->nn, p.device);
     m->folder_bytes = (int64_t)strlen(folder) + 1;
     m->folder = esa_mem_alloc(&m->ctx->mem, m->folder_bytes);
     m->env = (esa_part_env){ .nn = &m->nn,
                              .hold = p.hold,
+                             .linear = p.linear == ESA_LINEAR_F8 ? ESA_DTYPE_F8 : ESA_DTYPE_BF16,
+                             .keep = p.keep,
+                             .limit = p.max_memory,
+                             .random = p.random,
                              .report = p.report,
                              .report_user = p.report_user,
                              .tick = tick,
                              .tick_user = m };
-    esa_status status;
     if (m->folder) {
         memcpy(m->folder, folder, (size_t)m->folder_bytes);
         m->env.folder = m->folder;
-        status = read_configs(m);
-        if (!status) describe(m);
-    } else
+    } else if (!status)
         status = esa_fail(m->ctx, ESA_ERR_MEMORY, "out of memory for a model");
+    if (!status) status = p.random ? esa_model_shape(m) : read_configs(m);
+    if (!status) describe(m);
+    if (!status && p.random) esa_model_shape_describe(m);
     if (status)
         esa_model_free(m);
     else

@@ -15,12 +15,12 @@
 
 struct esa_model {
     esa_ctx *ctx; /* the caller's; its guard is held while a call runs */
-    esa_nn nn;
+    esa_nn nn;    /* on the device of the model */
     esa_part_env env;
     char *folder; /* owned */
     int64_t folder_bytes;
-    int32_t parts; /* ESA_PART_* bits that may be used */
-    int32_t reserved0;
+    int32_t parts;  /* ESA_PART_* bits that may be used */
+    int32_t random; /* 1: random weights; folder is the name of a shape */
     esa_model_index index;
     esa_wan_config wan;
     esa_wan_vae_config vae_config;
@@ -61,6 +61,12 @@ typedef struct esa_embeds {
     int64_t rows[2];
     int64_t bytes[2];
 } esa_embeds;
+
+/* shapes.c: fills in the configurations of a model with random weights; its sizes, after the rest
+ * of info; and embeddings for it. */
+esa_status esa_model_shape(esa_model *model);
+void esa_model_shape_describe(esa_model *model);
+esa_status esa_embeds_random(esa_model *model, esa_embeds *embeds, int32_t branches);
 
 /* Reads params->prompt_embeds or runs the text encoder. Call esa_embeds_free, also after a failure.
  */

@@ -48,6 +48,7 @@ typedef struct run {
     esa_sched *sched;
     esa_frames *frames;
     esa_generate_stats stats;
+    double work_before[ESA_WORK_KINDS]; /* seconds of the model before this call */
 } run;
 
 /* ---------------------------------------------------------------- progress */
@@ -144,7 +145,7 @@ static esa_status check_settings(esa_model *m, run *r, const esa_generate_params
 
 static esa_status check_inputs(const esa_model *m, const esa_generate_params *p)
 {
-    if (!p->prompt && !p->prompt_embeds)
+    if (!p->prompt && !p->prompt_embeds && !m->random)
         return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "neither a prompt nor embeddings were given");
     if (p->prompt && p->prompt_embeds)
         return esa_fail(m->ctx, ESA_ERR_ARGUMENT,
@@ -236,9 +237,9 @@ static esa_status check_memory(esa_model *m, const run *r)
 {
     if (!r->p.decode) return ESA_OK;
     const int64_t bytes = esa_wan_vae_bytes(m->vae, r->latent, r->p.vae_tile);
-    void *probe = bytes < INT64_MAX ? esa_mem_alloc(&m->ctx->mem, bytes) : NULL;
-    if (probe) {
-        esa_mem_free(&m->ctx->mem, probe, bytes);
+    void *probe = NULL;
+    if (bytes < INT64_MAX && !m->nn.be->alloc(m->ctx, &probe, bytes)) {
+        m->nn.be->release(m->ctx, probe, bytes);
         return ESA_OK;
     }
     const int32_t tile = 64 * m->info.factor[1] / 2;
@@ -345,40 +346,26 @@ static esa_status denoise(esa_model *m, run *r)
 
 /* ---------------------------------------------------------------- the call */
 
-/* Writes files after everything else: a call that fails or is cancelled writes nothing. latents is
- * in host memory. */
-static esa_status keep_results(esa_model *m, const run *r, const float *latents)
-{
-    if (r->p.save_embeds) ESA_TRY(esa_embeds_save(m, &r->embeds, r->p.save_embeds));
-    if (r->p.save_latents) {
-        const esa_to_save save = { "latents",
-                                   latents,
-                                   { m->info.latent_channels, r->latent[0], r->latent[1],
-                                     r->latent[2] } };
-        ESA_TRY(esa_loaded_write(m->ctx, r->p.save_latents, &save, 1, 4));
-    }
-    if (r->p.session.mode == ESA_SESSION_RECORD) ESA_TRY(esa_session_save(m->session, r->p.record));
-    return ESA_OK;
-}
-
-/* Decodes and writes files. */
-static esa_status use_latents(esa_model *m, run *r, const float *latents)
-{
-    const double start = esa_nn_now();
-    if (r->p.decode) ESA_TRY(esa_model_decode(m, &r->frames, latents, r->latent, r->p.vae_tile));
-    r->stats.decode_seconds = esa_nn_now() - start;
-    return keep_results(m, r, latents);
-}
-
-/* The same for latents on a device that the host cannot read. */
-static esa_status use_copy(esa_model *m, run *r)
+static esa_status save_latents(esa_model *m, const run *r)
 {
     float *latents = esa_mem_alloc(&m->ctx->mem, r->bytes);
     if (!latents) return esa_fail(m->ctx, ESA_ERR_MEMORY, "out of memory for the latents");
+    const esa_to_save save = {
+        "latents", latents, { m->info.latent_channels, r->latent[0], r->latent[1], r->latent[2] }
+    };
     esa_status status = esa_nn_download(&m->nn, latents, r->x, r->bytes);
-    if (!status) status = use_latents(m, r, latents);
+    if (!status) status = esa_loaded_write(m->ctx, r->p.save_latents, &save, 1, 4);
     esa_mem_free(&m->ctx->mem, latents, r->bytes);
     return status;
+}
+
+/* Writes files after everything else: a call that fails or is cancelled writes nothing. */
+static esa_status keep_results(esa_model *m, run *r)
+{
+    if (r->p.save_embeds) ESA_TRY(esa_embeds_save(m, &r->embeds, r->p.save_embeds));
+    if (r->p.save_latents) ESA_TRY(save_latents(m, r));
+    if (r->p.session.mode == ESA_SESSION_RECORD) ESA_TRY(esa_session_save(m->session, r->p.record));
+    return ESA_OK;
 }
 
 static esa_status run_stages(esa_model *m, run *r)
@@ -405,7 +392,10 @@ static esa_status run_stages(esa_model *m, run *r)
     }
     s->attention_seconds = s->session.select_seconds + s->session.attention_seconds;
     s->tokens = (int32_t)r->tokens;
-    return m->nn.be->host_memory ? use_latents(m, r, r->x) : use_copy(m, r);
+    if (r->p.decode) ESA_TRY(esa_model_decode(m, &r->frames, r->x, r->latent, r->p.vae_tile));
+    ESA_TRY(m->nn.ops->settle(&m->nn));
+    s->decode_seconds = esa_nn_now() - t2;
+    return keep_results(m, r);
 }
 
 static void finish(esa_model *m, run *r)
@@ -423,6 +413,18 @@ static void finish(esa_model *m, run *r)
     m->call = NULL;
 }
 
+/* The seconds of all kinds of work of a model so far. */
+static void count_work(const esa_model *m, double *seconds)
+{
+    static const int32_t kind[ESA_NN_KINDS] = {
+        [ESA_NN_GEMM] = ESA_WORK_PRODUCTS,   [ESA_NN_SELF] = ESA_WORK_ATTENTION,
+        [ESA_NN_ATTENTION] = ESA_WORK_CROSS, [ESA_NN_CONV] = ESA_WORK_CONVOLUTIONS,
+        [ESA_NN_OTHER] = ESA_WORK_OTHER,
+    };
+    memset(seconds, 0, ESA_WORK_KINDS * sizeof *seconds);
+    for (int32_t k = 0; k < ESA_NN_KINDS; k++) seconds[kind[k]] += m->nn.seconds[k];
+}
+
 static void fill_stats(const esa_model *m, const run *r, esa_generate_stats *stats)
 {
     esa_model_info info = { .struct_size = sizeof info };
@@ -433,6 +435,12 @@ static void fill_stats(const esa_model *m, const run *r, esa_generate_stats *sta
     esa_ctx_memory(m->ctx, &held, &peak);
     *stats = r->stats;
     stats->struct_size = sizeof *stats;
+    count_work(m, stats->work_seconds);
+    for (int32_t k = 0; k < ESA_WORK_KINDS; k++) stats->work_seconds[k] -= r->work_before[k];
+    /* The session knows its parts; what else it does (orders, means) is part of choosing. */
+    stats->work_seconds[ESA_WORK_SELECTION] = fmax(0, stats->work_seconds[ESA_WORK_ATTENTION] -
+                                                          r->stats.session.attention_seconds);
+    stats->work_seconds[ESA_WORK_ATTENTION] = r->stats.session.attention_seconds;
     stats->frames = r->p.frames;
     stats->height = r->p.height;
     stats->width = r->p.width;
@@ -440,6 +448,10 @@ static void fill_stats(const esa_model *m, const run *r, esa_generate_stats *sta
     stats->seconds = esa_nn_now() - m->began;
     stats->peak_bytes = m->nn.peak + peak + info.held_bytes - vae[1] +
                         (r->frames ? r->frames->bytes : 0);
+    if (m->nn.be->host_memory) return;
+    stats->peak_bytes -= m->nn.peak;
+    esa_device_memory(m->ctx, NULL, &peak);
+    stats->device_peak_bytes = m->nn.peak + peak;
 }
 
 static esa_status run_all(esa_model *m, run *r, const esa_generate_params *params,
@@ -471,6 +483,7 @@ static esa_status generate(esa_model *m, esa_frames **frames, const esa_generate
     m->stage = ESA_STAGE_TEXT;
     m->done = m->total = 0;
     m->nn.peak = m->nn.held;
+    count_work(m, r.work_before);
     const esa_status status = run_all(m, &r, params, stats);
     finish(m, &r);
     *frames = r.frames;

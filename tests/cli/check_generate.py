@@ -225,6 +225,15 @@ class Refusals(Base):
         for option in ("--save-embeds", "--save-latents", "--json"):
             self.fails("--out", "a.y4m", option, "none/file", says=["none", "No such file"])
 
+    def test_devices(self):
+        none = {"env": {"ESA_CUDA_LIB": "/no/such/libesa_cuda.so"}}
+        self.fails("--device", "gpu", status=2, says=["--device", "'gpu'", "cuda:N"])
+        self.fails("--device", "cuda:x", status=2, says=["--device", "'cuda:x'"])
+        self.fails("--device", "cuda", status=1, says=["--device cuda", "/no/such/libesa_cuda.so"], **none)
+        self.fails("--device", "cpu", "--linear", "fp8", status=1, says=["--linear fp8", "GPU"])
+        self.fails("--device", "cpu", "--max-vram", "16G", status=1, says=["--max-vram", "GPU"])
+        self.fails("--max-vram", "16Q", status=2, says=["--max-vram", "16Q", "16G"])
+
     def test_folder_of_others(self):
         os.mkdir(self.path("mine"))
         with open(self.path("mine/notes.txt"), "w"):

@@ -131,7 +131,13 @@ class Files(unittest.TestCase):
             kit.skip(self, "the engine was not built")
         small = ["generate", "--frames", 5, "--height", 64, "--width", 64, "--steps", 2]
         self.written("generate", *small, "--method", "dense", "--out", "a.y4m")
-        self.written("generate", *small, "--compare", "dense", "--out", "b.y4m")
+        data = self.written("generate", *small, "--compare", "dense", "--device", "cpu", "--out", "b.y4m")
+        self.assertEqual(data["device"], {"kind": "cpu"})
+        data = self.written("generate", *small, "--method", "dense", "--device", "cuda", "--out", "c.y4m",
+                            env={"ESA_CUDA_LIB": STAND_IN})
+        self.assertEqual((data["device"]["kind"], data["device"]["gpu"]["name"]), ("cuda", "stand-in"))
+        self.assertEqual(data["memory"]["resident_blocks"], data["memory"]["blocks"])
+        self.assertGreater(data["videos"][0]["device_peak_bytes"], data["memory"]["weights_bytes"])
 
     def test_not_strict(self):
         for text in ("{", '{"a": NaN}', '{"a": 1, "a": 2}', ""):

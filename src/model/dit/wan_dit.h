@@ -31,6 +31,9 @@ void esa_wan_dit_free(esa_wan_dit *dit);
 void esa_wan_dit_memory(const esa_wan_dit *dit, int64_t *parameters, int64_t *held,
                         int64_t *mapped);
 
+/* Fills in what the weights take on the device: resident_blocks, device_bytes, streamed_bytes. */
+void esa_wan_dit_plan(const esa_wan_dit *dit, esa_model_info *info);
+
 /* Prepares for latents [in_channels][latent[0]][latent[1]][latent[2]] (t, h, w). layout gives
  * order, window and protect_first_frame of the session; the selector's defaults are filled in. On
  * return it has grid_q = grid_k = latent / patch and order_applied = 1, ready for

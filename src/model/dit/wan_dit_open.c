@@ -92,9 +92,10 @@ static esa_status check_file(const esa_part_env *env, esa_wan_dit *dit, const vo
     dit->wave = esa_mem_alloc(&ctx->mem, 4 * (int64_t)dit->config.freq_dim);
     if (!dit->block || !dit->wave)
         return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the transformer");
-    ESA_TRY(file ? esa_weights_open_memory(ctx, &dit->weights, file, size, "transformer")
-                 : esa_weights_open_part(ctx, &dit->weights, env->folder, "transformer",
-                                         "diffusion_pytorch_model", "transformer"));
+    ESA_TRY(env->random ? esa_weights_open_random(ctx, &dit->weights, "transformer")
+            : file      ? esa_weights_open_memory(ctx, &dit->weights, file, size, "transformer")
+                        : esa_weights_open_part(ctx, &dit->weights, env->folder, "transformer",
+                                                "diffusion_pytorch_model", "transformer"));
     want_all(dit->weights, dit);
     return esa_weights_check(dit->weights, env->report, env->report_user);
 }
@@ -171,6 +172,16 @@ void esa_wan_dit_memory(const esa_wan_dit *dit, int64_t *parameters, int64_t *he
 {
     *parameters = esa_weights_parameters(dit->weights);
     esa_weights_memory(dit->weights, held, mapped);
+}
+
+void esa_wan_dit_plan(const esa_wan_dit *dit, esa_model_info *info)
+{
+    esa_store_plan plan;
+    esa_store_get_plan(dit->store, &plan);
+    info->device = dit->nn->be->device;
+    info->resident_blocks = (int32_t)plan.resident;
+    info->device_bytes = plan.resident_bytes + plan.lane_bytes;
+    info->streamed_bytes = plan.streamed_bytes;
 }
 
 void esa_wan_dit_set_watch(esa_wan_dit *dit, esa_wan_dit_watch watch, void *user)
