@@ -80,7 +80,7 @@ typedef struct esa_model_params {
     int32_t device; /* ESA_DEVICE_* that computes (CPU); CUDA: the GPU of the ctx */
     int32_t linear; /* GPU: ESA_LINEAR_* (BF16) */
     /* 1: random weights of true shapes, for measurements. The folder is then the name of a shape:
-     * wan-1.3b-480p, wan-1.3b-720p, wan-14b-480p or wan-14b-720p. There is the transformer alone;
+     * wan-1.3b-480p, wan-1.3b-720p, wan-14b-480p or wan-14b-720p. There is no text encoder;
      * without prompt_embeds the embeddings are random too. (0) */
     int32_t random;
     const char

@@ -235,7 +235,7 @@ static esa_status begin(esa_ctx *ctx, esa_model **model, const char *folder,
     esa_model *m = esa_mem_zalloc(&ctx->mem, sizeof *m);
     if (!m) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for a model");
     m->ctx = ctx;
-    m->parts = p.random ? ESA_PART_TRANSFORMER : p.parts;
+    m->parts = p.random ? p.parts & ~ESA_PART_TEXT : p.parts;
     m->random = p.random;
     esa_nn_init(&m->nn, ctx);
     esa_status status = esa_nn_use(&m->nn, p.device);

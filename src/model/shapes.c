@@ -49,9 +49,18 @@ esa_status esa_model_shape(esa_model *m)
                                .cross_norm = 1,
                                .eps = 1e-6 };
     snprintf(m->wan.hash, sizeof m->wan.hash, "random");
-    m->vae_config = (esa_wan_vae_config){
-        .z_dim = m->wan.in_channels, .out_channels = 3, .factor_t = 4, .factor_s = 8
-    };
+    m->vae_config = (esa_wan_vae_config){ .base_dim = 96,
+                                          .decoder_base_dim = 96,
+                                          .z_dim = m->wan.in_channels,
+                                          .levels = 4,
+                                          .res_blocks = 2,
+                                          .dim_mult = { 1, 2, 4, 4 },
+                                          .temporal = { 0, 1, 1 },
+                                          .in_channels = 3,
+                                          .out_channels = 3,
+                                          .factor_t = 4,
+                                          .factor_s = 8 };
+    for (int32_t i = 0; i < m->wan.in_channels; i++) m->vae_config.std[i] = 1;
     m->sched = (esa_sched_config){
         .kind = ESA_SCHED_UNIPC, .train_steps = 1000, .order = 2, .shift = s->shift
     };

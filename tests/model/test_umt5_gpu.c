@@ -3,7 +3,9 @@
  *
  * The bound is what transformers loses: the file umt5_bf16 holds the error of its bf16 against its
  * own f32 for the same weights and tokens, and ours may be 1.2 times as large. Errors are the root
- * mean square of the difference over that of f32. */
+ * mean square of the difference over that of f32.
+ *
+ * ESA_TEST_TIMES=1 prints the time of prompts at true shapes too. */
 #include "model/umt5_cases.h"
 
 #define SHARE 1.2
@@ -90,12 +92,51 @@ static void same_bits(void **unused)
     esa_ctx_free(ctx);
 }
 
+/* Milliseconds for prompts of several lengths with random weights of UMT5-XXL; its vocabulary is
+ * cut, because only rows of it are used. */
+static void times(void **unused)
+{
+    static const int64_t lengths[] = { 21, 128, 512 };
+    (void)unused;
+    const char *library = getenv("ESA_CUDA_LIB");
+    if (!getenv("ESA_TEST_TIMES") || (library && strstr(library, "stand_in"))) return;
+    esa_ctx *ctx = make_ctx(0);
+    bench b = { .ctx = ctx };
+    b.config = (esa_umt5_config){ .vocab = 1000,
+                                  .d_model = 4096,
+                                  .d_kv = 64,
+                                  .heads = 64,
+                                  .layers = 24,
+                                  .ff = 10240,
+                                  .buckets = 32,
+                                  .max_distance = 128,
+                                  .eps = 1e-6 };
+    esa_nn_init(&b.nn, ctx);
+    ok(&b, esa_nn_use(&b.nn, ESA_DEVICE_CUDA));
+    b.env = (esa_part_env){ .nn = &b.nn, .random = 1 };
+    double start = esa_nn_now();
+    ok(&b, esa_umt5_open(&b.env, &b.encoder, &b.config));
+    print_message("UMT5-XXL: opened in %.2f s\n", esa_nn_now() - start);
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        double best = 1e9;
+        for (int32_t round = 0; round < 6; round++) {
+            start = esa_nn_now();
+            free(encode(&b, "times", lengths[i]));
+            best = fmin(best, esa_nn_now() - start);
+        }
+        print_message("  %3d tokens %7.2f ms\n", (int)lengths[i], 1e3 * best);
+    }
+    bench_close(&b);
+    esa_ctx_free(ctx);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(as_close_as_transformers),
         cmocka_unit_test(wan_tiny),
         cmocka_unit_test(same_bits),
+        cmocka_unit_test(times),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -87,8 +87,9 @@ static esa_status read_file(esa_umt5 *e, int32_t load)
     e->layer_bytes = (int64_t)sizeof(umt5_layer) * e->config.layers;
     e->layer = esa_mem_zalloc(&ctx->mem, e->layer_bytes);
     if (!e->layer) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the text encoder");
-    ESA_TRY(esa_weights_open_part(ctx, &e->weights, env->folder, "text_encoder", "model",
-                                  "text encoder"));
+    ESA_TRY(env->random ? esa_weights_open_random(ctx, &e->weights, "text encoder")
+                        : esa_weights_open_part(ctx, &e->weights, env->folder, "text_encoder",
+                                                "model", "text encoder"));
     want_all(e);
     ESA_TRY(esa_weights_check(e->weights, env->report, env->report_user));
     if (!load) return ESA_OK;

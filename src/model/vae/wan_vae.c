@@ -179,8 +179,9 @@ static esa_status read_file(esa_wan_vae *vae, vae_walk *walk, int32_t load)
 {
     const esa_part_env *env = &vae->env;
     const int64_t held = env->nn->held - env->nn->scratch_bytes;
-    ESA_TRY(esa_weights_open_part(env->nn->ctx, &walk->w, env->folder, "vae",
-                                  "diffusion_pytorch_model", "vae"));
+    ESA_TRY(env->random ? esa_weights_open_random(env->nn->ctx, &walk->w, "vae")
+                        : esa_weights_open_part(env->nn->ctx, &walk->w, env->folder, "vae",
+                                                "diffusion_pytorch_model", "vae"));
     walk_layers(walk, vae);
     esa_weights_ignore(walk->w, "encoder.");
     esa_weights_ignore(walk->w, "quant_conv.");
