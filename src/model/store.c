@@ -4,17 +4,19 @@
 
 #include <string.h>
 
-/* Left free when there is no limit: the library of products, and what other programs ask for. */
+/* Left free: the library of products, and what other programs ask for. */
 #define MARGIN (INT64_C(256) << 20)
+/* What the driver takes for a process: its context, the code of kernels. */
+#define DRIVER (INT64_C(640) << 20)
 
-/* Bytes that the weights may take, given what is wanted (0: the settings' limit). */
-static esa_status limit_of(const esa_store *s, int64_t *limit, int64_t wanted)
+/* *limit = bytes that the weights may take at most: the given number (0: any), or what is free if
+ * that is less. */
+static esa_status limit_of(const esa_store *s, int64_t *limit, int64_t given)
 {
-    *limit = wanted ? wanted : s->limit;
-    if (*limit) return ESA_OK;
-    ESA_TRY(s->nn->be->transfer->room(s->nn->ctx, limit));
-    const int64_t margin = esa_min64(MARGIN, *limit / 8);
-    *limit += esa_store_held(s) - margin;
+    int64_t room;
+    ESA_TRY(s->nn->be->transfer->room(s->nn->ctx, &room));
+    room += esa_store_held(s) - esa_min64(MARGIN, room / 8);
+    *limit = given ? esa_min64(given, room) : room;
     return ESA_OK;
 }
 
@@ -49,7 +51,7 @@ static esa_status fill(esa_store *s, const esa_store_settings *settings)
     if (s->nn->be->host_memory) return esa_weights_load(s->w, settings->hold);
     ESA_TRY(check_settings(s->nn, s->w, settings));
     ESA_TRY(esa_store_layout(s, settings));
-    ESA_TRY(limit_of(s, &limit, 0));
+    ESA_TRY(limit_of(s, &limit, s->limit));
     ESA_TRY(esa_store_choose(s, limit));
     esa_store_look(s);
     ESA_TRY(esa_store_lanes(s));
@@ -134,11 +136,16 @@ static esa_status move_groups(esa_store *s)
     return ESA_OK;
 }
 
-esa_status esa_store_fit(esa_store *s, int64_t bytes)
+/* 1 if the groups are where the plan wants them. */
+static int32_t in_place(const esa_store *s)
 {
-    int64_t limit;
-    if (!s->group) return ESA_OK;
-    ESA_TRY(limit_of(s, &limit, bytes));
+    for (int32_t g = 1; g < s->groups; g++)
+        if (s->group[g].stays != (s->group[g].device != NULL)) return 0;
+    return 1;
+}
+
+static esa_status fit_to(esa_store *s, int64_t limit)
+{
     const int64_t old_bytes = s->lane_bytes;
     const int32_t old_lanes = s->lanes;
     esa_status status = esa_store_choose(s, limit);
@@ -146,7 +153,7 @@ esa_status esa_store_fit(esa_store *s, int64_t bytes)
     const int32_t new_lanes = s->lanes;
     s->lane_bytes = old_bytes; /* of the lanes that are there */
     s->lanes = old_lanes;
-    if (status) return status; /* all is as it was */
+    if (status || (in_place(s) && new_lanes == old_lanes && new_bytes == old_bytes)) return status;
     esa_store_lanes_free(s);
     status = move_groups(s);
     s->lane_bytes = new_bytes;
@@ -155,6 +162,28 @@ esa_status esa_store_fit(esa_store *s, int64_t bytes)
     if (status) s->lanes = 0; /* groups that are copied cannot be begun */
     const esa_status started = esa_store_start(s);
     return status ? status : started;
+}
+
+esa_status esa_store_fit(esa_store *s, int64_t bytes)
+{
+    int64_t limit;
+    if (!s->group) return ESA_OK;
+    ESA_TRY(limit_of(s, &limit, bytes ? bytes : s->limit));
+    return fit_to(s, limit);
+}
+
+esa_status esa_store_leave(esa_store *s, int64_t bytes)
+{
+    int64_t limit;
+    if (!s->group) return ESA_OK;
+    ESA_TRY(limit_of(s, &limit, 0));
+    limit -= bytes;
+    if (s->limit) {
+        const int64_t others = s->nn->held - esa_store_held(s) + bytes +
+                               esa_min64(DRIVER, s->limit / 16);
+        limit = esa_min64(limit, s->limit - others);
+    }
+    return fit_to(s, limit);
 }
 
 void esa_store_get_plan(const esa_store *s, esa_store_plan *plan)

@@ -40,7 +40,9 @@ typedef struct esa_store_settings {
     /* Names of tensors that stay in BF16: patterns with *, separated by commas; NULL: none. Only
      * read by esa_store_open. */
     const char *keep;
-    int64_t limit; /* bytes of device memory for the weights, lanes included; 0: what is free */
+    /* Bytes of device memory for the weights, lanes included, and for what esa_store_leave leaves;
+     * 0: what is free. */
+    int64_t limit;
 } esa_store_settings;
 
 /* What the store has on the device. All 0 with host memory. */
@@ -66,6 +68,10 @@ void esa_store_free(esa_store *store);
  * that fit again stay. Not between begin and end; waits. ESA_ERR_MEMORY says the least that works.
  */
 esa_status esa_store_fit(esa_store *store, int64_t bytes);
+/* The same, so that bytes of device memory are left to what is allocated next (activations,
+ * attention). The limit of the settings then holds for all memory: these bytes, what nn has
+ * allocated, and a share for the driver. A plan that leaves enough already stays as it is. */
+esa_status esa_store_leave(esa_store *store, int64_t bytes);
 void esa_store_get_plan(const esa_store *store, esa_store_plan *plan);
 /* The plan in words, one line at a time: what stays, what is copied, and what that costs. Nothing
  * with host memory. */

@@ -119,10 +119,12 @@ static double distance(const float *a, const float *b, int64_t count)
     return sqrt(difference / size);
 }
 
-/* Opens the transformer of a bench again, with linear layers of another type. */
-static void reopen(dit_bench *b, const dit_case *c, int32_t linear)
+/* Opens the transformer of a bench again, with linear layers of another type, or a limit. */
+static void reopen(dit_bench *b, const dit_case *c, int32_t linear, int64_t limit)
 {
-    const esa_part_env env = { .nn = &b->nn, .folder = b->folder.top.dir, .linear = linear };
+    const esa_part_env env = {
+        .nn = &b->nn, .folder = b->folder.top.dir, .linear = linear, .limit = limit
+    };
     esa_wan_dit_free(b->dit);
     b->dit = NULL;
     dit_ok(b, esa_wan_dit_open(&env, &b->dit, &c->config));
@@ -141,7 +143,7 @@ static void transformer(void **state)
     params.mode = ESA_SESSION_DENSE;
     dit_open_on(&b, c, ESA_HOLD_F32, 2, ESA_DEVICE_CUDA);
     for (int f8 = 0; f8 < 2; f8++) {
-        if (f8) reopen(&b, c, ESA_DTYPE_F8);
+        if (f8) reopen(&b, c, ESA_DTYPE_F8, 0);
         esa_session_free(dit_forward(&b, c, &params));
         want[f8] = malloc((size_t)b.out_count * 4);
         memcpy(want[f8], b.v, (size_t)b.out_count * 4);
@@ -165,6 +167,54 @@ static void transformer(void **state)
     assert_true(error > 0 && error < 0.04);
     free(want[0]);
     free(want[1]);
+    dit_close(&b);
+}
+
+/* A limit for all memory: blocks leave when a video begins, as many as its size asks for. */
+static void limited(void **state)
+{
+    (void)state;
+    const dit_case *c = &dit_cases[3];
+    dit_bench b;
+    esa_store_plan plan;
+    esa_session_params params = esa_session_params_default();
+    params.mode = ESA_SESSION_DENSE;
+    dit_open_on(&b, c, ESA_HOLD_F32, 2, ESA_DEVICE_CUDA);
+    esa_session_free(dit_forward(&b, c, &params));
+    float *want = malloc((size_t)b.out_count * 4);
+    memcpy(want, b.v, (size_t)b.out_count * 4);
+    const int64_t workspace = b.nn.be->products->workspace(b.ctx);
+    esa_store_get_plan(b.dit->store, &plan);
+    assert_int_equal(plan.resident, c->config.layers);
+    /* as much again as the weights, the workspace of products, and the driver's share */
+    const int64_t limit = (2 * plan.resident_bytes + workspace) * 16 / 15;
+    reopen(&b, c, ESA_DTYPE_BF16, limit);
+    esa_store_get_plan(b.dit->store, &plan);
+    assert_int_equal(plan.resident, c->config.layers); /* nothing else is there yet */
+    int64_t stayed = c->config.layers;
+    for (int32_t frames = 1; frames <= 64; frames *= 2) {
+        const int32_t latent[3] = { frames, c->latent[1], c->latent[2] };
+        esa_layout layout = params.select.layout;
+        const esa_status status = esa_wan_dit_begin(b.dit, latent, &layout, params.select.selector,
+                                                    params.select.mode, 1);
+        if (status) { /* the activations alone are too large */
+            assert_int_equal(status, ESA_ERR_MEMORY);
+            assert_non_null(strstr(esa_ctx_error(b.ctx), "at least"));
+            break;
+        }
+        esa_store_get_plan(b.dit->store, &plan);
+        print_message("%d frames: %lld of %lld blocks stay, %lld of %lld bytes\n", frames,
+                      (long long)plan.resident, (long long)plan.groups, (long long)b.nn.held,
+                      (long long)limit);
+        assert_true(plan.resident <= stayed);
+        assert_true(b.nn.held <= limit);
+        stayed = plan.resident;
+    }
+    assert_true(stayed < c->config.layers);
+    esa_session_free(dit_forward(&b, c, &params)); /* a smaller one again */
+    assert_memory_equal(b.v, want, (size_t)b.out_count * 4);
+    assert_true(b.nn.held <= limit);
+    free(want);
     dit_close(&b);
 }
 
@@ -282,10 +332,8 @@ static void times(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(f8_files),
-        cmocka_unit_test(random_weights),
-        cmocka_unit_test(transformer),
-        cmocka_unit_test(times),
+        cmocka_unit_test(f8_files), cmocka_unit_test(random_weights), cmocka_unit_test(transformer),
+        cmocka_unit_test(limited),  cmocka_unit_test(times),
     };
     return cmocka_run_group_tests(tests, begin, end);
 }

@@ -141,6 +141,18 @@ static esa_status check_size(esa_wan_dit *dit, const int32_t latent[3])
     return ESA_OK;
 }
 
+/* Bytes of device memory that a forward needs beside weights and activations, estimated: attention
+ * and selection take less than three activations, adaptive orders three more; text mostly folds to
+ * fewer than 128 rows. */
+static int64_t other_bytes(const esa_wan_dit *dit, int32_t adaptive, int32_t branches)
+{
+    const esa_backend *be = dit->nn->be;
+    const int64_t row = dit->d * esa_view_element(dit->nn->ops->dtype),
+                  attention = (adaptive ? 6 : 3) * dit->tokens * row,
+                  text = branches * dit->config.layers * INT64_C(2) * 128 * row;
+    return attention + text + (be->products ? be->products->workspace(dit->nn->ctx) : 0);
+}
+
 esa_status esa_wan_dit_begin(esa_wan_dit *dit, const int32_t latent[3], esa_layout *layout,
                              int32_t selector, int32_t mode, int32_t branches)
 {
@@ -163,6 +175,7 @@ esa_status esa_wan_dit_begin(esa_wan_dit *dit, const int32_t latent[3], esa_layo
     layout->order_applied = !adaptive;
     esa_carve carve = { 0 };
     place(dit, &carve, moved);
+    ESA_TRY(esa_store_leave(dit->store, carve.used + other_bytes(dit, adaptive, branches)));
     ESA_TRY(esa_nn_alloc(dit->nn, &dit->room, carve.used, "the transformer's activations"));
     dit->room_bytes = carve.used;
     carve = (esa_carve){ .base = dit->room };
