@@ -1,0 +1,45 @@
+/* run.h - the state of one call of esa_generate, and its stages.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * pipeline.c has the call itself, prepare.c checks the settings and makes what a run needs,
+ * denoise.c has the loop over the steps. */
+#ifndef ESA_MODEL_RUN_H
+#define ESA_MODEL_RUN_H
+
+#include "model/model.h"
+#include "model/sched/sched.h"
+#include "workplan/work_plan.h"
+
+/* pipeline.c frees it. */
+typedef struct esa_run {
+    esa_generate_params p; /* sizes filled in */
+    int32_t latent[3];     /* t, h, w */
+    int32_t branches;
+    int64_t count;  /* elements of the latents */
+    int64_t tokens; /* tokens of a self-attention call */
+    /* on the device: [C][T][H][W] sample, velocities of the branches; sums over a step */
+    float *x, *v[2];
+    esa_step_figures *figures;
+    int64_t bytes; /* size of x and of each v */
+    esa_embeds embeds;
+    esa_mask_file *masks;
+    esa_work_plan *plan;
+    double *sigma; /* [steps] noise levels, for the plan */
+    esa_sched *sched;
+    esa_frames *frames;
+    esa_generate_stats stats;
+    double work_before[ESA_WORK_KINDS]; /* seconds of the model before this call */
+} esa_run;
+
+#define ESA_FIGURES_BYTES ((1 + ESA_STEP_PARTS) * (int64_t)sizeof(esa_step_figures))
+
+/* Copies params and checks them; fills in what they leave open. */
+esa_status esa_run_settings(esa_model *m, esa_run *r, const esa_generate_params *params);
+/* Checks which inputs were given. */
+esa_status esa_run_inputs(const esa_model *m, const esa_generate_params *p);
+/* Makes scheduler, session and latents, and sees that there is memory for the decoder. */
+esa_status esa_run_prepare(esa_model *m, esa_run *r);
+/* Runs all steps; the embeddings are there. */
+esa_status esa_run_denoise(esa_model *m, esa_run *r);
+
+#endif
