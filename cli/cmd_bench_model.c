@@ -311,7 +311,7 @@ int cmd_bench_model(int argc, char **argv)
         { "--seed", CLI_INT, &b.base.p.seed, "N", 0, 9e15, 0, "seed of the noise (0)" },
         { "--random-weights", CLI_FLAG, &b.base.open.random, NULL, 0, 0, 0,
           "measure true shapes without a checkpoint: --model wan-1.3b-480p, wan-1.3b-720p, "
-          "wan-14b-480p or wan-14b-720p; only the transformer runs (off)" },
+          "wan-14b-480p or wan-14b-720p; there is no text encoder (off)" },
         { "--json", CLI_OUTPUT, &b.json, "FILE", 0, 0, 0,
           "also write every step of every round as JSON" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
@@ -344,7 +344,6 @@ int cmd_bench_model(int argc, char **argv)
     if (b.skip_dense && !others)
         return cli_usage("bench model: --skip-dense contradicts --mode dense");
     if ((status = clip_request_check(&b.base, what)) != 0) return status;
-    if (b.base.open.random) b.no_decode = 1;
     b.base.p.session.step_map = ESA_STEP_MAP_NEAREST;
     b.base.p.decode = !b.no_decode;
     if (b.no_decode) b.base.open.parts = ESA_PART_TRANSFORMER | ESA_PART_TEXT;

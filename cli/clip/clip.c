@@ -269,6 +269,7 @@ int clip_make(clip_maker *m, esa_frames **frames, clip_record *record, const cli
     cli_progress_end();
     m->video.frames_free(none);
     if (made == ESA_OK) {
+        m->video.model_get_info(m->model, &m->info); /* weights may have moved for this size */
         if (record) record->stats = stats;
         /* nothing ran sparse, so there is no warm-up */
         if (record && stats.session.sparse_calls == 0) record->warmup = 0;

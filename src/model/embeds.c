@@ -39,7 +39,7 @@ static esa_status from_prompt(esa_model *m, esa_embeds *e, const esa_generate_pa
         ESA_TRY(esa_text_part_encode(m->text, e->data[i], prompt, rows));
         ESA_TRY(esa_model_progress(m, ESA_STAGE_TEXT, i + 1, branches));
     }
-    return ESA_OK;
+    return esa_model_drop_text(m);
 }
 
 esa_status esa_embeds_get(esa_model *m, esa_embeds *e, const esa_generate_params *p,

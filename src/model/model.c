@@ -380,5 +380,19 @@ esa_status esa_model_need_text(esa_model *model)
         return esa_fail(
             model->ctx, ESA_ERR_STATE,
             "this model was opened without its text encoder; give embeddings instead of a prompt");
-    return esa_text_part_open(&model->env, &model->text, &model->text_config);
+    /* Under a limit the transformer's weights and the text encoder share it. */
+    esa_part_env env = model->env;
+    if (env.limit) {
+        if (model->dit) ESA_TRY(esa_wan_dit_fit(model->dit, env.limit / 2));
+        env.limit = esa_max64(1, env.limit - model->nn.held);
+    }
+    return esa_text_part_open(&env, &model->text, &model->text_config);
+}
+
+esa_status esa_model_drop_text(esa_model *model)
+{
+    if (model->nn.be->host_memory || !model->text) return ESA_OK;
+    esa_text_part_free(model->text);
+    model->text = NULL;
+    return model->dit ? esa_wan_dit_fit(model->dit, 0) : ESA_OK;
 }

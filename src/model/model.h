@@ -46,6 +46,8 @@ esa_status esa_model_check_idle(const esa_model *model);
 
 /* Opens the text encoder unless it is open. */
 esa_status esa_model_need_text(esa_model *model);
+/* Frees the text encoder on a device, where memory is dear. In host memory it stays. */
+esa_status esa_model_drop_text(esa_model *model);
 
 /* Reports progress. Fails with ESA_ERR_STATE if the caller cancels the call. */
 esa_status esa_model_progress(esa_model *model, int32_t stage, int32_t done, int32_t total);

@@ -88,6 +88,7 @@ static esa_status run_stages(esa_model *m, esa_run *r)
     }
     s->attention_seconds = s->session.select_seconds + s->session.attention_seconds;
     s->tokens = (int32_t)r->tokens;
+    esa_wan_dit_end(m->dit);
     if (r->p.decode) ESA_TRY(esa_model_decode(m, &r->frames, r->x, r->latent, r->p.vae_tile));
     ESA_TRY(m->nn.ops->settle(&m->nn));
     s->decode_seconds = esa_nn_now() - t2;

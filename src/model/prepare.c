@@ -106,20 +106,55 @@ esa_status esa_run_inputs(const esa_model *m, const esa_generate_params *p)
 
 /* ---------------------------------------------------------------- preparation */
 
-/* Reports wrong settings of the selection before the first step, not at the first sparse call after
- * the warm-up. */
-static esa_status check_selection(esa_model *m, const esa_run *r, const esa_session_params *s)
+/* *bytes = the scratch of one self-attention call; select NULL: dense. Reports wrong settings of
+ * the selection before the first step, not at the first sparse call after the warm-up. */
+static esa_status call_bytes(esa_model *m, const esa_run *r, const esa_select_params *select,
+                             const esa_attention_params *attention, int64_t *bytes)
 {
     const esa_model_info *i = &m->info;
     esa_shapes shapes = esa_shapes_default();
+    shapes.dtype = m->nn.ops->dtype;
+    shapes.device = m->nn.be->device;
+    shapes.device_index = m->ctx->cuda_device;
     shapes.B = 1;
     shapes.Hq = shapes.Hkv = i->heads;
     shapes.Nq = shapes.Nk = r->tokens;
     shapes.D = i->head_dim;
     esa_plan *plan = NULL;
-    const esa_status status = esa_plan_make(m->ctx, &plan, &shapes, &s->select, &s->attention);
+    const esa_status status = esa_plan_make(m->ctx, &plan, &shapes, select, attention);
+    *bytes = status ? 0 : plan->workspace;
     esa_plan_free(plan);
     return status;
+}
+
+/* *bytes = the scratch of all calls of the session. layout: as the transformer makes it. */
+static esa_status session_bytes(esa_model *m, const esa_run *r, const esa_session_params *s,
+                                const esa_layout *layout, int64_t *bytes)
+{
+    esa_attention_params dense = s->attention;
+    esa_select_params select = s->select;
+    int64_t sparse = 0;
+    dense.tail = ESA_TAIL_NONE;
+    dense.exact_rows = 0;
+    select.layout = *layout;
+    ESA_TRY(call_bytes(m, r, NULL, &dense, bytes));
+    if (s->mode == ESA_SESSION_ONLINE || s->mode == ESA_SESSION_RECORD ||
+        s->mode == ESA_SESSION_PROBE)
+        ESA_TRY(call_bytes(m, r, &select, &s->attention, &sparse));
+    *bytes = esa_max64(*bytes, sparse);
+    return ESA_OK;
+}
+
+/* Sees that the transformer's weights leave room for everything else on the device. */
+static esa_status keep_room(esa_model *m, const esa_run *r, int64_t scratch)
+{
+    const int64_t latents = (4 + (int64_t)r->branches) * r->count * 4 + ESA_FIGURES_BYTES;
+    const int64_t decoder = r->p.decode ? esa_wan_vae_bytes(m->vae, r->latent, r->p.vae_tile) : 0;
+    int64_t all;
+    ESA_TRY(esa_nn_reserve(&m->nn, -1, &all)); /* for products */
+    all = esa_max64(all, scratch);
+    esa_wan_dit_set_room(m->dit, latents + all, latents + all + decoder);
+    return ESA_OK;
 }
 
 /* Opens the work plan, turns a quality into a work, and notes the noise levels of the steps. */
@@ -155,9 +190,13 @@ static esa_status make_session(esa_model *m, esa_run *r)
         mode = info.mode;
         s.masks = r->masks;
     }
+    esa_layout layout = s.select.layout;
+    int64_t scratch;
+    ESA_TRY(esa_wan_dit_layout(m->dit, r->latent, &layout, selector, mode));
+    ESA_TRY(session_bytes(m, r, &s, &layout, &scratch));
+    ESA_TRY(keep_room(m, r, scratch));
     ESA_TRY(esa_wan_dit_begin(m->dit, r->latent, &s.select.layout, selector, mode, r->branches));
-    if (s.mode == ESA_SESSION_ONLINE || s.mode == ESA_SESSION_RECORD || s.mode == ESA_SESSION_PROBE)
-        ESA_TRY(check_selection(m, r, &s));
+    ESA_TRY(esa_nn_reserve(&m->nn, scratch, NULL));
     ESA_TRY(prepare_work(m, r, &s));
     s.layers = m->wan.layers;
     s.steps = r->p.steps;
@@ -171,14 +210,17 @@ static esa_status make_session(esa_model *m, esa_run *r)
 }
 
 /* Allocates the decoder's memory once and frees it again, so that a lack of memory is reported
- * before the first step and not after the last. */
+ * before the first step and not after the last. The transformer's activations are freed before the
+ * decoder begins. */
 static esa_status check_memory(esa_model *m, const esa_run *r)
 {
     if (!r->p.decode) return ESA_OK;
     const int64_t bytes = esa_wan_vae_bytes(m->vae, r->latent, r->p.vae_tile);
+    const int64_t more = bytes - esa_wan_dit_bytes(m->dit);
     void *probe = NULL;
-    if (bytes < INT64_MAX && !m->nn.be->alloc(m->ctx, &probe, bytes)) {
-        m->nn.be->release(m->ctx, probe, bytes);
+    if (more <= 0) return ESA_OK;
+    if (bytes < INT64_MAX && !m->nn.be->alloc(m->ctx, &probe, more)) {
+        m->nn.be->release(m->ctx, probe, more);
         return ESA_OK;
     }
     const int32_t tile = 64 * m->info.factor[1] / 2;

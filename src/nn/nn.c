@@ -140,6 +140,16 @@ esa_status esa_nn_download(esa_nn *nn, void *to, const void *from, int64_t bytes
     return nn->be->download(nn->ctx, to, from, bytes);
 }
 
+esa_status esa_nn_reserve(esa_nn *nn, int64_t bytes, int64_t *all)
+{
+    void *scratch;
+    const int64_t size = nn->be->host_memory
+                             ? 0
+                             : esa_max64(bytes, nn->be->products->workspace(nn->ctx));
+    if (all) *all = size;
+    return bytes < 0 || !size ? ESA_OK : nn->be->scratch(nn->ctx, &scratch, size);
+}
+
 esa_status esa_nn_scratch(esa_nn *nn, void **ptr, int64_t bytes)
 {
     if (bytes > nn->scratch_bytes) {

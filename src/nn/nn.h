@@ -88,6 +88,10 @@ esa_status esa_nn_read(esa_nn *nn, float *to, const esa_view *from);
 esa_status esa_nn_copy(esa_nn *nn, void *to, const void *from, int64_t bytes);
 esa_status esa_nn_upload(esa_nn *nn, void *to, const void *from, int64_t bytes);
 esa_status esa_nn_download(esa_nn *nn, void *to, const void *from, int64_t bytes);
+/* Makes the ctx's scratch on a device large enough for these bytes and for products, so that no
+ * later operation waits to make it larger. *all (may be NULL) receives its size. With bytes < 0 it
+ * only says the size for products. */
+esa_status esa_nn_reserve(esa_nn *nn, int64_t bytes, int64_t *all);
 /* Gives scratch of at least this many bytes, valid until the next operation that asks for some. */
 esa_status esa_nn_scratch(esa_nn *nn, void **ptr, int64_t bytes);
 

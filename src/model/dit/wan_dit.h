@@ -34,6 +34,16 @@ void esa_wan_dit_memory(const esa_wan_dit *dit, int64_t *parameters, int64_t *he
 /* Fills in what the weights take on the device: resident_blocks, device_bytes, streamed_bytes. */
 void esa_wan_dit_plan(const esa_wan_dit *dit, esa_model_info *info);
 
+/* How much device memory others need: while the transformer works, and after esa_wan_dit_end. begin
+ * makes the weights leave that much free. */
+void esa_wan_dit_set_room(esa_wan_dit *dit, int64_t beside, int64_t after);
+/* Lets the weights take at most so many bytes of device memory; 0: what begin left to them. Does
+ * nothing in host memory. */
+esa_status esa_wan_dit_fit(esa_wan_dit *dit, int64_t bytes);
+/* The layout that begin makes, without any memory. */
+esa_status esa_wan_dit_layout(const esa_wan_dit *dit, const int32_t latent[3], esa_layout *layout,
+                              int32_t selector, int32_t mode);
+
 /* Prepares for latents [in_channels][latent[0]][latent[1]][latent[2]] (t, h, w). layout gives
  * order, window and protect_first_frame of the session; the selector's defaults are filled in. On
  * return it has grid_q = grid_k = latent / patch and order_applied = 1, ready for
@@ -41,6 +51,10 @@ void esa_wan_dit_plan(const esa_wan_dit *dit, esa_model_info *info);
  * texts. */
 esa_status esa_wan_dit_begin(esa_wan_dit *dit, const int32_t latent[3], esa_layout *layout,
                              int32_t selector, int32_t mode, int32_t branches);
+/* Frees what begin and text have made; begin does it too. */
+void esa_wan_dit_end(esa_wan_dit *dit);
+/* Bytes that begin has allocated. */
+int64_t esa_wan_dit_bytes(const esa_wan_dit *dit);
 /* Sets the text of a branch: embeds f32 [rows][text_dim], rows >= 1. All rows are attended, padding
  * included, as in diffusers. Equal rows at the end are folded into one that counts as many. */
 esa_status esa_wan_dit_text(esa_wan_dit *dit, int32_t branch, const float *embeds, int64_t rows);

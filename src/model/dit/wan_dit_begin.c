@@ -118,7 +118,7 @@ static esa_status make_tables(esa_wan_dit *dit, const esa_layout *layout, int32_
     return status;
 }
 
-static esa_status check_size(esa_wan_dit *dit, const int32_t latent[3])
+static esa_status check_size(const esa_wan_dit *dit, const int32_t latent[3])
 {
     static const char *const side[3] = { "frames", "height", "width" };
     esa_ctx *ctx = dit->nn->ctx;
@@ -141,41 +141,71 @@ static esa_status check_size(esa_wan_dit *dit, const int32_t latent[3])
     return ESA_OK;
 }
 
-/* Bytes of device memory that a forward needs beside weights and activations, estimated: attention
- * and selection take less than three activations, adaptive orders three more; text mostly folds to
- * fewer than 128 rows. */
+esa_status esa_wan_dit_layout(const esa_wan_dit *dit, const int32_t latent[3], esa_layout *layout,
+                              int32_t selector, int32_t mode)
+{
+    int64_t tokens = 1;
+    ESA_TRY(check_size(dit, latent));
+    for (int32_t i = 0; i < 3; i++) {
+        layout->grid_q[i] = layout->grid_k[i] = latent[i] / dit->config.patch[i];
+        tokens *= layout->grid_q[i];
+    }
+    layout->text_front_q = layout->text_back_q = layout->text_front_k = layout->text_back_k = 0;
+    ESA_TRY(esa_layout_resolve(dit->nn->ctx, layout, layout, tokens, tokens, selector, mode, 0));
+    /* Adaptive orders differ between heads and layers, so the calls apply them. */
+    layout->order_applied = layout->order != ESA_ORDER_ADAPTIVE;
+    return ESA_OK;
+}
+
+/* ---------------------------------------------------------------- room */
+
+void esa_wan_dit_set_room(esa_wan_dit *dit, int64_t beside, int64_t after)
+{
+    dit->beside = beside;
+    dit->after = after;
+}
+
+int64_t esa_wan_dit_bytes(const esa_wan_dit *dit) { return dit->room_bytes; }
+
+/* Bytes of device memory that a forward needs beside weights and activations. Text mostly folds to
+ * fewer than 128 rows. What the caller did not say is estimated: attention and selection take less
+ * than three activations, adaptive orders three more. */
 static int64_t other_bytes(const esa_wan_dit *dit, int32_t adaptive, int32_t branches)
 {
     const esa_backend *be = dit->nn->be;
     const int64_t row = dit->d * esa_view_element(dit->nn->ops->dtype),
-                  attention = (adaptive ? 6 : 3) * dit->tokens * row,
                   text = branches * dit->config.layers * INT64_C(2) * 128 * row;
-    return attention + text + (be->products ? be->products->workspace(dit->nn->ctx) : 0);
+    if (dit->beside) return text + dit->beside;
+    return text + (adaptive ? 6 : 3) * dit->tokens * row +
+           (be->products ? be->products->workspace(dit->nn->ctx) : 0);
 }
+
+esa_status esa_wan_dit_fit(esa_wan_dit *dit, int64_t bytes)
+{
+    return bytes ? esa_store_fit(dit->store, bytes) : esa_store_leave(dit->store, dit->others);
+}
+
+/* ---------------------------------------------------------------- one video */
 
 esa_status esa_wan_dit_begin(esa_wan_dit *dit, const int32_t latent[3], esa_layout *layout,
                              int32_t selector, int32_t mode, int32_t branches)
 {
     esa_ctx *ctx = dit->nn->ctx;
     esa_wan_dit_end(dit);
-    ESA_TRY(check_size(dit, latent));
+    ESA_TRY(esa_wan_dit_layout(dit, latent, layout, selector, mode));
     if (branches < 1 || branches > 16)
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "branches is %d, expected 1 to 16", branches);
     dit->tokens = 1;
     for (int32_t i = 0; i < 3; i++) {
         dit->latent[i] = latent[i];
-        dit->grid[i] = layout->grid_q[i] = layout->grid_k[i] = latent[i] / dit->config.patch[i];
+        dit->grid[i] = layout->grid_q[i];
         dit->tokens *= dit->grid[i];
     }
-    layout->text_front_q = layout->text_back_q = layout->text_front_k = layout->text_back_k = 0;
-    ESA_TRY(esa_layout_resolve(ctx, layout, layout, dit->tokens, dit->tokens, selector, mode, 0));
-    /* Adaptive orders differ between heads and layers, so the calls apply them. */
-    const int32_t adaptive = layout->order == ESA_ORDER_ADAPTIVE;
-    const int32_t moved = !adaptive && !esa_order_is_identity(layout, 0, mode);
-    layout->order_applied = !adaptive;
+    const int32_t moved = layout->order_applied && !esa_order_is_identity(layout, 0, mode);
     esa_carve carve = { 0 };
     place(dit, &carve, moved);
-    ESA_TRY(esa_store_leave(dit->store, carve.used + other_bytes(dit, adaptive, branches)));
+    dit->others = other_bytes(dit, !layout->order_applied, branches);
+    ESA_TRY(esa_store_leave(dit->store, esa_max64(carve.used + dit->others, dit->after)));
     ESA_TRY(esa_nn_alloc(dit->nn, &dit->room, carve.used, "the transformer's activations"));
     dit->room_bytes = carve.used;
     carve = (esa_carve){ .base = dit->room };

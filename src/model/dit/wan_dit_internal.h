@@ -38,6 +38,8 @@ struct esa_wan_dit {
     esa_weights *weights; /* owned */
     esa_store *store;     /* owned; all weights below point into it */
     int64_t d;
+    int64_t beside, after; /* esa_wan_dit_set_room */
+    int64_t others;        /* bytes of device memory that a forward needs beside activations */
     int32_t (*tick)(void *user, int64_t done, int64_t total);
     void *tick_user;
     esa_linear patch; /* [d,C,pt,ph,pw] */
@@ -74,7 +76,4 @@ struct esa_wan_dit {
 /* Measures the products of block i for this video's sizes, if the device can. Blocks 0 and 1 stand
  * for all: others have the sizes and types of one of them. Between begin and end of the block. */
 esa_status esa_wan_dit_prepare(esa_wan_dit *dit, int32_t i);
-/* Frees everything that belongs to one video. */
-void esa_wan_dit_end(esa_wan_dit *dit);
-
 #endif
