@@ -180,6 +180,28 @@ static void print_table(const bench *b, figure (*figures)[FIGURES])
            (long long)b->rounds, b->rounds == 1 ? "" : "s");
 }
 
+/* Where the time of a step goes, from the first round: mean milliseconds over all steps. */
+static void print_work(const bench *b)
+{
+    cli_table *t = cli_table_new(9, 1);
+    printf("\n");
+    cli_row(t, "mode|budget|ms/step|products|attention|selection|cross|convolutions|other");
+    for (int i = 0; i < b->rows; i++) {
+        const clip_record *r = &b->row[i].record[0];
+        const double *w = r->stats.work_seconds, ms = 1e3 / r->steps;
+        char name[48];
+        name_of(b, name, &b->row[i]);
+        cli_row(t, "%s|%g|%.1f|%.1f|%.1f|%.1f|%.1f|%.1f|%.1f", name, b->row[i].budget,
+                ms * r->stats.denoise_seconds, ms * w[ESA_WORK_PRODUCTS],
+                ms * w[ESA_WORK_ATTENTION], ms * w[ESA_WORK_SELECTION], ms * w[ESA_WORK_CROSS],
+                ms * w[ESA_WORK_CONVOLUTIONS], ms * w[ESA_WORK_OTHER]);
+    }
+    cli_table_print(t, stdout);
+    printf(
+        "\nms/step: denoising over all steps of the first round; then the work of the whole clip "
+        "by kind, also over steps.\n");
+}
+
 static void json_figure(cli_json *json, const char *name, const figure *f)
 {
     cli_json_open(json, name, '{');
@@ -269,6 +291,7 @@ static int run_bench(bench *b)
         for (int i = 0; figures && i < b->rows; i++)
             for (int f = 0; f < FIGURES; f++) figures[i][f] = over_rounds(b, &b->row[i], f);
         if (figures) print_table(b, figures);
+        if (figures) print_work(b);
         status = figures ? b->json ? save_json(b, figures) : CLI_OK
                          : cli_fail("%s: out of memory", what);
         free(figures);
