@@ -92,6 +92,43 @@ static void same_bits(void **unused)
     esa_ctx_free(ctx);
 }
 
+/* Each call of the device fails once, while an encoder is opened or encodes: one message, nothing
+ * is lost, and the next try works. Only the stand-in can be told to fail. */
+static void bad_luck(void **unused)
+{
+    (void)unused;
+    const char *library = getenv("ESA_CUDA_LIB");
+    if (!library || !strstr(library, "stand_in")) return;
+    const umt5_case *c = &cases[0];
+    static const int32_t ids[5] = { 3, 1, 4, 1, 5 };
+    float out[5 * 32];
+    esa_ctx *ctx = make_ctx(1);
+    wan_folder f = make_folder(ctx, &c->config, ESA_FILE_F32);
+    bench b;
+    bench_open_on(&b, ctx, f.top.dir, ESA_HOLD_AUTO, ESA_DEVICE_CUDA);
+    esa_umt5_free(b.encoder);
+    int32_t n = 0, failures = 0, over = 0;
+    for (; !over && n < 1000; n++) {
+        char text[16];
+        snprintf(text, sizeof text, "%d", n);
+        setenv("ESA_STAND_IN_FAIL", text, 1);
+        esa_status status = esa_umt5_open(&b.env, &b.encoder, &b.config);
+        if (!status) status = esa_umt5_encode(b.encoder, out, ids, 5);
+        over = getenv("ESA_STAND_IN_FAIL") != NULL;
+        unsetenv("ESA_STAND_IN_FAIL");
+        if (over) ok(&b, status);
+        if (status) assert_true(esa_ctx_error(ctx)[0]);
+        failures += status != ESA_OK;
+        esa_umt5_free(b.encoder);
+        b.encoder = NULL;
+        assert_int_equal(b.nn.held, b.nn.scratch_bytes);
+    }
+    assert_true(over && failures > 30);
+    bench_close(&b);
+    wan_folder_remove(&f);
+    esa_ctx_free(ctx);
+}
+
 /* Milliseconds for prompts of several lengths with random weights of UMT5-XXL; its vocabulary is
  * cut, because only rows of it are used. */
 static void times(void **unused)
@@ -136,6 +173,7 @@ int main(void)
         cmocka_unit_test(as_close_as_transformers),
         cmocka_unit_test(wan_tiny),
         cmocka_unit_test(same_bits),
+        cmocka_unit_test(bad_luck),
         cmocka_unit_test(times),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
