@@ -160,6 +160,7 @@ void clip_record_json(cli_json *json, const clip_record *r)
     cli_json_open(json, "attention_work", '{');
     cli_json_fields(json, "asked %g realised %g", t->work_asked, t->work);
     cli_json_close(json);
+    cli_json_int(json, "computed_steps", s->computed_steps);
     if (s->device_peak_bytes) cli_json_int(json, "device_peak_bytes", s->device_peak_bytes);
     cli_json_open(json, "work_seconds", '{');
     cli_json_fields(json,

@@ -74,6 +74,7 @@ typedef struct clip_request {
     int32_t dense_first_layer, share_branches;
     int32_t refresh_every, order_every; /* CLIP_RECOMMENDED: the recommended ones */
     int preset;                         /* ESA_PRESET_*: the work of the session; -1: none */
+    const char *cache;                  /* --cache: "off" or a number; NULL: off */
     const char *block;                  /* "QxK"; NULL: the recommended blocks */
     const char *score_groups;           /* error: "QxK"; NULL: the recommended groups */
     cli_list window;                    /* box of order tile3d; count 0: its default */
@@ -104,7 +105,7 @@ enum {
         16, /* --tail --exact-rows --cdf --refresh --order-every --share-branches */
     CLIP_OPTIONS_CACHED = 32, /* --masks --step-map */
     CLIP_OPTIONS_MODEL = 64,  /* --model --threads --device --linear --keep --max-vram */
-    CLIP_OPTIONS_WORK = 128,  /* --work --quality --plan --preset */
+    CLIP_OPTIONS_WORK = 128,  /* --work --quality --plan --preset --cache */
     CLIP_OPTIONS_ALL = 255
 };
 #define CLIP_MAX_OPTIONS 64

@@ -3,6 +3,7 @@
 #include "clip/clip.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* ---------------------------------------------------------------- settings */
@@ -46,6 +47,15 @@ int clip_wants_work(const clip_request *r)
     return r->p.session.work > 0 || r->p.quality > 0 || r->p.plan || r->preset >= 0;
 }
 
+/* The threshold of the step cache; 0: off, NaN: it cannot be read. */
+static double cache_of(const clip_request *r)
+{
+    char *end;
+    if (!r->cache || strcmp(r->cache, "off") == 0) return 0;
+    const double threshold = strtod(r->cache, &end);
+    return *r->cache && !*end && threshold >= 1e-3 && threshold <= 100 ? threshold : (double)NAN;
+}
+
 int clip_request_check(const clip_request *r, const char *what)
 {
     int32_t q, k;
@@ -75,6 +85,9 @@ int clip_request_check(const clip_request *r, const char *what)
                          "go with cached",
                          what);
     if (r->score_groups && cli_groups_parse(r->score_groups, &q, &k)) return CLI_USAGE;
+    if (isnan(cache_of(r)))
+        return cli_usage("%s: --cache is '%s', expected off or a number from 0.001 to 100", what,
+                         r->cache);
     return r->block ? cli_block_parse(r->block, &q, &k) : CLI_OK;
 }
 
@@ -101,6 +114,7 @@ static void set_session(clip_request *r)
 {
     const esa_session_params best = recommended(r);
     esa_session_params *s = &r->p.session;
+    r->p.cache = cache_of(r);
     s->mode = best.mode;
     s->attention.tail = best.attention.tail == ESA_TAIL_NONE || r->tail < 0 ? best.attention.tail
                                                                             : r->tail;
@@ -276,6 +290,9 @@ const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_opt
         { "--preset", CLI_CHOICE, &r->preset, CLI_PRESETS, 0, 0, 0, preset_help() },
         { "--plan", CLI_TEXT, &p->plan, "FILE", 0, 0, 0,
           "work plan, made by `esa calibrate --plan` (a built-in rule)" },
+        { "--cache", CLI_TEXT, &r->cache, "off|X", 0, 0, 0,
+          "reuse the output of the transformer while it is expected to change by less than this "
+          "part of it, such as 0.05 (off)" },
         end,
     };
     const cli_option *const rows[] = { size, noise, dense, blocks, sparse, cached, model, work };

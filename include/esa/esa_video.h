@@ -206,6 +206,10 @@ typedef struct esa_generate_params {
     void (*denoised)(void *user, const esa_session *session);
     void *denoised_user;
     const char *plan; /* work plan file for session.work and quality; NULL: the built-in rule */
+    /* Step cache: steps whose velocity is expected to change by less than this part of it since the
+     * last computed step reuse that step's velocity; 0: off. The warm-up, the first tenth and the
+     * last step are always computed. */
+    double cache;
     double quality; /* instead of session.work: PSNR in dB against dense that the plan shall expect;
                      * 0: not given */
     int64_t reserved[4];
@@ -237,6 +241,8 @@ typedef struct esa_generate_stats { /* struct_size is set by the caller */
     uint32_t struct_size;
     int32_t frames, height, width, steps; /* as computed */
     int32_t tokens;                       /* tokens of a self-attention call */
+    int32_t computed_steps;               /* less than steps with a step cache */
+    int32_t reserved0;
     double text_seconds, denoise_seconds, decode_seconds, seconds;
     double attention_seconds;  /* self-attention and selection, part of denoise_seconds */
     double gemm_seconds;       /* matrix products, part of denoise_seconds */

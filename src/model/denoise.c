@@ -17,34 +17,73 @@ static void note_density(esa_model *m)
 
 /* The end of a step, where the host waits for the device. Without the check, damaged weights would
  * end in a black video hours later. */
-static esa_status end_step(esa_model *m, const esa_run *r, int32_t step)
+static esa_status end_step(esa_model *m, const esa_figures_args *args, esa_step_figures *figures,
+                           int32_t step, int32_t steps)
 {
-    const esa_figures_args args = { .out = r->figures, .x = r->x, .count = r->count };
-    esa_step_figures figures;
-    ESA_TRY(m->nn.ops->figures(&m->nn, &args));
-    ESA_TRY(esa_nn_download(&m->nn, &figures, r->figures, (int64_t)sizeof figures));
+    ESA_TRY(m->nn.ops->figures(&m->nn, args));
+    ESA_TRY(esa_nn_download(&m->nn, figures, args->out, (int64_t)sizeof *figures));
     ESA_TRY(m->nn.ops->settle(&m->nn));
-    if (figures.wrong > 0)
+    if (figures->wrong > 0)
         return esa_fail(m->ctx, ESA_ERR_FORMAT,
                         "step %d of %d gave numbers that are not finite: the weights, embeddings "
                         "or settings do not belong to this model",
-                        step + 1, r->p.steps);
+                        step + 1, steps);
     note_density(m);
     return ESA_OK;
 }
 
-static esa_status denoise_step(esa_model *m, esa_run *r, int32_t i)
+static esa_status forward(esa_model *m, esa_run *r, int32_t i)
 {
     for (int32_t b = 0; b < r->branches; b++) {
         ESA_TRY(esa_session_place(m->session, i, b));
         ESA_TRY(esa_wan_dit_forward(m->dit, m->session, b, r->v[b], r->x,
                                     esa_sched_timestep(r->sched, i)));
     }
-    if (r->branches == 2)
-        ESA_TRY(m->nn.ops->guide(&m->nn, r->v[0], r->v[1], (float)r->p.guidance, r->count));
+    r->stats.computed_steps++;
+    return ESA_OK;
+}
+
+static esa_status guide(esa_model *m, const esa_run *r, float *v, const float *negative)
+{
+    return r->branches < 2 ? ESA_OK
+                           : m->nn.ops->guide(&m->nn, v, negative, (float)r->p.guidance, r->count);
+}
+
+static esa_status denoise_step(esa_model *m, esa_run *r, int32_t i)
+{
+    const esa_figures_args args = { .out = r->figures, .x = r->x, .count = r->count };
+    esa_step_figures figures;
+    ESA_TRY(forward(m, r, i));
+    ESA_TRY(guide(m, r, r->v[0], r->v[1]));
     ESA_TRY(esa_sched_step(r->sched, i, r->x, r->v[0]));
-    ESA_TRY(end_step(m, r, i));
-    return esa_model_progress(m, ESA_STAGE_DENOISE, i + 1, r->p.steps);
+    return end_step(m, &args, &figures, i, r->p.steps);
+}
+
+/* A step with the step cache; *skip says whether it is left out, and then whether the next is. */
+static esa_status cached_step(esa_model *m, esa_run *r, int32_t i, int32_t *skip)
+{
+    const int32_t computed = !*skip;
+    esa_step_figures figures;
+    if (computed) ESA_TRY(forward(m, r, i));
+    float *const *v = computed ? r->v : r->kept;
+    ESA_TRY(esa_nn_copy(&m->nn, r->guided, v[0], r->bytes));
+    ESA_TRY(guide(m, r, r->guided, v[1]));
+    ESA_TRY(esa_nn_copy(&m->nn, r->before, r->x, r->bytes));
+    ESA_TRY(esa_sched_step(r->sched, i, r->x, r->guided));
+    esa_figures_args args = { .out = r->figures, .x = r->x, .x_before = r->before };
+    args.count = r->count;
+    for (int32_t b = 0; b < r->branches && computed; b++) {
+        args.v[b] = r->v[b];
+        if (i > 0) args.v_before[b] = r->kept[b];
+    }
+    ESA_TRY(end_step(m, &args, &figures, i, r->p.steps));
+    for (int32_t b = 0; b < r->branches && computed; b++) {
+        float *const last = r->kept[b];
+        r->kept[b] = r->v[b];
+        r->v[b] = last;
+    }
+    *skip = esa_step_cache_next(&r->cache, i, computed, &figures);
+    return ESA_OK;
 }
 
 esa_status esa_run_denoise(esa_model *m, esa_run *r)
@@ -52,6 +91,10 @@ esa_status esa_run_denoise(esa_model *m, esa_run *r)
     ESA_TRY(esa_model_progress(m, ESA_STAGE_DENOISE, 0, r->p.steps));
     for (int32_t b = 0; b < r->branches; b++)
         ESA_TRY(esa_wan_dit_text(m->dit, b, r->embeds.data[b], r->embeds.rows[b]));
-    for (int32_t i = 0; i < r->p.steps; i++) ESA_TRY(denoise_step(m, r, i));
+    int32_t skip = 0;
+    for (int32_t i = 0; i < r->p.steps; i++) {
+        ESA_TRY(r->p.cache > 0 ? cached_step(m, r, i, &skip) : denoise_step(m, r, i));
+        ESA_TRY(esa_model_progress(m, ESA_STAGE_DENOISE, i + 1, r->p.steps));
+    }
     return ESA_OK;
 }

@@ -99,6 +99,8 @@ static void finish(esa_model *m, esa_run *r)
 {
     esa_nn_free(&m->nn, r->x, r->x ? r->bytes : 0);
     for (int i = 0; i < 2; i++) esa_nn_free(&m->nn, r->v[i], r->v[i] ? r->bytes : 0);
+    float *const cache[4] = { r->before, r->guided, r->kept[0], r->kept[1] };
+    for (int i = 0; i < 4; i++) esa_nn_free(&m->nn, cache[i], cache[i] ? r->bytes : 0);
     esa_nn_free(&m->nn, r->figures, ESA_FIGURES_BYTES);
     esa_embeds_free(m, &r->embeds);
     esa_session_free(m->session);

@@ -76,6 +76,12 @@ esa_status esa_run_settings(esa_model *m, esa_run *r, const esa_generate_params 
     if (p->scheduler < ESA_SCHEDULER_MODEL || p->scheduler > ESA_SCHEDULER_EULER)
         return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "scheduler is %d, expected 0 .. %d", p->scheduler,
                         ESA_SCHEDULER_EULER);
+    if (!(p->cache >= 0 && p->cache <= 100))
+        return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "cache is %g, expected 0 (off) .. 100", p->cache);
+    if (p->cache > 0 &&
+        (p->session.mode == ESA_SESSION_RECORD || p->session.mode == ESA_SESSION_PROBE))
+        return esa_fail(m->ctx, ESA_ERR_ARGUMENT,
+                        "a step cache cannot be used while a session records or probes");
     if (!(p->flow_shift >= 0 && p->flow_shift <= 1000))
         return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "flow_shift is %g, expected 0 .. 1000",
                         p->flow_shift);
@@ -148,7 +154,8 @@ static esa_status session_bytes(esa_model *m, const esa_run *r, const esa_sessio
 /* Sees that the transformer's weights leave room for everything else on the device. */
 static esa_status keep_room(esa_model *m, const esa_run *r, int64_t scratch)
 {
-    const int64_t latents = (4 + (int64_t)r->branches) * r->count * 4 + ESA_FIGURES_BYTES;
+    const int64_t buffers = 4 + r->branches + (r->p.cache > 0 ? 2 + r->branches : 0),
+                  latents = buffers * r->count * 4 + ESA_FIGURES_BYTES;
     const int64_t decoder = r->p.decode ? esa_wan_vae_bytes(m->vae, r->latent, r->p.vae_tile) : 0;
     int64_t all;
     ESA_TRY(esa_nn_reserve(&m->nn, -1, &all)); /* for products */
@@ -264,6 +271,11 @@ static esa_status make_latents(esa_model *m, esa_run *r)
     for (int32_t i = 0; i < r->branches; i++)
         ESA_TRY(esa_nn_alloc(&m->nn, (void **)&r->v[i], r->bytes, "the velocities"));
     ESA_TRY(esa_nn_alloc(&m->nn, (void **)&r->figures, ESA_FIGURES_BYTES, "the figures of a step"));
+    if (r->p.cache > 0) {
+        float **const more[4] = { &r->before, &r->guided, &r->kept[0], &r->kept[1] };
+        for (int32_t i = 0; i < 2 + r->branches; i++)
+            ESA_TRY(esa_nn_alloc(&m->nn, (void **)more[i], r->bytes, "the step cache"));
+    }
     if (!r->p.latents) return make_noise(m, r);
     const int64_t expected[4] = { m->info.latent_channels, r->latent[0], r->latent[1],
                                   r->latent[2] };
@@ -279,5 +291,7 @@ esa_status esa_run_prepare(esa_model *m, esa_run *r)
     ESA_TRY(make_sched(m, r));
     ESA_TRY(make_session(m, r));
     ESA_TRY(check_memory(m, r)); /* the transformer's activations are allocated by now */
+    const int32_t dense = r->p.session.mode == ESA_SESSION_DENSE;
+    r->cache = esa_step_cache_begin(r->p.cache, r->p.steps, dense ? 0 : m->session->warmup);
     return make_latents(m, r);
 }

@@ -8,6 +8,7 @@
 
 #include "model/model.h"
 #include "model/sched/sched.h"
+#include "rules/step_cache.h"
 #include "workplan/work_plan.h"
 
 /* pipeline.c frees it. */
@@ -21,6 +22,10 @@ typedef struct esa_run {
     float *x, *v[2];
     esa_step_figures *figures;
     int64_t bytes; /* size of x and of each v */
+    /* with a step cache: velocities of the last computed step, the sample before this step, and the
+     * guided velocity */
+    float *kept[2], *before, *guided;
+    esa_step_cache cache;
     esa_embeds embeds;
     esa_mask_file *masks;
     esa_work_plan *plan;

@@ -36,7 +36,7 @@ ROOMS = [
     ("src/nn", "src/cpu src/ctx src/backend"),
     ("src/media", "src/ctx src/io"),
     ("src/metric", "src/ctx src/io src/nn src/media"),
-    ("src/model", "src/ctx src/io src/attn src/workplan src/session src/nn src/media"),
+    ("src/model", "src/rules src/ctx src/io src/attn src/workplan src/session src/nn src/media"),
     ("cli/core", ""),
     ("cli/clip", "cli/core"),
     ("cli/experiment", "cli/core cli/clip"),
