@@ -184,15 +184,16 @@ static double activated(double x, int32_t act)
 /* Sums: in f32, in an order we do not know: errors of 2^-24 of the partial sums add up like a
  * random walk over in steps. Tensor cores of Hopper add products of F8 with 14 bits before they
  * round to f32, so F8 gets 2^-13 of all magnitudes; if `fast` allows it the partial sums stay at 14
- * bits, and that grows with their number. Rounding to BF16 is 2^-9 of the result; where the library
- * adds no bias, the sum is rounded before the bias is added, which is the same for the sum. Its
- * GELU uses the tanh of the hardware, which is right to 2^-11. */
+ * bits, and that grows with their number. BF16 has 8 significant bits, so rounding to it changes a
+ * result by at most 2^-8 of it; where the library adds no bias, the sum is rounded before the bias
+ * is added, which is the same for the sum. Its GELU uses the tanh of the hardware, which is right
+ * to 2^-11. */
 static double allowed(const product_case *c, double y, double before, double bias, double size)
 {
     const double steps = c->w != F8 ? 4e-7 * sqrt((double)c->in)
                          : c->fast  ? 0x1p-13 * sqrt((double)c->in / 32 + 1)
                                     : 0x1p-13;
-    const double rounded = c->y == BF16 ? 0x1p-9 * 1.02 * (fabs(y) + fabs(before) + fabs(bias))
+    const double rounded = c->y == BF16 ? 0x1p-8 * 1.02 * (fabs(y) + fabs(before) + fabs(bias))
                                         : 1e-6 * (fabs(y) + fabs(before));
     const double act = c->act == ESA_ACT_NONE ? 0 : 0x1p-10 * fabs(before);
     return 1.2 * steps * size + rounded + act + 1e-6;
