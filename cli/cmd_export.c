@@ -18,7 +18,8 @@
 static const char what[] = "export";
 
 typedef struct job {
-    const char *out, *output_dir, *vae, *json_path;
+    const char *out, *output_dir, *vae, *json_path, *asked; /* asked: --device */
+    cli_device device;
     int to, codec, pixels;
     int64_t quality, tile, threads;
     double fps;
@@ -90,6 +91,7 @@ static int decode(job *j, esa_frames **frames, const video_entry *e)
         if (status) return status;
         esa_model_params p = j->video.model_params_default();
         p.parts = ESA_PART_VAE;
+        p.device = j->device.device;
         const esa_status opened = j->video.model_open(j->ctx, &j->model, folder, &p);
         if (opened != ESA_OK) return cli_fail_esa(j->ctx, opened, what);
     }
@@ -209,7 +211,8 @@ static int export_path(job *j, const char *path)
 static int run(job *j, int words, char **argv)
 {
     int status = cli_video_open(&j->video, what);
-    if (!status) status = cli_ctx_new(&j->ctx, j->threads);
+    if (!status && j->vae) status = cli_device_choose(&j->device, j->asked, what);
+    if (!status) status = cli_ctx_on(&j->ctx, j->threads, j->device.ordinal);
     if (status) return status;
     clip_catch_signals();
     j->json = cli_json_new();
@@ -248,6 +251,8 @@ int cmd_export(int argc, char **argv)
           "the model that decodes latents; needed for files of `esa generate --save-latents`" },
         { "--vae-tile", CLI_INT, &j.tile, "N", 0, 16384, 0,
           "decode in tiles of N pixels, to save memory; 0: whole frames (0)" },
+        { "--device", CLI_TEXT, &j.asked, CLI_DEVICE_NAMES, 0, 0, 0,
+          "where the VAE runs; auto: the first GPU if there is one that can (auto)" },
         { "--threads", CLI_INT, &j.threads, "N", 0, ESA_MAX_THREADS, 0,
           "CPU threads; 0: one per core (0)" },
         { "--json", CLI_OUTPUT, &j.json_path, "FILE", 0, 0, 0, "also write what was made as JSON" },

@@ -324,8 +324,9 @@ static esa_status load_parts(esa_model *m)
 {
     ESA_TRY(check(m));
     m->env.report = NULL; /* opening a part checks it again; the report is complete already */
-    if (m->parts & ESA_PART_TRANSFORMER) ESA_TRY(esa_wan_dit_open(&m->env, &m->dit, &m->wan));
+    /* The transformer takes the device memory that is left. */
     if (m->parts & ESA_PART_VAE) ESA_TRY(esa_wan_vae_open(&m->env, &m->vae, &m->vae_config));
+    if (m->parts & ESA_PART_TRANSFORMER) ESA_TRY(esa_wan_dit_open(&m->env, &m->dit, &m->wan));
     return ESA_OK;
 }
 
@@ -380,11 +381,15 @@ esa_status esa_model_need_text(esa_model *model)
         return esa_fail(
             model->ctx, ESA_ERR_STATE,
             "this model was opened without its text encoder; give embeddings instead of a prompt");
-    /* Under a limit the transformer's weights and the text encoder share it. */
+    /* Under a limit the transformer's weights and the text encoder share it; a quarter of the text
+     * encoder's part is for its activations. */
     esa_part_env env = model->env;
     if (env.limit) {
         if (model->dit) ESA_TRY(esa_wan_dit_fit(model->dit, env.limit / 2));
-        env.limit = esa_max64(1, env.limit - model->nn.held);
+        int64_t scratch;
+        esa_device_memory(model->ctx, &scratch, NULL);
+        const int64_t left = env.limit - model->nn.held - scratch;
+        env.limit = esa_max64(1, model->nn.held + left / 4 * 3);
     }
     return esa_text_part_open(&env, &model->text, &model->text_config);
 }

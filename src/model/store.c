@@ -51,7 +51,7 @@ static esa_status fill(esa_store *s, const esa_store_settings *settings)
     if (s->nn->be->host_memory) return esa_weights_load(s->w, settings->hold);
     ESA_TRY(check_settings(s->nn, s->w, settings));
     ESA_TRY(esa_store_layout(s, settings));
-    ESA_TRY(limit_of(s, &limit, s->limit));
+    ESA_TRY(limit_of(s, &limit, s->limit ? esa_max64(1, s->limit - s->nn->held) : 0));
     ESA_TRY(esa_store_choose(s, limit));
     esa_store_look(s);
     ESA_TRY(esa_store_lanes(s));

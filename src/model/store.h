@@ -40,8 +40,8 @@ typedef struct esa_store_settings {
     /* Names of tensors that stay in BF16: patterns with *, separated by commas; NULL: none. Only
      * read by esa_store_open. */
     const char *keep;
-    /* Bytes of device memory for the weights, lanes included, and for what esa_store_leave leaves;
-     * 0: what is free. */
+    /* Bytes of device memory for the weights, lanes included, for what nn has allocated already,
+     * and for what esa_store_leave leaves; 0: what is free. */
     int64_t limit;
 } esa_store_settings;
 
