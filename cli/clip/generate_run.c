@@ -169,9 +169,11 @@ static void report(job *j, const char *prompt, int64_t seed, const char *path,
             printf(" at density %.3f, attention work %.3f", s->session.density, s->session.work);
         if (s->session.sparse_calls && isfinite(s->session.work_asked))
             printf(" (asked %.4g)", s->session.work_asked);
-        printf("; %.1f s (text %.1f, denoising %.1f, decoding %.1f), peak %.0f MB\n", s->seconds,
-               s->text_seconds, s->denoise_seconds, s->decode_seconds,
-               1e-6 * (double)s->peak_bytes);
+        if (s->computed_steps < s->steps) printf(", %d steps computed", s->computed_steps);
+        const int64_t peak = s->device_peak_bytes ? s->device_peak_bytes : s->peak_bytes;
+        printf("; %.1f s (text %.1f, denoising %.1f, decoding %.1f), peak %.0f MB%s\n", s->seconds,
+               s->text_seconds, s->denoise_seconds, s->decode_seconds, 1e-6 * (double)peak,
+               s->device_peak_bytes ? " on the GPU" : "");
         fflush(stdout);
     }
     cli_json_close(j->json);

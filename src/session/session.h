@@ -85,8 +85,11 @@ struct esa_session {
         double density[ESA_WORK_MAX_POINTS];
         double *sum; /* [L][T][points + 1]: errors, and the number of calls */
         int64_t bytes;
-        void *o; /* a second output, and sums of its heads */
-        int64_t o_bytes;
+        /* in host memory: sums of heads, and what is compared there; on a device without host
+         * memory: a second output */
+        void *o, *device;
+        int64_t o_bytes, device_bytes;
+        const esa_backend *backend; /* of device */
     } probe;
     esa_session_chunks chunks; /* CACHED: bits on the device */
     esa_session_figures figures;

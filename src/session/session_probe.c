@@ -25,8 +25,10 @@ void esa_session_probe_free(esa_session *s)
 {
     esa_mem_free(&s->ctx->mem, s->probe.sum, s->probe.bytes);
     esa_mem_free(&s->ctx->mem, s->probe.o, s->probe.o_bytes);
+    if (s->probe.backend) s->probe.backend->release(s->ctx, s->probe.device, s->probe.device_bytes);
     s->probe.sum = NULL;
-    s->probe.o = NULL;
+    s->probe.o = s->probe.device = NULL;
+    s->probe.backend = NULL;
 }
 
 /* ---------------------------------------------------------------- comparing */
@@ -67,23 +69,65 @@ static double compare(esa_ctx *ctx, const esa_tensor *o, const esa_tensor *other
     return sum / ((double)count * (double)o->dim[2] * (double)o->dim[3]);
 }
 
-/* *other = a view like o of memory that the session keeps; *heads = room for its heads. */
-static esa_status other_output(esa_session *s, esa_tensor *other, double **heads,
+/* ---------------------------------------------------------------- memory */
+
+/* The outputs of one call. With host memory dense is the call's own, and read is written. */
+typedef struct outputs {
+    double *heads;          /* [B * H] */
+    esa_tensor written;     /* the second output, where attention writes it */
+    esa_tensor dense, read; /* both outputs in host memory */
+} outputs;
+
+/* Bytes from the first element of a view to the last. */
+static int64_t span_of(const esa_tensor *t)
+{
+    int64_t last = 0;
+    for (int32_t i = 0; i < 4; i++) last += (t->dim[i] - 1) * t->stride[i];
+    return esa_size_mul(last + 1, esa_dtype_size(t->dtype));
+}
+
+/* Host memory that the session keeps. */
+static esa_status host_room(esa_session *s, int64_t bytes)
+{
+    if (s->probe.o_bytes == bytes) return ESA_OK;
+    esa_mem_free(&s->ctx->mem, s->probe.o, s->probe.o_bytes);
+    s->probe.o = esa_mem_alloc(&s->ctx->mem, bytes);
+    s->probe.o_bytes = s->probe.o ? bytes : 0;
+    return s->probe.o ? ESA_OK
+                      : esa_fail(s->ctx, ESA_ERR_MEMORY, "out of memory for a second output");
+}
+
+static esa_status device_room(esa_session *s, const esa_backend *be, int64_t bytes)
+{
+    if (s->probe.backend == be && s->probe.device_bytes == bytes) return ESA_OK;
+    if (s->probe.backend) s->probe.backend->release(s->ctx, s->probe.device, s->probe.device_bytes);
+    s->probe.backend = NULL;
+    ESA_TRY(be->alloc(s->ctx, &s->probe.device, bytes));
+    s->probe.backend = be;
+    s->probe.device_bytes = bytes;
+    return ESA_OK;
+}
+
+static esa_status make_outputs(esa_session *s, outputs *out, const esa_backend *be,
                                const esa_tensor *o)
 {
     const int64_t count = o->dim[0] * o->dim[1],
-                  bytes = esa_size_mul(esa_size_mul(count, o->dim[2]), 4 * o->dim[3]),
-                  total = esa_size_add(8 * count, bytes);
-    if (s->probe.o_bytes != total) {
-        esa_mem_free(&s->ctx->mem, s->probe.o, s->probe.o_bytes);
-        s->probe.o = esa_mem_alloc(&s->ctx->mem, total);
-        s->probe.o_bytes = s->probe.o ? total : 0;
-        if (!s->probe.o)
-            return esa_fail(s->ctx, ESA_ERR_MEMORY, "out of memory for a second output");
-    }
-    *heads = s->probe.o;
-    *other = esa_tensor_bnsd(*heads + count, o->dtype, o->dim[0], o->dim[1], o->dim[2], o->dim[3]);
-    return ESA_OK;
+                  bytes = esa_size_mul(esa_size_mul(count, o->dim[2]),
+                                       esa_dtype_size(o->dtype) * o->dim[3]),
+                  copy = be->host_memory ? 0 : span_of(o);
+    ESA_TRY(host_room(s, esa_size_add(esa_size_add(8 * count, bytes), copy)));
+    out->heads = s->probe.o;
+    out->read = esa_tensor_bnsd(out->heads + count, o->dtype, o->dim[0], o->dim[1], o->dim[2],
+                                o->dim[3]);
+    out->written = out->read;
+    out->dense = *o;
+    if (be->host_memory) return ESA_OK;
+    ESA_TRY(device_room(s, be, bytes));
+    out->written.data = s->probe.device;
+    out->written.device = o->device;
+    out->written.device_index = o->device_index;
+    out->dense.data = (char *)out->read.data + bytes;
+    return be->download(s->ctx, out->dense.data, o->data, copy);
 }
 
 /* ---------------------------------------------------------------- the call */
@@ -92,20 +136,20 @@ esa_status esa_session_probe_call(const esa_session_call *c, const esa_session_p
 {
     esa_session *s = c->s;
     const esa_plan *p = e->plan;
-    esa_tensor other;
-    double *heads = NULL, error[ESA_WORK_MAX_POINTS];
-    if (!p->backend->host_memory)
-        return esa_fail(s->ctx, ESA_ERR_UNSUPPORTED,
-                        "mode PROBE needs tensors in the memory of the host");
-    ESA_TRY(other_output(s, &other, &heads, c->t->o));
-    const esa_qkvo t = { c->t->q, c->t->k, c->t->v, &other, NULL };
+    const esa_backend *be = p->backend;
+    outputs out;
+    double error[ESA_WORK_MAX_POINTS];
+    ESA_TRY(make_outputs(s, &out, be, c->t->o));
+    const esa_qkvo t = { c->t->q, c->t->k, c->t->v, &out.written, NULL };
     if (p->select.layout.order == ESA_ORDER_ADAPTIVE && !p->select.layout.order_applied)
         ESA_TRY(esa_plan_reorder(p, e->mask, t.q, t.k, NULL));
     for (int32_t k = 0; k < s->probe.points; k++) {
         ESA_TRY(
             esa_plan_choose(p, e->mask, t.q, t.k, t.v, s->probe.density[k], e->importance, NULL));
         ESA_TRY(esa_plan_attend(p, e->mask, &t, NULL, NULL));
-        error[k] = compare(s->ctx, c->t->o, &other, heads);
+        if (!be->host_memory)
+            ESA_TRY(be->download(s->ctx, out.read.data, out.written.data, s->probe.device_bytes));
+        error[k] = compare(s->ctx, &out.dense, &out.read, out.heads);
     }
     double *sum = s->probe.sum +
                   ((int64_t)c->layer * s->params.steps + s->step) * (s->probe.points + 1);

@@ -280,7 +280,6 @@ static void test_work_is_counted(void **state)
 static void test_probe(void **state)
 {
     (void)state;
-    if (on_gpu()) skip(); /* mode PROBE needs the memory of the host */
     mini m = mini_make(2, 2, 2, 1);
     const double probe[] = { 0.1, 0.3, 0.6, 1 };
     uint64_t dense, probed;
