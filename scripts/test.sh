@@ -179,7 +179,11 @@ fi
 touch "$scratch/release-done"
 # Sanitizers and emulation are slow: there the short run takes a part of the problems.
 [ "$mode" = all ] || export ESA_TEST_SMALL=1
-stage "asan + ubsan" asan -LE '^(long|live)$'
+# Whole networks on the stand-in take minutes under a sanitizer, and follow in the complete run.
+if [ "$mode" = all ]; then stage "asan + ubsan" asan -LE '^(long|live)$'
+else stage "asan + ubsan, without networks on the stand-in" asan -LE '^(long|live)$' \
+         -E '^stand_in\.test_(pipeline|store_forward|vae|wan)_gpu$'
+fi
 # Emulation is some thirty times slower than the machine. The short run takes what depends on the processor; sessions
 # and mask files do not, and follow in the complete run.
 if [ "$mode" = all ]; then stage "NEON under qemu" neon
