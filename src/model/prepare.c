@@ -160,7 +160,8 @@ static esa_status keep_room(esa_model *m, const esa_run *r, int64_t scratch)
     int64_t all;
     ESA_TRY(esa_nn_reserve(&m->nn, -1, &all)); /* for products */
     all = esa_max64(all, scratch);
-    esa_wan_dit_set_room(m->dit, latents + all, latents + all + decoder);
+    /* A decoder that cannot be counted asks for nothing here; decoding refuses it. */
+    esa_wan_dit_set_room(m->dit, latents + all, esa_size_add(latents + all, decoder));
     return ESA_OK;
 }
 
