@@ -218,6 +218,36 @@ static void limited(void **state)
     dit_close(&b);
 }
 
+/* What begin left to the decoder is still there when a text encoder has come and gone: after a
+ * smaller fit, 0 gives the weights what begin gave them, and not what is free at that moment. */
+static void room_stays(void **state)
+{
+    (void)state;
+    const dit_case *c = &dit_cases[3];
+    const int32_t latent[3] = { c->latent[0], c->latent[1], c->latent[2] };
+    dit_bench b;
+    esa_store_plan all, left, now;
+    dit_open_on(&b, c, ESA_HOLD_F32, 2, ESA_DEVICE_CUDA);
+    const int64_t workspace = b.nn.be->products->workspace(b.ctx);
+    esa_store_get_plan(b.dit->store, &all);
+    const int64_t limit = (8 * all.resident_bytes + workspace) * 16 / 15;
+    reopen(&b, c, ESA_DTYPE_BF16, limit);
+    /* the decoder takes all but two thirds of the weights' bytes */
+    esa_wan_dit_set_room(b.dit, workspace, limit / 16 * 15 - all.resident_bytes * 2 / 3);
+    esa_layout layout = esa_session_params_default().select.layout;
+    dit_ok(&b, esa_wan_dit_begin(b.dit, latent, &layout, ESA_SELECT_ENTROPY, ESA_MODE_FIXED, 1));
+    esa_store_get_plan(b.dit->store, &left);
+    assert_in_range(left.resident, 0, left.groups - 1);
+    dit_ok(&b, esa_wan_dit_fit(b.dit, all.resident_bytes / 2));
+    esa_store_get_plan(b.dit->store, &now);
+    assert_true(now.resident < left.resident);
+    dit_ok(&b, esa_wan_dit_fit(b.dit, 0));
+    esa_store_get_plan(b.dit->store, &now);
+    assert_int_equal(now.resident, left.resident);
+    assert_int_equal(now.resident_bytes + now.lane_bytes, left.resident_bytes + left.lane_bytes);
+    dit_close(&b);
+}
+
 /* ---------------------------------------------------------------- times */
 
 enum { LARGE_BLOCKS = 12, LARGE_TENSORS = 5, LARGE_ROWS = 13824, LARGE_COLS = 5120 };
@@ -333,7 +363,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(f8_files), cmocka_unit_test(random_weights), cmocka_unit_test(transformer),
-        cmocka_unit_test(limited),  cmocka_unit_test(times),
+        cmocka_unit_test(limited),  cmocka_unit_test(room_stays),     cmocka_unit_test(times),
     };
     return cmocka_run_group_tests(tests, begin, end);
 }

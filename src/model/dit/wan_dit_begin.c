@@ -180,9 +180,19 @@ static int64_t other_bytes(const esa_wan_dit *dit, int32_t adaptive, int32_t bra
            (be->products ? be->products->workspace(dit->nn->ctx) : 0);
 }
 
+/* Makes the weights leave these bytes to what is allocated next, and notes what they take then. */
+static esa_status leave(esa_wan_dit *dit, int64_t bytes)
+{
+    esa_store_plan plan;
+    ESA_TRY(esa_store_leave(dit->store, bytes));
+    esa_store_get_plan(dit->store, &plan);
+    dit->allowed = plan.resident_bytes + plan.lane_bytes;
+    return ESA_OK;
+}
+
 esa_status esa_wan_dit_fit(esa_wan_dit *dit, int64_t bytes)
 {
-    return bytes ? esa_store_fit(dit->store, bytes) : esa_store_leave(dit->store, dit->others);
+    return esa_store_fit(dit->store, bytes ? bytes : dit->allowed);
 }
 
 /* ---------------------------------------------------------------- one video */
@@ -204,8 +214,8 @@ esa_status esa_wan_dit_begin(esa_wan_dit *dit, const int32_t latent[3], esa_layo
     const int32_t moved = layout->order_applied && !esa_order_is_identity(layout, 0, mode);
     esa_carve carve = { 0 };
     place(dit, &carve, moved);
-    dit->others = other_bytes(dit, !layout->order_applied, branches);
-    ESA_TRY(esa_store_leave(dit->store, esa_max64(carve.used + dit->others, dit->after)));
+    const int64_t beside = other_bytes(dit, !layout->order_applied, branches);
+    ESA_TRY(leave(dit, esa_max64(carve.used + beside, dit->after)));
     ESA_TRY(esa_nn_alloc(dit->nn, &dit->room, carve.used, "the transformer's activations"));
     dit->room_bytes = carve.used;
     carve = (esa_carve){ .base = dit->room };
