@@ -73,6 +73,7 @@ static esa_status run_stages(esa_model *m, esa_run *r)
     ESA_TRY(esa_run_prepare(m, r));
     const double t0 = esa_nn_now();
     ESA_TRY(esa_embeds_get(m, &r->embeds, &r->p, r->branches));
+    ESA_TRY(m->nn.ops->settle(&m->nn)); /* the products of the text are not those of denoising */
     const double t1 = esa_nn_now(), gemm = m->nn.seconds[ESA_NN_GEMM];
     ESA_TRY(esa_run_denoise(m, r));
     const double t2 = esa_nn_now();
@@ -103,6 +104,7 @@ static void finish(esa_model *m, esa_run *r)
     for (int i = 0; i < 4; i++) esa_nn_free(&m->nn, cache[i], cache[i] ? r->bytes : 0);
     esa_nn_free(&m->nn, r->figures, ESA_FIGURES_BYTES);
     esa_embeds_free(m, &r->embeds);
+    if (m->dit) esa_wan_dit_end(m->dit); /* after a failure it still has its activations */
     esa_session_free(m->session);
     m->session = NULL;
     esa_mask_file_free(r->masks);
@@ -163,6 +165,9 @@ static esa_status run_all(esa_model *m, esa_run *r, const esa_generate_params *p
         return esa_fail(m->ctx, ESA_ERR_VERSION,
                         "esa_generate_stats has struct_size %u, this library expects %u",
                         stats->struct_size, (unsigned)sizeof *stats);
+    /* Marks of a call that was broken off must not count as work of this one. */
+    ESA_TRY(m->nn.ops->settle(&m->nn));
+    count_work(m, r->work_before);
     m->call = &r->p;
     esa_nn_enter(&m->nn);
     const esa_status status = run_stages(m, r);
@@ -182,7 +187,6 @@ static esa_status generate(esa_model *m, esa_frames **frames, const esa_generate
     m->stage = ESA_STAGE_TEXT;
     m->done = m->total = 0;
     m->nn.peak = m->nn.held;
-    count_work(m, r.work_before);
     const esa_status status = run_all(m, &r, params, stats);
     finish(m, &r);
     *frames = r.frames;

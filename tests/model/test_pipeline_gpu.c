@@ -4,6 +4,7 @@
 #include "io/scratch.h"
 
 #include <math.h>
+#include <time.h>
 #include "esa/esa_video.h"
 
 static esa_ctx *context(void)
@@ -125,6 +126,12 @@ static int32_t stop_at(void *user, const esa_progress *p)
     return p->stage == ESA_STAGE_DENOISE && p->done >= *(const int32_t *)user;
 }
 
+/* Stops inside the first forward. */
+static int32_t stop_inside(void *user, const esa_progress *p)
+{
+    return p->stage == ESA_STAGE_DENOISE && ++*(int32_t *)user > 3;
+}
+
 static int64_t free_bytes(void)
 {
     esa_ctx *ctx = context();
@@ -147,8 +154,21 @@ static void cancelled(void **state)
     p.progress_user = (void *)(uintptr_t)&step;
     assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_STATE, "cancelled", NULL);
     assert_null(frames);
+    /* A run that was broken off inside a forward, and the pause after it, are no work of the next
+     * run; and its activations are gone. */
+    const int64_t before = free_bytes();
+    int32_t calls = 0;
+    p.progress = stop_inside;
+    p.progress_user = &calls;
+    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_STATE, "cancelled", NULL);
+    assert_int_equal(free_bytes(), before);
+    nanosleep(&(struct timespec){ .tv_sec = 2 }, NULL);
     p.progress = NULL;
     esa_frames_free(made(ctx, model, &p, &stats));
+    double sum = 0;
+    for (int32_t k = 0; k < ESA_WORK_KINDS; k++) sum += stats.work_seconds[k];
+    assert_true(sum <= stats.seconds);
+    assert_true(stats.gemm_seconds <= stats.denoise_seconds);
     esa_model_free(model);
     esa_ctx_free(ctx);
 }
