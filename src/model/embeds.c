@@ -22,12 +22,12 @@ static esa_status from_file(esa_model *m, esa_embeds *e, const esa_generate_para
     return ESA_OK;
 }
 
-/* As in diffusers: one row for each token, then rows of zeros up to max_text_tokens. */
-static esa_status from_prompt(esa_model *m, esa_embeds *e, const esa_generate_params *p,
-                              int32_t branches)
+/* As in diffusers: one row for each token, then rows of zeros up to max_text_tokens. The text
+ * encoder is open. */
+static esa_status encode(esa_model *m, esa_embeds *e, const esa_generate_params *p,
+                         int32_t branches)
 {
     const int32_t rows = p->max_text_tokens > 0 ? p->max_text_tokens : m->info.text_tokens;
-    ESA_TRY(esa_model_need_text(m));
     for (int32_t i = 0; i < branches; i++) {
         const char *prompt = i ? (p->negative_prompt ? p->negative_prompt : "") : p->prompt;
         e->rows[i] = rows;
@@ -39,7 +39,14 @@ static esa_status from_prompt(esa_model *m, esa_embeds *e, const esa_generate_pa
         ESA_TRY(esa_text_part_encode(m->text, e->data[i], prompt, rows));
         ESA_TRY(esa_model_progress(m, ESA_STAGE_TEXT, i + 1, branches));
     }
-    return esa_model_drop_text(m);
+    return ESA_OK;
+}
+
+static esa_status from_prompt(esa_model *m, esa_embeds *e, const esa_generate_params *p,
+                              int32_t branches)
+{
+    ESA_TRY(esa_model_need_text(m));
+    return esa_model_drop_text(m, encode(m, e, p, branches));
 }
 
 esa_status esa_embeds_get(esa_model *m, esa_embeds *e, const esa_generate_params *p,

@@ -394,10 +394,10 @@ esa_status esa_model_need_text(esa_model *model)
     return esa_text_part_open(&env, &model->text, &model->text_config);
 }
 
-esa_status esa_model_drop_text(esa_model *model)
+esa_status esa_model_drop_text(esa_model *model, esa_status status)
 {
-    if (model->nn.be->host_memory || !model->text) return ESA_OK;
+    if (model->nn.be->host_memory || !model->text) return status;
     esa_text_part_free(model->text);
     model->text = NULL;
-    return model->dit ? esa_wan_dit_fit(model->dit, 0) : ESA_OK;
+    return status || !model->dit ? status : esa_wan_dit_fit(model->dit, 0);
 }

@@ -46,8 +46,10 @@ esa_status esa_model_check_idle(const esa_model *model);
 
 /* Opens the text encoder unless it is open. */
 esa_status esa_model_need_text(esa_model *model);
-/* Frees the text encoder on a device, where memory is dear. In host memory it stays. */
-esa_status esa_model_drop_text(esa_model *model);
+/* Frees the text encoder on a device, where memory is dear; in host memory it stays. status is how
+ * its work ended, and is returned. If it is ESA_OK, the transformer's weights get their memory
+ * back, which can fail. */
+esa_status esa_model_drop_text(esa_model *model, esa_status status);
 
 /* Reports progress. Fails with ESA_ERR_STATE if the caller cancels the call. */
 esa_status esa_model_progress(esa_model *model, int32_t stage, int32_t done, int32_t total);
