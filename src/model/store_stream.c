@@ -108,7 +108,8 @@ static esa_status fetch_pageable(esa_store *s, int32_t lane, const esa_store_gro
     }
     if (!s->stage[lane]) {
         ESA_TRY(tr->arrive(ctx, lane)); /* after what may still be on its way into the lane */
-        return s->nn->be->upload(ctx, s->lane[lane], g->host, g->bytes);
+        ESA_TRY(s->nn->be->upload(ctx, s->lane[lane], g->host, g->bytes));
+        return tr->used(ctx, lane); /* a copy beside the stream must not overtake this one */
     }
     ESA_TRY(tr->landed(ctx, lane)); /* the last copy from the stage is done */
     copy_job job = { s->stage[lane], g->host, g->bytes };

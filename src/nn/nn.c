@@ -35,7 +35,7 @@ esa_status esa_nn_use(esa_nn *nn, int32_t device)
     if (!be) return esa_fail(nn->ctx, ESA_ERR_DEVICE, "device %d is not known", device);
     ESA_TRY(be->open(nn->ctx));
     if (be->host_memory) return ESA_OK; /* it is there already */
-    if (!be->rows || !be->products || !be->latents || !be->biased || !be->planes)
+    if (!be->rows || !be->products || !be->latents || !be->biased || !be->planes || !be->transfer)
         return esa_fail(nn->ctx, ESA_ERR_UNSUPPORTED, "the %s cannot run networks", be->name);
     ESA_TRY(be->products->library(nn->ctx, &library));
     ESA_TRY(esa_nn_marks_make(nn));

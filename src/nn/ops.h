@@ -55,7 +55,8 @@ struct esa_nn_ops {
                            int64_t cols);
 
     /* Latents, f32. v = negative + scale (v - negative); a step of a scheduler; sums over a step.
-     * All give the same bits on every device. */
+     * guide and step give the same bits on every device; the sums run in the order of the device.
+     */
     esa_status (*guide)(esa_nn *nn, float *v, const float *negative, float scale, int64_t count);
     esa_status (*step)(esa_nn *nn, const esa_step_args *args);
     esa_status (*figures)(esa_nn *nn, const esa_figures_args *args);
