@@ -112,10 +112,16 @@ esa_status esa_run_inputs(const esa_model *m, const esa_generate_params *p)
 
 /* ---------------------------------------------------------------- preparation */
 
-/* *bytes = the scratch of one self-attention call; select NULL: dense. Reports wrong settings of
- * the selection before the first step, not at the first sparse call after the warm-up. */
-static esa_status call_bytes(esa_model *m, const esa_run *r, const esa_select_params *select,
-                             const esa_attention_params *attention, int64_t *bytes)
+/* Bytes of device memory that the session needs: scratch of its calls, and masks that it keeps. */
+typedef struct session_room {
+    int64_t scratch, kept;
+} session_room;
+
+/* The room for calls of one kind; select NULL: dense. Reports wrong settings of the selection
+ * before the first step, not at the first sparse call after the warm-up. */
+static esa_status call_room(esa_model *m, const esa_run *r, const esa_session_params *s,
+                            const esa_select_params *select, const esa_attention_params *attention,
+                            session_room *room)
 {
     const esa_model_info *i = &m->info;
     esa_shapes shapes = esa_shapes_default();
@@ -127,39 +133,39 @@ static esa_status call_bytes(esa_model *m, const esa_run *r, const esa_select_pa
     shapes.Nq = shapes.Nk = r->tokens;
     shapes.D = i->head_dim;
     esa_plan *plan = NULL;
-    const esa_status status = esa_plan_make(m->ctx, &plan, &shapes, select, attention);
-    *bytes = status ? 0 : plan->workspace;
+    ESA_TRY(esa_plan_make(m->ctx, &plan, &shapes, select, attention));
+    room->scratch = esa_max64(room->scratch, plan->workspace);
+    if (select) room->kept = esa_session_kept_bytes(s, plan);
     esa_plan_free(plan);
-    return status;
+    return ESA_OK;
 }
 
-/* *bytes = the scratch of all calls of the session. layout: as the transformer makes it. */
-static esa_status session_bytes(esa_model *m, const esa_run *r, const esa_session_params *s,
-                                const esa_layout *layout, int64_t *bytes)
+/* layout: as the transformer makes it. */
+static esa_status room_of(esa_model *m, const esa_run *r, const esa_session_params *s,
+                          const esa_layout *layout, session_room *room)
 {
     esa_attention_params dense = s->attention;
     esa_select_params select = s->select;
-    int64_t sparse = 0;
     dense.tail = ESA_TAIL_NONE;
     dense.exact_rows = 0;
     select.layout = *layout;
-    ESA_TRY(call_bytes(m, r, NULL, &dense, bytes));
+    *room = (session_room){ 0 };
+    ESA_TRY(call_room(m, r, s, NULL, &dense, room));
     if (s->mode == ESA_SESSION_ONLINE || s->mode == ESA_SESSION_RECORD ||
         s->mode == ESA_SESSION_PROBE)
-        ESA_TRY(call_bytes(m, r, &select, &s->attention, &sparse));
-    *bytes = esa_max64(*bytes, sparse);
+        ESA_TRY(call_room(m, r, s, &select, &s->attention, room));
     return ESA_OK;
 }
 
 /* Sees that the transformer's weights leave room for everything else on the device. */
-static esa_status keep_room(esa_model *m, const esa_run *r, int64_t scratch)
+static esa_status keep_room(esa_model *m, const esa_run *r, const session_room *session)
 {
     const int64_t buffers = 4 + r->branches + (r->p.cache > 0 ? 2 + r->branches : 0),
                   latents = buffers * r->count * 4 + ESA_FIGURES_BYTES;
     const int64_t decoder = r->p.decode ? esa_wan_vae_bytes(m->vae, r->latent, r->p.vae_tile) : 0;
     int64_t all;
     ESA_TRY(esa_nn_reserve(&m->nn, -1, &all)); /* for products */
-    all = esa_max64(all, scratch);
+    all = esa_max64(all, session->scratch) + session->kept;
     /* A decoder that cannot be counted asks for nothing here; decoding refuses it. */
     esa_wan_dit_set_room(m->dit, latents + all, esa_size_add(latents + all, decoder));
     return ESA_OK;
@@ -199,16 +205,16 @@ static esa_status make_session(esa_model *m, esa_run *r)
         s.masks = r->masks;
     }
     esa_layout layout = s.select.layout;
-    int64_t scratch;
-    ESA_TRY(esa_wan_dit_layout(m->dit, r->latent, &layout, selector, mode));
-    ESA_TRY(session_bytes(m, r, &s, &layout, &scratch));
-    ESA_TRY(keep_room(m, r, scratch));
-    ESA_TRY(esa_wan_dit_begin(m->dit, r->latent, &s.select.layout, selector, mode, r->branches));
-    ESA_TRY(esa_nn_reserve(&m->nn, scratch, NULL));
-    ESA_TRY(prepare_work(m, r, &s));
+    session_room room;
     s.layers = m->wan.layers;
     s.steps = r->p.steps;
     s.branches = r->branches;
+    ESA_TRY(esa_wan_dit_layout(m->dit, r->latent, &layout, selector, mode));
+    ESA_TRY(room_of(m, r, &s, &layout, &room));
+    ESA_TRY(keep_room(m, r, &room));
+    ESA_TRY(esa_wan_dit_begin(m->dit, r->latent, &s.select.layout, selector, mode, r->branches));
+    ESA_TRY(esa_nn_reserve(&m->nn, room.scratch, NULL));
+    ESA_TRY(prepare_work(m, r, &s));
     s.model = m->info.name;
     s.config_hash = m->info.config_hash;
     ESA_TRY(esa_session_make(m->ctx, &m->session, &s));

@@ -12,11 +12,24 @@ static int32_t is_adaptive(const esa_plan *p)
 }
 
 /* 1 if a mask or an order is used again after the call that makes it. */
-static int32_t keeps(const esa_session *s, const esa_plan *p)
+static int32_t keeps(const esa_session_params *q, const esa_plan *p)
 {
-    const esa_session_params *q = &s->params;
     return q->refresh_every != 1 || (q->share_branches && q->branches > 1) ||
            (is_adaptive(p) && q->order_every != 1);
+}
+
+/* Facts and the gaps between the parts of a rest. */
+#define REST_MORE 2048
+
+int64_t esa_session_kept_bytes(const esa_session_params *q, const esa_plan *p)
+{
+    const esa_shapes *s = &p->shapes;
+    const int64_t rows = s->B * s->Hq * p->nq, levels = p->fine ? 2 : 1;
+    const int64_t orders = is_adaptive(p) ? 4 * s->B * (s->Hq * s->Nq + s->Hkv * s->Nk) : 0;
+    const int64_t lists = levels * rows * (4 + 2 * p->nk),
+                  bits = levels * rows * esa_ceil_div(p->nk, 8);
+    const int64_t rests = keeps(q, p) ? (int64_t)q->layers * q->branches : 0;
+    return lists + orders + rests * (bits + orders + REST_MORE);
 }
 
 /* Share of the importance that the mask keeps. */
@@ -137,7 +150,7 @@ esa_status esa_session_online_mask(const esa_session_call *c, const esa_session_
                                    esa_session_sparse *f)
 {
     const esa_session_turn every = { .adaptive = is_adaptive(e->plan) };
-    if (keeps(c->s, e->plan)) return refresh(c, e, f);
+    if (keeps(&c->s->params, e->plan)) return refresh(c, e, f);
     if (every.adaptive) ESA_TRY(reorder(c, e, f));
     return choose(c, e, &every, f);
 }

@@ -6,6 +6,7 @@
 #include "select/kit.h"
 #include "common/on_gpu.h"
 #include "session/mini_model.h"
+#include "session/session.h"
 
 /* A recording made on the GPU and one made on the CPU from the same numbers: importances of the
  * resulting files agree. */
@@ -119,6 +120,25 @@ static void cached_masks_rest_on_the_gpu(void **state)
     scratch_remove(&dir);
 }
 
+/* The memory for masks that is counted beforehand is enough, and not much more. */
+static void check_kept(esa_ctx *ctx, const esa_session_params *p, int64_t bytes, int64_t H,
+                       int64_t N, int64_t D)
+{
+    esa_shapes shapes = esa_shapes_default();
+    esa_plan *plan;
+    shapes.device = ESA_DEVICE_CUDA;
+    shapes.dtype = ESA_DTYPE_BF16;
+    shapes.B = 1;
+    shapes.Hq = shapes.Hkv = H;
+    shapes.Nq = shapes.Nk = N;
+    shapes.D = D;
+    ok(ctx, esa_plan_create(ctx, &plan, &shapes, &p->select, &p->attention));
+    const int64_t kept = esa_session_kept_bytes(p, plan);
+    assert_in_range(bytes, 1, kept);
+    assert_true(kept <= 3 * bytes + 4096);
+    esa_plan_free(plan);
+}
+
 /* bf16, head dim 128, blocks of 128: what a model runs. Online with a mask for two steps, compared
  * with the plain calls. */
 static void fast_kernels(void **state)
@@ -179,6 +199,7 @@ static void fast_kernels(void **state)
             assert_int_equal(stats.masks_made, 2);
             assert_true(stats.density > 0.2 && stats.density < 0.8 && stats.select_seconds > 0 &&
                         stats.attention_seconds > 0 && stats.device_bytes > 0);
+            check_kept(ctx, &p, stats.device_bytes, H, N, D);
             esa_mask_free(mask);
             esa_session_free(s);
         }
