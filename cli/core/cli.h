@@ -176,7 +176,8 @@ typedef struct cli_device {
 #define CLI_DEVICE_HELP  "where networks run; auto: the first GPU if there is one that can (auto)"
 
 /* Reads --device (NULL: auto). Names a GPU on stderr when it is taken, and says why if one is there
- * and cannot be used. CLI_USAGE or CLI_FAILED after a message. */
+ * and cannot be used, for example because the plugin is of another build. CLI_USAGE or CLI_FAILED
+ * after a message. */
 int cli_device_choose(cli_device *device, const char *asked, const char *what);
 /* Writes the object "device". */
 void cli_device_json(cli_json *json, const cli_device *device);

@@ -4,6 +4,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* Asks GPU `ordinal` whether it can run networks. If not, why gets the reason. */
 static int gpu_ready(cli_device *d, int32_t ordinal, char *why, size_t size)
@@ -27,6 +28,9 @@ static int gpu_ready(cli_device *d, int32_t ordinal, char *why, size_t size)
     return status == ESA_OK;
 }
 
+/* 1 if this machine has an NVIDIA driver: then its user expects the GPU to be used. */
+static int has_driver(void) { return access("/proc/driver/nvidia/version", F_OK) == 0; }
+
 int cli_device_choose(cli_device *d, const char *asked, const char *what)
 {
     char why[600];
@@ -49,7 +53,7 @@ int cli_device_choose(cli_device *d, const char *asked, const char *what)
         return CLI_OK;
     }
     if (!any) return cli_fail("%s: --device %s: %s", what, asked, why);
-    if (d->gpus > 0) fprintf(stderr, "device    cpu: %s\n", why);
+    if (d->gpus > 0 || has_driver()) fprintf(stderr, "device    cpu: %s\n", why);
     return CLI_OK;
 }
 
