@@ -1,4 +1,4 @@
-/* wan_dit.h - Wan's transformer: computes the velocity from latents, timestep and text. f32.
+/* wan_dit.h - Wan's transformer: computes the velocity from latents, timestep and text.
  * SPDX-License-Identifier: Apache-2.0
  *
  *     esa_wan_dit_open(env, &dit, &config);
@@ -8,7 +8,8 @@
  *                               esa_wan_dit_forward(dit, s, branch, v, x, t);
  *
  * Tokens are put into the session's order when latents become patches, and back when patches become
- * latents. The rotations follow the same order. */
+ * latents. The rotations follow the same order. x and v are f32 in the memory of nn's device; what
+ * lies between them has the type of the device's activations. */
 #ifndef ESA_MODEL_WAN_DIT_H
 #define ESA_MODEL_WAN_DIT_H
 
