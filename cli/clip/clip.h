@@ -74,7 +74,7 @@ typedef struct clip_request {
     int32_t dense_first_layer, share_branches;
     int32_t refresh_every, order_every; /* CLIP_RECOMMENDED: the recommended ones */
     int preset;                         /* ESA_PRESET_*: the work of the session; -1: none */
-    const char *cache;                  /* --cache: "off" or a number; NULL: off */
+    const char *cache;                  /* --cache: "off", "auto" or a number; NULL: off */
     const char *block;                  /* "QxK"; NULL: the recommended blocks */
     const char *score_groups;           /* error: "QxK"; NULL: the recommended groups */
     cli_list window;                    /* box of order tile3d; count 0: its default */

@@ -52,6 +52,8 @@ static double cache_of(const clip_request *r)
 {
     char *end;
     if (!r->cache || strcmp(r->cache, "off") == 0) return 0;
+    if (strcmp(r->cache, "auto") == 0)
+        return esa_preset_cache(r->preset >= 0 ? r->preset : ESA_PRESET_BALANCED);
     const double threshold = strtod(r->cache, &end);
     return *r->cache && !*end && threshold >= 1e-3 && threshold <= 100 ? threshold : (double)NAN;
 }
@@ -86,8 +88,8 @@ int clip_request_check(const clip_request *r, const char *what)
                          what);
     if (r->score_groups && cli_groups_parse(r->score_groups, &q, &k)) return CLI_USAGE;
     if (isnan(cache_of(r)))
-        return cli_usage("%s: --cache is '%s', expected off or a number from 0.001 to 100", what,
-                         r->cache);
+        return cli_usage("%s: --cache is '%s', expected off, auto or a number from 0.001 to 100",
+                         what, r->cache);
     return r->block ? cli_block_parse(r->block, &q, &k) : CLI_OK;
 }
 
@@ -290,9 +292,9 @@ const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_opt
         { "--preset", CLI_CHOICE, &r->preset, CLI_PRESETS, 0, 0, 0, preset_help() },
         { "--plan", CLI_TEXT, &p->plan, "FILE", 0, 0, 0,
           "work plan, made by `esa calibrate --plan` (a built-in rule)" },
-        { "--cache", CLI_TEXT, &r->cache, "off|X", 0, 0, 0,
+        { "--cache", CLI_TEXT, &r->cache, "off|auto|X", 0, 0, 0,
           "reuse the output of the transformer while it is expected to change by less than this "
-          "part of it, such as 0.05 (off)" },
+          "part of it; auto: 0.02, 0.03 or 0.05 for the presets, else 0.03 (off)" },
         end,
     };
     const cli_option *const rows[] = { size, noise, dense, blocks, sparse, cached, model, work };

@@ -15,6 +15,13 @@ double esa_preset_work(int32_t preset)
                                                                       : (double)NAN;
 }
 
+double esa_preset_cache(int32_t preset)
+{
+    static const double threshold[] = { 0.02, 0.03, 0.05 }; /* docs/engine.md has the measurement */
+    return preset >= ESA_PRESET_FAITHFUL && preset <= ESA_PRESET_FAST ? threshold[preset]
+                                                                      : (double)NAN;
+}
+
 static int32_t order_of(int32_t mode, int32_t selector)
 {
     if (mode == ESA_SESSION_CACHED) return ESA_ORDER_DEFAULT;

@@ -158,6 +158,9 @@ static void refused(void **state)
                    NULL);
     p.cache = (double)NAN;
     assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_ARGUMENT, "cache", NULL);
+    for (int32_t i = ESA_PRESET_FAITHFUL; i <= ESA_PRESET_FAST; i++)
+        assert_true(esa_preset_cache(i) > 0 && esa_preset_cache(i) < 0.1);
+    assert_true(isnan(esa_preset_cache(-1)) && isnan(esa_preset_cache(3)));
     p.cache = 0.1;
     p.session.mode = ESA_SESSION_RECORD;
     p.record = "recording";

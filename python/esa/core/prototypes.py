@@ -86,6 +86,7 @@ LIBESA: dict[str, tuple[Any, list[Any]]] = {
     "esa_session_params_default": (T.SessionParams, []),
     "esa_session_params_recommended": (T.SessionParams, [_i32, _i32, _i64]),
     "esa_preset_work": (_f64, [_i32]),
+    "esa_preset_cache": (_f64, [_i32]),
     "esa_session_create": (_STATUS, [_p, _p, _p]),
     "esa_session_free": (None, [_p]),
     "esa_session_begin": (_STATUS, [_p]),
