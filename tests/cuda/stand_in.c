@@ -8,7 +8,8 @@
  * streams, graphs) is not here.
  *
  * $ESA_STAND_IN_FAIL=n lets the n-th call from now on that a real GPU may fail (0: the next) do so,
- * once; then the variable is gone. $ESA_STAND_IN_BLAS=missing: it has no library of products. */
+ * once; then the variable is gone. $ESA_STAND_IN_BLAS=missing: it has no library of products.
+ * While $ESA_STAND_IN_FULL is set, no memory can be allocated. */
 #define _GNU_SOURCE /* MAP_ANONYMOUS, setenv */
 #include <pthread.h>
 #include <stdio.h>
@@ -88,7 +89,7 @@ static int64_t free_bytes(void)
 static esa_status alloc(esa_cuda_device *dev, void **ptr, int64_t bytes)
 {
     *ptr = NULL;
-    if (bytes < 0 || bytes > free_bytes() || out_of_luck())
+    if (bytes < 0 || bytes > free_bytes() || getenv("ESA_STAND_IN_FULL") || out_of_luck())
         return stand_in_say(dev, ESA_ERR_MEMORY, "GPU 0 has less memory free than is needed");
     const int64_t size = bytes ? (bytes + PAGE - 1) / PAGE * PAGE : PAGE;
     void *base = mmap(NULL, (size_t)size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,

@@ -154,6 +154,41 @@ static int32_t on_stand_in(void)
     return library && strstr(library, "stand_in");
 }
 
+/* Lets every allocation fail from the end of the second step to the end of the last. */
+static int32_t fill_up(void *user, const esa_progress *p)
+{
+    const int32_t steps = *(const int32_t *)user;
+    if (p->stage == ESA_STAGE_DENOISE && p->done >= 2 && p->done < steps)
+        setenv("ESA_STAND_IN_FULL", "1", 1);
+    else
+        unsetenv("ESA_STAND_IN_FULL");
+    return 0;
+}
+
+/* After the first dense and the first sparse step nothing is allocated. Only the stand-in can say
+ * that it is full. */
+static void no_allocation(void **state)
+{
+    (void)state;
+    if (!on_stand_in()) skip();
+    static const int32_t selectors[] = { ESA_SELECT_ENTROPY, ESA_SELECT_ERROR };
+    esa_ctx *ctx = context();
+    esa_model *model = opened(ctx, ESA_DEVICE_CUDA, 0);
+    for (int32_t i = 0; i < 3; i++) {
+        esa_generate_stats stats;
+        esa_generate_params p = video(64, 5);
+        if (i) p.session = esa_session_params_recommended(ESA_SESSION_ONLINE, selectors[i - 1], 0);
+        p.session.warmup_frac = 0.2;
+        p.cache = i == 1 ? 0.05 : 0;
+        p.progress = fill_up;
+        p.progress_user = &p.steps;
+        esa_frames_free(made(ctx, model, &p, &stats));
+        assert_int_equal(stats.session.sparse_calls > 0, i > 0);
+    }
+    esa_model_free(model);
+    esa_ctx_free(ctx);
+}
+
 static void cancelled(void **state)
 {
     (void)state;
@@ -227,6 +262,7 @@ static void failures(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(like_the_cpu), cmocka_unit_test(same_bits),
+                                        cmocka_unit_test(no_allocation),
                                         cmocka_unit_test(cancelled), cmocka_unit_test(failures) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
