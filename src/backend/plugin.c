@@ -83,26 +83,7 @@ static esa_status load(esa_ctx *ctx, esa_cuda *cuda)
     if (!entry)
         return esa_fail(ctx, ESA_ERR_DEVICE,
                         "%.300s is not an esa plugin: it has no " ESA_CUDA_ENTRY_NAME, path);
-    const esa_cuda_host host = { sizeof host,
-                                 sizeof(esa_attn_args),
-                                 sizeof(esa_select_args),
-                                 sizeof(esa_cuda_mask),
-                                 sizeof(esa_cuda_info),
-                                 sizeof(esa_cuda_table),
-                                 sizeof(esa_norm_args),
-                                 sizeof(esa_qk_args),
-                                 sizeof(esa_act_args),
-                                 sizeof(esa_patch_args),
-                                 sizeof(esa_step_args),
-                                 sizeof(esa_figures_args),
-                                 sizeof(esa_product_args),
-                                 sizeof(esa_biased_args),
-                                 sizeof(esa_convert_args),
-                                 sizeof(esa_plane_conv_args),
-                                 sizeof(esa_plane_norm_args),
-                                 sizeof(esa_plane_latent_args),
-                                 sizeof(esa_plane_bytes_args),
-                                 esa_build_id() };
+    const esa_cuda_host host = esa_cuda_host_of(esa_build_id());
     cuda->table = entry(ESA_CUDA_ABI, &host, error, (int32_t)sizeof error);
     if (!cuda->table)
         return esa_fail(ctx, ESA_ERR_DEVICE, "%.200s does not fit this library: %.240s", path,

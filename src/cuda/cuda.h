@@ -218,6 +218,22 @@ typedef struct esa_cuda_table {
     const esa_cuda_transfer *transfer;
 } esa_cuda_table;
 
+/* The sizes as this file is compiled, for both sides of the comparison. */
+ESA_INLINE esa_cuda_host esa_cuda_host_of(const char *build)
+{
+    esa_cuda_host host = { sizeof(esa_cuda_host),        sizeof(esa_attn_args),
+                           sizeof(esa_select_args),      sizeof(esa_cuda_mask),
+                           sizeof(esa_cuda_info),        sizeof(esa_cuda_table),
+                           sizeof(esa_norm_args),        sizeof(esa_qk_args),
+                           sizeof(esa_act_args),         sizeof(esa_patch_args),
+                           sizeof(esa_step_args),        sizeof(esa_figures_args),
+                           sizeof(esa_product_args),     sizeof(esa_biased_args),
+                           sizeof(esa_convert_args),     sizeof(esa_plane_conv_args),
+                           sizeof(esa_plane_norm_args),  sizeof(esa_plane_latent_args),
+                           sizeof(esa_plane_bytes_args), build };
+    return host;
+}
+
 /* The only exported symbol of the plugin. abi: ESA_CUDA_ABI of the caller. Returns NULL if abi or
  * host do not match; error then says why. */
 const esa_cuda_table *esa_cuda_entry(uint32_t abi, const esa_cuda_host *host, char *error,

@@ -11,28 +11,8 @@
 #include <stdio.h>
 
 #include "common/naive.h"
+#include "gpu_engine.h"
 #include "gpu_fenced.h"
-
-static esa_ctx *ctx;
-static const esa_backend *be;
-static esa_rng rng;
-
-static int begin(void **state)
-{
-    (void)state;
-    ctx = kit_ctx(1);
-    be = esa_backend_of(ESA_DEVICE_CUDA);
-    rng = (esa_rng){ test_seed() };
-    printf("seed %llu\n", (unsigned long long)test_seed());
-    return be->open(ctx) ? -1 : 0;
-}
-
-static int end(void **state)
-{
-    (void)state;
-    esa_ctx_free(ctx);
-    return 0;
-}
 
 enum { KEY = 1, DISTANCE = 2, NONE_LEFT = 4 }; /* NONE_LEFT: the bias removes all keys */
 
@@ -277,5 +257,5 @@ int main(void)
         cmocka_unit_test(shapes),    cmocka_unit_test(no_keys),     cmocka_unit_test(too_wide),
         cmocka_unit_test(same_bits), cmocka_unit_test(true_shapes),
     };
-    return cmocka_run_group_tests(tests, begin, end);
+    return cmocka_run_group_tests(tests, engine_begin, engine_end);
 }

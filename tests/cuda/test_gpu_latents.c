@@ -15,28 +15,7 @@
 #include "base/half.h"
 #include "base/rng.h"
 #include "common/naive.h"
-#include "gpu_kit.h"
-
-static esa_ctx *ctx;
-static const esa_backend *be;
-static esa_rng rng;
-
-static int begin(void **state)
-{
-    (void)state;
-    ctx = kit_ctx(1);
-    be = esa_backend_of(ESA_DEVICE_CUDA);
-    rng = (esa_rng){ test_seed() };
-    printf("seed %llu\n", (unsigned long long)test_seed());
-    return be->open(ctx) ? -1 : 0;
-}
-
-static int end(void **state)
-{
-    (void)state;
-    esa_ctx_free(ctx);
-    return 0;
-}
+#include "gpu_engine.h"
 
 /* Values on the host, and a copy on the GPU. */
 typedef struct array {
@@ -349,5 +328,5 @@ int main(void)
     const struct CMUnitTest tests[] = { cmocka_unit_test(patches), cmocka_unit_test(guidance),
                                         cmocka_unit_test(steps), cmocka_unit_test(figures),
                                         cmocka_unit_test(modulation) };
-    return cmocka_run_group_tests(tests, begin, end);
+    return cmocka_run_group_tests(tests, engine_begin, engine_end);
 }

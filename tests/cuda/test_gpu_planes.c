@@ -13,30 +13,10 @@
 #include <stdio.h>
 
 #include "common/naive.h"
+#include "gpu_engine.h"
 #include "gpu_fenced.h"
 
 enum { F32 = ESA_DTYPE_F32, BF16 = ESA_DTYPE_BF16 };
-
-static esa_ctx *ctx;
-static const esa_backend *be;
-static esa_rng rng;
-
-static int begin(void **state)
-{
-    (void)state;
-    ctx = kit_ctx(1);
-    be = esa_backend_of(ESA_DEVICE_CUDA);
-    rng = (esa_rng){ test_seed() };
-    printf("seed %llu\n", (unsigned long long)test_seed());
-    return be->open(ctx) ? -1 : 0;
-}
-
-static int end(void **state)
-{
-    (void)state;
-    esa_ctx_free(ctx);
-    return 0;
-}
 
 static float random_value(float size) { return size * (2 * esa_rng_unit(&rng) - 1); }
 
@@ -562,5 +542,5 @@ int main(void)
         cmocka_unit_test(latents),         cmocka_unit_test(bytes),
         cmocka_unit_test(zeros),           cmocka_unit_test(times),
     };
-    return cmocka_run_group_tests(tests, begin, end);
+    return cmocka_run_group_tests(tests, engine_begin, engine_end);
 }

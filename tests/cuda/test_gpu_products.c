@@ -18,13 +18,10 @@
 #include "base/half.h"
 #include "base/rng.h"
 #include "common/naive.h"
-#include "gpu_kit.h"
+#include "gpu_engine.h"
 
 enum { F32 = ESA_DTYPE_F32, BF16 = ESA_DTYPE_BF16, F8 = ESA_DTYPE_F8 };
 
-static esa_ctx *ctx;
-static const esa_backend *be;
-static esa_rng rng;
 static void *ws;
 
 /* 1: on the stand-in and under sanitizers. */
@@ -32,21 +29,14 @@ static int is_small(void) { return on_stand_in() || getenv("ESA_TEST_SMALL"); }
 
 static int begin(void **state)
 {
-    (void)state;
-    ctx = kit_ctx(1);
-    be = esa_backend_of(ESA_DEVICE_CUDA);
-    rng = (esa_rng){ test_seed() };
-    printf("seed %llu\n", (unsigned long long)test_seed());
-    if (be->open(ctx)) return -1;
+    if (engine_begin(state)) return -1;
     return be->alloc(ctx, &ws, be->products->workspace(ctx)) ? -1 : 0;
 }
 
 static int end(void **state)
 {
-    (void)state;
     be->release(ctx, ws, be->products->workspace(ctx));
-    esa_ctx_free(ctx);
-    return 0;
+    return engine_end(state);
 }
 
 /* ---------------------------------------------------------------- a matrix on both sides */

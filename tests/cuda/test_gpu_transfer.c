@@ -17,29 +17,15 @@
 #include "base/half.h"
 #include "base/rng.h"
 #include "common/naive.h"
-#include "gpu_kit.h"
+#include "gpu_engine.h"
 
-static esa_ctx *ctx;
-static const esa_backend *be;
 static const esa_engine_transfer *tr;
-static esa_rng rng;
 
 static int begin(void **state)
 {
-    (void)state;
-    ctx = kit_ctx(1);
-    be = esa_backend_of(ESA_DEVICE_CUDA);
+    const int status = engine_begin(state);
     tr = be->transfer;
-    rng = (esa_rng){ test_seed() };
-    printf("seed %llu\n", (unsigned long long)test_seed());
-    return be->open(ctx) ? -1 : 0;
-}
-
-static int end(void **state)
-{
-    (void)state;
-    esa_ctx_free(ctx);
-    return 0;
+    return status;
 }
 
 static uint8_t *pinned(int64_t bytes)
@@ -364,5 +350,5 @@ int main(void)
         cmocka_unit_test(caught),      cmocka_unit_test(bad_luck), cmocka_unit_test(failures),
         cmocka_unit_test(conversions), cmocka_unit_test(times),
     };
-    return cmocka_run_group_tests(tests, begin, end);
+    return cmocka_run_group_tests(tests, begin, engine_end);
 }

@@ -40,26 +40,7 @@ int main(int argc, char **argv)
     *(void **)&entry = dlsym(plugin, ESA_CUDA_ENTRY_NAME);
     expect(entry != NULL, "the entry function is missing");
 
-    const esa_cuda_host host = { sizeof host,
-                                 sizeof(esa_attn_args),
-                                 sizeof(esa_select_args),
-                                 sizeof(esa_cuda_mask),
-                                 sizeof(esa_cuda_info),
-                                 sizeof(esa_cuda_table),
-                                 sizeof(esa_norm_args),
-                                 sizeof(esa_qk_args),
-                                 sizeof(esa_act_args),
-                                 sizeof(esa_patch_args),
-                                 sizeof(esa_step_args),
-                                 sizeof(esa_figures_args),
-                                 sizeof(esa_product_args),
-                                 sizeof(esa_biased_args),
-                                 sizeof(esa_convert_args),
-                                 sizeof(esa_plane_conv_args),
-                                 sizeof(esa_plane_norm_args),
-                                 sizeof(esa_plane_latent_args),
-                                 sizeof(esa_plane_bytes_args),
-                                 ESA_BUILD_ID };
+    const esa_cuda_host host = esa_cuda_host_of(ESA_BUILD_ID);
     expect_refused(entry, ESA_CUDA_ABI + 1, &host, "another interface was accepted");
     for (size_t field = 0; field < offsetof(esa_cuda_host, build) / sizeof(uint32_t); field++) {
         esa_cuda_host other = host;

@@ -7,8 +7,8 @@ import sys
 
 import esa
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "bench" / "quality"))
 import library  # noqa: E402

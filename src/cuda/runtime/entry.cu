@@ -70,30 +70,9 @@ extern "C" __attribute__((visibility("default"))) const esa_cuda_table *esa_cuda
     uint32_t abi, const esa_cuda_host *host, char *error, int32_t error_bytes)
 {
     /* only a struct of the same size has its build where we look for it */
-    const uint64_t ours[] = {
-        sizeof *host,
-        sizeof(esa_attn_args),
-        sizeof(esa_select_args),
-        sizeof(esa_cuda_mask),
-        sizeof(esa_cuda_info),
-        sizeof table,
-        sizeof(esa_norm_args),
-        sizeof(esa_qk_args),
-        sizeof(esa_act_args),
-        sizeof(esa_patch_args),
-        sizeof(esa_step_args),
-        sizeof(esa_figures_args),
-        sizeof(esa_product_args),
-        sizeof(esa_biased_args),
-        sizeof(esa_convert_args),
-        sizeof(esa_plane_conv_args),
-        sizeof(esa_plane_norm_args),
-        sizeof(esa_plane_latent_args),
-        sizeof(esa_plane_bytes_args),
-    };
-    static_assert(sizeof ours == offsetof(esa_cuda_host, build), "every size is compared");
+    const esa_cuda_host ours = esa_cuda_host_of(ESA_BUILD_ID);
     const bool sizes = abi == ESA_CUDA_ABI && host->struct_size == sizeof *host &&
-                       !memcmp(host, ours, sizeof ours);
+                       !memcmp(host, &ours, offsetof(esa_cuda_host, build));
     const char *theirs = sizes && host->build ? host->build : "of another interface";
     if (sizes && strcmp(theirs, ESA_BUILD_ID) == 0) return &table;
     snprintf(error, (size_t)error_bytes,
