@@ -128,17 +128,7 @@ template <int SIDE, int TH, int N, int KC>
 esa_status launch(esa_cuda_device *dev, const conv::plan &p, conv::job &job, cudaStream_t stream)
 {
     using S = shape<SIDE, TH, N, KC>;
-    unsigned blocks;
-    esa_status status = conv::cut_tiles(dev, p, job, TH, &blocks);
-    if (!status)
-        status = device_check(dev,
-                              cudaFuncSetAttribute(conv_kernel<S>,
-                                                   cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                   S::BYTES),
-                              "preparing a convolution");
-    if (status) return status;
-    conv_kernel<S><<<blocks, THREADS, S::BYTES, stream>>>(job);
-    return launch_check(dev, "a convolution");
+    return conv::launch_tiles(dev, p, job, conv_kernel<S>, TH, THREADS, S::BYTES, stream);
 }
 
 template <int SIDE>

@@ -166,6 +166,22 @@ static inline esa_status cut_tiles(esa_cuda_device *dev, const plan &p, job &j, 
                        j.width);
 }
 
+// Runs a kernel over the tiles of a job, each th pixels high, with so many bytes of shared memory.
+template <class Kernel>
+static esa_status launch_tiles(esa_cuda_device *dev, const plan &p, job &j, Kernel *kernel, int th,
+                               int threads, int bytes, cudaStream_t stream)
+{
+    unsigned blocks;
+    esa_status status = cut_tiles(dev, p, j, th, &blocks);
+    if (!status)
+        status = device_check(
+            dev, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+            "preparing a convolution");
+    if (status) return status;
+    kernel<<<blocks, threads, bytes, stream>>>(j);
+    return launch_check(dev, "a convolution");
+}
+
 // True if tiles of 16 rows are faster than tiles of 8 rows. A small tile costs more than half of a
 // large one, because it reads as many weights, but the last round of thread blocks may be fuller.
 static inline bool tall_tiles(const esa_cuda_device *dev, const plan &p, const job &j)
