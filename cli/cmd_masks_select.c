@@ -147,7 +147,7 @@ static int parse(request *r, int argc, char **argv, int *done)
     esa_layout *l = &p->layout;
     const char *block = NULL, *groups = NULL;
     double sparsity = 0.5;
-    int32_t front_k = -1, back_k = -1;
+    int32_t front_k = -1, back_k = -1, release = 1;
     cli_list grid = { 0 }, grid_k = { 0 }, window = { 0 };
     const cli_option options[] = {
         { "--q", CLI_TEXT, &r->q, "FILE", 0, 0, 0,
@@ -168,6 +168,9 @@ static int parse(request *r, int argc, char **argv, int *done)
         { "--mode", CLI_CHOICE, &p->mode, CLI_MODES, 0, 0, 0,
           "compat follows the original implementations, compat-round also rounds like them "
           "(fixed)" },
+        { "--release", CLI_CHOICE, &release, "3.0|3.1", 0, 0, 0,
+          "rf_v2 in a compat mode: the release of MindIE-SD to follow; 3.0 pools text apart "
+          "(3.1)" },
         { "--block", CLI_TEXT, &block, "QxK", 0, 0, 0,
           "query x key tokens of a block, multiples of 16 up to 256 (entropy 256x128, others "
           "128x128; error up to 8192 keys: 64x64)" },
@@ -243,6 +246,7 @@ static int parse(request *r, int argc, char **argv, int *done)
     if (has_budget && has_sparsity)
         return cli_usage("%s: --sparsity is 1 - budget: give --budget or --sparsity", what);
     if (has_sparsity) p->budget = 1.0 - sparsity;
+    p->release = release ? ESA_RELEASE_31 : ESA_RELEASE_30;
     p->seed = (uint64_t)r->seed;
     cli_list_copy(l->window, &window);
     cli_list_copy(l->grid_q, &grid);

@@ -118,6 +118,9 @@ enum {
                                * counts as f16) */
 };
 
+/* Releases of MindIE-SD that rf_v2 can follow in a compat mode; see esa_select_params.release. */
+enum { ESA_RELEASE_30 = 30, ESA_RELEASE_31 = 31 };
+
 /* Token orders; see esa_layout. */
 enum {
     ESA_ORDER_DEFAULT = -1,
@@ -143,6 +146,7 @@ enum {
 #define ESA_SHORT_TOKENS    8192 /* up to so many keys, the default blocks of the error selector */
 #define ESA_SHORT_BLOCK     64   /* and of model runs are small, so that a row has more of them */
 #define ESA_WORKSPACE_ALIGN 64   /* workspace pointers must be multiples of this */
+#define ESA_MAX_SPANS       8    /* most clips of one sequence, esa_layout.span */
 
 /* ---------------------------------------------------------------- context */
 
@@ -347,7 +351,23 @@ ESA_API void esa_device_memory(const esa_ctx *ctx, int64_t *held_bytes, int64_t 
  *
  * A grid of zeros means no grid: only raster is possible, and no frame is protected. If the k side
  * is all zero and Nk = Nq, it takes the grid and text of the q side. Causal attention needs raster
- * or order_applied. */
+ * or order_applied.
+ *
+ * A sequence may also hold several clips, with other tokens (context) before, between and after
+ * them: then span lists the clips, and grids and text are zero. Queries and keys are the same
+ * tokens. The ordered sequence is
+ *
+ *     [clip 0][context up to a multiple of span_align][clip 1] ... [last clip][remaining context]
+ *
+ * so that no block holds tokens of two clips; even raster moves tokens. Blocks with context are
+ * kept whole, and so is frame 0 of every clip if it is protected. A sequence with too little
+ * context between its clips is refused (ESA_ERR_SHAPE). Clips take neither the adaptive order,
+ * causal attention, kv_len nor mask files. */
+typedef struct esa_span {
+    int32_t start;   /* first token */
+    int32_t grid[3]; /* t, h, w */
+} esa_span;
+
 typedef struct esa_layout {
     uint32_t struct_size;
     int32_t order;               /* ESA_ORDER_*. DEFAULT: tile for rf_v2 with a grid, else raster */
@@ -361,7 +381,10 @@ typedef struct esa_layout {
     int32_t text_front_q, text_back_q; /* text tokens before and after the video tokens */
     int32_t grid_k[3];                 /* the same for the key side */
     int32_t text_front_k, text_back_k;
-    int32_t reserved[8];
+    int32_t span_count; /* clips; 0: one video, given by grid and text (0) */
+    int32_t span_align; /* 0: the least multiple of both block sizes; esa_order: 128 (0) */
+    esa_span span[ESA_MAX_SPANS]; /* ascending, without overlap */
+    int32_t reserved[6];
 } esa_layout;
 
 ESA_API esa_layout esa_layout_default(void);
@@ -410,7 +433,10 @@ typedef struct esa_select_params {
     int32_t fine;             /* error with LEVELS: means per block on the fine level, 2, 4, 8 or
                                * 16; 0: 8 if block_k is a multiple of 32 and at least 64, else 4,
                                * unless group_k asks for another (0) */
-    int64_t reserved[2];
+    int32_t release;          /* rf_v2 in a compat mode: ESA_RELEASE_30, which pools text apart, or
+                               * ESA_RELEASE_31; 0: the newest (0) */
+    int32_t reserved0;
+    int64_t reserved[1];
 } esa_select_params;
 
 ESA_API esa_select_params esa_select_params_default(int32_t selector);

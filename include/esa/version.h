@@ -10,6 +10,6 @@
 #define ESA_VERSION_MINOR 1
 #define ESA_VERSION_PATCH 0
 
-#define ESA_API_VERSION 1
+#define ESA_API_VERSION 2
 
 #endif

@@ -386,7 +386,10 @@ esa_status esa_check_select(esa_ctx *ctx, esa_select_params *out, const esa_sele
     /* Check the size before reading more: an older caller's struct may be shorter. */
     if (in) ESA_TRY(check_struct(ctx, in->struct_size, sizeof *in, "esa_select_params"));
     *out = in ? *in : esa_select_params_default(ESA_SELECT_ENTROPY);
-    ESA_TRY(check_reserved(ctx, out->reserved, 2, "esa_select_params"));
+    ESA_TRY(check_reserved(ctx, out->reserved, 1, "esa_select_params"));
+    if (out->release != 0 && out->release != ESA_RELEASE_30 && out->release != ESA_RELEASE_31)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "release is %d, expected 0, %d or %d",
+                        (int)out->release, ESA_RELEASE_30, ESA_RELEASE_31);
     if (out->selector < ESA_SELECT_FULL || out->selector > ESA_SELECT_ERROR)
         return esa_fail(
             ctx, ESA_ERR_ARGUMENT,
@@ -415,19 +418,26 @@ esa_status esa_check_select(esa_ctx *ctx, esa_select_params *out, const esa_sele
     ESA_TRY(check_flag(ctx, out->keep_recent, "keep_recent"));
     ESA_TRY(check_flag(ctx, out->causal, "causal"));
     if (out->selector == ESA_SELECT_RF_V2 && out->mode != ESA_MODE_FIXED) {
-        const int32_t *g = out->layout.grid_q;
+        const int32_t *g = out->layout.grid_q, clips = out->layout.span_count;
         if (Nq != Nk)
             return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
                             "rf_v2 in compat mode needs as many queries as keys, got %lld and %lld",
                             LL(Nq), LL(Nk));
-        if (g[0] < 1 || g[1] < 1 || g[2] < 1)
+        if (!clips && (g[0] < 1 || g[1] < 1 || g[2] < 1))
             return esa_fail(ctx, ESA_ERR_ARGUMENT,
                             "rf_v2 in compat mode needs a grid t,h,w, got none");
         if (out->causal)
             return esa_fail(
                 ctx, ESA_ERR_UNSUPPORTED,
                 "causal is 1, but rf_v2 in compat mode is bidirectional: use fixed mode");
+        if (clips && out->release == ESA_RELEASE_30)
+            return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
+                            "release 3.0 of rf_v2 knows one video, but the layout has %d clips: "
+                            "use release 3.1",
+                            (int)clips);
     }
+    if (out->layout.span_count)
+        ESA_TRY(esa_span_align(ctx, &out->layout.span_align, out->block_q, out->block_k));
     if (out->selector == ESA_SELECT_ADA_BSA && out->mode != ESA_MODE_FIXED && out->causal &&
         Nq != Nk)
         return esa_fail(
@@ -492,8 +502,8 @@ esa_status esa_check_mask(esa_ctx *ctx, const esa_mask *mask, const esa_shapes *
     if (!mask->runnable)
         return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
                         "the mask has %lld x %lld blocks, but kernels need %lld x %lld (compat "
-                        "rf_v2 pools text and image separately): it can be printed, but not run; "
-                        "use fixed mode",
+                        "rf_v2 3.0 pools text and image separately): it can be printed, but not "
+                        "run; use fixed mode or release 3.1",
                         LL(mask->nq), LL(mask->nk), LL(esa_ceil_div(Nq, mask->block_q)),
                         LL(esa_ceil_div(Nk, mask->block_k)));
     if ((mask->B != B && mask->B != 1) || mask->H != Hq || mask->Nq != Nq || mask->Nk != Nk)

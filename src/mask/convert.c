@@ -50,6 +50,8 @@ static esa_status begin(esa_ctx *ctx, esa_mask **mask, const esa_mask_info *info
                         (long long)nq, (long long)nk, ESA_MAX_BLOCKS);
     esa_layout layout = info->layout, resolved;
     if (layout_is_blank(&layout)) layout = esa_layout_default();
+    if (layout.span_count)
+        ESA_TRY(esa_span_align(ctx, &layout.span_align, info->block_q, info->block_k));
     ESA_TRY(esa_layout_resolve(ctx, &resolved, &layout, info->Nq, info->Nk, -1, ESA_MODE_FIXED, 0));
     *mask = esa_mask_new(&ctx->mem, info->B, info->H, info->Nq, info->Nk, nq, nk, info->block_q,
                          info->block_k);

@@ -18,6 +18,8 @@ esa_layout esa_layout_default(void)
     return layout;
 }
 
+enum { DEFAULT_ALIGN = 128 }; /* of clips, where no block size is known */
+
 static const char *order_name(int32_t order)
 {
     static const char *const name[] = { "raster", "tile", "tile3d", "hilbert", "adaptive" };
@@ -25,6 +27,45 @@ static const char *order_name(int32_t order)
 }
 
 static int32_t has_grid(const int32_t grid[3]) { return grid[0] > 0; }
+
+/* Checks the clips of a sequence of N tokens, and that context fills the room between them. */
+static esa_status check_spans(esa_ctx *ctx, const esa_layout *l, int64_t Nq, int64_t Nk)
+{
+    int64_t end = 0, context = Nq, room = 0;
+    if (has_grid(l->grid_q) || has_grid(l->grid_k) || l->text_front_q || l->text_back_q ||
+        l->text_front_k || l->text_back_k)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "the layout has %d clips and a grid or text too: expected one of them",
+                        (int)l->span_count);
+    if (Nq != Nk)
+        return esa_fail(ctx, ESA_ERR_SHAPE, "clips need as many queries as keys, got %lld and %lld",
+                        (long long)Nq, (long long)Nk);
+    for (int32_t c = 0; c < l->span_count; c++) {
+        const esa_span *s = &l->span[c];
+        if (s->grid[0] < 1 || s->grid[1] < 1 || s->grid[2] < 1)
+            return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                            "clip %d has the grid %d,%d,%d, expected t,h,w of at least 1 each",
+                            (int)c, (int)s->grid[0], (int)s->grid[1], (int)s->grid[2]);
+        const int64_t video = esa_size_mul(esa_size_mul(s->grid[0], s->grid[1]), s->grid[2]);
+        if (s->start < end || video < 0 || video > Nq - s->start)
+            return esa_fail(ctx, ESA_ERR_SHAPE,
+                            "clip %d starts at %d with %dx%dx%d tokens, expected a start of at "
+                            "least %lld and an end of at most %lld",
+                            (int)c, (int)s->start, (int)s->grid[0], (int)s->grid[1],
+                            (int)s->grid[2], (long long)end, (long long)Nq);
+        end = s->start + video;
+        context -= video;
+        if (c + 1 < l->span_count)
+            room += esa_ceil_div(video, l->span_align) * l->span_align - video;
+    }
+    if (room > context)
+        return esa_fail(ctx, ESA_ERR_SHAPE,
+                        "%d clips need %lld tokens of context to end at multiples of %d, but the "
+                        "sequence has %lld: run it dense",
+                        (int)l->span_count, (long long)room, (int)l->span_align,
+                        (long long)context);
+    return ESA_OK;
+}
 
 /* Checks the grid and text of one side against its length N. */
 static esa_status check_side(esa_ctx *ctx, const char *side, const int32_t grid[3], int32_t front,
@@ -80,11 +121,26 @@ static esa_status check_fields(esa_ctx *ctx, const esa_layout *in)
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
                         "window is %d,%d,%d, expected t,h,w of at least 1 each", (int)in->window[0],
                         (int)in->window[1], (int)in->window[2]);
-    for (int32_t i = 0; i < 8; i++)
+    if (in->span_count < 0 || in->span_count > ESA_MAX_SPANS || in->span_align < 0)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "span_count is %d and span_align %d, expected 0 .. %d clips and 0 or more",
+                        (int)in->span_count, (int)in->span_align, ESA_MAX_SPANS);
+    for (int32_t i = 0; i < 6; i++)
         if (in->reserved[i])
             return esa_fail(ctx, ESA_ERR_ARGUMENT, "esa_layout.reserved[%d] is %d, expected 0",
                             (int)i, (int)in->reserved[i]);
     return ESA_OK;
+}
+
+esa_status esa_span_align(esa_ctx *ctx, int32_t *align, int32_t block_q, int32_t block_k)
+{
+    const int32_t larger = block_q > block_k ? block_q : block_k;
+    if (!*align)
+        for (*align = larger; *align % block_q || *align % block_k;) *align += larger;
+    if (*align > 0 && *align % block_q == 0 && *align % block_k == 0) return ESA_OK;
+    return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                    "span_align is %d, expected a multiple of the blocks of %d x %d", (int)*align,
+                    (int)block_q, (int)block_k);
 }
 
 esa_status esa_layout_resolve(esa_ctx *ctx, esa_layout *out, const esa_layout *in, int64_t Nq,
@@ -102,10 +158,15 @@ esa_status esa_layout_resolve(esa_ctx *ctx, esa_layout *out, const esa_layout *i
         r.text_front_k = r.text_front_q;
         r.text_back_k = r.text_back_q;
     }
+    if (r.span_count) {
+        if (!r.span_align) r.span_align = DEFAULT_ALIGN;
+        ESA_TRY(check_spans(ctx, &r, Nq, Nk));
+    }
     ESA_TRY(check_side(ctx, "q", r.grid_q, r.text_front_q, r.text_back_q, Nq));
     ESA_TRY(check_side(ctx, "k", r.grid_k, r.text_front_k, r.text_back_k, Nk));
 
-    const int32_t grid_q = has_grid(r.grid_q), grid_k = has_grid(r.grid_k);
+    const int32_t grid_q = r.span_count || has_grid(r.grid_q),
+                  grid_k = r.span_count || has_grid(r.grid_k);
     if (compat_rf) {
         if (!grid_q || Nq != Nk)
             return esa_fail(ctx, ESA_ERR_SHAPE,
@@ -125,6 +186,10 @@ esa_status esa_layout_resolve(esa_ctx *ctx, esa_layout *out, const esa_layout *i
                         "order adaptive needs the error selector (ESA_SELECT_ERROR), given "
                         "selector %d",
                         (int)selector);
+    if (r.span_count && (r.order == ESA_ORDER_ADAPTIVE || causal))
+        return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
+                        "a sequence of several clips takes neither the adaptive order nor causal "
+                        "attention");
     if (r.order != ESA_ORDER_RASTER && r.order != ESA_ORDER_ADAPTIVE && !(grid_q && grid_k))
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "order %s needs a grid of the %s side",
                         order_name(r.order), grid_q ? "k" : "q");
@@ -137,7 +202,9 @@ esa_status esa_layout_resolve(esa_ctx *ctx, esa_layout *out, const esa_layout *i
     if (r.protect_first_frame < 0) r.protect_first_frame = selector == ESA_SELECT_RF_V2;
     if (!grid_q && !grid_k) r.protect_first_frame = 0;
     /* Protecting frame 0 of a still image would make everything dense. Compat does exactly that. */
-    if (mode == ESA_MODE_FIXED && r.grid_q[0] <= 1 && r.grid_k[0] <= 1) r.protect_first_frame = 0;
+    int32_t still = r.grid_q[0] <= 1 && r.grid_k[0] <= 1;
+    for (int32_t c = 0; c < r.span_count; c++) still = still && r.span[c].grid[0] == 1;
+    if (mode == ESA_MODE_FIXED && still) r.protect_first_frame = 0;
     *out = r;
     return ESA_OK;
 }
@@ -150,6 +217,10 @@ int32_t esa_layout_same(const esa_layout *a, const esa_layout *b)
         return 0;
     if (a->text_front_q != b->text_front_q || a->text_back_q != b->text_back_q) return 0;
     if (a->text_front_k != b->text_front_k || a->text_back_k != b->text_back_k) return 0;
+    if (a->span_count != b->span_count) return 0;
+    if (a->span_count && (a->span_align != b->span_align ||
+                          memcmp(a->span, b->span, (size_t)a->span_count * sizeof *a->span)))
+        return 0;
     if (a->order == ESA_ORDER_TILE3D && memcmp(a->window, b->window, sizeof a->window)) return 0;
     /* These orders walk a protected frame 0 on its own. Raster and tile do not depend on it. */
     const int32_t cut = a->order == ESA_ORDER_TILE3D || a->order == ESA_ORDER_HILBERT ||

@@ -81,6 +81,8 @@ int64_t esa_mask_fine(const esa_mask *mask);
 ESA_ENGINE esa_status esa_layout_resolve(esa_ctx *ctx, esa_layout *out, const esa_layout *in,
                                          int64_t Nq, int64_t Nk, int32_t selector, int32_t mode,
                                          int32_t causal);
+/* Fills in the default of esa_layout.span_align, or checks that both block sizes divide it. */
+esa_status esa_span_align(esa_ctx *ctx, int32_t *align, int32_t block_q, int32_t block_k);
 /* 1 if the resolved order is the identity, so that nothing is gathered. */
 ESA_ENGINE int32_t esa_order_is_identity(const esa_layout *layout, int32_t side, int32_t mode);
 /* 1 if the tensors of this side must be gathered: its order moves tokens and is not applied yet. */

@@ -4,7 +4,8 @@
  * The sequence is [text front][video t*h*w][text back], and perm[p] is the token at position p. An
  * order moves tokens only inside the segments [text front][frame 0 if protected][other frames]
  * [text back], so forced blocks (text, frame 0) follow from positions alone. One exception: tile in
- * compat mode moves the front text behind the video, because the original does. */
+ * compat mode moves the front text behind the video, because the original does. Sequences of
+ * several clips have segments of their own: see esa_layout. */
 #include "base/status.h"
 #include "mask/mask.h"
 
@@ -48,11 +49,11 @@ static void put_boxes(writer *w, int64_t f0, int64_t f1, int64_t h, int64_t wd,
             }
 }
 
-static void put_video(writer *w, const esa_layout *layout, int32_t side, int32_t mode)
+/* One clip, whose tokens start at w->base. protect: its frame 0 is walked on its own. */
+static void put_clip(writer *w, const esa_layout *layout, const int32_t grid[3], int32_t protect,
+                     int32_t mode)
 {
-    const int32_t *grid = side ? layout->grid_k : layout->grid_q;
     const int64_t t = grid[0], h = grid[1], wd = grid[2], frame = h * wd;
-    const int32_t protect = esa_layout_protects(layout, side, mode);
     if (layout->order == ESA_ORDER_TILE) {
         const int32_t raster0 = mode != ESA_MODE_FIXED && (h % 8 != 0 || wd % 8 != 0);
         for (int64_t f = 0; f < t; f++) {
@@ -79,24 +80,45 @@ static void put_video(writer *w, const esa_layout *layout, int32_t side, int32_t
     }
 }
 
+/* Several clips, with context between them where a clip does not end at a multiple of span_align,
+ * and the rest of the context at the end. */
+static void put_clips(writer *w, int64_t N, const esa_layout *l, int32_t mode)
+{
+    int64_t token = 0; /* next context token, once the clips that start at it are stepped over */
+    for (int32_t c = 0, after = 0; c < l->span_count; c++) {
+        w->base = l->span[c].start;
+        put_clip(w, l, l->span[c].grid, l->protect_first_frame == 1, mode);
+        const int64_t next = esa_span_next(l, c, w->at, N);
+        while (w->at < next) {
+            while (after < l->span_count && token == l->span[after].start)
+                token += esa_span_tokens(&l->span[after++]);
+            put_run(w, token++, 1);
+        }
+    }
+}
+
 int32_t esa_order_is_identity(const esa_layout *layout, int32_t side, int32_t mode)
 {
     (void)mode; /* raster is the identity in every mode; no other order is */
-    if (layout->order == ESA_ORDER_ADAPTIVE) return 0; /* needs no grid */
+    if (layout->order == ESA_ORDER_ADAPTIVE || layout->span_count) return 0; /* need no grid */
     return layout->order == ESA_ORDER_RASTER || (side ? layout->grid_k[0] : layout->grid_q[0]) == 0;
 }
 
 void esa_order_build(int32_t *perm, int64_t N, const esa_layout *layout, int32_t side, int32_t mode)
 {
     writer w = { perm, 0, side ? layout->text_front_k : layout->text_front_q };
-    const int32_t grid = side ? layout->grid_k[0] : layout->grid_q[0];
-    if (esa_order_is_identity(layout, side, mode) || !grid) {
+    const int32_t *grid = side ? layout->grid_k : layout->grid_q;
+    if (layout->span_count) {
+        put_clips(&w, N, layout, mode);
+        return;
+    }
+    if (esa_order_is_identity(layout, side, mode) || !grid[0]) {
         put_run(&w, 0, N);
         return;
     }
     const int32_t text_last = layout->order == ESA_ORDER_TILE && mode != ESA_MODE_FIXED;
     if (!text_last) put_run(&w, 0, w.base);
-    put_video(&w, layout, side, mode);
+    put_clip(&w, layout, grid, esa_layout_protects(layout, side, mode), mode);
     if (text_last) put_run(&w, 0, w.base);
     put_run(&w, w.at, N - w.at);
 }

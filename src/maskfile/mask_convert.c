@@ -15,6 +15,10 @@ static esa_status save_mask(esa_ctx *ctx, const char *output, const esa_mask *ma
     if (!mask->filled)
         return esa_fail(ctx, ESA_ERR_STATE,
                         "the mask is empty: no selector or conversion has filled it");
+    if (mask->layout.span_count)
+        return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
+                        "the mask is for %d clips in one sequence, but mask files know one video",
+                        (int)mask->layout.span_count);
     if (!mask->runnable)
         return esa_fail(
             ctx, ESA_ERR_UNSUPPORTED,

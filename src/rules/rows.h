@@ -10,7 +10,8 @@
  *   - with causal attention every block on the diagonal, so that each query keeps itself
  *   - the sink and the last block of ada_bsa
  * Forced blocks count inside the quota of the row. Compat rf_v2 forces its own rows and columns;
- * the other compat selectors force nothing here.
+ * the other compat selectors force nothing here. In a sequence of several clips every selector
+ * forces the same in all modes: blocks with context, and the protected frames 0.
  *
  * Pure functions for the CPU and the GPU. */
 #ifndef ESA_RULES_ROWS_H
@@ -31,10 +32,27 @@ ESA_INLINE int32_t esa_layout_protects(const esa_layout *layout, int32_t side, i
     return layout->protect_first_frame == 1 && (t > 1 || (t == 1 && mode != ESA_MODE_FIXED));
 }
 
-/* 1 for compat rf_v2, which pools image and text separately and forces its own rows and columns. */
-ESA_INLINE int32_t esa_pools_apart(const esa_select_params *p)
+/* 1 for compat rf_v2, which forces its own rows and columns. */
+ESA_INLINE int32_t esa_rf_compat(const esa_select_params *p)
 {
     return p->selector == ESA_SELECT_RF_V2 && p->mode != ESA_MODE_FIXED;
+}
+
+/* 1 for compat rf_v2 of release 3.0, which pools image and text separately. */
+ESA_INLINE int32_t esa_pools_apart(const esa_select_params *p)
+{
+    return esa_rf_compat(p) && p->release == ESA_RELEASE_30;
+}
+
+ESA_INLINE int64_t esa_span_tokens(const esa_span *s)
+{
+    return (int64_t)s->grid[0] * s->grid[1] * s->grid[2];
+}
+
+/* First position after the context that follows clip c, whose last token stands before `end`. */
+ESA_INLINE int64_t esa_span_next(const esa_layout *l, int32_t c, int64_t end, int64_t N)
+{
+    return c + 1 < l->span_count ? esa_ceil_div(end, l->span_align) * l->span_align : N;
 }
 
 /* 1 if every visible block is kept: FULL, or a budget of 1. ada_bsa may still drop blocks by its
@@ -80,7 +98,7 @@ ESA_INLINE int64_t esa_blocks_existing(const esa_select_args *args, int64_t kv_l
 ESA_INLINE int64_t esa_row_visible(const esa_select_args *args, int64_t kv_len, int64_t existing,
                                    int64_t i)
 {
-    if (!args->params.causal || esa_pools_apart(&args->params)) return existing;
+    if (!args->params.causal || esa_rf_compat(&args->params)) return existing;
     const int64_t end = esa_min64(kv_len, esa_min64(args->Nq, (i + 1) * args->params.block_q) +
                                               args->Nk - args->Nq);
     return end > 0 ? esa_ceil_div(end, args->params.block_k) : 0;
@@ -105,12 +123,29 @@ ESA_INLINE int32_t esa_block_holds(int64_t i, int64_t B, int64_t first, int64_t 
     return first < end && i * B < end && (i + 1) * B > first;
 }
 
+/* 1 if block i of size B holds context, or a token of a protected frame 0, in a sequence of several
+ * clips. */
+ESA_INLINE int32_t esa_spans_force(const esa_layout *l, int64_t B, int64_t i, int64_t N)
+{
+    int64_t first = 0;
+    for (int32_t c = 0; c < l->span_count; c++) {
+        const int64_t end = first + esa_span_tokens(&l->span[c]),
+                      next = esa_span_next(l, c, end, N),
+                      frame = (int64_t)l->span[c].grid[1] * l->span[c].grid[2];
+        if (l->protect_first_frame == 1 && esa_block_holds(i, B, first, first + frame)) return 1;
+        if (esa_block_holds(i, B, end, next)) return 1;
+        first = next;
+    }
+    return 0;
+}
+
 /* 1 if row i keeps every block it sees. */
 ESA_INLINE int32_t esa_row_dense(const esa_select_args *args, int64_t i)
 {
     const esa_layout *l = &args->params.layout;
     const int64_t B = args->params.block_q, frame = (int64_t)l->grid_q[1] * l->grid_q[2];
-    if (esa_pools_apart(&args->params)) {
+    if (l->span_count) return esa_spans_force(l, B, i, args->Nq);
+    if (esa_rf_compat(&args->params)) {
         const int64_t text = esa_ceil_div((int64_t)l->text_front_q + l->text_back_q, B);
         return (l->protect_first_frame && i < esa_ceil_div(frame, B)) || i >= args->nq - text;
     }
@@ -129,7 +164,8 @@ ESA_INLINE int32_t esa_column_forced(const esa_select_args *args, int64_t kv_len
     const esa_select_params *p = &args->params;
     const esa_layout *l = &p->layout;
     const int64_t B = p->block_k;
-    if (esa_pools_apart(p)) { /* the original ignores the shape of the key side */
+    if (l->span_count && esa_spans_force(l, B, j, args->Nk)) return 1;
+    if (esa_rf_compat(p) && !l->span_count) { /* the original ignores the shape of the key side */
         const int64_t text = esa_ceil_div((int64_t)l->text_front_q + l->text_back_q, B);
         return (l->protect_first_frame &&
                 j < esa_ceil_div((int64_t)l->grid_q[1] * l->grid_q[2], B)) ||

@@ -8,8 +8,8 @@
  * go to the lower index. Text and first frame are forced inside the budget. Softmax is monotone, so
  * ranking the scores gives the same result without rounding ties.
  *
- * compat: image and text are pooled separately, softmax is in fp32, every block at or above the
- * keep-th value stays, and forced rows and columns come on top.
+ * compat: softmax is in fp32, every block at or above the keep-th value stays, and forced rows and
+ * columns come on top. Release 3.0 of the original pools image and text separately.
  *
  * compat-round: also rounds the means, the dot product, the scaled dot product and the softmax to
  * the input dtype. */

@@ -8,7 +8,7 @@ void esa_select_blocks(const esa_select_params *p, int64_t Nq, int64_t Nk, int64
     *nq = esa_ceil_div(Nq, p->block_q);
     *nk = esa_ceil_div(Nk, p->block_k);
     *runnable = 1;
-    if (p->selector != ESA_SELECT_RF_V2 || p->mode == ESA_MODE_FIXED) return;
+    if (!esa_pools_apart(p)) return;
     /* Image and text are pooled separately, which gives one block more than the kernel has
      * if neither fills its last block. Equal counts run even if the block borders differ, as
      * in the original. */

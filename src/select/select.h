@@ -8,8 +8,9 @@
 #include "cpu/cpu.h"
 #include "mask/mask.h"
 
-/* Block counts of the mask for these params: ceil(N/block), except for compat rf_v2 with text,
- * which pools image and text separately. runnable 0: the blocks are not those of the kernel. */
+/* Block counts of the mask for these params: ceil(N/block), except for compat rf_v2 of release 3.0
+ * with text, which pools image and text separately. runnable 0: the blocks are not those of the
+ * kernel. */
 void esa_select_blocks(const esa_select_params *params, int64_t Nq, int64_t Nk, int64_t *nq,
                        int64_t *nk, int32_t *runnable);
 /* Scratch bytes for esa_select_run with these args. q and k may be unset. */

@@ -126,6 +126,11 @@ static esa_status check_mode(esa_ctx *ctx, const esa_session_params *p)
         return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
                         "mode RECORD needs one order for all prompts: an adaptive order differs "
                         "from prompt to prompt");
+    if ((p->mode == ESA_SESSION_RECORD || p->mode == ESA_SESSION_CACHED) &&
+        p->select.layout.span_count)
+        return esa_fail(ctx, ESA_ERR_UNSUPPORTED,
+                        "the layout has %d clips, but recordings and mask files know one video",
+                        p->select.layout.span_count);
     if (p->mode == ESA_SESSION_ONLINE && p->select.selector == ESA_SELECT_FULL)
         return esa_fail(ctx, p->strict ? ESA_ERR_POLICY : ESA_ERR_ARGUMENT,
                         "selector FULL keeps every block: use mode DENSE instead");

@@ -350,7 +350,7 @@ static void test_params(void **state)
     EXPECT_SELECT(p.group_k = 3, ESA_ERR_ARGUMENT, "group_k is 3");
     EXPECT_SELECT(p.group_q = 32, ESA_ERR_ARGUMENT, "group_q is 32");
     EXPECT_SELECT(p.group_q = -1, ESA_ERR_ARGUMENT, "group_q is -1");
-    EXPECT_SELECT(p.reserved[1] = 1, ESA_ERR_ARGUMENT, "reserved");
+    EXPECT_SELECT(p.reserved[0] = 1, ESA_ERR_ARGUMENT, "reserved");
     EXPECT_SELECT(p.layout.order_applied = 1, ESA_ERR_ARGUMENT, "order_applied is 1");
     EXPECT_SELECT(p.selector = ESA_SELECT_ENTROPY, ESA_ERR_ARGUMENT, "needs the error selector");
 #undef EXPECT_SELECT

@@ -91,7 +91,7 @@ def test_another_abi_is_refused(monkeypatch):
 
 def test_another_api_version_is_refused(monkeypatch):
     monkeypatch.setattr(library, "API_VERSION", 99)
-    with pytest.raises(ImportError, match="has API version 1, this package was written for 99"):
+    with pytest.raises(ImportError, match="has API version 2, this package was written for 99"):
         library.Library(library.load().path)
 
 

@@ -334,8 +334,8 @@ def test_an_image_is_not_all_first_frame(seed):
 def test_signature_is_the_originals():
     import inspect
     want = """q, k, v, attn_mask=None, scale=None, is_causal=False, head_num=1, input_layout='BNSD', inner_precise=0,
-    sparse_type=None, txt_len=0, block_size=128, latent_shape_q=None, latent_shape_k=None, keep_sink=True,
-    keep_recent=True, cdf_threshold=1.0, sparsity=0.0, **kwargs"""
+    sparse_type=None, txt_len=0, block_size=128, latent_shape_q=None, latent_shape_k=None, video_spans=None,
+    keep_sink=True, keep_recent=True, cdf_threshold=1.0, sparsity=0.0, precision='bf16', **kwargs"""
     parameters = [
         p.replace(annotation=inspect.Parameter.empty) for p in inspect.signature(sparse_attention).parameters.values()
     ]

@@ -109,9 +109,11 @@ static void rf_case(esa_ctx *ctx, const uint64_t *want, int32_t t, int32_t h, in
     p.layout.grid_q[1] = h;
     p.layout.grid_q[2] = w;
     p.layout.protect_first_frame = protect;
-    uint8_t *got = kit_select_bytes(ctx, &q.view, &k.view, &p);
-    expect_rows(want, n, n, got, "rf_v2");
-    free(got);
+    for (p.release = ESA_RELEASE_30; p.release <= ESA_RELEASE_31; p.release++) {
+        uint8_t *got = kit_select_bytes(ctx, &q.view, &k.view, &p);
+        expect_rows(want, n, n, got, "rf_v2");
+        free(got);
+    }
     free(q.data);
     free(k.data);
 }
@@ -184,14 +186,19 @@ static void rf_forced_density(void **state)
                   { 21, 30, 52, 0, 0.8 },  { 21, 45, 80, 0, 0.8 },  { 21, 45, 80, 0, 0.64 } };
     esa_ctx *ctx = kit_ctx(2);
     (void)state;
-    for (size_t c = 0; c < sizeof table / sizeof *table; c++) {
+    const size_t cases = sizeof table / sizeof *table;
+    for (size_t both = 0; both < 2 * cases; both++) {
+        const size_t c = both % cases;
+        const int32_t apart = both < cases; /* release 3.0 pools text apart, 3.1 does not */
         const int64_t img = (int64_t)table[c].t * table[c].h * table[c].w, N = img + table[c].text;
-        const int64_t tb = (table[c].text + 127) / 128, n = (img + 127) / 128 + tb,
+        const int64_t tb = (table[c].text + 127) / 128,
+                      n = apart ? (img + 127) / 128 + tb : (N + 127) / 128,
                       ff = (table[c].h * table[c].w + 127) / 128, F = ff + tb;
         kit_tensor q = kit_golden(7, ESA_DTYPE_F32, N, 16), k = kit_golden(8, ESA_DTYPE_F32, N, 16);
         esa_select_params p = esa_select_params_default(ESA_SELECT_RF_V2);
         p.mode = ESA_MODE_COMPAT;
         p.budget = 1.0 - table[c].s;
+        p.release = apart ? ESA_RELEASE_30 : ESA_RELEASE_31;
         p.layout.grid_q[0] = table[c].t;
         p.layout.grid_q[1] = table[c].h;
         p.layout.grid_q[2] = table[c].w;

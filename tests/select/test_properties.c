@@ -350,7 +350,8 @@ static void random_is_uniform(void **state)
     esa_ctx_free(ctx);
 }
 
-/* compat rf_v2 with text: pooled apart, forced, one mask per batch entry, against double. */
+/* compat rf_v2 with text: pooled apart (3.0) or as one sequence (3.1), forced, one mask per batch
+ * entry, against double. */
 static void rf_compat_with_text(void **state)
 {
     esa_rng r = { kit_seed("rf_compat_with_text") };
@@ -360,9 +361,10 @@ static void rf_compat_with_text(void **state)
         const int32_t t = 1 + (int32_t)esa_rng_below(&r, 4), h = 1 + (int32_t)esa_rng_below(&r, 20),
                       wd = 1 + (int32_t)esa_rng_below(&r, 20);
         const int32_t text = (int32_t)esa_rng_below(&r, 2) * (int32_t)esa_rng_below(&r, 70),
-                      L = esa_rng_below(&r, 2) ? 16 : 32, D = 16;
-        const int64_t img = (int64_t)t * h * wd, N = img + text, ni = (img + L - 1) / L,
-                      tb = (text + L - 1) / L, n = ni + tb;
+                      L = esa_rng_below(&r, 2) ? 16 : 32, D = 16, apart = round % 2;
+        const int64_t img = (int64_t)t * h * wd, N = img + text,
+                      ni = ((apart ? img : N) + L - 1) / L, tb = (text + L - 1) / L,
+                      n = apart ? ni + tb : ni;
         const int64_t ff = ((int64_t)h * wd + L - 1) / L;
         kit_tensor q = kit_random(&r, ESA_DTYPE_F32, 2, 2, N, D, 1, 1.5f),
                    k = kit_random(&r, ESA_DTYPE_F32, 2, 2, N, D, 0, 1.5f);
@@ -370,6 +372,7 @@ static void rf_compat_with_text(void **state)
         p.mode = ESA_MODE_COMPAT;
         p.block_q = p.block_k = L;
         p.budget = 0.05 + 0.9 * (double)esa_rng_unit(&r);
+        p.release = apart ? ESA_RELEASE_30 : round % 4 ? ESA_RELEASE_31 : 0;
         p.layout.grid_q[0] = t;
         p.layout.grid_q[1] = h;
         p.layout.grid_q[2] = wd;
@@ -385,7 +388,8 @@ static void rf_compat_with_text(void **state)
         const int64_t keep = (int64_t)ceil((double)n * p.budget);
         for (int64_t bh = 0; bh < 4; bh++) {
             for (int64_t i = 0; i < n; i++) {
-                const int64_t first = i < ni ? i * L : img + (i - ni) * L, limit = i < ni ? img : N,
+                const int64_t first = i < ni ? i * L : img + (i - ni) * L,
+                              limit = i < ni && apart ? img : N,
                               end = first + L < limit ? first + L : limit;
                 for (int64_t d = 0; d < D; d++) {
                     double a = 0.0, b = 0.0;

@@ -38,6 +38,9 @@ class Layout:
         As in EsaConfig. None: what suits the selector.
     order_applied
         True: q, k, v and o already stand in that order; False: the library gathers and scatters.
+    spans
+        Several clips in one sequence instead of a grid and text: (first token, (t, h, w)) each, at most 8, ascending.
+        The other tokens are context, which is kept whole. Queries and keys are the same tokens.
 
     >>> Layout(grid=(2, 3, 4), text_back=5).tokens
     29
@@ -52,6 +55,7 @@ class Layout:
     window: Grid | None = None
     protect_first_frame: bool | None = None
     order_applied: bool = False
+    spans: Sequence[tuple[int, Grid]] = ()
 
     @property
     def tokens(self) -> int:
@@ -67,6 +71,11 @@ class Layout:
         out.protect_first_frame = -1 if self.protect_first_frame is None else int(self.protect_first_frame)
         if self.window is not None:
             out.window[:] = _grid(self.window, "window")
+        if len(self.spans) > T.MAX_SPANS:
+            raise ValueError(f"spans has {len(self.spans)} clips, at most {T.MAX_SPANS} are possible")
+        out.span_count = len(self.spans)
+        for span, (start, grid) in zip(out.span, self.spans):
+            span.start, span.grid[:] = start, _grid(grid, "the grid of a span")
         out.grid_q[:] = _grid(self.grid, "grid")
         out.grid_k[:] = _grid(self.grid_k, "grid_k")
         for name in ("text_front", "text_back"):

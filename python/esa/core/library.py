@@ -18,7 +18,7 @@ from typing import Any
 from . import prototypes
 from . import structs as T
 
-API_VERSION = 1
+API_VERSION = 2
 
 # ---------------------------------------------------------------- errors
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from . import structs as T
@@ -19,9 +19,10 @@ from .session import select_params
 
 SPARSE_TYPES = (None, "rf_v2", "rf_v3", "ada_bsa", "entropy")
 INNER_PRECISE = (0, 1, 4)
+PRECISIONS = ("bf16", "fp8", "mix")
 _KEYWORDS = {
     "order": None, "window": None, "tail": "none", "protect_first_frame": None, "cached_mask": None,
-    "return_mask": False, "mode": "fixed"
+    "return_mask": False, "mode": None, "compat": None, "block_size_kv": None
 }
 
 
@@ -45,6 +46,8 @@ class Settings(NamedTuple):
     grid_q: tuple[int, int, int]
     grid_k: tuple[int, int, int]
     text: int
+    release: int = 0            # of T.RELEASES; 0: the newest
+    spans: tuple[int, ...] = ()  # start, t, h, w of each clip
 
     def numbers(self) -> list[float]:
         return [float(n) for field in self for n in (field if isinstance(field, tuple) else (field,))]
@@ -62,10 +65,36 @@ def _shape(value: Sequence[int] | None, name: str) -> tuple[int, int, int]:
     return (t, h, w)
 
 
+def _spans(video_spans: Any) -> tuple[int, ...]:
+    """Clips as start, t, h, w, start, t, ..."""
+    if video_spans is None:
+        return ()
+    message = 'video_spans must be a list of {"start": int, "latent_shape": [t, h, w]}'
+    if not isinstance(video_spans, Sequence) or isinstance(video_spans, (str, bytes)) or not video_spans:
+        raise ValueError(f"{message}, not {video_spans!r}")
+    numbers: list[int] = []
+    for i, span in enumerate(video_spans):
+        if not isinstance(span, Mapping) or not T.whole(span.get("start")) or span["start"] < 0:
+            raise ValueError(f"{message}; entry {i} is {span!r}")
+        numbers += (int(span["start"]), *_shape(span.get("latent_shape", ()), f"latent_shape of video_spans[{i}]"))
+    return tuple(numbers)
+
+
+def _mode(mode: str | None, compat: str | None) -> tuple[int, int]:
+    """The library's numbers of mode and release. A release alone means mode "compat"."""
+    if compat is None:
+        return T.number(T.MODES, "fixed" if mode is None else mode, "mode"), 0
+    release = T.number(T.RELEASES, compat, "compat")
+    if mode == "fixed":
+        raise ValueError(f"mode 'fixed' follows no release of the original, but compat is {compat!r}")
+    return T.number(T.MODES, "compat" if mode is None else mode, "mode"), release
+
+
 def settings_of(sparse_type: str | None, sparsity: float, cdf_threshold: float, keep_sink: bool, keep_recent: bool,
                 block_size: Any, is_causal: bool, scale: float | None, txt_len: int,
                 latent_shape_q: Sequence[int] | None, latent_shape_k: Sequence[int] | None, order: str | None,
-                window: Sequence[int] | None, tail: str, protect_first_frame: bool | None, mode: str) -> Settings:
+                window: Sequence[int] | None, tail: str, protect_first_frame: bool | None, mode: str | None,
+                compat: str | None = None, block_size_kv: Any = None, video_spans: Any = None) -> Settings:
     """Checks the words of a call and turns them into numbers. Parameters that belong to another sparse_type have no
     effect."""
     if sparse_type not in SPARSE_TYPES:
@@ -80,27 +109,34 @@ def settings_of(sparse_type: str | None, sparsity: float, cdf_threshold: float, 
         raise ValueError(f"txt_len must be an integer of at least 0, not {txt_len!r}")
     if isinstance(cdf_threshold, bool) or not isinstance(cdf_threshold, (int, float)) or cdf_threshold != cdf_threshold:
         raise ValueError(f"cdf_threshold must be a number, not {cdf_threshold!r}")
+    if video_spans is not None and sparse_type not in ("rf_v2", "rf_v3", "entropy"):
+        raise ValueError(f"video_spans is for sparse_type 'rf_v2', 'rf_v3' and 'entropy', not for {sparse_type!r}")
+    if video_spans is not None and (txt_len or latent_shape_q is not None or latent_shape_k is not None):
+        raise ValueError("video_spans says where everything is: txt_len must be 0, latent_shape_q and latent_shape_k "
+                         "None")
     ada = sparse_type == "ada_bsa"
     # latent shapes and txt_len are rf_v2's; ada_bsa looks at them only where one of our own keywords asks for a grid.
     geometric = sparse_type is not None and not (ada and order is None and protect_first_frame is None)
+    number, release = _mode(mode, compat)
     return Settings(
         selector=-1 if sparse_type is None else T.SELECTORS["rf_v2" if sparse_type == "rf_v3" else sparse_type],
-        mode=T.number(T.MODES, mode,
-                      "mode"), block_q=0 if sparse_type == "entropy" and block_size == 128 else _block(block_size),
-        block_k=_block(block_size), budget=1.0 - float(sparsity), cdf_threshold=float(cdf_threshold) if ada else 1.0,
+        mode=number, block_q=0 if sparse_type == "entropy" and block_size == 128 else _block(block_size, "block_size"),
+        block_k=_block(block_size, "block_size") if block_size_kv is None else _block(block_size_kv, "block_size_kv"),
+        budget=1.0 - float(sparsity), cdf_threshold=float(cdf_threshold) if ada else 1.0,
         keep_sink=int(keep_sink) if ada else 1, keep_recent=int(keep_recent) if ada else 1, causal=int(bool(is_causal)),
         scale=check_scale(scale), tail=T.number(T.TAILS, tail, "tail"),
         order=T.ORDER_DEFAULT if order is None else T.ORDERS[order], window=_shape(window, "window"),
         protect_first_frame=-1 if protect_first_frame is None else int(bool(protect_first_frame)),
         grid_q=_shape(latent_shape_q, "latent_shape_q") if geometric else (0, 0, 0),
-        grid_k=_shape(latent_shape_k, "latent_shape_k") if geometric else (0, 0, 0), text=txt_len if geometric else 0)
+        grid_k=_shape(latent_shape_k, "latent_shape_k") if geometric else (0, 0, 0), text=txt_len if geometric else 0,
+        release=release, spans=_spans(video_spans))
 
 
-def _block(block_size: Any) -> int:
+def _block(block_size: Any, name: str) -> int:
     if isinstance(block_size,
                   bool) or not isinstance(block_size, int) or not 16 <= block_size <= 256 or block_size % 16:
         raise ValueError(
-            f"block_size is {block_size!r}; kernels exist for multiples of 16 between 16 and 256 (128 is the usual one)"
+            f"{name} is {block_size!r}; kernels exist for multiples of 16 between 16 and 256 (128 is the usual one)"
         )
     return block_size
 
@@ -110,7 +146,8 @@ def structs_of(numbers: tuple[float, ...]) -> tuple[T.SelectParams | None, T.Att
     """The library's parameters for the numbers of a Settings."""
     n = [int(x) for x in numbers]
     s = Settings(n[0], n[1], n[2], n[3], numbers[4], numbers[5], n[6], n[7], n[8], numbers[9], n[10], n[11],
-                 (n[12], n[13], n[14]), n[15], (n[16], n[17], n[18]), (n[19], n[20], n[21]), n[22])
+                 (n[12], n[13], n[14]), n[15], (n[16], n[17], n[18]), (n[19], n[20], n[21]), n[22], n[23],
+                 tuple(n[24:]))
     attention = attention_params(T.word(T.TAILS, s.tail), s.scale or None, bool(s.causal))
     # Nothing is dropped: dense, whatever the selector would say.
     everything = s.budget >= 1 and s.cdf_threshold >= 1 and s.mode == T.MODES["fixed"]
@@ -123,7 +160,7 @@ def _select_params(s: Settings) -> T.SelectParams:
     config = EsaConfig(selector=T.word(T.SELECTORS, s.selector), budget=s.budget, cdf_threshold=s.cdf_threshold,
                        keep_sink=bool(s.keep_sink), keep_recent=bool(s.keep_recent), mode=T.word(T.MODES, s.mode))
     params = select_params(config, _layout(s), scale=s.scale or None, causal=bool(s.causal))
-    params.block_q, params.block_k = s.block_q, s.block_k
+    params.block_q, params.block_k, params.release = s.block_q, s.block_k, s.release
     return params
 
 
@@ -133,7 +170,8 @@ def _layout(s: Settings) -> Layout:
     return Layout(grid=s.grid_q if queries else None, text_front=s.text, grid_k=s.grid_k if keys else None,
                   text_front_k=0 if queries and not keys else s.text,
                   order=None if s.order < 0 else T.word(T.ORDERS, s.order), window=s.window if any(s.window) else None,
-                  protect_first_frame=None if s.protect_first_frame < 0 else bool(s.protect_first_frame))
+                  protect_first_frame=None if s.protect_first_frame < 0 else bool(s.protect_first_frame),
+                  spans=[(s.spans[i], s.spans[i + 1:i + 4]) for i in range(0, len(s.spans), 4)])
 
 
 def check_tensors(q: Any, k: Any, v: Any, head_num: int, input_layout: str) -> None:
@@ -150,6 +188,11 @@ def check_tensors(q: Any, k: Any, v: Any, head_num: int, input_layout: str) -> N
 def check_shapes(settings: Settings, q: Any, k: Any, input_layout: str) -> None:
     """Latent shapes against the lengths of the sequences, whether or not anything is dropped."""
     queries, keys = X.shape_of(q, input_layout)[2], X.shape_of(k, input_layout)[2]
+    if settings.spans:
+        start, t, h, w = settings.spans[-4:]
+        if not queries == keys >= start + t * h * w:
+            raise ValueError(f"the last of video_spans ends at token {start + t * h * w}, but q has {queries} tokens "
+                             f"and k has {keys}")
     if not settings.grid_q[0]:
         if settings.grid_k[0]:
             raise ValueError("latent_shape_k was given without latent_shape_q")
@@ -202,21 +245,27 @@ def _given_mask(blocks: Any, views: Sequence[T.Tensor], settings: Settings) -> M
             f"cached_mask must be an esa.Mask (return_mask=True gives one) or an array, not {type(blocks).__name__}")
     layout = _layout(settings)
     rf = settings.selector == T.SELECTORS["rf_v2"]
-    if layout.order is None and rf and layout.grid is not None:
+    if layout.order is None and rf and (layout.grid is not None or layout.spans):
         order = T.word(T.ORDERS, recommended("online", "rf_v2").select.layout.order)
         layout = dataclasses.replace(layout, order=order, protect_first_frame=layout.protect_first_frame is not False)
-    return Mask.from_blocks(blocks, views[0].dim[2], views[1].dim[2], block=(settings.block_q or 256, settings.block_k),
-                            layout=layout)
+    rows, columns = settings.block_q or 256, settings.block_k
+    # A mask of square blocks serves longer key blocks too: one is kept if any of its parts is, as rf_v3 does it.
+    square, merged = -(-views[1].dim[2] // rows), columns // rows
+    if blocks.ndim == 4 and columns > rows and columns % rows == 0 and blocks.shape[3] == square:
+        padded = numpy.pad(blocks != 0, ((0, 0), (0, 0), (0, 0), (0, -square % merged)))
+        blocks = padded.reshape(*blocks.shape[:3], -1, merged).any(-1)
+    return Mask.from_blocks(blocks, views[0].dim[2], views[1].dim[2], block=(rows, columns), layout=layout)
 
 
 def sparse_attention(q: Any, k: Any, v: Any, attn_mask: Any = None, scale: float | None = None, is_causal: bool = False,
                      head_num: int = 1, input_layout: str = "BNSD", inner_precise: int = 0,
                      sparse_type: str | None = None, txt_len: int = 0, block_size: int = 128,
                      latent_shape_q: Sequence[int] | None = None, latent_shape_k: Sequence[int] | None = None,
-                     keep_sink: bool = True, keep_recent: bool = True, cdf_threshold: float = 1.0,
-                     sparsity: float = 0.0, **kwargs: Any) -> Any:
-    """Sparse attention in one call, with MindIE-SD's arguments. Forward only. Returns a tensor like q, tokens in the
-    caller's order.
+                     video_spans: Sequence[Mapping[str, Any]] | None = None, keep_sink: bool = True,
+                     keep_recent: bool = True, cdf_threshold: float = 1.0, sparsity: float = 0.0,
+                     precision: str = "bf16", **kwargs: Any) -> Any:
+    """Sparse attention in one call, with the arguments of MindIE-SD 3.1. Forward only. Returns a tensor like q, tokens
+    in the caller's order.
 
     q, k, v
         Four dimensions as input_layout says, one dtype (float32, float16, bfloat16), torch on CPU or CUDA, or numpy. k
@@ -238,12 +287,18 @@ def sparse_attention(q: Any, k: Any, v: Any, attn_mask: Any = None, scale: float
     txt_len, latent_shape_q, latent_shape_k
         rf_v2, rf_v3 and entropy: the first txt_len tokens are text, the others t*h*w video tokens. Without shapes
         nothing is reordered and no frame is protected. latent_shape_k None: as q's, where the lengths agree.
+    video_spans
+        rf_v2, rf_v3 and entropy: several clips in one sequence, [{"start": token, "latent_shape": [t, h, w]}, ...],
+        instead of txt_len and shapes. Blocks never cross a clip; the first frame of each clip and every token outside
+        the clips are kept whole.
     block_size
         128, or another multiple of 16 up to 256. entropy with 128 takes query blocks of 256.
     keep_sink, keep_recent, cdf_threshold
         ada_bsa only.
     sparsity
         Share of key blocks to drop, 0 to 1.
+    precision
+        "bf16": the tensors' own dtype. The original's 8-bit kernels ("fp8", "mix") are refused.
 
     Further keywords; any other is a TypeError:
 
@@ -257,8 +312,13 @@ def sparse_attention(q: Any, k: Any, v: Any, attn_mask: Any = None, scale: float
         Return (out, mask); the mask is an `esa.Mask`.
     cached_mask
         Such a mask, or an array [B, heads, query blocks, key blocks]: selection is skipped.
+    block_size_kv
+        Block size of the keys; None: block_size.
     mode
         "fixed", "compat" or "compat-round": the rules a user expects, or the originals' with their quirks.
+    compat
+        "3.1" or "3.0": mode "compat" as that release of MindIE-SD chooses blocks. 3.0 pools video and text of rf_v2
+        apart, 3.1 pools them as one sequence.
 
     An image model, then a video model with text in front:
 
@@ -285,6 +345,11 @@ def sparse_attention(q: Any, k: Any, v: Any, attn_mask: Any = None, scale: float
             "attn_mask is not supported: it must be None (sparse_type and its parameters choose the blocks)")
     if inner_precise not in INNER_PRECISE:
         raise ValueError(f"inner_precise must be 0, 1 or 4, not {inner_precise!r}")
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, not {precision!r}")
+    if precision != "bf16":
+        raise ValueError(f"precision {precision!r} needs 8-bit attention, which esa does not have: use 'bf16', which "
+                         "computes in the dtype of the tensors")
     if X.is_torch(q):
         from . import torch_op
         if X.is_torch(k) and X.is_torch(v):
@@ -292,7 +357,8 @@ def sparse_attention(q: Any, k: Any, v: Any, attn_mask: Any = None, scale: float
     check_tensors(q, k, v, head_num, input_layout)
     chosen = settings_of(sparse_type, sparsity, cdf_threshold, keep_sink, keep_recent, block_size, is_causal, scale,
                          txt_len, latent_shape_q, latent_shape_k, words["order"], words["window"], words["tail"],
-                         words["protect_first_frame"], words["mode"])
+                         words["protect_first_frame"], words["mode"], words["compat"], words["block_size_kv"],
+                         video_spans)
     check_shapes(chosen, q, k, input_layout)
     refuse_gradients(q, k, v)
     if words["cached_mask"] is not None or words["return_mask"]:

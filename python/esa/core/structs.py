@@ -18,6 +18,8 @@ SELECTORS = {"full": 0, "entropy": 1, "rf_v2": 2, "ada_bsa": 3, "random": 4, "er
 MODES = {"fixed": 0, "compat": 1, "compat-round": 2}
 ORDERS = {"raster": 0, "tile": 1, "tile3d": 2, "hilbert": 3, "adaptive": 4}
 ORDER_DEFAULT = -1
+RELEASES = {"3.0": 30, "3.1": 31}       # of MindIE-SD, esa_select_params.release
+MAX_SPANS = 8
 TAILS = {"none": 0, "pooled": 1, "centroid": 2, "levels": 3}
 # ---- constants of esa_session.h
 SESSION_MODES = {"dense": 0, "online": 1, "cached": 2, "record": 3, "probe": 4}
@@ -44,11 +46,16 @@ class Tensor(C.Structure):
                 ("data", C.c_void_p), ("dim", C.c_int64 * 4), ("stride", C.c_int64 * 4)]
 
 
+class Span(C.Structure):
+    _fields_ = [("start", C.c_int32), ("grid", _Grid)]
+
+
 class Layout(C.Structure):
     _fields_ = [("struct_size", C.c_uint32), ("order", C.c_int32), ("order_applied", C.c_int32),
                 ("protect_first_frame", C.c_int32), ("window", _Grid), ("grid_q", _Grid), ("text_front_q", C.c_int32),
                 ("text_back_q", C.c_int32), ("grid_k", _Grid), ("text_front_k", C.c_int32), ("text_back_k", C.c_int32),
-                ("reserved", C.c_int32 * 8)]
+                ("span_count", C.c_int32), ("span_align", C.c_int32), ("span", Span * MAX_SPANS),
+                ("reserved", C.c_int32 * 6)]
 
 
 class SelectParams(C.Structure):
@@ -57,7 +64,7 @@ class SelectParams(C.Structure):
                 ("scale", C.c_double), ("keep_sink", C.c_int32), ("keep_recent", C.c_int32), ("causal", C.c_int32),
                 ("branch", C.c_int32), ("seed", C.c_uint64), ("kv_len", C.c_void_p), ("layout", Layout),
                 ("group_q", C.c_int32), ("group_k", C.c_int32), ("tail", C.c_int32), ("fine", C.c_int32),
-                ("reserved", C.c_int64 * 2)]
+                ("release", C.c_int32), ("reserved0", C.c_int32), ("reserved", C.c_int64 * 1)]
 
 
 class AttentionParams(C.Structure):
