@@ -207,6 +207,10 @@ if(NOT ESA_SANITIZE)
   add_test(NAME tree.documents COMMAND python3 ${checks}/docs/check_documents.py
            ${CMAKE_CURRENT_SOURCE_DIR} $<TARGET_FILE:esa_cli>)
   set_tests_properties(tree.documents PROPERTIES LABELS tree TIMEOUT 300)
+  # The ggml example with a real ggml, which is fetched.
+  add_test(NAME long.ggml COMMAND python3 ${checks}/install/check_ggml.py ${CMAKE_CURRENT_SOURCE_DIR}
+           ${CMAKE_CURRENT_BINARY_DIR})
+  set_tests_properties(long.ggml PROPERTIES LABELS long TIMEOUT 1800 SKIP_RETURN_CODE 77)
   if(TARGET esa_cuda)
     add_test(NAME tree.plugin COMMAND ${checks}/cuda/check_plugin.sh ${CMAKE_CURRENT_SOURCE_DIR}
              $<TARGET_FILE:esa_cuda>)

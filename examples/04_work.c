@@ -2,8 +2,9 @@
  * settings spends 44% of dense attention over all layers and steps.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Before: 03_session.c. These are the settings of `esa generate` and `esa.apply`. The "model" is a
- * loop that makes q, k and v for a video of T x Y x X tokens. */
+ * Before: 03_session.c. Next: 05_engine.c puts it into an engine. These are the settings of `esa
+ * generate` and `esa.apply`. The "model" is a loop that makes q, k and v for a video of T x Y x X
+ * tokens. */
 #include <math.h>
 #include <stdio.h>
 #include <esa/esa_session.h>
