@@ -31,7 +31,8 @@ __version__ = load().version()
 
 # name: module. Imported on first use, because these modules need torch. A module must not have the name of a function
 # here: importing it would put the module in the function's place.
-_LATER = {"apply": "diffusers.apply_model", "register_backend": "diffusers.backend"}
+_LATER = {"apply": "diffusers.apply_model", "register_backend": "diffusers.backend",
+          "register_family": "diffusers.families", "supported": "diffusers.families"}
 
 __all__ = [
     "EsaConfig", "EsaError", "EsaFileError", "EsaMemoryError", "EsaValueError", "Layout", "Mask", "MaskFile", "Session",

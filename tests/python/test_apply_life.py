@@ -78,14 +78,11 @@ def test_applying_twice_is_an_error():
 
 
 def test_unknown_families_list_the_known():
-    from diffusers import FluxTransformer2DModel
-    flux = FluxTransformer2DModel(patch_size=1, in_channels=4, num_layers=1, num_single_layers=1, attention_head_dim=16,
-                                  num_attention_heads=2, joint_attention_dim=32, pooled_projection_dim=32,
-                                  axes_dims_rope=(4, 4, 8))
+    from diffusers import DiTTransformer2DModel
+    other = DiTTransformer2DModel(num_attention_heads=2, attention_head_dim=8, num_layers=1, sample_size=8)
     with pytest.raises(
-            TypeError,
-            match="does not know FluxTransformer2DModel.*WanTransformer3DModel.*CogVideoXTransformer3DModel.*Hunyuan"):
-        esa.apply(flux)
+            TypeError, match="does not know DiTTransformer2DModel.*register_family.*WanTransformer3DModel.*Flux"):
+        esa.apply(other)
     with pytest.raises(TypeError, match="does not know object"):
         esa.apply(object())
     with pytest.raises(TypeError, match="does not know Linear"):

@@ -133,9 +133,9 @@ def test_orders_are_applied_once_around_the_stack(family):
         assert run.reorders
         attend = run.attention
 
-        def listening(layer, query, key, value):
+        def listening(layer, *tensors):
             seen.append(run.session.layout.order_applied if run.session is not None else None)
-            return attend(layer, query, key, value)
+            return attend(layer, *tensors)
         run.attention = listening
         mini()
         assert run.session.layout.order_applied and run.session.layout.order == "tile"

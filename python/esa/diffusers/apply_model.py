@@ -20,7 +20,7 @@ from ..core.config import EsaConfig
 from ..core.session import Stats
 from . import reorder
 from .clock import Clock
-from .families import Family, detect, supported
+from .families import Family, detect, known_classes
 from .hooks import Ear, RootHook, install, uninstall
 from .run import Recording, Run
 
@@ -33,8 +33,8 @@ def apply(target: Any, config: EsaConfig | None = None, *, steps: int | None = N
     """Puts sparse attention into a diffusers pipeline (all its transformers) or into one transformer.
 
     target
-        A pipeline or a transformer of Wan 2.1 / 2.2, CogVideoX or HunyuanVideo, recognised by class; others are an
-        error that lists these.
+        A pipeline or a transformer that `esa.supported()` lists, recognised by class; others are an error that lists
+        these, until `esa.register_family` describes them.
     config
         `EsaConfig`; None: its defaults (selector "error" with the preset "balanced"). Without an order in the config
         each head has its own, adaptive one; with other selectors tokens are put into Hilbert order (rf_v2: tile; a mask
@@ -93,8 +93,8 @@ def _look(target: Any) -> tuple[Any, list[nn.Module], Family]:
     if not parts or None in families or len({f.name for f in families if f is not None}) != 1:
         unknown = next((type(p).__name__ for p, f in zip(parts, families) if f is None), type(target).__name__)
         raise TypeError(
-            f"esa.apply does not know {unknown}; it takes pipelines with, or transformers of the classes: {supported()}"
-        )
+            f"esa.apply does not know {unknown} (esa.register_family teaches it another model); it takes pipelines "
+            f"with, or transformers of the classes: {known_classes()}")
     assert families[0] is not None
     return pipe, parts, families[0]
 

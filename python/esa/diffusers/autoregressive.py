@@ -32,7 +32,7 @@ from ..core.layout import Layout
 from ..core.library import EsaError
 from ..core.session import Session, Stats
 from .families import detect
-from .families.base import merge_heads, refuse_mask, split_heads
+from .families.base import latent_grid, merge_heads, refuse_mask, split_heads
 from .families.wan import WAN, _rotate
 
 __all__ = ["AutoregressiveState", "KVCache", "SparseAttentionProcessor", "autoregressive_mode"]
@@ -169,7 +169,7 @@ class AutoregressiveState:
     def enter(self, shape: tuple[int, ...]) -> None:
         """Before each forward, with the shape of the chunk's latents."""
         transformer: Any = self.transformer
-        self._grid = WAN.geometry(transformer.config, shape, 0).grid
+        self._grid = latent_grid(shape, *transformer.config.patch_size)
         past = self._cache(self._branch)
         key = (self._grid, past.frames)
         if key != self._key:                    # another rectangle is another session

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 # Names the pipelines of diffusers give their calls. Others are numbered as they come.
-_BRANCHES = {"cond": 0, "cond_uncond": 0, "uncond": 1}
+_BRANCHES = {"cond": 0, "cond_uncond": 0, "pred_cond": 0, "uncond": 1, "pred_uncond": 1}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,6 +16,7 @@ from torch import nn
 
 from .clock import Clock, Context
 from .families.base import Processor
+from .families.borrow import borrow
 
 if TYPE_CHECKING:
     from .run import Run
@@ -33,43 +34,37 @@ class RootHook:
     def __init__(self, run: Run, which: int) -> None:
         transformer = run.transformers[which]
         self.handle, self.which = run.handle, torch.tensor(which, dtype=torch.int64)
-        self.text_mask = run.family.text_mask
-        self.reorders = run.reorders
-        names = [name for name in inspect.signature(type(transformer).forward).parameters if name != "self"]
-        self.place = {name: i for i, name in enumerate(names)}
+        self.family, self.reorders = run.family, run.reorders
+        self.names = [name for name in inspect.signature(type(transformer).forward).parameters if name != "self"]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoHook:
         return NoHook()
 
-    def _argument(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if name in kwargs:
-            return kwargs[name]
-        i = self.place.get(name, len(args))
-        return args[i] if i < len(args) else None
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...],
+    def __call__(self, module: Any, args: tuple[Any, ...],
                  kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        hidden_states = self._argument("hidden_states", args, kwargs)
-        timestep = self._argument("timestep", args, kwargs)
-        text = self._argument("encoder_hidden_states", args, kwargs)
-        mask = self._argument(self.text_mask, args, kwargs) if self.text_mask is not None else None
+        family = self.family
+        inputs = {**dict(zip(self.names, args)), **kwargs}
+        hidden_states, timestep = inputs.get("hidden_states"), inputs.get("timestep")
         if not isinstance(hidden_states, torch.Tensor):
             return None                                 # the model itself reports what is missing
         if timestep is not None and not isinstance(timestep, torch.Tensor):
             timestep = torch.tensor(timestep)
-        hidden_states = torch.ops.esa.session_enter(self.handle, self.which, hidden_states, timestep, mask,
-                                                    text.shape[1] if isinstance(text, torch.Tensor) else 0)
+        sizes = family.sizes(module.config, inputs)
+        mask = inputs.get(family.text_mask) if family.text_mask is not None else None
+        ids = inputs.get(family.ids) if family.ids is not None and not sizes[0] else None
+        hidden_states = torch.ops.esa.session_enter(self.handle, self.which, hidden_states, timestep, mask, ids,
+                                                    list(sizes))
         changed = {"hidden_states": hidden_states}
         if self.reorders:               # per-token arguments are ordered as the tokens are
             if isinstance(timestep, torch.Tensor) and timestep.ndim == 2:
                 changed["timestep"] = torch.ops.esa.session_order(self.handle, timestep, 1, False)
-            rope = self._argument("image_rotary_emb", args, kwargs)
+            rope = inputs.get("image_rotary_emb")
             if rope is not None:
                 changed["image_rotary_emb"] = tuple(torch.ops.esa.session_order(self.handle, x, 0, False) for x in rope)
         positional = list(args)
         for name, value in changed.items():
-            if name not in kwargs and self.place[name] < len(positional):
-                positional[self.place[name]] = value
+            if name not in kwargs and self.names.index(name) < len(positional):
+                positional[self.names.index(name)] = value
             else:
                 kwargs = {**kwargs, name: value}
         return tuple(positional), kwargs
@@ -96,6 +91,13 @@ class Ear:
             self.clock.context = before
 
 
+def _put(module: Any, processor: Any) -> None:
+    if hasattr(module, "set_processor"):
+        module.set_processor(processor)
+    else:
+        module.processor = processor                    # Mochi's attention has the attribute alone
+
+
 def install(run: Run, which: int) -> None:
     """Puts processors where they are missing: all of them at first, and those that diffusers has exchanged since."""
     for layer, (name, module) in enumerate(run.family.modules(run.transformers[which])):
@@ -104,13 +106,14 @@ def install(run: Run, which: int) -> None:
             if there.handle is not run.handle:
                 raise ValueError(f"{name} belongs to another esa.apply: remove that first")
             continue
-        if type(there).__name__ not in run.family.replaces:
+        if run.family.replaces and type(there).__name__ not in run.family.replaces:
             raise ValueError(
                 f"{name} has the attention processor {type(there).__name__}, which esa cannot replace (it knows "
                 f"{', '.join(run.family.replaces)})")
-        ours = run.family.processor(run.handle, layer, there)
+        stand_in = run.family.processor or borrow(type(there))          # type: ignore[arg-type]
+        ours = stand_in(run.handle, layer, there)
         ours._parallel_config = getattr(there, "_parallel_config", None)
-        module.set_processor(ours)      # type: ignore[operator]
+        _put(module, ours)
 
 
 def uninstall(run: Run, transformer: nn.Module) -> None:
@@ -118,7 +121,7 @@ def uninstall(run: Run, transformer: nn.Module) -> None:
     for _, module in run.family.modules(transformer):
         there: Any = module.processor
         if isinstance(there, Processor) and there.handle is run.handle:
-            module.set_processor(there.original)        # type: ignore[operator]
+            _put(module, there.original)
     kept = getattr(transformer, "original_attn_processors", None)
     if isinstance(kept, dict):
         for name, processor in kept.items():

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The torch operators through which a compiled or eager model reaches a run.
 
-    esa::session_enter(handle, which, hidden_states, timestep?, text_mask?, text_length) -> hidden_states
-    esa::session_attention(handle, layer, query, key, value) -> out                           (B, N, H, D) in and out
+    esa::session_enter(handle, which, hidden_states, timestep?, text_mask?, ids?, sizes) -> hidden_states
+    esa::session_attention(handle, layer, query, key, value, mask?) -> out                    (B, N, H, D) in and out
     esa::session_order(handle, x, dim, back) -> x with its tokens ordered, or put back        (reorder.py)
 
 All are opaque to torch.compile: counting steps, choosing masks and calling C happen inside, at run time, and do not
@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import itertools
 import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -46,30 +47,32 @@ def _find(handle: torch.Tensor) -> Run:
 
 # Schemas are written out: torch 2.4 cannot read them from postponed annotations.
 @functools.partial(torch.library.custom_op, "esa::session_attention", mutates_args=(), **_TAGS,
-                   schema="(Tensor handle, Tensor layer, Tensor query, Tensor key, Tensor value) -> Tensor")
+                   schema="(Tensor handle, Tensor layer, Tensor query, Tensor key, Tensor value, Tensor? mask=None) "
+                   "-> Tensor")
 def _session_attention(handle: torch.Tensor, layer: torch.Tensor, query: torch.Tensor, key: torch.Tensor,
-                       value: torch.Tensor) -> torch.Tensor:
-    return _find(handle).attention(int(layer), query, key, value)
+                       value: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    return _find(handle).attention(int(layer), query, key, value, mask)
 
 
 @_session_attention.register_fake
-def _(handle: torch.Tensor, layer: torch.Tensor, query: torch.Tensor, key: torch.Tensor,
-      value: torch.Tensor) -> torch.Tensor:
+def _(handle: torch.Tensor, layer: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+      mask: torch.Tensor | None = None) -> torch.Tensor:
     return query.new_empty(query.shape)
 
 
 @functools.partial(torch.library.custom_op, "esa::session_enter", mutates_args=(), **_TAGS,
                    schema="(Tensor handle, Tensor which, Tensor hidden_states, Tensor? timestep, Tensor? text_mask, "
-                   "int text_length) -> Tensor")
+                   "Tensor? ids, SymInt[] sizes) -> Tensor")
 def _session_enter(handle: torch.Tensor, which: torch.Tensor, hidden_states: torch.Tensor,
-                   timestep: torch.Tensor | None, text_mask: torch.Tensor | None, text_length: int) -> torch.Tensor:
-    _find(handle).enter(int(which), tuple(hidden_states.shape), hidden_states.device, timestep, text_mask, text_length)
+                   timestep: torch.Tensor | None, text_mask: torch.Tensor | None, ids: torch.Tensor | None,
+                   sizes: Sequence[int]) -> torch.Tensor:
+    _find(handle).enter(int(which), sizes, hidden_states.device, timestep, text_mask, ids)
     return hidden_states.clone()
 
 
 @_session_enter.register_fake
 def _(handle: torch.Tensor, which: torch.Tensor, hidden_states: torch.Tensor, timestep: torch.Tensor | None,
-      text_mask: torch.Tensor | None, text_length: int) -> torch.Tensor:
+      text_mask: torch.Tensor | None, ids: torch.Tensor | None, sizes: Sequence[int]) -> torch.Tensor:
     return torch.empty_like(hidden_states)
 
 
@@ -87,4 +90,4 @@ def _(handle: torch.Tensor, x: torch.Tensor, dim: int, back: bool) -> torch.Tens
 # Inputs may require gradients (a model used without no_grad); only asking for them is an error.
 _session_attention.register_autograd(refuse_backward)
 _session_order.register_autograd(refuse_backward)
-_session_enter.register_autograd(lambda ctx, gradient: (None, None, gradient, None, None, None))
+_session_enter.register_autograd(lambda ctx, gradient: (None, None, gradient, None, None, None, None))

@@ -45,9 +45,11 @@ def may_order(run: Run) -> bool:
 
 
 def wanted(run: Run, layout: Layout) -> bool:
-    """True if tokens have to move and can be moved around the stack. Image-to-video models that treat the first tokens
-    as frame 0 need that frame to stay in front, unless it is protected."""
+    """True if tokens have to move and can be moved around the stack: the family says where, if at all. Image-to-video
+    models that treat the first tokens as frame 0 need that frame to stay in front, unless it is protected."""
     resolved = resolve(run, layout)
+    if not run.family.around:
+        return False
     if any(
             getattr(module.processor, "_parallel_config", None) is not None for t in run.transformers
             for _, module in run.family.modules(t)):
@@ -98,10 +100,7 @@ class _Hook:
 
 def install(run: Run, transformer: Any) -> list[Any]:
     """Installs the hooks of one transformer; each has .remove()."""
-    def hook(name: str, **settings: Any) -> Any:
-        return getattr(transformer, name).register_forward_hook(_Hook(run.handle, **settings))
-    if run.family.name == "Wan":
-        return [hook("patch_embedding", dim=2, grid=True), hook("rope", dim=1), hook("proj_out", dim=1, back=True)]
-    if run.family.name == "CogVideoX":              # rotary positions come as an argument: hooks.RootHook
-        return [hook("patch_embed", dim=1), hook("proj_out", dim=1, back=True)]
-    return [hook("x_embedder", dim=1), hook("rope", dim=0), hook("proj_out", dim=1, back=True)]
+    return [
+        getattr(transformer, name).register_forward_hook(_Hook(run.handle, **settings))
+        for name, settings in run.family.around
+    ]

@@ -20,6 +20,8 @@ from . import operators, reorder
 from .clock import Clock, Moment
 from .families import Family, Geometry
 from .hooks import install
+from .sessions import Key, Sessions
+from .tokens import grid_of_positions, text_behind, valid_tokens
 
 # Guidance passes a transformer may have; a session keeps masks apart by them. Files know the usual two.
 _BRANCHES, _FILE_BRANCHES = 4, 2
@@ -34,15 +36,6 @@ class Recording:
     per_branch: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class _Key:
-    """What a session is made for. Another key is another session; the same one is the next video of the same
-    session."""
-    geometry: Geometry
-    steps: int
-    device: torch.device
-
-
 class Run:
     """Attention of the transformers of one pipeline."""
 
@@ -53,13 +46,17 @@ class Run:
         self.record, self.resume, self.model, self.config_hash = record, resume, model, config_hash
         self.layers = max(sum(1 for _ in family.modules(t)) for t in self.transformers)
         self.handle = operators.register(self)
-        self.session: Any = None
+        self.sessions = Sessions(self._make)
         self.moment: Moment | None = None
-        self.geometry: Geometry | None = None
+        self.geometry: Geometry | None = None                       # of the last call, or of the forward about to run
         self.videos = 0
-        self._key: _Key | None = None
-        self._video = -1                                            # the clock's number of the video the session is in
+        self.first_frame = is_given_first_frame(clock.pipe, family, self.transformers)
+        self._expected: Geometry | None = None                      # of the forward in hand
+        self._positions: tuple[Any, torch.Tensor, tuple[int, int, int]] | None = None
+        self._video = -1                                            # the clock's number of the sessions' video
+        self._steps_now: int | None = None
         self._lengths: dict[int, torch.Tensor] = {}                 # valid keys per batch entry, by branch
+        self._masked = False                                        # the lengths of this forward came with a mask
         self._branch = 0
         self._masks: OriginalMasks | MaskFile | None = None
         self._check()
@@ -67,8 +64,16 @@ class Run:
         self._permutations: dict[tuple[Geometry, torch.device], reorder.Permutation] = {}
         self._permutation: reorder.Permutation | None = None
 
+    @property
+    def session(self) -> Any:
+        """The session of the last call, None before the first."""
+        return self.sessions.last
+
     def _layout(self, geometry: Geometry) -> Layout:
-        layout = Layout(grid=geometry.grid, text_front=geometry.text_front, text_back=geometry.text_back)
+        # The error selector sees by itself what the given frame is worth.
+        protect = self.first_frame and self.config.protect_first_frame is None and self.config.selector != "error"
+        layout = Layout(grid=geometry.grid, text_front=geometry.text_front, text_back=geometry.text_back,
+                        protect_first_frame=True if protect else None)
         return layout_of(self._masks,
                          layout) if isinstance(self._masks, MaskFile) and self.config.order is None else layout
 
@@ -94,39 +99,54 @@ class Run:
                 raise ValueError(
                     f"{config.masks} was made for a model of {self._masks.info.layers} layers, this one has "
                     f"{self.layers}")
-        if self.record is not None and self.record.per_branch and self.family.name == "CogVideoX":
-            raise ValueError("CogVideoX computes both guidance branches in one call: they cannot be recorded apart")
+        if self.record is not None and self.record.per_branch and self.family.batched:
+            raise ValueError(
+                f"{self.family.name} computes both guidance branches in one call: they cannot be recorded apart")
         if config.kernel == "fa4":
             from . import fa4
             fa4.check(config)
 
     # ---- one forward of a transformer
 
-    def enter(self, which: int, shape: tuple[int, ...], device: torch.device, timestep: torch.Tensor | None,
-              text_mask: torch.Tensor | None, text_length: int) -> None:
-        """Before each forward: transformer number `which` is about to run on latents of `shape`."""
+    def enter(self, which: int, sizes: Sequence[int], device: torch.device, timestep: torch.Tensor | None,
+              text_mask: torch.Tensor | None, ids: torch.Tensor | None) -> None:
+        """Before each forward: transformer number `which` is about to run on tokens of these sizes (families.Sizes)."""
         install(self, which)                # processors may have been exchanged since (fuse_qkv_projections does)
-        transformer: Any = self.transformers[which]
-        self.geometry = self.family.geometry(transformer.config, shape, text_length)
+        t, h, w, front, back = (int(size) for size in sizes)
+        self._expected = self.geometry = geometry = Geometry((t, h, w) if t else self._grid(ids), front, back)
         self.moment = moment = self.clock.tick(timestep)
         if self.reorders:
-            key = (self.geometry, device)
+            key = (geometry, device)
             if key not in self._permutations:
-                self._permutations[key] = reorder.Permutation(reorder.resolve(self, self._layout(self.geometry)),
-                                                              self.geometry, device)
+                self._permutations[key] = reorder.Permutation(reorder.resolve(self, self._layout(geometry)), geometry,
+                                                              device)
             self._permutation = self._permutations[key]
         self._branch = self._branch_of(moment, which)
+        self._masked = False
         if text_mask is None:
             self._lengths.pop(self._branch, None)
         else:
-            valid = text_mask.sum(dim=tuple(range(1, text_mask.ndim)),
-                                  dtype=torch.int32) + (self.geometry.tokens - text_length)
-            kept = self._lengths.get(self._branch)
-            # The same array again where it fits: to a session on a GPU another array means other lengths.
-            if kept is not None and kept.shape == valid.shape and kept.device == valid.device:
-                kept.copy_(valid)
-            else:
-                self._lengths[self._branch] = valid.contiguous()
+            self._keep_lengths(
+                text_mask.sum(dim=tuple(range(1, text_mask.ndim)), dtype=torch.int32) + geometry.video)
+
+    def _grid(self, ids: torch.Tensor | None) -> tuple[int, int, int]:
+        """The grid of tokens at these positions, read once per tensor."""
+        what = str(self.family.ids)
+        mark = None if ids is None else (ids.data_ptr(), ids.shape, ids.stride(), ids._version)
+        if ids is None or self._positions is None or self._positions[0] != mark:
+            # The tensor is kept, so that another cannot get its address.
+            grid = grid_of_positions(ids, what)
+            assert ids is not None
+            self._positions = (mark, ids, grid)
+        return self._positions[2]
+
+    def _keep_lengths(self, valid: torch.Tensor) -> None:
+        kept = self._lengths.get(self._branch)
+        # The same array again where it fits: to a session on a GPU another array means other lengths.
+        if kept is not None and kept.shape == valid.shape and kept.device == valid.device:
+            kept.copy_(valid)
+        else:
+            self._lengths[self._branch] = valid.contiguous()
 
     def _branch_of(self, moment: Moment, which: int) -> int:
         most = _FILE_BRANCHES if self.config.masks is not None or self.record is not None else _BRANCHES
@@ -138,43 +158,47 @@ class Run:
         # of one transformer.
         return moment.branch + (which * _BRANCHES if most == _BRANCHES else 0)
 
-    def attention(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """One self-attention call, (B, N, H, D) in and out."""
-        if self.moment is None or self.geometry is None:
+    def attention(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+                  mask: torch.Tensor | None = None) -> torch.Tensor:
+        """One self-attention call, (B, N, H, D) in and out. mask marks valid keys, unless they are known already."""
+        if self.moment is None or self._expected is None:
             raise EsaError(
                 "esa's attention was called outside of a forward of the transformer: call the transformer itself, not "
                 "its parts (and not .forward, which skips hooks)")
-        if query.shape[1] != self.geometry.tokens:
+        self.geometry = geometry = self._expected.fill(query.shape[1])
+        if query.shape[1] != geometry.tokens:
             raise EsaError(
-                f"layer {layer} attends {query.shape[1]} tokens where {self.geometry.grid} video tokens and "
-                f"{self.geometry.text_front + self.geometry.text_back} of text were expected ({self.geometry.tokens})")
-        session = self._session(query.device)
+                f"layer {layer} attends {query.shape[1]} tokens where {geometry.grid} video tokens and "
+                f"{geometry.text_front + geometry.text_back} of text were expected ({geometry.tokens})")
+        query, key, value = query.detach(), key.detach(), value.detach()
+        if mask is None:
+            return self._attend(layer, query, key, value, geometry)
+        valid = valid_tokens(mask, geometry, query.shape[0])
+        if not self._masked:
+            self._keep_lengths(valid.sum(1, dtype=torch.int32) + geometry.video)
+            self._masked = True
+        if not geometry.text_front:
+            return self._attend(layer, query, key, value, geometry)
+        moved = text_behind(query, key, value, geometry, valid)
+        return moved.back(self._attend(layer, moved.query, moved.key, moved.value, moved.geometry), geometry.text_front)
+
+    def _attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+                geometry: Geometry) -> torch.Tensor:
+        assert self.moment is not None
+        if self._video != self.moment.video:
+            self._steps_now = self._steps(self.moment)
+            self.sessions.next_video()
+            self._video = self.moment.video
+            self.videos += 1
+        assert self._steps_now is not None
+        session = self.sessions.get(Key(geometry, self._steps_now, query.device), recording=self.record is not None)
         session.step(self.moment.step, self._branch)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        session.attention(layer, query.detach(), key.detach(), value.detach(), input_layout="BSND", out=out,
+        session.attention(layer, query, key, value, input_layout="BSND", out=out,
                           kv_len=self._lengths.get(self._branch))
         return out
 
     # ---- sessions
-
-    def _session(self, device: torch.device) -> Any:
-        assert self.moment is not None and self.geometry is not None
-        if self.session is not None and self._video == self.moment.video:
-            return self.session
-        key = _Key(self.geometry, self._steps(self.moment), device)
-        if key != self._key:
-            if self.record is not None and self._key is not None:
-                old = self._key
-                raise EsaError(
-                    f"a recording holds one size: it was begun with {old.geometry.grid} video tokens and {old.steps} "
-                    f"steps, this video has {key.geometry.grid} and {key.steps}")
-            self.session = None                         # the old one goes first: both would hold GPU memory
-            self.session = self._make(key)
-            self._key = key
-        self.session.begin()
-        self._video = self.moment.video
-        self.videos += 1
-        return self.session
 
     def _steps(self, moment: Moment) -> int:
         if moment.steps is not None:
@@ -195,7 +219,7 @@ class Run:
         falling = all(a > b for a, b in zip(values, values[1:], strict=False))
         return values if falling and 0 <= values[-1] and values[0] <= 1 else None
 
-    def _make(self, key: _Key) -> Any:
+    def _make(self, key: Key) -> Any:
         config, geometry = self.config, key.geometry
         layout = self._layout(geometry)
         if isinstance(self._masks, OriginalMasks):
@@ -235,18 +259,25 @@ class Run:
             nan = math.nan
             return Stats(0, 0, 0, 0, 0, 0, self.config.density, nan, nan, 0.0, 0.0, 0, "", nan,
                          self.config.work_asked or nan)
-        return self.session.stats(layer, step)
+        return self.sessions.stats(layer, step)
 
     @property
     def steps(self) -> int | None:
         """Steps of the video in hand, None before the first."""
-        return self._key.steps if self._key is not None else None
+        return self._steps_now
 
     def close(self) -> None:
         """Releases what belongs to the model. Statistics stay readable."""
         self._lengths.clear()
         self._permutations.clear()
-        self.moment = self._permutation = None
+        self.moment = self._permutation = self._positions = None
+
+
+def is_given_first_frame(pipe: Any, family: Family, transformers: Sequence[Any]) -> bool:
+    """True for image-to-video models, by the names diffusers gives their pipelines or by the transformer's config."""
+    name = type(pipe).__name__
+    return any(word in name for word in ("ImageToVideo", "Image2Video", "I2V")) or (
+        family.first_frame is not None and any(family.first_frame(t.config) for t in transformers))
 
 
 def layout_of(masks: MaskFile, layout: Layout) -> Layout:

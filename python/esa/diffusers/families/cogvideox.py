@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CogVideoX. Every `transformer_blocks.{i}.attn1` is joint attention over [text | video]; padded text is attended
-like any other."""
+"""CogVideoX and CogVideoX 1.5. Every `transformer_blocks.{i}.attn1` is joint attention over [text | video]; padded text
+is attended like any other."""
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
 
-from .base import Family, Geometry, Processor, merge_heads, refuse_mask
+from .base import Family, Processor, Sizes, merge_heads, refuse_mask, text_length
 
 
 class CogVideoXEsaProcessor(Processor):
@@ -45,20 +44,19 @@ class CogVideoXEsaProcessor(Processor):
         return out[:, text:], out[:, :text]
 
 
-def _modules(transformer: nn.Module) -> Iterable[tuple[str, nn.Module]]:
-    blocks: Any = transformer.transformer_blocks
-    for i, block in enumerate(blocks):
-        yield f"transformer_blocks.{i}.attn1", block.attn1
-
-
-def _geometry(config: Any, shape: tuple[int, ...], text_length: int) -> Geometry:
-    _, frames, _, height, width = shape         # frames before channels, unlike the others
+def _sizes(config: Any, inputs: Mapping[str, Any]) -> Sizes:
+    _, frames, _, height, width = inputs["hidden_states"].shape         # frames before channels, unlike the others
     patch, patch_t = config.patch_size, config.patch_size_t
-    if patch_t is not None:                     # CogVideoX 1.5
+    if patch_t is not None:                                             # CogVideoX 1.5
         frames = (frames + patch_t - 1) // patch_t
-    return Geometry((frames, height // patch, width // patch), text_front=text_length)
+    return frames, height // patch, width // patch, text_length(inputs), 0
 
 
-COGVIDEOX = Family(name="CogVideoX", transformer_classes=("CogVideoXTransformer3DModel", ),
-                   replaces=("CogVideoXAttnProcessor2_0", "FusedCogVideoXAttnProcessor2_0"),
-                   processor=CogVideoXEsaProcessor, modules=_modules, geometry=_geometry)
+COGVIDEOX = Family(
+    name="CogVideoX", transformer_classes=("CogVideoXTransformer3DModel", ), attention=("transformer_blocks.*.attn1", ),
+    pipelines=("CogVideoXPipeline", "CogVideoXImageToVideoPipeline", "CogVideoXVideoToVideoPipeline",
+               "CogVideoXFunControlPipeline"),
+    replaces=("CogVideoXAttnProcessor2_0", "FusedCogVideoXAttnProcessor2_0"), processor=CogVideoXEsaProcessor,
+    sizes=_sizes, batched=True,
+    # rotary positions come as an argument: hooks.RootHook
+    around=(("patch_embed", {"dim": 1}), ("proj_out", {"dim": 1, "back": True})))

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HunyuanVideo. Two stacks of joint attention over [video | text]; text is padded at the end and the padding masked as
-keys. The token refiner's attention (text alone) stays diffusers'."""
+"""HunyuanVideo, 1.5 and Framepack. Joint attention over [video | text], in two stacks (1.5: one); text is padded at the
+end and the padding masked as keys. The token refiner's attention (text alone) stays diffusers'."""
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
 
-from .base import Family, Geometry, Processor, merge_heads, split_heads
+from .base import REST, Family, Processor, Sizes, latent_grid, merge_heads, split_heads, text_length
 
 
 def _norm(norm: Any, x: torch.Tensor) -> torch.Tensor:
@@ -18,7 +17,9 @@ def _norm(norm: Any, x: torch.Tensor) -> torch.Tensor:
 
 class HunyuanEsaProcessor(Processor):
     """Stands in for HunyuanVideoAttnProcessor2_0. attention_mask says what the lengths of the run say already (the
-    transformer makes it from encoder_attention_mask, of which the root hook takes the sum) and is not looked at."""
+    transformer makes it from encoder_attention_mask, of which the root hook takes the sum) and is not looked at,
+    unless `masked`."""
+    masked = False
 
     def __call__(self, attn: Any, hidden_states: torch.Tensor, encoder_hidden_states: torch.Tensor | None = None,
                  attention_mask: torch.Tensor | None = None,
@@ -45,7 +46,7 @@ class HunyuanEsaProcessor(Processor):
             text_key = _norm(attn.norm_added_k, split_heads(attn.add_k_proj(encoder_hidden_states), attn.heads))
             query, key = torch.cat([query, text_query], dim=1), torch.cat([key, text_key], dim=1)
             value = torch.cat([value, split_heads(attn.add_v_proj(encoder_hidden_states), attn.heads)], dim=1)
-        out = merge_heads(self.attend(query, key, value), query)
+        out = merge_heads(self.attend(query, key, value, attention_mask if self.masked else None), query)
         if encoder_hidden_states is None:
             return out, None
         video = out.shape[1] - text
@@ -57,19 +58,51 @@ class HunyuanEsaProcessor(Processor):
         return out, text_out
 
 
-def _modules(transformer: nn.Module) -> Iterable[tuple[str, nn.Module]]:
-    for stack in ("transformer_blocks", "single_transformer_blocks"):       # in the order they run
-        blocks: Any = getattr(transformer, stack)
-        for i, block in enumerate(blocks):
-            yield f"{stack}.{i}.attn", block.attn
+class MaskedHunyuanProcessor(HunyuanEsaProcessor):
+    """The same where only the attention call knows which text is valid (1.5: several encoders and an image; Framepack:
+    an image). The N x N mask that 1.5 makes of it is never made."""
+    masked = True
 
 
-def _geometry(config: Any, shape: tuple[int, ...], text_length: int) -> Geometry:
-    _, _, frames, height, width = shape
-    return Geometry((frames // config.patch_size_t, height // config.patch_size, width // config.patch_size),
-                    text_back=text_length)
+_STACKS = ("transformer_blocks.*.attn", "single_transformer_blocks.*.attn")     # in the order they run
 
 
-HUNYUAN = Family(name="HunyuanVideo", transformer_classes=("HunyuanVideoTransformer3DModel", ),
-                 replaces=("HunyuanVideoAttnProcessor2_0", ), processor=HunyuanEsaProcessor, modules=_modules,
-                 geometry=_geometry, text_mask="encoder_attention_mask")
+def _patches(config: Any, inputs: Mapping[str, Any]) -> tuple[int, int, int]:
+    return latent_grid(inputs["hidden_states"].shape, config.patch_size_t, config.patch_size, config.patch_size)
+
+
+def _sizes(config: Any, inputs: Mapping[str, Any]) -> Sizes:
+    return (*_patches(config, inputs), 0, text_length(inputs))
+
+
+def _sizes_15(config: Any, inputs: Mapping[str, Any]) -> Sizes:
+    return (*_patches(config, inputs), 0, REST)
+
+
+def _sizes_framepack(config: Any, inputs: Mapping[str, Any]) -> Sizes:
+    """The past stands in front, in three resolutions; it has no place in the grid and is always attended."""
+    past = 0
+    for name, (t, h, w) in (("latents_clean", (1, 2, 2)), ("latents_history_2x", (2, 4, 4)),
+                            ("latents_history_4x", (4, 8, 8))):
+        latents = inputs.get(name)
+        if latents is not None and inputs.get(name.replace("latents", "indices_latents")) is not None:
+            frames, height, width = latents.shape[-3:]
+            past += -(-frames // t) * -(-height // h) * -(-width // w)
+    return (*_patches(config, inputs), past, REST)
+
+
+HUNYUAN = Family(
+    name="HunyuanVideo", transformer_classes=("HunyuanVideoTransformer3DModel", ), attention=_STACKS, sizes=_sizes,
+    pipelines=("HunyuanVideoPipeline", "HunyuanVideoImageToVideoPipeline", "HunyuanSkyreelsImageToVideoPipeline"),
+    replaces=("HunyuanVideoAttnProcessor2_0", ), processor=HunyuanEsaProcessor, text_mask="encoder_attention_mask",
+    first_frame=lambda config: getattr(config, "image_condition_type", None) is not None,
+    around=(("x_embedder", {"dim": 1}), ("rope", {"dim": 0}), ("proj_out", {"dim": 1, "back": True})))
+HUNYUAN_15 = Family(
+    name="HunyuanVideo 1.5", transformer_classes=("HunyuanVideo15Transformer3DModel", ), attention=_STACKS[:1],
+    sizes=_sizes_15, pipelines=("HunyuanVideo15Pipeline", "HunyuanVideo15ImageToVideoPipeline"),
+    replaces=("HunyuanVideo15AttnProcessor2_0", ), processor=MaskedHunyuanProcessor,
+    first_frame=lambda config: config.task_type == "i2v")
+FRAMEPACK = Family(
+    name="HunyuanVideo Framepack", transformer_classes=("HunyuanVideoFramepackTransformer3DModel", ), attention=_STACKS,
+    sizes=_sizes_framepack, pipelines=("HunyuanVideoFramepackPipeline", ), replaces=("HunyuanVideoAttnProcessor2_0", ),
+    processor=MaskedHunyuanProcessor)

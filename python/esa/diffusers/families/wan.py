@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wan 2.1 and 2.2. Self-attention is `blocks.{i}.attn1` over video tokens alone; text comes by cross-attention,
-which stays diffusers'."""
+"""Wan 2.1 and 2.2 and the models built on them: VACE, Animate, SkyReels V2. Self-attention is `blocks.{i}.attn1` over
+video tokens alone; text and the image's features come by cross-attention, which stays diffusers'.
+
+VACE runs its control blocks first, over the same tokens; reference images are frames in front of the video. Animate's
+first frame is the reference picture. Wan 2.2 A14B has two transformers, TI2V-5B a timestep per token."""
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
 
-from .base import Family, Geometry, Processor, merge_heads, refuse_mask, split_heads
+from .base import Family, Processor, Sizes, latent_grid, merge_heads, refuse_mask, split_heads
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -45,18 +47,29 @@ class WanEsaProcessor(Processor):
         return attn.to_out[1](attn.to_out[0](out))
 
 
-def _modules(transformer: nn.Module) -> Iterable[tuple[str, nn.Module]]:
-    blocks: Any = transformer.blocks
-    for i, block in enumerate(blocks):
-        yield f"blocks.{i}.attn1", block.attn1
+def _sizes(config: Any, inputs: Mapping[str, Any]) -> Sizes:
+    return (*latent_grid(inputs["hidden_states"].shape, *config.patch_size), 0, 0)
 
 
-def _geometry(config: Any, shape: tuple[int, ...], text_length: int) -> Geometry:
-    _, _, frames, height, width = shape
-    t, h, w = config.patch_size
-    return Geometry((frames // t, height // h, width // w))
+def _image(config: Any) -> bool:
+    return config.image_dim is not None
 
 
-WAN = Family(name="Wan", transformer_classes=("WanTransformer3DModel", ),
-             replaces=("WanAttnProcessor", "WanAttnProcessor2_0"), processor=WanEsaProcessor, modules=_modules,
-             geometry=_geometry)
+_OURS: dict[str, Any] = {"sizes": _sizes, "processor": WanEsaProcessor}
+_REPLACES = ("WanAttnProcessor", "WanAttnProcessor2_0")
+
+WAN = Family(
+    name="Wan", transformer_classes=("WanTransformer3DModel", ), attention=("blocks.*.attn1", ), replaces=_REPLACES,
+    pipelines=("WanPipeline", "WanImageToVideoPipeline", "WanVideoToVideoPipeline"), first_frame=_image,
+    around=(("patch_embedding", {"dim": 2, "grid": True}), ("rope", {"dim": 1}),
+            ("proj_out", {"dim": 1, "back": True})), **_OURS)
+WAN_VACE = Family(name="Wan VACE", transformer_classes=("WanVACETransformer3DModel", ), replaces=_REPLACES,
+                  attention=("vace_blocks.*.attn1", "blocks.*.attn1"), pipelines=("WanVACEPipeline", ), **_OURS)
+WAN_ANIMATE = Family(name="Wan Animate", transformer_classes=("WanAnimateTransformer3DModel", ), replaces=_REPLACES,
+                     attention=("blocks.*.attn1", ), pipelines=("WanAnimatePipeline", ), first_frame=_image, **_OURS)
+SKYREELS = Family(
+    name="SkyReels V2", transformer_classes=("SkyReelsV2Transformer3DModel", ), attention=("blocks.*.attn1", ),
+    replaces=("SkyReelsV2AttnProcessor", "SkyReelsV2AttnProcessor2_0"), first_frame=_image,
+    pipelines=("SkyReelsV2Pipeline", "SkyReelsV2ImageToVideoPipeline", "SkyReelsV2DiffusionForcingPipeline",
+               "SkyReelsV2DiffusionForcingImageToVideoPipeline", "SkyReelsV2DiffusionForcingVideoToVideoPipeline"),
+    **_OURS)
