@@ -11,7 +11,8 @@ them. docs/python.md is the guide.
     esa.core        the binding, masks, layouts, sessions, the torch operator
     esa.diffusers   apply, models, the attention backend
     esa.programs    calibrate, generate, benchmark, run_experiment with a pipeline
-    esa.compat      the names and mask files of the original ESA"""
+    esa.compat      the names and mask files of the original ESA
+    esa.hosts       esa inside vLLM-Omni, ComfyUI, SGLang and LightX2V"""
 from __future__ import annotations
 
 import importlib

@@ -6,8 +6,8 @@
     python tools/golden/mindiesd_masks.py wheels > tests/golden/mindiesd_masks.json
 
 Pooling, scores and masks of the original are torch code for any device. What the modules import beside it (torch_npu,
-the operators, logging) is replaced by empty modules. The original runs in float64, so that the gap between the last block
-that is kept and the first that is not says how near a decision was."""
+the operators, logging) is replaced by empty modules. The original runs in float64, so that the gap between the last
+block that is kept and the first that is not says how near a decision was."""
 import importlib
 import json
 import math

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the hosts share: a user's options, and sessions for calls whose layer, step and layout the host tells."""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+from ..core import structs as T
+from ..core.config import EsaConfig, recommended
+from ..core.layout import Layout
+from ..core.library import EsaError
+from ..core.mask import MaskFile
+from ..core.session import Session, Stats, mode_of
+
+# Guidance passes that a model may have per step. Mask files know the usual two.
+_BRANCHES, _FILE_BRANCHES = 4, 2
+# Steps of a session whose number of steps decides nothing.
+_OPEN_ENDED = 1000
+
+
+class Dense(Exception):
+    """Why a call stays dense. by_policy: somebody asked for it, so it is neither an error nor worth a warning."""
+
+    def __init__(self, reason: str, by_policy: bool = False) -> None:
+        super().__init__(reason)
+        self.by_policy = by_policy
+
+
+def config_of(options: Mapping[str, Any], what: str) -> EsaConfig:
+    """An EsaConfig from a host's JSON. Unlike in EsaConfig itself, strict is off unless it is asked for: hosts stay
+    dense where they cannot be sparse. what names the JSON in messages."""
+    names = [f.name for f in dataclasses.fields(EsaConfig)]
+    unknown = [name for name in options if name not in names]
+    if unknown:
+        raise ValueError(f"{what} has no setting {unknown[0]!r}; its settings are those of esa.EsaConfig: "
+                         f"{', '.join(names)}")
+    values: dict[str, Any] = {"strict": False, **options}
+    config = EsaConfig(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+    if config.selector == "full" or config.kernel != "auto":
+        raise ValueError(f"{what}: selector 'full' and kernel {config.kernel!r} are not for hosts")
+    return config
+
+
+def needs_steps(config: EsaConfig) -> bool:
+    """True if the number of steps decides what a run does."""
+    if config.selector == "dense":
+        return False
+    return config.masks is not None or config.spends_work or config.warmup_frac > 0
+
+
+def order_of(config: EsaConfig, layout: Layout) -> Layout:
+    """The layout with the order that suits the selector (esa.apply's), or a mask file's, if the config names none."""
+    if layout.order is not None or config.order is not None or config.mode != "fixed":
+        return layout
+    if config.masks is not None:
+        info = MaskFile(config.masks).info.layout
+        word = T.word(T.ORDERS, info.order)
+        return dataclasses.replace(layout, order=word, window=tuple(info.window) if word == "tile3d" else None,
+                                   protect_first_frame=bool(info.protect_first_frame))
+    order = recommended(mode_of(config, False), config.selector).select.layout.order
+    word = "raster" if order == T.ORDER_DEFAULT else T.word(T.ORDERS, order)
+    # clips take no adaptive order
+    return dataclasses.replace(layout, order="hilbert" if word == "adaptive" and layout.spans else word)
+
+
+class HostRun:
+    """The attention of one model. A session serves all videos of one size, number of steps and device; another size
+    makes another session. Calls come in the order of execution; a step that goes backwards begins a new video."""
+
+    def __init__(self, config: EsaConfig, layers: int) -> None:
+        bad = [i for i in config.dense_layers if i >= layers]
+        if bad:
+            raise ValueError(f"dense_layers names layer {bad[0]}, the model has layers 0 to {layers - 1}")
+        self.config, self.layers = config, layers
+        self.session: Session | None = None
+        self.videos = 0
+        self._key: Any = None
+        self._step = -1
+        self._calls: dict[int, int] = {}            # of each layer, in this step
+        self._labels: dict[Hashable, int] = {}      # guidance branches of this video, by the host's names
+
+    def attention(self, layer: int, q: Any, k: Any, v: Any, *, layout: Layout, step: int, steps: int | None = None,
+                  branch: Hashable = None, scale: float | None = None, heads: tuple[int, int] = (0, 0),
+                  sigma: tuple[float, ...] | None = None, input_layout: str = "BSND", out: Any = None) -> Any:
+        """One self-attention call.
+
+        layout
+            Of these tokens, with spans as tuples (it is compared).
+        step, steps
+            Where the model is; steps None: unknown, a Dense error if the config needs it.
+        branch
+            The host's name of the guidance branch; None: calls of a layer within one step are counted.
+        """
+        key = (layout, steps, scale, heads, sigma, q.device, q.shape[-1])
+        if key != self._key:
+            self.session = self._key = None         # the old one goes first: both would hold GPU memory
+            self.session = self._make(layout, steps, scale, heads, sigma, q.device)
+            self._key, self._step = key, -1
+        if step < self._step or self._step < 0:
+            self.session.begin()                    # type: ignore[union-attr]
+            self.videos += 1
+            self._labels.clear()
+        if step != self._step:
+            self._calls.clear()
+        self._step = step
+        assert self.session is not None
+        self.session.step(step, self._branch(layer, branch))
+        return self.session.attention(layer, q.detach(), k.detach(), v.detach(), input_layout=input_layout, out=out)
+
+    def _branch(self, layer: int, label: Hashable) -> int:
+        if label is not None:
+            number = self._labels.setdefault(label, len(self._labels))
+        else:
+            number = self._calls[layer] = self._calls.get(layer, -1) + 1
+        most = _BRANCHES if self.config.masks is None else _FILE_BRANCHES
+        if number >= most:
+            raise Dense(f"layer {layer} was called {number + 1} times in step {self._step}; at most {most} guidance "
+                        "passes are known")
+        return number
+
+    def _make(self, layout: Layout, steps: int | None, scale: float | None, heads: tuple[int, int],
+              sigma: tuple[float, ...] | None, device: Any) -> Session:
+        config = self.config
+        if steps is None and needs_steps(config):
+            raise Dense("the number of steps is not known here, but the settings need it (a preset, work, masks or "
+                        "warmup_frac): tell it, or use a budget with warmup_frac 0")
+        branches = _BRANCHES if config.masks is None else _FILE_BRANCHES
+        return Session(config, layers=self.layers, steps=steps or _OPEN_ENDED, branches=branches,
+                       layout=order_of(config, layout), scale=scale, heads=heads, device=device,
+                       sigma=sigma if config.spends_work else None)
+
+    @property
+    def steps(self) -> int | None:
+        """Steps of the session in hand, if they are known."""
+        return self._key[1] if self._key is not None else None
+
+    def stats(self) -> Stats:
+        """What ran in the video in hand."""
+        if self.session is None:
+            raise EsaError("nothing ran yet")
+        return self.session.stats()

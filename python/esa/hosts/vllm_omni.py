@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM-Omni: its RAINFUSION_ATTN, on NVIDIA GPUs and CPUs.
+
+The entry point `esa` in the group vllm_omni.general_plugins calls `register` in every process. From then on the flag
+`--diffusion-attention-backend RAINFUSION_ATTN` and its `block_sparse` JSON mean esa, and the JSON may hold settings of
+EsaConfig (docs/vllm-omni.md).
+
+Layer, step and layout come from what vLLM-Omni publishes: the layer's prefix, the forward context, and
+AttentionMetadata.video_layout. The host's own dense backend computes what stays dense."""
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from vllm.logger import init_logger
+from vllm.model_executor.models.utils import extract_layer_index
+from vllm_omni.diffusion.attention.backends.abstract import AttentionBackend, AttentionImpl
+from vllm_omni.diffusion.attention.backends.registry import DiffusionAttentionBackendEnum, register_diffusion_backend
+from vllm_omni.diffusion.config import get_current_diffusion_config_or_none
+from vllm_omni.diffusion.forward_context import get_forward_context, is_forward_context_available
+from vllm_omni.platforms import current_omni_platform
+
+from ..core.config import EsaConfig
+from ..core.layout import Layout
+from ..core.library import EsaError, load
+from .run import Dense, HostRun, config_of
+
+logger = init_logger(__name__)
+NAME = "RAINFUSION_ATTN"
+# Shorter videos do not pay for selection; the host's own backend has the same limit.
+MIN_VIDEO_TOKENS = 32 * 128
+
+
+def register() -> None:
+    """The entry point. May be called again."""
+    register_diffusion_backend(DiffusionAttentionBackendEnum[NAME], f"{__name__}.EsaBackend")
+
+
+def _settings(role: str) -> Mapping[str, Any] | None:
+    """esa's own settings of a role. They travel in skip_calibration, the one field of the host's JSON that it hands on
+    unread, because the JSON is checked before plugins are loaded."""
+    config = get_current_diffusion_config_or_none()
+    if config is None:
+        return None
+    spec, _ = config.diffusion_attention_config.resolve_with_source(role=role)
+    return (getattr(spec, "skip_calibration", None) or {}).get("esa")
+
+
+def _esa_config(options: Mapping[str, Any]) -> EsaConfig:
+    return config_of({name: value for name, value in options.items() if name != "steps"}, "skip_calibration.esa")
+
+
+class EsaBackend(AttentionBackend):
+    accept_output_buffer = True
+    supported_platforms = None              # any: what a GPU lacks, validate_available says
+    supports_prefix_kv_slicing = True       # padding after the used tokens is never read
+
+    @classmethod
+    def validate_available(cls) -> None:
+        load()                              # raises an ImportError that says what is missing
+        if torch.cuda.is_available():
+            from ..core.context import shared_context
+            context, count = shared_context(torch.cuda.current_device()), ctypes.c_int32()
+            context.run(context.lib.c.esa_device_count, context.ptr, ctypes.byref(count))
+
+    @staticmethod
+    def get_supported_head_sizes() -> list[int]:
+        return []                           # any up to 256
+
+    @staticmethod
+    def get_name() -> str:
+        return NAME
+
+    @staticmethod
+    def get_impl_cls() -> type[EsaImpl]:
+        return EsaImpl
+
+    @staticmethod
+    def get_metadata_cls() -> Any:
+        raise NotImplementedError
+
+    @staticmethod
+    def get_builder_cls() -> Any:
+        raise NotImplementedError
+
+
+class _Model:
+    """The attention layers of one transformer. Layers are made one after another; a name that comes again belongs to
+    the next transformer (Wan 2.2 has two)."""
+
+    newest: _Model | None = None
+
+    def __init__(self) -> None:
+        self.names: set[tuple[str, str]] = set()
+        self.layers = 0
+        self.runs: dict[EsaConfig, HostRun] = {}
+
+    @classmethod
+    def of(cls, prefix: str, role: str, layer: int) -> _Model:
+        model = cls.newest
+        if model is None or (prefix, role) in model.names:
+            model = cls.newest = cls()
+        model.names.add((prefix, role))
+        model.layers = max(model.layers, layer + 1)
+        return model
+
+    def run(self, config: EsaConfig) -> HostRun:
+        if config not in self.runs:
+            self.runs[config] = HostRun(config, self.layers)
+        return self.runs[config]
+
+
+class EsaImpl(AttentionImpl):
+    """One attention layer."""
+
+    def __init__(self, num_heads: int, head_size: int, softmax_scale: float, causal: bool = False,
+                 num_kv_heads: int | None = None, prefix: str = "", qkv_layout: str | None = None,
+                 backend_kwargs: dict[str, Any] | None = None, role: str = "self", **extra: Any) -> None:
+        given = backend_kwargs or {}
+        esa = _settings(role)
+        self.sparsity, self.precision = float(given.get("sparsity", 0.0)), str(given.get("precision", "bf16"))
+        self.start_step, self.end_step = int(given.get("start_step", 0)), int(given.get("end_step", 0))
+        self.skip_layers = frozenset(given.get("skip_layers") or ())
+        self.steps = None if esa is None else esa.get("steps")
+        esa = None if not esa or set(esa) <= {"steps"} else esa
+        # The flags as the original means them: rf_v2 in every call, nothing in place of dropped blocks.
+        self.config = _esa_config(esa) if esa is not None else EsaConfig(
+            selector="rf_v2", sparsity=self.sparsity, tail="none", warmup_frac=0.0, dense_first_layer=False,
+            strict=False)
+        self.enabled = self.config.selector != "dense" and (esa is not None or self.sparsity > 0)
+        self.num_heads, self.scale, self.qkv_layout = num_heads, softmax_scale, qkv_layout
+        try:
+            self.layer = extract_layer_index(prefix) if prefix else None
+        except (AssertionError, ValueError):
+            self.layer = None
+        self.model = None if self.layer is None else _Model.of(prefix, role, self.layer)
+        if self.enabled:
+            self._check(causal)
+        dense = _load(current_omni_platform.get_diffusion_attn_backend_cls(None, head_size))
+        self.dense = dense.get_impl_cls()(num_heads=num_heads, head_size=head_size, softmax_scale=softmax_scale,
+                                          causal=causal, num_kv_heads=num_kv_heads, prefix=prefix,
+                                          qkv_layout=qkv_layout)
+
+    def _check(self, causal: bool) -> None:
+        parallel = getattr(get_current_diffusion_config_or_none(), "parallel_config", None)
+        for name, words in (("ring_degree", "ring"), ("allgather_degree", "AllGather-KV")):
+            if (getattr(parallel, name, 1) or 1) > 1:
+                raise ValueError(f"{NAME} on esa needs all keys of a head in one place, which {words} sequence "
+                                 f"parallelism ({name}={getattr(parallel, name)}) does not give: use Ulysses")
+        if causal:
+            raise ValueError(f"{NAME} on esa is for bidirectional attention: select another backend for causal roles")
+        if self.precision != "bf16":
+            raise ValueError(f"block_sparse.precision {self.precision!r} needs 8-bit attention, which esa does not "
+                             "have: use 'bf16'")
+        if self.qkv_layout is not None and self.qkv_layout.upper() != "BSND":
+            raise ValueError(f"{NAME} on esa takes BSND tensors, this layer declares qkv_layout={self.qkv_layout!r}")
+
+    @torch.compiler.disable
+    def forward_cuda(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+                     attn_metadata: Any = None) -> torch.Tensor:
+        try:
+            return self._sparse(query, key, value, attn_metadata)
+        except (Dense, EsaError) as reason:
+            if not getattr(reason, "by_policy", False):
+                if self.config.strict:
+                    raise EsaError(f"{NAME} on esa is strict, but this call would be dense: {reason}") from reason
+                logger.warning_once("%s on esa stays dense: %s", NAME, str(reason))
+        return self.dense.forward(query, key, value, attn_metadata)
+
+    def _sparse(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, metadata: Any) -> torch.Tensor:
+        step, steps = self._moment()
+        # Cross-attention carries no metadata: it is dense by nature.
+        if metadata is None or key.shape[1] != query.shape[1]:
+            raise Dense("cross-attention", by_policy=True)
+        layout, used = _layout_of(metadata, query.shape[1], self.config.min_tokens or MIN_VIDEO_TOKENS)
+        if self.qkv_layout is None:
+            raise Dense("this layer does not say that its tensors are BSND (qkv_layout)")
+        if step is None:
+            raise Dense("the forward context has no step (denoise_step_idx)")
+        if self.model is None or self.layer is None:
+            raise Dense("the layer's prefix has no number")
+        run = self.model.run(self.config)
+        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        run.attention(self.layer, query[:, :used], key[:, :used], value[:, :used], layout=layout, step=step,
+                      steps=steps, scale=self.scale, heads=self._heads(query.shape[2]), out=out[:, :used])
+        if used < query.shape[1]:
+            out[:, used:] = 0               # padding: nobody reads it, but it should be finite
+        logger.info_once("%s on esa: %s, layout %s", NAME, repr(self.config), str(layout))
+        return out
+
+    def _moment(self) -> tuple[int | None, int | None]:
+        """Step and number of steps, if this step is not dense by policy."""
+        if not self.enabled or self.layer in self.skip_layers:
+            raise Dense("as configured", by_policy=True)
+        context = get_forward_context() if is_forward_context_available() else None
+        step, steps = (None, None) if context is None else (context.denoise_step_idx, context.total_denoise_steps)
+        steps = self.steps if steps is None else steps
+        if step is not None and (step < self.start_step or (
+                steps is not None and self.end_step and step >= steps - self.end_step)):
+            raise Dense("as configured", by_policy=True)
+        if self.end_step and steps is None:
+            raise Dense("end_step needs the number of steps, which this pipeline does not publish: give it as "
+                        'skip_calibration {"esa": {"steps": N}}')
+        return step, steps
+
+    def _heads(self, local: int) -> tuple[int, int]:
+        """Which heads of a mask file this rank has: tensor parallelism splits them first, then Ulysses."""
+        if self.config.masks is None:
+            return (0, 0)
+        from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
+        from vllm_omni.diffusion.distributed.parallel_state import get_ulysses_parallel_rank
+        first = get_tensor_model_parallel_rank() * self.num_heads
+        if local < self.num_heads:
+            first += get_ulysses_parallel_rank() * local
+        return (first, get_tensor_model_parallel_world_size() * self.num_heads)
+
+
+def _load(path: str) -> Any:
+    from vllm.utils.import_utils import resolve_obj_by_qualname
+    return resolve_obj_by_qualname(path)
+
+
+def _layout_of(metadata: Any, tokens: int, least: int) -> tuple[Layout, int]:
+    """Where the video is, and how many of the tokens are used; the rest is padding."""
+    video = metadata.video_layout
+    if video is None:
+        raise Dense("the model publishes no video_layout for this attention")
+    mask = metadata.attn_mask               # with used_len, a mask of keys says where the padding is and nothing else
+    padding = mask is None or (video.used_len is not None and mask.ndim == 2 and mask.dtype == torch.bool)
+    if metadata.full_attn_spans is not None or not padding:
+        raise Dense("this call has a mask of its own")
+    clips = tuple(sorted(video.video_spans, key=lambda span: span.start))
+    if clips:
+        length, used = sum(math.prod(span.latent_grid) for span in clips), video.used_len
+        layout = Layout(spans=tuple((span.start, tuple(span.latent_grid)) for span in clips))
+    elif video.latent_grid is not None and video.prefix_len is not None:
+        length = math.prod(video.latent_grid)
+        used = video.prefix_len + length
+        layout = Layout(grid=tuple(video.latent_grid), text_front=video.prefix_len)
+    else:
+        raise Dense("the published video_layout names neither a grid nor clips")
+    document = metadata.extra.get("max_seqlen_q", video.used_len)
+    if used is None or document is None or int(document) != used or used > tokens:
+        raise Dense(f"the video_layout covers {used} tokens, the sequence has {document} of {tokens}")
+    if length < least:
+        raise Dense(f"{length} video tokens are fewer than {least}, where sparse attention begins to pay (min_tokens)")
+    return layout, int(used)

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""esa.hosts.vllm_omni inside the released vLLM-Omni: omni_checks.py FOLDER, where FOLDER holds its unpacked wheel and
+a dist-info with our entry points. test_vllm_omni.py runs this in a process of its own.
+
+Real: plugin loading, registry, selection with its platform checks, configuration, forward context, attention layer and
+the Wan block. Stand-ins: vllm (its linear layers are torch's), and a CUDA platform without a GPU."""
+import collections
+import functools
+import importlib
+import json
+import logging
+import pathlib
+import sys
+import types
+
+import stubs
+import torch
+from torch import nn
+
+folder = pathlib.Path(sys.argv[1])
+sys.path.insert(0, str(folder))
+stubs.install("vllm", "aenum", "janus", "msgpack", "modelscope", "omegaconf", "zmq")
+said = []
+
+
+class Log(logging.Logger):
+    """vLLM's logger: each *_once line appears once."""
+
+    def warning_once(self, text, *values):
+        if (line := text % values) not in said:
+            said.append(line)
+
+    info_once = debug_once = lambda self, text, *values: None
+
+
+class Linear(nn.Linear):
+    """vLLM's parallel linears in one process."""
+
+    def __init__(self, inputs=None, outputs=None, bias=True, hidden_size=None, head_size=0, total_num_heads=0, **rest):
+        self.fused = hidden_size is not None
+        super().__init__(hidden_size or inputs, 3 * head_size * total_num_heads if self.fused else outputs, bias=bias)
+        self.num_heads = self.num_kv_heads = total_num_heads
+
+    def forward(self, x):
+        return (super().forward(x), None) if self.fused else super().forward(x)
+
+
+def resolve(path):
+    module, name = path.rsplit(".", 1)
+    return getattr(importlib.import_module(module), name)
+
+
+stubs.give("vllm", __version__="0.32.0", __version_tuple__=(0, 32, 0))
+stubs.give("vllm.logger", init_logger=Log)
+stubs.give("vllm.envs", VLLM_PLUGINS=None)
+stubs.give("vllm.plugins", load_general_plugins=lambda: None)
+stubs.give("vllm.utils.import_utils", resolve_obj_by_qualname=resolve)
+stubs.give("vllm.model_executor.layers.quantization", QUANTIZATION_METHODS=[])
+stubs.give("vllm.model_executor.layers.linear", QKVParallelLinear=Linear, ColumnParallelLinear=Linear,
+           RowParallelLinear=Linear, LinearBase=Linear)
+stubs.give("vllm._custom_ops", rms_norm=lambda out, x, weight, eps: out.copy_(
+    x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight))
+stubs.give("vllm.model_executor.models.utils",
+           extract_layer_index=lambda prefix: next(int(part) for part in prefix.split(".") if part.isdigit()))
+stubs.give("vllm.distributed", get_tensor_model_parallel_world_size=lambda: 1, get_tensor_model_parallel_rank=lambda: 0)
+# The packages themselves, without their __init__: it patches vllm.
+for name in ("vllm_omni", "vllm_omni.diffusion.models.wan2_2"):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [str(folder.joinpath(*name.split(".")))]
+
+import vllm_omni.platforms as platforms  # noqa: E402
+from vllm_omni.platforms.cuda.platform import CudaOmniPlatform  # noqa: E402
+
+
+class Cuda(CudaOmniPlatform):
+    """A Hopper without FlashAttention, as its selection code sees it."""
+    get_device_capability = classmethod(lambda cls, *a: collections.namedtuple("Capability", "major minor")(9, 0))
+    has_flash_attn_package = classmethod(lambda cls: False)
+    device_type = device_name = "cuda"
+
+
+platforms._current_omni_platform = Cuda()
+from vllm_omni.diffusion.attention.backends.abstract import (  # noqa: E402
+    AttentionMetadata, VideoTokenLayout, VideoTokenSpan)
+from vllm_omni.diffusion.attention.layer import Attention  # noqa: E402
+from vllm_omni.diffusion.attention.selector import get_attn_backend_for_role  # noqa: E402
+from vllm_omni.diffusion.config import set_current_diffusion_config  # noqa: E402
+from vllm_omni.diffusion.data import parse_attention_config  # noqa: E402
+from vllm_omni.diffusion.envs import PACKAGES_CHECKER  # noqa: E402
+from vllm_omni.diffusion.forward_context import get_forward_context, set_forward_context  # noqa: E402
+from vllm_omni.diffusion.models.wan2_2.wan2_2_transformer import WanTransformerBlock  # noqa: E402
+from vllm_omni.plugins import load_omni_general_plugins  # noqa: E402
+
+PACKAGES_CHECKER.get_packages_info = lambda: {"has_flash_attn": False}
+GRID, HEADS, DIM = (8, 8, 20), 2, 32
+TOKENS = 8 * 8 * 20
+
+
+def config(text, **parallel):
+    words = {"ring_degree": 1, "ulysses_degree": 1, "allgather_degree": 1, "sequence_parallel_size": 1, **parallel}
+    return types.SimpleNamespace(diffusion_attention_config=parse_attention_config(json.loads(text)),
+                                 parallel_config=types.SimpleNamespace(**words), model_class_name=None)
+
+
+def sparse(esa=None, **block_sparse):
+    spec = {"backend": "RAINFUSION_ATTN"}
+    if block_sparse:
+        spec["block_sparse"] = block_sparse
+    if esa is not None:
+        spec["skip_calibration"] = {"esa": esa}
+    return config(json.dumps({"default": spec}))
+
+
+def layer(settings, number=0, role="self", **words):
+    with set_current_diffusion_config(settings), set_forward_context(omni_diffusion_config=settings):
+        return Attention(num_heads=HEADS, head_size=DIM, causal=False, softmax_scale=DIM**-0.5, role=role,
+                         qkv_layout="BSND", prefix=f"blocks.{number}.attn1", **words)
+
+
+def call(module, settings, step, *tensors, total=None, metadata="wan", **layout):
+    metadata = AttentionMetadata(video_layout=VideoTokenLayout(
+        **(layout or {"prefix_len": 0, "latent_grid": GRID, "used_len": TOKENS}))) if metadata == "wan" else metadata
+    with set_forward_context(omni_diffusion_config=settings, denoise_step_idx=step):
+        get_forward_context().total_denoise_steps = total
+        with torch.no_grad():
+            return module(*tensors, metadata)
+
+
+def random(tokens=TOKENS, heads=HEADS, seed=0):
+    return torch.randn(3, 1, tokens, heads, DIM, generator=torch.Generator().manual_seed(seed)).unbind()
+
+
+def close(a, b):
+    return (a - b).abs().max() < 1e-5 * (1 + b.abs().max())     # float32 sums in another order
+
+
+def fails(what, call):
+    try:
+        call()
+    except Exception as error:
+        assert what in str(error), error
+    else:
+        raise AssertionError(f"no error with {what!r}")
+
+
+# ---- before the plugin: refused, as the documentation of vLLM-Omni says
+wan = sparse(sparsity=0.5)
+fails("runs on npu only", lambda: get_attn_backend_for_role("self", DIM, wan.diffusion_attention_config))
+# ---- the plugin, found by its entry point
+load_omni_general_plugins()
+import esa  # noqa: E402
+from esa.hosts import vllm_omni as ours  # noqa: E402
+
+backend, _ = get_attn_backend_for_role("self", 64, wan.diffusion_attention_config)
+assert backend is ours.EsaBackend and backend.supported_platforms is None and backend.get_name() == "RAINFUSION_ATTN"
+ours.register()                                             # again
+assert get_attn_backend_for_role("self", 65, wan.diffusion_attention_config)[0] is ours.EsaBackend
+
+
+def reference(q, k, v, sparsity, **words):
+    return esa.sparse_attention(q, k, v, input_layout="BSND", head_num=q.shape[2], sparse_type="rf_v2",
+                                sparsity=sparsity, scale=DIM**-0.5, **words)
+
+
+q, k, v = random()
+dense = esa.attention(q, k, v, input_layout="BSND", scale=DIM**-0.5)
+ours.MIN_VIDEO_TOKENS = 128
+# ---- block_sparse: rf_v2, its steps and layers
+module = layer(wan)
+assert torch.equal(call(module, wan, 0, q, k, v), reference(q, k, v, 0.5, latent_shape_q=GRID))
+timed = sparse(sparsity=0.5, start_step=3, end_step=2, skip_layers="1")
+module = layer(timed)
+for step, total, kept in ((2, 10, False), (3, 10, True), (7, 10, True), (8, 10, False), (0, 10, False)):
+    out = call(module, timed, step, q, k, v, total=total)
+    assert close(out, dense) != kept, (step, total)
+assert close(call(layer(timed, 1), timed, 5, q, k, v, total=10), dense)
+assert not said, said                                       # all of that was asked for
+assert close(call(module, timed, 5, q, k, v), dense) and "end_step needs the number of steps" in said[0]
+# ---- a text prefix with padding behind the document, and several clips
+text = random(100 + TOKENS + 30, seed=1)
+out = call(layer(wan), wan, 0, *text, metadata=AttentionMetadata(
+    extra={"max_seqlen_q": 100 + TOKENS}, video_layout=VideoTokenLayout(prefix_len=100, latent_grid=GRID)))
+used = [x[:, :100 + TOKENS] for x in text]
+assert torch.equal(out[:, :100 + TOKENS], reference(*used, 0.5, latent_shape_q=GRID, txt_len=100))
+assert bool(torch.isfinite(out).all())
+spans = (VideoTokenSpan(200, (3, 8, 16), "target"), VideoTokenSpan(10, (2, 9, 10), "reference"))
+clips = random(200 + 384 + 60, seed=2)
+out = call(layer(wan), wan, 0, *clips, used_len=644, video_spans=spans)
+assert torch.equal(out, reference(*clips, 0.5, video_spans=[{"start": 10, "latent_shape": [2, 9, 10]},
+                                                            {"start": 200, "latent_shape": [3, 8, 16]}]))
+# ---- the Wan block: what its attention layer got and gave
+with set_current_diffusion_config(wan), set_forward_context(omni_diffusion_config=wan):
+    torch.manual_seed(0)
+    block = WanTransformerBlock(HEADS * DIM, 128, HEADS, cross_attn_norm=True, prefix="blocks.0")
+for parameter in block.parameters():
+    nn.init.normal_(parameter, std=0.2)
+seen = {}
+block.attn1.attn.register_forward_hook(lambda m, given, out: seen.update(self=(given, out)))
+block.attn2.attn.register_forward_hook(lambda m, given, out: seen.update(cross=(given, out)))
+hidden, context, temb = torch.randn(1, TOKENS, HEADS * DIM), torch.randn(1, 40, HEADS * DIM), torch.randn(1, 6, 64)
+with set_forward_context(omni_diffusion_config=wan, denoise_step_idx=0), torch.no_grad():
+    block(hidden, context, temb, None, vsa_dit_seq_shape=GRID)
+(*given, _), out = seen["self"]
+assert torch.equal(out, reference(*given, 0.5, latent_shape_q=GRID))
+(*given, _), out = seen["cross"]
+assert close(out, esa.attention(*given, input_layout="BSND", scale=DIM**-0.5))
+# ---- what Ulysses hands over: all tokens, some heads
+whole = call(layer(wan), wan, 0, q, k, v)
+part = call(layer(wan), wan, 0, *(x[:, :, 1:].contiguous() for x in (q, k, v)))
+assert torch.equal(part, whole[:, :, 1:])
+ring = sparse(sparsity=0.5)
+ring.parallel_config.ring_degree = 2
+with set_current_diffusion_config(ring):
+    fails("use Ulysses", lambda: ours.EsaImpl(HEADS, DIM, 1.0, backend_kwargs={"sparsity": 0.5}, qkv_layout="BSND"))
+# ---- settings of esa through the same JSON
+own = sparse({"selector": "entropy", "budget": 0.3, "tail": "pooled", "warmup_frac": 0.5, "dense_first_layer": False,
+              "order": "hilbert", "steps": 4})
+module = layer(own)
+session = esa.Session(esa.EsaConfig(selector="entropy", budget=0.3, tail="pooled", warmup_frac=0.5,
+                                    dense_first_layer=False, order="hilbert"), layers=1, steps=4,
+                      layout=esa.Layout(grid=GRID), scale=DIM**-0.5, device="cpu")
+session.begin()
+for step in range(4):
+    out = call(module, own, step, q, k, v)
+    session.step(step)
+    assert torch.equal(out, session.attention(0, q, k, v, input_layout="BSND"))
+    assert close(out, dense) == (step < 2)
+run = module.attention.model.run(module.attention.config)
+assert run.stats().sparse_calls == 2 and run.videos == 1
+call(module, own, 0, q, k, v)                               # the next video
+assert run.videos == 2 and run.stats().calls == 1
+fails("has no setting 'selektor'", lambda: layer(sparse({"selektor": "error"})))
+fails("say the same thing", lambda: layer(sparse({"budget": 0.3, "sparsity": 0.2})))
+# the preset: each step twice, which are the guidance branches
+preset = sparse({"preset": "fast", "steps": 3, "order": "hilbert"})
+module = layer(preset)
+for step in range(3):
+    for _branch in range(2):
+        assert call(module, preset, step, q, k, v).shape == q.shape
+assert module.attention.model.run(module.attention.config).stats().calls == 6
+# ---- strict raises, otherwise dense and one warning
+del said[:]
+cases = ((q, k, v, {"metadata": AttentionMetadata()}, "publishes no video_layout"),
+         (q, k, v, {"prefix_len": 0, "latent_grid": GRID, "used_len": 7}, "the sequence has 7 of 1280"),
+         (*random(96, seed=3), {"prefix_len": 0, "latent_grid": (2, 6, 8), "used_len": 96}, "fewer than 128"))
+for a, b, c, words, why in cases:
+    module = layer(wan)
+    for _ in range(2):
+        out = call(module, wan, 0, a, b, c, **words)
+        assert close(out, esa.attention(a, b, c, input_layout="BSND", scale=DIM**-0.5))
+    assert len([line for line in said if why in line]) == 1, said
+    strict = sparse({"selector": "rf_v2", "sparsity": 0.5, "warmup_frac": 0, "strict": True})
+    fails("is strict, but this call would be dense",
+          functools.partial(call, layer(strict), strict, 0, a, b, c, **words))
+fails("8-bit attention", lambda: layer(sparse(sparsity=0.5, precision="fp8")))
+print("vLLM-Omni: ok")

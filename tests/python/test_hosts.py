@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""esa.hosts.run, which all hosts share: options, steps, branches, videos, sizes."""
+import pathlib
+
+import esa
+import numpy as np
+import pytest
+import torch
+from esa.hosts.run import Dense, HostRun, config_of, needs_steps, order_of
+
+GRID = (3, 8, 16)
+TOKENS = 3 * 8 * 16
+
+
+def qkv(seed, heads=2):
+    return torch.randn(3, 1, TOKENS, heads, 16, generator=torch.Generator().manual_seed(seed)).unbind()
+
+
+def test_options():
+    config = config_of({"selector": "entropy", "budget": 0.5, "dense_layers": [1, 2], "block": [64, 32]}, "json")
+    assert config.strict is False and config.dense_layers == (1, 2) and config.blocks == (64, 32)
+    assert config_of({"strict": True}, "json").strict is True
+    with pytest.raises(ValueError, match="json has no setting 'budgets'; its settings are those of esa.EsaConfig"):
+        config_of({"budgets": 0.5}, "json")
+    with pytest.raises(ValueError, match="not for hosts"):
+        config_of({"selector": "full"}, "json")
+    assert needs_steps(config) and not needs_steps(config.replace(warmup_frac=0.0))
+    assert needs_steps(config_of({}, "json")) and not needs_steps(config_of({"selector": "dense"}, "json"))
+
+
+def test_orders():
+    grid, clips = esa.Layout(grid=GRID), esa.Layout(spans=((0, GRID),))
+    assert order_of(config_of({}, ""), grid).order == "adaptive"
+    assert order_of(config_of({}, ""), clips).order == "hilbert"
+    assert order_of(config_of({"selector": "rf_v2"}, ""), grid).order == "tile"
+    assert order_of(config_of({"order": "raster"}, ""), grid).order is None     # the session takes the config's
+
+
+def test_steps_branches_and_videos(seed):
+    config = esa.EsaConfig(selector="entropy", budget=0.5, block=32, warmup_frac=0.5, dense_first_layer=False,
+                           order="hilbert", refresh_every=0)
+    run = HostRun(config, layers=2)
+    session = esa.Session(config, layers=2, steps=4, branches=4, layout=esa.Layout(grid=GRID), device="cpu")
+    for video in range(2):
+        session.begin()
+        for step in range(4):
+            for branch in range(2):
+                for layer in range(2):
+                    tensors = qkv(seed + 100 * video + 10 * step + 2 * layer + branch)
+                    out = run.attention(layer, *tensors, layout=esa.Layout(grid=GRID), step=step, steps=4,
+                                        branch="cond uncond".split()[branch] if video else None)
+                    session.step(step, branch)
+                    want = session.attention(layer, *tensors, input_layout="BSND")
+                    assert torch.equal(out, want)       # masks are kept by branch: refresh_every 0
+        assert run.videos == video + 1 and run.stats().calls == 16 and run.stats().sparse_calls == 8
+        assert run.stats().masks_made == 4
+    old = run.session
+    run.attention(0, *qkv(seed), layout=esa.Layout(grid=GRID), step=0, steps=8)
+    assert run.session is not old and run.steps == 8    # another number of steps is another session
+
+
+def test_what_stays_dense(seed):
+    run = HostRun(config_of({"preset": "fast"}, ""), layers=1)
+    with pytest.raises(Dense, match="the number of steps is not known here"):
+        run.attention(0, *qkv(seed), layout=esa.Layout(grid=GRID), step=0)
+    run = HostRun(config_of({"budget": 0.5, "warmup_frac": 0.0}, ""), layers=1)
+    for _ in range(4):
+        run.attention(0, *qkv(seed), layout=esa.Layout(grid=GRID), step=0)
+    with pytest.raises(Dense, match="called 5 times in step 0; at most 4 guidance passes"):
+        run.attention(0, *qkv(seed), layout=esa.Layout(grid=GRID), step=0)
+    with pytest.raises(ValueError, match="dense_layers names layer 7, the model has layers 0 to 3"):
+        HostRun(config_of({"dense_layers": [7]}, ""), layers=4)
+    with pytest.raises(esa.EsaError, match="nothing ran yet"):
+        HostRun(config_of({}, ""), layers=1).stats()
+
+
+def test_a_step_that_fails_leaves_no_half_made_session(seed):
+    run = HostRun(config_of({"budget": 0.5, "warmup_frac": 0.0}, ""), layers=1)
+    with pytest.raises(ValueError, match="text_front must be"):
+        run.attention(0, *qkv(seed), layout=esa.Layout(grid=GRID, text_front=-1), step=0)
+    out = run.attention(0, *qkv(seed), layout=esa.Layout(grid=GRID), step=0)
+    assert np.isfinite(out.numpy()).all()
+
+
+def test_entry_points_name_what_exists():
+    """Hosts import these names; the hosts themselves are not needed to see that the functions are there."""
+    text = (pathlib.Path(__file__).resolve().parents[2] / "pyproject.toml").read_text()
+    for line in text.split("entry-points", 1)[1].split("\n\n")[0].splitlines():
+        if line.startswith("esa = "):
+            module, function = line.split('"')[1].split(":")
+            source = pathlib.Path(esa.__file__).parent.joinpath(*module.split(".")[1:]).with_suffix(".py").read_text()
+            assert f"def {function}(" in source
