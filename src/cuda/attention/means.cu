@@ -2,12 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A thread block makes one mean. Up to GROUPS groups of threads, one thread per piece of a row, add
-// every GROUPS-th row in f32; then one thread per column adds the groups. The order of additions
+// a run of rows each in f32; then one thread per column adds the groups. The order of additions
 // depends only on the shape of the views. Views are read once, in 16-byte pieces with BATCH of them
 // in flight per thread, which memory speed needs. Tokens beyond the length are not read.
 //
-// The fine means of a block are made by the same thread block right after its mean, while the rows
-// are in the cache. The mean has the same bits with and without them.
+// The fine means of a block come from the same sums: with 128 x 128 blocks in bf16, a run is 8 rows
+// and a fine mean some runs. If runs do not fit (f32 with 16 means, say), the rows are read again
+// while they are in the cache. The mean has the same bits with and without fine means.
 #include "base/half.h"
 #include "cuda/attention/means.cuh"
 #include "cuda/runtime/lanes.cuh"
@@ -104,10 +105,53 @@ __device__ __forceinline__ void add_rows(float (&sum)[Piece::N], const T *src, c
     }
 }
 
-// The fine means of one block of n rows. Several groups of threads share a mean; if there are more
+// Four adjacent columns of a mean.
+template <class T> struct alignas(4 * sizeof(T)) four {
+    T x[4];
+};
+template <class T>
+__device__ __forceinline__ void put_four(const mean_part &part, void *dst, int64_t i,
+                                         const float (&x)[4])
+{
+    if (part.dst_dtype == ESA_DTYPE_F32) {
+        four<float> y;
+#pragma unroll
+        for (int c = 0; c < 4; ++c) y.x[c] = esa_round_to(x[c], part.round);
+        *(four<float> *)((float *)dst + i) = y;
+    } else {
+        four<T> y;
+#pragma unroll
+        for (int c = 0; c < 4; ++c) round_to(&y.x[c], x[c]);
+        *(four<T> *)((T *)dst + i) = y;
+    }
+}
+
+// The fine means of one block of n rows from the sums of runs of `span` rows, which make up whole
+// means. D and pitch are multiples of 4. dst: the first element of the block's first mean.
+template <class T>
+__device__ __forceinline__ void add_fine(const mean_part &part, int64_t dst, int n, int span, int D,
+                                         int pitch, const float *sums)
+{
+    const int rows = part.rows / part.fine, each = rows / span;
+    for (int e = threadIdx.x * 4; e < part.fine * pitch; e += blockDim.x * 4) {
+        const int p = e / pitch, d = e - p * pitch, have = min(rows, n - p * rows);
+        float total[4] = {};
+        if (d < D && have > 0) {
+            for (int g = 0; g < each; ++g) {
+                const float4 s = *(const float4 *)&sums[(p * each + g) * D + d];
+                total[0] += s.x, total[1] += s.y, total[2] += s.z, total[3] += s.w;
+            }
+#pragma unroll
+            for (int c = 0; c < 4; ++c) total[c] /= (float)have;
+        }
+        put_four<T>(part, part.fine_dst, dst + e, total);
+    }
+}
+
+// The same from the rows, for other runs. Several groups of threads share a mean; if there are more
 // means than groups, some wait for the next turn. dst: the first element of the block's first mean.
 template <class T, class Piece>
-__device__ __forceinline__ void make_fine(const mean_part &part, const T *src, int64_t dst, int n,
+__device__ __forceinline__ void read_fine(const mean_part &part, const T *src, int64_t dst, int n,
                                           int D, int pitch, float *sums)
 {
     const int columns = D / Piece::N, groups = (int)blockDim.x / columns,
@@ -143,8 +187,8 @@ template <class T, class Piece, int KIND>
 __global__ void __launch_bounds__(THREADS, 4) means_kernel(const __grid_constant__ mean_plan plan)
 {
     constexpr int VEC = Piece::N;
-    __shared__ float sums[THREADS * VEC]; // [groups][D]
-    extern __shared__ uint32_t marks[];   // [STANDS_WARPS][nk_pad / 32]
+    __shared__ __align__(16) float sums[THREADS * VEC]; // [groups][D]
+    extern __shared__ uint32_t marks[];                 // [STANDS_WARPS][nk_pad / 32]
     if (blockIdx.x < plan.part[0].first) {
         const int warp = threadIdx.x / 32, warps = min((int)blockDim.x / 32, (int)STANDS_WARPS);
         const int64_t row = (int64_t)blockIdx.x * warps + warp;
@@ -181,9 +225,11 @@ __global__ void __launch_bounds__(THREADS, 4) means_kernel(const __grid_constant
 
     const int columns = D / VEC, groups = (int)blockDim.x / columns, group = threadIdx.x / columns,
               column = threadIdx.x % columns;
+    const int span = ceil_div(part.rows, groups);
     float sum[VEC] = {};
     if (group < groups) {
-        add_rows<KIND == ORDERED, T, Piece>(sum, src + column * VEC, perm, step, group, n, groups);
+        add_rows<KIND == ORDERED, T, Piece>(sum, src + column * VEC, perm, step, group * span,
+                                            min(n, (group + 1) * span), 1);
 #pragma unroll
         for (int c = 0; c < VEC; ++c) sums[group * D + column * VEC + c] = sum[c];
     }
@@ -194,9 +240,12 @@ __global__ void __launch_bounds__(THREADS, 4) means_kernel(const __grid_constant
             for (int g = 0; g < groups; ++g) total += sums[g * D + d];
         put<T>(part, part.dst, dst + d, n > 0 ? total / (float)n : 0.0f);
     }
-    if (KIND == FINE && part.fine)
-        make_fine<T, Piece>(part, src + column * VEC, (bh * part.blocks + j) * part.fine * pitch, n,
-                            D, pitch, sums);
+    if (KIND != FINE || !part.fine) return;
+    const int64_t fine_dst = (bh * part.blocks + j) * part.fine * pitch;
+    if (part.rows / part.fine % span == 0 && D % 4 == 0 && pitch % 4 == 0)
+        add_fine<T>(part, fine_dst, n, span, D, pitch, sums);
+    else
+        read_fine<T, Piece>(part, src + column * VEC, fine_dst, n, D, pitch, sums);
 }
 
 template <class T, class Piece> void launch_pieces(mean_plan plan, int64_t B, cudaStream_t stream)
