@@ -93,15 +93,18 @@ template <int W>
 static __device__ __forceinline__ void store_f8(__nv_fp8_storage_t *at, const float (&x)[W],
                                                 float factor)
 {
-    alignas(8) __nv_fp8_storage_t rounded[W];
+    if constexpr (W == 8) {
+        alignas(8) __nv_fp8x2_storage_t pairs[W / 2];
 #pragma unroll
-    for (int i = 0; i < W; ++i)
-        rounded[i] = __nv_cvt_float_to_fp8(x[i] * factor, __NV_SATFINITE, __NV_E4M3);
-    if constexpr (W == 8)
-        *(uint2 *)at = *(const uint2 *)rounded;
-    else
+        for (int i = 0; i < W / 2; ++i)
+            pairs[i] = __nv_cvt_float2_to_fp8x2(
+                make_float2(x[2 * i] * factor, x[2 * i + 1] * factor), __NV_SATFINITE, __NV_E4M3);
+        *(uint2 *)at = *(const uint2 *)pairs;
+    } else {
 #pragma unroll
-        for (int i = 0; i < W; ++i) at[i] = rounded[i];
+        for (int i = 0; i < W; ++i)
+            at[i] = __nv_cvt_float_to_fp8(x[i] * factor, __NV_SATFINITE, __NV_E4M3);
+    }
 }
 
 // Reads W values of a vector over columns; they are the same for every row and stay in the cache.
@@ -236,8 +239,11 @@ static inline bool wide(const esa_view &v)
 }
 static inline bool wide(const float *vector) { return (uintptr_t)vector % 16 == 0; }
 
-// Calls launch.run<T, LANES, PIECES, W>(thread blocks) with the smallest team that holds the row.
-// NARROW: elements of a piece if rows are not wide.
+// Calls launch.run<T, LANES, PIECES, W>(thread blocks) with a team that holds the row. NARROW:
+// elements of a piece if rows are not wide.
+//
+// The teams were measured on an H200. A norm with residual of 1536 columns, BF16, takes 124 us with
+// teams of 32 threads, 107 with 64 or 96 and 106 to 121 with 192.
 template <int NARROW, class T, class Launch>
 static void choose_team(int64_t cols, int64_t count, bool in_eights, const Launch &launch)
 {
@@ -245,12 +251,16 @@ static void choose_team(int64_t cols, int64_t count, bool in_eights, const Launc
     if (in_eights) {
         if (cols <= 32 * 4 * 8)
             launch.template run<T, 32, 4, 8>(shared);
-        else if (cols <= 32 * 6 * 8)
-            launch.template run<T, 32, 6, 8>(shared);
+        else if (cols <= 64 * 3 * 8)
+            launch.template run<T, 64, 3, 8>(single);
         else if (cols <= 128 * 5 * 8)
             launch.template run<T, 128, 5, 8>(single);
+        else if (cols <= 384 * 3 * 8)
+            launch.template run<T, 384, 3, 8>(single);
+        else if (cols <= 352 * 5 * 8)
+            launch.template run<T, 352, 5, 8>(single);
         else
-            launch.template run<T, 256, 8, 8>(single);
+            launch.template run<T, 512, 4, 8>(single);
     } else if (cols <= 32 * 4 * NARROW) {
         launch.template run<T, 32, 4, NARROW>(shared);
     } else if (cols <= 256 * 8 * NARROW) {
