@@ -244,6 +244,42 @@ ESA_API esa_status esa_session_get_sigma(const esa_session *session, double *sig
 ESA_API esa_status esa_session_get_probe(const esa_session *session, double *error, int32_t count,
                                          int32_t layer, int32_t step);
 
+/* ---------------------------------------------------------------- step cache */
+
+/* These calls may change in any release. Define ESA_EXPERIMENTAL to see them. */
+#ifdef ESA_EXPERIMENTAL
+/* A model whose output changes slowly can use the output of an earlier step and leave the forward
+ * out (docs/engine.md, "Step cache"). The session decides which steps; the caller keeps the
+ * outputs:
+ *
+ *     esa_session_cache_begin(s, 0.05);                       // after esa_session_begin
+ *     for each step: run the model, or use the kept outputs; fill in change;
+ *                    esa_session_cache_next(s, &change, &skip);     // of the step that comes next
+ *
+ * Steps of the session's warm-up, the first tenth and the last step are never left out. All
+ * guidance branches are left out together. Steps that are left out get no esa_session_step. */
+typedef struct esa_step_change {
+    uint32_t struct_size;
+    int32_t step;     /* the step that has just ended */
+    int32_t computed; /* 1: the model ran at it; 0: it used kept outputs */
+    int32_t reserved0;
+    /* Sums of magnitudes. x is the input of a step, v[b] the output of guidance branch b at the
+     * last computed step; 0 for a branch that there is not. */
+    double x_change;    /* |x of the next step - x of this one| */
+    double v_size[2];   /* |v[b]| */
+    double v_change[2]; /* |v[b] - the v[b] that was computed before|; 0: there is none yet */
+} esa_step_change;
+
+/* Starts the cache for the video that esa_session_begin started, or starts it anew. threshold is
+ * the expected change of the outputs, as a part of them, below which a step is left out; it must be
+ * finite and above 0. ESA_ERR_STATE for RECORD and PROBE sessions, which need every step. */
+ESA_API esa_status esa_session_cache_begin(esa_session *session, double threshold);
+/* *skip = 1 if the step after change->step may be left out. Only v_size and v_change of computed
+ * steps are read. ESA_ERR_STATE before esa_session_cache_begin. */
+ESA_API esa_status esa_session_cache_next(esa_session *session, const esa_step_change *change,
+                                          int32_t *skip);
+#endif
+
 /* ---------------------------------------------------------------- recordings */
 
 /* Writes the recording of a RECORD session. The file holds sums of importance as integers

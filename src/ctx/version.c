@@ -1,5 +1,6 @@
 /* version.c - names of status codes, version numbers, and the sizes of the public structs.
  * SPDX-License-Identifier: Apache-2.0 */
+#define ESA_EXPERIMENTAL /* esa_step_change */
 #include <stddef.h>
 #include "esa/esa_session.h"
 #include "esa/esa_tensors.h"
@@ -53,6 +54,7 @@ const uint32_t *esa_abi(void)
         [ESA_ABI_DEVICE_INFO] = sizeof(esa_device_info),
         [ESA_ABI_WORK_PLAN_INFO] = sizeof(esa_work_plan_info),
         [ESA_ABI_WORK_COSTS] = sizeof(esa_work_costs),
+        [ESA_ABI_STEP_CHANGE] = sizeof(esa_step_change),
     };
     return size;
 }

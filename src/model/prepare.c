@@ -298,7 +298,6 @@ esa_status esa_run_prepare(esa_model *m, esa_run *r)
     ESA_TRY(make_sched(m, r));
     ESA_TRY(make_session(m, r));
     ESA_TRY(check_memory(m, r)); /* the transformer's activations are allocated by now */
-    const int32_t dense = r->p.session.mode == ESA_SESSION_DENSE;
-    r->cache = esa_step_cache_begin(r->p.cache, r->p.steps, dense ? 0 : m->session->warmup);
+    r->cache = esa_session_new_cache(m->session, r->p.cache);
     return make_latents(m, r);
 }

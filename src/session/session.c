@@ -438,6 +438,7 @@ esa_status esa_session_start(esa_session *s)
         esa_session_rest_forget(&s->rest[i]);
     s->step = s->branch = -1;
     s->kv_len = NULL;
+    s->cache = (esa_step_cache){ 0 };
     s->begun = 1;
     if (records) s->recorder.info.prompts++;
     return ESA_OK;

@@ -10,6 +10,7 @@
  *   session_rest.c      mask bits and orders kept between calls
  *   session_figures.c   times and densities of single calls
  *   session_stats.c     statistics: their sums
+ *   session_cache.c     which steps may use the output of an earlier one
  *   session_probe.c     measures the error at several densities
  *   session_record.c    saves and resumes recordings */
 #ifndef ESA_SESSION_SESSION_INTERNAL_H
@@ -19,6 +20,7 @@
 #include "attn/attn.h"
 #include "maskfile/mask_file.h"
 #include "maskfile/recording.h"
+#include "rules/step_cache.h"
 #include "session/session_figures.h"
 #include "session/session_rest.h"
 
@@ -91,6 +93,7 @@ struct esa_session {
         int64_t o_bytes, device_bytes;
         const esa_backend *backend; /* of device */
     } probe;
+    esa_step_cache cache;      /* steps 0: esa_session_cache_begin was not called */
     esa_session_chunks chunks; /* CACHED: bits on the device */
     esa_session_figures figures;
 };
@@ -112,6 +115,13 @@ ESA_ENGINE esa_status esa_session_sum(const esa_session *s, esa_session_stats *s
                                       int32_t step);
 ESA_ENGINE esa_status esa_session_save(esa_session *s, const char *path);
 ESA_ENGINE esa_status esa_session_resume(esa_session *s, const char *path);
+
+/* The step cache of a run: warm-up steps are computed, but a dense session has none. */
+ESA_INLINE esa_step_cache esa_session_new_cache(const esa_session *s, double threshold)
+{
+    return esa_step_cache_begin(threshold, s->params.steps,
+                                s->params.mode == ESA_SESSION_DENSE ? 0 : s->warmup);
+}
 
 /* ---------------------------------------------------------------- between the files here */
 

@@ -155,10 +155,15 @@ class WorkCosts(C.Structure):
                 ("reserved", C.c_int64 * 2)]
 
 
+class StepChange(C.Structure):
+    _fields_ = [("struct_size", C.c_uint32), ("step", C.c_int32), ("computed", C.c_int32), ("reserved0", C.c_int32),
+                ("x_change", C.c_double), ("v_size", C.c_double * 2), ("v_change", C.c_double * 2)]
+
+
 # In the order of ESA_ABI_*.
 ABI: tuple[type[C.Structure], ...] = (CtxParams, Tensor, Layout, SelectParams, AttentionParams, Shapes, MaskInfo,
                                       SessionParams, SessionStats, MaskFileInfo, TensorInfo, DeviceInfo,
-                                      WorkPlanInfo, WorkCosts)
+                                      WorkPlanInfo, WorkCosts, StepChange)
 
 
 # ---- esa_video.h, as far as the package uses it
