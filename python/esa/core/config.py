@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import numbers
 import os
 from typing import Any
@@ -95,6 +96,10 @@ class EsaConfig:
         A mask file (made by calibration): cached mode, no selection at run time.
     step_map
         "exact": the masks must have been made for this number of steps; "nearest" maps steps proportionally.
+    step_cache
+        esa.apply only. Steps whose output is expected to have changed by less than this part of it (0.05) use the
+        output of an earlier step: the whole forward is left out, for all guidance branches. Never in the warm-up, the
+        first tenth of the steps and the last step. 0, the default: every step is computed.
     kernel
         "auto": the library's own; "fa4": hand block lists to an installed FlashAttention-4.
     mode
@@ -143,6 +148,7 @@ class EsaConfig:
     share_branches: bool = None  # type: ignore[assignment]
     masks: str | os.PathLike[str] | None = None
     step_map: str = "exact"
+    step_cache: float = 0.0
     kernel: str = "auto"
     mode: str = "fixed"
     strict: bool = True
@@ -213,6 +219,10 @@ class EsaConfig:
             if not T.whole(getattr(self, name)) or getattr(self, name) < least:
                 raise ValueError(f"{name} must be an integer of at least {least}, not {getattr(self, name)!r}")
         put(self, "exact_rows", T.exact_rows(self.exact_rows))
+        value = self.step_cache
+        if not (isinstance(value, numbers.Real) and not isinstance(value, bool) and 0 <= float(value) < math.inf):
+            raise ValueError(f"step_cache must be a finite number of at least 0 (0: off), not {value!r}")
+        put(self, "step_cache", float(value))
 
     def _check_work(self, amounts: list[str]) -> None:
         given = amounts + [name for name in ("budget", "sparsity") if getattr(self, name) is not None]

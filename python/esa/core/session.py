@@ -25,7 +25,8 @@ class Stats:
     """What ran: of a whole video, of one layer, of one step, or of one layer at one step. Times in seconds; density and
     mass are means over the sparse calls (NaN without any; mass also where the selector has no estimate of its own).
     work is the arithmetic of self-attention as a share of dense, everything counted; work_asked is NaN if none was
-    asked for."""
+    asked for. computed_steps and skipped_steps count the steps at which the model ran, and those that the step cache
+    left out."""
     calls: int
     dense_calls: int
     sparse_calls: int
@@ -41,6 +42,9 @@ class Stats:
     kernel: str
     work: float = math.nan
     work_asked: float = math.nan
+    # of esa.apply, which sees whole steps; 0 elsewhere
+    computed_steps: int = 0
+    skipped_steps: int = 0
 
 
 class Session:
@@ -108,6 +112,9 @@ class Session:
                  record_per_branch: bool = False, device: Any = None, scale: float | None = None, causal: bool = False,
                  heads: tuple[int, int] = (0, 0), sigma: Sequence[float] | None = None) -> None:
         config = EsaConfig.check(config)
+        if config.step_cache:
+            raise ValueError(
+                "step_cache leaves out forwards of a model, which esa.apply can do: a Session sees attention only")
         for name, value in (("layers", layers), ("steps", steps), ("branches", branches)):
             if not T.whole(value) or value < 1:
                 raise ValueError(f"{name} must be an integer of at least 1, not {value!r}")
@@ -179,6 +186,19 @@ class Session:
         """Announces the step and the guidance branch of the calls that follow."""
         self._run("esa_session_step", step, branch)
 
+    def cache_begin(self, threshold: float) -> None:
+        """Starts the rule of the step cache for this video, or starts it anew (esa_session_cache_begin)."""
+        self._run("esa_session_cache_begin", threshold)
+
+    def cache_next(self, step: int, computed: bool, x_change: float, v_size: Sequence[float],
+                   v_change: Sequence[float]) -> bool:
+        """True if the step after `step` may use kept outputs. The arguments are the fields of esa_step_change."""
+        change = T.StepChange(struct_size=C.sizeof(T.StepChange), step=step, computed=int(computed), x_change=x_change,
+                              v_size=tuple(v_size), v_change=tuple(v_change))
+        skip = C.c_int32()
+        self._run("esa_session_cache_next", C.byref(change), C.byref(skip))
+        return bool(skip.value)
+
     def attention(self, layer: int, q: Any, k: Any, v: Any, *, input_layout: str = "BNSD", kind: str = "self",
                   kv_len: Any = None, out: Any = None, lse: Any = None) -> Any:
         """One attention call of the model; returns o, laid out as q.
@@ -212,7 +232,7 @@ class Session:
         this session to run."""
         s = T.SessionStats(struct_size=C.sizeof(T.SessionStats))
         self._run("esa_session_get_stats", C.byref(s), layer, step)
-        values = {f.name: getattr(s, f.name) for f in dataclasses.fields(Stats)}
+        values = {f.name: getattr(s, f.name) for f in dataclasses.fields(Stats) if hasattr(s, f.name)}
         return Stats(**{**values, "kernel": s.kernel.decode()})
 
     def save_recording(self, path: str | os.PathLike[str]) -> None:

@@ -2,11 +2,13 @@
 """`esa.apply` puts sparse attention into a diffusers pipeline or transformer; `Handle.remove` takes it out.
 
 A model gets one processor per self-attention module, one forward pre-hook at the transformer, hooks that order its
-tokens, and a wrapper around `cache_context` that listens. Classes and libraries are not patched, so two pipelines do
-not interfere, and `remove` leaves no trace. The pre-hook is torch's own, not a replaced `forward`, because accelerate's
-offloading exchanges `forward` between two videos."""
+tokens, and a wrapper around `cache_context` that listens; with a step cache also a gate in front of `forward`
+(step_cache.py). Classes and libraries are not patched, so two pipelines do not interfere, and `remove` leaves no trace.
+The pre-hook is torch's own, not a replaced `forward`, because accelerate's offloading exchanges `forward` between two
+videos."""
 from __future__ import annotations
 
+import functools
 import math
 import os
 import warnings
@@ -120,10 +122,13 @@ class Handle:
                 setattr(transformer, _MARK, self)
                 install(run, which)
                 self._hooks.append(transformer.register_forward_pre_hook(RootHook(run, which), with_kwargs=True))
+                if run.cache is not None:
+                    run.cache.install(which)
                 if run.reorders:
                     self._hooks += reorder.install(run, transformer)
                 if hasattr(transformer, "cache_context"):
-                    ear = Ear(transformer, run.clock)
+                    prepare = None if run.cache is None else functools.partial(run.cache.install, which)
+                    ear = Ear(transformer, run.clock, prepare)
                     self._ears.append(ear)
                     transformer.cache_context = ear     # type: ignore[assignment]
         except BaseException:
@@ -211,6 +216,8 @@ class Handle:
         step. Warns once if a whole video took more than 2 % more work than was asked for."""
         found = self._run.stats(layer, step)
         whole = layer < 0 and step < 0 and self.steps is not None and self.step + 1 == self.steps
+        # steps that were left out were to take less than their share
+        whole = whole and not found.skipped_steps
         if whole and not self._told and found.work > 1.02 * found.work_asked:
             self._told = True
             warnings.warn(
@@ -228,8 +235,13 @@ class Handle:
             f"{total.fallback_calls} fallbacks, attention work {total.work:.3f} of dense"
             + ("" if math.isnan(total.work_asked) else f" (asked {total.work_asked:.3f})")
         ]
+        if self.config.step_cache:
+            lines.append(f"step cache: {total.computed_steps} steps computed, {total.skipped_steps} left out")
         for step in range(min(self.step + 1, self.steps or 0)):
             s = self.stats(step=step)
+            if s.skipped_steps:
+                lines.append(f"step {step}: left out")
+                continue
             lines.append(
                 f"step {step}: {s.calls} calls, {s.dense_calls} dense, {s.sparse_calls} sparse, density "
                 f"{s.density:.3f}, select {s.select_seconds:.3f} s, attention {s.attention_seconds:.3f} s")

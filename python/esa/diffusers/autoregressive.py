@@ -244,6 +244,8 @@ def autoregressive_mode(target: Any, config: EsaConfig | None = None, *, steps: 
         raise ValueError("steps must be at least 1, sink_frames and window_frames at least 0")
     if config.kernel != "auto":
         raise ValueError("autoregressive_mode runs the library's own kernels only")
+    if config.step_cache:
+        raise ValueError("step_cache is for esa.apply: chunks have few steps, and each is computed")
     state = AutoregressiveState(transformer, config, steps, sink_frames, window_frames)
     model: Any = transformer
     originals = [(module, module.processor) for _, module in WAN.modules(transformer)]

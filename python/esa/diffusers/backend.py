@@ -82,10 +82,10 @@ def register_backend(config: EsaConfig | None = None, name: str = "esa") -> str:
         raise ValueError(
             "an attention backend knows no layers and steps: work and selector 'error' belong to esa.apply")
     if config.masks is not None or config.order not in (
-            None, "raster") or config.refresh_every != 1 or config.kernel != "auto":
+            None, "raster") or config.refresh_every != 1 or config.kernel != "auto" or config.step_cache:
         raise ValueError(
-            "an attention backend knows no layers, steps or grid: masks, order, refresh_every and kernel belong to "
-            "esa.apply")
+            "an attention backend knows no layers, steps or grid: masks, order, refresh_every, kernel and step_cache "
+            "belong to esa.apply")
     numbers = _numbers(config)
     try:
         from diffusers.models.attention_dispatch import AttentionBackendName as Names

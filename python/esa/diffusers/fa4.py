@@ -58,6 +58,8 @@ def check(config: EsaConfig) -> None:
         raise ValueError("kernel='fa4' makes a mask at every call: refresh_every must be 1")
     if config.mode != "fixed":
         raise ValueError(f"kernel='fa4' takes mode 'fixed' only, not {config.mode!r}")
+    if config.step_cache:
+        raise ValueError("kernel='fa4' has no step cache: step_cache must be 0")
     _load()
 
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,10 +31,9 @@ class RootHook:
     one operator."""
 
     def __init__(self, run: Run, which: int) -> None:
-        transformer = run.transformers[which]
         self.handle, self.which = run.handle, torch.tensor(which, dtype=torch.int64)
         self.family, self.reorders = run.family, run.reorders
-        self.names = [name for name in inspect.signature(type(transformer).forward).parameters if name != "self"]
+        self.names = run.names[which]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoHook:
         return NoHook()
@@ -74,8 +72,9 @@ class Ear:
     """Wraps transformer.cache_context and notes what it is told. It is an attribute of the one transformer and hides
     the method of its class."""
 
-    def __init__(self, transformer: Any, clock: Clock) -> None:
+    def __init__(self, transformer: Any, clock: Clock, prepare: Callable[[], None] | None = None) -> None:
         self.transformer, self.clock, self.original = transformer, clock, transformer.cache_context
+        self.prepare = prepare              # called before the forwards of a context
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return copy.deepcopy(self.original, memo)       # a bound method is copied bound to the copy
@@ -83,6 +82,8 @@ class Ear:
     @contextlib.contextmanager
     def __call__(self, name: str, **about: Any) -> Iterator[None]:
         before = self.clock.context
+        if self.prepare is not None:
+            self.prepare()
         self.clock.context = Context(name, about.get("step_index"), about.get("num_inference_steps"))
         try:
             with self.original(name, **about):
@@ -100,7 +101,7 @@ def _put(module: Any, processor: Any) -> None:
 
 def install(run: Run, which: int) -> None:
     """Puts processors where they are missing: all of them at first, and those that diffusers has exchanged since."""
-    for layer, (name, module) in enumerate(run.family.modules(run.transformers[which])):
+    for layer, (name, module) in enumerate(run.modules[which]):
         there: Any = module.processor
         if isinstance(there, Processor):
             if there.handle is not run.handle:

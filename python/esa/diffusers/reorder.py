@@ -51,8 +51,8 @@ def wanted(run: Run, layout: Layout) -> bool:
     if not run.family.around:
         return False
     if any(
-            getattr(module.processor, "_parallel_config", None) is not None for t in run.transformers
-            for _, module in run.family.modules(t)):
+            getattr(module.processor, "_parallel_config", None) is not None for modules in run.modules
+            for _, module in modules):
         # diffusers spreads the tokens over processes at the same places: attention orders them, call by call
         return False
     conditions = {getattr(t.config, "image_condition_type", None) for t in run.transformers}  # type: ignore[union-attr]

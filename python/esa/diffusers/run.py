@@ -4,6 +4,7 @@ passes attention on to it."""
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from .clock import Clock, Moment
 from .families import Family, Geometry
 from .hooks import install
 from .sessions import Key, Sessions
+from .step_cache import StepCache, check_parallel
 from .tokens import grid_of_positions, text_behind, valid_tokens
 
 # Guidance passes a transformer may have; a session keeps masks apart by them. Files know the usual two.
@@ -44,13 +46,20 @@ class Run:
                  config_hash: str | None = None) -> None:
         self.family, self.transformers, self.config, self.clock = family, list(transformers), config, clock
         self.record, self.resume, self.model, self.config_hash = record, resume, model, config_hash
-        self.layers = max(sum(1 for _ in family.modules(t)) for t in self.transformers)
+        # Listed once: while a forward runs, cache-dit shows other blocks in the place of the model's.
+        self.modules = [list(family.modules(t)) for t in self.transformers]
+        self.layers = max(map(len, self.modules))
+        # the arguments of each transformer's forward, in order
+        self.names = [list(inspect.signature(type(t).forward).parameters)[1:] for t in self.transformers]
         self.handle = operators.register(self)
         self.sessions = Sessions(self._make)
         self.moment: Moment | None = None
         self.geometry: Geometry | None = None                       # of the last call, or of the forward about to run
         self.videos = 0
         self.first_frame = is_given_first_frame(clock.pipe, family, self.transformers)
+        self.computed: set[int] = set()                             # steps of the video in hand at which the model ran
+        self.skipped: set[int] = set()                              # and those that the step cache left out
+        self._entered = -1                                          # the clock's number of that video
         self._expected: Geometry | None = None                      # of the forward in hand
         self._positions: tuple[Any, torch.Tensor, tuple[int, int, int]] | None = None
         self._video = -1                                            # the clock's number of the sessions' video
@@ -59,6 +68,7 @@ class Run:
         self._masked = False                                        # the lengths of this forward came with a mask
         self._branch = 0
         self._masks: OriginalMasks | MaskFile | None = None
+        self.cache: StepCache | None = None
         self._check()
         self.reorders = reorder.wanted(self, self._layout(Geometry((1, 1, 1))))
         self._permutations: dict[tuple[Geometry, torch.device], reorder.Permutation] = {}
@@ -105,6 +115,19 @@ class Run:
         if config.kernel == "fa4":
             from . import fa4
             fa4.check(config)
+        if config.step_cache:
+            if self.record is not None:
+                raise ValueError("a recording needs every step: step_cache must be 0")
+            check_parallel(self)
+            self.cache = StepCache(self, float(config.step_cache))
+
+    def argument(self, which: int, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """An argument of a forward by its name, None if it is not given."""
+        return {**dict(zip(self.names[which], args)), **kwargs}.get(name)
+
+    def session_of(self, moment: Moment) -> Any:
+        """The session of the last call, None if there was none in the video of this moment."""
+        return self.session if self._video == moment.video else None
 
     # ---- one forward of a transformer
 
@@ -115,6 +138,14 @@ class Run:
         t, h, w, front, back = (int(size) for size in sizes)
         self._expected = self.geometry = geometry = Geometry((t, h, w) if t else self._grid(ids), front, back)
         self.moment = moment = self.clock.tick(timestep)
+        if moment.video != self._entered:
+            self._entered = moment.video
+            self.computed.clear()
+            self.skipped.clear()
+        self.computed.add(moment.step)
+        if self.cache is not None:
+            self.cache.install(which)       # for the next forward, if it was lost
+            self.cache.announce(moment)
         if self.reorders:
             key = (geometry, device)
             if key not in self._permutations:
@@ -220,7 +251,8 @@ class Run:
         return values if falling and 0 <= values[-1] and values[0] <= 1 else None
 
     def _make(self, key: Key) -> Any:
-        config, geometry = self.config, key.geometry
+        # the session sees attention only; the step cache is ours
+        config, geometry = self.config.replace(step_cache=0.0) if self.cache else self.config, key.geometry
         layout = self._layout(geometry)
         if isinstance(self._masks, OriginalMasks):
             path, budget = self._masks.convert(geometry.tokens, layout, config.density)
@@ -245,7 +277,7 @@ class Run:
     def _heads(self) -> tuple[int, int]:
         """Which heads the calls of this process have, under diffusers' context parallelism."""
         transformer: Any = self.transformers[0]
-        _, module = next(iter(self.family.modules(transformer)))
+        _, module = self.modules[0][0]
         parallel = getattr(module.processor, "_parallel_config", None)
         if parallel is None:
             return (0, 0)
@@ -259,7 +291,8 @@ class Run:
             nan = math.nan
             return Stats(0, 0, 0, 0, 0, 0, self.config.density, nan, nan, 0.0, 0.0, 0, "", nan,
                          self.config.work_asked or nan)
-        return self.sessions.stats(layer, step)
+        steps = [sum(step in (-1, i) for i in which) for which in (self.computed, self.skipped)]
+        return dataclasses.replace(self.sessions.stats(layer, step), computed_steps=steps[0], skipped_steps=steps[1])
 
     @property
     def steps(self) -> int | None:
@@ -268,6 +301,8 @@ class Run:
 
     def close(self) -> None:
         """Releases what belongs to the model. Statistics stay readable."""
+        if self.cache is not None:
+            self.cache.close()
         self._lengths.clear()
         self._permutations.clear()
         self.moment = self._permutation = self._positions = None
