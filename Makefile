@@ -5,7 +5,7 @@ JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 PREFIX ?= /usr/local
 BUILD   = build
 
-.PHONY: all command cuda demo test test-all test-cuda bench bundle install clean help setup-build
+.PHONY: all command cuda demo test test-all test-cuda bench bundle wheel install clean help setup-build
 
 all: setup-build
 	@cmake --preset release -DCMAKE_INSTALL_PREFIX="$(PREFIX)" >/dev/null
@@ -53,11 +53,15 @@ bundle:
 	@scripts/setup.sh test
 	@JOBS=$(JOBS) scripts/bundle.sh
 
+# The wheel that strangers install (docs/install.md). ESA_CUDA=OFF leaves the plugin out, CUDACXX names the nvcc.
+wheel: setup-build
+	@JOBS=$(JOBS) scripts/wheel.sh
+
 install: all
 	@cmake --install $(BUILD)
 
 clean:
-	rm -rf build build-* bundle demo
+	rm -rf build build-* bundle demo dist
 
 help:
 	@echo 'make            build the libraries (and the CUDA plugin if nvcc is found) and the command, build/esa'
@@ -68,6 +72,7 @@ help:
 	@echo 'make test-cuda  run the tests on the GPU of this machine, also under compute-sanitizer'
 	@echo 'make bench      measure dense and sparse attention beside sgemm on the CPU; JSON in build/bench/'
 	@echo 'make bundle     pack binaries, tests and libraries for a machine without package installs'
+	@echo 'make wheel      build a wheel for any Linux with glibc 2.28 or newer in dist/ (its CUDA plugin needs nvcc)'
 	@echo 'make install    install headers, libraries, pkg-config and CMake files, command (PREFIX, DESTDIR)'
 	@echo 'make clean      remove all build folders'
 	@echo 'Variables: JOBS=n, PREFIX=dir, ESA_FUZZ_SECONDS=n (make test: 30, make test-all: 1200)'

@@ -4,8 +4,11 @@
 # Which architectures a file of src/cuda is built for follows from its name:
 #   sm90*.cu   sm_90a alone (wgmma, TMA)
 #   the rest   sm_80 and sm_90, and PTX from which the driver serves every newer GPU
+# ESA_CUDA_MORE adds machine code to the latter, which saves newer GPUs the driver's compiling at the first start.
 # Its C files are code of the host that needs no CUDA header.
 set(ESA_CUDA AUTO CACHE STRING "build the CUDA plugin: AUTO, ON or OFF")
+set(ESA_CUDA_MORE "" CACHE STRING "more GPUs to compile for, for example 100;120; nvcc need not know all of them")
+set(ESA_CUDA_LINKER "" CACHE FILEPATH "what links the plugin, if not the compiler of the host code")
 if(ESA_CUDA STREQUAL "OFF" OR CMAKE_CROSSCOMPILING OR ESA_SANITIZE)
   return()
 endif()
@@ -23,6 +26,19 @@ if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.4)
   message(FATAL_ERROR "nvcc ${CMAKE_CUDA_COMPILER_VERSION} is too old, libesa_cuda needs 12.4 or newer"
                       " (or configure with -DESA_CUDA=OFF)")
 endif()
+if(ESA_CUDA_LINKER)
+  set(CMAKE_CUDA_HOST_LINK_LAUNCHER ${ESA_CUDA_LINKER})
+endif()
+
+set(ESA_CUDA_REAL "")
+execute_process(COMMAND ${CMAKE_CUDA_COMPILER} --list-gpu-code OUTPUT_VARIABLE ESA_CUDA_KNOWN)
+foreach(number ${ESA_CUDA_MORE})
+  if(ESA_CUDA_KNOWN MATCHES "sm_${number}[^0-9]")
+    list(APPEND ESA_CUDA_REAL ${number}-real)
+  else()
+    message(STATUS "nvcc ${CMAKE_CUDA_COMPILER_VERSION} does not know sm_${number}: such GPUs get PTX")
+  endif()
+endforeach()
 
 file(GLOB ESA_CUDA_SM90 CONFIGURE_DEPENDS src/cuda/*/sm90*.cu)
 file(GLOB ESA_CUDA_ANY CONFIGURE_DEPENDS src/cuda/*/*.cu)
@@ -34,11 +50,12 @@ function(esa_cuda_objects name architectures)
   esa_uses_build_id(${name})
   target_compile_features(${name} PRIVATE cuda_std_17)
   target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra,-fvisibility=hidden>)
+  list(REMOVE_ITEM architectures "")
   set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${architectures}" POSITION_INDEPENDENT_CODE ON
                         CUDA_RUNTIME_LIBRARY Static)
 endfunction()
 esa_cuda_objects(esa_cuda_sm90 "90a-real" ${ESA_CUDA_SM90})
-esa_cuda_objects(esa_cuda_any "80-real;90-real;80-virtual" ${ESA_CUDA_ANY})
+esa_cuda_objects(esa_cuda_any "80-real;90-real;${ESA_CUDA_REAL};80-virtual" ${ESA_CUDA_ANY})
 file(GLOB ESA_CUDA_HOST CONFIGURE_DEPENDS src/cuda/*/*.c)
 add_library(esa_cuda_host OBJECT ${ESA_CUDA_HOST})
 esa_compile_settings(esa_cuda_host)

@@ -16,7 +16,8 @@
 #define ESA_VIDEO_FOLDER "../lib"
 #endif
 #ifndef ESA_VIDEO_MISSING /* set by the build where it could not */
-#define ESA_VIDEO_MISSING "it was switched off (ESA_VIDEO=OFF)"
+#define ESA_VIDEO_MISSING                                                                          \
+    "it was switched off (ESA_VIDEO=OFF), as in wheels; build esa from its source"
 #endif
 
 int cli_video_built(void) { return ESA_VIDEO_LIBRARY[0] != 0; }

@@ -44,7 +44,13 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _LATER:
-        value = getattr(importlib.import_module(f".{_LATER[name]}", __name__), name)
+        try:
+            value = getattr(importlib.import_module(f".{_LATER[name]}", __name__), name)
+        except ModuleNotFoundError as error:
+            if (error.name or "").startswith("esa"):
+                raise
+            raise ImportError(f"esa.{name} needs {error.name}, which is not installed: "
+                              "pip install 'esa-attention[diffusers]'") from None
         globals()[name] = value
         return value
     raise AttributeError(f"module 'esa' has no attribute {name!r}")

@@ -28,4 +28,11 @@ cc -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -I"$source/include" -I"$source/s
     -I"$(dirname "$plugin")/generated" "$source/tests/cuda/use_plugin.c" -o "$work/use_plugin" -ldl
 "$work/use_plugin" "$plugin"
 CUDA_VISIBLE_DEVICES= "$work/use_plugin" "$plugin"      # a GPU that is hidden is no GPU
+
+# An old driver is refused in one sentence that says which one will do.
+cc -shared -fPIC -Wall -Wextra -Werror "$source/tests/cuda/old_driver.c" -o "$work/libcuda.so.1"
+said=$(LD_LIBRARY_PATH=$work "$work/use_plugin" "$plugin")
+wanted='^no GPU: the NVIDIA driver is too old: it supports CUDA 11\.4, and libesa_cuda, built with '
+wanted+='CUDA 1[0-9]\.[0-9]+, needs driver 5[0-9]+ or newer$'
+[[ $said =~ $wanted ]] || { echo "with an old driver the plugin said: $said" >&2; exit 1; }
 echo "$(stat -Lc %s "$plugin") bytes"

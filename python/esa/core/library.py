@@ -97,9 +97,11 @@ def find_library(name: str = "libesa.so") -> pathlib.Path:
     for place in places:
         if place.is_file():
             return place
-    raise ImportError(
-        f"{name} was not found (looked at {', '.join(map(str, places))}): reinstall the package, build the library "
-        "(make), or set ESA_LIB to the file of libesa")
+    looked = f"{name} was not found (looked at {', '.join(map(str, places))})"
+    if name != "libesa.so":
+        raise ImportError(f"{looked}: wheels do not have it, so install the package from its source")
+    raise ImportError(f"{looked}: reinstall the package, build the library (make), or set ESA_LIB to the file of "
+                      "libesa")
 
 
 class Library:

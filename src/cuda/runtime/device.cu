@@ -29,6 +29,13 @@ esa_status device_check(esa_cuda_device *dev, cudaError_t result, const char *wh
                        cudaGetErrorName(result));
 }
 
+// The oldest driver that runs programs of a CUDA runtime, as its release notes say. Every driver
+// runs the runtimes of its own major version, so the minor version does not matter. 0: unknown.
+static int least_driver(int runtime)
+{
+    return runtime / 1000 == 12 ? 525 : runtime / 1000 == 13 ? 580 : 0;
+}
+
 // For failures before a device object exists to hold the message.
 static esa_status fail_text(char *error, int32_t bytes, cudaError_t result, const char *what)
 {
@@ -40,11 +47,18 @@ static esa_status fail_text(char *error, int32_t bytes, cudaError_t result, cons
         if (driver == 0)
             snprintf(error, (size_t)bytes,
                      "this machine has no NVIDIA driver, so there is no GPU to run on");
-        else
+        else if (least_driver(runtime))
             snprintf(error, (size_t)bytes,
-                     "the NVIDIA driver supports CUDA %d.%d, libesa_cuda needs %d.%d or newer: "
-                     "update the driver",
-                     driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+                     "the NVIDIA driver is too old: it supports CUDA %d.%d, and libesa_cuda, built "
+                     "with CUDA %d.%d, needs driver %d or newer",
+                     driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10,
+                     least_driver(runtime));
+        else
+            snprintf(
+                error, (size_t)bytes,
+                "the NVIDIA driver is too old: it supports CUDA %d.%d, and libesa_cuda needs a "
+                "driver for CUDA %d.0 or newer",
+                driver / 1000, driver % 1000 / 10, runtime / 1000);
     } else if (result == cudaErrorNoDevice) {
         snprintf(error, (size_t)bytes,
                  "this machine has no usable NVIDIA GPU (none installed, or CUDA_VISIBLE_DEVICES "
