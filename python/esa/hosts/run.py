@@ -35,8 +35,10 @@ def config_of(options: Mapping[str, Any], what: str) -> EsaConfig:
     if unknown:
         raise ValueError(f"{what} has no setting {unknown[0]!r}; its settings are those of esa.EsaConfig: "
                          f"{', '.join(names)}")
-    values: dict[str, Any] = {"strict": False, **options}
-    config = EsaConfig(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+    values: dict[str, Any] = {"strict": False}
+    for name, value in options.items():
+        values[name] = tuple(value) if isinstance(value, list) else value
+    config = EsaConfig(**values)
     if config.selector == "full" or config.kernel != "auto":
         raise ValueError(f"{what}: selector 'full' and kernel {config.kernel!r} are not for hosts")
     return config

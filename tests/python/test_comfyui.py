@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ComfyUI node in a host that behaves as ComfyUI's hook does (hosts/comfy_host.py)."""
+import importlib.util
+import logging
+import pathlib
+
+import esa
+import pytest
+import torch
+from hosts import comfy_host as host
+
+host.install()
+from esa.hosts import comfyui  # noqa: E402
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+GRID = (4, 6, 8)                        # of latents 4 x 12 x 16
+TOKENS = 4 * 6 * 8
+PLAIN = {"preset": "density", "density": 0.5, "selector": "entropy", "start_percent": 0.0, "end_percent": 1.0,
+         "dense_layers": "", "masks_file": "", "strict": True, "min_tokens": 64}
+
+
+def inputs(seed=0):
+    r = torch.Generator().manual_seed(seed)
+    return torch.randn(1, 4, 4, 12, 16, generator=r), torch.randn(1, 20, 16, generator=r)
+
+
+def node(model, **changes):
+    return comfyui.EsaSparseAttention().apply(model, **{**PLAIN, **changes})[0]
+
+
+class Listener:
+    """An override that hears every call and runs it dense."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __call__(self, func, q, k, v, heads, **kwargs):
+        self.calls.append((q, k, v, kwargs))
+        return func(q, k, v, heads, **kwargs)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Blocks of 16 tokens, so that a small video has some to choose from."""
+    config_of = comfyui.config_of
+    monkeypatch.setattr(comfyui, "config_of", lambda options, what: config_of({**options, "block": 16}, what))
+
+
+def patch_of(model):
+    return model.model_options["transformer_options"][comfyui.POLICIES][comfyui.KEY]
+
+
+@pytest.mark.parametrize("boxed", [False, True])
+@pytest.mark.parametrize("references", [0, 24])
+def test_wan_equals_a_session(boxed, references, seed):
+    x, context = inputs(seed)
+    extra = torch.randn(1, references, 16) if references else None
+    seen, session = [], esa.Session(
+        esa.EsaConfig(selector="entropy", budget=0.5, block=16, warmup_frac=0.0, dense_first_layer=False,
+                      order="hilbert"), layers=3, steps=4, branches=2, device="cpu",
+        layout=esa.Layout(grid=GRID, text_front=references))
+    session.begin()
+    model = node(host.Patcher(host.WanModel(boxed=boxed)))
+    attend = comfyui.Patch.attend
+
+    def spy(self, q, k, v, heads, options, *rest):
+        out = attend(self, q, k, v, heads, options, *rest)
+        seen.append((int(options["block_index"]), options["uuids"][0], float(options["sigmas"][0]), q, k, v, out))
+        return out
+
+    patch_of(model).attend = spy.__get__(patch_of(model))
+    out = model.sample(x, context, references=extra)
+    assert len(seen) == 3 * 4 * 2 and torch.isfinite(out[0]).all()
+    names = list(dict.fromkeys(name for _, name, *_ in seen))
+    for layer, name, sigma, q, k, v, got in seen:
+        session.step(round((1 - sigma) * 4), names.index(name))
+        want = session.attention(layer, *(t.unflatten(2, (2, 16)) for t in (q, k, v)), input_layout="BSND")
+        assert torch.equal(got, want.flatten(2))
+    assert session.stats().density == pytest.approx(0.5, abs=0.1) and session.stats().sparse_calls == 24
+
+
+@pytest.mark.parametrize("make", [host.WanModel, host.HunyuanVideo])
+def test_density_1_changes_nothing(make, seed):
+    x, context = inputs(seed)
+    dense = host.Patcher(make()).sample(x, context)
+    sparse = node(host.Patcher(make()), density=1.0, selector="rf_v2").sample(x, context)
+    for a, b in zip(dense, sparse):
+        assert (a - b).abs().max() < 1e-4 * a.abs().max()       # float32 sums in another order, through five layers
+    other = node(host.Patcher(make()), density=0.2).sample(x, context)
+    assert (other[0] - dense[0]).abs().max() > 1e-2
+
+
+def test_hunyuan_video_without_a_grid_of_its_own(seed):
+    x, context = inputs(seed)
+    model, receipts = node(host.Patcher(host.HunyuanVideo())), []
+    model.sample(x, context, steps=2, receipts=receipts)
+    assert [item[3] for item in receipts] == [0, 1, 2, 3, 4] * 4        # double blocks, then single blocks
+    assert {item[5] for item in receipts} == {TOKENS + 20}
+    patch = patch_of(model)
+    assert patch.layout({comfyui.KEY + "_grid": GRID}, TOKENS + 20).text_back == 20
+
+
+def test_other_overrides_are_chained(seed):
+    x, context = inputs(seed)
+    before, after = Listener(), Listener()
+    model = host.Patcher(host.WanModel(layers=2))
+    model.model_options["transformer_options"]["optimized_attention_override"] = before
+    model = node(model, start_percent=0.3, end_percent=0.8, dense_layers="1")
+    model.sample(x, context)
+    # steps at sigma 1, .75, .5, .25: only the middle two are inside, only layer 0 is sparse there
+    plain = [c for c in before.calls if c[1].shape == c[0].shape and "low_precision_attention" not in c[3]]
+    assert len(plain) == 2 * (2 * 2 + 2 * 1) and all(c[3]["skip_reshape"] is False for c in plain)
+    assert sum(c[1].shape[1] == 20 for c in before.calls) == 16         # cross-attention
+    assert sum("low_precision_attention" in c[3] for c in before.calls) == 16
+    # a node that takes the hook later is chained to, not over
+    model.model_options["transformer_options"]["optimized_attention_override"] = after
+    receipts = []
+    model.sample(x, context, receipts=receipts)
+    assert len(receipts) == 4 and len(after.calls) == 16 * 3 - 4
+
+
+def test_receipts_and_policies(seed):
+    x, context = inputs(seed)
+    model, receipts = node(host.Patcher(host.WanModel()), dense_layers="1"), []
+    model.sample(x, context, steps=1, receipts=receipts)
+    patch = patch_of(model)
+    name = (comfyui.KEY, 1, id(patch))
+    assert receipts == [(*name, layer, "sparse", TOKENS, (0, 0), (0, 0)) for layer in (0, 2, 0, 2)]
+    assert patch.accept_receipts(receipts[:2]) and not patch.accept_receipts(receipts)
+    assert not patch.accept_receipts(receipts[:1]) and not patch.accept_receipts([("other",) * 8] * 2)
+    options = {**model.model_options["transformer_options"], "sigmas": torch.ones(1)}
+    assert patch(options=options)[:4] == (*name, "sparse")
+    assert patch(options={**options, "optimized_attention_override": None}) is None
+    receipts = []
+    node(host.Patcher(host.WanModel()), min_tokens=1000).sample(x, context, receipts=receipts)
+    assert not receipts                                                 # short sequences count as nothing
+
+
+def test_presets_masks_and_memory(seed, tmp_path):
+    x, context = inputs(seed)
+    model = node(host.Patcher(host.WanModel()), preset="fast", selector="error", strict=True)
+    model.sample(x, context, steps=3)
+    patch = patch_of(model)
+    assert patch.config.preset == "fast" and patch.run is None           # cleaned up
+    with pytest.raises(ValueError, match="preset 'fast' needs selector 'error'"):
+        node(host.Patcher(host.WanModel()), preset="fast", selector="rf_v2")
+    with pytest.raises(ValueError, match="dense_layers names layer 7, WanModel has layers 0 to 2"):
+        node(host.Patcher(host.WanModel()), dense_layers="7")
+    with pytest.raises(esa.EsaError, match="strict"):
+        node(host.Patcher(host.WanModel()), masks_file=str(tmp_path / "none.safetensors")).sample(x, context)
+
+
+def test_strict_or_one_warning(seed, caplog):
+    x, context = inputs(seed)
+
+    class Silent(host.WanModel):
+        """Publishes no block numbers."""
+
+        def _forward(self, x, timestep, context, transformer_options):
+            q, k, v = self.project(self.patchify(x)[0], 0)
+            return host.optimized_attention(q, k, v, 2, transformer_options=transformer_options)
+
+    with pytest.raises(esa.EsaError, match="esa is strict, but this call would be dense: .* no block_index"):
+        node(host.Patcher(Silent())).sample(x, context)
+    with caplog.at_level(logging.WARNING, "esa"):
+        out = node(host.Patcher(Silent()), strict=False).sample(x, context)
+    assert torch.equal(out[0], host.Patcher(Silent()).sample(x, context)[0])
+    assert [r.message for r in caplog.records] == ["esa stays dense: transformer_options has no block_index"]
+
+
+def test_layer_lists():
+    assert comfyui.layer_numbers("0, 1, 47-49") == (0, 1, 47, 48, 49) and comfyui.layer_numbers(" ") == ()
+    assert comfyui.layer_numbers("3 - 2 7") == (2, 3, 7)
+    with pytest.raises(ValueError, match="not 'first'"):
+        comfyui.layer_numbers("first")
+
+
+def test_the_folder_declares_the_node():
+    spec = importlib.util.spec_from_file_location("custom_node", ROOT / "compat" / "comfyui" / "__init__.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    cls = module.NODE_CLASS_MAPPINGS["EsaSparseAttention"]
+    assert module.NODE_DISPLAY_NAME_MAPPINGS.keys() == module.NODE_CLASS_MAPPINGS.keys()
+    widgets = {**cls.INPUT_TYPES()["required"], **cls.INPUT_TYPES()["optional"]}
+    assert set(widgets) - {"model"} == set(PLAIN) and cls.RETURN_TYPES == ("MODEL",)
+    text = (ROOT / "compat" / "comfyui" / "pyproject.toml").read_text()
+    assert "[tool.comfy]" in text and f'version = "{esa.__version__}"' in text
