@@ -51,37 +51,42 @@ def words(batch=1, text=12, width=16):
     return torch.randn(batch, text, width)
 
 
-def wan_i2v():
+def wan_i2v(channels=9):
     """Wan 2.1 I2V: the image's features are attended beside 512 text tokens, its latents are channels."""
-    model = diffusers.WanTransformer3DModel(**{**wan_settings(image_dim=16, added_kv_proj_dim=64), "in_channels": 9})
-    inputs = {"hidden_states": latents(9), "timestep": at(), "encoder_hidden_states": words(text=512),
+    settings = wan_settings(image_dim=16, added_kv_proj_dim=64)
+    model = diffusers.WanTransformer3DModel(**{**settings, "in_channels": channels, "out_channels": min(16, channels)})
+    inputs = {"hidden_states": latents(channels), "timestep": at(), "encoder_hidden_states": words(text=512),
               "encoder_hidden_states_image": words(text=7)}
     return Model("wan_i2v", model, inputs, Layout(grid=GRID), 2, protected=True)
 
 
-def wan_ti2v():
+def wan_ti2v(channels=4, out=4):
     """Wan 2.2 TI2V-5B: a timestep per token, 0 in the given frame."""
+    model = diffusers.WanTransformer3DModel(**{**wan_settings(), "in_channels": channels, "out_channels": out})
     times = torch.full((1, 360), 900.0)
     times[:, :120] = 0
-    inputs = {"hidden_states": latents(4), "timestep": times, "encoder_hidden_states": words()}
-    return Model("wan_ti2v", diffusers.WanTransformer3DModel(**wan_settings()), inputs, Layout(grid=GRID), 2)
+    inputs = {"hidden_states": latents(channels), "timestep": times, "encoder_hidden_states": words()}
+    return Model("wan_ti2v", model, inputs, Layout(grid=GRID), 2)
 
 
-def wan_vace():
-    model = diffusers.WanVACETransformer3DModel(**wan_settings(vace_layers=[0, 1], vace_in_channels=6))
-    inputs = {"hidden_states": latents(4), "timestep": at(), "encoder_hidden_states": words(),
-              "control_hidden_states": latents(6)}
+def wan_vace(channels=4, control=6):
+    model = diffusers.WanVACETransformer3DModel(**{**wan_settings(vace_layers=[0, 1], vace_in_channels=control),
+                                                   "in_channels": channels, "out_channels": channels})
+    inputs = {"hidden_states": latents(channels), "timestep": at(), "encoder_hidden_states": words(),
+              "control_hidden_states": latents(control)}
     return Model("wan_vace", model, inputs, Layout(grid=GRID), 4)
 
 
-def wan_animate():
+def wan_animate(latent=4):
     channels = {"4": 8, "8": 8, "16": 8}
+    settings = {**wan_settings(image_dim=16, added_kv_proj_dim=64), "in_channels": 2 * latent + 4,
+                "out_channels": latent}
     model = diffusers.WanAnimateTransformer3DModel(
-        **{**wan_settings(image_dim=16, added_kv_proj_dim=64), "in_channels": 12}, latent_channels=4,
-        motion_encoder_channel_sizes=channels, motion_encoder_size=16, motion_style_dim=8, motion_dim=4,
-        motion_encoder_dim=16, face_encoder_hidden_dim=16, face_encoder_num_heads=2, inject_face_latents_blocks=2)
-    inputs = {"hidden_states": latents(12), "timestep": at(), "encoder_hidden_states": words(text=512),
-              "encoder_hidden_states_image": words(text=7), "pose_hidden_states": latents(4, (2, 10, 12)),
+        **settings, latent_channels=latent, motion_encoder_channel_sizes=channels, motion_encoder_size=16,
+        motion_style_dim=8, motion_dim=4, motion_encoder_dim=16, face_encoder_hidden_dim=16, face_encoder_num_heads=2,
+        inject_face_latents_blocks=2)
+    inputs = {"hidden_states": latents(2 * latent + 4), "timestep": at(), "encoder_hidden_states": words(text=512),
+              "encoder_hidden_states_image": words(text=7), "pose_hidden_states": latents(latent, (2, 10, 12)),
               "face_pixel_values": torch.rand(1, 3, 5, 16, 16) * 2 - 1}
     return Model("wan_animate", model, inputs, Layout(grid=GRID), 2, protected=True)
 
@@ -150,14 +155,14 @@ def hunyuan_concat():
     return hunyuan_i2v("hunyuan_concat", "latent_concat", 9)
 
 
-def hunyuan_15():
+def hunyuan_15(channels=4):
     """Three texts, each with its own padding; valid tokens are put in front by the transformer."""
     mask, second = half_masked(), half_masked(14)
     settings = {k: v for k, v in HUNYUAN.items() if k != "patch_size"}
-    model = diffusers.HunyuanVideo15Transformer3DModel(in_channels=4, out_channels=4, num_layers=2, patch_size=1,
+    model = diffusers.HunyuanVideo15Transformer3DModel(in_channels=channels, out_channels=4, num_layers=2, patch_size=1,
                                                        text_embed_2_dim=12, image_embed_dim=10, task_type="i2v",
                                                        target_size=64, **settings)
-    inputs = {"hidden_states": latents(4, patch=1, batch=2), "timestep": at(2),
+    inputs = {"hidden_states": latents(channels, patch=1, batch=2), "timestep": at(2),
               "encoder_hidden_states": words(2, TEXT), "encoder_attention_mask": mask,
               "encoder_hidden_states_2": words(2, 14, 12), "encoder_attention_mask_2": second,
               "image_embeds": words(2, 6, 10)}
@@ -243,7 +248,7 @@ def mochi(valid=TEXT):
 def cosmos():
     model = diffusers.CosmosTransformer3DModel(in_channels=4, out_channels=4, num_attention_heads=HEADS,
                                                attention_head_dim=DIM, num_layers=2, mlp_ratio=2.0, text_embed_dim=16,
-                                               adaln_lora_dim=4, max_size=(4, 32, 32), patch_size=(1, 2, 2),
+                                               adaln_lora_dim=4, max_size=(4, 48, 48), patch_size=(1, 2, 2),
                                                extra_pos_embed_type="learnable", concat_padding_mask=False)
     inputs = {"hidden_states": latents(4), "timestep": at(), "encoder_hidden_states": words(), "fps": 16}
     return Model("cosmos", model, inputs, Layout(grid=GRID), 2)
@@ -321,9 +326,9 @@ MODELS = {f.__name__: f
 MISSING = {"ltx2"} if not hasattr(diffusers, "LTX2VideoTransformer3DModel") else set()
 
 
-def make(name, seed=0):
+def make(name, seed=0, **settings):
     torch.manual_seed(seed)
-    model = MODELS[name]()
+    model = MODELS[name](**settings)
     spread(model.model)
     return model
 

@@ -33,11 +33,11 @@ class HunyuanEsaProcessor(Processor):
         key = _norm(attn.norm_k, split_heads(attn.to_k(hidden_states), attn.heads))
         value = split_heads(attn.to_v(hidden_states), attn.heads)
         if image_rotary_emb is not None:
-            if single and text:
-                query = torch.cat(
-                    [apply_rotary_emb(query[:, :-text], image_rotary_emb, sequence_dim=1), query[:, -text:]], dim=1)
-                key = torch.cat([apply_rotary_emb(key[:, :-text], image_rotary_emb, sequence_dim=1), key[:, -text:]],
-                                dim=1)
+            if single and encoder_hidden_states is not None:
+                video = query.shape[1] - text
+                query, key = (
+                    torch.cat([apply_rotary_emb(x[:, :video], image_rotary_emb, sequence_dim=1), x[:, video:]], dim=1)
+                    for x in (query, key))
             else:
                 query = apply_rotary_emb(query, image_rotary_emb, sequence_dim=1)
                 key = apply_rotary_emb(key, image_rotary_emb, sequence_dim=1)
