@@ -8,6 +8,7 @@
  * libraries without such a call are left as they are. */
 #include "nn/ops.h"
 
+#include <stdio.h>
 #include <time.h>
 #include "nn/leaf.h"
 #include "nn/marks.h"
@@ -68,9 +69,14 @@ void esa_nn_leave(esa_nn *nn)
 esa_status esa_nn_alloc(esa_nn *nn, void **ptr, int64_t bytes, const char *what)
 {
     const esa_status status = nn->be->alloc(nn->ctx, ptr, bytes);
-    if (status == ESA_ERR_MEMORY)
+    if (status == ESA_ERR_MEMORY && nn->be->host_memory)
         return esa_fail(nn->ctx, status, "out of memory for %s: %lld bytes", what,
                         (long long)bytes);
+    if (status == ESA_ERR_MEMORY) { /* the device says how much it has */
+        char why[160];
+        snprintf(why, sizeof why, "%.159s", nn->ctx->error);
+        return esa_fail(nn->ctx, status, "out of memory for %s: %s", what, why);
+    }
     if (status) return status;
     nn->held += bytes;
     nn->peak = esa_max64(nn->peak, nn->held);

@@ -105,8 +105,9 @@ struct esa_session {
 ESA_ENGINE esa_status esa_session_make(esa_ctx *ctx, esa_session **session,
                                        const esa_session_params *params);
 ESA_ENGINE esa_status esa_session_start(esa_session *s);
-/* Bytes of device memory that an ONLINE session with these params takes for masks and orders beside
- * the scratch of its calls, all of which are like the plan; an upper bound. */
+/* Bytes of device memory that a session with these params (ONLINE, PROBE, RECORD) takes for masks,
+ * orders and a second output beside the scratch of its calls, all of which are like the plan; an
+ * upper bound. */
 ESA_ENGINE int64_t esa_session_kept_bytes(const esa_session_params *params, const esa_plan *plan);
 ESA_ENGINE esa_status esa_session_place(esa_session *s, int32_t step, int32_t branch);
 ESA_ENGINE esa_status esa_session_attend(esa_session *s, int32_t layer, int32_t kind,
