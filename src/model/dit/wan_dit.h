@@ -38,8 +38,11 @@ void esa_wan_dit_plan(const esa_wan_dit *dit, esa_model_info *info);
 /* How much device memory others need: while the transformer works, and after esa_wan_dit_end. begin
  * makes the weights leave that much free. */
 void esa_wan_dit_set_room(esa_wan_dit *dit, int64_t beside, int64_t after);
-/* Lets the weights take at most so many bytes of device memory; 0: what begin left to them. Does
- * nothing in host memory. */
+/* Makes the weights leave these bytes of device memory to what is allocated next. Does nothing in
+ * host memory. */
+esa_status esa_wan_dit_leave(esa_wan_dit *dit, int64_t bytes);
+/* Lets the weights take at most so many bytes of device memory; 0: what begin or leave left to
+ * them. Does nothing in host memory. */
 esa_status esa_wan_dit_fit(esa_wan_dit *dit, int64_t bytes);
 /* The layout that begin makes, without any memory. */
 esa_status esa_wan_dit_layout(const esa_wan_dit *dit, const int32_t latent[3], esa_layout *layout,

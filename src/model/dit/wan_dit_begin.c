@@ -180,8 +180,7 @@ static int64_t other_bytes(const esa_wan_dit *dit, int32_t adaptive, int32_t bra
            (be->products ? be->products->workspace(dit->nn->ctx) : 0);
 }
 
-/* Makes the weights leave these bytes to what is allocated next, and notes what they take then. */
-static esa_status leave(esa_wan_dit *dit, int64_t bytes)
+esa_status esa_wan_dit_leave(esa_wan_dit *dit, int64_t bytes)
 {
     esa_store_plan plan;
     ESA_TRY(esa_store_leave(dit->store, bytes));
@@ -215,7 +214,7 @@ esa_status esa_wan_dit_begin(esa_wan_dit *dit, const int32_t latent[3], esa_layo
     esa_carve carve = { 0 };
     place(dit, &carve, moved);
     const int64_t beside = other_bytes(dit, !layout->order_applied, branches);
-    ESA_TRY(leave(dit, esa_max64(carve.used + beside, dit->after)));
+    ESA_TRY(esa_wan_dit_leave(dit, esa_max64(carve.used + beside, dit->after)));
     ESA_TRY(esa_nn_alloc(dit->nn, &dit->room, carve.used, "the transformer's activations"));
     dit->room_bytes = carve.used;
     carve = (esa_carve){ .base = dit->room };

@@ -39,7 +39,7 @@ struct esa_wan_dit {
     esa_store *store;     /* owned; all weights below point into it */
     int64_t d;
     int64_t beside, after; /* esa_wan_dit_set_room */
-    int64_t allowed;       /* bytes of device memory that begin left to the weights; 0: any */
+    int64_t allowed;       /* bytes of device memory that were left to the weights; 0: any */
     int32_t (*tick)(void *user, int64_t done, int64_t total);
     void *tick_user;
     esa_linear patch; /* [d,C,pt,ph,pw] */

@@ -35,8 +35,12 @@ void esa_wan_vae_memory(const esa_wan_vae *vae, int64_t *parameters, int64_t *he
 /* The size of the video that latents (t, h, w) give: 1 + (t - 1) * factor_t frames of h * factor_s
  * by w * factor_s pixels. */
 void esa_wan_vae_size(const esa_wan_vae_config *config, const int32_t latent[3], int32_t frames[3]);
-/* The exact memory of the device that esa_wan_vae_frames needs, without the weights and the scratch
- * of single operations; INT64_MAX if there is not enough memory to count it. tile as below. */
+/* ESA_ERR_ARGUMENT for sizes and tiles (as below) that the decoder does not take; decoding checks
+ * them too. */
+esa_status esa_wan_vae_check_sizes(const esa_wan_vae *vae, const int32_t latent[3], int32_t tile);
+/* For such sizes: the exact memory of the device that esa_wan_vae_frames needs, without the weights
+ * and the scratch of single operations; INT64_MAX if there is not enough memory to count it. tile
+ * as below. */
 int64_t esa_wan_vae_bytes(const esa_wan_vae *vae, const int32_t latent[3], int32_t tile);
 
 /* Receives one frame after the other: rgb [height][width][out_channels] in [-1, 1], in host memory

@@ -502,7 +502,7 @@ int64_t esa_wan_vae_bytes(const esa_wan_vae *vae, const int32_t latent[3], int32
     return esa_vae_cut_bytes(vae, latent[0], latent[1], latent[2], 1);
 }
 
-static esa_status check_sizes(const esa_wan_vae *vae, const int32_t latent[3], int32_t tile)
+esa_status esa_wan_vae_check_sizes(const esa_wan_vae *vae, const int32_t latent[3], int32_t tile)
 {
     esa_ctx *ctx = vae->env.nn->ctx;
     const int32_t unit = 4 * vae->config.factor_s;
@@ -535,7 +535,7 @@ static esa_vae_cut whole(const float *latents, const int32_t latent[3])
 esa_status esa_wan_vae_decode(esa_wan_vae *vae, const float *latents, const int32_t latent[3],
                               int32_t tile, esa_wan_vae_sink sink, void *user)
 {
-    ESA_TRY(check_sizes(vae, latent, tile));
+    ESA_TRY(esa_wan_vae_check_sizes(vae, latent, tile));
     if (esa_vae_tiles(&vae->config, latent, tile))
         return esa_vae_decode_tiled(vae, latents, latent, tile, sink, user);
     const esa_vae_cut cut = whole(latents, latent);
@@ -559,7 +559,7 @@ static esa_status take_frame(void *user, int64_t frame, const float *rgb)
 esa_status esa_wan_vae_frames(esa_wan_vae *vae, const float *latents, const int32_t latent[3],
                               int32_t tile, uint8_t *rgb)
 {
-    ESA_TRY(check_sizes(vae, latent, tile));
+    ESA_TRY(esa_wan_vae_check_sizes(vae, latent, tile));
     if (esa_vae_tiles(&vae->config, latent, tile)) {
         int32_t size[3];
         esa_wan_vae_size(&vae->config, latent, size);
