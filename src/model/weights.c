@@ -372,8 +372,8 @@ static esa_status compare_files(esa_weights *w, findings *f, int64_t *tensors, i
         }
     for (int64_t i = 0; i < w->count; i++) {
         const esa_wanted *e = &w->want[i];
-        const char *fault = esa_weights_scale_fault(e);
-        if (fault) found(f, SHAPE, e->scale->name, fault, w->part);
+        const char *name, *fault = esa_weights_scale_fault(e, &name);
+        if (fault) found(f, SHAPE, name, fault, w->part);
         if (!e->entry && !(e->flags & ESA_WANT_OPTIONAL)) found(f, MISSING, e->name, "", w->part);
     }
     for (int32_t k = 0; k < KINDS; k++)
@@ -393,7 +393,7 @@ esa_status esa_weights_check(esa_weights *w, void (*report)(void *user, const ch
                         w->part);
     for (int64_t i = 0; i < w->count; i++) {
         w->by_name[i] = &w->want[i];
-        w->want[i].entry = w->want[i].scale = NULL;
+        w->want[i].entry = w->want[i].scale = w->want[i].input = NULL;
         w->want[i].present = w->random;
     }
     qsort(w->by_name, (size_t)w->count, sizeof *w->by_name, by_name);

@@ -2,9 +2,10 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * The scale of X.weight is called X.weight_scale or X.scale_weight. It holds one number, or one for
- * each row, by which the stored numbers are multiplied; without it the factor is 1. Such files may
- * also hold scales of activations (X.input_scale, X.scale_input), which we do not use, because ours
- * are computed for every token, and an empty tensor scaled_fp8 that says what the file is. */
+ * each row, by which the stored numbers are multiplied; without it the factor is 1. Beside an E4M3
+ * tensor there may also be a scale of activations (X.input_scale, X.scale_input), which we do not
+ * use, because ours are computed for every token. Beside a tensor of another type both are refused:
+ * the file does not mean what we would read. A tensor scaled_fp8 only says what the file is. */
 #include <stdio.h>
 #include <string.h>
 
@@ -24,8 +25,14 @@ static esa_wanted *owner(const esa_weights *w, const char *name, const char *end
 int32_t esa_weights_take_scale(esa_weights *w, const esa_st_entry *entry, int32_t shard)
 {
     if (strcmp(entry->name, "scaled_fp8") == 0) return 1;
-    if (owner(w, entry->name, ".input_scale") || owner(w, entry->name, ".scale_input")) return 1;
-    esa_wanted *e = owner(w, entry->name, ".weight_scale");
+    esa_wanted *e = owner(w, entry->name, ".input_scale");
+    if (!e) e = owner(w, entry->name, ".scale_input");
+    if (e) {
+        if (e->input) return 0; /* under both names */
+        e->input = entry;
+        return 1;
+    }
+    e = owner(w, entry->name, ".weight_scale");
     if (!e) e = owner(w, entry->name, ".scale_weight");
     if (!e || e->scale) return 0;
     e->scale = entry;
@@ -40,11 +47,14 @@ static int64_t scale_count(const esa_st_entry *scale)
     return n;
 }
 
-const char *esa_weights_scale_fault(const esa_wanted *e)
+const char *esa_weights_scale_fault(const esa_wanted *e, const char **name)
 {
-    if (!e->scale) return NULL;
+    const esa_st_entry *any = e->scale ? e->scale : e->input;
+    if (!any) return NULL;
+    *name = any->name;
     if (!e->entry || e->entry->dtype != ESA_FILE_F8_E4M3)
         return "a scale of a tensor that is not F8_E4M3";
+    if (!e->scale) return NULL;
     const int32_t type = e->scale->dtype;
     if (type != ESA_FILE_F32 && type != ESA_FILE_F16 && type != ESA_FILE_BF16)
         return "the type is not F32, F16 or BF16";

@@ -19,8 +19,9 @@ typedef struct esa_wanted {
     int32_t shard, present;
     const esa_st_entry *scale; /* E4M3: its scale in the file; NULL: 1 */
     int32_t scale_shard;
-    int32_t mapped; /* the view points into the shard */
-    void *copy;     /* owned; NULL: none */
+    const esa_st_entry *input; /* E4M3: a scale of activations, which is not used; NULL: none */
+    int32_t mapped;            /* the view points into the shard */
+    void *copy;                /* owned; NULL: none */
     int64_t copy_bytes;
 } esa_wanted;
 
@@ -61,11 +62,12 @@ int64_t esa_weights_bytes(const esa_weights *w, const esa_wanted *e);
 /* Closes the shards that no view points into. The object cannot load again. */
 void esa_weights_close_files(esa_weights *w);
 
-/* weights_f8.c. 1 if a tensor of the file belongs to a wanted E4M3 tensor: its scale, or a scale of
- * activations, which is not used. */
+/* weights_f8.c. 1 if a tensor of the file is named as the scale of a wanted tensor, or as a scale
+ * of its activations; notes it there. */
 int32_t esa_weights_take_scale(esa_weights *w, const esa_st_entry *entry, int32_t shard);
-/* NULL, or what is wrong with the scale of a tensor. */
-const char *esa_weights_scale_fault(const esa_wanted *e);
+/* NULL, or what is wrong with the scales of a tensor, once all files were compared; *name is that
+ * of the scale. */
+const char *esa_weights_scale_fault(const esa_wanted *e, const char **name);
 /* *scale = the scales of the rows, [esa_weights_rows], to be freed by the caller with ctx->mem. */
 esa_status esa_weights_scales(esa_weights *w, const esa_wanted *e, float **scale);
 
