@@ -39,7 +39,8 @@ typedef struct esa_engine_products {
 
 /* Attention with biases: cross-attention, text encoders, frames of decoders. */
 typedef struct esa_engine_biased {
-    /* ESA_ERR_UNSUPPORTED for D above ESA_BIASED_MAX_D. */
+    /* ESA_ERR_UNSUPPORTED for D above ESA_BIASED_MAX_D, or above what the GPU's shared memory holds
+     * (384 on compute capability 8.6 and 8.9). */
     esa_status (*attention)(esa_ctx *ctx, const esa_biased_args *args);
 } esa_engine_biased;
 

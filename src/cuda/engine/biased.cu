@@ -343,5 +343,11 @@ esa_status biased_run(esa_cuda_device *dev, const esa_biased_args *a, void *stre
     if (narrow) return launch<64, 8, 4>(dev, job, a->heads, (cudaStream_t)stream);
     if (layout<128, 8, 4>::bytes(job.chunks) <= dev->shared_bytes)
         return launch<128, 8, 4>(dev, job, a->heads, (cudaStream_t)stream);
+    if (layout<128, 4, 3>::bytes(job.chunks) > dev->shared_bytes)
+        return device_fail(dev, ESA_ERR_UNSUPPORTED,
+                           "attention with biases and heads of dimension %lld needs %d KiB of "
+                           "shared memory, this GPU has %d KiB",
+                           (long long)a->D, layout<128, 4, 3>::bytes(job.chunks) / 1024,
+                           (int)(dev->shared_bytes / 1024));
     return launch<128, 4, 3>(dev, job, a->heads, (cudaStream_t)stream);
 }

@@ -5,6 +5,11 @@
 // Each lane has two events: `arrived`, recorded after a copy into it, and `used`, recorded after
 // the last work that reads it. A copy waits for used, the work waits for arrived; the host waits
 // for neither.
+//
+// A lane is a place in an order, not a piece of memory: several stores of weights (the transformer,
+// the text encoder) use lanes of the same numbers with buffers of their own. That is safe, because
+// all copies run on one stream and all readers on that of the ctx: the latest event of a lane
+// stands behind those of the other store too. It can only make a copy wait longer than it must.
 #include <stdlib.h>
 
 #include "cuda/runtime/plugin.cuh"
