@@ -5,28 +5,15 @@
  * The copies follow a queue of groups that starts again at its end, so guidance branches and steps
  * need no pause between them. A forward that is broken off and begun again finds other groups in
  * the lanes than it needs; then the right ones are fetched anew. */
-#include <stdio.h>
 #include <string.h>
 
+#include "model/host_memory.h"
 #include "model/store_internal.h"
 
 /* ---------------------------------------------------------------- host memory */
 
-/* Bytes of host memory that programs can still have; a large number if the system does not say. */
-static int64_t available(void)
-{
-    char line[128];
-    long long kilobytes;
-    int64_t bytes = INT64_MAX;
-    FILE *file = fopen("/proc/meminfo", "r");
-    while (file && fgets(line, sizeof line, file))
-        if (sscanf(line, "MemAvailable: %lld", &kilobytes) == 1) bytes = kilobytes * 1024;
-    if (file) fclose(file);
-    return bytes;
-}
-
 /* Pinned memory is lost to everything else, so some stays free. */
-void esa_store_look(esa_store *s) { s->pin_room = available() / 10 * 6; }
+void esa_store_look(esa_store *s) { s->pin_room = esa_host_available("") / 10 * 6; }
 
 esa_status esa_store_host(esa_store *s, esa_store_group *g)
 {
