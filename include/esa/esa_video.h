@@ -190,7 +190,8 @@ typedef struct esa_generate_params {
     const char *save_latents; /* writes the final latents */
     const char *masks;        /* mask file for session mode CACHED */
     const char *record;       /* recording file for session mode RECORD; extended if it exists */
-    int32_t vae_tile;         /* side of a decoder tile in pixels; 0: whole frames */
+    /* side of a decoder tile in pixels; 0: whole frames, or tiles if there is no memory for that */
+    int32_t vae_tile;
     int32_t reserved0;
     /* How self-attention runs: mode, select (selector, budget, blocks, order), attention (tail),
      * warm-up, dense layers, refresh, work. The engine sets layers, steps, branches, model,
@@ -212,7 +213,11 @@ typedef struct esa_generate_params {
     double cache;
     double quality; /* instead of session.work: PSNR in dB against dense that the plan shall expect;
                      * 0: not given */
-    int64_t reserved[4];
+    /* GPU: called before the first step with lines that say where its memory goes: which weights
+     * stay there, which are copied and what that costs; may be NULL */
+    void (*say)(void *user, const char *line);
+    void *say_user;
+    int64_t reserved[2];
 } esa_generate_params;
 
 /* The session mode is DENSE. */
@@ -242,7 +247,7 @@ typedef struct esa_generate_stats { /* struct_size is set by the caller */
     int32_t frames, height, width, steps; /* as computed */
     int32_t tokens;                       /* tokens of a self-attention call */
     int32_t computed_steps;               /* less than steps with a step cache */
-    int32_t reserved0;
+    int32_t vae_tile;                     /* side of the decoder's tiles; 0: whole frames */
     double text_seconds, denoise_seconds, decode_seconds, seconds;
     double attention_seconds;  /* self-attention and selection, part of denoise_seconds */
     double gemm_seconds;       /* matrix products, part of denoise_seconds */

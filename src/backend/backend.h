@@ -45,6 +45,8 @@ typedef struct esa_backend {
 
     /* Opens the device on first use; later calls cost nothing. */
     esa_status (*open)(esa_ctx *ctx);
+    /* The number of the device that ctx uses among those of this kind (esa_tensor.device_index). */
+    int32_t (*ordinal)(const esa_ctx *ctx);
     /* Opens the device and checks that it can read this view. name is the view's name in
      * messages. */
     esa_status (*reach)(esa_ctx *ctx, const esa_tensor *view, const char *name);

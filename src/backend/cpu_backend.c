@@ -21,6 +21,12 @@ static esa_status cpu_reach(esa_ctx *ctx, const esa_tensor *view, const char *na
     return ESA_OK;
 }
 
+static int32_t cpu_ordinal(const esa_ctx *ctx)
+{
+    (void)ctx;
+    return 0;
+}
+
 /* ---------------------------------------------------------------- memory and marks */
 
 static esa_status cpu_alloc(esa_ctx *ctx, void **ptr, int64_t bytes)
@@ -224,6 +230,7 @@ const esa_backend esa_backend_cpu = {
     .host_memory = 1,
     .order_room = 0,
     .open = cpu_open,
+    .ordinal = cpu_ordinal,
     .reach = cpu_reach,
     .alloc = cpu_alloc,
     .release = cpu_release,

@@ -28,6 +28,8 @@ static esa_status cuda_reach(esa_ctx *ctx, const esa_tensor *t, const char *name
     return ESA_OK;
 }
 
+static int32_t cuda_ordinal(const esa_ctx *ctx) { return ctx->cuda_device; }
+
 /* ---------------------------------------------------------------- memory and marks */
 
 static esa_status cuda_alloc(esa_ctx *ctx, void **ptr, int64_t bytes)
@@ -309,6 +311,7 @@ const esa_backend esa_backend_cuda = {
     .host_memory = 0,
     .order_room = 1,
     .open = esa_cuda_open,
+    .ordinal = cuda_ordinal,
     .reach = cuda_reach,
     .alloc = cuda_alloc,
     .release = cuda_release,

@@ -41,9 +41,10 @@ static esa_status decode_host(esa_model *m, esa_frames **frames, const float *la
 {
     const int64_t bytes = (int64_t)4 * m->info.latent_channels * latent[0] * latent[1] * latent[2];
     void *x = NULL;
+    int64_t decoder;
     ESA_TRY(esa_wan_vae_check_sizes(m->vae, latent, tile));
-    const int64_t all = esa_size_add(bytes, esa_wan_vae_bytes(m->vae, latent, tile));
-    if (m->dit) ESA_TRY(esa_wan_dit_leave(m->dit, esa_max64(all, bytes)));
+    ESA_TRY(esa_model_find_tile(m, latent, 0, bytes, &tile, &decoder));
+    if (m->dit) ESA_TRY(esa_store_leave(esa_wan_dit_store(m->dit), bytes + decoder, 0));
     ESA_TRY(esa_nn_alloc(&m->nn, &x, bytes, "the latents"));
     esa_status status = esa_nn_upload(&m->nn, x, latents, bytes);
     if (!status) status = esa_model_decode(m, frames, x, latent, tile);

@@ -46,7 +46,9 @@ static esa_status from_prompt(esa_model *m, esa_embeds *e, const esa_generate_pa
                               int32_t branches)
 {
     ESA_TRY(esa_model_need_text(m));
-    return esa_model_drop_text(m, encode(m, e, p, branches));
+    const esa_status status = encode(m, e, p, branches);
+    if (status) esa_model_drop_text(m); /* its weights may be where nothing can use them */
+    return status;
 }
 
 esa_status esa_embeds_get(esa_model *m, esa_embeds *e, const esa_generate_params *p,

@@ -57,6 +57,23 @@ static int32_t tick(void *user, int64_t done, int64_t total)
     return esa_model_progress(m, m->stage, m->done, m->total) != 0;
 }
 
+/* ---------------------------------------------------------------- device memory */
+
+/* The text encoder lacks device memory: blocks of the transformer leave. */
+static esa_status ask_transformer(void *user, int64_t bytes)
+{
+    esa_model *m = user;
+    return m->dit ? esa_store_give(esa_wan_dit_store(m->dit), bytes) : ESA_OK;
+}
+
+/* The transformer lacks device memory: the text encoder, which is done, leaves as a whole. */
+static esa_status ask_text(void *user, int64_t bytes)
+{
+    (void)bytes;
+    esa_model_drop_text(user);
+    return ESA_OK;
+}
+
 /* ---------------------------------------------------------------- configurations */
 
 static esa_status part_path(esa_model *m, char **path, int64_t *bytes, const char *name)
@@ -246,6 +263,8 @@ static esa_status begin(esa_ctx *ctx, esa_model **model, const char *folder,
                              .linear = p.linear == ESA_LINEAR_F8 ? ESA_DTYPE_F8 : ESA_DTYPE_BF16,
                              .keep = p.keep,
                              .limit = p.max_memory,
+                             .ask = ask_text,
+                             .ask_user = m,
                              .random = p.random,
                              .report = p.report,
                              .report_user = p.report_user,
@@ -381,23 +400,14 @@ esa_status esa_model_need_text(esa_model *model)
         return esa_fail(
             model->ctx, ESA_ERR_STATE,
             "this model was opened without its text encoder; give embeddings instead of a prompt");
-    /* Under a limit the transformer's weights and the text encoder share it; a quarter of the text
-     * encoder's part is for its activations. */
     esa_part_env env = model->env;
-    if (env.limit) {
-        if (model->dit) ESA_TRY(esa_wan_dit_fit(model->dit, env.limit / 2));
-        int64_t scratch;
-        esa_device_memory(model->ctx, &scratch, NULL);
-        const int64_t left = env.limit - model->nn.held - scratch;
-        env.limit = esa_max64(1, model->nn.held + left / 4 * 3);
-    }
+    env.ask = ask_transformer;
     return esa_text_part_open(&env, &model->text, &model->text_config);
 }
 
-esa_status esa_model_drop_text(esa_model *model, esa_status status)
+void esa_model_drop_text(esa_model *model)
 {
-    if (model->nn.be->host_memory || !model->text) return status;
+    if (model->nn.be->host_memory) return;
     esa_text_part_free(model->text);
     model->text = NULL;
-    return status || !model->dit ? status : esa_wan_dit_fit(model->dit, 0);
 }

@@ -44,12 +44,11 @@ struct esa_model {
  * to which the ctx is lent, calls the same model. */
 esa_status esa_model_check_idle(const esa_model *model);
 
-/* Opens the text encoder unless it is open. */
+/* Opens the text encoder unless it is open. It stays until the transformer or the decoder need its
+ * device memory; in host memory it stays as long as the model. */
 esa_status esa_model_need_text(esa_model *model);
-/* Frees the text encoder on a device, where memory is dear; in host memory it stays. status is how
- * its work ended, and is returned. If it is ESA_OK, the transformer's weights get their memory
- * back, which can fail. */
-esa_status esa_model_drop_text(esa_model *model, esa_status status);
+/* Frees the text encoder on a device; in host memory it stays. */
+void esa_model_drop_text(esa_model *model);
 
 /* Reports progress. Fails with ESA_ERR_STATE if the caller cancels the call. */
 esa_status esa_model_progress(esa_model *model, int32_t stage, int32_t done, int32_t total);
@@ -58,6 +57,12 @@ esa_status esa_model_progress(esa_model *model, int32_t stage, int32_t done, int
  * owns *frames, even after a failure; then it may be NULL. */
 esa_status esa_model_decode(esa_model *model, esa_frames **frames, const float *latents,
                             const int32_t latent[3], int32_t tile);
+
+/* begin.c: finds a side of tiles with which decoding fits into memory beside `more` bytes and a
+ * scratch of this size. *tile is the side that was asked for; 0: whole frames, or else the largest
+ * tiles that fit. *bytes = what the decoder takes. Fails with ESA_ERR_MEMORY. */
+esa_status esa_model_find_tile(esa_model *model, const int32_t latent[3], int64_t scratch,
+                               int64_t more, int32_t *tile, int64_t *bytes);
 
 /* The embeddings of the prompts: branch 0 is the prompt, branch 1 the negative prompt. */
 typedef struct esa_embeds {

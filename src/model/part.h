@@ -22,7 +22,10 @@ typedef struct esa_part_env {
     int32_t linear;     /* ESA_DTYPE_BF16 (or 0) or ESA_DTYPE_F8: linear layers on a device */
     const char *keep;   /* tensors that stay in BF16 (store.h); may be NULL */
     int64_t limit;      /* bytes of device memory in all; 0: no limit */
-    int32_t random;     /* 1: random weights instead of files */
+    /* Asks another part to give device memory back (store.h); may be NULL. */
+    esa_status (*ask)(void *user, int64_t bytes);
+    void *ask_user;
+    int32_t random;                               /* 1: random weights instead of files */
     void (*report)(void *user, const char *line); /* esa_model_params.report */
     void *report_user;
     /* Called between units of work with done and total; may be NULL. A return value other than 0

@@ -73,6 +73,7 @@ static esa_status run_stages(esa_model *m, esa_run *r)
     ESA_TRY(esa_run_prepare(m, r));
     const double t0 = esa_nn_now();
     ESA_TRY(esa_embeds_get(m, &r->embeds, &r->p, r->branches));
+    ESA_TRY(esa_run_begin(m, r));
     ESA_TRY(m->nn.ops->settle(&m->nn)); /* the products of the text are not those of denoising */
     const double t1 = esa_nn_now(), gemm = m->nn.seconds[ESA_NN_GEMM];
     ESA_TRY(esa_run_denoise(m, r));
@@ -89,8 +90,9 @@ static esa_status run_stages(esa_model *m, esa_run *r)
     }
     s->attention_seconds = s->session.select_seconds + s->session.attention_seconds;
     s->tokens = (int32_t)r->tokens;
+    s->vae_tile = r->tile;
     esa_wan_dit_end(m->dit);
-    if (r->p.decode) ESA_TRY(esa_model_decode(m, &r->frames, r->x, r->latent, r->p.vae_tile));
+    if (r->p.decode) ESA_TRY(esa_model_decode(m, &r->frames, r->x, r->latent, r->tile));
     ESA_TRY(m->nn.ops->settle(&m->nn));
     s->decode_seconds = esa_nn_now() - t2;
     return keep_results(m, r);

@@ -112,65 +112,6 @@ esa_status esa_run_inputs(const esa_model *m, const esa_generate_params *p)
 
 /* ---------------------------------------------------------------- preparation */
 
-/* Bytes of device memory that the session needs: scratch of its calls, and masks that it keeps. */
-typedef struct session_room {
-    int64_t scratch, kept;
-} session_room;
-
-/* The room for calls of one kind; select NULL: dense. Reports wrong settings of the selection
- * before the first step, not at the first sparse call after the warm-up. */
-static esa_status call_room(esa_model *m, const esa_run *r, const esa_session_params *s,
-                            const esa_select_params *select, const esa_attention_params *attention,
-                            session_room *room)
-{
-    const esa_model_info *i = &m->info;
-    esa_shapes shapes = esa_shapes_default();
-    shapes.dtype = m->nn.ops->dtype;
-    shapes.device = m->nn.be->device;
-    shapes.device_index = m->ctx->cuda_device;
-    shapes.B = 1;
-    shapes.Hq = shapes.Hkv = i->heads;
-    shapes.Nq = shapes.Nk = r->tokens;
-    shapes.D = i->head_dim;
-    esa_plan *plan = NULL;
-    ESA_TRY(esa_plan_make(m->ctx, &plan, &shapes, select, attention));
-    room->scratch = esa_max64(room->scratch, plan->workspace);
-    if (select) room->kept = esa_session_kept_bytes(s, plan);
-    esa_plan_free(plan);
-    return ESA_OK;
-}
-
-/* layout: as the transformer makes it. */
-static esa_status room_of(esa_model *m, const esa_run *r, const esa_session_params *s,
-                          const esa_layout *layout, session_room *room)
-{
-    esa_attention_params dense = s->attention;
-    esa_select_params select = s->select;
-    dense.tail = ESA_TAIL_NONE;
-    dense.exact_rows = 0;
-    select.layout = *layout;
-    *room = (session_room){ 0 };
-    ESA_TRY(call_room(m, r, s, NULL, &dense, room));
-    if (s->mode == ESA_SESSION_ONLINE || s->mode == ESA_SESSION_RECORD ||
-        s->mode == ESA_SESSION_PROBE)
-        ESA_TRY(call_room(m, r, s, &select, &s->attention, room));
-    return ESA_OK;
-}
-
-/* Sees that the transformer's weights leave room for everything else on the device. */
-static esa_status keep_room(esa_model *m, const esa_run *r, const session_room *session)
-{
-    const int64_t buffers = 4 + r->branches + (r->p.cache > 0 ? 2 + r->branches : 0),
-                  latents = buffers * r->count * 4 + ESA_FIGURES_BYTES;
-    const int64_t decoder = r->p.decode ? esa_wan_vae_bytes(m->vae, r->latent, r->p.vae_tile) : 0;
-    int64_t all;
-    ESA_TRY(esa_nn_reserve(&m->nn, -1, &all)); /* for products */
-    all = esa_max64(all, session->scratch) + session->kept;
-    /* A decoder that cannot be counted asks for nothing here; decoding refuses it. */
-    esa_wan_dit_set_room(m->dit, latents + all, esa_size_add(latents + all, decoder));
-    return ESA_OK;
-}
-
 /* Opens the work plan, turns a quality into a work, and notes the noise levels of the steps. */
 static esa_status prepare_work(esa_model *m, esa_run *r, esa_session_params *s)
 {
@@ -188,10 +129,25 @@ static esa_status prepare_work(esa_model *m, esa_run *r, esa_session_params *s)
     return ESA_OK;
 }
 
+/* What self-attention of this video takes on the device. */
+static esa_status measure_session(esa_model *m, esa_run *r)
+{
+    esa_shapes shapes = esa_shapes_default();
+    shapes.dtype = m->nn.ops->dtype;
+    shapes.device = m->nn.be->device;
+    shapes.device_index = m->nn.be->ordinal(m->ctx);
+    shapes.B = 1;
+    shapes.Hq = shapes.Hkv = m->info.heads;
+    shapes.Nq = shapes.Nk = r->tokens;
+    shapes.D = m->info.head_dim;
+    return esa_session_room(m->session, &shapes, &r->scratch, &r->mask_bytes);
+}
+
 static esa_status make_session(esa_model *m, esa_run *r)
 {
     esa_session_params s = r->p.session;
-    int32_t selector = s.select.selector, mode = s.select.mode;
+    r->selector = s.select.selector;
+    r->mode = s.select.mode;
     if (s.mode == ESA_SESSION_CACHED) {
         /* Tokens must be in the order that the masks were made for. */
         esa_mask_file_info info = { .struct_size = sizeof info };
@@ -200,52 +156,23 @@ static esa_status make_session(esa_model *m, esa_run *r)
         ESA_TRY(esa_mask_file_make(m->ctx, &r->masks, tensors));
         ESA_TRY(esa_mask_file_get_info(r->masks, &info));
         if (s.select.layout.order == ESA_ORDER_DEFAULT) s.select.layout = info.layout;
-        selector = info.selector;
-        mode = info.mode;
+        r->selector = info.selector;
+        r->mode = info.mode;
         s.masks = r->masks;
     }
-    esa_layout layout = s.select.layout;
-    session_room room;
+    r->layout = s.select.layout;
     s.layers = m->wan.layers;
     s.steps = r->p.steps;
     s.branches = r->branches;
-    ESA_TRY(esa_wan_dit_layout(m->dit, r->latent, &layout, selector, mode));
-    ESA_TRY(room_of(m, r, &s, &layout, &room));
-    ESA_TRY(keep_room(m, r, &room));
-    ESA_TRY(esa_wan_dit_begin(m->dit, r->latent, &s.select.layout, selector, mode, r->branches));
-    ESA_TRY(esa_nn_reserve(&m->nn, room.scratch, NULL));
-    ESA_TRY(prepare_work(m, r, &s));
     s.model = m->info.name;
     s.config_hash = m->info.config_hash;
+    ESA_TRY(esa_wan_dit_layout(m->dit, r->latent, &s.select.layout, r->selector, r->mode));
+    ESA_TRY(prepare_work(m, r, &s));
     ESA_TRY(esa_session_make(m->ctx, &m->session, &s));
+    ESA_TRY(measure_session(m, r));
     if (s.mode == ESA_SESSION_RECORD && access(r->p.record, F_OK) == 0)
         ESA_TRY(esa_session_resume(m->session, r->p.record));
     return esa_session_start(m->session);
-}
-
-/* Allocates the decoder's memory once and frees it again, so that a lack of memory is reported
- * before the first step and not after the last. The transformer's activations are freed before the
- * decoder begins. */
-static esa_status check_memory(esa_model *m, const esa_run *r)
-{
-    if (!r->p.decode) return ESA_OK;
-    const int64_t bytes = esa_wan_vae_bytes(m->vae, r->latent, r->p.vae_tile);
-    const int64_t more = bytes - esa_wan_dit_bytes(m->dit);
-    void *probe = NULL;
-    if (more <= 0) return ESA_OK;
-    if (bytes < INT64_MAX && !m->nn.be->alloc(m->ctx, &probe, more)) {
-        m->nn.be->release(m->ctx, probe, more);
-        return ESA_OK;
-    }
-    const int32_t tile = 64 * m->info.factor[1] / 2;
-    const double least = (double)esa_wan_vae_bytes(m->vae, r->latent, tile);
-    if (r->p.vae_tile == 0 && least < 0.5 * (double)bytes)
-        return esa_fail(m->ctx, ESA_ERR_MEMORY,
-                        "out of memory: decoding %d x %d pixels takes %.1f GB; in VAE tiles of %d "
-                        "pixels it takes %.1f GB",
-                        r->p.width, r->p.height, 1e-9 * (double)bytes, tile, 1e-9 * least);
-    return esa_fail(m->ctx, ESA_ERR_MEMORY, "out of memory: decoding %d x %d pixels takes %.1f GB",
-                    r->p.width, r->p.height, 1e-9 * (double)bytes);
 }
 
 static esa_status make_sched(esa_model *m, esa_run *r)
@@ -295,9 +222,11 @@ static esa_status make_latents(esa_model *m, esa_run *r)
 
 esa_status esa_run_prepare(esa_model *m, esa_run *r)
 {
+    const int64_t buffers = 4 + r->branches + (r->p.cache > 0 ? 2 + r->branches : 0);
+    ESA_TRY(
+        esa_store_clear(esa_wan_dit_store(m->dit), buffers * r->count * 4 + ESA_FIGURES_BYTES, 0));
     ESA_TRY(make_sched(m, r));
     ESA_TRY(make_session(m, r));
-    ESA_TRY(check_memory(m, r)); /* the transformer's activations are allocated by now */
     r->cache = esa_session_new_cache(m->session, r->p.cache);
     return make_latents(m, r);
 }

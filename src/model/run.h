@@ -1,8 +1,8 @@
 /* run.h - the state of one call of esa_generate, and its stages.
  * SPDX-License-Identifier: Apache-2.0
  *
- * pipeline.c has the call itself, prepare.c checks the settings and makes what a run needs,
- * denoise.c has the loop over the steps. */
+ * pipeline.c has the call itself, prepare.c checks the settings and makes what a run needs, begin.c
+ * finds its memory, denoise.c has the loop over the steps. */
 #ifndef ESA_MODEL_RUN_H
 #define ESA_MODEL_RUN_H
 
@@ -18,6 +18,11 @@ typedef struct esa_run {
     int32_t branches;
     int64_t count;  /* elements of the latents */
     int64_t tokens; /* tokens of a self-attention call */
+    /* how the session orders tokens, as esa_wan_dit_begin takes it */
+    esa_layout layout;
+    int32_t selector, mode;
+    int64_t scratch, mask_bytes; /* device memory of the session: of its calls, and kept */
+    int32_t tile;                /* of the decoder; 0: whole frames */
     /* on the device: [C][T][H][W] sample, velocities of the branches; sums over a step */
     float *x, *v[2];
     esa_step_figures *figures;
@@ -42,9 +47,13 @@ typedef struct esa_run {
 esa_status esa_run_settings(esa_model *m, esa_run *r, const esa_generate_params *params);
 /* Checks which inputs were given. */
 esa_status esa_run_inputs(const esa_model *m, const esa_generate_params *p);
-/* Makes scheduler, session and latents, and sees that there is memory for the decoder. */
+/* Makes scheduler, session and latents: all that can be wrong with the settings shows here, before
+ * the text encoder works. */
 esa_status esa_run_prepare(esa_model *m, esa_run *r);
-/* Runs all steps; the embeddings are there. */
+/* Makes the transformer ready for this video and sees that there is memory for the decoder; the
+ * embeddings are there. */
+esa_status esa_run_begin(esa_model *m, esa_run *r);
+/* Runs all steps. */
 esa_status esa_run_denoise(esa_model *m, esa_run *r);
 
 #endif

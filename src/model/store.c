@@ -9,15 +9,39 @@
 /* What the driver takes for a process: its context, the code of kernels. */
 #define DRIVER (INT64_C(640) << 20)
 
-/* *limit = bytes that the weights may take at most: the given number (0: any), or what is free if
- * that is less. */
-static esa_status limit_of(const esa_store *s, int64_t *limit, int64_t given)
+/* *bytes = device memory that the weights could have: what they hold, and what is free but for a
+ * margin. */
+static esa_status free_for(const esa_store *s, int64_t *bytes)
 {
     int64_t room;
     ESA_TRY(s->nn->be->transfer->room(s->nn->ctx, &room));
-    room += esa_store_held(s) - esa_min64(MARGIN, room / 8);
-    *limit = given ? esa_min64(given, room) : room;
+    *bytes = room + esa_store_held(s) - esa_min64(MARGIN, room / 8);
     return ESA_OK;
+}
+
+/* *bytes = the same beside bytes that are allocated next and a scratch of the ctx that may grow,
+ * within the limit of the settings. May be negative. */
+static esa_status allowed(const esa_store *s, int64_t *bytes, int64_t next, int64_t scratch)
+{
+    const int64_t now = esa_nn_reserved(s->nn);
+    const int64_t more = esa_size_add(next, esa_max64(0, scratch - now));
+    ESA_TRY(free_for(s, bytes));
+    if (s->limit) {
+        const int64_t others = s->nn->held - esa_store_held(s) + now;
+        *bytes = esa_min64(*bytes, s->limit - esa_min64(DRIVER, s->limit / 16) - others);
+    }
+    *bytes = more < 0 ? -1 : *bytes - more; /* negative: beyond 64 bits */
+    return ESA_OK;
+}
+
+/* The same; asks for more if these are fewer than `want`. */
+static esa_status ask_for(const esa_store *s, int64_t *bytes, int64_t want, int64_t next,
+                          int64_t scratch)
+{
+    ESA_TRY(allowed(s, bytes, next, scratch));
+    if (*bytes >= want || !s->ask) return ESA_OK;
+    ESA_TRY(s->ask(s->ask_user, want - *bytes));
+    return allowed(s, bytes, next, scratch);
 }
 
 static esa_status check_settings(esa_nn *nn, const esa_weights *w,
@@ -51,7 +75,7 @@ static esa_status fill(esa_store *s, const esa_store_settings *settings)
     if (s->nn->be->host_memory) return esa_weights_load(s->w, settings->hold);
     ESA_TRY(check_settings(s->nn, s->w, settings));
     ESA_TRY(esa_store_layout(s, settings));
-    ESA_TRY(limit_of(s, &limit, s->limit ? esa_max64(1, s->limit - s->nn->held) : 0));
+    ESA_TRY(ask_for(s, &limit, esa_store_all(s), esa_store_loading(s), 0));
     ESA_TRY(esa_store_choose(s, limit));
     esa_store_look(s);
     ESA_TRY(esa_store_lanes(s));
@@ -72,6 +96,8 @@ esa_status esa_store_open(esa_nn *nn, esa_store **out, esa_weights *w,
     s->nn = nn;
     s->w = w;
     s->limit = settings->limit;
+    s->ask = settings->ask;
+    s->ask_user = settings->ask_user;
     const esa_status status = fill(s, settings);
     if (status)
         esa_store_free(s);
@@ -166,24 +192,42 @@ static esa_status fit_to(esa_store *s, int64_t limit)
 
 esa_status esa_store_fit(esa_store *s, int64_t bytes)
 {
+    const int64_t given = bytes ? bytes : s->limit;
     int64_t limit;
     if (!s->group) return ESA_OK;
-    ESA_TRY(limit_of(s, &limit, bytes ? bytes : s->limit));
-    return fit_to(s, limit);
+    ESA_TRY(free_for(s, &limit));
+    return fit_to(s, given ? esa_min64(given, limit) : limit);
 }
 
-esa_status esa_store_leave(esa_store *s, int64_t bytes)
+esa_status esa_store_leave(esa_store *s, int64_t bytes, int64_t scratch)
 {
     int64_t limit;
     if (!s->group) return ESA_OK;
-    ESA_TRY(limit_of(s, &limit, 0));
-    limit -= bytes;
-    if (s->limit) {
-        const int64_t others = s->nn->held - esa_store_held(s) + bytes +
-                               esa_min64(DRIVER, s->limit / 16);
-        limit = esa_min64(limit, s->limit - others);
-    }
+    ESA_TRY(ask_for(s, &limit, esa_store_all(s), bytes, scratch));
     return fit_to(s, limit);
+}
+
+esa_status esa_store_clear(esa_store *s, int64_t bytes, int64_t scratch)
+{
+    int64_t limit;
+    if (!s->group) return ESA_OK;
+    ESA_TRY(ask_for(s, &limit, esa_store_held(s), bytes, scratch));
+    return limit < esa_store_held(s) ? fit_to(s, limit) : ESA_OK;
+}
+
+esa_status esa_store_spare(const esa_store *s, int64_t *bytes, int64_t scratch)
+{
+    *bytes = INT64_MAX;
+    if (!s->group) return ESA_OK;
+    ESA_TRY(allowed(s, bytes, 0, scratch));
+    *bytes -= esa_store_least(s);
+    return ESA_OK;
+}
+
+esa_status esa_store_give(esa_store *s, int64_t bytes)
+{
+    if (!s->group) return ESA_OK;
+    return fit_to(s, esa_max64(esa_store_held(s) - bytes, esa_store_least(s)));
 }
 
 void esa_store_get_plan(const esa_store *s, esa_store_plan *plan)

@@ -40,9 +40,14 @@ typedef struct esa_store_settings {
     /* Names of tensors that stay in BF16: patterns with *, separated by commas; NULL: none. Only
      * read by esa_store_open. */
     const char *keep;
-    /* Bytes of device memory for the weights, lanes included, for what nn has allocated already,
-     * and for what esa_store_leave leaves; 0: what is free. */
+    /* Bytes of device memory in all: the weights with their lanes, what nn and the ctx's scratch
+     * hold, what loading needs and esa_store_leave leaves, and a share for the driver. 0: what is
+     * free. */
     int64_t limit;
+    /* Called when weights would have to be copied for lack of device memory: another owner may give
+     * some back. bytes: what would let all of them stay. NULL: there is no other. */
+    esa_status (*ask)(void *user, int64_t bytes);
+    void *ask_user;
 } esa_store_settings;
 
 /* What the store has on the device. All 0 with host memory. */
@@ -63,15 +68,22 @@ typedef struct esa_store_plan {
 esa_status esa_store_open(esa_nn *nn, esa_store **store, esa_weights *w,
                           const esa_store_settings *settings);
 void esa_store_free(esa_store *store);
-/* Makes the weights take at most so many bytes of device memory (0: the limit of the settings): for
- * activations that need the memory. Groups that no longer fit are copied from now on, and groups
- * that fit again stay. Not between begin and end; waits. ESA_ERR_MEMORY says the least that works.
- */
+/* Makes the weights take at most so many bytes of device memory (0: the limit of the settings).
+ * Groups that no longer fit are copied from now on, and groups that fit again stay. Nothing moves
+ * if every group is where the new plan wants it. Not between begin and end; waits. ESA_ERR_MEMORY
+ * says the least that works; then all is as it was. */
 esa_status esa_store_fit(esa_store *store, int64_t bytes);
-/* The same, so that bytes of device memory are left to what is allocated next (activations,
- * attention). The limit of the settings then holds for all memory: these bytes, what nn has
- * allocated, and a share for the driver. A plan that leaves enough already stays as it is. */
-esa_status esa_store_leave(esa_store *store, int64_t bytes);
+/* The same, so that device memory is left to what is allocated next: bytes (activations, masks),
+ * and what the ctx's scratch needs to become as large as scratch. Keeps the limit of the settings
+ * and asks before groups are copied. */
+esa_status esa_store_leave(esa_store *store, int64_t bytes, int64_t scratch);
+/* The same, but groups that are copied now are copied on. */
+esa_status esa_store_clear(esa_store *store, int64_t bytes, int64_t scratch);
+/* The most bytes that esa_store_leave could leave beside such a scratch, without asking; may be
+ * negative. INT64_MAX with host memory. */
+esa_status esa_store_spare(const esa_store *store, int64_t *bytes, int64_t scratch);
+/* Gives bytes of device memory back, or as many as the least plan that works allows. */
+esa_status esa_store_give(esa_store *store, int64_t bytes);
 void esa_store_get_plan(const esa_store *store, esa_store_plan *plan);
 /* The plan in words, one line at a time: what stays, what is copied, and what that costs. Nothing
  * with host memory. */

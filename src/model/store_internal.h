@@ -35,7 +35,9 @@ typedef struct esa_store_group {
 struct esa_store {
     esa_nn *nn;
     esa_weights *w;
-    int64_t limit;      /* of the settings */
+    int64_t limit; /* of the settings */
+    esa_status (*ask)(void *user, int64_t bytes);
+    void *ask_user;
     esa_stored *tensor; /* [tensors], by group */
     int64_t tensors;
     esa_store_group *group; /* [groups]; NULL: host memory, nothing to do */
@@ -59,11 +61,16 @@ struct esa_store {
 esa_status esa_store_layout(esa_store *s, const esa_store_settings *settings);
 /* Sets group[].stays, the number of lanes and their size for a limit in bytes. */
 esa_status esa_store_choose(esa_store *s, int64_t limit);
+/* Bytes of device memory if all groups stay, and with the least plan that works. */
+int64_t esa_store_all(const esa_store *s);
+int64_t esa_store_least(const esa_store *s);
 /* Bytes of device memory that the weights take now. */
 int64_t esa_store_held(const esa_store *s);
 
 /* store_load.c: fills the groups as the plan says; lanes are there. */
 esa_status esa_store_load(esa_store *s);
+/* Bytes of device memory that this takes for a while beside the groups. */
+int64_t esa_store_loading(const esa_store *s);
 
 /* store_stream.c */
 /* Looks how much host memory may be pinned. */

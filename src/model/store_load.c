@@ -27,21 +27,38 @@ static int64_t row_bytes(const esa_stored *t)
     return t->cols * esa_view_element(esa_weights_file_dtype(t->e));
 }
 
-static esa_status open_loader(loader *l)
+/* Bytes of a piece and of the scales; 0 if nothing is read. Under a limit of all memory the pieces
+ * are a small part of it. */
+static void sizes_of(const esa_store *s, int64_t *piece, int64_t *scales)
 {
-    esa_store *s = l->s;
-    const esa_backend *be = s->nn->be;
+    const int64_t most = s->limit ? esa_min64(PIECE_BYTES, s->limit / 64) : PIECE_BYTES;
     int64_t row = 1, tensor = 1, rows = 1;
+    *piece = *scales = 0;
+    if (s->w->random) return;
     for (int64_t i = 0; i < s->tensors; i++) {
         const esa_stored *t = &s->tensor[i];
         row = esa_max64(row, row_bytes(t));
         tensor = esa_max64(tensor, row_bytes(t) * t->rows);
         rows = esa_max64(rows, t->rows);
-        l->total += esa_weights_bytes(s->w, t->e);
     }
-    if (s->w->random) return ESA_OK;
-    l->bytes = esa_max64(row, esa_min64(tensor, PIECE_BYTES));
-    l->scale_bytes = 4 * rows;
+    *piece = esa_max64(row, esa_min64(tensor, most));
+    *scales = 4 * rows;
+}
+
+int64_t esa_store_loading(const esa_store *s)
+{
+    int64_t piece, scales;
+    sizes_of(s, &piece, &scales);
+    return PIECES * piece + scales;
+}
+
+static esa_status open_loader(loader *l)
+{
+    esa_store *s = l->s;
+    const esa_backend *be = s->nn->be;
+    for (int64_t i = 0; i < s->tensors; i++) l->total += esa_weights_bytes(s->w, s->tensor[i].e);
+    sizes_of(s, &l->bytes, &l->scale_bytes);
+    if (!l->bytes) return ESA_OK;
     for (int32_t i = 0; i < PIECES; i++) {
         ESA_TRY(be->transfer->pin(s->nn->ctx, &l->pinned[i], l->bytes));
         ESA_TRY(esa_nn_alloc(s->nn, &l->piece[i], l->bytes, "the weights"));

@@ -161,11 +161,27 @@ static int64_t spread(esa_store *s, int32_t copied, int32_t lanes)
     return bytes + s->lanes * largest;
 }
 
+int64_t esa_store_all(const esa_store *s)
+{
+    int64_t bytes = 0;
+    for (int32_t g = 0; g < s->groups; g++) bytes += s->group[g].bytes;
+    return bytes;
+}
+
+/* All groups but the first go through one lane. */
+int64_t esa_store_least(const esa_store *s)
+{
+    int64_t largest = 0;
+    for (int32_t g = 1; g < s->groups; g++) largest = esa_max64(largest, s->group[g].bytes);
+    return s->group[0].bytes + largest;
+}
+
 esa_status esa_store_choose(esa_store *s, int64_t limit)
 {
+    const int64_t least = esa_store_least(s);
     for (int32_t copied = 0; copied < s->groups; copied++)
         if (spread(s, copied, ESA_STORE_LANES) <= limit) return ESA_OK;
-    const int64_t least = spread(s, s->groups - 1, 1); /* copies and work take turns */
+    spread(s, s->groups - 1, 1); /* copies and work take turns */
     if (least <= limit) return ESA_OK;
     return esa_fail(s->nn->ctx, ESA_ERR_MEMORY,
                     "the weights of the %s need at least %.2f GiB of device memory, %.2f GiB are "

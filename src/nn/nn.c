@@ -156,6 +156,13 @@ esa_status esa_nn_reserve(esa_nn *nn, int64_t bytes, int64_t *all)
     return bytes < 0 || !size ? ESA_OK : nn->be->scratch(nn->ctx, &scratch, size);
 }
 
+int64_t esa_nn_reserved(const esa_nn *nn)
+{
+    int64_t bytes = 0;
+    if (!nn->be->host_memory) esa_device_memory(nn->ctx, &bytes, NULL);
+    return bytes;
+}
+
 esa_status esa_nn_scratch(esa_nn *nn, void **ptr, int64_t bytes)
 {
     if (bytes > nn->scratch_bytes) {

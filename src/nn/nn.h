@@ -92,6 +92,8 @@ esa_status esa_nn_download(esa_nn *nn, void *to, const void *from, int64_t bytes
  * later operation waits to make it larger. *all (may be NULL) receives its size. With bytes < 0 it
  * only says the size for products. */
 esa_status esa_nn_reserve(esa_nn *nn, int64_t bytes, int64_t *all);
+/* Bytes of that scratch now; they are no part of held. 0 in host memory. */
+int64_t esa_nn_reserved(const esa_nn *nn);
 /* Gives scratch of at least this many bytes, valid until the next operation that asks for some. */
 esa_status esa_nn_scratch(esa_nn *nn, void **ptr, int64_t bytes);
 

@@ -105,10 +105,11 @@ struct esa_session {
 ESA_ENGINE esa_status esa_session_make(esa_ctx *ctx, esa_session **session,
                                        const esa_session_params *params);
 ESA_ENGINE esa_status esa_session_start(esa_session *s);
-/* Bytes of device memory that a session with these params (ONLINE, PROBE, RECORD) takes for masks,
- * orders and a second output beside the scratch of its calls, all of which are like the plan; an
- * upper bound. */
-ESA_ENGINE int64_t esa_session_kept_bytes(const esa_session_params *params, const esa_plan *plan);
+/* Bytes of device memory that calls of self-attention with these shapes need: scratch, and kept for
+ * masks, orders and a second output; upper bounds. Reports settings of the selection that cannot
+ * run, before the first call that would. */
+ESA_ENGINE esa_status esa_session_room(const esa_session *s, const esa_shapes *shapes,
+                                       int64_t *scratch, int64_t *kept);
 ESA_ENGINE esa_status esa_session_place(esa_session *s, int32_t step, int32_t branch);
 ESA_ENGINE esa_status esa_session_attend(esa_session *s, int32_t layer, int32_t kind,
                                          const esa_qkvo *t);
@@ -150,6 +151,9 @@ typedef struct esa_session_turn {
 /* Fills e->mask for an ONLINE call: makes mask and order, or reuses them. (session_masks.c) */
 esa_status esa_session_online_mask(const esa_session_call *c, const esa_session_plan *e,
                                    esa_session_sparse *f);
+
+/* kept of esa_session_room for calls that are all like the plan, which is sparse. */
+int64_t esa_session_kept_bytes(const esa_session_params *params, const esa_plan *plan);
 
 /* (session_spend.c) With params.work: solves for the densities of all cells, once per shape. */
 esa_status esa_session_solve(esa_session *s, const esa_plan *p);

@@ -28,6 +28,11 @@ int64_t esa_session_kept_bytes(const esa_session_params *q, const esa_plan *p)
     const int64_t orders = is_adaptive(p) ? 4 * s->B * (s->Hq * s->Nq + s->Hkv * s->Nk) : 0;
     const int64_t lists = levels * rows * (4 + 2 * p->nk),
                   bits = levels * rows * esa_ceil_div(p->nk, 8);
+    if (q->mode == ESA_SESSION_CACHED) { /* one mask of a batch entry, and the bits of the file */
+        const esa_mask_file *f = q->masks;
+        const int64_t one = (f->info.fine ? 2 : 1) * s->Hq * p->nq * (4 + 2 * p->nk);
+        return one + orders + f->cells * f->cell_bytes * (f->info.fine ? 2 : 1);
+    }
     if (q->mode == ESA_SESSION_PROBE) /* keeps no mask, but a second output */
         return lists + orders + s->B * s->Hq * s->Nq * s->D * esa_dtype_size(s->dtype);
     const int64_t rests = keeps(q, p) ? (int64_t)q->layers * q->branches : 0;

@@ -69,23 +69,44 @@ static esa_status furnish(esa_session *s, esa_session_plan *e)
     return ESA_OK;
 }
 
-static esa_status make_entry(esa_session *s, esa_session_plan *e, const esa_shapes *shapes)
+/* The plan of calls with these shapes; sparse 0: without a selector. */
+static esa_status make_plan(const esa_session *s, esa_plan **plan, const esa_shapes *shapes,
+                            int32_t kind, int32_t sparse, const int32_t *kv_len)
 {
     esa_attention_params attention = s->params.attention;
     esa_select_params select = plan_select(s);
     if (s->params.mode == ESA_SESSION_RECORD) esa_record_sizes(&select, shapes->Nk);
-    attention.kv_len = select.kv_len = e->kv_len;
-    if (e->kind == ESA_CALL_CROSS) attention.causal = 0;
-    if (!e->sparse) {
+    attention.kv_len = select.kv_len = kv_len;
+    if (kind == ESA_CALL_CROSS) attention.causal = 0;
+    if (!sparse) {
         attention.tail = ESA_TAIL_NONE;
         attention.exact_rows = 0;
     }
-    ESA_TRY(esa_plan_make(s->ctx, &e->plan, shapes, e->sparse ? &select : NULL, &attention));
+    return esa_plan_make(s->ctx, plan, shapes, sparse ? &select : NULL, &attention);
+}
+
+static esa_status make_entry(esa_session *s, esa_session_plan *e, const esa_shapes *shapes)
+{
+    ESA_TRY(make_plan(s, &e->plan, shapes, e->kind, e->sparse, e->kv_len));
     if (!e->sparse) return ESA_OK;
     if (!e->plan->runnable)
         return esa_fail(s->ctx, ESA_ERR_UNSUPPORTED,
                         "with text, compat masks of this selector have blocks that no kernel runs");
     return furnish(s, e);
+}
+
+esa_status esa_session_room(const esa_session *s, const esa_shapes *shapes, int64_t *scratch,
+                            int64_t *kept)
+{
+    *scratch = *kept = 0;
+    for (int32_t sparse = 0; sparse <= (s->params.mode != ESA_SESSION_DENSE); sparse++) {
+        esa_plan *plan = NULL;
+        ESA_TRY(make_plan(s, &plan, shapes, ESA_CALL_SELF, sparse, NULL));
+        *scratch = esa_max64(*scratch, plan->workspace);
+        if (sparse) *kept = esa_session_kept_bytes(&s->params, plan);
+        esa_plan_free(plan);
+    }
+    return ESA_OK;
 }
 
 esa_status esa_session_get_plan(esa_session *s, esa_session_plan **entry, const esa_tensor *q,

@@ -9,7 +9,10 @@
  *
  * $ESA_STAND_IN_FAIL=n lets the n-th call from now on that a real GPU may fail (0: the next) do so,
  * once; then the variable is gone. $ESA_STAND_IN_BLAS=missing: it has no library of products.
- * While $ESA_STAND_IN_FULL is set, no memory can be allocated. */
+ * While a variable is set: $ESA_STAND_IN_FULL: no memory can be allocated. $ESA_STAND_IN_MOST=n: no
+ * more than n bytes can be, though more are free. $ESA_STAND_IN_BYTES=n: it has so much memory
+ * instead of 1 GiB. $ESA_STAND_IN_LOST: every call fails. $ESA_STAND_IN_OPEN: its memory is not
+ * guarded, which takes most of the time of small work. */
 #define _GNU_SOURCE /* MAP_ANONYMOUS, setenv */
 #include <pthread.h>
 #include <stdio.h>
@@ -28,31 +31,42 @@
  * touch */
 
 enum { MOST_BLOCKS = 4096, PAGE = 4096 };
-static const int64_t capacity = INT64_C(1) << 30;
 static struct {
     void *base;
-    int64_t bytes;
+    int64_t bytes, asked; /* in pages; as the caller said */
 } block[MOST_BLOCKS];
-static int64_t in_use;
+static int64_t in_use, asked;
 static int blocks, inside; /* inside: calls at work now */
+static int opened;         /* 1: all blocks can be read and written */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-static void open_memory(int right)
+static int64_t number(const char *name, int64_t otherwise)
 {
-    for (int i = 0; i < blocks; i++) mprotect(block[i].base, (size_t)block[i].bytes, right);
+    const char *text = getenv(name);
+    return text ? (int64_t)strtoll(text, NULL, 10) : otherwise;
+}
+
+static int64_t capacity(void) { return number("ESA_STAND_IN_BYTES", INT64_C(1) << 30); }
+
+static void open_memory(int open)
+{
+    const int right = open ? PROT_READ | PROT_WRITE : PROT_NONE;
+    if (open != opened)
+        for (int i = 0; i < blocks; i++) mprotect(block[i].base, (size_t)block[i].bytes, right);
+    opened = open;
 }
 
 void stand_in_enter(void)
 {
     pthread_mutex_lock(&lock);
-    if (!inside++) open_memory(PROT_READ | PROT_WRITE);
+    if (!inside++) open_memory(1);
     pthread_mutex_unlock(&lock);
 }
 
 void stand_in_leave(void)
 {
     pthread_mutex_lock(&lock);
-    if (!--inside) open_memory(PROT_NONE);
+    if (!--inside) open_memory(getenv("ESA_STAND_IN_OPEN") != NULL);
     pthread_mutex_unlock(&lock);
 }
 
@@ -66,6 +80,7 @@ esa_status stand_in_say(esa_cuda_device *dev, esa_status status, const char *tex
 static int out_of_luck(void)
 {
     const char *left = getenv("ESA_STAND_IN_FAIL");
+    if (getenv("ESA_STAND_IN_LOST")) return 1;
     if (!left) return 0;
     char now[16];
     snprintf(now, sizeof now, "%d", atoi(left) - 1);
@@ -81,15 +96,24 @@ esa_status stand_in_luck(esa_cuda_device *dev)
 static int64_t free_bytes(void)
 {
     pthread_mutex_lock(&lock);
-    const int64_t bytes = capacity - in_use;
+    const int64_t bytes = capacity() - in_use;
     pthread_mutex_unlock(&lock);
     return bytes;
+}
+
+static int full(int64_t bytes)
+{
+    pthread_mutex_lock(&lock);
+    const int over = bytes > number("ESA_STAND_IN_MOST", INT64_MAX) - asked;
+    pthread_mutex_unlock(&lock);
+    return over || bytes < 0 || bytes > free_bytes() || getenv("ESA_STAND_IN_FULL");
 }
 
 static esa_status alloc(esa_cuda_device *dev, void **ptr, int64_t bytes)
 {
     *ptr = NULL;
-    if (bytes < 0 || bytes > free_bytes() || getenv("ESA_STAND_IN_FULL") || out_of_luck())
+    if (getenv("ESA_STAND_IN_LOST")) return stand_in_luck(dev);
+    if (full(bytes) || out_of_luck())
         return stand_in_say(dev, ESA_ERR_MEMORY, "GPU 0 has less memory free than is needed");
     const int64_t size = bytes ? (bytes + PAGE - 1) / PAGE * PAGE : PAGE;
     void *base = mmap(NULL, (size_t)size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
@@ -98,15 +122,17 @@ static esa_status alloc(esa_cuda_device *dev, void **ptr, int64_t bytes)
         return stand_in_say(dev, ESA_ERR_MEMORY, "out of memory for the stand-in GPU");
     memset(base, 0x7f, (size_t)size); /* as a GPU's memory: anything but zeros */
     pthread_mutex_lock(&lock);
-    const int full = blocks == MOST_BLOCKS;
-    if (!full) {
+    const int many = blocks == MOST_BLOCKS;
+    if (!many) {
         block[blocks].base = base;
+        block[blocks].asked = bytes;
         block[blocks++].bytes = size;
         in_use += size;
-        if (!inside) mprotect(base, (size_t)size, PROT_NONE);
+        asked += bytes;
+        if (!opened) mprotect(base, (size_t)size, PROT_NONE);
     }
     pthread_mutex_unlock(&lock);
-    if (full) {
+    if (many) {
         munmap(base, (size_t)size);
         return stand_in_say(dev, ESA_ERR_MEMORY,
                             "the stand-in GPU holds too many blocks: something leaks");
@@ -123,6 +149,7 @@ static void release(int32_t ordinal, void *ptr)
         if (block[i].base == ptr) {
             munmap(ptr, (size_t)block[i].bytes);
             in_use -= block[i].bytes;
+            asked -= block[i].asked;
             block[i] = block[--blocks];
             ptr = NULL;
         }
@@ -213,7 +240,7 @@ static esa_status info_of(esa_cuda_device *dev, esa_cuda_info *info)
     memset(info, 0, sizeof *info);
     info->major = 9;
     info->multiprocessors = 1;
-    info->memory = capacity;
+    info->memory = capacity();
     info->free_memory = free_bytes();
     snprintf(info->name, sizeof info->name, "stand-in");
     snprintf(info->kernels, sizeof info->kernels, dev->sm80 ? "sm80" : "sm90a");

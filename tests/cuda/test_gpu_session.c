@@ -73,6 +73,22 @@ static void recordings_agree(void **state)
     scratch_remove(&dir);
 }
 
+/* The memory for masks that is counted beforehand is enough, and not much more. */
+static void check_kept(esa_ctx *ctx, const esa_session *s, int64_t bytes, const esa_tensor *q)
+{
+    esa_shapes shapes = esa_shapes_default();
+    int64_t scratch, kept;
+    shapes.device = ESA_DEVICE_CUDA;
+    shapes.dtype = q->dtype;
+    shapes.B = q->dim[0];
+    shapes.Hq = shapes.Hkv = q->dim[1];
+    shapes.Nq = shapes.Nk = q->dim[2];
+    shapes.D = q->dim[3];
+    ok(ctx, esa_session_room(s, &shapes, &scratch, &kept));
+    assert_in_range(bytes, 1, kept);
+    assert_true(kept <= 3 * bytes + 4096 && scratch > 0);
+}
+
 /* Masks of a file go to the GPU once per layer and step group and are counted there. */
 static void cached_masks_rest_on_the_gpu(void **state)
 {
@@ -110,6 +126,8 @@ static void cached_masks_rest_on_the_gpu(void **state)
                (long long)stats.device_bytes, stats.kernel, stats.attention_seconds);
         assert_true(stats.sparse_calls > 0 && stats.device_bytes > 0);
         bytes[video] = stats.device_bytes;
+        const esa_tensor q = esa_tensor_bnsd(NULL, ESA_DTYPE_F32, m.B, m.H, m.N, m.D);
+        check_kept(ctx, s, stats.device_bytes, &q);
     }
     esa_session_free(s);
     /* the second video reuses what the first uploaded */
@@ -118,25 +136,6 @@ static void cached_masks_rest_on_the_gpu(void **state)
     mini_free(&m);
     esa_ctx_free(ctx);
     scratch_remove(&dir);
-}
-
-/* The memory for masks that is counted beforehand is enough, and not much more. */
-static void check_kept(esa_ctx *ctx, const esa_session_params *p, int64_t bytes, int64_t H,
-                       int64_t N, int64_t D)
-{
-    esa_shapes shapes = esa_shapes_default();
-    esa_plan *plan;
-    shapes.device = ESA_DEVICE_CUDA;
-    shapes.dtype = ESA_DTYPE_BF16;
-    shapes.B = 1;
-    shapes.Hq = shapes.Hkv = H;
-    shapes.Nq = shapes.Nk = N;
-    shapes.D = D;
-    ok(ctx, esa_plan_create(ctx, &plan, &shapes, &p->select, &p->attention));
-    const int64_t kept = esa_session_kept_bytes(p, plan);
-    assert_in_range(bytes, 1, kept);
-    assert_true(kept <= 3 * bytes + 4096);
-    esa_plan_free(plan);
 }
 
 /* bf16, head dim 128, blocks of 128: what a model runs. Online with a mask for two steps, compared
@@ -199,7 +198,8 @@ static void fast_kernels(void **state)
             assert_int_equal(stats.masks_made, 2);
             assert_true(stats.density > 0.2 && stats.density < 0.8 && stats.select_seconds > 0 &&
                         stats.attention_seconds > 0 && stats.device_bytes > 0);
-            check_kept(ctx, &p, stats.device_bytes, H, N, D);
+            const esa_tensor q = esa_tensor_bnsd(NULL, ESA_DTYPE_BF16, 1, H, N, D);
+            check_kept(ctx, s, stats.device_bytes, &q);
             esa_mask_free(mask);
             esa_session_free(s);
         }

@@ -304,8 +304,8 @@ static void limited_free(void *user, void *ptr, uint64_t bytes)
     free(ptr);
 }
 
-/* A decoder that does not fit is reported before the first step, with a tile size that would
- * fit. */
+/* A decoder that does not fit takes tiles, and one that was told which is refused before the first
+ * step. */
 static void decoder_too_large(void **state)
 {
     (void)state;
@@ -322,11 +322,25 @@ static void decoder_too_large(void **state)
     watcher w = { 0 };
     esa_generate_params p = tiny();
     p.height = p.width = 512;
+    p.frames = 1;
+    p.vae_tile = 512;
     p.progress = watch;
     p.progress_user = &w;
     assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_MEMORY, "512 x 512",
-                   "VAE tiles of 128 pixels", NULL);
-    assert_int_equal(w.calls, 0);
+                   "in these tiles", NULL);
+    assert_int_equal(w.last_stage, ESA_STAGE_TEXT);
+    p.vae_tile = 0;
+    p.guidance = 1;
+    p.steps = 1;
+    esa_generate_stats stats = { .struct_size = sizeof stats };
+    w = (watcher){ 0 };
+    assert_int_equal(esa_generate(model, &frames, &p, &stats), ESA_OK);
+    print_message("tiles of %d pixels\n", (int)stats.vae_tile);
+    assert_true(stats.vae_tile > 0 && stats.vae_tile < 512);
+    esa_frames_free(frames);
+    limit = 4000000; /* too little for any tile */
+    w = (watcher){ 0 };
+    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_MEMORY, "memory", NULL);
     esa_model_free(model);
     esa_ctx_free(ctx);
 }

@@ -1,84 +1,10 @@
 /* test_pipeline_gpu.c - whole videos on a GPU: near those of the CPU, the same bits again and under
  * limits of memory; failures and cancelled runs leave one message and no memory behind.
  * SPDX-License-Identifier: Apache-2.0 */
-#include "io/scratch.h"
+#include "model/gpu_clip.h"
 
 #include <math.h>
 #include <time.h>
-#include "backend/backend.h"
-#include "esa/esa_video.h"
-
-static esa_ctx *context(void)
-{
-    esa_ctx *ctx;
-    esa_ctx_params p = esa_ctx_params_default();
-    p.threads = 2;
-    assert_int_equal(esa_ctx_create(&ctx, &p), ESA_OK);
-    return ctx;
-}
-
-/* The stand-in fails on demand, and nobody else uses its memory. */
-static int32_t on_stand_in(void)
-{
-    const char *library = getenv("ESA_CUDA_LIB");
-    return library && strstr(library, "stand_in");
-}
-
-static esa_status open_on(esa_ctx *ctx, esa_model **model, int32_t device, int64_t limit)
-{
-    char path[600];
-    const char *root = getenv("ESA_TEST_MODELS");
-    esa_model_params p = esa_model_params_default();
-    snprintf(path, sizeof path, "%s/wan-tiny", root && *root ? root : "models");
-    p.device = device;
-    p.max_memory = limit;
-    return esa_model_open(ctx, model, path, &p);
-}
-
-static esa_model *opened(esa_ctx *ctx, int32_t device, int64_t limit)
-{
-    esa_model *model;
-    if (open_on(ctx, &model, device, limit)) fail_msg("%s", esa_ctx_error(ctx));
-    return model;
-}
-
-/* 24 MB, too little for all weights of wan-tiny. Where products need more workspace than the
- * stand-in's 64 KB, so much more, with the driver's share of a sixteenth. */
-static int64_t tight_limit(void)
-{
-    esa_ctx *ctx = context();
-    const esa_backend *be = esa_backend_of(ESA_DEVICE_CUDA);
-    assert_int_equal(be->open(ctx), ESA_OK);
-    const int64_t workspace = be->products->workspace(ctx);
-    esa_ctx_free(ctx);
-    return (INT64_C(24) << 20) + (workspace - (64 << 10)) / 15 * 16;
-}
-
-static esa_generate_params video(int32_t side, int32_t steps)
-{
-    esa_generate_params p = esa_generate_params_default();
-    p.prompt = "a red ball rolls to the right over a blue floor";
-    p.frames = 5;
-    p.height = p.width = side;
-    p.steps = steps;
-    return p;
-}
-
-static esa_frames *made(esa_ctx *ctx, esa_model *model, const esa_generate_params *p,
-                        esa_generate_stats *stats)
-{
-    esa_frames *frames;
-    *stats = (esa_generate_stats){ .struct_size = sizeof *stats };
-    if (esa_generate(model, &frames, p, stats)) fail_msg("%s", esa_ctx_error(ctx));
-    return frames;
-}
-
-static double psnr(esa_ctx *ctx, const esa_frames *a, const esa_frames *b)
-{
-    esa_metrics m = { .struct_size = sizeof m };
-    assert_int_equal(esa_frames_compare(ctx, &m, a, b), ESA_OK);
-    return m.psnr;
-}
 
 /* bf16 against f32, from prompt to pixels, at the size the model was trained for: at least 40 dB.
  */
@@ -119,6 +45,7 @@ static void same_bits(void **state)
     const int64_t limits[] = { 0, 0, tight_limit() };
     esa_frames *frames[3];
     esa_generate_params p = video(64, 3);
+    unsetenv("ESA_STAND_IN_OPEN"); /* a host that touches the GPU's memory dies here */
     p.session = esa_session_params_recommended(ESA_SESSION_ONLINE, ESA_SELECT_ENTROPY, 0);
     p.cache = 100;
     for (int32_t i = 0; i < 3; i++) {
@@ -139,6 +66,7 @@ static void same_bits(void **state)
                    "the weights", NULL);
     assert_null(model);
     esa_ctx_free(ctx);
+    setenv("ESA_STAND_IN_OPEN", "1", 1);
 }
 
 static int32_t stop_at(void *user, const esa_progress *p)
@@ -156,15 +84,6 @@ static int32_t stop_at_text(void *user, const esa_progress *p)
 static int32_t stop_inside(void *user, const esa_progress *p)
 {
     return p->stage == ESA_STAGE_DENOISE && ++*(int32_t *)user > 3;
-}
-
-static int64_t free_bytes(void)
-{
-    esa_ctx *ctx = context();
-    esa_device_info info = { .struct_size = sizeof info };
-    assert_int_equal(esa_device_get_info(ctx, &info), ESA_OK);
-    esa_ctx_free(ctx);
-    return info.free_memory;
 }
 
 /* Lets every allocation fail from the end of the second step to the end of the last. */
@@ -223,10 +142,10 @@ static void cancelled(void **state)
     p.progress_user = &calls;
     assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_STATE, "cancelled", NULL);
     if (on_stand_in()) assert_int_equal(free_bytes(), before);
-    /* neither does a text encoder stay there */
+    /* a text encoder that was broken off does not stay there */
     p.progress = stop_at_text;
     assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_STATE, "cancelled", NULL);
-    if (on_stand_in()) assert_int_equal(free_bytes(), before);
+    if (on_stand_in()) assert_true(free_bytes() > before);
     nanosleep(&(struct timespec){ .tv_sec = 2 }, NULL);
     p.progress = NULL;
     esa_frames_free(made(ctx, model, &p, &stats));
@@ -274,46 +193,137 @@ static void decoded(void **state)
     scratch_remove(&dir);
 }
 
-/* Every 281st call of the GPU fails once, until a run ends without: a message each time, no memory
- * is lost, and the next run works. */
+/* Opening, then making a video, fails at one call of the GPU after the other (every `stride`th): a
+ * message each time, and no memory is lost. Each try after a failure comes further than the one
+ * before it, and the last one works. Returns how many failed. */
+static int32_t walk(const esa_generate_params *p, int32_t stride)
+{
+    esa_ctx *ctx = context();
+    esa_model *open = NULL;
+    int32_t failed = 0, ended = 0;
+    if (p) { /* once without failures: the text encoder stays from now on */
+        esa_generate_stats stats;
+        open = opened(ctx, ESA_DEVICE_CUDA, 0);
+        esa_frames_free(made(ctx, open, p, &stats));
+        esa_ctx_trim(ctx);
+    }
+    const int64_t before = free_bytes();
+    for (int32_t n = 0; !ended; n += stride) {
+        char text[16];
+        esa_frames *frames = NULL;
+        snprintf(text, sizeof text, "%d", (int)n);
+        setenv("ESA_STAND_IN_FAIL", text, 1);
+        const esa_status status = p ? esa_generate(open, &frames, p, NULL)
+                                    : open_on(ctx, &open, ESA_DEVICE_CUDA, 0);
+        ended = getenv("ESA_STAND_IN_FAIL") != NULL;
+        unsetenv("ESA_STAND_IN_FAIL");
+        assert_true(!ended || !status); /* nothing failed that was not told to */
+        if (status) {
+            failed++;
+            assert_true(strlen(esa_ctx_error(ctx)) > 10 && !frames);
+            assert_int_equal(p != NULL, open != NULL);
+        }
+        esa_frames_free(frames);
+        if (!p) esa_model_free(open); /* it may have got by without the call that failed */
+        esa_ctx_trim(ctx);            /* scratch stays between calls */
+        if (status) assert_true(free_bytes() >= before);
+    }
+    if (p) esa_model_free(open);
+    esa_ctx_free(ctx);
+    return failed;
+}
+
 static void failures(void **state)
 {
     (void)state;
     if (!on_stand_in()) skip();
     const int64_t before = free_bytes();
-    const esa_generate_params p = video(32, 1);
-    int32_t failed = 0, ended = 0;
-    for (int32_t n = 0; !ended; n += 281) {
-        char text[16];
-        esa_ctx *ctx = context();
-        esa_model *model = NULL;
-        esa_frames *frames = NULL;
-        snprintf(text, sizeof text, "%d", (int)n);
-        setenv("ESA_STAND_IN_FAIL", text, 1);
-        esa_status status = open_on(ctx, &model, ESA_DEVICE_CUDA, 0);
-        if (!status) status = esa_generate(model, &frames, &p, NULL);
-        ended = getenv("ESA_STAND_IN_FAIL") != NULL;
-        unsetenv("ESA_STAND_IN_FAIL");
-        if (status) {
-            failed++;
-            assert_true(strlen(esa_ctx_error(ctx)) > 10 && !frames);
-            if (model && esa_generate(model, &frames, &p, NULL)) fail_msg("%s", esa_ctx_error(ctx));
-        }
-        esa_frames_free(frames);
-        esa_model_free(model);
-        esa_ctx_free(ctx);
-        assert_int_equal(free_bytes(), before);
+    esa_generate_params p = video(32, 1);
+    p.frames = 1;
+    const int32_t opening = walk(NULL, 29), making = walk(&p, 37);
+    assert_int_equal(free_bytes(), before);
+    print_message("failed at %d points while opening, at %d while making a video\n", opening,
+                  making);
+    assert_true(opening > 30 && making > 30);
+}
+
+/* Out of memory in the middle of a video: one message, and the model makes the next one. */
+static int32_t fill_in_time(void *user, const esa_progress *p)
+{
+    if (p->stage == *(const int32_t *)user) setenv("ESA_STAND_IN_MOST", "1", 1);
+    return 0;
+}
+
+static void out_of_memory(void **state)
+{
+    static const int32_t stages[] = { ESA_STAGE_TEXT, ESA_STAGE_DENOISE };
+    (void)state;
+    if (!on_stand_in()) skip();
+    esa_ctx *ctx = context();
+    esa_model *model = opened(ctx, ESA_DEVICE_CUDA, 0);
+    esa_frames *frames;
+    esa_generate_stats stats;
+    for (size_t i = 0; i < sizeof stages / sizeof *stages; i++) {
+        esa_generate_params p = video(32, 1);
+        p.progress = fill_in_time;
+        p.progress_user = (void *)(uintptr_t)&stages[i];
+        assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_MEMORY, "out of memory",
+                       "GPU 0 has less memory", NULL);
+        unsetenv("ESA_STAND_IN_MOST");
+        assert_null(frames);
+        p.progress = NULL;
+        esa_frames_free(made(ctx, model, &p, &stats));
     }
-    print_message("%d failures\n", failed);
-    assert_true(failed > 4);
+    esa_model_free(model);
+    esa_ctx_free(ctx);
+}
+
+/* A GPU that answers nothing any more: one message for every try, all can be freed, and the process
+ * goes on with the CPU. */
+static int32_t lose(void *user, const esa_progress *p)
+{
+    (void)user;
+    if (p->stage == ESA_STAGE_DENOISE && p->done == 1) setenv("ESA_STAND_IN_LOST", "1", 1);
+    return 0;
+}
+
+static void lost(void **state)
+{
+    (void)state;
+    if (!on_stand_in()) skip();
+    esa_ctx *ctx = context();
+    esa_frames *frames;
+    esa_generate_stats stats;
+    const int64_t before = free_bytes();
+    esa_model *model = opened(ctx, ESA_DEVICE_CUDA, 0), *other;
+    esa_generate_params p = video(32, 3);
+    p.progress = lose;
+    for (int32_t i = 0; i < 2; i++) {
+        assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_DEVICE, "stand-in GPU",
+                       NULL);
+        assert_null(frames);
+    }
+    assert_refused(ctx, open_on(ctx, &other, ESA_DEVICE_CUDA, 0), ESA_ERR_DEVICE, "stand-in GPU",
+                   NULL);
+    assert_null(other);
+    other = opened(ctx, ESA_DEVICE_CPU, 0);
+    p.progress = NULL;
+    esa_frames_free(made(ctx, other, &p, &stats));
+    esa_model_free(other);
+    esa_model_free(model);
+    esa_ctx_free(ctx);
+    unsetenv("ESA_STAND_IN_LOST");
+    assert_int_equal(free_bytes(), before);
 }
 
 int main(void)
 {
+    setenv("ESA_STAND_IN_OPEN", "1", 1); /* guarding its memory takes most of the time */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(like_the_cpu),  cmocka_unit_test(same_bits),
         cmocka_unit_test(no_allocation), cmocka_unit_test(decoded),
-        cmocka_unit_test(cancelled),     cmocka_unit_test(failures)
+        cmocka_unit_test(cancelled),     cmocka_unit_test(failures),
+        cmocka_unit_test(out_of_memory), cmocka_unit_test(lost),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -60,7 +60,7 @@ static esa_tensor heads_of(const esa_wan_dit *dit, const esa_view *v)
     const int64_t H = dit->config.heads, D = dit->config.head_dim;
     esa_tensor t = esa_tensor_bsnd(v->data, v->dtype, 1, H, v->rows, D);
     t.device = v->device;
-    t.device_index = dit->nn->ctx->cuda_device;
+    t.device_index = dit->nn->be->ordinal(dit->nn->ctx);
     t.stride[0] = v->rows * v->ld;
     t.stride[2] = v->ld;
     return t;

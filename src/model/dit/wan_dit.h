@@ -16,6 +16,7 @@
 #include "esa/esa_session.h"
 #include "model/config.h"
 #include "model/part.h"
+#include "model/store.h"
 
 typedef struct esa_wan_dit esa_wan_dit;
 
@@ -35,15 +36,18 @@ void esa_wan_dit_memory(const esa_wan_dit *dit, int64_t *parameters, int64_t *he
 /* Fills in what the weights take on the device: resident_blocks, device_bytes, streamed_bytes. */
 void esa_wan_dit_plan(const esa_wan_dit *dit, esa_model_info *info);
 
-/* How much device memory others need: while the transformer works, and after esa_wan_dit_end. begin
- * makes the weights leave that much free. */
-void esa_wan_dit_set_room(esa_wan_dit *dit, int64_t beside, int64_t after);
-/* Makes the weights leave these bytes of device memory to what is allocated next. Does nothing in
- * host memory. */
-esa_status esa_wan_dit_leave(esa_wan_dit *dit, int64_t bytes);
-/* Lets the weights take at most so many bytes of device memory; 0: what begin or leave left to
- * them. Does nothing in host memory. */
-esa_status esa_wan_dit_fit(esa_wan_dit *dit, int64_t bytes);
+/* Bytes of device memory that are allocated beside weights and activations, after begin. */
+typedef struct esa_wan_room {
+    int64_t scratch;   /* size of the ctx's scratch */
+    int64_t beside;    /* while the transformer works: masks of the session */
+    int64_t after;     /* after esa_wan_dit_end, when the activations are gone: the decoder */
+    int64_t text_rows; /* folded rows of all branches; 0: not known */
+} esa_wan_room;
+
+/* begin makes the weights leave that much free; NULL: it estimates. */
+void esa_wan_dit_set_room(esa_wan_dit *dit, const esa_wan_room *room);
+/* The store of the weights, for its device memory (store.h). */
+esa_store *esa_wan_dit_store(esa_wan_dit *dit);
 /* The layout that begin makes, without any memory. */
 esa_status esa_wan_dit_layout(const esa_wan_dit *dit, const int32_t latent[3], esa_layout *layout,
                               int32_t selector, int32_t mode);
@@ -59,6 +63,8 @@ esa_status esa_wan_dit_begin(esa_wan_dit *dit, const int32_t latent[3], esa_layo
 void esa_wan_dit_end(esa_wan_dit *dit);
 /* Bytes that begin has allocated. */
 int64_t esa_wan_dit_bytes(const esa_wan_dit *dit);
+/* How many rows are left of embeds f32 [rows][text_dim] when equal ones at the end are folded. */
+int64_t esa_wan_dit_text_rows(const esa_wan_dit *dit, const float *embeds, int64_t rows);
 /* Sets the text of a branch: embeds f32 [rows][text_dim], rows >= 1. All rows are attended, padding
  * included, as in diffusers. Equal rows at the end are folded into one that counts as many. */
 esa_status esa_wan_dit_text(esa_wan_dit *dit, int32_t branch, const float *embeds, int64_t rows);

@@ -159,39 +159,47 @@ esa_status esa_wan_dit_layout(const esa_wan_dit *dit, const int32_t latent[3], e
 
 /* ---------------------------------------------------------------- room */
 
-void esa_wan_dit_set_room(esa_wan_dit *dit, int64_t beside, int64_t after)
+void esa_wan_dit_set_room(esa_wan_dit *dit, const esa_wan_room *room)
 {
-    dit->beside = beside;
-    dit->after = after;
+    dit->room_known = room != NULL;
+    dit->given = room ? *room : (esa_wan_room){ 0 };
 }
 
 int64_t esa_wan_dit_bytes(const esa_wan_dit *dit) { return dit->room_bytes; }
+esa_store *esa_wan_dit_store(esa_wan_dit *dit) { return dit->store; }
 
-/* Bytes of device memory that a forward needs beside weights and activations. Text mostly folds to
- * fewer than 128 rows. What the caller did not say is estimated: attention and selection take less
- * than three activations, adaptive orders three more. */
-static int64_t other_bytes(const esa_wan_dit *dit, int32_t adaptive, int32_t branches)
+/* Text that is not known has as many rows as diffusers takes. */
+#define TEXT_ROWS 512
+
+/* Keys, values, bias and states of the text of all branches, with what alignment adds. */
+static int64_t text_bytes(const esa_wan_dit *dit, int32_t branches)
+{
+    const int64_t element = esa_view_element(dit->nn->ops->dtype), d = dit->d,
+                  kept = dit->config.layers * 2 * d * element + 4,
+                  states = (dit->config.text_dim + 2 * d) * element,
+                  rows = dit->given.text_rows ? dit->given.text_rows
+                                              : branches * (int64_t)TEXT_ROWS;
+    return rows * (kept + states) + branches * INT64_C(1024);
+}
+
+/* What a caller that said nothing will need: attention and selection take less than three
+ * activations, adaptive orders three more. */
+static int64_t guess_scratch(const esa_wan_dit *dit, int32_t adaptive)
 {
     const esa_backend *be = dit->nn->be;
-    const int64_t row = dit->d * esa_view_element(dit->nn->ops->dtype),
-                  text = branches * dit->config.layers * INT64_C(2) * 128 * row;
-    if (dit->beside) return text + dit->beside;
-    return text + (adaptive ? 6 : 3) * dit->tokens * row +
+    const int64_t row = dit->d * esa_view_element(dit->nn->ops->dtype);
+    return (adaptive ? 6 : 3) * dit->tokens * row +
            (be->products ? be->products->workspace(dit->nn->ctx) : 0);
 }
 
-esa_status esa_wan_dit_leave(esa_wan_dit *dit, int64_t bytes)
+/* Makes the weights leave room for activations of these bytes and all that comes beside them. */
+static esa_status leave_room(esa_wan_dit *dit, int64_t activations, int32_t adaptive,
+                             int32_t branches)
 {
-    esa_store_plan plan;
-    ESA_TRY(esa_store_leave(dit->store, bytes));
-    esa_store_get_plan(dit->store, &plan);
-    dit->allowed = plan.resident_bytes + plan.lane_bytes;
-    return ESA_OK;
-}
-
-esa_status esa_wan_dit_fit(esa_wan_dit *dit, int64_t bytes)
-{
-    return esa_store_fit(dit->store, bytes ? bytes : dit->allowed);
+    const esa_wan_room *r = &dit->given;
+    const int64_t during = activations + text_bytes(dit, branches) + r->beside;
+    return esa_store_leave(dit->store, esa_max64(during, r->after),
+                           dit->room_known ? r->scratch : guess_scratch(dit, adaptive));
 }
 
 /* ---------------------------------------------------------------- one video */
@@ -213,8 +221,7 @@ esa_status esa_wan_dit_begin(esa_wan_dit *dit, const int32_t latent[3], esa_layo
     const int32_t moved = layout->order_applied && !esa_order_is_identity(layout, 0, mode);
     esa_carve carve = { 0 };
     place(dit, &carve, moved);
-    const int64_t beside = other_bytes(dit, !layout->order_applied, branches);
-    ESA_TRY(esa_wan_dit_leave(dit, esa_max64(carve.used + beside, dit->after)));
+    ESA_TRY(leave_room(dit, carve.used, !layout->order_applied, branches));
     ESA_TRY(esa_nn_alloc(dit->nn, &dit->room, carve.used, "the transformer's activations"));
     dit->room_bytes = carve.used;
     carve = (esa_carve){ .base = dit->room };
@@ -293,21 +300,26 @@ static esa_status make_text(esa_wan_dit *dit, wan_text *t, const float *embeds, 
     return status;
 }
 
-esa_status esa_wan_dit_text(esa_wan_dit *dit, int32_t branch, const float *embeds, int64_t rows)
+int64_t esa_wan_dit_text_rows(const esa_wan_dit *dit, const float *embeds, int64_t rows)
 {
     const int64_t width = dit->config.text_dim;
-    if (branch < 0 || branch >= dit->branches || rows < 1 || rows > INT32_MAX)
-        return esa_fail(dit->nn->ctx, ESA_ERR_ARGUMENT,
-                        "text of %lld rows for branch %d, expected 1 .. %d rows and branch 0 .. %d",
-                        (long long)rows, branch, INT32_MAX, dit->branches - 1);
     int64_t same = 1;
     while (same < rows && memcmp(embeds + (rows - 1 - same) * width, embeds + (rows - 1) * width,
                                  (size_t)width * 4) == 0)
         same++;
+    return rows - same + 1;
+}
+
+esa_status esa_wan_dit_text(esa_wan_dit *dit, int32_t branch, const float *embeds, int64_t rows)
+{
+    if (branch < 0 || branch >= dit->branches || rows < 1 || rows > INT32_MAX)
+        return esa_fail(dit->nn->ctx, ESA_ERR_ARGUMENT,
+                        "text of %lld rows for branch %d, expected 1 .. %d rows and branch 0 .. %d",
+                        (long long)rows, branch, INT32_MAX, dit->branches - 1);
     wan_text *t = &dit->text[branch];
     drop_text(dit, t);
-    t->rows = rows - same + 1;
-    const esa_status status = make_text(dit, t, embeds, same);
+    t->rows = esa_wan_dit_text_rows(dit, embeds, rows);
+    const esa_status status = make_text(dit, t, embeds, rows - t->rows + 1);
     if (status) drop_text(dit, t);
     return status;
 }

@@ -8,7 +8,6 @@
 #define ESA_MODEL_WAN_DIT_INTERNAL_H
 
 #include "model/dit/wan_dit.h"
-#include "model/store.h"
 #include "nn/ops.h"
 
 typedef struct wan_attn {
@@ -38,8 +37,8 @@ struct esa_wan_dit {
     esa_weights *weights; /* owned */
     esa_store *store;     /* owned; all weights below point into it */
     int64_t d;
-    int64_t beside, after; /* esa_wan_dit_set_room */
-    int64_t allowed;       /* bytes of device memory that were left to the weights; 0: any */
+    int32_t room_known; /* 1: given is what esa_wan_dit_set_room got */
+    esa_wan_room given;
     int32_t (*tick)(void *user, int64_t done, int64_t total);
     void *tick_user;
     esa_linear patch; /* [d,C,pt,ph,pw] */

@@ -132,9 +132,12 @@ esa_status esa_wan_dit_check(const esa_part_env *env, const esa_wan_config *conf
 static esa_status load(const esa_part_env *env, esa_wan_dit **dit)
 {
     esa_weights_watch((*dit)->weights, env->tick, env->tick_user);
-    const esa_store_settings settings = {
-        .hold = env->hold, .linear = env->linear, .keep = env->keep, .limit = env->limit
-    };
+    const esa_store_settings settings = { .hold = env->hold,
+                                          .linear = env->linear,
+                                          .keep = env->keep,
+                                          .limit = env->limit,
+                                          .ask = env->ask,
+                                          .ask_user = env->ask_user };
     const esa_status status = esa_store_open(env->nn, &(*dit)->store, (*dit)->weights, &settings);
     if (!status) return ESA_OK;
     esa_wan_dit_free(*dit);

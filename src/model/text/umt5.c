@@ -95,7 +95,10 @@ static esa_status read_file(esa_umt5 *e, int32_t load)
     if (!load) return ESA_OK;
     const int32_t large = esa_weights_parameters(e->weights) >= LARGE / 4;
     const esa_store_settings settings = {
-        .hold = env->hold == ESA_HOLD_AUTO && large ? ESA_HOLD_FILE : env->hold, .limit = env->limit
+        .hold = env->hold == ESA_HOLD_AUTO && large ? ESA_HOLD_FILE : env->hold,
+        .limit = env->limit,
+        .ask = env->ask,
+        .ask_user = env->ask_user,
     };
     esa_weights_watch(e->weights, env->tick, env->tick_user);
     return esa_store_open(env->nn, &e->store, e->weights, &settings);
@@ -337,6 +340,9 @@ esa_status esa_umt5_encode(esa_umt5 *e, float *out, const int32_t *ids, int64_t 
     void *block = NULL;
     place(e, &r, &carve);
     const int64_t bytes = carve.used;
+    int64_t products;
+    ESA_TRY(esa_nn_reserve(nn, -1, &products));
+    ESA_TRY(esa_store_leave(e->store, bytes, products));
     ESA_TRY(esa_nn_alloc(nn, &block, bytes, "the states of the text encoder"));
     carve = (esa_carve){ .base = block };
     place(e, &r, &carve);
