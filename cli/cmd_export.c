@@ -250,7 +250,7 @@ int cmd_export(int argc, char **argv)
         { "--vae", CLI_TEXT, &j.vae, "FOLDER|NAME", 0, 0, 0,
           "the model that decodes latents; needed for files of `esa generate --save-latents`" },
         { "--vae-tile", CLI_INT, &j.tile, "N", 0, 16384, 0,
-          "decode in tiles of N pixels, to save memory; 0: whole frames (0)" },
+          "decode in tiles of N pixels, to save memory; 0: whole frames if they fit (0)" },
         { "--device", CLI_TEXT, &j.asked, CLI_DEVICE_NAMES, 0, 0, 0,
           "where the VAE runs; auto: the first GPU if there is one that can (auto)" },
         { "--threads", CLI_INT, &j.threads, "N", 0, ESA_MAX_THREADS, 0,

@@ -86,7 +86,7 @@ int cmd_generate(int argc, char **argv)
         { "--mp4-quality", CLI_INT, &o.quality, "N", 0, 100, 0,
           "quality of MP4, from 1; higher is better (75)" },
         { "--vae-tile", CLI_INT32, &o.clip.p.vae_tile, "N", 0, 16384, 0,
-          "decode in tiles of N pixels, to save memory; 0: whole frames (0)" },
+          "decode in tiles of N pixels, to save memory; 0: whole frames if they fit (0)" },
         { "--prompt-embeds", CLI_TEXT, &o.clip.p.prompt_embeds, "FILE", 0, 0, 0,
           "read embeddings instead of encoding a prompt" },
         { "--save-embeds", CLI_TEXT, &o.clip.p.save_embeds, "FILE", 0, 0, 0,

@@ -92,6 +92,8 @@ function(esa_cli_test name timeout cost)
 endfunction()
 # Whole videos are slow under sanitizers, and test_pipeline makes some there.
 esa_cli_test(generate 1200 60 Words Models Refusals)
+set_tests_properties(cli.generate PROPERTIES ENVIRONMENT
+                     "ESA_TEST_STAND_IN=$<TARGET_FILE:esa_stand_in>")
 esa_cli_test(calibrate 1200 60 Words Refusals)
 esa_cli_test(plan 1200 60 Words Refusals)
 esa_cli_test(experiment 1200 50 Words Submit)

@@ -27,19 +27,6 @@ static int find_model(char *folder, size_t size, const clip_opening *o, const ch
     return CLI_OK;
 }
 
-/* What the weights take on the GPU, before the work. */
-static void print_plan(const clip_maker *m)
-{
-    const double gib = 1073741824.0;
-    const esa_model_info *i = &m->info;
-    if (m->device.device != ESA_DEVICE_CUDA) return;
-    fprintf(stderr, "weights   %.2f GiB on the GPU", (double)i->device_bytes / gib);
-    if (i->streamed_bytes)
-        fprintf(stderr, ": %d of %d blocks stay there, the others are copied: %.2f GiB a forward",
-                (int)i->resident_blocks, (int)i->layers, (double)i->streamed_bytes / gib);
-    fprintf(stderr, "\n");
-}
-
 void clip_maker_json(cli_json *json, const clip_maker *m)
 {
     cli_device_json(json, &m->device);
@@ -57,6 +44,9 @@ int clip_open(clip_maker *m, const clip_opening *o, const char *what)
     int64_t limit = 0;
     memset(m, 0, sizeof *m);
     m->what = what;
+    if (o->keep && o->linear != ESA_LINEAR_F8)
+        return cli_usage("%s: --keep names tensors that --linear fp8 leaves in bf16; give both",
+                         what);
     int status = o->max_vram ? cli_size_parse(o->max_vram, &limit, "--max-vram", what) : CLI_OK;
     if (!status) status = cli_video_open(&m->video, what);
     if (!status) status = find_model(folder, sizeof folder, o, what);
@@ -90,7 +80,6 @@ int clip_open(clip_maker *m, const clip_opening *o, const char *what)
     if (o->check) return CLI_OK;
     m->info.struct_size = sizeof m->info;
     opened = m->video.model_get_info(m->model, &m->info);
-    if (opened == ESA_OK) print_plan(m);
     return cli_status(m->ctx, opened, what);
 }
 
@@ -221,6 +210,22 @@ static void on_denoised(void *user, const esa_session *session)
     }
 }
 
+/* Where the memory of a GPU goes, before the first step of a clip. What was printed for an earlier
+ * clip is not printed again. */
+static void on_plan(void *user, const char *line)
+{
+    clip_maker *m = user;
+    char known[200];
+    const char *rate = strstr(line, " at "); /* is measured, and differs every time */
+    snprintf(known, sizeof known, "%.*s", rate ? (int)(rate - line) : 199, line);
+    if (strstr(m->said, known)) return;
+    cli_progress_end();
+    fprintf(stderr, "%s\n", line);
+    if (strlen(m->said) + strlen(line) + 2 > sizeof m->said) m->said[0] = 0;
+    const size_t used = strlen(m->said);
+    snprintf(m->said + used, sizeof m->said - used, "%s\n", line);
+}
+
 /* The engine checks this too, but its message does not name the option. */
 int clip_check_masks(const clip_maker *m, const clip_request *r)
 {
@@ -262,6 +267,8 @@ int clip_make(clip_maker *m, esa_frames **frames, clip_record *record, const cli
     esa_generate_stats stats = { .struct_size = sizeof stats };
     p->progress = on_progress;
     p->progress_user = &l;
+    p->say = on_plan;
+    p->say_user = m;
     if (record) {
         p->denoised = on_denoised;
         p->denoised_user = &l;
@@ -272,6 +279,10 @@ int clip_make(clip_maker *m, esa_frames **frames, clip_record *record, const cli
     if (made == ESA_OK) {
         m->video.model_get_info(m->model, &m->info); /* weights may have moved for this size */
         if (record) record->stats = stats;
+        const int unsaid = m->device.device == ESA_DEVICE_CPU; /* else it is in the plan */
+        if (unsaid && stats.vae_tile && !p->vae_tile && !m->tiled++)
+            fprintf(stderr, "memory    whole frames do not fit: decoded in tiles of %d pixels\n",
+                    (int)stats.vae_tile);
         /* nothing ran sparse, so there is no warm-up */
         if (record && stats.session.sparse_calls == 0) record->warmup = 0;
         return CLI_OK;

@@ -30,6 +30,8 @@ typedef struct clip_maker {
     esa_model_info info;
     cli_device device;
     char folder[4200]; /* the model's */
+    char said[1200];   /* lines of memory plans that were printed */
+    int tiled;         /* clips that were decoded in tiles for lack of memory */
     const char *what;  /* the command's name, for messages; borrowed */
 } clip_maker;
 

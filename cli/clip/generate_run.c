@@ -281,6 +281,8 @@ static int all_videos(job *j, const cli_prompts *prompts)
     for (int i = 0; i < 3 && !status; i++) /* they may lie in the new folder */
         status = cli_file_ready(files[i], what);
     if (!status) status = o->output_dir ? many_videos(j, prompts) : one_video(j, prompts->line[0]);
+    cli_json_close(j->json);
+    clip_maker_json(j->json, &j->maker); /* weights find their places when a video begins */
     /* finished videos stay, and their folder with them */
     if (status && o->output_dir) cli_unmake_folders(o->output_dir, kept);
     return status;
@@ -304,7 +306,6 @@ static int with_model(job *j)
                            (long long)prompts.count);
     j->json = cli_json_new();
     cli_machine_json(j->json, j->maker.ctx, NULL);
-    clip_maker_json(j->json, &j->maker);
     cli_json_fields(j->json, "model %s config_hash %s seed %ld", j->maker.info.name,
                     j->maker.info.config_hash, o->seeds.whole[0]);
     if (!status) status = all_videos(j, &prompts);

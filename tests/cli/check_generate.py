@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """`esa generate` as a user runs it: check_generate.py ESA MODELS (the folder with wan-tiny in it). Standard library
-only.
+only. $ESA_TEST_STAND_IN is a plugin whose GPU is the processor.
 
 Every failure must be one message on stderr, an exit status, and nothing left on disk. Videos are tiny: 9 frames of
 64 x 64, two steps."""
@@ -19,6 +19,7 @@ import unittest
 import kit
 
 ESA, MODELS = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
+STAND_IN = os.environ.get("ESA_TEST_STAND_IN")
 SMALL = ["--frames", 9, "--height", 64, "--width", 64, "--steps", 2]
 ENV = {**{k: v for k, v in os.environ.items() if not k.startswith("HF_")}, "ESA_MODELS": MODELS}
 
@@ -233,6 +234,24 @@ class Refusals(Base):
         self.fails("--device", "cpu", "--linear", "fp8", status=1, says=["--linear fp8", "GPU"])
         self.fails("--device", "cpu", "--max-vram", "16G", status=1, says=["--max-vram", "GPU"])
         self.fails("--max-vram", "16Q", status=2, says=["--max-vram", "16Q", "16G"])
+        self.fails("--keep", "blocks.3.*", status=2, says=["--keep", "--linear fp8"])
+
+    @unittest.skipUnless(STAND_IN, "without a stand-in for the GPU")
+    def test_memory_of_a_gpu(self):
+        """The plan is printed once, before the first step, and says what the JSON says."""
+        code, _, err = esa(*SMALL[2:], "--frames", 1, "--max-vram", "22M", "--compare", "dense", "--method", "entropy",
+                           "--out", "a.y4m", "--json", "a.json", cwd=self.dir,
+                           env={"ESA_CUDA_LIB": STAND_IN, "ESA_STAND_IN_OPEN": "1"})
+        self.assertEqual(code, 0, err)
+        lines = err.splitlines()
+        with open(self.path("a.json")) as file:
+            memory = json.load(file)["memory"]
+        blocks = f"{memory['resident_blocks']} of {memory['blocks']} blocks stay on the GPU"
+        self.assertTrue(lines[0].startswith("device    cuda:0: stand-in"), err)
+        self.assertTrue(lines[1].startswith("weights   transformer"), err)
+        self.assertIn(blocks, err)
+        self.assertTrue(lines[2].startswith("copies    ") and lines[3].startswith("memory    "), err)
+        self.assertEqual(len(set(lines)), len(lines), err)
 
     def test_folder_of_others(self):
         os.mkdir(self.path("mine"))
