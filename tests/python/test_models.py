@@ -219,6 +219,16 @@ def test_what_cannot_work_is_said():
             attn(torch.zeros(2, 360, 64), torch.zeros(2, 7, 64))
 
 
+def test_context_parallelism_needs_video_alone(monkeypatch):
+    """Each process would hold a part of the text and a part of the image: not the order that blocks are cut in."""
+    model = model_minis.make("flux")
+    with esa.apply(model.model, sparse()) as handle:
+        run, words = handle._run, "under context parallelism in Flux: its attention has text beside the video"
+        monkeypatch.setattr(run, "_parallel", lambda: "two processes")
+        with pytest.raises(esa.EsaError, match=words):
+            model()
+
+
 def test_processors_that_cannot_be_borrowed():
     from esa.diffusers.families.borrow import borrow
 
@@ -240,6 +250,28 @@ def test_processors_that_cannot_be_borrowed():
     assert borrow(Causal) is borrow(Causal)
     with pytest.raises(ValueError, match="Causal asks for attention that is causal"):
         borrow(Causal)(torch.tensor(0), 0, Causal())(None, torch.zeros(1, 2, 40, 8))
+
+
+@pytest.mark.parametrize("name", ["wan_vace", "ltx", "flux", "hunyuan_15"])
+def test_masks_from_a_recording(name, tmp_path):
+    """Recorded in the order that each call applies, and used again: the masks are those of the recording, call by
+    call."""
+    model = model_minis.make(name)
+    recorded, masks = str(tmp_path / "recording"), str(tmp_path / "masks")
+    config = sparse(selector="entropy")
+    with esa.apply(model.model, config, steps=2, record=True) as handle:
+        want = [model.at(t) for t in (900, 300)]
+        handle.save_recording(recorded)
+    assert difference(want[0], model.at(900)) <= EXACT
+    esa.build_mask_file(masks, [recorded], budgets=(0.4, 1.0), warmup_frac=0.0, dense_first_layer=False)
+    with esa.apply(model.model, config.replace(masks=masks, budget=1.0), steps=2) as handle:
+        assert max(difference(a, model.at(t)) for a, t in zip(want, (900, 300))) <= EXACT
+    with esa.apply(model.model, config.replace(masks=masks), steps=2) as handle:
+        got = [model.at(t) for t in (900, 300)]
+        stats = handle.stats()
+        assert stats.masks_loaded and not stats.masks_made and stats.sparse_calls == 2 * model.layers
+        assert handle._run.session.layout.order == "hilbert" and stats.density < 0.95
+    assert 10 * EXACT < max(difference(a, b) for a, b in zip(got, want)) < 1
 
 
 # ---------------------------------------------------------------- models that are not in the table
@@ -283,6 +315,11 @@ def test_a_described_model(allegro):
     describe(grid=lambda config, inputs: (3, 10, 11))
     with esa.apply(allegro.model, config), pytest.raises(esa.EsaError, match=r"360 tokens where \(3, 10, 11\)"):
         allegro()
+    for pattern, words in (("blocks.*.attn1", "Allegro.* has no blocks, where Allegro has its blocks"),
+                           ("transformer_blocks.*.attn", r"has no attention modules transformer_blocks\.\*\.attn$")):
+        describe(attention=pattern)
+        with pytest.raises(ValueError, match=words):
+            esa.apply(allegro.model, config)
     describe(grid=lambda config, inputs: (3, 10, 11), text="back")      # now the rest is text, always attended
     with esa.apply(allegro.model, sparse(budget=1.0)) as handle:
         assert difference(allegro(), dense) <= EXACT and handle._run.geometry.text_back == 30

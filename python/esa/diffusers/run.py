@@ -49,6 +49,9 @@ class Run:
         # Listed once: while a forward runs, cache-dit shows other blocks in the place of the model's.
         self.modules = [list(family.modules(t)) for t in self.transformers]
         self.layers = max(map(len, self.modules))
+        if not self.layers:
+            raise ValueError(
+                f"{type(self.transformers[0]).__name__} has no attention modules {' or '.join(family.attention)}")
         # the arguments of each transformer's forward, in order
         self.names = [list(inspect.signature(type(t).forward).parameters)[1:] for t in self.transformers]
         self.handle = operators.register(self)
@@ -65,7 +68,7 @@ class Run:
         self._video = -1                                            # the clock's number of the sessions' video
         self._steps_now: int | None = None
         self._lengths: dict[int, torch.Tensor] = {}                 # valid keys per batch entry, by branch
-        self._masked = False                                        # the lengths of this forward came with a mask
+        self._known = False                                         # those of this forward are there
         self._branch = 0
         self._masks: OriginalMasks | MaskFile | None = None
         self.cache: StepCache | None = None
@@ -153,10 +156,8 @@ class Run:
                                                               device)
             self._permutation = self._permutations[key]
         self._branch = self._branch_of(moment, which)
-        self._masked = False
-        if text_mask is None:
-            self._lengths.pop(self._branch, None)
-        else:
+        self._known = False
+        if text_mask is not None:
             self._keep_lengths(
                 text_mask.sum(dim=tuple(range(1, text_mask.ndim)), dtype=torch.int32) + geometry.video)
 
@@ -178,6 +179,7 @@ class Run:
             kept.copy_(valid)
         else:
             self._lengths[self._branch] = valid.contiguous()
+        self._known = True
 
     def _branch_of(self, moment: Moment, which: int) -> int:
         most = _FILE_BRANCHES if self.config.masks is not None or self.record is not None else _BRANCHES
@@ -201,20 +203,26 @@ class Run:
             raise EsaError(
                 f"layer {layer} attends {query.shape[1]} tokens where {geometry.grid} video tokens and "
                 f"{geometry.text_front + geometry.text_back} of text were expected ({geometry.tokens})")
+        if geometry.tokens != geometry.video and self._parallel() is not None:
+            raise EsaError(
+                f"esa does not run under context parallelism in {self.family.name}: its attention has text beside the "
+                "video, and every process holds a part of both")
         query, key, value = query.detach(), key.detach(), value.detach()
         if mask is None:
-            return self._attend(layer, query, key, value, geometry)
+            known = self._known and self.family.text_mask is not None
+            return self._attend(layer, query, key, value, geometry, self._lengths[self._branch] if known else None)
         valid = valid_tokens(mask, geometry, query.shape[0])
-        if not self._masked:
+        if not self._known:                             # all layers of a forward have the same mask
             self._keep_lengths(valid.sum(1, dtype=torch.int32) + geometry.video)
-            self._masked = True
+        lengths = self._lengths[self._branch]
         if not geometry.text_front:
-            return self._attend(layer, query, key, value, geometry)
+            return self._attend(layer, query, key, value, geometry, lengths)
         moved = text_behind(query, key, value, geometry, valid)
-        return moved.back(self._attend(layer, moved.query, moved.key, moved.value, moved.geometry), geometry.text_front)
+        out = self._attend(layer, moved.query, moved.key, moved.value, moved.geometry, lengths)
+        return moved.back(out, geometry.text_front)
 
-    def _attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-                geometry: Geometry) -> torch.Tensor:
+    def _attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, geometry: Geometry,
+                lengths: torch.Tensor | None) -> torch.Tensor:
         assert self.moment is not None
         if self._video != self.moment.video:
             self._steps_now = self._steps(self.moment)
@@ -225,8 +233,7 @@ class Run:
         session = self.sessions.get(Key(geometry, self._steps_now, query.device), recording=self.record is not None)
         session.step(self.moment.step, self._branch)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        session.attention(layer, query, key, value, input_layout="BSND", out=out,
-                          kv_len=self._lengths.get(self._branch))
+        session.attention(layer, query, key, value, input_layout="BSND", out=out, kv_len=lengths)
         return out
 
     # ---- sessions
@@ -277,12 +284,15 @@ class Run:
     def _heads(self) -> tuple[int, int]:
         """Which heads the calls of this process have, under diffusers' context parallelism."""
         transformer: Any = self.transformers[0]
-        _, module = self.modules[0][0]
-        parallel = getattr(module.processor, "_parallel_config", None)
+        parallel = self._parallel()
         if parallel is None:
             return (0, 0)
         from .parallel import heads_of
         return heads_of(parallel, transformer.config.num_attention_heads)
+
+    def _parallel(self) -> Any:
+        _, module = self.modules[0][0]
+        return getattr(module.processor, "_parallel_config", None)
 
     # ---- what ran
 
@@ -311,7 +321,7 @@ class Run:
 def is_given_first_frame(pipe: Any, family: Family, transformers: Sequence[Any]) -> bool:
     """True for image-to-video models, by the names diffusers gives their pipelines or by the transformer's config."""
     name = type(pipe).__name__
-    return any(word in name for word in ("ImageToVideo", "Image2Video", "I2V")) or (
+    return any(word in name for word in ("ImageToVideo", "Image2Video", "I2V", "VideoToWorld")) or (
         family.first_frame is not None and any(family.first_frame(t.config) for t in transformers))
 
 

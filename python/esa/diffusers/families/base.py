@@ -91,7 +91,11 @@ class Family:
         """The self-attention modules with their names, in the order they run."""
         for pattern in self.attention:
             stack, _, names = pattern.partition(".*.")
-            blocks: Any = transformer.get_submodule(stack)
+            try:
+                blocks: Any = transformer.get_submodule(stack)
+            except AttributeError as error:
+                raise ValueError(f"{type(transformer).__name__} has no {stack}, where {self.name} has its blocks"
+                                 ) from error
             for i, block in enumerate(blocks):
                 for name in names.split("|"):
                     *path, last = name.split(".")
