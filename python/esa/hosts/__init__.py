@@ -3,3 +3,22 @@
 
 A module imports its host, so nothing here is imported until the host asks for it. `run` is what they share: sessions
 for calls whose layer, step and layout the host tells."""
+from __future__ import annotations
+
+from typing import Any
+
+_SGLANG = "sglang.multimodal_gen.runtime.platforms.cuda.CudaPlatformBase.get_attn_backend_cls_str"
+
+
+def register_sglang() -> None:
+    """The entry point for SGLang: one hook, which SGLang applies when its platform is ready. It is here and not in
+    `sglang`, because SGLang loads plugins before it may import what that module imports."""
+    from sglang.multimodal_gen.runtime.platforms.plugins import HookRegistry, HookType
+    HookRegistry.register(_SGLANG, _resolve_sglang, HookType.AROUND)
+
+
+def _resolve_sglang(original: Any, cls: Any, selected_backend: Any, *args: Any, **kwargs: Any) -> str:
+    """Around the function that gives the class of a backend."""
+    if getattr(selected_backend, "name", None) == "RAIN_FUSION_ATTN":
+        return "esa.hosts.sglang.EsaBackend"
+    return str(original(cls, selected_backend, *args, **kwargs))

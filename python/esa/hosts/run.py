@@ -66,6 +66,39 @@ def order_of(config: EsaConfig, layout: Layout) -> Layout:
     return dataclasses.replace(layout, order="hilbert" if word == "adaptive" and layout.spans else word)
 
 
+class Model:
+    """The attention layers of one transformer in a host."""
+
+    def __init__(self) -> None:
+        self.names: set[Hashable] = set()
+        self.layers = 0
+        self._runs: dict[EsaConfig, HostRun] = {}
+
+    def run(self, config: EsaConfig) -> HostRun:
+        """The run of these settings, made once all layers are known: at the first call."""
+        if config not in self._runs:
+            self._runs[config] = HostRun(config, self.layers)
+        return self._runs[config]
+
+
+class Models:
+    """Finds the transformer that an attention layer belongs to, in hosts whose layers do not know it. Layers are made
+    one after another; a name that comes again belongs to the next transformer (Wan 2.2 has two)."""
+
+    def __init__(self) -> None:
+        self._newest: Model | None = None
+
+    def place(self, name: Hashable, number: int | None = None) -> tuple[Model, int]:
+        """The model and the number of a new layer. number None: layers are numbered as they are made."""
+        model = self._newest
+        if model is None or name in model.names:
+            model = self._newest = Model()
+        model.names.add(name)
+        number = model.layers if number is None else number
+        model.layers = max(model.layers, number + 1)
+        return model, number
+
+
 class HostRun:
     """The attention of one model. A session serves all videos of one size, number of steps and device; another size
     makes another session. Calls come in the order of execution; a step that goes backwards begins a new video."""

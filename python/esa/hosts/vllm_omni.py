@@ -26,12 +26,13 @@ from vllm_omni.platforms import current_omni_platform
 from ..core.config import EsaConfig
 from ..core.layout import Layout
 from ..core.library import EsaError, load
-from .run import Dense, HostRun, config_of
+from .run import Dense, Model, Models, config_of
 
 logger = init_logger(__name__)
 NAME = "RAINFUSION_ATTN"
 # Shorter videos do not pay for selection; the host's own backend has the same limit.
 MIN_VIDEO_TOKENS = 32 * 128
+_models = Models()
 
 
 def register() -> None:
@@ -87,32 +88,6 @@ class EsaBackend(AttentionBackend):
         raise NotImplementedError
 
 
-class _Model:
-    """The attention layers of one transformer. Layers are made one after another; a name that comes again belongs to
-    the next transformer (Wan 2.2 has two)."""
-
-    newest: _Model | None = None
-
-    def __init__(self) -> None:
-        self.names: set[tuple[str, str]] = set()
-        self.layers = 0
-        self.runs: dict[EsaConfig, HostRun] = {}
-
-    @classmethod
-    def of(cls, prefix: str, role: str, layer: int) -> _Model:
-        model = cls.newest
-        if model is None or (prefix, role) in model.names:
-            model = cls.newest = cls()
-        model.names.add((prefix, role))
-        model.layers = max(model.layers, layer + 1)
-        return model
-
-    def run(self, config: EsaConfig) -> HostRun:
-        if config not in self.runs:
-            self.runs[config] = HostRun(config, self.layers)
-        return self.runs[config]
-
-
 class EsaImpl(AttentionImpl):
     """One attention layer."""
 
@@ -136,7 +111,9 @@ class EsaImpl(AttentionImpl):
             self.layer = extract_layer_index(prefix) if prefix else None
         except (AssertionError, ValueError):
             self.layer = None
-        self.model = None if self.layer is None else _Model.of(prefix, role, self.layer)
+        self.model: Model | None = None
+        if self.layer is not None:
+            self.model, _ = _models.place((prefix, role), self.layer)
         if self.enabled:
             self._check(causal)
         dense = _load(current_omni_platform.get_diffusion_attn_backend_cls(None, head_size))

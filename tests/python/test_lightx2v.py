@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our operator and mask generator in LightX2V's registries. The registries, and the attention that composes both
+parts, are written here after their contract."""
+import importlib
+import sys
+import types
+
+import esa
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+GRID, HEADS, DIM = (3, 8, 20), 2, 16
+TOKENS = 3 * 8 * 20
+
+
+class Register(dict):
+    """register("name")(part); a name can be taken once."""
+
+    def __call__(self, name):
+        def take(part):
+            if name in self:
+                raise Exception(f"{name} already exists.")
+            self[name] = part
+            return part
+        return take
+
+
+@pytest.fixture(scope="module")
+def ours():
+    registry = types.ModuleType("lightx2v.utils.registry_factory")
+    registry.SPARSE_OPERATOR_REGISTER, registry.SPARSE_MASK_GENERATOR_REGISTER = Register(), Register()
+    for name in ("lightx2v", "lightx2v.utils"):
+        sys.modules[name] = types.ModuleType(name)
+        sys.modules[name].__path__ = []
+    sys.modules[registry.__name__] = registry
+    module = importlib.import_module("esa.hosts.lightx2v")
+    yield module
+    importlib.reload(module)                    # registering again does nothing
+    for name in ("lightx2v", "lightx2v.utils", registry.__name__, module.__name__):
+        del sys.modules[name]
+
+
+class GeneralSparse:
+    """The host's composition of an operator and a mask generator."""
+
+    def __init__(self, ours, operator, generator, setting=None, blocks=None):
+        operators, generators = ours.SPARSE_OPERATOR_REGISTER, ours.SPARSE_MASK_GENERATOR_REGISTER
+        self.operator = operators[operator](*(blocks or ())) if isinstance(operator, str) else operator
+        sizes = self.operator.q_block_size, self.operator.k_block_size
+        self.generator = generators[generator](*sizes, setting or {}, None) if isinstance(generator, str) else generator
+
+    def apply(self, q, k, v):
+        mask = self.generator(q, k)
+        q, k, v = self.generator.reorg(q, k, v)
+        out = self.operator(q, k, v, mask, max_seqlen_q=q.shape[0], max_seqlen_kv=k.shape[0], layer=3)
+        return self.generator.restore(out)
+
+
+class Given:
+    """A generator that returns one tensor."""
+
+    def __init__(self, mask):
+        self.mask, self.restore = mask, lambda out: out
+
+    def __call__(self, q, k):
+        return self.mask
+
+    def reorg(self, q, k, v):
+        return q, k, v
+
+
+class Plain:
+    """An operator of others: expects a tensor."""
+    q_block_size = k_block_size = 32
+
+    def __call__(self, q, k, v, mask, **words):
+        tokens = mask.bool().repeat_interleave(32, 2).repeat_interleave(32, 3)[:, :, :q.shape[0], :k.shape[0]]
+        out = sdpa(*(x.transpose(0, 1)[None] for x in (q, k, v)), attn_mask=tokens)
+        return out[0].transpose(0, 1).flatten(1)
+
+
+def tensors(seed, tokens=TOKENS):
+    return torch.randn(3, tokens, HEADS, DIM, generator=torch.Generator().manual_seed(seed)).unbind()
+
+
+@pytest.mark.parametrize("shape", [(1, HEADS, 15, 15), (HEADS, 15, 15)])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.int32])
+def test_operator_with_a_mask_of_others(ours, shape, dtype, seed):
+    q, k, v = tensors(seed)
+    mask = torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < 0.4
+    mask[..., 0] = True
+    both = GeneralSparse(ours, "esa_operator", Given(mask.to(dtype)), blocks=(32, 32))
+    want = Plain()(q, k, v, mask if mask.ndim == 4 else mask[None])
+    for _ in range(2):
+        assert (both.apply(q, k, v) - want).abs().max() < 1e-5
+    made = both.operator._last[1]
+    both.apply(q, k, v)
+    assert both.operator._last[1] is made               # the same tensor is not converted again
+    both.generator.mask[..., 1] = 1
+    both.apply(q, k, v)
+    assert both.operator._last[1] is not made           # but a changed one is
+
+
+@pytest.mark.parametrize("setting", [{}, {"grid": GRID}, {"grid": GRID, "selector": "rf_v2", "budget": 0.4},
+                                     {"grid": GRID, "order": "raster", "selector": "ada_bsa"}], ids=str)
+def test_generator_with_any_operator(ours, setting, seed):
+    q, k, v = tensors(seed, TOKENS + 40)
+    one = GeneralSparse(ours, "esa_operator", "esa_mask_generator", {"esa": setting}, (32, 32))
+    other = GeneralSparse(ours, Plain(), "esa_mask_generator", {"esa": setting})
+    out = one.apply(q, k, v)
+    assert out.shape == (TOKENS + 40, HEADS * DIM)
+    assert (out - other.apply(q, k, v)).abs().max() < 1e-5
+    # the mask is that of esa.select, the output that of the mask
+    words = {"selector": "entropy", "block": 32, **{k: v for k, v in setting.items() if k != "grid"}}
+    orders = {"entropy": "hilbert", "rf_v2": "tile"}
+    layout = esa.Layout(grid=setting["grid"], text_back=40, order=setting.get("order") or orders[words["selector"]],
+                        protect_first_frame=words["selector"] == "rf_v2") if "grid" in setting else esa.Layout()
+    mask = esa.select(q[None], k[None], esa.EsaConfig(**words), layout=layout, input_layout="BSND")
+    want = esa.attention(q[None], k[None], v[None], mask, input_layout="BSND")[0].flatten(1)
+    assert (out - want).abs().max() < 1e-5 and mask.density < 0.9
+
+
+def test_pooled_operator(ours, seed):
+    q, k, v = tensors(seed)
+    setting = {"esa": {"budget": 0.3}}
+    plain = GeneralSparse(ours, "esa_operator", "esa_mask_generator", setting, (32, 32)).apply(q, k, v)
+    pooled = GeneralSparse(ours, "esa_pooled_operator", "esa_mask_generator", setting, (32, 32)).apply(q, k, v)
+    dense = sdpa(*(x.transpose(0, 1)[None] for x in (q, k, v)))[0].transpose(0, 1).flatten(1)
+    assert (pooled - dense).pow(2).mean() < (plain - dense).pow(2).mean() / 2
+
+
+def test_refused(ours):
+    with pytest.raises(ValueError, match="a mask generator sees q and k only"):
+        ours.EsaMaskGenerator(sparse_setting={"esa": {"selector": "error"}})
+    with pytest.raises(ValueError, match="sparse_setting.esa has no setting 'budgets'"):
+        ours.EsaMaskGenerator(sparse_setting={"esa": {"budgets": 0.2}})
+    with pytest.raises(ValueError, match=r"grid is \(9, 9, 9\), but there are 480 tokens"):
+        ours.EsaMaskGenerator(sparse_setting={"esa": {"grid": [9, 9, 9]}})(*tensors(0)[:2])
