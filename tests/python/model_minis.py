@@ -219,14 +219,14 @@ def ltx_condition():
     return dataclasses.replace(model, layout=Layout(grid=(4, h, w)))
 
 
-def ltx2():
+def ltx2(audio=4):
     """The video's self-attention alone is esa's; sound is attended as before."""
     t, h, w = GRID
     model = diffusers.LTX2VideoTransformer3DModel(
         in_channels=4, out_channels=4, num_attention_heads=HEADS, attention_head_dim=DIM, cross_attention_dim=64,
-        audio_in_channels=4, audio_out_channels=4, audio_num_attention_heads=2, audio_attention_head_dim=16,
+        audio_in_channels=audio, audio_out_channels=audio, audio_num_attention_heads=2, audio_attention_head_dim=16,
         audio_cross_attention_dim=32, num_layers=2, caption_channels=16)
-    inputs = {"hidden_states": torch.randn(2, t * h * w, 4), "audio_hidden_states": torch.randn(2, 9, 4),
+    inputs = {"hidden_states": torch.randn(2, t * h * w, 4), "audio_hidden_states": torch.randn(2, 9, audio),
               "timestep": at(2), "encoder_hidden_states": words(2), "audio_encoder_hidden_states": words(2),
               "encoder_attention_mask": torch.ones(2, 12), "audio_encoder_attention_mask": torch.ones(2, 12),
               "num_frames": t, "height": h, "width": w, "fps": 24.0, "audio_num_frames": 9}
