@@ -5,8 +5,8 @@
     bench/engine.py --esa build-cuda/esa [--shapes wan-1.3b-480p,...] [--linear bf16,fp8] [--steps 4] [--out DIR]
 
 Each shape and type is one run of `esa bench model --random-weights`: dense, and entropy online at budget 0.2 with
-Hilbert order and pooled tail. The median of the steps counts. The second table says where the time of the sparse
-forward goes, and what the products reach."""
+Hilbert order and pooled tail. Layer 0 stays dense, as in bench/diffusers_step.py; --all-sparse makes it sparse. The
+median of the steps counts. The times by kind say where a forward spends it, and what the products reach."""
 import argparse
 import json
 import os
@@ -32,7 +32,8 @@ def run(args, shape, linear):
     path = os.path.join(args.out, f"{shape}-{linear}.json")
     command = [args.esa, "bench", "model", "--random-weights", "--device", "cuda", "--model", shape, "--linear", linear]
     command += ["--guidance", "1", "--steps", str(args.steps), "--rounds", "1", "--no-decode", "--mode", "online"]
-    command += ["--method", "entropy", "--budgets", str(args.budget), "--warmup", "0", "--dense-first-layer", "0"]
+    command += ["--method", "entropy", "--budgets", str(args.budget), "--warmup", "0"]
+    command += ["--dense-first-layer", "0" if args.all_sparse else "1"]
     command += ["--frames", str(args.frames)] if args.frames else []
     done = subprocess.run(command + ["--json", path], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     if done.returncode:
@@ -49,6 +50,7 @@ def main():
     parser.add_argument("--linear", default="bf16,fp8")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--budget", type=float, default=0.2)
+    parser.add_argument("--all-sparse", action="store_true")
     parser.add_argument("--frames", type=int, default=0, help="0: 81")
     parser.add_argument("--out", default="engine-bench", help="folder for the JSON of every run")
     args = parser.parse_args()
