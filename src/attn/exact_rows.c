@@ -8,15 +8,15 @@
  *   3. sparse attention of all rows, as without exact rows
  *   4. mend   o: exact rows get their exact output, the others the mean error of their block
  *
- * rules/exact_rows.h has the rule. The two attention calls follow one another, so they share a
- * workspace. */
+ * rules/exact_rows.h has the rule. Steps 2 and 3 run at the same time if the device can do that:
+ * the exact rows alone are too few tiles for a GPU. Otherwise they share a workspace. */
 #include "attn/attn.h"
 #include "base/half.h"
 
 typedef struct exact_parts {
-    void *q, *o; /* [B][Hq][nq*R][D] */
-    float *lse;  /* [B][Hq][nq*R] */
-    void *rest;  /* workspace of the two attention calls */
+    void *q, *o;          /* [B][Hq][nq*R][D] */
+    float *lse;           /* [B][Hq][nq*R] */
+    void *dense, *sparse; /* workspaces of the two attention calls */
 } exact_parts;
 
 /* Dense attention of the exact rows. The order of the keys does not matter to it. */
@@ -62,8 +62,14 @@ static exact_parts carve_parts(esa_carve *carve, esa_ctx *ctx, const esa_backend
     p.o = esa_carve_take(carve, bytes);
     p.lse = esa_carve_take(carve, esa_size_mul(rows, 4));
     const esa_attn_args dense = dense_args(args, &p);
-    p.rest = esa_carve_take(
-        carve, esa_max64(be->attention_workspace(ctx, &dense), be->attention_workspace(ctx, args)));
+    const int64_t dense_bytes = be->attention_workspace(ctx, &dense),
+                  sparse_bytes = be->attention_workspace(ctx, args);
+    if (be->attention_both) {
+        p.dense = esa_carve_take(carve, dense_bytes);
+        p.sparse = esa_carve_take(carve, sparse_bytes);
+    } else {
+        p.dense = p.sparse = esa_carve_take(carve, esa_max64(dense_bytes, sparse_bytes));
+    }
     return p;
 }
 
@@ -83,7 +89,11 @@ esa_status esa_attend(esa_ctx *ctx, const esa_backend *be, const esa_attn_args *
     const exact_parts p = carve_parts(&carve, ctx, be, args);
     const esa_attn_args dense = dense_args(args, &p);
     ESA_TRY(be->exact_take(ctx, args, p.q));
-    ESA_TRY(be->attention(ctx, &dense, p.rest));
-    ESA_TRY(be->attention(ctx, args, p.rest));
+    if (be->attention_both) {
+        ESA_TRY(be->attention_both(ctx, &dense, p.dense, args, p.sparse));
+    } else {
+        ESA_TRY(be->attention(ctx, &dense, p.dense));
+        ESA_TRY(be->attention(ctx, args, p.sparse));
+    }
     return be->exact_mend(ctx, args, p.o, p.lse);
 }

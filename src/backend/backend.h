@@ -75,6 +75,10 @@ typedef struct esa_backend {
     int64_t (*attention_workspace)(esa_ctx *ctx, const esa_attn_args *args);
     esa_status (*attention)(esa_ctx *ctx, const esa_attn_args *args, void *ws);
     const char *(*attention_kernel)(esa_ctx *ctx, const esa_attn_args *args);
+    /* Two calls that do not depend on one another, with a workspace each; the device may run them
+     * at the same time. NULL: the device runs one call after the other. */
+    esa_status (*attention_both)(esa_ctx *ctx, const esa_attn_args *first, void *first_ws,
+                                 const esa_attn_args *second, void *second_ws);
 
     /* Exact rows: R = args->exact_rows rows of every query block (rules/exact_rows.h). exact_take
      * copies these rows of q to rows [B][Hq][nq*R][D], contiguous, in args->dtype. exact_mend has

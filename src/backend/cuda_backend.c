@@ -105,6 +105,14 @@ static const char *cuda_attention_kernel(esa_ctx *ctx, const esa_attn_args *args
     return ctx->cuda->table->attention_kernel(ctx->cuda->dev, args);
 }
 
+static esa_status cuda_attention_both(esa_ctx *ctx, const esa_attn_args *first, void *first_ws,
+                                      const esa_attn_args *second, void *second_ws)
+{
+    const esa_cuda *c = ctx->cuda;
+    return esa_cuda_status(ctx, c->table->attention_both(c->dev, first, first_ws, second, second_ws,
+                                                         ctx->cuda_stream));
+}
+
 static esa_status cuda_exact_take(esa_ctx *ctx, const esa_attn_args *args, void *rows)
 {
     const esa_cuda *c = ctx->cuda;
@@ -325,6 +333,7 @@ const esa_backend esa_backend_cuda = {
     .attention_workspace = cuda_attention_workspace,
     .attention = cuda_attention,
     .attention_kernel = cuda_attention_kernel,
+    .attention_both = cuda_attention_both,
     .exact_take = cuda_exact_take,
     .exact_mend = cuda_exact_mend,
     .select_workspace = cuda_select_workspace,

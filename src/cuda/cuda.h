@@ -10,10 +10,10 @@
  * (esa_cuda_table.error) or in the text it was given. No function aborts, prints, or leaves a CUDA
  * error behind for the caller's next call. "stream" is a cudaStream_t; NULL is the default stream.
  *
- * attention, exact_take, exact_mend, select, importance, from_importance, the mask conversions and
- * the operations of networks only enqueue work. They do not allocate, synchronise or read host
- * memory after they return, so a CUDA graph can capture them. Every function restores the caller's
- * current device. */
+ * attention, attention_both, exact_take, exact_mend, select, importance, from_importance, the mask
+ * conversions and the operations of networks only enqueue work. They do not allocate, synchronise
+ * or read host memory after they return, so a CUDA graph can capture them. Every function restores
+ * the caller's current device. */
 #ifndef ESA_CUDA_CUDA_H
 #define ESA_CUDA_CUDA_H
 
@@ -167,6 +167,10 @@ typedef struct esa_cuda_table {
     esa_status (*attention)(esa_cuda_device *dev, const esa_attn_args *args, void *ws,
                             void *stream);
     const char *(*attention_kernel)(const esa_cuda_device *dev, const esa_attn_args *args);
+    /* Two calls that do not depend on one another, with a workspace each. They may run at the same
+     * time; work on the stream that follows waits for both. */
+    esa_status (*attention_both)(esa_cuda_device *dev, const esa_attn_args *first, void *first_ws,
+                                 const esa_attn_args *second, void *second_ws, void *stream);
 
     /* Exact rows: args->exact_rows = R rows of every query block. exact_take copies these rows of q
      * to rows [B][Hq][nq*R][D], contiguous. exact_mend gets their exact output o [B][Hq][nq*R][D]

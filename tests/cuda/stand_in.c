@@ -343,6 +343,14 @@ static esa_status attention(esa_cuda_device *dev, const esa_attn_args *args, voi
     return ESA_OK;
 }
 
+static esa_status attention_both(esa_cuda_device *dev, const esa_attn_args *first, void *first_ws,
+                                 const esa_attn_args *second, void *second_ws, void *stream)
+{
+    /* The other way round than on a GPU: nothing may depend on the order. */
+    const esa_status status = attention(dev, second, second_ws, stream);
+    return status ? status : attention(dev, first, first_ws, stream);
+}
+
 static const char *attention_kernel(const esa_cuda_device *dev, const esa_attn_args *args)
 {
     (void)dev;
@@ -561,6 +569,7 @@ static const esa_cuda_table table = {
     .attention_workspace = attention_workspace,
     .attention = attention,
     .attention_kernel = attention_kernel,
+    .attention_both = attention_both,
     .exact_take = exact_take,
     .exact_mend = exact_mend,
     .select_workspace = select_workspace,

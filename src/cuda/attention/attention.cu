@@ -137,3 +137,24 @@ esa_status attention_run(esa_cuda_device *dev, const esa_attn_args *args, void *
         status = tail_states(dev, &job.a, &parts, stream);
     return status ? status : choose(dev, &job.a).launch(dev, &job, stream);
 }
+
+// The first call runs on the side stream. Teams of both kernels take tiles until there are none, so
+// a second call with many tiles fills the multiprocessors that a first one with few leaves idle.
+esa_status attention_both(esa_cuda_device *dev, const esa_attn_args *first, void *first_ws,
+                          const esa_attn_args *second, void *second_ws, void *stream_handle)
+{
+    const current_device scope(dev->ordinal);
+    const cudaStream_t stream = (cudaStream_t)stream_handle;
+    esa_status status = device_check(dev, cudaEventRecord(dev->forked, stream),
+                                     "starting work beside other work");
+    if (!status)
+        status = device_check(dev, cudaStreamWaitEvent(dev->side, dev->forked, 0),
+                              "starting work beside other work");
+    if (status) return status;
+    status = attention_run(dev, first, first_ws, dev->side);
+    if (!status) status = attention_run(dev, second, second_ws, stream);
+    // The streams are joined in any case: what was started reads memory of the caller.
+    cudaError_t result = cudaEventRecord(dev->joined, dev->side);
+    if (result == cudaSuccess) result = cudaStreamWaitEvent(stream, dev->joined, 0);
+    return status ? status : device_check(dev, result, "waiting for work beside other work");
+}

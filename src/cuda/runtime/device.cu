@@ -141,6 +141,27 @@ static esa_status read_properties(esa_cuda_device *dev, char *error, int32_t err
     return ESA_OK;
 }
 
+// The side stream does not wait for the default stream, which the caller may use.
+static esa_status open_side(esa_cuda_device *dev, char *error, int32_t error_bytes)
+{
+    cudaError_t result = cudaStreamCreateWithFlags(&dev->side, cudaStreamNonBlocking);
+    if (result == cudaSuccess)
+        result = cudaEventCreateWithFlags(&dev->forked, cudaEventDisableTiming);
+    if (result == cudaSuccess)
+        result = cudaEventCreateWithFlags(&dev->joined, cudaEventDisableTiming);
+    if (result == cudaSuccess) return ESA_OK;
+    return fail_text(error, error_bytes, result, "creating a stream on the GPU");
+}
+
+static void close_side(esa_cuda_device *dev)
+{
+    const current_device scope(dev->ordinal);
+    if (dev->side) cudaStreamDestroy(dev->side);
+    if (dev->forked) cudaEventDestroy(dev->forked);
+    if (dev->joined) cudaEventDestroy(dev->joined);
+    cudaGetLastError();
+}
+
 esa_status device_open(esa_cuda_device **out, int32_t ordinal, const char *level, char *error,
                        int32_t error_bytes)
 {
@@ -173,7 +194,9 @@ esa_status device_open(esa_cuda_device **out, int32_t ordinal, const char *level
         if (result != cudaSuccess)
             status = fail_text(error, error_bytes, result, "opening the GPU");
     }
+    if (!status) status = open_side(dev, error, error_bytes);
     if (status) {
+        close_side(dev);
         free(dev);
         return status;
     }
@@ -185,6 +208,7 @@ void device_close(esa_cuda_device *dev)
 {
     transfer_close(dev);
     products_close(dev);
+    close_side(dev);
     free(dev);
 }
 

@@ -26,6 +26,9 @@ struct esa_cuda_device {
     esa_encode_tiled *encode_tiled; // tensor maps; null below sm_90
     product_state *products;        // null until the first product
     transfer_state *transfer;       // null until the first lane is used
+    // A second stream, which waits for `forked`; the caller's waits for `joined`.
+    cudaStream_t side;
+    cudaEvent_t forked, joined;
     char error[512];
 };
 
@@ -93,6 +96,8 @@ template <class T> static constexpr __host__ __device__ T ceil_div(T a, T b)
 int64_t attention_workspace(const esa_cuda_device *dev, const esa_attn_args *args);
 esa_status attention_run(esa_cuda_device *dev, const esa_attn_args *args, void *ws, void *stream);
 const char *attention_kernel(const esa_cuda_device *dev, const esa_attn_args *args);
+esa_status attention_both(esa_cuda_device *dev, const esa_attn_args *first, void *first_ws,
+                          const esa_attn_args *second, void *second_ws, void *stream);
 // exact_rows.cu
 esa_status exact_take(esa_cuda_device *dev, const esa_attn_args *args, void *rows, void *stream);
 esa_status exact_mend(esa_cuda_device *dev, const esa_attn_args *args, const void *o,

@@ -47,6 +47,7 @@ static const esa_cuda_table table = {
     attention_workspace,
     attention_run,
     attention_kernel,
+    attention_both,
     exact_take,
     exact_mend,
     select_workspace,
