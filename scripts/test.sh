@@ -187,7 +187,7 @@ fi
 # Emulation is some thirty times slower than the machine. The short run takes what depends on the processor; sessions
 # and mask files do not, and follow in the complete run.
 if [ "$mode" = all ]; then stage "NEON under qemu" neon
-else stage "NEON under qemu, without sessions and mask files" neon -E '^(session|maskfile)'
+else stage "NEON under qemu, without sessions and mask files" neon -E '^(session|maskfile|example\.0[56])'
 fi
 if [ "$mode" = all ]; then
     stage "tsan" tsan -L unit

@@ -18,8 +18,8 @@ ESA_WHEEL_PYTHON=$(scripts/python-env.sh scripts/requirements-wheel.txt)
 export ESA_WHEEL_PYTHON PATH=${ESA_WHEEL_PYTHON%/*}:$PATH
 export CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-2}
 folder=build-wheel
-rm -rf $folder/raw dist
-mkdir -p $folder/raw dist
+rm -rf $folder/raw $folder/repaired
+mkdir -p $folder/raw
 
 # gcc compiles and zig links (scripts/wheel-cc.sh). Nothing of this machine's libraries may be needed at run time, so
 # jansson is linked into the command, and the engine, which needs several, stays out.
@@ -31,10 +31,10 @@ launcher=$(command -v ccache || true)
 [ -z "$launcher" ] || defines+=(CMAKE_C_COMPILER_LAUNCHER="$launcher" CMAKE_CUDA_COMPILER_LAUNCHER="$launcher")
 "$ESA_WHEEL_PYTHON" -m pip wheel . --quiet --disable-pip-version-check --no-build-isolation --no-deps \
     --wheel-dir $folder/raw -Cbuild-dir=$folder/cmake "${defines[@]/#/-Ccmake.define.}"
-"$ESA_WHEEL_PYTHON" -m auditwheel repair --plat $platform --only-plat --wheel-dir dist $folder/raw/*.whl \
+"$ESA_WHEEL_PYTHON" -m auditwheel repair --plat $platform --only-plat --wheel-dir $folder/repaired $folder/raw/*.whl \
     >$folder/auditwheel.log 2>&1 || { cat $folder/auditwheel.log >&2; exit 1; }
 
-wheel=$(ls dist/*.whl)
+wheel=$(ls $folder/repaired/*.whl)
 "$ESA_WHEEL_PYTHON" -m auditwheel show "$wheel"
 parts=$("$ESA_WHEEL_PYTHON" -m zipfile -l "$wheel")
 for part in esa/lib/libesa.so esa/bin/esa; do
@@ -44,4 +44,6 @@ done
     { echo "wheel.sh: the CUDA plugin is missing in $wheel" >&2; exit 1; }
 bytes=$(stat -c %s "$wheel")
 [ "$bytes" -lt $((limit * 1000000)) ] || { echo "wheel.sh: $wheel has $bytes bytes, at most $limit MB" >&2; exit 1; }
-echo "$wheel, $((bytes / 1000)) kB, CUDA plugin: ${cuda/ON/yes}"
+rm -rf dist
+mv $folder/repaired dist
+echo "dist/${wheel##*/}, $((bytes / 1000)) kB, CUDA plugin: ${cuda/ON/yes}"
