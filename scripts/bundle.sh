@@ -18,7 +18,9 @@ while read -r name; do cp "$build/tests/$name" bundle/tests/; done <$build/tests
 cp $build/tests/gpu_tests.txt bundle/tests/
 cp $build/tests/libesa_stand_in.so $build/tests/libesa_other_abi.so bundle/tests/
 find $build/examples -maxdepth 1 -type f -perm -u+x -name 'example_*' -exec cp {} bundle/examples/ \;
-cp tests/cuda/check_torch.py tests/cuda/check_python.py bundle/tests/cuda/
+cp tests/cuda/check_torch.py tests/cuda/check_python.py tests/cuda/check_models.py bundle/tests/cuda/
+mkdir -p bundle/tests/python
+cp tests/python/minis.py tests/python/model_minis.py bundle/tests/python/
 cp bench/*.py bench/shapes.def $build/bench/session_overhead bundle/bench/
 # The Python package, read from where it stands; it finds the library beside its folder.
 mkdir -p bundle/python

@@ -126,6 +126,12 @@ if python3 -c 'import torch' 2>/dev/null; then
     collect                         # alone on the GPU: the next program looks at the memory of the whole GPU
     start check_python timeout "$limit" python3 "$here/tests/cuda/check_python.py" "$folder/libesa.so"
     collect
+    if python3 -c 'import diffusers' 2>/dev/null; then
+        start check_models timeout "$limit" python3 "$here/tests/cuda/check_models.py" "$folder/libesa.so"
+        collect
+    else
+        echo "---- check_models: not run, python3 has no diffusers"
+    fi
 else
     echo "---- check_torch: not run, python3 has no torch"
 fi
