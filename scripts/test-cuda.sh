@@ -148,7 +148,7 @@ if [ -z "$sanitizer" ] || [ -n "${ESA_TEST_NO_SANITIZER:-}" ]; then
     echo "---- compute-sanitizer: not run"
 else
     for name in test_gpu_attention test_gpu_levels test_gpu_exact_rows test_gpu_select test_gpu_order test_gpu_session \
-                test_gpu_biased test_gpu_planes test_plan test_golden; do
+                test_gpu_rows test_gpu_latents test_gpu_biased test_gpu_planes test_plan test_golden; do
         watch memcheck "$name"
     done
     for name in test_gpu_calls test_gpu_transfer; do    # they ask for more memory than there is, and expect the refusal
@@ -161,7 +161,7 @@ else
         watch racecheck "$name" ESA_CUDA=sm80
         case $gpu in *"sm90a kernels"*) watch synccheck "$name" ESA_CUDA=sm90a ;; esac
     done
-    for name in test_gpu_biased test_gpu_planes; do
+    for name in test_gpu_rows test_gpu_latents test_gpu_biased test_gpu_planes; do
         watch racecheck "$name" ESA_CUDA=sm80
         watch synccheck "$name"
         watch initcheck "$name"

@@ -212,7 +212,8 @@ static void check_norm(const norm_case *c)
 /* Every team of threads, whole and ragged, aligned and not, with every combination of parts. */
 static void norms(void **state)
 {
-    static const int64_t cols[] = { 8, 40, 129, 240, 1024, 1536, 1544, 2049, 5120, 8960 };
+    static const int64_t cols[] = { 8,    40,   129,  240,  1024,  1536,
+                                    1544, 2049, 5120, 8960, 14088, 16384 };
     static const int32_t type[][2] = { { F32, F32 }, { BF16, BF16 }, { BF16, F8 }, { F32, BF16 } };
     (void)state;
     for (int i = 0; i < 10; i++)
@@ -327,7 +328,7 @@ static void check_act(int64_t rows, int64_t cols, int32_t x_type, int32_t y_type
 
 static void activations(void **state)
 {
-    static const int64_t cols[] = { 7, 64, 256, 1544, 8960, 13824 };
+    static const int64_t cols[] = { 7, 64, 256, 1544, 8960, 13824, 16384 };
     (void)state;
     for (int i = 0; i < 6; i++)
         for (int32_t act = ESA_ACT_NONE; act <= ESA_ACT_GELU_TANH; act++)
