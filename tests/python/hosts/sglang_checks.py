@@ -3,26 +3,15 @@
 dist-info with our entry points. test_sglang.py runs this in a process of its own.
 
 Real: plugin loader, hook registry, platform enum and CUDA platform, backend interface, forward context. Stand-ins:
-kernel packages, the parsed command line."""
-import pathlib
+sglang_host.py."""
 import sys
 import types
 
-import stubs
 import torch
+from sglang_host import prepare
 
-folder = pathlib.Path(sys.argv[1])
-sys.path.insert(0, str(folder))
-stubs.install("IPython", "pybase64", "sgl_kernel", "triton", "zmq")
-# The package itself, without its __init__: it imports the language runtime.
-for name in ("sglang", "sglang.multimodal_gen.runtime.layers", "sglang.multimodal_gen.runtime.layers.attention",
-             "sglang.kernels", "sglang.srt.plugins", "sglang.multimodal_gen.runtime.managers"):
-    sys.modules[name] = types.ModuleType(name)
-    sys.modules[name].__path__ = [str(folder.joinpath(*name.split(".")))]
-args = types.SimpleNamespace(attention_backend_config={"sparsity": 0.5, "skip_first_steps": 1})
-server_args = types.ModuleType("sglang.multimodal_gen.runtime.server_args")
-server_args.get_global_server_args = lambda: args
-sys.modules[server_args.__name__] = server_args
+args = prepare(sys.argv[1])
+args.attention_backend_config.update(sparsity=0.5, skip_first_steps=1)
 
 from sglang.multimodal_gen.runtime.managers.forward_context import set_forward_context  # noqa: E402
 from sglang.multimodal_gen.runtime.platforms import plugins  # noqa: E402

@@ -22,7 +22,9 @@ class _Empty(abc.ABCMeta):
 
 
 def _empty(name):
-    return _Empty(name, (), {"__init__": lambda self, *a, **k: None, "__class_getitem__": classmethod(lambda c, x: c),
+    # what a call returns can decorate: it gives back what it gets
+    return _Empty(name, (), {"__init__": lambda self, *a, **k: None, "__call__": lambda self, x=None, *a, **k: x,
+                             "__class_getitem__": classmethod(lambda c, x: c),
                              "__init_subclass__": classmethod(lambda c, **k: None)})
 
 
