@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""esa inside vLLM-Omni 0.30.0 from PyPI, in a process of its own (hosts/omni_checks.py)."""
+"""esa inside vLLM-Omni 0.30.0 from PyPI, in processes of its own (hosts/omni_checks.py, hosts/omni_ulysses.py)."""
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 
@@ -9,12 +10,39 @@ import pytest
 from hosts import wheels
 
 HERE = pathlib.Path(__file__).resolve().parent
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HERE.parents[1] / "python")}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = wheels.unpacked(tmp_path_factory.mktemp("omni"), "vllm_omni", "vllm-omni==0.30.0", "einops==0.8.2")
+    wheels.write_entry_points(folder)
+    return folder
+
+
+def start(program, folder, **environment):
+    return subprocess.Popen([sys.executable, HERE / "hosts" / program, folder], stdout=subprocess.PIPE,
+                            stderr=subprocess.STDOUT, text=True, env={**ENVIRONMENT, **environment})
 
 
 @pytest.mark.slow
-def test_inside_the_released_host(tmp_path):
-    folder = wheels.unpacked(tmp_path, "vllm_omni", "vllm-omni==0.30.0", "einops==0.8.2")
-    wheels.write_entry_points(folder)
-    done = subprocess.run([sys.executable, HERE / "hosts" / "omni_checks.py", folder], capture_output=True, text=True,
-                          timeout=600, env={**os.environ, "PYTHONPATH": str(HERE.parents[1] / "python")})
-    assert done.returncode == 0 and "vLLM-Omni: ok" in done.stdout, done.stdout + done.stderr
+def test_inside_the_released_host(folder):
+    process = start("omni_checks.py", folder)
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0 and "vLLM-Omni: ok" in output, output
+
+
+@pytest.mark.slow
+def test_its_ulysses(folder):
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = str(s.getsockname()[1])
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    processes = [start("omni_ulysses.py", folder, RANK=str(rank), **shared) for rank in range(2)]
+    try:
+        for process in processes:
+            output, _ = process.communicate(timeout=300)
+            assert process.returncode == 0 and "Ulysses: ok" in output, output
+    finally:
+        for process in processes:
+            process.kill()
