@@ -120,6 +120,20 @@ python_tests() {
     count "$name, live parity" "$start" "$scratch/live.xml"
 }
 
+# python_check NAME REQUIREMENTS FILE: one file of tests that needs packages of its own, in an environment of them.
+python_check() {
+    local name=$1 requirements=$2 file=$3 start=$SECONDS python
+    if ! python=$(scripts/python-env.sh "$requirements"); then
+        note "$name" 0 1 0 $((SECONDS - start)) "no environment"
+        return
+    fi
+    start=$SECONDS
+    ESA_LIB=$PWD/build/libesa.so OMP_NUM_THREADS=1 \
+        "$python" -m pytest -q --junitxml="$scratch/check.xml" "$file" 2>&1 | tail -n 60
+    count "$name" "$start" "$scratch/check.xml"
+    rm -f "$scratch/check.xml"
+}
+
 # Fetching and unpacking torch is mostly waiting, and pytest keeps one core busy: the Python stages run beside the
 # others. They make their environment at once and run as soon as the libraries are built. They form a process group of
 # their own, so that all of it ends if this script does; their output follows at the end.
@@ -129,6 +143,8 @@ python_start() {
         if [ "$mode" = all ]; then
             python_tests "python" tests/python/requirements.txt --slow
             python_tests "python, diffusers 0.36" tests/python/requirements-036.txt
+            python_check "python, quantised layers" tests/python/requirements-quantised.txt \
+                tests/python/check_quantised.py
         else
             python_tests "python" tests/python/requirements.txt
         fi

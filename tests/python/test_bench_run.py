@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench/diffusers_run.py with a tiny model: works are met, every kind of step is found and counted."""
+"""Programs of bench/ with tiny models. diffusers_run.py: works are met, every kind of step is found and counted.
+together.py and together_clips.py: caches leave calls out, and esa counts the others."""
 import json
 import pathlib
 import sys
@@ -8,6 +9,8 @@ import pytest
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
 import diffusers_run  # noqa: E402
+import together  # noqa: E402
+import together_clips  # noqa: E402
 
 STEPS = 8
 
@@ -37,3 +40,31 @@ def test_wrong_words(words):
     with pytest.raises(SystemExit) as stop:
         diffusers_run.main(["--mini", "--device", "cpu", *words])
     assert stop.value.code == 2
+
+
+def test_seconds_together(tmp_path):
+    path = tmp_path / "together.json"
+    together.main(["--mini", "--device", "cpu", "--steps", str(STEPS), "--esa", "balanced", "--policy", "fast",
+                   "--json", str(path)])
+    shape, = json.loads(path.read_text())["shapes"]
+    assert [row["row"] for row in shape["rows"]] == ["dense", "cache-dit F1", "esa balanced",
+                                                     "esa balanced + cache-dit F1"]
+    dense, cached, sparse, both = shape["rows"]
+    # the first of three layers runs at every step
+    assert cached["computed_steps"] == both["computed_steps"] < STEPS
+    assert cached["computed"] == both["computed"] == pytest.approx((2 * cached["computed_steps"] / STEPS + 1) / 3)
+    assert dense["computed"] == sparse["computed"] == 1 and 0.4 < sparse["work"] < 0.5 < dense["speedup"] == 1
+    with pytest.raises(SystemExit):
+        together.main(["--mini", "--device", "cpu", "--first", "0"])
+
+
+@pytest.mark.slow
+def test_clips_together(tmp_path):
+    path = tmp_path / "clips.json"
+    together_clips.main(["--frames", "5", "--steps", "10", "--clips", "1", "--rows", "cache-dit,TaylorSeer,MagCache",
+                         "--json", str(path)])
+    rows = {row["row"]: row for row in json.loads(path.read_text())["rows"]}
+    assert rows["dense"]["calls"] == rows["esa"]["calls"] == 1 and rows["esa"]["psnr"] > 20
+    for name in ("TaylorSeer", "MagCache"):
+        assert rows[name]["calls"] == rows[f"esa + {name}"]["calls"] < 0.9
+    assert rows["esa + cache-dit"]["calls"] < 1

@@ -12,7 +12,7 @@ import pytest
 import torch
 from esa.diffusers.step_cache import Gate
 from esa.models import load_pipeline
-from together import STEPS, WARMUP, Reference, Video, note_calls, write_masks
+from loops import STEPS, WARMUP, Reference, Video, note_calls, write_masks
 
 # Of the largest value: nine steps in float32. Steps without a cache are 2e-6 from the reference; a block that is chosen
 # otherwise would be seen at 1e-2. TaylorSeer keeps bfloat16 and may round another way.

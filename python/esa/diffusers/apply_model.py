@@ -216,8 +216,8 @@ class Handle:
         step. Warns once if a whole video took more than 2 % more work than was asked for."""
         found = self._run.stats(layer, step)
         whole = layer < 0 and step < 0 and self.steps is not None and self.step + 1 == self.steps
-        # steps that were left out were to take less than their share
-        whole = whole and not found.skipped_steps
+        # Steps and blocks that a cache leaves out were to take less than their share.
+        whole = whole and found.calls == self._run.stats(step=0).calls * (self.steps or 0)
         if whole and not self._told and found.work > 1.02 * found.work_asked:
             self._told = True
             warnings.warn(
