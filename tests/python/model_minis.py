@@ -304,16 +304,16 @@ def qwen_edit():
     return qwen("qwen_edit", others=((1, 7, 9), ))
 
 
-def sd3():
+def sd3(dual=(0, )):
     """SD 3.5 medium's shape: the first block has a second attention, over the image alone; the last drops its text."""
     _, h, w = IMAGE
     model = diffusers.SD3Transformer2DModel(sample_size=48, patch_size=2, in_channels=4, num_layers=2,
                                             attention_head_dim=DIM, num_attention_heads=HEADS, joint_attention_dim=16,
                                             caption_projection_dim=64, pooled_projection_dim=8, out_channels=4,
-                                            pos_embed_max_size=48, dual_attention_layers=(0, ), qk_norm="rms_norm")
+                                            pos_embed_max_size=48, dual_attention_layers=dual, qk_norm="rms_norm")
     inputs = {"hidden_states": torch.randn(2, 4, 2 * h, 2 * w), "timestep": at(2),
               "encoder_hidden_states": words(2, TEXT), "pooled_projections": torch.randn(2, 8)}
-    return Model("sd3", model, inputs, Layout(grid=IMAGE, text_back=TEXT), 3, others=(Layout(grid=IMAGE), ))
+    return Model("sd3", model, inputs, Layout(grid=IMAGE, text_back=TEXT), 2 + len(dual), others=(Layout(grid=IMAGE), ))
 
 
 MODELS = {f.__name__: f

@@ -144,6 +144,26 @@ def test_the_given_frame_is_protected():
             assert handle._run.session.layout.protect_first_frame == protected
 
 
+@pytest.mark.parametrize("name", ["flux", "sd3", "wan_vace"])
+def test_fused_projections(name):
+    """Before and while esa is applied, against diffusers with fused projections (in SD3, whose processors are exchanged
+    for others, norms of q and k are then left out, and blocks with two attentions do not run)."""
+    model = model_minis.make(name, **({"dual": ()} if name == "sd3" else {}))
+    plain, config = model(), sparse(budget=1.0)
+    model.model.fuse_qkv_projections()
+    fused = model()
+    with esa.apply(model.model, config) as handle:
+        assert difference(model(), fused) <= EXACT and handle.stats().sparse_calls == model.layers
+        model.model.unfuse_qkv_projections()
+        assert difference(model(), plain) <= EXACT
+        model.model.fuse_qkv_projections()
+        assert difference(model(), fused) <= EXACT and handle.stats().sparse_calls == model.layers
+    assert torch.equal(model(), fused)
+    model.model.unfuse_qkv_projections()
+    assert difference(model(), plain) <= EXACT
+    assert not any("Esa" in type(p).__name__ for p in model.model.attn_processors.values())
+
+
 def test_padding_anywhere_in_the_text():
     """Qwen-Image's mask may have any pattern."""
     model = model_minis.make("qwen_padded")
