@@ -125,8 +125,7 @@ def framepack():
         config = types.SimpleNamespace(scaling_factor=1.0)
 
         def encode(self, image):
-            latents = torch.randn(1, 4, 1, 20, 24)
-            return types.SimpleNamespace(latent_dist=types.SimpleNamespace(sample=lambda generator: latents))
+            return encoded((1, 4, 1, 20, 24))
     pipe = build(diffusers.HunyuanVideoFramepackPipeline, "framepack", vae=Vae(), image_encoder=Encoder(),
                  feature_extractor=Images())
     masks = {"prompt_attention_mask": torch.ones(1, 20), "negative_prompt_attention_mask": torch.ones(1, 20)}
@@ -134,6 +133,44 @@ def framepack():
     call = {**VIDEO, "num_frames": 18, **pooled(), **masks, "image": picture(), "latent_window_size": 3,
             "true_cfg_scale": 2.0}
     return pipe, call, 2, (3, 10, 12)
+
+
+def encoded(shape):
+    """What a VAE's encode returns."""
+    latents = torch.randn(shape)
+    return types.SimpleNamespace(
+        latent_dist=types.SimpleNamespace(sample=lambda generator=None: latents, mode=lambda: latents))
+
+
+def hunyuan_i2v():
+    """The first frame's tokens have a timestep of their own, so they must stay in front: frame 0 is protected."""
+    class Vae:
+        spatial_compression_ratio, temporal_compression_ratio, dtype = 8, 4, torch.float32
+        config = types.SimpleNamespace(scaling_factor=1.0)
+
+        def encode(self, image):
+            return encoded((1, 4, 1, 20, 24))
+    pipe = build(diffusers.HunyuanVideoImageToVideoPipeline, "hunyuan_i2v", vae=Vae())
+    masks = {"prompt_attention_mask": torch.ones(1, 20), "negative_prompt_attention_mask": torch.ones(1, 20)}
+    return pipe, {**VIDEO, **pooled(), **masks, "image": picture(), "true_cfg_scale": 2.0}, 2, (3, 10, 12)
+
+
+def ltx_condition():
+    """A picture for a later frame: its tokens stand in front, and positions come instead of sizes."""
+    from diffusers.pipelines.ltx.pipeline_ltx_condition import LTXVideoCondition
+
+    class Vae:
+        spatial_compression_ratio, temporal_compression_ratio, dtype = 32, 8, torch.float32
+        latents_mean, latents_std = torch.zeros(4), torch.ones(4)
+        config = types.SimpleNamespace(scaling_factor=1.0)
+
+        def encode(self, video):
+            return encoded((1, 4, 1, 10, 12))
+    pipe = build(diffusers.LTXConditionPipeline, "ltx", vae=Vae())
+    masks = {"prompt_attention_mask": torch.ones(1, 12), "negative_prompt_attention_mask": torch.ones(1, 12)}
+    size = {"num_frames": 17, "height": 320, "width": 384}
+    call = {**size, **prompts(), **masks, "conditions": [LTXVideoCondition(image=picture(), frame_index=8)]}
+    return pipe, call, 1, (4, 10, 12)
 
 
 def hunyuan_15():
@@ -226,7 +263,7 @@ def skyreels():
 
 
 PIPELINES = [wan_i2v, wan_22_i2v, wan_22_ti2v, wan_vace, wan_animate, skyreels, skyreels_forcing, cogvideox_i2v,
-             framepack, hunyuan_15, ltx, ltx2, mochi, cosmos, flux, qwen, sd3]
+             hunyuan_i2v, framepack, hunyuan_15, ltx, ltx_condition, ltx2, mochi, cosmos, flux, qwen, sd3]
 PIPELINES = [make for make in PIPELINES if make.__name__ not in model_minis.MISSING]
 
 

@@ -74,7 +74,8 @@ class EsaConfig:
         selector "error"), or None. None in esa.apply: Hilbert, for rf_v2 tile, for error adaptive, with a mask file the
         file's order. None in a Session: tile for rf_v2, else raster.
     protect_first_frame
-        Keep frame 0's rows and columns whole; None: as the selector's original does.
+        Keep frame 0's rows and columns whole; None: as the selector's original does (rf_v2: yes), and in image to video
+        with esa.apply yes, but for selector "error".
     tail
         What stands in for skipped blocks: "none", "pooled" (the default), "centroid", or "levels" (the default of
         selector "error" and of mask files).
