@@ -14,7 +14,9 @@ import tempfile
 import venv
 import zipfile
 
-GUIDE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "install.md"
+TOP = pathlib.Path(__file__).resolve().parents[2]
+GUIDE = TOP / "docs" / "install.md"
+API = re.search(r"ESA_API_VERSION (\d+)", (TOP / "include" / "esa" / "version.h").read_text())[1]
 LARGEST = 40_000_000
 GLIBC = (2, 28)
 SYSTEM = re.compile(r"lib(c|m|dl|pthread|rt)\.so\.\d+|ld-linux-x86-64\.so\.2|libesa\.so\.\d+")
@@ -49,7 +51,7 @@ def check_files(folder, errors):
     """The shared objects and the command."""
     files = [p for p in folder.rglob("*") if p.is_file() and p.read_bytes()[:4] == b"\x7fELF"]
     names = {p.relative_to(folder).as_posix() for p in files}
-    for wanted in ("esa/lib/libesa.so.1", "esa/bin/esa"):
+    for wanted in (f"esa/lib/libesa.so.{API}", "esa/bin/esa"):
         if wanted not in names:
             errors.append(f"{wanted} is missing")
     for path in files:

@@ -73,11 +73,12 @@ def test_documented_examples_run_as_written():
 
 @pytest.mark.parametrize(("grid", "first", "sparsity", "protect", "want"), golden.RF)
 @pytest.mark.parametrize("sparse_type", ["rf_v2", "rf_v3"])
-def test_golden_rf(sparse_type, grid, first, sparsity, protect, want):
+@pytest.mark.parametrize("words", [{"mode": "compat"}, {"compat": "3.0"}, {"compat": "3.1"}], ids=str)
+def test_golden_rf(sparse_type, grid, first, sparsity, protect, want, words):
     tokens = grid[0] * grid[1] * grid[2]
     q, k = golden.values(first, tokens), golden.values(first + 1, tokens)
     mask = sparse_attention(q, k, k, sparse_type=sparse_type, sparsity=sparsity, latent_shape_q=grid,
-                            protect_first_frame=protect, mode="compat", return_mask=True)[1]
+                            protect_first_frame=protect, return_mask=True, **words)[1]
     assert golden.rows(mask) == want
 
 
