@@ -65,7 +65,6 @@ def check_files(folder, errors):
         if foreign:
             errors.append(f"{path.name} needs {foreign[0]}")
         print(f"{path.relative_to(folder)}: {path.stat().st_size} bytes, glibc {'.'.join(map(str, newest))}")
-    return names
 
 
 def check_environment(folder, wheel, arguments, errors):
