@@ -275,6 +275,20 @@ def flux_kontext():
     return dataclasses.replace(flux("flux_kontext", IMAGE[1:]), layout=Layout(grid=(2, *IMAGE[1:]), text_front=TEXT))
 
 
+def flux2():
+    """Positions have a fourth number; the single blocks project text, image and the feed-forward in one."""
+    _, h, w = IMAGE
+    model = diffusers.Flux2Transformer2DModel(in_channels=4, num_layers=1, num_single_layers=1, attention_head_dim=DIM,
+                                              num_attention_heads=HEADS, joint_attention_dim=16,
+                                              timestep_guidance_channels=8, mlp_ratio=1.0, axes_dims_rope=(8, 8, 8, 8))
+    one = torch.arange(1)
+    places = torch.cartesian_prod(one, torch.arange(h), torch.arange(w), one)[None]
+    inputs = {"hidden_states": torch.randn(1, h * w, 4), "timestep": at(value=0.9), "guidance": at(value=4.0),
+              "encoder_hidden_states": words(text=TEXT), "img_ids": places,
+              "txt_ids": torch.cartesian_prod(one, one, one, torch.arange(TEXT))[None]}
+    return Model("flux2", model, inputs, Layout(grid=IMAGE, text_front=TEXT), 2)
+
+
 def flux_kontext_other_size():
     return flux("flux_kontext_other_size", (7, 9))
 
@@ -319,7 +333,8 @@ def sd3(dual=(0, )):
 MODELS = {f.__name__: f
           for f in (wan_i2v, wan_ti2v, wan_vace, wan_animate, skyreels, skyreels_forcing, cogvideox_i2v, cogvideox_15,
                     hunyuan_i2v, hunyuan_concat, hunyuan_15, framepack, framepack_batch, ltx, ltx_condition, ltx2,
-                    mochi, cosmos, flux, flux_kontext, flux_kontext_other_size, qwen, qwen_padded, qwen_edit, sd3)}
+                    mochi, cosmos, flux, flux2, flux_kontext, flux_kontext_other_size, qwen, qwen_padded, qwen_edit,
+                    sd3)}
 
 
 # What this diffusers does not have; test_missing_models_are_named holds esa.supported() to it.

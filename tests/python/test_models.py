@@ -216,6 +216,22 @@ def test_prompts_of_two_lengths_in_one_video():
                 model(**short)
 
 
+@pytest.mark.parametrize("name", ["flux", "qwen_padded", "mochi"])
+def test_inference_mode(name):
+    """Tensors made in it have no version counter."""
+    model = model_minis.make(name)
+    want = model()
+    with torch.inference_mode(), esa.apply(model.model, sparse(budget=1.0)) as handle:
+        inputs = {key: x.clone() if torch.is_tensor(x) else x for key, x in model.inputs.items()}
+        for _ in range(2):
+            assert difference(model(**inputs), want) <= EXACT
+        if name == "flux":                      # other positions are read anew
+            inputs["img_ids"] = inputs["img_ids"].clone().view(15, 20, 3).transpose(0, 1).reshape(-1, 3)
+            inputs["img_ids"] = inputs["img_ids"][:, [0, 2, 1]]
+            model(**inputs)
+            assert handle._run.geometry.grid == (1, 20, 15)
+
+
 def test_what_cannot_work_is_said():
     model = model_minis.make("flux")
     with esa.apply(model.model, sparse()), pytest.raises(esa.EsaError, match="called without img_ids"):

@@ -164,7 +164,8 @@ class Run:
     def _grid(self, ids: torch.Tensor | None) -> tuple[int, int, int]:
         """The grid of tokens at these positions, read once per tensor."""
         what = str(self.family.ids)
-        mark = None if ids is None else (ids.data_ptr(), ids.shape, ids.stride(), ids._version)
+        mark = None if ids is None else (ids.data_ptr(), ids.shape, ids.stride(),
+                                         0 if ids.is_inference() else ids._version)
         if ids is None or self._positions is None or self._positions[0] != mark:
             # The tensor is kept, so that another cannot get its address.
             grid = grid_of_positions(ids, what)

@@ -13,8 +13,8 @@ from .families.base import Geometry
 
 
 def grid_of_positions(positions: torch.Tensor | None, what: str) -> tuple[int, int, int]:
-    """The grid of tokens whose positions (t, h, w) are given as [tokens, 3], [B, tokens, 3], [B, 3, tokens] or
-    [B, 3, tokens, 2]: the frames of equal size that the sequence begins with."""
+    """The grid of tokens whose positions (t, h, w, and more) are given as [tokens, 3], [B, tokens, 3], [B, 3, tokens]
+    or [B, 3, tokens, 2]: the frames of equal size that the sequence begins with."""
     if positions is None:
         raise EsaError(f"esa cannot tell the grid of the tokens: the transformer was called without {what}")
     x = positions.detach()
@@ -22,9 +22,9 @@ def grid_of_positions(positions: torch.Tensor | None, what: str) -> tuple[int, i
         x = x[..., 0]
     if x.ndim == 3:
         x = x[0].T if x.shape[1] == 3 else x[0]
-    if x.ndim != 2 or x.shape[1] != 3 or not len(x):
+    if x.ndim != 2 or x.shape[1] not in (3, 4) or not len(x):
         raise EsaError(f"esa cannot tell the grid of the tokens from positions of the shape {tuple(positions.shape)}")
-    x = x.cpu()
+    x = x[:, :3].cpu()
     width = _run(x[:, :2])
     frame = _run(x[:, :1])
     if frame % width or not torch.equal(x[:frame, 2].view(-1, width), x[:width, 2].expand(frame // width, width)):

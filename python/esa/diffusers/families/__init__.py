@@ -11,13 +11,13 @@ from .base import REST, Family, Geometry, Processor, Sizes
 from .cogvideox import COGVIDEOX
 from .cosmos import COSMOS
 from .hunyuan import FRAMEPACK, HUNYUAN, HUNYUAN_15
-from .images import FLUX, QWEN_IMAGE, SD3
+from .images import FLUX, FLUX2, QWEN_IMAGE, SD3
 from .ltx import LTX, LTX2
 from .mochi import MOCHI
 from .wan import SKYREELS, WAN, WAN_ANIMATE, WAN_VACE
 
 FAMILIES: tuple[Family, ...] = (WAN, WAN_VACE, WAN_ANIMATE, SKYREELS, COGVIDEOX, HUNYUAN, HUNYUAN_15, FRAMEPACK, LTX,
-                                LTX2, MOCHI, COSMOS, FLUX, QWEN_IMAGE, SD3)
+                                LTX2, MOCHI, COSMOS, FLUX, FLUX2, QWEN_IMAGE, SD3)
 _registered: dict[str, Family] = {}
 
 

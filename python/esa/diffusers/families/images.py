@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Image models: Flux, Qwen-Image, Stable Diffusion 3 and 3.5. An image is a video of one frame. Attention is joint over
-text and image; a picture to edit stands behind the image as more frames where it has the same size, else as tokens that
-are always attended.
+"""Image models: Flux 1 and 2, Qwen-Image, Stable Diffusion 3 and 3.5. An image is a video of one frame. Attention is
+joint over text and image; a picture to edit stands behind the image as more frames where it has the same size, else as
+tokens that are always attended.
 
 Flux packs its latents and says where each token is in `img_ids`; Qwen-Image says it in `img_shapes` and masks padded
 text; Stable Diffusion 3.5 medium has a second attention in some blocks, over the image alone."""
@@ -40,6 +40,11 @@ FLUX = Family(
     replaces=("FluxAttnProcessor", "FluxAttnProcessor2_0", "FusedFluxAttnProcessor2_0"),
     pipelines=("FluxPipeline", "FluxImg2ImgPipeline", "FluxInpaintPipeline", "FluxFillPipeline", "FluxControlPipeline",
                "FluxControlNetPipeline", "FluxKontextPipeline"))
+FLUX2 = Family(
+    name="Flux 2", transformer_classes=("Flux2Transformer2DModel", ), sizes=_sizes_flux, ids="img_ids",
+    attention=("transformer_blocks.*.attn", "single_transformer_blocks.*.attn"),
+    replaces=("Flux2AttnProcessor", "Flux2ParallelSelfAttnProcessor"),
+    pipelines=("Flux2Pipeline", "Flux2KleinPipeline", "Flux2KleinInpaintPipeline"))
 QWEN_IMAGE = Family(
     name="Qwen-Image", transformer_classes=("QwenImageTransformer2DModel", ), attention=("transformer_blocks.*.attn", ),
     sizes=_sizes_qwen, replaces=("QwenDoubleStreamAttnProcessor2_0", ),
