@@ -212,6 +212,10 @@ def flux():
     return build(diffusers.FluxPipeline, "flux"), {**PICTURE, **pooled(), "true_cfg_scale": 2.0}, 2, (1, 15, 20)
 
 
+def flux2():
+    return build(diffusers.Flux2Pipeline, "flux2"), {**PICTURE, "prompt_embeds": words(text=20)}, 1, (1, 15, 20)
+
+
 def qwen():
     """The two prompts have different lengths."""
     embeds = {}
@@ -263,7 +267,7 @@ def skyreels():
 
 
 PIPELINES = [wan_i2v, wan_22_i2v, wan_22_ti2v, wan_vace, wan_animate, skyreels, skyreels_forcing, cogvideox_i2v,
-             hunyuan_i2v, framepack, hunyuan_15, ltx, ltx_condition, ltx2, mochi, cosmos, flux, qwen, sd3]
+             hunyuan_i2v, framepack, hunyuan_15, ltx, ltx_condition, ltx2, mochi, cosmos, flux, flux2, qwen, sd3]
 PIPELINES = [make for make in PIPELINES if make.__name__ not in model_minis.MISSING]
 
 
