@@ -50,7 +50,7 @@ class Patch:
                  dense_layers: tuple[int, ...], min_tokens: int) -> None:
         self.config, self.window = config, (sigma_end, sigma_start)
         self.dense_layers, self.min_tokens = frozenset(dense_layers), min_tokens
-        self.installed: set[Any] = set()
+        self.overrides: dict[Any, Any] = {}     # by the override they chain to
         self.name = type(model).__name__
         self.patch_size = getattr(model, "patch_size", None)
         self.offsets: dict[Any, int] = {}
@@ -157,7 +157,7 @@ class Patch:
     # ---- forecasters of steps: what the next evaluation would be, and whether receipts agree
 
     def __call__(self, *, layout: Any = None, options: Any, model: Any = None) -> tuple[Any, ...] | None:
-        if options.get(OVERRIDE) not in self.installed:
+        if options.get(OVERRIDE) not in self.overrides.values():
             return None
         try:
             sigma = self.moment(options)[2]
@@ -207,10 +207,10 @@ def install(patch: Patch, options: Any) -> None:
     """Puts the patch on top of the hook. Done again before each step, so that a node applied later is chained to and
     does not replace it."""
     current = options.get(OVERRIDE)
-    if current not in patch.installed:
-        override = make_override(patch, current)
-        patch.installed.add(override)
-        options[OVERRIDE] = override
+    if current not in patch.overrides.values():
+        if current not in patch.overrides:
+            patch.overrides[current] = make_override(patch, current)
+        options[OVERRIDE] = patch.overrides[current]
     policies = options.get(POLICIES)
     if policies is None or isinstance(policies, dict):
         options[POLICIES] = {**(policies or {}), KEY: patch}

@@ -136,6 +136,14 @@ with set_forward_context(omni_diffusion_config=wan, denoise_step_idx=0), torch.n
 assert torch.equal(out, reference(*given, 0.5, latent_shape_q=GRID))
 (*given, _), out = seen["cross"]
 assert close(out, esa.attention(*given, input_layout="BSND", scale=DIM**-0.5))
+# ---- the same block as vLLM-Omni compiles it, without waiting for a compiler: our call is a break in the graph
+block.attn1.attn._forward_hooks.clear()
+block.attn2.attn._forward_hooks.clear()
+with set_forward_context(omni_diffusion_config=wan, denoise_step_idx=0), torch.no_grad():
+    plain = block(hidden, context, temb, None, vsa_dit_seq_shape=GRID)
+    compiled = torch.compile(block.forward, dynamic=True, backend="eager")
+    for _ in range(2):
+        assert close(compiled(hidden, context, temb, None, vsa_dit_seq_shape=GRID), plain)
 # ---- what Ulysses hands over: all tokens, some heads
 whole = call(layer(wan), wan, 0, q, k, v)
 part = call(layer(wan), wan, 0, *(x[:, :, 1:].contiguous() for x in (q, k, v)))
