@@ -20,10 +20,12 @@ setup-build:
 	@scripts/setup.sh build
 
 # A prompt becomes two videos with the embedded model, dense and sparse, side by side. `build/esa demo` prints the table
-# for attention alone.
+# for attention alone. With an NVIDIA driver the plugin is built too, if nvcc is found: the command takes the GPU and
+# says so, or says why it does not.
+NVIDIA = $(wildcard /proc/driver/nvidia/version)
 demo:
 	@scripts/setup.sh video
-	@$(MAKE) --no-print-directory command
+	@$(MAKE) --no-print-directory $(if $(NVIDIA),all,command)
 	@mkdir -p demo
 	@$(BUILD)/esa generate --compare dense \
 	    --dense-out demo/dense.mp4 --out demo/sparse.mp4 --beside-out demo/side-by-side.mp4 --json demo/demo.json
@@ -65,7 +67,7 @@ clean:
 
 help:
 	@echo 'make            build the libraries (and the CUDA plugin if nvcc is found) and the command, build/esa'
-	@echo 'make demo       turn a prompt into a video, dense and sparse, with the embedded model: demo/*.mp4'
+	@echo 'make demo       turn a prompt into a video, dense and sparse, with the embedded model, on the GPU if there is one'
 	@echo 'make test       run all tests: release, sanitizers, NEON under qemu, short fuzzing, Python'
 	@echo 'make test-all   also thread sanitizer, clang, long fuzzing, fresh clone; writes docs/results/test-all.md'
 	@echo 'make cuda       build everything with the CUDA plugin in build-cuda/ (needs nvcc 12.4 or newer)'

@@ -4,6 +4,8 @@
 #include "clip/evaluate.h"
 #include "core/folders.h"
 
+#include <string.h>
+
 static const char what[] = "evaluate";
 
 static int save(const evaluate_result *r, const evaluate_options *o, const char *output, int frames)
@@ -20,10 +22,19 @@ static int save(const evaluate_result *r, const evaluate_options *o, const char 
     return cli_json_save(json, output);
 }
 
+/* Other commands take a GPU here, so the option says why this one does not. */
+static int check_device(const char *device)
+{
+    if (!device || strcmp(device, "auto") == 0 || strcmp(device, "cpu") == 0) return CLI_OK;
+    return cli_usage("%s: --device is '%s', expected auto or cpu: the measures agree with other "
+                     "programs to many digits, which needs f32, and GPUs convolve in bf16 here",
+                     what, device);
+}
+
 int cmd_evaluate(int argc, char **argv)
 {
     evaluate_options o = { .net = EVALUATE_ANY };
-    const char *output = NULL;
+    const char *output = NULL, *device = NULL;
     int no_frames = 0, done;
     const cli_option options[] = {
         { "--reference", CLI_TEXT, &o.reference, "PATH", 0, 0, 0,
@@ -37,6 +48,7 @@ int cmd_evaluate(int argc, char **argv)
         { "--net", CLI_CHOICE, &o.net, EVALUATE_NETS, 0, 0, 0, "backbone of LPIPS (alex)" },
         { "--no-frames", CLI_FLAG, &no_frames, NULL, 0, 0, 0,
           "leave the values of single frames out of the JSON (off)" },
+        { "--device", CLI_TEXT, &device, "auto|cpu", 0, 0, 0, "both mean the CPU (auto)" },
         { "--threads", CLI_INT, &o.threads, "N", 0, ESA_MAX_THREADS, 0,
           "CPU threads; 0: one per core (0)" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
@@ -48,6 +60,8 @@ int cmd_evaluate(int argc, char **argv)
                              "[frames, height, width, 3] in safetensors or NPY.",
                              options, argc, argv, NULL, &done);
     if (status || done) return status;
+    status = check_device(device);
+    if (status) return status;
     if (!o.reference || !o.generated)
         return cli_usage("%s: %s is missing; 'esa evaluate --help' lists the options", what,
                          o.reference ? "--generated PATH" : "--reference PATH");

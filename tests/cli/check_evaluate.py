@@ -170,6 +170,7 @@ class Evaluate(kit.Folder):
         os.mkdir(self.path("empty"))
         self.fails(status=2, says=["--reference"])
         self.fails("--reference", "a.npy", status=2, says=["--generated"])
+        self.fails("--device", "cuda", status=2, says=["--device", "'cuda'", "auto or cpu", "bf16"])
         self.fails("--reference", "a.npy", "--generated", "none.npy", says=["none.npy", "No such file"])
         self.fails("--reference", "empty", "--generated", "empty", says=["empty", "no videos"])
         self.fails("--reference", "a.npy", "--generated", "a.npy", "--net", "squeeze", status=2, says=["alex"])
