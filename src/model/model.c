@@ -219,6 +219,7 @@ void esa_model_free(esa_model *model)
     if (!model) return;
     const esa_allocator mem = model->ctx->mem;
     esa_text_part_free(model->text);
+    esa_embeds_forget(model);
     esa_wan_vae_free(model->vae);
     esa_wan_dit_free(model->dit);
     esa_nn_close(&model->nn);

@@ -13,6 +13,15 @@
 #include "model/text_part.h"
 #include "model/vae/wan_vae.h"
 
+/* A text and its embeddings, kept for the next video: a prompt is often used again, with other
+ * settings, and the negative prompt hardly changes. */
+typedef struct esa_known_text {
+    char *text;     /* NULL: none */
+    float *embeds;  /* in host memory */
+    int64_t length; /* bytes of text, with its end */
+    int64_t bytes;  /* of embeds */
+} esa_known_text;
+
 struct esa_model {
     esa_ctx *ctx; /* the caller's; its guard is held while a call runs */
     esa_nn nn;    /* on the device of the model */
@@ -28,7 +37,8 @@ struct esa_model {
     esa_sched_config sched;
     esa_wan_dit *dit;
     esa_wan_vae *vae;
-    esa_text_part *text; /* NULL until first needed */
+    esa_text_part *text;     /* NULL until first needed */
+    esa_known_text known[2]; /* of the branches, embeds.c */
     /* defaults and sizes; esa_model_get_info fills in parameters and memory */
     esa_model_info info;
     /* the current call, for the ticks of the parts */
@@ -84,5 +94,6 @@ esa_status esa_embeds_get(esa_model *model, esa_embeds *embeds, const esa_genera
 /* Writes a file that params->prompt_embeds can name. */
 esa_status esa_embeds_save(esa_model *model, const esa_embeds *embeds, const char *path);
 void esa_embeds_free(esa_model *model, esa_embeds *embeds);
+void esa_embeds_forget(esa_model *model); /* the texts that the model knows */
 
 #endif

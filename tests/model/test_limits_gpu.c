@@ -135,6 +135,12 @@ static void said(void **state)
 
 /* ---------------------------------------------------------------- the text encoder */
 
+static int32_t count_text(void *user, const esa_progress *p)
+{
+    *(int32_t *)user += p->stage == ESA_STAGE_TEXT;
+    return 0;
+}
+
 /* It stays for the next prompt where there is room, and leaves for blocks of the transformer where
  * there is not. The pixels are the same. */
 static void text_stays(void **state)
@@ -153,6 +159,18 @@ static void text_stays(void **state)
             assert_int_equal(esa_model_get_info(model, &info), ESA_OK);
             if (!tight || on_stand_in()) assert_int_equal(info.parameters[2] > 0, !tight);
         }
+        /* the last prompt again: the model still knows it, and opens no text encoder */
+        esa_generate_params p = rich();
+        esa_generate_stats stats;
+        esa_frames *again;
+        int32_t loads = 0;
+        p.prompt = "two cubes";
+        p.progress = count_text;
+        p.progress_user = &loads;
+        again = made(ctx, model, &p, &stats);
+        assert_true(isinf(psnr(ctx, frames[tight][1], again)));
+        assert_int_equal(loads, 2); /* one for each branch, none for layers */
+        esa_frames_free(again);
         esa_model_free(model);
         esa_ctx_free(ctx);
     }

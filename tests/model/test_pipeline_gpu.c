@@ -144,6 +144,7 @@ static void cancelled(void **state)
     if (on_stand_in()) assert_int_equal(free_bytes(), before);
     /* a text encoder that was broken off does not stay there */
     p.progress = stop_at_text;
+    p.prompt = "a prompt that the model does not know yet";
     assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_STATE, "cancelled", NULL);
     if (on_stand_in()) assert_true(free_bytes() > before);
     nanosleep(&(struct timespec){ .tv_sec = 2 }, NULL);
@@ -200,6 +201,7 @@ static int32_t walk(const esa_generate_params *p, int32_t stride)
 {
     esa_ctx *ctx = context();
     esa_model *open = NULL;
+    esa_generate_params now = p ? *p : esa_generate_params_default();
     int32_t failed = 0, ended = 0;
     if (p) { /* once without failures: the text encoder stays from now on */
         esa_generate_stats stats;
@@ -213,7 +215,8 @@ static int32_t walk(const esa_generate_params *p, int32_t stride)
         esa_frames *frames = NULL;
         snprintf(text, sizeof text, "%d", (int)n);
         setenv("ESA_STAND_IN_FAIL", text, 1);
-        const esa_status status = p ? esa_generate(open, &frames, p, NULL)
+        if (p) now.prompt = text; /* the model remembers the last prompt */
+        const esa_status status = p ? esa_generate(open, &frames, &now, NULL)
                                     : open_on(ctx, &open, ESA_DEVICE_CUDA, 0);
         ended = getenv("ESA_STAND_IN_FAIL") != NULL;
         unsetenv("ESA_STAND_IN_FAIL");
@@ -240,7 +243,7 @@ static void failures(void **state)
     const int64_t before = free_bytes();
     esa_generate_params p = video(32, 1);
     p.frames = 1;
-    const int32_t opening = walk(NULL, 29), making = walk(&p, 37);
+    const int32_t opening = walk(NULL, 29), making = walk(&p, 31);
     assert_int_equal(free_bytes(), before);
     print_message("failed at %d points while opening, at %d while making a video\n", opening,
                   making);
