@@ -62,10 +62,14 @@ esa_status esa_model_find_tile(esa_model *m, const int32_t latent[3], int64_t sc
         return ESA_OK;
     }
     int32_t size[3];
+    char left[48] = "";
     esa_wan_vae_size(&m->vae_config, latent, size);
+    if (!m->nn.be->host_memory)
+        snprintf(left, sizeof left, ", %.2f GB are left",
+                 1e-9 * (double)esa_max64(0, spare - more));
     return esa_fail(m->ctx, ESA_ERR_MEMORY,
-                    "out of memory: decoding %d x %d pixels%s takes %.2f GB", size[2], size[1],
-                    asked ? " in these tiles" : ", even in tiles,", 1e-9 * (double)*bytes);
+                    "out of memory: decoding %d x %d pixels%s takes %.2f GB%s", size[2], size[1],
+                    asked ? " in these tiles" : ", even in tiles,", 1e-9 * (double)*bytes, left);
 }
 
 /* ---------------------------------------------------------------- the plan in words */
@@ -112,8 +116,8 @@ esa_status esa_run_begin(esa_model *m, esa_run *r)
     /* On a device the weights leave room for the decoder. In host memory it takes the place of the
      * activations, so they must be there first. */
     if (r->p.decode && !host)
-        ESA_TRY(esa_model_find_tile(m, r->latent, room.scratch, 0, &r->tile, &decoder));
-    room.after = decoder;
+        ESA_TRY(esa_model_find_tile(m, r->latent, room.scratch, r->mask_bytes, &r->tile, &decoder));
+    room.after = decoder + r->mask_bytes; /* the session lives as long as the call */
     esa_wan_dit_set_room(m->dit, &room);
     ESA_TRY(esa_wan_dit_begin(m->dit, r->latent, &r->layout, r->selector, r->mode, r->branches));
     ESA_TRY(esa_nn_reserve(&m->nn, r->scratch, NULL));

@@ -124,17 +124,20 @@ static void copy_now(stand_in_lane *l)
     l->copies = 0;
 }
 
-static esa_status landed(esa_cuda_device *dev, int32_t lane)
+static esa_status arrive(esa_cuda_device *dev, int32_t lane, void *stream)
 {
+    (void)stream;
     const esa_status status = check_lane(dev, lane);
     if (!status) copy_now(&dev->lane[lane]);
     return status;
 }
 
-static esa_status arrive(esa_cuda_device *dev, int32_t lane, void *stream)
+/* A wait that fails means that the copies failed: their sources may be freed. */
+static esa_status landed(esa_cuda_device *dev, int32_t lane)
 {
-    (void)stream;
-    return landed(dev, lane);
+    const esa_status status = arrive(dev, lane, NULL);
+    if (status && lane >= 0 && lane < ESA_CUDA_LANES) dev->lane[lane].copies = 0;
+    return status;
 }
 
 static esa_status used(esa_cuda_device *dev, int32_t lane, void *stream)
