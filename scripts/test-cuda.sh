@@ -35,7 +35,7 @@ failed=0
 table=()
 names=()
 pids=()
-limit=${ESA_TEST_SECONDS:-200}
+limit=${ESA_TEST_SECONDS:-300}
 
 note() {    # note NAME PASSED FAILED [remark]
     passed=$((passed + $2))
@@ -147,15 +147,18 @@ watch() {   # watch TOOL PROGRAM [VARIABLE=value...]
 if [ -z "$sanitizer" ] || [ -n "${ESA_TEST_NO_SANITIZER:-}" ]; then
     echo "---- compute-sanitizer: not run"
 else
+    # The slowest come first.
+    watch racecheck test_gpu_order
+    watch racecheck test_gpu_select
+    for tool in racecheck memcheck synccheck; do
+        api_errors=no watch "$tool" test_gpu_products    # cuBLASLt tries calls that some GPUs refuse
+    done
     for name in test_gpu_attention test_gpu_levels test_gpu_exact_rows test_gpu_select test_gpu_order test_gpu_session \
                 test_gpu_rows test_gpu_latents test_gpu_biased test_gpu_planes test_plan test_golden; do
         watch memcheck "$name"
     done
     for name in test_gpu_calls test_gpu_transfer; do    # they ask for more memory than there is, and expect the refusal
         api_errors=no watch memcheck "$name"
-    done
-    for tool in memcheck racecheck synccheck; do
-        api_errors=no watch "$tool" test_gpu_products    # cuBLASLt tries calls that some GPUs refuse
     done
     for name in test_gpu_attention test_gpu_levels test_gpu_exact_rows; do
         watch racecheck "$name" ESA_CUDA=sm80
@@ -166,8 +169,6 @@ else
         watch synccheck "$name"
         watch initcheck "$name"
     done
-    watch racecheck test_gpu_select
-    watch racecheck test_gpu_order
     watch initcheck test_gpu_order
     watch synccheck test_gpu_order
     collect
