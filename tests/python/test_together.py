@@ -3,6 +3,9 @@
 
 Two effects compose if a call that the other leaves out is not counted, and a call that is computed uses the mask of its
 true step and layer. Masks come from a file that has others for every step and layer, so a wrong one shows."""
+import pathlib
+import re
+
 import cache_dit
 import diffusers
 import esa
@@ -89,7 +92,7 @@ ON = {"FirstBlockCache": first_block, "TaylorSeer": taylor_seer_attention, "Tayl
       "cache-dit": cache_dit_blocks}
 NEEDS = {"TaylorSeer": "TaylorSeerCacheConfig", "TaylorSeer lite": "TaylorSeerCacheConfig",
          "MagCache": "MagCacheConfig", "SeaCache": "SeaCacheConfig"}
-# What this diffusers has: 0.36 knows three of them.
+# What this diffusers has: 0.36 lacks two.
 KNOWN = [name for name in ON if hasattr(diffusers, NEEDS.get(name, "DiffusionPipeline"))]
 NAMES = {"wan": ("cond", "uncond"), "cogvideox": ("cond_uncond",), "hunyuan": ("cond",)}
 SIZES = {"hunyuan": {"layers": 2, "single_layers": 2}}
@@ -274,3 +277,21 @@ def test_pipeline_with_two_transformers(pipe, cache):
         else:
             pipe.transformer.disable_cache()
             pipe.transformer_2.disable_cache()
+
+
+def test_the_page(tmp_path, capsys):
+    """What docs/together.md tells a reader to type, in fewer steps. cache-dit computes eight blocks unless told
+    otherwise, so the model has nine."""
+    pipe = load_pipeline(pipelines.make_wan(str(tmp_path / "wan")), device="cpu")
+    pipe.transformer = diffusers.WanTransformer3DModel.from_config({**pipe.transformer.config, "num_layers": 9}).eval()
+    pipe.set_progress_bar_config(disable=True)
+    text = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "together.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 2
+    names = {"pipe": pipe}
+    for block in blocks:
+        block = block.replace("num_inference_steps=50", "num_inference_steps=3")
+        exec(compile(block, "docs/together.md", "exec"), names)
+        assert len(names["frames"]) == 1
+    assert "Wan, 9 layers" in capsys.readouterr().out
+    names["handle"].remove()
