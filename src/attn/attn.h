@@ -39,9 +39,8 @@ typedef struct esa_qkvo {
 
 /* Makes a plan; also checks shapes and params. On success the caller owns *plan and frees it with
  * esa_plan_free; on failure *plan is NULL. select NULL: a plan without a selector. */
-ESA_ENGINE esa_status esa_plan_make(esa_ctx *ctx, esa_plan **plan, const esa_shapes *shapes,
-                                    const esa_select_params *select,
-                                    const esa_attention_params *attention);
+esa_status esa_plan_make(esa_ctx *ctx, esa_plan **plan, const esa_shapes *shapes,
+                         const esa_select_params *select, const esa_attention_params *attention);
 /* *mask = an empty mask of B batch entries on the plan's device. The caller owns it. fine: means
  * per block on its fine level; -1: as the plan's selector makes them. */
 esa_status esa_plan_mask(const esa_plan *plan, esa_mask **mask, int64_t B, int32_t fine);
