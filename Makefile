@@ -67,7 +67,7 @@ clean:
 
 help:
 	@echo 'make            build the libraries (and the CUDA plugin if nvcc is found) and the command, build/esa'
-	@echo 'make demo       turn a prompt into a video, dense and sparse, with the embedded model, on the GPU if there is one'
+	@echo 'make demo       turn a prompt into a video, dense and sparse, on the GPU if there is one: demo/*.mp4'
 	@echo 'make test       run all tests: release, sanitizers, NEON under qemu, short fuzzing, Python'
 	@echo 'make test-all   also thread sanitizer, clang, long fuzzing, fresh clone; writes docs/results/test-all.md'
 	@echo 'make cuda       build everything with the CUDA plugin in build-cuda/ (needs nvcc 12.4 or newer)'

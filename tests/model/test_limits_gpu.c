@@ -83,6 +83,42 @@ static void monotone(void **state)
     esa_ctx_free(ctx);
 }
 
+/* Masks of a file are in the account too, with the scratch of the calls that use them. */
+static void cached(void **state)
+{
+    (void)state;
+    if (!on_stand_in()) skip();
+    scratch dir = scratch_make();
+    char recording[640], masks[640];
+    const char *const list[] = { recording };
+    snprintf(recording, sizeof recording, "%s", scratch_path(&dir, "recording"));
+    snprintf(masks, sizeof masks, "%s", scratch_path(&dir, "masks"));
+    esa_ctx *ctx = context();
+    esa_generate_stats stats;
+    esa_generate_params p = video(64, 2);
+    p.session = esa_session_params_recommended(ESA_SESSION_RECORD, ESA_SELECT_ENTROPY, 0);
+    p.session.select.block_q = p.session.select.block_k = 16;
+    p.record = recording;
+    esa_frames_free(within(40 * MIB, &p, &stats));
+    if (esa_mask_file_build(ctx, masks, list, 1, NULL)) fail_msg("%s", esa_ctx_error(ctx));
+    p.record = NULL;
+    p.masks = masks;
+    p.session.mode = ESA_SESSION_CACHED;
+    p.session.warmup_frac = 0.2; /* step 0, as the masks say */
+    esa_frames *want = NULL;
+    for (int64_t limit = 40 * MIB; limit > 20 * MIB; limit -= 18 * MIB) {
+        esa_frames *frames = within(limit, &p, &stats);
+        assert_non_null(frames);
+        assert_true(stats.session.masks_loaded > 0 && stats.session.sparse_calls > 0);
+        if (want) assert_true(isinf(psnr(ctx, want, frames)));
+        esa_frames_free(want);
+        want = frames;
+    }
+    esa_frames_free(want);
+    esa_ctx_free(ctx);
+    scratch_remove(&dir);
+}
+
 /* ---------------------------------------------------------------- the plan in words */
 
 static void note(void *user, const char *line)
@@ -272,8 +308,8 @@ static void host_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(monotone), cmocka_unit_test(said),        cmocka_unit_test(text_stays),
-        cmocka_unit_test(tiles),    cmocka_unit_test(host_memory),
+        cmocka_unit_test(monotone),   cmocka_unit_test(cached), cmocka_unit_test(said),
+        cmocka_unit_test(text_stays), cmocka_unit_test(tiles),  cmocka_unit_test(host_memory),
     };
     return cmocka_run_group_tests(tests, begin, NULL);
 }
