@@ -146,8 +146,8 @@ def test_presets_masks_and_memory(seed, tmp_path):
         node(host.Patcher(host.WanModel()), preset="fast", selector="rf_v2")
     with pytest.raises(ValueError, match="dense_layers names layer 7, WanModel has layers 0 to 2"):
         node(host.Patcher(host.WanModel()), dense_layers="7")
-    with pytest.raises(esa.EsaError, match="strict"):
-        node(host.Patcher(host.WanModel()), masks_file=str(tmp_path / "none.safetensors")).sample(x, context)
+    with pytest.raises(ValueError, match="the node: masks names .*none.safetensors', which is not a file"):
+        node(host.Patcher(host.WanModel()), masks_file=str(tmp_path / "none.safetensors"))
 
 
 def test_strict_or_one_warning(seed, caplog):

@@ -20,10 +20,16 @@ def test_options():
     config = config_of({"selector": "entropy", "budget": 0.5, "dense_layers": [1, 2], "block": [64, 32]}, "json")
     assert config.strict is False and config.dense_layers == (1, 2) and config.blocks == (64, 32)
     assert config_of({"strict": True}, "json").strict is True
-    with pytest.raises(ValueError, match="json has no setting 'budgets'; its settings are those of esa.EsaConfig"):
-        config_of({"budgets": 0.5}, "json")
-    with pytest.raises(ValueError, match="not for hosts"):
-        config_of({"selector": "full"}, "json")
+    for options, message in (
+            ({"budgets": 0.5}, "json has no setting 'budgets'; it takes selector, budget, sparsity,"),
+            ({"step_cache": 0.05}, "json has no setting 'step_cache'"), ({"kernel": "fa4"}, "no setting 'kernel'"),
+            ("balanced", "json must hold settings by name, such as .*, not 'balanced'"),
+            ({"budget": "0.3"}, "json: budget must lie between 0 and 1, not '0.3'"),
+            ({"selector": "full"}, "json: selector 'full' keeps every block; selector 'dense' does the same"),
+            ({"masks": "none.safetensors"}, "json: masks names 'none.safetensors', which is not a file"),
+            ({"work": 0.4, "plan": "none.json"}, "json: plan names 'none.json', which is not a file")):
+        with pytest.raises(ValueError, match=message):
+            config_of(options, "json")
     assert needs_steps(config) and not needs_steps(config.replace(warmup_frac=0.0))
     assert needs_steps(config_of({}, "json")) and not needs_steps(config_of({"selector": "dense"}, "json"))
 
@@ -72,6 +78,17 @@ def test_what_stays_dense(seed):
         HostRun(config_of({"dense_layers": [7]}, ""), layers=4)
     with pytest.raises(esa.EsaError, match="nothing ran yet"):
         HostRun(config_of({}, ""), layers=1).stats()
+
+
+def test_what_cannot_be_sparse_is_said(seed):
+    """Never run dense in silence: the host gets the reason, without the layer and the step, and logs it once."""
+    config = config_of({"budget": 0.5, "warmup_frac": 0.0, "dense_first_layer": False}, "")
+    for tensors, reason in (([x[:, :100] for x in qkv(seed)], "^grid_q 3x8x16 with text 0 front, 0 back does not make"),
+                            ([x.double() for x in qkv(seed)], "^q has dtype float64"),
+                            ([torch.zeros(1, TOKENS, 1, 300)] * 3, "^q has head dim 300")):
+        with pytest.raises(Dense, match=reason) as error:
+            HostRun(config, layers=1).attention(0, *tensors, layout=esa.Layout(grid=GRID), step=0)
+        assert not error.value.by_policy
 
 
 def test_a_step_that_fails_leaves_no_half_made_session(seed):

@@ -121,6 +121,15 @@ def test_generator_with_any_operator(ours, setting, seed):
     assert (out - want).abs().max() < 1e-5 and mask.density < 0.9
 
 
+def test_a_mask_of_ours_is_a_tensor_to_others(ours, seed):
+    q, k, _ = tensors(seed)
+    mask = ours.EsaMaskGenerator(32, 32, {"esa": {"budget": 0.3}})(q, k)
+    want = torch.from_numpy(mask.mask.blocks())
+    assert torch.equal(mask.squeeze(0).int(), want[0].int()) and mask.shape == want.shape
+    assert torch.equal(torch.nonzero(mask), torch.nonzero(want)) and torch.equal(mask[0, 1], want[0, 1])
+    assert torch.equal(torch.logical_not(input=mask), ~want)
+
+
 def test_pooled_operator(ours, seed):
     q, k, v = tensors(seed)
     setting = {"esa": {"budget": 0.3}}
@@ -131,9 +140,17 @@ def test_pooled_operator(ours, seed):
 
 
 def test_refused(ours):
-    with pytest.raises(ValueError, match="a mask generator sees q and k only"):
-        ours.EsaMaskGenerator(sparse_setting={"esa": {"selector": "error"}})
-    with pytest.raises(ValueError, match="sparse_setting.esa has no setting 'budgets'"):
-        ours.EsaMaskGenerator(sparse_setting={"esa": {"budgets": 0.2}})
+    for setting, message in (
+            ({"selector": "error"}, "a mask generator sees q and k only, so selector must be .*, not 'error'"),
+            ({"budgets": 0.2}, "sparse_setting.esa has no setting 'budgets'; it takes grid, selector, budget,"),
+            ({"preset": "fast"}, "has no setting 'preset'"), ({"dense_layers": [0]}, "has no setting 'dense_layers'"),
+            ("fast", "sparse_setting.esa must hold settings by name"),
+            ({"grid": [3, 8]}, r"grid must be three numbers t, h, w of at least 1, not \[3, 8\]"),
+            ({"grid": "3x8x20"}, "grid must be three numbers t, h, w of at least 1, not '3x8x20'")):
+        with pytest.raises(ValueError, match=message):
+            ours.EsaMaskGenerator(sparse_setting={"esa": setting})
+    q, k, v = tensors(0)
+    with pytest.raises(ValueError, match="takes one sequence, but cu_seqlens_q names 2"):
+        ours.EsaOperator()(q, k, v, None, cu_seqlens_q=torch.tensor([0, 240, 480]))
     with pytest.raises(ValueError, match=r"grid is \(9, 9, 9\), but there are 480 tokens"):
         ours.EsaMaskGenerator(sparse_setting={"esa": {"grid": [9, 9, 9]}})(*tensors(0)[:2])

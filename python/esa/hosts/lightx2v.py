@@ -2,7 +2,7 @@
 """LightX2V: `import esa.hosts.lightx2v` before a runner is built registers
 
     esa_operator, esa_pooled_operator   our attention, for the block masks of any mask generator
-    esa_mask_generator                  our selectors, for the operators of anybody
+    esa_mask_generator                  our selectors, for any operator
 
 for `general_sparse_attn`, whose two parts they are (docs/lightx2v.md)."""
 from __future__ import annotations
@@ -13,15 +13,21 @@ from typing import Any
 import torch
 from lightx2v.utils.registry_factory import SPARSE_MASK_GENERATOR_REGISTER, SPARSE_OPERATOR_REGISTER
 
+from ..core import structs as T
 from ..core.functional import attention, select
 from ..core.layout import Layout, order
 from ..core.mask import Mask
-from .run import config_of, order_of
+from .run import check_settings, config_of, order_of
+
+_SELECTORS = ("entropy", "rf_v2", "ada_bsa", "random")
+# What a mask generator can do: it knows neither layers nor steps, and the operator has the blocks and the tail.
+_SETTINGS = ("grid", "selector", "budget", "sparsity", "cdf_threshold", "keep_sink", "keep_recent", "samples", "order",
+             "window", "protect_first_frame", "mode")
 
 
 class Blocks:
-    """A mask of ours on its way from generator to operator. Any other operator sees the tensor [B, H, nq, nk] that it
-    expects, made when it asks."""
+    """A mask of ours on its way from generator to operator. To any other operator it is the tensor [B, H, nq, nk] that
+    it expects, made when it asks: attributes, methods and functions of torch are those of the tensor."""
 
     def __init__(self, mask: Mask, device: torch.device) -> None:
         self.mask, self._device, self._tensor = mask, device, None
@@ -34,6 +40,14 @@ class Blocks:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.tensor, name)
+
+    def __getitem__(self, place: Any) -> torch.Tensor:
+        return self.tensor[place]
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        plain = [x.tensor if isinstance(x, cls) else x for x in args]
+        return function(*plain, **{k: x.tensor if isinstance(x, cls) else x for k, x in (kwargs or {}).items()})
 
 
 class EsaOperator:
@@ -48,6 +62,9 @@ class EsaOperator:
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, cu_seqlens_q: Any = None,
                  cu_seqlens_kv: Any = None, max_seqlen_q: Any = None, max_seqlen_kv: Any = None,
                  **kwargs: Any) -> torch.Tensor:
+        for name, ends in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_kv", cu_seqlens_kv)):
+            if ends is not None and len(ends) > 2:
+                raise ValueError(f"esa_operator takes one sequence, but {name} names {len(ends) - 1}")
         found = mask.mask if isinstance(mask, Blocks) else self._convert(mask, q.shape[0], k.shape[0])
         out = attention(q[None], k[None], v[None], found, tail=self.tail, input_layout="BSND")
         return out[0].flatten(1)
@@ -73,14 +90,15 @@ class EsaMaskGenerator:
 
     def __init__(self, q_block_size: int = 128, k_block_size: int = 128, sparse_setting: Any = None,
                  attnmap_frame_num: int | None = None) -> None:
-        options = dict((sparse_setting or {}).get("esa") or {})
-        grid = options.pop("grid", None)
-        self.grid = None if grid is None else tuple(int(n) for n in grid)
-        config = config_of({"selector": "entropy", "block": [q_block_size, k_block_size], **options},
-                           "sparse_setting.esa")
-        if config.selector in ("error", "dense") or config.masks is not None:
-            raise ValueError("a mask generator sees q and k only: selector must be 'entropy', 'rf_v2' or 'ada_bsa'")
-        self.config = config
+        options = (sparse_setting or {}).get("esa") or {}
+        check_settings(options, "sparse_setting.esa", _SETTINGS)
+        self.grid = _grid(options.get("grid"))
+        self.config = config_of({"selector": "entropy", "block": [q_block_size, k_block_size],
+                                 **{name: value for name, value in options.items() if name != "grid"}},
+                                "sparse_setting.esa")
+        if self.config.selector not in _SELECTORS:
+            raise ValueError("sparse_setting.esa: a mask generator sees q and k only, so selector must be 'entropy', "
+                             f"'rf_v2' or 'ada_bsa', not {self.config.selector!r}")
         self._orders: dict[tuple[int, Any], tuple[torch.Tensor, torch.Tensor]] = {}
         self._ordered: tuple[Any, Any, Any, Any] | None = None      # q, k and the same in order
 
@@ -129,6 +147,16 @@ class EsaMaskGenerator:
             there = torch.from_numpy(order(layout, x.shape[0])).long().to(x.device)
             self._orders[key] = there, torch.argsort(there)
         return self._orders[key]
+
+
+def _grid(given: Any) -> tuple[int, ...] | None:
+    if given is None:
+        return None
+    message = "sparse_setting.esa: grid must be three numbers t, h, w of at least 1"
+    grid = T.wholes(given, message)
+    if len(grid) != 3 or min(grid) < 1:
+        raise ValueError(f"{message}, not {given!r}")
+    return grid
 
 
 for _register, _name, _part in ((SPARSE_OPERATOR_REGISTER, "esa_operator", EsaOperator),

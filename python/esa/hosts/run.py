@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Mapping
+import os
+import re
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from ..core import structs as T
@@ -17,30 +19,45 @@ from ..core.session import Session, Stats, mode_of
 _BRANCHES, _FILE_BRANCHES = 4, 2
 # Steps of a session whose number of steps decides nothing.
 _OPEN_ENDED = 1000
+# Settings that hosts take: all but those that need esa.apply.
+SETTINGS = tuple(f.name for f in dataclasses.fields(EsaConfig) if f.name not in ("kernel", "step_cache"))
+# How the library begins the reason why a call cannot be sparse.
+_PLACE = re.compile(r"^layer \d+, step \d+ would have run dense: ")
 
 
 class Dense(Exception):
-    """Why a call stays dense. by_policy: somebody asked for it, so it is neither an error nor worth a warning."""
+    """Why a call stays dense. by_policy: the user asked for it, so it is neither an error nor worth a warning."""
 
     def __init__(self, reason: str, by_policy: bool = False) -> None:
         super().__init__(reason)
         self.by_policy = by_policy
 
 
+def check_settings(options: Any, what: str, names: Sequence[str] = SETTINGS) -> None:
+    """A ValueError unless options map names of settings to values. what names the JSON in messages."""
+    if not isinstance(options, Mapping):
+        raise ValueError(f'{what} must hold settings by name, such as {{"budget": 0.3}}, not {options!r}')
+    unknown = [name for name in options if name not in names]
+    if unknown:
+        raise ValueError(f"{what} has no setting {unknown[0]!r}; it takes {', '.join(names)}")
+
+
 def config_of(options: Mapping[str, Any], what: str) -> EsaConfig:
     """An EsaConfig from a host's JSON. Unlike in EsaConfig itself, strict is off unless it is asked for: hosts stay
     dense where they cannot be sparse. what names the JSON in messages."""
-    names = [f.name for f in dataclasses.fields(EsaConfig)]
-    unknown = [name for name in options if name not in names]
-    if unknown:
-        raise ValueError(f"{what} has no setting {unknown[0]!r}; its settings are those of esa.EsaConfig: "
-                         f"{', '.join(names)}")
+    check_settings(options, what)
     values: dict[str, Any] = {"strict": False}
     for name, value in options.items():
         values[name] = tuple(value) if isinstance(value, list) else value
-    config = EsaConfig(**values)
-    if config.selector == "full" or config.kernel != "auto":
-        raise ValueError(f"{what}: selector 'full' and kernel {config.kernel!r} are not for hosts")
+    try:
+        config = EsaConfig(**values)
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from error
+    if config.selector == "full":
+        raise ValueError(f"{what}: selector 'full' keeps every block; selector 'dense' does the same faster")
+    for name, path in (("masks", config.masks), ("plan", config.plan)):
+        if path is not None and not os.path.isfile(path):
+            raise ValueError(f"{what}: {name} names {os.fspath(path)!r}, which is not a file")
     return config
 
 
@@ -126,6 +143,8 @@ class HostRun:
             Where the model is; steps None: unknown, a Dense error if the config needs it.
         branch
             The host's name of the guidance branch; None: calls of a layer within one step are counted.
+
+        A call that cannot be sparse is a Dense error, whatever config.strict says: the host decides what to do then.
         """
         key = (layout, steps, scale, heads, sigma, q.device, q.shape[-1])
         if key != self._key:
@@ -141,7 +160,11 @@ class HostRun:
         self._step = step
         assert self.session is not None
         self.session.step(step, self._branch(layer, branch))
-        return self.session.attention(layer, q.detach(), k.detach(), v.detach(), input_layout=input_layout, out=out)
+        try:
+            return self.session.attention(layer, q.detach(), k.detach(), v.detach(), input_layout=input_layout, out=out)
+        except (EsaError, ValueError) as error:
+            # Hosts log a reason once, so it does not name the layer and the step.
+            raise Dense(_PLACE.sub("", str(error))) from error
 
     def _branch(self, layer: int, label: Hashable) -> int:
         if label is not None:
@@ -161,7 +184,8 @@ class HostRun:
             raise Dense("the number of steps is not known here, but the settings need it (a preset, work, masks or "
                         "warmup_frac): tell it, or use a budget with warmup_frac 0")
         branches = _BRANCHES if config.masks is None else _FILE_BRANCHES
-        return Session(config, layers=self.layers, steps=steps or _OPEN_ENDED, branches=branches,
+        # A session that is not strict would run dense by itself, and the host could not say why.
+        return Session(config.replace(strict=True), layers=self.layers, steps=steps or _OPEN_ENDED, branches=branches,
                        layout=order_of(config, layout), scale=scale, heads=heads, device=device,
                        sigma=sigma if config.spends_work else None)
 

@@ -134,7 +134,7 @@ def _settings() -> EsaConfig | None:
     """esa's part of --attention-backend-config."""
     from sglang.multimodal_gen.runtime.server_args import get_global_server_args
     options = (getattr(get_global_server_args(), "attention_backend_config", None) or {}).get("esa")
-    return config_of(dict(options), "attention_backend_config.esa") if options else None
+    return config_of(options, "attention_backend_config.esa") if options else None
 
 
 def _steps() -> int | None:

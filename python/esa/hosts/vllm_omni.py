@@ -26,7 +26,7 @@ from vllm_omni.platforms import current_omni_platform
 from ..core.config import EsaConfig
 from ..core.layout import Layout
 from ..core.library import EsaError, load
-from .run import Dense, Model, Models, config_of
+from .run import SETTINGS, Dense, Model, Models, check_settings, config_of
 
 logger = init_logger(__name__)
 NAME = "RAINFUSION_ATTN"
@@ -40,18 +40,21 @@ def register() -> None:
     register_diffusion_backend(DiffusionAttentionBackendEnum[NAME], f"{__name__}.EsaBackend")
 
 
-def _settings(role: str) -> Mapping[str, Any] | None:
-    """esa's own settings of a role. They travel in skip_calibration, the one field of the host's JSON that it hands on
-    unread, because the JSON is checked before plugins are loaded."""
+def _settings(role: str) -> tuple[Mapping[str, Any], int | None]:
+    """esa's own settings of a role, and the number of steps among them. They travel in skip_calibration, the one field
+    of the host's JSON that it hands on unread, because the JSON is checked before plugins are loaded."""
     config = get_current_diffusion_config_or_none()
     if config is None:
-        return None
+        return {}, None
     spec, _ = config.diffusion_attention_config.resolve_with_source(role=role)
-    return (getattr(spec, "skip_calibration", None) or {}).get("esa")
-
-
-def _esa_config(options: Mapping[str, Any]) -> EsaConfig:
-    return config_of({name: value for name, value in options.items() if name != "steps"}, "skip_calibration.esa")
+    found = (getattr(spec, "skip_calibration", None) or {}).get("esa")
+    if found is None:
+        return {}, None
+    check_settings(found, "skip_calibration.esa", (*SETTINGS, "steps"))
+    steps = found.get("steps")
+    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
+        raise ValueError(f"skip_calibration.esa: steps must be an integer of at least 1, not {steps!r}")
+    return {name: value for name, value in found.items() if name != "steps"}, steps
 
 
 class EsaBackend(AttentionBackend):
@@ -95,17 +98,15 @@ class EsaImpl(AttentionImpl):
                  num_kv_heads: int | None = None, prefix: str = "", qkv_layout: str | None = None,
                  backend_kwargs: dict[str, Any] | None = None, role: str = "self", **extra: Any) -> None:
         given = backend_kwargs or {}
-        esa = _settings(role)
+        esa, self.steps = _settings(role)
         self.sparsity, self.precision = float(given.get("sparsity", 0.0)), str(given.get("precision", "bf16"))
         self.start_step, self.end_step = int(given.get("start_step", 0)), int(given.get("end_step", 0))
         self.skip_layers = frozenset(given.get("skip_layers") or ())
-        self.steps = None if esa is None else esa.get("steps")
-        esa = None if not esa or set(esa) <= {"steps"} else esa
         # The flags as the original means them: rf_v2 in every call, nothing in place of dropped blocks.
-        self.config = _esa_config(esa) if esa is not None else EsaConfig(
+        self.config = config_of(esa, "skip_calibration.esa") if esa else EsaConfig(
             selector="rf_v2", sparsity=self.sparsity, tail="none", warmup_frac=0.0, dense_first_layer=False,
             strict=False)
-        self.enabled = self.config.selector != "dense" and (esa is not None or self.sparsity > 0)
+        self.enabled = self.config.selector != "dense" and (bool(esa) or self.sparsity > 0)
         self.num_heads, self.scale, self.qkv_layout = num_heads, softmax_scale, qkv_layout
         try:
             self.layer = extract_layer_index(prefix) if prefix else None
@@ -164,7 +165,7 @@ class EsaImpl(AttentionImpl):
         run.attention(self.layer, query[:, :used], key[:, :used], value[:, :used], layout=layout, step=step,
                       steps=steps, scale=self.scale, heads=self._heads(query.shape[2]), out=out[:, :used])
         if used < query.shape[1]:
-            out[:, used:] = 0               # padding: nobody reads it, but it should be finite
+            out[:, used:] = 0               # padding is never read, but it should be finite
         logger.info_once("%s on esa: %s, layout %s", NAME, repr(self.config), str(layout))
         return out
 

@@ -170,6 +170,9 @@ assert run.stats().sparse_calls == 2 and run.videos == 1
 call(module, own, 0, q, k, v)                               # the next video
 assert run.videos == 2 and run.stats().calls == 1
 fails("has no setting 'selektor'", lambda: layer(sparse({"selektor": "error"})))
+fails("has no setting 'step'; it takes", lambda: layer(sparse({"step": 4})))
+fails("must hold settings by name", lambda: layer(sparse("balanced")))
+fails("steps must be an integer of at least 1, not '40'", lambda: layer(sparse({"steps": "40"})))
 fails("say the same thing", lambda: layer(sparse({"budget": 0.3, "sparsity": 0.2})))
 # the preset: each step twice, which are the guidance branches
 preset = sparse({"preset": "fast", "steps": 3, "order": "hilbert"})
