@@ -6,6 +6,7 @@ import ctypes
 
 import esa
 import minis
+import model_minis
 import pipelines
 import pytest
 import torch
@@ -96,6 +97,32 @@ def test_which_steps_are_left_out(family):
             assert (handle.stats(step=5).computed_steps, handle.stats(step=5).skipped_steps) == (0, 1)
         assert "step cache: 4 steps computed, 8 left out" in handle.report()
     assert "forward" not in vars(mini.model)
+
+
+def other_video(name, config):
+    """Eight steps of another model. Returns its last output and the handle."""
+    model = model_minis.make(name)
+    context = getattr(model.model, "cache_context", lambda _: contextlib.nullcontext())
+    with esa.apply(model.model, config, steps=8) as handle, torch.no_grad():
+        for i in range(8):
+            given = {**model.inputs, "hidden_states": model.inputs["hidden_states"] * (1 - 0.02 * i),
+                     "timestep": model.inputs["timestep"] * (1 - 0.1 * i)}
+            with context("cond"):
+                out = model.model(**given)
+    return out, handle
+
+
+@pytest.mark.parametrize("name", ["framepack", "ltx", "flux", "sd3"])
+def test_other_models(name):
+    out, handle = other_video(name, ALL)
+    assert (handle.stats().computed_steps, handle.stats().skipped_steps, handle.step) == (3, 5, 7)
+    assert isinstance(out.sample, torch.Tensor)
+
+
+def test_models_with_several_outputs_are_refused():
+    for name in {"ltx2"} - model_minis.MISSING:             # video and sound
+        with pytest.raises(esa.EsaError, match="keeps the one tensor that a transformer returns"):
+            other_video(name, ALL)
 
 
 def test_off_changes_nothing():

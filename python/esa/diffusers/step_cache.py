@@ -37,8 +37,8 @@ def _difference(x: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
 
 def _sample(output: Any) -> torch.Tensor:
     """The one tensor that a transformer returns."""
-    found = output[0] if isinstance(output, tuple) and len(output) == 1 else getattr(output, "sample", None)
-    if not isinstance(found, torch.Tensor):
+    found = output[0] if isinstance(output, tuple) else getattr(output, "sample", None)
+    if not isinstance(found, torch.Tensor) or len(output) != 1:
         raise EsaError(
             "step_cache keeps the one tensor that a transformer returns, but this one returned "
             f"{type(output).__name__}: set step_cache=0")
