@@ -276,6 +276,12 @@ class Golden(Base):
         self.pair(3, 4, 1200)
         grid = ["--selector", "rf_v2", "--mode", "compat", "--grid", "3,20,20", "--sparsity", "0.6"]
         self.assertEqual(self.select(*grid), "3ff 3ff 3ff 3ff 11f 1ef af 1cf 3cf 23f")
+        for release in ("3.0", "3.1"):          # without text they are the same
+            self.assertEqual(self.select(*grid, "--release", release), "3ff 3ff 3ff 3ff 11f 1ef af 1cf 3cf 23f")
+        # 1170 + 30 tokens are 10 + 1 blocks apart and 10 together
+        text = ["--selector", "rf_v2", "--mode", "compat", "--grid", "3,15,26", "--text-front", "30", "--release"]
+        self.assertEqual([len(self.select(*text, release).split()) for release in ("3.0", "3.1")], [11, 10])
+        self.fails("masks", "select", "--q", "q", "--k", "k", *grid, "--release", "2.0", status=2, says=["2.0"])
         self.assertEqual(self.select(*grid, "--protect-first-frame", "0"), "2c4 309 c6 194 119 1e0 aa 1c2 3c0 238")
         self.pair(5, 6, 1024)
         grid = ["--selector", "rf_v2", "--mode", "compat", "--grid", "4,16,16", "--sparsity", "0.5"]

@@ -92,9 +92,16 @@ def test_what_cannot_be_sparse_is_said(seed):
 
 
 def test_a_step_that_fails_leaves_no_half_made_session(seed):
-    run = HostRun(config_of({"budget": 0.5, "warmup_frac": 0.0}, ""), layers=1)
-    with pytest.raises(ValueError, match="text_front must be"):
+    run = HostRun(config_of({"budget": 0.5, "warmup_frac": 0.0, "dense_first_layer": False}, ""), layers=1)
+    with pytest.raises(Dense, match="text_front must be"):
         run.attention(0, *qkv(seed), layout=esa.Layout(grid=GRID, text_front=-1), step=0)
+    with pytest.raises(esa.EsaError, match="would have run dense: .* does not make Nq = 384 tokens"):
+        run.attention(0, *qkv(seed), layout=esa.Layout(grid=(9, 9, 9)), step=0)
+    with pytest.raises(Dense, match="at most 8 are possible"):
+        run.attention(0, *qkv(seed), layout=esa.Layout(spans=((0, (1, 1, 1)),) * 9), step=0)
+    q, k, v = qkv(seed)
+    with pytest.raises(Dense, match="q has dtype float32 and k float16"):
+        run.attention(0, q, k.half(), v, layout=esa.Layout(grid=GRID), step=0)
     out = run.attention(0, *qkv(seed), layout=esa.Layout(grid=GRID), step=0)
     assert np.isfinite(out.numpy()).all()
 

@@ -105,20 +105,20 @@ class Models:
     def __init__(self) -> None:
         self._newest: Model | None = None
 
-    def place(self, name: Hashable, number: int | None = None) -> tuple[Model, int]:
-        """The model and the number of a new layer. number None: layers are numbered as they are made."""
+    def place(self, name: Hashable) -> tuple[Model, int]:
+        """The model and the number of a new layer; layers are numbered as they are made."""
         model = self._newest
         if model is None or name in model.names:
             model = self._newest = Model()
         model.names.add(name)
-        number = model.layers if number is None else number
-        model.layers = max(model.layers, number + 1)
-        return model, number
+        model.layers += 1
+        return model, model.layers - 1
 
 
 class HostRun:
-    """The attention of one model. A session serves all videos of one size, number of steps and device; another size
-    makes another session. Calls come in the order of execution; a step that goes backwards begins a new video."""
+    """The attention of one model. Calls that could only run dense are errors. A session serves all videos of one size,
+    number of steps and device; another size makes another session. Calls come in the order of execution; a step that
+    goes backwards begins a new video."""
 
     def __init__(self, config: EsaConfig, layers: int) -> None:
         bad = [i for i in config.dense_layers if i >= layers]
@@ -135,7 +135,7 @@ class HostRun:
     def attention(self, layer: int, q: Any, k: Any, v: Any, *, layout: Layout, step: int, steps: int | None = None,
                   branch: Hashable = None, scale: float | None = None, heads: tuple[int, int] = (0, 0),
                   sigma: tuple[float, ...] | None = None, input_layout: str = "BSND", out: Any = None) -> Any:
-        """One self-attention call.
+        """One self-attention call. Dense, or an EsaError of the session, says why it cannot be done.
 
         layout
             Of these tokens, with spans as tuples (it is compared).
@@ -146,6 +146,14 @@ class HostRun:
 
         A call that cannot be sparse is a Dense error, whatever config.strict says: the host decides what to do then.
         """
+        try:
+            return self._attention(layer, q, k, v, layout, step, steps, branch, scale, heads, sigma, input_layout, out)
+        except ValueError as error:
+            raise Dense(str(error)) from error
+
+    def _attention(self, layer: int, q: Any, k: Any, v: Any, layout: Layout, step: int, steps: int | None,
+                   branch: Hashable, scale: float | None, heads: tuple[int, int], sigma: tuple[float, ...] | None,
+                   input_layout: str, out: Any) -> Any:
         key = (layout, steps, scale, heads, sigma, q.device, q.shape[-1])
         if key != self._key:
             self.session = self._key = None         # the old one goes first: both would hold GPU memory
@@ -179,7 +187,8 @@ class HostRun:
 
     def _make(self, layout: Layout, steps: int | None, scale: float | None, heads: tuple[int, int],
               sigma: tuple[float, ...] | None, device: Any) -> Session:
-        config = self.config
+        # Sessions are strict in any case: the host hears of every call that would be dense, and decides.
+        config = self.config.replace(strict=True)
         if steps is None and needs_steps(config):
             raise Dense("the number of steps is not known here, but the settings need it (a preset, work, masks or "
                         "warmup_frac): tell it, or use a budget with warmup_frac 0")

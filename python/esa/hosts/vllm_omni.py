@@ -112,9 +112,11 @@ class EsaImpl(AttentionImpl):
             self.layer = extract_layer_index(prefix) if prefix else None
         except (AssertionError, ValueError):
             self.layer = None
+        # The host's settings count layers by their names; sessions need a number of its own for each.
         self.model: Model | None = None
-        if self.layer is not None:
-            self.model, _ = _models.place((prefix, role), self.layer)
+        self.number = 0
+        if role != "cross":
+            self.model, self.number = _models.place((prefix, role))
         if self.enabled:
             self._check(causal)
         dense = _load(current_omni_platform.get_diffusion_attn_backend_cls(None, head_size))
@@ -151,18 +153,16 @@ class EsaImpl(AttentionImpl):
     def _sparse(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, metadata: Any) -> torch.Tensor:
         step, steps = self._moment()
         # Cross-attention carries no metadata: it is dense by nature.
-        if metadata is None or key.shape[1] != query.shape[1]:
+        if metadata is None or self.model is None or key.shape[1] != query.shape[1]:
             raise Dense("cross-attention", by_policy=True)
         layout, used = _layout_of(metadata, query.shape[1], self.config.min_tokens or MIN_VIDEO_TOKENS)
         if self.qkv_layout is None:
             raise Dense("this layer does not say that its tensors are BSND (qkv_layout)")
         if step is None:
             raise Dense("the forward context has no step (denoise_step_idx)")
-        if self.model is None or self.layer is None:
-            raise Dense("the layer's prefix has no number")
         run = self.model.run(self.config)
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
-        run.attention(self.layer, query[:, :used], key[:, :used], value[:, :used], layout=layout, step=step,
+        run.attention(self.number, query[:, :used], key[:, :used], value[:, :used], layout=layout, step=step,
                       steps=steps, scale=self.scale, heads=self._heads(query.shape[2]), out=out[:, :used])
         if used < query.shape[1]:
             out[:, used:] = 0               # padding is never read, but it should be finite
