@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Speed of the CUDA backend beside torch's attentions, in one process, interleaved: torch SDPA (cuDNN, flash), compiled
-FlexAttention over the same blocks, and ours through libesa's plan tier on torch tensors and torch's stream. One table
-per section, the wanted figure (bar) beside the measured one. Needs a GPU, torch, and libesa with its plugin (make cuda,
-or a bundle).
+FlexAttention and FlashAttention-4 (if it is installed) over the same blocks, and ours through libesa's plan tier on
+torch tensors and torch's stream. One table per section, the wanted figure (bar) beside the measured one. Needs a GPU,
+torch, and libesa with its plugin (make cuda, or a bundle).
 
     bench/gpu.py --json gpu.json                       everything
     bench/gpu.py --quick                               wan-1.3b-480p alone, few rounds
@@ -26,6 +26,7 @@ BARS = {  # speedup x density at dense, 0.5, 0.2, 0.1
     "wan-1.3b-720p": (0.95, 0.95, 0.92, 0.88), "wan-1.3b-480p": (0.95, 0.92, 0.88, 0.80),
     "cogvideox-5b": (0.95, 0.92, 0.86, 0.75), "hunyuan-544p": (0.95, 0.95, 0.92, 0.88)
 }
+FA4_BAR = 1.02
 # milliseconds
 SELECT_BARS = {("entropy", "wan-1.3b-720p"): 0.8, ("entropy", "wan-1.3b-480p"): 0.25, ("rf_v2", "wan-1.3b-720p"): 0.35,
                ("rf_v2", "wan-1.3b-480p"): 0.15}
@@ -119,6 +120,9 @@ class Bench:
                             density[("flex", d)] = density[name]
                         except Exception as error:
                             self.report.failed("speed", f"{shape} flex {d}", g.reason(error))
+                    theirs = g.fa4(q, k, v, kept, bq, bk) if bq == 128 else None
+                    if theirs:
+                        jobs[("fa4", d)], density[("fa4", d)] = theirs, density[name]
             print(f"{shape}: {', '.join(sorted(set(kernel.values())))} kernels", flush=True)
             times, failed = self.measure(jobs)
             for name, why in failed.items():
@@ -156,6 +160,9 @@ class Bench:
                 if version == "esa 128x128" and ("flex", d) in times:
                     self.report.add("speed", f"{shape} {d} times as fast as FlexAttention",
                                     g.median(times[("flex", d)]) / ms, 1.0)
+                if version == "esa 128x128" and ("fa4", d) in times:
+                    self.report.add("speed", f"{shape} {d} times as fast as FlashAttention-4",
+                                    g.median(times[("fa4", d)]) / ms, FA4_BAR)
                 if version == "esa 128x128" and (shape, d) in SPARGE:
                     must = shape != "wan-1.3b-720p"     # there it is the goal, not the bar
                     self.report.add("speed", f"{shape} {d} over SpargeAttn's 8-bit kernel (measured apart)",
@@ -164,8 +171,8 @@ class Bench:
         print_table(f"{shape} (H {H}, N {N}, D {D}): speedup over cuDNN x density",
                     ["", *("dense" if d == 1.0 else str(d) for d in g.DENSITIES)], rows)
         for row in self.report.rows:
-            if row["section"] == "speed" and row["name"].startswith(shape) and ("FlexAttention" in row["name"] or
-                                                                                "Sparge" in row["name"]):
+            if row["section"] == "speed" and row["name"].startswith(shape) and any(
+                    word in row["name"] for word in ("FlexAttention", "FlashAttention-4", "Sparge")):
                 print(f"  {row['name']}: {cell(row['value'], row['bar'])}")
 
     # ---- rows of different length ----

@@ -67,6 +67,31 @@ def flash(q, k, v):
     return lambda: sdpa(SDPBackend.FLASH_ATTENTION, q, k, v)
 
 
+def lists_of(kept):
+    """The kept blocks of every row: their number, and their indices before those of the others."""
+    number = kept.sum(-1).to(torch.int32).contiguous()
+    index = torch.sort((~kept).to(torch.uint8), dim=-1, stable=True).indices.to(torch.int32).contiguous()
+    return number, index
+
+
+def fa4(q, k, v, kept, block_q, block_k):
+    """FlashAttention-4 over the same kept blocks (None: dense), on tensors in its own layout. None if it is not
+    installed."""
+    from esa.core.library import EsaError
+    from esa.diffusers.fa4 import keywords_of, load
+    try:
+        function, lists = load()
+    except EsaError:
+        return None
+    rows = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+    keywords = {} if kept is None else keywords_of(lists, *lists_of(kept), (block_q, block_k))
+
+    def run():
+        result = function(*rows, **keywords)
+        return (result[0] if isinstance(result, tuple) else result).transpose(1, 2)
+    return run
+
+
 _compiled = None
 
 
@@ -81,8 +106,7 @@ def flex(q, k, v, kept, block_q, block_k):
         except AttributeError:
             pass                                            # its name has changed: the default serves four shapes, too
         _compiled = torch.compile(flex_attention, dynamic=False)
-    number = kept.sum(-1).to(torch.int32).contiguous()
-    index = torch.sort((~kept).to(torch.uint8), dim=-1, stable=True).indices.to(torch.int32).contiguous()
+    number, index = lists_of(kept)
     N = q.shape[2]
     extra = dict(seq_lengths=(N, N), compute_q_blocks=False)
     while True:

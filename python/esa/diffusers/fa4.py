@@ -25,7 +25,7 @@ from ..core.session import Stats
 _MODULES = ("flash_attn.cute.interface", "flash_attn.cute")
 
 
-def _load() -> tuple[Any, Any]:
+def load() -> tuple[Any, Any]:
     """flash_attn_func of an installed FA4 and its BlockSparseTensorsTorch (None where it takes the lists as
     arguments)."""
     for name in _MODULES:
@@ -46,6 +46,16 @@ def _load() -> tuple[Any, Any]:
         "installed; kernel='auto' uses esa's own")
 
 
+def keywords_of(lists: Any, count: torch.Tensor, index: torch.Tensor, block: tuple[int, int]) -> dict[str, Any]:
+    """The kept blocks as arguments of flash_attn_func; lists: the second result of `load`."""
+    if lists is None:
+        return {"full_block_cnt": count, "full_block_idx": index}
+    given = {"full_block_cnt": count, "full_block_idx": index, "mask_block_cnt": torch.zeros_like(count),
+             "mask_block_idx": torch.zeros_like(index), "block_size": block}
+    known = inspect.signature(lists).parameters
+    return {"block_sparse_tensors": lists(**{name: x for name, x in given.items() if name in known})}
+
+
 def check(config: EsaConfig) -> None:
     """Refuses what FA4 cannot do, before the model runs."""
     if config.tail != "none":
@@ -60,7 +70,7 @@ def check(config: EsaConfig) -> None:
         raise ValueError(f"kernel='fa4' takes mode 'fixed' only, not {config.mode!r}")
     if config.step_cache:
         raise ValueError("kernel='fa4' has no step cache: step_cache must be 0")
-    _load()
+    load()
 
 
 class Fa4Session:
@@ -68,7 +78,7 @@ class Fa4Session:
 
     def __init__(self, config: EsaConfig, *, layers: int, steps: int, layout: Layout) -> None:
         self.config, self.layers, self.steps, self.layout = config, layers, steps, layout
-        self._function, self._lists = _load()
+        self._function, self._lists = load()
         self._masks = MaskFile(config.masks) if config.masks is not None else None
         self._warmup = math.ceil(config.warmup_frac * steps - 1e-9)
         self._at = (-1, 0)
@@ -103,19 +113,11 @@ class Fa4Session:
             count, index = (torch.from_numpy(x).to(query.device) for x in mask.fa4())
             if count.shape[0] != query.shape[0]:
                 count, index = (x.expand(query.shape[0], *x.shape[1:]).contiguous() for x in (count, index))
-            keywords = self._keywords(count, index, mask.block)
+            keywords = keywords_of(self._lists, count, index, mask.block)
         result = self._function(query, key, value, **keywords)
         out.copy_(result[0] if isinstance(result, tuple) else result)
         self._cells.setdefault((layer, self._at[0]), []).append(None if mask is None else mask.density)
         return out
-
-    def _keywords(self, count: torch.Tensor, index: torch.Tensor, block: tuple[int, int]) -> dict[str, Any]:
-        if self._lists is None:
-            return {"full_block_cnt": count, "full_block_idx": index}
-        given = {"full_block_cnt": count, "full_block_idx": index, "mask_block_cnt": torch.zeros_like(count),
-                 "mask_block_idx": torch.zeros_like(index), "block_size": block}
-        known = inspect.signature(self._lists).parameters
-        return {"block_sparse_tensors": self._lists(**{name: x for name, x in given.items() if name in known})}
 
     def stats(self, layer: int = -1, step: int = -1) -> Stats:
         """Counted here; FA4's time is not measured."""
