@@ -351,6 +351,10 @@ def test_a_described_model(allegro):
     describe(grid=lambda config, inputs: (3, 10, 11))
     with esa.apply(allegro.model, config), pytest.raises(esa.EsaError, match=r"360 tokens where \(3, 10, 11\)"):
         allegro()
+    for wrong in ((3, 10), (3.0, 10, 12), None):
+        describe(grid=lambda config, inputs, wrong=wrong: wrong)
+        with esa.apply(allegro.model, config), pytest.raises(ValueError, match="Allegro must return three integers"):
+            allegro()
     for pattern, words in (("blocks.*.attn1", "Allegro.* has no blocks, where Allegro has its blocks"),
                            ("transformer_blocks.*.attn", r"has no attention modules transformer_blocks\.\*\.attn$")):
         describe(attention=pattern)
@@ -377,7 +381,11 @@ def test_the_page_on_models(allegro):
 @pytest.mark.parametrize("changes,error,words", [
     ({"text": "middle"}, ValueError, "text must be None, 'front' or 'back', not 'middle'"),
     ({"attention": "blocks.attn1"}, ValueError, r"patterns such as 'blocks\.\*\.attn1'.*not 'blocks\.attn1'"),
-    ({"grid": (3, 10, 12)}, TypeError, "grid must be a function of config and inputs, not tuple")])
+    ({"grid": (3, 10, 12)}, TypeError, "grid must be a function of config and inputs, not tuple"),
+    ({"name": None}, TypeError, "name must be text, not None"),
+    ({"transformer": []}, TypeError, r"transformer must be text, or a list of texts, not \[\]"),
+    ({"transformer": torch.nn.Linear}, TypeError, "transformer must be text, or a list of texts, not <class"),
+    ({"processor": object}, TypeError, "processor must be a subclass of esa.diffusers.families.Processor")])
 def test_bad_descriptions(changes, error, words):
     with pytest.raises(error, match=words):
         describe(**changes)

@@ -7,6 +7,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from .base import REST, Family, Geometry, Processor, Sizes
 from .cogvideox import COGVIDEOX
 from .cosmos import COSMOS
@@ -105,18 +107,31 @@ def register_family(name: str, *, transformer: str | Sequence[str], attention: s
         raise ValueError(f"text must be None, 'front' or 'back', not {text!r}")
     if not callable(grid):
         raise TypeError(f"grid must be a function of config and inputs, not {type(grid).__name__}")
-    classes = (transformer, ) if isinstance(transformer, str) else tuple(transformer)
-    patterns = (attention, ) if isinstance(attention, str) else tuple(attention)
-    bad = next((p for p in patterns if not isinstance(p, str) or p.count(".*.") != 1), None)
-    if bad is not None or not patterns or not classes:
+    if processor is not None and not (isinstance(processor, type) and issubclass(processor, Processor)):
+        raise TypeError(f"processor must be a subclass of esa.diffusers.families.Processor, not {processor!r}")
+    _words(name, "name")
+    classes, patterns = _words(transformer, "transformer"), _words(attention, "attention")
+    bad = next((p for p in patterns if p.count(".*.") != 1), None)
+    if bad is not None:
         raise ValueError(f"attention must be patterns such as 'blocks.*.attn1', with one '.*.', not {bad!r}")
     front, back = (REST if text == "front" else 0), (REST if text == "back" else 0)
 
     def sizes(config: Any, inputs: Mapping[str, Any]) -> Sizes:
-        t, h, w = grid(config, inputs)
-        return t, h, w, front, back
+        found = grid(config, inputs)
+        if not isinstance(found, (tuple, list)) or len(found) != 3 or any(
+                not isinstance(n, (int, torch.SymInt)) for n in found):
+            raise ValueError(f"the grid function of {name} must return three integers t, h, w, not {found!r}")
+        return found[0], found[1], found[2], front, back
     _registered[name] = Family(name=name, transformer_classes=classes, attention=patterns, sizes=sizes,
-                               pipelines=tuple(pipelines), processor=processor, batched=batched)
+                               pipelines=_words(pipelines, "pipelines", 0), processor=processor, batched=batched)
+
+
+def _words(value: Any, what: str, least: int = 1) -> tuple[str, ...]:
+    """One text or several, as a tuple."""
+    words = (value, ) if isinstance(value, str) else tuple(value) if isinstance(value, (list, tuple)) else (None, )
+    if len(words) < least or not all(isinstance(word, str) and word for word in words):
+        raise TypeError(f"{what} must be text{'' if what == 'name' else ', or a list of texts'}, not {value!r}")
+    return words
 
 
 __all__ = ["FAMILIES", "Family", "Geometry", "Processor", "Supported", "detect", "known_classes", "register_family",
