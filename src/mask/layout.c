@@ -50,7 +50,8 @@ static esa_status check_spans(esa_ctx *ctx, const esa_layout *l, int64_t Nq, int
         if (s->start < end || video < 0 || video > Nq - s->start)
             return esa_fail(ctx, ESA_ERR_SHAPE,
                             "clip %d starts at %d with %dx%dx%d tokens, expected a start of at "
-                            "least %lld and an end of at most %lld",
+                            "least %lld (clips ascend and do not overlap) and an end of at most "
+                            "%lld",
                             (int)c, (int)s->start, (int)s->grid[0], (int)s->grid[1],
                             (int)s->grid[2], (long long)end, (long long)Nq);
         end = s->start + video;

@@ -109,6 +109,13 @@ def test_configs_that_are_none():
             use(EsaConfig)
 
 
+def test_one_call_takes_no_work():
+    x = numpy.zeros((1, 1, 64, 16), numpy.float32)
+    for words in ({"preset": "fast"}, {"work": 0.3}, {"masks": "masks.safetensors"}):
+        with pytest.raises(ValueError, match=f"{next(iter(words))} is for a whole video .*esa.select takes a budget"):
+            select(x, x, EsaConfig(selector="entropy", **words))
+
+
 def test_layouts():
     assert Layout(grid=(2, 3, 4), text_front=5).tokens == 29 and Layout().tokens == 0
     for name in ("raster", "tile", "tile3d", "hilbert"):

@@ -56,7 +56,8 @@ def check_scale(scale: float | None) -> float:
 def select(q: Any, k: Any, config: EsaConfig | None = None, *, v: Any = None, layout: Layout | None = None,
            input_layout: str = "BNSD", scale: float | None = None, causal: bool = False, kv_len: Any = None) -> Mask:
     """Runs a selector on q and k; returns the mask, on the device of q. The selector "error" also needs v, and with
-    order "adaptive" it makes the orders too. config None: "error" with v, "entropy" without.
+    order "adaptive" it makes the orders too. config None: "error" with v, "entropy" without. The config says how much
+    is kept by budget or sparsity (0.5); work, quality, preset and masks need a Session.
 
     >>> import numpy as np
     >>> q, k = np.random.default_rng(0).standard_normal((2, 1, 4, 1024, 64), dtype=np.float32)
@@ -68,6 +69,10 @@ def select(q: Any, k: Any, config: EsaConfig | None = None, *, v: Any = None, la
     q, k, v = X.dense(q), X.dense(k), None if v is None else X.dense(v)
     views = [X.view(x, input_layout, name) for x, name in ((q, "q"), (k, "k"), (v, "v")) if x is not None]
     config = EsaConfig(selector="entropy") if config is None and v is None else EsaConfig.check(config)
+    given = [name for name in ("work", "quality", "preset", "masks") if getattr(config, name) is not None]
+    if given:
+        raise ValueError(f"{given[0]} is for a whole video (esa.Session, esa.apply): esa.select takes a budget or a "
+                         "sparsity")
     params = select_params(config, complete_layout(layout or Layout(), config), scale=check_scale(scale), causal=causal)
     lengths = X.lengths(kv_len, q, views[0].dim[0])
     params.kv_len = None if lengths is None else X.address(lengths)
