@@ -34,6 +34,7 @@ struct esa_tensors {
     const uint8_t *bytes; /* the whole file */
     int64_t size;
     int32_t mapped;      /* 1: bytes is our mmap */
+    int32_t blocks;      /* 1: a GGUF file (gguf.h) */
     const uint8_t *data; /* first byte after the header */
     char *strings;       /* names, keys and values, unescaped; owned */
     int64_t strings_bytes;
@@ -64,6 +65,11 @@ ESA_ENGINE esa_status esa_st_open(esa_ctx *ctx, esa_tensors **file, const char *
 ESA_ENGINE esa_status esa_st_open_memory(esa_ctx *ctx, esa_tensors **file, const void *bytes,
                                          int64_t size);
 ESA_ENGINE void esa_st_close(esa_tensors *file);
+/* Makes an empty object that can be closed. Copies label. */
+esa_status esa_st_make(esa_ctx *ctx, esa_tensors **file, const char *label);
+/* Sorts the names of entries and the keys of pairs for lookup (safetensors_read.c). Refuses a name
+ * or key that appears twice. */
+esa_status esa_st_index(esa_tensors *file);
 /* Parses and checks file->bytes (safetensors_read.c). The rest of file is initialised and empty. */
 esa_status esa_st_parse(esa_tensors *file);
 ESA_ENGINE const esa_st_entry *esa_st_find(const esa_tensors *file,

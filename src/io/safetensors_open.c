@@ -10,8 +10,7 @@
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
                "tensor data is used as it lies in the file, which is little-endian");
 
-/* Makes an empty object that can be closed. Copies label. */
-static esa_status make(esa_ctx *ctx, esa_tensors **file, const char *label)
+esa_status esa_st_make(esa_ctx *ctx, esa_tensors **file, const char *label)
 {
     esa_tensors *f = esa_mem_zalloc(&ctx->mem, (int64_t)sizeof *f);
     if (!f) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory while opening %.200s", label);
@@ -49,7 +48,7 @@ esa_status esa_st_open(esa_ctx *ctx, esa_tensors **file, const char *path)
     *file = NULL;
     if (!path || !*path) return esa_fail(ctx, ESA_ERR_ARGUMENT, "no file name was given");
     esa_tensors *f = NULL;
-    ESA_TRY(make(ctx, &f, path));
+    ESA_TRY(esa_st_make(ctx, &f, path));
     const esa_status status = map_and_parse(ctx, f, path);
     if (status)
         esa_st_close(f);
@@ -65,7 +64,7 @@ esa_status esa_st_open_memory(esa_ctx *ctx, esa_tensors **file, const void *byte
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "bytes is NULL or size is negative (%lld)",
                         (long long)size);
     esa_tensors *f = NULL;
-    ESA_TRY(make(ctx, &f, "the file in memory"));
+    ESA_TRY(esa_st_make(ctx, &f, "the file in memory"));
     f->bytes = bytes;
     f->size = size;
     const esa_status status = esa_st_parse(f);

@@ -9,6 +9,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include "base/blocks.h"
 #include "base/status.h"
 #include "io/json.h"
 
@@ -33,7 +34,7 @@ int64_t esa_file_dtype_size(int32_t dtype)
 }
 const char *esa_file_dtype_name(int32_t dtype)
 {
-    return dtype >= 0 && dtype < DTYPES ? dtypes[dtype].name : NULL;
+    return dtype >= 0 && dtype < DTYPES ? dtypes[dtype].name : esa_blocks_name(dtype);
 }
 
 int32_t esa_file_dtype_from_name(const char *name)
@@ -227,6 +228,25 @@ static int by_key(const void *a, const void *b)
     return strcmp(((const esa_st_pair *)a)->key, ((const esa_st_pair *)b)->key);
 }
 
+esa_status esa_st_index(esa_tensors *file)
+{
+    file->by_name = esa_mem_alloc(&file->mem,
+                                  esa_size_mul(file->count, (int64_t)sizeof *file->by_name));
+    if (!file->by_name) return no_memory(file);
+    for (int64_t i = 0; i < file->count; i++) file->by_name[i] = &file->entry[i];
+    if (file->count) qsort(file->by_name, (size_t)file->count, sizeof *file->by_name, by_name);
+    for (int64_t i = 1; i < file->count; i++)
+        if (strcmp(file->by_name[i - 1]->name, file->by_name[i]->name) == 0)
+            return esa_fail(file->ctx, ESA_ERR_FORMAT, "%s: tensor '%s' appears twice", file->label,
+                            esa_quote(file->by_name[i]->name).text);
+    if (file->pair_count) qsort(file->pair, (size_t)file->pair_count, sizeof *file->pair, by_key);
+    for (int64_t i = 1; i < file->pair_count; i++)
+        if (strcmp(file->pair[i - 1].key, file->pair[i].key) == 0)
+            return esa_fail(file->ctx, ESA_ERR_FORMAT, "%s: metadata '%s' appears twice",
+                            file->label, esa_quote(file->pair[i].key).text);
+    return ESA_OK;
+}
+
 /* Checks sizes, offsets and unique names of all tensors together. */
 static esa_status check_entries(esa_tensors *file, int64_t data_bytes)
 {
@@ -265,22 +285,7 @@ static esa_status check_entries(esa_tensors *file, int64_t data_bytes)
         return esa_fail(file->ctx, ESA_ERR_FORMAT,
                         "%s: the tensors end at byte %lld of the data, but the file has %lld",
                         file->label, (long long)at, (long long)data_bytes);
-
-    file->by_name = esa_mem_alloc(&file->mem,
-                                  esa_size_mul(file->count, (int64_t)sizeof *file->by_name));
-    if (!file->by_name) return no_memory(file);
-    for (int64_t i = 0; i < file->count; i++) file->by_name[i] = &file->entry[i];
-    if (file->count) qsort(file->by_name, (size_t)file->count, sizeof *file->by_name, by_name);
-    for (int64_t i = 1; i < file->count; i++)
-        if (strcmp(file->by_name[i - 1]->name, file->by_name[i]->name) == 0)
-            return esa_fail(file->ctx, ESA_ERR_FORMAT, "%s: tensor '%s' appears twice", file->label,
-                            esa_quote(file->by_name[i]->name).text);
-    if (file->pair_count) qsort(file->pair, (size_t)file->pair_count, sizeof *file->pair, by_key);
-    for (int64_t i = 1; i < file->pair_count; i++)
-        if (strcmp(file->pair[i - 1].key, file->pair[i].key) == 0)
-            return esa_fail(file->ctx, ESA_ERR_FORMAT, "%s: metadata '%s' appears twice",
-                            file->label, esa_quote(file->pair[i].key).text);
-    return ESA_OK;
+    return esa_st_index(file);
 }
 
 /* What a file that is not safetensors looks like, for the message. NULL: unknown. */
