@@ -145,6 +145,7 @@ python_start() {
             python_tests "python, diffusers 0.36" tests/python/requirements-036.txt
             python_check "python, quantised layers" tests/python/requirements-quantised.txt \
                 tests/python/check_quantised.py
+            python_check "python, GGUF" tests/nn/requirements-gguf.txt tests/nn/check_gguf.py
         else
             python_tests "python" tests/python/requirements.txt
         fi

@@ -27,7 +27,7 @@
  * unaligned. */
 typedef struct esa_weight {
     const void *data; /* NULL: absent (an optional bias) */
-    int32_t dtype;    /* ESA_DTYPE_* */
+    int32_t dtype;    /* ESA_DTYPE_*, or ESA_BLOCKS_* (base/blocks.h) in host memory */
     int32_t rank;
     int64_t dim[5];
     const float *scale; /* ESA_DTYPE_F8: [dim[0]], or [1] for a vector; else NULL */

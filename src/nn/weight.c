@@ -3,6 +3,7 @@
 #include "nn/nn.h"
 
 #include <string.h>
+#include "nn/blocks.h"
 #include "nn/leaf.h"
 
 int64_t esa_weight_count(const esa_weight *w)
@@ -24,6 +25,10 @@ void esa_weight_to_f32(float *dst, const esa_weight *w, int64_t first, int64_t c
             const float x = esa_f8_to_f32(((const uint8_t *)w->data)[first + i]);
             dst[i] = w->scale ? x * w->scale[(first + i) / cols] : x;
         }
+        return;
+    }
+    if (esa_blocks_elements(w->dtype)) {
+        esa_blocks_to_f32(dst, w->data, w->dtype, first, count);
         return;
     }
     const esa_nn_leaf *leaf = &esa_nn_leaf_plain;
