@@ -95,7 +95,7 @@ def test_a_step_that_fails_leaves_no_half_made_session(seed):
     run = HostRun(config_of({"budget": 0.5, "warmup_frac": 0.0, "dense_first_layer": False}, ""), layers=1)
     with pytest.raises(Dense, match="text_front must be"):
         run.attention(0, *qkv(seed), layout=esa.Layout(grid=GRID, text_front=-1), step=0)
-    with pytest.raises(esa.EsaError, match="would have run dense: .* does not make Nq = 384 tokens"):
+    with pytest.raises(Dense, match="^grid_q 9x9x9 .* does not make Nq = 384 tokens"):
         run.attention(0, *qkv(seed), layout=esa.Layout(grid=(9, 9, 9)), step=0)
     with pytest.raises(Dense, match="at most 8 are possible"):
         run.attention(0, *qkv(seed), layout=esa.Layout(spans=((0, (1, 1, 1)),) * 9), step=0)

@@ -116,9 +116,8 @@ class Models:
 
 
 class HostRun:
-    """The attention of one model. Calls that could only run dense are errors. A session serves all videos of one size,
-    number of steps and device; another size makes another session. Calls come in the order of execution; a step that
-    goes backwards begins a new video."""
+    """The attention of one model. A session serves all videos of one size, number of steps and device; another size
+    makes another session. Calls come in the order of execution; a step that goes backwards begins a new video."""
 
     def __init__(self, config: EsaConfig, layers: int) -> None:
         bad = [i for i in config.dense_layers if i >= layers]
@@ -135,7 +134,7 @@ class HostRun:
     def attention(self, layer: int, q: Any, k: Any, v: Any, *, layout: Layout, step: int, steps: int | None = None,
                   branch: Hashable = None, scale: float | None = None, heads: tuple[int, int] = (0, 0),
                   sigma: tuple[float, ...] | None = None, input_layout: str = "BSND", out: Any = None) -> Any:
-        """One self-attention call. Dense, or an EsaError of the session, says why it cannot be done.
+        """One self-attention call.
 
         layout
             Of these tokens, with spans as tuples (it is compared).
@@ -148,8 +147,9 @@ class HostRun:
         """
         try:
             return self._attention(layer, q, k, v, layout, step, steps, branch, scale, heads, sigma, input_layout, out)
-        except ValueError as error:
-            raise Dense(str(error)) from error
+        except (EsaError, ValueError) as error:
+            # Hosts log a reason once, so it does not name the layer and the step.
+            raise Dense(_PLACE.sub("", str(error))) from error
 
     def _attention(self, layer: int, q: Any, k: Any, v: Any, layout: Layout, step: int, steps: int | None,
                    branch: Hashable, scale: float | None, heads: tuple[int, int], sigma: tuple[float, ...] | None,
@@ -168,11 +168,7 @@ class HostRun:
         self._step = step
         assert self.session is not None
         self.session.step(step, self._branch(layer, branch))
-        try:
-            return self.session.attention(layer, q.detach(), k.detach(), v.detach(), input_layout=input_layout, out=out)
-        except (EsaError, ValueError) as error:
-            # Hosts log a reason once, so it does not name the layer and the step.
-            raise Dense(_PLACE.sub("", str(error))) from error
+        return self.session.attention(layer, q.detach(), k.detach(), v.detach(), input_layout=input_layout, out=out)
 
     def _branch(self, layer: int, label: Hashable) -> int:
         if label is not None:
@@ -187,8 +183,7 @@ class HostRun:
 
     def _make(self, layout: Layout, steps: int | None, scale: float | None, heads: tuple[int, int],
               sigma: tuple[float, ...] | None, device: Any) -> Session:
-        # Sessions are strict in any case: the host hears of every call that would be dense, and decides.
-        config = self.config.replace(strict=True)
+        config = self.config
         if steps is None and needs_steps(config):
             raise Dense("the number of steps is not known here, but the settings need it (a preset, work, masks or "
                         "warmup_frac): tell it, or use a budget with warmup_frac 0")
