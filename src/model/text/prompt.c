@@ -26,7 +26,7 @@ int32_t esa_utf8_next(const char *s, int32_t *n)
     return c;
 }
 
-static int32_t put_utf8(char *out, int32_t c)
+int32_t esa_utf8_put(char *out, int32_t c)
 {
     if (c < 0x80) {
         out[0] = (char)c;
@@ -73,12 +73,13 @@ static int32_t put_number(char *out, int64_t num)
                                           0x17d,  0x8f,   0x90,   0x2018, 0x2019, 0x201c, 0x201d,
                                           0x2022, 0x2013, 0x2014, 0x2dc,  0x2122, 0x161,  0x203a,
                                           0x153,  0x9d,   0x17e,  0x178 };
-    if (num >= 0x80 && num < 0xa0) return put_utf8(out, western[num - 0x80]);
-    if (num == 0 || (num >= 0xd800 && num < 0xe000) || num > 0x10ffff) return put_utf8(out, 0xfffd);
+    if (num >= 0x80 && num < 0xa0) return esa_utf8_put(out, western[num - 0x80]);
+    if (num == 0 || (num >= 0xd800 && num < 0xe000) || num > 0x10ffff)
+        return esa_utf8_put(out, 0xfffd);
     if ((num < 32 && num != 9 && num != 10 && num != 12 && num != 13) || num == 0x7f ||
         (num >= 0xfdd0 && num <= 0xfdef) || (num & 0xfffe) == 0xfffe)
         return 0;
-    return put_utf8(out, (int32_t)num);
+    return esa_utf8_put(out, (int32_t)num);
 }
 
 /* Replaces the reference at s, which starts with "&": writes the replacement to out, returns its
@@ -159,19 +160,36 @@ static void squeeze(char *s)
     *end = 0;
 }
 
-esa_status esa_prompt_clean(esa_ctx *ctx, char **out, int64_t *bytes, const char *text)
+esa_status esa_utf8_check(esa_ctx *ctx, const char *text, int64_t *bytes, int64_t *chars)
 {
     int64_t at = 0, count = 0;
-    *out = NULL;
     for (int32_t n; text[at]; at += n, count++)
         if (esa_utf8_next(text + at, &n) < 0)
             return esa_fail(ctx, ESA_ERR_ARGUMENT,
                             "the prompt is not valid UTF-8: byte 0x%02x at position %lld",
                             (unsigned)(uint8_t)text[at], (long long)at);
+    *bytes = at;
+    if (chars) *chars = count;
+    return ESA_OK;
+}
+
+/* What every prompt must be. */
+static esa_status check_prompt(esa_ctx *ctx, const char *text, int64_t *bytes)
+{
+    int64_t count = 0;
+    ESA_TRY(esa_utf8_check(ctx, text, bytes, &count));
     if (count > ESA_PROMPT_MAX)
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
                         "the prompt has %lld characters, expected at most %d", (long long)count,
                         ESA_PROMPT_MAX);
+    return ESA_OK;
+}
+
+esa_status esa_prompt_clean(esa_ctx *ctx, char **out, int64_t *bytes, const char *text)
+{
+    int64_t at = 0;
+    *out = NULL;
+    ESA_TRY(check_prompt(ctx, text, &at));
     const int64_t once = GROWTH * at + 1;
     char *half = esa_mem_alloc(&ctx->mem, once);
     *bytes = GROWTH * once;
@@ -190,4 +208,30 @@ esa_status esa_prompt_clean(esa_ctx *ctx, char **out, int64_t *bytes, const char
         *out = NULL;
     }
     return status;
+}
+
+static const char hunyuan_front[] =
+    "<|start_header_id|>system<|end_header_id|>\n\nDescribe the video by detailing the following "
+    "aspects: 1. The main content and theme of the video."
+    "2. The color, shape, size, texture, quantity, text, and spatial relationships of the objects."
+    "3. Actions, events, behaviors temporal relationships, physical movement changes of the "
+    "objects."
+    "4. background environment, light, style and atmosphere."
+    "5. camera angles, movements, and transitions used in the video:<|eot_id|>"
+    "<|start_header_id|>user<|end_header_id|>\n\n";
+static const char hunyuan_back[] = "<|eot_id|>";
+
+esa_status esa_prompt_hunyuan(esa_ctx *ctx, char **out, int64_t *bytes, const char *text)
+{
+    int64_t length = 0;
+    *out = NULL;
+    ESA_TRY(check_prompt(ctx, text, &length));
+    const int64_t front = sizeof hunyuan_front - 1, back = sizeof hunyuan_back;
+    *bytes = front + length + back;
+    *out = esa_mem_alloc(&ctx->mem, *bytes);
+    if (!*out) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for a prompt");
+    memcpy(*out, hunyuan_front, (size_t)front);
+    memcpy(*out + front, text, (size_t)length);
+    memcpy(*out + front + length, hunyuan_back, (size_t)back);
+    return ESA_OK;
 }
