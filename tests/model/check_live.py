@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 
 SKIP = 77
 
@@ -34,6 +35,7 @@ def main():
         def at(name):
             return os.path.join(folder, name)
 
+        strings = os.environ.get("ESA_LIVE_STRINGS", "3000")     # for test_bpe
         rule = "unipc" if newer else "unipc_036"
         masks = at("masks.safetensors")
         model = os.path.join(source, "models", "wan-tiny")
@@ -49,8 +51,10 @@ def main():
             ["wan_vae.py", "--every", "1", "--model", model, "--out", at("wan_vae.safetensors")],
             ["umt5.py", "--every", "1", "--model", model, "--out", at("umt5.safetensors")],
             ["tokens.py", "--keep", "--model", model, "--out", folder],
+            ["bpe.py", "--keep", "--random", strings, "--seed", str(int(time.time())), "--out", folder],
         ]
-        programs_run = ["test_sched", "test_wan_dit", "test_wan_sparse", "test_wan_vae", "test_umt5", "test_tokenizer"]
+        programs_run = ["test_sched", "test_wan_dit", "test_wan_sparse", "test_wan_vae", "test_umt5", "test_tokenizer",
+                        "test_bpe"]
         if newer:                                       # from prompt to pixels; older versions have other sigmas
             makers.append(["pipeline.py", model, at("pipeline.safetensors")])
             programs_run.append("test_pipeline")

@@ -190,8 +190,8 @@ static void unicode_bounds(void **unused)
     }
     for (int32_t i = 0; i < esa_unicode_pair_count; i++) {
         const uint32_t *p = esa_unicode_part[esa_unicode_pair[i]];
-        assert_true(esa_utf8_put(bytes, (int32_t)p[0]) <= esa_utf8_put(bytes, (int32_t)p[1]) +
-                                                              esa_utf8_put(bytes, (int32_t)p[2]));
+        assert_true(esa_utf8_put(bytes, (int32_t)p[0]) <=
+                    esa_utf8_put(bytes, (int32_t)p[1]) + esa_utf8_put(bytes, (int32_t)p[2]));
     }
 }
 

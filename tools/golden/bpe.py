@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small byte-level BPE vocabularies in the form of Llama 3's and CLIP's, and the ids that the `tokenizers` package gives
-to strings in many scripts, for the C tests.
+"""Small byte-level BPE vocabularies in the form of Llama 3's and CLIP's, and the ids that the `tokenizers` package
+gives to strings in many scripts, for the C tests.
 
     python tools/golden/bpe.py --out tests/golden
 
 Writes bpe/llama and bpe/clip (tokenizer.json, tokenizer_config.json) and bpe.json. --keep uses the stored vocabularies
-instead of training them; --random N --seed S chooses how many random strings there are, and which."""
+instead of training them (training orders equal counts anew each time); --random N --seed S chooses how many random
+strings there are, and which."""
 import argparse
 import json
 import random
@@ -27,17 +28,20 @@ SPECIAL = {"llama": ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|
            "clip": ["<|startoftext|>", "<|endoftext|>"]}
 
 AWKWARD = [
-    "I'm you're he'll we've I'd it's can't", "I'M YOU'RE HE'LL WE'VE I'D IT'S CAN'T", "it'\u017f IT'\u017f '\u017fa 'tis 'Twas",
-    "''s '''ll 'r 'v 'l '", "don’t ‘tis", "1234567890 12 123 1234 1,234.5", "١٢٣٤ ४५६७ Ⅷ½²³ ①②③④", "a1b22c333d4444",
-    "  two  spaces   three", "tab\tx \t y\t\t", "\n", "\n\n\na", " \n \n b", "a \r\n\r\n  b\r", "x\n\n\n", "!\n\n?\r\n.",
-    "... \n", " !", "  !", "\t!", "\u3000!\u3000a", "\u00a0a\u00a0\u00a0b", "\u2003\u2003a", "end   ", "   ", "\u0085a\u0085",
-    "\x01\x02a\x1f\x7f", "\u200b\u200c\u200d\ufeff", "e\u0301e\u0300 \u0301 \u0301a", "a\u0323\u0307 a\u0307\u0323 \u1e0b\u0323",
-    "\u1100\u1161\u11a8 \u1112\u1161\u11ab\u1100\u1173\u11af", "\uac00\u11a8", "\u212b \u2126 \u212a", "\u0344 \u0958 \ufb1d \u2adc",
-    "\U0001d15e\U0001d1bc", "\u0f73\u0f71\u0f72", "\uf900\uf901 \U0002f800", "İstanbul IĞDIR ıi İİ", "ΟΔΥΣΣΕΥΣ Σ ς", "ẞß ǅǄ ﬀ",
-    "ⰀⰁ ႠႡ ᏸᏹ Ꭰ ꭰ", "𐐀𐐁 𞤀𞤁", "👨‍👩‍👧‍👦👍🏽🏳️‍🌈🇩🇪", "❤️‍🔥x", "<|begin_of_text|>a<|eot_id|>\n\nb", "<|eot_id|><|eot_id|>", "<|EOT_ID|>",
-    "<|startoftext|>a<|endoftext|>b", "<|STARTOFTEXT|>a<|ENDOFTEXT|>b!", "!!<|EndOfText|>!!", "<|EndOfText|>!!", "<|endoftext",
-    "<image><pad>", "a<|eot_id|> b", "<|start_header_id|>user<|end_header_id|>\n\nhello", "\u0378\u0530\U000e0fff\ue000\ufffe",
-    "a" * 300, "1" * 50, "\u0301" * 40 + "\u0323" * 40, " " * 50 + "a", "\n" * 30 + " x",
+    "I'm you're he'll we've I'd it's can't", "I'M YOU'RE HE'LL WE'VE I'D IT'S CAN'T",
+    "it'\u017f IT'\u017f '\u017fa 'tis 'Twas", "''s '''ll 'r 'v 'l '", "don’t ‘tis",
+    "1234567890 12 123 1234 1,234.5", "١٢٣٤ ४५६७ Ⅷ½²³ ①②③④", "a1b22c333d4444", "  two  spaces   three",
+    "tab\tx \t y\t\t", "\n", "\n\n\na", " \n \n b", "a \r\n\r\n  b\r", "x\n\n\n", "!\n\n?\r\n.", "... \n", " !",
+    "  !", "\t!", "\u3000!\u3000a", "\u00a0a\u00a0\u00a0b", "\u2003\u2003a", "end   ", "   ", "\u0085a\u0085",
+    "\x01\x02a\x1f\x7f", "\u200b\u200c\u200d\ufeff", "e\u0301e\u0300 \u0301 \u0301a",
+    "a\u0323\u0307 a\u0307\u0323 \u1e0b\u0323", "\u1100\u1161\u11a8 \u1112\u1161\u11ab\u1100\u1173\u11af",
+    "\uac00\u11a8", "\u212b \u2126 \u212a", "\u0344 \u0958 \ufb1d \u2adc", "\U0001d15e\U0001d1bc",
+    "\u0f73\u0f71\u0f72", "\uf900\uf901 \U0002f800", "İstanbul IĞDIR ıi İİ", "ΟΔΥΣΣΕΥΣ Σ ς", "ẞß ǅǄ ﬀ",
+    "ⰀⰁ ႠႡ ᏸᏹ Ꭰ ꭰ", "𐐀𐐁 𞤀𞤁", "👨‍👩‍👧‍👦👍🏽🏳️‍🌈🇩🇪", "❤️‍🔥x", "<|begin_of_text|>a<|eot_id|>\n\nb",
+    "<|eot_id|><|eot_id|>", "<|EOT_ID|>", "<|startoftext|>a<|endoftext|>b", "<|STARTOFTEXT|>a<|ENDOFTEXT|>b!",
+    "!!<|EndOfText|>!!", "<|EndOfText|>!!", "<|endoftext", "<image><pad>", "a<|eot_id|> b",
+    "<|start_header_id|>user<|end_header_id|>\n\nhello", "\u0378\u0530\U000e0fff\ue000\ufffe", "a" * 300, "1" * 50,
+    "\u0301" * 40 + "\u0323" * 40, " " * 50 + "a", "\n" * 30 + " x",
 ]
 # Characters of Unicode 14 to 17, which other versions of tokenizers treat in other ways.
 NEWER = ["\u1c89\ua7ce\U00010d50\u0898", "q\u0301\u0898 \U00011938 \U00011935\U00011930", "\U000105c0\U00010d40 \u088f"]
@@ -65,9 +69,9 @@ def train(name, folder):
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     lines = SENTENCES * 2 + [text for text in ODD + AWKWARD if len(text) < 100] + SENTENCES[:3] * 8 + \
         [DEFAULT_PROMPT_TEMPLATE["template"]] * 2
-    # The suffix is the trainer's: it is part of symbols from the start.
-    tokenizer.train_from_iterator(lines, trainers.BpeTrainer(vocab_size=900 if suffix is None else 1100, show_progress=False,
-                                                             initial_alphabet=alphabet, end_of_word_suffix=suffix or ""))
+    trainer = trainers.BpeTrainer(vocab_size=1100 if suffix else 900, show_progress=False, initial_alphabet=alphabet,
+                                  end_of_word_suffix=suffix or "")
+    tokenizer.train_from_iterator(lines, trainer)
     data = json.loads(tokenizer.to_str())
     merges = data["model"]["merges"]
     words = alphabet + ([c + suffix for c in alphabet] if suffix else []) + ["".join(pair) for pair in merges]
@@ -87,7 +91,8 @@ def train(name, folder):
         data["model"]["merges"] = [f"{a} {b}" for i, (a, b) in enumerate(merges) if i % 9 != 5]
         data["model"]["ignore_merges"] = True
         first = len(words)
-        template = processors.TemplateProcessing(single=f"{SPECIAL[name][0]} $A", special_tokens=[(SPECIAL[name][0], first)])
+        bos = SPECIAL[name][0]
+        template = processors.TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, first)])
         tokenizer.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), template])
         data["post_processor"] = json.loads(tokenizer.to_str())["post_processor"]
     data["added_tokens"] = added(name, first)
@@ -105,19 +110,21 @@ def stable():
     return [c for c in range(1, 0x30000) if not 0xD800 <= c < 0xE000 and old.category(chr(c)) != "Cn"]
 
 
-def draw(rng, codes, marks):
-    blocks = [(0x20, 0x7F), (0xA0, 0x250), (0x370, 0x530), (0x590, 0x700), (0x900, 0xE00), (0x1100, 0x1200),
-              (0x1E00, 0x2000), (0x2000, 0x2070), (0x3040, 0x3100), (0xAC00, 0xAC80), (0x1F300, 0x1F600)]
-    words = ("'s 'T 'Re 've 'M 'lL 'd '\u017f 're' ll 12 1234 a B \u0130 \u03a3 ball red \n \r\n \t \u3000 \u00a0 <|eot_id|> "
-             "<|endoftext|> <|EndOfText|> <|startoftext|> <|StartOfText|> <pad> <| |> \u200d \ufe0f").split(" ") + [" ", "  "]
+BLOCKS = [(0x20, 0x7F), (0xA0, 0x250), (0x370, 0x530), (0x590, 0x700), (0x900, 0xE00), (0x1100, 0x1200),
+          (0x1E00, 0x2000), (0x2000, 0x2070), (0x3040, 0x3100), (0xAC00, 0xAC80)]
+WORDS = ("'s 'T 'Re 've 'M 'lL 'd '\u017f 're' ll 12 1234 a B \u0130 \u03a3 ball red \n \r\n \t \u3000 \u00a0 "
+         "<|eot_id|> <|endoftext|> <|EndOfText|> <|startoftext|> <|StartOfText|> <pad> "
+         "<| |> \u200d \ufe0f").split(" ") + [" ", "  "]
+
+
+def draw(rng, codes, marks, blocks):
     parts = []
     for _ in range(rng.randint(1, 14)):
         kind = rng.randrange(5)
         if kind == 0:
-            parts.append(rng.choice(words))
+            parts.append(rng.choice(WORDS))
         elif kind == 1:
-            lo, hi = rng.choice(blocks)
-            few = [c for c in codes if lo <= c < hi] if hi < 0x1000 else range(lo, hi)
+            few = rng.choice(blocks)
             parts.append("".join(chr(rng.choice(few)) for _ in range(rng.randint(1, 6))))
         elif kind == 2:
             parts.append(chr(rng.choice(codes)))
@@ -144,20 +151,26 @@ def main():
         tokenizers[name] = Tokenizer.from_file(str(folder / "tokenizer.json"))
     rng, codes = random.Random(args.seed), stable()
     marks = [c for c in codes if unicodedata.combining(chr(c))]
+    blocks = [[c for c in codes if lo <= c < hi] for lo, hi in BLOCKS] + [range(0x1F300, 0x1F600)]
     newer = NEWER if tokenizers_version.startswith("0.23.") else []
-    texts = SENTENCES + ODD + AWKWARD + newer + list(variations()) + [draw(rng, codes, marks) for _ in range(args.random)]
-    cases = [{"text": text, **{name: t.encode(text).ids for name, t in tokenizers.items()}} for text in dict.fromkeys(texts)]
+    texts = SENTENCES + ODD + AWKWARD + newer + list(variations())
+    texts += [draw(rng, codes, marks, blocks) for _ in range(args.random)]
+    cases = [{"text": text, **{name: t.encode(text).ids for name, t in tokenizers.items()}}
+             for text in dict.fromkeys(texts)]
     # What HunyuanVideoPipeline asks of its two tokenizers.
-    fast = {name: PreTrainedTokenizerFast(tokenizer_object=t, pad_token=SPECIAL[name][-1]) for name, t in tokenizers.items()}
+    fast = {name: PreTrainedTokenizerFast(tokenizer_object=t, pad_token=SPECIAL[name][-1])
+            for name, t in tokenizers.items()}
     template, crop = DEFAULT_PROMPT_TEMPLATE["template"], DEFAULT_PROMPT_TEMPLATE["crop_start"]
     prompts = []
     for text in ("", SENTENCES[0], SENTENCES[22], " ".join(SENTENCES[:12])):
         llama = fast["llama"](template.format(text), max_length=256 + crop, padding="max_length", truncation=True)
         clip = fast["clip"](text, max_length=77, padding="max_length", truncation=True)
-        prompts.append({"text": text, "llama": llama.input_ids, "mask": sum(llama.attention_mask), "clip": clip.input_ids})
+        prompts.append({"text": text, "llama": llama.input_ids, "mask": sum(llama.attention_mask),
+                        "clip": clip.input_ids})
     body = ",\n".join(json.dumps(c, separators=(",", ":")) for c in cases)
     tail = ",\n".join(json.dumps(p, separators=(",", ":")) for p in prompts)
-    (out / "bpe.json").write_text(f'{{"seed": {args.seed}, "crop": {crop}, "prompts": [\n{tail}],\n"cases": [\n{body}\n]}}\n')
+    head = f'{{"seed": {args.seed}, "crop": {crop}, "prompts": [\n{tail}],\n"cases": [\n'
+    (out / "bpe.json").write_text(f"{head}{body}\n]}}\n")
     print(len(cases), "strings, seed", args.seed, {n: t.get_vocab_size() for n, t in tokenizers.items()})
 
 

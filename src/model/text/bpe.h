@@ -8,7 +8,7 @@
 
 #include "model/text/tokenizer_kind.h"
 
-#define ESA_BPE_MAX       (1 << 20) /* entries of vocab and merges; Llama 3 has 128,000 and 280,147 */
+#define ESA_BPE_MAX       (1 << 20) /* entries of vocab, and merges; Llama 3 has 280,147 merges */
 #define ESA_BPE_MAX_TOKEN 1024      /* bytes of one entry; Llama 3 has 128 */
 #define ESA_BPE_MAX_ADDED 4096      /* added tokens; Llama 3 has 256 */
 
