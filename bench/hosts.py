@@ -7,7 +7,7 @@
     bench/hosts.py --device cuda --json hosts.json
 
 Unpack wheels with `pip download --no-deps vllm-omni==0.30.0 sglang==0.5.23` and `unzip`. Their other dependencies are
-replaced by stand-ins if they are missing (tests/python/hosts). A host that is not there is skipped with a sentence.
+replaced by stand-ins if they are missing (tests/python/hosts). A host that is not there is skipped with a message.
 
 Every row times its layer and the bare call in turn, on the same session and tensors, so that the arithmetic cancels.
 "queued" is the time until the calls have returned, "done" until the device has finished; overhead is the difference of

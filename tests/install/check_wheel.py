@@ -4,7 +4,7 @@
 
 The files need nothing but glibc 2.28. The three lines at the top of docs/install.md run in a new virtual environment.
 There, with numpy alone, sparse attention runs, so does the esa command, and what needs torch or the video engine says
-so in one sentence. Extra arguments go to `pip install`, for example --no-index."""
+so in one message. Extra arguments go to `pip install`, for example --no-index."""
 import os
 import pathlib
 import re

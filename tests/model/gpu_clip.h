@@ -17,7 +17,7 @@ static inline esa_ctx *context(void)
     return ctx;
 }
 
-/* The stand-in fails on demand, and nobody else uses its memory. */
+/* The stand-in fails on demand, and only this test uses its memory. */
 static inline int32_t on_stand_in(void)
 {
     const char *library = getenv("ESA_CUDA_LIB");

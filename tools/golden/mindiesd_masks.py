@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 VERSION = "3.1.0"
-NAME = "original_mindiesd"          # not mindiesd: that name belongs to whoever runs this
+NAME = "original_mindiesd"          # not mindiesd, which esa-mindiesd or the real package may hold
 # A decision that hangs on less than this (relative) may fall either way in float32.
 NEAR = 2e-6
 

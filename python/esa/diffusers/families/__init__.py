@@ -45,7 +45,7 @@ def detect(transformer: Any) -> Family | None:
 @dataclasses.dataclass(frozen=True)
 class Supported:
     """One row of `esa.supported()`. `pipelines` are those that the installed diffusers has; `missing` is empty, or the
-    sentence that says what it does not have."""
+    message that says what it does not have."""
     family: str
     transformers: tuple[str, ...]
     pipelines: tuple[str, ...]
