@@ -362,8 +362,8 @@ ESA_API void esa_device_memory(const esa_ctx *ctx, int64_t *held_bytes, int64_t 
  *
  * so that no block holds tokens of two clips; even raster moves tokens. Blocks with context are
  * kept whole, and so is frame 0 of every clip if it is protected. A sequence with too little
- * context between its clips is refused (ESA_ERR_SHAPE). Clips take neither the adaptive order,
- * causal attention, kv_len nor mask files. */
+ * context between its clips is refused (ESA_ERR_SHAPE), and so are the adaptive order, causal
+ * attention, kv_len and mask files together with clips. */
 typedef struct esa_span {
     int32_t start;   /* first token */
     int32_t grid[3]; /* t, h, w */

@@ -254,7 +254,7 @@ ESA_API esa_status esa_session_get_probe(const esa_session *session, double *err
  *
  *     esa_session_cache_begin(s, 0.05);                       // after esa_session_begin
  *     for each step: run the model, or use the kept outputs; fill in change;
- *                    esa_session_cache_next(s, &change, &skip);     // of the step that comes next
+ *                    esa_session_cache_next(s, &change, &skip);     // skip is of the next step
  *
  * Steps of the session's warm-up, the first tenth and the last step are never left out. All
  * guidance branches are left out together. Steps that are left out get no esa_session_step. */
@@ -264,7 +264,7 @@ typedef struct esa_step_change {
     int32_t computed; /* 1: the model ran at it; 0: it used kept outputs */
     int32_t reserved0;
     /* Sums of magnitudes. x is the input of a step, v[b] the output of guidance branch b at the
-     * last computed step; 0 for a branch that there is not. */
+     * last computed step; 0 for a branch that does not exist. */
     double x_change;    /* |x of the next step - x of this one| */
     double v_size[2];   /* |v[b]| */
     double v_change[2]; /* |v[b] - the v[b] that was computed before|; 0: there is none yet */
