@@ -171,7 +171,10 @@ def main(arguments=None):
         parser.error(f"unknown shape {unknown[0]!r}, expected {', '.join(known)}")
     if args.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error("torch sees no GPU here (--mini --device cpu runs a tiny model on the CPU)")
-    import cache_dit
+    try:
+        import cache_dit
+    except ImportError:
+        parser.error("cache-dit is not installed: pip install cache-dit, or put a folder with it on PYTHONPATH")
     import diffusers
     about = {"machine": torch.cuda.get_device_name() if args.device.startswith("cuda") else "CPU",
              "torch": torch.__version__, "diffusers": diffusers.__version__, "cache_dit": cache_dit.__version__,

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Seconds and PSNR of whole clips by diffusers' WanPipeline on the CPU: esa, caches of others, and both.
 
-    python bench/together_clips.py --json clips.json                    the table of docs/together.md, about an hour
+    python bench/together_clips.py --frames 9 --json clips.json         the table of docs/together.md, about an hour
     python bench/together_clips.py --frames 5 --steps 10 --clips 1      does the program run?
 
 wan-tiny, a trained model, makes the clips. Each row makes the same --clips clips (prompts and seeds of
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import importlib.util
 import io
 import json
 import math
@@ -90,6 +91,7 @@ def int8_weights(pipe, args):
 
 CACHES = {"FirstBlockCache": first_block, "TaylorSeer": taylor_seer, "MagCache": mag_cache, "SeaCache": sea_cache,
           "cache-dit": cache_dit_blocks, "torchao int8 weights": int8_weights}
+NEEDS = {"cache-dit": "cache_dit", "torchao int8 weights": "torchao"}      # packages beside diffusers
 _RATIOS = {}
 
 
@@ -191,6 +193,10 @@ def main(arguments=None):
     unknown = [x for x in caches if x not in CACHES]
     if unknown:
         parser.error(f"unknown cache {unknown[0]!r}, expected {', '.join(CACHES)}")
+    missing = [x for x in caches if x in NEEDS and importlib.util.find_spec(NEEDS[x]) is None]
+    if missing:
+        parser.error(f"{missing[0]!r} needs the package {NEEDS[missing[0]]}, which is not installed; --rows names the "
+                     "caches to measure")
     if not 1 <= args.clips <= len(PROMPTS) or args.steps < 5:
         parser.error(f"--clips must be 1 to {len(PROMPTS)}, --steps at least 5")
     args.warmup = -(-args.steps // 5)
