@@ -7,8 +7,8 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 mode=${1:-short}
 case "$mode" in
-    short) fuzz_seconds=${ESA_FUZZ_SECONDS:-30} live_strings=3000 ;;
-    all) fuzz_seconds=${ESA_FUZZ_SECONDS:-1200} live_strings=50000 ;;
+    short) fuzz_seconds=${ESA_FUZZ_SECONDS:-30} live_long=0 ;;
+    all) fuzz_seconds=${ESA_FUZZ_SECONDS:-1200} live_long=1 ;;
     *) echo "test.sh: unknown mode '$mode', expected short or all" >&2; exit 2 ;;
 esac
 jobs=${JOBS:-2}
@@ -115,7 +115,7 @@ python_tests() {
     rm -f "$scratch/pytest.xml"
     until [ -e "$scratch/release-done" ]; do sleep 1; done
     start=$SECONDS
-    ESA_PYTHON=$python ESA_LIVE_STRINGS=$live_strings run_ctest release "$scratch/live.xml" -L live >"$scratch/live"
+    ESA_PYTHON=$python ESA_LIVE_LONG=$live_long run_ctest release "$scratch/live.xml" -L live >"$scratch/live"
     grep -q '100% tests passed' "$scratch/live" || tail -n 40 "$scratch/live"
     count "$name, live parity" "$start" "$scratch/live.xml"
 }

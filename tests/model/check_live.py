@@ -4,8 +4,10 @@
 
     check_live.py SOURCE_DIR TEST_PROGRAMS_DIR
 
-Exit 77 (skipped) where one of its packages is missing. $ESA_PYTHON may name another interpreter that has them."""
+Exit 77 (skipped) where one of its packages is missing. $ESA_PYTHON may name another interpreter that has them.
+$ESA_LIVE_LONG=1 (in `make test-all`) draws more strings for the tokenizers, and makes the tables of characters anew."""
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +15,28 @@ import tempfile
 import time
 
 SKIP = 77
+
+
+def tables_differ(source, python):
+    """Whether unicode_tables.c is another one than `tokenizers` gives now. Only for the version that it was made with:
+    others have other versions of Unicode."""
+    table = os.path.join(source, "src", "model", "text", "unicode_tables.c")
+    with open(table) as file:
+        stored = file.read()
+    made_with = re.search(r"As in tokenizers (\d+\.\d+)\.", stored)[1]
+    probe = "import tokenizers; print(tokenizers.__version__)"
+    now = subprocess.run([python, "-c", probe], capture_output=True, text=True, check=True).stdout
+    if not now.startswith(made_with + "."):
+        print(f"tokenizers {now.strip()}: the tables are those of {made_with}, not compared")
+        return 0
+    tool = os.path.join(source, "tools", "tables", "unicode_text.py")
+    fresh = subprocess.run([python, tool], capture_output=True, text=True, check=True).stdout
+
+    def numbers(text):
+        return text.split("*/", 1)[1]                   # without the version in the first lines
+
+    print("tables of characters:", "the same" if numbers(fresh) == numbers(stored) else "DIFFERENT")
+    return int(numbers(fresh) != numbers(stored))
 
 
 def main():
@@ -25,6 +49,7 @@ def main():
         return SKIP
     version = found.stdout.split()[-1]
     newer = tuple(int(n) for n in version.split(".")[:2]) >= (0, 37)
+    long = os.environ.get("ESA_LIVE_LONG") == "1"
     golden = os.path.join(source, "tests", "golden")
     tools = os.path.join(source, "tools", "golden")
     with tempfile.TemporaryDirectory(prefix="esa-live-") as folder:
@@ -35,7 +60,7 @@ def main():
         def at(name):
             return os.path.join(folder, name)
 
-        strings = os.environ.get("ESA_LIVE_STRINGS", "3000")     # for test_bpe
+        strings = "50000" if long else "3000"           # for test_bpe
         rule = "unipc" if newer else "unipc_036"
         masks = at("masks.safetensors")
         model = os.path.join(source, "models", "wan-tiny")
@@ -61,7 +86,7 @@ def main():
         for maker in makers:
             subprocess.run([python, os.path.join(tools, maker[0])] + maker[1:], check=True)
         print(f"diffusers {version}")
-        failed = 0
+        failed = tables_differ(source, python) if long else 0
         for program in programs_run:
             failed += subprocess.run([os.path.join(programs, program)], env=environment).returncode != 0
         return failed
