@@ -3,8 +3,8 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model/golden.h"
 #include <jansson.h>
+#include "model/text/bpe.h"
 #include "model/text/prompt.h"
-#include "model/text/tokenizer_kind.h"
 #include "model/text/unicode.h"
 
 static const char *const names[] = { "llama", "clip" };
@@ -89,6 +89,42 @@ static void ids_as_tokenizers(void **unused)
     assert_int_equal(wrong, 0);
     json_decref(root);
     esa_ctx_free(ctx);
+}
+
+/* Where words end, whatever the vocabulary makes of them. */
+static void words_as_tokenizers(void **unused)
+{
+    (void)unused;
+    static const char *const keys[] = { "llama words", "clip words" };
+    json_t *root = load("bpe.json"), *cases = json_object_get(root, "cases"), *item;
+    size_t i;
+    int wrong = 0;
+    json_array_foreach(cases, i, item)
+    {
+        const char *text = json_string_value(json_object_get(item, "text"));
+        const int64_t n = (int64_t)strlen(text);
+        char *normal = malloc((size_t)ESA_BPE_NORMAL(n));
+        int32_t *work = malloc((size_t)(ESA_BPE_WORK(n) + 1) * sizeof *work);
+        const int64_t normal_bytes = esa_bpe_normalize(normal, work, text, n);
+        for (int v = 0; v < 2; v++) {
+            const json_t *want = json_object_get(item, keys[v]);
+            const char *s = v ? normal : text, *end = v ? normal + normal_bytes : text + n, *word;
+            int32_t inner = 0, same = 1;
+            size_t count = 0;
+            for (;; count++) {
+                s = esa_bpe_word(v ? ESA_BPE_CLIP_NAMES : ESA_BPE_LLAMA, s, end, &word, &inner);
+                if (!s) break;
+                same &= json_integer_value(json_array_get(want, count)) == s - word;
+            }
+            if (same && count == json_array_size(want)) continue;
+            print_error("%s, case %d: %s\n", keys[v], (int)i, text);
+            wrong++;
+        }
+        free(normal);
+        free(work);
+    }
+    assert_int_equal(wrong, 0);
+    json_decref(root);
 }
 
 /* The calls that HunyuanVideoPipeline makes: a template for Llama, 77 tokens for CLIP. */
@@ -198,6 +234,7 @@ static void unicode_bounds(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(ids_as_tokenizers),
+                                        cmocka_unit_test(words_as_tokenizers),
                                         cmocka_unit_test(hunyuan_prompts),
                                         cmocka_unit_test(refuses_texts),
                                         cmocka_unit_test(unicode_bounds) };

@@ -40,7 +40,9 @@ AWKWARD = [
     "ⰀⰁ ႠႡ ᏸᏹ Ꭰ ꭰ", "𐐀𐐁 𞤀𞤁", "👨‍👩‍👧‍👦👍🏽🏳️‍🌈🇩🇪", "❤️‍🔥x", "<|begin_of_text|>a<|eot_id|>\n\nb",
     "<|eot_id|><|eot_id|>", "<|EOT_ID|>", "<|startoftext|>a<|endoftext|>b", "<|STARTOFTEXT|>a<|ENDOFTEXT|>b!",
     "!!<|EndOfText|>!!", "<|EndOfText|>!!", "<|endoftext", "<image><pad>", "a<|eot_id|> b",
-    "<|start_header_id|>user<|end_header_id|>\n\nhello", "\u0378\u0530\U000e0fff\ue000\ufffe", "a" * 300, "1" * 50,
+    "<|start_header_id|>user<|end_header_id|>\n\nhello", "\u0378\u0530\U000e0fff\ue000\ufffe",
+    "it'\u017fa IT'\u017fS x'sta y'llama",
+    "a\u0305\u0301 e\u033d\u0300", "\u09c7\u0301\u09be \u1100\u0301\u1161", "a" * 300, "1" * 50,
     "\u0301" * 40 + "\u0323" * 40, " " * 50 + "a", "\n" * 30 + " x",
 ]
 # Characters of Unicode 14 to 17, which other versions of tokenizers treat in other ways.
@@ -117,6 +119,13 @@ WORDS = ("'s 'T 'Re 've 'M 'lL 'd '\u017f 're' ll 12 1234 a B \u0130 \u03a3 ball
          "<| |> \u200d \ufe0f").split(" ") + [" ", "  "]
 
 
+def words(tokenizer, text):
+    """The bytes of each word, without a look at added tokens. A byte is one character here."""
+    if tokenizer.normalizer:
+        text = tokenizer.normalizer.normalize_str(text)
+    return [len(word) for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
+
+
 def draw(rng, codes, marks, blocks):
     parts = []
     for _ in range(rng.randint(1, 14)):
@@ -155,7 +164,8 @@ def main():
     newer = NEWER if tokenizers_version.startswith("0.23.") else []
     texts = SENTENCES + ODD + AWKWARD + newer + list(variations())
     texts += [draw(rng, codes, marks, blocks) for _ in range(args.random)]
-    cases = [{"text": text, **{name: t.encode(text).ids for name, t in tokenizers.items()}}
+    cases = [{"text": text, **{name: t.encode(text).ids for name, t in tokenizers.items()},
+              **{name + " words": words(t, text) for name, t in tokenizers.items()}}
              for text in dict.fromkeys(texts)]
     # What HunyuanVideoPipeline asks of its two tokenizers.
     fast = {name: PreTrainedTokenizerFast(tokenizer_object=t, pad_token=SPECIAL[name][-1])
