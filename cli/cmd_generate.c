@@ -97,6 +97,8 @@ int cmd_generate(int argc, char **argv)
           "write the final latents to a file" },
         { "--check", CLI_FLAG, &o.clip.open.check, NULL, 0, 0, 0,
           "only check every name and shape in the model's files (off)" },
+        { "--transformer", CLI_TEXT, &o.clip.open.transformer, "FILE", 0, 0, 0,
+          "the transformer's weights in one file, safetensors or GGUF (those of the model)" },
         { "--hold", CLI_CHOICE, &o.clip.open.hold, "auto|file|f32|bf16", 0, 0, 0,
           "how weights are held in memory (auto)" },
         { "--json", CLI_TEXT, &o.json, "FILE", 0, 0, 0,

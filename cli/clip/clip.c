@@ -57,6 +57,7 @@ int clip_open(clip_maker *m, const clip_opening *o, const char *what)
         return cli_fail("%s: %s needs a GPU", what, limit ? "--max-vram" : "--linear fp8");
     clip_catch_signals();
     esa_model_params p = m->video.model_params_default();
+    p.transformer = o->transformer;
     p.hold = o->hold;
     p.device = m->device.device;
     p.linear = o->linear;

@@ -36,16 +36,17 @@ typedef struct clip_maker {
 } clip_maker;
 
 typedef struct clip_opening {
-    const char *model;    /* a name, a folder, or NULL: wan-tiny */
-    int64_t threads;      /* 0: one per core */
-    int hold;             /* ESA_HOLD_* */
-    int parts;            /* ESA_PART_* that will be needed; 0: all */
-    int check;            /* 1: checks names and shapes only, opens no model */
-    const char *device;   /* --device; NULL: auto */
-    int linear;           /* ESA_LINEAR_* */
-    const char *keep;     /* F8: tensors that stay in bf16; NULL: none */
-    const char *max_vram; /* a size; NULL: no limit */
-    int random;           /* 1: random weights; model is then the name of a shape */
+    const char *model;       /* a name, a folder, or NULL: wan-tiny */
+    const char *transformer; /* a file with the transformer's weights; NULL: the model's own */
+    int64_t threads;         /* 0: one per core */
+    int hold;                /* ESA_HOLD_* */
+    int parts;               /* ESA_PART_* that will be needed; 0: all */
+    int check;               /* 1: checks names and shapes only, opens no model */
+    const char *device;      /* --device; NULL: auto */
+    int linear;              /* ESA_LINEAR_* */
+    const char *keep;        /* F8: tensors that stay in bf16; NULL: none */
+    const char *max_vram;    /* a size; NULL: no limit */
+    int random;              /* 1: random weights; model is then the name of a shape */
     void (*report)(void *user, const char *line); /* NULL, or as in esa_model_params */
 } clip_opening;
 

@@ -56,8 +56,10 @@ ESA_API const char *esa_video_build_id(void);
 /* ---------------------------------------------------------------- models */
 
 /* How weights are kept in memory:
- *  - AUTO: F32 for parts below 1 GB; for larger ones FILE if the file is 16-bit, else BF16.
- *  - FILE: the file stays mapped, and weights are converted while they are used.
+ *  - AUTO: F32 for parts below 1 GB; for larger ones FILE if the file has 16 bits or fewer, else
+ *    BF16.
+ *  - FILE: the file stays mapped, and weights are converted while they are used. Those of GGUF
+ *    files keep their blocks; fp8 becomes BF16.
  *  - F32, BF16: tensors of another type are converted once, while reading. The pages of the file
  *    are given back piece by piece, so that file and copy are never in memory together. Tensors
  *    that have the type already are used from the mapped file.
@@ -96,7 +98,11 @@ typedef struct esa_model_params {
      * return value other than 0 cancels the call with ESA_ERR_STATE. */
     int32_t (*progress)(void *user, const struct esa_progress *progress);
     void *progress_user;
-    int64_t reserved[2];
+    /* The transformer's weights in one file instead of those in the folder: safetensors or GGUF,
+     * with the names of diffusers or of Wan's authors. The folder still has the configurations and
+     * the other parts. Only read during the call; NULL: none. */
+    const char *transformer;
+    int64_t reserved[1];
 } esa_model_params;
 
 ESA_API esa_model_params esa_model_params_default(void);

@@ -244,6 +244,9 @@ static esa_status begin(esa_ctx *ctx, esa_model **model, const char *folder,
     if (p.linear < ESA_LINEAR_BF16 || p.linear > ESA_LINEAR_F8)
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "linear is %d, expected ESA_LINEAR_BF16 or F8",
                         p.linear);
+    if (p.transformer && p.random)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "random weights were asked for, and weights from a file; give one");
     if (p.max_memory < 0)
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "max_memory is %lld, expected 0 or more",
                         (long long)p.max_memory);
@@ -260,6 +263,7 @@ static esa_status begin(esa_ctx *ctx, esa_model **model, const char *folder,
     m->folder_bytes = (int64_t)strlen(folder) + 1;
     m->folder = esa_mem_alloc(&m->ctx->mem, m->folder_bytes);
     m->env = (esa_part_env){ .nn = &m->nn,
+                             .transformer = p.transformer,
                              .hold = p.hold,
                              .linear = p.linear == ESA_LINEAR_F8 ? ESA_DTYPE_F8 : ESA_DTYPE_BF16,
                              .keep = p.keep,

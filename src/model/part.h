@@ -18,10 +18,13 @@
 typedef struct esa_part_env {
     esa_nn *nn;         /* nn->ctx is the caller's ctx */
     const char *folder; /* the model's folder */
-    int32_t hold;       /* ESA_HOLD_*, for weights in host memory */
-    int32_t linear;     /* ESA_DTYPE_BF16 (or 0) or ESA_DTYPE_F8: linear layers on a device */
-    const char *keep;   /* tensors that stay in BF16 (store.h); may be NULL */
-    int64_t limit;      /* bytes of device memory in all; 0: no limit */
+    /* The transformer's weights in one file, safetensors or GGUF, instead of those in the folder;
+     * NULL: none. Only read while the transformer is checked and opened. */
+    const char *transformer;
+    int32_t hold;     /* ESA_HOLD_*, for weights in host memory */
+    int32_t linear;   /* ESA_DTYPE_BF16 (or 0) or ESA_DTYPE_F8: linear layers on a device */
+    const char *keep; /* tensors that stay in BF16 (store.h); may be NULL */
+    int64_t limit;    /* bytes of device memory in all; 0: no limit */
     /* Asks another part to give device memory back (store.h); may be NULL. */
     esa_status (*ask)(void *user, int64_t bytes);
     void *ask_user;

@@ -1,11 +1,13 @@
 /* store_load.c - brings the tensors of files to the device: bytes as they are in the file go
- * through two pieces of pinned memory, and the device converts them.
+ * through two pieces of pinned memory, and the device converts them. Blocks of GGUF files are
+ * expanded on the way into those pieces.
  * SPDX-License-Identifier: Apache-2.0
  *
  * While one piece is copied to the device, the threads fill the other. A group that is copied for
  * each use is made in a lane, once, and kept in host memory. */
 #include <string.h>
 
+#include "base/blocks.h"
 #include "model/store_internal.h"
 
 #define PIECE_BYTES (INT64_C(64) << 20)
@@ -21,11 +23,17 @@ typedef struct loader {
     int64_t done, total;
 } loader;
 
-/* Bytes of a row in the file. */
-static int64_t row_bytes(const esa_stored *t)
+/* The type in which a tensor comes to the device: that of the file. Blocks are expanded by the
+ * threads: to bf16 if it is held so, else to f32. */
+static int32_t sent_dtype(const esa_stored *t)
 {
-    return t->cols * esa_view_element(esa_weights_file_dtype(t->e));
+    const int32_t file = esa_weights_file_dtype(t->e);
+    if (!esa_blocks_elements(file)) return file;
+    return t->dtype == ESA_DTYPE_BF16 ? ESA_DTYPE_BF16 : ESA_DTYPE_F32;
 }
+
+/* Bytes of a row in a piece. */
+static int64_t row_bytes(const esa_stored *t) { return t->cols * esa_view_element(sent_dtype(t)); }
 
 /* Bytes of a piece and of the scales; 0 if nothing is read. Under a limit of all memory the pieces
  * are a small part of it. */
@@ -84,12 +92,15 @@ static esa_status load_rows(loader *l, const esa_stored *t, const esa_view *y, i
     esa_store *s = l->s;
     esa_ctx *ctx = s->nn->ctx;
     const esa_engine_transfer *tr = s->nn->be->transfer;
-    const int32_t i = l->turn, dtype = esa_weights_file_dtype(t->e), lane = FIRST_LANE + i;
+    const int32_t i = l->turn, dtype = sent_dtype(t), lane = FIRST_LANE + i;
     const int64_t bytes = y->rows * row_bytes(t);
     const char *src = (const char *)esa_st_data(s->w->shard[t->e->shard], t->e->entry);
     l->turn = (i + 1) % PIECES;
     ESA_TRY(tr->landed(ctx, lane)); /* the piece was read */
-    esa_weights_copy(s->w, t->e->shard, l->pinned[i], src + first * row_bytes(t), bytes);
+    if (esa_blocks_elements(esa_weights_file_dtype(t->e)))
+        esa_weights_expand(s->w, t->e, l->pinned[i], dtype, first * t->cols, y->rows * t->cols);
+    else
+        esa_weights_copy(s->w, t->e->shard, l->pinned[i], src + first * row_bytes(t), bytes);
     const int32_t as_is = dtype == t->dtype && dtype != ESA_DTYPE_F8;
     ESA_TRY(tr->fetch(ctx, lane, as_is ? y->data : l->piece[i], l->pinned[i], bytes));
     ESA_TRY(tr->arrive(ctx, lane));

@@ -9,6 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include "base/blocks.h"
+#include "io/gguf.h"
+#include "io/mapfile.h"
 #include "model/config.h"
 #include "model/json_file.h"
 
@@ -112,6 +115,7 @@ static esa_status make(esa_ctx *ctx, esa_weights **out, const char *part)
     esa_weights *w = esa_mem_zalloc(&ctx->mem, (int64_t)sizeof *w);
     if (!w) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the weights of the %s", part);
     w->ctx = ctx;
+    w->prefix = "";
     snprintf(w->part, sizeof w->part, "%s", part);
     *out = w;
     return ESA_OK;
@@ -121,7 +125,9 @@ esa_status esa_weights_open_memory(esa_ctx *ctx, esa_weights **out, const void *
                                    const char *part)
 {
     ESA_TRY(make(ctx, out, part));
-    const esa_status status = esa_st_open_memory(ctx, &(*out)->shard[0], bytes, size);
+    const esa_status status = esa_gguf_begins(bytes, size)
+                                  ? esa_gguf_open_memory(ctx, &(*out)->shard[0], bytes, size)
+                                  : esa_st_open_memory(ctx, &(*out)->shard[0], bytes, size);
     if (!status) {
         (*out)->shard_count = 1;
     } else {
@@ -129,6 +135,34 @@ esa_status esa_weights_open_memory(esa_ctx *ctx, esa_weights **out, const void *
         *out = NULL;
     }
     return status;
+}
+
+/* *gguf = 1 if the file begins like a GGUF file. */
+static esa_status look(esa_ctx *ctx, const char *path, int32_t *gguf)
+{
+    esa_mapped m;
+    ESA_TRY(esa_map_file(ctx, &m, path, path));
+    *gguf = esa_gguf_begins(m.bytes, m.size);
+    esa_unmap_file(&m);
+    return ESA_OK;
+}
+
+esa_status esa_weights_open_file(esa_ctx *ctx, esa_weights **out, const char *path,
+                                 const char *part)
+{
+    int32_t gguf = 0;
+    *out = NULL;
+    ESA_TRY(look(ctx, path, &gguf));
+    ESA_TRY(make(ctx, out, part));
+    const esa_status status = gguf ? esa_gguf_open(ctx, &(*out)->shard[0], path)
+                                   : esa_st_open(ctx, &(*out)->shard[0], path);
+    if (status) {
+        esa_weights_free(*out);
+        *out = NULL;
+        return status;
+    }
+    (*out)->shard_count = (*out)->named = 1;
+    return ESA_OK;
 }
 
 esa_status esa_weights_open_random(esa_ctx *ctx, esa_weights **out, const char *part)
@@ -292,14 +326,14 @@ static void found(findings *f, int32_t kind, const char *name, const char *detai
 
 static int by_name(const void *a, const void *b)
 {
-    return strcmp((*(esa_wanted *const *)a)->name, (*(esa_wanted *const *)b)->name);
+    return strcmp((*(esa_wanted *const *)a)->file, (*(esa_wanted *const *)b)->file);
 }
 
 esa_wanted *esa_weights_find(const esa_weights *w, const char *name)
 {
     for (int64_t lo = 0, hi = w->count; lo < hi;) {
         const int64_t mid = lo + (hi - lo) / 2;
-        const int c = strcmp(name, w->by_name[mid]->name);
+        const int c = strcmp(name, w->by_name[mid]->file);
         if (c == 0) return w->by_name[mid];
         if (c < 0)
             hi = mid;
@@ -316,22 +350,32 @@ static int ignored(const esa_weights *w, const char *name)
     return 0;
 }
 
-static void compare_entry(findings *f, esa_wanted *e, const esa_st_entry *entry, int32_t shard,
-                          const char *part)
+/* 1 if two shapes are equal; leading: but for leading dimensions of 1. */
+static int same_shape(int32_t rank, const int64_t *dim, int32_t other_rank, const int64_t *other,
+                      int32_t leading)
+{
+    for (; leading && rank > 0 && *dim == 1; rank--) dim++;
+    for (; leading && other_rank > 0 && *other == 1; other_rank--) other++;
+    int same = rank == other_rank;
+    for (int32_t i = 0; same && i < rank; i++) same = dim[i] == other[i];
+    return same;
+}
+
+static void compare_entry(findings *f, const esa_weights *w, esa_wanted *e,
+                          const esa_st_entry *entry, int32_t shard)
 {
     e->entry = entry;
     e->present = 1;
     e->shard = shard;
-    int same = entry->rank == e->rank;
-    for (int32_t i = 0; same && i < e->rank; i++) same = entry->dim[i] == e->dim[i];
     char detail[200];
-    if (!same) {
+    if (!same_shape(entry->rank, entry->dim, e->rank, e->dim, w->shard[shard]->blocks)) {
         snprintf(detail, sizeof detail, "%s instead of %s", shape_of(entry->rank, entry->dim).text,
                  shape_of(e->rank, e->dim).text);
-        found(f, SHAPE, e->name, detail, part);
+        found(f, SHAPE, e->file, detail, w->part);
     } else if (entry->dtype != ESA_FILE_F32 && entry->dtype != ESA_FILE_F16 &&
-               entry->dtype != ESA_FILE_BF16 && entry->dtype != ESA_FILE_F8_E4M3) {
-        found(f, TYPE, e->name, esa_file_dtype_name(entry->dtype), part);
+               entry->dtype != ESA_FILE_BF16 && entry->dtype != ESA_FILE_F8_E4M3 &&
+               !esa_blocks_elements(entry->dtype)) {
+        found(f, TYPE, e->file, esa_file_dtype_name(entry->dtype), w->part);
     }
 }
 
@@ -358,13 +402,14 @@ static esa_status compare_files(esa_weights *w, findings *f, int64_t *tensors, i
     for (int32_t s = 0; s < w->shard_count; s++)
         for (int64_t i = 0; i < w->shard[s]->count; i++) {
             const esa_st_entry *entry = &w->shard[s]->entry[i];
+            if (esa_weights_foreign(w, entry->name)) continue;
             esa_wanted *e = esa_weights_find(w, entry->name);
             if (e && e->entry)
                 return esa_fail(w->ctx, ESA_ERR_FORMAT, "%s: %s is in %s and in %s", w->part,
-                                esa_quote(e->name).text, w->shard[e->shard]->label,
+                                esa_quote(e->file).text, w->shard[e->shard]->label,
                                 w->shard[s]->label);
             if (e)
-                compare_entry(f, e, entry, s, w->part);
+                compare_entry(f, w, e, entry, s);
             else if (!ignored(w, entry->name) && !esa_weights_take_scale(w, entry, s))
                 found(f, EXTRA, entry->name, "", w->part);
             *tensors += e != NULL;
@@ -374,7 +419,7 @@ static esa_status compare_files(esa_weights *w, findings *f, int64_t *tensors, i
         const esa_wanted *e = &w->want[i];
         const char *name, *fault = esa_weights_scale_fault(e, &name);
         if (fault) found(f, SHAPE, name, fault, w->part);
-        if (!e->entry && !(e->flags & ESA_WANT_OPTIONAL)) found(f, MISSING, e->name, "", w->part);
+        if (!e->entry && !(e->flags & ESA_WANT_OPTIONAL)) found(f, MISSING, e->file, "", w->part);
     }
     for (int32_t k = 0; k < KINDS; k++)
         if (f->count[k]) return mismatch(w, f);
@@ -396,9 +441,11 @@ esa_status esa_weights_check(esa_weights *w, void (*report)(void *user, const ch
         w->want[i].entry = w->want[i].scale = w->want[i].input = NULL;
         w->want[i].present = w->random;
     }
+    ESA_TRY(esa_weights_rename(w));
     qsort(w->by_name, (size_t)w->count, sizeof *w->by_name, by_name);
     findings f = { .report = report, .user = user };
     int64_t tensors = 0, bytes = 0;
+    if (report && w->named) esa_weights_about(w, report, user);
     if (!w->random) ESA_TRY(compare_files(w, &f, &tensors, &bytes));
     if (report && w->random) {
         char line[200];

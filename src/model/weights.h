@@ -12,8 +12,17 @@
  *     esa_weights_load(w, ESA_HOLD_AUTO);  // fills every view
  *
  * Files: STEM.safetensors, or STEM.safetensors.index.json and the shards it names, with tensors of
- * F32, F16, BF16 or E4M3 (weights_f8.c). Shards are mapped; an incomplete shard is refused because
- * of its header. Views stay valid until esa_weights_free. */
+ * F32, F16, BF16 or E4M3 (weights_f8.c); or one file that the caller names, safetensors or GGUF.
+ * Shards are mapped; an incomplete shard is refused because of its header. Views stay valid until
+ * esa_weights_free.
+ *
+ * A GGUF file may also have tensors of Q8_0, Q4_K, Q5_K and Q6_K (base/blocks.h). ESA_HOLD_FILE,
+ * and ESA_HOLD_AUTO for parts that are not small, hold them as they are in the file; products
+ * expand them piece by piece. A store on a device expands them while it loads. Leading dimensions
+ * of 1 do not count when a GGUF file is compared, because its writers drop them.
+ *
+ * Names: parts want the names of diffusers. Files in the layout of a model's authors have others;
+ * a part gives the table of those (esa_weights_naming). */
 #ifndef ESA_MODEL_WEIGHTS_H
 #define ESA_MODEL_WEIGHTS_H
 
@@ -40,7 +49,9 @@ esa_status esa_weights_open(esa_ctx *ctx, esa_weights **w, const char *folder, c
 /* The same for root/folder: root is the model's folder, folder that of the part. */
 esa_status esa_weights_open_part(esa_ctx *ctx, esa_weights **w, const char *root,
                                  const char *folder, const char *stem, const char *part);
-/* Opens one file in memory, which must outlive the object; for fuzzing. */
+/* Opens one file: GGUF if it begins so, else safetensors. */
+esa_status esa_weights_open_file(esa_ctx *ctx, esa_weights **w, const char *path, const char *part);
+/* Opens one file in memory, of either kind, which must outlive the object; for fuzzing. */
 esa_status esa_weights_open_memory(esa_ctx *ctx, esa_weights **w, const void *bytes, int64_t size,
                                    const char *part);
 /* Opens no file: every wanted tensor is there, with random numbers. Matrices have the standard
@@ -48,6 +59,23 @@ esa_status esa_weights_open_memory(esa_ctx *ctx, esa_weights **w, const void *by
  * measurements of true shapes without a checkpoint. */
 esa_status esa_weights_open_random(esa_ctx *ctx, esa_weights **w, const char *part);
 void esa_weights_free(esa_weights *w);
+
+/* Names in another layout. In a rule, # stands for digits, and a rule holds for names that begin
+ * with `ours`, up to their end or a dot. Names without a rule are the same in both layouts. */
+typedef struct esa_naming_rule {
+    const char *ours, *theirs;
+} esa_naming_rule;
+typedef struct esa_naming {
+    const char *name;   /* for reports */
+    const char *marker; /* a tensor that only files in this layout have */
+    const esa_naming_rule *rule;
+    int32_t rules;
+} esa_naming;
+/* Lets the files be in this layout too. They are if they have the marker, with or without one of
+ * the prefixes of ComfyUI in front (model.diffusion_model. or diffusion_model.); with a prefix,
+ * tensors without it do not belong to the part. Messages then use the names of the files. naming
+ * must outlive the object. */
+void esa_weights_naming(esa_weights *w, const esa_naming *naming);
 
 /* The group of the tensors that are wanted from now on, for a store; 0 at first. */
 void esa_weights_group(esa_weights *w, int32_t group);

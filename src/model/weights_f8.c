@@ -14,9 +14,9 @@
 /* The tensor whose name is that of entry with `end` replaced by ".weight"; NULL: none. */
 static esa_wanted *owner(const esa_weights *w, const char *name, const char *end)
 {
-    char full[176];
+    char full[208];
     const size_t length = strlen(name), tail = strlen(end);
-    if (length <= tail || length - tail > 150 || strcmp(name + length - tail, end) != 0)
+    if (length <= tail || length - tail > 180 || strcmp(name + length - tail, end) != 0)
         return NULL;
     snprintf(full, sizeof full, "%.*s.weight", (int)(length - tail), name);
     return esa_weights_find(w, full);
@@ -24,7 +24,7 @@ static esa_wanted *owner(const esa_weights *w, const char *name, const char *end
 
 int32_t esa_weights_take_scale(esa_weights *w, const esa_st_entry *entry, int32_t shard)
 {
-    if (strcmp(entry->name, "scaled_fp8") == 0) return 1;
+    if (strcmp(entry->name + strlen(w->prefix), "scaled_fp8") == 0) return 1;
     esa_wanted *e = owner(w, entry->name, ".input_scale");
     if (!e) e = owner(w, entry->name, ".scale_input");
     if (e) {

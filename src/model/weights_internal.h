@@ -10,7 +10,8 @@
 #define ESA_WEIGHTS_MAX_IGNORED 8
 
 typedef struct esa_wanted {
-    char name[160];
+    char name[160];   /* in the layout of diffusers */
+    char file[192];   /* in the files; set by the check */
     esa_weight *view; /* filled by loading; NULL: only checked */
     int32_t flags, rank, group;
     int64_t dim[5];
@@ -37,6 +38,10 @@ struct esa_weights {
     /* NULL after loading if no view points into it */
     esa_tensors *shard[ESA_WEIGHTS_MAX_SHARDS];
     int32_t shard_count;
+    int32_t named;            /* 1: one file that the caller named */
+    const esa_naming *naming; /* NULL: names are those of diffusers */
+    const char *prefix;       /* of names in the files; set by the check */
+    int32_t theirs;           /* 1: names are those of layout; set by the check */
     int32_t ignore_count;
     char ignore[ESA_WEIGHTS_MAX_IGNORED][64];
     esa_wanted *want; /* [count of cap] */
@@ -47,7 +52,15 @@ struct esa_weights {
 /* weights.c: NULL if no tensor of this name is wanted; after by_name is set. */
 esa_wanted *esa_weights_find(const esa_weights *w, const char *name);
 
-/* weights_load.c. The type of a wanted tensor in the file, as ESA_DTYPE_*. */
+/* weights_names.c: finds out which layout the files have, and sets the names in them. */
+esa_status esa_weights_rename(esa_weights *w);
+/* 1 if a name of the files belongs to another part, because it lacks the prefix. */
+int32_t esa_weights_foreign(const esa_weights *w, const char *name);
+/* Reports what a file is that the caller named: format, architecture, types, layout. */
+void esa_weights_about(const esa_weights *w, void (*report)(void *user, const char *line),
+                       void *user);
+
+/* weights_load.c. The type of a wanted tensor in the file, as ESA_DTYPE_* or ESA_BLOCKS_*. */
 int32_t esa_weights_file_dtype(const esa_wanted *e);
 /* Rows that an E4M3 tensor may have scales for: dim[0], or 1 for a vector. */
 int64_t esa_weights_rows(const esa_wanted *e);
@@ -57,6 +70,10 @@ esa_status esa_weights_load_one(esa_weights *w, esa_wanted *e, int32_t dtype);
 int32_t esa_weights_held(const esa_weights *w, const esa_wanted *e, int32_t hold);
 /* Copies bytes of a shard with all threads, and gives the pages of the file back. */
 void esa_weights_copy(esa_weights *w, int32_t shard, void *dst, const void *src, int64_t bytes);
+/* Writes elements first .. first+count-1 of a tensor with blocks to dst, in f32 or bf16, with all
+ * threads, and gives the pages of the file back. They begin and end with a block. */
+void esa_weights_expand(esa_weights *w, const esa_wanted *e, void *dst, int32_t dtype,
+                        int64_t first, int64_t count);
 /* Bytes of the tensor in the file; 0 if it is not loaded. Random tensors count as BF16. */
 int64_t esa_weights_bytes(const esa_weights *w, const esa_wanted *e);
 /* Closes the shards that no view points into. The object cannot load again. */

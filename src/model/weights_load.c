@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
+#include "base/blocks.h"
 #include "base/rng.h"
 #include "nn/leaf.h"
 
@@ -24,7 +25,7 @@ int32_t esa_weights_file_dtype(const esa_wanted *e)
 {
     if (!e->entry) return ESA_DTYPE_F32; /* random */
     if (e->entry->dtype == ESA_FILE_F8_E4M3) return ESA_DTYPE_F8;
-    return e->entry->dtype; /* ESA_FILE_F32, F16, BF16 equal ESA_DTYPE_* */
+    return e->entry->dtype; /* ESA_FILE_F32, F16, BF16 equal ESA_DTYPE_*, and blocks are the same */
 }
 
 int64_t esa_weights_rows(const esa_wanted *e) { return e->rank > 1 ? e->dim[0] : 1; }
@@ -51,14 +52,21 @@ typedef struct convert_job {
     uintptr_t page;
 } convert_job;
 
+/* Bytes of elements of a file; those with blocks are whole blocks. */
+static int64_t file_bytes(int32_t dtype, int64_t elements)
+{
+    const int64_t block = esa_blocks_elements(dtype);
+    return block ? elements / block * esa_blocks_bytes(dtype) : elements * esa_view_element(dtype);
+}
+
 /* Gives back the whole pages of elements first .. end-1. Pages that are still needed are read
  * again; a failure only costs memory. */
 static void give_back(const convert_job *j, int64_t first, int64_t end)
 {
-    const int64_t size = esa_view_element(j->from.dtype);
-    const uintptr_t a = ((uintptr_t)j->from.data + (uintptr_t)(first * size) + j->page - 1) /
-                        j->page * j->page;
-    const uintptr_t b = ((uintptr_t)j->from.data + (uintptr_t)(end * size)) / j->page * j->page;
+    const uintptr_t at = (uintptr_t)j->from.data;
+    const uintptr_t a = (at + (uintptr_t)file_bytes(j->from.dtype, first) + j->page - 1) / j->page *
+                        j->page;
+    const uintptr_t b = (at + (uintptr_t)file_bytes(j->from.dtype, end)) / j->page * j->page;
     if (b > a) madvise((void *)a, b - a, MADV_DONTNEED);
 }
 
@@ -120,6 +128,23 @@ static esa_status convert(esa_weights *w, esa_wanted *e, esa_weight *view, int32
     view->data = e->copy;
     view->dtype = dtype;
     return ESA_OK;
+}
+
+void esa_weights_expand(esa_weights *w, const esa_wanted *e, void *dst, int32_t dtype,
+                        int64_t first, int64_t count)
+{
+    const esa_tensors *shard = w->shard[e->shard];
+    const int32_t type = esa_weights_file_dtype(e);
+    convert_job job = { .from = { .data = esa_st_data(shard, e->entry) + file_bytes(type, first),
+                                  .dtype = type,
+                                  .rank = 1,
+                                  .dim = { count } },
+                        .to = dst,
+                        .dtype = dtype,
+                        .count = count,
+                        .mapped = shard->mapped,
+                        .page = (uintptr_t)sysconf(_SC_PAGESIZE) };
+    esa_pool_run(w->ctx->pool, convert_piece, &job, esa_ceil_div(count, PIECE));
 }
 
 esa_status esa_weights_load_one(esa_weights *w, esa_wanted *e, int32_t dtype)

@@ -10,6 +10,8 @@
 #include "model/dit/wan_dit.h"
 #include "nn/ops.h"
 
+extern const esa_naming esa_wan_original; /* wan_names.c */
+
 typedef struct wan_attn {
     esa_linear q, k, v, out;   /* [d,d] */
     esa_weight norm_q, norm_k; /* [d] f32 */

@@ -94,8 +94,11 @@ static esa_status check_file(const esa_part_env *env, esa_wan_dit *dit, const vo
         return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the transformer");
     ESA_TRY(env->random ? esa_weights_open_random(ctx, &dit->weights, "transformer")
             : file      ? esa_weights_open_memory(ctx, &dit->weights, file, size, "transformer")
-                        : esa_weights_open_part(ctx, &dit->weights, env->folder, "transformer",
-                                                "diffusion_pytorch_model", "transformer"));
+            : env->transformer
+                ? esa_weights_open_file(ctx, &dit->weights, env->transformer, "transformer")
+                : esa_weights_open_part(ctx, &dit->weights, env->folder, "transformer",
+                                        "diffusion_pytorch_model", "transformer"));
+    esa_weights_naming(dit->weights, &esa_wan_original);
     want_all(dit->weights, dit);
     return esa_weights_check(dit->weights, env->report, env->report_user);
 }
