@@ -17,7 +17,6 @@ import torch
 
 from ..core.config import EsaConfig
 from ..core.layout import Layout
-from ..core.library import EsaError
 from .run import Dense, HostRun, config_of
 
 log = logging.getLogger("esa")
@@ -149,10 +148,10 @@ class Patch:
             receipts.append((KEY, VERSION, id(self), layer, "sparse", tokens, (0, 0), (0, 0)))
         return out.transpose(1, 2) if skip_output_reshape else out.flatten(2)
 
-    def tell(self, reason: str) -> None:
-        if reason not in self._told:
-            self._told.add(reason)
-            log.warning("esa stays dense: %s", reason)
+    def tell(self, line: str) -> None:
+        if line not in self._told:
+            self._told.add(line)
+            log.warning("%s", line)
 
     # ---- forecasters of steps: what the next evaluation would be, and whether receipts agree
 
@@ -191,11 +190,8 @@ def make_override(patch: Patch, previous: Any) -> Any:
         if ours:
             try:
                 return patch.attend(q, k, v, heads, options, skip_reshape, skip_output_reshape, kwargs.get("scale"))
-            except (Dense, EsaError) as reason:
-                if not getattr(reason, "by_policy", False):
-                    if patch.config.strict:
-                        raise EsaError(f"esa is strict, but this call would be dense: {reason}") from reason
-                    patch.tell(str(reason))
+            except Dense as reason:
+                reason.report("esa", patch.config.strict, patch.tell)
         kwargs.update(mask=mask, attn_precision=attn_precision, skip_reshape=skip_reshape,
                       skip_output_reshape=skip_output_reshape)
         return func(q, k, v, heads, **kwargs) if previous is None else previous(func, q, k, v, heads, **kwargs)

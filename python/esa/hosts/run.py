@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from ..core import structs as T
@@ -31,6 +32,14 @@ class Dense(Exception):
     def __init__(self, reason: str, by_policy: bool = False) -> None:
         super().__init__(reason)
         self.by_policy = by_policy
+
+    def report(self, who: str, strict: bool, warn: Callable[[str], None]) -> None:
+        """Before the host runs the call dense: an error if the user wants none of that, else a warning."""
+        if self.by_policy:
+            return
+        if strict:
+            raise EsaError(f"{who} is strict, but this call would be dense: {self}") from self
+        warn(f"{who} stays dense: {self}")
 
 
 def check_settings(options: Any, what: str, names: Sequence[str] = SETTINGS) -> None:
@@ -59,6 +68,13 @@ def config_of(options: Mapping[str, Any], what: str) -> EsaConfig:
         if path is not None and not os.path.isfile(path):
             raise ValueError(f"{what}: {name} names {os.fspath(path)!r}, which is not a file")
     return config
+
+
+@functools.cache
+def rain_fusion(sparsity: float) -> EsaConfig:
+    """RainFusion as its hosts mean it: rf_v2 in every call, nothing in place of dropped blocks."""
+    return EsaConfig(selector="rf_v2", sparsity=sparsity, tail="none", warmup_frac=0.0, dense_first_layer=False,
+                     strict=False)
 
 
 def needs_steps(config: EsaConfig) -> bool:

@@ -27,8 +27,7 @@ from sglang.multimodal_gen.runtime.utils.logging_utils import init_logger
 from ..core.config import EsaConfig
 from ..core.functional import attention
 from ..core.layout import Layout
-from ..core.library import EsaError
-from .run import Dense, Model, Models, config_of
+from .run import Dense, Model, Models, config_of, rain_fusion
 
 logger = init_logger(__name__)
 NAME = "rain_fusion_attn"
@@ -88,22 +87,14 @@ class EsaImpl(AttentionImpl):
         if not is_cross_attention and not causal:
             self.model, self.layer = _models.place(prefix)
 
-    def config(self, sparsity: float) -> EsaConfig:
-        """esa's settings, or the host's as rain_fusion_attn means them: rf_v2, nothing in place of dropped blocks."""
-        return self.own or EsaConfig(selector="rf_v2", sparsity=sparsity, tail="none", warmup_frac=0.0,
-                                     dense_first_layer=False, strict=False)
-
     @torch.compiler.disable
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
                 attn_metadata: Any = None) -> torch.Tensor:
         """(B, N, H, D) in and out; under Ulysses all tokens of some heads."""
         try:
             return self._sparse(query, key, value, attn_metadata)
-        except (Dense, EsaError) as reason:
-            if not getattr(reason, "by_policy", False):
-                if self.own is not None and self.own.strict:
-                    raise EsaError(f"{NAME} on esa is strict, but this call would be dense: {reason}") from reason
-                logger.warning_once(f"{NAME} on esa stays dense: {reason}")
+        except Dense as reason:
+            reason.report(f"{NAME} on esa", self.own is not None and self.own.strict, logger.warning_once)
         return attention(query, key, value, input_layout="BSND", scale=self.scale, causal=self.causal)
 
     def _sparse(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, metadata: Any) -> torch.Tensor:
@@ -116,7 +107,7 @@ class EsaImpl(AttentionImpl):
         text = query.shape[1] - math.prod(metadata.grid)
         if text < 0:
             raise Dense(f"the latents make {metadata.grid} tokens, the sequence has {query.shape[1]}")
-        config = self.config(metadata.sparsity)
+        config = self.own or rain_fusion(metadata.sparsity)
         return self.model.run(config).attention(
             self.layer, query, key, value, layout=Layout(grid=metadata.grid, text_back=text),
             step=metadata.current_timestep, steps=_steps(), scale=self.scale,

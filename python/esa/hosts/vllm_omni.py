@@ -10,6 +10,7 @@ AttentionMetadata.video_layout. The host's own dense backend computes what stays
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -23,10 +24,9 @@ from vllm_omni.diffusion.config import get_current_diffusion_config_or_none
 from vllm_omni.diffusion.forward_context import get_forward_context, is_forward_context_available
 from vllm_omni.platforms import current_omni_platform
 
-from ..core.config import EsaConfig
 from ..core.layout import Layout
-from ..core.library import EsaError, load
-from .run import SETTINGS, Dense, Model, Models, check_settings, config_of
+from ..core.library import load
+from .run import SETTINGS, Dense, Model, Models, check_settings, config_of, rain_fusion
 
 logger = init_logger(__name__)
 NAME = "RAINFUSION_ATTN"
@@ -102,10 +102,7 @@ class EsaImpl(AttentionImpl):
         self.sparsity, self.precision = float(given.get("sparsity", 0.0)), str(given.get("precision", "bf16"))
         self.start_step, self.end_step = int(given.get("start_step", 0)), int(given.get("end_step", 0))
         self.skip_layers = frozenset(given.get("skip_layers") or ())
-        # The flags as the original means them: rf_v2 in every call, nothing in place of dropped blocks.
-        self.config = config_of(esa, "skip_calibration.esa") if esa else EsaConfig(
-            selector="rf_v2", sparsity=self.sparsity, tail="none", warmup_frac=0.0, dense_first_layer=False,
-            strict=False)
+        self.config = config_of(esa, "skip_calibration.esa") if esa else rain_fusion(self.sparsity)
         self.enabled = self.config.selector != "dense" and (bool(esa) or self.sparsity > 0)
         self.num_heads, self.scale, self.qkv_layout = num_heads, softmax_scale, qkv_layout
         try:
@@ -143,11 +140,8 @@ class EsaImpl(AttentionImpl):
                      attn_metadata: Any = None) -> torch.Tensor:
         try:
             return self._sparse(query, key, value, attn_metadata)
-        except (Dense, EsaError) as reason:
-            if not getattr(reason, "by_policy", False):
-                if self.config.strict:
-                    raise EsaError(f"{NAME} on esa is strict, but this call would be dense: {reason}") from reason
-                logger.warning_once("%s on esa stays dense: %s", NAME, str(reason))
+        except Dense as reason:
+            reason.report(f"{NAME} on esa", self.config.strict, functools.partial(logger.warning_once, "%s"))
         return self.dense.forward(query, key, value, attn_metadata)
 
     def _sparse(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, metadata: Any) -> torch.Tensor:
