@@ -8,7 +8,7 @@ BUILD   = build
 .PHONY: all command cuda demo test test-all test-cuda bench bundle wheel install clean help setup-build
 
 all: setup-build
-	@cmake --preset release -DCMAKE_INSTALL_PREFIX="$(PREFIX)" >/dev/null
+	@cmake --preset release -DESA_CUDA=AUTO -DCMAKE_INSTALL_PREFIX="$(PREFIX)" >/dev/null
 	@cmake --build $(BUILD) -j $(JOBS) --target esa_product
 
 # The command without the CUDA plugin, which takes minutes where nvcc is found.

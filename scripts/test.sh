@@ -31,9 +31,14 @@ count() {   # count NAME START FILE: books a JUnit file of ctest or pytest
     note "$name" "${passed:-0}" "${failed:-1}" "${skipped:-0}" "$seconds"
 }
 
+# The CUDA plugin takes minutes to compile, and without a GPU nothing can run it: there the short run leaves it to the
+# complete one.
+cuda=()
+if [ "$mode" = short ] && [ ! -e /proc/driver/nvidia/version ]; then cuda=(-DESA_CUDA=OFF); fi
+
 build() {   # build PRESET [target...]: configures and builds; a build that fails is one failed test
     local preset=$1 log=$scratch/build-$1; shift
-    cmake --preset "$preset" >"$log" 2>&1 &&
+    cmake --preset "$preset" ${cuda[@]+"${cuda[@]}"} >"$log" 2>&1 &&
         cmake --build --preset "$preset" -j "$jobs" ${1:+--target "$@"} >"$log" 2>&1 && return 0
     grep -nE 'error|Error|undefined|warning' "$log" | head -n 20
     tail -n 5 "$log"
@@ -196,10 +201,11 @@ fi
 touch "$scratch/release-done"
 # Sanitizers and emulation are slow: there the short run takes a part of the problems.
 [ "$mode" = all ] || export ESA_TEST_SMALL=1
-# Whole networks on the stand-in take minutes under a sanitizer, and follow in the complete run.
+# Whole networks on the stand-in, and reports of the command, take minutes under a sanitizer and follow in the
+# complete run.
 if [ "$mode" = all ]; then stage "asan + ubsan" asan -LE '^(long|live)$'
 else stage "asan + ubsan, without networks on the stand-in" asan -LE '^(long|live)$' \
-         -E '^stand_in\.test_(pipeline|store_forward|vae|wan)_gpu$'
+         -E '^(stand_in\.test_(limits|pipeline|store_forward|vae|wan)_gpu|cli\.(schemas|report|export))$'
 fi
 # Emulation is some thirty times slower than the machine. The short run takes what depends on the processor; sessions
 # and mask files do not, and follow in the complete run.
