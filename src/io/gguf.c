@@ -9,7 +9,6 @@
 #include "base/blocks.h"
 #include "base/status.h"
 #include "io/json.h"
-#include "io/mapfile.h"
 
 enum {
     TYPE_BOOL = 7,
@@ -455,24 +454,13 @@ static esa_status parse(esa_tensors *file)
     return esa_st_index(file);
 }
 
-static esa_status open_mapped(esa_ctx *ctx, esa_tensors *f, const char *path)
-{
-    esa_mapped m;
-    ESA_TRY(esa_map_file(ctx, &m, path, f->label));
-    if (!m.bytes)
-        return esa_fail(ctx, ESA_ERR_FORMAT, "%s is empty, expected a GGUF file", f->label);
-    f->bytes = m.bytes;
-    f->size = m.size;
-    f->mapped = 1;
-    return parse(f);
-}
-
 esa_status esa_gguf_open(esa_ctx *ctx, esa_tensors **file, const char *path)
 {
     *file = NULL;
     esa_tensors *f = NULL;
     ESA_TRY(esa_st_make(ctx, &f, path));
-    const esa_status status = open_mapped(ctx, f, path);
+    esa_status status = esa_st_map(f, path, "GGUF");
+    if (!status) status = parse(f);
     if (status)
         esa_st_close(f);
     else

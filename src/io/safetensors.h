@@ -70,6 +70,9 @@ esa_status esa_st_make(esa_ctx *ctx, esa_tensors **file, const char *label);
 /* Sorts the names of entries and the keys of pairs for lookup (safetensors_read.c). Refuses a name
  * or key that appears twice. */
 esa_status esa_st_index(esa_tensors *file);
+/* Maps the file at path into an empty one; `kind` stands in the message about a file without bytes.
+ */
+esa_status esa_st_map(esa_tensors *file, const char *path, const char *kind);
 /* Parses and checks file->bytes (safetensors_read.c). The rest of file is initialised and empty. */
 esa_status esa_st_parse(esa_tensors *file);
 ESA_ENGINE const esa_st_entry *esa_st_find(const esa_tensors *file,

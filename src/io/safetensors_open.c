@@ -31,16 +31,16 @@ esa_status esa_st_make(esa_ctx *ctx, esa_tensors **file, const char *label)
     return ESA_OK;
 }
 
-static esa_status map_and_parse(esa_ctx *ctx, esa_tensors *f, const char *path)
+esa_status esa_st_map(esa_tensors *f, const char *path, const char *kind)
 {
     esa_mapped m;
-    ESA_TRY(esa_map_file(ctx, &m, path, f->label));
+    ESA_TRY(esa_map_file(f->ctx, &m, path, f->label));
     if (!m.bytes)
-        return esa_fail(ctx, ESA_ERR_FORMAT, "%s is empty, expected a safetensors file", f->label);
+        return esa_fail(f->ctx, ESA_ERR_FORMAT, "%s is empty, expected a %s file", f->label, kind);
     f->bytes = m.bytes;
     f->size = m.size;
     f->mapped = 1;
-    return esa_st_parse(f);
+    return ESA_OK;
 }
 
 esa_status esa_st_open(esa_ctx *ctx, esa_tensors **file, const char *path)
@@ -49,7 +49,8 @@ esa_status esa_st_open(esa_ctx *ctx, esa_tensors **file, const char *path)
     if (!path || !*path) return esa_fail(ctx, ESA_ERR_ARGUMENT, "no file name was given");
     esa_tensors *f = NULL;
     ESA_TRY(esa_st_make(ctx, &f, path));
-    const esa_status status = map_and_parse(ctx, f, path);
+    esa_status status = esa_st_map(f, path, "safetensors");
+    if (!status) status = esa_st_parse(f);
     if (status)
         esa_st_close(f);
     else

@@ -82,14 +82,6 @@ class EsaBackend(AttentionBackend):
     def get_impl_cls() -> type[EsaImpl]:
         return EsaImpl
 
-    @staticmethod
-    def get_metadata_cls() -> Any:
-        raise NotImplementedError
-
-    @staticmethod
-    def get_builder_cls() -> Any:
-        raise NotImplementedError
-
 
 class EsaImpl(AttentionImpl):
     """One attention layer."""

@@ -9,6 +9,7 @@ import types
 
 import torch
 from sglang_host import prepare
+from stubs import fails
 
 args = prepare(sys.argv[1])
 args.attention_backend_config.update(sparsity=0.5, skip_first_steps=1)
@@ -17,15 +18,6 @@ from sglang.multimodal_gen.runtime.managers.forward_context import set_forward_c
 from sglang.multimodal_gen.runtime.platforms import plugins  # noqa: E402
 from sglang.multimodal_gen.runtime.platforms.cuda import CudaPlatformBase  # noqa: E402
 from sglang.multimodal_gen.runtime.platforms.interface import AttentionBackendEnum  # noqa: E402
-
-
-def fails(what, call):
-    try:
-        call()
-    except Exception as error:
-        assert what in str(error), error
-    else:
-        raise AssertionError(f"no error with {what!r}")
 
 
 def ask(name):

@@ -62,3 +62,13 @@ def give(name, **values):
     module = importlib.import_module(name)
     for key, value in values.items():
         setattr(module, key, value)
+
+
+def fails(what, call):
+    """Asserts that call raises an error that says `what`."""
+    try:
+        call()
+    except Exception as error:
+        assert what in str(error), error
+    else:
+        raise AssertionError(f"no error with {what!r}")
