@@ -481,7 +481,12 @@ typedef struct esa_attention_params {
     const int32_t *kv_len; /* as in esa_select_params */
     const esa_tensor *lse; /* esa_attention only: receives the log-sum-exp, an f32 view of shape
                             * B, Hq, Nq, 1; may be NULL */
-    int64_t reserved[4];
+    /* Bits of the products q k^T and P v: 16, 8, or 0 for 16 (0). docs/precision.md has the
+     * arithmetic of 8 bits. A call that has no 8-bit kernel runs in 16 bits; esa_plan_kernel names
+     * the kernel. Exact rows always have 16 bits. */
+    int32_t precision;
+    int32_t reserved0;
+    int64_t reserved[3];
 } esa_attention_params;
 
 ESA_API esa_attention_params esa_attention_params_default(void);

@@ -19,7 +19,7 @@ struct esa_plan {
     esa_shapes shapes;
     int32_t has_select;
     esa_select_params select;       /* resolved */
-    esa_attention_params attention; /* resolved: scale set */
+    esa_attention_params attention; /* resolved: scale and precision set */
     int64_t nq, nk;                 /* blocks of the selected mask */
     int32_t runnable;
     int32_t fine; /* tail LEVELS: the workspace has room for masks with so many fine means */

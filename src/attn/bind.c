@@ -81,6 +81,7 @@ void esa_bind_attention(esa_attn_args *a, const esa_shapes *s, const esa_attenti
     a->D = s->D;
     a->tail = mask ? p->tail : ESA_TAIL_NONE; /* dense: nothing is skipped */
     a->causal = p->causal;
+    a->precision = p->precision;
     a->scale = p->scale;
     a->kv_len = p->kv_len;
     a->block_q = mask ? mask->block_q : 128;

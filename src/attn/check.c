@@ -454,12 +454,19 @@ esa_status esa_check_attention(esa_ctx *ctx, esa_attention_params *out,
 {
     if (in) ESA_TRY(check_struct(ctx, in->struct_size, sizeof *in, "esa_attention_params"));
     *out = in ? *in : esa_attention_params_default();
-    ESA_TRY(check_reserved(ctx, out->reserved, 4, "esa_attention_params"));
+    const int64_t reserved[4] = { out->reserved[0], out->reserved[1], out->reserved[2],
+                                  out->reserved0 };
+    ESA_TRY(check_reserved(ctx, reserved, 4, "esa_attention_params"));
     if (out->tail < ESA_TAIL_NONE || out->tail > ESA_TAIL_LEVELS)
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
                         "tail is %d, expected ESA_TAIL_NONE, POOLED, CENTROID or LEVELS",
                         (int)out->tail);
     ESA_TRY(check_flag(ctx, out->causal, "causal"));
+    if (out->precision != 0 && out->precision != 8 && out->precision != 16)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "precision is %d, expected 8 or 16 bits, or 0 for the default",
+                        (int)out->precision);
+    if (out->precision == 0) out->precision = 16;
     if (out->exact_rows < 0 || out->exact_rows > ESA_MAX_EXACT_ROWS)
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "exact_rows is %d, expected 0 .. %d",
                         (int)out->exact_rows, ESA_MAX_EXACT_ROWS);

@@ -19,12 +19,13 @@ typedef struct exact_parts {
     void *dense, *sparse; /* workspaces of the two attention calls */
 } exact_parts;
 
-/* Dense attention of the exact rows. The order of the keys does not matter to it. */
+/* Dense attention of the exact rows, in 16 bits. The order of the keys does not matter to it. */
 static esa_attn_args dense_args(const esa_attn_args *args, const exact_parts *p)
 {
     const int64_t n = args->nq * args->exact_rows;
     esa_attn_args a = { .dtype = args->dtype,
                         .tail = ESA_TAIL_NONE,
+                        .precision = 16,
                         .block_q = 128,
                         .block_k = 128,
                         .B = args->B,

@@ -15,6 +15,7 @@ typedef struct esa_attn_args {
     const struct esa_cpu_kernels *kern; /* CPU: the kernel set for this dtype; CUDA: NULL */
     struct esa_pool *pool;              /* CPU: the threads; CUDA: NULL */
     int32_t dtype, tail, causal;
+    int32_t precision;        /* 8 or 16: bits of the products; without an 8-bit kernel: 16 */
     int32_t block_q, block_k; /* dense: any values */
     int64_t B, Hq, Hkv, Nq, Nk, D;
     int64_t nq, nk; /* ceil(N/block) */

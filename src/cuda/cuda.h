@@ -24,7 +24,7 @@
 extern "C" {
 #endif
 
-#define ESA_CUDA_ABI        4
+#define ESA_CUDA_ABI        5
 #define ESA_CUDA_ENTRY_NAME "esa_cuda_entry"
 
 /* One GPU as one ctx sees it: properties, kernel level, last error. */

@@ -144,6 +144,12 @@ static void test_short_structs(void **state)
     esa_attention_params p = esa_attention_params_default();
     p.reserved[2] = 1;
     expect(&f, ATTEND(f, NULL, &p), ESA_ERR_ARGUMENT, "reserved");
+    p.reserved[2] = 0;
+    p.reserved0 = 1;
+    expect(&f, ATTEND(f, NULL, &p), ESA_ERR_ARGUMENT, "reserved");
+    p.reserved0 = 0;
+    p.precision = 4;
+    expect(&f, ATTEND(f, NULL, &p), ESA_ERR_ARGUMENT, "precision is 4, expected 8 or 16 bits");
     esa_shapes s = esa_shapes_default();
     s.B = 1;
     s.Hq = s.Hkv = s.Nq = s.Nk = INT64_C(1) << 40;

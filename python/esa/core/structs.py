@@ -69,7 +69,8 @@ class SelectParams(C.Structure):
 
 class AttentionParams(C.Structure):
     _fields_ = [("struct_size", C.c_uint32), ("tail", C.c_int32), ("causal", C.c_int32), ("exact_rows", C.c_int32),
-                ("scale", C.c_double), ("kv_len", C.c_void_p), ("lse", C.c_void_p), ("reserved", _Reserved)]
+                ("scale", C.c_double), ("kv_len", C.c_void_p), ("lse", C.c_void_p), ("precision", C.c_int32),
+                ("reserved0", C.c_int32), ("reserved", C.c_int64 * 3)]
 
 
 class Shapes(C.Structure):
