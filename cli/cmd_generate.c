@@ -3,6 +3,7 @@
 #include "clip/generate.h"
 
 #include <string.h>
+#include <sys/stat.h>
 
 /* Options that contradict one another. */
 static int agree(const generate_options *o, int argc, char **argv)
@@ -44,6 +45,24 @@ static int agree(const generate_options *o, int argc, char **argv)
     if (several && (o->clip.p.save_embeds || o->clip.p.save_latents || o->clip.p.latents))
         return cli_usage("generate: --save-embeds, --save-latents and --latents go with one prompt "
                          "and one seed");
+    return 0;
+}
+
+/* The word that may follow --check: a folder, which is the model then, or a weight file. */
+static int check_of(generate_options *o, int words, char **argv)
+{
+    struct stat about;
+    if (!words) return 0;
+    if (!o->clip.open.check || words > 1)
+        return cli_usage("generate: unexpected word '%s'; 'esa generate --help' lists the options",
+                         argv[o->clip.open.check ? 1 : 0]);
+    if (o->clip.open.model || o->clip.open.transformer)
+        return cli_usage("generate: --check FILE looks at the file alone; give --check "
+                         "--transformer FILE to compare it with a model");
+    if (stat(argv[0], &about) == 0 && S_ISDIR(about.st_mode))
+        o->clip.open.model = argv[0];
+    else
+        o->clip.open.check_file = argv[0];
     return 0;
 }
 
@@ -96,7 +115,7 @@ int cmd_generate(int argc, char **argv)
         { "--save-latents", CLI_TEXT, &o.clip.p.save_latents, "FILE", 0, 0, 0,
           "write the final latents to a file" },
         { "--check", CLI_FLAG, &o.clip.open.check, NULL, 0, 0, 0,
-          "only check every name and shape in the model's files (off)" },
+          "only check every name and shape in the model's files, or say what FILE is (off)" },
         { "--transformer", CLI_TEXT, &o.clip.open.transformer, "FILE", 0, 0, 0,
           "the transformer's weights in one file, safetensors or GGUF (those of the model)" },
         { "--hold", CLI_CHOICE, &o.clip.open.hold, "auto|file|f32|bf16", 0, 0, 0,
@@ -105,12 +124,14 @@ int cmd_generate(int argc, char **argv)
           "also write times, densities, works and metrics as JSON" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },
     };
-    int status = cli_options("esa generate", "[options]",
+    int words = 0;
+    int status = cli_options("esa generate", "[options], or esa generate --check FILE",
                              "Makes a video from a prompt. Without options: the embedded model, "
                              "its own settings, out.mp4.",
-                             clip_options(table, own, CLIP_OPTIONS_ALL, &o.clip), argc, argv, NULL,
-                             &done);
+                             clip_options(table, own, CLIP_OPTIONS_ALL, &o.clip), argc, argv,
+                             &words, &done);
     if (status || done) return status;
+    if ((status = check_of(&o, words, argv)) != 0) return status;
     o.compare = compare == 0;
     if (clip_wants_work(&o.clip) && budget)
         return cli_usage("generate: --budget and --work, --quality or --preset say the same thing; "

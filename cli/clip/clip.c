@@ -49,7 +49,10 @@ int clip_open(clip_maker *m, const clip_opening *o, const char *what)
                          what);
     int status = o->max_vram ? cli_size_parse(o->max_vram, &limit, "--max-vram", what) : CLI_OK;
     if (!status) status = cli_video_open(&m->video, what);
-    if (!status) status = find_model(folder, sizeof folder, o, what);
+    if (!status && o->check_file)
+        snprintf(folder, sizeof folder, "%s", o->check_file);
+    else if (!status)
+        status = find_model(folder, sizeof folder, o, what);
     if (!status && !o->check) status = cli_device_choose(&m->device, o->device, what);
     if (!status) status = cli_ctx_on(&m->ctx, o->threads, m->device.ordinal);
     if (status) return status;
@@ -69,8 +72,9 @@ int clip_open(clip_maker *m, const clip_opening *o, const char *what)
     clip_watch watch = { .label = "loading the model", .stage = -1, .done = -1 };
     p.progress = clip_progress;
     p.progress_user = &watch;
-    esa_status opened = o->check ? m->video.model_check(m->ctx, folder, &p)
-                                 : m->video.model_open(m->ctx, &m->model, folder, &p);
+    esa_status opened = o->check_file ? m->video.model_check_file(m->ctx, o->check_file, &p)
+                        : o->check    ? m->video.model_check(m->ctx, folder, &p)
+                                      : m->video.model_open(m->ctx, &m->model, folder, &p);
     cli_progress_end();
     if (opened != ESA_OK && clip_interrupted()) {
         cli_fail("%s: interrupted while the model was loaded", what);

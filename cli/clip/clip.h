@@ -42,6 +42,7 @@ typedef struct clip_opening {
     int hold;                /* ESA_HOLD_* */
     int parts;               /* ESA_PART_* that will be needed; 0: all */
     int check;               /* 1: checks names and shapes only, opens no model */
+    const char *check_file;  /* check: a weight file alone instead of a model; NULL: the model */
     const char *device;      /* --device; NULL: auto */
     int linear;              /* ESA_LINEAR_* */
     const char *keep;        /* F8: tensors that stay in bf16; NULL: none */

@@ -306,8 +306,8 @@ static int with_model(job *j)
                            (long long)prompts.count);
     j->json = cli_json_new();
     cli_machine_json(j->json, j->maker.ctx, NULL);
-    cli_json_fields(j->json, "model %s config_hash %s seed %ld", j->maker.info.name,
-                    j->maker.info.config_hash, o->seeds.whole[0]);
+    cli_json_fields(j->json, "model %s transformer %s config_hash %s seed %ld", j->maker.info.name,
+                    o->clip.open.transformer, j->maker.info.config_hash, o->seeds.whole[0]);
     if (!status) status = all_videos(j, &prompts);
     if (j->table) { /* also after a failure: the videos in it are whole */
         cli_table_print(j->table, stdout);
@@ -330,7 +330,10 @@ int generate_run(const generate_options *o)
     int status = clip_request_check(&o->clip, what);
     if (status) return status;
     status = clip_open(&j.maker, &opening, what);
-    if (!status && opening.check)
+    if (!status && opening.check_file)
+        printf("%s: every name and shape is right; --transformer takes this file\n",
+               opening.check_file);
+    else if (!status && opening.check)
         printf("%s: all files are there, every name and shape is as the configuration says\n",
                j.maker.folder);
     else if (!status)

@@ -14,6 +14,7 @@
     X(video_build_id)                                                                              \
     X(model_params_default)                                                                        \
     X(model_check)                                                                                 \
+    X(model_check_file)                                                                            \
     X(model_open)                                                                                  \
     X(model_free)                                                                                  \
     X(model_get_info)                                                                              \

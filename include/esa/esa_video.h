@@ -112,6 +112,12 @@ ESA_API esa_model_params esa_model_params_default(void);
  * ESA_ERR_MISMATCH; the message names the file or tensor. */
 ESA_API esa_status esa_model_check(esa_ctx *ctx, const char *folder,
                                    const esa_model_params *params);
+/* Says what a weight file is, without a model folder: safetensors or GGUF, its types, names and
+ * number of tensors, and the model that its names and shapes belong to. params->report gets the
+ * lines; other params are not used. Succeeds if the engine runs that model and every name and shape
+ * is right. Fails with ESA_ERR_UNSUPPORTED for other files, or as esa_model_check. */
+ESA_API esa_status esa_model_check_file(esa_ctx *ctx, const char *path,
+                                        const esa_model_params *params);
 /* Checks the folder, then loads the transformer and the VAE. The text encoder is loaded when it is
  * first needed. On success the caller owns *model and frees it with esa_model_free. The model keeps
  * ctx, which must outlive it. */

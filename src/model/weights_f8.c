@@ -5,7 +5,8 @@
  * each row, by which the stored numbers are multiplied; without it the factor is 1. Beside an E4M3
  * tensor there may also be a scale of activations (X.input_scale, X.scale_input), which we do not
  * use, because ours are computed for every token. Beside a tensor of another type both are refused:
- * the file does not mean what we would read. A tensor scaled_fp8 only says what the file is. */
+ * the file does not mean what we would read. A tensor scaled_fp8 only says what the file is, and so
+ * does X.comfy_quant, a few bytes of JSON; formats in it other than float8_e4m3fn are refused. */
 #include <stdio.h>
 #include <string.h>
 
@@ -22,9 +23,21 @@ static esa_wanted *owner(const esa_weights *w, const char *name, const char *end
     return esa_weights_find(w, full);
 }
 
+/* 1 if the bytes of the tensor hold the text. */
+static int32_t holds(const esa_weights *w, const esa_st_entry *entry, int32_t shard,
+                     const char *text)
+{
+    const char *data = (const char *)esa_st_data(w->shard[shard], entry);
+    const int64_t length = (int64_t)strlen(text), most = entry->end - entry->begin - length;
+    for (int64_t i = 0; i <= most; i++)
+        if (memcmp(data + i, text, (size_t)length) == 0) return 1;
+    return 0;
+}
+
 int32_t esa_weights_take_scale(esa_weights *w, const esa_st_entry *entry, int32_t shard)
 {
     if (strcmp(entry->name + strlen(w->prefix), "scaled_fp8") == 0) return 1;
+    if (owner(w, entry->name, ".comfy_quant")) return holds(w, entry, shard, "\"float8_e4m3fn\"");
     esa_wanted *e = owner(w, entry->name, ".input_scale");
     if (!e) e = owner(w, entry->name, ".scale_input");
     if (e) {

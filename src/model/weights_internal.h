@@ -52,7 +52,11 @@ struct esa_weights {
 /* weights.c: NULL if no tensor of this name is wanted; after by_name is set. */
 esa_wanted *esa_weights_find(const esa_weights *w, const char *name);
 
-/* weights_names.c: finds out which layout the files have, and sets the names in them. */
+/* weights_names.c: finds out which layout the files have. */
+void esa_weights_layout(esa_weights *w);
+/* After that: the tensor with this name of diffusers; NULL: the files have none. */
+const esa_st_entry *esa_weights_entry(const esa_weights *w, const char *name);
+/* Finds the layout and sets the names of the wanted tensors in the files. */
 esa_status esa_weights_rename(esa_weights *w);
 /* 1 if a name of the files belongs to another part, because it lacks the prefix. */
 int32_t esa_weights_foreign(const esa_weights *w, const char *name);

@@ -46,27 +46,39 @@ static int32_t rename_one(char *out, size_t size, const char *prefix, const esa_
     return snprintf(out, size, "%s%s", prefix, name) < (int)size;
 }
 
-static int32_t has(const esa_weights *w, const char *prefix, const char *name)
+static const esa_st_entry *entry_of(const esa_weights *w, const char *prefix, const char *name)
 {
     char full[192];
+    const esa_st_entry *entry = NULL;
     snprintf(full, sizeof full, "%s%s", prefix, name);
-    for (int32_t s = 0; s < w->shard_count; s++)
-        if (esa_st_find(w->shard[s], full)) return 1;
-    return 0;
+    for (int32_t s = 0; s < w->shard_count && !entry; s++) entry = esa_st_find(w->shard[s], full);
+    return entry;
 }
 
 void esa_weights_naming(esa_weights *w, const esa_naming *naming) { w->naming = naming; }
 
-esa_status esa_weights_rename(esa_weights *w)
+void esa_weights_layout(esa_weights *w)
 {
     static const char *const prefixes[] = { "", "model.diffusion_model.", "diffusion_model." };
     w->prefix = "";
     w->theirs = 0;
     for (size_t i = 0; w->naming && !w->theirs && i < sizeof prefixes / sizeof *prefixes; i++)
-        if (has(w, prefixes[i], w->naming->marker)) {
+        if (entry_of(w, prefixes[i], w->naming->marker)) {
             w->prefix = prefixes[i];
             w->theirs = 1;
         }
+}
+
+const esa_st_entry *esa_weights_entry(const esa_weights *w, const char *name)
+{
+    char file[192];
+    if (!rename_one(file, sizeof file, w->prefix, w->theirs ? w->naming : NULL, name)) return NULL;
+    return entry_of(w, "", file);
+}
+
+esa_status esa_weights_rename(esa_weights *w)
+{
+    esa_weights_layout(w);
     for (int64_t i = 0; i < w->count; i++) {
         esa_wanted *e = &w->want[i];
         if (!rename_one(e->file, sizeof e->file, w->prefix, w->theirs ? w->naming : NULL, e->name))

@@ -1,0 +1,117 @@
+/* wan_kind.c - says from names and shapes alone which Wan transformer a file holds.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * A published size is known by its layers and its width. All its other sizes are then those of the
+ * table, so that a file with one wrong shape does not pass as an unknown model. The sizes of other
+ * models come from the tensors. */
+#include <stdio.h>
+#include <string.h>
+
+#include "model/dit/wan_dit_internal.h"
+#include "model/weights_internal.h"
+
+typedef struct size {
+    const char *name;
+    int32_t layers, heads, head_dim, ffn, channels, text_dim, image;
+    int32_t runs; /* 1: the engine runs it */
+} size;
+
+static const size sizes[] = {
+    { "wan-tiny", 8, 4, 64, 512, 16, 192, 0, 1 },
+    { "wan-t2v-1.3b", 30, 12, 128, 8960, 16, 4096, 0, 1 },
+    { "wan-t2v-14b", 40, 40, 128, 13824, 16, 4096, 0, 1 },
+    { "Wan 2.1 I2V 14B", 40, 40, 128, 13824, 36, 4096, 1, 0 },
+    { "Wan 2.2 I2V A14B", 40, 40, 128, 13824, 36, 4096, 0, 0 },
+    { "Wan 2.2 TI2V 5B", 30, 24, 128, 14336, 48, 4096, 0, 0 },
+};
+
+/* Side i of a tensor, or otherwise if it is not there. */
+static int64_t side(const esa_weights *w, const char *name, int32_t rank, int32_t i,
+                    int64_t otherwise)
+{
+    const esa_st_entry *e = esa_weights_entry(w, name);
+    return e && e->rank == rank ? e->dim[i] : otherwise;
+}
+
+/* One more than the highest number of a block; wrong numbers count up to a limit. */
+static int32_t layers_of(const esa_weights *w)
+{
+    const size_t skip = strlen(w->prefix);
+    int32_t most = 0;
+    for (int64_t i = 0; i < w->shard[0]->count; i++) {
+        const char *name = w->shard[0]->entry[i].name;
+        int number = 0;
+        if (esa_weights_foreign(w, name)) continue;
+        if (sscanf(name + skip, "blocks.%4d.", &number) == 1 && number >= most && number < 1024)
+            most = number + 1;
+    }
+    return most;
+}
+
+static int32_t clamp(int64_t value) { return (int32_t)(value < 1 ? 1 : esa_min64(value, 65536)); }
+
+/* The sizes of the tensors themselves. The number of heads does not show in them. */
+static void read_sizes(esa_weights *w, esa_wan_config *c)
+{
+    const int64_t d = side(w, "blocks.0.attn1.to_q.weight", 2, 0, 0);
+    const int32_t head_dim = d % 128 ? 2 : 128;
+    *c = (esa_wan_config){
+        .heads = clamp(d / head_dim),
+        .head_dim = head_dim,
+        .layers = layers_of(w),
+        .ffn = clamp(side(w, "blocks.0.ffn.net.0.proj.weight", 2, 0, 1)),
+        .in_channels = clamp(side(w, "patch_embedding.weight", 5, 1, 16)),
+        .text_dim = clamp(side(w, "condition_embedder.text_embedder.linear_1.weight", 2, 1, 4096)),
+        .freq_dim = clamp(side(w, "condition_embedder.time_embedder.linear_1.weight", 2, 1, 256)),
+        .rope_max = 1024,
+        .cross_norm = esa_weights_entry(w, "blocks.0.norm2.weight") != NULL,
+        .eps = 1e-6
+    };
+    for (int32_t i = 0; i < 3; i++)
+        c->patch[i] = clamp(side(w, "patch_embedding.weight", 5, 2 + i, i ? 2 : 1));
+    const int64_t volume = (int64_t)c->patch[0] * c->patch[1] * c->patch[2];
+    c->out_channels = clamp(side(w, "proj_out.weight", 2, 0, volume * c->in_channels) / volume);
+}
+
+/* The published size with these layers and this width; among several, the one with as many
+ * channels and with an image as well; NULL: none. */
+static const size *published(const esa_wan_config *c, int32_t image)
+{
+    const size *best = NULL;
+    int32_t most = -1;
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        const size *s = &sizes[i];
+        const int32_t fits = 2 * (s->channels == c->in_channels) + (s->image == image);
+        if (s->layers != c->layers || s->heads * s->head_dim != c->heads * c->head_dim ||
+            fits <= most)
+            continue;
+        best = s;
+        most = fits;
+    }
+    return best;
+}
+
+int32_t esa_wan_kind(esa_weights *w, esa_wan_config *c, char *line, size_t bytes)
+{
+    esa_weights_naming(w, &esa_wan_original);
+    esa_weights_layout(w);
+    if (!esa_weights_entry(w, "blocks.0.attn1.to_q.weight")) return ESA_KIND_OTHER;
+    read_sizes(w, c);
+    const size *s = published(c, esa_weights_entry(w, "blocks.0.attn2.add_k_proj.weight") != NULL);
+    if (s) {
+        c->heads = s->heads;
+        c->head_dim = s->head_dim;
+        c->ffn = s->ffn;
+        c->in_channels = s->channels;
+        c->out_channels = s->channels == 36 ? 16 : s->channels;
+        c->text_dim = s->text_dim;
+        c->freq_dim = 256;
+        c->patch[0] = 1;
+        c->patch[1] = c->patch[2] = 2;
+        c->cross_norm = 1;
+    }
+    snprintf(line, bytes, "family: Wan, %s: %d layers of width %d, feed-forward %d, %d channels",
+             s ? s->name : "not a published size", c->layers, c->heads * c->head_dim, c->ffn,
+             c->in_channels);
+    return s && !s->runs ? ESA_KIND_KNOWN : ESA_KIND_RUNS;
+}
