@@ -14,7 +14,7 @@ static const int32_t tiles[] = { 1024, 512, 256, 128, 64 };
  * transformer that has its activations gives them back before. */
 static int32_t holds(esa_model *m, int64_t bytes, int64_t spare)
 {
-    const int64_t more = bytes - (m->dit ? esa_wan_dit_bytes(m->dit) : 0);
+    const int64_t more = bytes - (m->dit ? m->family->dit.bytes(m->dit) : 0);
     void *probe = NULL;
     if (bytes == INT64_MAX) return 0;
     if (!m->nn.be->host_memory) return bytes <= spare;
@@ -35,25 +35,25 @@ static esa_status find_spare(esa_model *m, int64_t *spare, int64_t scratch, int6
         if (m->env.limit) *spare = esa_min64(*spare, m->env.limit - m->env.limit / 16 - m->nn.held);
         return ESA_OK;
     }
-    ESA_TRY(esa_store_spare(esa_wan_dit_store(m->dit), spare, scratch));
+    ESA_TRY(esa_store_spare(m->family->dit.store(m->dit), spare, scratch));
     if (*spare >= need || !m->text) return ESA_OK;
     esa_model_drop_text(m);
-    return esa_store_spare(esa_wan_dit_store(m->dit), spare, scratch);
+    return esa_store_spare(m->family->dit.store(m->dit), spare, scratch);
 }
 
 esa_status esa_model_find_tile(esa_model *m, const int32_t latent[3], int64_t scratch, int64_t more,
                                int32_t *tile, int64_t *bytes)
 {
-    const int32_t unit = 4 * m->vae_config.factor_s, asked = *tile;
-    const int32_t side = m->vae_config.factor_s * (latent[1] > latent[2] ? latent[1] : latent[2]);
-    const int64_t whole = esa_wan_vae_bytes(m->vae, latent, asked);
+    const int32_t unit = m->facts.tile_unit, asked = *tile;
+    const int32_t side = m->facts.info.factor[1] * (latent[1] > latent[2] ? latent[1] : latent[2]);
+    const int64_t whole = m->family->vae.bytes(m->vae, latent, asked);
     int64_t spare;
     *bytes = whole;
     ESA_TRY(find_spare(m, &spare, scratch, esa_size_add(whole, more)));
     if (holds(m, whole, spare - more)) return ESA_OK;
     for (size_t i = 0; i < sizeof tiles / sizeof tiles[0] && !asked; i++) {
         if (tiles[i] >= side || tiles[i] % unit) continue;
-        *bytes = esa_wan_vae_bytes(m->vae, latent, tiles[i]);
+        *bytes = m->family->vae.bytes(m->vae, latent, tiles[i]);
         if (!holds(m, *bytes, spare - more)) continue;
         *tile = tiles[i];
         m->ctx->error[0] = 0; /* no failure */
@@ -63,7 +63,7 @@ esa_status esa_model_find_tile(esa_model *m, const int32_t latent[3], int64_t sc
     }
     int32_t size[3];
     char left[48] = "";
-    esa_wan_vae_size(&m->vae_config, latent, size);
+    m->family->vae.size(m->configs, latent, size);
     if (!m->nn.be->host_memory)
         snprintf(left, sizeof left, ", %.2f GB are left",
                  1e-9 * (double)esa_max64(0, spare - more));
@@ -79,9 +79,9 @@ static void say_memory(const esa_model *m, const esa_run *r, int64_t decoder)
     const double gib = 1073741824.0;
     char line[256], tile[48] = "";
     esa_store_plan plan;
-    esa_store_get_plan(esa_wan_dit_store(m->dit), &plan);
+    esa_store_get_plan(m->family->dit.store(m->dit), &plan);
     const int64_t weights = plan.resident_bytes + plan.lane_bytes,
-                  activations = esa_wan_dit_bytes(m->dit),
+                  activations = m->family->dit.bytes(m->dit),
                   attention = esa_nn_reserved(&m->nn) + r->mask_bytes;
     if (r->tile) snprintf(tile, sizeof tile, " in tiles of %d pixels", (int)r->tile);
     snprintf(line, sizeof line,
@@ -97,7 +97,7 @@ static void say_memory(const esa_model *m, const esa_run *r, int64_t decoder)
 static void say_plan(const esa_model *m, const esa_run *r, int64_t decoder)
 {
     if (!r->p.say || m->nn.be->host_memory) return;
-    esa_store_describe(esa_wan_dit_store(m->dit), r->p.say, r->p.say_user);
+    esa_store_describe(m->family->dit.store(m->dit), r->p.say, r->p.say_user);
     say_memory(m, r, decoder);
 }
 
@@ -106,20 +106,21 @@ static void say_plan(const esa_model *m, const esa_run *r, int64_t decoder)
 esa_status esa_run_begin(esa_model *m, esa_run *r)
 {
     const int32_t host = m->nn.be->host_memory;
-    esa_wan_room room = { .beside = r->mask_bytes };
+    const esa_dit_ops *dit = &m->family->dit;
+    esa_dit_room room = { .beside = r->mask_bytes };
     int64_t decoder = 0;
     ESA_TRY(esa_nn_reserve(&m->nn, -1, &room.scratch)); /* for products */
     room.scratch = esa_max64(room.scratch, r->scratch);
     for (int32_t b = 0; b < r->branches; b++)
-        room.text_rows += esa_wan_dit_text_rows(m->dit, r->embeds.data[b], r->embeds.rows[b]);
+        room.text_rows += dit->text_rows(m->dit, &r->embeds.text[b]);
     r->tile = r->p.vae_tile;
     /* On a device the weights leave room for the decoder. In host memory it takes the place of the
      * activations, so they must be there first. */
     if (r->p.decode && !host)
         ESA_TRY(esa_model_find_tile(m, r->latent, room.scratch, r->mask_bytes, &r->tile, &decoder));
     room.after = decoder + r->mask_bytes; /* the session lives as long as the call */
-    esa_wan_dit_set_room(m->dit, &room);
-    ESA_TRY(esa_wan_dit_begin(m->dit, r->latent, &r->layout, r->selector, r->mode, r->branches));
+    dit->set_room(m->dit, &room);
+    ESA_TRY(dit->begin(m->dit, r->latent, &r->layout, r->selector, r->mode, r->branches));
     ESA_TRY(esa_nn_reserve(&m->nn, r->scratch, NULL));
     if (r->p.decode && host) ESA_TRY(esa_model_find_tile(m, r->latent, 0, 0, &r->tile, &decoder));
     say_plan(m, r, decoder);

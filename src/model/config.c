@@ -45,21 +45,30 @@ static void class_of(esa_json_file *f, const char *key, char *out, size_t size)
                       key);
 }
 
+/* A part is missing, null, or a pair of nulls. */
+static void class_if_any(esa_json_file *f, const char *key, char *out, size_t size)
+{
+    out[0] = 0;
+    const json_t *pair = f->root ? json_object_get(f->root, key) : NULL;
+    if (json_is_string(json_array_get(pair, 1))) class_of(f, key, out, size);
+}
+
 esa_status esa_config_index(esa_ctx *ctx, esa_model_index *index, const char *path)
 {
     esa_json_file f;
     memset(index, 0, sizeof *index);
     if (!esa_json_file_open(ctx, &f, path)) {
-        snprintf(index->pipeline, sizeof index->pipeline, "%.63s",
-                 esa_quote(esa_json_text(&f, "_class_name", NULL)).text);
-        if (!f.status && strcmp(index->pipeline, "WanPipeline") != 0)
-            esa_json_fail(&f, ESA_ERR_UNSUPPORTED, "_class_name is %s, expected WanPipeline",
-                          index->pipeline);
+        const char *name = esa_json_text(&f, "_class_name", NULL);
+        snprintf(index->pipeline, sizeof index->pipeline, "%.63s", name ? name : "");
         class_of(&f, "transformer", index->transformer, sizeof index->transformer);
         class_of(&f, "vae", index->vae, sizeof index->vae);
         class_of(&f, "text_encoder", index->text_encoder, sizeof index->text_encoder);
         class_of(&f, "tokenizer", index->tokenizer, sizeof index->tokenizer);
         class_of(&f, "scheduler", index->scheduler, sizeof index->scheduler);
+        class_if_any(&f, "transformer_2", index->transformer_2, sizeof index->transformer_2);
+        class_if_any(&f, "text_encoder_2", index->text_encoder_2, sizeof index->text_encoder_2);
+        class_if_any(&f, "tokenizer_2", index->tokenizer_2, sizeof index->tokenizer_2);
+        class_if_any(&f, "image_encoder", index->image_encoder, sizeof index->image_encoder);
     }
     return done(&f);
 }

@@ -54,6 +54,7 @@ typedef struct esa_umt5_config {
 /* UniPCMultistepScheduler with flow sigmas, or FlowMatchEulerDiscreteScheduler. The caller may
  * override kind. */
 enum { ESA_SCHED_UNIPC = 0, ESA_SCHED_UNIPC_036, ESA_SCHED_EULER };
+enum { ESA_SCHED_GROUP_FLOW = 0 }; /* what the model's output means */
 typedef struct esa_sched_config {
     int32_t kind;        /* ESA_SCHED_* */
     int32_t train_steps; /* num_train_timesteps */
@@ -64,6 +65,8 @@ typedef struct esa_sched_config {
 /* model_index.json: the classes of the folder's parts. */
 typedef struct esa_model_index {
     char pipeline[64], transformer[64], vae[64], text_encoder[64], tokenizer[64], scheduler[64];
+    /* parts that only some families have; empty if they are missing or null */
+    char transformer_2[64], text_encoder_2[64], tokenizer_2[64], image_encoder[64];
 } esa_model_index;
 
 esa_status esa_config_index(esa_ctx *ctx, esa_model_index *index, const char *path);

@@ -16,10 +16,10 @@ esa_status esa_model_decode(esa_model *m, esa_frames **frames, const float *late
                             const int32_t latent[3], int32_t tile)
 {
     int32_t size[3];
-    esa_wan_vae_size(&m->vae_config, latent, size);
-    ESA_TRY(esa_frames_new(m->ctx, frames, size[0], size[1], size[2], m->info.fps));
+    m->family->vae.size(m->configs, latent, size);
+    ESA_TRY(esa_frames_new(m->ctx, frames, size[0], size[1], size[2], m->facts.info.fps));
     ESA_TRY(esa_model_progress(m, ESA_STAGE_DECODE, 0, latent[0]));
-    return esa_wan_vae_frames(m->vae, latents, latent, tile, (*frames)->rgb);
+    return m->family->vae.frames(m->vae, latents, latent, tile, (*frames)->rgb);
 }
 
 /* Refuses sides that frames cannot have, before sizes are computed from them. */
@@ -39,12 +39,13 @@ static esa_status check_sides(esa_model *m, const char *path, const int64_t *dim
 static esa_status decode_host(esa_model *m, esa_frames **frames, const float *latents,
                               const int32_t latent[3], int32_t tile)
 {
-    const int64_t bytes = (int64_t)4 * m->info.latent_channels * latent[0] * latent[1] * latent[2];
+    const int64_t bytes = (int64_t)4 * m->facts.info.latent_channels * latent[0] * latent[1] *
+                          latent[2];
     void *x = NULL;
     int64_t decoder;
-    ESA_TRY(esa_wan_vae_check_sizes(m->vae, latent, tile));
+    ESA_TRY(m->family->vae.check_sizes(m->vae, latent, tile));
     ESA_TRY(esa_model_find_tile(m, latent, 0, bytes, &tile, &decoder));
-    if (m->dit) ESA_TRY(esa_store_leave(esa_wan_dit_store(m->dit), bytes + decoder, 0));
+    if (m->dit) ESA_TRY(esa_store_leave(m->family->dit.store(m->dit), bytes + decoder, 0));
     ESA_TRY(esa_nn_alloc(&m->nn, &x, bytes, "the latents"));
     esa_status status = esa_nn_upload(&m->nn, x, latents, bytes);
     if (!status) status = esa_model_decode(m, frames, x, latent, tile);
@@ -77,7 +78,7 @@ static esa_status decode_file(esa_model *m, esa_frames **frames, const esa_decod
     ESA_TRY(esa_model_check_idle(m));
     if (!m->vae) return esa_fail(m->ctx, ESA_ERR_STATE, "this model was opened without its VAE");
     if (!params->latents) return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "no latents file was given");
-    const int64_t expected[4] = { m->info.latent_channels, -1, -1, -1 };
+    const int64_t expected[4] = { m->facts.info.latent_channels, -1, -1, -1 };
     ESA_TRY(esa_loaded_read(m->ctx, &t, params->latents, "latents", 4, expected));
     const esa_status status = decode_latents(m, frames, &t, params);
     esa_loaded_free(m->ctx, &t);

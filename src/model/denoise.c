@@ -1,7 +1,7 @@
 /* denoise.c - the loop over the steps: the transformer for each branch, guidance, the scheduler.
  * SPDX-License-Identifier: Apache-2.0
  *
- * Follows diffusers' WanPipeline: each step computes v = v_negative + guidance (v_prompt -
+ * Follows diffusers' pipelines: each step computes v = v_negative + guidance (v_prompt -
  * v_negative) and calls the scheduler. The prompt is branch 0 of the session, the negative prompt
  * branch 1. */
 #include "model/run.h"
@@ -36,17 +36,25 @@ static esa_status forward(esa_model *m, esa_run *r, int32_t i)
 {
     for (int32_t b = 0; b < r->branches; b++) {
         ESA_TRY(esa_session_place(m->session, i, b));
-        ESA_TRY(esa_wan_dit_forward(m->dit, m->session, b, r->v[b], r->x,
-                                    esa_sched_timestep(r->sched, i)));
+        const esa_dit_call call = { .session = m->session,
+                                    .branch = b,
+                                    .v = r->v[b],
+                                    .x = r->x,
+                                    .t = esa_sched_timestep(r->sched, i),
+                                    .guidance = r->p.guidance };
+        ESA_TRY(m->family->dit.forward(m->dit, &call));
     }
     r->stats.computed_steps++;
     return ESA_OK;
 }
 
-static esa_status guide(esa_model *m, const esa_run *r, float *v, const float *negative)
+static esa_status guide(esa_model *m, const esa_run *r, int32_t i, float *v, const float *negative)
 {
-    return r->branches < 2 ? ESA_OK
-                           : m->nn.ops->guide(&m->nn, v, negative, (float)r->p.guidance, r->count);
+    double guidance = r->p.guidance;
+    if (r->branches < 2) return ESA_OK;
+    if (m->family->guidance)
+        guidance = m->family->guidance(&r->p, i, esa_sched_timestep(r->sched, i));
+    return m->nn.ops->guide(&m->nn, v, negative, (float)guidance, r->count);
 }
 
 static esa_status denoise_step(esa_model *m, esa_run *r, int32_t i)
@@ -54,7 +62,7 @@ static esa_status denoise_step(esa_model *m, esa_run *r, int32_t i)
     const esa_figures_args args = { .out = r->figures, .x = r->x, .count = r->count };
     esa_step_figures figures;
     ESA_TRY(forward(m, r, i));
-    ESA_TRY(guide(m, r, r->v[0], r->v[1]));
+    ESA_TRY(guide(m, r, i, r->v[0], r->v[1]));
     ESA_TRY(esa_sched_step(r->sched, i, r->x, r->v[0]));
     return end_step(m, &args, &figures, i, r->p.steps);
 }
@@ -67,7 +75,7 @@ static esa_status cached_step(esa_model *m, esa_run *r, int32_t i, int32_t *skip
     if (computed) ESA_TRY(forward(m, r, i));
     float *const *v = computed ? r->v : r->kept;
     ESA_TRY(esa_nn_copy(&m->nn, r->guided, v[0], r->bytes));
-    ESA_TRY(guide(m, r, r->guided, v[1]));
+    ESA_TRY(guide(m, r, i, r->guided, v[1]));
     ESA_TRY(esa_nn_copy(&m->nn, r->before, r->x, r->bytes));
     ESA_TRY(esa_sched_step(r->sched, i, r->x, r->guided));
     esa_figures_args args = { .out = r->figures, .x = r->x, .x_before = r->before };
@@ -90,7 +98,7 @@ esa_status esa_run_denoise(esa_model *m, esa_run *r)
 {
     ESA_TRY(esa_model_progress(m, ESA_STAGE_DENOISE, 0, r->p.steps));
     for (int32_t b = 0; b < r->branches; b++)
-        ESA_TRY(esa_wan_dit_text(m->dit, b, r->embeds.data[b], r->embeds.rows[b]));
+        ESA_TRY(m->family->dit.text(m->dit, b, &r->embeds.text[b]));
     int32_t skip = 0;
     for (int32_t i = 0; i < r->p.steps; i++) {
         ESA_TRY(r->p.cache > 0 ? cached_step(m, r, i, &skip) : denoise_step(m, r, i));

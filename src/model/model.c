@@ -8,22 +8,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
-
-/* Models whose shape we know, with their names and the defaults of diffusers. */
-typedef struct known {
-    const char *name;
-    int32_t layers, heads, head_dim, text_dim;
-    int32_t frames, height, width, steps;
-    double guidance;
-} known;
-
-static const known models[] = {
-    { "wan-tiny", 8, 4, 64, 192, 33, 128, 128, 8, 2.5 },
-    { "wan-t2v-1.3b", 30, 12, 128, 4096, 81, 480, 832, 50, 5.0 },
-    { "wan-t2v-14b", 40, 40, 128, 4096, 81, 480, 832, 50, 5.0 },
-};
-#define FPS 16.0 /* for every Wan */
 
 esa_model_params esa_model_params_default(void)
 {
@@ -63,7 +47,7 @@ static int32_t tick(void *user, int64_t done, int64_t total)
 static esa_status ask_transformer(void *user, int64_t bytes)
 {
     esa_model *m = user;
-    return m->dit ? esa_store_give(esa_wan_dit_store(m->dit), bytes) : ESA_OK;
+    return m->dit ? esa_store_give(m->family->dit.store(m->dit), bytes) : ESA_OK;
 }
 
 /* The transformer lacks device memory: the text encoder, which is done, leaves as a whole. */
@@ -76,71 +60,18 @@ static esa_status ask_text(void *user, int64_t bytes)
 
 /* ---------------------------------------------------------------- configurations */
 
-static esa_status part_path(esa_model *m, char **path, int64_t *bytes, const char *name)
-{
-    return esa_path_join(m->ctx, path, bytes, m->folder, name);
-}
-
-static int file_exists(esa_model *m, const char *name)
-{
-    char *path;
-    int64_t bytes;
-    if (part_path(m, &path, &bytes, name)) return 0;
-    const int there = access(path, R_OK) == 0;
-    esa_mem_free(&m->ctx->mem, path, bytes);
-    return there;
-}
-
-enum { INDEX, TRANSFORMER, VAE, TEXT_ENCODER, SCHEDULER };
-
-static esa_status read_one(esa_model *m, int which)
-{
-    static const char *const names[] = { [INDEX] = "model_index.json",
-                                         [TRANSFORMER] = "transformer/config.json",
-                                         [VAE] = "vae/config.json",
-                                         [TEXT_ENCODER] = "text_encoder/config.json",
-                                         [SCHEDULER] = "scheduler/scheduler_config.json" };
-    char *path;
-    int64_t bytes;
-    esa_status status;
-    ESA_TRY(part_path(m, &path, &bytes, names[which]));
-    switch (which) {
-    case INDEX: status = esa_config_index(m->ctx, &m->index, path); break;
-    case TRANSFORMER: status = esa_config_wan(m->ctx, &m->wan, path); break;
-    case VAE: status = esa_config_wan_vae(m->ctx, &m->vae_config, path); break;
-    case TEXT_ENCODER: status = esa_config_umt5(m->ctx, &m->text_config, path); break;
-    default: status = esa_config_sched(m->ctx, &m->sched, path); break;
-    }
-    esa_mem_free(&m->ctx->mem, path, bytes);
-    return status;
-}
-
 static esa_status read_configs(esa_model *m)
 {
-    ESA_TRY(read_one(m, INDEX));
-    ESA_TRY(read_one(m, TRANSFORMER));
-    ESA_TRY(read_one(m, SCHEDULER));
-    /* The sizes of a video come from the VAE's config, even if the VAE itself is not used. Without
-     * that file they are Wan's. */
-    if ((m->parts & ESA_PART_VAE) || file_exists(m, "vae/config.json"))
-        ESA_TRY(read_one(m, VAE));
-    else
-        m->vae_config = (esa_wan_vae_config){
-            .z_dim = m->wan.in_channels, .out_channels = 3, .factor_t = 4, .factor_s = 8
-        };
-    if (m->parts & ESA_PART_TEXT) ESA_TRY(read_one(m, TEXT_ENCODER));
-    if (m->wan.in_channels != m->vae_config.z_dim || m->wan.out_channels != m->vae_config.z_dim)
-        return esa_fail(m->ctx, ESA_ERR_MISMATCH,
-                        "the transformer takes %d and gives %d latent channels, but the VAE has %d",
-                        m->wan.in_channels, m->wan.out_channels, m->vae_config.z_dim);
-    if (m->vae_config.out_channels != 3)
-        return esa_fail(m->ctx, ESA_ERR_UNSUPPORTED, "the VAE gives %d channels, expected 3 (RGB)",
-                        m->vae_config.out_channels);
-    if ((m->parts & ESA_PART_TEXT) && m->text_config.d_model != m->wan.text_dim)
-        return esa_fail(m->ctx, ESA_ERR_MISMATCH,
-                        "the text encoder gives %d features, but the transformer takes %d",
-                        m->text_config.d_model, m->wan.text_dim);
-    return ESA_OK;
+    esa_folder f = { .ctx = m->ctx, .folder = m->folder, .parts = m->parts, .index = &m->index };
+    ESA_TRY(esa_folder_path(&f, "model_index.json"));
+    ESA_TRY(esa_config_index(m->ctx, &m->index, f.path));
+    ESA_TRY(esa_family_find(m->ctx, &m->family, &m->index));
+    m->configs = esa_mem_zalloc(&m->ctx->mem, m->family->config_bytes);
+    if (!m->configs) return esa_fail(m->ctx, ESA_ERR_MEMORY, "out of memory for a model");
+    ESA_TRY(m->family->read(&f, m->configs));
+    ESA_TRY(esa_folder_path(&f, "scheduler/scheduler_config.json"));
+    ESA_TRY(esa_config_sched(m->ctx, &m->sched, f.path));
+    return esa_family_check_sched(m->ctx, m->family, m->sched.kind);
 }
 
 /* ---------------------------------------------------------------- description */
@@ -161,50 +92,70 @@ static int32_t down_to(int64_t size, int64_t unit)
     return (int32_t)(size < unit ? unit : size / unit * unit);
 }
 
+/* The published model with these sizes; NULL: none. */
+static const esa_known_model *find_known(const esa_family *family, const esa_facts *facts)
+{
+    const esa_known_model *found = NULL;
+    for (int32_t k = 0; k < family->known_count; k++) {
+        const esa_known_model *n = &family->known[k];
+        if (n->layers == facts->info.layers && n->heads == facts->info.heads &&
+            n->head_dim == facts->info.head_dim && n->text_dim == facts->info.text_dim &&
+            n->variant == facts->variant)
+            found = n;
+    }
+    return found;
+}
+
 static void describe(esa_model *m)
 {
-    const esa_wan_config *c = &m->wan;
-    const esa_wan_vae_config *v = &m->vae_config;
-    esa_model_info *i = &m->info;
-    *i = (esa_model_info){ .struct_size = sizeof *i,
-                           .layers = c->layers,
-                           .heads = c->heads,
-                           .head_dim = c->head_dim,
-                           .ffn = c->ffn,
-                           .latent_channels = c->in_channels,
-                           .patch = { c->patch[0], c->patch[1], c->patch[2] },
-                           .factor = { v->factor_t, v->factor_s, v->factor_s },
-                           .text_dim = c->text_dim,
-                           .text_tokens = 512,
-                           .fps = FPS };
-    snprintf(i->config_hash, sizeof i->config_hash, "%s", c->hash);
+    esa_model_info *i = &m->facts.info;
+    m->family->describe(m->configs, &m->facts);
+    i->struct_size = sizeof *i;
     last_name(i->name, sizeof i->name, m->folder);
-    known like = models[1];
-    for (size_t k = 0; k < sizeof models / sizeof models[0]; k++) {
-        const known *n = &models[k];
-        if (n->layers != c->layers || n->heads != c->heads || n->head_dim != c->head_dim ||
-            n->text_dim != c->text_dim)
-            continue;
-        like = *n;
-        snprintf(i->name, sizeof i->name, "%s", n->name);
-    }
-    i->frames = (like.frames - 1) / i->factor[0] * i->factor[0] + 1;
-    i->height = down_to(like.height, (int64_t)i->factor[1] * i->patch[1]);
-    i->width = down_to(like.width, (int64_t)i->factor[2] * i->patch[2]);
-    i->steps = like.steps;
-    i->guidance = like.guidance;
+    const esa_known_model *like = find_known(m->family, &m->facts);
+    if (like)
+        snprintf(i->name, sizeof i->name, "%s", like->name);
+    else
+        like = &m->family->known[m->family->known_default];
+    i->frames = (like->frames - 1) / i->factor[0] * i->factor[0] + 1;
+    i->height = down_to(like->height, (int64_t)i->factor[1] * i->patch[1]);
+    i->width = down_to(like->width, (int64_t)i->factor[2] * i->patch[2]);
+    i->steps = like->steps;
+    i->guidance = like->guidance;
+}
+
+/* Random weights: folder is the name of a shape. */
+static esa_status describe_shape(esa_model *m)
+{
+    esa_model_info *i = &m->facts.info;
+    int32_t size[3];
+    ESA_TRY(esa_family_shape(m->ctx, &m->family, &m->configs, m->folder, &m->sched, size));
+    describe(m);
+    snprintf(i->name, sizeof i->name, "%s", m->folder);
+    i->frames = size[0];
+    i->height = size[1];
+    i->width = size[2];
+    return ESA_OK;
+}
+
+static esa_status describe_folder(esa_model *m)
+{
+    ESA_TRY(read_configs(m));
+    describe(m);
+    return ESA_OK;
 }
 
 esa_status esa_model_get_info(const esa_model *model, esa_model_info *info)
 {
     if (!model || !info) return ESA_ERR_ARGUMENT;
     if (info->struct_size != sizeof *info) return ESA_ERR_VERSION;
-    *info = model->info;
+    *info = model->facts.info;
     int64_t held[3] = { 0, 0, 0 }, mapped[3] = { 0, 0, 0 };
-    if (model->dit) esa_wan_dit_memory(model->dit, &info->parameters[0], &held[0], &mapped[0]);
-    if (model->dit) esa_wan_dit_plan(model->dit, info);
-    if (model->vae) esa_wan_vae_memory(model->vae, &info->parameters[1], &held[1], &mapped[1]);
-    if (model->text) esa_text_part_memory(model->text, &info->parameters[2], &held[2], &mapped[2]);
+    const esa_family *f = model->family;
+    if (model->dit) f->dit.memory(model->dit, &info->parameters[0], &held[0], &mapped[0]);
+    if (model->dit) f->dit.plan(model->dit, info);
+    if (model->vae) f->vae.memory(model->vae, &info->parameters[1], &held[1], &mapped[1]);
+    if (model->text) f->text.memory(model->text, &info->parameters[2], &held[2], &mapped[2]);
     for (int i = 0; i < 3; i++) {
         info->held_bytes += held[i];
         info->mapped_bytes += mapped[i];
@@ -218,10 +169,13 @@ void esa_model_free(esa_model *model)
 {
     if (!model) return;
     const esa_allocator mem = model->ctx->mem;
-    esa_text_part_free(model->text);
+    if (model->family) {
+        model->family->text.free(model->text);
+        model->family->vae.free(model->vae);
+        model->family->dit.free(model->dit);
+        esa_mem_free(&mem, model->configs, model->family->config_bytes);
+    }
     esa_embeds_forget(model);
-    esa_wan_vae_free(model->vae);
-    esa_wan_dit_free(model->dit);
     esa_nn_close(&model->nn);
     esa_mem_free(&mem, model->folder, model->folder_bytes);
     esa_mem_free(&mem, model, sizeof *model);
@@ -280,9 +234,7 @@ static esa_status begin(esa_ctx *ctx, esa_model **model, const char *folder,
         m->env.folder = m->folder;
     } else if (!status)
         status = esa_fail(m->ctx, ESA_ERR_MEMORY, "out of memory for a model");
-    if (!status) status = p.random ? esa_model_shape(m) : read_configs(m);
-    if (!status) describe(m);
-    if (!status && p.random) esa_model_shape_describe(m);
+    if (!status) status = p.random ? describe_shape(m) : describe_folder(m);
     if (status)
         esa_model_free(m);
     else
@@ -294,14 +246,14 @@ static esa_status begin(esa_ctx *ctx, esa_model **model, const char *folder,
  * part that failed. */
 static esa_status check(esa_model *m)
 {
+    const esa_family *f = m->family;
     esa_status status = ESA_OK;
     char first[sizeof m->ctx->error] = "";
     for (int part = ESA_PART_TRANSFORMER; part <= ESA_PART_TEXT; part *= 2) {
         if (!(m->parts & part)) continue;
-        const esa_status each = part == ESA_PART_TRANSFORMER ? esa_wan_dit_check(&m->env, &m->wan)
-                                : part == ESA_PART_VAE
-                                    ? esa_wan_vae_check(&m->env, &m->vae_config)
-                                    : esa_text_part_check(&m->env, &m->text_config);
+        const esa_status each = part == ESA_PART_TRANSFORMER ? f->dit.check(&m->env, m->configs)
+                                : part == ESA_PART_VAE       ? f->vae.check(&m->env, m->configs)
+                                                             : f->text.check(&m->env, m->configs);
         if (!each || status) continue;
         status = each;
         snprintf(first, sizeof first, "%s", m->ctx->error);
@@ -349,8 +301,8 @@ static esa_status load_parts(esa_model *m)
     ESA_TRY(check(m));
     m->env.report = NULL; /* opening a part checks it again; the report is complete already */
     /* The transformer takes the device memory that is left. */
-    if (m->parts & ESA_PART_VAE) ESA_TRY(esa_wan_vae_open(&m->env, &m->vae, &m->vae_config));
-    if (m->parts & ESA_PART_TRANSFORMER) ESA_TRY(esa_wan_dit_open(&m->env, &m->dit, &m->wan));
+    if (m->parts & ESA_PART_VAE) ESA_TRY(m->family->vae.open(&m->env, &m->vae, m->configs));
+    if (m->parts & ESA_PART_TRANSFORMER) ESA_TRY(m->family->dit.open(&m->env, &m->dit, m->configs));
     return ESA_OK;
 }
 
@@ -407,12 +359,12 @@ esa_status esa_model_need_text(esa_model *model)
             "this model was opened without its text encoder; give embeddings instead of a prompt");
     esa_part_env env = model->env;
     env.ask = ask_transformer;
-    return esa_text_part_open(&env, &model->text, &model->text_config);
+    return model->family->text.open(&env, &model->text, model->configs);
 }
 
 void esa_model_drop_text(esa_model *model)
 {
     if (model->nn.be->host_memory) return;
-    esa_text_part_free(model->text);
+    model->family->text.free(model->text);
     model->text = NULL;
 }

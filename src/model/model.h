@@ -7,19 +7,15 @@
 #define ESA_MODEL_MODEL_H
 
 #include "esa/esa_video.h"
-#include "model/config.h"
-#include "model/dit/wan_dit.h"
-#include "model/part.h"
-#include "model/text_part.h"
-#include "model/vae/wan_vae.h"
+#include "model/family.h"
 
 /* A text and its embeddings, kept for the next video: a prompt is often used again, with other
  * settings, and the negative prompt hardly changes. */
 typedef struct esa_known_text {
     char *text;     /* NULL: none */
-    float *embeds;  /* in host memory */
     int64_t length; /* bytes of text, with its end */
-    int64_t bytes;  /* of embeds */
+    esa_text embeds;
+    int64_t bytes; /* of embeds.data, with pooled behind it */
 } esa_known_text;
 
 struct esa_model {
@@ -31,16 +27,14 @@ struct esa_model {
     int32_t parts;  /* ESA_PART_* bits that may be used */
     int32_t random; /* 1: random weights; folder is the name of a shape */
     esa_model_index index;
-    esa_wan_config wan;
-    esa_wan_vae_config vae_config;
-    esa_umt5_config text_config;
+    const esa_family *family;
+    void *configs; /* of the family; owned */
     esa_sched_config sched;
-    esa_wan_dit *dit;
-    esa_wan_vae *vae;
+    esa_dit *dit;
+    esa_vae *vae;
     esa_text_part *text;     /* NULL until first needed */
     esa_known_text known[2]; /* of the branches, embeds.c */
-    /* defaults and sizes; esa_model_get_info fills in parameters and memory */
-    esa_model_info info;
+    esa_facts facts;         /* defaults and sizes; esa_model_get_info adds parameters and memory */
     /* the current call, for the ticks of the parts */
     const esa_generate_params *call;
     esa_session *session;
@@ -76,16 +70,10 @@ esa_status esa_model_find_tile(esa_model *model, const int32_t latent[3], int64_
 
 /* The embeddings of the prompts: branch 0 is the prompt, branch 1 the negative prompt. */
 typedef struct esa_embeds {
-    float *data[2]; /* [rows][text_dim], from the ctx; [1] NULL without guidance */
-    int64_t rows[2];
+    /* data is from the ctx, with pooled behind it; [1].data is NULL without guidance */
+    esa_text text[2];
     int64_t bytes[2];
 } esa_embeds;
-
-/* shapes.c: fills in the configurations of a model with random weights; its sizes, after the rest
- * of info; and embeddings for it. */
-esa_status esa_model_shape(esa_model *model);
-void esa_model_shape_describe(esa_model *model);
-esa_status esa_embeds_random(esa_model *model, esa_embeds *embeds, int32_t branches);
 
 /* Reads params->prompt_embeds or runs the text encoder. Call esa_embeds_free, also after a failure.
  */

@@ -49,9 +49,10 @@ static esa_status save_latents(esa_model *m, const esa_run *r)
 {
     float *latents = esa_mem_alloc(&m->ctx->mem, r->bytes);
     if (!latents) return esa_fail(m->ctx, ESA_ERR_MEMORY, "out of memory for the latents");
-    const esa_to_save save = {
-        "latents", latents, { m->info.latent_channels, r->latent[0], r->latent[1], r->latent[2] }
-    };
+    const esa_to_save save = { "latents",
+                               latents,
+                               { m->facts.info.latent_channels, r->latent[0], r->latent[1],
+                                 r->latent[2] } };
     esa_status status = esa_nn_download(&m->nn, latents, r->x, r->bytes);
     if (!status) status = esa_loaded_write(m->ctx, r->p.save_latents, &save, 1, 4);
     esa_mem_free(&m->ctx->mem, latents, r->bytes);
@@ -91,7 +92,7 @@ static esa_status run_stages(esa_model *m, esa_run *r)
     s->attention_seconds = s->session.select_seconds + s->session.attention_seconds;
     s->tokens = (int32_t)r->tokens;
     s->vae_tile = r->tile;
-    esa_wan_dit_end(m->dit);
+    m->family->dit.end(m->dit);
     if (r->p.decode) ESA_TRY(esa_model_decode(m, &r->frames, r->x, r->latent, r->tile));
     ESA_TRY(m->nn.ops->settle(&m->nn));
     s->decode_seconds = esa_nn_now() - t2;
@@ -106,7 +107,7 @@ static void finish(esa_model *m, esa_run *r)
     for (int i = 0; i < 4; i++) esa_nn_free(&m->nn, cache[i], cache[i] ? r->bytes : 0);
     esa_nn_free(&m->nn, r->figures, ESA_FIGURES_BYTES);
     esa_embeds_free(m, &r->embeds);
-    if (m->dit) esa_wan_dit_end(m->dit); /* after a failure it still has its activations */
+    if (m->dit) m->family->dit.end(m->dit); /* after a failure it still has its activations */
     esa_session_free(m->session);
     m->session = NULL;
     esa_mask_file_free(r->masks);
@@ -134,7 +135,7 @@ static void fill_stats(const esa_model *m, const esa_run *r, esa_generate_stats 
     int64_t held = 0, peak = 0, vae[3] = { 0, 0, 0 };
     esa_model_get_info(m, &info);
     /* The VAE's weights are in nn's memory already and must not count twice. */
-    if (m->vae) esa_wan_vae_memory(m->vae, &vae[0], &vae[1], &vae[2]);
+    if (m->vae) m->family->vae.memory(m->vae, &vae[0], &vae[1], &vae[2]);
     esa_ctx_memory(m->ctx, &held, &peak);
     *stats = r->stats;
     stats->struct_size = sizeof *stats;
@@ -212,9 +213,9 @@ esa_status esa_generate(esa_model *model, esa_frames **frames, const esa_generat
 static esa_status resolve_selection(const esa_model *m, esa_run *r)
 {
     esa_select_params *s = &r->p.session.select, given = *s, resolved;
-    for (int d = 0; d < 3; d++)
-        given.layout.grid_q[d] = given.layout.grid_k[d] = r->latent[d] / m->info.patch[d];
-    ESA_TRY(esa_check_select(m->ctx, &resolved, &given, r->tokens, r->tokens, m->info.head_dim));
+    esa_run_layout(m, r, &given.layout);
+    ESA_TRY(
+        esa_check_select(m->ctx, &resolved, &given, r->tokens, r->tokens, m->facts.info.head_dim));
     s->block_q = resolved.block_q;
     s->block_k = resolved.block_k;
     s->layout.order = resolved.layout.order;

@@ -18,7 +18,7 @@
 static esa_status check_sizes(esa_model *m, esa_run *r)
 {
     esa_generate_params *p = &r->p;
-    const esa_model_info *i = &m->info;
+    const esa_model_info *i = &m->facts.info;
     if (p->frames == 0) p->frames = i->frames;
     if (p->height == 0) p->height = i->height;
     if (p->width == 0) p->width = i->width;
@@ -43,18 +43,32 @@ static esa_status check_sizes(esa_model *m, esa_run *r)
                             ESA_FRAMES_MAX_SIDE / unit * unit);
         r->latent[1 + s] = side[s] / i->factor[1 + s];
     }
-    const int32_t tile_unit = 4 * i->factor[1]; /* the decoder's rule, checked before the work */
+    const int32_t tile_unit = m->facts.tile_unit; /* the decoder's rule, checked before the work */
     if (p->decode && (p->vae_tile < 0 || p->vae_tile % tile_unit))
         return esa_fail(m->ctx, ESA_ERR_ARGUMENT,
                         "vae_tile is %d pixels, expected 0 or a multiple of %d", p->vae_tile,
                         tile_unit);
     r->latent[0] = (p->frames - 1) / i->factor[0] + 1;
-    p->frames = (r->latent[0] - 1) * i->factor[0] + 1;
-    r->branches = p->guidance > 1 ? 2 : 1;
+    int32_t size[3];
+    m->family->vae.size(m->configs, r->latent, size);
+    p->frames = size[0];
+    r->branches = p->guidance > 1 && !m->family->embedded_guidance ? 2 : 1;
     r->count = (int64_t)i->latent_channels * r->latent[0] * r->latent[1] * r->latent[2];
     r->tokens = (int64_t)(r->latent[0] / i->patch[0]) * (r->latent[1] / i->patch[1]) *
                 (r->latent[2] / i->patch[2]);
+    if (m->family->text_place != ESA_TEXT_APART)
+        r->text = p->max_text_tokens ? p->max_text_tokens : i->text_tokens;
+    r->tokens += r->text;
     return ESA_OK;
+}
+
+void esa_run_layout(const esa_model *m, const esa_run *r, esa_layout *layout)
+{
+    const int32_t place = m->family->text_place;
+    for (int d = 0; d < 3; d++)
+        layout->grid_q[d] = layout->grid_k[d] = r->latent[d] / m->facts.info.patch[d];
+    layout->text_front_q = layout->text_front_k = place == ESA_TEXT_FRONT ? r->text : 0;
+    layout->text_back_q = layout->text_back_k = place == ESA_TEXT_BACK ? r->text : 0;
 }
 
 esa_status esa_run_settings(esa_model *m, esa_run *r, const esa_generate_params *params)
@@ -137,9 +151,9 @@ static esa_status measure_session(esa_model *m, esa_run *r)
     shapes.device = m->nn.be->device;
     shapes.device_index = m->nn.be->ordinal(m->ctx);
     shapes.B = 1;
-    shapes.Hq = shapes.Hkv = m->info.heads;
+    shapes.Hq = shapes.Hkv = m->facts.info.heads;
     shapes.Nq = shapes.Nk = r->tokens;
-    shapes.D = m->info.head_dim;
+    shapes.D = m->facts.info.head_dim;
     return esa_session_room(m->session, &shapes, &r->scratch, &r->mask_bytes);
 }
 
@@ -160,13 +174,14 @@ static esa_status make_session(esa_model *m, esa_run *r)
         r->mode = info.mode;
         s.masks = r->masks;
     }
+    esa_run_layout(m, r, &s.select.layout);
     r->layout = s.select.layout;
-    s.layers = m->wan.layers;
+    s.layers = m->facts.info.layers;
     s.steps = r->p.steps;
     s.branches = r->branches;
-    s.model = m->info.name;
-    s.config_hash = m->info.config_hash;
-    ESA_TRY(esa_wan_dit_layout(m->dit, r->latent, &s.select.layout, r->selector, r->mode));
+    s.model = m->facts.info.name;
+    s.config_hash = m->facts.info.config_hash;
+    ESA_TRY(m->family->dit.layout(m->dit, r->latent, &s.select.layout, r->selector, r->mode));
     ESA_TRY(prepare_work(m, r, &s));
     ESA_TRY(esa_session_make(m->ctx, &m->session, &s));
     ESA_TRY(measure_session(m, r));
@@ -180,6 +195,7 @@ static esa_status make_sched(esa_model *m, esa_run *r)
     static const int32_t kinds[] = { 0, ESA_SCHED_UNIPC, ESA_SCHED_UNIPC_036, ESA_SCHED_EULER };
     esa_sched_config c = m->sched;
     if (r->p.scheduler != ESA_SCHEDULER_MODEL) c.kind = kinds[r->p.scheduler];
+    ESA_TRY(esa_family_check_sched(m->ctx, m->family, c.kind));
     if (r->p.flow_shift > 0) c.shift = r->p.flow_shift;
     return esa_sched_create(&m->nn, &r->sched, &c, r->p.steps, r->count);
 }
@@ -211,7 +227,7 @@ static esa_status make_latents(esa_model *m, esa_run *r)
             ESA_TRY(esa_nn_alloc(&m->nn, (void **)more[i], r->bytes, "the step cache"));
     }
     if (!r->p.latents) return make_noise(m, r);
-    const int64_t expected[4] = { m->info.latent_channels, r->latent[0], r->latent[1],
+    const int64_t expected[4] = { m->facts.info.latent_channels, r->latent[0], r->latent[1],
                                   r->latent[2] };
     esa_loaded t;
     ESA_TRY(esa_loaded_read(m->ctx, &t, r->p.latents, "latents", 4, expected));
@@ -223,8 +239,8 @@ static esa_status make_latents(esa_model *m, esa_run *r)
 esa_status esa_run_prepare(esa_model *m, esa_run *r)
 {
     const int64_t buffers = 4 + r->branches + (r->p.cache > 0 ? 2 + r->branches : 0);
-    ESA_TRY(
-        esa_store_clear(esa_wan_dit_store(m->dit), buffers * r->count * 4 + ESA_FIGURES_BYTES, 0));
+    ESA_TRY(esa_store_clear(m->family->dit.store(m->dit),
+                            buffers * r->count * 4 + ESA_FIGURES_BYTES, 0));
     ESA_TRY(make_sched(m, r));
     ESA_TRY(make_session(m, r));
     r->cache = esa_session_new_cache(m->session, r->p.cache);

@@ -17,8 +17,9 @@ typedef struct esa_run {
     int32_t latent[3];     /* t, h, w */
     int32_t branches;
     int64_t count;  /* elements of the latents */
-    int64_t tokens; /* tokens of a self-attention call */
-    /* how the session orders tokens, as esa_wan_dit_begin takes it */
+    int64_t tokens; /* tokens of a self-attention call, with text where it has some */
+    int32_t text;   /* of these, rows of text */
+    /* how the session orders tokens, as the transformer's begin takes it */
     esa_layout layout;
     int32_t selector, mode;
     int64_t scratch, mask_bytes; /* device memory of the session: of its calls, and kept */
@@ -47,6 +48,8 @@ typedef struct esa_run {
 esa_status esa_run_settings(esa_model *m, esa_run *r, const esa_generate_params *params);
 /* Checks which inputs were given. */
 esa_status esa_run_inputs(const esa_model *m, const esa_generate_params *p);
+/* Sets the grid and the counts of text in the layout of this run's self-attention. */
+void esa_run_layout(const esa_model *m, const esa_run *r, esa_layout *layout);
 /* Makes scheduler, session and latents: all that can be wrong with the settings shows here, before
  * the text encoder works. */
 esa_status esa_run_prepare(esa_model *m, esa_run *r);

@@ -2,7 +2,7 @@
  * message.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model/golden.h"
-#include "model/config.h"
+#include "model/family.h"
 
 static esa_ctx *ctx;
 static scratch dir;
@@ -200,8 +200,13 @@ static void scheduler_and_text(void **state)
            ESA_ERR_FORMAT, "max_distance is 1, expected more than 8 with 32 buckets");
     expect(esa_config_umt5(ctx, &u, file(UMT5(", \"relative_attention_max_distance\": 8"))),
            ESA_ERR_FORMAT, "max_distance is 8");
-    expect(esa_config_index(ctx, &index, file("{\"_class_name\": \"FluxPipeline\"}")),
-           ESA_ERR_UNSUPPORTED, "expected WanPipeline");
+    const esa_family *family;
+    snprintf(index.pipeline, sizeof index.pipeline, "FluxPipeline");
+    expect(esa_family_find(ctx, &family, &index), ESA_ERR_UNSUPPORTED,
+           "_class_name is FluxPipeline, expected one of WanPipeline");
+    snprintf(index.pipeline, sizeof index.pipeline, "WanPipeline");
+    assert_int_equal(esa_family_find(ctx, &family, &index), ESA_OK);
+    assert_string_equal(family->name, "Wan");
     expect(esa_config_index(ctx, &index,
                             file("{\"_class_name\": \"WanPipeline\", \"transformer\": [1]}")),
            ESA_ERR_FORMAT, "transformer is missing");

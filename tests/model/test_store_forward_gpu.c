@@ -234,7 +234,7 @@ static void room_stays(void **state)
     const int64_t limit = (8 * all.resident_bytes + workspace) * 16 / 15;
     reopen(&b, c, ESA_DTYPE_BF16, limit);
     /* the decoder takes all but two thirds of the weights' bytes */
-    const esa_wan_room room = { .scratch = workspace,
+    const esa_dit_room room = { .scratch = workspace,
                                 .after = limit / 16 * 15 - workspace - all.resident_bytes * 2 / 3 };
     for (int32_t i = 0; i < 2; i++) {
         esa_layout layout = esa_session_params_default().select.layout;

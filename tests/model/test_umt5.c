@@ -1,7 +1,7 @@
 /* test_umt5.c - the text encoder against transformers; all ways to hold weights agree; bad ids and
  * files.
  * SPDX-License-Identifier: Apache-2.0 */
-#include "model/text_part.h"
+#include "model/t5_text.h"
 #include "model/umt5_cases.h"
 
 /* f32 against f32 with another order of sums: 1e-6 of the scale is seen, the engine promises
@@ -167,18 +167,19 @@ static void out_of_memory(void **unused)
     for (int64_t at = 0, done = 0; !done; at++) {
         esa_nn_init(&b.nn, ctx);
         b.env = (esa_part_env){ .nn = &b.nn, .folder = folder };
-        esa_text_part *part = NULL;
+        esa_t5_text *part = NULL;
+        int64_t valid;
         counter.left = at;
-        esa_status status = esa_text_part_open(&b.env, &part, &b.config);
+        esa_status status = esa_t5_text_open(&b.env, &part, &b.config);
         if (status == ESA_ERR_UNSUPPORTED) break;
-        if (status == ESA_OK) status = esa_text_part_encode(part, out, "a red ball", 16);
+        if (status == ESA_OK) status = esa_t5_text_encode(part, out, "a red ball", 16, &valid);
         done = counter.left >= 0;
         counter.left = -1;
         if (done)
             ok(&b, status);
         else
             assert_refused(ctx, status, ESA_ERR_MEMORY, "memory", NULL);
-        esa_text_part_free(part);
+        esa_t5_text_free(part);
         assert_int_equal(b.nn.held, b.nn.scratch_bytes);
         esa_nn_close(&b.nn);
         assert_int_equal(counter.live, live);
@@ -196,37 +197,39 @@ static void whole_part(void **unused)
     esa_ctx *ctx = make_ctx(2);
     bench b;
     bench_open(&b, ctx, folder, ESA_HOLD_AUTO);
-    esa_text_part *part = NULL;
-    const esa_status built = esa_text_part_check(&b.env, &b.config);
+    esa_t5_text *part = NULL;
+    int64_t valid;
+    const esa_status built = esa_t5_text_check(&b.env, &b.config);
 #ifndef ESA_HAVE_SENTENCEPIECE
     if (built == ESA_ERR_UNSUPPORTED) skip();
 #endif
     ok(&b, built);
-    ok(&b, esa_text_part_open(&b.env, &part, &b.config));
+    ok(&b, esa_t5_text_open(&b.env, &part, &b.config));
     const int64_t d = b.config.d_model;
     float *a = malloc((size_t)(64 * d) * 4), *c = malloc((size_t)(64 * d) * 4);
-    ok(&b, esa_text_part_encode(part, a, "a red ball", 64));
-    ok(&b, esa_text_part_encode(part, c, " a&nbsp;RED\tball\n", 64));
+    ok(&b, esa_t5_text_encode(part, a, "a red ball", 64, &valid));
+    ok(&b, esa_t5_text_encode(part, c, " a&nbsp;RED\tball\n", 64, &valid));
     assert_memory_equal(a, c, (size_t)(64 * d) * 4);
     int64_t last = 64 * d;
     while (last && a[last - 1] == 0) last--;
     assert_true(last > 3 * d && last <= 8 * d);
-    ok(&b, esa_text_part_encode(part, c, "", 64)); /* eos alone */
+    ok(&b, esa_t5_text_encode(part, c, "", 64, &valid)); /* eos alone */
     last = 64 * d;
     while (last && c[last - 1] == 0) last--;
     assert_true(last > 0 && last <= d);
-    ok(&b, esa_text_part_encode(part, c, "a red ball rolls to the right over a blue floor", 4));
-    assert_refused(ctx, esa_text_part_encode(part, c, "a \xff ball", 4), ESA_ERR_ARGUMENT,
+    ok(&b,
+       esa_t5_text_encode(part, c, "a red ball rolls to the right over a blue floor", 4, &valid));
+    assert_refused(ctx, esa_t5_text_encode(part, c, "a \xff ball", 4, &valid), ESA_ERR_ARGUMENT,
                    "not valid UTF-8", "0xff", "position 2", NULL);
     char *much = malloc(10001);
     memset(much, 'a', 10000);
     much[10000] = 0;
-    assert_refused(ctx, esa_text_part_encode(part, c, much, 4), ESA_ERR_ARGUMENT,
+    assert_refused(ctx, esa_t5_text_encode(part, c, much, 4, &valid), ESA_ERR_ARGUMENT,
                    "10000 characters", "8192", NULL);
     free(much);
     free(a);
     free(c);
-    esa_text_part_free(part);
+    esa_t5_text_free(part);
     bench_close(&b);
     esa_ctx_free(ctx);
 }

@@ -14,9 +14,7 @@
 #define ESA_MODEL_WAN_DIT_H
 
 #include "esa/esa_session.h"
-#include "model/config.h"
-#include "model/part.h"
-#include "model/store.h"
+#include "model/family.h"
 
 typedef struct esa_wan_dit esa_wan_dit;
 
@@ -42,16 +40,8 @@ void esa_wan_dit_memory(const esa_wan_dit *dit, int64_t *parameters, int64_t *he
 /* Fills in what the weights take on the device: resident_blocks, device_bytes, streamed_bytes. */
 void esa_wan_dit_plan(const esa_wan_dit *dit, esa_model_info *info);
 
-/* Bytes of device memory that are allocated beside weights and activations, after begin. */
-typedef struct esa_wan_room {
-    int64_t scratch;   /* size of the ctx's scratch */
-    int64_t beside;    /* while the transformer works: masks of the session */
-    int64_t after;     /* after esa_wan_dit_end, when the activations are gone: the decoder */
-    int64_t text_rows; /* folded rows of all branches; 0: not known */
-} esa_wan_room;
-
 /* begin makes the weights leave that much free; NULL: it estimates. */
-void esa_wan_dit_set_room(esa_wan_dit *dit, const esa_wan_room *room);
+void esa_wan_dit_set_room(esa_wan_dit *dit, const esa_dit_room *room);
 /* The store of the weights, for its device memory (store.h). */
 esa_store *esa_wan_dit_store(esa_wan_dit *dit);
 /* The layout that begin makes, without any memory. */

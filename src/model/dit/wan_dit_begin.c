@@ -159,10 +159,10 @@ esa_status esa_wan_dit_layout(const esa_wan_dit *dit, const int32_t latent[3], e
 
 /* ---------------------------------------------------------------- room */
 
-void esa_wan_dit_set_room(esa_wan_dit *dit, const esa_wan_room *room)
+void esa_wan_dit_set_room(esa_wan_dit *dit, const esa_dit_room *room)
 {
     dit->room_known = room != NULL;
-    dit->given = room ? *room : (esa_wan_room){ 0 };
+    dit->given = room ? *room : (esa_dit_room){ 0 };
 }
 
 int64_t esa_wan_dit_bytes(const esa_wan_dit *dit) { return dit->room_bytes; }
@@ -196,7 +196,7 @@ static int64_t guess_scratch(const esa_wan_dit *dit, int32_t adaptive)
 static esa_status leave_room(esa_wan_dit *dit, int64_t activations, int32_t adaptive,
                              int32_t branches)
 {
-    const esa_wan_room *r = &dit->given;
+    const esa_dit_room *r = &dit->given;
     const int64_t during = activations + text_bytes(dit, branches) + r->beside;
     return esa_store_leave(dit->store, esa_max64(during, r->after),
                            dit->room_known ? r->scratch : guess_scratch(dit, adaptive));

@@ -40,7 +40,7 @@ struct esa_wan_dit {
     esa_store *store;     /* owned; all weights below point into it */
     int64_t d;
     int32_t room_known; /* 1: given is what esa_wan_dit_set_room got */
-    esa_wan_room given;
+    esa_dit_room given;
     int32_t (*tick)(void *user, int64_t done, int64_t total);
     void *tick_user;
     esa_linear patch; /* [d,C,pt,ph,pw] */

@@ -11,6 +11,20 @@
 
 #define MAX_STEPS 100000
 
+int32_t esa_sched_group(int32_t kind)
+{
+    (void)kind;
+    return ESA_SCHED_GROUP_FLOW;
+}
+
+const char *esa_sched_name(int32_t kind)
+{
+    static const char *const names[] = {
+        [ESA_SCHED_UNIPC] = "UniPC", [ESA_SCHED_UNIPC_036] = "UniPC", [ESA_SCHED_EULER] = "Euler"
+    };
+    return names[kind];
+}
+
 /* numpy's linspace(a, b, n)[i]. */
 static double linspace(double a, double b, int64_t n, int64_t i)
 {

@@ -18,6 +18,10 @@
 
 typedef struct esa_sched esa_sched;
 
+/* The group of a kind, and its name for messages. */
+int32_t esa_sched_group(int32_t kind);
+const char *esa_sched_name(int32_t kind);
+
 /* For steps >= 1 and latents of count elements on the device of nn, which must outlive it. Fails
  * with ESA_ERR_ARGUMENT or ESA_ERR_MEMORY. */
 esa_status esa_sched_create(esa_nn *nn, esa_sched **sched, const esa_sched_config *config,

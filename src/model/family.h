@@ -1,0 +1,189 @@
+/* family.h - a family of models (Wan, CogVideoX, ...) as the pipeline sees it: one constant table.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * The files beside this one (model.c, embeds.c, prepare.c, begin.c, denoise.c, decode.c) run every
+ * family through its table and never ask which family it is. A family X has x_family.c, which holds
+ * its table, reads its configurations, names its defaults, and forwards to its parts in dit/, vae/
+ * and text/. family.c lists the tables.
+ *
+ * Handles are opaque here: an esa_dit is what the family's dit.open made, and so on. All functions
+ * fail with one message in the ctx; members that may be NULL say so. */
+#ifndef ESA_MODEL_FAMILY_H
+#define ESA_MODEL_FAMILY_H
+
+#include "esa/esa_session.h"
+#include "esa/esa_video.h"
+#include "model/config.h"
+#include "model/part.h"
+#include "model/store.h"
+
+typedef struct esa_dit esa_dit;
+typedef struct esa_vae esa_vae;
+typedef struct esa_text_part esa_text_part;
+
+/* ---------------------------------------------------------------- text */
+
+/* The embeddings of one prompt, in host memory. */
+typedef struct esa_text {
+    float *data;   /* [rows][text_dim] */
+    float *pooled; /* [pooled_dim]; NULL if the family has none */
+    int64_t rows;
+    int64_t valid; /* rows of tokens; those behind are padding */
+} esa_text;
+
+typedef struct esa_text_ops {
+    /* Compares names and shapes, and opens the tokenizers once. */
+    esa_status (*check)(const esa_part_env *env, const void *configs);
+    esa_status (*open)(const esa_part_env *env, esa_text_part **part, const void *configs);
+    void (*free)(esa_text_part *part); /* accepts NULL */
+    void (*memory)(const esa_text_part *part, int64_t *parameters, int64_t *held, int64_t *mapped);
+    /* Fills text->data, pooled and valid; data is zero before. Fails with ESA_ERR_ARGUMENT if the
+     * prompt is not UTF-8 or too long. */
+    esa_status (*encode)(esa_text_part *part, esa_text *text, const char *prompt);
+} esa_text_ops;
+
+/* ---------------------------------------------------------------- transformer */
+
+/* Bytes of device memory that are allocated beside weights and activations, after begin. */
+typedef struct esa_dit_room {
+    int64_t scratch;   /* size of the ctx's scratch */
+    int64_t beside;    /* while the transformer works: masks of the session */
+    int64_t after;     /* after end, when the activations are gone: the decoder */
+    int64_t text_rows; /* dit.text_rows of all branches; 0: not known */
+} esa_dit_room;
+
+/* One forward pass. esa_session_place has been called for its step and branch. */
+typedef struct esa_dit_call {
+    esa_session *session;
+    int32_t branch;
+    float *v;        /* the model's output, as large as x; f32 on the device, like x */
+    const float *x;  /* [latent_channels][t][h][w] */
+    double t;        /* timestep */
+    double guidance; /* for transformers that take it as an input */
+} esa_dit_call;
+
+typedef struct esa_dit_ops {
+    esa_status (*check)(const esa_part_env *env, const void *configs);
+    /* dit keeps env->nn, which must outlive it. */
+    esa_status (*open)(const esa_part_env *env, esa_dit **dit, const void *configs);
+    void (*free)(esa_dit *dit); /* accepts NULL */
+    void (*memory)(const esa_dit *dit, int64_t *parameters, int64_t *held, int64_t *mapped);
+    /* Fills in what the weights take on the device: resident_blocks, device_bytes,
+     * streamed_bytes. */
+    void (*plan)(const esa_dit *dit, esa_model_info *info);
+    /* The store of the weights, for its device memory (store.h). */
+    esa_store *(*store)(esa_dit *dit);
+    /* The layout that begin makes, without any memory. The caller has set the counts of text, as
+     * the family's text_place says. */
+    esa_status (*layout)(const esa_dit *dit, const int32_t latent[3], esa_layout *layout,
+                         int32_t selector, int32_t mode);
+    /* begin makes the weights leave that much free. */
+    void (*set_room)(esa_dit *dit, const esa_dit_room *room);
+    /* How many rows of the text the transformer keeps. */
+    int64_t (*text_rows)(const esa_dit *dit, const esa_text *text);
+    /* Prepares for latents (t, h, w). layout as for the function above; on return it is ready for
+     * esa_session_params.select.layout. branches: the number of texts. */
+    esa_status (*begin)(esa_dit *dit, const int32_t latent[3], esa_layout *layout, int32_t selector,
+                        int32_t mode, int32_t branches);
+    void (*end)(esa_dit *dit);            /* frees what begin and text have made */
+    int64_t (*bytes)(const esa_dit *dit); /* that begin has allocated */
+    esa_status (*text)(esa_dit *dit, int32_t branch, const esa_text *text);
+    esa_status (*forward)(esa_dit *dit, const esa_dit_call *call);
+} esa_dit_ops;
+
+/* ---------------------------------------------------------------- VAE */
+
+typedef struct esa_vae_ops {
+    esa_status (*check)(const esa_part_env *env, const void *configs);
+    esa_status (*open)(const esa_part_env *env, esa_vae **vae, const void *configs);
+    void (*free)(esa_vae *vae); /* accepts NULL */
+    void (*memory)(const esa_vae *vae, int64_t *parameters, int64_t *held, int64_t *mapped);
+    /* Frames, height and width that latents (t, h, w) give. The VAE need not be open. */
+    void (*size)(const void *configs, const int32_t latent[3], int32_t size[3]);
+    /* ESA_ERR_ARGUMENT for sizes and tiles that the decoder does not take. */
+    esa_status (*check_sizes)(const esa_vae *vae, const int32_t latent[3], int32_t tile);
+    /* The memory that frames needs, without weights; INT64_MAX if it cannot be counted. */
+    int64_t (*bytes)(const esa_vae *vae, const int32_t latent[3], int32_t tile);
+    /* Decodes latents on the device to rgb bytes [frames][height][width][3] in host memory.
+     * tile: side of a tile in pixels; 0: whole frames. */
+    esa_status (*frames)(esa_vae *vae, const float *latents, const int32_t latent[3], int32_t tile,
+                         uint8_t *rgb);
+} esa_vae_ops;
+
+/* ---------------------------------------------------------------- families */
+
+/* A published model: how it is recognised, its name and its defaults. */
+typedef struct esa_known_model {
+    const char *name;
+    int32_t variant; /* as esa_facts has it */
+    int32_t layers, heads, head_dim, text_dim;
+    int32_t frames, height, width, steps;
+    double guidance;
+} esa_known_model;
+
+/* What the pipeline must know of an opened model. */
+typedef struct esa_facts {
+    /* Filled in by describe: layers to text_tokens, fps, config_hash. model.c adds the name and the
+     * defaults of the known model. */
+    esa_model_info info;
+    int32_t variant;    /* tells models of one shape apart */
+    int32_t pooled_dim; /* of esa_text.pooled; 0: none */
+    int32_t tile_unit;  /* sides of decoder tiles in pixels are multiples of it */
+} esa_facts;
+
+/* A model folder while its configurations are read. */
+typedef struct esa_folder {
+    esa_ctx *ctx;
+    const char *folder;
+    int32_t parts; /* ESA_PART_* bits that will be used */
+    const esa_model_index *index;
+    char path[4400];
+} esa_folder;
+
+/* Sets f->path to folder/name. ESA_ERR_ARGUMENT if that is too long. */
+esa_status esa_folder_path(esa_folder *f, const char *name);
+/* The same; 1 if the file can be read. */
+int32_t esa_folder_has(esa_folder *f, const char *name);
+
+/* Where text is in self-attention: nowhere, in front of the video, behind it. */
+enum { ESA_TEXT_APART = 0, ESA_TEXT_FRONT, ESA_TEXT_BACK };
+
+typedef struct esa_family {
+    const char *name;                   /* for messages */
+    const char *const *pipelines;       /* classes in model_index.json; ends with NULL */
+    int64_t config_bytes;               /* size of the family's struct of configurations */
+    const esa_known_model *known;       /* [known_count] */
+    int32_t known_count, known_default; /* default: whose sizes an unknown model gets */
+    int32_t text_place;                 /* ESA_TEXT_* */
+    int32_t sched_group;                /* ESA_SCHED_GROUP_* that it runs with */
+    /* 1: guidance is an input of the transformer, so there is one branch. */
+    int32_t embedded_guidance;
+
+    /* Reads the configurations of the parts in use and compares them with one another. configs is
+     * zero before. */
+    esa_status (*read)(esa_folder *folder, void *configs);
+    void (*describe)(const void *configs, esa_facts *facts);
+    /* Random weights: fills in the configurations for a name and its size (frames, height, width).
+     * Returns 0 for a name it does not have; shape_names lists those it has. */
+    int32_t (*shape)(const char *name, void *configs, esa_sched_config *sched, int32_t size[3]);
+    const char *shape_names;
+    /* Guidance at a step with this timestep; NULL: that of the call. */
+    double (*guidance)(const esa_generate_params *params, int32_t step, double t);
+
+    esa_dit_ops dit;
+    esa_vae_ops vae;
+    esa_text_ops text;
+} esa_family;
+
+extern const esa_family esa_wan_family;
+
+/* The family whose pipeline the folder has. Fails with ESA_ERR_UNSUPPORTED. */
+esa_status esa_family_find(esa_ctx *ctx, const esa_family **family, const esa_model_index *index);
+/* Fails with ESA_ERR_UNSUPPORTED for a scheduler (ESA_SCHED_*) of another kind of models. */
+esa_status esa_family_check_sched(esa_ctx *ctx, const esa_family *family, int32_t kind);
+/* The family that has random weights of this name, with configs as shape fills them in; the caller
+ * frees configs (family->config_bytes). Fails with ESA_ERR_ARGUMENT. */
+esa_status esa_family_shape(esa_ctx *ctx, const esa_family **family, void **configs,
+                            const char *name, esa_sched_config *sched, int32_t size[3]);
+
+#endif

@@ -1,0 +1,296 @@
+/* wan_family.c - Wan's table: configurations, defaults, shapes for random weights, parts.
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "model/family.h"
+
+#include <stdio.h>
+#include <string.h>
+#include "model/dit/wan_dit.h"
+#include "model/t5_text.h"
+#include "model/vae/wan_vae.h"
+
+#define FPS         16.0 /* for every Wan */
+#define TEXT_TOKENS 512
+
+typedef struct wan_configs {
+    esa_wan_config dit;
+    esa_wan_vae_config vae;
+    esa_umt5_config text;
+} wan_configs;
+
+/* With the defaults of diffusers. */
+static const esa_known_model known[] = {
+    { "wan-tiny", 0, 8, 4, 64, 192, 33, 128, 128, 8, 2.5 },
+    { "wan-t2v-1.3b", 0, 30, 12, 128, 4096, 81, 480, 832, 50, 5.0 },
+    { "wan-t2v-14b", 0, 40, 40, 128, 4096, 81, 480, 832, 50, 5.0 },
+};
+
+/* ---------------------------------------------------------------- configurations */
+
+static esa_status compare(esa_ctx *ctx, const wan_configs *c, int32_t parts)
+{
+    if (c->dit.in_channels != c->vae.z_dim || c->dit.out_channels != c->vae.z_dim)
+        return esa_fail(ctx, ESA_ERR_MISMATCH,
+                        "the transformer takes %d and gives %d latent channels, but the VAE has %d",
+                        c->dit.in_channels, c->dit.out_channels, c->vae.z_dim);
+    if (c->vae.out_channels != 3)
+        return esa_fail(ctx, ESA_ERR_UNSUPPORTED, "the VAE gives %d channels, expected 3 (RGB)",
+                        c->vae.out_channels);
+    if ((parts & ESA_PART_TEXT) && c->text.d_model != c->dit.text_dim)
+        return esa_fail(ctx, ESA_ERR_MISMATCH,
+                        "the text encoder gives %d features, but the transformer takes %d",
+                        c->text.d_model, c->dit.text_dim);
+    return ESA_OK;
+}
+
+static esa_status read_configs(esa_folder *f, void *configs)
+{
+    wan_configs *c = configs;
+    ESA_TRY(esa_folder_path(f, "transformer/config.json"));
+    ESA_TRY(esa_config_wan(f->ctx, &c->dit, f->path));
+    /* The sizes of a video come from the VAE's config, even if the VAE itself is not used. Without
+     * that file they are Wan's. */
+    c->vae = (esa_wan_vae_config){
+        .z_dim = c->dit.in_channels, .out_channels = 3, .factor_t = 4, .factor_s = 8
+    };
+    if (esa_folder_has(f, "vae/config.json") || (f->parts & ESA_PART_VAE))
+        ESA_TRY(esa_config_wan_vae(f->ctx, &c->vae, f->path));
+    if (f->parts & ESA_PART_TEXT) {
+        ESA_TRY(esa_folder_path(f, "text_encoder/config.json"));
+        ESA_TRY(esa_config_umt5(f->ctx, &c->text, f->path));
+    }
+    return compare(f->ctx, c, f->parts);
+}
+
+static void describe(const void *configs, esa_facts *facts)
+{
+    const wan_configs *all = configs;
+    const esa_wan_config *c = &all->dit;
+    const esa_wan_vae_config *v = &all->vae;
+    *facts = (esa_facts){ .info = { .layers = c->layers,
+                                    .heads = c->heads,
+                                    .head_dim = c->head_dim,
+                                    .ffn = c->ffn,
+                                    .latent_channels = c->in_channels,
+                                    .patch = { c->patch[0], c->patch[1], c->patch[2] },
+                                    .factor = { v->factor_t, v->factor_s, v->factor_s },
+                                    .text_dim = c->text_dim,
+                                    .text_tokens = TEXT_TOKENS,
+                                    .fps = FPS },
+                          .tile_unit = 4 * v->factor_s };
+    snprintf(facts->info.config_hash, sizeof facts->info.config_hash, "%s", c->hash);
+}
+
+/* ---------------------------------------------------------------- random weights */
+
+typedef struct shape {
+    const char *name;
+    int32_t layers, heads, ffn, height, width;
+    double shift; /* of the noise schedule */
+} shape;
+
+/* Wan 2.1 T2V. 81 frames each. */
+static const shape shapes[] = {
+    { "wan-1.3b-480p", 30, 12, 8960, 480, 832, 3 },
+    { "wan-1.3b-720p", 30, 12, 8960, 720, 1280, 5 },
+    { "wan-14b-480p", 40, 40, 13824, 480, 832, 3 },
+    { "wan-14b-720p", 40, 40, 13824, 720, 1280, 5 },
+};
+
+static const shape *find(const char *name)
+{
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
+        if (strcmp(shapes[i].name, name) == 0) return &shapes[i];
+    return NULL;
+}
+
+static int32_t fill_shape(const char *name, void *configs, esa_sched_config *sched, int32_t size[3])
+{
+    const shape *s = find(name);
+    wan_configs *c = configs;
+    if (!s) return 0;
+    c->dit = (esa_wan_config){ .heads = s->heads,
+                               .head_dim = 128,
+                               .layers = s->layers,
+                               .ffn = s->ffn,
+                               .in_channels = 16,
+                               .out_channels = 16,
+                               .patch = { 1, 2, 2 },
+                               .text_dim = 4096,
+                               .freq_dim = 256,
+                               .rope_max = 1024,
+                               .cross_norm = 1,
+                               .eps = 1e-6 };
+    snprintf(c->dit.hash, sizeof c->dit.hash, "random");
+    c->vae = (esa_wan_vae_config){ .base_dim = 96,
+                                   .decoder_base_dim = 96,
+                                   .z_dim = c->dit.in_channels,
+                                   .levels = 4,
+                                   .res_blocks = 2,
+                                   .dim_mult = { 1, 2, 4, 4 },
+                                   .temporal = { 0, 1, 1 },
+                                   .in_channels = 3,
+                                   .out_channels = 3,
+                                   .factor_t = 4,
+                                   .factor_s = 8 };
+    for (int32_t i = 0; i < c->dit.in_channels; i++) c->vae.std[i] = 1;
+    *sched = (esa_sched_config){
+        .kind = ESA_SCHED_UNIPC, .train_steps = 1000, .order = 2, .shift = s->shift
+    };
+    size[0] = 81;
+    size[1] = s->height;
+    size[2] = s->width;
+    return 1;
+}
+
+/* ---------------------------------------------------------------- transformer */
+
+static const esa_wan_dit *as_dit(const esa_dit *dit) { return (const esa_wan_dit *)dit; }
+static esa_wan_dit *use_dit(esa_dit *dit) { return (esa_wan_dit *)dit; }
+
+static esa_status dit_check(const esa_part_env *env, const void *configs)
+{
+    return esa_wan_dit_check(env, &((const wan_configs *)configs)->dit);
+}
+static esa_status dit_open(const esa_part_env *env, esa_dit **dit, const void *configs)
+{
+    return esa_wan_dit_open(env, (esa_wan_dit **)dit, &((const wan_configs *)configs)->dit);
+}
+static void dit_free(esa_dit *dit) { esa_wan_dit_free(use_dit(dit)); }
+static void dit_memory(const esa_dit *dit, int64_t *parameters, int64_t *held, int64_t *mapped)
+{
+    esa_wan_dit_memory(as_dit(dit), parameters, held, mapped);
+}
+static void dit_plan(const esa_dit *dit, esa_model_info *info)
+{
+    esa_wan_dit_plan(as_dit(dit), info);
+}
+static esa_store *dit_store(esa_dit *dit) { return esa_wan_dit_store(use_dit(dit)); }
+static esa_status dit_layout(const esa_dit *dit, const int32_t latent[3], esa_layout *layout,
+                             int32_t selector, int32_t mode)
+{
+    return esa_wan_dit_layout(as_dit(dit), latent, layout, selector, mode);
+}
+static void dit_set_room(esa_dit *dit, const esa_dit_room *room)
+{
+    esa_wan_dit_set_room(use_dit(dit), room);
+}
+static int64_t dit_text_rows(const esa_dit *dit, const esa_text *text)
+{
+    return esa_wan_dit_text_rows(as_dit(dit), text->data, text->rows);
+}
+static esa_status dit_begin(esa_dit *dit, const int32_t latent[3], esa_layout *layout,
+                            int32_t selector, int32_t mode, int32_t branches)
+{
+    return esa_wan_dit_begin(use_dit(dit), latent, layout, selector, mode, branches);
+}
+static void dit_end(esa_dit *dit) { esa_wan_dit_end(use_dit(dit)); }
+static int64_t dit_bytes(const esa_dit *dit) { return esa_wan_dit_bytes(as_dit(dit)); }
+static esa_status dit_text(esa_dit *dit, int32_t branch, const esa_text *text)
+{
+    return esa_wan_dit_text(use_dit(dit), branch, text->data, text->rows);
+}
+static esa_status dit_forward(esa_dit *dit, const esa_dit_call *c)
+{
+    return esa_wan_dit_forward(use_dit(dit), c->session, c->branch, c->v, c->x, c->t);
+}
+
+/* ---------------------------------------------------------------- VAE */
+
+static esa_status vae_check(const esa_part_env *env, const void *configs)
+{
+    return esa_wan_vae_check(env, &((const wan_configs *)configs)->vae);
+}
+static esa_status vae_open(const esa_part_env *env, esa_vae **vae, const void *configs)
+{
+    return esa_wan_vae_open(env, (esa_wan_vae **)vae, &((const wan_configs *)configs)->vae);
+}
+static void vae_free(esa_vae *vae) { esa_wan_vae_free((esa_wan_vae *)vae); }
+static void vae_memory(const esa_vae *vae, int64_t *parameters, int64_t *held, int64_t *mapped)
+{
+    esa_wan_vae_memory((const esa_wan_vae *)vae, parameters, held, mapped);
+}
+static void vae_size(const void *configs, const int32_t latent[3], int32_t size[3])
+{
+    esa_wan_vae_size(&((const wan_configs *)configs)->vae, latent, size);
+}
+static esa_status vae_check_sizes(const esa_vae *vae, const int32_t latent[3], int32_t tile)
+{
+    return esa_wan_vae_check_sizes((const esa_wan_vae *)vae, latent, tile);
+}
+static int64_t vae_bytes(const esa_vae *vae, const int32_t latent[3], int32_t tile)
+{
+    return esa_wan_vae_bytes((const esa_wan_vae *)vae, latent, tile);
+}
+static esa_status vae_frames(esa_vae *vae, const float *latents, const int32_t latent[3],
+                             int32_t tile, uint8_t *rgb)
+{
+    return esa_wan_vae_frames((esa_wan_vae *)vae, latents, latent, tile, rgb);
+}
+
+/* ---------------------------------------------------------------- text */
+
+static esa_status text_check(const esa_part_env *env, const void *configs)
+{
+    return esa_t5_text_check(env, &((const wan_configs *)configs)->text);
+}
+static esa_status text_open(const esa_part_env *env, esa_text_part **part, const void *configs)
+{
+    return esa_t5_text_open(env, (esa_t5_text **)part, &((const wan_configs *)configs)->text);
+}
+static void text_free(esa_text_part *part) { esa_t5_text_free((esa_t5_text *)part); }
+static void text_memory(const esa_text_part *part, int64_t *parameters, int64_t *held,
+                        int64_t *mapped)
+{
+    esa_t5_text_memory((const esa_t5_text *)part, parameters, held, mapped);
+}
+static esa_status text_encode(esa_text_part *part, esa_text *text, const char *prompt)
+{
+    return esa_t5_text_encode((esa_t5_text *)part, text->data, prompt, (int32_t)text->rows,
+                              &text->valid);
+}
+
+/* ---------------------------------------------------------------- the table */
+
+static const char *const pipelines[] = { "WanPipeline", NULL };
+
+const esa_family esa_wan_family = {
+    .name = "Wan",
+    .pipelines = pipelines,
+    .config_bytes = sizeof(wan_configs),
+    .known = known,
+    .known_count = (int32_t)(sizeof known / sizeof known[0]),
+    .known_default = 1,
+    .text_place = ESA_TEXT_APART,
+    .sched_group = ESA_SCHED_GROUP_FLOW,
+    .read = read_configs,
+    .describe = describe,
+    .shape = fill_shape,
+    .shape_names = "wan-1.3b-480p, wan-1.3b-720p, wan-14b-480p, wan-14b-720p",
+    .dit = { .check = dit_check,
+             .open = dit_open,
+             .free = dit_free,
+             .memory = dit_memory,
+             .plan = dit_plan,
+             .store = dit_store,
+             .layout = dit_layout,
+             .set_room = dit_set_room,
+             .text_rows = dit_text_rows,
+             .begin = dit_begin,
+             .end = dit_end,
+             .bytes = dit_bytes,
+             .text = dit_text,
+             .forward = dit_forward },
+    .vae = { .check = vae_check,
+             .open = vae_open,
+             .free = vae_free,
+             .memory = vae_memory,
+             .size = vae_size,
+             .check_sizes = vae_check_sizes,
+             .bytes = vae_bytes,
+             .frames = vae_frames },
+    .text = { .check = text_check,
+              .open = text_open,
+              .free = text_free,
+              .memory = text_memory,
+              .encode = text_encode },
+};
