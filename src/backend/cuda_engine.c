@@ -181,6 +181,18 @@ static esa_status planes_pixel_norm(esa_ctx *ctx, const esa_plane_norm_args *arg
     return esa_cuda_status(ctx, c->table->planes->pixel_norm(c->dev, args, ctx->cuda_stream));
 }
 
+static esa_status planes_group_norm(esa_ctx *ctx, const esa_plane_group_args *args)
+{
+    const esa_cuda *c = ctx->cuda;
+    return esa_cuda_status(ctx, c->table->planes->group_norm(c->dev, args, ctx->cuda_stream));
+}
+
+static esa_status planes_border(esa_ctx *ctx, const esa_plane_border_args *args)
+{
+    const esa_cuda *c = ctx->cuda;
+    return esa_cuda_status(ctx, c->table->planes->border(c->dev, args, ctx->cuda_stream));
+}
+
 static esa_status planes_from_latents(esa_ctx *ctx, const esa_plane_latent_args *args)
 {
     const esa_cuda *c = ctx->cuda;
@@ -199,7 +211,7 @@ static esa_status planes_zero(esa_ctx *ctx, void *ptr, int64_t bytes)
     return esa_cuda_status(ctx, c->table->planes->zero(c->dev, ptr, bytes, ctx->cuda_stream));
 }
 
-const esa_engine_planes esa_cuda_engine_planes = { planes_conv_bytes,   planes_conv_pack,
-                                                   planes_conv,         planes_pixel_norm,
-                                                   planes_from_latents, planes_to_bytes,
-                                                   planes_zero };
+const esa_engine_planes esa_cuda_engine_planes = {
+    planes_conv_bytes, planes_conv_pack,    planes_conv,     planes_pixel_norm, planes_group_norm,
+    planes_border,     planes_from_latents, planes_to_bytes, planes_zero
+};

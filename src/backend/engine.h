@@ -66,6 +66,8 @@ typedef struct esa_engine_planes {
     /* ESA_ERR_UNSUPPORTED for sizes of kernels other than nn_args.h names. */
     esa_status (*conv)(esa_ctx *ctx, const esa_plane_conv_args *args);
     esa_status (*pixel_norm)(esa_ctx *ctx, const esa_plane_norm_args *args);
+    esa_status (*group_norm)(esa_ctx *ctx, const esa_plane_group_args *args);
+    esa_status (*border)(esa_ctx *ctx, const esa_plane_border_args *args);
     esa_status (*from_latents)(esa_ctx *ctx, const esa_plane_latent_args *args);
     esa_status (*to_bytes)(esa_ctx *ctx, const esa_plane_bytes_args *args);
     /* Sets bytes to 0. */

@@ -11,8 +11,8 @@
 
 #include "base/view.h"
 
-/* GELU is the approximation with tanh. */
-enum { ESA_ACT_NONE = 0, ESA_ACT_SILU, ESA_ACT_GELU_TANH };
+/* GELU is the approximation with tanh; QUICK_GELU is x / (1 + e^-1.702x). */
+enum { ESA_ACT_NONE = 0, ESA_ACT_SILU, ESA_ACT_GELU_TANH, ESA_ACT_QUICK_GELU };
 
 /* ---------------------------------------------------------------- rows */
 
@@ -35,16 +35,25 @@ typedef struct esa_norm_args {
     const float *scale, *shift; /* [cols] or NULL */
 } esa_norm_args;
 
-/* RMS norm over the whole row (all heads) with weight, then the rotation of adjacent channels of
- * every head, in place. Row r is rotated by row r of cos and sin: the tokens are in the order of
- * the session already. */
+/* A norm of q and k, then the rotation of pairs of channels of every head, in place. Row r is
+ * rotated by row r of cos and sin: the tokens are in the order of the session already. q and k may
+ * have different numbers of heads. The norm is over
+ *   ALL         the whole row (all heads): RMS, weights [cols]
+ *   HEAD_RMS    each head by itself: RMS, weights [D]
+ *   HEAD_LAYER  each head by itself: (x - mean) / sqrt(var + eps), weights and biases [D]
+ *   NONE        nothing: there is no norm */
+enum { ESA_QK_ALL = 0, ESA_QK_HEAD_RMS, ESA_QK_HEAD_LAYER, ESA_QK_NONE };
 typedef struct esa_qk_args {
     esa_view q, k;                    /* F32 or BF16, of one type; k may be absent */
-    const float *q_weight, *k_weight; /* [cols] */
+    const float *q_weight, *k_weight; /* [cols] or [D] */
+    const float *q_bias, *k_bias;     /* [D], for HEAD_LAYER */
     const float *cos, *sin;           /* [rows][D/2]; both NULL: no rotation */
-    int64_t D;                        /* head dimension, even; cols is a multiple of it */
+    int64_t D; /* head dimension, even; cols is a multiple of it; not ALL: up to ESA_QK_MAX_D */
     float eps;
+    int32_t norm;   /* ESA_QK_* */
+    int32_t halves; /* pairs are channels i and i + D/2, not 2i and 2i + 1; not with ALL */
 } esa_qk_args;
+#define ESA_QK_MAX_D 256
 
 /* y = act(x), or act(gate) * x if gate is present. With act NONE it converts between types; an F8 y
  * gets its scales as above. y may be x or gate if the types are the same, or if y is F8 and its
@@ -72,12 +81,14 @@ typedef struct esa_product_args {
  * biases are added to the scores after scale (natural logarithm). A query without keys gives 0. */
 enum { ESA_BIASED_MAX_D = 512 };
 typedef struct esa_biased_args {
-    esa_view o, q, k, v; /* [Nq][heads*D], [Nq][heads*D], [Nk][heads*D] twice; BF16 */
+    esa_view o, q, k, v; /* [Nq][heads*D], [Nq][heads*D], [Nk][kv_heads*D] twice; BF16 */
     int64_t heads, D;
+    int64_t kv_heads; /* 0: heads; else heads is a multiple, and each serves as many heads of q */
     float scale;
     /* [Nk] or NULL; -INFINITY removes the key, log(c) makes it count as c equal keys */
     const float *key;
-    /* [heads][distance_ld] or NULL; query q and key k get distance[h][k - q + center] */
+    /* [heads][distance_ld] or NULL; query q and key k get distance[h][k - q + center]. With
+     * distance_ld 0 all heads share one row. */
     const float *distance;
     int64_t distance_ld, center;
 } esa_biased_args;
@@ -102,14 +113,15 @@ typedef struct esa_convert_args {
 /* ---------------------------------------------------------------- patches and latents */
 
 /* Moves between latents f32 [channels][T][H][W] and rows of patches. gather 1: row i gets patch
- * perm[i] in the order (channel, t, h, w). gather 0: the rows hold (t, h, w, channel) and are
- * written to the latents. */
+ * perm[i] in the order (channel, t, h, w). gather 0: the rows hold (t, h, w, channel), or
+ * (channel, t, h, w) with channel_first, and are written to the latents. */
 typedef struct esa_patch_args {
     esa_view rows; /* [T/pt * H/ph * W/pw][pt*ph*pw*channels]; F32 or BF16 */
     float *latent;
     const int32_t *perm; /* [rows] position -> patch of the grid (t slowest); NULL: identity */
     int32_t channels, gather;
     int32_t size[3], patch[3]; /* T, H, W; pt, ph, pw */
+    int32_t channel_first;     /* with gather 0 */
 } esa_patch_args;
 
 /* One step of a scheduler (model/sched) for count elements, in f32. EULER: x += dt v. UniPC, in one
@@ -155,7 +167,8 @@ typedef struct esa_figures_args {
  * the number of elements from row to row. */
 
 /* A convolution of stride 1, as nn.h describes it: y = conv(x) + bias (+ residual). x is surrounded
- * by kh/2 rows and kw/2 pixels of zeros. kh and kw are equal, 1 or 3. */
+ * by kh/2 rows and kw/2 pixels that are read too (zeros, or copies of the edge). kh and kw are
+ * equal, 1 or 3. */
 typedef struct esa_plane_conv_args {
     const void *packed; /* the device's own layout of the weights */
     const float *bias;  /* [cout] */
@@ -183,6 +196,34 @@ typedef struct esa_plane_norm_args {
     int32_t act;        /* ESA_ACT_NONE or ESA_ACT_SILU */
     int32_t dtype;      /* ESA_DTYPE_BF16 or F32 */
 } esa_plane_norm_args;
+
+/* Group norm over frames [frames][height][width][channels]: y = (x - mean) / sqrt(var + eps) *
+ * weight + bias, then act. Mean and variance are those of a group of channels / groups channels in
+ * all frames. ..._frame is the number of elements from frame to frame. y may be x. */
+enum { ESA_GROUP_PARTS = 256 };
+typedef struct esa_plane_group_args {
+    void *y;
+    int64_t y_row, y_frame;
+    const void *x;
+    int64_t x_row, x_frame;
+    int64_t frames, height, width, channels, groups;
+    const float *weight, *bias; /* [channels] */
+    float eps;
+    int32_t act;   /* ESA_ACT_NONE or ESA_ACT_SILU */
+    int32_t dtype; /* ESA_DTYPE_BF16 or F32 */
+    /* Scratch, at multiples of 8 bytes: ESA_GROUP_BYTES(channels, groups) */
+    void *room;
+} esa_plane_group_args;
+#define ESA_GROUP_BYTES(channels, groups)                                                          \
+    ((int64_t)ESA_GROUP_PARTS * (groups) * 16 + (int64_t)(channels) * 8)
+
+/* Copies the outermost pixels of planes to a border of one pixel around them. */
+typedef struct esa_plane_border_args {
+    void *x; /* pixel (0, 0) of the first frame */
+    int64_t row, frame;
+    int64_t frames, height, width, channels;
+    int32_t dtype; /* ESA_DTYPE_BF16 or F32 */
+} esa_plane_border_args;
 
 /* One frame of latents as a plane: y = latents * scale + shift, by channels. */
 typedef struct esa_plane_latent_args {

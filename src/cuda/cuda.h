@@ -39,6 +39,7 @@ typedef struct esa_cuda_host { /* how libesa was built; the plugin refuses anyth
     uint64_t product_args_size, biased_args_size, convert_args_size;
     uint64_t plane_conv_args_size, plane_norm_args_size;
     uint64_t plane_latent_args_size, plane_bytes_args_size;
+    uint64_t plane_group_args_size, plane_border_args_size;
     const char *build; /* esa_build_id() */
 } esa_cuda_host;
 
@@ -93,6 +94,8 @@ typedef struct esa_cuda_planes {
                             const float *weight, void *stream);
     esa_status (*conv)(esa_cuda_device *dev, const esa_plane_conv_args *args, void *stream);
     esa_status (*pixel_norm)(esa_cuda_device *dev, const esa_plane_norm_args *args, void *stream);
+    esa_status (*group_norm)(esa_cuda_device *dev, const esa_plane_group_args *args, void *stream);
+    esa_status (*border)(esa_cuda_device *dev, const esa_plane_border_args *args, void *stream);
     esa_status (*from_latents)(esa_cuda_device *dev, const esa_plane_latent_args *args,
                                void *stream);
     esa_status (*to_bytes)(esa_cuda_device *dev, const esa_plane_bytes_args *args, void *stream);
@@ -225,16 +228,17 @@ typedef struct esa_cuda_table {
 /* The sizes as this file is compiled, for both sides of the comparison. */
 ESA_INLINE esa_cuda_host esa_cuda_host_of(const char *build)
 {
-    esa_cuda_host host = { sizeof(esa_cuda_host),        sizeof(esa_attn_args),
-                           sizeof(esa_select_args),      sizeof(esa_cuda_mask),
-                           sizeof(esa_cuda_info),        sizeof(esa_cuda_table),
-                           sizeof(esa_norm_args),        sizeof(esa_qk_args),
-                           sizeof(esa_act_args),         sizeof(esa_patch_args),
-                           sizeof(esa_step_args),        sizeof(esa_figures_args),
-                           sizeof(esa_product_args),     sizeof(esa_biased_args),
-                           sizeof(esa_convert_args),     sizeof(esa_plane_conv_args),
-                           sizeof(esa_plane_norm_args),  sizeof(esa_plane_latent_args),
-                           sizeof(esa_plane_bytes_args), build };
+    esa_cuda_host host = { sizeof(esa_cuda_host),         sizeof(esa_attn_args),
+                           sizeof(esa_select_args),       sizeof(esa_cuda_mask),
+                           sizeof(esa_cuda_info),         sizeof(esa_cuda_table),
+                           sizeof(esa_norm_args),         sizeof(esa_qk_args),
+                           sizeof(esa_act_args),          sizeof(esa_patch_args),
+                           sizeof(esa_step_args),         sizeof(esa_figures_args),
+                           sizeof(esa_product_args),      sizeof(esa_biased_args),
+                           sizeof(esa_convert_args),      sizeof(esa_plane_conv_args),
+                           sizeof(esa_plane_norm_args),   sizeof(esa_plane_latent_args),
+                           sizeof(esa_plane_bytes_args),  sizeof(esa_plane_group_args),
+                           sizeof(esa_plane_border_args), build };
     return host;
 }
 

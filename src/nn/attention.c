@@ -14,7 +14,7 @@ typedef struct attention_job {
     const esa_nn_leaf *leaf;
     float *o, *s; /* s [threads][TILE][Nk] */
     const float *q, *k, *v;
-    int64_t ldo, ldq, ldk, ldv, Nq, Nk, heads, D, lds;
+    int64_t ldo, ldq, ldk, ldv, Nq, Nk, heads, kv_heads, D, lds;
     float scale;
     const esa_nn_bias *bias;
 } attention_job;
@@ -23,9 +23,10 @@ static void attend_tile(void *arg, int64_t item, int32_t worker)
 {
     const attention_job *j = arg;
     const int64_t h = item % j->heads, first = item / j->heads * TILE,
-                  n = esa_min64(TILE, j->Nq - first), at = h * j->D;
+                  n = esa_min64(TILE, j->Nq - first), at = h * j->D,
+                  kv = h / (j->heads / j->kv_heads) * j->D;
     float *s = j->s + worker * TILE * j->lds;
-    esa_nn_gemm_one(s, j->lds, j->q + first * j->ldq + at, j->ldq, j->k + at, j->ldk, n, j->Nk,
+    esa_nn_gemm_one(s, j->lds, j->q + first * j->ldq + at, j->ldq, j->k + kv, j->ldk, n, j->Nk,
                     j->D, 1, 1, 0);
     const esa_nn_bias *b = j->bias;
     for (int64_t i = 0; i < n; i++) {
@@ -34,13 +35,13 @@ static void attend_tile(void *arg, int64_t item, int32_t worker)
                                     : NULL;
         j->leaf->softmax(s + i * j->lds, j->Nk, j->scale, distance, b ? b->key : NULL);
     }
-    esa_nn_gemm_one(j->o + first * j->ldo + at, j->ldo, s, j->lds, j->v + at, j->ldv, n, j->D,
+    esa_nn_gemm_one(j->o + first * j->ldo + at, j->ldo, s, j->lds, j->v + kv, j->ldv, n, j->D,
                     j->Nk, 0, 1, 0);
 }
 
 esa_status esa_nn_attention(esa_nn *nn, float *o, int64_t ldo, const float *q, int64_t ldq,
                             const float *k, int64_t ldk, const float *v, int64_t ldv, int64_t Nq,
-                            int64_t Nk, int64_t heads, int64_t D, float scale,
+                            int64_t Nk, int64_t heads, int64_t kv_heads, int64_t D, float scale,
                             const esa_nn_bias *bias)
 {
     const int64_t lds = esa_ceil_div(Nk, 16) * 16;
@@ -60,6 +61,7 @@ esa_status esa_nn_attention(esa_nn *nn, float *o, int64_t ldo, const float *q, i
                         .Nq = Nq,
                         .Nk = Nk,
                         .heads = heads,
+                        .kv_heads = kv_heads,
                         .D = D,
                         .lds = lds,
                         .scale = scale,

@@ -86,6 +86,7 @@ static esa_status cpu_qk(esa_nn *nn, const esa_qk_args *a)
 {
     const esa_view *v[2] = { &a->q, &a->k };
     const float *weight[2] = { a->q_weight, a->k_weight };
+    if (a->norm != ESA_QK_ALL || a->halves) return esa_nn_qk_heads(nn, a);
     for (int32_t i = 0; i < 2; i++)
         if (v[i]->data)
             esa_nn_rms_norm(nn, v[i]->data, v[i]->ld, v[i]->data, v[i]->ld, v[i]->rows, v[i]->cols,
@@ -121,6 +122,8 @@ static void act_rows(void *arg, int64_t first, int64_t count, int32_t worker)
             j->leaf->silu(y, from, n);
         else if (a->act == ESA_ACT_GELU_TANH)
             j->leaf->gelu_tanh(y, from, n);
+        else if (a->act == ESA_ACT_QUICK_GELU)
+            j->leaf->quick_gelu(y, from, n);
         else if (y != from)
             memcpy(y, from, (size_t)n * 4);
         for (int64_t c = 0; gate && c < n; c++) y[c] *= x[c];
@@ -140,8 +143,8 @@ static esa_status cpu_biased(esa_nn *nn, const esa_biased_args *a)
 {
     const esa_nn_bias bias = { a->key, a->distance, a->distance_ld, a->center };
     return esa_nn_attention(nn, a->o.data, a->o.ld, a->q.data, a->q.ld, a->k.data, a->k.ld,
-                            a->v.data, a->v.ld, a->q.rows, a->k.rows, a->heads, a->D, a->scale,
-                            &bias);
+                            a->v.data, a->v.ld, a->q.rows, a->k.rows, a->heads,
+                            a->kv_heads ? a->kv_heads : a->heads, a->D, a->scale, &bias);
 }
 
 /* ---------------------------------------------------------------- patches and timestep */
@@ -165,7 +168,7 @@ static void move_patches(void *arg, int64_t first, int64_t count, int32_t worker
                 if (a->gather)
                     row[c * volume + m] = *at;
                 else
-                    *at = row[m * a->channels + c];
+                    *at = row[a->channel_first ? c * volume + m : m * a->channels + c];
             }
     }
 }

@@ -19,6 +19,38 @@ static esa_status cpu_pixel_norm(esa_nn *nn, const esa_plane_norm_args *a)
     return ESA_OK;
 }
 
+static esa_status cpu_group_norm(esa_nn *nn, const esa_plane_group_args *a)
+{
+    return esa_nn_group_norm(nn, a);
+}
+
+static void border_rows(void *arg, int64_t first, int64_t count, int32_t worker)
+{
+    (void)worker;
+    const esa_plane_border_args *a = arg;
+    const int64_t c = a->channels;
+    const size_t pixel = (size_t)c * 4, line = (size_t)((a->width + 2) * c) * 4;
+    for (int64_t f = first; f < first + count; f++) {
+        float *x = (float *)a->x + f * a->frame;
+        for (int64_t y = 0; y < a->height; y++) {
+            float *row = x + y * a->row;
+            memcpy(row - c, row, pixel);
+            memcpy(row + a->width * c, row + (a->width - 1) * c, pixel);
+        }
+        memcpy(x - a->row - c, x - c, line);
+        memcpy(x + a->height * a->row - c, x + (a->height - 1) * a->row - c, line);
+    }
+}
+
+static esa_status cpu_border(esa_nn *nn, const esa_plane_border_args *args)
+{
+    esa_plane_border_args a = *args;
+    const double start = esa_nn_now();
+    esa_nn_parallel(nn, border_rows, &a, a.frames, 1);
+    nn->seconds[ESA_NN_OTHER] += esa_nn_now() - start;
+    return ESA_OK;
+}
+
 static esa_status cpu_from_latents(esa_nn *nn, const esa_plane_latent_args *a)
 {
     (void)nn;
@@ -58,5 +90,6 @@ static esa_status cpu_zero(esa_nn *nn, void *ptr, int64_t bytes)
     return ESA_OK;
 }
 
-const esa_nn_planes esa_nn_cpu_planes = { esa_nn_conv_pack, cpu_conv,     cpu_pixel_norm,
-                                          cpu_from_latents, cpu_to_bytes, cpu_zero };
+const esa_nn_planes esa_nn_cpu_planes = { esa_nn_conv_pack, cpu_conv,   cpu_pixel_norm,
+                                          cpu_group_norm,   cpu_border, cpu_from_latents,
+                                          cpu_to_bytes,     cpu_zero };

@@ -70,6 +70,18 @@ static esa_status device_pixel_norm(esa_nn *nn, const esa_plane_norm_args *args)
     return nn->be->planes->pixel_norm(nn->ctx, args);
 }
 
+static esa_status device_group_norm(esa_nn *nn, const esa_plane_group_args *args)
+{
+    ESA_TRY(esa_nn_mark(nn, ESA_NN_OTHER));
+    return nn->be->planes->group_norm(nn->ctx, args);
+}
+
+static esa_status device_border(esa_nn *nn, const esa_plane_border_args *args)
+{
+    ESA_TRY(esa_nn_mark(nn, ESA_NN_OTHER));
+    return nn->be->planes->border(nn->ctx, args);
+}
+
 static esa_status device_from_latents(esa_nn *nn, const esa_plane_latent_args *args)
 {
     ESA_TRY(esa_nn_mark(nn, ESA_NN_OTHER));
@@ -87,6 +99,6 @@ static esa_status device_zero(esa_nn *nn, void *ptr, int64_t bytes)
     return nn->be->planes->zero(nn->ctx, ptr, bytes);
 }
 
-const esa_nn_planes esa_nn_device_planes = { device_conv_pack,  device_conv,
-                                             device_pixel_norm, device_from_latents,
+const esa_nn_planes esa_nn_device_planes = { device_conv_pack,  device_conv,   device_pixel_norm,
+                                             device_group_norm, device_border, device_from_latents,
                                              device_to_bytes,   device_zero };

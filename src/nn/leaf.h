@@ -20,6 +20,7 @@ typedef struct esa_nn_leaf {
     void (*rms_norm)(float *y, const float *x, int64_t n, float eps, const float *weight);
     void (*silu)(float *y, const float *x, int64_t n);
     void (*gelu_tanh)(float *y, const float *x, int64_t n);
+    void (*quick_gelu)(float *y, const float *x, int64_t n);
     void (*geglu)(float *y, const float *gate, const float *x, int64_t n);
     /* y = residual (NULL: 0) + gate (NULL: 1) * act(x + bias (NULL: 0)); act is an ESA_ACT_*. x is
      * overwritten; y may be x or residual. */
@@ -27,6 +28,8 @@ typedef struct esa_nn_leaf {
                    const float *residual, int64_t n);
     /* Rotates x[heads][D] by cos, sin [D/2]. */
     void (*rope)(float *x, int64_t heads, int64_t D, const float *cos, const float *sin);
+    /* The same for channels i and i + D/2. */
+    void (*rope_halves)(float *x, int64_t heads, int64_t D, const float *cos, const float *sin);
     /* s[n] = softmax(s * scale + a + b) with a and b [n] or NULL; zeros if all are -inf. */
     void (*softmax)(float *s, int64_t n, float scale, const float *a, const float *b);
     void (*from_bf16)(float *y, const uint16_t *x, int64_t n);

@@ -104,6 +104,10 @@ static void gelu_tanh(float *y, const float *x, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) y[i] = gelu_of(x[i]);
 }
+static void quick_gelu(float *y, const float *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) y[i] = x[i] / (1.0f + exp_near(-1.702f * x[i]));
+}
 static void geglu(float *y, const float *gate, const float *x, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) y[i] = gelu_of(gate[i]) * x[i];
@@ -132,6 +136,7 @@ static void finish(float *y, float *x, const float *bias, int32_t act, const flo
     if (bias) add(x, x, bias, n);
     if (act == ESA_ACT_SILU) silu(x, x, n);
     if (act == ESA_ACT_GELU_TANH) gelu_tanh(x, x, n);
+    if (act == ESA_ACT_QUICK_GELU) quick_gelu(x, x, n);
     if (gate && residual)
         for (int64_t i = 0; i < n; i++) y[i] = residual[i] + x[i] * gate[i];
     else if (gate)
@@ -149,6 +154,17 @@ static void rope(float *x, int64_t heads, int64_t D, const float *cos, const flo
             const float a = x[2 * i], b = x[2 * i + 1];
             x[2 * i] = a * cos[i] - b * sin[i];
             x[2 * i + 1] = a * sin[i] + b * cos[i];
+        }
+}
+
+static void rope_halves(float *x, int64_t heads, int64_t D, const float *cos, const float *sin)
+{
+    const int64_t half = D / 2;
+    for (int64_t h = 0; h < heads; h++, x += D)
+        for (int64_t i = 0; i < half; i++) {
+            const float a = x[i], b = x[i + half];
+            x[i] = a * cos[i] - b * sin[i];
+            x[i + half] = a * sin[i] + b * cos[i];
         }
 }
 
@@ -197,5 +213,5 @@ static void to_bf16(uint16_t *y, const float *x, int64_t n)
 }
 
 #define ESA_NN_LEAF_TABLE(set)                                                                     \
-    { set,    layer_norm, rms_norm, silu,      gelu_tanh, geglu,                                   \
-      finish, rope,       softmax,  from_bf16, from_f16,  to_bf16 }
+    { set,    layer_norm, rms_norm,    silu,    gelu_tanh, quick_gelu, geglu,                      \
+      finish, rope,       rope_halves, softmax, from_bf16, from_f16,   to_bf16 }

@@ -162,13 +162,13 @@ typedef struct esa_nn_bias {
     int64_t distance_ld, center;
 } esa_nn_bias;
 
-/* o[Nq][heads*D] = softmax(scale q k^T + bias) v per head; q, k, v are [rows][heads*D] with their
- * pitches. Any D. Scores are kept for one tile of queries at a time, never Nq x Nk. A query without
- * keys gives 0. For text encoders, decoder frames and cross-attention; the self-attention of a
- * transformer uses a session. */
+/* o[Nq][heads*D] = softmax(scale q k^T + bias) v per head; q is [Nq][heads*D], k and v are
+ * [Nk][kv_heads*D], with their pitches. heads is a multiple of kv_heads. Any D. Scores are kept for
+ * one tile of queries at a time, never Nq x Nk. A query without keys gives 0. For text encoders,
+ * decoder frames and cross-attention; the self-attention of a transformer uses a session. */
 esa_status esa_nn_attention(esa_nn *nn, float *o, int64_t ldo, const float *q, int64_t ldq,
                             const float *k, int64_t ldk, const float *v, int64_t ldv, int64_t Nq,
-                            int64_t Nk, int64_t heads, int64_t D, float scale,
+                            int64_t Nk, int64_t heads, int64_t kv_heads, int64_t D, float scale,
                             const esa_nn_bias *bias);
 
 /* ---------------------------------------------------------------- rope.c */
@@ -179,9 +179,14 @@ esa_status esa_nn_attention(esa_nn *nn, float *o, int64_t ldo, const float *q, i
  * t. */
 void esa_rope_table(float *cos, float *sin, const int32_t grid[3], const int32_t *perm, int64_t D,
                     double theta);
+/* The same with the channels of each axis given: axis[0] + axis[1] + axis[2] = D, each even. */
+void esa_rope_axes(float *cos, float *sin, const int32_t grid[3], const int32_t *perm,
+                   const int32_t axis[3], double theta);
 /* Rotates x[rows][heads*D] in place. */
 void esa_nn_rope(esa_nn *nn, float *x, int64_t ld, int64_t rows, int64_t heads, int64_t D,
                  const float *cos, const float *sin);
+/* See esa_qk_args: norms of single heads, and rotations of halves; f32. */
+esa_status esa_nn_qk_heads(esa_nn *nn, const esa_qk_args *args);
 /* The timestep vector: out[dim] = [cos(t f_j) ..., sin(t f_j) ...], f_j = 10000^(-j/(dim/2)). */
 void esa_timestep_sinusoid(float *out, int64_t dim, double t);
 
@@ -207,7 +212,7 @@ esa_status esa_nn_conv_pack(esa_nn *nn, esa_conv *conv, const esa_weight *w, con
 void esa_nn_conv_free(esa_nn *nn, esa_conv *conv);
 /* y = conv(x) + bias (+ residual). x[kt] has one pointer per frame of the kernel, oldest first;
  * NULL is a frame of zeros. Each points to pixel (0, 0) of a plane [height][width][cin] with x_row
- * floats from row to row, surrounded by kh/2 rows and kw/2 pixels of zeros. y is
+ * floats from row to row, surrounded by kh/2 rows and kw/2 pixels that are read too. y is
  * [height][width][cout], or [2 height][2 width][cout] with up2, with y_row floats from row to row.
  * residual is like y, may be y, or NULL. */
 esa_status esa_nn_conv(esa_nn *nn, const esa_conv *conv, float *y, int64_t y_row,
@@ -218,5 +223,7 @@ esa_status esa_nn_conv(esa_nn *nn, const esa_conv *conv, float *y, int64_t y_row
 void esa_nn_pixel_norm(esa_nn *nn, float *y, int64_t y_row, const float *x, int64_t x_row,
                        int64_t height, int64_t width, int64_t channels, const float *gamma,
                        int32_t act);
+/* group_norm.c: see esa_plane_group_args; f32. Sums are in double. */
+esa_status esa_nn_group_norm(esa_nn *nn, const esa_plane_group_args *args);
 
 #endif

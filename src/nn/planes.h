@@ -17,6 +17,8 @@ typedef struct esa_nn_planes {
     /* As esa_nn_conv. args has everything that conv does not say: y to y_dtype, but dtype. */
     esa_status (*conv)(esa_nn *nn, const esa_conv *conv, const esa_plane_conv_args *args);
     esa_status (*pixel_norm)(esa_nn *nn, const esa_plane_norm_args *args);
+    esa_status (*group_norm)(esa_nn *nn, const esa_plane_group_args *args);
+    esa_status (*border)(esa_nn *nn, const esa_plane_border_args *args);
     esa_status (*from_latents)(esa_nn *nn, const esa_plane_latent_args *args);
     esa_status (*to_bytes)(esa_nn *nn, const esa_plane_bytes_args *args);
     /* Sets bytes to 0. */

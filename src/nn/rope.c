@@ -11,7 +11,14 @@
 void esa_rope_table(float *cos_out, float *sin_out, const int32_t grid[3], const int32_t *perm,
                     int64_t D, double theta)
 {
-    const int64_t side = 2 * (D / 6), axis_dim[3] = { D - 2 * side, side, side }, half = D / 2;
+    const int32_t side = 2 * (int32_t)(D / 6), axis[3] = { (int32_t)D - 2 * side, side, side };
+    esa_rope_axes(cos_out, sin_out, grid, perm, axis, theta);
+}
+
+void esa_rope_axes(float *cos_out, float *sin_out, const int32_t grid[3], const int32_t *perm,
+                   const int32_t axis_dim[3], double theta)
+{
+    const int64_t half = ((int64_t)axis_dim[0] + axis_dim[1] + axis_dim[2]) / 2;
     const int64_t tokens = (int64_t)grid[0] * grid[1] * grid[2];
     for (int64_t p = 0; p < tokens; p++) {
         const int64_t n = perm ? perm[p] : p;
@@ -51,6 +58,49 @@ void esa_nn_rope(esa_nn *nn, float *x, int64_t ld, int64_t rows, int64_t heads, 
     const double start = esa_nn_now();
     esa_nn_parallel(nn, rope_rows, &j, rows, esa_max64(1, 16384 / (heads * D)));
     nn->seconds[ESA_NN_OTHER] += esa_nn_now() - start;
+}
+
+/* ---------------------------------------------------------------- norms of heads */
+
+typedef struct heads_job {
+    const esa_nn_leaf *leaf;
+    const esa_qk_args *a;
+} heads_job;
+
+static void heads_row(const heads_job *j, const esa_view *v, const float *weight, const float *bias,
+                      int64_t r)
+{
+    const esa_qk_args *a = j->a;
+    const int64_t D = a->D, heads = v->cols / D;
+    float *x = (float *)v->data + r * v->ld;
+    for (int64_t h = 0; h < heads && a->norm == ESA_QK_HEAD_RMS; h++)
+        j->leaf->rms_norm(x + h * D, x + h * D, D, a->eps, weight);
+    for (int64_t h = 0; h < heads && a->norm == ESA_QK_HEAD_LAYER; h++)
+        j->leaf->layer_norm(x + h * D, x + h * D, D, a->eps, weight, bias, NULL, NULL);
+    if (a->cos)
+        (a->halves ? j->leaf->rope_halves : j->leaf->rope)(x, heads, D, a->cos + r * (D / 2),
+                                                           a->sin + r * (D / 2));
+}
+
+static void heads_rows(void *arg, int64_t first, int64_t count, int32_t worker)
+{
+    (void)worker;
+    const heads_job *j = arg;
+    const esa_qk_args *a = j->a;
+    for (int64_t r = first; r < first + count; r++) {
+        if (a->q.data && r < a->q.rows) heads_row(j, &a->q, a->q_weight, a->q_bias, r);
+        if (a->k.data && r < a->k.rows) heads_row(j, &a->k, a->k_weight, a->k_bias, r);
+    }
+}
+
+esa_status esa_nn_qk_heads(esa_nn *nn, const esa_qk_args *a)
+{
+    heads_job j = { esa_nn_leaf_get(nn->ctx->kern->level), a };
+    const double start = esa_nn_now();
+    esa_nn_parallel(nn, heads_rows, &j, a->k.data ? esa_max64(a->q.rows, a->k.rows) : a->q.rows,
+                    esa_max64(1, 16384 / a->q.cols));
+    nn->seconds[ESA_NN_OTHER] += esa_nn_now() - start;
+    return ESA_OK;
 }
 
 void esa_timestep_sinusoid(float *out, int64_t dim, double t)

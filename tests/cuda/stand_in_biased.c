@@ -14,11 +14,12 @@ static float get(const esa_view *v, int64_t row, int64_t col)
 /* Weights of the keys of one query, not normalised; returns their sum. */
 static float weights(const esa_biased_args *a, int64_t h, int64_t q, float *weight)
 {
+    const int64_t share = a->kv_heads ? a->heads / a->kv_heads : 1, from = h / share * a->D;
     float top = -INFINITY, sum = 0;
     for (int64_t k = 0; k < a->k.rows; k++) {
         float s = 0;
         for (int64_t d = 0; d < a->D; d++)
-            s += get(&a->q, q, h * a->D + d) * get(&a->k, k, h * a->D + d);
+            s += get(&a->q, q, h * a->D + d) * get(&a->k, k, from + d);
         s *= a->scale;
         if (a->key) s += a->key[k];
         if (a->distance) s += a->distance[h * a->distance_ld + k - q + a->center];
@@ -34,12 +35,14 @@ static float weights(const esa_biased_args *a, int64_t h, int64_t q, float *weig
 
 static void attend(const esa_biased_args *a, float *room)
 {
+    const int64_t share = a->kv_heads ? a->heads / a->kv_heads : 1;
     for (int64_t h = 0; h < a->heads; h++)
         for (int64_t q = 0; q < a->q.rows; q++) {
             const float sum = weights(a, h, q, room);
             for (int64_t d = 0; d < a->D; d++) {
                 float x = 0;
-                for (int64_t k = 0; k < a->k.rows; k++) x += room[k] * get(&a->v, k, h * a->D + d);
+                for (int64_t k = 0; k < a->k.rows; k++)
+                    x += room[k] * get(&a->v, k, h / share * a->D + d);
                 ((uint16_t *)a->o.data)[q * a->o.ld + h * a->D + d] = esa_f32_to_bf16(
                     sum == 0 ? 0 : x / sum);
             }

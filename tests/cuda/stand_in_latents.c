@@ -12,8 +12,9 @@ static int64_t latent_of(const esa_patch_args *a, int64_t row, int64_t col)
     const int32_t *s = a->size, *p = a->patch;
     const int64_t volume = (int64_t)p[0] * p[1] * p[2], gh = s[1] / p[1], gw = s[2] / p[2];
     const int64_t n = a->perm ? a->perm[row] : row;
-    const int64_t c = a->gather ? col / volume : col % a->channels,
-                  m = a->gather ? col % volume : col / a->channels;
+    const int32_t first = a->gather || a->channel_first;
+    const int64_t c = first ? col / volume : col % a->channels,
+                  m = first ? col % volume : col / a->channels;
     const int64_t t = n / (gh * gw) * p[0] + m / (p[1] * p[2]),
                   y = n / gw % gh * p[1] + m / p[2] % p[1], x = n % gw * p[2] + m % p[2];
     return ((c * s[0] + t) * s[1] + y) * s[2] + x;

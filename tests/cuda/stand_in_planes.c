@@ -146,6 +146,63 @@ static esa_status pixel_norm(esa_cuda_device *dev, const esa_plane_norm_args *a,
     return ESA_OK;
 }
 
+static void group(const esa_plane_group_args *a, int64_t g)
+{
+    const int64_t width = a->channels / a->groups, pixels = a->height * a->width;
+    double sum = 0, squares = 0, n = (double)(a->frames * pixels * width);
+    for (int32_t pass = 0; pass < 2; pass++)
+        for (int64_t i = 0; i < a->frames * pixels * width; i++) {
+            const int64_t c = g * width + i % width, p = i / width % pixels, f = i / width / pixels,
+                          column = p % a->width * a->channels + c,
+                          from = f * a->x_frame + p / a->width * a->x_row + column;
+            const double x = get(a->x, from, a->dtype);
+            if (pass == 0) {
+                sum += x;
+                squares += x * x;
+                continue;
+            }
+            const double mean = sum / n, factor = 1 / sqrt(squares / n - mean * mean + a->eps),
+                         y = (x - mean) * factor * a->weight[c] + a->bias[c];
+            put(a->y, f * a->y_frame + p / a->width * a->y_row + column, a->dtype,
+                (float)(a->act == ESA_ACT_SILU ? y / (1 + exp(-y)) : y));
+        }
+}
+
+static esa_status group_norm(esa_cuda_device *dev, const esa_plane_group_args *a, void *stream)
+{
+    (void)stream;
+    const esa_status status = stand_in_luck(dev);
+    if (status) return status;
+    stand_in_enter();
+    memset(a->room, 0xff, (size_t)ESA_GROUP_BYTES(a->channels, a->groups));
+    for (int64_t g = 0; g < a->groups; g++) group(a, g);
+    stand_in_leave();
+    return ESA_OK;
+}
+
+static esa_status border(esa_cuda_device *dev, const esa_plane_border_args *a, void *stream)
+{
+    (void)stream;
+    const esa_status status = stand_in_luck(dev);
+    if (status) return status;
+    const int64_t high = a->height + 2, wide = a->width + 2;
+    stand_in_enter();
+    for (int64_t i = 0; i < a->frames * high * wide; i++) {
+        const int64_t f = i / (high * wide), y = i / wide % high - 1, x = i % wide - 1;
+        const int64_t from_y = y < 0           ? 0
+                               : y < a->height ? y
+                                               : a->height - 1,
+                      from_x = x < 0          ? 0
+                               : x < a->width ? x
+                                              : a->width - 1;
+        for (int64_t c = 0; c < a->channels; c++)
+            put(a->x, f * a->frame + y * a->row + x * a->channels + c, a->dtype,
+                get(a->x, f * a->frame + from_y * a->row + from_x * a->channels + c, a->dtype));
+    }
+    stand_in_leave();
+    return ESA_OK;
+}
+
 static esa_status from_latents(esa_cuda_device *dev, const esa_plane_latent_args *a, void *stream)
 {
     (void)stream;
@@ -188,5 +245,6 @@ static esa_status zero(esa_cuda_device *dev, void *ptr, int64_t bytes, void *str
     return ESA_OK;
 }
 
-const esa_cuda_planes stand_in_planes = { conv_bytes,   conv_pack, conv, pixel_norm,
-                                          from_latents, to_bytes,  zero };
+const esa_cuda_planes stand_in_planes = { conv_bytes,   conv_pack,  conv,
+                                          pixel_norm,   group_norm, border,
+                                          from_latents, to_bytes,   zero };

@@ -73,18 +73,26 @@ void stand_in_norm(const esa_norm_args *a, float *room)
 void stand_in_qk(const esa_qk_args *a, float *room)
 {
     const esa_view *const view[2] = { &a->q, &a->k };
-    const float *const weight[2] = { a->q_weight, a->k_weight };
+    const float *const weight[2] = { a->q_weight, a->k_weight }, *const bias[2] = { a->q_bias,
+                                                                                    a->k_bias };
+    const int32_t all = a->norm == ESA_QK_ALL;
     for (int32_t side = 0; side < 2; side++)
         for (int64_t r = 0; view[side]->data && r < view[side]->rows; r++) {
             const int64_t n = view[side]->cols, half = a->D / 2;
             for (int64_t i = 0; i < n; i++) room[i] = get(view[side], r, i);
-            normalise(room, n, 0, a->eps);
-            for (int64_t i = 0; i < n; i++) room[i] *= weight[side][i];
-            for (int64_t i = 0; i < n && a->cos; i += 2) {
-                const int64_t at = r * half + i % a->D / 2;
-                const float even = room[i], odd = room[i + 1];
-                room[i] = even * a->cos[at] - odd * a->sin[at];
-                room[i + 1] = even * a->sin[at] + odd * a->cos[at];
+            for (int64_t h = 0; h < n && a->norm != ESA_QK_NONE; h += all ? n : a->D)
+                normalise(room + h, all ? n : a->D, a->norm == ESA_QK_HEAD_LAYER, a->eps);
+            for (int64_t i = 0; i < n && a->norm != ESA_QK_NONE; i++) {
+                room[i] *= weight[side][all ? i : i % a->D];
+                if (a->norm == ESA_QK_HEAD_LAYER) room[i] += bias[side][i % a->D];
+            }
+            for (int64_t i = 0; i < n / 2 && a->cos; i++) {
+                const int64_t at = r * half + i % half, first = i / half * a->D,
+                              one = first + (a->halves ? i % half : i % half * 2),
+                              two = a->halves ? one + half : one + 1;
+                const float even = room[one], odd = room[two];
+                room[one] = even * a->cos[at] - odd * a->sin[at];
+                room[two] = even * a->sin[at] + odd * a->cos[at];
             }
             put_row(view[side], r, room);
         }
@@ -95,6 +103,7 @@ static float activate(float x, int32_t act)
     if (act == ESA_ACT_SILU) return x / (1 + expf(-x));
     if (act == ESA_ACT_GELU_TANH)
         return 0.5f * x * (1 + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x)));
+    if (act == ESA_ACT_QUICK_GELU) return x / (1 + expf(-1.702f * x));
     return x;
 }
 

@@ -74,8 +74,8 @@ int main(int argc, char **argv)
            "an operation of products is NULL");
     expect(table->biased->attention != NULL, "attention with biases is NULL");
     expect(table->planes->conv_bytes && table->planes->conv_pack && table->planes->conv &&
-               table->planes->pixel_norm && table->planes->from_latents &&
-               table->planes->to_bytes && table->planes->zero,
+               table->planes->pixel_norm && table->planes->group_norm && table->planes->border &&
+               table->planes->from_latents && table->planes->to_bytes && table->planes->zero,
            "an operation on planes is NULL");
 
     int32_t count = -1;

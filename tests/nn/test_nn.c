@@ -322,7 +322,7 @@ static void attention_case(int64_t Nq, int64_t Nk, int64_t H, int64_t D, int32_t
         o[t] = room(Nq * ld);
         memset(o[t], 0, (size_t)(Nq * ld) * 4);
         assert_int_equal(
-            esa_nn_attention(&nn[t], o[t], ld, q, ld, k, ld, v, ld, Nq, Nk, H, D, 0.7f, &b),
+            esa_nn_attention(&nn[t], o[t], ld, q, ld, k, ld, v, ld, Nq, Nk, H, H, D, 0.7f, &b),
             ESA_OK);
     }
     assert_memory_equal(o[0], o[1], (size_t)(Nq * ld) * 4);
@@ -380,10 +380,10 @@ static void folding(void **state)
     }
     bias[NK - SAME] = logf(SAME);
     const esa_nn_bias b = { .key = bias };
-    assert_int_equal(esa_nn_attention(&nn[0], all, D, q, D, k, D, v, D, NQ, NK, 1, D, 1, NULL),
+    assert_int_equal(esa_nn_attention(&nn[0], all, D, q, D, k, D, v, D, NQ, NK, 1, 1, D, 1, NULL),
                      ESA_OK);
     assert_int_equal(
-        esa_nn_attention(&nn[0], folded, D, q, D, k, D, v, D, NQ, NK - SAME + 1, 1, D, 1, &b),
+        esa_nn_attention(&nn[0], folded, D, q, D, k, D, v, D, NQ, NK - SAME + 1, 1, 1, D, 1, &b),
         ESA_OK);
     for (int32_t i = 0; i < NQ * D; i++)
         assert_true(fabs((double)all[i] - (double)folded[i]) < 10 * TOLERANCE);

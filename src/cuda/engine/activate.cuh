@@ -24,5 +24,6 @@ static __device__ __forceinline__ float activate(float x, int act)
         constexpr float c1 = -2.3022082f, c3 = c1 * 0.044715f;
         return __fdividef(x, 1.0f + exp2_approx(x * fmaf(c3, x * x, c1)));
     }
+    if (act == ESA_ACT_QUICK_GELU) return times_sigmoid(x, 1.702f * x);
     return x;
 }

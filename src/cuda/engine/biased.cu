@@ -29,6 +29,7 @@ struct biased_job {
     bf16 *o;
     int64_t ldq, ldk, ldv, ldo;
     int Nq, Nk, D, chunks;
+    int share;    // heads of q for each head of k and v
     bool vectors; // all rows and heads can be read and written in pieces of 16 bytes
     float scale;  // in log2 units
     const float *key, *distance;
@@ -201,7 +202,7 @@ template <class L, int W> struct warp_state {
 template <class L, int W> struct ring {
     const biased_job &job;
     uint32_t base;
-    int64_t head; // first column of the head
+    int64_t head; // first column of the head of k and v
     int chunk;    // of the values
     int entries, next = 0;
 
@@ -242,8 +243,8 @@ __global__ void __launch_bounds__(L::THREADS, L::WARPS == 8 ? 2 : 1)
     const int64_t first = (int64_t)blockIdx.x * L::QUERIES, head = (int64_t)h * job.D;
     const int rows = (int)min((int64_t)L::QUERIES, job.Nq - first);
     const uint32_t queries = smem_addr(raw), mine = queries + warp * 16 * L::ROW;
-    ring<L, W> r = { job, queries + job.chunks * L::CHUNK, head, (int)blockIdx.z,
-                     (job.Nk + KEYS - 1) / KEYS * (job.chunks + 1) };
+    ring<L, W> r = { job, queries + job.chunks * L::CHUNK, (int64_t)(h / job.share) * job.D,
+                     (int)blockIdx.z, (job.Nk + KEYS - 1) / KEYS * (job.chunks + 1) };
     for (int c = 0; c < job.chunks; ++c)
         L::template load<L::QUERIES>(queries + c * L::CHUNK, job.q + first * job.ldq + head + c * W,
                                      job.ldq, rows, job.D - c * W, job.vectors);
@@ -333,6 +334,7 @@ esa_status biased_run(esa_cuda_device *dev, const esa_biased_args *a, void *stre
                              (int)Nk,
                              (int)a->D,
                              narrow ? 1 : (int)ceil_div(a->D, (int64_t)128),
+                             a->kv_heads ? (int)(a->heads / a->kv_heads) : 1,
                              a->D % 8 == 0 && in_pieces(a->q) && in_pieces(a->k) &&
                                  in_pieces(a->v) && in_pieces(a->o),
                              a->scale * LOG2_E,

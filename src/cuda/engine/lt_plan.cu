@@ -183,9 +183,9 @@ static esa_status build(esa_cuda_device *dev, plan *p, const esa_product_args &a
         p->key = key;
         p->used = used;
         p->way = way;
-        // Without bias and activation BARE is the same as FUSED; cuBLASLt has no SiLU.
+        // Without bias and activation BARE is the same as FUSED; cuBLASLt has only one GELU.
         if (way == BARE && !key.bias && key.act == ESA_ACT_NONE) continue;
-        if (way == FUSED && key.act == ESA_ACT_SILU) continue;
+        if (way == FUSED && key.act != ESA_ACT_NONE && key.act != ESA_ACT_GELU_TANH) continue;
         if (way == PLAIN) return ESA_OK;
         int32_t result = describe(s->library.call, p, args);
         if (result == LT_SUCCESS) result = ask(s->library.call, s->handle, p);

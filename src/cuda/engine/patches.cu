@@ -23,8 +23,9 @@ __global__ void __launch_bounds__(THREADS)
     const int grid_h = size[1] / patch[1], grid_w = size[2] / patch[2];
     const int n = a.perm ? a.perm[row] : (int)row;
     // m: place inside the patch
-    const int c = a.gather ? col / volume : col % a.channels,
-              m = a.gather ? col % volume : col / a.channels;
+    const bool first = a.gather || a.channel_first;
+    const int c = first ? col / volume : col % a.channels,
+              m = first ? col % volume : col / a.channels;
     const int t = n / (grid_h * grid_w) * patch[0] + m / (patch[1] * patch[2]),
               y = n / grid_w % grid_h * patch[1] + m / patch[2] % patch[1],
               x = n % grid_w * patch[2] + m % patch[2];

@@ -87,6 +87,7 @@ esa_status qk_run(esa_cuda_device *dev, const esa_qk_args *args, void *stream)
 {
     const current_device scope(dev->ordinal);
     const esa_qk_args &a = *args;
+    if (a.norm != ESA_QK_ALL || a.halves) return qk_heads_run(dev, args, stream);
     const esa_status status = check_rows(dev, a.q, "a norm of q and k");
     if (status || a.q.rows < 1 || a.q.cols < 1) return status;
     const bool in_eights = wide(a.q) && wide(a.k) && wide(a.q_weight) && wide(a.k_weight) &&

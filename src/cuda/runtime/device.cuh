@@ -155,3 +155,8 @@ esa_status pixel_norm_run(esa_cuda_device *dev, const esa_plane_norm_args *args,
 esa_status from_latents_run(esa_cuda_device *dev, const esa_plane_latent_args *args, void *stream);
 esa_status to_bytes_run(esa_cuda_device *dev, const esa_plane_bytes_args *args, void *stream);
 esa_status zero_run(esa_cuda_device *dev, void *ptr, int64_t bytes, void *stream);
+// engine/group_norm.cu
+esa_status group_norm_run(esa_cuda_device *dev, const esa_plane_group_args *args, void *stream);
+esa_status border_run(esa_cuda_device *dev, const esa_plane_border_args *args, void *stream);
+// engine/qk_heads.cu
+esa_status qk_heads_run(esa_cuda_device *dev, const esa_qk_args *args, void *stream);

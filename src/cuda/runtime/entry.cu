@@ -22,8 +22,9 @@ static const esa_cuda_transfer transfer = { transfer_pin,    transfer_unpin, tra
 static const esa_cuda_latents latents = { patches_run, modulate_run, guide_run, step_run,
                                           figures_run };
 static const esa_cuda_biased biased = { biased_run };
-static const esa_cuda_planes planes = { conv_bytes,       conv_pack,    conv_run, pixel_norm_run,
-                                        from_latents_run, to_bytes_run, zero_run };
+static const esa_cuda_planes planes = { conv_bytes,       conv_pack,      conv_run,
+                                        pixel_norm_run,   group_norm_run, border_run,
+                                        from_latents_run, to_bytes_run,   zero_run };
 
 static const esa_cuda_table table = {
     sizeof(esa_cuda_table),
