@@ -197,6 +197,7 @@ static int one_prompt(job *j, const char *prompt, int64_t seed, const char *path
     if (o->compare) {
         clip_request d = r;
         d.method = METHOD_DENSE;
+        d.cache = NULL; /* every step of the reference is computed */
         d.p.save_embeds = d.p.save_latents = NULL;
         dense_name(dense_path, sizeof dense_path, j->dense_out, path);
         clips_left *= 2;

@@ -406,6 +406,13 @@ class Videos(Base):
         self.works(*SMALL, "--method", "dense", "--out", "d2.y4m")
         self.assertEqual(self.read("d2.y4m"), self.read("d.y4m"))
 
+    def test_reference_has_no_cache(self):
+        self.works("--frames", 1, "--height", 32, "--width", 32, "--steps", 4, "--guidance", 1, "--method", "entropy",
+                   "--compare", "dense", "--cache", 100, "--out", "a.y4m", "--json", "a.json")
+        video = json.loads(self.read("a.json"))["videos"][0]
+        self.assertLess(video["computed_steps"], 4)
+        self.assertEqual(video["dense"]["computed_steps"], 4)
+
     def test_what_nothing_means(self):
         """No method, budget or work: the error selector and the preset balanced. A clip as short as this one cannot
         reach it and takes the least work; a work that was asked for and cannot be reached is an error."""
