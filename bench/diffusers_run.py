@@ -17,13 +17,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
-import json
 import sys
-import time
 
 import diffusers_step as base
 import torch
+import whole_runs
 
 import esa
 
@@ -106,10 +104,6 @@ def run_shape(name, shape, args):
                 real = f", for real {row['real_s']:.1f} s" if args.real else ""
                 print(f"  work {work:g} (realised {row['work']:.3f}), {rule:14s} run {row['run_s']:7.1f} s, "
                       f"{row['speedup']:.2f}x{real}; forwards: {each}; {row['kernel']}", flush=True)
-    model = inputs = None
-    gc.collect()
-    if gpu:
-        torch.cuda.empty_cache()
     return result
 
 
@@ -118,36 +112,19 @@ def main(arguments=None):
     parser.add_argument("--shapes", default="", help=f"comma-separated, of {', '.join(base.SHAPES)} "
                         "(wan-1.3b-480p,wan-1.3b-720p)")
     parser.add_argument("--works", default="0.57,0.44", help="attention works of the whole run (0.57,0.44)")
-    parser.add_argument("--steps", type=int, default=50, help="denoising steps (50)")
-    parser.add_argument("--rounds", type=int, default=3, help="timed forwards of each kind (3)")
     parser.add_argument("--real", action="store_true", help="also show the seconds of a run that was made whole")
-    parser.add_argument("--mini", action="store_true", help="a tiny model instead (also on the CPU)")
-    parser.add_argument("--device", default="cuda", help="cuda, cuda:1 or cpu (with --mini)")
-    parser.add_argument("--json", metavar="FILE", help="everything measured, for machines")
+    whole_runs.add_options(parser, rounds=3, of="timed forwards of each kind")
     args = parser.parse_args(arguments)
     try:
         args.works = [float(x) for x in args.works.split(",")]
     except ValueError:
         parser.error(f"--works must be numbers with commas, not {args.works!r}")
-    if args.steps < 2 or args.rounds < 1 or not all(0 < w <= 1 for w in args.works):
-        parser.error("--steps must be at least 2, --rounds at least 1, and works above 0 and at most 1")
+    if not all(0 < w <= 1 for w in args.works):
+        parser.error("--works must be above 0 and at most 1")
     known = base.MINIS if args.mini else base.SHAPES
-    names = args.shapes.split(",") if args.shapes else ["mini-wan"] if args.mini else ["wan-1.3b-480p", "wan-1.3b-720p"]
-    unknown = [n for n in names if n not in known]
-    if unknown:
-        parser.error(f"unknown shape {unknown[0]!r}, expected {', '.join(known)}")
-    if args.device.startswith("cuda") and not torch.cuda.is_available():
-        parser.error("torch sees no GPU here (--mini --device cpu runs a tiny model on the CPU)")
-    about = {"machine": torch.cuda.get_device_name() if args.device.startswith("cuda") else "CPU",
-             "torch": torch.__version__, "esa": esa.__version__, "commit": base.commit(), "steps": args.steps,
-             "branches": 2, "date": time.strftime("%Y-%m-%d", time.gmtime())}
-    print(", ".join(f"{k} {v}" for k, v in about.items()))
-    results = []
-    for name in names:
-        results.append(run_shape(name, known[name], args))
-        if args.json:
-            with open(args.json, "w", encoding="utf-8") as file:
-                json.dump({**about, "shapes": results}, file, indent=1)
+    usual = ["mini-wan"] if args.mini else ["wan-1.3b-480p", "wan-1.3b-720p"]
+    names = whole_runs.checked(parser, args, known, usual, least_steps=2)
+    whole_runs.run(names, known, args, run_shape, branches=2)
     return 0
 
 

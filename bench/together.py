@@ -18,14 +18,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
 import inspect
-import json
 import sys
-import time
 
 import diffusers_step as base
 import torch
+import whole_runs
 
 import esa
 
@@ -126,10 +124,6 @@ def run_shape(name, shape, args):
             more = f", attention work {row['work']:.3f}, {row['kernel']}" if "work" in row else ""
             print(f"  {row['row']:28s} {row['seconds']:8.2f} s  {row['speedup']:5.2f}x  {row['computed_steps']:3d} "
                   f"steps computed, attention calls {row['computed']:.2f}{more}", flush=True)
-    model = inputs = None
-    gc.collect()
-    if gpu:
-        torch.cuda.empty_cache()
     return result
 
 
@@ -146,47 +140,27 @@ def numbers(parser, text, name):
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", default="", help=f"comma-separated, of {', '.join(base.SHAPES)} (wan-1.3b-480p)")
-    parser.add_argument("--steps", type=int, default=50, help="denoising steps (50)")
     parser.add_argument("--esa", default="balanced,0.2", help=f"settings of esa, of {', '.join(ESA)} (balanced,0.2)")
     parser.add_argument("--first", default="1,8", help="blocks that cache-dit always computes (1,8)")
     parser.add_argument("--policy", default="medium", choices=["slow", "medium", "fast", "ultra"],
                         help="how many steps cache-dit computes (medium)")
-    parser.add_argument("--rounds", type=int, default=1, help="videos of each row (1)")
     parser.add_argument("--compile", action="store_true", help="compile the blocks on all sides")
-    parser.add_argument("--mini", action="store_true", help="a tiny model instead (also on the CPU)")
-    parser.add_argument("--device", default="cuda", help="cuda, cuda:1 or cpu (with --mini)")
-    parser.add_argument("--json", metavar="FILE", help="everything measured, for machines")
+    whole_runs.add_options(parser, rounds=1, of="videos of each row")
     args = parser.parse_args(arguments)
     args.first = numbers(parser, args.first, "--first")
     args.esa = args.esa.split(",")
     unknown = [x for x in args.esa if x not in ESA]
     if unknown:
         parser.error(f"unknown setting {unknown[0]!r}, expected {', '.join(ESA)}")
-    if args.steps < 8 or args.rounds < 1:
-        parser.error("--steps must be at least 8, --rounds at least 1")
     known = {n: s for n, s in (base.MINIS if args.mini else base.SHAPES).items() if s.family == "wan"}
-    names = args.shapes.split(",") if args.shapes else [next(iter(known))]
-    unknown = [n for n in names if n not in known]
-    if unknown:
-        parser.error(f"unknown shape {unknown[0]!r}, expected {', '.join(known)}")
-    if args.device.startswith("cuda") and not torch.cuda.is_available():
-        parser.error("torch sees no GPU here (--mini --device cpu runs a tiny model on the CPU)")
+    names = whole_runs.checked(parser, args, known, [next(iter(known))], least_steps=8)
     try:
         import cache_dit
     except ImportError:
         parser.error("cache-dit is not installed: pip install cache-dit, or put a folder with it on PYTHONPATH")
     import diffusers
-    about = {"machine": torch.cuda.get_device_name() if args.device.startswith("cuda") else "CPU",
-             "torch": torch.__version__, "diffusers": diffusers.__version__, "cache_dit": cache_dit.__version__,
-             "esa": esa.__version__, "commit": base.commit(), "steps": args.steps, "policy": args.policy,
-             "compiled": args.compile, "date": time.strftime("%Y-%m-%d", time.gmtime())}
-    print(", ".join(f"{k} {v}" for k, v in about.items()))
-    results = []
-    for name in names:
-        results.append(run_shape(name, known[name], args))
-        if args.json:
-            with open(args.json, "w", encoding="utf-8") as file:
-                json.dump({**about, "shapes": results}, file, indent=1)
+    whole_runs.run(names, known, args, run_shape, diffusers=diffusers.__version__, cache_dit=cache_dit.__version__,
+                   policy=args.policy, compiled=args.compile)
     return 0
 
 
