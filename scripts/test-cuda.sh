@@ -99,6 +99,7 @@ while read -r name; do
     start "$name" ESA_TEST_DEVICE=cuda timeout "$limit" "$folder/tests/$name"
 done <"$folder/tests/gpu_tests.txt"
 for program in "$folder"/tests/test_*_gpu; do       # of the engine, if it was built: model/ and golden files
+    case $program in */test_no_gpu) continue ;; esac        # it comes below, without the plugin
     [ -x "$program" ] && start "$(basename "$program")" ESA_TEST_GOLDEN="$here/tests/golden" \
         ESA_TEST_MODELS="$here/models" timeout "$limit" "$program"
 done
