@@ -82,6 +82,9 @@ if(ESA_SANITIZE)
   # The plain reference is not under test and would take most of a sanitizer run.
   set_property(SOURCE ${CMAKE_CURRENT_SOURCE_DIR}/tests/common/naive.c
                APPEND PROPERTY COMPILE_OPTIONS -fno-sanitize=all -O3)
+  # One kernel set for machines without the real one: at -O2 it takes longer to compile than all others.
+  set_property(SOURCE ${CMAKE_CURRENT_SOURCE_DIR}/tests/common/bf16_emulated_avx512.c
+               APPEND PROPERTY COMPILE_OPTIONS -O1)
 endif()
 set(wrapped "")
 foreach(call attention select select_qkv errors importance mask_mass plan_create plan_free plan_select
@@ -90,7 +93,7 @@ foreach(call attention select select_qkv errors importance mask_mass plan_create
   list(APPEND wrapped -Wl,--wrap=esa_${call})
 endforeach()
 add_library(esa_on_gpu OBJECT tests/common/on_gpu.c tests/common/on_gpu_calls.c)
-esa_compile_settings(esa_on_gpu)
+esa_brief_settings(esa_on_gpu)
 target_include_directories(esa_on_gpu PRIVATE tests src include)
 if(common AND tests)
   add_library(esa_test_common STATIC ${common})
@@ -109,7 +112,7 @@ foreach(source ${tests})
   get_filename_component(folder ${source} DIRECTORY)
   get_filename_component(folder ${folder} NAME)
   add_executable(${name} ${source} $<TARGET_OBJECTS:esa_on_gpu>)
-  esa_compile_settings(${name})
+  esa_brief_settings(${name})
   target_include_directories(${name} PRIVATE tests src bench)
   target_link_options(${name} PRIVATE ${wrapped})
   if(TARGET esa_test_common)
