@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * docs/precision.md has the arithmetic. This file follows it step by step and is not written to be
- * fast: it takes about as long as attention in f32.
+ * fast: it takes two to four times as long as attention in f32.
  *
  * kv heads are taken in windows that fit into WINDOW_BYTES. Each window has three phases: centres,
  * codes, attention. One worker computes one query block, so the bits do not depend on the number of
