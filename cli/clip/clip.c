@@ -38,9 +38,27 @@ void clip_maker_json(cli_json *json, const clip_maker *m)
     cli_json_close(json);
 }
 
+int clip_lora(esa_lora *lora, char *name, size_t size, const char *text, const char *what)
+{
+    const char *colon = strrchr(text, ':');
+    char *end = NULL;
+    FILE *whole = fopen(text, "rb");
+    *lora = (esa_lora){ .file = name, .scale = 1 };
+    if (whole) fclose(whole);
+    if (colon && colon[1] && !whole) lora->scale = strtod(colon + 1, &end);
+    const size_t length = end && *end == 0 ? (size_t)(colon - text) : strlen(text);
+    if (!end || *end) lora->scale = 1;
+    if (!isfinite(lora->scale) || length < 1 || length >= size)
+        return cli_usage("%s: --lora was given '%s', expected FILE or FILE:SCALE", what, text);
+    snprintf(name, size, "%.*s", (int)length, text);
+    return CLI_OK;
+}
+
 int clip_open(clip_maker *m, const clip_opening *o, const char *what)
 {
     char folder[4200];
+    char lora_name[CLI_MAX_LIST][1024];
+    esa_lora lora[CLI_MAX_LIST];
     int64_t limit = 0;
     memset(m, 0, sizeof *m);
     m->what = what;
@@ -48,6 +66,8 @@ int clip_open(clip_maker *m, const clip_opening *o, const char *what)
         return cli_usage("%s: --keep names tensors that --linear fp8 leaves in bf16; give both",
                          what);
     int status = o->max_vram ? cli_size_parse(o->max_vram, &limit, "--max-vram", what) : CLI_OK;
+    for (int i = 0; i < o->lora.count && !status; i++)
+        status = clip_lora(&lora[i], lora_name[i], sizeof lora_name[i], o->lora.text[i], what);
     if (!status) status = cli_video_open(&m->video, what);
     if (!status && o->check_file)
         snprintf(folder, sizeof folder, "%s", o->check_file);
@@ -61,6 +81,8 @@ int clip_open(clip_maker *m, const clip_opening *o, const char *what)
     clip_catch_signals();
     esa_model_params p = m->video.model_params_default();
     p.transformer = o->transformer;
+    p.lora = lora;
+    p.lora_count = o->lora.count;
     p.hold = o->hold;
     p.device = m->device.device;
     p.linear = o->linear;
@@ -145,12 +167,12 @@ void clip_record_json(cli_json *json, const clip_record *r)
     cli_json_fields(json,
                     "seconds %g text_seconds %g denoise_seconds %g attention_seconds %g "
                     "select_seconds %g gemm_seconds %g decode_seconds %g peak_bytes %ld "
-                    "density_asked %g density %g kept_mass %g calls %ld sparse_calls %ld "
-                    "eight_calls %ld kernel %s warmup_steps %d",
+                    "density_asked %g density %g kept_mass %g calls %ld sparse_calls %ld kernel %s "
+                    "warmup_steps %d",
                     s->seconds, s->text_seconds, s->denoise_seconds, s->attention_seconds,
                     t->select_seconds, s->gemm_seconds, s->decode_seconds, s->peak_bytes,
-                    t->density_asked, t->density, t->mass, t->calls, t->sparse_calls,
-                    t->eight_calls, t->kernel, r->warmup);
+                    t->density_asked, t->density, t->mass, t->calls, t->sparse_calls, t->kernel,
+                    r->warmup);
     cli_json_open(json, "attention_work", '{');
     cli_json_fields(json, "asked %g realised %g", t->work_asked, t->work);
     cli_json_close(json);
@@ -252,7 +274,7 @@ int clip_make(clip_maker *m, esa_frames **frames, clip_record *record, const cli
     esa_frames *none = NULL;
     clip_request r = *request;
     esa_generate_params *p = &r.p;
-    int32_t dense_layer[CLI_MAX_LIST], layer16[CLI_MAX_LIST];
+    int32_t dense_layer[CLI_MAX_LIST];
     listener l = { .watch = { .label = label,
                               .clips_left = clips_left,
                               .quiet = quiet,
@@ -268,9 +290,6 @@ int clip_make(clip_maker *m, esa_frames **frames, clip_record *record, const cli
     cli_list_copy(dense_layer, &r.dense_layers);
     p->session.dense_layers = dense_layer;
     p->session.dense_layer_count = r.dense_layers.count;
-    cli_list_copy(layer16, &r.layers16);
-    p->session.layers16 = layer16;
-    p->session.layers16_count = r.layers16.count;
     if (p->prompt_embeds) p->prompt = NULL;
     esa_generate_stats stats = { .struct_size = sizeof stats };
     p->progress = on_progress;

@@ -74,7 +74,7 @@ int cli_ctx_gpu(esa_ctx **ctx, esa_device_info *gpu, int32_t ordinal, const char
 
 /* OUTPUT is TEXT that names a file the command writes at the end: cli_options refuses a path that
  * cannot be written. INT32 is INT for a field of an API struct. SCHEDULE is INT32, or the word
- * early for ESA_REFRESH_EARLY. */
+ * early for ESA_REFRESH_EARLY. TEXTS is TEXT that may be given several times. */
 enum {
     CLI_FLAG,
     CLI_TEXT,
@@ -86,7 +86,8 @@ enum {
     CLI_CHOICE,
     CLI_INTS,
     CLI_REALS,
-    CLI_CHOICES
+    CLI_CHOICES,
+    CLI_TEXTS
 };
 #define CLI_MAX_LIST 16
 
@@ -96,11 +97,16 @@ typedef struct cli_list { /* value of CLI_INTS, CLI_REALS, CLI_CHOICES */
     int64_t whole[CLI_MAX_LIST];
 } cli_list;
 
+typedef struct cli_texts { /* value of CLI_TEXTS */
+    int count;
+    const char *text[CLI_MAX_LIST];
+} cli_texts;
+
 typedef struct cli_option {
     const char *name; /* "--budget"; NULL ends a table */
     int type;         /* CLI_* */
     /* FLAG int*, TEXT and OUTPUT const char**, INT int64_t*, INT32 and SCHEDULE int32_t*,
-     * REAL double*, CHOICE int*, lists cli_list* */
+     * REAL double*, CHOICE int*, TEXTS cli_texts*, other lists cli_list* */
     void *value;
     /* the value's name in the help; CHOICE(S): all names, "a|b|c", in the order of their numbers */
     const char *argument;

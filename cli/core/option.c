@@ -240,6 +240,12 @@ static int parse_value(const char *path, const cli_option *o, const char *text)
             return bad_value(path, o, text, "a file name (./- for a file of that name)");
         *(const char **)o->value = text;
         return 0;
+    case CLI_TEXTS: {
+        cli_texts *list = o->value;
+        if (list->count == CLI_MAX_LIST) return bad_value(path, o, text, "at most 16 of them");
+        list->text[list->count++] = text;
+        return 0;
+    }
     case CLI_CHOICE: {
         const int i = cli_choice(o->argument, text, (int)strlen(text));
         if (i < 0) return choice_error(path, o, text, text);

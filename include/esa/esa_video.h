@@ -75,6 +75,13 @@ enum { ESA_LINEAR_BF16 = 0, ESA_LINEAR_F8 = 1 };
 
 struct esa_progress; /* below */
 
+/* A LoRA file: what it adds to the transformer is multiplied by scale. */
+typedef struct esa_lora {
+    const char *file; /* safetensors, with the names of diffusers (PEFT), kohya or ComfyUI */
+    double scale;     /* 1: as it was trained */
+} esa_lora;
+enum { ESA_LORA_MOST = 16 }; /* files that a model can have at once */
+
 typedef struct esa_model_params {
     uint32_t struct_size;
     int32_t hold;   /* ESA_HOLD_* (AUTO) */
@@ -102,7 +109,13 @@ typedef struct esa_model_params {
      * with the names of diffusers or of Wan's authors. The folder still has the configurations and
      * the other parts. Only read during the call; NULL: none. */
     const char *transformer;
-    int64_t reserved[1];
+    /* LoRA files that are merged into the transformer while it is loaded, in this order. One that
+     * does not fit fails with ESA_ERR_MISMATCH and the first names. Only read during the call;
+     * NULL: none. */
+    const esa_lora *lora;
+    int32_t lora_count;
+    int32_t reserved0;
+    int64_t reserved[4];
 } esa_model_params;
 
 ESA_API esa_model_params esa_model_params_default(void);

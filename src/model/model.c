@@ -201,6 +201,9 @@ static esa_status begin(esa_ctx *ctx, esa_model **model, const char *folder,
     if (p.transformer && p.random)
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
                         "random weights were asked for, and weights from a file; give one");
+    if (p.lora_count && p.random)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "random weights were asked for, and LoRAs for them; give one");
     if (p.max_memory < 0)
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "max_memory is %lld, expected 0 or more",
                         (long long)p.max_memory);
@@ -218,6 +221,8 @@ static esa_status begin(esa_ctx *ctx, esa_model **model, const char *folder,
     m->folder = esa_mem_alloc(&m->ctx->mem, m->folder_bytes);
     m->env = (esa_part_env){ .nn = &m->nn,
                              .transformer = p.transformer,
+                             .lora = p.lora,
+                             .loras = p.lora_count,
                              .hold = p.hold,
                              .linear = p.linear == ESA_LINEAR_F8 ? ESA_DTYPE_F8 : ESA_DTYPE_BF16,
                              .keep = p.keep,

@@ -21,6 +21,8 @@ typedef struct esa_part_env {
     /* The transformer's weights in one file, safetensors or GGUF, instead of those in the folder;
      * NULL: none. Only read while the transformer is checked and opened. */
     const char *transformer;
+    const esa_lora *lora; /* [loras] LoRA files of the transformer; likewise */
+    int32_t loras;
     int32_t hold;     /* ESA_HOLD_*, for weights in host memory */
     int32_t linear;   /* ESA_DTYPE_BF16 (or 0) or ESA_DTYPE_F8: linear layers on a device */
     const char *keep; /* tensors that stay in BF16 (store.h); may be NULL */

@@ -23,12 +23,12 @@ typedef struct loader {
     int64_t done, total;
 } loader;
 
-/* The type in which a tensor comes to the device: that of the file. Blocks are expanded by the
- * threads: to bf16 if it is held so, else to f32. */
+/* The type in which a tensor comes to the device: that of the file. Blocks, and tensors that LoRAs
+ * change, are expanded by the threads: to bf16 if it is held so, else to f32. */
 static int32_t sent_dtype(const esa_stored *t)
 {
     const int32_t file = esa_weights_file_dtype(t->e);
-    if (!esa_blocks_elements(file)) return file;
+    if (!t->e->delta && !esa_blocks_elements(file)) return file;
     return t->dtype == ESA_DTYPE_BF16 ? ESA_DTYPE_BF16 : ESA_DTYPE_F32;
 }
 
@@ -97,7 +97,9 @@ static esa_status load_rows(loader *l, const esa_stored *t, const esa_view *y, i
     const char *src = (const char *)esa_st_data(s->w->shard[t->e->shard], t->e->entry);
     l->turn = (i + 1) % PIECES;
     ESA_TRY(tr->landed(ctx, lane)); /* the piece was read */
-    if (esa_blocks_elements(esa_weights_file_dtype(t->e)))
+    if (t->e->delta)
+        ESA_TRY(esa_weights_merge(s->w, t->e, l->pinned[i], dtype, first, y->rows));
+    else if (esa_blocks_elements(esa_weights_file_dtype(t->e)))
         esa_weights_expand(s->w, t->e, l->pinned[i], dtype, first * t->cols, y->rows * t->cols);
     else
         esa_weights_copy(s->w, t->e->shard, l->pinned[i], src + first * row_bytes(t), bytes);
@@ -134,7 +136,7 @@ static esa_status load_tensor(loader *l, const esa_stored *t, char *base)
         esa_weights_bell(t->e, &random.mean, &random.deviation);
         return s->nn->be->transfer->convert(s->nn->ctx, &random);
     }
-    if (esa_weights_file_dtype(t->e) == ESA_DTYPE_F8) ESA_TRY(send_scales(l, t));
+    if (sent_dtype(t) == ESA_DTYPE_F8) ESA_TRY(send_scales(l, t));
     const int64_t step = esa_max64(1, l->bytes / esa_max64(1, row_bytes(t)));
     for (int64_t r = 0; r < t->rows && t->cols; r += step) {
         const esa_view part = esa_view_rows(y, r, esa_min64(step, t->rows - r));

@@ -222,6 +222,7 @@ void esa_weights_free(esa_weights *w)
 {
     if (!w) return;
     const esa_allocator mem = w->ctx->mem;
+    esa_lora_close(w);
     for (int64_t i = 0; i < w->count; i++)
         esa_mem_free(&mem, w->want[i].copy, w->want[i].copy_bytes);
     for (int32_t i = 0; i < w->shard_count; i++) esa_st_close(w->shard[i]);
@@ -459,6 +460,7 @@ esa_status esa_weights_check(esa_weights *w, void (*report)(void *user, const ch
                  (double)bytes * 1e-9, w->shard_count, w->shard_count == 1 ? "" : "s");
         report(user, line);
     }
+    ESA_TRY(esa_lora_match(w, report, user));
     w->checked = 1;
     return ESA_OK;
 }

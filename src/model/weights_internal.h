@@ -4,6 +4,7 @@
 #ifndef ESA_MODEL_WEIGHTS_INTERNAL_H
 #define ESA_MODEL_WEIGHTS_INTERNAL_H
 
+#include "model/lora.h"
 #include "model/weights.h"
 
 #define ESA_WEIGHTS_MAX_SHARDS  256
@@ -21,6 +22,7 @@ typedef struct esa_wanted {
     const esa_st_entry *scale; /* E4M3: its scale in the file; NULL: 1 */
     int32_t scale_shard;
     const esa_st_entry *input; /* E4M3: a scale of activations, which is not used; NULL: none */
+    esa_delta *delta;          /* changes of LoRA files; NULL: none; set by the check */
     int32_t mapped;            /* the view points into the shard */
     void *copy;                /* owned; NULL: none */
     int64_t copy_bytes;
@@ -42,6 +44,7 @@ struct esa_weights {
     const esa_naming *naming; /* NULL: names are those of diffusers */
     const char *prefix;       /* of names in the files; set by the check */
     int32_t theirs;           /* 1: names are those of layout; set by the check */
+    esa_loras loras;
     int32_t ignore_count;
     char ignore[ESA_WEIGHTS_MAX_IGNORED][64];
     esa_wanted *want; /* [count of cap] */
@@ -56,6 +59,8 @@ esa_wanted *esa_weights_find(const esa_weights *w, const char *name);
 void esa_weights_layout(esa_weights *w);
 /* After that: the tensor with this name of diffusers; NULL: the files have none. */
 const esa_st_entry *esa_weights_entry(const esa_weights *w, const char *name);
+/* Writes the name of a tensor of diffusers in another layout. 0 if it is too long. */
+int32_t esa_naming_apply(char *out, size_t size, const esa_naming *naming, const char *name);
 /* Finds the layout and sets the names of the wanted tensors in the files. */
 esa_status esa_weights_rename(esa_weights *w);
 /* 1 if a name of the files belongs to another part, because it lacks the prefix. */
@@ -78,6 +83,8 @@ void esa_weights_copy(esa_weights *w, int32_t shard, void *dst, const void *src,
  * threads, and gives the pages of the file back. They begin and end with a block. */
 void esa_weights_expand(esa_weights *w, const esa_wanted *e, void *dst, int32_t dtype,
                         int64_t first, int64_t count);
+/* Gives the pages of elements first .. end-1 of a mapped file back. */
+void esa_weights_give_back(const esa_weights *w, const esa_wanted *e, int64_t first, int64_t end);
 /* Bytes of the tensor in the file; 0 if it is not loaded. Random tensors count as BF16. */
 int64_t esa_weights_bytes(const esa_weights *w, const esa_wanted *e);
 /* Closes the shards that no view points into. The object cannot load again. */

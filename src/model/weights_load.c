@@ -38,7 +38,9 @@ int32_t esa_weights_held(const esa_weights *w, const esa_wanted *e, int32_t hold
     if (in_file == ESA_DTYPE_F8) in_file = ESA_DTYPE_BF16; /* the CPU has no products of E4M3 */
     if (hold == ESA_HOLD_AUTO)
         hold = small ? ESA_HOLD_F32 : (in_file == ESA_DTYPE_F32 ? ESA_HOLD_BF16 : ESA_HOLD_FILE);
-    return hold == ESA_HOLD_F32 ? ESA_DTYPE_F32 : hold == ESA_HOLD_BF16 ? ESA_DTYPE_BF16 : in_file;
+    if (hold != ESA_HOLD_FILE) return hold == ESA_HOLD_F32 ? ESA_DTYPE_F32 : ESA_DTYPE_BF16;
+    /* Tensors that LoRAs change are made anew: those with blocks as the simplest of them. */
+    return e->delta && esa_blocks_elements(in_file) ? ESA_BLOCKS_Q8_0 : in_file;
 }
 
 typedef struct convert_job {
@@ -68,6 +70,14 @@ static void give_back(const convert_job *j, int64_t first, int64_t end)
                         j->page;
     const uintptr_t b = (at + (uintptr_t)file_bytes(j->from.dtype, end)) / j->page * j->page;
     if (b > a) madvise((void *)a, b - a, MADV_DONTNEED);
+}
+
+void esa_weights_give_back(const esa_weights *w, const esa_wanted *e, int64_t first, int64_t end)
+{
+    const convert_job job = { .from = { .data = esa_st_data(w->shard[e->shard], e->entry),
+                                        .dtype = esa_weights_file_dtype(e) },
+                              .page = (uintptr_t)sysconf(_SC_PAGESIZE) };
+    if (w->shard[e->shard]->mapped) give_back(&job, first, end);
 }
 
 /* Elements first .. first+n-1 in f32. */
@@ -103,8 +113,7 @@ static void convert_piece(void *arg, int64_t item, int32_t worker)
  */
 static esa_status convert(esa_weights *w, esa_wanted *e, esa_weight *view, int32_t dtype)
 {
-    const int64_t count = esa_weight_count(view),
-                  bytes = esa_size_mul(count, esa_dtype_size(dtype)),
+    const int64_t count = esa_weight_count(view), bytes = file_bytes(dtype, count),
                   rows = esa_weights_rows(e) * (int64_t)sizeof(float);
     float *scale = NULL;
     e->copy = esa_mem_alloc(&w->ctx->mem, bytes);
@@ -112,6 +121,12 @@ static esa_status convert(esa_weights *w, esa_wanted *e, esa_weight *view, int32
         return esa_fail(w->ctx, ESA_ERR_MEMORY, "out of memory for %s of the %s: %lld bytes",
                         e->name, w->part, (long long)bytes);
     e->copy_bytes = bytes;
+    if (e->delta) {
+        ESA_TRY(esa_weights_merge(w, e, e->copy, dtype, 0, esa_weights_rows(e)));
+        view->data = e->copy;
+        view->dtype = dtype;
+        return ESA_OK;
+    }
     if (view->dtype == ESA_DTYPE_F8) ESA_TRY(esa_weights_scales(w, e, &scale));
     convert_job job = { .from = *view,
                         .to = e->copy,
@@ -153,7 +168,7 @@ esa_status esa_weights_load_one(esa_weights *w, esa_wanted *e, int32_t dtype)
     memcpy(view.dim, e->dim, sizeof view.dim);
     if (e->entry) view.data = esa_st_data(w->shard[e->shard], e->entry);
     const int32_t aligned = ((uintptr_t)view.data & 3) == 0;
-    e->mapped = e->entry && dtype == view.dtype && (dtype != ESA_DTYPE_F32 || aligned);
+    e->mapped = e->entry && !e->delta && dtype == view.dtype && (dtype != ESA_DTYPE_F32 || aligned);
     if (!e->mapped) ESA_TRY(convert(w, e, &view, dtype));
     *e->view = view;
     return ESA_OK;
@@ -223,6 +238,7 @@ void esa_weights_close_files(esa_weights *w)
             esa_st_close(w->shard[s]);
             w->shard[s] = NULL;
         }
+    esa_lora_close(w);
     w->checked = 0;
 }
 

@@ -46,6 +46,11 @@ static int32_t rename_one(char *out, size_t size, const char *prefix, const esa_
     return snprintf(out, size, "%s%s", prefix, name) < (int)size;
 }
 
+int32_t esa_naming_apply(char *out, size_t size, const esa_naming *naming, const char *name)
+{
+    return rename_one(out, size, "", naming, name);
+}
+
 static const esa_st_entry *entry_of(const esa_weights *w, const char *prefix, const char *name)
 {
     char full[192];

@@ -1,6 +1,7 @@
 /* wan_dit_open.c - names the tensors of Wan's transformer with their shapes, and opens it.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model/dit/wan_dit_internal.h"
+#include "model/lora.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -99,6 +100,7 @@ static esa_status check_file(const esa_part_env *env, esa_wan_dit *dit, const vo
                 : esa_weights_open_part(ctx, &dit->weights, env->folder, "transformer",
                                         "diffusion_pytorch_model", "transformer"));
     esa_weights_naming(dit->weights, &esa_wan_original);
+    if (!file) ESA_TRY(esa_weights_lora(dit->weights, env->lora, env->loras));
     want_all(dit->weights, dit);
     return esa_weights_check(dit->weights, env->report, env->report_user);
 }

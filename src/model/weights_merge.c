@@ -1,0 +1,155 @@
+/* weights_merge.c - adds the changes of LoRA files to a tensor while it is loaded.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Each thread expands some rows of the tensor to f32, adds the products of the changes, and writes
+ * the rows in the type that is asked for. The rows of a piece do not depend on the number of
+ * threads, and neither does the result. */
+#include <math.h>
+#include <string.h>
+
+#include "base/blocks.h"
+#include "model/lora.h"
+#include "model/weights_internal.h"
+#include "nn/leaf.h"
+
+/* elements of one piece */
+#define PIECE (INT64_C(1) << 18)
+
+/* The factors of one change in f32. */
+typedef struct factors {
+    float *up, *down; /* [rows][rank], [rank][cols]; up NULL: down is [rows][cols] */
+    int64_t up_bytes, down_bytes, rank;
+    float factor;
+} factors;
+
+typedef struct merge_job {
+    esa_weight from;
+    int64_t first, rows, cols, step; /* rows of the tensor; rows of a piece */
+    const factors *f;
+    int64_t changes;
+    void *to;
+    int32_t dtype;
+    float *room; /* [threads][step][cols] */
+} merge_job;
+
+/* Elements of a tensor of a LoRA file in f32. */
+static void read_f32(float *dst, const esa_tensors *file, const esa_st_entry *e, int64_t first,
+                     int64_t count)
+{
+    const esa_weight view = {
+        .data = esa_st_data(file, e), .dtype = e->dtype, .rank = 1, .dim = { first + count }
+    };
+    esa_weight_to_f32(dst, &view, first, count);
+}
+
+/* 32 numbers as a block of Q8_0. */
+static void write_block(uint8_t *dst, const float *x)
+{
+    float most = 0;
+    for (int32_t i = 0; i < 32; i++) most = fmaxf(most, fabsf(x[i]));
+    const uint16_t scale = esa_f32_to_f16(most / 127);
+    const float d = esa_f16_to_f32(scale), inverse = d > 0 ? 1 / d : 0;
+    memcpy(dst, &scale, 2);
+    for (int32_t i = 0; i < 32; i++) {
+        const float code = fminf(127, fmaxf(-127, rintf(x[i] * inverse)));
+        dst[2 + i] = (uint8_t)(int8_t)code;
+    }
+}
+
+static void write_rows(const merge_job *j, int64_t row, const float *x, int64_t count)
+{
+    const int64_t at = row * j->cols;
+    if (j->dtype == ESA_DTYPE_BF16) {
+        esa_nn_leaf_plain.to_bf16((uint16_t *)j->to + at, x, count);
+    } else if (j->dtype == ESA_DTYPE_F16) {
+        for (int64_t i = 0; i < count; i++) ((uint16_t *)j->to)[at + i] = esa_f32_to_f16(x[i]);
+    } else if (j->dtype == ESA_BLOCKS_Q8_0) {
+        uint8_t *dst = (uint8_t *)j->to + at / 32 * esa_blocks_bytes(j->dtype);
+        for (int64_t i = 0; i < count; i += 32, dst += esa_blocks_bytes(j->dtype))
+            write_block(dst, x + i);
+    } else {
+        memcpy((float *)j->to + at, x, (size_t)count * 4);
+    }
+}
+
+static void merge_piece(void *arg, int64_t item, int32_t worker)
+{
+    const merge_job *j = arg;
+    const int64_t row = item * j->step, rows = esa_min64(j->step, j->rows - row);
+    float *x = j->room + worker * j->step * j->cols;
+    esa_weight_to_f32(x, &j->from, (j->first + row) * j->cols, rows * j->cols);
+    for (int64_t k = 0; k < j->changes; k++) {
+        const factors *f = &j->f[k];
+        if (f->up) {
+            esa_nn_gemm_one(x, j->cols, f->up + row * f->rank, f->rank, f->down, j->cols, rows,
+                            j->cols, f->rank, 0, f->factor, 1);
+            continue;
+        }
+        const float *d = f->down + row * j->cols;
+        for (int64_t i = 0; i < rows * j->cols; i++) x[i] += f->factor * d[i];
+    }
+    write_rows(j, row, x, rows * j->cols);
+}
+
+static esa_status lacks_memory(esa_weights *w, const esa_wanted *e)
+{
+    return esa_fail(w->ctx, ESA_ERR_MEMORY, "out of memory to merge LoRAs into %s of the %s",
+                    e->name, w->part);
+}
+
+static esa_status read_factors(esa_weights *w, const esa_wanted *e, factors *f, const esa_delta *d,
+                               const merge_job *j)
+{
+    f->factor = d->factor;
+    f->rank = d->up ? d->down->dim[0] : 0;
+    f->down_bytes = 4 * (d->up ? f->rank : j->rows) * j->cols;
+    f->up_bytes = 4 * f->rank * j->rows;
+    f->down = esa_mem_alloc(&w->ctx->mem, f->down_bytes);
+    f->up = d->up ? esa_mem_alloc(&w->ctx->mem, f->up_bytes) : NULL;
+    if (!f->down || (d->up && !f->up)) return lacks_memory(w, e);
+    read_f32(f->down, d->file, d->down, d->up ? 0 : j->first * j->cols,
+             (d->up ? f->rank : j->rows) * j->cols);
+    if (d->up) read_f32(f->up, d->file, d->up, j->first * f->rank, j->rows * f->rank);
+    return ESA_OK;
+}
+
+/* The numbers of the file, the factors and the room are there in the job. */
+static esa_status run(esa_weights *w, const esa_wanted *e, merge_job *j)
+{
+    factors f[ESA_LORA_MOST] = { { 0 } };
+    const int32_t threads = esa_pool_threads(w->ctx->pool);
+    const int64_t room = esa_size_mul(4 * (int64_t)threads * j->step, j->cols);
+    esa_status status = ESA_OK;
+    for (const esa_delta *d = e->delta; d && !status; d = d->next)
+        status = read_factors(w, e, &f[j->changes++], d, j);
+    j->f = f;
+    j->room = esa_mem_alloc(&w->ctx->mem, room);
+    if (!status && !j->room) status = lacks_memory(w, e);
+    if (!status) esa_pool_run(w->ctx->pool, merge_piece, j, esa_ceil_div(j->rows, j->step));
+    esa_mem_free(&w->ctx->mem, j->room, room);
+    for (int64_t k = 0; k < j->changes; k++) {
+        esa_mem_free(&w->ctx->mem, f[k].down, f[k].down_bytes);
+        esa_mem_free(&w->ctx->mem, f[k].up, f[k].up_bytes);
+    }
+    return status;
+}
+
+esa_status esa_weights_merge(esa_weights *w, const esa_wanted *e, void *dst, int32_t dtype,
+                             int64_t first, int64_t rows)
+{
+    merge_job j = { .first = first, .rows = rows, .to = dst, .dtype = dtype };
+    float *scale = NULL;
+    j.from = (esa_weight){ .data = esa_st_data(w->shard[e->shard], e->entry),
+                           .dtype = esa_weights_file_dtype(e),
+                           .rank = e->rank };
+    memcpy(j.from.dim, e->dim, sizeof j.from.dim);
+    const int64_t all = esa_weights_rows(e);
+    j.cols = esa_weight_count(&j.from) / all;
+    j.step = esa_max64(1, PIECE / j.cols);
+    if (j.from.dtype == ESA_DTYPE_F8) ESA_TRY(esa_weights_scales(w, e, &scale));
+    j.from.scale = scale;
+    const esa_status status = run(w, e, &j);
+    esa_weights_give_back(w, e, first * j.cols, (first + rows) * j.cols);
+    if (scale) esa_mem_free(&w->ctx->mem, scale, all * (int64_t)sizeof(float));
+    return status;
+}
