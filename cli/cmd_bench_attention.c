@@ -40,6 +40,7 @@ typedef struct bench {
     int64_t threads, rounds;
     int64_t samples, fine; /* 0: the selector's own */
     int64_t exact_rows;
+    int eight;          /* 1: precision 8 */
     int causal, device; /* ESA_DEVICE_* */
     esa_ctx *gpu;       /* owns the tensors; NULL on the CPU */
     esa_device_info gpu_info;
@@ -147,6 +148,7 @@ static int row_open(bench *b, bench_row *r)
     shapes.D = b->shape.D;
     attention.tail = r->dense ? ESA_TAIL_NONE : r->tail;
     attention.exact_rows = r->dense ? 0 : (int32_t)b->exact_rows;
+    attention.precision = b->eight ? 8 : 16;
     attention.causal = select.causal = b->causal;
     select.budget = r->asked;
     select.block_q = b->select.block_q;
@@ -326,12 +328,13 @@ static void report_row(bench *b, bench_row *r, cli_table *table, cli_json *json,
             gflops / gemm, faster, faster * r->density, digits, 1e3 * select, digits, 1e3 * order,
             1e-6 * (double)r->peak_bytes);
     cli_json_open(json, NULL, '{');
-    cli_json_fields(json,
-                    "shape %s dtype %s kernel %s selector %s tail %s density_asked %g density %g "
-                    "seconds %g seconds_median %g gflops %g of_sgemm %g speedup_vs_dense %g "
-                    "select_seconds %g order_seconds %g peak_extra_bytes %ld",
-                    b->shape.name, dtype, r->kernel, selector, tail, r->asked, r->density, best,
-                    median, gflops, gflops / gemm, faster, select, order, r->peak_bytes);
+    cli_json_fields(
+        json,
+        "shape %s dtype %s kernel %s precision %d selector %s tail %s density_asked %g density %g "
+        "seconds %g seconds_median %g gflops %g of_sgemm %g speedup_vs_dense %g "
+        "select_seconds %g order_seconds %g peak_extra_bytes %ld",
+        b->shape.name, dtype, r->kernel, b->eight ? 8 : 16, selector, tail, r->asked, r->density,
+        best, median, gflops, gflops / gemm, faster, select, order, r->peak_bytes);
     cli_json_close(json);
 }
 
@@ -493,6 +496,8 @@ int cmd_bench_attention(int argc, char **argv)
         { "--tail", CLI_CHOICES, &b.tails, CLI_TAILS, 0, 0, 0, "one or more, with commas (none)" },
         { "--exact-rows", CLI_INT, &b.exact_rows, "N", 0, ESA_MAX_EXACT_ROWS, 0,
           "queries per query block that are computed exactly and correct the others (0)" },
+        { "--precision", CLI_CHOICE, &b.eight, "16|8", 0, 0, 0,
+          "bits of the two products; the kernel's name says what ran (16)" },
         { "--dtype", CLI_CHOICES, &b.dtypes, CLI_DTYPES, 0, 0, 0,
           "one or more, with commas (f32)" },
         { "--block", CLI_TEXT, &block, "QxK", 0, 0, 0,

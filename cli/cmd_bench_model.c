@@ -219,11 +219,11 @@ static int save_json(const bench *b, figure (*figures)[FIGURES])
     clip_maker_json(json, &b->maker);
     cli_json_fields(json,
                     "model %s config_hash %s frames %d height %d width %d steps %d tokens %d "
-                    "rounds %ld guidance %g tail %s masks %s decoded %i",
+                    "rounds %ld guidance %g tail %s precision %d masks %s decoded %i",
                     b->maker.info.name, b->maker.info.config_hash, s->frames, s->height, s->width,
                     s->steps, s->tokens, b->rounds, b->base.p.guidance,
-                    cli_name(name, CLI_TAILS, b->base.p.session.attention.tail), b->base.p.masks,
-                    !b->no_decode);
+                    cli_name(name, CLI_TAILS, b->base.p.session.attention.tail),
+                    b->base.eight ? 8 : 16, b->base.p.masks, !b->no_decode);
     cli_json_open(json, "rows", '[');
     for (int i = 0; i < b->rows; i++) {
         const row *w = &b->row[i];

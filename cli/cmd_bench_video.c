@@ -107,7 +107,7 @@ static int csv_find(const bench *b, const char *key, row *r)
     return 0;
 }
 
-/* The method's name in the CSV; for cached masks with the name of their file. */
+/* The method's name in the CSV, for cached masks with the name of their file, and its precision. */
 static void method_name(const bench *b, char out[96], int method)
 {
     char name[32];
@@ -118,6 +118,13 @@ static void method_name(const bench *b, char out[96], int method)
     else
         snprintf(out, 96, "cached:%.*s",
                  (int)strcspn(file, ".,\n") < 64 ? (int)strcspn(file, ".,\n") : 64, file);
+    /* "error 8bit", or "error 8bit-2-1-0": first steps, last steps and number of layers in 16 */
+    const clip_request *r = &b->base;
+    if (!r->eight || method == METHOD_DENSE) return;
+    snprintf(out + strlen(out), 96 - strlen(out), " 8bit");
+    if (r->steps16_first || r->steps16_last || r->layers16.count)
+        snprintf(out + strlen(out), 96 - strlen(out), "-%d-%d-%d", (int)r->steps16_first,
+                 (int)r->steps16_last, r->layers16.count);
 }
 
 /* The token order of a method, for the CSV; cached masks bring their own. */
@@ -211,8 +218,7 @@ static int dense_clip(bench *b, esa_frames **frames, const clip_request *request
     key_of(b, key, prompt, seed, METHOD_DENSE, 1.0, ESA_TAIL_NONE);
     const int known = csv_find(b, key, &old);
     if (known && dense_load(b, frames, prompt, seed)) return CLI_OK;
-    clip_request d = *request;
-    d.method = METHOD_DENSE;
+    clip_request d = clip_dense(request);
     int status = make(b, frames, &r, &d, "dense");
     if (!status && b->dense_dir) {
         esa_frames_info info = { .struct_size = sizeof info };
@@ -485,7 +491,8 @@ int cmd_bench_video(int argc, char **argv)
         "with the dense ones.\nThe same command continues a stopped run.",
         clip_options(table, own,
                      CLIP_OPTIONS_MODEL | CLIP_OPTIONS_SIZE | CLIP_OPTIONS_NOISE |
-                         CLIP_OPTIONS_DENSE | CLIP_OPTIONS_BLOCKS | CLIP_OPTIONS_CACHED,
+                         CLIP_OPTIONS_DENSE | CLIP_OPTIONS_BLOCKS | CLIP_OPTIONS_CACHED |
+                         CLIP_OPTIONS_PRECISION,
                      &b.base),
         argc, argv, NULL, &done);
     if (status || done) return status;

@@ -27,6 +27,13 @@ function(esa_compile_settings target)
   target_compile_definitions(${target} PRIVATE _POSIX_C_SOURCE=200809L)
 endfunction()
 
+# The same for code that runs once, which takes longer to optimise than to run: test programs, and the command under
+# sanitizers.
+function(esa_brief_settings target)
+  esa_compile_settings(${target})
+  target_compile_options(${target} PRIVATE -O1)
+endfunction()
+
 # Only files whose names end in an instruction set get its flags, and files of another architecture are left out.
 # Contraction of a*b+c is off outside src/cpu, so that reference code gives the same bits with every compiler; kernels
 # need fma.

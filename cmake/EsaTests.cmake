@@ -10,11 +10,13 @@
 # The one list of programs that also run on a GPU. It is written to tests/gpu_tests.txt in the build
 # folder, where scripts/test-cuda.sh reads it.
 set(ESA_GPU_TESTS
-    test_attention test_levels test_exact_rows test_plan test_plan_order test_threads
+    test_attention test_eight_bit test_levels test_exact_rows test_plan test_plan_order test_threads
     test_properties test_reference test_golden test_clips test_mass test_mask test_mask_levels
-    test_session_policy test_session_cached test_session_heads test_session_reuse
+    test_session_policy test_session_precision test_session_cached test_session_heads
+    test_session_reuse
     test_mask_file test_recording test_recorded_errors test_recorded_masks
-    test_gpu_attention test_gpu_levels test_gpu_exact_rows test_gpu_select test_gpu_order
+    test_gpu_attention test_gpu_eight_bit test_gpu_levels test_gpu_exact_rows test_gpu_select
+    test_gpu_order
     test_gpu_calls test_gpu_session test_gpu_rows test_gpu_products test_gpu_transfer
     test_gpu_latents test_gpu_biased test_gpu_planes
     test_gpu_error test_gpu_faults)
@@ -81,6 +83,9 @@ if(ESA_SANITIZE)
   # The plain reference is not under test and would take most of a sanitizer run.
   set_property(SOURCE ${CMAKE_CURRENT_SOURCE_DIR}/tests/common/naive.c
                APPEND PROPERTY COMPILE_OPTIONS -fno-sanitize=all -O3)
+  # One kernel set for machines without the real one: at -O2 it takes longer to compile than all others.
+  set_property(SOURCE ${CMAKE_CURRENT_SOURCE_DIR}/tests/common/bf16_emulated_avx512.c
+               APPEND PROPERTY COMPILE_OPTIONS -O1)
 endif()
 set(wrapped "")
 foreach(call attention select select_qkv errors importance mask_mass plan_create plan_free plan_select
@@ -89,7 +94,7 @@ foreach(call attention select select_qkv errors importance mask_mass plan_create
   list(APPEND wrapped -Wl,--wrap=esa_${call})
 endforeach()
 add_library(esa_on_gpu OBJECT tests/common/on_gpu.c tests/common/on_gpu_calls.c)
-esa_compile_settings(esa_on_gpu)
+esa_brief_settings(esa_on_gpu)
 target_include_directories(esa_on_gpu PRIVATE tests src include)
 if(common AND tests)
   add_library(esa_test_common STATIC ${common})
@@ -108,7 +113,7 @@ foreach(source ${tests})
   get_filename_component(folder ${source} DIRECTORY)
   get_filename_component(folder ${folder} NAME)
   add_executable(${name} ${source} $<TARGET_OBJECTS:esa_on_gpu>)
-  esa_compile_settings(${name})
+  esa_brief_settings(${name})
   target_include_directories(${name} PRIVATE tests src bench)
   target_link_options(${name} PRIVATE ${wrapped})
   if(TARGET esa_test_common)

@@ -32,7 +32,7 @@ foreach(source ${video_tests})
   get_filename_component(folder ${source} DIRECTORY)
   get_filename_component(folder ${folder} NAME)
   add_executable(${name} ${source})
-  esa_compile_settings(${name})
+  esa_brief_settings(${name})
   target_include_directories(${name} PRIVATE tests src)
   # Tests may skip only what the engine was built without.
   target_compile_definitions(${name} PRIVATE

@@ -154,14 +154,15 @@ else
     for tool in racecheck memcheck synccheck; do
         api_errors=no watch "$tool" test_gpu_products    # cuBLASLt tries calls that some GPUs refuse
     done
-    for name in test_gpu_attention test_gpu_levels test_gpu_exact_rows test_gpu_select test_gpu_order test_gpu_session \
-                test_gpu_rows test_gpu_latents test_gpu_biased test_gpu_planes test_plan test_golden; do
+    for name in test_gpu_attention test_gpu_eight_bit test_gpu_levels test_gpu_exact_rows test_gpu_select \
+                test_gpu_order test_gpu_session test_gpu_rows test_gpu_latents test_gpu_biased test_gpu_planes \
+                test_plan test_golden; do
         watch memcheck "$name"
     done
     for name in test_gpu_calls test_gpu_transfer; do    # they ask for more memory than there is, and expect the refusal
         api_errors=no watch memcheck "$name"
     done
-    for name in test_gpu_attention test_gpu_levels test_gpu_exact_rows; do
+    for name in test_gpu_attention test_gpu_eight_bit test_gpu_levels test_gpu_exact_rows; do
         watch racecheck "$name" ESA_CUDA=sm80
         case $gpu in *"sm90a kernels"*) watch synccheck "$name" ESA_CUDA=sm90a ;; esac
     done

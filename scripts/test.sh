@@ -207,10 +207,12 @@ if [ "$mode" = all ]; then stage "asan + ubsan" asan -LE '^(long|live)$'
 else stage "asan + ubsan, without networks on the stand-in" asan -LE '^(long|live)$' \
          -E '^(stand_in\.test_(limits|pipeline|store_forward|vae|wan)_gpu|cli\.(schemas|report|export))$'
 fi
-# Emulation is some thirty times slower than the machine. The short run takes what depends on the processor; sessions
-# and mask files do not, and follow in the complete run.
+# Emulation is some thirty times slower than the machine. The short run takes what depends on the processor; sessions,
+# mask files and the examples that use them do not, and follow in the complete run.
 if [ "$mode" = all ]; then stage "NEON under qemu" neon
-else stage "NEON under qemu, without sessions and mask files" neon -E '^(session|maskfile|example\.0[56])'
+else
+    export ESA_TEST_EMULATED=1
+    stage "NEON under qemu, without sessions and mask files" neon -E '^(session|maskfile|example\.0[3-6])'
 fi
 if [ "$mode" = all ]; then
     stage "tsan" tsan -L unit

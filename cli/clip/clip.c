@@ -167,12 +167,12 @@ void clip_record_json(cli_json *json, const clip_record *r)
     cli_json_fields(json,
                     "seconds %g text_seconds %g denoise_seconds %g attention_seconds %g "
                     "select_seconds %g gemm_seconds %g decode_seconds %g peak_bytes %ld "
-                    "density_asked %g density %g kept_mass %g calls %ld sparse_calls %ld kernel %s "
-                    "warmup_steps %d",
+                    "density_asked %g density %g kept_mass %g calls %ld sparse_calls %ld "
+                    "eight_calls %ld kernel %s warmup_steps %d",
                     s->seconds, s->text_seconds, s->denoise_seconds, s->attention_seconds,
                     t->select_seconds, s->gemm_seconds, s->decode_seconds, s->peak_bytes,
-                    t->density_asked, t->density, t->mass, t->calls, t->sparse_calls, t->kernel,
-                    r->warmup);
+                    t->density_asked, t->density, t->mass, t->calls, t->sparse_calls,
+                    t->eight_calls, t->kernel, r->warmup);
     cli_json_open(json, "attention_work", '{');
     cli_json_fields(json, "asked %g realised %g", t->work_asked, t->work);
     cli_json_close(json);
@@ -274,7 +274,7 @@ int clip_make(clip_maker *m, esa_frames **frames, clip_record *record, const cli
     esa_frames *none = NULL;
     clip_request r = *request;
     esa_generate_params *p = &r.p;
-    int32_t dense_layer[CLI_MAX_LIST];
+    int32_t dense_layer[CLI_MAX_LIST], layer16[CLI_MAX_LIST];
     listener l = { .watch = { .label = label,
                               .clips_left = clips_left,
                               .quiet = quiet,
@@ -290,6 +290,9 @@ int clip_make(clip_maker *m, esa_frames **frames, clip_record *record, const cli
     cli_list_copy(dense_layer, &r.dense_layers);
     p->session.dense_layers = dense_layer;
     p->session.dense_layer_count = r.dense_layers.count;
+    cli_list_copy(layer16, &r.layers16);
+    p->session.layers16 = layer16;
+    p->session.layers16_count = r.layers16.count;
     if (p->prompt_embeds) p->prompt = NULL;
     esa_generate_stats stats = { .struct_size = sizeof stats };
     p->progress = on_progress;

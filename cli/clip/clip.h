@@ -80,20 +80,25 @@ typedef struct clip_request {
     /* The recommended ones if NaN or -1. */
     double warmup;
     int32_t dense_first_layer, share_branches;
-    int32_t refresh_every, order_every; /* CLIP_RECOMMENDED: the recommended ones */
-    int preset;                         /* ESA_PRESET_*: the work of the session; -1: none */
-    const char *cache;                  /* --cache: "off", "auto" or a number; NULL: off */
-    const char *block;                  /* "QxK"; NULL: the recommended blocks */
-    const char *score_groups;           /* error: "QxK"; NULL: the recommended groups */
-    cli_list window;                    /* box of order tile3d; count 0: its default */
-    cli_list dense_layers;              /* more dense layers */
-    int64_t tokens;                     /* length of self-attention; set by clip_resolve */
+    int32_t refresh_every, order_every;  /* CLIP_RECOMMENDED: the recommended ones */
+    int preset;                          /* ESA_PRESET_*: the work of the session; -1: none */
+    const char *cache;                   /* --cache: "off", "auto" or a number; NULL: off */
+    const char *block;                   /* "QxK"; NULL: the recommended blocks */
+    const char *score_groups;            /* error: "QxK"; NULL: the recommended groups */
+    cli_list window;                     /* box of order tile3d; count 0: its default */
+    cli_list dense_layers;               /* more dense layers */
+    int eight;                           /* 1: attention in 8 bits, but for ... */
+    int32_t steps16_first, steps16_last; /* ... so many steps ... */
+    cli_list layers16;                   /* ... and these layers */
+    int64_t tokens;                      /* length of self-attention; set by clip_resolve */
 } clip_request;
 
 /* Method entropy with esa_session_params_recommended; sizes, steps and guidance are the model's. */
 clip_request clip_request_default(void);
 /* Checks what needs no model. CLI_OK, or CLI_USAGE after a message. */
 int clip_request_check(const clip_request *request, const char *what);
+/* The request for the dense clip that others are compared with: in 16 bits, every step computed. */
+clip_request clip_dense(const clip_request *request);
 /* 1 if the request says how much work to spend: a work, a quality, a plan or a preset. */
 int clip_wants_work(const clip_request *request);
 /* The order of a request; ESA_ORDER_DEFAULT: cached masks bring theirs. */
@@ -111,10 +116,11 @@ enum {
     CLIP_OPTIONS_BLOCKS = 8, /* --order --window --block --samples --score-groups */
     CLIP_OPTIONS_SPARSE =
         16, /* --tail --exact-rows --cdf --refresh --order-every --share-branches */
-    CLIP_OPTIONS_CACHED = 32, /* --masks --step-map */
-    CLIP_OPTIONS_MODEL = 64,  /* --model --threads --device --linear --keep --max-vram */
-    CLIP_OPTIONS_WORK = 128,  /* --work --quality --plan --preset --cache */
-    CLIP_OPTIONS_ALL = 255
+    CLIP_OPTIONS_CACHED = 32,     /* --masks --step-map */
+    CLIP_OPTIONS_MODEL = 64,      /* --model --threads --device --linear --keep --max-vram */
+    CLIP_OPTIONS_WORK = 128,      /* --work --quality --plan --preset --cache */
+    CLIP_OPTIONS_PRECISION = 256, /* --precision --steps16-first --steps16-last --layers16 */
+    CLIP_OPTIONS_ALL = 511
 };
 #define CLIP_MAX_OPTIONS 64
 #define CLIP_REFRESH_HELP                                                                          \

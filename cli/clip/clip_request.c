@@ -42,6 +42,16 @@ clip_request clip_request_default(void)
     return r;
 }
 
+clip_request clip_dense(const clip_request *request)
+{
+    clip_request r = *request;
+    r.method = METHOD_DENSE;
+    r.cache = NULL;
+    r.eight = 0;
+    r.steps16_first = r.steps16_last = r.layers16.count = 0;
+    return r;
+}
+
 int clip_wants_work(const clip_request *r)
 {
     return r->p.session.work > 0 || r->p.quality > 0 || r->p.plan || r->preset >= 0;
@@ -86,6 +96,10 @@ int clip_request_check(const clip_request *r, const char *what)
                          "while they run: error, entropy, rf_v2, ada_bsa; --work and --preset also "
                          "go with cached",
                          what);
+    if (!r->eight && (r->steps16_first || r->steps16_last || r->layers16.count))
+        return cli_usage("%s: --steps16-first, --steps16-last and --layers16 say what stays in 16 "
+                         "bits: they need --precision 8",
+                         what);
     if (r->score_groups && cli_groups_parse(r->score_groups, &q, &k)) return CLI_USAGE;
     if (isnan(cache_of(r)))
         return cli_usage("%s: --cache is '%s', expected off, auto or a number from 0.001 to 100",
@@ -121,6 +135,9 @@ static void set_session(clip_request *r)
     s->attention.tail = best.attention.tail == ESA_TAIL_NONE || r->tail < 0 ? best.attention.tail
                                                                             : r->tail;
     s->attention.exact_rows = pick(r->exact_rows, best.attention.exact_rows);
+    s->attention.precision = r->eight ? 8 : 16;
+    s->steps16_first = r->steps16_first;
+    s->steps16_last = r->steps16_last;
     s->select.selector = best.select.selector;
     s->select.tail = s->mode == ESA_SESSION_RECORD ? best.select.tail : s->attention.tail;
     s->warmup_frac = isnan(r->warmup) ? best.warmup_frac : r->warmup;
@@ -297,9 +314,21 @@ const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_opt
           "part of it; auto: 0.02, 0.03 or 0.05 for the presets, else 0.03 (off)" },
         end,
     };
-    const cli_option *const rows[] = { size, noise, dense, blocks, sparse, cached, model, work };
+    const cli_option precision[] = {
+        { "--precision", CLI_CHOICE, &r->eight, "16|8", 0, 0, 0,
+          "bits of the products of self-attention (16)" },
+        { "--steps16-first", CLI_INT32, &r->steps16_first, "N", 0, 10000, 0,
+          "precision 8: so many steps at the start stay in 16 bits (0)" },
+        { "--steps16-last", CLI_INT32, &r->steps16_last, "N", 0, 10000, 0,
+          "precision 8: so many steps at the end stay in 16 bits (0)" },
+        { "--layers16", CLI_INTS, &r->layers16, "N,...", 0, 65535, 0,
+          "precision 8: layers that stay in 16 bits (none)" },
+        end,
+    };
+    const cli_option *const rows[] = { size,   noise, dense, blocks,   sparse,
+                                       cached, model, work,  precision };
     int used = add(table, 0, own);
-    for (int i = 0; i < 8; i++)
+    for (int i = 0; i < 9; i++)
         if (groups & 1 << i) used = add(table, used, rows[i]);
     return table;
 }

@@ -169,6 +169,9 @@ static void report(job *j, const char *prompt, int64_t seed, const char *path,
             printf(" at density %.3f, attention work %.3f", s->session.density, s->session.work);
         if (s->session.sparse_calls && isfinite(s->session.work_asked))
             printf(" (asked %.4g)", s->session.work_asked);
+        if (s->session.eight_calls)
+            printf(", %lld of %lld calls in 8 bits", (long long)s->session.eight_calls,
+                   (long long)s->session.calls);
         if (s->computed_steps < s->steps) printf(", %d steps computed", s->computed_steps);
         const int64_t peak = s->device_peak_bytes ? s->device_peak_bytes : s->peak_bytes;
         printf("; %.1f s (text %.1f, denoising %.1f, decoding %.1f), peak %.0f MB%s\n", s->seconds,
@@ -195,9 +198,7 @@ static int one_prompt(job *j, const char *prompt, int64_t seed, const char *path
     r.p.seed = (uint64_t)seed;
     cli_name(method, METHODS, r.method);
     if (o->compare) {
-        clip_request d = r;
-        d.method = METHOD_DENSE;
-        d.cache = NULL; /* every step of the reference is computed */
+        clip_request d = clip_dense(&r);
         d.p.save_embeds = d.p.save_latents = NULL;
         dense_name(dense_path, sizeof dense_path, j->dense_out, path);
         clips_left *= 2;

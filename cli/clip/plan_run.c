@@ -209,8 +209,7 @@ static int rate(job *j, const char *plan, double work, int64_t prompt, double *p
     clip_request q = request_of(j, prompt);
     int status = CLI_OK;
     if (stat(path, &about) != 0) {
-        clip_request d = q;
-        d.method = METHOD_DENSE;
+        clip_request d = clip_dense(&q);
         d.p.save_latents = path;
         status = make(j, NULL, NULL, &d, "dense");
     }

@@ -179,6 +179,13 @@ static void json_settings(cli_json *json, const experiment *e)
                     s->select.cdf_threshold, s->step_map ? "nearest" : "exact");
     json_defaults(json, e);
     cli_json_reals(json, "dense_layers", c->dense_layers.real, c->dense_layers.count);
+    if (c->eight) { /* else missing, as in runs of an older esa */
+        cli_json_fields(json, "precision %d steps16_first %d steps16_last %d", 8, c->steps16_first,
+                        c->steps16_last);
+        cli_json_reals(json, "layers16", c->layers16.real, c->layers16.count);
+    } else {
+        cli_json_text(json, "precision", NULL);
+    }
     cli_json_text(json, "masks", c->p.masks);
     json_lines(json, "calibration_prompts", &e->calibration);
     json_lines(json, "evaluation_prompts", &e->evaluation);

@@ -127,7 +127,7 @@ static int one_clip(experiment *e, const experiment_variant *v, int64_t index, i
     experiment_path(e, frames_path, "work/frames/%s/%03lld.safetensors", v->name, (long long)index);
     experiment_path(e, record_path, "work/clips/%s-%03lld.json", v->name, (long long)index);
     if (exists(record_path) && exists(frames_path) && exists(video)) return CLI_OK;
-    clip_request r = e->clip;
+    clip_request r = v->method == METHOD_DENSE ? clip_dense(&e->clip) : e->clip;
     r.method = v->method;
     r.p.session.select.budget = v->budget;
     r.p.prompt = e->evaluation.line[index];

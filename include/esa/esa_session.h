@@ -127,7 +127,14 @@ typedef struct esa_session_params {
     /* A work so small that no densities reach it (short sequences, few steps): 1: the run takes the
      * least work that it can, which the stats report; 0: the call fails (0) */
     int32_t work_or_least;
-    int64_t reserved[4];
+    /* With attention.precision 8, these calls run in 16 bits nevertheless: the first and the last
+     * so many steps, the layers listed here (copied), cross-attention, and every call in the modes
+     * RECORD and PROBE, which measure. Dense calls of the other modes follow precision, too. */
+    int32_t steps16_first, steps16_last; /* 0 .. steps (0) */
+    int32_t layers16_count;
+    int32_t reserved0;
+    const int32_t *layers16;
+    int64_t reserved[1];
 } esa_session_params;
 
 ESA_API esa_session_params esa_session_params_default(void);
@@ -221,7 +228,8 @@ typedef struct esa_session_stats {
     double work;
     double work_asked; /* work of the params; NaN if it was not given. work may be above it, because
                         * blocks are whole and every row keeps at least one */
-    int64_t reserved[2];
+    int64_t eight_calls; /* calls that ran in 8 bits, dense or sparse */
+    int64_t reserved[1];
 } esa_session_stats;
 
 /* Statistics of the current video: all calls (layer -1, step -1), one layer (step -1), one step

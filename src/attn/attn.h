@@ -61,10 +61,12 @@ esa_status esa_plan_errors(const esa_plan *plan, float *out, const esa_mask *mas
 /* Writes the importance f32[B][Hq][nq][nk] of q and k to host memory; waits. */
 esa_status esa_plan_importance(const esa_plan *plan, float *out, const esa_tensor *q,
                                const esa_tensor *k);
-/* Runs attention on views that fit the plan. mask NULL: dense. *kernel (may be NULL) receives the
- * name of the kernel, in static storage. ws NULL: uses the ctx's scratch. */
+/* Runs attention on views that fit the plan. mask NULL: dense. precision: 8 or 16; 8 only if the
+ * plan has it; 0: the plan's. *kernel (may be NULL) receives the name of the kernel, in static
+ * storage; names of 8-bit kernels contain ESA_KERNEL_EIGHT. ws NULL: uses the ctx's scratch. */
+#define ESA_KERNEL_EIGHT "8bit"
 esa_status esa_plan_attend(const esa_plan *plan, const esa_mask *mask, const esa_qkvo *t, void *ws,
-                           const char **kernel);
+                           int32_t precision, const char **kernel);
 
 /* ---------------------------------------------------------------- exact_rows.c
  * One attention call on any device, with exact rows if args->exact_rows says so. */

@@ -10,6 +10,16 @@
 
 /* ---------------------------------------------------------------- workspace */
 
+/* Workspace of one kind of call. Sessions run some calls of an 8-bit plan in 16 bits. */
+static int64_t call_bytes(const esa_plan *plan, const esa_attn_args *args)
+{
+    esa_attn_args a = *args;
+    const int64_t bytes = esa_attend_workspace(plan->ctx, plan->backend, &a);
+    a.precision = 16;
+    if (args->precision == 16) return bytes;
+    return esa_max64(bytes, esa_attend_workspace(plan->ctx, plan->backend, &a));
+}
+
 /* Workspace of attention with masks of one block size, or dense (block_q 0). */
 static int64_t attention_bytes(const esa_plan *plan, int32_t block_q, int32_t block_k)
 {
@@ -36,14 +46,14 @@ static int64_t attention_bytes(const esa_plan *plan, int32_t block_q, int32_t bl
         a.perm_k_stride[1] = own * plan->shapes.Nk;
         a.perm_k_stride[0] = plan->shapes.Hkv * a.perm_k_stride[1];
     }
-    if (a.tail != ESA_TAIL_LEVELS) return esa_attend_workspace(plan->ctx, plan->backend, &a);
+    if (a.tail != ESA_TAIL_LEVELS) return call_bytes(plan, &a);
     a.tail = ESA_TAIL_POOLED; /* masks without a fine level */
-    const int64_t pooled = esa_attend_workspace(plan->ctx, plan->backend, &a);
+    const int64_t pooled = call_bytes(plan, &a);
     a.tail = ESA_TAIL_LEVELS;
     a.fine = plan->fine;
     a.fine_count = &some;
     a.fine_index = &listed;
-    return esa_max64(pooled, esa_attend_workspace(plan->ctx, plan->backend, &a));
+    return esa_max64(pooled, call_bytes(plan, &a));
 }
 
 /* A plan without a selector takes masks of every block size. On devices without order_room it also
@@ -232,13 +242,14 @@ esa_status esa_plan_errors(const esa_plan *plan, float *out, const esa_mask *mas
 }
 
 esa_status esa_plan_attend(const esa_plan *plan, const esa_mask *mask, const esa_qkvo *t, void *ws,
-                           const char **kernel)
+                           int32_t precision, const char **kernel)
 {
     esa_ctx *ctx = plan->ctx;
     const esa_shapes *s = &plan->shapes;
     if (!ws) ESA_TRY(plan->backend->scratch(ctx, &ws, plan->workspace));
     esa_attn_args args;
     esa_bind_attention(&args, s, &plan->attention, mask, t);
+    if (precision) args.precision = precision;
     esa_carve carve = { ws, 0 };
     if (mask && mask->Hkv) {
         esa_bind_attention_order(&args, mask);
@@ -466,7 +477,7 @@ esa_status esa_plan_attention(const esa_plan *plan, const esa_mask *mask, const 
     ESA_TRY(esa_ctx_enter(plan->ctx));
     const esa_qkvo t = { q, k, v, o, lse };
     esa_status status = check_attention(plan, mask, &t, ws);
-    if (!status) status = esa_plan_attend(plan, mask, &t, ws, NULL);
+    if (!status) status = esa_plan_attend(plan, mask, &t, ws, 0, NULL);
     esa_ctx_leave(plan->ctx);
     return status;
 }

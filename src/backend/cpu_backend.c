@@ -77,7 +77,7 @@ static void cpu_mark_release(esa_ctx *ctx, esa_mark *mark)
 static esa_attn_args with_kernels(const esa_ctx *ctx, const esa_attn_args *args)
 {
     esa_attn_args a = *args;
-    a.kern = a.dtype == ESA_DTYPE_BF16 && ctx->kern->bf16 ? ctx->kern->bf16 : ctx->kern;
+    a.kern = esa_attn_cpu_kernels(ctx->kern, args);
     a.pool = ctx->pool;
     return a;
 }
@@ -98,7 +98,7 @@ static esa_status cpu_attention(esa_ctx *ctx, const esa_attn_args *args, void *w
 
 static const char *cpu_attention_kernel(esa_ctx *ctx, const esa_attn_args *args)
 {
-    return with_kernels(ctx, args).kern->name;
+    return esa_attn_cpu_name(ctx->kern, args);
 }
 
 static esa_status cpu_exact_take(esa_ctx *ctx, const esa_attn_args *args, void *rows)

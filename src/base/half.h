@@ -81,6 +81,18 @@ ESA_INLINE uint8_t esa_f32_to_f8(float f)
     return (uint8_t)(sign | ((r - 0x3c000000u) >> 20));
 }
 
+/* f rounded to E4M3: esa_f8_to_f32(esa_f32_to_f8(f)) without branches, so that loops vectorise. */
+ESA_INLINE float esa_round_f8(float f)
+{
+    const uint32_t u = esa_bits_from_f32(f), sign = u & 0x80000000u, a = u & 0x7fffffffu;
+    const float size = esa_f32_from_bits(a);
+    const float large = esa_f32_from_bits((a + 0x7ffffu + ((a >> 20) & 1u)) & 0xfff00000u),
+                small = (size + 16384.0f) - 16384.0f;
+    const float rounded = a < 0x3c800000u ? small : large;
+    const float inside = size > 448.0f ? 448.0f : rounded;
+    return a > 0x7f800000u ? f : esa_f32_from_bits(sign | esa_bits_from_f32(inside));
+}
+
 ESA_INLINE int64_t esa_dtype_size(int32_t dtype) { return dtype == ESA_DTYPE_F32 ? 4 : 2; }
 
 ESA_INLINE float esa_load_f32(const void *src, int64_t i, int32_t dtype)

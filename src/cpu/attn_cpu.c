@@ -96,8 +96,20 @@ static void carve_run(attn_run *run, esa_carve *carve)
     }
 }
 
+const esa_cpu_kernels *esa_attn_cpu_kernels(const esa_cpu_kernels *best, const esa_attn_args *args)
+{
+    const int32_t bf16 = args->dtype == ESA_DTYPE_BF16 && !esa_attn_cpu_eight_takes(args);
+    return bf16 && best->bf16 ? best->bf16 : best;
+}
+
+const char *esa_attn_cpu_name(const esa_cpu_kernels *best, const esa_attn_args *args)
+{
+    return esa_attn_cpu_eight_takes(args) ? "cpu-8bit" : esa_attn_cpu_kernels(best, args)->name;
+}
+
 int64_t esa_attn_cpu_workspace(const esa_attn_args *args)
 {
+    if (esa_attn_cpu_eight_takes(args)) return esa_attn_cpu_eight_workspace(args);
     attn_run run = { .a = args, .z = sizes_of(args) };
     esa_carve carve = { NULL, 0 };
     carve_run(&run, &carve);
@@ -321,6 +333,10 @@ static int32_t reads_in_place(const esa_attn_args *a)
 
 void esa_attn_cpu(const esa_attn_args *args, void *ws)
 {
+    if (esa_attn_cpu_eight_takes(args)) {
+        esa_attn_cpu_eight(args, ws);
+        return;
+    }
     attn_run run = { .a = args, .z = sizes_of(args), .factor = (float)(args->scale * LOG2_E) };
     esa_carve carve = { ws, 0 };
     carve_run(&run, &carve);

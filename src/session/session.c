@@ -59,7 +59,10 @@ static esa_status check_ranges(esa_ctx *ctx, const esa_session_params *p)
                   { "step_map", p->step_map, ESA_STEP_MAP_EXACT, ESA_STEP_MAP_NEAREST },
                   { "dense_layer_count", p->dense_layer_count, 0, ESA_MAX_CELL_AXIS },
                   { "record_groups", p->record_groups, 0, p->steps },
-                  { "record_per_branch", p->record_per_branch, 0, 1 } };
+                  { "record_per_branch", p->record_per_branch, 0, 1 },
+                  { "steps16_first", p->steps16_first, 0, p->steps },
+                  { "steps16_last", p->steps16_last, 0, p->steps },
+                  { "layers16_count", p->layers16_count, 0, ESA_MAX_CELL_AXIS } };
     for (size_t i = 0; i < sizeof range / sizeof range[0]; i++)
         if (range[i].value < range[i].low || range[i].value > range[i].high)
             return esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is %d, expected %d to %d", range[i].name,
@@ -72,6 +75,10 @@ static esa_status check_ranges(esa_ctx *ctx, const esa_session_params *p)
     if (!(p->warmup_frac >= 0 && p->warmup_frac <= 1))
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "warmup_frac is %g, expected 0 to 1",
                         p->warmup_frac);
+    const int32_t bits = p->attention.precision;
+    if (bits != 0 && bits != 8 && bits != 16)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "precision is %d, expected 8 or 16 bits, or 0 for the default", bits);
     if (p->min_tokens < 0)
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "min_tokens is %lld, expected 0 or more",
                         (long long)p->min_tokens);
@@ -88,16 +95,25 @@ static esa_status check_ranges(esa_ctx *ctx, const esa_session_params *p)
     return ESA_OK;
 }
 
+static esa_status check_layers(esa_ctx *ctx, const char *name, const char *count_name,
+                               const int32_t *list, int32_t count, int32_t layers)
+{
+    if (count && !list)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "%s is %d, but %s is NULL", count_name, count, name);
+    for (int32_t i = 0; i < count; i++)
+        if (list[i] < 0 || list[i] >= layers)
+            return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                            "%s names layer %d, but the model has layers 0 to %d", name, list[i],
+                            layers - 1);
+    return ESA_OK;
+}
+
 static esa_status check_layers_and_names(esa_ctx *ctx, const esa_session_params *p)
 {
-    if (p->dense_layer_count && !p->dense_layers)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "dense_layer_count is %d, but dense_layers is NULL",
-                        p->dense_layer_count);
-    for (int32_t i = 0; i < p->dense_layer_count; i++)
-        if (p->dense_layers[i] < 0 || p->dense_layers[i] >= p->layers)
-            return esa_fail(ctx, ESA_ERR_ARGUMENT,
-                            "dense_layers names layer %d, but the model has layers 0 to %d",
-                            p->dense_layers[i], p->layers - 1);
+    ESA_TRY(check_layers(ctx, "dense_layers", "dense_layer_count", p->dense_layers,
+                         p->dense_layer_count, p->layers));
+    ESA_TRY(
+        check_layers(ctx, "layers16", "layers16_count", p->layers16, p->layers16_count, p->layers));
     if (!fits_file(p->model, sizeof((esa_session *)0)->model) ||
         !fits_file(p->config_hash, sizeof((esa_session *)0)->config_hash))
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
@@ -359,14 +375,17 @@ static esa_status create(esa_ctx *ctx, esa_session *s, const esa_session_params 
     s->warmup = esa_warmup_steps(p->warmup_frac, p->steps);
     const int64_t cells = (int64_t)p->layers * p->steps, rests = (int64_t)p->layers * p->branches;
     s->dense_layer = esa_mem_zalloc(&ctx->mem, p->layers);
+    s->layer16 = esa_mem_zalloc(&ctx->mem, p->layers);
     s->cell = esa_mem_zalloc(&ctx->mem, (int64_t)sizeof *s->cell * cells);
     s->rest = esa_mem_zalloc(&ctx->mem, (int64_t)sizeof *s->rest * rests);
-    if (!s->dense_layer || !s->cell || !s->rest)
+    if (!s->dense_layer || !s->layer16 || !s->cell || !s->rest)
         return esa_fail(ctx, ESA_ERR_MEMORY,
                         "out of memory for a session of %d layers and %d steps", p->layers,
                         p->steps);
     ESA_TRY(copy_spending(s, p));
     for (int32_t i = 0; i < p->dense_layer_count; i++) s->dense_layer[p->dense_layers[i]] = 1;
+    for (int32_t i = 0; i < p->layers16_count; i++) s->layer16[p->layers16[i]] = 1;
+    s->params.layers16 = NULL;
     if (p->mode == ESA_SESSION_RECORD) ESA_TRY(make_recorder(s));
     if (p->mode == ESA_SESSION_PROBE) ESA_TRY(esa_session_probe_make(s, p));
     s->params.dense_layers = NULL;
@@ -400,6 +419,7 @@ void esa_session_free(esa_session *s)
     esa_mem_free(mem, s->density, 8 * cells);
     esa_mem_free(mem, s->sigma, 8 * (int64_t)s->params.steps);
     esa_mem_free(mem, s->dense_layer, s->params.layers);
+    esa_mem_free(mem, s->layer16, s->params.layers);
     esa_recorder_free(&s->recorder);
     esa_session_probe_free(s);
     esa_mem_free(mem, s, (int64_t)sizeof *s);

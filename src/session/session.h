@@ -43,7 +43,7 @@ typedef struct esa_session_plan {
 /* Sums of one (layer, step) over branches and calls. Density and times are added later
  * (session_figures.h). */
 typedef struct esa_session_cell {
-    int64_t calls, dense, sparse, fallback, made, loaded, with_mass, by_head;
+    int64_t calls, dense, sparse, fallback, eight, made, loaded, with_mass, by_head;
     /* Sums over sparse calls. with_mass counts those that have a mass, by_head those that
      * esa_session.head includes. */
     double asked, density, mass;
@@ -57,11 +57,12 @@ typedef struct esa_session_cell {
 struct esa_session {
     esa_ctx *ctx;
     /* As given, but only the pointers masks and plan are kept. dense_layer, density, sigma, model
-     * and config_hash below are copies. */
+     * and config_hash below are copies, and so are the layers. */
     esa_session_params params;
     char model[128], config_hash[80];
     int32_t warmup;       /* dense steps at the beginning */
     uint8_t *dense_layer; /* [L] flags */
+    uint8_t *layer16;     /* [L] flags: runs in 16 bits whatever the precision */
     double *density;      /* [L][T] budgets; NULL: params.select.budget everywhere */
     double *sigma;        /* [T] or NULL */
     int32_t given;        /* 1: density was given; else it is solved */
@@ -180,6 +181,8 @@ static inline esa_session_cell *esa_session_at(esa_session *s, int32_t layer)
 {
     return &s->cell[(int64_t)layer * s->params.steps + s->step];
 }
+/* Bits of a call of the current step: 8 or 16. */
+int32_t esa_session_precision(const esa_session *s, int32_t layer, int32_t kind);
 /* 1 if calls of these shapes can share a plan. */
 int32_t esa_session_same_shapes(const esa_shapes *a, const esa_shapes *b);
 /* *entry = the plan for these views, made if needed. It belongs to the session, and the next call

@@ -24,6 +24,16 @@ static int32_t decide(const esa_session_call *c)
     return s->params.mode == ESA_SESSION_ONLINE ? ACTION_ONLINE : ACTION_CACHED;
 }
 
+int32_t esa_session_precision(const esa_session *s, int32_t layer, int32_t kind)
+{
+    const esa_session_params *p = &s->params;
+    const int32_t measures = p->mode == ESA_SESSION_RECORD || p->mode == ESA_SESSION_PROBE;
+    if (p->attention.precision != 8 || measures || kind == ESA_CALL_CROSS || s->layer16[layer] ||
+        s->step < p->steps16_first || s->step >= p->steps - p->steps16_last)
+        return 16;
+    return 8;
+}
+
 /* ---------------------------------------------------------------- running and booking */
 
 /* Allocates the densities per head at the first sparse call, which tells the number of heads. */
@@ -63,11 +73,13 @@ static esa_status attend(const esa_session_call *c, const esa_session_plan *e,
     const int32_t by_head = mask && e->plan->backend->host_memory;
     const char *kernel;
     if (by_head) ESA_TRY(reserve_heads(s, mask->H));
-    ESA_TRY(esa_plan_attend(e->plan, mask, c->t, NULL, &kernel));
+    ESA_TRY(esa_plan_attend(e->plan, mask, c->t, NULL, esa_session_precision(s, c->layer, c->kind),
+                            &kernel));
     esa_session_cell *cell = esa_session_at(s, c->layer);
     const esa_session_price price = esa_session_price_of(c, e, f);
     ESA_TRY(esa_session_figures_end(&s->figures, cell, f ? f->facts : NULL, &price));
     cell->calls++;
+    cell->eight += strstr(kernel, ESA_KERNEL_EIGHT) != NULL;
     cell->kernel = kernel;
     cell->when = (int64_t)s->tick;
     if (!f) {

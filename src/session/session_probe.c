@@ -146,7 +146,7 @@ esa_status esa_session_probe_call(const esa_session_call *c, const esa_session_p
     for (int32_t k = 0; k < s->probe.points; k++) {
         ESA_TRY(
             esa_plan_choose(p, e->mask, t.q, t.k, t.v, s->probe.density[k], e->importance, NULL));
-        ESA_TRY(esa_plan_attend(p, e->mask, &t, NULL, NULL));
+        ESA_TRY(esa_plan_attend(p, e->mask, &t, NULL, 16, NULL));
         if (!be->host_memory)
             ESA_TRY(be->download(s->ctx, out.read.data, out.written.data, s->probe.device_bytes));
         error[k] = compare(s->ctx, &out.dense, &out.read, out.heads);

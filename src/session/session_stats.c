@@ -71,6 +71,7 @@ static void add(esa_session_cell *sum, const esa_session_cell *c)
     sum->dense += c->dense;
     sum->sparse += c->sparse;
     sum->fallback += c->fallback;
+    sum->eight += c->eight;
     sum->made += c->made;
     sum->loaded += c->loaded;
     sum->with_mass += c->with_mass;
@@ -96,6 +97,7 @@ static void write_stats(esa_session_stats *stats, const esa_session_cell *sum, d
     stats->dense_calls = sum->dense;
     stats->sparse_calls = sum->sparse;
     stats->fallback_calls = sum->fallback;
+    stats->eight_calls = sum->eight;
     stats->masks_made = sum->made;
     stats->masks_loaded = sum->loaded;
     stats->density_asked = sum->sparse ? sum->asked / (double)sum->sparse : (double)NAN;

@@ -56,6 +56,31 @@ static void rounding(void **state)
     assert_int_equal(esa_f32_to_f8(-0.0f), 0x80);
 }
 
+/* The rounding without branches is the way there and back. */
+static void there_and_back(void **state)
+{
+    (void)state;
+    for (uint64_t u = 0; u <= UINT32_MAX; u += 65521 - u % 7) {
+        const float x = esa_f32_from_bits((uint32_t)u), y = esa_f8_to_f32(esa_f32_to_f8(x)),
+                    z = esa_round_f8(x);
+        if (isnan(x))
+            assert_true(isnan(z));
+        else
+            assert_int_equal(esa_bits_from_f32(y), esa_bits_from_f32(z));
+    }
+    for (int code = 0; code < 0x7e; code++) {
+        const float low = (float)defined(code), high = (float)defined(code + 1),
+                    middle = (low + high) / 2;
+        const float near[] = { low, middle, nextafterf(middle, 0), nextafterf(middle, 1e9f) };
+        for (int i = 0; i < 4; i++)
+            for (int sign = 0; sign < 2; sign++) {
+                const float x = sign ? -near[i] : near[i];
+                assert_int_equal(esa_bits_from_f32(esa_round_f8(x)),
+                                 esa_bits_from_f32(esa_f8_to_f32(esa_f32_to_f8(x))));
+            }
+    }
+}
+
 /* Mean 0, deviation 1, no value beyond 3.5; the errors of 100000 numbers are below 0.01. */
 static void bell(void **state)
 {
@@ -78,6 +103,6 @@ static void bell(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(every_code), cmocka_unit_test(rounding),
-                                        cmocka_unit_test(bell) };
+                                        cmocka_unit_test(there_and_back), cmocka_unit_test(bell) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

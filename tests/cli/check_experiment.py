@@ -23,7 +23,8 @@ import schemas
 
 ESA, MODELS = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
 SMALL = [
-    "--frames", 5, "--height", 64, "--width", 64, "--steps", 2, "--warmup", 0.5, "--num-prompts", 1, "--eval-prompts", 2
+    "--frames", 5, "--height", 64, "--width", 64, "--steps", 2, "--warmup", 0.5, "--num-prompts", 1, "--eval-prompts",
+    2, *kit.ONE
 ]
 BUDGETS = ["--budgets", "0.5,0.3"]
 ENV = {**{k: v for k, v in os.environ.items() if not k.startswith(("HF_", "SLURM"))}, "ESA_MODELS": MODELS}

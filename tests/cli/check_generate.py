@@ -4,7 +4,7 @@
 only. $ESA_TEST_STAND_IN is a plugin whose GPU is the processor.
 
 Every failure must be one message on stderr, an exit status, and nothing left on disk. Videos are tiny: 9 frames of
-64 x 64, two steps."""
+32 x 32, two steps, five blocks of tokens in a row."""
 import json
 import os
 import random
@@ -20,7 +20,9 @@ import kit
 
 ESA, MODELS = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
 STAND_IN = os.environ.get("ESA_TEST_STAND_IN")
-SMALL = ["--frames", 9, "--height", 64, "--width", 64, "--steps", 2]
+SMALL = ["--frames", 9, "--height", 32, "--width", 32, "--steps", 2, "--block", "16x16", *kit.ONE]
+# enough tokens that a work below 1 can be had
+LARGER = ["--frames", 9, "--height", 64, "--width", 64, "--steps", 2, *kit.ONE]
 ENV = {**{k: v for k, v in os.environ.items() if not k.startswith("HF_")}, "ESA_MODELS": MODELS}
 
 
@@ -329,16 +331,16 @@ class Refusals(Base):
 
 class Videos(Base):
     def test_same_seed_same_video(self):
-        for name, more in (("a", []), ("b", []), ("one", ["--threads", 1]), ("three", ["--threads",
-                                                                                       3]), ("other", ["--seed", 1])):
+        for name, more in (("a", []), ("b", []), ("two", ["--threads", 2]), ("three", ["--threads", 3]),
+                           ("usual", ["--threads", 0]), ("other", ["--seed", 1])):
             self.works(*SMALL, *more, "--out", name + ".y4m")
         first = self.read("a.y4m")
-        self.assertTrue(first.startswith(b"YUV4MPEG2 W64 H64 F16:1 "))
+        self.assertTrue(first.startswith(b"YUV4MPEG2 W32 H32 F16:1 "))
         self.assertEqual(first.count(b"FRAME\n"), 9)
-        for name in ("b", "one", "three"):
+        for name in ("b", "two", "three", "usual"):
             self.assertEqual(self.read(name + ".y4m"), first, name)
         self.assertNotEqual(self.read("other.y4m"), first)
-        self.assertEqual(self.files(), ["a.y4m", "b.y4m", "one.y4m", "other.y4m", "three.y4m"])
+        self.assertEqual(self.files(), [name + ".y4m" for name in ("a", "b", "other", "three", "two", "usual")])
 
     def test_methods(self):
         self.works(*SMALL, "--method", "dense", "--out", "dense.y4m")
@@ -364,12 +366,12 @@ class Videos(Base):
         self.works(*SMALL, "--out", "p/")
         data = self.read("a.npy")
         self.assertTrue(data.startswith(b"\x93NUMPY"))
-        self.assertIn(b"(9, 64, 64, 3)", data[:128])
-        pixels = data[-9 * 64 * 64 * 3:]
+        self.assertIn(b"(9, 32, 32, 3)", data[:128])
+        pixels = data[-9 * 32 * 32 * 3:]
         tensor = self.read("a.safetensors")
         size = struct.unpack("<Q", tensor[:8])[0]
         header = json.loads(tensor[8:8 + size])
-        self.assertEqual((header["frames"]["dtype"], header["frames"]["shape"]), ("U8", [9, 64, 64, 3]))
+        self.assertEqual((header["frames"]["dtype"], header["frames"]["shape"]), ("U8", [9, 32, 32, 3]))
         self.assertEqual(float(header["__metadata__"]["fps"]), 12)
         self.assertEqual(tensor[8 + size:], pixels)
         self.assertNotEqual(self.read("d.npy")[-len(pixels):], pixels)
@@ -394,7 +396,7 @@ class Videos(Base):
         for word in ("speedup", "density", "PSNR", "SSIM", "d.y4m", "s.y4m"):
             self.assertIn(word, out)
         self.assertEqual(self.files(), ["both.y4m", "d.y4m", "r.json", "s.y4m"])
-        self.assertTrue(self.read("both.y4m").startswith(b"YUV4MPEG2 W128 H64 "))
+        self.assertTrue(self.read("both.y4m").startswith(b"YUV4MPEG2 W64 H32 "))
         report = json.loads(self.read("r.json"))
         self.assertEqual((report["model"], report["seed"]), ("wan-tiny", 0))
         self.assertEqual(report["budget"], 0.5)
@@ -416,21 +418,21 @@ class Videos(Base):
     def test_what_nothing_means(self):
         """No method, budget or work: the error selector and the preset balanced. A clip as short as this one cannot
         reach it and takes the least work; a work that was asked for and cannot be reached is an error."""
-        self.works(*SMALL, "--out", "a.y4m", "--json", "a.json")
-        self.works(*SMALL, "--out", "b.y4m", "--method", "error", "--preset", "balanced")
+        self.works(*LARGER, "--out", "a.y4m", "--json", "a.json")
+        self.works(*LARGER, "--out", "b.y4m", "--method", "error", "--preset", "balanced")
         video = json.loads(self.read("a.json"))["videos"][0]
         self.assertEqual((video["method"], video["attention_work"]["asked"]), ("error", 0.44))
         self.assertEqual(self.read("a.y4m"), self.read("b.y4m"))
-        line = self.fails(*SMALL, "--work", 0.44, "--out", "c.y4m", says=["work is 0.44, but at the lowest density"])
+        line = self.fails(*LARGER, "--work", 0.44, "--out", "c.y4m", says=["work is 0.44, but at the lowest density"])
         least = float(line.split()[-1])
         # whole blocks: 7 in a row, so a row is 1/7 dearer or cheaper than the mean that was solved for
         self.assertAlmostEqual(video["attention_work"]["realised"], least, delta=0.03)
-        self.works(*SMALL, "--budget", 0.3, "--out", "d.y4m", "--json", "d.json")
+        self.works(*LARGER, "--budget", 0.3, "--out", "d.y4m", "--json", "d.json")
         self.assertEqual(json.loads(self.read("d.json"))["videos"][0]["method"], "entropy")
 
     def test_works_are_shown(self):
         """Asked and realised work on the terminal, and no budget in the JSON, because none counts."""
-        out = self.works(*SMALL, "--work", 0.9, "--compare", "dense", "--out", "a.y4m", "--json", "a.json")
+        out = self.works(*LARGER, "--work", 0.9, "--compare", "dense", "--out", "a.y4m", "--json", "a.json")
         report = json.loads(self.read("a.json"))
         work = report["videos"][0]["attention_work"]
         self.assertEqual((report["budget"], work["asked"]), (None, 0.9))
@@ -438,7 +440,7 @@ class Videos(Base):
         cell = f"{work['realised']:.3f} (asked 0.9)"
         end = head.index("work") + len("work")                           # numbers are right-aligned
         self.assertEqual((dense[:end].split()[-1], sparse[:end][-len(cell):]), ("1", cell))
-        out = self.works(*SMALL, "--work", 0.9, "--out", "a.y4m")
+        out = self.works(*LARGER, "--work", 0.9, "--out", "a.y4m")
         self.assertIn(f"attention work {work['realised']:.3f} (asked 0.9);", out)
         for method, budget in (("dense", 1), ("entropy", 0.5)):
             self.works(*SMALL, "--method", method, "--out", "a.y4m", "--json", "a.json")
@@ -517,10 +519,7 @@ class Videos(Base):
 
 class Bench(Base):
     """`esa bench video`: a CSV that grows clip by clip."""
-    ARGS = [
-        "--frames", 9, "--height", 64, "--width", 64, "--steps", 2, "--warmup", 0, "--num-prompts", 1, "--seeds", "3",
-        "--tail", "pooled"
-    ]
+    ARGS = [*SMALL, "--warmup", 0, "--num-prompts", 1, "--seeds", "3", "--tail", "pooled"]
 
     def bench(self, *args):
         done = subprocess.run([ESA, "bench", "video", *map(str, args)], cwd=self.dir, env=ENV, capture_output=True,
@@ -552,7 +551,7 @@ class Bench(Base):
         last = [line.split(",")[4:8] for line in kit.read(self.path("q.csv")).decode().splitlines()[4:]]
         self.assertEqual([(line[0], line[3]) for line in last], [("entropy", "raster"), ("ada_bsa", "raster"),
                                                                  ("rf_v2", "tile")])
-        self.assertEqual(self.files(), ["dense", "dense/wan-tiny-9x64x64x2-p0-s3.rgb", "q.csv"])
+        self.assertEqual(self.files(), ["dense", "dense/wan-tiny-9x32x32x2-p0-s3.rgb", "q.csv"])
 
     def test_continues_older_files(self):
         """Files from before work was counted lack the last column: it is empty, and the rows count."""
@@ -584,7 +583,7 @@ class Bench(Base):
 
     def test_what_works_mean(self):
         """Works without a method mean error; error without a tail has its own, and other methods have two."""
-        args = [*self.ARGS[:-2], "--csv", "q.csv"]
+        args = [*LARGER, *self.ARGS[len(SMALL):-2], "--csv", "q.csv"]
 
         def rows():
             return [tuple(line.split(",")[4:7]) for line in self.read("q.csv").decode().splitlines()[1:]]

@@ -15,7 +15,7 @@ import schemas
 
 ESA, MODELS = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
 # so few tokens and steps: with adaptive orders no work below 0.4 can be had
-TINY = ["--frames", 5, "--height", 96, "--width", 96, "--steps", 2, "--block", "32x32"]
+TINY = ["--frames", 5, "--height", 96, "--width", 96, "--steps", 2, "--block", "32x32", *kit.ONE]
 SMALL = [*TINY, "--order", "hilbert"]
 ADAPTIVE = ["--order", "adaptive"]
 PLAN = ["calibrate", *SMALL, "--num-prompts", 1, "--held-out", 1, "--groups", 2, "--speedup", 2]

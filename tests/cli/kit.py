@@ -13,6 +13,10 @@ import subprocess
 import tempfile
 import unittest
 
+# Results do not depend on the number of threads, and the tests run beside each other on all cores: workers that wait
+# would take the others' time.
+ONE = ["--threads", 1]
+
 
 def run(program, *words, cwd=None, env=None, limit=None):
     """Exit status, stdout, stderr. env: the whole environment, or None for that of this process; limit: the largest

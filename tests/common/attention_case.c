@@ -81,6 +81,25 @@ static void prepare_view(prepared *p, int i, const attention_case *c, int32_t dt
     p->t[i].dim[3] = D;
 }
 
+static void shift_and_stretch(const prepared *p, const attention_case *c)
+{
+    for (int i = 0; i < 3; i++) {
+        const esa_tensor *t = &p->t[i];
+        for (int64_t b = 0; b < c->B; b++)
+            for (int64_t h = 0; h < t->dim[1]; h++)
+                for (int64_t n = 0; n < t->dim[2]; n++)
+                    for (int64_t d = 0; d < c->D; d++) {
+                        const int64_t at = b * t->stride[0] + h * t->stride[1] + n * t->stride[2] +
+                                           d;
+                        float x = esa_load_f32(t->data, at, c->dtype);
+                        if (i < 2 && c->outliers && d % c->outliers == 0) x *= 8.0f;
+                        /* Another centre in every channel, of either sign. */
+                        if (i > 0) x += (float)(c->offset * (double)((d * 5 + i) % 7 - 3) / 3.0);
+                        esa_store_f32(t->data, at, c->dtype, x);
+                    }
+    }
+}
+
 static void make_keys_equal(const prepared *p, const attention_case *c)
 {
     for (int i = 1; i <= 2; i++) {
@@ -158,6 +177,7 @@ static void prepare(prepared *p, const attention_case *c, int32_t level, int32_t
     prepare_view(p, 4, c, ESA_DTYPE_F32, c->Hq, c->Nq, 1);
     for (int i = 0; i < 3; i++)
         tensor_fill(&p->t[i], test_seed() * 3 + (uint64_t)i, c->range > 0 ? c->range : 1.5);
+    if (c->offset != 0.0 || c->outliers) shift_and_stretch(p, c);
     if (c->equal_keys) make_keys_equal(p, c);
     p->ctx = level_ctx(level, threads);
 
@@ -222,6 +242,7 @@ static esa_status run(prepared *p, const attention_case *c)
     ap.tail = c->tail;
     ap.kv_len = c->kv_len;
     ap.exact_rows = c->exact_rows;
+    ap.precision = c->precision;
     ap.lse = &p->t[4];
     return esa_attention(p->ctx, &p->t[0], &p->t[1], &p->t[2], &p->t[3], p->mask, &ap);
 }
@@ -360,6 +381,39 @@ void check_attention(const attention_case *c, const int32_t *level, int levels, 
     free(e.out);
     free(e.same);
     free(e.lse);
+}
+
+double attention_error(const attention_case *c, int32_t level, int32_t threads, double *lse)
+{
+    expected e = { .rows = c->B * c->Hq * c->Nq };
+    e.n = e.rows * c->D;
+    e.out = malloc((size_t)e.n * 8);
+    e.lse = malloc((size_t)e.rows * 8);
+    double *got = malloc((size_t)e.n * 8), *got_lse = malloc((size_t)e.rows * 8), top;
+    prepared p;
+    prepare(&p, c, level, threads);
+    naive_attention(e.out, e.lse, &p.naive);
+    const esa_status status = run(&p, c);
+    if (status) fail_msg("%s: %s", esa_status_name(status), esa_ctx_error(p.ctx));
+    for (int i = 0; i < 5; i++) assert_true(guard_check(&p.memory[i]));
+    tensor_to_double(got, &p.t[3]);
+    tensor_to_double(got_lse, &p.t[4]);
+    double wrong = 0.0, all = 0.0;
+    for (int64_t i = 0; i < e.n; i++) {
+        wrong += (got[i] - e.out[i]) * (got[i] - e.out[i]);
+        all += e.out[i] * e.out[i];
+    }
+    *lse = lse_difference(&e, got, got_lse, c->D, &top);
+    if (getenv("ESA_TEST_VERBOSE")) {
+        describe(c, &p, level, "");
+        printf("relative error %.4f, lse %.4f\n", all > 0.0 ? sqrt(wrong / all) : 0.0, *lse);
+    }
+    release(&p);
+    free(got);
+    free(got_lse);
+    free(e.out);
+    free(e.lse);
+    return all > 0.0 ? sqrt(wrong / all) : wrong > 0.0 ? (double)INFINITY : 0.0;
 }
 
 void *attention_bits(const attention_case *c, int32_t level, int32_t threads, int64_t *bytes)

@@ -30,6 +30,10 @@ typedef struct attention_case {
     double refined;
     int32_t broadcast; /* 1: the mask has one batch entry for all */
     int32_t exact_rows;
+    int32_t precision; /* 0, 8 or 16 */
+    /* Added to every element of k and v: a centre that 8-bit attention takes away. */
+    double offset;
+    int32_t outliers; /* every so many channels of q and k are eight times as large; 0: none */
 } attention_case;
 
 /* All levels this machine has, into level (room for 8); returns their number. native: how many a
@@ -42,6 +46,10 @@ esa_ctx *level_ctx(int32_t level, int32_t threads);
  * wrong case and goes on; no_wrong_case, as the teardown of the test, makes it fail. */
 int no_wrong_case(void **state);
 void check_attention(const attention_case *c, const int32_t *level, int levels, int32_t threads);
+/* Runs the case and returns the error of the output against the textbook, relative in the L2 norm.
+ * *lse receives the largest error of the LSE; infinity if an empty row is missing or invented.
+ * Fails the test if the call fails or guard bytes changed. */
+double attention_error(const attention_case *c, int32_t level, int32_t threads, double *lse);
 /* Output bits of the case, for comparing runs; the caller frees. bytes receives their number. */
 void *attention_bits(const attention_case *c, int32_t level, int32_t threads, int64_t *bytes);
 

@@ -298,8 +298,7 @@ static esa_status mark_elapsed(esa_cuda_device *dev, double *seconds, void *from
 static esa_attn_args attention_args(const esa_cuda_device *dev, const esa_attn_args *args)
 {
     esa_attn_args a = *args;
-    const esa_cpu_kernels *kern = esa_cpu_kernels_get(ESA_CPU_BEST);
-    a.kern = a.dtype == ESA_DTYPE_BF16 && kern->bf16 ? kern->bf16 : kern;
+    a.kern = esa_attn_cpu_kernels(esa_cpu_kernels_get(ESA_CPU_BEST), args);
     a.pool = dev->pool;
     return a;
 }
@@ -354,8 +353,7 @@ static esa_status attention_both(esa_cuda_device *dev, const esa_attn_args *firs
 static const char *attention_kernel(const esa_cuda_device *dev, const esa_attn_args *args)
 {
     (void)dev;
-    (void)args;
-    return "stand-in";
+    return esa_attn_cpu_eight_takes(args) ? "stand-in-8bit" : "stand-in";
 }
 
 static esa_status exact_take(esa_cuda_device *dev, const esa_attn_args *args, void *rows,

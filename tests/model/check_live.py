@@ -6,6 +6,7 @@
 
 Exit 77 (skipped) where one of its packages is missing. $ESA_PYTHON may name another interpreter that has them.
 $ESA_LIVE_LONG=1 (in `make test-all`) draws more strings for the tokenizers, and makes the tables of characters anew."""
+import json
 import os
 import re
 import shutil
@@ -83,8 +84,8 @@ def main():
         if newer:                                       # from prompt to pixels; older versions have other sigmas
             makers.append(["pipeline.py", model, at("pipeline.safetensors")])
             programs_run.append("test_pipeline")
-        for maker in makers:
-            subprocess.run([python, os.path.join(tools, maker[0])] + maker[1:], check=True)
+        subprocess.run([python, os.path.join(source, "tests", "model", "run_makers.py"), tools],
+                       input=json.dumps(makers), text=True, check=True, env=dict(os.environ, OMP_NUM_THREADS="1"))
         print(f"diffusers {version}")
         failed = tables_differ(source, python) if long else 0
         for program in programs_run:

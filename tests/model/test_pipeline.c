@@ -309,7 +309,7 @@ static void limited_free(void *user, void *ptr, uint64_t bytes)
 static void decoder_too_large(void **state)
 {
     (void)state;
-    uint64_t limit = 200000000;
+    uint64_t limit = 50000000;
     esa_ctx *ctx;
     esa_frames *frames;
     esa_ctx_params cp = esa_ctx_params_default();
@@ -321,12 +321,12 @@ static void decoder_too_large(void **state)
     esa_model *model = open_model(ctx);
     watcher w = { 0 };
     esa_generate_params p = tiny();
-    p.height = p.width = 512;
+    p.height = p.width = 256;
     p.frames = 1;
-    p.vae_tile = 512;
+    p.vae_tile = 256;
     p.progress = watch;
     p.progress_user = &w;
-    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_MEMORY, "512 x 512",
+    assert_refused(ctx, esa_generate(model, &frames, &p, NULL), ESA_ERR_MEMORY, "256 x 256",
                    "in these tiles", NULL);
     assert_int_equal(w.last_stage, ESA_STAGE_TEXT);
     p.vae_tile = 0;
@@ -336,7 +336,7 @@ static void decoder_too_large(void **state)
     w = (watcher){ 0 };
     assert_int_equal(esa_generate(model, &frames, &p, &stats), ESA_OK);
     print_message("tiles of %d pixels\n", (int)stats.vae_tile);
-    assert_true(stats.vae_tile > 0 && stats.vae_tile < 512);
+    assert_true(stats.vae_tile > 0 && stats.vae_tile < 256);
     esa_frames_free(frames);
     limit = 4000000; /* too little for any tile */
     w = (watcher){ 0 };

@@ -97,7 +97,9 @@ class SessionParams(C.Structure):
                 ("first_head", C.c_int32), ("total_heads", C.c_int32), ("order_every", C.c_int32),
                 ("share_branches", C.c_int32), ("density", C.POINTER(C.c_double)), ("work", C.c_double),
                 ("plan", C.c_void_p), ("sigma", C.POINTER(C.c_double)), ("probe", C.POINTER(C.c_double)),
-                ("probe_count", C.c_int32), ("work_or_least", C.c_int32), ("reserved", _Reserved)]
+                ("probe_count", C.c_int32), ("work_or_least", C.c_int32), ("steps16_first", C.c_int32),
+                ("steps16_last", C.c_int32), ("layers16_count", C.c_int32), ("reserved0", C.c_int32),
+                ("layers16", C.POINTER(C.c_int32)), ("reserved", C.c_int64 * 1)]
 
 
 class SessionStats(C.Structure):
@@ -106,7 +108,7 @@ class SessionStats(C.Structure):
                 ("masks_loaded", C.c_int64), ("density_asked", C.c_double), ("density", C.c_double),
                 ("mass", C.c_double), ("select_seconds", C.c_double), ("attention_seconds", C.c_double),
                 ("device_bytes", C.c_int64), ("kernel", C.c_char * 32), ("work", C.c_double),
-                ("work_asked", C.c_double), ("reserved", C.c_int64 * 2)]
+                ("work_asked", C.c_double), ("eight_calls", C.c_int64), ("reserved", C.c_int64 * 1)]
 
 
 class MaskFileInfo(C.Structure):

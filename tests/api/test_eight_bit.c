@@ -1,0 +1,524 @@
+/* test_eight_bit.c - attention in 8 bits against the textbook in double, and its rules for NaN,
+ * exact rows and calls that run in 16 bits instead.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Bounds: a number that is rounded to E4M3 has a relative error of 2.65 % in the mean square (3
+ * bits of mantissa: 1/16 / sqrt(3), times 0.74 for the spread of mantissas). P and v are rounded.
+ * If values vary around 0, the output is a sum of terms P v of random sign, and so is its error: it
+ * has sqrt(2) 2.65 % = 3.7 %. Keys and queries in int8 add less than 1 %. Every case must stay
+ * below BOUND. On a GPU without an 8-bit kernel for a case, the case runs in 16 bits, which is
+ * better. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/attention_case.h"
+#include "common/naive.h"
+#include "common/on_gpu.h"
+
+#define BOUND     0.05
+/* The sum of P carries the errors of its terms: 2.65 % if one term is nearly all of it. */
+#define LSE_BOUND 0.04
+
+static int32_t level_of[8];
+static int levels;
+
+static int find_levels(void **state)
+{
+    int native;
+    (void)state;
+    find_test_levels(level_of, &native);
+    levels = native;
+    printf("%d levels, seed %llu\n", levels, (unsigned long long)test_seed());
+    return levels ? 0 : -1;
+}
+
+/* Levels take turns: they differ in the order of f32 sums alone. */
+static void check(attention_case c)
+{
+    static int turn;
+    const int i = turn++ % levels;
+    double lse;
+    c.precision = 8;
+    const double error = attention_error(&c, level_of[i], 2, &lse);
+    if (error > BOUND || lse > LSE_BOUND || isnan(error))
+        fail_msg("Nq %lld Nk %lld D %lld dtype %d blocks %dx%d density %g tail %d fine %d order %d "
+                 "level %d: relative error %.4f (bound %g), lse %.4f (bound %g)",
+                 (long long)c.Nq, (long long)c.Nk, (long long)c.D, c.dtype, c.block_q, c.block_k,
+                 c.density, c.tail, c.fine, c.order, level_of[i], error, BOUND, lse, LSE_BOUND);
+}
+
+/* Dense and with a mask, each tail, each dtype, head dims, ragged blocks, grouped heads. */
+static void shapes(void **state)
+{
+    static const int64_t size[][3] = { { 200, 300, 64 }, { 129, 257, 128 }, { 70, 150, 40 } };
+    static const int32_t block[][2] = { { 128, 128 }, { 64, 128 }, { 48, 32 } };
+    (void)state;
+    for (int i = 0; i < 3; i++)
+        for (int32_t dtype = 0; dtype < 3; dtype++)
+            for (int kind = 0; kind < 4; kind++)
+                check((attention_case){ .B = 2,
+                                        .Hq = 4,
+                                        .Hkv = dtype == ESA_DTYPE_F16 ? 2 : 4,
+                                        .Nq = size[i][0],
+                                        .Nk = size[i][1],
+                                        .D = size[i][2],
+                                        .dtype = dtype,
+                                        .block_q = block[i][0],
+                                        .block_k = block[i][1],
+                                        .density = kind ? 0.5 : -1.0,
+                                        .tail = kind == 2   ? ESA_TAIL_POOLED
+                                                : kind == 3 ? ESA_TAIL_LEVELS
+                                                            : ESA_TAIL_NONE,
+                                        .fine = kind == 3 ? 4 : 0,
+                                        .refined = 0.5,
+                                        .bsnd = kind % 3,
+                                        .pad = kind == 1 ? 3 : 0,
+                                        .misalign = kind == 2 ? 2 : 0 });
+}
+
+/* More than 128 blocks, so that the tail has several stages of block means and of fine means. */
+static void long_tails(void **state)
+{
+    (void)state;
+    for (int32_t tail = ESA_TAIL_POOLED; tail <= ESA_TAIL_LEVELS; tail += 2)
+        check((attention_case){ .B = 1,
+                                .Hq = 1,
+                                .Hkv = 1,
+                                .Nq = 64,
+                                .Nk = 16 * 300 - 5,
+                                .D = 32,
+                                .dtype = ESA_DTYPE_F32,
+                                .block_q = 64,
+                                .block_k = 16,
+                                .density = 0.1,
+                                .tail = tail,
+                                .fine = tail == ESA_TAIL_LEVELS ? 4 : 0,
+                                .refined = 0.4 });
+}
+
+static void orders_and_text(void **state)
+{
+    static const int32_t order[] = { ESA_ORDER_TILE3D, ESA_ORDER_HILBERT, ESA_ORDER_ADAPTIVE };
+    (void)state;
+    for (int i = 0; i < 3; i++)
+        check((attention_case){ .B = 2,
+                                .Hq = 2,
+                                .Hkv = 1,
+                                .Nq = 5 * 9 * 7 + 10 + 23,
+                                .Nk = 5 * 9 * 7 + 10 + 23,
+                                .D = 64,
+                                .dtype = ESA_DTYPE_BF16,
+                                .block_q = 64,
+                                .block_k = 128,
+                                .density = 0.6,
+                                .tail = ESA_TAIL_POOLED,
+                                .order = order[i],
+                                .grid = { 5, 9, 7 },
+                                .text_front = 10,
+                                .text_back = 23,
+                                .broadcast = i == 1 });
+}
+
+/* Lengths, among them none at all: such rows are 0 and their LSE is -inf. */
+static void lengths(void **state)
+{
+    static const int32_t kv_len[] = { 300, 0, 129, 1 };
+    (void)state;
+    for (int kind = 0; kind < 3; kind++)
+        check((attention_case){ .B = 4,
+                                .Hq = 2,
+                                .Hkv = 2,
+                                .Nq = 60,
+                                .Nk = 300,
+                                .D = 64,
+                                .dtype = ESA_DTYPE_BF16,
+                                .block_q = 32,
+                                .block_k = 64,
+                                .density = kind ? 0.5 : -1.0,
+                                .tail = kind == 2 ? ESA_TAIL_POOLED : ESA_TAIL_NONE,
+                                .kv_len = kv_len });
+}
+
+/* Keys and values far from 0: their centre costs nothing. Channels that are larger than the others
+ * cost accuracy of q and k, but not much at eight times the size. */
+static void centres_and_outliers(void **state)
+{
+    (void)state;
+    for (int kind = 0; kind < 3; kind++) {
+        attention_case c = { .B = 1,
+                             .Hq = 2,
+                             .Hkv = 2,
+                             .Nq = 256,
+                             .Nk = 512,
+                             .D = 64,
+                             .dtype = ESA_DTYPE_F32,
+                             .block_q = 128,
+                             .block_k = 128,
+                             .density = kind == 1 ? -1.0 : 0.5,
+                             .tail = kind == 2 ? ESA_TAIL_POOLED : ESA_TAIL_NONE,
+                             .range = 0.5,
+                             .outliers = 16,
+                             .precision = 8 };
+        check(c);
+        c.outliers = 0;
+        c.precision = 8;
+        double lse, plain = attention_error(&c, level_of[0], 2, &lse);
+        c.offset = 20.0;
+        const double shifted = attention_error(&c, level_of[0], 2, &lse);
+        /* The output is 20 times as large and its error is the same, or it would be near BOUND. On
+         * a GPU 16-bit kernels stand in for f32: their error grows with the output. */
+        if (!on_gpu()) assert_true(shifted < 0.1 * plain);
+        assert_true(shifted < BOUND && lse < LSE_BOUND);
+    }
+}
+
+/* The error does not grow with the length. Up to 8 % more are chance: 64 x 64 outputs. */
+static void no_growth(void **state)
+{
+    (void)state;
+    double first = 0.0;
+    for (int64_t n = 1024; n <= 16384; n *= 4) {
+        const attention_case c = { .B = 1,
+                                   .Hq = 1,
+                                   .Hkv = 1,
+                                   .Nq = 64,
+                                   .Nk = n,
+                                   .D = 64,
+                                   .dtype = ESA_DTYPE_F32,
+                                   .density = -1.0,
+                                   .precision = 8 };
+        double lse;
+        const double error = attention_error(&c, level_of[0], 2, &lse);
+        printf("%lld keys: relative error %.4f, lse %.5f\n", (long long)n, error, lse);
+        if (n == 1024) first = error;
+        assert_true(error <= 1.08 * first + 1e-6);
+    }
+}
+
+/* ---------------------------------------------------------------- small calls by hand */
+
+enum { H = 2, N = 300, D = 48, BLOCK = 64, BLOCKS = (N + BLOCK - 1) / BLOCK };
+
+typedef struct small {
+    float q[H * N * D], k[H * N * D], v[H * N * D], o[H * N * D], lse[H * N];
+    esa_ctx *ctx;
+} small;
+
+static small *fresh(void)
+{
+    small *s = calloc(1, sizeof *s);
+    s->ctx = level_ctx(level_of[0], 2);
+    float *const part[] = { s->q, s->k, s->v };
+    for (int i = 0; i < 3; i++) {
+        const esa_tensor t = esa_tensor_bnsd(part[i], ESA_DTYPE_F32, 1, H, N, D);
+        tensor_fill(&t, test_seed() + 40 + (uint64_t)i, 1.0);
+    }
+    return s;
+}
+
+static esa_mask *diagonal(const small *s) /* query block i keeps key block i only */
+{
+    esa_mask_info info = { .struct_size = sizeof info,
+                           .block_q = BLOCK,
+                           .block_k = BLOCK,
+                           .B = 1,
+                           .H = H,
+                           .Nq = N,
+                           .Nk = N };
+    info.layout = esa_layout_default();
+    int32_t count[H * BLOCKS], index[H * BLOCKS];
+    for (int i = 0; i < H * BLOCKS; i++) {
+        count[i] = 1;
+        index[i] = i % BLOCKS;
+    }
+    esa_mask *mask;
+    assert_int_equal(esa_mask_from_lists(s->ctx, &mask, &info, count, index, 1), ESA_OK);
+    return mask;
+}
+
+static void attend(small *s, const esa_mask *mask, const esa_attention_params *given)
+{
+    const esa_tensor q = esa_tensor_bnsd(s->q, ESA_DTYPE_F32, 1, H, N, D),
+                     k = esa_tensor_bnsd(s->k, ESA_DTYPE_F32, 1, H, N, D),
+                     v = esa_tensor_bnsd(s->v, ESA_DTYPE_F32, 1, H, N, D),
+                     o = esa_tensor_bnsd(s->o, ESA_DTYPE_F32, 1, H, N, D),
+                     lse = esa_tensor_bnsd(s->lse, ESA_DTYPE_F32, 1, H, N, 1);
+    esa_attention_params p = *given;
+    p.lse = &lse;
+    if (esa_attention(s->ctx, &q, &k, &v, &o, mask, &p)) fail_msg("%s", esa_ctx_error(s->ctx));
+}
+
+static void done(small *s, esa_mask *mask)
+{
+    esa_mask_free(mask);
+    esa_ctx_free(s->ctx);
+    free(s);
+}
+
+static int row_is_nan(const small *s, int64_t h, int64_t n)
+{
+    int64_t count = 0;
+    for (int64_t d = 0; d < D; d++) count += isnan(s->o[(h * N + n) * D + d]) != 0;
+    assert_true(count == 0 || count == D);
+    return count == D;
+}
+
+/* NaN or infinity in q spreads to the 128 positions that share its scale, and to no other row. */
+static void odd_queries(void **state)
+{
+    (void)state;
+    small *s = fresh();
+    esa_attention_params p = esa_attention_params_default();
+    p.precision = 8;
+    esa_mask *mask = diagonal(s);
+    attend(s, mask, &p);
+    float *before = malloc(sizeof s->o);
+    memcpy(before, s->o, sizeof s->o);
+    s->q[(N + 130) * D + 7] = INFINITY;
+    attend(s, mask, &p);
+    for (int64_t h = 0; h < H; h++)
+        for (int64_t n = 0; n < N; n++) {
+            const int odd = h == 1 && n / 128 == 1;
+            assert_int_equal(row_is_nan(s, h, n), odd);
+            assert_int_equal(isnan(s->lse[h * N + n]) != 0, odd);
+            if (!odd) assert_memory_equal(s->o + (h * N + n) * D, before + (h * N + n) * D, D * 4);
+        }
+    free(before);
+    done(s, mask);
+}
+
+/* NaN in k reaches the rows that compute its block, or that use its mean. */
+static void odd_keys(void **state)
+{
+    (void)state;
+    small *s = fresh();
+    esa_attention_params p = esa_attention_params_default();
+    p.precision = 8;
+    esa_mask *mask = diagonal(s);
+    s->k[(N + 2 * BLOCK + 3) * D + 11] = NAN;
+    for (int32_t tail = ESA_TAIL_NONE; tail <= ESA_TAIL_POOLED; tail++) {
+        p.tail = tail;
+        attend(s, mask, &p);
+        for (int64_t h = 0; h < H; h++)
+            for (int64_t n = 0; n < N; n++)
+                assert_int_equal(row_is_nan(s, h, n), h == 1 && (tail || n / BLOCK == 2));
+    }
+    done(s, mask);
+}
+
+/* NaN or infinity in v reaches one channel of the rows that meet it. */
+static void odd_values(void **state)
+{
+    (void)state;
+    small *s = fresh();
+    esa_attention_params p = esa_attention_params_default();
+    p.precision = 8;
+    esa_mask *mask = diagonal(s);
+    s->v[(BLOCK + 3) * D + 5] = -INFINITY;
+    for (int32_t tail = ESA_TAIL_NONE; tail <= ESA_TAIL_POOLED; tail++) {
+        p.tail = tail;
+        attend(s, mask, &p);
+        for (int64_t h = 0; h < H; h++)
+            for (int64_t n = 0; n < N; n++)
+                for (int64_t d = 0; d < D; d++)
+                    assert_int_equal(isnan(s->o[(h * N + n) * D + d]) != 0,
+                                     h == 0 && d == 5 && (tail || n / BLOCK == 1));
+        for (int64_t i = 0; i < H * N; i++) assert_true(isfinite(s->lse[i]));
+    }
+    done(s, mask);
+}
+
+/* Keys beyond kv_len are never read: whatever stands there, the bits are the same. */
+static void beyond_the_length(void **state)
+{
+    static const int32_t kv_len[1] = { 200 };
+    (void)state;
+    small *s = fresh();
+    esa_attention_params p = esa_attention_params_default();
+    p.precision = 8;
+    p.tail = ESA_TAIL_POOLED;
+    p.kv_len = kv_len;
+    esa_mask *mask = diagonal(s);
+    attend(s, mask, &p);
+    float *before = malloc(sizeof s->o);
+    memcpy(before, s->o, sizeof s->o);
+    for (int64_t h = 0; h < H; h++)
+        for (int64_t i = 200 * D; i < N * D; i++) s->k[h * N * D + i] = s->v[h * N * D + i] = NAN;
+    attend(s, mask, &p);
+    assert_memory_equal(before, s->o, sizeof s->o);
+    free(before);
+    done(s, mask);
+}
+
+/* Rows of P sum to 1, so equal values come out as they went in, from blocks and from means. */
+static void equal_values(void **state)
+{
+    (void)state;
+    small *s = fresh();
+    esa_attention_params p = esa_attention_params_default();
+    p.precision = 8;
+    p.tail = ESA_TAIL_POOLED;
+    esa_mask *mask = diagonal(s);
+    for (int64_t i = 0; i < H * N * D; i++) s->v[i] = (float)(i % D) - 3.25f;
+    attend(s, mask, &p);
+    for (int64_t i = 0; i < H * N * D; i++)
+        assert_true(fabsf(s->o[i] - s->v[i]) <= 1e-6f * fabsf(s->v[i])); /* f32 sums */
+    done(s, mask);
+}
+
+/* Exact rows have 16 bits: they are those of a dense call in 16 bits, bit for bit. */
+static void exact_rows(void **state)
+{
+    (void)state;
+    small *s = fresh();
+    esa_attention_params p = esa_attention_params_default();
+    esa_mask *mask = diagonal(s);
+    p.precision = 8;
+    p.tail = ESA_TAIL_POOLED;
+    p.exact_rows = 2;
+    attend(s, mask, &p);
+    float *eight = malloc(sizeof s->o);
+    memcpy(eight, s->o, sizeof s->o);
+    p.precision = 16;
+    attend(s, mask, &p);
+    int64_t same = 0;
+    for (int64_t n = 0; n < H * N; n++) same += memcmp(eight + n * D, s->o + n * D, D * 4) == 0;
+    if (!on_gpu() || on_stand_in()) assert_int_equal(same, H * BLOCKS * 2);
+    free(eight);
+    done(s, mask);
+}
+
+/* The same bits for any number of threads. */
+static void threads(void **state)
+{
+    (void)state;
+    const attention_case c = { .B = 1,
+                               .Hq = 4,
+                               .Hkv = 2,
+                               .Nq = 300,
+                               .Nk = 400,
+                               .D = 64,
+                               .dtype = ESA_DTYPE_BF16,
+                               .block_q = 64,
+                               .block_k = 64,
+                               .density = 0.4,
+                               .tail = ESA_TAIL_LEVELS,
+                               .fine = 4,
+                               .refined = 0.5,
+                               .precision = 8 };
+    for (int i = 0; i < levels; i++) {
+        int64_t bytes, other;
+        void *one = attention_bits(&c, level_of[i], 1, &bytes),
+             *three = attention_bits(&c, level_of[i], 3, &other);
+        assert_int_equal(bytes, other);
+        assert_memory_equal(one, three, (size_t)bytes);
+        free(one);
+        free(three);
+    }
+}
+
+/* Which calls run in 8 bits, by the name of the kernel; and 0 means 16. */
+static void names(void **state)
+{
+    static const struct {
+        int32_t precision, causal, tail, eight;
+    } call[] = { { 8, 0, ESA_TAIL_NONE, 1 },     { 8, 0, ESA_TAIL_POOLED, 1 },
+                 { 8, 0, ESA_TAIL_LEVELS, 1 },   { 8, 1, ESA_TAIL_NONE, 0 },
+                 { 8, 0, ESA_TAIL_CENTROID, 0 }, { 16, 0, ESA_TAIL_NONE, 0 },
+                 { 0, 0, ESA_TAIL_NONE, 0 } };
+    (void)state;
+    if (on_gpu() && !on_stand_in()) return; /* f32: no GPU has 8 bits for it */
+    small *s = fresh();
+    esa_shapes shapes = esa_shapes_default();
+    shapes.B = 1;
+    shapes.Hq = shapes.Hkv = H;
+    shapes.Nq = shapes.Nk = N;
+    shapes.D = D;
+    esa_mask *mask = diagonal(s);
+    const esa_tensor t = esa_tensor_bnsd(s->q, ESA_DTYPE_F32, 1, H, N, D),
+                     o = esa_tensor_bnsd(s->o, ESA_DTYPE_F32, 1, H, N, D);
+    on_gpu_set(0);
+    for (size_t i = 0; i < sizeof call / sizeof call[0]; i++) {
+        esa_attention_params p = esa_attention_params_default();
+        p.precision = call[i].precision;
+        p.causal = call[i].causal;
+        p.tail = call[i].tail;
+        esa_plan *plan;
+        assert_int_equal(esa_plan_create(s->ctx, &plan, &shapes, NULL, &p), ESA_OK);
+        const char *name = esa_plan_kernel(plan, mask, &t, &t, &t, &o);
+        assert_int_equal(strcmp(name, "cpu-8bit") == 0, call[i].eight);
+        esa_plan_free(plan);
+    }
+    on_gpu_set(-1);
+    done(s, mask);
+}
+
+/* A plan announces enough memory, for calls in 8 bits and for those in 16 bits instead. */
+static void workspace(void **state)
+{
+    (void)state;
+    small *s = fresh();
+    esa_mask *mask = diagonal(s);
+    esa_shapes shapes = esa_shapes_default();
+    shapes.B = 1;
+    shapes.Hq = shapes.Hkv = H;
+    shapes.Nq = shapes.Nk = N;
+    shapes.D = D;
+    const esa_tensor q = esa_tensor_bnsd(s->q, ESA_DTYPE_F32, 1, H, N, D),
+                     k = esa_tensor_bnsd(s->k, ESA_DTYPE_F32, 1, H, N, D),
+                     v = esa_tensor_bnsd(s->v, ESA_DTYPE_F32, 1, H, N, D),
+                     o = esa_tensor_bnsd(s->o, ESA_DTYPE_F32, 1, H, N, D);
+    if (on_gpu()) mask = (esa_mask_free(mask), NULL); /* masks of plans lie on the GPU */
+    for (int32_t tail = ESA_TAIL_NONE; tail <= ESA_TAIL_LEVELS; tail++) {
+        esa_attention_params p = esa_attention_params_default();
+        p.precision = 8;
+        p.tail = tail;
+        esa_plan *plan;
+        int64_t bytes;
+        assert_int_equal(esa_plan_create(s->ctx, &plan, &shapes, NULL, &p), ESA_OK);
+        assert_int_equal(esa_plan_workspace(plan, &bytes), ESA_OK);
+        guarded ws = guard_alloc(bytes + ESA_WORKSPACE_ALIGN, 0);
+        char *from = (char *)(((uintptr_t)ws.data + ESA_WORKSPACE_ALIGN - 1) / ESA_WORKSPACE_ALIGN *
+                              ESA_WORKSPACE_ALIGN);
+        char *const end = from + bytes;
+        memset(end, 0x5a, (size_t)((char *)ws.data + ws.bytes - end));
+        for (int dense = 0; dense < 2; dense++) {
+            const esa_mask *m = dense ? NULL : mask;
+            assert_int_equal(esa_plan_attention(plan, m, &q, &k, &v, &o, NULL, from), ESA_OK);
+            for (char *c = end; c < (char *)ws.data + ws.bytes; c++) assert_int_equal(*c, 0x5a);
+        }
+        assert_true(guard_check(&ws));
+        guard_free(&ws);
+        esa_plan_free(plan);
+    }
+    done(s, mask);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(shapes),
+        cmocka_unit_test(long_tails),
+        cmocka_unit_test(orders_and_text),
+        cmocka_unit_test(lengths),
+        cmocka_unit_test(centres_and_outliers),
+        cmocka_unit_test(no_growth),
+        cmocka_unit_test(odd_queries),
+        cmocka_unit_test(odd_keys),
+        cmocka_unit_test(odd_values),
+        cmocka_unit_test(beyond_the_length),
+        cmocka_unit_test(equal_values),
+        cmocka_unit_test(exact_rows),
+        cmocka_unit_test(threads),
+        cmocka_unit_test(names),
+        cmocka_unit_test(workspace),
+    };
+    return cmocka_run_group_tests(tests, find_levels, NULL);
+}

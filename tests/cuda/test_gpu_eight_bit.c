@@ -1,0 +1,410 @@
+/* test_gpu_eight_bit.c - attention in 8 bits on the GPU against the CPU, which defines what is
+ * right, and against the textbook in double.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Both round the same numbers, but their f32 sums differ in the last bits, and the GPU may choose
+ * another centre for the keys. A number near the middle of two codes then falls the other way. If
+ * logits differ by d, a share d / STEP of all P changes by one step, STEP = 0.09 of its size in the
+ * mean, so the outputs differ by sqrt(d STEP):
+ *
+ *   the same centre      d ~ 1e-4 (products and exp2 in f32)          0.3 %
+ *   another centre       d ~ 4e-3 (all codes of k are rounded anew)   1.9 %
+ *
+ * Two results whose roundings have nothing in common would differ by sqrt(2) 3.7 % = 5.3 %, which
+ * the bound on the difference excludes. The error of the GPU against the textbook must be that of
+ * the CPU, but for chance and the rounding of the output to the dtype.
+ *
+ * The plan says which kernel runs. Where it has no 8 bits, the case must be as good as 16 bits. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/half.h"
+#include "common/attention_case.h"
+#include "common/naive.h"
+#include "common/on_gpu.h"
+
+#define APART 0.03
+
+static int cases, wrong, runs[2]; /* runs in 8 bits and in 16 */
+
+static int start(void **state)
+{
+    (void)state;
+    printf("seed %llu\n", (unsigned long long)test_seed());
+    return 0;
+}
+
+/* "8bit" or "16": what a dense call runs in, or one with a mask and a tail. */
+static const char *kernel_of(int32_t dtype, int64_t D, int32_t causal, int32_t tail)
+{
+    esa_ctx *ctx = level_ctx(GPU_BEST, 1);
+    void *memory;
+    const int64_t bytes = 256 * D * 4;
+    assert_int_equal(esa_device_alloc(ctx, &memory, 2 * bytes), ESA_OK);
+    esa_tensor t = esa_tensor_bnsd(memory, dtype, 1, 1, 256, D), o = t;
+    t.device = o.device = ESA_DEVICE_CUDA;
+    o.data = (char *)memory + bytes;
+    esa_shapes s = esa_shapes_default();
+    s.dtype = dtype;
+    s.device = ESA_DEVICE_CUDA;
+    s.B = s.Hq = s.Hkv = 1;
+    s.Nq = s.Nk = 256;
+    s.D = D;
+    esa_attention_params p = esa_attention_params_default();
+    p.precision = 8;
+    p.causal = causal;
+    p.tail = tail;
+    esa_select_params select = esa_select_params_default(ESA_SELECT_RANDOM);
+    select.block_q = select.block_k = 128;
+    esa_plan *plan;
+    esa_mask *mask = NULL;
+    on_gpu_set(1);
+    assert_int_equal(esa_plan_create(ctx, &plan, &s, &select, &p), ESA_OK);
+    if (tail) {
+        assert_int_equal(esa_mask_create(plan, &mask), ESA_OK);
+        assert_int_equal(esa_plan_select(plan, mask, &t, &t, NULL), ESA_OK);
+    }
+    const char *name = esa_plan_kernel(plan, mask, &t, &t, &t, &o);
+    if (!*name) fail_msg("%s", esa_ctx_error(ctx));
+    esa_mask_free(mask);
+    esa_plan_free(plan);
+    on_gpu_set(-1);
+    esa_device_free(ctx, memory);
+    /* The name is static storage of the plugin, which stays loaded while a ctx uses it. */
+    const char *found = strstr(name, "8bit") ? "8bit" : "16";
+    printf("dtype %d D %lld causal %d tail %d: %s\n", dtype, (long long)D, causal, tail, name);
+    esa_ctx_free(ctx);
+    return found;
+}
+
+static int eight(int32_t dtype, int64_t D, int32_t causal, int32_t tail)
+{
+    return strcmp(kernel_of(dtype, D, causal, tail), "8bit") == 0;
+}
+
+/* Hopper has 8-bit kernels for its two short types; causal calls and centroids never have them. */
+static void names(void **state)
+{
+    (void)state;
+    esa_ctx *ctx = level_ctx(GPU_BEST, 1);
+    esa_device_info info = { .struct_size = sizeof info };
+    assert_int_equal(esa_device_get_info(ctx, &info), ESA_OK);
+    const int hopper = strcmp(info.kernels, "sm90a") == 0;
+    esa_ctx_free(ctx);
+    for (int32_t dtype = ESA_DTYPE_F16; dtype <= ESA_DTYPE_BF16; dtype++)
+        for (int32_t tail = ESA_TAIL_NONE; tail <= ESA_TAIL_LEVELS; tail++) {
+            const int has = eight(dtype, 128, 0, tail);
+            if (hopper) assert_int_equal(has, tail != ESA_TAIL_CENTROID);
+            assert_false(eight(dtype, 128, 1, tail));
+        }
+}
+
+static int finish(void **state)
+{
+    (void)state;
+    const int failed = wrong;
+    printf("%d cases in 8 bits, %d in 16\n", runs[0], runs[1]);
+    if (wrong) printf("%d of %d wrong\n", wrong, cases);
+    cases = wrong = runs[0] = runs[1] = 0;
+    return failed ? -1 : 0;
+}
+
+/* Outputs and LSE of a case in double; the caller frees. */
+static double *outputs(const attention_case *c, int gpu, double **lse)
+{
+    int64_t bytes;
+    on_gpu_set(gpu);
+    char *bits = attention_bits(c, gpu ? GPU_BEST : ESA_CPU_BEST, 2, &bytes);
+    on_gpu_set(-1);
+    const int64_t rows = c->B * c->Hq * c->Nq, n = rows * c->D, size = esa_dtype_size(c->dtype);
+    /* Without padding the elements lie side by side, whatever the order of heads and tokens. */
+    assert_int_equal(bytes, n * size + rows * 4);
+    double *out = malloc((size_t)n * 8);
+    *lse = malloc((size_t)rows * 8);
+    for (int64_t i = 0; i < n; i++) out[i] = (double)esa_load_f32(bits, i, c->dtype);
+    for (int64_t i = 0; i < rows; i++)
+        (*lse)[i] = (double)esa_load_f32(bits + n * size, i, ESA_DTYPE_F32);
+    free(bits);
+    return out;
+}
+
+static double apart(const double *a, const double *b, int64_t n)
+{
+    double difference = 0.0, all = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+        difference += (a[i] - b[i]) * (a[i] - b[i]);
+        all += b[i] * b[i];
+    }
+    return all > 0.0 ? sqrt(difference / all) : difference > 0.0 ? (double)INFINITY : 0.0;
+}
+
+static double lse_apart(const double *a, const double *b, int64_t rows)
+{
+    double worst = 0.0;
+    for (int64_t i = 0; i < rows; i++) {
+        const double d = a[i] == b[i] ? 0.0 : fabs(a[i] - b[i]);
+        if (!(d <= worst)) worst = isnan(d) ? (double)INFINITY : d;
+    }
+    return worst;
+}
+
+/* Asked once per dtype, D and kind of tail. */
+static int runs_in_8_bits(const attention_case *c)
+{
+    static int known[3][2][4]; /* 0: not asked yet */
+    int *answer = &known[c->dtype][c->D == 128][c->tail];
+    if (!*answer) *answer = 1 + eight(c->dtype, c->D, 0, c->tail);
+    return *answer - 1;
+}
+
+/* Prints a wrong case and goes on; the teardown makes the test fail. */
+static void check(attention_case c)
+{
+    static int number;
+    if (getenv("ESA_TEST_SMALL") && number++ % 7) return;
+    c.precision = 8;
+    double *lse[2], *const cpu = outputs(&c, 0, &lse[0]), *const gpu = outputs(&c, 1, &lse[1]);
+    const int64_t rows = c.B * c.Hq * c.Nq;
+    const double between = apart(gpu, cpu, rows * c.D),
+                 between_lse = lse_apart(lse[1], lse[0], rows);
+    double unused;
+    on_gpu_set(0);
+    const double of_cpu = attention_error(&c, ESA_CPU_BEST, 2, &unused);
+    on_gpu_set(1);
+    const double of_gpu = attention_error(&c, GPU_BEST, 2, &unused);
+    on_gpu_set(-1);
+    /* Few outputs leave more to chance: 4 / sqrt(n). The output itself has 8 or 11 bits. */
+    const double chance = 4.0 / sqrt((double)(rows * c.D));
+    const int bits8 = runs_in_8_bits(&c);
+    const int right = !bits8 ? of_gpu <= 0x1p-7
+                             : between <= APART && between_lse <= 0.03 &&
+                                   of_gpu <= of_cpu * (1.05 + chance) + 0x1p-8;
+    runs[!bits8]++;
+    cases++;
+    wrong += !right;
+    if (!right || getenv("ESA_TEST_VERBOSE"))
+        printf("%s %d bits B %lld Hq %lld Hkv %lld Nq %lld Nk %lld D %lld dtype %d density %g tail "
+               "%d fine "
+               "%d order %d kv_len %d: apart %.4f, lse %.4f; errors %.4f (GPU) and %.4f (CPU)\n",
+               right ? "ok" : "WRONG", bits8 ? 8 : 16, (long long)c.B, (long long)c.Hq,
+               (long long)c.Hkv, (long long)c.Nq, (long long)c.Nk, (long long)c.D, c.dtype,
+               c.density, c.tail, c.fine, c.order, c.kv_len ? (int)c.kv_len[0] : -1, between,
+               between_lse, of_gpu, of_cpu);
+    free(cpu);
+    free(gpu);
+    free(lse[0]);
+    free(lse[1]);
+}
+
+static void both_dims(attention_case c)
+{
+    for (c.D = 64; c.D <= 128; c.D += 64) check(c);
+}
+
+/* Lengths around the edges of tiles, dense and with a mask, both short types. */
+static void lengths(void **state)
+{
+    static const int64_t size[][2] = { { 1, 1 },     { 1, 129 },  { 127, 127 }, { 128, 128 },
+                                       { 129, 255 }, { 257, 64 }, { 383, 385 }, { 513, 1030 } };
+    (void)state;
+    for (size_t i = 0; i < sizeof size / sizeof size[0]; i++)
+        for (int dense = 0; dense < 2; dense++)
+            both_dims((attention_case){ .B = 1,
+                                        .Hq = 2,
+                                        .Hkv = 2,
+                                        .Nq = size[i][0],
+                                        .Nk = size[i][1],
+                                        .dtype = i % 2 ? ESA_DTYPE_BF16 : ESA_DTYPE_F16,
+                                        .block_q = 128,
+                                        .block_k = 128,
+                                        .density = dense ? -1.0 : 0.6 });
+}
+
+/* Masks from empty to full, each tail, 128 and 256 rows per query block. */
+static void tails(void **state)
+{
+    static const double density[] = { 0.0, 0.15, 0.6, 1.0 };
+    (void)state;
+    for (int32_t block_q = 128; block_q <= 256; block_q += 128)
+        for (size_t i = 0; i < 4; i++)
+            for (int32_t tail = ESA_TAIL_NONE; tail <= ESA_TAIL_LEVELS; tail++)
+                both_dims((attention_case){ .B = 1,
+                                            .Hq = 2,
+                                            .Hkv = 1,
+                                            .Nq = 390,
+                                            .Nk = 900,
+                                            .dtype = i % 2 ? ESA_DTYPE_BF16 : ESA_DTYPE_F16,
+                                            .block_q = block_q,
+                                            .block_k = 128,
+                                            .density = density[i],
+                                            .tail = tail,
+                                            .fine = tail == ESA_TAIL_LEVELS ? 8 : 0,
+                                            .refined = 0.5,
+                                            .offset = i % 2 ? 2.0 : 0.0 });
+}
+
+/* More than 128 blocks: several stages of block means and of fine means, 2 to 16 per block. */
+static void long_tails(void **state)
+{
+    (void)state;
+    for (int32_t fine = 0; fine <= 16; fine = fine ? fine * 2 : 2)
+        check((attention_case){ .B = 1,
+                                .Hq = 1,
+                                .Hkv = 1,
+                                .Nq = 150,
+                                .Nk = 128 * 140 - 37,
+                                .D = 128,
+                                .dtype = ESA_DTYPE_BF16,
+                                .block_q = 128,
+                                .block_k = 128,
+                                .density = 0.1,
+                                .tail = fine ? ESA_TAIL_LEVELS : ESA_TAIL_POOLED,
+                                .fine = fine,
+                                .refined = 0.4 });
+}
+
+static void orders_and_text(void **state)
+{
+    static const int32_t order[] = { ESA_ORDER_TILE, ESA_ORDER_TILE3D, ESA_ORDER_HILBERT,
+                                     ESA_ORDER_ADAPTIVE };
+    (void)state;
+    for (int i = 0; i < 4; i++)
+        for (int32_t tail = ESA_TAIL_NONE; tail <= ESA_TAIL_POOLED; tail++)
+            both_dims((attention_case){ .B = 2,
+                                        .Hq = 4,
+                                        .Hkv = 2,
+                                        .Nq = 5 * 9 * 11 + 10 + 23,
+                                        .Nk = 5 * 9 * 11 + 10 + 23,
+                                        .dtype = ESA_DTYPE_BF16,
+                                        .block_q = 128,
+                                        .block_k = 128,
+                                        .density = 0.5,
+                                        .tail = tail,
+                                        .order = order[i],
+                                        .grid = { 5, 9, 11 },
+                                        .text_front = 10,
+                                        .text_back = 23,
+                                        .bsnd = i % 2,
+                                        .broadcast = i == 2 });
+}
+
+static void batches_and_lengths(void **state)
+{
+    static const int32_t kv_len[] = { 300, 0, 129, 1 };
+    (void)state;
+    for (int32_t bsnd = 0; bsnd < 2; bsnd++)
+        for (int kind = 0; kind < 4; kind++)
+            both_dims((attention_case){ .B = 4,
+                                        .Hq = 6,
+                                        .Hkv = 2,
+                                        .Nq = 150,
+                                        .Nk = 300,
+                                        .dtype = ESA_DTYPE_BF16,
+                                        .block_q = 128,
+                                        .block_k = 128,
+                                        .bsnd = bsnd,
+                                        .density = kind ? 0.6 : -1.0,
+                                        .tail = kind == 2   ? ESA_TAIL_POOLED
+                                                : kind == 3 ? ESA_TAIL_LEVELS
+                                                            : ESA_TAIL_NONE,
+                                        .fine = kind == 3 ? 4 : 0,
+                                        .refined = 0.5,
+                                        .kv_len = kv_len });
+}
+
+/* Centres far from 0 and channels of unequal size. */
+static void centres_and_outliers(void **state)
+{
+    (void)state;
+    for (int kind = 0; kind < 4; kind++)
+        both_dims((attention_case){ .B = 1,
+                                    .Hq = 2,
+                                    .Hkv = 2,
+                                    .Nq = 400,
+                                    .Nk = 700,
+                                    .dtype = ESA_DTYPE_F16,
+                                    .block_q = 128,
+                                    .block_k = 128,
+                                    .density = kind % 2 ? 0.5 : -1.0,
+                                    .tail = kind % 2 ? ESA_TAIL_POOLED : ESA_TAIL_NONE,
+                                    .range = 0.7,
+                                    .offset = kind < 2 ? 6.0 : 0.0,
+                                    .outliers = kind < 2 ? 0 : 16 });
+}
+
+/* A longer call does not have larger errors. Up to 5 % more are chance. */
+static void no_growth(void **state)
+{
+    (void)state;
+    double first = 0.0;
+    const int64_t most = getenv("ESA_TEST_SMALL") ? 4096 : 65536;
+    for (int64_t n = 1024; n <= most; n *= 4) {
+        const attention_case c = { .B = 1,
+                                   .Hq = 1,
+                                   .Hkv = 1,
+                                   .Nq = 128,
+                                   .Nk = n,
+                                   .D = 128,
+                                   .dtype = ESA_DTYPE_F16,
+                                   .density = -1.0,
+                                   .precision = 8 };
+        double lse;
+        on_gpu_set(1);
+        const double error = attention_error(&c, GPU_BEST, 2, &lse);
+        on_gpu_set(-1);
+        printf("%lld keys: relative error %.4f, lse %.5f\n", (long long)n, error, lse);
+        if (n == 1024) first = error;
+        assert_true(error <= 1.05 * first);
+    }
+}
+
+/* The same call twice gives the same bits. */
+static void same_bits(void **state)
+{
+    (void)state;
+    attention_case c = { .B = 1,
+                         .Hq = 8,
+                         .Hkv = 8,
+                         .Nq = 1500,
+                         .Nk = 1500,
+                         .D = 128,
+                         .dtype = ESA_DTYPE_BF16,
+                         .block_q = 128,
+                         .block_k = 128,
+                         .tail = ESA_TAIL_POOLED,
+                         .precision = 8 };
+    for (int dense = 0; dense < 2; dense++) {
+        c.density = dense ? -1.0 : 0.3;
+        int64_t bytes;
+        on_gpu_set(1);
+        void *one = attention_bits(&c, GPU_BEST, 1, &bytes),
+             *two = attention_bits(&c, GPU_BEST, 1, &bytes);
+        on_gpu_set(-1);
+        assert_memory_equal(one, two, (size_t)bytes);
+        free(one);
+        free(two);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(names),
+        cmocka_unit_test_teardown(lengths, finish),
+        cmocka_unit_test_teardown(tails, finish),
+        cmocka_unit_test_teardown(long_tails, finish),
+        cmocka_unit_test_teardown(orders_and_text, finish),
+        cmocka_unit_test_teardown(batches_and_lengths, finish),
+        cmocka_unit_test_teardown(centres_and_outliers, finish),
+        cmocka_unit_test(no_growth),
+        cmocka_unit_test(same_bits),
+    };
+    return cmocka_run_group_tests(tests, start, NULL);
+}
