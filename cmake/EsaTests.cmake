@@ -228,8 +228,12 @@ endif()
 add_executable(make_recording tests/cli/make_recording.c)
 esa_compile_settings(make_recording)
 target_link_libraries(make_recording PRIVATE esa_static)
+set(only "")
+if(ESA_SANITIZE)
+  set(only --command)
+endif()
 add_test(NAME cli.esa COMMAND python3 ${checks}/cli/check_cli.py $<TARGET_FILE:esa_cli>
-         $<TARGET_FILE:make_recording> $<TARGET_FILE:esa_stand_in>)
+         $<TARGET_FILE:make_recording> $<TARGET_FILE:esa_stand_in> ${only})
 set_tests_properties(cli.esa PROPERTIES LABELS cli TIMEOUT 900 COST 40)
 add_test(NAME cli.schemas COMMAND python3 ${checks}/cli/check_schemas.py $<TARGET_FILE:esa_cli>
          $<TARGET_FILE:make_recording> $<TARGET_FILE:esa_stand_in>

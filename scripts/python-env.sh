@@ -28,7 +28,8 @@ rm -rf "$folder"
 run "$base" -m venv "$folder"
 # The CPU build of torch first, by its full name: plain torch would bring gigabytes of CUDA along. If no configured
 # index has it, torch's own does.
-pip=("$python" -m pip install --disable-pip-version-check)
+# Python compiles the modules that the tests import, a part of all, when it first meets them.
+pip=("$python" -m pip install --disable-pip-version-check --no-compile)
 version=$(sed -n 's/^torch==//p' "$requirements")
 if [ -n "$version" ] && ! "${pip[@]}" "torch==$version+cpu" >"$log" 2>&1; then
     run "${pip[@]}" --index-url https://download.pytorch.org/whl/cpu "torch==$version"

@@ -47,7 +47,8 @@ build() {   # build PRESET [target...]: configures and builds; a build that fail
 
 run_ctest() {   # run_ctest PRESET FILE [ctest arguments]: prints the results, writes FILE as JUnit
     local preset=$1 file=$2; shift 2
-    ctest --preset "$preset" -j "$jobs" --no-tests=error --output-junit "$file" --test-output-size-passed 10000000 \
+    # One more than there are cores: many tests wait for a signal, a child or the disk.
+    ctest --preset "$preset" -j $((jobs + 1)) --no-tests=error --output-junit "$file" --test-output-size-passed 10000000 \
         "$@" 2>&1 | grep -vE '^\s*Start +[0-9]+:'
 }
 

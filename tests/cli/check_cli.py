@@ -232,8 +232,9 @@ class Install(Base):
 
     def test_absolute_folders(self):
         subprocess.run([
-            "cmake", "-S", self.ROOT, "-B", self.dir, "-DESA_TESTS=OFF", "-DCMAKE_INSTALL_PREFIX=/some/where",
-            "-DCMAKE_INSTALL_LIBDIR=/far/lib", "-DCMAKE_INSTALL_INCLUDEDIR=/far/include"
+            "cmake", "-S", self.ROOT, "-B", self.dir, "-DESA_TESTS=OFF", "-DESA_CUDA=OFF",
+            "-DCMAKE_INSTALL_PREFIX=/some/where", "-DCMAKE_INSTALL_LIBDIR=/far/lib",
+            "-DCMAKE_INSTALL_INCLUDEDIR=/far/include"
         ], check=True, capture_output=True)
         text = kit.read(self.path("esa.pc"), "r")
         self.assertIn("\nlibdir=/far/lib\n", text)
@@ -779,4 +780,6 @@ class Gpu(Base):
 
 
 if __name__ == "__main__":
+    if "--command" in sys.argv[4:]:             # under sanitizers: without what runs scripts and CMake instead
+        del Setup, Install
     unittest.main(argv=["check_cli", "-v"])

@@ -350,7 +350,9 @@ static void layers(void **state)
     for (size_t i = 0; i < sizeof layer / sizeof layer[0]; i++)
         for (int n = 0; n < 3; n++) {
             const int32_t type = n ? F8 : BF16;
-            const product_case c = { .rows = layer[i].rows,
+            /* offsets beyond 32 bits are a matter of the GPU */
+            const int64_t rows = layer[i].rows;
+            const product_case c = { .rows = on_stand_in() && rows > 512 ? rows / 32 + 3 : rows,
                                      .in = small ? layer[i].in / 256 * 4 + 16 : layer[i].in,
                                      .out = small ? layer[i].out / 512 + 5 : layer[i].out,
                                      .x = type,

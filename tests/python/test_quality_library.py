@@ -131,23 +131,27 @@ def test_loop_is_the_pipelines():
     assert torch.allclose(got, want, atol=1e-4 * float(want.abs().max()))
 
 
-def test_command_goes_on(tmp_path):
+def test_command_goes_on(tmp_path, monkeypatch):
+    """Once as a command; the run that goes on is in this process, which has imported everything already."""
     torch.save(embeds([EVAL[0], ""]), tmp_path / "embeds.pt")
     out = tmp_path / "out.json"
 
-    def call(*words):
+    def line(*words):
         sizes = (x for name, value in SIZE.items() for x in (f"--{name}", str(value)))
-        subprocess.run([sys.executable, FOLDER / "library.py", "--model", MODEL, "--embeds", tmp_path / "embeds.pt",
-                        "--device", "cpu", "--threads", "1", "--keep", tmp_path / "keep", "--out", out, *sizes,
-                        *words], check=True, capture_output=True, text=True,
-                       env={**os.environ, "PYTHONPATH": str(FOLDER.parents[1] / "python")})
-        return json.loads(out.read_text())["runs"]
-    one, = call("--runs", "selector=dense", "--clips", "1")
+        return [str(word) for word in (FOLDER / "library.py", "--model", MODEL, "--embeds", tmp_path / "embeds.pt",
+                                       "--device", "cpu", "--threads", "1", "--keep", tmp_path / "keep", "--out", out,
+                                       *sizes, *words)]
+    subprocess.run([sys.executable, *line("--runs", "selector=dense", "--clips", "1")], check=True, capture_output=True,
+                   text=True, env={**os.environ, "PYTHONPATH": str(FOLDER.parents[1] / "python")})
+    one, = json.loads(out.read_text())["runs"]
     # dense through the library: rounding alone, less than a grey level anywhere
     assert one["clips"][0]["psnr"] > 60 and one["clips"][0]["work"] == 1.0
     # masks and orders made once, because a clip as short as this one cannot pay for more
     some = "some: work=0.8 block=16 exact_rows=0 refresh_every=0 order_every=0"
-    both = call("--runs", f"selector=dense; {some}", "--clips", "2")
+    monkeypatch.setattr(sys, "argv", line("--runs", f"selector=dense; {some}", "--clips", "2"))
+    with torch.no_grad():                                   # main turns gradients off, and here they come back
+        library.main()
+    both = json.loads(out.read_text())["runs"]
     assert [len(r["clips"]) for r in both] == [2, 2]
     assert both[0]["clips"][0] == one["clips"][0]           # not made again
     some = both[1]["clips"]
