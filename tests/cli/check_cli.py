@@ -575,7 +575,7 @@ class Recordings(Base):
 class Bench(Base):
     FIELDS = {
         "shape", "dtype", "kernel", "selector", "tail", "density_asked", "density", "seconds", "seconds_median",
-        "gflops", "of_sgemm", "speedup_vs_dense", "select_seconds", "order_seconds", "peak_extra_bytes"
+        "gflops", "of_sgemm", "precision", "speedup_vs_dense", "select_seconds", "order_seconds", "peak_extra_bytes"
     }
 
     def test_json(self):
