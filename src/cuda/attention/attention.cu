@@ -7,7 +7,7 @@
 // for and first states (with a tail), then the kernel. attention.cuh has the contract between
 // preparing and computing.
 #include "cuda/attention/attention.cuh"
-#include "cuda/runtime/prepare.cuh"
+#include "cuda/attention/prepare.cuh"
 
 #include <string.h>
 
@@ -15,15 +15,48 @@
 // before the mask is known, so it always has room for the tail that is asked for.
 static bool has_tail(const esa_attn_args *a) { return a->tail != ESA_TAIL_NONE && a->count; }
 
-static prepared carve_parts(carve *ws, const esa_attn_args *a)
+static void carve_quantised(carve *ws, quantised *q, const esa_attn_args *a, int64_t nk_pad)
+{
+    const int64_t D = a->D, heads = a->B * a->Hkv;
+    q->nq = ceil_div(a->Nq, (int64_t)RUN_8BIT), q->nk = ceil_div(a->Nk, (int64_t)RUN_8BIT);
+    q->nk_pad = nk_pad;
+    q->q = ws->take<int8_t>(a->B * a->Hq * q->nq * RUN_8BIT * D);
+    q->k = ws->take<int8_t>(heads * q->nk * RUN_8BIT * D);
+    q->v = ws->take<uint8_t>(heads * q->nk * RUN_8BIT * D);
+    q->q_scale = ws->take<float>(a->B * a->Hq * q->nq);
+    q->k_scale = ws->take<float>(heads * q->nk);
+    q->v_scale = ws->take<float>(heads * D);
+    q->v_centre = ws->take<float>(heads * D);
+    q->k_centre = ws->take<float>(heads * D);
+    q->q_centre = ws->take<float>(a->B * a->Hq * a->Nq);
+    q->partial = ws->take<float>(heads * QUANTISE_PARTS * 4 * D);
+    if (a->tail == ESA_TAIL_NONE) return;
+    q->k_mean = ws->take<int8_t>(heads * nk_pad * D);
+    q->v_mean = ws->take<uint8_t>(heads * nk_pad * D);
+    if (a->tail != ESA_TAIL_LEVELS) return;
+    q->k_fine = ws->take<int8_t>(heads * q->nk * a->fine * D);
+    q->v_fine = ws->take<uint8_t>(heads * q->nk * a->fine * D);
+}
+
+static prepared carve_parts(carve *ws, const esa_cuda_device *dev, const esa_attn_args *a)
 {
     prepared p;
     memset(&p, 0, sizeof p);
+    p.eight_bit = sm90_8bit_takes(dev, a);
     const int64_t element = element_bytes(a->dtype), rows = a->B * a->Hq * a->nq;
     p.row_pitch = ceil_div(a->D * element, (int64_t)16) * 16 / element;
     p.next = ws->take<int32_t>(1);
     p.order = ws->take<int32_t>(rows);
     if (a->nq > ORDER_RUN) p.runs = ws->take<uint32_t>(rows);
+    const int64_t nk_pad = ceil_div(a->nk, (int64_t)128) * 128;
+    if (p.eight_bit) {
+        carve_quantised(ws, &p.q8, a, nk_pad);
+        if (a->tail == ESA_TAIL_NONE) return p;
+        p.nk_pad = nk_pad;
+        p.stands = ws->take<uint32_t>(rows * (nk_pad / 32));
+        if (a->tail == ESA_TAIL_LEVELS) p.fine_columns = ws->take<int32_t>(rows);
+        return p;
+    }
     if (a->perm_q) p.q = ws->take<char>(a->B * a->Hq * a->Nq * p.row_pitch * element);
     if (a->perm_k) {
         p.k = ws->take<char>(a->B * a->Hkv * a->Nk * p.row_pitch * element);
@@ -31,7 +64,7 @@ static prepared carve_parts(carve *ws, const esa_attn_args *a)
     }
     if (a->tail == ESA_TAIL_NONE) return p;
     p.mean_pitch = a->D <= 64 ? 64 : a->D <= 128 ? 128 : 256;
-    p.nk_pad = ceil_div(a->nk, (int64_t)128) * 128;
+    p.nk_pad = nk_pad;
     p.k_mean = ws->take<char>(a->B * a->Hkv * p.nk_pad * p.mean_pitch * element);
     p.v_mean = ws->take<char>(a->B * a->Hkv * p.nk_pad * p.mean_pitch * element);
     p.stands = ws->take<uint32_t>(rows * (p.nk_pad / 32));
@@ -82,6 +115,10 @@ static attention_job job_of(const esa_attn_args *args, const prepared *p)
     for (int i = 0; i < 2; ++i) job.scatter_stride[i] = args->perm_q_stride[i];
     job.next = p->next;
     job.order = args->count ? p->order : nullptr;
+    job.q8 = p->q8;
+    if (!a->lse) job.q8.q_centre = nullptr;
+    if (a->tail == ESA_TAIL_NONE) job.q8.k_mean = nullptr;
+    if (!fine) job.q8.k_fine = nullptr;
     if (a->tail == ESA_TAIL_NONE) return job;
     job.k_mean = p->k_mean;
     job.v_mean = p->v_mean;
@@ -102,22 +139,23 @@ struct kernel_choice {
 
 static kernel_choice choose(const esa_cuda_device *dev, const esa_attn_args *a)
 {
+    if (sm90_8bit_takes(dev, a)) return { "sm90a-8bit", sm90_8bit_launch };
     if (sm90_takes(dev, a)) return { "sm90a", sm90_launch };
     if (sm80_takes(dev, a)) return { "sm80", sm80_launch };
     return { "simt", simt_launch };
 }
 
-int64_t attention_workspace(const esa_cuda_device *, const esa_attn_args *args)
+int64_t attention_workspace(const esa_cuda_device *dev, const esa_attn_args *args)
 {
     carve ws(nullptr);
-    carve_parts(&ws, args);
+    carve_parts(&ws, dev, args);
     return ws.bytes();
 }
 
 const char *attention_kernel(const esa_cuda_device *dev, const esa_attn_args *args)
 {
     carve ws(nullptr);
-    const prepared parts = carve_parts(&ws, args);
+    const prepared parts = carve_parts(&ws, dev, args);
     const attention_job job = job_of(args, &parts);
     return choose(dev, &job.a).name;
 }
@@ -128,9 +166,10 @@ esa_status attention_run(esa_cuda_device *dev, const esa_attn_args *args, void *
     const current_device scope(dev->ordinal);
     const cudaStream_t stream = (cudaStream_t)stream_handle;
     carve ws(workspace);
-    const prepared parts = carve_parts(&ws, args);
+    const prepared parts = carve_parts(&ws, dev, args);
     const attention_job job = job_of(args, &parts);
-    esa_status status = gather_rows(dev, args, &parts, stream);
+    esa_status status = parts.eight_bit ? quantise(dev, args, &job.q8, stream)
+                                        : gather_rows(dev, args, &parts, stream);
     if (!status) status = row_order(dev, &job.a, &parts, stream);
     if (!status && job.a.tail != ESA_TAIL_NONE) status = tail_means(dev, &job.a, &parts, stream);
     if (!status && job.a.tail == ESA_TAIL_CENTROID)

@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "cuda/attention/quantise.cuh"
 #include "cuda/runtime/device.cuh"
 
 // Everything is in device memory, prepared on the stream before the kernel. Lists may hold blocks a
@@ -42,14 +43,21 @@ struct attention_job {
     // units (scale and log2(e) included); -inf if nothing stands in, and then o and l are 0.
     const float *state_o;           // [B][Hq][nq][mean_pitch]
     const float *state_m, *state_l; // [B][Hq][nq]
+
+    // 8 bit: q, k, v and their means. Views of a and means above are not used.
+    quantised q8;
 };
 
 // takes: 1 if the kernel takes this job. While counting, args holds only sizes, dtype, blocks and
 // scale. The kernels are asked in this order.
+// sm90.cu: precision 8, level, D 128, 16-bit input, no causality, no centroid tail, Bq 128/256, Bk
+// 128, 4 to 16 fine means, scale > 0. It reads no views, so the workspace knows the answer.
+bool sm90_8bit_takes(const esa_cuda_device *dev, const esa_attn_args *a);
 // sm90.cu: level, D 64/128, 16-bit, aligned views, Bq 128/256, Bk 64/128, scale > 0
 bool sm90_takes(const esa_cuda_device *dev, const esa_attn_args *a);
 // sm80.cu: 16-bit, any D and strides, Bq 64/128/256, Bk 64/128, scale > 0
 bool sm80_takes(const esa_cuda_device *dev, const esa_attn_args *a);
+esa_status sm90_8bit_launch(esa_cuda_device *dev, const attention_job *job, cudaStream_t stream);
 esa_status sm90_launch(esa_cuda_device *dev, const attention_job *job, cudaStream_t stream);
 esa_status sm80_launch(esa_cuda_device *dev, const attention_job *job, cudaStream_t stream);
 // simt.cu: everything else, including f32; correct, but slow

@@ -5,7 +5,7 @@
 // dst[b][h][n] = src[b][h][perm[b][h][n]]. A thread block copies ROWS rows of one head. Each thread
 // has PIECES loads in flight before its first store, so random rows still come at memory speed (a
 // row of D = 128 is two 128-byte lines).
-#include "cuda/runtime/prepare.cuh"
+#include "cuda/attention/prepare.cuh"
 
 namespace
 {

@@ -256,6 +256,7 @@ template <class T, class Piece> void launch_pieces(mean_plan plan, int64_t B, cu
     const size_t marks = (size_t)(warps * plan.stands.nk_pad / 8);
     // These come first, so that they finish while the means run.
     int64_t blocks = ceil_div(plan.stands.rows, (int64_t)warps);
+    plan.part[0].first = blocks; // also if there is no part
     bool ordered = false, fine = false;
     for (int i = 0; i < plan.parts; i++) {
         mean_part &part = plan.part[i];

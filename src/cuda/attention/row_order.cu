@@ -7,7 +7,7 @@
 // keys. Up to ORDER_RUN rows are ranked against each other in shared memory, spread over many
 // thread blocks. More rows are sorted in runs of ORDER_RUN, and a second launch adds up the places
 // of each key in all runs, found by bisection.
-#include "cuda/runtime/prepare.cuh"
+#include "cuda/attention/prepare.cuh"
 
 namespace
 {

@@ -74,6 +74,9 @@ kernel_args kernel_args_of(const attention_job *job)
     k.from_log2 = (float)(1.0 / (a->scale * LOG2_E));
     if (tail && a->tail == ESA_TAIL_POOLED)
         k.stands = job->stands, k.mean_stages = (int32_t)(job->nk_pad / STAGE_KEYS);
+    k.q_scale = job->q8.q_scale, k.k_scale = job->q8.k_scale;
+    k.v_scale = job->q8.v_scale, k.v_centre = job->q8.v_centre, k.q_centre = job->q8.q_centre;
+    k.k_fine = (const uint8_t *)job->q8.k_fine, k.v_fine = job->q8.v_fine;
     if (k.stands && job->fine_columns) {
         k.fine_columns = job->fine_columns, k.fine_index = a->fine_index;
         while (1 << k.fine_log2 < a->fine) ++k.fine_log2;
@@ -83,9 +86,35 @@ kernel_args kernel_args_of(const attention_job *job)
     return k;
 }
 
-} // namespace
+// Maps of the tiles of 8 bit: rows of 128 bytes, which are keys, or columns of values.
+bool make_maps8(attn_launch *l, const esa_cuda_device *dev, const attention_job *job)
+{
+    const esa_attn_args *a = &job->a;
+    const quantised &x = job->q8;
+    const auto make = [&](CUtensorMap *map, const void *data, int64_t H, int64_t rows) {
+        const int64_t stride[3] = { H * rows * 64, rows * 64, 64 }; // as if elements had 2 bytes
+        return make_map(map, dev, ESA_DTYPE_BF16, { data, stride, { a->B, H, rows } }, 64, TILE_Q,
+                        1);
+    };
+    return make(&l->q, x.q, a->Hq, x.nq * RUN_8BIT) && make(&l->k, x.k, a->Hkv, x.nk * RUN_8BIT) &&
+           make(&l->v, x.v, a->Hkv, x.nk * RUN_8BIT) &&
+           (!l->args.stands || (make(&l->k_mean, x.k_mean, a->Hkv, x.nk_pad) &&
+                                make(&l->v_mean, x.v_mean, a->Hkv, x.nk_pad)));
+}
 
-bool sm90_takes(const esa_cuda_device *dev, const esa_attn_args *a)
+attn_launch launch_of(const esa_cuda_device *dev, const attention_job *job, cudaStream_t stream)
+{
+    attn_launch l = {};
+    l.args = kernel_args_of(job);
+    l.D = (int32_t)job->a.D;
+    l.full = l.args.causal || l.args.stands || l.args.state_o;
+    l.blocks = dev->multiprocessors < l.args.tiles ? dev->multiprocessors : l.args.tiles;
+    l.stream = stream;
+    return l;
+}
+
+// What does not depend on views.
+bool takes_sizes(const esa_cuda_device *dev, const esa_attn_args *a)
 {
     if (dev->level < LEVEL_SM90A || !dev->encode_tiled) return false;
     if ((a->dtype != ESA_DTYPE_BF16 && a->dtype != ESA_DTYPE_F16) || (a->D != 64 && a->D != 128))
@@ -99,9 +128,38 @@ bool sm90_takes(const esa_cuda_device *dev, const esa_attn_args *a)
         return false;
     // Teams ask for tiles until there are none, so the counter exceeds the number of tiles by up to
     // one per team.
-    if (a->B * a->Hq >
-        (INT32_MAX - 4 * dev->multiprocessors) / (query_blocks(a) * tiles_per_block(a)))
+    return a->B * a->Hq <=
+           (INT32_MAX - 4 * dev->multiprocessors) / (query_blocks(a) * tiles_per_block(a));
+}
+
+} // namespace
+
+bool sm90_8bit_takes(const esa_cuda_device *dev, const esa_attn_args *a)
+{
+    if (a->precision != 8 || !takes_sizes(dev, a) || a->D != 128 || a->causal) return false;
+    if (a->count && a->block_k != RUN_8BIT) return false;
+    if (a->tail == ESA_TAIL_CENTROID) return false;
+    if (a->tail == ESA_TAIL_LEVELS && a->fine && a->fine != 4 && a->fine != 8 && a->fine != 16)
         return false;
+    // Thread blocks of one launch.
+    return a->B * a->Hkv <= 65535 && a->B * (a->Hq * ceil_div(a->Nq, (int64_t)RUN_8BIT) +
+                                             2 * a->Hkv * ceil_div(a->Nk, (int64_t)RUN_8BIT)) <=
+                                         INT32_MAX;
+}
+
+esa_status sm90_8bit_launch(esa_cuda_device *dev, const attention_job *job, cudaStream_t stream)
+{
+    attn_launch l = launch_of(dev, job, stream);
+    if (!make_maps8(&l, dev, job))
+        return device_fail(dev, ESA_ERR_UNSUPPORTED, "the driver refused a tensor map of 8 bit");
+    return device_check(dev,
+                        job->a.dtype == ESA_DTYPE_BF16 ? attn8_run<bf16>(l) : attn8_run<f16>(l),
+                        "the 8-bit sm90a attention kernel");
+}
+
+bool sm90_takes(const esa_cuda_device *dev, const esa_attn_args *a)
+{
+    if (!takes_sizes(dev, a)) return false;
     return fits_map({ a->q, a->q_stride, { a->B, a->Hq, a->Nq } }) &&
            fits_map({ a->k, a->k_stride, { a->B, a->Hkv, a->Nk } }) &&
            fits_map({ a->v, a->v_stride, { a->B, a->Hkv, a->Nk } });
@@ -109,12 +167,7 @@ bool sm90_takes(const esa_cuda_device *dev, const esa_attn_args *a)
 
 esa_status sm90_launch(esa_cuda_device *dev, const attention_job *job, cudaStream_t stream)
 {
-    attn_launch l = {};
-    l.args = kernel_args_of(job);
-    l.D = (int32_t)job->a.D;
-    l.full = l.args.causal || l.args.stands || l.args.state_o;
-    l.blocks = dev->multiprocessors < l.args.tiles ? dev->multiprocessors : l.args.tiles;
-    l.stream = stream;
+    attn_launch l = launch_of(dev, job, stream);
     if (!make_maps(&l, dev, job))
         return device_fail(dev, ESA_ERR_UNSUPPORTED,
                            "the driver refused a tensor map for q, k or v, whose strides are "

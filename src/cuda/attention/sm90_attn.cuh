@@ -24,6 +24,9 @@
 // sm90_attn_d128.cuh and sm90_attn_d64.cuh (main loops), sm90_attn_kernel.cuh (the kernel and its
 // launch), sm90_attn_bf16.cu and sm90_attn_f16.cu (instantiations), sm90.cu (accepted jobs, tensor
 // maps).
+//
+// The 8-bit kernel shares the producer, the teams and the store. Its keys and values come from
+// quantise.cu. sm90_8bit.cuh has what is different.
 #pragma once
 
 #include "cuda/attention/attention.cuh"
@@ -71,7 +74,16 @@ struct kernel_args {
     const uint16_t *fine_index;               // [mask_B][Hq][nq][cap], ascending
     const float *state_o, *state_m, *state_l; // [B][Hq][nq] x [D], [], []; null: no centroid tail
     float from_log2; // 1 / (scale log2(e)): logits in log2 units to unscaled ones
+    // 8 bit, as in attention_job
+    const float *q_scale, *k_scale, *v_scale, *v_centre, *q_centre;
+    const uint8_t *k_fine, *v_fine;
 };
+
+// 8 bit: the scales of the keys of kv head h of batch entry b.
+static __device__ __forceinline__ const float *key_scales(const kernel_args &a, int b, int h)
+{
+    return a.k_scale + ((int64_t)b * (a.Hq / a.group) + h) * a.nk;
+}
 
 struct attn_launch { // filled by sm90.cu
     kernel_args args;
@@ -83,7 +95,8 @@ struct attn_launch { // filled by sm90.cu
 struct tensor_maps { // those of attn_launch, as the kernel's parameters
     const CUtensorMap *q, *k, *v, *k_mean, *v_mean, *k_fine, *v_fine;
 };
-template <class T> cudaError_t attn_run(const attn_launch &l); // bf16, f16
+template <class T> cudaError_t attn_run(const attn_launch &l);  // bf16, f16
+template <class T> cudaError_t attn8_run(const attn_launch &l); // the same
 
 // How a multiprocessor is divided. The producers of all teams share one warpgroup, whose registers
 // go to the consumers. Its other warps are the helpers. setmaxnreg moves registers within what the
@@ -92,13 +105,15 @@ template <class T> cudaError_t attn_run(const attn_launch &l); // bf16, f16
 // D = 128: O, S, P and Q in registers leave room for one tile at a time. D = 64: with 64 keys per
 // step, S and P take half the registers, and two tiles at a time give four consumers that hide each
 // other's waits.
-template <int D> struct block_shape {
+//
+// BITS: of the elements in shared memory. With 8, a second accumulator takes what P and Q give.
+template <int D, int BITS = 16> struct block_shape {
     static constexpr int TEAMS = D == 128 ? 1 : 2;
     static constexpr int CONSUMERS = TEAMS * TEAM_CONSUMERS;
     static constexpr int HELPERS = 4 / TEAMS - 1; // per team
     static constexpr int THREADS = 128 * (CONSUMERS + 1);
     static constexpr int LAUNCH_REGS = 65536 / THREADS / 8 * 8;
-    static constexpr int CONSUMER_REGS = D == 128 ? 232 : 112;
+    static constexpr int CONSUMER_REGS = BITS == 8 ? 240 : D == 128 ? 232 : 112;
     static constexpr int PRODUCER_REGS = LAUNCH_REGS * (CONSUMERS + 1) - CONSUMERS * CONSUMER_REGS;
     static_assert(PRODUCER_REGS >= 24 && PRODUCER_REGS % 8 == 0, "what setmaxnreg takes");
 };
@@ -166,29 +181,22 @@ struct stage_note {
     int32_t unused[2];
 };
 
-constexpr int STAGES = 6; // with Q they fill 224 KB at D = 128, and twice 112 KB at D = 64
-
-template <int D> struct smem_plan {
-    // Q, K and V tiles are alike: [D/64][128 rows][64] swizzled.
-    static constexpr int TILE_BYTES = 128 * D * 2;
-    static constexpr int CHUNK_BYTES = 128 * 128; // one [128][64] chunk
-    static constexpr int RING = TILE_BYTES;       // after Q
-    static constexpr int NOTES = TILE_BYTES * (1 + STAGES);
-    // full[STAGES], empty[STAGES], q_full, q_empty
-    static constexpr int BARS = NOTES + STAGES * (int)sizeof(stage_note);
-    static constexpr int INFO = BARS + 8 * (2 * STAGES + 2);
-    static constexpr int FACTS = INFO + (int)sizeof(tile_info);
-    static constexpr int DESKS = (FACTS + (int)sizeof(tile_facts) + 15) & ~15;
-    static constexpr int HELPERS = block_shape<D>::HELPERS;
-    // ready[HELPERS], free[HELPERS]
-    static constexpr int DESK_BARS = DESKS + HELPERS * (int)sizeof(gather_job);
-    static constexpr int TEAM = (DESK_BARS + 8 * (2 * HELPERS) + 1023) & ~1023;
-    // Room to align the base to a swizzle atom.
-    static constexpr int BLOCK = block_shape<D>::TEAMS * TEAM + 1024;
-    static_assert(BLOCK <= 227 * 1024, "more shared memory than a block may have");
+// The same for 8 bit.
+struct stage_note8 {
+    float scale;    // of the keys
+    uint32_t flags; // NOTE_COLUMNS: every column has its own scale and bias, as below
+    uint32_t unused[2];
+    // Scale, and what the logit in log2 units gets: -inf if the column does not exist.
+    float2 column[STAGE_KEYS];
+};
+template <int BITS> struct note_of {
+    using type = stage_note;
+};
+template <> struct note_of<8> {
+    using type = stage_note8;
 };
 
-struct ring_pos {
+template <int STAGES> struct ring_at {
     uint32_t stage = 0, phase = 0;
     __device__ __forceinline__ void step()
     {
@@ -196,10 +204,38 @@ struct ring_pos {
     }
 };
 
-template <int D> struct smem_view {
-    using plan = smem_plan<D>;
+template <int D, int BITS = 16> struct smem_plan {
+    // 16 bit: with Q the stages fill 224 KB at D = 128, and twice 112 KB at D = 64.
+    static constexpr int STAGES = BITS == 8 ? 11 : 6;
+    using note = typename note_of<BITS>::type;
+    using ring = ring_at<STAGES>;
+    // Q, K and V tiles are alike: chunks of [128 rows][128 bytes], swizzled.
+    static constexpr int TILE_BYTES = 128 * D * BITS / 8;
+    static constexpr int CHUNK_BYTES = 128 * 128;
+    // 8 bit: each stage ends with 8 rows of ones, so that P V also gives the sums of P.
+    static constexpr int ONES_BYTES = BITS == 8 ? 8 * 128 : 0;
+    static constexpr int STAGE_BYTES = TILE_BYTES + ONES_BYTES;
+    static constexpr int RING = TILE_BYTES; // after Q
+    static constexpr int NOTES = RING + STAGES * STAGE_BYTES;
+    // full[STAGES], empty[STAGES], q_full, q_empty
+    static constexpr int BARS = NOTES + STAGES * (int)sizeof(note);
+    static constexpr int INFO = BARS + 8 * (2 * STAGES + 2);
+    static constexpr int FACTS = INFO + (int)sizeof(tile_info);
+    static constexpr int DESKS = (FACTS + (int)sizeof(tile_facts) + 15) & ~15;
+    static constexpr int HELPERS = block_shape<D, BITS>::HELPERS;
+    // ready[HELPERS], free[HELPERS]
+    static constexpr int DESK_BARS = DESKS + HELPERS * (int)sizeof(gather_job);
+    static constexpr int TEAM = (DESK_BARS + 8 * (2 * HELPERS) + 1023) & ~1023;
+    // Room to align the base to a swizzle atom.
+    static constexpr int BLOCK = block_shape<D, BITS>::TEAMS * TEAM + 1024;
+    static_assert(BLOCK <= 227 * 1024, "more shared memory than a block may have");
+};
+
+template <int D, int BITS = 16> struct smem_view {
+    using plan = smem_plan<D, BITS>;
+    static constexpr int STAGES = plan::STAGES;
     uint32_t base;
-    stage_note *notes; // [STAGES]; those of value stages are unused
+    typename plan::note *notes; // [STAGES]; those of value stages are unused
     tile_info *info;
     volatile tile_facts *facts; // volatile: read at each use, not kept in registers
     gather_job *desks;          // [HELPERS]
@@ -207,7 +243,7 @@ template <int D> struct smem_view {
     {
         const uint32_t a = smem_addr(raw);
         base = ((a + 1023) & ~1023u) + team * plan::TEAM;
-        notes = (stage_note *)(raw + (base - a) + plan::NOTES);
+        notes = (typename plan::note *)(raw + (base - a) + plan::NOTES);
         info = (tile_info *)(raw + (base - a) + plan::INFO);
         facts = (tile_facts *)(raw + (base - a) + plan::FACTS);
         desks = (gather_job *)(raw + (base - a) + plan::DESKS);
@@ -215,7 +251,7 @@ template <int D> struct smem_view {
     __device__ __forceinline__ uint32_t q() const { return base; }
     __device__ __forceinline__ uint32_t stage(uint32_t s) const
     {
-        return base + plan::RING + s * plan::TILE_BYTES;
+        return base + plan::RING + s * plan::STAGE_BYTES;
     }
     __device__ __forceinline__ uint32_t full(uint32_t s) const { return base + plan::BARS + 8 * s; }
     __device__ __forceinline__ uint32_t empty(uint32_t s) const

@@ -17,6 +17,7 @@ template <class T, bool FULL> struct consumer_d128 : team_member<128, FULL> {
     using base::sm;
     using base::soft;
     using plan = smem_plan<D>;
+    using ring_pos = typename plan::ring;
     float s[64];    // logits, then P, of the current stage
     uint32_t p[32]; // P of the stage in flight, 16-bit A fragments
     // Takes a third less shared-memory traffic than reading Q for every product.

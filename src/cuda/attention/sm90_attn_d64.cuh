@@ -20,6 +20,7 @@ template <class T, bool FULL> struct consumer_d64 : team_member<64, FULL> {
     using base::sm;
     using base::soft;
     using plan = smem_plan<D>;
+    using ring_pos = typename plan::ring;
     float s[32];    // logits, then P, of the current half
     uint32_t p[16]; // P of the half in flight, 16-bit A fragments
 

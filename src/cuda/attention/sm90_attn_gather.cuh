@@ -20,11 +20,11 @@ namespace sm90
 {
 
 // Puts jobs on the desks; lane 0 of the producer warp.
-template <int D> struct gather_queue {
-    static constexpr int HELPERS = block_shape<D>::HELPERS;
+template <int D, int BITS = 16> struct gather_queue {
+    static constexpr int HELPERS = block_shape<D, BITS>::HELPERS;
 
     // The number of the next helper, once its desk is free.
-    static __device__ __forceinline__ uint32_t next_desk(const smem_view<D> &sm)
+    static __device__ __forceinline__ uint32_t next_desk(const smem_view<D, BITS> &sm)
     {
         const uint32_t turn = sm.facts->asked, helper = turn % HELPERS;
         sm.facts->asked = turn + 1;
@@ -33,8 +33,8 @@ template <int D> struct gather_queue {
     }
 
     // The given stage of the ring, which is empty, gets stage `number` of the row's fine means.
-    static __device__ __forceinline__ void ask(const smem_view<D> &sm, bool values, int number,
-                                               uint32_t stage)
+    static __device__ __forceinline__ void ask(const smem_view<D, BITS> &sm, bool values,
+                                               int number, uint32_t stage)
     {
         const uint32_t helper = next_desk(sm);
         gather_job &job = sm.desks[helper];
@@ -45,12 +45,13 @@ template <int D> struct gather_queue {
         job.first = number * STAGE_KEYS;
         job.columns = sm.facts->fine - number * STAGE_KEYS;
         job.stage = (int32_t)stage;
-        mbar_arrive_tx(sm.full(stage), smem_plan<D>::TILE_BYTES);
+        // With 8 bit the helper copies without a tensor map, and arrives when it has finished.
+        if (BITS == 16) mbar_arrive_tx(sm.full(stage), smem_plan<D>::TILE_BYTES);
         mbar_arrive(sm.desk_ready(helper));
     }
 
     // Sends every helper home.
-    static __device__ __forceinline__ void close(const smem_view<D> &sm)
+    static __device__ __forceinline__ void close(const smem_view<D, BITS> &sm)
     {
         for (int i = 0; i < HELPERS; ++i) {
             const uint32_t helper = next_desk(sm);
@@ -83,10 +84,9 @@ DEV void gather(const kernel_args &a, const CUtensorMap *from, const smem_view<D
     }
 }
 
-// Takes job after job from the desk until the producer closes it.
-template <int D>
-DEV void help(const kernel_args &a, const tensor_maps &map, const smem_view<D> &sm, int helper,
-              int lane)
+// Takes job after job from the desk until the producer closes it. do_job(job): the whole warp.
+template <class View, class Work>
+DEV void help(const View &sm, int helper, int lane, const Work &do_job)
 {
     for (uint32_t phase = 0;; phase ^= 1) {
         mbar_wait(sm.desk_ready(helper), phase);
@@ -94,10 +94,7 @@ DEV void help(const kernel_args &a, const tensor_maps &map, const smem_view<D> &
         __syncwarp(); // all lanes have read the job
         if (job.stage < 0) return;
         if (lane == 0) mbar_arrive(sm.desk_free(helper));
-        if (job.values)
-            gather<D>(a, map.v_fine, sm, job, lane);
-        else
-            gather<D>(a, map.k_fine, sm, job, lane);
+        do_job(job);
     }
 }
 

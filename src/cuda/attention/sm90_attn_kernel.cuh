@@ -46,8 +46,12 @@ __global__ void __launch_bounds__(block_shape<D>::THREADS, 1)
         const tensor_maps maps = { &qm, &km, &vm, &k_mean, &v_mean, &k_fine, &v_fine };
         if (team < S::TEAMS)
             producer<D, FULL>(a, maps, sm, lane).run(blockIdx.x + gridDim.x * team);
-        else if (FULL && a.fine_columns)
-            help<D>(a, maps, smem_view<D>(raw, team % S::TEAMS), team / S::TEAMS - 1, lane);
+        else if (FULL && a.fine_columns) {
+            const smem_view<D> helped(raw, team % S::TEAMS);
+            help(helped, team / S::TEAMS - 1, lane, [&](const gather_job &job) {
+                gather<D>(a, job.values ? &v_fine : &k_fine, helped, job, lane);
+            });
+        }
     } else {
         regs_raise<S::CONSUMER_REGS>();
         typename consumer_of<T, D, FULL>::type c(a, sm, team, warp % (4 * TEAM_CONSUMERS), lane);

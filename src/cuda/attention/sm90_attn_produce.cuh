@@ -30,34 +30,37 @@ DEV uint32_t first_columns(int n, int w)
     return n >= 32 * w + 32 ? ~0u : n <= 32 * w ? 0u : (1u << (n - 32 * w)) - 1;
 }
 
-template <int D, bool FULL> struct producer {
-    using plan = smem_plan<D>;
+template <int D, bool FULL, int BITS = 16> struct producer {
+    using plan = smem_plan<D, BITS>;
     static constexpr bool VALUES_FOLLOW = D == 64; // the ring's order
     const kernel_args &a;
     const tensor_maps &map;
-    const smem_view<D> &sm;
+    const smem_view<D, BITS> &sm;
     const int lane;
-    ring_pos ring;
+    typename plan::ring ring;
 
     // The current tile, together with sm.facts.
     int blocks;             // listed blocks to visit
     int entry, entry_ahead; // this lane's entry of the current and of the next 32
+    float entry_scale;      // 8 bit: the scale of this lane's entry
 
     enum { MEANS = -1, FINE = -2 }; // signs
     struct stage_source {
         // List block of each half; or the number of a stage of means or of fine means, and a sign.
         int block[2];
+        float scale; // 8 bit: of a list block
         __device__ __forceinline__ bool means() const { return FULL && block[1] < 0; }
         __device__ __forceinline__ bool fine() const { return FULL && block[1] == FINE; }
     };
 
     __device__ __forceinline__ producer(const kernel_args &a, const tensor_maps &map,
-                                        const smem_view<D> &sm, int lane)
+                                        const smem_view<D, BITS> &sm, int lane)
         : a(a), map(map), sm(sm), lane(lane)
     {
     }
 
-    __device__ __forceinline__ bool halves() const { return a.Bk != STAGE_KEYS; }
+    // The 8-bit kernel has whole stages only.
+    __device__ __forceinline__ bool halves() const { return BITS == 16 && a.Bk != STAGE_KEYS; }
     // Number of stages from the list.
     __device__ __forceinline__ int listed() const { return halves() ? (blocks + 1) / 2 : blocks; }
     __device__ __forceinline__ int keys() const
@@ -98,10 +101,17 @@ template <int D, bool FULL> struct producer {
     // entries ahead of its use.
     __device__ __forceinline__ int get(int i)
     {
+        if (BITS == 8 && !a.count && (i & 31) == 0) entry_scale = scale_of(blocks - 1 - i - lane);
         if (!a.count) return blocks - 1 - i;
-        if ((i & 31) == 0)
+        if ((i & 31) == 0) {
             entry = i ? entry_ahead : fetch(lane), entry_ahead = fetch(i + 32 + lane);
+            if (BITS == 8) entry_scale = scale_of(entry);
+        }
         return __shfl_sync(~0u, entry, i & 31);
+    }
+    __device__ __forceinline__ float scale_of(int block) const
+    {
+        return block < 0 ? 0.0f : key_scales(a, sm.facts->b, sm.facts->h)[block];
     }
 
     // Bits of the stages of means from .. from + 31 that hold a mean that stands in.
@@ -140,6 +150,7 @@ template <int D, bool FULL> struct producer {
             s.block[0] = s.fine() ? at / tail : next_means();
         } else if (!halves()) {
             s.block[0] = s.block[1] = get(j);
+            if (BITS == 8) s.scale = __shfl_sync(~0u, entry_scale, j & 31);
         } else {
             const int odd = blocks & 1, at = max(0, 2 * j - odd);
             s.block[1] = get(at);
@@ -205,12 +216,40 @@ template <int D, bool FULL> struct producer {
         if (FULL || FIRST) note.flags = flags;
     }
 
+    // The same for 8 bit, by the whole warp.
+    template <bool FIRST>
+    __device__ __forceinline__ void write_note8(stage_note8 &note, const stage_source &s) const
+    {
+        const int keys = this->keys(), there = min(STAGE_KEYS, keys - s.block[0] * STAGE_KEYS);
+        const bool means = s.means(), columns = means || (FIRST && there < STAGE_KEYS);
+        if (columns) {
+            __syncwarp(); // the stage is empty
+            uint32_t bits = first_columns(there, lane / 8);
+            if (means) bits = ((const uint32_t *)(stands() + s.block[0]))[lane / 8];
+#pragma unroll 1
+            for (int c = 4 * lane; c < 4 * lane + 4; ++c) {
+                const int j = s.block[0] * STAGE_KEYS + c; // the block that a mean stands in for
+                float2 column = make_float2(0.0f, -INFINITY);
+                if (bits >> (c & 31) & 1) {
+                    column.x = means ? scale_of(j) : s.scale;
+                    column.y = means ? __log2f((float)min(STAGE_KEYS, keys - j * STAGE_KEYS)) : 0;
+                }
+                note.column[c] = column;
+            }
+            __syncwarp();
+        }
+        if (lane == 0) {
+            if (!columns) note.scale = s.scale;
+            if (FULL || FIRST) note.flags = columns ? NOTE_COLUMNS : 0;
+        }
+    }
+
     // Fills the next stage of the ring, or has a helper fill it; lane 0 only.
     __device__ __forceinline__ void fill(const CUtensorMap *from, const CUtensorMap *from_means,
                                          bool values, const stage_source &s) const
     {
         if (s.fine()) {
-            gather_queue<D>::ask(sm, values, s.block[0], ring.stage);
+            gather_queue<D, BITS>::ask(sm, values, s.block[0], ring.stage);
             return;
         }
         const uint32_t bar = sm.full(ring.stage), dst = sm.stage(ring.stage);
@@ -229,7 +268,12 @@ template <int D, bool FULL> struct producer {
     }
     template <bool FIRST> __device__ __forceinline__ void load_keys(const stage_source &s)
     {
-        if (lane == 0) {
+        if constexpr (BITS == 8) {
+            if (lane == 0) mbar_wait(sm.empty(ring.stage), ring.phase ^ 1);
+            // A helper that gathers keys also writes their note.
+            if (!s.fine()) write_note8<FIRST>(sm.notes[ring.stage], s);
+            if (lane == 0) fill(map.k, map.k_mean, false, s);
+        } else if (lane == 0) {
             mbar_wait(sm.empty(ring.stage), ring.phase ^ 1);
             write_note<FIRST>(sm.notes[ring.stage], s);
             fill(map.k, map.k_mean, false, s);
@@ -322,14 +366,14 @@ template <int D, bool FULL> struct producer {
         }
         while (item < a.tiles) {
             tile(item);
-            if (lane == 0) item = gridDim.x * block_shape<D>::TEAMS + atomicAdd(a.next, 1);
+            if (lane == 0) item = gridDim.x * block_shape<D, BITS>::TEAMS + atomicAdd(a.next, 1);
             item = __shfl_sync(~0u, item, 0); // the warp has finished with the facts
         }
         if (lane == 0) {
             mbar_wait(sm.q_empty(), sm.facts->q_phase);
             sm.info->n = -1;
             mbar_arrive(sm.q_full());
-            if (FULL && a.fine_columns) gather_queue<D>::close(sm);
+            if (FULL && a.fine_columns) gather_queue<D, BITS>::close(sm);
         }
     }
 };

@@ -74,6 +74,7 @@ DEV void store_tile(const kernel_args &a, const tile_info &t, const float (&o)[D
 
 template <int D, bool FULL> struct team_member {
     using plan = smem_plan<D>;
+    using ring_pos = typename plan::ring;
     const kernel_args &a;
     const smem_view<D> &sm;
     const int team, wg, warp, lane; // wg: warpgroup of the team; warp: of the warpgroup

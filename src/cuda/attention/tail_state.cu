@@ -15,7 +15,7 @@
 // the mask saves.
 #include "cuda/runtime/lanes.cuh"
 #include "cuda/attention/means.cuh"
-#include "cuda/runtime/prepare.cuh"
+#include "cuda/attention/prepare.cuh"
 
 #include <math.h>
 
@@ -267,16 +267,19 @@ esa_status tail_means(esa_cuda_device *dev, const esa_attn_args *a, const prepar
     };
     plan.D = D;
     plan.pitch = (int32_t)p->mean_pitch;
-    bool wide = add(a->k, p->k_mean, a->kv_len, a->k_stride, a->Hkv, a->Nk, a->block_k, nk, nk_pad,
-                    a->dtype);
-    wide = add(a->v, p->v_mean, a->kv_len, a->v_stride, a->Hkv, a->Nk, a->block_k, nk, nk_pad,
-               a->dtype) &&
-           wide;
+    bool wide = true;
+    if (p->k_mean) { // in 8 bit quantise makes the means
+        wide = add(a->k, p->k_mean, a->kv_len, a->k_stride, a->Hkv, a->Nk, a->block_k, nk, nk_pad,
+                   a->dtype);
+        wide = add(a->v, p->v_mean, a->kv_len, a->v_stride, a->Hkv, a->Nk, a->block_k, nk, nk_pad,
+                   a->dtype) &&
+               wide;
+    }
     if (a->tail == ESA_TAIL_CENTROID)
         wide = add(a->q, p->q_mean, nullptr, a->q_stride, a->Hq, a->Nq, a->block_q, nq, nq,
                    ESA_DTYPE_F32) &&
                wide;
-    if (a->fine_count) {
+    if (p->k_mean && a->fine_count) {
         plan.part[0].fine = plan.part[1].fine = a->fine;
         plan.part[0].fine_dst = p->k_fine, plan.part[1].fine_dst = p->v_fine;
     }

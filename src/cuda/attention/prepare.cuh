@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "cuda/attention/quantise.cuh"
 #include "cuda/runtime/views.cuh"
 
 // Parts of the workspace of one call; null if the call does not need them. Shapes
@@ -20,6 +21,9 @@ struct prepared {
     void *k_fine, *v_fine;
     int32_t *fine_columns;
     float *state_o, *state_m, *state_l;
+    // 8 bit: instead of the rows and means above.
+    bool eight_bit;
+    quantised q8;
 };
 
 // Rows of a head that are ranked against each other in shared memory. More rows are ranked in runs

@@ -1,0 +1,311 @@
+// sm90_8bit.cuh - the consumer of the 8-bit Hopper kernel: INT8 logits, E4M3 probabilities.
+// SPDX-License-Identifier: Apache-2.0
+//
+// What differs from 16 bit (docs/precision.md has the arithmetic, lab/sm90_8bit the ladder):
+//
+//   - A stage of keys has one scale. Its logits are integers times (scale of q) (scale of k).
+//   - Values come transposed and in the order of slots (quantise.cuh), so P needs no shuffles.
+//   - Hopper adds 8-bit products with about 14 bits. So every stage of P V starts from zero in
+//     an accumulator t of its own, and o = o alpha + t is in f32.
+//   - The stage of values ends with rows of ones. The product then also gives the sums of the
+//     rounded P, which cost 64 additions per thread otherwise (8 % of the time).
+//   - Q stays in shared memory: registers are needed for the second accumulator.
+//   - Integers become floats by adding them to the bits of 1.5 2^23. |S| <= 127 * 127 * D < 2^22.
+#pragma once
+
+#include "cuda/attention/sm90_8bit_gather.cuh"
+#include "cuda/attention/sm90_8bit_ptx.cuh"
+#include "cuda/attention/sm90_attn_produce.cuh"
+#include "cuda/attention/sm90_attn_team.cuh"
+
+namespace sm90
+{
+
+template <class T, bool FULL> struct consumer8_d128 {
+    static constexpr int D = 128, NO = D / 2 + 4; // of o: D columns and eight of sums
+    static constexpr float MAGIC = 12582912.0f, LOG2_448 = 8.8073549f;
+    static constexpr int MAGIC_BITS = 0x4B400000;
+    using plan = smem_plan<D, 8>;
+    using ring_pos = typename plan::ring;
+
+    const kernel_args &a;
+    const smem_view<D, 8> &sm;
+    const int wg, warp, lane;
+    ring_pos ring;
+    float o[NO], t[NO]; // the sum so far; that of the last stage
+    int s[64];          // logits of the current stage
+    float x[64];        // then P
+    uint32_t p[16];     // P of the stage in flight, A fragments
+    float m[2];         // reference maxima, log2 units
+    // Factors for o before t is added: of the current stage, of the one in flight, and of the one
+    // that t holds.
+    float alpha[2], flying[2], landed[2];
+
+    __device__ __forceinline__ consumer8_d128(const kernel_args &a, const smem_view<D, 8> &sm,
+                                              int warp, int lane)
+        : a(a), sm(sm), wg(warp / 4), warp(warp % 4), lane(lane)
+    {
+    }
+    __device__ __forceinline__ void release(uint32_t bar) const
+    {
+        if (lane == 0) mbar_arrive(bar);
+    }
+
+    // S = Q K^T, asynchronous.
+    __device__ __forceinline__ void issue_qk(uint32_t stage)
+    {
+        const uint64_t q = wgmma_desc(sm.q() + wg * 64 * D, 16, 1024),
+                       k = wgmma_desc(sm.stage(stage), 16, 1024);
+        wgmma_s8<false>(s, q, k);
+#pragma unroll
+        for (int i = 1; i < D / 32; ++i) wgmma_s8<true>(s, q + 2 * i, k + 2 * i);
+        wgmma_commit();
+    }
+    // t = P V, asynchronous.
+    __device__ __forceinline__ void issue_pv(uint32_t stage)
+    {
+        const uint64_t v = wgmma_desc(sm.stage(stage), 16, 1024);
+        wgmma_e4m3<false>(t, p, v);
+#pragma unroll
+        for (int i = 1; i < STAGE_KEYS / 32; ++i) wgmma_e4m3<true>(t, p + 4 * i, v + 2 * i);
+        wgmma_commit();
+    }
+
+    // The new maxima, given those of this thread's columns.
+    __device__ __forceinline__ void follow(float (&top)[2])
+    {
+        softmax_rows<true>::quad_max(top);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            top[r] = fmaxf(top[r], m[r]); // NaN is left out
+            alpha[r] = exp2_approx(m[r] - top[r]);
+            m[r] = top[r];
+        }
+    }
+    // P of a stage whose logits are f S.
+    __device__ __forceinline__ void softmax(float f)
+    {
+        int y[4] = { s[0], s[1], s[2], s[3] };
+#pragma unroll
+        for (int i = 4; i < 64; ++i) y[i % 4] = max(y[i % 4], s[i]);
+        float top[2] = { (float)max(y[0], y[1]) * f, (float)max(y[2], y[3]) * f };
+        follow(top);
+        const float c[2] = { LOG2_448 - m[0] - MAGIC * f, LOG2_448 - m[1] - MAGIC * f };
+#pragma unroll
+        for (int i = 0; i < 64; ++i)
+            x[i] = exp2_approx(fmaf(__int_as_float(s[i] + MAGIC_BITS), f, c[i / 2 % 2]));
+    }
+    // The same if every column has its own scale and bias. fq: the scale of q, with log2(e).
+    __device__ __forceinline__ void softmax_columns(const float2 *column, float fq)
+    {
+        float top[2] = { -INFINITY, -INFINITY };
+#pragma unroll
+        for (int i = 0; i < 64; ++i) {
+            const float2 c = column[8 * (i / 4) + 2 * (lane % 4) + i % 2];
+            x[i] = fmaf(__int_as_float(s[i] + MAGIC_BITS) - MAGIC, fq * c.x, c.y);
+            top[i / 2 % 2] = fmaxf(top[i / 2 % 2], x[i]);
+        }
+        follow(top);
+#pragma unroll
+        for (int i = 0; i < 64; ++i) x[i] = exp2_approx(x[i] + (LOG2_448 - m[i / 2 % 2]));
+        __syncwarp(); // lane 0 returns the note for the whole warp
+    }
+    __device__ __forceinline__ void pack()
+    {
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+            // Rows g and g + 8 of 16 slots, then of the next 16.
+            const int c = 16 * (i / 4) + 8 * (i / 2 % 2) + 2 * (i % 2);
+            p[i] = pack_e4m3(x[c], x[c + 1], x[c + 4], x[c + 5]);
+        }
+#pragma unroll
+        for (int r = 0; r < 2; ++r) landed[r] = flying[r], flying[r] = alpha[r];
+    }
+    __device__ __forceinline__ void merge()
+    {
+#pragma unroll
+        for (int i = 0; i < NO; ++i) o[i] = fmaf(o[i], landed[i / 2 % 2], t[i]);
+    }
+
+    // The first stage, with nothing else in flight.
+    __device__ __forceinline__ void first(float fq)
+    {
+        const ring_pos k = ring;
+        ring.step();
+        mbar_wait(sm.full(k.stage), k.phase);
+        const stage_note8 &note = sm.notes[k.stage];
+        wgmma_pin(s);
+        wgmma_fence();
+        issue_qk(k.stage);
+        wgmma_wait<0>();
+        wgmma_pin(s);
+        if (note.flags)
+            softmax_columns(note.column, fq);
+        else
+            softmax(fq * note.scale);
+        release(sm.empty(k.stage));
+        pack();
+    }
+    // A later stage: QK of this stage and PV of the previous one; the softmax of this stage
+    // overlaps PV.
+    template <bool COLUMNS> __device__ __forceinline__ void next(float fq)
+    {
+        const ring_pos k = ring;
+        ring.step();
+        const ring_pos v = ring;
+        ring.step();
+        mbar_wait(sm.full(k.stage), k.phase);
+        const float f = COLUMNS ? 0.0f : fq * sm.notes[k.stage].scale;
+        wgmma_pin(s), wgmma_pin(p), wgmma_pin(t);
+        wgmma_fence();
+        issue_qk(k.stage);
+        merge(); // t of the last turn, while the tensor cores work
+        mbar_wait(sm.full(v.stage), v.phase);
+        wgmma_fence();
+        issue_pv(v.stage);
+        wgmma_wait<1>();
+        wgmma_pin(s);
+        if constexpr (COLUMNS) {
+            softmax_columns(sm.notes[k.stage].column, fq);
+            release(sm.empty(k.stage));
+        } else {
+            release(sm.empty(k.stage));
+            softmax(f);
+        }
+        stay_before_wait();
+        wgmma_wait<0>();
+        wgmma_pin(p), wgmma_pin(t);
+        release(sm.empty(v.stage));
+        pack();
+    }
+    // ptxas moves the wait for P V up to that for Q K^T, in front of the softmax, unless there is a
+    // branch between them. P is never negative.
+    __device__ __forceinline__ void stay_before_wait()
+    {
+        const int sign = __float_as_int(x[60]) | __float_as_int(x[61]) | __float_as_int(x[62]) |
+                         __float_as_int(x[63]);
+        asm volatile("{.reg .pred mine, any;\n"
+                     "STAY:\n"
+                     "setp.eq.s32 mine, %0, 0x80000001;\n"
+                     "vote.sync.any.pred any, mine, -1;\n"
+                     "@any bra.uni STAY;}" ::"r"(sign)
+                     : "memory");
+    }
+    __device__ __forceinline__ void drain()
+    {
+        merge();
+        mbar_wait(sm.full(ring.stage), ring.phase);
+        wgmma_pin(p), wgmma_pin(t);
+        wgmma_fence();
+        issue_pv(ring.stage);
+        wgmma_wait<0>();
+        wgmma_pin(p), wgmma_pin(t);
+        release(sm.empty(ring.stage));
+        ring.step();
+        landed[0] = flying[0], landed[1] = flying[1];
+        merge();
+    }
+
+    __device__ __forceinline__ void keys(const tile_info &tile)
+    {
+        const float fq = a.q_scale[tile.bh * ((a.Nq + TILE_Q - 1) / TILE_Q) + tile.q0 / TILE_Q] *
+                         a.scale * 1.44269504f;
+        first(fq);
+        int j = 1;
+        for (const int end = FULL ? max(1, tile.listed) : tile.n; j < end; ++j) next<false>(fq);
+        if constexpr (FULL)
+            for (; j < tile.n; ++j) next<true>(fq);
+        release(sm.q_empty());
+        drain();
+    }
+
+    // o times the scales of the values, plus their centre: what store_tile divides by the sums.
+    __device__ __forceinline__ void store(const tile_info &tile)
+    {
+        const int64_t b = tile.bh / a.Hq, h = tile.bh % a.Hq,
+                      head = b * (a.Hq / a.group) + h / a.group;
+        const float2 *const scale = (const float2 *)(a.v_scale + head * D) + lane % 4,
+                            *const centre = (const float2 *)(a.v_centre + head * D) + lane % 4;
+        float out[D / 2], l[2], top[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int row = tile.q0 + 64 * wg + 16 * warp + lane / 4 + 8 * r;
+            l[r] = lane % 4 == 0 ? o[NO - 4 + 2 * r] : 0.0f;
+            top[r] = (m[r] - LOG2_448) * a.from_log2;
+            if (a.q_centre && row < a.Nq) top[r] += a.q_centre[(int64_t)tile.bh * a.Nq + row];
+        }
+#pragma unroll
+        for (int c = 0; c < D / 8; ++c) {
+            const float2 s = scale[4 * c], z = centre[4 * c];
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const float sum = o[NO - 4 + 2 * r];
+                out[4 * c + 2 * r] = fmaf(o[4 * c + 2 * r], s.x, sum * z.x);
+                out[4 * c + 2 * r + 1] = fmaf(o[4 * c + 2 * r + 1], s.y, sum * z.y);
+            }
+        }
+        store_tile<T, D>(a, tile, out, l, top);
+    }
+
+    __device__ __forceinline__ void run()
+    {
+        uint32_t q_phase = 0;
+        for (;;) {
+            mbar_wait(sm.q_full(), q_phase);
+            q_phase ^= 1;
+            const tile_info tile = *sm.info;
+            if (tile.n < 0) return;
+            m[0] = m[1] = -1e30f;
+            flying[0] = flying[1] = 1.0f;
+#pragma unroll
+            for (int i = 0; i < NO; ++i) o[i] = t[i] = 0.0f;
+            if (tile.n > 0) {
+                keys(tile);
+            } else {
+                __syncwarp(); // all lanes have read the tile
+                release(sm.q_empty());
+            }
+            store(tile);
+        }
+    }
+};
+
+template <class T, bool FULL>
+__global__ void __launch_bounds__(block_shape<128, 8>::THREADS, 1)
+    attn8_kernel(const __grid_constant__ kernel_args a, const __grid_constant__ CUtensorMap qm,
+                 const __grid_constant__ CUtensorMap km, const __grid_constant__ CUtensorMap vm,
+                 const __grid_constant__ CUtensorMap k_mean,
+                 const __grid_constant__ CUtensorMap v_mean)
+{
+    constexpr int D = 128;
+    using S = block_shape<D, 8>;
+    using plan = smem_plan<D, 8>;
+    extern __shared__ unsigned char raw[];
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+    const smem_view<D, 8> sm(raw, 0);
+    constexpr int PRODUCER = 4 * S::CONSUMERS;
+
+    if (warp == PRODUCER && lane == 0) sm.template init_barriers<FULL>();
+    if (threadIdx.x == 0) tma_prefetch_map(&qm), tma_prefetch_map(&km), tma_prefetch_map(&vm);
+    for (int i = threadIdx.x; i < plan::STAGES * plan::ONES_BYTES / 16; i += S::THREADS)
+        store_shared(sm.stage(i / (plan::ONES_BYTES / 16)) + plan::TILE_BYTES +
+                         i % (plan::ONES_BYTES / 16) * 16,
+                     make_uint4(0x38383838, 0x38383838, 0x38383838, 0x38383838));
+    proxy_fence();
+    __syncthreads();
+
+    if (warp >= PRODUCER) {
+        regs_lower<S::PRODUCER_REGS>();
+        const tensor_maps maps = { &qm, &km, &vm, &k_mean, &v_mean, nullptr, nullptr };
+        if (warp == PRODUCER)
+            producer<D, FULL, 8>(a, maps, sm, lane).run(blockIdx.x);
+        else if (FULL && a.fine_columns)
+            help(sm, warp - PRODUCER - 1, lane,
+                 [&](const gather_job &job) { gather8<D>(a, sm, job, lane); });
+    } else {
+        regs_raise<S::CONSUMER_REGS>();
+        consumer8_d128<T, FULL>(a, sm, warp, lane).run();
+    }
+}
+
+} // namespace sm90
