@@ -16,7 +16,10 @@ scratch=$(mktemp -d)
 : >"$scratch/notes"
 : >"$scratch/skips"
 python_group=       # the process group of the Python stages, which run beside the others
-trap 'kill ${fuzz_pids[@]+"${fuzz_pids[@]}"} ${python_group:+-- "-$python_group"} 2>/dev/null; rm -rf "$scratch"' EXIT
+build_group=        # that of the first build
+trap 'kill ${fuzz_pids[@]+"${fuzz_pids[@]}"} 2>/dev/null
+      for group in $python_group $build_group; do kill -- "-$group" 2>/dev/null; done
+      rm -rf "$scratch"' EXIT
 
 note() {    # note NAME PASSED FAILED SKIPPED SECONDS [remark]: into a file, because some stages are other processes
     printf '%s|%d|%d|%d|%d|%s\n' "$1" "$2" "$3" "$4" "$5" "${6:-}" >>"$scratch/notes"
@@ -39,7 +42,7 @@ if [ "$mode" = short ] && [ ! -e /proc/driver/nvidia/version ]; then cuda=(-DESA
 build() {   # build PRESET [target...]: configures and builds; a build that fails is one failed test
     local preset=$1 log=$scratch/build-$1; shift
     cmake --preset "$preset" ${cuda[@]+"${cuda[@]}"} >"$log" 2>&1 &&
-        cmake --build --preset "$preset" -j "$jobs" ${1:+--target "$@"} >"$log" 2>&1 && return 0
+        cmake --build --preset "$preset" -j $((jobs + 1)) ${1:+--target "$@"} >"$log" 2>&1 && return 0
     grep -nE 'error|Error|undefined|warning' "$log" | head -n 20
     tail -n 5 "$log"
     return 1
@@ -189,11 +192,16 @@ table() {   # the closing table: a row per stage
 # The long run draws its random problems anew each time; failures print the seed.
 [ "$mode" = short ] || export ESA_TEST_SEED=${ESA_TEST_SEED:-$(date +%s)}
 python_start
+# pytest waits for the libraries and the command, so these are built first, beside the fuzz targets: while torch is
+# unpacked there is time for both. The rest of the release build, which may include the CUDA plugin, follows while
+# pytest runs.
+set -m
+{ build release esa esa_cli >/dev/null; touch "$scratch/release-built"; } </dev/null &
+build_group=$!
+set +m
 fuzz_start
-# pytest waits for the libraries and the command, so these are built first; the rest of the release build, which may
-# include the CUDA plugin, follows while pytest runs.
-build release esa esa_cli >/dev/null
-touch "$scratch/release-built"
+wait "$build_group"
+build_group=
 # Tests labelled long (a browser, the tutorial, a cluster) belong to the complete run, once.
 # Live parity with diffusers needs torch: the Python stage runs it, in the environment it makes.
 if [ "$mode" = all ]; then stage "release" release -LE '^live$'
