@@ -51,8 +51,8 @@ build() {   # build PRESET [target...]: configures and builds; a build that fail
 run_ctest() {   # run_ctest PRESET FILE [ctest arguments]: prints the results, writes FILE as JUnit
     local preset=$1 file=$2; shift 2
     # One more than there are cores: many tests wait for a signal, a child or the disk.
-    ctest --preset "$preset" -j $((jobs + 1)) --no-tests=error --output-junit "$file" --test-output-size-passed 10000000 \
-        "$@" 2>&1 | grep -vE '^\s*Start +[0-9]+:'
+    ctest --preset "$preset" -j $((jobs + 1)) --no-tests=error --output-junit "$file" \
+        --test-output-size-passed 10000000 "$@" 2>&1 | grep -vE '^\s*Start +[0-9]+:'
 }
 
 stage() {   # stage NAME PRESET [ctest arguments]: builds the preset and runs its tests
@@ -211,10 +211,12 @@ touch "$scratch/release-done"
 # Sanitizers and emulation are slow: there the short run takes a part of the problems.
 [ "$mode" = all ] || export ESA_TEST_SMALL=1
 # Whole networks on the stand-in, and reports of the command, take minutes under a sanitizer and follow in the
-# complete run.
+# complete run; so does the size of mask files, a number that the release run has measured.
 if [ "$mode" = all ]; then stage "asan + ubsan" asan -LE '^(long|live)$'
-else stage "asan + ubsan, without networks on the stand-in" asan -LE '^(long|live)$' \
-         -E '^(stand_in\.test_(limits|pipeline|store_forward|vae|wan)_gpu|cli\.(schemas|report|export))$'
+else
+    networks='stand_in\.test_(limits|pipeline|store_forward|vae|wan)_gpu'
+    stage "asan + ubsan, without networks on the stand-in" asan -LE '^(long|live)$' \
+        -E "^($networks|cli\.(schemas|report|export)|maskfile\.test_mask_size)\$"
 fi
 # Emulation is some thirty times slower than the machine. The short run takes what depends on the processor; sessions,
 # mask files and the examples that use them do not, and follow in the complete run.
