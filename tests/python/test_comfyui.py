@@ -16,7 +16,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 GRID = (4, 6, 8)                        # of latents 4 x 12 x 16
 TOKENS = 4 * 6 * 8
 PLAIN = {"preset": "density", "density": 0.5, "selector": "entropy", "start_percent": 0.0, "end_percent": 1.0,
-         "dense_layers": "", "masks_file": "", "strict": True, "min_tokens": 64}
+         "dense_layers": "", "masks_file": "", "strict": True, "min_tokens": 64,
+         "precision": "16"}
 
 
 def inputs(seed=0):

@@ -113,8 +113,6 @@ REFUSED = [({"video_spans": SPANS, "txt_len": 5}, "video_spans says where everyt
            ({"video_spans": SPANS, "is_causal": True}, "neither the adaptive order nor causal"),
            ({"compat": "2.9"}, "compat must be one of '3.0', '3.1', not '2.9'"),
            ({"compat": "3.1", "mode": "fixed"}, "mode 'fixed' follows no release"),
-           ({"precision": "fp8"}, "precision 'fp8' needs 8-bit attention"),
-           ({"precision": "mix"}, "precision 'mix' needs 8-bit attention"),
            ({"precision": "int4"}, "precision must be one of 'bf16', 'fp8', 'mix', not 'int4'"),
            ({"block_size_kv": 300}, "block_size_kv is 300; kernels exist")]
 

@@ -1,5 +1,4 @@
-/* test_session_precision.c - which calls of a session run in 8 bits, and that masks do not depend on
- * it.
+/* test_session_precision.c - which calls of a session run in 8 bits, and that masks do not change.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "session/mini_model.h"
 #include "common/on_gpu.h"

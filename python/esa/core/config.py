@@ -84,6 +84,10 @@ class EsaConfig:
         error without masks: 2). R of them in a block of Bq queries cost R / Bq of a dense call. Not for causal
         attention. Masks from recordings of errors bring their own number, because their works include it: 0 takes that
         number, and any other one is an error.
+    precision, steps16_first, steps16_last, layers16
+        Bits of the two products of attention: 16, or 8 (docs/precision.md). Calls without an 8-bit kernel run in 16
+        bits; statistics count those in 8. With 8, so many steps at the start and at the end and the listed layers stay
+        in 16 bits nevertheless (none).
     warmup_frac, dense_first_layer, dense_layers, min_tokens
         What runs dense by policy: the first share of the steps (0.2; error: 0), layer 0 (yes; error: no), listed
         layers, shorter sequences.
@@ -140,6 +144,10 @@ class EsaConfig:
     protect_first_frame: bool | None = None
     tail: str = None  # type: ignore[assignment]  # this and the others of _BY_SELECTOR: __post_init__ sets them
     exact_rows: int = None  # type: ignore[assignment]
+    precision: int = 16
+    steps16_first: int = 0
+    steps16_last: int = 0
+    layers16: tuple[int, ...] = ()
     warmup_frac: float = None  # type: ignore[assignment]
     dense_first_layer: bool = None  # type: ignore[assignment]
     dense_layers: tuple[int, ...] = ()
@@ -220,10 +228,21 @@ class EsaConfig:
             if not T.whole(getattr(self, name)) or getattr(self, name) < least:
                 raise ValueError(f"{name} must be an integer of at least {least}, not {getattr(self, name)!r}")
         put(self, "exact_rows", T.exact_rows(self.exact_rows))
+        self._check_precision()
         value = self.step_cache
         if not (isinstance(value, numbers.Real) and not isinstance(value, bool) and 0 <= float(value) < math.inf):
             raise ValueError(f"step_cache must be a finite number of at least 0 (0: off), not {value!r}")
         put(self, "step_cache", float(value))
+
+    def _check_precision(self) -> None:
+        T.precision(self.precision)
+        object.__setattr__(self, "layers16", T.wholes(self.layers16, "layers16 must be a list of layer numbers"))
+        for name in ("steps16_first", "steps16_last"):
+            if not T.whole(getattr(self, name)) or getattr(self, name) < 0:
+                raise ValueError(f"{name} must be an integer of at least 0, not {getattr(self, name)!r}")
+        given = [name for name in ("steps16_first", "steps16_last", "layers16") if getattr(self, name)]
+        if given and self.precision != 8:
+            raise ValueError(f"{given[0]} says what stays in 16 bits: it needs precision=8")
 
     def _check_work(self, amounts: list[str]) -> None:
         given = amounts + [name for name in ("budget", "sparsity") if getattr(self, name) is not None]

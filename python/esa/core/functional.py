@@ -36,9 +36,9 @@ def context_of(array: Any) -> Context:
 
 
 def attention_params(tail: str, scale: float | None, causal: bool, kv_len: Any = None,
-                     exact_rows: int = 0) -> T.AttentionParams:
+                     exact_rows: int = 0, precision: int = 16) -> T.AttentionParams:
     p = load().c.esa_attention_params_default()
-    p.exact_rows = T.exact_rows(exact_rows)
+    p.exact_rows, p.precision = T.exact_rows(exact_rows), T.precision(precision)
     p.tail, p.causal, p.scale = T.number(T.TAILS, tail, "tail"), int(causal), check_scale(scale)
     p.kv_len = None if kv_len is None else X.address(kv_len)
     return p
@@ -85,10 +85,11 @@ def select(q: Any, k: Any, config: EsaConfig | None = None, *, v: Any = None, la
 
 def attention(q: Any, k: Any, v: Any, mask: Mask | None = None, *, tail: str = "none", input_layout: str = "BNSD",
               scale: float | None = None, causal: bool = False, kv_len: Any = None, return_lse: bool = False,
-              exact_rows: int = 0) -> Any:
+              exact_rows: int = 0, precision: int = 16) -> Any:
     """softmax(scale q k^T) v over the blocks of a mask; mask None: over everything. With return_lse also the
     log-sum-exp, float32 [B, H, N]. exact_rows: so many queries of each query block (0 to 16) are computed exactly, and
-    their mean error corrects the others; not with causal.
+    their mean error corrects the others; not with causal. precision: bits of the two products, 16 or 8
+    (docs/precision.md).
 
     causal is bottom-right aligned: key j is visible to query i iff j <= i + Nk - Nq.
 
@@ -107,5 +108,6 @@ def attention(q: Any, k: Any, v: Any, mask: Mask | None = None, *, tail: str = "
     lse = X.empty_float32(q, shape[:3]) if return_lse else None
     last = None if lse is None else X.lse_view(lse)
     lengths = X.lengths(kv_len, q, shape[0])        # alive until the call is over
-    attend(context_of(q), views, mask, attention_params(tail, scale, causal, lengths, exact_rows), lse=last)
+    attend(context_of(q), views, mask, attention_params(tail, scale, causal, lengths, exact_rows, precision),
+           lse=last)
     return (o, lse) if return_lse else o

@@ -25,8 +25,8 @@ class Stats:
     """What ran: of a whole video, of one layer, of one step, or of one layer at one step. Times in seconds; density and
     mass are means over the sparse calls (NaN without any; mass also where the selector has no estimate of its own).
     work is the arithmetic of self-attention as a share of dense, everything counted; work_asked is NaN if none was
-    asked for. computed_steps and skipped_steps count the steps at which the model ran, and those that the step cache
-    left out."""
+    asked for. eight_calls ran in 8 bits. computed_steps and skipped_steps count the steps at which the model ran, and
+    those that the step cache left out."""
     calls: int
     dense_calls: int
     sparse_calls: int
@@ -42,6 +42,7 @@ class Stats:
     kernel: str
     work: float = math.nan
     work_asked: float = math.nan
+    eight_calls: int = 0
     # of esa.apply, which sees whole steps; 0 elsewhere
     computed_steps: int = 0
     skipped_steps: int = 0
@@ -151,7 +152,10 @@ class Session:
         p.first_head, p.total_heads = heads
         p.select = select_params(config, self.layout, scale=scale, causal=causal, recording=record)
         p.attention.tail, p.attention.causal, p.attention.scale = T.TAILS[config.tail], int(causal), scale or 0.0
-        p.attention.exact_rows = config.exact_rows
+        p.attention.exact_rows, p.attention.precision = config.exact_rows, config.precision
+        layers16 = (C.c_int32 * max(1, len(config.layers16)))(*config.layers16)
+        p.layers16, p.layers16_count = layers16, len(config.layers16)
+        p.steps16_first, p.steps16_last = config.steps16_first, config.steps16_last
         self._context.run(c.esa_session_create, self._context.ptr, C.byref(self._ptr), C.byref(p))
         self._context.own(self._ptr, c.esa_session_free)
 

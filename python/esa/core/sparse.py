@@ -47,6 +47,7 @@ class Settings(NamedTuple):
     grid_k: tuple[int, int, int]
     text: int
     release: int = 0            # of T.RELEASES; 0: the newest
+    precision: int = 16
     spans: tuple[int, ...] = ()  # start, t, h, w of each clip
 
     def numbers(self) -> list[float]:
@@ -94,7 +95,8 @@ def settings_of(sparse_type: str | None, sparsity: float, cdf_threshold: float, 
                 block_size: Any, is_causal: bool, scale: float | None, txt_len: int,
                 latent_shape_q: Sequence[int] | None, latent_shape_k: Sequence[int] | None, order: str | None,
                 window: Sequence[int] | None, tail: str, protect_first_frame: bool | None, mode: str | None,
-                compat: str | None = None, block_size_kv: Any = None, video_spans: Any = None) -> Settings:
+                compat: str | None = None, block_size_kv: Any = None, video_spans: Any = None,
+                precision: str = "bf16") -> Settings:
     """Checks the words of a call and turns them into numbers. Parameters that belong to another sparse_type have no
     effect."""
     if sparse_type not in SPARSE_TYPES:
@@ -129,7 +131,13 @@ def settings_of(sparse_type: str | None, sparsity: float, cdf_threshold: float, 
         protect_first_frame=-1 if protect_first_frame is None else int(bool(protect_first_frame)),
         grid_q=_shape(latent_shape_q, "latent_shape_q") if geometric else (0, 0, 0),
         grid_k=_shape(latent_shape_k, "latent_shape_k") if geometric else (0, 0, 0), text=txt_len if geometric else 0,
-        release=release, spans=_spans(video_spans))
+        release=release, precision=_precision(precision), spans=_spans(video_spans))
+
+
+def _precision(precision: str) -> int:
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, not {precision!r}")
+    return 16 if precision == "bf16" else 8
 
 
 def _block(block_size: Any, name: str) -> int:
@@ -146,9 +154,9 @@ def structs_of(numbers: tuple[float, ...]) -> tuple[T.SelectParams | None, T.Att
     """The library's parameters for the numbers of a Settings."""
     n = [int(x) for x in numbers]
     s = Settings(n[0], n[1], n[2], n[3], numbers[4], numbers[5], n[6], n[7], n[8], numbers[9], n[10], n[11],
-                 (n[12], n[13], n[14]), n[15], (n[16], n[17], n[18]), (n[19], n[20], n[21]), n[22], n[23],
-                 tuple(n[24:]))
-    attention = attention_params(T.word(T.TAILS, s.tail), s.scale or None, bool(s.causal))
+                 (n[12], n[13], n[14]), n[15], (n[16], n[17], n[18]), (n[19], n[20], n[21]), n[22], n[23], n[24],
+                 tuple(n[25:]))
+    attention = attention_params(T.word(T.TAILS, s.tail), s.scale or None, bool(s.causal), precision=s.precision)
     # Nothing is dropped: dense, whatever the selector would say.
     everything = s.budget >= 1 and s.cdf_threshold >= 1 and s.mode == T.MODES["fixed"]
     if s.selector < 0 or everything:
@@ -298,7 +306,8 @@ def sparse_attention(q: Any, k: Any, v: Any, attn_mask: Any = None, scale: float
     sparsity
         Share of key blocks to drop, 0 to 1.
     precision
-        "bf16": the tensors' own dtype. The original's 8-bit kernels ("fp8", "mix") are refused.
+        "bf16": the tensors' own dtype. "mix" and "fp8": 8 bits, int8 for q and k and E4M3 for P and v. That is the
+        original's "mix"; its "fp8" rounds q and k to E4M3 after a Hadamard transform, which is less accurate.
 
     Further keywords; any other is a TypeError:
 
@@ -345,11 +354,6 @@ def sparse_attention(q: Any, k: Any, v: Any, attn_mask: Any = None, scale: float
             "attn_mask is not supported: it must be None (sparse_type and its parameters choose the blocks)")
     if inner_precise not in INNER_PRECISE:
         raise ValueError(f"inner_precise must be 0, 1 or 4, not {inner_precise!r}")
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, not {precision!r}")
-    if precision != "bf16":
-        raise ValueError(f"precision {precision!r} needs 8-bit attention, which esa does not have: use 'bf16', which "
-                         "computes in the dtype of the tensors")
     if X.is_torch(q):
         from . import torch_op
         if X.is_torch(k) and X.is_torch(v):
@@ -358,7 +362,7 @@ def sparse_attention(q: Any, k: Any, v: Any, attn_mask: Any = None, scale: float
     chosen = settings_of(sparse_type, sparsity, cdf_threshold, keep_sink, keep_recent, block_size, is_causal, scale,
                          txt_len, latent_shape_q, latent_shape_k, words["order"], words["window"], words["tail"],
                          words["protect_first_frame"], words["mode"], words["compat"], words["block_size_kv"],
-                         video_spans)
+                         video_spans, precision)
     check_shapes(chosen, q, k, input_layout)
     refuse_gradients(q, k, v)
     if words["cached_mask"] is not None or words["return_mask"]:

@@ -213,6 +213,13 @@ def whole(value: Any) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
+def precision(value: Any) -> int:
+    """Bits of the products of attention."""
+    if not whole(value) or value not in (8, 16):
+        raise ValueError(f"precision must be 8 or 16, not {value!r}")
+    return int(value)
+
+
 def exact_rows(value: Any) -> int:
     """A number of exact rows per query block, or a ValueError."""
     if not whole(value) or not 0 <= value <= MAX_EXACT_ROWS:

@@ -35,7 +35,7 @@ def _numbers(config: EsaConfig) -> list[float]:
                     cdf_threshold=config.cdf_threshold, keep_sink=int(config.keep_sink),
                     keep_recent=int(config.keep_recent), causal=0, scale=0.0, tail=T.TAILS[config.tail],
                     order=T.ORDER_DEFAULT, window=(0, 0, 0), protect_first_frame=-1, grid_q=(0, 0, 0), grid_k=(0, 0, 0),
-                    text=0).numbers()
+                    text=0, precision=config.precision).numbers()
 
 
 def _lengths(mask: torch.Tensor, keys: int) -> torch.Tensor:
@@ -65,7 +65,8 @@ def _attend(name: str, query: torch.Tensor, key: torch.Tensor, value: torch.Tens
     lengths = _lengths(attn_mask, key.shape[1]).expand(query.shape[0]).contiguous()
     query, key, value = query.detach(), key.detach(), value.detach()
     mask = None if config.selector == "dense" else select(query, key, config, input_layout="BSND", kv_len=lengths)
-    return attention(query, key, value, mask, tail=config.tail, input_layout="BSND", kv_len=lengths)
+    return attention(query, key, value, mask, tail=config.tail, input_layout="BSND", kv_len=lengths,
+                     precision=config.precision)
 
 
 def register_backend(config: EsaConfig | None = None, name: str = "esa") -> str:
@@ -73,8 +74,9 @@ def register_backend(config: EsaConfig | None = None, name: str = "esa") -> str:
     settings changes them.
 
     config None: selector "entropy" with its defaults. Of config what a single call can obey counts: selector, budget,
-    block, samples (4), tail, cdf_threshold, keep_sink, keep_recent, mode, min_tokens. masks, order and refresh_every
-    are an error, warm-up and dense layers do not exist here. Returns the name."""
+    block, samples (4), tail, cdf_threshold, keep_sink, keep_recent, mode, min_tokens, precision. masks, order,
+    refresh_every, steps16_first, steps16_last and layers16 are an error, warm-up and dense layers do not exist here.
+    Returns the name."""
     config = EsaConfig(selector="entropy") if config is None else EsaConfig.check(config)
     if not isinstance(name, str) or not name:
         raise ValueError(f"name must be a word for set_attention_backend, not {name!r}")
@@ -82,10 +84,11 @@ def register_backend(config: EsaConfig | None = None, name: str = "esa") -> str:
         raise ValueError(
             "an attention backend knows no layers and steps: work and selector 'error' belong to esa.apply")
     if config.masks is not None or config.order not in (
-            None, "raster") or config.refresh_every != 1 or config.kernel != "auto" or config.step_cache:
+            None, "raster") or config.refresh_every != 1 or config.kernel != "auto" or config.step_cache or \
+            config.steps16_first or config.steps16_last or config.layers16:
         raise ValueError(
-            "an attention backend knows no layers, steps or grid: masks, order, refresh_every, kernel and step_cache "
-            "belong to esa.apply")
+            "an attention backend knows no layers, steps or grid: masks, order, refresh_every, kernel, step_cache, "
+            "steps16_first, steps16_last and layers16 belong to esa.apply")
     numbers = _numbers(config)
     try:
         from diffusers.models.attention_dispatch import AttentionBackendName as Names

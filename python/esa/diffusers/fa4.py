@@ -58,6 +58,8 @@ def keywords_of(lists: Any, count: torch.Tensor, index: torch.Tensor, block: tup
 
 def check(config: EsaConfig) -> None:
     """Refuses what FA4 cannot do, before the model runs."""
+    if config.precision != 16:
+        raise ValueError("kernel='fa4' computes in 16 bits: say precision=16")
     if config.tail != "none":
         raise ValueError(f"kernel='fa4' knows no tail: say tail='none' (it is {config.tail!r})")
     if config.order not in (None, "raster"):

@@ -103,9 +103,10 @@ class Run:
         config = self.config
         if config.selector == "full":
             raise ValueError("selector 'full' keeps every block: selector='dense' is the same and says so")
-        bad = [i for i in config.dense_layers if not 0 <= i < self.layers]
-        if bad:
-            raise ValueError(f"dense_layers names layer {bad[0]}, the model has layers 0 to {self.layers - 1}")
+        for name in ("dense_layers", "layers16"):
+            bad = [i for i in getattr(config, name) if not 0 <= i < self.layers]
+            if bad:
+                raise ValueError(f"{name} names layer {bad[0]}, the model has layers 0 to {self.layers - 1}")
         if config.masks is not None and self.record is None:
             self._masks = OriginalMasks(config.masks) if is_original(config.masks) else MaskFile(config.masks)
             if isinstance(self._masks, MaskFile) and self._masks.info.layers != self.layers:

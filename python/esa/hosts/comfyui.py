@@ -249,14 +249,17 @@ class EsaSparseAttention:
             },
             "optional": {
                 "min_tokens": ("INT", {"default": 4096, "min": 0, "max": 1 << 20, "tooltip": "Shorter stays dense"}),
+                "precision": (["16", "8"], {"tooltip": "Bits of the products of sparse attention"}),
             },
         }
 
     def apply(self, model: Any, preset: str, density: float, selector: str, start_percent: float, end_percent: float,
-              dense_layers: str, masks_file: str, strict: bool, min_tokens: int = 4096) -> tuple[Any]:
+              dense_layers: str, masks_file: str, strict: bool, min_tokens: int = 4096,
+              precision: str = "16") -> tuple[Any]:
         import comfy.patcher_extension as names
         # Dense steps and layers are the node's own windows, so everything that reaches the session is sparse.
-        settings: dict[str, Any] = {"strict": strict, "warmup_frac": 0.0, "dense_first_layer": False}
+        settings: dict[str, Any] = {"strict": strict, "warmup_frac": 0.0, "dense_first_layer": False,
+                                    "precision": int(precision)}
         if masks_file:
             settings.update(masks=masks_file, budget=density)
         elif preset == "density":

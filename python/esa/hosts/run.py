@@ -81,7 +81,8 @@ def needs_steps(config: EsaConfig) -> bool:
     """True if the number of steps decides what a run does."""
     if config.selector == "dense":
         return False
-    return config.masks is not None or config.spends_work or config.warmup_frac > 0
+    return (config.masks is not None or config.spends_work or config.warmup_frac > 0
+            or config.steps16_first > 0 or config.steps16_last > 0)
 
 
 def order_of(config: EsaConfig, layout: Layout) -> Layout:
@@ -136,9 +137,10 @@ class HostRun:
     makes another session. Calls come in the order of execution; a step that goes backwards begins a new video."""
 
     def __init__(self, config: EsaConfig, layers: int) -> None:
-        bad = [i for i in config.dense_layers if i >= layers]
-        if bad:
-            raise ValueError(f"dense_layers names layer {bad[0]}, the model has layers 0 to {layers - 1}")
+        for name in ("dense_layers", "layers16"):
+            bad = [i for i in getattr(config, name) if i >= layers]
+            if bad:
+                raise ValueError(f"{name} names layer {bad[0]}, the model has layers 0 to {layers - 1}")
         self.config, self.layers = config, layers
         self.session: Session | None = None
         self.videos = 0

@@ -95,6 +95,8 @@ class EsaImpl(AttentionImpl):
         self.start_step, self.end_step = int(given.get("start_step", 0)), int(given.get("end_step", 0))
         self.skip_layers = frozenset(given.get("skip_layers") or ())
         self.config = config_of(esa, "skip_calibration.esa") if esa else rain_fusion(self.sparsity)
+        if self.precision in ("mix", "fp8"):
+            self.config = self.config.replace(precision=8)
         self.enabled = self.config.selector != "dense" and (bool(esa) or self.sparsity > 0)
         self.num_heads, self.scale, self.qkv_layout = num_heads, softmax_scale, qkv_layout
         try:
@@ -121,9 +123,8 @@ class EsaImpl(AttentionImpl):
                                  f"parallelism ({name}={getattr(parallel, name)}) does not give: use Ulysses")
         if causal:
             raise ValueError(f"{NAME} on esa is for bidirectional attention: select another backend for causal roles")
-        if self.precision != "bf16":
-            raise ValueError(f"block_sparse.precision {self.precision!r} needs 8-bit attention, which esa does not "
-                             "have: use 'bf16'")
+        if self.precision not in ("bf16", "mix", "fp8"):
+            raise ValueError(f"block_sparse.precision must be 'bf16', 'mix' or 'fp8', not {self.precision!r}")
         if self.qkv_layout is not None and self.qkv_layout.upper() != "BSND":
             raise ValueError(f"{NAME} on esa takes BSND tensors, this layer declares qkv_layout={self.qkv_layout!r}")
 

@@ -187,5 +187,7 @@ for a, b, c, words, why in cases:
     strict = sparse({"selector": "rf_v2", "sparsity": 0.5, "warmup_frac": 0, "strict": True})
     fails("is strict, but this call would be dense",
           functools.partial(call, layer(strict), strict, 0, a, b, c, **words))
-fails("8-bit attention", lambda: layer(sparse(sparsity=0.5, precision="fp8")))
+fails("must be 'bf16', 'mix' or 'fp8'", lambda: layer(sparse(sparsity=0.5, precision="int4")))
+for precision, bits in (("bf16", 16), ("mix", 8), ("fp8", 8)):
+    assert layer(sparse(sparsity=0.5, precision=precision)).attention.config.precision == bits
 print("vLLM-Omni: ok")
