@@ -173,7 +173,7 @@ typedef struct esa_plane_conv_args {
     const void *packed; /* the device's own layout of the weights */
     const float *bias;  /* [cout] */
     int32_t kt, kh, kw, cin, cout;
-    int32_t up2; /* 1: the plane is first doubled in both directions; kt is 1, kh is 3 */
+    int32_t up2; /* 1: the planes are first doubled in both directions; kh is 3 */
     void *y;
     int64_t y_row;
     const void *x[3]; /* [kt] frames, oldest first; NULL: a frame of zeros */

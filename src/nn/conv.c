@@ -48,9 +48,10 @@ static float tap_of(const esa_conv *c, const float *w, int32_t phase, int64_t ro
     const float *at = w + (co * c->cin + ci) * c->kt * c->kh * c->kw;
     if (!c->up2) return at[row * c->kw + dx];
     float sum = 0;
+    at += row / 2 * 9; /* the frame */
     for (int32_t y = 0; y < 3; y++)
         for (int32_t x = 0; x < 3; x++)
-            if (folded(phase >> 1, (int32_t)row, y) && folded(phase & 1, (int32_t)dx, x))
+            if (folded(phase >> 1, (int32_t)(row % 2), y) && folded(phase & 1, (int32_t)dx, x))
                 sum += at[y * 3 + x];
     return sum;
 }
@@ -67,7 +68,7 @@ esa_status esa_nn_conv_pack(esa_nn *nn, esa_conv *c, const esa_weight *w, const 
     if (w->rank == 5) c->kt = (int32_t)w->dim[2];
     c->kh = (int32_t)w->dim[w->rank - 2];
     c->kw = (int32_t)w->dim[w->rank - 1];
-    c->rows = up2 ? 2 : c->kt * c->kh;
+    c->rows = c->kt * (up2 ? 2 : c->kh);
     c->run = (int64_t)(up2 ? 2 : c->kw) * c->cin;
     const int64_t vectors = esa_ceil_div(c->cout, c->lanes);
     c->blocks = (int32_t)esa_ceil_div(vectors, ESA_CONV_VECTORS);

@@ -204,9 +204,9 @@ typedef struct esa_conv {
 } esa_conv;
 
 /* Packs a weight [cout][cin][kt][kh][kw] or [cout][cin][kh][kw] with odd sizes, and a bias [cout]
- * (0 if it or its data is NULL). up2 needs 3 x 3 taps without kt; the doubling is folded into four
- * kernels of 2 x 2 taps. The weight is not needed afterwards. esa_nn_conv_free frees the result,
- * and accepts a zeroed struct. */
+ * (0 if it or its data is NULL). up2 needs 3 x 3 taps; the doubling is folded into four kernels of
+ * 2 x 2 taps. The weight is not needed afterwards. esa_nn_conv_free frees the result, and accepts a
+ * zeroed struct. */
 esa_status esa_nn_conv_pack(esa_nn *nn, esa_conv *conv, const esa_weight *w, const esa_weight *bias,
                             int32_t up2);
 void esa_nn_conv_free(esa_nn *nn, esa_conv *conv);

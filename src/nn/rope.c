@@ -107,7 +107,7 @@ void esa_timestep_sinusoid(float *out, int64_t dim, double t)
 {
     const int64_t half = dim / 2;
     for (int64_t j = 0; j < half; j++) {
-        const float exponent = (float)(-log(10000.0) * (double)(float)j / (double)half);
+        const float exponent = (float)-log(10000.0) * (float)j / (float)half;
         const float angle = (float)t * expf(exponent);
         out[j] = cosf(angle);
         out[half + j] = sinf(angle);

@@ -119,6 +119,9 @@ ESA_ENGINE esa_status esa_session_sum(const esa_session *s, esa_session_stats *s
 ESA_ENGINE esa_status esa_session_save(esa_session *s, const char *path);
 ESA_ENGINE esa_status esa_session_resume(esa_session *s, const char *path);
 
+/* esa_session_set_kv_len for a caller that holds the guard. */
+ESA_INLINE void esa_session_keys(esa_session *s, const int32_t *kv_len) { s->kv_len = kv_len; }
+
 /* The step cache of a run: warm-up steps are computed, but a dense session has none. */
 ESA_INLINE esa_step_cache esa_session_new_cache(const esa_session *s, double threshold)
 {

@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(THREADS)
 esa_status check_conv(esa_cuda_device *dev, const esa_plane_conv_args &a)
 {
     if (a.kh == a.kw && (a.kh == 1 || a.kh == 3) && a.kt >= 1 && a.kt <= 3 &&
-        (!a.up2 || (a.kt == 1 && a.kh == 3)) && a.cin >= 1 && a.cout >= 1)
+        (!a.up2 || a.kh == 3) && a.cin >= 1 && a.cout >= 1)
         return ESA_OK;
     return device_fail(dev, ESA_ERR_UNSUPPORTED,
                        "a convolution with %d x %d x %d taps from %d to %d channels%s, the GPU "
