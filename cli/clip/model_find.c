@@ -17,7 +17,7 @@ static const named models[] = {
     { "wan-t2v-1.3b", "Wan-AI/Wan2.1-T2V-1.3B-Diffusers", NULL },
     { "wan-t2v-14b", "Wan-AI/Wan2.1-T2V-14B-Diffusers", NULL },
     { "cogvideox-5b", "THUDM/CogVideoX-5b", "CogVideoX" },
-    { "hunyuan-video", "hunyuanvideo-community/HunyuanVideo", "HunyuanVideo" },
+    { "hunyuan-video", "hunyuanvideo-community/HunyuanVideo", NULL },
 };
 #define MODELS ((int)(sizeof models / sizeof models[0]))
 

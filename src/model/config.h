@@ -60,6 +60,7 @@ typedef struct esa_sched_config {
     int32_t train_steps; /* num_train_timesteps */
     int32_t order;       /* UniPC: solver_order, 1 or 2 */
     double shift;        /* flow_shift, or shift */
+    int32_t to_zero;     /* Euler: sigmas run from 1 to 0, as HunyuanVideoPipeline asks for */
 } esa_sched_config;
 
 /* model_index.json: the classes of the folder's parts. */

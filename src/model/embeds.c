@@ -62,7 +62,9 @@ esa_status esa_embeds_save(esa_model *m, const esa_embeds *e, const char *path)
     int32_t count = 0;
     for (int i = 0; i < 2 && e->text[i].data; i++) {
         const esa_text *t = &e->text[i];
-        save[count++] = (esa_to_save){ names[i], t->data, { t->rows, m->facts.info.text_dim } };
+        /* padding behind the video is not attended: a file without it says where it begins */
+        const int64_t rows = m->family->text_place == ESA_TEXT_BACK ? t->valid : t->rows;
+        save[count++] = (esa_to_save){ names[i], t->data, { rows, m->facts.info.text_dim } };
         if (t->pooled)
             save[count++] = (esa_to_save){ pooled_names[i], t->pooled, { 1, m->facts.pooled_dim } };
     }

@@ -71,6 +71,7 @@ static esa_status read_configs(esa_model *m)
     ESA_TRY(m->family->read(&f, m->configs));
     ESA_TRY(esa_folder_path(&f, "scheduler/scheduler_config.json"));
     ESA_TRY(esa_config_sched(m->ctx, &m->sched, f.path));
+    m->sched.to_zero = m->family->sigmas_to_zero;
     return esa_family_check_sched(m->ctx, m->family, m->sched.kind);
 }
 
@@ -130,6 +131,7 @@ static esa_status describe_shape(esa_model *m)
     esa_model_info *i = &m->facts.info;
     int32_t size[3];
     ESA_TRY(esa_family_shape(m->ctx, &m->family, &m->configs, m->folder, &m->sched, size));
+    m->sched.to_zero = m->family->sigmas_to_zero;
     describe(m);
     snprintf(i->name, sizeof i->name, "%s", m->folder);
     i->frames = size[0];

@@ -109,8 +109,8 @@ class Models(Base):
         nowhere = {"HF_HUB_CACHE": self.dir, "ESA_MODELS": self.dir}
         self.fails("--model", "wan-t2v-1.3b", env=nowhere,
                    says=["wan-t2v-1.3b", "ESA_MODELS", "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"])
-        for name, family in (("cogvideox-5b", "CogVideoX"), ("hunyuan-video", "HunyuanVideo")):
-            self.fails("--model", name, says=[family, "esa.apply(pipe", "Python"])
+        self.fails("--model", "hunyuan-video", env=nowhere, says=["hunyuanvideo-community/HunyuanVideo"])
+        self.fails("--model", "cogvideox-5b", says=["CogVideoX", "esa.apply(pipe", "Python"])
 
     def test_other_families(self):
         os.mkdir(self.path("cog"))

@@ -63,7 +63,8 @@ class Results:
         self.tensors[name] = flat[:: self.every].float().contiguous()
         self.tensors[name + ".scale"] = scale.float().reshape(1)
         self.tensors[name + ".f32"] = ((single.double().reshape(-1) - flat).abs().max() / scale).float().reshape(1)
-        print(f"{name:24s} {tuple(exact.shape)}, largest {scale:.3f}, torch's f32 off by {self.tensors[name + '.f32'][0]:.2g}")
+        own = float(self.tensors[name + ".f32"])
+        print(f"{name:24s} {tuple(exact.shape)}, largest {scale:.3f}, torch's f32 off by {own:.2g}")
 
     def fill(self, key, module, prefixes=("", )):
         """Fills the module; the shapes of its parameters that begin with one of the prefixes are noted under key."""
@@ -140,7 +141,8 @@ def vaes(results):
         vae = AutoencoderKLHunyuanVideo(
             down_block_types=("HunyuanVideoDownBlock3D",) * len(config["block_out_channels"]),
             up_block_types=("HunyuanVideoUpBlock3D",) * len(config["block_out_channels"]), **config)
-        results.fill(f"vae{len(config['block_out_channels'])}", vae, ("decoder.", "post_quant_conv.", "encoder.conv_in"))
+        key = f"vae{len(config['block_out_channels'])}"
+        results.fill(key, vae, ("decoder.", "post_quant_conv.", "encoder.conv_in"))
         with torch.no_grad():       # pixels in the middle of their range, so that little is clamped
             vae.decoder.conv_out.conv.weight.mul_(0.25)
         latents = fill.tensor(case + ".latents", (1, vae.config.latent_channels) + latent, 2.0)

@@ -3,6 +3,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include <stdio.h>
 #include "model/dit/hunyuan_dit_internal.h"
+#include "model/lora.h"
 
 static void want_linear(esa_weights *w, esa_linear *l, int32_t flags, int64_t out, int64_t in,
                         const char *name)
@@ -142,6 +143,7 @@ static esa_status check_file(const esa_part_env *env, esa_hunyuan_dit *dit)
                 ? esa_weights_open_file(ctx, &dit->weights, env->transformer, "transformer")
                 : esa_weights_open_part(ctx, &dit->weights, env->folder, "transformer",
                                         "diffusion_pytorch_model", "transformer"));
+    ESA_TRY(esa_weights_lora(dit->weights, env->lora, env->loras));
     want_all(dit->weights, dit);
     return esa_weights_check(dit->weights, env->report, env->report_user);
 }

@@ -9,6 +9,8 @@
  *              (diffusers 0.36 and older, Wan's own code)
  *   EULER      u = linspace(1, sigma_min, n)
  *              (FlowMatchEulerDiscreteScheduler)
+ *              or linspace(1, 0, n+1) without its last value, if the config says to_zero
+ *              (what HunyuanVideoPipeline gives to that scheduler)
  * Everything is f32 as in diffusers; tests compare each step with both versions. */
 #ifndef ESA_MODEL_SCHED_H
 #define ESA_MODEL_SCHED_H
