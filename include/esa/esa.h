@@ -59,6 +59,8 @@
  *    rows are not corrected.
  *  - A centroid tail uses the mean query of a query block, so NaN in one query spreads to all rows
  *    of its block.
+ *  - In 8 bits (esa_attention_params.precision) NaN and infinity spread further: in q to the 128
+ *    rows that share a scale, in k to every row that meets its block, in v to one channel.
  *  - Values above 65504 round to infinity in f16, as in IEEE 754. */
 #ifndef ESA_ESA_H
 #define ESA_ESA_H

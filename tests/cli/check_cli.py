@@ -603,6 +603,13 @@ class Bench(Base):
                 self.assertAlmostEqual(row["of_sgemm"], row["gflops"] / data["sgemm_gflops"], delta=1e-6)
         self.assertEqual(os.listdir(self.dir), ["b.json"])
 
+    def test_precision(self):
+        self.works("bench", "attention", "--shape", "1,1,200,32", "--density", "1,0.5", "--block", "32x32", "--rounds",
+                   "1", "--precision", "8", "--tail", "pooled,centroid", "--json", "p.json")
+        rows = kit.load(self.path("p.json"))["rows"]
+        self.assertEqual({row["precision"] for row in rows}, {8})
+        self.assertEqual([row["kernel"] == "cpu-8bit" for row in rows], [True, True, False])    # none for centroids
+
     def test_selectors_types_tails(self):
         self.works("bench", "attention", "--shape", "1,4,600,32", "--grid", "6,10,10", "--density", "1,0.5",
                    "--selector", "entropy,rf_v2,ada_bsa", "--tail", "none,pooled,centroid", "--dtype", "f32,bf16,f16",

@@ -415,6 +415,27 @@ class Videos(Base):
         self.assertLess(video["computed_steps"], 4)
         self.assertEqual(video["dense"]["computed_steps"], 4)
 
+    def test_precision(self):
+        """All calls in 8 bits but none of the dense clip; then some steps and layers in 16."""
+        self.works(*SMALL, "--method", "dense", "--precision", 16, "--out", "d.y4m")
+        self.works(*SMALL, "--budget", 0.5, "--warmup", 0, "--precision", 8, "--compare", "dense", "--out", "s.y4m",
+                   "--dense-out", "d2.y4m", "--json", "r.json")
+        self.assertEqual(self.read("d2.y4m"), self.read("d.y4m"))
+        video = json.loads(self.read("r.json"))["videos"][0]
+        self.assertEqual((video["eight_calls"], video["dense"]["eight_calls"]), (video["calls"], 0))
+        self.assertEqual(video["kernel"], "cpu-8bit")
+        out = self.works(*SMALL, "--method", "dense", "--precision", 8, "--steps16-first", 1, "--layers16", "0,2",
+                         "--out", "e.y4m", "--json", "e.json")
+        video = json.loads(self.read("e.json"))["videos"][0]
+        # one of two steps, six of eight layers
+        self.assertEqual(video["eight_calls"], video["calls"] * 6 // 16)
+        self.assertIn(f"{video['eight_calls']} of {video['calls']} calls in 8 bits", out)
+        self.assertNotEqual(self.read("e.y4m"), self.read("d.y4m"))
+        self.fails(*SMALL, "--precision", 12, status=2)
+        self.fails(*SMALL, "--steps16-last", 1, status=2, says=["need --precision 8"])
+        self.fails(*SMALL, "--precision", 8, "--layers16", 8, "--out", "f.y4m", says=["layers16 names layer 8"])
+        self.fails(*SMALL, "--precision", 8, "--steps16-first", 3, "--out", "f.y4m", says=["steps16_first is 3"])
+
     def test_what_nothing_means(self):
         """No method, budget or work: the error selector and the preset balanced. A clip as short as this one cannot
         reach it and takes the least work; a work that was asked for and cannot be reached is an error."""
