@@ -56,7 +56,8 @@ static int check_of(generate_options *o, int words, char **argv)
     if (!o->clip.open.check || words > 1)
         return cli_usage("generate: unexpected word '%s'; 'esa generate --help' lists the options",
                          argv[o->clip.open.check ? 1 : 0]);
-    if (o->clip.open.model || o->clip.open.transformer || o->clip.open.lora.count)
+    if (o->clip.open.model || o->clip.open.transformer || o->clip.open.lora.count ||
+        o->clip.open.transformer_2 || o->clip.open.lora_2.count)
         return cli_usage("generate: --check FILE looks at the file alone; give --check "
                          "--transformer FILE to compare it with a model");
     if (stat(argv[0], &about) == 0 && S_ISDIR(about.st_mode))
@@ -120,6 +121,10 @@ int cmd_generate(int argc, char **argv)
           "the transformer's weights in one file, safetensors or GGUF (those of the model)" },
         { "--lora", CLI_TEXTS, &o.clip.open.lora, "FILE[:SCALE]", 0, 0, 0,
           "merge a LoRA into the transformer, times SCALE; may be given several times (none)" },
+        { "--transformer-2", CLI_TEXT, &o.clip.open.transformer_2, "FILE", 0, 0, 0,
+          "Wan 2.2: the same for the second transformer, of little noise (those of the model)" },
+        { "--lora-2", CLI_TEXTS, &o.clip.open.lora_2, "FILE[:SCALE]", 0, 0, 0,
+          "Wan 2.2: a LoRA for the second transformer (none)" },
         { "--hold", CLI_CHOICE, &o.clip.open.hold, "auto|file|f32|bf16", 0, 0, 0,
           "how weights are held in memory (auto)" },
         { "--json", CLI_TEXT, &o.json, "FILE", 0, 0, 0,

@@ -57,8 +57,9 @@ int clip_lora(esa_lora *lora, char *name, size_t size, const char *text, const c
 int clip_open(clip_maker *m, const clip_opening *o, const char *what)
 {
     char folder[4200];
-    char lora_name[CLI_MAX_LIST][1024];
-    esa_lora lora[CLI_MAX_LIST];
+    char lora_name[2][CLI_MAX_LIST][1024];
+    esa_lora lora[2][CLI_MAX_LIST];
+    const cli_texts *const loras[2] = { &o->lora, &o->lora_2 };
     int64_t limit = 0;
     memset(m, 0, sizeof *m);
     m->what = what;
@@ -66,8 +67,10 @@ int clip_open(clip_maker *m, const clip_opening *o, const char *what)
         return cli_usage("%s: --keep names tensors that --linear fp8 leaves in bf16; give both",
                          what);
     int status = o->max_vram ? cli_size_parse(o->max_vram, &limit, "--max-vram", what) : CLI_OK;
-    for (int i = 0; i < o->lora.count && !status; i++)
-        status = clip_lora(&lora[i], lora_name[i], sizeof lora_name[i], o->lora.text[i], what);
+    for (int k = 0; k < 2; k++)
+        for (int i = 0; i < loras[k]->count && !status; i++)
+            status = clip_lora(&lora[k][i], lora_name[k][i], sizeof lora_name[k][i],
+                               loras[k]->text[i], what);
     if (!status) status = cli_video_open(&m->video, what);
     if (!status && o->check_file)
         snprintf(folder, sizeof folder, "%s", o->check_file);
@@ -81,8 +84,11 @@ int clip_open(clip_maker *m, const clip_opening *o, const char *what)
     clip_catch_signals();
     esa_model_params p = m->video.model_params_default();
     p.transformer = o->transformer;
-    p.lora = lora;
+    p.lora = lora[0];
     p.lora_count = o->lora.count;
+    p.transformer_2 = o->transformer_2;
+    p.lora_2 = lora[1];
+    p.lora_2_count = o->lora_2.count;
     p.hold = o->hold;
     p.device = m->device.device;
     p.linear = o->linear;

@@ -36,19 +36,21 @@ typedef struct clip_maker {
 } clip_maker;
 
 typedef struct clip_opening {
-    const char *model;       /* a name, a folder, or NULL: wan-tiny */
-    const char *transformer; /* a file with the transformer's weights; NULL: the model's own */
-    cli_texts lora;          /* LoRA files, FILE[:SCALE] each */
-    int64_t threads;         /* 0: one per core */
-    int hold;                /* ESA_HOLD_* */
-    int parts;               /* ESA_PART_* that will be needed; 0: all */
-    int check;               /* 1: checks names and shapes only, opens no model */
-    const char *check_file;  /* check: a weight file alone instead of a model; NULL: the model */
-    const char *device;      /* --device; NULL: auto */
-    int linear;              /* ESA_LINEAR_* */
-    const char *keep;        /* F8: tensors that stay in bf16; NULL: none */
-    const char *max_vram;    /* a size; NULL: no limit */
-    int random;              /* 1: random weights; model is then the name of a shape */
+    const char *model;         /* a name, a folder, or NULL: wan-tiny */
+    const char *transformer;   /* a file with the transformer's weights; NULL: the model's own */
+    cli_texts lora;            /* LoRA files, FILE[:SCALE] each */
+    const char *transformer_2; /* the same for the second transformer of Wan 2.2 */
+    cli_texts lora_2;
+    int64_t threads;        /* 0: one per core */
+    int hold;               /* ESA_HOLD_* */
+    int parts;              /* ESA_PART_* that will be needed; 0: all */
+    int check;              /* 1: checks names and shapes only, opens no model */
+    const char *check_file; /* check: a weight file alone instead of a model; NULL: the model */
+    const char *device;     /* --device; NULL: auto */
+    int linear;             /* ESA_LINEAR_* */
+    const char *keep;       /* F8: tensors that stay in bf16; NULL: none */
+    const char *max_vram;   /* a size; NULL: no limit */
+    int random;             /* 1: random weights; model is then the name of a shape */
     void (*report)(void *user, const char *line); /* NULL, or as in esa_model_params */
 } clip_opening;
 
@@ -82,6 +84,7 @@ typedef struct clip_request {
     int32_t dense_first_layer, share_branches;
     int32_t refresh_every, order_every;  /* CLIP_RECOMMENDED: the recommended ones */
     int preset;                          /* ESA_PRESET_*: the work of the session; -1: none */
+    cli_list sigmas, timesteps;          /* of the steps; count 0: the scheduler's own */
     const char *cache;                   /* --cache: "off", "auto" or a number; NULL: off */
     const char *block;                   /* "QxK"; NULL: the recommended blocks */
     const char *score_groups;            /* error: "QxK"; NULL: the recommended groups */
@@ -111,7 +114,8 @@ int clip_resolve(clip_maker *maker, clip_request *request);
  * chosen groups of rows, then the end, into table and returns it. */
 enum {
     CLIP_OPTIONS_SIZE = 1,   /* --frames --height --width --steps */
-    CLIP_OPTIONS_NOISE = 2,  /* --guidance --negative-prompt --scheduler --flow-shift */
+    CLIP_OPTIONS_NOISE = 2,  /* --guidance --guidance-2 --negative-prompt --scheduler --flow-shift
+                                --sigmas --timesteps */
     CLIP_OPTIONS_DENSE = 4,  /* --warmup --dense-first-layer --dense-layers */
     CLIP_OPTIONS_BLOCKS = 8, /* --order --window --block --samples --score-groups */
     CLIP_OPTIONS_SPARSE =
@@ -122,7 +126,7 @@ enum {
     CLIP_OPTIONS_PRECISION = 256, /* --precision --steps16-first --steps16-last --layers16 */
     CLIP_OPTIONS_ALL = 511
 };
-#define CLIP_MAX_OPTIONS 64
+#define CLIP_MAX_OPTIONS 80
 #define CLIP_REFRESH_HELP                                                                          \
     "make new masks every N sparse steps and reuse them in between; 0: only once, at the first "   \
     "sparse step; early: at the first, and at 1/8, 1/4 and 1/2 of them (1; error: early)"

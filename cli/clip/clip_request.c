@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define TRAIN_STEPS 1000.0 /* timesteps of the largest noise level, in every family */
+
 /* ---------------------------------------------------------------- settings */
 
 static esa_session_params recommended(const clip_request *r)
@@ -37,7 +39,9 @@ clip_request clip_request_default(void)
                        .share_branches = -1,
                        .preset = -1 };
     /* as esa_generate_params_default, which cannot be asked before the engine is open */
-    r.p = (esa_generate_params){ .struct_size = sizeof r.p, .decode = 1, .guidance = NAN };
+    r.p = (esa_generate_params){
+        .struct_size = sizeof r.p, .decode = 1, .guidance = NAN, .guidance_2 = NAN
+    };
     r.p.session = recommended(&r);
     return r;
 }
@@ -81,6 +85,8 @@ int clip_request_check(const clip_request *r, const char *what)
     if (r->tail == ESA_TAIL_CENTROID && r->method == METHOD_ERROR)
         return cli_usage("%s: --method error takes --tail none, pooled or levels, not centroid",
                          what);
+    if (r->sigmas.count && r->timesteps.count)
+        return cli_usage("%s: --sigmas and --timesteps say the same thing; give one", what);
     const int amounts = (r->p.session.work > 0) + (r->p.quality > 0) + (r->preset >= 0);
     const int online = r->method != METHOD_DENSE && r->method != METHOD_CACHED &&
                        r->method != METHOD_RECORD && r->method != METHOD_RECORD_ERROR;
@@ -167,6 +173,10 @@ int clip_resolve(clip_maker *m, clip_request *r)
 {
     esa_status status = ESA_OK;
     r->tokens = 0;
+    if (r->timesteps.count) r->sigmas = r->timesteps;
+    for (int i = 0; i < r->timesteps.count; i++) r->sigmas.real[i] /= TRAIN_STEPS;
+    r->p.sigmas = r->sigmas.count ? r->sigmas.real : NULL;
+    r->p.sigma_count = r->sigmas.count;
     for (int pass = 0; pass < 2 && status == ESA_OK;
          pass++) { /* the recommended blocks need tokens */
         set_session(r);
@@ -232,6 +242,8 @@ const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_opt
     const cli_option noise[] = {
         { "--guidance", CLI_REAL, &p->guidance, "X", 0, 1000, 0,
           "classifier-free guidance; 1 or less turns it off (the model's own)" },
+        { "--guidance-2", CLI_REAL, &p->guidance_2, "X", 0, 1000, 0,
+          "guidance of the second transformer of Wan 2.2 (the model's own, or --guidance)" },
         { "--negative-prompt", CLI_TEXT, &p->negative_prompt, "TEXT", 0, 0, 0,
           "what to avoid (nothing)" },
         { "--scheduler", CLI_CHOICE, &p->scheduler, CLIP_SCHEDULERS, 0, 0, 0,
@@ -239,6 +251,10 @@ const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_opt
           "(model)" },
         { "--flow-shift", CLI_REAL, &p->flow_shift, "X", 0, 1000, 0,
           "shift of the noise schedule (the model's own)" },
+        { "--sigmas", CLI_REALS, &r->sigmas, "X,...", 0, 1, 0,
+          "noise levels of the steps before the shift, for distilled models (the scheduler's)" },
+        { "--timesteps", CLI_REALS, &r->timesteps, "X,...", 0, 1000, 0,
+          "the same as timesteps: 1000,750,500,250 (the scheduler's)" },
         end,
     };
     const cli_option dense[] = {

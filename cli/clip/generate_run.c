@@ -308,12 +308,16 @@ static int with_model(job *j)
                            (long long)prompts.count);
     j->json = cli_json_new();
     cli_machine_json(j->json, j->maker.ctx, NULL);
-    cli_json_fields(j->json, "model %s transformer %s config_hash %s seed %ld", j->maker.info.name,
-                    o->clip.open.transformer, j->maker.info.config_hash, o->seeds.whole[0]);
-    cli_json_open(j->json, "lora", '[');
-    for (int i = 0; i < o->clip.open.lora.count; i++)
-        cli_json_text(j->json, NULL, o->clip.open.lora.text[i]);
-    cli_json_close(j->json);
+    const clip_opening *open = &o->clip.open;
+    const cli_texts *const loras[2] = { &open->lora, &open->lora_2 };
+    cli_json_fields(j->json, "model %s transformer %s transformer_2 %s config_hash %s seed %ld",
+                    j->maker.info.name, open->transformer, open->transformer_2,
+                    j->maker.info.config_hash, o->seeds.whole[0]);
+    for (int k = 0; k < 2; k++) {
+        cli_json_open(j->json, k ? "lora_2" : "lora", '[');
+        for (int i = 0; i < loras[k]->count; i++) cli_json_text(j->json, NULL, loras[k]->text[i]);
+        cli_json_close(j->json);
+    }
     if (!status) status = all_videos(j, &prompts);
     if (j->table) { /* also after a failure: the videos in it are whole */
         cli_table_print(j->table, stdout);

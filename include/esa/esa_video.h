@@ -114,7 +114,10 @@ typedef struct esa_model_params {
      * NULL: none. */
     const esa_lora *lora;
     int32_t lora_count;
-    int32_t reserved0;
+    /* The same for the second transformer of a model that has two (Wan 2.2 A14B). */
+    int32_t lora_2_count;
+    const char *transformer_2;
+    const esa_lora *lora_2;
     int64_t reserved[4];
 } esa_model_params;
 
@@ -159,6 +162,9 @@ typedef struct esa_model_info { /* struct_size is set by the caller */
     int32_t device, resident_blocks;
     int64_t device_bytes;   /* GPU memory of the weights */
     int64_t streamed_bytes; /* copied to the GPU for each forward */
+    /* Models with two transformers: the default guidance of the second, and the part of the noise
+     * schedule's timesteps below which it runs. 0: there is one. */
+    double guidance_2, boundary;
     int64_t reserved[4];
 } esa_model_info;
 
@@ -242,7 +248,17 @@ typedef struct esa_generate_params {
      * stay there, which are copied and what that costs; may be NULL */
     void (*say)(void *user, const char *line);
     void *say_user;
-    int64_t reserved[2];
+    /* Noise levels of the steps, from at most 1 down to more than 0, instead of the scheduler's
+     * own; flow_shift shifts them as it shifts those. Distilled models need the list that they were
+     * trained with. steps is 0 or their number. NULL: none */
+    const double *sigmas;
+    int32_t sigma_count;
+    int32_t reserved1;
+    /* Guidance of the second transformer of a model that has two. NaN: as guidance, or the model's
+     * default if that is NaN too. Whether there is a negative branch depends on guidance alone, as
+     * in diffusers. */
+    double guidance_2;
+    int64_t reserved[8];
 } esa_generate_params;
 
 /* The session mode is DENSE. */

@@ -66,6 +66,7 @@ esa_status esa_config_index(esa_ctx *ctx, esa_model_index *index, const char *pa
         class_of(&f, "tokenizer", index->tokenizer, sizeof index->tokenizer);
         class_of(&f, "scheduler", index->scheduler, sizeof index->scheduler);
         class_if_any(&f, "transformer_2", index->transformer_2, sizeof index->transformer_2);
+        index->boundary = esa_json_real(&f, "boundary_ratio", 0, 1, 0);
         class_if_any(&f, "text_encoder_2", index->text_encoder_2, sizeof index->text_encoder_2);
         class_if_any(&f, "tokenizer_2", index->tokenizer_2, sizeof index->tokenizer_2);
         class_if_any(&f, "image_encoder", index->image_encoder, sizeof index->image_encoder);

@@ -29,7 +29,8 @@ typedef struct esa_wan_config {
     int32_t rope_max;   /* longest side of the grid */
     int32_t cross_norm; /* cross_attn_norm: norm2 has weight and bias; 0: it is the identity */
     double eps;
-    char hash[80]; /* esa_json_hash of the file; stored in mask files */
+    const char *folder; /* in the model's folder; NULL: transformer */
+    char hash[80];      /* esa_json_hash of the file; stored in mask files */
 } esa_wan_config;
 
 /* AutoencoderKLWan. */
@@ -61,12 +62,16 @@ typedef struct esa_sched_config {
     int32_t order;       /* UniPC: solver_order, 1 or 2 */
     double shift;        /* flow_shift, or shift */
     int32_t to_zero;     /* Euler: sigmas run from 1 to 0, as HunyuanVideoPipeline asks for */
+    /* Flow schedulers: u of each step (sched.h) instead of the rule of the kind, which steps has as
+     * many of; the caller's. NULL: the rule. */
+    const double *list;
 } esa_sched_config;
 
 /* model_index.json: the classes of the folder's parts. */
 typedef struct esa_model_index {
     char pipeline[64], transformer[64], vae[64], text_encoder[64], tokenizer[64], scheduler[64];
     /* parts that only some families have; empty if they are missing or null */
+    double boundary; /* boundary_ratio, from which transformer_2 runs; 0: none */
     char transformer_2[64], text_encoder_2[64], tokenizer_2[64], image_encoder[64];
 } esa_model_index;
 

@@ -60,6 +60,7 @@ typedef struct esa_dit_call {
     const float *x;  /* [latent_channels][t][h][w] */
     double t;        /* timestep */
     double guidance; /* for transformers that take it as an input */
+    int32_t second;  /* 1: the second of two transformers */
 } esa_dit_call;
 
 typedef struct esa_dit_ops {
@@ -119,6 +120,7 @@ typedef struct esa_known_model {
     int32_t layers, heads, head_dim, text_dim;
     int32_t frames, height, width, steps;
     double guidance;
+    double guidance_2; /* of the second of two transformers; 0: there is one */
 } esa_known_model;
 
 /* What the pipeline must know of an opened model. */
@@ -128,6 +130,7 @@ typedef struct esa_facts {
     esa_model_info info;
     int32_t variant;    /* tells models of one shape apart */
     int32_t pooled_dim; /* of esa_text.pooled; 0: none */
+    double boundary;    /* timesteps below it belong to a second transformer; 0: there is one */
     int32_t tile_unit;  /* sides of decoder tiles in pixels are multiples of it */
 } esa_facts;
 

@@ -123,6 +123,10 @@ static void describe(esa_model *m)
     i->width = down_to(like->width, (int64_t)i->factor[2] * i->patch[2]);
     i->steps = like->steps;
     i->guidance = like->guidance;
+    i->boundary = m->facts.boundary;
+    i->guidance_2 = m->facts.boundary <= 0 ? 0
+                    : like->guidance_2 > 0 ? like->guidance_2
+                                           : like->guidance;
 }
 
 /* Random weights: folder is the name of a shape. */
@@ -200,10 +204,10 @@ static esa_status begin(esa_ctx *ctx, esa_model **model, const char *folder,
     if (p.linear < ESA_LINEAR_BF16 || p.linear > ESA_LINEAR_F8)
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "linear is %d, expected ESA_LINEAR_BF16 or F8",
                         p.linear);
-    if (p.transformer && p.random)
+    if ((p.transformer || p.transformer_2) && p.random)
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
                         "random weights were asked for, and weights from a file; give one");
-    if (p.lora_count && p.random)
+    if ((p.lora_count || p.lora_2_count) && p.random)
         return esa_fail(ctx, ESA_ERR_ARGUMENT,
                         "random weights were asked for, and LoRAs for them; give one");
     if (p.max_memory < 0)
@@ -225,6 +229,9 @@ static esa_status begin(esa_ctx *ctx, esa_model **model, const char *folder,
                              .transformer = p.transformer,
                              .lora = p.lora,
                              .loras = p.lora_count,
+                             .transformer_2 = p.transformer_2,
+                             .lora_2 = p.lora_2,
+                             .loras_2 = p.lora_2_count,
                              .hold = p.hold,
                              .linear = p.linear == ESA_LINEAR_F8 ? ESA_DTYPE_F8 : ESA_DTYPE_BF16,
                              .keep = p.keep,

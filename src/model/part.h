@@ -23,6 +23,10 @@ typedef struct esa_part_env {
     const char *transformer;
     const esa_lora *lora; /* [loras] LoRA files of the transformer; likewise */
     int32_t loras;
+    /* The same for the second transformer of a model that has two. */
+    const char *transformer_2;
+    const esa_lora *lora_2;
+    int32_t loras_2;
     int32_t hold;     /* ESA_HOLD_*, for weights in host memory */
     int32_t linear;   /* ESA_DTYPE_BF16 (or 0) or ESA_DTYPE_F8: linear layers on a device */
     const char *keep; /* tensors that stay in BF16 (store.h); may be NULL */

@@ -14,7 +14,9 @@
 
 esa_generate_params esa_generate_params_default(void)
 {
-    esa_generate_params p = { .struct_size = sizeof p, .decode = 1, .guidance = NAN };
+    esa_generate_params p = {
+        .struct_size = sizeof p, .decode = 1, .guidance = NAN, .guidance_2 = NAN
+    };
     p.session = esa_session_params_default();
     p.session.mode = ESA_SESSION_DENSE;
     return p;

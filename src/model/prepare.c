@@ -22,7 +22,16 @@ static esa_status check_sizes(esa_model *m, esa_run *r)
     if (p->frames == 0) p->frames = i->frames;
     if (p->height == 0) p->height = i->height;
     if (p->width == 0) p->width = i->width;
-    if (p->steps == 0) p->steps = i->steps;
+    const int32_t listed = p->sigmas ? p->sigma_count : 0;
+    if (p->sigmas && (listed < 1 || (p->steps && p->steps != listed)))
+        return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "there are %d sigmas for %d steps", listed,
+                        p->steps);
+    if (p->steps == 0) p->steps = listed ? listed : i->steps;
+    if (!isnan(p->guidance_2) && i->boundary <= 0)
+        return esa_fail(m->ctx, ESA_ERR_ARGUMENT,
+                        "guidance_2 is %g, but this model has one transformer", p->guidance_2);
+    if (isnan(p->guidance_2) && i->boundary > 0)
+        p->guidance_2 = isnan(p->guidance) ? i->guidance_2 : p->guidance;
     if (isnan(p->guidance)) p->guidance = i->guidance;
     if (p->frames < 1 || p->frames > ESA_FRAMES_MAX_COUNT)
         return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "frames is %d, expected 1 .. %d", p->frames,
@@ -30,9 +39,11 @@ static esa_status check_sizes(esa_model *m, esa_run *r)
     if (p->steps < 1 || p->steps > MAX_STEPS)
         return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "steps is %d, expected 1 .. %d", p->steps,
                         MAX_STEPS);
-    if (!isfinite(p->guidance) || fabs(p->guidance) > 1000)
-        return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "guidance is %g, expected -1000 .. 1000",
-                        p->guidance);
+    const double asked[2] = { p->guidance, i->boundary > 0 ? p->guidance_2 : 0 };
+    for (int k = 0; k < 2; k++)
+        if (!isfinite(asked[k]) || fabs(asked[k]) > 1000)
+            return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "guidance is %g, expected -1000 .. 1000",
+                            asked[k]);
     const int32_t side[2] = { p->height, p->width };
     for (int s = 0; s < 2; s++) {
         const int32_t unit = i->factor[1 + s] * i->patch[1 + s];
@@ -178,7 +189,11 @@ static esa_status make_session(esa_model *m, esa_run *r)
     r->layout = s.select.layout;
     s.layers = m->facts.info.layers;
     s.steps = r->p.steps;
-    s.branches = r->branches;
+    /* Masks that serve several steps stay with the transformer that made them; files hold one mask
+     * per step, so of one transformer. */
+    r->apart = m->facts.boundary > 0 && s.mode != ESA_SESSION_CACHED &&
+               s.mode != ESA_SESSION_RECORD && s.mode != ESA_SESSION_PROBE;
+    s.branches = r->branches * (r->apart ? 2 : 1);
     s.model = m->facts.info.name;
     s.config_hash = m->facts.info.config_hash;
     ESA_TRY(m->family->dit.layout(m->dit, r->latent, &s.select.layout, r->selector, r->mode));
@@ -197,6 +212,7 @@ static esa_status make_sched(esa_model *m, esa_run *r)
     if (r->p.scheduler != ESA_SCHEDULER_MODEL) c.kind = kinds[r->p.scheduler];
     ESA_TRY(esa_family_check_sched(m->ctx, m->family, c.kind));
     if (r->p.flow_shift > 0) c.shift = r->p.flow_shift;
+    c.list = r->p.sigmas;
     return esa_sched_create(&m->nn, &r->sched, &c, r->p.steps, r->count);
 }
 

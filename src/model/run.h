@@ -16,6 +16,7 @@ typedef struct esa_run {
     esa_generate_params p; /* sizes filled in */
     int32_t latent[3];     /* t, h, w */
     int32_t branches;
+    int32_t apart;  /* 1: the session counts the branches of a second transformer as others */
     int64_t count;  /* elements of the latents */
     int64_t tokens; /* tokens of a self-attention call, with text where it has some */
     int32_t text;   /* of these, rows of text */

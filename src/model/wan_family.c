@@ -4,7 +4,7 @@
 
 #include <stdio.h>
 #include <string.h>
-#include "model/dit/wan_dit.h"
+#include "model/dit/wan_pair.h"
 #include "model/t5_text.h"
 #include "model/vae/wan_vae.h"
 
@@ -12,16 +12,21 @@
 #define TEXT_TOKENS 512
 
 typedef struct wan_configs {
-    esa_wan_config dit;
+    esa_wan_config dit, dit_2; /* dit_2: only with a boundary */
+    double boundary;           /* as in model_index.json; 0: one transformer */
     esa_wan_vae_config vae;
     esa_umt5_config text;
 } wan_configs;
 
-/* With the defaults of diffusers. */
+/* Variants. */
+enum { ONE = 0, TWO = 1 }; /* transformers */
+
+/* With the defaults of diffusers and of the model cards. */
 static const esa_known_model known[] = {
-    { "wan-tiny", 0, 8, 4, 64, 192, 33, 128, 128, 8, 2.5 },
-    { "wan-t2v-1.3b", 0, 30, 12, 128, 4096, 81, 480, 832, 50, 5.0 },
-    { "wan-t2v-14b", 0, 40, 40, 128, 4096, 81, 480, 832, 50, 5.0 },
+    { "wan-tiny", ONE, 8, 4, 64, 192, 33, 128, 128, 8, 2.5, 0 },
+    { "wan-t2v-1.3b", ONE, 30, 12, 128, 4096, 81, 480, 832, 50, 5.0, 0 },
+    { "wan-t2v-14b", ONE, 40, 40, 128, 4096, 81, 480, 832, 50, 5.0, 0 },
+    { "wan2.2-t2v-a14b", TWO, 40, 40, 128, 4096, 81, 720, 1280, 40, 4.0, 3.0 },
 };
 
 /* ---------------------------------------------------------------- configurations */
@@ -42,11 +47,28 @@ static esa_status compare(esa_ctx *ctx, const wan_configs *c, int32_t parts)
     return ESA_OK;
 }
 
+/* The second transformer has the sizes of the first. */
+static esa_status read_second(esa_folder *f, wan_configs *c)
+{
+    if (!f->index->transformer_2[0] || f->index->boundary <= 0) return ESA_OK;
+    ESA_TRY(esa_folder_path(f, "transformer_2/config.json"));
+    ESA_TRY(esa_config_wan(f->ctx, &c->dit_2, f->path));
+    esa_wan_config same = c->dit_2;
+    memcpy(same.hash, c->dit.hash, sizeof same.hash);
+    if (memcmp(&same, &c->dit, sizeof same) != 0)
+        return esa_fail(f->ctx, ESA_ERR_MISMATCH,
+                        "the configurations of transformer and transformer_2 differ");
+    c->dit_2.folder = "transformer_2";
+    c->boundary = f->index->boundary;
+    return ESA_OK;
+}
+
 static esa_status read_configs(esa_folder *f, void *configs)
 {
     wan_configs *c = configs;
     ESA_TRY(esa_folder_path(f, "transformer/config.json"));
     ESA_TRY(esa_config_wan(f->ctx, &c->dit, f->path));
+    ESA_TRY(read_second(f, c));
     /* The sizes of a video come from the VAE's config, even if the VAE itself is not used. Without
      * that file they are Wan's. */
     c->vae = (esa_wan_vae_config){
@@ -76,6 +98,8 @@ static void describe(const void *configs, esa_facts *facts)
                                     .text_dim = c->text_dim,
                                     .text_tokens = TEXT_TOKENS,
                                     .fps = FPS },
+                          .variant = all->boundary > 0 ? TWO : ONE,
+                          .boundary = all->boundary,
                           .tile_unit = 4 * v->factor_s };
     snprintf(facts->info.config_hash, sizeof facts->info.config_hash, "%s", c->hash);
 }
@@ -144,54 +168,60 @@ static int32_t fill_shape(const char *name, void *configs, esa_sched_config *sch
 
 /* ---------------------------------------------------------------- transformer */
 
-static const esa_wan_dit *as_dit(const esa_dit *dit) { return (const esa_wan_dit *)dit; }
-static esa_wan_dit *use_dit(esa_dit *dit) { return (esa_wan_dit *)dit; }
+/* The transformer at work. */
+static esa_wan_dit *active(const esa_dit *dit)
+{
+    return esa_wan_pair_active((const esa_wan_pair *)dit);
+}
 
 static esa_status dit_check(const esa_part_env *env, const void *configs)
 {
-    return esa_wan_dit_check(env, &((const wan_configs *)configs)->dit);
+    const wan_configs *c = configs;
+    return esa_wan_pair_check(env, &c->dit, c->boundary > 0 ? &c->dit_2 : NULL);
 }
 static esa_status dit_open(const esa_part_env *env, esa_dit **dit, const void *configs)
 {
-    return esa_wan_dit_open(env, (esa_wan_dit **)dit, &((const wan_configs *)configs)->dit);
+    const wan_configs *c = configs;
+    return esa_wan_pair_open(env, (esa_wan_pair **)dit, &c->dit,
+                             c->boundary > 0 ? &c->dit_2 : NULL);
 }
-static void dit_free(esa_dit *dit) { esa_wan_dit_free(use_dit(dit)); }
+static void dit_free(esa_dit *dit) { esa_wan_pair_free((esa_wan_pair *)dit); }
 static void dit_memory(const esa_dit *dit, int64_t *parameters, int64_t *held, int64_t *mapped)
 {
-    esa_wan_dit_memory(as_dit(dit), parameters, held, mapped);
+    esa_wan_pair_memory((const esa_wan_pair *)dit, parameters, held, mapped);
 }
 static void dit_plan(const esa_dit *dit, esa_model_info *info)
 {
-    esa_wan_dit_plan(as_dit(dit), info);
+    esa_wan_dit_plan(active(dit), info);
 }
-static esa_store *dit_store(esa_dit *dit) { return esa_wan_dit_store(use_dit(dit)); }
+static esa_store *dit_store(esa_dit *dit) { return esa_wan_dit_store(active(dit)); }
 static esa_status dit_layout(const esa_dit *dit, const int32_t latent[3], esa_layout *layout,
                              int32_t selector, int32_t mode)
 {
-    return esa_wan_dit_layout(as_dit(dit), latent, layout, selector, mode);
+    return esa_wan_dit_layout(active(dit), latent, layout, selector, mode);
 }
 static void dit_set_room(esa_dit *dit, const esa_dit_room *room)
 {
-    esa_wan_dit_set_room(use_dit(dit), room);
+    esa_wan_pair_set_room((esa_wan_pair *)dit, room);
 }
 static int64_t dit_text_rows(const esa_dit *dit, const esa_text *text)
 {
-    return esa_wan_dit_text_rows(as_dit(dit), text->data, text->rows);
+    return esa_wan_dit_text_rows(active(dit), text->data, text->rows);
 }
 static esa_status dit_begin(esa_dit *dit, const int32_t latent[3], esa_layout *layout,
                             int32_t selector, int32_t mode, int32_t branches)
 {
-    return esa_wan_dit_begin(use_dit(dit), latent, layout, selector, mode, branches);
+    return esa_wan_pair_begin((esa_wan_pair *)dit, latent, layout, selector, mode, branches);
 }
-static void dit_end(esa_dit *dit) { esa_wan_dit_end(use_dit(dit)); }
-static int64_t dit_bytes(const esa_dit *dit) { return esa_wan_dit_bytes(as_dit(dit)); }
+static void dit_end(esa_dit *dit) { esa_wan_pair_end((esa_wan_pair *)dit); }
+static int64_t dit_bytes(const esa_dit *dit) { return esa_wan_dit_bytes(active(dit)); }
 static esa_status dit_text(esa_dit *dit, int32_t branch, const esa_text *text)
 {
-    return esa_wan_dit_text(use_dit(dit), branch, text->data, text->rows);
+    return esa_wan_pair_text((esa_wan_pair *)dit, branch, text);
 }
 static esa_status dit_forward(esa_dit *dit, const esa_dit_call *c)
 {
-    return esa_wan_dit_forward(use_dit(dit), c->session, c->branch, c->v, c->x, c->t);
+    return esa_wan_pair_forward((esa_wan_pair *)dit, c);
 }
 
 /* ---------------------------------------------------------------- VAE */

@@ -16,32 +16,38 @@ static esa_nn nn;
 
 static void run_rule(int32_t kind, const char *file)
 {
-    static const int32_t steps[] = { 1, 2, 3, 8, 20, 50 };
+    static const double list[] = { 1.0, 0.9375, 0.7, 0.3 }; /* as in wan_sched.py */
+    static const int32_t steps[] = { 1, 2, 3, 8, 20, 50, 4 };
+    const size_t cases = kind == ESA_SCHED_UNIPC_036 ? 6 : 7; /* the last has the list */
     static const double shifts[] = { 1, 3, 5, 12 };
     esa_tensors *golden = golden_open(ctx, file);
     float noise[COUNT], x[COUNT], v[COUNT];
     fill_tensor(noise, COUNT, "sched.noise", 1.0f, 0);
     double worst = 0;
-    for (size_t a = 0; a < sizeof steps / sizeof *steps; a++)
+    for (size_t a = 0; a < cases; a++)
         for (size_t b = 0; b < sizeof shifts / sizeof *shifts; b++) {
-            const esa_sched_config config = {
-                .kind = kind, .train_steps = 1000, .order = 2, .shift = shifts[b]
-            };
+            const esa_sched_config config = { .kind = kind,
+                                              .train_steps = 1000,
+                                              .order = 2,
+                                              .shift = shifts[b],
+                                              .list = a == 6 ? list : NULL };
+            char which[16];
+            snprintf(which, sizeof which, a == 6 ? "list" : "%d", steps[a]);
             esa_sched *s = NULL;
             assert_int_equal(esa_sched_create(&nn, &s, &config, steps[a], COUNT), ESA_OK);
             char name[64];
             int64_t n;
-            snprintf(name, sizeof name, "%d.%g.sigmas", steps[a], shifts[b]);
+            snprintf(name, sizeof name, "%s.%g.sigmas", which, shifts[b]);
             const float *sigma = golden_find(golden, name, &n);
             assert_int_equal(n, steps[a] + 1);
             for (int32_t i = 0; i <= steps[a]; i++)
                 assert_true(fabs(esa_sched_sigma(s, i) - (double)sigma[i]) <= SIGMA_TOLERANCE);
-            snprintf(name, sizeof name, "%d.%g.timesteps", steps[a], shifts[b]);
+            snprintf(name, sizeof name, "%s.%g.timesteps", which, shifts[b]);
             const float *t = golden_find(golden, name, &n);
             for (int32_t i = 0; i < steps[a]; i++)
                 assert_true(fabs(esa_sched_timestep(s, i) - (double)t[i]) <=
                             (kind == ESA_SCHED_EULER ? 1e-3 : 0));
-            snprintf(name, sizeof name, "%d.%g.samples", steps[a], shifts[b]);
+            snprintf(name, sizeof name, "%s.%g.samples", which, shifts[b]);
             const float *samples = golden_find(golden, name, &n);
             fill_tensor(x, COUNT, "sched.x", 2.0f, 0);
             for (int32_t i = 0; i < steps[a]; i++) {

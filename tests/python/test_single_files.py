@@ -87,7 +87,8 @@ def folder(tmp_path_factory):
 
 @pytest.mark.parametrize("prefix", ("", "model.diffusion_model."))
 @pytest.mark.parametrize("name, size, tensors", (("wan-t2v-1.3b", (30, 1536, 8960), 825),
-                                                 ("wan-t2v-14b", (40, 5120, 13824), 1095)))
+                                                 ("wan-t2v-14b or one half of wan2.2-t2v-a14b", (40, 5120, 13824),
+                                                  1095)))
 def test_true_shapes(folder, name, size, tensors, prefix):
     shapes = {prefix + key: shape for key, shape in wan_shapes(*size).items()}
     said = esa("--check", sparse_file(folder / "true.safetensors", shapes))

@@ -8,6 +8,7 @@
 The model is a stand-in: v = sin(3 x) + (t / 1000) * n, n from fill.py, so that steps depend on one another."""
 import argparse
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 
@@ -16,6 +17,7 @@ import fill
 from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
 
 STEPS = (1, 2, 3, 8, 20, 50)
+LIST = (1.0, 0.9375, 0.7, 0.3)                    # sigmas of a distilled model; diffusers 0.36 has none for UniPC
 SHIFTS = (1.0, 3.0, 5.0, 12.0)
 COUNT = 64
 
@@ -36,10 +38,13 @@ def main():
         raise SystemExit(f"rule {args.rule} is not that of diffusers {diffusers.__version__}")
     noise = fill.tensor("sched.noise", (1, COUNT), 1.0)
     tensors = {}
-    for steps in STEPS:
+    for steps in STEPS + (("list",) if args.rule != "unipc_036" else ()):
         for shift in SHIFTS:
             scheduler = make(args.rule, shift)
-            scheduler.set_timesteps(steps)
+            if steps == "list":
+                scheduler.set_timesteps(sigmas=np.array(LIST))
+            else:
+                scheduler.set_timesteps(steps)
             x = fill.tensor("sched.x", (1, COUNT), 2.0)
             samples = []
             for t in scheduler.timesteps:

@@ -93,12 +93,12 @@ static esa_status check_file(const esa_part_env *env, esa_wan_dit *dit, const vo
     dit->wave = esa_mem_alloc(&ctx->mem, 4 * (int64_t)dit->config.freq_dim);
     if (!dit->block || !dit->wave)
         return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the transformer");
-    ESA_TRY(env->random ? esa_weights_open_random(ctx, &dit->weights, "transformer")
-            : file      ? esa_weights_open_memory(ctx, &dit->weights, file, size, "transformer")
-            : env->transformer
-                ? esa_weights_open_file(ctx, &dit->weights, env->transformer, "transformer")
-                : esa_weights_open_part(ctx, &dit->weights, env->folder, "transformer",
-                                        "diffusion_pytorch_model", "transformer"));
+    const char *const part = dit->config.folder ? dit->config.folder : "transformer";
+    ESA_TRY(env->random        ? esa_weights_open_random(ctx, &dit->weights, part)
+            : file             ? esa_weights_open_memory(ctx, &dit->weights, file, size, part)
+            : env->transformer ? esa_weights_open_file(ctx, &dit->weights, env->transformer, part)
+                               : esa_weights_open_part(ctx, &dit->weights, env->folder, part,
+                                                       "diffusion_pytorch_model", part));
     esa_weights_naming(dit->weights, &esa_wan_original);
     if (!file) ESA_TRY(esa_weights_lora(dit->weights, env->lora, env->loras));
     want_all(dit->weights, dit);

@@ -39,11 +39,13 @@ static void unipc_sigmas(esa_sched *s)
     const int32_t n = s->steps;
     const double T = s->config.train_steps, shift = s->config.shift;
     for (int32_t i = 0; i < n; i++) {
-        double u = s->config.kind == ESA_SCHED_UNIPC ? linspace(1, 1 / T, n + 1, i)
-                                                     : 1 - linspace(1, 1 / T, n + 1, n - i);
+        const double *list = s->config.list;
+        double u = list                                ? list[i]
+                   : s->config.kind == ESA_SCHED_UNIPC ? linspace(1, 1 / T, n + 1, i)
+                                                       : 1 - linspace(1, 1 / T, n + 1, n - i);
         u = shifted(shift, u);
         /* so that log(1 - sigma) is finite */
-        if (s->config.kind == ESA_SCHED_UNIPC && i == 0 && fabs(u - 1) < 1e-6) u -= 1e-6;
+        if ((list || s->config.kind == ESA_SCHED_UNIPC) && i == 0 && fabs(u - 1) < 1e-6) u -= 1e-6;
         s->sigma[i] = (float)u;
         s->timestep[i] = trunc(u * T);
     }
@@ -67,6 +69,10 @@ static void euler_sigmas(esa_sched *s)
         const double t = linspace((double)top * s->config.train_steps,
                                   (double)bottom * s->config.train_steps, n, i);
         s->sigma[i] = (float)shifted(s->config.shift, t / s->config.train_steps);
+        if (s->config.list) {
+            const float u = (float)s->config.list[i];
+            s->sigma[i] = shift * u / (1 + (shift - 1) * u);
+        }
         s->timestep[i] = (double)(s->sigma[i] * T);
     }
 }
@@ -81,6 +87,12 @@ esa_status esa_sched_create(esa_nn *nn, esa_sched **out, const esa_sched_config 
     if (!(config->shift > 0) || config->train_steps < 1 || config->kind < ESA_SCHED_UNIPC ||
         config->kind > ESA_SCHED_EULER)
         return esa_fail(ctx, ESA_ERR_ARGUMENT, "shift is %g, expected more than 0", config->shift);
+    for (int32_t i = 0; config->list && i < steps; i++)
+        if (!(config->list[i] > 0 && config->list[i] <= (i ? config->list[i - 1] : 1)) ||
+            (i && config->list[i] == config->list[i - 1]))
+            return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                            "sigma %d is %g, expected less than the one before it, from 1 to 0", i,
+                            config->list[i]);
     esa_sched *s = esa_mem_zalloc(&ctx->mem, (int64_t)sizeof *s);
     if (!s) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the scheduler");
     s->nn = nn;

@@ -11,6 +11,8 @@
  *              (FlowMatchEulerDiscreteScheduler)
  *              or linspace(1, 0, n+1) without its last value, if the config says to_zero
  *              (what HunyuanVideoPipeline gives to that scheduler)
+ * A list of u in the config takes the place of these rules, as sigmas of set_timesteps do in
+ * diffusers; it is shifted too.
  * Everything is f32 as in diffusers; tests compare each step with both versions. */
 #ifndef ESA_MODEL_SCHED_H
 #define ESA_MODEL_SCHED_H

@@ -1,0 +1,168 @@
+/* wan_pair.c - see wan_pair.h.
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "model/dit/wan_pair.h"
+
+#include <string.h>
+
+enum { BRANCHES = 2 };
+
+struct esa_wan_pair {
+    esa_ctx *ctx;
+    esa_wan_dit *dit[2]; /* [1] NULL: there is one */
+    int32_t active;
+    /* env's, which the pair asks after the other transformer gave its memory */
+    esa_status (*ask)(void *user, int64_t bytes);
+    void *ask_user;
+    /* of the video, for the transformer that becomes active later */
+    esa_dit_room room;
+    int32_t latent[3], selector, mode, branches;
+    esa_layout layout;
+    const esa_text *text[BRANCHES];
+};
+
+/* The environment of the second transformer. */
+static esa_part_env second_env(const esa_part_env *env)
+{
+    esa_part_env e = *env;
+    e.transformer = env->transformer_2;
+    e.lora = env->lora_2;
+    e.loras = env->loras_2;
+    return e;
+}
+
+esa_status esa_wan_pair_check(const esa_part_env *env, const esa_wan_config *first,
+                              const esa_wan_config *second)
+{
+    const esa_part_env other = second_env(env);
+    if (!second && (env->transformer_2 || env->loras_2))
+        return esa_fail(env->nn->ctx, ESA_ERR_ARGUMENT,
+                        "weights for a second transformer were given, but this model has one");
+    const esa_status status = esa_wan_dit_check(env, first);
+    /* with a report both are checked, and the message is that of the first that failed */
+    if (!second || (status && !env->report)) return status;
+    char message[sizeof env->nn->ctx->error];
+    memcpy(message, env->nn->ctx->error, sizeof message);
+    const esa_status after = esa_wan_dit_check(&other, second);
+    if (status) memcpy(env->nn->ctx->error, message, sizeof message);
+    return status ? status : after;
+}
+
+/* A transformer lacks device memory: the other one gives its own, then other parts give theirs. */
+static esa_status ask_other(void *user, int64_t bytes)
+{
+    esa_wan_pair *p = user;
+    for (int32_t i = 0; i < 2; i++)
+        if (p->dit[i] && i != p->active)
+            ESA_TRY(esa_store_give(esa_wan_dit_store(p->dit[i]), bytes));
+    return p->ask ? p->ask(p->ask_user, bytes) : ESA_OK;
+}
+
+esa_status esa_wan_pair_open(const esa_part_env *env, esa_wan_pair **out,
+                             const esa_wan_config *first, const esa_wan_config *second)
+{
+    esa_ctx *ctx = env->nn->ctx;
+    *out = NULL;
+    esa_wan_pair *p = esa_mem_zalloc(&ctx->mem, (int64_t)sizeof *p);
+    if (!p) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the transformer");
+    p->ctx = ctx;
+    p->ask = env->ask;
+    p->ask_user = env->ask_user;
+    esa_part_env one = *env, two = second_env(env);
+    one.ask = two.ask = ask_other;
+    one.ask_user = two.ask_user = p;
+    /* The second is loaded first: the first then takes the device memory that it needs to begin. */
+    p->active = 1;
+    esa_status status = second ? esa_wan_dit_open(&two, &p->dit[1], second) : ESA_OK;
+    p->active = 0;
+    if (!status) status = esa_wan_dit_open(&one, &p->dit[0], first);
+    if (status) {
+        esa_wan_pair_free(p);
+        return status;
+    }
+    *out = p;
+    return ESA_OK;
+}
+
+void esa_wan_pair_free(esa_wan_pair *p)
+{
+    if (!p) return;
+    const esa_allocator mem = p->ctx->mem;
+    for (int32_t i = 0; i < 2; i++) esa_wan_dit_free(p->dit[i]);
+    esa_mem_free(&mem, p, (int64_t)sizeof *p);
+}
+
+void esa_wan_pair_memory(const esa_wan_pair *p, int64_t *parameters, int64_t *held, int64_t *mapped)
+{
+    int64_t more[3];
+    esa_wan_dit_memory(p->dit[0], parameters, held, mapped);
+    if (!p->dit[1]) return;
+    esa_wan_dit_memory(p->dit[1], &more[0], &more[1], &more[2]);
+    *parameters += more[0];
+    *held += more[1];
+    *mapped += more[2];
+}
+
+esa_wan_dit *esa_wan_pair_active(const esa_wan_pair *p) { return p->dit[p->active]; }
+
+/* Makes the active transformer ready for the video. */
+static esa_status begin(esa_wan_pair *p, esa_layout *layout)
+{
+    esa_wan_dit_set_room(p->dit[p->active], &p->room);
+    return esa_wan_dit_begin(p->dit[p->active], p->latent, layout, p->selector, p->mode,
+                             p->branches);
+}
+
+/* Lets the transformer `which` take the place of the active one, without what a video needs. Its
+ * begin asks for device memory that the other one still has. */
+static void activate(esa_wan_pair *p, int32_t which)
+{
+    if (p->active == which) return;
+    esa_wan_dit_end(p->dit[p->active]);
+    p->active = which;
+}
+
+void esa_wan_pair_set_room(esa_wan_pair *p, const esa_dit_room *room) { p->room = *room; }
+
+esa_status esa_wan_pair_begin(esa_wan_pair *p, const int32_t latent[3], esa_layout *layout,
+                              int32_t selector, int32_t mode, int32_t branches)
+{
+    memcpy(p->latent, latent, sizeof p->latent);
+    p->layout = *layout;
+    p->selector = selector;
+    p->mode = mode;
+    p->branches = branches;
+    memset(p->text, 0, sizeof p->text);
+    activate(p, 0);
+    return begin(p, layout);
+}
+
+void esa_wan_pair_end(esa_wan_pair *p)
+{
+    for (int32_t i = 0; i < 2; i++)
+        if (p->dit[i]) esa_wan_dit_end(p->dit[i]);
+    memset(p->text, 0, sizeof p->text);
+}
+
+esa_status esa_wan_pair_text(esa_wan_pair *p, int32_t branch, const esa_text *text)
+{
+    p->text[branch] = text;
+    return esa_wan_dit_text(p->dit[p->active], branch, text->data, text->rows);
+}
+
+static esa_status change(esa_wan_pair *p, int32_t which)
+{
+    esa_layout layout = p->layout;
+    activate(p, which);
+    ESA_TRY(begin(p, &layout));
+    for (int32_t b = 0; b < p->branches; b++)
+        if (p->text[b])
+            ESA_TRY(esa_wan_dit_text(p->dit[which], b, p->text[b]->data, p->text[b]->rows));
+    return ESA_OK;
+}
+
+esa_status esa_wan_pair_forward(esa_wan_pair *p, const esa_dit_call *c)
+{
+    const int32_t which = p->dit[1] && c->second;
+    if (which != p->active) ESA_TRY(change(p, which));
+    return esa_wan_dit_forward(p->dit[which], c->session, c->branch, c->v, c->x, c->t);
+}

@@ -1,0 +1,37 @@
+/* wan_pair.h - the transformers of a Wan model: one, or in Wan 2.2 A14B two, of which the second
+ * takes the steps of little noise.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Both have the same sizes. One of them is active at a time and has the activations. On a device
+ * both keep their weights there if they fit. If not, the one that is not active gives what the
+ * other lacks, and those weights wait in host memory; a pair then needs little more device memory
+ * than one transformer. */
+#ifndef ESA_MODEL_WAN_PAIR_H
+#define ESA_MODEL_WAN_PAIR_H
+
+#include "model/dit/wan_dit.h"
+#include "model/family.h"
+
+typedef struct esa_wan_pair esa_wan_pair;
+
+/* second NULL: there is one transformer. env's transformer_2 and lora_2 belong to the second. */
+esa_status esa_wan_pair_check(const esa_part_env *env, const esa_wan_config *first,
+                              const esa_wan_config *second);
+esa_status esa_wan_pair_open(const esa_part_env *env, esa_wan_pair **pair,
+                             const esa_wan_config *first, const esa_wan_config *second);
+void esa_wan_pair_free(esa_wan_pair *pair);
+void esa_wan_pair_memory(const esa_wan_pair *pair, int64_t *parameters, int64_t *held,
+                         int64_t *mapped);
+/* The active transformer. */
+esa_wan_dit *esa_wan_pair_active(const esa_wan_pair *pair);
+
+/* As those of esa_wan_dit. begin makes the first transformer active. texts must live until end. */
+void esa_wan_pair_set_room(esa_wan_pair *pair, const esa_dit_room *room);
+esa_status esa_wan_pair_begin(esa_wan_pair *pair, const int32_t latent[3], esa_layout *layout,
+                              int32_t selector, int32_t mode, int32_t branches);
+void esa_wan_pair_end(esa_wan_pair *pair);
+esa_status esa_wan_pair_text(esa_wan_pair *pair, int32_t branch, const esa_text *text);
+/* Makes the transformer of the call active if it is not. */
+esa_status esa_wan_pair_forward(esa_wan_pair *pair, const esa_dit_call *call);
+
+#endif
