@@ -20,7 +20,7 @@ typedef struct hunyuan_configs {
 
 /* With the size of the original's smaller setting, and the other defaults of diffusers. */
 static const esa_known_model known[] = {
-    { "hunyuan-video", 0, 60, 24, 128, 4096, 129, 544, 960, 50, 6.0 },
+    { "hunyuan-video", 0, 60, 24, 128, 4096, 129, 544, 960, 50, 6.0, 0 },
 };
 
 /* ---------------------------------------------------------------- configurations */

@@ -59,20 +59,17 @@ static void euler_sigmas(esa_sched *s)
      * again, as in diffusers. */
     const float one = 1.0f / T, top = shift * 1.0f / (1 + (shift - 1) * 1.0f),
                 bottom = shift * one / (1 + (shift - 1) * one);
-    for (int32_t i = 0; i < n && s->config.to_zero; i++) {
+    const int32_t given = s->config.to_zero || s->config.list;
+    for (int32_t i = 0; i < n && given; i++) {
         /* numpy keeps f32 here */
-        const float u = (float)linspace(1, 0, n + 1, i);
+        const float u = (float)(s->config.list ? s->config.list[i] : linspace(1, 0, n + 1, i));
         s->sigma[i] = shift * u / (1 + (shift - 1) * u);
         s->timestep[i] = (double)(s->sigma[i] * T);
     }
-    for (int32_t i = 0; i < n && !s->config.to_zero; i++) {
+    for (int32_t i = 0; i < n && !given; i++) {
         const double t = linspace((double)top * s->config.train_steps,
                                   (double)bottom * s->config.train_steps, n, i);
         s->sigma[i] = (float)shifted(s->config.shift, t / s->config.train_steps);
-        if (s->config.list) {
-            const float u = (float)s->config.list[i];
-            s->sigma[i] = shift * u / (1 + (shift - 1) * u);
-        }
         s->timestep[i] = (double)(s->sigma[i] * T);
     }
 }
