@@ -41,8 +41,28 @@ static int start(void **state)
     return 0;
 }
 
-/* "8bit" or "16": what a dense call runs in, or one with a mask and a tail. */
-static const char *kernel_of(int32_t dtype, int64_t D, int32_t causal, int32_t tail)
+/* A mask of one block in 128 x 128, with fine means if there are some, on the GPU of ctx. */
+static esa_mask *one_block(esa_ctx *ctx, int32_t fine)
+{
+    static const uint8_t level[4] = { 0, 1, 2, 2 }, skipped[4] = { 0, 2, 2, 2 };
+    esa_mask_info info = { .struct_size = sizeof info,
+                           .block_q = 128,
+                           .block_k = 128,
+                           .B = 1,
+                           .H = 1,
+                           .Nq = 256,
+                           .Nk = 256,
+                           .fine = fine };
+    info.layout = esa_layout_default();
+    esa_mask *host, *mask;
+    assert_int_equal(esa_mask_from_levels(ctx, &host, &info, fine ? level : skipped), ESA_OK);
+    assert_int_equal(esa_mask_to_device(ctx, &mask, host, ESA_DEVICE_CUDA), ESA_OK);
+    esa_mask_free(host);
+    return mask;
+}
+
+/* 1 if a dense call runs in 8 bits, or with a tail one that has a mask. */
+static int eight(int32_t dtype, int64_t D, int32_t causal, int32_t tail, int32_t fine)
 {
     esa_ctx *ctx = level_ctx(GPU_BEST, 1);
     void *memory;
@@ -61,32 +81,21 @@ static const char *kernel_of(int32_t dtype, int64_t D, int32_t causal, int32_t t
     p.precision = 8;
     p.causal = causal;
     p.tail = tail;
-    esa_select_params select = esa_select_params_default(ESA_SELECT_RANDOM);
-    select.block_q = select.block_k = 128;
     esa_plan *plan;
-    esa_mask *mask = NULL;
     on_gpu_set(1);
-    assert_int_equal(esa_plan_create(ctx, &plan, &s, &select, &p), ESA_OK);
-    if (tail) {
-        assert_int_equal(esa_mask_create(plan, &mask), ESA_OK);
-        assert_int_equal(esa_plan_select(plan, mask, &t, &t, NULL), ESA_OK);
-    }
+    assert_int_equal(esa_plan_create(ctx, &plan, &s, NULL, &p), ESA_OK);
+    esa_mask *mask = tail ? one_block(ctx, fine) : NULL;
     const char *name = esa_plan_kernel(plan, mask, &t, &t, &t, &o);
     if (!*name) fail_msg("%s", esa_ctx_error(ctx));
+    printf("dtype %d D %lld causal %d tail %d fine %d: %s\n", dtype, (long long)D, causal, tail,
+           fine, name);
+    const int found = strstr(name, "8bit") != NULL;
     esa_mask_free(mask);
     esa_plan_free(plan);
     on_gpu_set(-1);
     esa_device_free(ctx, memory);
-    /* The name is static storage of the plugin, which stays loaded while a ctx uses it. */
-    const char *found = strstr(name, "8bit") ? "8bit" : "16";
-    printf("dtype %d D %lld causal %d tail %d: %s\n", dtype, (long long)D, causal, tail, name);
     esa_ctx_free(ctx);
     return found;
-}
-
-static int eight(int32_t dtype, int64_t D, int32_t causal, int32_t tail)
-{
-    return strcmp(kernel_of(dtype, D, causal, tail), "8bit") == 0;
 }
 
 /* Hopper has 8-bit kernels for its two short types; causal calls and centroids never have them. */
@@ -100,9 +109,10 @@ static void names(void **state)
     esa_ctx_free(ctx);
     for (int32_t dtype = ESA_DTYPE_F16; dtype <= ESA_DTYPE_BF16; dtype++)
         for (int32_t tail = ESA_TAIL_NONE; tail <= ESA_TAIL_LEVELS; tail++) {
-            const int has = eight(dtype, 128, 0, tail);
+            const int32_t fine = tail == ESA_TAIL_LEVELS ? 8 : 0;
+            const int has = eight(dtype, 128, 0, tail, fine);
             if (hopper) assert_int_equal(has, tail != ESA_TAIL_CENTROID);
-            assert_false(eight(dtype, 128, 1, tail));
+            assert_false(eight(dtype, 128, 1, tail, fine));
         }
 }
 
@@ -158,9 +168,9 @@ static double lse_apart(const double *a, const double *b, int64_t rows)
 /* Asked once per dtype, D and kind of tail. */
 static int runs_in_8_bits(const attention_case *c)
 {
-    static int known[3][2][4]; /* 0: not asked yet */
-    int *answer = &known[c->dtype][c->D == 128][c->tail];
-    if (!*answer) *answer = 1 + eight(c->dtype, c->D, 0, c->tail);
+    static int known[3][2][4][17]; /* 0: not asked yet */
+    int *answer = &known[c->dtype][c->D == 128][c->tail][c->fine];
+    if (!*answer) *answer = 1 + eight(c->dtype, c->D, 0, c->tail, c->fine);
     return *answer - 1;
 }
 
