@@ -7,7 +7,8 @@ and after every block), the VAE's decoder, the scheduler.
 Writes hunyuan.safetensors and hunyuan_shapes.txt. Weights and inputs come from fill.py; the first file holds every n-th
 element of each output and the largest magnitude of all, the second the names and shapes of the weights, one line each:
 case, name, dimensions. --every 1 keeps everything (the live test does). Everything is computed in f64, and how far
-torch's own f32 is from it is kept as NAME.f32, relative to the scale."""
+torch's own f32 is from it is kept as NAME.f32, relative to the scale. NAME.bf16 is how far torch's bf16 is: the root
+mean square of the difference over that of the output."""
 import argparse
 from pathlib import Path
 
@@ -51,18 +52,23 @@ DECODE = {
     "vae.tiles": (VAE, (6, 9, 7), 32), "vae.three": (THREE, (4, 5, 6), 0), "vae.late": (THREE, (7, 6, 11), 16),
 }
 
+TYPES = torch.float64, torch.float32, torch.bfloat16         # in this order: the last one rounds the weights
+
 
 class Results:
     def __init__(self, every):
         self.every, self.tensors, self.shapes = every, {}, []
 
-    def add(self, name, exact, single):
-        """exact: computed in f64, single: in f32."""
+    def add(self, name, exact, single, half=None):
+        """exact: computed in f64, single: in f32, half: in bf16."""
         flat = exact.double().reshape(-1)
         scale = flat.abs().max()
         self.tensors[name] = flat[:: self.every].float().contiguous()
         self.tensors[name + ".scale"] = scale.float().reshape(1)
         self.tensors[name + ".f32"] = ((single.double().reshape(-1) - flat).abs().max() / scale).float().reshape(1)
+        if half is not None:
+            far = (half.double().reshape(-1) - flat).square().mean() / flat.square().mean()
+            self.tensors[name + ".bf16"] = far.sqrt().float().reshape(1)
         own = float(self.tensors[name + ".f32"])
         print(f"{name:24s} {tuple(exact.shape)}, largest {scale:.3f}, torch's f32 off by {own:.2g}")
 
@@ -102,9 +108,9 @@ def run_dit(model, case, dtype):
 def dits(results):
     for case, (config, *_) in DIT.items():
         model = results.fill(case, HunyuanVideoTransformer3DModel(**config))
-        exact, single = run_dit(model, case, torch.float64), run_dit(model, case, torch.float32)
-        for name in exact:
-            results.add(f"{case}.{name}", exact[name], single[name])
+        runs = [run_dit(model, case, dtype) for dtype in TYPES]
+        for name in runs[0]:
+            results.add(f"{case}.{name}", *(run[name] for run in runs))
 
 
 def run_text(model, ids, padded, dtype, clip):
@@ -125,7 +131,7 @@ def texts(results):
         ids = torch.from_numpy(((unit + 1) / 2 * (config.vocab_size - 1)).astype(np.int64))
         if clip:
             ids[-1] = config.eos_token_id
-        results.add(case, *(run_text(model, ids, padded, dtype, clip) for dtype in (torch.float64, torch.float32)))
+        results.add(case, *(run_text(model, ids, padded, dtype, clip) for dtype in TYPES))
 
 
 def run_vae(vae, latents, tile, dtype):
@@ -146,7 +152,7 @@ def vaes(results):
         with torch.no_grad():       # pixels in the middle of their range, so that little is clamped
             vae.decoder.conv_out.conv.weight.mul_(0.25)
         latents = fill.tensor(case + ".latents", (1, vae.config.latent_channels) + latent, 2.0)
-        results.add(case, *(run_vae(vae, latents, tile, dtype) for dtype in (torch.float64, torch.float32)))
+        results.add(case, *(run_vae(vae, latents, tile, dtype) for dtype in TYPES))
 
 
 def schedules(results):
