@@ -21,7 +21,7 @@ static int find_model(char *folder, size_t size, const clip_opening *o, const ch
     if (!o->random) return cli_model_find(folder, size, o->model, what);
     if (!o->model)
         return cli_usage("%s: --random-weights needs --model wan-1.3b-480p, wan-1.3b-720p, "
-                         "wan-14b-480p or wan-14b-720p",
+                         "wan-14b-480p, wan-14b-720p, hunyuan-544p or hunyuan-720p",
                          what);
     snprintf(folder, size, "%s", o->model);
     return CLI_OK;

@@ -1,8 +1,9 @@
 /* test_hunyuan_dit.c - the transformer against diffusers, block by block; orders, threads and
- * density 1 do not change the result; wrong files and texts are refused.
+ * density 1 do not change the result; the scheduler; wrong files and texts are refused.
  * SPDX-License-Identifier: Apache-2.0 */
 #include "model/dit/hunyuan_dit.h"
 #include "model/hunyuan_cases.h"
+#include "model/sched/sched.h"
 
 typedef struct dit_run {
     hunyuan_bench b;
@@ -87,7 +88,9 @@ static esa_session *run_forward(dit_run *r, esa_session_params *p)
     hunyuan_ok(&r->b, esa_session_create(r->b.ctx, &s, p));
     hunyuan_ok(&r->b, esa_session_begin(s));
     hunyuan_ok(&r->b, esa_session_step(s, 0, 0));
-    const esa_dit_call call = { s, 0, r->v, r->x, c->t, c->guidance };
+    const esa_dit_call call = {
+        .session = s, .v = r->v, .x = r->x, .t = c->t, .guidance = c->guidance
+    };
     hunyuan_ok(&r->b, esa_hunyuan_dit_forward(r->dit, &call));
     return s;
 }
@@ -150,6 +153,46 @@ static void threads_and_density(void **unused)
     run_close(&three);
 }
 
+/* Sigmas and timesteps are the same f32 numbers up to a rounding, and so are the samples of a run.
+ */
+static void schedule(void **unused)
+{
+    (void)unused;
+    hunyuan_bench b;
+    hunyuan_begin(&b, 1, ESA_DEVICE_CPU);
+    esa_tensors *golden = golden_open(b.ctx, "hunyuan.safetensors");
+    static const int32_t list[] = { 1, 5, 50 };
+    for (int32_t k = 0; k < 3; k++) {
+        const esa_sched_config config = {
+            .kind = ESA_SCHED_EULER, .train_steps = 1000, .shift = 7, .to_zero = 1
+        };
+        const float *want[3];
+        static const char *const what[3] = { "sigmas", "timesteps", "x" };
+        esa_sched *s;
+        float x[100], v[100];
+        for (int32_t i = 0; i < 3; i++) {
+            char name[64];
+            int64_t n;
+            snprintf(name, sizeof name, "sched.%d.%s", list[k], what[i]);
+            want[i] = golden_find(golden, name, &n);
+        }
+        hunyuan_ok(&b, esa_sched_create(&b.nn, &s, &config, list[k], 100));
+        fill_tensor(x, 100, "sched.x", 2.0f, 0);
+        for (int32_t i = 0; i < list[k]; i++) {
+            char name[64];
+            assert_true(fabs(esa_sched_sigma(s, i) - (double)want[0][i]) <= 1e-7);
+            assert_true(fabs(esa_sched_timestep(s, i) - (double)want[1][i]) <= 1e-4);
+            snprintf(name, sizeof name, "sched.v.%d", i);
+            fill_tensor(v, 100, name, 1.0f, 0);
+            hunyuan_ok(&b, esa_sched_step(s, i, x, v));
+        }
+        assert_true(golden_error(x, 1, want[2], 100, 2) < 1e-6);
+        esa_sched_free(s);
+    }
+    esa_tensors_free(golden);
+    hunyuan_end(&b);
+}
+
 static void refuses(void **unused)
 {
     (void)unused;
@@ -185,6 +228,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(blocks_and_output),
                                         cmocka_unit_test(threads_and_density),
-                                        cmocka_unit_test(refuses) };
+                                        cmocka_unit_test(schedule), cmocka_unit_test(refuses) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

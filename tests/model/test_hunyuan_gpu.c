@@ -119,7 +119,9 @@ static void run_dit(const hunyuan_dit_case *c, int32_t linear, int64_t limit, do
     hunyuan_ok(&b, esa_session_begin(s));
     for (int32_t again = 0; again < 2; again++) { /* copied weights come back in their order */
         hunyuan_ok(&b, esa_session_step(s, 0, 0));
-        const esa_dit_call call = { s, 0, on_v.data, on_x.data, c->t, c->guidance };
+        const esa_dit_call call = {
+            .session = s, .v = on_v.data, .x = on_x.data, .t = c->t, .guidance = c->guidance
+        };
         hunyuan_ok(&b, esa_hunyuan_dit_forward(dit, &call));
         hunyuan_ok(&b, esa_nn_read(&b.nn, v, &on_v));
         snprintf(name, sizeof name, "%s.output", c->name);

@@ -146,6 +146,21 @@ def test_masks_both_ways(model, dense, tmp_path):
         assert off(want, dense) > 100 * TOLERANCE, "the masks must matter, or this test shows nothing"
 
 
+@pytest.mark.parametrize("selector", ("entropy", "rf_v2", "ada_bsa", "error"))
+def test_selectors(model, dense, tmp_path, selector):
+    """The engine chooses the blocks that the package chooses in diffusers, whose sparse calls test_apply_math.py holds
+    against SDPA under the expanded mask."""
+    pipe, folder = model
+    config = package.EsaConfig(selector=selector, block=(32, 32), order="raster", tail="none", budget=0.4)
+    with package.apply(pipe, config):
+        want = run(pipe)
+    works("generate", "--model", folder, *NATIVE, "--method", selector, "--budget", "0.4", "--block", "32x32",
+          "--order", "raster", "--tail", "none", "--save-latents", tmp_path / "l.safetensors", "--out",
+          tmp_path / "v.npy")
+    assert off(load_file(tmp_path / "l.safetensors")["latents"], want) < TOLERANCE
+    assert off(want, dense) > 100 * TOLERANCE, "the masks must matter, or this test shows nothing"
+
+
 # ---------------------------------------------------------------- the published model
 
 def published():
