@@ -53,44 +53,52 @@ def errors(q, k, v):
 
 
 class Recorder:
-    """Stands in for scaled_dot_product_attention and hands self-attention calls of some steps to a function."""
+    """Stands in for scaled_dot_product_attention and hands the self-attention calls of some steps of a transformer to a
+    function: those of the first guidance branch."""
 
-    def __init__(self, layers, steps, listen):
-        self.real, self.layers, self.steps, self.listen = torch.nn.functional.scaled_dot_product_attention, layers, \
-            steps, listen
-        self.calls = 0
+    def __init__(self, pipe, steps, listen):
+        self.real, self.pipe, self.steps, self.listen = torch.nn.functional.scaled_dot_product_attention, pipe, steps, \
+            listen
+        self.forwards, self.layer, self.calls = -1, None, 0
 
     def __enter__(self):
         torch.nn.functional.scaled_dot_product_attention = self.attention
+        self.hooks = [self.pipe.transformer.register_forward_pre_hook(self.begin),
+                      self.pipe.transformer.register_forward_hook(self.end)]
         return self
 
     def __exit__(self, *error):
         torch.nn.functional.scaled_dot_product_attention = self.real
+        for hook in self.hooks:
+            hook.remove()
+
+    def begin(self, *_):
+        self.forwards, self.layer = self.forwards + 1, 0
+
+    def end(self, *_):
+        self.layer = None
 
     def attention(self, query, key, value, *words, **more):
-        if query.shape == key.shape and query.shape[2] > 1 and query.shape[1] > 1:
-            step, layer = divmod(self.calls // 2 if query.shape[0] == 1 else self.calls, self.layers)
-            if query.shape[0] == 1:      # the guidance branches come one after the other
-                step, branch, layer = self.calls // (2 * self.layers), self.calls // self.layers % 2, \
-                    self.calls % self.layers
-            else:
-                branch = 0
+        if self.layer is not None and query.shape == key.shape:
+            step, branch = divmod(self.forwards, 2)
             if step in self.steps and branch == 0:
-                self.listen(step, layer, *(x[0].float() for x in (query, key, value)))
-            self.calls += 1
+                self.listen(step, self.layer, *(x[0].float() for x in (query, key, value)))
+                self.calls += 1
+            self.layer += 1
         return self.real(query, key, value, *words, **more)
 
 
 def model_data(folder, steps, chosen, frames, side, listen):
-    """Makes a clip and calls listen(step, layer, q, k, v) for the chosen steps."""
+    """Makes a clip with guidance and calls listen(step, layer, q, k, v) for the chosen steps."""
     from diffusers import WanPipeline
     pipe = WanPipeline.from_pretrained(folder, torch_dtype=torch.float32)
     pipe.set_progress_bar_config(disable=True)
-    with torch.no_grad(), Recorder(len(pipe.transformer.blocks), chosen, listen) as recorder:
+    with torch.no_grad(), Recorder(pipe, chosen, listen) as recorder:
         pipe("a red circle moves to the right", num_frames=frames, height=side, width=side, num_inference_steps=steps,
-             generator=torch.Generator().manual_seed(0), output_type="latent")
-    if recorder.calls == 0:
-        sys.exit("no call of scaled_dot_product_attention was seen: this diffusers computes attention in another way")
+             guidance_scale=2.5, generator=torch.Generator().manual_seed(0), output_type="latent")
+    if recorder.calls != len(chosen) * len(pipe.transformer.blocks):
+        sys.exit(f"{recorder.calls} calls of scaled_dot_product_attention were seen, expected one per layer and step: "
+                 "this diffusers computes attention in another way")
 
 
 def table(rows):
