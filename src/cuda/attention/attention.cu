@@ -137,9 +137,10 @@ struct kernel_choice {
     esa_status (*launch)(esa_cuda_device *, const attention_job *, cudaStream_t);
 };
 
-static kernel_choice choose(const esa_cuda_device *dev, const esa_attn_args *a)
+// The parts say whether the call runs in 8 bits; a as the kernels see it no longer tells.
+static kernel_choice choose(const esa_cuda_device *dev, const esa_attn_args *a, const prepared &p)
 {
-    if (sm90_8bit_takes(dev, a)) return { "sm90a-8bit", sm90_8bit_launch };
+    if (p.eight_bit) return { "sm90a-8bit", sm90_8bit_launch };
     if (sm90_takes(dev, a)) return { "sm90a", sm90_launch };
     if (sm80_takes(dev, a)) return { "sm80", sm80_launch };
     return { "simt", simt_launch };
@@ -157,7 +158,7 @@ const char *attention_kernel(const esa_cuda_device *dev, const esa_attn_args *ar
     carve ws(nullptr);
     const prepared parts = carve_parts(&ws, dev, args);
     const attention_job job = job_of(args, &parts);
-    return choose(dev, &job.a).name;
+    return choose(dev, &job.a, parts).name;
 }
 
 esa_status attention_run(esa_cuda_device *dev, const esa_attn_args *args, void *workspace,
@@ -174,7 +175,7 @@ esa_status attention_run(esa_cuda_device *dev, const esa_attn_args *args, void *
     if (!status && job.a.tail != ESA_TAIL_NONE) status = tail_means(dev, &job.a, &parts, stream);
     if (!status && job.a.tail == ESA_TAIL_CENTROID)
         status = tail_states(dev, &job.a, &parts, stream);
-    return status ? status : choose(dev, &job.a).launch(dev, &job, stream);
+    return status ? status : choose(dev, &job.a, parts).launch(dev, &job, stream);
 }
 
 // The first call runs on the side stream. Teams of both kernels take tiles until there are none, so
