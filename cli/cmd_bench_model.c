@@ -334,8 +334,8 @@ int cmd_bench_model(int argc, char **argv)
         { "--seed", CLI_INT, &b.base.p.seed, "N", 0, 9e15, 0, "seed of the noise (0)" },
         { "--random-weights", CLI_FLAG, &b.base.open.random, NULL, 0, 0, 0,
           "measure true shapes without a checkpoint: --model wan-1.3b-480p, wan-1.3b-720p, "
-          "wan-14b-480p, wan-14b-720p, hunyuan-544p or hunyuan-720p; there is no text encoder "
-          "(off)" },
+          "wan-14b-480p, wan-14b-720p, cogvideox-2b, cogvideox-5b, hunyuan-544p or hunyuan-720p; "
+          "there is no text encoder (off)" },
         { "--json", CLI_OUTPUT, &b.json, "FILE", 0, 0, 0,
           "also write every step of every round as JSON" },
         { NULL, 0, NULL, NULL, 0, 0, 0, NULL },

@@ -8,20 +8,14 @@
 
 /* ---------------------------------------------------------------- the model */
 
-static int open_failed(const clip_maker *m, esa_status status)
-{
-    const char *family = status == ESA_ERR_UNSUPPORTED ? cli_model_family(esa_ctx_error(m->ctx))
-                                                       : NULL;
-    return family ? cli_model_in_python(family, m->what) : cli_fail_esa(m->ctx, status, m->what);
-}
-
 /* The folder of the model, or the name of a shape with random weights. */
 static int find_model(char *folder, size_t size, const clip_opening *o, const char *what)
 {
     if (!o->random) return cli_model_find(folder, size, o->model, what);
     if (!o->model)
         return cli_usage("%s: --random-weights needs --model wan-1.3b-480p, wan-1.3b-720p, "
-                         "wan-14b-480p, wan-14b-720p, hunyuan-544p or hunyuan-720p",
+                         "wan-14b-480p, wan-14b-720p, cogvideox-2b, cogvideox-5b, hunyuan-544p or "
+                         "hunyuan-720p",
                          what);
     snprintf(folder, size, "%s", o->model);
     return CLI_OK;
@@ -108,7 +102,7 @@ int clip_open(clip_maker *m, const clip_opening *o, const char *what)
         cli_fail("%s: interrupted while the model was loaded", what);
         return CLIP_INTERRUPTED;
     }
-    if (opened != ESA_OK) return open_failed(m, opened);
+    if (opened != ESA_OK) return cli_fail_esa(m->ctx, opened, m->what);
     snprintf(m->folder, sizeof m->folder, "%s", folder);
     if (o->check) return CLI_OK;
     m->info.struct_size = sizeof m->info;

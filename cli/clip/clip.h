@@ -18,8 +18,8 @@ enum {
     METHOD_RECORD_ERROR
 };
 #define METHODS          "dense|entropy|rf_v2|ada_bsa|cached|error"
-#define CLIP_SCHEDULERS  "model|unipc|unipc-0.36|euler" /* ESA_SCHEDULER_* */
-#define CLIP_INTERRUPTED 130                            /* exit status after a signal */
+#define CLIP_SCHEDULERS  "model|unipc|unipc-0.36|euler|ddim|dpm" /* ESA_SCHEDULER_* */
+#define CLIP_INTERRUPTED 130                                     /* exit status after a signal */
 
 /* ---------------------------------------------------------------- the model (clip.c) */
 

@@ -247,8 +247,10 @@ const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_opt
         { "--negative-prompt", CLI_TEXT, &p->negative_prompt, "TEXT", 0, 0, 0,
           "what to avoid (nothing)" },
         { "--scheduler", CLI_CHOICE, &p->scheduler, CLIP_SCHEDULERS, 0, 0, 0,
-          "model: as the model's folder says; unipc-0.36: with the sigmas of diffusers up to 0.36 "
-          "(model)" },
+          "model: as the model's folder says; unipc-0.36: with the sigmas of diffusers up to 0.36; "
+          "ddim, dpm: CogVideoX (model)" },
+        { "--dynamic-guidance", CLI_INT32, &p->dynamic_guidance, "0|1", 0, 1, 0,
+          "CogVideoX: 1: guidance grows during the steps, as diffusers' use_dynamic_cfg (0)" },
         { "--flow-shift", CLI_REAL, &p->flow_shift, "X", 0, 1000, 0,
           "shift of the noise schedule (the model's own)" },
         { "--sigmas", CLI_REALS, &r->sigmas, "X,...", 0, 1, 0,
@@ -302,7 +304,8 @@ const cli_option *clip_options(cli_option table[CLIP_MAX_OPTIONS], const cli_opt
     };
     const cli_option model[] = {
         { "--model", CLI_TEXT, &r->open.model, "FOLDER|NAME", 0, 0, 0,
-          "a diffusers folder, or wan-tiny, wan-t2v-1.3b, wan-t2v-14b, hunyuan-video (wan-tiny)" },
+          "a diffusers folder, or wan-tiny, wan-t2v-1.3b, wan-t2v-14b, wan2.2-t2v-a14b, "
+          "cogvideox-2b, cogvideox-5b, hunyuan-video (wan-tiny)" },
         { "--threads", CLI_INT, &r->open.threads, "N", 0, ESA_MAX_THREADS, 0,
           "CPU threads; 0: one per core (0)" },
         { "--device", CLI_TEXT, &r->open.device, CLI_DEVICE_NAMES, 0, 0, 0, CLI_DEVICE_HELP },

@@ -10,15 +10,16 @@
 #include <unistd.h>
 
 typedef struct named {
-    const char *name, *hub, *family;
+    const char *name, *hub; /* hub NULL: comes with esa */
 } named;
 static const named models[] = {
-    { "wan-tiny", NULL, NULL },
-    { "wan-t2v-1.3b", "Wan-AI/Wan2.1-T2V-1.3B-Diffusers", NULL },
-    { "wan-t2v-14b", "Wan-AI/Wan2.1-T2V-14B-Diffusers", NULL },
-    { "wan2.2-t2v-a14b", "Wan-AI/Wan2.2-T2V-A14B-Diffusers", NULL },
-    { "cogvideox-5b", "THUDM/CogVideoX-5b", "CogVideoX" },
-    { "hunyuan-video", "hunyuanvideo-community/HunyuanVideo", NULL },
+    { "wan-tiny", NULL },
+    { "wan-t2v-1.3b", "Wan-AI/Wan2.1-T2V-1.3B-Diffusers" },
+    { "wan-t2v-14b", "Wan-AI/Wan2.1-T2V-14B-Diffusers" },
+    { "wan2.2-t2v-a14b", "Wan-AI/Wan2.2-T2V-A14B-Diffusers" },
+    { "cogvideox-2b", "THUDM/CogVideoX-2b" },
+    { "cogvideox-5b", "THUDM/CogVideoX-5b" },
+    { "hunyuan-video", "hunyuanvideo-community/HunyuanVideo" },
 };
 #define MODELS ((int)(sizeof models / sizeof models[0]))
 
@@ -63,20 +64,6 @@ static int in_hub(char *folder, size_t size, const char *hub)
            is_model(folder);
 }
 
-const char *cli_model_family(const char *text)
-{
-    for (int i = 0; i < MODELS; i++)
-        if (models[i].family && strstr(text, models[i].family)) return models[i].family;
-    return NULL;
-}
-
-int cli_model_in_python(const char *family, const char *what)
-{
-    return cli_fail("%s: the engine does not run %s yet; diffusers with esa.apply(pipe, "
-                    "esa.EsaConfig(budget=0.5)) in Python does",
-                    what, family);
-}
-
 static int find_named(char *folder, size_t size, const named *m, const char *what)
 {
     const char *root = getenv("ESA_MODELS");
@@ -110,7 +97,6 @@ int cli_model_find(char *folder, size_t size, const char *model, const char *wha
     for (int i = 0; i < MODELS; i++) {
         names[i] = models[i].name;
         if (strcmp(model, models[i].name) != 0) continue;
-        if (models[i].family) return cli_model_in_python(models[i].family, what);
         return find_named(folder, size, &models[i], what);
     }
     struct stat about;
@@ -124,6 +110,6 @@ int cli_model_find(char *folder, size_t size, const char *model, const char *wha
     const char *near = strchr(model, '/') ? NULL : cli_nearest(model, names, MODELS);
     if (near) return cli_fail("%s: there is no model '%s', did you mean %s?", what, model, near);
     return cli_fail("%s: there is no model folder '%s', and the names are wan-tiny, wan-t2v-1.3b, "
-                    "wan-t2v-14b, wan2.2-t2v-a14b, cogvideox-5b and hunyuan-video",
+                    "wan-t2v-14b, wan2.2-t2v-a14b, cogvideox-2b, cogvideox-5b and hunyuan-video",
                     what, model);
 }

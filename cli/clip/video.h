@@ -61,7 +61,7 @@ int cli_video_mp4(void);
 
 /* The folder of a model. NULL is wan-tiny. A known name is looked up under $ESA_MODELS, beside the
  * command (wan-tiny) and in the local hub cache; any other text is a folder. CLI_FAILED after a
- * message, also for families the engine does not run. */
+ * message. */
 int cli_model_find(char *folder, size_t size, const char *model, const char *what);
 /* "fnv1a64:..." of the weights of some parts (ESA_PART_*) of a model folder. It changes when the
  * weights do, and takes a second for tens of gigabytes, because large files are sampled
@@ -69,11 +69,6 @@ int cli_model_find(char *folder, size_t size, const char *model, const char *wha
 int cli_model_weights(char out[32], const char *folder, int parts, const char *what);
 /* The folder of the running command; 0 if it is unknown. */
 int cli_own_folder(char *out, size_t size);
-/* The family that an error's text names by its pipeline class, if only Python runs it; else NULL.
- */
-const char *cli_model_family(const char *text);
-/* The message for such a family; returns CLI_FAILED. */
-int cli_model_in_python(const char *family, const char *what);
 
 /* ---------------------------------------------------------------- prompts (prompts.c) */
 

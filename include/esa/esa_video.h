@@ -89,8 +89,9 @@ typedef struct esa_model_params {
     int32_t device; /* ESA_DEVICE_* that computes (CPU); CUDA: the GPU of the ctx */
     int32_t linear; /* GPU: ESA_LINEAR_* (BF16) */
     /* 1: random weights of true shapes, for measurements. The folder is then the name of a shape:
-     * wan-1.3b-480p, wan-1.3b-720p, wan-14b-480p or wan-14b-720p. There is no text encoder;
-     * without prompt_embeds the embeddings are random too. (0) */
+     * wan-1.3b-480p, wan-1.3b-720p, wan-14b-480p, wan-14b-720p, cogvideox-2b, cogvideox-5b,
+     * hunyuan-544p or hunyuan-720p. There is no text encoder; without prompt_embeds the embeddings
+     * are random too. (0) */
     int32_t random;
     const char
         *keep; /* F8: tensors that stay in BF16: patterns with *, separated by commas; NULL */
@@ -190,12 +191,16 @@ typedef struct esa_progress {
 } esa_progress;
 
 /* The scheduler. MODEL is the one the folder names, with its settings. UNIPC uses the sigmas of
- * diffusers 0.37 and newer; UNIPC_036 uses those of diffusers 0.36 and older and of Wan's code. */
+ * diffusers 0.37 and newer; UNIPC_036 uses those of diffusers 0.36 and older and of Wan's code.
+ * These and EULER are for flow models. DDIM and DPM are CogVideoX's; DPM adds noise at each step,
+ * drawn from the generator that made the first latents. */
 enum {
     ESA_SCHEDULER_MODEL = 0,
     ESA_SCHEDULER_UNIPC = 1,
     ESA_SCHEDULER_UNIPC_036 = 2,
-    ESA_SCHEDULER_EULER = 3
+    ESA_SCHEDULER_EULER = 3,
+    ESA_SCHEDULER_DDIM = 4,
+    ESA_SCHEDULER_DPM = 5
 };
 
 typedef struct esa_generate_params {
@@ -205,7 +210,7 @@ typedef struct esa_generate_params {
     int32_t frames, height, width;
     int32_t steps;               /* 0: the model's default */
     int32_t scheduler;           /* ESA_SCHEDULER_* (MODEL) */
-    int32_t max_text_tokens;     /* 0: 512, as in diffusers */
+    int32_t max_text_tokens;     /* 0: text_tokens of the model's info, as in diffusers */
     int32_t decode;              /* 1: decode to frames (1); 0: latents only, *frames stays NULL */
     uint64_t seed;               /* for torch's CPU generator: the noise is that of diffusers */
     double guidance;             /* NaN: the model's default; <= 1: no negative branch */
@@ -223,7 +228,8 @@ typedef struct esa_generate_params {
     const char *record;       /* recording file for session mode RECORD; extended if it exists */
     /* side of a decoder tile in pixels; 0: whole frames, or tiles if there is no memory for that */
     int32_t vae_tile;
-    int32_t reserved0;
+    /* CogVideoX: 1: the guidance grows during the steps (diffusers' use_dynamic_cfg) (0) */
+    int32_t dynamic_guidance;
     /* How self-attention runs: mode, select (selector, budget, blocks, order), attention (tail),
      * warm-up, dense layers, refresh, work. The engine sets layers, steps, branches, model,
      * config_hash, masks, plan, sigma, the grid and order_applied. */

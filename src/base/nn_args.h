@@ -130,14 +130,22 @@ typedef struct esa_patch_args {
  *   if correct:  x = (keep0 last - pull0 m0) - pull0 (rho1 (m1 - m0) / r0 + rho2 (m - m0)), m1 = m0
  *   m0 = m, last = x
  *   x = (keep1 x - pull1 m0) - pull1 (m1 - m0) / r1 / 2
- * Order 1 drops the terms with r. Every operation is rounded to f32 by itself, in the order of
- * model/sched/unipc.c, so all devices give the same bits. */
+ * Order 1 drops the terms with r. MIX, with m0 from the step before:
+ *   m = keep0 x - pull0 v
+ *   x = (keep1 x - pull1 d) + sigma noise, where d = m, or rho1 m - rho2 m0 with order[1] = 2
+ *   m0 = m
+ * Without noise the last sum is left out; m0 may be NULL with order 1. Every operation is rounded
+ * to f32 by itself, in the order of model/sched/unipc.c and v_sched.c, so all devices give the same
+ * bits. */
+enum { ESA_STEP_UNIPC = 0, ESA_STEP_EULER, ESA_STEP_MIX };
 typedef struct esa_step_args {
-    float *x, *m0, *m1, *last; /* [count]; EULER uses x alone */
+    float *x, *m0, *m1, *last; /* [count]; EULER uses x alone, MIX x and m0 */
     const float *v;            /* [count] */
+    const float *noise;        /* [count], MIX only; may be NULL */
     int64_t count;
-    int32_t euler, correct; /* 0 or 1 */
-    int32_t order[2];       /* 1 or 2 */
+    int32_t kind;     /* ESA_STEP_* */
+    int32_t correct;  /* 0 or 1 */
+    int32_t order[2]; /* 1 or 2 */
     float sigma, dt;
     float keep[2], pull[2], r[2];
     float rho1, rho2;
@@ -199,7 +207,15 @@ typedef struct esa_plane_norm_args {
 
 /* Group norm over frames [frames][height][width][channels]: y = (x - mean) / sqrt(var + eps) *
  * weight + bias, then act. Mean and variance are those of a group of channels / groups channels in
- * all frames. ..._frame is the number of elements from frame to frame. y may be x. */
+ * all frames. ..._frame is the number of elements from frame to frame. y may be x.
+ *
+ * With a guide, act sees that times `times` plus `plus`. These are f32 planes [][height >> level]
+ * [width >> level][channels], contiguous; frame f takes their frame f >> time_level, or, with
+ * first_apart, frame 0 for f = 0 and 1 + ((f - 1) >> time_level) for the others. */
+typedef struct esa_plane_guide {
+    const float *times, *plus; /* NULL: no guide */
+    int32_t level, time_level, first_apart;
+} esa_plane_guide;
 enum { ESA_GROUP_PARTS = 256 };
 typedef struct esa_plane_group_args {
     void *y;
@@ -211,11 +227,22 @@ typedef struct esa_plane_group_args {
     float eps;
     int32_t act;   /* ESA_ACT_NONE or ESA_ACT_SILU */
     int32_t dtype; /* ESA_DTYPE_BF16 or F32 */
+    esa_plane_guide guide;
     /* Scratch, at multiples of 8 bytes: ESA_GROUP_BYTES(channels, groups) */
     void *room;
 } esa_plane_group_args;
 #define ESA_GROUP_BYTES(channels, groups)                                                          \
     ((int64_t)ESA_GROUP_PARTS * (groups) * 16 + (int64_t)(channels) * 8)
+
+/* Where the guide has the values of pixel (y, x) of frame f. */
+ESA_INLINE int64_t esa_guide_offset(const esa_plane_group_args *a, int64_t f, int64_t y, int64_t x)
+{
+    const esa_plane_guide *g = &a->guide;
+    const int64_t frame = g->first_apart ? (f ? 1 + ((f - 1) >> g->time_level) : 0)
+                                         : f >> g->time_level,
+                  high = a->height >> g->level, wide = a->width >> g->level;
+    return ((frame * high + (y >> g->level)) * wide + (x >> g->level)) * a->channels;
+}
 
 /* Copies the outermost pixels of planes to a border of one pixel around them. */
 typedef struct esa_plane_border_args {

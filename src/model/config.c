@@ -202,12 +202,12 @@ esa_status esa_config_wan_vae(esa_ctx *ctx, esa_wan_vae_config *c, const char *p
 
 /* ---------------------------------------------------------------- text encoder */
 
-esa_status esa_config_umt5(esa_ctx *ctx, esa_umt5_config *c, const char *path)
+static esa_status read_t5(esa_ctx *ctx, esa_umt5_config *c, const char *path, const char *type)
 {
     esa_json_file f;
     memset(c, 0, sizeof *c);
     if (esa_json_file_open(ctx, &f, path)) return done(&f);
-    esa_json_only_text(&f, "model_type", "umt5");
+    esa_json_only_text(&f, "model_type", type);
     const char *act = esa_json_text(&f, "feed_forward_proj", "gated-gelu");
     if (strcmp(act, "gated-gelu") != 0)
         esa_json_fail(&f, ESA_ERR_UNSUPPORTED, "feed_forward_proj is %s, expected gated-gelu",
@@ -234,6 +234,18 @@ esa_status esa_config_umt5(esa_ctx *ctx, esa_umt5_config *c, const char *path)
             "relative_attention_max_distance is %d, expected more than %d with %d buckets",
             c->max_distance, (int)esa_max64(1, c->buckets / 4), c->buckets);
     return done(&f);
+}
+
+esa_status esa_config_umt5(esa_ctx *ctx, esa_umt5_config *c, const char *path)
+{
+    return read_t5(ctx, c, path, "umt5");
+}
+
+esa_status esa_config_t5(esa_ctx *ctx, esa_umt5_config *c, const char *path)
+{
+    const esa_status status = read_t5(ctx, c, path, "t5");
+    c->shared_bias = 1;
+    return status;
 }
 
 /* ---------------------------------------------------------------- scheduler */
@@ -271,6 +283,36 @@ static void read_euler(esa_json_file *f, esa_sched_config *c)
     c->shift = esa_json_real(f, "shift", 1e-3, 1e3, 1.0);
 }
 
+/* CogVideoX's two schedulers have the same settings. */
+static void read_v_schedule(esa_json_file *f, esa_sched_config *c, int32_t kind)
+{
+    static const char *const names[] = { [ESA_SPACING_TRAILING] = "trailing",
+                                         [ESA_SPACING_LEADING] = "leading",
+                                         [ESA_SPACING_LINSPACE] = "linspace" };
+    const char *spacing = esa_json_text(f, "timestep_spacing", "leading");
+    c->kind = kind;
+    c->shift = 1;
+    c->order = 2;
+    esa_json_only_null(f, "trained_betas");
+    esa_json_only_text(f, "beta_schedule", "scaled_linear");
+    if (strcmp(esa_json_text(f, "prediction_type", "epsilon"), "v_prediction") != 0)
+        esa_json_fail(f, ESA_ERR_UNSUPPORTED,
+                      "prediction_type is not v_prediction, which the engine runs alone");
+    c->beta_first = esa_json_real(f, "beta_start", 1e-9, 0.5, 0.00085);
+    c->beta_last = esa_json_real(f, "beta_end", 1e-9, 0.5, 0.012);
+    c->snr_shift = esa_json_real(f, "snr_shift_scale", 1e-3, 1e3, 3.0);
+    c->zero_snr = esa_json_bool(f, "rescale_betas_zero_snr", 0);
+    c->last_is_clean = esa_json_bool(f, "set_alpha_to_one", 1);
+    c->offset = (int32_t)esa_json_int(f, "steps_offset", 0, 1000, 0);
+    c->spacing = -1;
+    for (int32_t i = 0; i <= ESA_SPACING_LINSPACE; i++)
+        if (strcmp(spacing, names[i]) == 0) c->spacing = i;
+    if (c->spacing < 0)
+        esa_json_fail(f, ESA_ERR_UNSUPPORTED,
+                      "timestep_spacing is %s, expected trailing, leading or linspace",
+                      esa_quote(spacing).text);
+}
+
 esa_status esa_config_sched(esa_ctx *ctx, esa_sched_config *c, const char *path)
 {
     esa_json_file f;
@@ -282,10 +324,15 @@ esa_status esa_config_sched(esa_ctx *ctx, esa_sched_config *c, const char *path)
             read_unipc(&f, c);
         else if (strcmp(name, "FlowMatchEulerDiscreteScheduler") == 0)
             read_euler(&f, c);
+        else if (strcmp(name, "CogVideoXDDIMScheduler") == 0)
+            read_v_schedule(&f, c, ESA_SCHED_DDIM);
+        else if (strcmp(name, "CogVideoXDPMScheduler") == 0)
+            read_v_schedule(&f, c, ESA_SCHED_DPM);
         else
             esa_json_fail(&f, ESA_ERR_UNSUPPORTED,
-                          "_class_name is %s, expected UniPCMultistepScheduler or "
-                          "FlowMatchEulerDiscreteScheduler",
+                          "_class_name is %s, expected UniPCMultistepScheduler, "
+                          "FlowMatchEulerDiscreteScheduler, CogVideoXDDIMScheduler or "
+                          "CogVideoXDPMScheduler",
                           esa_quote(name).text);
     }
     c->train_steps = (int32_t)esa_json_int(&f, "num_train_timesteps", 1, 1000000, 1000);

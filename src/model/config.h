@@ -44,18 +44,50 @@ typedef struct esa_wan_vae_config {
     double mean[ESA_CONFIG_MAX_LATENT], std[ESA_CONFIG_MAX_LATENT]; /* [z_dim] */
 } esa_wan_vae_config;
 
-/* UMT5EncoderModel. */
+/* CogVideoXTransformer3DModel of version 1.0. d = heads * head_dim; the feed-forward has 4 d. */
+typedef struct esa_cog_config {
+    int32_t heads, head_dim, layers;
+    int32_t in_channels, out_channels;
+    int32_t patch; /* side of a patch; one frame deep */
+    int32_t text_dim, time_dim;
+    int32_t max_text;           /* rows of text; with sums as positions there are always so many */
+    int32_t sample_h, sample_w; /* latents of the model's own size, over which positions are laid */
+    int32_t attention_bias, patch_bias; /* 1: there are such biases */
+    int32_t rotary;                     /* 1: positions are rotations; 0: they are added */
+    double spatial_scale, temporal_scale, eps;
+    char hash[80];
+} esa_cog_config;
+
+/* AutoencoderKLCogVideoX. */
+typedef struct esa_cog_vae_config {
+    int32_t levels, width[ESA_CONFIG_MAX_LEVELS]; /* block_out_channels */
+    int32_t z_dim, layers, groups;
+    int32_t factor_t, factor_s;
+    int32_t sample_h, sample_w; /* pixels */
+    double eps, scaling;
+} esa_cog_vae_config;
+
+/* T5EncoderModel and UMT5EncoderModel. */
 typedef struct esa_umt5_config {
     int32_t vocab, d_model, d_kv, heads, layers, ff;
     int32_t buckets, max_distance;
     int32_t pad, eos;
+    int32_t shared_bias; /* 1: all layers use the first one's biases by distance (T5) */
     double eps;
 } esa_umt5_config;
 
-/* UniPCMultistepScheduler with flow sigmas, or FlowMatchEulerDiscreteScheduler. The caller may
- * override kind. */
-enum { ESA_SCHED_UNIPC = 0, ESA_SCHED_UNIPC_036, ESA_SCHED_EULER };
-enum { ESA_SCHED_GROUP_FLOW = 0 }; /* what the model's output means */
+/* UniPCMultistepScheduler with flow sigmas, FlowMatchEulerDiscreteScheduler, or one of CogVideoX's.
+ * The caller may override kind by another of its group. */
+enum {
+    ESA_SCHED_UNIPC = 0,
+    ESA_SCHED_UNIPC_036,
+    ESA_SCHED_EULER,
+    ESA_SCHED_DDIM, /* CogVideoXDDIMScheduler */
+    ESA_SCHED_DPM   /* CogVideoXDPMScheduler */
+};
+/* What the model's output means: the velocity of a flow, or "v" of a diffusion. */
+enum { ESA_SCHED_GROUP_FLOW = 0, ESA_SCHED_GROUP_V };
+enum { ESA_SPACING_TRAILING = 0, ESA_SPACING_LEADING, ESA_SPACING_LINSPACE };
 typedef struct esa_sched_config {
     int32_t kind;        /* ESA_SCHED_* */
     int32_t train_steps; /* num_train_timesteps */
@@ -65,6 +97,13 @@ typedef struct esa_sched_config {
     /* Flow schedulers: u of each step (sched.h) instead of the rule of the kind, which steps has as
      * many of; the caller's. NULL: the rule. */
     const double *list;
+    /* DDIM and DPM */
+    double beta_first, beta_last; /* of a scaled linear schedule */
+    double snr_shift;
+    int32_t zero_snr;      /* the last step of training has no signal */
+    int32_t last_is_clean; /* set_alpha_to_one */
+    int32_t spacing;       /* ESA_SPACING_* */
+    int32_t offset;        /* of timesteps with ESA_SPACING_LEADING */
 } esa_sched_config;
 
 /* model_index.json: the classes of the folder's parts. */
@@ -79,6 +118,9 @@ esa_status esa_config_index(esa_ctx *ctx, esa_model_index *index, const char *pa
 esa_status esa_config_wan(esa_ctx *ctx, esa_wan_config *config, const char *path);
 esa_status esa_config_wan_vae(esa_ctx *ctx, esa_wan_vae_config *config, const char *path);
 esa_status esa_config_umt5(esa_ctx *ctx, esa_umt5_config *config, const char *path);
+esa_status esa_config_t5(esa_ctx *ctx, esa_umt5_config *config, const char *path);
+esa_status esa_config_cog(esa_ctx *ctx, esa_cog_config *config, const char *path);
+esa_status esa_config_cog_vae(esa_ctx *ctx, esa_cog_vae_config *config, const char *path);
 esa_status esa_config_sched(esa_ctx *ctx, esa_sched_config *config, const char *path);
 /* The same for text in memory, for fuzzing; label is its name in messages. */
 esa_status esa_config_wan_memory(esa_ctx *ctx, esa_wan_config *config, const char *text,

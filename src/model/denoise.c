@@ -65,13 +65,28 @@ static esa_status guide(esa_model *m, const esa_run *r, int32_t i, float *v, con
     return m->nn.ops->guide(&m->nn, v, negative, (float)guidance, r->count);
 }
 
+/* Draws the noise of step i, if its scheduler wants some. */
+static esa_status draw_noise(esa_model *m, esa_run *r, int32_t i)
+{
+    const esa_view to = esa_view_of(r->noise, ESA_DTYPE_F32, m->nn.be->device, 1, r->count);
+    const int32_t draws = esa_sched_draws(r->sched, i);
+    for (int32_t k = 0; k < draws; k++) esa_run_draw(m, r);
+    return draws ? esa_nn_write(&m->nn, &to, r->draw) : ESA_OK;
+}
+
+static esa_status step(esa_model *m, esa_run *r, int32_t i, const float *v)
+{
+    ESA_TRY(draw_noise(m, r, i));
+    return esa_sched_step(r->sched, i, r->x, v, r->noise);
+}
+
 static esa_status denoise_step(esa_model *m, esa_run *r, int32_t i)
 {
     const esa_figures_args args = { .out = r->figures, .x = r->x, .count = r->count };
     esa_step_figures figures;
     ESA_TRY(forward(m, r, i));
     ESA_TRY(guide(m, r, i, r->v[0], r->v[1]));
-    ESA_TRY(esa_sched_step(r->sched, i, r->x, r->v[0]));
+    ESA_TRY(step(m, r, i, r->v[0]));
     return end_step(m, &args, &figures, i, r->p.steps);
 }
 
@@ -87,7 +102,7 @@ static esa_status cached_step(esa_model *m, esa_run *r, int32_t i, int32_t *skip
     ESA_TRY(esa_nn_copy(&m->nn, r->guided, v[0], r->bytes));
     ESA_TRY(guide(m, r, i, r->guided, v[1]));
     ESA_TRY(esa_nn_copy(&m->nn, r->before, r->x, r->bytes));
-    ESA_TRY(esa_sched_step(r->sched, i, r->x, r->guided));
+    ESA_TRY(step(m, r, i, r->guided));
     esa_figures_args args = { .out = r->figures, .x = r->x, .x_before = r->before };
     args.count = r->count;
     for (int32_t b = 0; b < r->branches && computed; b++) {

@@ -8,7 +8,8 @@
 #include "io/safetensors.h"
 #include "model/sched/sched.h"
 
-static const esa_family *const families[] = { &esa_wan_family, &esa_hunyuan_family };
+static const esa_family *const families[] = { &esa_wan_family, &esa_cog_family,
+                                              &esa_hunyuan_family };
 #define COUNT (sizeof families / sizeof families[0])
 
 esa_status esa_folder_path(esa_folder *f, const char *name)

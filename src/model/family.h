@@ -161,6 +161,7 @@ typedef struct esa_family {
     int32_t sched_group;                /* ESA_SCHED_GROUP_* that it runs with */
     /* 1: its pipeline gives the Euler scheduler sigmas from 1 down to (not with) 0. */
     int32_t sigmas_to_zero;
+    int32_t frames_first; /* 1: noise is drawn as [frames][channels], not [channels][frames] */
     /* 1: guidance is an input of the transformer, so there is one branch. */
     int32_t embedded_guidance;
 
@@ -180,7 +181,7 @@ typedef struct esa_family {
     esa_text_ops text;
 } esa_family;
 
-extern const esa_family esa_wan_family, esa_hunyuan_family;
+extern const esa_family esa_wan_family, esa_cog_family, esa_hunyuan_family;
 
 /* The family whose pipeline the folder has. Fails with ESA_ERR_UNSUPPORTED. */
 esa_status esa_family_find(esa_ctx *ctx, const esa_family **family, const esa_model_index *index);

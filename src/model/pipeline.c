@@ -108,6 +108,8 @@ static void finish(esa_model *m, esa_run *r)
     float *const cache[4] = { r->before, r->guided, r->kept[0], r->kept[1] };
     for (int i = 0; i < 4; i++) esa_nn_free(&m->nn, cache[i], cache[i] ? r->bytes : 0);
     esa_nn_free(&m->nn, r->figures, ESA_FIGURES_BYTES);
+    esa_nn_free(&m->nn, r->noise, r->noise ? r->bytes : 0);
+    if (r->draw) esa_mem_free(&m->ctx->mem, r->draw, 2 * r->bytes);
     esa_embeds_free(m, &r->embeds);
     if (m->dit) m->family->dit.end(m->dit); /* after a failure it still has its activations */
     esa_session_free(m->session);

@@ -3,6 +3,7 @@
 #include "model/run.h"
 
 #include <math.h>
+#include <string.h>
 #include <unistd.h>
 #include "attn/attn.h"
 #include "media/frames.h"
@@ -97,10 +98,11 @@ esa_status esa_run_settings(esa_model *m, esa_run *r, const esa_generate_params 
                         "this model was opened without its VAE; it can make latents only");
     if (p->max_text_tokens < 0 || p->max_text_tokens > 65536)
         return esa_fail(m->ctx, ESA_ERR_ARGUMENT,
-                        "max_text_tokens is %d, expected 0 (512) .. 65536", p->max_text_tokens);
-    if (p->scheduler < ESA_SCHEDULER_MODEL || p->scheduler > ESA_SCHEDULER_EULER)
+                        "max_text_tokens is %d, expected 0 (the model's) .. 65536",
+                        p->max_text_tokens);
+    if (p->scheduler < ESA_SCHEDULER_MODEL || p->scheduler > ESA_SCHEDULER_DPM)
         return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "scheduler is %d, expected 0 .. %d", p->scheduler,
-                        ESA_SCHEDULER_EULER);
+                        ESA_SCHEDULER_DPM);
     if (!(p->cache >= 0 && p->cache <= 100))
         return esa_fail(m->ctx, ESA_ERR_ARGUMENT, "cache is %g, expected 0 (off) .. 100", p->cache);
     if (p->cache > 0 &&
@@ -207,7 +209,9 @@ static esa_status make_session(esa_model *m, esa_run *r)
 
 static esa_status make_sched(esa_model *m, esa_run *r)
 {
-    static const int32_t kinds[] = { 0, ESA_SCHED_UNIPC, ESA_SCHED_UNIPC_036, ESA_SCHED_EULER };
+    static const int32_t kinds[] = {
+        0, ESA_SCHED_UNIPC, ESA_SCHED_UNIPC_036, ESA_SCHED_EULER, ESA_SCHED_DDIM, ESA_SCHED_DPM
+    };
     esa_sched_config c = m->sched;
     if (r->p.scheduler != ESA_SCHEDULER_MODEL) c.kind = kinds[r->p.scheduler];
     ESA_TRY(esa_family_check_sched(m->ctx, m->family, c.kind));
@@ -216,18 +220,38 @@ static esa_status make_sched(esa_model *m, esa_run *r)
     return esa_sched_create(&m->nn, &r->sched, &c, r->p.steps, r->count);
 }
 
+/* Families with frames before channels draw in that order. */
+void esa_run_draw(const esa_model *m, esa_run *r)
+{
+    const int64_t C = m->facts.info.latent_channels, T = r->latent[0],
+                  plane = (int64_t)r->latent[1] * r->latent[2];
+    float *drawn = m->family->frames_first ? r->draw + r->count : r->draw;
+    esa_torch_randn(&r->rng, drawn, r->count);
+    if (!m->family->frames_first) return;
+    for (int64_t c = 0; c < C; c++)
+        for (int64_t t = 0; t < T; t++)
+            memcpy(r->draw + (c * T + t) * plane, drawn + (t * C + c) * plane,
+                   (size_t)plane * sizeof *drawn);
+}
+
+/* Room for noise, if the latents or the scheduler need some. */
+static esa_status make_draws(esa_model *m, esa_run *r)
+{
+    int32_t draws = 0;
+    for (int32_t i = 0; i < r->p.steps; i++) draws += esa_sched_draws(r->sched, i);
+    esa_torch_seed(&r->rng, r->p.seed);
+    if (draws) ESA_TRY(esa_nn_alloc(&m->nn, (void **)&r->noise, r->bytes, "the noise"));
+    if (!draws && r->p.latents) return ESA_OK;
+    r->draw = esa_mem_alloc(&m->ctx->mem, 2 * r->bytes);
+    return r->draw ? ESA_OK : esa_fail(m->ctx, ESA_ERR_MEMORY, "out of memory for the noise");
+}
+
 /* Noise in host memory goes to the device. */
-static esa_status make_noise(esa_model *m, const esa_run *r)
+static esa_status make_noise(esa_model *m, esa_run *r)
 {
     const esa_view x = esa_view_of(r->x, ESA_DTYPE_F32, m->nn.be->device, 1, r->count);
-    float *noise = esa_mem_alloc(&m->ctx->mem, r->bytes);
-    if (!noise) return esa_fail(m->ctx, ESA_ERR_MEMORY, "out of memory for the noise");
-    esa_torch_rng rng;
-    esa_torch_seed(&rng, r->p.seed);
-    esa_torch_randn(&rng, noise, r->count);
-    const esa_status status = esa_nn_write(&m->nn, &x, noise);
-    esa_mem_free(&m->ctx->mem, noise, r->bytes);
-    return status;
+    esa_run_draw(m, r);
+    return esa_nn_write(&m->nn, &x, r->draw);
 }
 
 static esa_status make_latents(esa_model *m, esa_run *r)
@@ -242,6 +266,7 @@ static esa_status make_latents(esa_model *m, esa_run *r)
         for (int32_t i = 0; i < 2 + r->branches; i++)
             ESA_TRY(esa_nn_alloc(&m->nn, (void **)more[i], r->bytes, "the step cache"));
     }
+    ESA_TRY(make_draws(m, r));
     if (!r->p.latents) return make_noise(m, r);
     const int64_t expected[4] = { m->facts.info.latent_channels, r->latent[0], r->latent[1],
                                   r->latent[2] };
@@ -254,7 +279,7 @@ static esa_status make_latents(esa_model *m, esa_run *r)
 
 esa_status esa_run_prepare(esa_model *m, esa_run *r)
 {
-    const int64_t buffers = 4 + r->branches + (r->p.cache > 0 ? 2 + r->branches : 0);
+    const int64_t buffers = 5 + r->branches + (r->p.cache > 0 ? 2 + r->branches : 0);
     ESA_TRY(esa_store_clear(m->family->dit.store(m->dit),
                             buffers * r->count * 4 + ESA_FIGURES_BYTES, 0));
     ESA_TRY(make_sched(m, r));

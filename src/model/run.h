@@ -7,6 +7,7 @@
 #define ESA_MODEL_RUN_H
 
 #include "model/model.h"
+#include "model/random.h"
 #include "model/sched/sched.h"
 #include "rules/step_cache.h"
 #include "workplan/work_plan.h"
@@ -28,7 +29,10 @@ typedef struct esa_run {
     /* on the device: [C][T][H][W] sample, velocities of the branches; sums over a step */
     float *x, *v[2];
     esa_step_figures *figures;
-    int64_t bytes; /* size of x and of each v */
+    float *noise;      /* on the device, for schedulers that draw some; else NULL */
+    float *draw;       /* the same in host memory, twice: as drawn, and as [C][T][H][W] */
+    esa_torch_rng rng; /* of the call: the first latents, then the scheduler's noise */
+    int64_t bytes;     /* size of x and of each v */
     /* with a step cache: velocities of the last computed step, the sample before this step, and the
      * guided velocity */
     float *kept[2], *before, *guided;
@@ -51,6 +55,8 @@ esa_status esa_run_settings(esa_model *m, esa_run *r, const esa_generate_params 
 esa_status esa_run_inputs(const esa_model *m, const esa_generate_params *p);
 /* Sets the grid and the counts of text in the layout of this run's self-attention. */
 void esa_run_layout(const esa_model *m, const esa_run *r, esa_layout *layout);
+/* Fills r->draw with the next latents of the call's generator, in the engine's order. */
+void esa_run_draw(const esa_model *m, esa_run *r);
 /* Makes scheduler, session and latents: all that can be wrong with the settings shows here, before
  * the text encoder works. */
 esa_status esa_run_prepare(esa_model *m, esa_run *r);

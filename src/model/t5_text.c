@@ -12,6 +12,7 @@ struct esa_t5_text {
     esa_tokenizer *tokenizer;
     esa_umt5 *encoder;
     int32_t d_model;
+    int32_t flags; /* ESA_T5_* */
 };
 
 static esa_status open_tokenizer(const esa_part_env *env, esa_tokenizer **tokenizer,
@@ -37,7 +38,7 @@ esa_status esa_t5_text_check(const esa_part_env *env, const esa_umt5_config *con
 }
 
 esa_status esa_t5_text_open(const esa_part_env *env, esa_t5_text **part,
-                            const esa_umt5_config *config)
+                            const esa_umt5_config *config, int32_t flags)
 {
     esa_ctx *ctx = env->nn->ctx;
     *part = NULL;
@@ -45,6 +46,7 @@ esa_status esa_t5_text_open(const esa_part_env *env, esa_t5_text **part,
     if (!p) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the text encoder");
     p->ctx = ctx;
     p->d_model = config->d_model;
+    p->flags = flags;
     esa_status status = open_tokenizer(env, &p->tokenizer, config);
     if (!status) status = esa_umt5_open(env, &p->encoder, config);
     if (!status)
@@ -69,7 +71,7 @@ void esa_t5_text_memory(const esa_t5_text *part, int64_t *parameters, int64_t *h
     esa_umt5_memory(part->encoder, parameters, held, mapped);
 }
 
-/* clean: the prompt after esa_prompt_clean. ids: scratch [rows]. */
+/* clean: the prompt, checked. ids: scratch [rows]. */
 static esa_status encode(esa_t5_text *part, float *out, const char *clean, int32_t *ids,
                          int32_t rows, int64_t *valid)
 {
@@ -79,6 +81,7 @@ static esa_status encode(esa_t5_text *part, float *out, const char *clean, int32
         esa_log(part->ctx, ESA_LOG_WARNING, "the prompt has %d tokens, the last %d are cut off",
                 total, total - count);
     *valid = count;
+    if (part->flags & ESA_T5_PAD) return esa_umt5_encode(part->encoder, out, ids, rows);
     ESA_TRY(esa_umt5_encode(part->encoder, out, ids, count));
     memset(out + (int64_t)count * part->d_model, 0,
            (size_t)(rows - count) * (size_t)part->d_model * sizeof *out);
@@ -91,7 +94,8 @@ esa_status esa_t5_text_encode(esa_t5_text *part, float *out, const char *prompt,
     esa_ctx *ctx = part->ctx;
     char *clean;
     int64_t clean_bytes;
-    ESA_TRY(esa_prompt_clean(ctx, &clean, &clean_bytes, prompt));
+    ESA_TRY(part->flags & ESA_T5_CLEAN ? esa_prompt_clean(ctx, &clean, &clean_bytes, prompt)
+                                       : esa_prompt_copy(ctx, &clean, &clean_bytes, prompt));
     const int64_t id_bytes = (int64_t)rows * (int64_t)sizeof(int32_t);
     int32_t *ids = esa_mem_alloc(&ctx->mem, id_bytes);
     const esa_status status = ids ? encode(part, out, clean, ids, rows, valid)

@@ -265,7 +265,8 @@ static esa_status text_check(const esa_part_env *env, const void *configs)
 }
 static esa_status text_open(const esa_part_env *env, esa_text_part **part, const void *configs)
 {
-    return esa_t5_text_open(env, (esa_t5_text **)part, &((const wan_configs *)configs)->text);
+    return esa_t5_text_open(env, (esa_t5_text **)part, &((const wan_configs *)configs)->text,
+                            ESA_T5_CLEAN);
 }
 static void text_free(esa_text_part *part) { esa_t5_text_free((esa_t5_text *)part); }
 static void text_memory(const esa_text_part *part, int64_t *parameters, int64_t *held,

@@ -214,13 +214,20 @@ static esa_status cpu_guide(esa_nn *nn, float *v, const float *negative, float s
     return ESA_OK;
 }
 
-static void step_piece(void *arg, int64_t first, int64_t count, int32_t worker)
+static void mix_piece(const esa_step_args *a, int64_t first, int64_t end)
 {
-    const esa_step_args *a = arg;
-    const int64_t end = first + count;
-    (void)worker;
-    for (int64_t i = first; i < end && a->euler; i++) a->x[i] += a->dt * a->v[i];
-    for (int64_t i = first; i < end && !a->euler; i++) {
+    for (int64_t i = first; i < end; i++) {
+        const float m = a->keep[0] * a->x[i] - a->pull[0] * a->v[i],
+                    d = a->order[1] > 1 ? a->rho1 * m - a->rho2 * a->m0[i] : m,
+                    x = a->keep[1] * a->x[i] - a->pull[1] * d;
+        a->x[i] = a->noise ? x + a->sigma * a->noise[i] : x;
+        if (a->m0) a->m0[i] = m;
+    }
+}
+
+static void unipc_piece(const esa_step_args *a, int64_t first, int64_t end)
+{
+    for (int64_t i = first; i < end; i++) {
         const float m = a->x[i] - a->sigma * a->v[i];
         float x = a->x[i], m1 = 0;
         if (a->correct) {
@@ -235,6 +242,19 @@ static void step_piece(void *arg, int64_t first, int64_t count, int32_t worker)
         const float ahead = a->order[1] > 1 ? 0.5f * ((m1 - m) / a->r[1]) : 0;
         a->x[i] = (a->keep[1] * x - a->pull[1] * m) - a->pull[1] * ahead;
     }
+}
+
+static void step_piece(void *arg, int64_t first, int64_t count, int32_t worker)
+{
+    const esa_step_args *a = arg;
+    const int64_t end = first + count;
+    (void)worker;
+    if (a->kind == ESA_STEP_EULER)
+        for (int64_t i = first; i < end; i++) a->x[i] += a->dt * a->v[i];
+    else if (a->kind == ESA_STEP_MIX)
+        mix_piece(a, first, end);
+    else
+        unipc_piece(a, first, end);
 }
 
 static esa_status cpu_step(esa_nn *nn, const esa_step_args *args)

@@ -63,6 +63,14 @@ static void finish_sums(const group_job *j)
     }
 }
 
+static void guide_pixel(float *y, const esa_plane_group_args *a, int64_t frame, int64_t row,
+                        int64_t column)
+{
+    const int64_t at = esa_guide_offset(a, frame, row, column);
+    const float *times = a->guide.times + at, *plus = a->guide.plus + at;
+    for (int64_t c = 0; c < a->channels; c++) y[c] = y[c] * times[c] + plus[c];
+}
+
 static void apply_rows(void *arg, int64_t first, int64_t count, int32_t worker)
 {
     (void)worker;
@@ -71,9 +79,11 @@ static void apply_rows(void *arg, int64_t first, int64_t count, int32_t worker)
     for (int64_t r = first; r < first + count; r++) {
         const float *x = (const float *)a->x + offset(r, a->height, a->x_row, a->x_frame);
         float *y = (float *)a->y + offset(r, a->height, a->y_row, a->y_frame);
-        for (int64_t p = 0; p < a->width; p++, x += a->channels)
-            for (int64_t c = 0; c < a->channels; c++)
-                y[p * a->channels + c] = x[c] * j->scale[c] + j->shift[c];
+        for (int64_t p = 0; p < a->width; p++, x += a->channels) {
+            float *to = y + p * a->channels;
+            for (int64_t c = 0; c < a->channels; c++) to[c] = x[c] * j->scale[c] + j->shift[c];
+            if (a->guide.times) guide_pixel(to, a, r / a->height, r % a->height, p);
+        }
         if (a->act == ESA_ACT_SILU) j->leaf->silu(y, y, a->width * a->channels);
     }
 }

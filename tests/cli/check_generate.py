@@ -110,14 +110,14 @@ class Models(Base):
         self.fails("--model", "wan-t2v-1.3b", env=nowhere,
                    says=["wan-t2v-1.3b", "ESA_MODELS", "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"])
         self.fails("--model", "hunyuan-video", env=nowhere, says=["hunyuanvideo-community/HunyuanVideo"])
-        self.fails("--model", "cogvideox-5b", says=["CogVideoX", "esa.apply(pipe", "Python"])
+        self.fails("--model", "cogvideox-2b", env=nowhere, says=["cogvideox-2b", "ESA_MODELS", "THUDM/CogVideoX-2b"])
 
     def test_other_families(self):
-        os.mkdir(self.path("cog"))
-        with open(self.path("cog/model_index.json"), "w") as file:
-            json.dump({"_class_name": "CogVideoXPipeline", "transformer": ["diffusers", "CogVideoXTransformer3DModel"]},
-                      file)
-        self.fails("--model", "cog", says=["CogVideoX", "esa.apply(pipe"])
+        parts = {name: ["diffusers", "X"] for name in ("transformer", "vae", "text_encoder", "tokenizer", "scheduler")}
+        os.mkdir(self.path("other"))
+        with open(self.path("other/model_index.json"), "w") as file:
+            json.dump({"_class_name": "MochiPipeline", **parts}, file)
+        self.fails("--model", "other", says=["MochiPipeline", "expected one of WanPipeline", "CogVideoXPipeline"])
 
     def test_hub_cache(self):
         repository = self.path("hub/models--Wan-AI--Wan2.1-T2V-1.3B-Diffusers")

@@ -44,10 +44,22 @@ void stand_in_guide(float *v, const float *negative, float scale, int64_t count)
     for (int64_t i = 0; i < count; i++) v[i] = negative[i] + scale * (v[i] - negative[i]);
 }
 
+static void stand_in_mix(const esa_step_args *a)
+{
+    for (int64_t i = 0; i < a->count; i++) {
+        const float m = a->keep[0] * a->x[i] - a->pull[0] * a->v[i],
+                    d = a->order[1] > 1 ? a->rho1 * m - a->rho2 * a->m0[i] : m;
+        a->x[i] = a->keep[1] * a->x[i] - a->pull[1] * d;
+        if (a->noise) a->x[i] += a->sigma * a->noise[i];
+        if (a->m0) a->m0[i] = m;
+    }
+}
+
 void stand_in_step(const esa_step_args *a)
 {
-    for (int64_t i = 0; i < a->count && a->euler; i++) a->x[i] += a->dt * a->v[i];
-    for (int64_t i = 0; i < a->count && !a->euler; i++) {
+    if (a->kind == ESA_STEP_MIX) stand_in_mix(a);
+    for (int64_t i = 0; i < a->count && a->kind == ESA_STEP_EULER; i++) a->x[i] += a->dt * a->v[i];
+    for (int64_t i = 0; i < a->count && a->kind == ESA_STEP_UNIPC; i++) {
         const float m = a->x[i] - a->sigma * a->v[i];
         if (a->correct) {
             const float m0 = a->m0[i],

@@ -161,8 +161,12 @@ static void group(const esa_plane_group_args *a, int64_t g)
                 squares += x * x;
                 continue;
             }
-            const double mean = sum / n, factor = 1 / sqrt(squares / n - mean * mean + a->eps),
-                         y = (x - mean) * factor * a->weight[c] + a->bias[c];
+            const double mean = sum / n, factor = 1 / sqrt(squares / n - mean * mean + a->eps);
+            double y = (x - mean) * factor * a->weight[c] + a->bias[c];
+            if (a->guide.times) {
+                const int64_t at = esa_guide_offset(a, f, p / a->width, p % a->width) + c;
+                y = y * a->guide.times[at] + a->guide.plus[at];
+            }
             put(a->y, f * a->y_frame + p / a->width * a->y_row + column, a->dtype,
                 (float)(a->act == ESA_ACT_SILU ? y / (1 + exp(-y)) : y));
         }

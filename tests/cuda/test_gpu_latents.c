@@ -224,7 +224,7 @@ static void steps(void **state)
             same(&last, "last after a step");
         }
         const esa_step_args euler = {
-            .x = x.gpu, .v = v.gpu, .count = count, .euler = 1, .dt = -0.07f
+            .x = x.gpu, .v = v.gpu, .count = count, .kind = ESA_STEP_EULER, .dt = -0.07f
         };
         must(ctx, be->latents->step(ctx, &euler));
         for (int64_t i = 0; i < count; i++) {

@@ -75,13 +75,14 @@ def main():
             ["wan_sparse.py", "--every", "1", "--masks", masks, "--out", at("wan_sparse.safetensors")],
             ["wan_tiny_dit.py", "--model", model, "--out", at("wan_tiny_dit.safetensors")],
             ["wan_vae.py", "--every", "1", "--model", model, "--out", at("wan_vae.safetensors")],
+            ["cog.py", "--every", "1", "--out", at("cog.safetensors")],
             ["umt5.py", "--every", "1", "--model", model, "--out", at("umt5.safetensors")],
             ["tokens.py", "--keep", "--model", model, "--out", folder],
             ["hunyuan.py", "--every", "1", "--out", folder],
             ["bpe.py", "--keep", "--random", strings, "--seed", str(int(time.time())), "--out", folder],
         ]
         programs_run = ["test_sched", "test_wan_dit", "test_wan_sparse", "test_wan_vae", "test_umt5", "test_tokenizer",
-                        "test_bpe", "test_hunyuan_text", "test_hunyuan_dit", "test_hunyuan_vae"]
+                        "test_bpe", "test_cog", "test_hunyuan_text", "test_hunyuan_dit", "test_hunyuan_vae"]
         if newer:                                       # from prompt to pixels; older versions have other sigmas
             makers.append(["pipeline.py", model, at("pipeline.safetensors")])
             programs_run.append("test_pipeline")

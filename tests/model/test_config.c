@@ -169,7 +169,7 @@ static void scheduler_and_text(void **state)
         esa_status status;
     } bad[] = {
         { "{\"_class_name\": \"DDIMScheduler\"}",
-          "expected UniPCMultistepScheduler or FlowMatchEulerDiscreteScheduler",
+          "expected UniPCMultistepScheduler, FlowMatchEulerDiscreteScheduler,",
           ESA_ERR_UNSUPPORTED },
         { "{\"_class_name\": \"UniPCMultistepScheduler\"}", "the engine runs flow models only",
           ESA_ERR_UNSUPPORTED },
@@ -212,12 +212,60 @@ static void scheduler_and_text(void **state)
            ESA_ERR_FORMAT, "transformer is missing");
 }
 
+/* CogVideoX: the defaults are those of the 2B model; other versions and tasks are refused. */
+static void cog(void **state)
+{
+    (void)state;
+    esa_cog_config c;
+    esa_cog_vae_config v;
+    esa_sched_config s;
+    assert_int_equal(esa_config_cog(ctx, &c, file("{}")), ESA_OK);
+    assert_true(c.heads == 30 && c.head_dim == 64 && c.layers == 30 && c.max_text == 226 &&
+                !c.rotary && c.patch_bias && c.attention_bias && c.sample_h == 60);
+    static const struct {
+        const char *text, *words;
+    } bad[] = {
+        { "{\"patch_size_t\": 2}", "patch_size_t is 2" },
+        { "{\"ofs_embed_dim\": 512}", "ofs_embed_dim is 512" },
+        { "{\"use_learned_positional_embeddings\": true}", "use_learned" },
+        { "{\"activation_fn\": \"gelu\"}", "activation_fn is" },
+        { "{\"freq_shift\": 1}", "freq_shift is 1" },
+        { "{\"attention_head_dim\": 24, \"use_rotary_positional_embeddings\": true}",
+          "expected a multiple of 16" },
+        { "{\"num_attention_heads\": 1, \"attention_head_dim\": 20}", "the width is 20" },
+        { "{\"sample_height\": 1}", "less than a patch" },
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        assert_int_not_equal(esa_config_cog(ctx, &c, file(bad[i].text)), ESA_OK);
+        assert_non_null(strstr(esa_ctx_error(ctx), bad[i].words));
+    }
+    assert_int_equal(esa_config_cog_vae(ctx, &v, file("{}")), ESA_OK);
+    assert_true(v.levels == 4 && v.width[3] == 512 && v.factor_t == 4 && v.factor_s == 8);
+    expect(esa_config_cog_vae(ctx, &v, file("{\"temporal_compression_ratio\": 3}")),
+           ESA_ERR_UNSUPPORTED, "a power of 2 up to 8");
+    expect(esa_config_cog_vae(ctx, &v, file("{\"norm_num_groups\": 48}")), ESA_ERR_FORMAT,
+           "no multiple of 48 groups");
+    expect(esa_config_cog_vae(ctx, &v, file("{\"use_post_quant_conv\": true}")),
+           ESA_ERR_UNSUPPORTED, "use_post_quant_conv");
+#define DDIM(more) "{\"_class_name\": \"CogVideoXDDIMScheduler\"" more "}"
+    assert_int_equal(esa_config_sched(ctx, &s,
+                                      file(DDIM(", \"prediction_type\": \"v_prediction\", "
+                                                "\"timestep_spacing\": \"trailing\""))),
+                     ESA_OK);
+    assert_true(s.kind == ESA_SCHED_DDIM && s.snr_shift == 3 && s.spacing == ESA_SPACING_TRAILING);
+    expect(esa_config_sched(ctx, &s, file(DDIM(""))), ESA_ERR_UNSUPPORTED, "prediction_type");
+    expect(esa_config_sched(ctx, &s,
+                            file(DDIM(", \"prediction_type\": \"v_prediction\", "
+                                      "\"timestep_spacing\": \"other\""))),
+           ESA_ERR_UNSUPPORTED, "timestep_spacing is other");
+}
+
 int main(void)
 {
     if (esa_ctx_create(&ctx, NULL) != ESA_OK) return 1;
     dir = scratch_make();
     const struct CMUnitTest tests[] = { cmocka_unit_test(wan_tiny), cmocka_unit_test(transformer),
-                                        cmocka_unit_test(vae),
+                                        cmocka_unit_test(vae), cmocka_unit_test(cog),
                                         cmocka_unit_test(scheduler_and_text) };
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);
     scratch_remove(&dir);

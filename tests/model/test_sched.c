@@ -53,7 +53,7 @@ static void run_rule(int32_t kind, const char *file)
             for (int32_t i = 0; i < steps[a]; i++) {
                 for (int32_t k = 0; k < COUNT; k++)
                     v[k] = sinf(3 * x[k]) + (float)esa_sched_timestep(s, i) / 1000.0f * noise[k];
-                assert_int_equal(esa_sched_step(s, i, x, v), ESA_OK);
+                assert_int_equal(esa_sched_step(s, i, x, v, NULL), ESA_OK);
                 double scale = 0;
                 for (int32_t k = 0; k < COUNT; k++)
                     scale = fmax(scale, fabs((double)samples[i * COUNT + k]));
@@ -64,7 +64,7 @@ static void run_rule(int32_t kind, const char *file)
                 assert_true(e < STEP_TOLERANCE);
                 worst = fmax(worst, e);
             }
-            assert_int_equal(esa_sched_step(s, steps[a], x, v), ESA_ERR_STATE);
+            assert_int_equal(esa_sched_step(s, steps[a], x, v, NULL), ESA_ERR_STATE);
             esa_sched_free(s);
         }
     print_message("%s: worst step %.2e\n", file, worst);
@@ -87,6 +87,67 @@ static void euler(void **state)
     run_rule(ESA_SCHED_EULER, "sched_euler.safetensors");
 }
 
+/* The rules of tools/golden/cog.py. */
+static const esa_sched_config cog_rules[] = {
+    { .kind = ESA_SCHED_DDIM, .snr_shift = 3, .zero_snr = 1, .last_is_clean = 1 },
+    { .kind = ESA_SCHED_DDIM, .snr_shift = 3, .zero_snr = 1, .last_is_clean = 1 },
+    { .kind = ESA_SCHED_DDIM, .snr_shift = 1, .spacing = ESA_SPACING_LEADING, .offset = 1 },
+    { .kind = ESA_SCHED_DDIM, .snr_shift = 1, .last_is_clean = 1, .spacing = ESA_SPACING_LINSPACE },
+    { .kind = ESA_SCHED_DPM, .snr_shift = 1, .zero_snr = 1, .last_is_clean = 1 },
+    { .kind = ESA_SCHED_DPM, .snr_shift = 1, .zero_snr = 1, .last_is_clean = 1 },
+    { .kind = ESA_SCHED_DPM, .snr_shift = 1, .zero_snr = 1, .last_is_clean = 1 },
+    { .kind = ESA_SCHED_DPM, .snr_shift = 3, .spacing = ESA_SPACING_LEADING, .offset = 1 },
+};
+
+static void run_cog(const esa_tensors *golden, int32_t rule)
+{
+    esa_sched_config config = cog_rules[rule];
+    config.train_steps = 1000;
+    config.shift = 1;
+    config.beta_first = 0.00085;
+    config.beta_last = 0.012;
+    char name[64];
+    int64_t n, count;
+    snprintf(name, sizeof name, "sched.%d.timesteps", rule);
+    const float *t = golden_find(golden, name, &n);
+    snprintf(name, sizeof name, "sched.%d.samples", rule);
+    const float *want = golden_find(golden, name, &count);
+    snprintf(name, sizeof name, "sched.%d.draws", rule);
+    const float *draws = golden_find(golden, name, &count);
+    esa_sched *s = NULL;
+    assert_int_equal(esa_sched_create(&nn, &s, &config, (int32_t)n, COUNT), ESA_OK);
+    float x[COUNT], v[COUNT], noise[COUNT];
+    fill_tensor(x, COUNT, "sched.noise", 1.0f, 0);
+    double worst = 0;
+    int32_t drawn = 0;
+    for (int32_t i = 0; i < n; i++) {
+        double scale = 0;
+        assert_true(esa_sched_timestep(s, i) == (double)t[i]);
+        assert_int_equal(esa_sched_draws(s, i), (int)draws[i]);
+        drawn += (int)draws[i];
+        snprintf(name, sizeof name, "sched.draw.%d", drawn - 1);
+        fill_tensor(noise, COUNT, name, 1.0f, 0);
+        snprintf(name, sizeof name, "sched.v.%d", i);
+        fill_tensor(v, COUNT, name, 1.0f, 0);
+        assert_int_equal(esa_sched_step(s, i, x, v, noise), ESA_OK);
+        for (int32_t k = 0; k < COUNT; k++) scale = fmax(scale, fabs((double)want[i * COUNT + k]));
+        worst = fmax(worst, golden_error(x, 1, want + i * COUNT, COUNT, scale));
+        assert_true(esa_sched_sigma(s, i) > esa_sched_sigma(s, i + 1));
+    }
+    print_message("rule %d, %d steps: worst step %.2e\n", rule, (int)n, worst);
+    assert_true(worst < STEP_TOLERANCE);
+    esa_sched_free(s);
+}
+
+static void cog(void **state)
+{
+    (void)state;
+    esa_tensors *golden = golden_open(ctx, "cog.safetensors");
+    for (int32_t i = 0; i < (int32_t)(sizeof cog_rules / sizeof cog_rules[0]); i++)
+        run_cog(golden, i);
+    esa_tensors_free(golden);
+}
+
 static void bad_calls(void **state)
 {
     (void)state;
@@ -102,10 +163,14 @@ static void bad_calls(void **state)
     assert_int_equal(esa_sched_create(&nn, &s, &config, 2, 4), ESA_ERR_ARGUMENT);
     config.shift = 3;
     assert_int_equal(esa_sched_create(&nn, &s, &config, 2, 4), ESA_OK);
-    assert_int_equal(esa_sched_step(s, 1, x, v), ESA_ERR_STATE);
-    assert_int_equal(esa_sched_step(s, 0, x, v), ESA_OK);
-    assert_int_equal(esa_sched_step(s, 0, x, v), ESA_ERR_STATE);
+    assert_int_equal(esa_sched_step(s, 1, x, v, NULL), ESA_ERR_STATE);
+    assert_int_equal(esa_sched_step(s, 0, x, v, NULL), ESA_OK);
+    assert_int_equal(esa_sched_step(s, 0, x, v, NULL), ESA_ERR_STATE);
     esa_sched_free(s);
+    config = cog_rules[0];
+    config.train_steps = 5;
+    config.shift = 1;
+    assert_int_equal(esa_sched_create(&nn, &s, &config, 6, 4), ESA_ERR_ARGUMENT);
     esa_sched_free(NULL);
 }
 
@@ -114,7 +179,8 @@ int main(void)
     if (esa_ctx_create(&ctx, NULL) != ESA_OK) return 1;
     esa_nn_init(&nn, ctx);
     const struct CMUnitTest tests[] = { cmocka_unit_test(unipc), cmocka_unit_test(unipc_036),
-                                        cmocka_unit_test(euler), cmocka_unit_test(bad_calls) };
+                                        cmocka_unit_test(euler), cmocka_unit_test(cog),
+                                        cmocka_unit_test(bad_calls) };
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);
     esa_nn_close(&nn);
     esa_ctx_free(ctx);

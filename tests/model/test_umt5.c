@@ -170,7 +170,7 @@ static void out_of_memory(void **unused)
         esa_t5_text *part = NULL;
         int64_t valid;
         counter.left = at;
-        esa_status status = esa_t5_text_open(&b.env, &part, &b.config);
+        esa_status status = esa_t5_text_open(&b.env, &part, &b.config, ESA_T5_CLEAN);
         if (status == ESA_ERR_UNSUPPORTED) break;
         if (status == ESA_OK) status = esa_t5_text_encode(part, out, "a red ball", 16, &valid);
         done = counter.left >= 0;
@@ -204,7 +204,7 @@ static void whole_part(void **unused)
     if (built == ESA_ERR_UNSUPPORTED) skip();
 #endif
     ok(&b, built);
-    ok(&b, esa_t5_text_open(&b.env, &part, &b.config));
+    ok(&b, esa_t5_text_open(&b.env, &part, &b.config, ESA_T5_CLEAN));
     const int64_t d = b.config.d_model;
     float *a = malloc((size_t)(64 * d) * 4), *c = malloc((size_t)(64 * d) * 4);
     ok(&b, esa_t5_text_encode(part, a, "a red ball", 64, &valid));

@@ -38,7 +38,7 @@ static esa_status life(esa_ctx *ctx, const char *folder, const char *config_path
     if (status == ESA_OK) status = esa_session_step(session, 0, 0);
     if (status == ESA_OK) status = esa_wan_dit_forward(dit, session, 0, v, x, c->t);
     if (status == ESA_OK) status = esa_sched_create(&nn, &sched, &sc, 1, 4 * 2 * 16 * 16);
-    if (status == ESA_OK) status = esa_sched_step(sched, 0, v, x);
+    if (status == ESA_OK) status = esa_sched_step(sched, 0, v, x, NULL);
     snprintf(message, sizeof message, "%s", esa_ctx_error(ctx));
     esa_sched_free(sched);
     esa_session_free(session);

@@ -54,6 +54,18 @@ static const umt5_case cases[] = {
         .buckets = 32,
         .max_distance = 128 },
       1 },
+    /* T5: the first layer's biases serve all. Padding is attended. */
+    { "t5",
+      { .vocab = 80,
+        .d_model = 40,
+        .d_kv = 12,
+        .ff = 52,
+        .layers = 3,
+        .heads = 4,
+        .buckets = 32,
+        .max_distance = 128,
+        .shared_bias = 1 },
+      26 },
 };
 
 static inline wan_shapes umt5_shapes(const esa_umt5_config *c)
@@ -71,7 +83,7 @@ static inline wan_shapes umt5_shapes(const esa_umt5_config *c)
         }
         snprintf(name, sizeof name,
                  "encoder.block.%d.layer.0.SelfAttention.relative_attention_bias.weight", i);
-        shapes_add(&s, 2, c->buckets, c->heads, 0, 0, 0, name);
+        if (i == 0 || !c->shared_bias) shapes_add(&s, 2, c->buckets, c->heads, 0, 0, 0, name);
         for (int32_t p = 0; p < 2; p++) {
             snprintf(name, sizeof name, "encoder.block.%d.layer.%d.layer_norm.weight", i, p);
             shapes_add(&s, 1, d, 0, 0, 0, 0, name);
@@ -96,12 +108,13 @@ static inline wan_folder make_folder(esa_ctx *ctx, const esa_umt5_config *c, int
     FILE *config = fopen(scratch_path(&f.part, "config.json"), "w");
     assert_non_null(config);
     fprintf(config,
-            "{\"model_type\": \"umt5\", \"vocab_size\": %d, \"d_model\": %d, \"d_kv\": %d, "
+            "{\"model_type\": \"%s\", \"vocab_size\": %d, \"d_model\": %d, \"d_kv\": %d, "
             "\"num_heads\": %d, \"num_layers\": %d, \"d_ff\": %d,\n"
             "\"relative_attention_num_buckets\": %d, \"relative_attention_max_distance\": %d, "
             "\"feed_forward_proj\": \"gated-gelu\",\n"
             "\"layer_norm_epsilon\": 1e-06}\n",
-            c->vocab, c->d_model, c->d_kv, c->heads, c->layers, c->ff, c->buckets, c->max_distance);
+            c->shared_bias ? "t5" : "umt5", c->vocab, c->d_model, c->d_kv, c->heads, c->layers,
+            c->ff, c->buckets, c->max_distance);
     fclose(config);
     wan_shapes s = umt5_shapes(c);
     esa_tensors_writer *w = NULL;
@@ -153,7 +166,8 @@ static inline void bench_open_on(bench *b, esa_ctx *ctx, const char *folder, int
     b->env = (esa_part_env){ .nn = &b->nn, .folder = folder, .hold = hold };
     char path[640];
     snprintf(path, sizeof path, "%s/text_encoder/config.json", folder);
-    ok(b, esa_config_umt5(ctx, &b->config, path));
+    /* The folder of a case says which of the two it is. */
+    if (esa_config_umt5(ctx, &b->config, path)) ok(b, esa_config_t5(ctx, &b->config, path));
     ok(b, esa_umt5_open(&b->env, &b->encoder, &b->config));
 }
 

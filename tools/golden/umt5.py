@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hidden states of transformers' UMT5EncoderModel for the C tests.
+"""Hidden states of transformers' UMT5EncoderModel and T5EncoderModel for the C tests.
 
     python tools/golden/umt5.py --out tests/golden/umt5.safetensors
     python tools/golden/umt5.py --bf16 --model models/wan-tiny --out tests/golden/umt5_bf16.safetensors
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from transformers import UMT5Config, UMT5EncoderModel
+from transformers import T5Config, T5EncoderModel, UMT5Config, UMT5EncoderModel
 from transformers import __version__ as version
 
 import fill
@@ -27,6 +27,7 @@ CASES = {
     "long": (dict(vocab_size=120, d_model=48, d_kv=12, d_ff=64, num_layers=2, num_heads=5,
                   relative_attention_num_buckets=20, relative_attention_max_distance=90), 300, 300),
     "one": (dict(vocab_size=99, d_model=32, d_kv=8, d_ff=37, num_layers=1, num_heads=4), 1, 4),
+    "t5": (dict(vocab_size=80, d_model=40, d_kv=12, d_ff=52, num_layers=3, num_heads=4), 26, 26),
 }
 
 
@@ -62,7 +63,8 @@ def main():
             print(f"{case:8s} bf16 is off by {float(tensors[case]):.5f}")
 
     for case, (config, count, padded) in CASES.items():
-        model = UMT5EncoderModel(UMT5Config(dropout_rate=0.0, feed_forward_proj="gated-gelu", **config)).eval()
+        made, settings = (T5EncoderModel, T5Config) if case == "t5" else (UMT5EncoderModel, UMT5Config)
+        model = made(settings(dropout_rate=0.0, feed_forward_proj="gated-gelu", **config)).eval()
         fill.fill_module(model)
         with torch.no_grad():               # scores are not scaled: keep them as small as T5's initialisation does
             for name, parameter in model.named_parameters():

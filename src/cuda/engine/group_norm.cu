@@ -32,6 +32,17 @@ __device__ __forceinline__ int64_t offset(const esa_plane_group_args &a, int64_t
     return y / a.height * frame + y % a.height * row + pixel % a.width * a.channels;
 }
 
+// As esa_guide_offset.
+__device__ __forceinline__ int64_t guide_offset(const esa_plane_group_args &a, int64_t f, int64_t y,
+                                                int64_t x)
+{
+    const esa_plane_guide &g = a.guide;
+    const int64_t frame = g.first_apart ? (f ? 1 + ((f - 1) >> g.time_level) : 0)
+                                        : f >> g.time_level,
+                  high = a.height >> g.level, wide = a.width >> g.level;
+    return ((frame * high + (y >> g.level)) * wide + (x >> g.level)) * a.channels;
+}
+
 template <class T, int W> __device__ __forceinline__ void load(float (&x)[W], const T *at)
 {
     if constexpr (W == 8) {
@@ -138,8 +149,16 @@ __global__ void __launch_bounds__(THREADS) apply_kernel(const __grid_constant__ 
     float x[W];
     load<T, W>(x, (const T *)a.x + offset(a, pixel, a.x_row, a.x_frame) + c);
 #pragma unroll
-    for (int e = 0; e < W; ++e)
-        x[e] = activate(fmaf(x[e], __ldg(j.scale + c + e), __ldg(j.shift + c + e)), a.act);
+    for (int e = 0; e < W; ++e) x[e] = fmaf(x[e], __ldg(j.scale + c + e), __ldg(j.shift + c + e));
+    if (a.guide.times) {
+        const int64_t line = pixel / a.width,
+                      from = guide_offset(a, line / a.height, line % a.height, pixel % a.width) + c;
+#pragma unroll
+        for (int e = 0; e < W; ++e)
+            x[e] = fmaf(x[e], __ldg(a.guide.times + from + e), __ldg(a.guide.plus + from + e));
+    }
+#pragma unroll
+    for (int e = 0; e < W; ++e) x[e] = activate(x[e], a.act);
     if constexpr (W == 8) {
         alignas(16) T rounded[W];
 #pragma unroll

@@ -61,6 +61,20 @@ __global__ void __launch_bounds__(THREADS) unipc_kernel(const __grid_constant__ 
     }
 }
 
+__global__ void __launch_bounds__(THREADS) mix_kernel(const __grid_constant__ esa_step_args a)
+{
+    for (int64_t i = first_element(); i < a.count; i += all_threads()) {
+        const float x = a.x[i];
+        const float m = __fsub_rn(__fmul_rn(a.keep[0], x), __fmul_rn(a.pull[0], a.v[i]));
+        float d = m;
+        if (a.order[1] > 1) d = __fsub_rn(__fmul_rn(a.rho1, m), __fmul_rn(a.rho2, a.m0[i]));
+        float next = __fsub_rn(__fmul_rn(a.keep[1], x), __fmul_rn(a.pull[1], d));
+        if (a.noise) next = __fadd_rn(next, __fmul_rn(a.sigma, a.noise[i]));
+        a.x[i] = next;
+        if (a.m0) a.m0[i] = m;
+    }
+}
+
 __global__ void __launch_bounds__(THREADS)
     euler_kernel(float *x, const float *v, float dt, int64_t count)
 {
@@ -165,9 +179,11 @@ esa_status step_run(esa_cuda_device *dev, const esa_step_args *args, void *strea
     const current_device scope(dev->ordinal);
     if (args->count < 1) return ESA_OK;
     const unsigned blocks = blocks_for(dev, args->count);
-    if (args->euler)
+    if (args->kind == ESA_STEP_EULER)
         euler_kernel<<<blocks, THREADS, 0, (cudaStream_t)stream>>>(args->x, args->v, args->dt,
                                                                    args->count);
+    else if (args->kind == ESA_STEP_MIX)
+        mix_kernel<<<blocks, THREADS, 0, (cudaStream_t)stream>>>(*args);
     else
         unipc_kernel<<<blocks, THREADS, 0, (cudaStream_t)stream>>>(*args);
     return launch_check(dev, "a step of the scheduler");

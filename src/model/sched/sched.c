@@ -1,5 +1,6 @@
 /* sched.c - sigmas, timesteps and the order of calls. unipc.c has the coefficients of UniPC;
  * flow matching with Euler is x += (sigma_{i+1} - sigma_i) v.
+ * v_sched.c has CogVideoX's schedulers.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Sigmas are computed in double and stored as f32, with the operations of diffusers in the same
@@ -9,19 +10,21 @@
 
 #include <math.h>
 
-#define MAX_STEPS 100000
+#define MAX_STEPS    100000
+#define SIGNAL_BYTES ((int64_t)(2 * sizeof(double) + sizeof(int32_t))) /* of each step */
 
 int32_t esa_sched_group(int32_t kind)
 {
-    (void)kind;
-    return ESA_SCHED_GROUP_FLOW;
+    return kind < ESA_SCHED_DDIM ? ESA_SCHED_GROUP_FLOW : ESA_SCHED_GROUP_V;
 }
 
 const char *esa_sched_name(int32_t kind)
 {
-    static const char *const names[] = {
-        [ESA_SCHED_UNIPC] = "UniPC", [ESA_SCHED_UNIPC_036] = "UniPC", [ESA_SCHED_EULER] = "Euler"
-    };
+    static const char *const names[] = { [ESA_SCHED_UNIPC] = "UniPC",
+                                         [ESA_SCHED_UNIPC_036] = "UniPC (0.36)",
+                                         [ESA_SCHED_EULER] = "Euler",
+                                         [ESA_SCHED_DDIM] = "DDIM",
+                                         [ESA_SCHED_DPM] = "DPM" };
     return names[kind];
 }
 
@@ -74,22 +77,59 @@ static void euler_sigmas(esa_sched *s)
     }
 }
 
+/* Memory that some kinds need beside the timesteps. */
+static esa_status make_state(esa_sched *s)
+{
+    const int32_t kind = s->config.kind;
+    esa_ctx *ctx = s->nn->ctx;
+    float **const past[3] = { &s->m0, &s->m1, &s->last };
+    const int32_t kept = kind <= ESA_SCHED_UNIPC_036 ? 3 : kind == ESA_SCHED_DPM ? 1 : 0;
+    for (int32_t k = 0; k < kept; k++)
+        ESA_TRY(esa_nn_alloc(s->nn, (void **)past[k], s->bytes, "the scheduler"));
+    if (esa_sched_group(kind) == ESA_SCHED_GROUP_FLOW) return ESA_OK;
+    s->signal = esa_mem_zalloc(&ctx->mem, s->steps * SIGNAL_BYTES);
+    if (!s->signal) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the scheduler");
+    s->next_signal = s->signal + s->steps;
+    s->clean = (int32_t *)(s->next_signal + s->steps);
+    return ESA_OK;
+}
+
+static esa_status fill(esa_sched *s)
+{
+    ESA_TRY(make_state(s));
+    if (s->signal) return esa_sched_v_fill(s);
+    if (s->config.kind == ESA_SCHED_EULER)
+        euler_sigmas(s);
+    else
+        unipc_sigmas(s);
+    return ESA_OK;
+}
+
+static esa_status check(esa_ctx *ctx, const esa_sched_config *c, int32_t steps)
+{
+    if (steps < 1 || steps > MAX_STEPS)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "steps is %d, expected 1 to %d", steps, MAX_STEPS);
+    if (!(c->shift > 0) || c->train_steps < 1 || c->kind < ESA_SCHED_UNIPC ||
+        c->kind > ESA_SCHED_DPM)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "shift is %g, expected more than 0", c->shift);
+    if (c->list && esa_sched_group(c->kind) != ESA_SCHED_GROUP_FLOW)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT, "the scheduler %s takes no list of sigmas",
+                        esa_sched_name(c->kind));
+    for (int32_t i = 0; c->list && i < steps; i++)
+        if (!(c->list[i] > 0 && c->list[i] <= (i ? c->list[i - 1] : 1)) ||
+            (i && c->list[i] == c->list[i - 1]))
+            return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                            "sigma %d is %g, expected less than the one before it, from 1 to 0", i,
+                            c->list[i]);
+    return ESA_OK;
+}
+
 esa_status esa_sched_create(esa_nn *nn, esa_sched **out, const esa_sched_config *config,
                             int32_t steps, int64_t count)
 {
     esa_ctx *ctx = nn->ctx;
     *out = NULL;
-    if (steps < 1 || steps > MAX_STEPS)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "steps is %d, expected 1 to %d", steps, MAX_STEPS);
-    if (!(config->shift > 0) || config->train_steps < 1 || config->kind < ESA_SCHED_UNIPC ||
-        config->kind > ESA_SCHED_EULER)
-        return esa_fail(ctx, ESA_ERR_ARGUMENT, "shift is %g, expected more than 0", config->shift);
-    for (int32_t i = 0; config->list && i < steps; i++)
-        if (!(config->list[i] > 0 && config->list[i] <= (i ? config->list[i - 1] : 1)) ||
-            (i && config->list[i] == config->list[i - 1]))
-            return esa_fail(ctx, ESA_ERR_ARGUMENT,
-                            "sigma %d is %g, expected less than the one before it, from 1 to 0", i,
-                            config->list[i]);
+    ESA_TRY(check(ctx, config, steps));
     esa_sched *s = esa_mem_zalloc(&ctx->mem, (int64_t)sizeof *s);
     if (!s) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the scheduler");
     s->nn = nn;
@@ -99,22 +139,14 @@ esa_status esa_sched_create(esa_nn *nn, esa_sched **out, const esa_sched_config 
     s->bytes = esa_size_mul(count, 4);
     s->sigma = esa_mem_zalloc(&ctx->mem, (steps + 1) * (int64_t)sizeof *s->sigma);
     s->timestep = esa_mem_zalloc(&ctx->mem, steps * (int64_t)sizeof *s->timestep);
-    esa_status status = ESA_OK;
-    if (!s->sigma || !s->timestep)
-        status = esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for the scheduler");
-    float **const past[3] = { &s->m0, &s->m1, &s->last };
-    for (int32_t k = 0; k < 3 && config->kind != ESA_SCHED_EULER && !status; k++)
-        status = esa_nn_alloc(nn, (void **)past[k], s->bytes, "the scheduler");
-    if (status) {
+    const esa_status status = s->sigma && s->timestep ? fill(s)
+                                                      : esa_fail(ctx, ESA_ERR_MEMORY,
+                                                                 "out of memory for the scheduler");
+    if (status)
         esa_sched_free(s);
-        return status;
-    }
-    if (config->kind == ESA_SCHED_EULER)
-        euler_sigmas(s);
     else
-        unipc_sigmas(s);
-    *out = s;
-    return ESA_OK;
+        *out = s;
+    return status;
 }
 
 void esa_sched_free(esa_sched *s)
@@ -123,6 +155,7 @@ void esa_sched_free(esa_sched *s)
     const esa_allocator mem = s->nn->ctx->mem;
     esa_mem_free(&mem, s->sigma, (s->steps + 1) * (int64_t)sizeof *s->sigma);
     esa_mem_free(&mem, s->timestep, s->steps * (int64_t)sizeof *s->timestep);
+    if (s->signal) esa_mem_free(&mem, s->signal, s->steps * SIGNAL_BYTES);
     esa_nn_free(s->nn, s->m0, s->bytes);
     esa_nn_free(s->nn, s->m1, s->bytes);
     esa_nn_free(s->nn, s->last, s->bytes);
@@ -138,17 +171,20 @@ double esa_sched_sigma(const esa_sched *s, int32_t i)
     return i >= 0 && i <= s->steps ? (double)s->sigma[i] : 0;
 }
 
-esa_status esa_sched_step(esa_sched *s, int32_t i, float *x, const float *v)
+esa_status esa_sched_step(esa_sched *s, int32_t i, float *x, const float *v, const float *noise)
 {
     esa_step_args a = { .x = x, .v = v, .m0 = s->m0, .m1 = s->m1, .last = s->last };
     if (i != s->next || i >= s->steps)
         return esa_fail(s->nn->ctx, ESA_ERR_STATE,
                         "the scheduler got step %d, expected step %d of %d", i, s->next, s->steps);
     a.count = s->count;
-    a.euler = s->config.kind == ESA_SCHED_EULER;
-    if (a.euler)
+    if (s->config.kind == ESA_SCHED_EULER) {
+        a.kind = ESA_STEP_EULER;
         a.dt = s->sigma[i + 1] - s->sigma[i];
-    else
+    } else if (s->signal) {
+        if (esa_sched_draws(s, i)) a.noise = noise;
+        esa_sched_v(s, i, &a);
+    } else
         esa_sched_unipc(s, i, &a);
     ESA_TRY(s->nn->ops->step(s->nn, &a));
     s->next++;

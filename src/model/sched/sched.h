@@ -1,5 +1,5 @@
-/* sched.h - schedulers: turn a velocity into the next latent. UniPC for flow models, and flow-match
- * Euler.
+/* sched.h - schedulers: turn a velocity into the next latent. UniPC for flow models, flow-match
+ * Euler, and CogVideoX's DDIM and DPM (v_sched.c).
  * SPDX-License-Identifier: Apache-2.0
  *
  * Sigmas for n steps and shift s, with u' = s u / (1 + (s - 1) u); the last one is 0:
@@ -34,8 +34,12 @@ void esa_sched_free(esa_sched *sched);
 /* The model's timestep at step i, and sigma_i (0 for i = steps). */
 double esa_sched_timestep(const esa_sched *sched, int32_t i);
 double esa_sched_sigma(const esa_sched *sched, int32_t i);
-/* Turns x[count] from the sample at step i into that at step i + 1; v[count] is the model's output.
- * Steps must come in order from 0. */
-esa_status esa_sched_step(esa_sched *sched, int32_t i, float *x, const float *v);
+/* How many times the caller draws noise for step i; the last draw is what the step takes. DPM draws
+ * twice in most of its steps and leaves the first unused, as in diffusers. */
+int32_t esa_sched_draws(const esa_sched *sched, int32_t i);
+/* Turns x[count] from the sample at step i into that at step i + 1; v[count] is the model's output,
+ * noise[count] may be NULL where nothing is drawn. Steps must come in order from 0. */
+esa_status esa_sched_step(esa_sched *sched, int32_t i, float *x, const float *v,
+                          const float *noise);
 
 #endif

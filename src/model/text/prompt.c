@@ -210,6 +210,18 @@ esa_status esa_prompt_clean(esa_ctx *ctx, char **out, int64_t *bytes, const char
     return status;
 }
 
+esa_status esa_prompt_copy(esa_ctx *ctx, char **out, int64_t *bytes, const char *text)
+{
+    int64_t length = 0;
+    *out = NULL;
+    ESA_TRY(check_prompt(ctx, text, &length));
+    *bytes = length + 1;
+    *out = esa_mem_alloc(&ctx->mem, *bytes);
+    if (!*out) return esa_fail(ctx, ESA_ERR_MEMORY, "out of memory for a prompt");
+    memcpy(*out, text, (size_t)*bytes);
+    return ESA_OK;
+}
+
 static const char hunyuan_front[] =
     "<|start_header_id|>system<|end_header_id|>\n\nDescribe the video by detailing the following "
     "aspects: 1. The main content and theme of the video."

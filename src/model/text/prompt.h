@@ -21,6 +21,9 @@
  * more than ESA_PROMPT_MAX characters, or with ESA_ERR_MEMORY. */
 esa_status esa_prompt_clean(esa_ctx *ctx, char **out, int64_t *bytes, const char *text);
 
+/* The same without cleaning: text is only checked. */
+esa_status esa_prompt_copy(esa_ctx *ctx, char **out, int64_t *bytes, const char *text);
+
 /* Puts text into the template of HunyuanVideoPipeline, for its Llama encoder. Nothing is cleaned.
  * With the vocabulary of Llama 3, the first ESA_HUNYUAN_CROP ids (<|begin_of_text|> included) come
  * from the template; their states are dropped. Memory and errors as above. */

@@ -25,6 +25,9 @@ struct esa_umt5 {
     int64_t layer_bytes;
 };
 
+/* Layers that have a table of biases. */
+static int32_t tables(const esa_umt5_config *c) { return c->shared_bias ? 1 : c->layers; }
+
 /* The norms are in group 0, because the one at the end of a layer is that of the next. Only a few
  * rows of the vocabulary are needed, and the biases by distance are looked up by the host. */
 static void want_vectors(esa_umt5 *e)
@@ -35,9 +38,10 @@ static void want_vectors(esa_umt5 *e)
     esa_weights_want(w, &e->shared, ESA_WANT_HOST, 2, words, "shared.weight");
     for (int32_t i = 0; i < c->layers; i++) {
         umt5_layer *l = &e->layer[i];
-        esa_weights_want(w, &l->bias, ESA_WANT_F32 | ESA_WANT_HOST, 2, table,
-                         "encoder.block.%d.layer.0.SelfAttention.relative_attention_bias.weight",
-                         (int)i);
+        if (i < tables(c))
+            esa_weights_want(
+                w, &l->bias, ESA_WANT_F32 | ESA_WANT_HOST, 2, table,
+                "encoder.block.%d.layer.0.SelfAttention.relative_attention_bias.weight", (int)i);
         esa_weights_want(w, &l->norm1, ESA_WANT_F32, 1, &d,
                          "encoder.block.%d.layer.0.layer_norm.weight", (int)i);
         esa_weights_want(w, &l->norm2, ESA_WANT_F32, 1, &d,
@@ -168,7 +172,7 @@ typedef struct umt5_run {
     esa_view h, o;         /* [n][d], [n][inner]: the same memory */
     esa_view qkv[3];       /* [n][inner] */
     esa_view gate, linear; /* [n][ff]: in the place of q, k and v */
-    float *distance;       /* [layers][heads][2n - 1] */
+    float *distance;       /* [tables][heads][2n - 1] */
     int64_t n, inner, span, heads;
 } umt5_run;
 
@@ -196,7 +200,7 @@ static void place(const esa_umt5 *e, umt5_run *r, esa_carve *carve)
     r->h = take(e, carve, op->dtype, n, esa_max64(d, inner));
     r->o = esa_view_of(r->h.data, r->h.dtype, r->h.device, n, inner);
     r->h.cols = r->h.ld = d;
-    r->distance = esa_carve_take(carve, 4 * c->layers * r->heads * r->span);
+    r->distance = esa_carve_take(carve, 4 * tables(c) * r->heads * r->span);
     /* Attention is done when the feed-forward begins, so they share memory. */
     const esa_view all = take(e, carve, op->dtype, n, esa_max64(3 * inner, 2 * ff));
     if (!carve->base) return;
@@ -212,10 +216,10 @@ typedef struct look_up {
     const esa_umt5 *e;
     const umt5_run *r;
     const int32_t *bucket; /* [span] */
-    float *distance;       /* [layers][heads][span], in host memory */
+    float *distance;       /* [tables][heads][span], in host memory */
 } look_up;
 
-/* Rows are heads of layers. */
+/* Rows are heads of layers with a table. */
 static void look_up_rows(void *arg, int64_t first, int64_t count, int32_t worker)
 {
     (void)worker;
@@ -233,7 +237,7 @@ static esa_status write_inputs(esa_umt5 *e, umt5_run *r, const int32_t *ids, int
                                float *room)
 {
     esa_nn *nn = e->env.nn;
-    const int64_t d = e->config.d_model, rows = e->config.layers * r->heads;
+    const int64_t d = e->config.d_model, rows = tables(&e->config) * r->heads;
     look_up job = { e, r, bucket, room };
     for (int64_t i = 0; i < r->n; i++) esa_weight_to_f32(room + i * d, &e->shared, ids[i] * d, d);
     ESA_TRY(esa_nn_upload(nn, r->x.data, room, 4 * r->n * d));
@@ -246,7 +250,7 @@ static esa_status begin(esa_umt5 *e, umt5_run *r, const int32_t *ids)
 {
     esa_nn *nn = e->env.nn;
     const int64_t floats = esa_max64(r->n * e->config.d_model,
-                                     e->config.layers * r->heads * r->span),
+                                     tables(&e->config) * r->heads * r->span),
                   bytes = 4 * (floats + r->span);
     float *room = esa_mem_alloc(&nn->ctx->mem, bytes);
     if (!room) return esa_fail(nn->ctx, ESA_ERR_MEMORY, "out of memory for the text encoder");
@@ -272,6 +276,7 @@ static esa_status run_layer(esa_umt5 *e, umt5_run *r, int32_t number)
     esa_nn *nn = e->env.nn;
     const esa_nn_ops *op = nn->ops;
     const umt5_layer *l = &e->layer[number], *next = number + 1 < e->config.layers ? l + 1 : NULL;
+    const int64_t table = e->config.shared_bias ? 0 : number;
     const esa_linear *const qkv[3] = { &l->q, &l->k, &l->v };
     ESA_TRY(op->qkv(nn, r->qkv, &r->h, qkv));
     const esa_biased_args attention = { .o = r->o,
@@ -281,7 +286,7 @@ static esa_status run_layer(esa_umt5 *e, umt5_run *r, int32_t number)
                                         .heads = r->heads,
                                         .D = e->config.d_kv,
                                         .scale = 1.0f,
-                                        .distance = r->distance + number * r->heads * r->span,
+                                        .distance = r->distance + table * r->heads * r->span,
                                         .distance_ld = r->span,
                                         .center = r->n - 1 };
     ESA_TRY(op->biased(nn, &attention));

@@ -1,11 +1,12 @@
-/* umt5.h - the UMT5 encoder: turns token ids into hidden states.
+/* umt5.h - the T5 and UMT5 encoders: turn token ids into hidden states.
  * SPDX-License-Identifier: Apache-2.0
  *
  * Each layer has a T5 norm (no mean, no bias), attention without scale, and a feed-forward gated by
  * GELU(tanh); a norm ends the stack. Scores get a learned bias by distance, from a table of each
- * layer: half of the buckets for each direction, one bucket for each near distance, far distances
- * by their logarithm. The caller gives the tokens without padding. The result is that of a padding
- * mask, because masked keys have weight 0 and the states of padding are dropped. */
+ * layer (UMT5) or of the first layer for all (T5): half of the buckets for each direction, one
+ * bucket for each near distance, far distances by their logarithm. Every token is attended. Without
+ * padding the result is that of a padding mask, because masked keys have weight 0 and the states of
+ * padding are dropped. */
 #ifndef ESA_MODEL_UMT5_H
 #define ESA_MODEL_UMT5_H
 

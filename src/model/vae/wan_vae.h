@@ -18,6 +18,7 @@
 
 #include "model/config.h"
 #include "model/part.h"
+#include "model/vae/tiles.h"
 
 typedef struct esa_wan_vae esa_wan_vae;
 
@@ -43,17 +44,14 @@ esa_status esa_wan_vae_check_sizes(const esa_wan_vae *vae, const int32_t latent[
  * as below. */
 int64_t esa_wan_vae_bytes(const esa_wan_vae *vae, const int32_t latent[3], int32_t tile);
 
-/* Receives one frame after the other: rgb [height][width][out_channels] in [-1, 1], in host memory
- * and valid during the call. Decoding stops if it fails, and returns its status. */
-typedef esa_status (*esa_wan_vae_sink)(void *user, int64_t frame, const float *rgb);
-
 /* Decodes latents [z_dim][t][h][w], in the memory of the device of nn, as the denoising loop leaves
  * them (zero mean, unit variance; the config's statistics are applied here). tile: side of a square
  * tile in pixels, a multiple of 4 * factor_s, used if a side is longer than it; 0 for whole frames.
  * Fails with ESA_ERR_ARGUMENT for wrong sizes, ESA_ERR_MEMORY, or ESA_ERR_STATE if env's tick stops
- * it (units: latent frames, times tiles). Keeps nothing between calls. */
+ * it (units: latent frames, times tiles). sink gets frames in [-1, 1]. Keeps nothing between calls.
+ */
 esa_status esa_wan_vae_decode(esa_wan_vae *vae, const float *latents, const int32_t latent[3],
-                              int32_t tile, esa_wan_vae_sink sink, void *user);
+                              int32_t tile, esa_vae_sink sink, void *user);
 /* The same with frames as bytes: rgb [frames][height][width][out_channels] in host memory, as
  * diffusers converts them (esa_plane_bytes_args). Fails with ESA_ERR_FORMAT if a pixel is NaN, so
  * that a broken frame does not look like a black one. */

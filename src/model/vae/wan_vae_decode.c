@@ -41,7 +41,7 @@ typedef struct vae_run {
     int32_t *wrong;       /* [frames]: 1 if a pixel of the frame is not a number */
     uint8_t *bytes, *out; /* [frames][pixels]: on the device, in host memory; NULL: to sink */
     float *seen;          /* room for pixels in host memory; NULL if rgb is there */
-    esa_wan_vae_sink sink;
+    esa_vae_sink sink;
     void *user;
     int64_t frame; /* the next frame of pixels */
 } vae_run;
@@ -460,7 +460,7 @@ static esa_status run_in_memory(vae_run *r, const esa_vae_cut *cut)
     return status;
 }
 
-esa_status esa_vae_decode_cut(esa_wan_vae *vae, const esa_vae_cut *cut, esa_wan_vae_sink sink,
+esa_status esa_vae_decode_cut(esa_wan_vae *vae, const esa_vae_cut *cut, esa_vae_sink sink,
                               void *user)
 {
     vae_run run = new_run(vae, cut, 0);
@@ -533,7 +533,7 @@ static esa_vae_cut whole(const float *latents, const int32_t latent[3])
 }
 
 esa_status esa_wan_vae_decode(esa_wan_vae *vae, const float *latents, const int32_t latent[3],
-                              int32_t tile, esa_wan_vae_sink sink, void *user)
+                              int32_t tile, esa_vae_sink sink, void *user)
 {
     ESA_TRY(esa_wan_vae_check_sizes(vae, latent, tile));
     if (esa_vae_tiles(&vae->config, latent, tile))

@@ -57,7 +57,7 @@ typedef struct esa_vae_cut {
     /* Where the frames go as bytes, in host memory; NULL: to sink. */
     uint8_t *bytes;
 } esa_vae_cut;
-esa_status esa_vae_decode_cut(esa_wan_vae *vae, const esa_vae_cut *cut, esa_wan_vae_sink sink,
+esa_status esa_vae_decode_cut(esa_wan_vae *vae, const esa_vae_cut *cut, esa_vae_sink sink,
                               void *user);
 /* The memory that esa_vae_decode_cut needs on the device; bytes: 1 if the frames become bytes. */
 int64_t esa_vae_cut_bytes(const esa_wan_vae *vae, int64_t frames, int64_t height, int64_t width,
@@ -65,14 +65,9 @@ int64_t esa_vae_cut_bytes(const esa_wan_vae *vae, int64_t frames, int64_t height
 /* The error of a frame with a pixel that is not a number. */
 esa_status esa_vae_nan(const esa_wan_vae *vae, int64_t frame);
 
-static inline void esa_vae_clamp(float *x, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++) x[i] = x[i] < -1.0f ? -1.0f : x[i] > 1.0f ? 1.0f : x[i];
-}
-
 /* wan_vae_tile.c */
 esa_status esa_vae_decode_tiled(esa_wan_vae *vae, const float *latents, const int32_t latent[3],
-                                int32_t tile, esa_wan_vae_sink sink, void *user);
+                                int32_t tile, esa_vae_sink sink, void *user);
 int64_t esa_vae_tiled_bytes(const esa_wan_vae *vae, const int32_t latent[3], int32_t tile);
 static inline int32_t esa_vae_tiles(const esa_wan_vae_config *c, const int32_t latent[3],
                                     int32_t tile)

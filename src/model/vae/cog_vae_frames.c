@@ -1,0 +1,154 @@
+/* cog_vae_frames.c - the calls of CogVideoX's decoder: sizes, whole frames, tiles.
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "model/vae/cog_vae_parts.h"
+#include "nn/ops.h"
+
+void esa_cog_vae_size(const esa_cog_vae_config *config, const int32_t latent[3], int32_t size[3])
+{
+    const int32_t t = latent[0];
+    size[0] = t % ESA_COG_BATCH ? 1 + (t - 1) * config->factor_t : t * config->factor_t;
+    size[1] = latent[1] * config->factor_s;
+    size[2] = latent[2] * config->factor_s;
+}
+
+esa_status esa_cog_vae_check_sizes(const esa_cog_vae *vae, const int32_t latent[3], int32_t tile)
+{
+    esa_ctx *ctx = vae->env.nn->ctx;
+    const int32_t unit = 2 * vae->config.factor_s;
+    for (int32_t i = 0; i < 3; i++)
+        if (latent[i] < 1 || latent[i] > (1 << 20) / vae->config.factor_s)
+            return esa_fail(ctx, ESA_ERR_ARGUMENT, "the VAE cannot decode latents of %d x %d x %d",
+                            (int)latent[0], (int)latent[1], (int)latent[2]);
+    if (tile < 0 || tile % unit)
+        return esa_fail(ctx, ESA_ERR_ARGUMENT,
+                        "the VAE tile is %d pixels, expected 0 or a multiple of %d", (int)tile,
+                        (int)unit);
+    return ESA_OK;
+}
+
+esa_status esa_cog_vae_nan(const esa_cog_vae *vae, int64_t frame)
+{
+    return esa_fail(vae->env.nn->ctx, ESA_ERR_FORMAT,
+                    "the VAE gave NaN for pixels of frame %lld: its weights are damaged",
+                    (long long)frame);
+}
+
+/* All latents in one piece. */
+static cog_vae_cut whole(const float *latents, const int32_t latent[3])
+{
+    const int64_t frame = (int64_t)latent[1] * latent[2];
+    return (cog_vae_cut){ .latents = latents,
+                          .frames = latent[0],
+                          .height = latent[1],
+                          .width = latent[2],
+                          .row = latent[2],
+                          .frame = frame,
+                          .channel = latent[0] * frame,
+                          .tick_total = latent[0],
+                          .clamp = 1 };
+}
+
+/* ---------------------------------------------------------------- tiles */
+
+typedef struct tile_job {
+    esa_cog_vae *vae;
+    const float *latents;
+    const int32_t *latent;
+} tile_job;
+
+static int32_t has_tiles(const esa_cog_vae *vae, const int32_t latent[3], int32_t tile)
+{
+    const int32_t side = tile / vae->config.factor_s;
+    return tile > 0 && (latent[1] > side || latent[2] > side);
+}
+
+static esa_status decode_tile(void *owner, const esa_tile *tile, esa_vae_sink sink, void *user)
+{
+    const tile_job *j = owner;
+    const int64_t factor = j->vae->config.factor_s, top = tile->top / factor,
+                  left = tile->left / factor;
+    cog_vae_cut cut = whole(j->latents + top * j->latent[2] + left, j->latent);
+    cut.height = tile->height / factor;
+    cut.width = tile->width / factor;
+    cut.clamp = 0;
+    cut.tick_base = tile->number * j->latent[0];
+    cut.tick_total = tile->count * j->latent[0];
+    return esa_cog_vae_decode_cut(j->vae, &cut, sink, user);
+}
+
+static esa_tiling tiling_of(const esa_cog_vae *vae, const int32_t latent[3], int32_t tile,
+                            tile_job *job)
+{
+    const int32_t factor = vae->config.factor_s, side = tile / factor;
+    int32_t size[3];
+    esa_cog_vae_size(&vae->config, latent, size);
+    return (esa_tiling){ .nn = vae->env.nn,
+                         .frames = size[0],
+                         .channels = 3,
+                         .height = size[1],
+                         .width = size[2],
+                         .side = { tile, tile },
+                         .stride = { (int64_t)factor * (side - side / 6),
+                                     (int64_t)factor * (side - side / 5) },
+                         .decode = decode_tile,
+                         .owner = job };
+}
+
+static esa_status decode_tiled(esa_cog_vae *vae, const float *latents, const int32_t latent[3],
+                               int32_t tile, esa_vae_sink sink, void *user)
+{
+    tile_job job = { vae, latents, latent };
+    const esa_tiling tiling = tiling_of(vae, latent, tile, &job);
+    return esa_tiles_decode(&tiling, sink, user);
+}
+
+int64_t esa_cog_vae_bytes(const esa_cog_vae *vae, const int32_t latent[3], int32_t tile)
+{
+    if (!has_tiles(vae, latent, tile))
+        return esa_cog_vae_cut_bytes(vae, latent[0], latent[1], latent[2], 1);
+    const esa_tiling tiling = tiling_of(vae, latent, tile, NULL);
+    const int64_t side = tile / vae->config.factor_s;
+    return (vae->env.nn->be->host_memory ? esa_tiles_bytes(&tiling) : 0) +
+           esa_cog_vae_cut_bytes(vae, latent[0], esa_min64(side, latent[1]),
+                                 esa_min64(side, latent[2]), 0);
+}
+
+/* ---------------------------------------------------------------- frames */
+
+esa_status esa_cog_vae_decode(esa_cog_vae *vae, const float *latents, const int32_t latent[3],
+                              int32_t tile, esa_vae_sink sink, void *user)
+{
+    ESA_TRY(esa_cog_vae_check_sizes(vae, latent, tile));
+    if (has_tiles(vae, latent, tile)) return decode_tiled(vae, latents, latent, tile, sink, user);
+    const cog_vae_cut cut = whole(latents, latent);
+    return esa_cog_vae_decode_cut(vae, &cut, sink, user);
+}
+
+/* Where the frames of tiles go. */
+typedef struct taker {
+    const esa_cog_vae *vae;
+    uint8_t *rgb;
+    int64_t pixels;
+} taker;
+
+static esa_status take_frame(void *user, int64_t frame, const float *rgb)
+{
+    const taker *t = user;
+    const int32_t wrong = esa_nn_pixel_bytes(t->rgb + frame * t->pixels, rgb, t->pixels);
+    return wrong ? esa_cog_vae_nan(t->vae, frame) : ESA_OK;
+}
+
+esa_status esa_cog_vae_frames(esa_cog_vae *vae, const float *latents, const int32_t latent[3],
+                              int32_t tile, uint8_t *rgb)
+{
+    ESA_TRY(esa_cog_vae_check_sizes(vae, latent, tile));
+    if (has_tiles(vae, latent, tile)) {
+        int32_t size[3];
+        esa_cog_vae_size(&vae->config, latent, size);
+        taker t = { vae, rgb, (int64_t)size[1] * size[2] * 3 };
+        return decode_tiled(vae, latents, latent, tile, take_frame, &t);
+    }
+    cog_vae_cut cut = whole(latents, latent);
+    cut.bytes = rgb;
+    return esa_cog_vae_decode_cut(vae, &cut, NULL, NULL);
+}

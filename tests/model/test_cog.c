@@ -1,0 +1,226 @@
+/* test_cog.c - CogVideoX's transformer and decoder against diffusers: blocks, orders, sessions,
+ * batches of frames, tiles; and what is refused.
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "model/cog_cases.h"
+#include "session/session.h"
+
+/* f32 against f32 with another order of sums. */
+#define TOLERANCE 2.5e-5
+
+/* Compares with tensor model.CASE.WHAT or clip.CASE of the golden. */
+static double error_of(const esa_tensors *golden, const char *what, const float *got, int64_t count)
+{
+    char name[96];
+    int64_t n, one;
+    const int64_t every = atoll(esa_tensors_metadata(golden, "every"));
+    snprintf(name, sizeof name, "%s.scale", what);
+    const float scale = golden_find(golden, name, &one)[0];
+    const float *want = golden_find(golden, what, &n);
+    assert_int_equal(n, (count + every - 1) / every);
+    return golden_error(got, every, want, n, scale);
+}
+
+/* ---------------------------------------------------------------- the transformer */
+
+typedef struct watcher {
+    const esa_tensors *golden;
+    const char *name;
+    double worst;
+    int32_t seen;
+} watcher;
+
+static void watch(void *user, int32_t block, const float *hidden, int64_t rows, int64_t d)
+{
+    watcher *w = user;
+    char what[64];
+    snprintf(what, sizeof what, "model.%s.block.%d", w->name, block);
+    const double e = error_of(w->golden, what, hidden, rows * d);
+    if (!(e <= w->worst)) w->worst = e;
+    w->seen++;
+}
+
+static void run_case(const cog_case *c, int32_t order, int32_t threads)
+{
+    cog_bench b;
+    cog_open_dit(&b, c, threads, ESA_DEVICE_CPU, 0);
+    esa_tensors *golden = golden_open(b.ctx, "cog.safetensors");
+    watcher w = { golden, c->name, 0, 0 };
+    esa_session_params p = cog_dense(order);
+    char what[64];
+    if (order == ESA_ORDER_ADAPTIVE) p.select.selector = ESA_SELECT_ERROR; /* it needs it */
+    esa_cog_dit_set_watch(b.dit, watch, &w);
+    esa_session_free(cog_forward(&b, c, &p));
+    snprintf(what, sizeof what, "model.%s.output", c->name);
+    const double e = error_of(golden, what, b.out, b.out_count);
+    print_message("%s, order %d: blocks %.2e, output %.2e\n", c->name, order, w.worst, e);
+    assert_int_equal(w.seen, c->config.layers + 1);
+    assert_true(w.worst < TOLERANCE);
+    assert_true(e < TOLERANCE);
+    esa_tensors_free(golden);
+    cog_close(&b);
+}
+
+static void blocks_and_output(void **state)
+{
+    (void)state;
+    for (int32_t i = 0; i < COG_CASES; i++) run_case(&cog_cases[i], ESA_ORDER_RASTER, 2);
+}
+
+static void orders(void **state)
+{
+    (void)state;
+    run_case(&cog_cases[1], ESA_ORDER_HILBERT, 1);
+    run_case(&cog_cases[1], ESA_ORDER_TILE, 2);
+    run_case(&cog_cases[0], ESA_ORDER_TILE3D, 2);
+    run_case(&cog_cases[1], ESA_ORDER_ADAPTIVE, 2);
+}
+
+static double largest(const float *a, const float *b, int64_t count)
+{
+    double worst = 0, scale = 0;
+    for (int64_t i = 0; i < count; i++) {
+        worst = fmax(worst, fabs((double)a[i] - (double)b[i]));
+        scale = fmax(scale, fabs((double)b[i]));
+    }
+    return worst / scale;
+}
+
+/* Density 1 is the dense result; less is another one, with text kept: the layout says where it is.
+ * In the compat modes tiles move the text, which the calls then do. */
+static void sessions(void **state)
+{
+    (void)state;
+    static const struct {
+        int32_t selector, order, mode;
+    } rules[] = { { ESA_SELECT_ENTROPY, ESA_ORDER_HILBERT, ESA_MODE_FIXED },
+                  { ESA_SELECT_RF_V2, ESA_ORDER_TILE, ESA_MODE_FIXED },
+                  { ESA_SELECT_RF_V2, ESA_ORDER_TILE, ESA_MODE_COMPAT },
+                  { ESA_SELECT_ERROR, ESA_ORDER_ADAPTIVE, ESA_MODE_FIXED } };
+    const cog_case *c = &cog_cases[1];
+    cog_bench b;
+    cog_open_dit(&b, c, 2, ESA_DEVICE_CPU, 0);
+    esa_session_params p = cog_dense(ESA_ORDER_RASTER);
+    esa_session_free(cog_forward(&b, c, &p));
+    float *dense = malloc((size_t)b.out_count * 4);
+    memcpy(dense, b.out, (size_t)b.out_count * 4);
+    for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++)
+        for (int32_t whole = 0; whole < 2; whole++) {
+            p = esa_session_params_default();
+            p.mode = ESA_SESSION_ONLINE;
+            p.select = esa_select_params_default(rules[i].selector);
+            p.select.mode = rules[i].mode;
+            p.select.layout.order = rules[i].order;
+            p.select.budget = whole ? 1 : 0.5;
+            p.select.block_q = p.select.block_k = 64;
+            p.dense_first_layer = 0;
+            esa_session *s = cog_forward(&b, c, &p);
+            esa_session_stats stats = { .struct_size = sizeof stats };
+            cog_ok(&b, esa_session_get_stats(s, &stats, -1, -1));
+            const double e = largest(b.out, dense, b.out_count);
+            print_message("selector %d, mode %d, density %.2f: %.2e\n", rules[i].selector,
+                          rules[i].mode, stats.density, e);
+            assert_true(whole ? e < TOLERANCE : e > 1e-4 && e < 1 && stats.density < 0.95);
+            esa_session_free(s);
+        }
+    free(dense);
+    cog_close(&b);
+}
+
+static void refusals(void **state)
+{
+    (void)state;
+    const cog_case *c = &cog_cases[1];
+    cog_bench b;
+    cog_open_dit(&b, c, 1, ESA_DEVICE_CPU, 0);
+    esa_layout layout = esa_layout_default();
+    const int32_t wrong[3] = { 5, 24, 27 };
+    layout.text_front_q = c->config.max_text;
+    assert_refused(b.ctx,
+                   esa_cog_dit_begin(b.dit, wrong, &layout, ESA_SELECT_ENTROPY, ESA_MODE_FIXED, 1),
+                   ESA_ERR_ARGUMENT, "27 width, expected a multiple of 2", NULL);
+    layout.text_front_q = 0;
+    assert_refused(
+        b.ctx, esa_cog_dit_begin(b.dit, c->latent, &layout, ESA_SELECT_ENTROPY, ESA_MODE_FIXED, 1),
+        ESA_ERR_ARGUMENT, "0 rows of text", NULL);
+    layout.text_front_q = c->config.max_text;
+    cog_ok(&b, esa_cog_dit_begin(b.dit, c->latent, &layout, ESA_SELECT_ENTROPY, ESA_MODE_FIXED, 1));
+    assert_refused(b.ctx, esa_cog_dit_forward(b.dit, NULL, 0, b.out, b.x, 1), ESA_ERR_STATE,
+                   "no text for branch 0", NULL);
+    assert_refused(b.ctx, esa_cog_dit_text(b.dit, 0, b.text, 3), ESA_ERR_MISMATCH,
+                   "3 rows, but self-attention has places for 26", NULL);
+    b.ticks = 0;
+    b.stop_at = 2; /* after the second block */
+    esa_session_params p = cog_dense(ESA_ORDER_RASTER);
+    p.layers = c->config.layers;
+    p.steps = 1;
+    p.select.layout = layout;
+    esa_session *s = NULL;
+    cog_ok(&b, esa_session_create(b.ctx, &s, &p));
+    cog_ok(&b, esa_session_begin(s));
+    cog_ok(&b, esa_session_step(s, 0, 0));
+    cog_ok(&b, esa_cog_dit_text(b.dit, 0, b.text, c->config.max_text));
+    assert_refused(b.ctx, esa_cog_dit_forward(b.dit, s, 0, b.out, b.x, 1), ESA_ERR_STATE,
+                   "cancelled", NULL);
+    esa_session_free(s);
+    cog_close(&b);
+}
+
+/* ---------------------------------------------------------------- the decoder */
+
+static void clips(void **state)
+{
+    (void)state;
+    for (int32_t i = 0; i < COG_CLIPS; i++) {
+        const cog_clip *c = &cog_clips[i];
+        cog_bench b;
+        char what[64];
+        cog_open_vae(&b, c, 1 + i % 2, ESA_DEVICE_CPU);
+        esa_tensors *golden = golden_open(b.ctx, "cog.safetensors");
+        cog_ok(&b, cog_decode(&b, c, NULL));
+        snprintf(what, sizeof what, "clip.%s", c->name);
+        const double e = error_of(golden, what, b.out, b.out_count);
+        print_message("%s: %.2e\n", c->name, e);
+        assert_true(e < TOLERANCE);
+        esa_tensors_free(golden);
+        cog_close(&b);
+    }
+}
+
+/* Bytes are those of the pixels; memory is what was announced. */
+static void bytes(void **state)
+{
+    (void)state;
+    for (int32_t i = 2; i < COG_CLIPS; i += 2) {
+        const cog_clip *c = &cog_clips[i];
+        cog_bench b;
+        cog_open_vae(&b, c, 2, ESA_DEVICE_CPU);
+        uint8_t *got = malloc((size_t)b.out_count);
+        cog_ok(&b, cog_decode(&b, c, NULL));
+        const int64_t held = b.nn.held + b.in_count * 4;
+        b.nn.peak = 0;
+        cog_ok(&b, cog_decode(&b, c, got));
+        assert_int_equal(b.nn.peak, held + esa_cog_vae_bytes(b.vae, c->latent, c->tile));
+        for (int64_t k = 0; k < b.out_count; k++)
+            assert_int_equal(got[k], lrintf((b.out[k] * 0.5f + 0.5f) * 255.0f));
+        b.x[5] = NAN;
+        assert_refused(b.ctx, cog_decode(&b, c, got), ESA_ERR_FORMAT, "NaN", NULL);
+        b.x[5] = 0;
+        b.ticks = 0;
+        b.stop_at = 1;
+        assert_refused(b.ctx, cog_decode(&b, c, got), ESA_ERR_STATE, "cancelled", NULL);
+        cog_clip odd = *c;
+        odd.tile = 7;
+        assert_refused(b.ctx, cog_decode(&b, &odd, got), ESA_ERR_ARGUMENT, "tile is 7", NULL);
+        free(got);
+        cog_close(&b);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(blocks_and_output), cmocka_unit_test(orders), cmocka_unit_test(sessions),
+        cmocka_unit_test(refusals),          cmocka_unit_test(clips),  cmocka_unit_test(bytes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
