@@ -193,6 +193,40 @@ static void unipc_reference(const esa_step_args *a, float *x, float *m0, float *
     }
 }
 
+/* Steps of CogVideoX's schedulers: of order 1 and 2, with and without noise, with and without the
+ * clean sample of the step before. */
+static void mixes(array *x, array *m0, const array *v, const array *noise, int64_t count)
+{
+    for (int k = 0; k < 4; k++) {
+        const esa_step_args a = { .x = x->gpu,
+                                  .m0 = k ? m0->gpu : NULL,
+                                  .v = v->gpu,
+                                  .noise = k % 2 ? noise->gpu : NULL,
+                                  .count = count,
+                                  .kind = ESA_STEP_MIX,
+                                  .order = { 0, k > 1 ? 2 : 1 },
+                                  .sigma = 0.19f,
+                                  .keep = { 0.83f, 0.71f },
+                                  .pull = { 0.55f, -0.37f },
+                                  .rho1 = 1.7f,
+                                  .rho2 = 0.7f };
+        must(ctx, be->latents->step(ctx, &a));
+        for (int64_t i = 0; i < count; i++) {
+            volatile float p = a.keep[0] * x->host[i], q = a.pull[0] * v->host[i], m = p - q, d = m;
+            if (k > 1) {
+                volatile float near = a.rho1 * m, far = a.rho2 * m0->host[i];
+                d = near - far;
+            }
+            volatile float kept = a.keep[1] * x->host[i], pulled = a.pull[1] * d,
+                           next = kept - pulled, more = a.sigma * noise->host[i];
+            x->host[i] = k % 2 ? next + more : next;
+            if (k) m0->host[i] = m;
+        }
+        same(x, "x after a mixed step");
+        same(m0, "m0 after a mixed step");
+    }
+}
+
 /* Several steps in a row, as UniPC takes them: order 1, then 2, then the last with order 1. */
 static void steps(void **state)
 {
@@ -232,6 +266,7 @@ static void steps(void **state)
             x.host[i] += product;
         }
         same(&x, "x after a step of Euler");
+        mixes(&x, &m0, &v, &last, count);
         array *const all[] = { &x, &m0, &m1, &last, &v };
         for (int i = 0; i < 5; i++) array_free(all[i]);
     }

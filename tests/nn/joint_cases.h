@@ -253,15 +253,19 @@ static inline void channels_first_everywhere(int32_t device)
 
 /* ---------------------------------------------------------------- group norm and border */
 
+/* guided: frames, height and width are multiples of 4 of the guide's, after a first frame apart if
+ * frames is odd. */
 static inline void check_group(joint *j, int64_t frames, int64_t height, int64_t width,
-                               int64_t channels, int64_t groups, int32_t act)
+                               int64_t channels, int64_t groups, int32_t act, int32_t guided)
 {
     const int32_t type = j->nn.ops->dtype;
     const int64_t line = (width + 2) * channels, plane = (height + 2) * line,
                   each = channels / groups, count = frames * height * width * each;
     matrix x = matrix_of(j, type, frames * height, width * channels, 2),
            y = matrix_of(j, type, frames * (height + 2), line, 2),
-           w = matrix_of(j, ESA_DTYPE_F32, 2, channels, 1), room;
+           w = matrix_of(j, ESA_DTYPE_F32, 2, channels, 1), room, guide;
+    const int64_t guides = frames % 2 + frames / 4, pixels = height / 4 * (width / 4);
+    guide = matrix_of(j, ESA_DTYPE_F32, 2 * guides * pixels + 1, channels, 1);
     room = matrix_of(j, ESA_DTYPE_F32, 1, ESA_GROUP_BYTES(channels, groups) / 4, 1);
     char *inside = (char *)y.view.data + (line + channels) * esa_view_element(type);
     const esa_plane_group_args args = { .y = inside,
@@ -280,6 +284,12 @@ static inline void check_group(joint *j, int64_t frames, int64_t height, int64_t
                                         .eps = 1e-6f,
                                         .act = act,
                                         .dtype = type,
+                                        .guide = { .times = guided ? guide.view.data : NULL,
+                                                   .plus = (float *)guide.view.data +
+                                                           guides * pixels * channels,
+                                                   .level = 2,
+                                                   .time_level = 2,
+                                                   .first_apart = frames % 2 },
                                         .room = room.view.data };
     const esa_plane_border_args border = { inside, line,  plane,    frames,
                                            height, width, channels, type };
@@ -300,23 +310,31 @@ static inline void check_group(joint *j, int64_t frames, int64_t height, int64_t
         want[i] = (v - sum[2 * g]) / sqrt(sum[2 * g + 1] - sum[2 * g] * sum[2 * g] + 1e-6) *
                       (double)w.value[c] +
                   (double)w.value[channels + c];
+        if (guided) {
+            const int64_t f = i / plane, at = frames % 2 ? (f + 3) / 4 : f / 4,
+                          from = (at * pixels + r / 4 * (width / 4) + p / 4) * channels + c;
+            want[i] = want[i] * (double)guide.value[from] +
+                      (double)guide.value[from + guides * pixels * channels];
+        }
         if (act == ESA_ACT_SILU) want[i] /= 1 + exp(-want[i]);
     }
     matrix_compare(j, &y, want, 4e-6, "group norm");
     free(want);
     free(sum);
-    matrix *const all[] = { &x, &y, &w, &room };
-    for (int i = 0; i < 4; i++) matrix_drop(j, all[i]);
+    matrix *const all[] = { &x, &y, &w, &room, &guide };
+    for (int i = 0; i < 5; i++) matrix_drop(j, all[i]);
 }
 
 static inline void groups_everywhere(int32_t device)
 {
     joint j = joint_open(device);
-    check_group(&j, 3, 5, 7, 32, 8, ESA_ACT_SILU);
-    check_group(&j, 1, 1, 1, 16, 4, ESA_ACT_NONE);
-    check_group(&j, 2, 9, 4, 12, 3, ESA_ACT_SILU); /* pieces of single channels on a GPU */
-    check_group(&j, 5, 16, 20, 128, 32, ESA_ACT_SILU);
-    check_group(&j, 2, 3, 2, 512, 32, ESA_ACT_NONE);
+    check_group(&j, 3, 5, 7, 32, 8, ESA_ACT_SILU, 0);
+    check_group(&j, 1, 1, 1, 16, 4, ESA_ACT_NONE, 0);
+    check_group(&j, 2, 9, 4, 12, 3, ESA_ACT_SILU, 0); /* pieces of single channels on a GPU */
+    check_group(&j, 5, 16, 20, 128, 32, ESA_ACT_SILU, 0);
+    check_group(&j, 2, 3, 2, 512, 32, ESA_ACT_NONE, 0);
+    check_group(&j, 5, 16, 20, 64, 8, ESA_ACT_SILU, 1);
+    check_group(&j, 8, 8, 4, 12, 3, ESA_ACT_NONE, 1);
     joint_close(&j);
 }
 
