@@ -184,7 +184,7 @@ static void schedule(void **unused)
             assert_true(fabs(esa_sched_timestep(s, i) - (double)want[1][i]) <= 1e-4);
             snprintf(name, sizeof name, "sched.v.%d", i);
             fill_tensor(v, 100, name, 1.0f, 0);
-            hunyuan_ok(&b, esa_sched_step(s, i, x, v));
+            hunyuan_ok(&b, esa_sched_step(s, i, x, v, NULL));
         }
         assert_true(golden_error(x, 1, want[2], 100, 2) < 1e-6);
         esa_sched_free(s);
