@@ -25,7 +25,7 @@ namespace conv
 // that follow one another have a given piece in different banks.
 template <int KC> static constexpr __host__ __device__ int twist(int row)
 {
-    return KC == 96 ? row >> 1 & 3 : row >> 2 & 1;
+    return KC == 96 ? row >> 1 & 3 : KC == 64 ? row & 7 : row >> 2 & 1;
 }
 template <int KC> static constexpr __host__ __device__ int place(int piece, int row)
 {
@@ -36,7 +36,9 @@ template <int KC> static constexpr __host__ __device__ int place(int piece, int 
 // turned as twist says.
 template <int KC> static constexpr __host__ __device__ int along(int half, int k)
 {
-    return KC == 96 ? (half ^ k % 2 * 2) * 16 + k / 2 * 64 : half * 16 + k * 32;
+    return KC == 96   ? (half ^ k % 2 * 2) * 16 + k / 2 * 64
+           : KC == 64 ? (half ^ k * 2) * 16
+                      : half * 16 + k * 32;
 }
 
 // How the weights are packed and multiplied; it depends on the sizes of the kernel and on the GPU.

@@ -138,7 +138,12 @@ esa_status launch_side(esa_cuda_device *dev, const conv::plan &p, conv::job &job
     if (p.KC == 16) return launch<SIDE, 8, 96, 16>(dev, p, job, stream);
     if (p.KC == 48) return launch<SIDE, 8, 96, 48>(dev, p, job, stream);
     if constexpr (SIDE == 3)
-        if (p.N == 16) return launch<SIDE, 16, 16, 96>(dev, p, job, stream);
+        if (p.N == 16)
+            return p.KC == 64 ? launch<SIDE, 16, 16, 64>(dev, p, job, stream)
+                              : launch<SIDE, 16, 16, 96>(dev, p, job, stream);
+    if (p.KC == 64)
+        return conv::tall_tiles(dev, p, job) ? launch<SIDE, 16, 128, 64>(dev, p, job, stream)
+                                             : launch<SIDE, 8, 128, 64>(dev, p, job, stream);
     if (conv::tall_tiles(dev, p, job)) return launch<SIDE, 16, 96, 96>(dev, p, job, stream);
     return launch<SIDE, 8, 96, 96>(dev, p, job, stream);
 }

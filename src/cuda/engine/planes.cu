@@ -124,10 +124,15 @@ conv::plan plan_of(const esa_cuda_device *dev, const esa_plane_conv_args &a)
     p.side = a.up2 ? 2 : a.kh;
     p.taps = p.side * p.side;
     p.phases = a.up2 ? 4 : 1;
-    // The widths of Wan's decoder are multiples of 96. Groups of 96 channels need more shared
-    // memory than GPUs other than Hopper's have.
-    p.KC = a.cin % 96 == 0 && dev->shared_bytes >= 200 << 10 ? 96 : a.cin % 48 == 0 ? 48 : 16;
-    p.N = p.KC == 96 && p.side == 3 && a.cout <= 16 ? 16 : 96;
+    // The widths of Wan's decoder are multiples of 96, those of CogVideoX and HunyuanVideo of 128.
+    // Groups of 96 channels, and of 64 with 128 at once, need more shared memory than some GPUs
+    // have.
+    const bool large = dev->shared_bytes >= 200 << 10;
+    p.KC = a.cin % 96 == 0 && large   ? 96
+           : a.cin % 48 == 0          ? 48
+           : a.cin % 64 == 0 && large ? 64
+                                      : 16;
+    p.N = p.KC >= 64 && p.side == 3 && a.cout <= 16 ? 16 : p.KC == 64 ? 128 : 96;
     p.wgmma = dev->level >= LEVEL_SM90A && p.KC == 96 && p.N == 96;
     p.groups = ceil_div(a.cin, p.KC);
     p.n_tiles = ceil_div(a.cout, p.N);
@@ -209,6 +214,8 @@ esa_status conv_pack(esa_cuda_device *dev, void *packed, const esa_plane_conv_ar
     cudaStream_t const s = (cudaStream_t)stream;
     if (p.KC == 96)
         pack_kernel<96><<<blocks, THREADS, 0, s>>>(to, weight, p, args->cin, args->cout, args->kt);
+    else if (p.KC == 64)
+        pack_kernel<64><<<blocks, THREADS, 0, s>>>(to, weight, p, args->cin, args->cout, args->kt);
     else if (p.KC == 48)
         pack_kernel<48><<<blocks, THREADS, 0, s>>>(to, weight, p, args->cin, args->cout, args->kt);
     else
