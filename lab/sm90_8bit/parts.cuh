@@ -1,0 +1,169 @@
+// parts.cuh - what all versions share: parameters, shared memory, the producer, the store.
+// SPDX-License-Identifier: Apache-2.0
+//
+// Dense attention of one batch entry, D = 128. A tile is 128 query rows; two warpgroups of
+// consumers take 64 rows each. K comes as [128 keys][128 bytes], V transposed as [128 columns][128
+// keys], with eight rows of ones behind it.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include "products.cuh"
+
+constexpr int D = 128, KEYS = 128, TILE = 128, NO = 68; // NO: accumulators with the sums
+constexpr float MAGIC = 12582912.0f, LOG2_448 = 8.8073549f;
+constexpr int MAGIC_BITS = 0x4B400000;
+
+struct args {
+    __nv_bfloat16 *o; // [H][N][D]
+    float *lse;       // [H][N], of the logits minus those of the centre of k
+    // [H][nq], [H][nk], [H][D], [H][D]
+    const float *q_scale, *k_scale, *v_scale, *v_centre;
+    int N, H, nq, nk, tiles;
+    int *next;
+    float scale_log2;
+};
+
+constexpr int RING = 5, V_BYTES = KEYS * D + 1024;
+constexpr int Q_AT = 0, K_AT = TILE * D, V_AT = K_AT + RING * KEYS * D,
+              BARS_AT = V_AT + RING * V_BYTES, INFO_AT = BARS_AT + 8 * (4 * RING + 2),
+              SHARED = INFO_AT + 64 + 1024;
+static_assert(SHARED <= 227 * 1024, "more shared memory than a block may have");
+
+template <int N> DEV void pin(int (&r)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; ++i) asm volatile("" : "+r"(r[i])::"memory");
+}
+DEV uint32_t pack_e4m3(float a, float b, float c, float d)
+{
+    uint32_t r;
+    asm("{.reg .b16 x, y;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 x, %2, %1;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 y, %4, %3;\n"
+        "mov.b32 %0, {x, y};}"
+        : "=r"(r)
+        : "f"(a), "f"(b), "f"(c), "f"(d));
+    return r;
+}
+
+// 2^z on the multipliers, for a part of the logits. Three mantissa bits are all P keeps.
+DEV float exp2_poly(float z)
+{
+    z = fmaxf(z, -120.0f);
+    const float r = z + MAGIC, y = z - (r - MAGIC);
+    const float q = fmaf(fmaf(0.2402265f, y, 0.6951f), y, 1.0f);
+    return __int_as_float(__float_as_int(q) + (__float_as_int(r) << 23));
+}
+
+DEV void load_box(uint32_t dst, const CUtensorMap *map, uint32_t bar, int x, int y, int z,
+                  uint64_t policy)
+{
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(dst),
+        "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "l"(policy)
+        : "memory");
+}
+
+struct memory_view {
+    uint32_t base;
+    unsigned char *at;
+    __device__ __forceinline__ explicit memory_view(unsigned char *raw)
+        : base((smem_addr(raw) + 1023) & ~1023u), at(raw + (base - smem_addr(raw)))
+    {
+    }
+    __device__ __forceinline__ uint32_t k(int s) const { return base + K_AT + s * KEYS * D; }
+    __device__ __forceinline__ uint32_t v(int s) const { return base + V_AT + s * V_BYTES; }
+    __device__ __forceinline__ uint32_t bar(int i) const { return base + BARS_AT + 8 * i; }
+    __device__ __forceinline__ uint32_t k_full(int s) const { return bar(s); }
+    __device__ __forceinline__ uint32_t k_empty(int s) const { return bar(RING + s); }
+    __device__ __forceinline__ uint32_t v_full(int s) const { return bar(2 * RING + s); }
+    __device__ __forceinline__ uint32_t v_empty(int s) const { return bar(3 * RING + s); }
+    __device__ __forceinline__ uint32_t q_full() const { return bar(4 * RING); }
+    __device__ __forceinline__ uint32_t q_empty() const { return bar(4 * RING + 1); }
+    __device__ __forceinline__ volatile int *tile() const { return (volatile int *)(at + INFO_AT); }
+
+    __device__ __forceinline__ void begin() const // the whole block
+    {
+        for (int i = threadIdx.x; i < RING * 1024; i += blockDim.x)
+            at[V_AT + i / 1024 * V_BYTES + KEYS * D + i % 1024] = 0x38; // 1.0
+        proxy_fence();
+        if (threadIdx.x == 0) {
+            for (int s = 0; s < RING; ++s) {
+                mbar_init(k_full(s), 1), mbar_init(k_empty(s), 8);
+                mbar_init(v_full(s), 1), mbar_init(v_empty(s), 8);
+            }
+            mbar_init(q_full(), 1), mbar_init(q_empty(), 8);
+            mbar_init_fence();
+        }
+        __syncthreads();
+    }
+};
+
+struct ring_pos {
+    int stage = 0, phase = 0;
+    __device__ __forceinline__ void step()
+    {
+        if (++stage == RING) stage = 0, phase ^= 1;
+    }
+};
+
+// One thread.
+DEV void produce(const args &a, const memory_view &m, const CUtensorMap *qm, const CUtensorMap *km,
+                 const CUtensorMap *vm)
+{
+    ring_pos k, v;
+    int q_phase = 1;
+    for (int tile = blockIdx.x;; tile = gridDim.x + atomicAdd(a.next, 1)) {
+        mbar_wait(m.q_empty(), q_phase), q_phase ^= 1;
+        if (tile >= a.tiles) {
+            *m.tile() = -1;
+            mbar_arrive(m.q_full());
+            return;
+        }
+        const int h = tile / a.nq;
+        *m.tile() = tile;
+        mbar_arrive_tx(m.q_full(), TILE * D);
+        load_box(m.base + Q_AT, qm, m.q_full(), 0, tile % a.nq * TILE, h, L2_EVICT_FIRST);
+        for (int j = 0; j <= a.nk; ++j) {
+            if (j < a.nk) {
+                mbar_wait(m.k_empty(k.stage), k.phase ^ 1);
+                mbar_arrive_tx(m.k_full(k.stage), KEYS * D);
+                load_box(m.k(k.stage), km, m.k_full(k.stage), 0, j * KEYS, h, L2_EVICT_LAST);
+                k.step();
+            }
+            if (j > 0) {
+                mbar_wait(m.v_empty(v.stage), v.phase ^ 1);
+                mbar_arrive_tx(m.v_full(v.stage), KEYS * D);
+                load_box(m.v(v.stage), vm, m.v_full(v.stage), (j - 1) * KEYS, 0, h, L2_EVICT_LAST);
+                v.step();
+            }
+        }
+    }
+}
+
+// sum: of P, for both rows of the thread.
+template <int N>
+DEV void store(const args &a, int tile, int wg, const float (&o)[N], const float (&sum)[2],
+               const float (&top)[2])
+{
+    const int lane = threadIdx.x % 32, quad = lane % 4, h = tile / a.nq;
+    const int row0 = tile % a.nq * TILE + 64 * wg + 16 * (threadIdx.x / 32 % 4) + lane / 4;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const int row = row0 + 8 * r;
+        if (row >= a.N) continue;
+        const float inv = 1.0f / sum[r];
+        if (quad == 0)
+            a.lse[(int64_t)h * a.N + row] = (top[r] - LOG2_448 + log2f(sum[r])) * 0.69314718f;
+        __nv_bfloat16 *const to = a.o + ((int64_t)h * a.N + row) * D;
+#pragma unroll
+        for (int c = 0; c < D / 8; ++c) {
+            const int d = 8 * c + 2 * quad;
+            const float *const s = a.v_scale + h * D + d, *const z = a.v_centre + h * D + d;
+            *(__nv_bfloat162 *)(to + d) = __floats2bfloat162_rn(
+                o[4 * c + 2 * r] * inv * s[0] + z[0], o[4 * c + 2 * r + 1] * inv * s[1] + z[1]);
+        }
+    }
+}
