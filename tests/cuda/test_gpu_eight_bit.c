@@ -329,6 +329,26 @@ static void batches_and_lengths(void **state)
                                         .kv_len = kv_len });
 }
 
+/* Exact rows run beside the others, in 16 bits, and correct them. */
+static void exact_rows(void **state)
+{
+    (void)state;
+    for (int32_t tail = ESA_TAIL_NONE; tail <= ESA_TAIL_LEVELS; tail++)
+        both_dims((attention_case){ .B = 2,
+                                    .Hq = 2,
+                                    .Hkv = 1,
+                                    .Nq = 390,
+                                    .Nk = 700,
+                                    .dtype = ESA_DTYPE_BF16,
+                                    .block_q = 128,
+                                    .block_k = 128,
+                                    .density = 0.4,
+                                    .tail = tail,
+                                    .fine = tail == ESA_TAIL_LEVELS ? 8 : 0,
+                                    .refined = 0.5,
+                                    .exact_rows = 2 });
+}
+
 /* Centres far from 0 and channels of unequal size. */
 static void centres_and_outliers(void **state)
 {
@@ -349,12 +369,13 @@ static void centres_and_outliers(void **state)
                                     .outliers = kind < 2 ? 0 : 16 });
 }
 
-/* A longer call does not have larger errors. Up to 5 % more are chance. */
+/* A longer call does not have larger errors. Chance moves them by 5 %; sums in one accumulator
+ * would be several times as wrong at the end. */
 static void no_growth(void **state)
 {
     (void)state;
     double first = 0.0;
-    const int64_t most = getenv("ESA_TEST_SMALL") ? 4096 : 65536;
+    const int64_t most = getenv("ESA_TEST_SMALL") ? 4096 : 262144;
     for (int64_t n = 1024; n <= most; n *= 4) {
         const attention_case c = { .B = 1,
                                    .Hq = 1,
@@ -371,7 +392,7 @@ static void no_growth(void **state)
         on_gpu_set(-1);
         printf("%lld keys: relative error %.4f, lse %.5f\n", (long long)n, error, lse);
         if (n == 1024) first = error;
-        assert_true(error <= 1.05 * first);
+        assert_true(error <= 1.1 * first);
     }
 }
 
@@ -412,6 +433,7 @@ int main(void)
         cmocka_unit_test_teardown(long_tails, finish),
         cmocka_unit_test_teardown(orders_and_text, finish),
         cmocka_unit_test_teardown(batches_and_lengths, finish),
+        cmocka_unit_test_teardown(exact_rows, finish),
         cmocka_unit_test_teardown(centres_and_outliers, finish),
         cmocka_unit_test(no_growth),
         cmocka_unit_test(same_bits),

@@ -4,10 +4,10 @@ words that ask for it."""
 import pathlib
 import sys
 
+import esa
+import minis
 import pytest
 import torch
-
-import esa
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
 import precision  # noqa: E402
@@ -66,6 +66,19 @@ def test_session_and_config():
         assert "8bit" in session.stats(layer=1, step=2).kernel and "8bit" not in session.stats(layer=0, step=2).kernel
     with pytest.raises(esa.EsaError, match="layers16 names layer 5, but the model has layers 0 to 1"):
         esa.Session(config.replace(layers16=(5,)), layers=2, steps=4)
+
+
+def test_a_model():
+    mini = minis.MAKERS["wan"]()
+    plain = mini()
+    config = esa.EsaConfig(block=minis.BLOCK, warmup_frac=0.0, dense_first_layer=False, budget=1.0, precision=8)
+    with esa.apply(mini.model, config.replace(layers16=(0,))) as handle:
+        out = mini()
+        stats = handle.stats()
+        assert (stats.sparse_calls, stats.eight_calls) == (mini.layers, mini.layers - 1)
+    assert 1e-5 < apart(out, plain) < 0.03
+    with pytest.raises(ValueError, match="layers16 names layer 99"):
+        esa.apply(mini.model, config.replace(layers16=(99,)))
 
 
 @pytest.mark.parametrize(("words", "message"), [
