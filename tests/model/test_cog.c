@@ -216,11 +216,93 @@ static void bytes(void **state)
     }
 }
 
+/* ---------------------------------------------------------------- faults */
+
+static char message[600]; /* the message, before trimming clears it */
+
+/* The life of a transformer, or of a decoder if dit is 0. The first failure is returned. */
+static esa_status life(esa_ctx *ctx, cog_bench *b, const void *which, int32_t dit)
+{
+    cog_bench own = { .ctx = ctx, .frames = b->frames, .out = b->out, .out_count = b->out_count };
+    esa_session *session = NULL;
+    esa_session_params p = cog_dense(ESA_ORDER_HILBERT);
+    esa_status status;
+    esa_nn_init(&own.nn, ctx);
+    own.env = (esa_part_env){ .nn = &own.nn, .folder = b->folder.top.dir, .hold = ESA_HOLD_BF16 };
+    if (dit) {
+        const cog_case *c = which;
+        p.select.layout.text_front_q = c->config.max_text;
+        p.layers = c->config.layers;
+        p.steps = 1;
+        status = esa_cog_dit_open(&own.env, &own.dit, &c->config);
+        if (!status)
+            status = esa_cog_dit_begin(own.dit, c->latent, &p.select.layout, p.select.selector,
+                                       p.select.mode, 1);
+        if (!status) status = esa_cog_dit_text(own.dit, 0, b->text, c->config.max_text);
+        if (!status) status = esa_session_create(ctx, &session, &p);
+        if (!status) status = esa_session_begin(session);
+        if (!status) status = esa_session_step(session, 0, 0);
+        if (!status) status = esa_cog_dit_forward(own.dit, session, 0, b->out, b->x, c->t);
+    } else {
+        const cog_clip *c = which;
+        esa_cog_vae_config config = *c->config;
+        config.factor_s = 1 << (config.levels - 1);
+        status = esa_cog_vae_open(&own.env, &own.vae, &config);
+        if (!status)
+            status = esa_cog_vae_decode(own.vae, b->x, c->latent, c->tile, cog_keep_frame, &own);
+    }
+    snprintf(message, sizeof message, "%s", esa_ctx_error(ctx));
+    esa_session_free(session);
+    esa_cog_dit_free(own.dit);
+    esa_cog_vae_free(own.vae);
+    assert_int_equal(own.nn.held, own.nn.scratch_bytes);
+    esa_nn_close(&own.nn);
+    esa_ctx_trim(ctx);
+    return status;
+}
+
+/* Every allocation fails once: a status, a message, and no leak. */
+static void fail_each(cog_bench *b, const void *which, int32_t dit)
+{
+    counting count;
+    esa_ctx *ctx = counting_ctx(&count, 1);
+    const int64_t before = count.live;
+    int64_t failures = 0;
+    esa_status status;
+    do {
+        count.left = failures;
+        status = life(ctx, b, which, dit);
+        if (status) {
+            assert_int_equal(status, ESA_ERR_MEMORY);
+            assert_true(strlen(message) > 10);
+            failures++;
+        }
+        assert_int_equal(count.live, before);
+    } while (status && failures < 5000);
+    print_message("%lld allocations\n", (long long)failures);
+    assert_true(failures > 20);
+    esa_ctx_free(ctx);
+    assert_int_equal(count.live, 0);
+}
+
+static void every_allocation(void **state)
+{
+    (void)state;
+    cog_bench b;
+    cog_open_dit(&b, &cog_cases[0], 1, ESA_DEVICE_CPU, 0);
+    fail_each(&b, &cog_cases[0], 1);
+    cog_close(&b);
+    cog_open_vae(&b, &cog_clips[0], 1, ESA_DEVICE_CPU);
+    fail_each(&b, &cog_clips[0], 0);
+    cog_close(&b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(blocks_and_output), cmocka_unit_test(orders), cmocka_unit_test(sessions),
         cmocka_unit_test(refusals),          cmocka_unit_test(clips),  cmocka_unit_test(bytes),
+        cmocka_unit_test(every_allocation),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -15,6 +15,7 @@ import torch
 from esa.core.mask import MaskFile
 from esa.programs.native import find_command
 from safetensors.numpy import load_file
+from safetensors.torch import save_file
 
 PROMPT = "a red ball rolls to the right"
 SIZE = {"num_frames": 9, "height": 64, "width": 80}        # not the model's shape: positions are no whole numbers
@@ -109,6 +110,25 @@ def test_mp4_by_default(minis, tmp_path):
     assert (tmp_path / "v.mp4").read_bytes()[4:8] == b"ftyp", said
     refused = esa(*ours(folder, 0, "--scheduler", "unipc", "--out", tmp_path / "x.mp4"))
     assert refused.returncode == 1 and "CogVideoX does not run with the scheduler UniPC" in refused.stderr
+
+
+def test_lora(minis, tmp_path):
+    folder, pipe, dynamic = minis["two"]
+    random, named = torch.Generator().manual_seed(4), {}
+    for name, value in pipe.transformer.named_parameters():
+        if value.dim() == 2 and any(part in name for part in ("attn1.to_", "ff.net")):
+            base = f"transformer.{name.removesuffix('.weight')}"
+            named[f"{base}.lora_A.weight"] = torch.randn(3, value.shape[1], generator=random) * 0.1
+            named[f"{base}.lora_B.weight"] = torch.randn(value.shape[0], 3, generator=random) * 0.1
+    save_file(named, tmp_path / "lora.safetensors")
+    pipe.load_lora_weights(str(tmp_path), weight_name="lora.safetensors", adapter_name="a")
+    pipe.set_adapters(["a"], [0.5])
+    works(*ours(folder, dynamic, "--method", "dense", "--lora", f"{tmp_path}/lora.safetensors:0.5", "--save-latents",
+                tmp_path / "l", "--out", tmp_path / "v.npy"))
+    want = theirs(pipe, dynamic)
+    pipe.unload_lora_weights()
+    assert off(load_file(tmp_path / "l")["latents"], want) < CLOSE
+    assert off(want, theirs(pipe, dynamic)) > 100 * CLOSE
 
 
 # ---------------------------------------------------------------- sparse

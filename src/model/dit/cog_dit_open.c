@@ -3,6 +3,7 @@
 #include "model/dit/cog_dit_internal.h"
 
 #include <stdio.h>
+#include "model/lora.h"
 
 static void want_linear(esa_weights *w, esa_linear *l, int32_t flags, int64_t out, int64_t in,
                         const char *name)
@@ -95,6 +96,7 @@ static esa_status check_file(const esa_part_env *env, esa_cog_dit *dit)
                 : esa_weights_open_part(ctx, &dit->weights, env->folder, "transformer",
                                         "diffusion_pytorch_model", "transformer"));
     want_all(dit->weights, dit);
+    ESA_TRY(esa_weights_lora(dit->weights, env->lora, env->loras));
     return esa_weights_check(dit->weights, env->report, env->report_user);
 }
 
