@@ -107,11 +107,12 @@ class Mask:
 class Plan:
     """One shape; q like [B,Hq,Nq,D], k like [B,Hkv,Nk,D]. select: SelectParams or None."""
 
-    def __init__(self, ctx, q, k, select=None, tail=NONE, causal=0, exact_rows=0):
+    def __init__(self, ctx, q, k, select=None, tail=NONE, causal=0, exact_rows=0, precision=16):
         c = ctx.lib.c
         self.ctx, self.ptr = ctx, C.c_void_p()
         shapes, attention = shapes_of(ctx.lib, view(q), view(k)), c.esa_attention_params_default()
         attention.tail, attention.causal, attention.exact_rows = tail, causal, exact_rows
+        attention.precision = precision
         ctx.check(
             c.esa_plan_create(ctx.ptr, C.byref(self.ptr), C.byref(shapes),
                               C.byref(select) if select is not None else None, C.byref(attention)))

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Speed of the CUDA backend beside torch's attentions, in one process, interleaved: torch SDPA (cuDNN, flash), compiled
-FlexAttention and FlashAttention-4 (if it is installed) over the same blocks, and ours through libesa's plan tier on
-torch tensors and torch's stream. One table per section, the wanted figure (bar) beside the measured one. Needs a GPU,
-torch, and libesa with its plugin (make cuda, or a bundle).
+FlexAttention and FlashAttention-4 (if it is installed) over the same blocks, and ours, in 16 and in 8 bits, through
+libesa's plan tier on torch tensors and torch's stream. One table per section, the wanted figure (bar) beside the
+measured one. Needs a GPU, torch, and libesa with its plugin (make cuda, or a bundle).
 
     bench/gpu.py --json gpu.json                       everything
     bench/gpu.py --quick                               wan-1.3b-480p alone, few rounds
@@ -27,6 +27,9 @@ BARS = {  # speedup x density at dense, 0.5, 0.2, 0.1
     "cogvideox-5b": (0.95, 0.92, 0.86, 0.75), "hunyuan-544p": (0.95, 0.95, 0.92, 0.88)
 }
 FA4_BAR = 1.02
+# plain speedup of 8 bits over cuDNN dense at dense, 0.5, 0.2, 0.1, rounding included
+EIGHT = "esa 8 bits"
+EIGHT_BARS = {"wan-1.3b-720p": (1.58, 3.1, 7.2, 13.0), "wan-1.3b-480p": (None, 2.9, 6.5, 11.0)}
 # milliseconds
 SELECT_BARS = {("entropy", "wan-1.3b-720p"): 0.8, ("entropy", "wan-1.3b-480p"): 0.25, ("rf_v2", "wan-1.3b-720p"): 0.35,
                ("rf_v2", "wan-1.3b-480p"): 0.15}
@@ -86,8 +89,8 @@ class Bench:
     def workspace(self, *plans):
         return torch.empty(max([64] + [p.workspace for p in plans]), dtype=torch.uint8, device="cuda")
 
-    def ours(self, ctx, mask, q, k, v, o, tail=esa.NONE):
-        plan = esa.Plan(ctx, q, k, tail=tail)
+    def ours(self, ctx, mask, q, k, v, o, tail=esa.NONE, precision=16):
+        plan = esa.Plan(ctx, q, k, tail=tail, precision=precision)
         return plan, plan.attention(mask, q, k, v, o, self.workspace(plan))
 
     def measure(self, jobs):
@@ -112,6 +115,10 @@ class Bench:
                     plan, jobs[name] = self.ours(self.ctx, mask, q, k, v, o)
                     kernel[name] = plan.kernel(mask, q, k, v, o)
                     density[name] = 1.0 if d == 1.0 else kept.float().mean().item()
+                    plan, eight = self.ours(self.ctx, mask, q, k, v, o, precision=8) if bq == 128 else (None, None)
+                    if plan and plan.kernel(mask, q, k, v, o).endswith("8bit"):
+                        jobs[(EIGHT, d)], density[(EIGHT, d)] = eight, density[name]
+                        kernel[(EIGHT, d)] = plan.kernel(mask, q, k, v, o)
                     if bq == 128 and not self.a.no_flex:
                         full = torch.ones(1, H, -(-N // bq), -(-N // bk), dtype=torch.bool,
                                           device="cuda") if d == 1.0 else kept
@@ -157,6 +164,9 @@ class Bench:
                                 density=real, speedup=speedup, tflops=rate, of_matmul=rate / self.head["matmul_tflops"],
                                 kernel=kernel.get((version, d)))
                 line.append(f"{cell(ratio, bar)} {ms:.2f} ms")
+                if version == EIGHT:
+                    self.report.add("speed", f"{shape} {d} in 8 bits, times as fast as cuDNN dense", speedup,
+                                    EIGHT_BARS.get(shape, (None,) * 4)[i])
                 if version == "esa 128x128" and ("flex", d) in times:
                     self.report.add("speed", f"{shape} {d} times as fast as FlexAttention",
                                     g.median(times[("flex", d)]) / ms, 1.0)
@@ -172,7 +182,7 @@ class Bench:
                     ["", *("dense" if d == 1.0 else str(d) for d in g.DENSITIES)], rows)
         for row in self.report.rows:
             if row["section"] == "speed" and row["name"].startswith(shape) and any(
-                    word in row["name"] for word in ("FlexAttention", "FlashAttention-4", "Sparge")):
+                    word in row["name"] for word in ("FlexAttention", "FlashAttention-4", "Sparge", "8 bits, times")):
                 print(f"  {row['name']}: {cell(row['value'], row['bar'])}")
 
     # ---- rows of different length ----
