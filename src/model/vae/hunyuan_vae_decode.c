@@ -283,27 +283,22 @@ static esa_status run_level(vae_run *r, const hunyuan_level *l)
 }
 
 /* Pixels of all frames, one after the other to host memory. */
-static esa_status finish(vae_run *r, float *rgb, int64_t rgb_row, int64_t rgb_frame)
+static esa_status finish(vae_run *r, float *rgb)
 {
     const esa_hunyuan_vae *vae = r->vae;
-    const int64_t c = vae->norm_out.channels, line = r->width * 3;
+    const int64_t c = vae->norm_out.channels, line = r->width * 3, size = r->height * line;
     const plane x = plain(r, r->x, c), p = bordered(r, r->p, c);
     ESA_TRY(group_norm(r, &vae->norm_out, &p, &x, ESA_ACT_SILU));
     ESA_TRY(edge(r, &p, c));
     for (int64_t f = 0; f < r->frames; f++) {
         const int64_t from[3] = { esa_max64(0, f - 2), esa_max64(0, f - 1), f };
         ESA_TRY(conv_frame(r, &vae->conv_out, r->rgb, line, &p, from, NULL, 0, ESA_DTYPE_F32));
-        for (int64_t y = 0; y < r->height && rgb_row != line; y++)
-            ESA_TRY(esa_nn_download(r->nn, rgb + f * rgb_frame + y * rgb_row, r->rgb + y * line,
-                                    4 * line));
-        if (rgb_row == line)
-            ESA_TRY(esa_nn_download(r->nn, rgb + f * rgb_frame, r->rgb, 4 * line * r->height));
+        ESA_TRY(esa_nn_download(r->nn, rgb + f * size, r->rgb, 4 * size));
     }
     return ESA_OK;
 }
 
-static esa_status run_all(vae_run *r, const hunyuan_cut *cut, float *rgb, int64_t rgb_row,
-                          int64_t rgb_frame)
+static esa_status run_all(vae_run *r, const hunyuan_cut *cut, float *rgb)
 {
     const esa_hunyuan_vae *vae = r->vae;
     const plane x = plain(r, r->x, vae->conv_in.cout);
@@ -315,11 +310,10 @@ static esa_status run_all(vae_run *r, const hunyuan_cut *cut, float *rgb, int64_
         ESA_TRY(run_level(r, &vae->level[i]));
         ESA_TRY(r->nn->ops->pace(r->nn));
     }
-    return finish(r, rgb, rgb_row, rgb_frame);
+    return finish(r, rgb);
 }
 
-esa_status esa_hunyuan_vae_cut(esa_hunyuan_vae *vae, const hunyuan_cut *cut, float *rgb,
-                               int64_t rgb_row, int64_t rgb_frame)
+esa_status esa_hunyuan_vae_cut(esa_hunyuan_vae *vae, const hunyuan_cut *cut, float *rgb)
 {
     vae_run r = new_run(vae, cut->frames, cut->height, cut->width);
     esa_carve carve = { 0 };
@@ -330,7 +324,7 @@ esa_status esa_hunyuan_vae_cut(esa_hunyuan_vae *vae, const hunyuan_cut *cut, flo
     carve = (esa_carve){ .base = block };
     place(&r, &carve);
     esa_nn_enter(vae->env.nn);
-    const esa_status status = run_all(&r, cut, rgb, rgb_row, rgb_frame);
+    const esa_status status = run_all(&r, cut, rgb);
     esa_nn_leave(vae->env.nn);
     esa_nn_free(vae->env.nn, block, bytes);
     return status;

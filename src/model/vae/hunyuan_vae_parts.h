@@ -51,10 +51,8 @@ typedef struct hunyuan_cut {
     int64_t row, frame, channel;
 } hunyuan_cut;
 
-/* hunyuan_vae_decode.c: decodes a piece into rgb [frames][height][width][3] in host memory, where
- * rows and frames have these pitches in floats. */
-esa_status esa_hunyuan_vae_cut(esa_hunyuan_vae *vae, const hunyuan_cut *cut, float *rgb,
-                               int64_t rgb_row, int64_t rgb_frame);
+/* hunyuan_vae_decode.c: decodes a piece into rgb [frames][height][width][3] in host memory. */
+esa_status esa_hunyuan_vae_cut(esa_hunyuan_vae *vae, const hunyuan_cut *cut, float *rgb);
 /* The memory that it takes on the device. */
 int64_t esa_hunyuan_vae_cut_bytes(const esa_hunyuan_vae *vae, int64_t frames, int64_t height,
                                   int64_t width);

@@ -17,7 +17,7 @@ typedef struct tile_run {
     int64_t columns, rows;       /* of tiles */
     float *piece[2];             /* [frames][height][width][3]: the current and the last piece */
     int64_t frames[2];
-    float *tile[2]; /* [columns][frames][side][side][3]: the current and the last row of tiles */
+    float *tile[2]; /* room for [columns][frames][side][side][3]: the current and the last row */
     int64_t piece_bytes, tile_bytes;
     int64_t done, total; /* for env's tick */
 } tile_run;
@@ -63,7 +63,7 @@ static int64_t tile_width(const tile_run *r, int64_t j)
 {
     return esa_min64(r->side, r->width - j * r->stride);
 }
-/* Tile j of a row of tiles, with rows of 3 * side floats. */
+/* Tile j of a row of tiles: [frames][its height][its width][3]. */
 static float *tile_of(const tile_run *r, float *row, int64_t frames, int64_t j)
 {
     return row + j * frames * r->side * r->side * 3;
@@ -72,38 +72,35 @@ static float *tile_of(const tile_run *r, float *row, int64_t frames, int64_t j)
 /* Blends tile (i, j) with the one above and then the one on its left, which are blended already. */
 static void blend_tile(tile_run *r, int64_t frames, int64_t i, int64_t j)
 {
-    const int64_t h = tile_height(r, i), w = tile_width(r, j), line = r->side * 3,
-                  plane = r->side * line;
+    const int64_t h = tile_height(r, i), w = tile_width(r, j), line = w * 3;
     float *tile = tile_of(r, r->tile[0], frames, j);
     for (int64_t f = 0; f < frames && i; f++) {
         const int64_t above_h = tile_height(r, i - 1),
                       extent = esa_min64(esa_min64(above_h, h), r->blend);
-        const float *above = tile_of(r, r->tile[1], frames, j) + f * plane;
+        const float *above = tile_of(r, r->tile[1], frames, j) + f * above_h * line;
         for (int64_t y = 0; y < extent; y++)
-            mix(tile + f * plane + y * line, above + (above_h - extent + y) * line, w * 3, y,
-                extent);
+            mix(tile + (f * h + y) * line, above + (above_h - extent + y) * line, line, y, extent);
     }
-    for (int64_t f = 0; f < frames && j; f++) {
+    for (int64_t y = 0; y < frames * h && j; y++) {
         const int64_t beside_w = tile_width(r, j - 1),
                       extent = esa_min64(esa_min64(beside_w, w), r->blend);
-        const float *beside = tile_of(r, r->tile[0], frames, j - 1) + f * plane;
-        for (int64_t y = 0; y < h; y++)
-            for (int64_t x = 0; x < extent; x++)
-                mix(tile + f * plane + y * line + x * 3,
-                    beside + y * line + (beside_w - extent + x) * 3, 3, x, extent);
+        const float *beside = tile_of(r, r->tile[0], frames, j - 1) +
+                              (y * beside_w + beside_w - extent) * 3;
+        for (int64_t x = 0; x < extent; x++)
+            mix(tile + y * line + x * 3, beside + x * 3, 3, x, extent);
     }
 }
 
 /* Copies the share of tile (i, j) into the picture. */
 static void place_tile(tile_run *r, float *picture, int64_t frames, int64_t i, int64_t j)
 {
-    const int64_t h = esa_min64(tile_height(r, i), r->stride),
-                  w = esa_min64(tile_width(r, j), r->stride), line = r->side * 3;
+    const int64_t high = tile_height(r, i), wide = tile_width(r, j), h = esa_min64(high, r->stride),
+                  w = esa_min64(wide, r->stride);
     const float *tile = tile_of(r, r->tile[0], frames, j);
     for (int64_t f = 0; f < frames; f++)
         for (int64_t y = 0; y < h; y++)
             memcpy(picture + ((f * r->height + i * r->stride + y) * r->width + j * r->stride) * 3,
-                   tile + f * r->side * line + y * line, (size_t)(w * 3) * 4);
+                   tile + (f * high + y) * wide * 3, (size_t)(w * 3) * 4);
 }
 
 /* ---------------------------------------------------------------- pieces */
@@ -114,7 +111,7 @@ static esa_status decode_piece(tile_run *r, float *picture, int64_t first, int64
     const int64_t frames = esa_hunyuan_vae_count(&r->vae->config, count);
     if (!r->side) {
         const hunyuan_cut cut = cut_of(r, first, count, 0, 0, r->height, r->width);
-        ESA_TRY(esa_hunyuan_vae_cut(r->vae, &cut, picture, r->width * 3, r->height * r->width * 3));
+        ESA_TRY(esa_hunyuan_vae_cut(r->vae, &cut, picture));
         return count_cut(r);
     }
     for (int64_t i = 0; i < r->rows; i++) {
@@ -124,8 +121,7 @@ static esa_status decode_piece(tile_run *r, float *picture, int64_t first, int64
         for (int64_t j = 0; j < r->columns; j++) {
             const hunyuan_cut cut = cut_of(r, first, count, i * r->stride, j * r->stride,
                                            tile_height(r, i), tile_width(r, j));
-            ESA_TRY(esa_hunyuan_vae_cut(r->vae, &cut, tile_of(r, r->tile[0], frames, j),
-                                        r->side * 3, r->side * r->side * 3));
+            ESA_TRY(esa_hunyuan_vae_cut(r->vae, &cut, tile_of(r, r->tile[0], frames, j)));
             ESA_TRY(count_cut(r));
             blend_tile(r, frames, i, j);
             place_tile(r, picture, frames, i, j);
