@@ -59,8 +59,9 @@
  *    rows are not corrected.
  *  - A centroid tail uses the mean query of a query block, so NaN in one query spreads to all rows
  *    of its block.
- *  - In 8 bits (esa_attention_params.precision) NaN and infinity spread further: in q to the 128
- *    rows that share a scale, in k to every row that meets its block, in v to one channel.
+ *  - In 8 bits (esa_attention_params.precision) NaN and infinity spread further: from q to the 128
+ *    rows that share a scale, and from k to every row that computes its block or uses a mean of it.
+ *    From v they spread as in 16 bits, to one channel.
  *  - Values above 65504 round to infinity in f16, as in IEEE 754. */
 #ifndef ESA_ESA_H
 #define ESA_ESA_H
@@ -484,8 +485,8 @@ typedef struct esa_attention_params {
     const esa_tensor *lse; /* esa_attention only: receives the log-sum-exp, an f32 view of shape
                             * B, Hq, Nq, 1; may be NULL */
     /* Bits of the products q k^T and P v: 16, 8, or 0 for 16 (0). docs/precision.md has the
-     * arithmetic of 8 bits. A call that has no 8-bit kernel runs in 16 bits; esa_plan_kernel names
-     * the kernel. Exact rows always have 16 bits. */
+     * arithmetic of 8 bits. If there is no 8-bit kernel for a call, it runs in 16 bits;
+     * esa_plan_kernel names the kernel. Exact rows always run in 16 bits. */
     int32_t precision;
     int32_t reserved0;
     int64_t reserved[3];

@@ -127,9 +127,10 @@ typedef struct esa_session_params {
     /* A work so small that no densities reach it (short sequences, few steps): 1: the run takes the
      * least work that it can, which the stats report; 0: the call fails (0) */
     int32_t work_or_least;
-    /* With attention.precision 8, these calls run in 16 bits nevertheless: the first and the last
-     * so many steps, the layers listed here (copied), cross-attention, and every call in the modes
-     * RECORD and PROBE, which measure. Dense calls of the other modes follow precision, too. */
+    /* With attention.precision 8, some calls still run in 16 bits: those of the first steps16_first
+     * and the last steps16_last steps, those of the layers in layers16 (copied), cross-attention,
+     * and all calls in the modes RECORD and PROBE, because they measure. In the other modes dense
+     * calls run in 8 bits too. */
     int32_t steps16_first, steps16_last; /* 0 .. steps (0) */
     int32_t layers16_count;
     int32_t reserved0;

@@ -93,8 +93,8 @@ typedef struct esa_model_params {
      * hunyuan-544p or hunyuan-720p. There is no text encoder; without prompt_embeds the embeddings
      * are random too. (0) */
     int32_t random;
-    const char
-        *keep; /* F8: tensors that stay in BF16: patterns with *, separated by commas; NULL */
+    /* F8: names of more tensors that stay in BF16: patterns with *, separated by commas (NULL) */
+    const char *keep;
     /* GPU: bytes that weights, activations and scratch may take together; 0: what is free. Weights
      * that do not fit are copied from host memory when they are used. */
     int64_t max_memory;
@@ -115,7 +115,7 @@ typedef struct esa_model_params {
      * NULL: none. */
     const esa_lora *lora;
     int32_t lora_count;
-    /* The same for the second transformer of a model that has two (Wan 2.2 A14B). */
+    /* As lora_count, transformer and lora, for the second transformer of Wan 2.2 A14B. */
     int32_t lora_2_count;
     const char *transformer_2;
     const esa_lora *lora_2;
@@ -163,8 +163,8 @@ typedef struct esa_model_info { /* struct_size is set by the caller */
     int32_t device, resident_blocks;
     int64_t device_bytes;   /* GPU memory of the weights */
     int64_t streamed_bytes; /* copied to the GPU for each forward */
-    /* Models with two transformers: the default guidance of the second, and the part of the noise
-     * schedule's timesteps below which it runs. 0: there is one. */
+    /* Models with two transformers: the default guidance of the second one, and the boundary: the
+     * second one runs the steps whose timestep is below boundary * 1000. 0: there is only one. */
     double guidance_2, boundary;
     int64_t reserved[4];
 } esa_model_info;
@@ -206,7 +206,7 @@ enum {
 typedef struct esa_generate_params {
     uint32_t struct_size;
     /* 0: the model's default. height and width must be multiples of factor * patch. frames is
-     * rounded down to 1 + k * factor[0], as in diffusers. */
+     * rounded down to 1 + k * factor[0], as in diffusers; CogVideoX adds three if k is odd. */
     int32_t frames, height, width;
     int32_t steps;               /* 0: the model's default */
     int32_t scheduler;           /* ESA_SCHEDULER_* (MODEL) */
@@ -228,7 +228,7 @@ typedef struct esa_generate_params {
     const char *record;       /* recording file for session mode RECORD; extended if it exists */
     /* side of a decoder tile in pixels; 0: whole frames, or tiles if there is no memory for that */
     int32_t vae_tile;
-    /* CogVideoX: 1: the guidance grows during the steps (diffusers' use_dynamic_cfg) (0) */
+    /* CogVideoX: 1 lets the guidance grow during the steps, as use_dynamic_cfg in diffusers (0) */
     int32_t dynamic_guidance;
     /* How self-attention runs: mode, select (selector, budget, blocks, order), attention (tail),
      * warm-up, dense layers, refresh, work. The engine sets layers, steps, branches, model,
@@ -254,15 +254,15 @@ typedef struct esa_generate_params {
      * stay there, which are copied and what that costs; may be NULL */
     void (*say)(void *user, const char *line);
     void *say_user;
-    /* Noise levels of the steps, from at most 1 down to more than 0, instead of the scheduler's
-     * own; flow_shift shifts them as it shifts those. Distilled models need the list that they were
-     * trained with. steps is 0 or their number. NULL: none */
+    /* Noise levels of the steps instead of the scheduler's own: they fall, are at most 1 and above
+     * 0. flow_shift shifts them too. Distilled models need the list that they were trained with.
+     * steps must be 0 or sigma_count. (NULL: none) */
     const double *sigmas;
     int32_t sigma_count;
     int32_t reserved1;
-    /* Guidance of the second transformer of a model that has two. NaN: as guidance, or the model's
-     * default if that is NaN too. Whether there is a negative branch depends on guidance alone, as
-     * in diffusers. */
+    /* Guidance of the second transformer of a model that has two. NaN: the same as guidance, or the
+     * model's default if guidance is NaN too. Only guidance decides whether there is a negative
+     * branch, as in diffusers. */
     double guidance_2;
     int64_t reserved[8];
 } esa_generate_params;
