@@ -68,11 +68,11 @@ static inline wan_shapes cog_transformer_shapes(const esa_cog_config *c)
 static inline void shapes_guided(wan_shapes *s, int64_t n, int64_t z, const char *prefix)
 {
     char name[160];
-    snprintf(name, sizeof name, "%s.norm_layer", prefix);
+    snprintf(name, sizeof name, "%.120s.norm_layer", prefix);
     shapes_norm(s, n, name);
-    snprintf(name, sizeof name, "%s.conv_y.conv", prefix);
+    snprintf(name, sizeof name, "%.120s.conv_y.conv", prefix);
     shapes_conv(s, n, z, 1, 1, 1, name);
-    snprintf(name, sizeof name, "%s.conv_b.conv", prefix);
+    snprintf(name, sizeof name, "%.120s.conv_b.conv", prefix);
     shapes_conv(s, n, z, 1, 1, 1, name);
 }
 
@@ -81,12 +81,12 @@ static inline void shapes_cog_res(wan_shapes *s, int64_t in, int64_t out, int64_
 {
     char name[144];
     for (int32_t k = 1; k <= 2; k++) {
-        snprintf(name, sizeof name, "%s.norm%d", prefix, k);
+        snprintf(name, sizeof name, "%.120s.norm%d", prefix, k);
         shapes_guided(s, k == 1 ? in : out, z, name);
-        snprintf(name, sizeof name, "%s.conv%d.conv", prefix, k);
+        snprintf(name, sizeof name, "%.120s.conv%d.conv", prefix, k);
         shapes_conv(s, out, k == 1 ? in : out, 3, 3, 3, name);
     }
-    snprintf(name, sizeof name, "%s.conv_shortcut", prefix);
+    snprintf(name, sizeof name, "%.120s.conv_shortcut", prefix);
     if (in != out) shapes_conv(s, out, in, 1, 1, 1, name);
 }
 
