@@ -13,19 +13,21 @@ import os
 import subprocess
 import sys
 
-# name: layers, width, hidden layer, tokens
+# name: layers, width, hidden layer, tokens, square matrices of a token's attention
 SHAPES = {
-    "wan-1.3b-480p": (30, 1536, 8960, 32760),
-    "wan-1.3b-720p": (30, 1536, 8960, 75600),
-    "wan-14b-480p": (40, 5120, 13824, 32760),
-    "wan-14b-720p": (40, 5120, 13824, 75600),
+    "wan-1.3b-480p": (30, 1536, 8960, 32760, 6),
+    "wan-1.3b-720p": (30, 1536, 8960, 75600, 6),
+    "wan-14b-480p": (40, 5120, 13824, 32760, 6),
+    "wan-14b-720p": (40, 5120, 13824, 75600, 6),
+    "cogvideox-2b": (30, 1920, 7680, 17776, 4),
+    "cogvideox-5b": (42, 3072, 12288, 17776, 4),
 }
 KINDS = ["products", "attention", "selection", "cross_attention", "other"]
 
 
 def product_tflop(shape):
-    layers, d, ffn, tokens = SHAPES[shape]
-    return 2e-12 * layers * tokens * (6 * d * d + 2 * d * ffn)
+    layers, d, ffn, tokens, squares = SHAPES[shape]
+    return 2e-12 * layers * tokens * (squares * d * d + 2 * d * ffn)
 
 
 def run(args, shape, linear):
@@ -51,7 +53,7 @@ def main():
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--budget", type=float, default=0.2)
     parser.add_argument("--all-sparse", action="store_true")
-    parser.add_argument("--frames", type=int, default=0, help="0: 81")
+    parser.add_argument("--frames", type=int, default=0, help="0: those of the shape")
     parser.add_argument("--out", default="engine-bench", help="folder for the JSON of every run")
     args = parser.parse_args()
     os.makedirs(args.out, exist_ok=True)
